@@ -1,0 +1,121 @@
+/*
+ * Heap allocation with a failure hook. See alloc.h.
+ */
+#define _GNU_SOURCE
+#include "base/alloc.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+static _Atomic int64_t fail_countdown = -1;
+static atomic_bool fail_fired;
+static _Atomic int64_t live_blocks;
+static _Atomic int64_t live_bytes;
+
+void ont_alloc_fail_after(int64_t countdown)
+{
+    atomic_store(&fail_fired, false);
+    atomic_store(&fail_countdown, countdown);
+}
+
+bool ont_alloc_fail_fired(void)
+{
+    return atomic_load(&fail_fired);
+}
+
+int64_t ont_alloc_live(void)
+{
+    return atomic_load(&live_blocks);
+}
+
+int64_t ont_alloc_live_bytes(void)
+{
+    return atomic_load(&live_bytes);
+}
+
+/* True when the hook asks for this allocation to fail. */
+static bool must_fail(void)
+{
+    int64_t left = atomic_load_explicit(&fail_countdown, memory_order_relaxed);
+    if (left < 0) return false;
+    if (left > 0) {
+        atomic_fetch_sub(&fail_countdown, 1);
+        return false;
+    }
+    atomic_store(&fail_fired, true);
+    return true;
+}
+
+static void *counted(void *block, size_t bytes)
+{
+    if (!block) {
+        ont_fail(ONT_ENOMEM, "out of memory: %zu bytes", bytes);
+        return NULL;
+    }
+    atomic_fetch_add_explicit(&live_blocks, 1, memory_order_relaxed);
+    return block;
+}
+
+void *ont_malloc(size_t bytes)
+{
+    return counted(must_fail() ? NULL : malloc(bytes ? bytes : 1), bytes);
+}
+
+void *ont_calloc(size_t count, size_t size)
+{
+    return counted(must_fail() ? NULL : calloc(count ? count : 1, size ? size : 1), count * size);
+}
+
+void *ont_realloc(void *block, size_t count, size_t size)
+{
+    size_t bytes;
+    if (__builtin_mul_overflow(count, size, &bytes) || must_fail()) {
+        ont_fail(ONT_ENOMEM, "out of memory: %zu items of %zu bytes", count, size);
+        return NULL;
+    }
+    void *moved = realloc(block, bytes ? bytes : 1);
+    if (!moved) {
+        ont_fail(ONT_ENOMEM, "out of memory: %zu bytes", bytes);
+        return NULL;
+    }
+    if (!block) atomic_fetch_add_explicit(&live_blocks, 1, memory_order_relaxed);
+    return moved;
+}
+
+void ont_free(void *block)
+{
+    if (!block) return;
+    atomic_fetch_sub_explicit(&live_blocks, 1, memory_order_relaxed);
+    free(block);
+}
+
+char *ont_strdup(const char *text)
+{
+    size_t bytes = strlen(text) + 1;
+    char *copy = ont_malloc(bytes);
+    if (copy) memcpy(copy, text, bytes);
+    return copy;
+}
+
+void *ont_buffer_alloc(size_t bytes)
+{
+    enum { HUGE_PAGE = 2 << 20, CACHE_LINE = 64 };
+    size_t align = bytes >= HUGE_PAGE ? HUGE_PAGE : CACHE_LINE;
+    size_t rounded;
+    if (__builtin_add_overflow(bytes ? bytes : 1, align - 1, &rounded) || must_fail()) return counted(NULL, bytes);
+    rounded &= ~(align - 1);
+    void *block = counted(aligned_alloc(align, rounded), bytes);
+    if (!block) return NULL;
+    if (align == HUGE_PAGE) madvise(block, rounded, MADV_HUGEPAGE); /* a hint: refusal costs speed only */
+    atomic_fetch_add_explicit(&live_bytes, (int64_t)bytes, memory_order_relaxed);
+    return block;
+}
+
+void ont_buffer_free(void *block, size_t bytes)
+{
+    if (!block) return;
+    atomic_fetch_sub_explicit(&live_bytes, (int64_t)bytes, memory_order_relaxed);
+    ont_free(block);
+}

@@ -1,0 +1,50 @@
+/*
+ * Expansions of ONT_DTYPE_LIST.
+ */
+#include "base/dtype.h"
+
+static const struct {
+    const char *name;
+    uint8_t bytes, dlcode, dlbits;
+} table[ONT_DTYPE_COUNT] = {
+#define X(name, number, bytes, text, dlcode, dlbits) [number] = {text, bytes, dlcode, dlbits},
+    ONT_DTYPE_LIST(X)
+#undef X
+};
+
+size_t ont_dtype_size(ont_dtype dtype)
+{
+    return (unsigned)dtype < ONT_DTYPE_COUNT ? table[dtype].bytes : 0;
+}
+
+const char *ont_dtype_name(ont_dtype dtype)
+{
+    return (unsigned)dtype < ONT_DTYPE_COUNT ? table[dtype].name : "?";
+}
+
+bool ont_dtype_is_float(ont_dtype dtype)
+{
+    return dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64 || dtype == ONT_FLOAT16 || dtype == ONT_BFLOAT16;
+}
+
+bool ont_dtype_is_int(ont_dtype dtype)
+{
+    return (dtype >= ONT_UINT8 && dtype <= ONT_INT64) || dtype == ONT_UINT32 || dtype == ONT_UINT64;
+}
+
+bool ont_dtype_from_dlpack(uint8_t code, uint8_t bits, ont_dtype *dtype)
+{
+    for (unsigned i = 1; i < ONT_DTYPE_COUNT; i++) {
+        if (table[i].bytes && table[i].dlcode == code && table[i].dlbits == bits) {
+            *dtype = (ont_dtype)i;
+            return true;
+        }
+    }
+    return false;
+}
+
+void ont_dtype_to_dlpack(ont_dtype dtype, uint8_t *code, uint8_t *bits)
+{
+    *code = table[dtype].dlcode;
+    *bits = table[dtype].dlbits;
+}

@@ -1,0 +1,32 @@
+/*
+ * Work sharing with OpenMP. See parallel.h.
+ */
+#include "base/parallel.h"
+
+#include <omp.h>
+
+int ont_parallel_threads(void)
+{
+    return omp_in_parallel() ? 1 : omp_get_max_threads();
+}
+
+void ont_parallel(int64_t n, int64_t grain, ont_range_fn body, void *context)
+{
+    if (n <= 0) return;
+    if (grain < 1) grain = 1;
+    int64_t parts = n / grain;
+    int threads = parts > 1 ? ont_parallel_threads() : 1;
+    if (threads > parts) threads = (int)parts;
+    if (threads <= 1) {
+        body(context, 0, n);
+        return;
+    }
+#pragma omp parallel num_threads(threads)
+    {
+        int64_t team = omp_get_num_threads(), me = omp_get_thread_num();
+        int64_t share = n / team, rest = n % team;
+        int64_t first = me * share + (me < rest ? me : rest);
+        int64_t last = first + share + (me < rest);
+        if (first < last) body(context, first, last);
+    }
+}

@@ -1,0 +1,57 @@
+/*
+ * Status codes and the thread-local error message.
+ *
+ * Every fallible function returns ont_status and leaves its out-parameters untouched on failure. The first failure
+ * formats the message with ont_fail(); callers may add where they were with ont_context(). py/errors.c maps a status
+ * to a Python exception, and nothing else does.
+ */
+#ifndef ONT_BASE_STATUS_H
+#define ONT_BASE_STATUS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* name, Python exception, meaning */
+#define ONT_STATUS_LIST(X) \
+    X(OK, "None", "success") \
+    X(EINVAL, "ValueError", "invalid model or argument") \
+    X(ETYPE, "TypeError", "wrong dtype or kind of argument") \
+    X(EINDEX, "IndexError", "index out of range") \
+    X(ENOMEM, "MemoryError", "out of memory") \
+    X(EUNSUPPORTED, "UnsupportedError", "operator or case that onnxtrain does not have") \
+    X(ESTATE, "RuntimeError", "call in the wrong state") \
+    X(EIO, "OSError", "file or library could not be read") \
+    X(EINTERNAL, "RuntimeError", "broken invariant, a defect of onnxtrain")
+
+typedef enum ont_status {
+#define X(name, exception, text) ONT_##name,
+    ONT_STATUS_LIST(X)
+#undef X
+} ont_status;
+
+#define ONT_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
+#define ONT_MUST_USE __attribute__((warn_unused_result))
+
+/* Formats the calling thread's message and returns `status`, so that `return ont_fail(...)` is one statement. */
+ont_status ont_fail(ont_status status, const char *format, ...) ONT_PRINTF(2, 3);
+
+/* Puts "<context>: " in front of the message and returns `status`; nothing when status is ONT_OK. */
+ont_status ont_context(ont_status status, const char *format, ...) ONT_PRINTF(2, 3);
+
+const char *ont_error_message(void);           /* of the last failure on this thread, never NULL */
+const char *ont_status_name(ont_status status); /* "EINVAL" */
+
+/* Evaluates a fallible call; on failure leaves by return, or by goto. */
+#define ONT_TRY(call) \
+    do { \
+        ont_status try_status_ = (call); \
+        if (try_status_ != ONT_OK) return try_status_; \
+    } while (0)
+#define ONT_TRYGOTO(status, label, call) \
+    do { \
+        (status) = (call); \
+        if ((status) != ONT_OK) goto label; \
+    } while (0)
+
+#endif

@@ -1,0 +1,96 @@
+"""The C core of onnxtrain: sessions over one exported graph."""
+
+from typing import Any, Sequence
+
+from torch import Tensor
+
+class UnsupportedError(NotImplementedError):
+    """An operator, attribute or dtype that onnxtrain does not have. The message names it and the node."""
+
+class Session:
+    """One exported graph. Specialises a program per input signature and keeps an LRU cache of them.
+
+    Args:
+        model: serialised ``ModelProto``. Every weight is a graph input; only small constants are initializers.
+        programs: how many specialised programs are kept.
+
+    Raises:
+        ValueError: the model is truncated, malformed or inconsistent; the message names the place.
+        UnsupportedError: the model uses an operator that onnxtrain does not have.
+    """
+
+    def __init__(self, model: bytes, programs: int = 16) -> None: ...
+    @property
+    def inputs(self) -> list[tuple[str, str, tuple[int | str, ...]]]:
+        """(name, dtype such as "float" or "int64", dims) of every graph input, in order."""
+    @property
+    def outputs(self) -> list[tuple[str, str, tuple[int | str, ...] | None]]:
+        """The same for every graph output; None where the shape is unknown before specialisation."""
+    @property
+    def random(self) -> bool:
+        """Whether the graph draws random numbers, so that forward() wants a seed."""
+
+    def forward(self, tensors: Sequence[Tensor], grad_mask: bytes, seed: int = 0) -> tuple[tuple[Tensor, ...], Run | None]:
+        """Runs the forward part.
+
+        Args:
+            tensors: one per graph input, in order, on the CPU. Read in place; copied only where not contiguous.
+            grad_mask: one byte per graph input, 1 where its gradient will be wanted.
+            seed: key of the counter-based generator that dropout uses in this run.
+
+        Returns:
+            The outputs, and the run to call backward() on; None where no output depends on a masked input.
+
+        Raises:
+            ValueError, TypeError: a tensor does not fit; the message names the input.
+            UnsupportedError: an operator has no kernel or no gradient for this case; the message names the node.
+        """
+
+    def stats(self) -> dict[str, Any]:
+        """Counts and seconds: programs built, cache hits, build seconds, planned bytes and their lower bound."""
+
+    def text(self, stage: str = "loaded") -> str:
+        """The graph as ONNX-style text: "loaded", or "program" for the latest specialised one."""
+
+class Run:
+    """A forward that waits for its backward; owns the activations until then."""
+
+    @property
+    def saved_inputs(self) -> tuple[int, ...]:
+        """Indices of the graph inputs that backward reads."""
+    @property
+    def saved_outputs(self) -> tuple[int, ...]:
+        """Indices of the graph outputs that backward reads."""
+    @property
+    def differentiable(self) -> bytes:
+        """One byte per graph output, 1 where it depends on a masked input."""
+
+    def backward(self, saved: Sequence[Tensor], grads: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+        """Runs the backward part once.
+
+        Args:
+            saved: the tensors named by saved_inputs, then those named by saved_outputs.
+            grads: gradient of each graph output; None is zero.
+
+        Returns:
+            One gradient per graph input; None where grad_mask was 0 or no gradient flows.
+
+        Raises:
+            RuntimeError: called a second time, or after release().
+        """
+
+    def release(self) -> None:
+        """Gives the activations back. Harmless when repeated."""
+
+def build_info() -> dict[str, Any]:
+    """What this build and this machine have: version, isa, blas, onednn, threads, ..."""
+
+def operators() -> list[dict[str, Any]]:
+    """The operator registry: domain, name, since, grad (bool), kernels (names), view (bool)."""
+
+def live_blocks() -> int:
+    """Heap blocks of the core that are now allocated (for leak tests)."""
+
+def fail_allocation_after(countdown: int) -> bool:
+    """Test hook: makes the allocation `countdown` calls from now fail, and all later ones; negative turns it off.
+    Returns whether a failure was injected since the last call."""
