@@ -1,0 +1,168 @@
+/*
+ * The contract of an operator: what a descriptor says, what its functions may rely on.
+ *
+ * A file csrc/ops/<family>.c holds attributes, shape inference, gradient rule, kernels (best first, the plain
+ * reference last) and ends in descriptors, each listed once in ops.def. Passes, planner and executor know operators
+ * through this header alone.
+ *
+ * Graphs are specialised before anything here runs: every input of infer() has dtype and a static shape, and shapes
+ * that a model computes (Shape, Gather, Concat ... into Reshape) have been folded to constants on the way.
+ */
+#ifndef ONT_OPS_OP_H
+#define ONT_OPS_OP_H
+
+#include "ir/graph.h"
+
+typedef struct ont_op ont_op;
+typedef struct ont_kernel ont_kernel;
+typedef struct ont_call ont_call;
+typedef struct ont_builder ont_builder;
+
+/* ---- shape inference ---------------------------------------------------------------------------------------- */
+
+/*
+ * infer(g, node): checks arity, dtypes and attributes, sets dtype and shape of every present output with
+ * ont_infer_out(), and output->data where it follows without computing (Shape). Errors need not name the node: the
+ * pass puts "<op_type> '<name>'" in front. A value input that must be a constant is read with ont_const_ints().
+ */
+typedef ont_status (*ont_infer_fn)(ont_graph *g, ont_node *node);
+
+ont_status ont_infer_out(ont_node *node, uint32_t index, ont_dtype dtype, const ont_shape *shape) ONT_MUST_USE;
+/* out(0) has the dtype and shape of in(0): unary elementwise operators need nothing else. */
+ont_status ont_infer_same(ont_graph *g, ont_node *node) ONT_MUST_USE;
+/* out(0) is the broadcast of all inputs, whose dtypes must agree; and the same with bool result. */
+ont_status ont_infer_broadcast(ont_graph *g, ont_node *node) ONT_MUST_USE;
+ont_status ont_infer_compare(ont_graph *g, ont_node *node) ONT_MUST_USE;
+/* EINVAL naming the input where absent. */
+ont_status ont_need_input(const ont_node *node, uint32_t index, ont_value **value) ONT_MUST_USE;
+/*
+ * Integers of input `index` (int64 or int32, known at build time), or of attribute `attr` where that input is absent
+ * (older opsets; either may be NULL/-1). *count is -1 where neither is given. At most `capacity` are stored.
+ */
+ont_status ont_const_ints(const ont_node *node, int index, const char *attr, int64_t *values, int capacity,
+                          int *count) ONT_MUST_USE;
+/* The one element of a constant input as double; EINVAL otherwise. */
+ont_status ont_const_scalar(const ont_node *node, uint32_t index, double *value) ONT_MUST_USE;
+
+/* ---- building nodes ----------------------------------------------------------------------------------------- */
+
+/*
+ * Adds inferred nodes at one place of a graph. The first failure sticks: later calls return NULL at once, so formulas
+ * nest, and who began it looks at `status` at the end. A NULL operand where a value is needed counts as a failure.
+ */
+struct ont_builder {
+    ont_graph *graph;
+    ont_node *before;   /* NULL: at the end */
+    bool backward;      /* mark what is built */
+    const ont_node *origin;
+    ont_status status;
+};
+
+ont_node *ont_build_node(ont_builder *b, const char *domain, const char *op_type, ont_value *const *inputs,
+                         uint32_t n_inputs, uint32_t n_outputs);  /* not inferred: set attributes, then ... */
+ont_value *ont_build_done(ont_builder *b, ont_node *node);        /* ... infer it; returns output 0 */
+ont_value *ont_build1(ont_builder *b, const char *op_type, ont_value *x);
+ont_value *ont_build2(ont_builder *b, const char *op_type, ont_value *x, ont_value *y);
+ont_value *ont_build3(ont_builder *b, const char *op_type, ont_value *x, ont_value *y, ont_value *z);
+/* op_type with a "ours:" prefix means domain ai.onnxtrain; `ints` attributes of one name in one call. */
+ont_value *ont_build_ints(ont_builder *b, const char *op_type, ont_value *x, const char *attr, const int64_t *values,
+                          size_t count);
+ont_value *ont_build_scalar(ont_builder *b, ont_dtype dtype, double value);            /* 0-d constant */
+ont_value *ont_build_const_ints(ont_builder *b, const int64_t *values, size_t count);  /* 1-d int64 constant */
+ont_value *ont_build_full(ont_builder *b, ont_dtype dtype, const ont_shape *shape, double value); /* via Expand */
+ont_value *ont_build_cast(ont_builder *b, ont_value *x, ont_dtype to);
+ont_value *ont_build_reshape(ont_builder *b, ont_value *x, const ont_shape *shape);
+ont_value *ont_build_transpose(ont_builder *b, ont_value *x, const int64_t *perm);
+ont_value *ont_build_sum_to(ont_builder *b, ont_value *x, const ont_shape *shape); /* undo a broadcast */
+ont_value *ont_build_reduce(ont_builder *b, const char *op_type, ont_value *x, const int64_t *axes, size_t n_axes,
+                            bool keepdims);
+
+/* ---- gradients ---------------------------------------------------------------------------------------------- */
+
+/*
+ * grad(g): reads I(i), O(i), GO(i), builds with g->b, and calls GI(i, value) for inputs with WANTS(i). A gradient of
+ * the broadcast shape is accepted: the walk reduces it to the input's, accumulates, and drops what nobody needs.
+ * GO(i) is zeros, built on demand, where no gradient reached output i.
+ */
+typedef struct ont_grad {
+    ont_builder b;
+    ont_node *node;
+    ont_value **out_grads; /* per output, NULL: none */
+    ont_value **in_grads;  /* per input, filled by the rule */
+    const bool *wants;     /* per input */
+} ont_grad;
+
+typedef void (*ont_grad_fn)(ont_grad *g);
+
+#define I(i) ont_node_in(g->node, (i))
+#define O(i) ont_node_out(g->node, (i))
+#define GO(i) ont_grad_out(g, (i))
+#define WANTS(i) ((i) < g->node->n_inputs && g->wants[i])
+#define GI(i, value) ont_grad_set(g, (i), (value))
+
+ont_value *ont_grad_out(ont_grad *g, uint32_t index);
+void ont_grad_set(ont_grad *g, uint32_t index, ont_value *value);
+/* Fails the gradient with ONT_EUNSUPPORTED and a reason; the pass names the node. */
+void ont_grad_refuse(ont_grad *g, const char *reason);
+
+/* ---- kernels ------------------------------------------------------------------------------------------------ */
+
+struct ont_call {
+    const ont_node *node;    /* dtypes, shapes and attributes; constant for the program's life */
+    const void *state;       /* what prepare() made, or NULL */
+    const void *const *in;   /* row-major contents per input; NULL: absent */
+    void *const *out;        /* NULL: absent */
+    void *work;              /* work_bytes of scratch, 64-byte aligned */
+    uint64_t seed;           /* Philox key of this run */
+};
+
+typedef struct ont_prepared {
+    void *state;
+    size_t work_bytes;
+} ont_prepared;
+
+struct ont_kernel {
+    const char *name; /* <op>_<dtype>_<isa>, or <op>_ref */
+    /* NULL when it takes the node, else the reason why not. */
+    const char *(*accept)(const ont_node *node);
+    /* Optional: everything that can be computed or allocated once; memory from the program's arena. */
+    ont_status (*prepare)(const ont_node *node, ont_arena *arena, ont_prepared *prepared);
+    /* Allocates nothing, touches nothing but outputs and work; may fail on bad data (an index out of range). */
+    ont_status (*run)(const ont_call *call);
+    /* Optional: gives back what prepare() took outside the arena (a library's handle). */
+    void (*release)(void *state);
+    uint32_t inplace; /* bit i: output 0 may share storage with input i (same byte size) */
+};
+
+/* ---- descriptor --------------------------------------------------------------------------------------------- */
+
+enum {
+    ONT_OP_VIEW = 1 << 0,   /* output 0 is input 0's storage under another shape: planned away, needs no kernel */
+    ONT_OP_RANDOM = 1 << 1, /* reads call->seed; has a unique int attribute "rng_stream" after load */
+    ONT_OP_NO_GRAD = 1 << 2,/* gradient is zero or meaningless: nothing flows to any input */
+    ONT_OP_NO_FOLD = 1 << 3,/* never computed at build time */
+};
+
+struct ont_op {
+    const char *domain; /* "" is ai.onnx; ONT_DOMAIN is ours */
+    const char *name;
+    int since;          /* first opset that this descriptor is true of */
+    uint32_t min_inputs, max_inputs;
+    uint32_t flags;
+    uint64_t nondiff_inputs; /* bit i: no gradient ever flows to input i (indices, shapes, conditions) */
+    ont_infer_fn infer;
+    ont_grad_fn grad;   /* NULL without NO_GRAD: asking for it is EUNSUPPORTED */
+    const ont_kernel *kernels;
+    uint32_t n_kernels;
+};
+
+#define ONT_DOMAIN "ai.onnxtrain"
+#define ONT_KERNELS(table) .kernels = (table), .n_kernels = sizeof(table) / sizeof(table)[0]
+
+/* Highest descriptor of that name with since <= version; NULL where there is none. */
+const ont_op *ont_op_find(const char *domain, const char *name, int64_t version);
+const ont_op *const *ont_op_all(size_t *count);
+/* The first kernel that accepts, each refusal logged at debug; EUNSUPPORTED lists the reasons. */
+ont_status ont_op_choose(const ont_node *node, const ont_kernel **kernel) ONT_MUST_USE;
+
+#endif
