@@ -94,3 +94,7 @@ def live_blocks() -> int:
 def fail_allocation_after(countdown: int) -> bool:
     """Test hook: makes the allocation `countdown` calls from now fail, and all later ones; negative turns it off.
     Returns whether a failure was injected since the last call."""
+
+def disable_kernels(names: Sequence[str]) -> None:
+    """Kernels with these names decline every node from now on (tests compare each kernel with the reference).
+    Programs already built keep theirs."""
