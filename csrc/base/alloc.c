@@ -51,7 +51,7 @@ static bool must_fail(void)
 static void *counted(void *block, size_t bytes)
 {
     if (!block) {
-        ont_fail(ONT_ENOMEM, "out of memory: %zu bytes", bytes);
+        ont_set_error("out of memory: %zu bytes", bytes);
         return NULL;
     }
     atomic_fetch_add_explicit(&live_blocks, 1, memory_order_relaxed);
@@ -72,12 +72,12 @@ void *ont_realloc(void *block, size_t count, size_t size)
 {
     size_t bytes;
     if (__builtin_mul_overflow(count, size, &bytes) || must_fail()) {
-        ont_fail(ONT_ENOMEM, "out of memory: %zu items of %zu bytes", count, size);
+        ont_set_error("out of memory: %zu items of %zu bytes", count, size);
         return NULL;
     }
     void *moved = realloc(block, bytes ? bytes : 1);
     if (!moved) {
-        ont_fail(ONT_ENOMEM, "out of memory: %zu bytes", bytes);
+        ont_set_error("out of memory: %zu bytes", bytes);
         return NULL;
     }
     if (!block) atomic_fetch_add_explicit(&live_blocks, 1, memory_order_relaxed);

@@ -44,7 +44,7 @@ static bool add_block(ont_arena *arena, size_t at_least)
     if (capacity < at_least) capacity = at_least;
     size_t total;
     if (__builtin_add_overflow(capacity, sizeof(ont_arena_block), &total)) {
-        ont_fail(ONT_ENOMEM, "out of memory: arena block of %zu bytes", capacity);
+        ont_set_error("out of memory: arena block of %zu bytes", capacity);
         return false;
     }
     ont_arena_block *block = ont_malloc(total);
@@ -61,7 +61,7 @@ void *ont_arena_alloc(ont_arena *arena, size_t bytes)
     size_t align = bytes >= 1024 ? 64 : 16;
     size_t want;
     if (__builtin_add_overflow(bytes, align, &want)) {
-        ont_fail(ONT_ENOMEM, "out of memory: %zu bytes", bytes);
+        ont_set_error("out of memory: %zu bytes", bytes);
         return NULL;
     }
     ont_arena_block *block = arena->head;
@@ -79,7 +79,7 @@ void *ont_arena_array(ont_arena *arena, size_t count, size_t size)
 {
     size_t bytes;
     if (__builtin_mul_overflow(count, size, &bytes)) {
-        ont_fail(ONT_ENOMEM, "out of memory: %zu items of %zu bytes", count, size);
+        ont_set_error("out of memory: %zu items of %zu bytes", count, size);
         return NULL;
     }
     return ont_arena_alloc(arena, bytes);

@@ -11,13 +11,12 @@ enum { MESSAGE_BYTES = 2048 };
 
 static _Thread_local char message[MESSAGE_BYTES];
 
-ont_status ont_fail(ont_status status, const char *format, ...)
+void ont_set_error(const char *format, ...)
 {
     va_list args;
     va_start(args, format);
     vsnprintf(message, sizeof message, format, args);
     va_end(args);
-    return status;
 }
 
 ont_status ont_context(ont_status status, const char *format, ...)

@@ -33,8 +33,12 @@ typedef enum ont_status {
 #define ONT_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
 #define ONT_MUST_USE __attribute__((warn_unused_result))
 
-/* Formats the calling thread's message and returns `status`, so that `return ont_fail(...)` is one statement. */
-ont_status ont_fail(ont_status status, const char *format, ...) ONT_PRINTF(2, 3);
+/*
+ * Formats the calling thread's message; the value is `status`, so that `return ont_fail(...)` is one statement. A macro,
+ * so that the compiler sees that a failure is never ONT_OK.
+ */
+#define ont_fail(status, ...) (ont_set_error(__VA_ARGS__), (status))
+void ont_set_error(const char *format, ...) ONT_PRINTF(1, 2);
 
 /* Puts "<context>: " in front of the message and returns `status`; nothing when status is ONT_OK. */
 ont_status ont_context(ont_status status, const char *format, ...) ONT_PRINTF(2, 3);

@@ -80,7 +80,7 @@ void ont_graph_destroy(ont_graph *graph);
 /* Deep copy, constants' contents shared by reference: `from` must outlive the copy. */
 ont_status ont_graph_clone(const ont_graph *from, ont_graph **copy) ONT_MUST_USE;
 
-/* Name NULL or taken: made unique. */
+/* Name NULL: made up from the id. A given name must be free: the loader checks, builders give none. */
 ont_status ont_graph_add_value(ont_graph *g, ont_value_kind kind, const char *name, ont_value **value) ONT_MUST_USE;
 ont_status ont_graph_add_input(ont_graph *g, const char *name, ont_dtype dtype, const ont_shape *shape,
                                ont_value **value) ONT_MUST_USE;

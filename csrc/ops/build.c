@@ -1,0 +1,316 @@
+/*
+ * Helpers of the operator contract (op.h): inference of common patterns, constant inputs, building inferred nodes.
+ */
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+#include "ops/op.h"
+
+/* ---- shape inference ---- */
+
+ont_status ont_infer_out(ont_node *node, uint32_t index, ont_dtype dtype, const ont_shape *shape)
+{
+    ont_value *out = ont_node_out(node, index);
+    if (!out) return ONT_OK;
+    size_t bytes;
+    ONT_TRY(ont_shape_bytes(shape, dtype, &bytes));
+    out->dtype = dtype;
+    out->has_shape = true;
+    out->shape = *shape;
+    return ONT_OK;
+}
+
+ont_status ont_need_input(const ont_node *node, uint32_t index, ont_value **value)
+{
+    ont_value *v = ont_node_in(node, index);
+    if (!v) return ont_fail(ONT_EINVAL, "input %u is missing", index);
+    *value = v;
+    return ONT_OK;
+}
+
+ont_status ont_infer_same(ont_graph *g, ont_node *node)
+{
+    (void)g;
+    ont_value *x;
+    ONT_TRY(ont_need_input(node, 0, &x));
+    return ont_infer_out(node, 0, x->dtype, &x->shape);
+}
+
+static ont_status infer_broadcast_as(ont_node *node, ont_dtype result)
+{
+    ont_value *x;
+    ONT_TRY(ont_need_input(node, 0, &x));
+    ont_shape shape = x->shape;
+    for (uint32_t i = 1; i < node->n_inputs; i++) {
+        ont_value *y;
+        ONT_TRY(ont_need_input(node, i, &y));
+        if (y->dtype != x->dtype)
+            return ont_fail(ONT_ETYPE, "input '%s' is %s and input '%s' is %s", x->name, ont_dtype_name(x->dtype), y->name,
+                            ont_dtype_name(y->dtype));
+        ONT_TRY(ont_shape_broadcast(&shape, &y->shape, &shape));
+    }
+    return ont_infer_out(node, 0, result == ONT_UNDEFINED ? x->dtype : result, &shape);
+}
+
+ont_status ont_infer_broadcast(ont_graph *g, ont_node *node)
+{
+    (void)g;
+    return infer_broadcast_as(node, ONT_UNDEFINED);
+}
+
+ont_status ont_infer_compare(ont_graph *g, ont_node *node)
+{
+    (void)g;
+    return infer_broadcast_as(node, ONT_BOOL);
+}
+
+/* Contents of a constant input, or why there are none. */
+static ont_status constant_input(const ont_node *node, uint32_t index, const ont_tensor **data)
+{
+    const ont_value *v = ont_node_in(node, index);
+    if (!v) return ont_fail(ONT_EINVAL, "input %u is missing", index);
+    if (!v->data)
+        return ont_fail(ONT_EUNSUPPORTED, "input %u ('%s') depends on data: it must be known when the program is built",
+                        index, v->name);
+    *data = v->data;
+    return ONT_OK;
+}
+
+static bool tensor_int(const ont_tensor *data, int64_t i, int64_t *value)
+{
+    switch (data->dtype) {
+    case ONT_INT64: *value = ((const int64_t *)data->data)[i]; return true;
+    case ONT_INT32: *value = ((const int32_t *)data->data)[i]; return true;
+    case ONT_BOOL:
+    case ONT_UINT8: *value = ((const uint8_t *)data->data)[i]; return true;
+    default: return false;
+    }
+}
+
+ont_status ont_const_ints(const ont_node *node, int index, const char *attr, int64_t *values, int capacity, int *count)
+{
+    if (index >= 0 && ont_node_in(node, (uint32_t)index)) {
+        const ont_tensor *data;
+        ONT_TRY(constant_input(node, (uint32_t)index, &data));
+        int64_t n = ont_shape_count(&data->shape);
+        if (n > capacity) return ont_fail(ONT_EINVAL, "input %d has %" PRId64 " entries, at most %d fit", index, n, capacity);
+        for (int64_t i = 0; i < n; i++)
+            if (!tensor_int(data, i, &values[i]))
+                return ont_fail(ONT_ETYPE, "input %d is %s, integers are expected", index, ont_dtype_name(data->dtype));
+        *count = (int)n;
+        return ONT_OK;
+    }
+    const ont_attr *list = attr ? ont_attr_find(node, attr, ONT_ATTR_INTS) : NULL;
+    if (!list) {
+        *count = -1;
+        return ONT_OK;
+    }
+    if (list->count > (size_t)capacity)
+        return ont_fail(ONT_EINVAL, "attribute %s has %zu entries, at most %d fit", attr, list->count, capacity);
+    if (list->count) memcpy(values, list->ints, list->count * sizeof *values);
+    *count = (int)list->count;
+    return ONT_OK;
+}
+
+ont_status ont_const_scalar(const ont_node *node, uint32_t index, double *value)
+{
+    const ont_tensor *data;
+    ONT_TRY(constant_input(node, index, &data));
+    int64_t integer;
+    if (ont_shape_count(&data->shape) != 1)
+        return ont_fail(ONT_EINVAL, "input %u has %" PRId64 " entries, one is expected", index, ont_shape_count(&data->shape));
+    if (data->dtype == ONT_FLOAT32)
+        *value = (double)*(const float *)data->data;
+    else if (data->dtype == ONT_FLOAT64)
+        *value = *(const double *)data->data;
+    else if (tensor_int(data, 0, &integer))
+        *value = (double)integer;
+    else
+        return ont_fail(ONT_ETYPE, "input %u is %s, a number is expected", index, ont_dtype_name(data->dtype));
+    return ONT_OK;
+}
+
+/* ---- building nodes ---- */
+
+/* Splits "ours:Name" in domain and name. */
+static const char *split_domain(const char *op_type, const char **domain)
+{
+    *domain = strncmp(op_type, "ours:", 5) ? "" : ONT_DOMAIN;
+    return **domain ? op_type + 5 : op_type;
+}
+
+ont_node *ont_build_node(ont_builder *b, const char *domain, const char *op_type, ont_value *const *inputs,
+                         uint32_t n_inputs, uint32_t n_outputs)
+{
+    if (b->status != ONT_OK) return NULL;
+    const ont_op *op = ont_op_find(domain, op_type, INT64_MAX);
+    if (!op) {
+        b->status = ont_fail(ONT_EUNSUPPORTED, "operator %s%s%s is not in the table", domain, *domain ? "." : "", op_type);
+        return NULL;
+    }
+    ont_node *node;
+    b->status = ont_graph_add_node(b->graph, b->before, domain, op_type, inputs, n_inputs, NULL, n_outputs, &node);
+    if (b->status != ONT_OK) return NULL;
+    node->op = op;
+    node->version = op->since;
+    node->backward = b->backward;
+    node->origin = b->origin;
+    return node;
+}
+
+ont_value *ont_build_done(ont_builder *b, ont_node *node)
+{
+    if (b->status != ONT_OK || !node) return NULL;
+    b->status = ont_context(node->op->infer(b->graph, node), "%s '%s'", node->op_type, node->name);
+    return b->status == ONT_OK ? node->outputs[0] : NULL;
+}
+
+static ont_value *build(ont_builder *b, const char *op_type, ont_value *const *inputs, uint32_t n)
+{
+    const char *domain;
+    op_type = split_domain(op_type, &domain);
+    for (uint32_t i = 0; i < n && b->status == ONT_OK; i++)
+        if (!inputs[i]) b->status = ont_fail(ONT_EINTERNAL, "building %s: operand %u is missing", op_type, i);
+    return ont_build_done(b, ont_build_node(b, domain, op_type, inputs, n, 1));
+}
+
+ont_value *ont_build1(ont_builder *b, const char *op_type, ont_value *x)
+{
+    return build(b, op_type, (ont_value *[]){x}, 1);
+}
+
+ont_value *ont_build2(ont_builder *b, const char *op_type, ont_value *x, ont_value *y)
+{
+    return build(b, op_type, (ont_value *[]){x, y}, 2);
+}
+
+ont_value *ont_build3(ont_builder *b, const char *op_type, ont_value *x, ont_value *y, ont_value *z)
+{
+    return build(b, op_type, (ont_value *[]){x, y, z}, 3);
+}
+
+/* A node with operand `x` that still wants attributes; NULL once the builder has failed. */
+static ont_node *begin1(ont_builder *b, const char *op_type, ont_value *x)
+{
+    const char *domain;
+    op_type = split_domain(op_type, &domain);
+    if (b->status == ONT_OK && !x) b->status = ont_fail(ONT_EINTERNAL, "building %s: operand is missing", op_type);
+    return ont_build_node(b, domain, op_type, &x, 1, 1);
+}
+
+ont_value *ont_build_ints(ont_builder *b, const char *op_type, ont_value *x, const char *attr, const int64_t *values,
+                          size_t count)
+{
+    ont_node *node = begin1(b, op_type, x);
+    if (node) b->status = ont_attr_set_ints(b->graph, node, attr, values, count);
+    return ont_build_done(b, node);
+}
+
+static ont_value *constant(ont_builder *b, const ont_tensor *data)
+{
+    ont_value *v = NULL;
+    if (b->status == ONT_OK) b->status = ont_graph_add_constant(b->graph, NULL, data, &v);
+    return b->status == ONT_OK ? v : NULL;
+}
+
+ont_value *ont_build_const_ints(ont_builder *b, const int64_t *values, size_t count)
+{
+    ont_shape shape = ont_shape_of(1, (int64_t[]){(int64_t)count});
+    return constant(b, &(ont_tensor){ONT_INT64, shape, count * sizeof *values, (void *)values});
+}
+
+ont_value *ont_build_scalar(ont_builder *b, ont_dtype dtype, double value)
+{
+    union {
+        float f32;
+        double f64;
+        int64_t i64;
+        int32_t i32;
+        uint8_t u8;
+    } bits = {0};
+    switch (dtype) {
+    case ONT_FLOAT32: bits.f32 = (float)value; break;
+    case ONT_FLOAT64: bits.f64 = value; break;
+    case ONT_INT64: bits.i64 = (int64_t)value; break;
+    case ONT_INT32: bits.i32 = (int32_t)value; break;
+    case ONT_INT8:
+    case ONT_UINT8:
+    case ONT_BOOL: bits.u8 = (uint8_t)(int64_t)value; break;
+    default:
+        if (b->status == ONT_OK)
+            b->status = ont_fail(ONT_EUNSUPPORTED, "a scalar constant of dtype %s", ont_dtype_name(dtype));
+        return NULL;
+    }
+    return constant(b, &(ont_tensor){dtype, {0}, ont_dtype_size(dtype), &bits});
+}
+
+ont_value *ont_build_full(ont_builder *b, ont_dtype dtype, const ont_shape *shape, double value)
+{
+    ont_value *scalar = ont_build_scalar(b, dtype, value);
+    if (!shape->rank) return scalar;
+    return ont_build2(b, "Expand", scalar, ont_build_const_ints(b, shape->dims, (size_t)shape->rank));
+}
+
+ont_value *ont_build_cast(ont_builder *b, ont_value *x, ont_dtype to)
+{
+    if (x && x->dtype == to) return x;
+    ont_node *node = begin1(b, "Cast", x);
+    if (node) b->status = ont_attr_set_int(b->graph, node, "to", to);
+    return ont_build_done(b, node);
+}
+
+ont_value *ont_build_reshape(ont_builder *b, ont_value *x, const ont_shape *shape)
+{
+    if (x && ont_shape_equal(&x->shape, shape)) return x;
+    ont_value *inputs[] = {x, ont_build_const_ints(b, shape->dims, (size_t)shape->rank)};
+    if (b->status != ONT_OK || !x) return NULL;
+    ont_node *node = ont_build_node(b, "", "Reshape", inputs, 2, 1);
+    if (node) b->status = ont_attr_set_int(b->graph, node, "allowzero", 1); /* dims are meant as they stand */
+    return ont_build_done(b, node);
+}
+
+ont_value *ont_build_transpose(ont_builder *b, ont_value *x, const int64_t *perm)
+{
+    return ont_build_ints(b, "Transpose", x, "perm", perm, x ? (size_t)x->shape.rank : 0);
+}
+
+ont_value *ont_build_sum_to(ont_builder *b, ont_value *x, const ont_shape *shape)
+{
+    if (x && ont_shape_equal(&x->shape, shape)) return x;
+    return ont_build_ints(b, "ours:SumTo", x, "shape", shape->dims, (size_t)shape->rank);
+}
+
+ont_value *ont_build_reduce(ont_builder *b, const char *op_type, ont_value *x, const int64_t *axes, size_t n_axes,
+                            bool keepdims)
+{
+    ont_value *inputs[] = {x, ont_build_const_ints(b, axes, n_axes)};
+    if (b->status != ONT_OK || !x) return NULL;
+    ont_node *node = ont_build_node(b, "", op_type, inputs, 2, 1);
+    if (node) b->status = ont_attr_set_int(b->graph, node, "keepdims", keepdims);
+    if (node && b->status == ONT_OK) b->status = ont_attr_set_int(b->graph, node, "noop_with_empty_axes", 1);
+    return ont_build_done(b, node);
+}
+
+/* ---- gradient rules ---- */
+
+ont_value *ont_grad_out(ont_grad *g, uint32_t index)
+{
+    ont_value *out = ont_node_out(g->node, index);
+    if (index < g->node->n_outputs && g->out_grads[index]) return g->out_grads[index];
+    if (!out) {
+        if (g->b.status == ONT_OK) g->b.status = ont_fail(ONT_EINTERNAL, "gradient of output %u, which is absent", index);
+        return NULL;
+    }
+    return g->out_grads[index] = ont_build_full(&g->b, out->dtype, &out->shape, 0.0);
+}
+
+void ont_grad_set(ont_grad *g, uint32_t index, ont_value *value)
+{
+    if (g->b.status == ONT_OK && WANTS(index)) g->in_grads[index] = value;
+}
+
+void ont_grad_refuse(ont_grad *g, const char *reason)
+{
+    if (g->b.status == ONT_OK) g->b.status = ont_fail(ONT_EUNSUPPORTED, "no gradient: %s", reason);
+}
