@@ -198,6 +198,26 @@ ont_status ont_graph_add_node(ont_graph *g, ont_node *before, const char *domain
     return ONT_OK;
 }
 
+ont_status ont_node_want_output(ont_graph *g, ont_node *node, uint32_t index, ont_value **value)
+{
+    if (index >= node->n_outputs) {
+        ont_value **wider = ont_arena_array(&g->arena, index + 1, sizeof *wider);
+        if (!wider) return ONT_ENOMEM;
+        memcpy(wider, node->outputs, node->n_outputs * sizeof *wider);
+        node->outputs = wider;
+        node->n_outputs = index + 1;
+    }
+    if (!node->outputs[index]) {
+        ont_value *v;
+        ONT_TRY(ont_graph_add_value(g, ONT_VALUE_NODE, NULL, &v));
+        v->def = node;
+        v->def_index = index;
+        node->outputs[index] = v;
+    }
+    *value = node->outputs[index];
+    return ONT_OK;
+}
+
 void ont_graph_remove_node(ont_graph *g, ont_node *node)
 {
     for (uint32_t i = 0; i < node->n_inputs; i++) use_unlink(&node->inputs[i]);

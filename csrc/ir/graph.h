@@ -96,6 +96,8 @@ int ont_graph_symbol(ont_graph *g, const char *name); /* its index, added where 
 ont_status ont_graph_add_node(ont_graph *g, ont_node *before, const char *domain, const char *op_type,
                               ont_value *const *inputs, uint32_t n_inputs, ont_value *const *outputs,
                               uint32_t n_outputs, ont_node **node) ONT_MUST_USE;
+/* The optional output `index` of a node, added where the node was built without it (a gradient rule wants it saved). */
+ont_status ont_node_want_output(ont_graph *g, ont_node *node, uint32_t index, ont_value **value) ONT_MUST_USE;
 void ont_graph_remove_node(ont_graph *g, ont_node *node); /* its outputs must be unused */
 void ont_graph_move_before(ont_graph *g, ont_node *node, ont_node *before);
 void ont_node_set_input(ont_node *node, uint32_t index, ont_value *value);

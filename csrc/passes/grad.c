@@ -1,0 +1,130 @@
+/*
+ * The gradient pass: one reverse walk over the forward nodes that applies each operator's rule. See pass.h.
+ */
+#include <string.h>
+
+#include "base/alloc.h"
+#include "passes/pass.h"
+
+typedef struct walk {
+    ont_graph *g;
+    bool *needs;         /* per forward value: a wanted input reaches it differentiably */
+    ont_value **grads;   /* per forward value: gradient so far */
+    uint32_t n_values;   /* forward values */
+    ont_node *last;      /* last forward node */
+} walk;
+
+/* Whether a gradient may flow from an output of `node` to input i. */
+static bool flows(const ont_node *node, uint32_t i)
+{
+    const ont_value *v = node->inputs[i].value;
+    return v && ont_dtype_is_float(v->dtype) && !(i < 64 && (node->op->nondiff_inputs >> i & 1));
+}
+
+static void mark_needs(walk *w, const uint8_t *wants, uint32_t n_inputs)
+{
+    for (uint32_t i = 0; i < n_inputs; i++)
+        w->needs[w->g->inputs[i]->id] = wants[i] && ont_dtype_is_float(w->g->inputs[i]->dtype);
+    for (const ont_node *node = w->g->first; node; node = node->next) {
+        bool need = false;
+        if (!(node->op->flags & ONT_OP_NO_GRAD))
+            for (uint32_t i = 0; i < node->n_inputs && !need; i++)
+                need = flows(node, i) && w->needs[node->inputs[i].value->id];
+        for (uint32_t i = 0; i < node->n_outputs; i++)
+            if (node->outputs[i]) w->needs[node->outputs[i]->id] = need && ont_dtype_is_float(node->outputs[i]->dtype);
+    }
+}
+
+/* Adds `grad` to what `value` has, reduced to its shape where a rule gave the broadcast one. */
+static ont_status accumulate(walk *w, ont_builder *b, ont_value *value, ont_value *grad)
+{
+    if (grad->dtype != value->dtype)
+        return ont_fail(ONT_EINTERNAL, "gradient of '%s' is %s, the value %s", value->name, ont_dtype_name(grad->dtype),
+                        ont_dtype_name(value->dtype));
+    grad = ont_build_sum_to(b, grad, &value->shape);
+    ont_value **slot = &w->grads[value->id];
+    if (b->status == ONT_OK) *slot = *slot ? ont_build2(b, "Add", *slot, grad) : grad;
+    return b->status;
+}
+
+static ont_status add_output_grads(walk *w, ont_gradients *r, uint32_t n_outputs)
+{
+    ont_builder b = {.graph = w->g, .backward = true, .status = ONT_OK};
+    for (uint32_t i = 0; i < n_outputs; i++) {
+        ont_value *out = w->g->outputs[i], *grad;
+        r->grad_input[i] = -1;
+        if (!w->needs[out->id]) continue;
+        char *name = ont_arena_format(&w->g->arena, "grad_output_%u", i);
+        if (!name) return ONT_ENOMEM;
+        ONT_TRY(ont_graph_add_input(w->g, name, out->dtype, &out->shape, &grad));
+        r->grad_input[i] = (int32_t)grad->input;
+        ONT_TRY(accumulate(w, &b, out, grad));
+    }
+    return ONT_OK;
+}
+
+static ont_status differentiate(walk *w, ont_node *node)
+{
+    /* Values that the rule may add as saved outputs have ids past the table: they carry no gradient. */
+    ont_grad g = {.b = {.graph = w->g, .backward = true, .origin = node, .status = ONT_OK}, .node = node};
+    ont_arena *arena = &w->g->arena;
+    uint32_t n_outputs = node->n_outputs;
+    g.out_grads = ont_arena_array(arena, n_outputs + 8, sizeof *g.out_grads);
+    g.in_grads = ont_arena_array(arena, node->n_inputs + 1, sizeof *g.in_grads);
+    bool *wants = ont_arena_array(arena, node->n_inputs + 1, sizeof *wants);
+    if (!g.out_grads || !g.in_grads || !wants) return ONT_ENOMEM;
+    bool reached = false, wanted = false;
+    for (uint32_t i = 0; i < n_outputs; i++) {
+        ont_value *out = node->outputs[i];
+        g.out_grads[i] = out && out->id < w->n_values ? w->grads[out->id] : NULL;
+        reached |= g.out_grads[i] != NULL;
+    }
+    for (uint32_t i = 0; i < node->n_inputs; i++) {
+        wants[i] = flows(node, i) && w->needs[node->inputs[i].value->id];
+        wanted |= wants[i];
+    }
+    if (!reached || !wanted || (node->op->flags & ONT_OP_NO_GRAD)) return ONT_OK;
+    if (!node->op->grad) return ont_fail(ONT_EUNSUPPORTED, "the operator has no gradient");
+    g.wants = wants;
+    node->op->grad(&g);
+    ONT_TRY(g.b.status);
+    for (uint32_t i = 0; i < node->n_inputs; i++)
+        if (g.in_grads[i]) ONT_TRY(accumulate(w, &g.b, node->inputs[i].value, g.in_grads[i]));
+    return ONT_OK;
+}
+
+/* Graph outputs become: what they were, then the gradients of wanted inputs. */
+static ont_status append_outputs(walk *w, ont_gradients *r)
+{
+    ont_graph *g = w->g;
+    uint32_t n = r->n_forward_outputs;
+    ont_value **outputs = ont_arena_array(&g->arena, n + r->n_forward_inputs + 1, sizeof *outputs);
+    if (!outputs) return ONT_ENOMEM;
+    memcpy(outputs, g->outputs, n * sizeof *outputs);
+    for (uint32_t i = 0; i < r->n_forward_inputs; i++) {
+        uint32_t id = g->inputs[i]->id;
+        r->grad_output[i] = -1;
+        if (!w->needs[id] || !w->grads[id]) continue;
+        r->grad_output[i] = (int32_t)n;
+        outputs[n++] = w->grads[id];
+    }
+    return ont_graph_set_outputs(g, outputs, n);
+}
+
+ont_status ont_pass_grad(ont_graph *g, const uint8_t *wants, ont_gradients *gradients)
+{
+    walk w = {.g = g, .n_values = g->n_values, .last = g->last};
+    ont_gradients r = {.n_forward_outputs = g->n_outputs, .n_forward_inputs = g->n_inputs};
+    r.grad_input = ont_arena_array(&g->arena, g->n_outputs + 1, sizeof *r.grad_input);
+    r.grad_output = ont_arena_array(&g->arena, g->n_inputs + 1, sizeof *r.grad_output);
+    w.needs = ont_arena_array(&g->arena, g->n_values + 1, sizeof *w.needs);
+    w.grads = ont_arena_array(&g->arena, g->n_values + 1, sizeof *w.grads);
+    if (!r.grad_input || !r.grad_output || !w.needs || !w.grads) return ONT_ENOMEM;
+    mark_needs(&w, wants, r.n_forward_inputs);
+    ONT_TRY(add_output_grads(&w, &r, r.n_forward_outputs));
+    for (ont_node *node = w.last; node; node = node->prev)
+        ONT_TRY(ont_context(differentiate(&w, node), "gradient of %s '%s'", node->op_type, node->name));
+    ONT_TRY(append_outputs(&w, &r));
+    *gradients = r;
+    return ONT_OK;
+}

@@ -1,0 +1,67 @@
+/*
+ * The order of passes. Each pass is a line here; ONNXTRAIN_DISABLE=name,... skips optional ones.
+ */
+#include "passes/pipeline.h"
+
+#include <string.h>
+
+#include "base/log.h"
+
+typedef struct pass {
+    const char *name;
+    ont_status (*run)(ont_graph *g);
+    bool required;
+} pass;
+
+static const pass before_grad[] = {
+    {"infer", ont_pass_infer, true},
+    {"cse", ont_pass_cse, false},
+};
+
+static const pass after_grad[] = {
+    {"infer", ont_pass_infer, true}, /* folds what the rules built of constants */
+    {"cse", ont_pass_cse, false},
+    {"dce", ont_pass_dce, true},
+};
+
+static char disabled[512];
+
+ont_status ont_passes_disable(const char *names)
+{
+    if (!names) names = "";
+    if (strlen(names) >= sizeof disabled - 2) return ont_fail(ONT_EINVAL, "list of passes is too long");
+    disabled[0] = ',';
+    strcpy(disabled + 1, names);
+    strcat(disabled, ",");
+    return ONT_OK;
+}
+
+static bool is_disabled(const pass *p)
+{
+    size_t length = strlen(p->name);
+    for (const char *at = disabled; !p->required && (at = strstr(at, p->name)); at += length)
+        if (at[-1] == ',' && at[length] == ',') return true;
+    return false;
+}
+
+static ont_status run_passes(const pass *passes, size_t n, ont_graph *g)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (is_disabled(&passes[i])) continue;
+        ONT_TRY(passes[i].run(g));
+#ifndef NDEBUG
+        ONT_TRY(ont_context(ont_graph_verify(g), "after pass %s", passes[i].name));
+#endif
+    }
+    return ONT_OK;
+}
+
+ont_status ont_passes_before_grad(ont_graph *g)
+{
+    return run_passes(before_grad, sizeof before_grad / sizeof *before_grad, g);
+}
+
+ont_status ont_passes_after_grad(ont_graph *g)
+{
+    return run_passes(after_grad, sizeof after_grad / sizeof *after_grad, g);
+}

@@ -1,0 +1,189 @@
+/*
+ * Lifetimes, storage shared by views and in-place kernels, and the places that follow. See plan.h.
+ */
+#include <string.h>
+
+#include "base/alloc.h"
+#include "plan/plan.h"
+
+enum { NOWHERE = UINT32_MAX };
+
+/* Storage: what one or more values (views, in-place chains) share. */
+typedef struct storage {
+    uint32_t parent;      /* union-find; itself when a root */
+    uint32_t first, last; /* steps, inclusive; first NOWHERE: never written */
+    uint32_t output;      /* graph output whose block this is, or NOWHERE */
+    uint32_t block;       /* in the assignment, or NOWHERE */
+    size_t bytes;
+    ont_place_kind kind;
+} storage;
+
+typedef struct planner {
+    const ont_graph *g;
+    const ont_plan_step *steps;
+    uint32_t n_steps, split, n_forward_outputs;
+    bool (*is_view)(const ont_node *);
+    storage *s; /* per value id */
+    ont_plan *plan;
+} planner;
+
+static uint32_t root_of(const planner *p, uint32_t id)
+{
+    while (p->s[id].parent != id) id = p->s[id].parent;
+    return id;
+}
+
+static void extend(storage *s, uint32_t step)
+{
+    if (s->first == NOWHERE || step < s->first) s->first = step;
+    if (step > s->last) s->last = step;
+}
+
+static ont_status init_storage(planner *p)
+{
+    for (uint32_t i = 0; i < p->g->n_values; i++) {
+        const ont_value *v = p->g->values[i];
+        storage *s = &p->s[i];
+        *s = (storage){.parent = i, .first = NOWHERE, .output = NOWHERE, .block = NOWHERE};
+        if (!v->has_shape) continue; /* belongs to a removed node */
+        ONT_TRY(ont_context(ont_shape_bytes(&v->shape, v->dtype, &s->bytes), "value '%s'", v->name));
+        s->kind = v->kind == ONT_VALUE_INPUT      ? ONT_PLACE_INPUT
+                  : v->kind == ONT_VALUE_CONSTANT ? ONT_PLACE_CONSTANT
+                                                  : ONT_PLACE_SLAB;
+    }
+    for (const ont_node *node = p->g->first; node; node = node->next)
+        if (p->is_view(node)) p->s[node->outputs[0]->id].parent = node->inputs[0].value->id;
+    return ONT_OK;
+}
+
+static void mark_lifetimes(planner *p)
+{
+    for (uint32_t t = 0; t < p->n_steps; t++) {
+        const ont_node *node = p->steps[t].node;
+        for (uint32_t i = 0; i < node->n_inputs; i++)
+            if (node->inputs[i].value) extend(&p->s[root_of(p, node->inputs[i].value->id)], t);
+        for (uint32_t i = 0; i < node->n_outputs; i++)
+            if (node->outputs[i]) extend(&p->s[root_of(p, node->outputs[i]->id)], t);
+    }
+}
+
+/* Gives each graph output the storage it is computed in, or asks for a copy and keeps the source alive until then. */
+static void claim_outputs(planner *p)
+{
+    for (uint32_t i = 0; i < p->g->n_outputs; i++) {
+        storage *s = &p->s[root_of(p, p->g->outputs[i]->id)];
+        bool forward = i < p->n_forward_outputs;
+        uint32_t end = forward ? p->split : p->n_steps;
+        /* A gradient that forward already computed cannot lie in a block that backward makes. */
+        bool here = s->first != NOWHERE && (forward || s->first >= p->split);
+        if (s->kind == ONT_PLACE_SLAB && s->output == NOWHERE && here) {
+            s->output = i;
+            s->kind = ONT_PLACE_OUTPUT;
+        } else {
+            p->plan->copied_outputs[i] = true;
+            if (s->kind == ONT_PLACE_SLAB && end) extend(s, end - 1);
+        }
+    }
+}
+
+/* True when no other input of the node reads the storage through another value. */
+static bool sole_reader(const planner *p, const ont_node *node, uint32_t index, uint32_t root)
+{
+    const ont_value *v = node->inputs[index].value;
+    for (uint32_t i = 0; i < node->n_inputs; i++) {
+        const ont_value *other = node->inputs[i].value;
+        if (other && other != v && root_of(p, other->id) == root) return false;
+    }
+    return true;
+}
+
+/* Whether storage `from`, which dies at step t, may become part of the output block that `to` is. */
+static bool may_join_output(const planner *p, const storage *from, const storage *to)
+{
+    bool forward = to->output < p->n_forward_outputs;
+    return forward ? from->last < p->split : from->first >= p->split;
+}
+
+static void share_inplace(planner *p)
+{
+    for (uint32_t t = 0; t < p->n_steps; t++) {
+        const ont_node *node = p->steps[t].node;
+        const ont_value *out = ont_node_out(node, 0);
+        if (!p->steps[t].inplace || !out) continue;
+        for (uint32_t i = 0; i < node->n_inputs && i < 32; i++) {
+            const ont_value *in = node->inputs[i].value;
+            if (!in || !(p->steps[t].inplace >> i & 1)) continue;
+            uint32_t from = root_of(p, in->id), to = root_of(p, out->id);
+            storage *f = &p->s[from], *o = &p->s[to];
+            if (from == to || f->kind != ONT_PLACE_SLAB || f->last != t || o->first != t || f->bytes != o->bytes ||
+                !sole_reader(p, node, i, from))
+                continue;
+            if (o->kind == ONT_PLACE_OUTPUT && !may_join_output(p, f, o)) continue;
+            if (f->first < o->first) o->first = f->first;
+            f->parent = to;
+            p->plan->inplace_count++;
+            break;
+        }
+    }
+}
+
+static ont_status assign(planner *p, ont_arena *arena)
+{
+    uint32_t n = 0, capacity = p->g->n_values + p->n_steps;
+    ont_plan_block *blocks = ont_calloc(capacity + 1, sizeof *blocks);
+    size_t *per_step = ont_calloc(p->n_steps + 1, sizeof *per_step);
+    ont_status status = blocks && per_step ? ONT_OK : ONT_ENOMEM;
+    uint32_t *work = ont_arena_array(arena, p->n_steps + 1, sizeof *work);
+    if (status != ONT_OK || !work) goto done;
+    for (uint32_t i = 0; i < p->g->n_values; i++) {
+        storage *s = &p->s[i];
+        if (s->parent != i || s->kind != ONT_PLACE_SLAB || s->first == NOWHERE) continue;
+        s->block = n;
+        blocks[n++] = (ont_plan_block){.bytes = s->bytes, .first = s->first, .last = s->last};
+    }
+    for (uint32_t t = 0; t < p->n_steps; t++) {
+        work[t] = n;
+        if (p->steps[t].work_bytes) blocks[n++] = (ont_plan_block){.bytes = p->steps[t].work_bytes, .first = t, .last = t};
+    }
+    ONT_TRYGOTO(status, done, ont_plan_assign(blocks, n, &p->plan->slab_bytes));
+    p->plan->lower_bound = ont_plan_lower_bound(blocks, n, p->n_steps, per_step);
+    for (uint32_t t = 0; t < p->n_steps; t++)
+        p->plan->work_offsets[t] = p->steps[t].work_bytes ? blocks[work[t]].offset : 0;
+    for (uint32_t i = 0; i < p->g->n_values; i++) {
+        const storage *s = &p->s[root_of(p, i)];
+        ont_place *place = &p->plan->places[i];
+        if (s->kind == ONT_PLACE_SLAB && s->block == NOWHERE) continue;
+        *place = (ont_place){.kind = s->kind};
+        if (s->kind == ONT_PLACE_SLAB) place->offset = blocks[s->block].offset;
+        if (s->kind == ONT_PLACE_OUTPUT) place->index = s->output;
+        if (s->kind == ONT_PLACE_INPUT) place->index = p->g->values[root_of(p, i)]->input;
+        if (s->kind == ONT_PLACE_CONSTANT) place->index = root_of(p, i);
+    }
+done:
+    ont_free(blocks);
+    ont_free(per_step);
+    return status == ONT_OK && !work ? ONT_ENOMEM : status;
+}
+
+ont_status ont_plan_memory(const ont_graph *g, const ont_plan_step *steps, uint32_t n_steps, uint32_t split,
+                           uint32_t n_forward_outputs, bool (*is_view)(const ont_node *), ont_arena *arena, ont_plan *plan)
+{
+    ont_plan result = {0};
+    result.places = ont_arena_array(arena, g->n_values + 1, sizeof *result.places);
+    result.work_offsets = ont_arena_array(arena, n_steps + 1, sizeof *result.work_offsets);
+    result.copied_outputs = ont_arena_array(arena, g->n_outputs + 1, sizeof *result.copied_outputs);
+    if (!result.places || !result.work_offsets || !result.copied_outputs) return ONT_ENOMEM;
+    planner p = {g, steps, n_steps, split, n_forward_outputs, is_view, NULL, &result};
+    p.s = ont_calloc(g->n_values + 1, sizeof *p.s);
+    if (!p.s) return ONT_ENOMEM;
+    ont_status status;
+    ONT_TRYGOTO(status, done, init_storage(&p));
+    mark_lifetimes(&p);
+    claim_outputs(&p);
+    share_inplace(&p);
+    ONT_TRYGOTO(status, done, assign(&p, arena));
+    *plan = result;
+done:
+    ont_free(p.s);
+    return status;
+}

@@ -1,0 +1,62 @@
+/*
+ * Memory plan: where every value of a program lives. A pure function of a specialised graph and its bound kernels'
+ * needs; knows no pointers.
+ */
+#ifndef ONT_PLAN_PLAN_H
+#define ONT_PLAN_PLAN_H
+
+#include "ir/graph.h"
+
+typedef enum ont_place_kind {
+    ONT_PLACE_NONE,     /* not stored: nobody reads it */
+    ONT_PLACE_INPUT,    /* graph input `index`, borrowed */
+    ONT_PLACE_CONSTANT, /* contents in the graph */
+    ONT_PLACE_SLAB,     /* at `offset` of the run's slab */
+    ONT_PLACE_OUTPUT,   /* in the block of graph output `index`, which outlives the run */
+} ont_place_kind;
+
+typedef struct ont_place {
+    ont_place_kind kind;
+    uint32_t index;
+    size_t offset;
+} ont_place;
+
+typedef struct ont_plan_step { /* one node that runs a kernel, in order */
+    const ont_node *node;
+    uint32_t inplace;   /* as in ont_kernel */
+    size_t work_bytes;
+} ont_plan_step;
+
+typedef struct ont_plan { /* arrays live in the arena given */
+    ont_place *places;     /* per value id */
+    size_t *work_offsets;  /* per step, into the slab */
+    bool *copied_outputs;  /* per graph output: not computed in place, copied from its value at the end of its phase */
+    size_t slab_bytes;
+    size_t lower_bound;    /* most bytes live at one step: no plan can need less */
+    uint32_t inplace_count;
+} ont_plan;
+
+enum { ONT_PLAN_ALIGN = 64 };
+
+/*
+ * Steps [0, split) are forward, the rest backward; graph outputs [0, n_forward_outputs) belong to the forward phase.
+ * `is_view(node)` tells whether a node's output 0 is its input 0's storage.
+ *
+ * Offsets are assigned greedily by decreasing size, each into the tightest gap among blocks alive at the same time.
+ * Source: Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020 (greedy by size).
+ */
+ont_status ont_plan_memory(const ont_graph *g, const ont_plan_step *steps, uint32_t n_steps, uint32_t split,
+                           uint32_t n_forward_outputs, bool (*is_view)(const ont_node *), ont_arena *arena,
+                           ont_plan *plan) ONT_MUST_USE;
+
+/* One block of the assignment problem; exposed for tests. */
+typedef struct ont_plan_block {
+    size_t bytes;
+    uint32_t first, last; /* steps at which it is alive, inclusive */
+    size_t offset;        /* result */
+} ont_plan_block;
+
+ont_status ont_plan_assign(ont_plan_block *blocks, uint32_t n, size_t *total) ONT_MUST_USE;
+size_t ont_plan_lower_bound(const ont_plan_block *blocks, uint32_t n, uint32_t n_steps, size_t *per_step);
+
+#endif

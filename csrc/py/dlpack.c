@@ -1,0 +1,162 @@
+/*
+ * DLPack in both directions. See dlpack.h. A deleter may run on any thread, without the GIL, at interpreter exit: it
+ * touches the pool only.
+ */
+#include "py/dlpack.h"
+
+#include "base/alloc.h"
+
+int ont_dlpack_init(ont_state *state)
+{
+    PyObject *torch = PyImport_ImportModule("torch");
+    if (!torch) return -1;
+    state->tensor_type = PyObject_GetAttrString(torch, "Tensor");
+    Py_DECREF(torch);
+    if (!state->tensor_type) return -1;
+    PyObject *capsule = PyObject_GetAttrString(state->tensor_type, "__dlpack_c_exchange_api__");
+    if (!capsule) {
+        PyErr_Clear(); /* an older torch: the Python protocol serves */
+        return 0;
+    }
+    const dlpack_exchange_api *api = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+    Py_DECREF(capsule);
+    if (!api) return -1;
+    while (api && api->version.major != 1) api = api->previous;
+    if (api && api->tensor_from_object && api->managed_to_object) state->dlpack = api;
+    return 0;
+}
+
+static int refuse(const char *what, Py_ssize_t index, const char *reason)
+{
+    PyErr_Format(PyExc_TypeError, "%s %zd: %s", what, index, reason);
+    return -1;
+}
+
+static int view_of(const dlpack_tensor *t, const char *what, Py_ssize_t index, ont_view *view)
+{
+    if (t->device.type != DLPACK_CPU && t->device.type != DLPACK_CUDA_HOST)
+        return refuse(what, index, "the tensor is not on the CPU");
+    if (t->dtype.lanes != 1 || !ont_dtype_from_dlpack(t->dtype.code, t->dtype.bits, &view->dtype))
+        return refuse(what, index, "the tensor's dtype is not supported");
+    view->rank = t->ndim;
+    view->dims = t->shape;
+    view->strides = t->strides;
+    view->data = t->data ? (char *)t->data + t->byte_offset : NULL;
+    return 0;
+}
+
+/* Through tensor.detach().__dlpack__(): the capsule is held until the view is done with. */
+static int borrow_by_protocol(PyObject *tensor, const char *what, Py_ssize_t index, ont_view *view, PyObject **keep)
+{
+    PyObject *detached = PyObject_CallMethod(tensor, "detach", NULL);
+    PyObject *capsule = detached ? PyObject_CallMethod(detached, "__dlpack__", NULL) : NULL;
+    Py_XDECREF(detached);
+    if (!capsule) return -1;
+    const dlpack_managed_legacy *managed = PyCapsule_GetPointer(capsule, "dltensor");
+    if (!managed || view_of(&managed->tensor, what, index, view) < 0) {
+        Py_DECREF(capsule);
+        return -1;
+    }
+    *keep = capsule;
+    return 0;
+}
+
+/* DLPack exports the memory of a conjugate or negative view without the flag: such a tensor must be resolved first. */
+static int is_lazy(PyObject *tensor, const ont_view *view)
+{
+    if (view->dtype != ONT_COMPLEX64 && view->dtype != ONT_COMPLEX128 && !ont_dtype_is_float(view->dtype)) return 0;
+    PyObject *answer = PyObject_CallMethod(tensor, "is_neg", NULL);
+    int lazy = answer ? PyObject_IsTrue(answer) : -1;
+    Py_XDECREF(answer);
+    return lazy;
+}
+
+int ont_dlpack_borrow(const ont_state *state, PyObject *tensor, const char *what, Py_ssize_t index, ont_view *view,
+                      PyObject **keep)
+{
+    int is_tensor = PyObject_IsInstance(tensor, state->tensor_type);
+    if (is_tensor < 0) return -1;
+    if (!is_tensor) return refuse(what, index, "a torch.Tensor is expected");
+    *keep = NULL;
+    if (!state->dlpack) return borrow_by_protocol(tensor, what, index, view, keep);
+    dlpack_tensor borrowed;
+    if (state->dlpack->tensor_from_object(tensor, &borrowed) < 0) return -1;
+    if (view_of(&borrowed, what, index, view) < 0) return -1;
+    /* Only views of complex tensors can be negative, and those are never row-major over one dim: a rare check. */
+    if (!ont_view_is_contiguous(view)) {
+        int lazy = is_lazy(tensor, view);
+        if (lazy < 0) return -1;
+        if (lazy) return refuse(what, index, "a negative view: call resolve_neg() first");
+    }
+    return 0;
+}
+
+typedef struct wrapped {
+    dlpack_managed managed;
+    int64_t strides[ONT_MAX_RANK];
+} wrapped;
+
+static void wrapped_delete(dlpack_managed *self)
+{
+    ont_block_unref(self->manager);
+    ont_free(self);
+}
+
+/* The legacy capsule for torch without the exchange table. */
+typedef struct wrapped_legacy {
+    dlpack_managed_legacy managed;
+    int64_t strides[ONT_MAX_RANK];
+} wrapped_legacy;
+
+static void wrapped_legacy_delete(dlpack_managed_legacy *self)
+{
+    ont_block_unref(self->manager);
+    ont_free(self);
+}
+
+static void fill(dlpack_tensor *t, ont_block *block, int64_t *strides)
+{
+    ont_shape_strides(&block->shape, strides);
+    *t = (dlpack_tensor){.data = block->bytes ? block->data : NULL, .device = {DLPACK_CPU, 0}, .ndim = block->shape.rank};
+    ont_dtype_to_dlpack(block->dtype, &t->dtype.code, &t->dtype.bits);
+    t->dtype.lanes = 1;
+    t->shape = block->shape.dims;
+    t->strides = strides;
+}
+
+static PyObject *wrap_by_protocol(ont_block *block)
+{
+    wrapped_legacy *w = ont_malloc(sizeof *w);
+    if (!w) {
+        ont_block_unref(block);
+        return PyErr_NoMemory();
+    }
+    w->managed.manager = block;
+    w->managed.deleter = wrapped_legacy_delete;
+    fill(&w->managed.tensor, block, w->strides);
+    PyObject *capsule = PyCapsule_New(&w->managed, "dltensor", NULL);
+    PyObject *module = capsule ? PyImport_ImportModule("torch.utils.dlpack") : NULL;
+    PyObject *tensor = module ? PyObject_CallMethod(module, "from_dlpack", "O", capsule) : NULL;
+    if (!tensor) wrapped_legacy_delete(&w->managed); /* not consumed */
+    Py_XDECREF(module);
+    Py_XDECREF(capsule);
+    return tensor;
+}
+
+PyObject *ont_dlpack_wrap(const ont_state *state, ont_block *block)
+{
+    if (!state->dlpack) return wrap_by_protocol(block);
+    wrapped *w = ont_malloc(sizeof *w);
+    if (!w) {
+        ont_block_unref(block);
+        return PyErr_NoMemory();
+    }
+    w->managed.version = (dlpack_version){1, 0};
+    w->managed.manager = block;
+    w->managed.deleter = wrapped_delete;
+    w->managed.flags = 0;
+    fill(&w->managed.tensor, block, w->strides);
+    void *tensor = NULL;
+    if (state->dlpack->managed_to_object(&w->managed, &tensor) < 0) return NULL; /* stolen all the same */
+    return tensor;
+}

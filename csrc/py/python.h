@@ -1,0 +1,40 @@
+/*
+ * What the files of this layer share: the limited API, module state, error mapping. Nothing below includes it.
+ */
+#ifndef ONT_PY_PYTHON_H
+#define ONT_PY_PYTHON_H
+
+#define PY_SSIZE_T_CLEAN
+#ifndef Py_LIMITED_API
+#define Py_LIMITED_API 0x030B0000
+#endif
+#include <Python.h>
+
+#include "run/session.h"
+
+typedef struct ont_state { /* per module */
+    PyTypeObject *session_type, *run_type;
+    PyObject *unsupported_error;
+    PyObject *tensor_type;  /* torch.Tensor */
+    const struct dlpack_exchange_api *dlpack;
+} ont_state;
+
+extern struct PyModuleDef ont_module_def;
+ont_state *ont_get_state(PyObject *module);
+
+/* Sets the Python exception of a failed status, message taken from base/status; returns NULL. */
+PyObject *ont_raise(const ont_state *state, ont_status status);
+
+extern PyType_Spec ont_session_spec, ont_run_spec;
+
+typedef struct ont_session_object {
+    PyObject_HEAD
+    ont_session *session;
+    ont_state *state;
+    PyObject *module;
+} ont_session_object;
+
+/* A Run for a run that forward() left open; steals `run`. */
+PyObject *ont_run_object_new(ont_session_object *session, ont_run *run);
+
+#endif

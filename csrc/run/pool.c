@@ -1,0 +1,138 @@
+/*
+ * Recycled tensor memory. See pool.h. One mutex: blocks are taken a few hundred times a step at the most.
+ */
+#include "run/pool.h"
+
+#include <pthread.h>
+
+#include "base/alloc.h"
+
+struct ont_pool {
+    pthread_mutex_t lock;
+    ont_block *cached; /* most recently returned first */
+    ont_pool_stats stats;
+    uint64_t refs;     /* the owner's, and one a live block */
+};
+
+ont_status ont_pool_create(ont_pool **pool)
+{
+    ont_pool *p = ont_calloc(1, sizeof *p);
+    if (!p) return ONT_ENOMEM;
+    pthread_mutex_init(&p->lock, NULL);
+    p->refs = 1;
+    *pool = p;
+    return ONT_OK;
+}
+
+static void block_free(ont_block *block)
+{
+    ont_buffer_free(block->data, block->bytes);
+    ont_free(block);
+}
+
+static void blocks_free(ont_block *list)
+{
+    for (ont_block *next; list; list = next) {
+        next = list->next;
+        block_free(list);
+    }
+}
+
+static void pool_destroy(ont_pool *pool)
+{
+    blocks_free(pool->cached);
+    pthread_mutex_destroy(&pool->lock);
+    ont_free(pool);
+}
+
+void ont_pool_unref(ont_pool *pool)
+{
+    if (!pool) return;
+    pthread_mutex_lock(&pool->lock);
+    ont_block *cached = pool->cached;
+    pool->cached = NULL;
+    pool->stats.cached_bytes = 0;
+    pool->stats.peak_bytes = 0; /* nobody will take again: keep nothing */
+    bool last = --pool->refs == 0;
+    pthread_mutex_unlock(&pool->lock);
+    blocks_free(cached);
+    if (last) pool_destroy(pool);
+}
+
+/* Unlinks a cached block of exactly that size; NULL where there is none. */
+static ont_block *take_cached(ont_pool *pool, size_t bytes)
+{
+    for (ont_block **link = &pool->cached; *link; link = &(*link)->next) {
+        ont_block *block = *link;
+        if (block->bytes != bytes) continue;
+        *link = block->next;
+        pool->stats.cached_bytes -= bytes;
+        pool->stats.reused++;
+        return block;
+    }
+    return NULL;
+}
+
+ont_status ont_pool_take(ont_pool *pool, ont_dtype dtype, const ont_shape *shape, ont_block **result)
+{
+    size_t bytes;
+    ONT_TRY(ont_shape_bytes(shape, dtype, &bytes));
+    pthread_mutex_lock(&pool->lock);
+    ont_block *block = take_cached(pool, bytes);
+    pthread_mutex_unlock(&pool->lock);
+    if (!block) {
+        block = ont_calloc(1, sizeof *block);
+        if (!block) return ONT_ENOMEM;
+        block->bytes = bytes;
+        block->data = ont_buffer_alloc(bytes);
+        if (!block->data) {
+            ont_free(block);
+            return ONT_ENOMEM;
+        }
+    }
+    block->pool = pool;
+    block->refs = 1;
+    block->next = NULL;
+    block->dtype = dtype;
+    block->shape = *shape;
+    pthread_mutex_lock(&pool->lock);
+    pool->refs++;
+    pool->stats.taken++;
+    pool->stats.live_bytes += bytes;
+    if (pool->stats.live_bytes > pool->stats.peak_bytes) pool->stats.peak_bytes = pool->stats.live_bytes;
+    pthread_mutex_unlock(&pool->lock);
+    *result = block;
+    return ONT_OK;
+}
+
+ont_block *ont_block_ref(ont_block *block)
+{
+    __atomic_fetch_add(&block->refs, 1, __ATOMIC_RELAXED);
+    return block;
+}
+
+void ont_block_unref(ont_block *block)
+{
+    if (!block || __atomic_sub_fetch(&block->refs, 1, __ATOMIC_ACQ_REL) > 0) return;
+    ont_pool *pool = block->pool;
+    pthread_mutex_lock(&pool->lock);
+    pool->stats.live_bytes -= block->bytes;
+    /* What fits under the peak was needed at once before and will be again; what does not is given back, oldest first. */
+    bool keep = pool->stats.live_bytes + pool->stats.cached_bytes + block->bytes <= pool->stats.peak_bytes;
+    if (keep) {
+        block->next = pool->cached;
+        pool->cached = block;
+        pool->stats.cached_bytes += block->bytes;
+    }
+    bool last = --pool->refs == 0;
+    pthread_mutex_unlock(&pool->lock);
+    if (!keep) block_free(block);
+    if (last) pool_destroy(pool);
+}
+
+void ont_pool_get_stats(ont_pool *pool, ont_pool_stats *stats)
+{
+    pthread_mutex_lock(&pool->lock);
+    *stats = pool->stats;
+    pthread_mutex_unlock(&pool->lock);
+}

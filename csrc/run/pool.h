@@ -1,0 +1,38 @@
+/*
+ * Recycled tensor memory: outputs, gradients and copies of strided inputs live in blocks of a pool.
+ *
+ * A block goes back when its last reference is dropped, from any thread, with or without the GIL, also after the
+ * session is gone: the pool lives as long as its last block. Fresh pages cost ten times a warm write, so blocks are
+ * kept by exact size, up to what was once live at the same time.
+ */
+#ifndef ONT_RUN_POOL_H
+#define ONT_RUN_POOL_H
+
+#include "base/shape.h"
+
+typedef struct ont_pool ont_pool;
+
+typedef struct ont_block {
+    void *data;
+    size_t bytes;
+    ont_dtype dtype;
+    ont_shape shape;
+    /* private to the pool */
+    ont_pool *pool;
+    struct ont_block *next;
+    int refs;
+} ont_block;
+
+typedef struct ont_pool_stats {
+    size_t live_bytes, cached_bytes, peak_bytes;
+    uint64_t taken, reused;
+} ont_pool_stats;
+
+ont_status ont_pool_create(ont_pool **pool) ONT_MUST_USE;
+void ont_pool_unref(ont_pool *pool); /* cached blocks go now, live ones when they are dropped */
+ont_status ont_pool_take(ont_pool *pool, ont_dtype dtype, const ont_shape *shape, ont_block **block) ONT_MUST_USE;
+ont_block *ont_block_ref(ont_block *block);
+void ont_block_unref(ont_block *block); /* NULL is fine */
+void ont_pool_get_stats(ont_pool *pool, ont_pool_stats *stats);
+
+#endif

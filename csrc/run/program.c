@@ -1,0 +1,196 @@
+/*
+ * Building a program: specialise, infer and fold, differentiate, optimise, bind kernels, plan memory.
+ */
+#include "run/program.h"
+
+#include <inttypes.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/alloc.h"
+#include "base/log.h"
+#include "passes/pipeline.h"
+#include "run/run.h"
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* Puts the call's shape on one input, checked against what the model declares; symbols get one size each. */
+static ont_status specialise_input(ont_value *input, const ont_view *view, int64_t *sizes, const ont_graph *g)
+{
+    if (view->dtype != input->dtype)
+        return ont_fail(ONT_ETYPE, "input '%s': dtype is %s, the graph has %s", input->name, ont_dtype_name(view->dtype),
+                        ont_dtype_name(input->dtype));
+    if (view->rank > ONT_MAX_RANK)
+        return ont_fail(ONT_EUNSUPPORTED, "input '%s': rank %d, at most %d", input->name, view->rank, ONT_MAX_RANK);
+    ont_shape shape = ont_shape_of(view->rank, view->dims);
+    char text[ONT_SHAPE_TEXT], declared[ONT_SHAPE_TEXT];
+    if (input->has_shape && input->shape.rank != shape.rank)
+        return ont_fail(ONT_EINVAL, "input '%s': shape is %s, the graph has %s", input->name, ont_shape_text(&shape, text),
+                        ont_shape_text(&input->shape, declared));
+    for (int i = 0; input->has_shape && i < shape.rank; i++) {
+        int64_t dim = input->shape.dims[i];
+        if (dim >= 0 && dim != shape.dims[i])
+            return ont_fail(ONT_EINVAL, "input '%s': shape is %s, the graph has %s", input->name,
+                            ont_shape_text(&shape, text), ont_shape_text(&input->shape, declared));
+        if (dim >= 0 || dim == ONT_DIM_UNKNOWN) continue;
+        int64_t *size = &sizes[ONT_DIM_SYMBOL_INDEX(dim)];
+        if (*size >= 0 && *size != shape.dims[i])
+            return ont_fail(ONT_EINVAL, "input '%s': dim %d is %" PRId64 ", but '%s' is %" PRId64 " elsewhere", input->name,
+                            i, shape.dims[i], g->symbols[ONT_DIM_SYMBOL_INDEX(dim)], *size);
+        *size = shape.dims[i];
+    }
+    input->has_shape = true;
+    input->shape = shape;
+    return ONT_OK;
+}
+
+static ont_status specialise(ont_graph *g, const ont_view *inputs)
+{
+    int64_t *sizes = ont_arena_array(&g->arena, g->n_symbols + 1, sizeof *sizes);
+    if (!sizes) return ONT_ENOMEM;
+    for (uint32_t i = 0; i < g->n_symbols; i++) sizes[i] = -1;
+    for (uint32_t i = 0; i < g->n_inputs; i++) ONT_TRY(specialise_input(g->inputs[i], &inputs[i], sizes, g));
+    for (uint32_t i = 0; i < g->n_values; i++) /* what the model claims of inner values is inferred anew */
+        if (g->values[i]->kind == ONT_VALUE_NODE) {
+            g->values[i]->has_shape = false;
+            g->values[i]->dtype = ONT_UNDEFINED;
+        }
+    return ONT_OK;
+}
+
+static bool is_view(const ont_node *node)
+{
+    return node->op->flags & ONT_OP_VIEW;
+}
+
+static ont_status bind_step(ont_program *p, const ont_node *node, ont_step *step, ont_plan_step *need)
+{
+    const ont_kernel *kernel;
+    ONT_TRY(ont_op_choose(node, &kernel));
+    step->node = node;
+    step->in = ont_arena_array(&p->arena, node->n_inputs + 1, sizeof *step->in);
+    step->out = ont_arena_array(&p->arena, node->n_outputs + 1, sizeof *step->out);
+    if (!step->in || !step->out) return ONT_ENOMEM;
+    for (uint32_t i = 0; i < node->n_inputs; i++)
+        step->in[i] = node->inputs[i].value ? node->inputs[i].value->id : ONT_STEP_ABSENT;
+    for (uint32_t i = 0; i < node->n_outputs; i++)
+        step->out[i] = node->outputs[i] ? node->outputs[i]->id : ONT_STEP_ABSENT;
+    if (node->n_inputs > p->max_in) p->max_in = node->n_inputs;
+    if (node->n_outputs > p->max_out) p->max_out = node->n_outputs;
+    ont_prepared prepared = {0};
+    if (kernel->prepare)
+        ONT_TRY(ont_context(kernel->prepare(node, &p->arena, &prepared), "%s '%s'", node->op_type, node->name));
+    step->kernel = kernel;
+    step->state = prepared.state;
+    *need = (ont_plan_step){.node = node, .inplace = kernel->inplace, .work_bytes = prepared.work_bytes};
+    return ONT_OK;
+}
+
+static ont_status bind_steps(ont_program *p, ont_plan_step **needs)
+{
+    uint32_t n = 0;
+    for (const ont_node *node = p->graph->first; node; node = node->next) n += !is_view(node);
+    p->steps = ont_arena_array(&p->arena, n + 1, sizeof *p->steps);
+    *needs = ont_arena_array(&p->arena, n + 1, sizeof **needs);
+    if (!p->steps || !*needs) return ONT_ENOMEM;
+    for (const ont_node *node = p->graph->first; node; node = node->next) {
+        if (is_view(node)) continue;
+        if (!node->backward) p->split = p->n_steps + 1;
+        ONT_TRY(bind_step(p, node, &p->steps[p->n_steps], &(*needs)[p->n_steps]));
+        p->n_steps++;
+    }
+    return ONT_OK;
+}
+
+static void mark_saved_value(ont_program *p, uint32_t id)
+{
+    const ont_place *place = &p->plan.places[id];
+    if (place->kind == ONT_PLACE_INPUT && place->index < p->grads.n_forward_inputs) p->saved_inputs[place->index] = 1;
+    if (place->kind == ONT_PLACE_OUTPUT && place->index < p->grads.n_forward_outputs) p->saved_outputs[place->index] = 1;
+}
+
+/* Which borrowed inputs and handed-out outputs backward reads: those that the caller must keep unchanged. */
+static ont_status mark_saved(ont_program *p)
+{
+    p->saved_inputs = ont_arena_array(&p->arena, p->grads.n_forward_inputs + 1, 1);
+    p->saved_outputs = ont_arena_array(&p->arena, p->grads.n_forward_outputs + 1, 1);
+    if (!p->saved_inputs || !p->saved_outputs) return ONT_ENOMEM;
+    for (uint32_t t = p->split; t < p->n_steps; t++)
+        for (uint32_t i = 0; i < p->steps[t].node->n_inputs; i++)
+            if (p->steps[t].in[i] != ONT_STEP_ABSENT) mark_saved_value(p, p->steps[t].in[i]);
+    for (uint32_t i = p->grads.n_forward_outputs; i < p->graph->n_outputs; i++)
+        if (p->plan.copied_outputs[i]) mark_saved_value(p, p->graph->outputs[i]->id);
+    return ONT_OK;
+}
+
+static ont_status differentiate(ont_program *p, const uint8_t *wants)
+{
+    bool any = false;
+    for (uint32_t i = 0; wants && i < p->graph->n_inputs; i++) any |= wants[i] != 0;
+    if (any) {
+        ONT_TRY(ont_pass_grad(p->graph, wants, &p->grads));
+        p->differentiable = p->graph->n_outputs > p->grads.n_forward_outputs;
+        return ONT_OK;
+    }
+    p->grads.n_forward_inputs = p->graph->n_inputs;
+    p->grads.n_forward_outputs = p->graph->n_outputs;
+    return ONT_OK;
+}
+
+static ont_status build(ont_program *p, const ont_graph *loaded, const ont_view *inputs, const uint8_t *wants)
+{
+    ont_plan_step *needs;
+    ONT_TRY(ont_graph_clone(loaded, &p->graph));
+    ONT_TRY(specialise(p->graph, inputs));
+    ONT_TRY(ont_passes_before_grad(p->graph));
+    ONT_TRY(differentiate(p, wants));
+    ONT_TRY(ont_passes_after_grad(p->graph));
+    ONT_TRY(bind_steps(p, &needs));
+    ONT_TRY(ont_plan_memory(p->graph, needs, p->n_steps, p->split, p->grads.n_forward_outputs, is_view, &p->arena,
+                            &p->plan));
+    for (uint32_t t = 0; t < p->n_steps; t++) p->steps[t].work_offset = p->plan.work_offsets[t];
+    return mark_saved(p);
+}
+
+ont_status ont_program_build(const ont_graph *loaded, const ont_view *inputs, const uint8_t *wants, ont_program **program)
+{
+    double start = now();
+    ont_program *p = ont_calloc(1, sizeof *p);
+    if (!p) return ONT_ENOMEM;
+    ont_arena_init(&p->arena);
+    pthread_mutex_init(&p->lock, NULL);
+    p->refs = 1;
+    ont_status status = build(p, loaded, inputs, wants);
+    if (status != ONT_OK) {
+        ont_program_unref(p);
+        return status;
+    }
+    p->build_seconds = now() - start;
+    ont_log(ONT_LOG_INFO, "program of %u steps (%u forward), slab %.1f MiB (lower bound %.1f), built in %.1f ms", p->n_steps,
+            p->split, (double)p->plan.slab_bytes / 0x1p20, (double)p->plan.lower_bound / 0x1p20, p->build_seconds * 1e3);
+    *program = p;
+    return ONT_OK;
+}
+
+ont_program *ont_program_ref(ont_program *program)
+{
+    __atomic_fetch_add(&program->refs, 1, __ATOMIC_RELAXED);
+    return program;
+}
+
+void ont_program_unref(ont_program *p)
+{
+    if (!p || __atomic_sub_fetch(&p->refs, 1, __ATOMIC_ACQ_REL) > 0) return;
+    ont_run_free_idle(p);
+    for (uint32_t t = 0; p->steps && t < p->n_steps; t++)
+        if (p->steps[t].state && p->steps[t].kernel->release) p->steps[t].kernel->release(p->steps[t].state);
+    ont_graph_destroy(p->graph);
+    ont_arena_deinit(&p->arena);
+    pthread_mutex_destroy(&p->lock);
+    ont_free(p);
+}

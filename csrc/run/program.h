@@ -1,0 +1,59 @@
+/*
+ * A program: one graph specialised to concrete shapes and to a set of inputs that want gradients, differentiated,
+ * planned and bound to kernels. Built in milliseconds, immutable afterwards; runs carry what changes.
+ */
+#ifndef ONT_RUN_PROGRAM_H
+#define ONT_RUN_PROGRAM_H
+
+#include <pthread.h>
+
+#include "passes/pass.h"
+#include "plan/plan.h"
+#include "run/pool.h"
+
+/* A tensor that somebody else owns, as DLPack describes it. */
+typedef struct ont_view {
+    ont_dtype dtype;
+    int32_t rank;
+    const int64_t *dims;
+    const int64_t *strides; /* in elements; NULL: row-major */
+    void *data;
+} ont_view;
+
+typedef struct ont_step {
+    const ont_kernel *kernel;
+    const ont_node *node;
+    void *state;
+    uint32_t *in, *out; /* value ids; ONT_STEP_ABSENT where left out */
+    size_t work_offset;
+} ont_step;
+
+enum { ONT_STEP_ABSENT = UINT32_MAX };
+
+typedef struct ont_program {
+    ont_graph *graph;
+    ont_arena arena;
+    ont_gradients grads;
+    ont_plan plan;
+    ont_step *steps;
+    uint32_t n_steps, split;
+    uint32_t max_in, max_out;       /* widest step */
+    bool differentiable;            /* backward has something to do */
+    uint8_t *saved_inputs;          /* per forward input: backward reads it */
+    uint8_t *saved_outputs;         /* per forward output: backward reads its block */
+    double build_seconds;
+    uint64_t last_used;
+    /* shared: the cache holds one reference, every run one; runs that ended are kept for the next */
+    int refs;
+    pthread_mutex_t lock;
+    struct ont_run *idle;
+    uint32_t n_idle;
+} ont_program;
+
+/* Takes its own copy of `loaded`, whose constants' contents it shares: `loaded` must outlive it. */
+ont_status ont_program_build(const ont_graph *loaded, const ont_view *inputs, const uint8_t *wants,
+                             ont_program **program) ONT_MUST_USE;
+ont_program *ont_program_ref(ont_program *program);
+void ont_program_unref(ont_program *program);
+
+#endif

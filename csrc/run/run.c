@@ -1,0 +1,277 @@
+/*
+ * The executor: fills a table of pointers, then calls the bound kernels in order. See run.h.
+ */
+#include "run/run.h"
+
+#include <string.h>
+
+#include "base/alloc.h"
+
+struct ont_run {
+    ont_program *program;
+    ont_pool *pool;
+    uint64_t seed;
+    char *slab;
+    void **pointers;       /* per value id */
+    const void **in;       /* scratch for one step */
+    void **out;
+    ont_block **outputs;   /* per graph output: blocks that the run references; gradients while backward runs */
+    ont_block **copies;    /* row-major copies of strided inputs, as many as n_copies */
+    uint32_t n_copies, max_copies;
+    ont_run *next;         /* in the program's idle list */
+};
+
+enum { IDLE_RUNS = 2 }; /* kept with their slabs: one for training, one more for overlapping forwards */
+
+static void run_destroy(ont_run *run)
+{
+    if (!run) return;
+    ont_buffer_free(run->slab, run->program->plan.slab_bytes);
+    ont_free(run->pointers);
+    ont_free(run->in);
+    ont_free(run->out);
+    ont_free(run->outputs);
+    ont_free(run->copies);
+    ont_free(run);
+}
+
+void ont_run_free_idle(ont_program *program)
+{
+    for (ont_run *run = program->idle, *next; run; run = next) {
+        next = run->next;
+        run_destroy(run);
+    }
+    program->idle = NULL;
+}
+
+/* Pointers into slab and constants hold for the run's life; inputs and outputs are set at each call. */
+static void set_fixed_pointers(ont_run *run)
+{
+    const ont_program *p = run->program;
+    for (uint32_t i = 0; i < p->graph->n_values; i++) {
+        const ont_place *place = &p->plan.places[i];
+        if (place->kind == ONT_PLACE_SLAB) run->pointers[i] = run->slab + place->offset;
+        if (place->kind == ONT_PLACE_CONSTANT) run->pointers[i] = p->graph->values[place->index]->data->data;
+    }
+}
+
+static ont_status run_create(ont_program *p, ont_run **result)
+{
+    ont_run *run = ont_calloc(1, sizeof *run);
+    if (!run) return ONT_ENOMEM;
+    run->program = p;
+    run->max_copies = p->graph->n_inputs * 2 + 1;
+    run->slab = ont_buffer_alloc(p->plan.slab_bytes);
+    run->pointers = ont_calloc(p->graph->n_values + 1, sizeof *run->pointers);
+    run->in = ont_calloc(p->max_in + 1, sizeof *run->in);
+    run->out = ont_calloc(p->max_out + 1, sizeof *run->out);
+    run->outputs = ont_calloc(p->graph->n_outputs + 1, sizeof *run->outputs);
+    run->copies = ont_calloc(run->max_copies, sizeof *run->copies);
+    if (!run->slab || !run->pointers || !run->in || !run->out || !run->outputs || !run->copies) {
+        run_destroy(run);
+        return ONT_ENOMEM;
+    }
+    set_fixed_pointers(run);
+    *result = run;
+    return ONT_OK;
+}
+
+static ont_status run_take(ont_program *p, ont_pool *pool, uint64_t seed, ont_run **result)
+{
+    pthread_mutex_lock(&p->lock);
+    ont_run *run = p->idle;
+    if (run) {
+        p->idle = run->next;
+        p->n_idle--;
+    }
+    pthread_mutex_unlock(&p->lock);
+    if (!run) ONT_TRY(run_create(p, &run));
+    ont_program_ref(p);
+    run->pool = pool;
+    run->seed = seed;
+    run->next = NULL;
+    *result = run;
+    return ONT_OK;
+}
+
+void ont_run_release(ont_run *run)
+{
+    if (!run) return;
+    ont_program *p = run->program;
+    for (uint32_t i = 0; i < p->graph->n_outputs; i++) {
+        ont_block_unref(run->outputs[i]);
+        run->outputs[i] = NULL;
+    }
+    for (uint32_t i = 0; i < run->n_copies; i++) ont_block_unref(run->copies[i]);
+    run->n_copies = 0;
+    pthread_mutex_lock(&p->lock);
+    bool keep = p->n_idle < IDLE_RUNS;
+    if (keep) {
+        run->next = p->idle;
+        p->idle = run;
+        p->n_idle++;
+    }
+    pthread_mutex_unlock(&p->lock);
+    if (!keep) run_destroy(run);
+    ont_program_unref(p);
+}
+
+const ont_program *ont_run_program(const ont_run *run)
+{
+    return run->program;
+}
+
+/* Row-major contents of a view: its own memory, or a copy that lives as long as the run. */
+static ont_status materialise(ont_run *run, const ont_view *view, void **data)
+{
+    if (ont_view_is_contiguous(view)) {
+        *data = view->data;
+        return ONT_OK;
+    }
+    ont_shape shape = ont_shape_of(view->rank, view->dims);
+    ont_block *block;
+    ONT_TRY(ont_pool_take(run->pool, view->dtype, &shape, &block));
+    run->copies[run->n_copies++] = block;
+    ont_view_copy(view, block->data);
+    *data = block->data;
+    return ONT_OK;
+}
+
+/* Points every value that lies in a graph input or output block to where that is now. */
+static void set_bound_pointers(ont_run *run, void *const *inputs)
+{
+    const ont_program *p = run->program;
+    for (uint32_t i = 0; i < p->graph->n_values; i++) {
+        const ont_place *place = &p->plan.places[i];
+        if (place->kind == ONT_PLACE_INPUT && inputs[place->index]) run->pointers[i] = inputs[place->index];
+        if (place->kind == ONT_PLACE_OUTPUT && run->outputs[place->index])
+            run->pointers[i] = run->outputs[place->index]->data;
+    }
+}
+
+static ont_status execute(ont_run *run, uint32_t first, uint32_t last)
+{
+    const ont_program *p = run->program;
+    ont_call call = {.in = run->in, .out = run->out, .seed = run->seed};
+    for (uint32_t t = first; t < last; t++) {
+        const ont_step *step = &p->steps[t];
+        for (uint32_t i = 0; i < step->node->n_inputs; i++)
+            run->in[i] = step->in[i] == ONT_STEP_ABSENT ? NULL : run->pointers[step->in[i]];
+        for (uint32_t i = 0; i < step->node->n_outputs; i++)
+            run->out[i] = step->out[i] == ONT_STEP_ABSENT ? NULL : run->pointers[step->out[i]];
+        call.node = step->node;
+        call.state = step->state;
+        call.work = run->slab + step->work_offset;
+        ont_status status = step->kernel->run(&call);
+        if (status != ONT_OK) return ont_context(status, "%s '%s'", step->node->op_type, step->node->name);
+    }
+    return ONT_OK;
+}
+
+/* Blocks for graph outputs [first, last), before their phase. */
+static ont_status take_outputs(ont_run *run, uint32_t first, uint32_t last)
+{
+    for (uint32_t i = first; i < last; i++) {
+        const ont_value *v = run->program->graph->outputs[i];
+        ONT_TRY(ont_pool_take(run->pool, v->dtype, &v->shape, &run->outputs[i]));
+    }
+    return ONT_OK;
+}
+
+static void copy_outputs(ont_run *run, uint32_t first, uint32_t last)
+{
+    const ont_program *p = run->program;
+    for (uint32_t i = first; i < last; i++) {
+        ont_block *block = run->outputs[i];
+        if (p->plan.copied_outputs[i] && block->bytes)
+            memcpy(block->data, run->pointers[p->graph->outputs[i]->id], block->bytes);
+    }
+}
+
+ont_status ont_run_forward(ont_program *p, ont_pool *pool, const ont_view *inputs, uint64_t seed, ont_block **outputs,
+                           ont_run **result)
+{
+    ont_run *run = NULL;
+    void **data = ont_calloc(p->graph->n_inputs + 1, sizeof *data);
+    if (!data) return ONT_ENOMEM;
+    ont_status status = run_take(p, pool, seed, &run);
+    if (status != ONT_OK) goto done;
+    for (uint32_t i = 0; i < p->grads.n_forward_inputs; i++)
+        ONT_TRYGOTO(status, fail, materialise(run, &inputs[i], &data[i]));
+    ONT_TRYGOTO(status, fail, take_outputs(run, 0, p->grads.n_forward_outputs));
+    set_bound_pointers(run, data);
+    ONT_TRYGOTO(status, fail, execute(run, 0, p->split));
+    copy_outputs(run, 0, p->grads.n_forward_outputs);
+    for (uint32_t i = 0; i < p->grads.n_forward_outputs; i++) {
+        outputs[i] = run->outputs[i];
+        run->outputs[i] = p->differentiable && p->saved_outputs[i] ? ont_block_ref(outputs[i]) : NULL;
+    }
+    for (uint32_t i = 0; i < run->n_copies; i++) ont_block_unref(run->copies[i]);
+    run->n_copies = 0; /* backward gets its inputs again */
+    if (p->differentiable) {
+        *result = run;
+        goto done;
+    }
+    *result = NULL;
+fail:
+    ont_run_release(run);
+done:
+    ont_free(data);
+    return status;
+}
+
+/* The gradient of a forward output as row-major memory; zeros where there is none. */
+static ont_status bind_gradient(ont_run *run, const ont_value *input, const ont_view *view, void **data)
+{
+    if (view->rank < 0) {
+        ont_block *block;
+        ONT_TRY(ont_pool_take(run->pool, input->dtype, &input->shape, &block));
+        run->copies[run->n_copies++] = block;
+        if (block->bytes) memset(block->data, 0, block->bytes);
+        *data = block->data;
+        return ONT_OK;
+    }
+    ont_shape shape = ont_shape_of(view->rank <= ONT_MAX_RANK ? view->rank : 0, view->dims);
+    if (view->dtype != input->dtype || view->rank > ONT_MAX_RANK || !ont_shape_equal(&shape, &input->shape)) {
+        char got[ONT_SHAPE_TEXT], expected[ONT_SHAPE_TEXT];
+        return ont_fail(ONT_EINVAL, "'%s': gradient is %s%s, expected %s%s", input->name, ont_dtype_name(view->dtype),
+                        ont_shape_text(&shape, got), ont_dtype_name(input->dtype), ont_shape_text(&input->shape, expected));
+    }
+    return materialise(run, view, data);
+}
+
+static ont_status bind_backward(ont_run *run, const ont_view *inputs, const ont_view *outputs, const ont_view *grads,
+                                void **data)
+{
+    const ont_program *p = run->program;
+    for (uint32_t i = 0; i < p->grads.n_forward_inputs; i++)
+        if (p->saved_inputs[i]) ONT_TRY(materialise(run, &inputs[i], &data[i]));
+    for (uint32_t i = 0; i < p->grads.n_forward_outputs; i++) {
+        int32_t input = p->grads.grad_input[i];
+        if (input >= 0) ONT_TRY(bind_gradient(run, p->graph->inputs[input], &grads[i], &data[input]));
+    }
+    ONT_TRY(take_outputs(run, p->grads.n_forward_outputs, p->graph->n_outputs));
+    set_bound_pointers(run, data);
+    (void)outputs; /* the run holds their blocks; the caller has asked autograd that they are unchanged */
+    return ONT_OK;
+}
+
+ont_status ont_run_backward(ont_run *run, const ont_view *inputs, const ont_view *outputs, const ont_view *grads,
+                            ont_block **in_grads)
+{
+    const ont_program *p = run->program;
+    void **data = ont_calloc(p->graph->n_inputs + 1, sizeof *data);
+    ont_status status = data ? bind_backward(run, inputs, outputs, grads, data) : ONT_ENOMEM;
+    if (status == ONT_OK) status = execute(run, p->split, p->n_steps);
+    if (status == ONT_OK) {
+        copy_outputs(run, p->grads.n_forward_outputs, p->graph->n_outputs);
+        for (uint32_t i = 0; i < p->grads.n_forward_inputs; i++) {
+            int32_t output = p->grads.grad_output[i];
+            in_grads[i] = output < 0 ? NULL : run->outputs[output];
+            if (output >= 0) run->outputs[output] = NULL; /* the caller's now */
+        }
+    }
+    ont_run_release(run);
+    ont_free(data);
+    return status;
+}

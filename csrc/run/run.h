@@ -1,0 +1,35 @@
+/*
+ * A run: one forward of a program and the backward that may follow. Owns its slab (activations) until backward has
+ * ended or it is released; holds the output blocks that backward reads.
+ */
+#ifndef ONT_RUN_RUN_H
+#define ONT_RUN_RUN_H
+
+#include "run/program.h"
+
+typedef struct ont_run ont_run;
+
+/*
+ * Executes the forward part. outputs: one block per forward output, each a reference for the caller. *run is NULL
+ * where the program has nothing to differentiate. The pool must be the session's, the same for all runs of a program.
+ */
+ont_status ont_run_forward(ont_program *program, ont_pool *pool, const ont_view *inputs, uint64_t seed,
+                           ont_block **outputs, ont_run **run) ONT_MUST_USE;
+
+/*
+ * Executes the backward part, once. `inputs` and `outputs` hold the tensors that saved_inputs and saved_outputs ask
+ * for (others are ignored), `grads` one per forward output (data NULL with rank -1: zero). in_grads: per forward
+ * input a block for the caller, or NULL where none flows. The slab is given back on success and on failure.
+ */
+ont_status ont_run_backward(ont_run *run, const ont_view *inputs, const ont_view *outputs, const ont_view *grads,
+                            ont_block **in_grads) ONT_MUST_USE;
+
+void ont_run_release(ont_run *run); /* the run is gone afterwards; its slab may serve the next one */
+const ont_program *ont_run_program(const ont_run *run);
+void ont_run_free_idle(ont_program *program); /* called by the program when it goes */
+
+/* Row-major copy of a strided tensor. */
+void ont_view_copy(const ont_view *view, void *to);
+bool ont_view_is_contiguous(const ont_view *view);
+
+#endif

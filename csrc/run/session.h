@@ -1,0 +1,34 @@
+/*
+ * A session: one loaded graph, its pool, and the programs specialised from it (least recently used goes first).
+ * Not locked: py/ calls it with the GIL held; kernels run without.
+ */
+#ifndef ONT_RUN_SESSION_H
+#define ONT_RUN_SESSION_H
+
+#include "run/run.h"
+
+typedef struct ont_session ont_session;
+
+typedef struct ont_session_stats {
+    uint64_t programs_built, program_hits;
+    double build_seconds;                  /* all programs */
+    double last_build_seconds;
+    size_t slab_bytes, slab_lower_bound;   /* of the program used last */
+    uint32_t steps, forward_steps;
+    ont_pool_stats pool;
+} ont_session_stats;
+
+/* Takes the graph over, also on failure. */
+ont_status ont_session_create(ont_graph *graph, uint32_t max_programs, ont_session **session) ONT_MUST_USE;
+void ont_session_destroy(ont_session *session); /* programs with live runs stay until those end; see session.c */
+const ont_graph *ont_session_graph(const ont_session *session);
+ont_pool *ont_session_pool(ont_session *session);
+/* Whether any operator of the graph draws random numbers. */
+bool ont_session_is_random(const ont_session *session);
+/* Borrowed until the next call. `wants`: per input, nonzero where a gradient will be asked for. */
+ont_status ont_session_program(ont_session *session, const ont_view *inputs, const uint8_t *wants,
+                               ont_program **program) ONT_MUST_USE;
+const ont_program *ont_session_last_program(const ont_session *session); /* NULL before the first */
+void ont_session_get_stats(const ont_session *session, ont_session_stats *stats);
+
+#endif
