@@ -52,6 +52,9 @@ class Session:
     def text(self, stage: str = "loaded") -> str:
         """The graph as ONNX-style text: "loaded", or "program" for the latest specialised one."""
 
+    def kernels(self) -> list[tuple[str, str, bool]]:
+        """(node, kernel, backward) for every step of the latest program."""
+
 class Run:
     """A forward that waits for its backward; owns the activations until then."""
 
@@ -98,3 +101,6 @@ def fail_allocation_after(countdown: int) -> bool:
 def disable_kernels(names: Sequence[str]) -> None:
     """Kernels with these names decline every node from now on (tests compare each kernel with the reference).
     Programs already built keep theirs."""
+
+def set_log_level(level: int) -> None:
+    """Lines of the core below this `logging` level are not made at all."""

@@ -164,5 +164,7 @@ const ont_op *ont_op_find(const char *domain, const char *name, int64_t version)
 const ont_op *const *ont_op_all(size_t *count);
 /* The first kernel that accepts, each refusal logged at debug; EUNSUPPORTED lists the reasons. */
 ont_status ont_op_choose(const ont_node *node, const ont_kernel **kernel) ONT_MUST_USE;
+/* Comma-separated names of kernels that decline everything from now on; NULL or "": none. */
+ont_status ont_op_disable_kernels(const char *names) ONT_MUST_USE;
 
 #endif

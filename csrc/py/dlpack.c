@@ -82,8 +82,9 @@ int ont_dlpack_borrow(const ont_state *state, PyObject *tensor, const char *what
     dlpack_tensor borrowed;
     if (state->dlpack->tensor_from_object(tensor, &borrowed) < 0) return -1;
     if (view_of(&borrowed, what, index, view) < 0) return -1;
-    /* Only views of complex tensors can be negative, and those are never row-major over one dim: a rare check. */
-    if (!ont_view_is_contiguous(view)) {
+    /* Negative views are imaginary parts of conjugates: strided, or a single number. Others skip the attribute call. */
+    ont_shape shape = ont_shape_of(view->rank <= ONT_MAX_RANK ? view->rank : 0, view->dims);
+    if (!ont_view_is_contiguous(view) || ont_shape_count(&shape) == 1) {
         int lazy = is_lazy(tensor, view);
         if (lazy < 0) return -1;
         if (lazy) return refuse(what, index, "a negative view: call resolve_neg() first");

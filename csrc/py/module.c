@@ -1,0 +1,187 @@
+/*
+ * The extension module: types, the functions that describe the build, test hooks, and the log sink.
+ */
+#include "py/dlpack.h" /* Python.h before any system header */
+
+#include <stdlib.h>
+
+#include "base/alloc.h"
+#include "base/log.h"
+#include "base/parallel.h"
+#include "passes/pipeline.h"
+
+#ifndef ONT_VERSION
+#define ONT_VERSION "0.0.0"
+#endif
+
+ont_state *ont_get_state(PyObject *module)
+{
+    return PyModule_GetState(module);
+}
+
+/* Hands a line of the core to logging.getLogger("onnxtrain"); takes the GIL, so it may be called from any thread. */
+static void log_to_python(ont_log_level level, const char *line)
+{
+    if (!Py_IsInitialized()) return;
+    PyGILState_STATE gil = PyGILState_Ensure();
+    PyObject *type, *value, *trace; /* a log line must not disturb an exception that is being raised */
+    PyErr_Fetch(&type, &value, &trace);
+    PyObject *logging = PyImport_ImportModule("logging");
+    PyObject *logger = logging ? PyObject_CallMethod(logging, "getLogger", "s", "onnxtrain") : NULL;
+    PyObject *result = logger ? PyObject_CallMethod(logger, "log", "iss", (int)level, "%s", line) : NULL;
+    Py_XDECREF(result);
+    Py_XDECREF(logger);
+    Py_XDECREF(logging);
+    PyErr_Restore(type, value, trace);
+    PyGILState_Release(gil);
+}
+
+static PyObject *set_log_level(PyObject *module, PyObject *args)
+{
+    (void)module;
+    int level;
+    if (!PyArg_ParseTuple(args, "i:set_log_level", &level)) return NULL;
+    ont_log_install(log_to_python, (ont_log_level)level);
+    Py_RETURN_NONE;
+}
+
+static PyObject *operators(PyObject *module, PyObject *unused)
+{
+    (void)module;
+    (void)unused;
+    size_t n;
+    const ont_op *const *all = ont_op_all(&n);
+    PyObject *list = PyList_New(0);
+    for (size_t i = 0; list && i < n; i++) {
+        PyObject *kernels = PyList_New(0);
+        for (uint32_t k = 0; kernels && k < all[i]->n_kernels; k++) {
+            PyObject *name = PyUnicode_FromString(all[i]->kernels[k].name);
+            if (!name || PyList_Append(kernels, name) < 0) Py_CLEAR(kernels);
+            Py_XDECREF(name);
+        }
+        PyObject *item = !kernels ? NULL
+                                  : Py_BuildValue("{ss ss si sN sN sN sN}", "domain", all[i]->domain, "name", all[i]->name,
+                                                  "since", all[i]->since, "grad", PyBool_FromLong(all[i]->grad != NULL),
+                                                  "view", PyBool_FromLong(all[i]->flags & ONT_OP_VIEW), "random",
+                                                  PyBool_FromLong(all[i]->flags & ONT_OP_RANDOM), "kernels", kernels);
+        if (!item || PyList_Append(list, item) < 0) Py_CLEAR(list);
+        Py_XDECREF(item);
+    }
+    return list;
+}
+
+static PyObject *disable_kernels(PyObject *module, PyObject *args)
+{
+    PyObject *names;
+    if (!PyArg_ParseTuple(args, "O:disable_kernels", &names)) return NULL;
+    PyObject *comma = PyUnicode_FromString(",");
+    PyObject *joined = comma ? PyUnicode_Join(comma, names) : NULL;
+    PyObject *bytes = joined ? PyUnicode_AsUTF8String(joined) : NULL;
+    Py_XDECREF(comma);
+    Py_XDECREF(joined);
+    if (!bytes) return NULL;
+    ont_status status = ont_op_disable_kernels(PyBytes_AsString(bytes));
+    Py_DECREF(bytes);
+    if (status != ONT_OK) return ont_raise(ont_get_state(module), status);
+    Py_RETURN_NONE;
+}
+
+static PyObject *live_blocks(PyObject *module, PyObject *unused)
+{
+    (void)module;
+    (void)unused;
+    return PyLong_FromLongLong(ont_alloc_live());
+}
+
+static PyObject *fail_allocation_after(PyObject *module, PyObject *args)
+{
+    (void)module;
+    long long countdown;
+    if (!PyArg_ParseTuple(args, "L:fail_allocation_after", &countdown)) return NULL;
+    bool fired = ont_alloc_fail_fired();
+    ont_alloc_fail_after(countdown);
+    return PyBool_FromLong(fired);
+}
+
+static PyObject *build_info(PyObject *module, PyObject *unused)
+{
+    (void)unused;
+    size_t n;
+    ont_op_all(&n);
+    return Py_BuildValue("{ss sn si sO}", "version", ONT_VERSION, "operators", (Py_ssize_t)n, "threads",
+                         ont_parallel_threads(), "dlpack_exchange", ont_get_state(module)->dlpack ? Py_True : Py_False);
+}
+
+static PyMethodDef methods[] = {
+    {"build_info", build_info, METH_NOARGS, "build_info() -> what this build and machine have"},
+    {"operators", operators, METH_NOARGS, "operators() -> the operator registry"},
+    {"disable_kernels", disable_kernels, METH_VARARGS, "disable_kernels(names): they decline from now on"},
+    {"live_blocks", live_blocks, METH_NOARGS, "live_blocks() -> heap blocks now allocated"},
+    {"fail_allocation_after", fail_allocation_after, METH_VARARGS, "fail_allocation_after(countdown) -> fired before"},
+    {"set_log_level", set_log_level, METH_VARARGS, "set_log_level(level): lines below it are not made"},
+    {NULL, NULL, 0, NULL},
+};
+
+static int add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **type)
+{
+    *type = (PyTypeObject *)PyType_FromModuleAndSpec(module, spec, NULL);
+    return *type ? PyModule_AddType(module, *type) : -1;
+}
+
+static int module_exec(PyObject *module)
+{
+    ont_state *state = ont_get_state(module);
+    if (ont_dlpack_init(state) < 0) return -1;
+    if (add_type(module, &ont_session_spec, &state->session_type) < 0) return -1;
+    if (add_type(module, &ont_run_spec, &state->run_type) < 0) return -1;
+    state->unsupported_error = PyErr_NewExceptionWithDoc(
+        "onnxtrain._C.UnsupportedError", "An operator, attribute or dtype that onnxtrain does not have.",
+        PyExc_NotImplementedError, NULL);
+    if (!state->unsupported_error) return -1;
+    if (PyModule_AddObjectRef(module, "UnsupportedError", state->unsupported_error) < 0) return -1;
+    ont_status status = ont_passes_disable(getenv("ONNXTRAIN_DISABLE"));
+    if (status != ONT_OK) {
+        ont_raise(state, status);
+        return -1;
+    }
+    ont_log_install(log_to_python, ONT_LOG_WARNING);
+    return 0;
+}
+
+static int module_traverse(PyObject *module, visitproc visit, void *arg)
+{
+    ont_state *state = ont_get_state(module);
+    Py_VISIT(state->session_type);
+    Py_VISIT(state->run_type);
+    Py_VISIT(state->unsupported_error);
+    Py_VISIT(state->tensor_type);
+    return 0;
+}
+
+static int module_clear(PyObject *module)
+{
+    ont_state *state = ont_get_state(module);
+    Py_CLEAR(state->session_type);
+    Py_CLEAR(state->run_type);
+    Py_CLEAR(state->unsupported_error);
+    Py_CLEAR(state->tensor_type);
+    return 0;
+}
+
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, module_exec}, {0, NULL}};
+
+struct PyModuleDef ont_module_def = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "onnxtrain._C",
+    .m_doc = "The C core of onnxtrain: sessions over one exported graph.",
+    .m_size = sizeof(ont_state),
+    .m_methods = methods,
+    .m_slots = slots,
+    .m_traverse = module_traverse,
+    .m_clear = module_clear,
+};
+
+PyMODINIT_FUNC PyInit__C(void)
+{
+    return PyModuleDef_Init(&ont_module_def);
+}

@@ -1,0 +1,479 @@
+/*
+ * The Python types Session and Run over run/session.h. The only place that drops the GIL, around kernels.
+ */
+#include "py/dlpack.h" /* Python.h before any system header */
+
+#include <string.h>
+
+#include "base/alloc.h"
+#include "onnx/load.h"
+
+typedef struct run_object {
+    PyObject_HEAD
+    ont_run *run; /* NULL: backward has run, or released */
+    ont_session_object *session;
+    PyObject *saved_inputs, *saved_outputs, *differentiable;
+} run_object;
+
+/* ---- helpers ---- */
+
+static PyObject *dims_tuple(const ont_graph *g, const ont_shape *shape)
+{
+    PyObject *tuple = PyTuple_New(shape->rank);
+    for (int i = 0; tuple && i < shape->rank; i++) {
+        int64_t dim = shape->dims[i];
+        PyObject *item = dim >= 0                 ? PyLong_FromLongLong(dim)
+                         : dim == ONT_DIM_UNKNOWN ? PyUnicode_FromString("?")
+                                                  : PyUnicode_FromString(g->symbols[ONT_DIM_SYMBOL_INDEX(dim)]);
+        if (!item || PyTuple_SetItem(tuple, i, item) < 0) Py_CLEAR(tuple);
+    }
+    return tuple;
+}
+
+static PyObject *describe_values(const ont_graph *g, ont_value *const *values, uint32_t n)
+{
+    PyObject *list = PyList_New(0);
+    for (uint32_t i = 0; list && i < n; i++) {
+        PyObject *dims = values[i]->has_shape ? dims_tuple(g, &values[i]->shape) : Py_NewRef(Py_None);
+        PyObject *item = dims ? Py_BuildValue("ssN", values[i]->name, ont_dtype_name(values[i]->dtype), dims) : NULL;
+        if (!item || PyList_Append(list, item) < 0) Py_CLEAR(list);
+        Py_XDECREF(item);
+    }
+    return list;
+}
+
+/* A tuple of indices i with flags[i]. */
+static PyObject *flagged(const uint8_t *flags, uint32_t n)
+{
+    Py_ssize_t count = 0;
+    for (uint32_t i = 0; i < n; i++) count += flags[i] != 0;
+    PyObject *tuple = PyTuple_New(count);
+    Py_ssize_t at = 0;
+    for (uint32_t i = 0; tuple && i < n; i++) {
+        if (!flags[i]) continue;
+        PyObject *item = PyLong_FromUnsignedLong(i);
+        if (!item || PyTuple_SetItem(tuple, at++, item) < 0) Py_CLEAR(tuple);
+    }
+    return tuple;
+}
+
+/* Borrowed tensors of one call: views, and what keeps them alive on the fallback path. */
+typedef struct borrowed {
+    ont_view *views;
+    PyObject **keep;
+    Py_ssize_t n;
+} borrowed;
+
+static void borrowed_deinit(borrowed *b)
+{
+    for (Py_ssize_t i = 0; b->keep && i < b->n; i++) Py_XDECREF(b->keep[i]);
+    ont_free(b->keep);
+    ont_free(b->views);
+}
+
+static int borrowed_init(borrowed *b, Py_ssize_t n)
+{
+    *b = (borrowed){.n = n};
+    b->views = ont_calloc((size_t)n + 1, sizeof *b->views);
+    b->keep = ont_calloc((size_t)n + 1, sizeof *b->keep);
+    if (b->views && b->keep) return 0;
+    borrowed_deinit(b);
+    PyErr_NoMemory();
+    return -1;
+}
+
+/* Wraps blocks as tensors (None where NULL); takes all references over, also on failure. */
+static PyObject *wrap_blocks(const ont_state *state, ont_block **blocks, uint32_t n)
+{
+    PyObject *tuple = PyTuple_New((Py_ssize_t)n);
+    for (uint32_t i = 0; i < n; i++) {
+        if (!tuple) {
+            ont_block_unref(blocks[i]);
+            continue;
+        }
+        PyObject *item = blocks[i] ? ont_dlpack_wrap(state, blocks[i]) : Py_NewRef(Py_None);
+        if (!item || PyTuple_SetItem(tuple, (Py_ssize_t)i, item) < 0) Py_CLEAR(tuple);
+    }
+    return tuple;
+}
+
+static PyObject *sequence(PyObject *object, Py_ssize_t expected, const char *what)
+{
+    PyObject *tuple = PySequence_Tuple(object);
+    if (tuple && PyTuple_Size(tuple) != expected) {
+        PyErr_Format(PyExc_ValueError, "%zd %s, expected %zd", PyTuple_Size(tuple), what, expected);
+        Py_CLEAR(tuple);
+    }
+    return tuple;
+}
+
+/* ---- Session ---- */
+
+static int session_init(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    ont_session_object *self = (ont_session_object *)object;
+    char *names[] = {"model", "programs", NULL};
+    const char *bytes;
+    Py_ssize_t size;
+    unsigned int programs = 16;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y#|I:Session", names, &bytes, &size, &programs)) return -1;
+    if (self->session) {
+        PyErr_SetString(PyExc_RuntimeError, "a Session is initialised once");
+        return -1;
+    }
+    ont_graph *graph;
+    ont_status status = ont_onnx_load((const uint8_t *)bytes, (size_t)size, &graph);
+    if (status == ONT_OK) status = ont_session_create(graph, programs, &self->session);
+    if (status == ONT_OK) return 0;
+    ont_raise(self->state, status);
+    return -1;
+}
+
+static PyObject *session_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    (void)args;
+    (void)kwargs;
+    PyObject *module = PyType_GetModule(type);
+    if (!module) return NULL;
+    ont_session_object *self = (ont_session_object *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
+    if (!self) return NULL;
+    self->module = Py_NewRef(module);
+    self->state = ont_get_state(module);
+    return (PyObject *)self;
+}
+
+static void session_dealloc(PyObject *object)
+{
+    ont_session_object *self = (ont_session_object *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    ont_session_destroy(self->session);
+    Py_XDECREF(self->module);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+    Py_DECREF(type);
+}
+
+static PyObject *session_inputs(PyObject *object, void *closure)
+{
+    (void)closure;
+    const ont_graph *g = ont_session_graph(((ont_session_object *)object)->session);
+    return describe_values(g, g->inputs, g->n_inputs);
+}
+
+static PyObject *session_outputs(PyObject *object, void *closure)
+{
+    (void)closure;
+    const ont_graph *g = ont_session_graph(((ont_session_object *)object)->session);
+    return describe_values(g, g->outputs, g->n_outputs);
+}
+
+static PyObject *session_random(PyObject *object, void *closure)
+{
+    (void)closure;
+    return PyBool_FromLong(ont_session_is_random(((ont_session_object *)object)->session));
+}
+
+/* Runs the forward of a borrowed call; returns (outputs, Run or None). */
+static PyObject *forward_borrowed(ont_session_object *self, const borrowed *in, const uint8_t *wants, uint64_t seed)
+{
+    ont_program *program;
+    ont_status status = ont_session_program(self->session, in->views, wants, &program);
+    if (status != ONT_OK) return ont_raise(self->state, status);
+    uint32_t n = program->grads.n_forward_outputs;
+    ont_block **outputs = ont_calloc(n + 1, sizeof *outputs);
+    if (!outputs) return PyErr_NoMemory();
+    ont_run *run = NULL;
+    ont_program_ref(program); /* another thread may push it out of the cache meanwhile */
+    Py_BEGIN_ALLOW_THREADS
+    status = ont_run_forward(program, ont_session_pool(self->session), in->views, seed, outputs, &run);
+    Py_END_ALLOW_THREADS
+    PyObject *result = NULL;
+    if (status != ONT_OK) {
+        ont_raise(self->state, status);
+    } else {
+        PyObject *tensors = wrap_blocks(self->state, outputs, n);
+        PyObject *open = !run ? Py_NewRef(Py_None) : ont_run_object_new(self, run);
+        if (tensors && open) result = PyTuple_Pack(2, tensors, open);
+        Py_XDECREF(tensors);
+        Py_XDECREF(open);
+    }
+    ont_program_unref(program);
+    ont_free(outputs);
+    return result;
+}
+
+static PyObject *session_forward(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    ont_session_object *self = (ont_session_object *)object;
+    char *names[] = {"tensors", "grad_mask", "seed", NULL};
+    PyObject *tensors;
+    const char *mask;
+    Py_ssize_t mask_size;
+    unsigned long long seed = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Oy#|K:forward", names, &tensors, &mask, &mask_size, &seed)) return NULL;
+    Py_ssize_t n = (Py_ssize_t)ont_session_graph(self->session)->n_inputs;
+    if (mask_size != n) return PyErr_Format(PyExc_ValueError, "grad_mask has %zd bytes, expected %zd", mask_size, n);
+    PyObject *tuple = sequence(tensors, n, "tensors");
+    if (!tuple) return NULL;
+    borrowed in;
+    PyObject *result = NULL;
+    if (borrowed_init(&in, n) == 0) {
+        Py_ssize_t i = 0;
+        while (i < n && ont_dlpack_borrow(self->state, PyTuple_GetItem(tuple, i), "input", i, &in.views[i], &in.keep[i]) == 0)
+            i++;
+        if (i == n) result = forward_borrowed(self, &in, (const uint8_t *)mask, seed);
+        borrowed_deinit(&in);
+    }
+    Py_DECREF(tuple);
+    return result;
+}
+
+static PyObject *session_stats(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    ont_session_stats s;
+    ont_session_get_stats(((ont_session_object *)object)->session, &s);
+    return Py_BuildValue("{sK sK sd sd sn sn sI sI sn sn sn sK sK}", "programs_built", s.programs_built, "program_hits",
+                         s.program_hits, "build_seconds", s.build_seconds, "last_build_seconds", s.last_build_seconds,
+                         "slab_bytes", (Py_ssize_t)s.slab_bytes, "slab_lower_bound", (Py_ssize_t)s.slab_lower_bound,
+                         "steps", s.steps, "forward_steps", s.forward_steps, "pool_live_bytes",
+                         (Py_ssize_t)s.pool.live_bytes, "pool_cached_bytes", (Py_ssize_t)s.pool.cached_bytes,
+                         "pool_peak_bytes", (Py_ssize_t)s.pool.peak_bytes, "blocks_taken", s.pool.taken, "blocks_reused",
+                         s.pool.reused);
+}
+
+static PyObject *session_text(PyObject *object, PyObject *args)
+{
+    ont_session_object *self = (ont_session_object *)object;
+    const char *stage = "loaded";
+    if (!PyArg_ParseTuple(args, "|s:text", &stage)) return NULL;
+    const ont_graph *g = ont_session_graph(self->session);
+    if (!strcmp(stage, "program")) {
+        const ont_program *program = ont_session_last_program(self->session);
+        if (!program) return PyErr_Format(PyExc_RuntimeError, "no program has been built yet");
+        g = program->graph;
+    } else if (strcmp(stage, "loaded")) {
+        return PyErr_Format(PyExc_ValueError, "stage is '%s', expected 'loaded' or 'program'", stage);
+    }
+    char *text;
+    ont_status status = ont_graph_print(g, &text);
+    if (status != ONT_OK) return ont_raise(self->state, status);
+    PyObject *result = PyUnicode_FromString(text);
+    ont_free(text);
+    return result;
+}
+
+static PyObject *session_kernels(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    const ont_program *p = ont_session_last_program(((ont_session_object *)object)->session);
+    PyObject *list = PyList_New(0);
+    for (uint32_t t = 0; list && p && t < p->n_steps; t++) {
+        PyObject *item = Py_BuildValue("ssO", p->steps[t].node->name, p->steps[t].kernel->name,
+                                       p->steps[t].node->backward ? Py_True : Py_False);
+        if (!item || PyList_Append(list, item) < 0) Py_CLEAR(list);
+        Py_XDECREF(item);
+    }
+    return list;
+}
+
+static PyMethodDef session_methods[] = {
+    {"forward", (PyCFunction)(void (*)(void))session_forward, METH_VARARGS | METH_KEYWORDS,
+     "forward(tensors, grad_mask, seed=0) -> (outputs, run)"},
+    {"stats", session_stats, METH_NOARGS, "stats() -> dict of counts, seconds and bytes"},
+    {"text", session_text, METH_VARARGS, "text(stage='loaded') -> the graph as text"},
+    {"kernels", session_kernels, METH_NOARGS, "kernels() -> [(node, kernel, backward)] of the latest program"},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef session_getset[] = {
+    {"inputs", session_inputs, NULL, "(name, dtype, dims) of every graph input", NULL},
+    {"outputs", session_outputs, NULL, "(name, dtype, dims) of every graph output", NULL},
+    {"random", session_random, NULL, "whether forward() wants a seed", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+PyType_Spec ont_session_spec = {
+    .name = "onnxtrain._C.Session",
+    .basicsize = sizeof(ont_session_object),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = (PyType_Slot[]){{Py_tp_new, session_new},
+                             {Py_tp_init, session_init},
+                             {Py_tp_dealloc, session_dealloc},
+                             {Py_tp_methods, session_methods},
+                             {Py_tp_getset, session_getset},
+                             {Py_tp_doc, "One exported graph and the programs specialised from it."},
+                             {0, NULL}},
+};
+
+/* ---- Run ---- */
+
+PyObject *ont_run_object_new(ont_session_object *session, ont_run *run)
+{
+    PyTypeObject *type = session->state->run_type;
+    run_object *self = (run_object *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
+    if (!self) {
+        ont_run_release(run);
+        return NULL;
+    }
+    const ont_program *p = ont_run_program(run);
+    self->run = run;
+    self->session = (ont_session_object *)Py_NewRef((PyObject *)session);
+    self->saved_inputs = flagged(p->saved_inputs, p->grads.n_forward_inputs);
+    self->saved_outputs = flagged(p->saved_outputs, p->grads.n_forward_outputs);
+    self->differentiable = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)p->grads.n_forward_outputs);
+    if (!self->saved_inputs || !self->saved_outputs || !self->differentiable) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    char *flags = PyBytes_AsString(self->differentiable);
+    for (uint32_t i = 0; i < p->grads.n_forward_outputs; i++) flags[i] = p->grads.grad_input[i] >= 0;
+    return (PyObject *)self;
+}
+
+static void run_dealloc(PyObject *object)
+{
+    run_object *self = (run_object *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    ont_run_release(self->run);
+    Py_XDECREF(self->saved_inputs);
+    Py_XDECREF(self->saved_outputs);
+    Py_XDECREF(self->differentiable);
+    Py_XDECREF((PyObject *)self->session);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+    Py_DECREF(type);
+}
+
+static PyObject *run_saved_inputs(PyObject *object, void *closure)
+{
+    (void)closure;
+    return Py_NewRef(((run_object *)object)->saved_inputs);
+}
+
+static PyObject *run_saved_outputs(PyObject *object, void *closure)
+{
+    (void)closure;
+    return Py_NewRef(((run_object *)object)->saved_outputs);
+}
+
+static PyObject *run_differentiable(PyObject *object, void *closure)
+{
+    (void)closure;
+    return Py_NewRef(((run_object *)object)->differentiable);
+}
+
+static PyObject *run_release(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    run_object *self = (run_object *)object;
+    ont_run *run = self->run;
+    self->run = NULL;
+    ont_run_release(run);
+    Py_RETURN_NONE;
+}
+
+/* Checks that a saved tensor is what the program was built for: a hook may have replaced it. */
+static int check_saved(const ont_view *view, const ont_value *input)
+{
+    ont_shape shape = ont_shape_of(view->rank <= ONT_MAX_RANK ? view->rank : 0, view->dims);
+    if (view->dtype == input->dtype && view->rank <= ONT_MAX_RANK && ont_shape_equal(&shape, &input->shape)) return 0;
+    PyErr_Format(PyExc_ValueError, "saved input '%s' came back with another dtype or shape", input->name);
+    return -1;
+}
+
+typedef struct backward_call {
+    borrowed inputs, grads;
+    PyObject *saved, *given; /* tuples */
+} backward_call;
+
+static int borrow_backward(run_object *self, backward_call *call)
+{
+    const ont_program *p = ont_run_program(self->run);
+    const ont_state *state = self->session->state;
+    Py_ssize_t n_saved = PyTuple_Size(self->saved_inputs);
+    for (Py_ssize_t k = 0; k < n_saved; k++) {
+        Py_ssize_t i = PyLong_AsSsize_t(PyTuple_GetItem(self->saved_inputs, k));
+        ont_view *view = &call->inputs.views[i];
+        if (ont_dlpack_borrow(state, PyTuple_GetItem(call->saved, k), "saved", k, view, &call->inputs.keep[i]) < 0) return -1;
+        if (check_saved(view, p->graph->inputs[i]) < 0) return -1;
+    }
+    for (Py_ssize_t i = 0; i < call->grads.n; i++) {
+        PyObject *grad = PyTuple_GetItem(call->given, i);
+        ont_view *view = &call->grads.views[i];
+        if (grad == Py_None)
+            view->rank = -1;
+        else if (ont_dlpack_borrow(state, grad, "gradient of output", i, view, &call->grads.keep[i]) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+static PyObject *backward_borrowed(run_object *self, const backward_call *call)
+{
+    const ont_program *p = ont_run_program(self->run);
+    uint32_t n = p->grads.n_forward_inputs;
+    ont_block **in_grads = ont_calloc(n + 1, sizeof *in_grads);
+    if (!in_grads) return PyErr_NoMemory();
+    ont_run *run = self->run;
+    self->run = NULL; /* once */
+    ont_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = ont_run_backward(run, call->inputs.views, NULL, call->grads.views, in_grads);
+    Py_END_ALLOW_THREADS
+    PyObject *result = status == ONT_OK ? wrap_blocks(self->session->state, in_grads, n)
+                                        : ont_raise(self->session->state, status);
+    ont_free(in_grads);
+    return result;
+}
+
+static PyObject *run_backward(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    run_object *self = (run_object *)object;
+    char *names[] = {"saved", "grads", NULL};
+    PyObject *saved, *grads;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO:backward", names, &saved, &grads)) return NULL;
+    if (!self->run)
+        return PyErr_Format(PyExc_RuntimeError, "backward of this run was already called, or the run was released: its "
+                                                "activations are gone (retain_graph is not supported)");
+    const ont_program *p = ont_run_program(self->run);
+    backward_call call = {0};
+    PyObject *result = NULL;
+    Py_ssize_t n_saved = PyTuple_Size(self->saved_inputs) + PyTuple_Size(self->saved_outputs);
+    call.saved = sequence(saved, n_saved, "saved tensors");
+    call.given = call.saved ? sequence(grads, (Py_ssize_t)p->grads.n_forward_outputs, "gradients") : NULL;
+    if (!call.given) goto done;
+    if (borrowed_init(&call.inputs, (Py_ssize_t)p->grads.n_forward_inputs) < 0) goto done;
+    if (borrowed_init(&call.grads, (Py_ssize_t)p->grads.n_forward_outputs) < 0) goto done_inputs;
+    if (borrow_backward(self, &call) == 0) result = backward_borrowed(self, &call);
+    borrowed_deinit(&call.grads);
+done_inputs:
+    borrowed_deinit(&call.inputs);
+done:
+    Py_XDECREF(call.saved);
+    Py_XDECREF(call.given);
+    return result;
+}
+
+static PyMethodDef run_methods[] = {
+    {"backward", (PyCFunction)(void (*)(void))run_backward, METH_VARARGS | METH_KEYWORDS,
+     "backward(saved, grads) -> one gradient or None per graph input"},
+    {"release", run_release, METH_NOARGS, "release() gives the activations back"},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef run_getset[] = {
+    {"saved_inputs", run_saved_inputs, NULL, "indices of the graph inputs that backward reads", NULL},
+    {"saved_outputs", run_saved_outputs, NULL, "indices of the graph outputs that backward reads", NULL},
+    {"differentiable", run_differentiable, NULL, "one byte per graph output", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+PyType_Spec ont_run_spec = {
+    .name = "onnxtrain._C.Run",
+    .basicsize = sizeof(run_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = (PyType_Slot[]){{Py_tp_dealloc, run_dealloc},
+                             {Py_tp_methods, run_methods},
+                             {Py_tp_getset, run_getset},
+                             {Py_tp_doc, "A forward that waits for its backward."},
+                             {0, NULL}},
+};
