@@ -1,7 +1,6 @@
 /*
  * Heap allocation with a failure hook. See alloc.h.
  */
-#define _GNU_SOURCE
 #include "base/alloc.h"
 
 #include <stdatomic.h>

@@ -1,0 +1,98 @@
+/*
+ * TensorProto to host contents: raw bytes, or the typed field that the specification gives each dtype.
+ */
+#include "onnx/tensor.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+ont_status ont_onnx_dtype(int64_t number, const char *what, ont_dtype *dtype)
+{
+    if (number <= 0 || number >= ONT_DTYPE_COUNT || !ont_dtype_size((ont_dtype)number))
+        return ont_fail(number > 0 && number <= 26 ? ONT_EUNSUPPORTED : ONT_EINVAL, "%s: dtype number %" PRId64 " %s", what,
+                        number, number > 0 && number <= 26 ? "is not supported" : "does not exist");
+    *dtype = (ont_dtype)number;
+    return ONT_OK;
+}
+
+static ont_status tensor_shape(const Onnx__TensorProto *proto, const char *what, ont_shape *shape)
+{
+    if (proto->n_dims > ONT_MAX_RANK)
+        return ont_fail(ONT_EUNSUPPORTED, "%s: rank %zu, at most %d", what, proto->n_dims, ONT_MAX_RANK);
+    *shape = ont_shape_of((int)proto->n_dims, proto->dims);
+    return ONT_OK;
+}
+
+static ont_status wrong_count(const char *what, const char *field, size_t got, int64_t expected)
+{
+    return ont_fail(ONT_EINVAL, "%s: %s has %zu entries, its dims ask for %" PRId64, what, field, got, expected);
+}
+
+/* int32_data holds everything of at most 32 bits; 16-bit floats by their bits. */
+static void narrow(const int32_t *from, int64_t n, size_t size, void *to)
+{
+    for (int64_t i = 0; i < n; i++) {
+        if (size == 1) ((uint8_t *)to)[i] = (uint8_t)from[i];
+        if (size == 2) ((uint16_t *)to)[i] = (uint16_t)from[i];
+        if (size == 4) ((int32_t *)to)[i] = from[i];
+    }
+}
+
+static ont_status typed_data(const Onnx__TensorProto *proto, const char *what, ont_tensor *t)
+{
+    int64_t n = ont_shape_count(&t->shape);
+    size_t have;
+    const void *from;
+    const char *field;
+    switch (t->dtype) {
+    case ONT_FLOAT32:
+    case ONT_COMPLEX64:
+        have = proto->n_float_data, from = proto->float_data, field = "float_data";
+        break;
+    case ONT_FLOAT64:
+    case ONT_COMPLEX128:
+        have = proto->n_double_data, from = proto->double_data, field = "double_data";
+        break;
+    case ONT_INT64: have = proto->n_int64_data, from = proto->int64_data, field = "int64_data"; break;
+    case ONT_UINT32:
+    case ONT_UINT64: have = proto->n_uint64_data, from = proto->uint64_data, field = "uint64_data"; break;
+    default: have = proto->n_int32_data, from = proto->int32_data, field = "int32_data"; break;
+    }
+    bool complex = t->dtype == ONT_COMPLEX64 || t->dtype == ONT_COMPLEX128;
+    if (have != (size_t)n * (complex ? 2 : 1)) return wrong_count(what, field, have, complex ? 2 * n : n);
+    if (t->dtype == ONT_UINT32)
+        for (int64_t i = 0; i < n; i++) ((uint32_t *)t->data)[i] = (uint32_t)proto->uint64_data[i];
+    else if (!strcmp(field, "int32_data"))
+        narrow(proto->int32_data, n, ont_dtype_size(t->dtype), t->data);
+    else if (t->bytes)
+        memcpy(t->data, from, t->bytes);
+    return ONT_OK;
+}
+
+ont_status ont_onnx_tensor(const Onnx__TensorProto *proto, const char *what, ont_arena *arena, ont_tensor *tensor)
+{
+    ont_tensor t = {0};
+    if (proto->has_data_location && proto->data_location == ONNX__TENSOR_PROTO__DATA_LOCATION__EXTERNAL)
+        return ont_fail(ONT_EUNSUPPORTED, "%s: external data is not read", what);
+    if (proto->segment) return ont_fail(ONT_EUNSUPPORTED, "%s: segmented tensors are not read", what);
+    ONT_TRY(ont_onnx_dtype(proto->has_data_type ? proto->data_type : 0, what, &t.dtype));
+    ONT_TRY(tensor_shape(proto, what, &t.shape));
+    ONT_TRY(ont_context(ont_shape_bytes(&t.shape, t.dtype, &t.bytes), "%s", what));
+    /* The data are in the file, so a size beyond it is a lie: compared before anything is allocated. */
+    if (proto->has_raw_data) {
+        if (proto->raw_data.len != t.bytes)
+            return ont_fail(ONT_EINVAL, "%s: raw_data has %zu bytes, its dims ask for %zu", what, proto->raw_data.len, t.bytes);
+    } else {
+        size_t have = proto->n_float_data + proto->n_double_data + proto->n_int32_data + proto->n_int64_data +
+                      proto->n_uint64_data;
+        if (have < (size_t)ont_shape_count(&t.shape)) return wrong_count(what, "its data", have, ont_shape_count(&t.shape));
+    }
+    t.data = ont_arena_alloc(arena, t.bytes ? t.bytes : 1);
+    if (!t.data) return ONT_ENOMEM;
+    if (!proto->has_raw_data)
+        ONT_TRY(typed_data(proto, what, &t));
+    else if (t.bytes)
+        memcpy(t.data, proto->raw_data.data, t.bytes);
+    *tensor = t;
+    return ONT_OK;
+}

@@ -1,0 +1,9 @@
+"""onnxtrain: trains PyTorch modules by running their exported ONNX graph, forward and backward, in a C runtime."""
+
+import torch  # noqa: F401  first: the core shares its libgomp and finds its BLAS in the process
+
+from onnxtrain import _C
+from onnxtrain._C import UnsupportedError
+
+__all__ = ["UnsupportedError", "__version__"]
+__version__ = _C.build_info()["version"]
