@@ -30,7 +30,7 @@ import dependencies  # noqa: E402
 VERSION = "0.1.0"
 # One object per entry from each csrc/simd/*.inc.c; simd.c chooses among them at run time.
 ISAS = {
-    "plain": [],
+    "plain": ["-DONT_ISA_PLAIN=1"],
     "avx2": ["-mavx2", "-mfma", "-mf16c"],
     "avx512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma", "-mf16c",
                "-mprefer-vector-width=512"],
@@ -76,7 +76,7 @@ class BuildCore(build_ext):
         return result
 
     def flags(self, *includes: Path) -> list[str]:
-        flags = ["-std=c11", "-fPIC", "-fvisibility=hidden", "-fopenmp", "-fno-math-errno", "-fno-trapping-math",
+        flags = ["-std=c11", "-fPIC", "-fvisibility=hidden", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fwrapv",
                  "-Wall", "-Wextra", "-Werror", "-g1", f'-DONT_VERSION="{VERSION}"', "-D_GNU_SOURCE",
                  "-DPy_LIMITED_API=0x030B0000", f"-I{ROOT / 'csrc'}", f"-I{sysconfig.get_paths()['include']}"]
         flags += [f"-isystem{path}" for path in includes]

@@ -1,0 +1,90 @@
+/*
+ * Broadcast walking. See broadcast.h.
+ */
+#include "ops/broadcast.h"
+
+#include <string.h>
+
+#include "base/parallel.h"
+
+enum { GRAIN = 16384 }; /* elements worth a thread */
+
+/* Whether dims d and d + 1 are one dim for every operand. */
+static bool mergeable(const int64_t (*strides)[ONT_MAX_RANK], int n, const int64_t *dims, int d)
+{
+    for (int k = 0; k < n; k++)
+        if (strides[k][d] != strides[k][d + 1] * dims[d + 1]) return false;
+    return true;
+}
+
+void ont_bcast_init(ont_bcast *b, const ont_node *node, int n_in)
+{
+    const ont_value *out = node->outputs[0];
+    int64_t strides[ONT_BCAST_MAX][ONT_MAX_RANK], dims[ONT_MAX_RANK + 1] = {0};
+    int64_t full[ONT_BCAST_MAX][ONT_MAX_RANK];
+    int rank = 0;
+    *b = (ont_bcast){.n = n_in + 1, .count = ont_shape_count(&out->shape)};
+    for (int k = 0; k < b->n; k++)
+        ont_shape_broadcast_strides(k ? &node->inputs[k - 1].value->shape : &out->shape, &out->shape, full[k]);
+    for (int d = 0; d < out->shape.rank; d++) {
+        if (out->shape.dims[d] == 1) continue;
+        dims[rank] = out->shape.dims[d];
+        for (int k = 0; k < b->n; k++) strides[k][rank] = full[k][d];
+        rank++;
+        if (rank < 2 || !mergeable((const int64_t(*)[ONT_MAX_RANK])strides, b->n, dims, rank - 2)) continue;
+        dims[rank - 2] *= dims[rank - 1];
+        for (int k = 0; k < b->n; k++) strides[k][rank - 2] = strides[k][rank - 1];
+        rank--;
+    }
+    b->inner = rank ? dims[rank - 1] : 1;
+    b->rank = rank ? rank - 1 : 0;
+    for (int k = 0; k < b->n; k++) {
+        const ont_value *v = k ? node->inputs[k - 1].value : out;
+        int64_t size = (int64_t)ont_dtype_size(v->dtype);
+        b->inner_stride[k] = rank ? strides[k][rank - 1] : 0;
+        b->step[k] = b->inner_stride[k] * size;
+        for (int d = 0; d < b->rank; d++) b->strides[k][d] = strides[k][d] * size;
+    }
+    memcpy(b->dims, dims, (size_t)b->rank * sizeof *dims);
+}
+
+typedef struct job {
+    const ont_bcast *b;
+    char *const *base;
+    ont_bcast_row row;
+    const void *context;
+} job;
+
+static void walk(void *context, int64_t first, int64_t last)
+{
+    const job *j = context;
+    const ont_bcast *b = j->b;
+    int64_t index[ONT_MAX_RANK], row = first / b->inner, column = first % b->inner;
+    char *at[ONT_BCAST_MAX], *start[ONT_BCAST_MAX];
+    for (int k = 0; k < b->n; k++) start[k] = j->base[k];
+    for (int d = b->rank - 1; d >= 0; d--) {
+        index[d] = row % b->dims[d];
+        row /= b->dims[d];
+        for (int k = 0; k < b->n; k++) start[k] += index[d] * b->strides[k][d];
+    }
+    while (first < last) {
+        int64_t n = b->inner - column;
+        if (n > last - first) n = last - first;
+        for (int k = 0; k < b->n; k++) at[k] = start[k] + column * b->step[k];
+        j->row(j->context, b, at, n);
+        first += n;
+        column = 0;
+        for (int d = b->rank - 1; d >= 0; d--) {
+            for (int k = 0; k < b->n; k++) start[k] += b->strides[k][d];
+            if (++index[d] < b->dims[d]) break;
+            for (int k = 0; k < b->n; k++) start[k] -= b->dims[d] * b->strides[k][d];
+            index[d] = 0;
+        }
+    }
+}
+
+void ont_bcast_run(const ont_bcast *b, char *const *base, ont_bcast_row row, const void *context)
+{
+    job j = {b, base, row, context};
+    if (b->count) ont_parallel(b->count, GRAIN, walk, &j);
+}

@@ -1,0 +1,30 @@
+/*
+ * Walking operands that broadcast to one output: dims are merged as far as all operands allow, so that most calls
+ * become one long row; rows are shared among threads.
+ */
+#ifndef ONT_OPS_BROADCAST_H
+#define ONT_OPS_BROADCAST_H
+
+#include "ops/op.h"
+
+enum { ONT_BCAST_MAX = 4 }; /* operands, the output included */
+
+typedef struct ont_bcast {
+    int n;                  /* operands; operand 0 is the output */
+    int rank;               /* merged outer dims */
+    int64_t dims[ONT_MAX_RANK];
+    int64_t strides[ONT_BCAST_MAX][ONT_MAX_RANK]; /* bytes */
+    int64_t inner;          /* elements of a row */
+    int64_t inner_stride[ONT_BCAST_MAX]; /* elements: 0 or 1 */
+    int64_t step[ONT_BCAST_MAX];         /* inner stride in bytes */
+    int64_t count;          /* output elements */
+} ont_bcast;
+
+/* Operands are out(0) and the node's first `n_in` inputs. */
+void ont_bcast_init(ont_bcast *b, const ont_node *node, int n_in);
+
+/* A row: pointers in the order of operands, n elements. */
+typedef void (*ont_bcast_row)(const void *context, const ont_bcast *b, char *const *at, int64_t n);
+void ont_bcast_run(const ont_bcast *b, char *const *base, ont_bcast_row row, const void *context);
+
+#endif

@@ -1,0 +1,197 @@
+/*
+ * Descriptors and gradients of unary and binary operators.
+ */
+#include "ops/elementwise.h"
+
+/* Descriptors with the shared kernels. */
+#define UNARY(domain_, name_, since_, grad_) \
+    const ont_op ont_op_##name_ = {.domain = domain_, .name = #name_, .since = since_, .min_inputs = 1, .max_inputs = 1, \
+                                   .infer = ont_infer_same, .grad = grad_, ONT_KERNELS(ont_unary_kernels)}
+#define UNARY_FLAT(name_, since_) \
+    const ont_op ont_op_##name_ = {.domain = "", .name = #name_, .since = since_, .min_inputs = 1, .max_inputs = 1, \
+                                   .flags = ONT_OP_NO_GRAD, .infer = ont_infer_same, ONT_KERNELS(ont_unary_kernels)}
+#define BINARY(domain_, name_, since_, grad_) \
+    const ont_op ont_op_##name_ = {.domain = domain_, .name = #name_, .since = since_, .min_inputs = 2, .max_inputs = 2, \
+                                   .infer = ont_infer_broadcast, .grad = grad_, ONT_KERNELS(ont_binary_kernels)}
+#define COMPARE(name_, since_) \
+    const ont_op ont_op_##name_ = {.domain = "", .name = #name_, .since = since_, .min_inputs = 2, .max_inputs = 2, \
+                                   .flags = ONT_OP_NO_GRAD, .infer = ont_infer_compare, ONT_KERNELS(ont_binary_kernels)}
+
+#define U(op, x) ont_build1(&g->b, op, (x))
+#define B(op, x, y) ont_build2(&g->b, op, (x), (y))
+#define SCALAR(value) ont_build_scalar(&g->b, I(0)->dtype, (value))
+
+/* A gradient operator of our domain that takes the forward node's attributes. */
+static ont_value *with_attributes(ont_grad *g, const char *op_type, ont_value *x, ont_value *dy)
+{
+    ont_node *node = ont_build_node(&g->b, ONT_DOMAIN, op_type, (ont_value *[]){x, dy}, 2, 1);
+    if (node) g->b.status = ont_attr_copy_all(g->b.graph, node, g->node);
+    return ont_build_done(&g->b, node);
+}
+
+/* ---- unary gradients; y = O(0), dy = GO(0) ---- */
+
+static void neg_grad(ont_grad *g) { GI(0, U("Neg", GO(0))); }
+static void abs_grad(ont_grad *g) { GI(0, B("ours:AbsGrad", I(0), GO(0))); }
+static void sqrt_grad(ont_grad *g) { GI(0, B("Div", B("Mul", GO(0), SCALAR(0.5)), O(0))); }
+static void reciprocal_grad(ont_grad *g) { GI(0, U("Neg", B("Mul", GO(0), B("Mul", O(0), O(0))))); }
+static void exp_grad(ont_grad *g) { GI(0, B("Mul", GO(0), O(0))); }
+static void log_grad(ont_grad *g) { GI(0, B("Div", GO(0), I(0))); }
+static void erf_grad(ont_grad *g) { GI(0, B("ours:ErfGrad", I(0), GO(0))); }
+static void tanh_grad(ont_grad *g) { GI(0, B("ours:TanhGrad", O(0), GO(0))); }
+static void sigmoid_grad(ont_grad *g) { GI(0, B("ours:SigmoidGrad", O(0), GO(0))); }
+static void relu_grad(ont_grad *g) { GI(0, B("ours:ReluGrad", O(0), GO(0))); }
+static void leaky_relu_grad(ont_grad *g) { GI(0, with_attributes(g, "LeakyReluGrad", I(0), GO(0))); }
+static void elu_grad(ont_grad *g) { GI(0, with_attributes(g, "EluGrad", I(0), GO(0))); }
+static void selu_grad(ont_grad *g) { GI(0, with_attributes(g, "SeluGrad", I(0), GO(0))); }
+static void hard_sigmoid_grad(ont_grad *g) { GI(0, with_attributes(g, "HardSigmoidGrad", I(0), GO(0))); }
+static void gelu_grad(ont_grad *g) { GI(0, with_attributes(g, "GeluGrad", I(0), GO(0))); }
+static void softplus_grad(ont_grad *g) { GI(0, B("ours:SoftplusGrad", I(0), GO(0))); }
+static void hard_swish_grad(ont_grad *g) { GI(0, B("ours:HardSwishGrad", I(0), GO(0))); }
+static void sin_grad(ont_grad *g) { GI(0, B("Mul", GO(0), U("Cos", I(0)))); }
+static void cos_grad(ont_grad *g) { GI(0, U("Neg", B("Mul", GO(0), U("Sin", I(0))))); }
+static void tan_grad(ont_grad *g) { GI(0, B("Mul", GO(0), B("Add", SCALAR(1), B("Mul", O(0), O(0))))); }
+static void sinh_grad(ont_grad *g) { GI(0, B("Mul", GO(0), U("Cosh", I(0)))); }
+static void cosh_grad(ont_grad *g) { GI(0, B("Mul", GO(0), U("Sinh", I(0)))); }
+
+/* 1 - x^2, 1 + x^2 and x^2 - 1 */
+#define SQUARE B("Mul", I(0), I(0))
+static void atan_grad(ont_grad *g) { GI(0, B("Div", GO(0), B("Add", SCALAR(1), SQUARE))); }
+static void asin_grad(ont_grad *g) { GI(0, B("Div", GO(0), U("Sqrt", B("Sub", SCALAR(1), SQUARE)))); }
+static void acos_grad(ont_grad *g) { GI(0, U("Neg", B("Div", GO(0), U("Sqrt", B("Sub", SCALAR(1), SQUARE))))); }
+static void asinh_grad(ont_grad *g) { GI(0, B("Div", GO(0), U("Sqrt", B("Add", SQUARE, SCALAR(1))))); }
+static void acosh_grad(ont_grad *g) { GI(0, B("Div", GO(0), U("Sqrt", B("Sub", SQUARE, SCALAR(1))))); }
+static void atanh_grad(ont_grad *g) { GI(0, B("Div", GO(0), B("Sub", SCALAR(1), SQUARE))); }
+
+/* d/dx x / (1 + |x|) = 1 / (1 + |x|)^2 */
+static void softsign_grad(ont_grad *g)
+{
+    ont_value *d = B("Add", SCALAR(1), U("Abs", I(0)));
+    GI(0, B("Div", GO(0), B("Mul", d, d)));
+}
+
+/* y = x t, t = tanh(softplus x): dy/dx = t + x (1 - t^2) sigmoid(x) */
+static void mish_grad(ont_grad *g)
+{
+    ont_value *t = U("Tanh", U("Softplus", I(0)));
+    ont_value *slope = B("Mul", B("Mul", I(0), U("Sigmoid", I(0))), B("Sub", SCALAR(1), B("Mul", t, t)));
+    GI(0, B("Mul", GO(0), B("Add", t, slope)));
+}
+
+UNARY("", Neg, 6, neg_grad);
+UNARY("", Abs, 6, abs_grad);
+UNARY("", Sqrt, 6, sqrt_grad);
+UNARY("", Reciprocal, 6, reciprocal_grad);
+UNARY("", Exp, 6, exp_grad);
+UNARY("", Log, 6, log_grad);
+UNARY("", Erf, 9, erf_grad);
+UNARY("", Tanh, 6, tanh_grad);
+UNARY("", Sigmoid, 6, sigmoid_grad);
+UNARY("", Relu, 6, relu_grad);
+UNARY("", LeakyRelu, 6, leaky_relu_grad);
+UNARY("", Elu, 6, elu_grad);
+UNARY("", Selu, 6, selu_grad);
+UNARY("", HardSigmoid, 6, hard_sigmoid_grad);
+UNARY("", HardSwish, 14, hard_swish_grad);
+UNARY("", Gelu, 20, gelu_grad);
+UNARY("", Softplus, 1, softplus_grad);
+UNARY("", Softsign, 1, softsign_grad);
+UNARY("", Mish, 18, mish_grad);
+UNARY("", Sin, 7, sin_grad);
+UNARY("", Cos, 7, cos_grad);
+UNARY("", Tan, 7, tan_grad);
+UNARY("", Asin, 7, asin_grad);
+UNARY("", Acos, 7, acos_grad);
+UNARY("", Atan, 7, atan_grad);
+UNARY("", Sinh, 9, sinh_grad);
+UNARY("", Cosh, 9, cosh_grad);
+UNARY("", Asinh, 9, asinh_grad);
+UNARY("", Acosh, 9, acosh_grad);
+UNARY("", Atanh, 9, atanh_grad);
+UNARY_FLAT(Sign, 9);
+UNARY_FLAT(Floor, 6);
+UNARY_FLAT(Ceil, 6);
+UNARY_FLAT(Round, 11);
+
+/* ---- binary gradients; the walk undoes broadcasts ---- */
+
+static void add_grad(ont_grad *g)
+{
+    GI(0, GO(0));
+    GI(1, GO(0));
+}
+
+static void sub_grad(ont_grad *g)
+{
+    GI(0, GO(0));
+    if (WANTS(1)) GI(1, U("Neg", GO(0)));
+}
+
+static void mul_grad(ont_grad *g)
+{
+    if (WANTS(0)) GI(0, B("Mul", GO(0), I(1)));
+    if (WANTS(1)) GI(1, B("Mul", GO(0), I(0)));
+}
+
+static void div_grad(ont_grad *g)
+{
+    if (WANTS(0)) GI(0, B("Div", GO(0), I(1)));
+    if (WANTS(1)) GI(1, U("Neg", B("Div", B("Mul", GO(0), O(0)), I(1))));
+}
+
+/* torch: base' is 0 where the exponent is 0, exponent' is 0 where the base is 0 and the exponent is not negative */
+static void pow_grad(ont_grad *g)
+{
+    ont_value *zero = SCALAR(0), *x = I(0), *e = I(1);
+    if (WANTS(0)) {
+        ont_value *slope = B("Mul", e, B("Pow", x, B("Sub", e, SCALAR(1))));
+        ont_value *is_zero = B("Equal", e, zero);
+        GI(0, ont_build3(&g->b, "Where", is_zero, zero, B("Mul", GO(0), slope)));
+    }
+    if (WANTS(1)) {
+        ont_value *flat = B("And", B("Equal", x, zero), B("GreaterOrEqual", e, zero));
+        GI(1, ont_build3(&g->b, "Where", flat, zero, B("Mul", GO(0), B("Mul", O(0), U("Log", x)))));
+    }
+}
+
+/* As torch.minimum and torch.maximum: ties give half to each. */
+static void extremum_grad(ont_grad *g, const char *wins)
+{
+    ont_value *zero = SCALAR(0), *half = B("Mul", GO(0), SCALAR(0.5)), *tie = B("Equal", I(0), I(1));
+    for (uint32_t i = 0; i < 2; i++) {
+        if (!WANTS(i)) continue;
+        ont_value *mine = B(wins, I(i), I(1 - i));
+        GI(i, ont_build3(&g->b, "Where", mine, GO(0), ont_build3(&g->b, "Where", tie, half, zero)));
+    }
+}
+
+static void min_grad(ont_grad *g) { extremum_grad(g, "Less"); }
+static void max_grad(ont_grad *g) { extremum_grad(g, "Greater"); }
+
+BINARY("", Add, 7, add_grad);
+BINARY("", Sub, 7, sub_grad);
+BINARY("", Mul, 7, mul_grad);
+BINARY("", Div, 7, div_grad);
+BINARY("", Pow, 7, pow_grad);
+BINARY("", Min, 8, min_grad);
+BINARY("", Max, 8, max_grad);
+COMPARE(Equal, 7);
+COMPARE(Greater, 7);
+COMPARE(Less, 7);
+COMPARE(GreaterOrEqual, 12);
+COMPARE(LessOrEqual, 12);
+
+/* ---- gradient operators: (x or y, dy) -> dx; not differentiable again ---- */
+
+BINARY(ONT_DOMAIN, AbsGrad, 1, NULL);
+BINARY(ONT_DOMAIN, ErfGrad, 1, NULL);
+BINARY(ONT_DOMAIN, TanhGrad, 1, NULL);
+BINARY(ONT_DOMAIN, SigmoidGrad, 1, NULL);
+BINARY(ONT_DOMAIN, ReluGrad, 1, NULL);
+BINARY(ONT_DOMAIN, LeakyReluGrad, 1, NULL);
+BINARY(ONT_DOMAIN, EluGrad, 1, NULL);
+BINARY(ONT_DOMAIN, SeluGrad, 1, NULL);
+BINARY(ONT_DOMAIN, HardSigmoidGrad, 1, NULL);
+BINARY(ONT_DOMAIN, HardSwishGrad, 1, NULL);
+BINARY(ONT_DOMAIN, GeluGrad, 1, NULL);
+BINARY(ONT_DOMAIN, SoftplusGrad, 1, NULL);

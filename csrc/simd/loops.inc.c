@@ -1,0 +1,215 @@
+/*
+ * The inner loops, compiled once per instruction set with ONT_ISA naming it (and ONT_ISA_PLAIN set for the first); ends in the table ont_simd_<isa>. In the
+ * plain build all math is libm's: it is the reference that the others are tested against.
+ */
+#include "simd/math.h"
+#include "simd/simd.h"
+
+#define PASTE_(a, b) a##b
+#define PASTE(a, b) PASTE_(a, b)
+#define TEXT_(a) #a
+#define TEXT(a) TEXT_(a)
+
+/* ---- math by dtype: the expressions of simd.h are type-generic through these ---- */
+
+#if ONT_ISA_PLAIN
+#define f32_vexp expf
+#define f32_vtanh tanhf
+#define f32_verf erff
+INLINE float f32_vsigmoid(float a) { return 1 / (1 + expf(-a)); }
+#else
+#define f32_vexp f32_exp
+#define f32_vtanh f32_tanh
+#define f32_verf f32_erf
+#define f32_vsigmoid f32_sigmoid
+#endif
+INLINE double f64_vsigmoid(double a) { return 1 / (1 + exp(-a)); }
+
+#define GENERIC(f32, f64) _Generic((NUM)0, float: f32, double: f64)
+#define vsqrt(a) GENERIC(sqrtf, sqrt)(a)
+#define vexp(a) GENERIC(f32_vexp, exp)(a)
+#define vlog(a) GENERIC(logf, log)(a)
+#define vlog1p(a) GENERIC(log1pf, log1p)(a)
+#define verf(a) GENERIC(f32_verf, erf)(a)
+#define vtanh(a) GENERIC(f32_vtanh, tanh)(a)
+#define vsigmoid(a) GENERIC(f32_vsigmoid, f64_vsigmoid)(a)
+#define vsin(a) GENERIC(sinf, sin)(a)
+#define vcos(a) GENERIC(cosf, cos)(a)
+#define vtan(a) GENERIC(tanf, tan)(a)
+#define vasin(a) GENERIC(asinf, asin)(a)
+#define vacos(a) GENERIC(acosf, acos)(a)
+#define vatan(a) GENERIC(atanf, atan)(a)
+#define vsinh(a) GENERIC(sinhf, sinh)(a)
+#define vcosh(a) GENERIC(coshf, cosh)(a)
+#define vasinh(a) GENERIC(asinhf, asinh)(a)
+#define vacosh(a) GENERIC(acoshf, acosh)(a)
+#define vatanh(a) GENERIC(atanhf, atanh)(a)
+#define vfloor(a) GENERIC(floorf, floor)(a)
+#define vceil(a) GENERIC(ceilf, ceil)(a)
+#define vround(a) GENERIC(rintf, rint)(a) /* half to even */
+#define vpow(a, b) GENERIC(powf, pow)(a, b)
+#define vfmod(a, b) GENERIC(fmodf, fmod)(a, b)
+#define vabs(a) ((a) < 0 ? -(a) : (a))
+#define vmax(x, y) ((x) > (y) ? (x) : (NUM)(y))
+#define vmin(x, y) ((x) < (y) ? (x) : (NUM)(y))
+/* NaN in either operand comes through, as in torch.minimum */
+#define vminimum(x, y) ((x) != (x) || (x) < (y) ? (x) : (y))
+#define vmaximum(x, y) ((x) != (x) || (x) > (y) ? (x) : (y))
+#define P0 ((NUM)p[0])
+#define P1 ((NUM)p[1])
+#define HALF ((NUM)0.5)
+#define THIRD ((NUM)(1.0 / 3))
+#define SIXTH ((NUM)(1.0 / 6))
+#define INV_SQRT2 ((NUM)0.70710678118654752440)
+#define INV_SQRT_2PI ((NUM)0.39894228040143267794)
+#define TWO_INV_SQRT_PI ((NUM)1.12837916709551257390)
+#define SQRT_2_PI ((NUM)0.79788456080286535588)
+#define GELU_C ((NUM)0.044715)
+
+/* Integer division by -1 wraps and by 0 is refused by the kernel before it comes here. */
+INLINE int32_t div_i32(int32_t a, int32_t b) { return b == -1 ? (int32_t)(0u - (uint32_t)a) : a / b; }
+INLINE int64_t div_i64(int64_t a, int64_t b) { return b == -1 ? (int64_t)(0ull - (uint64_t)a) : a / b; }
+INLINE float div_f32(float a, float b) { return a / b; }
+INLINE double div_f64(double a, double b) { return a / b; }
+#define vdiv(a, b) _Generic((NUM)0, float: div_f32, double: div_f64, int32_t: div_i32, int64_t: div_i64)(a, b)
+
+#define NUM float
+INLINE float gelu_tanh_slope_f32(float a)
+{
+    float t = vtanh(SQRT_2_PI * (a + GELU_C * a * a * a));
+    return HALF * (1 + t) + HALF * a * (1 - t * t) * SQRT_2_PI * (1 + 3 * GELU_C * a * a);
+}
+#undef NUM
+#define NUM double
+INLINE double gelu_tanh_slope_f64(double a)
+{
+    double t = vtanh(SQRT_2_PI * (a + GELU_C * a * a * a));
+    return HALF * (1 + t) + HALF * a * (1 - t * t) * SQRT_2_PI * (1 + 3 * GELU_C * a * a);
+}
+#undef NUM
+#define gelu_tanh_slope(a) GENERIC(gelu_tanh_slope_f32, gelu_tanh_slope_f64)(a)
+
+/* ---- loop bodies ---- */
+
+#define UNARY_LOOP(name, suffix, type, expression) \
+    static void PASTE(name##_, suffix)(const void *x, void *y, int64_t n, const double *p) \
+    { \
+        const type *in = x; \
+        type *out = y; \
+        (void)p; \
+        for (int64_t i = 0; i < n; i++) { \
+            type a = in[i]; \
+            out[i] = (type)(expression); \
+        } \
+    }
+
+/* Three shapes of operands, so that each is a plain vector loop. */
+#define BINARY_LOOP(name, suffix, type, result, expression) \
+    static void PASTE(name##_, suffix)(const void *x, int64_t sx, const void *y, int64_t sy, void *z, int64_t n, \
+                                       const double *p) \
+    { \
+        const type *in0 = x, *in1 = y; \
+        result *out = z; \
+        (void)p; \
+        if (sx && sy) { \
+            for (int64_t i = 0; i < n; i++) { \
+                type a = in0[i], b = in1[i]; \
+                out[i] = (result)(expression); \
+            } \
+        } else if (sx) { \
+            type b = n ? *in1 : 0; \
+            for (int64_t i = 0; i < n; i++) { \
+                type a = in0[i]; \
+                out[i] = (result)(expression); \
+            } \
+        } else { \
+            type a = n ? *in0 : 0; \
+            for (int64_t i = 0; i < n; i++) { \
+                type b = in1[sy ? i : 0]; \
+                out[i] = (result)(expression); \
+            } \
+        } \
+    }
+
+#define NUM float
+#define X(name, expression) UNARY_LOOP(name, f32, float, expression)
+ONT_UNARY_FLOAT_LIST(X) ONT_UNARY_NUMBER_LIST(X)
+#undef X
+#define X(name, expression) BINARY_LOOP(name, f32, float, float, expression)
+ONT_BINARY_FLOAT_LIST(X) ONT_BINARY_NUMBER_LIST(X)
+#undef X
+#define X(name, expression) BINARY_LOOP(name, f32, float, uint8_t, expression)
+ONT_COMPARE_LIST(X)
+#undef X
+#undef NUM
+
+#define NUM double
+#define X(name, expression) UNARY_LOOP(name, f64, double, expression)
+ONT_UNARY_FLOAT_LIST(X) ONT_UNARY_NUMBER_LIST(X)
+#undef X
+#define X(name, expression) BINARY_LOOP(name, f64, double, double, expression)
+ONT_BINARY_FLOAT_LIST(X) ONT_BINARY_NUMBER_LIST(X)
+#undef X
+#define X(name, expression) BINARY_LOOP(name, f64, double, uint8_t, expression)
+ONT_COMPARE_LIST(X)
+#undef X
+#undef NUM
+
+/* Integers: arithmetic wraps (the build has -fwrapv), as in torch. */
+#define NUM int32_t
+#define X(name, expression) UNARY_LOOP(name, i32, int32_t, expression)
+ONT_UNARY_NUMBER_LIST(X)
+#undef X
+#define X(name, expression) BINARY_LOOP(name, i32, int32_t, int32_t, expression)
+ONT_BINARY_NUMBER_LIST(X)
+#undef X
+#define X(name, expression) BINARY_LOOP(name, i32, int32_t, uint8_t, expression)
+ONT_COMPARE_LIST(X)
+#undef X
+#undef NUM
+
+#define NUM int64_t
+#define X(name, expression) UNARY_LOOP(name, i64, int64_t, expression)
+ONT_UNARY_NUMBER_LIST(X)
+#undef X
+#define X(name, expression) BINARY_LOOP(name, i64, int64_t, int64_t, expression)
+ONT_BINARY_NUMBER_LIST(X)
+#undef X
+#define X(name, expression) BINARY_LOOP(name, i64, int64_t, uint8_t, expression)
+ONT_COMPARE_LIST(X)
+#undef X
+#undef NUM
+
+#define NUM uint8_t
+#define X(name, expression) BINARY_LOOP(name, u8, uint8_t, uint8_t, expression)
+ONT_COMPARE_LIST(X)
+#undef X
+#undef NUM
+
+#include "simd/rows.h"
+
+/* ---- table ---- */
+
+#define UNARY_ENTRY(name, dtype, suffix) [ONT_LOOP_##name][ONT_##dtype] = name##_##suffix,
+#define FLOATS(name, expression) UNARY_ENTRY(name, FLOAT32, f32) UNARY_ENTRY(name, FLOAT64, f64)
+#define NUMBERS(name, expression) \
+    FLOATS(name, expression) UNARY_ENTRY(name, INT32, i32) UNARY_ENTRY(name, INT64, i64)
+#define COMPARES(name, expression) \
+    NUMBERS(name, expression) UNARY_ENTRY(name, UINT8, u8) UNARY_ENTRY(name, BOOL, u8)
+
+const ont_simd_table PASTE(ont_simd_table_, ONT_ISA) = {
+    .isa = TEXT(ONT_ISA),
+    .unary = {ONT_UNARY_FLOAT_LIST(FLOATS) ONT_UNARY_NUMBER_LIST(NUMBERS)},
+    .binary = {ONT_BINARY_FLOAT_LIST(FLOATS) ONT_BINARY_NUMBER_LIST(NUMBERS) ONT_COMPARE_LIST(COMPARES)},
+    .sum = row_sum,
+    .dot = row_dot,
+    .max = row_max,
+    .add_to = row_add_to,
+    .softmax = row_softmax,
+    .log_softmax = row_log_softmax,
+    .softmax_grad = row_softmax_grad,
+    .log_softmax_grad = row_log_softmax_grad,
+    .layernorm = row_layernorm,
+    .layernorm_grad = row_layernorm_grad,
+    .dropout = row_dropout,
+};

@@ -1,0 +1,158 @@
+/*
+ * Row loops (softmax, normalisation, dropout) for float32. Part of loops.inc.c, included by nothing else.
+ * Sums run in 16 partial sums: that is one AVX-512 or two AVX2 registers, and it fixes the order of addition.
+ */
+#ifndef ONT_SIMD_ROWS_H
+#define ONT_SIMD_ROWS_H
+
+enum { LANES = 16 };
+
+#define REDUCE_SUM(n, term, result) \
+    do { \
+        float part_[LANES] = {0}; \
+        int64_t i_ = 0; \
+        for (; i_ + LANES <= (n); i_ += LANES) \
+            for (int lane_ = 0; lane_ < LANES; lane_++) { \
+                int64_t i = i_ + lane_; \
+                part_[lane_] += (term); \
+            } \
+        for (; i_ < (n); i_++) { \
+            int64_t i = i_; \
+            part_[0] += (term); \
+        } \
+        for (int half_ = LANES / 2; half_; half_ /= 2) \
+            for (int lane_ = 0; lane_ < half_; lane_++) part_[lane_] += part_[lane_ + half_]; \
+        (result) = part_[0]; \
+    } while (0)
+
+static float row_sum(const float *x, int64_t n)
+{
+    float sum;
+    REDUCE_SUM(n, x[i], sum);
+    return sum;
+}
+
+static float row_dot(const float *x, const float *y, int64_t n)
+{
+    float sum;
+    REDUCE_SUM(n, x[i] * y[i], sum);
+    return sum;
+}
+
+static float row_max(const float *x, int64_t n)
+{
+    float part[LANES];
+    bool nan = false;
+    for (int lane = 0; lane < LANES; lane++) part[lane] = x[0];
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        for (int lane = 0; lane < LANES; lane++) {
+            float v = x[i + lane];
+            nan |= v != v;
+            part[lane] = v > part[lane] ? v : part[lane];
+        }
+    for (; i < n; i++) {
+        nan |= x[i] != x[i];
+        part[0] = x[i] > part[0] ? x[i] : part[0];
+    }
+    for (int lane = 1; lane < LANES; lane++) part[0] = part[lane] > part[0] ? part[lane] : part[0];
+    return nan ? NAN : part[0];
+}
+
+static void row_add_to(float *acc, const float *x, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) acc[i] += x[i];
+}
+
+static void row_softmax(const float *x, float *y, int64_t n)
+{
+    float most = row_max(x, n);
+    for (int64_t i = 0; i < n; i++) y[i] = f32_vexp(x[i] - most);
+    float scale = 1 / row_sum(y, n);
+    for (int64_t i = 0; i < n; i++) y[i] *= scale;
+}
+
+static void row_log_softmax(const float *x, float *y, int64_t n)
+{
+    float most = row_max(x, n), sum;
+    REDUCE_SUM(n, f32_vexp(x[i] - most), sum);
+    float shift = most + logf(sum);
+    for (int64_t i = 0; i < n; i++) y[i] = x[i] - shift;
+}
+
+static void row_softmax_grad(const float *y, const float *dy, float *dx, int64_t n)
+{
+    float dot = row_dot(y, dy, n);
+    for (int64_t i = 0; i < n; i++) dx[i] = y[i] * (dy[i] - dot);
+}
+
+static void row_log_softmax_grad(const float *y, const float *dy, float *dx, int64_t n)
+{
+    float sum = row_sum(dy, n);
+    for (int64_t i = 0; i < n; i++) dx[i] = dy[i] - f32_vexp(y[i]) * sum;
+}
+
+static void row_layernorm(const float *x, const float *scale, const float *bias, float eps, float *y, float *mean,
+                          float *inv_std, int64_t n)
+{
+    float m = row_sum(x, n) / (float)n, v;
+    REDUCE_SUM(n, (x[i] - m) * (x[i] - m), v);
+    float s = 1 / sqrtf(v / (float)n + eps);
+    if (scale && bias)
+        for (int64_t i = 0; i < n; i++) y[i] = (x[i] - m) * s * scale[i] + bias[i];
+    else if (scale)
+        for (int64_t i = 0; i < n; i++) y[i] = (x[i] - m) * s * scale[i];
+    else
+        for (int64_t i = 0; i < n; i++) y[i] = (x[i] - m) * s + (bias ? bias[i] : 0);
+    if (mean) *mean = m;
+    if (inv_std) *inv_std = s;
+}
+
+/* dx = inv_std * (g - mean(g) - xhat * mean(g * xhat)), g = dy * scale, xhat = (x - mean) * inv_std */
+static void row_layernorm_grad(const float *x, const float *scale, float mean, float inv_std, const float *dy, float *dx,
+                               float *dscale, float *dbias, int64_t n)
+{
+    float sum_g, sum_gx;
+    if (scale) {
+        REDUCE_SUM(n, dy[i] * scale[i], sum_g);
+        REDUCE_SUM(n, dy[i] * scale[i] * (x[i] - mean), sum_gx);
+    } else {
+        REDUCE_SUM(n, dy[i], sum_g);
+        REDUCE_SUM(n, dy[i] * (x[i] - mean), sum_gx);
+    }
+    sum_g /= (float)n;
+    sum_gx *= inv_std * inv_std / (float)n;
+    if (dscale)
+        for (int64_t i = 0; i < n; i++) dscale[i] += dy[i] * (x[i] - mean) * inv_std;
+    if (dbias)
+        for (int64_t i = 0; i < n; i++) dbias[i] += dy[i];
+    if (!dx) return;
+    if (scale)
+        for (int64_t i = 0; i < n; i++) dx[i] = inv_std * (dy[i] * scale[i] - sum_g - (x[i] - mean) * sum_gx);
+    else
+        for (int64_t i = 0; i < n; i++) dx[i] = inv_std * (dy[i] - sum_g - (x[i] - mean) * sum_gx);
+}
+
+/* Element e takes word e % 4 of Philox block e / 4: a block of lanes is computed at a time so that it vectorises. */
+static void row_dropout(const float *x, float *y, uint8_t *mask, int64_t first, int64_t n, uint64_t key, uint64_t stream,
+                        uint32_t threshold, float scale)
+{
+    enum { BLOCKS = 16 };
+    int64_t end = first + n;
+    for (int64_t block = first / 4; block * 4 < end; block += BLOCKS) {
+        uint32_t bits[BLOCKS * 4];
+        for (int b = 0; b < BLOCKS; b++) {
+            philox4 r = philox(key, stream, (uint64_t)(block + b));
+            for (int w = 0; w < 4; w++) bits[b * 4 + w] = r.x[w];
+        }
+        int64_t from = block * 4 < first ? first : block * 4;
+        int64_t to = (block + BLOCKS) * 4 < end ? (block + BLOCKS) * 4 : end;
+        int64_t base = block * 4;
+        if (y)
+            for (int64_t e = from; e < to; e++) y[e - first] = bits[e - base] >= threshold ? x[e - first] * scale : 0;
+        if (mask)
+            for (int64_t e = from; e < to; e++) mask[e - first] = bits[e - base] >= threshold;
+    }
+}
+
+#endif
