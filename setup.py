@@ -1,7 +1,8 @@
 """Builds onnxtrain._C: one abi3 extension from csrc/, compiled incrementally and once per ISA where that matters.
 
-Environment: CC; ONNXTRAIN_SANITIZE=address,undefined; ONNXTRAIN_DEBUG=1 (-O1 -g, passes verified); ONNXTRAIN_CUDA=0|1|auto
-with CUDA_HOME, CUDNN_HOME, CUDACXX; ONNXTRAIN_JOBS.
+Environment: CC; ONNXTRAIN_SANITIZE=address,undefined (a build directory of its own, and LD_PRELOAD of libasan to run);
+ONNXTRAIN_DEBUG=1 (-O1 -g, passes verified); ONNXTRAIN_JOBS; ONNXTRAIN_CUDA=0|1|auto with CUDA_HOME, CUDNN_HOME, CUDACXX;
+ONNXTRAIN_MPI=0|1|auto with MPICC. auto builds what it can and says what it leaves out; 1 fails instead.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ sys.path.insert(0, str(ROOT / "third_party"))
 import dependencies  # noqa: E402
 
 VERSION = "0.1.0"
+PLUGINS = ("_cuda.so", "_mpi.so")  # opened by _C at run time, never linked to it
 # One object per entry from each csrc/simd/*.inc.c; simd.c chooses among them at run time.
 ISAS = {
     "plain": ["-DONT_ISA_PLAIN=1"],
@@ -35,6 +37,20 @@ ISAS = {
     "avx512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma", "-mf16c",
                "-mprefer-vector-width=512"],
 }
+
+
+def mpi_sources() -> list[Path]:
+    """What calls MPI is a library of its own, so that _C needs none."""
+    return sorted((ROOT / "csrc/dist").glob("mpi*.c"))
+
+
+def newest_of(depfile: Path) -> float:
+    """The newest prerequisite in a make rule that the compiler wrote; infinite where one is gone or there is no rule."""
+    try:
+        names = depfile.read_text().split(":", 1)[1].replace("\\\n", " ").split()
+        return max(Path(name).stat().st_mtime for name in names)
+    except (OSError, IndexError, ValueError):
+        return float("inf")
 
 
 class BuildCore(build_ext):
@@ -55,16 +71,24 @@ class BuildCore(build_ext):
         jobs.append((generated, temp / "onnx-ml.pb-c.o", ["-w"]))
         self.compile_all(jobs, flags)
         self.link([str(job[1]) for job in jobs], protobuf_library, target)
-        self.bundle(target.parent / "_libs", protobuf_library, dnnl, dnnl_licence)
+        self.bundle(target.parent / "_libs", {
+            "libprotobuf-c.so.1": protobuf_library, "LICENSE.protobuf-c": dependencies.protobuf_c_licence(),
+            "libdnnl.so.3": dnnl, "LICENSE.oneDNN": dnnl_licence, "LICENSE.onnx": dependencies.onnx_licence()})
+        self.build_cuda(temp, target.parent)
+        self.build_mpi(target.parent)
 
     def copy_extensions_to_source(self) -> None:
         super().copy_extensions_to_source()
-        built = Path(self.build_lib) / "onnxtrain/_libs"
-        if built.exists():
-            shutil.copytree(built, ROOT / "onnxtrain/_libs", dirs_exist_ok=True)
+        built = Path(self.build_lib) / "onnxtrain"
+        if (built / "_libs").exists():
+            shutil.copytree(built / "_libs", ROOT / "onnxtrain/_libs", dirs_exist_ok=True)
+        for plugin in PLUGINS:
+            if (built / plugin).exists():
+                shutil.copy2(built / plugin, ROOT / "onnxtrain" / plugin)
 
     def sources(self) -> list[Path]:
-        return sorted(p for p in (ROOT / "csrc").rglob("*.c") if not p.name.endswith(".inc.c") and "dist" not in p.parts)
+        everything = (ROOT / "csrc").rglob("*.c")
+        return sorted(p for p in everything if not p.name.endswith(".inc.c") and p not in mpi_sources())
 
     def generate_proto(self, compiler: str, temp: Path) -> Path:
         proto = dependencies.onnx_proto()
@@ -77,7 +101,7 @@ class BuildCore(build_ext):
 
     def flags(self, *includes: Path) -> list[str]:
         flags = ["-std=c11", "-fPIC", "-fvisibility=hidden", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fwrapv",
-                 "-Wall", "-Wextra", "-Werror", "-g1", f'-DONT_VERSION="{VERSION}"', "-D_GNU_SOURCE",
+                 "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-g1", f'-DONT_VERSION="{VERSION}"', "-D_GNU_SOURCE",
                  "-DPy_LIMITED_API=0x030B0000", f"-I{ROOT / 'csrc'}", f"-I{sysconfig.get_paths()['include']}"]
         flags += [f"-isystem{path}" for path in includes]
         sanitize = os.environ.get("ONNXTRAIN_SANITIZE")
@@ -89,26 +113,27 @@ class BuildCore(build_ext):
 
     def compile_all(self, jobs: list[tuple[Path, Path, list[str]]], flags: list[str]) -> None:
         cc = shlex.split(os.environ.get("CC", "cc"))
-        newest_header = max(p.stat().st_mtime for p in [*(ROOT / "csrc").rglob("*.h"), *(ROOT / "csrc").rglob("*.def")])
         stamp = Path(self.build_temp) / "flags"
-        same_flags = stamp.exists() and stamp.read_text() == " ".join(cc + flags)
+        command = " ".join(cc + flags) + repr(ISAS)
+        if not stamp.exists() or stamp.read_text() != command:
+            for _, target, _ in jobs:
+                target.unlink(missing_ok=True)
+            stamp.write_text(command)
 
         def compile_one(job: tuple[Path, Path, list[str]]) -> None:
             source, target, extra = job
-            newest = max(source.stat().st_mtime, newest_header, Path(__file__).stat().st_mtime)
-            if same_flags and not self.force and target.exists() and target.stat().st_mtime > newest:
+            rule = target.with_suffix(".d")
+            if not self.force and target.exists() and target.stat().st_mtime > newest_of(rule):
                 return
             target.parent.mkdir(parents=True, exist_ok=True)
-            subprocess.run([*cc, *flags, *extra, "-c", str(source), "-o", str(target)], check=True)
+            subprocess.run([*cc, *flags, *extra, "-MMD", "-MF", str(rule), "-c", str(source), "-o", str(target)], check=True)
 
         workers = int(os.environ.get("ONNXTRAIN_JOBS", os.cpu_count() or 1))
-        stamp.unlink(missing_ok=True)
         with concurrent.futures.ThreadPoolExecutor(workers) as pool:
             try:
                 list(pool.map(compile_one, jobs))
             except subprocess.CalledProcessError as error:
                 raise SystemExit(f"onnxtrain: compiling {error.cmd[-3]} failed") from None
-        stamp.write_text(" ".join(cc + flags))
 
     def link(self, objects: list[str], protobuf_library: Path, target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -116,25 +141,59 @@ class BuildCore(build_ext):
         cc = shlex.split(os.environ.get("CC", "cc"))
         fresh = target.with_name(target.name + ".new")
         subprocess.run(
-            [*cc, "-shared", "-fopenmp", "-Wl,-z,defs", "-Wl,--allow-shlib-undefined", "-Wl,-rpath,$ORIGIN/_libs", *objects,
-             "-o", str(fresh), str(protobuf_library), "-ldl", "-lm", "-lpthread",
-             *([f"-fsanitize={sanitize}"] if sanitize else []), "-Wl,--unresolved-symbols=ignore-all"],
+            [*cc, "-shared", "-fopenmp", "-Wl,-rpath,$ORIGIN/_libs", *objects, "-o", str(fresh), str(protobuf_library),
+             "-ldl", "-lm", "-lpthread", *([f"-fsanitize={sanitize}"] if sanitize else [])],
             check=True)
+        # Python's symbols come from the process, so the linker cannot be asked for completeness: ours are checked here.
+        symbols = subprocess.run(["nm", "-D", "--undefined-only", str(fresh)], capture_output=True, text=True, check=True)
+        missing = sorted({line.split()[-1] for line in symbols.stdout.splitlines() if line.split()[-1].startswith("ont_")})
+        if missing:
+            raise SystemExit(f"onnxtrain: declared, but defined nowhere in csrc/: {', '.join(missing)}")
         fresh.replace(target)
 
-    def bundle(self, libs: Path, protobuf_library: Path, dnnl: Path, dnnl_licence: Path) -> None:
+    def bundle(self, libs: Path, wanted: dict[str, Path]) -> None:
         """Copies the shared libraries beside the extension, with their licence texts."""
         libs.mkdir(exist_ok=True)
-        wanted = {"libprotobuf-c.so.1": protobuf_library, "libdnnl.so.3": dnnl, "LICENSE.oneDNN": dnnl_licence}
-        notice = Path("/usr/share/doc/libprotobuf-c1/copyright")
-        if notice.exists():
-            wanted["LICENSE.protobuf-c"] = notice
         for name, source in wanted.items():
             copy = libs / name
             if not copy.exists() or copy.stat().st_size != source.stat().st_size:
                 fresh = libs / (name + ".new")
                 shutil.copyfile(source, fresh)
                 fresh.replace(copy)
+
+    def leave_out(self, variable: str, reason: str) -> None:
+        """Ends the build where the variable asks for this part, and says so otherwise."""
+        if os.environ.get(variable, "auto") == "1":
+            raise SystemExit(f"onnxtrain: {variable}=1, but {reason}")
+        print(f"onnxtrain: {reason}: built without ({variable}=1 makes this an error)", file=sys.stderr)
+
+    def build_cuda(self, temp: Path, package: Path) -> None:
+        """cuda/**/*.cu to _cuda.so, by nvcc, with the runtime linked in; libraries of CUDA are opened at run time."""
+        sources = sorted((ROOT / "cuda").rglob("*.cu"))
+        compiler = dependencies.nvcc()
+        if os.environ.get("ONNXTRAIN_CUDA", "auto") == "0":
+            return
+        if not sources or not compiler:
+            return self.leave_out("ONNXTRAIN_CUDA", "nvcc is not found (CUDACXX, CUDA_HOME)" if sources else "cuda/ is empty")
+        newest = max(p.stat().st_mtime for folder in ("cuda", "csrc") for p in (ROOT / folder).rglob("*") if p.is_file())
+        target = package / "_cuda.so"
+        if self.force or not target.exists() or target.stat().st_mtime < newest:
+            includes = [f"-I{path}" for path in (ROOT / "csrc", ROOT / "cuda", *dependencies.cudnn_include())]
+            (temp / "cuda").mkdir(parents=True, exist_ok=True)
+            subprocess.run([compiler, "-shared", "-O3", "-std=c++17", "-arch=all-major", "--threads=0", "-cudart=static",
+                            "-Xcompiler=-fPIC,-fvisibility=hidden,-Wall", f"--keep-dir={temp / 'cuda'}", *includes,
+                            *map(str, sources), "-o", str(target)], check=True)
+
+    def build_mpi(self, package: Path) -> None:
+        """csrc/dist/mpi*.c to _mpi.so, by mpicc."""
+        sources = mpi_sources()
+        compiler = dependencies.mpicc()
+        if os.environ.get("ONNXTRAIN_MPI", "auto") == "0" or not sources and "ONNXTRAIN_MPI" not in os.environ:
+            return
+        if not sources or not compiler:
+            return self.leave_out("ONNXTRAIN_MPI", "mpicc is not found (MPICC)" if sources else "csrc/dist has no MPI sources")
+        subprocess.run([compiler, "-shared", "-std=c11", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra",
+                        f"-I{ROOT / 'csrc'}", *map(str, sources), "-o", str(package / "_mpi.so")], check=True)
 
 
 class Abi3Wheel(bdist_wheel):
@@ -144,8 +203,12 @@ class Abi3Wheel(bdist_wheel):
         return "cp311", "abi3", super().get_tag()[2]
 
 
+# Extension.depends is what puts them into a source distribution.
+SDIST = [str(p.relative_to(ROOT)) for folder in ("csrc", "cuda", "third_party") for p in sorted((ROOT / folder).rglob("*"))
+         if p.suffix in {".c", ".h", ".def", ".cu", ".cuh", ".py", ".md"}]
+
 setup(
     version=VERSION,
-    ext_modules=[Extension("onnxtrain._C", sources=[], py_limited_api=True)],
+    ext_modules=[Extension("onnxtrain._C", sources=[], depends=SDIST, py_limited_api=True)],
     cmdclass={"build_ext": BuildCore, "bdist_wheel": Abi3Wheel},
 )

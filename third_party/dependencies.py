@@ -1,12 +1,14 @@
-"""Where the build finds what it does not own: the ONNX schema, protobuf-c, oneDNN. setup.py is the only caller.
+"""Where the build finds what it does not own: the ONNX schema, protobuf-c, oneDNN, nvcc, mpicc. setup.py is the only caller.
 
-Each function returns paths or raises SystemExit with one sentence that says what is missing and how to get it.
+What the build needs is returned as paths, or SystemExit says in one sentence what is missing and how to get it; what it
+can do without is None.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -32,6 +34,16 @@ def protobuf_c() -> tuple[str, Path]:
     return compiler, library.resolve()
 
 
+def protobuf_c_licence() -> Path:
+    """The licence text that goes into the wheel with the library. PROTOBUF_C_LICENSE names it where no place is known."""
+    places = [os.environ.get("PROTOBUF_C_LICENSE"), "/usr/share/doc/libprotobuf-c1/copyright",
+              "/usr/share/doc/libprotobuf-c-dev/copyright", "/usr/share/licenses/protobuf-c/LICENSE"]
+    for place in places:
+        if place and Path(place).exists():
+            return Path(place)
+    raise SystemExit("onnxtrain: the licence text of protobuf-c is not found: set PROTOBUF_C_LICENSE to its path")
+
+
 def _file_of(distribution: str, name: str) -> Path:
     try:
         files = importlib.metadata.files(distribution) or []
@@ -43,7 +55,32 @@ def _file_of(distribution: str, name: str) -> Path:
     raise SystemExit(f"onnxtrain: {distribution} has no {name}")
 
 
+def onnx_licence() -> Path:
+    """ONNX's licence text: the reader of models is generated from its schema."""
+    return _file_of("onnx", "LICENSE")
+
+
 def onednn() -> tuple[Path, Path, Path]:
     """oneDNN's include directory, libdnnl.so.3 and its licence text."""
     header = _file_of("onednn-devel-cpu-gomp", "dnnl.h")
     return header.parent, _file_of("onednn-cpu-gomp", "libdnnl.so.3"), _file_of("onednn-cpu-gomp", "LICENSE.txt")
+
+
+def nvcc() -> str | None:
+    """CUDACXX, else CUDA_HOME's nvcc, else the one on PATH."""
+    named = os.environ.get("CUDACXX")
+    if named:
+        return shutil.which(named)
+    home = os.environ.get("CUDA_HOME")
+    return shutil.which("nvcc", path=str(Path(home) / "bin")) if home else shutil.which("nvcc")
+
+
+def cudnn_include() -> list[Path]:
+    """CUDNN_HOME's headers, where it is set."""
+    home = os.environ.get("CUDNN_HOME")
+    return [Path(home) / "include"] if home else []
+
+
+def mpicc() -> str | None:
+    """MPICC, else the one on PATH."""
+    return shutil.which(os.environ.get("MPICC") or "mpicc")

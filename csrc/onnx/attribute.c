@@ -9,42 +9,80 @@
 
 #define KIND(name) ONNX__ATTRIBUTE_PROTO__ATTRIBUTE_TYPE__##name
 
-static ont_status set_floats(const Onnx__AttributeProto *proto, ont_graph *g, ont_node *node)
+static ont_status set_floats(const Onnx__AttributeProto *proto, const char *name, ont_graph *g, ont_node *node)
 {
     double *values = ont_arena_array(&g->arena, proto->n_floats + 1, sizeof *values);
     if (!values) return ONT_ENOMEM;
     for (size_t i = 0; i < proto->n_floats; i++) values[i] = (double)proto->floats[i];
-    return ont_attr_set_floats(g, node, proto->name, values, proto->n_floats);
+    return ont_attr_set_floats(g, node, name, values, proto->n_floats);
 }
 
-ont_status ont_onnx_attribute(const Onnx__AttributeProto *proto, const char *what, ont_graph *g, ont_node *node)
+/* Strings are shown by position only, so ones with a NUL inside, which would be cut, are refused. */
+static ont_status set_strings(const Onnx__AttributeProto *proto, const char *name, const char *what, ont_graph *g,
+                              ont_node *node)
 {
-    if (!proto->name || !*proto->name) return ont_fail(ONT_EINVAL, "%s: an attribute has no name", what);
-    if (proto->ref_attr_name && *proto->ref_attr_name)
-        return ont_fail(ONT_EINVAL, "%s: attribute '%s' refers to an attribute of a function", what, proto->name);
+    const char **strings = ont_arena_array(&g->arena, proto->n_strings + 1, sizeof *strings);
+    ont_attr *attr = ont_arena_alloc(&g->arena, sizeof *attr);
+    if (!strings || !attr) return ONT_ENOMEM;
+    for (size_t i = 0; i < proto->n_strings; i++) {
+        const ProtobufCBinaryData *s = &proto->strings[i];
+        if (s->len && memchr(s->data, 0, s->len))
+            return ont_fail(ONT_EINVAL, "%s: string %zu of attribute '%s' has a zero byte", what, i, name);
+        strings[i] = ont_arena_strndup(&g->arena, s->data ? (const char *)s->data : "", s->len);
+        if (!strings[i]) return ONT_ENOMEM;
+    }
+    *attr = (ont_attr){.next = node->attrs, .name = ont_arena_strdup(&g->arena, name), .kind = ONT_ATTR_STRINGS,
+                       .count = proto->n_strings, .strings = strings};
+    if (!attr->name) return ONT_ENOMEM;
+    node->attrs = attr;
+    return ONT_OK;
+}
+
+static const char *kind_text(int kind)
+{
+    switch (kind) {
+    case KIND(GRAPH): return "a subgraph (control flow)";
+    case KIND(GRAPHS): return "a list of subgraphs (control flow)";
+    case KIND(TENSORS): return "a list of tensors";
+    case KIND(SPARSE_TENSOR): return "a sparse tensor";
+    case KIND(SPARSE_TENSORS): return "a list of sparse tensors";
+    case KIND(TYPE_PROTO): return "a type";
+    case KIND(TYPE_PROTOS): return "a list of types";
+    default: return NULL;
+    }
+}
+
+ont_status ont_onnx_attribute(const Onnx__AttributeProto *proto, const char *name, const char *what, ont_graph *g,
+                              ont_node *node)
+{
     ont_tensor tensor;
-    switch (proto->has_type ? proto->type : KIND(UNDEFINED)) {
-    case KIND(INT): return ont_attr_set_int(g, node, proto->name, proto->i);
-    case KIND(FLOAT): return ont_attr_set_float(g, node, proto->name, (double)proto->f);
+    int kind = proto->has_type ? (int)proto->type : KIND(UNDEFINED);
+    switch (kind) {
+    case KIND(INT): return ont_attr_set_int(g, node, name, proto->i);
+    case KIND(FLOAT): return ont_attr_set_float(g, node, name, (double)proto->f);
     case KIND(STRING):
-        return ont_attr_set_string(g, node, proto->name, proto->s.data ? (const char *)proto->s.data : "", proto->s.len);
-    case KIND(INTS): return ont_attr_set_ints(g, node, proto->name, proto->ints, proto->n_ints);
-    case KIND(FLOATS): return set_floats(proto, g, node);
+        if (proto->s.len && memchr(proto->s.data, 0, proto->s.len))
+            return ont_fail(ONT_EINVAL, "%s: string attribute '%s' has a zero byte", what, name);
+        return ont_attr_set_string(g, node, name, proto->s.data ? (const char *)proto->s.data : "", proto->s.len);
+    case KIND(INTS): return ont_attr_set_ints(g, node, name, proto->ints, proto->n_ints);
+    case KIND(FLOATS): return set_floats(proto, name, g, node);
+    case KIND(STRINGS): return set_strings(proto, name, what, g, node);
     case KIND(TENSOR):
-        if (!proto->t) return ont_fail(ONT_EINVAL, "%s: attribute '%s' has no tensor", what, proto->name);
+        if (!proto->t) return ont_fail(ONT_EINVAL, "%s: attribute '%s' has no tensor", what, name);
         ONT_TRY(ont_onnx_tensor(proto->t, what, &g->arena, &tensor));
-        return ont_attr_set_tensor(g, node, proto->name, &tensor);
-    case KIND(UNDEFINED): return ont_fail(ONT_EINVAL, "%s: attribute '%s' has no type", what, proto->name);
+        return ont_attr_set_tensor(g, node, name, &tensor);
+    case KIND(UNDEFINED): return ont_fail(ONT_EINVAL, "%s: attribute '%s' has no type", what, name);
     default:
-        return ont_fail(ONT_EUNSUPPORTED, "%s: attribute '%s' is of a kind (%d) that is not supported", what, proto->name,
-                        (int)proto->type);
+        if (kind_text(kind))
+            return ont_fail(ONT_EUNSUPPORTED, "%s: attribute '%s' is %s, which is not supported", what, name, kind_text(kind));
+        return ont_fail(ONT_EINVAL, "%s: attribute '%s' is of kind %d, which does not exist", what, name, kind);
     }
 }
 
 static ont_status filled(ont_arena *arena, ont_dtype dtype, int rank, size_t count, const void *from, ont_tensor *tensor)
 {
     ont_tensor t = {.dtype = dtype, .shape = {.rank = rank}, .bytes = count * ont_dtype_size(dtype)};
-    t.shape.dims[0] = (int64_t)count;
+    t.shape.dims[0] = rank ? (int64_t)count : 0;
     t.data = ont_arena_alloc(arena, t.bytes ? t.bytes : 1);
     if (!t.data) return ONT_ENOMEM;
     if (t.bytes) memcpy(t.data, from, t.bytes);
@@ -52,13 +90,29 @@ static ont_status filled(ont_arena *arena, ont_dtype dtype, int rank, size_t cou
     return ONT_OK;
 }
 
-ont_status ont_onnx_constant(const Onnx__AttributeProto *proto, const char *what, ont_arena *arena, ont_tensor *tensor)
+ont_status ont_onnx_constant(const Onnx__AttributeProto *proto, const char *name, const char *what, ont_arena *arena,
+                             ont_tensor *tensor)
 {
-    const char *name = proto->name ? proto->name : "";
-    if (!strcmp(name, "value") && proto->t) return ont_onnx_tensor(proto->t, what, arena, tensor);
-    if (!strcmp(name, "value_float") && proto->has_f) return filled(arena, ONT_FLOAT32, 0, 1, &proto->f, tensor);
-    if (!strcmp(name, "value_int") && proto->has_i) return filled(arena, ONT_INT64, 0, 1, &proto->i, tensor);
-    if (!strcmp(name, "value_floats")) return filled(arena, ONT_FLOAT32, 1, proto->n_floats, proto->floats, tensor);
-    if (!strcmp(name, "value_ints")) return filled(arena, ONT_INT64, 1, proto->n_ints, proto->ints, tensor);
-    return ont_fail(ONT_EUNSUPPORTED, "%s: constant of kind '%s'", what, name);
+    static const struct {
+        const char *name;
+        int kind;
+    } forms[] = {{"value", KIND(TENSOR)},         {"value_float", KIND(FLOAT)},   {"value_int", KIND(INT)},
+                 {"value_floats", KIND(FLOATS)},  {"value_ints", KIND(INTS)},     {"value_string", KIND(STRING)},
+                 {"value_strings", KIND(STRINGS)}, {"sparse_value", KIND(SPARSE_TENSOR)}};
+    int kind = proto->has_type ? (int)proto->type : KIND(UNDEFINED), expected = -1;
+    for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++)
+        if (!strcmp(name, forms[i].name)) expected = forms[i].kind;
+    if (expected < 0) return ont_fail(ONT_EINVAL, "%s: a constant has no attribute '%s'", what, name);
+    if (kind != expected)
+        return ont_fail(ONT_EINVAL, "%s: attribute '%s' is of kind %d, expected %d", what, name, kind, expected);
+    switch (kind) {
+    case KIND(TENSOR):
+        if (!proto->t) return ont_fail(ONT_EINVAL, "%s: attribute '%s' has no tensor", what, name);
+        return ont_onnx_tensor(proto->t, what, arena, tensor);
+    case KIND(FLOAT): return filled(arena, ONT_FLOAT32, 0, 1, &proto->f, tensor);
+    case KIND(INT): return filled(arena, ONT_INT64, 0, 1, &proto->i, tensor);
+    case KIND(FLOATS): return filled(arena, ONT_FLOAT32, 1, proto->n_floats, proto->floats, tensor);
+    case KIND(INTS): return filled(arena, ONT_INT64, 1, proto->n_ints, proto->ints, tensor);
+    default: return ont_fail(ONT_EUNSUPPORTED, "%s: a constant of kind '%s' is not supported", what, name);
+    }
 }

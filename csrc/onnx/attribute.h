@@ -7,9 +7,14 @@
 #include "ir/graph.h"
 #include "onnx-ml.pb-c.h"
 
-ont_status ont_onnx_attribute(const Onnx__AttributeProto *proto, const char *what, ont_graph *g, ont_node *node) ONT_MUST_USE;
-/* value, value_float(s), value_int(s); contents go to the arena. */
-ont_status ont_onnx_constant(const Onnx__AttributeProto *proto, const char *what, ont_arena *arena,
+/*
+ * `name` is given apart, because an attribute of a function's call goes by another name inside; the node has none of
+ * that name yet. References are resolved before. EUNSUPPORTED names the attribute and its kind: subgraphs, sparse ...
+ */
+ont_status ont_onnx_attribute(const Onnx__AttributeProto *proto, const char *name, const char *what, ont_graph *g,
+                              ont_node *node) ONT_MUST_USE;
+/* value, value_float(s), value_int(s), as `name` says; contents go to the arena. */
+ont_status ont_onnx_constant(const Onnx__AttributeProto *proto, const char *name, const char *what, ont_arena *arena,
                              ont_tensor *tensor) ONT_MUST_USE;
 
 #endif

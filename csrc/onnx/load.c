@@ -1,5 +1,6 @@
 /*
- * ModelProto bytes to a graph. See load.h. protobuf-c allocates through base/alloc, so that injected failures reach it.
+ * ModelProto bytes to a graph: the model, its inputs, initializers and outputs. See load.h, and loader.h for the other
+ * parts. protobuf-c allocates through base/alloc, so that injected failures reach it.
  */
 #include "onnx/load.h"
 
@@ -7,254 +8,230 @@
 #include <string.h>
 
 #include "base/alloc.h"
-#include "base/map.h"
-#include "onnx/attribute.h"
+#include "onnx/loader.h"
 #include "onnx/tensor.h"
 #include "onnx/wire.h"
-#include "ops/op.h"
 
-typedef struct loader {
-    const Onnx__ModelProto *model;
-    const Onnx__GraphProto *proto;
-    ont_graph *g;
-    ont_map values;  /* name to ont_value, defined so far */
-    int64_t rng_streams;
-} loader;
+ont_value ont_onnx_absent;
 
-static void *pb_alloc(void *context, size_t size)
+/* ---- memory of protobuf-c ---- */
+
+static void *pb_alloc(void *failed, size_t size)
 {
-    (void)context;
-    return ont_malloc(size);
+    void *block = ont_malloc(size);
+    if (!block) *(bool *)failed = true;
+    return block;
 }
 
-static void pb_free(void *context, void *block)
+static void pb_free(void *failed, void *block)
 {
-    (void)context;
+    (void)failed;
     ont_free(block);
 }
 
-static ProtobufCAllocator allocator = {pb_alloc, pb_free, NULL};
+/* ---- names and values ---- */
 
-static const char *text(const char *s)
+ont_status ont_onnx_define(ont_scope *scope, const char *name, ont_value *value)
 {
-    return s ? s : "";
+    if (ont_map_get(&scope->values, name)) return ont_fail(ONT_EINVAL, "%svalue '%s' is defined twice", scope->where, name);
+    return ont_map_put(&scope->values, name, value);
 }
 
-/* ---- inputs and initializers ---- */
-
-static ont_status define(loader *l, const char *name, ont_value *value)
+ont_status ont_onnx_name(ont_loader *l, ont_scope *scope, const char *name, const char **result)
 {
-    if (ont_map_get(&l->values, name)) return ont_fail(ONT_EINVAL, "value '%s' is defined twice", name);
-    return ont_map_put(&l->values, value->name, value);
+    const char *known = ont_map_get(&scope->results, name);
+    if (known) {
+        *result = known;
+        return ONT_OK;
+    }
+    char *made = ont_arena_format(&l->g->arena, "%s%s", scope->prefix, name);
+    while (made && ont_map_get(&l->names, made))
+        made = ont_arena_format(&l->g->arena, "%s%s_%" PRIu64, scope->prefix, name, ++l->n_renamed);
+    if (!made) return ONT_ENOMEM;
+    ONT_TRY(ont_map_put(&l->names, made, made));
+    *result = made;
+    return ONT_OK;
 }
 
-static ont_status load_initializer(loader *l, const Onnx__TensorProto *proto)
+ont_status ont_onnx_value(ont_loader *l, ont_scope *scope, ont_value_kind kind, const char *name, ont_value **value)
+{
+    const char *unique;
+    ont_value *v;
+    ONT_TRY(ont_onnx_name(l, scope, name, &unique));
+    ONT_TRY(ont_graph_add_value(l->g, kind, unique, &v));
+    v->name = unique; /* by address: a call tells by it whether its body made this value under the name it asked for */
+    *value = v;
+    return ONT_OK;
+}
+
+ont_status ont_onnx_constant_value(ont_loader *l, ont_scope *scope, const char *name, const ont_tensor *tensor)
+{
+    if (ont_map_get(&scope->values, name)) return ont_fail(ONT_EINVAL, "%svalue '%s' is defined twice", scope->where, name);
+    ont_tensor *data = ont_arena_alloc(&l->g->arena, sizeof *data);
+    if (!data) return ONT_ENOMEM;
+    *data = *tensor;
+    ont_value *value;
+    ONT_TRY(ont_onnx_value(l, scope, ONT_VALUE_CONSTANT, name, &value));
+    value->dtype = tensor->dtype;
+    value->has_shape = true;
+    value->shape = tensor->shape;
+    value->data = data;
+    return ont_onnx_define(scope, name, value);
+}
+
+/* ---- initializers, inputs, outputs ---- */
+
+static ont_status load_initializer(ont_loader *l, ont_scope *scope, const Onnx__TensorProto *proto)
 {
     ont_tensor tensor;
-    ont_value *value;
-    if (!*text(proto->name)) return ont_fail(ONT_EINVAL, "an initializer has no name");
+    if (!*ont_onnx_text(proto->name)) return ont_fail(ONT_EINVAL, "an initializer has no name");
     char *what = ont_arena_format(&l->g->arena, "initializer '%s'", proto->name);
     if (!what) return ONT_ENOMEM;
     ONT_TRY(ont_onnx_tensor(proto, what, &l->g->arena, &tensor));
-    ont_tensor *data = ont_arena_alloc(&l->g->arena, sizeof *data);
-    if (!data) return ONT_ENOMEM;
-    *data = tensor;
-    ONT_TRY(ont_graph_add_value(l->g, ONT_VALUE_CONSTANT, proto->name, &value));
-    value->dtype = tensor.dtype;
-    value->has_shape = true;
-    value->shape = tensor.shape;
-    value->data = data;
-    return define(l, proto->name, value);
+    return ont_onnx_constant_value(l, scope, proto->name, &tensor);
 }
 
-static ont_status load_dim(loader *l, const char *input, const Onnx__TensorShapeProto__Dimension *proto, int64_t *dim)
+static ont_status load_dim(ont_loader *l, const char *what, const Onnx__TensorShapeProto__Dimension *proto, int64_t *dim)
 {
     *dim = ONT_DIM_UNKNOWN;
     if (proto->value_case == ONNX__TENSOR_SHAPE_PROTO__DIMENSION__VALUE_DIM_VALUE) {
-        if (proto->dim_value < 0) return ont_fail(ONT_EINVAL, "input '%s': dim %" PRId64 " is negative", input, proto->dim_value);
+        if (proto->dim_value < 0) return ont_fail(ONT_EINVAL, "%s: dim %" PRId64 " is negative", what, proto->dim_value);
         *dim = proto->dim_value;
-    } else if (proto->value_case == ONNX__TENSOR_SHAPE_PROTO__DIMENSION__VALUE_DIM_PARAM && *text(proto->dim_param)) {
+    } else if (proto->value_case == ONNX__TENSOR_SHAPE_PROTO__DIMENSION__VALUE_DIM_PARAM &&
+               *ont_onnx_text(proto->dim_param)) {
         int symbol = ont_graph_symbol(l->g, proto->dim_param);
         if (symbol < 0) return ONT_ENOMEM;
+        if (symbol >= ONT_MAX_SYMBOLS) return ont_fail(ONT_EINVAL, "%s: more than %d symbolic dims", what, ONT_MAX_SYMBOLS);
         *dim = ONT_DIM_SYMBOL(symbol);
     }
     return ONT_OK;
 }
 
-static ont_status load_input(loader *l, const Onnx__ValueInfoProto *proto)
+/* The declared type of an input or output; *has_shape is false where it declares no rank. */
+static ont_status load_type(ont_loader *l, const Onnx__ValueInfoProto *proto, const char *what, ont_dtype *dtype,
+                            bool *has_shape, ont_shape *shape)
 {
-    const char *name = text(proto->name);
+    if (!proto->type || proto->type->value_case != ONNX__TYPE_PROTO__VALUE_TENSOR_TYPE || !proto->type->tensor_type)
+        return ont_fail(ONT_EUNSUPPORTED, "%s is not a dense tensor", what);
+    const Onnx__TypeProto__Tensor *type = proto->type->tensor_type;
+    ONT_TRY(ont_onnx_dtype(type->has_elem_type ? type->elem_type : 0, what, dtype));
+    *has_shape = type->shape != NULL;
+    *shape = (ont_shape){0};
+    if (!type->shape) return ONT_OK;
+    if (type->shape->n_dim > ONT_MAX_RANK)
+        return ont_fail(ONT_EUNSUPPORTED, "%s: rank %zu, at most %d", what, type->shape->n_dim, ONT_MAX_RANK);
+    shape->rank = (int32_t)type->shape->n_dim;
+    for (int i = 0; i < shape->rank; i++) ONT_TRY(load_dim(l, what, type->shape->dim[i], &shape->dims[i]));
+    if (ont_shape_is_static(shape)) {
+        size_t bytes;
+        ONT_TRY(ont_context(ont_shape_bytes(shape, *dtype, &bytes), "%s", what));
+    }
+    return ONT_OK;
+}
+
+static ont_status load_input(ont_loader *l, ont_scope *scope, const Onnx__ValueInfoProto *proto)
+{
+    const char *name = ont_onnx_text(proto->name), *unique;
     if (!*name) return ont_fail(ONT_EINVAL, "a graph input has no name");
     /* Before IR version 4 every initializer is also listed as an input. */
-    if (ont_map_get(&l->values, name)) {
-        const ont_value *v = ont_map_get(&l->values, name);
-        return v->kind == ONT_VALUE_CONSTANT ? ONT_OK : ont_fail(ONT_EINVAL, "input '%s' is listed twice", name);
-    }
-    if (!proto->type || proto->type->value_case != ONNX__TYPE_PROTO__VALUE_TENSOR_TYPE)
-        return ont_fail(ONT_EUNSUPPORTED, "input '%s' is not a dense tensor", name);
-    const Onnx__TypeProto__Tensor *type = proto->type->tensor_type;
+    const ont_value *known = ont_map_get(&scope->values, name);
+    if (known)
+        return known->kind == ONT_VALUE_CONSTANT ? ONT_OK : ont_fail(ONT_EINVAL, "input '%s' is listed twice", name);
     char *what = ont_arena_format(&l->g->arena, "input '%s'", name);
     if (!what) return ONT_ENOMEM;
     ont_dtype dtype;
-    ONT_TRY(ont_onnx_dtype(type->has_elem_type ? type->elem_type : 0, what, &dtype));
-    ont_shape shape = {0};
-    if (type->shape) {
-        if (type->shape->n_dim > ONT_MAX_RANK)
-            return ont_fail(ONT_EUNSUPPORTED, "%s: rank %zu, at most %d", what, type->shape->n_dim, ONT_MAX_RANK);
-        shape.rank = (int32_t)type->shape->n_dim;
-        for (int i = 0; i < shape.rank; i++) ONT_TRY(load_dim(l, name, type->shape->dim[i], &shape.dims[i]));
-    }
+    ont_shape shape;
+    bool has_shape;
+    ONT_TRY(load_type(l, proto, what, &dtype, &has_shape, &shape));
     ont_value *value;
-    ONT_TRY(ont_graph_add_input(l->g, name, dtype, type->shape ? &shape : NULL, &value));
-    return define(l, name, value);
+    ONT_TRY(ont_onnx_name(l, scope, name, &unique));
+    ONT_TRY(ont_graph_add_input(l->g, unique, dtype, has_shape ? &shape : NULL, &value));
+    return ont_onnx_define(scope, name, value);
 }
 
-/* ---- nodes ---- */
-
-static int64_t opset_of(const loader *l, const char *domain)
+/* What the model declares of an output is shown to the user and replaced when the shapes are inferred. */
+static ont_status declare_output(ont_loader *l, const Onnx__ValueInfoProto *proto, ont_value *value)
 {
-    for (size_t i = 0; i < l->model->n_opset_import; i++) {
-        const Onnx__OperatorSetIdProto *set = l->model->opset_import[i];
-        const char *name = text(set->domain);
-        if (!strcmp(name, "ai.onnx")) name = "";
-        if (!strcmp(name, domain)) return set->has_version ? set->version : 1;
-    }
-    return -1;
-}
-
-static ont_status check_not_function(const loader *l, const char *domain, const Onnx__NodeProto *proto)
-{
-    for (size_t i = 0; i < l->model->n_functions; i++) {
-        const Onnx__FunctionProto *f = l->model->functions[i];
-        if (!strcmp(text(f->name), text(proto->op_type)) && !strcmp(text(f->domain), domain))
-            return ont_fail(ONT_EUNSUPPORTED, "node '%s' calls the model's function %s.%s: inline functions first",
-                            text(proto->name), domain, text(f->name));
-    }
-    return ONT_OK;
-}
-
-/* Constant nodes become constants: nothing later knows such an operator. */
-static ont_status load_constant(loader *l, const Onnx__NodeProto *proto, const char *what)
-{
-    if (proto->n_output != 1 || !*text(proto->output[0]) || proto->n_attribute != 1)
-        return ont_fail(ONT_EINVAL, "%s: one output and one attribute are expected", what);
-    ont_tensor *data = ont_arena_alloc(&l->g->arena, sizeof *data);
-    if (!data) return ONT_ENOMEM;
-    ONT_TRY(ont_onnx_constant(proto->attribute[0], what, &l->g->arena, data));
-    ont_value *value;
-    ONT_TRY(ont_graph_add_value(l->g, ONT_VALUE_CONSTANT, proto->output[0], &value));
-    value->dtype = data->dtype;
-    value->has_shape = true;
-    value->shape = data->shape;
-    value->data = data;
-    return define(l, proto->output[0], value);
-}
-
-static ont_status node_inputs(const loader *l, const Onnx__NodeProto *proto, const char *what, ont_value **inputs)
-{
-    for (size_t i = 0; i < proto->n_input; i++) {
-        inputs[i] = NULL;
-        if (!*text(proto->input[i])) continue;
-        inputs[i] = ont_map_get(&l->values, proto->input[i]);
-        if (!inputs[i])
-            return ont_fail(ONT_EINVAL, "%s: input '%s' is not defined before it (unknown name, cycle or wrong order)", what,
-                            proto->input[i]);
-    }
-    return ONT_OK;
-}
-
-static ont_status node_outputs(loader *l, const Onnx__NodeProto *proto, ont_value **outputs)
-{
-    for (size_t i = 0; i < proto->n_output; i++) {
-        outputs[i] = NULL;
-        if (!*text(proto->output[i])) continue;
-        if (ont_map_get(&l->values, proto->output[i]))
-            return ont_fail(ONT_EINVAL, "value '%s' is defined twice", proto->output[i]);
-        ONT_TRY(ont_graph_add_value(l->g, ONT_VALUE_NODE, proto->output[i], &outputs[i]));
-        ONT_TRY(define(l, proto->output[i], outputs[i]));
-    }
-    return ONT_OK;
-}
-
-static ont_status load_attributes(loader *l, const Onnx__NodeProto *proto, const char *what, ont_node *node)
-{
-    for (size_t i = 0; i < proto->n_attribute; i++)
-        ONT_TRY(ont_onnx_attribute(proto->attribute[i], what, l->g, node));
-    if (node->op && node->op->flags & ONT_OP_RANDOM)
-        ONT_TRY(ont_attr_set_int(l->g, node, "rng_stream", l->rng_streams++));
-    return ONT_OK;
-}
-
-static ont_status load_node(loader *l, const Onnx__NodeProto *proto, size_t index)
-{
-    const char *domain = text(proto->domain), *op_type = text(proto->op_type);
-    if (!strcmp(domain, "ai.onnx")) domain = "";
-    char *what = ont_arena_format(&l->g->arena, "node %zu (%s '%s')", index, op_type, text(proto->name));
+    ont_dtype dtype;
+    ont_shape shape;
+    bool has_shape;
+    if (!proto->type || value->kind != ONT_VALUE_NODE) return ONT_OK;
+    char *what = ont_arena_format(&l->g->arena, "output '%s'", proto->name);
     if (!what) return ONT_ENOMEM;
-    if (!*op_type) return ont_fail(ONT_EINVAL, "%s: no operator type", what);
-    int64_t version = opset_of(l, domain);
-    if (version < 1) return ont_fail(ONT_EINVAL, "%s: domain '%s' has no valid opset import", what, domain);
-    if (!*domain && !strcmp(op_type, "Constant")) return load_constant(l, proto, what);
-    ONT_TRY(check_not_function(l, domain, proto));
-    if (proto->n_output == 0 || proto->n_output > 4096 || proto->n_input > 65536)
-        return ont_fail(ONT_EINVAL, "%s: %zu inputs and %zu outputs", what, proto->n_input, proto->n_output);
-    ont_value **inputs = ont_arena_array(&l->g->arena, proto->n_input + 1, sizeof *inputs);
-    ont_value **outputs = ont_arena_array(&l->g->arena, proto->n_output + 1, sizeof *outputs);
-    if (!inputs || !outputs) return ONT_ENOMEM;
-    ONT_TRY(node_inputs(l, proto, what, inputs));
-    ONT_TRY(node_outputs(l, proto, outputs));
-    ont_node *node;
-    ONT_TRY(ont_graph_add_node(l->g, NULL, domain, op_type, inputs, (uint32_t)proto->n_input, outputs,
-                               (uint32_t)proto->n_output, &node));
-    if (*text(proto->name)) {
-        node->name = ont_arena_strdup(&l->g->arena, proto->name);
-        if (!node->name) return ONT_ENOMEM;
-    }
-    node->version = version;
-    node->op = ont_op_find(domain, op_type, version);
-    return load_attributes(l, proto, what, node);
+    ONT_TRY(load_type(l, proto, what, &dtype, &has_shape, &shape));
+    value->dtype = dtype;
+    value->has_shape = has_shape;
+    value->shape = shape;
+    return ONT_OK;
 }
 
-static ont_status load_outputs(loader *l)
+static ont_status load_outputs(ont_loader *l, ont_scope *scope, const Onnx__GraphProto *proto)
 {
-    size_t n = l->proto->n_output;
-    ont_value **outputs = ont_arena_array(&l->g->arena, n + 1, sizeof *outputs);
-    if (!outputs) return ONT_ENOMEM;
-    for (size_t i = 0; i < n; i++) {
-        const char *name = text(l->proto->output[i]->name);
-        outputs[i] = ont_map_get(&l->values, name);
+    ont_value **outputs = ont_arena_array(&l->g->arena, proto->n_output, sizeof *outputs);
+    bool *listed = ont_arena_array(&l->g->arena, l->g->n_values + 1, sizeof *listed);
+    if (!outputs || !listed) return ONT_ENOMEM;
+    for (size_t i = 0; i < proto->n_output; i++) {
+        const char *name = ont_onnx_text(proto->output[i]->name);
+        outputs[i] = ont_map_get(&scope->values, name);
         if (!outputs[i]) return ont_fail(ONT_EINVAL, "graph output '%s' is not computed by any node", name);
+        if (listed[outputs[i]->id]) { /* TorchScript's exporter writes `return y, y` like this */
+            const char *unique;
+            ONT_TRY(ont_onnx_name(l, scope, name, &unique));
+            ONT_TRY(ont_onnx_copy(l, unique, outputs[i], &outputs[i]));
+        } else {
+            listed[outputs[i]->id] = true;
+        }
+        ONT_TRY(declare_output(l, proto->output[i], outputs[i]));
     }
-    return ont_graph_set_outputs(l->g, outputs, (uint32_t)n);
+    return ont_graph_set_outputs(l->g, outputs, (uint32_t)proto->n_output);
 }
 
-static ont_status load_graph(loader *l)
+/* ---- the model ---- */
+
+static ont_status load_graph(ont_loader *l, ont_scope *scope, const Onnx__GraphProto *proto)
 {
-    if (!l->proto) return ont_fail(ONT_EINVAL, "the model has no graph");
-    if (l->proto->n_sparse_initializer) return ont_fail(ONT_EUNSUPPORTED, "sparse initializers are not read");
-    if (!l->proto->n_output) return ont_fail(ONT_EINVAL, "the graph has no outputs");
-    for (size_t i = 0; i < l->proto->n_initializer; i++) ONT_TRY(load_initializer(l, l->proto->initializer[i]));
-    for (size_t i = 0; i < l->proto->n_input; i++) ONT_TRY(load_input(l, l->proto->input[i]));
-    for (size_t i = 0; i < l->proto->n_node; i++) ONT_TRY(load_node(l, l->proto->node[i], i));
-    ONT_TRY(load_outputs(l));
+    if (!proto) return ont_fail(ONT_EINVAL, "the model has no graph");
+    if (proto->n_sparse_initializer)
+        return ont_fail(ONT_EUNSUPPORTED, "sparse initializer '%s': sparse tensors are not read",
+                        proto->sparse_initializer[0]->values ? ont_onnx_text(proto->sparse_initializer[0]->values->name) : "");
+    if (!proto->n_output) return ont_fail(ONT_EINVAL, "the graph has no outputs");
+    if (proto->n_output > ONT_MAX_INTERFACE || proto->n_input > ONT_MAX_INTERFACE)
+        return ont_fail(ONT_EINVAL, "the graph has %zu inputs and %zu outputs, at most %d", proto->n_input, proto->n_output,
+                        ONT_MAX_INTERFACE);
+    for (size_t i = 0; i < proto->n_initializer; i++) ONT_TRY(load_initializer(l, scope, proto->initializer[i]));
+    for (size_t i = 0; i < proto->n_input; i++) ONT_TRY(load_input(l, scope, proto->input[i]));
+    l->most_bytes = l->g->arena.bytes * 64 + ((size_t)256 << 20);
+    ONT_TRY(ont_onnx_nodes(l, scope, proto->node, proto->n_node));
+    ONT_TRY(load_outputs(l, scope, proto));
     return ont_graph_verify(l->g);
+}
+
+static ont_status load_model(ont_loader *l, const Onnx__ModelProto *model)
+{
+    ont_scope scope = {.where = "", .prefix = "", .opsets = model->opset_import, .n_opsets = model->n_opset_import};
+    ont_status status = ont_onnx_check_opsets(&scope);
+    if (status == ONT_OK) status = ont_onnx_list_functions(l, model);
+    if (status == ONT_OK) status = load_graph(l, &scope, model->graph);
+    ont_map_deinit(&scope.values);
+    return ont_context(status, "model");
 }
 
 ont_status ont_onnx_load(const uint8_t *bytes, size_t size, ont_graph **graph)
 {
-    loader l = {0};
-    Onnx__ModelProto *model = NULL;
+    bool out_of_memory = false;
+    ProtobufCAllocator allocator = {pb_alloc, pb_free, &out_of_memory};
+    ont_loader l = {0};
     ont_status status;
     ONT_TRY(ont_wire_check(&onnx__model_proto__descriptor, bytes, size));
-    model = onnx__model_proto__unpack(&allocator, size, bytes);
-    if (!model) return ont_alloc_fail_fired() ? ont_fail(ONT_ENOMEM, "out of memory reading the model")
-                                              : ont_fail(ONT_EINVAL, "model: not a valid ModelProto");
-    l.model = model;
-    l.proto = model->graph;
-    ONT_TRYGOTO(status, done, ont_graph_create(model->graph ? text(model->graph->name) : "", &l.g));
-    status = ont_context(load_graph(&l), "model");
-done:
-    ont_map_deinit(&l.values);
+    Onnx__ModelProto *model = onnx__model_proto__unpack(&allocator, size, bytes);
+    if (!model)
+        return out_of_memory ? ont_fail(ONT_ENOMEM, "out of memory reading a model of %zu bytes", size)
+                             : ont_fail(ONT_EINVAL, "model: not a valid ModelProto");
+    status = ont_graph_create(model->graph ? ont_onnx_text(model->graph->name) : "", &l.g);
+    if (status == ONT_OK) status = load_model(&l, model);
+    ont_map_deinit(&l.names);
+    ont_map_deinit(&l.node_names);
+    ont_map_deinit(&l.functions);
     onnx__model_proto__free_unpacked(model, &allocator);
     if (status == ONT_OK)
         *graph = l.g;

@@ -6,11 +6,13 @@
 #include <inttypes.h>
 #include <string.h>
 
+enum { LAST_ONNX_DTYPE = 28 }; /* of TensorProto.DataType */
+
 ont_status ont_onnx_dtype(int64_t number, const char *what, ont_dtype *dtype)
 {
     if (number <= 0 || number >= ONT_DTYPE_COUNT || !ont_dtype_size((ont_dtype)number))
-        return ont_fail(number > 0 && number <= 26 ? ONT_EUNSUPPORTED : ONT_EINVAL, "%s: dtype number %" PRId64 " %s", what,
-                        number, number > 0 && number <= 26 ? "is not supported" : "does not exist");
+        return ont_fail(number > 0 && number <= LAST_ONNX_DTYPE ? ONT_EUNSUPPORTED : ONT_EINVAL, "%s: dtype number %" PRId64 " %s", what,
+                        number, number > 0 && number <= LAST_ONNX_DTYPE ? "is not supported" : "does not exist");
     *dtype = (ont_dtype)number;
     return ONT_OK;
 }
@@ -26,6 +28,13 @@ static ont_status tensor_shape(const Onnx__TensorProto *proto, const char *what,
 static ont_status wrong_count(const char *what, const char *field, size_t got, int64_t expected)
 {
     return ont_fail(ONT_EINVAL, "%s: %s has %zu entries, its dims ask for %" PRId64, what, field, got, expected);
+}
+
+/* Kernels rely on a bool being 0 or 1; a file may hold any byte. */
+static void normalise_bools(ont_tensor *t)
+{
+    uint8_t *bytes = t->data;
+    for (size_t i = 0; i < t->bytes; i++) bytes[i] = bytes[i] != 0;
 }
 
 /* int32_data holds everything of at most 32 bits; 16-bit floats by their bits. */
@@ -93,6 +102,7 @@ ont_status ont_onnx_tensor(const Onnx__TensorProto *proto, const char *what, ont
         ONT_TRY(typed_data(proto, what, &t));
     else if (t.bytes)
         memcpy(t.data, proto->raw_data.data, t.bytes);
+    if (t.dtype == ONT_BOOL) normalise_bools(&t);
     *tensor = t;
     return ONT_OK;
 }

@@ -3,6 +3,8 @@
  */
 #include "onnx/wire.h"
 
+#include <string.h>
+
 typedef struct frame {
     const ProtobufCMessageDescriptor *type;
     const uint8_t *end;
@@ -34,6 +36,28 @@ static bool skip_scalar(uint32_t wire_type, const uint8_t **at, const uint8_t *e
     return true;
 }
 
+/* Length of the UTF-8 sequence at `at`, 0 where it is none: overlong forms, surrogates and > U+10FFFF are no UTF-8. */
+static size_t utf8_length(const uint8_t *at, size_t left)
+{
+    if (at[0] < 0x80) return 1;
+    size_t length = at[0] >= 0xf0 ? 4 : at[0] >= 0xe0 ? 3 : 2;
+    if (at[0] < 0xc2 || at[0] > 0xf4 || length > left) return 0;
+    for (size_t i = 1; i < length; i++)
+        if ((at[i] & 0xc0) != 0x80) return 0;
+    if ((at[0] == 0xe0 && at[1] < 0xa0) || (at[0] == 0xed && at[1] > 0x9f)) return 0;
+    if ((at[0] == 0xf0 && at[1] < 0x90) || (at[0] == 0xf4 && at[1] > 0x8f)) return 0;
+    return length;
+}
+
+/* Names end up in messages and in Python strings: UTF-8 without NUL, at which C would cut them. */
+static bool is_text(const uint8_t *bytes, size_t size)
+{
+    if (size && memchr(bytes, 0, size)) return false;
+    for (size_t i = 0, length; i < size; i += length)
+        if (!(length = utf8_length(bytes + i, size - i))) return false;
+    return true;
+}
+
 ont_status ont_wire_check(const ProtobufCMessageDescriptor *type, const uint8_t *bytes, size_t size)
 {
     frame stack[ONT_WIRE_DEPTH];
@@ -58,6 +82,9 @@ ont_status ont_wire_check(const ProtobufCMessageDescriptor *type, const uint8_t 
             return ont_fail(ONT_EINVAL, "model: field %u of %s at byte %zu is longer than what is left",
                             (uint32_t)(tag >> 3), top->type->name, (size_t)(at - bytes));
         const ProtobufCFieldDescriptor *field = protobuf_c_message_descriptor_get_field(top->type, (unsigned)(tag >> 3));
+        if (field && field->type == PROTOBUF_C_TYPE_STRING && !is_text(at, (size_t)length))
+            return ont_fail(ONT_EINVAL, "model: %s of %s at byte %zu is not text in UTF-8", field->name, top->type->name,
+                            (size_t)(at - bytes));
         if (!field || field->type != PROTOBUF_C_TYPE_MESSAGE) {
             at += length;
             continue;

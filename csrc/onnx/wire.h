@@ -10,7 +10,10 @@
 
 enum { ONT_WIRE_DEPTH = 64 };
 
-/* Iterative walk of nested messages: EINVAL for depth beyond ONT_WIRE_DEPTH, bad tags, lengths past the end. */
+/*
+ * Iterative walk of nested messages: EINVAL for depth beyond ONT_WIRE_DEPTH, bad tags, lengths past the end, strings
+ * that are not UTF-8 or hold a NUL.
+ */
 ont_status ont_wire_check(const ProtobufCMessageDescriptor *type, const uint8_t *bytes, size_t size) ONT_MUST_USE;
 
 #endif

@@ -1,0 +1,193 @@
+/*
+ * Nodes of a graph or of a function's body: order, names, opsets, attributes. See loader.h.
+ */
+#include <inttypes.h>
+#include <string.h>
+
+#include "onnx/attribute.h"
+#include "onnx/loader.h"
+#include "ops/op.h"
+
+#define TEXT ont_onnx_text
+
+/* ---- opsets ---- */
+
+ont_status ont_onnx_check_opsets(const ont_scope *scope)
+{
+    if (scope->n_opsets > ONT_MAX_OPSETS)
+        return ont_fail(ONT_EINVAL, "%s%zu opset imports, at most %d", scope->where, scope->n_opsets, ONT_MAX_OPSETS);
+    for (size_t i = 0; i < scope->n_opsets; i++) {
+        const Onnx__OperatorSetIdProto *set = scope->opsets[i];
+        const char *domain = ont_onnx_domain(set->domain);
+        for (size_t j = 0; j < i; j++)
+            if (!strcmp(domain, ont_onnx_domain(scope->opsets[j]->domain)) && set->version != scope->opsets[j]->version)
+                return ont_fail(ONT_EINVAL, "%sdomain '%s' is imported twice", scope->where, domain);
+        if (!*domain && set->version > ONT_MAX_OPSET)
+            return ont_fail(ONT_EUNSUPPORTED, "%sopset %" PRId64 " of ai.onnx is later than %d", scope->where, set->version,
+                            ONT_MAX_OPSET);
+    }
+    return ONT_OK;
+}
+
+static ont_status opset_of(const ont_scope *scope, const char *what, const char *domain, int64_t *version)
+{
+    for (size_t i = 0; i < scope->n_opsets; i++) {
+        const Onnx__OperatorSetIdProto *set = scope->opsets[i];
+        if (strcmp(ont_onnx_domain(set->domain), domain)) continue;
+        if (!set->has_version || set->version < 1)
+            return ont_fail(ONT_EINVAL, "%s: domain '%s' is imported with version %" PRId64, what, domain, set->version);
+        *version = set->version;
+        return ONT_OK;
+    }
+    return ont_fail(ONT_EINVAL, "%s: domain '%s' has no opset import", what, domain);
+}
+
+/* ---- attributes ---- */
+
+ont_status ont_onnx_resolve(const ont_scope *scope, const char *what, const Onnx__AttributeProto *proto,
+                            const Onnx__AttributeProto **resolved)
+{
+    const char *refers = TEXT(proto->ref_attr_name);
+    *resolved = proto;
+    if (!*refers) return ONT_OK;
+    if (!scope->function)
+        return ont_fail(ONT_EINVAL, "%s: attribute '%s' refers to '%s', but is in no function", what, TEXT(proto->name), refers);
+    for (size_t i = 0; i < scope->n_attributes; i++) {
+        const Onnx__AttributeProto *bound = scope->attributes[i].value;
+        if (strcmp(scope->attributes[i].name, refers)) continue;
+        if (bound && proto->has_type && proto->type && proto->type != bound->type)
+            return ont_fail(ONT_EINVAL, "%s: attribute '%s' is of kind %d, '%s' of the function is %d", what,
+                            TEXT(proto->name), (int)proto->type, refers, (int)bound->type);
+        *resolved = bound;
+        return ONT_OK;
+    }
+    return ont_fail(ONT_EINVAL, "%s: attribute '%s' refers to '%s', which the function does not have", what,
+                    TEXT(proto->name), refers);
+}
+
+static ont_status load_attributes(ont_loader *l, const ont_scope *scope, const Onnx__NodeProto *proto, const char *what,
+                                  ont_node *node)
+{
+    for (size_t i = 0; i < proto->n_attribute; i++) {
+        const Onnx__AttributeProto *value;
+        const char *name = TEXT(proto->attribute[i]->name);
+        if (!*name) return ont_fail(ONT_EINVAL, "%s: an attribute has no name", what);
+        for (const ont_attr *attr = node->attrs; attr; attr = attr->next)
+            if (!strcmp(attr->name, name)) return ont_fail(ONT_EINVAL, "%s: attribute '%s' is given twice", what, name);
+        ONT_TRY(ont_onnx_resolve(scope, what, proto->attribute[i], &value));
+        if (value) ONT_TRY(ont_onnx_attribute(value, name, what, l->g, node));
+    }
+    if (node->op && node->op->flags & ONT_OP_RANDOM) return ont_attr_set_int(l->g, node, "rng_stream", l->n_random++);
+    return ONT_OK;
+}
+
+/* ---- nodes ---- */
+
+/* Constant nodes become constants: nothing later knows such an operator. */
+static ont_status load_constant(ont_loader *l, ont_scope *scope, const Onnx__NodeProto *proto, const char *what)
+{
+    if (proto->n_output != 1 || !*TEXT(proto->output[0]) || proto->n_input)
+        return ont_fail(ONT_EINVAL, "%s: no input and one output are expected", what);
+    if (proto->n_attribute != 1) return ont_fail(ONT_EINVAL, "%s: one attribute is expected", what);
+    const Onnx__AttributeProto *value;
+    ont_tensor tensor;
+    ONT_TRY(ont_onnx_resolve(scope, what, proto->attribute[0], &value));
+    if (!value) return ont_fail(ONT_EINVAL, "%s: its value is an attribute that the call leaves out", what);
+    ONT_TRY(ont_onnx_constant(value, TEXT(proto->attribute[0]->name), what, &l->g->arena, &tensor));
+    return ont_onnx_constant_value(l, scope, proto->output[0], &tensor);
+}
+
+ont_status ont_onnx_input(const ont_scope *scope, const char *what, const char *name, ont_value **value)
+{
+    *value = NULL;
+    if (!*TEXT(name)) return ONT_OK;
+    ont_value *known = ont_map_get(&scope->values, name);
+    if (!known)
+        return ont_fail(ONT_EINVAL, "%s: input '%s' is not defined before it (unknown name, cycle or wrong order)", what, name);
+    *value = known == &ont_onnx_absent ? NULL : known;
+    return ONT_OK;
+}
+
+/* Output 0 is made even where the model leaves it out, so that kernels need not ask. */
+static ont_status node_outputs(ont_loader *l, ont_scope *scope, const Onnx__NodeProto *proto, const char *what,
+                               ont_value **outputs)
+{
+    bool any = false;
+    for (size_t i = 0; i < proto->n_output; i++) {
+        const char *name = TEXT(proto->output[i]);
+        outputs[i] = NULL;
+        if (!*name) continue;
+        any = true;
+        if (ont_map_get(&scope->values, name))
+            return ont_fail(ONT_EINVAL, "%s: its output '%s' is a name that is defined already", what, name);
+        ONT_TRY(ont_onnx_value(l, scope, ONT_VALUE_NODE, name, &outputs[i]));
+        ONT_TRY(ont_onnx_define(scope, name, outputs[i]));
+    }
+    if (!any) return ont_fail(ONT_EINVAL, "%s: it has no outputs", what);
+    return outputs[0] ? ONT_OK : ont_graph_add_value(l->g, ONT_VALUE_NODE, NULL, &outputs[0]);
+}
+
+ont_status ont_onnx_name_node(ont_loader *l, const char *wanted, ont_node *node)
+{
+    const char *name = wanted && !ont_map_get(&l->node_names, wanted) ? wanted : node->name;
+    while (name && ont_map_get(&l->node_names, name))
+        name = ont_arena_format(&l->g->arena, "%s_%" PRIu64, node->name, ++l->n_renamed);
+    if (!name) return ONT_ENOMEM;
+    node->name = name;
+    return ont_map_put(&l->node_names, name, node);
+}
+
+ont_status ont_onnx_copy(ont_loader *l, const char *name, ont_value *from, ont_value **to)
+{
+    ont_node *node;
+    ont_value *copy;
+    ONT_TRY(ont_graph_add_value(l->g, ONT_VALUE_NODE, name, &copy));
+    ONT_TRY(ont_graph_add_node(l->g, NULL, "", "Identity", &from, 1, &copy, 1, &node));
+    node->version = 13;
+    node->op = ont_op_find("", "Identity", node->version);
+    *to = copy;
+    return ont_onnx_name_node(l, NULL, node);
+}
+
+static ont_status load_node(ont_loader *l, ont_scope *scope, const Onnx__NodeProto *proto, const char *what)
+{
+    const char *domain = ont_onnx_domain(proto->domain), *op_type = proto->op_type;
+    int64_t version;
+    ONT_TRY(opset_of(scope, what, domain, &version));
+    if (!*domain && !strcmp(op_type, "Constant")) return load_constant(l, scope, proto, what);
+    const ont_op *op = ont_op_find(domain, op_type, version);
+    const Onnx__FunctionProto *function = NULL;
+    /* A function says what a node means, except that it is only the fallback for an operator of our own. */
+    if (!op || strcmp(domain, ONT_DOMAIN)) ONT_TRY(ont_onnx_function(l, proto, &function));
+    if (function) return ont_onnx_inline(l, scope, proto, function, what);
+    ont_value **inputs = ont_arena_array(&l->g->arena, proto->n_input + 1, sizeof *inputs);
+    ont_value **outputs = ont_arena_array(&l->g->arena, proto->n_output + 1, sizeof *outputs);
+    if (!inputs || !outputs) return ONT_ENOMEM;
+    for (size_t i = 0; i < proto->n_input; i++) ONT_TRY(ont_onnx_input(scope, what, proto->input[i], &inputs[i]));
+    ONT_TRY(node_outputs(l, scope, proto, what, outputs));
+    ont_node *node;
+    ONT_TRY(ont_graph_add_node(l->g, NULL, domain, op_type, inputs, (uint32_t)proto->n_input, outputs,
+                               (uint32_t)proto->n_output, &node));
+    node->version = version;
+    node->op = op;
+    const char *name = *TEXT(proto->name) ? ont_arena_format(&l->g->arena, "%s%s", scope->prefix, proto->name) : NULL;
+    ONT_TRY(ont_onnx_name_node(l, name, node));
+    return load_attributes(l, scope, proto, what, node);
+}
+
+ont_status ont_onnx_nodes(ont_loader *l, ont_scope *scope, Onnx__NodeProto *const *nodes, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        const Onnx__NodeProto *proto = nodes[i];
+        char *what = ont_arena_format(&l->g->arena, "%snode %zu (%s '%s')", scope->where, i, TEXT(proto->op_type),
+                                      TEXT(proto->name));
+        if (!what) return ONT_ENOMEM;
+        if (!*TEXT(proto->op_type)) return ont_fail(ONT_EINVAL, "%s: no operator type", what);
+        if (proto->n_input > ONT_MAX_INTERFACE || proto->n_output > ONT_MAX_INTERFACE || proto->n_attribute > ONT_MAX_ATTRIBUTES)
+            return ont_fail(ONT_EINVAL, "%s: %zu inputs, %zu outputs and %zu attributes", what, proto->n_input,
+                            proto->n_output, proto->n_attribute);
+        if (scope->function) ONT_TRY(ont_onnx_charge(l, what, 1));
+        ONT_TRY(load_node(l, scope, proto, what));
+    }
+    return ONT_OK;
+}

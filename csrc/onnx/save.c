@@ -1,0 +1,336 @@
+/*
+ * A graph to ModelProto bytes. See save.h. All messages live in one arena, whose strings and tensors are borrowed from the
+ * graph where they can be; protobuf-c then packs them into one heap block.
+ */
+#include "onnx/save.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/map.h"
+#include "onnx-ml.pb-c.h"
+#include "ops/op.h"
+
+enum { IR_VERSION = 10, DEFAULT_OPSET = 18 };
+
+typedef struct saver {
+    const ont_graph *g;
+    ont_arena arena;
+    ont_map names;    /* those given out */
+    char **of;        /* by value id, NULL: none yet */
+    Onnx__GraphProto *graph;
+} saver;
+
+/* A zeroed message of a generated type in the arena, with its descriptor set. */
+#define NEW(s, type, init) init_message(ont_arena_alloc(&(s)->arena, sizeof(type)), (void (*)(void *))(init))
+
+static void *init_message(void *message, void (*init)(void *))
+{
+    if (message) init(message);
+    return message;
+}
+
+static char *borrowed(const char *text) /* messages that are only packed are not written to */
+{
+    return (char *)(uintptr_t)text;
+}
+
+/* The name of a value in the file: its own, unless another value took that (a made-up one may equal a model's). */
+static ont_status name_of(saver *s, const ont_value *v, char **name)
+{
+    if (!s->of[v->id]) {
+        char *made = borrowed(v->name);
+        for (uint32_t i = 0; made && ont_map_get(&s->names, made); i++)
+            made = ont_arena_format(&s->arena, "%s_%u_%u", v->name, v->id, i);
+        if (!made) return ONT_ENOMEM;
+        ONT_TRY(ont_map_put(&s->names, made, made));
+        s->of[v->id] = made;
+    }
+    *name = s->of[v->id];
+    return ONT_OK;
+}
+
+/* ---- tensors and types ---- */
+
+static ont_status save_tensor(saver *s, const ont_tensor *tensor, char *name, Onnx__TensorProto **out)
+{
+    Onnx__TensorProto *t = NEW(s, Onnx__TensorProto, onnx__tensor_proto__init);
+    int64_t *dims = ont_arena_array(&s->arena, (size_t)tensor->shape.rank + 1, sizeof *dims);
+    if (!t || !dims) return ONT_ENOMEM;
+    for (int i = 0; i < tensor->shape.rank; i++) dims[i] = tensor->shape.dims[i];
+    t->n_dims = (size_t)tensor->shape.rank;
+    t->dims = dims;
+    t->has_data_type = true;
+    t->data_type = (int32_t)tensor->dtype;
+    t->name = name;
+    t->has_raw_data = true;
+    t->raw_data = (ProtobufCBinaryData){tensor->bytes, tensor->data};
+    *out = t;
+    return ONT_OK;
+}
+
+static ont_status save_shape(saver *s, const ont_shape *shape, Onnx__TensorShapeProto **out)
+{
+    Onnx__TensorShapeProto *proto = NEW(s, Onnx__TensorShapeProto, onnx__tensor_shape_proto__init);
+    if (!proto) return ONT_ENOMEM;
+    proto->dim = ont_arena_array(&s->arena, (size_t)shape->rank + 1, sizeof *proto->dim);
+    if (!proto->dim) return ONT_ENOMEM;
+    for (int i = 0; i < shape->rank; i++) {
+        int64_t dim = shape->dims[i];
+        Onnx__TensorShapeProto__Dimension *d =
+            NEW(s, Onnx__TensorShapeProto__Dimension, onnx__tensor_shape_proto__dimension__init);
+        if (!d) return ONT_ENOMEM;
+        if (dim >= 0) {
+            d->value_case = ONNX__TENSOR_SHAPE_PROTO__DIMENSION__VALUE_DIM_VALUE;
+            d->dim_value = dim;
+        } else if (dim != ONT_DIM_UNKNOWN && (uint32_t)ONT_DIM_SYMBOL_INDEX(dim) < s->g->n_symbols) {
+            d->value_case = ONNX__TENSOR_SHAPE_PROTO__DIMENSION__VALUE_DIM_PARAM;
+            d->dim_param = borrowed(s->g->symbols[ONT_DIM_SYMBOL_INDEX(dim)]);
+        }
+        proto->dim[proto->n_dim++] = d;
+    }
+    *out = proto;
+    return ONT_OK;
+}
+
+static ont_status save_value_info(saver *s, const ont_value *v, Onnx__ValueInfoProto **out)
+{
+    Onnx__ValueInfoProto *info = NEW(s, Onnx__ValueInfoProto, onnx__value_info_proto__init);
+    Onnx__TypeProto *type = NEW(s, Onnx__TypeProto, onnx__type_proto__init);
+    Onnx__TypeProto__Tensor *tensor = NEW(s, Onnx__TypeProto__Tensor, onnx__type_proto__tensor__init);
+    if (!info || !type || !tensor) return ONT_ENOMEM;
+    ONT_TRY(name_of(s, v, &info->name));
+    if (v->dtype != ONT_UNDEFINED) {
+        tensor->has_elem_type = true;
+        tensor->elem_type = (int32_t)v->dtype;
+        if (v->has_shape) ONT_TRY(save_shape(s, &v->shape, &tensor->shape));
+        type->value_case = ONNX__TYPE_PROTO__VALUE_TENSOR_TYPE;
+        type->tensor_type = tensor;
+        info->type = type;
+    }
+    *out = info;
+    return ONT_OK;
+}
+
+/* ---- nodes ---- */
+
+#define SET(kind_, field, value) (a->type = ONNX__ATTRIBUTE_PROTO__ATTRIBUTE_TYPE__##kind_, a->field = (value))
+
+static ont_status save_lists(saver *s, const ont_attr *attr, Onnx__AttributeProto *a)
+{
+    if (attr->kind == ONT_ATTR_INTS) {
+        SET(INTS, n_ints, attr->count);
+        a->ints = (int64_t *)(uintptr_t)attr->ints;
+    } else if (attr->kind == ONT_ATTR_FLOATS) {
+        a->floats = ont_arena_array(&s->arena, attr->count + 1, sizeof *a->floats);
+        if (!a->floats) return ONT_ENOMEM;
+        for (size_t i = 0; i < attr->count; i++) a->floats[i] = (float)attr->floats[i];
+        SET(FLOATS, n_floats, attr->count);
+    } else {
+        a->strings = ont_arena_array(&s->arena, attr->count + 1, sizeof *a->strings);
+        if (!a->strings) return ONT_ENOMEM;
+        for (size_t i = 0; i < attr->count; i++)
+            a->strings[i] = (ProtobufCBinaryData){strlen(attr->strings[i]), (uint8_t *)borrowed(attr->strings[i])};
+        SET(STRINGS, n_strings, attr->count);
+    }
+    return ONT_OK;
+}
+
+static ont_status save_attr(saver *s, const ont_node *node, const ont_attr *attr, Onnx__AttributeProto **out)
+{
+    Onnx__AttributeProto *a = NEW(s, Onnx__AttributeProto, onnx__attribute_proto__init);
+    if (!a) return ONT_ENOMEM;
+    a->name = borrowed(attr->name);
+    a->has_type = true;
+    switch (attr->kind) {
+    case ONT_ATTR_INT: SET(INT, i, attr->i), a->has_i = true; break;
+    case ONT_ATTR_FLOAT: SET(FLOAT, f, (float)attr->f), a->has_f = true; break;
+    case ONT_ATTR_STRING:
+        SET(STRING, s, ((ProtobufCBinaryData){attr->count, (uint8_t *)borrowed(attr->s)})), a->has_s = true;
+        break;
+    case ONT_ATTR_TENSOR:
+        a->type = ONNX__ATTRIBUTE_PROTO__ATTRIBUTE_TYPE__TENSOR;
+        ONT_TRY(save_tensor(s, attr->tensor, NULL, &a->t));
+        break;
+    case ONT_ATTR_GRAPH:
+        return ont_fail(ONT_EUNSUPPORTED, "%s '%s': attribute '%s' is a subgraph, which is not written", node->op_type,
+                        node->name, attr->name);
+    case ONT_ATTR_INTS:
+    case ONT_ATTR_FLOATS:
+    case ONT_ATTR_STRINGS: ONT_TRY(save_lists(s, attr, a)); break;
+    }
+    *out = a;
+    return ONT_OK;
+}
+
+/* The loader numbers random nodes anew, and the standard's operators have no attribute of that name. */
+static bool is_written(const ont_node *node, const ont_attr *attr)
+{
+    bool random = node->op && node->op->flags & ONT_OP_RANDOM;
+    return !(random && !*node->domain && !strcmp(attr->name, "rng_stream"));
+}
+
+static ont_status save_attrs(saver *s, const ont_node *node, Onnx__NodeProto *proto)
+{
+    size_t n = 0;
+    for (const ont_attr *attr = node->attrs; attr; attr = attr->next) n++;
+    proto->attribute = ont_arena_array(&s->arena, n + 1, sizeof *proto->attribute);
+    if (!proto->attribute) return ONT_ENOMEM;
+    for (const ont_attr *attr = node->attrs; attr; attr = attr->next) {
+        if (!is_written(node, attr)) continue;
+        ONT_TRY(save_attr(s, node, attr, &proto->attribute[proto->n_attribute]));
+        proto->n_attribute++;
+    }
+    /* A list of attributes is built from its end, by the setters and by the loader: the file keeps their order so. */
+    for (size_t i = 0, j = proto->n_attribute; i + 1 < j; i++) {
+        Onnx__AttributeProto *swapped = proto->attribute[i];
+        proto->attribute[i] = proto->attribute[--j];
+        proto->attribute[j] = swapped;
+    }
+    return ONT_OK;
+}
+
+static ont_status save_node(saver *s, const ont_node *node, Onnx__NodeProto **out)
+{
+    static char absent[] = "";
+    Onnx__NodeProto *proto = NEW(s, Onnx__NodeProto, onnx__node_proto__init);
+    if (!proto) return ONT_ENOMEM;
+    proto->name = borrowed(node->name);
+    proto->domain = borrowed(node->domain);
+    proto->op_type = borrowed(node->op_type);
+    proto->input = ont_arena_array(&s->arena, node->n_inputs + 1, sizeof *proto->input);
+    proto->output = ont_arena_array(&s->arena, node->n_outputs + 1, sizeof *proto->output);
+    if (!proto->input || !proto->output) return ONT_ENOMEM;
+    for (uint32_t i = 0; i < node->n_inputs; i++) {
+        proto->input[i] = absent;
+        if (node->inputs[i].value) ONT_TRY(name_of(s, node->inputs[i].value, &proto->input[i]));
+    }
+    for (uint32_t i = 0; i < node->n_outputs; i++) {
+        proto->output[i] = absent;
+        if (node->outputs[i]) ONT_TRY(name_of(s, node->outputs[i], &proto->output[i]));
+    }
+    proto->n_input = node->n_inputs;
+    proto->n_output = node->n_outputs;
+    while (proto->n_output && !*proto->output[proto->n_output - 1]) proto->n_output--;
+    ONT_TRY(save_attrs(s, node, proto));
+    *out = proto;
+    return ONT_OK;
+}
+
+/* ---- graph and model ---- */
+
+/* Inputs and outputs first: where names meet, theirs stay. */
+static ont_status save_interface(saver *s)
+{
+    const ont_graph *g = s->g;
+    Onnx__GraphProto *graph = s->graph;
+    graph->input = ont_arena_array(&s->arena, (size_t)g->n_inputs + 1, sizeof *graph->input);
+    graph->output = ont_arena_array(&s->arena, (size_t)g->n_outputs + 1, sizeof *graph->output);
+    if (!graph->input || !graph->output) return ONT_ENOMEM;
+    for (uint32_t i = 0; i < g->n_inputs; i++) ONT_TRY(save_value_info(s, g->inputs[i], &graph->input[i]));
+    for (uint32_t i = 0; i < g->n_outputs; i++) ONT_TRY(save_value_info(s, g->outputs[i], &graph->output[i]));
+    graph->n_input = g->n_inputs;
+    graph->n_output = g->n_outputs;
+    return ONT_OK;
+}
+
+static ont_status save_constants(saver *s)
+{
+    const ont_graph *g = s->g;
+    Onnx__GraphProto *graph = s->graph;
+    bool *is_output = ont_arena_array(&s->arena, (size_t)g->n_values + 1, sizeof *is_output);
+    graph->initializer = ont_arena_array(&s->arena, (size_t)g->n_values + 1, sizeof *graph->initializer);
+    if (!is_output || !graph->initializer) return ONT_ENOMEM;
+    for (uint32_t i = 0; i < g->n_outputs; i++) is_output[g->outputs[i]->id] = true;
+    for (uint32_t i = 0; i < g->n_values; i++) {
+        const ont_value *v = g->values[i];
+        char *name;
+        if (v->kind != ONT_VALUE_CONSTANT || (!v->uses && !is_output[i])) continue;
+        ONT_TRY(name_of(s, v, &name));
+        ONT_TRY(save_tensor(s, v->data, name, &graph->initializer[graph->n_initializer]));
+        graph->n_initializer++;
+    }
+    return ONT_OK;
+}
+
+/* Notes that a node needs `version` of `domain`. Few domains: a list is searched. */
+static ont_status import_opset(saver *s, Onnx__ModelProto *model, const char *domain, int64_t version)
+{
+    for (size_t i = 0; i < model->n_opset_import; i++) {
+        Onnx__OperatorSetIdProto *set = model->opset_import[i];
+        if (strcmp(set->domain, domain)) continue;
+        if (version > set->version) set->version = version;
+        return ONT_OK;
+    }
+    Onnx__OperatorSetIdProto **more = ont_arena_array(&s->arena, model->n_opset_import + 1, sizeof *more);
+    Onnx__OperatorSetIdProto *set = NEW(s, Onnx__OperatorSetIdProto, onnx__operator_set_id_proto__init);
+    if (!more || !set) return ONT_ENOMEM;
+    if (model->n_opset_import) memcpy(more, model->opset_import, model->n_opset_import * sizeof *more);
+    set->domain = borrowed(domain);
+    set->has_version = true;
+    set->version = version;
+    more[model->n_opset_import++] = set;
+    model->opset_import = more;
+    return ONT_OK;
+}
+
+static ont_status save_opsets(saver *s, Onnx__ModelProto *model)
+{
+    ONT_TRY(import_opset(s, model, "", 0));
+    for (const ont_node *node = s->g->first; node; node = node->next)
+        ONT_TRY(import_opset(s, model, node->domain, node->version));
+    for (size_t i = 0; i < model->n_opset_import; i++) {
+        Onnx__OperatorSetIdProto *set = model->opset_import[i];
+        if (set->version < 1) set->version = *set->domain ? 1 : DEFAULT_OPSET;
+    }
+    return ONT_OK;
+}
+
+static ont_status save_model(saver *s, Onnx__ModelProto *model)
+{
+    static char producer[] = "onnxtrain";
+    size_t n = 0;
+    for (const ont_node *node = s->g->first; node; node = node->next) n++;
+    s->graph = NEW(s, Onnx__GraphProto, onnx__graph_proto__init);
+    s->of = ont_arena_array(&s->arena, (size_t)s->g->n_values + 1, sizeof *s->of);
+    if (!s->graph || !s->of) return ONT_ENOMEM;
+    s->graph->name = borrowed(*s->g->name ? s->g->name : "graph");
+    s->graph->node = ont_arena_array(&s->arena, n + 1, sizeof *s->graph->node);
+    if (!s->graph->node) return ONT_ENOMEM;
+    ONT_TRY(save_interface(s));
+    ONT_TRY(save_constants(s));
+    for (const ont_node *node = s->g->first; node; node = node->next) {
+        ONT_TRY(save_node(s, node, &s->graph->node[s->graph->n_node]));
+        s->graph->n_node++;
+    }
+    model->has_ir_version = true;
+    model->ir_version = IR_VERSION;
+    model->producer_name = producer;
+    model->graph = s->graph;
+    return save_opsets(s, model);
+}
+
+static ont_status pack(const Onnx__ModelProto *model, uint8_t **bytes, size_t *size)
+{
+    size_t n = onnx__model_proto__get_packed_size(model);
+    if (n > INT32_MAX) return ont_fail(ONT_EUNSUPPORTED, "the model would take %zu bytes, protobuf ends at 2 GiB", n);
+    uint8_t *block = ont_malloc(n);
+    if (!block) return ONT_ENOMEM;
+    *size = onnx__model_proto__pack(model, block);
+    *bytes = block;
+    return ONT_OK;
+}
+
+ont_status ont_onnx_save(const ont_graph *g, uint8_t **bytes, size_t *size)
+{
+    saver s = {.g = g};
+    Onnx__ModelProto model = ONNX__MODEL_PROTO__INIT;
+    ont_arena_init(&s.arena);
+    ont_status status = save_model(&s, &model);
+    if (status == ONT_OK) status = pack(&model, bytes, size);
+    ont_map_deinit(&s.names);
+    ont_arena_deinit(&s.arena);
+    return ont_context(status, "saving '%s'", g->name);
+}

@@ -1,0 +1,523 @@
+"""Exports against eager PyTorch: one test for each thing that a plain torch.onnx.export gets wrong for training.
+
+The graph is evaluated by ONNX's reference evaluator, with dropout off where numbers are compared; each row also shows
+that the plain export of the same module fails, or answers something else.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import pathlib
+import random
+import sys
+import timeit
+import warnings
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.reference
+import pytest
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+import torch.utils.checkpoint
+from onnx.reference.op_run import OpRun
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+from models import CNN, GPT2, MLP, Seq2SeqTransformer  # noqa: E402
+
+from onnxtrain.export import Exported, ExportError, export  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+class StopGradient(OpRun):
+    op_domain = "ai.onnxtrain"
+
+    def _run(self, x):
+        return (x,)
+
+
+def tensors_of(*tree: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def feeds_of(exported: Exported, module: nn.Module, args: tuple, kwargs: dict) -> dict[str, np.ndarray]:
+    state = dict(module.named_parameters()) | dict(module.named_buffers())
+    leaves = pytree.tree_leaves((args, kwargs), is_leaf=lambda x: x is None)
+    tensors = {
+        i.name: state[i.target] if isinstance(i.target, str) else leaves[i.target] if isinstance(i.target, int)
+        else i.target
+        for i in exported.inputs
+    }
+    return {name: t.detach().numpy() for name, t in tensors.items()}
+
+
+def evaluate(exported: Exported, module: nn.Module, args: tuple, kwargs: dict) -> dict[tuple[str, Any], np.ndarray]:
+    """(kind, target) -> value of every graph output."""
+    evaluator = onnx.reference.ReferenceEvaluator(exported.model, new_ops=[StopGradient])
+    values = evaluator.run(None, feeds_of(exported, module, args, kwargs))
+    return {(o.kind, o.target): v for o, v in zip(exported.outputs, values, strict=True)}
+
+
+def check(module: nn.Module, *args: Any, training: bool = True, tolerance: float = 1e-5, exporter: str = "dynamo",
+          **kwargs: Any) -> Exported:
+    """Exports, and compares outputs and buffers with eager's."""
+    module.train(training)
+    exported = export(module, args, kwargs, training=training, exporter=exporter)
+    onnx.checker.check_model(exported.model)
+    assert exported.guards(tensors_of(args, kwargs)) is None
+    compare(exported, module, args, kwargs, tolerance)
+    return exported
+
+
+def compare(exported: Exported, module: nn.Module, args: tuple, kwargs: dict, tolerance: float = 1e-5) -> None:
+    got = evaluate(exported, module, args, kwargs)
+    reference = copy.deepcopy(module)
+    leaves, spec = pytree.tree_flatten(reference(*args, **kwargs))
+    assert spec == exported.out_spec
+    for index, leaf in enumerate(leaves):
+        if isinstance(leaf, Tensor):
+            value = got[("user", index)]
+            assert value.shape == tuple(leaf.shape) and value.dtype == leaf.detach().numpy().dtype
+            np.testing.assert_allclose(value, leaf.detach().numpy(), rtol=tolerance, atol=tolerance)
+        else:
+            assert exported.out_constants[index] == leaf
+    before = dict(module.named_buffers())
+    for name, after in reference.named_buffers():
+        if ("buffer", name) in got:
+            np.testing.assert_allclose(got["buffer", name], after.detach().numpy(), rtol=tolerance, atol=tolerance)
+        else:
+            assert torch.equal(after, before[name]), f"{name} changes in eager and has no output"
+
+
+def proto(exported: Exported | Any) -> onnx.ModelProto:
+    return onnx.load_from_string(exported.model) if isinstance(exported, Exported) else exported.model_proto
+
+
+def ops(exported: Exported | Any, op_type: str) -> list[onnx.NodeProto]:
+    return [node for node in proto(exported).graph.node if node.op_type == op_type]
+
+
+def naive(module: nn.Module, *args: Any, optimize: bool = False, **kwargs: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.onnx.export(copy.deepcopy(module), args, kwargs=kwargs, dynamo=True, optimize=optimize,
+                                 verbose=False)
+
+
+def real_dropouts(exported: Exported | Any) -> int:
+    """Dropouts whose training_mode input is a constant true."""
+    model = proto(exported)
+    constants = {n.output[0]: onnx.numpy_helper.to_array(a.t) for n in model.graph.node if n.op_type == "Constant"
+                 for a in n.attribute if a.name == "value"}
+    constants |= {i.name: onnx.numpy_helper.to_array(i) for i in model.graph.initializer}
+    return sum(len(n.input) > 2 and bool(constants[n.input[2]]) for n in ops(exported, "Dropout"))
+
+
+def ancestors(model: onnx.ModelProto, name: str, barrier: str) -> set[str]:
+    """Names that `name` depends on without passing a node of type `barrier`."""
+    producers = {output: node for node in model.graph.node for output in node.output}
+    found, queue = set(), [name]
+    while queue:
+        node = producers.get(queue.pop())
+        if node is not None and node.op_type != barrier:
+            queue += [i for i in node.input if i not in found]
+            found.update(node.input)
+    return found
+
+
+class Of(nn.Module):
+    """A module out of a function, with one linear layer to have a parameter."""
+
+    def __init__(self, function: Any, features: int = 4) -> None:
+        super().__init__()
+        self.fc = nn.Linear(features, features)
+        self.function = function
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(self, *args, **kwargs)
+
+
+# --- whole models -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("exporter", ["dynamo", "torchscript"])
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("name", ["mlp", "cnn", "seq2seq", "gpt2"])
+def test_models(name: str, training: bool, exporter: str) -> None:
+    module, args, kwargs = {
+        "mlp": lambda: (MLP(), (torch.randn(8, 12),), {}),
+        "cnn": lambda: (CNN(), (torch.randn(4, 3, 12, 12),), {}),
+        "seq2seq": lambda: (Seq2SeqTransformer(dropout=0.0), (torch.randint(0, 50, (9, 4)),), {}),
+        "gpt2": lambda: (GPT2(dropout=0.0), (torch.randint(0, 61, (3, 8)),), {"labels": torch.randint(0, 61, (3, 8))}),
+    }[name]()
+    exported = check(module, *args, training=training, exporter=exporter, **kwargs)
+    assert exported.exporter == exporter and exported.needs_verification == (exporter == "torchscript")
+    weights = sum(p.numel() * 4 for p in module.parameters())
+    assert not proto(exported).graph.initializer or len(exported.model) < weights + 60_000
+    assert not any(n.op_type.startswith("Sequence") for n in proto(exported).graph.node)
+
+
+def test_seq2seq_needs_help() -> None:
+    module = Seq2SeqTransformer()
+    src = torch.randint(0, 50, (9, 4))
+    with pytest.raises(Exception, match="(?i)data-dependent|GuardOnDataDependent"):
+        naive(module, src)
+    exported = export(module, (src,), {}, training=True)
+    assert exported.exporter == "dynamo" and module.src_mask is None
+    assert real_dropouts(exported) == 1 + 2 * 4
+    assert exported.guards([torch.zeros(9, 7, dtype=torch.long)]) is None
+    assert exported.guards([torch.zeros(8, 4, dtype=torch.long)]) is not None
+
+
+# --- the rows of the table --------------------------------------------------------------------------------------------
+
+
+def test_detach() -> None:
+    module = Of(lambda m, x: m.fc(x).detach() * m.fc(x).data.exp() + x)
+    exported = check(module, torch.randn(3, 4))
+    assert len(ops(exported, "StopGradient")) == 2
+    assert "fc.weight" not in ancestors(proto(exported), exported.outputs[0].name, "StopGradient")
+    plain = naive(Of(lambda m, x: m.fc(x).detach() + x), torch.randn(3, 4))
+    assert not ops(plain, "StopGradient")
+    script = check(module, torch.randn(3, 4), exporter="torchscript")
+    assert "fc.weight" not in ancestors(proto(script), script.outputs[0].name, "StopGradient")
+
+
+def test_no_grad() -> None:
+    def forward(m, x):
+        with torch.no_grad():
+            a = m.fc(x) * 2
+            with torch.enable_grad():
+                b = x * 3
+            c = a.exp()
+        return a, b, c + x
+
+    for exporter in ("dynamo", "torchscript"):
+        module = Of(forward)
+        exported = check(module, torch.randn(3, 4), exporter=exporter)
+        paths = {o.target: ancestors(proto(exported), o.name, "StopGradient") for o in exported.outputs}
+        assert "fc.weight" not in paths[0] and "fc.weight" not in paths[2]
+        names = [i.name for i in exported.inputs if i.kind == "user"]
+        assert names[0] in paths[1] and names[0] in paths[2]
+    assert not ops(naive(Of(forward), torch.randn(3, 4)), "StopGradient")
+
+
+@pytest.mark.parametrize("momentum", [0.1, 0.3, None])
+@pytest.mark.parametrize("exporter", ["dynamo", "torchscript"])
+def test_batch_norm(momentum: float | None, exporter: str) -> None:
+    module = nn.Sequential(nn.BatchNorm1d(4, momentum=momentum), nn.Linear(4, 4), nn.BatchNorm1d(4, affine=False))
+    x = torch.randn(5, 4) * 2 + 1
+    for _ in range(3):
+        module(x + torch.randn(5, 4))
+    exported = check(module, x, exporter=exporter)
+    assert module[0].momentum == momentum
+    assert [next(a.i for a in n.attribute if a.name == "training_mode") for n in ops(exported, "BatchNormalization")] \
+        == [1, 1]
+    assert {o.target for o in exported.outputs if o.kind == "buffer"} == set(dict(module.named_buffers()))
+    if exporter == "dynamo":
+        compare(exported, module, (torch.randn(7, 4),), {})
+    plain = ops(naive(nn.BatchNorm1d(4).train(), x), "BatchNormalization")
+    assert not any(a.name == "training_mode" and a.i for n in plain for a in n.attribute)
+
+
+def test_batch_norm_variants() -> None:
+    check(nn.BatchNorm2d(3, track_running_stats=False), torch.randn(4, 3, 5, 5))
+    check(nn.BatchNorm2d(3, track_running_stats=False), torch.randn(4, 3, 5, 5), training=False)
+    check(nn.InstanceNorm2d(3, affine=True, track_running_stats=True), torch.randn(4, 3, 5, 5))
+    frozen = nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(0.5), nn.BatchNorm1d(4)).train()
+    frozen[2].eval()
+    exported = export(frozen, (torch.randn(5, 4),), {}, training=True)
+    assert {o.target for o in exported.outputs if o.kind == "buffer"} == {
+        "0.running_mean", "0.running_var", "0.num_batches_tracked"}
+    assert not frozen[2].training and frozen[0].training
+
+
+def attention(m: Of, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor:
+    return F.scaled_dot_product_attention(m.fc(q), k, v, mask, **options)
+
+
+def test_attention_dropout() -> None:
+    q = torch.randn(2, 2, 5, 4)
+    module = Of(lambda m, q: attention(m, q, q, q, dropout_p=0.3))
+    exported = export(module, (q,), {}, training=True)
+    assert real_dropouts(exported) == 1
+    assert real_dropouts(naive(module, q)) == 0
+    ratio = proto(exported)
+    assert [n.op_type for n in ratio.graph.node if n.op_type in ("Softmax", "Dropout")] == ["Softmax", "Dropout"]
+
+
+BOOL_MASK = torch.tensor([[True, False, True, True], [False] * 4, [True] * 4])
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"is_causal": True}, {"scale": 0.7}, {"mask": BOOL_MASK},
+    {"mask": torch.where(BOOL_MASK, 0.3, -math.inf)},
+], ids=["plain", "causal", "scale", "bool", "float"])
+def test_attention(options: dict[str, Any]) -> None:
+    q, k, v = torch.randn(2, 2, 3, 4), torch.randn(2, 2, 4, 4), torch.randn(2, 2, 4, 6)
+    if "mask" in options:
+        check(Of(attention), q, k, v, options["mask"])
+    else:
+        check(Of(lambda m, q, k, v: attention(m, q, k, v, **options)), q, k, v)
+
+
+def test_attention_grouped_and_heads() -> None:
+    q, k = torch.randn(2, 6, 3, 4), torch.randn(2, 2, 5, 4)
+    check(Of(lambda m, q, k: attention(m, q, k, k, enable_gqa=True)), q, k)
+    heads = nn.MultiheadAttention(4, 2, dropout=0.4, batch_first=True)
+    x = torch.randn(2, 5, 4)
+    exported = export(heads, (x, x, x), {"need_weights": False}, training=True)
+    assert real_dropouts(exported) == 1
+    padding = torch.tensor([[False] * 4 + [True]] * 2)
+    check(heads, x, x, x, training=False, key_padding_mask=padding, need_weights=False)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_cross_entropy(reduction: str, smoothing: float, weighted: bool) -> None:
+    weight = torch.rand(4) + 0.5 if weighted else None
+    labels = torch.tensor([0, 2, -100, 3, 1])
+
+    def forward(m, x, y):
+        return F.cross_entropy(m.fc(x), y, weight, reduction=reduction, label_smoothing=smoothing)
+
+    check(Of(forward), torch.randn(5, 4), labels)
+
+
+def test_cross_entropy_shapes() -> None:
+    def images(m, x, y):
+        logits = m.fc(x).movedim(-1, 1)
+        return (F.cross_entropy(logits, y, ignore_index=1, label_smoothing=0.2), F.cross_entropy(logits, y),
+                F.nll_loss(logits.log_softmax(1), y))
+
+    check(Of(images), torch.randn(2, 3, 5, 4), torch.randint(0, 4, (2, 3, 5)))
+    check(Of(lambda m, x, y: F.cross_entropy(m.fc(x), y)), torch.randn(4), torch.tensor(2))
+    check(Of(lambda m, x, y: F.cross_entropy(m.fc(x), y.softmax(-1), label_smoothing=0.1)), torch.randn(3, 4),
+          torch.randn(3, 4))
+
+
+def test_label_smoothing_is_ignored_by_the_plain_export() -> None:
+    module = Of(lambda m, x, y: F.cross_entropy(m.fc(x), y, label_smoothing=0.5))
+    x, y = torch.randn(5, 4), torch.tensor([0, 1, 2, 3, 0])
+    plain = naive(module, x, y)
+    [wrong] = onnx.reference.ReferenceEvaluator(plain.model_proto).run(None, dict(zip(
+        [i.name for i in plain.model_proto.graph.input], [x.numpy(), y.numpy()])))
+    assert abs(wrong - module(x, y).item()) > 1e-3
+
+
+def test_equal_and_zero_parameters_are_kept() -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 4), nn.LayerNorm(4))
+    nn.init.zeros_(module[0].bias)
+    module[2].load_state_dict(module[0].state_dict())
+    exported = check(module, torch.randn(3, 4))
+    assert {i.target for i in exported.inputs if i.kind == "parameter"} == set(dict(module.named_parameters()))
+    assert len(naive(module, torch.randn(3, 4), optimize=True).model.graph.initializers) < 8
+
+
+def test_tied_weights() -> None:
+    module = GPT2(dropout=0.0)
+    exported = export(module, (torch.randint(0, 61, (2, 5)),), {}, training=True)
+    assert [i.name for i in exported.inputs if "wte" in i.name or "lm_head" in i.name] == ["wte.weight"]
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 100
+
+
+def test_custom_function_is_named() -> None:
+    module = Of(lambda m, x: Square.apply(m.fc(x)))
+    with pytest.raises(ExportError, match="Square"):
+        export(module, (torch.randn(3, 4),), {}, training=True)
+    assert ops(naive(module, torch.randn(3, 4)), "Mul")  # traced through
+    module(torch.randn(3, 4)).sum().backward()  # and apply() is itself again
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpoint_is_inlined(reentrant: bool) -> None:
+    module = Of(lambda m, x: torch.utils.checkpoint.checkpoint(lambda t: m.fc(t).tanh(), x, use_reentrant=reentrant))
+    exported = check(module, torch.randn(3, 4))
+    assert any("checkpoint" in note for note in exported.notes)
+    assert "fc.weight" in ancestors(proto(exported), exported.outputs[0].name, "StopGradient")
+
+
+class Counter(nn.Module):
+    """Every way to change a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("added", "assigned", "data", "average", "untouched", "unused"):
+            self.register_buffer(name, torch.ones(4), persistent=name != "assigned")
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.added.add_(1)
+        self.assigned = self.assigned * 2
+        self.data.data.mul_(3)
+        with torch.no_grad():
+            self.average.mul_(0.9).add_(x.mean(0) * 0.1)
+        return x * self.added + self.untouched + self.average
+
+
+def test_buffers() -> None:
+    module = Counter()
+    x = torch.randn(3, 4)
+    exported = check(module, x)
+    assert {o.target for o in exported.outputs if o.kind == "buffer"} == {"added", "assigned", "data", "average"}
+    assert all(torch.equal(buffer, torch.ones(4)) for buffer in module.buffers())
+    assert len(naive(nn.Sequential(nn.BatchNorm1d(4)), x).model.graph.outputs) == 1
+
+
+def test_branch_on_a_value() -> None:
+    module = Of(lambda m, x: m.fc(x) if x.sum() > 0 else x)
+    with pytest.raises(ExportError, match="value of a tensor"):
+        export(module, (torch.randn(3, 4),), {}, training=True, exporter="dynamo")
+    assert export(module, (torch.randn(3, 4),), {}, training=True).needs_verification
+
+
+def test_autocast_is_baked() -> None:
+    module = MLP()
+    with torch.autocast("cpu", torch.bfloat16):
+        exported = export(module, (torch.randn(3, 12),), {}, training=True)
+        assert torch.is_autocast_enabled("cpu")
+    assert ops(exported, "Cast")
+    assert not ops(export(module, (torch.randn(3, 12),), {}, training=True), "Cast")
+
+
+def test_shape_guards() -> None:
+    def forward(m, x):
+        return m.fc(x) * 2 if x.shape[0] > 4 else m.fc(x)
+
+    module = Of(forward)
+    exported = check(module, torch.randn(6, 4))
+    assert exported.guards([torch.randn(9, 4)]) is None
+    compare(exported, module, (torch.randn(9, 4),), {})
+    for wrong in (torch.randn(3, 4), torch.randn(6, 5), torch.randn(6)):
+        assert isinstance(exported.guards([wrong]), str)
+    pair = check(Of(lambda m, x, y: m.fc(x) + y), torch.randn(6, 4), torch.randn(6, 4))
+    assert pair.guards([torch.randn(5, 4), torch.randn(5, 4)]) is None
+    assert "size" in pair.guards([torch.randn(5, 4), torch.randn(7, 4)])
+    leaves = [torch.randn(5, 4), torch.randn(5, 4)]
+    assert min(timeit.repeat(lambda: pair.guards(leaves), number=1000, repeat=5)) / 1000 < 20e-6
+
+
+def test_size_among_the_outputs_is_guarded() -> None:
+    exported = check(Of(lambda m, x: (m.fc(x), x.shape[0], None, "tag")), torch.randn(6, 4))
+    assert exported.out_constants == {1: 6, 2: None, 3: "tag"}
+    assert exported.guards([torch.randn(5, 4)]) is not None
+
+
+def test_opsets() -> None:
+    for asked, used in ((12, 18), (18, 18), (22, 22), (25, 22)):
+        exported = export(MLP(), (torch.randn(3, 12),), {}, training=True, opset=asked)
+        assert exported.opset == used == next(o.version for o in proto(exported).opset_import if not o.domain)
+        assert any(str(asked) in note for note in exported.notes) == (asked != used)
+
+
+# --- arguments and results --------------------------------------------------------------------------------------------
+
+
+def test_structured_arguments_and_results() -> None:
+    def forward(m, batch, *, scale=1.0, flag=False):
+        y = m.fc(batch["x"]) * scale + batch["pair"][1]
+        return {"y": y if flag else -y, "same": batch["x"], "twice": [y, y], "n": 3}
+
+    batch = {"x": torch.randn(3, 4), "pair": (None, torch.randn(3, 4)), "name": "b"}
+    exported = check(Of(forward), batch, scale=2.0, flag=True)
+    assert len({o.name for o in exported.outputs}) == 4
+    assert {i.kind for i in exported.inputs} == {"parameter", "user"}
+
+
+def test_constants() -> None:
+    module = Of(lambda m, x: m.fc(x) * m.held + torch.tensor([1.0, 2.0, 3.0, 4.0]) + table.sum())
+    module.held = torch.ones(4) * 3
+    table = torch.ones(50, 50)
+    exported = check(module, torch.randn(3, 4))
+    constants = [i.target for i in exported.inputs if i.kind == "constant"]
+    assert any(t is module.held for t in constants) and any(t is table for t in constants)
+    module.held.mul_(2)  # read anew, not frozen
+    compare(exported, module, (torch.randn(3, 4),), {})
+
+
+def test_parameter_changed_in_forward_is_refused() -> None:
+    def forward(m, x):
+        with torch.no_grad():
+            m.fc.weight.clamp_(-0.1, 0.1)
+        return m.fc(x)
+
+    with pytest.raises(ExportError, match="parameter"):
+        export(Of(forward), (torch.randn(3, 4),), {}, training=True, exporter="dynamo")
+
+
+def test_hidden_change_of_an_activation_is_refused() -> None:
+    def forward(m, x):
+        y = m.fc(x)
+        y.detach().mul_(3)
+        return y * 2
+
+    with pytest.raises(ExportError, match="in place"):
+        export(Of(forward), (torch.randn(3, 4),), {}, training=True, exporter="dynamo")
+
+
+# --- nothing is left behind -------------------------------------------------------------------------------------------
+
+
+class Messy(nn.Module):
+    def __init__(self, fail: bool) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.bn = nn.BatchNorm1d(4, momentum=None)
+        self.cache: Tensor | None = None
+        self.seen: list[Any] = []
+        self.table: dict[str, Any] = {}
+        self.fail = fail
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.cache = x * 2
+        self.seen.append(x)
+        self.table["x"] = x
+        self.late = x
+        self.fc.note = x
+        y = self.bn(self.fc(x)) + random.random() + np.random.rand() + torch.rand(4)
+        if self.fail:
+            raise ValueError("on purpose")
+        return F.dropout(y, 0.5, self.training)
+
+
+@pytest.mark.parametrize("exporter", ["dynamo", "torchscript"])
+@pytest.mark.parametrize("fail", [False, True])
+def test_state_is_restored(fail: bool, exporter: str) -> None:
+    module = Messy(fail).train()
+    x = torch.randn(3, 4)
+    buffers = {name: (b, b.clone(), b._version) for name, b in module.named_buffers()}
+    functions = (F.cross_entropy, torch.autograd.Function.apply, nn.modules.transformer._detect_is_causal_mask)
+    torch.manual_seed(3), random.seed(3), np.random.seed(3)
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
+    with torch.no_grad():
+        if fail:
+            with pytest.raises(ExportError, match="on purpose"):
+                export(module, (x,), {}, training=True, exporter=exporter)
+        else:
+            export(module, (x,), {}, training=False, exporter=exporter)
+        assert not torch.is_grad_enabled()
+    assert torch.equal(states[0], torch.get_rng_state()) and states[1] == random.getstate()
+    assert (states[2] == np.random.get_state()[1]).all()
+    assert module.cache is None and module.seen == [] and module.table == {}
+    assert not hasattr(module, "late") and not hasattr(module.fc, "note")
+    assert all(child.training for child in module.modules()) and module.bn.momentum is None
+    for name, b in module.named_buffers():
+        assert b is buffers[name][0] and torch.equal(b, buffers[name][1]) and b._version == buffers[name][2]
+    assert functions[0] is F.cross_entropy and functions[2] is nn.modules.transformer._detect_is_causal_mask
+    assert torch.backends.mha.get_fastpath_enabled()
+    assert module.fc.weight.grad is None
