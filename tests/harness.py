@@ -256,7 +256,7 @@ def _output_grads(case: Case, outputs: Sequence[torch.Tensor]) -> list[torch.Ten
 def _torch_grads(case: Case, arrays: Sequence[np.ndarray | None], wanted: Sequence[int],
                  out_grads: Sequence[torch.Tensor | None]) -> dict[int, np.ndarray]:
     tensors = [None if a is None else _tensor(a) for a in arrays]
-    tensors = [t.double() if t is not None and t.is_floating_point() and not _is_const(case, i) else t for i, t in enumerate(tensors)]
+    tensors = [t.double() if t is not None and t.is_floating_point() else t for t in tensors]
     for i in wanted:
         tensors[i].requires_grad_(True)
     outputs = _torch_outputs(case, tensors)
