@@ -1,0 +1,127 @@
+"""From the exporter's onnx_ir model to the bytes that the core loads: weights out, inputs and outputs bound.
+
+Called by export.py after either exporter. Knows nothing of torch.export; it is told what each initializer is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+import onnx_ir as ir
+from torch import Tensor
+
+from onnxtrain._export.rewrite import DOMAIN, DOMAIN_VERSION
+
+_SCOPES = "pkg.torch.onnx.name_scopes"
+
+
+def inline_functions(model: ir.Model) -> None:
+    """The core knows operators, not model-local functions."""
+    if model.functions:
+        from onnx_ir.passes.common import InlinePass
+
+        InlinePass()(model)
+
+
+def weights_to_inputs(model: ir.Model, weights: Mapping[str, tuple[str, Tensor | None]]) -> None:
+    """Turns initializers into graph inputs.
+
+    Args:
+        weights: initializer name -> (name of the graph input, which several may share; its tensor). An initializer that
+            is not named stays one.
+    """
+    graph = model.graph
+    inputs: dict[str, ir.Value] = {}
+    for old, (new, _tensor) in weights.items():
+        value = graph.initializers.pop(old, None)
+        if value is None:
+            continue
+        value.const_value = None
+        if new in inputs:
+            value.replace_all_uses_with(inputs[new], replace_graph_outputs=True)
+            continue
+        value.name = new
+        inputs[new] = value
+        if value not in graph.inputs:  # the TorchScript exporter lists them already
+            graph.inputs.append(value)
+
+
+def rename_inputs(model: ir.Model, values: Sequence[ir.Value], names: Sequence[str]) -> None:
+    """Gives the user's inputs names after the arguments of forward, made unique."""
+    taken = {value.name for value in model.graph.inputs} | set(model.graph.initializers)
+    for node in model.graph:
+        taken.update(output.name for output in node.outputs)
+    for value, name in zip(values, names):
+        unique, count = name, 0
+        while unique in taken:
+            count += 1
+            unique = f"{name}_{count}"
+        taken.add(unique)
+        value.name = unique
+
+
+def separate_outputs(model: ir.Model) -> None:
+    """An output that is an input, or another output again, gets an Identity of its own."""
+    graph = model.graph
+    seen: set[ir.Value] = set()
+    for position, value in enumerate(list(graph.outputs)):
+        if value.producer() is None or value in seen:
+            node = ir.node("Identity", [value], name=f"output_{position}")
+            output = node.outputs[0]
+            output.name = f"output_{position}__{value.name}"
+            output.shape, output.type = value.shape, value.type
+            graph.append(node)
+            graph.outputs[position] = output
+            value = output
+        seen.add(value)
+
+
+def source_input(value: ir.Value) -> ir.Value | None:
+    """The graph input that `value` is a plain copy of, if it is one."""
+    while (node := value.producer()) is not None:
+        if node.op_type != "Identity" or node.domain not in ("", DOMAIN):
+            return None
+        value = node.inputs[0]
+    return value
+
+
+def drop_unused(model: ir.Model, keep_inputs: int) -> None:
+    """Removes nodes, initializers and, past the first `keep_inputs`, inputs that no output depends on."""
+    graph = model.graph
+    outputs = set(graph.outputs)
+    for node in reversed(list(graph)):
+        if not any(output in outputs or output.uses() for output in node.outputs):
+            graph.remove(node, safe=True)
+    for name, value in list(graph.initializers.items()):
+        if not value.uses() and value not in outputs:
+            del graph.initializers[name]
+    kept = [v for i, v in enumerate(graph.inputs) if i < keep_inputs or v.uses() or v in outputs]
+    graph.inputs.clear()
+    graph.inputs.extend(kept)
+
+
+def _scope(text: str | None) -> str:
+    """The user's module that a node comes from: 'encoder.layers.0.linear1' out of the exporter's list of scopes."""
+    scopes = re.findall(r"'([^']*)'", text or "")
+    inner = scopes[-2] if len(scopes) > 1 else ""
+    return inner.removeprefix("module").removeprefix(".")
+
+
+def serialise(model: ir.Model) -> bytes:
+    """The model as bytes, without the exporter's stack traces, which outweigh everything else once weights are out."""
+    model.graph.metadata_props.clear()
+    model.metadata_props.clear()
+    for value in (*model.graph.inputs, *model.graph.initializers.values()):
+        value.metadata_props.clear()
+    for node in model.graph.all_nodes():
+        scope = _scope(node.metadata_props.get(_SCOPES))
+        node.metadata_props.clear()
+        node.doc_string = None
+        if scope:
+            node.metadata_props["scope"] = scope
+        for output in node.outputs:
+            output.metadata_props.clear()
+        if node.domain == DOMAIN:
+            model.graph.opset_imports[DOMAIN] = DOMAIN_VERSION
+    return ir.serde.serialize_model(model).SerializeToString()

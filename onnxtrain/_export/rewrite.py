@@ -1,0 +1,381 @@
+"""What torch.onnx gets wrong for training, put right while the user's forward is traced.
+
+export.py enters patched() around an export and Rewrite() around the user's forward. Rewrite replaces single torch
+functions by ones that both exporters translate faithfully; the two operators that torch cannot express (a barrier for
+gradients, a batch normalisation that hands out its batch statistics) are ops of the torch library `onnxtrain`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import onnx
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
+
+from onnxtrain._export.state import replaced
+
+DOMAIN = "ai.onnxtrain"
+DOMAIN_VERSION = 1
+
+
+class CustomFunctionError(Exception):
+    """A torch.autograd.Function was reached; tracing through it would lose its backward."""
+
+
+# --- operators of our own, in torch and in ONNX -----------------------------------------------------------------------
+
+_library = torch.library.Library("onnxtrain", "DEF")
+_library.define("batch_norm(Tensor x, Tensor? weight, Tensor? bias, float eps) -> (Tensor, Tensor, Tensor)")
+_library.define("stop_gradient(Tensor x) -> Tensor")
+
+
+def _batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    axes = [axis for axis in range(x.dim()) if axis != 1]
+    y = torch.native_batch_norm(x, weight, bias, None, None, True, 0.0, eps)[0]
+    return y, x.mean(axes), x.var(axes, unbiased=False)
+
+
+def _batch_norm_fake(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    channels = x.new_empty(x.shape[1])
+    return torch.empty_like(x), channels, torch.empty_like(channels)
+
+
+_library.impl("batch_norm", _batch_norm, "CompositeExplicitAutograd")
+_library.impl("stop_gradient", lambda x: x.detach().clone(), "CompositeExplicitAutograd")
+torch.library.register_fake("onnxtrain::batch_norm", _batch_norm_fake, lib=_library)
+torch.library.register_fake("onnxtrain::stop_gradient", torch.empty_like, lib=_library)
+
+
+def _register_schemas() -> None:
+    """onnxscript emits, and onnx.checker accepts, only operators that have a schema."""
+    if onnx.defs.has("StopGradient", DOMAIN):
+        return
+    schema = onnx.defs.OpSchema
+    types = sorted(onnx.defs.get_schema("Identity", 14).type_constraints[0].allowed_type_strs)
+    onnx.defs.register_schema(
+        schema(
+            "StopGradient", DOMAIN, DOMAIN_VERSION, doc="Identity whose gradient is zero.",
+            inputs=[schema.FormalParameter("x", "T")], outputs=[schema.FormalParameter("y", "T")],
+            type_constraints=[("T", types, "any tensor")],
+        )
+    )
+
+
+_register_schemas()
+
+
+def translations(opset: int) -> dict[Any, Callable[..., Any]]:
+    """The custom_translation_table of the default exporter."""
+    import onnxscript
+
+    op = getattr(onnxscript, f"opset{opset}")
+    own = onnxscript.values.Opset(DOMAIN, DOMAIN_VERSION)
+
+    def stop_gradient(x):
+        return own.StopGradient(x)
+
+    def batch_norm(x, weight=None, bias=None, eps=1e-5):
+        # momentum 0 makes the second and third output the batch statistics, whatever the running ones are
+        channels = op.Shape(x, start=1, end=2)
+        one, zero = (op.Expand(op.CastLike(op.Constant(value_float=v), x), channels) for v in (1.0, 0.0))
+        return op.BatchNormalization(
+            x, one if weight is None else weight, zero if bias is None else bias, zero, one,
+            epsilon=eps, momentum=0.0, training_mode=1,
+        )
+
+    return {
+        torch.ops.aten.detach.default: stop_gradient,
+        torch.ops.onnxtrain.stop_gradient.default: stop_gradient,
+        torch.ops.onnxtrain.batch_norm.default: batch_norm,
+    }
+
+
+def register_symbolics(opset: int) -> None:
+    """The same for the TorchScript exporter, which keeps one table for the process."""
+    from torch.onnx import register_custom_op_symbolic
+
+    def stop_gradient(g, x):
+        return g.op(f"{DOMAIN}::StopGradient", x).setType(x.type())
+
+    def batch_norm(g, x, weight, bias, eps):
+        channels = g.op("Shape", x, start_i=1, end_i=2)
+        one, zero = (
+            g.op("CastLike", g.op("ConstantOfShape", channels, value_t=torch.tensor([v])), x) for v in (1.0, 0.0)
+        )
+        weight = one if weight.node().mustBeNone() else weight
+        bias = zero if bias.node().mustBeNone() else bias
+        return g.op(
+            "BatchNormalization", x, weight, bias, zero, one, epsilon_f=eps.node().f("value"), momentum_f=0.0,
+            training_mode_i=1, outputs=3,
+        )
+
+    register_custom_op_symbolic("onnxtrain::stop_gradient", stop_gradient, opset)
+    register_custom_op_symbolic("onnxtrain::batch_norm", batch_norm, opset)
+
+
+# --- single functions -------------------------------------------------------------------------------------------------
+
+
+class CumulativeMomentum:
+    """Stands for momentum=None during an export: F.batch_norm is handed it, and reads the count as a tensor.
+
+    Without it _BatchNorm.forward calls float() on num_batches_tracked, which no exporter can trace.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.module = module
+
+    def factor(self, like: Tensor) -> Tensor:
+        return self.module.num_batches_tracked.to(like.dtype).reciprocal()
+
+
+def _unbiased(var: Tensor, count: int) -> Tensor:
+    """torch normalises with the biased variance and stores the unbiased one."""
+    return var * (count / (count - 1))
+
+
+def _update(running: Tensor, batch: Tensor, momentum: float | Tensor) -> None:
+    running.copy_(running * (1 - momentum) + batch.to(running.dtype) * momentum)
+
+
+def batch_norm(
+    input: Tensor, running_mean: Tensor | None, running_var: Tensor | None, weight: Tensor | None = None,
+    bias: Tensor | None = None, training: bool = False, momentum: Any = 0.1, eps: float = 1e-5,
+) -> Tensor:
+    """F.batch_norm with the running statistics updated in the open."""
+    if isinstance(momentum, CumulativeMomentum):
+        momentum = momentum.factor(running_mean) if training and running_mean is not None else 0.0
+    if not training:
+        return F.batch_norm(input, running_mean, running_var, weight, bias, False, 0.0, eps)
+    F._verify_batch_size(input.size())
+    y, mean, var = torch.ops.onnxtrain.batch_norm(input, weight, bias, eps)
+    if running_mean is not None:
+        _update(running_mean, mean, momentum)
+    if running_var is not None:
+        _update(running_var, _unbiased(var, input.numel() // input.size(1)), momentum)
+    return y
+
+
+def instance_norm(
+    input: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None,
+    weight: Tensor | None = None, bias: Tensor | None = None, use_input_stats: bool = True, momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """F.instance_norm with the running statistics, the mean over the batch of each instance's, updated in the open."""
+    if not use_input_stats:
+        return F.batch_norm(input, running_mean, running_var, weight, bias, False, 0.0, eps)
+    F._verify_spatial_size(input.size())
+    axes = list(range(2, input.dim()))
+    if running_mean is not None and running_var is not None:
+        _update(running_mean, input.mean(axes).mean(0), momentum)
+        _update(running_var, input.var(axes, unbiased=True).mean(0), momentum)
+    return F.instance_norm(input, None, None, weight, bias, True, 0.0, eps)
+
+
+def scaled_dot_product_attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+) -> Tensor:
+    """Attention in plain operators. Rows that a mask hides entirely give zero, as torch's own do."""
+    if enable_gqa:
+        key, value = (_repeat_heads(x, query.size(-3) // x.size(-3)) for x in (key, value))
+    if scale is None:
+        scale = 1.0 / math.sqrt(int(query.size(-1)))
+    # query: (..., L, E)  key: (..., S, E)  value: (..., S, Ev)  scores: (..., L, S)
+    scores = torch.matmul(query * scale, key.transpose(-2, -1))
+    empty = None
+    if is_causal:
+        if attn_mask is not None:
+            raise RuntimeError("scaled_dot_product_attention: explicit attn_mask should not be set when is_causal=True")
+        causal = torch.ones(query.size(-2), key.size(-2), dtype=torch.bool, device=query.device).tril()
+        attn_mask = torch.zeros_like(causal, dtype=scores.dtype).masked_fill(causal.logical_not(), -math.inf)
+    elif attn_mask is not None:
+        if attn_mask.dtype == torch.bool:
+            attn_mask = torch.zeros_like(attn_mask, dtype=scores.dtype).masked_fill(attn_mask.logical_not(), -math.inf)
+        # On the mask alone, which is small or constant: a hidden row is shown, and its result thrown away.
+        empty = attn_mask.amax(-1, keepdim=True) == -math.inf
+        attn_mask = attn_mask.masked_fill(empty, 0.0)
+    if attn_mask is not None:
+        scores = scores + attn_mask
+    weights = torch.softmax(scores, -1)
+    if dropout_p > 0.0:
+        weights = F.dropout(weights, dropout_p, True)
+    output = torch.matmul(weights, value)
+    return output if empty is None else output.masked_fill(empty, 0.0)
+
+
+def _repeat_heads(x: Tensor, times: int) -> Tensor:
+    """(..., H, S, E) to (..., H * times, S, E), each head repeated in place."""
+    return x.unsqueeze(-3).expand(*x.shape[:-2], times, *x.shape[-2:]).flatten(-4, -3)
+
+
+def cross_entropy(
+    input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: bool | None = None,
+    ignore_index: int = -100, reduce: bool | None = None, reduction: str = "mean", label_smoothing: float = 0.0,
+) -> Tensor:
+    """F.cross_entropy; ONNX's operator knows neither label smoothing nor class probabilities nor a single sample."""
+    if size_average is not None or reduce is not None:
+        reduction = F._Reduction.legacy_get_string(size_average, reduce)
+    if input.dim() == 1:
+        loss = cross_entropy(
+            input.unsqueeze(0), target.unsqueeze(0), weight, None, ignore_index, None, reduction, label_smoothing
+        )
+        return loss.squeeze(0) if reduction == "none" else loss
+    if target.is_floating_point():
+        return _soft_cross_entropy(input, target, weight, reduction, label_smoothing)
+    if label_smoothing > 0.0:
+        return _smooth_cross_entropy(input, target, weight, ignore_index, reduction, label_smoothing)
+    return F.cross_entropy(input, target.long(), weight, ignore_index=ignore_index, reduction=reduction)
+
+
+def _along_classes(weight: Tensor, dims: int) -> Tensor:
+    return weight.view(1, -1, *([1] * (dims - 2)))
+
+
+def _soft_cross_entropy(
+    input: Tensor, target: Tensor, weight: Tensor | None, reduction: str, label_smoothing: float
+) -> Tensor:
+    """Class probabilities as targets."""
+    classes = input.size(1)
+    if label_smoothing > 0.0:
+        target = target * (1 - label_smoothing) + label_smoothing / classes
+    losses = torch.log_softmax(input, 1) * target  # (N, C, ...)
+    if weight is not None:
+        losses = losses * _along_classes(weight, input.dim())
+    if reduction == "none":
+        return -losses.sum(1)
+    total = -losses.sum()
+    return total if reduction == "sum" else total / (input.numel() // classes)
+
+
+def _smooth_cross_entropy(
+    input: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, reduction: str, label_smoothing: float
+) -> Tensor:
+    """(1 - s) times the negative log likelihood of the label, plus s times the mean over all classes."""
+    classes = input.size(1)
+    log_prob = torch.log_softmax(input, 1)  # (N, C, ...)
+    kept = target != ignore_index  # (N, ...)
+    label = target.masked_fill(kept.logical_not(), 0).long()
+    picked = -log_prob.gather(1, label.unsqueeze(1)).squeeze(1)  # (N, ...)
+    if weight is None:
+        scale = kept.to(input.dtype)
+        spread = -log_prob.sum(1)
+    else:
+        # gather on the flat labels, since the weight is one vector for all positions
+        scale = weight.gather(0, label.reshape(-1)).reshape(label.shape) * kept.to(weight.dtype)
+        picked = picked * scale
+        spread = -(log_prob * _along_classes(weight, input.dim())).sum(1)
+    losses = (1 - label_smoothing) * picked + (label_smoothing / classes) * spread
+    losses = losses.masked_fill(kept.logical_not(), 0.0)
+    if reduction == "none":
+        return losses
+    return losses.sum() if reduction == "sum" else losses.sum() / scale.sum()
+
+
+def nll_loss(
+    input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: bool | None = None,
+    ignore_index: int = -100, reduce: bool | None = None, reduction: str = "mean",
+) -> Tensor:
+    """F.nll_loss; positions are folded into the batch, since the exporters know two dimensions only."""
+    if size_average is not None or reduce is not None:
+        reduction = F._Reduction.legacy_get_string(size_average, reduce)
+    if input.dim() > 2:
+        flat = input.movedim(1, -1).flatten(0, -2)
+        loss = F.nll_loss(flat, target.reshape(-1).long(), weight, ignore_index=ignore_index, reduction=reduction)
+        return loss.reshape(target.shape) if reduction == "none" else loss
+    return F.nll_loss(input, target.long(), weight, ignore_index=ignore_index, reduction=reduction)
+
+
+def _torch_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled):
+    return batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+
+
+_REWRITES: dict[Any, Callable[..., Any]] = {
+    F.batch_norm: batch_norm,
+    torch.batch_norm: _torch_batch_norm,
+    F.instance_norm: instance_norm,
+    F.scaled_dot_product_attention: scaled_dot_product_attention,
+    F.cross_entropy: cross_entropy,
+    F.nll_loss: nll_loss,
+    torch.Tensor.data.__get__: lambda x: x.detach(),  # .data is invisible to a trace
+}
+
+
+class Rewrite(TorchFunctionMode):
+    """Entered around the user's forward, so that it sees each call before the exporter does.
+
+    Args:
+        barriers: make every result that forward computes without grad mode a gradient barrier. The default exporter
+            marks such regions in its graph; the TorchScript exporter has no trace of them, nor of detach().
+    """
+
+    def __init__(self, barriers: bool) -> None:
+        super().__init__()
+        self._barriers = barriers
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        rewrite = _REWRITES.get(func)
+        result = (rewrite or func)(*args, **(kwargs or {}))
+        if self._barriers and (func in _DETACHING or not torch.is_grad_enabled()):
+            return tree_map_only(Tensor, lambda x: _barrier(x, args), result)
+        return result
+
+
+_DETACHING = {torch.Tensor.detach, torch.detach, torch.Tensor.data.__get__}
+
+
+def _barrier(result: Tensor, args: tuple[Any, ...]) -> Tensor:
+    """In-place operations and properties give back an argument or the property; those stay themselves."""
+    if not result.is_floating_point() or any(result is argument for argument in args):
+        return result
+    return torch.ops.onnxtrain.stop_gradient(result)
+
+
+# --- what has to hold for the whole export ----------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def patched(module: torch.nn.Module, notes: list[str]) -> Iterator[None]:
+    """Patches of torch for the length of an export; enter it inside unchanged()."""
+    transformer = torch.nn.modules.transformer
+    detect = transformer._detect_is_causal_mask
+    for child in module.modules():
+        if isinstance(child, torch.nn.modules.batchnorm._BatchNorm) and child.momentum is None:
+            child.momentum = CumulativeMomentum(child)
+
+    def hinted(mask, is_causal=None, size=None):
+        # It would compare a mask's values. Without a hint the mask is applied as it stands, which is never wrong.
+        return False if is_causal is None else detect(mask, is_causal, size)
+
+    fastpath = torch.backends.mha.get_fastpath_enabled()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(replaced(transformer, "_detect_is_causal_mask", hinted))
+        stack.enter_context(replaced(torch.autograd.Function, "apply", classmethod(_applier(notes))))
+        stack.callback(torch.backends.mha.set_fastpath_enabled, fastpath)
+        torch.backends.mha.set_fastpath_enabled(False)  # its fused operators have no translation and no gradient
+        yield
+
+
+def _applier(notes: list[str]) -> Callable[..., Any]:
+    """torch.autograd.Function.apply during an export."""
+    original = torch.autograd.Function.__dict__["apply"].__func__
+
+    def apply(cls, *args, **kwargs):
+        if cls is torch.utils.checkpoint.CheckpointFunction:
+            run, _preserve_rng_state, *rest = args
+            note = "torch.utils.checkpoint was inlined: results are the same, activations are kept, not recomputed."
+            if note not in notes:
+                notes.append(note)
+            return run(*rest)
+        if cls.__module__.split(".")[0] == "torch":
+            return original(cls, *args, **kwargs)
+        raise CustomFunctionError(f"{cls.__module__}.{cls.__qualname__}")
+
+    return apply

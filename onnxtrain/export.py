@@ -1,0 +1,466 @@
+"""An nn.Module and example arguments in, an ONNX graph fit for training out.
+
+Called by ORTModule once per schema of arguments. Tracing is torch.export's and translation torch.onnx's; what they get
+wrong for training is put right on the way (onnxtrain/_export/rewrite.py). The module, the random state and torch's
+switches are left exactly as they were, also after a failure. Nothing here knows the C core.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import io
+import logging
+import re
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
+
+import torch
+import torch.utils.checkpoint
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from onnxtrain._export import graph as onnx_graph
+from onnxtrain._export import guards as shape_guards
+from onnxtrain._export import rewrite, state
+
+SMALL_CONSTANT = 1024  # elements; larger constants become graph inputs
+DYNAMO_OPSETS = (18, 22)
+TORCHSCRIPT_OPSETS = (12, 20)
+
+
+class ExportError(RuntimeError):
+    """The module cannot be exported faithfully; the message is one paragraph that says why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphInput:
+    """One input of the graph, and where its tensor comes from at each step."""
+
+    kind: Literal["parameter", "buffer", "constant", "user"]
+    name: str  # in the graph
+    target: str | int | Tensor  # name in the module; index among the flattened leaves of (args, kwargs); the tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphOutput:
+    """One output of the graph, and what it is for. Only outputs of kind "user" may receive a gradient."""
+
+    kind: Literal["user", "buffer", "guard"]
+    name: str  # in the graph
+    target: int | str  # index among the flattened leaves of the user's output; name of the buffer; description
+
+
+@dataclasses.dataclass
+class Exported:
+    """A module as a graph.
+
+    guards takes the tensors among the flattened leaves of (args, kwargs), in order, and answers None where this export
+    holds for their sizes, else which assumption fails. Their number, dtypes, the other leaves and the module's own
+    state are for the caller to compare.
+    """
+
+    model: bytes
+    inputs: tuple[GraphInput, ...]
+    outputs: tuple[GraphOutput, ...]
+    out_spec: pytree.TreeSpec
+    out_constants: dict[int, Any]  # leaf index of the output -> value that is no tensor
+    guards: shape_guards.Guards
+    exporter: Literal["dynamo", "torchscript"]
+    opset: int
+    seconds: dict[str, float]
+    notes: list[str]
+    needs_verification: bool = False  # the caller must compare outputs and gradients with eager's first
+
+
+@dataclasses.dataclass
+class _Traced:
+    """What a trace says of the user's output. Apart from the module, whose attributes torch.export puts back."""
+
+    out_spec: Any = None
+    out_constants: dict[int, Any] = dataclasses.field(default_factory=dict)
+    out_tensors: list[int] = dataclasses.field(default_factory=list)
+    buffers: list[str] = dataclasses.field(default_factory=list)
+
+
+class _Flat(torch.nn.Module):
+    """The user's module as a function of tensors: leaves in; leaves of the output, then every buffer, out."""
+
+    def __init__(self, module: torch.nn.Module, leaves: Sequence[Any], spec: pytree.TreeSpec, barriers: bool) -> None:
+        super().__init__()
+        self.module = module
+        self.training = module.training
+        self._call = (list(leaves), spec, barriers)
+        self.traced = _Traced()
+
+    def forward(self, *leaves: Tensor) -> tuple[Tensor, ...]:
+        example, spec, barriers = self._call
+        given = iter(leaves)
+        args, kwargs = pytree.tree_unflatten(
+            [next(given) if isinstance(leaf, Tensor) else leaf for leaf in example], spec
+        )
+        traced = self.traced
+        with rewrite.Rewrite(barriers):
+            results, traced.out_spec = pytree.tree_flatten(self.module(*args, **kwargs))
+        traced.out_tensors = [i for i, leaf in enumerate(results) if isinstance(leaf, Tensor)]
+        traced.out_constants = {i: _concrete(leaf) for i, leaf in enumerate(results) if not isinstance(leaf, Tensor)}
+        buffers = dict(self.module.named_buffers())
+        traced.buffers = list(buffers)
+        # Cloned, so that torch.export sees no output that is an input. Those that forward left alone are dropped later.
+        return tuple(results[i] for i in traced.out_tensors) + tuple(b.clone() for b in buffers.values())
+
+
+def _concrete(leaf: Any) -> Any:
+    """A size among the outputs: asking for its value leaves a guard on it."""
+    for symbolic, plain in ((torch.SymBool, bool), (torch.SymInt, int), (torch.SymFloat, float)):
+        if isinstance(leaf, symbolic):
+            return plain(leaf)
+    return leaf
+
+
+def export(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, training: bool, opset: int = 20,
+    exporter: Literal["auto", "dynamo", "torchscript"] = "auto",
+) -> Exported:
+    """Exports `module` for arguments like these.
+
+    Args:
+        training: the mode to export for. Where the module is in it already, each submodule keeps its own mode.
+        opset: wanted version of ai.onnx; the nearest one that the exporter has is used, with a note.
+        exporter: "auto" tries the default exporter, then TorchScript's.
+
+    Raises:
+        ExportError: neither can export it faithfully.
+    """
+    if exporter != "auto":
+        return _run(module, args, kwargs, training, opset, exporter)
+    try:
+        return _run(module, args, kwargs, training, opset, "dynamo")
+    except ExportError as error:
+        if isinstance(error.__cause__, rewrite.CustomFunctionError):
+            raise  # TorchScript would not trace it either
+        first = error
+    try:
+        exported = _run(module, args, kwargs, training, opset, "torchscript")
+    except ExportError as second:
+        raise ExportError(f"{first} TorchScript's exporter: {second}") from first
+    exported.notes.append(f"TorchScript's exporter was used, because of the default one: {first}")
+    return exported
+
+
+def _run(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool, opset: int, exporter: str
+) -> Exported:
+    """One exporter, inside everything that has to be undone after it."""
+    run, opsets = (_dynamo, DYNAMO_OPSETS) if exporter == "dynamo" else (_torchscript, TORCHSCRIPT_OPSETS)
+    notes: list[str] = []
+    used = min(max(opset, opsets[0]), opsets[1])
+    if used != opset:
+        notes.append(f"opset {opset} was asked for; this exporter has {opsets[0]} to {opsets[1]}, and {used} is used.")
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    start = time.perf_counter()
+    try:
+        with state.unchanged(module), state.random_unchanged(), rewrite.patched(module, notes), _quiet():
+            if module.training != training:
+                module.train(training)
+            with torch.enable_grad():
+                exported = run(module, _names(module, args, kwargs), leaves, spec, used, notes)
+    except ExportError:
+        raise
+    except Exception as error:
+        raise ExportError(_reason(error, exporter)) from _root(error)
+    exported.seconds["total"] = time.perf_counter() - start
+    return exported
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """The exporters warn of what is put right here, and print a traced graph when they fail."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "torch.fx", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels):
+            logger.setLevel(level)
+
+
+def _root(error: BaseException) -> BaseException:
+    """The exception that the exporters wrapped."""
+    while (inner := error.__cause__) is not None:
+        error = inner
+    return error
+
+
+def _reason(error: BaseException, exporter: str) -> str:
+    root = _root(error)
+    if isinstance(root, rewrite.CustomFunctionError):
+        return f"The module calls torch.autograd.Function {root}; a graph would lose its backward."
+    text = " ".join(str(root).split())
+    text = re.sub(r"\x1b\[\d+m", "", text).split(" For more information")[0].split("Caused by:")[0]
+    if type(root).__name__ == "GuardOnDataDependentSymNode":
+        text = f"Python code branches on, or reads, the value of a tensor: {text}"
+    return f"The {exporter} exporter stopped with {type(root).__name__}: {text[:800].strip()}"
+
+
+def _names(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+    """A name for each leaf that is a tensor, after the parameters of forward."""
+    try:
+        bound = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+        flat, _ = pytree.tree_flatten_with_path((args, kwargs))
+        positional = [name for name, value in inspect.signature(module.forward).parameters.items()
+                      if value.kind in (value.POSITIONAL_ONLY, value.POSITIONAL_OR_KEYWORD)]
+    except TypeError:
+        bound, flat, positional = {}, pytree.tree_flatten_with_path((args, kwargs))[0], []
+    names = []
+    for path, leaf in flat:
+        if not isinstance(leaf, Tensor):
+            continue
+        keys = [str(getattr(key, "idx", getattr(key, "key", getattr(key, "name", "")))) for key in path]
+        if keys[0] == "0" and int(keys[1]) < len(positional):
+            keys[1] = positional[int(keys[1])]
+        elif keys[0] == "0":
+            keys[1] = f"args_{keys[1]}"
+        names.append(re.sub(r"\W", "_", "_".join(keys[1:])))
+    return names
+
+
+# --- the default exporter ---------------------------------------------------------------------------------------------
+
+
+def _dynamo(
+    module: torch.nn.Module, names: list[str], leaves: list[Any], spec: pytree.TreeSpec, opset: int, notes: list[str]
+) -> Exported:
+    tensors = tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
+    owned = _owned(module)
+    flat = _Flat(module, leaves, spec, barriers=False)
+    start = time.perf_counter()
+    program, relaxed = _trace(flat, tensors)
+    guards = shape_guards.from_program(program, relaxed)
+    if (violated := guards(tensors)) is not None:
+        raise ExportError(f"The traced program does not admit the example arguments themselves: {violated}.")
+    _check_mutations(program)
+    _mark_no_grad(program)
+    traced = time.perf_counter()
+    translated = torch.onnx.export(
+        program, opset_version=opset, optimize=False, verbose=False,
+        custom_translation_table=rewrite.translations(opset),
+    )
+    done = time.perf_counter()
+    model, signature = translated.model, translated.exported_program.graph_signature
+    constants = translated.exported_program.constants
+    weights: dict[str, tuple[str, Tensor | None]] = {}
+    bound: dict[str, tuple[str, Any]] = {}
+    for kind, targets in (("parameter", signature.inputs_to_parameters), ("buffer", signature.inputs_to_buffers)):
+        for target in targets.values():
+            tensor = _lookup(module, target)
+            name = owned[id(tensor)][1]
+            weights[target] = (name, tensor)
+            bound[name] = (kind, name)
+    for target in signature.inputs_to_lifted_tensor_constants.values():
+        tensor = constants[target]
+        # A tensor that the module holds may change in place between calls: read it anew each time.
+        if tensor.numel() > SMALL_CONSTANT or _lookup(module, target) is not None:
+            name = target.removeprefix("module.")
+            weights[target] = (name, tensor)
+            bound[name] = ("constant", tensor)
+    seconds = {"torch_export": traced - start, "torch_onnx": done - traced}
+    return _finish(model, flat, names, leaves, weights, bound, guards, "dynamo", opset, seconds, notes)
+
+
+def _owned(module: torch.nn.Module) -> dict[int, tuple[str, str]]:
+    """id of a parameter or buffer -> (kind, its first name); tied ones have one."""
+    owned = {id(t): ("buffer", name) for name, t in module.named_buffers()}
+    owned.update({id(t): ("parameter", name) for name, t in module.named_parameters()})
+    return owned
+
+
+def _lookup(module: torch.nn.Module, target: str) -> Tensor | None:
+    """The tensor that a name of the traced program stands for, as the module holds it now."""
+    value: Any = module
+    for part in target.split(".")[1:]:
+        value = getattr(value, part, None)
+    return value if isinstance(value, Tensor) else None
+
+
+def _trace(flat: _Flat, tensors: tuple[Tensor, ...]) -> tuple[torch.export.ExportedProgram, set[str]]:
+    """The program, and the symbols that may be 1."""
+    return _torch_export(flat, tensors), set()
+
+
+def _torch_export(flat: _Flat, tensors: tuple[Tensor, ...]) -> torch.export.ExportedProgram:
+    auto = torch.export.Dim.AUTO
+    dynamic = [tuple({axis: auto for axis in range(tensor.dim())} for tensor in tensors)]
+    with state.unchanged(flat.module):
+        return torch.export.export(flat, tensors, strict=False, dynamic_shapes=dynamic)
+
+
+def _no_grad_regions(program: torch.export.ExportedProgram) -> Iterator[tuple[torch.fx.Graph, torch.fx.Node]]:
+    for child in program.graph_module.modules():
+        if isinstance(child, torch.fx.GraphModule):
+            for node in list(child.graph.nodes):
+                if node.target is torch.ops.higher_order.wrap_with_set_grad_enabled and node.args[0] is False:
+                    yield child.graph, node
+
+
+def _mark_no_grad(program: torch.export.ExportedProgram) -> None:
+    """A detach after every result of a torch.no_grad() region, which the exporter is about to inline."""
+    renamed: dict[str, str] = {}
+    for graph, region in _no_grad_regions(program):
+        for result in list(region.users):
+            with graph.inserting_after(result):
+                barrier = graph.call_function(torch.ops.aten.detach.default, (result,))
+            barrier.meta.update(result.meta)
+            result.replace_all_uses_with(barrier, delete_user_cb=lambda user, barrier=barrier: user is not barrier)
+            renamed[result.name] = barrier.name
+    for output in program.graph_signature.output_specs:
+        if getattr(output.arg, "name", None) in renamed:
+            output.arg.name = renamed[output.arg.name]
+    program.graph_module.recompile()
+
+
+_VIEWS_OF = {torch.ops.aten.detach.default}
+
+
+def _check_mutations(program: torch.export.ExportedProgram) -> None:
+    """In-place changes that autograd must not see, on tensors whose gradient it must: no graph can say that."""
+    kinds = {spec.arg.name: spec.kind.name for spec in program.graph_signature.input_specs}
+    graphs = [(program.graph, {n: n.name for n in program.graph.nodes if n.op == "placeholder"}, False)]
+    for _graph, region in _no_grad_regions(program):
+        inner = program.graph_module.get_submodule(region.args[1].target) if region.args[1].op == "get_attr" else None
+        if inner is not None:
+            inputs = [node for node in inner.graph.nodes if node.op == "placeholder"]
+            graphs.append((inner.graph, {i: _base(o) for i, o in zip(inputs, region.args[2:])}, True))
+    for graph, origins, hidden in graphs:
+        for node in graph.nodes:
+            target = node.target
+            if not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:
+                continue
+            base, detached = node.args[0], False
+            while isinstance(base, torch.fx.Node) and base.op == "call_function" and base.args:
+                fresh = not (base.target in _VIEWS_OF or _aliases(base.target))
+                if fresh:
+                    break
+                detached |= base.target in _VIEWS_OF
+                base = base.args[0]
+            origin = origins.get(base) if isinstance(base, torch.fx.Node) else None
+            origin = origin if isinstance(origin, str) else getattr(origin, "name", None)
+            if kinds.get(origin) == "PARAMETER":
+                raise ExportError(f"The module changes its parameter {origin} in place ({target}) inside forward.")
+            outside = base.op == "placeholder" if hidden and isinstance(base, torch.fx.Node) else detached
+            if outside and kinds.get(origin) != "BUFFER" and node.meta["val"].is_floating_point():
+                raise ExportError(
+                    f"The module changes a tensor in place ({target}) behind autograd's back, through detach() or .data "
+                    "or inside torch.no_grad(), while its gradient still flows; a graph cannot say that."
+                )
+
+
+def _base(node: Any) -> Any:
+    """Through views and in-place results back to what owns the storage."""
+    while isinstance(node, torch.fx.Node) and node.op == "call_function" and node.args and _aliases(node.target):
+        node = node.args[0]
+    return node
+
+
+def _aliases(target: Any) -> bool:
+    """Whether an operator's first result shares storage with its first argument."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    arguments = target._schema.arguments
+    return bool(arguments) and arguments[0].alias_info is not None
+
+
+# --- the TorchScript exporter -----------------------------------------------------------------------------------------
+
+
+def _torchscript(
+    module: torch.nn.Module, names: list[str], leaves: list[Any], spec: pytree.TreeSpec, opset: int, notes: list[str]
+) -> Exported:
+    """Sizes are frozen (a trace does not say which of them it used); branches too, hence needs_verification."""
+    import onnx_ir as ir
+
+    tensors = tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
+    if not tensors:
+        raise ExportError("TorchScript's exporter needs at least one tensor among the arguments.")
+    owned = _owned(module)
+    rewrite.register_symbolics(opset)
+    flat = _Flat(module, leaves, spec, barriers=True)
+    file = io.BytesIO()
+    start = time.perf_counter()
+    with state.private_buffers(module):
+        torch.onnx.export(
+            flat, tensors, file, dynamo=False, opset_version=opset, keep_initializers_as_inputs=True,
+            do_constant_folding=False, training=torch.onnx.TrainingMode.PRESERVE, export_params=False,
+            input_names=[f"leaves_{i}" for i in range(len(tensors))],
+        )
+    done = time.perf_counter()
+    import onnx
+
+    model = ir.serde.deserialize_model(onnx.load_from_string(file.getvalue()))
+    weights: dict[str, tuple[str, Tensor | None]] = {}
+    bound: dict[str, tuple[str, Any]] = {}
+    for value in list(model.graph.inputs)[len(tensors):]:
+        tensor = _lookup(module, value.name)
+        if tensor is None or id(tensor) not in owned:
+            raise ExportError(f"TorchScript's exporter made an input {value.name} that is no state of the module.")
+        kind, name = owned[id(tensor)]
+        weights[value.name] = (name, tensor)
+        bound[name] = (kind, name)
+    seconds = {"torch_export": 0.0, "torch_onnx": done - start}
+    exported = _finish(
+        model, flat, names, leaves, weights, bound, shape_guards.exact(tensors), "torchscript", opset, seconds, notes
+    )
+    exported.needs_verification = True
+    return exported
+
+
+# --- both -------------------------------------------------------------------------------------------------------------
+
+
+def _finish(
+    model: Any, flat: _Flat, names: list[str], leaves: list[Any], weights: dict[str, tuple[str, Tensor | None]],
+    bound: dict[str, tuple[str, Any]], guards: shape_guards.Guards, exporter: Any, opset: int,
+    seconds: dict[str, float], notes: list[str],
+) -> Exported:
+    """Binds inputs and outputs of the translated model and serialises it."""
+    onnx_graph.inline_functions(model)
+    onnx_graph.weights_to_inputs(model, weights)
+    graph = model.graph
+    user_indices = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+    user_values = list(graph.inputs)[: len(user_indices)]
+    targets: list[tuple[Any, Any]] = [("user", i) for i in flat.traced.out_tensors]
+    targets += [("buffer", name) for name in flat.traced.buffers]
+    if len(graph.outputs) != len(targets):
+        raise ExportError(f"{len(targets)} outputs were traced, and the exporter made {len(graph.outputs)}.")
+    kept = []
+    for value, (kind, target) in zip(list(graph.outputs), targets):
+        unchanged = onnx_graph.source_input(value) if kind == "buffer" else None
+        if unchanged is None or bound.get(unchanged.name) != ("buffer", target):
+            kept.append((value, kind, target))
+    graph.outputs.clear()
+    graph.outputs.extend(value for value, _, _ in kept)
+    onnx_graph.separate_outputs(model)
+    onnx_graph.drop_unused(model, 0)
+    onnx_graph.rename_inputs(model, user_values, names)
+    inputs = []
+    users = {id(value): index for value, index in zip(user_values, user_indices)}
+    for value in graph.inputs:
+        if id(value) in users:
+            inputs.append(GraphInput("user", value.name, users[id(value)]))
+        else:
+            kind, target = bound[value.name]
+            inputs.append(GraphInput(kind, value.name, target))
+    outputs = tuple(
+        GraphOutput(kind, value.name, target) for value, (_, kind, target) in zip(graph.outputs, kept)
+    )
+    return Exported(
+        onnx_graph.serialise(model), tuple(inputs), outputs, flat.traced.out_spec, flat.traced.out_constants, guards, exporter,
+        opset, seconds, notes,
+    )
