@@ -1,0 +1,225 @@
+/*
+ * GEMM providers and the choice among them. See gemm.h.
+ */
+#include "device/gemm.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/alloc.h"
+#include "base/log.h"
+#include "base/parallel.h"
+#include "device/library.h"
+
+/* ---- torch's BLAS: Fortran interface, column-major, 32-bit integers ---- */
+
+typedef void (*sgemm_fn)(const char *, const char *, const int *, const int *, const int *, const float *, const float *,
+                         const int *, const float *, const int *, const float *, float *, const int *);
+typedef void (*dgemm_fn)(const char *, const char *, const int *, const int *, const int *, const double *, const double *,
+                         const int *, const double *, const int *, const double *, double *, const int *);
+/* oneDNN's C API: row-major. */
+typedef int (*dnnl_sgemm_fn)(char, char, int64_t, int64_t, int64_t, float, const float *, int64_t, const float *, int64_t,
+                             float, float *, int64_t);
+
+static sgemm_fn torch_sgemm;
+static dgemm_fn torch_dgemm;
+static dnnl_sgemm_fn dnnl_sgemm;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static void find_providers(void)
+{
+    void *torch = ont_library_torch(), *dnnl = ont_library_dnnl();
+    if (torch) {
+        *(void **)&torch_sgemm = dlsym(torch, "sgemm_");
+        *(void **)&torch_dgemm = dlsym(torch, "dgemm_");
+    }
+    if (dnnl) *(void **)&dnnl_sgemm = dlsym(dnnl, "dnnl_sgemm");
+}
+
+static bool torch_available(ont_dtype dtype)
+{
+    pthread_once(&once, find_providers);
+    return dtype == ONT_FLOAT32 ? torch_sgemm != NULL : torch_dgemm != NULL;
+}
+
+/* Row-major C = A B is column-major C' = B' A': operands swap, flags stay. */
+static void torch_run(const ont_gemm *g, const void *a, const void *b, void *c)
+{
+    int m = (int)g->m, n = (int)g->n, k = (int)g->k, lda = (int)g->lda, ldb = (int)g->ldb, ldc = (int)g->ldc;
+    char ta = g->trans_a ? 'T' : 'N', tb = g->trans_b ? 'T' : 'N';
+    if (g->dtype == ONT_FLOAT32) {
+        float alpha = (float)g->alpha, beta = (float)g->beta;
+        torch_sgemm(&tb, &ta, &n, &m, &k, &alpha, b, &ldb, a, &lda, &beta, c, &ldc);
+    } else {
+        torch_dgemm(&tb, &ta, &n, &m, &k, &g->alpha, b, &ldb, a, &lda, &g->beta, c, &ldc);
+    }
+}
+
+static bool dnnl_available(ont_dtype dtype)
+{
+    pthread_once(&once, find_providers);
+    return dtype == ONT_FLOAT32 && dnnl_sgemm;
+}
+
+static void dnnl_run(const ont_gemm *g, const void *a, const void *b, void *c)
+{
+    dnnl_sgemm(g->trans_a ? 'T' : 'N', g->trans_b ? 'T' : 'N', g->m, g->n, g->k, (float)g->alpha, a, g->lda, b, g->ldb,
+               (float)g->beta, c, g->ldc);
+}
+
+/* ---- the plain loop: the oracle, and what runs where no library is ---- */
+
+static bool plain_available(ont_dtype dtype)
+{
+    return dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64;
+}
+
+typedef struct plain_job {
+    const ont_gemm *g;
+    const void *a, *b;
+    void *c;
+} plain_job;
+
+#define PLAIN_ROWS(name, type) \
+    static void name(void *context, int64_t first, int64_t last) \
+    { \
+        const plain_job *j = context; \
+        const ont_gemm *g = j->g; \
+        const type *a = j->a, *b = j->b; \
+        type alpha = (type)g->alpha, beta = (type)g->beta; \
+        for (int64_t r = first; r < last; r++) { \
+            type *c = (type *)j->c + r * g->ldc; \
+            for (int64_t i = 0; i < g->n; i++) c[i] = beta == 0 ? 0 : beta * c[i]; \
+            for (int64_t k = 0; k < g->k; k++) { \
+                type x = alpha * (g->trans_a ? a[k * g->lda + r] : a[r * g->lda + k]); \
+                if (g->trans_b) \
+                    for (int64_t i = 0; i < g->n; i++) c[i] += x * b[i * g->ldb + k]; \
+                else \
+                    for (int64_t i = 0; i < g->n; i++) c[i] += x * b[k * g->ldb + i]; \
+            } \
+        } \
+    }
+PLAIN_ROWS(plain_rows_f32, float)
+PLAIN_ROWS(plain_rows_f64, double)
+
+static void plain_run(const ont_gemm *g, const void *a, const void *b, void *c)
+{
+    plain_job j = {g, a, b, c};
+    int64_t per_row = g->n * g->k + 1;
+    ont_parallel(g->m, 65536 / per_row + 1, g->dtype == ONT_FLOAT32 ? plain_rows_f32 : plain_rows_f64, &j);
+}
+
+static const ont_gemm_provider providers[] = {
+    {"torch", torch_available, torch_run},
+    {"onednn", dnnl_available, dnnl_run},
+    {"plain", plain_available, plain_run},
+};
+enum { N_PROVIDERS = sizeof providers / sizeof *providers };
+
+const ont_gemm_provider *ont_gemm_providers(size_t *count)
+{
+    *count = N_PROVIDERS;
+    return providers;
+}
+
+const ont_gemm_provider *ont_gemm_plain(void)
+{
+    return &providers[N_PROVIDERS - 1];
+}
+
+/* ---- choice ---- */
+
+/* The interfaces used take 32-bit sizes; larger products go to the plain loop. */
+static bool fits(const ont_gemm *g)
+{
+    return g->m <= INT32_MAX && g->n <= INT32_MAX && g->k <= INT32_MAX && g->lda <= INT32_MAX && g->ldb <= INT32_MAX &&
+           g->ldc <= INT32_MAX;
+}
+
+static double seconds(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+double ont_gemm_measure(const ont_gemm_provider *p, const ont_gemm *g)
+{
+    size_t size = ont_dtype_size(g->dtype);
+    size_t a_bytes = (size_t)((g->trans_a ? g->k : g->m) * g->lda) * size;
+    size_t b_bytes = (size_t)((g->trans_b ? g->n : g->k) * g->ldb) * size, c_bytes = (size_t)(g->m * g->ldc) * size;
+    void *a = ont_buffer_alloc(a_bytes), *b = ont_buffer_alloc(b_bytes), *c = ont_buffer_alloc(c_bytes);
+    double best = -1;
+    if (a && b && c) {
+        memset(a, 0, a_bytes);
+        memset(b, 0, b_bytes);
+        memset(c, 0, c_bytes);
+        for (int i = 0; i < 4; i++) {
+            double start = seconds();
+            p->run(g, a, b, c);
+            double took = seconds() - start;
+            if (i && (best < 0 || took < best)) best = took; /* the first run warms up */
+            if (i && took > 0.02) break;
+        }
+    }
+    ont_buffer_free(a, a_bytes);
+    ont_buffer_free(b, b_bytes);
+    ont_buffer_free(c, c_bytes);
+    return best;
+}
+
+typedef struct known {
+    ont_gemm shape;
+    const ont_gemm_provider *best;
+} known;
+
+enum { KNOWN = 512 };
+static known cache[KNOWN];
+static size_t n_known;
+static pthread_mutex_t cache_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static bool same_shape(const ont_gemm *a, const ont_gemm *b)
+{
+    return a->dtype == b->dtype && a->trans_a == b->trans_a && a->trans_b == b->trans_b && a->m == b->m && a->n == b->n &&
+           a->k == b->k;
+}
+
+static const ont_gemm_provider *fastest(const ont_gemm *g)
+{
+    const ont_gemm_provider *best = NULL;
+    double least = 0;
+    for (int i = 0; i + 1 < N_PROVIDERS; i++) {
+        if (!providers[i].available(g->dtype)) continue;
+        double took = ont_gemm_measure(&providers[i], g);
+        ont_log(ONT_LOG_DEBUG, "gemm %lldx%lldx%lld: %s %.0f us", (long long)g->m, (long long)g->n, (long long)g->k,
+                providers[i].name, took * 1e6);
+        if (!best || (took >= 0 && took < least)) best = &providers[i], least = took;
+    }
+    return best;
+}
+
+const ont_gemm_provider *ont_gemm_choose(const ont_gemm *g)
+{
+    const char *asked = getenv("ONNXTRAIN_GEMM");
+    const ont_gemm_provider *first = ont_gemm_plain();
+    for (int i = N_PROVIDERS - 1; i >= 0; i--) {
+        if (!fits(g) || !providers[i].available(g->dtype)) continue;
+        if (asked && !strcmp(asked, providers[i].name)) return &providers[i];
+        first = &providers[i];
+    }
+    double flops = 2.0 * (double)g->m * (double)g->n * (double)g->k;
+    if (!fits(g) || flops < 1e6 || flops > 2e11 || !dnnl_available(g->dtype) || !torch_available(g->dtype)) return first;
+    pthread_mutex_lock(&cache_lock);
+    const ont_gemm_provider *best = NULL;
+    for (size_t i = 0; i < n_known && !best; i++)
+        if (same_shape(&cache[i].shape, g)) best = cache[i].best;
+    if (!best) {
+        best = fastest(g);
+        if (n_known < KNOWN) cache[n_known++] = (known){*g, best};
+    }
+    pthread_mutex_unlock(&cache_lock);
+    return best;
+}

@@ -1,0 +1,33 @@
+/*
+ * GEMM providers behind one table: torch's own BLAS found in the process, oneDNN's where its library is beside the
+ * extension, and a plain loop. The choice is measured per shape, once a process.
+ */
+#ifndef ONT_DEVICE_GEMM_H
+#define ONT_DEVICE_GEMM_H
+
+#include "base/dtype.h"
+
+/* C (M, N) = alpha * op(A) (M, K) * op(B) (K, N) + beta * C, row-major; ld: elements between rows as stored. */
+typedef struct ont_gemm {
+    ont_dtype dtype; /* float32 or float64 */
+    bool trans_a, trans_b;
+    int64_t m, n, k;
+    int64_t lda, ldb, ldc;
+    double alpha, beta;
+} ont_gemm;
+
+typedef struct ont_gemm_provider {
+    const char *name;
+    bool (*available)(ont_dtype dtype);
+    void (*run)(const ont_gemm *g, const void *a, const void *b, void *c);
+} ont_gemm_provider;
+
+/* In no order of speed: ont_gemm_choose() measures. The last one is always available. */
+const ont_gemm_provider *ont_gemm_providers(size_t *count);
+/* ONNXTRAIN_GEMM=torch|onednn|plain fixes it. Small products are not measured. */
+const ont_gemm_provider *ont_gemm_choose(const ont_gemm *g);
+const ont_gemm_provider *ont_gemm_plain(void);
+/* Seconds of the best of a few runs on scratch memory; negative where there is no memory for it. */
+double ont_gemm_measure(const ont_gemm_provider *provider, const ont_gemm *g);
+
+#endif

@@ -1,0 +1,38 @@
+/*
+ * Finding shared libraries. Each is looked for once.
+ */
+#include "device/library.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+static void *torch_library, *dnnl_library;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static void open_libraries(void)
+{
+    torch_library = dlopen("libtorch_cpu.so", RTLD_NOLOAD | RTLD_LAZY);
+    Dl_info self;
+    if (dladdr((void *)(uintptr_t)open_libraries, &self) && self.dli_fname) {
+        char path[4096];
+        const char *slash = strrchr(self.dli_fname, '/');
+        int folder = slash ? (int)(slash - self.dli_fname) : 0;
+        int n = snprintf(path, sizeof path, "%.*s/_libs/libdnnl.so.3", folder, self.dli_fname);
+        if (slash && n > 0 && (size_t)n < sizeof path) dnnl_library = dlopen(path, RTLD_LAZY | RTLD_LOCAL);
+    }
+    if (!dnnl_library) dnnl_library = dlopen("libdnnl.so.3", RTLD_LAZY | RTLD_LOCAL);
+}
+
+void *ont_library_torch(void)
+{
+    pthread_once(&once, open_libraries);
+    return torch_library;
+}
+
+void *ont_library_dnnl(void)
+{
+    pthread_once(&once, open_libraries);
+    return dnnl_library;
+}

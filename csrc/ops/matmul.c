@@ -1,0 +1,301 @@
+/*
+ * MatMul, Gemm, and FusedMatMul, our form with transposes and a scale as attributes, which the gradient rules use so
+ * that no operand is transposed in memory.
+ */
+#include <string.h>
+
+#include "base/parallel.h"
+#include "device/gemm.h"
+#include "ops/op.h"
+
+/* ---- shapes ---- */
+
+/* Operands as matrices with batch dims; a vector operand is one row or one column. */
+typedef struct product {
+    ont_shape a, b;       /* rank >= 2 */
+    bool vector_a, vector_b;
+    bool trans_a, trans_b;
+    ont_shape batch;
+    int64_t m, n, k;
+    double alpha;
+} product;
+
+static bool transposed(const ont_node *node, const char *name)
+{
+    return ont_attr_int(node, name, 0) != 0;
+}
+
+static ont_status read_product(const ont_node *node, product *p)
+{
+    ont_value *a, *b;
+    ONT_TRY(ont_need_input(node, 0, &a));
+    ONT_TRY(ont_need_input(node, 1, &b));
+    if (a->dtype != b->dtype)
+        return ont_fail(ONT_ETYPE, "operands are %s and %s", ont_dtype_name(a->dtype), ont_dtype_name(b->dtype));
+    if (!a->shape.rank || !b->shape.rank) return ont_fail(ONT_EINVAL, "an operand is a scalar");
+    *p = (product){.a = a->shape, .b = b->shape, .trans_a = transposed(node, "transA"), .trans_b = transposed(node, "transB"),
+                   .alpha = ont_attr_float(node, "alpha", 1.0)};
+    p->vector_a = p->a.rank == 1;
+    p->vector_b = p->b.rank == 1;
+    if (p->vector_a) p->a = ont_shape_of(2, (int64_t[]){1, p->a.dims[0]}), p->trans_a = false;
+    if (p->vector_b) p->b = ont_shape_of(2, (int64_t[]){p->b.dims[0], 1}), p->trans_b = false;
+    const int64_t *da = p->a.dims + p->a.rank - 2, *db = p->b.dims + p->b.rank - 2;
+    p->m = da[p->trans_a];
+    p->k = da[!p->trans_a];
+    p->n = db[!p->trans_b];
+    if (p->k != db[p->trans_b]) {
+        char ta[ONT_SHAPE_TEXT], tb[ONT_SHAPE_TEXT];
+        return ont_fail(ONT_EINVAL, "inner dims differ: A is %s, B is %s", ont_shape_text(&a->shape, ta),
+                        ont_shape_text(&b->shape, tb));
+    }
+    ont_shape lead_a = ont_shape_of(p->a.rank - 2, p->a.dims), lead_b = ont_shape_of(p->b.rank - 2, p->b.dims);
+    return ont_shape_broadcast(&lead_a, &lead_b, &p->batch);
+}
+
+static ont_status matmul_infer(ont_graph *g, ont_node *node)
+{
+    (void)g;
+    product p;
+    ONT_TRY(read_product(node, &p));
+    ont_shape shape = p.batch;
+    if (shape.rank + 2 > ONT_MAX_RANK) return ont_fail(ONT_EUNSUPPORTED, "rank %d", shape.rank + 2);
+    if (!p.vector_a) shape.dims[shape.rank++] = p.m;
+    if (!p.vector_b) shape.dims[shape.rank++] = p.n;
+    return ont_infer_out(node, 0, ont_node_in(node, 0)->dtype, &shape);
+}
+
+/* ---- kernel: float32 and float64 through a GEMM provider ---- */
+
+typedef struct matmul_state {
+    ont_gemm gemm;
+    const ont_gemm_provider *provider;
+    ont_shape batch;
+    int64_t count;                       /* matrices */
+    int64_t stride_a[ONT_MAX_RANK], stride_b[ONT_MAX_RANK]; /* bytes per batch index */
+    size_t c_bytes;
+    bool parallel_batch;
+} matmul_state;
+
+static const char *float_accept(const ont_node *node)
+{
+    ont_dtype dtype = ont_node_in(node, 0)->dtype;
+    return dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64 ? NULL : "dtype";
+}
+
+/* Batch dims of A go into M where B is one matrix and A is not transposed: one large product instead of many. */
+static void fold_batch(product *p)
+{
+    int64_t batch_a = ont_shape_count_range(&p->a, 0, p->a.rank - 2);
+    if (ont_shape_count_range(&p->b, 0, p->b.rank - 2) != 1 || p->trans_a || batch_a != ont_shape_count(&p->batch)) return;
+    p->m *= batch_a;
+    p->a = ont_shape_of(2, (int64_t[]){p->m, p->k});
+    p->b = ont_shape_of(2, p->b.dims + p->b.rank - 2);
+    p->batch.rank = 0;
+}
+
+static void batch_strides(const ont_shape *operand, const ont_shape *batch, size_t size, int64_t *strides)
+{
+    ont_shape lead = ont_shape_of(operand->rank - 2, operand->dims);
+    int64_t matrix = operand->dims[operand->rank - 1] * operand->dims[operand->rank - 2] * (int64_t)size;
+    ont_shape_broadcast_strides(&lead, batch, strides);
+    for (int d = 0; d < batch->rank; d++) strides[d] *= matrix;
+}
+
+static ont_status matmul_prepare_with(bool plain, const ont_node *node, ont_arena *arena, ont_prepared *out)
+{
+    product p;
+    matmul_state *s = ont_arena_alloc(arena, sizeof *s);
+    if (!s) return ONT_ENOMEM;
+    ONT_TRY(read_product(node, &p));
+    fold_batch(&p);
+    ont_dtype dtype = ont_node_in(node, 0)->dtype;
+    size_t size = ont_dtype_size(dtype);
+    s->gemm = (ont_gemm){.dtype = dtype, .trans_a = p.trans_a, .trans_b = p.trans_b, .m = p.m, .n = p.n, .k = p.k,
+                         .lda = p.a.dims[p.a.rank - 1], .ldb = p.b.dims[p.b.rank - 1], .ldc = p.n, .alpha = p.alpha};
+    s->batch = p.batch;
+    s->count = ont_shape_count(&p.batch);
+    batch_strides(&p.a, &p.batch, size, s->stride_a);
+    batch_strides(&p.b, &p.batch, size, s->stride_b);
+    s->c_bytes = (size_t)(p.m * p.n) * size;
+    s->provider = plain || !(p.m && p.n && p.k) ? ont_gemm_plain() : ont_gemm_choose(&s->gemm);
+    s->parallel_batch = s->count > 1;
+    out->state = s;
+    return ONT_OK;
+}
+
+static ont_status matmul_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
+{
+    return matmul_prepare_with(false, node, arena, out);
+}
+
+static ont_status matmul_prepare_ref(const ont_node *node, ont_arena *arena, ont_prepared *out)
+{
+    return matmul_prepare_with(true, node, arena, out);
+}
+
+/* Matrices [first, last) of the batch. Inside a parallel region a BLAS runs on the calling thread alone. */
+static void matmul_batch(void *context, int64_t first, int64_t last)
+{
+    const ont_call *call = context;
+    const matmul_state *s = call->state;
+    for (int64_t i = first; i < last; i++) {
+        const char *a = call->in[0], *b = call->in[1];
+        int64_t rest = i;
+        for (int d = s->batch.rank - 1; d >= 0; d--) {
+            int64_t index = rest % s->batch.dims[d];
+            rest /= s->batch.dims[d];
+            a += index * s->stride_a[d];
+            b += index * s->stride_b[d];
+        }
+        s->provider->run(&s->gemm, a, b, (char *)call->out[0] + (size_t)i * s->c_bytes);
+    }
+}
+
+static ont_status matmul_run(const ont_call *call)
+{
+    const matmul_state *s = call->state;
+    if (!s->c_bytes || !s->count) return ONT_OK;
+    if (s->parallel_batch)
+        ont_parallel(s->count, 1, matmul_batch, (void *)call);
+    else
+        matmul_batch((void *)call, 0, s->count);
+    return ONT_OK;
+}
+
+/* ---- gradients ---- */
+
+static ont_value *fused(ont_grad *g, ont_value *a, bool trans_a, ont_value *b, bool trans_b, double alpha)
+{
+    ont_builder *w = &g->b;
+    ont_node *node = a && b ? ont_build_node(w, ONT_DOMAIN, "FusedMatMul", (ont_value *[]){a, b}, 2, 1) : NULL;
+    if (node) w->status = ont_attr_set_int(w->graph, node, "transA", trans_a);
+    if (node && w->status == ONT_OK) w->status = ont_attr_set_int(w->graph, node, "transB", trans_b);
+    if (node && w->status == ONT_OK) w->status = ont_attr_set_float(w->graph, node, "alpha", alpha);
+    return ont_build_done(w, node);
+}
+
+/* Rows of a tensor as one matrix: (..., r, c) to (... * r, c). */
+static ont_value *as_matrix(ont_grad *g, ont_value *x)
+{
+    int rank = x ? x->shape.rank : 0;
+    if (rank <= 2) return x;
+    ont_shape flat = {.rank = 2};
+    flat.dims[0] = ont_shape_count_range(&x->shape, 0, rank - 1);
+    flat.dims[1] = x->shape.dims[rank - 1];
+    return ont_build_reshape(&g->b, x, &flat);
+}
+
+/* C = alpha op(A) op(B): dA = alpha dC op(B)', dB = alpha op(A)' dC, each in the layout of its operand. */
+static void product_grads(ont_grad *g, ont_value *a, ont_value *b, ont_value *dc, const product *p)
+{
+    bool ta = p->trans_a, tb = p->trans_b;
+    if (WANTS(0)) GI(0, ta ? fused(g, b, tb, dc, true, p->alpha) : fused(g, dc, false, b, !tb, p->alpha));
+    if (!WANTS(1)) return;
+    /* With one matrix B the sum over the batch is part of the product. */
+    if (b->shape.rank == 2 && !ta) {
+        a = as_matrix(g, a);
+        dc = as_matrix(g, dc);
+    }
+    GI(1, tb ? fused(g, dc, true, a, ta, p->alpha) : fused(g, a, !ta, dc, false, p->alpha));
+}
+
+static void matmul_grad(ont_grad *g)
+{
+    product p;
+    ont_builder *w = &g->b;
+    if (read_product(g->node, &p) != ONT_OK) return;
+    ont_value *dc = GO(0);
+    if (!p.vector_a && !p.vector_b) {
+        product_grads(g, I(0), I(1), dc, &p);
+        return;
+    }
+    /* Vectors become matrices, and the gradients vectors again. */
+    ont_shape full = p.batch;
+    full.dims[full.rank++] = p.m;
+    full.dims[full.rank++] = p.n;
+    ont_value *a = ont_build_reshape(w, I(0), &p.a), *b = ont_build_reshape(w, I(1), &p.b);
+    dc = ont_build_reshape(w, dc, &full);
+    product_grads(g, a, b, dc, &p);
+    for (uint32_t i = 0; i < 2; i++) {
+        ont_value *grad = g->in_grads[i];
+        if (!WANTS(i) || !grad) continue;
+        ont_value *matrix = ont_build_sum_to(w, grad, i ? &p.b : &p.a);
+        GI(i, matrix ? ont_build_reshape(w, matrix, &I(i)->shape) : NULL);
+    }
+}
+
+static const ont_kernel matmul_kernels[] = {
+    {.name = "matmul_blas", .accept = float_accept, .prepare = matmul_prepare, .run = matmul_run},
+    {.name = "matmul_ref", .accept = float_accept, .prepare = matmul_prepare_ref, .run = matmul_run},
+};
+const ont_op ont_op_MatMul = {.domain = "", .name = "MatMul", .since = 1, .min_inputs = 2, .max_inputs = 2,
+                              .infer = matmul_infer, .grad = matmul_grad, ONT_KERNELS(matmul_kernels)};
+const ont_op ont_op_FusedMatMul = {.domain = ONT_DOMAIN, .name = "FusedMatMul", .since = 1, .min_inputs = 2,
+                                   .max_inputs = 2, .infer = matmul_infer, .grad = matmul_grad, ONT_KERNELS(matmul_kernels)};
+
+/* ---- Gemm: alpha op(A) op(B) + beta C, two dims, C broadcast ---- */
+
+static ont_status gemm_infer(ont_graph *g, ont_node *node)
+{
+    (void)g;
+    product p;
+    ONT_TRY(read_product(node, &p));
+    if (ont_node_in(node, 0)->shape.rank != 2 || ont_node_in(node, 1)->shape.rank != 2)
+        return ont_fail(ONT_EINVAL, "A and B must be matrices");
+    ont_shape shape = ont_shape_of(2, (int64_t[]){p.m, p.n}), whole = shape;
+    const ont_value *c = ont_node_in(node, 2);
+    if (c) {
+        if (c->dtype != ont_node_in(node, 0)->dtype) return ont_fail(ONT_ETYPE, "C is %s", ont_dtype_name(c->dtype));
+        ONT_TRY(ont_shape_broadcast(&c->shape, &shape, &whole));
+        if (!ont_shape_equal(&whole, &shape)) return ont_fail(ONT_EINVAL, "C does not broadcast to the product");
+    }
+    return ont_infer_out(node, 0, ont_node_in(node, 0)->dtype, &shape);
+}
+
+/* C fills the output, scaled, and the product is added to it. */
+#define FILL(name, type) \
+    static void name(const ont_call *call, const int64_t *strides, int64_t m, int64_t n, double scale) \
+    { \
+        const type *c = call->in[2]; \
+        type *y = call->out[0], beta = (type)scale; \
+        for (int64_t i = 0; i < m; i++) \
+            for (int64_t j = 0; j < n; j++) y[i * n + j] = beta * c[i * strides[0] + j * strides[1]]; \
+    }
+FILL(fill_f32, float)
+FILL(fill_f64, double)
+
+static ont_status gemm_run(const ont_call *call)
+{
+    const matmul_state *s = call->state;
+    const ont_value *c = ont_node_in(call->node, 2), *y = call->node->outputs[0];
+    if (!s->c_bytes) return ONT_OK;
+    ont_gemm gemm = s->gemm;
+    if (c) {
+        int64_t strides[ONT_MAX_RANK];
+        ont_shape_broadcast_strides(&c->shape, &y->shape, strides);
+        double beta = ont_attr_float(call->node, "beta", 1.0);
+        (y->dtype == ONT_FLOAT32 ? fill_f32 : fill_f64)(call, strides, gemm.m, gemm.n, beta);
+        gemm.beta = 1;
+    }
+    s->provider->run(&gemm, call->in[0], call->in[1], call->out[0]);
+    return ONT_OK;
+}
+
+static void gemm_grad(ont_grad *g)
+{
+    product p;
+    if (read_product(g->node, &p) != ONT_OK) return;
+    product_grads(g, I(0), I(1), GO(0), &p);
+    if (!WANTS(2)) return;
+    double beta = ont_attr_float(g->node, "beta", 1.0);
+    ont_value *scaled = GO(0);
+    if (beta != 1) scaled = ont_build2(&g->b, "Mul", scaled, ont_build_scalar(&g->b, I(2)->dtype, beta));
+    GI(2, scaled);
+}
+
+static const ont_kernel gemm_kernels[] = {
+    {.name = "gemm_blas", .accept = float_accept, .prepare = matmul_prepare, .run = gemm_run},
+    {.name = "gemm_ref", .accept = float_accept, .prepare = matmul_prepare_ref, .run = gemm_run},
+};
+const ont_op ont_op_Gemm = {.domain = "", .name = "Gemm", .since = 7, .min_inputs = 2, .max_inputs = 3,
+                            .infer = gemm_infer, .grad = gemm_grad, ONT_KERNELS(gemm_kernels)};

@@ -1,0 +1,141 @@
+/*
+ * Dropout, counter-based: element e of a node is kept by word e of a Philox stream keyed by the run's seed and numbered
+ * by the node, so no mask is stored and the gradient regenerates it.
+ */
+#include <string.h>
+
+#include "base/parallel.h"
+#include "ops/op.h"
+#include "simd/simd.h"
+
+/* Ratio and mode as attribute or constant input; inputs 1 and 2 from opset 12 on. */
+static ont_status dropout_config(const ont_node *node, double *ratio, bool *training)
+{
+    *ratio = ont_attr_float(node, "ratio", 0.5);
+    *training = ont_attr_int(node, "training_mode", 0);
+    if (ont_node_in(node, 1)) ONT_TRY(ont_const_scalar(node, 1, ratio));
+    double mode = *training;
+    if (ont_node_in(node, 2)) ONT_TRY(ont_const_scalar(node, 2, &mode));
+    *training = mode != 0;
+    if (!(*ratio >= 0 && *ratio <= 1)) return ont_fail(ONT_EINVAL, "ratio %g is not in [0, 1]", *ratio);
+    return ONT_OK;
+}
+
+static ont_status dropout_infer(ont_graph *g, ont_node *node)
+{
+    double ratio;
+    bool training;
+    ONT_TRY(dropout_config(node, &ratio, &training));
+    if (ont_node_out(node, 1)) ONT_TRY(ont_infer_out(node, 1, ONT_BOOL, &ont_node_in(node, 0)->shape));
+    return ont_infer_same(g, node);
+}
+
+typedef struct dropout_state {
+    uint32_t threshold; /* words below it drop; all words where the ratio is 1 */
+    float scale;
+    bool active, all;
+    uint64_t stream;
+    const ont_simd_table *simd;
+} dropout_state;
+
+static const char *dropout_accept(const ont_node *node)
+{
+    ont_dtype dtype = ont_node_in(node, 0)->dtype;
+    return dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64 ? NULL : "dtype";
+}
+
+static ont_status dropout_prepare_with(const ont_simd_table *simd, const ont_node *node, ont_arena *arena, ont_prepared *out)
+{
+    dropout_state *s = ont_arena_alloc(arena, sizeof *s);
+    if (!s) return ONT_ENOMEM;
+    double ratio;
+    ONT_TRY(dropout_config(node, &ratio, &s->active));
+    s->active = s->active && ratio > 0;
+    s->all = ratio == 1;
+    s->threshold = s->all ? UINT32_MAX : (uint32_t)(ratio * 0x1p32);
+    s->scale = s->all ? 0 : (float)(1 / (1 - ratio));
+    s->stream = (uint64_t)ont_attr_int(node, "rng_stream", 0);
+    s->simd = simd;
+    out->state = s;
+    return ONT_OK;
+}
+
+static ont_status dropout_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
+{
+    return dropout_prepare_with(ont_simd(), node, arena, out);
+}
+
+static ont_status dropout_prepare_ref(const ont_node *node, ont_arena *arena, ont_prepared *out)
+{
+    return dropout_prepare_with(ont_simd_plain(), node, arena, out);
+}
+
+/* float64: the mask comes in pieces from the float32 loop. */
+static void drop_f64(const dropout_state *s, const ont_call *call, uint8_t *mask, int64_t first, int64_t n)
+{
+    enum { PIECE = 256 };
+    uint8_t keep[PIECE];
+    const double *x = (const double *)call->in[0] + first;
+    double *y = (double *)call->out[0] + first;
+    for (int64_t at = 0; at < n; at += PIECE) {
+        int64_t m = n - at < PIECE ? n - at : PIECE;
+        s->simd->dropout(NULL, NULL, keep, first + at, m, call->seed, s->stream, s->threshold, 1);
+        for (int64_t i = 0; i < m; i++) y[at + i] = keep[i] && !s->all ? x[at + i] * (double)s->scale : 0;
+        if (mask) memcpy(mask + first + at, keep, (size_t)m);
+    }
+}
+
+static void dropout_range(void *context, int64_t first, int64_t last)
+{
+    const ont_call *call = context;
+    const dropout_state *s = call->state;
+    uint8_t *mask = call->node->n_outputs > 1 ? call->out[1] : NULL;
+    if (call->node->outputs[0]->dtype == ONT_FLOAT64) {
+        drop_f64(s, call, mask, first, last - first);
+        return;
+    }
+    s->simd->dropout((const float *)call->in[0] + first, (float *)call->out[0] + first, mask ? mask + first : NULL, first,
+                     last - first, call->seed, s->stream, s->threshold, s->scale);
+}
+
+static ont_status dropout_run(const ont_call *call)
+{
+    const dropout_state *s = call->state;
+    const ont_value *out = call->node->outputs[0];
+    int64_t n = ont_shape_count(&out->shape);
+    if (s->active) {
+        ont_parallel(n, 8192, dropout_range, (void *)call);
+        return ONT_OK;
+    }
+    if (n && call->out[0] != call->in[0]) memcpy(call->out[0], call->in[0], (size_t)n * ont_dtype_size(out->dtype));
+    if (call->node->n_outputs > 1 && call->out[1]) memset(call->out[1], 1, (size_t)n);
+    return ONT_OK;
+}
+
+static void dropout_grad(ont_grad *g)
+{
+    double ratio;
+    bool training;
+    if (dropout_config(g->node, &ratio, &training) != ONT_OK || !training || ratio == 0) {
+        GI(0, GO(0));
+        return;
+    }
+    ont_node *node = ont_build_node(&g->b, ONT_DOMAIN, "DropoutGrad", (ont_value *[]){GO(0)}, 1, 1);
+    ont_builder *b = &g->b;
+    if (b->status == ONT_OK) b->status = ont_attr_set_float(b->graph, node, "ratio", ratio);
+    if (b->status == ONT_OK) b->status = ont_attr_set_int(b->graph, node, "training_mode", 1);
+    int64_t stream = ont_attr_int(g->node, "rng_stream", 0);
+    if (b->status == ONT_OK) b->status = ont_attr_set_int(b->graph, node, "rng_stream", stream);
+    GI(0, ont_build_done(b, node));
+}
+
+static const ont_kernel kernels[] = {
+    {.name = "dropout_simd", .accept = dropout_accept, .prepare = dropout_prepare, .run = dropout_run, .inplace = 1},
+    {.name = "dropout_ref", .accept = dropout_accept, .prepare = dropout_prepare_ref, .run = dropout_run, .inplace = 1},
+};
+
+const ont_op ont_op_Dropout = {.domain = "", .name = "Dropout", .since = 7, .min_inputs = 1, .max_inputs = 3,
+                               .flags = ONT_OP_RANDOM, .nondiff_inputs = 6, .infer = dropout_infer, .grad = dropout_grad,
+                               ONT_KERNELS(kernels)};
+const ont_op ont_op_DropoutGrad = {.domain = ONT_DOMAIN, .name = "DropoutGrad", .since = 1, .min_inputs = 1, .max_inputs = 1,
+                                   .flags = ONT_OP_RANDOM, .infer = dropout_infer, ONT_KERNELS(kernels)};

@@ -1,0 +1,351 @@
+/*
+ * Reductions over axes, and SumTo, the undo of a broadcast. The input is seen as dims that are kept or reduced in turn;
+ * adjacent dims of a kind are merged.
+ */
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+#include "base/parallel.h"
+#include "ops/op.h"
+#include "simd/simd.h"
+
+typedef enum reduction { SUM, MEAN, MAX, MIN, PROD, L1, L2, SUM_SQUARE, LOG_SUM, LOG_SUM_EXP } reduction;
+
+typedef struct reduce_state {
+    reduction kind;
+    int n_kept, n_reduced;
+    int64_t kept[ONT_MAX_RANK], kept_stride[ONT_MAX_RANK];
+    int64_t reduced[ONT_MAX_RANK], reduced_stride[ONT_MAX_RANK];
+    int64_t outputs, each; /* results, and elements behind each */
+    int64_t lead, n, tail; /* where one run of dims is reduced: (lead, n, tail) -> (lead, tail); n -1 otherwise */
+    const ont_simd_table *simd;
+} reduce_state;
+
+static reduction kind_of(const ont_node *node)
+{
+    static const struct {
+        const char *name;
+        reduction kind;
+    } names[] = {{"ReduceSum", SUM}, {"SumTo", SUM}, {"ReduceMean", MEAN}, {"ReduceMax", MAX}, {"ReduceMin", MIN},
+                 {"ReduceProd", PROD}, {"ReduceL1", L1}, {"ReduceL2", L2}, {"ReduceSumSquare", SUM_SQUARE},
+                 {"ReduceLogSum", LOG_SUM}, {"ReduceLogSumExp", LOG_SUM_EXP}};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (!strcmp(names[i].name, node->op->name)) return names[i].kind;
+    return SUM;
+}
+
+/* Axes as input or attribute; none: all, or nothing where noop_with_empty_axes says so. */
+static ont_status reduced_axes(const ont_node *node, const ont_shape *x, bool *reduce)
+{
+    int64_t axes[ONT_MAX_RANK];
+    int n;
+    ONT_TRY(ont_const_ints(node, 1, "axes", axes, ONT_MAX_RANK, &n));
+    bool all = n <= 0 && !ont_attr_int(node, "noop_with_empty_axes", 0);
+    for (int d = 0; d < x->rank; d++) reduce[d] = all;
+    for (int i = 0; i < n; i++) {
+        int axis;
+        ONT_TRY(ont_shape_axis(axes[i], x->rank, &axis));
+        reduce[axis] = true;
+    }
+    return ONT_OK;
+}
+
+static ont_status reduce_infer(ont_graph *g, ont_node *node)
+{
+    (void)g;
+    ont_value *x;
+    bool reduce[ONT_MAX_RANK];
+    ONT_TRY(ont_need_input(node, 0, &x));
+    ONT_TRY(reduced_axes(node, &x->shape, reduce));
+    bool keep = ont_attr_int(node, "keepdims", 1);
+    ont_shape shape = {0};
+    for (int d = 0; d < x->shape.rank; d++)
+        if (!reduce[d] || keep) shape.dims[shape.rank++] = reduce[d] ? 1 : x->shape.dims[d];
+    return ont_infer_out(node, 0, x->dtype, &shape);
+}
+
+static ont_status sum_to_axes(const ont_shape *x, const ont_shape *to, bool *reduce)
+{
+    int lead = x->rank - to->rank;
+    for (int d = 0; d < x->rank; d++) {
+        int64_t target = d < lead ? 1 : to->dims[d - lead];
+        reduce[d] = d < lead || (target == 1 && x->dims[d] != 1);
+        if (!reduce[d] && target != x->dims[d]) return ont_fail(ONT_EINTERNAL, "SumTo: shapes do not fit");
+    }
+    return lead < 0 ? ont_fail(ONT_EINTERNAL, "SumTo: rank grows") : ONT_OK;
+}
+
+static ont_status sum_to_infer(ont_graph *g, ont_node *node)
+{
+    (void)g;
+    size_t n;
+    bool reduce[ONT_MAX_RANK];
+    const int64_t *dims = ont_attr_ints(node, "shape", &n);
+    ont_shape shape = ont_shape_of((int)n, dims);
+    const ont_value *x = ont_node_in(node, 0);
+    ONT_TRY(sum_to_axes(&x->shape, &shape, reduce));
+    return ont_infer_out(node, 0, x->dtype, &shape);
+}
+
+/* Adds a dim to a list, merged with the one before where they are one run in memory. */
+static void push(int64_t *dims, int64_t *strides, int *n, int64_t dim, int64_t stride, bool adjacent)
+{
+    if (dim == 1) return;
+    if (*n && adjacent && strides[*n - 1] == stride * dim) {
+        dims[*n - 1] *= dim;
+        strides[*n - 1] = stride;
+        return;
+    }
+    dims[*n] = dim;
+    strides[(*n)++] = stride;
+}
+
+static ont_status reduce_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
+{
+    const ont_shape *x = &ont_node_in(node, 0)->shape;
+    reduce_state *s = ont_arena_alloc(arena, sizeof *s);
+    bool reduce[ONT_MAX_RANK];
+    int64_t strides[ONT_MAX_RANK];
+    if (!s) return ONT_ENOMEM;
+    if (!strcmp(node->op->name, "SumTo"))
+        ONT_TRY(sum_to_axes(x, &node->outputs[0]->shape, reduce));
+    else
+        ONT_TRY(reduced_axes(node, x, reduce));
+    s->kind = kind_of(node);
+    s->simd = ont_simd();
+    s->outputs = s->each = 1;
+    ont_shape_strides(x, strides);
+    for (int d = 0; d < x->rank; d++) {
+        if (reduce[d])
+            push(s->reduced, s->reduced_stride, &s->n_reduced, x->dims[d], strides[d], true);
+        else
+            push(s->kept, s->kept_stride, &s->n_kept, x->dims[d], strides[d], true);
+        *(reduce[d] ? &s->each : &s->outputs) *= x->dims[d];
+    }
+    s->n = -1;
+    if (s->n_reduced == 1 && s->outputs && s->each) {
+        s->n = s->reduced[0];
+        s->tail = s->reduced_stride[0];
+        s->lead = s->outputs / s->tail;
+    }
+    out->state = s;
+    return ONT_OK;
+}
+
+/* ---- fast: float32 sum or mean over one run of dims ---- */
+
+static const char *accept_sum_f32(const ont_node *node)
+{
+    reduction kind = kind_of(node);
+    if (ont_node_in(node, 0)->dtype != ONT_FLOAT32) return "dtype";
+    if (kind != SUM && kind != MEAN) return "not a sum";
+    const ont_shape *x = &ont_node_in(node, 0)->shape;
+    bool reduce[ONT_MAX_RANK];
+    int changes = 0;
+    if (!strcmp(node->op->name, "SumTo") ? sum_to_axes(x, &node->outputs[0]->shape, reduce) != ONT_OK
+                                         : reduced_axes(node, x, reduce) != ONT_OK)
+        return "axes";
+    bool last = false;
+    for (int d = 0; d < x->rank; d++) {
+        if (x->dims[d] == 0) return "empty";
+        if (x->dims[d] == 1) continue;
+        changes += reduce[d] && !last;
+        last = reduce[d];
+    }
+    return changes == 1 ? NULL : "more than one run of axes";
+}
+
+static void sum_rows(void *context, int64_t first, int64_t last)
+{
+    const ont_call *call = context;
+    const reduce_state *s = call->state;
+    float scale = s->kind == MEAN ? 1 / (float)s->n : 1;
+    for (int64_t i = first; i < last; i++)
+        ((float *)call->out[0])[i] = scale * s->simd->sum((const float *)call->in[0] + i * s->n, s->n);
+}
+
+/* Columns [first, last) of every lead: rows are added whole, in order. */
+static void sum_columns(void *context, int64_t first, int64_t last)
+{
+    const ont_call *call = context;
+    const reduce_state *s = call->state;
+    float scale = 1 / (float)s->n;
+    for (int64_t o = 0; o < s->lead; o++) {
+        const float *x = (const float *)call->in[0] + o * s->n * s->tail;
+        float *y = (float *)call->out[0] + o * s->tail;
+        memcpy(y + first, x + first, (size_t)(last - first) * sizeof *y);
+        for (int64_t r = 1; r < s->n; r++) s->simd->add_to(y + first, x + r * s->tail + first, last - first);
+        for (int64_t i = first; s->kind == MEAN && i < last; i++) y[i] *= scale;
+    }
+}
+
+static ont_status sum_run(const ont_call *call)
+{
+    const reduce_state *s = call->state;
+    if (s->tail == 1)
+        ont_parallel(s->lead, 16384 / s->n + 1, sum_rows, (void *)call);
+    else
+        ont_parallel(s->tail, 16384 / (s->n * s->lead) + 16, sum_columns, (void *)call);
+    return ONT_OK;
+}
+
+/* ---- reference: all kinds, all axes ---- */
+
+#define REFERENCE(suffix, type, acc_type) \
+    static acc_type element_##suffix(reduction kind, acc_type acc, acc_type v, acc_type most) \
+    { \
+        switch (kind) { \
+        case MAX: return v > acc || v != v ? v : acc; \
+        case MIN: return v < acc || v != v ? v : acc; \
+        case PROD: return acc * v; \
+        case L1: return acc + (v < 0 ? 0 - v : v); \
+        case L2: \
+        case SUM_SQUARE: return acc + v * v; \
+        case LOG_SUM_EXP: return acc + (acc_type)exp((double)(v - most)); \
+        default: return acc + v; \
+        } \
+    } \
+    static acc_type walk_##suffix(const reduce_state *s, const type *x, reduction kind, acc_type acc, acc_type most) \
+    { \
+        int64_t index[ONT_MAX_RANK] = {0}; \
+        for (int64_t e = 0; e < s->each; e++) { \
+            int64_t offset = 0; \
+            for (int d = 0; d < s->n_reduced; d++) offset += index[d] * s->reduced_stride[d]; \
+            acc = element_##suffix(kind, acc, (acc_type)x[offset], most); \
+            for (int d = s->n_reduced - 1; d >= 0 && ++index[d] == s->reduced[d]; d--) index[d] = 0; \
+        } \
+        return acc; \
+    } \
+    static void reduce_##suffix(const reduce_state *s, const type *x, type *y) \
+    { \
+        for (int64_t i = 0; i < s->outputs; i++) { \
+            int64_t rest = i, offset = 0; \
+            for (int d = s->n_kept - 1; d >= 0; d--) { \
+                offset += rest % s->kept[d] * s->kept_stride[d]; \
+                rest /= s->kept[d]; \
+            } \
+            const type *from = x + offset; \
+            bool extremum = s->kind == MAX || s->kind == MIN; \
+            acc_type most = s->kind == LOG_SUM_EXP && s->each ? walk_##suffix(s, from, MAX, (acc_type)from[0], 0) : 0; \
+            if (s->kind == LOG_SUM_EXP && isinf((double)most)) most = 0; \
+            acc_type start = extremum && s->each ? (acc_type)from[0] : s->kind == PROD ? 1 : 0; \
+            acc_type acc = walk_##suffix(s, from, s->kind, start, most); \
+            if (s->kind == MEAN) acc = acc / (acc_type)s->each; \
+            if (s->kind == L2) acc = (acc_type)sqrt((double)acc); \
+            if (s->kind == LOG_SUM) acc = (acc_type)log((double)acc); \
+            if (s->kind == LOG_SUM_EXP) acc = (acc_type)log((double)acc) + most; \
+            y[i] = (type)acc; \
+        } \
+    }
+REFERENCE(f32, float, double)
+REFERENCE(f64, double, double)
+REFERENCE(i32, int32_t, int64_t)
+REFERENCE(i64, int64_t, int64_t)
+
+static const char *accept_ref(const ont_node *node)
+{
+    ont_dtype d = ont_node_in(node, 0)->dtype;
+    reduction kind = kind_of(node);
+    const ont_value *x = ont_node_in(node, 0);
+    if (d != ONT_FLOAT32 && d != ONT_FLOAT64 && d != ONT_INT32 && d != ONT_INT64) return "dtype";
+    if (!ont_shape_count(&x->shape) && (kind == MAX || kind == MIN || (kind == MEAN && !ont_dtype_is_float(d))))
+        return "nothing to reduce";
+    return NULL;
+}
+
+static ont_status ref_run(const ont_call *call)
+{
+    const reduce_state *s = call->state;
+    switch (call->node->outputs[0]->dtype) {
+    case ONT_FLOAT32: reduce_f32(s, call->in[0], call->out[0]); break;
+    case ONT_FLOAT64: reduce_f64(s, call->in[0], call->out[0]); break;
+    case ONT_INT32: reduce_i32(s, call->in[0], call->out[0]); break;
+    default: reduce_i64(s, call->in[0], call->out[0]); break;
+    }
+    return ONT_OK;
+}
+
+static const ont_kernel kernels[] = {
+    {.name = "reduce_sum_f32", .accept = accept_sum_f32, .prepare = reduce_prepare, .run = sum_run},
+    {.name = "reduce_ref", .accept = accept_ref, .prepare = reduce_prepare, .run = ref_run},
+};
+
+/* ---- gradients: dy and y with the reduced dims kept, broadcast back ---- */
+
+typedef struct spread {
+    ont_value *dy, *y;
+    ont_shape kept;
+    double count;
+} spread;
+
+static bool spread_back(ont_grad *g, spread *s)
+{
+    bool reduce[ONT_MAX_RANK];
+    const ont_shape *x = &I(0)->shape;
+    if (reduced_axes(g->node, x, reduce) != ONT_OK) return false;
+    s->kept = *x;
+    s->count = 1;
+    for (int d = 0; d < x->rank; d++)
+        if (reduce[d]) {
+            s->count *= (double)x->dims[d];
+            s->kept.dims[d] = 1;
+        }
+    s->dy = ont_build_reshape(&g->b, GO(0), &s->kept);
+    s->y = ont_build_reshape(&g->b, O(0), &s->kept);
+    return g->b.status == ONT_OK;
+}
+
+static ont_value *expand(ont_grad *g, ont_value *x)
+{
+    const ont_shape *shape = &I(0)->shape;
+    if (x && ont_shape_equal(&x->shape, shape)) return x;
+    return ont_build2(&g->b, "Expand", x, ont_build_const_ints(&g->b, shape->dims, (size_t)shape->rank));
+}
+
+#define B(op, x, y) ont_build2(&g->b, op, (x), (y))
+#define U(op, x) ont_build1(&g->b, op, (x))
+#define SCALAR(value) ont_build_scalar(&g->b, I(0)->dtype, (value))
+#define REDUCE_GRAD(name, body) \
+    static void name(ont_grad *g) \
+    { \
+        spread s; \
+        if (!spread_back(g, &s)) return; \
+        GI(0, body); \
+    }
+
+REDUCE_GRAD(sum_grad, expand(g, s.dy))
+REDUCE_GRAD(mean_grad, expand(g, B("Mul", s.dy, SCALAR(1 / s.count))))
+REDUCE_GRAD(l1_grad, B("Mul", s.dy, U("Sign", I(0))))
+REDUCE_GRAD(sum_square_grad, B("Mul", B("Mul", s.dy, SCALAR(2)), I(0)))
+REDUCE_GRAD(log_sum_grad, expand(g, B("Div", s.dy, U("Exp", s.y))))
+REDUCE_GRAD(log_sum_exp_grad, B("Mul", s.dy, U("Exp", B("Sub", I(0), s.y))))
+/* 0 where the norm is 0, as torch */
+REDUCE_GRAD(l2_grad, ont_build3(&g->b, "Where", B("Equal", s.y, SCALAR(0)), SCALAR(0), B("Mul", I(0), B("Div", s.dy, s.y))))
+
+
+/* As torch.amax: shared evenly among ties. */
+static void extremum_grad(ont_grad *g)
+{
+    spread s;
+    if (!spread_back(g, &s)) return;
+    ont_value *hit = ont_build_cast(&g->b, B("Equal", I(0), s.y), I(0)->dtype);
+    ont_value *ties = ont_build_sum_to(&g->b, hit, &s.kept);
+    GI(0, B("Mul", hit, B("Div", s.dy, ties)));
+}
+
+#define REDUCE(name_, grad_) \
+    const ont_op ont_op_##name_ = {.domain = "", .name = #name_, .since = 1, .min_inputs = 1, .max_inputs = 2, \
+                                   .nondiff_inputs = 2, .infer = reduce_infer, .grad = grad_, ONT_KERNELS(kernels)}
+REDUCE(ReduceSum, sum_grad);
+REDUCE(ReduceMean, mean_grad);
+REDUCE(ReduceMax, extremum_grad);
+REDUCE(ReduceMin, extremum_grad);
+REDUCE(ReduceProd, NULL);
+REDUCE(ReduceL1, l1_grad);
+REDUCE(ReduceL2, l2_grad);
+REDUCE(ReduceSumSquare, sum_square_grad);
+REDUCE(ReduceLogSum, log_sum_grad);
+REDUCE(ReduceLogSumExp, log_sum_exp_grad);
+const ont_op ont_op_SumTo = {.domain = ONT_DOMAIN, .name = "SumTo", .since = 1, .min_inputs = 1, .max_inputs = 1,
+                             .infer = sum_to_infer, ONT_KERNELS(kernels)};

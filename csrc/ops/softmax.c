@@ -1,0 +1,196 @@
+/*
+ * Softmax and LogSoftmax over one axis, and their gradients from the saved output.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "base/parallel.h"
+#include "ops/op.h"
+#include "simd/simd.h"
+
+typedef struct softmax_state {
+    int64_t outer, n, inner; /* the axis has n entries, `inner` elements apart */
+    bool log;
+    const ont_simd_table *simd;
+} softmax_state;
+
+/* From opset 13 on one axis; before, everything from `axis` on counts as one. */
+static ont_status softmax_layout(const ont_node *node, const ont_shape *x, softmax_state *s)
+{
+    bool flattens = !*node->op->domain && node->version < 13;
+    int axis;
+    if (!x->rank) {
+        s->outer = s->n = s->inner = 1;
+        return ONT_OK;
+    }
+    ONT_TRY(ont_shape_axis(ont_attr_int(node, "axis", flattens ? 1 : -1), x->rank, &axis));
+    s->outer = ont_shape_count_range(x, 0, axis);
+    s->n = flattens ? ont_shape_count_range(x, axis, x->rank) : x->dims[axis];
+    s->inner = flattens ? 1 : ont_shape_count_range(x, axis + 1, x->rank);
+    return ONT_OK;
+}
+
+static ont_status softmax_infer(ont_graph *g, ont_node *node)
+{
+    softmax_state s;
+    ont_value *x;
+    ONT_TRY(ont_need_input(node, 0, &x));
+    ONT_TRY(softmax_layout(node, &x->shape, &s));
+    return ont_infer_same(g, node);
+}
+
+static ont_status prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
+{
+    softmax_state *s = ont_arena_alloc(arena, sizeof *s);
+    if (!s) return ONT_ENOMEM;
+    ONT_TRY(softmax_layout(node, &ont_node_in(node, 0)->shape, s));
+    s->log = !strncmp(node->op->name, "Log", 3);
+    s->simd = ont_simd();
+    out->state = s;
+    return ONT_OK;
+}
+
+static const char *accept_float(const ont_node *node)
+{
+    ont_dtype dtype = ont_node_in(node, 0)->dtype;
+    return dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64 ? NULL : "dtype";
+}
+
+static const char *accept_rows(const ont_node *node)
+{
+    softmax_state s;
+    if (ont_node_in(node, 0)->dtype != ONT_FLOAT32) return "dtype";
+    return softmax_layout(node, &ont_node_in(node, 0)->shape, &s) == ONT_OK && s.inner == 1 ? NULL : "axis is not the last";
+}
+
+static int64_t row_grain(const softmax_state *s)
+{
+    return 4096 / (s->n + 1) + 1;
+}
+
+/* ---- fast: dense rows of float32 ---- */
+
+static void forward_rows(void *context, int64_t first, int64_t last)
+{
+    const ont_call *call = context;
+    const softmax_state *s = call->state;
+    const float *x = call->in[0];
+    float *y = call->out[0];
+    for (int64_t i = first; i < last && s->n; i++)
+        (s->log ? s->simd->log_softmax : s->simd->softmax)(x + i * s->n, y + i * s->n, s->n);
+}
+
+static ont_status forward_simd(const ont_call *call)
+{
+    const softmax_state *s = call->state;
+    ont_parallel(s->outer, row_grain(s), forward_rows, (void *)call);
+    return ONT_OK;
+}
+
+static void backward_rows(void *context, int64_t first, int64_t last)
+{
+    const ont_call *call = context;
+    const softmax_state *s = call->state;
+    const float *y = call->in[0], *dy = call->in[1];
+    float *dx = call->out[0];
+    for (int64_t i = first * s->n; i < last * s->n; i += s->n)
+        (s->log ? s->simd->log_softmax_grad : s->simd->softmax_grad)(y + i, dy + i, dx + i, s->n);
+}
+
+static ont_status backward_simd(const ont_call *call)
+{
+    const softmax_state *s = call->state;
+    ont_parallel(s->outer, row_grain(s), backward_rows, (void *)call);
+    return ONT_OK;
+}
+
+/* ---- reference: any axis, float32 and float64 ---- */
+
+#define REFERENCE(suffix, type, exp_, log_) \
+    static void forward_##suffix(const softmax_state *s, const type *x, type *y) \
+    { \
+        int64_t step = s->inner; \
+        for (int64_t o = 0; o < s->outer; o++) \
+            for (int64_t i = 0; i < step && s->n; i++) { \
+                const type *in = x + o * s->n * step + i; \
+                type *out = y + o * s->n * step + i, most = in[0], sum = 0; \
+                for (int64_t k = 1; k < s->n; k++) most = in[k * step] > most || isnan(in[k * step]) ? in[k * step] : most; \
+                for (int64_t k = 0; k < s->n; k++) sum += exp_(in[k * step] - most); \
+                for (int64_t k = 0; k < s->n; k++) \
+                    out[k * step] = s->log ? in[k * step] - most - log_(sum) : exp_(in[k * step] - most) / sum; \
+            } \
+    } \
+    static void backward_##suffix(const softmax_state *s, const type *y, const type *dy, type *dx) \
+    { \
+        int64_t step = s->inner; \
+        for (int64_t o = 0; o < s->outer; o++) \
+            for (int64_t i = 0; i < step; i++) { \
+                int64_t at = o * s->n * step + i; \
+                type sum = 0; \
+                for (int64_t k = 0; k < s->n; k++) sum += dy[at + k * step] * (s->log ? 1 : y[at + k * step]); \
+                for (int64_t k = 0; k < s->n; k++) { \
+                    int64_t e = at + k * step; \
+                    dx[e] = s->log ? dy[e] - exp_(y[e]) * sum : y[e] * (dy[e] - sum); \
+                } \
+            } \
+    }
+REFERENCE(f32, float, expf, logf)
+REFERENCE(f64, double, exp, log)
+
+static ont_status forward_ref(const ont_call *call)
+{
+    if (call->node->outputs[0]->dtype == ONT_FLOAT32)
+        forward_f32(call->state, call->in[0], call->out[0]);
+    else
+        forward_f64(call->state, call->in[0], call->out[0]);
+    return ONT_OK;
+}
+
+static ont_status backward_ref(const ont_call *call)
+{
+    if (call->node->outputs[0]->dtype == ONT_FLOAT32)
+        backward_f32(call->state, call->in[0], call->in[1], call->out[0]);
+    else
+        backward_f64(call->state, call->in[0], call->in[1], call->out[0]);
+    return ONT_OK;
+}
+
+/* ---- gradient: <name>Grad(y, dy), which keeps the axis that the forward means ---- */
+
+static void softmax_grad_as(ont_grad *g, const char *op_type)
+{
+    ont_builder *b = &g->b;
+    softmax_state s;
+    const ont_shape *shape = &O(0)->shape;
+    if (softmax_layout(g->node, shape, &s) != ONT_OK) return;
+    /* Seen as (outer, n, inner), the axis is 1 whatever the opset meant. */
+    ont_shape flat = ont_shape_of(3, (int64_t[]){s.outer, s.n, s.inner});
+    int64_t axis = 1;
+    if (s.inner == 1) flat.rank = 2;
+    ont_value *operands[] = {ont_build_reshape(b, O(0), &flat), ont_build_reshape(b, GO(0), &flat)};
+    if (b->status != ONT_OK) return;
+    ont_node *node = ont_build_node(b, ONT_DOMAIN, op_type, operands, 2, 1);
+    if (node) b->status = ont_attr_set_int(b->graph, node, "axis", axis);
+    GI(0, ont_build_reshape(b, ont_build_done(b, node), shape));
+}
+
+static void softmax_grad(ont_grad *g) { softmax_grad_as(g, "SoftmaxGrad"); }
+static void log_softmax_grad(ont_grad *g) { softmax_grad_as(g, "LogSoftmaxGrad"); }
+
+static const ont_kernel forward_kernels[] = {
+    {.name = "softmax_f32_rows", .accept = accept_rows, .prepare = prepare, .run = forward_simd, .inplace = 1},
+    {.name = "softmax_ref", .accept = accept_float, .prepare = prepare, .run = forward_ref},
+};
+static const ont_kernel backward_kernels[] = {
+    {.name = "softmax_grad_f32_rows", .accept = accept_rows, .prepare = prepare, .run = backward_simd, .inplace = 2},
+    {.name = "softmax_grad_ref", .accept = accept_float, .prepare = prepare, .run = backward_ref},
+};
+
+const ont_op ont_op_Softmax = {.domain = "", .name = "Softmax", .since = 1, .min_inputs = 1, .max_inputs = 1,
+                               .infer = softmax_infer, .grad = softmax_grad, ONT_KERNELS(forward_kernels)};
+const ont_op ont_op_LogSoftmax = {.domain = "", .name = "LogSoftmax", .since = 1, .min_inputs = 1, .max_inputs = 1,
+                                  .infer = softmax_infer, .grad = log_softmax_grad, ONT_KERNELS(forward_kernels)};
+const ont_op ont_op_SoftmaxGrad = {.domain = ONT_DOMAIN, .name = "SoftmaxGrad", .since = 1, .min_inputs = 2,
+                                   .max_inputs = 2, .infer = softmax_infer, ONT_KERNELS(backward_kernels)};
+const ont_op ont_op_LogSoftmaxGrad = {.domain = ONT_DOMAIN, .name = "LogSoftmaxGrad", .since = 1, .min_inputs = 2,
+                                      .max_inputs = 2, .infer = softmax_infer, ONT_KERNELS(backward_kernels)};
