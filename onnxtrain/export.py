@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 
 from onnxtrain._export import graph as onnx_graph
 from onnxtrain._export import guards as shape_guards
-from onnxtrain._export import rewrite, state
+from onnxtrain._export import rewrite, sizes, state
 
 SMALL_CONSTANT = 1024  # elements; larger constants become graph inputs
 DYNAMO_OPSETS = (18, 22)
@@ -249,10 +249,11 @@ def _dynamo(
     _check_mutations(program)
     _mark_no_grad(program)
     traced = time.perf_counter()
-    translated = torch.onnx.export(
-        program, opset_version=opset, optimize=False, verbose=False,
-        custom_translation_table=rewrite.translations(opset),
-    )
+    with rewrite.registry_reused():
+        translated = torch.onnx.export(
+            program, opset_version=opset, optimize=False, verbose=False,
+            custom_translation_table=rewrite.translations(opset),
+        )
     done = time.perf_counter()
     model, signature = translated.model, translated.exported_program.graph_signature
     constants = translated.exported_program.constants
@@ -291,8 +292,24 @@ def _lookup(module: torch.nn.Module, target: str) -> Tensor | None:
 
 
 def _trace(flat: _Flat, tensors: tuple[Tensor, ...]) -> tuple[torch.export.ExportedProgram, set[str]]:
-    """The program, and the symbols that may be 1."""
-    return _torch_export(flat, tensors), set()
+    """The program, and the symbols that may also be 1."""
+    program = _torch_export(flat, tensors)
+    if not any(1 in tensor.shape for tensor in tensors):
+        return program, set()
+    traced = flat.traced
+    for larger, places in sizes.enlarged(tensors):
+        flat.traced = _Traced()
+        try:
+            candidate = _torch_export(flat, larger)
+        except Exception:  # a 1 that has to be one: a channel, a mask that broadcasts
+            continue
+        symbols = sizes.symbols_at(candidate, places)
+        names = {str(symbol) for symbol in symbols}
+        admits = symbols and shape_guards.from_program(candidate, names)(tensors) is None
+        if admits and flat.traced == traced and sizes.same_program(program, candidate):
+            return candidate, names
+    flat.traced = traced
+    return program, set()
 
 
 def _torch_export(flat: _Flat, tensors: tuple[Tensor, ...]) -> torch.export.ExportedProgram:

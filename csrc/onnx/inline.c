@@ -152,7 +152,7 @@ ont_status ont_onnx_inline(ont_loader *l, ont_scope *caller, const Onnx__NodePro
                        .n_opsets = f->n_opset_import};
     const char *name = *TEXT(call->name) ? call->name : f->name;
     scope.where = ont_arena_format(&l->g->arena, "%s in function '%s': ", what, f->name);
-    scope.prefix = ont_arena_format(&l->g->arena, "%s%s.%zu/", caller->prefix, name, l->n_inlined);
+    scope.prefix = ont_arena_format(&l->g->arena, "%s%s/", caller->prefix, name);
     const char **names = ont_arena_array(&l->g->arena, call->n_output + 1, sizeof *names);
     if (!scope.where || !scope.prefix || !names) return ONT_ENOMEM;
     ont_status status;

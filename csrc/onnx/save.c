@@ -4,8 +4,6 @@
  */
 #include "onnx/save.h"
 
-#include <inttypes.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "base/alloc.h"
@@ -23,14 +21,15 @@ typedef struct saver {
     Onnx__GraphProto *graph;
 } saver;
 
-/* A zeroed message of a generated type in the arena, with its descriptor set. */
-#define NEW(s, type, init) init_message(ont_arena_alloc(&(s)->arena, sizeof(type)), (void (*)(void *))(init))
-
-static void *init_message(void *message, void (*init)(void *))
+/* An empty message of a generated type, in the arena. */
+static void *new_message(saver *s, const ProtobufCMessageDescriptor *type)
 {
-    if (message) init(message);
+    void *message = ont_arena_alloc(&s->arena, type->sizeof_message);
+    if (message) protobuf_c_message_init(type, message);
     return message;
 }
+
+#define NEW(s, type) new_message((s), &onnx__##type##__descriptor)
 
 static char *borrowed(const char *text) /* messages that are only packed are not written to */
 {
@@ -56,7 +55,7 @@ static ont_status name_of(saver *s, const ont_value *v, char **name)
 
 static ont_status save_tensor(saver *s, const ont_tensor *tensor, char *name, Onnx__TensorProto **out)
 {
-    Onnx__TensorProto *t = NEW(s, Onnx__TensorProto, onnx__tensor_proto__init);
+    Onnx__TensorProto *t = NEW(s, tensor_proto);
     int64_t *dims = ont_arena_array(&s->arena, (size_t)tensor->shape.rank + 1, sizeof *dims);
     if (!t || !dims) return ONT_ENOMEM;
     for (int i = 0; i < tensor->shape.rank; i++) dims[i] = tensor->shape.dims[i];
@@ -73,14 +72,13 @@ static ont_status save_tensor(saver *s, const ont_tensor *tensor, char *name, On
 
 static ont_status save_shape(saver *s, const ont_shape *shape, Onnx__TensorShapeProto **out)
 {
-    Onnx__TensorShapeProto *proto = NEW(s, Onnx__TensorShapeProto, onnx__tensor_shape_proto__init);
+    Onnx__TensorShapeProto *proto = NEW(s, tensor_shape_proto);
     if (!proto) return ONT_ENOMEM;
     proto->dim = ont_arena_array(&s->arena, (size_t)shape->rank + 1, sizeof *proto->dim);
     if (!proto->dim) return ONT_ENOMEM;
     for (int i = 0; i < shape->rank; i++) {
         int64_t dim = shape->dims[i];
-        Onnx__TensorShapeProto__Dimension *d =
-            NEW(s, Onnx__TensorShapeProto__Dimension, onnx__tensor_shape_proto__dimension__init);
+        Onnx__TensorShapeProto__Dimension *d = NEW(s, tensor_shape_proto__dimension);
         if (!d) return ONT_ENOMEM;
         if (dim >= 0) {
             d->value_case = ONNX__TENSOR_SHAPE_PROTO__DIMENSION__VALUE_DIM_VALUE;
@@ -97,9 +95,9 @@ static ont_status save_shape(saver *s, const ont_shape *shape, Onnx__TensorShape
 
 static ont_status save_value_info(saver *s, const ont_value *v, Onnx__ValueInfoProto **out)
 {
-    Onnx__ValueInfoProto *info = NEW(s, Onnx__ValueInfoProto, onnx__value_info_proto__init);
-    Onnx__TypeProto *type = NEW(s, Onnx__TypeProto, onnx__type_proto__init);
-    Onnx__TypeProto__Tensor *tensor = NEW(s, Onnx__TypeProto__Tensor, onnx__type_proto__tensor__init);
+    Onnx__ValueInfoProto *info = NEW(s, value_info_proto);
+    Onnx__TypeProto *type = NEW(s, type_proto);
+    Onnx__TypeProto__Tensor *tensor = NEW(s, type_proto__tensor);
     if (!info || !type || !tensor) return ONT_ENOMEM;
     ONT_TRY(name_of(s, v, &info->name));
     if (v->dtype != ONT_UNDEFINED) {
@@ -140,7 +138,7 @@ static ont_status save_lists(saver *s, const ont_attr *attr, Onnx__AttributeProt
 
 static ont_status save_attr(saver *s, const ont_node *node, const ont_attr *attr, Onnx__AttributeProto **out)
 {
-    Onnx__AttributeProto *a = NEW(s, Onnx__AttributeProto, onnx__attribute_proto__init);
+    Onnx__AttributeProto *a = NEW(s, attribute_proto);
     if (!a) return ONT_ENOMEM;
     a->name = borrowed(attr->name);
     a->has_type = true;
@@ -195,7 +193,7 @@ static ont_status save_attrs(saver *s, const ont_node *node, Onnx__NodeProto *pr
 static ont_status save_node(saver *s, const ont_node *node, Onnx__NodeProto **out)
 {
     static char absent[] = "";
-    Onnx__NodeProto *proto = NEW(s, Onnx__NodeProto, onnx__node_proto__init);
+    Onnx__NodeProto *proto = NEW(s, node_proto);
     if (!proto) return ONT_ENOMEM;
     proto->name = borrowed(node->name);
     proto->domain = borrowed(node->domain);
@@ -265,7 +263,7 @@ static ont_status import_opset(saver *s, Onnx__ModelProto *model, const char *do
         return ONT_OK;
     }
     Onnx__OperatorSetIdProto **more = ont_arena_array(&s->arena, model->n_opset_import + 1, sizeof *more);
-    Onnx__OperatorSetIdProto *set = NEW(s, Onnx__OperatorSetIdProto, onnx__operator_set_id_proto__init);
+    Onnx__OperatorSetIdProto *set = NEW(s, operator_set_id_proto);
     if (!more || !set) return ONT_ENOMEM;
     if (model->n_opset_import) memcpy(more, model->opset_import, model->n_opset_import * sizeof *more);
     set->domain = borrowed(domain);
@@ -293,7 +291,7 @@ static ont_status save_model(saver *s, Onnx__ModelProto *model)
     static char producer[] = "onnxtrain";
     size_t n = 0;
     for (const ont_node *node = s->g->first; node; node = node->next) n++;
-    s->graph = NEW(s, Onnx__GraphProto, onnx__graph_proto__init);
+    s->graph = NEW(s, graph_proto);
     s->of = ont_arena_array(&s->arena, (size_t)s->g->n_values + 1, sizeof *s->of);
     if (!s->graph || !s->of) return ONT_ENOMEM;
     s->graph->name = borrowed(*s->g->name ? s->g->name : "graph");

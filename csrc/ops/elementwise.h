@@ -9,5 +9,13 @@
 
 extern const ont_kernel ont_unary_kernels[2];  /* by the operator's name, see simd.h */
 extern const ont_kernel ont_binary_kernels[2];
+extern const ont_kernel ont_pow_kernels[4]; /* the binary ones between two of their own */
+
+/* elementwise_more.c: a power that is a known number, and one whose operands are of any two number types */
+const char *ont_pow_constant_accept(const ont_node *node);
+ont_status ont_pow_constant_run(const ont_call *call);
+const char *ont_pow_ref_accept(const ont_node *node);
+ont_status ont_pow_ref_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out);
+ont_status ont_pow_ref_run(const ont_call *call);
 
 #endif

@@ -1,6 +1,8 @@
 /*
- * Descriptors and gradients of unary and binary operators.
+ * Descriptors and gradients of unary and binary operators; Pow, Min and Max are in elementwise_more.c.
  */
+#include <string.h>
+
 #include "ops/elementwise.h"
 
 /* Descriptors with the shared kernels. */
@@ -93,7 +95,17 @@ UNARY("", Elu, 6, elu_grad);
 UNARY("", Selu, 6, selu_grad);
 UNARY("", HardSigmoid, 6, hard_sigmoid_grad);
 UNARY("", HardSwish, 14, hard_swish_grad);
-UNARY("", Gelu, 20, gelu_grad);
+
+static ont_status gelu_infer(ont_graph *g, ont_node *node)
+{
+    const char *form = ont_attr_string(node, "approximate", "none");
+    if (strcmp(form, "none") && strcmp(form, "tanh"))
+        return ont_fail(ONT_EUNSUPPORTED, "attribute approximate is '%s', expected none or tanh", form);
+    return ont_infer_same(g, node);
+}
+
+const ont_op ont_op_Gelu = {.domain = "", .name = "Gelu", .since = 20, .min_inputs = 1, .max_inputs = 1, .infer = gelu_infer,
+                            .grad = gelu_grad, ONT_KERNELS(ont_unary_kernels)};
 UNARY("", Softplus, 1, softplus_grad);
 UNARY("", Softsign, 1, softsign_grad);
 UNARY("", Mish, 18, mish_grad);
@@ -139,42 +151,10 @@ static void div_grad(ont_grad *g)
     if (WANTS(1)) GI(1, U("Neg", B("Div", B("Mul", GO(0), O(0)), I(1))));
 }
 
-/* torch: base' is 0 where the exponent is 0, exponent' is 0 where the base is 0 and the exponent is not negative */
-static void pow_grad(ont_grad *g)
-{
-    ont_value *zero = SCALAR(0), *x = I(0), *e = I(1);
-    if (WANTS(0)) {
-        ont_value *slope = B("Mul", e, B("Pow", x, B("Sub", e, SCALAR(1))));
-        ont_value *is_zero = B("Equal", e, zero);
-        GI(0, ont_build3(&g->b, "Where", is_zero, zero, B("Mul", GO(0), slope)));
-    }
-    if (WANTS(1)) {
-        ont_value *flat = B("And", B("Equal", x, zero), B("GreaterOrEqual", e, zero));
-        GI(1, ont_build3(&g->b, "Where", flat, zero, B("Mul", GO(0), B("Mul", O(0), U("Log", x)))));
-    }
-}
-
-/* As torch.minimum and torch.maximum: ties give half to each. */
-static void extremum_grad(ont_grad *g, const char *wins)
-{
-    ont_value *zero = SCALAR(0), *half = B("Mul", GO(0), SCALAR(0.5)), *tie = B("Equal", I(0), I(1));
-    for (uint32_t i = 0; i < 2; i++) {
-        if (!WANTS(i)) continue;
-        ont_value *mine = B(wins, I(i), I(1 - i));
-        GI(i, ont_build3(&g->b, "Where", mine, GO(0), ont_build3(&g->b, "Where", tie, half, zero)));
-    }
-}
-
-static void min_grad(ont_grad *g) { extremum_grad(g, "Less"); }
-static void max_grad(ont_grad *g) { extremum_grad(g, "Greater"); }
-
 BINARY("", Add, 7, add_grad);
 BINARY("", Sub, 7, sub_grad);
 BINARY("", Mul, 7, mul_grad);
 BINARY("", Div, 7, div_grad);
-BINARY("", Pow, 7, pow_grad);
-BINARY("", Min, 8, min_grad);
-BINARY("", Max, 8, max_grad);
 COMPARE(Equal, 7);
 COMPARE(Greater, 7);
 COMPARE(Less, 7);

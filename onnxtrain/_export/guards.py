@@ -88,6 +88,9 @@ def from_program(program: torch.export.ExportedProgram, relaxed: set[str] = froz
             checks.append((f"{name} >= {lower}", f"{where}, is below {lower}"))
         if str(upper).lstrip("-").isdigit():
             checks.append((f"{name} <= {upper}", f"{where}, is above {upper}"))
+    single = sorted(symbols[name] for name in relaxed if name in symbols)
+    for a, b in zip(single, single[1:]):  # only all of them 1, or none, was shown to be right
+        checks.append((f"({a} == 1) == ({b} == 1)", "one size is 1, another, which was 1 with it, is not"))
     for code in program._guards_code:
         expression = _SIZE.sub(r"d\1_\2", code)
         # A guard over anything but sizes of inputs (strides, say) is not understood; None of them may be lost.

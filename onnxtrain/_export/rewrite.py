@@ -8,6 +8,7 @@ gradients, a batch normalisation that hands out its batch statistics) are ops of
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 import math
 import types
@@ -414,6 +415,9 @@ def patched(module: torch.nn.Module, notes: list[str]) -> Iterator[None]:
             stack.enter_context(replaced(F, name, function))
         stack.enter_context(replaced(transformer, "_detect_is_causal_mask", hinted))
         stack.enter_context(replaced(torch.autograd.Function, "apply", classmethod(_applier(notes))))
+        stack.enter_context(
+            replaced(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", _inlined_checkpoint(notes))
+        )
         stack.callback(torch.backends.mha.set_fastpath_enabled, fastpath)
         torch.backends.mha.set_fastpath_enabled(False)  # its fused operators have no translation and no gradient
         yield
@@ -426,12 +430,52 @@ def _applier(notes: list[str]) -> Callable[..., Any]:
     def apply(cls, *args, **kwargs):
         if cls is torch.utils.checkpoint.CheckpointFunction:
             run, _preserve_rng_state, *rest = args
-            note = "torch.utils.checkpoint was inlined: results are the same, activations are kept, not recomputed."
-            if note not in notes:
-                notes.append(note)
+            _note_checkpoint(notes)
             return run(*rest)
         if cls.__module__.split(".")[0] == "torch":
             return original(cls, *args, **kwargs)
         raise CustomFunctionError(f"{cls.__module__}.{cls.__qualname__}")
 
     return apply
+
+
+def _note_checkpoint(notes: list[str]) -> None:
+    note = "torch.utils.checkpoint was inlined: results are the same, activations are kept, not recomputed."
+    if note not in notes:
+        notes.append(note)
+
+
+def _inlined_checkpoint(notes: list[str]) -> Callable[..., Iterator[None]]:
+    """checkpoint() advances this generator before and after the call that it makes."""
+
+    def generator(*_args, **_kwargs):
+        _note_checkpoint(notes)
+        yield
+
+    return generator
+
+
+_registries: dict[Any, Any] = {}
+
+
+@contextlib.contextmanager
+def registry_reused() -> Iterator[None]:
+    """torch.onnx parses the source of 500 functions for every export, most of the time of a small one."""
+    try:
+        from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+        original = ONNXRegistry.from_torchlib.__func__
+    except (ImportError, AttributeError):  # another torch: slower, not wrong
+        yield
+        return
+
+    def from_torchlib(cls, *args, **kwargs):
+        key = (args, tuple(sorted(kwargs.items())))
+        if key not in _registries:
+            _registries[key] = original(cls, *args, **kwargs)
+        registry = copy.copy(_registries[key])
+        registry.functions = {target: list(found) for target, found in registry.functions.items()}
+        return registry
+
+    with replaced(ONNXRegistry, "from_torchlib", classmethod(from_torchlib)):
+        yield

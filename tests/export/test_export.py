@@ -412,6 +412,21 @@ def test_shape_guards() -> None:
     assert min(timeit.repeat(lambda: pair.guards(leaves), number=1000, repeat=5)) / 1000 < 20e-6
 
 
+def test_an_example_size_of_one_stays_dynamic_where_that_is_right() -> None:
+    module = MLP()
+    exported = check(module, torch.randn(1, 12))
+    for batch in (1, 2, 6):
+        assert exported.guards([torch.randn(batch, 12)]) is None
+        compare(exported, module, (torch.randn(batch, 12),), {})
+    image = check(Of(lambda m, x: m.fc(F.avg_pool2d(x.expand(-1, 3, -1, -1), 2)), 2), torch.randn(1, 1, 4, 4))
+    assert image.guards([torch.randn(5, 1, 4, 4)]) is None and image.guards([torch.randn(5, 2, 4, 4)]) is not None
+    gpt = check(GPT2(dropout=0.0), torch.randint(0, 61, (1, 6)), labels=torch.randint(0, 61, (1, 6)))
+    assert gpt.guards([torch.zeros(3, 4, dtype=torch.long)] * 2) is None
+    for frozen in (Of(lambda m, x: m.fc(x).squeeze()), Of(lambda m, x: m.fc(x) if x.shape[0] == 1 else x)):
+        exported = check(frozen, torch.randn(1, 4))
+        assert exported.guards([torch.randn(2, 4)]) is not None
+
+
 def test_size_among_the_outputs_is_guarded() -> None:
     exported = check(Of(lambda m, x: (m.fc(x), x.shape[0], None, "tag")), torch.randn(6, 4))
     assert exported.out_constants == {1: 6, 2: None, 3: "tag"}

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, ValueInfoProto, helper, numpy_helper
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from harness import C, Case, R, call, check_allocation_failures, expect_error, run_case  # noqa: E402
@@ -22,7 +22,7 @@ def model(nodes=1, ratio=0.3, training=True, mask=False, elem=TensorProto.FLOAT,
     graph = helper.make_graph(
         [helper.make_node("Dropout", ["x", "ratio", "training"], [f"y{i}"] + ([f"m{i}"] if mask else []), name=f"drop{i}")
          for i in range(nodes)], "drop", [helper.make_tensor_value_info("x", elem, None)],
-        [helper.make_value_info(o, helper.make_tensor_type_proto(TensorProto.UNDEFINED, None)) for o in outputs],
+        [ValueInfoProto(name=o) for o in outputs],
         [numpy_helper.from_array(np.array(ratio, np.float32), "ratio"), numpy_helper.from_array(np.array(training), "training")])
     return _C.Session(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10).SerializeToString())
 
@@ -152,7 +152,7 @@ def test_random_is_reported_and_never_folded():
     assert model().random
     constant = helper.make_graph(
         [helper.make_node("Dropout", ["x", "ratio", "training"], ["y"], name="drop")], "g", [],
-        [helper.make_value_info("y", helper.make_tensor_type_proto(TensorProto.UNDEFINED, None))],
+        [ValueInfoProto(name="y")],
         [numpy_helper.from_array(np.ones(1000, np.float32), "x"), numpy_helper.from_array(np.array(0.5, np.float32), "ratio"),
          numpy_helper.from_array(np.array(True), "training")])
     made = helper.make_model(constant, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)

@@ -1,0 +1,534 @@
+/*
+ * Elementwise operators whose operands are not simply two of one dtype: Sum, Mean, Min, Max (any number), Pow (mixed
+ * dtypes, known exponents), and the rare PRelu, Swish, Mod, IsInf. Kernels are row functions over broadcast.h.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "base/parallel.h"
+#include "ops/broadcast.h"
+#include "ops/elementwise.h"
+
+#define U(op, x) ont_build1(&g->b, op, (x))
+#define B(op, x, y) ont_build2(&g->b, op, (x), (y))
+#define SCALAR(value) ont_build_scalar(&g->b, I(0)->dtype, (value))
+
+static const char *accept_float(const ont_node *node)
+{
+    ont_dtype dtype = ont_node_in(node, 0)->dtype;
+    return dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64 ? NULL : "the input is neither float nor double";
+}
+
+static ont_status prepare_pair(const ont_node *node, ont_arena *arena, ont_prepared *out)
+{
+    ont_bcast *b = ont_arena_alloc(arena, sizeof *b);
+    if (!b) return ONT_ENOMEM;
+    ont_bcast_init(b, node, 2);
+    out->state = b;
+    return ONT_OK;
+}
+
+/* ---- Sum, Mean, Min, Max: any number of inputs, combined one after the other ---- */
+
+typedef struct chain_state {
+    ont_binary_loop combine, divide;
+    uint32_t n;
+    bool mean;
+    ont_bcast pair;  /* (out, input 0, input 1), where there are two */
+    ont_bcast *rest; /* (out, input i) from i = 2 on */
+} chain_state;
+
+static const char *chain_accept(const ont_node *node)
+{
+    ont_dtype dtype = ont_node_in(node, 0)->dtype;
+    bool any_number = !strcmp(node->op->name, "Min") || !strcmp(node->op->name, "Max");
+    if (any_number && (dtype == ONT_INT32 || dtype == ONT_INT64)) return NULL;
+    return accept_float(node);
+}
+
+static ont_status chain_prepare_with(const ont_simd_table *simd, const ont_node *node, ont_arena *arena, ont_prepared *out)
+{
+    chain_state *s = ont_arena_alloc(arena, sizeof *s);
+    if (!s) return ONT_ENOMEM;
+    const char *name = node->op->name;
+    ont_dtype dtype = node->outputs[0]->dtype;
+    ont_loop loop = !strcmp(name, "Min") ? ONT_LOOP_Min : !strcmp(name, "Max") ? ONT_LOOP_Max : ONT_LOOP_Add;
+    s->combine = simd->binary[loop][dtype];
+    s->divide = simd->binary[ONT_LOOP_Div][dtype];
+    s->n = node->n_inputs;
+    s->mean = !strcmp(name, "Mean");
+    s->rest = ont_arena_array(arena, s->n, sizeof *s->rest);
+    if (!s->rest) return ONT_ENOMEM;
+    ont_bcast_init(&s->pair, node, s->n > 1 ? 2 : 1);
+    for (uint32_t i = 2; i < s->n; i++) {
+        ont_node one = *node; /* as if input i were the only one */
+        one.inputs = &node->inputs[i];
+        ont_bcast_init(&s->rest[i], &one, 1);
+    }
+    out->state = s;
+    return ONT_OK;
+}
+
+static ont_status chain_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
+{
+    return chain_prepare_with(ont_simd(), node, arena, out);
+}
+
+static ont_status chain_prepare_ref(const ont_node *node, ont_arena *arena, ont_prepared *out)
+{
+    return chain_prepare_with(ont_simd_plain(), node, arena, out);
+}
+
+static void chain_first(const void *context, const ont_bcast *b, char *const *at, int64_t n)
+{
+    const chain_state *s = context;
+    s->combine(at[1], b->inner_stride[1], at[2], b->inner_stride[2], at[0], n, NULL);
+}
+
+static void chain_next(const void *context, const ont_bcast *b, char *const *at, int64_t n)
+{
+    const chain_state *s = context;
+    s->combine(at[0], 1, at[1], b->inner_stride[1], at[0], n, NULL);
+}
+
+typedef struct divide_job {
+    const chain_state *state;
+    void *out;
+    bool f32;
+} divide_job;
+
+static void divide_range(void *context, int64_t first, int64_t last)
+{
+    const divide_job *job = context;
+    float f32 = (float)job->state->n;
+    double f64 = (double)job->state->n;
+    char *at = (char *)job->out + (size_t)first * (job->f32 ? sizeof f32 : sizeof f64);
+    job->state->divide(at, 1, job->f32 ? (const void *)&f32 : (const void *)&f64, 0, at, last - first, NULL);
+}
+
+static ont_status chain_run(const ont_call *call)
+{
+    const chain_state *s = call->state;
+    const ont_value *out = call->node->outputs[0];
+    if (s->n == 1) {
+        size_t bytes = (size_t)ont_shape_count(&out->shape) * ont_dtype_size(out->dtype);
+        if (bytes) memcpy(call->out[0], call->in[0], bytes);
+        return ONT_OK;
+    }
+    ont_bcast_run(&s->pair, (char *const[]){call->out[0], (char *)call->in[0], (char *)call->in[1]}, chain_first, s);
+    for (uint32_t i = 2; i < s->n; i++)
+        ont_bcast_run(&s->rest[i], (char *const[]){call->out[0], (char *)call->in[i]}, chain_next, s);
+    divide_job job = {s, call->out[0], out->dtype == ONT_FLOAT32};
+    if (s->mean) ont_parallel(ont_shape_count(&out->shape), 16384, divide_range, &job);
+    return ONT_OK;
+}
+
+static void sum_grad(ont_grad *g)
+{
+    for (uint32_t i = 0; i < g->node->n_inputs; i++)
+        if (WANTS(i)) GI(i, GO(0));
+}
+
+static void mean_grad(ont_grad *g)
+{
+    ont_value *share = B("Div", GO(0), SCALAR((double)g->node->n_inputs));
+    for (uint32_t i = 0; i < g->node->n_inputs; i++)
+        if (WANTS(i)) GI(i, share);
+}
+
+/* What of dy goes to x, as torch.minimum and torch.maximum: half at a tie, all where either is NaN. */
+static ont_value *extremum_share(ont_grad *g, const char *loses, ont_value *x, ont_value *other, ont_value *dy)
+{
+    ont_value *tie = ont_build3(&g->b, "Where", B("Equal", x, other), B("Mul", dy, SCALAR(0.5)), dy);
+    return ont_build3(&g->b, "Where", B(loses, x, other), SCALAR(0), tie);
+}
+
+/* min(a, b, c) is min(min(a, b), c): the last input first, then what is left to those before it. */
+static void extremum_grad(ont_grad *g, const char *loses)
+{
+    uint32_t n = g->node->n_inputs;
+    const char *op_type = g->node->op->name;
+    ont_value *dy = GO(0);
+    for (uint32_t last = n - 1; last > 0; last--) {
+        ont_value *before = I(0);
+        for (uint32_t i = 1; i < last; i++) before = B(op_type, before, I(i));
+        if (WANTS(last)) GI(last, extremum_share(g, loses, I(last), before, dy));
+        dy = extremum_share(g, loses, before, I(last), dy);
+    }
+    GI(0, dy);
+}
+
+static void min_grad(ont_grad *g)
+{
+    extremum_grad(g, "Greater");
+}
+
+static void max_grad(ont_grad *g)
+{
+    extremum_grad(g, "Less");
+}
+
+/* Not in place: the storage of one input would be overwritten before the same value is read as another input. */
+static const ont_kernel chain_kernels[] = {
+    {.name = "chain_simd", .accept = chain_accept, .prepare = chain_prepare, .run = chain_run},
+    {.name = "chain_ref", .accept = chain_accept, .prepare = chain_prepare_ref, .run = chain_run},
+};
+
+/* ---- Pow ---- */
+
+static ont_status pow_infer(ont_graph *g, ont_node *node)
+{
+    (void)g;
+    ont_value *x, *e;
+    ONT_TRY(ont_need_input(node, 0, &x));
+    ONT_TRY(ont_need_input(node, 1, &e));
+    ont_shape shape;
+    ONT_TRY(ont_shape_broadcast(&x->shape, &e->shape, &shape));
+    return ont_infer_out(node, 0, x->dtype, &shape);
+}
+
+/* The exponent as a number, where it is one known number that leaves the shape as it is. */
+static bool known_exponent(const ont_node *node, double *e)
+{
+    const ont_value *v = ont_node_in(node, 1);
+    if (!v->data || ont_shape_count(&v->shape) != 1 || v->shape.rank > ont_node_in(node, 0)->shape.rank) return false;
+    switch (v->data->dtype) {
+    case ONT_FLOAT32: *e = (double)*(const float *)v->data->data; return true;
+    case ONT_FLOAT64: *e = *(const double *)v->data->data; return true;
+    case ONT_INT32: *e = *(const int32_t *)v->data->data; return true;
+    case ONT_INT64: *e = (double)*(const int64_t *)v->data->data; return true;
+    default: return false;
+    }
+}
+
+const char *ont_pow_constant_accept(const ont_node *node)
+{
+    double e;
+    if (accept_float(node)) return accept_float(node);
+    if (!known_exponent(node, &e)) return "the exponent is not one known number";
+    return e == 2 || e == 3 || e == 0.5 || e == -1 || e == 1 ? NULL : "the exponent is none of -1, 0.5, 1, 2, 3";
+}
+
+static void pow_constant_range(void *context, int64_t first, int64_t last)
+{
+    const ont_call *call = context;
+    double e = 0;
+    known_exponent(call->node, &e);
+    ont_dtype dtype = call->node->outputs[0]->dtype;
+    size_t size = ont_dtype_size(dtype);
+    const char *x = (const char *)call->in[0] + (size_t)first * size;
+    char *y = (char *)call->out[0] + (size_t)first * size;
+    int64_t n = last - first;
+    const ont_simd_table *simd = ont_simd();
+    if (e == 0.5) simd->unary[ONT_LOOP_Sqrt][dtype](x, y, n, NULL);
+    if (e == -1) simd->unary[ONT_LOOP_Reciprocal][dtype](x, y, n, NULL);
+    if (e == 2) simd->binary[ONT_LOOP_Mul][dtype](x, 1, x, 1, y, n, NULL);
+    if (e == 1) memmove(y, x, (size_t)n * size);
+    if (e != 3) return;
+    for (int64_t i = 0; dtype == ONT_FLOAT32 && i < n; i++) {
+        float v = ((const float *)x)[i];
+        ((float *)y)[i] = v * v * v;
+    }
+    for (int64_t i = 0; dtype == ONT_FLOAT64 && i < n; i++) {
+        double v = ((const double *)x)[i];
+        ((double *)y)[i] = v * v * v;
+    }
+}
+
+ont_status ont_pow_constant_run(const ont_call *call)
+{
+    ont_parallel(ont_shape_count(&call->node->outputs[0]->shape), 8192, pow_constant_range, (void *)call);
+    return ONT_OK;
+}
+
+static bool is_number(ont_dtype dtype)
+{
+    return dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64 || dtype == ONT_INT32 || dtype == ONT_INT64;
+}
+
+const char *ont_pow_ref_accept(const ont_node *node)
+{
+    bool numbers = is_number(ont_node_in(node, 0)->dtype) && is_number(ont_node_in(node, 1)->dtype);
+    return numbers ? NULL : "an operand is none of float, double, int32, int64";
+}
+
+ont_status ont_pow_ref_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
+{
+    return prepare_pair(node, arena, out);
+}
+
+/* Wraps on overflow; a negative power of an integer is what is left of 1 / x^n: 0, or 1 and -1 of those. */
+static int64_t int_pow(int64_t x, int64_t e)
+{
+    if (e < 0) return x == 1 ? 1 : x == -1 ? (e % 2 ? -1 : 1) : 0;
+    uint64_t result = 1, square = (uint64_t)x;
+    for (; e; e >>= 1, square *= square)
+        if (e & 1) result *= square;
+    return (int64_t)result;
+}
+
+static double number_at(const void *data, ont_dtype dtype, int64_t i)
+{
+    switch (dtype) {
+    case ONT_FLOAT32: return (double)((const float *)data)[i];
+    case ONT_FLOAT64: return ((const double *)data)[i];
+    case ONT_INT32: return ((const int32_t *)data)[i];
+    default: return (double)((const int64_t *)data)[i];
+    }
+}
+
+static int64_t integer_at(const void *data, ont_dtype dtype, int64_t i)
+{
+    return dtype == ONT_INT32 ? ((const int32_t *)data)[i] : ((const int64_t *)data)[i];
+}
+
+/* A float as int64; what does not fit, NaN included, becomes the least one, as the processor's conversion does. */
+static int64_t saturated(double v)
+{
+    return v >= -0x1p63 && v < 0x1p63 ? (int64_t)v : INT64_MIN;
+}
+
+static void pow_row(const void *context, const ont_bcast *b, char *const *at, int64_t n)
+{
+    const ont_node *node = context;
+    ont_dtype tx = ont_node_in(node, 0)->dtype, te = ont_node_in(node, 1)->dtype;
+    bool integers = ont_dtype_is_int(tx) && ont_dtype_is_int(te);
+    for (int64_t i = 0; i < n; i++) {
+        int64_t ix = i * b->inner_stride[1], ie = i * b->inner_stride[2], whole = 0;
+        double real = 0;
+        if (integers)
+            whole = int_pow(integer_at(at[1], tx, ix), integer_at(at[2], te, ie));
+        else
+            whole = saturated(real = pow(number_at(at[1], tx, ix), number_at(at[2], te, ie)));
+        if (tx == ONT_FLOAT32) ((float *)at[0])[i] = (float)real;
+        if (tx == ONT_FLOAT64) ((double *)at[0])[i] = real;
+        if (tx == ONT_INT32) ((int32_t *)at[0])[i] = (int32_t)whole;
+        if (tx == ONT_INT64) ((int64_t *)at[0])[i] = whole;
+    }
+}
+
+ont_status ont_pow_ref_run(const ont_call *call)
+{
+    ont_bcast_run(call->state, (char *const[]){call->out[0], (char *)call->in[0], (char *)call->in[1]}, pow_row, call->node);
+    return ONT_OK;
+}
+
+/* torch: base' is 0 where the exponent is 0, exponent' is 0 where the base is 0 and the exponent is not negative */
+static void pow_grad(ont_grad *g)
+{
+    double number;
+    bool known = known_exponent(g->node, &number) && number != 0;
+    ont_value *zero = SCALAR(0), *x = I(0), *e = ont_build_cast(&g->b, I(1), x->dtype);
+    if (WANTS(0) && known && number == 2) {
+        GI(0, B("Mul", GO(0), B("Mul", x, SCALAR(2))));
+    } else if (WANTS(0)) {
+        ont_value *slope = B("Mul", e, B("Pow", x, B("Sub", e, SCALAR(1))));
+        ont_value *dx = B("Mul", GO(0), slope);
+        GI(0, known ? dx : ont_build3(&g->b, "Where", B("Equal", e, zero), zero, dx));
+    }
+    if (WANTS(1)) {
+        ont_value *flat = B("And", B("Equal", x, zero), B("GreaterOrEqual", e, zero));
+        ont_value *de = ont_build3(&g->b, "Where", flat, zero, B("Mul", GO(0), B("Mul", O(0), U("Log", x))));
+        GI(1, ont_build_cast(&g->b, de, I(1)->dtype));
+    }
+}
+
+/* ---- PRelu ---- */
+
+static ont_status prelu_infer(ont_graph *g, ont_node *node)
+{
+    ont_value *x, *slope;
+    ONT_TRY(ont_need_input(node, 0, &x));
+    ONT_TRY(ont_need_input(node, 1, &slope));
+    ONT_TRY(ont_infer_broadcast(g, node));
+    char text[ONT_SHAPE_TEXT], expected[ONT_SHAPE_TEXT];
+    if (!ont_shape_equal(&node->outputs[0]->shape, &x->shape))
+        return ont_fail(ONT_EINVAL, "slope of shape %s does not broadcast to the input's %s",
+                        ont_shape_text(&slope->shape, text), ont_shape_text(&x->shape, expected));
+    return ONT_OK;
+}
+
+#define PRELU_ROW(suffix, type) \
+    static void prelu_row_##suffix(const void *context, const ont_bcast *b, char *const *at, int64_t n) \
+    { \
+        type *y = (type *)at[0]; \
+        const type *x = (const type *)at[1], *slope = (const type *)at[2]; \
+        int64_t sx = b->inner_stride[1], ss = b->inner_stride[2]; \
+        (void)context; \
+        for (int64_t i = 0; i < n; i++) y[i] = x[i * sx] < 0 ? x[i * sx] * slope[i * ss] : x[i * sx]; \
+    }
+PRELU_ROW(f32, float)
+PRELU_ROW(f64, double)
+
+static ont_status prelu_run(const ont_call *call)
+{
+    bool f32 = call->node->outputs[0]->dtype == ONT_FLOAT32;
+    ont_bcast_run(call->state, (char *const[]){call->out[0], (char *)call->in[0], (char *)call->in[1]},
+                  f32 ? prelu_row_f32 : prelu_row_f64, NULL);
+    return ONT_OK;
+}
+
+static void prelu_grad(ont_grad *g)
+{
+    ont_value *zero = SCALAR(0), *positive = B("Greater", I(0), zero);
+    if (WANTS(0)) GI(0, ont_build3(&g->b, "Where", positive, GO(0), B("Mul", GO(0), I(1))));
+    if (WANTS(1)) GI(1, ont_build3(&g->b, "Where", positive, zero, B("Mul", GO(0), I(0))));
+}
+
+static const ont_kernel prelu_kernels[] = {
+    {.name = "prelu_ref", .accept = accept_float, .prepare = prepare_pair, .run = prelu_run, .inplace = 1},
+};
+
+/* ---- Swish: x * sigmoid(alpha * x) ---- */
+
+static void swish_range(void *context, int64_t first, int64_t last)
+{
+    const ont_call *call = context;
+    double alpha = ont_attr_float(call->node, "alpha", 1.0);
+    if (call->node->outputs[0]->dtype == ONT_FLOAT32) {
+        const float *x = call->in[0];
+        float *y = call->out[0];
+        for (int64_t i = first; i < last; i++) y[i] = x[i] / (1.0f + expf(-(float)alpha * x[i]));
+        return;
+    }
+    const double *x = call->in[0];
+    double *y = call->out[0];
+    for (int64_t i = first; i < last; i++) y[i] = x[i] / (1.0 + exp(-alpha * x[i]));
+}
+
+static ont_status swish_run(const ont_call *call)
+{
+    ont_parallel(ont_shape_count(&call->node->outputs[0]->shape), 4096, swish_range, (void *)call);
+    return ONT_OK;
+}
+
+/* with s = sigmoid(a x): dy/dx = s (1 + a x (1 - s)) */
+static void swish_grad(ont_grad *g)
+{
+    ont_value *ax = B("Mul", I(0), SCALAR(ont_attr_float(g->node, "alpha", 1.0)));
+    ont_value *s = U("Sigmoid", ax), *one = SCALAR(1);
+    GI(0, B("Mul", GO(0), B("Mul", s, B("Add", one, B("Mul", ax, B("Sub", one, s))))));
+}
+
+static const ont_kernel swish_kernels[] = {
+    {.name = "swish_ref", .accept = accept_float, .run = swish_run, .inplace = 1},
+};
+
+/* ---- Mod: sign of the divisor, or of the dividend with fmod=1 ---- */
+
+static ont_status mod_infer(ont_graph *g, ont_node *node)
+{
+    ont_value *x;
+    ONT_TRY(ont_need_input(node, 0, &x));
+    int64_t fmod = ont_attr_int(node, "fmod", 0);
+    if (fmod != 0 && fmod != 1) return ont_fail(ONT_EINVAL, "fmod is %lld, expected 0 or 1", (long long)fmod);
+    if (ont_dtype_is_float(x->dtype) && !fmod)
+        return ont_fail(ONT_EINVAL, "fmod is 0, but the inputs are %s: it must be 1", ont_dtype_name(x->dtype));
+    return ont_infer_broadcast(g, node);
+}
+
+static const char *mod_accept(const ont_node *node)
+{
+    ont_dtype dtype = ont_node_in(node, 0)->dtype;
+    bool has = dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64 || dtype == ONT_INT32 || dtype == ONT_INT64;
+    return has ? NULL : "dtype is none of float, double, int32, int64";
+}
+
+#define MOD_ROW(suffix, type, expression) \
+    static void mod_row_##suffix(const void *context, const ont_bcast *b, char *const *at, int64_t n) \
+    { \
+        type *y = (type *)at[0]; \
+        const type *x = (const type *)at[1], *d = (const type *)at[2]; \
+        int64_t sx = b->inner_stride[1], sd = b->inner_stride[2]; \
+        bool c_style = *(const bool *)context; \
+        (void)c_style; \
+        for (int64_t i = 0; i < n; i++) { \
+            type lhs = x[i * sx], rhs = d[i * sd]; \
+            y[i] = (expression); \
+        } \
+    }
+
+/* rhs is not 0; the least integer by -1 has no remainder, but traps. */
+#define INT_MOD(type) \
+    (rhs == -1 ? 0 : c_style || lhs % rhs == 0 || (lhs < 0) == (rhs < 0) ? lhs % rhs : (type)(lhs % rhs + rhs))
+MOD_ROW(f32, float, fmodf(lhs, rhs))
+MOD_ROW(f64, double, fmod(lhs, rhs))
+MOD_ROW(i32, int32_t, INT_MOD(int32_t))
+MOD_ROW(i64, int64_t, INT_MOD(int64_t))
+
+static bool has_zero(const void *data, ont_dtype dtype, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        if (dtype == ONT_INT64 ? !((const int64_t *)data)[i] : !((const int32_t *)data)[i]) return true;
+    return false;
+}
+
+static ont_status mod_run(const ont_call *call)
+{
+    const ont_value *divisor = ont_node_in(call->node, 1);
+    static const ont_bcast_row rows[ONT_DTYPE_COUNT] = {
+        [ONT_FLOAT32] = mod_row_f32, [ONT_FLOAT64] = mod_row_f64, [ONT_INT32] = mod_row_i32, [ONT_INT64] = mod_row_i64};
+    if (ont_dtype_is_int(divisor->dtype) && has_zero(call->in[1], divisor->dtype, ont_shape_count(&divisor->shape)))
+        return ont_fail(ONT_EINVAL, "integer remainder of a division by zero in input '%s'", divisor->name);
+    bool c_style = ont_attr_int(call->node, "fmod", 0) == 1;
+    ont_bcast_run(call->state, (char *const[]){call->out[0], (char *)call->in[0], (char *)call->in[1]}, rows[divisor->dtype],
+                  &c_style);
+    return ONT_OK;
+}
+
+/* y = a - b trunc(a / b), and trunc(a / b) is the integer nearest to (a - y) / b */
+static void mod_grad(ont_grad *g)
+{
+    GI(0, GO(0));
+    if (WANTS(1)) GI(1, U("Neg", B("Mul", GO(0), U("Round", B("Div", B("Sub", I(0), O(0)), I(1))))));
+}
+
+static const ont_kernel mod_kernels[] = {
+    {.name = "mod_ref", .accept = mod_accept, .prepare = prepare_pair, .run = mod_run, .inplace = 3},
+};
+
+/* ---- IsInf ---- */
+
+static ont_status isinf_infer(ont_graph *g, ont_node *node)
+{
+    (void)g;
+    ont_value *x;
+    ONT_TRY(ont_need_input(node, 0, &x));
+    if (!ont_dtype_is_float(x->dtype)) return ont_fail(ONT_ETYPE, "input is %s, a float is expected", ont_dtype_name(x->dtype));
+    return ont_infer_out(node, 0, ONT_BOOL, &x->shape);
+}
+
+static ont_status isinf_run(const ont_call *call)
+{
+    const ont_value *x = ont_node_in(call->node, 0);
+    int64_t n = ont_shape_count(&x->shape);
+    bool negative = ont_attr_int(call->node, "detect_negative", 1), positive = ont_attr_int(call->node, "detect_positive", 1);
+    uint8_t *out = call->out[0];
+    for (int64_t i = 0; i < n; i++) {
+        double v = x->dtype == ONT_FLOAT32 ? (double)((const float *)call->in[0])[i] : ((const double *)call->in[0])[i];
+        out[i] = (negative && v == -INFINITY) || (positive && v == INFINITY);
+    }
+    return ONT_OK;
+}
+
+static const ont_kernel isinf_kernels[] = {{.name = "isinf_ref", .accept = accept_float, .run = isinf_run}};
+
+/* ---- descriptors ---- */
+
+#define CHAIN(name_, grad_) \
+    const ont_op ont_op_##name_ = {.domain = "", .name = #name_, .since = 8, .min_inputs = 1, .max_inputs = 65536, \
+                                   .infer = ont_infer_broadcast, .grad = grad_, ONT_KERNELS(chain_kernels)}
+CHAIN(Sum, sum_grad);
+CHAIN(Mean, mean_grad);
+CHAIN(Min, min_grad);
+CHAIN(Max, max_grad);
+const ont_op ont_op_Pow = {.domain = "", .name = "Pow", .since = 7, .min_inputs = 2, .max_inputs = 2, .infer = pow_infer,
+                           .grad = pow_grad, ONT_KERNELS(ont_pow_kernels)};
+const ont_op ont_op_PRelu = {.domain = "", .name = "PRelu", .since = 9, .min_inputs = 2, .max_inputs = 2,
+                             .infer = prelu_infer, .grad = prelu_grad, ONT_KERNELS(prelu_kernels)};
+const ont_op ont_op_Swish = {.domain = "", .name = "Swish", .since = 24, .min_inputs = 1, .max_inputs = 1,
+                             .infer = ont_infer_same, .grad = swish_grad, ONT_KERNELS(swish_kernels)};
+const ont_op ont_op_Mod = {.domain = "", .name = "Mod", .since = 10, .min_inputs = 2, .max_inputs = 2, .infer = mod_infer,
+                           .grad = mod_grad, ONT_KERNELS(mod_kernels)};
+const ont_op ont_op_IsInf = {.domain = "", .name = "IsInf", .since = 10, .min_inputs = 1, .max_inputs = 1,
+                             .flags = ONT_OP_NO_GRAD, .infer = isinf_infer, ONT_KERNELS(isinf_kernels)};

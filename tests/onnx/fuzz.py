@@ -1,0 +1,293 @@
+"""Mutation fuzz of the loader: a crash, a hang or an answer that is no proper error is a failure.
+
+    python tests/onnx/fuzz.py --count 10000 [--seed N] [--target core|loader] [--only INDEX]
+
+`core` feeds mutants to onnxtrain._C in a child process: load, build a program, run forward and backward. `loader` feeds
+them to loader_check.c under sanitizers: load, write, load again. Each mutant follows from seed and index alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import os
+import random
+import resource
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import loader_build  # noqa: E402
+import loader_models  # noqa: E402
+import onnx  # noqa: E402
+
+EXTREMES = [0, 1, -1, 2, 3, 7, 64, 255, 4096, 2**31 - 1, 2**31, -(2**31), 2**32, 2**40, 2**62, 2**63 - 1, -(2**63)]
+PROPER = {"OK", "EINVAL", "ETYPE", "EINDEX", "EUNSUPPORTED", "ENOMEM"}
+TIMEOUT = 30.0
+
+
+# ---- mutation ----
+
+
+def mutate_bytes(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
+    out = bytearray(data)
+    for _ in range(rng.choice([1, 1, 2, 4, 16])):
+        at = rng.randrange(len(out) + 1)
+        kind = rng.randrange(7)
+        if kind == 0 and at < len(out):
+            out[at] ^= 1 << rng.randrange(8)
+        elif kind == 1 and at < len(out):
+            out[at] = rng.choice([0, 1, 127, 128, 255, rng.randrange(256)])
+        elif kind == 2:
+            del out[at : at + rng.choice([1, 2, 8, 64])]
+        elif kind == 3:
+            out[at:at] = bytes(rng.randrange(256) for _ in range(rng.choice([1, 2, 8])))
+        elif kind == 4:
+            out[at:at] = out[at : at + rng.choice([4, 32, 256])]
+        elif kind == 5:
+            other = rng.choice(others)
+            start = rng.randrange(len(other))
+            out[at : at + 32] = other[start : start + 32]
+        else:
+            del out[at:]
+        if not out:
+            break
+    return bytes(out)
+
+
+def messages(message) -> list:
+    found = [message]
+    for field, content in message.ListFields():
+        if field.type == field.TYPE_MESSAGE:
+            for item in content if field.is_repeated else [content]:
+                found += messages(item)
+    return found
+
+
+def random_scalar(rng: random.Random, field, names: list[str]):
+    if field.type in (field.TYPE_STRING, field.TYPE_BYTES):
+        text = rng.choice([*names, "", "x" * 300, "\u00e9"])
+        return text.encode() if field.type == field.TYPE_BYTES else text
+    if field.type in (field.TYPE_FLOAT, field.TYPE_DOUBLE):
+        return rng.choice([0.0, -1.0, 1e30, float("nan"), float("inf"), 0.5])
+    if field.type == field.TYPE_ENUM:
+        return rng.choice(list(field.enum_type.values_by_number))
+    small = field.type == field.TYPE_INT32
+    unsigned = field.type == field.TYPE_UINT64
+    value = rng.choice(EXTREMES + list(range(24)))
+    return abs(value) if unsigned else max(-(2**31), min(2**31 - 1, value)) if small else value
+
+
+def mutate_field(rng: random.Random, message, names: list[str]) -> None:
+    field = rng.choice(message.DESCRIPTOR.fields)
+    if field.type == field.TYPE_MESSAGE:
+        if not field.is_repeated:
+            if message.HasField(field.name) and rng.random() < 0.5:
+                message.ClearField(field.name)
+            else:
+                getattr(message, field.name).SetInParent()
+            return
+        items = getattr(message, field.name)
+        kind = rng.randrange(4)
+        if kind == 0 and len(items):
+            del items[rng.randrange(len(items))]
+        elif kind == 1 and len(items):
+            items.add().CopyFrom(items[rng.randrange(len(items))])
+        elif kind == 2 and len(items) > 1:
+            order = list(items)
+            rng.shuffle(order)
+            copies = [type(item).FromString(item.SerializeToString()) for item in order]
+            del items[:]
+            items.extend(copies)
+        else:
+            items.add()
+    elif field.is_repeated:
+        items = getattr(message, field.name)
+        if len(items) and rng.random() < 0.7:
+            if rng.random() < 0.5:
+                items[rng.randrange(len(items))] = random_scalar(rng, field, names)
+            else:
+                del items[rng.randrange(len(items))]
+        else:
+            items.append(random_scalar(rng, field, names))
+    else:
+        setattr(message, field.name, random_scalar(rng, field, names))
+
+
+def mutate_model(rng: random.Random, data: bytes, operators: list[str]) -> bytes:
+    model = onnx.ModelProto.FromString(data)
+    everything = messages(model)
+    names = sorted({n for m in everything if isinstance(m, onnx.NodeProto) for n in [*m.input, *m.output]} | {"own", "ai.onnx"})
+    for _ in range(rng.choice([1, 1, 1, 2, 3, 6])):
+        target = rng.choice(everything)
+        kind = rng.random()
+        if isinstance(target, onnx.NodeProto) and kind < 0.4:
+            if kind < 0.15:
+                target.op_type = rng.choice(operators)
+            elif kind < 0.3 and len(target.input):
+                target.input[rng.randrange(len(target.input))] = rng.choice([*names, ""])
+            else:
+                target.input.append(rng.choice([*names, ""]))
+        else:
+            mutate_field(rng, target, names + operators[:4])
+    return model.SerializeToString()
+
+
+def mutant(seed: int, index: int, bases: list[bytes], operators: list[str]) -> bytes:
+    rng = random.Random(f"{seed}:{index}")
+    base = rng.choice(bases)
+    if rng.random() < 0.65:
+        base = mutate_model(rng, base, operators)
+        if rng.random() < 0.8:
+            return base
+    return mutate_bytes(rng, base, bases)
+
+
+# ---- the child of target "core" ----
+
+
+def make_tensor(torch, dtype: str, dims, symbols: dict):
+    sizes = [d if isinstance(d, int) and d >= 0 else symbols.setdefault(d, 2) for d in dims or ()]
+    count = 1
+    for size in sizes:
+        count *= size
+    if count > 1 << 16:
+        raise ValueError("too large for the fuzz")
+    kind = getattr(torch, {"float": "float32", "double": "float64"}.get(dtype, dtype))
+    return torch.randn(sizes).to(kind) if kind.is_floating_point else torch.randint(0, 2, sizes).to(kind)
+
+
+def exercise(torch, core, data: bytes) -> None:
+    session = core.Session(data)
+    session.text()
+    symbols: dict = {}
+    tensors = [make_tensor(torch, dtype, dims, symbols) for _, dtype, dims in session.inputs]
+    mask = bytes(t.is_floating_point() for t in tensors)
+    outputs, run = session.forward(tensors, mask, 1)
+    session.text("program")
+    if run is None:
+        return
+    saved = [tensors[i] for i in run.saved_inputs] + [outputs[i] for i in run.saved_outputs]
+    grads = [torch.ones_like(o) if d else None for o, d in zip(outputs, run.differentiable, strict=True)]
+    run.backward(saved, grads)
+
+
+def core_worker() -> None:
+    import torch
+
+    from onnxtrain import _C as core
+
+    torch.set_num_threads(2)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (2 << 30), resource.RLIM_INFINITY))
+    kinds = [(core.UnsupportedError, "EUNSUPPORTED"), (IndexError, "EINDEX"), (UnicodeError, "UNICODE"), (ValueError, "EINVAL"),
+             (TypeError, "ETYPE"), (MemoryError, "ENOMEM"), (Exception, "EINTERNAL")]
+    while header := sys.stdin.buffer.read(8):
+        data = sys.stdin.buffer.read(int.from_bytes(header, "little"))
+        answer = "OK "
+        try:
+            exercise(torch, core, data)
+        except Exception as error:  # noqa: BLE001  sorted below: nothing may be swallowed
+            name = next(name for kind, name in kinds if isinstance(error, kind))
+            answer = f"{name} {error!s}".replace("\n", " ").replace("\r", " ")
+        print(answer, flush=True)
+
+
+# ---- driving a child ----
+
+
+class Child:
+    def __init__(self, command: list[str], environment: dict[str, str]):
+        self.errors = tempfile.TemporaryFile()
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors,
+                                        env=environment)
+
+    def ask(self, data: bytes) -> str | None:
+        """The child's line, or None where it died or took too long."""
+        try:
+            self.process.stdin.write(len(data).to_bytes(8, "little") + data)
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            return None
+        line = b""
+        end = time.monotonic() + TIMEOUT
+        while not line.endswith(b"\n"):
+            ready, _, _ = select.select([self.process.stdout], [], [], max(0.0, end - time.monotonic()))
+            chunk = os.read(self.process.stdout.fileno(), 65536) if ready else b""
+            if not chunk:
+                return None
+            line += chunk
+        return line.decode(errors="replace").strip()
+
+    def stop(self) -> str:
+        """How it ended, and the end of what it wrote to stderr."""
+        try:
+            code = self.process.wait(0.5)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            code = "no answer in time" if self.process.wait() else 0
+        self.errors.seek(0)
+        return f"exit status {code}\n" + self.errors.read().decode(errors="replace")[-3000:]
+
+
+def start(target: str) -> Child:
+    if target == "core":
+        return Child([sys.executable, str(Path(__file__).resolve()), "--worker"], dict(os.environ))
+    program = loader_build.build(loader_build.ROOT / "build/loader_check")
+    return Child([str(program), "stream"], {**os.environ, "ASAN_OPTIONS": "allocator_may_return_null=1"})
+
+
+def fuzz(target: str, seed: int, indices: range, keep: Path | None = None) -> tuple[collections.Counter, list[str]]:
+    """Counts of answers, and one text a failure."""
+    bases = [make().SerializeToString() for make in loader_models.ALL.values()]
+    operators = sorted({node.op_type for base in bases for node in onnx.ModelProto.FromString(base).graph.node})
+    counts: collections.Counter = collections.Counter()
+    failures = []
+    child = start(target)
+    for index in indices:
+        data = mutant(seed, index, bases, operators)
+        answer = child.ask(data)
+        name = answer.split()[0] if answer else "DIED"
+        counts[name] += 1
+        if name in PROPER:
+            continue
+        place = (keep or Path(tempfile.gettempdir())) / f"mutant-{seed}-{index}.onnx"
+        place.write_bytes(data)
+        failures.append(f"seed {seed} index {index} ({place}): {answer or child.stop()}")
+        if not answer:
+            child = start(target)
+    child.process.stdin.close()
+    end = child.stop()
+    if not end.startswith("exit status 0\n"):
+        failures.append(f"seed {seed}: at its end the child gave {end}")
+    return counts, failures
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=10000)
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--only", type=int, help="one index")
+    parser.add_argument("--target", choices=["core", "loader"], default="core")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        core_worker()
+        return 0
+    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}", flush=True)
+    indices = range(options.count) if options.only is None else range(options.only, options.only + 1)
+    counts, failures = fuzz(options.target, seed, indices)
+    for failure in failures:
+        print(failure)
+    print(f"{sum(counts.values())} mutants, {len(failures)} failures: "
+          + ", ".join(f"{name} {n}" for name, n in counts.most_common()))
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,44 @@
+"""Builds loader_check.c with address and undefined-behaviour sanitizers. For test_load.py and fuzz.py."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "third_party"))
+import dependencies  # noqa: E402
+
+FLAGS = ["-std=c11", "-O1", "-g", "-D_GNU_SOURCE", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined",
+         "-fno-omit-frame-pointer", "-fopenmp"]
+
+
+def build(folder: Path) -> Path:
+    """Compiles into `folder`, what is newer than its sources excepted, and returns the program."""
+    cc = shlex.split(os.environ.get("CC", "cc"))
+    compiler, library = dependencies.protobuf_c()
+    proto = dependencies.onnx_proto()
+    generated = folder / "onnx-ml.pb-c.c"
+    folder.mkdir(parents=True, exist_ok=True)
+    if not generated.exists():
+        subprocess.run([compiler, f"--proto_path={proto.parent}", f"--c_out={folder}", proto.name], check=True)
+    sources = [p for layer in ("base", "ir", "onnx") for p in sorted((ROOT / "csrc" / layer).glob("*.c"))]
+    sources += [generated, Path(__file__).with_name("loader_check.c")]
+    newest = max(p.stat().st_mtime for layer in ("base", "ir", "onnx", "ops") for p in (ROOT / "csrc" / layer).glob("*.h"))
+
+    def compile_one(source: Path) -> Path:
+        target = folder / f"{source.parent.name}-{source.stem}.o"
+        if not target.exists() or target.stat().st_mtime < max(newest, source.stat().st_mtime):
+            subprocess.run([*cc, *FLAGS, f"-I{ROOT / 'csrc'}", f"-isystem{folder}", "-c", str(source), "-o", str(target)],
+                           check=True)
+        return target
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        objects = list(pool.map(compile_one, sources))
+    program = folder / "loader_check"
+    subprocess.run([*cc, *FLAGS, *map(str, objects), str(library), "-lm", "-o", str(program)], check=True)
+    return program
