@@ -4,6 +4,7 @@ import torch  # noqa: F401  first: the core shares its libgomp and finds its BLA
 
 from onnxtrain import _C
 from onnxtrain._C import UnsupportedError
+from onnxtrain._report import explain, stats
 
-__all__ = ["UnsupportedError", "__version__"]
+__all__ = ["UnsupportedError", "__version__", "explain", "stats"]
 __version__ = _C.build_info()["version"]

@@ -1,0 +1,64 @@
+"""DebugOptions and LogLevel: what a user asks to see of the engine."""
+
+from __future__ import annotations
+
+import enum
+import os
+from pathlib import Path
+
+from onnxtrain import options
+
+
+class LogLevel(enum.IntEnum):
+    VERBOSE = 0
+    DEVINFO = 1
+    INFO = 2
+    WARNING = 3
+    ERROR = 4
+    FATAL = 5
+
+    @property
+    def logging_level(self) -> int:
+        """The level of Python's `logging` that lines of this level have."""
+        return (10, 10, 20, 30, 40, 50)[self]
+
+
+class DebugOptions:
+    """How much ORTModule says and what it writes.
+
+    Args:
+        log_level: lines below it are not made.
+        save_onnx: write `{onnx_prefix}_torch_exported_{training|inference}.onnx` after each export.
+        onnx_prefix: file prefix, not empty with save_onnx.
+        save_path: folder for those files, "" for the current one; ORTMODULE_SAVE_ONNX_PATH overrides it.
+        verify: compare the first step of every program with eager PyTorch, print the table, raise above tolerance.
+
+    Raises:
+        TypeError: log_level is no LogLevel, or onnx_prefix no str.
+        ValueError: save_onnx without onnx_prefix.
+        OSError: the folder cannot be written.
+    """
+
+    def __init__(self, log_level: LogLevel = LogLevel.WARNING, save_onnx: bool = False, onnx_prefix: str = "",
+                 save_path: str = "", verify: bool = False) -> None:
+        if not isinstance(log_level, LogLevel):
+            raise TypeError(f"log_level is {log_level!r}, expected a LogLevel")
+        if not isinstance(onnx_prefix, str):
+            raise TypeError(f"onnx_prefix is {onnx_prefix!r}, expected a str")
+        if save_onnx and not onnx_prefix:
+            raise ValueError("onnx_prefix must not be empty when save_onnx is set")
+        level = options.read("ORTMODULE_LOG_LEVEL")
+        self.log_level = log_level if level is None else LogLevel[level]
+        self.save_onnx = save_onnx
+        self.onnx_prefix = onnx_prefix
+        self.save_path = Path(options.read("ORTMODULE_SAVE_ONNX_PATH") or save_path or ".")
+        self.verify = verify
+        if save_onnx and not os.access(self.save_path, os.W_OK | os.X_OK):
+            raise OSError(f"{self.save_path} is not a folder that can be written")
+
+    def write_model(self, model: bytes, stage: str, training: bool) -> None:
+        """Writes a model beside its final name and renames it."""
+        path = self.save_path / f"{self.onnx_prefix}_{stage}_{'training' if training else 'inference'}.onnx"
+        fresh = path.with_suffix(".onnx.new")
+        fresh.write_bytes(model)
+        fresh.replace(path)
