@@ -15,7 +15,7 @@ import logging
 import re
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -343,47 +343,40 @@ def _mark_no_grad(program: torch.export.ExportedProgram) -> None:
     program.graph_module.recompile()
 
 
-_VIEWS_OF = {torch.ops.aten.detach.default}
-
-
 def _check_mutations(program: torch.export.ExportedProgram) -> None:
-    """In-place changes that autograd must not see, on tensors whose gradient it must: no graph can say that."""
+    """Refuses in-place changes that autograd does not see, on tensors whose gradient it does: no graph can say that."""
     kinds = {spec.arg.name: spec.kind.name for spec in program.graph_signature.input_specs}
-    graphs = [(program.graph, {n: n.name for n in program.graph.nodes if n.op == "placeholder"}, False)]
+    outer = {node: node for node in program.graph.nodes}
+    graphs: list[tuple[torch.fx.Graph, dict[torch.fx.Node, Any], bool]] = [(program.graph, outer, False)]
     for _graph, region in _no_grad_regions(program):
-        inner = program.graph_module.get_submodule(region.args[1].target) if region.args[1].op == "get_attr" else None
-        if inner is not None:
-            inputs = [node for node in inner.graph.nodes if node.op == "placeholder"]
-            graphs.append((inner.graph, {i: _base(o) for i, o in zip(inputs, region.args[2:])}, True))
-    for graph, origins, hidden in graphs:
+        inner = program.graph_module.get_submodule(region.args[1].target).graph
+        inputs = [node for node in inner.nodes if node.op == "placeholder"]
+        graphs.append((inner, dict(zip(inputs, region.args[2:])), True))
+    for graph, origins, no_grad in graphs:
         for node in graph.nodes:
-            target = node.target
-            if not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:
+            if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
                 continue
-            base, detached = node.args[0], False
-            while isinstance(base, torch.fx.Node) and base.op == "call_function" and base.args:
-                fresh = not (base.target in _VIEWS_OF or _aliases(base.target))
-                if fresh:
-                    break
-                detached |= base.target in _VIEWS_OF
-                base = base.args[0]
-            origin = origins.get(base) if isinstance(base, torch.fx.Node) else None
-            origin = origin if isinstance(origin, str) else getattr(origin, "name", None)
-            if kinds.get(origin) == "PARAMETER":
-                raise ExportError(f"The module changes its parameter {origin} in place ({target}) inside forward.")
-            outside = base.op == "placeholder" if hidden and isinstance(base, torch.fx.Node) else detached
-            if outside and kinds.get(origin) != "BUFFER" and node.meta["val"].is_floating_point():
+            owner, hidden = _owner(node.args[0])
+            if no_grad:
+                hidden = owner in origins  # what the region made itself has no gradient
+                owner, _ = _owner(origins.get(owner))
+            kind = kinds.get(getattr(owner, "name", None))
+            if kind == "PARAMETER":
+                raise ExportError(f"The module changes its parameter {owner} in place ({node.target}) inside forward.")
+            if hidden and kind != "BUFFER" and node.meta["val"].is_floating_point():
                 raise ExportError(
-                    f"The module changes a tensor in place ({target}) behind autograd's back, through detach() or .data "
-                    "or inside torch.no_grad(), while its gradient still flows; a graph cannot say that."
+                    f"The module changes a tensor in place ({node.target}) behind autograd's back, through detach() or "
+                    ".data or inside torch.no_grad(), while its gradient still flows; a graph cannot say that."
                 )
 
 
-def _base(node: Any) -> Any:
-    """Through views and in-place results back to what owns the storage."""
+def _owner(node: Any) -> tuple[Any, bool]:
+    """Through views and in-place results to the node that made the storage; whether a detach lies between."""
+    detached = False
     while isinstance(node, torch.fx.Node) and node.op == "call_function" and node.args and _aliases(node.target):
+        detached |= node.target is torch.ops.aten.detach.default
         node = node.args[0]
-    return node
+    return node, detached
 
 
 def _aliases(target: Any) -> bool:
