@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Sets everything up and runs the test suite. Arguments go to pytest. ONNXTRAIN_SLOW=1 adds the slow sweeps;
+# ONNXTRAIN_SANITIZE=address,undefined builds and runs under the sanitizers.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+cd "$ROOT"
+if [ -n "${ONNXTRAIN_SANITIZE:-}" ]; then
+    export LD_PRELOAD="$(cc -print-file-name=libasan.so):$(cc -print-file-name=libubsan.so)"
+    export ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1
+fi
+exec "$PYTHON" -m pytest -q "$@"

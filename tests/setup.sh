@@ -1,0 +1,63 @@
+# Sourced by tests/run.sh and examples/getting_started/run.sh: system packages, virtual environment, build.
+# Sets PYTHON. Stamps in the environment make a second call return in a moment. Callers `set -euo pipefail` first.
+
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+VENV=${ONNXTRAIN_VENV:-$ROOT/.venv}
+TORCH=${ONNXTRAIN_TORCH:-2.13.0}
+
+need_packages() {
+    local missing=() probe=${ONNXTRAIN_PYTHON:-python3}
+    command -v cc >/dev/null || missing+=(build-essential)
+    command -v protoc-c >/dev/null || missing+=(protobuf-c-compiler)
+    command -v protoc >/dev/null || missing+=(protobuf-compiler)
+    [ -e /usr/include/protobuf-c/protobuf-c.h ] || missing+=(libprotobuf-c-dev)
+    command -v "$probe" >/dev/null || missing+=(python3)
+    "$probe" -c 'import venv, ensurepip' 2>/dev/null || missing+=(python3-venv)
+    "$probe" -c 'import os, sysconfig; raise SystemExit(not os.path.exists(sysconfig.get_paths()["include"] + "/Python.h"))' \
+        2>/dev/null || missing+=(python3-dev)
+    [ ${#missing[@]} -eq 0 ] && return
+    local as_root=()
+    if [ "$(id -u)" -ne 0 ]; then
+        if ! command -v sudo >/dev/null || ! command -v apt-get >/dev/null; then
+            echo "onnxtrain: these system packages are missing, install them first: ${missing[*]}" >&2
+            exit 1
+        fi
+        as_root=(sudo)
+    fi
+    echo "installing ${missing[*]}"
+    "${as_root[@]}" apt-get update -qq
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "${missing[@]}" >/dev/null
+}
+
+# Prints a hash over the files named: a stamp is true as long as it is the same.
+hash_of() { (cd "$ROOT" && find "$@" -type f -not -name '*.pyc' -print0 | sort -z | xargs -0 sha256sum | sha256sum | cut -c1-16); }
+
+make_environment() {
+    PYTHON=$VENV/bin/python
+    local stamp
+    stamp="torch $TORCH $(hash_of pyproject.toml tests/setup.sh)"
+    [ "$(cat "$VENV/.packages" 2>/dev/null)" = "$stamp" ] && return
+    echo "making the virtual environment $VENV"
+    [ -x "$PYTHON" ] || "${ONNXTRAIN_PYTHON:-python3}" -m venv "$VENV"
+    "$PYTHON" -m pip install -q --disable-pip-version-check "setuptools>=77" wheel "torch==$TORCH" "onnx>=1.19" "onnxscript>=0.5" \
+        numpy onednn-cpu-gomp==2023.2.0 onednn-devel-cpu-gomp==2023.2.0 "pytest>=8" "matplotlib>=3.8" "tqdm>=4.66"
+    echo "$stamp" >"$VENV/.packages"
+}
+
+# An in-place build: what is not newer than its sources is kept.
+build_extension() {
+    local stamp
+    stamp="$("$PYTHON" -V) $(hash_of csrc setup.py third_party pyproject.toml) ${ONNXTRAIN_SANITIZE:-}"
+    [ "$(cat "$VENV/.build" 2>/dev/null)" = "$stamp" ] && [ -e "$ROOT/onnxtrain/_C.abi3.so" ] && return
+    echo "building the extension"
+    (cd "$ROOT" && "$PYTHON" setup.py -q build_ext --inplace --build-temp "$ROOT/build/temp${ONNXTRAIN_SANITIZE:+-sanitize}" 2>"$VENV/build.log") || {
+        cat "$VENV/build.log" >&2
+        exit 1
+    }
+    echo "$stamp" >"$VENV/.build"
+}
+
+need_packages
+make_environment
+build_extension
+export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
