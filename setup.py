@@ -1,8 +1,8 @@
 """Builds onnxtrain._C: one abi3 extension from csrc/, compiled incrementally and once per ISA where that matters.
 
 Environment: CC; ONNXTRAIN_SANITIZE=address,undefined (a build directory of its own, and LD_PRELOAD of libasan to run);
-ONNXTRAIN_DEBUG=1 (-O1 -g, passes verified); ONNXTRAIN_JOBS; ONNXTRAIN_CUDA=0|1|auto with CUDA_HOME, CUDNN_HOME, CUDACXX;
-ONNXTRAIN_MPI=0|1|auto with MPICC. auto builds what it can and says what it leaves out; 1 fails instead.
+ONNXTRAIN_DEBUG=1 (-O1 -g, passes verified); ONNXTRAIN_JOBS; ONNXTRAIN_CUDA=0|1|auto with CUDA_HOME, CUDNN_HOME and
+CUDACXX; ONNXTRAIN_MPI=0|1|auto with MPICC. auto builds what it can and says what it leaves out; 1 fails instead.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def mpi_sources() -> list[Path]:
 
 
 def newest_of(depfile: Path) -> float:
-    """The newest prerequisite in a make rule that the compiler wrote; infinite where one is gone or there is no rule."""
+    """The newest prerequisite in the compiler's make rule; infinite where one is gone or there is no rule."""
     try:
         names = depfile.read_text().split(":", 1)[1].replace("\\\n", " ").split()
         return max(Path(name).stat().st_mtime for name in names)
@@ -100,7 +100,8 @@ class BuildCore(build_ext):
         return result
 
     def flags(self, *includes: Path) -> list[str]:
-        flags = ["-std=c11", "-fPIC", "-fvisibility=hidden", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fwrapv",
+        flags = ["-std=c11", "-fPIC", "-fvisibility=hidden", "-fopenmp", "-fno-math-errno", "-fno-trapping-math",
+                 "-fwrapv",
                  "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-g1", f'-DONT_VERSION="{VERSION}"', "-D_GNU_SOURCE",
                  "-DPy_LIMITED_API=0x030B0000", f"-I{ROOT / 'csrc'}", f"-I{sysconfig.get_paths()['include']}"]
         flags += [f"-isystem{path}" for path in includes]
@@ -126,7 +127,8 @@ class BuildCore(build_ext):
             if not self.force and target.exists() and target.stat().st_mtime > newest_of(rule):
                 return
             target.parent.mkdir(parents=True, exist_ok=True)
-            subprocess.run([*cc, *flags, *extra, "-MMD", "-MF", str(rule), "-c", str(source), "-o", str(target)], check=True)
+            subprocess.run([*cc, *flags, *extra, "-MMD", "-MF", str(rule), "-c", str(source), "-o", str(target)],
+                           check=True)
 
         workers = int(os.environ.get("ONNXTRAIN_JOBS", os.cpu_count() or 1))
         with concurrent.futures.ThreadPoolExecutor(workers) as pool:
@@ -145,8 +147,10 @@ class BuildCore(build_ext):
              "-ldl", "-lm", "-lpthread", *([f"-fsanitize={sanitize}"] if sanitize else [])],
             check=True)
         # Python's symbols come from the process, so the linker cannot be asked for completeness: ours are checked here.
-        symbols = subprocess.run(["nm", "-D", "--undefined-only", str(fresh)], capture_output=True, text=True, check=True)
-        missing = sorted({line.split()[-1] for line in symbols.stdout.splitlines() if line.split()[-1].startswith("ont_")})
+        symbols = subprocess.run(["nm", "-D", "--undefined-only", str(fresh)], capture_output=True, text=True,
+                                 check=True)
+        names = {line.split()[-1] for line in symbols.stdout.splitlines()}
+        missing = sorted(name for name in names if name.startswith("ont_"))
         if missing:
             raise SystemExit(f"onnxtrain: declared, but defined nowhere in csrc/: {', '.join(missing)}")
         fresh.replace(target)
@@ -174,13 +178,16 @@ class BuildCore(build_ext):
         if os.environ.get("ONNXTRAIN_CUDA", "auto") == "0":
             return
         if not sources or not compiler:
-            return self.leave_out("ONNXTRAIN_CUDA", "nvcc is not found (CUDACXX, CUDA_HOME)" if sources else "cuda/ is empty")
-        newest = max(p.stat().st_mtime for folder in ("cuda", "csrc") for p in (ROOT / folder).rglob("*") if p.is_file())
+            reason = "nvcc is not found (CUDACXX, CUDA_HOME)" if sources else "cuda/ is empty"
+            return self.leave_out("ONNXTRAIN_CUDA", reason)
+        files = [p for folder in ("cuda", "csrc") for p in (ROOT / folder).rglob("*") if p.is_file()]
+        newest = max(p.stat().st_mtime for p in files)
         target = package / "_cuda.so"
         if self.force or not target.exists() or target.stat().st_mtime < newest:
             includes = [f"-I{path}" for path in (ROOT / "csrc", ROOT / "cuda", *dependencies.cudnn_include())]
             (temp / "cuda").mkdir(parents=True, exist_ok=True)
-            subprocess.run([compiler, "-shared", "-O3", "-std=c++17", "-arch=all-major", "--threads=0", "-cudart=static",
+            subprocess.run([compiler, "-shared", "-O3", "-std=c++17", "-arch=all-major", "--threads=0",
+                            "-cudart=static",
                             "-Xcompiler=-fPIC,-fvisibility=hidden,-Wall", f"--keep-dir={temp / 'cuda'}", *includes,
                             *map(str, sources), "-o", str(target)], check=True)
 
@@ -191,7 +198,8 @@ class BuildCore(build_ext):
         if os.environ.get("ONNXTRAIN_MPI", "auto") == "0" or not sources and "ONNXTRAIN_MPI" not in os.environ:
             return
         if not sources or not compiler:
-            return self.leave_out("ONNXTRAIN_MPI", "mpicc is not found (MPICC)" if sources else "csrc/dist has no MPI sources")
+            reason = "mpicc is not found (MPICC)" if sources else "csrc/dist has no MPI sources"
+            return self.leave_out("ONNXTRAIN_MPI", reason)
         subprocess.run([compiler, "-shared", "-std=c11", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra",
                         f"-I{ROOT / 'csrc'}", *map(str, sources), "-o", str(package / "_mpi.so")], check=True)
 
@@ -204,7 +212,8 @@ class Abi3Wheel(bdist_wheel):
 
 
 # Extension.depends is what puts them into a source distribution.
-SDIST = [str(p.relative_to(ROOT)) for folder in ("csrc", "cuda", "third_party") for p in sorted((ROOT / folder).rglob("*"))
+SDIST = [str(p.relative_to(ROOT))
+         for folder in ("csrc", "cuda", "third_party") for p in sorted((ROOT / folder).rglob("*"))
          if p.suffix in {".c", ".h", ".def", ".cu", ".cuh", ".py", ".md"}]
 
 setup(

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import enum
 import inspect
 import io
 import logging
 import re
 import time
+import types
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
@@ -118,6 +120,11 @@ def _concrete(leaf: Any) -> Any:
     for symbolic, plain in ((torch.SymBool, bool), (torch.SymInt, int), (torch.SymFloat, float)):
         if isinstance(leaf, symbolic):
             return plain(leaf)
+    if not isinstance(leaf, _PLAIN):
+        raise rewrite.Untraceable(
+            f"A result is, or holds, a {type(leaf).__qualname__}, whose tensors would be lost; register it with "
+            "torch.utils._pytree.register_pytree_node, or torch.export.register_dataclass."
+        )
     return leaf
 
 
@@ -140,7 +147,7 @@ def export(
     try:
         return _run(module, args, kwargs, training, opset, "dynamo")
     except ExportError as error:
-        if isinstance(error.__cause__, rewrite.CustomFunctionError):
+        if isinstance(error.__cause__, rewrite.Untraceable):
             raise  # TorchScript would not trace it either
         first = error
     try:
@@ -164,6 +171,7 @@ def _run(
     start = time.perf_counter()
     try:
         with state.unchanged(module), state.random_unchanged(), rewrite.patched(module, notes), _quiet():
+            _refuse_lost(module, leaves)
             if module.training != training:
                 module.train(training)
             with torch.enable_grad():
@@ -174,6 +182,23 @@ def _run(
         raise ExportError(_reason(error, exporter)) from _root(error)
     exported.seconds["total"] = time.perf_counter() - start
     return exported
+
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, enum.Enum, slice, range, torch.dtype, torch.device,
+          torch.layout, torch.memory_format, type, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
+
+
+def _refuse_lost(module: torch.nn.Module, leaves: Sequence[Any]) -> None:
+    """What a trace would drop, or freeze, without a word."""
+    for name, child in module.named_modules():
+        if child._backward_hooks or child._backward_pre_hooks:
+            raise ExportError(f"Module {name or 'itself'} has a backward hook; a graph would lose it.")
+    for leaf in leaves:
+        if not isinstance(leaf, (Tensor, *_PLAIN)):
+            raise ExportError(
+                f"An argument is, or holds, a {type(leaf).__qualname__}, whose tensors would be frozen; register it with "
+                "torch.utils._pytree.register_pytree_node, or torch.export.register_dataclass."
+            )
 
 
 @contextlib.contextmanager
@@ -201,8 +226,8 @@ def _root(error: BaseException) -> BaseException:
 
 def _reason(error: BaseException, exporter: str) -> str:
     root = _root(error)
-    if isinstance(root, rewrite.CustomFunctionError):
-        return f"The module calls torch.autograd.Function {root}; a graph would lose its backward."
+    if isinstance(root, rewrite.Untraceable):
+        return str(root)
     text = " ".join(str(root).split())
     text = re.sub(r"\x1b\[\d+m", "", text).split(" For more information")[0].split("Caused by:")[0]
     if type(root).__name__ == "GuardOnDataDependentSymNode":
@@ -471,6 +496,6 @@ def _finish(
         GraphOutput(kind, value.name, target) for value, (_, kind, target) in zip(graph.outputs, kept)
     )
     return Exported(
-        onnx_graph.serialise(model), tuple(inputs), outputs, flat.traced.out_spec, flat.traced.out_constants, guards, exporter,
-        opset, seconds, notes,
+        onnx_graph.serialise(model), tuple(inputs), outputs, flat.traced.out_spec, flat.traced.out_constants, guards,
+        exporter, opset, seconds, notes,
     )

@@ -1,6 +1,6 @@
-"""Where the build finds what it does not own: the ONNX schema, protobuf-c, oneDNN, nvcc, mpicc. setup.py is the only caller.
+"""Where the build finds what it does not own: the ONNX schema, protobuf-c, oneDNN, nvcc, mpicc.
 
-What the build needs is returned as paths, or SystemExit says in one sentence what is missing and how to get it; what it
+setup.py and the loader's tests call it. What the build needs is returned as paths, or SystemExit says in one sentence what is missing and how to get it; what it
 can do without is None.
 """
 
@@ -35,7 +35,7 @@ def protobuf_c() -> tuple[str, Path]:
 
 
 def protobuf_c_licence() -> Path:
-    """The licence text that goes into the wheel with the library. PROTOBUF_C_LICENSE names it where no place is known."""
+    """The licence text that goes into the wheel with the library; PROTOBUF_C_LICENSE names it elsewhere."""
     places = [os.environ.get("PROTOBUF_C_LICENSE"), "/usr/share/doc/libprotobuf-c1/copyright",
               "/usr/share/doc/libprotobuf-c-dev/copyright", "/usr/share/licenses/protobuf-c/LICENSE"]
     for place in places:

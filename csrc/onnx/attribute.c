@@ -74,12 +74,14 @@ ont_status ont_onnx_attribute(const Onnx__AttributeProto *proto, const char *nam
     case KIND(UNDEFINED): return ont_fail(ONT_EINVAL, "%s: attribute '%s' has no type", what, name);
     default:
         if (kind_text(kind))
-            return ont_fail(ONT_EUNSUPPORTED, "%s: attribute '%s' is %s, which is not supported", what, name, kind_text(kind));
+            return ont_fail(ONT_EUNSUPPORTED, "%s: attribute '%s' is %s, which is not supported", what, name,
+                            kind_text(kind));
         return ont_fail(ONT_EINVAL, "%s: attribute '%s' is of kind %d, which does not exist", what, name, kind);
     }
 }
 
-static ont_status filled(ont_arena *arena, ont_dtype dtype, int rank, size_t count, const void *from, ont_tensor *tensor)
+static ont_status filled(ont_arena *arena, ont_dtype dtype, int rank, size_t count, const void *from,
+                         ont_tensor *tensor)
 {
     ont_tensor t = {.dtype = dtype, .shape = {.rank = rank}, .bytes = count * ont_dtype_size(dtype)};
     t.shape.dims[0] = rank ? (int64_t)count : 0;

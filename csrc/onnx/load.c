@@ -33,7 +33,8 @@ static void pb_free(void *failed, void *block)
 
 ont_status ont_onnx_define(ont_scope *scope, const char *name, ont_value *value)
 {
-    if (ont_map_get(&scope->values, name)) return ont_fail(ONT_EINVAL, "%svalue '%s' is defined twice", scope->where, name);
+    if (ont_map_get(&scope->values, name))
+        return ont_fail(ONT_EINVAL, "%svalue '%s' is defined twice", scope->where, name);
     return ont_map_put(&scope->values, name, value);
 }
 
@@ -66,7 +67,8 @@ ont_status ont_onnx_value(ont_loader *l, ont_scope *scope, ont_value_kind kind, 
 
 ont_status ont_onnx_constant_value(ont_loader *l, ont_scope *scope, const char *name, const ont_tensor *tensor)
 {
-    if (ont_map_get(&scope->values, name)) return ont_fail(ONT_EINVAL, "%svalue '%s' is defined twice", scope->where, name);
+    if (ont_map_get(&scope->values, name))
+        return ont_fail(ONT_EINVAL, "%svalue '%s' is defined twice", scope->where, name);
     ont_tensor *data = ont_arena_alloc(&l->g->arena, sizeof *data);
     if (!data) return ONT_ENOMEM;
     *data = *tensor;
@@ -91,17 +93,20 @@ static ont_status load_initializer(ont_loader *l, ont_scope *scope, const Onnx__
     return ont_onnx_constant_value(l, scope, proto->name, &tensor);
 }
 
-static ont_status load_dim(ont_loader *l, const char *what, const Onnx__TensorShapeProto__Dimension *proto, int64_t *dim)
+static ont_status load_dim(ont_loader *l, const char *what, const Onnx__TensorShapeProto__Dimension *proto,
+                           int64_t *dim)
 {
     *dim = ONT_DIM_UNKNOWN;
     if (proto->value_case == ONNX__TENSOR_SHAPE_PROTO__DIMENSION__VALUE_DIM_VALUE) {
-        if (proto->dim_value < 0) return ont_fail(ONT_EINVAL, "%s: dim %" PRId64 " is negative", what, proto->dim_value);
+        if (proto->dim_value < 0)
+            return ont_fail(ONT_EINVAL, "%s: dim %" PRId64 " is negative", what, proto->dim_value);
         *dim = proto->dim_value;
     } else if (proto->value_case == ONNX__TENSOR_SHAPE_PROTO__DIMENSION__VALUE_DIM_PARAM &&
                *ont_onnx_text(proto->dim_param)) {
         int symbol = ont_graph_symbol(l->g, proto->dim_param);
         if (symbol < 0) return ONT_ENOMEM;
-        if (symbol >= ONT_MAX_SYMBOLS) return ont_fail(ONT_EINVAL, "%s: more than %d symbolic dims", what, ONT_MAX_SYMBOLS);
+        if (symbol >= ONT_MAX_SYMBOLS)
+            return ont_fail(ONT_EINVAL, "%s: more than %d symbolic dims", what, ONT_MAX_SYMBOLS);
         *dim = ONT_DIM_SYMBOL(symbol);
     }
     return ONT_OK;
@@ -191,12 +196,14 @@ static ont_status load_outputs(ont_loader *l, ont_scope *scope, const Onnx__Grap
 static ont_status load_graph(ont_loader *l, ont_scope *scope, const Onnx__GraphProto *proto)
 {
     if (!proto) return ont_fail(ONT_EINVAL, "the model has no graph");
+    const Onnx__TensorProto *sparse = proto->n_sparse_initializer ? proto->sparse_initializer[0]->values : NULL;
     if (proto->n_sparse_initializer)
         return ont_fail(ONT_EUNSUPPORTED, "sparse initializer '%s': sparse tensors are not read",
-                        proto->sparse_initializer[0]->values ? ont_onnx_text(proto->sparse_initializer[0]->values->name) : "");
+                        sparse ? ont_onnx_text(sparse->name) : "");
     if (!proto->n_output) return ont_fail(ONT_EINVAL, "the graph has no outputs");
     if (proto->n_output > ONT_MAX_INTERFACE || proto->n_input > ONT_MAX_INTERFACE)
-        return ont_fail(ONT_EINVAL, "the graph has %zu inputs and %zu outputs, at most %d", proto->n_input, proto->n_output,
+        return ont_fail(ONT_EINVAL, "the graph has %zu inputs and %zu outputs, at most %d", proto->n_input,
+                        proto->n_output,
                         ONT_MAX_INTERFACE);
     for (size_t i = 0; i < proto->n_initializer; i++) ONT_TRY(load_initializer(l, scope, proto->initializer[i]));
     for (size_t i = 0; i < proto->n_input; i++) ONT_TRY(load_input(l, scope, proto->input[i]));

@@ -1,5 +1,5 @@
 /*
- * What the parts of the loader share: load.c (model and graph), nodes.c (nodes), inline.c (calls of the model's functions).
+ * What the parts of the loader share: load.c (model and graph), nodes.c (nodes), inline.c (calls of functions).
  * Nobody else includes it.
  */
 #ifndef ONT_ONNX_LOADER_H
@@ -34,7 +34,7 @@ typedef struct ont_scope {
     int depth;
     Onnx__OperatorSetIdProto **opsets;
     size_t n_opsets;
-    ont_map values;                      /* name here to ont_value; to ont_onnx_absent where a call leaves an input out */
+    ont_map values;                      /* name here to ont_value; to ont_onnx_absent: left out by the call */
     ont_map results;                     /* name of a function's output here to its name in the graph */
     const ont_binding *attributes;
     size_t n_attributes;
@@ -72,7 +72,8 @@ ont_status ont_onnx_name(ont_loader *l, ont_scope *scope, const char *name, cons
 ont_status ont_onnx_value(ont_loader *l, ont_scope *scope, ont_value_kind kind, const char *name,
                           ont_value **value) ONT_MUST_USE;
 /* load.c: a constant with contents that are already in the arena. */
-ont_status ont_onnx_constant_value(ont_loader *l, ont_scope *scope, const char *name, const ont_tensor *tensor) ONT_MUST_USE;
+ont_status ont_onnx_constant_value(ont_loader *l, ont_scope *scope, const char *name, const ont_tensor *tensor)
+    ONT_MUST_USE;
 
 /* nodes.c */
 ont_status ont_onnx_check_opsets(const ont_scope *scope) ONT_MUST_USE;
@@ -90,7 +91,8 @@ ont_status ont_onnx_copy(ont_loader *l, const char *name, ont_value *from, ont_v
 
 /* inline.c */
 ont_status ont_onnx_list_functions(ont_loader *l, const Onnx__ModelProto *model) ONT_MUST_USE;
-ont_status ont_onnx_function(ont_loader *l, const Onnx__NodeProto *node, const Onnx__FunctionProto **function) ONT_MUST_USE;
+ont_status ont_onnx_function(ont_loader *l, const Onnx__NodeProto *node, const Onnx__FunctionProto **function)
+    ONT_MUST_USE;
 ont_status ont_onnx_inline(ont_loader *l, ont_scope *caller, const Onnx__NodeProto *call,
                            const Onnx__FunctionProto *function, const char *what) ONT_MUST_USE;
 /* inline.c: counts nodes that come from functions; EINVAL beyond the limits. */

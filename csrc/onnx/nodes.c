@@ -23,7 +23,8 @@ ont_status ont_onnx_check_opsets(const ont_scope *scope)
             if (!strcmp(domain, ont_onnx_domain(scope->opsets[j]->domain)) && set->version != scope->opsets[j]->version)
                 return ont_fail(ONT_EINVAL, "%sdomain '%s' is imported twice", scope->where, domain);
         if (!*domain && set->version > ONT_MAX_OPSET)
-            return ont_fail(ONT_EUNSUPPORTED, "%sopset %" PRId64 " of ai.onnx is later than %d", scope->where, set->version,
+            return ont_fail(ONT_EUNSUPPORTED, "%sopset %" PRId64 " of ai.onnx is later than %d", scope->where,
+                            set->version,
                             ONT_MAX_OPSET);
     }
     return ONT_OK;
@@ -35,7 +36,8 @@ static ont_status opset_of(const ont_scope *scope, const char *what, const char 
         const Onnx__OperatorSetIdProto *set = scope->opsets[i];
         if (strcmp(ont_onnx_domain(set->domain), domain)) continue;
         if (!set->has_version || set->version < 1)
-            return ont_fail(ONT_EINVAL, "%s: domain '%s' is imported with version %" PRId64, what, domain, set->version);
+            return ont_fail(ONT_EINVAL, "%s: domain '%s' is imported with version %" PRId64, what, domain,
+                            set->version);
         *version = set->version;
         return ONT_OK;
     }
@@ -51,7 +53,8 @@ ont_status ont_onnx_resolve(const ont_scope *scope, const char *what, const Onnx
     *resolved = proto;
     if (!*refers) return ONT_OK;
     if (!scope->function)
-        return ont_fail(ONT_EINVAL, "%s: attribute '%s' refers to '%s', but is in no function", what, TEXT(proto->name), refers);
+        return ont_fail(ONT_EINVAL, "%s: attribute '%s' refers to '%s', but is in no function", what,
+                        TEXT(proto->name), refers);
     for (size_t i = 0; i < scope->n_attributes; i++) {
         const Onnx__AttributeProto *bound = scope->attributes[i].value;
         if (strcmp(scope->attributes[i].name, refers)) continue;
@@ -103,7 +106,8 @@ ont_status ont_onnx_input(const ont_scope *scope, const char *what, const char *
     if (!*TEXT(name)) return ONT_OK;
     ont_value *known = ont_map_get(&scope->values, name);
     if (!known)
-        return ont_fail(ONT_EINVAL, "%s: input '%s' is not defined before it (unknown name, cycle or wrong order)", what, name);
+        return ont_fail(ONT_EINVAL, "%s: input '%s' is not defined before it (unknown name, cycle or wrong order)",
+                        what, name);
     *value = known == &ont_onnx_absent ? NULL : known;
     return ONT_OK;
 }
@@ -183,7 +187,8 @@ ont_status ont_onnx_nodes(ont_loader *l, ont_scope *scope, Onnx__NodeProto *cons
                                       TEXT(proto->name));
         if (!what) return ONT_ENOMEM;
         if (!*TEXT(proto->op_type)) return ont_fail(ONT_EINVAL, "%s: no operator type", what);
-        if (proto->n_input > ONT_MAX_INTERFACE || proto->n_output > ONT_MAX_INTERFACE || proto->n_attribute > ONT_MAX_ATTRIBUTES)
+        if (proto->n_input > ONT_MAX_INTERFACE || proto->n_output > ONT_MAX_INTERFACE ||
+            proto->n_attribute > ONT_MAX_ATTRIBUTES)
             return ont_fail(ONT_EINVAL, "%s: %zu inputs, %zu outputs and %zu attributes", what, proto->n_input,
                             proto->n_output, proto->n_attribute);
         if (scope->function) ONT_TRY(ont_onnx_charge(l, what, 1));

@@ -1,5 +1,5 @@
 /*
- * A graph to ModelProto bytes. See save.h. All messages live in one arena, whose strings and tensors are borrowed from the
+ * A graph to ModelProto bytes. See save.h. All messages live in one arena, with strings and tensors borrowed from the
  * graph where they can be; protobuf-c then packs them into one heap block.
  */
 #include "onnx/save.h"

@@ -11,8 +11,9 @@ enum { LAST_ONNX_DTYPE = 28 }; /* of TensorProto.DataType */
 ont_status ont_onnx_dtype(int64_t number, const char *what, ont_dtype *dtype)
 {
     if (number <= 0 || number >= ONT_DTYPE_COUNT || !ont_dtype_size((ont_dtype)number))
-        return ont_fail(number > 0 && number <= LAST_ONNX_DTYPE ? ONT_EUNSUPPORTED : ONT_EINVAL, "%s: dtype number %" PRId64 " %s", what,
-                        number, number > 0 && number <= LAST_ONNX_DTYPE ? "is not supported" : "does not exist");
+        return number > 0 && number <= LAST_ONNX_DTYPE
+                   ? ont_fail(ONT_EUNSUPPORTED, "%s: dtype number %" PRId64 " is not supported", what, number)
+                   : ont_fail(ONT_EINVAL, "%s: dtype number %" PRId64 " does not exist", what, number);
     *dtype = (ont_dtype)number;
     return ONT_OK;
 }
@@ -90,11 +91,13 @@ ont_status ont_onnx_tensor(const Onnx__TensorProto *proto, const char *what, ont
     /* The data are in the file, so a size beyond it is a lie: compared before anything is allocated. */
     if (proto->has_raw_data) {
         if (proto->raw_data.len != t.bytes)
-            return ont_fail(ONT_EINVAL, "%s: raw_data has %zu bytes, its dims ask for %zu", what, proto->raw_data.len, t.bytes);
+            return ont_fail(ONT_EINVAL, "%s: raw_data has %zu bytes, its dims ask for %zu", what, proto->raw_data.len,
+                            t.bytes);
     } else {
         size_t have = proto->n_float_data + proto->n_double_data + proto->n_int32_data + proto->n_int64_data +
                       proto->n_uint64_data;
-        if (have < (size_t)ont_shape_count(&t.shape)) return wrong_count(what, "its data", have, ont_shape_count(&t.shape));
+        int64_t count = ont_shape_count(&t.shape);
+        if (have < (size_t)count) return wrong_count(what, "its data", have, count);
     }
     t.data = ont_arena_alloc(arena, t.bytes ? t.bytes : 1);
     if (!t.data) return ONT_ENOMEM;

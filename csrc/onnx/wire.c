@@ -70,20 +70,24 @@ ont_status ont_wire_check(const ProtobufCMessageDescriptor *type, const uint8_t 
         const frame *top = &stack[depth];
         uint64_t tag, length;
         if (!read_varint(&at, top->end, &tag) || !(tag >> 3) || tag >> 32)
-            return ont_fail(ONT_EINVAL, "model: bad field tag in %s at byte %zu", top->type->name, (size_t)(at - bytes));
+            return ont_fail(ONT_EINVAL, "model: bad field tag in %s at byte %zu", top->type->name,
+                            (size_t)(at - bytes));
         uint32_t wire_type = (uint32_t)tag & 7;
         if (wire_type != 2) {
             if (!skip_scalar(wire_type, &at, top->end))
-                return ont_fail(ONT_EINVAL, "model: truncated or malformed field %u of %s at byte %zu", (uint32_t)(tag >> 3),
+                return ont_fail(ONT_EINVAL, "model: truncated or malformed field %u of %s at byte %zu",
+                                (uint32_t)(tag >> 3),
                                 top->type->name, (size_t)(at - bytes));
             continue;
         }
         if (!read_varint(&at, top->end, &length) || length > (uint64_t)(top->end - at))
             return ont_fail(ONT_EINVAL, "model: field %u of %s at byte %zu is longer than what is left",
                             (uint32_t)(tag >> 3), top->type->name, (size_t)(at - bytes));
-        const ProtobufCFieldDescriptor *field = protobuf_c_message_descriptor_get_field(top->type, (unsigned)(tag >> 3));
+        const ProtobufCFieldDescriptor *field =
+            protobuf_c_message_descriptor_get_field(top->type, (unsigned)(tag >> 3));
         if (field && field->type == PROTOBUF_C_TYPE_STRING && !is_text(at, (size_t)length))
-            return ont_fail(ONT_EINVAL, "model: %s of %s at byte %zu is not text in UTF-8", field->name, top->type->name,
+            return ont_fail(ONT_EINVAL, "model: %s of %s at byte %zu is not text in UTF-8", field->name,
+                            top->type->name,
                             (size_t)(at - bytes));
         if (!field || field->type != PROTOBUF_C_TYPE_MESSAGE) {
             at += length;

@@ -28,7 +28,11 @@ DOMAIN = "ai.onnxtrain"
 DOMAIN_VERSION = 1
 
 
-class CustomFunctionError(Exception):
+class Untraceable(Exception):
+    """Something was reached that a trace would lose without a word; the message is a sentence."""
+
+
+class CustomFunctionError(Untraceable):
     """A torch.autograd.Function was reached; tracing through it would lose its backward."""
 
 
@@ -45,7 +49,9 @@ def _batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: floa
     return y, x.mean(axes), x.var(axes, unbiased=False)
 
 
-def _batch_norm_fake(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+def _batch_norm_fake(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
     channels = x.new_empty(x.shape[1])
     return torch.empty_like(x), channels, torch.empty_like(channels)
 
@@ -281,7 +287,11 @@ def cross_entropy(
         return _soft_cross_entropy(input, target, weight, reduction, label_smoothing)
     if label_smoothing > 0.0:
         return _smooth_cross_entropy(input, target, weight, ignore_index, reduction, label_smoothing)
-    return _F.cross_entropy(input, target.long(), weight, ignore_index=ignore_index, reduction=reduction)
+    return _F.cross_entropy(input, _labels(target), weight, ignore_index=ignore_index, reduction=reduction)
+
+
+def _labels(target: Tensor) -> Tensor:
+    return target if target.dtype == torch.int64 else target.long()
 
 
 def _along_classes(weight: Tensor, dims: int) -> Tensor:
@@ -311,7 +321,7 @@ def _smooth_cross_entropy(
     classes = input.size(1)
     log_prob = torch.log_softmax(input, 1)  # (N, C, ...)
     kept = target != ignore_index  # (N, ...)
-    label = target.masked_fill(kept.logical_not(), 0).long()
+    label = _labels(target.masked_fill(kept.logical_not(), 0))
     picked = -log_prob.gather(1, label.unsqueeze(1)).squeeze(1)  # (N, ...)
     if weight is None:
         scale = kept.to(input.dtype)
@@ -337,13 +347,20 @@ def nll_loss(
         reduction = F._Reduction.legacy_get_string(size_average, reduce)
     if input.dim() > 2:
         flat = input.movedim(1, -1).flatten(0, -2)
-        loss = _F.nll_loss(flat, target.reshape(-1).long(), weight, ignore_index=ignore_index, reduction=reduction)
+        loss = _F.nll_loss(flat, _labels(target.reshape(-1)), weight, ignore_index=ignore_index, reduction=reduction)
         return loss.reshape(target.shape) if reduction == "none" else loss
-    return _F.nll_loss(input, target.long(), weight, ignore_index=ignore_index, reduction=reduction)
+    return _F.nll_loss(input, _labels(target), weight, ignore_index=ignore_index, reduction=reduction)
 
 
 def _torch_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled):
     return batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+
+
+def _refuse(what: str) -> Callable[..., Any]:
+    def refuse(*_args, **_kwargs):
+        raise Untraceable(f"The module calls {what} inside forward; a graph would lose it.")
+
+    return refuse
 
 
 _PATCHES: dict[str, Callable[..., Any]] = {
@@ -357,6 +374,8 @@ _REWRITES: dict[Any, Callable[..., Any]] = {
     **{getattr(_F, name): function for name, function in _PATCHES.items()},
     torch.batch_norm: _torch_batch_norm,
     torch.Tensor.data.__get__: lambda x: x.detach(),  # .data is invisible to a trace
+    torch.Tensor.register_hook: _refuse("Tensor.register_hook()"),
+    torch.Tensor.retain_grad: _refuse("Tensor.retain_grad()"),
 }
 
 
@@ -434,7 +453,10 @@ def _applier(notes: list[str]) -> Callable[..., Any]:
             return run(*rest)
         if cls.__module__.split(".")[0] == "torch":
             return original(cls, *args, **kwargs)
-        raise CustomFunctionError(f"{cls.__module__}.{cls.__qualname__}")
+        raise CustomFunctionError(
+            f"The module calls torch.autograd.Function {cls.__module__}.{cls.__qualname__}; a graph would lose its "
+            "backward."
+        )
 
     return apply
 

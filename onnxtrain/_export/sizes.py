@@ -75,13 +75,15 @@ def _is_size(node: torch.fx.Node) -> bool:
 
 def _same_graph(one: torch.fx.Graph, many: torch.fx.Graph, values: dict[sympy.Symbol, Any]) -> bool:
     """Operators in the same order on the same results; nodes that only compute sizes are compared where used."""
-    left, right = ([node for node in graph.nodes if not _is_size(node) and not _is_check(node)] for graph in (one, many))
+    left, right = (
+        [node for node in graph.nodes if not _is_size(node) and not _is_check(node)] for graph in (one, many)
+    )
     if len(left) != len(right):
         return False
     position = {node: i for nodes in (left, right) for i, node in enumerate(nodes)}
 
     def same(a: Any, b: Any) -> bool:
-        if a in position if isinstance(a, torch.fx.Node) else False:
+        if isinstance(a, torch.fx.Node) and a in position:
             return isinstance(b, torch.fx.Node) and position.get(b) == position[a]
         a, b = _expression(a), _expression(b)
         if isinstance(b, sympy.Basic):
@@ -95,11 +97,16 @@ def _same_graph(one: torch.fx.Graph, many: torch.fx.Graph, values: dict[sympy.Sy
         flat_b, spec_b = pytree.tree_flatten((b.args, b.kwargs))
         if spec_a != spec_b or not all(map(same, flat_a, flat_b)):
             return False
-        shapes = [[s for t in pytree.tree_leaves(n.meta.get("val")) if isinstance(t, Tensor) for s in (t.dim(), *t.shape)]
-                  for n in (a, b)]
+        # squeeze() is the same operator at every size, and gives other ranks
+        shapes = _result_shapes(a), _result_shapes(b)
         if len(shapes[0]) != len(shapes[1]) or not all(map(same, *shapes)):
             return False
     return True
+
+
+def _result_shapes(node: torch.fx.Node) -> list[Any]:
+    results = [leaf for leaf in pytree.tree_leaves(node.meta.get("val")) if isinstance(leaf, Tensor)]
+    return [entry for result in results for entry in (result.dim(), *result.shape)]
 
 
 def _is_check(node: torch.fx.Node) -> bool:

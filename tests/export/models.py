@@ -97,7 +97,7 @@ class Block(nn.Module):
 class GPT2(nn.Module):
     """Tied embeddings, scaled_dot_product_attention, and the loss inside forward."""
 
-    def __init__(self, vocab: int = 61, width: int = 16, layers: int = 2, heads: int = 2, context: int = 32,
+    def __init__(self, vocab: int = 61, width: int = 16, layers: int = 1, heads: int = 2, context: int = 32,
                  dropout: float = 0.1) -> None:
         super().__init__()
         self.wte, self.wpe = nn.Embedding(vocab, width), nn.Embedding(context, width)

@@ -7,10 +7,9 @@ that the plain export of the same module fails, or answers something else.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
-import pathlib
 import random
-import sys
 import timeit
 import warnings
 from typing import Any
@@ -27,10 +26,8 @@ from onnx.reference.op_run import OpRun
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from models import CNN, GPT2, MLP, Seq2SeqTransformer  # noqa: E402
-
-from onnxtrain.export import Exported, ExportError, export  # noqa: E402
+from models import CNN, GPT2, MLP, Seq2SeqTransformer  # of this folder, which pytest puts on the path
+from onnxtrain.export import Exported, ExportError, export
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -158,8 +155,7 @@ def test_models(name: str, training: bool, exporter: str) -> None:
     }[name]()
     exported = check(module, *args, training=training, exporter=exporter, **kwargs)
     assert exported.exporter == exporter and exported.needs_verification == (exporter == "torchscript")
-    weights = sum(p.numel() * 4 for p in module.parameters())
-    assert not proto(exported).graph.initializer or len(exported.model) < weights + 60_000
+    assert not proto(exported).graph.initializer
     assert not any(n.op_type.startswith("Sequence") for n in proto(exported).graph.node)
 
 
@@ -248,8 +244,8 @@ def test_attention_dropout() -> None:
     exported = export(module, (q,), {}, training=True)
     assert real_dropouts(exported) == 1
     assert real_dropouts(naive(module, q)) == 0
-    ratio = proto(exported)
-    assert [n.op_type for n in ratio.graph.node if n.op_type in ("Softmax", "Dropout")] == ["Softmax", "Dropout"]
+    order = [n.op_type for n in proto(exported).graph.node if n.op_type in ("Softmax", "Dropout")]
+    assert order == ["Softmax", "Dropout"]
 
 
 BOOL_MASK = torch.tensor([[True, False, True, True], [False] * 4, [True] * 4])
@@ -430,7 +426,7 @@ def test_size_among_the_outputs_is_guarded() -> None:
 
 
 def test_opsets() -> None:
-    for asked, used in ((12, 18), (18, 18), (22, 22), (25, 22)):
+    for asked, used in ((12, 18), (21, 21), (25, 22)):
         exported = export(MLP(), (torch.randn(3, 12),), {}, training=True, opset=asked)
         assert exported.opset == used == next(o.version for o in proto(exported).opset_import if not o.domain)
         assert any(str(asked) in note for note in exported.notes) == (asked != used)
@@ -479,6 +475,32 @@ def test_hidden_change_of_an_activation_is_refused() -> None:
 
     with pytest.raises(ExportError, match="in place"):
         export(Of(forward), (torch.randn(3, 4),), {}, training=True, exporter="dynamo")
+
+
+@dataclasses.dataclass
+class Pair:
+    first: Tensor
+    second: Tensor
+
+
+def test_what_a_trace_would_lose_is_refused() -> None:
+    x = torch.randn(3, 4)
+
+    def hooked(m, x):
+        y = m.fc(x)
+        y.register_hook(lambda grad: grad * 2)
+        return y
+
+    with pytest.raises(ExportError, match="register_hook"):
+        export(Of(hooked), (x,), {}, training=True)
+    with pytest.raises(ExportError, match="Pair"):
+        export(Of(lambda m, pair: m.fc(pair.first)), (Pair(x, x),), {}, training=True)
+    with pytest.raises(ExportError, match="Pair"):
+        export(Of(lambda m, x: Pair(m.fc(x), x)), (x,), {}, training=True)
+    module = Of(lambda m, x: m.fc(x))
+    module.fc.register_full_backward_hook(lambda *_: None)
+    with pytest.raises(ExportError, match="fc has a backward hook"):
+        export(module, (x,), {}, training=True)
 
 
 # --- nothing is left behind -------------------------------------------------------------------------------------------

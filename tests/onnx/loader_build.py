@@ -28,12 +28,14 @@ def build(folder: Path) -> Path:
         subprocess.run([compiler, f"--proto_path={proto.parent}", f"--c_out={folder}", proto.name], check=True)
     sources = [p for layer in ("base", "ir", "onnx") for p in sorted((ROOT / "csrc" / layer).glob("*.c"))]
     sources += [generated, Path(__file__).with_name("loader_check.c")]
-    newest = max(p.stat().st_mtime for layer in ("base", "ir", "onnx", "ops") for p in (ROOT / "csrc" / layer).glob("*.h"))
+    newest = max(p.stat().st_mtime for layer in ("base", "ir", "onnx",
+                                                 "ops") for p in (ROOT / "csrc" / layer).glob("*.h"))
 
     def compile_one(source: Path) -> Path:
         target = folder / f"{source.parent.name}-{source.stem}.o"
         if not target.exists() or target.stat().st_mtime < max(newest, source.stat().st_mtime):
-            subprocess.run([*cc, *FLAGS, f"-I{ROOT / 'csrc'}", f"-isystem{folder}", "-c", str(source), "-o", str(target)],
+            subprocess.run([*cc, *FLAGS, f"-I{ROOT / 'csrc'}", f"-isystem{folder}", "-c", str(source), "-o",
+                            str(target)],
                            check=True)
         return target
 

@@ -25,7 +25,8 @@ def mlp():
          helper.make_node("Relu", ["h"], ["r"]),
          helper.make_node("MatMul", ["r", "w2"], ["m"]),
          helper.make_node("Add", ["m", "b2"], ["y"])],
-        [value("x", ["batch", 3]), value("w1", [4, 3]), value("b1", [4]), value("w2", [4, 2])], [value("y", ["batch", 2])],
+        [value("x", ["batch", 3]), value("w1", [4, 3]), value("b1", [4]),
+         value("w2", [4, 2])], [value("y", ["batch", 2])],
         [numpy_helper.from_array(np.array([0.5, -0.5], np.float32), "b2")])
 
 
@@ -45,18 +46,22 @@ def shapes():
     return model(
         [helper.make_node("Shape", ["x"], ["s"]), helper.make_node("Gather", ["s", "zero"], ["n"], axis=0),
          helper.make_node("Concat", ["n", "rest"], ["to"], axis=0), helper.make_node("Reshape", ["x", "to"], ["r"]),
-         helper.make_node("Transpose", ["r"], ["t"], perm=[0, 2, 1]), helper.make_node("Unsqueeze", ["t", "one"], ["u"]),
+         helper.make_node("Transpose", ["r"], ["t"], perm=[0, 2, 1]), helper.make_node("Unsqueeze", ["t", "one"],
+                                                                                       ["u"]),
          helper.make_node("Slice", ["u", "zero", "two", "three"], ["v"]),
-         helper.make_node("ReduceSum", ["v", "one"], ["w"], keepdims=0), helper.make_node("Expand", ["w", "big"], ["y"])],
+         helper.make_node("ReduceSum", ["v", "one"], ["w"], keepdims=0), helper.make_node("Expand", ["w", "big"],
+                                                                                          ["y"])],
         [value("x", ["n", 6])], [value("y", [2, "n", 3, 2])],
-        [ints("zero", 0), ints("one", 1), ints("two", 2), ints("three", 3), ints("rest", 2, 3), ints("big", 2, 1, 1, 1)])
+        [ints("zero", 0), ints("one", 1), ints("two", 2), ints("three", 3), ints("rest", 2, 3),
+         ints("big", 2, 1, 1, 1)])
 
 
 def functions():
     """Two nested functions with attribute references, a default, an optional input and an input handed through."""
     ref = helper.make_node("LeakyRelu", ["a"], ["l"])
     ref.attribute.append(onnx.AttributeProto(name="alpha", ref_attr_name="slope", type=onnx.AttributeProto.FLOAT))
-    inner = helper.make_function("own", "Inner", ["a", "unused"], ["l", "a"], [ref], [helper.make_opsetid("", 18)], ["slope"])
+    inner = helper.make_function("own", "Inner", ["a", "unused"], ["l", "a"], [ref], [helper.make_opsetid("", 18)],
+                                 ["slope"])
     call = helper.make_node("Inner", ["x", ""], ["i", "j"], domain="own", name="in")
     call.attribute.append(onnx.AttributeProto(name="slope", ref_attr_name="s", type=onnx.AttributeProto.FLOAT))
     scale = helper.make_node("Constant", [], ["k"])
@@ -86,13 +91,16 @@ def attention():
          helper.make_node("LayerNormalization", ["e", "g", "b"], ["l"], axis=-1, epsilon=1e-5),
          helper.make_node("Transpose", ["l"], ["t"], perm=[0, 2, 1]), helper.make_node("MatMul", ["l", "t"], ["q"]),
          helper.make_node("Softmax", ["q"], ["p"], axis=-1), helper.make_node("MatMul", ["p", "l"], ["o"]),
-         helper.make_node("Cast", ["o"], ["d"], to=TensorProto.DOUBLE), helper.make_node("ReduceMean", ["d"], ["y"], keepdims=0)],
-        [value("ids", ["b", "t"], TensorProto.INT64), value("table", [5, 4]), value("g", [4]), value("b", [4])], [value("y", [])])
+         helper.make_node("Cast", ["o"], ["d"], to=TensorProto.DOUBLE), helper.make_node("ReduceMean", ["d"], ["y"],
+                                                                                         keepdims=0)],
+        [value("ids", ["b", "t"], TensorProto.INT64), value("table", [5, 4]), value("g", [4]),
+         value("b", [4])], [value("y", [])])
 
 
 def everything():
     """Every dtype and both places of a tensor's contents; every kind of attribute, on an operator that nobody has."""
-    dtypes = ["FLOAT", "UINT8", "INT8", "UINT16", "INT16", "INT32", "INT64", "BOOL", "FLOAT16", "DOUBLE", "UINT32", "UINT64",
+    dtypes = ["FLOAT", "UINT8", "INT8", "UINT16", "INT16", "INT32", "INT64", "BOOL", "FLOAT16", "DOUBLE", "UINT32",
+              "UINT64",
               "BFLOAT16", "COMPLEX64", "COMPLEX128"]
     typed = [helper.make_tensor(f"typed_{d}", getattr(TensorProto, d), [2], [1, 0]) for d in dtypes]
     raw = []
@@ -100,10 +108,12 @@ def everything():
         raw.append(numpy_helper.from_array(numpy_helper.to_array(t), t.name.replace("typed", "raw")))
         raw[-1].data_type = t.data_type
     names = [t.name for t in typed + raw]
-    node = helper.make_node("Everything", ["x", *names, "", "x"], ["y", "", "z"], domain="nobody", name="all", i=-5, f=0.25,
+    node = helper.make_node("Everything", ["x", *names, "", "x"], ["y", "", "z"], domain="nobody", name="all", i=-5,
+                            f=0.25,
                             s="text", ints=[1, -2], floats=[1.0, 2.0], strings=["a", "b"],
                             t=numpy_helper.from_array(np.arange(3)))
-    return model([node], [value("x", [1])], [value("y", [None, None]), value("z", ["k", 3])], typed + raw, imports=["nobody"])
+    return model([node], [value("x", [1])], [value("y", [None, None]), value("z", ["k", 3])], typed + raw,
+                 imports=["nobody"])
 
 
 ALL = {f.__name__: f for f in (mlp, elementwise, shapes, functions, conv, attention, everything)}

@@ -108,7 +108,8 @@ def test_names_stay_unique(check, tmp_path):
     """Nodes may share a name, a body's names may be taken, an output may be listed twice, output 0 may be left out."""
     body = [helper.make_node("Relu", ["a"], ["t"], name="r"), helper.make_node("Relu", ["t"], ["b"], name="r")]
     f = helper.make_function("own", "F", ["a"], ["b"], body, [helper.make_opsetid("", 18)])
-    m = model([helper.make_node("Relu", ["x"], ["F/t"], name="same"), helper.make_node("F", ["F/t"], ["p"], domain="own"),
+    m = model([helper.make_node("Relu", ["x"], ["F/t"], name="same"),
+               helper.make_node("F", ["F/t"], ["p"], domain="own"),
                helper.make_node("F", ["p"], ["y"], domain="own"), helper.make_node("Neg", ["y"], ["z"], name="same"),
                helper.make_node("Dropout", ["z"], ["", "mask"])],
               [value("x", [2])], [value("y", [2]), value("y", [2]), value("mask", [2], TensorProto.BOOL)],
@@ -122,9 +123,11 @@ def test_names_stay_unique(check, tmp_path):
 
 
 def test_random_streams_differ(check, tmp_path):
-    f = helper.make_function("own", "F", ["a"], ["b"], [helper.make_node("Dropout", ["a"], ["b"])], [helper.make_opsetid("", 18)])
+    f = helper.make_function("own", "F", ["a"], ["b"], [helper.make_node("Dropout", ["a"], ["b"])],
+                             [helper.make_opsetid("", 18)])
     m = model([helper.make_node("F", ["x"], ["p"], domain="own"), helper.make_node("F", ["p"], ["q"], domain="own"),
-               helper.make_node("Dropout", ["q"], ["y"])], [value("x", [2])], [value("y", [2])], functions=[f], imports=["own"])
+               helper.make_node("Dropout", ["q"], ["y"])], [value("x", [2])], [value("y",
+                                                                                     [2])], functions=[f], imports=["own"])
     printed = text(check, tmp_path, m)
     assert all(f"rng_stream = {i}>" in printed for i in range(3)), printed
 
@@ -145,7 +148,8 @@ def test_bools_are_zero_or_one(check, tmp_path):
 
 
 def relu(**changes) -> onnx.ModelProto:
-    m = model([helper.make_node("Relu", ["x"], ["h"], name="first"), helper.make_node("Neg", ["h"], ["y"], name="second")],
+    m = model([helper.make_node("Relu", ["x"], ["h"], name="first"),
+               helper.make_node("Neg", ["h"], ["y"], name="second")],
               [value("x", ["n", 2])], [value("y", ["n", 2])])
     return m
 
@@ -194,48 +198,66 @@ def deep(levels: int) -> bytes:
 
 
 REFUSED = {
-    "cycle": (lambda: edited(lambda m: m.graph.node[0].input.__setitem__(0, "y")), "EINVAL", "node 0 (Relu 'first')", "'y'"),
-    "wrong order": (lambda: edited(lambda m: m.graph.node.append(m.graph.node.pop(0))), "EINVAL", "node 0 (Neg 'second')", "'h'"),
+    "cycle": (lambda: edited(lambda m: m.graph.node[0].input.__setitem__(0, "y")), "EINVAL", "node 0 (Relu 'first')",
+              "'y'"),
+    "wrong order": (lambda: edited(lambda m: m.graph.node.append(m.graph.node.pop(0))), "EINVAL",
+                    "node 0 (Neg 'second')", "'h'"),
     "unknown name": (lambda: edited(lambda m: m.graph.node[1].input.__setitem__(0, "q")), "EINVAL", "node 1", "'q'"),
-    "node output twice": (lambda: edited(lambda m: m.graph.node[1].output.__setitem__(0, "h")), "EINVAL", "node 1", "'h'"),
-    "node output is input": (lambda: edited(lambda m: m.graph.node[0].output.__setitem__(0, "x")), "EINVAL", "node 0", "'x'"),
+    "node output twice": (lambda: edited(lambda m: m.graph.node[1].output.__setitem__(0, "h")), "EINVAL", "node 1",
+                          "'h'"),
+    "node output is input": (lambda: edited(lambda m: m.graph.node[0].output.__setitem__(0, "x")), "EINVAL", "node 0",
+                             "'x'"),
     "one node, same output": (lambda: edited(lambda m: m.graph.node[0].output.append("h")), "EINVAL", "node 0", "'h'"),
-    "no node outputs": (lambda: edited(lambda m: m.graph.node[1].ClearField("output")), "EINVAL", "node 1", "no outputs"),
+    "no node outputs": (lambda: edited(lambda m: m.graph.node[1].ClearField("output")), "EINVAL", "node 1",
+                        "no outputs"),
     "input twice": (lambda: edited(lambda m: m.graph.input.append(m.graph.input[0])), "EINVAL", "input 'x'", "twice"),
     "initializer twice": (lambda: edited(lambda m: m.graph.initializer.extend(
         [numpy_helper.from_array(np.ones(1, np.float32), "w")] * 2)), "EINVAL", "'w'", "twice"),
-    "missing output": (lambda: edited(lambda m: m.graph.output.append(value("q", [1]))), "EINVAL", "output 'q'", "not computed"),
+    "missing output": (lambda: edited(lambda m: m.graph.output.append(value("q", [1]))), "EINVAL", "output 'q'",
+                       "not computed"),
     "no outputs": (lambda: edited(lambda m: m.graph.ClearField("output")), "EINVAL", "no outputs"),
     "no graph": (lambda: b"", "EINVAL", "no graph"),
-    "negative input dim": (lambda: edited(lambda m: m.graph.input[0].CopyFrom(value("x", [-3]))), "EINVAL", "input 'x'", "-3"),
-    "huge input": (lambda: edited(lambda m: m.graph.input[0].CopyFrom(value("x", [2**40] * 3))), "EINVAL", "input 'x'", "overflow"),
+    "negative input dim": (lambda: edited(lambda m: m.graph.input[0].CopyFrom(value("x", [-3]))), "EINVAL",
+                           "input 'x'", "-3"),
+    "huge input": (lambda: edited(lambda m: m.graph.input[0].CopyFrom(value("x", [2**40] * 3))), "EINVAL", "input 'x'",
+                   "overflow"),
     "input without type": (lambda: edited(lambda m: m.graph.input[0].ClearField("type")), "EUNSUPPORTED", "input 'x'"),
-    "input of strings": (lambda: edited(lambda m: m.graph.input[0].CopyFrom(value("x", [1], 8))), "EUNSUPPORTED", "input 'x'", "8"),
-    "unknown input dtype": (lambda: edited(lambda m: m.graph.input[0].CopyFrom(value("x", [1], 99))), "EINVAL", "input 'x'", "99"),
-    "rank 13": (lambda: edited(lambda m: m.graph.input[0].CopyFrom(value("x", [1] * 13))), "EUNSUPPORTED", "input 'x'", "13"),
+    "input of strings": (lambda: edited(lambda m: m.graph.input[0].CopyFrom(value("x", [1], 8))), "EUNSUPPORTED",
+                         "input 'x'", "8"),
+    "unknown input dtype": (lambda: edited(lambda m: m.graph.input[0].CopyFrom(value("x", [1], 99))), "EINVAL",
+                            "input 'x'", "99"),
+    "rank 13": (lambda: edited(lambda m: m.graph.input[0].CopyFrom(value("x", [1] * 13))), "EUNSUPPORTED", "input 'x'",
+                "13"),
     "negative dim": (lambda: initializer(dims=[-1, 2]), "EINVAL", "initializer 'w'", "negative"),
-    "overflowing dims": (lambda: initializer(dims=[2**62, 2**62], raw_data=b""), "EINVAL", "initializer 'w'", "overflow"),
+    "overflowing dims": (lambda: initializer(dims=[2**62, 2**62], raw_data=b""), "EINVAL", "initializer 'w'",
+                         "overflow"),
     "overflow hidden by zero": (lambda: initializer(dims=[0, 2**62, 2**62]), "EINVAL", "initializer 'w'", "overflow"),
     "absurd count": (lambda: initializer(dims=[2**40]), "EINVAL", "initializer 'w'", str(2**40)),
     "short raw_data": (lambda: initializer(dims=[2], raw_data=b"1234567"), "EINVAL", "initializer 'w'", "7 bytes", "8"),
-    "long raw_data": (lambda: initializer(dims=[2], raw_data=b"123456789"), "EINVAL", "initializer 'w'", "9 bytes", "8"),
-    "short float_data": (lambda: initializer(dims=[3], float_data=[1.0, 2.0]), "EINVAL", "initializer 'w'", "2 entries", "3"),
+    "long raw_data": (lambda: initializer(dims=[2], raw_data=b"123456789"), "EINVAL", "initializer 'w'", "9 bytes",
+                      "8"),
+    "short float_data": (lambda: initializer(dims=[3], float_data=[1.0, 2.0]), "EINVAL", "initializer 'w'",
+                         "2 entries", "3"),
     "wrong typed field": (lambda: initializer(dims=[1], int32_data=[1]), "EINVAL", "initializer 'w'", "float_data"),
     "unknown dtype": (lambda: initializer(dims=[1], data_type=77), "EINVAL", "initializer 'w'", "77"),
     "float8": (lambda: initializer(dims=[1], data_type=17), "EUNSUPPORTED", "initializer 'w'", "17"),
-    "nameless initializer": (lambda: initializer(name="", dims=[1], float_data=[1.0]), "EINVAL", "initializer", "no name"),
+    "nameless initializer": (lambda: initializer(name="", dims=[1], float_data=[1.0]), "EINVAL", "initializer",
+                             "no name"),
     "external data": (lambda: initializer(dims=[1], data_location=1), "EUNSUPPORTED", "initializer 'w'", "external"),
     "sparse initializer": (lambda: edited(lambda m: m.graph.sparse_initializer.add().values.CopyFrom(
         TensorProto(name="sp"))), "EUNSUPPORTED", "'sp'", "sparse"),
     "no opset": (lambda: edited(lambda m: m.ClearField("opset_import")), "EINVAL", "node 0", "opset"),
     "opset 0": (lambda: edited(lambda m: setattr(m.opset_import[0], "version", 0)), "EINVAL", "node 0", "version 0"),
     "later opset": (lambda: edited(lambda m: setattr(m.opset_import[0], "version", 1000)), "EUNSUPPORTED", "1000"),
-    "opset twice": (lambda: edited(lambda m: m.opset_import.add(domain="ai.onnx", version=12)), "EINVAL", "imported twice"),
-    "domain not imported": (lambda: edited(lambda m: setattr(m.graph.node[0], "domain", "d")), "EINVAL", "node 0", "'d'"),
+    "opset twice": (lambda: edited(lambda m: m.opset_import.add(domain="ai.onnx", version=12)), "EINVAL",
+                    "imported twice"),
+    "domain not imported": (lambda: edited(lambda m: setattr(m.graph.node[0], "domain", "d")), "EINVAL", "node 0",
+                            "'d'"),
     "no operator type": (lambda: edited(lambda m: m.graph.node[0].ClearField("op_type")), "EINVAL", "node 0"),
     "attribute twice": (lambda: edited(lambda m: m.graph.node[0].attribute.extend(
         [helper.make_attribute("a", 1), helper.make_attribute("a", 2.0)])), "EINVAL", "node 0", "'a'", "twice"),
-    "attribute without name": (lambda: edited(lambda m: m.graph.node[0].attribute.add(type=2)), "EINVAL", "node 0", "no name"),
+    "attribute without name": (lambda: edited(lambda m: m.graph.node[0].attribute.add(type=2)), "EINVAL", "node 0",
+                               "no name"),
     "attribute without type": (lambda: attribute(i=1), "EINVAL", "node 0", "'a'", "no type"),
     "tensor attribute without tensor": (lambda: attribute(type=4), "EINVAL", "node 0", "'a'", "no tensor"),
     "subgraph": (lambda: attribute(type=5), "EUNSUPPORTED", "node 0", "'a'", "subgraph"),
@@ -253,14 +275,16 @@ REFUSED = {
         "Outer", ["a"], ["q"], domain="own")) or m.functions[0].opset_import.add(domain="own", version=1)),
         "EINVAL", "'Outer'", "calls itself"),
     "function twice": (lambda: function(lambda m: m.functions.append(m.functions[0])), "EINVAL", "'Inner'", "twice"),
-    "too many inputs of a call": (lambda: function(lambda m: m.graph.node[0].input.extend(["x"])), "EINVAL", "node 0", "2 inputs"),
+    "too many inputs of a call": (lambda: function(lambda m: m.graph.node[0].input.extend(["x"])), "EINVAL", "node 0",
+                                  "2 inputs"),
     "undeclared attribute of a call": (lambda: function(lambda m: m.graph.node[0].attribute.append(
         helper.make_attribute("q", 1))), "EINVAL", "node 0", "attributes"),
     "reference to nothing": (lambda: function(lambda m: setattr(
         m.functions[0].node[0].attribute[0], "ref_attr_name", "q")), "EINVAL", "function 'Inner'", "'q'"),
     "reference of another kind": (lambda: function(lambda m: m.graph.node[0].attribute[0].CopyFrom(
         helper.make_attribute(m.graph.node[0].attribute[0].name, 1))), "EINVAL", "node 0"),
-    "function output not computed": (lambda: function(lambda m: m.functions[1].output.__setitem__(0, "q")), "EINVAL", "'q'"),
+    "function output not computed": (lambda: function(lambda m: m.functions[1].output.__setitem__(0, "q")), "EINVAL",
+                                     "'q'"),
     "deep nesting": (lambda: deep(2500), "EINVAL", "nested deeper than 64"),
     "nesting over the limit": (lambda: deep(21), "EINVAL", "nested deeper than 64"),
     "not UTF-8": (lambda: relu().SerializeToString().replace(b"first", b"fi\xffst"), "EINVAL", "UTF-8"),
@@ -298,12 +322,14 @@ def test_refused_in_python(name):
 def test_functions_that_multiply(check):
     """Thirty functions that each call the next one twice would be a billion nodes."""
     n, opsets = 30, [helper.make_opsetid("", 18), helper.make_opsetid("own", 1)]
-    bodies = [[helper.make_node(f"F{i + 1}", ["a"], ["t"], domain="own"), helper.make_node(f"F{i + 1}", ["t"], ["b"], domain="own")]
+    bodies = [[helper.make_node(f"F{i + 1}", ["a"], ["t"], domain="own"),
+               helper.make_node(f"F{i + 1}", ["t"], ["b"], domain="own")]
               for i in range(n)] + [[helper.make_node("Relu", ["a"], ["b"])]]
     functions = [helper.make_function("own", f"F{i}", ["a"], ["b"], body, opsets) for i, body in enumerate(bodies)]
     wide = model([helper.make_node("F0", ["x"], ["y"], domain="own")], [value("x", [1])], [value("y", [1])],
                  functions=functions, imports=["own"])
-    chain = [helper.make_function("own", f"F{i}", ["a"], ["b"], [helper.make_node(f"F{i + 1}" if i < 40 else "Relu", ["a"], ["b"],
+    chain = [helper.make_function("own", f"F{i}", ["a"], ["b"],
+                                  [helper.make_node(f"F{i + 1}" if i < 40 else "Relu", ["a"], ["b"],
              domain="own" if i < 40 else "")], opsets) for i in range(41)]
     long = model(wide.graph.node, wide.graph.input, wide.graph.output, functions=chain, imports=["own"])
     expands, nests = answers(check, [wide.SerializeToString(), long.SerializeToString()])
@@ -339,7 +365,8 @@ def test_allocation_sweep(check, tmp_path, name):
 
 def test_allocation_sweep_in_python():
     """Each allocation of Session() fails in turn: MemoryError and nothing left, until it succeeds."""
-    data = model([helper.make_node("Relu", ["x"], ["y"])], [value("x", ["n", 2])], [value("y", ["n", 2])]).SerializeToString()
+    data = model([helper.make_node("Relu", ["x"], ["y"])], [value("x", ["n", 2])],
+                 [value("y", ["n", 2])]).SerializeToString()
     before = _C.live_blocks()
     for n in range(100000):
         _C.fail_allocation_after(n)
