@@ -189,6 +189,7 @@ static ont_value *as_matrix(ont_grad *g, ont_value *x)
 static void product_grads(ont_grad *g, ont_value *a, ont_value *b, ont_value *dc, const product *p)
 {
     bool ta = p->trans_a, tb = p->trans_b;
+    if (g->b.status != ONT_OK) return;
     if (WANTS(0)) GI(0, ta ? fused(g, b, tb, dc, true, p->alpha) : fused(g, dc, false, b, !tb, p->alpha));
     if (!WANTS(1)) return;
     /* With one matrix B the sum over the batch is part of the product. */
@@ -215,6 +216,7 @@ static void matmul_grad(ont_grad *g)
     full.dims[full.rank++] = p.n;
     ont_value *a = ont_build_reshape(w, I(0), &p.a), *b = ont_build_reshape(w, I(1), &p.b);
     dc = ont_build_reshape(w, dc, &full);
+    if (w->status != ONT_OK) return;
     product_grads(g, a, b, dc, &p);
     for (uint32_t i = 0; i < 2; i++) {
         ont_value *grad = g->in_grads[i];

@@ -99,7 +99,7 @@ static ont_status make_key(ont_session *s, const ont_view *inputs, const uint8_t
 
 static bool matches(const entry *e, const int64_t *key, size_t length)
 {
-    return e->program && e->key_length == length && !memcmp(e->key, key, length * sizeof *key);
+    return e->program && e->key_length == length && (!length || !memcmp(e->key, key, length * sizeof *key));
 }
 
 /* A free entry, or the one least recently used, emptied. */
@@ -117,7 +117,7 @@ static ont_status build(ont_session *s, const ont_view *inputs, const uint8_t *w
 {
     int64_t *key = ont_malloc(length * sizeof *key);
     if (!key) return ONT_ENOMEM;
-    memcpy(key, s->key, length * sizeof *key);
+    if (length) memcpy(key, s->key, length * sizeof *key);
     ont_program *program;
     ont_status status = ont_program_build(s->graph, inputs, wants, &program);
     if (status != ONT_OK) {

@@ -1,0 +1,101 @@
+"""Operators that move elements: views, Transpose, Expand, Slice, Split, Concat, Trilu, and what shapes make."""
+
+import dataclasses
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from harness import C, Case, R, V, expect_error, run_case  # noqa: E402
+from onnxtrain import UnsupportedError  # noqa: E402
+
+
+def flat(op_type, *inputs, **more):
+    """A case without gradient."""
+    return Case(op_type, list(inputs), grad=False, **more)
+
+
+CASES = [
+    Case("Identity", [R(2, 3)], torch=lambda x: x + 0),
+    Case("Reshape", [R(2, 3, 4), C([4, 6])], torch=lambda x: x.reshape(4, 6)),
+    Case("Reshape", [R(2, 3, 4), C([0, -1])], torch=lambda x: x.reshape(2, 12), name="0 and -1"),
+    Case("Reshape", [R(0, 3), C([0, 5, 3])], {"allowzero": 1}, torch=lambda x: x.reshape(0, 5, 3), name="allowzero"),
+    Case("Reshape", [R(1), C([], np.int64)], torch=lambda x: x.reshape(()), name="to a scalar"),
+    Case("Flatten", [R(2, 3, 4)], {"axis": 2}, torch=lambda x: x.reshape(6, 4)),
+    Case("Flatten", [R(2, 3, 4)], {"axis": -1}, torch=lambda x: x.reshape(6, 4), name="negative"),
+    Case("Flatten", [R(2, 3)], {"axis": 0}, torch=lambda x: x.reshape(1, 6), name="axis 0"),
+    Case("Squeeze", [R(1, 3, 1), C([0])], torch=lambda x: x.squeeze(0)),
+    Case("Squeeze", [R(1, 3, 1)], torch=lambda x: x.squeeze(), name="all"),
+    Case("Squeeze", [R(1, 3, 1)], {"axes": [-1]}, opset=11, torch=lambda x: x.squeeze(-1), name="attribute"),
+    Case("Unsqueeze", [R(3, 2), C([0, -1])], torch=lambda x: x[None, :, :, None]),
+    Case("Unsqueeze", [R(3)], {"axes": [1]}, opset=11, torch=lambda x: x[:, None], name="attribute"),
+    Case("Transpose", [R(2, 3)], torch=lambda x: x.T),
+    Case("Transpose", [R(2, 3, 4, 5)], {"perm": [0, 2, 1, 3]}, torch=lambda x: x.permute(0, 2, 1, 3)),
+    Case("Transpose", [R(2, 3, 4, 5)], {"perm": [3, 1, 0, 2]}, torch=lambda x: x.permute(3, 1, 0, 2), name="crossed"),
+    Case("Transpose", [R(37, 53)], torch=lambda x: x.T, name="tiles", alloc=False),
+    Case("Transpose", [R(3, 0, 2)], {"perm": [2, 0, 1]}, torch=lambda x: x.permute(2, 0, 1), name="empty"),
+    flat("Transpose", R(3, 5, dtype=np.bool_)),
+    Case("Expand", [R(3, 1), C([2, 1, 4])], torch=lambda x: x.expand(2, 3, 4)),
+    Case("Expand", [R(), C([2, 2])], torch=lambda x: x.expand(2, 2), name="scalar"),
+    Case("Expand", [R(3, 4), C([1])], torch=lambda x: x + 0, name="no-op"),
+    Case("Slice", [R(5, 6), C([1]), C([4])], torch=lambda x: x[1:4]),
+    Case("Slice", [R(5, 6), C([-3]), C([2**62]), C([1]), C([2])], torch=lambda x: x[:, -3::2], name="step"),
+    Case("Slice", [R(5, 6), C([4]), C([-100]), C([0]), C([-2])], torch=lambda x: x[[4, 2, 0]], name="reversed"),
+    Case("Slice", [R(5, 6), C([1, 2]), C([3, 5]), C([1, 0])], torch=lambda x: x[2:5, 1:3], name="two axes"),
+    Case("Slice", [R(5), C([3]), C([3])], torch=lambda x: x[3:3], name="empty"),
+    Case("Slice", [R(5, 2)], {"starts": [1], "ends": [-1]}, opset=9, torch=lambda x: x[1:-1], name="attributes"),
+    Case("Split", [R(6, 4)], {"num_outputs": 2}, n_outputs=2, torch=lambda x: x.split(3)),
+    Case("Split", [R(7, 2)], {"num_outputs": 3}, n_outputs=3, torch=lambda x: x.split(3), name="uneven"),
+    Case("Split", [R(2, 6), C([1, 3, 2])], {"axis": 1}, n_outputs=3, torch=lambda x: x.split([1, 3, 2], 1)),
+    Case("Split", [R(4, 2)], {"split": [1, 3]}, n_outputs=2, opset=11, torch=lambda x: x.split([1, 3]), name="attribute"),
+    Case("Concat", [R(2, 3), R(4, 3)], {"axis": 0}, torch=lambda x, y: torch.cat([x, y])),
+    Case("Concat", [R(2, 3), R(2, 1), R(2, 0)], {"axis": -1}, torch=lambda *x: torch.cat(x, -1)),
+    Case("Concat", [R(3)], {"axis": 0}, torch=lambda x: x + 0, name="one"),
+    Case("Trilu", [R(4, 5)], torch=torch.triu),
+    Case("Trilu", [R(2, 5, 4), C(-1)], {"upper": 0}, torch=lambda x: torch.tril(x, -1)),
+    Case("Trilu", [R(3, 3), C(7)], torch=lambda x: torch.triu(x, 7), name="beyond"),
+    flat("Shape", R(2, 3, 4)),
+    flat("Shape", R(2, 3, 4), attrs={"start": -2, "end": 10}, name="part"),
+    flat("Size", R(2, 3, 4)),
+    flat("Range", C(3), C(11), C(2)),
+    flat("Range", C(5, np.float32), C(-1, np.float32), C(-1.5, np.float32), name="float"),
+    flat("ConstantOfShape", C([2, 3])),
+]
+
+
+def of_run_time_inputs(case):
+    """torch= of these cases takes the run-time inputs alone: shapes and axes stand in its text."""
+    n = sum(not getattr(i, "const", False) for i in case.inputs)
+    f = case.torch
+    return dataclasses.replace(case, torch=f and (lambda *inputs: f(*inputs[:n])))
+
+
+CASES = [of_run_time_inputs(case) for case in CASES]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_layout(case):
+    run_case(case)
+
+
+ERRORS = [
+    (flat("Reshape", R(2, 3), C([4, -1])), ValueError, "cannot fill"),
+    (flat("Reshape", R(2, 3), C([-1, -1])), ValueError, "more than one -1"),
+    (flat("Reshape", R(2, 3), V([6], np.int64)), UnsupportedError, "depends on data"),
+    (flat("Transpose", R(2, 3), attrs={"perm": [0, 0]}), ValueError, "permutation"),
+    (flat("Slice", R(2, 3), C([0]), C([1]), C([5])), ValueError, "axis 5"),
+    (flat("Slice", R(2, 3), C([0]), C([1]), C([0]), C([0])), ValueError, "step"),
+    (flat("Concat", R(2, 3), R(3, 2), attrs={"axis": 0}), ValueError, "does not join"),
+    (flat("Split", R(5), C([2, 2]), n_outputs=2), ValueError, "add up to 4"),
+    (flat("Squeeze", R(2, 3), C([0])), ValueError, "not 1"),
+    (flat("Expand", R(2, 3), C([4, 3])), ValueError, "broadcast"),
+]
+
+
+@pytest.mark.parametrize("case,error,match", ERRORS, ids=str)
+def test_errors(case, error, match):
+    expect_error(case, error, match)

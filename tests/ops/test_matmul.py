@@ -1,0 +1,74 @@
+"""MatMul, Gemm and FusedMatMul against torch, and the refusal of operands that do not fit."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from harness import C, Case, R, V, expect_error, run_case  # noqa: E402
+from onnxtrain import UnsupportedError  # noqa: E402
+
+
+def fused(ta, tb, alpha):
+    def run(a, b):
+        return alpha * ((a.mT if ta else a) @ (b.mT if tb else b))
+
+    return run
+
+
+def gemm(ta, tb, alpha, beta):
+    def run(a, b, c=None):
+        y = alpha * ((a.T if ta else a) @ (b.T if tb else b))
+        return y if c is None else y + beta * c
+
+    return run
+
+
+CASES = [
+    Case("MatMul", [R(3, 4), R(4, 5)], torch=torch.matmul),
+    Case("MatMul", [R(2, 3, 4), R(4, 5)], torch=torch.matmul),
+    Case("MatMul", [R(2, 3, 4), R(2, 4, 5)], torch=torch.matmul),
+    Case("MatMul", [R(2, 1, 3, 4), R(5, 4, 2)], torch=torch.matmul),
+    Case("MatMul", [R(3, 4), R(2, 4, 5)], torch=torch.matmul),
+    Case("MatMul", [R(4), R(4, 5)], torch=torch.matmul),
+    Case("MatMul", [R(3, 4), R(4)], torch=torch.matmul),
+    Case("MatMul", [R(4), R(4)], torch=torch.matmul),
+    Case("MatMul", [R(2, 3, 4), R(4)], torch=torch.matmul),
+    Case("MatMul", [R(4), R(2, 4, 3)], torch=torch.matmul),
+    Case("MatMul", [R(3, 0), R(0, 5)], torch=torch.matmul, name="K is 0"),
+    Case("MatMul", [R(0, 4), R(4, 5)], torch=torch.matmul, name="M is 0"),
+    Case("MatMul", [R(0, 3, 4), R(4, 5)], torch=torch.matmul, name="no batch"),
+    Case("MatMul", [R(65, 130), R(130, 70)], torch=torch.matmul, name="measured", alloc=False),
+    *[Case("FusedMatMul", [R(3, 4) if not ta else R(4, 3), R(4, 5) if not tb else R(5, 4)],
+           {"transA": ta, "transB": tb, "alpha": 0.5}, domain="ai.onnxtrain", torch=fused(ta, tb, 0.5))
+      for ta in (0, 1) for tb in (0, 1)],
+    *[Case("FusedMatMul", [R(2, 3, 4) if not ta else R(2, 4, 3), R(2, 4, 5) if not tb else R(2, 5, 4)],
+           {"transA": ta, "transB": tb}, domain="ai.onnxtrain", torch=fused(ta, tb, 1))
+      for ta in (0, 1) for tb in (0, 1)],
+    Case("FusedMatMul", [R(2, 4, 3), R(4, 5)], {"transA": 1}, domain="ai.onnxtrain", torch=fused(1, 0, 1), name="shared B"),
+    *[Case("Gemm", [R(3, 4) if not ta else R(4, 3), R(4, 5) if not tb else R(5, 4), R(*c)],
+           {"transA": ta, "transB": tb, "alpha": 0.5, "beta": 2.0}, torch=gemm(ta, tb, 0.5, 2.0))
+      for ta in (0, 1) for tb in (0, 1) for c in ((5,), (3, 1), (), (3, 5))],
+    Case("Gemm", [R(3, 4), R(4, 5)], torch=gemm(0, 0, 1, 1)),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_matmul(case):
+    run_case(case)
+
+
+def test_inner_dims_differ():
+    expect_error(Case("MatMul", [R(3, 4), R(5, 6)]), ValueError, "inner dims differ")
+
+
+def test_gemm_bias_too_large():
+    expect_error(Case("Gemm", [R(3, 4), R(4, 5), R(2, 3, 5)]), ValueError, "broadcast")
+
+
+def test_dtypes_differ():
+    expect_error(Case("MatMul", [R(3, 4), R(4, 5, dtype=np.float64)]), TypeError, "float and double")

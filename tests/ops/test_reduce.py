@@ -1,0 +1,90 @@
+"""Reductions, softmax, layer normalisation, Gather, and the loss operators."""
+
+import dataclasses
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from harness import C, Case, R, V, expect_error, run_case  # noqa: E402
+from onnxtrain import UnsupportedError  # noqa: E402
+
+
+def reduction(f, **defaults):
+    def case(op_type, shape, axes, keepdims=1, **more):
+        def run(x):
+            return f(x, tuple(axes) if axes else tuple(range(x.dim())), bool(keepdims))
+
+        inputs = [R(*shape, **defaults)] + ([C(axes)] if axes else [])
+        return Case(op_type, inputs, {"keepdims": keepdims}, torch=run, tol=1e-4, **more)
+
+    return case
+
+
+def by_torch(f):
+    """reference= from torch: the reference evaluator rounds statistics to float32, and knows Softmax from opset 13 on."""
+    return lambda *arrays: f(*map(torch.from_numpy, arrays)).numpy()
+
+
+def flattened(x):
+    return F.softmax(x.reshape(2, 12), 1).reshape(2, 3, 4)
+
+
+SUM = reduction(lambda x, a, k: x.sum(a, k))
+MEAN = reduction(lambda x, a, k: x.mean(a, k))
+MAX = reduction(lambda x, a, k: x.amax(a, k))
+MIN = reduction(lambda x, a, k: x.amin(a, k))
+L1 = reduction(lambda x, a, k: x.abs().sum(a, k), apart=0.05)
+L2 = reduction(lambda x, a, k: x.square().sum(a, k).sqrt())
+SQUARE = reduction(lambda x, a, k: x.square().sum(a, k))
+LOG_SUM = reduction(lambda x, a, k: x.sum(a, k).log(), low=0.1)
+LSE = reduction(lambda x, a, k: torch.logsumexp(x, a, k))
+SHAPES = [((2, 3, 4), [1], 1), ((2, 3, 4), [-1], 0), ((2, 3, 4), [0, 2], 1), ((2, 3, 4), [0, 1], 0), ((5,), None, 0)]
+
+CASES = [make(name, *args, alloc=i == 0) for name, make in [
+    ("ReduceSum", SUM), ("ReduceMean", MEAN), ("ReduceMax", MAX), ("ReduceMin", MIN), ("ReduceL1", L1), ("ReduceL2", L2),
+    ("ReduceSumSquare", SQUARE), ("ReduceLogSum", LOG_SUM), ("ReduceLogSumExp", LSE)] for i, args in enumerate(SHAPES)]
+CASES += [
+    Case("ReduceSum", [R(2, 3)], {"axes": [1]}, opset=11, torch=lambda x: x.sum(1, True), name="attribute"),
+    Case("ReduceSum", [R(2, 3), C([], np.int64)], {"noop_with_empty_axes": 1}, torch=lambda x: x + 0, name="noop"),
+    Case("ReduceSum", [R(2, 0), C([1])], torch=lambda x: x.sum(1, True), name="empty"),
+    Case("ReduceMax", [V([[1.0, 3.0, 3.0], [2.0, 2.0, 2.0]]), C([1])], torch=lambda x: x.amax(1, True), name="ties"),
+    Case("ReduceSum", [R(3, 5, low=-9, high=9, dtype=np.int64), C([0])], grad=False),
+    Case("SumTo", [R(4, 2, 3)], {"shape": [2, 1]}, domain="ai.onnxtrain", torch=lambda x: x.sum((0, 2)).reshape(2, 1), grad=False),
+    *[Case(op, [R(*shape)], {"axis": axis}, torch=lambda x, f=f, a=axis: f(x, a))
+      for op, f in (("Softmax", F.softmax), ("LogSoftmax", F.log_softmax))
+      for shape, axis in (((3, 5), -1), ((3, 5), 0), ((2, 3, 4), 1), ((1,), 0), ((3, 37), 1), ((0, 4), 1))],
+    Case("Softmax", [R(2, 3, 4)], {"axis": 1}, opset=11, torch=flattened, reference=by_torch(flattened), name="flattens"),
+    *[Case("LayerNormalization", [R(*shape), R(*shape[axis:]), R(*shape[axis:])], {"axis": axis, "epsilon": 1e-3}, tol=1e-4,
+           torch=(norm := lambda x, s, b, n=shape[axis:]: F.layer_norm(x, n, s, b, 1e-3)), reference=by_torch(norm))
+      for shape, axis in (((3, 5), 1), ((2, 3, 4), 2), ((2, 3, 4), 1), ((40, 33), 1))],
+    Case("LayerNormalization", [R(4, 6), R(6)], tol=1e-4, torch=lambda x, s: F.layer_norm(x, (6,), s), name="no bias"),
+    Case("Gather", [R(5, 3), V([[0, 4], [-1, 2]], np.int64)], torch=lambda x, i: x[i]),
+    Case("Gather", [R(2, 5, 3), V([1, 1, 4], np.int32)], {"axis": 1}, torch=lambda x, i: x[:, i.long()], name="repeated"),
+    Case("Gather", [R(5), V(3, np.int64)], torch=lambda x, i: x[i], name="scalar"),
+    Case("Gather", [R(5, 3), V(np.zeros((0,)), np.int64)], torch=lambda x, i: x[i], name="no index"),
+]
+
+
+def of_run_time_inputs(case):
+    """torch= of these cases takes the run-time inputs alone: shapes and axes stand in its text."""
+    n = sum(not getattr(i, "const", False) for i in case.inputs)
+    f = case.torch
+    return dataclasses.replace(case, torch=f and (lambda *inputs: f(*inputs[:n])))
+
+
+CASES = [of_run_time_inputs(case) for case in CASES]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_reduce(case):
+    run_case(case)
+
+
+@pytest.mark.parametrize("index", [5, -6])
+def test_gather_out_of_range(index):
+    expect_error(Case("Gather", [R(5, 3), V([0, index], np.int64)]), IndexError, f"index {index} at position 1")
