@@ -70,6 +70,27 @@ CASES += [
 ]
 
 
+def cross_entropy(kind, reduction, ignore):
+    def run(x, labels, weight=None):
+        f = F.cross_entropy if kind == "SoftmaxCrossEntropyLoss" else F.nll_loss
+        return f(x, labels.long(), weight, ignore_index=-100 if ignore is None else ignore, reduction=reduction)
+
+    return run
+
+
+LABELS = [2, 0, 4, 2, 1, 3]
+for kind in ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"):
+    for mode in ("mean", "sum", "none"):
+        for ignore in (None, 2):
+            for weighted in (False, True):
+                attrs = {"reduction": mode} | ({} if ignore is None else {"ignore_index": ignore})
+                inputs = [R(6, 5), V(LABELS, np.int64)] + ([R(5, low=0.1)] if weighted else [])
+                CASES.append(Case(kind, inputs, attrs, torch=cross_entropy(kind, mode, ignore), grad=[0], alloc=weighted,
+                                  name=f"{mode}-{ignore}-{weighted}"))
+    CASES.append(Case(kind, [R(2, 5, 3), V([LABELS[:3], LABELS[3:]], np.int32)], {}, torch=cross_entropy(kind, "mean", None),
+                      grad=[0], name="spatial"))
+
+
 def of_run_time_inputs(case):
     """torch= of these cases takes the run-time inputs alone: shapes and axes stand in its text."""
     n = sum(not getattr(i, "const", False) for i in case.inputs)
@@ -88,3 +109,9 @@ def test_reduce(case):
 @pytest.mark.parametrize("index", [5, -6])
 def test_gather_out_of_range(index):
     expect_error(Case("Gather", [R(5, 3), V([0, index], np.int64)]), IndexError, f"index {index} at position 1")
+
+
+@pytest.mark.parametrize("label", [5, -1])
+def test_label_out_of_range(label):
+    case = Case("SoftmaxCrossEntropyLoss", [R(2, 5), V([0, label], np.int64)])
+    expect_error(case, IndexError, f"label {label} at position 1")
