@@ -11,7 +11,7 @@
 #include "ops/op.h"
 
 enum { X, SCALE, BIAS, RUNNING_MEAN, RUNNING_VAR };             /* inputs */
-enum { Y, NEW_MEAN, NEW_VAR, SAVED_MEAN, SAVED_INV, N_OUTPUTS }; /* outputs */
+enum { Y, NEW_MEAN, NEW_VAR, SAVED_MEAN, SAVED_INV }; /* outputs */
 
 typedef struct bn_state {
     int64_t n, c, d;
@@ -173,11 +173,6 @@ static void bn_grad(ont_grad *g)
         ont_grad_refuse(g, "with respect to running statistics");
         return;
     }
-    for (uint32_t i = NEW_MEAN; i < N_OUTPUTS; i++)
-        if (i < g->node->n_outputs && O(i) && g->out_grads[i]) {
-            ont_grad_refuse(g, "from running statistics");
-            return;
-        }
     b->status = ont_node_want_output(b->graph, g->node, SAVED_MEAN, &mean);
     if (b->status == ONT_OK) b->status = ont_node_want_output(b->graph, g->node, SAVED_INV, &inv);
     if (b->status == ONT_OK) b->status = bn_infer(b->graph, g->node);
@@ -198,7 +193,7 @@ static const ont_kernel grad_kernels[] = {
     {.name = "batchnorm_grad_ref", .accept = accept_float, .prepare = prepare, .run = backward_run},
 };
 const ont_op ont_op_BatchNormalization = {.domain = "", .name = "BatchNormalization", .since = 9, .min_inputs = 5,
-                                          .max_inputs = 5, .infer = bn_infer, .grad = bn_grad,
+                                          .max_inputs = 5, .nondiff_outputs = ~1ull, .infer = bn_infer, .grad = bn_grad,
                                           ONT_KERNELS(forward_kernels)};
 const ont_op ont_op_BatchNormGrad = {.domain = ONT_DOMAIN, .name = "BatchNormGrad", .since = 1, .min_inputs = 5,
                                      .max_inputs = 5, .infer = grad_infer, ONT_KERNELS(grad_kernels)};

@@ -1,0 +1,25 @@
+/*
+ * Geometry of a window that slides over one to three spatial dims: what convolution and pooling share.
+ */
+#ifndef ONT_OPS_WINDOW_H
+#define ONT_OPS_WINDOW_H
+
+#include "ops/op.h"
+
+enum { ONT_WINDOW_RANK = 3 };
+
+typedef struct ont_window {
+    int rank;
+    int64_t in[ONT_WINDOW_RANK], out[ONT_WINDOW_RANK], kernel[ONT_WINDOW_RANK];
+    int64_t stride[ONT_WINDOW_RANK], dilation[ONT_WINDOW_RANK];
+    int64_t begin[ONT_WINDOW_RANK], end[ONT_WINDOW_RANK]; /* padding */
+    int64_t in_count, out_count, kernel_count;
+} ont_window;
+
+/*
+ * Reads kernel_shape (or takes `kernel`, of the weight), strides, dilations, pads, auto_pad and ceil_mode. x is
+ * (N, C, spatial ...). EINVAL for windows that do not fit, EUNSUPPORTED for more than three spatial dims.
+ */
+ont_status ont_window_init(const ont_node *node, const ont_shape *x, const int64_t *kernel, ont_window *w) ONT_MUST_USE;
+
+#endif
