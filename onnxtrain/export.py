@@ -196,8 +196,8 @@ def _refuse_lost(module: torch.nn.Module, leaves: Sequence[Any]) -> None:
     for leaf in leaves:
         if not isinstance(leaf, (Tensor, *_PLAIN)):
             raise ExportError(
-                f"An argument is, or holds, a {type(leaf).__qualname__}, whose tensors would be frozen; register it with "
-                "torch.utils._pytree.register_pytree_node, or torch.export.register_dataclass."
+                f"An argument is, or holds, a {type(leaf).__qualname__}, whose tensors would be frozen; register it "
+                "with torch.utils._pytree.register_pytree_node, or torch.export.register_dataclass."
             )
 
 
@@ -282,20 +282,20 @@ def _dynamo(
     done = time.perf_counter()
     model, signature = translated.model, translated.exported_program.graph_signature
     constants = translated.exported_program.constants
-    weights: dict[str, tuple[str, Tensor | None]] = {}
+    weights: dict[str, str] = {}
     bound: dict[str, tuple[str, Any]] = {}
     for kind, targets in (("parameter", signature.inputs_to_parameters), ("buffer", signature.inputs_to_buffers)):
         for target in targets.values():
             tensor = _lookup(module, target)
             name = owned[id(tensor)][1]
-            weights[target] = (name, tensor)
+            weights[target] = name
             bound[name] = (kind, name)
     for target in signature.inputs_to_lifted_tensor_constants.values():
         tensor = constants[target]
         # A tensor that the module holds may change in place between calls: read it anew each time.
         if tensor.numel() > SMALL_CONSTANT or _lookup(module, target) is not None:
             name = target.removeprefix("module.")
-            weights[target] = (name, tensor)
+            weights[target] = name
             bound[name] = ("constant", tensor)
     seconds = {"torch_export": traced - start, "torch_onnx": done - traced}
     return _finish(model, flat, names, leaves, weights, bound, guards, "dynamo", opset, seconds, notes)
@@ -439,14 +439,14 @@ def _torchscript(
     import onnx
 
     model = ir.serde.deserialize_model(onnx.load_from_string(file.getvalue()))
-    weights: dict[str, tuple[str, Tensor | None]] = {}
+    weights: dict[str, str] = {}
     bound: dict[str, tuple[str, Any]] = {}
     for value in list(model.graph.inputs)[len(tensors):]:
         tensor = _lookup(module, value.name)
         if tensor is None or id(tensor) not in owned:
             raise ExportError(f"TorchScript's exporter made an input {value.name} that is no state of the module.")
         kind, name = owned[id(tensor)]
-        weights[value.name] = (name, tensor)
+        weights[value.name] = name
         bound[name] = (kind, name)
     seconds = {"torch_export": 0.0, "torch_onnx": done - start}
     exported = _finish(
@@ -460,7 +460,7 @@ def _torchscript(
 
 
 def _finish(
-    model: Any, flat: _Flat, names: list[str], leaves: list[Any], weights: dict[str, tuple[str, Tensor | None]],
+    model: Any, flat: _Flat, names: list[str], leaves: list[Any], weights: dict[str, str],
     bound: dict[str, tuple[str, Any]], guards: shape_guards.Guards, exporter: Any, opset: int,
     seconds: dict[str, float], notes: list[str],
 ) -> Exported:

@@ -10,7 +10,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 # layer: the layers that it may include beside itself, over all of
-#     base <- ir <- {onnx, ops} <- passes <- plan <- run <- py      simd, device, optim, dist: base only (optim also simd)
+#     base <- ir <- {onnx, ops} <- passes <- plan <- run <- py
+#     simd, device, optim, dist: base only (optim also simd)
 # A higher layer may use everything that lies under it in its own line.
 MAY_INCLUDE = {
     "base": set(),
@@ -54,7 +55,8 @@ def complaints(path: Path) -> list[str]:
         elif target not in MAY_INCLUDE:
             found.append(f"{name}, which is in no layer (write the path from csrc/)")
         elif target != layer and target not in MAY_INCLUDE[layer] and (layer, name) not in EXCEPTIONS:
-            found.append(f"{name}: {layer}/ may include {', '.join(sorted(MAY_INCLUDE[layer])) or 'nothing'} beside itself")
+            allowed = ", ".join(sorted(MAY_INCLUDE[layer])) or "nothing"
+            found.append(f"{name}: {layer}/ may include {allowed} beside itself")
     return [f"{path.relative_to(ROOT)} includes {text}" for text in found]
 
 

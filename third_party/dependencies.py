@@ -1,7 +1,7 @@
 """Where the build finds what it does not own: the ONNX schema, protobuf-c, oneDNN, nvcc, mpicc.
 
-setup.py and the loader's tests call it. What the build needs is returned as paths, or SystemExit says in one sentence what is missing and how to get it; what it
-can do without is None.
+setup.py and the loader's tests call it. What the build needs is returned as paths, or SystemExit says in one sentence
+what is missing and how to get it; what the build can do without is None.
 """
 
 from __future__ import annotations

@@ -74,8 +74,7 @@ static ont_status bind_attributes(ont_loader *l, const ont_scope *caller, const 
     }
     if (given != call->n_attribute)
         return ont_fail(ONT_EINVAL, "%s: it has %zu attributes, of which the function declares %zu", what,
-                        call->n_attribute,
-                        given);
+                        call->n_attribute, given);
     scope->attributes = bound;
     scope->n_attributes = n;
     return ONT_OK;
@@ -98,8 +97,7 @@ static ont_status bind_inputs(const ont_scope *caller, const Onnx__NodeProto *ca
 
 /* Settles, before the body is loaded, what each result is called in the graph: names[i], NULL where nobody asks. */
 static ont_status name_results(ont_loader *l, ont_scope *caller, const Onnx__NodeProto *call,
-                               const Onnx__FunctionProto *f,
-                               const char *what, ont_scope *scope, const char **names)
+                               const Onnx__FunctionProto *f, const char *what, ont_scope *scope, const char **names)
 {
     for (size_t i = 0; i < call->n_output; i++) {
         const char *outside = TEXT(call->output[i]), *inside = TEXT(f->output[i]);
@@ -118,8 +116,7 @@ ont_status ont_onnx_charge(ont_loader *l, const char *what, size_t nodes)
     l->n_inlined += nodes;
     if (l->n_inlined <= ONT_MAX_INLINED && l->g->arena.bytes <= l->most_bytes) return ONT_OK;
     return ont_fail(ONT_EINVAL, "%s: the model's functions expand to more than %d nodes or %zu bytes", what,
-                    ONT_MAX_INLINED,
-                    l->most_bytes);
+                    ONT_MAX_INLINED, l->most_bytes);
 }
 
 static ont_status bind_results(ont_loader *l, ont_scope *caller, const Onnx__NodeProto *call,

@@ -203,8 +203,7 @@ static ont_status load_graph(ont_loader *l, ont_scope *scope, const Onnx__GraphP
     if (!proto->n_output) return ont_fail(ONT_EINVAL, "the graph has no outputs");
     if (proto->n_output > ONT_MAX_INTERFACE || proto->n_input > ONT_MAX_INTERFACE)
         return ont_fail(ONT_EINVAL, "the graph has %zu inputs and %zu outputs, at most %d", proto->n_input,
-                        proto->n_output,
-                        ONT_MAX_INTERFACE);
+                        proto->n_output, ONT_MAX_INTERFACE);
     for (size_t i = 0; i < proto->n_initializer; i++) ONT_TRY(load_initializer(l, scope, proto->initializer[i]));
     for (size_t i = 0; i < proto->n_input; i++) ONT_TRY(load_input(l, scope, proto->input[i]));
     l->most_bytes = l->g->arena.bytes * 64 + ((size_t)256 << 20);

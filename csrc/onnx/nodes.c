@@ -24,8 +24,7 @@ ont_status ont_onnx_check_opsets(const ont_scope *scope)
                 return ont_fail(ONT_EINVAL, "%sdomain '%s' is imported twice", scope->where, domain);
         if (!*domain && set->version > ONT_MAX_OPSET)
             return ont_fail(ONT_EUNSUPPORTED, "%sopset %" PRId64 " of ai.onnx is later than %d", scope->where,
-                            set->version,
-                            ONT_MAX_OPSET);
+                            set->version, ONT_MAX_OPSET);
     }
     return ONT_OK;
 }

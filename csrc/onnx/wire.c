@@ -76,8 +76,7 @@ ont_status ont_wire_check(const ProtobufCMessageDescriptor *type, const uint8_t 
         if (wire_type != 2) {
             if (!skip_scalar(wire_type, &at, top->end))
                 return ont_fail(ONT_EINVAL, "model: truncated or malformed field %u of %s at byte %zu",
-                                (uint32_t)(tag >> 3),
-                                top->type->name, (size_t)(at - bytes));
+                                (uint32_t)(tag >> 3), top->type->name, (size_t)(at - bytes));
             continue;
         }
         if (!read_varint(&at, top->end, &length) || length > (uint64_t)(top->end - at))
@@ -87,8 +86,7 @@ ont_status ont_wire_check(const ProtobufCMessageDescriptor *type, const uint8_t 
             protobuf_c_message_descriptor_get_field(top->type, (unsigned)(tag >> 3));
         if (field && field->type == PROTOBUF_C_TYPE_STRING && !is_text(at, (size_t)length))
             return ont_fail(ONT_EINVAL, "model: %s of %s at byte %zu is not text in UTF-8", field->name,
-                            top->type->name,
-                            (size_t)(at - bytes));
+                            top->type->name, (size_t)(at - bytes));
         if (!field || field->type != PROTOBUF_C_TYPE_MESSAGE) {
             at += length;
             continue;

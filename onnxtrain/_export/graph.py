@@ -9,7 +9,6 @@ import re
 from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
-from torch import Tensor
 
 from onnxtrain._export.rewrite import DOMAIN, DOMAIN_VERSION
 
@@ -24,17 +23,17 @@ def inline_functions(model: ir.Model) -> None:
         InlinePass()(model)
 
 
-def weights_to_inputs(model: ir.Model, weights: Mapping[str, tuple[str, Tensor | None]]) -> None:
+def weights_to_inputs(model: ir.Model, weights: Mapping[str, str]) -> None:
     """Turns initializers into graph inputs.
 
     Args:
-        weights: initializer name -> (name of the graph input, which several may share; its tensor). An initializer that
-            is not named stays one.
+        weights: initializer name -> name of the graph input, which several may share. An initializer that is not named
+            stays one.
     """
     graph = model.graph
     listed = {value.name: value for value in graph.inputs}  # the TorchScript exporter makes them inputs itself
     inputs: dict[str, ir.Value] = {}
-    for old, (new, _tensor) in weights.items():
+    for old, new in weights.items():
         value = graph.initializers.pop(old, None) or listed.get(old)
         if value is None:
             continue

@@ -174,6 +174,8 @@ def register_symbolics(opset: int) -> None:
 # torch's own functions, since patched() puts ours in their place
 _F = types.SimpleNamespace(
     batch_norm=F.batch_norm, instance_norm=F.instance_norm, cross_entropy=F.cross_entropy, nll_loss=F.nll_loss,
+    embedding=F.embedding, logsigmoid=F.logsigmoid,
+    binary_cross_entropy_with_logits=F.binary_cross_entropy_with_logits,
     scaled_dot_product_attention=F.scaled_dot_product_attention,
 )
 
@@ -352,6 +354,41 @@ def nll_loss(
     return _F.nll_loss(input, _labels(target), weight, ignore_index=ignore_index, reduction=reduction)
 
 
+def logsigmoid(input: Tensor) -> Tensor:
+    """F.logsigmoid; the exporters write Log(Sigmoid(x)), minus infinity from x = -104 on."""
+    return -F.softplus(-input)
+
+
+def binary_cross_entropy_with_logits(
+    input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: bool | None = None,
+    reduce: bool | None = None, reduction: str = "mean", pos_weight: Tensor | None = None,
+) -> Tensor:
+    """F.binary_cross_entropy_with_logits, which the exporters write with logarithms of a sigmoid that may be 0."""
+    if size_average is not None or reduce is not None:
+        reduction = F._Reduction.legacy_get_string(size_average, reduce)
+    log_likelihood = logsigmoid(input)
+    if pos_weight is not None:
+        log_likelihood = log_likelihood * (1 + (pos_weight - 1) * target)
+    losses = (1 - target) * input - log_likelihood
+    if weight is not None:
+        losses = losses * weight
+    return losses if reduction == "none" else losses.sum() if reduction == "sum" else losses.mean()
+
+
+def embedding(
+    input: Tensor, weight: Tensor, padding_idx: int | None = None, max_norm: float | None = None,
+    norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False,
+) -> Tensor:
+    """F.embedding; ONNX's Gather would give the row of padding_idx a gradient. A sparse gradient comes out dense."""
+    if max_norm is not None or scale_grad_by_freq:
+        raise Untraceable("The module uses an embedding with max_norm or scale_grad_by_freq, which ONNX cannot say.")
+    rows = _F.embedding(input, weight)
+    if padding_idx is None or not weight.requires_grad:
+        return rows
+    padding = (input == padding_idx % weight.size(0)).unsqueeze(-1)
+    return torch.where(padding, rows.detach(), rows)
+
+
 def _torch_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled):
     return batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
 
@@ -369,6 +406,9 @@ _PATCHES: dict[str, Callable[..., Any]] = {
     "scaled_dot_product_attention": scaled_dot_product_attention,
     "cross_entropy": cross_entropy,
     "nll_loss": nll_loss,
+    "embedding": embedding,
+    "logsigmoid": logsigmoid,
+    "binary_cross_entropy_with_logits": binary_cross_entropy_with_logits,
 }
 _REWRITES: dict[Any, Callable[..., Any]] = {
     **{getattr(_F, name): function for name, function in _PATCHES.items()},

@@ -55,7 +55,7 @@ class PositionalEncoding(nn.Module):
 class Seq2SeqTransformer(nn.Module):
     """The model of PyTorch's sequence-to-sequence tutorial: its mask is cached inside forward."""
 
-    def __init__(self, ntoken: int = 50, ninp: int = 16, nhead: int = 2, nhid: int = 16, nlayers: int = 2,
+    def __init__(self, ntoken: int = 50, ninp: int = 16, nhead: int = 2, nhid: int = 16, nlayers: int = 1,
                  dropout: float = 0.2) -> None:
         super().__init__()
         self.src_mask: Tensor | None = None

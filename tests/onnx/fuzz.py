@@ -121,8 +121,8 @@ def mutate_field(rng: random.Random, message, names: list[str]) -> None:
 def mutate_model(rng: random.Random, data: bytes, operators: list[str]) -> bytes:
     model = onnx.ModelProto.FromString(data)
     everything = messages(model)
-    names = sorted({n for m in everything if isinstance(m, onnx.NodeProto) for n in [*m.input, *m.output]} | {"own",
-                                                                                                              "ai.onnx"})
+    used = {name for m in everything if isinstance(m, onnx.NodeProto) for name in [*m.input, *m.output]}
+    names = sorted(used | {"own", "ai.onnx"})
     for _ in range(rng.choice([1, 1, 1, 2, 3, 6])):
         target = rng.choice(everything)
         kind = rng.random()

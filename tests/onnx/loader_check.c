@@ -2,7 +2,7 @@
  * The loader and the writer without Python, so that they run under sanitizers wherever the tests run. test_load.py and
  * fuzz.py build it from csrc/base, csrc/ir and csrc/onnx; the operator table is the stand-in below.
  *
- *   loader_check stream          models from stdin, each after its size in 8 little-endian bytes; one line of answer each
+ *   loader_check stream          models from stdin, each after its size in 8 little-endian bytes; a line of answer each
  *   loader_check sweep FILE      every allocation fails in turn: ENOMEM, nothing left, until the load succeeds
  *   loader_check save FILE OUT   loads and writes
  *   loader_check text FILE       loads and prints

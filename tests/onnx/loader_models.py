@@ -1,4 +1,4 @@
-"""Small models that the loader's tests and the fuzz start from. Each exercises a part of the format, not of the operators."""
+"""Small models that the loader's tests and the fuzz start from. Each exercises a part of the format."""
 
 from __future__ import annotations
 

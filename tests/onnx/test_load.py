@@ -89,7 +89,7 @@ def test_written_contents(check, tmp_path):
 
 
 def test_functions_compute_the_same(check, tmp_path):
-    """Inlined, the model computes what its formula says. (ONNX's own inliner drops defaults and handed-through inputs.)"""
+    """Inlined, the model computes what its formula says."""
     from onnx.reference import ReferenceEvaluator
 
     m = loader_models.functions()
@@ -126,8 +126,8 @@ def test_random_streams_differ(check, tmp_path):
     f = helper.make_function("own", "F", ["a"], ["b"], [helper.make_node("Dropout", ["a"], ["b"])],
                              [helper.make_opsetid("", 18)])
     m = model([helper.make_node("F", ["x"], ["p"], domain="own"), helper.make_node("F", ["p"], ["q"], domain="own"),
-               helper.make_node("Dropout", ["q"], ["y"])], [value("x", [2])], [value("y",
-                                                                                     [2])], functions=[f], imports=["own"])
+               helper.make_node("Dropout", ["q"], ["y"])],
+              [value("x", [2])], [value("y", [2])], functions=[f], imports=["own"])
     printed = text(check, tmp_path, m)
     assert all(f"rng_stream = {i}>" in printed for i in range(3)), printed
 
@@ -147,7 +147,7 @@ def test_bools_are_zero_or_one(check, tmp_path):
 # ---- what is refused ----
 
 
-def relu(**changes) -> onnx.ModelProto:
+def relu() -> onnx.ModelProto:
     m = model([helper.make_node("Relu", ["x"], ["h"], name="first"),
                helper.make_node("Neg", ["h"], ["y"], name="second")],
               [value("x", ["n", 2])], [value("y", ["n", 2])])
@@ -182,7 +182,7 @@ def attribute(**fields) -> onnx.ModelProto:
 
 
 def deep(levels: int) -> bytes:
-    """A model whose If nodes nest: attribute, graph, node, attribute ... as wire bytes, since Python refuses to make it."""
+    """A model whose subgraphs nest, as wire bytes, since Python refuses to make it."""
 
     def field(number: int, content: bytes) -> bytes:
         size, header = len(content), bytes([number << 3 | 2])
@@ -335,6 +335,17 @@ def test_functions_that_multiply(check):
     expands, nests = answers(check, [wide.SerializeToString(), long.SerializeToString()])
     assert expands.startswith("EINVAL") and "expand to more than" in expands[:100000]
     assert nests.startswith("EINVAL") and "nested deeper than 32" in nests
+
+
+def test_counts_are_limited(check):
+    """What is searched in a list is limited, so that no model of a few MB takes minutes."""
+    dims = model([helper.make_node("Relu", ["x0"], ["y"])],
+                 [value(f"x{i}", [f"s{i}_{j}" for j in range(12)]) for i in range(400)], [value("y", [1])])
+    opsets = relu()
+    opsets.opset_import.extend(helper.make_opsetid(f"d{i}", 1) for i in range(300))
+    lines = answers(check, [dims.SerializeToString(), opsets.SerializeToString()])
+    assert lines[0] == "EINVAL model: input 'x341': more than 4096 symbolic dims"
+    assert lines[1] == "EINVAL model: 301 opset imports, at most 256"
 
 
 @pytest.mark.parametrize("name", ["mlp", "functions", "everything"])
