@@ -86,7 +86,7 @@ class Run:
         """Gives the activations back. Harmless when repeated."""
 
 def build_info() -> dict[str, Any]:
-    """What this build and this machine have: version, isa, blas, onednn, threads, ..."""
+    """What this build and this machine have: version, operators, threads, dlpack_exchange, isa, gemm (provider names)."""
 
 def operators() -> list[dict[str, Any]]:
     """The operator registry: domain, name, since, grad (bool), kernels (names), view (bool)."""
@@ -104,3 +104,6 @@ def disable_kernels(names: Sequence[str]) -> None:
 
 def set_log_level(level: int) -> None:
     """Lines of the core below this `logging` level are not made at all."""
+
+def measure_gemm(provider: str, trans_a: bool, trans_b: bool, m: int, n: int, k: int) -> float | None:
+    """Seconds of the best of a few float32 products; None where the provider ("torch", "onednn", "plain") is not there."""

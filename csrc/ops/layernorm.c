@@ -217,6 +217,11 @@ static void layernorm_grad(ont_grad *g)
 {
     ont_builder *b = &g->b;
     ont_value *mean, *inv;
+    for (uint32_t i = 1; i < g->node->n_outputs; i++)
+        if (g->out_grads[i]) {
+            ont_grad_refuse(g, "from its mean or deviation");
+            return;
+        }
     /* Mean and deviation are saved by the forward node, also where the model did not ask for them. */
     b->status = ont_node_want_output(b->graph, g->node, 1, &mean);
     if (b->status == ONT_OK) b->status = ont_node_want_output(b->graph, g->node, 2, &inv);

@@ -150,6 +150,7 @@ struct ont_op {
     uint32_t min_inputs, max_inputs;
     uint32_t flags;
     uint64_t nondiff_inputs; /* bit i: no gradient ever flows to input i (indices, shapes, conditions) */
+    uint64_t nondiff_outputs; /* bit i: output i is data for others, no gradient comes back through it */
     ont_infer_fn infer;
     ont_grad_fn grad;   /* NULL without NO_GRAD: asking for it is EUNSUPPORTED */
     const ont_kernel *kernels;

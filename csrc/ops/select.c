@@ -193,16 +193,6 @@ const ont_op ont_op_IsNaN = {.domain = "", .name = "IsNaN", .since = 9, .min_inp
 
 /* ---- Cast ---- */
 
-#define CAST_TYPES(X, ...) \
-    X(FLOAT32, float, __VA_ARGS__) \
-    X(FLOAT64, double, __VA_ARGS__) \
-    X(INT64, int64_t, __VA_ARGS__) \
-    X(INT32, int32_t, __VA_ARGS__) \
-    X(INT16, int16_t, __VA_ARGS__) \
-    X(INT8, int8_t, __VA_ARGS__) \
-    X(UINT8, uint8_t, __VA_ARGS__) \
-    X(BOOL, bool, __VA_ARGS__)
-
 typedef void (*cast_loop)(const void *x, void *y, int64_t n);
 
 /* Float to integer outside the range is undefined in C and in ONNX: it saturates here; NaN gives 0. */
@@ -244,6 +234,60 @@ static const cast_loop cast_loops[ONT_DTYPE_COUNT][ONT_DTYPE_COUNT] = {
     ROW_OF(FLOAT32), ROW_OF(FLOAT64), ROW_OF(INT64), ROW_OF(INT32), ROW_OF(INT16), ROW_OF(INT8), ROW_OF(UINT8), ROW_OF(BOOL),
 };
 
+/* 16-bit floats go through double (float16) or float (bfloat16, as torch rounds it), a piece at a time. */
+static void load_half(const void *from, ont_dtype dtype, double *to, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) {
+        if (dtype == ONT_FLOAT16) {
+            to[i] = (double)((const _Float16 *)from)[i];
+        } else {
+            uint32_t bits = (uint32_t)((const uint16_t *)from)[i] << 16;
+            float v;
+            memcpy(&v, &bits, sizeof v);
+            to[i] = (double)v;
+        }
+    }
+}
+
+static void store_half(const double *from, void *to, ont_dtype dtype, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) {
+        if (dtype == ONT_FLOAT16) {
+            ((_Float16 *)to)[i] = (_Float16)from[i];
+        } else {
+            float v = (float)from[i];
+            uint32_t bits;
+            memcpy(&bits, &v, sizeof bits);
+            /* to nearest, ties to even; NaN stays one */
+            ((uint16_t *)to)[i] = isnan(v) ? 0x7fc0 : (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+        }
+    }
+}
+
+static bool is_half(ont_dtype dtype)
+{
+    return dtype == ONT_FLOAT16 || dtype == ONT_BFLOAT16;
+}
+
+static void cast_pieces(const char *x, ont_dtype from, char *y, ont_dtype to, int64_t n)
+{
+    enum { PIECE = 256 };
+    double piece[PIECE];
+    for (int64_t at = 0; at < n; at += PIECE) {
+        int64_t m = n - at < PIECE ? n - at : PIECE;
+        const char *in = x + (size_t)at * ont_dtype_size(from);
+        char *out = y + (size_t)at * ont_dtype_size(to);
+        if (is_half(from))
+            load_half(in, from, piece, m);
+        else
+            cast_loops[ONT_FLOAT64][from](in, piece, m);
+        if (is_half(to))
+            store_half(piece, out, to, m);
+        else
+            cast_loops[to][ONT_FLOAT64](piece, out, m);
+    }
+}
+
 static ont_status cast_infer(ont_graph *g, ont_node *node)
 {
     (void)g;
@@ -251,21 +295,27 @@ static ont_status cast_infer(ont_graph *g, ont_node *node)
     ONT_TRY(ont_need_input(node, 0, &x));
     int64_t to = like ? (int64_t)like->dtype : ont_attr_int(node, "to", 0);
     if (to <= 0 || to >= ONT_DTYPE_COUNT || !ont_dtype_size((ont_dtype)to))
-        return ont_fail(ONT_EUNSUPPORTED, "cast to dtype number %lld", (long long)to);
+        return ont_fail(ONT_EUNSUPPORTED, "cast to %s (dtype number %lld)", ont_dtype_name((ont_dtype)to), (long long)to);
     return ont_infer_out(node, 0, (ont_dtype)to, &x->shape);
 }
 
 static const char *cast_accept(const ont_node *node)
 {
-    return cast_loops[node->outputs[0]->dtype][ont_node_in(node, 0)->dtype] ? NULL : "dtype";
+    ont_dtype from = ont_node_in(node, 0)->dtype, to = node->outputs[0]->dtype;
+    bool known_from = is_half(from) || cast_loops[ONT_FLOAT64][from], known_to = is_half(to) || cast_loops[to][ONT_FLOAT64];
+    return known_from && known_to ? NULL : "dtype";
 }
 
 static void cast_range(void *context, int64_t first, int64_t last)
 {
     const ont_call *call = context;
     ont_dtype from = ont_node_in(call->node, 0)->dtype, to = call->node->outputs[0]->dtype;
-    cast_loops[to][from]((const char *)call->in[0] + (size_t)first * ont_dtype_size(from),
-                         (char *)call->out[0] + (size_t)first * ont_dtype_size(to), last - first);
+    const char *x = (const char *)call->in[0] + (size_t)first * ont_dtype_size(from);
+    char *y = (char *)call->out[0] + (size_t)first * ont_dtype_size(to);
+    if (cast_loops[to][from])
+        cast_loops[to][from](x, y, last - first);
+    else
+        cast_pieces(x, from, y, to, last - first);
 }
 
 static ont_status cast_run(const ont_call *call)

@@ -1,87 +1,78 @@
 /*
- * Attributes of sliding windows. See window.h.
+ * Sliding windows. See window.h.
  */
 #include "ops/window.h"
 
 #include <inttypes.h>
 #include <string.h>
 
-/* Larger values cannot come from a sensible model; below it, sums and products of three fit in 64 bits. */
-static const int64_t MOST = INT32_MAX;
-
-ont_status ont_window_attr(const ont_node *node, const char *name, int spatial, int64_t least, int64_t otherwise,
-                           int64_t *values)
+static ont_status read_list(const ont_node *node, const char *name, int64_t otherwise, int n, int64_t least, int64_t *out)
 {
-    const ont_attr *list = ont_attr_find(node, name, ONT_ATTR_INTS);
-    for (int i = 0; i < spatial; i++) values[i] = otherwise;
-    if (!list) return ONT_OK;
-    if (list->count != (size_t)spatial)
-        return ont_fail(ONT_EINVAL, "attribute %s has %zu entries, %d spatial dims", name, list->count, spatial);
-    for (int i = 0; i < spatial; i++) {
-        if (list->ints[i] < least || list->ints[i] > MOST)
-            return ont_fail(ONT_EINVAL, "attribute %s[%d] is %" PRId64 ", at least %" PRId64 " is expected", name, i,
-                            list->ints[i], least);
-        values[i] = list->ints[i];
+    int given;
+    int64_t values[2 * ONT_WINDOW_RANK];
+    ONT_TRY(ont_const_ints(node, -1, name, values, 2 * ONT_WINDOW_RANK, &given));
+    if (given >= 0 && given != n) return ont_fail(ONT_EINVAL, "%s has %d entries, expected %d", name, given, n);
+    for (int i = 0; i < n; i++) {
+        out[i] = given < 0 ? otherwise : values[i];
+        if (out[i] < least || out[i] > INT32_MAX) return ont_fail(ONT_EINVAL, "%s[%d] is %" PRId64, name, i, out[i]);
     }
     return ONT_OK;
 }
 
-static ont_status read_pads(const ont_node *node, ont_window *w)
+/* SAME_*: as many outputs as ceil(in / stride), the odd cell of padding at the end or at the beginning. */
+static void pad_same(ont_window *w, int d, int64_t extent, bool upper)
 {
-    const ont_attr *list = ont_attr_find(node, "pads", ONT_ATTR_INTS);
-    for (int i = 0; i < w->spatial; i++) w->pad[i] = w->pad_end[i] = 0;
-    if (!list) return ONT_OK;
-    if (list->count != 2 * (size_t)w->spatial)
-        return ont_fail(ONT_EINVAL, "attribute pads has %zu entries, %d are expected", list->count, 2 * w->spatial);
-    for (int i = 0; i < 2 * w->spatial; i++) {
-        if (list->ints[i] < 0 || list->ints[i] > MOST)
-            return ont_fail(ONT_EUNSUPPORTED, "attribute pads[%d] is %" PRId64, i, list->ints[i]);
-        *(i < w->spatial ? &w->pad[i] : &w->pad_end[i - w->spatial]) = list->ints[i];
-    }
-    return ONT_OK;
-}
-
-/* SAME: as many windows as strides fit, an odd pad goes where the name says. */
-static void same_pads(ont_window *w, int i, bool upper)
-{
-    int64_t reach = (w->kernel[i] - 1) * w->dilation[i] + 1;
-    w->out[i] = (w->in[i] + w->stride[i] - 1) / w->stride[i];
-    int64_t total = (w->out[i] - 1) * w->stride[i] + reach - w->in[i];
+    int64_t outputs = (w->in[d] + w->stride[d] - 1) / w->stride[d];
+    int64_t total = (outputs - 1) * w->stride[d] + extent - w->in[d];
     if (total < 0) total = 0;
-    w->pad[i] = upper ? total / 2 : total - total / 2;
-    w->pad_end[i] = total - w->pad[i];
+    w->begin[d] = upper ? total / 2 : total - total / 2;
+    w->end[d] = total - w->begin[d];
 }
 
-static ont_status window_size(ont_window *w, int i, bool ceil_mode)
+static ont_status set_output(const ont_node *node, ont_window *w, int d, const char *auto_pad)
 {
-    int64_t reach = (w->kernel[i] - 1) * w->dilation[i] + 1, room = w->in[i] + w->pad[i] + w->pad_end[i] - reach;
-    if (room < 0)
-        return ont_fail(ONT_EINVAL, "the window spans %" PRId64 " in spatial dim %d, the padded input has %" PRId64, reach, i,
-                        w->in[i] + w->pad[i] + w->pad_end[i]);
-    w->out[i] = (room + (ceil_mode ? w->stride[i] - 1 : 0)) / w->stride[i] + 1;
-    if (ceil_mode && (w->out[i] - 1) * w->stride[i] >= w->in[i] + w->pad[i]) w->out[i]--;
+    int64_t extent = (w->kernel[d] - 1) * w->dilation[d] + 1;
+    if (!strncmp(auto_pad, "SAME", 4)) pad_same(w, d, extent, !strcmp(auto_pad, "SAME_UPPER"));
+    int64_t span = w->in[d] + w->begin[d] + w->end[d] - extent;
+    if (span < 0)
+        return ont_fail(ONT_EINVAL, "a window of %" PRId64 " does not fit in %" PRId64 " padded cells of spatial dim %d", extent,
+                        w->in[d] + w->begin[d] + w->end[d], d);
+    bool ceil_mode = ont_attr_int(node, "ceil_mode", 0);
+    w->out[d] = (span + (ceil_mode ? w->stride[d] - 1 : 0)) / w->stride[d] + 1;
+    /* A window must begin inside the input or its leading padding, as in torch. */
+    if (ceil_mode && (w->out[d] - 1) * w->stride[d] >= w->in[d] + w->begin[d]) w->out[d]--;
     return ONT_OK;
 }
 
-ont_status ont_window_read(const ont_node *node, ont_window *w, bool ceil_mode)
+ont_status ont_window_init(const ont_node *node, const ont_shape *x, const int64_t *kernel, ont_window *w)
 {
-    const char *mode = ont_attr_string(node, "auto_pad", "NOTSET");
-    bool upper = !strcmp(mode, "SAME_UPPER"), same = upper || !strcmp(mode, "SAME_LOWER");
-    bool valid = !strcmp(mode, "VALID"), notset = !strcmp(mode, "NOTSET") || !*mode;
-    if (!same && !valid && !notset) return ont_fail(ONT_EINVAL, "attribute auto_pad is '%s'", mode);
-    ONT_TRY(ont_window_attr(node, "strides", w->spatial, 1, 1, w->stride));
-    ONT_TRY(ont_window_attr(node, "dilations", w->spatial, 1, 1, w->dilation));
-    ONT_TRY(read_pads(node, w));
-    for (int i = 0; i < w->spatial; i++) {
-        int64_t span;
-        if (w->kernel[i] < 1) return ont_fail(ONT_EINVAL, "the window has size %" PRId64 " in spatial dim %d", w->kernel[i], i);
-        if (w->kernel[i] > MOST || w->in[i] > MOST * 16 || __builtin_mul_overflow(w->kernel[i], w->dilation[i], &span))
-            return ont_fail(ONT_EUNSUPPORTED, "sizes of spatial dim %d are too large", i);
-        if (!notset) w->pad[i] = w->pad_end[i] = 0;
-        if (same)
-            same_pads(w, i, upper);
-        else
-            ONT_TRY(window_size(w, i, ceil_mode));
+    *w = (ont_window){.rank = x->rank - 2, .in_count = 1, .out_count = 1, .kernel_count = 1};
+    if (w->rank < 1 || w->rank > ONT_WINDOW_RANK)
+        return ont_fail(ONT_EUNSUPPORTED, "%d spatial dims, 1 to %d are supported", w->rank, ONT_WINDOW_RANK);
+    int64_t pads[2 * ONT_WINDOW_RANK];
+    bool global = !strncmp(node->op->name, "Global", 6);
+    if (kernel)
+        memcpy(w->kernel, kernel, (size_t)w->rank * sizeof *kernel);
+    else if (global)
+        memcpy(w->kernel, x->dims + 2, (size_t)w->rank * sizeof *kernel);
+    else
+        ONT_TRY(read_list(node, "kernel_shape", 0, w->rank, 1, w->kernel));
+    ONT_TRY(read_list(node, "strides", 1, w->rank, 1, w->stride));
+    ONT_TRY(read_list(node, "dilations", 1, w->rank, 1, w->dilation));
+    ONT_TRY(read_list(node, "pads", 0, 2 * w->rank, 0, pads));
+    const char *auto_pad = ont_attr_string(node, "auto_pad", "NOTSET");
+    if (strcmp(auto_pad, "NOTSET") && strcmp(auto_pad, "VALID") && strcmp(auto_pad, "SAME_UPPER") && strcmp(auto_pad, "SAME_LOWER"))
+        return ont_fail(ONT_EINVAL, "auto_pad is '%s'", auto_pad);
+    bool explicit_pads = !strcmp(auto_pad, "NOTSET");
+    for (int d = 0; d < w->rank; d++) {
+        w->in[d] = x->dims[d + 2];
+        w->begin[d] = explicit_pads ? pads[d] : 0;
+        w->end[d] = explicit_pads ? pads[w->rank + d] : 0;
+        if (w->kernel[d] < 1) return ont_fail(ONT_EINVAL, "kernel dim %d is %" PRId64, d, w->kernel[d]);
+        ONT_TRY(set_output(node, w, d, auto_pad));
+        w->in_count *= w->in[d];
+        w->out_count *= w->out[d];
+        w->kernel_count *= w->kernel[d];
     }
     return ONT_OK;
 }

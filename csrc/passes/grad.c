@@ -31,7 +31,9 @@ static void mark_needs(walk *w, const uint8_t *wants, uint32_t n_inputs)
             for (uint32_t i = 0; i < node->n_inputs && !need; i++)
                 need = flows(node, i) && w->needs[node->inputs[i].value->id];
         for (uint32_t i = 0; i < node->n_outputs; i++)
-            if (node->outputs[i]) w->needs[node->outputs[i]->id] = need && ont_dtype_is_float(node->outputs[i]->dtype);
+            if (node->outputs[i])
+                w->needs[node->outputs[i]->id] = need && ont_dtype_is_float(node->outputs[i]->dtype) &&
+                                                 !(i < 64 && (node->op->nondiff_outputs >> i & 1));
     }
 }
 
@@ -76,7 +78,7 @@ static ont_status differentiate(walk *w, ont_node *node)
     bool reached = false, wanted = false;
     for (uint32_t i = 0; i < n_outputs; i++) {
         ont_value *out = node->outputs[i];
-        g.out_grads[i] = out && out->id < w->n_values ? w->grads[out->id] : NULL;
+        g.out_grads[i] = out && out->id < w->n_values && w->needs[out->id] ? w->grads[out->id] : NULL;
         reached |= g.out_grads[i] != NULL;
     }
     for (uint32_t i = 0; i < node->n_inputs; i++) {

@@ -4,11 +4,14 @@
 #include "py/dlpack.h" /* Python.h before any system header */
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/alloc.h"
 #include "base/log.h"
 #include "base/parallel.h"
+#include "device/gemm.h"
 #include "passes/pipeline.h"
+#include "simd/simd.h"
 
 #ifndef ONT_VERSION
 #define ONT_VERSION "0.0.0"
@@ -106,13 +109,47 @@ static PyObject *fail_allocation_after(PyObject *module, PyObject *args)
 static PyObject *build_info(PyObject *module, PyObject *unused)
 {
     (void)unused;
-    size_t n;
+    size_t n, n_providers;
     ont_op_all(&n);
-    return Py_BuildValue("{ss sn si sO}", "version", ONT_VERSION, "operators", (Py_ssize_t)n, "threads",
-                         ont_parallel_threads(), "dlpack_exchange", ont_get_state(module)->dlpack ? Py_True : Py_False);
+    const ont_gemm_provider *providers = ont_gemm_providers(&n_providers);
+    PyObject *gemm = PyList_New(0);
+    for (size_t i = 0; gemm && i < n_providers; i++) {
+        PyObject *name = providers[i].available(ONT_FLOAT32) ? PyUnicode_FromString(providers[i].name) : Py_NewRef(Py_None);
+        if (!name || (name != Py_None && PyList_Append(gemm, name) < 0)) Py_CLEAR(gemm);
+        Py_XDECREF(name);
+    }
+    if (!gemm) return NULL;
+    return Py_BuildValue("{ss sn si sO ss sN}", "version", ONT_VERSION, "operators", (Py_ssize_t)n, "threads",
+                         ont_parallel_threads(), "dlpack_exchange", ont_get_state(module)->dlpack ? Py_True : Py_False,
+                         "isa", ont_simd()->isa, "gemm", gemm);
+}
+
+/* (provider, trans_a, trans_b, m, n, k) -> seconds of the best of a few runs; None where the provider is not there. */
+static PyObject *measure_gemm(PyObject *module, PyObject *args)
+{
+    (void)module;
+    const char *name;
+    int trans_a, trans_b;
+    long long m, n, k;
+    if (!PyArg_ParseTuple(args, "sppLLL:measure_gemm", &name, &trans_a, &trans_b, &m, &n, &k)) return NULL;
+    if (m < 1 || n < 1 || k < 1 || m > INT32_MAX || n > INT32_MAX || k > INT32_MAX)
+        return PyErr_Format(PyExc_ValueError, "m, n and k must be positive 32-bit numbers");
+    size_t count;
+    const ont_gemm_provider *providers = ont_gemm_providers(&count);
+    ont_gemm g = {ONT_FLOAT32, trans_a, trans_b, m, n, k, trans_a ? m : k, trans_b ? k : n, n, 1, 0};
+    for (size_t i = 0; i < count; i++) {
+        if (strcmp(providers[i].name, name) || !providers[i].available(ONT_FLOAT32)) continue;
+        double took;
+        Py_BEGIN_ALLOW_THREADS
+        took = ont_gemm_measure(&providers[i], &g);
+        Py_END_ALLOW_THREADS
+        return took < 0 ? PyErr_NoMemory() : PyFloat_FromDouble(took);
+    }
+    Py_RETURN_NONE;
 }
 
 static PyMethodDef methods[] = {
+    {"measure_gemm", measure_gemm, METH_VARARGS, "measure_gemm(provider, trans_a, trans_b, m, n, k) -> seconds or None"},
     {"build_info", build_info, METH_NOARGS, "build_info() -> what this build and machine have"},
     {"operators", operators, METH_NOARGS, "operators() -> the operator registry"},
     {"disable_kernels", disable_kernels, METH_VARARGS, "disable_kernels(names): they decline from now on"},

@@ -113,17 +113,14 @@ class ORTModule(torch.nn.Module):
             self._check_device(tensors)
             _C.set_log_level(self._debug.log_level.logging_level)
             opset = options.read("ORTMODULE_ONNX_OPSET_VERSION")
-            exported = export(self._module, args, kwargs, training=self._module.training, opset=opset)
+            # The TorchScript exporter freezes branches and drops detach(): not taken until its results are verified.
+            exported = export(self._module, args, kwargs, training=self._module.training, opset=opset, exporter="dynamo")
             program = Program(self._module, exported)
         except UnsupportedError as error:
             self._fall_back(key, FallbackPolicy.FALLBACK_UNSUPPORTED_ONNX_MODEL, error)
             return self._in_torch(args, kwargs)
         except ExportError as error:
             self._fall_back(key, FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL, error)
-            return self._in_torch(args, kwargs)
-        if exported.needs_verification:
-            self._fall_back(key, FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL,
-                            ExportError("only the TorchScript exporter takes it, whose result is not yet verified here"))
             return self._in_torch(args, kwargs)
         self._submodules = list(self._module.modules())
         _report.count(self._counters, exports=1, export_seconds=exported.seconds.get("total", 0.0),

@@ -229,10 +229,14 @@ class Child:
             line += chunk
         return line.decode(errors="replace").strip()
 
-    def stop(self) -> str:
+    def stop(self, patience: float) -> str:
         """How it ended, and the end of what it wrote to stderr."""
         try:
-            code = self.process.wait(0.5)
+            self.process.stdin.close()
+        except BrokenPipeError:
+            pass
+        try:
+            code = self.process.wait(patience)
         except subprocess.TimeoutExpired:
             self.process.kill()
             code = "no answer in time" if self.process.wait() else 0
@@ -265,14 +269,13 @@ def fuzz(target: str, seed: int, indices: range, keep: Path | None = None) -> tu
             continue
         place = (keep or Path(tempfile.gettempdir())) / f"mutant-{seed}-{index}.onnx"
         place.write_bytes(data)
-        failures.append(f"seed {seed} index {index} ({place}): {answer or child.stop()}")
+        failures.append(f"seed {seed} index {index} ({place}): {answer or child.stop(0.5)}")
         if len(failures) >= MOST_FAILURES:
             failures.append(f"stopped after {MOST_FAILURES} failures")
             break
         if not answer:
             child = start(target)
-    child.process.stdin.close()
-    end = child.stop()
+    end = child.stop(TIMEOUT)
     if child.process.returncode and len(failures) <= MOST_FAILURES:
         failures.append(f"seed {seed}: at its end the child gave {end}")
     return counts, failures

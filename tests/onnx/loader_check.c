@@ -59,8 +59,10 @@ static int stream(void)
         uint8_t *bytes = malloc(size ? size : 1); /* exactly as long: a read past the end is seen */
         if (!bytes || !read_exactly(stdin, bytes, size)) return 1;
         ont_status status = round_trip(bytes, size);
-        printf("%s %s\n", ont_status_name(status), status == ONT_OK ? "" : ont_error_message());
-        if (ont_alloc_live()) printf("LEAK %" PRId64 " blocks\n", ont_alloc_live());
+        if (ont_alloc_live()) /* once there, it is reported for every later model too */
+            printf("LEAK %" PRId64 " blocks\n", ont_alloc_live());
+        else
+            printf("%s %s\n", ont_status_name(status), status == ONT_OK ? "" : ont_error_message());
         fflush(stdout);
         free(bytes);
     }

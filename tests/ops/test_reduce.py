@@ -59,8 +59,8 @@ CASES += [
       for op, f in (("Softmax", F.softmax), ("LogSoftmax", F.log_softmax))
       for shape, axis in (((3, 5), -1), ((3, 5), 0), ((2, 3, 4), 1), ((1,), 0), ((3, 37), 1), ((0, 4), 1))],
     Case("Softmax", [R(2, 3, 4)], {"axis": 1}, opset=11, torch=flattened, reference=by_torch(flattened), name="flattens"),
-    *[Case("LayerNormalization", [R(*shape), R(*shape[axis:]), R(*shape[axis:])], {"axis": axis, "epsilon": 1e-3}, tol=1e-4,
-           torch=(norm := lambda x, s, b, n=shape[axis:]: F.layer_norm(x, n, s, b, 1e-3)), reference=by_torch(norm))
+    *[Case("LayerNormalization", [R(*shape), R(*shape[axis:]), R(*shape[axis:])], {"axis": axis, "epsilon": 2.0**-10}, tol=1e-4,
+           torch=(norm := lambda x, s, b, n=shape[axis:]: F.layer_norm(x, n, s, b, 2.0**-10)), reference=by_torch(norm))
       for shape, axis in (((3, 5), 1), ((2, 3, 4), 2), ((2, 3, 4), 1), ((40, 33), 1))],
     Case("LayerNormalization", [R(4, 6), R(6)], tol=1e-4, torch=lambda x, s: F.layer_norm(x, (6,), s), name="no bias"),
     Case("Gather", [R(5, 3), V([[0, 4], [-1, 2]], np.int64)], torch=lambda x, i: x[i]),
@@ -68,6 +68,27 @@ CASES += [
     Case("Gather", [R(5), V(3, np.int64)], torch=lambda x, i: x[i], name="scalar"),
     Case("Gather", [R(5, 3), V(np.zeros((0,)), np.int64)], torch=lambda x, i: x[i], name="no index"),
 ]
+
+
+def cross_entropy(kind, reduction, ignore):
+    def run(x, labels, weight=None):
+        f = F.cross_entropy if kind == "SoftmaxCrossEntropyLoss" else F.nll_loss
+        return f(x, labels.long(), weight, ignore_index=-100 if ignore is None else ignore, reduction=reduction)
+
+    return run
+
+
+LABELS = [2, 0, 4, 2, 1, 3]
+for kind in ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"):
+    for mode in ("mean", "sum", "none"):
+        for ignore in (None, 2):
+            for weighted in (False, True):
+                attrs = {"reduction": mode} | ({} if ignore is None else {"ignore_index": ignore})
+                inputs = [R(6, 5), V(LABELS, np.int64)] + ([R(5, low=0.1)] if weighted else [])
+                CASES.append(Case(kind, inputs, attrs, torch=cross_entropy(kind, mode, ignore), grad=[0], alloc=weighted,
+                                  name=f"{mode}-{ignore}-{weighted}"))
+    CASES.append(Case(kind, [R(2, 5, 3), V([LABELS[:3], LABELS[3:]], np.int32)], {}, torch=cross_entropy(kind, "mean", None),
+                      grad=[0], name="spatial"))
 
 
 def of_run_time_inputs(case):
@@ -88,3 +109,9 @@ def test_reduce(case):
 @pytest.mark.parametrize("index", [5, -6])
 def test_gather_out_of_range(index):
     expect_error(Case("Gather", [R(5, 3), V([0, index], np.int64)]), IndexError, f"index {index} at position 1")
+
+
+@pytest.mark.parametrize("label", [5, -1])
+def test_label_out_of_range(label):
+    case = Case("SoftmaxCrossEntropyLoss", [R(2, 5), V([0, label], np.int64)])
+    expect_error(case, IndexError, f"label {label} at position 1")

@@ -1,0 +1,280 @@
+/*
+ * SoftmaxCrossEntropyLoss and NegativeLogLikelihoodLoss: (N, C, D...) scores, (N, D...) labels, optional class weights.
+ * The gradient starts from the saved log-probabilities.
+ */
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+#include "base/parallel.h"
+#include "ops/op.h"
+#include "simd/simd.h"
+
+typedef enum loss_reduction { LOSS_NONE, LOSS_SUM, LOSS_MEAN } loss_reduction;
+
+typedef struct loss_state {
+    int64_t rows, classes, inner; /* scores are (rows, classes, inner) */
+    loss_reduction reduction;
+    bool ignores, wide, softmax;
+    int64_t ignored;
+} loss_state;
+
+static ont_status read_state(const ont_node *node, loss_state *s)
+{
+    const ont_value *x = ont_node_in(node, 0), *label = ont_node_in(node, 1);
+    const char *reduction = ont_attr_string(node, "reduction", "mean");
+    const ont_attr *ignore = ont_attr_find(node, "ignore_index", ONT_ATTR_INT);
+    *s = (loss_state){.rows = x->shape.dims[0], .classes = x->shape.dims[1],
+                      .inner = ont_shape_count_range(&x->shape, 2, x->shape.rank), .ignores = ignore != NULL,
+                      .ignored = ignore ? ignore->i : 0, .wide = label->dtype == ONT_INT64,
+                      .softmax = !strncmp(node->op->name, "SoftmaxCross", 12)};
+    if (!strcmp(reduction, "none"))
+        s->reduction = LOSS_NONE;
+    else if (!strcmp(reduction, "sum"))
+        s->reduction = LOSS_SUM;
+    else if (!strcmp(reduction, "mean"))
+        s->reduction = LOSS_MEAN;
+    else
+        return ont_fail(ONT_EINVAL, "reduction is '%s'", reduction);
+    return ONT_OK;
+}
+
+static ont_status loss_infer(ont_graph *g, ont_node *node)
+{
+    (void)g;
+    ont_value *x, *label;
+    loss_state s;
+    ONT_TRY(ont_need_input(node, 0, &x));
+    ONT_TRY(ont_need_input(node, 1, &label));
+    if (x->shape.rank < 2) return ont_fail(ONT_EINVAL, "scores have rank %d, at least 2 is expected", x->shape.rank);
+    if (label->dtype != ONT_INT64 && label->dtype != ONT_INT32)
+        return ont_fail(ONT_ETYPE, "labels are %s, expected int32 or int64", ont_dtype_name(label->dtype));
+    ont_shape expected = {.rank = x->shape.rank - 1, .dims = {x->shape.dims[0]}};
+    for (int d = 1; d < expected.rank; d++) expected.dims[d] = x->shape.dims[d + 1];
+    if (!ont_shape_equal(&label->shape, &expected)) {
+        char got[ONT_SHAPE_TEXT], want[ONT_SHAPE_TEXT];
+        return ont_fail(ONT_EINVAL, "labels are %s, expected %s", ont_shape_text(&label->shape, got),
+                        ont_shape_text(&expected, want));
+    }
+    const ont_value *weight = ont_node_in(node, 2);
+    if (weight && (weight->dtype != x->dtype || ont_shape_count(&weight->shape) != x->shape.dims[1]))
+        return ont_fail(ONT_EINVAL, "weights must be %" PRId64 " entries of %s", x->shape.dims[1], ont_dtype_name(x->dtype));
+    ONT_TRY(read_state(node, &s));
+    ONT_TRY(ont_infer_out(node, 1, x->dtype, &x->shape));
+    return ont_infer_out(node, 0, x->dtype, s.reduction == LOSS_NONE ? &expected : &(ont_shape){0});
+}
+
+static int64_t label_at(const loss_state *s, const void *labels, int64_t i)
+{
+    return s->wide ? ((const int64_t *)labels)[i] : ((const int32_t *)labels)[i];
+}
+
+/* Labels out of range are refused before anything is computed from them. */
+static ont_status check_labels(const loss_state *s, const ont_value *value, const void *labels)
+{
+    for (int64_t i = 0; i < s->rows * s->inner; i++) {
+        int64_t label = label_at(s, labels, i);
+        if (s->ignores && label == s->ignored) continue;
+        if (label < 0 || label >= s->classes)
+            return ont_fail(ONT_EINDEX, "label %" PRId64 " at position %" PRId64 " of '%s' is out of range for %" PRId64 " classes",
+                            label, i, value->name, s->classes);
+    }
+    return ONT_OK;
+}
+
+static ont_status prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
+{
+    loss_state *s = ont_arena_alloc(arena, sizeof *s);
+    if (!s) return ONT_ENOMEM;
+    ONT_TRY(read_state(node, s));
+    if (s->softmax)
+        out->work_bytes = (size_t)ont_shape_count(&ont_node_in(node, 0)->shape) * ont_dtype_size(ont_node_in(node, 0)->dtype);
+    out->state = s;
+    return ONT_OK;
+}
+
+static const char *accept_float(const ont_node *node)
+{
+    ont_dtype dtype = ont_node_in(node, 0)->dtype;
+    return dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64 ? NULL : "dtype";
+}
+
+static const void *weights_of(const ont_call *call)
+{
+    return call->node->n_inputs > 2 ? call->in[2] : NULL;
+}
+
+/* Where the log-probabilities are: the input itself, the second output, or scratch. */
+static void *log_probabilities(const ont_call *call)
+{
+    const loss_state *s = call->state;
+    if (!s->softmax) return (void *)(uintptr_t)call->in[0];
+    return call->node->n_outputs > 1 && call->out[1] ? call->out[1] : call->work;
+}
+
+#define LOSS(suffix, type, exp_, log_) \
+    static void log_softmax_##suffix(void *context, int64_t first, int64_t last) \
+    { \
+        const ont_call *call = context; \
+        const loss_state *s = call->state; \
+        for (int64_t i = first; i < last && s->classes; i++) { \
+            int64_t at = i / s->inner * s->classes * s->inner + i % s->inner; \
+            const type *x = (const type *)call->in[0] + at; \
+            type *y = (type *)log_probabilities(call) + at, most = x[0], sum = 0; \
+            for (int64_t c = 1; c < s->classes; c++) most = x[c * s->inner] > most ? x[c * s->inner] : most; \
+            for (int64_t c = 0; c < s->classes; c++) sum += exp_(x[c * s->inner] - most); \
+            type shift = most + log_(sum); \
+            for (int64_t c = 0; c < s->classes; c++) y[c * s->inner] = x[c * s->inner] - shift; \
+        } \
+    } \
+    static void reduce_##suffix(const ont_call *call) \
+    { \
+        const loss_state *s = call->state; \
+        const type *logp = log_probabilities(call), *weights = weights_of(call); \
+        type *loss = call->out[0]; \
+        double sum = 0, norm = 0; \
+        for (int64_t i = 0; i < s->rows * s->inner; i++) { \
+            int64_t label = label_at(s, call->in[1], i); \
+            bool counts = !(s->ignores && label == s->ignored); \
+            type w = !counts ? 0 : weights ? weights[label] : 1; \
+            int64_t at = (i / s->inner * s->classes + label) * s->inner + i % s->inner; \
+            type term = counts ? -w * logp[at] : 0; \
+            if (s->reduction == LOSS_NONE) loss[i] = term; \
+            sum += (double)term; \
+            norm += (double)w; \
+        } \
+        if (s->reduction == LOSS_SUM) *loss = (type)sum; \
+        if (s->reduction == LOSS_MEAN) *loss = (type)(sum / norm); \
+    } \
+    typedef struct grad_job_##suffix { \
+        const ont_call *call; \
+        double norm; \
+    } grad_job_##suffix; \
+    static void grad_rows_##suffix(void *context, int64_t first, int64_t last) \
+    { \
+        const grad_job_##suffix *job = context; \
+        const ont_call *call = job->call; \
+        const loss_state *s = call->state; \
+        const type *logp = call->in[0], *weights = call->in[2], *dy = call->in[3]; \
+        for (int64_t i = first; i < last; i++) { \
+            int64_t label = label_at(s, call->in[1], i); \
+            int64_t at = i / s->inner * s->classes * s->inner + i % s->inner; \
+            bool counts = !(s->ignores && label == s->ignored); \
+            type *dx = (type *)call->out[0] + at; \
+            type scale = !counts ? 0 : (weights ? weights[label] : 1) * dy[s->reduction == LOSS_NONE ? i : 0]; \
+            if (s->reduction == LOSS_MEAN && counts) scale = (type)((double)scale / job->norm); \
+            for (int64_t c = 0; c < s->classes; c++) \
+                dx[c * s->inner] = s->softmax && counts ? scale * exp_(logp[at + c * s->inner]) : 0; \
+            if (counts) dx[label * s->inner] -= scale; \
+        } \
+    } \
+    static void grad_##suffix(const ont_call *call) \
+    { \
+        const loss_state *s = call->state; \
+        const type *weights = call->in[2]; \
+        grad_job_##suffix job = {call, 0}; \
+        for (int64_t i = 0; i < s->rows * s->inner; i++) { \
+            int64_t label = label_at(s, call->in[1], i); \
+            if (!(s->ignores && label == s->ignored)) job.norm += weights ? (double)weights[label] : 1; \
+        } \
+        ont_parallel(s->rows * s->inner, 4096 / (s->classes + 1) + 1, grad_rows_##suffix, &job); \
+    }
+LOSS(f32, float, expf, logf)
+LOSS(f64, double, exp, log)
+
+static ont_status loss_ref(const ont_call *call)
+{
+    const loss_state *s = call->state;
+    bool f32 = ont_node_in(call->node, 0)->dtype == ONT_FLOAT32;
+    ONT_TRY(check_labels(s, ont_node_in(call->node, 1), call->in[1]));
+    if (s->softmax) ont_parallel(s->rows * s->inner, 1, f32 ? log_softmax_f32 : log_softmax_f64, (void *)call);
+    if (!s->softmax && call->node->n_outputs > 1 && call->out[1])
+        memcpy(call->out[1], call->in[0], (size_t)(s->rows * s->classes * s->inner) * (f32 ? 4 : 8));
+    (f32 ? reduce_f32 : reduce_f64)(call);
+    return ONT_OK;
+}
+
+static void fast_rows(void *context, int64_t first, int64_t last)
+{
+    const ont_call *call = context;
+    const loss_state *s = call->state;
+    float *logp = log_probabilities(call);
+    for (int64_t i = first; i < last && s->classes; i++)
+        ont_simd()->log_softmax((const float *)call->in[0] + i * s->classes, logp + i * s->classes, s->classes);
+}
+
+static ont_status loss_fast(const ont_call *call)
+{
+    const loss_state *s = call->state;
+    ONT_TRY(check_labels(s, ont_node_in(call->node, 1), call->in[1]));
+    ont_parallel(s->rows, 4096 / (s->classes + 1) + 1, fast_rows, (void *)call);
+    reduce_f32(call);
+    return ONT_OK;
+}
+
+static const char *accept_rows(const ont_node *node)
+{
+    loss_state s;
+    if (ont_node_in(node, 0)->dtype != ONT_FLOAT32) return "dtype";
+    return read_state(node, &s) == ONT_OK && s.inner == 1 && s.softmax ? NULL : "not rows";
+}
+
+/* ---- gradient: LossGrad(log_prob, labels, weights or nothing, dloss) ---- */
+
+static ont_status grad_infer(ont_graph *g, ont_node *node)
+{
+    return ont_infer_same(g, node);
+}
+
+static ont_status grad_run(const ont_call *call)
+{
+    (ont_node_in(call->node, 0)->dtype == ONT_FLOAT32 ? grad_f32 : grad_f64)(call);
+    return ONT_OK;
+}
+
+static ont_status grad_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
+{
+    loss_state *s = ont_arena_alloc(arena, sizeof *s);
+    if (!s) return ONT_ENOMEM;
+    ONT_TRY(read_state(node, s));
+    out->state = s;
+    return ONT_OK;
+}
+
+static void loss_grad(ont_grad *g)
+{
+    ont_builder *b = &g->b;
+    bool softmax = !strncmp(g->node->op->name, "Softmax", 7);
+    ont_value *logp = I(0);
+    if (softmax) b->status = ont_node_want_output(b->graph, g->node, 1, &logp);
+    if (softmax && b->status == ONT_OK) b->status = loss_infer(b->graph, g->node);
+    if (b->status != ONT_OK) return;
+    if (softmax && g->node->n_outputs > 1 && g->out_grads[1]) {
+        ont_grad_refuse(g, "the log-probabilities of SoftmaxCrossEntropyLoss have a gradient of their own");
+        return;
+    }
+    ont_value *operands[] = {logp, I(1), I(2), GO(0)};
+    ont_node *node = ont_build_node(b, ONT_DOMAIN, softmax ? "SoftmaxCrossEntropyGrad" : "NegativeLogLikelihoodGrad", operands,
+                                    4, 1);
+    if (node) b->status = ont_attr_copy_all(b->graph, node, g->node);
+    GI(0, ont_build_done(b, node));
+}
+
+static const ont_kernel loss_kernels[] = {
+    {.name = "cross_entropy_f32_rows", .accept = accept_rows, .prepare = prepare, .run = loss_fast},
+    {.name = "cross_entropy_ref", .accept = accept_float, .prepare = prepare, .run = loss_ref},
+};
+static const ont_kernel grad_kernels[] = {
+    {.name = "cross_entropy_grad_ref", .accept = accept_float, .prepare = grad_prepare, .run = grad_run, .inplace = 1},
+};
+
+#define LOSS_OP(name_, since_) \
+    const ont_op ont_op_##name_ = {.domain = "", .name = #name_, .since = since_, .min_inputs = 2, .max_inputs = 3, \
+                                   .nondiff_inputs = 6, .infer = loss_infer, .grad = loss_grad, ONT_KERNELS(loss_kernels)}
+#define LOSS_GRAD_OP(name_) \
+    const ont_op ont_op_##name_ = {.domain = ONT_DOMAIN, .name = #name_, .since = 1, .min_inputs = 4, .max_inputs = 4, \
+                                   .infer = grad_infer, ONT_KERNELS(grad_kernels)}
+LOSS_OP(SoftmaxCrossEntropyLoss, 12);
+LOSS_OP(NegativeLogLikelihoodLoss, 12);
+LOSS_GRAD_OP(SoftmaxCrossEntropyGrad);
+LOSS_GRAD_OP(NegativeLogLikelihoodGrad);
