@@ -33,8 +33,8 @@ PLUGINS = ("_cuda.so", "_mpi.so")  # opened by _C at run time, never linked to i
 # One object per entry from each csrc/simd/*.inc.c; simd.c chooses among them at run time.
 ISAS = {
     "plain": ["-DONT_ISA_PLAIN=1"],
-    "avx2": ["-mavx2", "-mfma", "-mf16c"],
-    "avx512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma", "-mf16c",
+    "avx2": ["-mavx2", "-mfma", "-mf16c", "-ffp-contract=fast"],
+    "avx512": ["-ffp-contract=fast", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma", "-mf16c",
                "-mprefer-vector-width=512"],
 }
 

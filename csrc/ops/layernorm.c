@@ -241,7 +241,7 @@ static const ont_kernel grad_kernels[] = {
     {.name = "layernorm_grad_ref", .accept = accept_float, .prepare = prepare, .run = grad_ref},
 };
 
-const ont_op ont_op_LayerNormalization = {.domain = "", .name = "LayerNormalization", .since = 17, .min_inputs = 1,
+const ont_op ont_op_LayerNormalization = {.domain = "", .name = "LayerNormalization", .since = 17, .min_inputs = 2,
                                           .max_inputs = 3, .infer = layernorm_infer, .grad = layernorm_grad,
                                           ONT_KERNELS(forward_kernels)};
 const ont_op ont_op_LayerNormGrad = {.domain = ONT_DOMAIN, .name = "LayerNormGrad", .since = 1, .min_inputs = 5,

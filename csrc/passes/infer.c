@@ -105,7 +105,8 @@ static ont_status infer_node(ont_graph *g, ont_node *node)
     for (uint32_t i = 0; i < node->n_outputs; i++) {
         ont_value *out = node->outputs[i];
         if (out && !out->has_shape)
-            return ont_fail(ONT_EINTERNAL, "%s '%s': output %u was not inferred", node->op_type, node->name, i);
+            return ont_fail(node->backward ? ONT_EINTERNAL : ONT_EINVAL, "%s '%s': the operator has no output %u",
+                            node->op_type, node->name, i);
         if (out && out->data) ONT_TRY(replace_by_constant(g, out));
     }
     return ONT_OK;
