@@ -31,6 +31,13 @@ def count(module_counters: Counters, **amounts: Any) -> None:
                 setattr(counters, name, getattr(counters, name) + amount)
 
 
+def engine_step(module_counters: Counters) -> None:
+    """One more step in the engine: on the step path, so spelled out."""
+    with _lock:
+        module_counters.engine_steps += 1
+        _process.engine_steps += 1
+
+
 def stats(model: Any = None) -> dict[str, Any]:
     """Counts since the process started, or of one ORTModule: engine_steps, fallback_steps, exports, seconds, reasons."""
     counters = _process if model is None else model._counters

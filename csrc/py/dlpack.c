@@ -74,9 +74,8 @@ static int is_lazy(PyObject *tensor, const ont_view *view)
 int ont_dlpack_borrow(const ont_state *state, PyObject *tensor, const char *what, Py_ssize_t index, ont_view *view,
                       PyObject **keep)
 {
-    int is_tensor = PyObject_IsInstance(tensor, state->tensor_type);
-    if (is_tensor < 0) return -1;
-    if (!is_tensor) return refuse(what, index, "a torch.Tensor is expected");
+    /* By type, not by isinstance(): that asks Parameter's metaclass, in Python, for every parameter of every step. */
+    if (!PyType_IsSubtype(Py_TYPE(tensor), (PyTypeObject *)state->tensor_type)) return refuse(what, index, "a torch.Tensor is expected");
     *keep = NULL;
     if (!state->dlpack) return borrow_by_protocol(tensor, what, index, view, keep);
     dlpack_tensor borrowed;

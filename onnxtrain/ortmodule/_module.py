@@ -23,7 +23,7 @@ class Key(NamedTuple):
     """What a program was exported for; sizes are the guards' business."""
 
     schema: tuple[Any, ...]  # per leaf: (dtype, ndim, device type), or the value of what is no tensor
-    spec: pytree.TreeSpec
+    spec: pytree.TreeSpec | None  # None: positional tensors only
     training: bool
     modes: tuple[bool, ...]  # training flag of every submodule
     autocast: tuple[Any, ...]
@@ -75,14 +75,17 @@ class ORTModule(torch.nn.Module):
         """The module's own forward: same arguments, same result."""
         if self._fallback.forced:
             return self._in_torch(args, kwargs)
-        leaves, spec = pytree.tree_flatten((args, kwargs))
+        if kwargs or any([type(arg) is not torch.Tensor for arg in args]):
+            leaves, spec = pytree.tree_flatten((args, kwargs))
+        else:
+            leaves, spec = list(args), None  # tensors in a row are their own leaves
         grad_enabled = torch.is_grad_enabled()
         key = Key(tuple([_describe(leaf) for leaf in leaves]), spec, self._module.training and grad_enabled,
                   tuple([m.training for m in self._submodules]),
                   (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")))
         if key in self._fallen and not self._fallback.retry:
             return self._in_torch(args, kwargs)
-        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        tensors = leaves if spec is None else [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         for program in self._programs.get(key, ()):
             if program.guards(tensors) is None:
                 return self._in_engine(program, key, leaves, grad_enabled, args, kwargs)
@@ -99,7 +102,7 @@ class ORTModule(torch.nn.Module):
         except UnsupportedError as error:
             self._fall_back(key, FallbackPolicy.FALLBACK_UNSUPPORTED_ONNX_MODEL, error)
             return self._in_torch(args, kwargs)
-        _report.count(self._counters, engine_steps=1)
+        _report.engine_step(self._counters)
         return result
 
     def _first_call(self, key: Key, leaves: list[Any], tensors: list[torch.Tensor], grad_enabled: bool,

@@ -27,11 +27,11 @@ class Bare(torch.autograd.Function):
 
 
 class Many(nn.Module):
-    """A step with next to no arithmetic: n parameters of one element, summed."""
+    """A step with next to no arithmetic: n parameters of 16 elements, summed."""
 
     def __init__(self, n: int) -> None:
         super().__init__()
-        self.weights = nn.ParameterList(nn.Parameter(torch.ones(1)) for _ in range(n))
+        self.weights = nn.ParameterList(nn.Parameter(torch.ones(16)) for _ in range(n))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for weight in self.weights:
@@ -52,10 +52,10 @@ def best(step, rounds: int = 15, steps: int = 200) -> float:  # noqa: ANN001
 def main() -> None:
     for n in (4, 150):
         module = Many(n)
-        model, x = ORTModule(module), torch.randn(2)
-        grad = torch.ones(2)
+        model, x = ORTModule(module), torch.randn(16)
+        grad = torch.ones(16)
         parameters = list(module.parameters())
-        stored = (model(x).detach(), [None] + [torch.ones(1) for _ in parameters])
+        stored = (model(x).detach(), [None] + [torch.ones(16) for _ in parameters])
 
         def ours() -> None:
             model(x).backward(grad)
