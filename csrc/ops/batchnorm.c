@@ -24,10 +24,31 @@ static bool is_training(const ont_node *node)
     return ont_attr_int(node, "training_mode", 0) != 0;
 }
 
+static bool is_read(const ont_graph *g, const ont_value *v)
+{
+    return v && (v->uses || ont_value_is_output(g, v));
+}
+
+/*
+ * Before opset 14 the number of outputs said whether statistics are the batch's; it is put down as the attribute, since
+ * a gradient adds outputs of our own. Outputs that mean something else, or nothing, are refused.
+ */
+static ont_status settle_mode(ont_graph *g, ont_node *node)
+{
+    if (!ont_attr_find(node, "training_mode", ONT_ATTR_INT))
+        ONT_TRY(ont_attr_set_int(g, node, "training_mode", node->version < 14 && node->n_outputs > 1));
+    if (!is_training(node) && (is_read(g, ont_node_out(node, NEW_MEAN)) || is_read(g, ont_node_out(node, NEW_VAR))))
+        return ont_fail(ONT_EINVAL, "running statistics as outputs without training_mode");
+    bool own = ont_attr_int(node, "saves_statistics", 0);
+    if (!own && (is_read(g, ont_node_out(node, SAVED_MEAN)) || is_read(g, ont_node_out(node, SAVED_INV))))
+        return ont_fail(ONT_EUNSUPPORTED, "the outputs saved_mean and saved_var");
+    return ONT_OK;
+}
+
 static ont_status bn_infer(ont_graph *g, ont_node *node)
 {
-    (void)g;
     ont_value *x;
+    ONT_TRY(settle_mode(g, node));
     ONT_TRY(ont_need_input(node, X, &x));
     if (x->shape.rank < 2) return ont_fail(ONT_EINVAL, "input has rank %d, at least 2 is expected", x->shape.rank);
     ont_shape channels = ont_shape_of(1, &x->shape.dims[1]);
@@ -175,6 +196,7 @@ static void bn_grad(ont_grad *g)
     }
     b->status = ont_node_want_output(b->graph, g->node, SAVED_MEAN, &mean);
     if (b->status == ONT_OK) b->status = ont_node_want_output(b->graph, g->node, SAVED_INV, &inv);
+    if (b->status == ONT_OK) b->status = ont_attr_set_int(b->graph, g->node, "saves_statistics", 1);
     if (b->status == ONT_OK) b->status = bn_infer(b->graph, g->node);
     if (b->status != ONT_OK) return;
     ont_value *operands[] = {I(X), I(SCALE), mean, inv, GO(Y)};

@@ -7,6 +7,7 @@
 
 #include "base/parallel.h"
 #include "device/gemm.h"
+#include "ops/conv_onednn.h"
 #include "ops/window.h"
 
 typedef struct conv_state {
@@ -284,26 +285,34 @@ static ont_value *grad_node(ont_grad *g, const char *op_type, ont_value *other, 
     return ont_build_done(b, node);
 }
 
+/* Over the cells of each plane, then over the images: two dense reductions instead of one over scattered dims. */
+static void bias_grad(ont_grad *g)
+{
+    int64_t axes[ONT_WINDOW_RANK] = {2, 3, 4}, images = 0;
+    if (!WANTS(2)) return;
+    ont_value *planes = ont_build_reduce(&g->b, "ReduceSum", GO(0), axes, (size_t)I(0)->shape.rank - 2, false);
+    GI(2, ont_build_reduce(&g->b, "ReduceSum", planes, &images, 1, false));
+}
+
 static void conv_grad(ont_grad *g)
 {
     if (WANTS(0)) GI(0, grad_node(g, "ConvGradInput", I(1), &I(0)->shape));
     if (WANTS(1)) GI(1, grad_node(g, "ConvGradWeight", I(0), &I(1)->shape));
-    if (!WANTS(2)) return;
-    int64_t axes[ONT_MAX_RANK] = {0};
-    size_t n = 1;
-    for (int d = 2; d < I(0)->shape.rank; d++) axes[n++] = d;
-    GI(2, ont_build_reduce(&g->b, "ReduceSum", GO(0), axes, n, false));
+    bias_grad(g);
 }
 
 static const ont_kernel forward_kernels[] = {
+    ONT_CONV_ONEDNN("conv_f32_onednn"),
     {.name = "conv_gemm", .accept = accept_float, .prepare = forward_prepare, .run = forward_run},
     {.name = "conv_ref", .accept = accept_float, .prepare = forward_prepare_ref, .run = forward_run},
 };
 static const ont_kernel input_kernels[] = {
+    ONT_CONV_ONEDNN("conv_grad_input_f32_onednn"),
     {.name = "conv_grad_input_gemm", .accept = accept_float, .prepare = input_prepare, .run = input_grad_run},
     {.name = "conv_grad_input_ref", .accept = accept_float, .prepare = input_prepare_ref, .run = input_grad_run},
 };
 static const ont_kernel weight_kernels[] = {
+    ONT_CONV_ONEDNN("conv_grad_weight_f32_onednn"),
     {.name = "conv_grad_weight_gemm", .accept = accept_float, .prepare = weight_prepare, .run = weight_grad_run},
     {.name = "conv_grad_weight_ref", .accept = accept_float, .prepare = weight_prepare_ref, .run = weight_grad_run},
 };
@@ -314,3 +323,115 @@ const ont_op ont_op_ConvGradInput = {.domain = ONT_DOMAIN, .name = "ConvGradInpu
                                      .max_inputs = 2, .infer = grad_infer, ONT_KERNELS(input_kernels)};
 const ont_op ont_op_ConvGradWeight = {.domain = ONT_DOMAIN, .name = "ConvGradWeight", .since = 1, .min_inputs = 2,
                                       .max_inputs = 2, .infer = grad_infer, ONT_KERNELS(weight_kernels)};
+
+/* ---- ConvTranspose: the gradient of a convolution's input as an operator of its own, (y, weight, bias) -> x ---- */
+
+/* Sizes of the result; the convolution back from it gives the input's sizes again. */
+static ont_status transpose_shape(const ont_node *node, const ont_value *y, const ont_value *weight, ont_shape *shape)
+{
+    int rank = y->shape.rank - 2, n;
+    int64_t strides[ONT_WINDOW_RANK], dilations[ONT_WINDOW_RANK], extra[ONT_WINDOW_RANK], pads[2 * ONT_WINDOW_RANK];
+    *shape = (ont_shape){.rank = rank + 2, .dims = {y->shape.dims[0]}};
+    struct {
+        const char *name;
+        int64_t *values, otherwise, least;
+        int count;
+    } lists[] = {{"strides", strides, 1, 1, rank}, {"dilations", dilations, 1, 1, rank}, {"output_padding", extra, 0, 0, rank},
+                 {"pads", pads, 0, 0, 2 * rank}};
+    for (size_t k = 0; k < sizeof lists / sizeof *lists; k++) {
+        ONT_TRY(ont_const_ints(node, -1, lists[k].name, lists[k].values, lists[k].count, &n));
+        if (n >= 0 && n != lists[k].count) return ont_fail(ONT_EINVAL, "%s has %d entries, expected %d", lists[k].name, n, lists[k].count);
+        for (int i = 0; i < lists[k].count; i++) {
+            int64_t *v = &lists[k].values[i];
+            if (n < 0) *v = lists[k].otherwise;
+            if (*v < lists[k].least || *v > INT32_MAX) return ont_fail(ONT_EINVAL, "%s[%d] is %" PRId64, lists[k].name, i, *v);
+        }
+    }
+    for (int d = 0; d < rank; d++) {
+        int64_t outputs = y->shape.dims[d + 2], kernel = weight->shape.dims[d + 2];
+        if (outputs > INT32_MAX || kernel > INT32_MAX) return ont_fail(ONT_EUNSUPPORTED, "spatial dim %d is too large", d);
+        if (extra[d] >= strides[d])
+            return ont_fail(ONT_EUNSUPPORTED, "output_padding[%d] is %" PRId64 ", not less than the stride", d, extra[d]);
+        int64_t size = (outputs - 1) * strides[d] + extra[d] + (kernel - 1) * dilations[d] + 1 - pads[d] - pads[rank + d];
+        if (outputs < 1 || kernel < 1 || size < 1) return ont_fail(ONT_EINVAL, "the result has %" PRId64 " cells in spatial dim %d", size, d);
+        shape->dims[d + 2] = size;
+    }
+    return ONT_OK;
+}
+
+static ont_status transpose_infer(ont_graph *g, ont_node *node)
+{
+    (void)g;
+    ont_value *y, *weight;
+    ont_shape shape;
+    conv_state s;
+    ONT_TRY(ont_need_input(node, 0, &y));
+    ONT_TRY(ont_need_input(node, 1, &weight));
+    const char *auto_pad = ont_attr_string(node, "auto_pad", "NOTSET");
+    if (strcmp(auto_pad, "NOTSET") && strcmp(auto_pad, "VALID")) return ont_fail(ONT_EUNSUPPORTED, "auto_pad '%s'", auto_pad);
+    if (ont_attr_find(node, "output_shape", ONT_ATTR_INTS)) return ont_fail(ONT_EUNSUPPORTED, "attribute output_shape");
+    if (!strcmp(auto_pad, "VALID") && ont_attr_find(node, "pads", ONT_ATTR_INTS))
+        return ont_fail(ONT_EUNSUPPORTED, "pads beside auto_pad 'VALID'");
+    if (y->shape.rank < 3 || y->shape.rank > 2 + ONT_WINDOW_RANK)
+        return ont_fail(ONT_EUNSUPPORTED, "%d spatial dims, 1 to %d are supported", y->shape.rank - 2, ONT_WINDOW_RANK);
+    if (weight->shape.rank != y->shape.rank)
+        return ont_fail(ONT_EINVAL, "weight has rank %d, input %d", weight->shape.rank, y->shape.rank);
+    if (weight->shape.dims[0] != y->shape.dims[1])
+        return ont_fail(ONT_EINVAL, "%" PRId64 " channels, weight for %" PRId64, y->shape.dims[1], weight->shape.dims[0]);
+    ONT_TRY(transpose_shape(node, y, weight, &shape));
+    int64_t groups = ont_attr_int(node, "group", 1);
+    if (groups < 1 || groups > INT32_MAX) return ont_fail(ONT_EINVAL, "group is %" PRId64, groups);
+    shape.dims[1] = weight->shape.dims[1] * groups;
+    ONT_TRY(geometry(node, &shape, &weight->shape, &s));
+    const ont_value *bias = ont_node_in(node, 2);
+    if (weight->dtype != y->dtype || (bias && (bias->dtype != y->dtype || ont_shape_count(&bias->shape) != s.c)))
+        return ont_fail(ONT_EINVAL, "weight or bias does not fit the input");
+    return ont_infer_out(node, 0, y->dtype, &shape);
+}
+
+#define ADD_BIAS(suffix, type) \
+    static void add_bias_##suffix(const conv_state *s, const type *bias, type *x) \
+    { \
+        for (int64_t plane = 0; plane < s->n * s->c; plane++) \
+            for (int64_t i = 0; i < s->w.in_count; i++) x[plane * s->w.in_count + i] += bias[plane % s->c]; \
+    }
+ADD_BIAS(f32, float)
+ADD_BIAS(f64, double)
+
+static ont_status transpose_run(const ont_call *call)
+{
+    const conv_state *s = call->state;
+    ONT_TRY(input_grad_run(call));
+    const void *bias = call->node->n_inputs > 2 ? call->in[2] : NULL;
+    if (!bias) return ONT_OK;
+    if (s->size == sizeof(float))
+        add_bias_f32(s, bias, call->out[0]);
+    else
+        add_bias_f64(s, bias, call->out[0]);
+    return ONT_OK;
+}
+
+/* The convolution back from the result: dy = Conv(dx), and the weight's gradient with the two sides exchanged. */
+static void transpose_grad(ont_grad *g)
+{
+    ont_builder *b = &g->b;
+    ont_value *dx = GO(0);
+    for (uint32_t i = 0; i < 2; i++) {
+        if (!WANTS(i) || b->status != ONT_OK) continue;
+        ont_value *operands[] = {i ? I(0) : dx, i ? dx : I(1)};
+        ont_node *node = ont_build_node(b, i ? ONT_DOMAIN : "", i ? "ConvGradWeight" : "Conv", operands, 2, 1);
+        if (node) b->status = ont_attr_copy_all(b->graph, node, g->node);
+        if (node && b->status == ONT_OK)
+            b->status = ont_attr_set_ints(b->graph, node, "shape", I(i)->shape.dims, (size_t)I(i)->shape.rank);
+        GI(i, ont_build_done(b, node));
+    }
+    bias_grad(g);
+}
+
+static const ont_kernel transpose_kernels[] = {
+    ONT_CONV_ONEDNN("conv_transpose_f32_onednn"),
+    {.name = "conv_transpose_gemm", .accept = accept_float, .prepare = input_prepare, .run = transpose_run},
+    {.name = "conv_transpose_ref", .accept = accept_float, .prepare = input_prepare_ref, .run = transpose_run},
+};
+const ont_op ont_op_ConvTranspose = {.domain = "", .name = "ConvTranspose", .since = 1, .min_inputs = 2, .max_inputs = 3,
+                                     .infer = transpose_infer, .grad = transpose_grad, ONT_KERNELS(transpose_kernels)};

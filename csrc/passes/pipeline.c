@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "passes/fuse_transpose.h"
 
 typedef struct pass {
     const char *name;
@@ -16,10 +17,12 @@ typedef struct pass {
 static const pass before_grad[] = {
     {"infer", ont_pass_infer, true},
     {"cse", ont_pass_cse, false},
+    {"fuse_transpose", ont_pass_fuse_transpose, false},
 };
 
 static const pass after_grad[] = {
     {"infer", ont_pass_infer, true}, /* folds what the rules built of constants */
+    {"fuse_transpose", ont_pass_fuse_transpose, false},
     {"cse", ont_pass_cse, false},
     {"dce", ont_pass_dce, true},
 };

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from harness import C, Case, R, V, expect_error, run_case  # noqa: E402
+from harness import C, Case, R, V, call, expect_error, run_case, session_of  # noqa: E402
 from onnxtrain import UnsupportedError  # noqa: E402
 
 
@@ -22,6 +22,17 @@ def conv(**options):
 
 def max_pool(k, s, p, d, ceil):
     return lambda x: (F.max_pool1d, F.max_pool2d, F.max_pool3d)[x.dim() - 3](x, k, s, p, d, ceil)
+
+
+def max_with_indices(x):
+    """Every window in plain loops: the same geometry as the case that uses it."""
+    n, c, h, w = x.shape
+    y, at = np.empty((n, c, 4, 6), x.dtype), np.empty((n, c, 4, 6), np.int64)
+    for a, b, i, j in np.ndindex(*y.shape):
+        cells = [(p, q) for p in range(2 * i - 1, 2 * i + 2) for q in range(j, j + 2) if 0 <= p < h and 0 <= q < w]
+        p, q = max(cells, key=lambda cell: x[a, b][cell])  # the first of equals
+        y[a, b, i, j], at[a, b, i, j] = x[a, b, p, q], ((a * c + b) * h + p) * w + q
+    return y, at
 
 
 def average_pool(k, s, p, ceil, include):
@@ -46,6 +57,32 @@ CASES = [
          torch=lambda x, w: F.conv2d(F.pad(x, (0, 1, 0, 2)), w)),
     Case("Conv", [R(0, 2, 5, 5), R(3, 2, 3, 3)], torch=conv(), name="no images"),
 ]
+
+
+def transposed(**options):
+    def run(y, w, b=None):
+        return (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[y.dim() - 3](y, w, b, **options)
+
+    return run
+
+
+CASES += [
+    Case("Conv", [R(2, 16, 9, 9), R(32, 16, 3, 3), R(32)], {"pads": [1, 1, 1, 1]}, torch=conv(padding=1), name="blocked",
+         alloc=False),
+    Case("Conv", [R(2, 32, 10, 10), R(32, 1, 3, 3), R(32)], {"group": 32, "strides": [2, 2]}, torch=conv(groups=32, stride=2),
+         name="depthwise blocked", alloc=False),
+    Case("Conv", [R(0, 2, 5, 5), R(3, 2, 3, 3), R(3)], torch=conv(), name="no images, bias"),
+    Case("Conv", [R(1, 2, 9), R(3, 2, 2)], {"strides": [3]}, torch=conv(stride=3), name="cells that no window reads"),
+    Case("ConvTranspose", [R(2, 3, 5), R(3, 4, 3), R(4)], torch=transposed()),
+    Case("ConvTranspose", [R(2, 3, 4, 5), R(3, 4, 3, 2)], torch=transposed()),
+    Case("ConvTranspose", [R(2, 4, 4, 5), R(4, 3, 3, 3), R(6)],
+         {"strides": [2, 3], "pads": [1, 0, 1, 0], "group": 2, "output_padding": [1, 2], "dilations": [1, 2]},
+         torch=transposed(stride=(2, 3), padding=(1, 0), groups=2, output_padding=(1, 2), dilation=(1, 2)),
+         reference=by_torch(transposed(stride=(2, 3), padding=(1, 0), groups=2, output_padding=(1, 2), dilation=(1, 2)))),
+    Case("ConvTranspose", [R(1, 2, 3, 2, 3), R(2, 3, 2, 2, 2)], {"strides": [2, 1, 2]}, torch=transposed(stride=(2, 1, 2))),
+    Case("ConvTranspose", [R(2, 16, 5, 5), R(16, 32, 4, 4), R(32)], {"strides": [2, 2], "pads": [1, 1, 1, 1]},
+         torch=transposed(stride=2, padding=1), name="blocked", alloc=False),
+]
 for rank, size in ((1, (9,)), (2, (7, 6)), (3, (4, 5, 3))):
     for k, s, p, d, ceil in ((2, 2, 0, 1, False), (3, 2, 1, 1, False), (3, 2, 1, 1, True), (2, 1, 0, 2, False)):
         attrs = {"kernel_shape": [k] * rank, "strides": [s] * rank, "pads": [p] * 2 * rank, "ceil_mode": int(ceil)}
@@ -60,6 +97,13 @@ for rank, size in ((1, (9,)), (2, (7, 6)), (3, (4, 5, 3))):
 CASES += [
     Case("MaxPool", [V(np.ones((1, 1, 4, 4)))], {"kernel_shape": [2, 2], "strides": [2, 2]}, torch=max_pool(2, 2, 0, 1, False),
          fd=False, name="ties"),
+    Case("MaxPool", [R(2, 3, 7, 6)], {"kernel_shape": [3, 2], "strides": [2, 1], "pads": [1, 0, 1, 1]}, n_outputs=2,
+         torch=lambda x: F.max_pool2d(F.pad(x, (0, 1, 1, 1), value=-np.inf), (3, 2), (2, 1)), reference=max_with_indices,
+         name="indices"),
+    Case("AveragePool", [R(1, 2, 7, 6)], {"kernel_shape": [2, 3], "dilations": [2, 1], "pads": [1, 1, 0, 1]}, opset=19,
+         name="dilated"),
+    Case("MaxPool", [V([[[1.0, np.nan, 2.0, 3.0, -np.inf, -np.inf]]])], {"kernel_shape": [2], "strides": [2]}, grad=False,
+         reference=lambda x: np.array([[[np.nan, 3.0, -np.inf]]], x.dtype), name="NaN and infinity"),
     Case("GlobalAveragePool", [R(2, 3, 4, 5)], torch=lambda x: x.mean((2, 3), True)),
     Case("GlobalMaxPool", [R(2, 3, 4, 5)], torch=lambda x: x.amax((2, 3), True)),
     *[Case("BatchNormalization", [R(*shape), R(3), R(3), R(3), R(3, low=0.5)], {"epsilon": 2.0**-10}, opset=15, grad=[0, 1, 2], tol=1e-4,
@@ -86,8 +130,33 @@ def test_conv(case):
     run_case(case)
 
 
+@pytest.mark.parametrize("before, after", [(2, 1), (1, 2)])
+def test_threads_may_change_after_the_program_is_built(before, after):
+    case = Case("Conv", [R(4, 16, 12, 12), R(32, 16, 3, 3), R(32)], {"pads": [1, 1, 1, 1]})
+    tensors = [torch.from_numpy(spec.make(i)).float() for i, spec in enumerate(case.inputs)]
+    session = session_of(case, [t.numpy() for t in tensors])
+    dy = torch.from_numpy(R(4, 32, 12, 12).make(9)).float()
+    threads, results = torch.get_num_threads(), []
+    try:
+        for n in (before, after):
+            torch.set_num_threads(n)
+            results.append(call(session, tensors, bytes([1, 1, 1]), [dy]))
+    finally:
+        torch.set_num_threads(threads)
+    for first, second in zip(*[[*outputs, *grads] for outputs, grads in results], strict=True):
+        assert torch.allclose(first, second, rtol=1e-4, atol=1e-4)
+
+
 def test_window_does_not_fit():
     expect_error(Case("Conv", [R(1, 1, 2, 2), R(1, 1, 3, 3)]), ValueError, "does not fit")
+
+
+def test_transposed_sizes_are_refused():
+    shapes = [R(1, 2, 5, 5), R(2, 3, 3, 3)]
+    expect_error(Case("ConvTranspose", shapes, {"output_shape": [9, 9]}), UnsupportedError, "output_shape")
+    expect_error(Case("ConvTranspose", shapes, {"auto_pad": "SAME_UPPER"}), UnsupportedError, "SAME_UPPER")
+    expect_error(Case("ConvTranspose", shapes, {"output_padding": [1, 1]}), UnsupportedError, "output_padding")
+    expect_error(Case("ConvTranspose", shapes, {"pads": [4, 4, 4, 4]}), ValueError, "the result has")
 
 
 def test_channels_differ():

@@ -1,0 +1,39 @@
+/*
+ * Convolution: the geometry that all kernels share, and oneDNN's primitives behind one handle per convolution.
+ *
+ * ops/conv.c fills the geometry and calls these. Nothing here knows graphs or operators.
+ */
+#ifndef ONT_DEVICE_CONV_H
+#define ONT_DEVICE_CONV_H
+
+#include "base/dtype.h"
+
+/*
+ * y (N, O, out) = x (N, C, in) * w (O, C / groups, kernel). Spatial dims are right-aligned: a 1-d convolution has
+ * its sizes in entry 2, and ones before.
+ */
+typedef struct ont_conv {
+    ont_dtype dtype;
+    int spatial; /* 1 to 3 */
+    int64_t n, c, o, groups;
+    int64_t in[3], out[3], kernel[3], stride[3], dilation[3];
+    int64_t pad[3];     /* before */
+    int64_t pad_end[3]; /* after */
+} ont_conv;
+
+typedef enum ont_conv_kind { ONT_CONV_FORWARD, ONT_CONV_GRAD_INPUT, ONT_CONV_GRAD_WEIGHT } ont_conv_kind;
+
+typedef struct ont_dnnl_conv ont_dnnl_conv;
+
+/* NULL, or why oneDNN does not take the convolution. Allocates nothing of ours. */
+const char *ont_dnnl_conv_refuses(const ont_conv *conv, ont_conv_kind kind, bool bias);
+
+/* For what ont_dnnl_conv_refuses() does not refuse. */
+ont_status ont_dnnl_conv_create(const ont_conv *conv, ont_conv_kind kind, bool bias, ont_dnnl_conv **result) ONT_MUST_USE;
+void ont_dnnl_conv_destroy(ont_dnnl_conv *conv);
+size_t ont_dnnl_conv_work_bytes(const ont_dnnl_conv *conv);
+/* x, w, y: the two operands and the result, by the kind; bias (O) or NULL. Calls on one handle take turns. */
+ont_status ont_dnnl_conv_run(ont_dnnl_conv *conv, const void *x, const void *w, const void *y, const void *bias,
+                             void *work) ONT_MUST_USE;
+
+#endif

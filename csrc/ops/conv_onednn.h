@@ -1,0 +1,18 @@
+/*
+ * The oneDNN kernel of Conv, its two gradients and ConvTranspose; conv.c lists it in front of its own.
+ */
+#ifndef ONT_OPS_CONV_ONEDNN_H
+#define ONT_OPS_CONV_ONEDNN_H
+
+#include "ops/op.h"
+
+const char *ont_conv_onednn_accept(const ont_node *node);
+ont_status ont_conv_onednn_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out);
+ont_status ont_conv_onednn_run(const ont_call *call);
+void ont_conv_onednn_release(void *state);
+
+#define ONT_CONV_ONEDNN(kernel_name) \
+    {.name = kernel_name, .accept = ont_conv_onednn_accept, .prepare = ont_conv_onednn_prepare, .run = ont_conv_onednn_run, \
+     .release = ont_conv_onednn_release}
+
+#endif

@@ -1,0 +1,60 @@
+/*
+ * Absorbs transposes into matrix products. Before differentiation, so that the gradients need none either: a linear layer
+ * comes out of the exporter as a product with a transposed weight.
+ */
+#include "passes/fuse_transpose.h"
+
+#include <string.h>
+
+#include "passes/pass.h"
+
+static bool is_op(const ont_node *node, const char *domain, const char *op_type)
+{
+    return !strcmp(node->op_type, op_type) && !strcmp(node->domain, domain);
+}
+
+/* What `v` is the transpose of in its last two dims; NULL where it is anything else. */
+static ont_value *transposed(const ont_value *v)
+{
+    if (!v || v->kind != ONT_VALUE_NODE || v->shape.rank < 2 || !is_op(v->def, "", "Transpose")) return NULL;
+    int rank = v->shape.rank;
+    size_t n;
+    const int64_t *perm = ont_attr_ints(v->def, "perm", &n);
+    if (!perm) return rank == 2 ? ont_node_in(v->def, 0) : NULL; /* without perm all dims are reversed */
+    if (n != (size_t)rank || perm[rank - 2] != rank - 1 || perm[rank - 1] != rank - 2) return NULL;
+    for (int d = 0; d < rank - 2; d++)
+        if (perm[d] != d) return NULL;
+    return ont_node_in(v->def, 0);
+}
+
+static ont_status become_fused(ont_node *node)
+{
+    const ont_op *op = ont_op_find(ONT_DOMAIN, "FusedMatMul", INT64_MAX);
+    if (!op) return ont_fail(ONT_EINTERNAL, "FusedMatMul is not in the table");
+    node->domain = op->domain;
+    node->op_type = op->name;
+    node->op = op;
+    node->version = op->since;
+    return ONT_OK;
+}
+
+static ont_status absorb(ont_graph *g, ont_node *node)
+{
+    static const char *const flags[] = {"transA", "transB"};
+    for (uint32_t i = 0; i < 2; i++) {
+        for (ont_value *x; (x = transposed(ont_node_in(node, i)));) {
+            if (is_op(node, "", "MatMul")) ONT_TRY(become_fused(node));
+            ONT_TRY(ont_attr_set_int(g, node, flags[i], !ont_attr_int(node, flags[i], 0)));
+            ont_node_set_input(node, i, x);
+        }
+    }
+    return ONT_OK;
+}
+
+ont_status ont_pass_fuse_transpose(ont_graph *g)
+{
+    for (ont_node *node = g->first; node; node = node->next)
+        if (is_op(node, "", "MatMul") || is_op(node, "", "Gemm") || is_op(node, ONT_DOMAIN, "FusedMatMul"))
+            ONT_TRY(absorb(g, node));
+    return ont_pass_dce(g);
+}
