@@ -90,6 +90,7 @@ static ont_status run_take(ont_program *p, ont_pool *pool, uint64_t seed, ont_ru
     run->pool = pool;
     run->seed = seed;
     run->next = NULL;
+    ont_pool_open_runs(pool, 1);
     *result = run;
     return ONT_OK;
 }
@@ -104,6 +105,7 @@ void ont_run_release(ont_run *run)
     }
     for (uint32_t i = 0; i < run->n_copies; i++) ont_block_unref(run->copies[i]);
     run->n_copies = 0;
+    ont_pool_open_runs(run->pool, -1);
     pthread_mutex_lock(&p->lock);
     bool keep = p->n_idle < IDLE_RUNS;
     if (keep) {
