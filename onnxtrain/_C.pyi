@@ -55,6 +55,11 @@ class Session:
     def kernels(self) -> list[tuple[str, str, bool]]:
         """(node, kernel, backward) for every step of the latest program."""
 
+    def timeline(self) -> list[tuple[str, str, str, str, bool, float, float]]:
+        """(node, operator, kernel, shape of the result, backward, start, end) for every step of the latest program, from
+        its latest run since set_timing(True); seconds of the monotonic clock, zero before. A backward step has the name of
+        the node that it differentiates."""
+
 class Run:
     """A forward that waits for its backward; owns the activations until then."""
 
@@ -101,6 +106,9 @@ def fail_allocation_after(countdown: int) -> bool:
 def disable_kernels(names: Sequence[str]) -> None:
     """Kernels with these names decline every node from now on (tests compare each kernel with the reference).
     Programs already built keep theirs."""
+
+def set_timing(on: bool) -> None:
+    """Whether runs note when each of their steps begins and ends, for Session.timeline()."""
 
 def set_log_level(level: int) -> None:
     """Lines of the core below this `logging` level are not made at all."""

@@ -11,6 +11,7 @@
 #include "base/parallel.h"
 #include "device/gemm.h"
 #include "passes/pipeline.h"
+#include "run/run.h"
 #include "simd/simd.h"
 
 #ifndef ONT_VERSION
@@ -37,6 +38,15 @@ static void log_to_python(ont_log_level level, const char *line)
     Py_XDECREF(logging);
     PyErr_Restore(type, value, trace);
     PyGILState_Release(gil);
+}
+
+static PyObject *set_timing(PyObject *module, PyObject *args)
+{
+    (void)module;
+    int on;
+    if (!PyArg_ParseTuple(args, "p:set_timing", &on)) return NULL;
+    ont_run_set_timing(on);
+    Py_RETURN_NONE;
 }
 
 static PyObject *set_log_level(PyObject *module, PyObject *args)
@@ -155,6 +165,7 @@ static PyMethodDef methods[] = {
     {"disable_kernels", disable_kernels, METH_VARARGS, "disable_kernels(names): they decline from now on"},
     {"live_blocks", live_blocks, METH_NOARGS, "live_blocks() -> heap blocks now allocated"},
     {"fail_allocation_after", fail_allocation_after, METH_VARARGS, "fail_allocation_after(countdown) -> fired before"},
+    {"set_timing", set_timing, METH_VARARGS, "set_timing(on): runs note when their steps begin and end"},
     {"set_log_level", set_log_level, METH_VARARGS, "set_log_level(level): lines below it are not made"},
     {NULL, NULL, 0, NULL},
 };
