@@ -239,7 +239,7 @@ void ont_node_set_input(ont_node *node, uint32_t index, ont_value *value)
 
 void ont_value_replace_uses(ont_graph *g, ont_value *from, ont_value *to)
 {
-    while (from->uses) {
+    while (from->uses && from != to) {
         ont_use *use = from->uses;
         use_unlink(use);
         use_link(use, to);

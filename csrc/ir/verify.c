@@ -8,6 +8,12 @@
 
 #define BROKEN(...) ont_fail(ONT_EINTERNAL, __VA_ARGS__)
 
+/* What the walk over the nodes found of a value. */
+typedef struct found {
+    bool defined;
+    uint32_t reads; /* slots of nodes that hold it */
+} found;
+
 static bool owns(const ont_graph *g, const ont_value *v)
 {
     return v->id < g->n_values && g->values[v->id] == v;
@@ -25,18 +31,18 @@ static ont_status verify_list(const ont_graph *g)
     return g->last == prev ? ONT_OK : BROKEN("the last node is not the end of the list of nodes");
 }
 
-static ont_status verify_node(const ont_graph *g, const ont_node *node, bool *defined, uint64_t *n_slots)
+static ont_status verify_node(const ont_graph *g, const ont_node *node, found *found)
 {
     for (uint32_t i = 0; i < node->n_inputs; i++) {
         const ont_use *use = &node->inputs[i];
         if (use->user != node) return BROKEN("'%s': input %u does not know its node", node->name, i);
         if (!use->value) continue;
-        ++*n_slots;
         if (!owns(g, use->value)) return BROKEN("'%s': input %u is a value of another graph", node->name, i);
-        if (!defined[use->value->id])
+        if (!found[use->value->id].defined)
             return BROKEN("'%s': input '%s' is used before it is computed", node->name, use->value->name);
         if (use->prev ? use->prev->next != use : use->value->uses != use)
             return BROKEN("'%s': input '%s' is not in its use list", node->name, use->value->name);
+        found[use->value->id].reads++;
     }
     for (uint32_t i = 0; i < node->n_outputs; i++) {
         const ont_value *out = node->outputs[i];
@@ -44,20 +50,18 @@ static ont_status verify_node(const ont_graph *g, const ont_node *node, bool *de
         if (!owns(g, out)) return BROKEN("'%s': output %u is a value of another graph", node->name, i);
         if (out->kind != ONT_VALUE_NODE || out->def != node || out->def_index != i)
             return BROKEN("'%s': output '%s' is not its own", node->name, out->name);
-        if (defined[out->id]) return BROKEN("'%s': output '%s' is computed twice", node->name, out->name);
-        defined[out->id] = true;
+        if (found[out->id].defined) return BROKEN("'%s': output '%s' is computed twice", node->name, out->name);
+        found[out->id].defined = true;
     }
     return ONT_OK;
 }
 
-/* With every slot in its value's list, as many entries as slots mean that no list has a strange one. */
-static ont_status verify_uses(const ont_graph *g, uint64_t n_slots)
+/* With every slot in its value's list, as many entries as slots mean that the list has no strange one. */
+static ont_status verify_uses(const ont_value *v, uint32_t reads)
 {
-    uint64_t n = 0;
-    for (uint32_t i = 0; i < g->n_values; i++)
-        for (const ont_use *use = g->values[i]->uses; use; use = use->next)
-            if (use->value != g->values[i] || ++n > n_slots)
-                return BROKEN("value '%s': an entry of its use list is no input of a node", g->values[i]->name);
+    for (const ont_use *use = v->uses; use; use = use->next)
+        if (use->value != v || !reads--)
+            return BROKEN("value '%s': an entry of its use list is no input of a node", v->name);
     return ONT_OK;
 }
 
@@ -70,7 +74,7 @@ static ont_status verify_name(ont_map *names, ont_value *v)
     return v->made_up || other ? ONT_OK : ont_map_put(names, v->name, v);
 }
 
-static ont_status verify_interface(const ont_graph *g, const bool *defined, ont_map *names)
+static ont_status verify_interface(const ont_graph *g, const found *found, ont_map *names)
 {
     for (uint32_t i = 0; i < g->n_inputs; i++) {
         ont_value *v = g->inputs[i];
@@ -81,7 +85,7 @@ static ont_status verify_interface(const ont_graph *g, const bool *defined, ont_
     for (uint32_t i = 0; i < g->n_outputs; i++) {
         ont_value *v = g->outputs[i];
         if (!owns(g, v)) return BROKEN("graph output %u is a value of another graph", i);
-        if (!defined[v->id]) return BROKEN("output '%s' is not computed", v->name);
+        if (!found[v->id].defined) return BROKEN("output '%s' is not computed", v->name);
         ONT_TRY(verify_name(names, v));
     }
     return ONT_OK;
@@ -90,21 +94,21 @@ static ont_status verify_interface(const ont_graph *g, const bool *defined, ont_
 ont_status ont_graph_verify(const ont_graph *g)
 {
     ont_map names = {0};
-    uint64_t n_slots = 0;
-    bool *defined = ont_calloc(g->n_values, sizeof *defined);
-    if (!defined) return ONT_ENOMEM;
+    found *found = ont_calloc(g->n_values, sizeof *found);
+    if (!found) return ONT_ENOMEM;
     ont_status status;
     ONT_TRYGOTO(status, done, verify_list(g));
     for (uint32_t i = 0; i < g->n_values; i++) {
         if (g->values[i]->id != i) ONT_TRYGOTO(status, done, BROKEN("value '%s': wrong id", g->values[i]->name));
-        defined[i] = g->values[i]->kind != ONT_VALUE_NODE;
+        found[i].defined = g->values[i]->kind != ONT_VALUE_NODE;
     }
     for (const ont_node *node = g->first; node; node = node->next)
-        ONT_TRYGOTO(status, done, verify_node(g, node, defined, &n_slots));
-    ONT_TRYGOTO(status, done, verify_uses(g, n_slots));
-    ONT_TRYGOTO(status, done, verify_interface(g, defined, &names));
+        ONT_TRYGOTO(status, done, verify_node(g, node, found));
+    for (uint32_t i = 0; i < g->n_values; i++)
+        ONT_TRYGOTO(status, done, verify_uses(g->values[i], found[i].reads));
+    ONT_TRYGOTO(status, done, verify_interface(g, found, &names));
 done:
     ont_map_deinit(&names);
-    ont_free(defined);
+    ont_free(found);
     return status;
 }
