@@ -211,9 +211,11 @@ static const ont_kernel cast_kernels[] = {
 };
 
 const ont_op ont_op_Cast = {.domain = "", .name = "Cast", .since = 6, .min_inputs = 1, .max_inputs = 1,
-                            .infer = cast_infer, .grad = cast_grad, ONT_KERNELS(cast_kernels)};
+                            .attributes = "to:i saturate:i round_mode:s", .infer = cast_infer, .grad = cast_grad,
+                            ONT_KERNELS(cast_kernels)};
 const ont_op ont_op_CastLike = {.domain = "", .name = "CastLike", .since = 15, .min_inputs = 2, .max_inputs = 2,
-                                .nondiff_inputs = 2, .infer = cast_infer, .grad = cast_grad, ONT_KERNELS(cast_kernels)};
+                                .nondiff_inputs = 2, .attributes = "saturate:i round_mode:s", .infer = cast_infer,
+                                .grad = cast_grad, ONT_KERNELS(cast_kernels)};
 
 /* ---- BitCast: the same bytes under another dtype of equal size ---- */
 
@@ -260,4 +262,4 @@ static const char *bit_cast_accept(const ont_node *node)
 
 static const ont_kernel bit_cast_kernels[] = {{.name = "bit_cast_ref", .accept = bit_cast_accept, .run = bit_cast_run}};
 const ont_op ont_op_BitCast = {.domain = "", .name = "BitCast", .since = 26, .min_inputs = 1, .max_inputs = 1,
-                               .flags = ONT_OP_NO_GRAD, .infer = bit_cast_infer, ONT_KERNELS(bit_cast_kernels)};
+                               .flags = ONT_OP_NO_GRAD, .attributes = "to:i", .infer = bit_cast_infer, ONT_KERNELS(bit_cast_kernels)};

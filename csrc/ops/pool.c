@@ -32,15 +32,27 @@ static ont_status read_state(const ont_node *node, const ont_shape *x, pool_stat
     return ONT_OK;
 }
 
+/*
+ * storage_order is the order of Indices: where the model does not ask for them it changes nothing, and is put back to
+ * row-major, which is what the gradient reads.
+ */
+static ont_status settle_order(ont_graph *g, ont_node *node)
+{
+    int64_t order = ont_attr_int(node, "storage_order", 0);
+    if (order != 0 && order != 1) return ont_fail(ONT_EINVAL, "attribute storage_order is %" PRId64 ", expected 0 or 1", order);
+    if (order && ont_node_out(node, 1))
+        return ont_fail(ONT_EUNSUPPORTED, "attribute storage_order is 1 (column-major) and Indices are asked for");
+    return order ? ont_attr_set_int(g, node, "storage_order", 0) : ONT_OK;
+}
+
 /* outputs: y, and for maxima the index of the largest cell in the whole input, -1 for a window without a cell */
 static ont_status pool_infer(ont_graph *g, ont_node *node)
 {
-    (void)g;
     ont_value *x;
     pool_state s;
     ONT_TRY(ont_need_input(node, 0, &x));
     ONT_TRY(read_state(node, &x->shape, &s));
-    if (ont_attr_int(node, "storage_order", 0)) return ont_fail(ONT_EUNSUPPORTED, "storage_order 1");
+    ONT_TRY(settle_order(g, node));
     for (int d = 0; d < s.w.rank; d++)
         if (s.maximum && s.w.begin[d] >= (s.w.kernel[d] - 1) * s.w.dilation[d] + 1)
             return ont_fail(ONT_EINVAL, "padding of spatial dim %d leaves windows without a cell", d);
@@ -359,12 +371,15 @@ static const ont_kernel average_grad_kernels[] = {
 };
 
 /* A gradient node's operands, as many as grad_node() gives it. */
-#define POOL_OP(name_, grad_, operands, kernels_) \
+#define POOL_OP(name_, grad_, operands, kernels_, attributes_) \
     const ont_op ont_op_##name_ = {.domain = "", .name = #name_, .since = 1, .min_inputs = 1, .max_inputs = 1, \
-                                   .infer = pool_infer, .grad = grad_, ONT_KERNELS(forward_kernels)}; \
+                                   .attributes = attributes_, .infer = pool_infer, .grad = grad_, \
+                                   ONT_KERNELS(forward_kernels)}; \
     const ont_op ont_op_##name_##Grad = {.domain = ONT_DOMAIN, .name = #name_ "Grad", .since = 1, .min_inputs = operands, \
-                                         .max_inputs = operands, .infer = grad_infer, ONT_KERNELS(kernels_)}
-POOL_OP(MaxPool, max_grad, 2, max_grad_kernels);
-POOL_OP(AveragePool, average_grad, 1, average_grad_kernels);
-POOL_OP(GlobalMaxPool, global_max_grad, 2, max_grad_kernels);
-POOL_OP(GlobalAveragePool, global_average_grad, 1, average_grad_kernels);
+                                         .max_inputs = operands, .attributes = attributes_ " shape:I", \
+                                         .infer = grad_infer, ONT_KERNELS(kernels_)}
+#define WINDOW_ATTRIBUTES "auto_pad:s ceil_mode:i dilations:I kernel_shape:I pads:I strides:I"
+POOL_OP(MaxPool, max_grad, 2, max_grad_kernels, WINDOW_ATTRIBUTES " storage_order:i");
+POOL_OP(AveragePool, average_grad, 1, average_grad_kernels, WINDOW_ATTRIBUTES " count_include_pad:i");
+POOL_OP(GlobalMaxPool, global_max_grad, 2, max_grad_kernels, "");
+POOL_OP(GlobalAveragePool, global_average_grad, 1, average_grad_kernels, "");

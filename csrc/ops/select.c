@@ -94,7 +94,8 @@ static const ont_kernel where_kernels[] = {
 };
 
 const ont_op ont_op_Where = {.domain = "", .name = "Where", .since = 9, .min_inputs = 3, .max_inputs = 3,
-                             .nondiff_inputs = 1, .infer = where_infer, .grad = where_grad, ONT_KERNELS(where_kernels)};
+                             .nondiff_inputs = 1, .attributes = "", .infer = where_infer, .grad = where_grad,
+                             ONT_KERNELS(where_kernels)};
 
 /* ---- logic on bool ---- */
 
@@ -140,7 +141,8 @@ static const ont_kernel logic_kernels[] = {
 
 #define LOGIC(name_) \
     const ont_op ont_op_##name_ = {.domain = "", .name = #name_, .since = 7, .min_inputs = 2, .max_inputs = 2, \
-                                   .flags = ONT_OP_NO_GRAD, .infer = logic_infer, ONT_KERNELS(logic_kernels)}
+                                   .flags = ONT_OP_NO_GRAD, .attributes = "", .infer = logic_infer, \
+                                   ONT_KERNELS(logic_kernels)}
 LOGIC(And);
 LOGIC(Or);
 LOGIC(Xor);
@@ -157,7 +159,7 @@ static ont_status not_run(const ont_call *call)
 static const ont_kernel not_kernels[] = {{.name = "not_ref", .accept = accept_any, .run = not_run, .inplace = 1}};
 
 const ont_op ont_op_Not = {.domain = "", .name = "Not", .since = 1, .min_inputs = 1, .max_inputs = 1,
-                           .flags = ONT_OP_NO_GRAD, .infer = logic_infer, ONT_KERNELS(not_kernels)};
+                           .flags = ONT_OP_NO_GRAD, .attributes = "", .infer = logic_infer, ONT_KERNELS(not_kernels)};
 
 /* ---- IsNaN ---- */
 
@@ -189,7 +191,8 @@ static ont_status isnan_run(const ont_call *call)
 static const ont_kernel isnan_kernels[] = {{.name = "isnan_ref", .accept = accept_f32_f64, .run = isnan_run}};
 
 const ont_op ont_op_IsNaN = {.domain = "", .name = "IsNaN", .since = 9, .min_inputs = 1, .max_inputs = 1,
-                             .flags = ONT_OP_NO_GRAD, .infer = isnan_infer, ONT_KERNELS(isnan_kernels)};
+                             .flags = ONT_OP_NO_GRAD, .attributes = "", .infer = isnan_infer,
+                             ONT_KERNELS(isnan_kernels)};
 
 /* ---- Clip ---- */
 
@@ -258,4 +261,5 @@ static void clip_grad(ont_grad *g)
 static const ont_kernel clip_kernels[] = {{.name = "clip_ref", .accept = clip_accept, .run = clip_run, .inplace = 1}};
 
 const ont_op ont_op_Clip = {.domain = "", .name = "Clip", .since = 6, .min_inputs = 1, .max_inputs = 3,
-                            .nondiff_inputs = 6, .infer = clip_infer, .grad = clip_grad, ONT_KERNELS(clip_kernels)};
+                            .nondiff_inputs = 6, .attributes = "min:f max:f", .infer = clip_infer, .grad = clip_grad,
+                            ONT_KERNELS(clip_kernels)};

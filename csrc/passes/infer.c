@@ -99,6 +99,7 @@ static ont_status infer_node(ont_graph *g, ont_node *node)
     if (present < node->op->min_inputs || present > node->op->max_inputs)
         return ont_fail(ONT_EINVAL, "%s '%s': %u inputs, expected %u to %u", node->op_type, node->name, present,
                         node->op->min_inputs, node->op->max_inputs);
+    ONT_TRY(ont_op_check_attributes(node));
     ONT_TRY(ont_context(node->op->infer(g, node), "%s '%s'", node->op_type, node->name));
     bool known = node->n_outputs == 1 && node->outputs[0] && node->outputs[0]->data;
     if (!known && foldable(node)) ONT_TRY(fold(g, node));
