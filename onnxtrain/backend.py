@@ -27,26 +27,43 @@ _BOUND_SESSIONS = 8
 _NEEDS_VALUE = "it must be known when the program is built"
 
 
+_FLOAT8 = {"float8_e4m3fn": torch.float8_e4m3fn, "float8_e4m3fnuz": torch.float8_e4m3fnuz, "float8_e5m2": torch.float8_e5m2,
+           "float8_e5m2fnuz": torch.float8_e5m2fnuz, "float8_e8m0fnu": torch.float8_e8m0fnu}
+_NARROW = {number: np.dtype(helper.tensor_dtype_to_np_dtype(number)) for name, number in onnx.TensorProto.DataType.items()
+           if name.startswith(("FLOAT8", "FLOAT6", "FLOAT4", "INT4", "UINT4", "INT2", "UINT2"))}
+
+
 def _to_tensor(array: Any, name: str) -> torch.Tensor:
-    """A torch tensor over the array's memory (bfloat16 by its bits, which NumPy and torch do not exchange)."""
+    """A torch tensor with the array's contents. NumPy and torch exchange bfloat16 and float8 by their bits; below 8 bits
+    int8 or uint8 carries an element."""
     array = np.asarray(array)
     if array.dtype.kind in "OUS":
         raise _C.UnsupportedError(f"input '{name}': strings")
     if array.dtype.name == "bfloat16":
         return torch.from_numpy(np.ascontiguousarray(array).view(np.int16).reshape(array.shape).copy()).view(torch.bfloat16)
-    if array.dtype.kind == "V" or array.dtype.name.startswith(("float8", "int4", "uint4", "int2", "uint2", "float4")):
-        raise _C.UnsupportedError(f"input '{name}': dtype {array.dtype.name}")
+    if array.dtype.name in _FLOAT8:
+        return torch.from_numpy(np.array(array.view(np.uint8), order="C", copy=True)).view(_FLOAT8[array.dtype.name])
+    if array.dtype.name in ("int4", "int2"):
+        return torch.from_numpy(array.astype(np.int8))
+    if array.dtype.name in ("uint4", "uint2", "float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn"):
+        return torch.from_numpy(np.array(array.view(np.uint8), order="C", copy=True))
     return torch.from_numpy(np.array(array, order="C", copy=True))
 
 
-def _to_array(tensor: Any) -> Any:
-    """NumPy view of an output; sequences become lists and an absent optional None."""
+def _to_array(tensor: Any, elem_type: int = 0) -> Any:
+    """NumPy view of an output; sequences become lists and an absent optional None. `elem_type` is what the model says of
+    it, which alone tells dtypes below 8 bits from the bytes that carry them."""
     if isinstance(tensor, (list, tuple)):
         return [_to_array(t) for t in tensor]
     if tensor is None:
         return None
     if tensor.dtype == torch.bfloat16:
         return tensor.view(torch.int16).numpy().view(helper.tensor_dtype_to_np_dtype(onnx.TensorProto.BFLOAT16))
+    if tensor.is_floating_point() and tensor.element_size() == 1:
+        name = next(name for name, dtype in _FLOAT8.items() if dtype == tensor.dtype)
+        return tensor.view(torch.uint8).numpy().view(next(t for t in _NARROW.values() if t.name == name))
+    if elem_type in _NARROW and tensor.element_size() == 1:
+        return tensor.numpy().view(_NARROW[elem_type])
     return tensor.numpy()
 
 
@@ -58,6 +75,7 @@ class OnnxtrainBackendRep(BackendRep):
         self._session = _C.Session(model.SerializeToString())
         initialized = {i.name for i in model.graph.initializer}
         self._names = [i.name for i in model.graph.input if i.name not in initialized]
+        self._elem_types = [o.type.tensor_type.elem_type for o in model.graph.output]
         self._needs_values = False
         self._bound: dict[bytes, tuple[_C.Session, list[str]]] = {}
 
@@ -95,11 +113,10 @@ class OnnxtrainBackendRep(BackendRep):
         session, names = self._bind(inputs)
         return self._forward(session, names, dict(zip(self._names, inputs)), seed)
 
-    @staticmethod
-    def _forward(session: _C.Session, names: Sequence[str], by_name: dict[str, Any], seed: int) -> tuple[Any, ...]:
+    def _forward(self, session: _C.Session, names: Sequence[str], by_name: dict[str, Any], seed: int) -> tuple[Any, ...]:
         tensors = [_to_tensor(by_name[name], name) for name in names]
         outputs, _ = session.forward(tensors, bytes(len(tensors)), seed)
-        return tuple(_to_array(o) for o in outputs)
+        return tuple(_to_array(o, t) for o, t in zip(outputs, self._elem_types))
 
     def _bind(self, inputs: Sequence[Any]) -> tuple[_C.Session, list[str]]:
         """A session in which small integers and single numbers are constants, for operators whose output shape or kind

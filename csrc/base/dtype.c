@@ -20,7 +20,8 @@ size_t ont_dtype_size(ont_dtype dtype)
 int ont_dtype_bits(ont_dtype dtype)
 {
     return dtype == ONT_UINT4 || dtype == ONT_INT4 || dtype == ONT_FLOAT4E2M1 ? 4
-           : dtype == ONT_UINT2 || dtype == ONT_INT2 ? 2 : 8 * (int)ont_dtype_size(dtype);
+           : dtype == ONT_UINT2 || dtype == ONT_INT2 ? 2
+           : dtype == ONT_FLOAT6E2M3 || dtype == ONT_FLOAT6E3M2 ? 6 : 8 * (int)ont_dtype_size(dtype);
 }
 
 const char *ont_dtype_name(ont_dtype dtype)
@@ -38,15 +39,20 @@ bool ont_dtype_is_int(ont_dtype dtype)
     return (dtype >= ONT_UINT8 && dtype <= ONT_INT64) || dtype == ONT_UINT32 || dtype == ONT_UINT64;
 }
 
+bool ont_dtype_is_narrow_float(ont_dtype dtype)
+{
+    return ont_dtype_is_narrow(dtype) && dtype != ONT_UINT4 && dtype != ONT_INT4 && dtype != ONT_UINT2 && dtype != ONT_INT2;
+}
+
 bool ont_dtype_is_narrow(ont_dtype dtype)
 {
-    return dtype >= ONT_FLOAT8E4M3FN && dtype <= ONT_INT2;
+    return dtype >= ONT_FLOAT8E4M3FN && dtype <= ONT_FLOAT6E3M2;
 }
 
 ont_dtype ont_dtype_carrier(ont_dtype dtype)
 {
     return dtype == ONT_INT4 || dtype == ONT_INT2 ? ONT_INT8
-           : dtype == ONT_UINT4 || dtype == ONT_UINT2 || dtype == ONT_FLOAT4E2M1 ? ONT_UINT8 : dtype;
+           : dtype >= ONT_UINT4 && dtype != ONT_FLOAT8E8M0 && ont_dtype_is_narrow(dtype) ? ONT_UINT8 : dtype;
 }
 
 bool ont_dtype_from_dlpack(uint8_t code, uint8_t bits, ont_dtype *dtype)

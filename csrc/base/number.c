@@ -2,7 +2,7 @@
  * Elements as numbers. See number.h.
  *
  * Source of the float8 formats: Micikevicius et al., FP8 Formats for Deep Learning, 2022, and ONNX's table of float8
- * conversions; of float4e2m1 and e8m0: OCP Microscaling Formats 1.0.
+ * conversions; of float4, float6 and e8m0: OCP Microscaling Formats 1.0.
  */
 #include "base/number.h"
 
@@ -20,13 +20,15 @@ static const narrow_format *format_of(ont_dtype dtype)
 {
     static const narrow_format e4m3fn = {4, 3, 7, 448, false, 0x7f}, e4m3fnuz = {4, 3, 8, 240, false, 0x80},
                                e5m2 = {5, 2, 15, 57344, true, -1}, e5m2fnuz = {5, 2, 16, 57344, false, 0x80},
-                               e2m1 = {2, 1, 1, 6, false, -1};
+                               e2m1 = {2, 1, 1, 6, false, -1}, e2m3 = {2, 3, 1, 7.5, false, -1}, e3m2 = {3, 2, 3, 28, false, -1};
     switch (dtype) {
     case ONT_FLOAT8E4M3FN: return &e4m3fn;
     case ONT_FLOAT8E4M3FNUZ: return &e4m3fnuz;
     case ONT_FLOAT8E5M2: return &e5m2;
     case ONT_FLOAT8E5M2FNUZ: return &e5m2fnuz;
     case ONT_FLOAT4E2M1: return &e2m1;
+    case ONT_FLOAT6E2M3: return &e2m3;
+    case ONT_FLOAT6E3M2: return &e3m2;
     default: return NULL;
     }
 }
@@ -134,6 +136,8 @@ double ont_number_at(const void *data, ont_dtype dtype, int64_t i)
     case ONT_FLOAT8E5M2:
     case ONT_FLOAT8E5M2FNUZ:
     case ONT_FLOAT8E8M0:
+    case ONT_FLOAT6E2M3:
+    case ONT_FLOAT6E3M2:
     case ONT_FLOAT4E2M1: return ont_narrow_float_at(((const uint8_t *)data)[i], dtype);
     default: return (double)ont_integer_at(data, dtype, i);
     }
@@ -156,6 +160,8 @@ void ont_number_put(void *data, ont_dtype dtype, int64_t i, double v)
     case ONT_FLOAT8E5M2:
     case ONT_FLOAT8E5M2FNUZ:
     case ONT_FLOAT8E8M0:
+    case ONT_FLOAT6E2M3:
+    case ONT_FLOAT6E3M2:
     case ONT_FLOAT4E2M1: ((uint8_t *)data)[i] = ont_narrow_float(v, dtype, true); break;
     default: ont_integer_put(data, dtype, i, ont_f64_to_i64(v)); break;
     }

@@ -56,13 +56,15 @@ static ont_status name_of(saver *s, const ont_value *v, char **name)
 /* Elements below 8 bits: several to a byte, the first in the lowest bits. */
 static ont_status pack_narrow(saver *s, const ont_tensor *tensor, ProtobufCBinaryData *raw)
 {
-    int bits = ont_dtype_bits(tensor->dtype), each = 8 / bits;
+    int bits = ont_dtype_bits(tensor->dtype);
     raw->len = (tensor->bytes * (size_t)bits + 7) / 8;
     raw->data = ont_arena_array(&s->arena, raw->len + 1, 1);
     if (!raw->data) return ONT_ENOMEM;
     for (size_t i = 0; i < tensor->bytes; i++) {
         int element = ((const uint8_t *)tensor->data)[i] & ((1 << bits) - 1);
-        raw->data[i / (size_t)each] |= (uint8_t)(element << (int)(i % (size_t)each) * bits);
+        size_t at = i * (size_t)bits;
+        raw->data[at / 8] |= (uint8_t)(element << at % 8);
+        if (at % 8 + (size_t)bits > 8) raw->data[at / 8 + 1] |= (uint8_t)(element >> (8 - at % 8));
     }
     return ONT_OK;
 }

@@ -53,11 +53,14 @@ static void narrow(const int32_t *from, int64_t n, size_t size, void *to)
 /* Several to a byte, the first in the lowest bits, become one to a byte; `t->data` holds them packed at its start. */
 static void unpack(ont_tensor *t)
 {
-    int bits = ont_dtype_bits(t->dtype), each = 8 / bits;
+    int bits = ont_dtype_bits(t->dtype);
     uint8_t *data = t->data;
     for (int64_t i = ont_shape_count(&t->shape) - 1; i >= 0; i--) { /* from the end: what is written was read */
-        int v = data[i / each] >> (int)(i % each) * bits & ((1 << bits) - 1);
-        if (t->dtype == ONT_FLOAT4E2M1)
+        int64_t at = i * bits;
+        int shift = (int)(at % 8), v = data[at / 8] >> shift;
+        if (shift + bits > 8) v |= data[at / 8 + 1] << (8 - shift);
+        v &= (1 << bits) - 1;
+        if (ont_dtype_is_narrow_float(t->dtype))
             data[i] = (uint8_t)v;
         else
             ont_integer_put(data, t->dtype, i, v);
@@ -84,7 +87,7 @@ static ont_status typed_data(const Onnx__TensorProto *proto, const char *what, o
     case ONT_UINT64: have = proto->n_uint64_data, from = proto->uint64_data, field = "uint64_data"; break;
     default: have = proto->n_int32_data, from = proto->int32_data, field = "int32_data"; break;
     }
-    if (ont_dtype_bits(t->dtype) < 8) n = (n * ont_dtype_bits(t->dtype) + 7) / 8;
+    if (ont_dtype_bits(t->dtype) < 6) n = (n * ont_dtype_bits(t->dtype) + 7) / 8;
     bool complex = t->dtype == ONT_COMPLEX64 || t->dtype == ONT_COMPLEX128;
     if (have != (size_t)n * (complex ? 2 : 1)) return wrong_count(what, field, have, complex ? 2 * n : n);
     if (t->dtype == ONT_UINT32)
@@ -114,6 +117,7 @@ ont_status ont_onnx_tensor(const Onnx__TensorProto *proto, const char *what, ont
     } else {
         size_t have = proto->n_float_data + proto->n_double_data + proto->n_int32_data + proto->n_int64_data +
                       proto->n_uint64_data;
+        packed = packed && ont_dtype_bits(t.dtype) != 6; /* which lie one to an entry here */
         int64_t count = packed ? (int64_t)stored : ont_shape_count(&t.shape);
         if (have < (size_t)count) return wrong_count(what, "its data", have, count);
     }

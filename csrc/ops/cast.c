@@ -107,10 +107,8 @@ typedef struct cast_state {
 /* double to float16 would be rounded twice by way of float32: it goes this way too. */
 static void cast_each(const cast_state *s, const void *x, void *y, int64_t n)
 {
-    bool whole = !ont_dtype_is_float(s->from) && !(s->from >= ONT_FLOAT8E4M3FN && s->from <= ONT_FLOAT8E5M2FNUZ) &&
-                 s->from != ONT_FLOAT4E2M1 && s->from != ONT_FLOAT8E8M0;
-    bool narrow_float = ont_dtype_is_narrow(s->to) && s->to != ONT_INT4 && s->to != ONT_UINT4 && s->to != ONT_INT2 &&
-                        s->to != ONT_UINT2;
+    bool whole = !ont_dtype_is_float(s->from) && !ont_dtype_is_narrow_float(s->from);
+    bool narrow_float = ont_dtype_is_narrow_float(s->to);
     for (int64_t i = 0; i < n; i++) {
         if (narrow_float) {
             double v = ont_number_at(x, s->from, i);
@@ -246,7 +244,7 @@ static ont_status bit_cast_run(const ont_call *call)
         for (int64_t i = 0; i < n; i++) out[i] = out[i] != 0;
     for (int64_t i = 0; bits < 8 && i < n; i++) {
         int v = in[i] & ((1 << bits) - 1);
-        if (y->dtype == ONT_FLOAT4E2M1)
+        if (ont_dtype_is_narrow_float(y->dtype))
             out[i] = (uint8_t)v;
         else
             ont_integer_put(out, y->dtype, i, v);
