@@ -94,9 +94,9 @@ def build_info() -> dict[str, Any]:
     """What this build and this machine have: version, operators, threads, dlpack_exchange, isa, gemm (provider names)."""
 
 def operators() -> list[dict[str, Any]]:
-    """The operator registry: domain, name, since, grad (bool), kernels (names), view (bool), and attributes: those that
-    the operator takes, as "axis:i perm:I" (i int, f float, s string, t tensor, g graph, capitals for lists); None where
-    it does not say."""
+    """The operator registry: domain, name, since, grad (bool), kernels (names), view (bool), expands (bool: stands for
+    others), and attributes: those that the operator takes, as "axis:i perm:I" (i int, f float, s string, t tensor, g graph,
+    capitals for lists); None where it does not say."""
 
 def live_blocks() -> int:
     """Heap blocks of the core that are now allocated (for leak tests)."""

@@ -344,7 +344,7 @@ def check_gradients(case: Case, dtype: Any) -> None:
 
 def _program_operators(case: Case, session: _C.Session) -> list[dict[str, Any]]:
     """Operators of the latest program that have a choice of kernels. Nodes that a pass makes are named <operator>_<id>."""
-    used = {(case.op_type if node == "node" else node.rpartition("_")[0], kernel) for node, kernel, _ in session.kernels()}
+    used = {(case.op_type if node == "node" else node.rpartition("/")[2].rpartition("_")[0], kernel) for node, kernel, _ in session.kernels()}
     found = {pair: op for op in _C.operators() for pair in used if op["name"] == pair[0] and pair[1] in op["kernels"]}
     assert set(found) == used, f"{case}: of no operator: {used - set(found)}"
     return [op for op in found.values() if len(op["kernels"]) > 1]

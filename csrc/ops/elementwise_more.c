@@ -5,6 +5,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/number.h"
 #include "base/parallel.h"
 #include "ops/broadcast.h"
 #include "ops/elementwise.h"
@@ -42,7 +43,7 @@ static const char *chain_accept(const ont_node *node)
 {
     ont_dtype dtype = ont_node_in(node, 0)->dtype;
     bool any_number = !strcmp(node->op->name, "Min") || !strcmp(node->op->name, "Max");
-    if (any_number && (dtype == ONT_INT32 || dtype == ONT_INT64)) return NULL;
+    if (any_number && ont_dtype_is_int(dtype)) return NULL;
     return accept_float(node);
 }
 

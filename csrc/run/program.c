@@ -22,7 +22,7 @@ static double now(void)
 /* Puts the call's shape on one input, checked against what the model declares; symbols get one size each. */
 static ont_status specialise_input(ont_value *input, const ont_view *view, int64_t *sizes, const ont_graph *g)
 {
-    if (view->dtype != input->dtype)
+    if (view->dtype != ont_dtype_carrier(input->dtype))
         return ont_fail(ONT_ETYPE, "input '%s': dtype is %s, the graph has %s", input->name, ont_dtype_name(view->dtype),
                         ont_dtype_name(input->dtype));
     if (view->rank > ONT_MAX_RANK)
