@@ -86,8 +86,10 @@ ont_value *ont_build_reduce(ont_builder *b, const char *op_type, ont_value *x, c
  * that the gradient is that of the parts; called by the inference walk, and by ont_build_done() for a node that a
  * gradient rule or another expansion built. An operator that has expand() needs no kernels and no infer(); one that has
  * kernels and a gradient (or NO_GRAD) is expanded only where all of them decline. outputs[i] may be an input: it is
- * handed through. Fail by b->status; the operator's name is put in front.
+ * handed through. An absent output may be set too: there is room for ONT_EXPAND_SPARE beyond those of the node. Fail by
+ * b->status; the operator's name is put in front.
  */
+enum { ONT_EXPAND_SPARE = 8 };
 typedef void (*ont_expand_fn)(ont_builder *b, ont_node *node, ont_value **outputs);
 
 bool ont_op_expands(const ont_node *node);
