@@ -48,7 +48,7 @@ assert not strays, strays
 import os
 print(f"{tag}: {os.path.getsize(path) / 1e6:.1f} MB, {len(names)} files; libraries {', '.join(sorted(n.rsplit('/', 1)[1] for n in libraries))}")
 PY
-    "$SCRATCH/tools/bin/auditwheel" show "$WHEEL" | tr '\n' ' ' | grep -o 'is consistent with the following platform tag:.*manylinux[^.]*'
+    "$SCRATCH/tools/bin/auditwheel" show "$WHEEL" | tr '\n' ' ' | grep -o 'This constrains the platform tag to "[^"]*"'
 }
 
 try_wheel() {
