@@ -89,7 +89,7 @@ def build_info() -> dict[str, Any]:
     """What this build and this machine have: version, operators, threads, dlpack_exchange, isa, gemm (provider names)."""
 
 def operators() -> list[dict[str, Any]]:
-    """The operator registry: domain, name, since, grad (bool), kernels (names), view (bool)."""
+    """The operator registry: domain, name, since, grad (bool), kernels (names), view (bool), expands (bool: stands for others)."""
 
 def live_blocks() -> int:
     """Heap blocks of the core that are now allocated (for leak tests)."""

@@ -156,13 +156,20 @@ ont_node *ont_build_node(ont_builder *b, const char *domain, const char *op_type
     node->version = op->since;
     node->backward = b->backward;
     node->origin = b->origin;
+    if (b->scope && !(node->name = ont_arena_format(&b->graph->arena, "%s/%s", b->scope, node->name))) {
+        b->status = ONT_ENOMEM;
+        return NULL;
+    }
     return node;
 }
 
 ont_value *ont_build_done(ont_builder *b, ont_node *node)
 {
     if (b->status != ONT_OK || !node) return NULL;
-    b->status = ont_context(node->op->infer(b->graph, node), "%s '%s'", node->op_type, node->name);
+    if (node->op->infer)
+        b->status = ont_context(node->op->infer(b->graph, node), "%s '%s'", node->op_type, node->name);
+    ont_node *first;
+    if (b->status == ONT_OK && !node->op->infer) b->status = ont_op_expand(b->graph, node, &first);
     return b->status == ONT_OK ? node->outputs[0] : NULL;
 }
 
@@ -290,6 +297,49 @@ ont_value *ont_build_reduce(ont_builder *b, const char *op_type, ont_value *x, c
     if (node) b->status = ont_attr_set_int(b->graph, node, "keepdims", keepdims);
     if (node && b->status == ONT_OK) b->status = ont_attr_set_int(b->graph, node, "noop_with_empty_axes", 1);
     return ont_build_done(b, node);
+}
+
+/* ---- expansion ---- */
+
+bool ont_op_expands(const ont_node *node)
+{
+    const ont_op *op = node->op;
+    const ont_kernel *kernel;
+    if (!op->expand) return false;
+    if (!op->infer || !op->n_kernels || !(op->grad || op->flags & ONT_OP_NO_GRAD)) return true;
+    return ont_op_choose(node, &kernel) != ONT_OK;
+}
+
+/* Readers of output i read `result` instead, which must be of the type that infer() promised. */
+static ont_status hand_over(ont_graph *g, ont_node *node, uint32_t i, ont_value *result)
+{
+    ont_value *out = node->outputs[i];
+    if (!out) return ONT_OK;
+    if (!result) return ont_fail(ONT_EINVAL, "the operator has no output %u", i);
+    if (out->has_shape && node->op->infer && (out->dtype != result->dtype || !ont_shape_equal(&out->shape, &result->shape))) {
+        char promised[ONT_SHAPE_TEXT], built[ONT_SHAPE_TEXT];
+        return ont_fail(ONT_EINTERNAL, "output %u is %s%s, its expansion %s%s", i, ont_dtype_name(out->dtype),
+                        ont_shape_text(&out->shape, promised), ont_dtype_name(result->dtype),
+                        ont_shape_text(&result->shape, built));
+    }
+    if (out != result) ont_value_replace_uses(g, out, result);
+    node->outputs[i] = result;
+    return ONT_OK;
+}
+
+ont_status ont_op_expand(ont_graph *g, ont_node *node, ont_node **first)
+{
+    ont_builder b = {.graph = g, .before = node, .backward = node->backward, .origin = node->origin, .scope = node->name,
+                     .status = ONT_OK};
+    ont_node *behind = node->prev;
+    ont_value **results = ont_arena_array(&g->arena, node->n_outputs + 1, sizeof *results);
+    if (!results) return ONT_ENOMEM;
+    node->op->expand(&b, node, results);
+    for (uint32_t i = 0; i < node->n_outputs && b.status == ONT_OK; i++) b.status = hand_over(g, node, i, results[i]);
+    ONT_TRY(ont_context(b.status, "%s '%s'", node->op_type, node->name));
+    ont_graph_remove_node(g, node);
+    *first = behind ? behind->next : g->first;
+    return ONT_OK;
 }
 
 /* ---- gradient rules ---- */

@@ -55,6 +55,7 @@ struct ont_builder {
     ont_node *before;   /* NULL: at the end */
     bool backward;      /* mark what is built */
     const ont_node *origin;
+    const char *scope;  /* not NULL: nodes are named "<scope>/<name>", so that a message leads back to the model */
     ont_status status;
 };
 
@@ -76,6 +77,30 @@ ont_value *ont_build_transpose(ont_builder *b, ont_value *x, const int64_t *perm
 ont_value *ont_build_sum_to(ont_builder *b, ont_value *x, const ont_shape *shape); /* undo a broadcast */
 ont_value *ont_build_reduce(ont_builder *b, const char *op_type, ont_value *x, const int64_t *axes, size_t n_axes,
                             bool keepdims);
+
+/* ---- expansion ---------------------------------------------------------------------------------------------- */
+
+/*
+ * expand(b, node, outputs): builds what the node stands for with other operators and sets outputs[i] for every present
+ * output i. Runs when the node's inputs are inferred (after infer(), where there is one) and before differentiation, so
+ * that the gradient is that of the parts; called by the inference walk, and by ont_build_done() for a node that a
+ * gradient rule or another expansion built. An operator that has expand() needs no kernels and no infer(); one that has
+ * kernels and a gradient (or NO_GRAD) is expanded only where all of them decline. outputs[i] may be an input: it is
+ * handed through. Fail by b->status; the operator's name is put in front.
+ */
+typedef void (*ont_expand_fn)(ont_builder *b, ont_node *node, ont_value **outputs);
+
+bool ont_op_expands(const ont_node *node);
+/*
+ * Puts the expansion in place of the node: readers read its outputs instead, node->outputs[i] names them, and the node is
+ * out of the graph. *first is the first node built, or what stood behind the node where none was; it may be NULL.
+ */
+ont_status ont_op_expand(ont_graph *g, ont_node *node, ont_node **first) ONT_MUST_USE;
+/* Fails the builder: for expand(), as `return ont_fail()` is for infer(). */
+#define ont_build_fail(b, code, ...) \
+    do { \
+        if ((b)->status == ONT_OK) (b)->status = ont_fail((code), __VA_ARGS__); \
+    } while (0)
 
 /* ---- gradients ---------------------------------------------------------------------------------------------- */
 
@@ -153,6 +178,7 @@ struct ont_op {
     uint64_t nondiff_outputs; /* bit i: output i is data for others, no gradient comes back through it */
     ont_infer_fn infer;
     ont_grad_fn grad;   /* NULL without NO_GRAD: asking for it is EUNSUPPORTED */
+    ont_expand_fn expand; /* or NULL */
     const ont_kernel *kernels;
     uint32_t n_kernels;
 };
