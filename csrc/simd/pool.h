@@ -32,10 +32,26 @@ static inline void ont_pool_span(const ont_pool *p, int d, int64_t o, int64_t *f
     *padded = counted < k ? counted : k;
 }
 
-/* Scratch of one call, in bytes: a row of the input and two of the output. */
+/*
+ * Rows of scratch are as long as the windows of a whole number of vectors reach, leading and trailing padding included:
+ * the passes over columns then need neither bounds nor remainders.
+ */
+static inline int64_t ont_pool_outputs(const ont_pool *p)
+{
+    return p->stride[2] > 64 ? p->out[2] : (p->out[2] + 15) / 16 * 16;
+}
+
+static inline int64_t ont_pool_row(const ont_pool *p)
+{
+    int64_t reach = (ont_pool_outputs(p) - 1) * p->stride[2] + (p->kernel[2] - 1) * p->dilation[2] + 1;
+    int64_t row = p->begin[2] + p->in[2];
+    return reach > row ? reach : row;
+}
+
+/* Bytes of scratch of one call: values and cells, of a row and of its outputs. */
 static inline size_t ont_pool_scratch(const ont_pool *p)
 {
-    return (size_t)(p->in[2] + 2 * p->out[2] + 48) * 8;
+    return (size_t)(ont_pool_row(p) + ont_pool_outputs(p)) * 16;
 }
 
 /*

@@ -14,6 +14,7 @@
 #define CELL int32_t
 #define LOWEST (-INFINITY)
 #define FLOATS 1
+#define ISNAN(v) ((v) != (v))
 #define F(name) PASTE(name, _f32)
 #define POW powf
 #define FABS fabsf
@@ -23,6 +24,7 @@
 #define CELL int64_t
 #define LOWEST (-(double)INFINITY)
 #define FLOATS 1
+#define ISNAN(v) ((v) != (v))
 #define F(name) PASTE(name, _f64)
 #define POW pow
 #define FABS fabs
@@ -32,12 +34,14 @@
 #define CELL int32_t
 #define LOWEST INT8_MIN
 #define FLOATS 0
+#define ISNAN(v) false
 #define F(name) PASTE(name, _i8)
 #include "simd/pool_plane.h"
 #define NUM uint8_t
 #define CELL int32_t
 #define LOWEST 0
 #define FLOATS 0
+#define ISNAN(v) false
 #define F(name) PASTE(name, _u8)
 #include "simd/pool_plane.h"
 
