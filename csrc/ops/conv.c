@@ -433,5 +433,5 @@ static const ont_kernel transpose_kernels[] = {
     {.name = "conv_transpose_gemm", .accept = accept_float, .prepare = input_prepare, .run = transpose_run},
     {.name = "conv_transpose_ref", .accept = accept_float, .prepare = input_prepare_ref, .run = transpose_run},
 };
-const ont_op ont_op_ConvTranspose = {.domain = "", .name = "ConvTranspose", .since = 1, .min_inputs = 2, .max_inputs = 3,
+const ont_op ont_op_ConvTransposePlain = {.domain = ONT_DOMAIN, .name = "ConvTranspose", .since = 1, .min_inputs = 2, .max_inputs = 3,
                                      .infer = transpose_infer, .grad = transpose_grad, ONT_KERNELS(transpose_kernels)};
