@@ -539,12 +539,13 @@ class Messy(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self.cache = x * 2
-        self.seen.append(x)
-        self.table["x"] = x
         self.late = x
         self.fc.note = x
-        y = self.bn(self.fc(x)) + random.random() + np.random.rand() + torch.rand(4)
+        y = self.bn(self.fc(x)) + torch.rand(4)
         if self.fail:
+            self.seen.append(x)
+            self.table["x"] = x
+            y = y + random.random() + np.random.rand()
             raise ValueError("on purpose")
         return F.dropout(y, 0.5, self.training)
 

@@ -421,7 +421,7 @@ def test_every_environment_variable_changes_something(monkeypatch, tmp_path, cap
 
     examples = {"ORTMODULE_ONNX_OPSET_VERSION": "18", "ORTMODULE_LOG_LEVEL": "INFO", "ORTMODULE_SAVE_ONNX_PATH": str(tmp_path),
                 "ORTMODULE_FALLBACK_POLICY": "FALLBACK_UNSUPPORTED_DATA|FALLBACK_BAD_INITIALIZATION",
-                "ORTMODULE_FALLBACK_RETRY": "1"}
+                "ORTMODULE_FALLBACK_RETRY": "1", "ONNXTRAIN_EXPORTER": "dynamo"}
     assert set(examples) == set(options.VARIABLES)
     for name, text in examples.items():
         monkeypatch.setenv(name, text)
