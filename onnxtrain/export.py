@@ -38,6 +38,8 @@ TORCHSCRIPT_OPSETS = (12, 20)
 class ExportError(RuntimeError):
     """The module cannot be exported faithfully; the message is one paragraph that says why."""
 
+    state: attributes.State | None = None  # what forward had read by then; where it changes, another try may succeed
+
 
 class ArgumentError(ExportError):
     """An argument is of a kind that no graph can take."""
@@ -213,6 +215,7 @@ def _run(
     if used != opset:
         notes.append(f"opset {opset} was asked for; this exporter has {opsets[0]} to {opsets[1]}, and {used} is used.")
     leaves, spec = pytree.tree_flatten((args, kwargs))
+    flat = _Flat(module, leaves, spec, barriers=exporter == "torchscript")
     start = time.perf_counter()
     try:
         with state.unchanged(module), state.random_unchanged(), rewrite.patched(module, notes), _quiet():
@@ -220,13 +223,29 @@ def _run(
             if module.training != training:
                 module.train(training)
             with torch.enable_grad():
-                exported = run(module, _names(module, args, kwargs), leaves, spec, used, notes)
-    except ExportError:
+                exported = run(flat, _names(module, args, kwargs), leaves, used, notes)
+    except ExportError as error:
+        error.state = _state(flat)
         raise
     except Exception as error:
-        raise ExportError(_reason(error, exporter)) from _root(error)
+        failure = ExportError(_reason(error, exporter))
+        failure.state = _state(flat)
+        raise failure from _root(error)
     exported.seconds["total"] = time.perf_counter() - start
     return exported
+
+
+_HOOKS = {"_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"}
+
+
+def _state(flat: _Flat, free: frozenset[tuple[int, str]] = frozenset()) -> attributes.State:
+    """The attributes that forward has read, hooks always among them."""
+    record = flat.traced.record
+    for child in [child for child in record.reads if child is flat or type(child) is torch.nn.Module]:
+        del record.reads[child]  # the exporter's own
+    for child in flat.module.modules():
+        record.reads.setdefault(child, set()).update(_HOOKS)
+    return attributes.State(flat.module, record, free)
 
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, enum.Enum, slice, range, torch.dtype, torch.device,
@@ -313,12 +332,10 @@ def _names(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
 # --- the default exporter ---------------------------------------------------------------------------------------------
 
 
-def _dynamo(
-    module: torch.nn.Module, names: list[str], leaves: list[Any], spec: pytree.TreeSpec, opset: int, notes: list[str]
-) -> Exported:
+def _dynamo(flat: _Flat, names: list[str], leaves: list[Any], opset: int, notes: list[str]) -> Exported:
+    module = flat.module
     tensors = tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
     owned = _owned(module)
-    flat = _Flat(module, leaves, spec, barriers=False)
     start = time.perf_counter()
     program, relaxed = _trace(flat, tensors)
     guards = shape_guards.from_program(program, relaxed)
@@ -468,18 +485,16 @@ def _aliases(target: Any) -> bool:
 # --- the TorchScript exporter -----------------------------------------------------------------------------------------
 
 
-def _torchscript(
-    module: torch.nn.Module, names: list[str], leaves: list[Any], spec: pytree.TreeSpec, opset: int, notes: list[str]
-) -> Exported:
+def _torchscript(flat: _Flat, names: list[str], leaves: list[Any], opset: int, notes: list[str]) -> Exported:
     """Sizes are frozen (a trace does not say which of them it used); branches too, hence needs_verification."""
     import onnx_ir as ir
 
+    module = flat.module
     tensors = tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
     if not tensors:
         raise ExportError("TorchScript's exporter needs at least one tensor among the arguments.")
     owned = _owned(module)
     rewrite.register_symbolics(opset)
-    flat = _Flat(module, leaves, spec, barriers=True)
     file = io.BytesIO()
     start = time.perf_counter()
     with state.unchanged(module), state.private_buffers(module):
@@ -581,7 +596,4 @@ def _frozen(flat: _Flat, inputs: Sequence[GraphInput], cached: set[int]) -> attr
     for place in places:
         owner, _, name = place.rpartition(".")
         free.add((id(module.get_submodule(owner)), name))
-    record = traced.record
-    for child in [child for child in record.reads if child is flat or type(child) is torch.nn.Module]:
-        del record.reads[child]  # the exporter's own
-    return attributes.State(module, record, frozenset(free))
+    return _state(flat, frozenset(free))

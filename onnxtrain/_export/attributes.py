@@ -196,7 +196,7 @@ def _ties(module: torch.nn.Module) -> list[tuple[dict[str, Any], str, dict[str, 
                 if tensor is None:
                     continue
                 known = first.setdefault(id(tensor), (store, name))
-                if known != (store, name) and (known[0] is not store or known[1] != name):
+                if known[0] is not store or known[1] != name:
                     ties.append((*known, store, name))
     return ties
 

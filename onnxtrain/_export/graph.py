@@ -137,10 +137,12 @@ def serialise(model: ir.Model) -> bytes:
     model.metadata_props.clear()
     for value in (*model.graph.inputs, *model.graph.initializers.values()):
         value.metadata_props.clear()
-    for node in model.graph.all_nodes():
+    for index, node in enumerate(model.graph.all_nodes()):
         scope = _scope(node.metadata_props.get(_SCOPES))
         node.metadata_props.clear()
         node.doc_string = None
+        if not node.name or scope:  # messages and profiles say where in the user's module a node comes from
+            node.name = f"{scope + '/' if scope else ''}{node.op_type}_{index}"
         if scope:
             node.metadata_props["scope"] = scope
         for output in node.outputs:

@@ -20,7 +20,9 @@ from onnxtrain.ortmodule._verify import TOLERANCE, compare, verify
 
 _log = logging.getLogger("onnxtrain")
 _OWN = frozenset(("_module", "_debug", "_programs", "_counters", "_fallback", "_fallen", "_announced"))
-MAX_PROGRAMS = 16  # exports kept per schema; one more than that, because attributes change, is a fallback
+MAX_PROGRAMS = 32  # exports kept per schema; the one that was made first goes
+MAX_STATES = 8  # exports of one schema because of attributes that change; the next such change is a fallback
+MAX_TRIES = 3  # of an export that failed, each after a change of the module
 
 
 class Key(NamedTuple):
@@ -37,6 +39,10 @@ class Fallen(NamedTuple):
 
     reason: str
     state: State | None  # where it has changed, the export is tried again
+    tries: int
+
+    def holds(self) -> bool:
+        return self.state is None or self.tries >= MAX_TRIES or self.state.difference() is None
 
 
 def _describe(leaf: Any) -> Any:
@@ -111,7 +117,7 @@ class ORTModule(torch.nn.Module):
                 _report.engine_step(self._counters)
                 return result
         fallen = self._fallen.get(key)
-        if fallen is not None and not self._fallback.retry and (fallen.state is None or fallen.state.difference() is None):
+        if fallen is not None and not self._fallback.retry and fallen.holds():
             return self._in_torch(args, kwargs)
         return self._export_and_run(key, leaves, tensors, grad_enabled, args, kwargs)
 
@@ -125,10 +131,10 @@ class ORTModule(torch.nn.Module):
         known = self._programs.setdefault(key, [])
         size = known[-1].guards(tensors) if known else None
         reason = size or (known[-1].changed() if known else None)
-        if len(known) >= MAX_PROGRAMS and size is None:
+        if reason and not size and self._is_restless(known):
             self._fall_back(key, FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL,
-                            f"{MAX_PROGRAMS} exports were made of it for different values of attributes, and again {reason}",
-                            None, None)
+                            f"it was exported {len(known)} times because attributes that forward reads keep changing, and "
+                            f"again {reason}", None, None)
             return self._in_torch(args, kwargs)
         if reason:
             _log.warning("ORTModule: %s, so the export at hand does not fit: exporting again%s", reason,
@@ -151,6 +157,8 @@ class ORTModule(torch.nn.Module):
                     break  # the other would not trace it either
                 continue
             known.append(program)
+            _report.register(program)
+            del known[:-MAX_PROGRAMS]
             self._fallen.pop(key, None)
             self._announce(key, program, failures)
             if size:
@@ -159,6 +167,11 @@ class ORTModule(torch.nn.Module):
             return result
         self._give_up(key, failures)
         return self._in_torch(args, kwargs)
+
+    @staticmethod
+    def _is_restless(known: list[Program]) -> bool:
+        """Whether exports go stale as soon as they are made."""
+        return len(known) >= MAX_STATES or len(known) >= 3 and all(program.steps <= 1 for program in known[-3:])
 
     def _program(self, exporter: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
                  failures: list[tuple[str, Exception]]) -> Program:
@@ -208,17 +221,17 @@ class ORTModule(torch.nn.Module):
             reason = FallbackPolicy.FALLBACK_UNSUPPORTED_DATA
         text = str(error)
         if len(failures) > 1:
-            text += f" The TorchScript exporter, tried after that: {failures[1][1]}"
+            text = f"{text.rstrip('.')}. The TorchScript exporter, tried after that: {failures[1][1]}"
         state = next((e.state for _, e in failures if getattr(e, "state", None) is not None), None)
         self._fall_back(key, reason, text, error, state)
 
     def _fall_back(self, key: Key, reason: FallbackPolicy, text: str, cause: Exception | None, state: State | None) -> None:
         """Remembers that this signature runs in PyTorch and says so once; raises where the policy forbids it."""
-        text = " ".join(text.split())
+        text = " ".join(text.split()).rstrip(".")
         self._fallback.check(reason, text, cause)
-        again = key in self._fallen
-        self._fallen[key] = Fallen(text, state)
-        if not again:
+        before = self._fallen.get(key)
+        self._fallen[key] = Fallen(text, state, 1 if before is None else before.tries + 1)
+        if before is None or before.reason != text and before.tries < MAX_TRIES:
             self._counters.reasons.append(text)
             _log.warning(
                 "ORTModule: %s runs in PyTorch, not in the onnxtrain engine, for this kind of call: %s. Results are "

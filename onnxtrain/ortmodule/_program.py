@@ -59,6 +59,7 @@ class Program:
         self.guards = exported.guards
         self.changed = exported.state.difference
         self.steps = 0
+        self.used = 0.0  # when; the clock of time.monotonic()
         self._random = self.session.random
         self._bind_inputs(module)
         self._bind_outputs(module)
@@ -130,6 +131,7 @@ class Program:
         if self._buffers or self._assignments:
             self._write_back(outputs)
         self.steps += 1
+        self.used = time.monotonic()
         if self._single:
             return outputs[self._user_outputs[0][0]]
         return self._structured(outputs)
