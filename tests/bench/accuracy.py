@@ -1,9 +1,10 @@
 """The sample against eager on Wikitext-2: python tests/bench/accuracy.py [--data DIR] [--steps 200] [--dropout-steps 300]
 
 Dropout 0, three readings. From equal weights: eager trains, and at every step onnxtrain computes loss and gradients at
-eager's own weights; beside it eager's own gradients with one thread. Free: both train on their own. Control: eager with one thread against eager with all, which says how
-far rounding alone carries two runs apart. Dropout 0.2: mean loss of the last 50 steps over three seeds
-(--dropout-steps 0 leaves that out). With --plot FILE the distance of the free runs is drawn.
+eager's own weights; beside it eager's gradients with one thread. Free: both train on their own. Control: eager with one
+thread against eager with all, which says how far rounding alone carries two runs apart. Dropout 0.2: mean loss of the
+last 50 steps over three seeds (--dropout-steps 0 leaves that out). With --plot FILE the distance of the free runs is
+drawn.
 """
 
 from __future__ import annotations
