@@ -90,6 +90,22 @@ class Run:
     def release(self) -> None:
         """Gives the activations back. Harmless when repeated."""
 
+class Watch:
+    """Whether containers still hold the very objects that they held; compares pointers.
+
+    Args:
+        entries: (container, keys, values) each. A dict with a tuple of keys: their values, `absent` where there is none; a
+            dict with keys None: (key, value, key, value ...) of all of it; a list: its items; a set: an equal set.
+        absent: what stands for a key that is not there.
+
+    Raises:
+        TypeError: an entry of another form.
+    """
+
+    def __init__(self, entries: Sequence[tuple[Any, tuple[Any, ...] | None, Any]], absent: Any) -> None: ...
+    def changed(self) -> int:
+        """Index of the first entry that differs, or -1."""
+
 def build_info() -> dict[str, Any]:
     """What this build and this machine have: version, operators, threads, dlpack_exchange, isa, gemm (provider names)."""
 

@@ -184,6 +184,8 @@ static int module_exec(PyObject *module)
     if (ont_dlpack_init(state) < 0) return -1;
     if (add_type(module, &ont_session_spec, &state->session_type) < 0) return -1;
     if (add_type(module, &ont_run_spec, &state->run_type) < 0) return -1;
+    if (add_type(module, &ont_watch_spec, &state->watch_type) < 0) return -1;
+    if (add_type(module, &ont_updater_spec, &state->updater_type) < 0) return -1;
     state->unsupported_error = PyErr_NewExceptionWithDoc(
         "onnxtrain._C.UnsupportedError", "An operator, attribute or dtype that onnxtrain does not have.",
         PyExc_NotImplementedError, NULL);
@@ -203,6 +205,8 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg)
     ont_state *state = ont_get_state(module);
     Py_VISIT(state->session_type);
     Py_VISIT(state->run_type);
+    Py_VISIT(state->watch_type);
+    Py_VISIT(state->updater_type);
     Py_VISIT(state->unsupported_error);
     Py_VISIT(state->tensor_type);
     return 0;
@@ -213,6 +217,8 @@ static int module_clear(PyObject *module)
     ont_state *state = ont_get_state(module);
     Py_CLEAR(state->session_type);
     Py_CLEAR(state->run_type);
+    Py_CLEAR(state->watch_type);
+    Py_CLEAR(state->updater_type);
     Py_CLEAR(state->unsupported_error);
     Py_CLEAR(state->tensor_type);
     return 0;
