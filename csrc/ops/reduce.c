@@ -68,12 +68,15 @@ static ont_status reduce_infer(ont_graph *g, ont_node *node)
 static ont_status sum_to_axes(const ont_shape *x, const ont_shape *to, bool *reduce)
 {
     int lead = x->rank - to->rank;
-    for (int d = 0; d < x->rank; d++) {
+    bool fits = lead >= 0;
+    for (int d = 0; fits && d < x->rank; d++) {
         int64_t target = d < lead ? 1 : to->dims[d - lead];
         reduce[d] = d < lead || (target == 1 && x->dims[d] != 1);
-        if (!reduce[d] && target != x->dims[d]) return ont_fail(ONT_EINTERNAL, "SumTo: shapes do not fit");
+        fits = reduce[d] || target == x->dims[d];
     }
-    return lead < 0 ? ont_fail(ONT_EINTERNAL, "SumTo: rank grows") : ONT_OK;
+    char from[ONT_SHAPE_TEXT], wanted[ONT_SHAPE_TEXT];
+    return fits ? ONT_OK : ont_fail(ONT_EINVAL, "attribute 'shape' is %s, to which %s does not sum", ont_shape_text(to, wanted),
+                                    ont_shape_text(x, from));
 }
 
 static ont_status sum_to_infer(ont_graph *g, ont_node *node)
