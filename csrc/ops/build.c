@@ -38,6 +38,18 @@ ont_status ont_infer_same(ont_graph *g, ont_node *node)
     return ont_infer_out(node, 0, x->dtype, &x->shape);
 }
 
+ont_status ont_infer_stated(ont_graph *g, ont_node *node)
+{
+    (void)g;
+    size_t n;
+    ont_value *x;
+    const int64_t *dims = ont_attr_ints(node, "shape", &n);
+    ONT_TRY(ont_need_input(node, 0, &x));
+    if (n > ONT_MAX_RANK) return ont_fail(ONT_EINVAL, "attribute 'shape' has %zu entries, at most %d", n, ONT_MAX_RANK);
+    ont_shape shape = ont_shape_of((int)n, dims);
+    return ont_infer_out(node, 0, x->dtype, &shape);
+}
+
 static ont_status infer_broadcast_as(ont_node *node, ont_dtype result)
 {
     ont_value *x;

@@ -81,14 +81,9 @@ static ont_status sum_to_axes(const ont_shape *x, const ont_shape *to, bool *red
 
 static ont_status sum_to_infer(ont_graph *g, ont_node *node)
 {
-    (void)g;
-    size_t n;
     bool reduce[ONT_MAX_RANK];
-    const int64_t *dims = ont_attr_ints(node, "shape", &n);
-    ont_shape shape = ont_shape_of((int)n, dims);
-    const ont_value *x = ont_node_in(node, 0);
-    ONT_TRY(sum_to_axes(&x->shape, &shape, reduce));
-    return ont_infer_out(node, 0, x->dtype, &shape);
+    ONT_TRY(ont_infer_stated(g, node));
+    return sum_to_axes(&ont_node_in(node, 0)->shape, &node->outputs[0]->shape, reduce);
 }
 
 /* Adds a dim to a list, merged with the one before where they are one run in memory. */
@@ -352,4 +347,4 @@ REDUCE(ReduceSumSquare, sum_square_grad);
 REDUCE(ReduceLogSum, log_sum_grad);
 REDUCE(ReduceLogSumExp, log_sum_exp_grad);
 const ont_op ont_op_SumTo = {.domain = ONT_DOMAIN, .name = "SumTo", .since = 1, .min_inputs = 1, .max_inputs = 1,
-                             .attributes = "shape:I", .infer = sum_to_infer, ONT_KERNELS(kernels)};
+                             .flags = ONT_OP_MODEL, .attributes = "shape:I", .infer = sum_to_infer, ONT_KERNELS(kernels)};

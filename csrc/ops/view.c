@@ -29,7 +29,7 @@ static ont_status set_view(ont_node *node, const ont_shape *shape)
 /* ---- Identity, StopGradient ---- */
 
 VIEW(Identity, "", 1, 1, ont_infer_same, reshape_back, 0, "");
-VIEW(StopGradient, ONT_DOMAIN, 1, 1, ont_infer_same, NULL, ONT_OP_NO_GRAD, "");
+VIEW(StopGradient, ONT_DOMAIN, 1, 1, ont_infer_same, NULL, ONT_OP_NO_GRAD | ONT_OP_MODEL, "");
 
 /* ---- Reshape ---- */
 
