@@ -310,7 +310,7 @@ ont_status ont_op_expand(ont_graph *g, ont_node *node, ont_node **first)
     ont_builder b = {.graph = g, .before = node, .backward = node->backward, .origin = node->origin, .scope = node->name,
                      .status = ONT_OK};
     ont_node *behind = node->prev;
-    ont_value **results = ont_arena_array(&g->arena, node->n_outputs + 1, sizeof *results);
+    ont_value **results = ont_arena_array(&g->arena, node->n_outputs + ONT_EXPAND_SPARE, sizeof *results);
     if (!results) return ONT_ENOMEM;
     node->op->expand(&b, node, results);
     for (uint32_t i = 0; i < node->n_outputs && b.status == ONT_OK; i++) b.status = hand_over(g, node, i, results[i]);

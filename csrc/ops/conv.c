@@ -451,6 +451,6 @@ static const ont_kernel transpose_kernels[] = {
     {.name = "conv_transpose_gemm", .accept = accept_float, .prepare = input_prepare, .run = transpose_run},
     {.name = "conv_transpose_ref", .accept = accept_float, .prepare = input_prepare_ref, .run = transpose_run},
 };
-const ont_op ont_op_ConvTranspose = {.domain = "", .name = "ConvTranspose", .since = 1, .min_inputs = 2,
-                                     .max_inputs = 3, .attributes = CONV_ATTRIBUTES " output_padding:I output_shape:I",
+const ont_op ont_op_ConvTransposePlain = {.domain = ONT_DOMAIN, .name = "ConvTranspose", .since = 1, .min_inputs = 2,
+                                     .max_inputs = 3, .attributes = CONV_ATTRIBUTES " output_padding:I",
                                      .infer = transpose_infer, .grad = transpose_grad, ONT_KERNELS(transpose_kernels)};

@@ -86,8 +86,10 @@ ont_value *ont_build_reduce(ont_builder *b, const char *op_type, ont_value *x, c
  * that the gradient is that of the parts; called by the inference walk, and by ont_build_done() for a node that a
  * gradient rule or another expansion built. An operator that has expand() needs no kernels and no infer(); one that has
  * kernels and a gradient (or NO_GRAD) is expanded only where all of them decline. outputs[i] may be an input: it is
- * handed through. Fail by b->status; the operator's name is put in front.
+ * handed through. An absent output may be set too: there is room for ONT_EXPAND_SPARE beyond those of the node. Fail by
+ * b->status; the operator's name is put in front.
  */
+enum { ONT_EXPAND_SPARE = 8 };
 typedef void (*ont_expand_fn)(ont_builder *b, ont_node *node, ont_value **outputs);
 
 bool ont_op_expands(const ont_node *node);
@@ -176,8 +178,8 @@ struct ont_op {
     uint32_t flags;
     /*
      * Every attribute that the operator honours or that changes nothing, those of passes included, as "axis:i perm:I":
-     * i int, f float, s string, t tensor, g graph; I, F and S are lists. Any other is refused by name. "" is none,
-     * NULL: not declared, anything passes.
+     * i int, f float, s string, t tensor, g graph; I, F and S are lists; several letters where versions differ. Any other
+     * is refused by name. "" is none, NULL: not declared, anything passes.
      */
     const char *attributes;
     uint64_t nondiff_inputs; /* bit i: no gradient ever flows to input i (indices, shapes, conditions) */

@@ -96,8 +96,8 @@ static ont_status infer_node(ont_graph *g, ont_node *node, ont_node **next)
 {
     *next = node->next;
     if (!node->op)
-        return ont_fail(ONT_EUNSUPPORTED, "operator %s%s%s (opset %lld), used by node '%s', is not supported", node->domain,
-                        *node->domain ? "." : "", node->op_type, (long long)node->version, node->name);
+        return ont_fail(ONT_EUNSUPPORTED, "operator %s.%s (opset %lld), used by node '%s', is not supported",
+                        *node->domain ? node->domain : "ai.onnx", node->op_type, (long long)node->version, node->name);
     uint32_t present = node->n_inputs;
     if (present < node->op->min_inputs || present > node->op->max_inputs)
         return ont_fail(ONT_EINVAL, "%s '%s': %u inputs, expected %u to %u", node->op_type, node->name, present,

@@ -97,7 +97,8 @@ static ont_status bind_steps(ont_program *p, ont_plan_step **needs)
     for (const ont_node *node = p->graph->first; node; node = node->next) n += !is_view(node);
     p->steps = ont_arena_array(&p->arena, n + 1, sizeof *p->steps);
     *needs = ont_arena_array(&p->arena, n + 1, sizeof **needs);
-    if (!p->steps || !*needs) return ONT_ENOMEM;
+    p->times = ont_arena_array(&p->arena, n + 1, sizeof *p->times);
+    if (!p->steps || !*needs || !p->times) return ONT_ENOMEM;
     for (const ont_node *node = p->graph->first; node; node = node->next) {
         if (is_view(node)) continue;
         if (!node->backward) p->split = p->n_steps + 1;
