@@ -91,12 +91,14 @@ static void batchnorm_expand(ont_builder *b, ont_node *node, ont_value **outputs
 
 #define LEGACY(name_, least_, most_, attributes_, expand_) \
     const ont_op ont_op_##name_##1 = {.domain = "", .name = #name_, .since = 1, .min_inputs = least_, .max_inputs = most_, \
-                                      .attributes = attributes_ " consumed_inputs:I", .expand = expand_}
+                                      .attributes = attributes_, .expand = expand_}
+#define CONSUMED "consumed_inputs:I" /* a hint of opset 1, which changes nothing */
 #define BINARY(name_) LEGACY(name_, 2, 2, "axis:i broadcast:i", binary_expand)
-BINARY(Add);
-BINARY(Sub);
-BINARY(Mul);
-BINARY(Div);
+#define BINARY1(name_) LEGACY(name_, 2, 2, "axis:i broadcast:i " CONSUMED, binary_expand)
+BINARY1(Add);
+BINARY1(Sub);
+BINARY1(Mul);
+BINARY1(Div);
 BINARY(Pow);
 BINARY(And);
 BINARY(Or);
@@ -104,10 +106,10 @@ BINARY(Xor);
 BINARY(Equal);
 BINARY(Greater);
 BINARY(Less);
-LEGACY(Sum, 1, 64, "", chain_expand);
-LEGACY(Mean, 1, 64, "", chain_expand);
-LEGACY(Min, 1, 64, "", chain_expand);
-LEGACY(Max, 1, 64, "", chain_expand);
+LEGACY(Sum, 1, 64, CONSUMED, chain_expand);
+LEGACY(Mean, 1, 64, CONSUMED, chain_expand);
+LEGACY(Min, 1, 64, CONSUMED, chain_expand);
+LEGACY(Max, 1, 64, CONSUMED, chain_expand);
 LEGACY(Gemm, 3, 3, "alpha:f beta:f broadcast:i transA:i transB:i", gemm_expand);
-LEGACY(PRelu, 2, 2, "", prelu_expand);
-LEGACY(BatchNormalization, 5, 5, "epsilon:f is_test:i momentum:f spatial:i", batchnorm_expand);
+LEGACY(PRelu, 2, 2, CONSUMED, prelu_expand);
+LEGACY(BatchNormalization, 5, 5, "epsilon:f is_test:i momentum:f spatial:i " CONSUMED, batchnorm_expand);

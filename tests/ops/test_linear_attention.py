@@ -44,7 +44,7 @@ def linear(rule, q_heads, heads, d_k, d_v, *rest, past=False, steps=3, **attrs):
     while inputs[-1] is None:
         inputs.pop()
     return Case("LinearAttention", inputs, {"update_rule": rule, "q_num_heads": q_heads, "kv_num_heads": heads, **attrs}, n_outputs=2,
-                opset=27, torch=compute, reference=in_numpy(compute), tol=1e-4, alloc=rule == "gated_delta", name=f"{rule} {q_heads} {heads} {past} {len(rest)}{attrs}")
+                opset=27, torch=compute, reference=in_numpy(compute), tol=1e-4, alloc=steps == 1, name=f"{rule} {q_heads} {heads} {past} {len(rest)}{attrs}")
 
 
 def conv(k, bias, past, activation):
