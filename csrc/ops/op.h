@@ -169,6 +169,7 @@ enum {
     ONT_OP_RANDOM = 1 << 1, /* reads call->seed; has a unique int attribute "rng_stream" after load */
     ONT_OP_NO_GRAD = 1 << 2,/* gradient is zero or meaningless: nothing flows to any input */
     ONT_OP_NO_FOLD = 1 << 3,/* never computed at build time */
+    ONT_OP_GRADIENT = 1 << 4,/* stands for derivatives within the graph: the inference walk puts them in its place */
 };
 
 struct ont_op {

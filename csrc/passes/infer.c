@@ -103,6 +103,8 @@ static ont_status infer_node(ont_graph *g, ont_node *node, ont_node **next)
         return ont_fail(ONT_EINVAL, "%s '%s': %u inputs, expected %u to %u", node->op_type, node->name, present,
                         node->op->min_inputs, node->op->max_inputs);
     ONT_TRY(ont_op_check_attributes(node));
+    if (node->op->flags & ONT_OP_GRADIENT)
+        return ont_context(ont_pass_gradient_node(g, node, next), "%s '%s'", node->op_type, node->name);
     if (node->op->infer) ONT_TRY(ont_context(node->op->infer(g, node), "%s '%s'", node->op_type, node->name));
     if (ont_op_expands(node)) return ont_op_expand(g, node, next);
     bool known = node->n_outputs == 1 && node->outputs[0] && node->outputs[0]->data;
