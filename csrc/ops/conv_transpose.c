@@ -142,4 +142,6 @@ static void expand(ont_builder *b, ont_node *node, ont_value **outputs)
 }
 
 const ont_op ont_op_ConvTranspose = {.domain = "", .name = "ConvTranspose", .since = 1, .min_inputs = 2, .max_inputs = 3,
+                                     .attributes = "auto_pad:s dilations:I group:i kernel_shape:I output_padding:I output_shape:I pads:I "
+                                                   "strides:I",
                                      .infer = infer, .expand = expand};

@@ -337,13 +337,15 @@ static void average_grad(ont_grad *g) { ont_pool_grad_as(g, "AveragePoolGrad", f
 static void global_max_grad(ont_grad *g) { ont_pool_grad_as(g, "GlobalMaxPoolGrad", false); }
 static void global_average_grad(ont_grad *g) { ont_pool_grad_as(g, "GlobalAveragePoolGrad", false); }
 
-#define POOL_OP(name_, grad_) \
+#define POOL_OP(name_, grad_, attributes_) \
     const ont_op ont_op_##name_ = {.domain = "", .name = #name_, .since = 1, .min_inputs = 1, .max_inputs = 1, \
-                                   .nondiff_outputs = 2, .infer = ont_pool_infer, .grad = grad_, \
-                                   ONT_KERNELS(ont_pool_kernels)}; \
+                                   .attributes = attributes_, .nondiff_outputs = 2, .infer = ont_pool_infer, \
+                                   .grad = grad_, ONT_KERNELS(ont_pool_kernels)}; \
     const ont_op ont_op_##name_##Grad = {.domain = ONT_DOMAIN, .name = #name_ "Grad", .since = 1, .min_inputs = 2, \
-                                         .max_inputs = 2, .infer = ont_infer_same, ONT_KERNELS(ont_pool_grad_kernels)}
-POOL_OP(MaxPool, max_grad);
-POOL_OP(AveragePool, average_grad);
-POOL_OP(GlobalMaxPool, global_max_grad);
-POOL_OP(GlobalAveragePool, global_average_grad);
+                                         .max_inputs = 2, .attributes = attributes_ " shape:I", .infer = ont_infer_same, \
+                                         ONT_KERNELS(ont_pool_grad_kernels)}
+#define WINDOW_ATTRIBUTES "auto_pad:s ceil_mode:i dilations:I kernel_shape:I pads:I strides:I"
+POOL_OP(MaxPool, max_grad, WINDOW_ATTRIBUTES " storage_order:i");
+POOL_OP(AveragePool, average_grad, WINDOW_ATTRIBUTES " count_include_pad:i");
+POOL_OP(GlobalMaxPool, global_max_grad, "");
+POOL_OP(GlobalAveragePool, global_average_grad, "");
