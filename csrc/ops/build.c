@@ -5,6 +5,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/number.h"
 #include "ops/op.h"
 
 /* ---- shape inference ---- */
@@ -80,13 +81,9 @@ ont_status ont_need_data(const ont_node *node, uint32_t index, const ont_tensor 
 
 static bool tensor_int(const ont_tensor *data, int64_t i, int64_t *value)
 {
-    switch (data->dtype) {
-    case ONT_INT64: *value = ((const int64_t *)data->data)[i]; return true;
-    case ONT_INT32: *value = ((const int32_t *)data->data)[i]; return true;
-    case ONT_BOOL:
-    case ONT_UINT8: *value = ((const uint8_t *)data->data)[i]; return true;
-    default: return false;
-    }
+    if (!ont_dtype_is_int(data->dtype) && data->dtype != ONT_BOOL) return false;
+    *value = ont_integer_at(data->data, data->dtype, i);
+    return true;
 }
 
 ont_status ont_const_ints(const ont_node *node, int index, const char *attr, int64_t *values, int capacity, int *count)
@@ -118,17 +115,11 @@ ont_status ont_const_scalar(const ont_node *node, uint32_t index, double *value)
 {
     const ont_tensor *data;
     ONT_TRY(ont_need_data(node, index, &data));
-    int64_t integer;
     if (ont_shape_count(&data->shape) != 1)
         return ont_fail(ONT_EINVAL, "input %u has %" PRId64 " entries, one is expected", index, ont_shape_count(&data->shape));
-    if (data->dtype == ONT_FLOAT32)
-        *value = (double)*(const float *)data->data;
-    else if (data->dtype == ONT_FLOAT64)
-        *value = *(const double *)data->data;
-    else if (tensor_int(data, 0, &integer))
-        *value = (double)integer;
-    else
+    if (data->dtype == ONT_COMPLEX64 || data->dtype == ONT_COMPLEX128)
         return ont_fail(ONT_ETYPE, "input %u is %s, a number is expected", index, ont_dtype_name(data->dtype));
+    *value = ont_number_at(data->data, data->dtype, 0);
     return ONT_OK;
 }
 
@@ -230,26 +221,13 @@ ont_value *ont_build_const_ints(ont_builder *b, const int64_t *values, size_t co
 
 ont_value *ont_build_scalar(ont_builder *b, ont_dtype dtype, double value)
 {
-    union {
-        float f32;
-        double f64;
-        int64_t i64;
-        int32_t i32;
-        uint8_t u8;
-    } bits = {0};
-    switch (dtype) {
-    case ONT_FLOAT32: bits.f32 = (float)value; break;
-    case ONT_FLOAT64: bits.f64 = value; break;
-    case ONT_INT64: bits.i64 = (int64_t)value; break;
-    case ONT_INT32: bits.i32 = (int32_t)value; break;
-    case ONT_INT8:
-    case ONT_UINT8:
-    case ONT_BOOL: bits.u8 = (uint8_t)(int64_t)value; break;
-    default:
+    uint64_t bits = 0;
+    if (!ont_dtype_size(dtype) || ont_dtype_size(dtype) > sizeof bits || dtype == ONT_COMPLEX64) {
         if (b->status == ONT_OK)
             b->status = ont_fail(ONT_EUNSUPPORTED, "a scalar constant of dtype %s", ont_dtype_name(dtype));
         return NULL;
     }
+    ont_number_put(&bits, dtype, 0, value);
     return constant(b, &(ont_tensor){dtype, {0}, ont_dtype_size(dtype), &bits});
 }
 

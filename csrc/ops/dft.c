@@ -140,7 +140,7 @@ static void dft_expand(ont_builder *b, ont_node *node, ont_value **outputs)
 }
 
 const ont_op ont_op_DFT = {.domain = "", .name = "DFT", .since = 17, .min_inputs = 1, .max_inputs = 3, .nondiff_inputs = 6,
-                           .infer = dft_infer, .expand = dft_expand};
+                           .attributes = "axis:i inverse:i onesided:i", .infer = dft_infer, .expand = dft_expand};
 
 /* ---- STFT ---- */
 
@@ -204,7 +204,7 @@ static void stft_expand(ont_builder *b, ont_node *node, ont_value **outputs)
     outputs[0] = apply(b, &t, x);
 }
 
-const ont_op ont_op_STFT = {.domain = "", .name = "STFT", .since = 17, .min_inputs = 2, .max_inputs = 4,
+const ont_op ont_op_STFT = {.domain = "", .name = "STFT", .since = 17, .min_inputs = 2, .max_inputs = 4, .attributes = "onesided:i",
                             .nondiff_inputs = 1 << 1 | 1 << 3, .infer = stft_infer, .expand = stft_expand};
 
 /* ---- MelWeightMatrix: triangles that are equally spaced on the mel scale, 2595 log10(1 + f / 700) ---- */
@@ -272,4 +272,4 @@ static void mel_expand(ont_builder *b, ont_node *node, ont_value **outputs)
 }
 
 const ont_op ont_op_MelWeightMatrix = {.domain = "", .name = "MelWeightMatrix", .since = 17, .min_inputs = 5,
-                                       .max_inputs = 5, .flags = ONT_OP_NO_GRAD, .infer = mel_infer, .expand = mel_expand};
+                                       .max_inputs = 5, .attributes = "output_datatype:i", .flags = ONT_OP_NO_GRAD, .infer = mel_infer, .expand = mel_expand};

@@ -182,6 +182,12 @@ struct ont_op {
     int since;          /* first opset that this descriptor is true of */
     uint32_t min_inputs, max_inputs;
     uint32_t flags;
+    /*
+     * Every attribute that the operator honours or that changes nothing, those of passes included, as "axis:i perm:I":
+     * i int, f float, s string, t tensor, g graph; I, F and S are lists. Any other is refused by name. "" is none,
+     * NULL: not declared, anything passes.
+     */
+    const char *attributes;
     uint64_t nondiff_inputs; /* bit i: no gradient ever flows to input i (indices, shapes, conditions) */
     uint64_t nondiff_outputs; /* bit i: output i is data for others, no gradient comes back through it */
     ont_infer_fn infer;
@@ -199,7 +205,12 @@ const ont_op *ont_op_find(const char *domain, const char *name, int64_t version)
 const ont_op *const *ont_op_all(size_t *count);
 /* The first kernel that accepts, each refusal logged at debug; EUNSUPPORTED lists the reasons. */
 ont_status ont_op_choose(const ont_node *node, const ont_kernel **kernel) ONT_MUST_USE;
-/* Comma-separated names of kernels that decline everything from now on; NULL or "": none. */
+/* EUNSUPPORTED for an attribute that the operator does not declare, EINVAL for one of another kind than declared. */
+ont_status ont_op_check_attributes(const ont_node *node) ONT_MUST_USE;
+/*
+ * Comma-separated names of kernels that decline everything from now on, "Op:kernel" for one operator's alone (operators
+ * may share a kernel); NULL or "": none.
+ */
 ont_status ont_op_disable_kernels(const char *names) ONT_MUST_USE;
 
 #endif

@@ -437,7 +437,7 @@ static void expand_recurrent(ont_builder *b, ont_node *node, ont_value **outputs
     if (ont_node_out(node, 2)) outputs[2] = join_states(&r, last_c);
 }
 
-#define RECURRENT(name_, kind, max) \
+#define RECURRENT(name_, kind, max, attributes_) \
     static ont_status infer_##name_(ont_graph *g, ont_node *node) \
     { \
         (void)g; \
@@ -448,7 +448,9 @@ static void expand_recurrent(ont_builder *b, ont_node *node, ont_value **outputs
         expand_recurrent(b, node, outputs, kind); \
     } \
     const ont_op ont_op_##name_ = {.domain = "", .name = #name_, .since = 7, .min_inputs = 3, .max_inputs = max, \
-                                   .nondiff_inputs = 1 << 4, .infer = infer_##name_, .expand = expand_##name_}
-RECURRENT(RNN, CELL_RNN, 6);
-RECURRENT(GRU, CELL_GRU, 6);
-RECURRENT(LSTM, CELL_LSTM, 8);
+                                   .attributes = attributes_, .nondiff_inputs = 1 << 4, .infer = infer_##name_, \
+                                   .expand = expand_##name_}
+#define RECURRENT_ATTRIBUTES "activation_alpha:F activation_beta:F activations:S clip:f direction:s hidden_size:i layout:i"
+RECURRENT(RNN, CELL_RNN, 6, RECURRENT_ATTRIBUTES);
+RECURRENT(GRU, CELL_GRU, 6, RECURRENT_ATTRIBUTES " linear_before_reset:i");
+RECURRENT(LSTM, CELL_LSTM, 8, RECURRENT_ATTRIBUTES " input_forget:i");

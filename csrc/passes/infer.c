@@ -96,12 +96,13 @@ static ont_status infer_node(ont_graph *g, ont_node *node, ont_node **next)
 {
     *next = node->next;
     if (!node->op)
-        return ont_fail(ONT_EUNSUPPORTED, "operator %s%s%s (opset %lld), used by node '%s', is not supported", node->domain,
-                        *node->domain ? "." : "", node->op_type, (long long)node->version, node->name);
+        return ont_fail(ONT_EUNSUPPORTED, "operator %s.%s (opset %lld), used by node '%s', is not supported",
+                        *node->domain ? node->domain : "ai.onnx", node->op_type, (long long)node->version, node->name);
     uint32_t present = node->n_inputs;
     if (present < node->op->min_inputs || present > node->op->max_inputs)
         return ont_fail(ONT_EINVAL, "%s '%s': %u inputs, expected %u to %u", node->op_type, node->name, present,
                         node->op->min_inputs, node->op->max_inputs);
+    ONT_TRY(ont_op_check_attributes(node));
     if (node->op->infer) ONT_TRY(ont_context(node->op->infer(g, node), "%s '%s'", node->op_type, node->name));
     if (ont_op_expands(node)) return ont_op_expand(g, node, next);
     bool known = node->n_outputs == 1 && node->outputs[0] && node->outputs[0]->data;

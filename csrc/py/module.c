@@ -11,6 +11,7 @@
 #include "base/parallel.h"
 #include "device/gemm.h"
 #include "passes/pipeline.h"
+#include "run/run.h"
 #include "simd/simd.h"
 
 #ifndef ONT_VERSION
@@ -39,6 +40,15 @@ static void log_to_python(ont_log_level level, const char *line)
     PyGILState_Release(gil);
 }
 
+static PyObject *set_timing(PyObject *module, PyObject *args)
+{
+    (void)module;
+    int on;
+    if (!PyArg_ParseTuple(args, "p:set_timing", &on)) return NULL;
+    ont_run_set_timing(on);
+    Py_RETURN_NONE;
+}
+
 static PyObject *set_log_level(PyObject *module, PyObject *args)
 {
     (void)module;
@@ -63,11 +73,12 @@ static PyObject *operators(PyObject *module, PyObject *unused)
             Py_XDECREF(name);
         }
         PyObject *item = !kernels ? NULL
-                                  : Py_BuildValue("{ss ss si sN sN sN sN sN}", "domain", all[i]->domain, "name", all[i]->name,
+                                  : Py_BuildValue("{ss ss si sN sN sN sN sN sz}", "domain", all[i]->domain, "name", all[i]->name,
                                                   "since", all[i]->since, "grad", PyBool_FromLong(all[i]->grad != NULL),
                                                   "view", PyBool_FromLong(all[i]->flags & ONT_OP_VIEW), "expands",
                                                   PyBool_FromLong(all[i]->expand != NULL), "random",
-                                                  PyBool_FromLong(all[i]->flags & ONT_OP_RANDOM), "kernels", kernels);
+                                                  PyBool_FromLong(all[i]->flags & ONT_OP_RANDOM), "kernels", kernels, "attributes",
+                                                  all[i]->attributes);
         if (!item || PyList_Append(list, item) < 0) Py_CLEAR(list);
         Py_XDECREF(item);
     }
@@ -156,6 +167,7 @@ static PyMethodDef methods[] = {
     {"disable_kernels", disable_kernels, METH_VARARGS, "disable_kernels(names): they decline from now on"},
     {"live_blocks", live_blocks, METH_NOARGS, "live_blocks() -> heap blocks now allocated"},
     {"fail_allocation_after", fail_allocation_after, METH_VARARGS, "fail_allocation_after(countdown) -> fired before"},
+    {"set_timing", set_timing, METH_VARARGS, "set_timing(on): runs note when their steps begin and end"},
     {"set_log_level", set_log_level, METH_VARARGS, "set_log_level(level): lines below it are not made"},
     {NULL, NULL, 0, NULL},
 };
@@ -172,6 +184,8 @@ static int module_exec(PyObject *module)
     if (ont_dlpack_init(state) < 0) return -1;
     if (add_type(module, &ont_session_spec, &state->session_type) < 0) return -1;
     if (add_type(module, &ont_run_spec, &state->run_type) < 0) return -1;
+    if (add_type(module, &ont_watch_spec, &state->watch_type) < 0) return -1;
+    if (add_type(module, &ont_updater_spec, &state->updater_type) < 0) return -1;
     state->unsupported_error = PyErr_NewExceptionWithDoc(
         "onnxtrain._C.UnsupportedError", "An operator, attribute or dtype that onnxtrain does not have.",
         PyExc_NotImplementedError, NULL);
@@ -191,6 +205,8 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg)
     ont_state *state = ont_get_state(module);
     Py_VISIT(state->session_type);
     Py_VISIT(state->run_type);
+    Py_VISIT(state->watch_type);
+    Py_VISIT(state->updater_type);
     Py_VISIT(state->unsupported_error);
     Py_VISIT(state->tensor_type);
     return 0;
@@ -201,6 +217,8 @@ static int module_clear(PyObject *module)
     ont_state *state = ont_get_state(module);
     Py_CLEAR(state->session_type);
     Py_CLEAR(state->run_type);
+    Py_CLEAR(state->watch_type);
+    Py_CLEAR(state->updater_type);
     Py_CLEAR(state->unsupported_error);
     Py_CLEAR(state->tensor_type);
     return 0;

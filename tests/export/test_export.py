@@ -393,10 +393,30 @@ def test_buffers() -> None:
 
 
 def test_branch_on_a_value() -> None:
-    module = Of(lambda m, x: m.fc(x) if x.sum() > 0 else x)
-    with pytest.raises(ExportError, match="value of a tensor"):
-        export(module, (torch.randn(3, 4),), {}, training=True, exporter="dynamo")
-    assert export(module, (torch.randn(3, 4),), {}, training=True).needs_verification
+    module = Of(lambda m, x: x * 2 if x.sum() > 0 else x * 3)
+    for exporter in ("dynamo", "torchscript"):
+        with pytest.raises(ExportError, match="branches on, or reads, the value"):
+            export(module, (torch.ones(2, 4),), {}, training=True, exporter=exporter)
+
+
+def test_values_that_a_torchscript_trace_may_freeze() -> None:
+    def sizes_and_constants(m, x):
+        if x.size(0) > 1 and len(x) > 1 and int(x.shape[1]) > 1:
+            x = x * int(torch.tensor([1, 2, 3]).sum())
+        return x
+
+    def random(m, x):
+        return x if torch.rand(1) > 2 else x * 2
+
+    def written(m, x):
+        found = torch.zeros(3)
+        found[0] = x.sum()
+        return x * float(found[0])
+
+    check(Of(sizes_and_constants), torch.randn(2, 4), exporter="torchscript")
+    for function in (random, written):
+        with pytest.raises(ExportError, match="branches on, or reads, the value"):
+            export(Of(function), (torch.randn(2, 4),), {}, training=True, exporter="torchscript")
 
 
 def test_autocast_is_baked() -> None:
@@ -539,12 +559,13 @@ class Messy(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self.cache = x * 2
-        self.seen.append(x)
-        self.table["x"] = x
         self.late = x
         self.fc.note = x
-        y = self.bn(self.fc(x)) + random.random() + np.random.rand() + torch.rand(4)
+        y = self.bn(self.fc(x)) + torch.rand(4)
         if self.fail:
+            self.seen.append(x)
+            self.table["x"] = x
+            y = y + random.random() + np.random.rand()
             raise ValueError("on purpose")
         return F.dropout(y, 0.5, self.training)
 
