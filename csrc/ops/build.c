@@ -158,10 +158,13 @@ ont_node *ont_build_node(ont_builder *b, const char *domain, const char *op_type
 ont_value *ont_build_done(ont_builder *b, ont_node *node)
 {
     if (b->status != ONT_OK || !node) return NULL;
+    if (b->deferred) return node->outputs[0];
     if (node->op->infer)
         b->status = ont_context(node->op->infer(b->graph, node), "%s '%s'", node->op_type, node->name);
     ont_node *first;
     if (b->status == ONT_OK && !node->op->infer) b->status = ont_op_expand(b->graph, node, &first);
+    if (b->status == ONT_OK && node->outputs[0] && !node->outputs[0]->has_shape)
+        b->status = ont_fail(ONT_EUNSUPPORTED, "%s: its size depends on data", node->op_type);
     return b->status == ONT_OK ? node->outputs[0] : NULL;
 }
 
