@@ -1,5 +1,5 @@
 /*
- * Normalisations that are short formulas over other operators: LRN, MeanVarianceNormalization, LpNormalization.
+ * Normalisations that are short formulas over other operators: LRN and MeanVarianceNormalization.
  */
 #include <inttypes.h>
 
@@ -93,41 +93,7 @@ static void mvn_expand(ont_builder *b, ont_node *node, ont_value **outputs)
     outputs[0] = ont_build_cast(b, ont_build2(b, "Div", centred, divisor), x->dtype);
 }
 
-/* ---- LpNormalization: x / norm along an axis, zero where the norm is ---- */
-
-static ont_status lp_infer(ont_graph *g, ont_node *node)
-{
-    (void)g;
-    ont_value *x;
-    int axis;
-    ONT_TRY(need_float(node, &x));
-    ONT_TRY(ont_shape_axis(ont_attr_int(node, "axis", -1), x->shape.rank, &axis));
-    int64_t p = ont_attr_int(node, "p", 2);
-    if (p != 1 && p != 2) return ont_fail(ONT_EINVAL, "p is %" PRId64 ", expected 1 or 2", p);
-    return ont_infer_out(node, 0, x->dtype, &x->shape);
-}
-
-/* A norm of zero is replaced by one, which keeps 0 / 0 out of the gradient as well: there it is zero. */
-static void lp_expand(ont_builder *b, ont_node *node, ont_value **outputs)
-{
-    ont_value *x = ont_node_in(node, 0);
-    int axis;
-    b->status = ont_shape_axis(ont_attr_int(node, "axis", -1), x->shape.rank, &axis);
-    if (b->status != ONT_OK) return;
-    int64_t axis64 = axis;
-    bool one = ont_attr_int(node, "p", 2) == 1;
-    ont_dtype wide = ont_dtype_size(x->dtype) < 4 ? ONT_FLOAT32 : x->dtype;
-    ont_value *xw = ont_build_cast(b, x, wide);
-    ont_value *sum = ont_build_reduce(b, "ReduceSum", one ? ont_build1(b, "Abs", xw) : ont_build2(b, "Mul", xw, xw), &axis64, 1, true);
-    ont_value *none = ont_build2(b, "Equal", sum, ont_build_scalar(b, wide, 0));
-    ont_value *safe = ont_build3(b, "Where", none, ont_build_scalar(b, wide, 1), sum);
-    ont_value *y = ont_build2(b, "Div", xw, one ? safe : ont_build1(b, "Sqrt", safe));
-    outputs[0] = ont_build_cast(b, y, x->dtype);
-}
-
 const ont_op ont_op_LRN = {.domain = "", .name = "LRN", .since = 1, .min_inputs = 1, .max_inputs = 1,
                            .attributes = "alpha:f beta:f bias:f size:i", .infer = lrn_infer, .expand = lrn_expand};
 const ont_op ont_op_MeanVarianceNormalization = {.domain = "", .name = "MeanVarianceNormalization", .since = 9, .min_inputs = 1,
                                                  .max_inputs = 1, .attributes = "axes:I", .infer = mvn_infer, .expand = mvn_expand};
-const ont_op ont_op_LpNormalization = {.domain = "", .name = "LpNormalization", .since = 1, .min_inputs = 1, .max_inputs = 1,
-                                       .attributes = "axis:i p:i", .infer = lp_infer, .expand = lp_expand};

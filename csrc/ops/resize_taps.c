@@ -18,16 +18,15 @@ static ont_status const_floats(const ont_node *node, uint32_t index, double *val
     const ont_value *v = ont_node_in(node, index);
     *count = -1;
     if (!v || (v->has_shape && !ont_shape_count(&v->shape))) return ONT_OK;
-    if (!v->data)
-        return ont_fail(ONT_EUNSUPPORTED, "input %u ('%s') depends on data: it must be known when the program is built", index,
-                        v->name);
-    int64_t n = ont_shape_count(&v->shape);
+    const ont_tensor *data;
+    ONT_TRY(ont_need_data(node, index, &data));
+    int64_t n = ont_shape_count(&data->shape);
     if (n > capacity) return ont_fail(ONT_EINVAL, "input %u has %" PRId64 " entries, at most %d fit", index, n, capacity);
     for (int64_t i = 0; i < n; i++) {
         if (v->dtype == ONT_FLOAT32)
-            values[i] = (double)((const float *)v->data->data)[i];
+            values[i] = (double)((const float *)data->data)[i];
         else if (v->dtype == ONT_FLOAT64)
-            values[i] = ((const double *)v->data->data)[i];
+            values[i] = ((const double *)data->data)[i];
         else
             return ont_fail(ONT_EUNSUPPORTED, "input %u is %s, float or double is supported", index, ont_dtype_name(v->dtype));
     }

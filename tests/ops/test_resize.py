@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from harness import C, Case, R, expect_error, run_case  # noqa: E402
+from harness import C, Case, R, V, expect_error, run_case  # noqa: E402
 from onnxtrain import UnsupportedError  # noqa: E402
 
 SEED = int(os.environ.get("ONNXTRAIN_TEST_SEED", "20"))
@@ -141,6 +141,12 @@ def test_sampled(case):
     run_case(case)
 
 
+def test_sizes_that_depend_on_data():
+    f = lambda x, *rest: F.interpolate(x, scale_factor=(2, 0.5), mode="bilinear")  # noqa: E731
+    for inputs in ([R(1, 2, 4, 6), None, V([1, 1, 2, 0.5], np.float32)], [R(1, 2, 4, 6), None, None, V([1, 2, 8, 3], np.int64)]):
+        run_case(Case("Resize", inputs, {"mode": "linear"}, torch=f, reference=by_torch(f), grad=[0], alloc=False, tol=1e-4))
+
+
 def test_axes_from_the_end():
     run_case(Case("Resize", [R(2, 4, 3), None, None, C([6, 5])], {"mode": "linear", "axes": [-1, 1]}, name="axes from the end", alloc=False,
                   opset=19, reference=by_torch(lambda x: F.interpolate(x[:, None], size=(5, 6), mode="bilinear")[:, 0]),
@@ -175,7 +181,6 @@ def test_refusals():
     expect_error(Case("Resize", [x, None, None, C([1, 1, -1])], {}), ValueError, "the size of axis 2 is -1")
     expect_error(Case("Resize", [x, None, C([1, 1, 2], np.float32)], {"coordinate_transformation_mode": "tf_crop_and_resize"}),
                  ValueError, "roi has 0 entries")
-    expect_error(Case("Resize", [x, None, R(3, dtype=np.float32, low=1, high=2)], {}), UnsupportedError, "depends on data")
     expect_error(Case("Resize", [R(1, 1, 0), None, None, C([1, 1, 2])], {}), ValueError, "axis 2 has no cell")
     expect_error(Case("Upsample", [x, C([1, 1, 2], np.float32)], {}), ValueError, "Upsample is not in opset 20")
     expect_error(Case("Resize", [R(1, 1, 4, dtype=np.int64), None, C([1, 1, 2], np.float32)], {"mode": "linear"}), UnsupportedError, "dtype")
