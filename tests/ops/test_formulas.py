@@ -108,7 +108,6 @@ CASES = [
         int(n), periodic=bool(p), dtype=torch.float64).numpy()) for op, w in (("HannWindow", "hann_window"), ("BlackmanWindow", "blackman_window"))
       for p in (0, 1) for n in (1, 9) if n > 1 or not p),
     flat("HammingWindow", C(8), opset=17),
-    flat("MelWeightMatrix", C(8), C(32), C(8192), C(0.0, np.float32), C(4096.0, np.float32), opset=17),
 ]
 
 
