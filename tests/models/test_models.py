@@ -143,7 +143,7 @@ def test_model(name: str, training: bool, dtype: torch.dtype) -> None:
         for (parameter, p), q in zip(eager.named_parameters(), ours.parameters(), strict=True):
             assert_same(q.grad, p.grad, f"step {k}: gradient of {parameter}", 1e-2 * largest)
         for (buffer, a), b in zip(eager.named_buffers(), ours.buffers(), strict=True):
-            assert_same(b, a, f"step {k}: buffer {buffer}")
+            assert_same(b, a, f"step {k}: buffer {buffer}", 1e-2)  # a mean of normalised entries is rounding
         for optimizer in optimizers:
             optimizer.step()
     counts = onnxtrain.stats(ours)

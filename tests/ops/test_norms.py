@@ -36,8 +36,7 @@ def instance(shape, opset=22, **options):
 
 
 def response(shape, size, name="", **attrs):
-    alpha = float(np.float32(attrs["alpha"])) if "alpha" in attrs else 1e-4  # attributes are float32
-    beta, bias = attrs.get("beta", 0.75), attrs.get("bias", 1.0)
+    alpha, beta, bias = attrs.get("alpha", 1e-4), attrs.get("beta", 0.75), attrs.get("bias", 1.0)
 
     def f(x):
         squares = F.pad(x.square().transpose(1, -1), ((size - 1) // 2, size // 2)).unfold(-1, size, 1).sum(-1).transpose(1, -1)
