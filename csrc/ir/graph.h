@@ -43,6 +43,8 @@ struct ont_value {
     uint32_t input;     /* which graph input, of kind INPUT */
     ont_use *uses;
     const ont_tensor *data; /* contents where known at build time; a NODE value keeps its node until folded */
+    bool needed;            /* an inference could not go on without its contents; for passes/infer.c */
+    bool learned;           /* its contents were given by a probe */
 };
 
 struct ont_node {

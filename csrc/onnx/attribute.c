@@ -3,17 +3,32 @@
  */
 #include "onnx/attribute.h"
 
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "onnx/tensor.h"
 
 #define KIND(name) ONNX__ATTRIBUTE_PROTO__ATTRIBUTE_TYPE__##name
 
+/*
+ * Attributes are float32, and what was written into them is mostly a short decimal: 1e-5, 0.9, 0.2. Where one of at most
+ * six digits rounds to the float, it is what was meant, and float64 arithmetic goes by it as eager PyTorch does; in
+ * float32 both are the same number.
+ */
+static double meant(float value)
+{
+    char text[32];
+    snprintf(text, sizeof text, "%.6g", (double)value);
+    double decimal = strtod(text, NULL);
+    return (float)decimal == value ? decimal : (double)value;
+}
+
 static ont_status set_floats(const Onnx__AttributeProto *proto, const char *name, ont_graph *g, ont_node *node)
 {
     double *values = ont_arena_array(&g->arena, proto->n_floats + 1, sizeof *values);
     if (!values) return ONT_ENOMEM;
-    for (size_t i = 0; i < proto->n_floats; i++) values[i] = (double)proto->floats[i];
+    for (size_t i = 0; i < proto->n_floats; i++) values[i] = meant(proto->floats[i]);
     return ont_attr_set_floats(g, node, name, values, proto->n_floats);
 }
 
@@ -59,7 +74,7 @@ ont_status ont_onnx_attribute(const Onnx__AttributeProto *proto, const char *nam
     int kind = proto->has_type ? (int)proto->type : KIND(UNDEFINED);
     switch (kind) {
     case KIND(INT): return ont_attr_set_int(g, node, name, proto->i);
-    case KIND(FLOAT): return ont_attr_set_float(g, node, name, (double)proto->f);
+    case KIND(FLOAT): return ont_attr_set_float(g, node, name, meant(proto->f));
     case KIND(STRING):
         if (proto->s.len && memchr(proto->s.data, 0, proto->s.len))
             return ont_fail(ONT_EINVAL, "%s: string attribute '%s' has a zero byte", what, name);

@@ -42,6 +42,13 @@ ont_status ont_need_input(const ont_node *node, uint32_t index, ont_value **valu
  */
 ont_status ont_const_ints(const ont_node *node, int index, const char *attr, int64_t *values, int capacity,
                           int *count) ONT_MUST_USE;
+/*
+ * Contents of input `index`. ENEEDVALUE where they are not known yet: infer() hands that on, a probe computes them and
+ * infer() is called again, with a constant in the input's place. Ask for inputs of the node only, and in expand()
+ * before anything is built. Contents that are not an input, such as a count: expand, deferred, into a node that computes
+ * them and one that has them as an input.
+ */
+ont_status ont_need_data(const ont_node *node, uint32_t index, const ont_tensor **data) ONT_MUST_USE;
 /* The one element of a constant input as double; EINVAL otherwise. */
 ont_status ont_const_scalar(const ont_node *node, uint32_t index, double *value) ONT_MUST_USE;
 
@@ -57,6 +64,7 @@ struct ont_builder {
     bool backward;      /* mark what is built */
     const ont_node *origin;
     const char *scope;  /* not NULL: nodes are named "<scope>/<name>", so that a message leads back to the model */
+    bool deferred;      /* nothing built is inferred here: for an expand() whose parts ask for contents; the walk does it */
     ont_status status;
 };
 

@@ -172,11 +172,47 @@ static PyObject *session_random(PyObject *object, void *closure)
     return PyBool_FromLong(ont_session_is_random(((ont_session_object *)object)->session));
 }
 
+/* Runs a probe, and what it computed goes to the search. */
+static ont_status run_probe(ont_session_object *self, ont_program *probe, const borrowed *in, uint64_t seed,
+                            ont_search *search)
+{
+    uint32_t n = probe->grads.n_forward_outputs;
+    ont_block **outputs = ont_calloc(n + 1, sizeof *outputs);
+    if (!outputs) return ONT_ENOMEM;
+    ont_run *run = NULL; /* stays NULL: nothing to differentiate */
+    ont_status status;
+    ont_program_ref(probe);
+    Py_BEGIN_ALLOW_THREADS
+    status = ont_run_forward(probe, ont_session_pool(self->session), in->views, seed, outputs, &run);
+    Py_END_ALLOW_THREADS
+    if (status == ONT_OK) status = ont_search_learn(self->session, search, outputs, n);
+    for (uint32_t i = 0; i < n; i++) ont_block_unref(outputs[i]);
+    ont_program_unref(probe);
+    ont_free(outputs);
+    return status;
+}
+
+/* The program of a call, after as many probes as it takes. */
+static ont_status find_program(ont_session_object *self, const borrowed *in, const uint8_t *wants, uint64_t seed,
+                               ont_program **program)
+{
+    ont_search search = {0};
+    ont_status status;
+    for (;;) {
+        status = ont_session_program(self->session, in->views, wants, &search, program);
+        if (status != ONT_OK || !(*program)->probe) break;
+        status = run_probe(self, *program, in, seed, &search);
+        if (status != ONT_OK) break;
+    }
+    ont_search_deinit(&search);
+    return status;
+}
+
 /* Runs the forward of a borrowed call; returns (outputs, Run or None). */
 static PyObject *forward_borrowed(ont_session_object *self, const borrowed *in, const uint8_t *wants, uint64_t seed)
 {
     ont_program *program;
-    ont_status status = ont_session_program(self->session, in->views, wants, &program);
+    ont_status status = find_program(self, in, wants, seed, &program);
     if (status != ONT_OK) return ont_raise(self->state, status);
     uint32_t n = program->grads.n_forward_outputs;
     ont_block **outputs = ont_calloc(n + 1, sizeof *outputs);
@@ -232,8 +268,8 @@ static PyObject *session_stats(PyObject *object, PyObject *unused)
     (void)unused;
     ont_session_stats s;
     ont_session_get_stats(((ont_session_object *)object)->session, &s);
-    return Py_BuildValue("{sK sK sd sd sn sn sI sI sn sn sn sK sK}", "programs_built", s.programs_built, "program_hits",
-                         s.program_hits, "build_seconds", s.build_seconds, "last_build_seconds", s.last_build_seconds,
+    return Py_BuildValue("{sK sK sK sK sd sd sn sn sI sI sn sn sn sK sK}", "programs_built", s.programs_built, "program_hits",
+                         s.program_hits, "probes_built", s.probes_built, "probe_runs", s.probe_runs, "build_seconds", s.build_seconds, "last_build_seconds", s.last_build_seconds,
                          "slab_bytes", (Py_ssize_t)s.slab_bytes, "slab_lower_bound", (Py_ssize_t)s.slab_lower_bound,
                          "steps", s.steps, "forward_steps", s.forward_steps, "pool_live_bytes",
                          (Py_ssize_t)s.pool.live_bytes, "pool_cached_bytes", (Py_ssize_t)s.pool.cached_bytes,

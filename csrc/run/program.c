@@ -143,13 +143,23 @@ static ont_status differentiate(ont_program *p, const uint8_t *wants)
     return ONT_OK;
 }
 
-static ont_status build(ont_program *p, const ont_graph *loaded, const ont_view *inputs, const uint8_t *wants)
+/* The graph as far as it is known becomes a program for what is asked of it. */
+static ont_status become_probe(ont_program *p, const ont_facts *facts)
+{
+    p->probe = true;
+    ONT_TRY(ont_graph_set_outputs(p->graph, facts->needs, facts->n_needs));
+    return ont_pass_dce(p->graph);
+}
+
+static ont_status build(ont_program *p, const ont_graph *loaded, const ont_view *inputs, const uint8_t *wants,
+                        ont_facts *facts)
 {
     ont_plan_step *needs;
     ONT_TRY(ont_graph_clone(loaded, &p->graph));
     ONT_TRY(specialise(p->graph, inputs));
-    ONT_TRY(ont_passes_before_grad(p->graph));
-    ONT_TRY(differentiate(p, wants));
+    ONT_TRY(ont_passes_before_grad(p->graph, facts));
+    if (facts->n_needs) ONT_TRY(become_probe(p, facts));
+    ONT_TRY(differentiate(p, p->probe ? NULL : wants));
     ONT_TRY(ont_passes_after_grad(p->graph));
     ONT_TRY(bind_steps(p, &needs));
     ONT_TRY(ont_plan_memory(p->graph, needs, p->n_steps, p->split, p->grads.n_forward_outputs, is_view, &p->arena,
@@ -158,21 +168,24 @@ static ont_status build(ont_program *p, const ont_graph *loaded, const ont_view 
     return mark_saved(p);
 }
 
-ont_status ont_program_build(const ont_graph *loaded, const ont_view *inputs, const uint8_t *wants, ont_program **program)
+ont_status ont_program_build(const ont_graph *loaded, const ont_view *inputs, const uint8_t *wants,
+                             const ont_tensor *facts, uint32_t n_facts, ont_program **program)
 {
+    ont_facts known = {.tensors = facts, .n = n_facts};
     double start = now();
     ont_program *p = ont_calloc(1, sizeof *p);
     if (!p) return ONT_ENOMEM;
     ont_arena_init(&p->arena);
     pthread_mutex_init(&p->lock, NULL);
     p->refs = 1;
-    ont_status status = build(p, loaded, inputs, wants);
+    ont_status status = build(p, loaded, inputs, wants, &known);
     if (status != ONT_OK) {
         ont_program_unref(p);
         return status;
     }
     p->build_seconds = now() - start;
-    ont_log(ONT_LOG_INFO, "program of %u steps (%u forward), slab %.1f MiB (lower bound %.1f), built in %.1f ms", p->n_steps,
+    ont_log(ONT_LOG_INFO, "%s of %u steps (%u forward), slab %.1f MiB (lower bound %.1f), built in %.1f ms",
+            p->probe ? "probe" : "program", p->n_steps,
             p->split, (double)p->plan.slab_bytes / 0x1p20, (double)p->plan.lower_bound / 0x1p20, p->build_seconds * 1e3);
     *program = p;
     return ONT_OK;
