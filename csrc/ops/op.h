@@ -176,6 +176,7 @@ enum {
     ONT_OP_RANDOM = 1 << 1, /* reads call->seed; has a unique int attribute "rng_stream" after load */
     ONT_OP_NO_GRAD = 1 << 2,/* gradient is zero or meaningless: nothing flows to any input */
     ONT_OP_NO_FOLD = 1 << 3,/* never computed at build time */
+    ONT_OP_CONTAINERS = 1 << 4, /* inputs may be sequences and optionals */
 };
 
 struct ont_op {
