@@ -84,10 +84,12 @@ void ont_build_body(ont_builder *b, const ont_node *node, const ont_graph *body,
 static ont_status condition_of(const ont_node *node, uint32_t index, bool *holds)
 {
     const ont_tensor *data;
-    ONT_TRY(ont_need_data(node, index, &data));
-    if (data->dtype != ONT_BOOL || ont_shape_count(&data->shape) != 1)
+    ont_value *v;
+    ONT_TRY(ont_need_input(node, index, &v));
+    if (v->container != ONT_TENSOR || v->dtype != ONT_BOOL || ont_shape_count(&v->shape) != 1)
         return ont_fail(ONT_EINVAL, "the condition is %s of %" PRId64 " entries, one bool is expected",
-                        ont_dtype_name(data->dtype), ont_shape_count(&data->shape));
+                        ont_dtype_name(v->dtype), ont_shape_count(&v->shape));
+    ONT_TRY(ont_need_data(node, index, &data));
     *holds = *(const uint8_t *)data->data;
     return ONT_OK;
 }
@@ -156,27 +158,21 @@ static ont_value *stack_of_none(ont_builder *b, ont_value *like, int64_t axis)
     return ont_build_done(b, node);
 }
 
+/* Known at once, so that x itself is not computed. */
 static ont_status none_infer(ont_graph *g, ont_node *node)
 {
-    (void)g;
     const ont_value *x = ont_node_in(node, 0);
     if (x->shape.rank == ONT_MAX_RANK) return ont_fail(ONT_EUNSUPPORTED, "rank %d, at most %d", x->shape.rank + 1, ONT_MAX_RANK);
     ont_shape shape = {.rank = x->shape.rank + 1};
     int axis;
     ONT_TRY(ont_shape_axis(ont_attr_int(node, "axis", 0), shape.rank, &axis));
     for (int i = 0, from = 0; i < shape.rank; i++) shape.dims[i] = i == axis ? 0 : x->shape.dims[from++];
-    return ont_infer_out(node, 0, x->dtype, &shape);
-}
-
-static const char *none_accept(const ont_node *node)
-{
-    (void)node;
-    return NULL;
-}
-
-static ont_status none_run(const ont_call *call)
-{
-    (void)call;
+    ont_tensor *data = ont_arena_alloc(&g->arena, sizeof *data);
+    void *nothing = ont_arena_alloc(&g->arena, 1);
+    if (!data || !nothing) return ONT_ENOMEM;
+    *data = (ont_tensor){x->dtype, shape, 0, nothing};
+    ONT_TRY(ont_infer_out(node, 0, x->dtype, &shape));
+    node->outputs[0]->data = data;
     return ONT_OK;
 }
 
@@ -192,6 +188,7 @@ typedef struct loop {
     uint32_t n_states, first_capture;
     int64_t limit, iteration;
     bool go_on;
+    ont_value *count;  /* NULL: no limit */
     ont_value **given; /* of the body: iteration, condition, states */
     ont_value **results;
     scanned done;
@@ -210,11 +207,16 @@ static void loop_begin(ont_builder *b, ont_node *node, loop *l)
                        l->n_states, node->n_outputs);
         return;
     }
+    if (body->n_inputs - body->n_captures != 2 + l->n_states)
+        ont_build_fail(b, ONT_EINVAL, "the body has %u inputs, %u are given", body->n_inputs - body->n_captures,
+                       2 + l->n_states);
     int count = 1;
-    if (ont_node_in(node, 0)) b->status = ont_const_ints(node, 0, NULL, &l->limit, 1, &count);
+    bool has_limit = l->first_capture > 0 && ont_node_in(node, 0), has_condition = l->first_capture > 1 && ont_node_in(node, 1);
+    if (b->status == ONT_OK && has_limit) b->status = ont_const_ints(node, 0, NULL, &l->limit, 1, &count);
     if (b->status == ONT_OK && count != 1) b->status = ont_fail(ONT_EINVAL, "the trip count has %d entries", count);
-    if (b->status == ONT_OK && ont_node_in(node, 1)) b->status = condition_of(node, 1, &l->go_on);
+    if (b->status == ONT_OK && has_condition) b->status = condition_of(node, 1, &l->go_on);
     if (b->status != ONT_OK) return;
+    l->count = has_limit ? ont_node_in(node, 0) : NULL;
     l->given = ont_arena_array(&b->graph->arena, (size_t)l->n_states + 2, sizeof *l->given);
     l->results = ont_arena_array(&b->graph->arena, (size_t)body->n_outputs + 1, sizeof *l->results);
     if (!l->given || !l->results) {
@@ -222,7 +224,7 @@ static void loop_begin(ont_builder *b, ont_node *node, loop *l)
         return;
     }
     b->deferred = true;
-    l->given[1] = ont_node_in(node, 1) ? ont_node_in(node, 1) : ont_build_scalar(b, ONT_BOOL, 1);
+    l->given[1] = has_condition ? ont_node_in(node, 1) : ont_build_scalar(b, ONT_BOOL, 1);
     for (uint32_t i = 0; i < l->n_states; i++) l->given[2 + i] = ont_node_in(node, 2 + i);
     l->done.width = body->n_outputs - 1 - l->n_states;
     for (uint32_t i = l->first_capture + body->n_captures; l->done.width && i < node->n_inputs; i += l->done.width) {
@@ -272,7 +274,7 @@ static void loop_rest(ont_builder *b, loop *l, ont_value **outputs)
         b->status = ONT_ENOMEM;
         return;
     }
-    inputs[0] = ont_node_in(l->node, 0);
+    inputs[0] = l->count;
     for (uint32_t i = 1; i < own; i++) inputs[i] = l->given[i];
     for (uint32_t i = 0; i < captured; i++) inputs[own + i] = ont_node_in(l->node, l->first_capture + i);
     if (l->done.n) memcpy(inputs + own + captured, l->done.items, l->done.n * sizeof *inputs);
@@ -469,8 +471,6 @@ static void scan8_expand(ont_builder *b, ont_node *node, ont_value **outputs)
 
 /* ---- descriptors ---- */
 
-static const ont_kernel none_kernels[] = {{.name = "stack_of_none", .accept = none_accept, .run = none_run}};
-
 #define CONTROL(symbol, domain_, name_, since_, min_, attributes_, expand_) \
     const ont_op ont_op_##symbol = {.domain = domain_, .name = name_, .since = since_, .min_inputs = min_, \
                                     .max_inputs = UINT32_MAX, .flags = ONT_OP_CONTAINERS, .attributes = attributes_, \
@@ -482,5 +482,4 @@ CONTROL(Scan, "", "Scan", 9, 1, "body:g num_scan_inputs:i scan_input_axes:I scan
                                 "scan_output_directions:I rng_salt:i", scan_expand);
 CONTROL(Scan8, "", "Scan", 8, 2, "body:g num_scan_inputs:i directions:I rng_salt:i", scan8_expand);
 const ont_op ont_op_StackOfNone = {.domain = ONT_DOMAIN, .name = "StackOfNone", .since = 1, .min_inputs = 1, .max_inputs = 1,
-                                   .flags = ONT_OP_NO_GRAD, .attributes = "axis:i", .infer = none_infer,
-                                   ONT_KERNELS(none_kernels)};
+                                   .flags = ONT_OP_NO_GRAD, .attributes = "axis:i", .infer = none_infer};
