@@ -32,7 +32,7 @@ static void log_to_python(ont_log_level level, const char *line)
     PyErr_Fetch(&type, &value, &trace);
     PyObject *logging = PyImport_ImportModule("logging");
     PyObject *logger = logging ? PyObject_CallMethod(logging, "getLogger", "s", "onnxtrain") : NULL;
-    PyObject *result = logger ? PyObject_CallMethod(logger, "log", "iss", (int)level, "%s", line) : NULL;
+    PyObject *result = logger ? PyObject_CallMethod(logger, "log", "isN", (int)level, "%s", ont_text(line)) : NULL;
     Py_XDECREF(result);
     Py_XDECREF(logger);
     Py_XDECREF(logging);

@@ -260,7 +260,7 @@ REFUSED = {
                                "no name"),
     "attribute without type": (lambda: attribute(i=1), "EINVAL", "node 0", "'a'", "no type"),
     "tensor attribute without tensor": (lambda: attribute(type=4), "EINVAL", "node 0", "'a'", "no tensor"),
-    "subgraph": (lambda: attribute(type=5), "EUNSUPPORTED", "node 0", "'a'", "subgraph"),
+    "subgraph": (lambda: attribute(type=5), "EINVAL", "node 0", "a: ", "has no graph"),
     "sparse attribute": (lambda: attribute(type=11), "EUNSUPPORTED", "node 0", "'a'", "sparse"),
     "reference outside a function": (lambda: attribute(type=2, ref_attr_name="r"), "EINVAL", "node 0", "'r'"),
     "too many attributes": (lambda: edited(lambda m: m.graph.node[0].attribute.extend(
@@ -317,6 +317,19 @@ def test_refused_in_python(name):
         _C.Session(bytes_of(name))
     assert all(part in str(caught.value) for part in parts), caught.value
     assert not isinstance(caught.value, UnicodeError)
+
+
+def test_text_that_is_no_utf8():
+    """Bytes of a string attribute that are no text, and a message that is cut within a character."""
+    node = helper.make_node("Cast", ["x"], ["y"], to=TensorProto.DOUBLE)
+    node.attribute.append(onnx.AttributeProto(name="round_mode", type=onnx.AttributeProto.STRING, s=b"a\x80b"))
+    session = _C.Session(model([node], [value("x", [1])], [value("y", [1], TensorProto.DOUBLE)], opset=24).SerializeToString())
+    assert "a\ufffdb" in session.text()
+    for shift in "", "x":
+        name = shift + "\u00e9" * 4000
+        with pytest.raises(ValueError, match="\u00e9\u00e9") as caught:
+            _C.Session(model([helper.make_node("Relu", [name], ["y"])], [value("x", [1])], [value("y", [1])]).SerializeToString())
+        assert not isinstance(caught.value, UnicodeError)
 
 
 def test_functions_that_multiply(check):
