@@ -128,6 +128,10 @@ def disable_kernels(names: Sequence[str]) -> None:
     """Kernels with these names, or "Op:kernel" for the nodes of one operator, decline from now on (tests compare each
     kernel with the reference). Programs already built keep theirs."""
 
+def disable_passes(names: Sequence[str]) -> None:
+    """Optional passes with these names are skipped from now on, as by ONNXTRAIN_DISABLE=name,... when the process starts.
+    Programs already built stay as they are."""
+
 def set_timing(on: bool) -> None:
     """Whether runs note when each of their steps begins and ends, for Session.timeline()."""
 

@@ -17,6 +17,7 @@ typedef struct ont_op ont_op;
 typedef struct ont_kernel ont_kernel;
 typedef struct ont_call ont_call;
 typedef struct ont_builder ont_builder;
+typedef struct ont_tile_step ont_tile_step; /* ops/tile.h */
 
 /* ---- shape inference ---------------------------------------------------------------------------------------- */
 
@@ -196,6 +197,8 @@ struct ont_op {
     ont_infer_fn infer;
     ont_grad_fn grad;   /* NULL without NO_GRAD: asking for it is EUNSUPPORTED */
     ont_expand_fn expand; /* or NULL */
+    /* Elementwise operators: fills the step, operands apart, that the node may become in a fused group; false: it may not. */
+    bool (*tile)(const ont_node *node, ont_tile_step *step);
     const ont_kernel *kernels;
     uint32_t n_kernels;
 };

@@ -44,6 +44,9 @@ ont_status ont_pass_dce(ont_graph *g) ONT_MUST_USE;
 /* Puts Casts around nodes that have no kernel for their dtypes but one for wider ones; see widen.c. */
 ont_status ont_pass_widen(ont_graph *g) ONT_MUST_USE;
 
+/* Makes one node of elementwise nodes of one shape that feed each other; after differentiation. See fuse_elementwise.c. */
+ont_status ont_pass_fuse_elementwise(ont_graph *g) ONT_MUST_USE;
+
 /* Merges nodes of equal operator, attributes and inputs; random ones are left alone. */
 ont_status ont_pass_cse(ont_graph *g) ONT_MUST_USE;
 
