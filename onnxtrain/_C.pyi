@@ -39,7 +39,9 @@ class Session:
             seed: key of the counter-based generator that dropout uses in this run.
 
         Returns:
-            The outputs, and the run to call backward() on; None where no output depends on a masked input.
+            The outputs, and the run to call backward() on; None where no output depends on a masked input. An output of the
+            graph that is a sequence comes as a list, an optional without element as None; backward() counts the items of
+            lists as outputs of their own.
 
         Raises:
             ValueError, TypeError: a tensor does not fit; the message names the input.
@@ -47,7 +49,8 @@ class Session:
         """
 
     def stats(self) -> dict[str, Any]:
-        """Counts and seconds: programs built, cache hits, build seconds, planned bytes and their lower bound."""
+        """Counts and seconds: programs built, cache hits, build seconds, planned bytes and their lower bound. Where shapes
+        depend on contents, probe_runs is how often programs ran that compute those contents, and probes_built how many."""
 
     def text(self, stage: str = "loaded") -> str:
         """The graph as ONNX-style text: "loaded", or "program" for the latest specialised one."""

@@ -178,6 +178,7 @@ enum {
     ONT_OP_NO_GRAD = 1 << 2,/* gradient is zero or meaningless: nothing flows to any input */
     ONT_OP_NO_FOLD = 1 << 3,/* never computed at build time */
     ONT_OP_GRADIENT = 1 << 4,/* stands for derivatives within the graph: the inference walk puts them in its place */
+    ONT_OP_CONTAINERS = 1 << 5, /* inputs may be sequences and optionals */
 };
 
 struct ont_op {

@@ -31,6 +31,13 @@ typedef struct ont_facts {
 
 ont_status ont_pass_infer_facts(ont_graph *g, ont_facts *facts) ONT_MUST_USE;
 
+/*
+ * Takes sequences and optionals among the graph's outputs apart: their items stand there instead. counts, one per output
+ * as they were: ONT_RESULT_TENSOR, ONT_RESULT_NONE (an optional without element), or the length of a sequence.
+ */
+enum { ONT_RESULT_TENSOR = -1, ONT_RESULT_NONE = -2 };
+ont_status ont_pass_flatten(ont_graph *g, int32_t *counts) ONT_MUST_USE;
+
 /* Removes nodes whose outputs nobody reads, and drops optional outputs (from the second on) that nobody reads. */
 ont_status ont_pass_dce(ont_graph *g) ONT_MUST_USE;
 

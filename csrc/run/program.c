@@ -151,6 +151,19 @@ static ont_status become_probe(ont_program *p, const ont_facts *facts)
     return ont_pass_dce(p->graph);
 }
 
+/* Outputs that are sequences or optionals become their items; the caller puts them together again. */
+static ont_status flatten_results(ont_program *p)
+{
+    bool any = false;
+    uint32_t n = p->graph->n_outputs;
+    for (uint32_t i = 0; i < n; i++) any |= p->graph->outputs[i]->container != ONT_TENSOR;
+    if (!any) return ONT_OK;
+    p->n_results = n;
+    p->result_counts = ont_arena_array(&p->arena, n, sizeof *p->result_counts);
+    if (!p->result_counts) return ONT_ENOMEM;
+    return ont_pass_flatten(p->graph, p->result_counts);
+}
+
 static ont_status build(ont_program *p, const ont_graph *loaded, const ont_view *inputs, const uint8_t *wants,
                         ont_facts *facts)
 {
@@ -158,7 +171,7 @@ static ont_status build(ont_program *p, const ont_graph *loaded, const ont_view 
     ONT_TRY(ont_graph_clone(loaded, &p->graph));
     ONT_TRY(specialise(p->graph, inputs));
     ONT_TRY(ont_passes_before_grad(p->graph, facts));
-    if (facts->n_needs) ONT_TRY(become_probe(p, facts));
+    ONT_TRY(facts->n_needs ? become_probe(p, facts) : flatten_results(p));
     ONT_TRY(differentiate(p, p->probe ? NULL : wants));
     ONT_TRY(ont_passes_after_grad(p->graph));
     ONT_TRY(bind_steps(p, &needs));

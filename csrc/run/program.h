@@ -42,6 +42,8 @@ typedef struct ont_program {
     double (*times)[2];             /* per step: when it began and ended in the latest timed run, in seconds */
     uint8_t *saved_inputs;          /* per forward input: backward reads it */
     uint8_t *saved_outputs;         /* per forward output: backward reads its block */
+    int32_t *result_counts;         /* per output of the loaded graph, see ont_pass_flatten(); NULL: all are tensors */
+    uint32_t n_results;
     bool probe;                     /* computes what must be known before the real program can be built */
     double build_seconds;
     uint64_t last_used;

@@ -14,11 +14,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from harness import OURS, Case, R, call, expect_error, run_case, session_of  # noqa: E402
 from onnxtrain import _C  # noqa: E402
 
-KINDS = {"INT": "i", "FLOAT": "f", "STRING": "s", "TENSOR": "t", "GRAPH": "g", "INTS": "I", "FLOATS": "F", "STRINGS": "S"}
+KINDS = {"INT": "i", "FLOAT": "f", "STRING": "s", "TENSOR": "t", "GRAPH": "g", "INTS": "I", "FLOATS": "F", "STRINGS": "S",
+         "TYPE_PROTO": "i"}  # of a type the loader keeps the element's dtype
 # Of the specification, and refused: to leave it out of account would give other numbers than the model asks for.
 REFUSED: dict[tuple[str, str], str] = {}
 # Ours, on operators of the specification: set by the loader or by a pass.
-OWN = {("BatchNormalization", "saves_statistics"), *((op["name"], "rng_stream") for op in _C.operators() if op["random"])}
+OWN = {("BatchNormalization", "saves_statistics"), *((op["name"], "rng_stream") for op in _C.operators() if op["random"]),
+       *((name, "rng_salt") for name in ("If", "Loop", "Scan", "SequenceMap"))}
 
 
 def declared(op: dict) -> dict[str, str]:
