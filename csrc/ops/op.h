@@ -31,6 +31,8 @@ typedef ont_status (*ont_infer_fn)(ont_graph *g, ont_node *node);
 ont_status ont_infer_out(ont_node *node, uint32_t index, ont_dtype dtype, const ont_shape *shape) ONT_MUST_USE;
 /* out(0) has the dtype and shape of in(0): unary elementwise operators need nothing else. */
 ont_status ont_infer_same(ont_graph *g, ont_node *node) ONT_MUST_USE;
+/* out(0) has the dtype of in(0) and the shape that the attribute "shape" states. */
+ont_status ont_infer_stated(ont_graph *g, ont_node *node) ONT_MUST_USE;
 /* out(0) is the broadcast of all inputs, whose dtypes must agree; and the same with bool result. */
 ont_status ont_infer_broadcast(ont_graph *g, ont_node *node) ONT_MUST_USE;
 ont_status ont_infer_compare(ont_graph *g, ont_node *node) ONT_MUST_USE;
@@ -179,6 +181,8 @@ enum {
     ONT_OP_NO_FOLD = 1 << 3,/* never computed at build time */
     ONT_OP_GRADIENT = 1 << 4,/* stands for derivatives within the graph: the inference walk puts them in its place */
     ONT_OP_CONTAINERS = 1 << 5, /* inputs may be sequences and optionals */
+    /* Of our domain, and a model may name it. The others there are made by passes and trust their operands: refused. */
+    ONT_OP_MODEL = 1 << 6,
 };
 
 struct ont_op {
