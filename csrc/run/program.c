@@ -177,6 +177,37 @@ ont_status ont_program_build(const ont_graph *loaded, const ont_view *inputs, co
     return ONT_OK;
 }
 
+/* The concrete shapes of a program as views without data. */
+static void views_of(const ont_program *p, ont_view *views, uint8_t *wants)
+{
+    for (uint32_t i = 0; i < p->grads.n_forward_inputs; i++) {
+        const ont_value *v = p->graph->inputs[i];
+        views[i] = (ont_view){.dtype = v->dtype, .rank = v->shape.rank, .dims = v->shape.dims};
+        wants[i] = p->differentiable && p->grads.grad_output[i] >= 0;
+    }
+}
+
+ont_status ont_program_stage(const ont_program *p, const ont_graph *loaded, bool differentiated, ont_graph **graph)
+{
+    ont_program scratch = {0};
+    ont_status status = ONT_ENOMEM;
+    ont_view *views = ont_calloc(p->grads.n_forward_inputs + 1, sizeof *views);
+    uint8_t *wants = ont_calloc(p->grads.n_forward_inputs + 1, 1);
+    if (!views || !wants) goto done;
+    views_of(p, views, wants);
+    ONT_TRYGOTO(status, done, ont_graph_clone(loaded, &scratch.graph));
+    ONT_TRYGOTO(status, done, specialise(scratch.graph, views));
+    ONT_TRYGOTO(status, done, ont_passes_before_grad(scratch.graph));
+    if (differentiated) ONT_TRYGOTO(status, done, differentiate(&scratch, wants));
+    *graph = scratch.graph;
+    scratch.graph = NULL;
+done:
+    ont_graph_destroy(scratch.graph);
+    ont_free(wants);
+    ont_free(views);
+    return status;
+}
+
 ont_program *ont_program_ref(ont_program *program)
 {
     __atomic_fetch_add(&program->refs, 1, __ATOMIC_RELAXED);

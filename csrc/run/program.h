@@ -53,6 +53,12 @@ typedef struct ont_program {
 /* Takes its own copy of `loaded`, whose constants' contents it shares: `loaded` must outlive it. */
 ont_status ont_program_build(const ont_graph *loaded, const ont_view *inputs, const uint8_t *wants,
                              ont_program **program) ONT_MUST_USE;
+/*
+ * What the graph of a program was on the way: specialised and folded, and, where asked for, differentiated, before the
+ * passes that follow. For save_onnx; built anew, the caller's to destroy.
+ */
+ont_status ont_program_stage(const ont_program *program, const ont_graph *loaded, bool differentiated,
+                             ont_graph **graph) ONT_MUST_USE;
 ont_program *ont_program_ref(ont_program *program);
 void ont_program_unref(ont_program *program);
 

@@ -82,6 +82,11 @@ class Fallback:
         return not self.policy & FallbackPolicy.FALLBACK_DISABLE and bool(self.policy & reason)
 
     @property
+    def enabled(self) -> bool:
+        """Whether anything may run in PyTorch."""
+        return any(self.allows(reason) for reason in self._RAISED)
+
+    @property
     def forced(self) -> bool:
         force = FallbackPolicy.FALLBACK_FORCE_TORCH_FORWARD | FallbackPolicy.FALLBACK_FORCE_TORCH_BACKWARD
         return bool(self.policy & force)

@@ -13,12 +13,11 @@ from onnxtrain._export.attributes import State
 from onnxtrain._export.rewrite import Untraceable
 from onnxtrain.export import ArgumentError, ExportError, export
 from onnxtrain.ortmodule import _announce
-from onnxtrain.ortmodule._debug import DebugOptions
+from onnxtrain.ortmodule._debug import STAGES, DebugOptions
 from onnxtrain.ortmodule._fallback import Fallback, FallbackPolicy, ORTModuleTorchModelException
 from onnxtrain.ortmodule._program import Program, StaleError
 from onnxtrain.ortmodule._verify import TOLERANCE, compare, verify
 
-_log = logging.getLogger("onnxtrain")
 _OWN = frozenset(("_module", "_debug", "_programs", "_counters", "_fallback", "_fallen", "_announced"))
 MAX_PROGRAMS = 32  # exports kept per schema; the one that was made first goes
 MAX_STATES = 8  # exports of one schema because of attributes that change; the next such change is a fallback
@@ -105,11 +104,13 @@ class ORTModule(torch.nn.Module):
         tensors = leaves if spec is None else [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         for program in programs:
             if program.guards(tensors) is None and program.changed() is None:
+                if program.steps < self._debug.verify:
+                    self._debug.log(logging.WARNING, "%s", verify(self._module, program.exported, args, kwargs))
                 try:
                     result = program(leaves, grad_enabled)
                 except StaleError as error:
                     programs.remove(program)
-                    _log.warning("ORTModule: %s: exporting again", error)
+                    self._debug.log(logging.WARNING, "ORTModule: %s: exporting again", error)
                     break
                 except UnsupportedError as error:
                     self._fall_back(key, FallbackPolicy.FALLBACK_UNSUPPORTED_ONNX_MODEL, str(error), error, program.exported.state)
@@ -137,8 +138,8 @@ class ORTModule(torch.nn.Module):
                             f"again {reason}", None, None)
             return self._in_torch(args, kwargs)
         if reason:
-            _log.warning("ORTModule: %s, so the export at hand does not fit: exporting again%s", reason,
-                         ", this call runs in PyTorch" if size else "")
+            self._debug.log(logging.WARNING, "ORTModule: %s, so the export at hand does not fit: exporting again%s", reason,
+                            ", this call runs in PyTorch" if size else "")
         try:
             self._check_device(tensors)
         except UnsupportedError as error:
@@ -150,7 +151,11 @@ class ORTModule(torch.nn.Module):
         for exporter in ("dynamo", "torchscript") if choice == "auto" else (choice,):
             try:
                 program = self._program(exporter, args, kwargs, failures)
+                if self._debug.verify and not size:
+                    self._debug.log(logging.WARNING, "%s", verify(self._module, program.exported, args, kwargs))
                 result = None if size else program(leaves, grad_enabled)
+                if self._debug.save_onnx:
+                    self._save(program, key.training)
             except (ExportError, UnsupportedError, StaleError) as error:
                 failures.append((exporter, error))
                 if isinstance(error.__cause__, Untraceable) or isinstance(error, ArgumentError):
@@ -179,8 +184,6 @@ class ORTModule(torch.nn.Module):
         opset = options.read("ORTMODULE_ONNX_OPSET_VERSION")
         exported = export(self._module, args, kwargs, training=self._module.training, opset=opset, exporter=exporter)
         _report.count(self._counters, exports=1, export_seconds=exported.seconds.get("total", 0.0))
-        if self._debug.save_onnx:
-            self._debug.write_model(exported.model, "torch_exported", self._module.training and torch.is_grad_enabled())
         program = Program(self._module, exported)
         _report.count(self._counters, build_seconds=program.build_seconds)
         if exported.needs_verification:
@@ -191,21 +194,27 @@ class ORTModule(torch.nn.Module):
                     f"{worst[1]:.1e} of its largest entry."
                 )
             exported.notes.append("Outputs and every gradient of one batch were equal to eager PyTorch's.")
-        elif self._debug.verify:
-            _log.warning("%s", verify(self._module, exported, args, kwargs))
         if failures:
             exported.notes.append(f"The {exporter} exporter was used, because: {failures[0][1]}")
         return program
 
+    def _save(self, program: Program, training: bool) -> None:
+        """Every stage that there is; where this call runs in PyTorch there is no program yet."""
+        self._debug.write_model(program.exported.model, STAGES[0], training)
+        self._debug.write_model(program.session.save(STAGES[1]), STAGES[1], training)
+        if program.steps:
+            for stage in STAGES[2:]:
+                self._debug.write_model(program.session.save(stage), stage, training)
+
     def _announce(self, key: Key, program: Program, failures: list[tuple[str, Exception]]) -> None:
         if failures:
-            _log.warning("ORTModule: %s: exported with the %s exporter, because: %s", type(self._module).__name__,
-                         program.exported.exporter, failures[0][1])
+            self._debug.log(logging.WARNING, "ORTModule: %s: exported with the %s exporter, because: %s",
+                            type(self._module).__name__, program.exported.exporter, failures[0][1])
         for note in program.exported.notes:
-            _log.info("ORTModule: %s", note)
+            self._debug.log(logging.INFO, "ORTModule: %s", note)
         if key.training not in self._announced:
             self._announced.add(key.training)
-            _announce.ready(type(self._module).__name__, key.training, program, self._debug)
+            _announce.ready(type(self._module).__name__, key.training, program, self._debug, self._fallback)
 
     def _check_device(self, tensors: list[torch.Tensor]) -> None:
         for tensor in (*tensors, *self._module.parameters(), *self._module.buffers()):
@@ -233,7 +242,8 @@ class ORTModule(torch.nn.Module):
         self._fallen[key] = Fallen(text, state, 1 if before is None else before.tries + 1)
         if before is None or before.reason != text and before.tries < MAX_TRIES:
             self._counters.reasons.append(text)
-            _log.warning(
+            self._debug.log(
+                logging.WARNING,
                 "ORTModule: %s runs in PyTorch, not in the onnxtrain engine, for this kind of call: %s. Results are "
                 "PyTorch's own, nothing is faster. ORTMODULE_FALLBACK_POLICY=FALLBACK_DISABLE makes this an error; "
                 "onnxtrain.explain(model) lists what ran where.", type(self._module).__name__, text)

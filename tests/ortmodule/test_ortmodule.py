@@ -443,18 +443,6 @@ def test_out_of_range_index_is_an_index_error():
     assert model(torch.tensor([0, 1])).shape == (2, 3)
 
 
-def test_debug_options(tmp_path, caplog):
-    for kwargs, error in (({"log_level": 3}, TypeError), ({"onnx_prefix": 3}, TypeError), ({"save_onnx": True}, ValueError),
-                          ({"save_onnx": True, "onnx_prefix": "m", "save_path": str(tmp_path / "no")}, OSError)):
-        with pytest.raises(error):
-            DebugOptions(**kwargs)
-    options = DebugOptions(LogLevel.WARNING, save_onnx=True, onnx_prefix="mlp", save_path=str(tmp_path), verify=True)
-    with caplog.at_level(logging.WARNING, "onnxtrain"):
-        ORTModule(models.MLP(), options)(torch.randn(2, 12))
-    assert (tmp_path / "mlp_torch_exported_training.onnx").exists()
-    assert "equal to eager" in caplog.text and "grad fc1.weight" in caplog.text
-
-
 def test_every_environment_variable_changes_something(monkeypatch, tmp_path, caplog):
     from onnxtrain import options
 
