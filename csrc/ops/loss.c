@@ -270,10 +270,12 @@ static const ont_kernel grad_kernels[] = {
 
 #define LOSS_OP(name_, since_) \
     const ont_op ont_op_##name_ = {.domain = "", .name = #name_, .since = since_, .min_inputs = 2, .max_inputs = 3, \
-                                   .nondiff_inputs = 6, .infer = loss_infer, .grad = loss_grad, ONT_KERNELS(loss_kernels)}
+                                   .nondiff_inputs = 6, .attributes = "ignore_index:i reduction:s", .infer = loss_infer, \
+                                   .grad = loss_grad, ONT_KERNELS(loss_kernels)}
 #define LOSS_GRAD_OP(name_) \
     const ont_op ont_op_##name_ = {.domain = ONT_DOMAIN, .name = #name_, .since = 1, .min_inputs = 4, .max_inputs = 4, \
-                                   .infer = grad_infer, ONT_KERNELS(grad_kernels)}
+                                   .attributes = "ignore_index:i reduction:s", .infer = grad_infer, \
+                                   ONT_KERNELS(grad_kernels)}
 LOSS_OP(SoftmaxCrossEntropyLoss, 12);
 LOSS_OP(NegativeLogLikelihoodLoss, 12);
 LOSS_GRAD_OP(SoftmaxCrossEntropyGrad);

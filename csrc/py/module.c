@@ -11,6 +11,7 @@
 #include "base/parallel.h"
 #include "device/gemm.h"
 #include "passes/pipeline.h"
+#include "run/run.h"
 #include "simd/simd.h"
 
 #ifndef ONT_VERSION
@@ -39,6 +40,15 @@ static void log_to_python(ont_log_level level, const char *line)
     PyGILState_Release(gil);
 }
 
+static PyObject *set_timing(PyObject *module, PyObject *args)
+{
+    (void)module;
+    int on;
+    if (!PyArg_ParseTuple(args, "p:set_timing", &on)) return NULL;
+    ont_run_set_timing(on);
+    Py_RETURN_NONE;
+}
+
 static PyObject *set_log_level(PyObject *module, PyObject *args)
 {
     (void)module;
@@ -63,10 +73,12 @@ static PyObject *operators(PyObject *module, PyObject *unused)
             Py_XDECREF(name);
         }
         PyObject *item = !kernels ? NULL
-                                  : Py_BuildValue("{ss ss si sN sN sN sN}", "domain", all[i]->domain, "name", all[i]->name,
+                                  : Py_BuildValue("{ss ss si sN sN sN sN sN sz}", "domain", all[i]->domain, "name", all[i]->name,
                                                   "since", all[i]->since, "grad", PyBool_FromLong(all[i]->grad != NULL),
-                                                  "view", PyBool_FromLong(all[i]->flags & ONT_OP_VIEW), "random",
-                                                  PyBool_FromLong(all[i]->flags & ONT_OP_RANDOM), "kernels", kernels);
+                                                  "view", PyBool_FromLong(all[i]->flags & ONT_OP_VIEW), "expands",
+                                                  PyBool_FromLong(all[i]->expand != NULL), "random",
+                                                  PyBool_FromLong(all[i]->flags & ONT_OP_RANDOM), "kernels", kernels, "attributes",
+                                                  all[i]->attributes);
         if (!item || PyList_Append(list, item) < 0) Py_CLEAR(list);
         Py_XDECREF(item);
     }
@@ -155,6 +167,7 @@ static PyMethodDef methods[] = {
     {"disable_kernels", disable_kernels, METH_VARARGS, "disable_kernels(names): they decline from now on"},
     {"live_blocks", live_blocks, METH_NOARGS, "live_blocks() -> heap blocks now allocated"},
     {"fail_allocation_after", fail_allocation_after, METH_VARARGS, "fail_allocation_after(countdown) -> fired before"},
+    {"set_timing", set_timing, METH_VARARGS, "set_timing(on): runs note when their steps begin and end"},
     {"set_log_level", set_log_level, METH_VARARGS, "set_log_level(level): lines below it are not made"},
     {NULL, NULL, 0, NULL},
 };

@@ -159,7 +159,11 @@ def make_tensor(torch, dtype: str, dims, symbols: dict):
         count *= size
     if count > 1 << 16:
         raise ValueError("too large for the fuzz")
-    kind = getattr(torch, {"float": "float32", "double": "float64"}.get(dtype, dtype))
+    if dtype.startswith("float8"):
+        dtype = dtype.replace("float8", "float8_") + ("fnu" if dtype.endswith("e8m0") else "")
+    carriers = {"int4": "int8", "int2": "int8", "uint4": "uint8", "uint2": "uint8", "float4e2m1": "uint8",
+                "float6e2m3": "uint8", "float6e3m2": "uint8"}
+    kind = getattr(torch, {"float": "float32", "double": "float64", **carriers}.get(dtype, dtype))
     return torch.randn(sizes).to(kind) if kind.is_floating_point else torch.randint(0, 2, sizes).to(kind)
 
 
@@ -168,7 +172,7 @@ def exercise(torch, core, data: bytes) -> None:
     session.text()
     symbols: dict = {}
     tensors = [make_tensor(torch, dtype, dims, symbols) for _, dtype, dims in session.inputs]
-    mask = bytes(t.is_floating_point() for t in tensors)
+    mask = bytes(t.is_floating_point() and t.element_size() > 1 for t in tensors)
     outputs, run = session.forward(tensors, mask, 1)
     session.text("program")
     if run is None:

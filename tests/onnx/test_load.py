@@ -240,7 +240,7 @@ REFUSED = {
                          "2 entries", "3"),
     "wrong typed field": (lambda: initializer(dims=[1], int32_data=[1]), "EINVAL", "initializer 'w'", "float_data"),
     "unknown dtype": (lambda: initializer(dims=[1], data_type=77), "EINVAL", "initializer 'w'", "77"),
-    "float8": (lambda: initializer(dims=[1], data_type=17), "EUNSUPPORTED", "initializer 'w'", "17"),
+    "strings": (lambda: initializer(dims=[1], data_type=8), "EUNSUPPORTED", "initializer 'w'", "8"),
     "nameless initializer": (lambda: initializer(name="", dims=[1], float_data=[1.0]), "EINVAL", "initializer",
                              "no name"),
     "external data": (lambda: initializer(dims=[1], data_location=1), "EUNSUPPORTED", "initializer 'w'", "external"),
