@@ -25,10 +25,10 @@ import torch.utils.checkpoint
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from onnxtrain._export import attributes
+from onnxtrain._export import attributes, exclusive
 from onnxtrain._export import graph as onnx_graph
 from onnxtrain._export import guards as shape_guards
-from onnxtrain._export import rewrite, sizes, state
+from onnxtrain._export import rewrite, sizes, state, trees
 
 SMALL_CONSTANT = 1024  # elements; larger constants become graph inputs
 DYNAMO_OPSETS = (18, 22)
@@ -129,7 +129,7 @@ class _Flat(torch.nn.Module):
         traced, module = self.traced, self.module
         held = attributes.containers(module)
         with state.no_hidden_draws(), rewrite.Rewrite(barriers), attributes.recording(traced.record):
-            results, traced.out_spec = pytree.tree_flatten(module(*args, **kwargs))
+            results, traced.out_spec = trees.flatten(module(*args, **kwargs))
         if (lost := attributes.changed_container(held)) is not None:
             raise rewrite.Untraceable(
                 f"The module changes its {type(getattr(*lost)).__name__} {lost[1]!r} in place inside forward; a graph would "
@@ -154,7 +154,7 @@ def _assigned(module: torch.nn.Module, traced: _Traced) -> list[Tensor]:
             continue  # made by forward itself; no change; an output already
         if value is attributes.ABSENT or any(isinstance(v, (torch.nn.Module, torch.nn.Parameter)) for v in (value, before)):
             raise rewrite.Untraceable(f"The module exchanges its {name!r} inside forward; a graph would lose that.")
-        leaves, spec = pytree.tree_flatten(value)
+        leaves, spec = trees.flatten(value)
         where = tuple(i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor))
         constants = {i: _concrete(leaf) for i, leaf in enumerate(leaves) if i not in where}
         traced.assignments.append(Assignment(names[child], name, spec, constants, where))
@@ -214,11 +214,11 @@ def _run(
     used = min(max(opset, opsets[0]), opsets[1])
     if used != opset:
         notes.append(f"opset {opset} was asked for; this exporter has {opsets[0]} to {opsets[1]}, and {used} is used.")
-    leaves, spec = pytree.tree_flatten((args, kwargs))
+    leaves, spec = trees.flatten((args, kwargs))
     flat = _Flat(module, leaves, spec, barriers=exporter == "torchscript")
     start = time.perf_counter()
     try:
-        with state.unchanged(module), state.random_unchanged(), rewrite.patched(module, notes), _quiet():
+        with exclusive.exclusive(), state.unchanged(module), state.random_unchanged(), rewrite.patched(module, notes), _quiet():
             _refuse_lost(module, leaves)
             if module.training != training:
                 module.train(training)
@@ -310,12 +310,14 @@ def _reason(error: BaseException, exporter: str) -> str:
 def _names(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
     """A name for each leaf that is a tensor, after the parameters of forward."""
     try:
-        bound = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+        inspect.signature(module.forward).bind(*args, **kwargs)
         flat, _ = pytree.tree_flatten_with_path((args, kwargs))
         positional = [name for name, value in inspect.signature(module.forward).parameters.items()
                       if value.kind in (value.POSITIONAL_ONLY, value.POSITIONAL_OR_KEYWORD)]
     except TypeError:
-        bound, flat, positional = {}, pytree.tree_flatten_with_path((args, kwargs))[0], []
+        flat, positional = pytree.tree_flatten_with_path((args, kwargs))[0], []
+    except ValueError:  # a container that was registered without names for its parts
+        return [f"input_{i}" for i, leaf in enumerate(pytree.tree_leaves((args, kwargs))) if isinstance(leaf, Tensor)]
     names = []
     for path, leaf in flat:
         if not isinstance(leaf, Tensor):

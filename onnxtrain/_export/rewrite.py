@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
+from onnxtrain._export.exclusive import here, only_here
 from onnxtrain._export.state import replaced
 
 DOMAIN = "ai.onnxtrain"
@@ -513,14 +514,16 @@ def patched(module: torch.nn.Module, notes: list[str]) -> Iterator[None]:
         # It would compare a mask's values. Without a hint the mask is applied as it stands, which is never wrong.
         return False if is_causal is None else detect(mask, is_causal, size)
 
+    generator = "_checkpoint_without_reentrant_generator"
+    checkpoint = getattr(torch.utils.checkpoint, generator)
     fastpath = torch.backends.mha.get_fastpath_enabled()
     with contextlib.ExitStack() as stack:
         for name, function in _PATCHES.items():
-            stack.enter_context(replaced(F, name, function))
-        stack.enter_context(replaced(transformer, "_detect_is_causal_mask", hinted))
+            stack.enter_context(replaced(F, name, only_here(function, getattr(F, name))))
+        stack.enter_context(replaced(transformer, "_detect_is_causal_mask", only_here(hinted, detect)))
         stack.enter_context(replaced(torch.autograd.Function, "apply", classmethod(_applier(notes))))
         stack.enter_context(
-            replaced(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", _inlined_checkpoint(notes))
+            replaced(torch.utils.checkpoint, generator, only_here(_inlined_checkpoint(notes), checkpoint))
         )
         stack.callback(torch.backends.mha.set_fastpath_enabled, fastpath)
         torch.backends.mha.set_fastpath_enabled(False)  # its fused operators have no translation and no gradient
@@ -532,6 +535,8 @@ def _applier(notes: list[str]) -> Callable[..., Any]:
     original = torch.autograd.Function.__dict__["apply"].__func__
 
     def apply(cls, *args, **kwargs):
+        if not here():
+            return original(cls, *args, **kwargs)
         if cls is torch.utils.checkpoint.CheckpointFunction:
             run, _preserve_rng_state, *rest = args
             _note_checkpoint(notes)

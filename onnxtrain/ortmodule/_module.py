@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import types
+import warnings
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
 
 from onnxtrain import UnsupportedError, _C, _report, options
+from onnxtrain._export import exclusive, trees
 from onnxtrain._export.attributes import State
 from onnxtrain._export.rewrite import Untraceable
 from onnxtrain.export import ArgumentError, ExportError, export
@@ -79,16 +82,25 @@ class ORTModule(torch.nn.Module):
         self._counters = _report.Counters()
         self._module = module
         self._programs: dict[Key, list[Program]] = {}
-        self._fallen: dict[Key, Fallen] = {}
+        self._fallen: dict[Key | str, Fallen] = {}
         self._announced: set[bool] = set()
         self.__dict__["training"] = module.training
+        for store in ("_parameters", "_buffers", "_modules"):  # the very dicts: torch's own walks find everything here
+            self.__dict__[store] = module.__dict__[store]
+        _warn_of_collisions(module)
 
     # ---- running ----
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own forward: same arguments, same result."""
+        if exclusive.owner is not None:
+            if exclusive.here():
+                return self._module(*args, **kwargs)  # a part of what is being exported
+            exclusive.wait()
         if self._fallback.forced:
             return self._in_torch(args, kwargs)
+        if torch._C._are_functorch_transforms_active():
+            return self._in_torch(args, kwargs)  # torch.func differentiates and batches by its own interpreters
         if kwargs or any([type(arg) is not torch.Tensor for arg in args]):
             leaves, spec = pytree.tree_flatten((args, kwargs))
         else:
@@ -99,7 +111,11 @@ class ORTModule(torch.nn.Module):
         try:
             programs = self._programs.get(key, ())
         except TypeError:  # an argument that has no hash is no constant of a graph
-            self._fallback.check(FallbackPolicy.FALLBACK_UNSUPPORTED_DATA, "an argument is neither tensor nor constant", None)
+            if any([trees.register(leaf) for leaf in leaves if not isinstance(leaf, torch.Tensor)]):
+                return self.forward(*args, **kwargs)
+            kinds = ", ".join(sorted({type(leaf).__name__ for leaf in leaves if getattr(leaf, "__hash__", None) is None}))
+            self._fall_back(kinds, FallbackPolicy.FALLBACK_UNSUPPORTED_DATA,
+                            f"an argument is, or holds, a {kinds}, which is neither tensor nor constant", None, None)
             return self._in_torch(args, kwargs)
         tensors = leaves if spec is None else [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         for program in programs:
@@ -129,6 +145,8 @@ class ORTModule(torch.nn.Module):
     def _export_and_run(self, key: Key, leaves: list[Any], tensors: list[torch.Tensor], grad_enabled: bool,
                         args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A schema, mode, size or state of the module for which there is no program yet."""
+        if any([trees.register(leaf) for leaf in leaves if not isinstance(leaf, torch.Tensor)]):
+            return self.forward(*args, **kwargs)  # with the containers among the leaves taken apart
         known = self._programs.setdefault(key, [])
         size = known[-1].guards(tensors) if known else None
         reason = size or (known[-1].changed() if known else None)
@@ -150,7 +168,8 @@ class ORTModule(torch.nn.Module):
         failures: list[tuple[str, Exception]] = []
         for exporter in ("dynamo", "torchscript") if choice == "auto" else (choice,):
             try:
-                program = self._program(exporter, args, kwargs, failures)
+                with exclusive.exclusive():
+                    program = self._program(exporter, args, kwargs, failures)
                 if self._debug.verify and not size:
                     self._debug.log(logging.WARNING, "%s", verify(self._module, program.exported, args, kwargs))
                 result = None if size else program(leaves, grad_enabled)
@@ -234,7 +253,7 @@ class ORTModule(torch.nn.Module):
         state = next((e.state for _, e in failures if getattr(e, "state", None) is not None), None)
         self._fall_back(key, reason, text, error, state)
 
-    def _fall_back(self, key: Key, reason: FallbackPolicy, text: str, cause: Exception | None, state: State | None) -> None:
+    def _fall_back(self, key: Key | str, reason: FallbackPolicy, text: str, cause: Exception | None, state: State | None) -> None:
         """Remembers that this signature runs in PyTorch and says so once; raises where the policy forbids it."""
         text = " ".join(text.split()).rstrip(".")
         self._fallback.check(reason, text, cause)
@@ -259,7 +278,13 @@ class ORTModule(torch.nn.Module):
         module = self.__dict__.get("_module")
         if module is None:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        return getattr(module, name)
+        value = getattr(module, name)
+        function = getattr(value, "__func__", None)
+        if function is None or value.__self__ is not module or hasattr(torch.nn.Module, name):
+            return value
+        if not isinstance(function, types.FunctionType) or "__class__" in function.__code__.co_freevars:
+            return value  # super() needs an instance of its own class
+        return types.MethodType(function, self)  # so that self(...) inside runs here
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _OWN:
@@ -271,6 +296,9 @@ class ORTModule(torch.nn.Module):
 
     def __delattr__(self, name: str) -> None:
         delattr(self._module, name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *dir(self._module)})
 
     def __getstate__(self) -> dict[str, Any]:
         return {"module": self._module, "debug": self._debug}
@@ -306,6 +334,14 @@ class ORTModule(torch.nn.Module):
         return f"ORTModule({self._module!r})"
 
 
+def _warn_of_collisions(module: torch.nn.Module) -> None:
+    """Attributes of the user's class that ORTModule has under the same name, and torch has not: ours are found first."""
+    ours = {name for name in vars(ORTModule) if not hasattr(torch.nn.Module, name)} | _OWN
+    for name in sorted(ours & {*vars(module), *(n for base in type(module).__mro__ for n in vars(base))} - {"__weakref__"}):
+        warnings.warn(f"User Module's attribute name {name} collides with ORTModule's attribute name. User Module's attribute "
+                      "may not be returned when trying to retrieve the attribute through ORTModule.", stacklevel=3)
+
+
 def _delegate(name: str) -> None:
     """Defines ORTModule.<name> as the wrapped module's: torch looks such methods up on the class."""
     original = getattr(torch.nn.Module, name)
@@ -319,7 +355,10 @@ def _delegate(name: str) -> None:
 
 for _name in ("state_dict", "load_state_dict", "parameters", "named_parameters", "buffers", "named_buffers", "children",
               "named_children", "modules", "named_modules", "zero_grad", "get_parameter", "get_buffer", "get_submodule",
-              "register_buffer", "register_parameter", "share_memory", "extra_repr"):
+              "register_buffer", "register_parameter", "share_memory", "extra_repr", "_load_from_state_dict",
+              "_save_to_state_dict", "get_extra_state", "set_extra_state", "_register_load_state_dict_pre_hook",
+              "register_load_state_dict_pre_hook", "register_load_state_dict_post_hook", "_register_state_dict_hook",
+              "register_state_dict_post_hook", "register_state_dict_pre_hook", "_named_members"):
     _delegate(_name)
 
 
