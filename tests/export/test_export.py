@@ -7,7 +7,6 @@ that the plain export of the same module fails, or answers something else.
 from __future__ import annotations
 
 import copy
-import dataclasses
 import math
 import random
 import timeit
@@ -46,6 +45,8 @@ def tensors_of(*tree: Any) -> list[Tensor]:
 def feeds_of(exported: Exported, module: nn.Module, args: tuple, kwargs: dict) -> dict[str, np.ndarray]:
     state = dict(module.named_parameters()) | dict(module.named_buffers())
     leaves = pytree.tree_leaves((args, kwargs), is_leaf=lambda x: x is None)
+    state |= {i.target: module.get_submodule(i.target.rpartition(".")[0]).__dict__[i.target.rpartition(".")[2]]
+              for i in exported.inputs if i.kind == "attribute"}
     tensors = {
         i.name: state[i.target] if isinstance(i.target, str) else leaves[i.target] if isinstance(i.target, int)
         else i.target
@@ -492,8 +493,8 @@ def test_constants() -> None:
     module.held = torch.ones(4) * 3
     table = torch.ones(50, 50)
     exported = check(module, torch.randn(3, 4))
-    constants = [i.target for i in exported.inputs if i.kind == "constant"]
-    assert any(t is module.held for t in constants) and any(t is table for t in constants)
+    constants = {i.kind: i.target for i in exported.inputs if i.kind in ("constant", "attribute")}
+    assert constants["constant"] is table and constants["attribute"] == "held"
     module.held.mul_(2)  # read anew, not frozen
     compare(exported, module, (torch.randn(3, 4),), {})
 
@@ -518,10 +519,9 @@ def test_hidden_change_of_an_activation_is_refused() -> None:
         export(Of(forward), (torch.randn(3, 4),), {}, training=True, exporter="dynamo")
 
 
-@dataclasses.dataclass
 class Pair:
-    first: Tensor
-    second: Tensor
+    def __init__(self, first: Tensor, second: Tensor) -> None:
+        self.first, self.second = first, second
 
 
 def test_what_a_trace_would_lose_is_refused() -> None:
