@@ -17,17 +17,16 @@ def _rank() -> int:
 
 def features(program: Any, debug: Any, fallback: Any) -> list[tuple[str, bool, str]]:
     """(feature, on, remark) of one program; what this build does not have is OFF, with what happens instead."""
-    text = program.session.text("loaded")
     return [
         ("ATen executor", False, "what the engine lacks runs in PyTorch, as the policy says"),
         ("Fallback to PyTorch", fallback.enabled, "ORTMODULE_FALLBACK_POLICY"),
-        ("Custom autograd function", "PythonOp" in text, "PythonOp nodes of this graph"),
+        ("Custom autograd function", bool(program.exported.functions), "PythonOp nodes of this graph"),
         ("Cast propagation", False, "16-bit types stay where autocast put them"),
         ("Compute optimizer", True, "folding, equal nodes merged, transposes absorbed into products"),
         ("Label sparsity", False, "every row is computed"),
         ("Embedding sparsity", False, "every row is computed"),
         ("Memory optimizer", False, "lifetimes are planned and shared; nothing is recomputed"),
-        ("Random numbers", program.session.random, "dropout and the like, keyed by torch's generator"),
+        ("Random numbers", any(session.random for session in program.sessions), "dropout and the like, keyed by torch's generator"),
         ("Verification", bool(debug.verify), "DebugOptions(verify=True)"),
     ]
 
@@ -36,10 +35,10 @@ def ready(name: str, training: bool, program: Any, debug: Any, fallback: Any) ->
     """One table and one line; nothing on ranks other than 0."""
     if _rank() != 0:
         return
-    exported, session = program.exported, program.session.stats()
+    exported, session = program.exported, program.totals()
     mode = "training" if training else "inference"
     export_seconds = exported.seconds.get("total", 0.0)
-    build = program.build_seconds + session["build_seconds"]
+    build = program.build_seconds + session.get("build_seconds", 0.0)
     rows = [f"  {feature:<28} {'ON' if on else 'OFF':<4} {remark}" for feature, on, remark in features(program, debug, fallback)]
     debug.log(logging.WARNING,
               "ORTModule: %s is ready for %s\n%s\n  initialization overhead %.2f s, of which export took %.2f s and the build "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import logging
 import os
+import types
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,16 @@ class DebugOptions:
         self.verify = int(verify)
         if save_onnx and not os.access(self.save_path, os.W_OK | os.X_OK):
             raise OSError(f"{self.save_path} is not a folder that can be written")
+
+    @property
+    def logging(self) -> types.SimpleNamespace:
+        """log_level under the name that scripts read it by."""
+        return types.SimpleNamespace(log_level=self.log_level)
+
+    @property
+    def save_onnx_models(self) -> types.SimpleNamespace:
+        """save, path and name_prefix, as scripts read them."""
+        return types.SimpleNamespace(save=self.save_onnx, path=str(self.save_path), name_prefix=self.onnx_prefix)
 
     @property
     def logging_level(self) -> int:

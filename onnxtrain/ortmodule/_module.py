@@ -13,15 +13,17 @@ from torch.utils import _pytree as pytree
 from onnxtrain import UnsupportedError, _C, _report, options
 from onnxtrain._export import exclusive, trees
 from onnxtrain._export.attributes import State
-from onnxtrain._export.rewrite import Untraceable
+from onnxtrain._export.rewrite import CustomFunctions, Untraceable
 from onnxtrain.export import ArgumentError, ExportError, export
 from onnxtrain.ortmodule import _announce
 from onnxtrain.ortmodule._debug import STAGES, DebugOptions
 from onnxtrain.ortmodule._fallback import Fallback, FallbackPolicy, ORTModuleTorchModelException
+from onnxtrain.ortmodule._managers import TorchModule
 from onnxtrain.ortmodule._program import Program, StaleError
 from onnxtrain.ortmodule._verify import TOLERANCE, compare, verify
+from onnxtrain.ortmodule.options import RuntimeOptions
 
-_OWN = frozenset(("_module", "_debug", "_programs", "_counters", "_fallback", "_fallen", "_announced"))
+_OWN = frozenset(("_module", "_debug", "_programs", "_counters", "_fallback", "_fallen", "_announced", "_runtime", "_view"))
 MAX_PROGRAMS = 32  # exports kept per schema; the one that was made first goes
 MAX_STATES = 8  # exports of one schema because of attributes that change; the next such change is a fallback
 MAX_TRIES = 3  # of an export that failed, each after a change of the module
@@ -79,6 +81,8 @@ class ORTModule(torch.nn.Module):
         super().__init__()
         self._debug = debug_options if debug_options is not None else DebugOptions()
         self._fallback = Fallback()
+        self._runtime = RuntimeOptions()
+        options.say_what_is_ignored()
         self._counters = _report.Counters()
         self._module = module
         self._programs: dict[Key, list[Program]] = {}
@@ -200,8 +204,10 @@ class ORTModule(torch.nn.Module):
     def _program(self, exporter: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
                  failures: list[tuple[str, Exception]]) -> Program:
         """Exports, loads, and compares with eager where that is needed or asked for."""
-        opset = options.read("ORTMODULE_ONNX_OPSET_VERSION")
-        exported = export(self._module, args, kwargs, training=self._module.training, opset=opset, exporter=exporter)
+        runtime = self._runtime
+        custom = CustomFunctions(runtime.enable_custom_autograd_function, runtime.skipped_autograd_functions)
+        exported = export(self._module, args, kwargs, training=self._module.training, opset=runtime.onnx_opset_version,
+                          exporter=exporter, custom=custom)
         _report.count(self._counters, exports=1, export_seconds=exported.seconds.get("total", 0.0))
         program = Program(self._module, exported)
         _report.count(self._counters, build_seconds=program.build_seconds)
@@ -220,10 +226,10 @@ class ORTModule(torch.nn.Module):
     def _save(self, program: Program, training: bool) -> None:
         """Every stage that there is; where this call runs in PyTorch there is no program yet."""
         self._debug.write_model(program.exported.model, STAGES[0], training)
-        self._debug.write_model(program.session.save(STAGES[1]), STAGES[1], training)
-        if program.steps:
-            for stage in STAGES[2:]:
-                self._debug.write_model(program.session.save(stage), stage, training)
+        for part, session in enumerate(program.sessions):
+            suffix = f"_part{part}" if len(program.sessions) > 1 else ""
+            for stage in STAGES[1:] if program.steps else STAGES[1:2]:
+                self._debug.write_model(session.save(stage), stage + suffix, training)
 
     def _announce(self, key: Key, program: Program, failures: list[tuple[str, Exception]]) -> None:
         if failures:
@@ -273,6 +279,17 @@ class ORTModule(torch.nn.Module):
     def module(self) -> torch.nn.Module:
         """The wrapped module."""
         return self._module
+
+    @property
+    def _torch_module(self) -> TorchModule:
+        """Views of the inside under the names that scripts know; see _managers.py."""
+        view = self.__dict__.get("_view")
+        if view is None:
+            view = self.__dict__["_view"] = TorchModule(self)
+        return view
+
+    def _is_training(self) -> bool:
+        return self._module.training and torch.is_grad_enabled()
 
     def __getattr__(self, name: str) -> Any:
         module = self.__dict__.get("_module")
