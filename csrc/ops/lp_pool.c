@@ -16,8 +16,8 @@ static void global_lp_grad(ont_grad *g) { ont_pool_grad_as(g, "GlobalLpPoolGrad"
     const ont_op ont_op_##name_##Grad = {.domain = ONT_DOMAIN, .name = #name_ "Grad", .since = 1, .min_inputs = 3, \
                                          .max_inputs = 3, .attributes = attributes_ " shape:I", .infer = ont_infer_same, \
                                          ONT_KERNELS(ont_pool_grad_kernels)}
-LP_OP(LpPool, lp_grad, "auto_pad:s ceil_mode:i dilations:I kernel_shape:I p:i pads:I strides:I");
-LP_OP(GlobalLpPool, global_lp_grad, "p:i");
+LP_OP(LpPool, lp_grad, "auto_pad:s ceil_mode:i dilations:I kernel_shape:I p:if pads:I strides:I");
+LP_OP(GlobalLpPool, global_lp_grad, "p:if");
 
 /* ---- MaxUnpool ---- */
 
@@ -171,6 +171,8 @@ static const ont_kernel unpool_grad_kernels[] = {
     {.name = "max_unpool_grad_ref", .accept = accept_any, .prepare = unpool_prepare, .run = unpool_grad_run},
 };
 const ont_op ont_op_MaxUnpool = {.domain = "", .name = "MaxUnpool", .since = 9, .min_inputs = 2, .max_inputs = 3,
-                                 .attributes = "kernel_shape:I pads:I strides:I", .nondiff_inputs = 6, .infer = unpool_infer, .grad = unpool_grad, ONT_KERNELS(unpool_kernels)};
+                                 .attributes = "kernel_shape:I pads:I strides:I", .nondiff_inputs = 6,
+                                 .infer = unpool_infer, .grad = unpool_grad, ONT_KERNELS(unpool_kernels)};
 const ont_op ont_op_MaxUnpoolGrad = {.domain = ONT_DOMAIN, .name = "MaxUnpoolGrad", .since = 1, .min_inputs = 2,
-                                     .max_inputs = 2, .infer = unpool_grad_infer, ONT_KERNELS(unpool_grad_kernels)};
+                                     .max_inputs = 2, .attributes = "kernel_shape:I pads:I shape:I strides:I",
+                                     .infer = unpool_grad_infer, ONT_KERNELS(unpool_grad_kernels)};

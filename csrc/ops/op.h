@@ -178,8 +178,8 @@ struct ont_op {
     uint32_t flags;
     /*
      * Every attribute that the operator honours or that changes nothing, those of passes included, as "axis:i perm:I":
-     * i int, f float, s string, t tensor, g graph; I, F and S are lists. Any other is refused by name. "" is none,
-     * NULL: not declared, anything passes.
+     * i int, f float, s string, t tensor, g graph; I, F and S are lists; several letters where versions differ. Any other
+     * is refused by name. "" is none, NULL: not declared, anything passes.
      */
     const char *attributes;
     uint64_t nondiff_inputs; /* bit i: no gradient ever flows to input i (indices, shapes, conditions) */

@@ -52,26 +52,26 @@ static const char *kind_text(char letter)
     return "?";
 }
 
-/* The letter that `list` has behind "name:", or 0 where the name is not in it. */
-static char declared_kind(const char *list, const char *name)
+/* The letters that `list` has behind "name:", up to a space; NULL where the name is not in it. */
+static const char *declared_kinds(const char *list, const char *name)
 {
     size_t length = strlen(name);
     for (const char *at = list; at && *at; at = strchr(at, ' ') ? strchr(at, ' ') + 1 : NULL)
-        if (!strncmp(at, name, length) && at[length] == ':') return at[length + 1];
-    return 0;
+        if (!strncmp(at, name, length) && at[length] == ':') return at + length + 1;
+    return NULL;
 }
 
 ont_status ont_op_check_attributes(const ont_node *node)
 {
     const char *list = node->op->attributes;
     for (const ont_attr *attr = list ? node->attrs : NULL; attr; attr = attr->next) {
-        char letter = declared_kind(list, attr->name);
-        if (!letter)
+        const char *letters = declared_kinds(list, attr->name);
+        if (!letters)
             return ont_fail(ONT_EUNSUPPORTED, "%s '%s': attribute '%s' is not supported (known: %s)", node->op_type,
                             node->name, attr->name, *list ? list : "none");
-        if (letter != kinds[attr->kind].letter)
+        if (!memchr(letters, kinds[attr->kind].letter, strcspn(letters, " ")))
             return ont_fail(ONT_EINVAL, "%s '%s': attribute '%s' is %s, expected %s", node->op_type, node->name, attr->name,
-                            kinds[attr->kind].text, kind_text(letter));
+                            kinds[attr->kind].text, kind_text(*letters));
     }
     return ONT_OK;
 }

@@ -118,7 +118,9 @@ static void share_inplace(planner *p)
             uint32_t from = root_of(p, in->id), to = root_of(p, out->id);
             storage *f = &p->s[from], *o = &p->s[to];
             if (from == to || f->kind != ONT_PLACE_SLAB || f->copied || f->last != t || o->first != t) continue;
-            if (f->bytes != o->bytes || !sole_reader(p, node, i, from)) continue;
+            /* Of one size element by element: a row of floats has the bytes of the matrix of bools that it broadcasts to. */
+            if (f->bytes != o->bytes || ont_shape_count(&in->shape) != ont_shape_count(&out->shape)) continue;
+            if (!sole_reader(p, node, i, from)) continue;
             if (o->kind == ONT_PLACE_OUTPUT && !may_join_output(p, f, o)) continue;
             if (f->first < o->first) o->first = f->first;
             f->parent = to;

@@ -32,7 +32,7 @@ static void log_to_python(ont_log_level level, const char *line)
     PyErr_Fetch(&type, &value, &trace);
     PyObject *logging = PyImport_ImportModule("logging");
     PyObject *logger = logging ? PyObject_CallMethod(logging, "getLogger", "s", "onnxtrain") : NULL;
-    PyObject *result = logger ? PyObject_CallMethod(logger, "log", "iss", (int)level, "%s", line) : NULL;
+    PyObject *result = logger ? PyObject_CallMethod(logger, "log", "isN", (int)level, "%s", ont_text(line)) : NULL;
     Py_XDECREF(result);
     Py_XDECREF(logger);
     Py_XDECREF(logging);
@@ -185,6 +185,7 @@ static int module_exec(PyObject *module)
     if (add_type(module, &ont_session_spec, &state->session_type) < 0) return -1;
     if (add_type(module, &ont_run_spec, &state->run_type) < 0) return -1;
     if (add_type(module, &ont_watch_spec, &state->watch_type) < 0) return -1;
+    if (add_type(module, &ont_updater_spec, &state->updater_type) < 0) return -1;
     state->unsupported_error = PyErr_NewExceptionWithDoc(
         "onnxtrain._C.UnsupportedError", "An operator, attribute or dtype that onnxtrain does not have.",
         PyExc_NotImplementedError, NULL);
@@ -205,6 +206,7 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(state->session_type);
     Py_VISIT(state->run_type);
     Py_VISIT(state->watch_type);
+    Py_VISIT(state->updater_type);
     Py_VISIT(state->unsupported_error);
     Py_VISIT(state->tensor_type);
     return 0;
@@ -216,6 +218,7 @@ static int module_clear(PyObject *module)
     Py_CLEAR(state->session_type);
     Py_CLEAR(state->run_type);
     Py_CLEAR(state->watch_type);
+    Py_CLEAR(state->updater_type);
     Py_CLEAR(state->unsupported_error);
     Py_CLEAR(state->tensor_type);
     return 0;

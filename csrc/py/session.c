@@ -258,7 +258,7 @@ static PyObject *session_text(PyObject *object, PyObject *args)
     char *text;
     ont_status status = ont_graph_print(g, &text);
     if (status != ONT_OK) return ont_raise(self->state, status);
-    PyObject *result = PyUnicode_FromString(text);
+    PyObject *result = ont_text(text);
     ont_free(text);
     return result;
 }

@@ -116,6 +116,10 @@ typedef struct ont_simd_table {
     void (*add_to)(float *acc, const float *x, int64_t n); /* acc += x */
     void (*softmax)(const float *x, float *y, int64_t n);
     void (*log_softmax)(const float *x, float *y, int64_t n);
+    /* the largest element, and log(sum(exp(x - largest))); n >= 1 */
+    void (*log_sum_exp)(const float *x, int64_t n, float *most, float *log_sum);
+    /* y = scale * exp(x - most - log_sum) */
+    void (*scaled_softmax)(const float *x, float most, float log_sum, float scale, float *y, int64_t n);
     void (*softmax_grad)(const float *y, const float *dy, float *dx, int64_t n);
     void (*log_softmax_grad)(const float *y, const float *dy, float *dx, int64_t n);
     /* y = (x - mean) * inv_std * scale + bias; scale, bias may be NULL */

@@ -1,9 +1,10 @@
 """The sample against eager on Wikitext-2: python tests/bench/accuracy.py [--data DIR] [--steps 200] [--dropout-steps 300]
 
 Dropout 0, three readings. From equal weights: eager trains, and at every step onnxtrain computes loss and gradients at
-eager's own weights. Free: both train on their own. Control: eager with one thread against eager with all, which says how
-far rounding alone carries two runs apart. Dropout 0.2: mean loss of the last 50 steps over three seeds
-(--dropout-steps 0 leaves that out). With --plot FILE the distance of the free runs is drawn.
+eager's own weights; beside it eager's gradients with one thread. Free: both train on their own. Control: eager with one
+thread against eager with all, which says how far rounding alone carries two runs apart. Dropout 0.2: mean loss of the
+last 50 steps over three seeds (--dropout-steps 0 leaves that out). With --plot FILE the distance of the free runs is
+drawn.
 """
 
 from __future__ import annotations
@@ -55,24 +56,35 @@ class Sample:
         return losses
 
 
-def from_equal_weights(sample: Sample, module: nn.Module, steps: int) -> tuple[list[float], list[float]]:
-    """Per step: relative difference of the loss, and the largest of a gradient's entries over that gradient's largest."""
-    eager, ours = copy.deepcopy(module), ORTModule(copy.deepcopy(module))
+def farthest(expected: nn.Module, got: nn.Module) -> float:
+    """The largest difference of a gradient's entry, over that gradient's largest entry."""
+    return max(((a.grad - b.grad).abs().max() / a.grad.abs().max()).item()
+               for a, b in zip(expected.parameters(), got.parameters()))
+
+
+def from_equal_weights(sample: Sample, module: nn.Module, steps: int) -> tuple[list[float], list[float], list[float]]:
+    """Per step: relative difference of the loss, distance of the gradients, and that of eager with one thread."""
+    eager, single, ours = copy.deepcopy(module), copy.deepcopy(module), ORTModule(copy.deepcopy(module))
     optimizer = torch.optim.SGD(eager.parameters(), lr=5.0)
-    losses, gradients = [], []
+    losses, gradients, control = [], [], []
+    threads = torch.get_num_threads()
     for step in tqdm(range(steps), desc="from equal weights", mininterval=2):
-        with torch.no_grad():
-            for theirs, own in zip(eager.parameters(), ours.parameters()):
-                own.copy_(theirs)
+        for copied in (single, ours):
+            with torch.no_grad():
+                for theirs, own in zip(eager.parameters(), copied.parameters()):
+                    own.copy_(theirs)
         expected, got = sample.gradients(eager, step), sample.gradients(ours, step)
+        torch.set_num_threads(1)
+        sample.gradients(single, step)
+        torch.set_num_threads(threads)
         losses.append(abs(got - expected) / expected)
-        gradients.append(max(((a.grad - b.grad).abs().max() / a.grad.abs().max()).item()
-                             for a, b in zip(eager.parameters(), ours.parameters())))
+        gradients.append(farthest(eager, ours))
+        control.append(farthest(eager, single))
         nn.utils.clip_grad_norm_(eager.parameters(), 0.5)
         optimizer.step()
     counts = onnxtrain.stats(ours)
     assert counts["engine_steps"] == steps and not counts["fallback_steps"], counts
-    return losses, gradients
+    return losses, gradients, control
 
 
 def distance(one: list[float], other: list[float]) -> list[float]:
@@ -99,9 +111,10 @@ def draw(path: Path, curves: dict[str, list[float]]) -> None:
 def without_dropout(sample: Sample, steps: int, plot: Path | None) -> None:
     torch.manual_seed(0)
     module = TransformerModel(sample.words, dropout=0.0)
-    losses, gradients = from_equal_weights(sample, module, steps)
+    losses, gradients, control = from_equal_weights(sample, module, steps)
     print(f"{sample.name}, dropout 0, {steps} steps from equal weights: largest relative difference of the loss {max(losses):.1e} "
-          f"(goal 1e-4), of a gradient {max(gradients):.1e} of its largest entry, at step 1 {gradients[0]:.1e} (goal 1e-5)")
+          f"(goal 1e-4), of a gradient {max(gradients):.1e} of its largest entry, at step 1 {gradients[0]:.1e} (goal 1e-5); "
+          f"eager with one thread: {max(control):.1e}, {control[0]:.1e}")
     eager = sample.train(copy.deepcopy(module), steps, "eager, dropout 0")
     ours = distance(eager, sample.train(ORTModule(copy.deepcopy(module)), steps, "onnxtrain, dropout 0"))
     threads = torch.get_num_threads()

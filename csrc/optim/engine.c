@@ -1,0 +1,229 @@
+/*
+ * Shares the work of all tensors among all cores: cut into chunks of a fixed size, small tensors gathered into batches,
+ * taken by the threads as they become free. Sums are kept by chunk and added in order, so that a result does not depend
+ * on the threads. Called by py/optim.c, without the GIL.
+ */
+#include <math.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/parallel.h"
+#include "optim/optim.h"
+
+enum {
+    CHUNK = 1 << 16,      /* elements; a multiple of ONT_QUANT_BLOCK and of stage.c's piece */
+    BATCH = 1 << 15,      /* a batch of small tensors has at least this many */
+};
+
+ont_status ont_optim_reserve(void *array, size_t *capacity, size_t need, size_t size)
+{
+    if (need <= *capacity) return ONT_OK;
+    size_t room = need > 2 * *capacity ? need : 2 * *capacity;
+    void *block;
+    memcpy(&block, array, sizeof block);
+    void *moved = ont_realloc(block, room, size);
+    if (!moved) return ONT_ENOMEM;
+    memcpy(array, &moved, sizeof moved);
+    *capacity = room;
+    return ONT_OK;
+}
+
+void ont_optim_deinit(ont_optim *o)
+{
+    ont_free(o->tensors);
+    ont_free(o->updates);
+    ont_free(o->chunks);
+    ont_free(o->batches);
+    ont_free(o->sums);
+    ont_free(o->ratios);
+    ont_free(o->ranges);
+    ont_free(o->checked);
+    ont_free(o->grads_checked);
+    ont_arena_deinit(&o->layouts);
+    memset(o, 0, sizeof *o);
+}
+
+void ont_optim_clear(ont_optim *o)
+{
+    o->n_tensors = o->n_updates = 0;
+    if (o->layouts.bytes) {
+        ont_arena_deinit(&o->layouts);
+        ont_arena_init(&o->layouts);
+    }
+}
+
+ont_status ont_optim_add_tensor(ont_optim *o, ont_optim_tensor **tensor)
+{
+    ONT_TRY(ont_optim_reserve(&o->tensors, &o->tensors_capacity, o->n_tensors + 1, sizeof *o->tensors));
+    *tensor = &o->tensors[o->n_tensors++];
+    memset(*tensor, 0, sizeof **tensor);
+    return ONT_OK;
+}
+
+ont_status ont_optim_add_update(ont_optim *o, const ont_update *update, uint32_t *index)
+{
+    ONT_TRY(ont_optim_reserve(&o->updates, &o->updates_capacity, o->n_updates + 1, sizeof *o->updates));
+    *index = (uint32_t)o->n_updates;
+    o->updates[o->n_updates++] = *update;
+    return ONT_OK;
+}
+
+ont_storage ont_optim_storage(ont_dtype dtype)
+{
+    switch (dtype) {
+#define X(name, type) \
+    case ONT_##type: return ONT_STORAGE_##name;
+        ONT_STORAGE_LIST(X)
+#undef X
+    default: return ONT_STORAGE_COUNT;
+    }
+}
+
+ont_storage ont_optim_direct(const ont_optim_tensor *t)
+{
+    if (t->layout || t->stochastic || t->data[ONT_OPERAND_MASTER]) return ONT_STORAGE_COUNT;
+    for (int k = 1; k < ONT_OPERAND_MASTER; k++)
+        if (t->data[k] && t->dtype[k] != t->dtype[ONT_OPERAND_PARAM]) return ONT_STORAGE_COUNT;
+    ont_storage storage = ont_optim_storage(t->dtype[ONT_OPERAND_PARAM]);
+    return storage == ONT_STORAGE_F16 ? ONT_STORAGE_COUNT : storage;
+}
+
+/* Chunks in the order of the tensors, and batches of them. */
+static ont_status cut(ont_optim *o)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < o->n_tensors; i++) n += (size_t)((o->tensors[i].count + CHUNK - 1) / CHUNK);
+    ONT_TRY(ont_optim_reserve(&o->chunks, &o->chunks_capacity, n, sizeof *o->chunks));
+    ONT_TRY(ont_optim_reserve(&o->batches, &o->batches_capacity, n + 1, sizeof *o->batches));
+    ONT_TRY(ont_optim_reserve(&o->sums, &o->sums_capacity, 2 * n, sizeof *o->sums));
+    ONT_TRY(ont_optim_reserve(&o->ratios, &o->ratios_capacity, o->n_tensors, sizeof *o->ratios));
+    o->n_chunks = o->n_batches = 0;
+    int64_t gathered = BATCH;
+    for (size_t i = 0; i < o->n_tensors; i++)
+        for (int64_t first = 0; first < o->tensors[i].count; first += CHUNK) {
+            int64_t count = o->tensors[i].count - first < CHUNK ? o->tensors[i].count - first : CHUNK;
+            if (gathered >= BATCH) {
+                o->batches[o->n_batches++] = (int64_t)o->n_chunks;
+                gathered = 0;
+            }
+            gathered += count;
+            o->chunks[o->n_chunks++] = (ont_optim_chunk){(uint32_t)i, first, count};
+        }
+    o->batches[o->n_batches] = (int64_t)o->n_chunks;
+    return ONT_OK;
+}
+
+typedef struct pass {
+    ont_optim *o;
+    const ont_optim_table *loops;
+    const ont_optim_request *request;
+    ont_rule rule;
+    void (*body)(struct pass *pass, size_t chunk);
+    atomic_size_t next;
+} pass;
+
+static void take_batches(void *context, int64_t first, int64_t last)
+{
+    (void)first;
+    (void)last;
+    pass *p = context;
+    for (;;) {
+        size_t batch = atomic_fetch_add_explicit(&p->next, 1, memory_order_relaxed);
+        if (batch >= p->o->n_batches) return;
+        for (int64_t c = p->o->batches[batch]; c < p->o->batches[batch + 1]; c++) p->body(p, (size_t)c);
+    }
+}
+
+static void run_pass(pass *p, void (*body)(pass *, size_t))
+{
+    p->body = body;
+    atomic_store_explicit(&p->next, 0, memory_order_relaxed);
+    int64_t threads = ont_parallel_threads();
+    if (threads > (int64_t)p->o->n_batches) threads = (int64_t)p->o->n_batches;
+    ont_parallel(threads, 1, take_batches, p); /* every thread comes once, and takes until nothing is left */
+}
+
+static void squares_body(pass *p, size_t chunk)
+{
+    const ont_optim_chunk *c = &p->o->chunks[chunk];
+    const ont_optim_tensor *t = &p->o->tensors[c->tensor];
+    ont_storage storage = ont_optim_storage(t->dtype[ONT_OPERAND_GRAD]);
+    double sum;
+    if (t->layout || storage == ONT_STORAGE_F16) {
+        sum = ont_optim_stage_squares(t, c->first, c->count);
+    } else {
+        const char *from = t->data[ONT_OPERAND_GRAD];
+        sum = p->loops->sum_squares[storage](from + c->first * (int64_t)ont_dtype_size(t->dtype[ONT_OPERAND_GRAD]), c->count);
+    }
+    p->o->sums[2 * chunk] = sum;
+}
+
+static void update_body(pass *p, size_t chunk)
+{
+    const ont_optim_chunk *c = &p->o->chunks[chunk];
+    const ont_optim_tensor *t = &p->o->tensors[c->tensor];
+    ont_update u = p->o->updates[t->update];
+    if (p->rule == ONT_RULE_LAMB_APPLY) u.rate *= p->o->ratios[c->tensor];
+    double *sums = p->o->sums + 2 * chunk;
+    sums[0] = sums[1] = 0;
+    ont_storage storage = ont_optim_direct(t);
+    if (storage == ONT_STORAGE_COUNT) {
+        ont_optim_stage(t, p->rule, &u, c->first, c->count, p->request->seed, sums);
+        return;
+    }
+    int64_t offset = c->first * (int64_t)ont_dtype_size(t->dtype[ONT_OPERAND_PARAM]);
+    void *at[ONT_OPERAND_COUNT];
+    for (int k = 0; k < ONT_OPERAND_COUNT; k++) at[k] = t->data[k] ? (char *)t->data[k] + offset : NULL;
+    p->loops->update[p->rule][storage](&u, c->count, at[ONT_OPERAND_PARAM], at[ONT_OPERAND_GRAD], at + ONT_OPERAND_STATE, sums);
+}
+
+static double norm_of(pass *p)
+{
+    run_pass(p, squares_body);
+    double sum = 0;
+    for (size_t i = 0; i < p->o->n_chunks; i++) sum += p->o->sums[2 * i];
+    return sqrt(sum) * fabs(p->request->unscale);
+}
+
+/* |p| / |u| of every tensor from the sums of its chunks; 1 where either is zero. */
+static void trust_ratios(ont_optim *o)
+{
+    size_t chunk = 0;
+    for (size_t i = 0; i < o->n_tensors; i++) {
+        double pp = 0, uu = 0;
+        for (; chunk < o->n_chunks && o->chunks[chunk].tensor == i; chunk++) {
+            pp += o->sums[2 * chunk];
+            uu += o->sums[2 * chunk + 1];
+        }
+        o->ratios[i] = pp == 0 || uu == 0 ? 1 : sqrt(pp) / sqrt(uu);
+    }
+}
+
+static void count_up(const ont_optim_tensor *t)
+{
+    if (!t->step) return;
+    if (t->step_is_double) *(double *)t->step += 1;
+    else *(float *)t->step += 1;
+}
+
+ont_status ont_optim_run(ont_optim *o, const ont_optim_request *request, double *norm)
+{
+    ONT_TRY(cut(o));
+    pass p = {.o = o, .loops = ont_optim_loops(), .request = request, .rule = request->rule->rule};
+    double factor = request->unscale;
+    if (request->max_norm >= 0) {
+        *norm = norm_of(&p);
+        double clip = request->max_norm / (*norm + 1e-6); /* as torch.nn.utils.clip_grad_norm_ */
+        factor *= clip > 1 ? 1 : clip;                    /* NaN stays */
+    }
+    for (size_t i = 0; i < o->n_updates; i++) o->updates[i].grad *= factor;
+    run_pass(&p, update_body);
+    if (request->rule->second != request->rule->rule) {
+        trust_ratios(o);
+        p.rule = request->rule->second;
+        run_pass(&p, update_body);
+    }
+    for (size_t i = 0; i < o->n_tensors; i++) count_up(&o->tensors[i]);
+    return ONT_OK;
+}

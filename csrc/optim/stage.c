@@ -1,0 +1,164 @@
+/*
+ * The general way through an update: a piece of every operand is converted to float (double, where the parameter or a
+ * state is) in the cache, updated there, and converted back. Serves mixed dtypes, strides, float16, float32 master
+ * weights, 8-bit state and stochastic rounding; engine.c goes past it where all operands have one storage.
+ */
+#include <string.h>
+
+#include "optim/optim.h"
+
+enum { PIECE = 1024 }; /* five operands of float fit into 32 KiB with room; a multiple of ONT_QUANT_BLOCK */
+
+/* What a rule's pass reads and writes, by operand bit. */
+static uint32_t reads(ont_rule rule)
+{
+    return rule == ONT_RULE_LAMB_APPLY ? ~(1u << ONT_OPERAND_GRAD) : ~0u;
+}
+
+static uint32_t writes(ont_rule rule)
+{
+    const uint32_t params = 1u << ONT_OPERAND_PARAM | 1u << ONT_OPERAND_MASTER, grad = 1u << ONT_OPERAND_GRAD;
+    return rule == ONT_RULE_LAMB_APPLY ? params : rule == ONT_RULE_LAMB ? ~(params | grad) : ~grad;
+}
+
+static bool in_double(const ont_optim_tensor *t)
+{
+    for (int k = 0; k < ONT_OPERAND_COUNT; k++)
+        if (k != ONT_OPERAND_GRAD && t->data[k] && t->dtype[k] == ONT_FLOAT64) return true;
+    return false;
+}
+
+/* Runs of elements that lie at one stride: calls per innermost row of the layout. */
+typedef struct walk {
+    int64_t offset[ONT_OPERAND_COUNT], stride[ONT_OPERAND_COUNT]; /* in elements */
+    int64_t count;
+} walk;
+
+/* The run of at most `most` elements that starts at element `first`. */
+static walk run_at(const ont_optim_tensor *t, int64_t first, int64_t most)
+{
+    walk w;
+    const ont_optim_layout *l = t->layout;
+    if (!l) {
+        for (int k = 0; k < ONT_OPERAND_COUNT; k++) w.offset[k] = first, w.stride[k] = 1;
+        w.count = most;
+        return w;
+    }
+    int64_t index[ONT_MAX_RANK], rest = first;
+    for (int d = l->rank - 1; d >= 0; d--) {
+        index[d] = rest % l->dims[d];
+        rest /= l->dims[d];
+    }
+    for (int k = 0; k < ONT_OPERAND_COUNT; k++) {
+        w.offset[k] = 0;
+        for (int d = 0; d < l->rank; d++) w.offset[k] += index[d] * l->strides[k][d];
+        w.stride[k] = l->strides[k][l->rank - 1];
+    }
+    w.count = l->dims[l->rank - 1] - index[l->rank - 1];
+    if (w.count > most) w.count = most;
+    return w;
+}
+
+/* NULL: not an 8-bit state */
+static float *scale_at(const ont_optim_tensor *t, int k, int64_t first)
+{
+    float *scale = k == ONT_OPERAND_STATE ? t->scale[0] : k == ONT_OPERAND_STATE + 1 ? t->scale[1] : NULL;
+    return scale ? scale + first / ONT_QUANT_BLOCK : NULL;
+}
+
+static void load_piece(const ont_optim_tensor *t, const ont_optim_table *loops, int k, int64_t first, int64_t n, void *to,
+                       bool wide)
+{
+    ont_dtype dtype = t->dtype[k];
+    const float *scale = scale_at(t, k, first);
+    if (scale) {
+        if (dtype == ONT_INT8) loops->load_signed((const int8_t *)t->data[k] + first, scale, to, n);
+        else loops->load_unsigned((const uint8_t *)t->data[k] + first, scale, to, n);
+        return;
+    }
+    size_t size = ont_dtype_size(dtype), out = wide ? sizeof(double) : sizeof(float);
+    for (int64_t done = 0; done < n;) {
+        walk w = run_at(t, first + done, n - done);
+        loops->load[ont_optim_storage(dtype)][wide]((const char *)t->data[k] + w.offset[k] * (int64_t)size, w.stride[k],
+                                                    (char *)to + (size_t)done * out, w.count);
+        done += w.count;
+    }
+}
+
+static void store_piece(const ont_optim_tensor *t, const ont_optim_table *loops, int k, int64_t first, int64_t n,
+                        const void *from, bool wide, uint64_t seed)
+{
+    ont_dtype dtype = t->dtype[k];
+    float *scale = scale_at(t, k, first);
+    if (scale) {
+        if (dtype == ONT_INT8) loops->store_signed(from, (int8_t *)t->data[k] + first, scale, n);
+        else loops->store_unsigned(from, (uint8_t *)t->data[k] + first, scale, n);
+        return;
+    }
+    size_t size = ont_dtype_size(dtype), in = wide ? sizeof(double) : sizeof(float);
+    ont_storage storage = ont_optim_storage(dtype);
+    double step = !t->step ? 0 : t->step_is_double ? *(double *)t->step : (double)*(float *)t->step;
+    uint64_t stream = (uint64_t)step << 32 | t->stream;
+    for (int64_t done = 0; done < n;) {
+        walk w = run_at(t, first + done, n - done);
+        char *to = (char *)t->data[k] + w.offset[k] * (int64_t)size;
+        const char *piece = (const char *)from + (size_t)done * in;
+        if (k == ONT_OPERAND_PARAM && t->stochastic && !wide && loops->store_stochastic[storage])
+            loops->store_stochastic[storage]((const float *)piece, to, w.stride[k], w.count, first + done, seed, stream);
+        else
+            loops->store[storage][wide](piece, to, w.stride[k], w.count);
+        done += w.count;
+    }
+}
+
+/*
+ * The master copy is the parameter, unless somebody has written the 16-bit one since: where that is not the rounding
+ * of the master (equal values compare, so that -0 and NaN do no harm), the written value counts.
+ */
+static void load_master(const ont_optim_tensor *t, const ont_optim_table *loops, int64_t first, int64_t n, float *x)
+{
+    float written[PIECE], rounded[PIECE];
+    uint16_t narrow[PIECE];
+    ont_storage storage = ont_optim_storage(t->dtype[ONT_OPERAND_PARAM]);
+    load_piece(t, loops, ONT_OPERAND_PARAM, first, n, written, false);
+    load_piece(t, loops, ONT_OPERAND_MASTER, first, n, x, false);
+    loops->store[storage][0](x, narrow, 1, n);
+    loops->load[storage][0](narrow, 1, rounded, n);
+    for (int64_t i = 0; i < n; i++) x[i] = rounded[i] == written[i] ? x[i] : written[i];
+}
+
+void ont_optim_stage(const ont_optim_tensor *t, ont_rule rule, const ont_update *u, int64_t first, int64_t count,
+                     uint64_t seed, double *sums)
+{
+    _Alignas(64) double memory[ONT_OPERAND_MASTER][PIECE]; /* floats use the front halves */
+    const ont_optim_table *loops = ont_optim_loops();
+    bool wide = in_double(t), master = t->data[ONT_OPERAND_MASTER];
+    ont_storage storage = wide ? ONT_STORAGE_F64 : ONT_STORAGE_F32;
+    void *at[ONT_OPERAND_MASTER];
+    for (int k = 0; k < ONT_OPERAND_MASTER; k++)
+        at[k] = t->data[k] ? (char *)memory + (size_t)k * PIECE * (wide ? sizeof(double) : sizeof(float)) : NULL;
+    for (int64_t done = 0; done < count; done += PIECE) {
+        int64_t from = first + done, n = count - done < PIECE ? count - done : PIECE;
+        for (int k = master; k < ONT_OPERAND_MASTER; k++)
+            if (at[k] && reads(rule) >> k & 1) load_piece(t, loops, k, from, n, at[k], wide);
+        if (master) load_master(t, loops, from, n, at[ONT_OPERAND_PARAM]);
+        loops->update[rule][storage](u, n, at[ONT_OPERAND_PARAM], at[ONT_OPERAND_GRAD], at + ONT_OPERAND_STATE, sums);
+        for (int k = 0; k < ONT_OPERAND_MASTER; k++)
+            if (at[k] && writes(rule) >> k & 1) store_piece(t, loops, k, from, n, at[k], wide, seed);
+        if (master && writes(rule) >> ONT_OPERAND_MASTER & 1)
+            store_piece(t, loops, ONT_OPERAND_MASTER, from, n, at[ONT_OPERAND_PARAM], wide, seed);
+    }
+}
+
+double ont_optim_stage_squares(const ont_optim_tensor *t, int64_t first, int64_t count)
+{
+    double piece[PIECE], sum = 0;
+    const ont_optim_table *loops = ont_optim_loops();
+    bool wide = t->dtype[ONT_OPERAND_GRAD] == ONT_FLOAT64;
+    for (int64_t done = 0; done < count; done += PIECE) {
+        int64_t n = count - done < PIECE ? count - done : PIECE;
+        load_piece(t, loops, ONT_OPERAND_GRAD, first + done, n, piece, wide);
+        sum += loops->sum_squares[wide ? ONT_STORAGE_F64 : ONT_STORAGE_F32](piece, n);
+    }
+    return sum;
+}

@@ -1,0 +1,602 @@
+/*
+ * The Python type Updater: describes the tensors of all parameter groups to optim/optim.h and runs one step without the
+ * GIL. Every tensor is looked at anew at every step, because any of them may have been replaced, resized or written
+ * since; what is remembered is only where each parameter's state was found in the optimizer's dict, and that is
+ * compared first. Called by onnxtrain/optim/_engine.py.
+ */
+#include "py/dlpack.h" /* Python.h before any system header */
+
+#include <string.h>
+
+#include "base/alloc.h"
+#include "optim/optim.h"
+
+enum { GROUP_MASTER = 1, GROUP_STOCHASTIC = 2, GROUP_LEADING = 2 /* sign and flags, before the rule's own numbers */ };
+
+typedef struct slot { /* parameter and its state dict as last seen; never dereferenced before the dict confirms them */
+    PyObject *param, *inner;
+} slot;
+
+typedef struct updater_object {
+    PyObject_HEAD
+    PyObject *module;
+    ont_state *state;
+    const ont_optim_rule *rule;
+    PyObject *name; /* of the optimizer, for messages */
+    PyObject *key_params, *key_grad, *key_step, *key_master, *key_state[ONT_RULE_STATES], *key_scale[2];
+    PyObject *increment_version; /* torch.autograd.graph's */
+    ont_optim work;
+    slot *slots, *order;   /* by position among the parameters; by position in the state dict */
+    PyObject **held;       /* references for the time of a step */
+    size_t n_slots, n_order, n_held, slots_capacity, order_capacity, held_capacity;
+    bool busy;
+} updater_object;
+
+/* One call of step(). */
+typedef struct walk {
+    updater_object *self;
+    PyObject *states, *prepare, *updated;
+    bool known, changed; /* the state dict is as last time; it was changed by prepare() */
+    size_t position;     /* among all parameters */
+    Py_ssize_t group, index;
+    double hyper[ONT_OPTIM_HYPER_MAX], sign;
+    int flags;
+    uint32_t needs;
+    double last_step; /* whose coefficients were added last for this group; negative: none */
+    bool last_first;
+    uint32_t last_update;
+} walk;
+
+static const char *const operand_text[ONT_OPERAND_COUNT] = {
+    "the parameter", "the gradient", "the first state", "the second state", "the third state", "the master copy"};
+
+/* ---- errors ---- */
+
+static int blame(const walk *w, PyObject *type, const char *what, const char *problem)
+{
+    PyErr_Format(type, "%U: parameter %zd of group %zd: %s%s", w->self->name, w->index, w->group, what, problem);
+    return -1;
+}
+
+static int is_true(PyObject *tensor, const char *attribute)
+{
+    PyObject *value = PyObject_GetAttrString(tensor, attribute);
+    int truth = value ? PyObject_IsTrue(value) : -1;
+    Py_XDECREF(value);
+    if (truth < 0) PyErr_Clear();
+    return truth > 0;
+}
+
+/* Why DLPack did not take the tensor, in the optimizer's words. */
+static int blame_borrow(const walk *w, PyObject *tensor, int operand)
+{
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    PyErr_NormalizeException(&type, &value, &trace);
+    PyObject *layout = PyObject_GetAttrString(tensor, "layout");
+    if (!layout) PyErr_Clear();
+    if (is_true(tensor, "is_sparse") || is_true(tensor, "is_sparse_csr"))
+        PyErr_Format(PyExc_RuntimeError,
+                     "%U does not support sparse gradients: %s %zd of group %zd is %S; use dense gradients (sparse=False "
+                     "in nn.Embedding) or torch.optim.SparseAdam",
+                     w->self->name, operand == ONT_OPERAND_GRAD ? "the gradient of parameter" : "parameter", w->index,
+                     w->group, layout ? layout : Py_None);
+    else
+        PyErr_Format(type, "%U: parameter %zd of group %zd: %s: %S", w->self->name, w->index, w->group,
+                     operand_text[operand], value ? value : Py_None);
+    Py_XDECREF(layout);
+    Py_XDECREF(type);
+    Py_XDECREF(value);
+    Py_XDECREF(trace);
+    return -1;
+}
+
+/* ---- tensors ---- */
+
+/* Takes the reference over, also on failure. */
+static int hold(updater_object *self, PyObject *object)
+{
+    if (ont_optim_reserve(&self->held, &self->held_capacity, self->n_held + 1, sizeof *self->held) != ONT_OK) {
+        Py_DECREF(object);
+        PyErr_NoMemory();
+        return -1;
+    }
+    self->held[self->n_held++] = object;
+    return 0;
+}
+
+static bool is_row_major(const dlpack_tensor *t)
+{
+    int64_t stride = 1;
+    if (!t->strides) return true;
+    for (int i = t->ndim - 1; i >= 0; i--) {
+        if (t->shape[i] != 1 && t->strides[i] != stride) return false;
+        stride *= t->shape[i];
+    }
+    return true;
+}
+
+static int64_t count_of(const ont_view *view)
+{
+    int64_t count = 1;
+    for (int i = 0; i < view->rank; i++) count *= view->dims[i];
+    return count;
+}
+
+/*
+ * ont_dlpack_borrow() for the step path, where 10,000 tensors are looked at: what is dense, larger than one element and
+ * on the CPU is taken at once, everything else goes the careful way. strides are NULL where row-major.
+ */
+static int borrow(const walk *w, PyObject *tensor, int operand, ont_view *view)
+{
+    const ont_state *state = w->self->state;
+    if (state->dlpack && PyType_IsSubtype(Py_TYPE(tensor), (PyTypeObject *)state->tensor_type)) {
+        dlpack_tensor t;
+        if (state->dlpack->tensor_from_object(tensor, &t) < 0) return blame_borrow(w, tensor, operand);
+        bool plain = t.device.type == DLPACK_CPU && t.dtype.lanes == 1 && is_row_major(&t) &&
+                     ont_dtype_from_dlpack(t.dtype.code, t.dtype.bits, &view->dtype);
+        *view = (ont_view){view->dtype, t.ndim, t.shape, NULL, t.data ? (char *)t.data + t.byte_offset : NULL};
+        if (plain && count_of(view) > 1 && view->data) return 0;
+    }
+    PyObject *keep = NULL;
+    if (ont_dlpack_borrow(state, tensor, operand_text[operand], w->index, view, &keep) < 0)
+        return blame_borrow(w, tensor, operand);
+    if (keep && hold(w->self, keep) < 0) return -1;
+    if (!view->data && count_of(view)) return blame(w, PyExc_TypeError, operand_text[operand], " has no memory");
+    return 0;
+}
+
+static bool same_dims(const ont_view *a, const ont_view *b)
+{
+    return a->rank == b->rank && (a->rank == 0 || !memcmp(a->dims, b->dims, (size_t)a->rank * sizeof *a->dims));
+}
+
+/* ---- state ---- */
+
+/* Whether the state dict holds the same objects in the same order as at the end of the last step. */
+static bool state_unchanged(const updater_object *self, PyObject *states)
+{
+    Py_ssize_t at = 0;
+    PyObject *key, *value;
+    size_t n = 0;
+    if ((size_t)PyDict_Size(states) != self->n_order) return false;
+    while (PyDict_Next(states, &at, &key, &value)) {
+        if (n >= self->n_order || self->order[n].param != key || self->order[n].inner != value) return false;
+        n++;
+    }
+    return n == self->n_order;
+}
+
+static int remember_state(updater_object *self, PyObject *states)
+{
+    Py_ssize_t at = 0;
+    PyObject *key, *value;
+    self->n_order = 0;
+    if (ont_optim_reserve(&self->order, &self->order_capacity, (size_t)PyDict_Size(states), sizeof *self->order) != ONT_OK) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    while (PyDict_Next(states, &at, &key, &value)) self->order[self->n_order++] = (slot){key, value};
+    return 0;
+}
+
+/* Borrowed; NULL without an exception where the parameter has no state yet. */
+static PyObject *find_inner(walk *w, PyObject *param)
+{
+    updater_object *self = w->self;
+    slot *s = &self->slots[w->position];
+    if (w->known && s->param == param && s->inner) return s->inner;
+    PyObject *inner = PyDict_GetItemWithError(w->states, param);
+    *s = (slot){param, inner};
+    if (inner && !PyDict_Check(inner)) {
+        blame(w, PyExc_TypeError, "its state", " is no dict");
+        s->inner = NULL;
+        return NULL;
+    }
+    return inner;
+}
+
+static int take_operand(walk *w, ont_optim_tensor *t, PyObject *tensor, int k, const ont_view *param,
+                        const int64_t *strides[ONT_OPERAND_COUNT])
+{
+    ont_view view;
+    if (hold(w->self, Py_NewRef(tensor)) < 0 || borrow(w, tensor, k, &view) < 0) return -1;
+    if (!same_dims(&view, param)) return blame(w, PyExc_ValueError, operand_text[k], " has another shape than the parameter");
+    bool eight = (k == ONT_OPERAND_STATE || k == ONT_OPERAND_STATE + 1) && param->dtype != ONT_FLOAT64 &&
+                 (view.dtype == ONT_INT8 || view.dtype == ONT_UINT8);
+    if (!eight && ont_optim_storage(view.dtype) == ONT_STORAGE_COUNT) {
+        PyErr_Format(PyExc_TypeError, "%U: parameter %zd of group %zd: %s is %s, which is not supported", w->self->name,
+                     w->index, w->group, operand_text[k], ont_dtype_name(view.dtype));
+        return -1;
+    }
+    t->data[k] = view.data;
+    t->dtype[k] = (uint8_t)view.dtype;
+    strides[k] = view.strides;
+    return 0;
+}
+
+/* The scales of 8-bit state: float32, one per block. */
+static int take_scale(walk *w, ont_optim_tensor *t, PyObject *inner, int i)
+{
+    PyObject *tensor = PyDict_GetItemWithError(inner, w->self->key_scale[i]);
+    ont_view view;
+    if (!tensor) return PyErr_Occurred() ? -1 : blame(w, PyExc_KeyError, "8-bit state", " without its scales");
+    if (hold(w->self, Py_NewRef(tensor)) < 0 || borrow(w, tensor, ONT_OPERAND_STATE + i, &view) < 0) return -1;
+    int64_t blocks = (t->count + ONT_QUANT_BLOCK - 1) / ONT_QUANT_BLOCK;
+    if (view.dtype != ONT_FLOAT32 || view.rank != 1 || view.dims[0] != blocks || (view.strides && blocks > 1 && view.strides[0] != 1))
+        return blame(w, PyExc_ValueError, "the scales of its 8-bit state", " are not contiguous float32, one per block");
+    t->scale[i] = view.data;
+    return 0;
+}
+
+static int take_step(walk *w, ont_optim_tensor *t, PyObject *tensor, double *step)
+{
+    ont_view view;
+    PyObject *keep = NULL;
+    const ont_state *state = w->self->state;
+    if (hold(w->self, Py_NewRef(tensor)) < 0) return -1;
+    dlpack_tensor d;
+    if (state->dlpack && PyType_IsSubtype(Py_TYPE(tensor), (PyTypeObject *)state->tensor_type) &&
+        state->dlpack->tensor_from_object(tensor, &d) == 0 && d.device.type == DLPACK_CPU && d.ndim == 0 &&
+        d.dtype.code == 2 && d.dtype.lanes == 1 && d.data) {
+        view = (ont_view){d.dtype.bits == 64 ? ONT_FLOAT64 : d.dtype.bits == 32 ? ONT_FLOAT32 : ONT_UNDEFINED, 0, NULL, NULL,
+                          (char *)d.data + d.byte_offset};
+    } else {
+        PyErr_Clear();
+        if (ont_dlpack_borrow(state, tensor, "step of parameter", w->index, &view, &keep) < 0) return -1;
+        if (keep && hold(w->self, keep) < 0) return -1;
+    }
+    if (view.rank != 0 || !view.data || (view.dtype != ONT_FLOAT32 && view.dtype != ONT_FLOAT64))
+        return blame(w, PyExc_TypeError, "its step", " is no float32 or float64 number on the CPU");
+    t->step = view.data;
+    t->step_is_double = view.dtype == ONT_FLOAT64;
+    *step = 1 + (t->step_is_double ? *(double *)view.data : (double)*(float *)view.data);
+    return 0;
+}
+
+static bool wants_master(const walk *w, const ont_optim_tensor *t)
+{
+    ont_dtype dtype = t->dtype[ONT_OPERAND_PARAM];
+    return w->flags & GROUP_MASTER && (dtype == ONT_BFLOAT16 || dtype == ONT_FLOAT16);
+}
+
+/* 1 where all entries that the rule needs are there and are tensors, 0 where some are missing. */
+static int is_complete(const walk *w, const ont_optim_tensor *t, PyObject *inner)
+{
+    const updater_object *self = w->self;
+    PyTypeObject *tensor_type = (PyTypeObject *)self->state->tensor_type;
+    if (!inner) return 0;
+    PyObject *keys[ONT_RULE_STATES + 2];
+    int n = 0;
+    if (self->rule->has_step) keys[n++] = self->key_step;
+    if (wants_master(w, t)) keys[n++] = self->key_master;
+    for (int i = 0; i < ONT_RULE_STATES; i++)
+        if (w->needs >> i & 1) keys[n++] = self->key_state[i];
+    for (int i = 0; i < n; i++) {
+        PyObject *value = PyDict_GetItemWithError(inner, keys[i]);
+        if (!value && PyErr_Occurred()) return -1;
+        if (!value || !PyType_IsSubtype(Py_TYPE(value), tensor_type)) return 0;
+    }
+    return 1;
+}
+
+/* The parameter's state dict, made or completed by the Python side where it must be. */
+static PyObject *complete_inner(walk *w, const ont_optim_tensor *t, PyObject *param, bool *first)
+{
+    PyObject *inner = find_inner(w, param);
+    if (!inner && PyErr_Occurred()) return NULL;
+    int complete = is_complete(w, t, inner);
+    if (complete != 0) return complete < 0 ? NULL : inner;
+    PyObject *made = PyObject_CallFunction(w->prepare, "On", param, w->group);
+    if (!made) return NULL;
+    *first = PyObject_IsTrue(made) > 0;
+    Py_DECREF(made);
+    w->known = false;
+    w->changed = true;
+    inner = find_inner(w, param);
+    complete = PyErr_Occurred() ? -1 : is_complete(w, t, inner);
+    if (complete == 0) blame(w, PyExc_KeyError, "its state", " is incomplete");
+    return complete > 0 ? inner : NULL;
+}
+
+static int take_state(walk *w, ont_optim_tensor *t, PyObject *param, const ont_view *view,
+                      const int64_t *strides[ONT_OPERAND_COUNT], double *step, bool *first)
+{
+    updater_object *self = w->self;
+    PyObject *inner = complete_inner(w, t, param, first);
+    if (!inner || hold(self, Py_NewRef(inner)) < 0) return -1;
+    for (int i = 0; i < ONT_RULE_STATES; i++) {
+        if (!(w->needs >> i & 1)) continue;
+        int k = ONT_OPERAND_STATE + i;
+        if (take_operand(w, t, PyDict_GetItemWithError(inner, self->key_state[i]), k, view, strides) < 0) return -1;
+        bool eight = t->dtype[k] == ONT_INT8 || t->dtype[k] == ONT_UINT8;
+        if (eight && take_scale(w, t, inner, i) < 0) return -1;
+    }
+    if (self->rule->has_step && take_step(w, t, PyDict_GetItemWithError(inner, self->key_step), step) < 0) return -1;
+    if (!wants_master(w, t)) return 0;
+    PyObject *master = PyDict_GetItemWithError(inner, self->key_master);
+    if (take_operand(w, t, master, ONT_OPERAND_MASTER, view, strides) < 0) return -1;
+    if (t->dtype[ONT_OPERAND_MASTER] != ONT_FLOAT32) return blame(w, PyExc_TypeError, operand_text[ONT_OPERAND_MASTER], " is not float32");
+    return 0;
+}
+
+/* ---- the walk over groups and parameters ---- */
+
+static int finish_tensor(walk *w, ont_optim_tensor *t, const ont_view *view, const int64_t *strides[ONT_OPERAND_COUNT],
+                         double step, bool first)
+{
+    updater_object *self = w->self;
+    bool strided = false, wide = false, eight = false;
+    for (int k = 0; k < ONT_OPERAND_COUNT; k++) {
+        strided |= t->data[k] && strides[k];
+        if (k == ONT_OPERAND_GRAD || !t->data[k]) continue;
+        wide |= t->dtype[k] == ONT_FLOAT64;
+        eight |= t->dtype[k] == ONT_INT8 || t->dtype[k] == ONT_UINT8;
+    }
+    if (wide && eight) return blame(w, PyExc_TypeError, "8-bit state", " beside float64 is not supported");
+    if (strided && t->count > 0) {
+        ont_status status = ont_optim_make_layout(&self->work, t, view->rank, view->dims, strides, &t->layout);
+        if (status != ONT_OK) {
+            ont_context(status, "parameter %zd of group %zd", w->index, w->group);
+            ont_raise(self->state, status);
+            return -1;
+        }
+    }
+    ont_dtype dtype = t->dtype[ONT_OPERAND_PARAM];
+    t->stochastic = w->flags & GROUP_STOCHASTIC && !t->data[ONT_OPERAND_MASTER] && !wide &&
+                    (dtype == ONT_BFLOAT16 || dtype == ONT_FLOAT16);
+    t->stream = (uint32_t)w->position;
+    if (step != w->last_step || first != w->last_first) {
+        ont_update u;
+        self->rule->fill(w->hyper, step, first, &u);
+        u.grad = w->sign;
+        if (ont_optim_add_update(&self->work, &u, &w->last_update) != ONT_OK) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        w->last_step = step;
+        w->last_first = first;
+    }
+    t->update = w->last_update;
+    return 0;
+}
+
+/* One parameter; takes the reference to `grad` over. */
+static int take_param(walk *w, PyObject *param, PyObject *grad)
+{
+    updater_object *self = w->self;
+    const int64_t *strides[ONT_OPERAND_COUNT] = {0};
+    ont_optim_tensor *t;
+    ont_view view;
+    double step = 0;
+    bool first = false;
+    if (hold(self, grad) < 0 || hold(self, Py_NewRef(param)) < 0) return -1;
+    if (ont_optim_add_tensor(&self->work, &t) != ONT_OK) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    if (borrow(w, param, ONT_OPERAND_PARAM, &view) < 0) return -1;
+    if (ont_optim_storage(view.dtype) == ONT_STORAGE_COUNT) {
+        PyErr_Format(PyExc_TypeError, "%U: parameter %zd of group %zd is %s; float, double, bfloat16 and float16 are supported",
+                     self->name, w->index, w->group, ont_dtype_name(view.dtype));
+        return -1;
+    }
+    t->count = count_of(&view);
+    t->data[ONT_OPERAND_PARAM] = view.data;
+    t->dtype[ONT_OPERAND_PARAM] = (uint8_t)view.dtype;
+    strides[ONT_OPERAND_PARAM] = view.strides;
+    if (take_operand(w, t, grad, ONT_OPERAND_GRAD, &view, strides) < 0) return -1;
+    if ((w->needs || self->rule->has_step || wants_master(w, t)) &&
+        take_state(w, t, param, &view, strides, &step, &first) < 0)
+        return -1;
+    if (finish_tensor(w, t, &view, strides, step, first) < 0) return -1;
+    return PyList_Append(w->updated, param);
+}
+
+static int parse_hyper(walk *w, PyObject *numbers)
+{
+    const ont_optim_rule *rule = w->self->rule;
+    if (!PyTuple_Check(numbers) || PyTuple_Size(numbers) != GROUP_LEADING + rule->n_hyper) {
+        PyErr_Format(PyExc_ValueError, "%U: group %zd needs the numbers sign, flags, %s", w->self->name, w->group, rule->hyper);
+        return -1;
+    }
+    double leading[GROUP_LEADING];
+    for (int i = 0; i < GROUP_LEADING + rule->n_hyper; i++) {
+        double x = PyFloat_AsDouble(PyTuple_GetItem(numbers, i));
+        if (x == -1 && PyErr_Occurred()) return -1;
+        *(i < GROUP_LEADING ? &leading[i] : &w->hyper[i - GROUP_LEADING]) = x;
+    }
+    w->sign = leading[0];
+    w->flags = (int)leading[1];
+    w->needs = rule->needs(w->hyper);
+    w->last_step = -1;
+    return 0;
+}
+
+static int take_group(walk *w, PyObject *group)
+{
+    updater_object *self = w->self;
+    PyObject *params = PyDict_Check(group) ? PyDict_GetItemWithError(group, self->key_params) : NULL;
+    if (!params || !PyList_Check(params)) {
+        if (!PyErr_Occurred()) PyErr_Format(PyExc_TypeError, "%U: group %zd is no dict with a list of params", self->name, w->group);
+        return -1;
+    }
+    if (hold(self, Py_NewRef(params)) < 0) return -1;
+    for (w->index = 0; w->index < PyList_Size(params); w->index++, w->position++) {
+        PyObject *param = PyList_GetItem(params, w->index);
+        if (w->position >= self->n_slots) {
+            if (ont_optim_reserve(&self->slots, &self->slots_capacity, w->position + 1, sizeof *self->slots) != ONT_OK) {
+                PyErr_NoMemory();
+                return -1;
+            }
+            self->slots[self->n_slots++] = (slot){NULL, NULL};
+        }
+        PyObject *grad = PyObject_GetAttr(param, self->key_grad);
+        if (!grad) return -1;
+        if (grad == Py_None) {
+            Py_DECREF(grad);
+            continue;
+        }
+        if (take_param(w, param, grad) < 0) return -1;
+    }
+    return 0;
+}
+
+static int take_all(walk *w, PyObject *groups, PyObject *hyper)
+{
+    Py_ssize_t n = PyList_Check(groups) && PyList_Check(hyper) ? PyList_Size(groups) : -1;
+    if (n < 0 || PyList_Size(hyper) != n || !PyDict_Check(w->states)) {
+        PyErr_Format(PyExc_TypeError, "%U: step() needs lists of groups and of their numbers, and a dict of state", w->self->name);
+        return -1;
+    }
+    w->known = state_unchanged(w->self, w->states);
+    w->changed = !w->known;
+    for (w->group = 0; w->group < n && w->group < PyList_Size(groups); w->group++)
+        if (parse_hyper(w, PyList_GetItem(hyper, w->group)) < 0 || take_group(w, PyList_GetItem(groups, w->group)) < 0) return -1;
+    return w->changed ? remember_state(w->self, w->states) : 0;
+}
+
+/* ---- the step ---- */
+
+static int check_overlap(updater_object *self)
+{
+    bool overlaps = false;
+    ont_optim_overlap where;
+    ont_status status = ont_optim_check(&self->work, &overlaps, &where);
+    if (status != ONT_OK) {
+        ont_raise(self->state, status);
+        return -1;
+    }
+    if (!overlaps) return 0;
+    const ont_optim_tensor *tensors = self->work.tensors;
+    PyErr_Format(PyExc_ValueError, "%U: %s number %u, counted over all groups, shares memory with %s number %u", self->name,
+                 operand_text[where.operand], tensors[where.tensor].stream, operand_text[where.other_operand],
+                 tensors[where.other_tensor].stream);
+    return -1;
+}
+
+static int mark_updated(updater_object *self, PyObject *updated)
+{
+    PyObject *result = PyObject_CallFunctionObjArgs(self->increment_version, updated, NULL);
+    Py_XDECREF(result);
+    return result ? 0 : -1;
+}
+
+static PyObject *run_step(updater_object *self, double max_norm, double unscale, uint64_t seed)
+{
+    ont_optim_request request = {.rule = self->rule, .unscale = unscale, .max_norm = max_norm, .seed = seed};
+    double norm = 0;
+    ont_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = ont_optim_run(&self->work, &request, &norm);
+    Py_END_ALLOW_THREADS
+    if (status != ONT_OK) return ont_raise(self->state, status);
+    return max_norm >= 0 ? PyFloat_FromDouble(norm) : Py_NewRef(Py_None);
+}
+
+static PyObject *updater_step(PyObject *object, PyObject *args)
+{
+    updater_object *self = (updater_object *)object;
+    PyObject *groups, *hyper, *states, *prepare;
+    double max_norm, unscale;
+    unsigned long long seed;
+    if (!PyArg_ParseTuple(args, "OOOOddK:step", &groups, &hyper, &states, &prepare, &max_norm, &unscale, &seed)) return NULL;
+    if (self->busy) return PyErr_Format(PyExc_RuntimeError, "%U: step() is already running", self->name);
+    walk w = {.self = self, .states = states, .prepare = prepare, .updated = PyList_New(0)};
+    if (!w.updated) return NULL;
+    self->busy = true;
+    PyObject *result = NULL;
+    ont_optim_clear(&self->work);
+    if (take_all(&w, groups, hyper) == 0 && check_overlap(self) == 0 && mark_updated(self, w.updated) == 0)
+        result = run_step(self, max_norm, unscale, seed);
+    if (!result) self->n_order = 0;
+    for (size_t i = 0; i < self->n_held; i++) Py_DECREF(self->held[i]);
+    self->n_held = 0;
+    self->busy = false;
+    Py_DECREF(w.updated);
+    return result;
+}
+
+/* ---- type ---- */
+
+static int make_keys(updater_object *self)
+{
+    self->key_params = PyUnicode_InternFromString("params");
+    self->key_grad = PyUnicode_InternFromString("grad");
+    self->key_step = PyUnicode_InternFromString("step");
+    self->key_master = PyUnicode_InternFromString("master_param");
+    bool good = self->key_params && self->key_grad && self->key_step && self->key_master;
+    for (int i = 0; i < ONT_RULE_STATES; i++) {
+        const char *key = self->rule->states[i];
+        if (!key) continue;
+        good = good && (self->key_state[i] = PyUnicode_InternFromString(key));
+        if (i < 2) good = good && (self->key_scale[i] = PyUnicode_FromFormat("%s_scale", key));
+    }
+    return good ? 0 : -1;
+}
+
+static int updater_init(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    updater_object *self = (updater_object *)object;
+    char *names[] = {"rule", "name", NULL};
+    const char *rule;
+    PyObject *name;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sU:Updater", names, &rule, &name)) return -1;
+    if (self->rule) {
+        PyErr_SetString(PyExc_RuntimeError, "Updater.__init__ was already called");
+        return -1;
+    }
+    self->module = PyType_GetModule(Py_TYPE(object));
+    if (!self->module) return -1;
+    Py_INCREF(self->module);
+    self->state = ont_get_state(self->module);
+    self->rule = ont_optim_find_rule(rule);
+    if (!self->rule) {
+        PyErr_Format(PyExc_ValueError, "there is no update rule '%s'", rule);
+        return -1;
+    }
+    self->name = Py_NewRef(name);
+    PyObject *graph = PyImport_ImportModule("torch.autograd.graph");
+    self->increment_version = graph ? PyObject_GetAttrString(graph, "increment_version") : NULL;
+    Py_XDECREF(graph);
+    return self->increment_version ? make_keys(self) : -1;
+}
+
+static void updater_dealloc(PyObject *object)
+{
+    updater_object *self = (updater_object *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    ont_optim_deinit(&self->work);
+    ont_free(self->slots);
+    ont_free(self->order);
+    ont_free(self->held);
+    Py_XDECREF(self->name);
+    Py_XDECREF(self->key_params);
+    Py_XDECREF(self->key_grad);
+    Py_XDECREF(self->key_step);
+    Py_XDECREF(self->key_master);
+    for (int i = 0; i < ONT_RULE_STATES; i++) Py_XDECREF(self->key_state[i]);
+    for (int i = 0; i < 2; i++) Py_XDECREF(self->key_scale[i]);
+    Py_XDECREF(self->increment_version);
+    Py_XDECREF(self->module);
+    freefunc free_object = PyType_GetSlot(type, Py_tp_free);
+    free_object(object);
+    Py_DECREF(type);
+}
+
+static PyMethodDef updater_methods[] = {
+    {"step", updater_step, METH_VARARGS,
+     "step(groups, hyper, state, prepare, max_norm, unscale, seed) -> norm of all gradients, or None"},
+    {NULL, NULL, 0, NULL},
+};
+
+PyType_Spec ont_updater_spec = {
+    .name = "onnxtrain._C.Updater",
+    .basicsize = sizeof(updater_object),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = (PyType_Slot[]){{Py_tp_init, updater_init},
+                             {Py_tp_dealloc, updater_dealloc},
+                             {Py_tp_methods, updater_methods},
+                             {Py_tp_doc, "One optimizer's update of all its parameters in one call."},
+                             {0, NULL}},
+};

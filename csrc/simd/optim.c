@@ -1,0 +1,16 @@
+/*
+ * Chooses the optimizers' loops: the instruction set that simd.c has chosen.
+ */
+#include "simd/optim.h"
+
+#include <string.h>
+
+#include "simd/simd.h"
+
+extern const ont_optim_table ont_optim_table_plain, ont_optim_table_avx2, ont_optim_table_avx512;
+
+const ont_optim_table *ont_optim_loops(void)
+{
+    const char *isa = ont_simd()->isa;
+    return !strcmp(isa, "avx512") ? &ont_optim_table_avx512 : !strcmp(isa, "avx2") ? &ont_optim_table_avx2 : &ont_optim_table_plain;
+}

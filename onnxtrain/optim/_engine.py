@@ -1,0 +1,241 @@
+"""What the optimizers share: parameter groups as torch.optim has them, and one C call per step for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onnxtrain import _C
+
+MASTER, STOCHASTIC = 1, 2  # flags of a group, as csrc/py/optim.c reads them
+NARROW = (torch.bfloat16, torch.float16)
+QUANT_BLOCK = 256  # elements that share a scale in 8-bit state
+STATE_DTYPES = (None, "int8", torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def check(name: str, value: Any, low: float = 0.0, high: float = float("inf")) -> None:
+    """Refuses a hyperparameter outside [low, high), with torch's exception.
+
+    Raises:
+        ValueError: it is outside, or is NaN.
+    """
+    if not low <= float(value) < high:
+        raise ValueError(f"Invalid {name}: {value} (expected at least {low:g}"
+                         + (f" and less than {high:g})" if high != float("inf") else ")"))
+
+
+def number(value: float | Tensor) -> float:
+    """A hyperparameter as a float; one-element tensors are read at every step."""
+    return value.item() if isinstance(value, Tensor) else value
+
+
+class FusedOptimizer(torch.optim.Optimizer):
+    """Base of the optimizers here. A subclass names its rule, its state and its numbers.
+
+    Options that all share, as keyword arguments and keys of a group:
+
+    - ``master_weights``: bfloat16 and float16 parameters keep a float32 copy (state ``master_param``), which is updated;
+      the parameter is its rounding. A parameter that somebody else has written since counts instead of its copy.
+    - ``stochastic_rounding``: without master weights, 16-bit parameters are rounded up or down at random, so that small
+      steps are not lost: the expected value is exact. Streams are keyed by ``torch.initial_seed()`` and the step.
+    - ``maximize``: steps along the gradient instead of against it.
+    """
+
+    _rule: str
+    _scalings: dict[str, str] = {}  # state: "int8" or "uint8", where state_dtype="int8" may hold it
+    _step_supports_amp_scaling = True
+
+    def __init__(self, params: Iterable, defaults: dict[str, Any], max_grad_norm: float | None = None,
+                 set_grad_none: bool = True) -> None:
+        if max_grad_norm is not None:
+            check("max_grad_norm", max_grad_norm)
+        self.max_grad_norm = max_grad_norm
+        self.grad_norm: float | None = None
+        self._set_grad_none = set_grad_none
+        self._steps = 0
+        self._setup()
+        super().__init__(params, defaults)
+
+    # ---- for subclasses ----
+
+    def _hyper(self, group: dict[str, Any]) -> tuple[float, ...]:
+        """The rule's numbers, in the order of csrc/optim/rules.c."""
+        raise NotImplementedError
+
+    def _state_names(self, group: dict[str, Any]) -> tuple[str, ...]:
+        """The tensors that the group's parameters keep, besides ``step`` and ``master_param``."""
+        raise NotImplementedError
+
+    def _has_step(self) -> bool:
+        return True
+
+    # ---- the step ----
+
+    def _setup(self) -> None:
+        self._updater = _C.Updater(self._rule, type(self).__name__)
+        self._fresh: list[tuple[Tensor, str]] = []
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Updates every parameter that has a gradient, in one call of the core.
+
+        Args:
+            closure: computes the loss again, with gradients enabled, before the update.
+
+        Returns:
+            The closure's loss; without a closure, the norm of all gradients before clipping (0-dim float32) where
+            ``max_grad_norm`` is set, else None. ``grad_norm`` holds the norm as a float.
+
+        Raises:
+            RuntimeError: a gradient is sparse.
+            TypeError, ValueError: a tensor is not a dense CPU tensor of a supported dtype, or shares memory with
+                another; the message names the parameter. Nothing has been updated then.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        found_inf, scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
+        if found_inf is not None and float(found_inf):
+            return loss
+        limit = -1.0 if self.max_grad_norm is None else float(self.max_grad_norm)
+        unscale = 1.0 if scale is None else 1.0 / float(scale)
+        self.grad_norm = self._run(limit, unscale)
+        if loss is None and self.grad_norm is not None:
+            return torch.tensor(self.grad_norm, dtype=torch.float32)
+        return loss
+
+    def _run(self, limit: float, unscale: float) -> float | None:
+        groups = self.param_groups
+        hyper = [(-1.0 if group["maximize"] else 1.0,
+                  MASTER * group["master_weights"] + STOCHASTIC * group["stochastic_rounding"], *self._hyper(group))
+                 for group in groups]
+        seed = (torch.initial_seed() + 0x9E3779B97F4A7C15 * self._steps) & (2**64 - 1)
+        try:
+            norm = self._updater.step(groups, hyper, self.state, self._prepare, limit, unscale, seed)
+        except BaseException:
+            for param, name in self._fresh:  # as if the step had not been tried
+                del self.state[param][name]
+            raise
+        finally:
+            self._fresh.clear()
+        self._steps += 1
+        return norm
+
+    def _prepare(self, param: Tensor, index: int) -> bool:
+        """Completes a parameter's state; called by the core where something is missing.
+
+        Returns:
+            Whether it had none before.
+        """
+        group, state = self.param_groups[index], self.state[param]
+        had = any(name in state for name in self._state_names(group))
+        if self._has_step() and not isinstance(state.get("step"), Tensor):
+            if "step" not in state:
+                self._fresh.append((param, "step"))
+            state["step"] = torch.tensor(float(state.get("step", 0.0)), dtype=torch.float32)
+        for name in self._state_names(group):
+            if not isinstance(state.get(name), Tensor):
+                if name not in state:
+                    self._fresh.append((param, name))
+                state[name] = self._new_state(param, group, name, state)
+        if group["master_weights"] and param.dtype in NARROW and "master_param" not in state:
+            self._fresh.append((param, "master_param"))
+            state["master_param"] = param.detach().to(torch.float32, memory_format=torch.preserve_format, copy=True)
+        return not had
+
+    def _new_state(self, param: Tensor, group: dict[str, Any], name: str, state: dict[str, Any]) -> Tensor:
+        dtype = group.get("state_dtype")
+        if dtype == "int8" and name in self._scalings and param.dtype != torch.float64:
+            scale = f"{name}_scale"
+            if scale not in state:
+                self._fresh.append((param, scale))
+            blocks = -(-param.numel() // QUANT_BLOCK)
+            state[scale] = torch.zeros(blocks, dtype=torch.float32)
+            dtype = getattr(torch, self._scalings[name])
+        elif dtype is None or dtype == "int8":
+            dtype = torch.float32 if group["master_weights"] and param.dtype in NARROW else param.dtype
+        return torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
+
+    def zero_grad(self, set_to_none: bool | None = None) -> None:
+        """Drops the gradients, or fills them with zeros where ``set_to_none`` (default: ``set_grad_none``) is False."""
+        super().zero_grad(self._set_grad_none if set_to_none is None else set_to_none)
+
+    # ---- saving, loading, copying ----
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = ("max_grad_norm", "grad_norm", "_set_grad_none", "_steps")
+        return {**super().__getstate__(), **{name: getattr(self, name) for name in own}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._setup()
+        for group in self.param_groups:
+            for name, value in self.defaults.items():
+                if name != "differentiable":
+                    group.setdefault(name, value)
+            self._adopt(group)
+
+    def _adopt(self, group: dict[str, Any]) -> None:
+        """Understands a group that another optimizer or an older version has saved.
+
+        Raises:
+            ValueError: the group asks for what there is not here.
+        """
+        if group.get("differentiable"):
+            raise ValueError(f"{type(self).__name__} does not support differentiable=True")
+        step = group.pop("step", None)  # upstream counts per group
+        if self._has_step() and not isinstance(step, (list, dict)):
+            for param in group["params"]:
+                held = self.state.get(param)
+                if held and not isinstance(held.get("step"), Tensor):
+                    count = held.get("step", 0.0 if step is None else step)
+                    held["step"] = torch.tensor(float(count), dtype=torch.float32)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads what ``state_dict()`` here or of the torch.optim class of the same rule has given.
+
+        Unlike torch.optim, which casts state to the parameter's dtype, float32 state and master copies of 16-bit
+        parameters and 8-bit state stay what they were.
+
+        Raises:
+            ValueError: the groups do not fit; or they ask for an option that there is not here.
+        """
+        super().load_state_dict(state_dict)
+        saved = [key for group in state_dict["param_groups"] for key in group["params"]]
+        params = [param for group in self.param_groups for param in group["params"]]
+        for key, param in zip(saved, params):
+            for name, value in state_dict["state"].get(key, {}).items():
+                held = self.state[param].get(name)
+                if isinstance(value, Tensor) and isinstance(held, Tensor) and held.dtype != value.dtype and name != "step":
+                    self.state[param][name] = value.detach().clone(memory_format=torch.preserve_format).to(param.device)
+
+
+def common_defaults(*, maximize: bool, master_weights: bool, stochastic_rounding: bool) -> dict[str, Any]:
+    """The options that every group has.
+
+    Raises:
+        ValueError: two of them contradict each other.
+    """
+    if master_weights and stochastic_rounding:
+        raise ValueError("stochastic_rounding is for 16-bit parameters without master_weights: choose one")
+    return {"maximize": bool(maximize), "master_weights": bool(master_weights),
+            "stochastic_rounding": bool(stochastic_rounding)}
+
+
+def check_state_dtype(state_dtype: Any) -> Any:
+    """Refuses a state dtype that the core does not have.
+
+    Raises:
+        ValueError: it is none of STATE_DTYPES.
+    """
+    if isinstance(state_dtype, torch.dtype) and state_dtype is torch.int8:
+        state_dtype = "int8"
+    if not any(state_dtype is known or (isinstance(known, str) and state_dtype == known) for known in STATE_DTYPES):
+        raise ValueError(f"Invalid state_dtype: {state_dtype!r} (expected one of {', '.join(map(str, STATE_DTYPES))})")
+    return state_dtype
+
+
