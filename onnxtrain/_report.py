@@ -15,6 +15,7 @@ class Counters:
     engine_steps: int = 0
     fallback_steps: int = 0
     exports: int = 0
+    cached_exports: int = 0
     export_seconds: float = 0.0
     build_seconds: float = 0.0
     reasons: list[str] = dataclasses.field(default_factory=list)
@@ -52,7 +53,7 @@ def stats(model: Any = None) -> dict[str, Any]:
 
     Returns:
         engine_steps, fallback_steps: calls of forward that ran in the engine, and in PyTorch. exports, export_seconds,
-        build_seconds: of torch's exporters, and of loading their graphs. specialisations, specialise_seconds,
+        build_seconds: of torch's exporters, and of loading their graphs. cached_exports: loaded from ORTMODULE_CACHE_DIR. specialisations, specialise_seconds,
         last_specialise_seconds: programs made for new sizes of dynamic dims or new sets of gradients, without an export.
         slab_bytes: planned activations of the programs used last. reasons: one text for each fallback.
     """

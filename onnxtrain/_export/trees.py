@@ -64,7 +64,8 @@ def _register_dataclass(kind: type) -> None:
         return [(pytree.GetAttrKey(name), getattr(value, name)) for name in held], held
 
     pytree.register_pytree_node(kind, take_apart, build, flatten_with_keys_fn=with_keys,
-                                serialized_type_name=f"{kind.__module__}.{kind.__qualname__}")
+                                serialized_type_name=f"{kind.__module__}.{kind.__qualname__}",
+                                to_dumpable_context=list, from_dumpable_context=tuple)
 
 
 def _register_mapping(kind: type) -> None:
@@ -83,4 +84,5 @@ def _register_mapping(kind: type) -> None:
         return [(pytree.MappingKey(key), item) for key, item in value.items()], tuple(value)
 
     pytree.register_pytree_node(kind, take_apart, build, flatten_with_keys_fn=with_keys,
-                                serialized_type_name=f"{kind.__module__}.{kind.__qualname__}")
+                                serialized_type_name=f"{kind.__module__}.{kind.__qualname__}",
+                                to_dumpable_context=list, from_dumpable_context=tuple)

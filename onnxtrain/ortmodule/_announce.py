@@ -43,3 +43,15 @@ def ready(name: str, training: bool, program: Any, debug: Any, fallback: Any) ->
     debug.log(logging.WARNING,
               "ORTModule: %s is ready for %s\n%s\n  initialization overhead %.2f s, of which export took %.2f s and the build "
               "%.3f s", name, mode, "\n".join(rows), export_seconds + build, export_seconds, build)
+
+
+def memory(model: Any, program: Any) -> None:
+    """ORTMODULE_PRINT_MEMORY_STATS: planned and held bytes, on the first ten steps and then at powers of two, on rank 0."""
+    step = program.steps
+    if _rank() != 0 or step > 10 and step & (step - 1):
+        return
+    totals = program.totals()
+    mode = "training" if model._is_training() else "inference"
+    print(f"step {step}, {mode}: activations {totals['slab_bytes'] / 2**20:.2f} MiB (at least "
+          f"{totals['slab_lower_bound'] / 2**20:.2f}), outputs and gradients {totals['pool_live_bytes'] / 2**20:.2f} MiB live, "
+          f"{totals['pool_cached_bytes'] / 2**20:.2f} cached, {totals['pool_peak_bytes'] / 2**20:.2f} at the peak")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxtrain import options
+from onnxtrain._profile import Profile
 
 
 class LogLevel(enum.IntEnum):
@@ -44,15 +45,18 @@ class DebugOptions:
         config: kept as it is, for scripts that pass one.
         verify: compare the first step of every program (an int: the first so many) with eager PyTorch, dropout off in
             both: outputs, gradients, buffers. A table is logged; VerificationError above tolerance.
+        profile: a file: a Chrome trace of every kernel of the first 100 steps, written when the process ends, or by
+            `debug_options.trace.write()`. `python -m onnxtrain profile FILE` prints where the time went.
 
     Raises:
         TypeError: log_level is no LogLevel, or onnx_prefix no str.
         ValueError: save_onnx without onnx_prefix.
-        OSError: the folder cannot be written.
+        OSError: the folder, or that of `profile`, cannot be written.
     """
 
     def __init__(self, log_level: LogLevel = LogLevel.WARNING, save_onnx: bool = False, onnx_prefix: str = "",
-                 save_path: str = "", config: Any = None, verify: bool | int = False) -> None:
+                 save_path: str = "", config: Any = None, verify: bool | int = False,
+                 profile: str | os.PathLike[str] | None = None) -> None:
         if not isinstance(log_level, LogLevel):
             raise TypeError(f"log_level is {log_level!r}, expected a LogLevel")
         if not isinstance(onnx_prefix, str):
@@ -66,6 +70,7 @@ class DebugOptions:
         self.save_path = Path(options.read("ORTMODULE_SAVE_ONNX_PATH") or save_path or ".")
         self.config = config
         self.verify = int(verify)
+        self.trace = None if profile is None else Profile(os.fspath(profile))
         if save_onnx and not os.access(self.save_path, os.W_OK | os.X_OK):
             raise OSError(f"{self.save_path} is not a folder that can be written")
 

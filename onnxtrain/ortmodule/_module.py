@@ -11,7 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from onnxtrain import UnsupportedError, _C, _report, options
-from onnxtrain._export import exclusive, trees
+from onnxtrain._export import cache, exclusive, trees
 from onnxtrain._export.attributes import State
 from onnxtrain._export.rewrite import CustomFunctions, Untraceable
 from onnxtrain.export import ArgumentError, ExportError, export
@@ -127,7 +127,7 @@ class ORTModule(torch.nn.Module):
                 if program.steps < self._debug.verify:
                     self._debug.log(logging.WARNING, "%s", verify(self._module, program.exported, args, kwargs))
                 try:
-                    result = program(leaves, grad_enabled)
+                    result = self._run(program, leaves, grad_enabled)
                 except StaleError as error:
                     programs.remove(program)
                     self._debug.log(logging.WARNING, "ORTModule: %s: exporting again", error)
@@ -141,6 +141,27 @@ class ORTModule(torch.nn.Module):
         if fallen is not None and not self._fallback.retry and fallen.holds():
             return self._in_torch(args, kwargs)
         return self._export_and_run(key, leaves, tensors, grad_enabled, args, kwargs)
+
+    def _run(self, program: Program, leaves: list[Any], grad_enabled: bool) -> Any:
+        """One step in the engine, traced and its memory printed where that was asked for."""
+        if self._runtime.print_memory_stats:
+            result = self._traced(program, leaves, grad_enabled)
+            _announce.memory(self, program)
+            return result
+        return self._traced(program, leaves, grad_enabled)
+
+    def _traced(self, program: Program, leaves: list[Any], grad_enabled: bool) -> Any:
+        trace = self._debug.trace
+        if trace is None:
+            return program(leaves, grad_enabled)
+        for session in program.sessions:
+            trace.read(session)  # the backward of the step before
+        if not trace.wanted:
+            return program(leaves, grad_enabled)
+        start = trace.begin()
+        result = program(leaves, grad_enabled)
+        trace.end(start, type(self._module).__name__, program.sessions)
+        return result
 
     def _in_torch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         _report.count(self._counters, fallback_steps=1)
@@ -173,10 +194,10 @@ class ORTModule(torch.nn.Module):
         for exporter in ("dynamo", "torchscript") if choice == "auto" else (choice,):
             try:
                 with exclusive.exclusive():
-                    program = self._program(exporter, args, kwargs, failures)
+                    program = self._cached(key, tensors) or self._program(key, exporter, args, kwargs, failures)
                 if self._debug.verify and not size:
                     self._debug.log(logging.WARNING, "%s", verify(self._module, program.exported, args, kwargs))
-                result = None if size else program(leaves, grad_enabled)
+                result = None if size else self._run(program, leaves, grad_enabled)
                 if self._debug.save_onnx:
                     self._save(program, key.training)
             except (ExportError, UnsupportedError, StaleError) as error:
@@ -201,7 +222,29 @@ class ORTModule(torch.nn.Module):
         """Whether exports go stale as soon as they are made."""
         return len(known) >= MAX_STATES or len(known) >= 3 and all(program.steps <= 1 for program in known[-3:])
 
-    def _program(self, exporter: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
+    def _digest(self, key: Key) -> str | None:
+        """The name of this module's exports on disk; None where they are not kept."""
+        if not self._runtime.cache_dir:
+            return None
+        runtime = self._runtime
+        settings = (runtime.onnx_opset_version, runtime.enable_custom_autograd_function, runtime.skipped_autograd_functions,
+                    options.read("ONNXTRAIN_EXPORTER"))
+        try:
+            return cache.digest(self._module, key, settings)
+        except (cache.NotKept, OSError, NotImplementedError, TypeError) as reason:
+            self._debug.log(logging.INFO, "ORTModule: exports are not kept in %s: %s", runtime.cache_dir, reason)
+            return None
+
+    def _cached(self, key: Key, tensors: list[torch.Tensor]) -> Program | None:
+        name = self._digest(key)
+        exported = None if name is None else cache.load(self._runtime.cache_dir, name, self._module, tensors)
+        if exported is None:
+            return None
+        program = Program(self._module, exported)
+        _report.count(self._counters, cached_exports=1, build_seconds=program.build_seconds)
+        return program
+
+    def _program(self, key: Key, exporter: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
                  failures: list[tuple[str, Exception]]) -> Program:
         """Exports, loads, and compares with eager where that is needed or asked for."""
         runtime = self._runtime
@@ -219,6 +262,9 @@ class ORTModule(torch.nn.Module):
                     f"{worst[1]:.1e} of its largest entry."
                 )
             exported.notes.append("Outputs and every gradient of one batch were equal to eager PyTorch's.")
+        name = self._digest(key)
+        if name is not None:
+            cache.store(self._runtime.cache_dir, name, self._module, exported)
         if failures:
             exported.notes.append(f"The {exporter} exporter was used, because: {failures[0][1]}")
         return program

@@ -441,20 +441,3 @@ def test_out_of_range_index_is_an_index_error():
     with pytest.raises(IndexError, match="out of range for 5 entries"):
         model(torch.tensor([1, 5]))
     assert model(torch.tensor([0, 1])).shape == (2, 3)
-
-
-def test_every_environment_variable_changes_something(monkeypatch, tmp_path, caplog):
-    from onnxtrain import options
-
-    examples = {"ORTMODULE_ONNX_OPSET_VERSION": "18", "ORTMODULE_LOG_LEVEL": "INFO", "ORTMODULE_SAVE_ONNX_PATH": str(tmp_path),
-                "ORTMODULE_FALLBACK_POLICY": "FALLBACK_UNSUPPORTED_DATA|FALLBACK_BAD_INITIALIZATION",
-                "ORTMODULE_FALLBACK_RETRY": "1", "ONNXTRAIN_EXPORTER": "dynamo"}
-    assert set(examples) == set(options.VARIABLES)
-    for name, text in examples.items():
-        monkeypatch.setenv(name, text)
-        assert options.read(name) != options.VARIABLES[name].default
-    for name in set(examples) - {"ORTMODULE_SAVE_ONNX_PATH"}:
-        monkeypatch.setenv(name, "nonsense")
-        with caplog.at_level(logging.WARNING, "onnxtrain"):
-            assert options.read(name) == options.VARIABLES[name].default
-        assert f"{name}=nonsense" in caplog.text
