@@ -55,6 +55,14 @@ class Session:
     def text(self, stage: str = "loaded") -> str:
         """The graph as ONNX-style text: "loaded", or "program" for the latest specialised one."""
 
+    def save(self, stage: str = "execution_model") -> bytes:
+        """A serialised ModelProto: "post_processed" (as loaded), "optimized_pre_grad" (sizes set, folded), "optimized" (with
+        its backward part), "execution_model" (what runs); all but the first of the latest program.
+
+        Raises:
+            ValueError: another stage. RuntimeError: no program has been built yet.
+        """
+
     def kernels(self) -> list[tuple[str, str, bool]]:
         """(node, kernel, backward) for every step of the latest program."""
 
