@@ -76,11 +76,13 @@ typedef struct ont_optim {
     int64_t *batches;             /* first chunk of each share of work, and one past the last */
     double *sums;                 /* two per chunk */
     double *ratios;               /* one per tensor */
-    ont_optim_range *ranges, *checked;
+    ont_optim_range *ranges, *checked; /* written memory of this step, and what was found clear, by tensor */
+    ont_optim_range *sorted;           /* the latter by address */
+    uintptr_t reach;                   /* bytes of the longest range with holes */
     ont_optim_range *grads_checked; /* a table of gradients known to lie clear of `checked` */
     size_t n_tensors, n_updates, n_chunks, n_batches, n_checked;
     size_t tensors_capacity, updates_capacity, chunks_capacity, batches_capacity, sums_capacity, ratios_capacity;
-    size_t ranges_capacity, checked_capacity, grads_capacity;
+    size_t ranges_capacity, checked_capacity, sorted_capacity, grads_capacity;
     ont_arena layouts;
 } ont_optim;
 

@@ -13,9 +13,21 @@
 
 enum { GROUP_MASTER = 1, GROUP_STOCHASTIC = 2, GROUP_LEADING = 2 /* sign and flags, before the rule's own numbers */ };
 
-typedef struct slot { /* parameter and its state dict as last seen; never dereferenced before the dict confirms them */
+/*
+ * A parameter, its state dict, and where all that belongs to it was last seen. The first two are used once the optimizer's
+ * dict confirms them; the rest only tells the cache what the walk will read soon, which for 10,000 small tensors is most
+ * of the time. None is a reference.
+ */
+typedef struct slot {
     PyObject *param, *inner;
+    const void *object[ONT_OPERAND_COUNT + 1], *inside[ONT_OPERAND_COUNT + 1]; /* the last is the step count */
 } slot;
+
+enum { AHEAD = 8 }; /* parameters */
+
+typedef struct entry {
+    PyObject *key, *inner;
+} entry;
 
 typedef struct updater_object {
     PyObject_HEAD
@@ -26,7 +38,8 @@ typedef struct updater_object {
     PyObject *key_params, *key_grad, *key_step, *key_master, *key_state[ONT_RULE_STATES], *key_scale[2];
     PyObject *increment_version; /* torch.autograd.graph's */
     ont_optim work;
-    slot *slots, *order;   /* by position among the parameters; by position in the state dict */
+    slot *slots;           /* by position among the parameters */
+    entry *order;          /* by position in the state dict */
     PyObject **held;       /* references for the time of a step */
     size_t n_slots, n_order, n_held, slots_capacity, order_capacity, held_capacity;
     bool busy;
@@ -91,6 +104,27 @@ static int blame_borrow(const walk *w, PyObject *tensor, int operand)
     return -1;
 }
 
+/* ---- what comes next into the cache ---- */
+
+/* A tensor object keeps its sizes near the middle of some 200 bytes, all of which are read. */
+static void warm_up(const slot *s)
+{
+    __builtin_prefetch(s->inner);
+    for (int k = 0; k <= ONT_OPERAND_COUNT; k++) {
+        if (!s->object[k]) continue;
+        const char *inside = s->inside[k];
+        __builtin_prefetch(s->object[k]);
+        for (int line = -1; line <= 2; line++) __builtin_prefetch(inside + line * 64);
+    }
+}
+
+static void saw(walk *w, int operand, const void *object, const void *inside)
+{
+    slot *s = &w->self->slots[w->position];
+    s->object[operand] = object;
+    s->inside[operand] = inside;
+}
+
 /* ---- tensors ---- */
 
 /* Takes the reference over, also on failure. */
@@ -127,7 +161,7 @@ static int64_t count_of(const ont_view *view)
  * ont_dlpack_borrow() for the step path, where 10,000 tensors are looked at: what is dense, larger than one element and
  * on the CPU is taken at once, everything else goes the careful way. strides are NULL where row-major.
  */
-static int borrow(const walk *w, PyObject *tensor, int operand, ont_view *view)
+static int borrow(walk *w, PyObject *tensor, int operand, ont_view *view)
 {
     const ont_state *state = w->self->state;
     if (state->dlpack && PyType_IsSubtype(Py_TYPE(tensor), (PyTypeObject *)state->tensor_type)) {
@@ -136,6 +170,7 @@ static int borrow(const walk *w, PyObject *tensor, int operand, ont_view *view)
         bool plain = t.device.type == DLPACK_CPU && t.dtype.lanes == 1 && is_row_major(&t) &&
                      ont_dtype_from_dlpack(t.dtype.code, t.dtype.bits, &view->dtype);
         *view = (ont_view){view->dtype, t.ndim, t.shape, NULL, t.data ? (char *)t.data + t.byte_offset : NULL};
+        saw(w, operand, tensor, t.shape);
         if (plain && count_of(view) > 1 && view->data) return 0;
     }
     PyObject *keep = NULL;
@@ -161,7 +196,7 @@ static bool state_unchanged(const updater_object *self, PyObject *states)
     size_t n = 0;
     if ((size_t)PyDict_Size(states) != self->n_order) return false;
     while (PyDict_Next(states, &at, &key, &value)) {
-        if (n >= self->n_order || self->order[n].param != key || self->order[n].inner != value) return false;
+        if (n >= self->n_order || self->order[n].key != key || self->order[n].inner != value) return false;
         n++;
     }
     return n == self->n_order;
@@ -176,7 +211,7 @@ static int remember_state(updater_object *self, PyObject *states)
         PyErr_NoMemory();
         return -1;
     }
-    while (PyDict_Next(states, &at, &key, &value)) self->order[self->n_order++] = (slot){key, value};
+    while (PyDict_Next(states, &at, &key, &value)) self->order[self->n_order++] = (entry){key, value};
     return 0;
 }
 
@@ -187,7 +222,8 @@ static PyObject *find_inner(walk *w, PyObject *param)
     slot *s = &self->slots[w->position];
     if (w->known && s->param == param && s->inner) return s->inner;
     PyObject *inner = PyDict_GetItemWithError(w->states, param);
-    *s = (slot){param, inner};
+    s->param = param;
+    s->inner = inner;
     if (inner && !PyDict_Check(inner)) {
         blame(w, PyExc_TypeError, "its state", " is no dict");
         s->inner = NULL;
@@ -239,6 +275,7 @@ static int take_step(walk *w, ont_optim_tensor *t, PyObject *tensor, double *ste
     if (state->dlpack && PyType_IsSubtype(Py_TYPE(tensor), (PyTypeObject *)state->tensor_type) &&
         state->dlpack->tensor_from_object(tensor, &d) == 0 && d.device.type == DLPACK_CPU && d.ndim == 0 &&
         d.dtype.code == 2 && d.dtype.lanes == 1 && d.data) {
+        saw(w, ONT_OPERAND_COUNT, tensor, d.shape);
         view = (ont_view){d.dtype.bits == 64 ? ONT_FLOAT64 : d.dtype.bits == 32 ? ONT_FLOAT32 : ONT_UNDEFINED, 0, NULL, NULL,
                           (char *)d.data + d.byte_offset};
     } else {
@@ -429,8 +466,9 @@ static int take_group(walk *w, PyObject *group)
                 PyErr_NoMemory();
                 return -1;
             }
-            self->slots[self->n_slots++] = (slot){NULL, NULL};
+            self->slots[self->n_slots++] = (slot){0};
         }
+        if (w->position + AHEAD < self->n_slots) warm_up(&self->slots[w->position + AHEAD]);
         PyObject *grad = PyObject_GetAttr(param, self->key_grad);
         if (!grad) return -1;
         if (grad == Py_None) {
