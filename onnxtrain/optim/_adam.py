@@ -53,7 +53,8 @@ class FusedAdam(FusedOptimizer):
         maximize: steps along the gradient.
         master_weights: float32 copies of 16-bit parameters; moments are float32 then.
         stochastic_rounding: of 16-bit parameters without master weights.
-        state_dtype: dtype of the moments; None is the parameter's, as in torch. "int8" keeps 8 bits an element with a
+        state_dtype: dtype of the moments: float32, float64, bfloat16 or "int8"; None is the parameter's, as in torch,
+            but float32 for float16, in which small squares would vanish. "int8" keeps 8 bits an element with a
             float32 scale for each 256: the first moment to within ``sqrt(|m| / s) / 127`` of its block's largest
             magnitude s (half a level of a square law), the second to within 0.8% at the block's largest and 8% at a
             ten thousandth of it (a fourth-power law, 10^-9.6 of the range; a nonzero moment never becomes zero, so

@@ -14,7 +14,7 @@ from onnxtrain.optim._quant import pack, unpack
 MASTER, STOCHASTIC = 1, 2  # flags of a group, as csrc/py/optim.c reads them
 NARROW = (torch.bfloat16, torch.float16)
 EIGHT_BIT = (torch.int8, torch.uint8)
-STATE_DTYPES = (None, "int8", torch.float32, torch.float64, torch.bfloat16, torch.float16)
+STATE_DTYPES = (None, "int8", torch.float32, torch.float64, torch.bfloat16)  # float16 has no range for squares
 
 
 def check(name: str, value: Any, low: float = 0.0, high: float = float("inf")) -> None:
@@ -163,7 +163,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         if dtype == "int8" and name in self._scalings and param.dtype != torch.float64:
             return self._scalings[name]
         if dtype is None or dtype == "int8":
-            return torch.float32 if group["master_weights"] and param.dtype in NARROW else param.dtype
+            wide = param.dtype == torch.float16 or (group["master_weights"] and param.dtype in NARROW)
+            return torch.float32 if wide else param.dtype
         return dtype
 
     def _new_state(self, param: Tensor, group: dict[str, Any], name: str, state: dict[str, Any]) -> Tensor:
@@ -236,8 +237,8 @@ class FusedOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads what ``state_dict()`` here, of the torch.optim class of the same rule, or of onnxruntime-training gave.
 
-        Options of a group that the dict does not have stay what they were. State is converted to the dtype that the
-        group keeps it in, from what was saved: torch.optim would round it to the parameter's dtype.
+        Options of a group that the dict does not have stay what they were. State is copied, and converted to the dtype
+        that the group keeps it in from what was saved: torch.optim would share it, or round it to the parameter's dtype.
 
         Raises:
             ValueError: the groups do not fit; or they ask for an option that there is not here.
@@ -259,11 +260,13 @@ class FusedOptimizer(torch.optim.Optimizer):
             for name, value in saved["state"].get(key, {}).items():
                 if name in own and isinstance(value, Tensor):
                     self._take_tensor(param, group, name, value.detach())
+                elif name == "step" and isinstance(value, Tensor):
+                    self.state[param][name] = value.detach().to("cpu", copy=True)
 
     def _take_tensor(self, param: Tensor, group: dict[str, Any], name: str, value: Tensor) -> None:
         held, dtype = self.state[param], self._dtype_of(param, group, name)
         if dtype not in EIGHT_BIT:
-            held[name] = value.to(device=param.device, dtype=dtype)
+            held[name] = value.to(device=param.device, dtype=dtype, copy=True, memory_format=torch.preserve_format)
             return
         packed = torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
         held[f"{name}_scale"] = pack(value.to(param.device), packed)

@@ -36,6 +36,8 @@ class Problem:
     def set_grads(self, dtype: torch.dtype | None = None) -> None:
         for p, target, curvature, added in zip(self.params, self.targets, self.curvature, self.noise):
             g = torch.addcmul(added[self.step], curvature, p.detach().double() - target)
+            p.grad = None
+            p.grad_dtype = dtype or p.dtype
             p.grad = g.to(dtype or p.dtype)
         self.step += 1
 
