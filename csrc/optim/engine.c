@@ -230,3 +230,24 @@ ont_status ont_optim_run(ont_optim *o, const ont_optim_request *request, double 
     for (size_t i = 0; i < o->n_tensors; i++) count_up(&o->tensors[i]);
     return ONT_OK;
 }
+
+ont_status ont_optim_squares(ont_optim *o, double *sums)
+{
+    ONT_TRY(cut(o));
+    pass p = {.o = o, .loops = ont_optim_loops()};
+    run_pass(&p, squares_body);
+    for (size_t i = 0; i < o->n_tensors; i++) sums[i] = 0;
+    for (size_t c = 0; c < o->n_chunks; c++) sums[o->chunks[c].tensor] += o->sums[2 * c];
+    return ONT_OK;
+}
+
+ont_status ont_optim_scale(ont_optim *o, bool *finite)
+{
+    ONT_TRY(cut(o));
+    ont_optim_request request = {.unscale = 1};
+    pass p = {.o = o, .loops = ont_optim_loops(), .request = &request, .rule = ONT_RULE_SCALE};
+    run_pass(&p, update_body);
+    *finite = true;
+    for (size_t c = 0; c < o->n_chunks; c++) *finite = *finite && o->sums[2 * c] == 0;
+    return ONT_OK;
+}

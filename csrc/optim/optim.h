@@ -119,6 +119,14 @@ ont_status ont_optim_check(ont_optim *o, bool *overlaps, ont_optim_overlap *wher
 /* Does the step. On failure (memory only) nothing was touched. *norm: of the unscaled gradients, 0 where not asked for. */
 ont_status ont_optim_run(ont_optim *o, const ont_optim_request *request, double *norm) ONT_MUST_USE;
 
+/*
+ * Of tensors that have gradients only: the sum of squares of each, in double and in a fixed order, so that it is finite
+ * exactly where all elements are (but for float64 beyond 1e154).
+ */
+ont_status ont_optim_squares(ont_optim *o, double *sums) ONT_MUST_USE;
+/* param = keep_before param + grad gradient with each tensor's coefficients; whether all gradients were finite. */
+ont_status ont_optim_scale(ont_optim *o, bool *finite) ONT_MUST_USE;
+
 /* ---- inside optim/ ---- */
 
 /* Makes room for `need` elements of `size` bytes; at least doubles. */

@@ -113,6 +113,13 @@ static ont_status make_grads_table(ont_optim *o)
     return ONT_OK;
 }
 
+/* Whether the gradient is walked as its parameter is. */
+static bool same_order(const ont_optim_layout *l)
+{
+    size_t size = l ? (size_t)l->rank * sizeof l->strides[0][0] : 0;
+    return !l || !memcmp(l->strides[ONT_OPERAND_PARAM], l->strides[ONT_OPERAND_GRAD], size);
+}
+
 /*
  * The written ranges do not clash. What starts before `grad` and reaches into it is then the neighbour before it, or one
  * of the interleaved ranges, of which the longest has `reach` bytes.
@@ -130,7 +137,7 @@ static bool find_grad(const ont_optim *o, const ont_optim_range *grad, ont_optim
     }
     for (size_t i = low ? low - 1 : 0; i < n && sorted[i].first < grad->last; i++) {
         bool in_place = sorted[i].tensor == grad->tensor && sorted[i].operand == ONT_OPERAND_PARAM &&
-                        same_range(&sorted[i], grad) && !own->layout &&
+                        same_range(&sorted[i], grad) && same_order(own->layout) &&
                         own->dtype[ONT_OPERAND_GRAD] == own->dtype[ONT_OPERAND_PARAM];
         if (!in_place && clash(&sorted[i], grad)) {
             tell(where, grad, &sorted[i]);

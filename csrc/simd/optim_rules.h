@@ -149,6 +149,33 @@ static void S(lion)(const ont_update *u, int64_t n, void *param, const void *gra
     }
 }
 
+/* p = keep_before p + grad g; p is not read where keep_before is 0. */
+INLINE void S(scale_body)(const S(coefficients) c, int64_t n, STORED *p, const STORED *grad, double *sums, bool add)
+{
+    NUM bad[LANES] = {0};
+    int64_t i = 0;
+#define SCALE_ELEMENT(i, lane) \
+    do { \
+        NUM g = GET(grad[i]), x = g * c.grad; \
+        bad[lane] += g - g; /* NaN from an infinity or NaN */ \
+        p[i] = PUT(add ? x + c.keep_before * GET(p[i]) : x); \
+    } while (0)
+    for (; i + LANES <= n; i += LANES)
+#pragma GCC ivdep
+        for (int lane = 0; lane < LANES; lane++) SCALE_ELEMENT(i + lane, lane);
+    for (; i < n; i++) SCALE_ELEMENT(i, 0);
+#undef SCALE_ELEMENT
+    for (int lane = 0; lane < LANES; lane++) sums[0] += (double)bad[lane];
+}
+
+static void S(scale)(const ont_update *u, int64_t n, void *param, const void *grad, void *const *state, double *sums)
+{
+    (void)state;
+    S(coefficients) c = S(rounded)(u);
+    if (u->keep_before != 0) S(scale_body)(c, n, param, grad, sums, true);
+    else S(scale_body)(c, n, param, grad, sums, false);
+}
+
 /* In parts of NUM that stay exact to a few ulp; a part that overflowed or vanished is added again in double. */
 static double S(sum_squares)(const void *from, int64_t n)
 {
