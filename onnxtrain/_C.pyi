@@ -1,6 +1,6 @@
 """The C core of onnxtrain: sessions over one exported graph."""
 
-from typing import Any, Sequence
+from typing import Any, Callable, Sequence
 
 from torch import Tensor
 

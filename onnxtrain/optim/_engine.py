@@ -55,6 +55,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             check("max_grad_norm", max_grad_norm)
         self.max_grad_norm = max_grad_norm
         self.grad_norm: float | None = None
+        self.next_unscale = 1.0  # the next step multiplies gradients by this
         self._set_grad_none = set_grad_none
         self._steps = 0
         self._setup()
@@ -105,10 +106,12 @@ class FusedOptimizer(torch.optim.Optimizer):
                 loss = closure()
         found_inf, scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
         if found_inf is not None and float(found_inf):
-            self.grad_norm = None
+            self.grad_norm, self.next_unscale = None, 1.0
             return loss
         limit = -1.0 if self.max_grad_norm is None else float(self.max_grad_norm)
-        unscale = 1.0 if scale is None else 1.0 / float(scale)
+        unscale, self.next_unscale = self.next_unscale, 1.0
+        if scale is not None:
+            unscale /= float(scale)
         self.grad_norm = self._run(limit, unscale)
         if loss is None and self.grad_norm is not None:
             return torch.tensor(self.grad_norm, dtype=torch.float32)
@@ -187,7 +190,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     # ---- saving, loading, copying ----
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("max_grad_norm", "grad_norm", "_set_grad_none", "_steps")
+        own = ("max_grad_norm", "grad_norm", "next_unscale", "_set_grad_none", "_steps")
         return {**super().__getstate__(), **{name: getattr(self, name) for name in own}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
