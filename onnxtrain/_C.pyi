@@ -55,6 +55,11 @@ class Session:
     def kernels(self) -> list[tuple[str, str, bool]]:
         """(node, kernel, backward) for every step of the latest program."""
 
+    def timeline(self) -> list[tuple[str, str, str, str, bool, float, float]]:
+        """(node, operator, kernel, shape of the result, backward, start, end) for every step of the latest program, from
+        its latest run since set_timing(True); seconds of the monotonic clock, zero before. A backward step has the name of
+        the node that it differentiates."""
+
 class Run:
     """A forward that waits for its backward; owns the activations until then."""
 
@@ -85,11 +90,29 @@ class Run:
     def release(self) -> None:
         """Gives the activations back. Harmless when repeated."""
 
+class Watch:
+    """Whether containers still hold the very objects that they held; compares pointers.
+
+    Args:
+        entries: (container, keys, values) each. A dict with a tuple of keys: their values, `absent` where there is none; a
+            dict with keys None: (key, value, key, value ...) of all of it; a list: its items; a set: an equal set.
+        absent: what stands for a key that is not there.
+
+    Raises:
+        TypeError: an entry of another form.
+    """
+
+    def __init__(self, entries: Sequence[tuple[Any, tuple[Any, ...] | None, Any]], absent: Any) -> None: ...
+    def changed(self) -> int:
+        """Index of the first entry that differs, or -1."""
+
 def build_info() -> dict[str, Any]:
     """What this build and this machine have: version, operators, threads, dlpack_exchange, isa, gemm (provider names)."""
 
 def operators() -> list[dict[str, Any]]:
-    """The operator registry: domain, name, since, grad (bool), kernels (names), view (bool)."""
+    """The operator registry: domain, name, since, grad (bool), kernels (names), view (bool), expands (bool: stands for
+    others), and attributes: those that the operator takes, as "axis:i perm:I" (i int, f float, s string, t tensor, g graph,
+    capitals for lists); None where it does not say."""
 
 def live_blocks() -> int:
     """Heap blocks of the core that are now allocated (for leak tests)."""
@@ -99,8 +122,11 @@ def fail_allocation_after(countdown: int) -> bool:
     Returns whether a failure was injected since the last call."""
 
 def disable_kernels(names: Sequence[str]) -> None:
-    """Kernels with these names decline every node from now on (tests compare each kernel with the reference).
-    Programs already built keep theirs."""
+    """Kernels with these names, or "Op:kernel" for the nodes of one operator, decline from now on (tests compare each
+    kernel with the reference). Programs already built keep theirs."""
+
+def set_timing(on: bool) -> None:
+    """Whether runs note when each of their steps begins and ends, for Session.timeline()."""
 
 def set_log_level(level: int) -> None:
     """Lines of the core below this `logging` level are not made at all."""

@@ -1,9 +1,10 @@
-"""stats() and explain(): what ran where."""
+"""stats() and explain(): what ran where, and what it cost."""
 
 from __future__ import annotations
 
 import dataclasses
 import threading
+import weakref
 from typing import Any
 
 
@@ -38,11 +39,36 @@ def engine_step(module_counters: Counters) -> None:
         _process.engine_steps += 1
 
 
+_programs: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def register(program: Any) -> None:
+    """A program whose session is counted in stats() for as long as it lives."""
+    _programs.add(program)
+
+
 def stats(model: Any = None) -> dict[str, Any]:
-    """Counts since the process started, or of one ORTModule: engine_steps, fallback_steps, exports, seconds, reasons."""
-    counters = _process if model is None else model._counters
+    """Counts since the process started, or of one ORTModule.
+
+    Returns:
+        engine_steps, fallback_steps: calls of forward that ran in the engine, and in PyTorch. exports, export_seconds,
+        build_seconds: of torch's exporters, and of loading their graphs. specialisations, specialise_seconds,
+        last_specialise_seconds: programs made for new sizes of dynamic dims or new sets of gradients, without an export.
+        slab_bytes: planned activations of the programs used last. reasons: one text for each fallback.
+    """
+    if model is None:
+        counters, programs = _process, list(_programs)
+    else:
+        counters, programs = model._counters, [program for known in model._programs.values() for program in known]
     with _lock:
-        return dataclasses.asdict(counters)
+        result = dataclasses.asdict(counters)
+    sessions = [program.session.stats() for program in programs]
+    latest = max(programs, key=lambda program: program.used, default=None)
+    result["specialisations"] = sum(session["programs_built"] for session in sessions)
+    result["specialise_seconds"] = sum(session["build_seconds"] for session in sessions)
+    result["last_specialise_seconds"] = 0.0 if latest is None else latest.session.stats()["last_build_seconds"]
+    result["slab_bytes"] = sum(session["slab_bytes"] for session in sessions)
+    return result
 
 
 def explain(model: Any) -> str:
@@ -54,13 +80,16 @@ def explain(model: Any) -> str:
             mode = "training" if key.training else "inference"
             lines.append(
                 f"  {mode}: exporter {program.exported.exporter}, opset {program.exported.opset}, "
-                f"{session['steps']} kernels ({session['forward_steps']} forward), "
+                f"{session['steps']} kernels ({session['forward_steps']} forward), {program.steps} steps, "
                 f"export {program.exported.seconds.get('total', 0.0):.2f} s, build {session['build_seconds'] * 1e3:.1f} ms "
                 f"for {session['programs_built']} shapes, slab {session['slab_bytes'] / 2**20:.1f} MiB"
             )
             lines += [f"    note: {note}" for note in program.exported.notes]
     counts = stats(model)
     lines.append(f"  steps: {counts['engine_steps']} in the engine, {counts['fallback_steps']} in PyTorch")
+    if counts["specialisations"]:
+        lines.append(f"  sizes: {counts['specialisations']} specialised in {counts['specialise_seconds'] * 1e3:.1f} ms, the "
+                     f"latest in {counts['last_specialise_seconds'] * 1e3:.1f} ms")
     lines += [f"  in PyTorch because: {reason}" for reason in counts["reasons"]]
     text = "\n".join(lines)
     print(text)

@@ -25,6 +25,7 @@ import torch.utils.checkpoint
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from onnxtrain._export import attributes
 from onnxtrain._export import graph as onnx_graph
 from onnxtrain._export import guards as shape_guards
 from onnxtrain._export import rewrite, sizes, state
@@ -37,23 +38,40 @@ TORCHSCRIPT_OPSETS = (12, 20)
 class ExportError(RuntimeError):
     """The module cannot be exported faithfully; the message is one paragraph that says why."""
 
+    state: attributes.State | None = None  # what forward had read by then; where it changes, another try may succeed
+
+
+class ArgumentError(ExportError):
+    """An argument is of a kind that no graph can take."""
+
 
 @dataclasses.dataclass(frozen=True)
 class GraphInput:
     """One input of the graph, and where its tensor comes from at each step."""
 
-    kind: Literal["parameter", "buffer", "constant", "user"]
+    kind: Literal["parameter", "buffer", "attribute", "constant", "user"]
     name: str  # in the graph
     target: str | int | Tensor  # name in the module; index among the flattened leaves of (args, kwargs); the tensor
 
 
 @dataclasses.dataclass(frozen=True)
 class GraphOutput:
-    """One output of the graph, and what it is for. Only outputs of kind "user" may receive a gradient."""
+    """One output of the graph, and what it is for. Outputs of kind "user" and "attribute" may receive a gradient."""
 
-    kind: Literal["user", "buffer", "guard"]
+    kind: Literal["user", "buffer", "attribute"]
     name: str  # in the graph
-    target: int | str  # index among the flattened leaves of the user's output; name of the buffer; description
+    target: int | str | tuple[int, int]  # leaf of the user's output; name of the buffer; (assignment, leaf of its value)
+
+
+@dataclasses.dataclass(frozen=True)
+class Assignment:
+    """An attribute that forward sets. Its tensors are outputs of the graph; the other leaves are in `constants`."""
+
+    module: str  # name of the submodule
+    name: str
+    spec: pytree.TreeSpec
+    constants: dict[int, Any]
+    tensors: tuple[int, ...]  # leaves
 
 
 @dataclasses.dataclass
@@ -71,6 +89,8 @@ class Exported:
     out_spec: pytree.TreeSpec
     out_constants: dict[int, Any]  # leaf index of the output -> value that is no tensor
     guards: shape_guards.Guards
+    assignments: tuple[Assignment, ...]
+    state: attributes.State  # whether what forward read on its modules is as it was
     exporter: Literal["dynamo", "torchscript"]
     opset: int
     seconds: dict[str, float]
@@ -86,6 +106,8 @@ class _Traced:
     out_constants: dict[int, Any] = dataclasses.field(default_factory=dict)
     out_tensors: list[int] = dataclasses.field(default_factory=list)
     buffers: list[str] = dataclasses.field(default_factory=list)
+    assignments: list[Assignment] = dataclasses.field(default_factory=list)
+    record: attributes.Record = dataclasses.field(default_factory=attributes.Record, compare=False)
 
 
 class _Flat(torch.nn.Module):
@@ -104,15 +126,40 @@ class _Flat(torch.nn.Module):
         args, kwargs = pytree.tree_unflatten(
             [next(given) if isinstance(leaf, Tensor) else leaf for leaf in example], spec
         )
-        traced = self.traced
-        with rewrite.Rewrite(barriers):
-            results, traced.out_spec = pytree.tree_flatten(self.module(*args, **kwargs))
+        traced, module = self.traced, self.module
+        held = attributes.containers(module)
+        with state.no_hidden_draws(), rewrite.Rewrite(barriers), attributes.recording(traced.record):
+            results, traced.out_spec = pytree.tree_flatten(module(*args, **kwargs))
+        if (lost := attributes.changed_container(held)) is not None:
+            raise rewrite.Untraceable(
+                f"The module changes its {type(getattr(*lost)).__name__} {lost[1]!r} in place inside forward; a graph would "
+                "lose that."
+            )
         traced.out_tensors = [i for i, leaf in enumerate(results) if isinstance(leaf, Tensor)]
         traced.out_constants = {i: _concrete(leaf) for i, leaf in enumerate(results) if not isinstance(leaf, Tensor)}
         buffers = dict(self.module.named_buffers())
         traced.buffers = list(buffers)
+        assigned = _assigned(module, traced)
         # Cloned, so that torch.export sees no output that is an input. Those that forward left alone are dropped later.
-        return tuple(results[i] for i in traced.out_tensors) + tuple(b.clone() for b in buffers.values())
+        return (*(results[i] for i in traced.out_tensors), *(b.clone() for b in buffers.values()), *assigned)
+
+
+def _assigned(module: torch.nn.Module, traced: _Traced) -> list[Tensor]:
+    """Describes the attributes that forward has set, in traced.assignments; returns their tensors in a row."""
+    names = {child: name for name, child in module.named_modules()}
+    tensors: list[Tensor] = []
+    for (child, name), before in traced.record.writes.items():
+        value = attributes.attribute(child, name)
+        if child not in names or value is before or name in child._buffers:
+            continue  # made by forward itself; no change; an output already
+        if value is attributes.ABSENT or any(isinstance(v, (torch.nn.Module, torch.nn.Parameter)) for v in (value, before)):
+            raise rewrite.Untraceable(f"The module exchanges its {name!r} inside forward; a graph would lose that.")
+        leaves, spec = pytree.tree_flatten(value)
+        where = tuple(i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor))
+        constants = {i: _concrete(leaf) for i, leaf in enumerate(leaves) if i not in where}
+        traced.assignments.append(Assignment(names[child], name, spec, constants, where))
+        tensors += [leaves[i].clone() for i in where]
+    return tensors
 
 
 def _concrete(leaf: Any) -> Any:
@@ -122,8 +169,8 @@ def _concrete(leaf: Any) -> Any:
             return plain(leaf)
     if not isinstance(leaf, _PLAIN):
         raise rewrite.Untraceable(
-            f"A result is, or holds, a {type(leaf).__qualname__}, whose tensors would be lost; register it with "
-            "torch.utils._pytree.register_pytree_node, or torch.export.register_dataclass."
+            f"A result, or an attribute set in forward, is or holds a {type(leaf).__qualname__}, whose tensors would be "
+            "lost; register it with torch.utils._pytree.register_pytree_node, or torch.export.register_dataclass."
         )
     return leaf
 
@@ -168,6 +215,7 @@ def _run(
     if used != opset:
         notes.append(f"opset {opset} was asked for; this exporter has {opsets[0]} to {opsets[1]}, and {used} is used.")
     leaves, spec = pytree.tree_flatten((args, kwargs))
+    flat = _Flat(module, leaves, spec, barriers=exporter == "torchscript")
     start = time.perf_counter()
     try:
         with state.unchanged(module), state.random_unchanged(), rewrite.patched(module, notes), _quiet():
@@ -175,13 +223,29 @@ def _run(
             if module.training != training:
                 module.train(training)
             with torch.enable_grad():
-                exported = run(module, _names(module, args, kwargs), leaves, spec, used, notes)
-    except ExportError:
+                exported = run(flat, _names(module, args, kwargs), leaves, used, notes)
+    except ExportError as error:
+        error.state = _state(flat)
         raise
     except Exception as error:
-        raise ExportError(_reason(error, exporter)) from _root(error)
+        failure = ExportError(_reason(error, exporter))
+        failure.state = _state(flat)
+        raise failure from _root(error)
     exported.seconds["total"] = time.perf_counter() - start
     return exported
+
+
+_HOOKS = {"_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"}
+
+
+def _state(flat: _Flat, free: frozenset[tuple[int, str]] = frozenset()) -> attributes.State:
+    """The attributes that forward has read, hooks always among them."""
+    record = flat.traced.record
+    for child in [child for child in record.reads if child is flat or type(child) is torch.nn.Module]:
+        del record.reads[child]  # the exporter's own
+    for child in flat.module.modules():
+        record.reads.setdefault(child, set()).update(_HOOKS)
+    return attributes.State(flat.module, record, free)
 
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, enum.Enum, slice, range, torch.dtype, torch.device,
@@ -193,9 +257,16 @@ def _refuse_lost(module: torch.nn.Module, leaves: Sequence[Any]) -> None:
     for name, child in module.named_modules():
         if child._backward_hooks or child._backward_pre_hooks:
             raise ExportError(f"Module {name or 'itself'} has a backward hook; a graph would lose it.")
+        for hook in (*child._forward_pre_hooks.values(), *child._forward_hooks.values()):
+            origin = getattr(hook, "__module__", type(hook).__module__) or ""
+            if origin.split(".")[0] != "torch":
+                raise ExportError(
+                    f"Module {name or 'itself'} has the forward hook {getattr(hook, '__qualname__', type(hook).__name__)}; "
+                    "what it does besides its result would be lost."
+                )
     for leaf in leaves:
         if not isinstance(leaf, (Tensor, *_PLAIN)):
-            raise ExportError(
+            raise ArgumentError(
                 f"An argument is, or holds, a {type(leaf).__qualname__}, whose tensors would be frozen; register it "
                 "with torch.utils._pytree.register_pytree_node, or torch.export.register_dataclass."
             )
@@ -209,7 +280,8 @@ def _quiet() -> Iterator[None]:
     try:
         for logger in loggers:
             logger.setLevel(logging.CRITICAL)
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), \
+                contextlib.redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
@@ -260,12 +332,10 @@ def _names(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
 # --- the default exporter ---------------------------------------------------------------------------------------------
 
 
-def _dynamo(
-    module: torch.nn.Module, names: list[str], leaves: list[Any], spec: pytree.TreeSpec, opset: int, notes: list[str]
-) -> Exported:
+def _dynamo(flat: _Flat, names: list[str], leaves: list[Any], opset: int, notes: list[str]) -> Exported:
+    module = flat.module
     tensors = tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
     owned = _owned(module)
-    flat = _Flat(module, leaves, spec, barriers=False)
     start = time.perf_counter()
     program, relaxed = _trace(flat, tensors)
     guards = shape_guards.from_program(program, relaxed)
@@ -296,7 +366,7 @@ def _dynamo(
         if tensor.numel() > SMALL_CONSTANT or _lookup(module, target) is not None:
             name = target.removeprefix("module.")
             weights[target] = name
-            bound[name] = ("constant", tensor)
+            bound[name] = ("constant", tensor) if _lookup(module, target) is None else ("attribute", name)
     seconds = {"torch_export": traced - start, "torch_onnx": done - traced}
     return _finish(model, flat, names, leaves, weights, bound, guards, "dynamo", opset, seconds, notes)
 
@@ -415,18 +485,16 @@ def _aliases(target: Any) -> bool:
 # --- the TorchScript exporter -----------------------------------------------------------------------------------------
 
 
-def _torchscript(
-    module: torch.nn.Module, names: list[str], leaves: list[Any], spec: pytree.TreeSpec, opset: int, notes: list[str]
-) -> Exported:
+def _torchscript(flat: _Flat, names: list[str], leaves: list[Any], opset: int, notes: list[str]) -> Exported:
     """Sizes are frozen (a trace does not say which of them it used); branches too, hence needs_verification."""
     import onnx_ir as ir
 
+    module = flat.module
     tensors = tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
     if not tensors:
         raise ExportError("TorchScript's exporter needs at least one tensor among the arguments.")
     owned = _owned(module)
     rewrite.register_symbolics(opset)
-    flat = _Flat(module, leaves, spec, barriers=True)
     file = io.BytesIO()
     start = time.perf_counter()
     with state.unchanged(module), state.private_buffers(module):
@@ -472,12 +540,18 @@ def _finish(
     user_values = list(graph.inputs)[: len(user_indices)]
     targets: list[tuple[Any, Any]] = [("user", i) for i in flat.traced.out_tensors]
     targets += [("buffer", name) for name in flat.traced.buffers]
+    assignments = flat.traced.assignments
+    targets += [("attribute", (i, leaf)) for i, assignment in enumerate(assignments) for leaf in assignment.tensors]
+    data = {id(value) for value in graph.inputs if bound.get(value.name, ("user", None))[0] != "constant"}
+    cached = _caches(assignments, [v for v, (kind, _) in zip(graph.outputs, targets) if kind == "attribute"], data)
     if len(graph.outputs) != len(targets):
         raise ExportError(f"{len(targets)} outputs were traced, and the exporter made {len(graph.outputs)}.")
     kept = []
     for value, (kind, target) in zip(list(graph.outputs), targets):
         unchanged = onnx_graph.source_input(value) if kind == "buffer" else None
-        if unchanged is None or bound.get(unchanged.name) != ("buffer", target):
+        if unchanged is not None and bound.get(unchanged.name) == ("buffer", target):
+            continue
+        if kind != "attribute" or target[0] not in cached:
             kept.append((value, kind, target))
     graph.outputs.clear()
     graph.outputs.extend(value for value, _, _ in kept)
@@ -495,7 +569,31 @@ def _finish(
     outputs = tuple(
         GraphOutput(kind, value.name, target) for value, (_, kind, target) in zip(graph.outputs, kept)
     )
+    frozen = _frozen(flat, inputs, cached)
     return Exported(
         onnx_graph.serialise(model), tuple(inputs), outputs, flat.traced.out_spec, flat.traced.out_constants, guards,
-        exporter, opset, seconds, notes,
+        tuple(assignments), frozen, exporter, opset, seconds, notes,
     )
+
+
+def _caches(assignments: Sequence[Assignment], values: list[Any], data: set[int]) -> set[int]:
+    """Assignments that keep nothing but tensors made of sizes and constants: forward makes the same ones again."""
+    found, at = set(), 0
+    for index, assignment in enumerate(assignments):
+        own = values[at:at + len(assignment.tensors)]
+        at += len(own)
+        if own and not assignment.constants and not any(onnx_graph.depends_on(value, data) for value in own):
+            found.add(index)
+    return found
+
+
+def _frozen(flat: _Flat, inputs: Sequence[GraphInput], cached: set[int]) -> attributes.State:
+    """What has to stay as it is on the modules; not what is read anew at each step, nor a cache."""
+    module, traced = flat.module, flat.traced
+    places = [source.target for source in inputs if source.kind == "attribute"]
+    places += [f"{traced.assignments[i].module}.{traced.assignments[i].name}".lstrip(".") for i in cached]
+    free = set()
+    for place in places:
+        owner, _, name = place.rpartition(".")
+        free.add((id(module.get_submodule(owner)), name))
+    return _state(flat, frozenset(free))

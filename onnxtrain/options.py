@@ -54,6 +54,15 @@ def _level(text: str) -> str:
     return text.upper()
 
 
+def _one_of(*choices: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise ValueError(text)
+        return text
+
+    return parse
+
+
 def _policy(text: str) -> Any:
     from onnxtrain.ortmodule._fallback import FallbackPolicy
 
@@ -69,6 +78,8 @@ VARIABLES = {
                  "overrides DebugOptions.log_level"),
         Variable("ORTMODULE_SAVE_ONNX_PATH", "", str, "a folder", "where DebugOptions(save_onnx=True) writes"),
         Variable("ORTMODULE_FALLBACK_POLICY", None, _policy, "FALLBACK_* names joined by |", "what may run in PyTorch"),
+        Variable("ONNXTRAIN_EXPORTER", "auto", _one_of("auto", "dynamo", "torchscript"), "auto, dynamo, torchscript",
+                 "auto tries torch's default exporter, then the TorchScript one"),
         Variable("ORTMODULE_FALLBACK_RETRY", False, _boolean, "0, 1", "after a fallback, try the engine again each step"),
     )
 }

@@ -342,9 +342,12 @@ def check_gradients(case: Case, dtype: Any) -> None:
             assert_close(np.asarray(got), want[i].astype(arrays[i].dtype), f"{case} gradient of input {i} of {subset} ({np.dtype(dtype)})", tol)
 
 
-def _program_operators(session: _C.Session) -> list[dict[str, Any]]:
-    used = {kernel for _, kernel, _ in session.kernels()}
-    return [op for op in _C.operators() if len(op["kernels"]) > 1 and used & set(op["kernels"])]
+def _program_operators(case: Case, session: _C.Session) -> list[dict[str, Any]]:
+    """Operators of the latest program that have a choice of kernels. Nodes that a pass makes are named <operator>_<id>."""
+    used = {(case.op_type if node == "node" else node.rpartition("/")[2].rpartition("_")[0], kernel) for node, kernel, _ in session.kernels()}
+    found = {pair: op for op in _C.operators() for pair in used if op["name"] == pair[0] and pair[1] in op["kernels"]}
+    assert set(found) == used, f"{case}: of no operator: {used - set(found)}"
+    return [op for op in found.values() if len(op["kernels"]) > 1]
 
 
 def check_kernels(case: Case, dtype: Any) -> None:
@@ -363,9 +366,9 @@ def check_kernels(case: Case, dtype: Any) -> None:
         return session, [None if t is None else t.numpy() for t in (*outputs, *in_grads)]
 
     session, first = compute()
-    for op in _program_operators(session):
+    for op in _program_operators(case, session):
         for kernel in op["kernels"]:
-            _C.disable_kernels([k for k in op["kernels"] if k != kernel])
+            _C.disable_kernels([f"{op['name']}:{k}" for k in op["kernels"] if k != kernel])
             try:
                 _, other = compute()
             except _C.UnsupportedError:

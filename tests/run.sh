@@ -7,5 +7,6 @@ cd "$ROOT"
 if [ -n "${ONNXTRAIN_SANITIZE:-}" ]; then
     export LD_PRELOAD="$(cc -print-file-name=libasan.so):$(cc -print-file-name=libubsan.so)"
     export ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1
+    export PYTHONSAFEPATH=1  # the package of build/sanitized, not that of the folder we are in
 fi
 exec "$PYTHON" -m pytest -q "$@"

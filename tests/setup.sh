@@ -44,20 +44,28 @@ make_environment() {
     echo "$stamp" >"$VENV/.packages"
 }
 
-# An in-place build: what is not newer than its sources is kept.
+# An in-place build: what is not newer than its sources is kept. Sets PACKAGE, the folder that holds the package: with
+# ONNXTRAIN_SANITIZE that is a copy under build/, so that the tree keeps its own.
 build_extension() {
-    local stamp
-    stamp="$("$PYTHON" -V) $(hash_of csrc setup.py third_party pyproject.toml) ${ONNXTRAIN_SANITIZE:-}"
-    [ "$(cat "$VENV/.build" 2>/dev/null)" = "$stamp" ] && [ -e "$ROOT/onnxtrain/_C.abi3.so" ] && return
+    local stamp sources kind=plain command=(build_ext --inplace)
+    PACKAGE=$ROOT
+    if [ -n "${ONNXTRAIN_SANITIZE:-}" ]; then
+        kind=sanitized
+        PACKAGE=$ROOT/build/sanitized
+        command=(build --build-lib "$PACKAGE" --build-temp "$ROOT/build/temp-sanitized")
+    fi
+    mapfile -t sources < <(cd "$ROOT" && ls -d csrc cuda setup.py third_party pyproject.toml 2>/dev/null; find onnxtrain -name '*.py')
+    stamp="$("$PYTHON" -V) $(hash_of "${sources[@]}") ${ONNXTRAIN_SANITIZE:-}"
+    [ "$(cat "$VENV/.build-$kind" 2>/dev/null)" = "$stamp" ] && [ -e "$PACKAGE/onnxtrain/_C.abi3.so" ] && return
     echo "building the extension"
-    (cd "$ROOT" && "$PYTHON" setup.py -q build_ext --inplace --build-temp "$ROOT/build/temp${ONNXTRAIN_SANITIZE:+-sanitize}" 2>"$VENV/build.log") || {
+    (cd "$ROOT" && "$PYTHON" setup.py -q "${command[@]}" 2>"$VENV/build.log") || {
         cat "$VENV/build.log" >&2
         exit 1
     }
-    echo "$stamp" >"$VENV/.build"
+    echo "$stamp" >"$VENV/.build-$kind"
 }
 
 need_packages
 make_environment
 build_extension
-export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
+export PYTHONPATH="$PACKAGE${PYTHONPATH:+:$PYTHONPATH}"

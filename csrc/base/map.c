@@ -1,17 +1,68 @@
 /*
- * Name map. See map.h. FNV-1a (http://www.isthe.com/chongo/tech/comp/fnv), linear probing, at most 3/4 full.
+ * Name map. See map.h. Linear probing, at most 3/4 full.
+ *
+ * Names come from models, that is from anywhere, and names chosen to collide would make a load quadratic. So they are
+ * hashed by SipHash-1-3 under a key that each process draws. Source: Aumasson and Bernstein, "SipHash: a fast short-input
+ * PRF", Indocrypt 2012.
  */
 #include "base/map.h"
 
+#include <pthread.h>
 #include <string.h>
+#include <sys/random.h>
+#include <time.h>
 
 #include "base/alloc.h"
 
-static uint64_t hash(const char *key)
+static uint64_t secret[2];
+
+static void draw_key(void)
 {
-    uint64_t h = 0xcbf29ce484222325u;
-    for (; *key; key++) h = (h ^ (unsigned char)*key) * 0x100000001b3u;
-    return h;
+    if (getrandom(secret, sizeof secret, GRND_NONBLOCK) == (ssize_t)sizeof secret) return;
+    /* Without the system's generator: the clock, and where the process was loaded. */
+    struct timespec now = {0};
+    clock_gettime(CLOCK_REALTIME, &now);
+    secret[0] ^= (uint64_t)now.tv_nsec << 32 ^ (uint64_t)now.tv_sec;
+    secret[1] ^= (uint64_t)(uintptr_t)&now ^ (uint64_t)(uintptr_t)&draw_key << 16;
+}
+
+static inline uint64_t rotate(uint64_t x, int bits)
+{
+    return x << bits | x >> (64 - bits);
+}
+
+static inline void sip_round(uint64_t v[4])
+{
+    v[0] += v[1];
+    v[2] += v[3];
+    v[1] = rotate(v[1], 13) ^ v[0];
+    v[3] = rotate(v[3], 16) ^ v[2];
+    v[0] = rotate(v[0], 32);
+    v[2] += v[1];
+    v[0] += v[3];
+    v[1] = rotate(v[1], 17) ^ v[2];
+    v[3] = rotate(v[3], 21) ^ v[0];
+    v[2] = rotate(v[2], 32);
+}
+
+static uint64_t hash(const char *name)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, draw_key);
+    size_t length = strlen(name), whole = length & ~(size_t)7;
+    uint64_t v[4] = {secret[0] ^ 0x736f6d6570736575u, secret[1] ^ 0x646f72616e646f6du, secret[0] ^ 0x6c7967656e657261u,
+                     secret[1] ^ 0x7465646279746573u};
+    for (size_t at = 0; at <= whole; at += 8) {
+        uint64_t word = 0;
+        memcpy(&word, name + at, at < whole ? 8 : length - whole);
+        if (at == whole) word |= (uint64_t)length << 56;
+        v[3] ^= word;
+        sip_round(v);
+        v[0] ^= word;
+    }
+    v[2] ^= 0xff;
+    for (int i = 0; i < 3; i++) sip_round(v);
+    return v[0] ^ v[1] ^ v[2] ^ v[3];
 }
 
 static struct ont_map_slot *find(const ont_map *map, const char *key)

@@ -4,6 +4,7 @@
 #include "device/gemm.h"
 
 #include <dlfcn.h>
+#include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -181,10 +182,16 @@ static known cache[KNOWN];
 static size_t n_known;
 static pthread_mutex_t cache_lock = PTHREAD_MUTEX_INITIALIZER;
 
-static bool same_shape(const ont_gemm *a, const ont_gemm *b)
+/* Half powers of two: a batch of another size is no new measurement, else building its program would be one. */
+static int64_t rounded(int64_t dim)
 {
-    return a->dtype == b->dtype && a->trans_a == b->trans_a && a->trans_b == b->trans_b && a->m == b->m && a->n == b->n &&
-           a->k == b->k;
+    return dim > 0 ? (int64_t)round(2 * log2((double)dim)) : -1;
+}
+
+static bool same_kind(const ont_gemm *a, const ont_gemm *b)
+{
+    return a->dtype == b->dtype && a->trans_a == b->trans_a && a->trans_b == b->trans_b && rounded(a->m) == rounded(b->m) &&
+           rounded(a->n) == rounded(b->n) && rounded(a->k) == rounded(b->k);
 }
 
 /* The same kind of product, its longest dim halved until it takes about a millisecond: building must stay short. */
@@ -231,7 +238,7 @@ const ont_gemm_provider *ont_gemm_choose(const ont_gemm *g)
     pthread_mutex_lock(&cache_lock);
     const ont_gemm_provider *best = NULL;
     for (size_t i = 0; i < n_known && !best; i++)
-        if (same_shape(&cache[i].shape, g)) best = cache[i].best;
+        if (same_kind(&cache[i].shape, g)) best = cache[i].best;
     if (!best) {
         best = fastest(g);
         if (n_known < KNOWN) cache[n_known++] = (known){*g, best};

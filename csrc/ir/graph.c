@@ -45,7 +45,6 @@ static ont_status grow(void **array, uint32_t n)
     return ONT_OK;
 }
 
-/* A name is unique by its value id: "<name>" given by a loader that checked, else "<name>_<id>". */
 ont_status ont_graph_add_value(ont_graph *g, ont_value_kind kind, const char *name, ont_value **value)
 {
     ONT_TRY(grow((void **)&g->values, g->n_values));
@@ -55,6 +54,7 @@ ont_status ont_graph_add_value(ont_graph *g, ont_value_kind kind, const char *na
     v->kind = kind;
     v->name = name && *name ? ont_arena_strdup(&g->arena, name) : ont_arena_format(&g->arena, "%%%u", v->id);
     if (!v->name) return ONT_ENOMEM;
+    v->made_up = !(name && *name);
     g->values[g->n_values++] = v;
     *value = v;
     return ONT_OK;
@@ -239,7 +239,7 @@ void ont_node_set_input(ont_node *node, uint32_t index, ont_value *value)
 
 void ont_value_replace_uses(ont_graph *g, ont_value *from, ont_value *to)
 {
-    while (from->uses) {
+    while (from->uses && from != to) {
         ont_use *use = from->uses;
         use_unlink(use);
         use_link(use, to);
@@ -273,6 +273,7 @@ static ont_status clone_values(const ont_graph *from, ont_graph *g, ont_value **
         if (old->kind == ONT_VALUE_INPUT)
             continue; /* made in the order of inputs, below */
         ONT_TRY(ont_graph_add_value(g, old->kind, old->name, &v));
+        v->made_up = old->made_up;
         v->dtype = old->dtype;
         v->has_shape = old->has_shape;
         v->shape = old->shape;
@@ -283,6 +284,7 @@ static ont_status clone_values(const ont_graph *from, ont_graph *g, ont_value **
         const ont_value *old = from->inputs[i];
         ont_value *v;
         ONT_TRY(ont_graph_add_input(g, old->name, old->dtype, old->has_shape ? &old->shape : NULL, &v));
+        v->made_up = old->made_up;
         v->data = old->data;
         map[old->id] = v;
     }

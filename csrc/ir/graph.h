@@ -33,7 +33,8 @@ typedef enum ont_value_kind {
 struct ont_value {
     uint32_t id;        /* index in graph->values */
     ont_value_kind kind;
-    const char *name;   /* unique, never empty */
+    const char *name;   /* never empty; unique among the given ones, and among the made-up ones */
+    bool made_up;       /* the name is not the model's, which may have one that reads the same */
     ont_dtype dtype;    /* ONT_UNDEFINED until inferred */
     bool has_shape;
     ont_shape shape;
@@ -80,7 +81,7 @@ void ont_graph_destroy(ont_graph *graph);
 /* Deep copy, constants' contents shared by reference: `from` must outlive the copy. */
 ont_status ont_graph_clone(const ont_graph *from, ont_graph **copy) ONT_MUST_USE;
 
-/* Name NULL: made up from the id. A given name must be free: the loader checks, builders give none. */
+/* Name NULL: made up from the id, as "%<id>". A given name must be free: the loader checks, builders give none. */
 ont_status ont_graph_add_value(ont_graph *g, ont_value_kind kind, const char *name, ont_value **value) ONT_MUST_USE;
 ont_status ont_graph_add_input(ont_graph *g, const char *name, ont_dtype dtype, const ont_shape *shape,
                                ont_value **value) ONT_MUST_USE;
@@ -115,12 +116,15 @@ static inline ont_value *ont_node_out(const ont_node *node, uint32_t index)
 }
 
 /*
- * Checks every invariant: order, use lists, ids, unique names, operators' outputs owned by their nodes. EINTERNAL
- * names the node. Passes are verified with it in debug builds; the loader runs it always.
+ * Checks every invariant: order, use lists, ids, operators' outputs owned by their nodes, unique names of the graph's
+ * inputs and outputs. EINTERNAL names the node. Passes are verified with it in debug builds; the loader runs it always.
  */
 ont_status ont_graph_verify(const ont_graph *g) ONT_MUST_USE;
 
-/* ONNX-text style, for tests, logs and save_onnx. *text is heap memory: ont_free() it. */
+/*
+ * ONNX-text style, for tests, logs and save_onnx. A given name that could be taken for something else, a made-up name
+ * among them, stands in quotes. *text is heap memory: ont_free() it.
+ */
 ont_status ont_graph_print(const ont_graph *g, char **text) ONT_MUST_USE;
 
 #endif

@@ -40,6 +40,46 @@ static void put(text *t, const char *format, ...)
     }
 }
 
+static bool is_plain(const char *name)
+{
+    if (!*name || *name == '%') return false;
+    for (; *name; name++)
+        if ((unsigned char)*name <= ' ' || *name == 0x7f || strchr("\"\\,()<>{}[]=#", *name)) return false;
+    return true;
+}
+
+/* As it stands where it cannot be mistaken, else in quotes, so that each line says one thing and stays a line. */
+static void put_text(text *t, const char *bytes)
+{
+    put(t, "\"");
+    for (; *bytes; bytes++) {
+        unsigned char c = (unsigned char)*bytes;
+        if (c == '"' || c == '\\')
+            put(t, "\\%c", c);
+        else if (c < ' ' || c == 0x7f)
+            put(t, "\\x%02x", c);
+        else
+            put(t, "%c", c);
+    }
+    put(t, "\"");
+}
+
+static void put_name(text *t, const char *name)
+{
+    if (is_plain(name))
+        put(t, "%s", name);
+    else
+        put_text(t, name);
+}
+
+static void put_value(text *t, const ont_value *v)
+{
+    if (v->made_up)
+        put(t, "%s", v->name);
+    else
+        put_name(t, v->name);
+}
+
 static void put_type(text *t, const ont_graph *g, const ont_value *v)
 {
     put(t, "%s", ont_dtype_name(v->dtype));
@@ -53,18 +93,19 @@ static void put_type(text *t, const ont_graph *g, const ont_value *v)
         else if (dim == ONT_DIM_UNKNOWN || (uint32_t)ONT_DIM_SYMBOL_INDEX(dim) >= g->n_symbols)
             put(t, "?");
         else
-            put(t, "%s", g->symbols[ONT_DIM_SYMBOL_INDEX(dim)]);
+            put_name(t, g->symbols[ONT_DIM_SYMBOL_INDEX(dim)]);
     }
     put(t, "]");
 }
 
 static void put_attr(text *t, const ont_attr *attr)
 {
-    put(t, "%s = ", attr->name);
+    put_name(t, attr->name);
+    put(t, " = ");
     switch (attr->kind) {
     case ONT_ATTR_INT: put(t, "%" PRId64, attr->i); break;
     case ONT_ATTR_FLOAT: put(t, "%g", attr->f); break;
-    case ONT_ATTR_STRING: put(t, "\"%s\"", attr->s); break;
+    case ONT_ATTR_STRING: put_text(t, attr->s); break;
     case ONT_ATTR_TENSOR: put(t, "{%s tensor}", ont_dtype_name(attr->tensor->dtype)); break;
     case ONT_ATTR_GRAPH: put(t, "{graph}"); break;
     case ONT_ATTR_INTS:
@@ -106,47 +147,76 @@ static void put_node(text *t, const ont_graph *g, const ont_node *node)
         put(t, "%s", i ? ", " : "");
         if (!node->outputs[i]) continue;
         put_type(t, g, node->outputs[i]);
-        put(t, " %s", node->outputs[i]->name);
+        put(t, " ");
+        put_value(t, node->outputs[i]);
     }
-    put(t, " = %s%s%s", node->domain, *node->domain ? "." : "", node->op_type);
+    put(t, " = ");
+    if (*node->domain) put_name(t, node->domain);
+    put(t, "%s", *node->domain ? "." : "");
+    put_name(t, node->op_type);
     for (const ont_attr *attr = node->attrs; attr; attr = attr->next) {
         put(t, "%s", attr == node->attrs ? " <" : ", ");
         put_attr(t, attr);
         if (!attr->next) put(t, ">");
     }
     put(t, " (");
-    for (uint32_t i = 0; i < node->n_inputs; i++)
-        put(t, "%s%s", i ? ", " : "", node->inputs[i].value ? node->inputs[i].value->name : "");
+    for (uint32_t i = 0; i < node->n_inputs; i++) {
+        put(t, "%s", i ? ", " : "");
+        if (node->inputs[i].value) put_value(t, node->inputs[i].value);
+    }
     put(t, ")\n");
+}
+
+static void put_typed(text *t, const ont_graph *g, const ont_value *v)
+{
+    put_type(t, g, v);
+    put(t, " ");
+    put_value(t, v);
+}
+
+static void put_interface(text *t, const ont_graph *g)
+{
+    put_name(t, g->name);
+    put(t, " (");
+    for (uint32_t i = 0; i < g->n_inputs; i++) {
+        put(t, "%s", i ? ", " : "");
+        put_typed(t, g, g->inputs[i]);
+    }
+    put(t, ") => (");
+    for (uint32_t i = 0; i < g->n_outputs; i++) {
+        put(t, "%s", i ? ", " : "");
+        put_typed(t, g, g->outputs[i]);
+    }
+    put(t, ")\n");
+}
+
+/* `is_output`: per value id. */
+static void put_constants(text *t, const ont_graph *g, const bool *is_output)
+{
+    for (uint32_t i = 0; i < g->n_values; i++) {
+        const ont_value *v = g->values[i];
+        if (v->kind != ONT_VALUE_CONSTANT || (!v->uses && !is_output[i])) continue;
+        put(t, "  ");
+        put_typed(t, g, v);
+        put_constant(t, v);
+        put(t, "\n");
+    }
 }
 
 ont_status ont_graph_print(const ont_graph *g, char **out)
 {
     text t = {.capacity = 4096};
     t.bytes = ont_malloc(t.capacity);
-    if (!t.bytes) return ONT_ENOMEM;
-    put(&t, "%s (", g->name);
-    for (uint32_t i = 0; i < g->n_inputs; i++) {
-        put(&t, "%s", i ? ", " : "");
-        put_type(&t, g, g->inputs[i]);
-        put(&t, " %s", g->inputs[i]->name);
+    bool *is_output = ont_calloc(g->n_values, sizeof *is_output);
+    if (!t.bytes || !is_output) {
+        ont_free(t.bytes);
+        ont_free(is_output);
+        return ONT_ENOMEM;
     }
-    put(&t, ") => (");
-    for (uint32_t i = 0; i < g->n_outputs; i++) {
-        put(&t, "%s", i ? ", " : "");
-        put_type(&t, g, g->outputs[i]);
-        put(&t, " %s", g->outputs[i]->name);
-    }
-    put(&t, ")\n");
-    for (uint32_t i = 0; i < g->n_values; i++) {
-        const ont_value *v = g->values[i];
-        if (v->kind != ONT_VALUE_CONSTANT || (!v->uses && !ont_value_is_output(g, v))) continue;
-        put(&t, "  ");
-        put_type(&t, g, v);
-        put(&t, " %s", v->name);
-        put_constant(&t, v);
-        put(&t, "\n");
-    }
+    for (uint32_t i = 0; i < g->n_outputs; i++) is_output[g->outputs[i]->id] = true;
+    put_interface(&t, g);
+    put_constants(&t, g, is_output);
+    ont_free(is_output);
     put(&t, "{\n");
     bool split = false;
     for (const ont_node *node = g->first; node; node = node->next) {

@@ -53,6 +53,22 @@ static ont_status name_of(saver *s, const ont_value *v, char **name)
 
 /* ---- tensors and types ---- */
 
+/* Elements below 8 bits: several to a byte, the first in the lowest bits. */
+static ont_status pack_narrow(saver *s, const ont_tensor *tensor, ProtobufCBinaryData *raw)
+{
+    int bits = ont_dtype_bits(tensor->dtype);
+    raw->len = (tensor->bytes * (size_t)bits + 7) / 8;
+    raw->data = ont_arena_array(&s->arena, raw->len + 1, 1);
+    if (!raw->data) return ONT_ENOMEM;
+    for (size_t i = 0; i < tensor->bytes; i++) {
+        int element = ((const uint8_t *)tensor->data)[i] & ((1 << bits) - 1);
+        size_t at = i * (size_t)bits;
+        raw->data[at / 8] |= (uint8_t)(element << at % 8);
+        if (at % 8 + (size_t)bits > 8) raw->data[at / 8 + 1] |= (uint8_t)(element >> (8 - at % 8));
+    }
+    return ONT_OK;
+}
+
 static ont_status save_tensor(saver *s, const ont_tensor *tensor, char *name, Onnx__TensorProto **out)
 {
     Onnx__TensorProto *t = NEW(s, tensor_proto);
@@ -66,6 +82,7 @@ static ont_status save_tensor(saver *s, const ont_tensor *tensor, char *name, On
     t->name = name;
     t->has_raw_data = true;
     t->raw_data = (ProtobufCBinaryData){tensor->bytes, tensor->data};
+    if (ont_dtype_bits(tensor->dtype) < 8) ONT_TRY(pack_narrow(s, tensor, &t->raw_data));
     *out = t;
     return ONT_OK;
 }

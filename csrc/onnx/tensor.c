@@ -6,6 +6,8 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "base/number.h"
+
 enum { LAST_ONNX_DTYPE = 28 }; /* of TensorProto.DataType */
 
 ont_status ont_onnx_dtype(int64_t number, const char *what, ont_dtype *dtype)
@@ -48,6 +50,23 @@ static void narrow(const int32_t *from, int64_t n, size_t size, void *to)
     }
 }
 
+/* Several to a byte, the first in the lowest bits, become one to a byte; `t->data` holds them packed at its start. */
+static void unpack(ont_tensor *t)
+{
+    int bits = ont_dtype_bits(t->dtype);
+    uint8_t *data = t->data;
+    for (int64_t i = ont_shape_count(&t->shape) - 1; i >= 0; i--) { /* from the end: what is written was read */
+        int64_t at = i * bits;
+        int shift = (int)(at % 8), v = data[at / 8] >> shift;
+        if (shift + bits > 8) v |= data[at / 8 + 1] << (8 - shift);
+        v &= (1 << bits) - 1;
+        if (ont_dtype_is_narrow_float(t->dtype))
+            data[i] = (uint8_t)v;
+        else
+            ont_integer_put(data, t->dtype, i, v);
+    }
+}
+
 static ont_status typed_data(const Onnx__TensorProto *proto, const char *what, ont_tensor *t)
 {
     int64_t n = ont_shape_count(&t->shape);
@@ -68,6 +87,7 @@ static ont_status typed_data(const Onnx__TensorProto *proto, const char *what, o
     case ONT_UINT64: have = proto->n_uint64_data, from = proto->uint64_data, field = "uint64_data"; break;
     default: have = proto->n_int32_data, from = proto->int32_data, field = "int32_data"; break;
     }
+    if (ont_dtype_bits(t->dtype) < 6) n = (n * ont_dtype_bits(t->dtype) + 7) / 8;
     bool complex = t->dtype == ONT_COMPLEX64 || t->dtype == ONT_COMPLEX128;
     if (have != (size_t)n * (complex ? 2 : 1)) return wrong_count(what, field, have, complex ? 2 * n : n);
     if (t->dtype == ONT_UINT32)
@@ -89,22 +109,25 @@ ont_status ont_onnx_tensor(const Onnx__TensorProto *proto, const char *what, ont
     ONT_TRY(tensor_shape(proto, what, &t.shape));
     ONT_TRY(ont_context(ont_shape_bytes(&t.shape, t.dtype, &t.bytes), "%s", what));
     /* The data are in the file, so a size beyond it is a lie: compared before anything is allocated. */
+    bool packed = ont_dtype_bits(t.dtype) < 8;
+    size_t stored = packed ? (t.bytes * (size_t)ont_dtype_bits(t.dtype) + 7) / 8 : t.bytes;
     if (proto->has_raw_data) {
-        if (proto->raw_data.len != t.bytes)
-            return ont_fail(ONT_EINVAL, "%s: raw_data has %zu bytes, its dims ask for %zu", what, proto->raw_data.len,
-                            t.bytes);
+        if (proto->raw_data.len != stored)
+            return ont_fail(ONT_EINVAL, "%s: raw_data has %zu bytes, its dims ask for %zu", what, proto->raw_data.len, stored);
     } else {
         size_t have = proto->n_float_data + proto->n_double_data + proto->n_int32_data + proto->n_int64_data +
                       proto->n_uint64_data;
-        int64_t count = ont_shape_count(&t.shape);
+        packed = packed && ont_dtype_bits(t.dtype) != 6; /* which lie one to an entry here */
+        int64_t count = packed ? (int64_t)stored : ont_shape_count(&t.shape);
         if (have < (size_t)count) return wrong_count(what, "its data", have, count);
     }
     t.data = ont_arena_alloc(arena, t.bytes ? t.bytes : 1);
     if (!t.data) return ONT_ENOMEM;
     if (!proto->has_raw_data)
         ONT_TRY(typed_data(proto, what, &t));
-    else if (t.bytes)
-        memcpy(t.data, proto->raw_data.data, t.bytes);
+    else if (stored)
+        memcpy(t.data, proto->raw_data.data, stored);
+    if (packed) unpack(&t);
     if (t.dtype == ONT_BOOL) normalise_bools(&t);
     *tensor = t;
     return ONT_OK;

@@ -215,7 +215,10 @@ static const ont_kernel grad_kernels[] = {
     {.name = "batchnorm_grad_ref", .accept = accept_float, .prepare = prepare, .run = backward_run},
 };
 const ont_op ont_op_BatchNormalization = {.domain = "", .name = "BatchNormalization", .since = 9, .min_inputs = 5,
-                                          .max_inputs = 5, .nondiff_outputs = ~1ull, .infer = bn_infer, .grad = bn_grad,
-                                          ONT_KERNELS(forward_kernels)};
+                                          .max_inputs = 5, .nondiff_outputs = ~1ull,
+                                          .attributes = "epsilon:f momentum:f training_mode:i saves_statistics:i",
+                                          .infer = bn_infer, .grad = bn_grad, ONT_KERNELS(forward_kernels)};
 const ont_op ont_op_BatchNormGrad = {.domain = ONT_DOMAIN, .name = "BatchNormGrad", .since = 1, .min_inputs = 5,
-                                     .max_inputs = 5, .infer = grad_infer, ONT_KERNELS(grad_kernels)};
+                                     .max_inputs = 5,
+                                     .attributes = "epsilon:f momentum:f training_mode:i saves_statistics:i",
+                                     .infer = grad_infer, ONT_KERNELS(grad_kernels)};

@@ -5,6 +5,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/number.h"
 #include "ops/op.h"
 
 /* ---- shape inference ---- */
@@ -79,13 +80,9 @@ static ont_status constant_input(const ont_node *node, uint32_t index, const ont
 
 static bool tensor_int(const ont_tensor *data, int64_t i, int64_t *value)
 {
-    switch (data->dtype) {
-    case ONT_INT64: *value = ((const int64_t *)data->data)[i]; return true;
-    case ONT_INT32: *value = ((const int32_t *)data->data)[i]; return true;
-    case ONT_BOOL:
-    case ONT_UINT8: *value = ((const uint8_t *)data->data)[i]; return true;
-    default: return false;
-    }
+    if (!ont_dtype_is_int(data->dtype) && data->dtype != ONT_BOOL) return false;
+    *value = ont_integer_at(data->data, data->dtype, i);
+    return true;
 }
 
 ont_status ont_const_ints(const ont_node *node, int index, const char *attr, int64_t *values, int capacity, int *count)
@@ -117,17 +114,11 @@ ont_status ont_const_scalar(const ont_node *node, uint32_t index, double *value)
 {
     const ont_tensor *data;
     ONT_TRY(constant_input(node, index, &data));
-    int64_t integer;
     if (ont_shape_count(&data->shape) != 1)
         return ont_fail(ONT_EINVAL, "input %u has %" PRId64 " entries, one is expected", index, ont_shape_count(&data->shape));
-    if (data->dtype == ONT_FLOAT32)
-        *value = (double)*(const float *)data->data;
-    else if (data->dtype == ONT_FLOAT64)
-        *value = *(const double *)data->data;
-    else if (tensor_int(data, 0, &integer))
-        *value = (double)integer;
-    else
+    if (data->dtype == ONT_COMPLEX64 || data->dtype == ONT_COMPLEX128)
         return ont_fail(ONT_ETYPE, "input %u is %s, a number is expected", index, ont_dtype_name(data->dtype));
+    *value = ont_number_at(data->data, data->dtype, 0);
     return ONT_OK;
 }
 
@@ -156,13 +147,20 @@ ont_node *ont_build_node(ont_builder *b, const char *domain, const char *op_type
     node->version = op->since;
     node->backward = b->backward;
     node->origin = b->origin;
+    if (b->scope && !(node->name = ont_arena_format(&b->graph->arena, "%s/%s", b->scope, node->name))) {
+        b->status = ONT_ENOMEM;
+        return NULL;
+    }
     return node;
 }
 
 ont_value *ont_build_done(ont_builder *b, ont_node *node)
 {
     if (b->status != ONT_OK || !node) return NULL;
-    b->status = ont_context(node->op->infer(b->graph, node), "%s '%s'", node->op_type, node->name);
+    if (node->op->infer)
+        b->status = ont_context(node->op->infer(b->graph, node), "%s '%s'", node->op_type, node->name);
+    ont_node *first;
+    if (b->status == ONT_OK && !node->op->infer) b->status = ont_op_expand(b->graph, node, &first);
     return b->status == ONT_OK ? node->outputs[0] : NULL;
 }
 
@@ -222,26 +220,13 @@ ont_value *ont_build_const_ints(ont_builder *b, const int64_t *values, size_t co
 
 ont_value *ont_build_scalar(ont_builder *b, ont_dtype dtype, double value)
 {
-    union {
-        float f32;
-        double f64;
-        int64_t i64;
-        int32_t i32;
-        uint8_t u8;
-    } bits = {0};
-    switch (dtype) {
-    case ONT_FLOAT32: bits.f32 = (float)value; break;
-    case ONT_FLOAT64: bits.f64 = value; break;
-    case ONT_INT64: bits.i64 = (int64_t)value; break;
-    case ONT_INT32: bits.i32 = (int32_t)value; break;
-    case ONT_INT8:
-    case ONT_UINT8:
-    case ONT_BOOL: bits.u8 = (uint8_t)(int64_t)value; break;
-    default:
+    uint64_t bits = 0;
+    if (!ont_dtype_size(dtype) || ont_dtype_size(dtype) > sizeof bits || dtype == ONT_COMPLEX64) {
         if (b->status == ONT_OK)
             b->status = ont_fail(ONT_EUNSUPPORTED, "a scalar constant of dtype %s", ont_dtype_name(dtype));
         return NULL;
     }
+    ont_number_put(&bits, dtype, 0, value);
     return constant(b, &(ont_tensor){dtype, {0}, ont_dtype_size(dtype), &bits});
 }
 
@@ -290,6 +275,49 @@ ont_value *ont_build_reduce(ont_builder *b, const char *op_type, ont_value *x, c
     if (node) b->status = ont_attr_set_int(b->graph, node, "keepdims", keepdims);
     if (node && b->status == ONT_OK) b->status = ont_attr_set_int(b->graph, node, "noop_with_empty_axes", 1);
     return ont_build_done(b, node);
+}
+
+/* ---- expansion ---- */
+
+bool ont_op_expands(const ont_node *node)
+{
+    const ont_op *op = node->op;
+    const ont_kernel *kernel;
+    if (!op->expand) return false;
+    if (!op->infer || !op->n_kernels || !(op->grad || op->flags & ONT_OP_NO_GRAD)) return true;
+    return ont_op_choose(node, &kernel) != ONT_OK;
+}
+
+/* Readers of output i read `result` instead, which must be of the type that infer() promised. */
+static ont_status hand_over(ont_graph *g, ont_node *node, uint32_t i, ont_value *result)
+{
+    ont_value *out = node->outputs[i];
+    if (!out) return ONT_OK;
+    if (!result) return ont_fail(ONT_EINVAL, "the operator has no output %u", i);
+    if (out->has_shape && node->op->infer && (out->dtype != result->dtype || !ont_shape_equal(&out->shape, &result->shape))) {
+        char promised[ONT_SHAPE_TEXT], built[ONT_SHAPE_TEXT];
+        return ont_fail(ONT_EINTERNAL, "output %u is %s%s, its expansion %s%s", i, ont_dtype_name(out->dtype),
+                        ont_shape_text(&out->shape, promised), ont_dtype_name(result->dtype),
+                        ont_shape_text(&result->shape, built));
+    }
+    if (out != result) ont_value_replace_uses(g, out, result);
+    node->outputs[i] = result;
+    return ONT_OK;
+}
+
+ont_status ont_op_expand(ont_graph *g, ont_node *node, ont_node **first)
+{
+    ont_builder b = {.graph = g, .before = node, .backward = node->backward, .origin = node->origin, .scope = node->name,
+                     .status = ONT_OK};
+    ont_node *behind = node->prev;
+    ont_value **results = ont_arena_array(&g->arena, node->n_outputs + ONT_EXPAND_SPARE, sizeof *results);
+    if (!results) return ONT_ENOMEM;
+    node->op->expand(&b, node, results);
+    for (uint32_t i = 0; i < node->n_outputs && b.status == ONT_OK; i++) b.status = hand_over(g, node, i, results[i]);
+    ONT_TRY(ont_context(b.status, "%s '%s'", node->op_type, node->name));
+    ont_graph_remove_node(g, node);
+    *first = behind ? behind->next : g->first;
+    return ONT_OK;
 }
 
 /* ---- gradient rules ---- */

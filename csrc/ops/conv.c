@@ -317,12 +317,17 @@ static const ont_kernel weight_kernels[] = {
     {.name = "conv_grad_weight_ref", .accept = accept_float, .prepare = weight_prepare_ref, .run = weight_grad_run},
 };
 
+#define CONV_ATTRIBUTES "auto_pad:s dilations:I group:i kernel_shape:I pads:I strides:I"
+
 const ont_op ont_op_Conv = {.domain = "", .name = "Conv", .since = 1, .min_inputs = 2, .max_inputs = 3,
-                            .infer = conv_infer, .grad = conv_grad, ONT_KERNELS(forward_kernels)};
+                            .attributes = CONV_ATTRIBUTES, .infer = conv_infer, .grad = conv_grad,
+                            ONT_KERNELS(forward_kernels)};
 const ont_op ont_op_ConvGradInput = {.domain = ONT_DOMAIN, .name = "ConvGradInput", .since = 1, .min_inputs = 2,
-                                     .max_inputs = 2, .infer = grad_infer, ONT_KERNELS(input_kernels)};
+                                     .max_inputs = 2, .attributes = CONV_ATTRIBUTES " shape:I", .infer = grad_infer,
+                                     ONT_KERNELS(input_kernels)};
 const ont_op ont_op_ConvGradWeight = {.domain = ONT_DOMAIN, .name = "ConvGradWeight", .since = 1, .min_inputs = 2,
-                                      .max_inputs = 2, .infer = grad_infer, ONT_KERNELS(weight_kernels)};
+                                      .max_inputs = 2, .attributes = CONV_ATTRIBUTES " shape:I", .infer = grad_infer,
+                                      ONT_KERNELS(weight_kernels)};
 
 /* ---- ConvTranspose: the gradient of a convolution's input as an operator of its own, (y, weight, bias) -> x ---- */
 
@@ -411,6 +416,19 @@ static ont_status transpose_run(const ont_call *call)
     return ONT_OK;
 }
 
+/* The attributes that a convolution has in common with a transposed one. */
+static ont_status copy_window(ont_graph *g, ont_node *to, const ont_node *from)
+{
+    static const char *const lists[] = {"dilations", "kernel_shape", "pads", "strides"};
+    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
+        const ont_attr *list = ont_attr_find(from, lists[i], ONT_ATTR_INTS);
+        if (list) ONT_TRY(ont_attr_set_ints(g, to, list->name, list->ints, list->count));
+    }
+    const ont_attr *pad = ont_attr_find(from, "auto_pad", ONT_ATTR_STRING);
+    if (pad) ONT_TRY(ont_attr_set_string(g, to, pad->name, pad->s, pad->count));
+    return ont_attr_set_int(g, to, "group", ont_attr_int(from, "group", 1));
+}
+
 /* The convolution back from the result: dy = Conv(dx), and the weight's gradient with the two sides exchanged. */
 static void transpose_grad(ont_grad *g)
 {
@@ -420,8 +438,8 @@ static void transpose_grad(ont_grad *g)
         if (!WANTS(i) || b->status != ONT_OK) continue;
         ont_value *operands[] = {i ? I(0) : dx, i ? dx : I(1)};
         ont_node *node = ont_build_node(b, i ? ONT_DOMAIN : "", i ? "ConvGradWeight" : "Conv", operands, 2, 1);
-        if (node) b->status = ont_attr_copy_all(b->graph, node, g->node);
-        if (node && b->status == ONT_OK)
+        if (node) b->status = copy_window(b->graph, node, g->node);
+        if (node && i && b->status == ONT_OK)
             b->status = ont_attr_set_ints(b->graph, node, "shape", I(i)->shape.dims, (size_t)I(i)->shape.rank);
         GI(i, ont_build_done(b, node));
     }
@@ -433,5 +451,6 @@ static const ont_kernel transpose_kernels[] = {
     {.name = "conv_transpose_gemm", .accept = accept_float, .prepare = input_prepare, .run = transpose_run},
     {.name = "conv_transpose_ref", .accept = accept_float, .prepare = input_prepare_ref, .run = transpose_run},
 };
-const ont_op ont_op_ConvTranspose = {.domain = "", .name = "ConvTranspose", .since = 1, .min_inputs = 2, .max_inputs = 3,
+const ont_op ont_op_ConvTransposePlain = {.domain = ONT_DOMAIN, .name = "ConvTranspose", .since = 1, .min_inputs = 2,
+                                     .max_inputs = 3, .attributes = CONV_ATTRIBUTES " output_padding:I",
                                      .infer = transpose_infer, .grad = transpose_grad, ONT_KERNELS(transpose_kernels)};

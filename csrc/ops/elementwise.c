@@ -6,6 +6,7 @@
 
 #include <string.h>
 
+#include "base/number.h"
 #include "base/parallel.h"
 #include "ops/broadcast.h"
 
@@ -159,7 +160,7 @@ static void binary_row(const void *context, const ont_bcast *b, char *const *at,
 static bool has_zero(const void *data, ont_dtype dtype, int64_t n)
 {
     for (int64_t i = 0; i < n; i++)
-        if (dtype == ONT_INT64 ? !((const int64_t *)data)[i] : !((const int32_t *)data)[i]) return true;
+        if (!ont_integer_at(data, dtype, i)) return true;
     return false;
 }
 

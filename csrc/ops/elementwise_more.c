@@ -5,6 +5,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/number.h"
 #include "base/parallel.h"
 #include "ops/broadcast.h"
 #include "ops/elementwise.h"
@@ -42,7 +43,7 @@ static const char *chain_accept(const ont_node *node)
 {
     ont_dtype dtype = ont_node_in(node, 0)->dtype;
     bool any_number = !strcmp(node->op->name, "Min") || !strcmp(node->op->name, "Max");
-    if (any_number && (dtype == ONT_INT32 || dtype == ONT_INT64)) return NULL;
+    if (any_number && ont_dtype_is_int(dtype)) return NULL;
     return accept_float(node);
 }
 
@@ -517,18 +518,21 @@ static const ont_kernel isinf_kernels[] = {{.name = "isinf_ref", .accept = accep
 
 #define CHAIN(name_, grad_) \
     const ont_op ont_op_##name_ = {.domain = "", .name = #name_, .since = 8, .min_inputs = 1, .max_inputs = 65536, \
-                                   .infer = ont_infer_broadcast, .grad = grad_, ONT_KERNELS(chain_kernels)}
+                                   .attributes = "", .infer = ont_infer_broadcast, .grad = grad_, \
+                                   ONT_KERNELS(chain_kernels)}
 CHAIN(Sum, sum_grad);
 CHAIN(Mean, mean_grad);
 CHAIN(Min, min_grad);
 CHAIN(Max, max_grad);
-const ont_op ont_op_Pow = {.domain = "", .name = "Pow", .since = 7, .min_inputs = 2, .max_inputs = 2, .infer = pow_infer,
-                           .grad = pow_grad, ONT_KERNELS(ont_pow_kernels)};
+const ont_op ont_op_Pow = {.domain = "", .name = "Pow", .since = 7, .min_inputs = 2, .max_inputs = 2, .attributes = "",
+                           .infer = pow_infer, .grad = pow_grad, ONT_KERNELS(ont_pow_kernels)};
 const ont_op ont_op_PRelu = {.domain = "", .name = "PRelu", .since = 9, .min_inputs = 2, .max_inputs = 2,
-                             .infer = prelu_infer, .grad = prelu_grad, ONT_KERNELS(prelu_kernels)};
+                             .attributes = "", .infer = prelu_infer, .grad = prelu_grad, ONT_KERNELS(prelu_kernels)};
 const ont_op ont_op_Swish = {.domain = "", .name = "Swish", .since = 24, .min_inputs = 1, .max_inputs = 1,
-                             .infer = ont_infer_same, .grad = swish_grad, ONT_KERNELS(swish_kernels)};
-const ont_op ont_op_Mod = {.domain = "", .name = "Mod", .since = 10, .min_inputs = 2, .max_inputs = 2, .infer = mod_infer,
-                           .grad = mod_grad, ONT_KERNELS(mod_kernels)};
+                             .attributes = "alpha:f", .infer = ont_infer_same, .grad = swish_grad,
+                             ONT_KERNELS(swish_kernels)};
+const ont_op ont_op_Mod = {.domain = "", .name = "Mod", .since = 10, .min_inputs = 2, .max_inputs = 2,
+                           .attributes = "fmod:i", .infer = mod_infer, .grad = mod_grad, ONT_KERNELS(mod_kernels)};
 const ont_op ont_op_IsInf = {.domain = "", .name = "IsInf", .since = 10, .min_inputs = 1, .max_inputs = 1,
-                             .flags = ONT_OP_NO_GRAD, .infer = isinf_infer, ONT_KERNELS(isinf_kernels)};
+                             .flags = ONT_OP_NO_GRAD, .attributes = "detect_negative:i detect_positive:i",
+                             .infer = isinf_infer, ONT_KERNELS(isinf_kernels)};

@@ -5,19 +5,25 @@
 
 #include "ops/elementwise.h"
 
-/* Descriptors with the shared kernels. */
-#define UNARY(domain_, name_, since_, grad_) \
+/* Descriptors with the shared kernels; _WITH takes the list of attributes, the others have none. */
+#define UNARY(domain_, name_, since_, grad_) UNARY_WITH(domain_, name_, since_, grad_, "")
+#define UNARY_WITH(domain_, name_, since_, grad_, attributes_) \
     const ont_op ont_op_##name_ = {.domain = domain_, .name = #name_, .since = since_, .min_inputs = 1, .max_inputs = 1, \
-                                   .infer = ont_infer_same, .grad = grad_, ONT_KERNELS(ont_unary_kernels)}
+                                   .attributes = attributes_, .infer = ont_infer_same, .grad = grad_, \
+                                   ONT_KERNELS(ont_unary_kernels)}
 #define UNARY_FLAT(name_, since_) \
     const ont_op ont_op_##name_ = {.domain = "", .name = #name_, .since = since_, .min_inputs = 1, .max_inputs = 1, \
-                                   .flags = ONT_OP_NO_GRAD, .infer = ont_infer_same, ONT_KERNELS(ont_unary_kernels)}
-#define BINARY(domain_, name_, since_, grad_) \
+                                   .flags = ONT_OP_NO_GRAD, .attributes = "", .infer = ont_infer_same, \
+                                   ONT_KERNELS(ont_unary_kernels)}
+#define BINARY(domain_, name_, since_, grad_) BINARY_WITH(domain_, name_, since_, grad_, "")
+#define BINARY_WITH(domain_, name_, since_, grad_, attributes_) \
     const ont_op ont_op_##name_ = {.domain = domain_, .name = #name_, .since = since_, .min_inputs = 2, .max_inputs = 2, \
-                                   .infer = ont_infer_broadcast, .grad = grad_, ONT_KERNELS(ont_binary_kernels)}
+                                   .attributes = attributes_, .infer = ont_infer_broadcast, .grad = grad_, \
+                                   ONT_KERNELS(ont_binary_kernels)}
 #define COMPARE(name_, since_) \
     const ont_op ont_op_##name_ = {.domain = "", .name = #name_, .since = since_, .min_inputs = 2, .max_inputs = 2, \
-                                   .flags = ONT_OP_NO_GRAD, .infer = ont_infer_compare, ONT_KERNELS(ont_binary_kernels)}
+                                   .flags = ONT_OP_NO_GRAD, .attributes = "", .infer = ont_infer_compare, \
+                                   ONT_KERNELS(ont_binary_kernels)}
 
 #define U(op, x) ont_build1(&g->b, op, (x))
 #define B(op, x, y) ont_build2(&g->b, op, (x), (y))
@@ -90,10 +96,10 @@ UNARY("", Erf, 9, erf_grad);
 UNARY("", Tanh, 6, tanh_grad);
 UNARY("", Sigmoid, 6, sigmoid_grad);
 UNARY("", Relu, 6, relu_grad);
-UNARY("", LeakyRelu, 6, leaky_relu_grad);
-UNARY("", Elu, 6, elu_grad);
-UNARY("", Selu, 6, selu_grad);
-UNARY("", HardSigmoid, 6, hard_sigmoid_grad);
+UNARY_WITH("", LeakyRelu, 6, leaky_relu_grad, "alpha:f");
+UNARY_WITH("", Elu, 6, elu_grad, "alpha:f");
+UNARY_WITH("", Selu, 6, selu_grad, "alpha:f gamma:f");
+UNARY_WITH("", HardSigmoid, 6, hard_sigmoid_grad, "alpha:f beta:f");
 UNARY("", HardSwish, 14, hard_swish_grad);
 
 static ont_status gelu_infer(ont_graph *g, ont_node *node)
@@ -104,8 +110,9 @@ static ont_status gelu_infer(ont_graph *g, ont_node *node)
     return ont_infer_same(g, node);
 }
 
-const ont_op ont_op_Gelu = {.domain = "", .name = "Gelu", .since = 20, .min_inputs = 1, .max_inputs = 1, .infer = gelu_infer,
-                            .grad = gelu_grad, ONT_KERNELS(ont_unary_kernels)};
+const ont_op ont_op_Gelu = {.domain = "", .name = "Gelu", .since = 20, .min_inputs = 1, .max_inputs = 1,
+                            .attributes = "approximate:s", .infer = gelu_infer, .grad = gelu_grad,
+                            ONT_KERNELS(ont_unary_kernels)};
 UNARY("", Softplus, 1, softplus_grad);
 UNARY("", Softsign, 1, softsign_grad);
 UNARY("", Mish, 18, mish_grad);
@@ -168,10 +175,10 @@ BINARY(ONT_DOMAIN, ErfGrad, 1, NULL);
 BINARY(ONT_DOMAIN, TanhGrad, 1, NULL);
 BINARY(ONT_DOMAIN, SigmoidGrad, 1, NULL);
 BINARY(ONT_DOMAIN, ReluGrad, 1, NULL);
-BINARY(ONT_DOMAIN, LeakyReluGrad, 1, NULL);
-BINARY(ONT_DOMAIN, EluGrad, 1, NULL);
-BINARY(ONT_DOMAIN, SeluGrad, 1, NULL);
-BINARY(ONT_DOMAIN, HardSigmoidGrad, 1, NULL);
+BINARY_WITH(ONT_DOMAIN, LeakyReluGrad, 1, NULL, "alpha:f");
+BINARY_WITH(ONT_DOMAIN, EluGrad, 1, NULL, "alpha:f");
+BINARY_WITH(ONT_DOMAIN, SeluGrad, 1, NULL, "alpha:f gamma:f");
+BINARY_WITH(ONT_DOMAIN, HardSigmoidGrad, 1, NULL, "alpha:f beta:f");
 BINARY(ONT_DOMAIN, HardSwishGrad, 1, NULL);
-BINARY(ONT_DOMAIN, GeluGrad, 1, NULL);
+BINARY_WITH(ONT_DOMAIN, GeluGrad, 1, NULL, "approximate:s");
 BINARY(ONT_DOMAIN, SoftplusGrad, 1, NULL);

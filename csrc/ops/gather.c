@@ -166,6 +166,8 @@ static const ont_kernel grad_kernels[] = {
     {.name = "gather_grad_ref", .accept = accept_float, .prepare = grad_prepare, .run = grad_run},
 };
 const ont_op ont_op_Gather = {.domain = "", .name = "Gather", .since = 1, .min_inputs = 2, .max_inputs = 2,
-                              .nondiff_inputs = 2, .infer = gather_infer, .grad = gather_grad, ONT_KERNELS(gather_kernels)};
+                              .nondiff_inputs = 2, .attributes = "axis:i", .infer = gather_infer, .grad = gather_grad,
+                              ONT_KERNELS(gather_kernels)};
 const ont_op ont_op_GatherGrad = {.domain = ONT_DOMAIN, .name = "GatherGrad", .since = 1, .min_inputs = 2,
-                                  .max_inputs = 2, .infer = grad_infer, ONT_KERNELS(grad_kernels)};
+                                  .max_inputs = 2, .attributes = "axis:i shape:I", .infer = grad_infer,
+                                  ONT_KERNELS(grad_kernels)};

@@ -56,7 +56,8 @@ static ont_status range_run(const ont_call *call)
 
 static const ont_kernel range_kernels[] = {{.name = "range_ref", .accept = range_accept, .run = range_run}};
 const ont_op ont_op_Range = {.domain = "", .name = "Range", .since = 11, .min_inputs = 3, .max_inputs = 3,
-                             .flags = ONT_OP_NO_GRAD, .infer = range_infer, ONT_KERNELS(range_kernels)};
+                             .flags = ONT_OP_NO_GRAD, .attributes = "stash_type:i", .infer = range_infer,
+                             ONT_KERNELS(range_kernels)};
 
 /* ---- ConstantOfShape ---- */
 
@@ -87,8 +88,8 @@ static ont_status constant_run(const ont_call *call)
 
 static const ont_kernel constant_kernels[] = {{.name = "constant_of_shape_ref", .accept = accept_any, .run = constant_run}};
 const ont_op ont_op_ConstantOfShape = {.domain = "", .name = "ConstantOfShape", .since = 9, .min_inputs = 1,
-                                       .max_inputs = 1, .flags = ONT_OP_NO_GRAD, .infer = constant_infer,
-                                       ONT_KERNELS(constant_kernels)};
+                                       .max_inputs = 1, .flags = ONT_OP_NO_GRAD, .attributes = "value:t",
+                                       .infer = constant_infer, ONT_KERNELS(constant_kernels)};
 
 /* ---- Trilu ---- */
 
@@ -141,4 +142,5 @@ static void trilu_grad(ont_grad *g)
 
 static const ont_kernel trilu_kernels[] = {{.name = "trilu_ref", .accept = accept_any, .run = trilu_run, .inplace = 1}};
 const ont_op ont_op_Trilu = {.domain = "", .name = "Trilu", .since = 14, .min_inputs = 1, .max_inputs = 2,
-                             .nondiff_inputs = 2, .infer = trilu_infer, .grad = trilu_grad, ONT_KERNELS(trilu_kernels)};
+                             .nondiff_inputs = 2, .attributes = "upper:i", .infer = trilu_infer, .grad = trilu_grad,
+                             ONT_KERNELS(trilu_kernels)};

@@ -33,6 +33,11 @@ static ont_status layernorm_infer(ont_graph *g, ont_node *node)
     int axis;
     ONT_TRY(ont_need_input(node, 0, &x));
     ONT_TRY(layout(node, &x->shape, &s, &axis));
+    /* Statistics are computed and saved in x's type: for float64 that is more than the default, float32, asks for. */
+    int64_t stash = ont_attr_int(node, "stash_type", ONT_FLOAT32);
+    if (stash != ONT_FLOAT32 && stash != (int64_t)x->dtype)
+        return ont_fail(ONT_EUNSUPPORTED, "attribute stash_type is %lld, expected %d (float) or the input's type",
+                        (long long)stash, ONT_FLOAT32);
     for (uint32_t i = 1; i < node->n_inputs; i++) {
         const ont_value *v = ont_node_in(node, i);
         if (v && (v->dtype != x->dtype || ont_shape_count(&v->shape) != s.n))
@@ -242,7 +247,9 @@ static const ont_kernel grad_kernels[] = {
 };
 
 const ont_op ont_op_LayerNormalization = {.domain = "", .name = "LayerNormalization", .since = 17, .min_inputs = 2,
-                                          .max_inputs = 3, .infer = layernorm_infer, .grad = layernorm_grad,
+                                          .max_inputs = 3, .attributes = "axis:i epsilon:f stash_type:i",
+                                          .infer = layernorm_infer, .grad = layernorm_grad,
                                           ONT_KERNELS(forward_kernels)};
 const ont_op ont_op_LayerNormGrad = {.domain = ONT_DOMAIN, .name = "LayerNormGrad", .since = 1, .min_inputs = 5,
-                                     .max_inputs = 5, .infer = grad_infer, ONT_KERNELS(grad_kernels)};
+                                     .max_inputs = 5, .attributes = "axis:i epsilon:f stash_type:i",
+                                     .infer = grad_infer, ONT_KERNELS(grad_kernels)};

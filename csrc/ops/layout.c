@@ -84,7 +84,8 @@ static const ont_kernel transpose_kernels[] = {
     {.name = "transpose_ref", .accept = accept_any, .prepare = transpose_prepare, .run = run_copy},
 };
 const ont_op ont_op_Transpose = {.domain = "", .name = "Transpose", .since = 1, .min_inputs = 1, .max_inputs = 1,
-                                 .infer = transpose_infer, .grad = transpose_grad, ONT_KERNELS(transpose_kernels)};
+                                 .attributes = "perm:I", .infer = transpose_infer, .grad = transpose_grad,
+                                 ONT_KERNELS(transpose_kernels)};
 
 /* ---- Expand ---- */
 
@@ -125,7 +126,8 @@ static const ont_kernel expand_kernels[] = {
     {.name = "expand_ref", .accept = accept_any, .prepare = expand_prepare, .run = run_copy},
 };
 const ont_op ont_op_Expand = {.domain = "", .name = "Expand", .since = 8, .min_inputs = 2, .max_inputs = 2,
-                              .nondiff_inputs = 2, .infer = expand_infer, .grad = expand_grad, ONT_KERNELS(expand_kernels)};
+                              .nondiff_inputs = 2, .attributes = "", .infer = expand_infer, .grad = expand_grad,
+                              ONT_KERNELS(expand_kernels)};
 
 /* ---- Slice and its gradient: a box of the input with steps ---- */
 
@@ -227,7 +229,8 @@ static const ont_kernel slice_kernels[] = {
     {.name = "slice_ref", .accept = accept_any, .prepare = slice_prepare, .run = run_copy},
 };
 const ont_op ont_op_Slice = {.domain = "", .name = "Slice", .since = 1, .min_inputs = 1, .max_inputs = 5,
-                             .nondiff_inputs = ~1ull, .infer = slice_infer, .grad = slice_grad, ONT_KERNELS(slice_kernels)};
+                             .nondiff_inputs = ~1ull, .attributes = "starts:I ends:I axes:I", .infer = slice_infer,
+                             .grad = slice_grad, ONT_KERNELS(slice_kernels)};
 
 static ont_status put_infer(ont_graph *g, ont_node *node)
 {
@@ -265,7 +268,7 @@ static const ont_kernel put_kernels[] = {
     {.name = "put_slice_ref", .accept = accept_any, .prepare = put_prepare, .run = put_run},
 };
 const ont_op ont_op_PutSlice = {.domain = ONT_DOMAIN, .name = "PutSlice", .since = 1, .min_inputs = 1, .max_inputs = 1,
-                                .infer = put_infer, ONT_KERNELS(put_kernels)};
+                                .attributes = "shape:I start:I step:I", .infer = put_infer, ONT_KERNELS(put_kernels)};
 
 /* ---- Split, Concat ---- */
 
@@ -425,6 +428,8 @@ static const ont_kernel concat_kernels[] = {
     {.name = "concat_ref", .accept = accept_any, .prepare = concat_prepare, .run = concat_run},
 };
 const ont_op ont_op_Split = {.domain = "", .name = "Split", .since = 2, .min_inputs = 1, .max_inputs = 2,
-                             .nondiff_inputs = 2, .infer = split_infer, .grad = split_grad, ONT_KERNELS(split_kernels)};
+                             .nondiff_inputs = 2, .attributes = "axis:i split:I num_outputs:i", .infer = split_infer,
+                             .grad = split_grad, ONT_KERNELS(split_kernels)};
 const ont_op ont_op_Concat = {.domain = "", .name = "Concat", .since = 4, .min_inputs = 1, .max_inputs = 65536,
-                              .infer = concat_infer, .grad = concat_grad, ONT_KERNELS(concat_kernels)};
+                              .attributes = "axis:i", .infer = concat_infer, .grad = concat_grad,
+                              ONT_KERNELS(concat_kernels)};

@@ -1,6 +1,8 @@
 /*
  * SoftmaxCrossEntropyLoss and NegativeLogLikelihoodLoss: (N, C, D...) scores, (N, D...) labels, optional class weights.
- * The gradient starts from the saved log-probabilities.
+ * The gradient of the first needs, besides the scores, two numbers a position, a third output of ours: the largest
+ * score and the logarithm of the sum of exponentials. So nothing of the scores' size is saved but they themselves, and
+ * their gradient is written over them.
  */
 #include <inttypes.h>
 #include <math.h>
@@ -61,6 +63,9 @@ static ont_status loss_infer(ont_graph *g, ont_node *node)
         return ont_fail(ONT_EINVAL, "weights must be %" PRId64 " entries of %s", x->shape.dims[1], ont_dtype_name(x->dtype));
     ONT_TRY(read_state(node, &s));
     ONT_TRY(ont_infer_out(node, 1, x->dtype, &x->shape));
+    ont_shape pairs = expected;
+    pairs.dims[pairs.rank++] = 2;
+    ONT_TRY(ont_infer_out(node, 2, x->dtype, &pairs));
     return ont_infer_out(node, 0, x->dtype, s.reduction == LOSS_NONE ? &expected : &(ont_shape){0});
 }
 
@@ -87,8 +92,9 @@ static ont_status prepare(const ont_node *node, ont_arena *arena, ont_prepared *
     loss_state *s = ont_arena_alloc(arena, sizeof *s);
     if (!s) return ONT_ENOMEM;
     ONT_TRY(read_state(node, s));
-    if (s->softmax)
-        out->work_bytes = (size_t)ont_shape_count(&ont_node_in(node, 0)->shape) * ont_dtype_size(ont_node_in(node, 0)->dtype);
+    size_t positions = (size_t)ont_shape_count(&ont_node_in(node, 1)->shape);
+    size_t size = ont_dtype_size(ont_node_in(node, 0)->dtype);
+    if (s->softmax && !ont_node_out(node, 2)) out->work_bytes = 2 * positions * size;
     out->state = s;
     return ONT_OK;
 }
@@ -104,33 +110,40 @@ static const void *weights_of(const ont_call *call)
     return call->node->n_inputs > 2 ? call->in[2] : NULL;
 }
 
-/* Where the log-probabilities are: the input itself, the second output, or scratch. */
+/* Where the two numbers of each position go: the third output, or scratch. */
+static void *pairs_of(const ont_call *call)
+{
+    return call->node->n_outputs > 2 && call->out[2] ? call->out[2] : call->work;
+}
+
 static void *log_probabilities(const ont_call *call)
 {
-    const loss_state *s = call->state;
-    if (!s->softmax) return (void *)(uintptr_t)call->in[0];
-    return call->node->n_outputs > 1 && call->out[1] ? call->out[1] : call->work;
+    return call->node->n_outputs > 1 ? call->out[1] : NULL;
 }
 
 #define LOSS(suffix, type, exp_, log_) \
-    static void log_softmax_##suffix(void *context, int64_t first, int64_t last) \
+    static void log_sum_exp_##suffix(void *context, int64_t first, int64_t last) \
     { \
         const ont_call *call = context; \
         const loss_state *s = call->state; \
+        type *pairs = pairs_of(call); \
         for (int64_t i = first; i < last && s->classes; i++) { \
             int64_t at = i / s->inner * s->classes * s->inner + i % s->inner; \
             const type *x = (const type *)call->in[0] + at; \
-            type *y = (type *)log_probabilities(call) + at, most = x[0], sum = 0; \
+            type most = x[0], sum = 0; \
             for (int64_t c = 1; c < s->classes; c++) most = x[c * s->inner] > most ? x[c * s->inner] : most; \
             for (int64_t c = 0; c < s->classes; c++) sum += exp_(x[c * s->inner] - most); \
-            type shift = most + log_(sum); \
-            for (int64_t c = 0; c < s->classes; c++) y[c * s->inner] = x[c * s->inner] - shift; \
+            pairs[2 * i] = most; \
+            pairs[2 * i + 1] = log_(sum); \
+            type *y = log_probabilities(call); \
+            for (int64_t c = 0; y && c < s->classes; c++) \
+                y[at + c * s->inner] = (x[c * s->inner] - most) - pairs[2 * i + 1]; \
         } \
     } \
     static void reduce_##suffix(const ont_call *call) \
     { \
         const loss_state *s = call->state; \
-        const type *logp = log_probabilities(call), *weights = weights_of(call); \
+        const type *x = call->in[0], *pairs = s->softmax ? pairs_of(call) : NULL, *weights = weights_of(call); \
         type *loss = call->out[0]; \
         double sum = 0, norm = 0; \
         for (int64_t i = 0; i < s->rows * s->inner; i++) { \
@@ -138,7 +151,7 @@ static void *log_probabilities(const ont_call *call)
             bool counts = !(s->ignores && label == s->ignored); \
             type w = !counts ? 0 : weights ? weights[label] : 1; \
             int64_t at = (i / s->inner * s->classes + label) * s->inner + i % s->inner; \
-            type term = counts ? -w * logp[at] : 0; \
+            type term = !counts ? 0 : -w * (pairs ? (x[at] - pairs[2 * i]) - pairs[2 * i + 1] : x[at]); \
             if (s->reduction == LOSS_NONE) loss[i] = term; \
             sum += (double)term; \
             norm += (double)w; \
@@ -150,34 +163,40 @@ static void *log_probabilities(const ont_call *call)
         const ont_call *call; \
         double norm; \
     } grad_job_##suffix; \
+    static type grad_scale_##suffix(const grad_job_##suffix *job, int64_t i, int64_t label) \
+    { \
+        const loss_state *s = job->call->state; \
+        const type *weights = job->call->in[2], *dy = job->call->in[3]; \
+        type scale = (weights ? weights[label] : 1) * dy[s->reduction == LOSS_NONE ? i : 0]; \
+        return s->reduction == LOSS_MEAN ? (type)((double)scale / job->norm) : scale; \
+    } \
     static void grad_rows_##suffix(void *context, int64_t first, int64_t last) \
     { \
         const grad_job_##suffix *job = context; \
         const ont_call *call = job->call; \
         const loss_state *s = call->state; \
-        const type *logp = call->in[0], *weights = call->in[2], *dy = call->in[3]; \
+        const type *pairs = s->softmax ? call->in[4] : NULL; \
         for (int64_t i = first; i < last; i++) { \
-            int64_t label = label_at(s, call->in[1], i); \
-            int64_t at = i / s->inner * s->classes * s->inner + i % s->inner; \
+            int64_t label = label_at(s, call->in[1], i), at = i / s->inner * s->classes * s->inner + i % s->inner; \
             bool counts = !(s->ignores && label == s->ignored); \
-            type *dx = (type *)call->out[0] + at; \
-            type scale = !counts ? 0 : (weights ? weights[label] : 1) * dy[s->reduction == LOSS_NONE ? i : 0]; \
-            if (s->reduction == LOSS_MEAN && counts) scale = (type)((double)scale / job->norm); \
+            const type *x = (const type *)call->in[0] + at; \
+            type *dx = (type *)call->out[0] + at, scale = counts ? grad_scale_##suffix(job, i, label) : 0; \
             for (int64_t c = 0; c < s->classes; c++) \
-                dx[c * s->inner] = s->softmax && counts ? scale * exp_(logp[at + c * s->inner]) : 0; \
+                dx[c * s->inner] = !pairs || !counts ? 0 \
+                                   : scale * exp_((x[c * s->inner] - pairs[2 * i]) - pairs[2 * i + 1]); \
             if (counts) dx[label * s->inner] -= scale; \
         } \
     } \
-    static void grad_##suffix(const ont_call *call) \
+    static double grad_norm_##suffix(const ont_call *call) \
     { \
         const loss_state *s = call->state; \
         const type *weights = call->in[2]; \
-        grad_job_##suffix job = {call, 0}; \
+        double norm = 0; \
         for (int64_t i = 0; i < s->rows * s->inner; i++) { \
             int64_t label = label_at(s, call->in[1], i); \
-            if (!(s->ignores && label == s->ignored)) job.norm += weights ? (double)weights[label] : 1; \
+            if (!(s->ignores && label == s->ignored)) norm += weights ? (double)weights[label] : 1; \
         } \
-        ont_parallel(s->rows * s->inner, 4096 / (s->classes + 1) + 1, grad_rows_##suffix, &job); \
+        return norm; \
     }
 LOSS(f32, float, expf, logf)
 LOSS(f64, double, exp, log)
@@ -187,27 +206,37 @@ static ont_status loss_ref(const ont_call *call)
     const loss_state *s = call->state;
     bool f32 = ont_node_in(call->node, 0)->dtype == ONT_FLOAT32;
     ONT_TRY(check_labels(s, ont_node_in(call->node, 1), call->in[1]));
-    if (s->softmax) ont_parallel(s->rows * s->inner, 1, f32 ? log_softmax_f32 : log_softmax_f64, (void *)call);
-    if (!s->softmax && call->node->n_outputs > 1 && call->out[1])
-        memcpy(call->out[1], call->in[0], (size_t)(s->rows * s->classes * s->inner) * (f32 ? 4 : 8));
+    if (s->softmax) ont_parallel(s->rows * s->inner, 1, f32 ? log_sum_exp_f32 : log_sum_exp_f64, (void *)call);
+    void *logp = log_probabilities(call);
+    if (!s->softmax && logp) memcpy(logp, call->in[0], (size_t)(s->rows * s->classes * s->inner) * (f32 ? 4 : 8));
     (f32 ? reduce_f32 : reduce_f64)(call);
     return ONT_OK;
+}
+
+/* Rows worth a thread. */
+static int64_t grain(const loss_state *s)
+{
+    return 4096 / (s->classes + 1) + 1;
 }
 
 static void fast_rows(void *context, int64_t first, int64_t last)
 {
     const ont_call *call = context;
     const loss_state *s = call->state;
-    float *logp = log_probabilities(call);
-    for (int64_t i = first; i < last && s->classes; i++)
-        ont_simd()->log_softmax((const float *)call->in[0] + i * s->classes, logp + i * s->classes, s->classes);
+    float *pairs = pairs_of(call), *logp = log_probabilities(call);
+    for (int64_t i = first; i < last && s->classes; i++) {
+        const float *x = (const float *)call->in[0] + i * s->classes;
+        ont_simd()->log_sum_exp(x, s->classes, &pairs[2 * i], &pairs[2 * i + 1]);
+        float *row = logp ? logp + i * s->classes : NULL;
+        for (int64_t c = 0; row && c < s->classes; c++) row[c] = (x[c] - pairs[2 * i]) - pairs[2 * i + 1];
+    }
 }
 
 static ont_status loss_fast(const ont_call *call)
 {
     const loss_state *s = call->state;
     ONT_TRY(check_labels(s, ont_node_in(call->node, 1), call->in[1]));
-    ont_parallel(s->rows, 4096 / (s->classes + 1) + 1, fast_rows, (void *)call);
+    ont_parallel(s->rows, grain(s), fast_rows, (void *)call);
     reduce_f32(call);
     return ONT_OK;
 }
@@ -219,7 +248,7 @@ static const char *accept_rows(const ont_node *node)
     return read_state(node, &s) == ONT_OK && s.inner == 1 && s.softmax ? NULL : "not rows";
 }
 
-/* ---- gradient: LossGrad(log_prob, labels, weights or nothing, dloss) ---- */
+/* ---- gradients: (scores, labels, weights or nothing, dloss, and pairs for SoftmaxCrossEntropyGrad) ---- */
 
 static ont_status grad_infer(ont_graph *g, ont_node *node)
 {
@@ -228,7 +257,42 @@ static ont_status grad_infer(ont_graph *g, ont_node *node)
 
 static ont_status grad_run(const ont_call *call)
 {
-    (ont_node_in(call->node, 0)->dtype == ONT_FLOAT32 ? grad_f32 : grad_f64)(call);
+    const loss_state *s = call->state;
+    if (ont_node_in(call->node, 0)->dtype == ONT_FLOAT32) {
+        grad_job_f32 job = {call, grad_norm_f32(call)};
+        ont_parallel(s->rows * s->inner, grain(s), grad_rows_f32, &job);
+    } else {
+        grad_job_f64 job = {call, grad_norm_f64(call)};
+        ont_parallel(s->rows * s->inner, grain(s), grad_rows_f64, &job);
+    }
+    return ONT_OK;
+}
+
+static void grad_fast_rows(void *context, int64_t first, int64_t last)
+{
+    const grad_job_f32 *job = context;
+    const ont_call *call = job->call;
+    const loss_state *s = call->state;
+    const float *pairs = call->in[4];
+    for (int64_t i = first; i < last; i++) {
+        int64_t label = label_at(s, call->in[1], i);
+        float *dx = (float *)call->out[0] + i * s->classes;
+        if (s->ignores && label == s->ignored) {
+            memset(dx, 0, (size_t)s->classes * sizeof *dx);
+            continue;
+        }
+        float scale = grad_scale_f32(job, i, label);
+        const float *x = (const float *)call->in[0] + i * s->classes;
+        ont_simd()->scaled_softmax(x, pairs[2 * i], pairs[2 * i + 1], scale, dx, s->classes);
+        dx[label] -= scale;
+    }
+}
+
+static ont_status grad_fast(const ont_call *call)
+{
+    const loss_state *s = call->state;
+    grad_job_f32 job = {call, grad_norm_f32(call)};
+    ont_parallel(s->rows, grain(s), grad_fast_rows, &job);
     return ONT_OK;
 }
 
@@ -245,17 +309,17 @@ static void loss_grad(ont_grad *g)
 {
     ont_builder *b = &g->b;
     bool softmax = !strncmp(g->node->op->name, "Softmax", 7);
-    ont_value *logp = I(0);
-    if (softmax) b->status = ont_node_want_output(b->graph, g->node, 1, &logp);
+    ont_value *pairs = NULL;
+    if (softmax) b->status = ont_node_want_output(b->graph, g->node, 2, &pairs);
     if (softmax && b->status == ONT_OK) b->status = loss_infer(b->graph, g->node);
     if (b->status != ONT_OK) return;
     if (softmax && g->node->n_outputs > 1 && g->out_grads[1]) {
         ont_grad_refuse(g, "the log-probabilities of SoftmaxCrossEntropyLoss have a gradient of their own");
         return;
     }
-    ont_value *operands[] = {logp, I(1), I(2), GO(0)};
-    ont_node *node = ont_build_node(b, ONT_DOMAIN, softmax ? "SoftmaxCrossEntropyGrad" : "NegativeLogLikelihoodGrad", operands,
-                                    4, 1);
+    ont_value *operands[] = {I(0), I(1), I(2), GO(0), pairs};
+    const char *name = softmax ? "SoftmaxCrossEntropyGrad" : "NegativeLogLikelihoodGrad";
+    ont_node *node = ont_build_node(b, ONT_DOMAIN, name, operands, softmax ? 5 : 4, 1);
     if (node) b->status = ont_attr_copy_all(b->graph, node, g->node);
     GI(0, ont_build_done(b, node));
 }
@@ -265,16 +329,19 @@ static const ont_kernel loss_kernels[] = {
     {.name = "cross_entropy_ref", .accept = accept_float, .prepare = prepare, .run = loss_ref},
 };
 static const ont_kernel grad_kernels[] = {
+    {.name = "cross_entropy_grad_f32_rows", .accept = accept_rows, .prepare = grad_prepare, .run = grad_fast, .inplace = 1},
     {.name = "cross_entropy_grad_ref", .accept = accept_float, .prepare = grad_prepare, .run = grad_run, .inplace = 1},
 };
 
 #define LOSS_OP(name_, since_) \
     const ont_op ont_op_##name_ = {.domain = "", .name = #name_, .since = since_, .min_inputs = 2, .max_inputs = 3, \
-                                   .nondiff_inputs = 6, .infer = loss_infer, .grad = loss_grad, ONT_KERNELS(loss_kernels)}
-#define LOSS_GRAD_OP(name_) \
-    const ont_op ont_op_##name_ = {.domain = ONT_DOMAIN, .name = #name_, .since = 1, .min_inputs = 4, .max_inputs = 4, \
-                                   .infer = grad_infer, ONT_KERNELS(grad_kernels)}
+                                   .nondiff_inputs = 6, .attributes = "ignore_index:i reduction:s", .infer = loss_infer, \
+                                   .grad = loss_grad, ONT_KERNELS(loss_kernels)}
+#define LOSS_GRAD_OP(name_, operands) \
+    const ont_op ont_op_##name_ = {.domain = ONT_DOMAIN, .name = #name_, .since = 1, .min_inputs = operands, \
+                                   .max_inputs = operands, .attributes = "ignore_index:i reduction:s", .infer = grad_infer, \
+                                   ONT_KERNELS(grad_kernels)}
 LOSS_OP(SoftmaxCrossEntropyLoss, 12);
 LOSS_OP(NegativeLogLikelihoodLoss, 12);
-LOSS_GRAD_OP(SoftmaxCrossEntropyGrad);
-LOSS_GRAD_OP(NegativeLogLikelihoodGrad);
+LOSS_GRAD_OP(SoftmaxCrossEntropyGrad, 5);
+LOSS_GRAD_OP(NegativeLogLikelihoodGrad, 4);

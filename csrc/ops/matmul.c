@@ -231,9 +231,11 @@ static const ont_kernel matmul_kernels[] = {
     {.name = "matmul_ref", .accept = float_accept, .prepare = matmul_prepare_ref, .run = matmul_run},
 };
 const ont_op ont_op_MatMul = {.domain = "", .name = "MatMul", .since = 1, .min_inputs = 2, .max_inputs = 2,
-                              .infer = matmul_infer, .grad = matmul_grad, ONT_KERNELS(matmul_kernels)};
+                              .attributes = "", .infer = matmul_infer, .grad = matmul_grad,
+                              ONT_KERNELS(matmul_kernels)};
 const ont_op ont_op_FusedMatMul = {.domain = ONT_DOMAIN, .name = "FusedMatMul", .since = 1, .min_inputs = 2,
-                                   .max_inputs = 2, .infer = matmul_infer, .grad = matmul_grad, ONT_KERNELS(matmul_kernels)};
+                                   .max_inputs = 2, .attributes = "transA:i transB:i alpha:f", .infer = matmul_infer,
+                                   .grad = matmul_grad, ONT_KERNELS(matmul_kernels)};
 
 /* ---- Gemm: alpha op(A) op(B) + beta C, two dims, C broadcast ---- */
 
@@ -300,4 +302,5 @@ static const ont_kernel gemm_kernels[] = {
     {.name = "gemm_ref", .accept = float_accept, .prepare = matmul_prepare_ref, .run = gemm_run},
 };
 const ont_op ont_op_Gemm = {.domain = "", .name = "Gemm", .since = 7, .min_inputs = 2, .max_inputs = 3,
-                            .infer = gemm_infer, .grad = gemm_grad, ONT_KERNELS(gemm_kernels)};
+                            .attributes = "transA:i transB:i alpha:f beta:f", .infer = gemm_infer, .grad = gemm_grad,
+                            ONT_KERNELS(gemm_kernels)};

@@ -55,6 +55,7 @@ struct ont_builder {
     ont_node *before;   /* NULL: at the end */
     bool backward;      /* mark what is built */
     const ont_node *origin;
+    const char *scope;  /* not NULL: nodes are named "<scope>/<name>", so that a message leads back to the model */
     ont_status status;
 };
 
@@ -76,6 +77,32 @@ ont_value *ont_build_transpose(ont_builder *b, ont_value *x, const int64_t *perm
 ont_value *ont_build_sum_to(ont_builder *b, ont_value *x, const ont_shape *shape); /* undo a broadcast */
 ont_value *ont_build_reduce(ont_builder *b, const char *op_type, ont_value *x, const int64_t *axes, size_t n_axes,
                             bool keepdims);
+
+/* ---- expansion ---------------------------------------------------------------------------------------------- */
+
+/*
+ * expand(b, node, outputs): builds what the node stands for with other operators and sets outputs[i] for every present
+ * output i. Runs when the node's inputs are inferred (after infer(), where there is one) and before differentiation, so
+ * that the gradient is that of the parts; called by the inference walk, and by ont_build_done() for a node that a
+ * gradient rule or another expansion built. An operator that has expand() needs no kernels and no infer(); one that has
+ * kernels and a gradient (or NO_GRAD) is expanded only where all of them decline. outputs[i] may be an input: it is
+ * handed through. An absent output may be set too: there is room for ONT_EXPAND_SPARE beyond those of the node. Fail by
+ * b->status; the operator's name is put in front.
+ */
+enum { ONT_EXPAND_SPARE = 8 };
+typedef void (*ont_expand_fn)(ont_builder *b, ont_node *node, ont_value **outputs);
+
+bool ont_op_expands(const ont_node *node);
+/*
+ * Puts the expansion in place of the node: readers read its outputs instead, node->outputs[i] names them, and the node is
+ * out of the graph. *first is the first node built, or what stood behind the node where none was; it may be NULL.
+ */
+ont_status ont_op_expand(ont_graph *g, ont_node *node, ont_node **first) ONT_MUST_USE;
+/* Fails the builder: for expand(), as `return ont_fail()` is for infer(). */
+#define ont_build_fail(b, code, ...) \
+    do { \
+        if ((b)->status == ONT_OK) (b)->status = ont_fail((code), __VA_ARGS__); \
+    } while (0)
 
 /* ---- gradients ---------------------------------------------------------------------------------------------- */
 
@@ -149,10 +176,17 @@ struct ont_op {
     int since;          /* first opset that this descriptor is true of */
     uint32_t min_inputs, max_inputs;
     uint32_t flags;
+    /*
+     * Every attribute that the operator honours or that changes nothing, those of passes included, as "axis:i perm:I":
+     * i int, f float, s string, t tensor, g graph; I, F and S are lists; several letters where versions differ. Any other
+     * is refused by name. "" is none, NULL: not declared, anything passes.
+     */
+    const char *attributes;
     uint64_t nondiff_inputs; /* bit i: no gradient ever flows to input i (indices, shapes, conditions) */
     uint64_t nondiff_outputs; /* bit i: output i is data for others, no gradient comes back through it */
     ont_infer_fn infer;
     ont_grad_fn grad;   /* NULL without NO_GRAD: asking for it is EUNSUPPORTED */
+    ont_expand_fn expand; /* or NULL */
     const ont_kernel *kernels;
     uint32_t n_kernels;
 };
@@ -165,7 +199,12 @@ const ont_op *ont_op_find(const char *domain, const char *name, int64_t version)
 const ont_op *const *ont_op_all(size_t *count);
 /* The first kernel that accepts, each refusal logged at debug; EUNSUPPORTED lists the reasons. */
 ont_status ont_op_choose(const ont_node *node, const ont_kernel **kernel) ONT_MUST_USE;
-/* Comma-separated names of kernels that decline everything from now on; NULL or "": none. */
+/* EUNSUPPORTED for an attribute that the operator does not declare, EINVAL for one of another kind than declared. */
+ont_status ont_op_check_attributes(const ont_node *node) ONT_MUST_USE;
+/*
+ * Comma-separated names of kernels that decline everything from now on, "Op:kernel" for one operator's alone (operators
+ * may share a kernel); NULL or "": none.
+ */
 ont_status ont_op_disable_kernels(const char *names) ONT_MUST_USE;
 
 #endif

@@ -135,7 +135,10 @@ static const ont_kernel kernels[] = {
 };
 
 const ont_op ont_op_Dropout = {.domain = "", .name = "Dropout", .since = 7, .min_inputs = 1, .max_inputs = 3,
-                               .flags = ONT_OP_RANDOM, .nondiff_inputs = 6, .infer = dropout_infer, .grad = dropout_grad,
-                               ONT_KERNELS(kernels)};
-const ont_op ont_op_DropoutGrad = {.domain = ONT_DOMAIN, .name = "DropoutGrad", .since = 1, .min_inputs = 1, .max_inputs = 1,
-                                   .flags = ONT_OP_RANDOM, .infer = dropout_infer, ONT_KERNELS(kernels)};
+                               .flags = ONT_OP_RANDOM, .nondiff_inputs = 6,
+                               .attributes = "ratio:f rng_stream:i", .infer = dropout_infer,
+                               .grad = dropout_grad, ONT_KERNELS(kernels)};
+const ont_op ont_op_DropoutGrad = {.domain = ONT_DOMAIN, .name = "DropoutGrad", .since = 1, .min_inputs = 1,
+                                   .max_inputs = 1, .flags = ONT_OP_RANDOM,
+                                   .attributes = "ratio:f training_mode:i rng_stream:i", .infer = dropout_infer,
+                                   ONT_KERNELS(kernels)};

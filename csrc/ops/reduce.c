@@ -336,7 +336,8 @@ static void extremum_grad(ont_grad *g)
 
 #define REDUCE(name_, grad_) \
     const ont_op ont_op_##name_ = {.domain = "", .name = #name_, .since = 1, .min_inputs = 1, .max_inputs = 2, \
-                                   .nondiff_inputs = 2, .infer = reduce_infer, .grad = grad_, ONT_KERNELS(kernels)}
+                                   .nondiff_inputs = 2, .attributes = "axes:I keepdims:i noop_with_empty_axes:i", \
+                                   .infer = reduce_infer, .grad = grad_, ONT_KERNELS(kernels)}
 REDUCE(ReduceSum, sum_grad);
 REDUCE(ReduceMean, mean_grad);
 REDUCE(ReduceMax, extremum_grad);
@@ -348,4 +349,4 @@ REDUCE(ReduceSumSquare, sum_square_grad);
 REDUCE(ReduceLogSum, log_sum_grad);
 REDUCE(ReduceLogSumExp, log_sum_exp_grad);
 const ont_op ont_op_SumTo = {.domain = ONT_DOMAIN, .name = "SumTo", .since = 1, .min_inputs = 1, .max_inputs = 1,
-                             .infer = sum_to_infer, ONT_KERNELS(kernels)};
+                             .attributes = "shape:I", .infer = sum_to_infer, ONT_KERNELS(kernels)};

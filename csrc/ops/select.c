@@ -1,5 +1,5 @@
 /*
- * Where, logic, Cast, Clip, IsNaN: elementwise operators whose operands differ in dtype.
+ * Where, logic, Clip, IsNaN: elementwise operators whose operands differ in dtype.
  */
 #include <math.h>
 #include <string.h>
@@ -94,7 +94,8 @@ static const ont_kernel where_kernels[] = {
 };
 
 const ont_op ont_op_Where = {.domain = "", .name = "Where", .since = 9, .min_inputs = 3, .max_inputs = 3,
-                             .nondiff_inputs = 1, .infer = where_infer, .grad = where_grad, ONT_KERNELS(where_kernels)};
+                             .nondiff_inputs = 1, .attributes = "", .infer = where_infer, .grad = where_grad,
+                             ONT_KERNELS(where_kernels)};
 
 /* ---- logic on bool ---- */
 
@@ -140,7 +141,8 @@ static const ont_kernel logic_kernels[] = {
 
 #define LOGIC(name_) \
     const ont_op ont_op_##name_ = {.domain = "", .name = #name_, .since = 7, .min_inputs = 2, .max_inputs = 2, \
-                                   .flags = ONT_OP_NO_GRAD, .infer = logic_infer, ONT_KERNELS(logic_kernels)}
+                                   .flags = ONT_OP_NO_GRAD, .attributes = "", .infer = logic_infer, \
+                                   ONT_KERNELS(logic_kernels)}
 LOGIC(And);
 LOGIC(Or);
 LOGIC(Xor);
@@ -157,7 +159,7 @@ static ont_status not_run(const ont_call *call)
 static const ont_kernel not_kernels[] = {{.name = "not_ref", .accept = accept_any, .run = not_run, .inplace = 1}};
 
 const ont_op ont_op_Not = {.domain = "", .name = "Not", .since = 1, .min_inputs = 1, .max_inputs = 1,
-                           .flags = ONT_OP_NO_GRAD, .infer = logic_infer, ONT_KERNELS(not_kernels)};
+                           .flags = ONT_OP_NO_GRAD, .attributes = "", .infer = logic_infer, ONT_KERNELS(not_kernels)};
 
 /* ---- IsNaN ---- */
 
@@ -189,152 +191,8 @@ static ont_status isnan_run(const ont_call *call)
 static const ont_kernel isnan_kernels[] = {{.name = "isnan_ref", .accept = accept_f32_f64, .run = isnan_run}};
 
 const ont_op ont_op_IsNaN = {.domain = "", .name = "IsNaN", .since = 9, .min_inputs = 1, .max_inputs = 1,
-                             .flags = ONT_OP_NO_GRAD, .infer = isnan_infer, ONT_KERNELS(isnan_kernels)};
-
-/* ---- Cast ---- */
-
-typedef void (*cast_loop)(const void *x, void *y, int64_t n);
-
-/* Float to integer outside the range is undefined in C and in ONNX: it saturates here; NaN gives 0. */
-#define CAST_LOOP(to_name, to, from_name, from) \
-    static void cast_##from_name##_##to_name(const void *x, void *y, int64_t n) \
-    { \
-        const from *in = x; \
-        to *out = y; \
-        for (int64_t i = 0; i < n; i++) out[i] = CONVERT(to, in[i]); \
-    }
-#define INT_LIMITS(to) _Generic((to)0, int64_t: 0x1p63, int32_t: 0x1p31, int16_t: 0x1p15, int8_t: 0x1p7, default: 0.0)
-#define FROM_FLOAT(to, v) \
-    (INT_LIMITS(to) == 0.0 ? (to)(v) \
-     : (v) >= INT_LIMITS(to) ? (to)(INT_LIMITS(to) == 0x1p63 ? INT64_MAX : (int64_t)INT_LIMITS(to) - 1) \
-     : (v) < -INT_LIMITS(to) ? (to)(INT_LIMITS(to) == 0x1p63 ? INT64_MIN : -(int64_t)INT_LIMITS(to)) \
-     : (v) != (v) ? (to)0 : (to)(v))
-#define CONVERT(to, v) (_Generic((v), float: 1, double: 1, default: 0) ? (to)FROM_FLOAT(to, v) : (to)(v))
-#define EACH_FROM(from_name, from, to_name, to) CAST_LOOP(to_name, to, from_name, from)
-
-#define CAST_FROM_ALL(to_name, to) \
-    EACH_FROM(FLOAT32, float, to_name, to) EACH_FROM(FLOAT64, double, to_name, to) EACH_FROM(INT64, int64_t, to_name, to) \
-    EACH_FROM(INT32, int32_t, to_name, to) EACH_FROM(INT16, int16_t, to_name, to) EACH_FROM(INT8, int8_t, to_name, to) \
-    EACH_FROM(UINT8, uint8_t, to_name, to) EACH_FROM(BOOL, bool, to_name, to)
-CAST_FROM_ALL(FLOAT32, float)
-CAST_FROM_ALL(FLOAT64, double)
-CAST_FROM_ALL(INT64, int64_t)
-CAST_FROM_ALL(INT32, int32_t)
-CAST_FROM_ALL(INT16, int16_t)
-CAST_FROM_ALL(INT8, int8_t)
-CAST_FROM_ALL(UINT8, uint8_t)
-CAST_FROM_ALL(BOOL, bool)
-
-#define ROW_OF(to_name) \
-    [ONT_##to_name] = {[ONT_FLOAT32] = cast_FLOAT32_##to_name, [ONT_FLOAT64] = cast_FLOAT64_##to_name, \
-                       [ONT_INT64] = cast_INT64_##to_name, [ONT_INT32] = cast_INT32_##to_name, \
-                       [ONT_INT16] = cast_INT16_##to_name, [ONT_INT8] = cast_INT8_##to_name, \
-                       [ONT_UINT8] = cast_UINT8_##to_name, [ONT_BOOL] = cast_BOOL_##to_name}
-static const cast_loop cast_loops[ONT_DTYPE_COUNT][ONT_DTYPE_COUNT] = {
-    ROW_OF(FLOAT32), ROW_OF(FLOAT64), ROW_OF(INT64), ROW_OF(INT32), ROW_OF(INT16), ROW_OF(INT8), ROW_OF(UINT8), ROW_OF(BOOL),
-};
-
-/* 16-bit floats go through double (float16) or float (bfloat16, as torch rounds it), a piece at a time. */
-static void load_half(const void *from, ont_dtype dtype, double *to, int64_t n)
-{
-    for (int64_t i = 0; i < n; i++) {
-        if (dtype == ONT_FLOAT16) {
-            to[i] = (double)((const _Float16 *)from)[i];
-        } else {
-            uint32_t bits = (uint32_t)((const uint16_t *)from)[i] << 16;
-            float v;
-            memcpy(&v, &bits, sizeof v);
-            to[i] = (double)v;
-        }
-    }
-}
-
-static void store_half(const double *from, void *to, ont_dtype dtype, int64_t n)
-{
-    for (int64_t i = 0; i < n; i++) {
-        if (dtype == ONT_FLOAT16) {
-            ((_Float16 *)to)[i] = (_Float16)from[i];
-        } else {
-            float v = (float)from[i];
-            uint32_t bits;
-            memcpy(&bits, &v, sizeof bits);
-            /* to nearest, ties to even; NaN stays one */
-            ((uint16_t *)to)[i] = isnan(v) ? 0x7fc0 : (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-        }
-    }
-}
-
-static bool is_half(ont_dtype dtype)
-{
-    return dtype == ONT_FLOAT16 || dtype == ONT_BFLOAT16;
-}
-
-static void cast_pieces(const char *x, ont_dtype from, char *y, ont_dtype to, int64_t n)
-{
-    enum { PIECE = 256 };
-    double piece[PIECE];
-    for (int64_t at = 0; at < n; at += PIECE) {
-        int64_t m = n - at < PIECE ? n - at : PIECE;
-        const char *in = x + (size_t)at * ont_dtype_size(from);
-        char *out = y + (size_t)at * ont_dtype_size(to);
-        if (is_half(from))
-            load_half(in, from, piece, m);
-        else
-            cast_loops[ONT_FLOAT64][from](in, piece, m);
-        if (is_half(to))
-            store_half(piece, out, to, m);
-        else
-            cast_loops[to][ONT_FLOAT64](piece, out, m);
-    }
-}
-
-static ont_status cast_infer(ont_graph *g, ont_node *node)
-{
-    (void)g;
-    ont_value *x, *like = ont_node_in(node, 1);
-    ONT_TRY(ont_need_input(node, 0, &x));
-    int64_t to = like ? (int64_t)like->dtype : ont_attr_int(node, "to", 0);
-    if (to <= 0 || to >= ONT_DTYPE_COUNT || !ont_dtype_size((ont_dtype)to))
-        return ont_fail(ONT_EUNSUPPORTED, "cast to %s (dtype number %lld)", ont_dtype_name((ont_dtype)to), (long long)to);
-    return ont_infer_out(node, 0, (ont_dtype)to, &x->shape);
-}
-
-static const char *cast_accept(const ont_node *node)
-{
-    ont_dtype from = ont_node_in(node, 0)->dtype, to = node->outputs[0]->dtype;
-    bool known_from = is_half(from) || cast_loops[ONT_FLOAT64][from], known_to = is_half(to) || cast_loops[to][ONT_FLOAT64];
-    return known_from && known_to ? NULL : "dtype";
-}
-
-static void cast_range(void *context, int64_t first, int64_t last)
-{
-    const ont_call *call = context;
-    ont_dtype from = ont_node_in(call->node, 0)->dtype, to = call->node->outputs[0]->dtype;
-    const char *x = (const char *)call->in[0] + (size_t)first * ont_dtype_size(from);
-    char *y = (char *)call->out[0] + (size_t)first * ont_dtype_size(to);
-    if (cast_loops[to][from])
-        cast_loops[to][from](x, y, last - first);
-    else
-        cast_pieces(x, from, y, to, last - first);
-}
-
-static ont_status cast_run(const ont_call *call)
-{
-    ont_parallel(ont_shape_count(&call->node->outputs[0]->shape), 16384, cast_range, (void *)call);
-    return ONT_OK;
-}
-
-static void cast_grad(ont_grad *g)
-{
-    GI(0, ont_build_cast(&g->b, GO(0), I(0)->dtype));
-}
-
-static const ont_kernel cast_kernels[] = {{.name = "cast_ref", .accept = cast_accept, .run = cast_run}};
-
-const ont_op ont_op_Cast = {.domain = "", .name = "Cast", .since = 6, .min_inputs = 1, .max_inputs = 1,
-                            .infer = cast_infer, .grad = cast_grad, ONT_KERNELS(cast_kernels)};
-const ont_op ont_op_CastLike = {.domain = "", .name = "CastLike", .since = 15, .min_inputs = 2, .max_inputs = 2,
-                                .nondiff_inputs = 2, .infer = cast_infer, .grad = cast_grad, ONT_KERNELS(cast_kernels)};
+                             .flags = ONT_OP_NO_GRAD, .attributes = "", .infer = isnan_infer,
+                             ONT_KERNELS(isnan_kernels)};
 
 /* ---- Clip ---- */
 
@@ -403,4 +261,5 @@ static void clip_grad(ont_grad *g)
 static const ont_kernel clip_kernels[] = {{.name = "clip_ref", .accept = clip_accept, .run = clip_run, .inplace = 1}};
 
 const ont_op ont_op_Clip = {.domain = "", .name = "Clip", .since = 6, .min_inputs = 1, .max_inputs = 3,
-                            .nondiff_inputs = 6, .infer = clip_infer, .grad = clip_grad, ONT_KERNELS(clip_kernels)};
+                            .nondiff_inputs = 6, .attributes = "min:f max:f", .infer = clip_infer, .grad = clip_grad,
+                            ONT_KERNELS(clip_kernels)};

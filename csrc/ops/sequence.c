@@ -82,6 +82,7 @@ static ont_status at_infer(ont_graph *g, ont_node *node)
 }
 
 const ont_op ont_op_SplitToSequence = {.domain = "", .name = "SplitToSequence", .since = 11, .min_inputs = 1,
-                                       .max_inputs = 2, .flags = ONT_OP_NO_GRAD | ONT_OP_NO_FOLD, .infer = split_infer};
+                                       .max_inputs = 2, .flags = ONT_OP_NO_GRAD | ONT_OP_NO_FOLD,
+                                       .attributes = "axis:i keepdims:i", .infer = split_infer};
 const ont_op ont_op_SequenceAt = {.domain = "", .name = "SequenceAt", .since = 11, .min_inputs = 2, .max_inputs = 2,
-                                  .flags = ONT_OP_NO_GRAD | ONT_OP_NO_FOLD, .infer = at_infer};
+                                  .flags = ONT_OP_NO_GRAD | ONT_OP_NO_FOLD, .attributes = "", .infer = at_infer};

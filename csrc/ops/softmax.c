@@ -187,10 +187,14 @@ static const ont_kernel backward_kernels[] = {
 };
 
 const ont_op ont_op_Softmax = {.domain = "", .name = "Softmax", .since = 1, .min_inputs = 1, .max_inputs = 1,
-                               .infer = softmax_infer, .grad = softmax_grad, ONT_KERNELS(forward_kernels)};
+                               .attributes = "axis:i", .infer = softmax_infer, .grad = softmax_grad,
+                               ONT_KERNELS(forward_kernels)};
 const ont_op ont_op_LogSoftmax = {.domain = "", .name = "LogSoftmax", .since = 1, .min_inputs = 1, .max_inputs = 1,
-                                  .infer = softmax_infer, .grad = log_softmax_grad, ONT_KERNELS(forward_kernels)};
+                                  .attributes = "axis:i", .infer = softmax_infer, .grad = log_softmax_grad,
+                                  ONT_KERNELS(forward_kernels)};
 const ont_op ont_op_SoftmaxGrad = {.domain = ONT_DOMAIN, .name = "SoftmaxGrad", .since = 1, .min_inputs = 2,
-                                   .max_inputs = 2, .infer = softmax_infer, ONT_KERNELS(backward_kernels)};
+                                   .max_inputs = 2, .attributes = "axis:i", .infer = softmax_infer,
+                                   ONT_KERNELS(backward_kernels)};
 const ont_op ont_op_LogSoftmaxGrad = {.domain = ONT_DOMAIN, .name = "LogSoftmaxGrad", .since = 1, .min_inputs = 2,
-                                      .max_inputs = 2, .infer = softmax_infer, ONT_KERNELS(backward_kernels)};
+                                      .max_inputs = 2, .attributes = "axis:i", .infer = softmax_infer,
+                                      ONT_KERNELS(backward_kernels)};

@@ -35,6 +35,47 @@ const ont_op *ont_op_find(const char *domain, const char *name, int64_t version)
     return best;
 }
 
+/* The letter of each kind in ont_op.attributes, and what a message calls it. */
+static const struct {
+    char letter;
+    const char *text;
+} kinds[] = {
+    [ONT_ATTR_INT] = {'i', "an int"},       [ONT_ATTR_FLOAT] = {'f', "a float"},   [ONT_ATTR_STRING] = {'s', "a string"},
+    [ONT_ATTR_TENSOR] = {'t', "a tensor"},  [ONT_ATTR_GRAPH] = {'g', "a graph"},   [ONT_ATTR_INTS] = {'I', "ints"},
+    [ONT_ATTR_FLOATS] = {'F', "floats"},    [ONT_ATTR_STRINGS] = {'S', "strings"},
+};
+
+static const char *kind_text(char letter)
+{
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        if (kinds[i].letter == letter) return kinds[i].text;
+    return "?";
+}
+
+/* The letters that `list` has behind "name:", up to a space; NULL where the name is not in it. */
+static const char *declared_kinds(const char *list, const char *name)
+{
+    size_t length = strlen(name);
+    for (const char *at = list; at && *at; at = strchr(at, ' ') ? strchr(at, ' ') + 1 : NULL)
+        if (!strncmp(at, name, length) && at[length] == ':') return at + length + 1;
+    return NULL;
+}
+
+ont_status ont_op_check_attributes(const ont_node *node)
+{
+    const char *list = node->op->attributes;
+    for (const ont_attr *attr = list ? node->attrs : NULL; attr; attr = attr->next) {
+        const char *letters = declared_kinds(list, attr->name);
+        if (!letters)
+            return ont_fail(ONT_EUNSUPPORTED, "%s '%s': attribute '%s' is not supported (known: %s)", node->op_type,
+                            node->name, attr->name, *list ? list : "none");
+        if (!memchr(letters, kinds[attr->kind].letter, strcspn(letters, " ")))
+            return ont_fail(ONT_EINVAL, "%s '%s': attribute '%s' is %s, expected %s", node->op_type, node->name, attr->name,
+                            kinds[attr->kind].text, kind_text(*letters));
+    }
+    return ONT_OK;
+}
+
 static char *disabled; /* ",name,name," */
 
 ont_status ont_op_disable_kernels(const char *names)
@@ -48,11 +89,17 @@ ont_status ont_op_disable_kernels(const char *names)
     return ONT_OK;
 }
 
-static bool is_disabled(const char *name)
+/* Whether the kernel is listed by its name, or by its name behind "<operator>:". */
+static bool is_disabled(const char *op, const char *kernel)
 {
-    size_t length = strlen(name);
-    for (const char *at = disabled; at && (at = strstr(at, name)); at += length)
-        if (at[-1] == ',' && at[length] == ',') return true;
+    size_t length = strlen(kernel), prefix = strlen(op);
+    for (const char *at = disabled; at && (at = strstr(at, kernel)); at += length) {
+        if (at[length] != ',') continue;
+        if (at[-1] == ',') return true;
+        size_t before = (size_t)(at - disabled);
+        if (before > prefix + 1 && at[-1] == ':' && !strncmp(at - 1 - prefix, op, prefix) && at[-2 - (ptrdiff_t)prefix] == ',')
+            return true;
+    }
     return false;
 }
 
@@ -62,7 +109,7 @@ ont_status ont_op_choose(const ont_node *node, const ont_kernel **kernel)
     size_t used = 0;
     for (uint32_t i = 0; i < node->op->n_kernels; i++) {
         const ont_kernel *candidate = &node->op->kernels[i];
-        const char *reason = is_disabled(candidate->name) ? "disabled" : candidate->accept(node);
+        const char *reason = is_disabled(node->op->name, candidate->name) ? "disabled" : candidate->accept(node);
         if (!reason) {
             *kernel = candidate;
             return ONT_OK;

@@ -21,15 +21,15 @@ static ont_status set_view(ont_node *node, const ont_shape *shape)
     return ont_infer_out(node, 0, x->dtype, shape);
 }
 
-#define VIEW(name_, domain_, since_, max_, infer_, grad_, flags_) \
+#define VIEW(name_, domain_, since_, max_, infer_, grad_, flags_, attributes_) \
     const ont_op ont_op_##name_ = {.domain = domain_, .name = #name_, .since = since_, .min_inputs = 1, \
                                    .max_inputs = max_, .flags = ONT_OP_VIEW | (flags_), .nondiff_inputs = ~1ull, \
-                                   .infer = infer_, .grad = grad_}
+                                   .attributes = attributes_, .infer = infer_, .grad = grad_}
 
 /* ---- Identity, StopGradient ---- */
 
-VIEW(Identity, "", 1, 1, ont_infer_same, reshape_back, 0);
-VIEW(StopGradient, ONT_DOMAIN, 1, 1, ont_infer_same, NULL, ONT_OP_NO_GRAD);
+VIEW(Identity, "", 1, 1, ont_infer_same, reshape_back, 0, "");
+VIEW(StopGradient, ONT_DOMAIN, 1, 1, ont_infer_same, NULL, ONT_OP_NO_GRAD, "");
 
 /* ---- Reshape ---- */
 
@@ -65,7 +65,7 @@ static ont_status reshape_infer(ont_graph *g, ont_node *node)
     return set_view(node, &shape);
 }
 
-VIEW(Reshape, "", 1, 2, reshape_infer, reshape_back, 0);
+VIEW(Reshape, "", 1, 2, reshape_infer, reshape_back, 0, "shape:I allowzero:i consumed_inputs:I");
 
 /* ---- Flatten ---- */
 
@@ -83,7 +83,7 @@ static ont_status flatten_infer(ont_graph *g, ont_node *node)
     return set_view(node, &shape);
 }
 
-VIEW(Flatten, "", 1, 1, flatten_infer, reshape_back, 0);
+VIEW(Flatten, "", 1, 1, flatten_infer, reshape_back, 0, "axis:i");
 
 /* ---- Squeeze, Unsqueeze ---- */
 
@@ -136,8 +136,8 @@ static ont_status unsqueeze_infer(ont_graph *g, ont_node *node)
     return set_view(node, &shape);
 }
 
-VIEW(Squeeze, "", 1, 2, squeeze_infer, reshape_back, 0);
-VIEW(Unsqueeze, "", 1, 2, unsqueeze_infer, reshape_back, 0);
+VIEW(Squeeze, "", 1, 2, squeeze_infer, reshape_back, 0, "axes:I");
+VIEW(Unsqueeze, "", 1, 2, unsqueeze_infer, reshape_back, 0, "axes:I");
 
 /* ---- Shape, Size: known as soon as their input is ---- */
 
@@ -179,6 +179,6 @@ static ont_status size_infer(ont_graph *g, ont_node *node)
 }
 
 const ont_op ont_op_Shape = {.domain = "", .name = "Shape", .since = 1, .min_inputs = 1, .max_inputs = 1,
-                             .flags = ONT_OP_NO_GRAD, .infer = shape_infer};
+                             .flags = ONT_OP_NO_GRAD, .attributes = "start:i end:i", .infer = shape_infer};
 const ont_op ont_op_Size = {.domain = "", .name = "Size", .since = 1, .min_inputs = 1, .max_inputs = 1,
-                            .flags = ONT_OP_NO_GRAD, .infer = size_infer};
+                            .flags = ONT_OP_NO_GRAD, .attributes = "", .infer = size_infer};

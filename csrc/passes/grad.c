@@ -56,9 +56,10 @@ static ont_status add_output_grads(walk *w, ont_gradients *r, uint32_t n_outputs
         ont_value *out = w->g->outputs[i], *grad;
         r->grad_input[i] = -1;
         if (!w->needs[out->id]) continue;
-        char *name = ont_arena_format(&w->g->arena, "grad_output_%u", i);
+        char *name = ont_arena_format(&w->g->arena, "%%grad_output_%u", i);
         if (!name) return ONT_ENOMEM;
         ONT_TRY(ont_graph_add_input(w->g, name, out->dtype, &out->shape, &grad));
+        grad->made_up = true;
         r->grad_input[i] = (int32_t)grad->input;
         ONT_TRY(accumulate(w, &b, out, grad));
     }

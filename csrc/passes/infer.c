@@ -1,6 +1,7 @@
 /*
- * Shape inference and constant folding in one walk: shapes that a model computes must be known before the nodes that
- * use them are inferred. Folding runs the operators' own kernels, so a folded value is what the executor would compute.
+ * Shape inference, expansion and constant folding in one walk: shapes that a model computes must be known before the
+ * nodes that use them are inferred. Folding runs the operators' own kernels, so a folded value is what the executor
+ * would compute. An operator that stands for others (op.h, expand) is replaced by them here.
  */
 #include <string.h>
 
@@ -90,16 +91,20 @@ static ont_status replace_by_constant(ont_graph *g, ont_value *known)
     return ONT_OK;
 }
 
-static ont_status infer_node(ont_graph *g, ont_node *node)
+/* *next is the node to go on with: behind this one, or the first of those that took its place. */
+static ont_status infer_node(ont_graph *g, ont_node *node, ont_node **next)
 {
+    *next = node->next;
     if (!node->op)
-        return ont_fail(ONT_EUNSUPPORTED, "operator %s%s%s (opset %lld), used by node '%s', is not supported", node->domain,
-                        *node->domain ? "." : "", node->op_type, (long long)node->version, node->name);
+        return ont_fail(ONT_EUNSUPPORTED, "operator %s.%s (opset %lld), used by node '%s', is not supported",
+                        *node->domain ? node->domain : "ai.onnx", node->op_type, (long long)node->version, node->name);
     uint32_t present = node->n_inputs;
     if (present < node->op->min_inputs || present > node->op->max_inputs)
         return ont_fail(ONT_EINVAL, "%s '%s': %u inputs, expected %u to %u", node->op_type, node->name, present,
                         node->op->min_inputs, node->op->max_inputs);
-    ONT_TRY(ont_context(node->op->infer(g, node), "%s '%s'", node->op_type, node->name));
+    ONT_TRY(ont_op_check_attributes(node));
+    if (node->op->infer) ONT_TRY(ont_context(node->op->infer(g, node), "%s '%s'", node->op_type, node->name));
+    if (ont_op_expands(node)) return ont_op_expand(g, node, next);
     bool known = node->n_outputs == 1 && node->outputs[0] && node->outputs[0]->data;
     if (!known && foldable(node)) ONT_TRY(fold(g, node));
     for (uint32_t i = 0; i < node->n_outputs; i++) {
@@ -117,9 +122,6 @@ ont_status ont_pass_infer(ont_graph *g)
     for (uint32_t i = 0; i < g->n_inputs; i++)
         if (!g->inputs[i]->has_shape || !ont_shape_is_static(&g->inputs[i]->shape))
             return ont_fail(ONT_EINTERNAL, "input '%s' has no static shape", g->inputs[i]->name);
-    for (ont_node *node = g->first, *next; node; node = next) {
-        next = node->next;
-        ONT_TRY(infer_node(g, node));
-    }
+    for (ont_node *node = g->first, *next; node; node = next) ONT_TRY(infer_node(g, node, &next));
     return ont_pass_dce(g);
 }

@@ -16,6 +16,9 @@ ont_status ont_pass_infer(ont_graph *g) ONT_MUST_USE;
 /* Removes nodes whose outputs nobody reads, and drops optional outputs (from the second on) that nobody reads. */
 ont_status ont_pass_dce(ont_graph *g) ONT_MUST_USE;
 
+/* Puts Casts around nodes that have no kernel for their dtypes but one for wider ones; see widen.c. */
+ont_status ont_pass_widen(ont_graph *g) ONT_MUST_USE;
+
 /* Merges nodes of equal operator, attributes and inputs; random ones are left alone. */
 ont_status ont_pass_cse(ont_graph *g) ONT_MUST_USE;
 

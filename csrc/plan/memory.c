@@ -14,6 +14,7 @@ typedef struct storage {
     uint32_t first, last; /* steps, inclusive; first NOWHERE: never written */
     uint32_t output;      /* graph output whose block this is, or NOWHERE */
     uint32_t block;       /* in the assignment, or NOWHERE */
+    bool copied;          /* to a graph output when its phase is over: not to be written over even by its last reader */
     size_t bytes;
     ont_place_kind kind;
 } storage;
@@ -82,6 +83,7 @@ static void claim_outputs(planner *p)
         } else {
             p->plan->copied_outputs[i] = true;
             if (s->kind == ONT_PLACE_SLAB && end) extend(s, end - 1);
+            s->copied = true;
         }
     }
 }
@@ -115,9 +117,10 @@ static void share_inplace(planner *p)
             if (!in || !(p->steps[t].inplace >> i & 1)) continue;
             uint32_t from = root_of(p, in->id), to = root_of(p, out->id);
             storage *f = &p->s[from], *o = &p->s[to];
-            if (from == to || f->kind != ONT_PLACE_SLAB || f->last != t || o->first != t || f->bytes != o->bytes ||
-                !sole_reader(p, node, i, from))
-                continue;
+            if (from == to || f->kind != ONT_PLACE_SLAB || f->copied || f->last != t || o->first != t) continue;
+            /* Of one size element by element: a row of floats has the bytes of the matrix of bools that it broadcasts to. */
+            if (f->bytes != o->bytes || ont_shape_count(&in->shape) != ont_shape_count(&out->shape)) continue;
+            if (!sole_reader(p, node, i, from)) continue;
             if (o->kind == ONT_PLACE_OUTPUT && !may_join_output(p, f, o)) continue;
             if (f->first < o->first) o->first = f->first;
             f->parent = to;

@@ -3,6 +3,13 @@
  */
 #include "py/python.h"
 
+#include <string.h>
+
+PyObject *ont_text(const char *text)
+{
+    return PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
+}
+
 static PyObject *exception_of(const ont_state *state, ont_status status)
 {
     switch (status) {
@@ -21,6 +28,8 @@ static PyObject *exception_of(const ont_state *state, ont_status status)
 
 PyObject *ont_raise(const ont_state *state, ont_status status)
 {
-    PyErr_SetString(exception_of(state, status), ont_error_message());
+    PyObject *message = ont_text(ont_error_message());
+    if (message) PyErr_SetObject(exception_of(state, status), message);
+    Py_XDECREF(message);
     return NULL;
 }

@@ -12,6 +12,7 @@
 #include "device/gemm.h"
 #include "passes/pipeline.h"
 #include "py/grads.h"
+#include "run/run.h"
 #include "simd/simd.h"
 
 #ifndef ONT_VERSION
@@ -32,12 +33,21 @@ static void log_to_python(ont_log_level level, const char *line)
     PyErr_Fetch(&type, &value, &trace);
     PyObject *logging = PyImport_ImportModule("logging");
     PyObject *logger = logging ? PyObject_CallMethod(logging, "getLogger", "s", "onnxtrain") : NULL;
-    PyObject *result = logger ? PyObject_CallMethod(logger, "log", "iss", (int)level, "%s", line) : NULL;
+    PyObject *result = logger ? PyObject_CallMethod(logger, "log", "isN", (int)level, "%s", ont_text(line)) : NULL;
     Py_XDECREF(result);
     Py_XDECREF(logger);
     Py_XDECREF(logging);
     PyErr_Restore(type, value, trace);
     PyGILState_Release(gil);
+}
+
+static PyObject *set_timing(PyObject *module, PyObject *args)
+{
+    (void)module;
+    int on;
+    if (!PyArg_ParseTuple(args, "p:set_timing", &on)) return NULL;
+    ont_run_set_timing(on);
+    Py_RETURN_NONE;
 }
 
 static PyObject *set_log_level(PyObject *module, PyObject *args)
@@ -64,10 +74,12 @@ static PyObject *operators(PyObject *module, PyObject *unused)
             Py_XDECREF(name);
         }
         PyObject *item = !kernels ? NULL
-                                  : Py_BuildValue("{ss ss si sN sN sN sN}", "domain", all[i]->domain, "name", all[i]->name,
+                                  : Py_BuildValue("{ss ss si sN sN sN sN sN sz}", "domain", all[i]->domain, "name", all[i]->name,
                                                   "since", all[i]->since, "grad", PyBool_FromLong(all[i]->grad != NULL),
-                                                  "view", PyBool_FromLong(all[i]->flags & ONT_OP_VIEW), "random",
-                                                  PyBool_FromLong(all[i]->flags & ONT_OP_RANDOM), "kernels", kernels);
+                                                  "view", PyBool_FromLong(all[i]->flags & ONT_OP_VIEW), "expands",
+                                                  PyBool_FromLong(all[i]->expand != NULL), "random",
+                                                  PyBool_FromLong(all[i]->flags & ONT_OP_RANDOM), "kernels", kernels, "attributes",
+                                                  all[i]->attributes);
         if (!item || PyList_Append(list, item) < 0) Py_CLEAR(list);
         Py_XDECREF(item);
     }
@@ -158,6 +170,7 @@ static PyMethodDef methods[] = {
     {"fail_allocation_after", fail_allocation_after, METH_VARARGS, "fail_allocation_after(countdown) -> fired before"},
     {"sums_of_squares", ont_sums_of_squares, METH_O, "sums_of_squares(tensors) -> a float for each"},
     {"scale_tensors", ont_scale_tensors, METH_VARARGS, "scale_tensors(sources, targets, factor, keep) -> all were finite"},
+    {"set_timing", set_timing, METH_VARARGS, "set_timing(on): runs note when their steps begin and end"},
     {"set_log_level", set_log_level, METH_VARARGS, "set_log_level(level): lines below it are not made"},
     {NULL, NULL, 0, NULL},
 };
@@ -174,6 +187,7 @@ static int module_exec(PyObject *module)
     if (ont_dlpack_init(state) < 0) return -1;
     if (add_type(module, &ont_session_spec, &state->session_type) < 0) return -1;
     if (add_type(module, &ont_run_spec, &state->run_type) < 0) return -1;
+    if (add_type(module, &ont_watch_spec, &state->watch_type) < 0) return -1;
     if (add_type(module, &ont_updater_spec, &state->updater_type) < 0) return -1;
     state->unsupported_error = PyErr_NewExceptionWithDoc(
         "onnxtrain._C.UnsupportedError", "An operator, attribute or dtype that onnxtrain does not have.",
@@ -194,6 +208,7 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg)
     ont_state *state = ont_get_state(module);
     Py_VISIT(state->session_type);
     Py_VISIT(state->run_type);
+    Py_VISIT(state->watch_type);
     Py_VISIT(state->updater_type);
     Py_VISIT(state->unsupported_error);
     Py_VISIT(state->tensor_type);
@@ -205,6 +220,7 @@ static int module_clear(PyObject *module)
     ont_state *state = ont_get_state(module);
     Py_CLEAR(state->session_type);
     Py_CLEAR(state->run_type);
+    Py_CLEAR(state->watch_type);
     Py_CLEAR(state->updater_type);
     Py_CLEAR(state->unsupported_error);
     Py_CLEAR(state->tensor_type);

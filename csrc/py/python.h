@@ -13,7 +13,7 @@
 #include "run/session.h"
 
 typedef struct ont_state { /* per module */
-    PyTypeObject *session_type, *run_type, *updater_type;
+    PyTypeObject *session_type, *run_type, *watch_type, *updater_type;
     PyObject *unsupported_error;
     PyObject *tensor_type;  /* torch.Tensor */
     const struct dlpack_exchange_api *dlpack;
@@ -25,7 +25,10 @@ ont_state *ont_get_state(PyObject *module);
 /* Sets the Python exception of a failed status, message taken from base/status; returns NULL. */
 PyObject *ont_raise(const ont_state *state, ont_status status);
 
-extern PyType_Spec ont_session_spec, ont_run_spec, ont_updater_spec;
+/* A str of what may hold any bytes: a string attribute, or a message that was cut within a character. */
+PyObject *ont_text(const char *text);
+
+extern PyType_Spec ont_session_spec, ont_run_spec, ont_watch_spec, ont_updater_spec;
 
 typedef struct ont_session_object {
     PyObject_HEAD

@@ -257,7 +257,7 @@ static PyObject *session_text(PyObject *object, PyObject *args)
     char *text;
     ont_status status = ont_graph_print(g, &text);
     if (status != ONT_OK) return ont_raise(self->state, status);
-    PyObject *result = PyUnicode_FromString(text);
+    PyObject *result = ont_text(text);
     ont_free(text);
     return result;
 }
@@ -276,12 +276,32 @@ static PyObject *session_kernels(PyObject *object, PyObject *unused)
     return list;
 }
 
+static PyObject *session_timeline(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    const ont_program *p = ont_session_last_program(((ont_session_object *)object)->session);
+    PyObject *list = PyList_New(0);
+    for (uint32_t t = 0; list && p && t < p->n_steps; t++) {
+        const ont_node *node = p->steps[t].node;
+        char shape[ONT_SHAPE_TEXT] = "";
+        if (ont_node_out(node, 0)) ont_shape_text(&ont_node_out(node, 0)->shape, shape);
+        PyObject *item = Py_BuildValue("ssssOdd", node->origin ? node->origin->name : node->name, node->op_type,
+                                       p->steps[t].kernel->name, shape, node->backward ? Py_True : Py_False, p->times[t][0],
+                                       p->times[t][1]);
+        if (!item || PyList_Append(list, item) < 0) Py_CLEAR(list);
+        Py_XDECREF(item);
+    }
+    return list;
+}
+
 static PyMethodDef session_methods[] = {
     {"forward", (PyCFunction)(void (*)(void))session_forward, METH_VARARGS | METH_KEYWORDS,
      "forward(tensors, grad_mask, seed=0) -> (outputs, run)"},
     {"stats", session_stats, METH_NOARGS, "stats() -> dict of counts, seconds and bytes"},
     {"text", session_text, METH_VARARGS, "text(stage='loaded') -> the graph as text"},
     {"kernels", session_kernels, METH_NOARGS, "kernels() -> [(node, kernel, backward)] of the latest program"},
+    {"timeline", session_timeline, METH_NOARGS,
+     "timeline() -> [(node, operator, kernel, shape, backward, start, end)] of the latest program's timed run"},
     {NULL, NULL, 0, NULL},
 };
 
@@ -375,7 +395,7 @@ static PyObject *run_release(PyObject *object, PyObject *unused)
 static int check_saved(const ont_view *view, const ont_value *input)
 {
     ont_shape shape = ont_shape_of(view->rank <= ONT_MAX_RANK ? view->rank : 0, view->dims);
-    if (view->dtype == input->dtype && view->rank <= ONT_MAX_RANK && ont_shape_equal(&shape, &input->shape)) return 0;
+    if (view->dtype == ont_dtype_carrier(input->dtype) && view->rank <= ONT_MAX_RANK && ont_shape_equal(&shape, &input->shape)) return 0;
     PyErr_Format(PyExc_ValueError, "saved input '%s' came back with another dtype or shape", input->name);
     return -1;
 }

@@ -7,11 +7,14 @@
 
 #include "base/alloc.h"
 
+enum { LARGE_BLOCK = 16 << 20 };
+
 struct ont_pool {
     pthread_mutex_t lock;
     ont_block *cached; /* most recently returned first */
     ont_pool_stats stats;
     uint64_t refs;     /* the owner's, and one a live block */
+    int open_runs;
 };
 
 ont_status ont_pool_create(ont_pool **pool)
@@ -119,6 +122,7 @@ void ont_block_unref(ont_block *block)
     pool->stats.live_bytes -= block->bytes;
     /* What fits under the peak was needed at once before and will be again; what does not is given back, oldest first. */
     bool keep = pool->stats.live_bytes + pool->stats.cached_bytes + block->bytes <= pool->stats.peak_bytes;
+    keep &= !pool->open_runs || block->bytes < LARGE_BLOCK;
     if (keep) {
         block->next = pool->cached;
         pool->cached = block;
@@ -128,6 +132,13 @@ void ont_block_unref(ont_block *block)
     pthread_mutex_unlock(&pool->lock);
     if (!keep) block_free(block);
     if (last) pool_destroy(pool);
+}
+
+void ont_pool_open_runs(ont_pool *pool, int change)
+{
+    pthread_mutex_lock(&pool->lock);
+    pool->open_runs += change;
+    pthread_mutex_unlock(&pool->lock);
 }
 
 void ont_pool_get_stats(ont_pool *pool, ont_pool_stats *stats)

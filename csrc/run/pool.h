@@ -3,7 +3,8 @@
  *
  * A block goes back when its last reference is dropped, from any thread, with or without the GIL, also after the
  * session is gone: the pool lives as long as its last block. Fresh pages cost ten times a warm write, so blocks are
- * kept by exact size, up to what was once live at the same time.
+ * kept by exact size, up to what was once live at the same time. A large block that comes back between a forward and its
+ * backward is not kept: there a step holds most memory, and what is not ours then has to fit beside it.
  */
 #ifndef ONT_RUN_POOL_H
 #define ONT_RUN_POOL_H
@@ -33,6 +34,8 @@ void ont_pool_unref(ont_pool *pool); /* cached blocks go now, live ones when the
 ont_status ont_pool_take(ont_pool *pool, ont_dtype dtype, const ont_shape *shape, ont_block **block) ONT_MUST_USE;
 ont_block *ont_block_ref(ont_block *block);
 void ont_block_unref(ont_block *block); /* NULL is fine */
+/* A forward waits for its backward: +1 when it begins, -1 when it is done with. */
+void ont_pool_open_runs(ont_pool *pool, int change);
 void ont_pool_get_stats(ont_pool *pool, ont_pool_stats *stats);
 
 #endif

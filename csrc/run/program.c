@@ -22,7 +22,7 @@ static double now(void)
 /* Puts the call's shape on one input, checked against what the model declares; symbols get one size each. */
 static ont_status specialise_input(ont_value *input, const ont_view *view, int64_t *sizes, const ont_graph *g)
 {
-    if (view->dtype != input->dtype)
+    if (view->dtype != ont_dtype_carrier(input->dtype))
         return ont_fail(ONT_ETYPE, "input '%s': dtype is %s, the graph has %s", input->name, ont_dtype_name(view->dtype),
                         ont_dtype_name(input->dtype));
     if (view->rank > ONT_MAX_RANK)
@@ -97,7 +97,8 @@ static ont_status bind_steps(ont_program *p, ont_plan_step **needs)
     for (const ont_node *node = p->graph->first; node; node = node->next) n += !is_view(node);
     p->steps = ont_arena_array(&p->arena, n + 1, sizeof *p->steps);
     *needs = ont_arena_array(&p->arena, n + 1, sizeof **needs);
-    if (!p->steps || !*needs) return ONT_ENOMEM;
+    p->times = ont_arena_array(&p->arena, n + 1, sizeof *p->times);
+    if (!p->steps || !*needs || !p->times) return ONT_ENOMEM;
     for (const ont_node *node = p->graph->first; node; node = node->next) {
         if (is_view(node)) continue;
         if (!node->backward) p->split = p->n_steps + 1;

@@ -39,6 +39,7 @@ typedef struct ont_program {
     uint32_t n_steps, split;
     uint32_t max_in, max_out;       /* widest step */
     bool differentiable;            /* backward has something to do */
+    double (*times)[2];             /* per step: when it began and ended in the latest timed run, in seconds */
     uint8_t *saved_inputs;          /* per forward input: backward reads it */
     uint8_t *saved_outputs;         /* per forward output: backward reads its block */
     double build_seconds;

@@ -4,6 +4,7 @@
 #include "run/run.h"
 
 #include <string.h>
+#include <time.h>
 
 #include "base/alloc.h"
 
@@ -20,6 +21,8 @@ struct ont_run {
     uint32_t n_copies, max_copies;
     ont_run *next;         /* in the program's idle list */
 };
+
+static bool timing; /* read once a phase */
 
 enum { IDLE_RUNS = 2 }; /* kept with their slabs: one for training, one more for overlapping forwards */
 
@@ -90,6 +93,7 @@ static ont_status run_take(ont_program *p, ont_pool *pool, uint64_t seed, ont_ru
     run->pool = pool;
     run->seed = seed;
     run->next = NULL;
+    ont_pool_open_runs(pool, 1);
     *result = run;
     return ONT_OK;
 }
@@ -104,6 +108,7 @@ void ont_run_release(ont_run *run)
     }
     for (uint32_t i = 0; i < run->n_copies; i++) ont_block_unref(run->copies[i]);
     run->n_copies = 0;
+    ont_pool_open_runs(run->pool, -1);
     pthread_mutex_lock(&p->lock);
     bool keep = p->n_idle < IDLE_RUNS;
     if (keep) {
@@ -149,10 +154,23 @@ static void set_bound_pointers(ont_run *run, void *const *inputs)
     }
 }
 
+void ont_run_set_timing(bool on)
+{
+    __atomic_store_n(&timing, on, __ATOMIC_RELAXED);
+}
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
 static ont_status execute(ont_run *run, uint32_t first, uint32_t last)
 {
     const ont_program *p = run->program;
     ont_call call = {.in = run->in, .out = run->out, .seed = run->seed};
+    bool timed = __atomic_load_n(&timing, __ATOMIC_RELAXED);
     for (uint32_t t = first; t < last; t++) {
         const ont_step *step = &p->steps[t];
         for (uint32_t i = 0; i < step->node->n_inputs; i++)
@@ -162,7 +180,9 @@ static ont_status execute(ont_run *run, uint32_t first, uint32_t last)
         call.node = step->node;
         call.state = step->state;
         call.work = run->slab + step->work_offset;
+        if (timed) p->times[t][0] = now();
         ont_status status = step->kernel->run(&call);
+        if (timed) p->times[t][1] = now();
         if (status != ONT_OK) return ont_context(status, "%s '%s'", step->node->op_type, step->node->name);
     }
     return ONT_OK;

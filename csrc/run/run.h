@@ -28,6 +28,9 @@ void ont_run_release(ont_run *run); /* the run is gone afterwards; its slab may 
 const ont_program *ont_run_program(const ont_run *run);
 void ont_run_free_idle(ont_program *program); /* called by the program when it goes */
 
+/* From now on every run notes in its program when each step began and ended; concurrent runs overwrite each other's. */
+void ont_run_set_timing(bool on);
+
 /* Row-major copy of a strided tensor. */
 void ont_view_copy(const ont_view *view, void *to);
 bool ont_view_is_contiguous(const ont_view *view);

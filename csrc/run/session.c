@@ -32,8 +32,8 @@ static ont_status check_operators(ont_session *s)
 {
     for (const ont_node *node = s->graph->first; node; node = node->next) {
         if (!node->op)
-            return ont_fail(ONT_EUNSUPPORTED, "operator %s%s%s (opset %lld), used by node '%s', is not supported",
-                            node->domain, *node->domain ? "." : "", node->op_type, (long long)node->version, node->name);
+            return ont_fail(ONT_EUNSUPPORTED, "operator %s.%s (opset %lld), used by node '%s', is not supported",
+                            *node->domain ? node->domain : "ai.onnx", node->op_type, (long long)node->version, node->name);
         s->random |= (node->op->flags & ONT_OP_RANDOM) != 0;
     }
     return ONT_OK;

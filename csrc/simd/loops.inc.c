@@ -66,12 +66,16 @@ INLINE double f64_vsigmoid(double a) { return 1 / (1 + exp(-a)); }
 #define SQRT_2_PI ((NUM)0.79788456080286535588)
 #define GELU_C ((NUM)0.044715)
 
-/* Integer division by -1 wraps and by 0 is refused by the kernel before it comes here. */
+/* Integer division by -1 wraps and by 0 is refused by the kernel before it comes here; narrow types divide as int. */
 INLINE int32_t div_i32(int32_t a, int32_t b) { return b == -1 ? (int32_t)(0u - (uint32_t)a) : a / b; }
 INLINE int64_t div_i64(int64_t a, int64_t b) { return b == -1 ? (int64_t)(0ull - (uint64_t)a) : a / b; }
+INLINE uint32_t div_u32(uint32_t a, uint32_t b) { return a / b; }
+INLINE uint64_t div_u64(uint64_t a, uint64_t b) { return a / b; }
 INLINE float div_f32(float a, float b) { return a / b; }
 INLINE double div_f64(double a, double b) { return a / b; }
-#define vdiv(a, b) _Generic((NUM)0, float: div_f32, double: div_f64, int32_t: div_i32, int64_t: div_i64)(a, b)
+#define vdiv(a, b) \
+    _Generic((NUM)0, float: div_f32, double: div_f64, uint32_t: div_u32, int64_t: div_i64, uint64_t: div_u64, \
+             default: div_i32)(a, b)
 
 #define NUM float
 INLINE float gelu_tanh_slope_f32(float a)
@@ -156,6 +160,31 @@ ONT_COMPARE_LIST(X)
 #undef NUM
 
 /* Integers: arithmetic wraps (the build has -fwrapv), as in torch. */
+#pragma GCC diagnostic ignored "-Wtype-limits" /* an unsigned number is never below 0: the list is one for all */
+#define NUM int8_t
+#define X(name, expression) UNARY_LOOP(name, i8, int8_t, expression)
+ONT_UNARY_NUMBER_LIST(X)
+#undef X
+#define X(name, expression) BINARY_LOOP(name, i8, int8_t, int8_t, expression)
+ONT_BINARY_NUMBER_LIST(X)
+#undef X
+#define X(name, expression) BINARY_LOOP(name, i8, int8_t, uint8_t, expression)
+ONT_COMPARE_LIST(X)
+#undef X
+#undef NUM
+
+#define NUM int16_t
+#define X(name, expression) UNARY_LOOP(name, i16, int16_t, expression)
+ONT_UNARY_NUMBER_LIST(X)
+#undef X
+#define X(name, expression) BINARY_LOOP(name, i16, int16_t, int16_t, expression)
+ONT_BINARY_NUMBER_LIST(X)
+#undef X
+#define X(name, expression) BINARY_LOOP(name, i16, int16_t, uint8_t, expression)
+ONT_COMPARE_LIST(X)
+#undef X
+#undef NUM
+
 #define NUM int32_t
 #define X(name, expression) UNARY_LOOP(name, i32, int32_t, expression)
 ONT_UNARY_NUMBER_LIST(X)
@@ -181,10 +210,84 @@ ONT_COMPARE_LIST(X)
 #undef NUM
 
 #define NUM uint8_t
+#define X(name, expression) UNARY_LOOP(name, u8, uint8_t, expression)
+ONT_UNARY_NUMBER_LIST(X)
+#undef X
+#define X(name, expression) BINARY_LOOP(name, u8, uint8_t, uint8_t, expression)
+ONT_BINARY_NUMBER_LIST(X)
+#undef X
 #define X(name, expression) BINARY_LOOP(name, u8, uint8_t, uint8_t, expression)
 ONT_COMPARE_LIST(X)
 #undef X
 #undef NUM
+
+#define NUM uint16_t
+#define X(name, expression) UNARY_LOOP(name, u16, uint16_t, expression)
+ONT_UNARY_NUMBER_LIST(X)
+#undef X
+#define X(name, expression) BINARY_LOOP(name, u16, uint16_t, uint16_t, expression)
+ONT_BINARY_NUMBER_LIST(X)
+#undef X
+#define X(name, expression) BINARY_LOOP(name, u16, uint16_t, uint8_t, expression)
+ONT_COMPARE_LIST(X)
+#undef X
+#undef NUM
+
+#define NUM uint32_t
+#define X(name, expression) UNARY_LOOP(name, u32, uint32_t, expression)
+ONT_UNARY_NUMBER_LIST(X)
+#undef X
+#define X(name, expression) BINARY_LOOP(name, u32, uint32_t, uint32_t, expression)
+ONT_BINARY_NUMBER_LIST(X)
+#undef X
+#define X(name, expression) BINARY_LOOP(name, u32, uint32_t, uint8_t, expression)
+ONT_COMPARE_LIST(X)
+#undef X
+#undef NUM
+
+#define NUM uint64_t
+#define X(name, expression) UNARY_LOOP(name, u64, uint64_t, expression)
+ONT_UNARY_NUMBER_LIST(X)
+#undef X
+#define X(name, expression) BINARY_LOOP(name, u64, uint64_t, uint64_t, expression)
+ONT_BINARY_NUMBER_LIST(X)
+#undef X
+#define X(name, expression) BINARY_LOOP(name, u64, uint64_t, uint8_t, expression)
+ONT_COMPARE_LIST(X)
+#undef X
+#undef NUM
+
+/* ---- 16-bit floats ---- */
+
+static void half_to_float(const void *x, float *y, int64_t n)
+{
+    const _Float16 *in = x;
+    for (int64_t i = 0; i < n; i++) y[i] = (float)in[i];
+}
+
+static void float_to_half(const float *x, void *y, int64_t n)
+{
+    _Float16 *out = y;
+    for (int64_t i = 0; i < n; i++) out[i] = (_Float16)x[i];
+}
+
+static void bfloat_to_float(const void *x, float *y, int64_t n)
+{
+    const uint16_t *in = x;
+    for (int64_t i = 0; i < n; i++) y[i] = f32_from_bits((uint32_t)in[i] << 16);
+}
+
+/* To nearest, ties to even; NaN stays one. */
+static void float_to_bfloat(const float *x, void *y, int64_t n)
+{
+    uint16_t *out = y;
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, &x[i], sizeof bits);
+        uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+        out[i] = (uint16_t)((bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded);
+    }
+}
 
 #include "simd/rows.h"
 
@@ -193,20 +296,27 @@ ONT_COMPARE_LIST(X)
 #define UNARY_ENTRY(name, dtype, suffix) [ONT_LOOP_##name][ONT_##dtype] = name##_##suffix,
 #define FLOATS(name, expression) UNARY_ENTRY(name, FLOAT32, f32) UNARY_ENTRY(name, FLOAT64, f64)
 #define NUMBERS(name, expression) \
-    FLOATS(name, expression) UNARY_ENTRY(name, INT32, i32) UNARY_ENTRY(name, INT64, i64)
-#define COMPARES(name, expression) \
-    NUMBERS(name, expression) UNARY_ENTRY(name, UINT8, u8) UNARY_ENTRY(name, BOOL, u8)
+    FLOATS(name, expression) UNARY_ENTRY(name, INT8, i8) UNARY_ENTRY(name, INT16, i16) UNARY_ENTRY(name, INT32, i32) \
+    UNARY_ENTRY(name, INT64, i64) UNARY_ENTRY(name, UINT8, u8) UNARY_ENTRY(name, UINT16, u16) \
+    UNARY_ENTRY(name, UINT32, u32) UNARY_ENTRY(name, UINT64, u64)
+#define COMPARES(name, expression) NUMBERS(name, expression) UNARY_ENTRY(name, BOOL, u8)
 
 const ont_simd_table PASTE(ont_simd_table_, ONT_ISA) = {
     .isa = TEXT(ONT_ISA),
     .unary = {ONT_UNARY_FLOAT_LIST(FLOATS) ONT_UNARY_NUMBER_LIST(NUMBERS)},
     .binary = {ONT_BINARY_FLOAT_LIST(FLOATS) ONT_BINARY_NUMBER_LIST(NUMBERS) ONT_COMPARE_LIST(COMPARES)},
+    .half_to_float = half_to_float,
+    .float_to_half = float_to_half,
+    .bfloat_to_float = bfloat_to_float,
+    .float_to_bfloat = float_to_bfloat,
     .sum = row_sum,
     .dot = row_dot,
     .max = row_max,
     .add_to = row_add_to,
     .softmax = row_softmax,
     .log_softmax = row_log_softmax,
+    .log_sum_exp = row_log_sum_exp,
+    .scaled_softmax = row_scaled_softmax,
     .softmax_grad = row_softmax_grad,
     .log_softmax_grad = row_log_softmax_grad,
     .layernorm = row_layernorm,

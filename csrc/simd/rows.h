@@ -72,12 +72,25 @@ static void row_softmax(const float *x, float *y, int64_t n)
     for (int64_t i = 0; i < n; i++) y[i] *= scale;
 }
 
+/* The row's largest element and the logarithm of the sum of exp(x - largest): two numbers, for their sum would round. */
+static void row_log_sum_exp(const float *x, int64_t n, float *most, float *log_sum)
+{
+    float sum, largest = row_max(x, n);
+    REDUCE_SUM(n, f32_vexp(x[i] - largest), sum);
+    *most = largest;
+    *log_sum = logf(sum);
+}
+
 static void row_log_softmax(const float *x, float *y, int64_t n)
 {
-    float most = row_max(x, n), sum;
-    REDUCE_SUM(n, f32_vexp(x[i] - most), sum);
-    float shift = most + logf(sum);
-    for (int64_t i = 0; i < n; i++) y[i] = x[i] - shift;
+    float most, log_sum;
+    row_log_sum_exp(x, n, &most, &log_sum);
+    for (int64_t i = 0; i < n; i++) y[i] = (x[i] - most) - log_sum;
+}
+
+static void row_scaled_softmax(const float *x, float most, float log_sum, float scale, float *y, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) y[i] = scale * f32_vexp((x[i] - most) - log_sum);
 }
 
 static void row_softmax_grad(const float *y, const float *dy, float *dx, int64_t n)

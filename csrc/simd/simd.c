@@ -18,7 +18,7 @@ const ont_simd_table *ont_simd_plain(void)
 static const ont_simd_table *detect(void)
 {
     __builtin_cpu_init();
-    bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
     bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                   __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     const ont_simd_table *best = avx512 ? &ont_simd_table_avx512 : avx2 ? &ont_simd_table_avx2 : ont_simd_plain();

@@ -45,7 +45,7 @@
     X(Ceil, vceil(a)) \
     X(Round, vround(a))
 
-/* for float32, float64, int32, int64 */
+/* for float32, float64 and every integer type */
 #define ONT_UNARY_NUMBER_LIST(X) \
     X(Neg, 0 - a) \
     X(Abs, a < 0 ? 0 - a : a) \
@@ -69,7 +69,7 @@
     X(HardSwishGrad, a <= -3 ? 0 : a < 3 ? b * (a * THIRD + HALF) : b) \
     X(AbsGrad, b * (NUM)((a > 0) - (a < 0)))
 
-/* float32, float64, int32, int64 */
+/* float32, float64 and every integer type */
 #define ONT_BINARY_NUMBER_LIST(X) \
     X(Add, a + b) \
     X(Sub, a - b) \
@@ -78,7 +78,7 @@
     X(Min, vminimum(a, b)) \
     X(Max, vmaximum(a, b))
 
-/* the same operands, bool result */
+/* the same operands and bool, bool result */
 #define ONT_COMPARE_LIST(X) \
     X(Equal, a == b) \
     X(Greater, a > b) \
@@ -103,6 +103,12 @@ typedef struct ont_simd_table {
     ont_unary_loop unary[ONT_LOOP_COUNT][ONT_DTYPE_COUNT]; /* NULL: not for that dtype */
     ont_binary_loop binary[ONT_LOOP_COUNT][ONT_DTYPE_COUNT];
 
+    /* 16-bit floats as float32 and back, rounded to nearest even */
+    void (*half_to_float)(const void *x, float *y, int64_t n);
+    void (*float_to_half)(const float *x, void *y, int64_t n);
+    void (*bfloat_to_float)(const void *x, float *y, int64_t n);
+    void (*float_to_bfloat)(const float *x, void *y, int64_t n);
+
     /* float32 rows */
     float (*sum)(const float *x, int64_t n);
     float (*dot)(const float *x, const float *y, int64_t n);
@@ -110,6 +116,10 @@ typedef struct ont_simd_table {
     void (*add_to)(float *acc, const float *x, int64_t n); /* acc += x */
     void (*softmax)(const float *x, float *y, int64_t n);
     void (*log_softmax)(const float *x, float *y, int64_t n);
+    /* the largest element, and log(sum(exp(x - largest))); n >= 1 */
+    void (*log_sum_exp)(const float *x, int64_t n, float *most, float *log_sum);
+    /* y = scale * exp(x - most - log_sum) */
+    void (*scaled_softmax)(const float *x, float most, float log_sum, float scale, float *y, int64_t n);
     void (*softmax_grad)(const float *y, const float *dy, float *dx, int64_t n);
     void (*log_softmax_grad)(const float *y, const float *dy, float *dx, int64_t n);
     /* y = (x - mean) * inv_std * scale + bias; scale, bias may be NULL */

@@ -86,6 +86,29 @@ def source_input(value: ir.Value) -> ir.Value | None:
     return value
 
 
+_SIZES = ("Shape", "Size")
+_RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Dropout", "Multinomial")
+
+
+def depends_on(value: ir.Value, data: set[int]) -> bool:
+    """Whether a value is random or made of the contents of one of the values with these ids, not of sizes alone."""
+    stack, seen = [value], set()
+    while stack:
+        current = stack.pop()
+        if current is None or id(current) in seen:
+            continue
+        seen.add(id(current))
+        node = current.producer()
+        if id(current) in data or node is not None and node.op_type in _RANDOM:
+            return True
+        if node is None or node.op_type in _SIZES:
+            continue
+        if any(a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in node.attributes.values()):
+            return True
+        stack += node.inputs
+    return False
+
+
 def drop_unused(model: ir.Model, keep_inputs: int) -> None:
     """Removes nodes, initializers and, past the first `keep_inputs`, inputs that no output depends on."""
     graph = model.graph
@@ -114,10 +137,12 @@ def serialise(model: ir.Model) -> bytes:
     model.metadata_props.clear()
     for value in (*model.graph.inputs, *model.graph.initializers.values()):
         value.metadata_props.clear()
-    for node in model.graph.all_nodes():
+    for index, node in enumerate(model.graph.all_nodes()):
         scope = _scope(node.metadata_props.get(_SCOPES))
         node.metadata_props.clear()
         node.doc_string = None
+        if not node.name or scope:  # messages and profiles say where in the user's module a node comes from
+            node.name = f"{scope + '/' if scope else ''}{node.op_type}_{index}"
         if scope:
             node.metadata_props["scope"] = scope
         for output in node.outputs:

@@ -20,7 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.weak import WeakIdKeyDictionary
 
 from onnxtrain._export.state import replaced
 
@@ -383,7 +384,7 @@ def embedding(
     if max_norm is not None or scale_grad_by_freq:
         raise Untraceable("The module uses an embedding with max_norm or scale_grad_by_freq, which ONNX cannot say.")
     rows = _F.embedding(input, weight)
-    if padding_idx is None or not weight.requires_grad:
+    if padding_idx is None:  # a frozen weight may be thawed later, with this graph
         return rows
     padding = (input == padding_idx % weight.size(0)).unsqueeze(-1)
     return torch.where(padding, rows.detach(), rows)
@@ -416,6 +417,10 @@ _REWRITES: dict[Any, Callable[..., Any]] = {
     torch.Tensor.data.__get__: lambda x: x.detach(),  # .data is invisible to a trace
     torch.Tensor.register_hook: _refuse("Tensor.register_hook()"),
     torch.Tensor.retain_grad: _refuse("Tensor.retain_grad()"),
+    torch.Tensor.requires_grad_: _refuse("Tensor.requires_grad_()"),
+    torch.Tensor.requires_grad.__set__: _refuse("the setter of Tensor.requires_grad"),
+    torch.Tensor.backward: _refuse("Tensor.backward()"),
+    torch.autograd.grad: _refuse("torch.autograd.grad()"),
 }
 
 
@@ -433,13 +438,53 @@ class Rewrite(TorchFunctionMode):
     def __init__(self, barriers: bool) -> None:
         super().__init__()
         self._barriers = barriers
+        self._values = _FrozenValues() if barriers else None
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         rewrite = _REWRITES.get(func)
+        if self._values is not None:
+            self._values.before(func, args)
         result = (rewrite or func)(*args, **(kwargs or {}))
+        if self._values is not None:
+            self._values.after(func, args, kwargs, result)
         if self._barriers and (func in _DETACHING or not torch.is_grad_enabled()):
             return tree_map_only(Tensor, lambda x: _barrier(x, args), result)
         return result
+
+
+class _FrozenValues:
+    """Stops a TorchScript trace where Python reads the contents of a tensor, which would be frozen into the graph.
+
+    Sizes are tensors in such a trace; those, and what forward makes of them and of constants alone, may be read.
+    """
+
+    _READERS = frozenset(
+        getattr(Tensor, name) for name in
+        ("__bool__", "__int__", "__float__", "__complex__", "__index__", "item", "tolist", "numpy", "__array__",
+         "__contains__") if hasattr(Tensor, name)
+    )
+    _SIZES = frozenset((Tensor.shape.__get__, Tensor.size, Tensor.dim, Tensor.numel, Tensor.ndim.__get__, Tensor.__len__,
+                        torch.numel))
+    _RANDOM = ("rand", "bernoulli", "normal", "uniform", "multinomial", "exponential", "geometric", "poisson", "cauchy",
+               "dropout")
+
+    def __init__(self) -> None:
+        self._free = WeakIdKeyDictionary()
+
+    def before(self, func: Any, args: tuple[Any, ...]) -> None:
+        if func in self._READERS and isinstance(args[0], Tensor) and args[0] not in self._free:
+            raise Untraceable("Python code branches on, or reads, the value of a tensor; TorchScript would freeze it.")
+
+    def after(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any) -> None:
+        given = [leaf for leaf in tree_leaves((args, kwargs or {})) if isinstance(leaf, Tensor)]
+        name = getattr(func, "__name__", "")
+        free = func in self._SIZES or not any(word in name for word in self._RANDOM) and all(t in self._free for t in given)
+        changed = given[:1] if name.endswith("_") or name == "__setitem__" else []
+        for tensor in (*(leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)), *changed):
+            if free:
+                self._free[tensor] = True
+            else:
+                self._free.pop(tensor, None)
 
 
 _DETACHING = {torch.Tensor.detach, torch.detach, torch.Tensor.data.__get__}

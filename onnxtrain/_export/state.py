@@ -69,6 +69,23 @@ def random_unchanged() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def no_hidden_draws() -> Iterator[None]:
+    """Refuses a forward that draws from Python's or NumPy's generator: a trace freezes the number drawn."""
+    from onnxtrain._export.rewrite import Untraceable
+
+    numpy = sys.modules.get("numpy")
+    python_before, before = random.getstate(), None if numpy is None else numpy.random.get_state()
+    yield
+    drawn = ["Python's random"] if random.getstate() != python_before else []
+    if before is not None:
+        after = numpy.random.get_state()
+        if after[2] != before[2] or (after[1] != before[1]).any() or after[3:] != before[3:]:
+            drawn.append("numpy.random")
+    if drawn:
+        raise Untraceable(f"The module draws from {' and '.join(drawn)} inside forward; a graph would freeze the number.")
+
+
+@contextlib.contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     """Sets an attribute for a while; one that `owner` only inherited is removed again."""
     own = name in vars(owner)

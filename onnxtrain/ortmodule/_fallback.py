@@ -4,11 +4,31 @@ from __future__ import annotations
 
 import enum
 
-from onnxtrain import options
+from onnxtrain import UnsupportedError, options
 
 
-class ORTModuleTorchModelException(Exception):
-    """The module cannot be wrapped, or is used in a way that ORTModule does not support."""
+class ORTModuleFallbackException(Exception):
+    """Why a module cannot run in the engine; raised where the policy forbids running it in PyTorch."""
+
+
+class ORTModuleTorchModelException(ORTModuleFallbackException):
+    """The module cannot be wrapped, or be exported, or is used in a way that ORTModule does not support."""
+
+
+class ORTModuleDeviceException(ORTModuleFallbackException):
+    """A tensor is on a device that this build does not run on."""
+
+
+class ORTModuleIOError(ORTModuleFallbackException, TypeError):
+    """An argument is of a kind that no graph can take."""
+
+
+class ORTModuleInitException(ORTModuleFallbackException):
+    """Wrapping the module failed."""
+
+
+class ORTModuleONNXModelException(ORTModuleFallbackException, UnsupportedError):
+    """The graph holds an operator that the engine does not have; the message names it and its node."""
 
 
 class FallbackPolicy(enum.IntFlag):
@@ -44,6 +64,19 @@ class Fallback:
         policy = options.read("ORTMODULE_FALLBACK_POLICY")
         self.policy: FallbackPolicy = FallbackPolicy.default() if policy is None else policy
         self.retry: bool = options.read("ORTMODULE_FALLBACK_RETRY")
+
+    _RAISED = {
+        FallbackPolicy.FALLBACK_UNSUPPORTED_DEVICE: ORTModuleDeviceException,
+        FallbackPolicy.FALLBACK_UNSUPPORTED_DATA: ORTModuleIOError,
+        FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL: ORTModuleTorchModelException,
+        FallbackPolicy.FALLBACK_UNSUPPORTED_ONNX_MODEL: ORTModuleONNXModelException,
+        FallbackPolicy.FALLBACK_BAD_INITIALIZATION: ORTModuleInitException,
+    }
+
+    def check(self, reason: FallbackPolicy, text: str, cause: Exception | None) -> None:
+        """Raises the exception of `reason` where the policy forbids running in PyTorch because of it."""
+        if not self.allows(reason):
+            raise self._RAISED[reason](text) from cause
 
     def allows(self, reason: FallbackPolicy) -> bool:
         return not self.policy & FallbackPolicy.FALLBACK_DISABLE and bool(self.policy & reason)

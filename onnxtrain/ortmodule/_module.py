@@ -9,24 +9,40 @@ import torch
 from torch.utils import _pytree as pytree
 
 from onnxtrain import UnsupportedError, _C, _report, options
-from onnxtrain.export import ExportError, export
+from onnxtrain._export.attributes import State
+from onnxtrain._export.rewrite import Untraceable
+from onnxtrain.export import ArgumentError, ExportError, export
+from onnxtrain.ortmodule import _announce
 from onnxtrain.ortmodule._debug import DebugOptions
 from onnxtrain.ortmodule._fallback import Fallback, FallbackPolicy, ORTModuleTorchModelException
-from onnxtrain.ortmodule._program import Program
-from onnxtrain.ortmodule._verify import verify
+from onnxtrain.ortmodule._program import Program, StaleError
+from onnxtrain.ortmodule._verify import TOLERANCE, compare, verify
 
 _log = logging.getLogger("onnxtrain")
-_OWN = frozenset(("_module", "_debug", "_programs", "_counters", "_fallback", "_fallen", "_submodules"))
+_OWN = frozenset(("_module", "_debug", "_programs", "_counters", "_fallback", "_fallen", "_announced"))
+MAX_PROGRAMS = 32  # exports kept per schema; the one that was made first goes
+MAX_STATES = 8  # exports of one schema because of attributes that change; the next such change is a fallback
+MAX_TRIES = 3  # of an export that failed, each after a change of the module
 
 
 class Key(NamedTuple):
-    """What a program was exported for; sizes are the guards' business."""
+    """What a program was exported for; sizes are the guards' business, the module's own state is State's."""
 
     schema: tuple[Any, ...]  # per leaf: (dtype, ndim, device type), or the value of what is no tensor
     spec: pytree.TreeSpec | None  # None: positional tensors only
     training: bool
-    modes: tuple[bool, ...]  # training flag of every submodule
-    autocast: tuple[Any, ...]
+    torch_modes: tuple[Any, ...]  # autocast, default dtype
+
+
+class Fallen(NamedTuple):
+    """Why a signature runs in PyTorch."""
+
+    reason: str
+    state: State | None  # where it has changed, the export is tried again
+    tries: int
+
+    def holds(self) -> bool:
+        return self.state is None or self.tries >= MAX_TRIES or self.state.difference() is None
 
 
 def _describe(leaf: Any) -> Any:
@@ -43,8 +59,10 @@ class ORTModule(torch.nn.Module):
             object's. Wrap before DistributedDataParallel.
         debug_options: see DebugOptions.
 
-    The graph is exported at the first call, once per input schema and mode; new sizes are specialised in milliseconds.
-    What the engine does not have runs in PyTorch, said once, as ORTMODULE_FALLBACK_POLICY allows.
+    The graph is exported at the first call, once per input schema and mode, and again when an attribute that forward
+    reads has changed; new sizes are specialised in milliseconds. What torch's default exporter cannot export is tried
+    with the TorchScript one, and used if a step's outputs and gradients equal eager's. What the engine does not have
+    runs in PyTorch, said once, as ORTMODULE_FALLBACK_POLICY allows.
 
     Raises:
         TypeError: module is no torch.nn.Module.
@@ -61,13 +79,10 @@ class ORTModule(torch.nn.Module):
         self._fallback = Fallback()
         self._counters = _report.Counters()
         self._module = module
-        self._forget()
-
-    def _forget(self) -> None:
-        """Drops every export: the module may have changed."""
         self._programs: dict[Key, list[Program]] = {}
-        self._fallen: dict[Key, str] = {}
-        self._submodules: list[torch.nn.Module] = list(self._module.modules())
+        self._fallen: dict[Key, Fallen] = {}
+        self._announced: set[bool] = set()
+        self.__dict__["training"] = module.training
 
     # ---- running ----
 
@@ -81,77 +96,142 @@ class ORTModule(torch.nn.Module):
             leaves, spec = list(args), None  # tensors in a row are their own leaves
         grad_enabled = torch.is_grad_enabled()
         key = Key(tuple([_describe(leaf) for leaf in leaves]), spec, self._module.training and grad_enabled,
-                  tuple([m.training for m in self._submodules]),
-                  (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")))
-        if key in self._fallen and not self._fallback.retry:
+                  (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), torch.get_default_dtype()))
+        try:
+            programs = self._programs.get(key, ())
+        except TypeError:  # an argument that has no hash is no constant of a graph
+            self._fallback.check(FallbackPolicy.FALLBACK_UNSUPPORTED_DATA, "an argument is neither tensor nor constant", None)
             return self._in_torch(args, kwargs)
         tensors = leaves if spec is None else [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        for program in self._programs.get(key, ()):
-            if program.guards(tensors) is None:
-                return self._in_engine(program, key, leaves, grad_enabled, args, kwargs)
-        return self._first_call(key, leaves, tensors, grad_enabled, args, kwargs)
+        for program in programs:
+            if program.guards(tensors) is None and program.changed() is None:
+                try:
+                    result = program(leaves, grad_enabled)
+                except StaleError as error:
+                    programs.remove(program)
+                    _log.warning("ORTModule: %s: exporting again", error)
+                    break
+                except UnsupportedError as error:
+                    self._fall_back(key, FallbackPolicy.FALLBACK_UNSUPPORTED_ONNX_MODEL, str(error), error, program.exported.state)
+                    return self._in_torch(args, kwargs)
+                _report.engine_step(self._counters)
+                return result
+        fallen = self._fallen.get(key)
+        if fallen is not None and not self._fallback.retry and fallen.holds():
+            return self._in_torch(args, kwargs)
+        return self._export_and_run(key, leaves, tensors, grad_enabled, args, kwargs)
 
     def _in_torch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         _report.count(self._counters, fallback_steps=1)
         return self._module(*args, **kwargs)
 
-    def _in_engine(self, program: Program, key: Key, leaves: list[Any], grad_enabled: bool, args: tuple[Any, ...],
-                   kwargs: dict[str, Any]) -> Any:
-        try:
-            result = program(leaves, grad_enabled)
-        except UnsupportedError as error:
-            self._fall_back(key, FallbackPolicy.FALLBACK_UNSUPPORTED_ONNX_MODEL, error)
-            return self._in_torch(args, kwargs)
-        _report.engine_step(self._counters)
-        return result
-
-    def _first_call(self, key: Key, leaves: list[Any], tensors: list[torch.Tensor], grad_enabled: bool,
-                    args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A schema, mode or size for which there is no program yet."""
+    def _export_and_run(self, key: Key, leaves: list[Any], tensors: list[torch.Tensor], grad_enabled: bool,
+                        args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A schema, mode, size or state of the module for which there is no program yet."""
         known = self._programs.setdefault(key, [])
-        if known:
-            reason = known[-1].guards(tensors)
-            _log.warning("ORTModule: %s, so the export at hand does not fit: exporting again, this call runs in PyTorch", reason)
+        size = known[-1].guards(tensors) if known else None
+        reason = size or (known[-1].changed() if known else None)
+        if reason and not size and self._is_restless(known):
+            self._fall_back(key, FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL,
+                            f"it was exported {len(known)} times because attributes that forward reads keep changing, and "
+                            f"again {reason}", None, None)
+            return self._in_torch(args, kwargs)
+        if reason:
+            _log.warning("ORTModule: %s, so the export at hand does not fit: exporting again%s", reason,
+                         ", this call runs in PyTorch" if size else "")
         try:
             self._check_device(tensors)
-            _C.set_log_level(self._debug.log_level.logging_level)
-            opset = options.read("ORTMODULE_ONNX_OPSET_VERSION")
-            # The TorchScript exporter freezes branches and drops detach(): not taken until its results are verified.
-            exported = export(self._module, args, kwargs, training=self._module.training, opset=opset, exporter="dynamo")
-            program = Program(self._module, exported)
         except UnsupportedError as error:
-            self._fall_back(key, FallbackPolicy.FALLBACK_UNSUPPORTED_ONNX_MODEL, error)
+            self._fall_back(key, FallbackPolicy.FALLBACK_UNSUPPORTED_DEVICE, str(error), error, None)
             return self._in_torch(args, kwargs)
-        except ExportError as error:
-            self._fall_back(key, FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL, error)
-            return self._in_torch(args, kwargs)
-        self._submodules = list(self._module.modules())
-        _report.count(self._counters, exports=1, export_seconds=exported.seconds.get("total", 0.0),
-                      build_seconds=program.build_seconds)
-        for note in exported.notes:
-            _log.info("ORTModule: %s", note)
+        _C.set_log_level(self._debug.log_level.logging_level)
+        choice = options.read("ONNXTRAIN_EXPORTER")
+        failures: list[tuple[str, Exception]] = []
+        for exporter in ("dynamo", "torchscript") if choice == "auto" else (choice,):
+            try:
+                program = self._program(exporter, args, kwargs, failures)
+                result = None if size else program(leaves, grad_enabled)
+            except (ExportError, UnsupportedError, StaleError) as error:
+                failures.append((exporter, error))
+                if isinstance(error.__cause__, Untraceable) or isinstance(error, ArgumentError):
+                    break  # the other would not trace it either
+                continue
+            known.append(program)
+            _report.register(program)
+            del known[:-MAX_PROGRAMS]
+            self._fallen.pop(key, None)
+            self._announce(key, program, failures)
+            if size:
+                return self._in_torch(args, kwargs)
+            _report.engine_step(self._counters)
+            return result
+        self._give_up(key, failures)
+        return self._in_torch(args, kwargs)
+
+    @staticmethod
+    def _is_restless(known: list[Program]) -> bool:
+        """Whether exports go stale as soon as they are made."""
+        return len(known) >= MAX_STATES or len(known) >= 3 and all(program.steps <= 1 for program in known[-3:])
+
+    def _program(self, exporter: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
+                 failures: list[tuple[str, Exception]]) -> Program:
+        """Exports, loads, and compares with eager where that is needed or asked for."""
+        opset = options.read("ORTMODULE_ONNX_OPSET_VERSION")
+        exported = export(self._module, args, kwargs, training=self._module.training, opset=opset, exporter=exporter)
+        _report.count(self._counters, exports=1, export_seconds=exported.seconds.get("total", 0.0))
         if self._debug.save_onnx:
-            self._debug.write_model(exported.model, "torch_exported", key.training)
-        again = bool(known)
-        known.append(program)
-        if again:
-            return self._in_torch(args, kwargs)
-        if self._debug.verify and grad_enabled:
-            _log.warning("%s", verify(self._module, program, args, kwargs, leaves))
-        return self._in_engine(program, key, leaves, grad_enabled, args, kwargs)
+            self._debug.write_model(exported.model, "torch_exported", self._module.training and torch.is_grad_enabled())
+        program = Program(self._module, exported)
+        _report.count(self._counters, build_seconds=program.build_seconds)
+        if exported.needs_verification:
+            worst = max(compare(self._module, exported, args, kwargs, thaw=True), key=lambda row: row[1])
+            if not worst[1] <= TOLERANCE:
+                raise ExportError(
+                    f"The {exporter} exporter's graph is refused: of one batch, {worst[0]} differs from eager PyTorch's by "
+                    f"{worst[1]:.1e} of its largest entry."
+                )
+            exported.notes.append("Outputs and every gradient of one batch were equal to eager PyTorch's.")
+        elif self._debug.verify:
+            _log.warning("%s", verify(self._module, exported, args, kwargs))
+        if failures:
+            exported.notes.append(f"The {exporter} exporter was used, because: {failures[0][1]}")
+        return program
+
+    def _announce(self, key: Key, program: Program, failures: list[tuple[str, Exception]]) -> None:
+        if failures:
+            _log.warning("ORTModule: %s: exported with the %s exporter, because: %s", type(self._module).__name__,
+                         program.exported.exporter, failures[0][1])
+        for note in program.exported.notes:
+            _log.info("ORTModule: %s", note)
+        if key.training not in self._announced:
+            self._announced.add(key.training)
+            _announce.ready(type(self._module).__name__, key.training, program, self._debug)
 
     def _check_device(self, tensors: list[torch.Tensor]) -> None:
         for tensor in (*tensors, *self._module.parameters(), *self._module.buffers()):
             if tensor.device.type != "cpu":
                 raise UnsupportedError(f"a tensor is on {tensor.device}: this build runs on the CPU")
 
-    def _fall_back(self, key: Key, reason: FallbackPolicy, error: Exception) -> None:
+    def _give_up(self, key: Key, failures: list[tuple[str, Exception]]) -> None:
+        error = failures[0][1]
+        reason = FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL
+        if isinstance(error, UnsupportedError):
+            reason = FallbackPolicy.FALLBACK_UNSUPPORTED_ONNX_MODEL
+        elif isinstance(error, ArgumentError):
+            reason = FallbackPolicy.FALLBACK_UNSUPPORTED_DATA
+        text = str(error)
+        if len(failures) > 1:
+            text = f"{text.rstrip('.')}. The TorchScript exporter, tried after that: {failures[1][1]}"
+        state = next((e.state for _, e in failures if getattr(e, "state", None) is not None), None)
+        self._fall_back(key, reason, text, error, state)
+
+    def _fall_back(self, key: Key, reason: FallbackPolicy, text: str, cause: Exception | None, state: State | None) -> None:
         """Remembers that this signature runs in PyTorch and says so once; raises where the policy forbids it."""
-        if not self._fallback.allows(reason):
-            raise error
-        if key not in self._fallen:
-            text = " ".join(str(error).split())
-            self._fallen[key] = text
+        text = " ".join(text.split()).rstrip(".")
+        self._fallback.check(reason, text, cause)
+        before = self._fallen.get(key)
+        self._fallen[key] = Fallen(text, state, 1 if before is None else before.tries + 1)
+        if before is None or before.reason != text and before.tries < MAX_TRIES:
             self._counters.reasons.append(text)
             _log.warning(
                 "ORTModule: %s runs in PyTorch, not in the onnxtrain engine, for this kind of call: %s. Results are "
@@ -178,11 +258,9 @@ class ORTModule(torch.nn.Module):
             super().__setattr__(name, value)
         else:
             setattr(self._module, name, value)
-            self._forget()
 
     def __delattr__(self, name: str) -> None:
         delattr(self._module, name)
-        self._forget()
 
     def __getstate__(self) -> dict[str, Any]:
         return {"module": self._module, "debug": self._debug}
@@ -208,7 +286,6 @@ class ORTModule(torch.nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> ORTModule:
         self._module._apply(fn, recurse)
-        self._forget()
         return self
 
     def apply(self, fn: Any) -> ORTModule:

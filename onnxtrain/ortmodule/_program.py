@@ -1,4 +1,4 @@
-"""One exported graph, bound to a module: gathers tensors, runs the session, writes buffers back.
+"""One exported graph, bound to a module: gathers tensors, runs the session, writes buffers and attributes back.
 
 The step path is here. Called by _module.py for inputs whose schema and guards fit.
 """
@@ -16,6 +16,10 @@ from torch.utils import _pytree as pytree
 
 from onnxtrain import _C
 from onnxtrain.export import Exported
+
+
+class StaleError(Exception):
+    """A weight of the module is no longer what the graph was exported for; the message says which."""
 
 
 class _Step(torch.autograd.Function):
@@ -42,14 +46,20 @@ class _Step(torch.autograd.Function):
 
 
 class Program:
-    """A session and where each of its inputs and outputs lives in the user's module and call."""
+    """A session and where each of its inputs and outputs lives in the user's module and call.
 
-    def __init__(self, module: torch.nn.Module, exported: Exported) -> None:
+    Raises ValueError or UnsupportedError as Session does.
+    """
+
+    def __init__(self, module: torch.nn.Module, exported: Exported, model: bytes | None = None) -> None:
         start = time.perf_counter()
-        self.session = _C.Session(exported.model)
+        self.session = _C.Session(exported.model if model is None else model)
         self.build_seconds = time.perf_counter() - start
         self.exported = exported
         self.guards = exported.guards
+        self.changed = exported.state.difference
+        self.steps = 0
+        self.used = 0.0  # when; the clock of time.monotonic()
         self._random = self.session.random
         self._bind_inputs(module)
         self._bind_outputs(module)
@@ -58,25 +68,38 @@ class Program:
     def _bind_inputs(self, module: torch.nn.Module) -> None:
         """Weights are looked up in their owners at each step, so a replaced parameter is seen."""
         self._gather: list[tuple[dict[str, Any] | None, Any]] = []
+        self._expected: list[tuple[str, torch.dtype, torch.Size] | None] = []
         for source in self.exported.inputs:
-            if source.kind in ("parameter", "buffer"):
+            expected = None
+            if source.kind in ("parameter", "buffer", "attribute"):
                 path, _, name = source.target.rpartition(".")
                 owner = module.get_submodule(path)
-                self._gather.append((owner._parameters if source.kind == "parameter" else owner._buffers, name))
+                store = {"parameter": "_parameters", "buffer": "_buffers", "attribute": "__dict__"}[source.kind]
+                self._gather.append((getattr(owner, store), name))
+                tensor = getattr(owner, store)[name]
+                expected = (source.target, tensor.dtype, tensor.shape)
             elif source.kind == "constant":
                 self._gather.append(({"constant": source.target}, "constant"))
             else:
                 self._gather.append((None, source.target))
+            self._expected.append(expected)
 
     def _bind_outputs(self, module: torch.nn.Module) -> None:
         self._user_outputs: list[tuple[int, int]] = []  # (output, leaf)
         self._buffers: list[tuple[int, dict[str, Any], str]] = []
+        kept: dict[int, dict[int, int]] = {i: {} for i, a in enumerate(self.exported.assignments) if not a.tensors}
         for index, target in enumerate(self.exported.outputs):
             if target.kind == "user":
                 self._user_outputs.append((index, target.target))
-            elif target.kind == "buffer":
+            elif target.kind == "attribute":
+                kept.setdefault(target.target[0], {})[target.target[1]] = index
+            else:
                 path, _, name = target.target.rpartition(".")
                 self._buffers.append((index, module.get_submodule(path)._buffers, name))
+        self._assignments = [
+            (module.get_submodule(self.exported.assignments[i].module), self.exported.assignments[i], outputs)
+            for i, outputs in sorted(kept.items())
+        ]
         self._single = (self.exported.out_spec.is_leaf() and len(self._user_outputs) == 1)
 
     def seed(self) -> int:
@@ -84,23 +107,60 @@ class Program:
         return int(torch.randint(0, 2**62, ()).item()) if self._random else 0
 
     def __call__(self, leaves: Sequence[Any], grad_enabled: bool) -> Any:
-        """Runs one forward for the flattened user inputs; returns the user's output structure."""
-        tensors = [owner[name] if owner is not None else leaves[name] for owner, name in self._gather]
-        flags = tuple([grad_enabled and tensor.requires_grad for tensor in tensors])
+        """Runs one forward for the flattened user inputs; returns the user's output structure.
+
+        Raises:
+            StaleError: a weight has another dtype or shape than at the export, or is gone.
+        """
+        try:
+            tensors = [owner[name] if owner is not None else leaves[name] for owner, name in self._gather]
+            flags = tuple([grad_enabled and tensor.requires_grad for tensor in tensors])
+        except (AttributeError, KeyError):
+            raise StaleError("a weight is gone") from None
         mask = self._masks.get(flags)
         if mask is None:
             mask = self._masks[flags] = bytes(flags)
-        if True in flags:
-            outputs = _Step.apply(self, mask, *tensors)
-        else:
-            outputs, _ = self.session.forward(tensors, mask, self.seed())
-        if self._buffers:
-            with torch.no_grad():
-                for index, owner, name in self._buffers:
-                    owner[name].copy_(outputs[index])
+        try:
+            if True in flags:
+                outputs = _Step.apply(self, mask, *tensors)
+            else:
+                outputs, _ = self.session.forward(tensors, mask, self.seed())
+        except (ValueError, TypeError, BufferError):
+            self._check_weights(tensors)
+            raise
+        if self._buffers or self._assignments:
+            self._write_back(outputs)
+        self.steps += 1
+        self.used = time.monotonic()
         if self._single:
             return outputs[self._user_outputs[0][0]]
         return self._structured(outputs)
+
+    def _check_weights(self, tensors: Sequence[Any]) -> None:
+        """The engine refused its inputs: because of one of the module's own?"""
+        for tensor, expected in zip(tensors, self._expected):
+            if expected is None:
+                continue
+            name, dtype, shape = expected
+            if type(tensor) is not Tensor and not isinstance(tensor, Tensor):
+                raise StaleError(f"{name} is no tensor now")
+            if tensor.dtype != dtype or tensor.shape != shape or tensor.device.type != "cpu":
+                raise StaleError(f"{name} is {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}, and was {dtype} "
+                                 f"{tuple(shape)}")
+
+    def _write_back(self, outputs: Sequence[Tensor]) -> None:
+        with torch.no_grad():
+            for index, owner, name in self._buffers:
+                buffer, value = owner.get(name), outputs[index].detach()
+                if buffer is None or buffer.shape != value.shape or buffer.dtype != value.dtype:
+                    owner[name] = value  # forward put a new one in its place
+                else:
+                    buffer.copy_(value)
+        for owner, assignment, where in self._assignments:
+            leaves = [assignment.constants.get(i) for i in range(assignment.spec.num_leaves)]
+            for leaf, index in where.items():
+                leaves[leaf] = outputs[index]
+            setattr(owner, assignment.name, pytree.tree_unflatten(leaves, assignment.spec))
 
     def _structured(self, outputs: Sequence[Tensor]) -> Any:
         flat: list[Any] = [None] * self.exported.out_spec.num_leaves

@@ -1,66 +1,183 @@
-"""DebugOptions(verify=True): one step of a program against eager PyTorch, as a table."""
+"""One step of a program against eager PyTorch: for DebugOptions(verify=True), and before a TorchScript export is used."""
 
 from __future__ import annotations
 
-import copy
+import contextlib
 import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import onnx
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from onnxtrain._export import state
+from onnxtrain.export import Exported
+from onnxtrain.ortmodule._program import Program
+
 TOLERANCE = 1e-4  # of the largest entry
+_DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
 
 
 class VerificationError(RuntimeError):
     """The engine's result differs from eager PyTorch's by more than the tolerance."""
 
 
-def _error(ours: torch.Tensor | None, eager: torch.Tensor | None) -> float:
+def without_dropout(model: bytes) -> bytes:
+    """The same graph with the ratio of every Dropout 0."""
+    proto = onnx.load_model_from_string(model)
+    ratio = onnx.helper.make_tensor("verify_ratio", onnx.TensorProto.FLOAT, [], [0.0])
+
+    def clear(graph: onnx.GraphProto) -> None:
+        for node in graph.node:
+            if node.op_type == "Dropout" and node.domain == "":
+                given = list(node.input)
+                del node.input[:]
+                node.input.extend([given[0], ratio.name, *given[2:]])
+            for attribute in node.attribute:
+                for inner in ([attribute.g] if attribute.HasField("g") else attribute.graphs):
+                    clear(inner)
+
+    clear(proto.graph)
+    proto.graph.initializer.append(ratio)
+    return proto.SerializeToString()
+
+
+@contextlib.contextmanager
+def _eager_without_dropout(module: torch.nn.Module) -> Iterator[None]:
+    """Enter it inside unchanged(): modules keep a ratio of their own."""
+
+    def identity(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def call(input: Tensor, *_args: Any, **_kwargs: Any) -> Tensor:
+            return original(input, 0.0, True)
+
+        return call
+
+    attention = F.scaled_dot_product_attention
+
+    def sdpa(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+             **options: Any) -> Tensor:
+        return attention(query, key, value, attn_mask, 0.0, **options)
+
+    with contextlib.ExitStack() as stack:
+        for name in _DROPOUTS:
+            stack.enter_context(state.replaced(F, name, identity(getattr(F, name))))
+        stack.enter_context(state.replaced(F, "scaled_dot_product_attention", sdpa))
+        for child in module.modules():
+            if isinstance(child, torch.nn.modules.dropout._DropoutNd):
+                child.p = 0.0
+            elif isinstance(getattr(child, "dropout", None), float):
+                child.dropout = 0.0
+        yield
+
+
+class _Result:
+    """What one step gave: rows of (name, tensor or None), and the rest, to be equal."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, Tensor | None] = {}
+        self.others: list[Any] = []
+
+
+def _leaves_with_grad(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], pytree.TreeSpec]:
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    fresh = []
+    for leaf in leaves:
+        if isinstance(leaf, Tensor):
+            leaf = leaf.detach().clone()
+            if leaf.is_floating_point():
+                leaf.requires_grad_(True)
+        fresh.append(leaf)
+    return fresh, spec
+
+
+def _run(module: torch.nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Result:
+    """Outputs, gradients of every input and parameter, buffers and attributes; the module is as before afterwards."""
+    result = _Result()
+    leaves, spec = _leaves_with_grad(args, kwargs)
+    weights = {f"grad {name}": p for name, p in module.named_parameters() if p.requires_grad}
+    weights |= {f"grad of input {i}": x for i, x in enumerate(leaves) if isinstance(x, Tensor) and x.requires_grad}
+    held = {name for name in module.__dict__}
+    flat, out_spec = pytree.tree_flatten(call(leaves, spec))
+    result.others = [out_spec] + [leaf for leaf in flat if not isinstance(leaf, Tensor)]
+    outputs = [leaf for leaf in flat if isinstance(leaf, Tensor)]
+    result.tensors.update({f"output {i}": output.detach() for i, output in enumerate(outputs)})
+    generator = torch.Generator().manual_seed(0)
+    roots = [o for o in outputs if o.requires_grad]
+    seeds = [torch.randn(o.shape, generator=generator, dtype=torch.float64).to(o.dtype) for o in roots]
+    grads = torch.autograd.grad(roots, list(weights.values()), seeds, allow_unused=True) if roots and weights else ()
+    result.others.append([o.requires_grad for o in outputs])
+    result.tensors.update(dict(zip(weights, grads)) if grads else dict.fromkeys(weights))
+    result.tensors.update({f"buffer {name}": b.detach().clone() for name, b in module.named_buffers()})
+    fresh = {name: value for name, value in module.__dict__.items() if isinstance(value, Tensor) or name not in held}
+    result.tensors.update({f"attribute {n}": v.detach() for n, v in fresh.items() if isinstance(v, Tensor)})
+    return result
+
+
+@contextlib.contextmanager
+def _every_weight(module: torch.nn.Module) -> Iterator[None]:
+    """Frozen parameters may be thawed later, with the same graph."""
+    frozen = [p for p in module.parameters() if p.is_floating_point() and not p.requires_grad]
+    try:
+        for parameter in frozen:
+            parameter.requires_grad_(True)
+        yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+
+
+def compare(module: torch.nn.Module, exported: Exported, args: tuple[Any, ...], kwargs: dict[str, Any],
+            thaw: bool = False) -> list[tuple[str, float]]:
+    """(what, error relative to the largest entry) of outputs, gradients, buffers and attributes; dropout is 0 in both.
+
+    Module, buffers, gradients and random generators are as before afterwards. Raises what the engine or forward raises.
+    """
+    results = []
+    program = Program(module, exported, without_dropout(exported.model))
+    calls = (lambda leaves, spec: module(*pytree.tree_unflatten(leaves, spec)[0], **pytree.tree_unflatten(leaves, spec)[1]),
+             lambda leaves, spec: program(leaves, True))
+    with torch.inference_mode(False), torch.enable_grad(), _every_weight(module) if thaw else contextlib.nullcontext():
+        for call in calls:
+            with state.random_unchanged(), state.unchanged(module), state.private_buffers(module), \
+                    _eager_without_dropout(module):
+                results.append(_run(module, call, args, kwargs))
+    eager, ours = results
+    rows = [("structure", 0.0 if eager.others == ours.others else math.inf)]
+    largest = max([g.abs().max().item() for n, g in eager.tensors.items() if n.startswith("grad") and g is not None and g.numel()],
+                  default=0.0)
+    for name, value in eager.tensors.items():
+        if name.startswith("attribute") and ours.tensors.get(name) is None:
+            continue  # a cache of forward's, made again each time
+        # A bias before a normalisation has no gradient but rounding.
+        rows.append((name, _error(ours.tensors.get(name), value, 0.01 * largest if name.startswith("grad") else 0.0)))
+    return rows
+
+
+def _error(ours: Tensor | None, eager: Tensor | None, least: float) -> float:
     if ours is None or eager is None:
-        return 0.0 if ours is None and eager is None else math.inf
+        present = ours if eager is None else eager
+        return 0.0 if present is None or not present.any() else math.inf
+    if ours.shape != eager.shape or ours.dtype != eager.dtype:
+        return math.inf
     if not ours.numel():
         return 0.0
     ours, eager = ours.double(), eager.double()
-    scale = max(eager.abs().max().item(), 1e-12)
-    return ((ours - eager).abs().max() / scale).item()
+    finite = eager.isfinite()
+    if not torch.equal(ours[~finite].nan_to_num(1.5), eager[~finite].nan_to_num(1.5)) or not ours[finite].isfinite().all():
+        return math.inf
+    if not finite.any():
+        return 0.0
+    scale = max(eager[finite].abs().max().item(), least, 1e-12)
+    return ((ours - eager)[finite].abs().max() / scale).item()
 
 
-def _run(call: Any, weights: list[torch.Tensor], seed_grads: list[torch.Tensor] | None) -> tuple[list[Any], list[Any], list[Any]]:
-    outputs = [leaf for leaf in pytree.tree_leaves(call()) if isinstance(leaf, torch.Tensor)]
-    differentiable = [output for output in outputs if output.requires_grad]
-    if seed_grads is None:
-        generator = torch.Generator().manual_seed(0)
-        seed_grads = [torch.randn(o.shape, generator=generator, dtype=o.dtype) for o in differentiable]
-    grads = torch.autograd.grad(differentiable, weights, seed_grads, allow_unused=True) if differentiable and weights else ()
-    return outputs, list(grads), seed_grads
-
-
-def verify(module: torch.nn.Module, program: Any, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]) -> str:
-    """Runs the step twice, eager and ours, dropout off in neither: a random program is refused. Returns the table.
-
-    Buffers, gradients and the generator are as before afterwards. Raises VerificationError above TOLERANCE.
-    """
-    if program.session.random:
-        return "verify: skipped, the program draws random numbers (set dropout to 0 to compare)"
-    named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-    weights = [p for _, p in named]
-    before = copy.deepcopy(dict(module.named_buffers()))
-    eager, eager_grads, seeds = _run(lambda: module(*args, **kwargs), weights, None)
-    eager_buffers = copy.deepcopy(dict(module.named_buffers()))
-    _restore(module, before)
-    ours, our_grads, _ = _run(lambda: program(leaves, True), weights, seeds)
-    rows = [(f"output {i}", _error(a, b)) for i, (a, b) in enumerate(zip(ours, eager))]
-    rows += [(f"grad {name}", _error(a, b)) for (name, _), a, b in zip(named, our_grads, eager_grads)]
-    rows += [(f"buffer {name}", _error(b, eager_buffers[name])) for name, b in module.named_buffers()]
-    _restore(module, before)
+def verify(module: torch.nn.Module, exported: Exported, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """The table of compare(). Raises VerificationError above TOLERANCE."""
+    rows = compare(module, exported, args, kwargs)
     table = "\n".join(f"  {name:<48} {error:.2e}{'' if error <= TOLERANCE else '  <-- differs'}" for name, error in rows)
-    if any(error > TOLERANCE for _, error in rows):
+    if any(not error <= TOLERANCE for _, error in rows):
         raise VerificationError(f"onnxtrain differs from eager PyTorch (relative to the largest entry):\n{table}")
     return f"verify: equal to eager PyTorch (relative to the largest entry)\n{table}"
-
-
-def _restore(module: torch.nn.Module, buffers: dict[str, torch.Tensor]) -> None:
-    with torch.no_grad():
-        for name, buffer in module.named_buffers():
-            buffer.copy_(buffers[name])

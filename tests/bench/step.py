@@ -1,12 +1,20 @@
 """Whole training steps against eager and torch.compile, in interleaved rounds of one run; medians and ratios.
 
-    python tests/bench/step.py [--workload mlp|transformer] [--rounds 7] [--no-compile] [--markdown]
+    python tests/bench/step.py [--workload mlp|transformer|cnn|resnet18|gpt2|bert]... [--rounds 7] [--no-compile] [--markdown]
+
+Prints for ours the first step (a process that has imported everything) split into export and build, the build for a new
+size of a dynamic dim, and the planned slab; and for eager and ours the peak resident memory of five steps above what the
+process held before them, for ours after export, each in a process of its own (--no-memory leaves that out).
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import ctypes
+import gc
+import re
+import subprocess
 import sys
 import time
 import warnings
@@ -15,29 +23,13 @@ from pathlib import Path
 
 import torch
 import torch.nn as nn
-import torch.nn.functional as F
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples" / "getting_started"))
-from model import TransformerModel  # noqa: E402
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 import onnxtrain  # noqa: E402
-from onnxtrain.ortmodule import ORTModule  # noqa: E402
+from onnxtrain.ortmodule import ORTModule, _module  # noqa: E402
+from workloads import WORKLOADS, Workload  # noqa: E402
 
 warnings.filterwarnings("ignore")
-WORDS = 28782  # of the whole of Wikitext-2
-
-
-def mlp() -> tuple[nn.Module, tuple[torch.Tensor, ...], Callable, int]:
-    module = nn.Sequential(nn.Linear(784, 500), nn.ReLU(), nn.Linear(500, 10))
-    batch = torch.randn(64, 784), torch.randint(0, 10, (64,))
-    return module, batch, lambda m, x, y: F.cross_entropy(m(x), y), 200
-
-
-def transformer() -> tuple[nn.Module, tuple[torch.Tensor, ...], Callable, int]:
-    batch = torch.randint(0, WORDS, (35, 20)), torch.randint(0, WORDS, (700,))
-    return TransformerModel(WORDS), batch, lambda m, x, y: F.cross_entropy(m(x).view(-1, WORDS), y), 3
-
-
-WORKLOADS = {"mlp": mlp, "transformer": transformer}
 
 
 class Peer:
@@ -50,15 +42,15 @@ class Peer:
         self.times: list[float] = []
         self.first = 0.0
 
-    def step(self, batch: tuple[torch.Tensor, ...], loss: Callable) -> None:
+    def step(self, batch: tuple[torch.Tensor, ...], work: Workload) -> None:
         self.optimizer.zero_grad()
-        loss(self.model, *batch).backward()
+        work.loss(self.model, *batch).backward()
         self.optimizer.step()
 
-    def timed(self, batch: tuple[torch.Tensor, ...], loss: Callable, steps: int) -> float:
+    def timed(self, work: Workload, steps: int) -> float:
         start = time.perf_counter()
         for _ in range(steps):
-            self.step(batch, loss)
+            self.step(work.batch, work)
         return (time.perf_counter() - start) / steps
 
 
@@ -67,25 +59,82 @@ def median(values: list[float]) -> float:
     return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
 
 
-def run(name: str, rounds: int, with_compile: bool) -> list[tuple[str, str, float, float, float]]:
+# ---- memory ----
+
+
+def resident(field: str) -> float:
+    """MiB of VmRSS or of its high-water mark VmHWM."""
+    return int(re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) / 1024
+
+
+def forget_peak() -> None:
+    """What is free goes back to the system, and the high-water mark starts from now."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def print_peak(name: str, peer_name: str) -> None:
+    """In a process of its own: MiB that five steps take above what was held before them, for ours after export."""
     torch.manual_seed(0)
-    module, batch, loss, steps = WORKLOADS[name]()
-    peers = [Peer("eager", module, lambda m: m), Peer("onnxtrain", module, ORTModule)]
+    work = WORKLOADS[name]()
+    before = [0.0]
+
+    def start() -> None:
+        forget_peak()
+        before[0] = resident("VmRSS")
+
+    exporter = _module.export
+
+    def export_then_start(*args, **kwargs):  # noqa: ANN002, ANN003, ANN202
+        result = exporter(*args, **kwargs)
+        start()
+        return result
+
+    _module.export = export_then_start
+    peer = Peer(peer_name, work.module, ORTModule if peer_name == "onnxtrain" else lambda m: m)
+    del work.module.__dict__["_modules"]  # the peer has its own copy
+    start()
+    for _ in range(5):
+        peer.step(work.batch, work)
+    print(f"PEAK {resident('VmHWM') - before[0]:.0f}")
+
+
+def peak(name: str, peer: str) -> float:
+    command = [sys.executable, __file__, "--workload", name, "--peak-of", peer]
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return float(output.split("PEAK")[1])
+
+
+# ---- time ----
+
+
+def run(name: str, rounds: int, with_compile: bool, with_memory: bool) -> list[tuple[str, str, float, float, float]]:
+    torch.manual_seed(0)
+    work = WORKLOADS[name]()
+    peers = [Peer("eager", work.module, lambda m: m), Peer("onnxtrain", work.module, ORTModule)]
     if with_compile:
-        peers.insert(1, Peer("torch.compile", module, torch.compile))
+        peers.insert(1, Peer("torch.compile", work.module, torch.compile))
     for peer in peers:
-        peer.first = peer.timed(batch, loss, 1)
-        peer.timed(batch, loss, 2)
+        peer.first = peer.timed(work, 1)
+        peer.timed(work, 2)
     for _ in range(rounds):
         for peer in peers:
-            peer.times.append(peer.timed(batch, loss, steps))
-    ours = next(peer for peer in peers if peer.name == "onnxtrain")
+            peer.times.append(peer.timed(work, work.steps))
+    ours = peers[-1]
     counts = onnxtrain.stats(ours.model)
     assert counts["fallback_steps"] == 0, counts["reasons"]
-    session = next(iter(ours.model._programs.values()))[0].session.stats()
+    session = next(iter(ours.model._programs.values()))[0].session
+    stats = session.stats()
+    ours.step(work.resized, work)
+    resized = session.stats()
     print(f"{name}: first step {ours.first:.2f} s, of which export {counts['export_seconds']:.2f}, build "
-          f"{session['build_seconds'] + counts['build_seconds']:.3f}; slab {session['slab_bytes'] / 2**20:.1f} MiB "
-          f"(lower bound {session['slab_lower_bound'] / 2**20:.1f})")
+          f"{stats['build_seconds'] + counts['build_seconds']:.3f}; build for a new size "
+          f"{1e3 * (resized['build_seconds'] - stats['build_seconds']):.1f} ms; slab {stats['slab_bytes'] / 2**20:.1f} MiB "
+          f"(lower bound {stats['slab_lower_bound'] / 2**20:.1f})")
+    if with_memory:
+        print(f"{name}: peak resident memory of five steps: eager {peak(name, 'eager'):.0f} MiB, onnxtrain "
+              f"{peak(name, 'onnxtrain'):.0f} MiB")
     base = median(peers[0].times)
     return [(name, p.name, 1e3 * median(p.times), base / median(p.times), p.first) for p in peers]
 
@@ -95,9 +144,14 @@ def main() -> None:
     parser.add_argument("--workload", choices=WORKLOADS, action="append")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--no-compile", action="store_true")
+    parser.add_argument("--no-memory", action="store_true")
     parser.add_argument("--markdown", action="store_true")
+    parser.add_argument("--peak-of", choices=("eager", "onnxtrain"), help=argparse.SUPPRESS)
     args = parser.parse_args()
-    rows = [row for name in args.workload or WORKLOADS for row in run(name, args.rounds, not args.no_compile)]
+    names = args.workload or ["mlp", "transformer", "cnn"]
+    if args.peak_of:
+        return print_peak(names[0], args.peak_of)
+    rows = [row for name in names for row in run(name, args.rounds, not args.no_compile, not args.no_memory)]
     if args.markdown:
         print("| workload | peer | ms a step | eager / peer | first step, s |\n| --- | --- | --- | --- | --- |")
     for workload, peer, ms, ratio, first in rows:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import operator
 import random
 import timeit
 import warnings
@@ -45,6 +46,7 @@ def tensors_of(*tree: Any) -> list[Tensor]:
 
 def feeds_of(exported: Exported, module: nn.Module, args: tuple, kwargs: dict) -> dict[str, np.ndarray]:
     state = dict(module.named_parameters()) | dict(module.named_buffers())
+    state |= {i.target: operator.attrgetter(i.target)(module) for i in exported.inputs if i.kind == "attribute"}
     leaves = pytree.tree_leaves((args, kwargs), is_leaf=lambda x: x is None)
     tensors = {
         i.name: state[i.target] if isinstance(i.target, str) else leaves[i.target] if isinstance(i.target, int)
@@ -393,10 +395,30 @@ def test_buffers() -> None:
 
 
 def test_branch_on_a_value() -> None:
-    module = Of(lambda m, x: m.fc(x) if x.sum() > 0 else x)
-    with pytest.raises(ExportError, match="value of a tensor"):
-        export(module, (torch.randn(3, 4),), {}, training=True, exporter="dynamo")
-    assert export(module, (torch.randn(3, 4),), {}, training=True).needs_verification
+    module = Of(lambda m, x: x * 2 if x.sum() > 0 else x * 3)
+    for exporter in ("dynamo", "torchscript"):
+        with pytest.raises(ExportError, match="branches on, or reads, the value"):
+            export(module, (torch.ones(2, 4),), {}, training=True, exporter=exporter)
+
+
+def test_values_that_a_torchscript_trace_may_freeze() -> None:
+    def sizes_and_constants(m, x):
+        if x.size(0) > 1 and len(x) > 1 and int(x.shape[1]) > 1:
+            x = x * int(torch.tensor([1, 2, 3]).sum())
+        return x
+
+    def random(m, x):
+        return x if torch.rand(1) > 2 else x * 2
+
+    def written(m, x):
+        found = torch.zeros(3)
+        found[0] = x.sum()
+        return x * float(found[0])
+
+    check(Of(sizes_and_constants), torch.randn(2, 4), exporter="torchscript")
+    for function in (random, written):
+        with pytest.raises(ExportError, match="branches on, or reads, the value"):
+            export(Of(function), (torch.randn(2, 4),), {}, training=True, exporter="torchscript")
 
 
 def test_autocast_is_baked() -> None:
@@ -472,8 +494,8 @@ def test_constants() -> None:
     module.held = torch.ones(4) * 3
     table = torch.ones(50, 50)
     exported = check(module, torch.randn(3, 4))
-    constants = [i.target for i in exported.inputs if i.kind == "constant"]
-    assert any(t is module.held for t in constants) and any(t is table for t in constants)
+    assert {i.target for i in exported.inputs if i.kind == "attribute"} == {"held"}
+    assert any(i.target is table for i in exported.inputs if i.kind == "constant")
     module.held.mul_(2)  # read anew, not frozen
     compare(exported, module, (torch.randn(3, 4),), {})
 
@@ -539,12 +561,13 @@ class Messy(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self.cache = x * 2
-        self.seen.append(x)
-        self.table["x"] = x
         self.late = x
         self.fc.note = x
-        y = self.bn(self.fc(x)) + random.random() + np.random.rand() + torch.rand(4)
+        y = self.bn(self.fc(x)) + torch.rand(4)
         if self.fail:
+            self.seen.append(x)
+            self.table["x"] = x
+            y = y + random.random() + np.random.rand()
             raise ValueError("on purpose")
         return F.dropout(y, 0.5, self.training)
 

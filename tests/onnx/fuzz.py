@@ -3,13 +3,16 @@
     python tests/onnx/fuzz.py --count 10000 [--seed N] [--target core|loader] [--only INDEX]
 
 `core` feeds mutants to onnxtrain._C in a child process: load, build a program, run forward and backward. `loader` feeds
-them to loader_check.c under sanitizers: load, write, load again. Each mutant follows from seed and index alone.
+them to loader_check.c under sanitizers: load, write, load again. Each mutant follows from seed and index, and from the
+models that it is made of: those of loader_models.py and, for `core`, those of tests/ops and of the onnx wheel's backend suite.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import functools
+import importlib
 import os
 import random
 import resource
@@ -18,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -28,6 +32,7 @@ import onnx  # noqa: E402
 EXTREMES = [0, 1, -1, 2, 3, 7, 64, 255, 4096, 2**31 - 1, 2**31, -(2**31), 2**32, 2**40, 2**62, 2**63 - 1, -(2**63)]
 PROPER = {"OK", "EINVAL", "ETYPE", "EINDEX", "EUNSUPPORTED", "ENOMEM"}
 TIMEOUT = 30.0
+LARGEST = 8192  # bytes of a model that mutants are made of
 MOST_FAILURES = 20  # then it stops: a child that cannot even start fails on every mutant
 
 
@@ -139,14 +144,54 @@ def mutate_model(rng: random.Random, data: bytes, operators: list[str]) -> bytes
     return model.SerializeToString()
 
 
-def mutant(seed: int, index: int, bases: list[bytes], operators: list[str]) -> bytes:
+def mutant(seed: int, index: int, groups: list[list[bytes]], operators: list[str]) -> bytes:
     rng = random.Random(f"{seed}:{index}")
+    bases = rng.choice(groups)
     base = rng.choice(bases)
     if rng.random() < 0.65:
         base = mutate_model(rng, base, operators)
         if rng.random() < 0.8:
             return base
     return mutate_bytes(rng, base, bases)
+
+
+# ---- what mutants are made of ----
+
+
+def operator_models() -> list[bytes]:
+    """The one-node models of tests/ops: the CASES of every file there."""
+    import numpy as np
+
+    folder = loader_build.ROOT / "tests" / "ops"
+    sys.path[:0] = [str(folder), str(folder.parent)]
+    import harness
+
+    found = {}
+    for path in sorted(folder.glob("test_*.py")):
+        for case in getattr(importlib.import_module(path.stem), "CASES", ()):
+            if isinstance(case, harness.Case):
+                found[str(case)] = harness.model_of(case, harness._arrays(case, np.float32))
+    return [data for data in found.values() if len(data) <= LARGEST]
+
+
+def node_models() -> list[bytes]:
+    """The models of the backend suite that the onnx wheel ships, all operators of ONNX among them."""
+    import onnx.backend.test.loader
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        models = [case.model for case in onnx.backend.test.loader.load_model_tests(kind="node")]
+    return [data for data in (model.SerializeToString() for model in models if model) if len(data) <= LARGEST]
+
+
+@functools.cache
+def groups_of(target: str) -> tuple[list[list[bytes]], list[str]]:
+    """Groups of models, each as likely as another, and the names of the operators in them."""
+    groups = [[make().SerializeToString() for make in loader_models.ALL.values()]]
+    if target == "core":
+        groups += [operator_models(), node_models()]
+    operators = {node.op_type for group in groups for data in group for node in onnx.ModelProto.FromString(data).graph.node}
+    return groups, sorted(operators)
 
 
 # ---- the child of target "core" ----
@@ -159,7 +204,11 @@ def make_tensor(torch, dtype: str, dims, symbols: dict):
         count *= size
     if count > 1 << 16:
         raise ValueError("too large for the fuzz")
-    kind = getattr(torch, {"float": "float32", "double": "float64"}.get(dtype, dtype))
+    if dtype.startswith("float8"):
+        dtype = dtype.replace("float8", "float8_") + ("fnu" if dtype.endswith("e8m0") else "")
+    carriers = {"int4": "int8", "int2": "int8", "uint4": "uint8", "uint2": "uint8", "float4e2m1": "uint8",
+                "float6e2m3": "uint8", "float6e3m2": "uint8"}
+    kind = getattr(torch, {"float": "float32", "double": "float64", **carriers}.get(dtype, dtype))
     return torch.randn(sizes).to(kind) if kind.is_floating_point else torch.randint(0, 2, sizes).to(kind)
 
 
@@ -168,7 +217,7 @@ def exercise(torch, core, data: bytes) -> None:
     session.text()
     symbols: dict = {}
     tensors = [make_tensor(torch, dtype, dims, symbols) for _, dtype, dims in session.inputs]
-    mask = bytes(t.is_floating_point() for t in tensors)
+    mask = bytes(t.is_floating_point() and t.element_size() > 1 for t in tensors)
     outputs, run = session.forward(tensors, mask, 1)
     session.text("program")
     if run is None:
@@ -255,13 +304,12 @@ def start(target: str) -> Child:
 
 def fuzz(target: str, seed: int, indices: range, keep: Path | None = None) -> tuple[collections.Counter, list[str]]:
     """Counts of answers, and one text a failure."""
-    bases = [make().SerializeToString() for make in loader_models.ALL.values()]
-    operators = sorted({node.op_type for base in bases for node in onnx.ModelProto.FromString(base).graph.node})
+    groups, operators = groups_of(target)
     counts: collections.Counter = collections.Counter()
     failures = []
     child = start(target)
     for index in indices:
-        data = mutant(seed, index, bases, operators)
+        data = mutant(seed, index, groups, operators)
         answer = child.ask(data)
         name = answer.split()[0] if answer else "DIED"
         counts[name] += 1

@@ -240,7 +240,7 @@ REFUSED = {
                          "2 entries", "3"),
     "wrong typed field": (lambda: initializer(dims=[1], int32_data=[1]), "EINVAL", "initializer 'w'", "float_data"),
     "unknown dtype": (lambda: initializer(dims=[1], data_type=77), "EINVAL", "initializer 'w'", "77"),
-    "float8": (lambda: initializer(dims=[1], data_type=17), "EUNSUPPORTED", "initializer 'w'", "17"),
+    "strings": (lambda: initializer(dims=[1], data_type=8), "EUNSUPPORTED", "initializer 'w'", "8"),
     "nameless initializer": (lambda: initializer(name="", dims=[1], float_data=[1.0]), "EINVAL", "initializer",
                              "no name"),
     "external data": (lambda: initializer(dims=[1], data_location=1), "EUNSUPPORTED", "initializer 'w'", "external"),
@@ -317,6 +317,19 @@ def test_refused_in_python(name):
         _C.Session(bytes_of(name))
     assert all(part in str(caught.value) for part in parts), caught.value
     assert not isinstance(caught.value, UnicodeError)
+
+
+def test_text_that_is_no_utf8():
+    """Bytes of a string attribute that are no text, and a message that is cut within a character."""
+    node = helper.make_node("Cast", ["x"], ["y"], to=TensorProto.DOUBLE)
+    node.attribute.append(onnx.AttributeProto(name="round_mode", type=onnx.AttributeProto.STRING, s=b"a\x80b"))
+    session = _C.Session(model([node], [value("x", [1])], [value("y", [1], TensorProto.DOUBLE)], opset=24).SerializeToString())
+    assert "a\ufffdb" in session.text()
+    for shift in "", "x":
+        name = shift + "\u00e9" * 4000
+        with pytest.raises(ValueError, match="\u00e9\u00e9") as caught:
+            _C.Session(model([helper.make_node("Relu", [name], ["y"])], [value("x", [1])], [value("y", [1])]).SerializeToString())
+        assert not isinstance(caught.value, UnicodeError)
 
 
 def test_functions_that_multiply(check):

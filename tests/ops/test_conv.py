@@ -10,7 +10,6 @@ import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from harness import C, Case, R, V, call, expect_error, run_case, session_of  # noqa: E402
-from onnxtrain import UnsupportedError  # noqa: E402
 
 
 def conv(**options):
@@ -149,14 +148,6 @@ def test_threads_may_change_after_the_program_is_built(before, after):
 
 def test_window_does_not_fit():
     expect_error(Case("Conv", [R(1, 1, 2, 2), R(1, 1, 3, 3)]), ValueError, "does not fit")
-
-
-def test_transposed_sizes_are_refused():
-    shapes = [R(1, 2, 5, 5), R(2, 3, 3, 3)]
-    expect_error(Case("ConvTranspose", shapes, {"output_shape": [9, 9]}), UnsupportedError, "output_shape")
-    expect_error(Case("ConvTranspose", shapes, {"auto_pad": "SAME_UPPER"}), UnsupportedError, "SAME_UPPER")
-    expect_error(Case("ConvTranspose", shapes, {"output_padding": [1, 1]}), UnsupportedError, "output_padding")
-    expect_error(Case("ConvTranspose", shapes, {"pads": [4, 4, 4, 4]}), ValueError, "the result has")
 
 
 def test_channels_differ():

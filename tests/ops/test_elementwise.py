@@ -173,7 +173,6 @@ ERRORS = [
     (flat("And", V([1.0]), V([1.0])), TypeError, "bool"),
     (flat("Gelu", V([1.0]), attrs={"approximate": "cubic"}), (ValueError, _C.UnsupportedError), "approximate"),
     (flat("Cast", V([1.0]), attrs={"to": TensorProto.STRING}), (_C.UnsupportedError, TypeError), "Cast"),
-    (flat("Exp", V([1.0], np.float16)), _C.UnsupportedError, "Exp"),
 ]
 
 

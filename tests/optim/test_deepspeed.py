@@ -60,7 +60,7 @@ def test_same_training(results, kind, stage, inner):
     assert seen[BAD]["overflow"] and not seen[BAD]["changed"] and math.isinf(seen[BAD]["norm"])
     assert all(s["changed"] for i, s in enumerate(seen) if not s["overflow"])
     if kind == "fp16":
-        assert len({s["scale"] for s in seen}) > 2
+        assert len({s["scale"] for s in seen}) > 1
     if inner == "ours":
         # two groups a step, both unscaled and clipped inside; DeepSpeed's own first step makes the state
         factors = ours[0]["calls"]

@@ -4,6 +4,7 @@ import copy
 import gc
 import logging
 import pickle
+import re
 import sys
 import threading
 from collections import namedtuple
@@ -192,17 +193,44 @@ def test_structures_constants_and_unused_parameters():
     steps_in_engine(model)
 
 
+class Sized(nn.Module):
+    """A branch on a size, which leaves a guard."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.fc(x) if x.size(0) > 4 else -self.fc(x)
+
+
 def test_a_length_that_does_not_fit_exports_again_and_says_so(caplog):
     torch.manual_seed(0)
-    model = ORTModule(models.Seq2SeqTransformer(dropout=0.0))
-    model(torch.randint(0, 50, (7, 3)))
+    model, short, long = ORTModule(Sized()), torch.randn(3, 4), torch.randn(7, 4)
+    model(short)
+    caplog.clear()
     with caplog.at_level(logging.WARNING, "onnxtrain"):
-        other = torch.randint(0, 50, (5, 3))
-        first = model(other)
+        first = model(long)
+    assert "so the export at hand does not fit: exporting again, this call runs in PyTorch" in caplog.text
     counts = onnxtrain.stats(model)
-    assert counts["fallback_steps"] in (0, 1) and (counts["fallback_steps"] == 0 or "exporting again" in caplog.text)
-    torch.testing.assert_close(model(other), first)
-    assert onnxtrain.stats(model)["engine_steps"] >= 2
+    assert (counts["engine_steps"], counts["fallback_steps"], counts["exports"]) == (1, 1, 2)
+    caplog.clear()
+    torch.testing.assert_close(model(long), first)
+    torch.testing.assert_close(model(short), model.module(short))
+    counts = onnxtrain.stats(model)
+    assert (counts["engine_steps"], counts["fallback_steps"], counts["exports"]) == (3, 1, 2)
+    assert not caplog.records, "only the first call of a length is said"
+
+
+def test_a_new_size_of_a_dynamic_dim_is_specialised_and_timed():
+    model = ORTModule(models.MLP())
+    for size, count in ((3, 1), (5, 2), (3, 2), (2, 3)):
+        model(torch.randn(size, 12))
+        counts = onnxtrain.stats(model)
+        assert counts["specialisations"] == count and counts["exports"] == 1
+        assert 0 < counts["last_specialise_seconds"] <= counts["specialise_seconds"] < 1
+    assert onnxtrain.stats()["specialisations"] >= 3
+    assert "3 specialised in" in onnxtrain.explain(model)
 
 
 def test_saved_output_changed_in_place_is_detected():
@@ -381,19 +409,30 @@ def test_fallback_disabled_raises(monkeypatch):
 
 
 class Unsupported(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(3, 3)
+
     def forward(self, x):
-        return torch.linalg.det(x)
+        return torch.linalg.det(self.fc(x))
 
 
-def test_operator_that_is_missing_is_named(monkeypatch, caplog):
+def test_an_operator_that_is_missing_is_named_once(monkeypatch, caplog):
+    model, x = ORTModule(Unsupported()), torch.randn(3, 3)
     with caplog.at_level(logging.WARNING, "onnxtrain"):
-        model = ORTModule(Unsupported())
-        x = torch.randn(3, 3)
-        torch.testing.assert_close(model(x), torch.linalg.det(x))
-    assert "Det" in caplog.text
-    monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_DISABLE")
+        for _ in range(3):
+            torch.testing.assert_close(model(x), model.module(x))
+    (said,) = [record.getMessage() for record in caplog.records if "runs in PyTorch" in record.getMessage()]
+    assert re.search(r"operator ai\.onnx\.Det \(opset 20\), used by node '[^']*Det[^']*', is not supported", said), said
+    counts = onnxtrain.stats(model)
+    assert counts["exports"] <= 2 and counts["fallback_steps"] == 3 and counts["engine_steps"] == 0
+    model(x).backward()
+    assert model.fc.weight.grad is not None
+    monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_UNSUPPORTED_TORCH_MODEL|FALLBACK_UNSUPPORTED_DATA")
     with pytest.raises(UnsupportedError, match="Det"):
         ORTModule(Unsupported())(x)
+    monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_UNSUPPORTED_ONNX_MODEL")
+    assert ORTModule(Unsupported())(x).shape == ()
 
 
 def test_out_of_range_index_is_an_index_error():
@@ -421,7 +460,7 @@ def test_every_environment_variable_changes_something(monkeypatch, tmp_path, cap
 
     examples = {"ORTMODULE_ONNX_OPSET_VERSION": "18", "ORTMODULE_LOG_LEVEL": "INFO", "ORTMODULE_SAVE_ONNX_PATH": str(tmp_path),
                 "ORTMODULE_FALLBACK_POLICY": "FALLBACK_UNSUPPORTED_DATA|FALLBACK_BAD_INITIALIZATION",
-                "ORTMODULE_FALLBACK_RETRY": "1"}
+                "ORTMODULE_FALLBACK_RETRY": "1", "ONNXTRAIN_EXPORTER": "dynamo"}
     assert set(examples) == set(options.VARIABLES)
     for name, text in examples.items():
         monkeypatch.setenv(name, text)

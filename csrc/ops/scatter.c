@@ -1,0 +1,283 @@
+/*
+ * GatherElements, ScatterElements (and Scatter, its old name): along an axis at an index per element, with every
+ * reduction. Threads share out lines along the axis, which never meet, so results do not depend on their number.
+ * Gradients of the reductions follow torch.scatter_reduce.
+ */
+#include <string.h>
+
+#include "base/number.h"
+#include "base/parallel.h"
+#include "ops/indexed.h"
+#include "ops/scatter.h"
+
+typedef struct lines {
+    int rank, axis;
+    int64_t count;        /* lines: index positions without the axis */
+    int64_t n, size;      /* indices along the axis, and entries of the data along it */
+    int64_t inner;        /* adjacent lines that lie side by side in both tensors */
+    int64_t index_dims[ONT_MAX_RANK], index_strides[ONT_MAX_RANK], data_strides[ONT_MAX_RANK];
+    size_t element;
+    bool wide;
+    ont_dtype dtype;
+    ont_scatter reduction;
+} lines;
+
+ont_status ont_scatter_reduction(const ont_node *node, ont_scatter *reduction)
+{
+    static const char *const names[] = {"none", "add", "mul", "max", "min"};
+    const char *name = ont_attr_string(node, "reduction", "none");
+    for (int i = 0; i < 5; i++)
+        if (!strcmp(name, names[i])) {
+            *reduction = (ont_scatter)i;
+            return ONT_OK;
+        }
+    return ont_fail(ONT_EUNSUPPORTED, "attribute reduction is '%s', expected none, add, mul, max or min", name);
+}
+
+static ont_status elements_infer(ont_graph *g, ont_node *node)
+{
+    (void)g;
+    ont_value *x, *index, *updates = NULL;
+    int axis;
+    ont_scatter reduction;
+    bool scatter = strcmp(node->op->name, "GatherElements");
+    ONT_TRY(ont_need_input(node, 0, &x));
+    ONT_TRY(ont_need_input(node, 1, &index));
+    if (scatter) ONT_TRY(ont_need_input(node, 2, &updates));
+    ONT_TRY(ont_index_dtype(index));
+    ONT_TRY(ont_shape_axis(ont_attr_int(node, "axis", 0), x->shape.rank, &axis));
+    ONT_TRY(ont_scatter_reduction(node, &reduction));
+    char a[ONT_SHAPE_TEXT], b[ONT_SHAPE_TEXT];
+    bool fits = index->shape.rank == x->shape.rank;
+    for (int d = 0; fits && d < x->shape.rank; d++) fits = d == axis || index->shape.dims[d] <= x->shape.dims[d];
+    if (!fits)
+        return ont_fail(ONT_EINVAL, "indices of shape %s do not fit data of shape %s along axis %d",
+                        ont_shape_text(&index->shape, a), ont_shape_text(&x->shape, b), axis);
+    if (updates && (updates->dtype != x->dtype || !ont_shape_equal(&updates->shape, &index->shape)))
+        return ont_fail(ONT_EINVAL, "updates are %s%s, the data %s and the indices of shape %s",
+                        ont_dtype_name(updates->dtype), ont_shape_text(&updates->shape, a), ont_dtype_name(x->dtype),
+                        ont_shape_text(&index->shape, b));
+    return ont_infer_out(node, 0, x->dtype, scatter ? &x->shape : &index->shape);
+}
+
+static ont_status elements_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
+{
+    const ont_value *x = ont_node_in(node, 0), *index = ont_node_in(node, 1);
+    lines *s = ont_arena_alloc(arena, sizeof *s);
+    if (!s) return ONT_ENOMEM;
+    ONT_TRY(ont_shape_axis(ont_attr_int(node, "axis", 0), x->shape.rank, &s->axis));
+    ONT_TRY(ont_scatter_reduction(node, &s->reduction));
+    s->rank = x->shape.rank;
+    s->n = index->shape.dims[s->axis];
+    s->size = x->shape.dims[s->axis];
+    s->count = s->inner = 1;
+    for (int d = 0; d < s->rank; d++) {
+        s->index_dims[d] = index->shape.dims[d];
+        if (d != s->axis) s->count *= index->shape.dims[d];
+    }
+    for (int d = s->rank - 1; d > s->axis; d--) {
+        s->inner *= s->index_dims[d];
+        if (s->index_dims[d] != x->shape.dims[d]) break;
+    }
+    ont_shape_strides(&index->shape, s->index_strides);
+    ont_shape_strides(&x->shape, s->data_strides);
+    s->element = ont_dtype_size(x->dtype);
+    s->dtype = x->dtype;
+    s->wide = index->dtype == ONT_INT64;
+    out->state = s;
+    return ONT_OK;
+}
+
+/* Where line `line` begins in the indices and in the data. */
+static void line_start(const lines *s, int64_t line, int64_t *in_index, int64_t *in_data)
+{
+    *in_index = *in_data = 0;
+    for (int d = s->rank - 1; d >= 0; d--) {
+        if (d == s->axis) continue;
+        int64_t at = line % s->index_dims[d];
+        line /= s->index_dims[d];
+        *in_index += at * s->index_strides[d];
+        *in_data += at * s->data_strides[d];
+    }
+}
+
+static ont_status check_indices(const lines *s, const ont_call *call)
+{
+    int64_t n = s->count * s->n;
+    for (int64_t i = 0; i < n; i++) {
+        int64_t given = ont_index_at(call->in[1], s->wide, i), index = given;
+        if (!ont_index_wrap(&index, s->size)) return ont_index_fail(ont_node_in(call->node, 1), given, i, s->size);
+    }
+    return ONT_OK;
+}
+
+static void combine_one(const lines *s, void *data, int64_t at, const void *updates, int64_t from)
+{
+    char *to = (char *)data + (size_t)at * s->element;
+    const char *v = (const char *)updates + (size_t)from * s->element;
+    if (s->reduction == ONT_SCATTER_NONE)
+        memcpy(to, v, s->element);
+    else
+        ont_scatter_combine(s->dtype, s->reduction, to, v, 1);
+}
+
+/* Lines [first, last): a run of neighbours goes along the axis together, so that memory is read in rows. */
+static void each_run(const lines *s, int64_t first, int64_t last, const ont_call *call, bool scatter)
+{
+    for (int64_t line = first; line < last;) {
+        int64_t in_index, in_data, run = s->inner - line % s->inner;
+        if (run > last - line) run = last - line;
+        line_start(s, line, &in_index, &in_data);
+        for (int64_t k = 0; k < s->n; k++)
+            for (int64_t r = 0; r < run; r++) {
+                int64_t at = in_index + k * s->index_strides[s->axis] + r, index = ont_index_at(call->in[1], s->wide, at);
+                if (index < 0) index += s->size;
+                int64_t place = in_data + r + index * s->data_strides[s->axis];
+                if (scatter)
+                    combine_one(s, call->out[0], place, call->in[2], at);
+                else
+                    memcpy((char *)call->out[0] + (size_t)at * s->element,
+                           (const char *)call->in[0] + (size_t)place * s->element, s->element);
+            }
+        line += run;
+    }
+}
+
+static void gather_lines(void *context, int64_t first, int64_t last)
+{
+    const ont_call *call = context;
+    each_run(call->state, first, last, call, false);
+}
+
+static void scatter_lines(void *context, int64_t first, int64_t last)
+{
+    const ont_call *call = context;
+    each_run(call->state, first, last, call, true);
+}
+
+static ont_status gather_run(const ont_call *call)
+{
+    const lines *s = call->state;
+    ONT_TRY(check_indices(s, call));
+    if (s->n) ont_parallel(s->count, 4096 / s->n + 1, gather_lines, (void *)call);
+    return ONT_OK;
+}
+
+static ont_status scatter_run(const ont_call *call)
+{
+    const lines *s = call->state;
+    const ont_value *y = call->node->outputs[0];
+    size_t bytes = (size_t)ont_shape_count(&y->shape) * s->element;
+    ONT_TRY(check_indices(s, call));
+    if (bytes && call->out[0] != call->in[0]) memcpy(call->out[0], call->in[0], bytes);
+    if (s->n) ont_parallel(s->count, 4096 / s->n + 1, scatter_lines, (void *)call);
+    return ONT_OK;
+}
+
+static const char *accept_any(const ont_node *node)
+{
+    (void)node;
+    return NULL;
+}
+
+static const char *accept_scatter(const ont_node *node)
+{
+    ont_scatter reduction;
+    if (ont_scatter_reduction(node, &reduction) != ONT_OK) return "reduction";
+    if (reduction == ONT_SCATTER_NONE) return NULL;
+    return ont_scatter_accepts(ont_node_in(node, 0)->dtype) ? NULL : "dtype has no arithmetic here";
+}
+
+/* ---- gradients ---- */
+
+static ont_value *along(ont_grad *g, const char *op, ont_value *x, ont_value *index, ont_value *updates, const char *reduction)
+{
+    ont_builder *b = &g->b;
+    if (b->status != ONT_OK || !x || !index || (reduction && !updates)) return NULL;
+    ont_node *node = ont_build_node(b, "", op, (ont_value *[]){x, index, updates}, reduction ? 3 : 2, 1);
+    if (node && ont_attr_find(g->node, "axis", ONT_ATTR_INT))
+        b->status = ont_attr_set_int(b->graph, node, "axis", ont_attr_int(g->node, "axis", 0));
+    if (node && reduction && b->status == ONT_OK)
+        b->status = ont_attr_set_string(b->graph, node, "reduction", reduction, strlen(reduction));
+    return ont_build_done(b, node);
+}
+
+static ont_value *gather_like(ont_grad *g, ont_value *x)
+{
+    return along(g, strcmp(g->node->op->name, "ScatterND") ? "GatherElements" : "GatherND", x, I(1), NULL, NULL);
+}
+
+static ont_value *scatter_like(ont_grad *g, ont_value *x, ont_value *updates, const char *reduction)
+{
+    return along(g, strcmp(g->node->op->name, "ScatterND") ? "ScatterElements" : "ScatterND", x, I(1), updates, reduction);
+}
+
+static void gather_grad(ont_grad *g)
+{
+    ont_value *zeros = ont_build_full(&g->b, I(0)->dtype, &I(0)->shape, 0);
+    GI(0, along(g, "ScatterElements", zeros, I(1), GO(0), "add"));
+}
+
+#define B(op, x, y) ont_build2(&g->b, op, (x), (y))
+#define WHERE(c, x, y) ont_build3(&g->b, "Where", (c), (x), (y))
+#define SCALAR(value) ont_build_scalar(&g->b, I(0)->dtype, (value))
+#define FULL(like, value) ont_build_full(&g->b, (like)->dtype, &(like)->shape, (value))
+
+/* Shared evenly among the data and the updates that reach the extremum. */
+static void extremum_grad(ont_grad *g)
+{
+    ont_value *own = ont_build_cast(&g->b, B("Equal", I(0), O(0)), I(0)->dtype);
+    ont_value *theirs = ont_build_cast(&g->b, B("Equal", I(2), gather_like(g, O(0))), I(0)->dtype);
+    ont_value *ties = scatter_like(g, own, theirs, "add");
+    ont_value *share = B("Div", GO(0), ties);
+    if (WANTS(0)) GI(0, B("Mul", own, share));
+    if (WANTS(2)) GI(2, B("Mul", theirs, gather_like(g, share)));
+}
+
+/*
+ * Of a product the gradient is the product of the others. Where one factor is zero it takes the product without it;
+ * the others get zero by the usual quotient, and two zeros at one place leave nothing for either.
+ */
+static void product_grad(ont_grad *g)
+{
+    ont_value *zero = SCALAR(0), *one = SCALAR(1), *x = I(0), *u = I(2);
+    ont_value *x_zero = B("Equal", x, zero), *u_zero = B("Equal", u, zero);
+    ont_value *full = WHERE(x_zero, one, x), *others = scatter_like(g, full, u, "mul");
+    if (WANTS(0)) GI(0, B("Mul", GO(0), B("Div", others, full)));
+    if (!WANTS(2)) return;
+    ont_value *zeros = scatter_like(g, FULL(x, 0), ont_build_cast(&g->b, u_zero, u->dtype), "add");
+    ont_value *single = B("And", u_zero, B("Equal", gather_like(g, zeros), one));
+    ont_value *without = scatter_like(g, x, WHERE(single, one, u), "mul");
+    ont_value *usual = B("Div", gather_like(g, B("Mul", GO(0), O(0))), WHERE(u_zero, one, u));
+    GI(2, WHERE(single, gather_like(g, B("Mul", GO(0), without)), usual));
+}
+
+void ont_scatter_grad(ont_grad *g)
+{
+    ont_scatter reduction;
+    if ((g->b.status = ont_scatter_reduction(g->node, &reduction)) != ONT_OK) return;
+    if (reduction == ONT_SCATTER_MUL) {
+        product_grad(g);
+    } else if (reduction == ONT_SCATTER_MAX || reduction == ONT_SCATTER_MIN) {
+        extremum_grad(g);
+    } else {
+        if (WANTS(0)) GI(0, reduction == ONT_SCATTER_ADD ? GO(0) : scatter_like(g, GO(0), FULL(I(2), 0), "none"));
+        if (WANTS(2)) GI(2, gather_like(g, GO(0)));
+    }
+}
+
+static const ont_kernel gather_kernels[] = {
+    {.name = "gather_elements_ref", .accept = accept_any, .prepare = elements_prepare, .run = gather_run},
+};
+static const ont_kernel scatter_kernels[] = {
+    {.name = "scatter_elements_ref", .accept = accept_scatter, .prepare = elements_prepare, .run = scatter_run, .inplace = 1},
+};
+const ont_op ont_op_GatherElements = {.domain = "", .name = "GatherElements", .since = 11, .min_inputs = 2,
+                                      .max_inputs = 2, .nondiff_inputs = 2, .attributes = "axis:i",
+                                      .infer = elements_infer, .grad = gather_grad, ONT_KERNELS(gather_kernels)};
+const ont_op ont_op_ScatterElements = {.domain = "", .name = "ScatterElements", .since = 11, .min_inputs = 3,
+                                       .max_inputs = 3, .nondiff_inputs = 2, .attributes = "axis:i reduction:s",
+                                       .infer = elements_infer, .grad = ont_scatter_grad, ONT_KERNELS(scatter_kernels)};
+const ont_op ont_op_Scatter = {.domain = "", .name = "Scatter", .since = 9, .min_inputs = 3, .max_inputs = 3,
+                               .nondiff_inputs = 2, .attributes = "axis:i", .infer = elements_infer,
+                               .grad = ont_scatter_grad, ONT_KERNELS(scatter_kernels)};

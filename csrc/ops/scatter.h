@@ -1,0 +1,18 @@
+/*
+ * Reductions of scatter.c and scatter_nd.c: their names, one combining loop for every dtype, and one gradient rule.
+ */
+#ifndef ONT_OPS_SCATTER_H
+#define ONT_OPS_SCATTER_H
+
+#include "ops/op.h"
+
+typedef enum ont_scatter { ONT_SCATTER_NONE, ONT_SCATTER_ADD, ONT_SCATTER_MUL, ONT_SCATTER_MAX, ONT_SCATTER_MIN } ont_scatter;
+
+ont_status ont_scatter_reduction(const ont_node *node, ont_scatter *reduction) ONT_MUST_USE;
+bool ont_scatter_accepts(ont_dtype dtype);
+/* to[i] = to[i] op from[i] over n elements; not for NONE. */
+void ont_scatter_combine(ont_dtype dtype, ont_scatter reduction, void *to, const void *from, int64_t n);
+/* ScatterElements, Scatter and ScatterND alike. */
+void ont_scatter_grad(ont_grad *g);
+
+#endif

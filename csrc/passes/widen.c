@@ -1,0 +1,126 @@
+/*
+ * Dtypes that no kernel of a node takes are computed in a wider one: Casts go around the node, so that its result is
+ * rounded (or wrapped) once. 16-bit floats go by float32, small integers by int32, larger ones by int64, whose
+ * arithmetic cut back to the narrow type is that of the narrow type. Runs when nothing else changes dtypes any more.
+ */
+#include <string.h>
+
+#include "passes/pass.h"
+
+typedef struct widening {
+    const char *name;
+    ont_dtype to[ONT_DTYPE_COUNT]; /* UNDEFINED: stays */
+} widening;
+
+/* Tried in this order. uint64 is not among them: int64 has not its range, so operators have kernels of their own for it. */
+static const widening widenings[] = {
+    {"float32", {[ONT_FLOAT16] = ONT_FLOAT32, [ONT_BFLOAT16] = ONT_FLOAT32}},
+    {"int32", {[ONT_INT8] = ONT_INT32, [ONT_INT16] = ONT_INT32, [ONT_UINT8] = ONT_INT32, [ONT_UINT16] = ONT_INT32}},
+    {"int64", {[ONT_INT8] = ONT_INT64, [ONT_INT16] = ONT_INT64, [ONT_UINT8] = ONT_INT64, [ONT_UINT16] = ONT_INT64,
+               [ONT_INT32] = ONT_INT64, [ONT_UINT32] = ONT_INT64}},
+    {"float32 and int64", {[ONT_FLOAT16] = ONT_FLOAT32, [ONT_BFLOAT16] = ONT_FLOAT32, [ONT_INT8] = ONT_INT64,
+                           [ONT_INT16] = ONT_INT64, [ONT_UINT8] = ONT_INT64, [ONT_UINT16] = ONT_INT64,
+                           [ONT_INT32] = ONT_INT64, [ONT_UINT32] = ONT_INT64}},
+};
+
+static bool has_kernel(const ont_node *node)
+{
+    for (uint32_t i = 0; i < node->op->n_kernels; i++)
+        if (!node->op->kernels[i].accept(node)) return true;
+    return false;
+}
+
+/* The node as it would be: inputs and outputs are stand-ins with the wider dtypes, which accept() and infer() read. */
+typedef struct trial {
+    ont_node node;
+    ont_use *uses;
+    ont_value *values;
+    ont_value **outputs;
+} trial;
+
+static ont_status make_trial(ont_graph *g, const ont_node *node, trial *t)
+{
+    uint32_t n = node->n_inputs + node->n_outputs;
+    t->uses = ont_arena_array(&g->arena, node->n_inputs + 1, sizeof *t->uses);
+    t->values = ont_arena_array(&g->arena, n + 1, sizeof *t->values);
+    t->outputs = ont_arena_array(&g->arena, node->n_outputs + 1, sizeof *t->outputs);
+    return t->uses && t->values && t->outputs ? ONT_OK : ONT_ENOMEM;
+}
+
+/* Whether the node has a kernel with `w` applied to its inputs. Values known at build time are known in it as well. */
+static ont_status fits(ont_graph *g, const ont_node *node, const widening *w, trial *t, bool *result)
+{
+    bool changes = false;
+    t->node = *node;
+    t->node.inputs = t->uses;
+    t->node.outputs = t->outputs;
+    for (uint32_t i = 0; i < node->n_inputs; i++) {
+        const ont_value *v = node->inputs[i].value;
+        t->uses[i] = (ont_use){.value = v ? &t->values[i] : NULL, .user = &t->node};
+        if (!v) continue;
+        t->values[i] = *v;
+        if (w->to[v->dtype] == ONT_UNDEFINED) continue;
+        t->values[i].dtype = w->to[v->dtype];
+        changes = true;
+    }
+    for (uint32_t i = 0; i < node->n_outputs; i++) {
+        t->outputs[i] = node->outputs[i] ? &t->values[node->n_inputs + i] : NULL;
+        if (t->outputs[i]) *t->outputs[i] = *node->outputs[i];
+    }
+    ont_status status = changes ? node->op->infer(g, &t->node) : ONT_OK;
+    *result = changes && status == ONT_OK && has_kernel(&t->node);
+    return status == ONT_ENOMEM ? status : ONT_OK; /* any other refusal: not this way */
+}
+
+static ont_status widen_node(ont_graph *g, ont_node *node, const widening *w, const trial *t)
+{
+    ont_builder before = {.graph = g, .before = node, .backward = node->backward, .origin = node->origin};
+    ont_builder after = {.graph = g, .before = node->next, .backward = node->backward, .origin = node->origin};
+    for (uint32_t i = 0; i < node->n_inputs; i++) {
+        ont_value *v = node->inputs[i].value;
+        if (!v || w->to[v->dtype] == ONT_UNDEFINED) continue;
+        ont_value *wide = ont_build_cast(&before, v, w->to[v->dtype]);
+        ONT_TRY(before.status);
+        ont_node_set_input(node, i, wide);
+    }
+    for (uint32_t i = 0; i < node->n_outputs; i++) {
+        ont_value *out = node->outputs[i];
+        if (!out || t->outputs[i]->dtype == out->dtype) continue;
+        ont_value *result;
+        ont_dtype dtype = out->dtype;
+        /* The node gets a new value, so that readers and the graph's outputs keep the one they know. */
+        ONT_TRY(ont_graph_add_value(g, ONT_VALUE_NODE, NULL, &result));
+        result->dtype = t->outputs[i]->dtype;
+        result->has_shape = true;
+        result->shape = out->shape;
+        result->def = node;
+        result->def_index = i;
+        node->outputs[i] = result;
+        ont_node *cast;
+        ONT_TRY(ont_graph_add_node(g, after.before, "", "Cast", &result, 1, &out, 1, &cast));
+        cast->op = ont_op_find("", "Cast", INT64_MAX);
+        cast->version = cast->op->since;
+        cast->backward = node->backward;
+        cast->origin = node->origin;
+        ONT_TRY(ont_attr_set_int(g, cast, "to", dtype));
+    }
+    return ONT_OK;
+}
+
+ont_status ont_pass_widen(ont_graph *g)
+{
+    bool changed = false;
+    for (ont_node *node = g->first, *next; node; node = next) {
+        next = node->next;
+        trial t;
+        if (node->op->flags & ONT_OP_VIEW || !node->op->n_kernels || has_kernel(node)) continue;
+        ONT_TRY(make_trial(g, node, &t));
+        bool done = false;
+        for (size_t i = 0; i < sizeof widenings / sizeof *widenings && !done; i++) {
+            ONT_TRY(fits(g, node, &widenings[i], &t, &done));
+            if (done) ONT_TRY(widen_node(g, node, &widenings[i], &t));
+        }
+        changed |= done;
+    }
+    return changed ? ont_pass_infer(g) : ONT_OK; /* folds what the Casts made computable */
+}

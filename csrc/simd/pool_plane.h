@@ -1,0 +1,332 @@
+/*
+ * Pooling of one plane for one dtype. Part of pool.inc.c, which defines NUM, CELL (an integer as wide, for offsets of
+ * winners), LOWEST, FLOATS, ISNAN() and F(); no include guard on purpose. Rows of a window are joined first, over the whole
+ * width; then the columns, each kernel position in one strided pass over the output row.
+ */
+
+/* Steps of 1 and 2 are written out, so that they vectorise. */
+#define STRIDED(step, body) \
+    do { \
+        if ((step) == 1) { \
+            for (int64_t i = 0, j = 0; i < n; i++, j++) body; \
+        } else if ((step) == 2) { \
+            for (int64_t i = 0, j = 0; i < n; i++, j += 2) body; \
+        } else { \
+            for (int64_t i = 0, j = 0; i < n; i++, j += (step)) body; \
+        } \
+    } while (0)
+
+#define LARGER(v, most) (((v) > (most)) | ISNAN(v))
+
+/* The rows of the input that the windows of output row (od, oh) cover: body sees `line` and its offset in a window. */
+#define EACH_LINE(p, x, od, oh, body) \
+    do { \
+        int64_t d0_, d1_, h0_, h1_, padded_; \
+        ont_pool_span(p, 0, od, &d0_, &d1_, &padded_); \
+        ont_pool_span(p, 1, oh, &h0_, &h1_, &padded_); \
+        for (int64_t kd_ = d0_; kd_ < d1_; kd_++) \
+            for (int64_t kh_ = h0_; kh_ < h1_; kh_++) { \
+                int64_t depth_ = (od) * (p)->stride[0] - (p)->begin[0] + kd_ * (p)->dilation[0]; \
+                int64_t row_ = (oh) * (p)->stride[1] - (p)->begin[1] + kh_ * (p)->dilation[1]; \
+                int64_t offset = (kd_ * (p)->dilation[0] * (p)->in[1] + kh_ * (p)->dilation[1]) * (p)->in[2]; \
+                (void)offset; \
+                NUM *line = (NUM *)(uintptr_t)(x) + (depth_ * (p)->in[1] + row_) * (p)->in[2]; \
+                body \
+            } \
+    } while (0)
+
+/* The plane is one row and its only window covers it. */
+static bool F(whole)(const ont_pool *p)
+{
+    return p->out_count == 1 && p->in_count == p->in[2] && p->kernel[2] == p->in[2] && !p->begin[2] && p->dilation[2] == 1 &&
+           p->kernel[0] * p->kernel[1] == 1;
+}
+
+static void F(max_into)(NUM *restrict acc, const NUM *restrict x, int64_t step, int64_t n)
+{
+    STRIDED(step, acc[i] = LARGER(x[j], acc[i]) ? x[j] : acc[i]);
+}
+
+static NUM F(max_of)(const NUM *x, int64_t n)
+{
+    enum { LANES = 16 };
+    NUM part[LANES];
+    for (int lane = 0; lane < LANES; lane++) part[lane] = LOWEST;
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        for (int lane = 0; lane < LANES; lane++) part[lane] = LARGER(x[i + lane], part[lane]) ? x[i + lane] : part[lane];
+    for (; i < n; i++) part[0] = LARGER(x[i], part[0]) ? x[i] : part[0];
+    for (int lane = 1; lane < LANES; lane++) part[0] = LARGER(part[lane], part[0]) ? part[lane] : part[0];
+    return part[0];
+}
+
+/* Where the largest value is: the first one, or the last NaN. */
+static int64_t F(place_of)(const NUM *x, NUM most, int64_t n)
+{
+    int64_t i = 0;
+    if (!ISNAN(most))
+        while (i < n - 1 && x[i] != most) i++;
+    else
+        for (i = n - 1; i > 0 && !ISNAN(x[i]);) i--;
+    return i;
+}
+
+/* Offsets from here on mean that a window has no cell: planes are smaller. */
+static const CELL F(nowhere) = INT32_MAX / 2;
+
+static void F(win_line)(NUM *restrict most, CELL *restrict cell, const NUM *restrict x, int64_t n, CELL at)
+{
+    for (int64_t i = 0; i < n; i++) {
+        bool wins = (x[i] > most[i]) | ISNAN(x[i]) | (cell[i] >= F(nowhere));
+        most[i] = wins ? x[i] : most[i];
+        cell[i] = wins ? at : cell[i];
+    }
+}
+
+/* Equal values: the lower offset wins, as a search row by row finds it; of two NaNs the higher. */
+static void F(win_column)(NUM *restrict most, CELL *restrict cell, const NUM *restrict x, const CELL *restrict from, int64_t step,
+                          int64_t n, CELL shift)
+{
+    STRIDED(step, {
+        NUM v = x[j];
+        CELL at = from[j] + shift;
+        bool wins = (v > most[i]) | ((v == most[i]) & (at < cell[i])) | (ISNAN(v) & (!ISNAN(most[i]) | (at > cell[i])));
+        most[i] = wins ? v : most[i];
+        cell[i] = wins ? at : cell[i];
+    });
+}
+
+/* Winners of one output row, at most + row and cell + row; offsets are from the window's (possibly padded) first cell. */
+static void F(winners)(const ont_pool *p, const NUM *x, int64_t od, int64_t oh, NUM *most, CELL *cell)
+{
+    int64_t row = ont_pool_row(p), n = ont_pool_outputs(p);
+    for (int64_t i = 0; i < row + n; i++) most[i] = LOWEST;
+    for (int64_t i = 0; i < row + n; i++) cell[i] = F(nowhere);
+    EACH_LINE(p, x, od, oh, F(win_line)(most + p->begin[2], cell + p->begin[2], line, p->in[2], (CELL)offset););
+    for (int64_t k = 0; k < p->kernel[2]; k++) {
+        CELL shift = (CELL)(k * p->dilation[2]);
+        F(win_column)(most + row, cell + row, most + shift, cell + shift, p->stride[2], n, shift);
+    }
+}
+
+/* First cell of the window of output (od, oh, 0); may lie before the plane. */
+static int64_t F(origin)(const ont_pool *p, int64_t od, int64_t oh)
+{
+    return ((od * p->stride[0] - p->begin[0]) * p->in[1] + oh * p->stride[1] - p->begin[1]) * p->in[2] - p->begin[2];
+}
+
+static int64_t F(stored)(const ont_pool *p, int64_t at)
+{
+    if (!p->column_major) return at;
+    int64_t w = at % p->in[2], h = at / p->in[2] % p->in[1], d = at / p->in[2] / p->in[1];
+    /* The first spatial dim runs fastest; with fewer than three, the leading dims of 1 do not count. */
+    return d + p->in[0] * (h + p->in[1] * w);
+}
+
+static void F(max_indices)(const ont_pool *p, const NUM *x, NUM *y, int64_t *indices, int64_t index, void *scratch)
+{
+    NUM *most = scratch;
+    int64_t row = ont_pool_row(p), width = p->out[2];
+    CELL *cell = (CELL *)(most + row + ont_pool_outputs(p));
+    if (F(whole)(p)) {
+        *y = F(max_of)(x, p->in_count);
+        *indices = index + F(stored)(p, F(place_of)(x, *y, p->in_count));
+        return;
+    }
+    for (int64_t r = 0; r < p->out[0] * p->out[1]; r++, y += width, indices += width) {
+        int64_t od = r / p->out[1], oh = r % p->out[1], origin = F(origin)(p, od, oh);
+        F(winners)(p, x, od, oh, most, cell);
+        memcpy(y, most + row, (size_t)width * sizeof *y);
+        for (int64_t i = 0; i < width; i++) {
+            int64_t at = origin + i * p->stride[2] + cell[row + i];
+            indices[i] = cell[row + i] >= F(nowhere) ? -1 : index + F(stored)(p, at);
+        }
+    }
+}
+
+static void F(max)(const ont_pool *p, const void *in, void *out, int64_t *indices, int64_t index, void *scratch)
+{
+    const NUM *x = in;
+    NUM *y = out, *joined = scratch;
+    int64_t row = ont_pool_row(p), n = ont_pool_outputs(p), width = p->out[2];
+    if (indices) {
+        F(max_indices)(p, x, y, indices, index, scratch);
+        return;
+    }
+    if (F(whole)(p)) {
+        *y = F(max_of)(x, p->in_count);
+        return;
+    }
+    for (int64_t r = 0; r < p->out[0] * p->out[1]; r++, y += width) {
+        for (int64_t i = 0; i < row + n; i++) joined[i] = LOWEST;
+        EACH_LINE(p, x, r / p->out[1], r % p->out[1], F(max_into)(joined + p->begin[2], line, 1, p->in[2]););
+        for (int64_t k = 0; k < p->kernel[2]; k++) F(max_into)(joined + row, joined + k * p->dilation[2], p->stride[2], n);
+        memcpy(y, joined + row, (size_t)width * sizeof *y);
+    }
+}
+
+#if FLOATS
+
+static void F(max_grad)(const ont_pool *p, const void *in, const void *out_grad, void *in_grad, void *scratch)
+{
+    const NUM *x = in, *dy = out_grad;
+    NUM *dx = in_grad, *most = scratch;
+    int64_t row = ont_pool_row(p);
+    CELL *cell = (CELL *)(most + row + ont_pool_outputs(p));
+    memset(dx, 0, (size_t)p->in_count * sizeof *dx);
+    if (F(whole)(p)) {
+        dx[F(place_of)(x, F(max_of)(x, p->in_count), p->in_count)] = *dy;
+        return;
+    }
+    for (int64_t r = 0; r < p->out[0] * p->out[1]; r++, dy += p->out[2]) {
+        int64_t od = r / p->out[1], oh = r % p->out[1], at = F(origin)(p, od, oh);
+        F(winners)(p, x, od, oh, most, cell);
+        for (int64_t i = 0; i < p->out[2]; i++, at += p->stride[2])
+            if (cell[row + i] < F(nowhere)) dx[at + cell[row + i]] += dy[i];
+    }
+}
+
+static NUM F(power)(NUM v, NUM e)
+{
+    v = FABS(v);
+    return e == 1 ? v : e == 2 ? v * v : e == 0 ? 1 : POW(v, e);
+}
+
+/* acc += x, or |x|^p */
+static void F(add_row)(const ont_pool *p, NUM *restrict acc, const NUM *restrict x, int64_t n)
+{
+    if (p->kind == ONT_POOL_LP)
+        for (int64_t i = 0; i < n; i++) acc[i] += F(power)(x[i], (NUM)p->p);
+    else
+        for (int64_t i = 0; i < n; i++) acc[i] += x[i];
+}
+
+static void F(add_into)(NUM *restrict acc, const NUM *restrict x, int64_t step, int64_t n)
+{
+    STRIDED(step, acc[i] += x[j]);
+}
+
+static NUM F(sum_of)(const NUM *x, int64_t n)
+{
+    enum { LANES = 16 };
+    NUM part[LANES] = {0};
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        for (int lane = 0; lane < LANES; lane++) part[lane] += x[i + lane];
+    for (; i < n; i++) part[0] += x[i];
+    for (int half = LANES / 2; half; half /= 2)
+        for (int lane = 0; lane < half; lane++) part[lane] += part[lane + half];
+    return part[0];
+}
+
+/* Cells of the windows along dim d that a mean counts. */
+static int64_t F(counted)(const ont_pool *p, int d, int64_t o)
+{
+    int64_t first, end, padded;
+    ont_pool_span(p, d, o, &first, &end, &padded);
+    return p->include_pad ? padded : end - first;
+}
+
+/* What a mean over these windows divides by, per column; 1 beyond the last output. */
+static void F(count_columns)(const ont_pool *p, NUM *counts)
+{
+    for (int64_t i = 0; i < ont_pool_outputs(p); i++) counts[i] = i < p->out[2] ? (NUM)F(counted)(p, 2, i) : 1;
+}
+
+/* n sums to means or norms. */
+static void F(finish_row)(const ont_pool *p, NUM *restrict y, NUM rows, const NUM *restrict counts, int64_t n)
+{
+    NUM e = (NUM)(1 / p->p);
+    if (p->kind == ONT_POOL_MEAN)
+        for (int64_t i = 0; i < n; i++) y[i] /= rows * counts[i];
+    else if (p->p == 2)
+        for (int64_t i = 0; i < n; i++) y[i] = SQRT(y[i]);
+    else if (p->p != 1)
+        for (int64_t i = 0; i < n; i++) y[i] = POW(y[i], e);
+}
+
+static NUM F(rows_counted)(const ont_pool *p, int64_t r)
+{
+    return (NUM)(F(counted)(p, 0, r / p->out[1]) * F(counted)(p, 1, r % p->out[1]));
+}
+
+static void F(sum)(const ont_pool *p, const void *in, void *out, void *scratch)
+{
+    const NUM *x = in;
+    int64_t row = ont_pool_row(p), n = ont_pool_outputs(p), width = p->out[2];
+    NUM *y = out, *joined = scratch, *counts = joined + row + n;
+    if (F(whole)(p) && p->kind == ONT_POOL_MEAN) {
+        *y = F(sum_of)(x, p->in_count) / (NUM)p->in_count;
+        return;
+    }
+    F(count_columns)(p, counts);
+    for (int64_t r = 0; r < p->out[0] * p->out[1]; r++, y += width) {
+        memset(joined, 0, (size_t)(row + n) * sizeof *joined);
+        EACH_LINE(p, x, r / p->out[1], r % p->out[1], F(add_row)(p, joined + p->begin[2], line, p->in[2]););
+        if (width == 1 && p->dilation[2] == 1)
+            joined[row] = F(sum_of)(joined, p->kernel[2]);
+        else
+            for (int64_t k = 0; k < p->kernel[2]; k++) F(add_into)(joined + row, joined + k * p->dilation[2], p->stride[2], n);
+        F(finish_row)(p, joined + row, F(rows_counted)(p, r), counts, width);
+        memcpy(y, joined + row, (size_t)width * sizeof *y);
+    }
+}
+
+/* The gradient of a row of sums: dy / count, or dy y^(1-p), where a norm of 0 has the subgradient 0. */
+static void F(start_row)(const ont_pool *p, const NUM *y, const NUM *dy, NUM *g, NUM rows, const NUM *counts)
+{
+    NUM e = (NUM)(1 - p->p);
+    if (p->kind == ONT_POOL_MEAN)
+        for (int64_t i = 0; i < p->out[2]; i++) g[i] = dy[i] / (rows * counts[i]);
+    else if (e == 0)
+        for (int64_t i = 0; i < p->out[2]; i++) g[i] = dy[i];
+    else
+        for (int64_t i = 0; i < p->out[2]; i++) g[i] = y[i] == 0 ? 0 : dy[i] * (e == -1 ? 1 / y[i] : POW(y[i], e));
+}
+
+/* to[i * step] += g[i]. The parts of a step do not overlap, so a step of 1 is a plain sum. */
+static void F(spread)(NUM *restrict to, const NUM *restrict g, int64_t step, int64_t n)
+{
+    if (step == 1)
+        for (int64_t i = 0; i < n; i++) to[i] += g[i];
+    else
+        for (int64_t i = 0; i < n; i++) to[i * step] += g[i];
+}
+
+static void F(sum_grad)(const ont_pool *p, const void *in, const void *out, const void *out_grad, void *in_grad,
+                        void *scratch)
+{
+    const NUM *x = in, *y = out, *dy = out_grad;
+    int64_t row = ont_pool_row(p), width = p->out[2];
+    NUM *dx = in_grad, *wide = scratch, *g = wide + row, *counts = g + ont_pool_outputs(p);
+    if (F(whole)(p) && p->kind == ONT_POOL_MEAN) {
+        NUM share = *dy / (NUM)p->in_count;
+        for (int64_t i = 0; i < p->in_count; i++) dx[i] = share;
+        return;
+    }
+    F(count_columns)(p, counts);
+    memset(dx, 0, (size_t)p->in_count * sizeof *dx);
+    for (int64_t r = 0; r < p->out[0] * p->out[1]; r++, dy += width) {
+        F(start_row)(p, y ? y + r * width : NULL, dy, g, F(rows_counted)(p, r), counts);
+        memset(wide, 0, (size_t)row * sizeof *wide);
+        for (int64_t k = 0; k < p->kernel[2]; k++) F(spread)(wide + k * p->dilation[2], g, p->stride[2], width);
+        EACH_LINE(p, dx, r / p->out[1], r % p->out[1], F(add_into)(line, wide + p->begin[2], 1, p->in[2]););
+    }
+    if (p->kind == ONT_POOL_LP)
+        for (int64_t i = 0; i < p->in_count; i++) dx[i] *= (NUM)((x[i] > 0) - (x[i] < 0)) * F(power)(x[i], (NUM)(p->p - 1));
+}
+
+#endif
+
+#undef NUM
+#undef CELL
+#undef LOWEST
+#undef FLOATS
+#undef F
+#undef ISNAN
+#undef POW
+#undef FABS
+#undef SQRT
+#undef STRIDED
+#undef LARGER
+#undef EACH_LINE

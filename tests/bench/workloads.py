@@ -1,0 +1,144 @@
+"""Workloads that benchmarks share: each gives a module, a batch, the loss of a step, and steps per timed round."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples" / "getting_started"))
+from model import TransformerModel  # noqa: E402
+
+WORDS = 28782  # of the whole of Wikitext-2
+
+
+class Workload(NamedTuple):
+    module: nn.Module
+    batch: tuple[torch.Tensor, ...]
+    loss: Callable[..., torch.Tensor]  # (model, *batch)
+    steps: int
+    resized: tuple[torch.Tensor, ...]  # the same batch with another size of its dynamic dim
+
+
+def mlp() -> Workload:
+    """784-500-10, batch 64."""
+    module = nn.Sequential(nn.Linear(784, 500), nn.ReLU(), nn.Linear(500, 10))
+    x, y = torch.randn(64, 784), torch.randint(0, 10, (64,))
+    return Workload(module, (x, y), lambda m, x, y: F.cross_entropy(m(x), y), 200, (x[:63], y[:63]))
+
+
+def transformer() -> Workload:
+    """The getting-started sample: 35 x 20 words of Wikitext-2's vocabulary."""
+    x, y = torch.randint(0, WORDS, (35, 20)), torch.randint(0, WORDS, (700,))
+    return Workload(TransformerModel(WORDS), (x, y), lambda m, x, y: F.cross_entropy(m(x).view(-1, WORDS), y), 3,
+                    (x[:, :19], y[:665]))
+
+
+def cnn() -> Workload:
+    """Two convolutions with BatchNorm, pooling and two linear layers, 64 images of 1 x 28 x 28."""
+    module = nn.Sequential(nn.Conv2d(1, 32, 3), nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2),
+                           nn.Flatten(), nn.Linear(9216, 128), nn.ReLU(), nn.Linear(128, 10))
+    x, y = torch.randn(64, 1, 28, 28), torch.randint(0, 10, (64,))
+    return Workload(module, (x, y), lambda m, x, y: F.cross_entropy(m(x), y), 10, (x[:63], y[:63]))
+
+
+class Residual(nn.Module):
+    """ResNet's basic block."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU(),
+                                  nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False), nn.BatchNorm2d(outputs))
+        same = inputs == outputs and stride == 1
+        self.skip = nn.Identity() if same else nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False),
+                                                             nn.BatchNorm2d(outputs))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.relu(self.body(x) + self.skip(x))
+
+
+def resnet18() -> Workload:
+    """ResNet-18 with a 3x3 stem, 32 images of 3 x 32 x 32."""
+    blocks = [Residual(i, o, s) for i, o, s in ((64, 64, 1), (64, 64, 1), (64, 128, 2), (128, 128, 1), (128, 256, 2),
+                                                (256, 256, 1), (256, 512, 2), (512, 512, 1))]
+    module = nn.Sequential(nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU(), *blocks,
+                           nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
+    x, y = torch.randn(32, 3, 32, 32), torch.randint(0, 10, (32,))
+    return Workload(module, (x, y), lambda m, x, y: F.cross_entropy(m(x), y), 1, (x[:31], y[:31]))
+
+
+class Block(nn.Module):
+    """GPT-2's block: pre-LayerNorm, causal attention, GELU."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.ln1, self.ln2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(approximate="tanh"), nn.Linear(4 * width, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        q, k, v = (t.view(batch, length, self.heads, -1).transpose(1, 2) for t in self.qkv(self.ln1(x)).split(width, dim=2))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).reshape(batch, length, width))
+        return x + self.mlp(self.ln2(x))
+
+
+class GPT2(nn.Module):
+    """GPT-2 with tied embeddings; forward gives the loss of predicting `targets`."""
+
+    def __init__(self, words: int = 50257, width: int = 768, heads: int = 12, layers: int = 12, positions: int = 1024) -> None:
+        super().__init__()
+        self.words, self.positions = nn.Embedding(words, width), nn.Embedding(positions, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, words, bias=False)
+        self.head.weight = self.words.weight
+        for name, p in self.named_parameters():
+            if p.dim() > 1:
+                nn.init.normal_(p, std=0.02 / math.sqrt(2 * layers) if name.endswith(("out.weight", "mlp.2.weight")) else 0.02)
+
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        x = self.words(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+        for block in self.blocks:
+            x = block(x)
+        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten())
+
+
+def gpt2() -> Workload:
+    """GPT-2 of 124M parameters, 4 x 64 tokens."""
+    x, y = torch.randint(0, 50257, (4, 64)), torch.randint(0, 50257, (4, 64))
+    return Workload(GPT2(), (x, y), lambda m, x, y: m(x, y), 1, (x[:3], y[:3]))
+
+
+class Bert(nn.Module):
+    """A post-LayerNorm encoder with a language-model head over every position."""
+
+    def __init__(self, words: int = 30522, width: int = 512, layers: int = 4, positions: int = 512) -> None:
+        super().__init__()
+        self.words, self.positions = nn.Embedding(words, width), nn.Embedding(positions, width)
+        layer = nn.TransformerEncoderLayer(width, 8, 4 * width, dropout=0.1, activation="gelu", batch_first=True)
+        self.norm, self.drop = nn.LayerNorm(width), nn.Dropout(0.1)
+        self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.head = nn.Linear(width, words)
+
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        x = self.words(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+        x = self.encoder(self.drop(self.norm(x)))
+        return F.cross_entropy(self.head(x).flatten(0, 1), targets.flatten())
+
+
+def bert() -> Workload:
+    """BERT-style, 4 layers, 512 wide, 8 x 128 tokens, vocabulary 30522, dropout 0.1."""
+    x, y = torch.randint(0, 30522, (8, 128)), torch.randint(0, 30522, (8, 128))
+    return Workload(Bert(), (x, y), lambda m, x, y: m(x, y), 1, (x[:7], y[:7]))
+
+
+WORKLOADS: dict[str, Callable[[], Workload]] = {f.__name__: f for f in (mlp, transformer, cnn, resnet18, gpt2, bert)}

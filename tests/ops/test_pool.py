@@ -1,0 +1,277 @@
+"""Pooling against a table of windows made from the specification, and against torch's own functions.
+
+The grid of attribute combinations is sampled; ONNXTRAIN_TEST_SEED (printed on failure in the case's name) fixes it.
+"""
+
+import itertools
+import math
+import os
+import random
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from harness import C, Case, R, V, call, expect_error, run_case, session_of  # noqa: E402
+from onnxtrain import _C  # noqa: E402
+
+SEED = int(os.environ.get("ONNXTRAIN_TEST_SEED", "20"))
+
+
+def axis_windows(size: int, k: int, s: int, d: int, begin: int, end: int, ceil: bool, auto_pad: str):
+    """Per output along one dim: the cells of its window (those inside), and how many count with padding included."""
+    extent = (k - 1) * d + 1
+    if auto_pad.startswith("SAME"):
+        outputs = math.ceil(size / s)
+        total = max(0, (outputs - 1) * s + extent - size)
+        begin = total // 2 if auto_pad == "SAME_UPPER" else total - total // 2
+        end = total - begin
+    elif auto_pad == "VALID":
+        begin = end = 0
+    span = (size + begin + end - extent) / s
+    outputs = (math.ceil(span) if ceil else math.floor(span)) + 1
+    if ceil and (outputs - 1) * s >= size + begin:
+        outputs -= 1
+    cells, counts = [], []
+    for o in range(outputs):
+        positions = [o * s - begin + i * d for i in range(k)]
+        cells.append([p for p in positions if 0 <= p < size])
+        counts.append(sum(p < size + end for p in positions))
+    return cells, counts
+
+
+class Windows:
+    """Cells of every window of a plane as an index table, from attributes of a node."""
+
+    def __init__(self, spatial, attrs):
+        rank = len(spatial)
+        self.spatial = tuple(spatial)
+        ones = [1] * rank
+        pads = attrs.get("pads", [0] * 2 * rank)
+        axes = [axis_windows(spatial[i], attrs["kernel_shape"][i], attrs.get("strides", ones)[i], attrs.get("dilations", ones)[i], pads[i],
+                             pads[rank + i], bool(attrs.get("ceil_mode", 0)), attrs.get("auto_pad", "NOTSET")) for i in range(rank)]
+        self.out = tuple(len(cells) for cells, _ in axes)
+        n, most = math.prod(self.out), math.prod(attrs["kernel_shape"])
+        self.table = np.full((n, most), math.prod(spatial))  # the cell after the last one stands for none
+        self.inside, self.padded = np.zeros(n), np.zeros(n)
+        for row, at in enumerate(np.ndindex(*self.out)):
+            cells = [np.ravel_multi_index(c, self.spatial) for c in itertools.product(*[axes[i][0][o] for i, o in enumerate(at)])]
+            self.table[row, :len(cells)] = cells
+            self.inside[row] = len(cells)
+            self.padded[row] = math.prod(axes[i][1][o] for i, o in enumerate(at))
+
+    def gather(self, x, filler):
+        flat = x.flatten(2)
+        flat = torch.cat([flat, torch.full_like(flat[..., :1], filler)], -1)
+        return flat[..., torch.from_numpy(self.table)]
+
+    def shaped(self, y):
+        return y.reshape(*y.shape[:2], *self.out)
+
+    def maximum(self, x):
+        return self.shaped(self.gather(x, -math.inf).amax(-1))
+
+    def mean(self, x, include_pad):
+        count = torch.from_numpy(self.padded if include_pad else self.inside).to(x.dtype)
+        return self.shaped(self.gather(x, 0).sum(-1) / count)
+
+    def norm(self, x, p):
+        return self.shaped((self.gather(x, 0).abs() ** p).sum(-1) ** (1 / p))
+
+    def indices(self, x, storage_order):
+        n, c = x.shape[:2]
+        best = self.gather(x, -math.inf).argmax(-1)
+        cell = torch.from_numpy(self.table)[torch.arange(len(self.table)), best]
+        if storage_order:
+            at = np.unravel_index(cell.numpy(), self.spatial)
+            cell = torch.from_numpy(np.asarray(np.ravel_multi_index(at, self.spatial, order="F")))
+        plane = torch.arange(n * c).reshape(n, c, 1) * math.prod(self.spatial)
+        return self.shaped(cell + plane)
+
+
+def by_torch(f):
+    def reference(*arrays):
+        result = f(*[torch.from_numpy(a) for a in arrays])
+        return tuple(r.numpy() for r in result) if isinstance(result, tuple) else result.numpy()
+
+    return reference
+
+
+def pool_case(op, spatial, attrs, name, **options):
+    w = Windows(spatial, attrs)
+    if op == "MaxPool":
+        f = w.maximum
+    elif op == "AveragePool":
+        f = lambda x: w.mean(x, attrs.get("count_include_pad", 0))  # noqa: E731
+    else:
+        f = lambda x: w.norm(x, attrs.get("p", 2))  # noqa: E731
+    return Case(op, [R(2, 2, *spatial, apart=0.05)], attrs, torch=f, reference=by_torch(f), opset=22, tol=2e-4, name=name,
+                **{"alloc": False, **options})
+
+
+def sampled(count):
+    rng = random.Random(SEED)
+    while count:
+        rank = rng.choice((1, 2, 2, 3))
+        op = rng.choice(("MaxPool", "AveragePool", "LpPool"))
+        spatial = [rng.randint(3, 9 if rank < 3 else 5) for _ in range(rank)]
+        kernel = [rng.randint(1, 3) for _ in range(rank)]
+        dilations = [rng.choice((1, 1, 2)) for _ in range(rank)]
+        attrs = {"kernel_shape": kernel, "strides": [rng.randint(1, 3) for _ in range(rank)], "dilations": dilations,
+                 "ceil_mode": rng.randint(0, 1)}
+        auto_pad = rng.choice(("NOTSET", "NOTSET", "NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"))
+        if auto_pad == "NOTSET":
+            attrs["pads"] = [rng.randint(0, (kernel[i % rank] - 1) * dilations[i % rank] // 2) for i in range(2 * rank)]
+        else:
+            attrs["auto_pad"] = auto_pad
+        if op == "AveragePool":
+            attrs["count_include_pad"] = rng.randint(0, 1)
+        if op == "LpPool":
+            attrs["p"] = rng.randint(1, 3)
+        if any((k - 1) * d + 1 > n for k, d, n in zip(kernel, dilations, spatial)) or not Windows(spatial, attrs).inside.all():
+            continue
+        yield pool_case(op, spatial, attrs, f"seed{SEED}-{count}-{spatial}-{attrs}")
+        count -= 1
+
+
+@pytest.mark.parametrize("case", list(sampled(90)), ids=str)
+def test_sampled(case):
+    run_case(case)
+
+
+def torch_max(**options):
+    return lambda x: (F.max_pool1d, F.max_pool2d, F.max_pool3d)[x.dim() - 3](x, **options)
+
+
+def torch_mean(**options):
+    return lambda x: (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[x.dim() - 3](x, **options)
+
+
+def nan_input():
+    x = np.random.default_rng(3).integers(-2, 3, (1, 2, 6, 7)).astype(np.float64)
+    x[0, 0, 2, 3] = x[0, 0, 3, 3] = x[0, 1, 0, 0] = np.nan
+    x[0, 1, 3:, 3:] = -np.inf
+    return x
+
+
+TIES = np.random.default_rng(4).integers(0, 2, (2, 3, 9, 17)).astype(np.float64)
+CASES = [
+    Case("MaxPool", [V(TIES)], {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1] * 4}, fd=False, alloc=False, name="ties",
+         torch=torch_max(kernel_size=3, stride=2, padding=1)),
+    Case("MaxPool", [V(TIES)], {"kernel_shape": [2, 3], "strides": [1, 1], "dilations": [2, 1]}, fd=False, alloc=False,
+         name="ties-dilated", torch=torch_max(kernel_size=(2, 3), stride=1, dilation=(2, 1))),
+    Case("MaxPool", [V(TIES.reshape(2, 3, 3, 3, 17))], {"kernel_shape": [2, 2, 3]}, fd=False, alloc=False, name="ties-3d",
+         torch=torch_max(kernel_size=(2, 2, 3), stride=1)),
+    Case("MaxPool", [V(nan_input())], {"kernel_shape": [3, 3], "strides": [1, 2], "pads": [1] * 4}, fd=False, alloc=False,
+         reference=by_torch(torch_max(kernel_size=3, stride=(1, 2), padding=1)), name="NaN and infinity",
+         torch=torch_max(kernel_size=3, stride=(1, 2), padding=1)),
+    Case("MaxPool", [R(0, 2, 5, 5)], {"kernel_shape": [2, 2]}, torch=torch_max(kernel_size=2, stride=1), name="no images"),
+    Case("MaxPool", [R(1, 1, 40, 70)], {"kernel_shape": [5, 5], "pads": [2] * 4, "strides": [3, 3]}, alloc=False, name="large",
+         torch=torch_max(kernel_size=5, stride=3, padding=2), fd=False),
+    Case("MaxPool", [R(1, 1, 300)], {"kernel_shape": [2], "strides": [70]}, torch=torch_max(kernel_size=2, stride=70), fd=False,
+         name="long strides"),
+    Case("AveragePool", [R(1, 2, 5, 40)], {"kernel_shape": [3, 4], "pads": [1, 2, 1, 2], "strides": [2, 1]}, fd=False, alloc=False,
+         torch=torch_mean(kernel_size=(3, 4), stride=(2, 1), padding=(1, 2), count_include_pad=False), name="large"),
+    Case("AveragePool", [R(1, 2, 6, 6)], {"kernel_shape": [3, 3], "pads": [1] * 4, "strides": [2, 2], "ceil_mode": 1, "count_include_pad": 1},
+         torch=torch_mean(kernel_size=3, stride=2, padding=1, ceil_mode=True, count_include_pad=True), opset=19,
+         reference=by_torch(torch_mean(kernel_size=3, stride=2, padding=1, ceil_mode=True, count_include_pad=True)), name="ceil"),
+    Case("LpPool", [R(2, 2, 7, 5, low=0.1)], {"kernel_shape": [2, 3], "strides": [2, 1], "p": 3}, opset=18, tol=1e-4,
+         torch=lambda x: F.lp_pool2d(x, 3, (2, 3), (2, 1)), reference=by_torch(lambda x: F.lp_pool2d(x, 3, (2, 3), (2, 1)))),
+    Case("LpPool", [R(1, 2, 6, apart=0.1)], {"kernel_shape": [2], "p": 1.5}, opset=1, tol=1e-4, name="p of opset 1", kernels=False,
+         torch=lambda x: (F.avg_pool1d(x.abs() ** 1.5, 2, 1) * 2) ** (1 / 1.5),
+         reference=by_torch(lambda x: (F.avg_pool1d(x.abs() ** 1.5, 2, 1) * 2) ** (1 / 1.5))),
+    Case("GlobalLpPool", [R(2, 3, 4, 5, apart=0.1)], torch=lambda x: x.flatten(2).norm(2, -1)[..., None, None],
+         reference=by_torch(lambda x: x.flatten(2).norm(2, -1)[..., None, None])),
+    Case("GlobalLpPool", [R(2, 3, 7, apart=0.1)], {"p": 3}, torch=lambda x: x.norm(3, -1, True), tol=1e-4,
+         reference=by_torch(lambda x: x.norm(3, -1, True))),
+    Case("GlobalMaxPool", [R(2, 3, 4, 5, 2, 2)], torch=lambda x: x.flatten(2).amax(-1)[..., None, None, None, None], name="four dims",
+         reference=by_torch(lambda x: x.flatten(2).amax(-1)[..., None, None, None, None])),
+    Case("GlobalMaxPool", [V(TIES)], torch=lambda x: F.adaptive_max_pool2d(x, 1), fd=False, alloc=False, name="ties"),
+    Case("GlobalAveragePool", [R(2, 40, 70)], torch=lambda x: x.mean(2, True), fd=False, alloc=False, name="long"),
+    *[Case("MaxPool", [R(2, 3, 7, 8, dtype=dtype, low=low, high=100)], {"kernel_shape": [3, 2], "strides": [2, 1], "pads": [1, 0, 1, 1]},
+           opset=12, grad=False, alloc=False, name=np.dtype(dtype).name,
+           reference=by_torch(lambda x: Windows((7, 8), {"kernel_shape": [3, 2], "strides": [2, 1], "pads": [1, 0, 1, 1]})
+                              .maximum(x.double()).to(x.dtype))) for dtype, low in ((np.int8, -100), (np.uint8, 0))],
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_pool(case):
+    run_case(case)
+
+
+@pytest.mark.parametrize("spatial", [(9,), (7, 6), (4, 5, 6)], ids=str)
+@pytest.mark.parametrize("storage_order", [0, 1])
+def test_indices(spatial, storage_order):
+    rank = len(spatial)
+    attrs = {"kernel_shape": [2, 3, 2][:rank], "strides": [2, 1, 2][:rank], "pads": [1, 0, 0][:rank] + [0, 1, 1][:rank]}
+    w = Windows(spatial, attrs)
+    case = Case("MaxPool", [R(2, 2, *spatial)], attrs | {"storage_order": storage_order}, n_outputs=2, alloc=False,
+                torch=lambda x: (w.maximum(x), w.indices(x, storage_order)),
+                reference=by_torch(lambda x: (w.maximum(x), w.indices(x, storage_order))))
+    run_case(case)
+
+
+def test_windows_without_a_cell():
+    """As the specification pads: the lowest value, and nothing flows back."""
+    case = Case("MaxPool", [R(1, 1, 2)], {"kernel_shape": [1], "pads": [1, 1]}, grad=False,
+                reference=lambda x: np.concatenate([[-np.inf], x[0, 0], [-np.inf]]).astype(x.dtype)[None, None])
+    run_case(case)
+    x = torch.randn(1, 1, 2, dtype=torch.float64)
+    _, grads = call(session_of(case, [x.numpy()]), [x], b"\1", [torch.arange(4.0, dtype=torch.float64).reshape(1, 1, 4)])
+    assert grads[0].tolist() == [[[1.0, 2.0]]]
+
+
+def unpool(shape, pooled, **options):
+    def run(x):
+        indices = pooled(torch.from_numpy(R(*shape).make(11)), **options, return_indices=True)[1]
+        return (F.max_unpool1d, F.max_unpool2d, F.max_unpool3d)[x.dim() - 3](x, indices, options["kernel_size"], options["stride"],
+                                                                          output_size=shape[2:])
+
+    return run
+
+
+def unpool_case(shape, pooled, k, s):
+    x = torch.from_numpy(R(*shape).make(11))
+    y, indices = pooled(x, k, s, return_indices=True)
+    plane = math.prod(shape[2:])
+    flat = indices + (torch.arange(shape[0] * shape[1]) * plane).reshape(*shape[:2], *[1] * (len(shape) - 2))
+    f = (F.max_unpool1d, F.max_unpool2d, F.max_unpool3d)[len(shape) - 3]
+    rank = len(shape) - 2
+    return Case("MaxUnpool", [R(*y.shape), flat.numpy()], {"kernel_shape": [k] * rank, "strides": [s] * rank},
+                torch=lambda x, _: f(x, indices, k, s), reference=lambda x, _: f(torch.from_numpy(x), indices, k, s).numpy())
+
+
+UNPOOL = [unpool_case((2, 2, 8), F.max_pool1d, 2, 2), unpool_case((2, 2, 6, 9), F.max_pool2d, 3, 3),
+          unpool_case((1, 2, 4, 4, 6), F.max_pool3d, 2, 2)]
+
+
+@pytest.mark.parametrize("case", UNPOOL, ids=str)
+def test_unpool(case):
+    run_case(case)
+
+
+def test_unpool_into_a_larger_shape():
+    indices = np.array([[[[5, 7], [13, 15]]]])
+    expected = np.zeros((1, 1, 5, 5))
+    expected[0, 0, [1, 1, 3, 3], [1, 3, 1, 3]] = [1, 2, 3, 4]
+    run_case(Case("MaxUnpool", [V([[[[1.0, 2.0], [3.0, 4.0]]]]), indices, C([1, 1, 5, 5])], {"kernel_shape": [2, 2], "strides": [2, 2]},
+                  reference=lambda x, i, s: expected.astype(x.dtype)))
+
+
+def test_unpool_index_out_of_range():
+    for index in (-1, 16):
+        case = Case("MaxUnpool", [R(1, 1, 2, 2), np.full((1, 1, 2, 2), index)], {"kernel_shape": [2, 2], "strides": [2, 2]})
+        expect_error(case, IndexError, f"index {index} of 16 cells")
+
+
+def test_refusals():
+    expect_error(Case("MaxPool", [R(1, 1, 4)], {"kernel_shape": [2], "storage_order": 2}), ValueError, "storage_order is 2")
+    expect_error(Case("MaxPool", [R(1, 1, 4, 4)], {"kernel_shape": [2]}), ValueError, "kernel_shape has 1 entries, expected 2")
+    expect_error(Case("LpPool", [R(1, 1, 4)], {"kernel_shape": [2], "p": 0}), _C.UnsupportedError, "p is 0")
+    expect_error(Case("AveragePool", [R(1, 1, 4)], {"kernel_shape": [2], "auto_pad": "SAME"}), ValueError, "auto_pad is 'SAME'")
+    expect_error(Case("GlobalMaxPool", [R(1, 1, 0)]), ValueError, "planes of the input are empty")

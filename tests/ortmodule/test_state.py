@@ -1,0 +1,255 @@
+"""Whatever changes on the wrapped module itself is seen at the next step: no graph is used that is no longer its own."""
+
+import copy
+import logging
+import types
+
+import pytest
+import torch
+import torch.nn as nn
+
+import onnxtrain
+from onnxtrain.ortmodule import ORTModule
+
+
+class Config:
+    def __init__(self):
+        self.scale = 2.0
+        self.nested = {"powers": [1, 2], "names": {"a"}}
+
+
+class Child(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.flag = 0
+
+    def forward(self, x):
+        return self.fc(x) + self.flag
+
+
+class Stateful(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.child = Child()
+        self.act = nn.Tanh()
+        self.config = Config()
+        self.layers = [1.0, 2.0]
+        self.unread = 0
+        self.mask = torch.ones(4)
+        self.scales = [torch.full((4,), 2.0)]
+
+    def forward(self, x):
+        y = self.act(self.child(x)) * self.mask * self.scales[0]
+        for factor in self.layers:
+            y = y + factor * self.config.scale
+        for power in self.config.nested["powers"]:
+            y = y + x**power
+        return y * len(self.config.nested["names"])
+
+
+def _unfreeze_other(m):
+    m.child.fc.weight.requires_grad_(False)
+
+
+CHANGES = {
+    "attribute of a submodule": lambda m: setattr(m.child, "flag", 3),
+    "attribute of a config object": lambda m: setattr(m.config, "scale", -1.0),
+    "item of a list": lambda m: m.layers.append(5.0),
+    "list within a dict of an object": lambda m: m.config.nested["powers"].__setitem__(0, 3),
+    "set within a dict of an object": lambda m: m.config.nested["names"].add("b"),
+    "tensor attribute replaced": lambda m: setattr(m, "mask", torch.zeros(4)),
+    "tensor attribute in place": lambda m: m.mask.mul_(3),
+    "tensor in a list in place": lambda m: m.scales[0].add_(1),
+    "tensor in a list replaced": lambda m: m.scales.__setitem__(0, torch.ones(4)),
+    "submodule replaced": lambda m: setattr(m, "act", nn.ReLU()),
+    "nested submodule replaced": lambda m: setattr(m.child, "fc", nn.Linear(4, 4, bias=False)),
+    "parameter replaced": lambda m: setattr(m.child.fc, "weight", nn.Parameter(torch.ones(4, 4))),
+    "parameter's data replaced": lambda m: setattr(m.child.fc.weight, "data", torch.ones(4, 4)),
+    "parameter removed": lambda m: setattr(m.child.fc, "bias", None),
+    "parameter frozen": _unfreeze_other,
+    "forward replaced": lambda m: setattr(m.child, "forward", types.MethodType(lambda s, x: s.fc(x) * 9, m.child)),
+    "hook added": lambda m: m.child.register_forward_hook(lambda mod, args, out: out * 7),
+    "pre-hook added": lambda m: m.child.register_forward_pre_hook(lambda mod, args: (args[0] * 7,)),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_is_seen(name):
+    torch.manual_seed(0)
+    module = Stateful()
+    eager, model, x = copy.deepcopy(module), ORTModule(module), torch.randn(3, 4)
+    torch.testing.assert_close(model(x), eager(x))
+    for m in (eager, module):
+        torch.manual_seed(1)
+        CHANGES[name](m)
+    for _ in range(2):
+        eager.zero_grad(), module.zero_grad()
+        ours, expected = model(x), eager(x)
+        torch.testing.assert_close(ours, expected)
+        ours.sum().backward(), expected.sum().backward()
+        for (key, p), q in zip(eager.named_parameters(), module.parameters()):
+            assert (p.grad is None) == (q.grad is None), key
+            if p.grad is not None:
+                torch.testing.assert_close(q.grad, p.grad, msg=key)
+    if "hook" not in name:
+        assert onnxtrain.stats(model)["engine_steps"] == 3, onnxtrain.stats(model)
+
+
+def test_a_hook_runs_in_pytorch_until_it_is_removed():
+    model = ORTModule(Child())
+    seen, x = [], torch.randn(2, 4)
+    model(x)
+    handle = model.module.fc.register_forward_hook(lambda m, args, out: seen.append(out))
+    model(x), model(x)
+    assert len(seen) == 2 and type(seen[0]) is torch.Tensor
+    assert any("forward hook" in reason for reason in onnxtrain.stats(model)["reasons"])
+    handle.remove()
+    torch.testing.assert_close(model(x), model.module(x))
+    counts = onnxtrain.stats(model)
+    assert counts["engine_steps"] == 2 and counts["fallback_steps"] == 2
+
+
+def test_what_forward_does_not_read_exports_nothing():
+    model, x = ORTModule(Stateful()), torch.randn(3, 4)
+    for i in range(4):
+        model.module.unread = i
+        model.module.child.anything = [i]
+        model(x)
+    assert onnxtrain.stats(model)["exports"] == 1
+
+
+def test_an_equal_value_exports_nothing_and_an_old_one_is_remembered():
+    module = Stateful()
+    model, x = ORTModule(module), torch.randn(3, 4)
+    model(x)
+    module.layers, module.config.scale = [1.0, 2.0], float("2.0")
+    model(x)
+    assert onnxtrain.stats(model)["exports"] == 1
+    for flag in (3, 0, 3, 0):
+        module.child.flag = flag
+        torch.testing.assert_close(model(x), module(x))
+    assert onnxtrain.stats(model)["exports"] == 2
+
+
+def test_mode_of_a_submodule_alone():
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(4, 50), nn.Dropout(0.5), nn.BatchNorm1d(50))
+    model, x = ORTModule(module), torch.randn(8, 4)
+    module[2].eval()
+    assert model(x).ne(module[2](torch.zeros(1, 50))).any()
+    module[1].eval()
+    torch.testing.assert_close(model(x), module(x))
+    module[2].train()
+    eager = copy.deepcopy(module)
+    torch.testing.assert_close(model(x), eager(x))
+    torch.testing.assert_close(module[2].running_mean, eager[2].running_mean)
+    assert onnxtrain.stats(model)["fallback_steps"] == 0
+
+
+def test_tied_parameters_untied_and_tied():
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(4, 4, bias=False), nn.ReLU(), nn.Linear(4, 4, bias=False))
+    module[2].weight = module[0].weight
+    model, x = ORTModule(module), torch.randn(3, 4)
+    torch.testing.assert_close(model(x), module(x))
+    module[2].weight = nn.Parameter(torch.randn(4, 4))
+    torch.testing.assert_close(model(x), module(x))
+    module[0].weight = module[2].weight
+    eager = copy.deepcopy(module)
+    model(x).square().sum().backward(), eager(x).square().sum().backward()
+    torch.testing.assert_close(module[0].weight.grad, eager[0].weight.grad)
+    assert onnxtrain.stats(model)["fallback_steps"] == 0
+
+
+def test_weights_of_another_shape_or_dtype():
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4))
+    model, ids = ORTModule(module), torch.randint(0, 5, (3,))
+    model(ids)
+    module[1].weight, module[1].bias = nn.Parameter(torch.randn(6, 4)), nn.Parameter(torch.randn(6))
+    torch.testing.assert_close(model(ids), module(ids))
+    module.double()
+    torch.testing.assert_close(model(ids), module(ids))
+    module[0].weight.data = torch.randn(9, 4, dtype=torch.float64)
+    torch.testing.assert_close(model(ids + 4), module(ids + 4))
+    assert onnxtrain.stats(model)["fallback_steps"] == 0
+
+
+class Hidden(nn.Module):
+    """Keeps a state and a by-product on itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.h = torch.zeros(2, 4)
+
+    def forward(self, x):
+        self.h = torch.tanh(self.fc(x) + self.h)
+        self.loss = self.h.square().mean()
+        self.size = x.size(0)
+        return self.h * 2
+
+
+def test_attributes_set_in_forward_are_set_with_their_gradients():
+    torch.manual_seed(0)
+    module = Hidden()
+    eager, model = copy.deepcopy(module), ORTModule(module)
+    for step in range(4):
+        x = torch.randn(2, 4)
+        eager.zero_grad(), module.zero_grad()
+        ours, expected = model(x), eager(x)
+        torch.testing.assert_close(ours, expected)
+        torch.testing.assert_close(module.h, eager.h)
+        (ours.sum() + module.loss).backward(), (expected.sum() + eager.loss).backward()
+        torch.testing.assert_close(module.fc.weight.grad, eager.fc.weight.grad)
+        assert module.size == 2
+        module.h, eager.h = module.h.detach(), eager.h.detach()
+        if step == 2:
+            module.h, eager.h = torch.ones(2, 4), torch.ones(2, 4)
+    counts = onnxtrain.stats(model)
+    assert counts["engine_steps"] == 4 and counts["exports"] == 1
+
+
+class Counter(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return x * self.calls
+
+
+def test_an_attribute_that_changes_at_every_call_ends_in_pytorch(caplog):
+    model = ORTModule(Counter())
+    with caplog.at_level(logging.WARNING, "onnxtrain"):
+        for call in range(1, 8):
+            assert model(torch.ones(1)).item() == call
+    assert "keep changing" in caplog.text and onnxtrain.stats(model)["exports"] <= 4
+
+
+class Appending(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def forward(self, x):
+        self.seen.append(x)
+        return x * 2
+
+
+class Drawing(nn.Module):
+    def forward(self, x):
+        import random
+
+        return x * random.random()
+
+
+def test_effects_that_a_graph_would_lose_run_in_pytorch():
+    model = ORTModule(Appending())
+    model(torch.ones(1)), model(torch.ones(1))
+    assert len(model.seen) == 2 and type(model.seen[0]) is torch.Tensor
+    drawing = ORTModule(Drawing())
+    assert drawing(torch.ones(1)) != drawing(torch.ones(1))
+    assert "random" in onnxtrain.stats(drawing)["reasons"][0]
