@@ -78,14 +78,15 @@ ont_status ont_infer_compare(ont_graph *g, ont_node *node)
     return infer_broadcast_as(node, ONT_BOOL);
 }
 
-/* Contents of a constant input, or why there are none. */
-static ont_status constant_input(const ont_node *node, uint32_t index, const ont_tensor **data)
+ont_status ont_need_data(const ont_node *node, uint32_t index, const ont_tensor **data)
 {
-    const ont_value *v = ont_node_in(node, index);
+    ont_value *v = ont_node_in(node, index);
     if (!v) return ont_fail(ONT_EINVAL, "input %u is missing", index);
-    if (!v->data)
-        return ont_fail(ONT_EUNSUPPORTED, "input %u ('%s') depends on data: it must be known when the program is built",
+    if (!v->data) {
+        v->needed = true;
+        return ont_fail(ONT_ENEEDVALUE, "input %u ('%s') depends on data: it must be known when the program is built",
                         index, v->name);
+    }
     *data = v->data;
     return ONT_OK;
 }
@@ -101,7 +102,7 @@ ont_status ont_const_ints(const ont_node *node, int index, const char *attr, int
 {
     if (index >= 0 && ont_node_in(node, (uint32_t)index)) {
         const ont_tensor *data;
-        ONT_TRY(constant_input(node, (uint32_t)index, &data));
+        ONT_TRY(ont_need_data(node, (uint32_t)index, &data));
         int64_t n = ont_shape_count(&data->shape);
         if (n > capacity) return ont_fail(ONT_EINVAL, "input %d ('%s') has %" PRId64 " entries, at most %d fit", index,
                             ont_node_in(node, (uint32_t)index)->name, n, capacity);
@@ -127,7 +128,7 @@ ont_status ont_const_ints(const ont_node *node, int index, const char *attr, int
 ont_status ont_const_scalar(const ont_node *node, uint32_t index, double *value)
 {
     const ont_tensor *data;
-    ONT_TRY(constant_input(node, index, &data));
+    ONT_TRY(ont_need_data(node, index, &data));
     if (ont_shape_count(&data->shape) != 1)
         return ont_fail(ONT_EINVAL, "input %u ('%s') has %" PRId64 " entries, one is expected", index, ont_node_in(node, index)->name,
                         ont_shape_count(&data->shape));
@@ -173,10 +174,13 @@ ont_node *ont_build_node(ont_builder *b, const char *domain, const char *op_type
 ont_value *ont_build_done(ont_builder *b, ont_node *node)
 {
     if (b->status != ONT_OK || !node) return NULL;
+    if (b->deferred) return node->outputs[0];
     if (node->op->infer)
         b->status = ont_context(node->op->infer(b->graph, node), "%s '%s'", node->op_type, node->name);
     ont_node *first;
     if (b->status == ONT_OK && !node->op->infer) b->status = ont_op_expand(b->graph, node, &first);
+    if (b->status == ONT_OK && node->outputs[0] && !node->outputs[0]->has_shape)
+        b->status = ont_fail(ONT_EUNSUPPORTED, "%s: its size depends on data", node->op_type);
     return b->status == ONT_OK ? node->outputs[0] : NULL;
 }
 

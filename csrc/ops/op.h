@@ -44,6 +44,13 @@ ont_status ont_need_input(const ont_node *node, uint32_t index, ont_value **valu
  */
 ont_status ont_const_ints(const ont_node *node, int index, const char *attr, int64_t *values, int capacity,
                           int *count) ONT_MUST_USE;
+/*
+ * Contents of input `index`. ENEEDVALUE where they are not known yet: infer() hands that on, a probe computes them and
+ * infer() is called again, with a constant in the input's place. Ask for inputs of the node only, and in expand()
+ * before anything is built. Contents that are not an input, such as a count: expand, deferred, into a node that computes
+ * them and one that has them as an input.
+ */
+ont_status ont_need_data(const ont_node *node, uint32_t index, const ont_tensor **data) ONT_MUST_USE;
 /* The one element of a constant input as double; EINVAL otherwise. */
 ont_status ont_const_scalar(const ont_node *node, uint32_t index, double *value) ONT_MUST_USE;
 
@@ -59,6 +66,7 @@ struct ont_builder {
     bool backward;      /* mark what is built */
     const ont_node *origin;
     const char *scope;  /* not NULL: nodes are named "<scope>/<name>", so that a message leads back to the model */
+    bool deferred;      /* nothing built is inferred here: for an expand() whose parts ask for contents; the walk does it */
     ont_status status;
 };
 
@@ -171,8 +179,10 @@ enum {
     ONT_OP_RANDOM = 1 << 1, /* reads call->seed; has a unique int attribute "rng_stream" after load */
     ONT_OP_NO_GRAD = 1 << 2,/* gradient is zero or meaningless: nothing flows to any input */
     ONT_OP_NO_FOLD = 1 << 3,/* never computed at build time */
+    ONT_OP_GRADIENT = 1 << 4,/* stands for derivatives within the graph: the inference walk puts them in its place */
+    ONT_OP_CONTAINERS = 1 << 5, /* inputs may be sequences and optionals */
     /* Of our domain, and a model may name it. The others there are made by passes and trust their operands: refused. */
-    ONT_OP_MODEL = 1 << 4,
+    ONT_OP_MODEL = 1 << 6,
 };
 
 struct ont_op {

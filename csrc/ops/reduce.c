@@ -190,7 +190,8 @@ static ont_status sum_run(const ont_call *call)
 
 /* ---- reference: all kinds, all axes ---- */
 
-#define REFERENCE(suffix, type, acc_type) \
+/* Of nothing the largest is below all numbers, and the smallest above. */
+#define REFERENCE(suffix, type, acc_type, lowest, highest) \
     static acc_type element_##suffix(reduction kind, acc_type acc, acc_type v, acc_type most) \
     { \
         switch (kind) { \
@@ -227,7 +228,8 @@ static ont_status sum_run(const ont_call *call)
             bool extremum = s->kind == MAX || s->kind == MIN; \
             acc_type most = s->kind == LOG_SUM_EXP && s->each ? walk_##suffix(s, from, MAX, (acc_type)from[0], 0) : 0; \
             if (s->kind == LOG_SUM_EXP && isinf((double)most)) most = 0; \
-            acc_type start = extremum && s->each ? (acc_type)from[0] : s->kind == PROD ? 1 : 0; \
+            acc_type none = s->kind == MAX ? (lowest) : s->kind == MIN ? (highest) : s->kind == PROD ? 1 : 0; \
+            acc_type start = extremum && s->each ? (acc_type)from[0] : none; \
             acc_type acc = walk_##suffix(s, from, s->kind, start, most); \
             if (s->kind == MEAN) acc = acc / (acc_type)s->each; \
             if (s->kind == L2) acc = (acc_type)sqrt((double)acc); \
@@ -236,19 +238,22 @@ static ont_status sum_run(const ont_call *call)
             y[i] = (type)acc; \
         } \
     }
-REFERENCE(f32, float, double)
-REFERENCE(f64, double, double)
-REFERENCE(i32, int32_t, int64_t)
-REFERENCE(i64, int64_t, int64_t)
+#pragma GCC diagnostic ignored "-Wtype-limits" /* L1 of an unsigned number */
+REFERENCE(f32, float, double, -INFINITY, INFINITY)
+REFERENCE(f64, double, double, -INFINITY, INFINITY)
+REFERENCE(i32, int32_t, int64_t, INT32_MIN, INT32_MAX)
+REFERENCE(i64, int64_t, int64_t, INT64_MIN, INT64_MAX)
+REFERENCE(u64, uint64_t, uint64_t, 0, UINT64_MAX)
+REFERENCE(bool, uint8_t, int64_t, 0, 1)
 
 static const char *accept_ref(const ont_node *node)
 {
     ont_dtype d = ont_node_in(node, 0)->dtype;
     reduction kind = kind_of(node);
     const ont_value *x = ont_node_in(node, 0);
-    if (d != ONT_FLOAT32 && d != ONT_FLOAT64 && d != ONT_INT32 && d != ONT_INT64) return "dtype";
-    if (!ont_shape_count(&x->shape) && (kind == MAX || kind == MIN || (kind == MEAN && !ont_dtype_is_float(d))))
-        return "nothing to reduce";
+    if (d == ONT_BOOL) return kind == MAX || kind == MIN ? NULL : "bool";
+    if (d != ONT_FLOAT32 && d != ONT_FLOAT64 && d != ONT_INT32 && d != ONT_INT64 && d != ONT_UINT64) return "dtype";
+    if (!ont_shape_count(&x->shape) && kind == MEAN && !ont_dtype_is_float(d)) return "nothing to reduce";
     return NULL;
 }
 
@@ -259,6 +264,8 @@ static ont_status ref_run(const ont_call *call)
     case ONT_FLOAT32: reduce_f32(s, call->in[0], call->out[0]); break;
     case ONT_FLOAT64: reduce_f64(s, call->in[0], call->out[0]); break;
     case ONT_INT32: reduce_i32(s, call->in[0], call->out[0]); break;
+    case ONT_UINT64: reduce_u64(s, call->in[0], call->out[0]); break;
+    case ONT_BOOL: reduce_bool(s, call->in[0], call->out[0]); break;
     default: reduce_i64(s, call->in[0], call->out[0]); break;
     }
     return ONT_OK;
@@ -332,6 +339,26 @@ static void extremum_grad(ont_grad *g)
     GI(0, B("Mul", hit, B("Div", s.dy, ties)));
 }
 
+/* Of a product the gradient is the product of the others: with one zero only that entry has one, with two none has. */
+static void prod_grad(ont_grad *g)
+{
+    spread s;
+    if (!spread_back(g, &s)) return;
+    ont_value *zero = SCALAR(0), *one = SCALAR(1), *is_zero = B("Equal", I(0), zero);
+    ont_value *zeros = ont_build_sum_to(&g->b, ont_build_cast(&g->b, is_zero, I(0)->dtype), &s.kept);
+    ont_value *full = ont_build3(&g->b, "Where", is_zero, one, I(0));
+    bool reduce[ONT_MAX_RANK];
+    int64_t axes[ONT_MAX_RANK];
+    size_t n = 0;
+    if ((g->b.status = reduced_axes(g->node, &I(0)->shape, reduce)) != ONT_OK) return;
+    for (int d = 0; d < I(0)->shape.rank; d++)
+        if (reduce[d]) axes[n++] = d;
+    ont_value *others = ont_build_reduce(&g->b, "ReduceProd", full, axes, n, true);
+    ont_value *at_zero = ont_build3(&g->b, "Where", B("Equal", zeros, one), others, zero);
+    ont_value *elsewhere = ont_build3(&g->b, "Where", B("Equal", zeros, zero), B("Div", others, full), zero);
+    GI(0, B("Mul", s.dy, ont_build3(&g->b, "Where", is_zero, at_zero, elsewhere)));
+}
+
 #define REDUCE(name_, grad_) \
     const ont_op ont_op_##name_ = {.domain = "", .name = #name_, .since = 1, .min_inputs = 1, .max_inputs = 2, \
                                    .nondiff_inputs = 2, .attributes = "axes:I keepdims:i noop_with_empty_axes:i", \
@@ -340,7 +367,7 @@ REDUCE(ReduceSum, sum_grad);
 REDUCE(ReduceMean, mean_grad);
 REDUCE(ReduceMax, extremum_grad);
 REDUCE(ReduceMin, extremum_grad);
-REDUCE(ReduceProd, NULL);
+REDUCE(ReduceProd, prod_grad);
 REDUCE(ReduceL1, l1_grad);
 REDUCE(ReduceL2, l2_grad);
 REDUCE(ReduceSumSquare, sum_square_grad);

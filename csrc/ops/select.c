@@ -4,6 +4,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/number.h"
 #include "base/parallel.h"
 #include "ops/broadcast.h"
 #include "ops/tile.h"
@@ -187,10 +188,10 @@ static ont_status isnan_infer(ont_graph *g, ont_node *node)
     return ont_infer_out(node, 0, ONT_BOOL, &x->shape);
 }
 
-static const char *accept_f32_f64(const ont_node *node)
+static const char *isnan_accept(const ont_node *node)
 {
     ont_dtype dtype = ont_node_in(node, 0)->dtype;
-    return dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64 ? NULL : "dtype";
+    return ont_dtype_is_float(dtype) || ont_dtype_is_narrow_float(dtype) ? NULL : "dtype is no float";
 }
 
 static ont_status isnan_run(const ont_call *call)
@@ -200,11 +201,11 @@ static ont_status isnan_run(const ont_call *call)
     if (ont_node_in(call->node, 0)->dtype == ONT_FLOAT32)
         for (int64_t i = 0; i < n; i++) out[i] = isnan(((const float *)call->in[0])[i]) != 0;
     else
-        for (int64_t i = 0; i < n; i++) out[i] = isnan(((const double *)call->in[0])[i]) != 0;
+        for (int64_t i = 0; i < n; i++) out[i] = isnan(ont_number_at(call->in[0], ont_node_in(call->node, 0)->dtype, i)) != 0;
     return ONT_OK;
 }
 
-static const ont_kernel isnan_kernels[] = {{.name = "isnan_ref", .accept = accept_f32_f64, .run = isnan_run}};
+static const ont_kernel isnan_kernels[] = {{.name = "isnan_ref", .accept = isnan_accept, .run = isnan_run}};
 
 const ont_op ont_op_IsNaN = {.domain = "", .name = "IsNaN", .since = 9, .min_inputs = 1, .max_inputs = 1,
                              .flags = ONT_OP_NO_GRAD, .attributes = "", .infer = isnan_infer,
@@ -227,7 +228,7 @@ static ont_status clip_infer(ont_graph *g, ont_node *node)
 static const char *clip_accept(const ont_node *node)
 {
     ont_dtype d = ont_node_in(node, 0)->dtype;
-    return d == ONT_FLOAT32 || d == ONT_FLOAT64 || d == ONT_INT32 || d == ONT_INT64 ? NULL : "dtype";
+    return d == ONT_FLOAT32 || d == ONT_FLOAT64 || d == ONT_INT32 || d == ONT_INT64 || d == ONT_UINT64 ? NULL : "dtype";
 }
 
 #define CLIP(name, type, lowest, highest) \
@@ -248,6 +249,7 @@ CLIP(f32, float, ont_attr_float(call->node, "min", -INFINITY), ont_attr_float(ca
 CLIP(f64, double, ont_attr_float(call->node, "min", -INFINITY), ont_attr_float(call->node, "max", INFINITY))
 CLIP(i32, int32_t, INT32_MIN, INT32_MAX)
 CLIP(i64, int64_t, INT64_MIN, INT64_MAX)
+CLIP(u64, uint64_t, 0, UINT64_MAX)
 
 static ont_status clip_run(const ont_call *call)
 {
@@ -256,6 +258,7 @@ static ont_status clip_run(const ont_call *call)
     case ONT_FLOAT32: clip_f32(call, n); break;
     case ONT_FLOAT64: clip_f64(call, n); break;
     case ONT_INT32: clip_i32(call, n); break;
+    case ONT_UINT64: clip_u64(call, n); break;
     default: clip_i64(call, n); break;
     }
     return ONT_OK;
