@@ -33,21 +33,24 @@ static float row_abs_sum(const float *x, int64_t n)
 static float row_min(const float *x, int64_t n)
 {
     float part[LANES];
-    int nan = 0;
+    int32_t nan[LANES] = {0};
     int64_t i = 0;
     for (int lane = 0; lane < LANES; lane++) part[lane] = x[0];
     for (; i + LANES <= n; i += LANES)
         for (int lane = 0; lane < LANES; lane++) {
             float v = x[i + lane];
-            nan |= v != v;
+            nan[lane] |= v != v;
             part[lane] = v < part[lane] ? v : part[lane];
         }
     for (; i < n; i++) {
-        nan |= x[i] != x[i];
+        nan[0] |= x[i] != x[i];
         part[0] = x[i] < part[0] ? x[i] : part[0];
     }
-    for (int lane = 1; lane < LANES; lane++) part[0] = part[lane] < part[0] ? part[lane] : part[0];
-    return nan ? NAN : part[0];
+    for (int lane = 1; lane < LANES; lane++) {
+        nan[0] |= nan[lane];
+        part[0] = part[lane] < part[0] ? part[lane] : part[0];
+    }
+    return nan[0] ? NAN : part[0];
 }
 
 /* What was reduced so far: a sum, an extremum, or for LOG_SUM_EXP the largest and the sum beside it. */
