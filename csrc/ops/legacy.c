@@ -1,6 +1,6 @@
 /*
  * Operators of opsets 1 to 8 whose later versions mean something else: binary ones with the attributes broadcast and axis in
- * place of NumPy's rule, Gemm, PRelu and BatchNormalization as they were then. Each is expanded to its later version.
+ * place of NumPy's rule, Gemm and PRelu as they were then. Each is expanded to its later version.
  */
 #include <string.h>
 
@@ -71,24 +71,6 @@ static void prelu_expand(ont_builder *b, ont_node *node, ont_value **outputs)
     outputs[0] = ont_build2(b, "PRelu", x, channels ? ont_build_reshape(b, slope, &wide) : slope);
 }
 
-/* Training mode was told by is_test up to opset 6, then by the number of outputs. */
-static void batchnorm_expand(ont_builder *b, ont_node *node, ont_value **outputs)
-{
-    ont_value *in[5];
-    if (!ont_attr_int(node, "spatial", 1)) FAIL(ONT_EUNSUPPORTED, "attribute spatial is 0: statistics per element");
-    for (uint32_t i = 0; i < 5; i++)
-        if (!(in[i] = ont_node_in(node, i))) FAIL(ONT_EINVAL, "input %u is missing", i);
-    bool training = node->version >= 7 ? node->n_outputs > 1 : !ont_attr_int(node, "is_test", 0);
-    ont_node *now = ont_build_node(b, "", "BatchNormalization", in, 5, training && node->n_outputs >= 3 ? 3 : 1);
-    if (now) b->status = ont_attr_set_int(b->graph, now, "training_mode", training);
-    static const char *const floats[] = {"epsilon", "momentum"};
-    const double otherwise[] = {1e-5, 0.9};
-    for (int i = 0; i < 2 && now && b->status == ONT_OK; i++)
-        b->status = ont_attr_set_float(b->graph, now, floats[i], ont_attr_float(node, floats[i], otherwise[i]));
-    outputs[0] = ont_build_done(b, now);
-    for (uint32_t i = 1; now && b->status == ONT_OK && i < now->n_outputs; i++) outputs[i] = now->outputs[i];
-}
-
 #define LEGACY(name_, least_, most_, attributes_, expand_) \
     const ont_op ont_op_##name_##1 = {.domain = "", .name = #name_, .since = 1, .min_inputs = least_, .max_inputs = most_, \
                                       .attributes = attributes_, .expand = expand_}
@@ -112,4 +94,3 @@ LEGACY(Min, 1, 64, CONSUMED, chain_expand);
 LEGACY(Max, 1, 64, CONSUMED, chain_expand);
 LEGACY(Gemm, 3, 3, "alpha:f beta:f broadcast:i transA:i transB:i", gemm_expand);
 LEGACY(PRelu, 2, 2, CONSUMED, prelu_expand);
-LEGACY(BatchNormalization, 5, 5, "epsilon:f is_test:i momentum:f spatial:i " CONSUMED, batchnorm_expand);
