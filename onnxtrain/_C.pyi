@@ -1,6 +1,6 @@
 """The C core of onnxtrain: sessions over one exported graph."""
 
-from typing import Any, Sequence
+from typing import Any, Callable, Sequence
 
 from torch import Tensor
 
@@ -54,6 +54,14 @@ class Session:
 
     def text(self, stage: str = "loaded") -> str:
         """The graph as ONNX-style text: "loaded", or "program" for the latest specialised one."""
+
+    def save(self, stage: str = "execution_model") -> bytes:
+        """A serialised ModelProto: "post_processed" (as loaded), "optimized_pre_grad" (sizes set, folded), "optimized" (with
+        its backward part), "execution_model" (what runs); all but the first of the latest program.
+
+        Raises:
+            ValueError: another stage. RuntimeError: no program has been built yet.
+        """
 
     def kernels(self) -> list[tuple[str, str, bool]]:
         """(node, kernel, backward) for every step of the latest program."""
@@ -140,3 +148,53 @@ def set_log_level(level: int) -> None:
 
 def measure_gemm(provider: str, trans_a: bool, trans_b: bool, m: int, n: int, k: int) -> float | None:
     """Seconds of the best of a few float32 products; None where the provider ("torch", "onednn", "plain") is not there."""
+
+class Updater:
+    """One optimizer's update of all its parameters in one call; onnxtrain/optim/_engine.py drives it."""
+
+    def __init__(self, rule: str, name: str) -> None:
+        """
+        Args:
+            rule: "adam", "lamb", "sgd", "adagrad" or "lion".
+            name: of the optimizer, for messages.
+        """
+
+    def step(self, groups: list[dict], hyper: list[tuple[float, ...]], state: dict, prepare: Callable[[Tensor, int], bool],
+             max_norm: float, unscale: float, seed: int) -> float | None:
+        """Updates every parameter that has a gradient.
+
+        Args:
+            groups: with "params".
+            hyper: for each group its sign, flags (1 master weights, 2 stochastic rounding) and the rule's numbers.
+            state: parameter to dict of state tensors.
+            prepare: completes the state of a parameter of a group; whether there was none before.
+            max_norm: clips the gradients together; negative: neither clipped nor measured.
+            unscale: multiplies the gradients before that.
+            seed: of stochastic rounding.
+
+        Returns:
+            The norm of all gradients times `unscale`; None where max_norm is negative.
+
+        Raises:
+            RuntimeError: a gradient is sparse.
+            TypeError, ValueError: a tensor is of a kind that is not supported, or shares memory with another.
+            Nothing was updated then.
+        """
+
+def sums_of_squares(tensors: Sequence[Tensor]) -> list[float]:
+    """The sum of squares of each tensor, in double: finite exactly where all elements are (but for float64 past 1e154).
+
+    Raises:
+        TypeError: a tensor is no dense CPU tensor of a float dtype.
+    """
+
+def scale_tensors(sources: Sequence[Tensor], targets: Sequence[Tensor], factor: float, keep: float) -> bool:
+    """``target = source * factor + target * keep`` in one pass; a target may be its source.
+
+    Returns:
+        Whether all sources were finite.
+
+    Raises:
+        TypeError: a tensor is no dense CPU tensor of a float dtype.
+        ValueError: shapes differ, or tensors share memory.
+    """

@@ -11,6 +11,7 @@
 #include "base/parallel.h"
 #include "device/gemm.h"
 #include "passes/pipeline.h"
+#include "py/grads.h"
 #include "run/run.h"
 #include "simd/simd.h"
 
@@ -178,6 +179,8 @@ static PyMethodDef methods[] = {
     {"disable_passes", disable_passes, METH_O, "disable_passes(names): they are skipped from now on"},
     {"live_blocks", live_blocks, METH_NOARGS, "live_blocks() -> heap blocks now allocated"},
     {"fail_allocation_after", fail_allocation_after, METH_VARARGS, "fail_allocation_after(countdown) -> fired before"},
+    {"sums_of_squares", ont_sums_of_squares, METH_O, "sums_of_squares(tensors) -> a float for each"},
+    {"scale_tensors", ont_scale_tensors, METH_VARARGS, "scale_tensors(sources, targets, factor, keep) -> all were finite"},
     {"set_timing", set_timing, METH_VARARGS, "set_timing(on): runs note when their steps begin and end"},
     {"set_log_level", set_log_level, METH_VARARGS, "set_log_level(level): lines below it are not made"},
     {NULL, NULL, 0, NULL},

@@ -7,6 +7,7 @@
 
 #include "base/alloc.h"
 #include "onnx/load.h"
+#include "onnx/save.h"
 
 typedef struct run_object {
     PyObject_HEAD
@@ -316,6 +317,47 @@ static PyObject *session_text(PyObject *object, PyObject *args)
     return result;
 }
 
+/* The graph of a stage; *made is what the caller destroys, or NULL. Sets a Python exception and returns NULL. */
+static const ont_graph *stage_graph(ont_session_object *self, const char *stage, ont_graph **made)
+{
+    const ont_graph *loaded = ont_session_graph(self->session);
+    *made = NULL;
+    if (!strcmp(stage, "post_processed")) return loaded;
+    bool pre_grad = !strcmp(stage, "optimized_pre_grad"), execution = !strcmp(stage, "execution_model");
+    if (!pre_grad && !execution && strcmp(stage, "optimized")) {
+        PyErr_Format(PyExc_ValueError, "stage is '%s', expected post_processed, optimized_pre_grad, optimized or execution_model",
+                     stage);
+        return NULL;
+    }
+    const ont_program *program = ont_session_last_program(self->session);
+    if (!program) {
+        PyErr_Format(PyExc_RuntimeError, "no program has been built yet");
+        return NULL;
+    }
+    if (execution) return program->graph;
+    ont_status status = ont_program_stage(program, loaded, !pre_grad, made);
+    if (status != ONT_OK) ont_raise(self->state, status);
+    return *made;
+}
+
+static PyObject *session_save(PyObject *object, PyObject *args)
+{
+    ont_session_object *self = (ont_session_object *)object;
+    const char *stage = "execution_model";
+    if (!PyArg_ParseTuple(args, "|s:save", &stage)) return NULL;
+    ont_graph *made;
+    const ont_graph *g = stage_graph(self, stage, &made);
+    if (!g) return NULL;
+    uint8_t *bytes = NULL;
+    size_t size = 0;
+    ont_status status = ont_onnx_save(g, &bytes, &size);
+    PyObject *result = status == ONT_OK ? PyBytes_FromStringAndSize((const char *)bytes, (Py_ssize_t)size)
+                                        : ont_raise(self->state, status);
+    ont_free(bytes);
+    ont_graph_destroy(made);
+    return result;
+}
+
 static PyObject *session_kernels(PyObject *object, PyObject *unused)
 {
     (void)unused;
@@ -353,6 +395,7 @@ static PyMethodDef session_methods[] = {
      "forward(tensors, grad_mask, seed=0) -> (outputs, run)"},
     {"stats", session_stats, METH_NOARGS, "stats() -> dict of counts, seconds and bytes"},
     {"text", session_text, METH_VARARGS, "text(stage='loaded') -> the graph as text"},
+    {"save", session_save, METH_VARARGS, "save(stage='execution_model') -> a ModelProto as bytes"},
     {"kernels", session_kernels, METH_NOARGS, "kernels() -> [(node, kernel, backward)] of the latest program"},
     {"timeline", session_timeline, METH_NOARGS,
      "timeline() -> [(node, operator, kernel, shape, backward, start, end)] of the latest program's timed run"},
