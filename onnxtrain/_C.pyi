@@ -48,6 +48,16 @@ class Session:
             UnsupportedError: an operator has no kernel or no gradient for this case; the message names the node.
         """
 
+    def infer(self) -> dict[str, tuple[str, tuple[int | str | None, ...] | None]]:
+        """Shape inference with symbolic dims, for every operator: value name -> (dtype, dims), of inputs, node outputs and
+        graph outputs. A dim is a size, an expression of the inputs' symbols such as "n" or "2*n + 1", or None where neither
+        fits; dims are None where the rank, or anything, depends on contents, and for sequences. Values of which nothing could
+        be told are left out.
+
+        Raises:
+            ValueError, UnsupportedError: the model fails at every size that was tried; the message names the node.
+        """
+
     def stats(self) -> dict[str, Any]:
         """Counts and seconds: programs built, cache hits, build seconds, planned bytes and their lower bound. Where shapes
         depend on contents, probe_runs is how often programs ran that compute those contents, and probes_built how many."""
