@@ -63,10 +63,24 @@ static const char *kind_text(int kind)
     case KIND(TENSORS): return "a list of tensors";
     case KIND(SPARSE_TENSOR): return "a sparse tensor";
     case KIND(SPARSE_TENSORS): return "a list of sparse tensors";
-    case KIND(TYPE_PROTO): return "a type";
     case KIND(TYPE_PROTOS): return "a list of types";
     default: return NULL;
     }
+}
+
+/* Of all that a type says (Optional has one), the elements' dtype alone decides something. */
+static int64_t element_type(const Onnx__TypeProto *type)
+{
+    for (int depth = 0; type && depth < 8; depth++) {
+        if (type->value_case == ONNX__TYPE_PROTO__VALUE_TENSOR_TYPE) return type->tensor_type ? type->tensor_type->elem_type : 0;
+        if (type->value_case == ONNX__TYPE_PROTO__VALUE_SEQUENCE_TYPE)
+            type = type->sequence_type ? type->sequence_type->elem_type : NULL;
+        else if (type->value_case == ONNX__TYPE_PROTO__VALUE_OPTIONAL_TYPE)
+            type = type->optional_type ? type->optional_type->elem_type : NULL;
+        else
+            break;
+    }
+    return 0;
 }
 
 ont_status ont_onnx_attribute(const Onnx__AttributeProto *proto, const char *name, const char *what, ont_graph *g,
@@ -88,6 +102,7 @@ ont_status ont_onnx_attribute(const Onnx__AttributeProto *proto, const char *nam
         if (!proto->t) return ont_fail(ONT_EINVAL, "%s: attribute '%s' has no tensor", what, name);
         ONT_TRY(ont_onnx_tensor(proto->t, what, &g->arena, &tensor));
         return ont_attr_set_tensor(g, node, name, &tensor);
+    case KIND(TYPE_PROTO): return ont_attr_set_int(g, node, name, element_type(proto->tp));
     case KIND(UNDEFINED): return ont_fail(ONT_EINVAL, "%s: attribute '%s' has no type", what, name);
     default:
         if (kind_text(kind))

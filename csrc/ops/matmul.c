@@ -247,8 +247,8 @@ const ont_op ont_op_MatMul = {.domain = "", .name = "MatMul", .since = 1, .min_i
                               .attributes = "", .infer = matmul_infer, .grad = matmul_grad,
                               ONT_KERNELS(matmul_kernels)};
 const ont_op ont_op_FusedMatMul = {.domain = ONT_DOMAIN, .name = "FusedMatMul", .since = 1, .min_inputs = 2,
-                                   .max_inputs = 2, .attributes = "transA:i transB:i alpha:f", .infer = matmul_infer,
-                                   .grad = matmul_grad, ONT_KERNELS(matmul_kernels)};
+                                   .max_inputs = 2, .flags = ONT_OP_MODEL, .attributes = "transA:i transB:i alpha:f",
+                                   .infer = matmul_infer, .grad = matmul_grad, ONT_KERNELS(matmul_kernels)};
 
 /* ---- Gemm: alpha op(A) op(B) + beta C, two dims, C broadcast ---- */
 

@@ -6,7 +6,7 @@
 
 #include "base/parallel.h"
 #include "ops/random.h"
-#include "simd/simd.h"
+#include "ops/tile.h"
 
 /* Ratio and mode as attribute or constant input; inputs 1 and 2 from opset 12 on. */
 static ont_status dropout_config(const ont_node *node, double *ratio, bool *training)
@@ -112,6 +112,18 @@ static ont_status dropout_run(const ont_call *call)
     return ONT_OK;
 }
 
+static bool dropout_tile(const ont_node *node, ont_tile_step *step)
+{
+    double ratio;
+    bool training;
+    if (ont_node_in(node, 0)->dtype != ONT_FLOAT32 || dropout_config(node, &ratio, &training) != ONT_OK) return false;
+    if (!training || ratio == 0 || ratio == 1) return false;
+    *step = (ont_tile_step){.kind = ONT_TILE_DROPOUT, .in = ONT_FLOAT32, .out = ONT_FLOAT32, .n_operands = 1,
+                            .p = {(double)(uint32_t)(ratio * 0x1p32), 1 / (1 - ratio)},
+                            .stream = (int64_t)ont_random_stream(node)};
+    return true;
+}
+
 static void dropout_grad(ont_grad *g)
 {
     double ratio;
@@ -137,8 +149,8 @@ static const ont_kernel kernels[] = {
 const ont_op ont_op_Dropout = {.domain = "", .name = "Dropout", .since = 7, .min_inputs = 1, .max_inputs = 3,
                                .flags = ONT_OP_RANDOM, .nondiff_inputs = 6,
                                .attributes = "ratio:f rng_stream:i seed:i", .infer = dropout_infer,
-                               .grad = dropout_grad, ONT_KERNELS(kernels)};
+                               .grad = dropout_grad, .tile = dropout_tile, ONT_KERNELS(kernels)};
 const ont_op ont_op_DropoutGrad = {.domain = ONT_DOMAIN, .name = "DropoutGrad", .since = 1, .min_inputs = 1,
                                    .max_inputs = 1, .flags = ONT_OP_RANDOM,
                                    .attributes = "ratio:f training_mode:i rng_stream:i", .infer = dropout_infer,
-                                   ONT_KERNELS(kernels)};
+                                   .tile = dropout_tile, ONT_KERNELS(kernels)};

@@ -68,24 +68,22 @@ static ont_status reduce_infer(ont_graph *g, ont_node *node)
 static ont_status sum_to_axes(const ont_shape *x, const ont_shape *to, bool *reduce)
 {
     int lead = x->rank - to->rank;
-    for (int d = 0; d < x->rank; d++) {
+    bool fits = lead >= 0;
+    for (int d = 0; fits && d < x->rank; d++) {
         int64_t target = d < lead ? 1 : to->dims[d - lead];
         reduce[d] = d < lead || (target == 1 && x->dims[d] != 1);
-        if (!reduce[d] && target != x->dims[d]) return ont_fail(ONT_EINTERNAL, "SumTo: shapes do not fit");
+        fits = reduce[d] || target == x->dims[d];
     }
-    return lead < 0 ? ont_fail(ONT_EINTERNAL, "SumTo: rank grows") : ONT_OK;
+    char from[ONT_SHAPE_TEXT], wanted[ONT_SHAPE_TEXT];
+    return fits ? ONT_OK : ont_fail(ONT_EINVAL, "attribute 'shape' is %s, to which %s does not sum", ont_shape_text(to, wanted),
+                                    ont_shape_text(x, from));
 }
 
 static ont_status sum_to_infer(ont_graph *g, ont_node *node)
 {
-    (void)g;
-    size_t n;
     bool reduce[ONT_MAX_RANK];
-    const int64_t *dims = ont_attr_ints(node, "shape", &n);
-    ont_shape shape = ont_shape_of((int)n, dims);
-    const ont_value *x = ont_node_in(node, 0);
-    ONT_TRY(sum_to_axes(&x->shape, &shape, reduce));
-    return ont_infer_out(node, 0, x->dtype, &shape);
+    ONT_TRY(ont_infer_stated(g, node));
+    return sum_to_axes(&ont_node_in(node, 0)->shape, &node->outputs[0]->shape, reduce);
 }
 
 /* Adds a dim to a list, merged with the one before where they are one run in memory. */
@@ -376,4 +374,4 @@ REDUCE(ReduceSumSquare, sum_square_grad);
 REDUCE(ReduceLogSum, log_sum_grad);
 REDUCE(ReduceLogSumExp, log_sum_exp_grad);
 const ont_op ont_op_SumTo = {.domain = ONT_DOMAIN, .name = "SumTo", .since = 1, .min_inputs = 1, .max_inputs = 1,
-                             .attributes = "shape:I", .infer = sum_to_infer, ONT_KERNELS(kernels)};
+                             .flags = ONT_OP_MODEL, .attributes = "shape:I", .infer = sum_to_infer, ONT_KERNELS(kernels)};

@@ -7,6 +7,7 @@
 #include "base/number.h"
 #include "base/parallel.h"
 #include "ops/broadcast.h"
+#include "ops/tile.h"
 
 static const char *accept_any(const ont_node *node)
 {
@@ -51,17 +52,18 @@ static ont_status where_infer(ont_graph *g, ont_node *node)
     return ont_infer_out(node, 0, x->dtype, &shape);
 }
 
-static void where_row(const void *context, const ont_bcast *b, char *const *at, int64_t n)
+void ont_where_loop(size_t size, const uint8_t *c, int64_t sc, const void *x, int64_t sx, const void *y, int64_t sy, void *out,
+                    int64_t n)
 {
-    size_t size = *(const size_t *)context;
-    const uint8_t *c = (const uint8_t *)at[1];
-    int64_t sc = b->inner_stride[1], sx = b->inner_stride[2], sy = b->inner_stride[3];
     switch (size) {
 #define ROW(bytes, type) \
     case bytes: { \
-        type *out = (type *)at[0]; \
-        const type *x = (const type *)at[2], *y = (const type *)at[3]; \
-        for (int64_t i = 0; i < n; i++) out[i] = c[i * sc] ? x[i * sx] : y[i * sy]; \
+        type *to = out; \
+        const type *a = x, *b = y; \
+        if (sc == 1 && sx == 1 && sy == 1) \
+            for (int64_t i = 0; i < n; i++) to[i] = c[i] ? a[i] : b[i]; \
+        else \
+            for (int64_t i = 0; i < n; i++) to[i] = c[i * sc] ? a[i * sx] : b[i * sy]; \
         break; \
     }
         ROW(1, uint8_t)
@@ -71,8 +73,22 @@ static void where_row(const void *context, const ont_bcast *b, char *const *at, 
 #undef ROW
     default:
         for (int64_t i = 0; i < n; i++)
-            memcpy(at[0] + (size_t)i * size, c[i * sc] ? at[2] + (size_t)(i * sx) * size : at[3] + (size_t)(i * sy) * size, size);
+            memcpy((char *)out + (size_t)i * size, (const char *)(c[i * sc] ? x : y) + (size_t)(i * (c[i * sc] ? sx : sy)) * size,
+                   size);
     }
+}
+
+static void where_row(const void *context, const ont_bcast *b, char *const *at, int64_t n)
+{
+    const int64_t *s = b->inner_stride;
+    ont_where_loop(*(const size_t *)context, (const uint8_t *)at[1], s[1], at[2], s[2], at[3], s[3], at[0], n);
+}
+
+static bool where_tile(const ont_node *node, ont_tile_step *step)
+{
+    ont_dtype dtype = node->outputs[0]->dtype;
+    *step = (ont_tile_step){.kind = ONT_TILE_WHERE, .in = dtype, .out = dtype, .n_operands = 3};
+    return ont_dtype_size(dtype) <= 8;
 }
 
 static ont_status where_run(const ont_call *call)
@@ -95,7 +111,7 @@ static const ont_kernel where_kernels[] = {
 };
 
 const ont_op ont_op_Where = {.domain = "", .name = "Where", .since = 9, .min_inputs = 3, .max_inputs = 3,
-                             .nondiff_inputs = 1, .attributes = "", .infer = where_infer, .grad = where_grad,
+                             .nondiff_inputs = 1, .attributes = "", .infer = where_infer, .grad = where_grad, .tile = where_tile,
                              ONT_KERNELS(where_kernels)};
 
 /* ---- logic on bool ---- */

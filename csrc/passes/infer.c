@@ -91,6 +91,18 @@ static ont_status replace_by_constant(ont_graph *g, ont_value *known)
     return ONT_OK;
 }
 
+static ont_status check_containers(const ont_node *node)
+{
+    if (node->op->flags & ONT_OP_CONTAINERS) return ONT_OK;
+    for (uint32_t i = 0; i < node->n_inputs; i++) {
+        const ont_value *v = node->inputs[i].value;
+        if (v && v->container != ONT_TENSOR)
+            return ont_fail(ONT_ETYPE, "%s '%s': input %u ('%s') is %s, a tensor is expected", node->op_type, node->name, i,
+                            v->name, v->container == ONT_SEQUENCE ? "a sequence" : "an optional");
+    }
+    return ONT_OK;
+}
+
 /* *next is the node to go on with: behind this one, or the first of those that took its place. */
 static ont_status infer_node(ont_graph *g, ont_node *node, ont_node **next)
 {
@@ -103,6 +115,9 @@ static ont_status infer_node(ont_graph *g, ont_node *node, ont_node **next)
         return ont_fail(ONT_EINVAL, "%s '%s': %u inputs, expected %u to %u", node->op_type, node->name, present,
                         node->op->min_inputs, node->op->max_inputs);
     ONT_TRY(ont_op_check_attributes(node));
+    if (node->op->flags & ONT_OP_GRADIENT)
+        return ont_context(ont_pass_gradient_node(g, node, next), "%s '%s'", node->op_type, node->name);
+    ONT_TRY(check_containers(node));
     if (node->op->infer) ONT_TRY(ont_context(node->op->infer(g, node), "%s '%s'", node->op_type, node->name));
     if (ont_op_expands(node)) return ont_op_expand(g, node, next);
     bool known = node->n_outputs == 1 && node->outputs[0] && node->outputs[0]->data;

@@ -26,6 +26,7 @@ static const pass after_grad[] = {
     {"widen", ont_pass_widen, true},
     {"cse", ont_pass_cse, false},
     {"dce", ont_pass_dce, true},
+    {"fuse_elementwise", ont_pass_fuse_elementwise, false},
 };
 
 static char disabled[512];

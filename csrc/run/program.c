@@ -151,6 +151,19 @@ static ont_status become_probe(ont_program *p, const ont_facts *facts)
     return ont_pass_dce(p->graph);
 }
 
+/* Outputs that are sequences or optionals become their items; the caller puts them together again. */
+static ont_status flatten_results(ont_program *p)
+{
+    bool any = false;
+    uint32_t n = p->graph->n_outputs;
+    for (uint32_t i = 0; i < n; i++) any |= p->graph->outputs[i]->container != ONT_TENSOR;
+    if (!any) return ONT_OK;
+    p->n_results = n;
+    p->result_counts = ont_arena_array(&p->arena, n, sizeof *p->result_counts);
+    if (!p->result_counts) return ONT_ENOMEM;
+    return ont_pass_flatten(p->graph, p->result_counts);
+}
+
 static ont_status build(ont_program *p, const ont_graph *loaded, const ont_view *inputs, const uint8_t *wants,
                         ont_facts *facts)
 {
@@ -158,7 +171,7 @@ static ont_status build(ont_program *p, const ont_graph *loaded, const ont_view 
     ONT_TRY(ont_graph_clone(loaded, &p->graph));
     ONT_TRY(specialise(p->graph, inputs));
     ONT_TRY(ont_passes_before_grad(p->graph, facts));
-    if (facts->n_needs) ONT_TRY(become_probe(p, facts));
+    ONT_TRY(facts->n_needs ? become_probe(p, facts) : flatten_results(p));
     ONT_TRY(differentiate(p, p->probe ? NULL : wants));
     ONT_TRY(ont_passes_after_grad(p->graph));
     ONT_TRY(bind_steps(p, &needs));
@@ -166,6 +179,21 @@ static ont_status build(ont_program *p, const ont_graph *loaded, const ont_view 
                             &p->plan));
     for (uint32_t t = 0; t < p->n_steps; t++) p->steps[t].work_offset = p->plan.work_offsets[t];
     return mark_saved(p);
+}
+
+static ont_status keep_facts(ont_program *p, const ont_tensor *facts, uint32_t n)
+{
+    p->facts = ont_arena_array(&p->arena, n + 1, sizeof *p->facts);
+    if (!p->facts) return ONT_ENOMEM;
+    for (; p->n_facts < n; p->n_facts++) {
+        const ont_tensor *fact = &facts[p->n_facts];
+        void *copy = ont_arena_alloc(&p->arena, fact->bytes + 1);
+        if (!copy) return ONT_ENOMEM;
+        if (fact->bytes) memcpy(copy, fact->data, fact->bytes);
+        p->facts[p->n_facts] = *fact;
+        p->facts[p->n_facts].data = copy;
+    }
+    return ONT_OK;
 }
 
 ont_status ont_program_build(const ont_graph *loaded, const ont_view *inputs, const uint8_t *wants,
@@ -179,6 +207,7 @@ ont_status ont_program_build(const ont_graph *loaded, const ont_view *inputs, co
     pthread_mutex_init(&p->lock, NULL);
     p->refs = 1;
     ont_status status = build(p, loaded, inputs, wants, &known);
+    if (status == ONT_OK) status = keep_facts(p, facts, n_facts);
     if (status != ONT_OK) {
         ont_program_unref(p);
         return status;
@@ -189,6 +218,38 @@ ont_status ont_program_build(const ont_graph *loaded, const ont_view *inputs, co
             p->split, (double)p->plan.slab_bytes / 0x1p20, (double)p->plan.lower_bound / 0x1p20, p->build_seconds * 1e3);
     *program = p;
     return ONT_OK;
+}
+
+/* The concrete shapes of a program as views without data. */
+static void views_of(const ont_program *p, ont_view *views, uint8_t *wants)
+{
+    for (uint32_t i = 0; i < p->grads.n_forward_inputs; i++) {
+        const ont_value *v = p->graph->inputs[i];
+        views[i] = (ont_view){.dtype = v->dtype, .rank = v->shape.rank, .dims = v->shape.dims};
+        wants[i] = p->differentiable && p->grads.grad_output[i] >= 0;
+    }
+}
+
+ont_status ont_program_stage(const ont_program *p, const ont_graph *loaded, bool differentiated, ont_graph **graph)
+{
+    ont_program scratch = {0};
+    ont_facts facts = {.tensors = p->facts, .n = p->n_facts};
+    ont_status status = ONT_ENOMEM;
+    ont_view *views = ont_calloc(p->grads.n_forward_inputs + 1, sizeof *views);
+    uint8_t *wants = ont_calloc(p->grads.n_forward_inputs + 1, 1);
+    if (!views || !wants) goto done;
+    views_of(p, views, wants);
+    ONT_TRYGOTO(status, done, ont_graph_clone(loaded, &scratch.graph));
+    ONT_TRYGOTO(status, done, specialise(scratch.graph, views));
+    ONT_TRYGOTO(status, done, ont_passes_before_grad(scratch.graph, &facts));
+    if (differentiated && !facts.n_needs) ONT_TRYGOTO(status, done, differentiate(&scratch, wants));
+    *graph = scratch.graph;
+    scratch.graph = NULL;
+done:
+    ont_graph_destroy(scratch.graph);
+    ont_free(wants);
+    ont_free(views);
+    return status;
 }
 
 ont_program *ont_program_ref(ont_program *program)

@@ -30,13 +30,16 @@ struct ont_session {
     bool random;
 };
 
-static ont_status check_operators(ont_session *s)
+/* Of the graph and of every body in it. */
+static ont_status check_operators(ont_session *s, const ont_graph *g)
 {
-    for (const ont_node *node = s->graph->first; node; node = node->next) {
+    for (const ont_node *node = g->first; node; node = node->next) {
         if (!node->op)
             return ont_fail(ONT_EUNSUPPORTED, "operator %s.%s (opset %lld), used by node '%s', is not supported",
                             *node->domain ? node->domain : "ai.onnx", node->op_type, (long long)node->version, node->name);
         s->random |= (node->op->flags & ONT_OP_RANDOM) != 0;
+        for (const ont_attr *attr = node->attrs; attr; attr = attr->next)
+            if (attr->kind == ONT_ATTR_GRAPH) ONT_TRY(check_operators(s, attr->graph));
     }
     return ONT_OK;
 }
@@ -52,7 +55,7 @@ ont_status ont_session_create(ont_graph *graph, uint32_t max_programs, ont_sessi
     s->max_entries = max_programs ? max_programs : 1;
     s->entries = ont_calloc(s->max_entries + MAX_PROBES, sizeof *s->entries);
     ont_status status = s->entries ? ont_pool_create(&s->pool) : ONT_ENOMEM;
-    if (status == ONT_OK) status = check_operators(s);
+    if (status == ONT_OK) status = check_operators(s, s->graph);
     if (status != ONT_OK) {
         ont_session_destroy(s);
         return status;
