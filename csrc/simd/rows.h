@@ -42,21 +42,24 @@ static float row_dot(const float *x, const float *y, int64_t n)
 static float row_max(const float *x, int64_t n)
 {
     float part[LANES];
-    bool nan = false;
+    int32_t nan[LANES] = {0};
     for (int lane = 0; lane < LANES; lane++) part[lane] = x[0];
     int64_t i = 0;
     for (; i + LANES <= n; i += LANES)
         for (int lane = 0; lane < LANES; lane++) {
             float v = x[i + lane];
-            nan |= v != v;
+            nan[lane] |= v != v;
             part[lane] = v > part[lane] ? v : part[lane];
         }
     for (; i < n; i++) {
-        nan |= x[i] != x[i];
+        nan[0] |= x[i] != x[i];
         part[0] = x[i] > part[0] ? x[i] : part[0];
     }
-    for (int lane = 1; lane < LANES; lane++) part[0] = part[lane] > part[0] ? part[lane] : part[0];
-    return nan ? NAN : part[0];
+    for (int lane = 1; lane < LANES; lane++) {
+        nan[0] |= nan[lane];
+        part[0] = part[lane] > part[0] ? part[lane] : part[0];
+    }
+    return nan[0] ? NAN : part[0];
 }
 
 static void row_add_to(float *acc, const float *x, int64_t n)
