@@ -153,8 +153,8 @@ def _assigned(module: torch.nn.Module, traced: _Traced) -> list[Tensor]:
     tensors: list[Tensor] = []
     for (child, name), before in traced.record.writes.items():
         value = attributes.attribute(child, name)
-        if child not in names or value is before or name in child._buffers:
-            continue  # made by forward itself; no change; an output already
+        if child not in names or value is before or name in child._buffers or attributes.follows_parameters(child, name):
+            continue  # made by forward itself; no change; an output already; torch's own
         if value is attributes.ABSENT or any(isinstance(v, (torch.nn.Module, torch.nn.Parameter)) for v in (value, before)):
             raise rewrite.Untraceable(f"The module exchanges its {name!r} inside forward; a graph would lose that.")
         leaves, spec = trees.flatten(value)
