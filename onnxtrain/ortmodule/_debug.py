@@ -72,7 +72,7 @@ class DebugOptions:
         self.verify = int(verify)
         self.trace = None if profile is None else Profile(os.fspath(profile))
         if save_onnx and not os.access(self.save_path, os.W_OK | os.X_OK):
-            raise OSError(f"{self.save_path} is not a folder that can be written")
+            raise OSError(f"Directory {self.save_path} is not writable.")
 
     @property
     def logging(self) -> types.SimpleNamespace:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import types
 import warnings
@@ -55,6 +56,34 @@ def _describe(leaf: Any) -> Any:
     return type(leaf), leaf
 
 
+class _Forward:
+    """ORTModule.forward, with the signature of the wrapped module's where somebody asks for it."""
+
+    class Bound:
+        def __init__(self, model: ORTModule) -> None:
+            self.__self__ = model
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            return self.__self__._call(args, kwargs)
+
+        @property
+        def __signature__(self) -> inspect.Signature:
+            return inspect.signature(self.__self__._module.forward)
+
+        @property
+        def __doc__(self) -> str | None:  # type: ignore[override]
+            return self.__self__._module.forward.__doc__
+
+        __name__ = "forward"
+
+    def __get__(self, model: ORTModule | None, _owner: type) -> Any:
+        return self if model is None else self.Bound(model)
+
+    def __call__(self, model: ORTModule, *args: Any, **kwargs: Any) -> Any:
+        """As ORTModule.forward(model, ...), which a subclass may call."""
+        return model._call(args, kwargs)
+
+
 class ORTModule(torch.nn.Module):
     """Runs a module's forward and backward in onnxtrain's engine; otherwise it is the module.
 
@@ -95,7 +124,9 @@ class ORTModule(torch.nn.Module):
 
     # ---- running ----
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    forward = _Forward()
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The module's own forward: same arguments, same result."""
         if exclusive.owner is not None:
             if exclusive.here():
@@ -116,10 +147,11 @@ class ORTModule(torch.nn.Module):
             programs = self._programs.get(key, ())
         except TypeError:  # an argument that has no hash is no constant of a graph
             if any([trees.register(leaf) for leaf in leaves if not isinstance(leaf, torch.Tensor)]):
-                return self.forward(*args, **kwargs)
+                return self._call(args, kwargs)
             kinds = ", ".join(sorted({type(leaf).__name__ for leaf in leaves if getattr(leaf, "__hash__", None) is None}))
             self._fall_back(kinds, FallbackPolicy.FALLBACK_UNSUPPORTED_DATA,
-                            f"an argument is, or holds, a {kinds}, which is neither tensor nor constant", None, None)
+                            f"ORTModule does not support input type {kinds}: an argument is, or holds, one, and it is neither "
+                            "tensor nor constant", None, None)
             return self._in_torch(args, kwargs)
         tensors = leaves if spec is None else [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         for program in programs:
@@ -171,7 +203,7 @@ class ORTModule(torch.nn.Module):
                         args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A schema, mode, size or state of the module for which there is no program yet."""
         if any([trees.register(leaf) for leaf in leaves if not isinstance(leaf, torch.Tensor)]):
-            return self.forward(*args, **kwargs)  # with the containers among the leaves taken apart
+            return self._call(args, kwargs)  # with the containers among the leaves taken apart
         known = self._programs.setdefault(key, [])
         size = known[-1].guards(tensors) if known else None
         reason = size or (known[-1].changed() if known else None)
@@ -188,6 +220,9 @@ class ORTModule(torch.nn.Module):
         except UnsupportedError as error:
             self._fall_back(key, FallbackPolicy.FALLBACK_UNSUPPORTED_DEVICE, str(error), error, None)
             return self._in_torch(args, kwargs)
+        for leaf in leaves:
+            if isinstance(leaf, str):
+                self._debug.log(logging.INFO, "Received input of type %s is treated as a constant by ORT by default.", type(leaf))
         _C.set_log_level(self._debug.log_level.logging_level)
         choice = options.read("ONNXTRAIN_EXPORTER")
         failures: list[tuple[str, Exception]] = []
