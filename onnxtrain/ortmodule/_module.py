@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import logging
 import types
-import warnings
 from typing import Any, NamedTuple
 
 import torch
@@ -84,6 +83,18 @@ class _Forward:
         return model._call(args, kwargs)
 
 
+class _View:
+    """ORTModule._torch_module: views of the inside under the names that scripts know; see _managers.py."""
+
+    def __get__(self, model: ORTModule | None, _owner: type) -> Any:
+        if model is None:
+            return self
+        view = model.__dict__.get("_view")
+        if view is None:
+            view = model.__dict__["_view"] = TorchModule(model)
+        return view
+
+
 class ORTModule(torch.nn.Module):
     """Runs a module's forward and backward in onnxtrain's engine; otherwise it is the module.
 
@@ -120,7 +131,7 @@ class ORTModule(torch.nn.Module):
         self.__dict__["training"] = module.training
         for store in ("_parameters", "_buffers", "_modules"):  # the very dicts: torch's own walks find everything here
             self.__dict__[store] = module.__dict__[store]
-        _warn_of_collisions(module)
+        _warn_of_collisions(module, self._debug)
 
     # ---- running ----
 
@@ -361,13 +372,7 @@ class ORTModule(torch.nn.Module):
         """The wrapped module."""
         return self._module
 
-    @property
-    def _torch_module(self) -> TorchModule:
-        """Views of the inside under the names that scripts know; see _managers.py."""
-        view = self.__dict__.get("_view")
-        if view is None:
-            view = self.__dict__["_view"] = TorchModule(self)
-        return view
+    _torch_module = _View()
 
     def _is_training(self) -> bool:
         return self._module.training and torch.is_grad_enabled()
@@ -389,6 +394,8 @@ class ORTModule(torch.nn.Module):
             self.__dict__[name] = value  # past torch's registration: the wrapped module is no child
         elif "_module" not in self.__dict__ or name in self.__dict__ or name == "training":
             super().__setattr__(name, value)
+        elif name in _OF_ORTMODULE or _is_custom_method(self._module, name):
+            self.__dict__[name] = value
         else:
             setattr(self._module, name, value)
 
@@ -432,12 +439,20 @@ class ORTModule(torch.nn.Module):
         return f"ORTModule({self._module!r})"
 
 
-def _warn_of_collisions(module: torch.nn.Module) -> None:
-    """Attributes of the user's class that ORTModule has under the same name, and torch has not: ours are found first."""
-    ours = {name for name in vars(ORTModule) if not hasattr(torch.nn.Module, name)} | _OWN
-    for name in sorted(ours & {*vars(module), *(n for base in type(module).__mro__ for n in vars(base))} - {"__weakref__"}):
-        warnings.warn(f"User Module's attribute name {name} collides with ORTModule's attribute name. User Module's attribute "
-                      "may not be returned when trying to retrieve the attribute through ORTModule.", stacklevel=3)
+def _is_custom_method(module: torch.nn.Module, name: str) -> bool:
+    """Whether a name is a method of the user's class, which ORTModule has as its own."""
+    return isinstance(getattr(type(module), name, None), types.FunctionType) and not hasattr(torch.nn.Module, name)
+
+
+def _warn_of_collisions(module: torch.nn.Module, debug: DebugOptions) -> None:
+    """Names of the user's that ORTModule has as well: from outside, its own are found first."""
+    ours = {name for name in (*vars(ORTModule), *_OWN) if not name.startswith("__")} - {"forward", "extra_repr"}
+    methods = [name for base in type(module).__mro__ if base.__module__.split(".")[0] != "torch" for name in vars(base)]
+    held = vars(module).keys() - vars(torch.nn.Module()).keys()
+    for name in (*sorted(ours & held), *sorted(ours & set(methods))):
+        debug.log(logging.WARNING,
+                  "User Module's attribute name %s collides with ORTModule's attribute name. User Module's attribute may not be "
+                  "returned when trying to retrieve the attribute through ORTModule.", name)
 
 
 def _delegate(name: str) -> None:
@@ -466,3 +481,4 @@ def _requires_grad_(self: ORTModule, requires_grad: bool = True) -> ORTModule:
 
 
 ORTModule.requires_grad_ = _requires_grad_  # type: ignore[method-assign]
+_OF_ORTMODULE = frozenset(name for name in vars(ORTModule) if not hasattr(torch.nn.Module, name))
