@@ -1,6 +1,6 @@
 """The C core of onnxtrain: sessions over one exported graph."""
 
-from typing import Any, Sequence
+from typing import Any, Callable, Sequence
 
 from torch import Tensor
 
@@ -39,7 +39,9 @@ class Session:
             seed: key of the counter-based generator that dropout uses in this run.
 
         Returns:
-            The outputs, and the run to call backward() on; None where no output depends on a masked input.
+            The outputs, and the run to call backward() on; None where no output depends on a masked input. An output of the
+            graph that is a sequence comes as a list, an optional without element as None; backward() counts the items of
+            lists as outputs of their own.
 
         Raises:
             ValueError, TypeError: a tensor does not fit; the message names the input.
@@ -47,7 +49,8 @@ class Session:
         """
 
     def stats(self) -> dict[str, Any]:
-        """Counts and seconds: programs built, cache hits, build seconds, planned bytes and their lower bound."""
+        """Counts and seconds: programs built, cache hits, build seconds, planned bytes and their lower bound. Where shapes
+        depend on contents, probe_runs is how often programs ran that compute those contents, and probes_built how many."""
 
     def text(self, stage: str = "loaded") -> str:
         """The graph as ONNX-style text: "loaded", or "program" for the latest specialised one."""
@@ -118,7 +121,7 @@ def build_info() -> dict[str, Any]:
     """What this build and this machine have: version, operators, threads, dlpack_exchange, isa, gemm (provider names)."""
 
 def operators() -> list[dict[str, Any]]:
-    """The operator registry: domain, name, since, grad (bool), kernels (names), view (bool), expands (bool: stands for
+    """The operator registry: domain, name, since, grad (bool: has a rule), no_grad (bool: nothing flows), kernels (names), view (bool), expands (bool: stands for
     others), and attributes: those that the operator takes, as "axis:i perm:I" (i int, f float, s string, t tensor, g graph,
     capitals for lists); None where it does not say."""
 
@@ -133,6 +136,10 @@ def disable_kernels(names: Sequence[str]) -> None:
     """Kernels with these names, or "Op:kernel" for the nodes of one operator, decline from now on (tests compare each
     kernel with the reference). Programs already built keep theirs."""
 
+def disable_passes(names: Sequence[str]) -> None:
+    """Optional passes with these names are skipped from now on, as by ONNXTRAIN_DISABLE=name,... when the process starts.
+    Programs already built stay as they are."""
+
 def set_timing(on: bool) -> None:
     """Whether runs note when each of their steps begins and ends, for Session.timeline()."""
 
@@ -141,3 +148,53 @@ def set_log_level(level: int) -> None:
 
 def measure_gemm(provider: str, trans_a: bool, trans_b: bool, m: int, n: int, k: int) -> float | None:
     """Seconds of the best of a few float32 products; None where the provider ("torch", "onednn", "plain") is not there."""
+
+class Updater:
+    """One optimizer's update of all its parameters in one call; onnxtrain/optim/_engine.py drives it."""
+
+    def __init__(self, rule: str, name: str) -> None:
+        """
+        Args:
+            rule: "adam", "lamb", "sgd", "adagrad" or "lion".
+            name: of the optimizer, for messages.
+        """
+
+    def step(self, groups: list[dict], hyper: list[tuple[float, ...]], state: dict, prepare: Callable[[Tensor, int], bool],
+             max_norm: float, unscale: float, seed: int) -> float | None:
+        """Updates every parameter that has a gradient.
+
+        Args:
+            groups: with "params".
+            hyper: for each group its sign, flags (1 master weights, 2 stochastic rounding) and the rule's numbers.
+            state: parameter to dict of state tensors.
+            prepare: completes the state of a parameter of a group; whether there was none before.
+            max_norm: clips the gradients together; negative: neither clipped nor measured.
+            unscale: multiplies the gradients before that.
+            seed: of stochastic rounding.
+
+        Returns:
+            The norm of all gradients times `unscale`; None where max_norm is negative.
+
+        Raises:
+            RuntimeError: a gradient is sparse.
+            TypeError, ValueError: a tensor is of a kind that is not supported, or shares memory with another.
+            Nothing was updated then.
+        """
+
+def sums_of_squares(tensors: Sequence[Tensor]) -> list[float]:
+    """The sum of squares of each tensor, in double: finite exactly where all elements are (but for float64 past 1e154).
+
+    Raises:
+        TypeError: a tensor is no dense CPU tensor of a float dtype.
+    """
+
+def scale_tensors(sources: Sequence[Tensor], targets: Sequence[Tensor], factor: float, keep: float) -> bool:
+    """``target = source * factor + target * keep`` in one pass; a target may be its source.
+
+    Returns:
+        Whether all sources were finite.
+
+    Raises:
+        TypeError: a tensor is no dense CPU tensor of a float dtype.
+        ValueError: shapes differ, or tensors share memory.
+    """

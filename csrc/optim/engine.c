@@ -39,6 +39,7 @@ void ont_optim_deinit(ont_optim *o)
     ont_free(o->ratios);
     ont_free(o->ranges);
     ont_free(o->checked);
+    ont_free(o->sorted);
     ont_free(o->grads_checked);
     ont_arena_deinit(&o->layouts);
     memset(o, 0, sizeof *o);
@@ -186,7 +187,7 @@ static double norm_of(pass *p)
     return sqrt(sum) * fabs(p->request->unscale);
 }
 
-/* |p| / |u| of every tensor from the sums of its chunks; 1 where either is zero. */
+/* |p| / |u| of every tensor from the sums of its chunks, within its limits; 1 where either is zero. NaN stays. */
 static void trust_ratios(ont_optim *o)
 {
     size_t chunk = 0;
@@ -196,7 +197,9 @@ static void trust_ratios(ont_optim *o)
             pp += o->sums[2 * chunk];
             uu += o->sums[2 * chunk + 1];
         }
-        o->ratios[i] = pp == 0 || uu == 0 ? 1 : sqrt(pp) / sqrt(uu);
+        const ont_update *u = &o->updates[o->tensors[i].update];
+        double ratio = pp == 0 || uu == 0 ? 1 : sqrt(pp) / sqrt(uu);
+        o->ratios[i] = ratio < u->ratio_min ? u->ratio_min : ratio > u->ratio_max ? u->ratio_max : ratio;
     }
 }
 
@@ -225,5 +228,26 @@ ont_status ont_optim_run(ont_optim *o, const ont_optim_request *request, double 
         run_pass(&p, update_body);
     }
     for (size_t i = 0; i < o->n_tensors; i++) count_up(&o->tensors[i]);
+    return ONT_OK;
+}
+
+ont_status ont_optim_squares(ont_optim *o, double *sums)
+{
+    ONT_TRY(cut(o));
+    pass p = {.o = o, .loops = ont_optim_loops()};
+    run_pass(&p, squares_body);
+    for (size_t i = 0; i < o->n_tensors; i++) sums[i] = 0;
+    for (size_t c = 0; c < o->n_chunks; c++) sums[o->chunks[c].tensor] += o->sums[2 * c];
+    return ONT_OK;
+}
+
+ont_status ont_optim_scale(ont_optim *o, bool *finite)
+{
+    ONT_TRY(cut(o));
+    ont_optim_request request = {.unscale = 1};
+    pass p = {.o = o, .loops = ont_optim_loops(), .request = &request, .rule = ONT_RULE_SCALE};
+    run_pass(&p, update_body);
+    *finite = true;
+    for (size_t c = 0; c < o->n_chunks; c++) *finite = *finite && o->sums[2 * c] == 0;
     return ONT_OK;
 }

@@ -76,11 +76,13 @@ typedef struct ont_optim {
     int64_t *batches;             /* first chunk of each share of work, and one past the last */
     double *sums;                 /* two per chunk */
     double *ratios;               /* one per tensor */
-    ont_optim_range *ranges, *checked;
+    ont_optim_range *ranges, *checked; /* written memory of this step, and what was found clear, by tensor */
+    ont_optim_range *sorted;           /* the latter by address */
+    uintptr_t reach;                   /* bytes of the longest range with holes */
     ont_optim_range *grads_checked; /* a table of gradients known to lie clear of `checked` */
     size_t n_tensors, n_updates, n_chunks, n_batches, n_checked;
     size_t tensors_capacity, updates_capacity, chunks_capacity, batches_capacity, sums_capacity, ratios_capacity;
-    size_t ranges_capacity, checked_capacity, grads_capacity;
+    size_t ranges_capacity, checked_capacity, sorted_capacity, grads_capacity;
     ont_arena layouts;
 } ont_optim;
 
@@ -116,6 +118,14 @@ ont_status ont_optim_check(ont_optim *o, bool *overlaps, ont_optim_overlap *wher
 
 /* Does the step. On failure (memory only) nothing was touched. *norm: of the unscaled gradients, 0 where not asked for. */
 ont_status ont_optim_run(ont_optim *o, const ont_optim_request *request, double *norm) ONT_MUST_USE;
+
+/*
+ * Of tensors that have gradients only: the sum of squares of each, in double and in a fixed order, so that it is finite
+ * exactly where all elements are (but for float64 beyond 1e154).
+ */
+ont_status ont_optim_squares(ont_optim *o, double *sums) ONT_MUST_USE;
+/* param = keep_before param + grad gradient with each tensor's coefficients; whether all gradients were finite. */
+ont_status ont_optim_scale(ont_optim *o, bool *finite) ONT_MUST_USE;
 
 /* ---- inside optim/ ---- */
 

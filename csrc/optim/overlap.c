@@ -82,9 +82,24 @@ static bool find_written(const ont_optim_range *ranges, size_t n, ont_optim_over
     return false;
 }
 
-static size_t slot_of(const ont_optim *o, const ont_optim_range *r)
+enum { PROBES = 8 };
+
+/* Where the range is remembered, or the place to remember it: a few neighbours of its hash, the first if all are taken. */
+static ont_optim_range *place_of(const ont_optim *o, const ont_optim_range *r, bool *known)
 {
-    return (size_t)((r->first >> 6) * UINT64_C(0x9E3779B97F4A7C15) >> 32) & (o->grads_capacity - 1);
+    size_t mask = o->grads_capacity - 1, hash = (size_t)((r->first >> 4) * UINT64_C(0x9E3779B97F4A7C15) >> 32);
+    ont_optim_range *free_place = &o->grads_checked[hash & mask];
+    *known = true;
+    for (size_t i = 0; i < PROBES; i++) {
+        ont_optim_range *place = &o->grads_checked[(hash + i) & mask];
+        if (same_range(place, r)) return place;
+        if (place->first == 0) {
+            free_place = place;
+            break;
+        }
+    }
+    *known = false;
+    return free_place;
 }
 
 static ont_status make_grads_table(ont_optim *o)
@@ -98,16 +113,23 @@ static ont_status make_grads_table(ont_optim *o)
     return ONT_OK;
 }
 
+/* Whether the gradient is walked as its parameter is. */
+static bool same_order(const ont_optim_layout *l)
+{
+    size_t size = l ? (size_t)l->rank * sizeof l->strides[0][0] : 0;
+    return !l || !memcmp(l->strides[ONT_OPERAND_PARAM], l->strides[ONT_OPERAND_GRAD], size);
+}
+
 /*
- * sorted: the written ranges, none of which clash. What starts before `grad` and reaches into it is then the neighbour
- * before it, or one of the interleaved ranges, of which the longest has `reach` bytes.
+ * The written ranges do not clash. What starts before `grad` and reaches into it is then the neighbour before it, or one
+ * of the interleaved ranges, of which the longest has `reach` bytes.
  */
-static bool find_grad(const ont_optim *o, const ont_optim_range *sorted, size_t n, uintptr_t reach,
-                      const ont_optim_range *grad, ont_optim_overlap *where)
+static bool find_grad(const ont_optim *o, const ont_optim_range *grad, ont_optim_overlap *where)
 {
     const ont_optim_tensor *own = &o->tensors[grad->tensor];
-    uintptr_t from = grad->first > reach ? grad->first - reach : 0;
-    size_t low = 0, high = n;
+    const ont_optim_range *sorted = o->sorted;
+    uintptr_t from = grad->first > o->reach ? grad->first - o->reach : 0;
+    size_t n = o->n_checked, low = 0, high = n;
     while (low < high) {
         size_t middle = (low + high) / 2;
         if (sorted[middle].first < from) low = middle + 1;
@@ -115,7 +137,7 @@ static bool find_grad(const ont_optim *o, const ont_optim_range *sorted, size_t 
     }
     for (size_t i = low ? low - 1 : 0; i < n && sorted[i].first < grad->last; i++) {
         bool in_place = sorted[i].tensor == grad->tensor && sorted[i].operand == ONT_OPERAND_PARAM &&
-                        same_range(&sorted[i], grad) && !own->layout &&
+                        same_range(&sorted[i], grad) && same_order(own->layout) &&
                         own->dtype[ONT_OPERAND_GRAD] == own->dtype[ONT_OPERAND_PARAM];
         if (!in_place && clash(&sorted[i], grad)) {
             tell(where, grad, &sorted[i]);
@@ -125,42 +147,50 @@ static bool find_grad(const ont_optim *o, const ont_optim_range *sorted, size_t 
     return false;
 }
 
-static bool check_grads(ont_optim *o, ont_optim_range *sorted, size_t n, bool *is_sorted, ont_optim_overlap *where)
+static bool check_grads(ont_optim *o, ont_optim_overlap *where)
 {
-    uintptr_t reach = 0;
-    size_t seen = 0;
     for (size_t i = 0; i < o->n_tensors; i++) {
         if (!o->tensors[i].count) continue;
         ont_optim_range grad = range_of(&o->tensors[i], (uint32_t)i, ONT_OPERAND_GRAD);
-        ont_optim_range *known = &o->grads_checked[slot_of(o, &grad)];
-        if (same_range(known, &grad)) continue;
-        if (!*is_sorted) qsort(sorted, n, sizeof *sorted, by_first);
-        *is_sorted = true;
-        for (; seen < n; seen++) /* once */
-            if (sorted[seen].sparse && sorted[seen].last - sorted[seen].first > reach)
-                reach = sorted[seen].last - sorted[seen].first;
-        if (find_grad(o, sorted, n, reach, &grad, where)) return true;
-        *known = grad;
+        bool known;
+        ont_optim_range *place = place_of(o, &grad, &known);
+        if (known) continue;
+        if (find_grad(o, &grad, where)) return true;
+        *place = grad;
     }
     return false;
+}
+
+/* Looks at all written ranges anew. */
+static ont_status check_written(ont_optim *o, size_t n, bool *bad, ont_optim_overlap *where)
+{
+    ONT_TRY(ont_optim_reserve(&o->checked, &o->checked_capacity, n, sizeof *o->checked));
+    ONT_TRY(ont_optim_reserve(&o->sorted, &o->sorted_capacity, n, sizeof *o->sorted));
+    memcpy(o->checked, o->ranges, n * sizeof *o->ranges);
+    memcpy(o->sorted, o->ranges, n * sizeof *o->ranges);
+    memset(o->grads_checked, 0, o->grads_capacity * sizeof *o->grads_checked);
+    qsort(o->sorted, n, sizeof *o->sorted, by_first);
+    o->reach = 0;
+    for (size_t i = 0; i < n; i++)
+        if (o->sorted[i].sparse && o->sorted[i].last - o->sorted[i].first > o->reach)
+            o->reach = o->sorted[i].last - o->sorted[i].first;
+    *bad = find_written(o->sorted, n, where);
+    return ONT_OK;
 }
 
 ont_status ont_optim_check(ont_optim *o, bool *overlaps, ont_optim_overlap *where)
 {
     size_t n;
-    bool is_sorted = false, bad = false;
+    bool bad = false;
     ONT_TRY(make_grads_table(o));
     ONT_TRY(collect(o, &n));
-    ONT_TRY(ont_optim_reserve(&o->checked, &o->checked_capacity, n, sizeof *o->checked));
     if (!unchanged(o, n)) {
-        memcpy(o->checked, o->ranges, n * sizeof *o->ranges);
-        memset(o->grads_checked, 0, o->grads_capacity * sizeof *o->grads_checked);
-        qsort(o->ranges, n, sizeof *o->ranges, by_first);
-        is_sorted = true;
-        bad = find_written(o->ranges, n, where);
+        o->n_checked = 0;
+        ONT_TRY(check_written(o, n, &bad, where));
+        o->n_checked = n;
     }
-    bad = bad || check_grads(o, o->ranges, n, &is_sorted, where);
-    o->n_checked = bad ? 0 : n;
+    bad = bad || check_grads(o, where);
+    if (bad) o->n_checked = 0;
     *overlaps = bad;
     return ONT_OK;
 }

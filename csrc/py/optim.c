@@ -4,170 +4,31 @@
  * since; what is remembered is only where each parameter's state was found in the optimizer's dict, and that is
  * compared first. Called by onnxtrain/optim/_engine.py.
  */
-#include "py/dlpack.h" /* Python.h before any system header */
+#include "py/optim.h" /* Python.h before any system header */
 
 #include <string.h>
 
 #include "base/alloc.h"
-#include "optim/optim.h"
 
-enum { GROUP_MASTER = 1, GROUP_STOCHASTIC = 2, GROUP_LEADING = 2 /* sign and flags, before the rule's own numbers */ };
-
-typedef struct slot { /* parameter and its state dict as last seen; never dereferenced before the dict confirms them */
-    PyObject *param, *inner;
-} slot;
-
-typedef struct updater_object {
-    PyObject_HEAD
-    PyObject *module;
-    ont_state *state;
-    const ont_optim_rule *rule;
-    PyObject *name; /* of the optimizer, for messages */
-    PyObject *key_params, *key_grad, *key_step, *key_master, *key_state[ONT_RULE_STATES], *key_scale[2];
-    PyObject *increment_version; /* torch.autograd.graph's */
-    ont_optim work;
-    slot *slots, *order;   /* by position among the parameters; by position in the state dict */
-    PyObject **held;       /* references for the time of a step */
-    size_t n_slots, n_order, n_held, slots_capacity, order_capacity, held_capacity;
-    bool busy;
-} updater_object;
-
-/* One call of step(). */
-typedef struct walk {
-    updater_object *self;
-    PyObject *states, *prepare, *updated;
-    bool known, changed; /* the state dict is as last time; it was changed by prepare() */
-    size_t position;     /* among all parameters */
-    Py_ssize_t group, index;
-    double hyper[ONT_OPTIM_HYPER_MAX], sign;
-    int flags;
-    uint32_t needs;
-    double last_step; /* whose coefficients were added last for this group; negative: none */
-    bool last_first;
-    uint32_t last_update;
-} walk;
-
-static const char *const operand_text[ONT_OPERAND_COUNT] = {
-    "the parameter", "the gradient", "the first state", "the second state", "the third state", "the master copy"};
-
-/* ---- errors ---- */
-
-static int blame(const walk *w, PyObject *type, const char *what, const char *problem)
-{
-    PyErr_Format(type, "%U: parameter %zd of group %zd: %s%s", w->self->name, w->index, w->group, what, problem);
-    return -1;
-}
-
-static int is_true(PyObject *tensor, const char *attribute)
-{
-    PyObject *value = PyObject_GetAttrString(tensor, attribute);
-    int truth = value ? PyObject_IsTrue(value) : -1;
-    Py_XDECREF(value);
-    if (truth < 0) PyErr_Clear();
-    return truth > 0;
-}
-
-/* Why DLPack did not take the tensor, in the optimizer's words. */
-static int blame_borrow(const walk *w, PyObject *tensor, int operand)
-{
-    PyObject *type, *value, *trace;
-    PyErr_Fetch(&type, &value, &trace);
-    PyErr_NormalizeException(&type, &value, &trace);
-    PyObject *layout = PyObject_GetAttrString(tensor, "layout");
-    if (!layout) PyErr_Clear();
-    if (is_true(tensor, "is_sparse") || is_true(tensor, "is_sparse_csr"))
-        PyErr_Format(PyExc_RuntimeError,
-                     "%U does not support sparse gradients: %s %zd of group %zd is %S; use dense gradients (sparse=False "
-                     "in nn.Embedding) or torch.optim.SparseAdam",
-                     w->self->name, operand == ONT_OPERAND_GRAD ? "the gradient of parameter" : "parameter", w->index,
-                     w->group, layout ? layout : Py_None);
-    else
-        PyErr_Format(type, "%U: parameter %zd of group %zd: %s: %S", w->self->name, w->index, w->group,
-                     operand_text[operand], value ? value : Py_None);
-    Py_XDECREF(layout);
-    Py_XDECREF(type);
-    Py_XDECREF(value);
-    Py_XDECREF(trace);
-    return -1;
-}
-
-/* ---- tensors ---- */
-
-/* Takes the reference over, also on failure. */
-static int hold(updater_object *self, PyObject *object)
-{
-    if (ont_optim_reserve(&self->held, &self->held_capacity, self->n_held + 1, sizeof *self->held) != ONT_OK) {
-        Py_DECREF(object);
-        PyErr_NoMemory();
-        return -1;
-    }
-    self->held[self->n_held++] = object;
-    return 0;
-}
-
-static bool is_row_major(const dlpack_tensor *t)
-{
-    int64_t stride = 1;
-    if (!t->strides) return true;
-    for (int i = t->ndim - 1; i >= 0; i--) {
-        if (t->shape[i] != 1 && t->strides[i] != stride) return false;
-        stride *= t->shape[i];
-    }
-    return true;
-}
-
-static int64_t count_of(const ont_view *view)
-{
-    int64_t count = 1;
-    for (int i = 0; i < view->rank; i++) count *= view->dims[i];
-    return count;
-}
-
-/*
- * ont_dlpack_borrow() for the step path, where 10,000 tensors are looked at: what is dense, larger than one element and
- * on the CPU is taken at once, everything else goes the careful way. strides are NULL where row-major.
- */
-static int borrow(const walk *w, PyObject *tensor, int operand, ont_view *view)
-{
-    const ont_state *state = w->self->state;
-    if (state->dlpack && PyType_IsSubtype(Py_TYPE(tensor), (PyTypeObject *)state->tensor_type)) {
-        dlpack_tensor t;
-        if (state->dlpack->tensor_from_object(tensor, &t) < 0) return blame_borrow(w, tensor, operand);
-        bool plain = t.device.type == DLPACK_CPU && t.dtype.lanes == 1 && is_row_major(&t) &&
-                     ont_dtype_from_dlpack(t.dtype.code, t.dtype.bits, &view->dtype);
-        *view = (ont_view){view->dtype, t.ndim, t.shape, NULL, t.data ? (char *)t.data + t.byte_offset : NULL};
-        if (plain && count_of(view) > 1 && view->data) return 0;
-    }
-    PyObject *keep = NULL;
-    if (ont_dlpack_borrow(state, tensor, operand_text[operand], w->index, view, &keep) < 0)
-        return blame_borrow(w, tensor, operand);
-    if (keep && hold(w->self, keep) < 0) return -1;
-    if (!view->data && count_of(view)) return blame(w, PyExc_TypeError, operand_text[operand], " has no memory");
-    return 0;
-}
-
-static bool same_dims(const ont_view *a, const ont_view *b)
-{
-    return a->rank == b->rank && (a->rank == 0 || !memcmp(a->dims, b->dims, (size_t)a->rank * sizeof *a->dims));
-}
+enum { AHEAD = 8 }; /* parameters whose memory is asked for before they are looked at */
 
 /* ---- state ---- */
 
 /* Whether the state dict holds the same objects in the same order as at the end of the last step. */
-static bool state_unchanged(const updater_object *self, PyObject *states)
+static bool state_unchanged(const ont_updater *self, PyObject *states)
 {
     Py_ssize_t at = 0;
     PyObject *key, *value;
     size_t n = 0;
     if ((size_t)PyDict_Size(states) != self->n_order) return false;
     while (PyDict_Next(states, &at, &key, &value)) {
-        if (n >= self->n_order || self->order[n].param != key || self->order[n].inner != value) return false;
+        if (n >= self->n_order || self->order[n].key != key || self->order[n].inner != value) return false;
         n++;
     }
     return n == self->n_order;
 }
 
-static int remember_state(updater_object *self, PyObject *states)
+static int remember_state(ont_updater *self, PyObject *states)
 {
     Py_ssize_t at = 0;
     PyObject *key, *value;
@@ -176,37 +37,38 @@ static int remember_state(updater_object *self, PyObject *states)
         PyErr_NoMemory();
         return -1;
     }
-    while (PyDict_Next(states, &at, &key, &value)) self->order[self->n_order++] = (slot){key, value};
+    while (PyDict_Next(states, &at, &key, &value)) self->order[self->n_order++] = (ont_entry){key, value};
     return 0;
 }
 
 /* Borrowed; NULL without an exception where the parameter has no state yet. */
-static PyObject *find_inner(walk *w, PyObject *param)
+static PyObject *find_inner(ont_walk *w, PyObject *param)
 {
-    updater_object *self = w->self;
-    slot *s = &self->slots[w->position];
+    ont_updater *self = w->self;
+    ont_slot *s = &self->slots[w->position];
     if (w->known && s->param == param && s->inner) return s->inner;
     PyObject *inner = PyDict_GetItemWithError(w->states, param);
-    *s = (slot){param, inner};
+    s->param = param;
+    s->inner = inner;
     if (inner && !PyDict_Check(inner)) {
-        blame(w, PyExc_TypeError, "its state", " is no dict");
+        ont_blame(w, PyExc_TypeError, "its state", " is no dict");
         s->inner = NULL;
         return NULL;
     }
     return inner;
 }
 
-static int take_operand(walk *w, ont_optim_tensor *t, PyObject *tensor, int k, const ont_view *param,
+static int take_operand(ont_walk *w, ont_optim_tensor *t, PyObject *tensor, int k, const ont_view *param,
                         const int64_t *strides[ONT_OPERAND_COUNT])
 {
     ont_view view;
-    if (hold(w->self, Py_NewRef(tensor)) < 0 || borrow(w, tensor, k, &view) < 0) return -1;
-    if (!same_dims(&view, param)) return blame(w, PyExc_ValueError, operand_text[k], " has another shape than the parameter");
+    if (ont_hold(w->self, Py_NewRef(tensor)) < 0 || ont_grasp(w, tensor, k, &view) < 0) return -1;
+    if (!ont_same_dims(&view, param)) return ont_blame(w, PyExc_ValueError, ont_operand_text[k], " has another shape than the parameter");
     bool eight = (k == ONT_OPERAND_STATE || k == ONT_OPERAND_STATE + 1) && param->dtype != ONT_FLOAT64 &&
                  (view.dtype == ONT_INT8 || view.dtype == ONT_UINT8);
     if (!eight && ont_optim_storage(view.dtype) == ONT_STORAGE_COUNT) {
         PyErr_Format(PyExc_TypeError, "%U: parameter %zd of group %zd: %s is %s, which is not supported", w->self->name,
-                     w->index, w->group, operand_text[k], ont_dtype_name(view.dtype));
+                     w->index, w->group, ont_operand_text[k], ont_dtype_name(view.dtype));
         return -1;
     }
     t->data[k] = view.data;
@@ -216,54 +78,55 @@ static int take_operand(walk *w, ont_optim_tensor *t, PyObject *tensor, int k, c
 }
 
 /* The scales of 8-bit state: float32, one per block. */
-static int take_scale(walk *w, ont_optim_tensor *t, PyObject *inner, int i)
+static int take_scale(ont_walk *w, ont_optim_tensor *t, PyObject *inner, int i)
 {
     PyObject *tensor = PyDict_GetItemWithError(inner, w->self->key_scale[i]);
     ont_view view;
-    if (!tensor) return PyErr_Occurred() ? -1 : blame(w, PyExc_KeyError, "8-bit state", " without its scales");
-    if (hold(w->self, Py_NewRef(tensor)) < 0 || borrow(w, tensor, ONT_OPERAND_STATE + i, &view) < 0) return -1;
+    if (!tensor) return PyErr_Occurred() ? -1 : ont_blame(w, PyExc_KeyError, "8-bit state", " without its scales");
+    if (ont_hold(w->self, Py_NewRef(tensor)) < 0 || ont_grasp(w, tensor, ONT_OPERAND_STATE + i, &view) < 0) return -1;
     int64_t blocks = (t->count + ONT_QUANT_BLOCK - 1) / ONT_QUANT_BLOCK;
     if (view.dtype != ONT_FLOAT32 || view.rank != 1 || view.dims[0] != blocks || (view.strides && blocks > 1 && view.strides[0] != 1))
-        return blame(w, PyExc_ValueError, "the scales of its 8-bit state", " are not contiguous float32, one per block");
+        return ont_blame(w, PyExc_ValueError, "the scales of its 8-bit state", " are not contiguous float32, one per block");
     t->scale[i] = view.data;
     return 0;
 }
 
-static int take_step(walk *w, ont_optim_tensor *t, PyObject *tensor, double *step)
+static int take_step(ont_walk *w, ont_optim_tensor *t, PyObject *tensor, double *step)
 {
     ont_view view;
     PyObject *keep = NULL;
     const ont_state *state = w->self->state;
-    if (hold(w->self, Py_NewRef(tensor)) < 0) return -1;
+    if (ont_hold(w->self, Py_NewRef(tensor)) < 0) return -1;
     dlpack_tensor d;
     if (state->dlpack && PyType_IsSubtype(Py_TYPE(tensor), (PyTypeObject *)state->tensor_type) &&
         state->dlpack->tensor_from_object(tensor, &d) == 0 && d.device.type == DLPACK_CPU && d.ndim == 0 &&
         d.dtype.code == 2 && d.dtype.lanes == 1 && d.data) {
+        ont_saw(w, ONT_OPERAND_COUNT, tensor, d.shape);
         view = (ont_view){d.dtype.bits == 64 ? ONT_FLOAT64 : d.dtype.bits == 32 ? ONT_FLOAT32 : ONT_UNDEFINED, 0, NULL, NULL,
                           (char *)d.data + d.byte_offset};
     } else {
         PyErr_Clear();
         if (ont_dlpack_borrow(state, tensor, "step of parameter", w->index, &view, &keep) < 0) return -1;
-        if (keep && hold(w->self, keep) < 0) return -1;
+        if (keep && ont_hold(w->self, keep) < 0) return -1;
     }
     if (view.rank != 0 || !view.data || (view.dtype != ONT_FLOAT32 && view.dtype != ONT_FLOAT64))
-        return blame(w, PyExc_TypeError, "its step", " is no float32 or float64 number on the CPU");
+        return ont_blame(w, PyExc_TypeError, "its step", " is no float32 or float64 number on the CPU");
     t->step = view.data;
     t->step_is_double = view.dtype == ONT_FLOAT64;
     *step = 1 + (t->step_is_double ? *(double *)view.data : (double)*(float *)view.data);
     return 0;
 }
 
-static bool wants_master(const walk *w, const ont_optim_tensor *t)
+static bool wants_master(const ont_walk *w, const ont_optim_tensor *t)
 {
     ont_dtype dtype = t->dtype[ONT_OPERAND_PARAM];
     return w->flags & GROUP_MASTER && (dtype == ONT_BFLOAT16 || dtype == ONT_FLOAT16);
 }
 
 /* 1 where all entries that the rule needs are there and are tensors, 0 where some are missing. */
-static int is_complete(const walk *w, const ont_optim_tensor *t, PyObject *inner)
+static int is_complete(const ont_walk *w, const ont_optim_tensor *t, PyObject *inner)
 {
-    const updater_object *self = w->self;
+    const ont_updater *self = w->self;
     PyTypeObject *tensor_type = (PyTypeObject *)self->state->tensor_type;
     if (!inner) return 0;
     PyObject *keys[ONT_RULE_STATES + 2];
@@ -281,7 +144,7 @@ static int is_complete(const walk *w, const ont_optim_tensor *t, PyObject *inner
 }
 
 /* The parameter's state dict, made or completed by the Python side where it must be. */
-static PyObject *complete_inner(walk *w, const ont_optim_tensor *t, PyObject *param, bool *first)
+static PyObject *complete_inner(ont_walk *w, const ont_optim_tensor *t, PyObject *param, bool *first)
 {
     PyObject *inner = find_inner(w, param);
     if (!inner && PyErr_Occurred()) return NULL;
@@ -295,37 +158,37 @@ static PyObject *complete_inner(walk *w, const ont_optim_tensor *t, PyObject *pa
     w->changed = true;
     inner = find_inner(w, param);
     complete = PyErr_Occurred() ? -1 : is_complete(w, t, inner);
-    if (complete == 0) blame(w, PyExc_KeyError, "its state", " is incomplete");
+    if (complete == 0) ont_blame(w, PyExc_KeyError, "its state", " is incomplete");
     return complete > 0 ? inner : NULL;
 }
 
-static int take_state(walk *w, ont_optim_tensor *t, PyObject *param, const ont_view *view,
+static int take_state(ont_walk *w, ont_optim_tensor *t, PyObject *param, const ont_view *view,
                       const int64_t *strides[ONT_OPERAND_COUNT], double *step, bool *first)
 {
-    updater_object *self = w->self;
+    ont_updater *self = w->self;
     PyObject *inner = complete_inner(w, t, param, first);
-    if (!inner || hold(self, Py_NewRef(inner)) < 0) return -1;
+    if (!inner || ont_hold(self, Py_NewRef(inner)) < 0) return -1;
     for (int i = 0; i < ONT_RULE_STATES; i++) {
         if (!(w->needs >> i & 1)) continue;
         int k = ONT_OPERAND_STATE + i;
         if (take_operand(w, t, PyDict_GetItemWithError(inner, self->key_state[i]), k, view, strides) < 0) return -1;
         bool eight = t->dtype[k] == ONT_INT8 || t->dtype[k] == ONT_UINT8;
-        if (eight && take_scale(w, t, inner, i) < 0) return -1;
+        if (i < 2 && eight && take_scale(w, t, inner, i) < 0) return -1;
     }
     if (self->rule->has_step && take_step(w, t, PyDict_GetItemWithError(inner, self->key_step), step) < 0) return -1;
     if (!wants_master(w, t)) return 0;
     PyObject *master = PyDict_GetItemWithError(inner, self->key_master);
     if (take_operand(w, t, master, ONT_OPERAND_MASTER, view, strides) < 0) return -1;
-    if (t->dtype[ONT_OPERAND_MASTER] != ONT_FLOAT32) return blame(w, PyExc_TypeError, operand_text[ONT_OPERAND_MASTER], " is not float32");
+    if (t->dtype[ONT_OPERAND_MASTER] != ONT_FLOAT32) return ont_blame(w, PyExc_TypeError, ont_operand_text[ONT_OPERAND_MASTER], " is not float32");
     return 0;
 }
 
 /* ---- the walk over groups and parameters ---- */
 
-static int finish_tensor(walk *w, ont_optim_tensor *t, const ont_view *view, const int64_t *strides[ONT_OPERAND_COUNT],
+static int finish_tensor(ont_walk *w, ont_optim_tensor *t, const ont_view *view, const int64_t *strides[ONT_OPERAND_COUNT],
                          double step, bool first)
 {
-    updater_object *self = w->self;
+    ont_updater *self = w->self;
     bool strided = false, wide = false, eight = false;
     for (int k = 0; k < ONT_OPERAND_COUNT; k++) {
         strided |= t->data[k] && strides[k];
@@ -333,7 +196,7 @@ static int finish_tensor(walk *w, ont_optim_tensor *t, const ont_view *view, con
         wide |= t->dtype[k] == ONT_FLOAT64;
         eight |= t->dtype[k] == ONT_INT8 || t->dtype[k] == ONT_UINT8;
     }
-    if (wide && eight) return blame(w, PyExc_TypeError, "8-bit state", " beside float64 is not supported");
+    if (wide && eight) return ont_blame(w, PyExc_TypeError, "8-bit state", " beside float64 is not supported");
     if (strided && t->count > 0) {
         ont_status status = ont_optim_make_layout(&self->work, t, view->rank, view->dims, strides, &t->layout);
         if (status != ONT_OK) {
@@ -362,26 +225,26 @@ static int finish_tensor(walk *w, ont_optim_tensor *t, const ont_view *view, con
 }
 
 /* One parameter; takes the reference to `grad` over. */
-static int take_param(walk *w, PyObject *param, PyObject *grad)
+static int take_param(ont_walk *w, PyObject *param, PyObject *grad)
 {
-    updater_object *self = w->self;
+    ont_updater *self = w->self;
     const int64_t *strides[ONT_OPERAND_COUNT] = {0};
     ont_optim_tensor *t;
     ont_view view;
     double step = 0;
     bool first = false;
-    if (hold(self, grad) < 0 || hold(self, Py_NewRef(param)) < 0) return -1;
+    if (ont_hold(self, grad) < 0 || ont_hold(self, Py_NewRef(param)) < 0) return -1;
     if (ont_optim_add_tensor(&self->work, &t) != ONT_OK) {
         PyErr_NoMemory();
         return -1;
     }
-    if (borrow(w, param, ONT_OPERAND_PARAM, &view) < 0) return -1;
+    if (ont_grasp(w, param, ONT_OPERAND_PARAM, &view) < 0) return -1;
     if (ont_optim_storage(view.dtype) == ONT_STORAGE_COUNT) {
         PyErr_Format(PyExc_TypeError, "%U: parameter %zd of group %zd is %s; float, double, bfloat16 and float16 are supported",
                      self->name, w->index, w->group, ont_dtype_name(view.dtype));
         return -1;
     }
-    t->count = count_of(&view);
+    t->count = ont_view_count(&view);
     t->data[ONT_OPERAND_PARAM] = view.data;
     t->dtype[ONT_OPERAND_PARAM] = (uint8_t)view.dtype;
     strides[ONT_OPERAND_PARAM] = view.strides;
@@ -393,7 +256,7 @@ static int take_param(walk *w, PyObject *param, PyObject *grad)
     return PyList_Append(w->updated, param);
 }
 
-static int parse_hyper(walk *w, PyObject *numbers)
+static int parse_hyper(ont_walk *w, PyObject *numbers)
 {
     const ont_optim_rule *rule = w->self->rule;
     if (!PyTuple_Check(numbers) || PyTuple_Size(numbers) != GROUP_LEADING + rule->n_hyper) {
@@ -413,15 +276,15 @@ static int parse_hyper(walk *w, PyObject *numbers)
     return 0;
 }
 
-static int take_group(walk *w, PyObject *group)
+static int take_group(ont_walk *w, PyObject *group)
 {
-    updater_object *self = w->self;
+    ont_updater *self = w->self;
     PyObject *params = PyDict_Check(group) ? PyDict_GetItemWithError(group, self->key_params) : NULL;
     if (!params || !PyList_Check(params)) {
         if (!PyErr_Occurred()) PyErr_Format(PyExc_TypeError, "%U: group %zd is no dict with a list of params", self->name, w->group);
         return -1;
     }
-    if (hold(self, Py_NewRef(params)) < 0) return -1;
+    if (ont_hold(self, Py_NewRef(params)) < 0) return -1;
     for (w->index = 0; w->index < PyList_Size(params); w->index++, w->position++) {
         PyObject *param = PyList_GetItem(params, w->index);
         if (w->position >= self->n_slots) {
@@ -429,8 +292,9 @@ static int take_group(walk *w, PyObject *group)
                 PyErr_NoMemory();
                 return -1;
             }
-            self->slots[self->n_slots++] = (slot){NULL, NULL};
+            self->slots[self->n_slots++] = (ont_slot){0};
         }
+        if (w->position + AHEAD < self->n_slots) ont_warm_up(&self->slots[w->position + AHEAD]);
         PyObject *grad = PyObject_GetAttr(param, self->key_grad);
         if (!grad) return -1;
         if (grad == Py_None) {
@@ -442,7 +306,7 @@ static int take_group(walk *w, PyObject *group)
     return 0;
 }
 
-static int take_all(walk *w, PyObject *groups, PyObject *hyper)
+static int take_all(ont_walk *w, PyObject *groups, PyObject *hyper)
 {
     Py_ssize_t n = PyList_Check(groups) && PyList_Check(hyper) ? PyList_Size(groups) : -1;
     if (n < 0 || PyList_Size(hyper) != n || !PyDict_Check(w->states)) {
@@ -458,7 +322,7 @@ static int take_all(walk *w, PyObject *groups, PyObject *hyper)
 
 /* ---- the step ---- */
 
-static int check_overlap(updater_object *self)
+static int check_overlap(ont_updater *self)
 {
     bool overlaps = false;
     ont_optim_overlap where;
@@ -470,19 +334,19 @@ static int check_overlap(updater_object *self)
     if (!overlaps) return 0;
     const ont_optim_tensor *tensors = self->work.tensors;
     PyErr_Format(PyExc_ValueError, "%U: %s number %u, counted over all groups, shares memory with %s number %u", self->name,
-                 operand_text[where.operand], tensors[where.tensor].stream, operand_text[where.other_operand],
+                 ont_operand_text[where.operand], tensors[where.tensor].stream, ont_operand_text[where.other_operand],
                  tensors[where.other_tensor].stream);
     return -1;
 }
 
-static int mark_updated(updater_object *self, PyObject *updated)
+static int mark_updated(ont_updater *self, PyObject *updated)
 {
     PyObject *result = PyObject_CallFunctionObjArgs(self->increment_version, updated, NULL);
     Py_XDECREF(result);
     return result ? 0 : -1;
 }
 
-static PyObject *run_step(updater_object *self, double max_norm, double unscale, uint64_t seed)
+static PyObject *run_step(ont_updater *self, double max_norm, double unscale, uint64_t seed)
 {
     ont_optim_request request = {.rule = self->rule, .unscale = unscale, .max_norm = max_norm, .seed = seed};
     double norm = 0;
@@ -496,13 +360,13 @@ static PyObject *run_step(updater_object *self, double max_norm, double unscale,
 
 static PyObject *updater_step(PyObject *object, PyObject *args)
 {
-    updater_object *self = (updater_object *)object;
+    ont_updater *self = (ont_updater *)object;
     PyObject *groups, *hyper, *states, *prepare;
     double max_norm, unscale;
     unsigned long long seed;
     if (!PyArg_ParseTuple(args, "OOOOddK:step", &groups, &hyper, &states, &prepare, &max_norm, &unscale, &seed)) return NULL;
     if (self->busy) return PyErr_Format(PyExc_RuntimeError, "%U: step() is already running", self->name);
-    walk w = {.self = self, .states = states, .prepare = prepare, .updated = PyList_New(0)};
+    ont_walk w = {.self = self, .states = states, .prepare = prepare, .updated = PyList_New(0)};
     if (!w.updated) return NULL;
     self->busy = true;
     PyObject *result = NULL;
@@ -519,7 +383,7 @@ static PyObject *updater_step(PyObject *object, PyObject *args)
 
 /* ---- type ---- */
 
-static int make_keys(updater_object *self)
+static int make_keys(ont_updater *self)
 {
     self->key_params = PyUnicode_InternFromString("params");
     self->key_grad = PyUnicode_InternFromString("grad");
@@ -537,7 +401,7 @@ static int make_keys(updater_object *self)
 
 static int updater_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
-    updater_object *self = (updater_object *)object;
+    ont_updater *self = (ont_updater *)object;
     char *names[] = {"rule", "name", NULL};
     const char *rule;
     PyObject *name;
@@ -564,7 +428,7 @@ static int updater_init(PyObject *object, PyObject *args, PyObject *kwargs)
 
 static void updater_dealloc(PyObject *object)
 {
-    updater_object *self = (updater_object *)object;
+    ont_updater *self = (ont_updater *)object;
     PyTypeObject *type = Py_TYPE(object);
     ont_optim_deinit(&self->work);
     ont_free(self->slots);
@@ -592,7 +456,7 @@ static PyMethodDef updater_methods[] = {
 
 PyType_Spec ont_updater_spec = {
     .name = "onnxtrain._C.Updater",
-    .basicsize = sizeof(updater_object),
+    .basicsize = sizeof(ont_updater),
     .flags = Py_TPFLAGS_DEFAULT,
     .slots = (PyType_Slot[]){{Py_tp_init, updater_init},
                              {Py_tp_dealloc, updater_dealloc},

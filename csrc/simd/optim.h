@@ -19,14 +19,15 @@ typedef enum ont_storage {
     ONT_STORAGE_COUNT
 } ont_storage;
 
-/* name, function; LAMB needs two passes, of which the second knows the trust ratio */
+/* name, function; LAMB needs two passes, of which the second knows the trust ratio; SCALE is no optimizer's rule */
 #define ONT_RULE_LIST(X) \
     X(ADAM, adam) \
     X(LAMB, lamb) \
     X(LAMB_APPLY, lamb_apply) \
     X(SGD, sgd) \
     X(ADAGRAD, adagrad) \
-    X(LION, lion)
+    X(LION, lion) \
+    X(SCALE, scale)
 
 typedef enum ont_rule {
 #define X(name, function) ONT_RULE_##name,
@@ -51,10 +52,11 @@ typedef struct ont_update {
     double beta1, beta2, eps;
     double one_minus_beta1, one_minus_beta2;
     double decay;                    /* LAMB: u += decay * p */
+    double ratio_min, ratio_max;     /* LAMB: limits of the trust ratio, which its caller applies */
     uint32_t flags;
 } ont_update;
 
-/* sums: LAMB adds sum(p * p) and sum(u * u), others leave it alone. */
+/* sums: LAMB adds sum(p * p) and sum(u * u), SCALE NaN where grad is not finite, others leave it alone. */
 typedef void (*ont_update_loop)(const ont_update *u, int64_t n, void *param, const void *grad, void *const *state,
                                 double *sums);
 

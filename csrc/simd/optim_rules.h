@@ -49,6 +49,18 @@ static void S(adam)(const ont_update *u, int64_t n, void *param, const void *gra
     else S(adam_body)(c, n, param, grad, state[0], state[1], NULL, false);
 }
 
+INLINE void S(lamb_element)(const S(coefficients) c, const STORED *p, const STORED *grad, STORED *m, STORED *v, NUM *pp, NUM *uu)
+{
+    NUM x = GET(*p), g = GET(*grad) * c.grad + c.l2 * x, m1 = GET(*m), v1 = GET(*v);
+    m1 += c.one_minus_beta1 * (g - m1);
+    v1 = c.beta2 * v1 + c.one_minus_beta2 * g * g;
+    *m = PUT(m1);
+    *v = PUT(v1);
+    NUM step = c.beta1 * m1 / (SQRT(v1) + c.eps) + c.decay * x;
+    *pp += x * x;
+    *uu += step * step;
+}
+
 /* Moments, and the squared norms of the parameter and of the step u that lamb_apply() will take. */
 static void S(lamb)(const ont_update *u, int64_t n, void *param, const void *grad, void *const *state, double *sums)
 {
@@ -59,22 +71,9 @@ static void S(lamb)(const ont_update *u, int64_t n, void *param, const void *gra
     for (int64_t done = 0; done < n; done += PIECE) {
         int64_t end = done + PIECE < n ? done + PIECE : n, i = done;
         NUM pp[LANES] = {0}, uu[LANES] = {0};
-#define LAMB_ELEMENT(lane) \
-    do { \
-        NUM x = GET(p[i]), g = GET(gradient[i]) * c.grad, m1 = GET(m[i]), v1 = GET(v[i]); \
-        g += c.l2 * x; \
-        m1 += c.one_minus_beta1 * (g - m1); \
-        v1 = c.beta2 * v1 + c.one_minus_beta2 * g * g; \
-        m[i] = PUT(m1); \
-        v[i] = PUT(v1); \
-        NUM step = c.beta1 * m1 / (SQRT(v1) + c.eps) + c.decay * x; \
-        pp[lane] += x * x; \
-        uu[lane] += step * step; \
-    } while (0)
         for (; i + LANES <= end; i += LANES)
-            for (int lane = 0; lane < LANES; lane++, i++) LAMB_ELEMENT(lane);
-        for (; i < end; i++) LAMB_ELEMENT(0);
-#undef LAMB_ELEMENT
+            for (int k = 0; k < LANES; k++) S(lamb_element)(c, &p[i + k], &gradient[i + k], &m[i + k], &v[i + k], &pp[k], &uu[k]);
+        for (; i < end; i++) S(lamb_element)(c, &p[i], &gradient[i], &m[i], &v[i], &pp[0], &uu[0]);
         for (int lane = 0; lane < LANES; lane++) {
             sums[0] += (double)pp[lane];
             sums[1] += (double)uu[lane];
@@ -148,6 +147,33 @@ static void S(lion)(const ont_update *u, int64_t n, void *param, const void *gra
         m[i] = PUT(c.beta2 * m1 + c.one_minus_beta2 * g);
         p[i] = PUT(x * c.keep_before - c.rate * sign);
     }
+}
+
+/* p = keep_before p + grad g; p is not read where keep_before is 0. */
+INLINE void S(scale_body)(const S(coefficients) c, int64_t n, STORED *p, const STORED *grad, double *sums, bool add)
+{
+    NUM bad[LANES] = {0};
+    int64_t i = 0;
+#define SCALE_ELEMENT(i, lane) \
+    do { \
+        NUM g = GET(grad[i]), x = g * c.grad; \
+        bad[lane] += g - g; /* NaN from an infinity or NaN */ \
+        p[i] = PUT(add ? x + c.keep_before * GET(p[i]) : x); \
+    } while (0)
+    for (; i + LANES <= n; i += LANES)
+#pragma GCC ivdep
+        for (int lane = 0; lane < LANES; lane++) SCALE_ELEMENT(i + lane, lane);
+    for (; i < n; i++) SCALE_ELEMENT(i, 0);
+#undef SCALE_ELEMENT
+    for (int lane = 0; lane < LANES; lane++) sums[0] += (double)bad[lane];
+}
+
+static void S(scale)(const ont_update *u, int64_t n, void *param, const void *grad, void *const *state, double *sums)
+{
+    (void)state;
+    S(coefficients) c = S(rounded)(u);
+    if (u->keep_before != 0) S(scale_body)(c, n, param, grad, sums, true);
+    else S(scale_body)(c, n, param, grad, sums, false);
 }
 
 /* In parts of NUM that stay exact to a few ulp; a part that overflowed or vanished is added again in double. */

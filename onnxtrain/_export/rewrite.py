@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import inspect
 import itertools
 import math
 import types
@@ -549,7 +550,10 @@ def patched(module: torch.nn.Module, notes: list[str], custom: CustomFunctions) 
 
 def _applier(notes: list[str], custom: CustomFunctions) -> Callable[..., Any]:
     """torch.autograd.Function.apply during an export."""
-    original = torch.autograd.Function.__dict__["apply"].__func__
+    descriptor = inspect.getattr_static(torch.autograd.Function, "apply")  # of C where torch has it there
+
+    def original(cls, *args, **kwargs):
+        return descriptor.__get__(None, cls)(*args, **kwargs)
 
     def apply(cls, *args, **kwargs):
         if not here() or functions.inside():

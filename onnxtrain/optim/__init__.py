@@ -1,5 +1,10 @@
 """Optimizers with one pass over memory: drop-in for torch.optim's, and for onnxruntime.training.optim."""
 
+from onnxtrain.optim._adagrad import Adagrad
 from onnxtrain.optim._adam import AdamWMode, FusedAdam
+from onnxtrain.optim._clip import clip_grad_norm_
+from onnxtrain.optim._lamb import Lamb
+from onnxtrain.optim._lion import Lion
+from onnxtrain.optim._sgd import SGD
 
-__all__ = ["AdamWMode", "FusedAdam"]
+__all__ = ["SGD", "Adagrad", "AdamWMode", "FusedAdam", "Lamb", "Lion", "clip_grad_norm_"]

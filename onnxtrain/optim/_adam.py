@@ -6,6 +6,7 @@ import enum
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from onnxtrain.optim._engine import FusedOptimizer, check, check_state_dtype, common_defaults, number
@@ -52,7 +53,8 @@ class FusedAdam(FusedOptimizer):
         maximize: steps along the gradient.
         master_weights: float32 copies of 16-bit parameters; moments are float32 then.
         stochastic_rounding: of 16-bit parameters without master weights.
-        state_dtype: dtype of the moments; None is the parameter's, as in torch. "int8" keeps 8 bits an element with a
+        state_dtype: dtype of the moments: float32, float64, bfloat16 or "int8"; None is the parameter's, as in torch,
+            but float32 for float16, in which small squares would vanish. "int8" keeps 8 bits an element with a
             float32 scale for each 256: the first moment to within ``sqrt(|m| / s) / 127`` of its block's largest
             magnitude s (half a level of a square law), the second to within 0.8% at the block's largest and 8% at a
             ten thousandth of it (a fourth-power law, 10^-9.6 of the range; a nonzero moment never becomes zero, so
@@ -63,7 +65,7 @@ class FusedAdam(FusedOptimizer):
     """
 
     _rule = "adam"
-    _scalings = {"exp_avg": "int8", "exp_avg_sq": "uint8"}
+    _scalings = {"exp_avg": torch.int8, "exp_avg_sq": torch.uint8}
 
     def __init__(self, params: Iterable, lr: float | Tensor = 1e-3, bias_correction: bool = True,
                  betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-6,
@@ -93,6 +95,6 @@ class FusedAdam(FusedOptimizer):
 
     def _adopt(self, group: dict[str, Any]) -> None:
         super()._adopt(group)
-        if group.get("decoupled_weight_decay") is False and "decoupled_weight_decay" not in self.defaults:
-            if group["weight_decay"] and group["adam_w_mode"] in (AdamWMode.ADAMW_TRANSFORMERS, AdamWMode.ADAMW_TORCH):
-                group["adam_w_mode"] = TORCH_L2
+        if "adam_w_mode" not in group and "decoupled_weight_decay" in group:  # torch.optim's Adam or AdamW
+            group["adam_w_mode"] = int(AdamWMode.ADAMW_TORCH) if group["decoupled_weight_decay"] else TORCH_L2
+            group["bias_correction"] = True

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from onnxtrain import _C
+from onnxtrain.optim._quant import pack, unpack
 
 MASTER, STOCHASTIC = 1, 2  # flags of a group, as csrc/py/optim.c reads them
 NARROW = (torch.bfloat16, torch.float16)
-QUANT_BLOCK = 256  # elements that share a scale in 8-bit state
-STATE_DTYPES = (None, "int8", torch.float32, torch.float64, torch.bfloat16, torch.float16)
+EIGHT_BIT = (torch.int8, torch.uint8)
+STATE_DTYPES = (None, "int8", torch.float32, torch.float64, torch.bfloat16)  # float16 has no range for squares
 
 
 def check(name: str, value: Any, low: float = 0.0, high: float = float("inf")) -> None:
@@ -45,7 +46,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     """
 
     _rule: str
-    _scalings: dict[str, str] = {}  # state: "int8" or "uint8", where state_dtype="int8" may hold it
+    _scalings: dict[str, torch.dtype] = {}  # state: torch.int8 or uint8, where state_dtype="int8" may hold it
     _step_supports_amp_scaling = True
 
     def __init__(self, params: Iterable, defaults: dict[str, Any], max_grad_norm: float | None = None,
@@ -54,6 +55,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             check("max_grad_norm", max_grad_norm)
         self.max_grad_norm = max_grad_norm
         self.grad_norm: float | None = None
+        self.next_unscale = 1.0  # the next step multiplies gradients by this
         self._set_grad_none = set_grad_none
         self._steps = 0
         self._setup()
@@ -71,6 +73,10 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def _has_step(self) -> bool:
         return True
+
+    def _first_value(self, group: dict[str, Any], name: str) -> float:
+        """What a new state tensor is filled with."""
+        return 0.0
 
     # ---- the step ----
 
@@ -100,9 +106,12 @@ class FusedOptimizer(torch.optim.Optimizer):
                 loss = closure()
         found_inf, scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
         if found_inf is not None and float(found_inf):
+            self.grad_norm, self.next_unscale = None, 1.0
             return loss
         limit = -1.0 if self.max_grad_norm is None else float(self.max_grad_norm)
-        unscale = 1.0 if scale is None else 1.0 / float(scale)
+        unscale, self.next_unscale = self.next_unscale, 1.0
+        if scale is not None:
+            unscale /= float(scale)
         self.grad_norm = self._run(limit, unscale)
         if loss is None and self.grad_norm is not None:
             return torch.tensor(self.grad_norm, dtype=torch.float32)
@@ -119,6 +128,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         except BaseException:
             for param, name in self._fresh:  # as if the step had not been tried
                 del self.state[param][name]
+                if not self.state[param]:
+                    del self.state[param]
             raise
         finally:
             self._fresh.clear()
@@ -147,18 +158,30 @@ class FusedOptimizer(torch.optim.Optimizer):
             state["master_param"] = param.detach().to(torch.float32, memory_format=torch.preserve_format, copy=True)
         return not had
 
-    def _new_state(self, param: Tensor, group: dict[str, Any], name: str, state: dict[str, Any]) -> Tensor:
+    def _dtype_of(self, param: Tensor, group: dict[str, Any], name: str) -> torch.dtype:
+        """The dtype in which the group keeps a state tensor; int8 and uint8 have scales beside them."""
+        if name == "master_param":
+            return torch.float32
         dtype = group.get("state_dtype")
         if dtype == "int8" and name in self._scalings and param.dtype != torch.float64:
-            scale = f"{name}_scale"
-            if scale not in state:
-                self._fresh.append((param, scale))
-            blocks = -(-param.numel() // QUANT_BLOCK)
-            state[scale] = torch.zeros(blocks, dtype=torch.float32)
-            dtype = getattr(torch, self._scalings[name])
-        elif dtype is None or dtype == "int8":
-            dtype = torch.float32 if group["master_weights"] and param.dtype in NARROW else param.dtype
-        return torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
+            return self._scalings[name]
+        if dtype is None or dtype == "int8":
+            wide = param.dtype == torch.float16 or (group["master_weights"] and param.dtype in NARROW)
+            return torch.float32 if wide else param.dtype
+        return dtype
+
+    def _new_state(self, param: Tensor, group: dict[str, Any], name: str, state: dict[str, Any]) -> Tensor:
+        dtype, first = self._dtype_of(param, group, name), self._first_value(group, name)
+        value = torch.full_like(param, first, dtype=dtype if dtype not in EIGHT_BIT else torch.float32,
+                                memory_format=torch.preserve_format)
+        if dtype not in EIGHT_BIT:
+            return value
+        scale = f"{name}_scale"
+        if scale not in state:
+            self._fresh.append((param, scale))
+        packed = torch.zeros_like(value, dtype=dtype, memory_format=torch.preserve_format)
+        state[scale] = pack(value, packed)
+        return packed
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Drops the gradients, or fills them with zeros where ``set_to_none`` (default: ``set_grad_none``) is False."""
@@ -167,51 +190,90 @@ class FusedOptimizer(torch.optim.Optimizer):
     # ---- saving, loading, copying ----
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("max_grad_norm", "grad_norm", "_set_grad_none", "_steps")
+        own = ("max_grad_norm", "grad_norm", "next_unscale", "_set_grad_none", "_steps")
         return {**super().__getstate__(), **{name: getattr(self, name) for name in own}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        earlier = getattr(self, "param_groups", None) or [{}] * len(state["param_groups"])
         super().__setstate__(state)
         self._setup()
-        for group in self.param_groups:
+        for group, before in zip(self.param_groups, earlier):
+            self._adopt(group)
             for name, value in self.defaults.items():
                 if name != "differentiable":
-                    group.setdefault(name, value)
-            self._adopt(group)
+                    group.setdefault(name, before.get(name, value))
 
     def _adopt(self, group: dict[str, Any]) -> None:
-        """Understands a group that another optimizer or an older version has saved.
+        """Understands a group that another optimizer or an older version has saved, before defaults fill it.
 
         Raises:
             ValueError: the group asks for what there is not here.
         """
         if group.get("differentiable"):
             raise ValueError(f"{type(self).__name__} does not support differentiable=True")
-        step = group.pop("step", None)  # upstream counts per group
-        if self._has_step() and not isinstance(step, (list, dict)):
-            for param in group["params"]:
-                held = self.state.get(param)
-                if held and not isinstance(held.get("step"), Tensor):
-                    count = held.get("step", 0.0 if step is None else step)
-                    held["step"] = torch.tensor(float(count), dtype=torch.float32)
+        step = group.pop("step", None)  # onnxruntime-training counts per group
+        if not self._has_step():
+            return
+        for param in group["params"]:
+            held = self.state.get(param)
+            if held and not isinstance(held.get("step"), Tensor):
+                count = held.get("step", 0.0 if step is None else step)
+                held["step"] = torch.tensor(float(count), dtype=torch.float32)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torch.optim's, and for the class of the same rule there: 8-bit state comes out as float32.
+
+        Returns:
+            ``{"state": {index: {name: tensor}}, "param_groups": [...]}``. Tensors other than 8-bit state are the
+            optimizer's own, not copies.
+        """
+        result = super().state_dict()
+        for key, held in result["state"].items():
+            if isinstance(held, dict) and any(f"{name}_scale" in held for name in self._scalings):
+                held = dict(held)
+                for name in self._scalings:
+                    if f"{name}_scale" in held:
+                        held[name] = unpack(held[name], held.pop(f"{name}_scale"))
+                result["state"][key] = held
+        return result
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads what ``state_dict()`` here or of the torch.optim class of the same rule has given.
+        """Loads what ``state_dict()`` here, of the torch.optim class of the same rule, or of onnxruntime-training gave.
 
-        Unlike torch.optim, which casts state to the parameter's dtype, float32 state and master copies of 16-bit
-        parameters and 8-bit state stay what they were.
+        Options of a group that the dict does not have stay what they were. State is copied, and converted to the dtype
+        that the group keeps it in from what was saved: torch.optim would share it, or round it to the parameter's dtype.
 
         Raises:
             ValueError: the groups do not fit; or they ask for an option that there is not here.
         """
-        super().load_state_dict(state_dict)
-        saved = [key for group in state_dict["param_groups"] for key in group["params"]]
-        params = [param for group in self.param_groups for param in group["params"]]
-        for key, param in zip(saved, params):
-            for name, value in state_dict["state"].get(key, {}).items():
-                held = self.state[param].get(name)
-                if isinstance(value, Tensor) and isinstance(held, Tensor) and held.dtype != value.dtype and name != "step":
-                    self.state[param][name] = value.detach().clone(memory_format=torch.preserve_format).to(param.device)
+        seen: list[dict[str, Any]] = []
+        before = self.register_load_state_dict_pre_hook(lambda _, given: seen.append(given))
+        after = self.register_load_state_dict_post_hook(lambda _: self._take_saved(seen[-1]), prepend=True)
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            before.remove()
+            after.remove()
+
+    def _take_saved(self, saved: dict[str, Any]) -> None:
+        keys = [key for group in saved["param_groups"] for key in group["params"]]
+        places = [(param, group) for group in self.param_groups for param in group["params"]]
+        for key, (param, group) in zip(keys, places):
+            own = (*self._state_names(group), "master_param")
+            for name, value in saved["state"].get(key, {}).items():
+                if name in own and isinstance(value, Tensor):
+                    self._take_tensor(param, group, name, value.detach())
+                elif name == "step" and isinstance(value, Tensor):
+                    self.state[param][name] = value.detach().to("cpu", copy=True)
+
+    def _take_tensor(self, param: Tensor, group: dict[str, Any], name: str, value: Tensor) -> None:
+        held, dtype = self.state[param], self._dtype_of(param, group, name)
+        if dtype not in EIGHT_BIT:
+            held[name] = value.to(device=param.device, dtype=dtype, copy=True, memory_format=torch.preserve_format)
+            return
+        packed = torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
+        held[f"{name}_scale"] = pack(value.to(param.device), packed)
+        held[name] = packed
 
 
 def common_defaults(*, maximize: bool, master_weights: bool, stochastic_rounding: bool) -> dict[str, Any]:

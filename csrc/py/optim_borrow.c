@@ -1,0 +1,133 @@
+/*
+ * How the Updater takes hold of tensors: borrowing without a Python call where the tensor is plain, asking for memory
+ * ahead of its use, and words for what cannot be taken. Called by py/optim.c; knows nothing of groups and rules.
+ */
+#include "py/optim.h" /* Python.h before any system header */
+
+#include <string.h>
+
+const char *const ont_operand_text[ONT_OPERAND_COUNT] = {
+    "the parameter", "the gradient", "the first state", "the second state", "the third state", "the master copy"};
+
+/* ---- errors ---- */
+
+int ont_blame(const ont_walk *w, PyObject *type, const char *what, const char *problem)
+{
+    PyErr_Format(type, "%U: parameter %zd of group %zd: %s%s", w->self->name, w->index, w->group, what, problem);
+    return -1;
+}
+
+static int is_true(PyObject *tensor, const char *attribute)
+{
+    PyObject *value = PyObject_GetAttrString(tensor, attribute);
+    int truth = value ? PyObject_IsTrue(value) : -1;
+    Py_XDECREF(value);
+    if (truth < 0) PyErr_Clear();
+    return truth > 0;
+}
+
+/* Why DLPack did not take the tensor, in the optimizer's words. */
+static int blame_borrow(const ont_walk *w, PyObject *tensor, int operand)
+{
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    PyErr_NormalizeException(&type, &value, &trace);
+    PyObject *layout = PyObject_GetAttrString(tensor, "layout");
+    if (!layout) PyErr_Clear();
+    if (is_true(tensor, "is_sparse") || is_true(tensor, "is_sparse_csr"))
+        PyErr_Format(PyExc_RuntimeError,
+                     "%U does not support sparse gradients: %s %zd of group %zd is %S; use dense gradients (sparse=False "
+                     "in nn.Embedding) or torch.optim.SparseAdam",
+                     w->self->name, operand == ONT_OPERAND_GRAD ? "the gradient of parameter" : "parameter", w->index,
+                     w->group, layout ? layout : Py_None);
+    else
+        PyErr_Format(type, "%U: parameter %zd of group %zd: %s: %S", w->self->name, w->index, w->group,
+                     ont_operand_text[operand], value ? value : Py_None);
+    Py_XDECREF(layout);
+    Py_XDECREF(type);
+    Py_XDECREF(value);
+    Py_XDECREF(trace);
+    return -1;
+}
+
+/* ---- what comes next into the cache ---- */
+
+/* A tensor object keeps its sizes near the middle of some 200 bytes, all of which are read. */
+void ont_warm_up(const ont_slot *s)
+{
+    __builtin_prefetch(s->inner);
+    for (int k = 0; k <= ONT_OPERAND_COUNT; k++) {
+        if (!s->object[k]) continue;
+        const char *inside = s->inside[k];
+        __builtin_prefetch(s->object[k]);
+        for (int line = -1; line <= 2; line++) __builtin_prefetch(inside + line * 64);
+    }
+}
+
+void ont_saw(ont_walk *w, int operand, const void *object, const void *inside)
+{
+    ont_slot *s = &w->self->slots[w->position];
+    s->object[operand] = object;
+    s->inside[operand] = inside;
+}
+
+/* ---- tensors ---- */
+
+/* Takes the reference over, also on failure. */
+int ont_hold(ont_updater *self, PyObject *object)
+{
+    if (ont_optim_reserve(&self->held, &self->held_capacity, self->n_held + 1, sizeof *self->held) != ONT_OK) {
+        Py_DECREF(object);
+        PyErr_NoMemory();
+        return -1;
+    }
+    self->held[self->n_held++] = object;
+    return 0;
+}
+
+static bool is_row_major(const dlpack_tensor *t)
+{
+    int64_t stride = 1;
+    if (!t->strides) return true;
+    for (int i = t->ndim - 1; i >= 0; i--) {
+        if (t->shape[i] != 1 && t->strides[i] != stride) return false;
+        stride *= t->shape[i];
+    }
+    return true;
+}
+
+int64_t ont_view_count(const ont_view *view)
+{
+    int64_t count = 1;
+    for (int i = 0; i < view->rank; i++) count *= view->dims[i];
+    return count;
+}
+
+/*
+ * ont_dlpack_borrow() for the step path, where 10,000 tensors are looked at: what is dense, larger than one element and
+ * on the CPU is taken at once, everything else goes the careful way. strides are NULL where row-major.
+ */
+int ont_grasp(ont_walk *w, PyObject *tensor, int operand, ont_view *view)
+{
+    const ont_state *state = w->self->state;
+    if (state->dlpack && PyType_IsSubtype(Py_TYPE(tensor), (PyTypeObject *)state->tensor_type)) {
+        dlpack_tensor t;
+        if (state->dlpack->tensor_from_object(tensor, &t) < 0) return blame_borrow(w, tensor, operand);
+        bool plain = t.device.type == DLPACK_CPU && t.dtype.lanes == 1 && is_row_major(&t) &&
+                     ont_dtype_from_dlpack(t.dtype.code, t.dtype.bits, &view->dtype);
+        *view = (ont_view){view->dtype, t.ndim, t.shape, NULL, t.data ? (char *)t.data + t.byte_offset : NULL};
+        ont_saw(w, operand, tensor, t.shape);
+        if (plain && ont_view_count(view) > 1 && view->data) return 0;
+    }
+    PyObject *keep = NULL;
+    if (ont_dlpack_borrow(state, tensor, ont_operand_text[operand], w->index, view, &keep) < 0)
+        return blame_borrow(w, tensor, operand);
+    if (keep && ont_hold(w->self, keep) < 0) return -1;
+    if (!view->data && ont_view_count(view)) return ont_blame(w, PyExc_TypeError, ont_operand_text[operand], " has no memory");
+    return 0;
+}
+
+bool ont_same_dims(const ont_view *a, const ont_view *b)
+{
+    return a->rank == b->rank && (a->rank == 0 || !memcmp(a->dims, b->dims, (size_t)a->rank * sizeof *a->dims));
+}

@@ -1,0 +1,57 @@
+"""Lion: the sign of an interpolated momentum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onnxtrain.optim._engine import FusedOptimizer, check, check_state_dtype, common_defaults, number
+
+
+class Lion(FusedOptimizer):
+    """Lion (Chen et al., "Symbolic Discovery of Optimization Algorithms", NeurIPS 2023, algorithm 2), in one pass.
+
+    ``p -= lr wd p``; ``p -= lr sign(beta1 m + (1 - beta1) g)``; ``m = beta2 m + (1 - beta2) g``. Dtypes, clipping and
+    errors are FusedAdam's; the state is ``exp_avg``.
+
+    Args:
+        params: parameters, or dicts of groups.
+        lr: learning rate; three to ten times smaller than Adam's.
+        betas: of the interpolation, and of the momentum.
+        weight_decay: decoupled.
+        maximize: steps along the gradient.
+        max_grad_norm, set_grad_none, master_weights, stochastic_rounding, state_dtype: as in FusedAdam.
+
+    Raises:
+        ValueError: a hyperparameter is out of range.
+    """
+
+    _rule = "lion"
+    _scalings = {"exp_avg": torch.int8}
+
+    def __init__(self, params: Iterable, lr: float | Tensor = 1e-4, betas: tuple[float, float] = (0.9, 0.99),
+                 weight_decay: float = 0.0, *, maximize: bool = False, max_grad_norm: float | None = None,
+                 set_grad_none: bool = True, master_weights: bool = False, stochastic_rounding: bool = False,
+                 state_dtype: Any = None) -> None:
+        check("learning rate", lr)
+        check("beta at index 0", betas[0], high=1.0)
+        check("beta at index 1", betas[1], high=1.0)
+        check("weight_decay", weight_decay)
+        defaults = {"lr": lr, "betas": tuple(betas), "weight_decay": weight_decay,
+                    "state_dtype": check_state_dtype(state_dtype),
+                    **common_defaults(maximize=maximize, master_weights=master_weights,
+                                      stochastic_rounding=stochastic_rounding)}
+        super().__init__(params, defaults, max_grad_norm, set_grad_none)
+
+    def _hyper(self, group: dict[str, Any]) -> tuple[float, ...]:
+        beta1, beta2 = group["betas"]
+        return (number(group["lr"]), number(beta1), number(beta2), group["weight_decay"])
+
+    def _state_names(self, group: dict[str, Any]) -> tuple[str, ...]:
+        return ("exp_avg",)
+
+    def _has_step(self) -> bool:
+        return False

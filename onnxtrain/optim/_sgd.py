@@ -1,0 +1,61 @@
+"""SGD with momentum, dampening and Nesterov's momentum, as torch.optim.SGD."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onnxtrain.optim._engine import FusedOptimizer, check, check_state_dtype, common_defaults, number
+
+
+class SGD(FusedOptimizer):
+    """Stochastic gradient descent in torch.optim.SGD's form, one pass over memory for all parameters.
+
+    ``g += wd p``; ``b = momentum b + (1 - dampening) g``, at the first step ``b = g``; ``p -= lr b``, or with Nesterov's
+    momentum (Sutskever et al., ICML 2013) ``p -= lr (g + momentum b)``. Without momentum ``p -= lr g``.
+    Dtypes, clipping, ``state_dict`` and errors are FusedAdam's; the state is ``momentum_buffer``.
+
+    Args:
+        params: parameters, or dicts of groups.
+        lr: learning rate, a number or a one-element tensor.
+        momentum: decay of the buffer; 0 keeps none.
+        dampening: share of the gradient that does not enter the buffer.
+        weight_decay: L2 penalty.
+        nesterov: Nesterov's momentum.
+        maximize: steps along the gradient.
+        max_grad_norm, set_grad_none, master_weights, stochastic_rounding, state_dtype: as in FusedAdam.
+
+    Raises:
+        ValueError: a hyperparameter is out of range, or Nesterov's momentum is asked for without momentum or with
+            dampening.
+    """
+
+    _rule = "sgd"
+    _scalings = {"momentum_buffer": torch.int8}
+
+    def __init__(self, params: Iterable, lr: float | Tensor = 1e-3, momentum: float = 0.0, dampening: float = 0.0,
+                 weight_decay: float = 0.0, nesterov: bool = False, *, maximize: bool = False,
+                 max_grad_norm: float | None = None, set_grad_none: bool = True, master_weights: bool = False,
+                 stochastic_rounding: bool = False, state_dtype: Any = None) -> None:
+        check("learning rate", lr)
+        check("momentum", momentum)
+        check("weight_decay", weight_decay)
+        if nesterov and (momentum <= 0 or dampening != 0):
+            raise ValueError(f"Nesterov momentum requires a momentum and zero dampening, not {momentum} and {dampening}")
+        defaults = {"lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay,
+                    "nesterov": bool(nesterov), "state_dtype": check_state_dtype(state_dtype),
+                    **common_defaults(maximize=maximize, master_weights=master_weights,
+                                      stochastic_rounding=stochastic_rounding)}
+        super().__init__(params, defaults, max_grad_norm, set_grad_none)
+
+    def _hyper(self, group: dict[str, Any]) -> tuple[float, ...]:
+        return (number(group["lr"]), group["momentum"], group["dampening"], group["weight_decay"], group["nesterov"])
+
+    def _state_names(self, group: dict[str, Any]) -> tuple[str, ...]:
+        return ("momentum_buffer",) if group["momentum"] else ()
+
+    def _has_step(self) -> bool:
+        return False

@@ -1,0 +1,260 @@
+"""FP16_Optimizer: faster overflow check, norm, clipping and unscaling for mixed-precision optimizers of other libraries.
+
+What is replaced is replaced on the object, and only where its library's code is known. Arithmetic that a library may
+change (which gradients count, how norms of processes are joined, what the clipping factor is) stays the library's own:
+it is called with one number per gradient in place of the gradient.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import math
+import types
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onnxtrain import _C
+from onnxtrain.optim._clip import all_finite
+from onnxtrain.optim._engine import FusedOptimizer
+
+# Functions that are replaced whole, by the digest of their code; these of DeepSpeed 0.18.9 to 0.19.8
+ZERO_KNOWN = {"has_overflow_serial": {"589499f7"}, "has_overflow_partitioned_grads_serial": {"7b535790"}}
+ZERO_NEEDED = {"get_grad_norm_direct": ("gradients", "params", "norm_type"),
+               "unscale_and_clip_grads": ("grad_groups_flat", "total_norm")}
+
+
+def FP16_Optimizer(optimizer: Any, **kwargs: Any) -> Any:
+    """Makes a mixed-precision optimizer of DeepSpeed, Apex or Megatron check, measure and unscale gradients in one pass.
+
+    Known are DeepSpeed's ZeRO stage 1 and 2 (``DeepSpeedZeroOptimizer``, also inside accelerate's wrapper), Apex AMP's
+    O2 (an optimizer with ``_amp_stash``), and Megatron's ``FP16_Optimizer``. Gradients are found, measured and unscaled
+    as the library does it, with sums in double; dense CPU gradients only, others take the library's own way at each
+    call. Where ZeRO's inner optimizer is one of onnxtrain.optim, unscaling and clipping happen inside its step.
+
+    Args:
+        optimizer: what ``deepspeed.initialize``, ``amp.initialize`` or Megatron made.
+        kwargs: for Megatron, ``get_tensor_model_parallel_rank`` and ``get_tensor_model_parallel_group``, as there.
+
+    Returns:
+        The same object; with a UserWarning and no change where its type or the version of its library is not known.
+
+    Raises:
+        TypeError: a keyword is not known, or misses for Megatron.
+    """
+    unknown = set(kwargs) - {"get_tensor_model_parallel_rank", "get_tensor_model_parallel_group"}
+    if unknown:
+        raise TypeError(f"FP16_Optimizer() got an unexpected keyword argument '{min(unknown)}'")
+    target = optimizer.optimizer if _named(optimizer, "accelerate.utils.deepspeed.DeepSpeedOptimizerWrapper") else optimizer
+    if getattr(target, "_onnxtrain_patched", False):
+        return optimizer
+    if _named(target, "deepspeed.runtime.zero.stage_1_and_2.DeepSpeedZeroOptimizer",
+              "deepspeed.runtime.zero.stage2.FP16_DeepSpeedZeroOptimizer"):
+        problem = _patch_zero(target)
+    elif hasattr(target, "_amp_stash"):
+        problem = _patch_apex(target)
+    elif _named(target, "megatron.fp16.fp16.FP16_Optimizer"):
+        problem = _patch_megatron(target, **kwargs)
+    else:
+        problem = "its type is not known"
+    if problem:
+        warnings.warn(f"FP16_Optimizer leaves {type(target).__module__}.{type(target).__qualname__} unchanged: {problem}",
+                      UserWarning, stacklevel=2)
+    else:
+        target._onnxtrain_patched = True
+    return optimizer
+
+
+def _named(value: Any, *names: str) -> bool:
+    """Whether the value's class itself, not only a base of it, is one of these: a subclass may do otherwise."""
+    return f"{type(value).__module__}.{type(value).__qualname__}" in names
+
+
+def digest(function: Callable) -> str:
+    """Of a function's code, without comments, blank lines and indentation; empty where there is no source."""
+    try:
+        lines = inspect.getsource(function).splitlines()
+    except (OSError, TypeError):
+        return ""
+    text = "\n".join(line for line in (line.split("#")[0].strip() for line in lines) if line)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _plain(tensors: Iterable[Any]) -> bool:
+    """Whether the core takes these tensors."""
+    return all(isinstance(t, Tensor) and t.layout == torch.strided and t.device.type == "cpu" and t.is_floating_point()
+               for t in tensors)
+
+
+# ---- DeepSpeed ZeRO 1 and 2 ----
+
+class _Sums:
+    """Sums of squares from the overflow check, for the norm that follows over the same gradients."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, tuple[Tensor, int, float]] = {}
+
+    def measure(self, grads: list[Tensor]) -> list[float]:
+        sums = _C.sums_of_squares(grads)
+        self.known = {id(g): (g, g._version, s) for g, s in zip(grads, sums)}
+        return sums
+
+    def take(self, grads: list[Tensor]) -> list[float]:
+        """Of these gradients; what is known serves once."""
+        known, self.known = self.known, {}
+        hits = [known.get(id(g)) for g in grads]
+        if all(hit is not None and hit[0] is g and hit[1] == g._version for hit, g in zip(hits, grads)):
+            return [hit[2] for hit in hits if hit is not None]
+        return _C.sums_of_squares(grads)
+
+
+def _patch_zero(optimizer: Any) -> str | None:
+    """Returns why it was not done."""
+    cls = type(optimizer)
+    for name, known in ZERO_KNOWN.items():
+        found = digest(getattr(cls, name, None)) if hasattr(cls, name) else "missing"
+        if found not in known:
+            return f"{name}() of this version of DeepSpeed is not known ({found})"
+    for name, expected in ZERO_NEEDED.items():
+        if tuple(inspect.signature(getattr(optimizer, name)).parameters)[: len(expected)] != expected:
+            return f"{name}() of this version of DeepSpeed takes other arguments than {', '.join(expected)}"
+    sums = _Sums()
+    check_params, check_partition = optimizer.has_overflow_serial, optimizer.has_overflow_partitioned_grads_serial
+    norm_of, unscale = optimizer.get_grad_norm_direct, optimizer.unscale_and_clip_grads
+
+    def has_overflow_serial(self: Any, params: Iterable[Tensor]) -> Tensor:
+        params = list(params)
+        grads = [p.grad for p in params if p.grad is not None]
+        if not _plain(grads):
+            return check_params(params)
+        return torch.tensor([not all_finite(grads, _C.sums_of_squares(grads))])
+
+    def has_overflow_partitioned_grads_serial(self: Any) -> Tensor:
+        grads = [g for i in range(len(self.bit16_groups)) for g in self.averaged_gradients[i] if g is not None]
+        if not _plain(grads):
+            return check_partition()
+        return torch.tensor([not all_finite(grads, sums.measure(grads))])
+
+    def get_grad_norm_direct(self: Any, gradients: Iterable[Tensor], params: Iterable[Tensor], norm_type: float = 2) -> Tensor:
+        grads = list(gradients)
+        if float(norm_type) != 2.0 or not _plain(grads):
+            return norm_of(grads, params, norm_type)
+        stand_ins = []
+        for g, s in zip(grads, sums.take(grads)):
+            stand_in = torch.tensor([math.sqrt(s)], dtype=torch.float64)
+            stand_in.__dict__.update(g.__dict__)  # DeepSpeed marks padding so
+            stand_ins.append(stand_in)
+        return norm_of(stand_ins, params, norm_type)
+
+    def unscale_and_clip_grads(self: Any, grad_groups_flat: list[Any], total_norm: Any) -> None:
+        inner = self.optimizer
+        flat = [g for item in grad_groups_flat for g in (item if isinstance(item, list) else [item])]
+        owned = [p.grad for group in inner.param_groups for p in group["params"] if p.grad is not None]
+        in_step = (isinstance(inner, FusedOptimizer) and not self.cpu_offload and not getattr(self, "zenflow", False)
+                   and not getattr(self, "torch_autocast_gradscaler", None) and len(owned) == len(flat)
+                   and all(a is b for a, b in zip(owned, flat)) and len({g.dtype for g in flat}) == 1)
+        if not in_step:
+            return unscale(grad_groups_flat, total_norm)
+        probe = torch.ones(1, dtype=flat[0].dtype)
+        unscale([probe], total_norm)
+        inner.next_unscale = probe.item()
+        return None
+
+    for function in (has_overflow_serial, has_overflow_partitioned_grads_serial, get_grad_norm_direct, unscale_and_clip_grads):
+        setattr(optimizer, function.__name__, types.MethodType(function, optimizer))
+    return None
+
+
+# ---- Apex AMP ----
+
+def _patch_apex(optimizer: Any) -> str | None:
+    """O2 only: float32 master copies of float16 parameters, listed in ``_amp_stash``."""
+    post_backward = getattr(optimizer, "_post_amp_backward", None)
+    function = getattr(post_backward, "__func__", post_backward)
+    if getattr(function, "__name__", "") != "post_backward_with_master_weights" or not hasattr(optimizer, "_amp_lazy_init"):
+        return "it has _amp_stash, but not the master weights of Apex AMP's O2"
+
+    def _post_amp_backward(self: Any, scaler: Any) -> None:
+        """Master gradients from the float16 ones: copied and unscaled, or added to those of earlier backwards."""
+        self._amp_lazy_init()
+        stash = self._amp_stash
+        halves = [(p, m) for p, m in zip(stash.all_fp16_params, stash.all_fp32_from_fp16_params) if p.grad is not None]
+        own, held = stash.all_fp32_from_fp32_params, stash.all_fp32_from_fp32_grad_stash
+        tensors = [t for p, m in halves for t in (p.grad, m)] + [p.grad for p in own if p.grad is not None]
+        if scaler._has_overflow or not _plain(tensors):
+            return post_backward(scaler)
+        written, added = ([], []), ([], [])  # sources and targets
+        for p, master in halves:
+            first = master.grad is None
+            if first:
+                master.grad = torch.empty_like(master)
+            sources, targets = written if first else added
+            sources.append(p.grad)
+            targets.append(master.grad)
+        for i, (p, earlier) in enumerate(zip(own, held)):
+            if p.grad is not None:
+                sources, targets = written if earlier is None else added
+                sources.append(p.grad)
+                targets.append(p.grad if earlier is None else earlier)
+            if earlier is not None:
+                p.grad = earlier
+            held[i] = None
+        factor = 1.0 / scaler.loss_scale()
+        finite = _C.scale_tensors(*written, factor, 0.0) & _C.scale_tensors(*added, factor, 1.0)
+        if not finite and scaler.dynamic:
+            scaler._has_overflow = True  # update_scale() looks at it first
+        return None
+
+    optimizer._post_amp_backward = types.MethodType(_post_amp_backward, optimizer)
+    return None
+
+
+# ---- Megatron ----
+
+def _patch_megatron(optimizer: Any, get_tensor_model_parallel_rank: Callable[[], int] | None = None,
+                    get_tensor_model_parallel_group: Callable[[], Any] | None = None) -> str | None:
+    if get_tensor_model_parallel_rank is None or get_tensor_model_parallel_group is None:
+        raise TypeError("FP16_Optimizer needs get_tensor_model_parallel_rank and get_tensor_model_parallel_group for Megatron")
+    if not all(hasattr(optimizer, name) for name in ("_check_overflow", "clip_master_grads", "fp32_from_fp32_groups",
+                                                     "fp32_from_fp16_groups", "fp16_groups")):
+        return "this version of Megatron has other attributes"
+    check_overflow, clip = optimizer._check_overflow, optimizer.clip_master_grads
+
+    def grads_of(groups: list[list[Tensor]]) -> list[Tensor]:
+        return [p.grad for group in groups for p in group if p.grad is not None]
+
+    def _check_overflow(self: Any) -> None:
+        grads = grads_of(self.fp16_groups) + grads_of(self.fp32_from_fp32_groups)
+        if not _plain(grads):
+            return check_overflow()
+        flag = torch.tensor([0.0 if all_finite(grads, _C.sums_of_squares(grads)) else 1.0])
+        if torch.distributed.is_initialized():
+            torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX, group=get_tensor_model_parallel_group())
+        self.overflow = bool(flag.item())
+        return None
+
+    def clip_master_grads(self: Any, max_norm: float, norm_type: float = 2) -> float:
+        """Clips by the norm over all model-parallel parts; -1 where there was an overflow."""
+        if self.overflow:
+            return -1
+        params = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
+        if float(norm_type) != 2.0 or not _plain([p.grad for p in params]):
+            return clip(max_norm, norm_type)
+        counted = [p.grad for p in params if getattr(p, "model_parallel", getattr(p, "tensor_model_parallel", False))
+                   or get_tensor_model_parallel_rank() == 0]
+        total = torch.tensor([sum(_C.sums_of_squares(counted))], dtype=torch.float64)
+        if torch.distributed.is_initialized():
+            torch.distributed.all_reduce(total, group=get_tensor_model_parallel_group())
+        norm = math.sqrt(total.item())
+        if not max_norm / (norm + 1e-6) >= 1:
+            grads = [p.grad for p in params]
+            _C.scale_tensors(grads, grads, max_norm / (norm + 1e-6), 0.0)
+        return norm
+
+    optimizer._check_overflow = types.MethodType(_check_overflow, optimizer)
+    optimizer.clip_master_grads = types.MethodType(clip_master_grads, optimizer)
+    return None

@@ -1,0 +1,146 @@
+"""FusedAdam against torch's AdamW in interleaved rounds of one run; medians, GB/s and ratios.
+
+    python tests/bench/adam.py [--case NAME ...] [--rounds 10] [--scale 1.0] [--markdown]
+
+GB/s counts what a step must move: parameter, gradient and two moments read, parameter and moments written, that is 28
+bytes a float32 parameter and 14 a bfloat16 one; SGD with momentum 20, LAMB 40 (its second pass reads parameter and
+moments again). With clipping torch runs clip_grad_norm_ and then its step; ours is one call. Above the table stands what
+torch.add reaches on this machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import time
+from collections.abc import Callable
+
+import torch
+
+from onnxtrain.optim import SGD, AdamWMode, FusedAdam, Lamb
+
+HIDDEN, WORDS, CONTEXT, LAYERS = 768, 50257, 1024, 12
+
+
+def gpt2() -> list[tuple[int, ...]]:
+    """The 148 parameters of GPT-2 124M."""
+    h = HIDDEN
+    layer = [(h,), (h,), (h, 3 * h), (3 * h,), (h, h), (h,), (h,), (h,), (h, 4 * h), (4 * h,), (4 * h, h), (h,)]
+    return [(WORDS, h), (CONTEXT, h), *(layer * LAYERS), (h,), (h,)]
+
+
+def shapes_of(case: str, scale: float) -> list[tuple[int, ...]]:
+    """scale < 1 makes the first dim of matrices, or the number of small tensors, smaller."""
+    if case.startswith("small"):
+        return [(1000,)] * max(1, int(10_000 * scale))
+    if case.startswith("large"):
+        return [(max(1, int(100_000_000 * scale)),)]
+    return [(max(1, int(s[0] * scale)), *s[1:]) if len(s) > 1 else s for s in gpt2()]
+
+
+def make(shapes: list[tuple[int, ...]], dtype: torch.dtype) -> list[torch.nn.Parameter]:
+    generator = torch.Generator().manual_seed(0)
+    params = []
+    for shape in shapes:
+        param = torch.nn.Parameter(torch.empty(shape, dtype=dtype).normal_(generator=generator))
+        param.grad = torch.empty(shape, dtype=dtype).normal_(generator=generator) * 1e-2
+        params.append(param)
+    return params
+
+
+OPTIONS = {"lr": 1e-4, "weight_decay": 0.01}
+PEERS: dict[str, Callable] = {
+    "loop": lambda p: torch.optim.AdamW(p, foreach=False, **OPTIONS),
+    "foreach": lambda p: torch.optim.AdamW(p, foreach=True, **OPTIONS),
+    "torch fused": lambda p: torch.optim.AdamW(p, fused=True, **OPTIONS),
+    "onnxtrain": lambda p: FusedAdam(p, eps=1e-8, adam_w_mode=AdamWMode.ADAMW_TORCH, **OPTIONS),
+}
+SGD_PEERS: dict[str, Callable] = {
+    "torch fused": lambda p: torch.optim.SGD(p, lr=1e-4, momentum=0.9, fused=True),
+    "onnxtrain": lambda p: SGD(p, lr=1e-4, momentum=0.9),
+}
+LAMB_PEERS: dict[str, Callable] = {"onnxtrain": lambda p: Lamb(p, **OPTIONS)}
+# case: dtype, bytes a parameter, clip, peers
+CASES: dict[str, tuple[torch.dtype, int, bool, dict[str, Callable]]] = {
+    "gpt2 float32": (torch.float32, 28, False, PEERS),
+    "gpt2 bfloat16": (torch.bfloat16, 14, False, PEERS),
+    "gpt2 float32 clip": (torch.float32, 32, True, PEERS),
+    "small float32": (torch.float32, 28, False, PEERS),
+    "large float32": (torch.float32, 28, False, PEERS),
+    "large bfloat16": (torch.bfloat16, 14, False, PEERS),
+    "sgd gpt2 float32": (torch.float32, 20, False, SGD_PEERS),
+    "lamb gpt2 float32": (torch.float32, 40, False, LAMB_PEERS),
+}
+
+
+def stepper(make_optimizer: Callable, params: list, clip: bool, ours: bool) -> Callable[[], None]:
+    optimizer = make_optimizer(params)
+    if not clip:
+        return optimizer.step
+    if ours:
+        optimizer.max_grad_norm = 1.0
+        return optimizer.step
+
+    def clip_and_step() -> None:
+        torch.nn.utils.clip_grad_norm_(params, 1.0, foreach=True)
+        optimizer.step()
+
+    return clip_and_step
+
+
+def median(values: list[float]) -> float:
+    ordered = sorted(values)
+    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+
+
+def run(case: str, rounds: int, scale: float, only: list[str]) -> list[tuple[str, str, float, float, float]]:
+    dtype, width, clip, peers = CASES[case]
+    shapes = shapes_of(case.removeprefix("sgd ").removeprefix("lamb "), scale)
+    total = sum(torch.Size(shape).numel() for shape in shapes)
+    peers = {name: make_peer for name, make_peer in peers.items() if not only or name in only}
+    steps = {name: stepper(make_peer, make(shapes, dtype), clip, name == "onnxtrain") for name, make_peer in peers.items()}
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    gc.collect()
+    gc.freeze()
+    for step in steps.values():
+        step()
+        step()
+    for _ in range(rounds):
+        for name, step in steps.items():
+            start = time.perf_counter()
+            step()
+            times[name].append(time.perf_counter() - start)
+    ours = median(times["onnxtrain"])
+    return [(case, name, 1e3 * median(t), total * width / median(t) / 1e9, median(t) / ours) for name, t in times.items()]
+
+
+def bandwidth() -> float:
+    """GB/s of torch.add on large tensors: two read, one written."""
+    a, b, c = (torch.ones(64 * 2**20 // 4) for _ in range(3))
+    took = []
+    for _ in range(7):
+        start = time.perf_counter()
+        torch.add(a, b, out=c)
+        took.append(time.perf_counter() - start)
+    return 3 * a.numel() * 4 / median(took) / 1e9
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--case", choices=CASES, action="append")
+    parser.add_argument("--peer", choices=PEERS, action="append", help="besides onnxtrain")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--markdown", action="store_true")
+    args = parser.parse_args()
+    print(f"{torch.get_num_threads()} threads, torch {torch.__version__}; torch.add {bandwidth():.0f} GB/s")
+    if args.markdown:
+        print("| case | peer | ms a step | GB/s | peer / onnxtrain |\n| --- | --- | --- | --- | --- |")
+    for case in args.case or CASES:
+        for row in run(case, args.rounds, args.scale, [*args.peer, "onnxtrain"] if args.peer else []):
+            text = "| {} | {} | {:.1f} | {:.1f} | {:.2f} |" if args.markdown else "{:<20}{:<14}{:>9.1f} ms{:>8.1f} GB/s{:>8.2f}x"
+            print(text.format(*row), flush=True)
+
+
+if __name__ == "__main__":
+    main()
