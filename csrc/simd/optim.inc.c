@@ -193,8 +193,8 @@ INLINE uint16_t f16_stochastic(float x, uint16_t random)
 }
 
 #define STOCHASTIC(storage, convert) \
-    static void stochastic_##storage(const float *from, void *to, int64_t stride, int64_t n, int64_t first, uint64_t key, \
-                                     uint64_t stream) \
+    static void stochastic_##storage(const float *from, void *to, int64_t stride, int64_t n, int64_t first, \
+                                     uint64_t key, uint64_t stream) \
     { \
         uint16_t random[PIECE], *y = to; \
         for (int64_t done = 0; done < n; done += PIECE) { \
@@ -283,7 +283,8 @@ const ont_optim_table PASTE(ont_optim_table_, ONT_ISA) = {
     .load = {[ONT_STORAGE_F32] = {load_f32_f32, load_f32_f64}, [ONT_STORAGE_F64] = {load_f64_f32, load_f64_f64},
              [ONT_STORAGE_BF16] = {load_bf16_f32, load_bf16_f64}, [ONT_STORAGE_F16] = {load_f16_f32, load_f16_f64}},
     .store = {[ONT_STORAGE_F32] = {store_f32_f32, store_f32_f64}, [ONT_STORAGE_F64] = {store_f64_f32, store_f64_f64},
-              [ONT_STORAGE_BF16] = {store_bf16_f32, store_bf16_f64}, [ONT_STORAGE_F16] = {store_f16_f32, store_f16_f64}},
+              [ONT_STORAGE_BF16] = {store_bf16_f32, store_bf16_f64},
+              [ONT_STORAGE_F16] = {store_f16_f32, store_f16_f64}},
     .store_stochastic = {[ONT_STORAGE_BF16] = stochastic_bf16, [ONT_STORAGE_F16] = stochastic_f16},
     .load_signed = load_signed,
     .store_signed = store_signed,
