@@ -53,6 +53,13 @@ def newest_of(depfile: Path) -> float:
         return float("inf")
 
 
+def replace_file(source: Path | str, target: Path | str) -> None:
+    """Copies by renaming: a process that has the old file mapped keeps it, where writing over it would end that process."""
+    fresh = Path(f"{target}.new")
+    shutil.copyfile(source, fresh)
+    fresh.replace(target)
+
+
 class BuildCore(build_ext):
     """Compiles csrc/ with per-file flags; setuptools' own compiler class has one set of flags per extension."""
 
@@ -81,10 +88,10 @@ class BuildCore(build_ext):
         super().copy_extensions_to_source()
         built = Path(self.build_lib) / "onnxtrain"
         if (built / "_libs").exists():
-            shutil.copytree(built / "_libs", ROOT / "onnxtrain/_libs", dirs_exist_ok=True)
+            shutil.copytree(built / "_libs", ROOT / "onnxtrain/_libs", dirs_exist_ok=True, copy_function=replace_file)
         for plugin in PLUGINS:
             if (built / plugin).exists():
-                shutil.copy2(built / plugin, ROOT / "onnxtrain" / plugin)
+                replace_file(built / plugin, ROOT / "onnxtrain" / plugin)
 
     def sources(self) -> list[Path]:
         everything = (ROOT / "csrc").rglob("*.c")
@@ -162,9 +169,7 @@ class BuildCore(build_ext):
         for name, source in wanted.items():
             copy = libs / name
             if not copy.exists() or copy.stat().st_size != source.stat().st_size:
-                fresh = libs / (name + ".new")
-                shutil.copyfile(source, fresh)
-                fresh.replace(copy)
+                replace_file(source, copy)
 
     def leave_out(self, variable: str, reason: str) -> None:
         """Ends the build where the variable asks for this part, and says so otherwise."""

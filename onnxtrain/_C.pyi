@@ -39,7 +39,9 @@ class Session:
             seed: key of the counter-based generator that dropout uses in this run.
 
         Returns:
-            The outputs, and the run to call backward() on; None where no output depends on a masked input.
+            The outputs, and the run to call backward() on; None where no output depends on a masked input. An output of the
+            graph that is a sequence comes as a list, an optional without element as None; backward() counts the items of
+            lists as outputs of their own.
 
         Raises:
             ValueError, TypeError: a tensor does not fit; the message names the input.
@@ -47,10 +49,19 @@ class Session:
         """
 
     def stats(self) -> dict[str, Any]:
-        """Counts and seconds: programs built, cache hits, build seconds, planned bytes and their lower bound."""
+        """Counts and seconds: programs built, cache hits, build seconds, planned bytes and their lower bound. Where shapes
+        depend on contents, probe_runs is how often programs ran that compute those contents, and probes_built how many."""
 
     def text(self, stage: str = "loaded") -> str:
         """The graph as ONNX-style text: "loaded", or "program" for the latest specialised one."""
+
+    def save(self, stage: str = "execution_model") -> bytes:
+        """A serialised ModelProto: "post_processed" (as loaded), "optimized_pre_grad" (sizes set, folded), "optimized" (with
+        its backward part), "execution_model" (what runs); all but the first of the latest program.
+
+        Raises:
+            ValueError: another stage. RuntimeError: no program has been built yet.
+        """
 
     def kernels(self) -> list[tuple[str, str, bool]]:
         """(node, kernel, backward) for every step of the latest program."""
@@ -110,7 +121,7 @@ def build_info() -> dict[str, Any]:
     """What this build and this machine have: version, operators, threads, dlpack_exchange, isa, gemm (provider names)."""
 
 def operators() -> list[dict[str, Any]]:
-    """The operator registry: domain, name, since, grad (bool), kernels (names), view (bool), expands (bool: stands for
+    """The operator registry: domain, name, since, grad (bool: has a rule), no_grad (bool: nothing flows), kernels (names), view (bool), expands (bool: stands for
     others), and attributes: those that the operator takes, as "axis:i perm:I" (i int, f float, s string, t tensor, g graph,
     capitals for lists); None where it does not say."""
 
@@ -124,6 +135,10 @@ def fail_allocation_after(countdown: int) -> bool:
 def disable_kernels(names: Sequence[str]) -> None:
     """Kernels with these names, or "Op:kernel" for the nodes of one operator, decline from now on (tests compare each
     kernel with the reference). Programs already built keep theirs."""
+
+def disable_passes(names: Sequence[str]) -> None:
+    """Optional passes with these names are skipped from now on, as by ONNXTRAIN_DISABLE=name,... when the process starts.
+    Programs already built stay as they are."""
 
 def set_timing(on: bool) -> None:
     """Whether runs note when each of their steps begins and ends, for Session.timeline()."""

@@ -1,13 +1,50 @@
-"""`python -m onnxtrain`: what this build and this machine have, and how to get what is missing."""
+"""`python -m onnxtrain`: what this build and this machine have, and how to get what is missing.
+
+`python -m onnxtrain run script.py ...` runs a script with `onnxruntime.training` importable; `python -m onnxtrain profile
+trace.json` prints where the time of a trace of DebugOptions(profile=) went.
+"""
 
 from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
 
 import torch
 
 from onnxtrain import _C
 
+USAGE = "usage: python -m onnxtrain [run script.py ... | profile trace.json]"
 
-def main() -> None:
+
+def main(arguments: list[str]) -> int:
+    """Runs one command; the status of the process."""
+    match arguments:
+        case []:
+            build()
+        case ["run", script, *rest] if script not in ("-h", "--help"):
+            run(script, rest)
+        case ["profile", trace]:
+            from onnxtrain._profile import table
+
+            print(table(Path(trace)))
+        case _:
+            print(USAGE, file=sys.stderr)
+            return 2
+    return 0
+
+
+def run(script: str, rest: list[str]) -> None:
+    """The script as __main__, as `python script.py` would run it."""
+    import onnxtrain.compat.onnxruntime  # noqa: F401
+
+    sys.argv = [script, *rest]
+    sys.path[0] = str(Path(script).resolve().parent)
+    runpy.run_path(script, run_name="__main__")
+
+
+def build() -> None:
+    """Prints the table of this build."""
     info = _C.build_info()
     providers = [name for name in info["gemm"] if name != "plain"]
     rows = [
@@ -26,4 +63,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

@@ -15,6 +15,7 @@ class Counters:
     engine_steps: int = 0
     fallback_steps: int = 0
     exports: int = 0
+    cached_exports: int = 0
     export_seconds: float = 0.0
     build_seconds: float = 0.0
     reasons: list[str] = dataclasses.field(default_factory=list)
@@ -52,7 +53,7 @@ def stats(model: Any = None) -> dict[str, Any]:
 
     Returns:
         engine_steps, fallback_steps: calls of forward that ran in the engine, and in PyTorch. exports, export_seconds,
-        build_seconds: of torch's exporters, and of loading their graphs. specialisations, specialise_seconds,
+        build_seconds: of torch's exporters, and of loading their graphs. cached_exports: loaded from ORTMODULE_CACHE_DIR. specialisations, specialise_seconds,
         last_specialise_seconds: programs made for new sizes of dynamic dims or new sets of gradients, without an export.
         slab_bytes: planned activations of the programs used last. reasons: one text for each fallback.
     """
@@ -62,13 +63,32 @@ def stats(model: Any = None) -> dict[str, Any]:
         counters, programs = model._counters, [program for known in model._programs.values() for program in known]
     with _lock:
         result = dataclasses.asdict(counters)
-    sessions = [program.session.stats() for program in programs]
+    sessions = [session.stats() for program in programs for session in program.sessions]
     latest = max(programs, key=lambda program: program.used, default=None)
     result["specialisations"] = sum(session["programs_built"] for session in sessions)
     result["specialise_seconds"] = sum(session["build_seconds"] for session in sessions)
-    result["last_specialise_seconds"] = 0.0 if latest is None else latest.session.stats()["last_build_seconds"]
+    result["last_specialise_seconds"] = 0.0 if latest is None else latest.totals().get("last_build_seconds", 0.0)
     result["slab_bytes"] = sum(session["slab_bytes"] for session in sessions)
     return result
+
+
+def _explained(mode: str, program: Any) -> list[str]:
+    """One export: what it was made with, where its nodes run, what it cost."""
+    totals, exported = program.totals(), program.exported
+    rows = [
+        f"  {mode}: exporter {exported.exporter}, opset {exported.opset}, {totals.get('steps', 0)} kernels "
+        f"({totals.get('forward_steps', 0)} forward), {program.steps} steps, export "
+        f"{exported.seconds.get('total', 0.0):.2f} s, build {totals.get('build_seconds', 0.0) * 1e3:.1f} ms for "
+        f"{totals.get('programs_built', 0)} shapes, slab {totals.get('slab_bytes', 0) / 2**20:.1f} MiB"
+    ]
+    if program.step_seconds:
+        rows.append(f"    forward {program.step_seconds / max(program.steps, 1) * 1e3:.3f} ms a step, on average")
+    if exported.functions:
+        names = ", ".join(sorted({call.function.__qualname__ for call in exported.functions}))
+        count = len(exported.functions)
+        rows.append(f"    by PyTorch: {count} torch.autograd.Function call{'s' * (count > 1)} ({names}), between "
+                    f"{len(program.sessions)} segments in the engine")
+    return rows + [f"    note: {note}" for note in exported.notes]
 
 
 def explain(model: Any) -> str:
@@ -76,15 +96,8 @@ def explain(model: Any) -> str:
     lines = [f"onnxtrain: {type(model.module).__name__}"]
     for key, programs in model._programs.items():
         for program in programs:
-            session = program.session.stats()
             mode = "training" if key.training else "inference"
-            lines.append(
-                f"  {mode}: exporter {program.exported.exporter}, opset {program.exported.opset}, "
-                f"{session['steps']} kernels ({session['forward_steps']} forward), {program.steps} steps, "
-                f"export {program.exported.seconds.get('total', 0.0):.2f} s, build {session['build_seconds'] * 1e3:.1f} ms "
-                f"for {session['programs_built']} shapes, slab {session['slab_bytes'] / 2**20:.1f} MiB"
-            )
-            lines += [f"    note: {note}" for note in program.exported.notes]
+            lines += _explained(mode, program)
     counts = stats(model)
     lines.append(f"  steps: {counts['engine_steps']} in the engine, {counts['fallback_steps']} in PyTorch")
     if counts["specialisations"]:

@@ -17,15 +17,11 @@ import torch
 from onnx import helper
 from onnx.backend.base import Backend, BackendRep
 
-from onnxtrain import _C
+from onnxtrain import _C, _containers, _functions
 
 __all__ = ["OnnxtrainBackend", "OnnxtrainBackendRep", "is_compatible", "prepare", "run_model", "run_node", "supports_device"]
 
-#: A graph input is bound as a constant only up to this many elements: shapes, axes, pads, starts, k, ratios.
-_MOST_BOUND = 4096
-_BOUND_SESSIONS = 8
-_NEEDS_VALUE = "it must be known when the program is built"
-
+_SESSIONS = 16  # of a model with sequences or optionals, by their lengths
 
 _FLOAT8 = {"float8_e4m3fn": torch.float8_e4m3fn, "float8_e4m3fnuz": torch.float8_e4m3fnuz, "float8_e5m2": torch.float8_e5m2,
            "float8_e5m2fnuz": torch.float8_e5m2fnuz, "float8_e8m0fnu": torch.float8_e8m0fnu}
@@ -68,26 +64,39 @@ def _to_array(tensor: Any, elem_type: int = 0) -> Any:
 
 
 class OnnxtrainBackendRep(BackendRep):
-    """A model made ready for `run`. One session serves every shape; see `prepare`."""
+    """A model made ready for `run`. One session serves every shape; see `prepare`. A model with sequences or optionals among
+    its inputs gets a session for each number of items."""
 
     def __init__(self, model: onnx.ModelProto):
-        self._model = model
-        self._session = _C.Session(model.SerializeToString())
+        model = _functions.inline(model)
         initialized = {i.name for i in model.graph.initializer}
         self._names = [i.name for i in model.graph.input if i.name not in initialized]
         self._elem_types = [o.type.tensor_type.elem_type for o in model.graph.output]
-        self._needs_values = False
-        self._bound: dict[bytes, tuple[_C.Session, list[str]]] = {}
+        self._model = model if _containers.containers_of(model) else None
+        self._sessions: dict[Any, _C.Session] = {}
+        self._plain = None if self._model else _C.Session(model.SerializeToString())
+
+    def _session(self, inputs: Sequence[Any]) -> _C.Session:
+        if self._plain:
+            return self._plain
+        structure = _containers.structure_of(inputs)
+        if structure not in self._sessions:
+            session = _C.Session(_containers.unfold(self._model, structure).SerializeToString())
+            while len(self._sessions) >= _SESSIONS:
+                del self._sessions[next(iter(self._sessions))]
+            self._sessions[structure] = session
+        return self._sessions[structure]
 
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Runs the model.
 
         Args:
-            inputs: a sequence of arrays in the order of the graph's inputs, a dict by name, or one array.
+            inputs: a sequence of arrays in the order of the graph's inputs, a dict by name, or one array. A sequence is given
+                as a list of arrays, an optional without element as None.
             seed: key of the random operators' generator, 0 unless given.
 
         Returns:
-            One array per graph output, a list for a sequence.
+            One array per graph output; a list for a sequence, None for an optional without element.
 
         Raises:
             ValueError, TypeError: an input does not fit the graph; the message names it.
@@ -102,43 +111,11 @@ class OnnxtrainBackendRep(BackendRep):
             inputs = [inputs]
         if len(inputs) != len(self._names):
             raise ValueError(f"{len(inputs)} inputs, the graph has {len(self._names)}")
-        seed = int(kwargs.get("seed", 0))
-        if not self._needs_values:
-            try:
-                return self._forward(self._session, self._names, dict(zip(self._names, inputs)), seed)
-            except _C.UnsupportedError as error:
-                if _NEEDS_VALUE not in str(error):
-                    raise
-                self._needs_values = True
-        session, names = self._bind(inputs)
-        return self._forward(session, names, dict(zip(self._names, inputs)), seed)
-
-    def _forward(self, session: _C.Session, names: Sequence[str], by_name: dict[str, Any], seed: int) -> tuple[Any, ...]:
-        tensors = [_to_tensor(by_name[name], name) for name in names]
-        outputs, _ = session.forward(tensors, bytes(len(tensors)), seed)
+        session = self._session(inputs)
+        arrays = inputs if self._plain else _containers.flatten(inputs)
+        tensors = [_to_tensor(a, name) for a, (name, _, _) in zip(arrays, session.inputs, strict=True)]
+        outputs, _ = session.forward(tensors, bytes(len(tensors)), int(kwargs.get("seed", 0)))
         return tuple(_to_array(o, t) for o, t in zip(outputs, self._elem_types))
-
-    def _bind(self, inputs: Sequence[Any]) -> tuple[_C.Session, list[str]]:
-        """A session in which small integers and single numbers are constants, for operators whose output shape or kind
-        depends on them. Kept by their contents."""
-        bound = {}
-        for name, value in zip(self._names, inputs):
-            array = np.asarray(value)
-            if (array.dtype.kind in "iub" and array.size <= _MOST_BOUND) or array.ndim == 0 or array.size == 1:
-                bound[name] = array
-        key = b"".join(name.encode() + array.dtype.str.encode() + repr(array.shape).encode() + array.tobytes()
-                       for name, array in bound.items())
-        if key not in self._bound:
-            model = onnx.ModelProto()
-            model.CopyFrom(self._model)
-            kept = [i for i in model.graph.input if i.name not in bound]
-            del model.graph.input[:]
-            model.graph.input.extend(kept)
-            model.graph.initializer.extend(onnx.numpy_helper.from_array(a, name) for name, a in bound.items())
-            while len(self._bound) >= _BOUND_SESSIONS:
-                del self._bound[next(iter(self._bound))]
-            self._bound[key] = _C.Session(model.SerializeToString()), [n for n in self._names if n not in bound]
-        return self._bound[key]
 
 
 class OnnxtrainBackend(Backend):

@@ -25,10 +25,10 @@ import torch.utils.checkpoint
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from onnxtrain._export import attributes
+from onnxtrain._export import attributes, exclusive, functions
 from onnxtrain._export import graph as onnx_graph
 from onnxtrain._export import guards as shape_guards
-from onnxtrain._export import rewrite, sizes, state
+from onnxtrain._export import rewrite, sizes, state, trees
 
 SMALL_CONSTANT = 1024  # elements; larger constants become graph inputs
 DYNAMO_OPSETS = (18, 22)
@@ -96,6 +96,7 @@ class Exported:
     seconds: dict[str, float]
     notes: list[str]
     needs_verification: bool = False  # the caller must compare outputs and gradients with eager's first
+    functions: tuple[functions.Call, ...] = ()  # by the keys of PythonOp nodes
 
 
 @dataclasses.dataclass
@@ -107,6 +108,7 @@ class _Traced:
     out_tensors: list[int] = dataclasses.field(default_factory=list)
     buffers: list[str] = dataclasses.field(default_factory=list)
     assignments: list[Assignment] = dataclasses.field(default_factory=list)
+    functions: list[functions.Call] = dataclasses.field(default_factory=list, compare=False)
     record: attributes.Record = dataclasses.field(default_factory=attributes.Record, compare=False)
 
 
@@ -127,9 +129,10 @@ class _Flat(torch.nn.Module):
             [next(given) if isinstance(leaf, Tensor) else leaf for leaf in example], spec
         )
         traced, module = self.traced, self.module
+        functions.begin(traced.functions)
         held = attributes.containers(module)
         with state.no_hidden_draws(), rewrite.Rewrite(barriers), attributes.recording(traced.record):
-            results, traced.out_spec = pytree.tree_flatten(module(*args, **kwargs))
+            results, traced.out_spec = trees.flatten(module(*args, **kwargs))
         if (lost := attributes.changed_container(held)) is not None:
             raise rewrite.Untraceable(
                 f"The module changes its {type(getattr(*lost)).__name__} {lost[1]!r} in place inside forward; a graph would "
@@ -154,7 +157,7 @@ def _assigned(module: torch.nn.Module, traced: _Traced) -> list[Tensor]:
             continue  # made by forward itself; no change; an output already
         if value is attributes.ABSENT or any(isinstance(v, (torch.nn.Module, torch.nn.Parameter)) for v in (value, before)):
             raise rewrite.Untraceable(f"The module exchanges its {name!r} inside forward; a graph would lose that.")
-        leaves, spec = pytree.tree_flatten(value)
+        leaves, spec = trees.flatten(value)
         where = tuple(i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor))
         constants = {i: _concrete(leaf) for i, leaf in enumerate(leaves) if i not in where}
         traced.assignments.append(Assignment(names[child], name, spec, constants, where))
@@ -177,7 +180,7 @@ def _concrete(leaf: Any) -> Any:
 
 def export(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, training: bool, opset: int = 20,
-    exporter: Literal["auto", "dynamo", "torchscript"] = "auto",
+    exporter: Literal["auto", "dynamo", "torchscript"] = "auto", custom: rewrite.CustomFunctions | None = None,
 ) -> Exported:
     """Exports `module` for arguments like these.
 
@@ -185,20 +188,21 @@ def export(
         training: the mode to export for. Where the module is in it already, each submodule keeps its own mode.
         opset: wanted version of ai.onnx; the nearest one that the exporter has is used, with a note.
         exporter: "auto" tries the default exporter, then TorchScript's.
+        custom: what becomes of torch.autograd.Functions; PythonOp nodes where None.
 
     Raises:
         ExportError: neither can export it faithfully.
     """
     if exporter != "auto":
-        return _run(module, args, kwargs, training, opset, exporter)
+        return _run(module, args, kwargs, training, opset, exporter, custom)
     try:
-        return _run(module, args, kwargs, training, opset, "dynamo")
+        return _run(module, args, kwargs, training, opset, "dynamo", custom)
     except ExportError as error:
         if isinstance(error.__cause__, rewrite.Untraceable):
             raise  # TorchScript would not trace it either
         first = error
     try:
-        exported = _run(module, args, kwargs, training, opset, "torchscript")
+        exported = _run(module, args, kwargs, training, opset, "torchscript", custom)
     except ExportError as second:
         raise ExportError(f"{first} TorchScript's exporter: {second}") from first
     exported.notes.append(f"TorchScript's exporter was used, because of the default one: {first}")
@@ -206,19 +210,21 @@ def export(
 
 
 def _run(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool, opset: int, exporter: str
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool, opset: int, exporter: str,
+    custom: rewrite.CustomFunctions | None,
 ) -> Exported:
     """One exporter, inside everything that has to be undone after it."""
     run, opsets = (_dynamo, DYNAMO_OPSETS) if exporter == "dynamo" else (_torchscript, TORCHSCRIPT_OPSETS)
     notes: list[str] = []
+    custom = dataclasses.replace(custom or rewrite.CustomFunctions(), nodes=exporter == "dynamo", inlined=[])
     used = min(max(opset, opsets[0]), opsets[1])
     if used != opset:
         notes.append(f"opset {opset} was asked for; this exporter has {opsets[0]} to {opsets[1]}, and {used} is used.")
-    leaves, spec = pytree.tree_flatten((args, kwargs))
+    leaves, spec = trees.flatten((args, kwargs))
     flat = _Flat(module, leaves, spec, barriers=exporter == "torchscript")
     start = time.perf_counter()
     try:
-        with state.unchanged(module), state.random_unchanged(), rewrite.patched(module, notes), _quiet():
+        with exclusive.exclusive(), state.unchanged(module), state.random_unchanged(), rewrite.patched(module, notes, custom), _quiet():
             _refuse_lost(module, leaves)
             if module.training != training:
                 module.train(training)
@@ -232,6 +238,10 @@ def _run(
         failure.state = _state(flat)
         raise failure from _root(error)
     exported.seconds["total"] = time.perf_counter() - start
+    exported.functions = tuple(flat.traced.functions)
+    if custom.inlined:
+        notes.append(f"Traced through, as asked for, and differentiated as plain operators: {', '.join(custom.inlined)}.")
+        exported.needs_verification = True
     return exported
 
 
@@ -310,12 +320,14 @@ def _reason(error: BaseException, exporter: str) -> str:
 def _names(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
     """A name for each leaf that is a tensor, after the parameters of forward."""
     try:
-        bound = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+        inspect.signature(module.forward).bind(*args, **kwargs)
         flat, _ = pytree.tree_flatten_with_path((args, kwargs))
         positional = [name for name, value in inspect.signature(module.forward).parameters.items()
                       if value.kind in (value.POSITIONAL_ONLY, value.POSITIONAL_OR_KEYWORD)]
     except TypeError:
-        bound, flat, positional = {}, pytree.tree_flatten_with_path((args, kwargs))[0], []
+        flat, positional = pytree.tree_flatten_with_path((args, kwargs))[0], []
+    except ValueError:  # a container that was registered without names for its parts
+        return [f"input_{i}" for i, leaf in enumerate(pytree.tree_leaves((args, kwargs))) if isinstance(leaf, Tensor)]
     names = []
     for path, leaf in flat:
         if not isinstance(leaf, Tensor):
@@ -338,6 +350,7 @@ def _dynamo(flat: _Flat, names: list[str], leaves: list[Any], opset: int, notes:
     owned = _owned(module)
     start = time.perf_counter()
     program, relaxed = _trace(flat, tensors)
+    functions.begin(flat.traced.functions)
     guards = shape_guards.from_program(program, relaxed)
     if (violated := guards(tensors)) is not None:
         raise ExportError(f"The traced program does not admit the example arguments themselves: {violated}.")

@@ -1,7 +1,7 @@
-"""The environment variables that ORTModule reads: one list, from which the parser, the documentation and a test are made.
+"""The environment variables that onnxtrain reads: one list, from which the parser, docs/environment.md and a test are made.
 
-Only what has an effect stands here. A value out of range is one warning that names variable, value and choices, and the
-default is used.
+A value out of range is one warning that names variable, value and choices, and the default is used. `python -m
+onnxtrain.options` prints the documentation.
 """
 
 from __future__ import annotations
@@ -15,8 +15,13 @@ from typing import Any
 _log = logging.getLogger("onnxtrain")
 
 
-def _integer(text: str) -> int:
-    return int(text)
+def _integer(low: int, high: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not low <= int(text) <= high:
+            raise ValueError(text)
+        return int(text)
+
+    return parse
 
 
 def _boolean(text: str) -> bool:
@@ -27,38 +32,13 @@ def _boolean(text: str) -> bool:
     raise ValueError(text)
 
 
-@dataclasses.dataclass(frozen=True)
-class Variable:
-    """One ORTMODULE_* variable: `parse` raises ValueError or KeyError for a value that is none of `choices`."""
-
-    name: str
-    default: Any
-    parse: Callable[[str], Any]
-    choices: str
-    effect: str
-
-    def read(self) -> Any:
-        text = os.environ.get(self.name)
-        if text is None:
-            return self.default
-        try:
-            return self.parse(text.strip())
-        except (ValueError, KeyError):
-            _log.warning("%s=%s is none of: %s; using %s", self.name, text, self.choices, self.default)
-            return self.default
-
-
-def _level(text: str) -> str:
-    if text.upper() not in ("VERBOSE", "DEVINFO", "INFO", "WARNING", "ERROR", "FATAL"):
-        raise ValueError(text)
-    return text.upper()
+def _inverted(text: str) -> bool:
+    return not _boolean(text)
 
 
 def _one_of(*choices: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
-        if text not in choices:
-            raise ValueError(text)
-        return text
+        return choices[[choice.upper() for choice in choices].index(text.upper())]
 
     return parse
 
@@ -69,22 +49,157 @@ def _policy(text: str) -> Any:
     return FallbackPolicy.parse(text)
 
 
-VARIABLES = {
-    variable.name: variable
-    for variable in (
-        Variable("ORTMODULE_ONNX_OPSET_VERSION", 20, _integer, "a number; 18 to 22 are used as they are",
-                 "opset of the export"),
-        Variable("ORTMODULE_LOG_LEVEL", None, _level, "VERBOSE, DEVINFO, INFO, WARNING, ERROR, FATAL",
-                 "overrides DebugOptions.log_level"),
-        Variable("ORTMODULE_SAVE_ONNX_PATH", "", str, "a folder", "where DebugOptions(save_onnx=True) writes"),
-        Variable("ORTMODULE_FALLBACK_POLICY", None, _policy, "FALLBACK_* names joined by |", "what may run in PyTorch"),
-        Variable("ONNXTRAIN_EXPORTER", "auto", _one_of("auto", "dynamo", "torchscript"), "auto, dynamo, torchscript",
-                 "auto tries torch's default exporter, then the TorchScript one"),
-        Variable("ORTMODULE_FALLBACK_RETRY", False, _boolean, "0, 1", "after a fallback, try the engine again each step"),
-    )
-}
+def _skip_check(text: str) -> Any:
+    from onnxtrain.ortmodule.options import _SkipCheck
+
+    return _SkipCheck.parse(text)
+
+
+def _default_skip_check() -> Any:
+    return _skip_check("SKIP_CHECK_DEVICE|SKIP_CHECK_BUILD_GRADIENT|SKIP_CHECK_EXECUTION_AGENT")
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+@dataclasses.dataclass(frozen=True)
+class Variable:
+    """One variable: `parse` raises ValueError or KeyError for a value that is none of `choices`.
+
+    `effect` is None where the variable is accepted for scripts that set it, and `instead` says what happens here; a value
+    other than the default is answered with one line of that.
+    """
+
+    name: str
+    default: Any  # a function makes it where it cannot be made at import
+    parse: Callable[[str], Any]
+    choices: str
+    effect: str | None
+    instead: str = ""
+    default_text: str | None = None
+    older: tuple[tuple[str, Callable[[str], Any]], ...] = ()  # older names, and their parsers
+
+    def read(self) -> Any:
+        """The value, parsed; the default where it is not set, or is none of the choices."""
+        default = self.default() if callable(self.default) else self.default
+        for name, parse in ((self.name, self.parse), *self.older):
+            text = os.environ.get(name)
+            if text is None:
+                continue
+            try:
+                return parse(text.strip())
+            except (ValueError, KeyError):
+                _say_once(f"{name}={text} is none of: {self.choices}; using {self.shown_default}")
+                return default
+        return default
+
+    @property
+    def shown_default(self) -> str:
+        """The default as a user would write it."""
+        if self.default_text is not None:
+            return self.default_text
+        return {True: "1", False: "0", None: "not set", "": "not set", (): "not set"}.get(self.default, str(self.default))
+
+
+_said: set[str] = set()
+
+
+def _say_once(text: str) -> None:
+    if text not in _said:
+        _said.add(text)
+        _log.warning("%s", text)
+
+
+_FLAG = "0, 1"
+_NAMES = [
+    Variable("ORTMODULE_ONNX_OPSET_VERSION", 20, _integer(7, 25), "a number from 7 to 25; 18 to 22 are used as they are",
+             "opset of the export; the nearest one that the exporter has"),
+    Variable("ORTMODULE_LOG_LEVEL", None, _one_of("VERBOSE", "DEVINFO", "INFO", "WARNING", "ERROR", "FATAL"),
+             "VERBOSE, DEVINFO, INFO, WARNING, ERROR, FATAL", "overrides DebugOptions(log_level=)"),
+    Variable("ORTMODULE_SAVE_ONNX_PATH", "", str, "a folder", "where DebugOptions(save_onnx=True) writes"),
+    Variable("ORTMODULE_FALLBACK_POLICY", None, _policy, "FALLBACK_* names joined by |",
+             "what may run in PyTorch when the engine cannot; FALLBACK_DISABLE makes that an error",
+             default_text="FALLBACK_UNSUPPORTED_DEVICE|FALLBACK_UNSUPPORTED_DATA|FALLBACK_UNSUPPORTED_TORCH_MODEL|"
+                          "FALLBACK_UNSUPPORTED_ONNX_MODEL"),
+    Variable("ORTMODULE_FALLBACK_RETRY", False, _boolean, _FLAG, "after a fallback, try the engine again at each step"),
+    Variable("ONNXTRAIN_EXPORTER", "auto", _one_of("auto", "dynamo", "torchscript"), "auto, dynamo, torchscript",
+             "auto tries torch's default exporter, then the TorchScript one, compared with eager first"),
+    Variable("ORTMODULE_ENABLE_CUSTOM_AUTOGRAD", True, _boolean, _FLAG,
+             "1 runs torch.autograd.Function with its own forward and backward, as a PythonOp node; 0 refuses to export it",
+             older=(("ORTMODULE_DISABLE_CUSTOM_AUTOGRAD_SUPPORT", _inverted),)),
+    Variable("ORTMODULE_SKIPPED_AUTOGRAD_FUNCTIONS", (), _names, "full names of classes, joined by commas",
+             "these are traced through like plain functions: autograd differentiates their forward"),
+    Variable("ORTMODULE_CACHE_DIR", "", str, "a folder", "keeps exports on disk for the next process"),
+    Variable("ORTMODULE_DEEPCOPY_BEFORE_MODEL_EXPORT", True, _boolean, _FLAG, None,
+             "the module is put back exactly as it was after an export, so no copy is needed"),
+    Variable("ORTMODULE_SKIPCHECK_POLICY", _default_skip_check, _skip_check, "SKIP_CHECK_* names joined by |", None,
+             "all checks stay on at every step, and take microseconds",
+             default_text="SKIP_CHECK_DEVICE|SKIP_CHECK_BUILD_GRADIENT|SKIP_CHECK_EXECUTION_AGENT"),
+    Variable("ORTMODULE_ALLOW_AUTOGRAD_CHECKPOINT", False, _boolean, _FLAG, None,
+             "torch.utils.checkpoint inside a module is always accepted: inlined, with activations kept"),
+    Variable("ORTMODULE_CONV_ALGO_SEARCH", "HEURISTIC", _one_of("HEURISTIC", "EXHAUSTIVE", "DEFAULT"),
+             "HEURISTIC, EXHAUSTIVE, DEFAULT", None, "on the CPU oneDNN chooses"),
+    Variable("ORTMODULE_ENABLE_COMPUTE_OPTIMIZER", True, _boolean, _FLAG, None, "folding and merging are always on"),
+    Variable("ORTMODULE_ENABLE_SPARSE_OPTIMIZER", True, _boolean, _FLAG, None, "every row is computed",
+             older=(("ORTMODULE_ENABLE_LABEL_SPARSE_OPTIMIZER", _boolean),)),
+    Variable("ORTMODULE_ENABLE_EMBEDDING_SPARSE_OPTIMIZER", True, _boolean, _FLAG, None, "every row is computed"),
+    Variable("ORTMODULE_MEMORY_OPT_LEVEL", 0, _integer(0, 2), "0, 1, 2", None, "nothing is recomputed: activations are kept"),
+    Variable("ORTMODULE_MEMORY_OPT_CONFIG", "", str, "a path or a list", None, "nothing is recomputed: activations are kept"),
+    Variable("ORTMODULE_PRINT_INPUT_DENSITY", False, _boolean, _FLAG, None, "no operator depends on density"),
+    Variable("ORTMODULE_PRINT_MEMORY_STATS", False, _boolean, _FLAG, "prints the planned memory, on the first ten steps and then "
+             "at powers of two"),
+    Variable("ORTMODULE_ENABLE_MEM_EFFICIENT_GRAD_MGMT", False, _boolean, _FLAG, None,
+             "gradients are always handed out from a pool, without a copy"),
+    Variable("ORTMODULE_ENABLE_ZERO_STAGE3", False, _boolean, _FLAG, None, "ZeRO 3 is not supported; stages 1 and 2 need nothing"),
+    Variable("ORTMODULE_USE_TRITON", False, _boolean, _FLAG, None, "kernels are compiled when onnxtrain is built"),
+    Variable("ORTMODULE_TRITON_CONFIG_FILE", "", str, "a path", None, "there are no Triton kernels"),
+    Variable("ORTMODULE_TRITON_DEBUG", False, _boolean, _FLAG, None, "there are no Triton kernels"),
+    Variable("ORTMODULE_USE_FLASH_ATTENTION", False, _boolean, _FLAG, None, "attention is fused where the engine can"),
+    Variable("ORTMODULE_USE_EFFICIENT_ATTENTION", False, _boolean, _FLAG, None, "attention is fused where the engine can"),
+    Variable("ORTMODULE_ATEN_SDPA_FALLBACK", "", str, "0, 1", None, "attention is fused where the engine can"),
+    Variable("ORTMODULE_ENABLE_TUNING", False, _boolean, _FLAG, None, "GEMM is always chosen by measurement, once per shape"),
+    Variable("ORTMODULE_MAX_TUNING_DURATION_MS", 0, _integer(0, 10**9), "milliseconds", None,
+             "a measurement takes a few milliseconds"),
+    Variable("ORTMODULE_TUNING_RESULTS_PATH", "", str, "a folder", None, "measurements are not saved"),
+    Variable("ORTMODULE_JSON_CONFIG_PATH", "", str, "a path", "overrides the path given to load_from_json"),
+    Variable("ONNXTRAIN_ISA", None, _one_of("plain", "avx2", "avx512"), "plain, avx2, avx512", "kernels of at most this "
+             "instruction set; read by the core", default_text="the best that the processor has"),
+    Variable("ONNXTRAIN_GEMM", None, _one_of("torch", "onednn", "plain"), "torch, onednn, plain", "every product by this "
+             "provider; read by the core", default_text="chosen by measurement"),
+    Variable("ONNXTRAIN_DISABLE", "", str, "names of passes joined by commas", "leaves out passes that only make a graph "
+             "faster; read by the core"),
+]
+VARIABLES = {variable.name: variable for variable in _NAMES}
 
 
 def read(name: str) -> Any:
     """The value of one variable of the list, parsed, or its default."""
     return VARIABLES[name].read()
+
+
+def say_what_is_ignored() -> None:
+    """One line for each variable that is set to something that has no effect here. Called when a module is wrapped."""
+    for variable in _NAMES:
+        names = [name for name in (variable.name, *(older for older, _ in variable.older)) if name in os.environ]
+        if variable.effect is None and names and variable.read() != (
+                variable.default() if callable(variable.default) else variable.default):
+            _say_once(f"{names[0]}={os.environ[names[0]]} has no effect in onnxtrain: {variable.instead}")
+
+
+def documentation() -> str:
+    """docs/environment.md."""
+    lines = ["# Environment variables", "",
+             "Made from `onnxtrain/options.py` by `python -m onnxtrain.options`. A value that is none of the choices is",
+             "answered with a warning that names them, and the default is used. They are read when a module is wrapped or",
+             "exported, not at import.", "", "| variable | default | choices | effect |", "| --- | --- | --- | --- |"]
+    for variable in _NAMES:
+        effect = variable.effect or f"accepted, no effect: {variable.instead}"
+        older = "".join(f" (older name: `{name}`)" for name, _ in variable.older)
+        cells = (f"`{variable.name}`{older}", variable.shown_default, variable.choices, effect)
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(documentation(), end="")

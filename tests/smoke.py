@@ -88,7 +88,7 @@ def compare(name: str, make: Callable[[], tuple[nn.Module, Callable[[], tuple[Te
     theirs, their_grads = train(eager, batches)
     ours, our_grads = train(wrapped, batches)
     ran = onnxtrain.stats()["engine_steps"] - steps
-    assert ran == STEPS, f"{name}: {ran} of {STEPS} steps ran in the engine: {onnxtrain.explain()}"
+    assert ran == STEPS, f"{name}: {ran} of {STEPS} steps ran in the engine: {onnxtrain.explain(wrapped)}"
     loss = max(abs(a - b) / abs(b) for a, b in zip(ours, theirs, strict=True))
     grad = farthest(our_grads, their_grads)
     weight = farthest(list(wrapped.parameters()), list(eager.parameters()))

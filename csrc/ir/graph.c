@@ -277,6 +277,7 @@ static ont_status clone_values(const ont_graph *from, ont_graph *g, ont_value **
         v->dtype = old->dtype;
         v->has_shape = old->has_shape;
         v->shape = old->shape;
+        v->container = old->container;
         v->data = old->data;
         map[i] = v;
     }
@@ -291,7 +292,7 @@ static ont_status clone_values(const ont_graph *from, ont_graph *g, ont_value **
     return ONT_OK;
 }
 
-static ont_status clone_node(const ont_node *old, ont_graph *g, ont_value **map)
+static ont_status clone_node(const ont_node *old, ont_graph *g, ont_node *before, ont_value **map, ont_node **copy)
 {
     ont_value *fixed[32], **slots = fixed;
     uint32_t n = old->n_inputs + old->n_outputs;
@@ -301,12 +302,13 @@ static ont_status clone_node(const ont_node *old, ont_graph *g, ont_value **map)
     for (uint32_t i = 0; i < old->n_inputs; i++) slots[i] = old->inputs[i].value ? map[old->inputs[i].value->id] : NULL;
     for (uint32_t i = 0; i < old->n_outputs; i++) outputs[i] = old->outputs[i] ? map[old->outputs[i]->id] : NULL;
     ont_node *node;
-    ONT_TRY(ont_graph_add_node(g, NULL, old->domain, old->op_type, slots, old->n_inputs, outputs, old->n_outputs, &node));
+    ONT_TRY(ont_graph_add_node(g, before, old->domain, old->op_type, slots, old->n_inputs, outputs, old->n_outputs, &node));
     node->name = old->name;
     node->version = old->version;
     node->op = old->op;
     node->backward = old->backward;
-    node->attrs = old->attrs; /* ont_graph_clone gives the node cells of its own */
+    node->attrs = old->attrs; /* the caller gives the node cells of its own */
+    *copy = node;
     return ONT_OK;
 }
 
@@ -328,6 +330,33 @@ static ont_status own_attrs(ont_graph *g, ont_node *node)
     return ONT_OK;
 }
 
+ont_status ont_graph_instantiate(ont_graph *g, ont_node *before, const ont_graph *body, const char *scope,
+                                 ont_value *const *inputs, ont_value **results)
+{
+    ont_value **map = ont_arena_array(&g->arena, (size_t)body->n_values + 1, sizeof *map);
+    if (!map) return ONT_ENOMEM;
+    for (uint32_t i = 0; i < body->n_inputs; i++) map[body->inputs[i]->id] = inputs[i];
+    for (uint32_t i = 0; i < body->n_values; i++) {
+        const ont_value *old = body->values[i];
+        if (old->kind == ONT_VALUE_INPUT) continue;
+        ONT_TRY(ont_graph_add_value(g, old->kind, NULL, &map[i]));
+        if (old->kind != ONT_VALUE_CONSTANT) continue;
+        map[i]->dtype = old->dtype;
+        map[i]->has_shape = true;
+        map[i]->shape = old->shape;
+        map[i]->data = old->data;
+    }
+    for (const ont_node *old = body->first; old; old = old->next) {
+        ont_node *node;
+        ONT_TRY(clone_node(old, g, before, map, &node));
+        ONT_TRY(own_attrs(g, node));
+        node->name = ont_arena_format(&g->arena, "%s/%s", scope, old->name);
+        if (!node->name) return ONT_ENOMEM;
+    }
+    for (uint32_t i = 0; i < body->n_outputs; i++) results[i] = map[body->outputs[i]->id];
+    return ONT_OK;
+}
+
 ont_status ont_graph_clone(const ont_graph *from, ont_graph **copy)
 {
     ont_graph *g = NULL;
@@ -342,8 +371,9 @@ ont_status ont_graph_clone(const ont_graph *from, ont_graph **copy)
         if (ont_graph_symbol(g, from->symbols[i]) < 0) goto fail;
     ONT_TRYGOTO(status, fail, clone_values(from, g, map));
     for (const ont_node *node = from->first; node; node = node->next) {
-        ONT_TRYGOTO(status, fail, clone_node(node, g, map));
-        ONT_TRYGOTO(status, fail, own_attrs(g, g->last));
+        ont_node *made;
+        ONT_TRYGOTO(status, fail, clone_node(node, g, NULL, map, &made));
+        ONT_TRYGOTO(status, fail, own_attrs(g, made));
     }
     for (uint32_t i = 0; i < from->n_outputs; i++) outputs[i] = map[from->outputs[i]->id];
     ONT_TRYGOTO(status, fail, ont_graph_set_outputs(g, outputs, from->n_outputs));

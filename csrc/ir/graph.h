@@ -30,6 +30,12 @@ typedef enum ont_value_kind {
     ONT_VALUE_NODE,     /* output of a node */
 } ont_value_kind;
 
+typedef enum ont_container {
+    ONT_TENSOR,
+    ONT_SEQUENCE,
+    ONT_OPTIONAL,
+} ont_container;
+
 struct ont_value {
     uint32_t id;        /* index in graph->values */
     ont_value_kind kind;
@@ -42,7 +48,10 @@ struct ont_value {
     uint32_t def_index; /* which output of it */
     uint32_t input;     /* which graph input, of kind INPUT */
     ont_use *uses;
+    ont_container container; /* not TENSOR: exists only while a program is built; see ops/sequence.c */
     const ont_tensor *data; /* contents where known at build time; a NODE value keeps its node until folded */
+    bool needed;            /* an inference could not go on without its contents; for passes/infer.c */
+    bool learned;           /* its contents were given by a probe */
 };
 
 struct ont_node {
@@ -74,12 +83,21 @@ struct ont_graph {
     uint32_t n_outputs;
     const char **symbols; /* names of symbolic dims */
     uint32_t n_symbols;
+    /* A subgraph, attribute of one node: its last inputs are values from around it, that node's inputs from here on. */
+    uint32_t n_captures, first_capture;
 };
 
 ont_status ont_graph_create(const char *name, ont_graph **graph) ONT_MUST_USE;
 void ont_graph_destroy(ont_graph *graph);
 /* Deep copy, constants' contents shared by reference: `from` must outlive the copy. */
 ont_status ont_graph_clone(const ont_graph *from, ont_graph **copy) ONT_MUST_USE;
+
+/*
+ * Copies the nodes of `body` (a subgraph, untouched) in front of `before`: results[i] is its output i with values given for
+ * its inputs. Values get made-up names, nodes "<scope>/<name>"; constants' contents are shared by reference.
+ */
+ont_status ont_graph_instantiate(ont_graph *g, ont_node *before, const ont_graph *body, const char *scope,
+                                 ont_value *const *inputs, ont_value **results) ONT_MUST_USE;
 
 /* Name NULL: made up from the id, as "%<id>". A given name must be free: the loader checks, builders give none. */
 ont_status ont_graph_add_value(ont_graph *g, ont_value_kind kind, const char *name, ont_value **value) ONT_MUST_USE;

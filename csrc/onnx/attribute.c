@@ -3,17 +3,32 @@
  */
 #include "onnx/attribute.h"
 
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "onnx/tensor.h"
 
 #define KIND(name) ONNX__ATTRIBUTE_PROTO__ATTRIBUTE_TYPE__##name
 
+/*
+ * Attributes are float32, and what was written into them is mostly a short decimal: 1e-5, 0.9, 0.2. Where one of at most
+ * six digits rounds to the float, it is what was meant, and float64 arithmetic goes by it as eager PyTorch does; in
+ * float32 both are the same number.
+ */
+static double meant(float value)
+{
+    char text[32];
+    snprintf(text, sizeof text, "%.6g", (double)value);
+    double decimal = strtod(text, NULL);
+    return (float)decimal == value ? decimal : (double)value;
+}
+
 static ont_status set_floats(const Onnx__AttributeProto *proto, const char *name, ont_graph *g, ont_node *node)
 {
     double *values = ont_arena_array(&g->arena, proto->n_floats + 1, sizeof *values);
     if (!values) return ONT_ENOMEM;
-    for (size_t i = 0; i < proto->n_floats; i++) values[i] = (double)proto->floats[i];
+    for (size_t i = 0; i < proto->n_floats; i++) values[i] = meant(proto->floats[i]);
     return ont_attr_set_floats(g, node, name, values, proto->n_floats);
 }
 
@@ -46,10 +61,24 @@ static const char *kind_text(int kind)
     case KIND(TENSORS): return "a list of tensors";
     case KIND(SPARSE_TENSOR): return "a sparse tensor";
     case KIND(SPARSE_TENSORS): return "a list of sparse tensors";
-    case KIND(TYPE_PROTO): return "a type";
     case KIND(TYPE_PROTOS): return "a list of types";
     default: return NULL;
     }
+}
+
+/* Of all that a type says (Optional has one), the elements' dtype alone decides something. */
+static int64_t element_type(const Onnx__TypeProto *type)
+{
+    for (int depth = 0; type && depth < 8; depth++) {
+        if (type->value_case == ONNX__TYPE_PROTO__VALUE_TENSOR_TYPE) return type->tensor_type ? type->tensor_type->elem_type : 0;
+        if (type->value_case == ONNX__TYPE_PROTO__VALUE_SEQUENCE_TYPE)
+            type = type->sequence_type ? type->sequence_type->elem_type : NULL;
+        else if (type->value_case == ONNX__TYPE_PROTO__VALUE_OPTIONAL_TYPE)
+            type = type->optional_type ? type->optional_type->elem_type : NULL;
+        else
+            break;
+    }
+    return 0;
 }
 
 ont_status ont_onnx_attribute(const Onnx__AttributeProto *proto, const char *name, const char *what, ont_graph *g,
@@ -59,7 +88,7 @@ ont_status ont_onnx_attribute(const Onnx__AttributeProto *proto, const char *nam
     int kind = proto->has_type ? (int)proto->type : KIND(UNDEFINED);
     switch (kind) {
     case KIND(INT): return ont_attr_set_int(g, node, name, proto->i);
-    case KIND(FLOAT): return ont_attr_set_float(g, node, name, (double)proto->f);
+    case KIND(FLOAT): return ont_attr_set_float(g, node, name, meant(proto->f));
     case KIND(STRING):
         if (proto->s.len && memchr(proto->s.data, 0, proto->s.len))
             return ont_fail(ONT_EINVAL, "%s: string attribute '%s' has a zero byte", what, name);
@@ -71,6 +100,7 @@ ont_status ont_onnx_attribute(const Onnx__AttributeProto *proto, const char *nam
         if (!proto->t) return ont_fail(ONT_EINVAL, "%s: attribute '%s' has no tensor", what, name);
         ONT_TRY(ont_onnx_tensor(proto->t, what, &g->arena, &tensor));
         return ont_attr_set_tensor(g, node, name, &tensor);
+    case KIND(TYPE_PROTO): return ont_attr_set_int(g, node, name, element_type(proto->tp));
     case KIND(UNDEFINED): return ont_fail(ONT_EINVAL, "%s: attribute '%s' has no type", what, name);
     default:
         if (kind_text(kind))

@@ -80,7 +80,7 @@ static ont_status bind_attributes(ont_loader *l, const ont_scope *caller, const 
     return ONT_OK;
 }
 
-static ont_status bind_inputs(const ont_scope *caller, const Onnx__NodeProto *call, const Onnx__FunctionProto *f,
+static ont_status bind_inputs(ont_loader *l, ont_scope *caller, const Onnx__NodeProto *call, const Onnx__FunctionProto *f,
                               const char *what, ont_scope *scope)
 {
     if (call->n_input > f->n_input || call->n_output > f->n_output)
@@ -89,7 +89,7 @@ static ont_status bind_inputs(const ont_scope *caller, const Onnx__NodeProto *ca
     for (size_t i = 0; i < f->n_input; i++) {
         ont_value *value = NULL;
         if (!*TEXT(f->input[i])) return ont_fail(ONT_EINVAL, "%s: input %zu of the function has no name", what, i);
-        if (i < call->n_input) ONT_TRY(ont_onnx_input(caller, what, call->input[i], &value));
+        if (i < call->n_input) ONT_TRY(ont_onnx_input(l, caller, what, call->input[i], &value));
         ONT_TRY(ont_onnx_define(scope, f->input[i], value ? value : &ont_onnx_absent));
     }
     return ONT_OK;
@@ -159,7 +159,7 @@ ont_status ont_onnx_inline(ont_loader *l, ont_scope *caller, const Onnx__NodePro
     ont_status status;
     ONT_TRYGOTO(status, done, ont_onnx_check_opsets(&scope));
     ONT_TRYGOTO(status, done, bind_attributes(l, caller, call, f, what, &scope));
-    ONT_TRYGOTO(status, done, bind_inputs(caller, call, f, what, &scope));
+    ONT_TRYGOTO(status, done, bind_inputs(l, caller, call, f, what, &scope));
     ONT_TRYGOTO(status, done, name_results(l, caller, call, f, what, &scope, names));
     ONT_TRYGOTO(status, done, ont_onnx_nodes(l, &scope, f->node, f->n_node));
     status = bind_results(l, caller, call, f, what, &scope, names);

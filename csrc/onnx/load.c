@@ -147,11 +147,28 @@ static ont_status load_input(ont_loader *l, ont_scope *scope, const Onnx__ValueI
     ont_dtype dtype;
     ont_shape shape;
     bool has_shape;
-    ONT_TRY(load_type(l, proto, what, &dtype, &has_shape, &shape));
+    if (scope->outer) { /* a subgraph's are whatever they are given */
+        dtype = ONT_UNDEFINED;
+        has_shape = false;
+    } else {
+        ONT_TRY(load_type(l, proto, what, &dtype, &has_shape, &shape));
+    }
     ont_value *value;
     ONT_TRY(ont_onnx_name(l, scope, name, &unique));
     ONT_TRY(ont_graph_add_input(l->g, unique, dtype, has_shape ? &shape : NULL, &value));
     return ont_onnx_define(scope, name, value);
+}
+
+ont_status ont_onnx_initializers(ont_loader *l, ont_scope *scope, const Onnx__GraphProto *proto)
+{
+    for (size_t i = 0; i < proto->n_initializer; i++) ONT_TRY(load_initializer(l, scope, proto->initializer[i]));
+    return ONT_OK;
+}
+
+ont_status ont_onnx_inputs(ont_loader *l, ont_scope *scope, const Onnx__GraphProto *proto)
+{
+    for (size_t i = 0; i < proto->n_input; i++) ONT_TRY(load_input(l, scope, proto->input[i]));
+    return ONT_OK;
 }
 
 /* What the model declares of an output is shown to the user and replaced when the shapes are inferred. */
@@ -161,6 +178,7 @@ static ont_status declare_output(ont_loader *l, const Onnx__ValueInfoProto *prot
     ont_shape shape;
     bool has_shape;
     if (!proto->type || value->kind != ONT_VALUE_NODE) return ONT_OK;
+    if (proto->type->value_case != ONNX__TYPE_PROTO__VALUE_TENSOR_TYPE) return ONT_OK; /* a sequence or optional: seen then */
     char *what = ont_arena_format(&l->g->arena, "output '%s'", proto->name);
     if (!what) return ONT_ENOMEM;
     ONT_TRY(load_type(l, proto, what, &dtype, &has_shape, &shape));
@@ -204,8 +222,8 @@ static ont_status load_graph(ont_loader *l, ont_scope *scope, const Onnx__GraphP
     if (proto->n_output > ONT_MAX_INTERFACE || proto->n_input > ONT_MAX_INTERFACE)
         return ont_fail(ONT_EINVAL, "the graph has %zu inputs and %zu outputs, at most %d", proto->n_input,
                         proto->n_output, ONT_MAX_INTERFACE);
-    for (size_t i = 0; i < proto->n_initializer; i++) ONT_TRY(load_initializer(l, scope, proto->initializer[i]));
-    for (size_t i = 0; i < proto->n_input; i++) ONT_TRY(load_input(l, scope, proto->input[i]));
+    ONT_TRY(ont_onnx_initializers(l, scope, proto));
+    ONT_TRY(ont_onnx_inputs(l, scope, proto));
     l->most_bytes = l->g->arena.bytes * 64 + ((size_t)256 << 20);
     ONT_TRY(ont_onnx_nodes(l, scope, proto->node, proto->n_node));
     ONT_TRY(load_outputs(l, scope, proto));

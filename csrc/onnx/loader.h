@@ -1,5 +1,6 @@
 /*
- * What the parts of the loader share: load.c (model and graph), nodes.c (nodes), inline.c (calls of functions).
+ * What the parts of the loader share: load.c (model and graph), nodes.c (nodes), inline.c (calls of functions),
+ * subgraph.c (bodies of control flow).
  * Nobody else includes it.
  */
 #ifndef ONT_ONNX_LOADER_H
@@ -25,7 +26,13 @@ typedef struct ont_binding {
     const Onnx__AttributeProto *value;
 } ont_binding;
 
-/* Where names have a meaning: the graph itself, or one call of a function. */
+/* A value from around a subgraph that is read in it, in the order of the inputs that stand for them. */
+typedef struct ont_captured {
+    ont_value *value;
+    struct ont_captured *next;
+} ont_captured;
+
+/* Where names have a meaning: the graph itself, one call of a function, or a subgraph. */
 typedef struct ont_scope {
     const struct ont_scope *caller;      /* NULL: the graph */
     const Onnx__FunctionProto *function; /* NULL: the graph */
@@ -38,6 +45,9 @@ typedef struct ont_scope {
     ont_map results;                     /* name of a function's output here to its name in the graph */
     const ont_binding *attributes;
     size_t n_attributes;
+    struct ont_scope *outer;             /* of a subgraph: where names are looked up that it does not define */
+    ont_graph *g;                        /* of a subgraph: what is loaded */
+    ont_captured *first_captured, *last_captured;
 } ont_scope;
 
 typedef struct ont_loader {
@@ -79,7 +89,7 @@ ont_status ont_onnx_constant_value(ont_loader *l, ont_scope *scope, const char *
 ont_status ont_onnx_check_opsets(const ont_scope *scope) ONT_MUST_USE;
 ont_status ont_onnx_nodes(ont_loader *l, ont_scope *scope, Onnx__NodeProto *const *nodes, size_t n) ONT_MUST_USE;
 /* nodes.c: the value named; *value is NULL for "" and for an input that the call leaves out. */
-ont_status ont_onnx_input(const ont_scope *scope, const char *what, const char *name, ont_value **value) ONT_MUST_USE;
+ont_status ont_onnx_input(ont_loader *l, ont_scope *scope, const char *what, const char *name, ont_value **value) ONT_MUST_USE;
 /* nodes.c: what `proto` stands for here: itself, or the attribute of the call that it refers to; NULL: not given. */
 ont_status ont_onnx_resolve(const ont_scope *scope, const char *what, const Onnx__AttributeProto *proto,
                             const Onnx__AttributeProto **resolved) ONT_MUST_USE;
@@ -88,6 +98,25 @@ ont_status ont_onnx_resolve(const ont_scope *scope, const char *what, const Onnx
 ont_status ont_onnx_name_node(ont_loader *l, const char *wanted, ont_node *node) ONT_MUST_USE;
 /* nodes.c: an Identity node. The name is unique already. */
 ont_status ont_onnx_copy(ont_loader *l, const char *name, ont_value *from, ont_value **to) ONT_MUST_USE;
+
+/* load.c: what a graph proto lists; the nodes are between them. */
+ont_status ont_onnx_initializers(ont_loader *l, ont_scope *scope, const Onnx__GraphProto *proto) ONT_MUST_USE;
+ont_status ont_onnx_inputs(ont_loader *l, ont_scope *scope, const Onnx__GraphProto *proto) ONT_MUST_USE;
+
+/* subgraph.c: every subgraph among a call's attributes, and the values from around that they read. */
+typedef struct ont_subgraphs {
+    struct ont_subgraph {
+        const char *name;
+        ont_graph *g;
+    } *items;
+    uint32_t n, n_captured;
+    ont_value **captured;
+} ont_subgraphs;
+ont_status ont_onnx_subgraphs(ont_loader *l, ont_scope *scope, const Onnx__NodeProto *call, const char *what,
+                              ont_subgraphs *subgraphs) ONT_MUST_USE;
+/* The node's inputs end with what was captured: it owns the subgraphs from now on. */
+ont_status ont_onnx_attach_subgraphs(ont_subgraphs *subgraphs, ont_graph *g, ont_node *node) ONT_MUST_USE;
+void ont_onnx_drop_subgraphs(ont_subgraphs *subgraphs); /* those that no node owns */
 
 /* inline.c */
 ont_status ont_onnx_list_functions(ont_loader *l, const Onnx__ModelProto *model) ONT_MUST_USE;

@@ -77,7 +77,8 @@ static ont_status load_attributes(ont_loader *l, const ont_scope *scope, const O
         for (const ont_attr *attr = node->attrs; attr; attr = attr->next)
             if (!strcmp(attr->name, name)) return ont_fail(ONT_EINVAL, "%s: attribute '%s' is given twice", what, name);
         ONT_TRY(ont_onnx_resolve(scope, what, proto->attribute[i], &value));
-        if (value) ONT_TRY(ont_onnx_attribute(value, name, what, l->g, node));
+        bool graph = value && value->has_type && value->type == ONNX__ATTRIBUTE_PROTO__ATTRIBUTE_TYPE__GRAPH;
+        if (value && !graph) ONT_TRY(ont_onnx_attribute(value, name, what, l->g, node));
     }
     if (node->op && node->op->flags & ONT_OP_RANDOM) return ont_attr_set_int(l->g, node, "rng_stream", l->n_random++);
     return ONT_OK;
@@ -99,11 +100,43 @@ static ont_status load_constant(ont_loader *l, ont_scope *scope, const Onnx__Nod
     return ont_onnx_constant_value(l, scope, proto->output[0], &tensor);
 }
 
-ont_status ont_onnx_input(const ont_scope *scope, const char *what, const char *name, ont_value **value)
+/*
+ * The value of that name here or, in a subgraph, around it: then it becomes an input of the subgraph, or a constant that
+ * shares the contents. *value stays NULL where there is none.
+ */
+static ont_status look_up(ont_loader *l, ont_scope *scope, const char *name, ont_value **value)
+{
+    *value = ont_map_get(&scope->values, name);
+    if (*value || !scope->outer) return ONT_OK;
+    ont_value *outside, *inside;
+    ONT_TRY(look_up(l, scope->outer, name, &outside));
+    if (!outside) return ONT_OK;
+    if (outside == &ont_onnx_absent) {
+        inside = outside;
+    } else if (outside->kind == ONT_VALUE_CONSTANT) {
+        ONT_TRY(ont_graph_add_value(scope->g, ONT_VALUE_CONSTANT, NULL, &inside));
+        inside->dtype = outside->dtype;
+        inside->has_shape = true;
+        inside->shape = outside->shape;
+        inside->data = outside->data;
+    } else {
+        ont_captured *captured = ont_arena_alloc(&scope->g->arena, sizeof *captured);
+        if (!captured) return ONT_ENOMEM;
+        ONT_TRY(ont_graph_add_input(scope->g, NULL, outside->dtype, NULL, &inside));
+        captured->value = outside;
+        *(scope->last_captured ? &scope->last_captured->next : &scope->first_captured) = captured;
+        scope->last_captured = captured;
+    }
+    *value = inside;
+    return ont_map_put(&scope->values, name, inside);
+}
+
+ont_status ont_onnx_input(ont_loader *l, ont_scope *scope, const char *what, const char *name, ont_value **value)
 {
     *value = NULL;
     if (!*TEXT(name)) return ONT_OK;
-    ont_value *known = ont_map_get(&scope->values, name);
+    ont_value *known;
+    ONT_TRY(look_up(l, scope, name, &known));
     if (!known)
         return ont_fail(ONT_EINVAL, "%s: input '%s' is not defined before it (unknown name, cycle or wrong order)",
                         what, name);
@@ -152,6 +185,27 @@ ont_status ont_onnx_copy(ont_loader *l, const char *name, ont_value *from, ont_v
     return ont_onnx_name_node(l, NULL, node);
 }
 
+static ont_status add_node(ont_loader *l, ont_scope *scope, const Onnx__NodeProto *proto, const char *what, int64_t version,
+                           const ont_op *op, ont_subgraphs *subgraphs)
+{
+    size_t n = proto->n_input + subgraphs->n_captured;
+    ont_value **inputs = ont_arena_array(&l->g->arena, n + 1, sizeof *inputs);
+    ont_value **outputs = ont_arena_array(&l->g->arena, proto->n_output + 1, sizeof *outputs);
+    if (!inputs || !outputs) return ONT_ENOMEM;
+    for (size_t i = 0; i < proto->n_input; i++) ONT_TRY(ont_onnx_input(l, scope, what, proto->input[i], &inputs[i]));
+    for (size_t i = proto->n_input; i < n; i++) inputs[i] = subgraphs->captured[i - proto->n_input];
+    ONT_TRY(node_outputs(l, scope, proto, what, outputs));
+    ont_node *node;
+    ONT_TRY(ont_graph_add_node(l->g, NULL, ont_onnx_domain(proto->domain), proto->op_type, inputs,
+                               (uint32_t)n, outputs, (uint32_t)proto->n_output, &node));
+    node->version = version;
+    node->op = op;
+    const char *name = *TEXT(proto->name) ? ont_arena_format(&l->g->arena, "%s%s", scope->prefix, proto->name) : NULL;
+    ONT_TRY(ont_onnx_name_node(l, name, node));
+    ONT_TRY(load_attributes(l, scope, proto, what, node));
+    return ont_onnx_attach_subgraphs(subgraphs, l->g, node);
+}
+
 static ont_status load_node(ont_loader *l, ont_scope *scope, const Onnx__NodeProto *proto, const char *what)
 {
     const char *domain = ont_onnx_domain(proto->domain), *op_type = proto->op_type;
@@ -163,19 +217,13 @@ static ont_status load_node(ont_loader *l, ont_scope *scope, const Onnx__NodePro
     /* A function says what a node means, except that it is only the fallback for an operator of our own. */
     if (!op || strcmp(domain, ONT_DOMAIN)) ONT_TRY(ont_onnx_function(l, proto, &function));
     if (function) return ont_onnx_inline(l, scope, proto, function, what);
-    ont_value **inputs = ont_arena_array(&l->g->arena, proto->n_input + 1, sizeof *inputs);
-    ont_value **outputs = ont_arena_array(&l->g->arena, proto->n_output + 1, sizeof *outputs);
-    if (!inputs || !outputs) return ONT_ENOMEM;
-    for (size_t i = 0; i < proto->n_input; i++) ONT_TRY(ont_onnx_input(scope, what, proto->input[i], &inputs[i]));
-    ONT_TRY(node_outputs(l, scope, proto, what, outputs));
-    ont_node *node;
-    ONT_TRY(ont_graph_add_node(l->g, NULL, domain, op_type, inputs, (uint32_t)proto->n_input, outputs,
-                               (uint32_t)proto->n_output, &node));
-    node->version = version;
-    node->op = op;
-    const char *name = *TEXT(proto->name) ? ont_arena_format(&l->g->arena, "%s%s", scope->prefix, proto->name) : NULL;
-    ONT_TRY(ont_onnx_name_node(l, name, node));
-    return load_attributes(l, scope, proto, what, node);
+    if (op && !strcmp(domain, ONT_DOMAIN) && !(op->flags & ONT_OP_MODEL))
+        return ont_fail(ONT_EINVAL, "%s: %s.%s is for the engine alone, a model cannot name it", what, domain, op_type);
+    ont_subgraphs subgraphs = {0};
+    ont_status status = ont_onnx_subgraphs(l, scope, proto, what, &subgraphs);
+    if (status == ONT_OK) status = add_node(l, scope, proto, what, version, op, &subgraphs);
+    ont_onnx_drop_subgraphs(&subgraphs);
+    return status;
 }
 
 ont_status ont_onnx_nodes(ont_loader *l, ont_scope *scope, Onnx__NodeProto *const *nodes, size_t n)

@@ -16,8 +16,8 @@ enum { IR_VERSION = 10, DEFAULT_OPSET = 18 };
 typedef struct saver {
     const ont_graph *g;
     ont_arena arena;
-    ont_map names;    /* those given out */
-    char **of;        /* by value id, NULL: none yet */
+    ont_map names;    /* those given out, in subgraphs too */
+    char **of;        /* by value id of g, NULL: none yet */
     Onnx__GraphProto *graph;
 } saver;
 
@@ -153,6 +153,8 @@ static ont_status save_lists(saver *s, const ont_attr *attr, Onnx__AttributeProt
     return ONT_OK;
 }
 
+static ont_status save_body(saver *s, const ont_node *owner, const ont_graph *body, Onnx__GraphProto **out);
+
 static ont_status save_attr(saver *s, const ont_node *node, const ont_attr *attr, Onnx__AttributeProto **out)
 {
     Onnx__AttributeProto *a = NEW(s, attribute_proto);
@@ -160,7 +162,12 @@ static ont_status save_attr(saver *s, const ont_node *node, const ont_attr *attr
     a->name = borrowed(attr->name);
     a->has_type = true;
     switch (attr->kind) {
-    case ONT_ATTR_INT: SET(INT, i, attr->i), a->has_i = true; break;
+    case ONT_ATTR_INT:
+        if (!strcmp(node->op_type, "Optional") && !*node->domain)
+            return ont_fail(ONT_EUNSUPPORTED, "%s '%s': attribute '%s' is a type, which is not written", node->op_type,
+                            node->name, attr->name);
+        SET(INT, i, attr->i), a->has_i = true;
+        break;
     case ONT_ATTR_FLOAT: SET(FLOAT, f, (float)attr->f), a->has_f = true; break;
     case ONT_ATTR_STRING:
         SET(STRING, s, ((ProtobufCBinaryData){attr->count, (uint8_t *)borrowed(attr->s)})), a->has_s = true;
@@ -170,8 +177,9 @@ static ont_status save_attr(saver *s, const ont_node *node, const ont_attr *attr
         ONT_TRY(save_tensor(s, attr->tensor, NULL, &a->t));
         break;
     case ONT_ATTR_GRAPH:
-        return ont_fail(ONT_EUNSUPPORTED, "%s '%s': attribute '%s' is a subgraph, which is not written", node->op_type,
-                        node->name, attr->name);
+        a->type = ONNX__ATTRIBUTE_PROTO__ATTRIBUTE_TYPE__GRAPH;
+        ONT_TRY(save_body(s, node, attr->graph, &a->g));
+        break;
     case ONT_ATTR_INTS:
     case ONT_ATTR_FLOATS:
     case ONT_ATTR_STRINGS: ONT_TRY(save_lists(s, attr, a)); break;
@@ -207,6 +215,16 @@ static ont_status save_attrs(saver *s, const ont_node *node, Onnx__NodeProto *pr
     return ONT_OK;
 }
 
+/* Values that subgraphs read are no inputs in the file, where they are read by name. */
+static uint32_t own_inputs(const ont_node *node)
+{
+    uint32_t n = node->n_inputs;
+    for (const ont_attr *attr = node->attrs; attr; attr = attr->next)
+        if (attr->kind == ONT_ATTR_GRAPH && attr->graph->n_captures && attr->graph->first_capture < n)
+            n = attr->graph->first_capture;
+    return n;
+}
+
 static ont_status save_node(saver *s, const ont_node *node, Onnx__NodeProto **out)
 {
     static char absent[] = "";
@@ -218,7 +236,8 @@ static ont_status save_node(saver *s, const ont_node *node, Onnx__NodeProto **ou
     proto->input = ont_arena_array(&s->arena, node->n_inputs + 1, sizeof *proto->input);
     proto->output = ont_arena_array(&s->arena, node->n_outputs + 1, sizeof *proto->output);
     if (!proto->input || !proto->output) return ONT_ENOMEM;
-    for (uint32_t i = 0; i < node->n_inputs; i++) {
+    uint32_t n_inputs = own_inputs(node);
+    for (uint32_t i = 0; i < n_inputs; i++) {
         proto->input[i] = absent;
         if (node->inputs[i].value) ONT_TRY(name_of(s, node->inputs[i].value, &proto->input[i]));
     }
@@ -226,7 +245,7 @@ static ont_status save_node(saver *s, const ont_node *node, Onnx__NodeProto **ou
         proto->output[i] = absent;
         if (node->outputs[i]) ONT_TRY(name_of(s, node->outputs[i], &proto->output[i]));
     }
-    proto->n_input = node->n_inputs;
+    proto->n_input = n_inputs;
     proto->n_output = node->n_outputs;
     while (proto->n_output && !*proto->output[proto->n_output - 1]) proto->n_output--;
     ONT_TRY(save_attrs(s, node, proto));
@@ -241,12 +260,13 @@ static ont_status save_interface(saver *s)
 {
     const ont_graph *g = s->g;
     Onnx__GraphProto *graph = s->graph;
-    graph->input = ont_arena_array(&s->arena, (size_t)g->n_inputs + 1, sizeof *graph->input);
+    uint32_t n_inputs = g->n_inputs - g->n_captures;
+    graph->input = ont_arena_array(&s->arena, (size_t)n_inputs + 1, sizeof *graph->input);
     graph->output = ont_arena_array(&s->arena, (size_t)g->n_outputs + 1, sizeof *graph->output);
     if (!graph->input || !graph->output) return ONT_ENOMEM;
-    for (uint32_t i = 0; i < g->n_inputs; i++) ONT_TRY(save_value_info(s, g->inputs[i], &graph->input[i]));
+    for (uint32_t i = 0; i < n_inputs; i++) ONT_TRY(save_value_info(s, g->inputs[i], &graph->input[i]));
     for (uint32_t i = 0; i < g->n_outputs; i++) ONT_TRY(save_value_info(s, g->outputs[i], &graph->output[i]));
-    graph->n_input = g->n_inputs;
+    graph->n_input = n_inputs;
     graph->n_output = g->n_outputs;
     return ONT_OK;
 }
@@ -291,11 +311,20 @@ static ont_status import_opset(saver *s, Onnx__ModelProto *model, const char *do
     return ONT_OK;
 }
 
+static ont_status import_opsets(saver *s, Onnx__ModelProto *model, const ont_graph *g)
+{
+    for (const ont_node *node = g->first; node; node = node->next) {
+        ONT_TRY(import_opset(s, model, node->domain, node->version));
+        for (const ont_attr *attr = node->attrs; attr; attr = attr->next)
+            if (attr->kind == ONT_ATTR_GRAPH) ONT_TRY(import_opsets(s, model, attr->graph));
+    }
+    return ONT_OK;
+}
+
 static ont_status save_opsets(saver *s, Onnx__ModelProto *model)
 {
     ONT_TRY(import_opset(s, model, "", 0));
-    for (const ont_node *node = s->g->first; node; node = node->next)
-        ONT_TRY(import_opset(s, model, node->domain, node->version));
+    ONT_TRY(import_opsets(s, model, s->g));
     for (size_t i = 0; i < model->n_opset_import; i++) {
         Onnx__OperatorSetIdProto *set = model->opset_import[i];
         if (set->version < 1) set->version = *set->domain ? 1 : DEFAULT_OPSET;
@@ -303,14 +332,13 @@ static ont_status save_opsets(saver *s, Onnx__ModelProto *model)
     return ONT_OK;
 }
 
-static ont_status save_model(saver *s, Onnx__ModelProto *model)
+/* All of s->g into a new s->graph; names of captured values are in s->of already. */
+static ont_status save_graph(saver *s)
 {
-    static char producer[] = "onnxtrain";
     size_t n = 0;
     for (const ont_node *node = s->g->first; node; node = node->next) n++;
     s->graph = NEW(s, graph_proto);
-    s->of = ont_arena_array(&s->arena, (size_t)s->g->n_values + 1, sizeof *s->of);
-    if (!s->graph || !s->of) return ONT_ENOMEM;
+    if (!s->graph) return ONT_ENOMEM;
     s->graph->name = borrowed(*s->g->name ? s->g->name : "graph");
     s->graph->node = ont_arena_array(&s->arena, n + 1, sizeof *s->graph->node);
     if (!s->graph->node) return ONT_ENOMEM;
@@ -320,6 +348,39 @@ static ont_status save_model(saver *s, Onnx__ModelProto *model)
         ONT_TRY(save_node(s, node, &s->graph->node[s->graph->n_node]));
         s->graph->n_node++;
     }
+    return ONT_OK;
+}
+
+static ont_status begin_graph(saver *s, const ont_graph *g)
+{
+    s->g = g;
+    s->of = ont_arena_array(&s->arena, (size_t)g->n_values + 1, sizeof *s->of);
+    return s->of ? ONT_OK : ONT_ENOMEM;
+}
+
+static ont_status save_body(saver *s, const ont_node *owner, const ont_graph *body, Onnx__GraphProto **out)
+{
+    saver outer = *s;
+    char **captured = ont_arena_array(&s->arena, (size_t)body->n_captures + 1, sizeof *captured);
+    if (!captured) return ONT_ENOMEM;
+    for (uint32_t i = 0; i < body->n_captures; i++)
+        ONT_TRY(name_of(s, ont_node_in(owner, body->first_capture + i), &captured[i]));
+    ont_status status = begin_graph(s, body);
+    for (uint32_t i = 0; i < body->n_captures && status == ONT_OK; i++)
+        s->of[body->inputs[body->n_inputs - body->n_captures + i]->id] = captured[i];
+    if (status == ONT_OK) status = save_graph(s);
+    *out = s->graph;
+    s->g = outer.g;
+    s->of = outer.of;
+    s->graph = outer.graph;
+    return status;
+}
+
+static ont_status save_model(saver *s, Onnx__ModelProto *model)
+{
+    static char producer[] = "onnxtrain";
+    ONT_TRY(begin_graph(s, s->g));
+    ONT_TRY(save_graph(s));
     model->has_ir_version = true;
     model->ir_version = IR_VERSION;
     model->producer_name = producer;

@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "base/parallel.h"
-#include "ops/op.h"
+#include "ops/compose.h"
 
 enum { X, SCALE, BIAS, RUNNING_MEAN, RUNNING_VAR };             /* inputs */
 enum { Y, NEW_MEAN, NEW_VAR, SAVED_MEAN, SAVED_INV }; /* outputs */
@@ -30,13 +30,18 @@ static bool is_read(const ont_graph *g, const ont_value *v)
 }
 
 /*
- * Before opset 14 the number of outputs said whether statistics are the batch's; it is put down as the attribute, since
- * a gradient adds outputs of our own. Outputs that mean something else, or nothing, are refused.
+ * Before opset 14 the number of outputs said whether statistics are the batch's, before 7 an attribute as well; it is put
+ * down as the attribute, since a gradient adds outputs of our own. Outputs that mean something else, or nothing, are
+ * refused.
  */
 static ont_status settle_mode(ont_graph *g, ont_node *node)
 {
-    if (!ont_attr_find(node, "training_mode", ONT_ATTR_INT))
-        ONT_TRY(ont_attr_set_int(g, node, "training_mode", node->version < 14 && node->n_outputs > 1));
+    if (!ont_attr_find(node, "training_mode", ONT_ATTR_INT)) {
+        bool test = ont_attr_int(node, "is_test", 0), training = node->version < 14 && node->n_outputs > 1 && !test;
+        if (node->version < 7 && !test && !training)
+            return ont_fail(ONT_EUNSUPPORTED, "is_test is 0, which asks for training, but there are no running statistics as outputs");
+        ONT_TRY(ont_attr_set_int(g, node, "training_mode", training));
+    }
     if (!is_training(node) && (is_read(g, ont_node_out(node, NEW_MEAN)) || is_read(g, ont_node_out(node, NEW_VAR))))
         return ont_fail(ONT_EINVAL, "running statistics as outputs without training_mode");
     bool own = ont_attr_int(node, "saves_statistics", 0);
@@ -45,27 +50,68 @@ static ont_status settle_mode(ont_graph *g, ont_node *node)
     return ONT_OK;
 }
 
+/* Old opsets: statistics of every cell of an image by itself, in place of one a channel. */
+static bool is_spatial(const ont_node *node)
+{
+    return ont_attr_int(node, "spatial", 1) != 0;
+}
+
 static ont_status bn_infer(ont_graph *g, ont_node *node)
 {
     ont_value *x;
     ONT_TRY(settle_mode(g, node));
     ONT_TRY(ont_need_input(node, X, &x));
     if (x->shape.rank < 2) return ont_fail(ONT_EINVAL, "input has rank %d, at least 2 is expected", x->shape.rank);
-    ont_shape channels = ont_shape_of(1, &x->shape.dims[1]);
+    if (!ont_dtype_is_float(x->dtype)) return ont_fail(ONT_ETYPE, "the input is %s, expected a float", ont_dtype_name(x->dtype));
+    ont_shape channels = ont_shape_of(is_spatial(node) ? 1 : x->shape.rank - 1, &x->shape.dims[1]);
     for (uint32_t i = SCALE; i <= RUNNING_VAR; i++) {
         ont_value *v;
         ONT_TRY(ont_need_input(node, i, &v));
-        if (v->dtype != x->dtype || !ont_shape_equal(&v->shape, &channels))
-            return ont_fail(ONT_EINVAL, "'%s' must have %lld entries of %s", v->name, (long long)channels.dims[0],
-                            ont_dtype_name(x->dtype));
+        /* From opset 15 on x, the affine part and the statistics have dtypes of their own. */
+        ont_dtype like = node->version < 15 ? x->dtype : ont_node_in(node, i < RUNNING_MEAN ? SCALE : RUNNING_MEAN)->dtype;
+        if (v->dtype != like || !ont_dtype_is_float(like) || !ont_shape_equal(&v->shape, &channels))
+            return ont_fail(ONT_EINVAL, "'%s' must have %lld entries of %s", v->name, (long long)ont_shape_count(&channels),
+                            ont_dtype_name(ont_dtype_is_float(like) ? like : x->dtype));
     }
-    for (uint32_t i = NEW_MEAN; i < node->n_outputs; i++) ONT_TRY(ont_infer_out(node, i, x->dtype, &channels));
+    ont_dtype statistics = ont_node_in(node, RUNNING_MEAN)->dtype;
+    for (uint32_t i = NEW_MEAN; i < node->n_outputs; i++) ONT_TRY(ont_infer_out(node, i, statistics, &channels));
     return ont_infer_out(node, Y, x->dtype, &x->shape);
+}
+
+/* Several dtypes, or one that no kernel has: computed in the widest. Cells with statistics of their own become channels. */
+static void bn_expand(ont_builder *b, ont_node *node, ont_value **outputs)
+{
+    ont_value *operands[RUNNING_VAR + 1];
+    ont_dtype wide = ONT_FLOAT32;
+    const ont_shape shape = ont_node_in(node, X)->shape, channels = ont_node_in(node, SCALE)->shape;
+    ont_shape flat = {.rank = 2, .dims = {shape.dims[0], ont_shape_count_range(&shape, 1, shape.rank)}};
+    ont_shape entries = {.rank = 1, .dims = {flat.dims[1]}};
+    bool spatial = is_spatial(node);
+    for (uint32_t i = X; i <= RUNNING_VAR; i++)
+        if (ont_node_in(node, i)->dtype == ONT_FLOAT64) wide = ONT_FLOAT64;
+    for (uint32_t i = X; i <= RUNNING_VAR; i++) {
+        operands[i] = ont_build_cast(b, ont_node_in(node, i), wide);
+        if (!spatial) operands[i] = ont_build_reshape(b, operands[i], i == X ? &flat : &entries);
+    }
+    uint32_t n = is_training(node) ? 3 : 1;
+    ont_node *norm = ont_build_node(b, "", "BatchNormalization", operands, RUNNING_VAR + 1, n);
+    if (norm) b->status = ont_attr_set_int(b->graph, norm, "training_mode", is_training(node));
+    if (b->status == ONT_OK) b->status = ont_attr_set_float(b->graph, norm, "epsilon", ont_attr_float(node, "epsilon", 1e-5));
+    if (b->status == ONT_OK) b->status = ont_attr_set_float(b->graph, norm, "momentum", ont_attr_float(node, "momentum", 0.9));
+    if (!ont_build_done(b, norm)) return;
+    for (uint32_t i = Y; i < n; i++) {
+        ont_value *v = norm->outputs[i];
+        if (!spatial) v = ont_build_reshape(b, v, i == Y ? &shape : &channels);
+        outputs[i] = ont_build_cast(b, v, ont_node_in(node, i == Y ? X : RUNNING_MEAN)->dtype);
+    }
 }
 
 static const char *accept_float(const ont_node *node)
 {
     ont_dtype dtype = ont_node_in(node, 0)->dtype;
+    for (uint32_t i = 1; i < node->n_inputs; i++)
+        if (ont_node_in(node, i)->dtype != dtype) return "several dtypes";
+    if (!is_spatial(node)) return "spatial is 0";
     return dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64 ? NULL : "dtype";
 }
 
@@ -214,11 +260,11 @@ static const ont_kernel forward_kernels[] = {
 static const ont_kernel grad_kernels[] = {
     {.name = "batchnorm_grad_ref", .accept = accept_float, .prepare = prepare, .run = backward_run},
 };
-const ont_op ont_op_BatchNormalization = {.domain = "", .name = "BatchNormalization", .since = 9, .min_inputs = 5,
-                                          .max_inputs = 5, .nondiff_outputs = ~1ull,
-                                          .attributes = "epsilon:f momentum:f training_mode:i saves_statistics:i",
-                                          .infer = bn_infer, .grad = bn_grad, ONT_KERNELS(forward_kernels)};
+#define BN_ATTRIBUTES "consumed_inputs:I epsilon:f is_test:i momentum:f saves_statistics:i spatial:i training_mode:i"
+const ont_op ont_op_BatchNormalization = {.domain = "", .name = "BatchNormalization", .since = 1, .min_inputs = 5,
+                                          .max_inputs = 5, .nondiff_outputs = ~1ull, .attributes = BN_ATTRIBUTES,
+                                          .infer = bn_infer, .grad = bn_grad, .expand = bn_expand,
+                                          ONT_KERNELS(forward_kernels)};
 const ont_op ont_op_BatchNormGrad = {.domain = ONT_DOMAIN, .name = "BatchNormGrad", .since = 1, .min_inputs = 5,
-                                     .max_inputs = 5,
-                                     .attributes = "epsilon:f momentum:f training_mode:i saves_statistics:i",
-                                     .infer = grad_infer, ONT_KERNELS(grad_kernels)};
+                                     .max_inputs = 5, .attributes = BN_ATTRIBUTES, .infer = grad_infer,
+                                     ONT_KERNELS(grad_kernels)};

@@ -7,7 +7,7 @@
 
 #include "ops/op.h"
 
-enum { ONT_BCAST_MAX = 4 }; /* operands, the output included */
+enum { ONT_BCAST_MAX = 16 }; /* operands, the output included */
 
 typedef struct ont_bcast {
     int n;                  /* operands; operand 0 is the output */

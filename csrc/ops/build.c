@@ -38,6 +38,18 @@ ont_status ont_infer_same(ont_graph *g, ont_node *node)
     return ont_infer_out(node, 0, x->dtype, &x->shape);
 }
 
+ont_status ont_infer_stated(ont_graph *g, ont_node *node)
+{
+    (void)g;
+    size_t n;
+    ont_value *x;
+    const int64_t *dims = ont_attr_ints(node, "shape", &n);
+    ONT_TRY(ont_need_input(node, 0, &x));
+    if (n > ONT_MAX_RANK) return ont_fail(ONT_EINVAL, "attribute 'shape' has %zu entries, at most %d", n, ONT_MAX_RANK);
+    ont_shape shape = ont_shape_of((int)n, dims);
+    return ont_infer_out(node, 0, x->dtype, &shape);
+}
+
 static ont_status infer_broadcast_as(ont_node *node, ont_dtype result)
 {
     ont_value *x;
@@ -49,7 +61,7 @@ static ont_status infer_broadcast_as(ont_node *node, ont_dtype result)
         if (y->dtype != x->dtype)
             return ont_fail(ONT_ETYPE, "input '%s' is %s and input '%s' is %s", x->name, ont_dtype_name(x->dtype), y->name,
                             ont_dtype_name(y->dtype));
-        ONT_TRY(ont_shape_broadcast(&shape, &y->shape, &shape));
+        ONT_TRY(ont_context(ont_shape_broadcast(&shape, &y->shape, &shape), "input '%s'", y->name));
     }
     return ont_infer_out(node, 0, result == ONT_UNDEFINED ? x->dtype : result, &shape);
 }
@@ -66,14 +78,15 @@ ont_status ont_infer_compare(ont_graph *g, ont_node *node)
     return infer_broadcast_as(node, ONT_BOOL);
 }
 
-/* Contents of a constant input, or why there are none. */
-static ont_status constant_input(const ont_node *node, uint32_t index, const ont_tensor **data)
+ont_status ont_need_data(const ont_node *node, uint32_t index, const ont_tensor **data)
 {
-    const ont_value *v = ont_node_in(node, index);
+    ont_value *v = ont_node_in(node, index);
     if (!v) return ont_fail(ONT_EINVAL, "input %u is missing", index);
-    if (!v->data)
-        return ont_fail(ONT_EUNSUPPORTED, "input %u ('%s') depends on data: it must be known when the program is built",
+    if (!v->data) {
+        v->needed = true;
+        return ont_fail(ONT_ENEEDVALUE, "input %u ('%s') depends on data: it must be known when the program is built",
                         index, v->name);
+    }
     *data = v->data;
     return ONT_OK;
 }
@@ -89,12 +102,14 @@ ont_status ont_const_ints(const ont_node *node, int index, const char *attr, int
 {
     if (index >= 0 && ont_node_in(node, (uint32_t)index)) {
         const ont_tensor *data;
-        ONT_TRY(constant_input(node, (uint32_t)index, &data));
+        ONT_TRY(ont_need_data(node, (uint32_t)index, &data));
         int64_t n = ont_shape_count(&data->shape);
-        if (n > capacity) return ont_fail(ONT_EINVAL, "input %d has %" PRId64 " entries, at most %d fit", index, n, capacity);
+        if (n > capacity) return ont_fail(ONT_EINVAL, "input %d ('%s') has %" PRId64 " entries, at most %d fit", index,
+                            ont_node_in(node, (uint32_t)index)->name, n, capacity);
         for (int64_t i = 0; i < n; i++)
             if (!tensor_int(data, i, &values[i]))
-                return ont_fail(ONT_ETYPE, "input %d is %s, integers are expected", index, ont_dtype_name(data->dtype));
+                return ont_fail(ONT_ETYPE, "input %d ('%s') is %s, integers are expected", index,
+                                ont_node_in(node, (uint32_t)index)->name, ont_dtype_name(data->dtype));
         *count = (int)n;
         return ONT_OK;
     }
@@ -113,11 +128,13 @@ ont_status ont_const_ints(const ont_node *node, int index, const char *attr, int
 ont_status ont_const_scalar(const ont_node *node, uint32_t index, double *value)
 {
     const ont_tensor *data;
-    ONT_TRY(constant_input(node, index, &data));
+    ONT_TRY(ont_need_data(node, index, &data));
     if (ont_shape_count(&data->shape) != 1)
-        return ont_fail(ONT_EINVAL, "input %u has %" PRId64 " entries, one is expected", index, ont_shape_count(&data->shape));
+        return ont_fail(ONT_EINVAL, "input %u ('%s') has %" PRId64 " entries, one is expected", index, ont_node_in(node, index)->name,
+                        ont_shape_count(&data->shape));
     if (data->dtype == ONT_COMPLEX64 || data->dtype == ONT_COMPLEX128)
-        return ont_fail(ONT_ETYPE, "input %u is %s, a number is expected", index, ont_dtype_name(data->dtype));
+        return ont_fail(ONT_ETYPE, "input %u ('%s') is %s, a number is expected", index, ont_node_in(node, index)->name,
+                        ont_dtype_name(data->dtype));
     *value = ont_number_at(data->data, data->dtype, 0);
     return ONT_OK;
 }
@@ -157,10 +174,13 @@ ont_node *ont_build_node(ont_builder *b, const char *domain, const char *op_type
 ont_value *ont_build_done(ont_builder *b, ont_node *node)
 {
     if (b->status != ONT_OK || !node) return NULL;
+    if (b->deferred) return node->outputs[0];
     if (node->op->infer)
         b->status = ont_context(node->op->infer(b->graph, node), "%s '%s'", node->op_type, node->name);
     ont_node *first;
     if (b->status == ONT_OK && !node->op->infer) b->status = ont_op_expand(b->graph, node, &first);
+    if (b->status == ONT_OK && node->outputs[0] && !node->outputs[0]->has_shape)
+        b->status = ont_fail(ONT_EUNSUPPORTED, "%s: its size depends on data", node->op_type);
     return b->status == ONT_OK ? node->outputs[0] : NULL;
 }
 

@@ -7,8 +7,7 @@
 
 #include "base/number.h"
 #include "base/parallel.h"
-#include "ops/op.h"
-#include "simd/simd.h"
+#include "ops/tile.h"
 
 typedef void (*cast_loop)(const void *x, void *y, int64_t n);
 
@@ -208,9 +207,16 @@ static const ont_kernel cast_kernels[] = {
     {.name = "cast_ref", .accept = cast_accept, .prepare = cast_prepare, .run = cast_ref_run},
 };
 
+static bool cast_tile(const ont_node *node, ont_tile_step *step)
+{
+    ont_dtype from = ont_node_in(node, 0)->dtype, to = node->outputs[0]->dtype;
+    *step = (ont_tile_step){.kind = ONT_TILE_CAST, .in = from, .out = to, .n_operands = 1};
+    return ont_tile_casts(from, to);
+}
+
 const ont_op ont_op_Cast = {.domain = "", .name = "Cast", .since = 6, .min_inputs = 1, .max_inputs = 1,
                             .attributes = "to:i saturate:i round_mode:s", .infer = cast_infer, .grad = cast_grad,
-                            ONT_KERNELS(cast_kernels)};
+                            .tile = cast_tile, ONT_KERNELS(cast_kernels)};
 const ont_op ont_op_CastLike = {.domain = "", .name = "CastLike", .since = 15, .min_inputs = 2, .max_inputs = 2,
                                 .nondiff_inputs = 2, .attributes = "saturate:i round_mode:s", .infer = cast_infer,
                                 .grad = cast_grad, ONT_KERNELS(cast_kernels)};

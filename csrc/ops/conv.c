@@ -265,15 +265,6 @@ PREPARE(weight_prepare_ref, ont_node_in(node, 1), node->outputs[0], WEIGHT_GRAD,
 
 /* ---- gradient ---- */
 
-static ont_status grad_infer(ont_graph *g, ont_node *node)
-{
-    (void)g;
-    size_t n;
-    const int64_t *dims = ont_attr_ints(node, "shape", &n);
-    ont_shape shape = ont_shape_of((int)n, dims);
-    return ont_infer_out(node, 0, ont_node_in(node, 0)->dtype, &shape);
-}
-
 static ont_value *grad_node(ont_grad *g, const char *op_type, ont_value *other, const ont_shape *shape)
 {
     ont_builder *b = &g->b;
@@ -323,10 +314,10 @@ const ont_op ont_op_Conv = {.domain = "", .name = "Conv", .since = 1, .min_input
                             .attributes = CONV_ATTRIBUTES, .infer = conv_infer, .grad = conv_grad,
                             ONT_KERNELS(forward_kernels)};
 const ont_op ont_op_ConvGradInput = {.domain = ONT_DOMAIN, .name = "ConvGradInput", .since = 1, .min_inputs = 2,
-                                     .max_inputs = 2, .attributes = CONV_ATTRIBUTES " shape:I", .infer = grad_infer,
+                                     .max_inputs = 2, .attributes = CONV_ATTRIBUTES " shape:I", .infer = ont_infer_stated,
                                      ONT_KERNELS(input_kernels)};
 const ont_op ont_op_ConvGradWeight = {.domain = ONT_DOMAIN, .name = "ConvGradWeight", .since = 1, .min_inputs = 2,
-                                      .max_inputs = 2, .attributes = CONV_ATTRIBUTES " shape:I", .infer = grad_infer,
+                                      .max_inputs = 2, .attributes = CONV_ATTRIBUTES " shape:I", .infer = ont_infer_stated,
                                       ONT_KERNELS(weight_kernels)};
 
 /* ---- ConvTranspose: the gradient of a convolution's input as an operator of its own, (y, weight, bias) -> x ---- */

@@ -108,6 +108,15 @@ const ont_kernel ont_unary_kernels[2] = {
     {.name = "unary_ref", .accept = unary_accept, .prepare = unary_prepare_ref, .run = unary_run, .inplace = 1},
 };
 
+bool ont_unary_tile(const ont_node *node, ont_tile_step *step)
+{
+    if (unary_accept(node)) return false;
+    *step = (ont_tile_step){.kind = ONT_TILE_UNARY, .loop = loop_of(node), .in = ont_node_in(node, 0)->dtype,
+                            .out = node->outputs[0]->dtype, .n_operands = 1};
+    parameters(node, step->p);
+    return true;
+}
+
 /* ---- binary ---- */
 
 typedef struct binary_state {
@@ -172,6 +181,16 @@ static ont_status binary_run(const ont_call *call)
         return ont_fail(ONT_EINVAL, "integer division by zero in input '%s'", divisor->name);
     ont_bcast_run(&s->b, (char *const[]){call->out[0], (char *)call->in[0], (char *)call->in[1]}, binary_row, s);
     return ONT_OK;
+}
+
+bool ont_binary_tile(const ont_node *node, ont_tile_step *step)
+{
+    ont_dtype dtype = ont_node_in(node, 0)->dtype;
+    if (binary_accept(node) || (loop_of(node) == ONT_LOOP_Div && !ont_dtype_is_float(dtype))) return false;
+    *step = (ont_tile_step){.kind = ONT_TILE_BINARY, .loop = loop_of(node), .in = dtype, .out = node->outputs[0]->dtype,
+                            .n_operands = 2};
+    parameters(node, step->p);
+    return true;
 }
 
 /* A broadcast operand is smaller than the output, so the planner never lets the output share it. */

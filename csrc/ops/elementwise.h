@@ -5,7 +5,7 @@
 #define ONT_OPS_ELEMENTWISE_H
 
 #include "ops/op.h"
-#include "simd/simd.h"
+#include "ops/tile.h"
 
 extern const ont_kernel ont_unary_kernels[2];  /* by the operator's name, see simd.h */
 extern const ont_kernel ont_binary_kernels[2];

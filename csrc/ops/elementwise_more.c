@@ -244,13 +244,13 @@ ont_status ont_pow_constant_run(const ont_call *call)
 
 static bool is_number(ont_dtype dtype)
 {
-    return dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64 || dtype == ONT_INT32 || dtype == ONT_INT64;
+    return dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64 || ont_dtype_is_int(dtype);
 }
 
 const char *ont_pow_ref_accept(const ont_node *node)
 {
     bool numbers = is_number(ont_node_in(node, 0)->dtype) && is_number(ont_node_in(node, 1)->dtype);
-    return numbers ? NULL : "an operand is none of float, double, int32, int64";
+    return numbers ? NULL : "an operand is neither float, double nor an integer";
 }
 
 ont_status ont_pow_ref_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
@@ -268,21 +268,6 @@ static int64_t int_pow(int64_t x, int64_t e)
     return (int64_t)result;
 }
 
-static double number_at(const void *data, ont_dtype dtype, int64_t i)
-{
-    switch (dtype) {
-    case ONT_FLOAT32: return (double)((const float *)data)[i];
-    case ONT_FLOAT64: return ((const double *)data)[i];
-    case ONT_INT32: return ((const int32_t *)data)[i];
-    default: return (double)((const int64_t *)data)[i];
-    }
-}
-
-static int64_t integer_at(const void *data, ont_dtype dtype, int64_t i)
-{
-    return dtype == ONT_INT32 ? ((const int32_t *)data)[i] : ((const int64_t *)data)[i];
-}
-
 /* A float as int64; what does not fit, NaN included, becomes the least one, as the processor's conversion does. */
 static int64_t saturated(double v)
 {
@@ -298,13 +283,13 @@ static void pow_row(const void *context, const ont_bcast *b, char *const *at, in
         int64_t ix = i * b->inner_stride[1], ie = i * b->inner_stride[2], whole = 0;
         double real = 0;
         if (integers)
-            whole = int_pow(integer_at(at[1], tx, ix), integer_at(at[2], te, ie));
+            whole = int_pow(ont_integer_at(at[1], tx, ix), ont_integer_at(at[2], te, ie));
         else
-            whole = saturated(real = pow(number_at(at[1], tx, ix), number_at(at[2], te, ie)));
-        if (tx == ONT_FLOAT32) ((float *)at[0])[i] = (float)real;
-        if (tx == ONT_FLOAT64) ((double *)at[0])[i] = real;
-        if (tx == ONT_INT32) ((int32_t *)at[0])[i] = (int32_t)whole;
-        if (tx == ONT_INT64) ((int64_t *)at[0])[i] = whole;
+            whole = saturated(real = pow(ont_number_at(at[1], tx, ix), ont_number_at(at[2], te, ie)));
+        if (ont_dtype_is_float(tx))
+            ont_number_put(at[0], tx, i, real);
+        else
+            ont_integer_put(at[0], tx, i, whole);
     }
 }
 
@@ -360,12 +345,26 @@ static ont_status prelu_infer(ont_graph *g, ont_node *node)
     }
 PRELU_ROW(f32, float)
 PRELU_ROW(f64, double)
+PRELU_ROW(i32, int32_t)
+PRELU_ROW(i64, int64_t)
+
+/* An unsigned number is never below 0: the result is the input. */
+static const char *prelu_accept(const ont_node *node)
+{
+    ont_dtype dtype = ont_node_in(node, 0)->dtype;
+    return !accept_float(node) || dtype == ONT_INT32 || dtype == ONT_INT64 || dtype == ONT_UINT64 ? NULL : "dtype";
+}
 
 static ont_status prelu_run(const ont_call *call)
 {
-    bool f32 = call->node->outputs[0]->dtype == ONT_FLOAT32;
-    ont_bcast_run(call->state, (char *const[]){call->out[0], (char *)call->in[0], (char *)call->in[1]},
-                  f32 ? prelu_row_f32 : prelu_row_f64, NULL);
+    static const ont_bcast_row rows[ONT_DTYPE_COUNT] = {[ONT_FLOAT32] = prelu_row_f32, [ONT_FLOAT64] = prelu_row_f64,
+                                                        [ONT_INT32] = prelu_row_i32, [ONT_INT64] = prelu_row_i64};
+    const ont_value *y = call->node->outputs[0];
+    char *const operands[] = {call->out[0], (char *)call->in[0], (char *)call->in[1]};
+    if (rows[y->dtype])
+        ont_bcast_run(call->state, operands, rows[y->dtype], NULL);
+    else if (call->out[0] != call->in[0])
+        memcpy(call->out[0], call->in[0], (size_t)ont_shape_count(&y->shape) * ont_dtype_size(y->dtype));
     return ONT_OK;
 }
 
@@ -377,7 +376,7 @@ static void prelu_grad(ont_grad *g)
 }
 
 static const ont_kernel prelu_kernels[] = {
-    {.name = "prelu_ref", .accept = accept_float, .prepare = prepare_pair, .run = prelu_run, .inplace = 1},
+    {.name = "prelu_ref", .accept = prelu_accept, .prepare = prepare_pair, .run = prelu_run, .inplace = 1},
 };
 
 /* ---- Swish: x * sigmoid(alpha * x) ---- */
@@ -423,16 +422,21 @@ static ont_status mod_infer(ont_graph *g, ont_node *node)
     ONT_TRY(ont_need_input(node, 0, &x));
     int64_t fmod = ont_attr_int(node, "fmod", 0);
     if (fmod != 0 && fmod != 1) return ont_fail(ONT_EINVAL, "fmod is %lld, expected 0 or 1", (long long)fmod);
-    if (ont_dtype_is_float(x->dtype) && !fmod)
-        return ont_fail(ONT_EINVAL, "fmod is 0, but the inputs are %s: it must be 1", ont_dtype_name(x->dtype));
     return ont_infer_broadcast(g, node);
 }
 
 static const char *mod_accept(const ont_node *node)
 {
     ont_dtype dtype = ont_node_in(node, 0)->dtype;
-    bool has = dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64 || dtype == ONT_INT32 || dtype == ONT_INT64;
-    return has ? NULL : "dtype is none of float, double, int32, int64";
+    bool has = dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64 || dtype == ONT_INT32 || dtype == ONT_INT64 || dtype == ONT_UINT64;
+    return has ? NULL : "dtype is none of float, double, int32, int64, uint64";
+}
+
+/* The remainder with the sign of the divisor; a zero has that sign as well, as in NumPy and torch. */
+static double floored(double remainder, double divisor)
+{
+    if (remainder == 0) return copysign(0, divisor);
+    return (remainder < 0) != (divisor < 0) ? remainder + divisor : remainder;
 }
 
 #define MOD_ROW(suffix, type, expression) \
@@ -452,15 +456,16 @@ static const char *mod_accept(const ont_node *node)
 /* rhs is not 0; the least integer by -1 has no remainder, but traps. */
 #define INT_MOD(type) \
     (rhs == -1 ? 0 : c_style || lhs % rhs == 0 || (lhs < 0) == (rhs < 0) ? lhs % rhs : (type)(lhs % rhs + rhs))
-MOD_ROW(f32, float, fmodf(lhs, rhs))
-MOD_ROW(f64, double, fmod(lhs, rhs))
+MOD_ROW(f32, float, c_style ? fmodf(lhs, rhs) : (float)floored((double)fmodf(lhs, rhs), (double)rhs))
+MOD_ROW(f64, double, c_style ? fmod(lhs, rhs) : floored(fmod(lhs, rhs), rhs))
 MOD_ROW(i32, int32_t, INT_MOD(int32_t))
 MOD_ROW(i64, int64_t, INT_MOD(int64_t))
+MOD_ROW(u64, uint64_t, lhs % rhs)
 
 static bool has_zero(const void *data, ont_dtype dtype, int64_t n)
 {
     for (int64_t i = 0; i < n; i++)
-        if (dtype == ONT_INT64 ? !((const int64_t *)data)[i] : !((const int32_t *)data)[i]) return true;
+        if (!ont_integer_at(data, dtype, i)) return true;
     return false;
 }
 
@@ -468,7 +473,8 @@ static ont_status mod_run(const ont_call *call)
 {
     const ont_value *divisor = ont_node_in(call->node, 1);
     static const ont_bcast_row rows[ONT_DTYPE_COUNT] = {
-        [ONT_FLOAT32] = mod_row_f32, [ONT_FLOAT64] = mod_row_f64, [ONT_INT32] = mod_row_i32, [ONT_INT64] = mod_row_i64};
+        [ONT_FLOAT32] = mod_row_f32, [ONT_FLOAT64] = mod_row_f64, [ONT_INT32] = mod_row_i32, [ONT_INT64] = mod_row_i64,
+        [ONT_UINT64] = mod_row_u64};
     if (ont_dtype_is_int(divisor->dtype) && has_zero(call->in[1], divisor->dtype, ont_shape_count(&divisor->shape)))
         return ont_fail(ONT_EINVAL, "integer remainder of a division by zero in input '%s'", divisor->name);
     bool c_style = ont_attr_int(call->node, "fmod", 0) == 1;
@@ -477,7 +483,7 @@ static ont_status mod_run(const ont_call *call)
     return ONT_OK;
 }
 
-/* y = a - b trunc(a / b), and trunc(a / b) is the integer nearest to (a - y) / b */
+/* y = a - b trunc(a / b), or floor; that integer is the one nearest to (a - y) / b */
 static void mod_grad(ont_grad *g)
 {
     GI(0, GO(0));
@@ -495,7 +501,8 @@ static ont_status isinf_infer(ont_graph *g, ont_node *node)
     (void)g;
     ont_value *x;
     ONT_TRY(ont_need_input(node, 0, &x));
-    if (!ont_dtype_is_float(x->dtype)) return ont_fail(ONT_ETYPE, "input is %s, a float is expected", ont_dtype_name(x->dtype));
+    if (!ont_dtype_is_float(x->dtype) && !ont_dtype_is_narrow_float(x->dtype))
+        return ont_fail(ONT_ETYPE, "input is %s, a float is expected", ont_dtype_name(x->dtype));
     return ont_infer_out(node, 0, ONT_BOOL, &x->shape);
 }
 
@@ -506,13 +513,19 @@ static ont_status isinf_run(const ont_call *call)
     bool negative = ont_attr_int(call->node, "detect_negative", 1), positive = ont_attr_int(call->node, "detect_positive", 1);
     uint8_t *out = call->out[0];
     for (int64_t i = 0; i < n; i++) {
-        double v = x->dtype == ONT_FLOAT32 ? (double)((const float *)call->in[0])[i] : ((const double *)call->in[0])[i];
+        double v = ont_number_at(call->in[0], x->dtype, i);
         out[i] = (negative && v == -INFINITY) || (positive && v == INFINITY);
     }
     return ONT_OK;
 }
 
-static const ont_kernel isinf_kernels[] = {{.name = "isinf_ref", .accept = accept_float, .run = isinf_run}};
+static const char *isinf_accept(const ont_node *node)
+{
+    (void)node; /* infer() has seen to the dtype */
+    return NULL;
+}
+
+static const ont_kernel isinf_kernels[] = {{.name = "isinf_ref", .accept = isinf_accept, .run = isinf_run}};
 
 /* ---- descriptors ---- */
 

@@ -10,20 +10,20 @@
 #define UNARY_WITH(domain_, name_, since_, grad_, attributes_) \
     const ont_op ont_op_##name_ = {.domain = domain_, .name = #name_, .since = since_, .min_inputs = 1, .max_inputs = 1, \
                                    .attributes = attributes_, .infer = ont_infer_same, .grad = grad_, \
-                                   ONT_KERNELS(ont_unary_kernels)}
+                                   .tile = ont_unary_tile, ONT_KERNELS(ont_unary_kernels)}
 #define UNARY_FLAT(name_, since_) \
     const ont_op ont_op_##name_ = {.domain = "", .name = #name_, .since = since_, .min_inputs = 1, .max_inputs = 1, \
                                    .flags = ONT_OP_NO_GRAD, .attributes = "", .infer = ont_infer_same, \
-                                   ONT_KERNELS(ont_unary_kernels)}
+                                   .tile = ont_unary_tile, ONT_KERNELS(ont_unary_kernels)}
 #define BINARY(domain_, name_, since_, grad_) BINARY_WITH(domain_, name_, since_, grad_, "")
 #define BINARY_WITH(domain_, name_, since_, grad_, attributes_) \
     const ont_op ont_op_##name_ = {.domain = domain_, .name = #name_, .since = since_, .min_inputs = 2, .max_inputs = 2, \
                                    .attributes = attributes_, .infer = ont_infer_broadcast, .grad = grad_, \
-                                   ONT_KERNELS(ont_binary_kernels)}
+                                   .tile = ont_binary_tile, ONT_KERNELS(ont_binary_kernels)}
 #define COMPARE(name_, since_) \
     const ont_op ont_op_##name_ = {.domain = "", .name = #name_, .since = since_, .min_inputs = 2, .max_inputs = 2, \
                                    .flags = ONT_OP_NO_GRAD, .attributes = "", .infer = ont_infer_compare, \
-                                   ONT_KERNELS(ont_binary_kernels)}
+                                   .tile = ont_binary_tile, ONT_KERNELS(ont_binary_kernels)}
 
 #define U(op, x) ont_build1(&g->b, op, (x))
 #define B(op, x, y) ont_build2(&g->b, op, (x), (y))
@@ -112,7 +112,7 @@ static ont_status gelu_infer(ont_graph *g, ont_node *node)
 
 const ont_op ont_op_Gelu = {.domain = "", .name = "Gelu", .since = 20, .min_inputs = 1, .max_inputs = 1,
                             .attributes = "approximate:s", .infer = gelu_infer, .grad = gelu_grad,
-                            ONT_KERNELS(ont_unary_kernels)};
+                            .tile = ont_unary_tile, ONT_KERNELS(ont_unary_kernels)};
 UNARY("", Softplus, 1, softplus_grad);
 UNARY("", Softsign, 1, softsign_grad);
 UNARY("", Mish, 18, mish_grad);

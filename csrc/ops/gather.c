@@ -107,15 +107,6 @@ static void gather_grad(ont_grad *g)
     GI(0, ont_build_done(b, node));
 }
 
-static ont_status grad_infer(ont_graph *g, ont_node *node)
-{
-    (void)g;
-    size_t n;
-    const int64_t *dims = ont_attr_ints(node, "shape", &n);
-    ont_shape shape = ont_shape_of((int)n, dims);
-    return ont_infer_out(node, 0, ont_node_in(node, 0)->dtype, &shape);
-}
-
 static ont_status grad_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
 {
     return prepare_for(node, node->outputs[0], ont_node_in(node, 1), arena, out);
@@ -169,5 +160,5 @@ const ont_op ont_op_Gather = {.domain = "", .name = "Gather", .since = 1, .min_i
                               .nondiff_inputs = 2, .attributes = "axis:i", .infer = gather_infer, .grad = gather_grad,
                               ONT_KERNELS(gather_kernels)};
 const ont_op ont_op_GatherGrad = {.domain = ONT_DOMAIN, .name = "GatherGrad", .since = 1, .min_inputs = 2,
-                                  .max_inputs = 2, .attributes = "axis:i shape:I", .infer = grad_infer,
+                                  .max_inputs = 2, .attributes = "axis:i shape:I", .infer = ont_infer_stated,
                                   ONT_KERNELS(grad_kernels)};

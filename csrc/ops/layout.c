@@ -232,15 +232,6 @@ const ont_op ont_op_Slice = {.domain = "", .name = "Slice", .since = 1, .min_inp
                              .nondiff_inputs = ~1ull, .attributes = "starts:I ends:I axes:I", .infer = slice_infer,
                              .grad = slice_grad, ONT_KERNELS(slice_kernels)};
 
-static ont_status put_infer(ont_graph *g, ont_node *node)
-{
-    (void)g;
-    size_t n;
-    const int64_t *dims = ont_attr_ints(node, "shape", &n);
-    ont_shape shape = ont_shape_of((int)n, dims);
-    return ont_infer_out(node, 0, ont_node_in(node, 0)->dtype, &shape);
-}
-
 static ont_status put_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
 {
     const ont_value *dy = ont_node_in(node, 0), *dx = node->outputs[0];
@@ -268,7 +259,7 @@ static const ont_kernel put_kernels[] = {
     {.name = "put_slice_ref", .accept = accept_any, .prepare = put_prepare, .run = put_run},
 };
 const ont_op ont_op_PutSlice = {.domain = ONT_DOMAIN, .name = "PutSlice", .since = 1, .min_inputs = 1, .max_inputs = 1,
-                                .attributes = "shape:I start:I step:I", .infer = put_infer, ONT_KERNELS(put_kernels)};
+                                .attributes = "shape:I start:I step:I", .infer = ont_infer_stated, ONT_KERNELS(put_kernels)};
 
 /* ---- Split, Concat ---- */
 

@@ -6,6 +6,7 @@
 
 #include "base/parallel.h"
 #include "device/gemm.h"
+#include "ops/matmul_int.h"
 #include "ops/op.h"
 
 /* ---- shapes ---- */
@@ -82,6 +83,14 @@ static const char *float_accept(const ont_node *node)
     return dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64 ? NULL : "dtype";
 }
 
+/* Scales of Gemm are floats: with integers only whole ones are exact. */
+static const char *int_accept(const ont_node *node)
+{
+    double alpha = ont_attr_float(node, "alpha", 1.0), beta = ont_attr_float(node, "beta", 1.0);
+    if (!ont_gemm_int.available(ont_node_in(node, 0)->dtype)) return "dtype";
+    return alpha == (double)(int32_t)alpha && beta == (double)(int32_t)beta ? NULL : "alpha or beta is a fraction";
+}
+
 /* Batch dims of A go into M where B is one matrix and A is not transposed: one large product instead of many. */
 static void fold_batch(product *p)
 {
@@ -117,7 +126,10 @@ static ont_status matmul_prepare_with(bool plain, const ont_node *node, ont_aren
     batch_strides(&p.a, &p.batch, size, s->stride_a);
     batch_strides(&p.b, &p.batch, size, s->stride_b);
     s->c_bytes = (size_t)(p.m * p.n) * size;
-    s->provider = plain || !(p.m && p.n && p.k) ? ont_gemm_plain() : ont_gemm_choose(&s->gemm);
+    if (ont_dtype_is_int(dtype))
+        s->provider = &ont_gemm_int;
+    else
+        s->provider = plain || !(p.m && p.n && p.k) ? ont_gemm_plain() : ont_gemm_choose(&s->gemm);
     s->parallel_batch = s->count > 1;
     out->state = s;
     return ONT_OK;
@@ -229,13 +241,14 @@ static void matmul_grad(ont_grad *g)
 static const ont_kernel matmul_kernels[] = {
     {.name = "matmul_blas", .accept = float_accept, .prepare = matmul_prepare, .run = matmul_run},
     {.name = "matmul_ref", .accept = float_accept, .prepare = matmul_prepare_ref, .run = matmul_run},
+    {.name = "matmul_int", .accept = int_accept, .prepare = matmul_prepare_ref, .run = matmul_run},
 };
 const ont_op ont_op_MatMul = {.domain = "", .name = "MatMul", .since = 1, .min_inputs = 2, .max_inputs = 2,
                               .attributes = "", .infer = matmul_infer, .grad = matmul_grad,
                               ONT_KERNELS(matmul_kernels)};
 const ont_op ont_op_FusedMatMul = {.domain = ONT_DOMAIN, .name = "FusedMatMul", .since = 1, .min_inputs = 2,
-                                   .max_inputs = 2, .attributes = "transA:i transB:i alpha:f", .infer = matmul_infer,
-                                   .grad = matmul_grad, ONT_KERNELS(matmul_kernels)};
+                                   .max_inputs = 2, .flags = ONT_OP_MODEL, .attributes = "transA:i transB:i alpha:f",
+                                   .infer = matmul_infer, .grad = matmul_grad, ONT_KERNELS(matmul_kernels)};
 
 /* ---- Gemm: alpha op(A) op(B) + beta C, two dims, C broadcast ---- */
 
@@ -278,7 +291,10 @@ static ont_status gemm_run(const ont_call *call)
         int64_t strides[ONT_MAX_RANK];
         ont_shape_broadcast_strides(&c->shape, &y->shape, strides);
         double beta = ont_attr_float(call->node, "beta", 1.0);
-        (y->dtype == ONT_FLOAT32 ? fill_f32 : fill_f64)(call, strides, gemm.m, gemm.n, beta);
+        if (ont_dtype_is_int(y->dtype))
+            ont_gemm_int_fill(y->dtype, call->in[2], call->out[0], strides, gemm.m, gemm.n, (int64_t)beta);
+        else
+            (y->dtype == ONT_FLOAT32 ? fill_f32 : fill_f64)(call, strides, gemm.m, gemm.n, beta);
         gemm.beta = 1;
     }
     s->provider->run(&gemm, call->in[0], call->in[1], call->out[0]);
@@ -300,6 +316,7 @@ static void gemm_grad(ont_grad *g)
 static const ont_kernel gemm_kernels[] = {
     {.name = "gemm_blas", .accept = float_accept, .prepare = matmul_prepare, .run = gemm_run},
     {.name = "gemm_ref", .accept = float_accept, .prepare = matmul_prepare_ref, .run = gemm_run},
+    {.name = "gemm_int", .accept = int_accept, .prepare = matmul_prepare_ref, .run = gemm_run},
 };
 const ont_op ont_op_Gemm = {.domain = "", .name = "Gemm", .since = 7, .min_inputs = 2, .max_inputs = 3,
                             .attributes = "transA:i transB:i alpha:f beta:f", .infer = gemm_infer, .grad = gemm_grad,

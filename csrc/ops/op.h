@@ -17,6 +17,7 @@ typedef struct ont_op ont_op;
 typedef struct ont_kernel ont_kernel;
 typedef struct ont_call ont_call;
 typedef struct ont_builder ont_builder;
+typedef struct ont_tile_step ont_tile_step; /* ops/tile.h */
 
 /* ---- shape inference ---------------------------------------------------------------------------------------- */
 
@@ -30,6 +31,8 @@ typedef ont_status (*ont_infer_fn)(ont_graph *g, ont_node *node);
 ont_status ont_infer_out(ont_node *node, uint32_t index, ont_dtype dtype, const ont_shape *shape) ONT_MUST_USE;
 /* out(0) has the dtype and shape of in(0): unary elementwise operators need nothing else. */
 ont_status ont_infer_same(ont_graph *g, ont_node *node) ONT_MUST_USE;
+/* out(0) has the dtype of in(0) and the shape that the attribute "shape" states. */
+ont_status ont_infer_stated(ont_graph *g, ont_node *node) ONT_MUST_USE;
 /* out(0) is the broadcast of all inputs, whose dtypes must agree; and the same with bool result. */
 ont_status ont_infer_broadcast(ont_graph *g, ont_node *node) ONT_MUST_USE;
 ont_status ont_infer_compare(ont_graph *g, ont_node *node) ONT_MUST_USE;
@@ -41,6 +44,13 @@ ont_status ont_need_input(const ont_node *node, uint32_t index, ont_value **valu
  */
 ont_status ont_const_ints(const ont_node *node, int index, const char *attr, int64_t *values, int capacity,
                           int *count) ONT_MUST_USE;
+/*
+ * Contents of input `index`. ENEEDVALUE where they are not known yet: infer() hands that on, a probe computes them and
+ * infer() is called again, with a constant in the input's place. Ask for inputs of the node only, and in expand()
+ * before anything is built. Contents that are not an input, such as a count: expand, deferred, into a node that computes
+ * them and one that has them as an input.
+ */
+ont_status ont_need_data(const ont_node *node, uint32_t index, const ont_tensor **data) ONT_MUST_USE;
 /* The one element of a constant input as double; EINVAL otherwise. */
 ont_status ont_const_scalar(const ont_node *node, uint32_t index, double *value) ONT_MUST_USE;
 
@@ -56,6 +66,7 @@ struct ont_builder {
     bool backward;      /* mark what is built */
     const ont_node *origin;
     const char *scope;  /* not NULL: nodes are named "<scope>/<name>", so that a message leads back to the model */
+    bool deferred;      /* nothing built is inferred here: for an expand() whose parts ask for contents; the walk does it */
     ont_status status;
 };
 
@@ -168,6 +179,10 @@ enum {
     ONT_OP_RANDOM = 1 << 1, /* reads call->seed; has a unique int attribute "rng_stream" after load */
     ONT_OP_NO_GRAD = 1 << 2,/* gradient is zero or meaningless: nothing flows to any input */
     ONT_OP_NO_FOLD = 1 << 3,/* never computed at build time */
+    ONT_OP_GRADIENT = 1 << 4,/* stands for derivatives within the graph: the inference walk puts them in its place */
+    ONT_OP_CONTAINERS = 1 << 5, /* inputs may be sequences and optionals */
+    /* Of our domain, and a model may name it. The others there are made by passes and trust their operands: refused. */
+    ONT_OP_MODEL = 1 << 6,
 };
 
 struct ont_op {
@@ -187,6 +202,8 @@ struct ont_op {
     ont_infer_fn infer;
     ont_grad_fn grad;   /* NULL without NO_GRAD: asking for it is EUNSUPPORTED */
     ont_expand_fn expand; /* or NULL */
+    /* Elementwise operators: fills the step, operands apart, that the node may become in a fused group; false: it may not. */
+    bool (*tile)(const ont_node *node, ont_tile_step *step);
     const ont_kernel *kernels;
     uint32_t n_kernels;
 };

@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "base/parallel.h"
-#include "ops/op.h"
-#include "simd/simd.h"
+#include "ops/random.h"
+#include "ops/tile.h"
 
 /* Ratio and mode as attribute or constant input; inputs 1 and 2 from opset 12 on. */
 static ont_status dropout_config(const ont_node *node, double *ratio, bool *training)
@@ -54,7 +54,7 @@ static ont_status dropout_prepare_with(const ont_simd_table *simd, const ont_nod
     s->all = ratio == 1;
     s->threshold = s->all ? UINT32_MAX : (uint32_t)(ratio * 0x1p32);
     s->scale = s->all ? 0 : (float)(1 / (1 - ratio));
-    s->stream = (uint64_t)ont_attr_int(node, "rng_stream", 0);
+    s->stream = ont_random_stream(node);
     s->simd = simd;
     out->state = s;
     return ONT_OK;
@@ -112,6 +112,18 @@ static ont_status dropout_run(const ont_call *call)
     return ONT_OK;
 }
 
+static bool dropout_tile(const ont_node *node, ont_tile_step *step)
+{
+    double ratio;
+    bool training;
+    if (ont_node_in(node, 0)->dtype != ONT_FLOAT32 || dropout_config(node, &ratio, &training) != ONT_OK) return false;
+    if (!training || ratio == 0 || ratio == 1) return false;
+    *step = (ont_tile_step){.kind = ONT_TILE_DROPOUT, .in = ONT_FLOAT32, .out = ONT_FLOAT32, .n_operands = 1,
+                            .p = {(double)(uint32_t)(ratio * 0x1p32), 1 / (1 - ratio)},
+                            .stream = (int64_t)ont_random_stream(node)};
+    return true;
+}
+
 static void dropout_grad(ont_grad *g)
 {
     double ratio;
@@ -124,7 +136,7 @@ static void dropout_grad(ont_grad *g)
     ont_builder *b = &g->b;
     if (b->status == ONT_OK) b->status = ont_attr_set_float(b->graph, node, "ratio", ratio);
     if (b->status == ONT_OK) b->status = ont_attr_set_int(b->graph, node, "training_mode", 1);
-    int64_t stream = ont_attr_int(g->node, "rng_stream", 0);
+    int64_t stream = (int64_t)ont_random_stream(g->node);
     if (b->status == ONT_OK) b->status = ont_attr_set_int(b->graph, node, "rng_stream", stream);
     GI(0, ont_build_done(b, node));
 }
@@ -136,9 +148,9 @@ static const ont_kernel kernels[] = {
 
 const ont_op ont_op_Dropout = {.domain = "", .name = "Dropout", .since = 7, .min_inputs = 1, .max_inputs = 3,
                                .flags = ONT_OP_RANDOM, .nondiff_inputs = 6,
-                               .attributes = "ratio:f rng_stream:i", .infer = dropout_infer,
-                               .grad = dropout_grad, ONT_KERNELS(kernels)};
+                               .attributes = "ratio:f rng_stream:i seed:i", .infer = dropout_infer,
+                               .grad = dropout_grad, .tile = dropout_tile, ONT_KERNELS(kernels)};
 const ont_op ont_op_DropoutGrad = {.domain = ONT_DOMAIN, .name = "DropoutGrad", .since = 1, .min_inputs = 1,
                                    .max_inputs = 1, .flags = ONT_OP_RANDOM,
                                    .attributes = "ratio:f training_mode:i rng_stream:i", .infer = dropout_infer,
-                                   ONT_KERNELS(kernels)};
+                                   .tile = dropout_tile, ONT_KERNELS(kernels)};

@@ -68,24 +68,22 @@ static ont_status reduce_infer(ont_graph *g, ont_node *node)
 static ont_status sum_to_axes(const ont_shape *x, const ont_shape *to, bool *reduce)
 {
     int lead = x->rank - to->rank;
-    for (int d = 0; d < x->rank; d++) {
+    bool fits = lead >= 0;
+    for (int d = 0; fits && d < x->rank; d++) {
         int64_t target = d < lead ? 1 : to->dims[d - lead];
         reduce[d] = d < lead || (target == 1 && x->dims[d] != 1);
-        if (!reduce[d] && target != x->dims[d]) return ont_fail(ONT_EINTERNAL, "SumTo: shapes do not fit");
+        fits = reduce[d] || target == x->dims[d];
     }
-    return lead < 0 ? ont_fail(ONT_EINTERNAL, "SumTo: rank grows") : ONT_OK;
+    char from[ONT_SHAPE_TEXT], wanted[ONT_SHAPE_TEXT];
+    return fits ? ONT_OK : ont_fail(ONT_EINVAL, "attribute 'shape' is %s, to which %s does not sum", ont_shape_text(to, wanted),
+                                    ont_shape_text(x, from));
 }
 
 static ont_status sum_to_infer(ont_graph *g, ont_node *node)
 {
-    (void)g;
-    size_t n;
     bool reduce[ONT_MAX_RANK];
-    const int64_t *dims = ont_attr_ints(node, "shape", &n);
-    ont_shape shape = ont_shape_of((int)n, dims);
-    const ont_value *x = ont_node_in(node, 0);
-    ONT_TRY(sum_to_axes(&x->shape, &shape, reduce));
-    return ont_infer_out(node, 0, x->dtype, &shape);
+    ONT_TRY(ont_infer_stated(g, node));
+    return sum_to_axes(&ont_node_in(node, 0)->shape, &node->outputs[0]->shape, reduce);
 }
 
 /* Adds a dim to a list, merged with the one before where they are one run in memory. */
@@ -192,7 +190,8 @@ static ont_status sum_run(const ont_call *call)
 
 /* ---- reference: all kinds, all axes ---- */
 
-#define REFERENCE(suffix, type, acc_type) \
+/* Of nothing the largest is below all numbers, and the smallest above. */
+#define REFERENCE(suffix, type, acc_type, lowest, highest) \
     static acc_type element_##suffix(reduction kind, acc_type acc, acc_type v, acc_type most) \
     { \
         switch (kind) { \
@@ -229,7 +228,8 @@ static ont_status sum_run(const ont_call *call)
             bool extremum = s->kind == MAX || s->kind == MIN; \
             acc_type most = s->kind == LOG_SUM_EXP && s->each ? walk_##suffix(s, from, MAX, (acc_type)from[0], 0) : 0; \
             if (s->kind == LOG_SUM_EXP && isinf((double)most)) most = 0; \
-            acc_type start = extremum && s->each ? (acc_type)from[0] : s->kind == PROD ? 1 : 0; \
+            acc_type none = s->kind == MAX ? (lowest) : s->kind == MIN ? (highest) : s->kind == PROD ? 1 : 0; \
+            acc_type start = extremum && s->each ? (acc_type)from[0] : none; \
             acc_type acc = walk_##suffix(s, from, s->kind, start, most); \
             if (s->kind == MEAN) acc = acc / (acc_type)s->each; \
             if (s->kind == L2) acc = (acc_type)sqrt((double)acc); \
@@ -238,19 +238,22 @@ static ont_status sum_run(const ont_call *call)
             y[i] = (type)acc; \
         } \
     }
-REFERENCE(f32, float, double)
-REFERENCE(f64, double, double)
-REFERENCE(i32, int32_t, int64_t)
-REFERENCE(i64, int64_t, int64_t)
+#pragma GCC diagnostic ignored "-Wtype-limits" /* L1 of an unsigned number */
+REFERENCE(f32, float, double, -INFINITY, INFINITY)
+REFERENCE(f64, double, double, -INFINITY, INFINITY)
+REFERENCE(i32, int32_t, int64_t, INT32_MIN, INT32_MAX)
+REFERENCE(i64, int64_t, int64_t, INT64_MIN, INT64_MAX)
+REFERENCE(u64, uint64_t, uint64_t, 0, UINT64_MAX)
+REFERENCE(bool, uint8_t, int64_t, 0, 1)
 
 static const char *accept_ref(const ont_node *node)
 {
     ont_dtype d = ont_node_in(node, 0)->dtype;
     reduction kind = kind_of(node);
     const ont_value *x = ont_node_in(node, 0);
-    if (d != ONT_FLOAT32 && d != ONT_FLOAT64 && d != ONT_INT32 && d != ONT_INT64) return "dtype";
-    if (!ont_shape_count(&x->shape) && (kind == MAX || kind == MIN || (kind == MEAN && !ont_dtype_is_float(d))))
-        return "nothing to reduce";
+    if (d == ONT_BOOL) return kind == MAX || kind == MIN ? NULL : "bool";
+    if (d != ONT_FLOAT32 && d != ONT_FLOAT64 && d != ONT_INT32 && d != ONT_INT64 && d != ONT_UINT64) return "dtype";
+    if (!ont_shape_count(&x->shape) && kind == MEAN && !ont_dtype_is_float(d)) return "nothing to reduce";
     return NULL;
 }
 
@@ -261,6 +264,8 @@ static ont_status ref_run(const ont_call *call)
     case ONT_FLOAT32: reduce_f32(s, call->in[0], call->out[0]); break;
     case ONT_FLOAT64: reduce_f64(s, call->in[0], call->out[0]); break;
     case ONT_INT32: reduce_i32(s, call->in[0], call->out[0]); break;
+    case ONT_UINT64: reduce_u64(s, call->in[0], call->out[0]); break;
+    case ONT_BOOL: reduce_bool(s, call->in[0], call->out[0]); break;
     default: reduce_i64(s, call->in[0], call->out[0]); break;
     }
     return ONT_OK;
@@ -334,6 +339,26 @@ static void extremum_grad(ont_grad *g)
     GI(0, B("Mul", hit, B("Div", s.dy, ties)));
 }
 
+/* Of a product the gradient is the product of the others: with one zero only that entry has one, with two none has. */
+static void prod_grad(ont_grad *g)
+{
+    spread s;
+    if (!spread_back(g, &s)) return;
+    ont_value *zero = SCALAR(0), *one = SCALAR(1), *is_zero = B("Equal", I(0), zero);
+    ont_value *zeros = ont_build_sum_to(&g->b, ont_build_cast(&g->b, is_zero, I(0)->dtype), &s.kept);
+    ont_value *full = ont_build3(&g->b, "Where", is_zero, one, I(0));
+    bool reduce[ONT_MAX_RANK];
+    int64_t axes[ONT_MAX_RANK];
+    size_t n = 0;
+    if ((g->b.status = reduced_axes(g->node, &I(0)->shape, reduce)) != ONT_OK) return;
+    for (int d = 0; d < I(0)->shape.rank; d++)
+        if (reduce[d]) axes[n++] = d;
+    ont_value *others = ont_build_reduce(&g->b, "ReduceProd", full, axes, n, true);
+    ont_value *at_zero = ont_build3(&g->b, "Where", B("Equal", zeros, one), others, zero);
+    ont_value *elsewhere = ont_build3(&g->b, "Where", B("Equal", zeros, zero), B("Div", others, full), zero);
+    GI(0, B("Mul", s.dy, ont_build3(&g->b, "Where", is_zero, at_zero, elsewhere)));
+}
+
 #define REDUCE(name_, grad_) \
     const ont_op ont_op_##name_ = {.domain = "", .name = #name_, .since = 1, .min_inputs = 1, .max_inputs = 2, \
                                    .nondiff_inputs = 2, .attributes = "axes:I keepdims:i noop_with_empty_axes:i", \
@@ -342,11 +367,11 @@ REDUCE(ReduceSum, sum_grad);
 REDUCE(ReduceMean, mean_grad);
 REDUCE(ReduceMax, extremum_grad);
 REDUCE(ReduceMin, extremum_grad);
-REDUCE(ReduceProd, NULL);
+REDUCE(ReduceProd, prod_grad);
 REDUCE(ReduceL1, l1_grad);
 REDUCE(ReduceL2, l2_grad);
 REDUCE(ReduceSumSquare, sum_square_grad);
 REDUCE(ReduceLogSum, log_sum_grad);
 REDUCE(ReduceLogSumExp, log_sum_exp_grad);
 const ont_op ont_op_SumTo = {.domain = ONT_DOMAIN, .name = "SumTo", .since = 1, .min_inputs = 1, .max_inputs = 1,
-                             .attributes = "shape:I", .infer = sum_to_infer, ONT_KERNELS(kernels)};
+                             .flags = ONT_OP_MODEL, .attributes = "shape:I", .infer = sum_to_infer, ONT_KERNELS(kernels)};

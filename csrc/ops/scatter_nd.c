@@ -234,15 +234,6 @@ static void gather_nd_grad(ont_grad *g)
     GI(0, ont_build_done(b, node));
 }
 
-static ont_status gather_nd_grad_infer(ont_graph *g, ont_node *node)
-{
-    (void)g;
-    size_t n;
-    const int64_t *dims = ont_attr_ints(node, "shape", &n);
-    ont_shape shape = ont_shape_of((int)n, dims);
-    return ont_infer_out(node, 0, ont_node_in(node, 0)->dtype, &shape);
-}
-
 static ont_status gather_nd_grad_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
 {
     const ont_value *dx = node->outputs[0], *index = ont_node_in(node, 1);
@@ -302,7 +293,7 @@ const ont_op ont_op_GatherND = {.domain = "", .name = "GatherND", .since = 11, .
                                 .nondiff_inputs = 2, .attributes = "batch_dims:i", .infer = gather_nd_infer,
                                 .grad = gather_nd_grad, ONT_KERNELS(gather_nd_kernels)};
 const ont_op ont_op_GatherNDGrad = {.domain = ONT_DOMAIN, .name = "GatherNDGrad", .since = 1, .min_inputs = 2,
-                                    .max_inputs = 2, .attributes = "batch_dims:i shape:I", .infer = gather_nd_grad_infer,
+                                    .max_inputs = 2, .attributes = "batch_dims:i shape:I", .infer = ont_infer_stated,
                                     ONT_KERNELS(gather_nd_grad_kernels)};
 const ont_op ont_op_ScatterND = {.domain = "", .name = "ScatterND", .since = 11, .min_inputs = 3, .max_inputs = 3,
                                  .nondiff_inputs = 2, .attributes = "reduction:s", .infer = scatter_nd_infer,

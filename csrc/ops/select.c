@@ -4,8 +4,10 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/number.h"
 #include "base/parallel.h"
 #include "ops/broadcast.h"
+#include "ops/tile.h"
 
 static const char *accept_any(const ont_node *node)
 {
@@ -50,17 +52,18 @@ static ont_status where_infer(ont_graph *g, ont_node *node)
     return ont_infer_out(node, 0, x->dtype, &shape);
 }
 
-static void where_row(const void *context, const ont_bcast *b, char *const *at, int64_t n)
+void ont_where_loop(size_t size, const uint8_t *c, int64_t sc, const void *x, int64_t sx, const void *y, int64_t sy, void *out,
+                    int64_t n)
 {
-    size_t size = *(const size_t *)context;
-    const uint8_t *c = (const uint8_t *)at[1];
-    int64_t sc = b->inner_stride[1], sx = b->inner_stride[2], sy = b->inner_stride[3];
     switch (size) {
 #define ROW(bytes, type) \
     case bytes: { \
-        type *out = (type *)at[0]; \
-        const type *x = (const type *)at[2], *y = (const type *)at[3]; \
-        for (int64_t i = 0; i < n; i++) out[i] = c[i * sc] ? x[i * sx] : y[i * sy]; \
+        type *to = out; \
+        const type *a = x, *b = y; \
+        if (sc == 1 && sx == 1 && sy == 1) \
+            for (int64_t i = 0; i < n; i++) to[i] = c[i] ? a[i] : b[i]; \
+        else \
+            for (int64_t i = 0; i < n; i++) to[i] = c[i * sc] ? a[i * sx] : b[i * sy]; \
         break; \
     }
         ROW(1, uint8_t)
@@ -70,8 +73,22 @@ static void where_row(const void *context, const ont_bcast *b, char *const *at, 
 #undef ROW
     default:
         for (int64_t i = 0; i < n; i++)
-            memcpy(at[0] + (size_t)i * size, c[i * sc] ? at[2] + (size_t)(i * sx) * size : at[3] + (size_t)(i * sy) * size, size);
+            memcpy((char *)out + (size_t)i * size, (const char *)(c[i * sc] ? x : y) + (size_t)(i * (c[i * sc] ? sx : sy)) * size,
+                   size);
     }
+}
+
+static void where_row(const void *context, const ont_bcast *b, char *const *at, int64_t n)
+{
+    const int64_t *s = b->inner_stride;
+    ont_where_loop(*(const size_t *)context, (const uint8_t *)at[1], s[1], at[2], s[2], at[3], s[3], at[0], n);
+}
+
+static bool where_tile(const ont_node *node, ont_tile_step *step)
+{
+    ont_dtype dtype = node->outputs[0]->dtype;
+    *step = (ont_tile_step){.kind = ONT_TILE_WHERE, .in = dtype, .out = dtype, .n_operands = 3};
+    return ont_dtype_size(dtype) <= 8;
 }
 
 static ont_status where_run(const ont_call *call)
@@ -94,7 +111,7 @@ static const ont_kernel where_kernels[] = {
 };
 
 const ont_op ont_op_Where = {.domain = "", .name = "Where", .since = 9, .min_inputs = 3, .max_inputs = 3,
-                             .nondiff_inputs = 1, .attributes = "", .infer = where_infer, .grad = where_grad,
+                             .nondiff_inputs = 1, .attributes = "", .infer = where_infer, .grad = where_grad, .tile = where_tile,
                              ONT_KERNELS(where_kernels)};
 
 /* ---- logic on bool ---- */
@@ -171,10 +188,10 @@ static ont_status isnan_infer(ont_graph *g, ont_node *node)
     return ont_infer_out(node, 0, ONT_BOOL, &x->shape);
 }
 
-static const char *accept_f32_f64(const ont_node *node)
+static const char *isnan_accept(const ont_node *node)
 {
     ont_dtype dtype = ont_node_in(node, 0)->dtype;
-    return dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64 ? NULL : "dtype";
+    return ont_dtype_is_float(dtype) || ont_dtype_is_narrow_float(dtype) ? NULL : "dtype is no float";
 }
 
 static ont_status isnan_run(const ont_call *call)
@@ -184,11 +201,11 @@ static ont_status isnan_run(const ont_call *call)
     if (ont_node_in(call->node, 0)->dtype == ONT_FLOAT32)
         for (int64_t i = 0; i < n; i++) out[i] = isnan(((const float *)call->in[0])[i]) != 0;
     else
-        for (int64_t i = 0; i < n; i++) out[i] = isnan(((const double *)call->in[0])[i]) != 0;
+        for (int64_t i = 0; i < n; i++) out[i] = isnan(ont_number_at(call->in[0], ont_node_in(call->node, 0)->dtype, i)) != 0;
     return ONT_OK;
 }
 
-static const ont_kernel isnan_kernels[] = {{.name = "isnan_ref", .accept = accept_f32_f64, .run = isnan_run}};
+static const ont_kernel isnan_kernels[] = {{.name = "isnan_ref", .accept = isnan_accept, .run = isnan_run}};
 
 const ont_op ont_op_IsNaN = {.domain = "", .name = "IsNaN", .since = 9, .min_inputs = 1, .max_inputs = 1,
                              .flags = ONT_OP_NO_GRAD, .attributes = "", .infer = isnan_infer,
@@ -211,7 +228,7 @@ static ont_status clip_infer(ont_graph *g, ont_node *node)
 static const char *clip_accept(const ont_node *node)
 {
     ont_dtype d = ont_node_in(node, 0)->dtype;
-    return d == ONT_FLOAT32 || d == ONT_FLOAT64 || d == ONT_INT32 || d == ONT_INT64 ? NULL : "dtype";
+    return d == ONT_FLOAT32 || d == ONT_FLOAT64 || d == ONT_INT32 || d == ONT_INT64 || d == ONT_UINT64 ? NULL : "dtype";
 }
 
 #define CLIP(name, type, lowest, highest) \
@@ -232,6 +249,7 @@ CLIP(f32, float, ont_attr_float(call->node, "min", -INFINITY), ont_attr_float(ca
 CLIP(f64, double, ont_attr_float(call->node, "min", -INFINITY), ont_attr_float(call->node, "max", INFINITY))
 CLIP(i32, int32_t, INT32_MIN, INT32_MAX)
 CLIP(i64, int64_t, INT64_MIN, INT64_MAX)
+CLIP(u64, uint64_t, 0, UINT64_MAX)
 
 static ont_status clip_run(const ont_call *call)
 {
@@ -240,6 +258,7 @@ static ont_status clip_run(const ont_call *call)
     case ONT_FLOAT32: clip_f32(call, n); break;
     case ONT_FLOAT64: clip_f64(call, n); break;
     case ONT_INT32: clip_i32(call, n); break;
+    case ONT_UINT64: clip_u64(call, n); break;
     default: clip_i64(call, n); break;
     }
     return ONT_OK;

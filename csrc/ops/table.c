@@ -103,9 +103,24 @@ static bool is_disabled(const char *op, const char *kernel)
     return false;
 }
 
+/* "float[2, 3], none, int64[4]" into `text`, cut where it does not fit. */
+static const char *inputs_text(const ont_node *node, char *text, size_t size)
+{
+    size_t used = 0;
+    char shape[ONT_SHAPE_TEXT];
+    text[0] = '\0';
+    for (uint32_t i = 0; i < node->n_inputs && used + 1 < size; i++) {
+        const ont_value *v = ont_node_in(node, i);
+        int n = snprintf(text + used, size - used, "%s%s%s", i ? ", " : "", v ? ont_dtype_name(v->dtype) : "none",
+                         v && v->has_shape ? ont_shape_text(&v->shape, shape) : "");
+        used += n > 0 ? (size_t)n : 0;
+    }
+    return text;
+}
+
 ont_status ont_op_choose(const ont_node *node, const ont_kernel **kernel)
 {
-    char reasons[512] = "";
+    char reasons[512] = "", inputs[512];
     size_t used = 0;
     for (uint32_t i = 0; i < node->op->n_kernels; i++) {
         const ont_kernel *candidate = &node->op->kernels[i];
@@ -118,6 +133,6 @@ ont_status ont_op_choose(const ont_node *node, const ont_kernel **kernel)
         int n = snprintf(reasons + used, sizeof reasons - used, "%s%s: %s", used ? "; " : "", candidate->name, reason);
         if (n > 0 && used + (size_t)n < sizeof reasons) used += (size_t)n;
     }
-    return ont_fail(ONT_EUNSUPPORTED, "%s '%s': no kernel takes it (%s)", node->op_type, node->name,
-                    used ? reasons : "there is none");
+    return ont_fail(ONT_EUNSUPPORTED, "%s '%s': no kernel takes it (%s); its inputs are %s", node->op_type, node->name,
+                    used ? reasons : "there is none", inputs_text(node, inputs, sizeof inputs));
 }

@@ -28,8 +28,17 @@ static ont_status set_view(ont_node *node, const ont_shape *shape)
 
 /* ---- Identity, StopGradient ---- */
 
-VIEW(Identity, "", 1, 1, ont_infer_same, reshape_back, 0, "");
-VIEW(StopGradient, ONT_DOMAIN, 1, 1, ont_infer_same, NULL, ONT_OP_NO_GRAD, "");
+/* Of a sequence or an optional nothing is left: readers read what it reads. */
+static ont_status identity_infer(ont_graph *g, ont_node *node)
+{
+    ont_value *x;
+    ONT_TRY(ont_need_input(node, 0, &x));
+    if (x->container != ONT_TENSOR) ont_value_replace_uses(g, node->outputs[0], x);
+    return ont_infer_same(g, node);
+}
+
+VIEW(Identity, "", 1, 1, identity_infer, reshape_back, ONT_OP_CONTAINERS, "");
+VIEW(StopGradient, ONT_DOMAIN, 1, 1, ont_infer_same, NULL, ONT_OP_NO_GRAD | ONT_OP_MODEL, "");
 
 /* ---- Reshape ---- */
 

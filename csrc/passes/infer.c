@@ -91,6 +91,18 @@ static ont_status replace_by_constant(ont_graph *g, ont_value *known)
     return ONT_OK;
 }
 
+static ont_status check_containers(const ont_node *node)
+{
+    if (node->op->flags & ONT_OP_CONTAINERS) return ONT_OK;
+    for (uint32_t i = 0; i < node->n_inputs; i++) {
+        const ont_value *v = node->inputs[i].value;
+        if (v && v->container != ONT_TENSOR)
+            return ont_fail(ONT_ETYPE, "%s '%s': input %u ('%s') is %s, a tensor is expected", node->op_type, node->name, i,
+                            v->name, v->container == ONT_SEQUENCE ? "a sequence" : "an optional");
+    }
+    return ONT_OK;
+}
+
 /* *next is the node to go on with: behind this one, or the first of those that took its place. */
 static ont_status infer_node(ont_graph *g, ont_node *node, ont_node **next)
 {
@@ -103,6 +115,9 @@ static ont_status infer_node(ont_graph *g, ont_node *node, ont_node **next)
         return ont_fail(ONT_EINVAL, "%s '%s': %u inputs, expected %u to %u", node->op_type, node->name, present,
                         node->op->min_inputs, node->op->max_inputs);
     ONT_TRY(ont_op_check_attributes(node));
+    if (node->op->flags & ONT_OP_GRADIENT)
+        return ont_context(ont_pass_gradient_node(g, node, next), "%s '%s'", node->op_type, node->name);
+    ONT_TRY(check_containers(node));
     if (node->op->infer) ONT_TRY(ont_context(node->op->infer(g, node), "%s '%s'", node->op_type, node->name));
     if (ont_op_expands(node)) return ont_op_expand(g, node, next);
     bool known = node->n_outputs == 1 && node->outputs[0] && node->outputs[0]->data;
@@ -117,11 +132,113 @@ static ont_status infer_node(ont_graph *g, ont_node *node, ont_node **next)
     return ONT_OK;
 }
 
-ont_status ont_pass_infer(ont_graph *g)
+/* What makes one of its inputs waits for contents itself. */
+static bool waits(const ont_node *node)
+{
+    for (uint32_t i = 0; i < node->n_inputs; i++)
+        if (node->inputs[i].value && !node->inputs[i].value->has_shape) return true;
+    return false;
+}
+
+/* From `node` to the end. *first is the first node that waits for contents, or NULL; asked: those that ask themselves. */
+static ont_status walk(ont_graph *g, ont_node *node, ont_node **first, bool *asked)
+{
+    *first = NULL;
+    *asked = false;
+    for (ont_node *next; node; node = next) {
+        ont_status status = ONT_OK;
+        bool waiting = waits(node);
+        next = node->next;
+        if (!waiting) status = infer_node(g, node, &next);
+        if (status != ONT_OK && status != ONT_ENEEDVALUE) return status;
+        if (status == ONT_ENEEDVALUE) {
+            *asked = true;
+            next = node->next;
+        }
+        if (!*first && (waiting || status == ONT_ENEEDVALUE)) *first = node;
+    }
+    return ONT_OK;
+}
+
+/* Values that are asked for, in the order of their nodes, each once; what died since is not worth asking. */
+static ont_status list_needs(ont_graph *g, ont_facts *facts)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < g->n_values; i++) n += g->values[i]->needed;
+    facts->n_needs = 0;
+    facts->needs = ont_arena_array(&g->arena, n + 1, sizeof *facts->needs);
+    if (!facts->needs) return ONT_ENOMEM;
+    for (const ont_node *node = g->first; node; node = node->next)
+        for (uint32_t i = 0; i < node->n_inputs; i++) {
+            ont_value *v = node->inputs[i].value;
+            if (!v || !v->needed) continue;
+            v->needed = false;
+            size_t bytes;
+            ONT_TRY(ont_shape_bytes(&v->shape, v->dtype, &bytes));
+            if (v->learned || bytes > ONT_FACT_BYTES)
+                return ont_fail(ONT_EUNSUPPORTED, v->learned ? "%s '%s': its input '%s' would have to be a constant"
+                                                             : "%s '%s': its input '%s' depends on data and is larger than "
+                                                               "what may decide about a program",
+                                node->op_type, node->name, v->name);
+            facts->needs[facts->n_needs++] = v;
+        }
+    for (uint32_t i = 0; i < g->n_values; i++) g->values[i]->needed = false;
+    return ONT_OK;
+}
+
+/* Whether a gradient could flow through this use: then the value must stay what it is. */
+static bool carries_gradient(const ont_use *use)
+{
+    const ont_op *op = use->user->op;
+    size_t index = (size_t)(use - use->user->inputs);
+    return op && !(op->flags & ONT_OP_NO_GRAD) && !(index < 64 && op->nondiff_inputs >> index & 1);
+}
+
+/* Contents of `v` from a probe: its readers get a constant, but for those through which a gradient may flow. */
+static ont_status learn(ont_graph *g, ont_value *v, const ont_tensor *fact)
+{
+    ont_value *constant;
+    if (fact->dtype != v->dtype || !ont_shape_equal(&fact->shape, &v->shape))
+        return ont_fail(ONT_EINTERNAL, "a probe of '%s' has another type", v->name);
+    v->learned = true;
+    ONT_TRY(ont_graph_add_constant(g, NULL, fact, &constant));
+    if (!ont_dtype_is_float(v->dtype)) {
+        ont_value_replace_uses(g, v, constant);
+        return ONT_OK;
+    }
+    for (ont_use *use = v->uses, *next; use; use = next) {
+        next = use->next;
+        if (!carries_gradient(use)) ont_node_set_input(use->user, (uint32_t)(use - use->user->inputs), constant);
+    }
+    return ONT_OK;
+}
+
+ont_status ont_pass_infer_facts(ont_graph *g, ont_facts *facts)
 {
     for (uint32_t i = 0; i < g->n_inputs; i++)
         if (!g->inputs[i]->has_shape || !ont_shape_is_static(&g->inputs[i]->shape))
             return ont_fail(ONT_EINTERNAL, "input '%s' has no static shape", g->inputs[i]->name);
-    for (ont_node *node = g->first, *next; node; node = next) ONT_TRY(infer_node(g, node, &next));
-    return ont_pass_dce(g);
+    ont_node *from = g->first;
+    bool asked, in_vain = false;
+    for (;;) {
+        ONT_TRY(walk(g, from, &from, &asked));
+        if (asked && in_vain) return ONT_EUNSUPPORTED; /* it did not ask for an input of its own: its message stands */
+        ONT_TRY(ont_pass_dce(g));
+        facts->n_needs = 0;
+        if (!asked) return ONT_OK;
+        ONT_TRY(list_needs(g, facts));
+        in_vain = !facts->n_needs; /* all that asked may be gone */
+        if (facts->n_needs && facts->used == facts->n) return ONT_OK; /* to be probed */
+        if (facts->used + facts->n_needs > facts->n) return ont_fail(ONT_EINTERNAL, "a probe is incomplete");
+        for (uint32_t i = 0; i < facts->n_needs; i++) ONT_TRY(learn(g, facts->needs[i], &facts->tensors[facts->used++]));
+        from = g->first; /* the node it was may be gone */
+    }
+}
+
+ont_status ont_pass_infer(ont_graph *g)
+{
+    ont_facts none = {0};
+    ONT_TRY(ont_pass_infer_facts(g, &none));
+    if (none.n_needs) return ont_fail(ONT_EUNSUPPORTED, "the contents of '%s' depend on data", none.needs[0]->name);
+    return ONT_OK;
 }

@@ -13,11 +13,39 @@
  */
 ont_status ont_pass_infer(ont_graph *g) ONT_MUST_USE;
 
+/*
+ * The same for a model whose shapes depend on contents. Nodes that cannot be inferred without the contents of an input
+ * are left, with all that depends on them, and the rest of the graph is done; those inputs are the needs of this round.
+ * Each round takes its contents from the facts and goes on; where the facts have come to their end, the pass stops with
+ * n_needs > 0, and the graph computes them (run/program.c makes a probe of it). Rounds and needs come in the same order
+ * every time, so that facts need no names.
+ */
+enum { ONT_FACT_BYTES = 1 << 16 }; /* of one value that may decide about a program */
+
+typedef struct ont_facts {
+    const ont_tensor *tensors; /* contents of the needs of all rounds so far */
+    uint32_t n, used;
+    ont_value **needs;         /* of the round that found no facts; in the graph's arena */
+    uint32_t n_needs;
+} ont_facts;
+
+ont_status ont_pass_infer_facts(ont_graph *g, ont_facts *facts) ONT_MUST_USE;
+
+/*
+ * Takes sequences and optionals among the graph's outputs apart: their items stand there instead. counts, one per output
+ * as they were: ONT_RESULT_TENSOR, ONT_RESULT_NONE (an optional without element), or the length of a sequence.
+ */
+enum { ONT_RESULT_TENSOR = -1, ONT_RESULT_NONE = -2 };
+ont_status ont_pass_flatten(ont_graph *g, int32_t *counts) ONT_MUST_USE;
+
 /* Removes nodes whose outputs nobody reads, and drops optional outputs (from the second on) that nobody reads. */
 ont_status ont_pass_dce(ont_graph *g) ONT_MUST_USE;
 
 /* Puts Casts around nodes that have no kernel for their dtypes but one for wider ones; see widen.c. */
 ont_status ont_pass_widen(ont_graph *g) ONT_MUST_USE;
+
+/* Makes one node of elementwise nodes of one shape that feed each other; after differentiation. See fuse_elementwise.c. */
+ont_status ont_pass_fuse_elementwise(ont_graph *g) ONT_MUST_USE;
 
 /* Merges nodes of equal operator, attributes and inputs; random ones are left alone. */
 ont_status ont_pass_cse(ont_graph *g) ONT_MUST_USE;
@@ -37,5 +65,14 @@ typedef struct ont_gradients {
  * Source: Griewank and Walther, Evaluating Derivatives, 2nd ed., chapter 3 (adjoint accumulation).
  */
 ont_status ont_pass_grad(ont_graph *g, const uint8_t *wants, ont_gradients *gradients) ONT_MUST_USE;
+
+/*
+ * The same walk from y, seeded with ones, to the values xs, which count as independent of each other: grads[i] is the
+ * gradient of xs[i], zeros where none flows. Nodes are built before `before`, as part of the forward.
+ */
+ont_status ont_pass_grad_within(ont_graph *g, ont_value *y, ont_value *const *xs, uint32_t n, ont_node *before,
+                                ont_value **grads) ONT_MUST_USE;
+/* Puts the gradients that a node with ONT_OP_GRADIENT names in its place; *next is the node to go on with. */
+ont_status ont_pass_gradient_node(ont_graph *g, ont_node *node, ont_node **next) ONT_MUST_USE;
 
 #endif

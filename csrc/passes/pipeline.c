@@ -14,8 +14,7 @@ typedef struct pass {
     bool required;
 } pass;
 
-static const pass before_grad[] = {
-    {"infer", ont_pass_infer, true},
+static const pass before_grad[] = { /* behind inference */
     {"cse", ont_pass_cse, false},
     {"fuse_transpose", ont_pass_fuse_transpose, false},
 };
@@ -27,6 +26,7 @@ static const pass after_grad[] = {
     {"widen", ont_pass_widen, true},
     {"cse", ont_pass_cse, false},
     {"dce", ont_pass_dce, true},
+    {"fuse_elementwise", ont_pass_fuse_elementwise, false},
 };
 
 static char disabled[512];
@@ -61,8 +61,13 @@ static ont_status run_passes(const pass *passes, size_t n, ont_graph *g)
     return ONT_OK;
 }
 
-ont_status ont_passes_before_grad(ont_graph *g)
+ont_status ont_passes_before_grad(ont_graph *g, ont_facts *facts)
 {
+    ONT_TRY(ont_pass_infer_facts(g, facts));
+    if (facts->n_needs) return ONT_OK;
+#ifndef NDEBUG
+    ONT_TRY(ont_context(ont_graph_verify(g), "after pass infer"));
+#endif
     return run_passes(before_grad, sizeof before_grad / sizeof *before_grad, g);
 }
 

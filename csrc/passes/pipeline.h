@@ -6,7 +6,8 @@
 
 #include "passes/pass.h"
 
-ont_status ont_passes_before_grad(ont_graph *g) ONT_MUST_USE;
+/* Stops early where facts->n_needs is left above 0. */
+ont_status ont_passes_before_grad(ont_graph *g, ont_facts *facts) ONT_MUST_USE;
 ont_status ont_passes_after_grad(ont_graph *g) ONT_MUST_USE;
 
 /* Comma-separated pass names that are skipped from now on (for a bisect); NULL or "": none. */

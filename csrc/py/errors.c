@@ -17,6 +17,7 @@ static PyObject *exception_of(const ont_state *state, ont_status status)
     case ONT_ETYPE: return PyExc_TypeError;
     case ONT_EINDEX: return PyExc_IndexError;
     case ONT_ENOMEM: return PyExc_MemoryError;
+    case ONT_ENEEDVALUE:
     case ONT_EUNSUPPORTED: return state->unsupported_error;
     case ONT_EIO: return PyExc_OSError;
     case ONT_OK:

@@ -74,8 +74,9 @@ static PyObject *operators(PyObject *module, PyObject *unused)
             Py_XDECREF(name);
         }
         PyObject *item = !kernels ? NULL
-                                  : Py_BuildValue("{ss ss si sN sN sN sN sN sz}", "domain", all[i]->domain, "name", all[i]->name,
+                                  : Py_BuildValue("{ss ss si sN sN sN sN sN sN sz}", "domain", all[i]->domain, "name", all[i]->name,
                                                   "since", all[i]->since, "grad", PyBool_FromLong(all[i]->grad != NULL),
+                                                  "no_grad", PyBool_FromLong(all[i]->flags & ONT_OP_NO_GRAD),
                                                   "view", PyBool_FromLong(all[i]->flags & ONT_OP_VIEW), "expands",
                                                   PyBool_FromLong(all[i]->expand != NULL), "random",
                                                   PyBool_FromLong(all[i]->flags & ONT_OP_RANDOM), "kernels", kernels, "attributes",
@@ -86,20 +87,29 @@ static PyObject *operators(PyObject *module, PyObject *unused)
     return list;
 }
 
-static PyObject *disable_kernels(PyObject *module, PyObject *args)
+/* The names of a sequence, joined by commas, to one of the two that take them so. */
+static PyObject *disable(PyObject *module, PyObject *names, ont_status (*disable_names)(const char *))
 {
-    PyObject *names;
-    if (!PyArg_ParseTuple(args, "O:disable_kernels", &names)) return NULL;
     PyObject *comma = PyUnicode_FromString(",");
     PyObject *joined = comma ? PyUnicode_Join(comma, names) : NULL;
     PyObject *bytes = joined ? PyUnicode_AsUTF8String(joined) : NULL;
     Py_XDECREF(comma);
     Py_XDECREF(joined);
     if (!bytes) return NULL;
-    ont_status status = ont_op_disable_kernels(PyBytes_AsString(bytes));
+    ont_status status = disable_names(PyBytes_AsString(bytes));
     Py_DECREF(bytes);
     if (status != ONT_OK) return ont_raise(ont_get_state(module), status);
     Py_RETURN_NONE;
+}
+
+static PyObject *disable_kernels(PyObject *module, PyObject *names)
+{
+    return disable(module, names, ont_op_disable_kernels);
+}
+
+static PyObject *disable_passes(PyObject *module, PyObject *names)
+{
+    return disable(module, names, ont_passes_disable);
 }
 
 static PyObject *live_blocks(PyObject *module, PyObject *unused)
@@ -165,7 +175,8 @@ static PyMethodDef methods[] = {
     {"measure_gemm", measure_gemm, METH_VARARGS, "measure_gemm(provider, trans_a, trans_b, m, n, k) -> seconds or None"},
     {"build_info", build_info, METH_NOARGS, "build_info() -> what this build and machine have"},
     {"operators", operators, METH_NOARGS, "operators() -> the operator registry"},
-    {"disable_kernels", disable_kernels, METH_VARARGS, "disable_kernels(names): they decline from now on"},
+    {"disable_kernels", disable_kernels, METH_O, "disable_kernels(names): they decline from now on"},
+    {"disable_passes", disable_passes, METH_O, "disable_passes(names): they are skipped from now on"},
     {"live_blocks", live_blocks, METH_NOARGS, "live_blocks() -> heap blocks now allocated"},
     {"fail_allocation_after", fail_allocation_after, METH_VARARGS, "fail_allocation_after(countdown) -> fired before"},
     {"sums_of_squares", ont_sums_of_squares, METH_O, "sums_of_squares(tensors) -> a float for each"},

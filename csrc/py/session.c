@@ -7,6 +7,7 @@
 
 #include "base/alloc.h"
 #include "onnx/load.h"
+#include "onnx/save.h"
 
 typedef struct run_object {
     PyObject_HEAD
@@ -172,11 +173,65 @@ static PyObject *session_random(PyObject *object, void *closure)
     return PyBool_FromLong(ont_session_is_random(((ont_session_object *)object)->session));
 }
 
+/* Runs a probe, and what it computed goes to the search. */
+static ont_status run_probe(ont_session_object *self, ont_program *probe, const borrowed *in, uint64_t seed,
+                            ont_search *search)
+{
+    uint32_t n = probe->grads.n_forward_outputs;
+    ont_block **outputs = ont_calloc(n + 1, sizeof *outputs);
+    if (!outputs) return ONT_ENOMEM;
+    ont_run *run = NULL; /* stays NULL: nothing to differentiate */
+    ont_status status;
+    ont_program_ref(probe);
+    Py_BEGIN_ALLOW_THREADS
+    status = ont_run_forward(probe, ont_session_pool(self->session), in->views, seed, outputs, &run);
+    Py_END_ALLOW_THREADS
+    if (status == ONT_OK) status = ont_search_learn(self->session, search, outputs, n);
+    for (uint32_t i = 0; i < n; i++) ont_block_unref(outputs[i]);
+    ont_program_unref(probe);
+    ont_free(outputs);
+    return status;
+}
+
+/* The program of a call, after as many probes as it takes. */
+static ont_status find_program(ont_session_object *self, const borrowed *in, const uint8_t *wants, uint64_t seed,
+                               ont_program **program)
+{
+    ont_search search = {0};
+    ont_status status;
+    for (;;) {
+        status = ont_session_program(self->session, in->views, wants, &search, program);
+        if (status != ONT_OK || !(*program)->probe) break;
+        status = run_probe(self, *program, in, seed, &search);
+        if (status != ONT_OK) break;
+    }
+    ont_search_deinit(&search);
+    return status;
+}
+
+/* One result per output of the model: a list for a sequence, None for an optional without element. Takes `flat` over. */
+static PyObject *regroup(const ont_program *p, PyObject *flat)
+{
+    if (!flat || !p->result_counts) return flat;
+    PyObject *results = PyTuple_New((Py_ssize_t)p->n_results);
+    Py_ssize_t at = 0;
+    for (uint32_t i = 0; results && i < p->n_results; i++) {
+        int32_t count = p->result_counts[i];
+        PyObject *item = count == ONT_RESULT_NONE ? Py_NewRef(Py_None) : count >= 0 ? PyList_New(count) : NULL;
+        if (count == ONT_RESULT_TENSOR) item = Py_NewRef(PyTuple_GetItem(flat, at++));
+        for (int32_t k = 0; item && k < count; k++)
+            if (PyList_SetItem(item, k, Py_NewRef(PyTuple_GetItem(flat, at++))) < 0) Py_CLEAR(item);
+        if (!item || PyTuple_SetItem(results, (Py_ssize_t)i, item) < 0) Py_CLEAR(results);
+    }
+    Py_DECREF(flat);
+    return results;
+}
+
 /* Runs the forward of a borrowed call; returns (outputs, Run or None). */
 static PyObject *forward_borrowed(ont_session_object *self, const borrowed *in, const uint8_t *wants, uint64_t seed)
 {
     ont_program *program;
-    ont_status status = ont_session_program(self->session, in->views, wants, &program);
+    ont_status status = find_program(self, in, wants, seed, &program);
     if (status != ONT_OK) return ont_raise(self->state, status);
     uint32_t n = program->grads.n_forward_outputs;
     ont_block **outputs = ont_calloc(n + 1, sizeof *outputs);
@@ -190,7 +245,7 @@ static PyObject *forward_borrowed(ont_session_object *self, const borrowed *in, 
     if (status != ONT_OK) {
         ont_raise(self->state, status);
     } else {
-        PyObject *tensors = wrap_blocks(self->state, outputs, n);
+        PyObject *tensors = regroup(program, wrap_blocks(self->state, outputs, n));
         PyObject *open = !run ? Py_NewRef(Py_None) : ont_run_object_new(self, run);
         if (tensors && open) result = PyTuple_Pack(2, tensors, open);
         Py_XDECREF(tensors);
@@ -232,13 +287,13 @@ static PyObject *session_stats(PyObject *object, PyObject *unused)
     (void)unused;
     ont_session_stats s;
     ont_session_get_stats(((ont_session_object *)object)->session, &s);
-    return Py_BuildValue("{sK sK sd sd sn sn sI sI sn sn sn sK sK}", "programs_built", s.programs_built, "program_hits",
-                         s.program_hits, "build_seconds", s.build_seconds, "last_build_seconds", s.last_build_seconds,
-                         "slab_bytes", (Py_ssize_t)s.slab_bytes, "slab_lower_bound", (Py_ssize_t)s.slab_lower_bound,
-                         "steps", s.steps, "forward_steps", s.forward_steps, "pool_live_bytes",
-                         (Py_ssize_t)s.pool.live_bytes, "pool_cached_bytes", (Py_ssize_t)s.pool.cached_bytes,
-                         "pool_peak_bytes", (Py_ssize_t)s.pool.peak_bytes, "blocks_taken", s.pool.taken, "blocks_reused",
-                         s.pool.reused);
+    return Py_BuildValue("{sK sK sK sK sd sd sn sn sI sI sn sn sn sK sK}", "programs_built", s.programs_built, "program_hits",
+                         s.program_hits, "probes_built", s.probes_built, "probe_runs", s.probe_runs, "build_seconds",
+                         s.build_seconds, "last_build_seconds", s.last_build_seconds, "slab_bytes",
+                         (Py_ssize_t)s.slab_bytes, "slab_lower_bound", (Py_ssize_t)s.slab_lower_bound, "steps", s.steps,
+                         "forward_steps", s.forward_steps, "pool_live_bytes", (Py_ssize_t)s.pool.live_bytes,
+                         "pool_cached_bytes", (Py_ssize_t)s.pool.cached_bytes, "pool_peak_bytes",
+                         (Py_ssize_t)s.pool.peak_bytes, "blocks_taken", s.pool.taken, "blocks_reused", s.pool.reused);
 }
 
 static PyObject *session_text(PyObject *object, PyObject *args)
@@ -259,6 +314,47 @@ static PyObject *session_text(PyObject *object, PyObject *args)
     if (status != ONT_OK) return ont_raise(self->state, status);
     PyObject *result = ont_text(text);
     ont_free(text);
+    return result;
+}
+
+/* The graph of a stage; *made is what the caller destroys, or NULL. Sets a Python exception and returns NULL. */
+static const ont_graph *stage_graph(ont_session_object *self, const char *stage, ont_graph **made)
+{
+    const ont_graph *loaded = ont_session_graph(self->session);
+    *made = NULL;
+    if (!strcmp(stage, "post_processed")) return loaded;
+    bool pre_grad = !strcmp(stage, "optimized_pre_grad"), execution = !strcmp(stage, "execution_model");
+    if (!pre_grad && !execution && strcmp(stage, "optimized")) {
+        PyErr_Format(PyExc_ValueError, "stage is '%s', expected post_processed, optimized_pre_grad, optimized or execution_model",
+                     stage);
+        return NULL;
+    }
+    const ont_program *program = ont_session_last_program(self->session);
+    if (!program) {
+        PyErr_Format(PyExc_RuntimeError, "no program has been built yet");
+        return NULL;
+    }
+    if (execution) return program->graph;
+    ont_status status = ont_program_stage(program, loaded, !pre_grad, made);
+    if (status != ONT_OK) ont_raise(self->state, status);
+    return *made;
+}
+
+static PyObject *session_save(PyObject *object, PyObject *args)
+{
+    ont_session_object *self = (ont_session_object *)object;
+    const char *stage = "execution_model";
+    if (!PyArg_ParseTuple(args, "|s:save", &stage)) return NULL;
+    ont_graph *made;
+    const ont_graph *g = stage_graph(self, stage, &made);
+    if (!g) return NULL;
+    uint8_t *bytes = NULL;
+    size_t size = 0;
+    ont_status status = ont_onnx_save(g, &bytes, &size);
+    PyObject *result = status == ONT_OK ? PyBytes_FromStringAndSize((const char *)bytes, (Py_ssize_t)size)
+                                        : ont_raise(self->state, status);
+    ont_free(bytes);
+    ont_graph_destroy(made);
     return result;
 }
 
@@ -299,6 +395,7 @@ static PyMethodDef session_methods[] = {
      "forward(tensors, grad_mask, seed=0) -> (outputs, run)"},
     {"stats", session_stats, METH_NOARGS, "stats() -> dict of counts, seconds and bytes"},
     {"text", session_text, METH_VARARGS, "text(stage='loaded') -> the graph as text"},
+    {"save", session_save, METH_VARARGS, "save(stage='execution_model') -> a ModelProto as bytes"},
     {"kernels", session_kernels, METH_NOARGS, "kernels() -> [(node, kernel, backward)] of the latest program"},
     {"timeline", session_timeline, METH_NOARGS,
      "timeline() -> [(node, operator, kernel, shape, backward, start, end)] of the latest program's timed run"},

@@ -143,13 +143,36 @@ static ont_status differentiate(ont_program *p, const uint8_t *wants)
     return ONT_OK;
 }
 
-static ont_status build(ont_program *p, const ont_graph *loaded, const ont_view *inputs, const uint8_t *wants)
+/* The graph as far as it is known becomes a program for what is asked of it. */
+static ont_status become_probe(ont_program *p, const ont_facts *facts)
+{
+    p->probe = true;
+    ONT_TRY(ont_graph_set_outputs(p->graph, facts->needs, facts->n_needs));
+    return ont_pass_dce(p->graph);
+}
+
+/* Outputs that are sequences or optionals become their items; the caller puts them together again. */
+static ont_status flatten_results(ont_program *p)
+{
+    bool any = false;
+    uint32_t n = p->graph->n_outputs;
+    for (uint32_t i = 0; i < n; i++) any |= p->graph->outputs[i]->container != ONT_TENSOR;
+    if (!any) return ONT_OK;
+    p->n_results = n;
+    p->result_counts = ont_arena_array(&p->arena, n, sizeof *p->result_counts);
+    if (!p->result_counts) return ONT_ENOMEM;
+    return ont_pass_flatten(p->graph, p->result_counts);
+}
+
+static ont_status build(ont_program *p, const ont_graph *loaded, const ont_view *inputs, const uint8_t *wants,
+                        ont_facts *facts)
 {
     ont_plan_step *needs;
     ONT_TRY(ont_graph_clone(loaded, &p->graph));
     ONT_TRY(specialise(p->graph, inputs));
-    ONT_TRY(ont_passes_before_grad(p->graph));
-    ONT_TRY(differentiate(p, wants));
+    ONT_TRY(ont_passes_before_grad(p->graph, facts));
+    ONT_TRY(facts->n_needs ? become_probe(p, facts) : flatten_results(p));
+    ONT_TRY(differentiate(p, p->probe ? NULL : wants));
     ONT_TRY(ont_passes_after_grad(p->graph));
     ONT_TRY(bind_steps(p, &needs));
     ONT_TRY(ont_plan_memory(p->graph, needs, p->n_steps, p->split, p->grads.n_forward_outputs, is_view, &p->arena,
@@ -158,24 +181,75 @@ static ont_status build(ont_program *p, const ont_graph *loaded, const ont_view 
     return mark_saved(p);
 }
 
-ont_status ont_program_build(const ont_graph *loaded, const ont_view *inputs, const uint8_t *wants, ont_program **program)
+static ont_status keep_facts(ont_program *p, const ont_tensor *facts, uint32_t n)
 {
+    p->facts = ont_arena_array(&p->arena, n + 1, sizeof *p->facts);
+    if (!p->facts) return ONT_ENOMEM;
+    for (; p->n_facts < n; p->n_facts++) {
+        const ont_tensor *fact = &facts[p->n_facts];
+        void *copy = ont_arena_alloc(&p->arena, fact->bytes + 1);
+        if (!copy) return ONT_ENOMEM;
+        if (fact->bytes) memcpy(copy, fact->data, fact->bytes);
+        p->facts[p->n_facts] = *fact;
+        p->facts[p->n_facts].data = copy;
+    }
+    return ONT_OK;
+}
+
+ont_status ont_program_build(const ont_graph *loaded, const ont_view *inputs, const uint8_t *wants,
+                             const ont_tensor *facts, uint32_t n_facts, ont_program **program)
+{
+    ont_facts known = {.tensors = facts, .n = n_facts};
     double start = now();
     ont_program *p = ont_calloc(1, sizeof *p);
     if (!p) return ONT_ENOMEM;
     ont_arena_init(&p->arena);
     pthread_mutex_init(&p->lock, NULL);
     p->refs = 1;
-    ont_status status = build(p, loaded, inputs, wants);
+    ont_status status = build(p, loaded, inputs, wants, &known);
+    if (status == ONT_OK) status = keep_facts(p, facts, n_facts);
     if (status != ONT_OK) {
         ont_program_unref(p);
         return status;
     }
     p->build_seconds = now() - start;
-    ont_log(ONT_LOG_INFO, "program of %u steps (%u forward), slab %.1f MiB (lower bound %.1f), built in %.1f ms", p->n_steps,
+    ont_log(ONT_LOG_INFO, "%s of %u steps (%u forward), slab %.1f MiB (lower bound %.1f), built in %.1f ms",
+            p->probe ? "probe" : "program", p->n_steps,
             p->split, (double)p->plan.slab_bytes / 0x1p20, (double)p->plan.lower_bound / 0x1p20, p->build_seconds * 1e3);
     *program = p;
     return ONT_OK;
+}
+
+/* The concrete shapes of a program as views without data. */
+static void views_of(const ont_program *p, ont_view *views, uint8_t *wants)
+{
+    for (uint32_t i = 0; i < p->grads.n_forward_inputs; i++) {
+        const ont_value *v = p->graph->inputs[i];
+        views[i] = (ont_view){.dtype = v->dtype, .rank = v->shape.rank, .dims = v->shape.dims};
+        wants[i] = p->differentiable && p->grads.grad_output[i] >= 0;
+    }
+}
+
+ont_status ont_program_stage(const ont_program *p, const ont_graph *loaded, bool differentiated, ont_graph **graph)
+{
+    ont_program scratch = {0};
+    ont_facts facts = {.tensors = p->facts, .n = p->n_facts};
+    ont_status status = ONT_ENOMEM;
+    ont_view *views = ont_calloc(p->grads.n_forward_inputs + 1, sizeof *views);
+    uint8_t *wants = ont_calloc(p->grads.n_forward_inputs + 1, 1);
+    if (!views || !wants) goto done;
+    views_of(p, views, wants);
+    ONT_TRYGOTO(status, done, ont_graph_clone(loaded, &scratch.graph));
+    ONT_TRYGOTO(status, done, specialise(scratch.graph, views));
+    ONT_TRYGOTO(status, done, ont_passes_before_grad(scratch.graph, &facts));
+    if (differentiated && !facts.n_needs) ONT_TRYGOTO(status, done, differentiate(&scratch, wants));
+    *graph = scratch.graph;
+    scratch.graph = NULL;
+done:
+    ont_graph_destroy(scratch.graph);
+    ont_free(wants);
+    ont_free(views);
+    return status;
 }
 
 ont_program *ont_program_ref(ont_program *program)

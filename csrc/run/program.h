@@ -42,6 +42,11 @@ typedef struct ont_program {
     double (*times)[2];             /* per step: when it began and ended in the latest timed run, in seconds */
     uint8_t *saved_inputs;          /* per forward input: backward reads it */
     uint8_t *saved_outputs;         /* per forward output: backward reads its block */
+    int32_t *result_counts;         /* per output of the loaded graph, see ont_pass_flatten(); NULL: all are tensors */
+    uint32_t n_results;
+    bool probe;                     /* computes what must be known before the real program can be built */
+    ont_tensor *facts;              /* contents that it was built for */
+    uint32_t n_facts;
     double build_seconds;
     uint64_t last_used;
     /* shared: the cache holds one reference, every run one; runs that ended are kept for the next */
@@ -51,9 +56,18 @@ typedef struct ont_program {
     uint32_t n_idle;
 } ont_program;
 
-/* Takes its own copy of `loaded`, whose constants' contents it shares: `loaded` must outlive it. */
+/*
+ * Takes its own copy of `loaded`, whose constants' contents it shares: `loaded` must outlive it. Where shapes depend on
+ * contents that `facts` do not hold, the program is a probe: its outputs are the facts that come next.
+ */
 ont_status ont_program_build(const ont_graph *loaded, const ont_view *inputs, const uint8_t *wants,
-                             ont_program **program) ONT_MUST_USE;
+                             const ont_tensor *facts, uint32_t n_facts, ont_program **program) ONT_MUST_USE;
+/*
+ * What the graph of a program was on the way: specialised and folded, and, where asked for, differentiated, before the
+ * passes that follow. For save_onnx; built anew, the caller's to destroy.
+ */
+ont_status ont_program_stage(const ont_program *program, const ont_graph *loaded, bool differentiated,
+                             ont_graph **graph) ONT_MUST_USE;
 ont_program *ont_program_ref(ont_program *program);
 void ont_program_unref(ont_program *program);
 

@@ -126,11 +126,13 @@ const ont_program *ont_run_program(const ont_run *run)
     return run->program;
 }
 
-/* Row-major contents of a view: its own memory, or a copy that lives as long as the run. */
+/* Row-major contents of a view: its own memory, or a copy that lives as long as the run. Never NULL, which would say that the
+ * input is absent: a tensor without elements may have no address. */
 static ont_status materialise(ont_run *run, const ont_view *view, void **data)
 {
+    static char nothing[64];
     if (ont_view_is_contiguous(view)) {
-        *data = view->data;
+        *data = view->data ? view->data : nothing;
         return ONT_OK;
     }
     ont_shape shape = ont_shape_of(view->rank, view->dims);

@@ -9,17 +9,19 @@
 #include "base/alloc.h"
 
 typedef struct entry {
-    int64_t *key; /* per input: dtype, wants, rank, dims */
+    int64_t *key; /* per input: dtype, wants, rank, dims; then the contents that probes found */
     size_t key_length;
     ont_program *program;
     uint64_t used;
 } entry;
 
+enum { MAX_PROBES = 64, MAX_FACTS = 1 << 16 };
+
 struct ont_session {
     ont_graph *graph;
     ont_pool *pool;
     entry *entries;
-    uint32_t n_entries, max_entries;
+    uint32_t n_entries, max_entries; /* probes: MAX_PROBES more */
     entry *last;
     uint64_t clock;
     int64_t *key; /* scratch */
@@ -28,13 +30,16 @@ struct ont_session {
     bool random;
 };
 
-static ont_status check_operators(ont_session *s)
+/* Of the graph and of every body in it. */
+static ont_status check_operators(ont_session *s, const ont_graph *g)
 {
-    for (const ont_node *node = s->graph->first; node; node = node->next) {
+    for (const ont_node *node = g->first; node; node = node->next) {
         if (!node->op)
             return ont_fail(ONT_EUNSUPPORTED, "operator %s.%s (opset %lld), used by node '%s', is not supported",
                             *node->domain ? node->domain : "ai.onnx", node->op_type, (long long)node->version, node->name);
         s->random |= (node->op->flags & ONT_OP_RANDOM) != 0;
+        for (const ont_attr *attr = node->attrs; attr; attr = attr->next)
+            if (attr->kind == ONT_ATTR_GRAPH) ONT_TRY(check_operators(s, attr->graph));
     }
     return ONT_OK;
 }
@@ -48,9 +53,9 @@ ont_status ont_session_create(ont_graph *graph, uint32_t max_programs, ont_sessi
     }
     s->graph = graph;
     s->max_entries = max_programs ? max_programs : 1;
-    s->entries = ont_calloc(s->max_entries, sizeof *s->entries);
+    s->entries = ont_calloc(s->max_entries + MAX_PROBES, sizeof *s->entries);
     ont_status status = s->entries ? ont_pool_create(&s->pool) : ONT_ENOMEM;
-    if (status == ONT_OK) status = check_operators(s);
+    if (status == ONT_OK) status = check_operators(s, s->graph);
     if (status != ONT_OK) {
         ont_session_destroy(s);
         return status;
@@ -77,10 +82,17 @@ void ont_session_destroy(ont_session *s)
     ont_free(s);
 }
 
-static ont_status make_key(ont_session *s, const ont_view *inputs, const uint8_t *wants, size_t *length)
+static size_t words(const ont_tensor *fact)
+{
+    return (fact->bytes + sizeof(int64_t) - 1) / sizeof(int64_t);
+}
+
+static ont_status make_key(ont_session *s, const ont_view *inputs, const uint8_t *wants, const ont_search *search,
+                           size_t *length)
 {
     size_t n = 0;
     for (uint32_t i = 0; i < s->graph->n_inputs; i++) n += 1 + (size_t)inputs[i].rank;
+    for (uint32_t i = 0; i < search->n_facts; i++) n += words(&search->facts[i]);
     if (n > s->key_capacity) {
         int64_t *bigger = ont_realloc(s->key, n, sizeof *bigger);
         if (!bigger) return ONT_ENOMEM;
@@ -93,6 +105,13 @@ static ont_status make_key(ont_session *s, const ont_view *inputs, const uint8_t
         *at++ = (int64_t)v->dtype | (int64_t)(wants && wants[i]) << 8 | (int64_t)v->rank << 16;
         for (int d = 0; d < v->rank; d++) *at++ = v->dims[d];
     }
+    for (uint32_t i = 0; i < search->n_facts; i++) { /* their types follow from what stands before them */
+        const ont_tensor *fact = &search->facts[i];
+        if (!fact->bytes) continue;
+        at[words(fact) - 1] = 0;
+        memcpy(at, fact->data, fact->bytes);
+        at += words(fact);
+    }
     *length = n;
     return ONT_OK;
 }
@@ -102,53 +121,84 @@ static bool matches(const entry *e, const int64_t *key, size_t length)
     return e->program && e->key_length == length && (!length || !memcmp(e->key, key, length * sizeof *key));
 }
 
-/* A free entry, or the one least recently used, emptied. */
-static entry *free_entry(ont_session *s)
+/* A free entry, or the one of its kind that is least recently used, emptied. */
+static entry *free_entry(ont_session *s, bool probe)
 {
-    if (s->n_entries < s->max_entries) return &s->entries[s->n_entries++];
-    entry *oldest = &s->entries[0];
-    for (uint32_t i = 1; i < s->n_entries; i++)
-        if (s->entries[i].used < oldest->used) oldest = &s->entries[i];
+    entry *oldest = NULL;
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < s->n_entries; i++) {
+        entry *e = &s->entries[i];
+        if (e->program->probe != probe) continue;
+        n++;
+        if (!oldest || e->used < oldest->used) oldest = e;
+    }
+    if (n < (probe ? MAX_PROBES : s->max_entries)) return &s->entries[s->n_entries++];
     entry_clear(oldest);
     return oldest;
 }
 
-static ont_status build(ont_session *s, const ont_view *inputs, const uint8_t *wants, size_t length, entry **result)
+static ont_status build(ont_session *s, const ont_view *inputs, const uint8_t *wants, const ont_search *search,
+                        size_t length, entry **result)
 {
     int64_t *key = ont_malloc(length * sizeof *key);
     if (!key) return ONT_ENOMEM;
     if (length) memcpy(key, s->key, length * sizeof *key);
     ont_program *program;
-    ont_status status = ont_program_build(s->graph, inputs, wants, &program);
+    ont_status status = ont_program_build(s->graph, inputs, wants, search->facts, search->n_facts, &program);
     if (status != ONT_OK) {
         ont_free(key);
         return status;
     }
     s->last = NULL; /* may be the one that is emptied */
-    entry *e = free_entry(s);
+    entry *e = free_entry(s, program->probe);
     *e = (entry){.key = key, .key_length = length, .program = program};
-    s->stats.programs_built++;
+    program->probe ? s->stats.probes_built++ : s->stats.programs_built++;
     s->stats.build_seconds += program->build_seconds;
     s->stats.last_build_seconds = program->build_seconds;
     *result = e;
     return ONT_OK;
 }
 
-ont_status ont_session_program(ont_session *s, const ont_view *inputs, const uint8_t *wants, ont_program **program)
+ont_status ont_session_program(ont_session *s, const ont_view *inputs, const uint8_t *wants, const ont_search *search,
+                               ont_program **program)
 {
     size_t length;
-    ONT_TRY(make_key(s, inputs, wants, &length));
+    ONT_TRY(make_key(s, inputs, wants, search, &length));
     entry *found = s->last && matches(s->last, s->key, length) ? s->last : NULL;
     for (uint32_t i = 0; i < s->n_entries && !found; i++)
         if (matches(&s->entries[i], s->key, length)) found = &s->entries[i];
-    if (found)
+    if (!found)
+        ONT_TRY(build(s, inputs, wants, search, length, &found));
+    else if (!found->program->probe)
         s->stats.program_hits++;
-    else
-        ONT_TRY(build(s, inputs, wants, length, &found));
     found->used = ++s->clock;
     s->last = found;
     *program = found->program;
     return ONT_OK;
+}
+
+ont_status ont_search_learn(ont_session *s, ont_search *search, ont_block *const *outputs, uint32_t n)
+{
+    s->stats.probe_runs++;
+    if (search->n_facts + n > MAX_FACTS)
+        return ont_fail(ONT_EUNSUPPORTED, "more than %d values decide about the program of one call", MAX_FACTS);
+    ont_tensor *facts = ont_realloc(search->facts, search->n_facts + n, sizeof *facts);
+    if (!facts) return ONT_ENOMEM;
+    search->facts = facts;
+    for (uint32_t i = 0; i < n; i++) {
+        ont_tensor fact = {outputs[i]->dtype, outputs[i]->shape, outputs[i]->bytes, ont_malloc(outputs[i]->bytes + 1)};
+        if (!fact.data) return ONT_ENOMEM;
+        if (fact.bytes) memcpy(fact.data, outputs[i]->data, fact.bytes);
+        facts[search->n_facts++] = fact;
+    }
+    return ONT_OK;
+}
+
+void ont_search_deinit(ont_search *search)
+{
+    for (uint32_t i = 0; i < search->n_facts; i++) ont_free(search->facts[i].data);
+    ont_free(search->facts);
+    *search = (ont_search){0};
 }
 
 const ont_graph *ont_session_graph(const ont_session *s)

@@ -10,7 +10,8 @@
 typedef struct ont_session ont_session;
 
 typedef struct ont_session_stats {
-    uint64_t programs_built, program_hits;
+    uint64_t programs_built, program_hits; /* probes left out */
+    uint64_t probes_built, probe_runs;
     double build_seconds;                  /* all programs */
     double last_build_seconds;
     size_t slab_bytes, slab_lower_bound;   /* of the program used last */
@@ -25,9 +26,22 @@ const ont_graph *ont_session_graph(const ont_session *session);
 ont_pool *ont_session_pool(ont_session *session);
 /* Whether any operator of the graph draws random numbers. */
 bool ont_session_is_random(const ont_session *session);
-/* Borrowed until the next call. `wants`: per input, nonzero where a gradient will be asked for. */
-ont_status ont_session_program(ont_session *session, const ont_view *inputs, const uint8_t *wants,
+
+/* What probes have found out in one call. Zeroed at the start, ont_search_deinit() at the end. */
+typedef struct ont_search {
+    ont_tensor *facts; /* contents are owned */
+    uint32_t n_facts;
+} ont_search;
+
+/*
+ * Borrowed until the next call. `wants`: per input, nonzero where a gradient will be asked for. Where shapes depend on
+ * contents *program may be a probe: the caller runs its forward with the same inputs and seed, hands the outputs to
+ * ont_search_learn() and asks again.
+ */
+ont_status ont_session_program(ont_session *session, const ont_view *inputs, const uint8_t *wants, const ont_search *search,
                                ont_program **program) ONT_MUST_USE;
+ont_status ont_search_learn(ont_session *session, ont_search *search, ont_block *const *outputs, uint32_t n) ONT_MUST_USE;
+void ont_search_deinit(ont_search *search);
 const ont_program *ont_session_last_program(const ont_session *session); /* NULL before the first */
 void ont_session_get_stats(const ont_session *session, ont_session_stats *stats);
 

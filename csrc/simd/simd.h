@@ -19,7 +19,6 @@
     X(Erf, verf(a)) \
     X(Tanh, vtanh(a)) \
     X(Sigmoid, vsigmoid(a)) \
-    X(Relu, a < 0 ? 0 : a) \
     X(LeakyRelu, a < 0 ? P0 * a : a) \
     X(Elu, a < 0 ? P0 * (vexp(a) - 1) : a) \
     X(Selu, P1 * (a > 0 ? a : P0 * (vexp(a) - 1))) \
@@ -47,6 +46,7 @@
 
 /* for float32, float64 and every integer type */
 #define ONT_UNARY_NUMBER_LIST(X) \
+    X(Relu, a < 0 ? 0 : a) \
     X(Neg, 0 - a) \
     X(Abs, a < 0 ? 0 - a : a) \
     X(Sign, (a > 0) - (a < 0))

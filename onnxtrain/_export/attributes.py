@@ -31,6 +31,9 @@ _OPAQUE = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType
            torch.nn.Module, logging.Logger, torch.Generator)
 
 
+_MACHINERY = {"__dict__", "__class__", "_call_impl", "_compiled_call_impl", "_slow_forward", "_wrapped_call_impl"}
+
+
 class Absent:
     """Stands for an attribute that is not there."""
 
@@ -234,7 +237,7 @@ class _Snapshot:
 
     def add_module(self, module: torch.nn.Module, name: str, read: frozenset[str]) -> None:
         attributes = module.__dict__
-        names = set(attributes) if "__dict__" in read else set(read) - {"__dict__", "__class__"}
+        names = set(attributes) if "__dict__" in read else set(read) - _MACHINERY
         names = {n for n in names if (id(module), n) not in self._bound}
         stores = {store: attributes.get(store, {}) for store in _STORES}
         own = sorted(n for n in names if not any(n in store for store in stores.values()) and n not in _STORES)

@@ -45,6 +45,7 @@ def _compile(ranks: Sequence[int], checks: Sequence[tuple[str, str]], symbols: S
     lines.append("    return None")
     namespace: dict[str, Any] = dict(_NAMESPACE)
     exec(compile("\n".join(lines), "<shape guards>", "exec"), namespace)
+    namespace["guards"].source = (list(ranks), list(checks), list(symbols))  # to be written down; see cache.py
     return namespace["guards"]
 
 

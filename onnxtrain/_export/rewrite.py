@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
+import inspect
 import itertools
 import math
 import types
@@ -23,6 +25,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
+from onnxtrain._export import functions
+from onnxtrain._export.exclusive import here, only_here
 from onnxtrain._export.state import replaced
 
 DOMAIN = "ai.onnxtrain"
@@ -35,6 +39,20 @@ class Untraceable(Exception):
 
 class CustomFunctionError(Untraceable):
     """A torch.autograd.Function was reached; tracing through it would lose its backward."""
+
+
+@dataclasses.dataclass
+class CustomFunctions:
+    """What becomes of the user's torch.autograd.Functions.
+
+    enabled: they are PythonOp nodes, but for those in `skipped` (full names); the rest are traced through, and named in
+    `inlined`: autograd then differentiates their forward. nodes: whether the exporter can write such nodes.
+    """
+
+    enabled: bool = True
+    skipped: tuple[str, ...] = ()
+    nodes: bool = True
+    inlined: list[str] = dataclasses.field(default_factory=list)
 
 
 # --- operators of our own, in torch and in ONNX -----------------------------------------------------------------------
@@ -142,6 +160,7 @@ def translations(opset: int) -> dict[Any, Callable[..., Any]]:
         aten.unbind.int: unbind,
         torch.ops.onnxtrain.stop_gradient.default: stop_gradient,
         torch.ops.onnxtrain.batch_norm.default: batch_norm,
+        torch.ops.onnxtrain.python_op.default: functions.translation(),
     }
 
 
@@ -501,7 +520,7 @@ def _barrier(result: Tensor, args: tuple[Any, ...]) -> Tensor:
 
 
 @contextlib.contextmanager
-def patched(module: torch.nn.Module, notes: list[str]) -> Iterator[None]:
+def patched(module: torch.nn.Module, notes: list[str], custom: CustomFunctions) -> Iterator[None]:
     """Patches of torch for the length of an export; enter it inside unchanged()."""
     transformer = torch.nn.modules.transformer
     detect = transformer._detect_is_causal_mask
@@ -513,35 +532,48 @@ def patched(module: torch.nn.Module, notes: list[str]) -> Iterator[None]:
         # It would compare a mask's values. Without a hint the mask is applied as it stands, which is never wrong.
         return False if is_causal is None else detect(mask, is_causal, size)
 
+    generator = "_checkpoint_without_reentrant_generator"
+    checkpoint = getattr(torch.utils.checkpoint, generator)
     fastpath = torch.backends.mha.get_fastpath_enabled()
     with contextlib.ExitStack() as stack:
         for name, function in _PATCHES.items():
-            stack.enter_context(replaced(F, name, function))
-        stack.enter_context(replaced(transformer, "_detect_is_causal_mask", hinted))
-        stack.enter_context(replaced(torch.autograd.Function, "apply", classmethod(_applier(notes))))
+            stack.enter_context(replaced(F, name, only_here(function, getattr(F, name))))
+        stack.enter_context(replaced(transformer, "_detect_is_causal_mask", only_here(hinted, detect)))
+        stack.enter_context(replaced(torch.autograd.Function, "apply", classmethod(_applier(notes, custom))))
         stack.enter_context(
-            replaced(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", _inlined_checkpoint(notes))
+            replaced(torch.utils.checkpoint, generator, only_here(_inlined_checkpoint(notes), checkpoint))
         )
         stack.callback(torch.backends.mha.set_fastpath_enabled, fastpath)
         torch.backends.mha.set_fastpath_enabled(False)  # its fused operators have no translation and no gradient
         yield
 
 
-def _applier(notes: list[str]) -> Callable[..., Any]:
+def _applier(notes: list[str], custom: CustomFunctions) -> Callable[..., Any]:
     """torch.autograd.Function.apply during an export."""
-    original = torch.autograd.Function.__dict__["apply"].__func__
+    descriptor = inspect.getattr_static(torch.autograd.Function, "apply")  # of C where torch has it there
+
+    def original(cls, *args, **kwargs):
+        return descriptor.__get__(None, cls)(*args, **kwargs)
 
     def apply(cls, *args, **kwargs):
+        if not here() or functions.inside():
+            return original(cls, *args, **kwargs)
         if cls is torch.utils.checkpoint.CheckpointFunction:
             run, _preserve_rng_state, *rest = args
             _note_checkpoint(notes)
             return run(*rest)
         if cls.__module__.split(".")[0] == "torch":
             return original(cls, *args, **kwargs)
-        raise CustomFunctionError(
-            f"The module calls torch.autograd.Function {cls.__module__}.{cls.__qualname__}; a graph would lose its "
-            "backward."
-        )
+        name = functions.name_of(cls)
+        if not custom.enabled or name in custom.skipped:
+            custom.inlined.append(name)
+            return original(cls, *args, **kwargs)
+        if custom.nodes:
+            try:
+                return functions.record(cls, args)
+            except functions.Unrunnable as error:
+                raise CustomFunctionError(str(error)) from error
+        raise CustomFunctionError(f"The module calls torch.autograd.Function {name}; a graph would lose its backward.")
 
     return apply
 

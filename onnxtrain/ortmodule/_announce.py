@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 
-_log = logging.getLogger("onnxtrain")
-
 
 def _rank() -> int:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -17,24 +15,43 @@ def _rank() -> int:
     return int(os.environ.get("RANK", "0") or 0)
 
 
-def features(program: Any, fallback: Any) -> list[tuple[str, bool, str]]:
-    """(feature, on, remark) of one program."""
-    text = program.session.text("loaded")
+def features(program: Any, debug: Any, fallback: Any) -> list[tuple[str, bool, str]]:
+    """(feature, on, remark) of one program; what this build does not have is OFF, with what happens instead."""
     return [
-        ("Fallback to PyTorch", fallback is not None, "ORTMODULE_FALLBACK_POLICY"),
-        ("Custom autograd functions", "PythonOp" in text, "PythonOp nodes of this graph"),
-        ("Random numbers", program.session.random, "dropout and the like, keyed by torch's generator"),
+        ("ATen executor", False, "what the engine lacks runs in PyTorch, as the policy says"),
+        ("Fallback to PyTorch", fallback.enabled, "ORTMODULE_FALLBACK_POLICY"),
+        ("Custom autograd function", bool(program.exported.functions), "PythonOp nodes of this graph"),
+        ("Cast propagation", False, "16-bit types stay where autocast put them"),
+        ("Compute optimizer", True, "folding, equal nodes merged, transposes absorbed into products"),
+        ("Label sparsity", False, "every row is computed"),
+        ("Embedding sparsity", False, "every row is computed"),
+        ("Memory optimizer", False, "lifetimes are planned and shared; nothing is recomputed"),
+        ("Random numbers", any(session.random for session in program.sessions), "dropout and the like, keyed by torch's generator"),
+        ("Verification", bool(debug.verify), "DebugOptions(verify=True)"),
     ]
 
 
-def ready(name: str, training: bool, program: Any, debug: Any) -> None:
+def ready(name: str, training: bool, program: Any, debug: Any, fallback: Any) -> None:
     """One table and one line; nothing on ranks other than 0."""
     if _rank() != 0:
         return
-    exported, session = program.exported, program.session.stats()
+    exported, session = program.exported, program.totals()
     mode = "training" if training else "inference"
     export_seconds = exported.seconds.get("total", 0.0)
-    build = program.build_seconds + session["build_seconds"]
-    rows = [f"  {feature:<28} {'ON' if on else 'OFF':<4} {remark}" for feature, on, remark in features(program, debug)]
-    _log.warning("ORTModule: %s is ready for %s\n%s\n  initialization overhead %.2f s, of which export took %.2f s and the "
-                 "build %.3f s", name, mode, "\n".join(rows), export_seconds + build, export_seconds, build)
+    build = program.build_seconds + session.get("build_seconds", 0.0)
+    rows = [f"  {feature:<28} {'ON' if on else 'OFF':<4} {remark}" for feature, on, remark in features(program, debug, fallback)]
+    debug.log(logging.WARNING,
+              "ORTModule: %s is ready for %s\n%s\n  initialization overhead %.2f s, of which export took %.2f s and the build "
+              "%.3f s", name, mode, "\n".join(rows), export_seconds + build, export_seconds, build)
+
+
+def memory(model: Any, program: Any) -> None:
+    """ORTMODULE_PRINT_MEMORY_STATS: planned and held bytes, on the first ten steps and then at powers of two, on rank 0."""
+    step = program.steps
+    if _rank() != 0 or step > 10 and step & (step - 1):
+        return
+    totals = program.totals()
+    mode = "training" if model._is_training() else "inference"
+    print(f"step {step}, {mode}: activations {totals['slab_bytes'] / 2**20:.2f} MiB (at least "
+          f"{totals['slab_lower_bound'] / 2**20:.2f}), outputs and gradients {totals['pool_live_bytes'] / 2**20:.2f} MiB live, "
+          f"{totals['pool_cached_bytes'] / 2**20:.2f} cached, {totals['pool_peak_bytes'] / 2**20:.2f} at the peak")

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import enum
+import logging
 import os
+import types
 from pathlib import Path
+from typing import Any
 
 from onnxtrain import options
+from onnxtrain._profile import Profile
 
 
 class LogLevel(enum.IntEnum):
@@ -23,24 +27,36 @@ class LogLevel(enum.IntEnum):
         return (10, 10, 20, 30, 40, 50)[self]
 
 
+_log = logging.getLogger("onnxtrain")
+STAGES = ("torch_exported", "post_processed", "optimized_pre_grad", "optimized", "execution_model")
+
+
 class DebugOptions:
     """How much ORTModule says and what it writes.
 
     Args:
-        log_level: lines below it are not made.
-        save_onnx: write `{onnx_prefix}_torch_exported_{training|inference}.onnx` after each export.
+        log_level: lines below it are not made. ORTMODULE_LOG_LEVEL overrides it.
+        save_onnx: write `{onnx_prefix}_{stage}_{training|inference}.onnx` for each of STAGES when a program is new: as
+            torch exported it, as it was loaded, with its sizes and before its gradient, with its backward part, and
+            what runs. Weights are inputs of these graphs. They pass onnx.checker; operators of the engine's own are in
+            the domain ai.onnxtrain.
         onnx_prefix: file prefix, not empty with save_onnx.
         save_path: folder for those files, "" for the current one; ORTMODULE_SAVE_ONNX_PATH overrides it.
-        verify: compare the first step of every program with eager PyTorch, print the table, raise above tolerance.
+        config: kept as it is, for scripts that pass one.
+        verify: compare the first step of every program (an int: the first so many) with eager PyTorch, dropout off in
+            both: outputs, gradients, buffers. A table is logged; VerificationError above tolerance.
+        profile: a file: a Chrome trace of every kernel of the first 100 steps, written when the process ends, or by
+            `debug_options.trace.write()`. `python -m onnxtrain profile FILE` prints where the time went.
 
     Raises:
         TypeError: log_level is no LogLevel, or onnx_prefix no str.
         ValueError: save_onnx without onnx_prefix.
-        OSError: the folder cannot be written.
+        OSError: the folder, or that of `profile`, cannot be written.
     """
 
     def __init__(self, log_level: LogLevel = LogLevel.WARNING, save_onnx: bool = False, onnx_prefix: str = "",
-                 save_path: str = "", verify: bool = False) -> None:
+                 save_path: str = "", config: Any = None, verify: bool | int = False,
+                 profile: str | os.PathLike[str] | None = None) -> None:
         if not isinstance(log_level, LogLevel):
             raise TypeError(f"log_level is {log_level!r}, expected a LogLevel")
         if not isinstance(onnx_prefix, str):
@@ -52,9 +68,31 @@ class DebugOptions:
         self.save_onnx = save_onnx
         self.onnx_prefix = onnx_prefix
         self.save_path = Path(options.read("ORTMODULE_SAVE_ONNX_PATH") or save_path or ".")
-        self.verify = verify
+        self.config = config
+        self.verify = int(verify)
+        self.trace = None if profile is None else Profile(os.fspath(profile))
         if save_onnx and not os.access(self.save_path, os.W_OK | os.X_OK):
             raise OSError(f"{self.save_path} is not a folder that can be written")
+
+    @property
+    def logging(self) -> types.SimpleNamespace:
+        """log_level under the name that scripts read it by."""
+        return types.SimpleNamespace(log_level=self.log_level)
+
+    @property
+    def save_onnx_models(self) -> types.SimpleNamespace:
+        """save, path and name_prefix, as scripts read them."""
+        return types.SimpleNamespace(save=self.save_onnx, path=str(self.save_path), name_prefix=self.onnx_prefix)
+
+    @property
+    def logging_level(self) -> int:
+        """The level of Python's `logging` for log_level."""
+        return self.log_level.logging_level
+
+    def log(self, level: int, text: str, *args: Any) -> None:
+        """A line of the logger "onnxtrain", unless it is below log_level."""
+        if level >= self.logging_level:
+            _log.log(level, text, *args)
 
     def write_model(self, model: bytes, stage: str, training: bool) -> None:
         """Writes a model beside its final name and renames it."""

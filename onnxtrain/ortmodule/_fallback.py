@@ -57,10 +57,15 @@ class FallbackPolicy(enum.IntFlag):
         return policy
 
 
+_FallbackPolicy = FallbackPolicy  # the name that scripts import
+
+
 class Fallback:
-    """One module's policy, and whether it has fallen back for good."""
+    """One module's policy, and what it fell back for last."""
 
     def __init__(self) -> None:
+        self._exception: Exception | None = None  # while it lasts
+        self._raised_fallback_exception = False
         policy = options.read("ORTMODULE_FALLBACK_POLICY")
         self.policy: FallbackPolicy = FallbackPolicy.default() if policy is None else policy
         self.retry: bool = options.read("ORTMODULE_FALLBACK_RETRY")
@@ -75,11 +80,19 @@ class Fallback:
 
     def check(self, reason: FallbackPolicy, text: str, cause: Exception | None) -> None:
         """Raises the exception of `reason` where the policy forbids running in PyTorch because of it."""
+        error = self._RAISED[reason](text)
         if not self.allows(reason):
-            raise self._RAISED[reason](text) from cause
+            raise error from cause
+        if not self.retry:
+            self._exception, self._raised_fallback_exception = error, True
 
     def allows(self, reason: FallbackPolicy) -> bool:
         return not self.policy & FallbackPolicy.FALLBACK_DISABLE and bool(self.policy & reason)
+
+    @property
+    def enabled(self) -> bool:
+        """Whether anything may run in PyTorch."""
+        return any(self.allows(reason) for reason in self._RAISED)
 
     @property
     def forced(self) -> bool:

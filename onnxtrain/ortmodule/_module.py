@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import logging
+import types
+import warnings
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
 
 from onnxtrain import UnsupportedError, _C, _report, options
+from onnxtrain._export import cache, exclusive, trees
 from onnxtrain._export.attributes import State
-from onnxtrain._export.rewrite import Untraceable
+from onnxtrain._export.rewrite import CustomFunctions, Untraceable
 from onnxtrain.export import ArgumentError, ExportError, export
 from onnxtrain.ortmodule import _announce
-from onnxtrain.ortmodule._debug import DebugOptions
+from onnxtrain.ortmodule._debug import STAGES, DebugOptions
 from onnxtrain.ortmodule._fallback import Fallback, FallbackPolicy, ORTModuleTorchModelException
+from onnxtrain.ortmodule._managers import TorchModule
 from onnxtrain.ortmodule._program import Program, StaleError
 from onnxtrain.ortmodule._verify import TOLERANCE, compare, verify
+from onnxtrain.ortmodule.options import RuntimeOptions
 
-_log = logging.getLogger("onnxtrain")
-_OWN = frozenset(("_module", "_debug", "_programs", "_counters", "_fallback", "_fallen", "_announced"))
+_OWN = frozenset(("_module", "_debug", "_programs", "_counters", "_fallback", "_fallen", "_announced", "_runtime", "_view"))
 MAX_PROGRAMS = 32  # exports kept per schema; the one that was made first goes
 MAX_STATES = 8  # exports of one schema because of attributes that change; the next such change is a fallback
 MAX_TRIES = 3  # of an export that failed, each after a change of the module
@@ -77,19 +81,30 @@ class ORTModule(torch.nn.Module):
         super().__init__()
         self._debug = debug_options if debug_options is not None else DebugOptions()
         self._fallback = Fallback()
+        self._runtime = RuntimeOptions()
+        options.say_what_is_ignored()
         self._counters = _report.Counters()
         self._module = module
         self._programs: dict[Key, list[Program]] = {}
-        self._fallen: dict[Key, Fallen] = {}
+        self._fallen: dict[Key | str, Fallen] = {}
         self._announced: set[bool] = set()
         self.__dict__["training"] = module.training
+        for store in ("_parameters", "_buffers", "_modules"):  # the very dicts: torch's own walks find everything here
+            self.__dict__[store] = module.__dict__[store]
+        _warn_of_collisions(module)
 
     # ---- running ----
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own forward: same arguments, same result."""
+        if exclusive.owner is not None:
+            if exclusive.here():
+                return self._module(*args, **kwargs)  # a part of what is being exported
+            exclusive.wait()
         if self._fallback.forced:
             return self._in_torch(args, kwargs)
+        if torch._C._are_functorch_transforms_active():
+            return self._in_torch(args, kwargs)  # torch.func differentiates and batches by its own interpreters
         if kwargs or any([type(arg) is not torch.Tensor for arg in args]):
             leaves, spec = pytree.tree_flatten((args, kwargs))
         else:
@@ -100,16 +115,22 @@ class ORTModule(torch.nn.Module):
         try:
             programs = self._programs.get(key, ())
         except TypeError:  # an argument that has no hash is no constant of a graph
-            self._fallback.check(FallbackPolicy.FALLBACK_UNSUPPORTED_DATA, "an argument is neither tensor nor constant", None)
+            if any([trees.register(leaf) for leaf in leaves if not isinstance(leaf, torch.Tensor)]):
+                return self.forward(*args, **kwargs)
+            kinds = ", ".join(sorted({type(leaf).__name__ for leaf in leaves if getattr(leaf, "__hash__", None) is None}))
+            self._fall_back(kinds, FallbackPolicy.FALLBACK_UNSUPPORTED_DATA,
+                            f"an argument is, or holds, a {kinds}, which is neither tensor nor constant", None, None)
             return self._in_torch(args, kwargs)
         tensors = leaves if spec is None else [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         for program in programs:
             if program.guards(tensors) is None and program.changed() is None:
+                if program.steps < self._debug.verify:
+                    self._debug.log(logging.WARNING, "%s", verify(self._module, program.exported, args, kwargs))
                 try:
-                    result = program(leaves, grad_enabled)
+                    result = self._run(program, leaves, grad_enabled)
                 except StaleError as error:
                     programs.remove(program)
-                    _log.warning("ORTModule: %s: exporting again", error)
+                    self._debug.log(logging.WARNING, "ORTModule: %s: exporting again", error)
                     break
                 except UnsupportedError as error:
                     self._fall_back(key, FallbackPolicy.FALLBACK_UNSUPPORTED_ONNX_MODEL, str(error), error, program.exported.state)
@@ -121,6 +142,27 @@ class ORTModule(torch.nn.Module):
             return self._in_torch(args, kwargs)
         return self._export_and_run(key, leaves, tensors, grad_enabled, args, kwargs)
 
+    def _run(self, program: Program, leaves: list[Any], grad_enabled: bool) -> Any:
+        """One step in the engine, traced and its memory printed where that was asked for."""
+        if self._runtime.print_memory_stats:
+            result = self._traced(program, leaves, grad_enabled)
+            _announce.memory(self, program)
+            return result
+        return self._traced(program, leaves, grad_enabled)
+
+    def _traced(self, program: Program, leaves: list[Any], grad_enabled: bool) -> Any:
+        trace = self._debug.trace
+        if trace is None:
+            return program(leaves, grad_enabled)
+        for session in program.sessions:
+            trace.read(session)  # the backward of the step before
+        if not trace.wanted:
+            return program(leaves, grad_enabled)
+        start = trace.begin()
+        result = program(leaves, grad_enabled)
+        trace.end(start, type(self._module).__name__, program.sessions)
+        return result
+
     def _in_torch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         _report.count(self._counters, fallback_steps=1)
         return self._module(*args, **kwargs)
@@ -128,6 +170,8 @@ class ORTModule(torch.nn.Module):
     def _export_and_run(self, key: Key, leaves: list[Any], tensors: list[torch.Tensor], grad_enabled: bool,
                         args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A schema, mode, size or state of the module for which there is no program yet."""
+        if any([trees.register(leaf) for leaf in leaves if not isinstance(leaf, torch.Tensor)]):
+            return self.forward(*args, **kwargs)  # with the containers among the leaves taken apart
         known = self._programs.setdefault(key, [])
         size = known[-1].guards(tensors) if known else None
         reason = size or (known[-1].changed() if known else None)
@@ -137,8 +181,8 @@ class ORTModule(torch.nn.Module):
                             f"again {reason}", None, None)
             return self._in_torch(args, kwargs)
         if reason:
-            _log.warning("ORTModule: %s, so the export at hand does not fit: exporting again%s", reason,
-                         ", this call runs in PyTorch" if size else "")
+            self._debug.log(logging.WARNING, "ORTModule: %s, so the export at hand does not fit: exporting again%s", reason,
+                            ", this call runs in PyTorch" if size else "")
         try:
             self._check_device(tensors)
         except UnsupportedError as error:
@@ -149,8 +193,13 @@ class ORTModule(torch.nn.Module):
         failures: list[tuple[str, Exception]] = []
         for exporter in ("dynamo", "torchscript") if choice == "auto" else (choice,):
             try:
-                program = self._program(exporter, args, kwargs, failures)
-                result = None if size else program(leaves, grad_enabled)
+                with exclusive.exclusive():
+                    program = self._cached(key, tensors) or self._program(key, exporter, args, kwargs, failures)
+                if self._debug.verify and not size:
+                    self._debug.log(logging.WARNING, "%s", verify(self._module, program.exported, args, kwargs))
+                result = None if size else self._run(program, leaves, grad_enabled)
+                if self._debug.save_onnx:
+                    self._save(program, key.training)
             except (ExportError, UnsupportedError, StaleError) as error:
                 failures.append((exporter, error))
                 if isinstance(error.__cause__, Untraceable) or isinstance(error, ArgumentError):
@@ -173,14 +222,36 @@ class ORTModule(torch.nn.Module):
         """Whether exports go stale as soon as they are made."""
         return len(known) >= MAX_STATES or len(known) >= 3 and all(program.steps <= 1 for program in known[-3:])
 
-    def _program(self, exporter: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
+    def _digest(self, key: Key) -> str | None:
+        """The name of this module's exports on disk; None where they are not kept."""
+        if not self._runtime.cache_dir:
+            return None
+        runtime = self._runtime
+        settings = (runtime.onnx_opset_version, runtime.enable_custom_autograd_function, runtime.skipped_autograd_functions,
+                    options.read("ONNXTRAIN_EXPORTER"))
+        try:
+            return cache.digest(self._module, key, settings)
+        except (cache.NotKept, OSError, NotImplementedError, TypeError) as reason:
+            self._debug.log(logging.INFO, "ORTModule: exports are not kept in %s: %s", runtime.cache_dir, reason)
+            return None
+
+    def _cached(self, key: Key, tensors: list[torch.Tensor]) -> Program | None:
+        name = self._digest(key)
+        exported = None if name is None else cache.load(self._runtime.cache_dir, name, self._module, tensors)
+        if exported is None:
+            return None
+        program = Program(self._module, exported)
+        _report.count(self._counters, cached_exports=1, build_seconds=program.build_seconds)
+        return program
+
+    def _program(self, key: Key, exporter: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
                  failures: list[tuple[str, Exception]]) -> Program:
         """Exports, loads, and compares with eager where that is needed or asked for."""
-        opset = options.read("ORTMODULE_ONNX_OPSET_VERSION")
-        exported = export(self._module, args, kwargs, training=self._module.training, opset=opset, exporter=exporter)
+        runtime = self._runtime
+        custom = CustomFunctions(runtime.enable_custom_autograd_function, runtime.skipped_autograd_functions)
+        exported = export(self._module, args, kwargs, training=self._module.training, opset=runtime.onnx_opset_version,
+                          exporter=exporter, custom=custom)
         _report.count(self._counters, exports=1, export_seconds=exported.seconds.get("total", 0.0))
-        if self._debug.save_onnx:
-            self._debug.write_model(exported.model, "torch_exported", self._module.training and torch.is_grad_enabled())
         program = Program(self._module, exported)
         _report.count(self._counters, build_seconds=program.build_seconds)
         if exported.needs_verification:
@@ -191,21 +262,30 @@ class ORTModule(torch.nn.Module):
                     f"{worst[1]:.1e} of its largest entry."
                 )
             exported.notes.append("Outputs and every gradient of one batch were equal to eager PyTorch's.")
-        elif self._debug.verify:
-            _log.warning("%s", verify(self._module, exported, args, kwargs))
+        name = self._digest(key)
+        if name is not None:
+            cache.store(self._runtime.cache_dir, name, self._module, exported)
         if failures:
             exported.notes.append(f"The {exporter} exporter was used, because: {failures[0][1]}")
         return program
 
+    def _save(self, program: Program, training: bool) -> None:
+        """Every stage that there is; where this call runs in PyTorch there is no program yet."""
+        self._debug.write_model(program.exported.model, STAGES[0], training)
+        for part, session in enumerate(program.sessions):
+            suffix = f"_part{part}" if len(program.sessions) > 1 else ""
+            for stage in STAGES[1:] if program.steps else STAGES[1:2]:
+                self._debug.write_model(session.save(stage), stage + suffix, training)
+
     def _announce(self, key: Key, program: Program, failures: list[tuple[str, Exception]]) -> None:
         if failures:
-            _log.warning("ORTModule: %s: exported with the %s exporter, because: %s", type(self._module).__name__,
-                         program.exported.exporter, failures[0][1])
+            self._debug.log(logging.WARNING, "ORTModule: %s: exported with the %s exporter, because: %s",
+                            type(self._module).__name__, program.exported.exporter, failures[0][1])
         for note in program.exported.notes:
-            _log.info("ORTModule: %s", note)
+            self._debug.log(logging.INFO, "ORTModule: %s", note)
         if key.training not in self._announced:
             self._announced.add(key.training)
-            _announce.ready(type(self._module).__name__, key.training, program, self._debug)
+            _announce.ready(type(self._module).__name__, key.training, program, self._debug, self._fallback)
 
     def _check_device(self, tensors: list[torch.Tensor]) -> None:
         for tensor in (*tensors, *self._module.parameters(), *self._module.buffers()):
@@ -225,7 +305,7 @@ class ORTModule(torch.nn.Module):
         state = next((e.state for _, e in failures if getattr(e, "state", None) is not None), None)
         self._fall_back(key, reason, text, error, state)
 
-    def _fall_back(self, key: Key, reason: FallbackPolicy, text: str, cause: Exception | None, state: State | None) -> None:
+    def _fall_back(self, key: Key | str, reason: FallbackPolicy, text: str, cause: Exception | None, state: State | None) -> None:
         """Remembers that this signature runs in PyTorch and says so once; raises where the policy forbids it."""
         text = " ".join(text.split()).rstrip(".")
         self._fallback.check(reason, text, cause)
@@ -233,7 +313,8 @@ class ORTModule(torch.nn.Module):
         self._fallen[key] = Fallen(text, state, 1 if before is None else before.tries + 1)
         if before is None or before.reason != text and before.tries < MAX_TRIES:
             self._counters.reasons.append(text)
-            _log.warning(
+            self._debug.log(
+                logging.WARNING,
                 "ORTModule: %s runs in PyTorch, not in the onnxtrain engine, for this kind of call: %s. Results are "
                 "PyTorch's own, nothing is faster. ORTMODULE_FALLBACK_POLICY=FALLBACK_DISABLE makes this an error; "
                 "onnxtrain.explain(model) lists what ran where.", type(self._module).__name__, text)
@@ -245,11 +326,28 @@ class ORTModule(torch.nn.Module):
         """The wrapped module."""
         return self._module
 
+    @property
+    def _torch_module(self) -> TorchModule:
+        """Views of the inside under the names that scripts know; see _managers.py."""
+        view = self.__dict__.get("_view")
+        if view is None:
+            view = self.__dict__["_view"] = TorchModule(self)
+        return view
+
+    def _is_training(self) -> bool:
+        return self._module.training and torch.is_grad_enabled()
+
     def __getattr__(self, name: str) -> Any:
         module = self.__dict__.get("_module")
         if module is None:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        return getattr(module, name)
+        value = getattr(module, name)
+        function = getattr(value, "__func__", None)
+        if function is None or value.__self__ is not module or hasattr(torch.nn.Module, name):
+            return value
+        if not isinstance(function, types.FunctionType) or "__class__" in function.__code__.co_freevars:
+            return value  # super() needs an instance of its own class
+        return types.MethodType(function, self)  # so that self(...) inside runs here
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _OWN:
@@ -261,6 +359,9 @@ class ORTModule(torch.nn.Module):
 
     def __delattr__(self, name: str) -> None:
         delattr(self._module, name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *dir(self._module)})
 
     def __getstate__(self) -> dict[str, Any]:
         return {"module": self._module, "debug": self._debug}
@@ -296,6 +397,14 @@ class ORTModule(torch.nn.Module):
         return f"ORTModule({self._module!r})"
 
 
+def _warn_of_collisions(module: torch.nn.Module) -> None:
+    """Attributes of the user's class that ORTModule has under the same name, and torch has not: ours are found first."""
+    ours = {name for name in vars(ORTModule) if not hasattr(torch.nn.Module, name)} | _OWN
+    for name in sorted(ours & {*vars(module), *(n for base in type(module).__mro__ for n in vars(base))} - {"__weakref__"}):
+        warnings.warn(f"User Module's attribute name {name} collides with ORTModule's attribute name. User Module's attribute "
+                      "may not be returned when trying to retrieve the attribute through ORTModule.", stacklevel=3)
+
+
 def _delegate(name: str) -> None:
     """Defines ORTModule.<name> as the wrapped module's: torch looks such methods up on the class."""
     original = getattr(torch.nn.Module, name)
@@ -309,7 +418,10 @@ def _delegate(name: str) -> None:
 
 for _name in ("state_dict", "load_state_dict", "parameters", "named_parameters", "buffers", "named_buffers", "children",
               "named_children", "modules", "named_modules", "zero_grad", "get_parameter", "get_buffer", "get_submodule",
-              "register_buffer", "register_parameter", "share_memory", "extra_repr"):
+              "register_buffer", "register_parameter", "share_memory", "extra_repr", "_load_from_state_dict",
+              "_save_to_state_dict", "get_extra_state", "set_extra_state", "_register_load_state_dict_pre_hook",
+              "register_load_state_dict_pre_hook", "register_load_state_dict_post_hook", "_register_state_dict_hook",
+              "register_state_dict_post_hook", "register_state_dict_pre_hook", "_named_members"):
     _delegate(_name)
 
 

@@ -16,6 +16,12 @@ from torch.utils import _pytree as pytree
 
 from onnxtrain import _C
 from onnxtrain.export import Exported
+from onnxtrain.ortmodule._chain import Chain
+
+
+def _seed(session: Any) -> int:
+    """Key of a run's dropout; drawn from torch's generator, so torch.manual_seed rules it."""
+    return int(torch.randint(0, 2**62, ()).item()) if session.random else 0
 
 
 class StaleError(Exception):
@@ -45,6 +51,14 @@ class _Step(torch.autograd.Function):
         return (None, None, *ctx.run.backward(ctx.saved_tensors, grads))
 
 
+class Agent:
+    """One set of gradients of a program; scripts compare agents to see whether it changed."""
+
+    def __init__(self, program: Program) -> None:
+        self._inference_session = program.session
+        self._provider_options = {"CPUExecutionProvider": {}}
+
+
 class Program:
     """A session and where each of its inputs and outputs lives in the user's module and call.
 
@@ -53,17 +67,26 @@ class Program:
 
     def __init__(self, module: torch.nn.Module, exported: Exported, model: bytes | None = None) -> None:
         start = time.perf_counter()
-        self.session = _C.Session(exported.model if model is None else model)
+        model = exported.model if model is None else model
+        if exported.functions:
+            self.chain = Chain(model, exported.functions, [i.name for i in exported.inputs], [o.name for o in exported.outputs],
+                               _Step.apply, _seed)
+            self.sessions = self.chain.sessions
+        else:
+            self.chain, self.sessions = None, [_C.Session(model)]
+        self.session = self.sessions[0] if self.sessions else None
         self.build_seconds = time.perf_counter() - start
         self.exported = exported
         self.guards = exported.guards
         self.changed = exported.state.difference
         self.steps = 0
+        self.step_seconds = 0.0  # of all its forwards
         self.used = 0.0  # when; the clock of time.monotonic()
-        self._random = self.session.random
         self._bind_inputs(module)
         self._bind_outputs(module)
         self._masks: dict[tuple[bool, ...], bytes] = {}
+        self._agents: dict[bytes, Agent] = {}
+        self._mask = b""  # of the latest step
 
     def _bind_inputs(self, module: torch.nn.Module) -> None:
         """Weights are looked up in their owners at each step, so a replaced parameter is seen."""
@@ -102,9 +125,27 @@ class Program:
         ]
         self._single = (self.exported.out_spec.is_leaf() and len(self._user_outputs) == 1)
 
+    @property
+    def agent(self) -> Agent:
+        """Of the latest step."""
+        return self._agents.setdefault(self._mask, Agent(self))
+
+    def wanting(self, kind: str) -> list[str]:
+        """Inputs of a kind that wanted a gradient in the latest step."""
+        return [source.name for source, wants in zip(self.exported.inputs, self._mask) if wants and source.kind == kind]
+
+    def totals(self) -> dict[str, Any]:
+        """Session.stats(), summed over the segments of a graph with calls in it."""
+        each = [session.stats() for session in self.sessions]
+        return {name: sum(stats[name] for stats in each) for name in (each[0] if each else ())}
+
+    def save(self, stage: str) -> bytes:
+        """Session.save() of a graph in one piece; of the first segment otherwise."""
+        return self.session.save(stage)
+
     def seed(self) -> int:
-        """Key of this run's dropout; drawn from torch's generator, so torch.manual_seed rules it."""
-        return int(torch.randint(0, 2**62, ()).item()) if self._random else 0
+        """Key of this run's dropout."""
+        return _seed(self.session)
 
     def __call__(self, leaves: Sequence[Any], grad_enabled: bool) -> Any:
         """Runs one forward for the flattened user inputs; returns the user's output structure.
@@ -112,6 +153,7 @@ class Program:
         Raises:
             StaleError: a weight has another dtype or shape than at the export, or is gone.
         """
+        start = time.monotonic()
         try:
             tensors = [owner[name] if owner is not None else leaves[name] for owner, name in self._gather]
             flags = tuple([grad_enabled and tensor.requires_grad for tensor in tensors])
@@ -120,8 +162,11 @@ class Program:
         mask = self._masks.get(flags)
         if mask is None:
             mask = self._masks[flags] = bytes(flags)
+        self._mask = mask
         try:
-            if True in flags:
+            if self.chain is not None:
+                outputs = self.chain(tensors, grad_enabled)
+            elif True in flags:
                 outputs = _Step.apply(self, mask, *tensors)
             else:
                 outputs, _ = self.session.forward(tensors, mask, self.seed())
@@ -132,6 +177,7 @@ class Program:
             self._write_back(outputs)
         self.steps += 1
         self.used = time.monotonic()
+        self.step_seconds += self.used - start
         if self._single:
             return outputs[self._user_outputs[0][0]]
         return self._structured(outputs)

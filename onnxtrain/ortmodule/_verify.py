@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from onnxtrain._export import state
+from onnxtrain._export.exclusive import exclusive, only_here
 from onnxtrain.export import Exported
 from onnxtrain.ortmodule._program import Program
 
@@ -63,8 +64,8 @@ def _eager_without_dropout(module: torch.nn.Module) -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         for name in _DROPOUTS:
-            stack.enter_context(state.replaced(F, name, identity(getattr(F, name))))
-        stack.enter_context(state.replaced(F, "scaled_dot_product_attention", sdpa))
+            stack.enter_context(state.replaced(F, name, only_here(identity(getattr(F, name)), getattr(F, name))))
+        stack.enter_context(state.replaced(F, "scaled_dot_product_attention", only_here(sdpa, attention)))
         for child in module.modules():
             if isinstance(child, torch.nn.modules.dropout._DropoutNd):
                 child.p = 0.0
@@ -139,7 +140,7 @@ def compare(module: torch.nn.Module, exported: Exported, args: tuple[Any, ...], 
     program = Program(module, exported, without_dropout(exported.model))
     calls = (lambda leaves, spec: module(*pytree.tree_unflatten(leaves, spec)[0], **pytree.tree_unflatten(leaves, spec)[1]),
              lambda leaves, spec: program(leaves, True))
-    with torch.inference_mode(False), torch.enable_grad(), _every_weight(module) if thaw else contextlib.nullcontext():
+    with exclusive(), torch.inference_mode(False), torch.enable_grad(), _every_weight(module) if thaw else contextlib.nullcontext():
         for call in calls:
             with state.random_unchanged(), state.unchanged(module), state.private_buffers(module), \
                     _eager_without_dropout(module):

@@ -7,7 +7,6 @@ that the plain export of the same module fails, or answers something else.
 from __future__ import annotations
 
 import copy
-import dataclasses
 import math
 import operator
 import random
@@ -520,10 +519,9 @@ def test_hidden_change_of_an_activation_is_refused() -> None:
         export(Of(forward), (torch.randn(3, 4),), {}, training=True, exporter="dynamo")
 
 
-@dataclasses.dataclass
 class Pair:
-    first: Tensor
-    second: Tensor
+    def __init__(self, first: Tensor, second: Tensor) -> None:
+        self.first, self.second = first, second
 
 
 def test_what_a_trace_would_lose_is_refused() -> None:

@@ -116,4 +116,21 @@ def everything():
                  imports=["nobody"])
 
 
-ALL = {f.__name__: f for f in (mlp, elementwise, shapes, functions, conv, attention, everything)}
+def control():
+    """Subgraphs: a loop over a sequence, with a branch inside that reads values from all around."""
+    branch = lambda name, op: helper.make_graph([helper.make_node(op, ["row", "w"], ["p"])], name, [],  # noqa: E731
+                                                [onnx.ValueInfoProto(name="p")])
+    body = helper.make_graph(
+        [helper.make_node("Gather", ["x", "i"], ["row"]), helper.make_node("Identity", ["c"], ["c2"]),
+         helper.make_node("If", ["flag"], ["v"], then_branch=branch("yes", "Mul"), else_branch=branch("no", "Add")),
+         helper.make_node("SequenceInsert", ["s", "v"], ["s2"]), helper.make_node("Sin", ["v"], ["out"])],
+        "body", [value("i", [], TensorProto.INT64), value("c", [], TensorProto.BOOL), onnx.ValueInfoProto(name="s")],
+        [value("c2", [], TensorProto.BOOL), onnx.ValueInfoProto(name="s2"), value("out", [3])])
+    return model(
+        [helper.make_node("SequenceEmpty", [], ["e"]), helper.make_node("Loop", ["n", "", "e"], ["all", "y"], body=body),
+         helper.make_node("ConcatFromSequence", ["all"], ["z"], axis=0)],
+        [value("x", [4, 3]), value("w", [3]), value("flag", [], TensorProto.BOOL)],
+        [value("y", ["k", 3]), value("z", ["m"])], [numpy_helper.from_array(np.array(2, np.int64), "n")])
+
+
+ALL = {f.__name__: f for f in (control, mlp, elementwise, shapes, functions, conv, attention, everything)}

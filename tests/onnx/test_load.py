@@ -260,7 +260,7 @@ REFUSED = {
                                "no name"),
     "attribute without type": (lambda: attribute(i=1), "EINVAL", "node 0", "'a'", "no type"),
     "tensor attribute without tensor": (lambda: attribute(type=4), "EINVAL", "node 0", "'a'", "no tensor"),
-    "subgraph": (lambda: attribute(type=5), "EUNSUPPORTED", "node 0", "'a'", "subgraph"),
+    "subgraph": (lambda: attribute(type=5), "EINVAL", "node 0", "a: ", "has no graph"),
     "sparse attribute": (lambda: attribute(type=11), "EUNSUPPORTED", "node 0", "'a'", "sparse"),
     "reference outside a function": (lambda: attribute(type=2, ref_attr_name="r"), "EINVAL", "node 0", "'r'"),
     "too many attributes": (lambda: edited(lambda m: m.graph.node[0].attribute.extend(

@@ -11,16 +11,16 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from harness import OURS, Case, R, call, expect_error, run_case, session_of  # noqa: E402
+from harness import OURS, Case, R, call, expect_error, model_of, run_case, session_of  # noqa: E402
 from onnxtrain import _C  # noqa: E402
 
-KINDS = {"INT": "i", "FLOAT": "f", "STRING": "s", "TENSOR": "t", "GRAPH": "g", "INTS": "I", "FLOATS": "F", "STRINGS": "S"}
+KINDS = {"INT": "i", "FLOAT": "f", "STRING": "s", "TENSOR": "t", "GRAPH": "g", "INTS": "I", "FLOATS": "F", "STRINGS": "S",
+         "TYPE_PROTO": "i"}  # of a type the loader keeps the element's dtype
 # Of the specification, and refused: to leave it out of account would give other numbers than the model asks for.
-REFUSED = {
-    ("Dropout", "seed"): "draws follow torch.manual_seed; a node with a seed of its own would have to ignore that",
-}
+REFUSED: dict[tuple[str, str], str] = {}
 # Ours, on operators of the specification: set by the loader or by a pass.
-OWN = {("Dropout", "rng_stream"), ("BatchNormalization", "saves_statistics")}
+OWN = {("BatchNormalization", "saves_statistics"), *((op["name"], "rng_stream") for op in _C.operators() if op["random"]),
+       *((name, "rng_salt") for name in ("If", "Loop", "Scan", "SequenceMap"))}
 
 
 def declared(op: dict) -> dict[str, str]:
@@ -76,7 +76,6 @@ IMAGE = R(1, 2, 4, 5, low=-1, high=1)
     (Case("Softmax", [X], {"axis": 1, "axe": 0}), "axe"),
     (Case("ReduceSum", [X], {"keepdim": 0}), "keepdim"),  # keepdims
     (Case("Gemm", [X, R(3, 4)], {"transb": 1}), "transb"),
-    (Case("Dropout", [X], {"seed": 3}), "seed"),
     (Case("MatMul", [X, R(3, 4)], {"transA": 0}), "transA"),
     (Case("StopGradient", [X], {"axis": 0}, domain=OURS), "axis"),
     (Case("GlobalMaxPool", [IMAGE], {"kernel_shape": [2, 2]}), "kernel_shape"),
@@ -93,6 +92,17 @@ def test_unknown_attribute_is_refused(case, name):
 ], ids=str)
 def test_kind_is_checked(case, match):
     expect_error(case, ValueError, match)
+
+
+def test_operators_of_the_engine_alone():
+    """What passes build trusts its operands; a model that names it is refused by name."""
+    own = {op["name"] for op in _C.operators() if op["domain"] == OURS}
+    for name in sorted(own - {"StopGradient", "FusedMatMul", "SumTo"}):
+        with pytest.raises(ValueError, match=f"node 0 .*{OURS}.{name} is for the engine alone"):
+            _C.Session(model_of(Case(name, [X, X], domain=OURS), [np.ones(3, np.float32)] * 2))
+    for shape in ([2] * 13, [4, 4], [-1], [2**62, 2**62]):
+        with pytest.raises(ValueError, match="SumTo 'node'"):
+            call(session_of(Case("SumTo", [X], {"shape": shape}, domain=OURS), [np.ones((3, 4), np.float32)]), [torch.ones(3, 4)], b"\0", None)
 
 
 def test_storage_order_only_orders_indices():

@@ -46,7 +46,7 @@ CASES += [
     Case("Relu", [KINK], torch=torch.relu, name="kink"),
     Case("Abs", [KINK], torch=torch.abs, name="kink"),
     Case("LeakyRelu", [KINK], torch=F.leaky_relu),
-    Case("LeakyRelu", [R(5, 7, apart=0.01)], {"alpha": 0.3}, torch=lambda x: F.leaky_relu(x, float(np.float32(0.3)))),
+    Case("LeakyRelu", [R(5, 7, apart=0.01)], {"alpha": 0.3}, torch=lambda x: F.leaky_relu(x, 0.3)),
     Case("Elu", [KINK], torch=F.elu),
     Case("Elu", [R(5, 7)], {"alpha": 0.5}, torch=lambda x: F.elu(x, 0.5)),
     Case("Elu", [KINK], {"alpha": 2.0}, torch=lambda x: F.elu(x, 2.0), name="kink-alpha"),

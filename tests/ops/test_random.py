@@ -10,7 +10,7 @@ import torch
 from onnx import TensorProto, ValueInfoProto, helper, numpy_helper
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from harness import C, Case, R, call, check_allocation_failures, expect_error, run_case  # noqa: E402
+from harness import C, Case, R, call, check_allocation_failures, expect_error, run_case, session_of  # noqa: E402
 from onnxtrain import _C  # noqa: E402
 
 KERNELS = next(op["kernels"] for op in _C.operators() if op["name"] == "Dropout")
@@ -175,6 +175,12 @@ def test_bad_ratio(ratio):
     expect_error(Case("Dropout", [R(3), C(ratio, np.float32), C(True, bool)]), ValueError, "ratio")
 
 
-def test_run_time_ratio_is_refused():
-    """The ratio is read when the program is built: one that depends on data must not be taken for the default."""
-    expect_error(Case("Dropout", [R(3), np.array(0.5, np.float32), C(True, bool)]), _C.UnsupportedError, "depends on data")
+def test_run_time_ratio():
+    """The ratio is read when the program is built: one that depends on data is probed, not taken for the default."""
+    case = Case("Dropout", [R(1000), np.array(0.25, np.float32), C(True, bool)])
+    arrays = [np.ones(1000, np.float32), np.array(0.25, np.float32), np.array(True)]
+    session = session_of(case, arrays)
+    for ratio in (0.25, 0.75):
+        (y,), _ = call(session, [torch.ones(1000), torch.tensor(ratio)], bytes(2), None, seed=3)
+        assert abs(float((y == 0).double().mean()) - ratio) < 0.06
+        assert torch.allclose(y[y != 0], torch.tensor(1 / (1 - ratio)))

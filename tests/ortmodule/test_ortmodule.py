@@ -441,32 +441,3 @@ def test_out_of_range_index_is_an_index_error():
     with pytest.raises(IndexError, match="out of range for 5 entries"):
         model(torch.tensor([1, 5]))
     assert model(torch.tensor([0, 1])).shape == (2, 3)
-
-
-def test_debug_options(tmp_path, caplog):
-    for kwargs, error in (({"log_level": 3}, TypeError), ({"onnx_prefix": 3}, TypeError), ({"save_onnx": True}, ValueError),
-                          ({"save_onnx": True, "onnx_prefix": "m", "save_path": str(tmp_path / "no")}, OSError)):
-        with pytest.raises(error):
-            DebugOptions(**kwargs)
-    options = DebugOptions(LogLevel.WARNING, save_onnx=True, onnx_prefix="mlp", save_path=str(tmp_path), verify=True)
-    with caplog.at_level(logging.WARNING, "onnxtrain"):
-        ORTModule(models.MLP(), options)(torch.randn(2, 12))
-    assert (tmp_path / "mlp_torch_exported_training.onnx").exists()
-    assert "equal to eager" in caplog.text and "grad fc1.weight" in caplog.text
-
-
-def test_every_environment_variable_changes_something(monkeypatch, tmp_path, caplog):
-    from onnxtrain import options
-
-    examples = {"ORTMODULE_ONNX_OPSET_VERSION": "18", "ORTMODULE_LOG_LEVEL": "INFO", "ORTMODULE_SAVE_ONNX_PATH": str(tmp_path),
-                "ORTMODULE_FALLBACK_POLICY": "FALLBACK_UNSUPPORTED_DATA|FALLBACK_BAD_INITIALIZATION",
-                "ORTMODULE_FALLBACK_RETRY": "1", "ONNXTRAIN_EXPORTER": "dynamo"}
-    assert set(examples) == set(options.VARIABLES)
-    for name, text in examples.items():
-        monkeypatch.setenv(name, text)
-        assert options.read(name) != options.VARIABLES[name].default
-    for name in set(examples) - {"ORTMODULE_SAVE_ONNX_PATH"}:
-        monkeypatch.setenv(name, "nonsense")
-        with caplog.at_level(logging.WARNING, "onnxtrain"):
-            assert options.read(name) == options.VARIABLES[name].default
-        assert f"{name}=nonsense" in caplog.text

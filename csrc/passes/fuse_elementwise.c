@@ -1,0 +1,273 @@
+/*
+ * Makes one node of elementwise nodes of one shape that feed each other, so that what lies between them never leaves the
+ * cache. Runs last, on the graph of forward and backward, and never across the two.
+ *
+ * Greedy, in the order of the graph: a node joins the groups of its producers one by one. A group runs at one place, so it
+ * must lie behind everything that its operands need and before everybody else who reads its results: with `place` of a
+ * node its position, doubled to leave room between, and of a group the last place that its readers leave it, a group is
+ * free of cycles exactly when all its operands' places lie below its own and all its readers' above.
+ */
+#include <string.h>
+
+#include "base/alloc.h"
+#include "ops/broadcast.h"
+#include "ops/tile.h"
+#include "passes/pass.h"
+
+enum { SHORT_ROW = 64 }; /* elements; below it the calls of the loops cost more than memory does */
+
+typedef struct group {
+    int n;
+    uint32_t member[ONT_TILE_STEPS]; /* positions in the graph, ascending */
+    int64_t place;
+} group;
+
+typedef struct fusion {
+    ont_graph *g;
+    uint32_t n;
+    ont_node **nodes;    /* by position */
+    uint32_t *position;  /* by node id */
+    uint32_t *group_of;  /* by position: index of its group */
+    group *groups;       /* one per fusable node at first; n == 0: merged away, or none */
+} fusion;
+
+static bool is_fusable(const ont_node *node)
+{
+    ont_tile_step step;
+    if (!node->op->tile || node->n_outputs < 1 || !node->outputs[0]) return false;
+    for (uint32_t i = 1; i < node->n_outputs; i++)
+        if (node->outputs[i]) return false;
+    if (ont_shape_count(&node->outputs[0]->shape) < 2 || !node->op->tile(node, &step)) return false;
+    ont_bcast walk; /* the rows of a group are the shortest of its nodes' */
+    ont_bcast_init(&walk, node, step.n_operands);
+    return walk.inner >= SHORT_ROW || walk.inner == walk.count;
+}
+
+static const ont_shape *shape_of(const fusion *f, const group *a)
+{
+    return &f->nodes[a->member[0]]->outputs[0]->shape;
+}
+
+static bool holds(const group *a, uint32_t position)
+{
+    for (int i = 0; i < a->n; i++)
+        if (a->member[i] == position) return true;
+    return false;
+}
+
+static int64_t place_of(const fusion *f, uint32_t position)
+{
+    const group *a = &f->groups[f->group_of[position]];
+    return a->n ? a->place : 2 * (int64_t)position;
+}
+
+/* The members of both in the graph's order; false where they are too many. */
+static bool unite(const group *a, const group *b, group *both)
+{
+    *both = (group){0};
+    if (a->n + b->n > ONT_TILE_STEPS) return false;
+    for (int i = 0, j = 0; i < a->n || j < b->n;) {
+        bool first = j == b->n || (i < a->n && a->member[i] < b->member[j]);
+        both->member[both->n++] = first ? a->member[i++] : b->member[j++];
+    }
+    return true;
+}
+
+/* The last place that the readers of its results leave it; false where its operands lie behind that. */
+static bool find_place(const fusion *f, group *a)
+{
+    int64_t place = 2 * (int64_t)a->member[a->n - 1], need = -1;
+    for (int i = 0; i < a->n; i++) {
+        const ont_node *node = f->nodes[a->member[i]];
+        for (const ont_use *use = node->outputs[0]->uses; use; use = use->next) {
+            uint32_t reader = f->position[use->user->id];
+            int64_t at = place_of(f, reader);
+            if (!holds(a, reader) && at <= place) place = at - 1;
+        }
+        for (uint32_t k = 0; k < node->n_inputs; k++) {
+            const ont_value *x = node->inputs[k].value;
+            if (!x || x->kind != ONT_VALUE_NODE || holds(a, f->position[x->def->id])) continue;
+            int64_t at = place_of(f, f->position[x->def->id]);
+            if (at > need) need = at;
+        }
+    }
+    a->place = place;
+    return need < place;
+}
+
+static bool is_read_outside(const fusion *f, const group *a, const ont_value *v)
+{
+    for (const ont_use *use = v->uses; use; use = use->next)
+        if (!holds(a, f->position[use->user->id])) return true;
+    return ont_value_is_output(f->g, v);
+}
+
+static int step_of(const fusion *f, const group *a, const ont_value *v)
+{
+    for (int i = 0; i < a->n; i++)
+        if (f->nodes[a->member[i]]->outputs[0] == v) return i;
+    return -1;
+}
+
+static int index_of(ont_value *const *values, int n, const ont_value *v)
+{
+    for (int i = 0; i < n; i++)
+        if (values[i] == v) return i;
+    return -1;
+}
+
+/*
+ * The group as a program; `operands` and `results` are its values in order, the last step's result first. False where it
+ * is too large in one way or another, or leaves a step's result unread.
+ */
+static bool write_program(const fusion *f, const group *a, ont_tile_program *p, ont_value **operands, ont_value **results)
+{
+    *p = (ont_tile_program){.n_steps = a->n};
+    for (int i = 0; i < a->n; i++) {
+        const ont_node *node = f->nodes[a->member[i]];
+        ont_tile_step *s = &p->steps[i];
+        if (!node->op->tile(node, s)) return false;
+        for (int k = 0; k < s->n_operands; k++) {
+            ont_value *v = node->inputs[k].value;
+            s->operand[k] = step_of(f, a, v);
+            if (s->operand[k] >= 0) continue;
+            int at = index_of(operands, p->n_operands, v);
+            if (at < 0 && p->n_operands == ONT_TILE_OPERANDS) return false;
+            if (at < 0) {
+                p->operand_size[p->n_operands] = ont_dtype_size(v->dtype);
+                operands[at = p->n_operands++] = v;
+            }
+            s->operand[k] = -1 - at;
+        }
+    }
+    for (int i = a->n - 1; i >= 0; i--) {
+        if (!is_read_outside(f, a, f->nodes[a->member[i]]->outputs[0])) {
+            if (i == a->n - 1) return false;
+            continue;
+        }
+        if (p->n_results == ONT_TILE_RESULTS) return false;
+        results[p->n_results] = f->nodes[a->member[i]]->outputs[0];
+        p->result[p->n_results++] = i;
+    }
+    for (int i = 0; i < a->n; i++) /* now that the number of operands is known */
+        for (int k = 0; k < p->steps[i].n_operands; k++) {
+            int at = p->steps[i].operand[k];
+            p->steps[i].operand[k] = at < 0 ? -1 - at : p->n_operands + at;
+        }
+    return ont_tile_link(p);
+}
+
+static void try_join(fusion *f, uint32_t from, uint32_t to)
+{
+    group *a = &f->groups[from], *b = &f->groups[to], both;
+    ont_tile_program p;
+    ont_value *operands[ONT_TILE_OPERANDS], *results[ONT_TILE_RESULTS];
+    if (from == to || !a->n || !b->n || !ont_shape_equal(shape_of(f, a), shape_of(f, b))) return;
+    if (f->nodes[a->member[0]]->backward != f->nodes[b->member[0]]->backward) return;
+    if (!unite(a, b, &both) || !find_place(f, &both) || !write_program(f, &both, &p, operands, results)) return;
+    for (int i = 0; i < both.n; i++) f->group_of[both.member[i]] = to;
+    a->n = 0;
+    *b = both;
+}
+
+static void find_groups(fusion *f)
+{
+    for (uint32_t i = 0; i < f->n; i++) {
+        const ont_node *node = f->nodes[i];
+        if (!f->groups[i].n) continue;
+        for (uint32_t k = 0; k < node->n_inputs; k++) {
+            const ont_value *x = node->inputs[k].value;
+            if (x && x->kind == ONT_VALUE_NODE) try_join(f, f->group_of[f->position[x->def->id]], f->group_of[i]);
+        }
+    }
+}
+
+/* ---- rewriting ---- */
+
+static ont_status set_formula(ont_graph *g, ont_node *node, const fusion *f, const group *a)
+{
+    char text[256];
+    size_t length = 0;
+    for (int i = 0; i < a->n; i++) {
+        const char *name = f->nodes[a->member[i]]->op_type;
+        size_t n = strlen(name);
+        if (length + n + 1 >= sizeof text) break;
+        if (i) text[length++] = ' ';
+        memcpy(text + length, name, n);
+        length += n;
+    }
+    text[length] = 0;
+    return ont_attr_set_string(g, node, "formula", text, length);
+}
+
+static ont_status replace(fusion *f, const group *a, ont_node *before)
+{
+    ont_tile_program p;
+    ont_value *operands[ONT_TILE_OPERANDS], *results[ONT_TILE_RESULTS];
+    if (!write_program(f, a, &p, operands, results)) return ont_fail(ONT_EINTERNAL, "a group that was found cannot be written");
+    const ont_node *last = f->nodes[a->member[a->n - 1]];
+    ont_builder b = {.graph = f->g, .before = before, .backward = last->backward, .origin = last->origin};
+    ont_node *node = ont_build_node(&b, ONT_DOMAIN, "FusedElementwise", operands, (uint32_t)p.n_operands, (uint32_t)p.n_results);
+    if (!node) return b.status;
+    node->name = last->name;
+    ONT_TRY(ont_tile_write(f->g, node, &p));
+    ONT_TRY(set_formula(f->g, node, f, a));
+    ont_build_done(&b, node);
+    ONT_TRY(b.status);
+    for (int k = 0; k < p.n_results; k++) ont_value_replace_uses(f->g, results[k], node->outputs[k]);
+    for (int i = a->n - 1; i >= 0; i--) {
+        ont_graph_remove_node(f->g, f->nodes[a->member[i]]);
+        f->nodes[a->member[i]] = NULL;
+    }
+    return ONT_OK;
+}
+
+/* The next group to be written: the one of lowest place above `done`, and of lowest index among equals. */
+static uint32_t next_group(const fusion *f, const bool *written)
+{
+    uint32_t best = UINT32_MAX;
+    for (uint32_t i = 0; i < f->n; i++) {
+        if (written[i] || f->groups[i].n < 2) continue;
+        if (best == UINT32_MAX || f->groups[i].place < f->groups[best].place) best = i;
+    }
+    return best;
+}
+
+/* In ascending order of place, each before the first node left that stands at its place or behind. */
+static ont_status rewrite(fusion *f, bool *written)
+{
+    for (uint32_t i; (i = next_group(f, written)) != UINT32_MAX; written[i] = true) {
+        uint32_t at = (uint32_t)((f->groups[i].place + 1) / 2);
+        while (at < f->n && !f->nodes[at]) at++;
+        ONT_TRY(replace(f, &f->groups[i], at < f->n ? f->nodes[at] : NULL));
+    }
+    return ONT_OK;
+}
+
+ont_status ont_pass_fuse_elementwise(ont_graph *g)
+{
+    fusion f = {.g = g};
+    for (ont_node *node = g->first; node; node = node->next) f.n++;
+    f.nodes = ont_calloc(f.n + 1, sizeof *f.nodes);
+    f.position = ont_calloc(g->n_nodes + 1, sizeof *f.position);
+    f.group_of = ont_calloc(f.n + 1, sizeof *f.group_of);
+    f.groups = ont_calloc(f.n + 1, sizeof *f.groups);
+    bool *written = ont_calloc(f.n + 1, sizeof *written);
+    ont_status status = f.nodes && f.position && f.group_of && f.groups && written ? ONT_OK : ONT_ENOMEM;
+    uint32_t i = 0;
+    for (ont_node *node = g->first; node && status == ONT_OK; node = node->next, i++) {
+        f.nodes[i] = node;
+        f.position[node->id] = f.group_of[i] = i;
+        f.groups[i] = (group){.n = is_fusable(node), .member = {i}, .place = 2 * (int64_t)i};
+    }
+    if (status == ONT_OK) {
+        find_groups(&f);
+        status = rewrite(&f, written);
+    }
+    ont_free(f.nodes);
+    ont_free(f.position);
+    ont_free(f.group_of);
+    ont_free(f.groups);
+    ont_free(written);
+    return status;
+}

@@ -1,0 +1,65 @@
+"""One export at a time in a process, whose patches of torch only the exporting thread sees.
+
+Entered by ORTModule around export and comparison. A thread that calls an ORTModule meanwhile waits: the module that is
+being exported may be its own, and holds fake weights.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+_lock = threading.RLock()
+owner: int | None = None  # the exporting thread
+
+
+@contextlib.contextmanager
+def exclusive() -> Iterator[None]:
+    """Holds the process's export lock. Hooks that the caller has on saved tensors (checkpoint's) do not see the export."""
+    global owner
+    set_tracing = getattr(torch._C._autograd, "_saved_tensors_hooks_set_tracing", None)
+    with _lock:
+        before, owner = owner, threading.get_ident()
+        traced = set_tracing(True) if set_tracing is not None else None
+        try:
+            yield
+        finally:
+            owner = before
+            if set_tracing is not None:
+                set_tracing(bool(traced))
+
+
+def here() -> bool:
+    """Whether this thread is exporting."""
+    return owner == threading.get_ident()
+
+
+def wait() -> None:
+    """Until no other thread exports."""
+    if owner is not None and not here():
+        with _lock:
+            pass
+
+
+def only_here(function: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` for the exporting thread, `original` for all others; either is called outside a lock."""
+
+    def choose(*args: Any, **kwargs: Any) -> Any:
+        return (function if owner is None or here() else original)(*args, **kwargs)
+
+    return choose
+
+
+def _after_fork() -> None:
+    """The thread that held the lock is not in the child."""
+    global _lock, owner
+    _lock, owner = threading.RLock(), None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,179 @@
+"""torch.autograd.Function in an export: each call becomes a PythonOp node, which runs the class itself at every step.
+
+rewrite.py puts `applier` in place of Function.apply while the user's forward is traced. A trace would otherwise go
+through the function's forward and differentiate that, and its own backward would be lost without a word.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import onnx
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+DOMAIN = "ai.onnxtrain"
+_library = torch.library.Library("onnxtrain", "FRAGMENT")
+_library.define("python_op(Tensor[] tensors, int key) -> Tensor[]")
+
+
+class Unrunnable(Exception):
+    """A function that cannot be a node; the message is a sentence."""
+
+
+@dataclasses.dataclass
+class Call:
+    """One call of Function.apply in a forward.
+
+    function is the class; leaves are its flattened arguments, None where a tensor stands; results is, per item that
+    forward returns, the index of the node's output, or a value that is no tensor.
+    """
+
+    function: type[torch.autograd.Function]
+    leaves: list[Any]
+    tensors: tuple[int, ...]
+    spec: pytree.TreeSpec
+    single: bool = True
+    results: tuple[tuple[int | None, Any], ...] = ()
+
+    @property
+    def outputs(self) -> int:
+        """How many tensors forward returns."""
+        return sum(index is not None for index, _ in self.results)
+
+    def arguments(self, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
+        """The arguments of one call, with these tensors."""
+        leaves = list(self.leaves)
+        for leaf, tensor in zip(self.tensors, tensors):
+            leaves[leaf] = tensor
+        return pytree.tree_unflatten(leaves, self.spec)
+
+    def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Runs it under autograd's own rules; the tensors that it returns."""
+        result = self.function.apply(*self.arguments(tensors))
+        items = (result,) if self.single else result
+        return [items[place] for place, (index, _) in enumerate(self.results) if index is not None]
+
+    def dry_run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Runs forward alone, on fake tensors, for what it returns; fills in `results`."""
+        global _inside
+        context = torch.autograd.function.FunctionCtx()
+        arguments = self.arguments(tensors)
+        context.needs_input_grad = tuple(  # type: ignore[attr-defined]
+            isinstance(a, Tensor) and a.is_floating_point() for a in arguments)
+        versions = [tensor._version for tensor in tensors]
+        _inside += 1
+        try:
+            with torch.no_grad():
+                if self.function.setup_context is not torch.autograd.Function.setup_context:
+                    result = self.function.forward(*arguments)
+                    self.function.setup_context(context, arguments, result)
+                else:
+                    result = self.function.forward(context, *arguments)
+        finally:
+            _inside -= 1
+        if getattr(context, "dirty_tensors", None) or [t._version for t in tensors] != versions:
+            raise Unrunnable(f"torch.autograd.Function {name_of(self.function)} changes its input in place; a graph would "
+                             "lose that.")
+        self._describe(result)
+        items = (result,) if self.single else result
+        return [torch.empty_like(item) for item in items if isinstance(item, Tensor)]
+
+    def _describe(self, result: Any) -> None:
+        self.single = not isinstance(result, tuple)
+        found, results = 0, []
+        for item in (result,) if self.single else result:
+            results.append((found, None) if isinstance(item, Tensor) else (None, item))
+            found += isinstance(item, Tensor)
+        self.results = tuple(results)
+        if not found:
+            raise Unrunnable(f"torch.autograd.Function {name_of(self.function)} returns no tensor.")
+
+
+def name_of(function: type) -> str:
+    """The full name of a class, as ORTMODULE_SKIPPED_AUTOGRAD_FUNCTIONS has it."""
+    return f"{function.__module__}.{function.__qualname__}"
+
+
+_calls: list[Call] = []  # of the export that is under way
+_inside = 0  # forward of a function is being run for its shapes
+
+
+def begin(calls: list[Call]) -> None:
+    """The calls of a trace: an empty list before it, the filled one before it is translated."""
+    global _calls
+    _calls = calls
+
+
+def inside() -> bool:
+    """Whether a function's forward is running: functions that it calls are part of it."""
+    return _inside > 0
+
+
+def record(function: type[torch.autograd.Function], args: tuple[Any, ...]) -> Any:
+    """What Function.apply gives while a forward is traced.
+
+    Raises:
+        Unrunnable: the call cannot be a node.
+    """
+    leaves, spec = pytree.tree_flatten(args)
+    where = tuple(i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor))
+    if not where:
+        raise Unrunnable(f"torch.autograd.Function {name_of(function)} takes no tensor.")
+    tensors = [leaves[i] for i in where]
+    for i, leaf in enumerate(leaves):
+        if i in where:
+            leaves[i] = None
+        elif isinstance(leaf, torch.SymInt):
+            leaves[i] = int(leaf)
+        elif isinstance(leaf, torch.SymFloat):
+            leaves[i] = float(leaf)
+    call = Call(function, leaves, where, spec)
+    _calls.append(call)
+    made = torch.ops.onnxtrain.python_op(tensors, len(_calls) - 1)
+    items = [value if index is None else made[index] for index, value in call.results]
+    return items[0] if call.single else tuple(items)
+
+
+def _run(tensors: Sequence[Tensor], key: int) -> list[Tensor]:
+    return _calls[key].dry_run(tensors)
+
+
+_library.impl("python_op", _run, "CompositeExplicitAutograd")
+torch.library.register_fake("onnxtrain::python_op", _run, lib=_library)
+
+
+def translation() -> Callable[..., Any]:
+    """One node for each output; segments.py takes those of one key together."""
+    import onnxscript
+
+    own = onnxscript.values.Opset(DOMAIN, 1)
+
+    def python_op(tensors, key=0):
+        return tuple(own.PythonOp(*tensors, key=key, output=index) for index in range(_calls[key].outputs))
+
+    return python_op
+
+
+def _register_schema() -> None:
+    if onnx.defs.has("PythonOp", DOMAIN):
+        return
+    schema = onnx.defs.OpSchema
+    types = sorted(onnx.defs.get_schema("Identity", 14).type_constraints[0].allowed_type_strs)
+    variadic = schema.FormalParameterOption.Variadic
+    onnx.defs.register_schema(
+        schema(
+            "PythonOp", DOMAIN, 1, doc="Output `output` of call `key` of a torch.autograd.Function.",
+            inputs=[schema.FormalParameter("x", "T", param_option=variadic, is_homogeneous=False)],
+            outputs=[schema.FormalParameter("y", "U")],
+            type_constraints=[("T", types, "any tensor"), ("U", types, "any tensor")],
+            attributes=[schema.Attribute("key", schema.AttrType.INT, "which call", required=True),
+                        schema.Attribute("output", schema.AttrType.INT, "which of its outputs", required=True)],
+        )
+    )
+
+
+_register_schema()

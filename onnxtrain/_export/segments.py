@@ -1,0 +1,161 @@
+"""Cuts a graph at its PythonOp nodes into graphs that the core can run, with the calls between them.
+
+Used by ortmodule/_chain.py. A value that only depends on shapes and constants is computed again in each segment that
+needs it, so that every segment can fold the shapes that its operators want.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import onnx
+from onnx import GraphProto, ModelProto, NodeProto
+
+from onnxtrain._export.functions import DOMAIN
+
+_SIZES = frozenset(("Shape", "Size"))
+_CHEAP = frozenset((
+    "Constant", "ConstantOfShape", "Range", "Gather", "Concat", "Unsqueeze", "Squeeze", "Slice", "Cast", "CastLike", "Add",
+    "Sub", "Mul", "Div", "Mod", "Neg", "Abs", "Min", "Max", "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Not",
+    "And", "Or", "Where", "Reshape", "Identity", "Expand", "ReduceProd", "ReduceMax", "ReduceMin", "Sqrt", "Floor", "Ceil",
+))
+
+
+@dataclasses.dataclass
+class Boundary:
+    """One PythonOp call: its key, the values that it takes and those that it makes, by output."""
+
+    key: int
+    inputs: list[str]
+    outputs: dict[int, str]
+
+
+@dataclasses.dataclass
+class Segment:
+    """A graph (None where nothing is left to compute), and the calls that follow it."""
+
+    model: bytes | None
+    inputs: list[str]
+    outputs: list[str]
+    calls: list[Boundary]
+
+
+def is_python_op(node: NodeProto) -> bool:
+    """Whether a node is a call of a torch.autograd.Function."""
+    return node.op_type == "PythonOp" and node.domain == DOMAIN
+
+
+def _reads(node: NodeProto) -> Iterator[str]:
+    """Inputs, those that bodies take from outside included."""
+    yield from filter(None, node.input)
+    for attribute in node.attribute:
+        for body in ([attribute.g] if attribute.HasField("g") else attribute.graphs):
+            own = {v.name for v in (*body.input, *body.initializer)} | {name for n in body.node for name in n.output}
+            for inner in body.node:
+                yield from (name for name in _reads(inner) if name not in own)
+            yield from (v.name for v in body.output if v.name not in own)
+
+
+class _Cutter:
+    def __init__(self, model: ModelProto) -> None:
+        self.model, self.graph = model, model.graph
+        self.producer = {name: node for node in self.graph.node for name in node.output if name}
+        self.initializers = {i.name: i for i in self.graph.initializer}
+        self.types = {v.name: v for v in (*self.graph.input, *self.graph.output, *self.graph.value_info)}
+        self.level: dict[str, int] = {}
+        self._repeatable: dict[str, bool] = {}
+
+    def _levels(self) -> int:
+        """How many calls lie, one after another, before each value."""
+        for node in self.graph.node:
+            level = max((self.level.get(name, 0) for name in _reads(node)), default=0)
+            for name in node.output:
+                self.level[name] = level + is_python_op(node)
+        return max(self.level.values(), default=0)
+
+    def repeatable(self, name: str) -> bool:
+        """Whether a value is made of sizes and constants alone, by operators that cost nothing."""
+        if name not in self._repeatable:
+            node = self.producer.get(name)
+            self._repeatable[name] = name in self.initializers or node is not None and node.domain == "" and (
+                node.op_type in _SIZES or node.op_type in _CHEAP and all(self.repeatable(n) for n in _reads(node)))
+        return self._repeatable[name]
+
+    def cut(self) -> list[Segment]:
+        last = self._levels()
+        segments = []
+        needed_later: set[str] = {v.name for v in self.graph.output}
+        for level in range(last, -1, -1):  # from the end, so that each segment knows what the later ones want of it
+            calls = self._calls(level)
+            needed = needed_later | {name for call in calls for name in call.inputs}
+            own = {name for name in needed if name in self.producer and self.level[name] == level
+                   and not is_python_op(self.producer[name])}
+            nodes, inputs, used = self._collect(own, level)
+            needed_later = (needed - own - {name for call in calls for name in call.outputs.values()}) | set(inputs)
+            outputs = sorted(own)
+            model = self._build(nodes, inputs, outputs, used) if outputs else None
+            segments.append(Segment(model, inputs if outputs else [], outputs, calls))
+        return segments[::-1]
+
+    def _calls(self, level: int) -> list[Boundary]:
+        """Those that need nothing beyond this level."""
+        calls: dict[int, Boundary] = {}
+        for node in self.graph.node:
+            if is_python_op(node) and self.level[node.output[0]] == level + 1:
+                attributes = {a.name: a.i for a in node.attribute}
+                call = calls.setdefault(attributes["key"], Boundary(attributes["key"], list(node.input), {}))
+                call.outputs[attributes["output"]] = node.output[0]
+        return [calls[key] for key in sorted(calls)]
+
+    def _collect(self, wanted: set[str], level: int) -> tuple[list[NodeProto], list[str], list[str]]:
+        """(nodes in order, values from outside, initializers) that these values need within one level."""
+        stack, seen, inputs, used = sorted(wanted), set(), set(), set()
+        chosen: set[int] = set()
+        while stack:
+            name = stack.pop()
+            if name in seen:
+                continue
+            seen.add(name)
+            if name in self.initializers:
+                used.add(name)
+                continue
+            node = self.producer.get(name)
+            inside = node is not None and not is_python_op(node) and (self.level[name] == level or self.repeatable(name))
+            if not inside:
+                inputs.add(name)
+                continue
+            chosen.add(id(node))
+            stack += _reads(node)
+        nodes = [node for node in self.graph.node if id(node) in chosen]
+        return nodes, sorted(inputs), sorted(used)
+
+    def _build(self, nodes: list[NodeProto], inputs: list[str], outputs: list[str], used: list[str]) -> bytes:
+        graph = GraphProto(name=self.graph.name, node=nodes, initializer=[self.initializers[name] for name in used],
+                           input=[self._typed(name) for name in inputs], output=[self._typed(name) for name in outputs])
+        model = ModelProto(ir_version=self.model.ir_version, opset_import=self.model.opset_import,
+                           functions=self.model.functions, graph=graph)
+        return model.SerializeToString()
+
+    def _typed(self, name: str) -> onnx.ValueInfoProto:
+        if name not in self.types:
+            inferred = onnx.shape_inference.infer_shapes(self.model).graph
+            self.types = {v.name: v for v in inferred.value_info} | self.types
+        if name not in self.types:
+            raise ValueError(f"the type of {name!r} is not known, which a PythonOp node needs")
+        return self.types[name]
+
+
+def cut(model: bytes) -> list[Segment]:
+    """Segments in the order in which they run.
+
+    Raises:
+        ValueError: a call inside the body of another operator, or a value without a type.
+    """
+    proto = onnx.load_model_from_string(model)
+    for node in proto.graph.node:
+        for attribute in node.attribute:
+            bodies = [attribute.g] if attribute.HasField("g") else list(attribute.graphs)
+            if any(is_python_op(inner) for body in bodies for inner in body.node):
+                raise ValueError(f"a torch.autograd.Function inside the body of {node.op_type} {node.name!r}")
+    return _Cutter(proto).cut()

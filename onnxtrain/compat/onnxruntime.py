@@ -1,0 +1,82 @@
+"""`import onnxtrain.compat.onnxruntime` makes `onnxruntime.training` and its submodules importable: they are onnxtrain's.
+
+Beside an installed onnxruntime, which has no `training`, only that is added; without one, a package `onnxruntime` is made
+that holds nothing else. `python -m onnxtrain run script.py` does the same for a script that shall not be edited.
+"""
+
+from __future__ import annotations
+
+import enum
+import importlib
+import importlib.machinery
+import importlib.util
+import pkgutil
+import sys
+import types
+
+import torch
+
+from onnxtrain.ortmodule.experimental.json_config._load import PropagateCastOpsStrategy
+
+_PARTS = ("ortmodule", "utils", "optim", "amp", "artifacts", "onnxblock", "api")
+RELEASE = "1.19.2"  # whose surface this is
+
+
+class GraphOptimizationLevel(enum.IntEnum):
+    """Kept for scripts that name it."""
+
+    ORT_DISABLE_ALL = 0
+    ORT_ENABLE_BASIC = 1
+    ORT_ENABLE_EXTENDED = 2
+    ORT_ENABLE_ALL = 99
+
+
+def set_seed(seed: int) -> None:
+    """Seeds what the engine draws from: torch's generator."""
+    torch.manual_seed(seed)
+
+
+def _package(name: str, **contents: object) -> types.ModuleType:
+    """A package made here, or the one that is there, with these contents added where it lacks them."""
+    module = sys.modules.get(name)
+    if module is None:
+        module = types.ModuleType(name)
+        module.__path__ = []  # type: ignore[attr-defined]
+        module.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
+        sys.modules[name] = module
+        parent, _, child = name.rpartition(".")
+        if parent:
+            setattr(sys.modules[parent], child, module)
+    for key, value in contents.items():
+        if not hasattr(module, key):
+            setattr(module, key, value)
+    return module
+
+
+def _alias(name: str, alias: str) -> None:
+    """The module `name` and everything below it, under another name."""
+    module = importlib.import_module(name)
+    sys.modules[alias] = module
+    parent, _, child = alias.rpartition(".")
+    setattr(sys.modules[parent], child, module)
+    for found in pkgutil.iter_modules(getattr(module, "__path__", ())):
+        if found.name not in ("__main__", "install"):
+            _alias(f"{name}.{found.name}", f"{alias}.{found.name}")
+
+
+def install() -> None:
+    """Puts the names into sys.modules; a second time changes nothing."""
+    if "onnxruntime" not in sys.modules and importlib.util.find_spec("onnxruntime") is not None:
+        importlib.import_module("onnxruntime")
+    _package("onnxruntime", __version__=RELEASE, set_seed=set_seed, GraphOptimizationLevel=GraphOptimizationLevel)
+    _package("onnxruntime.capi")
+    _package("onnxruntime.capi._pybind_state", PropagateCastOpsStrategy=PropagateCastOpsStrategy)
+    _package("onnxruntime.training")
+    for part in _PARTS:
+        if importlib.util.find_spec(f"onnxtrain.{part}") is not None:
+            _alias(f"onnxtrain.{part}", f"onnxruntime.training.{part}")
+    training = sys.modules["onnxruntime.training"]
+    training.ORTModule = training.ortmodule.ORTModule  # type: ignore[attr-defined]
+
+
+install()

@@ -1,0 +1,69 @@
+"""A graph with calls of torch.autograd.Function in it: segments in the engine, the calls between them by autograd itself.
+
+Each segment is an autograd node of its own, so saved tensors, contexts, hooks and needs_input_grad of the user's
+functions are torch's business, and backward runs through segments and functions in autograd's order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from onnxtrain import _C
+from onnxtrain._export import segments
+from onnxtrain._export.functions import Call
+
+
+class Stage:
+    """One segment: what an autograd node of the engine needs of a program."""
+
+    def __init__(self, segment: segments.Segment, seed: Callable[[Any], int]) -> None:
+        self.session = _C.Session(segment.model) if segment.model is not None else None
+        self.inputs, self.outputs, self.calls = segment.inputs, segment.outputs, segment.calls
+        if self.session is not None:
+            given = [name for name, _, _ in self.session.inputs]
+            if given != self.inputs:
+                raise ValueError(f"a segment has the inputs {given}, expected {self.inputs}")
+        self._seed = seed
+
+    def seed(self) -> int:
+        """Key of this run's dropout."""
+        return self._seed(self.session)
+
+
+class Chain:
+    """All segments of a model, in order.
+
+    Args:
+        model: with PythonOp nodes.
+        calls: by the nodes' keys.
+        apply: (stage, mask, tensors) -> outputs, under autograd.
+        seed: of a session.
+
+    Raises as Session does.
+    """
+
+    def __init__(self, model: bytes, calls: Sequence[Call], names: Sequence[str], outputs: Sequence[str],
+                 apply: Callable[..., Any], seed: Callable[[Any], int]) -> None:
+        self.stages = [Stage(segment, seed) for segment in segments.cut(model)]
+        self.sessions = [stage.session for stage in self.stages if stage.session is not None]
+        self._calls, self._names, self._outputs, self._apply = calls, names, outputs, apply
+
+    def __call__(self, tensors: Sequence[Tensor], grad_enabled: bool) -> list[Tensor]:
+        """Tensors of the graph's inputs in, of its outputs out."""
+        values: dict[str, Tensor] = dict(zip(self._names, tensors))
+        for stage in self.stages:
+            if stage.session is not None:
+                given = [values[name] for name in stage.inputs]
+                flags = bytes([grad_enabled and tensor.requires_grad for tensor in given])
+                if any(flags):
+                    made = self._apply(stage, flags, *given)
+                else:
+                    made, _ = stage.session.forward(given, flags, stage.seed())
+                values.update(zip(stage.outputs, made))
+            for call in stage.calls:
+                results = self._calls[call.key]([values[name] for name in call.inputs])
+                values.update({name: results[index] for index, name in call.outputs.items()})
+        return [values[name] for name in self._outputs]

@@ -1,0 +1,168 @@
+"""What scripts and test suites read of ORTModule's inside, under the names that they know: views of the real objects.
+
+`model._torch_module._execution_manager(is_training)` leads here. Nothing is kept here but what a script sets.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import onnx
+import torch
+
+if TYPE_CHECKING:
+    from onnxtrain.ortmodule._module import ORTModule
+    from onnxtrain.ortmodule._program import Program
+
+
+class ModelInfo:
+    """One export: the model, the names of its inputs, and the schema that it was made for."""
+
+    def __init__(self, program: Program, key: Any) -> None:
+        self._program, self._key = program, key
+
+    @property
+    def exported_model(self) -> onnx.ModelProto:
+        """As torch exported it, weights as inputs."""
+        return onnx.load_model_from_string(self._program.exported.model)
+
+    @property
+    def onnx_graph_input_names(self) -> list[str]:
+        """The user's tensors and buffers, by name."""
+        return [i.name for i in self._program.exported.inputs if i.kind in ("user", "buffer")]
+
+    @property
+    def onnx_graph_input_names_require_grad(self) -> list[str]:
+        """Those of the user's tensors that wanted a gradient in the latest step."""
+        return self._program.wanting("user")
+
+    @property
+    def onnx_graph_input_names_require_grad_user_defined(self) -> list[str]:
+        return self.onnx_graph_input_names_require_grad
+
+    @property
+    def module_forward_args_schema(self) -> Any:
+        return self._key.schema
+
+    @property
+    def module_forward_kwargs_schema(self) -> Any:
+        return self._key.spec
+
+
+class GraphTransitionManager:
+    """The exports of one mode."""
+
+    def __init__(self, manager: GraphExecutionManager) -> None:
+        self._manager = manager
+        self._export_extra_kwargs: dict[str, Any] = {}
+
+    @property
+    def _exported_model_info(self) -> ModelInfo | None:
+        found = self._manager._latest()
+        return None if found is None else ModelInfo(found[1], found[0])
+
+    _model_info_for_export = _post_export_processed_model_info = _exported_model_info
+
+    @property
+    def _original_model_has_changed(self) -> bool:
+        """Whether the latest export is stale, of either mode: they see the same module."""
+        programs = [p for known in self._manager._model._programs.values() for p in known]
+        latest = max(programs, key=lambda program: program.used, default=None)
+        return latest is not None and latest.changed() is not None
+
+
+class OnnxModels:
+    """The graphs of the program used last in one mode."""
+
+    def __init__(self, manager: GraphExecutionManager) -> None:
+        self._manager = manager
+
+    def _stage(self, stage: str) -> onnx.ModelProto | None:
+        found = self._manager._latest()
+        return None if found is None else onnx.load_model_from_string(found[1].save(stage))
+
+    @property
+    def exported_model(self) -> onnx.ModelProto | None:
+        found = self._manager._latest()
+        return None if found is None else onnx.load_model_from_string(found[1].exported.model)
+
+    @property
+    def processed_model(self) -> onnx.ModelProto | None:
+        return self._stage("post_processed")
+
+    @property
+    def optimized_pre_grad_model(self) -> onnx.ModelProto | None:
+        return self._stage("optimized_pre_grad")
+
+    @property
+    def optimized_model(self) -> onnx.ModelProto | None:
+        """With its backward part."""
+        return self._stage("optimized")
+
+
+class GraphExecutionManager:
+    """One mode of an ORTModule."""
+
+    def __init__(self, model: ORTModule, training: bool) -> None:
+        self._model, self._training = model, training
+        self._export_mode = torch.onnx.TrainingMode.TRAINING if training else torch.onnx.TrainingMode.EVAL
+        self._graph_transition_manager = GraphTransitionManager(self)
+        self._onnx_models = OnnxModels(self)
+
+    def _latest(self) -> tuple[Any, Program] | None:
+        """The program used last: those of this mode, and of no gradient but in train(), which count as inference."""
+        found = [(key, program) for key, known in self._model._programs.items() for program in known
+                 if key.training == self._training]
+        return max(found, key=lambda pair: pair[1].used, default=None)
+
+    @property
+    def _runtime_options(self) -> Any:
+        return self._model._runtime
+
+    @property
+    def _debug_options(self) -> Any:
+        return self._model._debug
+
+    @property
+    def _fallback_manager(self) -> Any:
+        return self._model._fallback
+
+    @property
+    def _device(self) -> torch.device | None:
+        """Where the module's tensors are."""
+        module = self._model.module
+        tensor = next(iter([*module.parameters(), *module.buffers()]), None)
+        return None if tensor is None else tensor.device
+
+    @property
+    def _execution_agent(self) -> Any:
+        """What runs: a new object for each export and each set of gradients."""
+        found = self._latest()
+        return None if found is None else found[1].agent
+
+    _graph_builder = _execution_agent
+
+
+class TorchModule:
+    """Holds the two modes; calling `_execution_manager` with a bool gives one."""
+
+    class Managers:
+        def __init__(self, model: ORTModule) -> None:
+            self._training_manager = GraphExecutionManager(model, True)
+            self._inference_manager = GraphExecutionManager(model, False)
+
+        def __call__(self, is_training: bool) -> GraphExecutionManager:
+            return self._training_manager if is_training else self._inference_manager
+
+    def __init__(self, model: ORTModule) -> None:
+        self._model = model
+        self._execution_manager = self.Managers(model)
+        self._original_module = model.module
+
+    @property
+    def module(self) -> torch.nn.Module:
+        return self._model.module
+
+    def is_training(self) -> bool:
+        """Whether the next call builds or uses a program for training."""
+        return self._model.module.training and torch.is_grad_enabled()

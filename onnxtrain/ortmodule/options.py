@@ -1,0 +1,54 @@
+"""Per-module switches of ORTModule, under the names that scripts know."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+from onnxtrain import options
+
+
+class _SkipCheck(enum.IntFlag):
+    """Checks that a script asks to skip after the first step. They cost microseconds here and stay on."""
+
+    SKIP_CHECK_DISABLED = 1
+    SKIP_CHECK_DEVICE = 2
+    SKIP_CHECK_BUILD_GRADIENT = 4
+    SKIP_CHECK_EXECUTION_AGENT = 8
+
+    @classmethod
+    def parse(cls, text: str) -> _SkipCheck:
+        """Names joined by |. KeyError for a name that does not exist."""
+        policy = cls(0)
+        for name in text.split("|"):
+            policy |= cls[name.strip()]
+        return policy
+
+
+def _read(name: str) -> object:
+    return dataclasses.field(default_factory=lambda: options.read(name))
+
+
+@dataclasses.dataclass
+class RuntimeOptions:
+    """What one ORTModule exports and runs with; made from the environment when the module is wrapped.
+
+    onnx_opset_version, enable_custom_autograd_function, skipped_autograd_functions and cache_dir have an effect on what
+    is exported after they are set, print_memory_stats on the next step. The rest is kept for scripts that set it, and changes nothing here.
+    """
+
+    onnx_opset_version: int = _read("ORTMODULE_ONNX_OPSET_VERSION")  # type: ignore[assignment]
+    enable_custom_autograd_function: bool = _read("ORTMODULE_ENABLE_CUSTOM_AUTOGRAD")  # type: ignore[assignment]
+    skipped_autograd_functions: tuple[str, ...] = _read("ORTMODULE_SKIPPED_AUTOGRAD_FUNCTIONS")  # type: ignore[assignment]
+    cache_dir: str = _read("ORTMODULE_CACHE_DIR")  # type: ignore[assignment]
+    print_memory_stats: bool = _read("ORTMODULE_PRINT_MEMORY_STATS")  # type: ignore[assignment]
+    skip_check: _SkipCheck = _read("ORTMODULE_SKIPCHECK_POLICY")  # type: ignore[assignment]
+    propagate_cast_ops_strategy: object = None
+    propagate_cast_ops_level: int = 1
+    propagate_cast_ops_allow: list[str] = dataclasses.field(default_factory=list)
+    use_external_gpu_allocator: bool = True
+    use_static_shape: bool = False
+    run_symbolic_shape_infer: bool = True
+    enable_grad_acc_optimization: bool = False
+    use_memory_efficient_gradient: bool = False
+    print_input_density: bool = False

@@ -1,0 +1,92 @@
+"""GridSample and AffineGrid against torch, in every mode and padding, with the gradients to the image and to the grid."""
+
+import itertools
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from harness import C, Case, R, V, expect_error, run_case  # noqa: E402
+from onnxtrain import UnsupportedError  # noqa: E402
+
+NAMES = {"nearest": "nearest", "linear": "bilinear", "cubic": "bicubic"}
+
+
+def sample(mode, padding, corners):
+    return lambda x, grid: F.grid_sample(x, grid, NAMES[mode], padding, bool(corners))
+
+
+def case_of(shape, points, mode, padding, corners, opset=20, **options):
+    f = sample(mode, padding, corners)
+    attrs = {"mode": mode if opset >= 20 else NAMES[mode], "padding_mode": padding, "align_corners": corners}
+    grid = R(shape[0], *points, len(points), low=-1.6, high=1.6)
+    return Case("GridSample", [R(*shape), grid], attrs, torch=f, opset=opset, tol=2e-4, tol64=1e-10,
+                reference=lambda x, g: f(torch.from_numpy(x), torch.from_numpy(g)).numpy(),
+                name=f"{shape}-{points}-{mode}-{padding}-{corners}-v{opset}", **{"alloc": False, **options})
+
+
+ALL = list(itertools.product(("nearest", "linear", "cubic"), ("zeros", "border", "reflection"), (0, 1)))
+CASES = [case_of((2, 3, 5, 4), (3, 6), *kind) for kind in ALL]
+CASES += [case_of((2, 2, 3, 4, 5), (2, 3, 4), *kind) for kind in ALL if kind[0] != "cubic"]
+CASES += [case_of((1, 2, 1, 4), (3, 2), *kind) for kind in ALL]  # one row
+CASES += [case_of((1, 2, 5, 4), (3, 6), mode, "zeros", 0, opset=16) for mode in NAMES]
+CASES += [case_of((1, 2, 4, 4), (2, 3), "linear", "zeros", 0, alloc=True), case_of((0, 2, 4, 4), (2, 3), "linear", "zeros", 0),
+          case_of((1, 2, 4, 4), (0, 3), "linear", "zeros", 0), case_of((2, 5, 30, 40), (50, 20), "linear", "zeros", 0, fd=False)]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_torch(case):
+    run_case(case)
+
+
+def by_rows(mode, padding, corners):
+    """One spatial dim as torch's two, of which the other has one cell."""
+    def f(x, grid):
+        whole = torch.cat([grid[:, None], torch.zeros_like(grid[:, None])], -1)
+        return F.grid_sample(x[:, :, None], whole, NAMES[mode], padding, bool(corners))[:, :, 0]
+    return f
+
+
+@pytest.mark.parametrize("mode, padding, corners", [k for k in ALL if k[0] != "cubic"])
+def test_one_dim(mode, padding, corners):
+    f = by_rows(mode, padding, corners)
+    run_case(Case("GridSample", [R(2, 3, 5), R(2, 7, 1, low=-1.6, high=1.6)], {"mode": mode, "padding_mode": padding, "align_corners": corners},
+                  torch=f, reference=lambda x, g: f(torch.from_numpy(x), torch.from_numpy(g)).numpy(), tol=2e-4, alloc=False))
+
+
+def test_cubic_in_three_dims():
+    """torch has no such mode: along each axis in turn it is the cubic of the other tests."""
+    run_case(Case("GridSample", [R(1, 2, 3, 4, 3), R(1, 2, 2, 2, 3, low=-1, high=1)], {"mode": "cubic", "padding_mode": "border"},
+                  tol=1e-3, tol64=1e-5, alloc=False))
+
+
+def test_points_nowhere():
+    """Not a number and infinity are not turned into zeros; what is only far away is."""
+    grid = V([[[[np.nan, 0], [np.inf, 0], [0, -np.inf], [1e30, 1e30], [0, 0]]]])
+    f = sample("linear", "zeros", 0)
+    run_case(Case("GridSample", [R(1, 2, 3, 3), grid], {}, name="nowhere", torch=f, grad=False, alloc=False, fd=False,
+                  reference=lambda x, g: f(torch.from_numpy(x), torch.from_numpy(g)).numpy()))
+
+
+@pytest.mark.filterwarnings("ignore:Since version 1.3.0")
+@pytest.mark.parametrize("size", [(2, 3, 4, 5), (1, 1, 1, 3), (2, 3, 2, 3, 4)], ids=str)
+@pytest.mark.parametrize("corners", [0, 1])
+def test_affine_grid(size, corners):
+    reference = lambda t, s: F.affine_grid(torch.from_numpy(t), size, bool(corners)).numpy()  # noqa: E731
+    run_case(Case("AffineGrid", [R(size[0], len(size) - 2, len(size) - 1), C(size)], {"align_corners": corners}, name=f"{size}-{corners}",
+                  torch=lambda t, s: F.affine_grid(t, size, bool(corners)), reference=reference, alloc=size == (2, 3, 4, 5)))
+
+
+def test_refusals():
+    x, grid = R(1, 2, 3, 3), R(1, 2, 2, 2)
+    expect_error(Case("GridSample", [x, grid], {"mode": "area"}), ValueError, "mode is 'area'")
+    expect_error(Case("GridSample", [x, grid], {"padding_mode": "wrap"}), ValueError, "padding_mode is 'wrap'")
+    expect_error(Case("GridSample", [x, R(1, 2, 2, 3)], {}), ValueError, "the grid does not fit an input of 2 spatial dims")
+    expect_error(Case("GridSample", [R(1, 2, 3, 3, 3, 3), R(1, 2, 2, 2, 2, 4)], {}), UnsupportedError, "4 spatial dims")
+    expect_error(Case("GridSample", [R(1, 2, 0, 3), grid], {}), ValueError, "planes of the input are empty")
+    expect_error(Case("AffineGrid", [R(1, 2, 3), C([1, 1, 3])], {}), ValueError, "size has 3 entries")
+    expect_error(Case("AffineGrid", [R(1, 2, 4), C([1, 1, 3, 3])], {}), ValueError, "theta does not have the shape (1, 2, 3)")

@@ -1,0 +1,266 @@
+"""torch.autograd.Function inside a wrapped module: its own backward runs, in every form that torch allows."""
+
+import copy
+import logging
+
+import pytest
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+import onnxtrain
+from onnxtrain.ortmodule import ORTModule
+
+torch.manual_seed(0)
+
+
+class Wrong(torch.autograd.Function):
+    """Its backward is not the derivative of its forward, so that tracing through would be seen."""
+
+    @staticmethod
+    def forward(ctx, x, factor=2.0):
+        ctx.save_for_backward(x)
+        ctx.factor = factor
+        return x.clamp(min=0) * factor
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return grad * 10 * ctx.factor + x, None
+
+
+class Split(torch.autograd.Function):
+    """Several outputs, one of which has no gradient; inputs of which only some want one."""
+
+    needed = []
+
+    @staticmethod
+    def forward(ctx, x, y, how):
+        ctx.how = how
+        ctx.save_for_backward(x, y)
+        order = (x > y).long()
+        ctx.mark_non_differentiable(order)
+        return x * y, x - y, order, "note"
+
+    @staticmethod
+    def backward(ctx, product, difference, order, note):
+        assert note is None and order is not None and not order.any()
+        Split.needed.append(tuple(ctx.needs_input_grad))
+        x, y = ctx.saved_tensors
+        return product * y * 3 + difference, product * x * 5 if ctx.needs_input_grad[1] else None, None
+
+
+class Lazy(torch.autograd.Function):
+    """Gradients that nobody gave stay None; new style, with setup_context."""
+
+    @staticmethod
+    def forward(x, pair):
+        return x * 2 + pair["bias"], x * pair["scale"]
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.set_materialize_grads(False)
+        ctx.scale = inputs[1]["scale"]
+
+    @staticmethod
+    def backward(ctx, a, b):
+        assert a is None or b is None
+        return (a * 7 if b is None else b * ctx.scale * 11), None
+
+
+class Nested(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return Wrong.apply(x, 3.0) + 1
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 4
+
+
+class Shrinks(torch.autograd.Function):
+    """Another shape and dtype than its input's."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.rows = x.shape[0]
+        return x.sum(0).double()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad.float().expand(ctx.rows, -1) * 0.5
+
+
+def both(forward, *calls, part=lambda result: result):
+    class Module(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 4)
+            self.drop = nn.Dropout(0.0)
+
+    Module.forward = forward
+    torch.manual_seed(0)
+    eager = Module()
+    ours = ORTModule(copy.deepcopy(eager))
+    for rows in calls or (3, 5, 3):
+        x = torch.randn(rows, 4)
+        results = []
+        for model in (eager, ours):
+            model.zero_grad()
+            given = x.clone().requires_grad_(True)
+            out = part(model(given))
+            (out * torch.arange(out.numel()).reshape(out.shape)).sum().backward()
+            results.append([out.detach(), given.grad, *(p.grad for p in model.parameters())])
+        for a, b in zip(*results):
+            assert (a is None) == (b is None)
+            if a is not None:
+                torch.testing.assert_close(b, a)
+    counts = onnxtrain.stats(ours)
+    assert counts["fallback_steps"] == 0, counts["reasons"]
+    assert counts["engine_steps"] == len(calls or (3, 5, 3)) and counts["exports"] == 1
+    return ours
+
+
+def test_its_own_backward_runs_where_a_trace_would_lose_it():
+    model = both(lambda m, x: m.two(Wrong.apply(m.one(x))))
+    (program,) = next(iter(model._programs.values()))
+    assert len(program.exported.functions) == 1 and len(program.sessions) == 2
+    assert "PythonOp" in program.exported.model.decode("latin1")
+
+
+def test_several_outputs_and_inputs_that_want_no_gradient():
+    Split.needed.clear()
+
+    def forward(m, x):
+        product, difference, order, note = Split.apply(m.one(x), m.two(x).detach(), "how")
+        assert note == "note"
+        return product + difference * order
+
+    both(forward)
+    assert set(Split.needed) == {(True, False, False)}
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_gradients_that_nobody_gave_stay_none(which):
+    both(lambda m, x: m.two(Lazy.apply(m.one(x), {"bias": 1.5, "scale": 2})[which]))
+
+
+def test_nested_functions_and_functions_in_a_row():
+    both(lambda m, x: m.two(Nested.apply(Wrong.apply(m.one(Wrong.apply(x))))))
+
+
+def test_on_inputs_and_as_the_result():
+    both(lambda m, x: Wrong.apply(x))
+    both(lambda m, x: Wrong.apply(m.one(x)), part=lambda y: y * 1)
+
+
+def test_on_parameters():
+    both(lambda m, x: F.linear(x, Wrong.apply(m.one.weight), m.one.bias) + m.two(x))
+
+
+def test_one_call_used_on_both_sides_of_another():
+    def forward(m, x):
+        early = m.one(x)
+        late = Wrong.apply(early)
+        return m.two(late + early) * early + late.mean()
+
+    both(forward)
+
+
+def test_shapes_that_come_from_its_result():
+    both(lambda m, x: m.two(Wrong.apply(m.one(x)).view(x.shape[0] * 2, 2).reshape(-1, 4)))
+    both(lambda m, x: m.two(Shrinks.apply(m.one(x)).float()).expand(x.shape[0], -1))
+
+
+def test_without_gradient_and_in_eval():
+    model = both(lambda m, x: m.two(m.drop(Wrong.apply(m.one(x)))))
+    x = torch.randn(2, 4)
+    with torch.no_grad():
+        assert not model(x).requires_grad
+    model.eval()
+    torch.testing.assert_close(model(x), model.module(x))
+    assert onnxtrain.stats(model)["fallback_steps"] == 0
+
+
+def test_in_a_loop_with_an_optimizer_and_several_forwards():
+    model = both(lambda m, x: m.two(Wrong.apply(m.one(x))))
+    twin = copy.deepcopy(model.module)
+    for m in (model, twin):
+        torch.manual_seed(3)
+        optimizer = torch.optim.SGD(m.parameters(), 1e-4)
+        for _ in range(4):
+            optimizer.zero_grad()
+            a, b = m(torch.randn(3, 4)), m(torch.randn(6, 4))
+            (b.square().mean() + a.mean()).backward()
+            optimizer.step()
+    for p, q in zip(model.parameters(), twin.parameters()):
+        torch.testing.assert_close(p, q)
+
+
+class InPlace(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 3
+
+
+def test_one_that_changes_its_input_runs_in_pytorch():
+    module = type("M", (nn.Module,), {"forward": lambda m, x: InPlace.apply(x * 1)})()
+    model = ORTModule(module)
+    x = torch.randn(2, requires_grad=True)
+    model(x).sum().backward()
+    assert x.grad.tolist() == [3, 3]
+    assert "in place" in onnxtrain.stats(model)["reasons"][0]
+
+
+def linear_with(function):
+    class Module(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return function.apply(self.fc(x))
+
+    return Module()
+
+
+class Right(torch.autograd.Function):
+    """Its backward is the derivative of its forward."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 2 * ctx.saved_tensors[0] * grad
+
+
+@pytest.mark.parametrize(("variable", "value"), [
+    ("ORTMODULE_ENABLE_CUSTOM_AUTOGRAD", "0"), ("ORTMODULE_DISABLE_CUSTOM_AUTOGRAD_SUPPORT", "1"),
+    ("ORTMODULE_SKIPPED_AUTOGRAD_FUNCTIONS", f"other.Name, {__name__}.Right,{__name__}.Wrong"),
+])
+def test_switched_off_it_is_traced_through_only_if_that_gives_its_gradient(variable, value, monkeypatch, caplog):
+    monkeypatch.setenv(variable, value)
+    x = torch.randn(3, 4)
+    model = ORTModule(linear_with(Right))
+    model(x).sum().backward()
+    (program,) = next(iter(model._programs.values()))
+    assert not program.exported.functions and any("Traced through" in note for note in program.exported.notes)
+    assert onnxtrain.stats(model)["engine_steps"] == 1
+    model = ORTModule(linear_with(Wrong))
+    with caplog.at_level(logging.WARNING, "onnxtrain"):
+        model(x).sum().backward()
+    assert onnxtrain.stats(model)["fallback_steps"] == 1 and "differs from eager" in caplog.text
+
+
+def test_explained():
+    model = ORTModule(linear_with(Wrong))
+    model(torch.randn(2, 4)).sum().backward()
+    assert "1 torch.autograd.Function" in onnxtrain.explain(model)

@@ -1,0 +1,740 @@
+"""Every way in which a user holds a module: the same code on eager PyTorch and on ORTModule, results compared."""
+
+import contextlib
+import copy
+import dataclasses
+import io
+import pickle
+import threading
+import warnings
+from collections import OrderedDict, namedtuple
+
+import pytest
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint
+
+import onnxtrain
+from onnxtrain.ortmodule import ORTModule, ORTModuleTorchModelException
+
+
+def in_engine(model, at_least=1):
+    counts = onnxtrain.stats(model)
+    assert counts["fallback_steps"] == 0, counts["reasons"]
+    assert counts["engine_steps"] >= at_least
+    return counts
+
+
+def equal(ours, eager, tolerance=1e-5):
+    got, want = pytree.tree_flatten(ours), pytree.tree_flatten(eager)
+    assert got[1] == want[1]
+    for a, b in zip(got[0], want[0]):
+        if isinstance(b, torch.Tensor):
+            assert a.dtype == b.dtype and a.requires_grad == b.requires_grad
+            torch.testing.assert_close(a.detach(), b.detach(), rtol=tolerance, atol=tolerance)
+        else:
+            assert type(a) is type(b) and a == b
+
+
+def both(make, use, tolerance=1e-5):
+    """use(model) on eager and on ORTModule: what it returns, and every gradient, are the same."""
+    torch.manual_seed(0)
+    module = make()
+    eager, ours = copy.deepcopy(module), ORTModule(module)
+    torch.manual_seed(1)
+    want = use(eager)
+    torch.manual_seed(1)
+    got = use(ours)
+    equal(got, want, tolerance)
+    for (name, p), q in zip(eager.named_parameters(), ours.parameters()):
+        assert (p.grad is None) == (q.grad is None), name
+        if p.grad is not None:
+            torch.testing.assert_close(q.grad, p.grad, rtol=tolerance, atol=tolerance, msg=name)
+    return ours
+
+
+class Linear(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 4)
+
+
+def module(forward, **parts):
+    """A class with one linear layer `fc`, these submodules, and this forward."""
+
+    class Made(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+            for name, part in parts.items():
+                setattr(self, name, part())
+
+    Made.forward = forward
+    return Made
+
+
+def step(*args, **kwargs):
+    """A use: one forward, backward from every output that has a gradient, gradients of the arguments returned."""
+
+    def use(model):
+        given = pytree.tree_map_only(torch.Tensor, lambda t: t.detach().clone().requires_grad_(t.requires_grad), (args, kwargs))
+        result = model(*given[0], **given[1])
+        roots = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor) and t.requires_grad]
+        if roots:
+            sum((t * torch.linspace(0.5, 1.5, t.numel()).reshape(t.shape)).sum() for t in roots).backward()
+        return result, [t.grad for t in pytree.tree_leaves(given) if isinstance(t, torch.Tensor)]
+
+    return use
+
+
+X = torch.randn(3, 4, generator=torch.Generator().manual_seed(5)).requires_grad_(True)
+Y = torch.randn(3, 4, generator=torch.Generator().manual_seed(6))
+
+
+# --- outputs ----------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Result:
+    value: torch.Tensor
+    extra: dict
+    name: str = "result"
+    count: int = dataclasses.field(default=3, init=False)
+
+    def __post_init__(self):
+        self.made = self.name + "!"
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    a: torch.Tensor
+    b: torch.Tensor | None = None
+
+
+class Bag:
+    def __init__(self, items):
+        self.items = items
+
+
+pytree.register_pytree_node(Bag, lambda bag: (bag.items, None), lambda items, _: Bag(list(items)))
+
+
+class Record(OrderedDict):
+    """As transformers' outputs were before they registered themselves."""
+
+    def __getattr__(self, name):
+        return self[name]
+
+
+Pair = namedtuple("Pair", "first second")
+
+OUTPUTS = {
+    "an input": lambda m, x, y: x,
+    "an input twice": lambda m, x, y: (x, x, m.fc(x)),
+    "an input without gradient": lambda m, x, y: (y, m.fc(x)),
+    "a view of an input": lambda m, x, y: (x.view(-1), x[0], x.t(), m.fc(x)),
+    "views of a result": lambda m, x, y: (lambda h: (h, h.view(-1), h[0], h.t(), h[:, 1:3]))(m.fc(x)),
+    "a result twice": lambda m, x, y: (lambda h: (h, h))(m.fc(x)),
+    "a parameter": lambda m, x, y: (m.fc.weight, m.fc(x)),
+    "integers": lambda m, x, y: ((m.fc(x) > 0).long(), m.fc(x)),
+    "booleans": lambda m, x, y: (m.fc(x) > 0, m.fc(x)),
+    "only integers": lambda m, x, y: (m.fc(x) * 10).int(),
+    "detached": lambda m, x, y: (m.fc(x).detach(), m.fc(x)),
+    "a scalar": lambda m, x, y: m.fc(x).mean(),
+    "primitives": lambda m, x, y: (m.fc(x), 1, 2.5, "name", True, None),
+    "list and dict": lambda m, x, y: [m.fc(x), {"a": x + y, "b": [y * 2, None]}],
+    "ordered dict": lambda m, x, y: OrderedDict(b=m.fc(x), a=y + 1),
+    "named tuple": lambda m, x, y: Pair(m.fc(x), Pair(x * y, None)),
+    "size": lambda m, x, y: (m.fc(x), x.shape[0]),
+}
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_outputs(name):
+    in_engine(both(module(lambda self, x, y: OUTPUTS[name](self, x, y)), step(X, Y)))
+
+
+def test_dataclass_outputs_are_rebuilt_as_they_were():
+    made = module(lambda self, x, y: Result(self.fc(x), {"frozen": Frozen(x * y)}, "named"))
+    model = both(made, lambda m: pytree.tree_leaves((m(X, Y).value, m(X, Y).extra["frozen"].a)))
+    result = model(X, Y)
+    assert type(result) is Result and (result.name, result.count, result.made) == ("named", 3, "named!")
+    assert type(result.extra["frozen"]) is Frozen and result.extra["frozen"].b is None
+    in_engine(model)
+
+
+def test_registered_containers_and_subclasses_of_dict():
+    model = both(module(lambda self, x, y: (Bag([self.fc(x), y]), Record(loss=self.fc(x).sum()))),
+                 lambda m: (m(X, Y)[0].items, m(X, Y)[1].loss))
+    assert type(model(X, Y)[1]) is Record
+    in_engine(model)
+
+
+# --- inputs -----------------------------------------------------------------------------------------------------------
+
+INPUTS = {
+    "keywords in another order": (lambda self, x, y: self.fc(x) * y, (), {"y": Y, "x": X}),
+    "defaults": (lambda self, x, y=None, scale=2.0: self.fc(x) * scale + (0 if y is None else y), (X,), {}),
+    "a default overridden": (lambda self, x, y=None, scale=2.0: self.fc(x) * scale, (X,), {"scale": 3.0}),
+    "var positional": (lambda self, *xs: sum(self.fc(x) for x in xs), (X, Y, X), {}),
+    "var keyword": (lambda self, x, **more: self.fc(x) + more["a"] * more["b"], (X,), {"b": Y, "a": X}),
+    "keyword only": (lambda self, x, *, y: self.fc(x) - y, (X,), {"y": Y}),
+    "nested": (lambda self, d: self.fc(d["a"][0]) + d["b"]["c"], ({"a": [X, None], "b": {"c": Y}},), {}),
+    "named tuple": (lambda self, p: self.fc(p.first) + p.second, (Pair(X, Y),), {}),
+    "dataclass": (lambda self, r: self.fc(r.value) + r.extra["y"], (Result(X, {"y": Y}),), {}),
+    "frozen dataclass": (lambda self, r: self.fc(r.a) if r.b is None else r.b, (Frozen(X),), {}),
+    "registered": (lambda self, bag: self.fc(bag.items[0]) + bag.items[1], (Bag([X, Y]),), {}),
+    "subclass of dict": (lambda self, r: self.fc(r.x) + r["y"], (Record(x=X, y=Y),), {}),
+    "str": (lambda self, x, how: self.fc(x) if how == "linear" else x, (X, "linear"), {}),
+    "int and float": (lambda self, x, k, f: self.fc(x) * k + f, (X, 3, 0.5), {}),
+    "same tensor twice": (lambda self, x, y: self.fc(x) * y, (X, X), {}),
+    "strided": (lambda self, x: self.fc(x), (Y.t().contiguous().t(),), {}),
+    "expanded": (lambda self, x: self.fc(x), (Y[:1].expand(5, 4),), {}),
+    "offset": (lambda self, x: self.fc(x), (Y.reshape(-1)[4:].view(2, 4),), {}),
+    "zero rows": (lambda self, x: self.fc(x), (Y[:0],), {}),
+    "0-d": (lambda self, x, s: self.fc(x) * s, (X, torch.tensor(2.0, requires_grad=True)), {}),
+    "unused": (lambda self, x, y: self.fc(x), (X, Y.clone().requires_grad_(True)), {}),
+}
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_inputs(name):
+    forward, args, kwargs = INPUTS[name]
+    model = both(module(forward), step(*args, **kwargs))
+    in_engine(model)
+
+
+def test_values_are_constants_of_their_own_graph():
+    def forward(self, x, k, how="add", flag=False):
+        return (self.fc(x) + k if how == "add" else self.fc(x) * k) * (2 if flag else 1)
+
+    calls = [(1, "add", False), (2, "add", False), (2, "mul", False), (2, "mul", True), (1, "add", False), (2.0, "mul", True)]
+    model = both(module(forward), lambda m: [m(X, *call) for call in calls])
+    assert in_engine(model)["engine_steps"] == len(calls)
+
+
+def test_an_argument_that_no_graph_takes_runs_in_pytorch():
+    class Opaque:
+        __hash__ = None
+        scale = 2.0
+
+    model = both(module(lambda self, x, o: self.fc(x) * o.scale), step(X, Opaque()))
+    counts = onnxtrain.stats(model)
+    assert counts["fallback_steps"] == 1 and "Opaque" in counts["reasons"][0]
+
+
+# --- the module's state -----------------------------------------------------------------------------------------------
+
+
+def test_data_replaced_and_parameters_reassigned():
+    def use(m):
+        results = [m(X)]
+        m.fc.weight.data = torch.full((4, 4), 0.25)
+        results.append(m(X))
+        m.fc.weight.data.mul_(2)
+        results.append(m(X))
+        m.fc.bias = nn.Parameter(torch.ones(4))
+        results.append(m(X))
+        m.fc = nn.Linear(4, 2)
+        with torch.no_grad():
+            m.fc.weight.fill_(0.5), m.fc.bias.zero_()
+        results.append(m(X))
+        results[-1].sum().backward()
+        return results
+
+    in_engine(both(module(lambda self, x: self.fc(x)), use), 5)
+
+
+def test_requires_grad_toggled_and_added():
+    def use(m):
+        grads = []
+        for frozen in ((), ("weight",), ("weight", "bias"), ("bias",), ()):
+            for name in ("weight", "bias"):
+                getattr(m.fc, name).requires_grad_(name not in frozen)
+            m.zero_grad()
+            out = m(Y)
+            grads.append(out.requires_grad)
+            if out.requires_grad:
+                out.square().sum().backward()
+            grads += [None if p.grad is None else p.grad.clone() for p in m.fc.parameters()]
+        return grads
+
+    in_engine(both(module(lambda self, x: self.fc(x)), use), 5)
+
+
+class Shared(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.two.weight = self.one.weight
+
+    def forward(self, x):
+        return self.two(F.relu(self.one(x)))
+
+
+def test_shared_parameters_add_their_gradients():
+    in_engine(both(Shared, step(X)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_dtype_changes_and_back(dtype):
+    def use(m):
+        first = m(X)
+        m.to(dtype)
+        second = m(X.detach().to(dtype))
+        m.float()
+        third = m(X)
+        third.sum().backward()
+        return first, second, third
+
+    in_engine(both(module(lambda self, x: self.fc(x).tanh()), use), 3)
+
+
+def test_state_dict_both_ways_also_inside_a_larger_model():
+    plain = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    wrapped = ORTModule(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
+    assert list(wrapped.state_dict()) == list(plain.state_dict())
+    assert not wrapped.load_state_dict(plain.state_dict()).missing_keys
+    torch.testing.assert_close(wrapped(Y), plain(Y))
+    plain.load_state_dict(wrapped.state_dict())
+    outer, outer_plain = nn.ModuleDict({"a": wrapped}), nn.ModuleDict({"a": plain})
+    assert list(outer.state_dict()) == list(outer_plain.state_dict())
+    with torch.no_grad():
+        plain[0].weight.fill_(0.5)
+    outer.load_state_dict(outer_plain.state_dict())
+    torch.testing.assert_close(wrapped(Y), plain(Y))
+    with pytest.raises(RuntimeError, match="a.0.weight"):
+        outer.load_state_dict({})
+    assert [n for n, _ in outer.named_parameters()] == [n for n, _ in outer_plain.named_parameters()]
+    assert [n for n, _ in outer.named_buffers()] == [n for n, _ in outer_plain.named_buffers()]
+    outer.eval()
+    assert not plain.eval().training and not wrapped.module[1].training
+    torch.testing.assert_close(wrapped(Y), plain(Y))
+    outer.double()
+    assert wrapped(Y.double()).dtype == torch.float64
+
+
+def test_torch_save_of_the_wrapped_module(tmp_path):
+    model = ORTModule(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+    want = model(Y)
+    torch.save(model, tmp_path / "m.pt")
+    loaded = torch.load(tmp_path / "m.pt", weights_only=False)
+    assert type(loaded) is ORTModule
+    equal(loaded(Y), want)
+    equal(pickle.loads(pickle.dumps(model))(Y), want)
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        twin.module[0].weight.zero_()
+    equal(model(Y), want)
+    assert not torch.equal(twin(Y), want)
+    torch.save(model.state_dict(), tmp_path / "s.pt")
+    model.load_state_dict(torch.load(tmp_path / "s.pt"))
+    equal(model(Y), want)
+
+
+class Custom(nn.Module):
+    """Attributes and methods of the user's own."""
+
+    kind = "custom"
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.scale = 2.0
+
+    def forward(self, x):
+        return self.fc(x) * self.scale
+
+    def predict(self, x):
+        self.calls = getattr(self, "calls", 0) + 1
+        return (self(x) > 0).long()
+
+    @property
+    def width(self):
+        return self.fc.in_features
+
+    @staticmethod
+    def twice(x):
+        return 2 * x
+
+    @classmethod
+    def make(cls):
+        return cls()
+
+
+class Derived(Custom):
+    def predict(self, x):
+        return super().predict(x) + 1
+
+
+def test_custom_methods_run_through_the_wrapper():
+    model = ORTModule(Custom())
+    assert model.predict(Y).dtype == torch.int64 and model.module.calls == 1
+    assert in_engine(model)["engine_steps"] == 1
+    assert (model.kind, model.width, model.twice(3)) == ("custom", 4, 6) and type(model.make()) is Custom
+    model.scale = 3.0
+    torch.testing.assert_close(model(Y), model.module.fc(Y) * 3)
+    model.fresh = nn.Linear(2, 2)
+    assert model.module.fresh is model.fresh and "fresh.weight" in dict(model.named_parameters())
+    del model.fresh
+    assert not hasattr(model, "fresh") and not hasattr(model.module, "fresh")
+    with pytest.raises(AttributeError, match="nothing"):
+        model.nothing
+    assert {"predict", "fc", "scale"} <= set(dir(model))
+    torch.testing.assert_close(ORTModule(Derived()).predict(Y).shape, torch.Size([3, 4]))
+
+
+def test_names_that_collide_are_said():
+    class Colliding(Custom):
+        def _export_and_run(self):
+            return 1
+
+    with pytest.warns(UserWarning, match="_export_and_run collides"):
+        ORTModule(Colliding())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ORTModule(Custom())
+
+
+def test_what_cannot_be_wrapped():
+    with pytest.raises(TypeError, match="torch.nn.Module"):
+        ORTModule(lambda x: x)
+    with pytest.raises(ORTModuleTorchModelException, match="DataParallel"):
+        ORTModule(nn.DataParallel(nn.Linear(2, 2)))
+    with pytest.raises(ORTModuleTorchModelException, match="adding modules"):
+        ORTModule(nn.Linear(2, 2)).add_module("more", nn.Linear(2, 2))
+
+
+def test_errors_of_the_call_are_the_modules_own():
+    model = ORTModule(Custom())
+    for args in ((), (Y, Y)):
+        with pytest.raises(TypeError, match="forward"):
+            model(*args)
+    with pytest.raises(RuntimeError):
+        model(torch.randn(3, 7))
+    equal(model(Y), model.module(Y))
+
+
+def test_hooks_on_the_wrapper_and_on_gradients():
+    def use(m):
+        seen = []
+        handles = [m.register_forward_pre_hook(lambda mod, args: (args[0] * 2,)),
+                   m.register_forward_hook(lambda mod, args, out: out + 1)]
+        handles.append(m.fc.weight.register_hook(lambda g: g * 3))
+        handles.append(m.fc.bias.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.clone())))
+        out = m(X)
+        out.register_hook(lambda g: g * 0.5)
+        out.retain_grad()
+        out.sum().backward()
+        for handle in handles:
+            handle.remove()
+        return out, out.grad, seen, m(X)
+
+    in_engine(both(Custom, use), 2)
+
+
+def test_full_backward_hook_on_the_wrapper():
+    def use(m):
+        seen = []
+        with_hook = m.register_full_backward_hook(lambda mod, gin, gout: seen.extend([*gin, *gout]))
+        x = X.detach().clone().requires_grad_(True)
+        m(x).square().sum().backward()
+        with_hook.remove()
+        return [t.detach() for t in seen if t is not None], x.grad
+
+    both(Custom, use)
+
+
+# --- modes ------------------------------------------------------------------------------------------------------------
+
+
+def test_no_grad_inference_mode_and_enable_grad():
+    def use(m):
+        results = []
+        for context in (torch.no_grad(), torch.inference_mode(), contextlib.nullcontext(), torch.no_grad()):
+            with context:
+                out = m(X)
+                results += [out.detach().clone(), out.requires_grad]
+        with torch.no_grad(), torch.enable_grad():
+            results.append(m(X).requires_grad)
+        return results
+
+    in_engine(both(module(lambda self, x: self.fc(x), drop=lambda: nn.Dropout(0.0)), use), 5)
+
+
+REGIONS = {
+    "detach": lambda m, x: (m.fc(x).detach() * m.two(x)).sum(),
+    "no_grad": lambda m, x: (_no_grad(m.fc, x) * m.two(x)).sum(),
+    "no_grad of parameters": lambda m, x: m.two(x) * _no_grad(lambda w: w.norm(), m.fc.weight) + m.fc(x),
+    "data": lambda m, x: m.two(m.fc(x).data + x),
+    "enable_grad inside no_grad": lambda m, x: m.two(_nested(m.fc, x)),
+    "integer path": lambda m, x: m.two(x) * (m.fc(x) > 0) + (m.fc(x) * 10).long(),
+    "stop on one branch": lambda m, x: m.two(x + (m.fc(x) - x).detach()),
+    "in place": lambda m, x: m.two(m.fc(x).add_(1.0).mul_(2.0).relu()),
+    "grad enabled by set": lambda m, x: _set(m, x),
+}
+
+
+def _no_grad(function, x):
+    with torch.no_grad():
+        return function(x)
+
+
+def _nested(function, x):
+    with torch.no_grad():
+        h = function(x)
+        with torch.enable_grad():
+            k = function(h)
+    return k
+
+
+def _set(m, x):
+    torch.set_grad_enabled(False)
+    h = m.fc(x)
+    torch.set_grad_enabled(True)
+    return m.two(x) + h
+
+
+@pytest.mark.parametrize("name", REGIONS)
+@pytest.mark.parametrize("exporter", ["dynamo", "torchscript"])
+def test_gradients_stop_where_the_user_stopped_them(name, exporter, monkeypatch):
+    monkeypatch.setenv("ONNXTRAIN_EXPORTER", exporter)
+    model = both(module(lambda self, x: REGIONS[name](self, x), two=lambda: nn.Linear(4, 4)), step(X))
+    in_engine(model)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_autocast(inside):
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16) if inside else contextlib.nullcontext():
+            return self.fc(x) + 1.0
+
+    def use(m):
+        results = [m(Y).float() if inside else m(Y)]
+        with torch.autocast("cpu", torch.bfloat16):
+            out = m(Y)
+        results += [out, m(Y)]
+        out.float().sum().backward()
+        return results
+
+    both(module(forward), use, tolerance=0.05)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoint_inside_and_around(reentrant):
+    def forward(self, x):
+        return checkpoint(lambda h: self.fc(F.gelu(h)), self.fc(x), use_reentrant=reentrant)
+
+    in_engine(both(module(forward), step(X)))
+    in_engine(both(module(lambda self, x: self.fc(x).tanh()),
+                   lambda m: checkpoint(m, X, use_reentrant=reentrant).square().sum().backward()))
+
+
+# --- several modules, autograd's rules --------------------------------------------------------------------------------
+
+
+def test_gan_step_with_two_modules():
+    class Gan(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.g = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
+            self.d = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+
+        def wrapped(self):
+            return self
+
+    torch.manual_seed(0)
+    gan = Gan()
+    twin = copy.deepcopy(gan)
+    results = []
+    for g, d in ((gan.g, gan.d), (ORTModule(twin.g), ORTModule(twin.d))):
+        torch.manual_seed(1)
+        optimizers = [torch.optim.Adam(m.parameters(), 1e-2) for m in (g, d)]
+        for _ in range(3):
+            noise, real = torch.randn(5, 4), torch.randn(5, 4)
+            optimizers[1].zero_grad()
+            (F.softplus(-d(real)).mean() + F.softplus(d(g(noise).detach())).mean()).backward()
+            optimizers[1].step()
+            optimizers[0].zero_grad()
+            F.softplus(-d(g(noise))).mean().backward()
+            optimizers[0].step()
+        results.append([p.detach() for p in (*g.parameters(), *d.parameters())])
+    for a, b in zip(*results):
+        torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-6)
+    in_engine(g), in_engine(d)
+
+
+def test_one_module_many_times_in_a_step():
+    def use(m):
+        a = m(X)
+        b = m(a)
+        c = m(b + a.detach())
+        (a.sum() + c.square().sum()).backward()
+        return a, b, c
+
+    in_engine(both(Linear, use), 3)
+
+
+def test_inside_a_larger_eager_model():
+    class Outer(nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.first, self.inner, self.last = nn.Linear(4, 4), inner, nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.last(self.inner(self.first(x)).relu())
+
+    torch.manual_seed(0)
+    plain = Outer(nn.Sequential(nn.Linear(4, 4), nn.Tanh()))
+    mixed = copy.deepcopy(plain)
+    mixed.inner = ORTModule(mixed.inner)
+    for m in (plain, mixed):
+        m(Y).square().sum().backward()
+    for (name, p), q in zip(plain.named_parameters(), mixed.parameters()):
+        torch.testing.assert_close(q.grad, p.grad, msg=name)
+    in_engine(mixed.inner)
+
+
+def test_backward_from_some_outputs_only():
+    forward = lambda self, x: (self.fc(x), self.two(x), self.fc(x).sum())  # noqa: E731
+
+    def use(m):
+        a, b, c = m(X)
+        b.sum().backward()
+        grads = [None if p.grad is None else p.grad.clone() for p in (m.two.weight,)]
+        torch.autograd.grad(m(X)[2], m.fc.bias)
+        return grads
+
+    torch.manual_seed(0)
+    made = module(forward, two=lambda: nn.Linear(4, 4))()
+    eager, ours = copy.deepcopy(made), ORTModule(made)
+    equal(use(ours), use(eager))
+    in_engine(ours, 2)
+
+
+def test_second_and_double_backward_say_what_to_do():
+    model = ORTModule(Linear())
+    loss = model(X).square().sum()
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="already called.*retain_graph is not supported"):
+        loss.backward()
+    x = X.detach().clone().requires_grad_(True)
+    (grad,) = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable|differentiate"):
+        grad.sum().backward()
+
+
+def test_saved_tensors_changed_in_place_are_an_error():
+    model = ORTModule(module(lambda self, x: self.fc(x).exp())())
+    out = model(Y)
+    out.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+    x = Y.clone().requires_grad_(True)
+    out = model(x * 1)
+    out = model((h := x * 1))
+    h.detach().mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+def test_functional_call():
+    def use(m):
+        fresh = {name: (p.detach() * 2).requires_grad_(True) for name, p in m.named_parameters()}
+        out = torch.func.functional_call(m, fresh, (Y,))
+        out.square().sum().backward()
+        return out, [p.grad for p in fresh.values()], [p.grad for p in m.parameters()], m(Y)
+
+    in_engine(both(Linear, use), 2)
+    in_engine(both(Custom, use), 2)
+
+
+def test_transforms_of_torch_func_run_in_pytorch():
+    def use(m):
+        weights = {name: p.detach() for name, p in m.named_parameters()}
+        loss = lambda w, x: torch.func.functional_call(m, w, (x,)).square().sum()  # noqa: E731
+        single = torch.func.grad(loss)(weights, Y)
+        each = torch.func.vmap(torch.func.grad(loss), (None, 0))(weights, Y)
+        return single, each
+
+    both(Linear, use)
+
+
+def test_threads_with_their_own_modes():
+    model, errors = ORTModule(Linear()), []
+    want = model.module(Y).detach()
+
+    def work(grad):
+        try:
+            for _ in range(20):
+                with contextlib.nullcontext() if grad else torch.no_grad():
+                    out = model(Y)
+                assert out.requires_grad == grad
+                torch.testing.assert_close(out.detach(), want)
+        except BaseException as error:  # noqa: BLE001
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(bool(i % 2),)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    in_engine(model, 80)
+
+
+class Rows(torch.utils.data.Dataset):
+    """Uses a wrapped module in the worker as well."""
+
+    def __init__(self, model):
+        self.model = model
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        with torch.no_grad():
+            return self.model(torch.full((1, 4), float(index)))[0]
+
+
+def test_fork_in_a_data_loader():
+    model = ORTModule(Linear())
+    model(Y).sum().backward()
+    loader = torch.utils.data.DataLoader(Rows(model), batch_size=4, num_workers=2, timeout=60,
+                                         multiprocessing_context="fork")
+    for batch, first in zip(loader, (0, 4)):
+        want = model.module(torch.arange(first, first + 4.0).unsqueeze(1).expand(4, 4)).detach()
+        torch.testing.assert_close(batch, want)
+        model(batch).sum().backward()
+
+
+def test_scaler_schedulers_and_averages():
+    results = []
+    for wrap in (lambda m: m, ORTModule):
+        torch.manual_seed(0)
+        model = wrap(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1)))
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=6)
+        average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        for _ in range(5):
+            optimizer.zero_grad()
+            scaler.scale(model(torch.randn(6, 4)).square().mean()).backward()
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            scaler.step(optimizer)
+            scaler.update()
+            schedule.step()
+            average.update_parameters(model)
+        results.append([p.detach() for p in model.parameters()] + [average(Y).detach()])
+    equal(results[1], results[0], 1e-4)
+
+
+def test_print_and_len_of_children():
+    model = ORTModule(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+    assert "Linear(in_features=4" in repr(model) and len(list(model.children())) == 2
+    assert [n for n, _ in model.named_modules()] == ["", "0", "1"]
+    buffer = io.StringIO()
+    print(model, file=buffer)
+    assert buffer.getvalue().startswith("ORTModule(")

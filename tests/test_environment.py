@@ -1,0 +1,256 @@
+"""Every variable of onnxtrain/options.py: parsed, documented, and with the effect that it names."""
+
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn as nn
+
+import onnxtrain
+from onnxtrain import options
+from onnxtrain.ortmodule import DebugOptions, FallbackPolicy, LogLevel, ORTModule, ORTModuleTorchModelException
+from onnxtrain.ortmodule.experimental.json_config import load_from_json
+
+ROOT = Path(__file__).resolve().parents[1]
+FREE = {"", "a path", "a folder", "a path or a list", "full names of classes, joined by commas",
+        "names of passes joined by commas"}
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch):
+    monkeypatch.setattr(options, "_said", set())
+    for name in options.VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+def default(variable):
+    return variable.default() if callable(variable.default) else variable.default
+
+
+@pytest.mark.parametrize("variable", options.VARIABLES.values(), ids=lambda v: v.name)
+def test_parser(variable, monkeypatch, caplog):
+    assert variable.read() == default(variable)
+    if variable.default not in (None, "", ()):
+        assert variable.parse(variable.shown_default) == default(variable)
+    if variable.choices in FREE or variable.name == "ORTMODULE_ATEN_SDPA_FALLBACK":
+        return
+    monkeypatch.setenv(variable.name, "nonsense")
+    with caplog.at_level(logging.WARNING, "onnxtrain"):
+        assert variable.read() == default(variable) == variable.read()
+    assert caplog.text.count(f"{variable.name}=nonsense is none of: {variable.choices}; using {variable.shown_default}") == 1
+
+
+def test_documentation_is_made_from_the_list():
+    assert (ROOT / "docs" / "environment.md").read_text(encoding="utf-8") == options.documentation()
+
+
+def test_no_variable_is_read_that_is_not_listed():
+    known = {*options.VARIABLES, *(name for v in options.VARIABLES.values() for name, _ in v.older)}
+    found = set()
+    for path in [*(ROOT / "onnxtrain").rglob("*.py"), *(ROOT / "csrc").rglob("*.[ch]")]:
+        found |= set(re.findall(r'"((?:ORTMODULE|ONNXTRAIN)_[A-Z_0-9]+)"', path.read_text(encoding="utf-8")))
+    found -= {"ORTMODULE_TORCH_CPP_DIR", "ORTMODULE_FALLBACK_POLICY", "ORTMODULE_FALLBACK_RETRY"} - known
+    assert found == known
+
+
+OTHER = {"SKIPCHECK_POLICY": "SKIP_CHECK_DISABLED", "CONV_ALGO_SEARCH": "EXHAUSTIVE", "MEMORY_OPT_LEVEL": "1",
+         "MEMORY_OPT_CONFIG": "x.json", "MAX_TUNING_DURATION_MS": "9", "TUNING_RESULTS_PATH": "x", "TRITON_CONFIG_FILE": "x",
+         "ATEN_SDPA_FALLBACK": "1"}
+
+
+@pytest.mark.parametrize("variable", [v for v in options.VARIABLES.values() if v.effect is None], ids=lambda v: v.name)
+def test_what_has_no_effect_is_said_once(variable, monkeypatch, caplog):
+    flag = {True: "0", False: "1"}.get(variable.default)
+    monkeypatch.setenv(variable.name, OTHER.get(variable.name.removeprefix("ORTMODULE_"), flag))
+    with caplog.at_level(logging.WARNING, "onnxtrain"):
+        ORTModule(nn.Linear(2, 2)), ORTModule(nn.Linear(2, 2))
+    assert caplog.text.count(f"{variable.name}=") == 1 and variable.instead in caplog.text
+    caplog.clear()
+    monkeypatch.setenv(variable.name, variable.shown_default if variable.default not in ("", ()) else "")
+    with caplog.at_level(logging.WARNING, "onnxtrain"):
+        ORTModule(nn.Linear(2, 2))
+    assert variable.name not in caplog.text
+
+
+# --- effects ----------------------------------------------------------------------------------------------------------
+
+
+class Branching(nn.Module):
+    """No exporter takes it: a branch on a value."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.fc(x) if x.sum() > 0 else x
+
+
+def ran(module=None, x=None, debug=None):
+    model = ORTModule(module or nn.Linear(2, 2), debug)
+    model(torch.ones(1, 2) if x is None else x)
+    return model
+
+
+def program(model):
+    (found,) = next(iter(model._programs.values()))
+    return found
+
+
+def opset(monkeypatch, **_):
+    monkeypatch.setenv("ORTMODULE_ONNX_OPSET_VERSION", "18")
+    assert program(ran()).exported.opset == 18
+
+
+def log_level(monkeypatch, caplog, **_):
+    monkeypatch.setenv("ORTMODULE_LOG_LEVEL", "error")
+    assert DebugOptions(LogLevel.VERBOSE).log_level == LogLevel.ERROR
+
+
+def save_path(monkeypatch, tmp_path, **_):
+    monkeypatch.setenv("ORTMODULE_SAVE_ONNX_PATH", str(tmp_path))
+    ran(debug=DebugOptions(save_onnx=True, onnx_prefix="m", save_path="elsewhere"))
+    assert (tmp_path / "m_torch_exported_training.onnx").exists()
+
+
+def fallback_policy(monkeypatch, **_):
+    monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_UNSUPPORTED_DATA | FALLBACK_UNSUPPORTED_TORCH_MODEL")
+    assert onnxtrain.stats(ran(Branching()))["fallback_steps"] == 1
+    for policy in ("FALLBACK_DISABLE", "FALLBACK_UNSUPPORTED_DATA", "FALLBACK_DISABLE|FALLBACK_UNSUPPORTED_TORCH_MODEL"):
+        monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", policy)
+        with pytest.raises(ORTModuleTorchModelException, match="branches on"):
+            ran(Branching())
+    for policy in ("FALLBACK_FORCE_TORCH_FORWARD", "FALLBACK_FORCE_TORCH_BACKWARD|FALLBACK_UNSUPPORTED_DATA"):
+        monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", policy)
+        counts = onnxtrain.stats(ran())
+        assert counts["fallback_steps"] == 1 and counts["exports"] == 0
+
+
+def fallback_retry(monkeypatch, **_):
+    from onnxtrain.ortmodule import _module
+
+    tries = []
+    original = _module.export
+    monkeypatch.setattr(_module, "export", lambda *a, **k: tries.append(1) or original(*a, **k))
+    monkeypatch.setenv("ONNXTRAIN_EXPORTER", "dynamo")
+    for value, expected in (("0", 1), ("1", 3)):
+        tries.clear()
+        monkeypatch.setenv("ORTMODULE_FALLBACK_RETRY", value)
+        model = ran(Branching())
+        model(torch.ones(1, 2)), model(torch.ones(1, 2))
+        assert len(tries) == expected
+
+
+def exporter(monkeypatch, **_):
+    for name in ("torchscript", "dynamo"):
+        monkeypatch.setenv("ONNXTRAIN_EXPORTER", name)
+        assert program(ran()).exported.exporter == name
+
+
+class Wrong(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 5
+
+
+class Calls(Branching):
+    def forward(self, x):
+        return Wrong.apply(self.fc(x))
+
+
+def custom_autograd(monkeypatch, name="ORTMODULE_ENABLE_CUSTOM_AUTOGRAD", value="0", **_):
+    assert len(program(ran(Calls())).exported.functions) == 1
+    monkeypatch.setenv(name, value)
+    assert onnxtrain.stats(ran(Calls()))["fallback_steps"] == 1  # its gradient is not that of its forward
+
+
+def skipped_functions(monkeypatch, **_):
+    custom_autograd(monkeypatch, "ORTMODULE_SKIPPED_AUTOGRAD_FUNCTIONS", f"{__name__}.Wrong")
+
+
+def cache_dir(monkeypatch, tmp_path, **_):
+    monkeypatch.setenv("ORTMODULE_CACHE_DIR", str(tmp_path / "cache"))
+    assert onnxtrain.stats(ran())["exports"] == 1 and len(list((tmp_path / "cache").iterdir())) == 1
+    assert onnxtrain.stats(ran())["cached_exports"] == 1
+
+
+def print_memory(monkeypatch, capsys, **_):
+    monkeypatch.setenv("ORTMODULE_PRINT_MEMORY_STATS", "1")
+    model = ORTModule(nn.Linear(2, 2))
+    for _ in range(20):
+        model(torch.ones(1, 2))
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
+    assert [int(line.split()[1].rstrip(",")) for line in lines] == [*range(1, 11), 16] and "MiB" in lines[0]
+
+
+def json_config(monkeypatch, tmp_path, **_):
+    (tmp_path / "a.json").write_text(json.dumps({"FallbackPolicy": ["FALLBACK_DISABLE", "FALLBACK_UNSUPPORTED_DATA"]}))
+    monkeypatch.setenv("ORTMODULE_JSON_CONFIG_PATH", str(tmp_path / "a.json"))
+    model = ORTModule(nn.Linear(2, 2))
+    load_from_json(model, "nowhere.json")
+    assert model._fallback.policy == FallbackPolicy.FALLBACK_DISABLE | FallbackPolicy.FALLBACK_UNSUPPORTED_DATA
+
+
+def in_process(code, **variables):
+    done = subprocess.run([sys.executable, "-c", f"import torch, onnxtrain\nfrom onnxtrain import _C\n{code}"], cwd=ROOT,
+                          env={**os.environ, **variables}, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def isa(**_):
+    assert in_process("print(_C.build_info()['isa'])", ONNXTRAIN_ISA="plain") == "plain"
+
+
+RUN = """from onnxtrain.ortmodule import ORTModule
+class Twice(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = torch.nn.Linear(256, 256)
+
+    def forward(self, x):
+        return self.fc(x).tanh() + self.fc(x).tanh()
+
+m = ORTModule(Twice())
+m(torch.ones(256, 256))
+p = next(iter(m._programs.values()))[0]
+"""
+
+
+def gemm(**_):
+    code = RUN + "print(min(__import__('timeit').repeat(lambda: m(torch.ones(256, 256)), number=1, repeat=5)))"
+    fast, slow = (float(in_process(code, ONNXTRAIN_GEMM=name, ORTMODULE_LOG_LEVEL="ERROR")) for name in ("torch", "plain"))
+    assert slow > 2 * fast
+
+
+def disable(**_):
+    code = RUN + "print(len(p.session.kernels()))"
+    every, fewer = (int(in_process(code, ONNXTRAIN_DISABLE=names, ORTMODULE_LOG_LEVEL="ERROR")) for names in ("cse", ""))
+    assert every > fewer
+
+
+EFFECTS = {
+    "ORTMODULE_ONNX_OPSET_VERSION": opset, "ORTMODULE_LOG_LEVEL": log_level, "ORTMODULE_SAVE_ONNX_PATH": save_path,
+    "ORTMODULE_FALLBACK_POLICY": fallback_policy, "ORTMODULE_FALLBACK_RETRY": fallback_retry, "ONNXTRAIN_EXPORTER": exporter,
+    "ORTMODULE_ENABLE_CUSTOM_AUTOGRAD": custom_autograd, "ORTMODULE_SKIPPED_AUTOGRAD_FUNCTIONS": skipped_functions,
+    "ORTMODULE_CACHE_DIR": cache_dir, "ORTMODULE_PRINT_MEMORY_STATS": print_memory,
+    "ORTMODULE_JSON_CONFIG_PATH": json_config, "ONNXTRAIN_ISA": isa, "ONNXTRAIN_GEMM": gemm, "ONNXTRAIN_DISABLE": disable,
+}
+
+
+@pytest.mark.parametrize("name", [v.name for v in options.VARIABLES.values() if v.effect])
+def test_effect(name, monkeypatch, tmp_path, caplog, capsys):
+    EFFECTS[name](monkeypatch=monkeypatch, tmp_path=tmp_path, caplog=caplog, capsys=capsys)
+
+
+def test_older_names(monkeypatch):
+    custom_autograd(monkeypatch, "ORTMODULE_DISABLE_CUSTOM_AUTOGRAD_SUPPORT", "1")

@@ -1,0 +1,176 @@
+"""Writes docs/operators.md from the operator registry: `python tools/operators.py` (or `--check`, which only compares).
+
+Name, first opset and gradient come from the registry. The dtypes are found by trial: a node of the operator, taken from the
+backend suite that the `onnx` wheel ships, is run with its main type variable set to every type that the specification allows.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+import warnings
+from typing import Any, Iterator
+
+import numpy as np
+import onnx
+import onnx.backend.test.loader as loader
+from onnx import helper, numpy_helper
+
+from onnxtrain import _C, backend
+
+PAGE = pathlib.Path(__file__).resolve().parents[1] / "docs" / "operators.md"
+ORDER = ["double", "float", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8", "bool"]
+INTS = ORDER[4:12]
+OUT_OF_SCOPE = ("string", "complex64", "complex128")
+HEAD = """# Operators
+
+Made by `python tools/operators.py` from the registry of this build; a test holds it against the code.
+
+- **Opset**: the first that the operator is implemented for; up to opset {opset} where the specification kept its meaning.
+  An operator with two lines means something else in older opsets.
+- **Gradient**: *rule*: the operator has one; *parts*: the operator is built from others and differentiates through them; *none*:
+  nothing flows, as in PyTorch (indices, comparisons, rounding).
+- **Dtypes**: those of its main type variable that run; 16-bit floats are computed in float32 and small integers in larger ones
+  where there is no kernel for them. *not*: types of the specification that do not run. Strings and complex numbers, which no
+  operator takes as values, are left out.
+
+"""
+
+
+def examples() -> dict[str, list[onnx.ModelProto]]:
+    """Operator -> (model, inputs) of node tests that are that operator alone, small ones first."""
+    found: dict[str, list[Any]] = {}
+    for case in loader.load_model_tests(kind="node"):
+        nodes = case.model.graph.node
+        if len(nodes) == 1 and not nodes[0].domain and case.data_sets:
+            found.setdefault(nodes[0].op_type, []).append((case.model, [numpy_helper.to_array(a) if isinstance(a, onnx.TensorProto) else a for a in case.data_sets[0][0]]))
+    for op_type, (inputs, attrs) in MORE.items():
+        if op_type in found:
+            continue
+        names = [f"x{i}" for i in range(len(inputs))]
+        graph = helper.make_graph([helper.make_node(op_type, names, ["y"], **attrs)], "example",
+                                  [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in zip(names, inputs)],
+                                  [onnx.ValueInfoProto(name="y")])
+        found[op_type] = [(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)]), inputs)]
+    return found
+
+
+#: Operators that the suite has no node test of: inputs and attributes.
+MORE: dict[str, tuple[list[np.ndarray], dict[str, Any]]] = {
+    "RandomNormal": ([], {"shape": [3]}),
+    "RandomUniform": ([], {"shape": [3]}),
+    "RandomNormalLike": ([np.zeros(3, np.float32)], {"dtype": 1}),
+    "RandomUniformLike": ([np.zeros(3, np.float32)], {"dtype": 1}),
+    "Multinomial": ([np.zeros((1, 3), np.float32)], {}),
+    "GlobalLpPool": ([np.ones((1, 2, 3, 3), np.float32)], {}),
+    "Size": ([np.ones((2, 3), np.float32)], {}),
+}
+
+
+#: Operators whose types a change of one input alone does not show.
+NOTES = {
+    "BitCast": "all, to a type of the same size",
+    "RandomNormal": "double, float, float16, bfloat16",
+    "RandomUniform": "double, float, float16, bfloat16",
+}
+
+
+def with_dtype(model: onnx.ModelProto, inputs: list[Any], schema: onnx.defs.OpSchema, variables: set[str], dtype: int) -> tuple[Any, list[Any]]:
+    """The example with every input of the type variables turned into `dtype`."""
+    changed, arrays = onnx.ModelProto(), list(inputs)
+    changed.CopyFrom(model)
+    node, by_name = changed.graph.node[0], {v.name: i for i, v in enumerate(changed.graph.input)}
+    for position, name in enumerate(node.input):
+        formal = schema.inputs[min(position, len(schema.inputs) - 1)]
+        if formal.type_str not in variables or name not in by_name:
+            continue
+        i = by_name[name]
+        changed.graph.input[i].type.tensor_type.elem_type = dtype
+        arrays[i] = np.asarray(arrays[i]).astype(helper.tensor_dtype_to_np_dtype(dtype))
+    outputs = [onnx.ValueInfoProto(name=o.name) for o in changed.graph.output]
+    del changed.graph.output[:]
+    changed.graph.output.extend(outputs)
+    return changed, arrays
+
+
+def allowed(schema: onnx.defs.OpSchema, variable: str) -> list[str]:
+    """Types of a type variable, but for strings and complex numbers."""
+    names = next(t.allowed_type_strs for t in schema.type_constraints if t.type_param_str == variable)
+    return [t[7:-1] for t in names if t.startswith("tensor(") and t[7:-1] not in OUT_OF_SCOPE]
+
+
+def number_of(name: str) -> int:
+    return onnx.TensorProto.DataType.Value(name.upper())
+
+
+def runs(model: onnx.ModelProto, inputs: list[Any]) -> bool:
+    try:
+        backend.OnnxtrainBackendRep(model).run(inputs)
+    except (NotImplementedError, ValueError, TypeError, IndexError):
+        return False
+    return True
+
+
+def dtypes(name: str, candidates: list[Any]) -> tuple[list[str], list[str]] | None:
+    """Types that run and types of the specification that do not; None where no example runs at all."""
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        for model, inputs in sorted(candidates, key=lambda c: (len(c[0].graph.node[0].attribute), sum(np.size(a) for a in c[1] if isinstance(a, np.ndarray)))):
+            if not runs(model, inputs):
+                continue
+            schema = onnx.defs.get_schema(name, max(o.version for o in model.opset_import if o.domain in ("", "ai.onnx")))
+            variables = [i.type_str for i in schema.inputs if any(t.type_param_str == i.type_str for t in schema.type_constraints)]
+            if not variables:
+                return [], []
+            # The first variable alone, or all those that may be of that type together.
+            good = [t for t in allowed(schema, variables[0]) if any(runs(*with_dtype(model, inputs, schema, v, number_of(t))) for v in (
+                {variables[0]}, {v for v in variables if t in allowed(schema, v)}))]
+            return good, [t for t in allowed(schema, variables[0]) if t not in good]
+    return None
+
+
+def brief(types: list[str]) -> str:
+    """A sorted list, with "integers" for all eight of them and "float8" and smaller ones together."""
+    rest = [t for t in ORDER if t in types]
+    if all(t in rest for t in INTS):
+        at = rest.index(INTS[0])
+        rest = [t for t in rest if t not in INTS]
+        rest.insert(at, "integers")
+    narrow = [t for t in types if t not in ORDER]
+    eight = [t for t in narrow if t.startswith("float8")]
+    rest += ["float8"] if len(eight) >= 4 else sorted(eight)
+    return ", ".join(rest + sorted(t for t in narrow if t not in eight))
+
+
+def gradient(op: dict[str, Any]) -> str:
+    if op["no_grad"]:
+        return "none"
+    return "rule" if op["grad"] else "parts" if op["expands"] else "refused"
+
+
+def rows() -> Iterator[str]:
+    found = examples()
+    ours = sorted((op for op in _C.operators() if op["domain"] == ""), key=lambda op: (op["name"].lower(), -op["since"]))
+    newest: set[str] = set()
+    for op in ours:
+        cell = "as in later opsets" if op["name"] in newest else NOTES.get(op["name"], "")
+        if not cell:
+            tried = dtypes(op["name"], found.get(op["name"], []))
+            cell = "" if tried is None else brief(tried[0]) + (f"; *not* {brief(tried[1])}" if tried[1] else "")
+        newest.add(op["name"])
+        yield f"| {op['name']} | {op['since']} | {gradient(op)} | {cell} |"
+
+
+def page() -> str:
+    table = list(rows())
+    names = {line.split("|")[1] for line in table}
+    return HEAD.format(opset=onnx.defs.onnx_opset_version()) + "\n".join(
+        [f"{len(names)} operators of the domain ai.onnx.", "", "| Operator | Opset | Gradient | Dtypes |", "| --- | --- | --- | --- |", *table, ""])
+
+
+if __name__ == "__main__":
+    text = page()
+    if "--check" in sys.argv:
+        sys.exit(0 if PAGE.read_text() == text else f"{PAGE.name} is not current: python tools/operators.py")
+    PAGE.parent.mkdir(exist_ok=True)
+    PAGE.write_text(text)
