@@ -419,6 +419,7 @@ static PyObject *session_timeline(PyObject *object, PyObject *unused)
 static PyMethodDef session_methods[] = {
     {"forward", (PyCFunction)(void (*)(void))session_forward, METH_VARARGS | METH_KEYWORDS,
      "forward(tensors, grad_mask, seed=0) -> (outputs, run)"},
+    {"infer", ont_session_infer, METH_NOARGS, "infer() -> {name: (dtype, dims)}"},
     {"stats", session_stats, METH_NOARGS, "stats() -> dict of counts, seconds and bytes"},
     {"text", session_text, METH_VARARGS, "text(stage='loaded') -> the graph as text"},
     {"save", session_save, METH_VARARGS, "save(stage='execution_model') -> a ModelProto as bytes"},
