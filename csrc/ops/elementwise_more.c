@@ -501,21 +501,21 @@ static const ont_kernel isinf_kernels[] = {{.name = "isinf_ref", .accept = isinf
 
 /* ---- descriptors ---- */
 
-#define CHAIN(name_, grad_) \
+#define CHAIN(name_, grad_, tile_) \
     const ont_op ont_op_##name_ = {.domain = "", .name = #name_, .since = 8, .min_inputs = 1, .max_inputs = 65536, \
                                    .attributes = "", .infer = ont_infer_broadcast, .grad = grad_, \
-                                   ONT_KERNELS(chain_kernels)}
-CHAIN(Sum, sum_grad);
-CHAIN(Mean, mean_grad);
-CHAIN(Min, min_grad);
-CHAIN(Max, max_grad);
+                                   .tile = tile_, ONT_KERNELS(chain_kernels)}
+CHAIN(Sum, sum_grad, ont_binary_tile); /* of two operands; the tile() refuses any other number */
+CHAIN(Mean, mean_grad, NULL);
+CHAIN(Min, min_grad, ont_binary_tile);
+CHAIN(Max, max_grad, ont_binary_tile);
 const ont_op ont_op_Pow = {.domain = "", .name = "Pow", .since = 7, .min_inputs = 2, .max_inputs = 2, .attributes = "",
                            .infer = pow_infer, .grad = pow_grad, ONT_KERNELS(ont_pow_kernels)};
 const ont_op ont_op_PRelu = {.domain = "", .name = "PRelu", .since = 9, .min_inputs = 2, .max_inputs = 2,
                              .attributes = "", .infer = prelu_infer, .grad = prelu_grad, ONT_KERNELS(ont_prelu_kernels)};
 const ont_op ont_op_Swish = {.domain = "", .name = "Swish", .since = 24, .min_inputs = 1, .max_inputs = 1,
                              .attributes = "alpha:f", .infer = ont_infer_same, .grad = swish_grad,
-                             ONT_KERNELS(ont_unary_kernels)};
+                             .tile = ont_unary_tile, ONT_KERNELS(ont_unary_kernels)};
 const ont_op ont_op_Mod = {.domain = "", .name = "Mod", .since = 10, .min_inputs = 2, .max_inputs = 2,
                            .attributes = "fmod:i", .infer = mod_infer, .grad = mod_grad, ONT_KERNELS(mod_kernels)};
 const ont_op ont_op_IsInf = {.domain = "", .name = "IsInf", .since = 10, .min_inputs = 1, .max_inputs = 1,
