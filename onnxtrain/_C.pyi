@@ -12,7 +12,7 @@ class Session:
 
     Args:
         model: serialised ``ModelProto``. Every weight is a graph input; only small constants are initializers.
-        programs: how many specialised programs are kept.
+        programs: how many specialised programs are kept, 1 to 4096.
 
     Raises:
         ValueError: the model is truncated, malformed or inconsistent; the message names the place.

@@ -41,8 +41,12 @@ static void parameters(const ont_node *node, double *p)
     if (!strcmp(name, "Swish")) p[0] = ont_attr_float(node, "alpha", 1.0);
     if (!strncmp(name, "Elu", 3)) p[0] = ont_attr_float(node, "alpha", 1.0);
     if (!strncmp(name, "Selu", 4)) {
-        p[0] = ont_attr_float(node, "alpha", 1.67326319217681884765625);
-        p[1] = ont_attr_float(node, "gamma", 1.05070102214813232421875);
+        /* The specification has these two rounded to float32; float64 goes by the numbers themselves, as torch does. */
+        const double alpha = 1.6732632423543772848, gamma = 1.0507009873554804934;
+        p[0] = ont_attr_float(node, "alpha", alpha);
+        p[1] = ont_attr_float(node, "gamma", gamma);
+        if ((float)p[0] == (float)alpha) p[0] = alpha;
+        if ((float)p[1] == (float)gamma) p[1] = gamma;
     }
     if (!strncmp(name, "HardSigmoid", 11)) {
         p[0] = ont_attr_float(node, "alpha", 0.2);
