@@ -73,7 +73,7 @@ static void permute(ont_builder *b, term *t, const int *order)
         labels[d] = t->labels[order[d]];
         same &= order[d] == d;
     }
-    memcpy(t->labels, labels, (size_t)t->n);
+    for (int d = 0; d < t->n; d++) t->labels[d] = labels[d];
     if (!same && t->v) t->v = ont_build_transpose(b, t->v, perm);
 }
 
