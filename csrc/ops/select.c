@@ -56,14 +56,27 @@ void ont_where_loop(size_t size, const uint8_t *c, int64_t sc, const void *x, in
                     int64_t n)
 {
     switch (size) {
+/* By masks, so that the compiler may use vectors; `out` may be an operand of stride 1, element for element. */
+#define SELECT(type, left, right) \
+    _Pragma("GCC ivdep") for (int64_t i = 0; i < n; i++) \
+    { \
+        type mask = (type)-(type)(c[i] != 0); \
+        to[i] = (type)(((left) & mask) | ((right) & (type)~mask)); \
+    }
 #define ROW(bytes, type) \
     case bytes: { \
         type *to = out; \
         const type *a = x, *b = y; \
-        if (sc == 1 && sx == 1 && sy == 1) \
-            for (int64_t i = 0; i < n; i++) to[i] = c[i] ? a[i] : b[i]; \
-        else \
+        type first = n ? *a : 0, second = n ? *b : 0; \
+        if (sc == 1 && sx == 1 && sy == 1) { \
+            SELECT(type, a[i], b[i]) \
+        } else if (sc == 1 && sx == 1 && sy == 0) { \
+            SELECT(type, a[i], second) \
+        } else if (sc == 1 && sx == 0 && sy == 1) { \
+            SELECT(type, first, b[i]) \
+        } else { \
             for (int64_t i = 0; i < n; i++) to[i] = c[i * sc] ? a[i * sx] : b[i * sy]; \
+        } \
         break; \
     }
         ROW(1, uint8_t)
@@ -71,6 +84,7 @@ void ont_where_loop(size_t size, const uint8_t *c, int64_t sc, const void *x, in
         ROW(4, uint32_t)
         ROW(8, uint64_t)
 #undef ROW
+#undef SELECT
     default:
         for (int64_t i = 0; i < n; i++)
             memcpy((char *)out + (size_t)i * size, (const char *)(c[i * sc] ? x : y) + (size_t)(i * (c[i * sc] ? sx : sy)) * size,
