@@ -171,9 +171,10 @@ def _concrete(leaf: Any) -> Any:
         if isinstance(leaf, symbolic):
             return plain(leaf)
     if not isinstance(leaf, _PLAIN):
-        raise rewrite.Untraceable(
-            f"A result, or an attribute set in forward, is or holds a {type(leaf).__qualname__}, whose tensors would be "
-            "lost; register it with torch.utils._pytree.register_pytree_node, or torch.export.register_dataclass."
+        raise ArgumentError(
+            f"ORTModule fails to extract schema from data: Unsupported flatten data type: {type(leaf)}. It is, or is in, a "
+            "result or an attribute set in forward, and its tensors would be lost; register it with "
+            "torch.utils._pytree.register_pytree_node, or torch.export.register_dataclass."
         )
     return leaf
 
@@ -234,6 +235,10 @@ def _run(
         error.state = _state(flat)
         raise
     except Exception as error:
+        if isinstance(_root(error), ArgumentError):
+            argument = ArgumentError(str(_root(error)))
+            argument.state = _state(flat)
+            raise argument from _root(error)
         failure = ExportError(_reason(error, exporter))
         failure.state = _state(flat)
         raise failure from _root(error)
@@ -277,9 +282,10 @@ def _refuse_lost(module: torch.nn.Module, leaves: Sequence[Any]) -> None:
     for leaf in leaves:
         if not isinstance(leaf, (Tensor, *_PLAIN)):
             raise ArgumentError(
-                f"An argument is, or holds, a {type(leaf).__qualname__}, whose tensors would be frozen; register it "
-                "with torch.utils._pytree.register_pytree_node, or torch.export.register_dataclass."
+                f"ORTModule does not support input type {type(leaf)}: an argument is, or holds, one, and its tensors would be "
+                "frozen; register it with torch.utils._pytree.register_pytree_node, or torch.export.register_dataclass."
             )
+
 
 
 @contextlib.contextmanager

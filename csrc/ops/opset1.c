@@ -142,8 +142,9 @@ OLD(Selu, 1, 1, 1, 0, "alpha:f gamma:f consumed_inputs:I", selu_expand);
 OLD(Cast, 1, 1, 1, 0, "to:s", cast_expand);
 OLD(Concat, 1, 1, UINT32_MAX, 0, "axis:i", concat_expand);
 OLD(Split, 1, 1, 2, 0, "axis:i split:I", split_expand);
-OLD(Tile, 1, 3, 3, 0, "", tile_expand);
 OLD(Dropout, 1, 1, 1, ONT_OP_RANDOM, "consumed_inputs:I is_test:i ratio:f rng_stream:i", dropout_expand);
 OLD_RECURRENT(RNN, 6, "");
 OLD_RECURRENT(LSTM, 8, " input_forget:i");
 OLD_RECURRENT(GRU, 6, " linear_before_reset:i");
+const ont_op ont_op_TileOpset1 = {.domain = "", .name = "Tile", .since = 1, .min_inputs = 3, .max_inputs = 3,
+                                  .nondiff_inputs = 6, .attributes = "", .expand = tile_expand};
