@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from harness import C, Case, R, expect_error, run_case  # noqa: E402
+from harness import OURS, C, Case, R, expect_error, run_case  # noqa: E402
 from onnxtrain import UnsupportedError  # noqa: E402
 
 
@@ -91,6 +91,9 @@ def test_columns(image, block, attrs, batch):
     case = Case("Col2Im", [R(batch, 3 * block[0] * block[1], windows), C(image), C(block)], attrs, torch=fold, reference=by_torch(fold),
                 alloc=batch == 2, name=f"{image}-{block}-{attrs}-{batch}")
     run_case(case)
+    unfold = lambda x: F.unfold(x, **options)  # noqa: E731
+    run_case(Case("Im2Col", [R(2, 3, *image)], attrs | {"image_shape": image, "block_shape": block}, domain=OURS, torch=unfold, alloc=False,
+                  grad=False))
 
 
 def test_columns_of_other_ranks():
