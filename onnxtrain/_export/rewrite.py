@@ -83,7 +83,7 @@ torch.library.register_fake("onnxtrain::stop_gradient", torch.empty_like, lib=_l
 
 def _register_schemas() -> None:
     """onnxscript emits, and onnx.checker accepts, only operators that have a schema."""
-    if onnx.defs.has("StopGradient", DOMAIN):
+    if onnx.defs.has("HardTanh", DOMAIN):
         return
     schema = onnx.defs.OpSchema
     types = sorted(onnx.defs.get_schema("Identity", 14).type_constraints[0].allowed_type_strs)
@@ -92,6 +92,13 @@ def _register_schemas() -> None:
             "StopGradient", DOMAIN, DOMAIN_VERSION, doc="Identity whose gradient is zero.",
             inputs=[schema.FormalParameter("x", "T")], outputs=[schema.FormalParameter("y", "T")],
             type_constraints=[("T", types, "any tensor")],
+        )
+    )
+    onnx.defs.register_schema(
+        schema(
+            "HardTanh", DOMAIN, DOMAIN_VERSION, doc="Clip whose gradient at the bounds is zero.",
+            inputs=[schema.FormalParameter(name, "T") for name in ("x", "min", "max")],
+            outputs=[schema.FormalParameter("y", "T")], type_constraints=[("T", types, "any tensor")],
         )
     )
 
@@ -152,6 +159,56 @@ def translations(opset: int) -> dict[Any, Callable[..., Any]]:
         axes = op.Constant(value_ints=[dim])
         return tuple(op.Squeeze(piece, axes) for piece in pieces(self, [1] * length, dim))
 
+    def number(value, like):
+        return op.Constant(value=onnx.helper.make_tensor("value", int(like.dtype), [], [value]))
+
+    # Slopes where pieces meet, as eager has them: a hard tanh is flat at its bounds, a clamp is not.
+
+    def hardtanh(self, min_val=-1.0, max_val=1.0):
+        return own.HardTanh(self, number(min_val, self), number(max_val, self))
+
+    def relu6(self):
+        return hardtanh(self, 0.0, 6.0)
+
+    def clamp(self, min=None, max=None):
+        bounds = [None if bound is None else number(bound, self) for bound in (min, max)]
+        return op.Clip(self, *bounds)
+
+    def clamp_min(self, min):
+        return clamp(self, min=min)
+
+    def clamp_max(self, max):
+        return clamp(self, max=max)
+
+    def clamp_tensor(self, min=None, max=None):
+        if min is not None:
+            self = op.Where(op.Less(self, min), min, self)
+        return self if max is None else op.Where(op.Greater(self, max), max, self)
+
+    def celu(self, alpha=1.0):
+        """ONNX has it for float32 alone."""
+        if alpha == 1.0:
+            return op.Elu(self)
+        scale = number(alpha, self)
+        return op.Mul(scale, op.Elu(op.Div(self, scale)))
+
+    def sinc(self):
+        """torch.onnx divides by zero where it then takes another value, and the slope there is not a number."""
+        one, none = number(1, self), op.Equal(self, number(0, self))
+        angle = op.Mul(op.Where(none, one, self), number(math.pi, self))
+        return op.Where(none, one, op.Div(op.Sin(angle), angle))
+
+    def atan2(self, other):
+        """By the quotient that is at most one, so that neither it nor its slope is infinite."""
+        zero, one, quarter = (number(v, self) for v in (0, 1, math.pi / 2))
+        flat = op.LessOrEqual(op.Abs(self), op.Abs(other))
+        below = op.Where(op.And(flat, op.Not(op.Equal(other, zero))), other, one)
+        turned = op.Where(op.Less(other, zero), number(math.pi, self), zero)
+        angle = op.Add(op.Atan(op.Div(op.Where(flat, self, zero), below)), op.Where(op.Less(self, zero), op.Neg(turned), turned))
+        steep = op.Where(flat, one, self)
+        up = op.Where(op.Less(self, zero), op.Neg(quarter), quarter)
+        return op.Where(flat, angle, op.Sub(up, op.Atan(op.Div(op.Where(flat, zero, other), steep))))
+
     def scalar_tensor(s, dtype=int(onnx.TensorProto.FLOAT), layout="", device="", pin_memory=False):
         """A number in the dtype it is wanted in: by way of float32, 0.1 would be another one in float64."""
         if isinstance(s, (bool, int, float)):
@@ -161,6 +218,15 @@ def translations(opset: int) -> dict[Any, Callable[..., Any]]:
     aten = torch.ops.aten
     return {
         aten.scalar_tensor.default: scalar_tensor,
+        aten.hardtanh.default: hardtanh,
+        aten.clamp.default: clamp,
+        aten.clamp_min.default: clamp_min,
+        aten.clamp_max.default: clamp_max,
+        aten.clamp.Tensor: clamp_tensor,
+        aten.celu.default: celu,
+        aten.relu6.default: relu6,
+        aten.sinc.default: sinc,
+        aten.atan2.default: atan2,
         aten.detach.default: stop_gradient,
         aten.split.Tensor: split,
         aten.split_with_sizes.default: split_with_sizes,
