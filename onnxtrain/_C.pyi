@@ -12,7 +12,7 @@ class Session:
 
     Args:
         model: serialised ``ModelProto``. Every weight is a graph input; only small constants are initializers.
-        programs: how many specialised programs are kept.
+        programs: how many specialised programs are kept, 1 to 4096.
 
     Raises:
         ValueError: the model is truncated, malformed or inconsistent; the message names the place.
@@ -131,7 +131,7 @@ def build_info() -> dict[str, Any]:
     """What this build and this machine have: version, operators, threads, dlpack_exchange, isa, gemm (provider names)."""
 
 def operators() -> list[dict[str, Any]]:
-    """The operator registry: domain, name, since, grad (bool: has a rule), no_grad (bool: nothing flows), kernels (names), view (bool), expands (bool: stands for
+    """The operator registry: domain, name, since, grad (bool: has a rule), no_grad (bool: nothing flows), containers (bool: takes sequences or optionals), kernels (names), view (bool), expands (bool: stands for
     others), and attributes: those that the operator takes, as "axis:i perm:I" (i int, f float, s string, t tensor, g graph,
     capitals for lists); None where it does not say."""
 

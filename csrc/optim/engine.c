@@ -155,7 +155,8 @@ static void squares_body(pass *p, size_t chunk)
         sum = ont_optim_stage_squares(t, c->first, c->count);
     } else {
         const char *from = t->data[ONT_OPERAND_GRAD];
-        sum = p->loops->sum_squares[storage](from + c->first * (int64_t)ont_dtype_size(t->dtype[ONT_OPERAND_GRAD]), c->count);
+        from += c->first * (int64_t)ont_dtype_size(t->dtype[ONT_OPERAND_GRAD]);
+        sum = p->loops->sum_squares[storage](from, c->count);
     }
     p->o->sums[2 * chunk] = sum;
 }
@@ -176,7 +177,8 @@ static void update_body(pass *p, size_t chunk)
     int64_t offset = c->first * (int64_t)ont_dtype_size(t->dtype[ONT_OPERAND_PARAM]);
     void *at[ONT_OPERAND_COUNT];
     for (int k = 0; k < ONT_OPERAND_COUNT; k++) at[k] = t->data[k] ? (char *)t->data[k] + offset : NULL;
-    p->loops->update[p->rule][storage](&u, c->count, at[ONT_OPERAND_PARAM], at[ONT_OPERAND_GRAD], at + ONT_OPERAND_STATE, sums);
+    p->loops->update[p->rule][storage](&u, c->count, at[ONT_OPERAND_PARAM], at[ONT_OPERAND_GRAD],
+                                       at + ONT_OPERAND_STATE, sums);
 }
 
 static double norm_of(pass *p)

@@ -1,6 +1,6 @@
 /*
  * How to walk operands whose strides differ: in the order of the parameter's memory, so that a dense parameter, and
- * state made like it, is walked straight through whatever its dims are. Called by py/optim.c while it describes tensors.
+ * state made like it, is walked straight through whatever its dims are. Called by py/ while it describes tensors.
  */
 #include "optim/optim.h"
 
@@ -87,7 +87,8 @@ ont_status ont_optim_make_layout(ont_optim *o, const ont_optim_tensor *t, int ra
     const void *data[ONT_OPERAND_COUNT];
     for (int k = 0; k < ONT_OPERAND_COUNT; k++) data[k] = t->data[k];
     int64_t row_major[ONT_MAX_RANK], stride = 1;
-    if (rank > ONT_MAX_RANK) return ont_fail(ONT_EUNSUPPORTED, "it has %d dims, at most %d are supported", rank, ONT_MAX_RANK);
+    if (rank > ONT_MAX_RANK)
+        return ont_fail(ONT_EUNSUPPORTED, "it has %d dims, at most %d are supported", rank, ONT_MAX_RANK);
     for (int i = rank - 1; i >= 0; i--) row_major[i] = stride, stride *= dims[i];
     for (int i = 0; i < rank; i++) {
         if (dims[i] == 1) continue;

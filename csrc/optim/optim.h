@@ -95,12 +95,13 @@ typedef struct ont_optim_request {
 
 void ont_optim_deinit(ont_optim *o);
 void ont_optim_clear(ont_optim *o);
-ont_status ont_optim_add_tensor(ont_optim *o, ont_optim_tensor **tensor) ONT_MUST_USE; /* zeroed; valid until the next */
+/* Zeroed; valid until the next. */
+ont_status ont_optim_add_tensor(ont_optim *o, ont_optim_tensor **tensor) ONT_MUST_USE;
 ont_status ont_optim_add_update(ont_optim *o, const ont_update *update, uint32_t *index) ONT_MUST_USE;
 
 /*
- * Finds the order in which to walk the operands of `t`, whose data and dtypes are set, and refuses what overlaps itself.
- * strides[k] may be NULL: row-major. *layout stays valid until the next clear, and is NULL where memory order serves.
+ * Finds the order in which to walk the operands of `t`, whose data and dtypes are set, and refuses what overlaps
+ * itself. strides[k] may be NULL: row-major. *layout stays valid until the next clear, and is NULL where memory order serves.
  */
 ont_status ont_optim_make_layout(ont_optim *o, const ont_optim_tensor *t, int rank, const int64_t *dims,
                                  const int64_t *const strides[ONT_OPERAND_COUNT],
@@ -116,7 +117,7 @@ typedef struct ont_optim_overlap {
 } ont_optim_overlap;
 ont_status ont_optim_check(ont_optim *o, bool *overlaps, ont_optim_overlap *where) ONT_MUST_USE;
 
-/* Does the step. On failure (memory only) nothing was touched. *norm: of the unscaled gradients, 0 where not asked for. */
+/* Does the step. On failure (memory only) nothing was touched. *norm: of the unscaled gradients, where asked for. */
 ont_status ont_optim_run(ont_optim *o, const ont_optim_request *request, double *norm) ONT_MUST_USE;
 
 /*

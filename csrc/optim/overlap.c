@@ -84,7 +84,7 @@ static bool find_written(const ont_optim_range *ranges, size_t n, ont_optim_over
 
 enum { PROBES = 8 };
 
-/* Where the range is remembered, or the place to remember it: a few neighbours of its hash, the first if all are taken. */
+/* Where the range is remembered, or the place to remember it: near its hash, the first place if all are taken. */
 static ont_optim_range *place_of(const ont_optim *o, const ont_optim_range *r, bool *known)
 {
     size_t mask = o->grads_capacity - 1, hash = (size_t)((r->first >> 4) * UINT64_C(0x9E3779B97F4A7C15) >> 32);
@@ -121,8 +121,8 @@ static bool same_order(const ont_optim_layout *l)
 }
 
 /*
- * The written ranges do not clash. What starts before `grad` and reaches into it is then the neighbour before it, or one
- * of the interleaved ranges, of which the longest has `reach` bytes.
+ * The written ranges do not clash. What starts before `grad` and reaches into it is then the neighbour before it, or
+ * one of the interleaved ranges, of which the longest has `reach` bytes.
  */
 static bool find_grad(const ont_optim *o, const ont_optim_range *grad, ont_optim_overlap *where)
 {

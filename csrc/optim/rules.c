@@ -49,8 +49,8 @@ static void adam_fill(const double *h, double step, bool first, ont_update *u)
 
 /*
  * LAMB: You et al., "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes", ICLR 2020, algorithm 2
- * with phi the identity: u = m / c1 / (sqrt(v / c2) + eps) + wd p, p -= lr |p| / |u| u, over each tensor; a norm that is
- * zero leaves the ratio at 1; limits apply last. The loops read beta1 of the coefficients as the factor of m once the moments are done.
+ * with phi the identity: u = m / c1 / (sqrt(v / c2) + eps) + wd p, p -= lr |p| / |u| u, over each tensor; a norm that
+ * is zero leaves the ratio at 1; limits apply last.
  */
 enum { LAMB_CORRECT = 5, LAMB_MIN, LAMB_MAX };
 
@@ -66,7 +66,7 @@ static void lamb_fill(const double *h, double step, bool first, ont_update *u)
     double c1 = h[LAMB_CORRECT] != 0 ? 1 - pow(h[BETA1], step) : 1;
     double root = h[LAMB_CORRECT] != 0 ? sqrt(1 - pow(h[BETA2], step)) : 1;
     moments(h, u);
-    u->beta1 = root / c1;
+    u->correct = root / c1;
     u->eps = h[EPS] * root;
     u->rate = h[LR];
     u->decay = h[DECAY];
@@ -132,7 +132,8 @@ static void lion_fill(const double *h, double step, bool first, ont_update *u)
 static const ont_optim_rule rules[] = {
     {"adam", ONT_RULE_ADAM, ONT_RULE_ADAM, 8, "lr, beta1, beta2, eps, weight_decay, mode, bias_correction, amsgrad",
      {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}, true, adam_needs, adam_fill},
-    {"lamb", ONT_RULE_LAMB, ONT_RULE_LAMB_APPLY, 8, "lr, beta1, beta2, eps, weight_decay, bias_correction, ratio_min, ratio_max",
+    {"lamb", ONT_RULE_LAMB, ONT_RULE_LAMB_APPLY, 8,
+     "lr, beta1, beta2, eps, weight_decay, bias_correction, ratio_min, ratio_max",
      {"exp_avg", "exp_avg_sq"}, true, two_needed, lamb_fill},
     {"sgd", ONT_RULE_SGD, ONT_RULE_SGD, 5, "lr, momentum, dampening, weight_decay, nesterov",
      {"momentum_buffer"}, false, sgd_needs, sgd_fill},

@@ -66,8 +66,8 @@ static float *scale_at(const ont_optim_tensor *t, int k, int64_t first)
     return scale ? scale + first / ONT_QUANT_BLOCK : NULL;
 }
 
-static void load_piece(const ont_optim_tensor *t, const ont_optim_table *loops, int k, int64_t first, int64_t n, void *to,
-                       bool wide)
+static void load_piece(const ont_optim_tensor *t, const ont_optim_table *loops, int k, int64_t first, int64_t n,
+                       void *to, bool wide)
 {
     ont_dtype dtype = t->dtype[k];
     const float *scale = scale_at(t, k, first);
@@ -104,7 +104,8 @@ static void store_piece(const ont_optim_tensor *t, const ont_optim_table *loops,
         char *to = (char *)t->data[k] + w.offset[k] * (int64_t)size;
         const char *piece = (const char *)from + (size_t)done * in;
         if (k == ONT_OPERAND_PARAM && t->stochastic && !wide && loops->store_stochastic[storage])
-            loops->store_stochastic[storage]((const float *)piece, to, w.stride[k], w.count, first + done, seed, stream);
+            loops->store_stochastic[storage]((const float *)piece, to, w.stride[k], w.count, first + done, seed,
+                                             stream);
         else
             loops->store[storage][wide](piece, to, w.stride[k], w.count);
         done += w.count;

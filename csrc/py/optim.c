@@ -33,7 +33,8 @@ static int remember_state(ont_updater *self, PyObject *states)
     Py_ssize_t at = 0;
     PyObject *key, *value;
     self->n_order = 0;
-    if (ont_optim_reserve(&self->order, &self->order_capacity, (size_t)PyDict_Size(states), sizeof *self->order) != ONT_OK) {
+    size_t n = (size_t)PyDict_Size(states);
+    if (ont_optim_reserve(&self->order, &self->order_capacity, n, sizeof *self->order) != ONT_OK) {
         PyErr_NoMemory();
         return -1;
     }
@@ -63,7 +64,8 @@ static int take_operand(ont_walk *w, ont_optim_tensor *t, PyObject *tensor, int 
 {
     ont_view view;
     if (ont_hold(w->self, Py_NewRef(tensor)) < 0 || ont_grasp(w, tensor, k, &view) < 0) return -1;
-    if (!ont_same_dims(&view, param)) return ont_blame(w, PyExc_ValueError, ont_operand_text[k], " has another shape than the parameter");
+    if (!ont_same_dims(&view, param))
+        return ont_blame(w, PyExc_ValueError, ont_operand_text[k], " has another shape than the parameter");
     bool eight = (k == ONT_OPERAND_STATE || k == ONT_OPERAND_STATE + 1) && param->dtype != ONT_FLOAT64 &&
                  (view.dtype == ONT_INT8 || view.dtype == ONT_UINT8);
     if (!eight && ont_optim_storage(view.dtype) == ONT_STORAGE_COUNT) {
@@ -85,8 +87,10 @@ static int take_scale(ont_walk *w, ont_optim_tensor *t, PyObject *inner, int i)
     if (!tensor) return PyErr_Occurred() ? -1 : ont_blame(w, PyExc_KeyError, "8-bit state", " without its scales");
     if (ont_hold(w->self, Py_NewRef(tensor)) < 0 || ont_grasp(w, tensor, ONT_OPERAND_STATE + i, &view) < 0) return -1;
     int64_t blocks = (t->count + ONT_QUANT_BLOCK - 1) / ONT_QUANT_BLOCK;
-    if (view.dtype != ONT_FLOAT32 || view.rank != 1 || view.dims[0] != blocks || (view.strides && blocks > 1 && view.strides[0] != 1))
-        return ont_blame(w, PyExc_ValueError, "the scales of its 8-bit state", " are not contiguous float32, one per block");
+    bool dense = !view.strides || blocks < 2 || view.strides[0] == 1;
+    if (view.dtype != ONT_FLOAT32 || view.rank != 1 || view.dims[0] != blocks || !dense)
+        return ont_blame(w, PyExc_ValueError, "the scales of its 8-bit state",
+                         " are not contiguous float32, one per block");
     t->scale[i] = view.data;
     return 0;
 }
@@ -102,8 +106,8 @@ static int take_step(ont_walk *w, ont_optim_tensor *t, PyObject *tensor, double 
         state->dlpack->tensor_from_object(tensor, &d) == 0 && d.device.type == DLPACK_CPU && d.ndim == 0 &&
         d.dtype.code == 2 && d.dtype.lanes == 1 && d.data) {
         ont_saw(w, ONT_OPERAND_COUNT, tensor, d.shape);
-        view = (ont_view){d.dtype.bits == 64 ? ONT_FLOAT64 : d.dtype.bits == 32 ? ONT_FLOAT32 : ONT_UNDEFINED, 0, NULL, NULL,
-                          (char *)d.data + d.byte_offset};
+        ont_dtype dtype = d.dtype.bits == 64 ? ONT_FLOAT64 : d.dtype.bits == 32 ? ONT_FLOAT32 : ONT_UNDEFINED;
+        view = (ont_view){dtype, 0, NULL, NULL, (char *)d.data + d.byte_offset};
     } else {
         PyErr_Clear();
         if (ont_dlpack_borrow(state, tensor, "step of parameter", w->index, &view, &keep) < 0) return -1;
@@ -179,14 +183,15 @@ static int take_state(ont_walk *w, ont_optim_tensor *t, PyObject *param, const o
     if (!wants_master(w, t)) return 0;
     PyObject *master = PyDict_GetItemWithError(inner, self->key_master);
     if (take_operand(w, t, master, ONT_OPERAND_MASTER, view, strides) < 0) return -1;
-    if (t->dtype[ONT_OPERAND_MASTER] != ONT_FLOAT32) return ont_blame(w, PyExc_TypeError, ont_operand_text[ONT_OPERAND_MASTER], " is not float32");
+    if (t->dtype[ONT_OPERAND_MASTER] != ONT_FLOAT32)
+        return ont_blame(w, PyExc_TypeError, ont_operand_text[ONT_OPERAND_MASTER], " is not float32");
     return 0;
 }
 
 /* ---- the walk over groups and parameters ---- */
 
-static int finish_tensor(ont_walk *w, ont_optim_tensor *t, const ont_view *view, const int64_t *strides[ONT_OPERAND_COUNT],
-                         double step, bool first)
+static int finish_tensor(ont_walk *w, ont_optim_tensor *t, const ont_view *view,
+                         const int64_t *strides[ONT_OPERAND_COUNT], double step, bool first)
 {
     ont_updater *self = w->self;
     bool strided = false, wide = false, eight = false;
@@ -240,8 +245,9 @@ static int take_param(ont_walk *w, PyObject *param, PyObject *grad)
     }
     if (ont_grasp(w, param, ONT_OPERAND_PARAM, &view) < 0) return -1;
     if (ont_optim_storage(view.dtype) == ONT_STORAGE_COUNT) {
-        PyErr_Format(PyExc_TypeError, "%U: parameter %zd of group %zd is %s; float, double, bfloat16 and float16 are supported",
-                     self->name, w->index, w->group, ont_dtype_name(view.dtype));
+        PyErr_Format(PyExc_TypeError,
+                     "%U: parameter %zd of group %zd is %s; float, double, bfloat16 and float16 are supported", self->name,
+                     w->index, w->group, ont_dtype_name(view.dtype));
         return -1;
     }
     t->count = ont_view_count(&view);
@@ -260,7 +266,8 @@ static int parse_hyper(ont_walk *w, PyObject *numbers)
 {
     const ont_optim_rule *rule = w->self->rule;
     if (!PyTuple_Check(numbers) || PyTuple_Size(numbers) != GROUP_LEADING + rule->n_hyper) {
-        PyErr_Format(PyExc_ValueError, "%U: group %zd needs the numbers sign, flags, %s", w->self->name, w->group, rule->hyper);
+        PyErr_Format(PyExc_ValueError, "%U: group %zd needs the numbers sign, flags, %s", w->self->name, w->group,
+                     rule->hyper);
         return -1;
     }
     double leading[GROUP_LEADING];
@@ -281,14 +288,16 @@ static int take_group(ont_walk *w, PyObject *group)
     ont_updater *self = w->self;
     PyObject *params = PyDict_Check(group) ? PyDict_GetItemWithError(group, self->key_params) : NULL;
     if (!params || !PyList_Check(params)) {
-        if (!PyErr_Occurred()) PyErr_Format(PyExc_TypeError, "%U: group %zd is no dict with a list of params", self->name, w->group);
+        if (!PyErr_Occurred())
+            PyErr_Format(PyExc_TypeError, "%U: group %zd is no dict with a list of params", self->name, w->group);
         return -1;
     }
     if (ont_hold(self, Py_NewRef(params)) < 0) return -1;
     for (w->index = 0; w->index < PyList_Size(params); w->index++, w->position++) {
         PyObject *param = PyList_GetItem(params, w->index);
         if (w->position >= self->n_slots) {
-            if (ont_optim_reserve(&self->slots, &self->slots_capacity, w->position + 1, sizeof *self->slots) != ONT_OK) {
+            size_t need = w->position + 1;
+            if (ont_optim_reserve(&self->slots, &self->slots_capacity, need, sizeof *self->slots) != ONT_OK) {
                 PyErr_NoMemory();
                 return -1;
             }
@@ -310,13 +319,15 @@ static int take_all(ont_walk *w, PyObject *groups, PyObject *hyper)
 {
     Py_ssize_t n = PyList_Check(groups) && PyList_Check(hyper) ? PyList_Size(groups) : -1;
     if (n < 0 || PyList_Size(hyper) != n || !PyDict_Check(w->states)) {
-        PyErr_Format(PyExc_TypeError, "%U: step() needs lists of groups and of their numbers, and a dict of state", w->self->name);
+        PyErr_Format(PyExc_TypeError, "%U: step() needs lists of groups and of their numbers, and a dict of state",
+                     w->self->name);
         return -1;
     }
     w->known = state_unchanged(w->self, w->states);
     w->changed = !w->known;
     for (w->group = 0; w->group < n && w->group < PyList_Size(groups); w->group++)
-        if (parse_hyper(w, PyList_GetItem(hyper, w->group)) < 0 || take_group(w, PyList_GetItem(groups, w->group)) < 0) return -1;
+        if (parse_hyper(w, PyList_GetItem(hyper, w->group)) < 0 || take_group(w, PyList_GetItem(groups, w->group)) < 0)
+            return -1;
     return w->changed ? remember_state(w->self, w->states) : 0;
 }
 
@@ -333,8 +344,8 @@ static int check_overlap(ont_updater *self)
     }
     if (!overlaps) return 0;
     const ont_optim_tensor *tensors = self->work.tensors;
-    PyErr_Format(PyExc_ValueError, "%U: %s number %u, counted over all groups, shares memory with %s number %u", self->name,
-                 ont_operand_text[where.operand], tensors[where.tensor].stream, ont_operand_text[where.other_operand],
+    PyErr_Format(PyExc_ValueError, "%U: %s number %u, counted over all groups, shares memory with %s number %u",
+                 self->name, ont_operand_text[where.operand], tensors[where.tensor].stream, ont_operand_text[where.other_operand],
                  tensors[where.other_tensor].stream);
     return -1;
 }
@@ -364,7 +375,8 @@ static PyObject *updater_step(PyObject *object, PyObject *args)
     PyObject *groups, *hyper, *states, *prepare;
     double max_norm, unscale;
     unsigned long long seed;
-    if (!PyArg_ParseTuple(args, "OOOOddK:step", &groups, &hyper, &states, &prepare, &max_norm, &unscale, &seed)) return NULL;
+    if (!PyArg_ParseTuple(args, "OOOOddK:step", &groups, &hyper, &states, &prepare, &max_norm, &unscale, &seed))
+        return NULL;
     if (self->busy) return PyErr_Format(PyExc_RuntimeError, "%U: step() is already running", self->name);
     ont_walk w = {.self = self, .states = states, .prepare = prepare, .updated = PyList_New(0)};
     if (!w.updated) return NULL;

@@ -12,9 +12,9 @@
 enum { GROUP_MASTER = 1, GROUP_STOCHASTIC = 2, GROUP_LEADING = 2 /* sign and flags, before the rule's own numbers */ };
 
 /*
- * A parameter, its state dict, and where all that belongs to it was last seen. The first two are used once the optimizer's
- * dict confirms them; the rest only tells the cache what the walk will read soon, which for 10,000 small tensors is most
- * of the time. None is a reference.
+ * A parameter, its state dict, and where all that belongs to it was last seen. The first two are used once the
+ * optimizer's dict confirms them; the rest only tells the cache what the walk will read soon, which for 10,000 small
+ * tensors is most of the time. None is a reference.
  */
 typedef struct ont_slot {
     PyObject *param, *inner;

@@ -32,17 +32,21 @@ static int blame_borrow(const ont_walk *w, PyObject *tensor, int operand)
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
     PyErr_NormalizeException(&type, &value, &trace);
-    PyObject *layout = PyObject_GetAttrString(tensor, "layout");
-    if (!layout) PyErr_Clear();
+    PyObject *layout = PyObject_GetAttrString(tensor, "layout"), *device = PyObject_GetAttrString(tensor, "device");
+    PyErr_Clear();
     if (is_true(tensor, "is_sparse") || is_true(tensor, "is_sparse_csr"))
         PyErr_Format(PyExc_RuntimeError,
-                     "%U does not support sparse gradients: %s %zd of group %zd is %S; use dense gradients (sparse=False "
-                     "in nn.Embedding) or torch.optim.SparseAdam",
+                     "%U does not support sparse gradients: %s %zd of group %zd is %S; use dense gradients "
+                     "(sparse=False in nn.Embedding) or torch.optim.SparseAdam",
                      w->self->name, operand == ONT_OPERAND_GRAD ? "the gradient of parameter" : "parameter", w->index,
                      w->group, layout ? layout : Py_None);
+    else if (device && !is_true(tensor, "is_cpu"))
+        PyErr_Format(PyExc_TypeError, "%U: parameter %zd of group %zd: %s is on %S; CPU tensors are supported",
+                     w->self->name, w->index, w->group, ont_operand_text[operand], device);
     else
         PyErr_Format(type, "%U: parameter %zd of group %zd: %s: %S", w->self->name, w->index, w->group,
                      ont_operand_text[operand], value ? value : Py_None);
+    Py_XDECREF(device);
     Py_XDECREF(layout);
     Py_XDECREF(type);
     Py_XDECREF(value);
@@ -123,7 +127,8 @@ int ont_grasp(ont_walk *w, PyObject *tensor, int operand, ont_view *view)
     if (ont_dlpack_borrow(state, tensor, ont_operand_text[operand], w->index, view, &keep) < 0)
         return blame_borrow(w, tensor, operand);
     if (keep && ont_hold(w->self, keep) < 0) return -1;
-    if (!view->data && ont_view_count(view)) return ont_blame(w, PyExc_TypeError, ont_operand_text[operand], " has no memory");
+    if (!view->data && ont_view_count(view))
+        return ont_blame(w, PyExc_TypeError, ont_operand_text[operand], " has no memory");
     return 0;
 }
 

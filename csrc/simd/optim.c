@@ -12,5 +12,6 @@ extern const ont_optim_table ont_optim_table_plain, ont_optim_table_avx2, ont_op
 const ont_optim_table *ont_optim_loops(void)
 {
     const char *isa = ont_simd()->isa;
-    return !strcmp(isa, "avx512") ? &ont_optim_table_avx512 : !strcmp(isa, "avx2") ? &ont_optim_table_avx2 : &ont_optim_table_plain;
+    if (!strcmp(isa, "avx512")) return &ont_optim_table_avx512;
+    return !strcmp(isa, "avx2") ? &ont_optim_table_avx2 : &ont_optim_table_plain;
 }

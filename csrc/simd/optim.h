@@ -51,7 +51,7 @@ typedef struct ont_update {
     double rate;                     /* learning rate, bias corrected */
     double beta1, beta2, eps;
     double one_minus_beta1, one_minus_beta2;
-    double decay;                    /* LAMB: u += decay * p */
+    double decay, correct;           /* LAMB: u = correct * m / (sqrt(v) + eps) + decay * p */
     double ratio_min, ratio_max;     /* LAMB: limits of the trust ratio, which its caller applies */
     uint32_t flags;
 } ont_update;

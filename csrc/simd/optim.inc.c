@@ -166,10 +166,7 @@ static void random_halves(uint16_t *bits, int64_t n, int64_t first, uint64_t key
         philox4 r = philox(key, stream, (uint64_t)(block + b));
         for (int w = 0; w < 4; w++) words[b * 4 + w] = r.x[w];
     }
-    for (int64_t i = 0; i < n; i++) {
-        int64_t e = first + i - block * 8;
-        bits[i] = (uint16_t)(words[e / 2] >> (e % 2 * 16));
-    }
+    memcpy(bits, (const char *)words + (first - block * 8) * 2, (size_t)n * 2); /* low half first: little-endian */
 }
 
 INLINE uint16_t bf16_stochastic(float x, uint16_t random)
@@ -193,14 +190,17 @@ INLINE uint16_t f16_stochastic(float x, uint16_t random)
 }
 
 #define STOCHASTIC(storage, convert) \
-    static void stochastic_##storage(const float *from, void *to, int64_t stride, int64_t n, int64_t first, uint64_t key, \
-                                     uint64_t stream) \
+    static void stochastic_##storage(const float *from, void *to, int64_t stride, int64_t n, int64_t first, \
+                                     uint64_t key, uint64_t stream) \
     { \
         uint16_t random[PIECE], *y = to; \
         for (int64_t done = 0; done < n; done += PIECE) { \
             int64_t m = n - done < PIECE ? n - done : PIECE; \
             random_halves(random, m, first + done, key, stream); \
-            for (int64_t i = 0; i < m; i++) y[(done + i) * stride] = convert(from[done + i], random[i]); \
+            if (stride == 1) \
+                for (int64_t i = 0; i < m; i++) y[done + i] = convert(from[done + i], random[i]); \
+            else \
+                for (int64_t i = 0; i < m; i++) y[(done + i) * stride] = convert(from[done + i], random[i]); \
         } \
     }
 STOCHASTIC(bf16, bf16_stochastic)
@@ -208,14 +208,15 @@ STOCHASTIC(f16, f16_stochastic)
 
 /* ---- 8-bit state ---- */
 
+/* Magnitudes compare as their bits do, with infinity above all numbers and NaN above that. */
 static float largest(const float *x, int64_t n)
 {
-    float most = 0;
+    uint32_t most = 0;
     for (int64_t i = 0; i < n; i++) {
-        float a = x[i] < 0 ? -x[i] : x[i];
-        most = a > most || a != a ? a : most; /* NaN stays: nothing compares greater */
+        uint32_t bits = bits_from_f32(x[i]) & 0x7fffffff;
+        most = bits > most ? bits : most;
     }
-    return most;
+    return f32_from_bits(most);
 }
 
 static void load_signed(const int8_t *q, const float *scale, float *to, int64_t n)
@@ -283,7 +284,8 @@ const ont_optim_table PASTE(ont_optim_table_, ONT_ISA) = {
     .load = {[ONT_STORAGE_F32] = {load_f32_f32, load_f32_f64}, [ONT_STORAGE_F64] = {load_f64_f32, load_f64_f64},
              [ONT_STORAGE_BF16] = {load_bf16_f32, load_bf16_f64}, [ONT_STORAGE_F16] = {load_f16_f32, load_f16_f64}},
     .store = {[ONT_STORAGE_F32] = {store_f32_f32, store_f32_f64}, [ONT_STORAGE_F64] = {store_f64_f32, store_f64_f64},
-              [ONT_STORAGE_BF16] = {store_bf16_f32, store_bf16_f64}, [ONT_STORAGE_F16] = {store_f16_f32, store_f16_f64}},
+              [ONT_STORAGE_BF16] = {store_bf16_f32, store_bf16_f64},
+              [ONT_STORAGE_F16] = {store_f16_f32, store_f16_f64}},
     .store_stochastic = {[ONT_STORAGE_BF16] = stochastic_bf16, [ONT_STORAGE_F16] = stochastic_f16},
     .load_signed = load_signed,
     .store_signed = store_signed,

@@ -6,14 +6,15 @@
  */
 
 typedef struct S(coefficients) {
-    NUM grad, l2, keep_before, keep_after, rate, beta1, beta2, eps, one_minus_beta1, one_minus_beta2, decay;
+    NUM grad, l2, keep_before, keep_after, rate, beta1, beta2, eps, one_minus_beta1, one_minus_beta2, decay,
+        correct;
 } S(coefficients);
 
 static S(coefficients) S(rounded)(const ont_update *u)
 {
     return (S(coefficients)){(NUM)u->grad, (NUM)u->l2, (NUM)u->keep_before, (NUM)u->keep_after, (NUM)u->rate,
                              (NUM)u->beta1, (NUM)u->beta2, (NUM)u->eps, (NUM)u->one_minus_beta1,
-                             (NUM)u->one_minus_beta2, (NUM)u->decay};
+                             (NUM)u->one_minus_beta2, (NUM)u->decay, (NUM)u->correct};
 }
 
 INLINE void S(adam_body)(const S(coefficients) c, int64_t n, STORED *restrict p, const STORED *grad, STORED *restrict m,
@@ -49,14 +50,15 @@ static void S(adam)(const ont_update *u, int64_t n, void *param, const void *gra
     else S(adam_body)(c, n, param, grad, state[0], state[1], NULL, false);
 }
 
-INLINE void S(lamb_element)(const S(coefficients) c, const STORED *p, const STORED *grad, STORED *m, STORED *v, NUM *pp, NUM *uu)
+INLINE void S(lamb_element)(const S(coefficients) c, const STORED *p, const STORED *grad, STORED *m, STORED *v,
+                            NUM *pp, NUM *uu)
 {
     NUM x = GET(*p), g = GET(*grad) * c.grad + c.l2 * x, m1 = GET(*m), v1 = GET(*v);
     m1 += c.one_minus_beta1 * (g - m1);
     v1 = c.beta2 * v1 + c.one_minus_beta2 * g * g;
     *m = PUT(m1);
     *v = PUT(v1);
-    NUM step = c.beta1 * m1 / (SQRT(v1) + c.eps) + c.decay * x;
+    NUM step = c.correct * m1 / (SQRT(v1) + c.eps) + c.decay * x;
     *pp += x * x;
     *uu += step * step;
 }
@@ -72,7 +74,8 @@ static void S(lamb)(const ont_update *u, int64_t n, void *param, const void *gra
         int64_t end = done + PIECE < n ? done + PIECE : n, i = done;
         NUM pp[LANES] = {0}, uu[LANES] = {0};
         for (; i + LANES <= end; i += LANES)
-            for (int k = 0; k < LANES; k++) S(lamb_element)(c, &p[i + k], &gradient[i + k], &m[i + k], &v[i + k], &pp[k], &uu[k]);
+            for (int k = 0; k < LANES; k++)
+                S(lamb_element)(c, p + i + k, gradient + i + k, m + i + k, v + i + k, &pp[k], &uu[k]);
         for (; i < end; i++) S(lamb_element)(c, &p[i], &gradient[i], &m[i], &v[i], &pp[0], &uu[0]);
         for (int lane = 0; lane < LANES; lane++) {
             sums[0] += (double)pp[lane];
@@ -81,7 +84,8 @@ static void S(lamb)(const ont_update *u, int64_t n, void *param, const void *gra
     }
 }
 
-static void S(lamb_apply)(const ont_update *u, int64_t n, void *param, const void *grad, void *const *state, double *sums)
+static void S(lamb_apply)(const ont_update *u, int64_t n, void *param, const void *grad, void *const *state,
+                          double *sums)
 {
     (void)grad;
     (void)sums;
@@ -90,7 +94,7 @@ static void S(lamb_apply)(const ont_update *u, int64_t n, void *param, const voi
     const STORED *restrict m = state[0], *restrict v = state[1];
     for (int64_t i = 0; i < n; i++) {
         NUM x = GET(p[i]);
-        NUM step = c.beta1 * GET(m[i]) / (SQRT(GET(v[i])) + c.eps) + c.decay * x;
+        NUM step = c.correct * GET(m[i]) / (SQRT(GET(v[i])) + c.eps) + c.decay * x;
         p[i] = PUT(x - c.rate * step);
     }
 }

@@ -38,8 +38,8 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     Options that all share, as keyword arguments and keys of a group:
 
-    - ``master_weights``: bfloat16 and float16 parameters keep a float32 copy (state ``master_param``), which is updated;
-      the parameter is its rounding. A parameter that somebody else has written since counts instead of its copy.
+    - ``master_weights``: bfloat16 and float16 parameters keep a float32 copy (state ``master_param``), which is
+      updated; the parameter is its rounding. A parameter that somebody else has written since counts instead of its copy.
     - ``stochastic_rounding``: without master weights, 16-bit parameters are rounded up or down at random, so that small
       steps are not lost: the expected value is exact. Streams are keyed by ``torch.initial_seed()`` and the step.
     - ``maximize``: steps along the gradient instead of against it.
@@ -241,7 +241,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         """Loads what ``state_dict()`` here, of the torch.optim class of the same rule, or of onnxruntime-training gave.
 
         Options of a group that the dict does not have stay what they were. State is copied, and converted to the dtype
-        that the group keeps it in from what was saved: torch.optim would share it, or round it to the parameter's dtype.
+        that the group keeps it in from what was saved: torch.optim would share it, or round it to the parameter's.
 
         Raises:
             ValueError: the groups do not fit; or they ask for an option that there is not here.

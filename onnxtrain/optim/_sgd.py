@@ -14,8 +14,8 @@ from onnxtrain.optim._engine import FusedOptimizer, check, check_state_dtype, co
 class SGD(FusedOptimizer):
     """Stochastic gradient descent in torch.optim.SGD's form, one pass over memory for all parameters.
 
-    ``g += wd p``; ``b = momentum b + (1 - dampening) g``, at the first step ``b = g``; ``p -= lr b``, or with Nesterov's
-    momentum (Sutskever et al., ICML 2013) ``p -= lr (g + momentum b)``. Without momentum ``p -= lr g``.
+    ``g += wd p``; ``b = momentum b + (1 - dampening) g``, at the first step ``b = g``; ``p -= lr b``, or with
+    Nesterov's momentum (Sutskever et al., ICML 2013) ``p -= lr (g + momentum b)``. Without momentum ``p -= lr g``.
     Dtypes, clipping, ``state_dict`` and errors are FusedAdam's; the state is ``momentum_buffer``.
 
     Args:
@@ -44,7 +44,8 @@ class SGD(FusedOptimizer):
         check("momentum", momentum)
         check("weight_decay", weight_decay)
         if nesterov and (momentum <= 0 or dampening != 0):
-            raise ValueError(f"Nesterov momentum requires a momentum and zero dampening, not {momentum} and {dampening}")
+            raise ValueError("Nesterov momentum requires a momentum and zero dampening, "
+                             f"not {momentum} and {dampening}")
         defaults = {"lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay,
                     "nesterov": bool(nesterov), "state_dtype": check_state_dtype(state_dtype),
                     **common_defaults(maximize=maximize, master_weights=master_weights,

@@ -199,7 +199,7 @@ def test_strides(name, kind, grad_kind):
 def test_expanded_parameter_is_refused():
     p = torch.nn.Parameter(torch.zeros(1, 4).expand(3, 4))
     p.grad = torch.ones(3, 4)
-    with pytest.raises((ValueError, RuntimeError), match="overlaps itself"):
+    with pytest.raises(ValueError, match="overlaps itself"):
         SGD([p], lr=0.1).step()
     assert torch.equal(p, torch.zeros(3, 4))
 

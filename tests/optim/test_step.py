@@ -167,7 +167,7 @@ def bad_meta():
 def test_other_tensors_are_refused(bad):
     good = torch.nn.Parameter(torch.ones(3))
     good.grad = torch.ones(3)
-    with pytest.raises((TypeError, ValueError, RuntimeError, NotImplementedError, BufferError)):
+    with pytest.raises(TypeError, match="SGD: parameter 1 of group 0.* is (complex64|on meta)"):
         SGD([good, bad()], lr=1.0).step()
     assert torch.equal(good, torch.ones(3))
 
