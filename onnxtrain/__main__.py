@@ -54,7 +54,7 @@ def build() -> None:
         ("instruction set", f"{info['isa']} (ONNXTRAIN_ISA chooses plain, avx2 or avx512)"),
         ("threads", f"{info['threads']} (torch.set_num_threads)"),
         ("GEMM", ", ".join(providers) or "plain loops only: import torch first, and install the wheel with its _libs"),
-        ("convolution", ("onednn, and " if "onednn" in providers else "") + "unrolled windows over GEMM"),
+        ("convolution", "oneDNN, else unrolled windows over GEMM" if "onednn" in providers else "unrolled windows over GEMM"),
         ("CUDA, cuDNN, NCCL", "not in this build"),
         ("MPI", "not in this build"),
     ]

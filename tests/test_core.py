@@ -127,3 +127,14 @@ def test_results_that_have_no_addresses(count):
     with pytest.raises(MemoryError, match="out of memory"):
         session.forward([torch.ones(1)], b"\0")
     assert session.stats()["slab_bytes"] >= 0
+
+
+def test_an_empty_tensor_that_decides_about_the_program():
+    """Known and empty is not the same as not known: the search for its content ends."""
+    graph = helper.make_graph([helper.make_node("ReduceSum", ["x", "axes"], ["y"], keepdims=0)], "g",
+                              [helper.make_tensor_value_info("x", FLOAT, [2, 3]), helper.make_tensor_value_info("axes", TensorProto.INT64, ["n"])],
+                              [helper.make_tensor_value_info("y", FLOAT, None)])
+    session = _C.Session(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10).SerializeToString())
+    for axes, expected in (([], 6.0), ([0], [2.0] * 3), ([1], [3.0] * 2), ([], 6.0)):
+        outputs, _ = session.forward([X, torch.tensor(axes, dtype=torch.int64)], b"\0\0")
+        assert outputs[0].tolist() == expected

@@ -65,15 +65,14 @@ static const char *parse_term(ont_builder *b, const equation *e, const char *at,
 
 static void permute(ont_builder *b, term *t, const int *order)
 {
-    int64_t perm[ONT_MAX_RANK];
-    uint8_t labels[ONT_MAX_RANK];
+    int64_t perm[2 * ONT_MAX_RANK];
+    const term old = *t;
     bool same = true;
     for (int d = 0; d < t->n; d++) {
         perm[d] = order[d];
-        labels[d] = t->labels[order[d]];
+        t->labels[d] = old.labels[order[d]];
         same &= order[d] == d;
     }
-    for (int d = 0; d < t->n; d++) t->labels[d] = labels[d];
     if (!same && t->v) t->v = ont_build_transpose(b, t->v, perm);
 }
 

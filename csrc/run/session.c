@@ -9,7 +9,7 @@
 #include "base/alloc.h"
 
 typedef struct entry {
-    int64_t *key; /* per input: dtype, wants, rank, dims; then the contents that probes found */
+    int64_t *key; /* number of facts; per input dtype, wants, rank, dims; the facts */
     size_t key_length;
     ont_program *program;
     uint64_t used;
@@ -91,7 +91,7 @@ static size_t words(const ont_tensor *fact)
 static ont_status make_key(ont_session *s, const ont_view *inputs, const uint8_t *wants, const ont_search *search,
                            size_t *length)
 {
-    size_t n = 0;
+    size_t n = 1;
     for (uint32_t i = 0; i < s->graph->n_inputs; i++) n += 1 + (size_t)inputs[i].rank;
     for (uint32_t i = 0; i < search->n_facts; i++) n += words(&search->facts[i]);
     if (n > s->key_capacity) {
@@ -101,6 +101,7 @@ static ont_status make_key(ont_session *s, const ont_view *inputs, const uint8_t
         s->key_capacity = n;
     }
     int64_t *at = s->key;
+    *at++ = search->n_facts; /* an empty one adds no word of its own, and is known all the same */
     for (uint32_t i = 0; i < s->graph->n_inputs; i++) {
         const ont_view *v = &inputs[i];
         *at++ = (int64_t)v->dtype | (int64_t)(wants && wants[i]) << 8 | (int64_t)v->rank << 16;
@@ -119,7 +120,7 @@ static ont_status make_key(ont_session *s, const ont_view *inputs, const uint8_t
 
 static bool matches(const entry *e, const int64_t *key, size_t length)
 {
-    return e->program && e->key_length == length && (!length || !memcmp(e->key, key, length * sizeof *key));
+    return e->program && e->key_length == length && !memcmp(e->key, key, length * sizeof *key);
 }
 
 /* A free entry, or the one of its kind that is least recently used, emptied. */
@@ -143,7 +144,7 @@ static ont_status build(ont_session *s, const ont_view *inputs, const uint8_t *w
 {
     int64_t *key = ont_malloc(length * sizeof *key);
     if (!key) return ONT_ENOMEM;
-    if (length) memcpy(key, s->key, length * sizeof *key);
+    memcpy(key, s->key, length * sizeof *key);
     ont_program *program;
     ont_status status = ont_program_build(s->graph, inputs, wants, search->facts, search->n_facts, &program);
     if (status != ONT_OK) {

@@ -14,6 +14,7 @@ from onnxtrain._profile import Profile
 
 
 class LogLevel(enum.IntEnum):
+    """How much ORTModule says, from all to nothing but what ends the process."""
     VERBOSE = 0
     DEVINFO = 1
     INFO = 2

@@ -45,6 +45,7 @@ class FallbackPolicy(enum.IntFlag):
 
     @classmethod
     def default(cls) -> FallbackPolicy:
+        """What stands where neither the environment nor the caller chose."""
         return (cls.FALLBACK_UNSUPPORTED_DEVICE | cls.FALLBACK_UNSUPPORTED_DATA | cls.FALLBACK_UNSUPPORTED_TORCH_MODEL
                 | cls.FALLBACK_UNSUPPORTED_ONNX_MODEL)
 

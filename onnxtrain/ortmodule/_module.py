@@ -417,14 +417,17 @@ class ORTModule(torch.nn.Module):
         return ORTModule(copy.deepcopy(self._module, memo), self._debug)
 
     def add_module(self, name: str, module: torch.nn.Module | None) -> None:
+        """Raises ORTModuleTorchModelException: modules are added before wrapping."""
         raise ORTModuleTorchModelException("ORTModule does not support adding modules to it: add them before wrapping")
 
     def train(self, mode: bool = True) -> ORTModule:
+        """As torch.nn.Module.train, of the wrapped module too."""
         self._module.train(mode)
         self.__dict__["training"] = mode
         return self
 
     def eval(self) -> ORTModule:
+        """As torch.nn.Module.eval, of the wrapped module too."""
         return self.train(False)
 
     def _apply(self, fn: Any, recurse: bool = True) -> ORTModule:
@@ -432,6 +435,7 @@ class ORTModule(torch.nn.Module):
         return self
 
     def apply(self, fn: Any) -> ORTModule:
+        """As torch.nn.Module.apply, over the wrapped module."""
         self._module.apply(fn)
         return self
 

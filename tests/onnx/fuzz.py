@@ -255,7 +255,7 @@ def node_models() -> list[bytes]:
     """The models of the backend suite that the onnx wheel ships, all operators of ONNX among them."""
     import onnx.backend.test.loader
 
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         models = [case.model for case in onnx.backend.test.loader.load_model_tests(kind="node")]
     return [data for data in (model.SerializeToString() for model in models if model) if len(data) <= LARGEST]
@@ -396,6 +396,7 @@ def fuzz(target: str, seed: int, indices: range, keep: Path | None = None) -> tu
         place = (keep or Path(tempfile.gettempdir())) / f"mutant-{seed}-{index}.onnx"
         place.write_bytes(data)
         failures.append(f"seed {seed} index {index} ({place}): {answer or child.stop(0.5)}")
+        print(failures[-1], flush=True)
         if len(failures) >= MOST_FAILURES:
             failures.append(f"stopped after {MOST_FAILURES} failures")
             break
@@ -422,8 +423,6 @@ def main() -> int:
     print(f"seed {seed}", flush=True)
     indices = range(options.count) if options.only is None else range(options.only, options.only + 1)
     counts, failures = fuzz(options.target, seed, indices)
-    for failure in failures:
-        print(failure)
     print(f"{sum(counts.values())} mutants, {len(failures)} failures: "
           + ", ".join(f"{name} {n}" for name, n in counts.most_common()))
     return 1 if failures else 0
