@@ -135,8 +135,6 @@ int ont_grasp(ont_walk *w, PyObject *tensor, int operand, ont_view *view)
     if (ont_dlpack_borrow(state, tensor, ont_operand_text[operand], w->index, view, &keep) < 0)
         return blame_borrow(w, tensor, operand);
     if (keep && ont_hold(w->self, keep) < 0) return -1;
-    if (!view->data && ont_view_count(view))
-        return ont_blame(w, PyExc_TypeError, ont_operand_text[operand], " has no memory");
     return 0;
 }
 

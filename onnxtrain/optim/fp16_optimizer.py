@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from onnxtrain import _C
-from onnxtrain.optim._clip import all_finite
+from onnxtrain.optim._clip import all_finite, all_plain
 from onnxtrain.optim._engine import FusedOptimizer
 
 # Functions that are replaced whole, by the digest of their code; these of DeepSpeed 0.18.9 to 0.19.8
@@ -84,12 +84,6 @@ def digest(function: Callable) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-def _plain(tensors: Iterable[Any]) -> bool:
-    """Whether the core takes these tensors."""
-    return all(isinstance(t, Tensor) and t.layout == torch.strided and t.device.type == "cpu" and t.is_floating_point()
-               for t in tensors)
-
-
 # ---- DeepSpeed ZeRO 1 and 2 ----
 
 class _Sums:
@@ -129,19 +123,19 @@ def _patch_zero(optimizer: Any) -> str | None:
     def has_overflow_serial(self: Any, params: Iterable[Tensor]) -> Tensor:
         params = list(params)
         grads = [p.grad for p in params if p.grad is not None]
-        if not _plain(grads):
+        if not all_plain(grads):
             return check_params(params)
         return torch.tensor([not all_finite(grads, _C.sums_of_squares(grads))])
 
     def has_overflow_partitioned_grads_serial(self: Any) -> Tensor:
         grads = [g for i in range(len(self.bit16_groups)) for g in self.averaged_gradients[i] if g is not None]
-        if not _plain(grads):
+        if not all_plain(grads):
             return check_partition()
         return torch.tensor([not all_finite(grads, sums.measure(grads))])
 
     def get_grad_norm_direct(self: Any, gradients: Iterable[Tensor], params: Iterable[Tensor], norm_type: float = 2) -> Tensor:
         grads = list(gradients)
-        if float(norm_type) != 2.0 or not _plain(grads):
+        if float(norm_type) != 2.0 or not all_plain(grads):
             return norm_of(grads, params, norm_type)
         stand_ins = []
         for g, s in zip(grads, sums.take(grads)):
@@ -185,7 +179,7 @@ def _patch_apex(optimizer: Any) -> str | None:
         halves = [(p, m) for p, m in zip(stash.all_fp16_params, stash.all_fp32_from_fp16_params) if p.grad is not None]
         own, held = stash.all_fp32_from_fp32_params, stash.all_fp32_from_fp32_grad_stash
         tensors = [t for p, m in halves for t in (p.grad, m)] + [p.grad for p in own if p.grad is not None]
-        if scaler._has_overflow or not _plain(tensors):
+        if scaler._has_overflow or not all_plain(tensors):
             return post_backward(scaler)
         written, added = ([], []), ([], [])  # sources and targets
         for p, master in halves:
@@ -229,7 +223,7 @@ def _patch_megatron(optimizer: Any, get_tensor_model_parallel_rank: Callable[[],
 
     def _check_overflow(self: Any) -> None:
         grads = grads_of(self.fp16_groups) + grads_of(self.fp32_from_fp32_groups)
-        if not _plain(grads):
+        if not all_plain(grads):
             return check_overflow()
         flag = torch.tensor([0.0 if all_finite(grads, _C.sums_of_squares(grads)) else 1.0])
         if torch.distributed.is_initialized():
@@ -242,7 +236,7 @@ def _patch_megatron(optimizer: Any, get_tensor_model_parallel_rank: Callable[[],
         if self.overflow:
             return -1
         params = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
-        if float(norm_type) != 2.0 or not _plain([p.grad for p in params]):
+        if float(norm_type) != 2.0 or not all_plain([p.grad for p in params]):
             return clip(max_norm, norm_type)
         counted = [p.grad for p in params if getattr(p, "model_parallel", getattr(p, "tensor_model_parallel", False))
                    or get_tensor_model_parallel_rank() == 0]
