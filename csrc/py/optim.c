@@ -247,8 +247,8 @@ static int take_param(ont_walk *w, PyObject *param, PyObject *grad)
     if (ont_grasp(w, param, ONT_OPERAND_PARAM, &view) < 0) return -1;
     if (ont_optim_storage(view.dtype) == ONT_STORAGE_COUNT) {
         PyErr_Format(PyExc_TypeError,
-                     "%U: parameter %zd of group %zd is %s; float, double, bfloat16 and float16 are supported", self->name,
-                     w->index, w->group, ont_dtype_name(view.dtype));
+                     "%U: parameter %zd of group %zd is %s; float, double, bfloat16 and float16 are supported",
+                     self->name, w->index, w->group, ont_dtype_name(view.dtype));
         return -1;
     }
     t->count = ont_view_count(&view);
@@ -346,8 +346,8 @@ static int check_overlap(ont_updater *self)
     if (!overlaps) return 0;
     const ont_optim_tensor *tensors = self->work.tensors;
     PyErr_Format(PyExc_ValueError, "%U: %s number %u, counted over all groups, shares memory with %s number %u",
-                 self->name, ont_operand_text[where.operand], tensors[where.tensor].stream, ont_operand_text[where.other_operand],
-                 tensors[where.other_tensor].stream);
+                 self->name, ont_operand_text[where.operand], tensors[where.tensor].stream,
+                 ont_operand_text[where.other_operand], tensors[where.other_tensor].stream);
     return -1;
 }
 

@@ -13,7 +13,7 @@ from onnxtrain import _C
 
 
 def all_plain(tensors: Iterable[Any]) -> bool:
-    """Whether the core takes these: dense CPU tensors of a float dtype, and of no class (DTensor) with memory elsewhere."""
+    """Whether the core takes these: dense CPU tensors of a float dtype, of no class (DTensor) with memory elsewhere."""
     return all(type(t) in (Tensor, torch.nn.Parameter) and t.layout == torch.strided and t.device.type == "cpu"
                and t.is_floating_point() for t in tensors)
 
@@ -27,7 +27,7 @@ def all_finite(tensors: Sequence[Tensor], sums: Sequence[float]) -> bool:
 @torch.no_grad()
 def clip_grad_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2.0,
                     error_if_nonfinite: bool = False, foreach: bool | None = None) -> Tensor:
-    """torch.nn.utils.clip_grad_norm_ for dense CPU gradients: one pass for the norm, one more only where it is too large.
+    """torch.nn.utils.clip_grad_norm_ on the CPU: one pass for the norm, one more only where it is too large.
 
     Gradients are float32, float64, bfloat16 or float16, of any shape and strides. The optimizers' ``max_grad_norm``
     does the same inside the step and saves the second pass. Gradients that the core does not take (sparse, complex, on

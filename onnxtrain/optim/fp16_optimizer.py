@@ -1,4 +1,4 @@
-"""FP16_Optimizer: faster overflow check, norm, clipping and unscaling for mixed-precision optimizers of other libraries.
+"""FP16_Optimizer: faster overflow check, norm, clipping and unscaling for other libraries' mixed-precision optimizers.
 
 What is replaced is replaced on the object, and only where its library's code is known. Arithmetic that a library may
 change (which gradients count, how norms of processes are joined, what the clipping factor is) stays the library's own:
@@ -29,7 +29,7 @@ ZERO_NEEDED = {"get_grad_norm_direct": ("gradients", "params", "norm_type"),
 
 
 def FP16_Optimizer(optimizer: Any, **kwargs: Any) -> Any:
-    """Makes a mixed-precision optimizer of DeepSpeed, Apex or Megatron check, measure and unscale gradients in one pass.
+    """Makes an optimizer of DeepSpeed, Apex or Megatron check, measure and unscale gradients in one pass.
 
     Known are DeepSpeed's ZeRO stage 1 and 2 (``DeepSpeedZeroOptimizer``, also inside accelerate's wrapper), Apex AMP's
     O2 (an optimizer with ``_amp_stash``), and Megatron's ``FP16_Optimizer``. Gradients are found, measured and unscaled
@@ -49,7 +49,8 @@ def FP16_Optimizer(optimizer: Any, **kwargs: Any) -> Any:
     unknown = set(kwargs) - {"get_tensor_model_parallel_rank", "get_tensor_model_parallel_group"}
     if unknown:
         raise TypeError(f"FP16_Optimizer() got an unexpected keyword argument '{min(unknown)}'")
-    target = optimizer.optimizer if _named(optimizer, "accelerate.utils.deepspeed.DeepSpeedOptimizerWrapper") else optimizer
+    wrapped = _named(optimizer, "accelerate.utils.deepspeed.DeepSpeedOptimizerWrapper")
+    target = optimizer.optimizer if wrapped else optimizer
     if getattr(target, "_onnxtrain_patched", False):
         return optimizer
     if _named(target, "deepspeed.runtime.zero.stage_1_and_2.DeepSpeedZeroOptimizer",
@@ -62,8 +63,8 @@ def FP16_Optimizer(optimizer: Any, **kwargs: Any) -> Any:
     else:
         problem = "its type is not known"
     if problem:
-        warnings.warn(f"FP16_Optimizer leaves {type(target).__module__}.{type(target).__qualname__} unchanged: {problem}",
-                      UserWarning, stacklevel=2)
+        name = f"{type(target).__module__}.{type(target).__qualname__}"
+        warnings.warn(f"FP16_Optimizer leaves {name} unchanged: {problem}", UserWarning, stacklevel=2)
     else:
         target._onnxtrain_patched = True
     return optimizer
@@ -133,7 +134,8 @@ def _patch_zero(optimizer: Any) -> str | None:
             return check_partition()
         return torch.tensor([not all_finite(grads, sums.measure(grads))])
 
-    def get_grad_norm_direct(self: Any, gradients: Iterable[Tensor], params: Iterable[Tensor], norm_type: float = 2) -> Tensor:
+    def get_grad_norm_direct(self: Any, gradients: Iterable[Tensor], params: Iterable[Tensor],
+                             norm_type: float = 2) -> Tensor:
         grads = list(gradients)
         if float(norm_type) != 2.0 or not all_plain(grads):
             return norm_of(grads, params, norm_type)
@@ -158,7 +160,8 @@ def _patch_zero(optimizer: Any) -> str | None:
         inner.next_unscale = probe.item()
         return None
 
-    for function in (has_overflow_serial, has_overflow_partitioned_grads_serial, get_grad_norm_direct, unscale_and_clip_grads):
+    for function in (has_overflow_serial, has_overflow_partitioned_grads_serial, get_grad_norm_direct,
+                     unscale_and_clip_grads):
         setattr(optimizer, function.__name__, types.MethodType(function, optimizer))
     return None
 
@@ -169,7 +172,8 @@ def _patch_apex(optimizer: Any) -> str | None:
     """O2 only: float32 master copies of float16 parameters, listed in ``_amp_stash``."""
     post_backward = getattr(optimizer, "_post_amp_backward", None)
     function = getattr(post_backward, "__func__", post_backward)
-    if getattr(function, "__name__", "") != "post_backward_with_master_weights" or not hasattr(optimizer, "_amp_lazy_init"):
+    name = getattr(function, "__name__", "")
+    if name != "post_backward_with_master_weights" or not hasattr(optimizer, "_amp_lazy_init"):
         return "it has _amp_stash, but not the master weights of Apex AMP's O2"
 
     def _post_amp_backward(self: Any, scaler: Any) -> None:
@@ -212,7 +216,8 @@ def _patch_apex(optimizer: Any) -> str | None:
 def _patch_megatron(optimizer: Any, get_tensor_model_parallel_rank: Callable[[], int] | None = None,
                     get_tensor_model_parallel_group: Callable[[], Any] | None = None) -> str | None:
     if get_tensor_model_parallel_rank is None or get_tensor_model_parallel_group is None:
-        raise TypeError("FP16_Optimizer needs get_tensor_model_parallel_rank and get_tensor_model_parallel_group for Megatron")
+        raise TypeError("FP16_Optimizer needs get_tensor_model_parallel_rank and get_tensor_model_parallel_group for "
+                        "Megatron")
     if not all(hasattr(optimizer, name) for name in ("_check_overflow", "clip_master_grads", "fp32_from_fp32_groups",
                                                      "fp32_from_fp16_groups", "fp16_groups")):
         return "this version of Megatron has other attributes"
@@ -227,7 +232,8 @@ def _patch_megatron(optimizer: Any, get_tensor_model_parallel_rank: Callable[[],
             return check_overflow()
         flag = torch.tensor([0.0 if all_finite(grads, _C.sums_of_squares(grads)) else 1.0])
         if torch.distributed.is_initialized():
-            torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX, group=get_tensor_model_parallel_group())
+            torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX,
+                                         group=get_tensor_model_parallel_group())
         self.overflow = bool(flag.item())
         return None
 
