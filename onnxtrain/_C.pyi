@@ -12,7 +12,7 @@ class Session:
 
     Args:
         model: serialised ``ModelProto``. Every weight is a graph input; only small constants are initializers.
-        programs: how many specialised programs are kept.
+        programs: how many specialised programs are kept, 1 to 4096.
 
     Raises:
         ValueError: the model is truncated, malformed or inconsistent; the message names the place.
@@ -46,6 +46,16 @@ class Session:
         Raises:
             ValueError, TypeError: a tensor does not fit; the message names the input.
             UnsupportedError: an operator has no kernel or no gradient for this case; the message names the node.
+        """
+
+    def infer(self) -> dict[str, tuple[str, tuple[int | str | None, ...] | None]]:
+        """Shape inference with symbolic dims, for every operator: value name -> (dtype, dims), of inputs, node outputs and
+        graph outputs. A dim is a size, an expression of the inputs' symbols such as "n" or "2*n + 1", or None where neither
+        fits; dims are None where the rank, or anything, depends on contents, and for sequences. Values of which nothing could
+        be told are left out.
+
+        Raises:
+            ValueError, UnsupportedError: the model fails at every size that was tried; the message names the node.
         """
 
     def stats(self) -> dict[str, Any]:
@@ -121,7 +131,7 @@ def build_info() -> dict[str, Any]:
     """What this build and this machine have: version, operators, threads, dlpack_exchange, isa, gemm (provider names)."""
 
 def operators() -> list[dict[str, Any]]:
-    """The operator registry: domain, name, since, grad (bool: has a rule), no_grad (bool: nothing flows), kernels (names), view (bool), expands (bool: stands for
+    """The operator registry: domain, name, since, grad (bool: has a rule), no_grad (bool: nothing flows), containers (bool: takes sequences or optionals), kernels (names), view (bool), expands (bool: stands for
     others), and attributes: those that the operator takes, as "axis:i perm:I" (i int, f float, s string, t tensor, g graph,
     capitals for lists); None where it does not say."""
 

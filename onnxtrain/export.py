@@ -153,8 +153,8 @@ def _assigned(module: torch.nn.Module, traced: _Traced) -> list[Tensor]:
     tensors: list[Tensor] = []
     for (child, name), before in traced.record.writes.items():
         value = attributes.attribute(child, name)
-        if child not in names or value is before or name in child._buffers:
-            continue  # made by forward itself; no change; an output already
+        if child not in names or value is before or name in child._buffers or attributes.follows_parameters(child, name):
+            continue  # made by forward itself; no change; an output already; torch's own
         if value is attributes.ABSENT or any(isinstance(v, (torch.nn.Module, torch.nn.Parameter)) for v in (value, before)):
             raise rewrite.Untraceable(f"The module exchanges its {name!r} inside forward; a graph would lose that.")
         leaves, spec = trees.flatten(value)
@@ -171,9 +171,10 @@ def _concrete(leaf: Any) -> Any:
         if isinstance(leaf, symbolic):
             return plain(leaf)
     if not isinstance(leaf, _PLAIN):
-        raise rewrite.Untraceable(
-            f"A result, or an attribute set in forward, is or holds a {type(leaf).__qualname__}, whose tensors would be "
-            "lost; register it with torch.utils._pytree.register_pytree_node, or torch.export.register_dataclass."
+        raise ArgumentError(
+            f"ORTModule fails to extract schema from data: Unsupported flatten data type: {type(leaf)}. It is, or is in, a "
+            "result or an attribute set in forward, and its tensors would be lost; register it with "
+            "torch.utils._pytree.register_pytree_node, or torch.export.register_dataclass."
         )
     return leaf
 
@@ -234,6 +235,10 @@ def _run(
         error.state = _state(flat)
         raise
     except Exception as error:
+        if isinstance(_root(error), ArgumentError):
+            argument = ArgumentError(str(_root(error)))
+            argument.state = _state(flat)
+            raise argument from _root(error)
         failure = ExportError(_reason(error, exporter))
         failure.state = _state(flat)
         raise failure from _root(error)
@@ -277,9 +282,10 @@ def _refuse_lost(module: torch.nn.Module, leaves: Sequence[Any]) -> None:
     for leaf in leaves:
         if not isinstance(leaf, (Tensor, *_PLAIN)):
             raise ArgumentError(
-                f"An argument is, or holds, a {type(leaf).__qualname__}, whose tensors would be frozen; register it "
-                "with torch.utils._pytree.register_pytree_node, or torch.export.register_dataclass."
+                f"ORTModule does not support input type {type(leaf)}: an argument is, or holds, one, and its tensors would be "
+                "frozen; register it with torch.utils._pytree.register_pytree_node, or torch.export.register_dataclass."
             )
+
 
 
 @contextlib.contextmanager

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sets everything up and runs the test suite. Arguments go to pytest. ONNXTRAIN_SLOW=1 adds the slow sweeps;
+# Sets everything up and runs the test suite. Arguments go to pytest. ONNXTRAIN_SLOW=1 runs the fuzz at its full length;
 # ONNXTRAIN_SANITIZE=address,undefined builds and runs under the sanitizers.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"

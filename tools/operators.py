@@ -28,7 +28,8 @@ Made by `python tools/operators.py` from the registry of this build; a test hold
 
 - **Opset**: the first that the operator is implemented for; up to opset {opset} where the specification kept its meaning.
   An operator with two lines means something else in older opsets.
-- **Gradient**: *rule*: the operator has one; *parts*: the operator is built from others and differentiates through them; *none*:
+- **Gradient**: *rule*: the operator has one; *parts*: the operator is built from others, or hands its inputs on, and the gradient is
+  that of those; *none*:
   nothing flows, as in PyTorch (indices, comparisons, rounding).
 - **Dtypes**: those of its main type variable that run; 16-bit floats are computed in float32 and small integers in larger ones
   where there is no kernel for them. *not*: types of the specification that do not run. Strings and complex numbers, which no
@@ -69,6 +70,8 @@ MORE: dict[str, tuple[list[np.ndarray], dict[str, Any]]] = {
 
 #: Operators whose types a change of one input alone does not show.
 NOTES = {
+    "MaxRoiPool": "double, float, float16, bfloat16",
+    "NonMaxSuppression": "float",
     "BitCast": "all, to a type of the same size",
     "RandomNormal": "double, float, float16, bfloat16",
     "RandomUniform": "double, float, float16, bfloat16",
@@ -145,7 +148,7 @@ def brief(types: list[str]) -> str:
 def gradient(op: dict[str, Any]) -> str:
     if op["no_grad"]:
         return "none"
-    return "rule" if op["grad"] else "parts" if op["expands"] else "refused"
+    return "rule" if op["grad"] else "parts" if op["expands"] or op["containers"] else "refused"
 
 
 def rows() -> Iterator[str]:
@@ -157,6 +160,7 @@ def rows() -> Iterator[str]:
         if not cell:
             tried = dtypes(op["name"], found.get(op["name"], []))
             cell = "" if tried is None else brief(tried[0]) + (f"; *not* {brief(tried[1])}" if tried[1] else "")
+        cell = cell or ("sequences and optionals of any tensors" if op["containers"] else "")
         newest.add(op["name"])
         yield f"| {op['name']} | {op['since']} | {gradient(op)} | {cell} |"
 

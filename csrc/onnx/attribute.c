@@ -3,6 +3,7 @@
  */
 #include "onnx/attribute.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,16 +13,17 @@
 #define KIND(name) ONNX__ATTRIBUTE_PROTO__ATTRIBUTE_TYPE__##name
 
 /*
- * Attributes are float32, and what was written into them is mostly a short decimal: 1e-5, 0.9, 0.2. Where one of at most
- * six digits rounds to the float, it is what was meant, and float64 arithmetic goes by it as eager PyTorch does; in
- * float32 both are the same number.
+ * Attributes are float32, and what was written into them is mostly a short decimal, 1e-5, 0.9, 0.2, or the inverse of a
+ * small number, 1 / 6. Where one of at most six digits, or of the numbers up to 100, rounds to the float, it is what was
+ * meant, and float64 arithmetic goes by it as eager PyTorch does; in float32 both are the same number.
  */
 static double meant(float value)
 {
     char text[32];
     snprintf(text, sizeof text, "%.6g", (double)value);
-    double decimal = strtod(text, NULL);
-    return (float)decimal == value ? decimal : (double)value;
+    double decimal = strtod(text, NULL), inverse = rint(1 / (double)value);
+    if ((float)decimal == value) return decimal;
+    return fabs(inverse) <= 100 && (float)(1 / inverse) == value ? 1 / inverse : (double)value;
 }
 
 static ont_status set_floats(const Onnx__AttributeProto *proto, const char *name, ont_graph *g, ont_node *node)

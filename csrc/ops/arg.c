@@ -95,11 +95,34 @@ static ont_status arg_prepare(const ont_node *node, ont_arena *arena, ont_prepar
     return ONT_OK;
 }
 
+/* float32 along the last axis: a row's extremum is compared without a call per element. */
+static int64_t arg_row_f32(const float *x, int64_t n, bool largest, bool last)
+{
+    int64_t best = 0;
+    float most = x[0];
+    for (int64_t i = 1; i < n; i++) {
+        float v = x[i];
+        bool better = largest ? v > most : v < most, nan = v != v;
+        if (better || nan || (last && v == most)) {
+            if (most != most && !(nan && last)) continue;
+            most = v;
+            best = i;
+        }
+    }
+    return best;
+}
+
 static void arg_lines(void *context, int64_t first, int64_t last)
 {
     const ont_call *call = context;
     const line_state *s = call->state;
     const void *x = call->in[0];
+    if (s->inner == 1 && ont_node_in(call->node, 0)->dtype == ONT_FLOAT32) {
+        bool largest = s->better == better_of(ONT_FLOAT32, LARGER);
+        for (int64_t line = first; line < last; line++)
+            ((int64_t *)call->out[0])[line] = arg_row_f32((const float *)x + line * s->n, s->n, largest, s->last);
+        return;
+    }
     for (int64_t line = first; line < last; line++) {
         int64_t base = line / s->inner * s->n * s->inner + line % s->inner, best = base;
         for (int64_t i = 1; i < s->n; i++) {

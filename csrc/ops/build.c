@@ -321,6 +321,11 @@ static ont_status hand_over(ont_graph *g, ont_node *node, uint32_t i, ont_value 
                         ont_shape_text(&result->shape, built));
     }
     if (out != result) ont_value_replace_uses(g, out, result);
+    if (!out->has_shape && result->has_shape && result->container == ONT_TENSOR) { /* for run/symbolic.c: its name lives on */
+        out->dtype = result->dtype;
+        out->shape = result->shape;
+        out->has_shape = true;
+    }
     node->outputs[i] = result;
     return ONT_OK;
 }

@@ -71,9 +71,13 @@ static ont_status col2im_infer(ont_graph *g, ont_node *node)
 static ont_status im2col_infer(ont_graph *g, ont_node *node)
 {
     (void)g;
-    const ont_value *x = ont_node_in(node, 0);
+    ont_value *x;
     ont_window w;
+    ONT_TRY(ont_need_input(node, 0, &x));
     ONT_TRY(read_window(node, &w));
+    bool fits = x->shape.rank == w.rank + 2;
+    for (int d = 0; fits && d < w.rank; d++) fits = x->shape.dims[d + 2] == w.in[d];
+    if (!fits) return ont_fail(ONT_EINVAL, "the input is not (batch, channels, image)");
     ont_shape shape = {.rank = 3, .dims = {x->shape.dims[0], x->shape.dims[1] * w.kernel_count, w.out_count}};
     return ont_infer_out(node, 0, x->dtype, &shape);
 }
@@ -194,5 +198,6 @@ const ont_op ont_op_Col2Im = {.domain = "", .name = "Col2Im", .since = 18, .min_
                               .attributes = "dilations:I pads:I strides:I", .infer = col2im_infer, .grad = col2im_grad,
                               ONT_KERNELS(col2im_kernels)};
 const ont_op ont_op_Im2Col = {.domain = ONT_DOMAIN, .name = "Im2Col", .since = 1, .min_inputs = 1, .max_inputs = 1,
+                              .flags = ONT_OP_MODEL,
                               .attributes = "block_shape:I dilations:I image_shape:I pads:I strides:I", .infer = im2col_infer,
                               ONT_KERNELS(im2col_kernels)};

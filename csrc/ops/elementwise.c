@@ -38,10 +38,15 @@ static void parameters(const ont_node *node, double *p)
     const char *name = node->op->name;
     p[0] = p[1] = 0;
     if (!strncmp(name, "LeakyRelu", 9)) p[0] = ont_attr_float(node, "alpha", 0.01);
+    if (!strcmp(name, "Swish")) p[0] = ont_attr_float(node, "alpha", 1.0);
     if (!strncmp(name, "Elu", 3)) p[0] = ont_attr_float(node, "alpha", 1.0);
     if (!strncmp(name, "Selu", 4)) {
-        p[0] = ont_attr_float(node, "alpha", 1.67326319217681884765625);
-        p[1] = ont_attr_float(node, "gamma", 1.05070102214813232421875);
+        /* The specification has these two rounded to float32; float64 goes by the numbers themselves, as torch does. */
+        const double alpha = 1.6732632423543772848, gamma = 1.0507009873554804934;
+        p[0] = ont_attr_float(node, "alpha", alpha);
+        p[1] = ont_attr_float(node, "gamma", gamma);
+        if ((float)p[0] == (float)alpha) p[0] = alpha;
+        if ((float)p[1] == (float)gamma) p[1] = gamma;
     }
     if (!strncmp(name, "HardSigmoid", 11)) {
         p[0] = ont_attr_float(node, "alpha", 0.2);
@@ -204,4 +209,10 @@ const ont_kernel ont_pow_kernels[4] = {
     {.name = "binary_simd", .accept = binary_accept, .prepare = binary_prepare, .run = binary_run, .inplace = 3},
     {.name = "binary_ref", .accept = binary_accept, .prepare = binary_prepare_ref, .run = binary_run, .inplace = 3},
     {.name = "pow_ref", .accept = ont_pow_ref_accept, .prepare = ont_pow_ref_prepare, .run = ont_pow_ref_run},
+};
+
+const ont_kernel ont_prelu_kernels[3] = {
+    {.name = "binary_simd", .accept = binary_accept, .prepare = binary_prepare, .run = binary_run, .inplace = 3},
+    {.name = "binary_ref", .accept = binary_accept, .prepare = binary_prepare_ref, .run = binary_run, .inplace = 3},
+    {.name = "prelu_int", .accept = ont_prelu_int_accept, .prepare = ont_prelu_int_prepare, .run = ont_prelu_int_run, .inplace = 1},
 };

@@ -343,26 +343,27 @@ static ont_status prelu_infer(ont_graph *g, ont_node *node)
         (void)context; \
         for (int64_t i = 0; i < n; i++) y[i] = x[i * sx] < 0 ? x[i * sx] * slope[i * ss] : x[i * sx]; \
     }
-PRELU_ROW(f32, float)
-PRELU_ROW(f64, double)
 PRELU_ROW(i32, int32_t)
 PRELU_ROW(i64, int64_t)
 
 /* An unsigned number is never below 0: the result is the input. */
-static const char *prelu_accept(const ont_node *node)
+const char *ont_prelu_int_accept(const ont_node *node)
 {
     ont_dtype dtype = ont_node_in(node, 0)->dtype;
-    return !accept_float(node) || dtype == ONT_INT32 || dtype == ONT_INT64 || dtype == ONT_UINT64 ? NULL : "dtype";
+    return dtype == ONT_INT32 || dtype == ONT_INT64 || dtype == ONT_UINT64 ? NULL : "dtype is none of int32, int64, uint64";
 }
 
-static ont_status prelu_run(const ont_call *call)
+ont_status ont_prelu_int_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
 {
-    static const ont_bcast_row rows[ONT_DTYPE_COUNT] = {[ONT_FLOAT32] = prelu_row_f32, [ONT_FLOAT64] = prelu_row_f64,
-                                                        [ONT_INT32] = prelu_row_i32, [ONT_INT64] = prelu_row_i64};
+    return prepare_pair(node, arena, out);
+}
+
+ont_status ont_prelu_int_run(const ont_call *call)
+{
     const ont_value *y = call->node->outputs[0];
     char *const operands[] = {call->out[0], (char *)call->in[0], (char *)call->in[1]};
-    if (rows[y->dtype])
-        ont_bcast_run(call->state, operands, rows[y->dtype], NULL);
+    if (y->dtype != ONT_UINT64)
+        ont_bcast_run(call->state, operands, y->dtype == ONT_INT32 ? prelu_row_i32 : prelu_row_i64, NULL);
     else if (call->out[0] != call->in[0])
         memcpy(call->out[0], call->in[0], (size_t)ont_shape_count(&y->shape) * ont_dtype_size(y->dtype));
     return ONT_OK;
@@ -375,32 +376,7 @@ static void prelu_grad(ont_grad *g)
     if (WANTS(1)) GI(1, ont_build3(&g->b, "Where", positive, zero, B("Mul", GO(0), I(0))));
 }
 
-static const ont_kernel prelu_kernels[] = {
-    {.name = "prelu_ref", .accept = prelu_accept, .prepare = prepare_pair, .run = prelu_run, .inplace = 1},
-};
-
 /* ---- Swish: x * sigmoid(alpha * x) ---- */
-
-static void swish_range(void *context, int64_t first, int64_t last)
-{
-    const ont_call *call = context;
-    double alpha = ont_attr_float(call->node, "alpha", 1.0);
-    if (call->node->outputs[0]->dtype == ONT_FLOAT32) {
-        const float *x = call->in[0];
-        float *y = call->out[0];
-        for (int64_t i = first; i < last; i++) y[i] = x[i] / (1.0f + expf(-(float)alpha * x[i]));
-        return;
-    }
-    const double *x = call->in[0];
-    double *y = call->out[0];
-    for (int64_t i = first; i < last; i++) y[i] = x[i] / (1.0 + exp(-alpha * x[i]));
-}
-
-static ont_status swish_run(const ont_call *call)
-{
-    ont_parallel(ont_shape_count(&call->node->outputs[0]->shape), 4096, swish_range, (void *)call);
-    return ONT_OK;
-}
 
 /* with s = sigmoid(a x): dy/dx = s (1 + a x (1 - s)) */
 static void swish_grad(ont_grad *g)
@@ -409,10 +385,6 @@ static void swish_grad(ont_grad *g)
     ont_value *s = U("Sigmoid", ax), *one = SCALAR(1);
     GI(0, B("Mul", GO(0), B("Mul", s, B("Add", one, B("Mul", ax, B("Sub", one, s))))));
 }
-
-static const ont_kernel swish_kernels[] = {
-    {.name = "swish_ref", .accept = accept_float, .run = swish_run, .inplace = 1},
-};
 
 /* ---- Mod: sign of the divisor, or of the dividend with fmod=1 ---- */
 
@@ -540,10 +512,10 @@ CHAIN(Max, max_grad);
 const ont_op ont_op_Pow = {.domain = "", .name = "Pow", .since = 7, .min_inputs = 2, .max_inputs = 2, .attributes = "",
                            .infer = pow_infer, .grad = pow_grad, ONT_KERNELS(ont_pow_kernels)};
 const ont_op ont_op_PRelu = {.domain = "", .name = "PRelu", .since = 9, .min_inputs = 2, .max_inputs = 2,
-                             .attributes = "", .infer = prelu_infer, .grad = prelu_grad, ONT_KERNELS(prelu_kernels)};
+                             .attributes = "", .infer = prelu_infer, .grad = prelu_grad, ONT_KERNELS(ont_prelu_kernels)};
 const ont_op ont_op_Swish = {.domain = "", .name = "Swish", .since = 24, .min_inputs = 1, .max_inputs = 1,
                              .attributes = "alpha:f", .infer = ont_infer_same, .grad = swish_grad,
-                             ONT_KERNELS(swish_kernels)};
+                             ONT_KERNELS(ont_unary_kernels)};
 const ont_op ont_op_Mod = {.domain = "", .name = "Mod", .since = 10, .min_inputs = 2, .max_inputs = 2,
                            .attributes = "fmod:i", .infer = mod_infer, .grad = mod_grad, ONT_KERNELS(mod_kernels)};
 const ont_op ont_op_IsInf = {.domain = "", .name = "IsInf", .since = 10, .min_inputs = 1, .max_inputs = 1,

@@ -230,8 +230,9 @@ FORMULA(Shrink, 9, 1, "bias:f lambd:f", ont_infer_same, shrink_expand);
 FORMULA(Hardmax, 1, 1, "axis:i", float_infer, hardmax_expand);
 FORMULA(LpNormalization, 1, 1, "axis:i p:i", float_infer, lp_normalization_expand);
 FORMULA(SwiGLU, 28, 2, "alpha:f", swiglu_infer, swiglu_expand);
-FORMULA(OneHot, 9, 3, "axis:i", NULL, one_hot_expand);
 FORMULA(Tile, 6, 2, "", NULL, tile_expand);
+const ont_op ont_op_OneHot = {.domain = "", .name = "OneHot", .since = 9, .min_inputs = 3, .max_inputs = 3,
+                              .nondiff_inputs = 3, .attributes = "axis:i", .expand = one_hot_expand};
 const ont_op ont_op_TensorScatter = {.domain = "", .name = "TensorScatter", .since = 24, .min_inputs = 2, .max_inputs = 3,
                                      .nondiff_inputs = 4, .attributes = "axis:i mode:s", .infer = tensor_scatter_infer,
                                      .expand = tensor_scatter_expand};

@@ -191,10 +191,15 @@ static void quantize_range_8(void *context, int64_t first, int64_t last)
     const void *zeros = call->node->n_inputs > 2 ? call->in[2] : NULL;
     float zero = zeros ? (float)ont_number_at(zeros, q->y, 0) : 0;
     uint8_t *y = call->out[0];
+    const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to a whole number, ties to even */
     for (int64_t i = first; i < last; i++) {
-        float v = rintf(x[i] / scale) + zero;
-        v = v < low ? low : v > high ? high : v == v ? v : 0;
-        y[i] = (uint8_t)(int32_t)v;
+        float v = x[i] / scale;
+        v = v > -1e6f ? v : -1e6f; /* far outside of 8 bits, far inside of what the sum holds */
+        v = v < 1e6f ? v : 1e6f;
+        v = (v + magic) - magic + zero;
+        v = v < low ? low : v;
+        v = v > high ? high : v;
+        y[i] = (uint8_t)(int32_t)(x[i] == x[i] ? v : 0);
     }
 }
 

@@ -7,32 +7,19 @@
 #include <string.h>
 
 #include "base/parallel.h"
-#include "ops/op.h"
-#include "simd/simd.h"
+#include "ops/reduce.h"
 
-typedef enum reduction { SUM, MEAN, MAX, MIN, PROD, L1, L2, SUM_SQUARE, LOG_SUM, LOG_SUM_EXP } reduction;
-
-typedef struct reduce_state {
-    reduction kind;
-    int n_kept, n_reduced;
-    int64_t kept[ONT_MAX_RANK], kept_stride[ONT_MAX_RANK];
-    int64_t reduced[ONT_MAX_RANK], reduced_stride[ONT_MAX_RANK];
-    int64_t outputs, each; /* results, and elements behind each */
-    int64_t lead, n, tail; /* where one run of dims is reduced: (lead, n, tail) -> (lead, tail); n -1 otherwise */
-    const ont_simd_table *simd;
-} reduce_state;
-
-static reduction kind_of(const ont_node *node)
+static ont_reduce_kind kind_of(const ont_node *node)
 {
     static const struct {
         const char *name;
-        reduction kind;
-    } names[] = {{"ReduceSum", SUM}, {"SumTo", SUM}, {"ReduceMean", MEAN}, {"ReduceMax", MAX}, {"ReduceMin", MIN},
-                 {"ReduceProd", PROD}, {"ReduceL1", L1}, {"ReduceL2", L2}, {"ReduceSumSquare", SUM_SQUARE},
-                 {"ReduceLogSum", LOG_SUM}, {"ReduceLogSumExp", LOG_SUM_EXP}};
+        ont_reduce_kind kind;
+    } names[] = {{"ReduceSum", ONT_REDUCE_SUM}, {"SumTo", ONT_REDUCE_SUM}, {"ReduceMean", ONT_REDUCE_MEAN}, {"ReduceMax", ONT_REDUCE_MAX}, {"ReduceMin", ONT_REDUCE_MIN},
+                 {"ReduceProd", ONT_REDUCE_PROD}, {"ReduceL1", ONT_REDUCE_L1}, {"ReduceL2", ONT_REDUCE_L2}, {"ReduceSumSquare", ONT_REDUCE_SUM_SQUARE},
+                 {"ReduceLogSum", ONT_REDUCE_LOG_SUM}, {"ReduceLogSumExp", ONT_REDUCE_LOG_SUM_EXP}};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (!strcmp(names[i].name, node->op->name)) return names[i].kind;
-    return SUM;
+    return ONT_REDUCE_SUM;
 }
 
 /* Axes as input or attribute; none: all, or nothing where noop_with_empty_axes says so. */
@@ -99,13 +86,12 @@ static void push(int64_t *dims, int64_t *strides, int *n, int64_t dim, int64_t s
     strides[(*n)++] = stride;
 }
 
-static ont_status reduce_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
+ont_status ont_reduce_read(const ont_node *node, ont_reduce *s)
 {
     const ont_shape *x = &ont_node_in(node, 0)->shape;
-    reduce_state *s = ont_arena_alloc(arena, sizeof *s);
     bool reduce[ONT_MAX_RANK];
     int64_t strides[ONT_MAX_RANK];
-    if (!s) return ONT_ENOMEM;
+    *s = (ont_reduce){0};
     if (!strcmp(node->op->name, "SumTo"))
         ONT_TRY(sum_to_axes(x, &node->outputs[0]->shape, reduce));
     else
@@ -127,17 +113,24 @@ static ont_status reduce_prepare(const ont_node *node, ont_arena *arena, ont_pre
         s->tail = s->reduced_stride[0];
         s->lead = s->outputs / s->tail;
     }
-    out->state = s;
     return ONT_OK;
+}
+
+static ont_status reduce_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
+{
+    ont_reduce *s = ont_arena_alloc(arena, sizeof *s);
+    if (!s) return ONT_ENOMEM;
+    out->state = s;
+    return ont_reduce_read(node, s);
 }
 
 /* ---- fast: float32 sum or mean over one run of dims ---- */
 
 static const char *accept_sum_f32(const ont_node *node)
 {
-    reduction kind = kind_of(node);
+    ont_reduce_kind kind = kind_of(node);
     if (ont_node_in(node, 0)->dtype != ONT_FLOAT32) return "dtype";
-    if (kind != SUM && kind != MEAN) return "not a sum";
+    if (kind != ONT_REDUCE_SUM && kind != ONT_REDUCE_MEAN) return "not a sum";
     const ont_shape *x = &ont_node_in(node, 0)->shape;
     bool reduce[ONT_MAX_RANK];
     int changes = 0;
@@ -157,8 +150,8 @@ static const char *accept_sum_f32(const ont_node *node)
 static void sum_rows(void *context, int64_t first, int64_t last)
 {
     const ont_call *call = context;
-    const reduce_state *s = call->state;
-    float scale = s->kind == MEAN ? 1 / (float)s->n : 1;
+    const ont_reduce *s = call->state;
+    float scale = s->kind == ONT_REDUCE_MEAN ? 1 / (float)s->n : 1;
     for (int64_t i = first; i < last; i++)
         ((float *)call->out[0])[i] = scale * s->simd->sum((const float *)call->in[0] + i * s->n, s->n);
 }
@@ -167,20 +160,20 @@ static void sum_rows(void *context, int64_t first, int64_t last)
 static void sum_columns(void *context, int64_t first, int64_t last)
 {
     const ont_call *call = context;
-    const reduce_state *s = call->state;
+    const ont_reduce *s = call->state;
     float scale = 1 / (float)s->n;
     for (int64_t o = 0; o < s->lead; o++) {
         const float *x = (const float *)call->in[0] + o * s->n * s->tail;
         float *y = (float *)call->out[0] + o * s->tail;
         memcpy(y + first, x + first, (size_t)(last - first) * sizeof *y);
         for (int64_t r = 1; r < s->n; r++) s->simd->add_to(y + first, x + r * s->tail + first, last - first);
-        for (int64_t i = first; s->kind == MEAN && i < last; i++) y[i] *= scale;
+        for (int64_t i = first; s->kind == ONT_REDUCE_MEAN && i < last; i++) y[i] *= scale;
     }
 }
 
 static ont_status sum_run(const ont_call *call)
 {
-    const reduce_state *s = call->state;
+    const ont_reduce *s = call->state;
     if (s->tail == 1)
         ont_parallel(s->lead, 16384 / s->n + 1, sum_rows, (void *)call);
     else
@@ -192,20 +185,20 @@ static ont_status sum_run(const ont_call *call)
 
 /* Of nothing the largest is below all numbers, and the smallest above. */
 #define REFERENCE(suffix, type, acc_type, lowest, highest) \
-    static acc_type element_##suffix(reduction kind, acc_type acc, acc_type v, acc_type most) \
+    static acc_type element_##suffix(ont_reduce_kind kind, acc_type acc, acc_type v, acc_type most) \
     { \
         switch (kind) { \
-        case MAX: return v > acc || v != v ? v : acc; \
-        case MIN: return v < acc || v != v ? v : acc; \
-        case PROD: return acc * v; \
-        case L1: return acc + (v < 0 ? 0 - v : v); \
-        case L2: \
-        case SUM_SQUARE: return acc + v * v; \
-        case LOG_SUM_EXP: return acc + (acc_type)exp((double)(v - most)); \
+        case ONT_REDUCE_MAX: return v > acc || v != v ? v : acc; \
+        case ONT_REDUCE_MIN: return v < acc || v != v ? v : acc; \
+        case ONT_REDUCE_PROD: return acc * v; \
+        case ONT_REDUCE_L1: return acc + (v < 0 ? 0 - v : v); \
+        case ONT_REDUCE_L2: \
+        case ONT_REDUCE_SUM_SQUARE: return acc + v * v; \
+        case ONT_REDUCE_LOG_SUM_EXP: return acc + (acc_type)exp((double)(v - most)); \
         default: return acc + v; \
         } \
     } \
-    static acc_type walk_##suffix(const reduce_state *s, const type *x, reduction kind, acc_type acc, acc_type most) \
+    static acc_type walk_##suffix(const ont_reduce *s, const type *x, ont_reduce_kind kind, acc_type acc, acc_type most) \
     { \
         int64_t index[ONT_MAX_RANK] = {0}; \
         for (int64_t e = 0; e < s->each; e++) { \
@@ -216,29 +209,29 @@ static ont_status sum_run(const ont_call *call)
         } \
         return acc; \
     } \
-    static void reduce_##suffix(const reduce_state *s, const type *x, type *y) \
+    static void reduce_##suffix(const ont_reduce *s, const type *x, type *y, int64_t first, int64_t last) \
     { \
-        for (int64_t i = 0; i < s->outputs; i++) { \
+        for (int64_t i = first; i < last; i++) { \
             int64_t rest = i, offset = 0; \
             for (int d = s->n_kept - 1; d >= 0; d--) { \
                 offset += rest % s->kept[d] * s->kept_stride[d]; \
                 rest /= s->kept[d]; \
             } \
             const type *from = x + offset; \
-            bool extremum = s->kind == MAX || s->kind == MIN; \
-            acc_type most = s->kind == LOG_SUM_EXP && s->each ? walk_##suffix(s, from, MAX, (acc_type)from[0], 0) : 0; \
-            if (s->kind == LOG_SUM_EXP && isinf((double)most)) most = 0; \
-            acc_type none = s->kind == MAX ? (lowest) : s->kind == MIN ? (highest) : s->kind == PROD ? 1 : 0; \
+            bool extremum = s->kind == ONT_REDUCE_MAX || s->kind == ONT_REDUCE_MIN; \
+            acc_type most = s->kind == ONT_REDUCE_LOG_SUM_EXP && s->each ? walk_##suffix(s, from, ONT_REDUCE_MAX, (acc_type)from[0], 0) : 0; \
+            if (s->kind == ONT_REDUCE_LOG_SUM_EXP && isinf((double)most)) most = 0; \
+            acc_type none = s->kind == ONT_REDUCE_MAX ? (lowest) : s->kind == ONT_REDUCE_MIN ? (highest) : s->kind == ONT_REDUCE_PROD ? 1 : 0; \
             acc_type start = extremum && s->each ? (acc_type)from[0] : none; \
             acc_type acc = walk_##suffix(s, from, s->kind, start, most); \
-            if (s->kind == MEAN) acc = acc / (acc_type)s->each; \
-            if (s->kind == L2) acc = (acc_type)sqrt((double)acc); \
-            if (s->kind == LOG_SUM) acc = (acc_type)log((double)acc); \
-            if (s->kind == LOG_SUM_EXP) acc = (acc_type)log((double)acc) + most; \
+            if (s->kind == ONT_REDUCE_MEAN) acc = acc / (acc_type)s->each; \
+            if (s->kind == ONT_REDUCE_L2) acc = (acc_type)sqrt((double)acc); \
+            if (s->kind == ONT_REDUCE_LOG_SUM) acc = (acc_type)log((double)acc); \
+            if (s->kind == ONT_REDUCE_LOG_SUM_EXP) acc = (acc_type)log((double)acc) + most; \
             y[i] = (type)acc; \
         } \
     }
-#pragma GCC diagnostic ignored "-Wtype-limits" /* L1 of an unsigned number */
+#pragma GCC diagnostic ignored "-Wtype-limits" /* ONT_REDUCE_L1 of an unsigned number */
 REFERENCE(f32, float, double, -INFINITY, INFINITY)
 REFERENCE(f64, double, double, -INFINITY, INFINITY)
 REFERENCE(i32, int32_t, int64_t, INT32_MIN, INT32_MAX)
@@ -249,30 +242,38 @@ REFERENCE(bool, uint8_t, int64_t, 0, 1)
 static const char *accept_ref(const ont_node *node)
 {
     ont_dtype d = ont_node_in(node, 0)->dtype;
-    reduction kind = kind_of(node);
+    ont_reduce_kind kind = kind_of(node);
     const ont_value *x = ont_node_in(node, 0);
-    if (d == ONT_BOOL) return kind == MAX || kind == MIN ? NULL : "bool";
+    if (d == ONT_BOOL) return kind == ONT_REDUCE_MAX || kind == ONT_REDUCE_MIN ? NULL : "bool";
     if (d != ONT_FLOAT32 && d != ONT_FLOAT64 && d != ONT_INT32 && d != ONT_INT64 && d != ONT_UINT64) return "dtype";
-    if (!ont_shape_count(&x->shape) && kind == MEAN && !ont_dtype_is_float(d)) return "nothing to reduce";
+    if (!ont_shape_count(&x->shape) && kind == ONT_REDUCE_MEAN && !ont_dtype_is_float(d)) return "nothing to reduce";
     return NULL;
+}
+
+static void ref_range(void *context, int64_t first, int64_t last)
+{
+    const ont_call *call = context;
+    const ont_reduce *s = call->state;
+    switch (call->node->outputs[0]->dtype) {
+    case ONT_FLOAT32: reduce_f32(s, call->in[0], call->out[0], first, last); break;
+    case ONT_FLOAT64: reduce_f64(s, call->in[0], call->out[0], first, last); break;
+    case ONT_INT32: reduce_i32(s, call->in[0], call->out[0], first, last); break;
+    case ONT_UINT64: reduce_u64(s, call->in[0], call->out[0], first, last); break;
+    case ONT_BOOL: reduce_bool(s, call->in[0], call->out[0], first, last); break;
+    default: reduce_i64(s, call->in[0], call->out[0], first, last); break;
+    }
 }
 
 static ont_status ref_run(const ont_call *call)
 {
-    const reduce_state *s = call->state;
-    switch (call->node->outputs[0]->dtype) {
-    case ONT_FLOAT32: reduce_f32(s, call->in[0], call->out[0]); break;
-    case ONT_FLOAT64: reduce_f64(s, call->in[0], call->out[0]); break;
-    case ONT_INT32: reduce_i32(s, call->in[0], call->out[0]); break;
-    case ONT_UINT64: reduce_u64(s, call->in[0], call->out[0]); break;
-    case ONT_BOOL: reduce_bool(s, call->in[0], call->out[0]); break;
-    default: reduce_i64(s, call->in[0], call->out[0]); break;
-    }
+    const ont_reduce *s = call->state;
+    ont_parallel(s->outputs, s->each ? 4096 / s->each + 1 : 16384, ref_range, (void *)call);
     return ONT_OK;
 }
 
 static const ont_kernel kernels[] = {
     {.name = "reduce_sum_f32", .accept = accept_sum_f32, .prepare = reduce_prepare, .run = sum_run},
+    {.name = "reduce_rows", .accept = ont_reduce_rows_accept, .prepare = reduce_prepare, .run = ont_reduce_rows_run},
     {.name = "reduce_ref", .accept = accept_ref, .prepare = reduce_prepare, .run = ref_run},
 };
 

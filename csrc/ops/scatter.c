@@ -121,25 +121,64 @@ static void combine_one(const lines *s, void *data, int64_t at, const void *upda
         ont_scatter_combine(s->dtype, s->reduction, to, v, 1);
 }
 
+/* A row of `run` neighbours: where in the data each index points. */
+typedef struct row {
+    int64_t run, index, data; /* elements; where its indices and its lines begin */
+} row;
+
+static inline int64_t place_of(const lines *s, const void *indices, const row *r, int64_t i)
+{
+    int64_t index = ont_index_at(indices, s->wide, r->index + i);
+    if (index < 0) index += s->size;
+    return r->data + i + index * s->data_strides[s->axis];
+}
+
+static void gather_row(const lines *s, const ont_call *call, const row *r)
+{
+    switch (s->element) {
+#define ROW(bytes, type) \
+    case bytes: \
+        for (int64_t i = 0; i < r->run; i++) \
+            ((type *)call->out[0])[r->index + i] = ((const type *)call->in[0])[place_of(s, call->in[1], r, i)]; \
+        break;
+        ROW(1, uint8_t)
+        ROW(2, uint16_t)
+        ROW(4, uint32_t)
+        ROW(8, uint64_t)
+#undef ROW
+    default:
+        for (int64_t i = 0; i < r->run; i++)
+            memcpy((char *)call->out[0] + (size_t)(r->index + i) * s->element,
+                   (const char *)call->in[0] + (size_t)place_of(s, call->in[1], r, i) * s->element, s->element);
+    }
+}
+
+static void scatter_row(const lines *s, const ont_call *call, const row *r)
+{
+    if (s->reduction == ONT_SCATTER_ADD && s->dtype == ONT_FLOAT32) {
+        for (int64_t i = 0; i < r->run; i++)
+            ((float *)call->out[0])[place_of(s, call->in[1], r, i)] += ((const float *)call->in[2])[r->index + i];
+        return;
+    }
+    for (int64_t i = 0; i < r->run; i++)
+        combine_one(s, call->out[0], place_of(s, call->in[1], r, i), call->in[2], r->index + i);
+}
+
 /* Lines [first, last): a run of neighbours goes along the axis together, so that memory is read in rows. */
 static void each_run(const lines *s, int64_t first, int64_t last, const ont_call *call, bool scatter)
 {
     for (int64_t line = first; line < last;) {
-        int64_t in_index, in_data, run = s->inner - line % s->inner;
-        if (run > last - line) run = last - line;
-        line_start(s, line, &in_index, &in_data);
-        for (int64_t k = 0; k < s->n; k++)
-            for (int64_t r = 0; r < run; r++) {
-                int64_t at = in_index + k * s->index_strides[s->axis] + r, index = ont_index_at(call->in[1], s->wide, at);
-                if (index < 0) index += s->size;
-                int64_t place = in_data + r + index * s->data_strides[s->axis];
-                if (scatter)
-                    combine_one(s, call->out[0], place, call->in[2], at);
-                else
-                    memcpy((char *)call->out[0] + (size_t)at * s->element,
-                           (const char *)call->in[0] + (size_t)place * s->element, s->element);
-            }
-        line += run;
+        row r = {.run = s->inner - line % s->inner};
+        if (r.run > last - line) r.run = last - line;
+        line_start(s, line, &r.index, &r.data);
+        for (int64_t k = 0; k < s->n; k++) {
+            if (scatter)
+                scatter_row(s, call, &r);
+            else
+                gather_row(s, call, &r);
+            r.index += s->index_strides[s->axis];
+        }
+        line += r.run;
     }
 }
 

@@ -11,18 +11,21 @@
 /* ---- combining ---- */
 
 /* NaN on either side stays, as in torch. */
+#define COMBINE_LOOP(type, expression) \
+    for (int64_t i = 0; i < n; i++) { \
+        type a = to[i], v = from[i]; \
+        to[i] = (type)(expression); \
+    } \
+    break;
 #define COMBINE(suffix, type) \
     static void combine_##suffix(ont_scatter reduction, type *to, const type *from, int64_t n) \
     { \
-        for (int64_t i = 0; i < n; i++) { \
-            type a = to[i], v = from[i]; \
-            switch (reduction) { \
-            case ONT_SCATTER_ADD: to[i] = (type)(a + v); break; \
-            case ONT_SCATTER_MUL: to[i] = (type)(a * v); break; \
-            case ONT_SCATTER_MAX: to[i] = a != a || a > v ? a : v; break; \
-            case ONT_SCATTER_MIN: to[i] = a != a || a < v ? a : v; break; \
-            case ONT_SCATTER_NONE: to[i] = v; break; \
-            } \
+        switch (reduction) { \
+        case ONT_SCATTER_ADD: COMBINE_LOOP(type, a + v) \
+        case ONT_SCATTER_MUL: COMBINE_LOOP(type, a * v) \
+        case ONT_SCATTER_MAX: COMBINE_LOOP(type, a != a || a > v ? a : v) \
+        case ONT_SCATTER_MIN: COMBINE_LOOP(type, a != a || a < v ? a : v) \
+        case ONT_SCATTER_NONE: COMBINE_LOOP(type, ((void)a, v)) \
         } \
     }
 #define EACH_DTYPE(X) \

@@ -206,10 +206,10 @@ static ont_status replace(fusion *f, const group *a, ont_node *before)
     ont_value *operands[ONT_TILE_OPERANDS], *results[ONT_TILE_RESULTS];
     if (!write_program(f, a, &p, operands, results)) return ont_fail(ONT_EINTERNAL, "a group that was found cannot be written");
     const ont_node *last = f->nodes[a->member[a->n - 1]];
-    ont_builder b = {.graph = f->g, .before = before, .backward = last->backward, .origin = last->origin};
+    ont_builder b = {.graph = f->g, .before = before, .backward = last->backward, .origin = last->origin,
+                     .scope = last->name};
     ont_node *node = ont_build_node(&b, ONT_DOMAIN, "FusedElementwise", operands, (uint32_t)p.n_operands, (uint32_t)p.n_results);
     if (!node) return b.status;
-    node->name = last->name;
     ONT_TRY(ont_tile_write(f->g, node, &p));
     ONT_TRY(set_formula(f->g, node, f, a));
     ont_build_done(&b, node);

@@ -19,6 +19,17 @@ static int by_size(const void *a, const void *b)
     return x < y ? -1 : x > y; /* total order, so that a plan does not depend on qsort */
 }
 
+/* Whether all blocks after one another, the longest that a plan can be, still have addresses. */
+static ont_status check_total(const ont_plan_block *blocks, uint32_t n)
+{
+    size_t total = 0;
+    for (uint32_t i = 0; i < n; i++)
+        if (blocks[i].bytes > (size_t)PTRDIFF_MAX - ONT_PLAN_ALIGN ||
+            __builtin_add_overflow(total, aligned(blocks[i].bytes), &total) || total > (size_t)PTRDIFF_MAX)
+            return ont_fail(ONT_ENOMEM, "out of memory: the results of %u steps overflow the address space", n);
+    return ONT_OK;
+}
+
 /* Offset of the tightest gap that holds `block` among `placed` (sorted by offset) that are alive with it. */
 static size_t best_gap(const ont_plan_block *block, ont_plan_block *const *placed, uint32_t n)
 {
@@ -38,6 +49,7 @@ static size_t best_gap(const ont_plan_block *block, ont_plan_block *const *place
 
 ont_status ont_plan_assign(ont_plan_block *blocks, uint32_t n, size_t *total)
 {
+    ONT_TRY(check_total(blocks, n));
     ont_plan_block **order = ont_calloc(n ? n : 1, sizeof *order);
     ont_plan_block **placed = ont_calloc(n ? n : 1, sizeof *placed);
     if (!order || !placed) {

@@ -56,6 +56,7 @@ typedef struct ont_plan_block {
     size_t offset;        /* result */
 } ont_plan_block;
 
+/* ENOMEM where the blocks would not have addresses even one after the other. */
 ont_status ont_plan_assign(ont_plan_block *blocks, uint32_t n, size_t *total) ONT_MUST_USE;
 size_t ont_plan_lower_bound(const ont_plan_block *blocks, uint32_t n, uint32_t n_steps, size_t *per_step);
 

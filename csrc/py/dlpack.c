@@ -32,6 +32,26 @@ static int refuse(const char *what, Py_ssize_t index, const char *reason)
     return -1;
 }
 
+/* torch's own refusal (a sparse, meta or vmapped tensor) does not say of which tensor: it becomes the cause of one that does. */
+static int refused_by_torch(const char *what, Py_ssize_t index)
+{
+    PyObject *type, *cause, *error, *trace;
+    if (PyErr_ExceptionMatches(PyExc_MemoryError)) return -1;
+    PyErr_Fetch(&type, &cause, &trace);
+    PyErr_NormalizeException(&type, &cause, &trace);
+    Py_XDECREF(type);
+    Py_XDECREF(trace);
+    refuse(what, index, "a dense tensor with memory of its own is expected");
+    PyErr_Fetch(&type, &error, &trace);
+    PyErr_NormalizeException(&type, &error, &trace);
+    if (error && cause)
+        PyException_SetCause(error, cause); /* steals it */
+    else
+        Py_XDECREF(cause);
+    PyErr_Restore(type, error, trace);
+    return -1;
+}
+
 static int view_of(const dlpack_tensor *t, const char *what, Py_ssize_t index, ont_view *view)
 {
     if (t->device.type != DLPACK_CPU && t->device.type != DLPACK_CUDA_HOST)
@@ -54,7 +74,7 @@ static int borrow_by_protocol(PyObject *tensor, const char *what, Py_ssize_t ind
     PyObject *detached = PyObject_CallMethod(tensor, "detach", NULL);
     PyObject *capsule = detached ? PyObject_CallMethod(detached, "__dlpack__", NULL) : NULL;
     Py_XDECREF(detached);
-    if (!capsule) return -1;
+    if (!capsule) return refused_by_torch(what, index);
     const dlpack_managed_legacy *managed = PyCapsule_GetPointer(capsule, "dltensor");
     if (!managed || view_of(&managed->tensor, what, index, view) < 0) {
         Py_DECREF(capsule);
@@ -82,7 +102,7 @@ int ont_dlpack_borrow(const ont_state *state, PyObject *tensor, const char *what
     *keep = NULL;
     if (!state->dlpack) return borrow_by_protocol(tensor, what, index, view, keep);
     dlpack_tensor borrowed;
-    if (state->dlpack->tensor_from_object(tensor, &borrowed) < 0) return -1;
+    if (state->dlpack->tensor_from_object(tensor, &borrowed) < 0) return refused_by_torch(what, index);
     if (view_of(&borrowed, what, index, view) < 0) return -1;
     /* Negative views are imaginary parts of conjugates: strided, or a single number. Others skip the attribute call. */
     ont_shape shape = ont_shape_of(view->rank <= ONT_MAX_RANK ? view->rank : 0, view->dims);

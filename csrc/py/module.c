@@ -74,8 +74,9 @@ static PyObject *operators(PyObject *module, PyObject *unused)
             Py_XDECREF(name);
         }
         PyObject *item = !kernels ? NULL
-                                  : Py_BuildValue("{ss ss si sN sN sN sN sN sN sz}", "domain", all[i]->domain, "name", all[i]->name,
+                                  : Py_BuildValue("{ss ss si sN sN sN sN sN sN sN sz}", "domain", all[i]->domain, "name", all[i]->name,
                                                   "since", all[i]->since, "grad", PyBool_FromLong(all[i]->grad != NULL),
+                                                  "containers", PyBool_FromLong(all[i]->flags & ONT_OP_CONTAINERS),
                                                   "no_grad", PyBool_FromLong(all[i]->flags & ONT_OP_NO_GRAD),
                                                   "view", PyBool_FromLong(all[i]->flags & ONT_OP_VIEW), "expands",
                                                   PyBool_FromLong(all[i]->expand != NULL), "random",

@@ -37,6 +37,8 @@ typedef struct ont_session_object {
     PyObject *module;
 } ont_session_object;
 
+PyObject *ont_session_infer(PyObject *session, PyObject *unused); /* infer.c */
+
 /* A Run for a run that forward() left open; steals `run`. */
 PyObject *ont_run_object_new(ont_session_object *session, ont_run *run);
 

@@ -110,21 +110,27 @@ static PyObject *sequence(PyObject *object, Py_ssize_t expected, const char *wha
 
 /* ---- Session ---- */
 
+enum { MOST_PROGRAMS = 4096 };
+
 static int session_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     ont_session_object *self = (ont_session_object *)object;
     char *names[] = {"model", "programs", NULL};
     const char *bytes;
     Py_ssize_t size;
-    unsigned int programs = 16;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y#|I:Session", names, &bytes, &size, &programs)) return -1;
+    int programs = 16;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y#|i:Session", names, &bytes, &size, &programs)) return -1;
+    if (programs < 1 || programs > MOST_PROGRAMS) {
+        PyErr_Format(PyExc_ValueError, "programs is %d, expected 1 to %d", programs, MOST_PROGRAMS);
+        return -1;
+    }
     if (self->session) {
         PyErr_SetString(PyExc_RuntimeError, "a Session is initialised once");
         return -1;
     }
     ont_graph *graph;
     ont_status status = ont_onnx_load((const uint8_t *)bytes, (size_t)size, &graph);
-    if (status == ONT_OK) status = ont_session_create(graph, programs, &self->session);
+    if (status == ONT_OK) status = ont_session_create(graph, (uint32_t)programs, &self->session);
     if (status == ONT_OK) return 0;
     ont_raise(self->state, status);
     return -1;
@@ -153,24 +159,37 @@ static void session_dealloc(PyObject *object)
     Py_DECREF(type);
 }
 
+/* NULL and RuntimeError for an object that __new__() made and __init__() never saw, or refused. */
+static ont_session *session_of(PyObject *object)
+{
+    ont_session *session = ((ont_session_object *)object)->session;
+    if (!session) PyErr_SetString(PyExc_RuntimeError, "this Session was never initialised");
+    return session;
+}
+
 static PyObject *session_inputs(PyObject *object, void *closure)
 {
     (void)closure;
-    const ont_graph *g = ont_session_graph(((ont_session_object *)object)->session);
+    const ont_session *session = session_of(object);
+    if (!session) return NULL;
+    const ont_graph *g = ont_session_graph(session);
     return describe_values(g, g->inputs, g->n_inputs);
 }
 
 static PyObject *session_outputs(PyObject *object, void *closure)
 {
     (void)closure;
-    const ont_graph *g = ont_session_graph(((ont_session_object *)object)->session);
+    const ont_session *session = session_of(object);
+    if (!session) return NULL;
+    const ont_graph *g = ont_session_graph(session);
     return describe_values(g, g->outputs, g->n_outputs);
 }
 
 static PyObject *session_random(PyObject *object, void *closure)
 {
     (void)closure;
-    return PyBool_FromLong(ont_session_is_random(((ont_session_object *)object)->session));
+    const ont_session *session = session_of(object);
+    return session ? PyBool_FromLong(ont_session_is_random(session)) : NULL;
 }
 
 /* Runs a probe, and what it computed goes to the search. */
@@ -265,6 +284,7 @@ static PyObject *session_forward(PyObject *object, PyObject *args, PyObject *kwa
     Py_ssize_t mask_size;
     unsigned long long seed = 0;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Oy#|K:forward", names, &tensors, &mask, &mask_size, &seed)) return NULL;
+    if (!session_of(object)) return NULL;
     Py_ssize_t n = (Py_ssize_t)ont_session_graph(self->session)->n_inputs;
     if (mask_size != n) return PyErr_Format(PyExc_ValueError, "grad_mask has %zd bytes, expected %zd", mask_size, n);
     PyObject *tuple = sequence(tensors, n, "tensors");
@@ -285,8 +305,10 @@ static PyObject *session_forward(PyObject *object, PyObject *args, PyObject *kwa
 static PyObject *session_stats(PyObject *object, PyObject *unused)
 {
     (void)unused;
-    ont_session_stats s;
-    ont_session_get_stats(((ont_session_object *)object)->session, &s);
+    ont_session_stats s = {0};
+    const ont_session *session = session_of(object);
+    if (!session) return NULL;
+    ont_session_get_stats(session, &s);
     return Py_BuildValue("{sK sK sK sK sd sd sn sn sI sI sn sn sn sK sK}", "programs_built", s.programs_built, "program_hits",
                          s.program_hits, "probes_built", s.probes_built, "probe_runs", s.probe_runs, "build_seconds",
                          s.build_seconds, "last_build_seconds", s.last_build_seconds, "slab_bytes",
@@ -300,7 +322,7 @@ static PyObject *session_text(PyObject *object, PyObject *args)
 {
     ont_session_object *self = (ont_session_object *)object;
     const char *stage = "loaded";
-    if (!PyArg_ParseTuple(args, "|s:text", &stage)) return NULL;
+    if (!PyArg_ParseTuple(args, "|s:text", &stage) || !session_of(object)) return NULL;
     const ont_graph *g = ont_session_graph(self->session);
     if (!strcmp(stage, "program")) {
         const ont_program *program = ont_session_last_program(self->session);
@@ -361,7 +383,9 @@ static PyObject *session_save(PyObject *object, PyObject *args)
 static PyObject *session_kernels(PyObject *object, PyObject *unused)
 {
     (void)unused;
-    const ont_program *p = ont_session_last_program(((ont_session_object *)object)->session);
+    const ont_session *session = session_of(object);
+    if (!session) return NULL;
+    const ont_program *p = ont_session_last_program(session);
     PyObject *list = PyList_New(0);
     for (uint32_t t = 0; list && p && t < p->n_steps; t++) {
         PyObject *item = Py_BuildValue("ssO", p->steps[t].node->name, p->steps[t].kernel->name,
@@ -375,7 +399,9 @@ static PyObject *session_kernels(PyObject *object, PyObject *unused)
 static PyObject *session_timeline(PyObject *object, PyObject *unused)
 {
     (void)unused;
-    const ont_program *p = ont_session_last_program(((ont_session_object *)object)->session);
+    const ont_session *session = session_of(object);
+    if (!session) return NULL;
+    const ont_program *p = ont_session_last_program(session);
     PyObject *list = PyList_New(0);
     for (uint32_t t = 0; list && p && t < p->n_steps; t++) {
         const ont_node *node = p->steps[t].node;
@@ -393,6 +419,7 @@ static PyObject *session_timeline(PyObject *object, PyObject *unused)
 static PyMethodDef session_methods[] = {
     {"forward", (PyCFunction)(void (*)(void))session_forward, METH_VARARGS | METH_KEYWORDS,
      "forward(tensors, grad_mask, seed=0) -> (outputs, run)"},
+    {"infer", ont_session_infer, METH_NOARGS, "infer() -> {name: (dtype, dims)}"},
     {"stats", session_stats, METH_NOARGS, "stats() -> dict of counts, seconds and bytes"},
     {"text", session_text, METH_VARARGS, "text(stage='loaded') -> the graph as text"},
     {"save", session_save, METH_VARARGS, "save(stage='execution_model') -> a ModelProto as bytes"},
@@ -502,9 +529,8 @@ typedef struct backward_call {
     PyObject *saved, *given; /* tuples */
 } backward_call;
 
-static int borrow_backward(run_object *self, backward_call *call)
+static int borrow_backward(run_object *self, const ont_program *p, backward_call *call)
 {
-    const ont_program *p = ont_run_program(self->run);
     const ont_state *state = self->session->state;
     Py_ssize_t n_saved = PyTuple_Size(self->saved_inputs);
     for (Py_ssize_t k = 0; k < n_saved; k++) {
@@ -524,14 +550,15 @@ static int borrow_backward(run_object *self, backward_call *call)
     return 0;
 }
 
-static PyObject *backward_borrowed(run_object *self, const backward_call *call)
+/* Takes the run over, also on failure. */
+static PyObject *backward_borrowed(run_object *self, ont_run *run, const backward_call *call)
 {
-    const ont_program *p = ont_run_program(self->run);
-    uint32_t n = p->grads.n_forward_inputs;
+    uint32_t n = ont_run_program(run)->grads.n_forward_inputs;
     ont_block **in_grads = ont_calloc(n + 1, sizeof *in_grads);
-    if (!in_grads) return PyErr_NoMemory();
-    ont_run *run = self->run;
-    self->run = NULL; /* once */
+    if (!in_grads) {
+        ont_run_release(run);
+        return PyErr_NoMemory();
+    }
     ont_status status;
     Py_BEGIN_ALLOW_THREADS
     status = ont_run_backward(run, call->inputs.views, NULL, call->grads.views, in_grads);
@@ -548,10 +575,12 @@ static PyObject *run_backward(PyObject *object, PyObject *args, PyObject *kwargs
     char *names[] = {"saved", "grads", NULL};
     PyObject *saved, *grads;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO:backward", names, &saved, &grads)) return NULL;
-    if (!self->run)
+    ont_run *run = self->run;
+    if (!run)
         return PyErr_Format(PyExc_RuntimeError, "backward of this run was already called, or the run was released: its "
                                                 "activations are gone (retain_graph is not supported)");
-    const ont_program *p = ont_run_program(self->run);
+    self->run = NULL; /* once; and what follows may run Python code, which could release it */
+    const ont_program *p = ont_run_program(run);
     backward_call call = {0};
     PyObject *result = NULL;
     Py_ssize_t n_saved = PyTuple_Size(self->saved_inputs) + PyTuple_Size(self->saved_outputs);
@@ -560,11 +589,15 @@ static PyObject *run_backward(PyObject *object, PyObject *args, PyObject *kwargs
     if (!call.given) goto done;
     if (borrowed_init(&call.inputs, (Py_ssize_t)p->grads.n_forward_inputs) < 0) goto done;
     if (borrowed_init(&call.grads, (Py_ssize_t)p->grads.n_forward_outputs) < 0) goto done_inputs;
-    if (borrow_backward(self, &call) == 0) result = backward_borrowed(self, &call);
+    if (borrow_backward(self, p, &call) == 0) {
+        result = backward_borrowed(self, run, &call);
+        run = NULL;
+    }
     borrowed_deinit(&call.grads);
 done_inputs:
     borrowed_deinit(&call.inputs);
 done:
+    self->run = run; /* arguments that do not fit leave it open */
     Py_XDECREF(call.saved);
     Py_XDECREF(call.given);
     return result;

@@ -82,9 +82,10 @@ void ont_session_destroy(ont_session *s)
     ont_free(s);
 }
 
+/* Room for contents in a key, behind one word for their size: a fact of nothing differs from no fact. */
 static size_t words(const ont_tensor *fact)
 {
-    return (fact->bytes + sizeof(int64_t) - 1) / sizeof(int64_t);
+    return 1 + (fact->bytes + sizeof(int64_t) - 1) / sizeof(int64_t);
 }
 
 static ont_status make_key(ont_session *s, const ont_view *inputs, const uint8_t *wants, const ont_search *search,
@@ -107,9 +108,9 @@ static ont_status make_key(ont_session *s, const ont_view *inputs, const uint8_t
     }
     for (uint32_t i = 0; i < search->n_facts; i++) { /* their types follow from what stands before them */
         const ont_tensor *fact = &search->facts[i];
-        if (!fact->bytes) continue;
         at[words(fact) - 1] = 0;
-        memcpy(at, fact->data, fact->bytes);
+        at[0] = (int64_t)fact->bytes;
+        if (fact->bytes) memcpy(at + 1, fact->data, fact->bytes);
         at += words(fact);
     }
     *length = n;

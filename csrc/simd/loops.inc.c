@@ -77,6 +77,11 @@ INLINE double div_f64(double a, double b) { return a / b; }
     _Generic((NUM)0, float: div_f32, double: div_f64, uint32_t: div_u32, int64_t: div_i64, uint64_t: div_u64, \
              default: div_i32)(a, b)
 
+/* tanh(log(1 + e)) = ((1 + e)^2 - 1) / ((1 + e)^2 + 1), e not negative */
+INLINE float tanh_softplus_f32(float e) { return e * (e + 2) / (e * (e + 2) + 2); }
+INLINE double tanh_softplus_f64(double e) { return e * (e + 2) / (e * (e + 2) + 2); }
+#define tanh_softplus(e) GENERIC(tanh_softplus_f32, tanh_softplus_f64)(e)
+
 #define NUM float
 INLINE float gelu_tanh_slope_f32(float a)
 {

@@ -39,24 +39,18 @@ static float row_dot(const float *x, const float *y, int64_t n)
     return sum;
 }
 
+/* By the order of the bits as integers, of which the largest is found in any order: the compiler may use vectors. */
 static float row_max(const float *x, int64_t n)
 {
-    float part[LANES];
-    bool nan = false;
-    for (int lane = 0; lane < LANES; lane++) part[lane] = x[0];
-    int64_t i = 0;
-    for (; i + LANES <= n; i += LANES)
-        for (int lane = 0; lane < LANES; lane++) {
-            float v = x[i + lane];
-            nan |= v != v;
-            part[lane] = v > part[lane] ? v : part[lane];
-        }
-    for (; i < n; i++) {
-        nan |= x[i] != x[i];
-        part[0] = x[i] > part[0] ? x[i] : part[0];
+    int32_t best = INT32_MIN, nan = 0;
+    for (int64_t i = 0; i < n; i++) {
+        int32_t bits;
+        memcpy(&bits, &x[i], sizeof bits);
+        int32_t magnitude = bits & 0x7fffffff, key = bits < 0 ? -magnitude : magnitude;
+        nan |= magnitude > 0x7f800000;
+        best = key > best ? key : best;
     }
-    for (int lane = 1; lane < LANES; lane++) part[0] = part[lane] > part[0] ? part[lane] : part[0];
-    return nan ? NAN : part[0];
+    return nan ? NAN : best < 0 ? -f32_from_bits((uint32_t)-best) : f32_from_bits((uint32_t)best);
 }
 
 static void row_add_to(float *acc, const float *x, int64_t n)

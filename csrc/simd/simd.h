@@ -26,7 +26,8 @@
     X(Softsign, a / (1 + vabs(a))) \
     X(HardSigmoid, vmax(0, vmin(1, P0 * a + P1))) \
     X(HardSwish, a * vmax(0, vmin(1, a * SIXTH + HALF))) \
-    X(Mish, a * vtanh(vmax(a, 0) + vlog1p(vexp(-vabs(a))))) \
+    X(Mish, a > 20 ? a : a * tanh_softplus(vexp(vmin(a, 20)))) \
+    X(Swish, a * vsigmoid(P0 * a)) \
     X(GeluErf, HALF * a * (1 + verf(a * INV_SQRT2))) \
     X(GeluTanh, HALF * a * (1 + vtanh(SQRT_2_PI * (a + GELU_C * a * a * a)))) \
     X(Sin, vsin(a)) \
@@ -55,6 +56,7 @@
 #define ONT_BINARY_FLOAT_LIST(X) \
     X(Pow, vpow(a, b)) \
     X(Fmod, vfmod(a, b)) \
+    X(PRelu, a < 0 ? a * b : a) \
     X(ReluGrad, a > 0 ? b : 0) \
     X(SigmoidGrad, b * a * (1 - a)) \
     X(TanhGrad, b * (1 - a * a)) \

@@ -98,6 +98,15 @@ def attribute(module: torch.nn.Module, name: str) -> Any:
     return ABSENT
 
 
+# torch's own lists of a module's parameters, which follow the parameters by themselves
+_FOLLOWS = {"_flat_weights", "_flat_weight_refs"}
+
+
+def follows_parameters(child: torch.nn.Module, name: str) -> bool:
+    """Whether the attribute only lists parameters: forward brings it up to date, which is no change of the module."""
+    return isinstance(child, torch.nn.RNNBase) and name in _FOLLOWS
+
+
 def containers(module: torch.nn.Module) -> dict[tuple[torch.nn.Module, str], Any]:
     """Shallow copies of the plain lists, dicts and sets that modules hold, to see which of them forward changes."""
     standard = _standard_attributes()
@@ -105,7 +114,7 @@ def containers(module: torch.nn.Module) -> dict[tuple[torch.nn.Module, str], Any
         (child, name): list(value) if not isinstance(value, dict) else [i for item in value.items() for i in item]
         for child in module.modules()
         for name, value in child.__dict__.items()
-        if isinstance(value, (list, dict, set)) and name not in standard and len(value) <= MAX_ITEMS
+        if isinstance(value, (list, dict, set)) and name not in standard and len(value) <= MAX_ITEMS and not follows_parameters(child, name)
     }
 
 
@@ -238,7 +247,7 @@ class _Snapshot:
     def add_module(self, module: torch.nn.Module, name: str, read: frozenset[str]) -> None:
         attributes = module.__dict__
         names = set(attributes) if "__dict__" in read else set(read) - _MACHINERY
-        names = {n for n in names if (id(module), n) not in self._bound}
+        names = {n for n in names if (id(module), n) not in self._bound and not follows_parameters(module, n)}
         stores = {store: attributes.get(store, {}) for store in _STORES}
         own = sorted(n for n in names if not any(n in store for store in stores.values()) and n not in _STORES)
         self._watch_keys(attributes, own)

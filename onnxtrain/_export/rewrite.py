@@ -152,8 +152,15 @@ def translations(opset: int) -> dict[Any, Callable[..., Any]]:
         axes = op.Constant(value_ints=[dim])
         return tuple(op.Squeeze(piece, axes) for piece in pieces(self, [1] * length, dim))
 
+    def scalar_tensor(s, dtype=int(onnx.TensorProto.FLOAT), layout="", device="", pin_memory=False):
+        """A number in the dtype it is wanted in: by way of float32, 0.1 would be another one in float64."""
+        if isinstance(s, (bool, int, float)):
+            return op.Constant(value=onnx.helper.make_tensor("value", dtype, [], [s]))
+        return op.Cast(s, to=dtype)
+
     aten = torch.ops.aten
     return {
+        aten.scalar_tensor.default: scalar_tensor,
         aten.detach.default: stop_gradient,
         aten.split.Tensor: split,
         aten.split_with_sizes.default: split_with_sizes,
@@ -215,7 +222,7 @@ class CumulativeMomentum:
 
 def _unbiased(var: Tensor, count: int) -> Tensor:
     """torch normalises with the biased variance and stores the unbiased one."""
-    return var * (count / (count - 1))
+    return var * count / (count - 1)  # by whole numbers: the exporter keeps a symbolic quotient in float32
 
 
 def _update(running: Tensor, batch: Tensor, momentum: float | Tensor) -> None:

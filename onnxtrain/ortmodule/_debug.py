@@ -58,11 +58,11 @@ class DebugOptions:
                  save_path: str = "", config: Any = None, verify: bool | int = False,
                  profile: str | os.PathLike[str] | None = None) -> None:
         if not isinstance(log_level, LogLevel):
-            raise TypeError(f"log_level is {log_level!r}, expected a LogLevel")
+            raise TypeError(f"Expected log_level of type LogLevel, got {type(log_level)}.")
         if not isinstance(onnx_prefix, str):
-            raise TypeError(f"onnx_prefix is {onnx_prefix!r}, expected a str")
+            raise TypeError(f"Expected name prefix of type str, got {type(onnx_prefix)}.")
         if save_onnx and not onnx_prefix:
-            raise ValueError("onnx_prefix must not be empty when save_onnx is set")
+            raise ValueError("onnx_prefix must be provided when save_onnx is set.")
         level = options.read("ORTMODULE_LOG_LEVEL")
         self.log_level = log_level if level is None else LogLevel[level]
         self.save_onnx = save_onnx
@@ -72,7 +72,7 @@ class DebugOptions:
         self.verify = int(verify)
         self.trace = None if profile is None else Profile(os.fspath(profile))
         if save_onnx and not os.access(self.save_path, os.W_OK | os.X_OK):
-            raise OSError(f"{self.save_path} is not a folder that can be written")
+            raise OSError(f"Directory {self.save_path} is not writable.")
 
     @property
     def logging(self) -> types.SimpleNamespace:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import types
-import warnings
 from typing import Any, NamedTuple
 
 import torch
@@ -55,6 +55,46 @@ def _describe(leaf: Any) -> Any:
     return type(leaf), leaf
 
 
+class _Forward:
+    """ORTModule.forward, with the signature of the wrapped module's where somebody asks for it."""
+
+    class Bound:
+        def __init__(self, model: ORTModule) -> None:
+            self.__self__ = model
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            return self.__self__._call(args, kwargs)
+
+        @property
+        def __signature__(self) -> inspect.Signature:
+            return inspect.signature(self.__self__._module.forward)
+
+        @property
+        def __doc__(self) -> str | None:  # type: ignore[override]
+            return self.__self__._module.forward.__doc__
+
+        __name__ = "forward"
+
+    def __get__(self, model: ORTModule | None, _owner: type) -> Any:
+        return self if model is None else self.Bound(model)
+
+    def __call__(self, model: ORTModule, *args: Any, **kwargs: Any) -> Any:
+        """As ORTModule.forward(model, ...), which a subclass may call."""
+        return model._call(args, kwargs)
+
+
+class _View:
+    """ORTModule._torch_module: views of the inside under the names that scripts know; see _managers.py."""
+
+    def __get__(self, model: ORTModule | None, _owner: type) -> Any:
+        if model is None:
+            return self
+        view = model.__dict__.get("_view")
+        if view is None:
+            view = model.__dict__["_view"] = TorchModule(model)
+        return view
+
+
 class ORTModule(torch.nn.Module):
     """Runs a module's forward and backward in onnxtrain's engine; otherwise it is the module.
 
@@ -91,11 +131,13 @@ class ORTModule(torch.nn.Module):
         self.__dict__["training"] = module.training
         for store in ("_parameters", "_buffers", "_modules"):  # the very dicts: torch's own walks find everything here
             self.__dict__[store] = module.__dict__[store]
-        _warn_of_collisions(module)
+        _warn_of_collisions(module, self._debug)
 
     # ---- running ----
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    forward = _Forward()
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The module's own forward: same arguments, same result."""
         if exclusive.owner is not None:
             if exclusive.here():
@@ -116,10 +158,11 @@ class ORTModule(torch.nn.Module):
             programs = self._programs.get(key, ())
         except TypeError:  # an argument that has no hash is no constant of a graph
             if any([trees.register(leaf) for leaf in leaves if not isinstance(leaf, torch.Tensor)]):
-                return self.forward(*args, **kwargs)
+                return self._call(args, kwargs)
             kinds = ", ".join(sorted({type(leaf).__name__ for leaf in leaves if getattr(leaf, "__hash__", None) is None}))
             self._fall_back(kinds, FallbackPolicy.FALLBACK_UNSUPPORTED_DATA,
-                            f"an argument is, or holds, a {kinds}, which is neither tensor nor constant", None, None)
+                            f"ORTModule does not support input type {kinds}: an argument is, or holds, one, and it is neither "
+                            "tensor nor constant", None, None)
             return self._in_torch(args, kwargs)
         tensors = leaves if spec is None else [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         for program in programs:
@@ -171,7 +214,7 @@ class ORTModule(torch.nn.Module):
                         args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A schema, mode, size or state of the module for which there is no program yet."""
         if any([trees.register(leaf) for leaf in leaves if not isinstance(leaf, torch.Tensor)]):
-            return self.forward(*args, **kwargs)  # with the containers among the leaves taken apart
+            return self._call(args, kwargs)  # with the containers among the leaves taken apart
         known = self._programs.setdefault(key, [])
         size = known[-1].guards(tensors) if known else None
         reason = size or (known[-1].changed() if known else None)
@@ -188,6 +231,9 @@ class ORTModule(torch.nn.Module):
         except UnsupportedError as error:
             self._fall_back(key, FallbackPolicy.FALLBACK_UNSUPPORTED_DEVICE, str(error), error, None)
             return self._in_torch(args, kwargs)
+        for leaf in leaves:
+            if isinstance(leaf, str):
+                self._debug.log(logging.INFO, "Received input of type %s is treated as a constant by ORT by default.", type(leaf))
         _C.set_log_level(self._debug.log_level.logging_level)
         choice = options.read("ONNXTRAIN_EXPORTER")
         failures: list[tuple[str, Exception]] = []
@@ -326,13 +372,7 @@ class ORTModule(torch.nn.Module):
         """The wrapped module."""
         return self._module
 
-    @property
-    def _torch_module(self) -> TorchModule:
-        """Views of the inside under the names that scripts know; see _managers.py."""
-        view = self.__dict__.get("_view")
-        if view is None:
-            view = self.__dict__["_view"] = TorchModule(self)
-        return view
+    _torch_module = _View()
 
     def _is_training(self) -> bool:
         return self._module.training and torch.is_grad_enabled()
@@ -354,6 +394,8 @@ class ORTModule(torch.nn.Module):
             self.__dict__[name] = value  # past torch's registration: the wrapped module is no child
         elif "_module" not in self.__dict__ or name in self.__dict__ or name == "training":
             super().__setattr__(name, value)
+        elif name in _OF_ORTMODULE or _is_custom_method(self._module, name):
+            self.__dict__[name] = value
         else:
             setattr(self._module, name, value)
 
@@ -397,12 +439,20 @@ class ORTModule(torch.nn.Module):
         return f"ORTModule({self._module!r})"
 
 
-def _warn_of_collisions(module: torch.nn.Module) -> None:
-    """Attributes of the user's class that ORTModule has under the same name, and torch has not: ours are found first."""
-    ours = {name for name in vars(ORTModule) if not hasattr(torch.nn.Module, name)} | _OWN
-    for name in sorted(ours & {*vars(module), *(n for base in type(module).__mro__ for n in vars(base))} - {"__weakref__"}):
-        warnings.warn(f"User Module's attribute name {name} collides with ORTModule's attribute name. User Module's attribute "
-                      "may not be returned when trying to retrieve the attribute through ORTModule.", stacklevel=3)
+def _is_custom_method(module: torch.nn.Module, name: str) -> bool:
+    """Whether a name is a method of the user's class, which ORTModule has as its own."""
+    return isinstance(getattr(type(module), name, None), types.FunctionType) and not hasattr(torch.nn.Module, name)
+
+
+def _warn_of_collisions(module: torch.nn.Module, debug: DebugOptions) -> None:
+    """Names of the user's that ORTModule has as well: from outside, its own are found first."""
+    ours = {name for name in (*vars(ORTModule), *_OWN) if not name.startswith("__")} - {"forward", "extra_repr"}
+    methods = [name for base in type(module).__mro__ if base.__module__.split(".")[0] != "torch" for name in vars(base)]
+    held = vars(module).keys() - vars(torch.nn.Module()).keys()
+    for name in (*sorted(ours & held), *sorted(ours & set(methods))):
+        debug.log(logging.WARNING,
+                  "User Module's attribute name %s collides with ORTModule's attribute name. User Module's attribute may not be "
+                  "returned when trying to retrieve the attribute through ORTModule.", name)
 
 
 def _delegate(name: str) -> None:
@@ -431,3 +481,4 @@ def _requires_grad_(self: ORTModule, requires_grad: bool = True) -> ORTModule:
 
 
 ORTModule.requires_grad_ = _requires_grad_  # type: ignore[method-assign]
+_OF_ORTMODULE = frozenset(name for name in vars(ORTModule) if not hasattr(torch.nn.Module, name))

@@ -28,7 +28,7 @@ class StaleError(Exception):
     """A weight of the module is no longer what the graph was exported for; the message says which."""
 
 
-class _Step(torch.autograd.Function):
+class _ORTModuleFunction(torch.autograd.Function):
     """The autograd node of one run: all gradients at once, from one call of the engine."""
 
     @staticmethod
@@ -70,7 +70,7 @@ class Program:
         model = exported.model if model is None else model
         if exported.functions:
             self.chain = Chain(model, exported.functions, [i.name for i in exported.inputs], [o.name for o in exported.outputs],
-                               _Step.apply, _seed)
+                               _ORTModuleFunction.apply, _seed)
             self.sessions = self.chain.sessions
         else:
             self.chain, self.sessions = None, [_C.Session(model)]
@@ -167,7 +167,7 @@ class Program:
             if self.chain is not None:
                 outputs = self.chain(tensors, grad_enabled)
             elif True in flags:
-                outputs = _Step.apply(self, mask, *tensors)
+                outputs = _ORTModuleFunction.apply(self, mask, *tensors)
             else:
                 outputs, _ = self.session.forward(tensors, mask, self.seed())
         except (ValueError, TypeError, BufferError):

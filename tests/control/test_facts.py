@@ -117,3 +117,27 @@ def test_failures_leak_nothing():
         if not failed:
             return
     raise AssertionError("too many allocations")
+
+
+def test_a_fact_of_nothing():
+    """Axes without entries, given at run time: there is nothing to read, and still it is known."""
+    session = session_of([helper.make_node("ReduceSum", ["x", "axes"], ["y"], keepdims=0)],
+                         {"x": (T.DOUBLE, ["a", "b"]), "axes": (T.INT64, ["k"])}, ["y"])
+    x = torch.randn(3, 4, dtype=torch.float64)
+    for axes in ([], [1], [], [0, 1]):
+        inputs = [x, torch.tensor(axes, dtype=torch.int64)]
+        outputs, run = session.forward(inputs, b"\1\0")
+        assert torch.allclose(outputs[0], x.sum(axes) if axes else x.sum())
+        got = backward(run, inputs, outputs, [torch.ones_like(outputs[0])])[0]
+        assert torch.equal(got, torch.ones_like(x))
+
+
+def test_a_float_that_decides_and_is_a_value_as_well():
+    """The depth of OneHot decides, its values carry a gradient: one float as both keeps that gradient."""
+    nodes = [helper.make_node("Mul", ["x", "x"], ["d"]), helper.make_node("Unsqueeze", ["d", "zero"], ["d1"]),
+             helper.make_node("Concat", ["off", "d1"], ["values"], axis=0), helper.make_node("OneHot", ["i", "d", "values"], ["y"])]
+    session = session_of(nodes, {"x": (T.DOUBLE, []), "i": (T.INT64, ["n"])}, ["y"], {"zero": np.array([0]), "off": np.array([0.5])})
+    inputs = [torch.tensor(2.0, dtype=torch.float64), torch.tensor([0, 3, 1])]
+    outputs, run = session.forward(inputs, b"\1\0")
+    assert outputs[0].shape == (3, 4) and float(outputs[0][1, 3]) == 4.0
+    assert float(backward(run, inputs, outputs, [torch.ones_like(outputs[0])])[0]) == 3 * 2 * 2.0

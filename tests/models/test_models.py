@@ -1,4 +1,4 @@
-"""Real models in small, through ORTModule against eager: three steps each, in train and eval mode, in float32 and float64.
+"""Real models in small, through ORTModule against eager: three steps each, in train and eval mode, training in float64 too.
 
 Loss, every output, every gradient (inputs included) and every buffer must agree, and every step must have run in the engine.
 """
@@ -119,8 +119,8 @@ def step(model: nn.Module, inputs: tuple[Tensor, ...], loss: Callable[[Any], Ten
     return value.detach(), [o.detach() for o in flat(outputs)], [x.grad for x in leaves]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
-@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("training, dtype", [(True, torch.float32), (False, torch.float32), (True, torch.float64)],
+                         ids=["train-float32", "eval-float32", "train-float64"])
 @pytest.mark.parametrize("name", MODELS)
 def test_model(name: str, training: bool, dtype: torch.dtype) -> None:
     model = MODELS[name]

@@ -48,13 +48,15 @@ class ResNet18(nn.Module):
 
 
 class SqueezeExcite(nn.Module):
+    """Its hard sigmoid is written out: that of torch has a gradient with float32's sixth in it, in float64 as well."""
+
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.reduce = nn.Conv2d(channels, channels // 4, 1)
         self.widen = nn.Conv2d(channels // 4, channels, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * F.hardsigmoid(self.widen(F.relu(self.reduce(x.mean((2, 3), keepdim=True)))))
+        return x * F.relu6(self.widen(F.relu(self.reduce(x.mean((2, 3), keepdim=True)))) + 3) / 6
 
 
 class InvertedResidual(nn.Module):

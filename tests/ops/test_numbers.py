@@ -23,6 +23,13 @@ def old(op, *shapes, torch, **attrs):
 
 
 
+REDUCTIONS = {
+    "ReduceSum": lambda a: lambda x, _: x.sum(a), "ReduceMean": lambda a: lambda x, _: x.mean(a),
+    "ReduceMax": lambda a: lambda x, _: x.amax(a), "ReduceMin": lambda a: lambda x, _: x.amin(a),
+    "ReduceL1": lambda a: lambda x, _: x.abs().sum(a), "ReduceL2": lambda a: lambda x, _: x.square().sum(a).sqrt(),
+    "ReduceSumSquare": lambda a: lambda x, _: x.square().sum(a), "ReduceLogSum": lambda a: lambda x, _: x.sum(a).log(),
+    "ReduceLogSumExp": lambda a: lambda x, _: x.logsumexp(a),
+}
 COUNTS = dict(mode="TF", min_gram_length=1, max_gram_length=2, ngram_counts=[0, 3], ngram_indexes=[0, 1, 2, 3, 4],
               pool_int64s=[2, 3, 5, 5, 6, 2, 3])
 TOKENS = [[1, 2, 3, 5, 5, 6], [2, 0, 3, 0, 2, 3]]
@@ -37,6 +44,11 @@ CASES = [
     flat("Pow", R(4, dtype=np.uint8, low=0, high=4), R(4, dtype=np.uint8, low=0, high=3)),
     *(flat(op, R(3, 4, dtype=t, low=0, high=3), C([1])) for t in INTS for op in ("ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd")),
     *(flat(op, R(3, 4, dtype=np.bool_), C([0])) for op in ("ReduceMax", "ReduceMin")),
+    *(Case(op, [R(*shape, low=0.1 if op == "ReduceLogSum" else -2, apart=0.05), C(axes)], {"keepdims": 0}, torch=f(tuple(axes)), fd=False, alloc=False)
+      for op, f in REDUCTIONS.items() for shape, axes in (((3, 70, 5), [2]), ((3, 37, 19), [0, 2]), ((5, 3, 300), [1]), ((4, 3, 5, 33), [0, 2]),
+                                                          ((5001,), [0]), ((2, 3, 40), [0]), ((2, 3, 4), [0, 1]))),
+    *(Case(op, [V([[1.0, np.nan, 2], [np.inf, 0, -np.inf], [-np.inf] * 3, [np.inf, np.inf, 1]]), C([1])], {"keepdims": 0}, grad=False,
+           reference=lambda x, a, f=f: f((1,))(torch.tensor(x), a).numpy(), name="not finite") for op, f in REDUCTIONS.items() if op != "ReduceLogSum"),
     *(flat(op, R(2, 0, dtype=t), C([1]), reference=lambda x, a, v=v: np.full((2, 1), v, x.dtype), name=f"of nothing {np.dtype(t)}")
       for op, t, v in (("ReduceMax", np.float32, -np.inf), ("ReduceMin", np.float64, np.inf), ("ReduceMax", np.int32, -2**31),
                        ("ReduceMin", np.int64, 2**63 - 1), ("ReduceMax", np.bool_, False), ("ReduceMin", np.bool_, True),

@@ -37,7 +37,7 @@ def test_adam_formula(t):
     h = np.abs(h)
     got = step("Adam", [np.array(0.1), np.array(t), x, g, v, h], 3, alpha=0.8, beta=0.9, epsilon=1e-3, norm_coefficient=0.01,
                norm_coefficient_post=0.02)
-    alpha, beta, eps, norm, post = (float(np.float32(c)) for c in (0.8, 0.9, 1e-3, 0.01, 0.02))
+    alpha, beta, eps, norm, post = 0.8, 0.9, 1e-3, 0.01, 0.02
     rate = 0.1 * np.sqrt(1 - beta**t) / (1 - alpha**t) if t else 0.1
     g = g + norm * x
     v, h = alpha * v + (1 - alpha) * g, beta * h + (1 - beta) * g * g

@@ -1,5 +1,6 @@
 """DebugOptions: files of every stage, verification, levels, and what is said at the start."""
 
+import json
 import logging
 
 import onnx
@@ -8,7 +9,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from onnxtrain import _C
+from onnxtrain import _C, explain
 from onnxtrain.ortmodule import DebugOptions, LogLevel, ORTModule
 from onnxtrain.ortmodule._debug import STAGES
 from onnxtrain.ortmodule._verify import VerificationError
@@ -142,3 +143,35 @@ def test_log_level_and_its_variable(level, info, warning, caplog, monkeypatch):
         model(torch.randn(2, 3))
         assert any(r.levelno == logging.INFO for r in caplog.records if r.name == "onnxtrain") == info
         assert ("is ready for training" in caplog.text) == warning
+
+
+def test_profile_is_a_trace_with_names_of_modules(tmp_path, capsys):
+    from onnxtrain.__main__ import main
+
+    debug = DebugOptions(profile=tmp_path / "trace.json")
+    model = ORTModule(nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 2)), debug)
+    for _ in range(3):
+        model(torch.randn(4, 8)).sum().backward()
+    debug.trace.write()
+    events = [e for e in json.loads((tmp_path / "trace.json").read_text())["traceEvents"] if e["ph"] == "X"]
+    names = {e["name"].rpartition("/")[0] for e in events if e["cat"] == "forward"}
+    assert names == {"0", "1", "2"} and {e["cat"] for e in events} == {"forward", "backward", "module"}
+    gelu = [e for e in events if e["cat"] == "forward" and e["args"]["operator"] == "Gelu"]
+    assert len(gelu) == 3 and all(e["dur"] >= 0 and e["args"]["kernel"] for e in gelu)
+    assert len([e for e in events if e["cat"] == "backward"]) >= 3 * 4
+    assert len({(e["name"], e["cat"], e["ts"], e["args"].get("shape", "")) for e in events}) == len(events)
+    assert main(["profile", str(tmp_path / "trace.json")]) == 0
+    text = capsys.readouterr().out
+    assert "Gelu (forward)" in text and "share" in text and "2 (backward)" in text
+    with pytest.raises(OSError):
+        DebugOptions(profile=tmp_path / "no" / "trace.json")
+
+
+def test_explain_names_exporter_time_and_fallbacks(capsys):
+    model = ORTModule(nn.Linear(3, 3))
+    model(torch.randn(2, 3))
+    model(torch.randn(5, 3))
+    text = explain(model)
+    assert capsys.readouterr().out.strip() == text
+    for part in ("exporter dynamo, opset 20", "2 steps", "ms a step", "MiB", "2 in the engine, 0 in PyTorch"):
+        assert part in text

@@ -3,10 +3,11 @@
 import contextlib
 import copy
 import dataclasses
+import inspect
 import io
+import logging
 import pickle
 import threading
-import warnings
 from collections import OrderedDict, namedtuple
 
 import pytest
@@ -385,16 +386,31 @@ def test_custom_methods_run_through_the_wrapper():
     torch.testing.assert_close(ORTModule(Derived()).predict(Y).shape, torch.Size([3, 4]))
 
 
-def test_names_that_collide_are_said():
+def test_names_that_collide_are_said(caplog):
     class Colliding(Custom):
-        def _export_and_run(self):
-            return 1
+        def __init__(self):
+            super().__init__()
+            self._torch_module = 3
 
-    with pytest.warns(UserWarning, match="_export_and_run collides"):
-        ORTModule(Colliding())
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        def load_state_dict(self, *args, **kwargs):
+            return "own"
+
+    with caplog.at_level(logging.WARNING, "onnxtrain"):
         ORTModule(Custom())
+        assert "collides" not in caplog.text
+        model = ORTModule(Colliding())
+    said = [r.getMessage() for r in caplog.records]
+    assert "_torch_module collides" in said[0] and "load_state_dict collides" in said[1] and len(said) == 2
+    assert model.load_state_dict({}) == "own" and model.module._torch_module == 3
+
+
+def test_own_names_stay_on_the_wrapper():
+    model = ORTModule(Custom())
+    replaced = lambda x: "replaced"  # noqa: E731
+    model.predict, model._torch_module = replaced, True
+    assert model.predict is replaced and model.module.predict(Y).dtype == torch.int64
+    assert model._torch_module is True and not hasattr(model.module, "_torch_module")
+    assert inspect.signature(model.forward) == inspect.signature(model.module.forward)
 
 
 def test_what_cannot_be_wrapped():

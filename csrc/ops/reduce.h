@@ -1,0 +1,39 @@
+/*
+ * What the kernels of the reductions share: which dims are reduced and which kept, adjacent dims of a kind merged.
+ */
+#ifndef ONT_OPS_REDUCE_H
+#define ONT_OPS_REDUCE_H
+
+#include "ops/op.h"
+#include "simd/simd.h"
+
+typedef enum ont_reduce_kind {
+    ONT_REDUCE_SUM,
+    ONT_REDUCE_MEAN,
+    ONT_REDUCE_MAX,
+    ONT_REDUCE_MIN,
+    ONT_REDUCE_PROD,
+    ONT_REDUCE_L1,
+    ONT_REDUCE_L2,
+    ONT_REDUCE_SUM_SQUARE,
+    ONT_REDUCE_LOG_SUM,
+    ONT_REDUCE_LOG_SUM_EXP,
+} ont_reduce_kind;
+
+typedef struct ont_reduce {
+    ont_reduce_kind kind;
+    int n_kept, n_reduced;
+    int64_t kept[ONT_MAX_RANK], kept_stride[ONT_MAX_RANK];
+    int64_t reduced[ONT_MAX_RANK], reduced_stride[ONT_MAX_RANK];
+    int64_t outputs, each; /* results, and elements behind each */
+    int64_t lead, n, tail; /* where one run of dims is reduced: (lead, n, tail) -> (lead, tail); n -1 otherwise */
+    const ont_simd_table *simd;
+} ont_reduce;
+
+ont_status ont_reduce_read(const ont_node *node, ont_reduce *s) ONT_MUST_USE;
+
+/* reduce_rows.c */
+const char *ont_reduce_rows_accept(const ont_node *node);
+ont_status ont_reduce_rows_run(const ont_call *call);
+
+#endif

@@ -1,0 +1,193 @@
+"""`onnxruntime.training` as an alias, what scripts read of the inside, and `python -m onnxtrain run`."""
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn as nn
+
+import onnxtrain.compat.onnxruntime
+from onnxtrain.ortmodule import ORTModule
+from onnxtrain.ortmodule.experimental.hierarchical_ortmodule import HierarchicalORTModule
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = """
+from onnxruntime.training import ortmodule, ORTModule
+from onnxruntime.training.ortmodule import ORTModule, DebugOptions, LogLevel, _fallback, _utils, _io
+from onnxruntime.training.ortmodule import ORTMODULE_FALLBACK_POLICY, ORTMODULE_TORCH_CPP_DIR
+from onnxruntime.training.ortmodule import MINIMUM_RUNTIME_PYTORCH_VERSION_STR, ONNX_OPSET_VERSION
+from onnxruntime.training.ortmodule._custom_gradient_registry import register_gradient
+from onnxruntime.training.ortmodule._custom_autograd_function import enable_custom_autograd_support
+from onnxruntime.training.ortmodule._fallback import _FallbackPolicy, ORTModuleDeviceException
+from onnxruntime.training.ortmodule._graph_execution_manager_factory import GraphExecutionManagerFactory
+from onnxruntime.training.ortmodule._onnx_models import _get_onnx_file_name
+from onnxruntime.training.ortmodule.options import _SkipCheck
+from onnxruntime.training.ortmodule.torch_cpp_extensions import is_installed
+from onnxruntime.training.ortmodule.experimental.hierarchical_ortmodule import HierarchicalORTModule
+from onnxruntime.training.ortmodule.experimental.json_config import load_from_json
+from onnxruntime.training.utils import extract_data_and_schema, unflatten_data_using_schema, pytorch_type_to_onnx_dtype
+from onnxruntime.training.utils.torch_io_helper import _TensorStub
+from onnxruntime.training.utils.data import sampler
+from onnxruntime.training.utils.data.sampler import LoadBalancingDistributedSampler
+from onnxruntime.capi import _pybind_state as C
+import onnxruntime.training.ortmodule as whole
+import onnxruntime
+"""
+
+
+def test_names_are_the_same_objects():
+    found = {}
+    exec(NAMES, found)
+    import onnxtrain.ortmodule as ours
+
+    assert found["whole"] is ours and found["ORTModule"] is ORTModule and found["ortmodule"] is ours
+    assert found["_FallbackPolicy"] is ours.FallbackPolicy and found["is_installed"]("anywhere")
+    assert found["C"].PropagateCastOpsStrategy.FLOOD_FILL.name == "FLOOD_FILL"
+    assert found["pytorch_type_to_onnx_dtype"](torch.float32) == 1
+    onnxtrain.compat.onnxruntime.install()
+    assert sys.modules["onnxruntime.training.ortmodule"] is ours
+
+
+SCRIPT = """
+import sys
+import helper
+from onnxruntime.training.ortmodule import ORTModule
+import onnxruntime
+if __name__ == "__main__":
+    onnxruntime.set_seed(3)
+    import torch
+    first = torch.rand(1)
+    torch.manual_seed(3)
+    assert torch.equal(first, torch.rand(1))
+    print(helper.NAME, sys.argv[1:], ORTModule.__module__.split(".")[0])
+"""
+
+
+def run(*arguments, cwd=ROOT):
+    return subprocess.run([sys.executable, "-m", "onnxtrain", *arguments], cwd=cwd, capture_output=True, text=True)
+
+
+def test_a_script_runs_unedited(tmp_path):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "helper.py").write_text("NAME = 'beside'\n")
+    done = run("run", str(tmp_path / "train.py"), "--epochs", "2")
+    assert done.stdout.strip() == "beside ['--epochs', '2'] onnxtrain", done.stderr
+    for arguments in (("run",), ("profile",), ("walk",)):
+        done = run(*arguments)
+        assert done.returncode == 2 and done.stderr.startswith("usage:")
+    (tmp_path / "no.json").write_text("{}")
+    assert "no trace of onnxtrain" in run("profile", str(tmp_path / "no.json")).stderr
+
+
+def test_views_of_the_inside():
+    model = ORTModule(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)))
+    training, inference = (model._torch_module._execution_manager(mode) for mode in (True, False))
+    assert training._graph_transition_manager._exported_model_info is None and training._execution_agent is None
+    assert model._torch_module._execution_manager._training_manager is training
+    x = torch.randn(2, 3)
+    model(x).sum().backward()
+    first = training._execution_agent
+    assert inference._onnx_models.optimized_model is None
+    model(x)
+    assert training._execution_agent is first and first._inference_session is not None
+    model(x.clone().requires_grad_(True))
+    info = training._graph_transition_manager._model_info_for_export
+    assert training._execution_agent is not first and info.onnx_graph_input_names_require_grad == ["input"]
+    model.eval()
+    with torch.no_grad():
+        model(x)
+    kinds = [{n.op_type for n in m._onnx_models.optimized_model.graph.node} for m in (training, inference)]
+    assert any("Grad" in kind for kind in kinds[0]) and not any("Grad" in kind for kind in kinds[1])
+    assert training._onnx_models.exported_model.graph.input[0].name == "input"
+    assert training._device.type == "cpu" and not model._is_training()
+    assert not training._graph_transition_manager._original_model_has_changed
+    model.module[1].eps = 0.5
+    assert training._graph_transition_manager._original_model_has_changed
+
+
+def test_json_config(tmp_path):
+    from onnxtrain.ortmodule.experimental.json_config import load_from_json
+
+    path = tmp_path / "c.json"
+    path.write_text(json.dumps({
+        "PropagateCastOps": {"Strategy": "FLOOD_FILL", "Level": 3, "Allow": ["A"]}, "UseStaticShape": True,
+        "EnableCustomAutogradFunction": False, "SkipCheck": ["SKIP_CHECK_DEVICE", "SKIP_CHECK_EXECUTION_AGENT"],
+        "DebugOptions": {"LogLevel": "ERROR"}, "FallbackPolicy": ["FALLBACK_DISABLE"], "OnnxOpsetVersion": 18,
+    }))
+    model = ORTModule(nn.Linear(3, 3))
+    load_from_json(model, str(path))
+    manager = model._torch_module._execution_manager(True)
+    options = manager._runtime_options
+    assert (options.propagate_cast_ops_level, options.use_static_shape, options.skip_check.value) == (3, True, 10)
+    assert manager._debug_options.logging.log_level.name == "ERROR" and manager._fallback_manager.policy.value == 1
+    model(torch.ones(1, 3))
+    assert next(iter(model._programs.values()))[0].exported.opset == 18
+    for content, error in (({"Unknown": 1}, ValueError), ({"UseStaticShape": 1}, TypeError), ({"SkipCheck": ["X"]}, KeyError)):
+        path.write_text(json.dumps(content))
+        with pytest.raises(error):
+            load_from_json(model, str(path))
+    with pytest.raises(ValueError, match="ORTMODULE_JSON_CONFIG_PATH"):
+        load_from_json(model)
+
+
+def test_random_states_and_devices():
+    from onnxtrain.ortmodule import _utils
+
+    states = _utils.get_random_states()
+    first = random.random(), np.random.rand(), torch.rand(1)
+    _utils.set_random_states(states)
+    assert (random.random(), np.random.rand(), torch.rand(1)) == first
+    assert _utils.get_device_str("cpu") == _utils.get_device_str(torch.device("cpu")) == "cpu"
+    assert _utils.get_device_str("cuda:1") == "cuda:1" and _utils.get_device_index("cuda:1") == 1
+
+
+def test_nested_data_and_back():
+    from onnxtrain.utils import extract_data_and_schema, unflatten_data_using_schema
+
+    data = {"a": [torch.ones(2), 1, None], "b": (2.5, {"c": torch.zeros(3, dtype=torch.int64)}, "s", True)}
+    tensors, schema = extract_data_and_schema(data)
+    assert [t.shape for t in tensors] == [(2,), (3,)] and schema["a"][0].name == "a_0" and schema["b"][1]["c"].shape_dims == 1
+    back = unflatten_data_using_schema(tensors, schema)
+    assert back["b"][0] == 2.5 and back["b"][1]["c"] is data["b"][1]["c"] and back["a"][1:] == [1, None]
+    tensors, schema = extract_data_and_schema(data, constant_as_tensor=True)
+    assert len(tensors) == 5 and unflatten_data_using_schema(tensors, schema)["b"][3].item() is True
+    with pytest.raises(TypeError, match="Unsupported flatten data type"):
+        extract_data_and_schema(object())
+
+
+class Partly(nn.Module):
+    """The middle branches on a value, so that only its neighbours run in the engine."""
+
+    class Middle(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.inner(x) if x.sum() > 0 else -self.inner(x)
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(4, 4), self.Middle(), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.last(self.middle(self.first(x)))
+
+
+def test_hierarchical_wraps_what_exports():
+    torch.manual_seed(0)
+    module = Partly()
+    x = torch.randn(3, 4)
+    want = module(x).detach()
+    model = HierarchicalORTModule(module)
+    for _ in range(2):
+        torch.testing.assert_close(model(x).detach(), want)
+    wrapped = {name for name, child in model._original_module._modules.items() if isinstance(child, ORTModule)}
+    assert wrapped == {"first", "last"} and isinstance(module.middle.inner, ORTModule)
+    model(x).sum().backward()
+    assert all(p.grad is not None for p in model.parameters()) and len(list(model.parameters())) == 6

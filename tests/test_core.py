@@ -1,0 +1,129 @@
+"""The core's own types, used wrongly: every misuse is an exception that says what was expected, and none harms the process."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+
+from onnxtrain import _C
+
+FLOAT = TensorProto.FLOAT
+
+
+def model(nodes: list, inputs: dict[str, list], outputs: list[str], **constants: np.ndarray) -> bytes:
+    graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info(n, FLOAT, s) for n, s in inputs.items()],
+                              [helper.make_tensor_value_info(n, FLOAT, None) for n in outputs],
+                              [numpy_helper.from_array(value, name) for name, value in constants.items()])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10).SerializeToString()
+
+
+@pytest.fixture
+def session() -> _C.Session:
+    return _C.Session(model([helper.make_node("Mul", ["x", "w"], ["y"])], {"x": ["n", 3], "w": [3]}, ["y"]))
+
+
+X, W = torch.ones(2, 3), torch.full((3,), 2.0)
+
+
+@pytest.mark.parametrize("use", [lambda s: s.inputs, lambda s: s.outputs, lambda s: s.random, lambda s: s.text(), lambda s: s.stats(),
+                                 lambda s: s.kernels(), lambda s: s.timeline(), lambda s: s.forward([X, W], b"\0\0")])
+def test_session_that_was_never_initialised(use):
+    with pytest.raises(RuntimeError, match="never initialised"):
+        use(_C.Session.__new__(_C.Session))
+    broken = _C.Session.__new__(_C.Session)
+    with pytest.raises(ValueError, match="model"):
+        broken.__init__(b"nonsense")
+    with pytest.raises(RuntimeError, match="never initialised"):
+        use(broken)
+
+
+def test_session_is_initialised_once(session):
+    with pytest.raises(RuntimeError, match="once"):
+        session.__init__(b"")
+    assert session.forward([X, W], b"\0\0")[0][0].tolist() == [[2.0] * 3] * 2
+
+
+@pytest.mark.parametrize("arguments, error, text", [
+    (("model",), TypeError, "bytes"), ((b"", -1), ValueError, "programs is -1"), ((b"", 0), ValueError, "programs is 0"),
+    ((b"", 2**40), OverflowError, "int"), ((), TypeError, "model"), ((b"x", 1, 2), TypeError, "Session"),
+])
+def test_arguments_of_session(arguments, error, text):
+    with pytest.raises(error, match=text):
+        _C.Session(*arguments)
+
+
+@pytest.mark.parametrize("arguments, error, text", [
+    (([X], b"\0\0"), ValueError, "1 tensors, expected 2"), (([X, W, W], b"\0\0"), ValueError, "3 tensors, expected 2"),
+    (([X, W], b"\0"), ValueError, "grad_mask has 1 bytes, expected 2"), ((X.int(), b"\0\0"), TypeError, "input 'x': dtype is int32, the graph has float"),
+    (([X, None], b"\0\0"), TypeError, "input 1: a torch.Tensor"), (([X, W.numpy()], b"\0\0"), TypeError, "input 1: a torch.Tensor"),
+    (([X, W.double()], b"\0\0"), TypeError, "input 'w': dtype is double, the graph has float"),
+    (([X, W[:2]], b"\0\0"), ValueError, r"input 'w': shape is \[2\], the graph has \[3\]"),
+    (([X[0], W], b"\0\0"), ValueError, r"input 'x': shape is \[3\], the graph has \[\?, 3\]"),
+    (([X.reshape(1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 3), W], b"\0\0"), Exception, "input 'x': rank 13, at most 12"),
+    (([X.to_sparse(), W], b"\0\0"), TypeError, "input 0: a dense tensor"), (([X, W.to("meta")], b"\0\0"), TypeError, "input 1: a dense tensor"),
+    ((5, b"\0\0"), TypeError, "iterable"),
+])
+def test_arguments_of_forward(session, arguments, error, text):
+    with pytest.raises(error, match=text):
+        session.forward(*arguments)
+    assert session.forward([X, W], b"\0\0")[0][0].tolist() == [[2.0] * 3] * 2
+
+
+def test_arguments_that_do_not_fit_leave_a_run_open(session):
+    outputs, run = session.forward([X, W], b"\1\1")
+    saved = [(X, W)[i] for i in run.saved_inputs]
+    grad = torch.ones(2, 3)
+    for wrong, error, text in [(([], [grad]), ValueError, "0 saved tensors, expected 2"), ((saved, []), ValueError, "0 gradients, expected 1"),
+                               ((saved[::-1], [grad]), ValueError, "came back with another dtype or shape"),
+                               ((saved, [None, None]), ValueError, "2 gradients"), ((saved, ["grad"]), TypeError, "gradient of output 0")]:
+        with pytest.raises(error, match=text):
+            run.backward(*wrong)
+    dx, dw = run.backward(saved, [grad])
+    assert dx.tolist() == [[2.0] * 3] * 2 and dw.tolist() == [2.0] * 3
+    with pytest.raises(RuntimeError, match="already called"):
+        run.backward(saved, [grad])
+
+
+def test_gradient_of_another_shape_ends_the_run(session):
+    _, run = session.forward([X, W], b"\1\1")
+    with pytest.raises(ValueError, match=r"gradient is float\[3, 2\], expected float\[2, 3\]"):
+        run.backward([(X, W)[i] for i in run.saved_inputs], [torch.ones(3, 2)])
+
+
+def test_a_run_is_only_made_by_forward_and_released_once_or_twice(session):
+    with pytest.raises(TypeError):
+        _C.Run()
+    _, run = session.forward([X, W], b"\1\1")
+    run.release()
+    run.release()
+    with pytest.raises(RuntimeError, match="released"):
+        run.backward([], [])
+
+
+def test_a_tensor_that_releases_the_run_while_it_is_read(session):
+    """Arguments may be subclasses with methods of their own."""
+    class Treacherous(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function, types, arguments=(), kwargs=None):
+            run.release()
+            return super().__torch_function__(function, types, arguments, kwargs or {})
+
+    _, run = session.forward([X, W], b"\1\1")
+    saved = [(X, W)[i] for i in run.saved_inputs]
+    grad = torch.ones(3, 2).t().as_subclass(Treacherous)
+    assert run.backward(saved, [grad])[0].tolist() == [[2.0] * 3] * 2
+
+
+@pytest.mark.parametrize("count", [1 << 58, (1 << 60) - 16, (1 << 60) - 1])
+def test_results_that_have_no_addresses(count):
+    """Each has a size that is allowed; together they would wrap around."""
+    names = [f"v{i}" for i in range(64)]
+    nodes = [helper.make_node("Expand", ["x", "shape"], ["e"])]
+    nodes += [helper.make_node("Softplus", [a], [b]) for a, b in zip(["e", *names], names)]
+    nodes += [helper.make_node("Sum", names, ["s"]), helper.make_node("ReduceMax", ["s"], ["y"], keepdims=0)]
+    session = _C.Session(model(nodes, {"x": [1]}, ["y"], shape=np.array([count], np.int64)))
+    with pytest.raises(MemoryError, match="out of memory"):
+        session.forward([torch.ones(1)], b"\0")
+    assert session.stats()["slab_bytes"] >= 0
