@@ -96,7 +96,7 @@ static ont_status tfidf_run(const ont_call *call)
             for (int64_t at = p.counts[i]; at < end; at += length, gram++) {
                 if (length < p.shortest || length > p.longest) continue;
                 int64_t count = 0;
-                for (int64_t skip = 1; skip <= (length == 1 ? 1 : p.skips + 1); skip++)
+                for (int64_t skip = 1; skip - 1 <= (length == 1 ? 0 : p.skips) && (length - 1) * skip < n; skip++)
                     count += occurrences(call, r, n, p.items + at, length, skip);
                 double weight = p.weights ? p.weights[gram] : 1, value = p.mode == 'T' ? (double)count : p.mode == 'I'
                                 ? (count ? weight : 0) : (double)count * weight;
