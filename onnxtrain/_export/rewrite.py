@@ -612,7 +612,7 @@ def patched(module: torch.nn.Module, notes: list[str], custom: CustomFunctions) 
         for name, function in _PATCHES.items():
             stack.enter_context(replaced(F, name, only_here(function, getattr(F, name))))
         stack.enter_context(replaced(transformer, "_detect_is_causal_mask", only_here(hinted, detect)))
-        stack.enter_context(replaced(torch.autograd.Function, "apply", classmethod(_applier(notes, custom))))
+        stack.enter_context(_applied_by(_applier(notes, custom)))
         stack.enter_context(
             replaced(torch.utils.checkpoint, generator, only_here(_inlined_checkpoint(notes), checkpoint))
         )
@@ -621,12 +621,54 @@ def patched(module: torch.nn.Module, notes: list[str], custom: CustomFunctions) 
         yield
 
 
+_STATIC = inspect.getattr_static(torch.autograd.Function, "apply")  # of C where torch has it there
+_APPLY = getattr(_STATIC, "__func__", None)
+
+
+def _original_apply() -> Callable[..., Any]:
+    """What Function.apply does when nobody exports; calls with the class first."""
+    if not isinstance(_APPLY, types.FunctionType):
+        return lambda cls, *args, **kwargs: _STATIC.__get__(None, cls)(*args, **kwargs)
+    return types.FunctionType(_APPLY.__code__, _APPLY.__globals__, _APPLY.__name__, _APPLY.__defaults__, _APPLY.__closure__)
+
+
+_ORIGINAL_APPLY = _original_apply()
+_dispatch: Callable[..., Any] = _ORIGINAL_APPLY
+
+
+class _Trampoline:
+    def apply(cls, *args, **kwargs):  # noqa: B902, N805  its code stands in for that of torch.autograd.Function.apply
+        __class__  # noqa: B018  the same free variable as torch's
+        from onnxtrain._export import rewrite
+
+        return rewrite._dispatch(cls, *args, **kwargs)
+
+
+@contextlib.contextmanager
+def _applied_by(dispatch: Callable[..., Any]) -> Iterator[None]:
+    """Every use of Function.apply ends in `dispatch`, also of a method that was bound before: `self.f = MyFunction.apply`.
+
+    So it is the code of torch's function that is exchanged, not the attribute; where it has none, the attribute.
+    """
+    global _dispatch
+    if not isinstance(_APPLY, types.FunctionType):
+        with replaced(torch.autograd.Function, "apply", classmethod(dispatch)):
+            yield
+        return
+    code, before = _APPLY.__code__, _dispatch
+    if code.co_freevars != _Trampoline.apply.__code__.co_freevars and before is _ORIGINAL_APPLY:
+        raise Untraceable("torch.autograd.Function.apply is not what this release of onnxtrain knows.")
+    _dispatch = dispatch
+    _APPLY.__code__ = _Trampoline.apply.__code__
+    try:
+        yield
+    finally:
+        _APPLY.__code__, _dispatch = code, before
+
+
 def _applier(notes: list[str], custom: CustomFunctions) -> Callable[..., Any]:
     """torch.autograd.Function.apply during an export."""
-    descriptor = inspect.getattr_static(torch.autograd.Function, "apply")  # of C where torch has it there
-
-    def original(cls, *args, **kwargs):
-        return descriptor.__get__(None, cls)(*args, **kwargs)
+    original = _ORIGINAL_APPLY
 
     def apply(cls, *args, **kwargs):
         if not here() or functions.inside():
