@@ -84,10 +84,12 @@ def _explained(mode: str, program: Any) -> list[str]:
     if program.step_seconds:
         rows.append(f"    forward {program.step_seconds / max(program.steps, 1) * 1e3:.3f} ms a step, on average")
     if exported.functions:
-        names = ", ".join(sorted({call.function.__qualname__ for call in exported.functions}))
-        count = len(exported.functions)
-        rows.append(f"    by PyTorch: {count} torch.autograd.Function call{'s' * (count > 1)} ({names}), between "
-                    f"{len(program.sessions)} segments in the engine")
+        for kind, calls in (("torch.autograd.Function", [c for c in exported.functions if isinstance(c.function, type)]),
+                            ("operator", [c for c in exported.functions if not isinstance(c.function, type)])):
+            if calls:
+                names = ", ".join(sorted({getattr(c.function, "__qualname__", str(c.function)) for c in calls}))
+                rows.append(f"    by PyTorch: {len(calls)} {kind} call{'s' * (len(calls) > 1)} ({names}), between "
+                            f"{len(program.sessions)} segments in the engine")
     return rows + [f"    note: {note}" for note in exported.notes]
 
 

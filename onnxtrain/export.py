@@ -97,6 +97,7 @@ class Exported:
     notes: list[str]
     needs_verification: bool = False  # the caller must compare outputs and gradients with eager's first
     functions: tuple[functions.Call, ...] = ()  # by the keys of PythonOp nodes
+    origins: dict[str, str] = dataclasses.field(default_factory=dict)  # node -> torch operator, as "aten.cross.default"
 
 
 @dataclasses.dataclass
@@ -121,6 +122,7 @@ class _Flat(torch.nn.Module):
         self.training = module.training
         self._call = (list(leaves), spec, barriers)
         self.traced = _Traced()
+        self.by_torch: tuple[str, ...] = ()
 
     def forward(self, *leaves: Tensor) -> tuple[Tensor, ...]:
         example, spec, barriers = self._call
@@ -182,6 +184,7 @@ def _concrete(leaf: Any) -> Any:
 def export(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, training: bool, opset: int = 20,
     exporter: Literal["auto", "dynamo", "torchscript"] = "auto", custom: rewrite.CustomFunctions | None = None,
+    by_torch: tuple[str, ...] = (),
 ) -> Exported:
     """Exports `module` for arguments like these.
 
@@ -190,20 +193,21 @@ def export(
         opset: wanted version of ai.onnx; the nearest one that the exporter has is used, with a note.
         exporter: "auto" tries the default exporter, then TorchScript's.
         custom: what becomes of torch.autograd.Functions; PythonOp nodes where None.
+        by_torch: operators such as "aten.cross.default" that are PythonOp nodes as well, run by torch (default exporter).
 
     Raises:
         ExportError: neither can export it faithfully.
     """
     if exporter != "auto":
-        return _run(module, args, kwargs, training, opset, exporter, custom)
+        return _run(module, args, kwargs, training, opset, exporter, custom, by_torch)
     try:
-        return _run(module, args, kwargs, training, opset, "dynamo", custom)
+        return _run(module, args, kwargs, training, opset, "dynamo", custom, by_torch)
     except ExportError as error:
         if isinstance(error.__cause__, rewrite.Untraceable):
             raise  # TorchScript would not trace it either
         first = error
     try:
-        exported = _run(module, args, kwargs, training, opset, "torchscript", custom)
+        exported = _run(module, args, kwargs, training, opset, "torchscript", custom, by_torch)
     except ExportError as second:
         raise ExportError(f"{first} TorchScript's exporter: {second}") from first
     exported.notes.append(f"TorchScript's exporter was used, because of the default one: {first}")
@@ -212,7 +216,7 @@ def export(
 
 def _run(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool, opset: int, exporter: str,
-    custom: rewrite.CustomFunctions | None,
+    custom: rewrite.CustomFunctions | None, by_torch: tuple[str, ...],
 ) -> Exported:
     """One exporter, inside everything that has to be undone after it."""
     run, opsets = (_dynamo, DYNAMO_OPSETS) if exporter == "dynamo" else (_torchscript, TORCHSCRIPT_OPSETS)
@@ -223,6 +227,7 @@ def _run(
         notes.append(f"opset {opset} was asked for; this exporter has {opsets[0]} to {opsets[1]}, and {used} is used.")
     leaves, spec = trees.flatten((args, kwargs))
     flat = _Flat(module, leaves, spec, barriers=exporter == "torchscript")
+    flat.by_torch = by_torch
     start = time.perf_counter()
     try:
         with exclusive.exclusive(), state.unchanged(module), state.random_unchanged(), rewrite.patched(module, notes, custom), _quiet():
@@ -366,7 +371,7 @@ def _dynamo(flat: _Flat, names: list[str], leaves: list[Any], opset: int, notes:
     with rewrite.registry_reused():
         translated = torch.onnx.export(
             program, opset_version=opset, optimize=False, verbose=False,
-            custom_translation_table=rewrite.translations(opset),
+            custom_translation_table=rewrite.translations(opset) | functions.by_torch(flat.by_torch),
         )
     done = time.perf_counter()
     model, signature = translated.model, translated.exported_program.graph_signature
@@ -589,9 +594,10 @@ def _finish(
         GraphOutput(kind, value.name, target) for value, (_, kind, target) in zip(graph.outputs, kept)
     )
     frozen = _frozen(flat, inputs, cached)
+    data, origins = onnx_graph.serialise(model)
     return Exported(
-        onnx_graph.serialise(model), tuple(inputs), outputs, flat.traced.out_spec, flat.traced.out_constants, guards,
-        tuple(assignments), frozen, exporter, opset, seconds, notes,
+        data, tuple(inputs), outputs, flat.traced.out_spec, flat.traced.out_constants, guards,
+        tuple(assignments), frozen, exporter, opset, seconds, notes, origins=origins,
     )
 
 

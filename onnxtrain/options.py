@@ -126,7 +126,8 @@ _NAMES = [
     Variable("ONNXTRAIN_EXPORTER", "auto", _one_of("auto", "dynamo", "torchscript"), "auto, dynamo, torchscript",
              "auto tries torch's default exporter, then the TorchScript one, compared with eager first"),
     Variable("ORTMODULE_ENABLE_CUSTOM_AUTOGRAD", True, _boolean, _FLAG,
-             "1 runs torch.autograd.Function with its own forward and backward, as a PythonOp node; 0 refuses to export it",
+             "1 runs torch.autograd.Function with its own forward and backward, as a PythonOp node; 0 traces through it, "
+             "which is accepted where one step then equals eager's",
              older=(("ORTMODULE_DISABLE_CUSTOM_AUTOGRAD_SUPPORT", _inverted),)),
     Variable("ORTMODULE_SKIPPED_AUTOGRAD_FUNCTIONS", (), _names, "full names of classes, joined by commas",
              "these are traced through like plain functions: autograd differentiates their forward"),

@@ -64,13 +64,16 @@ MORE: dict[str, tuple[list[np.ndarray], dict[str, Any]]] = {
     "RandomUniformLike": ([np.zeros(3, np.float32)], {"dtype": 1}),
     "Multinomial": ([np.zeros((1, 3), np.float32)], {}),
     "GlobalLpPool": ([np.ones((1, 2, 3, 3), np.float32)], {}),
+    "MaxRoiPool": ([np.ones((1, 1, 4, 4), np.float32), np.array([[0, 0, 0, 3, 3]], np.float32)], {"pooled_shape": [2, 2]}),
     "Size": ([np.ones((2, 3), np.float32)], {}),
 }
 
 
 #: Operators whose types a change of one input alone does not show.
 NOTES = {
-    "MaxRoiPool": "double, float, float16, bfloat16",
+    "If": "any, in containers as well",
+    "Loop": "any, in containers as well",
+    "Scan": "any",
     "NonMaxSuppression": "float",
     "BitCast": "all, to a type of the same size",
     "RandomNormal": "double, float, float16, bfloat16",

@@ -52,7 +52,8 @@ static better_fn better_of(ont_dtype dtype, int kind)
 
 static const char *accept(const ont_node *node)
 {
-    return better_of(ont_node_in(node, 0)->dtype, LARGER) ? NULL : "dtype is none of float, double, int32, int64, uint64";
+    return better_of(ont_node_in(node, 0)->dtype, LARGER) ? NULL
+        : "dtype is none of float, double, int32, int64, uint64";
 }
 
 /* ---- ArgMax, ArgMin ---- */
@@ -159,7 +160,8 @@ static ont_status topk_config(const ont_node *node, int *axis, int64_t *k)
     if (ont_node_in(node, 1)) ONT_TRY(ont_const_ints(node, 1, NULL, k, 1, &n));
     ONT_TRY(ont_shape_axis(ont_attr_int(node, "axis", -1), x->shape.rank, axis));
     if (n == 0 || *k < 0 || *k > x->shape.dims[*axis])
-        return ont_fail(ONT_EINVAL, "k is %" PRId64 ", axis %d has %" PRId64 " entries", *k, *axis, x->shape.dims[*axis]);
+        return ont_fail(ONT_EINVAL, "k is %" PRId64 ", axis %d has %" PRId64 " entries", *k, *axis,
+                        x->shape.dims[*axis]);
     return ONT_OK;
 }
 
@@ -238,7 +240,9 @@ static void topk_lines(void *context, int64_t first, int64_t last)
         }
         int64_t to = line / s->inner * s->k * s->inner + line % s->inner;
         for (int64_t i = 0; i < s->k; i++, to += s->inner) {
-            if (call->out[0]) memcpy((char *)call->out[0] + (size_t)to * s->size, (const char *)x + (size_t)heap[i] * s->size, s->size);
+            if (call->out[0])
+                memcpy((char *)call->out[0] + (size_t)to * s->size, (const char *)x + (size_t)heap[i] * s->size,
+                       s->size);
             if (call->node->n_outputs > 1 && call->out[1]) ((int64_t *)call->out[1])[to] = (heap[i] - base) / s->inner;
         }
     }
@@ -263,7 +267,8 @@ static void topk_grad(ont_grad *g)
     GI(0, ont_build_done(b, node));
 }
 
-static const ont_kernel topk_kernels[] = {{.name = "topk_ref", .accept = accept, .prepare = topk_prepare, .run = topk_run}};
+static const ont_kernel topk_kernels[] = {{.name = "topk_ref", .accept = accept, .prepare = topk_prepare,
+                                           .run = topk_run}};
 const ont_op ont_op_TopK = {.domain = "", .name = "TopK", .since = 1, .min_inputs = 1, .max_inputs = 2,
                             .nondiff_inputs = 2, .nondiff_outputs = 2, .attributes = "axis:i k:i largest:i sorted:i",
                             .infer = topk_infer, .grad = topk_grad, ONT_KERNELS(topk_kernels)};

@@ -18,7 +18,8 @@ static ont_status bitwise_infer(ont_graph *g, ont_node *node)
 {
     ont_value *x;
     ONT_TRY(ont_need_input(node, 0, &x));
-    if (!ont_dtype_is_int(x->dtype)) return ont_fail(ONT_ETYPE, "input is %s, integers are expected", ont_dtype_name(x->dtype));
+    if (!ont_dtype_is_int(x->dtype))
+        return ont_fail(ONT_ETYPE, "input is %s, integers are expected", ont_dtype_name(x->dtype));
     if (!strcmp(node->op->name, "BitShift")) {
         const char *direction = ont_attr_string(node, "direction", "");
         if (strcmp(direction, "LEFT") && strcmp(direction, "RIGHT"))
@@ -46,7 +47,8 @@ static ont_status bitwise_prepare(const ont_node *node, ont_arena *arena, ont_pr
     ont_bcast_init(&s->b, node, 2);
     s->size = ont_dtype_size(node->outputs[0]->dtype);
     s->kind = !strcmp(name, "BitwiseAnd") ? AND : !strcmp(name, "BitwiseOr") ? OR : !strcmp(name, "BitwiseXor") ? XOR
-              : !strcmp(ont_attr_string(node, "direction", ""), "LEFT") ? SHIFT_LEFT : is_signed(node->outputs[0]->dtype) ? SHIFT_SIGNED : SHIFT_RIGHT;
+              : !strcmp(ont_attr_string(node, "direction", ""), "LEFT") ? SHIFT_LEFT
+                  : is_signed(node->outputs[0]->dtype) ? SHIFT_SIGNED : SHIFT_RIGHT;
     out->state = s;
     return ONT_OK;
 }
@@ -109,7 +111,8 @@ static ont_status not_run(const ont_call *call)
 static const ont_kernel bitwise_kernels[] = {
     {.name = "bitwise_ref", .accept = accept_int, .prepare = bitwise_prepare, .run = bitwise_run, .inplace = 3},
 };
-static const ont_kernel not_kernels[] = {{.name = "bitwise_not_ref", .accept = accept_int, .run = not_run, .inplace = 1}};
+static const ont_kernel not_kernels[] = {{.name = "bitwise_not_ref", .accept = accept_int, .run = not_run,
+                                          .inplace = 1}};
 
 #define BITWISE(name_, since_, attributes_) \
     const ont_op ont_op_##name_ = {.domain = "", .name = #name_, .since = since_, .min_inputs = 2, .max_inputs = 2, \

@@ -349,6 +349,7 @@ static void scan_cut(ont_builder *b, scan *s, uint32_t k, ont_value *x, int64_t 
     if (s->length > MOST_ITERATIONS)
         ont_build_fail(b, ONT_EUNSUPPORTED, "%" PRId64 " iterations, at most %d: a scan is unrolled when its program is built",
                        s->length, MOST_ITERATIONS);
+    if (b->status != ONT_OK) return;
     int64_t n = s->length ? s->length : 1; /* of none, one slice of the right shape for StackOfNone */
     ont_value **slices = s->slices[k] = ont_arena_array(&b->graph->arena, (size_t)n, sizeof *slices);
     if (!slices && b->status == ONT_OK) b->status = ONT_ENOMEM;

@@ -14,8 +14,10 @@ static ont_status det_infer(ont_graph *g, ont_node *node)
     ont_value *x;
     ONT_TRY(ont_need_input(node, 0, &x));
     int rank = x->shape.rank;
-    if (rank < 2 || x->shape.dims[rank - 1] != x->shape.dims[rank - 2]) return ont_fail(ONT_EINVAL, "square matrices are expected");
-    if (!ont_dtype_is_float(x->dtype)) return ont_fail(ONT_ETYPE, "x is %s, a float is expected", ont_dtype_name(x->dtype));
+    if (rank < 2 || x->shape.dims[rank - 1] != x->shape.dims[rank - 2])
+        return ont_fail(ONT_EINVAL, "square matrices are expected");
+    if (!ont_dtype_is_float(x->dtype))
+        return ont_fail(ONT_ETYPE, "x is %s, a float is expected", ont_dtype_name(x->dtype));
     ont_shape shape = ont_shape_of(rank - 2, x->shape.dims);
     return ont_infer_out(node, 0, x->dtype, &shape);
 }
@@ -104,7 +106,8 @@ static ont_status det_grad_run(const ont_call *call)
     for (int64_t i = 0; i < batch; i++) {
         double dy = get(call->in[1], f32, i);
         for (int64_t e = 0; e < n * n; e++) a[e] = get(call->in[0], f32, i * n * n + e);
-        for (int64_t e = 0; e < n * n; e++) put(call->out[0], f32, i * n * n + e, dy * cofactor(a, minor, n, e / n, e % n));
+        for (int64_t e = 0; e < n * n; e++)
+            put(call->out[0], f32, i * n * n + e, dy * cofactor(a, minor, n, e / n, e % n));
     }
     return ONT_OK;
 }
@@ -115,7 +118,8 @@ static const char *accept_float(const ont_node *node)
     return dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64 ? NULL : "dtype is neither float nor double";
 }
 
-static const ont_kernel det_kernels[] = {{.name = "det_ref", .accept = accept_float, .prepare = det_prepare, .run = det_run}};
+static const ont_kernel det_kernels[] = {{.name = "det_ref", .accept = accept_float, .prepare = det_prepare,
+                                          .run = det_run}};
 static const ont_kernel det_grad_kernels[] = {
     {.name = "det_grad_ref", .accept = accept_float, .prepare = det_prepare, .run = det_grad_run},
 };

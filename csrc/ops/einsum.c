@@ -88,10 +88,13 @@ static void take_diagonal(ont_builder *b, term *t, int i, int j)
     if (!t->v) return;
     ont_shape shape = t->v->shape;
     int64_t size = shape.dims[n], zero = 0, end = size * size, axis = n - 1, step = size + 1;
-    if (shape.dims[n - 1] != size) FAIL(ONT_EINVAL, "a repeated label stands for dims of %lld and %lld", (long long)shape.dims[n - 1], (long long)size);
+    if (shape.dims[n - 1] != size)
+        FAIL(ONT_EINVAL, "a repeated label stands for dims of %lld and %lld", (long long)shape.dims[n - 1],
+             (long long)size);
     shape.rank = n;
     shape.dims[n - 1] = size * size;
-    ont_value *in[] = {ont_build_reshape(b, t->v, &shape), ont_build_const_ints(b, &zero, 1), ont_build_const_ints(b, &end, 1),
+    ont_value *in[] = {ont_build_reshape(b, t->v, &shape), ont_build_const_ints(b, &zero, 1),
+                       ont_build_const_ints(b, &end, 1),
                        ont_build_const_ints(b, &axis, 1), ont_build_const_ints(b, &step, 1)};
     t->v = b->status == ONT_OK ? ont_build_done(b, ont_build_node(b, "", "Slice", in, 5, 1)) : NULL;
     t->n = n;
@@ -179,7 +182,8 @@ static void contract(ont_builder *b, equation *e, term *x, term *y)
     }
     for (int d = 0; d < y->n; d++)
         if (find(x, y->labels[d]) < 0) add_to(&right, y, d);
-    if (batch.n + left.n + right.n > ONT_MAX_RANK) FAIL(ONT_EUNSUPPORTED, "an intermediate result of rank over %d", ONT_MAX_RANK);
+    if (batch.n + left.n + right.n > ONT_MAX_RANK)
+        FAIL(ONT_EUNSUPPORTED, "an intermediate result of rank over %d", ONT_MAX_RANK);
     ont_value *lhs = as_matrix(b, x, &batch, &left, &inner), *rhs = as_matrix(b, y, &batch, &inner, &right);
     const char *op = inner.n || ont_dtype_is_float(x->v ? x->v->dtype : ONT_FLOAT32) ? "MatMul" : "Mul";
     ont_value *product = ont_build2(b, op, lhs, rhs);
@@ -216,12 +220,14 @@ static void read_operands(ont_builder *b, equation *e, const ont_node *node, ter
     const char *at = e->text;
     for (uint32_t i = 0; i < node->n_inputs && b->status == ONT_OK; i++) {
         terms[i].v = ont_node_in(node, i);
-        if (!terms[i].v || (i && *at != ',')) FAIL(ONT_EINVAL, "equation '%s' is not of %u operands", e->text, node->n_inputs);
+        if (!terms[i].v || (i && *at != ','))
+            FAIL(ONT_EINVAL, "equation '%s' is not of %u operands", e->text, node->n_inputs);
         const ont_shape *shape = &terms[i].v->shape;
         at = parse_term(b, e, at + (i > 0), shape->rank, &terms[i]);
         if (b->status != ONT_OK) return;
         if (terms[i].n != shape->rank)
-            FAIL(ONT_EINVAL, "equation '%s': operand %u has rank %d, its subscripts stand for %d", e->text, i, shape->rank, terms[i].n);
+            FAIL(ONT_EINVAL, "equation '%s': operand %u has rank %d, its subscripts stand for %d", e->text, i,
+                 shape->rank, terms[i].n);
         for (int d = 0; d < terms[i].n; d++) {
             int label = terms[i].labels[d];
             int64_t *size = &e->size[label], dim = shape->dims[d];
@@ -229,7 +235,8 @@ static void read_operands(ont_builder *b, equation *e, const ont_node *node, ter
             if (label >= ELLIPSIS && label - ELLIPSIS >= e->ellipsis) e->ellipsis = label - ELLIPSIS + 1;
             if (*size > 0 || e->uses[label] > 1 || find(&terms[i], label) != d) {
                 if (*size != dim && *size != 1 && dim != 1)
-                    FAIL(ONT_EINVAL, "equation '%s': operand %u has %lld where %lld is expected", e->text, i, (long long)dim, (long long)*size);
+                    FAIL(ONT_EINVAL, "equation '%s': operand %u has %lld where %lld is expected", e->text, i,
+                         (long long)dim, (long long)*size);
                 if (*size == 1) *size = dim;
             } else {
                 *size = dim;
@@ -252,7 +259,8 @@ static void read_result(ont_builder *b, equation *e, const char *at, term *resul
     for (int d = 0; d < result->n; d++) {
         int label = result->labels[d];
         if (!e->uses[label] || e->wanted[label])
-            FAIL(ONT_EINVAL, "equation '%s': the result names '%c' %s", e->text, label, e->wanted[label] ? "twice" : "alone");
+            FAIL(ONT_EINVAL, "equation '%s': the result names '%c' %s", e->text, label, e->wanted[label] ? "twice"
+                 : "alone");
         e->wanted[label] = true;
     }
 }
@@ -272,7 +280,8 @@ static void einsum_expand(ont_builder *b, ont_node *node, ont_value **outputs)
     for (uint32_t i = 1; i < node->n_inputs && b->status == ONT_OK; i++) contract(b, &e, &terms[0], &terms[i]);
     if (b->status != ONT_OK) return;
     int order[ONT_MAX_RANK];
-    if (terms[0].n != result.n) FAIL(ONT_EINTERNAL, "equation '%s': %d dims, expected %d", e.text, terms[0].n, result.n);
+    if (terms[0].n != result.n)
+        FAIL(ONT_EINTERNAL, "equation '%s': %d dims, expected %d", e.text, terms[0].n, result.n);
     for (int d = 0; d < result.n; d++) order[d] = find(&terms[0], result.labels[d]);
     permute(b, &terms[0], order);
     outputs[0] = terms[0].v;

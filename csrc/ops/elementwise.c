@@ -27,6 +27,7 @@ static ont_loop loop_of(const ont_node *node)
     if (!strcmp(name, "Gelu")) return tanh_form ? ONT_LOOP_GeluTanh : ONT_LOOP_GeluErf;
     if (!strcmp(name, "GeluGrad")) return tanh_form ? ONT_LOOP_GeluTanhGrad : ONT_LOOP_GeluErfGrad;
     if (!strcmp(name, "Mod")) return ONT_LOOP_Fmod;
+    if (!strcmp(name, "Sum")) return ONT_LOOP_Add;
     for (size_t i = 0; i < sizeof loops / sizeof *loops; i++)
         if (!strcmp(loops[i].name, name)) return loops[i].loop;
     return ONT_LOOP_COUNT;

@@ -47,7 +47,8 @@ static const char *chain_accept(const ont_node *node)
     return accept_float(node);
 }
 
-static ont_status chain_prepare_with(const ont_simd_table *simd, const ont_node *node, ont_arena *arena, ont_prepared *out)
+static ont_status chain_prepare_with(const ont_simd_table *simd, const ont_node *node, ont_arena *arena,
+                                     ont_prepared *out)
 {
     chain_state *s = ont_arena_alloc(arena, sizeof *s);
     if (!s) return ONT_ENOMEM;
@@ -295,7 +296,8 @@ static void pow_row(const void *context, const ont_bcast *b, char *const *at, in
 
 ont_status ont_pow_ref_run(const ont_call *call)
 {
-    ont_bcast_run(call->state, (char *const[]){call->out[0], (char *)call->in[0], (char *)call->in[1]}, pow_row, call->node);
+    ont_bcast_run(call->state, (char *const[]){call->out[0], (char *)call->in[0], (char *)call->in[1]}, pow_row,
+                  call->node);
     return ONT_OK;
 }
 
@@ -350,7 +352,8 @@ PRELU_ROW(i64, int64_t)
 const char *ont_prelu_int_accept(const ont_node *node)
 {
     ont_dtype dtype = ont_node_in(node, 0)->dtype;
-    return dtype == ONT_INT32 || dtype == ONT_INT64 || dtype == ONT_UINT64 ? NULL : "dtype is none of int32, int64, uint64";
+    return dtype == ONT_INT32 || dtype == ONT_INT64 || dtype == ONT_UINT64 ? NULL
+        : "dtype is none of int32, int64, uint64";
 }
 
 ont_status ont_prelu_int_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
@@ -400,7 +403,8 @@ static ont_status mod_infer(ont_graph *g, ont_node *node)
 static const char *mod_accept(const ont_node *node)
 {
     ont_dtype dtype = ont_node_in(node, 0)->dtype;
-    bool has = dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64 || dtype == ONT_INT32 || dtype == ONT_INT64 || dtype == ONT_UINT64;
+    bool has = dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64 || dtype == ONT_INT32 || dtype == ONT_INT64 ||
+        dtype == ONT_UINT64;
     return has ? NULL : "dtype is none of float, double, int32, int64, uint64";
 }
 
@@ -450,7 +454,8 @@ static ont_status mod_run(const ont_call *call)
     if (ont_dtype_is_int(divisor->dtype) && has_zero(call->in[1], divisor->dtype, ont_shape_count(&divisor->shape)))
         return ont_fail(ONT_EINVAL, "integer remainder of a division by zero in input '%s'", divisor->name);
     bool c_style = ont_attr_int(call->node, "fmod", 0) == 1;
-    ont_bcast_run(call->state, (char *const[]){call->out[0], (char *)call->in[0], (char *)call->in[1]}, rows[divisor->dtype],
+    ont_bcast_run(call->state, (char *const[]){call->out[0], (char *)call->in[0], (char *)call->in[1]},
+                  rows[divisor->dtype],
                   &c_style);
     return ONT_OK;
 }
@@ -482,7 +487,8 @@ static ont_status isinf_run(const ont_call *call)
 {
     const ont_value *x = ont_node_in(call->node, 0);
     int64_t n = ont_shape_count(&x->shape);
-    bool negative = ont_attr_int(call->node, "detect_negative", 1), positive = ont_attr_int(call->node, "detect_positive", 1);
+    bool negative = ont_attr_int(call->node, "detect_negative", 1), positive = ont_attr_int(call->node,
+            "detect_positive", 1);
     uint8_t *out = call->out[0];
     for (int64_t i = 0; i < n; i++) {
         double v = ont_number_at(call->in[0], x->dtype, i);
@@ -501,21 +507,22 @@ static const ont_kernel isinf_kernels[] = {{.name = "isinf_ref", .accept = isinf
 
 /* ---- descriptors ---- */
 
-#define CHAIN(name_, grad_) \
+#define CHAIN(name_, grad_, tile_) \
     const ont_op ont_op_##name_ = {.domain = "", .name = #name_, .since = 8, .min_inputs = 1, .max_inputs = 65536, \
                                    .attributes = "", .infer = ont_infer_broadcast, .grad = grad_, \
-                                   ONT_KERNELS(chain_kernels)}
-CHAIN(Sum, sum_grad);
-CHAIN(Mean, mean_grad);
-CHAIN(Min, min_grad);
-CHAIN(Max, max_grad);
+                                   .tile = tile_, ONT_KERNELS(chain_kernels)}
+CHAIN(Sum, sum_grad, ont_binary_tile); /* of two operands; the tile() refuses any other number */
+CHAIN(Mean, mean_grad, NULL);
+CHAIN(Min, min_grad, ont_binary_tile);
+CHAIN(Max, max_grad, ont_binary_tile);
 const ont_op ont_op_Pow = {.domain = "", .name = "Pow", .since = 7, .min_inputs = 2, .max_inputs = 2, .attributes = "",
                            .infer = pow_infer, .grad = pow_grad, ONT_KERNELS(ont_pow_kernels)};
 const ont_op ont_op_PRelu = {.domain = "", .name = "PRelu", .since = 9, .min_inputs = 2, .max_inputs = 2,
-                             .attributes = "", .infer = prelu_infer, .grad = prelu_grad, ONT_KERNELS(ont_prelu_kernels)};
+                             .attributes = "", .infer = prelu_infer, .grad = prelu_grad,
+                                 ONT_KERNELS(ont_prelu_kernels)};
 const ont_op ont_op_Swish = {.domain = "", .name = "Swish", .since = 24, .min_inputs = 1, .max_inputs = 1,
                              .attributes = "alpha:f", .infer = ont_infer_same, .grad = swish_grad,
-                             ONT_KERNELS(ont_unary_kernels)};
+                             .tile = ont_unary_tile, ONT_KERNELS(ont_unary_kernels)};
 const ont_op ont_op_Mod = {.domain = "", .name = "Mod", .since = 10, .min_inputs = 2, .max_inputs = 2,
                            .attributes = "fmod:i", .infer = mod_infer, .grad = mod_grad, ONT_KERNELS(mod_kernels)};
 const ont_op ont_op_IsInf = {.domain = "", .name = "IsInf", .since = 10, .min_inputs = 1, .max_inputs = 1,

@@ -20,7 +20,8 @@ static ont_status float_infer(ont_graph *g, ont_node *node)
 {
     ont_value *x;
     ONT_TRY(ont_need_input(node, 0, &x));
-    if (!ont_dtype_is_float(x->dtype)) return ont_fail(ONT_ETYPE, "input is %s, a float is expected", ont_dtype_name(x->dtype));
+    if (!ont_dtype_is_float(x->dtype))
+        return ont_fail(ONT_ETYPE, "input is %s, a float is expected", ont_dtype_name(x->dtype));
     return ont_infer_same(g, node);
 }
 
@@ -172,7 +173,8 @@ static void tile_expand(ont_builder *b, ont_node *node, ont_value **outputs)
         return;
     }
     ont_value *spread = ont_build_reshape(b, x, &split);
-    if (!ont_shape_equal(&split, &wide)) spread = B("Expand", spread, ont_build_const_ints(b, wide.dims, (size_t)wide.rank));
+    if (!ont_shape_equal(&split, &wide))
+        spread = B("Expand", spread, ont_build_const_ints(b, wide.dims, (size_t)wide.rank));
     outputs[0] = ont_build_reshape(b, spread, &result);
 }
 
@@ -195,7 +197,8 @@ static ont_status tensor_scatter_infer(ont_graph *g, ont_node *node)
         expected.dims[axis] = update->shape.dims[axis];
     if (update->dtype != cache->dtype || !ont_shape_equal(&update->shape, &expected))
         return ont_fail(ONT_EINVAL, "update is %s%s, the cache %s%s", ont_dtype_name(update->dtype),
-                        ont_shape_text(&update->shape, a), ont_dtype_name(cache->dtype), ont_shape_text(&cache->shape, c));
+                        ont_shape_text(&update->shape, a), ont_dtype_name(cache->dtype),
+                            ont_shape_text(&cache->shape, c));
     if (where && (where->shape.rank != 1 || where->shape.dims[0] != cache->shape.dims[0]))
         return ont_fail(ONT_EINVAL, "write_indices has shape %s, one index per batch entry is expected",
                         ont_shape_text(&where->shape, a));
@@ -233,6 +236,7 @@ FORMULA(SwiGLU, 28, 2, "alpha:f", swiglu_infer, swiglu_expand);
 FORMULA(Tile, 6, 2, "", NULL, tile_expand);
 const ont_op ont_op_OneHot = {.domain = "", .name = "OneHot", .since = 9, .min_inputs = 3, .max_inputs = 3,
                               .nondiff_inputs = 3, .attributes = "axis:i", .expand = one_hot_expand};
-const ont_op ont_op_TensorScatter = {.domain = "", .name = "TensorScatter", .since = 24, .min_inputs = 2, .max_inputs = 3,
+const ont_op ont_op_TensorScatter = {.domain = "", .name = "TensorScatter", .since = 24, .min_inputs = 2,
+                                     .max_inputs = 3,
                                      .nondiff_inputs = 4, .attributes = "axis:i mode:s", .infer = tensor_scatter_infer,
                                      .expand = tensor_scatter_expand};

@@ -31,7 +31,8 @@ static void binary_expand(ont_builder *b, ont_node *node, ont_value **outputs)
     if (b->status != ONT_OK) return;
     ont_node *now = ont_build_node(b, "", node->op_type, (ont_value *[]){x, y}, 2, 1);
     outputs[0] = ont_build_done(b, now);
-    if (outputs[0] && !ont_shape_equal(&outputs[0]->shape, &x->shape)) FAIL(ONT_EINVAL, "the first operand would be broadcast");
+    if (outputs[0] && !ont_shape_equal(&outputs[0]->shape, &x->shape))
+        FAIL(ONT_EINVAL, "the first operand would be broadcast");
 }
 
 /* Sum, Mean, Min, Max: operands of one shape. */
@@ -40,7 +41,8 @@ static void chain_expand(ont_builder *b, ont_node *node, ont_value **outputs)
     ont_value *inputs[64];
     for (uint32_t i = 0; i < node->n_inputs; i++) {
         inputs[i] = ont_node_in(node, i);
-        if (!inputs[i] || !ont_shape_equal(&inputs[i]->shape, &inputs[0]->shape)) FAIL(ONT_EINVAL, "operands differ in shape");
+        if (!inputs[i] || !ont_shape_equal(&inputs[i]->shape, &inputs[0]->shape))
+            FAIL(ONT_EINVAL, "operands differ in shape");
     }
     outputs[0] = ont_build_done(b, ont_build_node(b, "", node->op_type, inputs, node->n_inputs, 1));
 }
@@ -53,10 +55,12 @@ static void gemm_expand(ont_builder *b, ont_node *node, ont_value **outputs)
     static const char *const ints[] = {"transA", "transB"}, *const floats[] = {"alpha", "beta"};
     for (int i = 0; i < 2 && now && b->status == ONT_OK; i++) {
         b->status = ont_attr_set_int(b->graph, now, ints[i], ont_attr_int(node, ints[i], 0));
-        if (b->status == ONT_OK) b->status = ont_attr_set_float(b->graph, now, floats[i], ont_attr_float(node, floats[i], 1));
+        if (b->status == ONT_OK)
+            b->status = ont_attr_set_float(b->graph, now, floats[i], ont_attr_float(node, floats[i], 1));
     }
     outputs[0] = ont_build_done(b, now);
-    if (outputs[0] && in[2] && !ont_attr_int(node, "broadcast", 0) && !ont_shape_equal(&in[2]->shape, &outputs[0]->shape))
+    if (outputs[0] && in[2] && !ont_attr_int(node, "broadcast", 0) && !ont_shape_equal(&in[2]->shape,
+            &outputs[0]->shape))
         FAIL(ONT_EINVAL, "C has another shape than the result and broadcast is 0");
 }
 
@@ -72,7 +76,8 @@ static void prelu_expand(ont_builder *b, ont_node *node, ont_value **outputs)
 }
 
 #define LEGACY(name_, least_, most_, attributes_, expand_) \
-    const ont_op ont_op_##name_##1 = {.domain = "", .name = #name_, .since = 1, .min_inputs = least_, .max_inputs = most_, \
+    const ont_op ont_op_##name_##1 = {.domain = "", .name = #name_, .since = 1, .min_inputs = least_, \
+                                      .max_inputs = most_, \
                                       .attributes = attributes_, .expand = expand_}
 #define CONSUMED "consumed_inputs:I" /* a hint of opset 1, which changes nothing */
 #define BINARY(name_) LEGACY(name_, 2, 2, "axis:i broadcast:i", binary_expand)

@@ -50,7 +50,8 @@ static bool divides(const ont_value *v, int64_t batch, int64_t steps, int64_t he
 
 static void read_linear(ont_builder *b, const ont_node *node, linear *l)
 {
-    const ont_value *q = ont_node_in(node, 0), *k = ont_node_in(node, 1), *v = ont_node_in(node, 2), *past = ont_node_in(node, 3);
+    const ont_value *q = ont_node_in(node, 0), *k = ont_node_in(node, 1), *v = ont_node_in(node, 2),
+        *past = ont_node_in(node, 3);
     const ont_value *decay = ont_node_in(node, 4), *beta = ont_node_in(node, 5);
     const char *rule = ont_attr_string(node, "update_rule", "gated_delta");
     int64_t q_heads = ont_attr_int(node, "q_num_heads", 0), heads = ont_attr_int(node, "kv_num_heads", 0);
@@ -61,25 +62,30 @@ static void read_linear(ont_builder *b, const ont_node *node, linear *l)
     l->gated = which & 1;
     l->delta = which & 2;
     if (heads < 1 || q_heads < 1 || q_heads % heads)
-        FAIL(ONT_EINVAL, "q_num_heads %lld must be a multiple of kv_num_heads %lld", (long long)q_heads, (long long)heads);
+        FAIL(ONT_EINVAL, "q_num_heads %lld must be a multiple of kv_num_heads %lld", (long long)q_heads,
+             (long long)heads);
     if (!q || !k || !v || q->shape.rank != 3) FAIL(ONT_EINVAL, "query, key and value of rank 3 are expected");
     l->batch = q->shape.dims[0];
     l->steps = q->shape.dims[1];
     l->heads = heads;
     l->group = q_heads / heads;
-    if (!divides(q, l->batch, l->steps, q_heads) || !divides(k, l->batch, l->steps, heads) || !divides(v, l->batch, l->steps, heads))
+    if (!divides(q, l->batch, l->steps, q_heads) || !divides(k, l->batch, l->steps, heads) ||
+        !divides(v, l->batch, l->steps, heads))
         FAIL(ONT_EINVAL, "query, key and value must be (batch, steps, heads * size) with the same batch and steps");
     l->d_k = k->shape.dims[2] / heads;
     l->d_v = v->shape.dims[2] / heads;
     if (q->shape.dims[2] / q_heads != l->d_k) FAIL(ONT_EINVAL, "heads of query and key differ in size");
     if (l->gated != (decay != NULL) || l->delta != (beta != NULL))
-        FAIL(ONT_EINVAL, "update_rule '%s' %s decay and %s beta", rule, l->gated ? "needs" : "has no", l->delta ? "needs" : "has no");
-    if (decay && (!divides(decay, l->batch, l->steps, 1) || (decay->shape.dims[2] != heads && decay->shape.dims[2] != heads * l->d_k)))
+        FAIL(ONT_EINVAL, "update_rule '%s' %s decay and %s beta", rule, l->gated ? "needs" : "has no", l->delta
+             ? "needs" : "has no");
+    if (decay && (!divides(decay, l->batch, l->steps, 1) || (decay->shape.dims[2] != heads &&
+                                                             decay->shape.dims[2] != heads * l->d_k)))
         FAIL(ONT_EINVAL, "decay must have one entry per head, or per head and key dim");
     if (beta && (!divides(beta, l->batch, l->steps, 1) || (beta->shape.dims[2] != heads && beta->shape.dims[2] != 1)))
         FAIL(ONT_EINVAL, "beta must have one entry per head, or one");
     ont_shape state = ont_shape_of(4, (int64_t[]){l->batch, heads, l->d_k, l->d_v});
-    if (past && !ont_shape_equal(&past->shape, &state)) FAIL(ONT_EINVAL, "past_state has another shape than (batch, heads, d_k, d_v)");
+    if (past && !ont_shape_equal(&past->shape, &state))
+        FAIL(ONT_EINVAL, "past_state has another shape than (batch, heads, d_k, d_v)");
     if (!ont_dtype_is_float(q->dtype)) FAIL(ONT_ETYPE, "query is %s", ont_dtype_name(q->dtype));
     l->wide = q->dtype == ONT_FLOAT64 ? ONT_FLOAT64 : ONT_FLOAT32;
 }
@@ -115,7 +121,8 @@ static void linear_attention_expand(ont_builder *b, ont_node *node, ont_value **
     ont_value **results = ont_arena_array(&b->graph->arena, (size_t)l.steps + 1, sizeof *results);
     ont_shape flat = ont_shape_of(3, (int64_t[]){l.batch, 1, l.heads * l.group * l.d_v});
     if (!results && b->status == ONT_OK) b->status = ONT_ENOMEM;
-    for (int64_t t = 0; t < l.steps && b->status == ONT_OK; t++) results[t] = ont_build_reshape(b, step(b, &l, t, &state), &flat);
+    for (int64_t t = 0; t < l.steps && b->status == ONT_OK; t++)
+        results[t] = ont_build_reshape(b, step(b, &l, t, &state), &flat);
     if (b->status != ONT_OK) return;
     outputs[1] = ont_build_cast(b, state, past ? past->dtype : dtype);
     flat.dims[1] = l.steps;
@@ -132,11 +139,13 @@ static void linear_attention_expand(ont_builder *b, ont_node *node, ont_value **
 
 static void causal_conv_expand(ont_builder *b, ont_node *node, ont_value **outputs)
 {
-    ont_value *x = ont_node_in(node, 0), *w = ont_node_in(node, 1), *bias = ont_node_in(node, 2), *past = ont_node_in(node, 3);
+    ont_value *x = ont_node_in(node, 0), *w = ont_node_in(node, 1), *bias = ont_node_in(node, 2),
+        *past = ont_node_in(node, 3);
     const char *activation = ont_attr_string(node, "activation", "none");
     bool swish = !strcmp(activation, "silu") || !strcmp(activation, "swish");
     if (!swish && strcmp(activation, "none")) FAIL(ONT_EUNSUPPORTED, "attribute activation is '%s'", activation);
-    if (!x || !w || x->shape.rank != 3 || w->shape.rank != 3 || w->shape.dims[0] != x->shape.dims[1] || w->shape.dims[1] != 1 ||
+    if (!x || !w || x->shape.rank != 3 || w->shape.rank != 3 || w->shape.dims[0] != x->shape.dims[1] ||
+        w->shape.dims[1] != 1 ||
         w->shape.dims[2] < 1)
         FAIL(ONT_EINVAL, "input (batch, channels, length) and weight (channels, 1, k) are expected");
     int64_t channels = x->shape.dims[1], length = x->shape.dims[2], kept = w->shape.dims[2] - 1;
@@ -153,11 +162,13 @@ static void causal_conv_expand(ont_builder *b, ont_node *node, ont_value **outpu
     ont_value *y = ont_build_done(b, conv);
     outputs[0] = swish ? ont_build1(b, "Swish", y) : y;
     int64_t start = length, end = length + kept, axis = 2;
-    ont_value *in[] = {padded, ont_build_const_ints(b, &start, 1), ont_build_const_ints(b, &end, 1), ont_build_const_ints(b, &axis, 1)};
+    ont_value *in[] = {padded, ont_build_const_ints(b, &start, 1), ont_build_const_ints(b, &end, 1),
+                       ont_build_const_ints(b, &axis, 1)};
     if (b->status == ONT_OK) outputs[1] = ont_build_done(b, ont_build_node(b, "", "Slice", in, 4, 1));
 }
 
-const ont_op ont_op_LinearAttention = {.domain = "", .name = "LinearAttention", .since = 27, .min_inputs = 3, .max_inputs = 6,
+const ont_op ont_op_LinearAttention = {.domain = "", .name = "LinearAttention", .since = 27, .min_inputs = 3,
+                                       .max_inputs = 6,
                                        .attributes = "chunk_size:i kv_num_heads:i q_num_heads:i scale:f update_rule:s",
                                        .expand = linear_attention_expand};
 const ont_op ont_op_CausalConvWithState = {.domain = "", .name = "CausalConvWithState", .since = 27, .min_inputs = 2,

@@ -305,23 +305,33 @@ static ont_status grad_prepare(const ont_node *node, ont_arena *arena, ont_prepa
     return ONT_OK;
 }
 
+/* What comes back through the log-probabilities: d - softmax * (sum of d over the classes). */
+static ont_value *log_prob_grad(ont_grad *g)
+{
+    ont_builder *b = &g->b;
+    ont_value *d = GO(1), *sum = ont_build_reduce(b, "ReduceSum", d, &(int64_t){1}, 1, true);
+    return ont_build2(b, "Sub", d, ont_build2(b, "Mul", ont_build1(b, "Exp", O(1)), sum));
+}
+
 static void loss_grad(ont_grad *g)
 {
     ont_builder *b = &g->b;
     bool softmax = !strncmp(g->node->op->name, "Softmax", 7);
+    bool both = softmax && g->node->n_outputs > 1 && g->out_grads[1];
     ont_value *pairs = NULL;
+    if (both && !g->out_grads[0]) {
+        GI(0, log_prob_grad(g));
+        return;
+    }
     if (softmax) b->status = ont_node_want_output(b->graph, g->node, 2, &pairs);
     if (softmax && b->status == ONT_OK) b->status = loss_infer(b->graph, g->node);
     if (b->status != ONT_OK) return;
-    if (softmax && g->node->n_outputs > 1 && g->out_grads[1]) {
-        ont_grad_refuse(g, "the log-probabilities of SoftmaxCrossEntropyLoss have a gradient of their own");
-        return;
-    }
     ont_value *operands[] = {I(0), I(1), I(2), GO(0), pairs};
     const char *name = softmax ? "SoftmaxCrossEntropyGrad" : "NegativeLogLikelihoodGrad";
     ont_node *node = ont_build_node(b, ONT_DOMAIN, name, operands, softmax ? 5 : 4, 1);
     if (node) b->status = ont_attr_copy_all(b->graph, node, g->node);
-    GI(0, ont_build_done(b, node));
+    ont_value *dx = ont_build_done(b, node);
+    GI(0, both ? ont_build2(b, "Add", dx, log_prob_grad(g)) : dx);
 }
 
 static const ont_kernel loss_kernels[] = {

@@ -45,7 +45,8 @@ const ont_gemm_provider ont_gemm_int = {.name = "int", .available = available, .
 FILL(fill_u32, uint32_t)
 FILL(fill_u64, uint64_t)
 
-void ont_gemm_int_fill(ont_dtype dtype, const void *c, void *y, const int64_t *strides, int64_t m, int64_t n, int64_t beta)
+void ont_gemm_int_fill(ont_dtype dtype, const void *c, void *y, const int64_t *strides, int64_t m, int64_t n,
+                       int64_t beta)
 {
     if (ont_dtype_size(dtype) == 4)
         fill_u32(c, y, strides, m, n, (uint32_t)beta);

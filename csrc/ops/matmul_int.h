@@ -8,6 +8,7 @@
 
 extern const ont_gemm_provider ont_gemm_int;
 /* y (m, n) = beta * c, which is read by `strides`. */
-void ont_gemm_int_fill(ont_dtype dtype, const void *c, void *y, const int64_t *strides, int64_t m, int64_t n, int64_t beta);
+void ont_gemm_int_fill(ont_dtype dtype, const void *c, void *y, const int64_t *strides, int64_t m, int64_t n,
+                       int64_t beta);
 
 #endif

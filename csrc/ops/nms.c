@@ -108,7 +108,8 @@ static ont_status nms_run(const ont_call *call)
     int64_t *out = call->out[0], *work = call->work, *kept = work + 2 * n;
     for (int64_t b = 0; b < batches; b++)
         for (int64_t c = 0; c < classes; c++) {
-            const float *boxes = (const float *)call->in[0] + 4 * n * b, *scores = (const float *)call->in[1] + n * (b * classes + c);
+            const float *boxes = (const float *)call->in[0] + 4 * n * b;
+            const float *scores = (const float *)call->in[1] + n * (b * classes + c);
             int64_t count = suppress(boxes, scores, n, &limits, work, kept);
             for (int64_t k = 0; k < count; k++, row++) memcpy(out + 3 * row, (int64_t[]){b, c, kept[k]}, 3 * sizeof *out);
         }

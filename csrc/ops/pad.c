@@ -75,7 +75,8 @@ static ont_status pad_infer(ont_graph *g, ont_node *node)
     for (int d = 0; d < shape.rank; d++) {
         shape.dims[d] += low[d] + high[d];
         if (shape.dims[d] < 0)
-            return ont_fail(ONT_EINVAL, "pads %" PRId64 " and %" PRId64 " take more than the %" PRId64 " entries of axis %d",
+            return ont_fail(ONT_EINVAL,
+                            "pads %" PRId64 " and %" PRId64 " take more than the %" PRId64 " entries of axis %d",
                             low[d], high[d], x->shape.dims[d], d);
         if (mode != CONSTANT && !x->shape.dims[d] && shape.dims[d])
             return ont_fail(ONT_EINVAL, "axis %d is empty: nothing to pad it with", d);
@@ -108,7 +109,8 @@ typedef struct pad_state {
 } pad_state;
 
 /* `wide` is the padded tensor and `x` what was padded; the node has attributes or inputs of Pad. */
-static ont_status pad_tables(const ont_node *node, const ont_shape *x, const ont_shape *wide, ont_arena *arena, pad_state **out)
+static ont_status pad_tables(const ont_node *node, const ont_shape *x, const ont_shape *wide, ont_arena *arena,
+                             pad_state **out)
 {
     int64_t low[ONT_MAX_RANK], high[ONT_MAX_RANK];
     pad_mode mode;
@@ -223,7 +225,8 @@ static ont_status pad_run(const ont_call *call)
 static const char *accept_pad(const ont_node *node)
 {
     bool old = node->version < 11, floats = !accept_float(node);
-    return old && !floats && ont_attr_float(node, "value", 0) != 0 ? "attribute value of another dtype than float and double"
+    return old && !floats && ont_attr_float(node, "value", 0) != 0
+        ? "attribute value of another dtype than float and double"
                                                                     : NULL;
 }
 
@@ -312,7 +315,8 @@ static ont_status pad_grad_run(const ont_call *call)
     return ONT_OK;
 }
 
-static const ont_kernel pad_kernels[] = {{.name = "pad_ref", .accept = accept_pad, .prepare = pad_prepare, .run = pad_run}};
+static const ont_kernel pad_kernels[] = {{.name = "pad_ref", .accept = accept_pad, .prepare = pad_prepare,
+                                          .run = pad_run}};
 static const ont_kernel pad_grad_kernels[] = {
     {.name = "pad_grad_ref", .accept = accept_float, .prepare = pad_grad_prepare, .run = pad_grad_run},
 };
@@ -361,13 +365,15 @@ static ont_status reverse_run(const ont_call *call)
     for (int64_t i = 0; i < x->shape.dims[batch]; i++) {
         int64_t n = ont_index_at(call->in[1], wide, i);
         if (n < 0 || n > steps)
-            return ont_fail(ONT_EINDEX, "length %" PRId64 " at position %" PRId64 " of '%s', the time axis has %" PRId64, n, i,
+            return ont_fail(ONT_EINDEX,
+                            "length %" PRId64 " at position %" PRId64 " of '%s', the time axis has %" PRId64, n, i,
                             lengths->name, steps);
     }
     for (int64_t o = 0; o < outer; o++) {
         int64_t at = o * inner, b = at / strides[batch] % x->shape.dims[batch], t = at / strides[time] % steps;
         int64_t n = ont_index_at(call->in[1], wide, b), from = t < n ? at + (n - 1 - 2 * t) * strides[time] : at;
-        memcpy((char *)call->out[0] + (size_t)o * bytes, (const char *)call->in[0] + (size_t)from * ont_dtype_size(x->dtype), bytes);
+        memcpy((char *)call->out[0] + (size_t)o * bytes,
+               (const char *)call->in[0] + (size_t)from * ont_dtype_size(x->dtype), bytes);
     }
     return ONT_OK;
 }
@@ -380,7 +386,8 @@ static void reverse_grad(ont_grad *g)
     GI(0, ont_build_done(&g->b, node));
 }
 
-static const ont_kernel reverse_kernels[] = {{.name = "reverse_sequence_ref", .accept = accept_any, .run = reverse_run}};
+static const ont_kernel reverse_kernels[] = {{.name = "reverse_sequence_ref", .accept = accept_any,
+                                              .run = reverse_run}};
 const ont_op ont_op_ReverseSequence = {.domain = "", .name = "ReverseSequence", .since = 10, .min_inputs = 2,
                                        .max_inputs = 2, .nondiff_inputs = 2, .attributes = "batch_axis:i time_axis:i",
                                        .infer = reverse_infer, .grad = reverse_grad, ONT_KERNELS(reverse_kernels)};

@@ -62,7 +62,8 @@ static bool int_range(ont_dtype dtype, double *low, double *high)
         ont_dtype dtype;
         double low, high;
     } ranges[] = {{ONT_INT8, -128, 127}, {ONT_UINT8, 0, 255}, {ONT_INT16, -32768, 32767}, {ONT_UINT16, 0, 65535},
-                  {ONT_INT32, -0x1p31, 0x1p31 - 1}, {ONT_INT4, -8, 7}, {ONT_UINT4, 0, 15}, {ONT_INT2, -2, 1}, {ONT_UINT2, 0, 3}};
+                  {ONT_INT32, -0x1p31, 0x1p31 - 1}, {ONT_INT4, -8, 7}, {ONT_UINT4, 0, 15}, {ONT_INT2, -2, 1},
+                      {ONT_UINT2, 0, 3}};
     for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++)
         if (ranges[i].dtype == dtype) {
             *low = ranges[i].low;
@@ -85,7 +86,8 @@ static ont_status check_zero_point(const ont_node *node, ont_dtype dtype)
     const ont_value *zero = ont_node_in(node, 2), *scale = ont_node_in(node, 1);
     if (!zero) return ONT_OK;
     if (zero->dtype != dtype)
-        return ont_fail(ONT_ETYPE, "the zero point is %s, expected %s", ont_dtype_name(zero->dtype), ont_dtype_name(dtype));
+        return ont_fail(ONT_ETYPE, "the zero point is %s, expected %s", ont_dtype_name(zero->dtype),
+                        ont_dtype_name(dtype));
     bool ones = ont_shape_count(&zero->shape) == 1 && ont_shape_count(&scale->shape) == 1;
     return ones || ont_shape_equal(&zero->shape, &scale->shape)
                ? ONT_OK : ont_fail(ONT_EINVAL, "scale and zero point differ in shape");
@@ -105,7 +107,8 @@ static ont_status quantize_infer(ont_graph *g, ont_node *node)
     ONT_TRY(known_type(node, "output_dtype", zero ? zero->dtype : ONT_UINT8, &dtype));
     ONT_TRY(known_type(node, "precision", ONT_FLOAT32, &precision));
     if (!int_range(dtype, &low, &high) && !ont_dtype_is_narrow_float(dtype))
-        return ont_fail(ONT_ETYPE, "to %s, expected an integer of at most 16 bits or a float of at most 8", ont_dtype_name(dtype));
+        return ont_fail(ONT_ETYPE, "to %s, expected an integer of at most 16 bits or a float of at most 8",
+                        ont_dtype_name(dtype));
     if (!ont_dtype_is_float(precision)) return ont_fail(ONT_ETYPE, "precision is %s", ont_dtype_name(precision));
     ONT_TRY(check_zero_point(node, dtype));
     ONT_TRY(scales_of(node, &x->shape, &scale->shape, &s));
@@ -219,7 +222,8 @@ static const ont_kernel quantize_kernels[] = {
     {.name = "quantize_8", .accept = quantize_accept_8, .prepare = quantize_prepare, .run = quantize_run_8},
     {.name = "quantize_ref", .accept = quantize_accept, .prepare = quantize_prepare, .run = quantize_run},
 };
-const ont_op ont_op_QuantizeLinear = {.domain = "", .name = "QuantizeLinear", .since = 10, .min_inputs = 2, .max_inputs = 3,
+const ont_op ont_op_QuantizeLinear = {.domain = "", .name = "QuantizeLinear", .since = 10, .min_inputs = 2,
+                                      .max_inputs = 3,
                                       .flags = ONT_OP_NO_GRAD,
                                       .attributes = "axis:i block_size:i output_dtype:i precision:i saturate:i",
                                       .infer = quantize_infer, ONT_KERNELS(quantize_kernels)};
@@ -245,7 +249,8 @@ static ont_value *broadcastable(ont_builder *b, const ont_node *node, const ont_
     int64_t each[] = {outer, s.blocks, s.block, s.inner}, zero = 0, n = s.n, one = 1;
     v = B("Expand", ont_build_reshape(b, v, &apart), ont_build_const_ints(b, each, 4));
     ont_shape joined = ont_shape_of(3, (int64_t[]){outer, s.blocks * s.block, s.inner});
-    ont_value *cut[] = {ont_build_reshape(b, v, &joined), ont_build_const_ints(b, &zero, 1), ont_build_const_ints(b, &n, 1),
+    ont_value *cut[] = {ont_build_reshape(b, v, &joined), ont_build_const_ints(b, &zero, 1),
+                        ont_build_const_ints(b, &n, 1),
                         ont_build_const_ints(b, &one, 1)};
     if (b->status != ONT_OK) return NULL;
     return ont_build_reshape(b, ont_build_done(b, ont_build_node(b, "", "Slice", cut, 4, 1)), x);
@@ -272,7 +277,8 @@ static void straight_grad(ont_grad *g)
                         B("LessOrEqual", level, ont_build_scalar(b, dtype, high)));
     ont_value *d = WHERE(fits, B("Div", GO(0), scale), ont_build_scalar(b, dtype, 0));
     if (WANTS(1)) GI(1, ont_build_cast(b, d, I(1)->dtype));
-    if (WANTS(2)) GI(2, ont_build_cast(b, ont_build_sum_to(b, U("Neg", B("Mul", d, ratio)), &I(2)->shape), I(2)->dtype));
+    if (WANTS(2))
+        GI(2, ont_build_cast(b, ont_build_sum_to(b, U("Neg", B("Mul", d, ratio)), &I(2)->shape), I(2)->dtype));
 }
 
 const ont_op ont_op_StraightThrough = {.domain = ONT_DOMAIN, .name = "StraightThrough", .since = 1, .min_inputs = 3,
@@ -373,5 +379,7 @@ static void dynamic_expand(ont_builder *b, ont_node *node, ont_value **outputs)
     outputs[2] = point;
 }
 
-const ont_op ont_op_DynamicQuantizeLinear = {.domain = "", .name = "DynamicQuantizeLinear", .since = 11, .min_inputs = 1,
-                                             .max_inputs = 1, .nondiff_outputs = 7, .attributes = "", .expand = dynamic_expand};
+const ont_op ont_op_DynamicQuantizeLinear = {.domain = "", .name = "DynamicQuantizeLinear", .since = 11,
+                                             .min_inputs = 1,
+                                             .max_inputs = 1, .nondiff_outputs = 7, .attributes = "",
+                                                 .expand = dynamic_expand};

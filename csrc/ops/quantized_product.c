@@ -51,7 +51,8 @@ static int last_but(const ont_value *x, int back)
 static void matmul_integer_expand(ont_builder *b, ont_node *node, ont_value **outputs)
 {
     ont_value *lhs = ont_node_in(node, 0), *rhs = ont_node_in(node, 1);
-    ont_value *x = centred(b, lhs, ont_node_in(node, 2), last_but(lhs, 1)), *y = centred(b, rhs, ont_node_in(node, 3), last_but(rhs, 0));
+    ont_value *x = centred(b, lhs, ont_node_in(node, 2), last_but(lhs, 1)),
+        *y = centred(b, rhs, ont_node_in(node, 3), last_but(rhs, 0));
     outputs[0] = as_int32(b, B("MatMul", x, y));
 }
 
@@ -65,12 +66,14 @@ static ont_value *conv_of(ont_builder *b, const ont_node *node, ont_value *x, on
 
 static void conv_integer_expand(ont_builder *b, ont_node *node, ont_value **outputs)
 {
-    ont_value *x = centred(b, ont_node_in(node, 0), ont_node_in(node, 2), 1), *w = centred(b, ont_node_in(node, 1), ont_node_in(node, 3), 0);
+    ont_value *x = centred(b, ont_node_in(node, 0), ont_node_in(node, 2), 1),
+        *w = centred(b, ont_node_in(node, 1), ont_node_in(node, 3), 0);
     outputs[0] = as_int32(b, conv_of(b, node, x, w, NULL));
 }
 
 /* round(sum * (sx * sw / sy)) + zero, saturated, as QuantizeLinear with scale sy / (sx sw) does it. */
-static ont_value *requantized(ont_builder *b, ont_value *sum, ont_value *sx, ont_value *sw, ont_value *sy, ont_value *zero)
+static ont_value *requantized(ont_builder *b, ont_value *sum, ont_value *sx, ont_value *sw, ont_value *sy,
+                              ont_value *zero)
 {
     if (b->status != ONT_OK) return NULL;
     if (!sx || !sw || !sy || !zero) FAIL(ONT_EINVAL, "a scale or the zero point is missing");
@@ -80,35 +83,42 @@ static ont_value *requantized(ont_builder *b, ont_value *sum, ont_value *sx, ont
     ont_shape scalar = {0};
     if (ont_shape_count(&zero->shape) != 1) FAIL(ONT_EUNSUPPORTED, "a zero point of the result per row");
     bool byte = zero->dtype == ONT_UINT8;
-    ont_value *level = B("Add", ont_build1(b, "Round", scaled), ont_build_reshape(b, ont_build_cast(b, zero, ONT_FLOAT64), &scalar));
-    level = ont_build3(b, "Clip", level, ont_build_scalar(b, ONT_FLOAT64, byte ? 0 : -128), ont_build_scalar(b, ONT_FLOAT64, byte ? 255 : 127));
+    ont_value *level = B("Add", ont_build1(b, "Round", scaled), ont_build_reshape(b,
+            ont_build_cast(b, zero, ONT_FLOAT64), &scalar));
+    level = ont_build3(b, "Clip", level, ont_build_scalar(b, ONT_FLOAT64, byte ? 0 : -128),
+                       ont_build_scalar(b, ONT_FLOAT64, byte ? 255 : 127));
     return ont_build_cast(b, level, zero->dtype);
 }
 
 static void qlinear_matmul_expand(ont_builder *b, ont_node *node, ont_value **outputs)
 {
     ont_value *lhs = ont_node_in(node, 0), *rhs = ont_node_in(node, 3);
-    ont_value *x = centred(b, lhs, ont_node_in(node, 2), last_but(lhs, 1)), *y = centred(b, rhs, ont_node_in(node, 5), last_but(rhs, 0));
+    ont_value *x = centred(b, lhs, ont_node_in(node, 2), last_but(lhs, 1)),
+        *y = centred(b, rhs, ont_node_in(node, 5), last_but(rhs, 0));
     ont_value *sum = B("MatMul", x, y);
     if (b->status != ONT_OK) return;
     ont_value *sx = placed(b, ont_node_in(node, 1), last_but(lhs, 1), lhs->shape.rank);
     ont_value *sy = placed(b, ont_node_in(node, 4), last_but(rhs, 0), rhs->shape.rank);
-    outputs[0] = requantized(b, sum, sx, sy, placed(b, ont_node_in(node, 6), last_but(sum, 1), sum->shape.rank), ont_node_in(node, 7));
+    outputs[0] = requantized(b, sum, sx, sy, placed(b, ont_node_in(node, 6), last_but(sum, 1), sum->shape.rank),
+                             ont_node_in(node, 7));
 }
 
 static void qlinear_conv_expand(ont_builder *b, ont_node *node, ont_value **outputs)
 {
-    ont_value *x = centred(b, ont_node_in(node, 0), ont_node_in(node, 2), 1), *w = centred(b, ont_node_in(node, 3), ont_node_in(node, 5), 0);
+    ont_value *x = centred(b, ont_node_in(node, 0), ont_node_in(node, 2), 1),
+        *w = centred(b, ont_node_in(node, 3), ont_node_in(node, 5), 0);
     ont_value *bias = ont_node_in(node, 8);
     ont_value *sum = conv_of(b, node, x, w, bias ? ont_build_cast(b, bias, ONT_FLOAT64) : NULL);
     if (b->status != ONT_OK) return;
-    ont_value *sw = placed(b, ont_node_in(node, 4), 1, sum->shape.rank), *sx = placed(b, ont_node_in(node, 1), 1, sum->shape.rank);
+    ont_value *sw = placed(b, ont_node_in(node, 4), 1, sum->shape.rank), *sx = placed(b, ont_node_in(node, 1), 1,
+            sum->shape.rank);
     outputs[0] = requantized(b, sum, sx, sw, placed(b, ont_node_in(node, 6), 1, sum->shape.rank), ont_node_in(node, 7));
 }
 
 #define CONV_ATTRIBUTES "auto_pad:s dilations:I group:i kernel_shape:I pads:I strides:I"
 #define PRODUCT(name_, least_, most_, attributes_, expand_) \
-    const ont_op ont_op_##name_ = {.domain = "", .name = #name_, .since = 10, .min_inputs = least_, .max_inputs = most_, \
+    const ont_op ont_op_##name_ = {.domain = "", .name = #name_, .since = 10, .min_inputs = least_, \
+                                   .max_inputs = most_, \
                                    .nondiff_outputs = 1, .attributes = attributes_, .expand = expand_}
 PRODUCT(MatMulInteger, 2, 4, "", matmul_integer_expand);
 PRODUCT(ConvInteger, 2, 4, CONV_ATTRIBUTES, conv_integer_expand);

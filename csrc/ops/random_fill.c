@@ -58,7 +58,8 @@ static ont_status fill_prepare(const ont_node *node, ont_arena *arena, ont_prepa
     fill_state *s = ont_arena_alloc(arena, sizeof *s);
     if (!s) return ONT_ENOMEM;
     const ont_value *x = ont_node_in(node, 0);
-    s->kind = !strncmp(node->op->name, "RandomN", 7) ? NORMAL : !strcmp(node->op->name, "Bernoulli") ? BERNOULLI : UNIFORM;
+    s->kind = !strncmp(node->op->name, "RandomN", 7) ? NORMAL : !strcmp(node->op->name, "Bernoulli") ? BERNOULLI
+        : UNIFORM;
     s->first = s->kind == NORMAL ? ont_attr_float(node, "mean", 0) : ont_attr_float(node, "low", 0);
     s->second = s->kind == NORMAL ? ont_attr_float(node, "scale", 1) : ont_attr_float(node, "high", 1);
     s->stream = ont_random_stream(node);
@@ -93,7 +94,8 @@ typedef struct fast_job {
 static void four_normals(const philox4 *words, float *v)
 {
     for (int pair = 0; pair < 2; pair++) {
-        float radius = ((float)(words->x[2 * pair] >> 8) + 1) * 0x1p-24f, turn = (float)(words->x[2 * pair + 1] >> 8) * 0x1p-24f;
+        float radius = ((float)(words->x[2 * pair] >> 8) + 1) * 0x1p-24f,
+            turn = (float)(words->x[2 * pair + 1] >> 8) * 0x1p-24f;
         float length = sqrtf(-2 * logf(radius));
         v[2 * pair] = length * cosf(6.2831853f * turn);
         v[2 * pair + 1] = length * sinf(6.2831853f * turn);
@@ -193,12 +195,15 @@ static ont_status multinomial_run(const ont_call *call)
     return ONT_OK;
 }
 
-static const ont_kernel fill_kernels[] = {{.name = "fill_ref", .accept = accept_any, .prepare = fill_prepare, .run = fill_run}};
-static const ont_kernel multinomial_kernels[] = {{.name = "multinomial_ref", .accept = accept_any, .run = multinomial_run}};
+static const ont_kernel fill_kernels[] = {{.name = "fill_ref", .accept = accept_any, .prepare = fill_prepare,
+                                           .run = fill_run}};
+static const ont_kernel multinomial_kernels[] = {{.name = "multinomial_ref", .accept = accept_any,
+                                                  .run = multinomial_run}};
 
 #define RANDOM(name_, since_, n_, attributes_, infer_, kernels_) \
     const ont_op ont_op_##name_ = {.domain = "", .name = #name_, .since = since_, .min_inputs = n_, .max_inputs = n_, \
-                                   .flags = ONT_OP_RANDOM | ONT_OP_NO_GRAD, .attributes = attributes_ " seed:f rng_stream:i", \
+                                   .flags = ONT_OP_RANDOM | ONT_OP_NO_GRAD, \
+                                       .attributes = attributes_ " seed:f rng_stream:i", \
                                    .infer = infer_, ONT_KERNELS(kernels_)}
 RANDOM(RandomNormal, 1, 0, "dtype:i mean:f scale:f shape:I", shape_infer, fill_kernels);
 RANDOM(RandomUniform, 1, 0, "dtype:i low:f high:f shape:I", shape_infer, fill_kernels);

@@ -229,7 +229,8 @@ static const char *accept_scatter(const ont_node *node)
 
 /* ---- gradients ---- */
 
-static ont_value *along(ont_grad *g, const char *op, ont_value *x, ont_value *index, ont_value *updates, const char *reduction)
+static ont_value *along(ont_grad *g, const char *op, ont_value *x, ont_value *index, ont_value *updates,
+                        const char *reduction)
 {
     ont_builder *b = &g->b;
     if (b->status != ONT_OK || !x || !index || (reduction && !updates)) return NULL;
@@ -248,7 +249,8 @@ static ont_value *gather_like(ont_grad *g, ont_value *x)
 
 static ont_value *scatter_like(ont_grad *g, ont_value *x, ont_value *updates, const char *reduction)
 {
-    return along(g, strcmp(g->node->op->name, "ScatterND") ? "ScatterElements" : "ScatterND", x, I(1), updates, reduction);
+    return along(g, strcmp(g->node->op->name, "ScatterND") ? "ScatterElements" : "ScatterND", x, I(1), updates,
+                 reduction);
 }
 
 static void gather_grad(ont_grad *g)
@@ -309,7 +311,8 @@ static const ont_kernel gather_kernels[] = {
     {.name = "gather_elements_ref", .accept = accept_any, .prepare = elements_prepare, .run = gather_run},
 };
 static const ont_kernel scatter_kernels[] = {
-    {.name = "scatter_elements_ref", .accept = accept_scatter, .prepare = elements_prepare, .run = scatter_run, .inplace = 1},
+    {.name = "scatter_elements_ref", .accept = accept_scatter, .prepare = elements_prepare, .run = scatter_run,
+     .inplace = 1},
 };
 const ont_op ont_op_GatherElements = {.domain = "", .name = "GatherElements", .since = 11, .min_inputs = 2,
                                       .max_inputs = 2, .nondiff_inputs = 2, .attributes = "axis:i",

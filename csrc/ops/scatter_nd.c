@@ -30,7 +30,8 @@
     }
 #define EACH_DTYPE(X) \
     X(FLOAT32, f32, float) X(FLOAT64, f64, double) X(INT8, i8, int8_t) X(INT16, i16, int16_t) X(INT32, i32, int32_t) \
-    X(INT64, i64, int64_t) X(UINT8, u8, uint8_t) X(UINT16, u16, uint16_t) X(UINT32, u32, uint32_t) X(UINT64, u64, uint64_t)
+    X(INT64, i64, int64_t) X(UINT8, u8, uint8_t) X(UINT16, u16, uint16_t) X(UINT32, u32, uint32_t) \
+    X(UINT64, u64, uint64_t)
 #define X(dtype, suffix, type) COMBINE(suffix, type)
 EACH_DTYPE(X)
 #undef X

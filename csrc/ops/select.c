@@ -56,14 +56,27 @@ void ont_where_loop(size_t size, const uint8_t *c, int64_t sc, const void *x, in
                     int64_t n)
 {
     switch (size) {
+/* By masks, so that the compiler may use vectors; `out` may be an operand of stride 1, element for element. */
+#define SELECT(type, left, right) \
+    _Pragma("GCC ivdep") for (int64_t i = 0; i < n; i++) \
+    { \
+        type mask = (type)-(type)(c[i] != 0); \
+        to[i] = (type)(((left) & mask) | ((right) & (type)~mask)); \
+    }
 #define ROW(bytes, type) \
     case bytes: { \
         type *to = out; \
         const type *a = x, *b = y; \
-        if (sc == 1 && sx == 1 && sy == 1) \
-            for (int64_t i = 0; i < n; i++) to[i] = c[i] ? a[i] : b[i]; \
-        else \
+        type first = n ? *a : 0, second = n ? *b : 0; \
+        if (sc == 1 && sx == 1 && sy == 1) { \
+            SELECT(type, a[i], b[i]) \
+        } else if (sc == 1 && sx == 1 && sy == 0) { \
+            SELECT(type, a[i], second) \
+        } else if (sc == 1 && sx == 0 && sy == 1) { \
+            SELECT(type, first, b[i]) \
+        } else { \
             for (int64_t i = 0; i < n; i++) to[i] = c[i * sc] ? a[i * sx] : b[i * sy]; \
+        } \
         break; \
     }
         ROW(1, uint8_t)
@@ -71,6 +84,7 @@ void ont_where_loop(size_t size, const uint8_t *c, int64_t sc, const void *x, in
         ROW(4, uint32_t)
         ROW(8, uint64_t)
 #undef ROW
+#undef SELECT
     default:
         for (int64_t i = 0; i < n; i++)
             memcpy((char *)out + (size_t)i * size, (const char *)(c[i * sc] ? x : y) + (size_t)(i * (c[i * sc] ? sx : sy)) * size,
@@ -277,8 +291,29 @@ static void clip_grad(ont_grad *g)
     GI(0, dy);
 }
 
+static ont_status hard_tanh_infer(ont_graph *g, ont_node *node)
+{
+    ont_value *bound;
+    ONT_TRY(ont_need_input(node, 1, &bound));
+    ONT_TRY(ont_need_input(node, 2, &bound));
+    return clip_infer(g, node);
+}
+
+/* As torch's hardtanh and relu6: one between the bounds, and at them nothing. */
+static void hard_tanh_grad(ont_grad *g)
+{
+    ont_builder *b = &g->b;
+    ont_value *zero = ont_build_scalar(b, I(0)->dtype, 0), *dy = GO(0);
+    dy = ont_build3(b, "Where", ont_build2(b, "Greater", O(0), I(1)), dy, zero);
+    GI(0, ont_build3(b, "Where", ont_build2(b, "Less", O(0), I(2)), dy, zero));
+}
+
 static const ont_kernel clip_kernels[] = {{.name = "clip_ref", .accept = clip_accept, .run = clip_run, .inplace = 1}};
 
+/* (x, min, max): Clip with another slope at the bounds. */
+const ont_op ont_op_HardTanh = {.domain = ONT_DOMAIN, .name = "HardTanh", .since = 1, .min_inputs = 3, .max_inputs = 3,
+                                .flags = ONT_OP_MODEL, .nondiff_inputs = 6, .attributes = "", .infer = hard_tanh_infer, .grad = hard_tanh_grad,
+                                ONT_KERNELS(clip_kernels)};
 const ont_op ont_op_Clip = {.domain = "", .name = "Clip", .since = 6, .min_inputs = 1, .max_inputs = 3,
                             .nondiff_inputs = 6, .attributes = "min:f max:f", .infer = clip_infer, .grad = clip_grad,
                             ONT_KERNELS(clip_kernels)};

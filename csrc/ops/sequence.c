@@ -157,13 +157,19 @@ static void part_sizes(ont_builder *b, const ont_node *node, int64_t dim, int64_
     int count = 0;
     bool list = split && split->shape.rank == 1;
     int64_t each = 1, capacity = list ? split->shape.dims[0] : 1;
+    if (capacity > MOST_ITEMS) {
+        ont_build_fail(b, ONT_EUNSUPPORTED, "%" PRId64 " parts", capacity);
+        return;
+    }
     int64_t *given = ont_arena_array(&b->graph->arena, (size_t)capacity + 1, sizeof *given);
     if (!given) ont_build_fail(b, ONT_ENOMEM, "out of memory");
-    if (capacity > MOST_ITEMS) ont_build_fail(b, ONT_EUNSUPPORTED, "%" PRId64 " parts", capacity);
     if (b->status == ONT_OK && split) b->status = ont_const_ints(node, 1, NULL, given, (int)capacity, &count);
     if (b->status != ONT_OK) return;
     if (split && !list) each = given[0];
-    if (each <= 0) ont_build_fail(b, ONT_EINVAL, "split is %" PRId64, each);
+    if (!list && each <= 0) {
+        ont_build_fail(b, ONT_EINVAL, "split is %" PRId64, each);
+        return;
+    }
     int64_t parts = list ? count : dim / each + (dim % each != 0);
     if (parts > MOST_ITEMS) ont_build_fail(b, ONT_EUNSUPPORTED, "%" PRId64 " parts", parts);
     if (b->status != ONT_OK) return;

@@ -9,7 +9,8 @@
 #include "ops/op.h"
 
 typedef struct pool {
-    const int64_t *items, *counts, *places; /* the n-grams one after the other; where each length begins; output columns */
+    const int64_t *items, *counts,
+        *places; /* the n-grams one after the other; where each length begins; output columns */
     size_t n_items, n_counts, n_places;
     const double *weights;
     size_t n_weights;
@@ -20,7 +21,8 @@ typedef struct pool {
 static ont_status read_pool(const ont_node *node, pool *p)
 {
     const char *mode = ont_attr_string(node, "mode", "");
-    if (ont_attr_find(node, "pool_strings", ONT_ATTR_STRINGS)) return ont_fail(ONT_EUNSUPPORTED, "attribute pool_strings: strings");
+    if (ont_attr_find(node, "pool_strings", ONT_ATTR_STRINGS))
+        return ont_fail(ONT_EUNSUPPORTED, "attribute pool_strings: strings");
     p->mode = !strcmp(mode, "TF") ? 'T' : !strcmp(mode, "IDF") ? 'I' : !strcmp(mode, "TFIDF") ? 'B' : 0;
     if (!p->mode) return ont_fail(ONT_EINVAL, "attribute mode is '%s', expected TF, IDF or TFIDF", mode);
     p->items = ont_attr_ints(node, "pool_int64s", &p->n_items);
@@ -31,8 +33,10 @@ static ont_status read_pool(const ont_node *node, pool *p)
     p->longest = ont_attr_int(node, "max_gram_length", 1);
     p->skips = ont_attr_int(node, "max_skip_count", 0);
     if (p->shortest < 1 || p->longest < p->shortest || p->skips < 0)
-        return ont_fail(ONT_EINVAL, "n-grams of %" PRId64 " to %" PRId64 " entries, at most %" PRId64 " skips", p->shortest, p->longest, p->skips);
-    if (p->weights && p->n_weights != p->n_places) return ont_fail(ONT_EINVAL, "%zu weights for %zu n-grams", p->n_weights, p->n_places);
+        return ont_fail(ONT_EINVAL, "n-grams of %" PRId64 " to %" PRId64 " entries, at most %" PRId64 " skips",
+                        p->shortest, p->longest, p->skips);
+    if (p->weights && p->n_weights != p->n_places)
+        return ont_fail(ONT_EINVAL, "%zu weights for %zu n-grams", p->n_weights, p->n_places);
     p->columns = 0;
     for (size_t i = 0; i < p->n_places; i++) {
         if (p->places[i] < 0) return ont_fail(ONT_EINVAL, "ngram_indexes has %" PRId64, p->places[i]);
@@ -56,14 +60,16 @@ static ont_status tfidf_infer(ont_graph *g, ont_node *node)
     ONT_TRY(ont_need_input(node, 0, &x));
     ONT_TRY(read_pool(node, &p));
     if (x->dtype != ONT_INT32 && x->dtype != ONT_INT64) return ont_fail(ONT_ETYPE, "x is %s", ont_dtype_name(x->dtype));
-    if (x->shape.rank < 1 || x->shape.rank > 2) return ont_fail(ONT_EINVAL, "x has rank %d, expected 1 or 2", x->shape.rank);
+    if (x->shape.rank < 1 || x->shape.rank > 2)
+        return ont_fail(ONT_EINVAL, "x has rank %d, expected 1 or 2", x->shape.rank);
     ont_shape shape = x->shape;
     shape.dims[shape.rank - 1] = p.columns;
     return ont_infer_out(node, 0, ONT_FLOAT32, &shape);
 }
 
 /* How often n-gram `gram` of `length` entries occurs in a row, with `skip` - 1 entries left out between its own. */
-static int64_t occurrences(const ont_call *call, int64_t row, int64_t n, const int64_t *gram, int64_t length, int64_t skip)
+static int64_t occurrences(const ont_call *call, int64_t row, int64_t n, const int64_t *gram, int64_t length,
+                           int64_t skip)
 {
     ont_dtype dtype = ont_node_in(call->node, 0)->dtype;
     int64_t count = 0;
@@ -108,7 +114,8 @@ static const char *accept_any(const ont_node *node)
 }
 
 static const ont_kernel kernels[] = {{.name = "tfidf_ref", .accept = accept_any, .run = tfidf_run}};
-const ont_op ont_op_TfIdfVectorizer = {.domain = "", .name = "TfIdfVectorizer", .since = 9, .min_inputs = 1, .max_inputs = 1,
+const ont_op ont_op_TfIdfVectorizer = {.domain = "", .name = "TfIdfVectorizer", .since = 9, .min_inputs = 1,
+                                       .max_inputs = 1,
                                        .flags = ONT_OP_NO_GRAD,
                                        .attributes = "max_gram_length:i max_skip_count:i min_gram_length:i mode:s ngram_counts:I "
                                                      "ngram_indexes:I pool_int64s:I pool_strings:S weights:F",

@@ -56,7 +56,8 @@ static ont_value *of_kind(const optimiser *o, uint32_t k, uint32_t i)
 static ont_value *regular(const optimiser *o, uint32_t i)
 {
     ont_builder *b = o->b;
-    return B("Add", B("Mul", number(o, ont_attr_float(o->node, "norm_coefficient", 0)), of_kind(o, 0, i)), of_kind(o, 1, i));
+    return B("Add", B("Mul", number(o, ont_attr_float(o->node, "norm_coefficient", 0)), of_kind(o, 0, i)),
+             of_kind(o, 1, i));
 }
 
 /* a x + c y */
@@ -85,11 +86,14 @@ static void adam_expand(ont_builder *b, ont_node *node, ont_value **outputs)
 {
     optimiser o;
     if (!begin(b, node, 4, &o)) return;
-    ont_value *one = number(&o, 1), *alpha = number(&o, ont_attr_float(node, "alpha", 0.9)), *beta = number(&o, ont_attr_float(node, "beta", 0.999));
+    ont_value *one = number(&o, 1), *alpha = number(&o, ont_attr_float(node, "alpha", 0.9)),
+        *beta = number(&o, ont_attr_float(node, "beta", 0.999));
     ont_value *steps = ont_build3(b, "Where", B("Greater", o.step, number(&o, 0)), o.step, one);
-    ont_value *correction = B("Div", U("Sqrt", B("Sub", one, B("Pow", beta, steps))), B("Sub", one, B("Pow", alpha, steps)));
+    ont_value *correction = B("Div", U("Sqrt", B("Sub", one, B("Pow", beta, steps))),
+                              B("Sub", one, B("Pow", alpha, steps)));
     ont_value *rate = ont_build3(b, "Where", B("Greater", o.step, number(&o, 0)), B("Mul", o.rate, correction), o.rate);
-    ont_value *keep = number(&o, 1 - ont_attr_float(node, "norm_coefficient_post", 0)), *eps = number(&o, ont_attr_float(node, "epsilon", 0));
+    ont_value *keep = number(&o, 1 - ont_attr_float(node, "norm_coefficient_post", 0)),
+        *eps = number(&o, ont_attr_float(node, "epsilon", 0));
     for (uint32_t i = 0; i < o.n; i++) {
         ont_value *grad = regular(&o, i);
         ont_value *mean = blend(&o, alpha, of_kind(&o, 2, i), B("Sub", one, alpha), grad);
@@ -107,9 +111,11 @@ static void momentum_expand(ont_builder *b, ont_node *node, ont_value **outputs)
     optimiser o;
     const char *mode = ont_attr_string(node, "mode", "");
     bool nesterov = !strcmp(mode, "nesterov");
-    if (!nesterov && strcmp(mode, "standard")) FAIL(ONT_EINVAL, "attribute mode is '%s', expected standard or nesterov", mode);
+    if (!nesterov && strcmp(mode, "standard"))
+        FAIL(ONT_EINVAL, "attribute mode is '%s', expected standard or nesterov", mode);
     if (!begin(b, node, 3, &o)) return;
-    ont_value *alpha = number(&o, ont_attr_float(node, "alpha", 0)), *beta = number(&o, ont_attr_float(node, "beta", 0));
+    ont_value *alpha = number(&o, ont_attr_float(node, "alpha", 0)), *beta = number(&o,
+            ont_attr_float(node, "beta", 0));
     ont_value *taken = ont_build3(b, "Where", B("Greater", o.step, number(&o, 0)), beta, number(&o, 1));
     for (uint32_t i = 0; i < o.n; i++) {
         ont_value *grad = regular(&o, i), *velocity = blend(&o, alpha, of_kind(&o, 2, i), taken, grad);
@@ -126,5 +132,6 @@ OPTIMISER(Adagrad, 5, "decay_factor:f epsilon:f norm_coefficient:f", adagrad_exp
 OPTIMISER(Adam, 6, "alpha:f beta:f epsilon:f norm_coefficient:f norm_coefficient_post:f", adam_expand);
 OPTIMISER(Momentum, 5, "alpha:f beta:f mode:s norm_coefficient:f", momentum_expand);
 
-const ont_op ont_op_Gradient = {.domain = TRAINING, .name = "Gradient", .since = 1, .min_inputs = 1, .max_inputs = 65536,
+const ont_op ont_op_Gradient = {.domain = TRAINING, .name = "Gradient", .since = 1, .min_inputs = 1,
+                                .max_inputs = 65536,
                                 .flags = ONT_OP_GRADIENT | ONT_OP_NO_GRAD, .attributes = "xs:S y:s zs:S"};

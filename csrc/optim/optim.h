@@ -101,7 +101,7 @@ ont_status ont_optim_add_update(ont_optim *o, const ont_update *update, uint32_t
 
 /*
  * Finds the order in which to walk the operands of `t`, whose data and dtypes are set, and refuses what overlaps
- * itself. strides[k] may be NULL: row-major. *layout stays valid until the next clear, and is NULL where memory order serves.
+ * itself. strides[k] may be NULL: row-major. *layout stays valid until the next clear; NULL where memory order serves.
  */
 ont_status ont_optim_make_layout(ont_optim *o, const ont_optim_tensor *t, int rank, const int64_t *dims,
                                  const int64_t *const strides[ONT_OPERAND_COUNT],

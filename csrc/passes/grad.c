@@ -25,7 +25,8 @@ static bool flows(const ont_node *node, uint32_t i)
 /* From the wanted graph inputs, or from the values marked in `leaf`. */
 static void mark_needs(walk *w, const uint8_t *wants, uint32_t n_inputs, const bool *leaf)
 {
-    for (uint32_t i = 0; leaf && i < w->n_values; i++) w->needs[i] = leaf[i] && ont_dtype_is_float(w->g->values[i]->dtype);
+    for (uint32_t i = 0; leaf && i < w->n_values; i++)
+        w->needs[i] = leaf[i] && ont_dtype_is_float(w->g->values[i]->dtype);
     for (uint32_t i = 0; i < n_inputs; i++)
         w->needs[w->g->inputs[i]->id] = wants[i] && ont_dtype_is_float(w->g->inputs[i]->dtype);
     for (const ont_node *node = w->g->first; node; node = node->next) {
@@ -151,7 +152,8 @@ ont_status ont_pass_grad_within(ont_graph *g, ont_value *y, ont_value *const *xs
     if (w.needs[y->id]) ONT_TRY(accumulate(&w, &b, y, ont_build_full(&b, y->dtype, &y->shape, 1)));
     for (ont_node *node = y->def == NULL ? NULL : last; node; node = node->prev) {
         bool is_leaf = false;
-        for (uint32_t i = 0; i < node->n_outputs; i++) is_leaf |= node->outputs[i] && node->outputs[i]->id < w.n_values && leaf[node->outputs[i]->id];
+        for (uint32_t i = 0; i < node->n_outputs; i++)
+            is_leaf |= node->outputs[i] && node->outputs[i]->id < w.n_values && leaf[node->outputs[i]->id];
         if (!is_leaf) ONT_TRY(ont_context(differentiate(&w, node), "gradient of %s '%s'", node->op_type, node->name));
     }
     for (uint32_t i = 0; i < n; i++) {

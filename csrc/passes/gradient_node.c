@@ -19,12 +19,14 @@ static ont_status check_inputs(const ont_node *node, const ont_attr *xs, const o
 {
     size_t n_xs = xs ? xs->count : 0, n_zs = zs ? zs->count : 0;
     if (!n_xs || n_xs + n_zs != node->n_inputs || node->n_outputs > n_xs)
-        return ont_fail(ONT_EINVAL, "%zu xs and %zu zs, %u inputs and %u outputs", n_xs, n_zs, node->n_inputs, node->n_outputs);
+        return ont_fail(ONT_EINVAL, "%zu xs and %zu zs, %u inputs and %u outputs", n_xs, n_zs, node->n_inputs,
+                        node->n_outputs);
     for (uint32_t i = 0; i < node->n_inputs; i++) {
         const char *name = i < n_xs ? xs->strings[i] : zs->strings[i - n_xs];
         const ont_value *v = ont_node_in(node, i);
         if (!v || strcmp(v->name, name))
-            return ont_fail(ONT_EUNSUPPORTED, "input %u is '%s' where the attribute names '%s'", i, v ? v->name : "", name);
+            return ont_fail(ONT_EUNSUPPORTED, "input %u is '%s' where the attribute names '%s'", i, v ? v->name : "",
+                            name);
     }
     return ONT_OK;
 }

@@ -62,7 +62,10 @@ static int view_of(const dlpack_tensor *t, const char *what, Py_ssize_t index, o
     view->dims = t->shape;
     view->strides = t->strides;
     view->data = t->data ? (char *)t->data + t->byte_offset : NULL;
-    return 0;
+    if (view->data) return 0;
+    for (int i = 0; i < t->ndim; i++)
+        if (t->shape[i] == 0) return 0;
+    return refuse(what, index, "the tensor has no memory of its own (a DTensor or FakeTensor?)");
 }
 
 /* Through tensor.detach().__dlpack__(): the capsule is held until the view is done with. */

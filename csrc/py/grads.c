@@ -55,10 +55,11 @@ static int take_tensor(list *l, ont_optim_tensor *t, PyObject *tensor, int opera
     return 0;
 }
 
-static int set_layout(list *l, ont_optim_tensor *t, const ont_view *view, const int64_t *const strides[ONT_OPERAND_COUNT],
-                      Py_ssize_t index)
+static int set_layout(list *l, ont_optim_tensor *t, const ont_view *view,
+                      const int64_t *const strides[ONT_OPERAND_COUNT], Py_ssize_t index)
 {
-    ont_status status = t->count ? ont_optim_make_layout(&l->work, t, view->rank, view->dims, strides, &t->layout) : ONT_OK;
+    ont_status status = ONT_OK;
+    if (t->count) status = ont_optim_make_layout(&l->work, t, view->rank, view->dims, strides, &t->layout);
     if (status == ONT_OK) return 0;
     ont_context(status, "tensor %zd", index);
     ont_raise(l->state, status);
@@ -106,7 +107,9 @@ PyObject *ont_sums_of_squares(PyObject *module, PyObject *tensors)
         Py_BEGIN_ALLOW_THREADS
         if (sums) status = ont_optim_squares(&l.work, sums);
         Py_END_ALLOW_THREADS
-        result = status == ONT_OK ? list_of(sums, l.work.n_tensors) : !sums ? PyErr_NoMemory() : ont_raise(l.state, status);
+        if (status == ONT_OK) result = list_of(sums, l.work.n_tensors);
+        else if (!sums) PyErr_NoMemory();
+        else ont_raise(l.state, status);
         ont_free(sums);
     }
     finish(&l);
@@ -118,7 +121,8 @@ PyObject *ont_sums_of_squares(PyObject *module, PyObject *tensors)
 static int take_pairs(list *l, PyObject *sources, PyObject *targets, uint32_t update)
 {
     if (PyList_Size(sources) != PyList_Size(targets)) {
-        PyErr_Format(PyExc_ValueError, "%zd tensors cannot be scaled into %zd", PyList_Size(sources), PyList_Size(targets));
+        PyErr_Format(PyExc_ValueError, "%zd tensors cannot be scaled into %zd", PyList_Size(sources),
+                     PyList_Size(targets));
         return -1;
     }
     for (Py_ssize_t i = 0; i < PyList_Size(sources); i++) {
@@ -172,7 +176,8 @@ PyObject *ont_scale_tensors(PyObject *module, PyObject *args)
     if (!PyArg_ParseTuple(args, "OOdd:scale_tensors", &from, &to, &u.grad, &u.keep_before)) return NULL;
     if (start(&l, module) < 0) return NULL;
     if (ont_optim_add_update(&l.work, &u, &update) != ONT_OK) PyErr_NoMemory();
-    else if ((sources = take_list(&l, from)) && (targets = take_list(&l, to)) && take_pairs(&l, sources, targets, update) == 0)
+    else if ((sources = take_list(&l, from)) && (targets = take_list(&l, to)) &&
+             take_pairs(&l, sources, targets, update) == 0)
         result = scale_all(&l);
     finish(&l);
     return result;

@@ -102,7 +102,7 @@ static int take_step(ont_walk *w, ont_optim_tensor *t, PyObject *tensor, double 
     const ont_state *state = w->self->state;
     if (ont_hold(w->self, Py_NewRef(tensor)) < 0) return -1;
     dlpack_tensor d;
-    if (state->dlpack && PyType_IsSubtype(Py_TYPE(tensor), (PyTypeObject *)state->tensor_type) &&
+    if (state->dlpack && ont_is_tensor(w->self, tensor) &&
         state->dlpack->tensor_from_object(tensor, &d) == 0 && d.device.type == DLPACK_CPU && d.ndim == 0 &&
         d.dtype.code == 2 && d.dtype.lanes == 1 && d.data) {
         ont_saw(w, ONT_OPERAND_COUNT, tensor, d.shape);
@@ -127,33 +127,34 @@ static bool wants_master(const ont_walk *w, const ont_optim_tensor *t)
     return w->flags & GROUP_MASTER && (dtype == ONT_BFLOAT16 || dtype == ONT_FLOAT16);
 }
 
-/* 1 where all entries that the rule needs are there and are tensors, 0 where some are missing. */
-static int is_complete(const ont_walk *w, const ont_optim_tensor *t, PyObject *inner)
+/* 1 where the entry is there and a tensor, 0 where not. */
+static int look_up(const ont_walk *w, PyObject *inner, PyObject *key, PyObject **entry)
 {
-    const ont_updater *self = w->self;
-    PyTypeObject *tensor_type = (PyTypeObject *)self->state->tensor_type;
-    if (!inner) return 0;
-    PyObject *keys[ONT_RULE_STATES + 2];
-    int n = 0;
-    if (self->rule->has_step) keys[n++] = self->key_step;
-    if (wants_master(w, t)) keys[n++] = self->key_master;
-    for (int i = 0; i < ONT_RULE_STATES; i++)
-        if (w->needs >> i & 1) keys[n++] = self->key_state[i];
-    for (int i = 0; i < n; i++) {
-        PyObject *value = PyDict_GetItemWithError(inner, keys[i]);
-        if (!value && PyErr_Occurred()) return -1;
-        if (!value || !PyType_IsSubtype(Py_TYPE(value), tensor_type)) return 0;
-    }
-    return 1;
+    *entry = PyDict_GetItemWithError(inner, key);
+    if (!*entry) return PyErr_Occurred() ? -1 : 0;
+    return ont_is_tensor(w->self, *entry);
 }
 
-/* The parameter's state dict, made or completed by the Python side where it must be. */
-static PyObject *complete_inner(ont_walk *w, const ont_optim_tensor *t, PyObject *param, bool *first)
+/* 1 where all entries that are needed are there and are tensors, 0 where some are missing. */
+static int find_entries(const ont_walk *w, const ont_optim_tensor *t, PyObject *inner, ont_entries *e)
+{
+    const ont_updater *self = w->self;
+    *e = (ont_entries){0};
+    int found = inner != NULL;
+    if (found == 1 && self->rule->has_step) found = look_up(w, inner, self->key_step, &e->step);
+    if (found == 1 && wants_master(w, t)) found = look_up(w, inner, self->key_master, &e->master);
+    for (int i = 0; found == 1 && i < ONT_RULE_STATES; i++)
+        if (w->needs >> i & 1) found = look_up(w, inner, self->key_state[i], &e->state[i]);
+    return found;
+}
+
+/* The parameter's state dict and its entries, made or completed by the Python side where it must be. */
+static PyObject *complete_inner(ont_walk *w, const ont_optim_tensor *t, PyObject *param, ont_entries *e, bool *first)
 {
     PyObject *inner = find_inner(w, param);
     if (!inner && PyErr_Occurred()) return NULL;
-    int complete = is_complete(w, t, inner);
-    if (complete != 0) return complete < 0 ? NULL : inner;
+    int found = find_entries(w, t, inner, e);
+    if (found != 0) return found < 0 ? NULL : inner;
     PyObject *made = PyObject_CallFunction(w->prepare, "On", param, w->group);
     if (!made) return NULL;
     *first = PyObject_IsTrue(made) > 0;
@@ -161,28 +162,28 @@ static PyObject *complete_inner(ont_walk *w, const ont_optim_tensor *t, PyObject
     w->known = false;
     w->changed = true;
     inner = find_inner(w, param);
-    complete = PyErr_Occurred() ? -1 : is_complete(w, t, inner);
-    if (complete == 0) ont_blame(w, PyExc_KeyError, "its state", " is incomplete");
-    return complete > 0 ? inner : NULL;
+    found = PyErr_Occurred() ? -1 : find_entries(w, t, inner, e);
+    if (found == 0) ont_blame(w, PyExc_KeyError, "its state", " is incomplete");
+    return found > 0 ? inner : NULL;
 }
 
 static int take_state(ont_walk *w, ont_optim_tensor *t, PyObject *param, const ont_view *view,
                       const int64_t *strides[ONT_OPERAND_COUNT], double *step, bool *first)
 {
     ont_updater *self = w->self;
-    PyObject *inner = complete_inner(w, t, param, first);
+    ont_entries e;
+    PyObject *inner = complete_inner(w, t, param, &e, first);
     if (!inner || ont_hold(self, Py_NewRef(inner)) < 0) return -1;
     for (int i = 0; i < ONT_RULE_STATES; i++) {
-        if (!(w->needs >> i & 1)) continue;
+        if (!e.state[i]) continue;
         int k = ONT_OPERAND_STATE + i;
-        if (take_operand(w, t, PyDict_GetItemWithError(inner, self->key_state[i]), k, view, strides) < 0) return -1;
+        if (take_operand(w, t, e.state[i], k, view, strides) < 0) return -1;
         bool eight = t->dtype[k] == ONT_INT8 || t->dtype[k] == ONT_UINT8;
         if (i < 2 && eight && take_scale(w, t, inner, i) < 0) return -1;
     }
-    if (self->rule->has_step && take_step(w, t, PyDict_GetItemWithError(inner, self->key_step), step) < 0) return -1;
-    if (!wants_master(w, t)) return 0;
-    PyObject *master = PyDict_GetItemWithError(inner, self->key_master);
-    if (take_operand(w, t, master, ONT_OPERAND_MASTER, view, strides) < 0) return -1;
+    if (e.step && take_step(w, t, e.step, step) < 0) return -1;
+    if (!e.master) return 0;
+    if (take_operand(w, t, e.master, ONT_OPERAND_MASTER, view, strides) < 0) return -1;
     if (t->dtype[ONT_OPERAND_MASTER] != ONT_FLOAT32)
         return ont_blame(w, PyExc_TypeError, ont_operand_text[ONT_OPERAND_MASTER], " is not float32");
     return 0;
@@ -246,8 +247,8 @@ static int take_param(ont_walk *w, PyObject *param, PyObject *grad)
     if (ont_grasp(w, param, ONT_OPERAND_PARAM, &view) < 0) return -1;
     if (ont_optim_storage(view.dtype) == ONT_STORAGE_COUNT) {
         PyErr_Format(PyExc_TypeError,
-                     "%U: parameter %zd of group %zd is %s; float, double, bfloat16 and float16 are supported", self->name,
-                     w->index, w->group, ont_dtype_name(view.dtype));
+                     "%U: parameter %zd of group %zd is %s; float, double, bfloat16 and float16 are supported",
+                     self->name, w->index, w->group, ont_dtype_name(view.dtype));
         return -1;
     }
     t->count = ont_view_count(&view);
@@ -345,8 +346,8 @@ static int check_overlap(ont_updater *self)
     if (!overlaps) return 0;
     const ont_optim_tensor *tensors = self->work.tensors;
     PyErr_Format(PyExc_ValueError, "%U: %s number %u, counted over all groups, shares memory with %s number %u",
-                 self->name, ont_operand_text[where.operand], tensors[where.tensor].stream, ont_operand_text[where.other_operand],
-                 tensors[where.other_tensor].stream);
+                 self->name, ont_operand_text[where.operand], tensors[where.tensor].stream,
+                 ont_operand_text[where.other_operand], tensors[where.other_tensor].stream);
     return -1;
 }
 
@@ -435,7 +436,10 @@ static int updater_init(PyObject *object, PyObject *args, PyObject *kwargs)
     PyObject *graph = PyImport_ImportModule("torch.autograd.graph");
     self->increment_version = graph ? PyObject_GetAttrString(graph, "increment_version") : NULL;
     Py_XDECREF(graph);
-    return self->increment_version ? make_keys(self) : -1;
+    PyObject *nn = PyImport_ImportModule("torch.nn");
+    self->parameter_type = nn ? PyObject_GetAttrString(nn, "Parameter") : NULL;
+    Py_XDECREF(nn);
+    return self->increment_version && self->parameter_type ? make_keys(self) : -1;
 }
 
 static void updater_dealloc(PyObject *object)
@@ -454,6 +458,7 @@ static void updater_dealloc(PyObject *object)
     for (int i = 0; i < ONT_RULE_STATES; i++) Py_XDECREF(self->key_state[i]);
     for (int i = 0; i < 2; i++) Py_XDECREF(self->key_scale[i]);
     Py_XDECREF(self->increment_version);
+    Py_XDECREF(self->parameter_type);
     Py_XDECREF(self->module);
     freefunc free_object = PyType_GetSlot(type, Py_tp_free);
     free_object(object);

@@ -33,6 +33,7 @@ typedef struct ont_updater {
     PyObject *name; /* of the optimizer, for messages */
     PyObject *key_params, *key_grad, *key_step, *key_master, *key_state[ONT_RULE_STATES], *key_scale[2];
     PyObject *increment_version; /* torch.autograd.graph's */
+    PyObject *parameter_type;    /* torch.nn.Parameter */
     ont_optim work;
     ont_slot *slots;           /* by position among the parameters */
     ont_entry *order;          /* by position in the state dict */
@@ -58,6 +59,12 @@ typedef struct ont_walk {
 
 extern const char *const ont_operand_text[ONT_OPERAND_COUNT];
 
+/* The entries of a parameter's state that the rule and the group need; borrowed from the dict. */
+typedef struct ont_entries {
+    PyObject *step, *master, *state[ONT_RULE_STATES];
+} ont_entries;
+
+bool ont_is_tensor(const ont_updater *self, PyObject *object);
 /* Raises with the parameter's place; returns -1. */
 int ont_blame(const ont_walk *w, PyObject *type, const char *what, const char *problem);
 /* Keeps the reference until the step is over; takes it over, also on failure. */

@@ -15,7 +15,7 @@ typedef struct entry {
     uint64_t used;
 } entry;
 
-enum { MAX_PROBES = 64, MAX_FACTS = 1 << 16 };
+enum { MAX_PROBES = 256, MAX_FACTS = 1 << 16 };
 
 struct ont_session {
     ont_graph *graph;

@@ -67,7 +67,7 @@
     X(EluGrad, a > 0 ? b : b * P0 * vexp(a)) \
     X(SeluGrad, b * P1 * (a > 0 ? 1 : P0 * vexp(a))) \
     X(SoftplusGrad, b * vsigmoid(a)) \
-    X(HardSigmoidGrad, P0 * a + P1 > 0 && P0 * a + P1 < 1 ? P0 * b : 0) \
+    X(HardSigmoidGrad, a > -P1 / P0 && a < (1 - P1) / P0 ? P0 * b : 0) \
     X(HardSwishGrad, a <= -3 ? 0 : a < 3 ? b * (a * THIRD + HALF) : b) \
     X(AbsGrad, b * (NUM)((a > 0) - (a < 0)))
 

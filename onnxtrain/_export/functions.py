@@ -93,6 +93,61 @@ class Call:
             raise Unrunnable(f"torch.autograd.Function {name_of(self.function)} returns no tensor.")
 
 
+class OperatorCall(Call):
+    """One use of a torch operator that the engine does not have; `spec` is that of (args, kwargs)."""
+
+    def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Runs it under autograd's own rules."""
+        overload: Any = self.function
+        args, kwargs = self.arguments(tensors)
+        places = overload._schema.arguments
+        args = [_plain(value, places[i]) for i, value in enumerate(args)]
+        named = {argument.name: argument for argument in places}
+        result = overload(*args, **{key: _plain(value, named[key]) for key, value in kwargs.items()})
+        return [result] if self.single else list(result)
+
+
+def _plain(value: Any, argument: Any) -> Any:
+    """Sizes reach a node as tensors, and an operator wants numbers."""
+    if "Tensor" in str(argument.type):
+        return value
+    return pytree.tree_map_only(Tensor, lambda tensor: tensor.item(), value)
+
+
+def by_torch(names: Sequence[str]) -> dict[Any, Callable[..., Any]]:
+    """Translations of operators such as "aten.cross.default" to PythonOp nodes, for a custom_translation_table.
+
+    Those that change an argument or return lists are left out: there is no such node.
+    """
+    import onnxscript
+
+    own = onnxscript.values.Opset(DOMAIN, 1)
+    table = {}
+    for name in names:
+        overload: Any = torch.ops
+        for part in name.split("."):
+            overload = getattr(overload, part)
+        schema = overload._schema
+        if not schema.is_mutable and all(str(result.type) == "Tensor" for result in schema.returns):
+            table[overload] = _translation_of(own, overload, len(schema.returns))
+    return table
+
+
+def _translation_of(own: Any, overload: Any, outputs: int) -> Callable[..., Any]:
+    from torch.onnx._internal.exporter._tensors import SymbolicTensor
+
+    def translate(*args, **kwargs):
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        where = tuple(i for i, leaf in enumerate(leaves) if isinstance(leaf, SymbolicTensor))
+        tensors = [leaves[i] for i in where]
+        _calls.append(OperatorCall(overload, [None if i in where else leaf for i, leaf in enumerate(leaves)], where, spec,
+                                   outputs == 1))
+        made = tuple(own.PythonOp(*tensors, key=len(_calls) - 1, output=index) for index in range(outputs))
+        return made[0] if outputs == 1 else made
+
+    return translate
+
+
 def name_of(function: type) -> str:
     """The full name of a class, as ORTMODULE_SKIPPED_AUTOGRAD_FUNCTIONS has it."""
     return f"{function.__module__}.{function.__qualname__}"

@@ -13,6 +13,8 @@ import onnx_ir as ir
 from onnxtrain._export.rewrite import DOMAIN, DOMAIN_VERSION
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
+_FX_NODE = "pkg.torch.onnx.fx_node"
+_TARGET = re.compile(r"target=torch\.ops\.(\w+\.\w+\.\w+)")
 
 
 def inline_functions(model: ir.Model) -> None:
@@ -131,22 +133,29 @@ def _scope(text: str | None) -> str:
     return inner.removeprefix("module").removeprefix(".")
 
 
-def serialise(model: ir.Model) -> bytes:
-    """The model as bytes, without the exporter's stack traces, which outweigh everything else once weights are out."""
+def serialise(model: ir.Model) -> tuple[bytes, dict[str, str]]:
+    """The model as bytes, without the exporter's stack traces, which outweigh everything else once weights are out.
+
+    Second: for the nodes' names, the torch operators that they come from, as "aten.cross.default".
+    """
+    origins: dict[str, str] = {}
     model.graph.metadata_props.clear()
     model.metadata_props.clear()
     for value in (*model.graph.inputs, *model.graph.initializers.values()):
         value.metadata_props.clear()
     for index, node in enumerate(model.graph.all_nodes()):
         scope = _scope(node.metadata_props.get(_SCOPES))
+        origin = _TARGET.search(node.metadata_props.get(_FX_NODE) or "")
         node.metadata_props.clear()
         node.doc_string = None
         if not node.name or scope:  # messages and profiles say where in the user's module a node comes from
             node.name = f"{scope + '/' if scope else ''}{node.op_type}_{index}"
+        if origin is not None:
+            origins[node.name] = origin[1]
         if scope:
             node.metadata_props["scope"] = scope
         for output in node.outputs:
             output.metadata_props.clear()
         if node.domain == DOMAIN:
             model.graph.opset_imports[DOMAIN] = DOMAIN_VERSION
-    return ir.serde.serialize_model(model).SerializeToString()
+    return ir.serde.serialize_model(model).SerializeToString(), origins

@@ -83,7 +83,7 @@ torch.library.register_fake("onnxtrain::stop_gradient", torch.empty_like, lib=_l
 
 def _register_schemas() -> None:
     """onnxscript emits, and onnx.checker accepts, only operators that have a schema."""
-    if onnx.defs.has("StopGradient", DOMAIN):
+    if onnx.defs.has("HardTanh", DOMAIN):
         return
     schema = onnx.defs.OpSchema
     types = sorted(onnx.defs.get_schema("Identity", 14).type_constraints[0].allowed_type_strs)
@@ -92,6 +92,13 @@ def _register_schemas() -> None:
             "StopGradient", DOMAIN, DOMAIN_VERSION, doc="Identity whose gradient is zero.",
             inputs=[schema.FormalParameter("x", "T")], outputs=[schema.FormalParameter("y", "T")],
             type_constraints=[("T", types, "any tensor")],
+        )
+    )
+    onnx.defs.register_schema(
+        schema(
+            "HardTanh", DOMAIN, DOMAIN_VERSION, doc="Clip whose gradient at the bounds is zero.",
+            inputs=[schema.FormalParameter(name, "T") for name in ("x", "min", "max")],
+            outputs=[schema.FormalParameter("y", "T")], type_constraints=[("T", types, "any tensor")],
         )
     )
 
@@ -152,6 +159,56 @@ def translations(opset: int) -> dict[Any, Callable[..., Any]]:
         axes = op.Constant(value_ints=[dim])
         return tuple(op.Squeeze(piece, axes) for piece in pieces(self, [1] * length, dim))
 
+    def number(value, like):
+        return op.Constant(value=onnx.helper.make_tensor("value", int(like.dtype), [], [value]))
+
+    # Slopes where pieces meet, as eager has them: a hard tanh is flat at its bounds, a clamp is not.
+
+    def hardtanh(self, min_val=-1.0, max_val=1.0):
+        return own.HardTanh(self, number(min_val, self), number(max_val, self))
+
+    def relu6(self):
+        return hardtanh(self, 0.0, 6.0)
+
+    def clamp(self, min=None, max=None):
+        bounds = [None if bound is None else number(bound, self) for bound in (min, max)]
+        return op.Clip(self, *bounds)
+
+    def clamp_min(self, min):
+        return clamp(self, min=min)
+
+    def clamp_max(self, max):
+        return clamp(self, max=max)
+
+    def clamp_tensor(self, min=None, max=None):
+        if min is not None:
+            self = op.Where(op.Less(self, min), min, self)
+        return self if max is None else op.Where(op.Greater(self, max), max, self)
+
+    def celu(self, alpha=1.0):
+        """ONNX has it for float32 alone."""
+        if alpha == 1.0:
+            return op.Elu(self)
+        scale = number(alpha, self)
+        return op.Mul(scale, op.Elu(op.Div(self, scale)))
+
+    def sinc(self):
+        """torch.onnx divides by zero where it then takes another value, and the slope there is not a number."""
+        one, none = number(1, self), op.Equal(self, number(0, self))
+        angle = op.Mul(op.Where(none, one, self), number(math.pi, self))
+        return op.Where(none, one, op.Div(op.Sin(angle), angle))
+
+    def atan2(self, other):
+        """By the quotient that is at most one, so that neither it nor its slope is infinite."""
+        zero, one, quarter = (number(v, self) for v in (0, 1, math.pi / 2))
+        flat = op.LessOrEqual(op.Abs(self), op.Abs(other))
+        below = op.Where(op.And(flat, op.Not(op.Equal(other, zero))), other, one)
+        turned = op.Where(op.Less(other, zero), number(math.pi, self), zero)
+        angle = op.Add(op.Atan(op.Div(op.Where(flat, self, zero), below)), op.Where(op.Less(self, zero), op.Neg(turned), turned))
+        steep = op.Where(flat, one, self)
+        up = op.Where(op.Less(self, zero), op.Neg(quarter), quarter)
+        return op.Where(flat, angle, op.Sub(up, op.Atan(op.Div(op.Where(flat, zero, other), steep))))
+
     def scalar_tensor(s, dtype=int(onnx.TensorProto.FLOAT), layout="", device="", pin_memory=False):
         """A number in the dtype it is wanted in: by way of float32, 0.1 would be another one in float64."""
         if isinstance(s, (bool, int, float)):
@@ -161,6 +218,15 @@ def translations(opset: int) -> dict[Any, Callable[..., Any]]:
     aten = torch.ops.aten
     return {
         aten.scalar_tensor.default: scalar_tensor,
+        aten.hardtanh.default: hardtanh,
+        aten.clamp.default: clamp,
+        aten.clamp_min.default: clamp_min,
+        aten.clamp_max.default: clamp_max,
+        aten.clamp.Tensor: clamp_tensor,
+        aten.celu.default: celu,
+        aten.relu6.default: relu6,
+        aten.sinc.default: sinc,
+        aten.atan2.default: atan2,
         aten.detach.default: stop_gradient,
         aten.split.Tensor: split,
         aten.split_with_sizes.default: split_with_sizes,
@@ -546,7 +612,7 @@ def patched(module: torch.nn.Module, notes: list[str], custom: CustomFunctions) 
         for name, function in _PATCHES.items():
             stack.enter_context(replaced(F, name, only_here(function, getattr(F, name))))
         stack.enter_context(replaced(transformer, "_detect_is_causal_mask", only_here(hinted, detect)))
-        stack.enter_context(replaced(torch.autograd.Function, "apply", classmethod(_applier(notes, custom))))
+        stack.enter_context(_applied_by(_applier(notes, custom)))
         stack.enter_context(
             replaced(torch.utils.checkpoint, generator, only_here(_inlined_checkpoint(notes), checkpoint))
         )
@@ -555,12 +621,54 @@ def patched(module: torch.nn.Module, notes: list[str], custom: CustomFunctions) 
         yield
 
 
+_STATIC = inspect.getattr_static(torch.autograd.Function, "apply")  # of C where torch has it there
+_APPLY = getattr(_STATIC, "__func__", None)
+
+
+def _original_apply() -> Callable[..., Any]:
+    """What Function.apply does when nobody exports; calls with the class first."""
+    if not isinstance(_APPLY, types.FunctionType):
+        return lambda cls, *args, **kwargs: _STATIC.__get__(None, cls)(*args, **kwargs)
+    return types.FunctionType(_APPLY.__code__, _APPLY.__globals__, _APPLY.__name__, _APPLY.__defaults__, _APPLY.__closure__)
+
+
+_ORIGINAL_APPLY = _original_apply()
+_dispatch: Callable[..., Any] = _ORIGINAL_APPLY
+
+
+class _Trampoline:
+    def apply(cls, *args, **kwargs):  # noqa: B902, N805  its code stands in for that of torch.autograd.Function.apply
+        __class__  # noqa: B018  the same free variable as torch's
+        from onnxtrain._export import rewrite
+
+        return rewrite._dispatch(cls, *args, **kwargs)
+
+
+@contextlib.contextmanager
+def _applied_by(dispatch: Callable[..., Any]) -> Iterator[None]:
+    """Every use of Function.apply ends in `dispatch`, also of a method that was bound before: `self.f = MyFunction.apply`.
+
+    So it is the code of torch's function that is exchanged, not the attribute; where it has none, the attribute.
+    """
+    global _dispatch
+    if not isinstance(_APPLY, types.FunctionType):
+        with replaced(torch.autograd.Function, "apply", classmethod(dispatch)):
+            yield
+        return
+    code, before = _APPLY.__code__, _dispatch
+    if code.co_freevars != _Trampoline.apply.__code__.co_freevars and before is _ORIGINAL_APPLY:
+        raise Untraceable("torch.autograd.Function.apply is not what this release of onnxtrain knows.")
+    _dispatch = dispatch
+    _APPLY.__code__ = _Trampoline.apply.__code__
+    try:
+        yield
+    finally:
+        _APPLY.__code__, _dispatch = code, before
+
+
 def _applier(notes: list[str], custom: CustomFunctions) -> Callable[..., Any]:
     """torch.autograd.Function.apply during an export."""
-    descriptor = inspect.getattr_static(torch.autograd.Function, "apply")  # of C where torch has it there
-
-    def original(cls, *args, **kwargs):
-        return descriptor.__get__(None, cls)(*args, **kwargs)
+    original = _ORIGINAL_APPLY
 
     def apply(cls, *args, **kwargs):
         if not here() or functions.inside():

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from onnxtrain import _C
+
+
+def all_plain(tensors: Iterable[Any]) -> bool:
+    """Whether the core takes these: dense CPU tensors of a float dtype, of no class (DTensor) with memory elsewhere."""
+    return all(type(t) in (Tensor, torch.nn.Parameter) and t.layout == torch.strided and t.device.type == "cpu"
+               and t.is_floating_point() for t in tensors)
 
 
 def all_finite(tensors: Sequence[Tensor], sums: Sequence[float]) -> bool:
@@ -20,7 +27,7 @@ def all_finite(tensors: Sequence[Tensor], sums: Sequence[float]) -> bool:
 @torch.no_grad()
 def clip_grad_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2.0,
                     error_if_nonfinite: bool = False, foreach: bool | None = None) -> Tensor:
-    """torch.nn.utils.clip_grad_norm_ for dense CPU gradients: one pass for the norm, one more only where it is too large.
+    """torch.nn.utils.clip_grad_norm_ on the CPU: one pass for the norm, one more only where it is too large.
 
     Gradients are float32, float64, bfloat16 or float16, of any shape and strides. The optimizers' ``max_grad_norm``
     does the same inside the step and saves the second pass. Gradients that the core does not take (sparse, complex, on
@@ -42,8 +49,7 @@ def clip_grad_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float, norm
     """
     params = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     grads = [p.grad for p in params if p.grad is not None]
-    plain = all(g.layout == torch.strided and g.device.type == "cpu" and g.is_floating_point() for g in grads)
-    if float(norm_type) != 2.0 or not plain or not grads:
+    if float(norm_type) != 2.0 or not grads or not all_plain(grads):
         return torch.nn.utils.clip_grad_norm_(params, max_norm, norm_type, error_if_nonfinite, foreach)
     norm = math.sqrt(sum(_C.sums_of_squares(grads)))
     if error_if_nonfinite and not math.isfinite(norm):

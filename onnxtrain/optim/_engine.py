@@ -39,7 +39,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     Options that all share, as keyword arguments and keys of a group:
 
     - ``master_weights``: bfloat16 and float16 parameters keep a float32 copy (state ``master_param``), which is
-      updated; the parameter is its rounding. A parameter that somebody else has written since counts instead of its copy.
+      updated; the parameter is its rounding. A parameter that somebody has written since counts instead of its copy.
     - ``stochastic_rounding``: without master weights, 16-bit parameters are rounded up or down at random, so that small
       steps are not lost: the expected value is exact. Streams are keyed by ``torch.initial_seed()`` and the step.
     - ``maximize``: steps along the gradient instead of against it.

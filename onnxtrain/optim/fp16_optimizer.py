@@ -1,4 +1,4 @@
-"""FP16_Optimizer: faster overflow check, norm, clipping and unscaling for mixed-precision optimizers of other libraries.
+"""FP16_Optimizer: faster overflow check, norm, clipping and unscaling for other libraries' mixed-precision optimizers.
 
 What is replaced is replaced on the object, and only where its library's code is known. Arithmetic that a library may
 change (which gradients count, how norms of processes are joined, what the clipping factor is) stays the library's own:
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from onnxtrain import _C
-from onnxtrain.optim._clip import all_finite
+from onnxtrain.optim._clip import all_finite, all_plain
 from onnxtrain.optim._engine import FusedOptimizer
 
 # Functions that are replaced whole, by the digest of their code; these of DeepSpeed 0.18.9 to 0.19.8
@@ -29,7 +29,7 @@ ZERO_NEEDED = {"get_grad_norm_direct": ("gradients", "params", "norm_type"),
 
 
 def FP16_Optimizer(optimizer: Any, **kwargs: Any) -> Any:
-    """Makes a mixed-precision optimizer of DeepSpeed, Apex or Megatron check, measure and unscale gradients in one pass.
+    """Makes an optimizer of DeepSpeed, Apex or Megatron check, measure and unscale gradients in one pass.
 
     Known are DeepSpeed's ZeRO stage 1 and 2 (``DeepSpeedZeroOptimizer``, also inside accelerate's wrapper), Apex AMP's
     O2 (an optimizer with ``_amp_stash``), and Megatron's ``FP16_Optimizer``. Gradients are found, measured and unscaled
@@ -49,7 +49,8 @@ def FP16_Optimizer(optimizer: Any, **kwargs: Any) -> Any:
     unknown = set(kwargs) - {"get_tensor_model_parallel_rank", "get_tensor_model_parallel_group"}
     if unknown:
         raise TypeError(f"FP16_Optimizer() got an unexpected keyword argument '{min(unknown)}'")
-    target = optimizer.optimizer if _named(optimizer, "accelerate.utils.deepspeed.DeepSpeedOptimizerWrapper") else optimizer
+    wrapped = _named(optimizer, "accelerate.utils.deepspeed.DeepSpeedOptimizerWrapper")
+    target = optimizer.optimizer if wrapped else optimizer
     if getattr(target, "_onnxtrain_patched", False):
         return optimizer
     if _named(target, "deepspeed.runtime.zero.stage_1_and_2.DeepSpeedZeroOptimizer",
@@ -62,8 +63,8 @@ def FP16_Optimizer(optimizer: Any, **kwargs: Any) -> Any:
     else:
         problem = "its type is not known"
     if problem:
-        warnings.warn(f"FP16_Optimizer leaves {type(target).__module__}.{type(target).__qualname__} unchanged: {problem}",
-                      UserWarning, stacklevel=2)
+        name = f"{type(target).__module__}.{type(target).__qualname__}"
+        warnings.warn(f"FP16_Optimizer leaves {name} unchanged: {problem}", UserWarning, stacklevel=2)
     else:
         target._onnxtrain_patched = True
     return optimizer
@@ -82,12 +83,6 @@ def digest(function: Callable) -> str:
         return ""
     text = "\n".join(line for line in (line.split("#")[0].strip() for line in lines) if line)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
-
-
-def _plain(tensors: Iterable[Any]) -> bool:
-    """Whether the core takes these tensors."""
-    return all(isinstance(t, Tensor) and t.layout == torch.strided and t.device.type == "cpu" and t.is_floating_point()
-               for t in tensors)
 
 
 # ---- DeepSpeed ZeRO 1 and 2 ----
@@ -129,19 +124,20 @@ def _patch_zero(optimizer: Any) -> str | None:
     def has_overflow_serial(self: Any, params: Iterable[Tensor]) -> Tensor:
         params = list(params)
         grads = [p.grad for p in params if p.grad is not None]
-        if not _plain(grads):
+        if not all_plain(grads):
             return check_params(params)
         return torch.tensor([not all_finite(grads, _C.sums_of_squares(grads))])
 
     def has_overflow_partitioned_grads_serial(self: Any) -> Tensor:
         grads = [g for i in range(len(self.bit16_groups)) for g in self.averaged_gradients[i] if g is not None]
-        if not _plain(grads):
+        if not all_plain(grads):
             return check_partition()
         return torch.tensor([not all_finite(grads, sums.measure(grads))])
 
-    def get_grad_norm_direct(self: Any, gradients: Iterable[Tensor], params: Iterable[Tensor], norm_type: float = 2) -> Tensor:
+    def get_grad_norm_direct(self: Any, gradients: Iterable[Tensor], params: Iterable[Tensor],
+                             norm_type: float = 2) -> Tensor:
         grads = list(gradients)
-        if float(norm_type) != 2.0 or not _plain(grads):
+        if float(norm_type) != 2.0 or not all_plain(grads):
             return norm_of(grads, params, norm_type)
         stand_ins = []
         for g, s in zip(grads, sums.take(grads)):
@@ -164,7 +160,8 @@ def _patch_zero(optimizer: Any) -> str | None:
         inner.next_unscale = probe.item()
         return None
 
-    for function in (has_overflow_serial, has_overflow_partitioned_grads_serial, get_grad_norm_direct, unscale_and_clip_grads):
+    for function in (has_overflow_serial, has_overflow_partitioned_grads_serial, get_grad_norm_direct,
+                     unscale_and_clip_grads):
         setattr(optimizer, function.__name__, types.MethodType(function, optimizer))
     return None
 
@@ -175,7 +172,8 @@ def _patch_apex(optimizer: Any) -> str | None:
     """O2 only: float32 master copies of float16 parameters, listed in ``_amp_stash``."""
     post_backward = getattr(optimizer, "_post_amp_backward", None)
     function = getattr(post_backward, "__func__", post_backward)
-    if getattr(function, "__name__", "") != "post_backward_with_master_weights" or not hasattr(optimizer, "_amp_lazy_init"):
+    name = getattr(function, "__name__", "")
+    if name != "post_backward_with_master_weights" or not hasattr(optimizer, "_amp_lazy_init"):
         return "it has _amp_stash, but not the master weights of Apex AMP's O2"
 
     def _post_amp_backward(self: Any, scaler: Any) -> None:
@@ -185,7 +183,7 @@ def _patch_apex(optimizer: Any) -> str | None:
         halves = [(p, m) for p, m in zip(stash.all_fp16_params, stash.all_fp32_from_fp16_params) if p.grad is not None]
         own, held = stash.all_fp32_from_fp32_params, stash.all_fp32_from_fp32_grad_stash
         tensors = [t for p, m in halves for t in (p.grad, m)] + [p.grad for p in own if p.grad is not None]
-        if scaler._has_overflow or not _plain(tensors):
+        if scaler._has_overflow or not all_plain(tensors):
             return post_backward(scaler)
         written, added = ([], []), ([], [])  # sources and targets
         for p, master in halves:
@@ -218,7 +216,8 @@ def _patch_apex(optimizer: Any) -> str | None:
 def _patch_megatron(optimizer: Any, get_tensor_model_parallel_rank: Callable[[], int] | None = None,
                     get_tensor_model_parallel_group: Callable[[], Any] | None = None) -> str | None:
     if get_tensor_model_parallel_rank is None or get_tensor_model_parallel_group is None:
-        raise TypeError("FP16_Optimizer needs get_tensor_model_parallel_rank and get_tensor_model_parallel_group for Megatron")
+        raise TypeError("FP16_Optimizer needs get_tensor_model_parallel_rank and get_tensor_model_parallel_group for "
+                        "Megatron")
     if not all(hasattr(optimizer, name) for name in ("_check_overflow", "clip_master_grads", "fp32_from_fp32_groups",
                                                      "fp32_from_fp16_groups", "fp16_groups")):
         return "this version of Megatron has other attributes"
@@ -229,11 +228,12 @@ def _patch_megatron(optimizer: Any, get_tensor_model_parallel_rank: Callable[[],
 
     def _check_overflow(self: Any) -> None:
         grads = grads_of(self.fp16_groups) + grads_of(self.fp32_from_fp32_groups)
-        if not _plain(grads):
+        if not all_plain(grads):
             return check_overflow()
         flag = torch.tensor([0.0 if all_finite(grads, _C.sums_of_squares(grads)) else 1.0])
         if torch.distributed.is_initialized():
-            torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX, group=get_tensor_model_parallel_group())
+            torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX,
+                                         group=get_tensor_model_parallel_group())
         self.overflow = bool(flag.item())
         return None
 
@@ -242,7 +242,7 @@ def _patch_megatron(optimizer: Any, get_tensor_model_parallel_rank: Callable[[],
         if self.overflow:
             return -1
         params = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
-        if float(norm_type) != 2.0 or not _plain([p.grad for p in params]):
+        if float(norm_type) != 2.0 or not all_plain([p.grad for p in params]):
             return clip(max_norm, norm_type)
         counted = [p.grad for p in params if getattr(p, "model_parallel", getattr(p, "tensor_model_parallel", False))
                    or get_tensor_model_parallel_rank() == 0]

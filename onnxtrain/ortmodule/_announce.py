@@ -18,9 +18,11 @@ def _rank() -> int:
 def features(program: Any, debug: Any, fallback: Any) -> list[tuple[str, bool, str]]:
     """(feature, on, remark) of one program; what this build does not have is OFF, with what happens instead."""
     return [
-        ("ATen executor", False, "what the engine lacks runs in PyTorch, as the policy says"),
+        ("ATen executor", any(not isinstance(call.function, type) for call in program.exported.functions),
+         "operators that the engine lacks, run by torch between segments"),
         ("Fallback to PyTorch", fallback.enabled, "ORTMODULE_FALLBACK_POLICY"),
-        ("Custom autograd function", bool(program.exported.functions), "PythonOp nodes of this graph"),
+        ("Custom autograd function", any(isinstance(call.function, type) for call in program.exported.functions),
+         "PythonOp nodes of this graph"),
         ("Cast propagation", False, "16-bit types stay where autocast put them"),
         ("Compute optimizer", True, "folding, equal nodes merged, transposes absorbed into products"),
         ("Label sparsity", False, "every row is computed"),

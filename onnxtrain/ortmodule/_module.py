@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import re
 import types
 from typing import Any, NamedTuple
 
@@ -26,6 +27,9 @@ from onnxtrain.ortmodule.options import RuntimeOptions
 _OWN = frozenset(("_module", "_debug", "_programs", "_counters", "_fallback", "_fallen", "_announced", "_runtime", "_view"))
 MAX_PROGRAMS = 32  # exports kept per schema; the one that was made first goes
 MAX_STATES = 8  # exports of one schema because of attributes that change; the next such change is a fallback
+MAX_BY_TORCH = 8  # operators of one graph that torch runs; with more, torch runs the module
+_QUOTED = re.compile(r"'([^']+)'")
+_UNTRANSLATED = re.compile(r"No ONNX function found for <OpOverload\(op='(aten\.\w+)', overload='(\w+)'\)>")
 MAX_TRIES = 3  # of an export that failed, each after a change of the module
 
 
@@ -237,16 +241,26 @@ class ORTModule(torch.nn.Module):
         _C.set_log_level(self._debug.log_level.logging_level)
         choice = options.read("ONNXTRAIN_EXPORTER")
         failures: list[tuple[str, Exception]] = []
-        for exporter in ("dynamo", "torchscript") if choice == "auto" else (choice,):
+        exporters = ["dynamo", "torchscript"] if choice == "auto" else [choice]
+        by_torch: list[str] = []
+        while exporters:
+            exporter = exporters.pop(0)
+            program = None
             try:
                 with exclusive.exclusive():
-                    program = self._cached(key, tensors) or self._program(key, exporter, args, kwargs, failures)
+                    program = self._cached(key, tensors) or self._program(key, exporter, args, kwargs, failures,
+                                                                          tuple(by_torch))
                 if self._debug.verify and not size:
                     self._debug.log(logging.WARNING, "%s", verify(self._module, program.exported, args, kwargs))
                 result = None if size else self._run(program, leaves, grad_enabled)
                 if self._debug.save_onnx:
                     self._save(program, key.training)
             except (ExportError, UnsupportedError, StaleError) as error:
+                lacking = self._lacking(error, program)
+                if lacking is not None and lacking not in by_torch and len(by_torch) < MAX_BY_TORCH:
+                    by_torch.append(lacking)  # once more, with this operator run by torch
+                    exporters.insert(0, exporter)
+                    continue
                 failures.append((exporter, error))
                 if isinstance(error.__cause__, Untraceable) or isinstance(error, ArgumentError):
                     break  # the other would not trace it either
@@ -267,6 +281,19 @@ class ORTModule(torch.nn.Module):
     def _is_restless(known: list[Program]) -> bool:
         """Whether exports go stale as soon as they are made."""
         return len(known) >= MAX_STATES or len(known) >= 3 and all(program.steps <= 1 for program in known[-3:])
+
+    def _lacking(self, error: Exception, program: Program | None) -> str | None:
+        """The torch operator behind a node that the engine does not have, where torch may run it instead."""
+        if not self._fallback.allows(FallbackPolicy.FALLBACK_UNSUPPORTED_ONNX_MODEL):
+            return None
+        if isinstance(error, ExportError):
+            untranslated = _UNTRANSLATED.search(str(error))
+            return None if untranslated is None else f"{untranslated[1]}.{untranslated[2]}"
+        exported = getattr(error, "exported", None) if program is None else program.exported
+        if exported is None or not isinstance(error, UnsupportedError):
+            return None
+        found = [exported.origins.get(name) for name in _QUOTED.findall(str(error))]
+        return next((origin for origin in found if origin is not None and origin.startswith("aten.")), None)
 
     def _digest(self, key: Key) -> str | None:
         """The name of this module's exports on disk; None where they are not kept."""
@@ -291,14 +318,21 @@ class ORTModule(torch.nn.Module):
         return program
 
     def _program(self, key: Key, exporter: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
-                 failures: list[tuple[str, Exception]]) -> Program:
+                 failures: list[tuple[str, Exception]], by_torch: tuple[str, ...]) -> Program:
         """Exports, loads, and compares with eager where that is needed or asked for."""
         runtime = self._runtime
         custom = CustomFunctions(runtime.enable_custom_autograd_function, runtime.skipped_autograd_functions)
         exported = export(self._module, args, kwargs, training=self._module.training, opset=runtime.onnx_opset_version,
-                          exporter=exporter, custom=custom)
+                          exporter=exporter, custom=custom, by_torch=by_torch)
         _report.count(self._counters, exports=1, export_seconds=exported.seconds.get("total", 0.0))
-        program = Program(self._module, exported)
+        try:
+            program = Program(self._module, exported)
+        except UnsupportedError as error:
+            error.exported = exported  # type: ignore[attr-defined]
+            raise
+        if by_torch:
+            exported.notes.append(f"Run by PyTorch between segments, since the engine does not have it: {', '.join(by_torch)}.")
+            exported.needs_verification = True  # not every operator of torch has a gradient below the autograd level
         _report.count(self._counters, build_seconds=program.build_seconds)
         if exported.needs_verification:
             worst = max(compare(self._module, exported, args, kwargs, thaw=True), key=lambda row: row[1])

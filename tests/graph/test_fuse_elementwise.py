@@ -13,7 +13,7 @@ from onnxtrain import _C
 
 SEED = int(os.environ.get("ONNXTRAIN_FUSE_SEED", random.randrange(2**31)))
 UNARY = ("Tanh", "Sigmoid", "Relu", "Neg", "Abs", "Softplus", "Gelu", "Sin")
-BINARY = ("Add", "Sub", "Mul")
+BINARY = ("Add", "Sub", "Mul", "Min", "Max", "Sum")
 SHAPES = ((3, 5, 64), (64,), (5, 64), (3, 1, 1), (), (3, 5, 1))
 
 

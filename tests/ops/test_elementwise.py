@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from onnx import TensorProto
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from harness import C, Case, R, V, expect_error, run_case  # noqa: E402
+from harness import OURS, C, Case, R, V, expect_error, run_case  # noqa: E402
 from onnxtrain import _C  # noqa: E402
 
 HAVE = {op["name"] for op in _C.operators() if op["domain"] == ""}
@@ -56,6 +56,11 @@ CASES += [
          torch=lambda x: torch.clamp(0.25 * x + 0.5, 0, 1)),
     Case("HardSigmoid", [V([-3.0, 0.0, 1.0])], {"alpha": 0.5, "beta": 0.5}, name="strict", torch=lambda x: torch.where(
         (0.5 * x + 0.5 > 0) & (0.5 * x + 0.5 < 1), 0.5 * x + 0.5, (0.5 * x + 0.5).detach().clamp(0, 1))),
+    # the bounds themselves: 3 / 6 + 1 / 2 is one, and flat
+    Case("HardSigmoid", [V([-4.0, -3.0, -1.0, 0.0, 3.0, 4.0])], {"alpha": 1 / 6, "beta": 0.5}, torch=lambda x: F.relu6(x + 3) / 6,
+         name="kink"),
+    Case("HardTanh", [V([-2.0, -1.0, 0.0, 0.5, 1.0, 2.0]), C(-1.0, "float"), C(1.0, "float")], domain=OURS,
+         torch=lambda x, a, b: F.hardtanh(x), name="kink"),
     Case("HardSwish", [V([-3.5, -1.0, 0.0, 2.0, 3.5])], torch=F.hardswish),
     Case("Gelu", [R(5, 7, low=-5, high=5)], torch=F.gelu, fd=True),
     Case("Gelu", [R(5, 7, low=-5, high=5)], {"approximate": "tanh"}, torch=lambda x: F.gelu(x, approximate="tanh"), fd=True),

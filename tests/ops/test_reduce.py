@@ -115,3 +115,17 @@ def test_gather_out_of_range(index):
 def test_label_out_of_range(label):
     case = Case("SoftmaxCrossEntropyLoss", [R(2, 5), V([0, label], np.int64)])
     expect_error(case, IndexError, f"label {label} at position 1")
+
+
+@pytest.mark.parametrize("mode", ["mean", "sum", "none"])
+def test_log_prob_is_differentiable(mode):
+    """Both outputs of SoftmaxCrossEntropyLoss, the loss and the log probabilities, with gradients at once."""
+    f = cross_entropy("SoftmaxCrossEntropyLoss", mode, None)
+    run_case(Case("SoftmaxCrossEntropyLoss", [R(6, 5), V(LABELS, np.int64)], {"reduction": mode}, n_outputs=2, grad=[0],
+                  torch=lambda x, labels: (f(x, labels), F.log_softmax(x, 1))))
+
+
+def test_log_prob_alone():
+    """The loss is not asked for; classes stand at dim 1 of three."""
+    run_case(Case("SoftmaxCrossEntropyLoss", [R(2, 5, 3), V([LABELS[:3], LABELS[3:]], np.int64)], n_outputs=2, grad=[0],
+                  no_grad_outputs=[0], torch=lambda x, labels: (F.cross_entropy(x, labels), F.log_softmax(x, 1))))

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 from onnxtrain import _C
 from onnxtrain.optim import clip_grad_norm_
@@ -102,3 +103,7 @@ def test_what_is_refused():
         _C.scale_tensors([x[:3]], [x[1:]], 1.0, 0.0)
     with pytest.raises(TypeError):
         _C.sums_of_squares(3)
+    with FakeTensorMode():
+        fake = torch.ones(2)
+    with pytest.raises(TypeError, match="tensor 0: the tensor has no memory of its own"):
+        _C.sums_of_squares([fake])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 from onnxtrain.optim import SGD, Adagrad, AdamWMode, FusedAdam, Lamb, Lion
 from problem import Problem, make_params, trajectory
@@ -163,11 +164,19 @@ def bad_meta():
     return p
 
 
-@pytest.mark.parametrize("bad", [bad_complex, bad_meta])
+def bad_fake():
+    """As DTensors: it says that it is on the CPU, and has no memory there."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        p = torch.nn.Parameter(torch.ones(3))
+        p.grad = torch.ones(3)
+    return p
+
+
+@pytest.mark.parametrize("bad", [bad_complex, bad_meta, bad_fake])
 def test_other_tensors_are_refused(bad):
     good = torch.nn.Parameter(torch.ones(3))
     good.grad = torch.ones(3)
-    with pytest.raises(TypeError, match="SGD: parameter 1 of group 0.* is (complex64|on meta)"):
+    with pytest.raises(TypeError, match="SGD: parameter 1 of group 0.* (is complex64|is on meta|no memory of its own)"):
         SGD([good, bad()], lr=1.0).step()
     assert torch.equal(good, torch.ones(3))
 

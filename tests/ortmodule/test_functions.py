@@ -128,6 +128,18 @@ def test_its_own_backward_runs_where_a_trace_would_lose_it():
     assert "PythonOp" in program.exported.model.decode("latin1")
 
 
+bound = Wrong.apply
+
+
+def test_an_apply_that_was_bound_before_is_seen_as_well():
+    model = both(lambda m, x: m.two(bound(m.one(x))))
+    (program,) = next(iter(model._programs.values()))
+    assert len(program.exported.functions) == 1
+    x = torch.randn(2, requires_grad=True)
+    bound(x).sum().backward()  # as before an export
+    torch.testing.assert_close(x.grad, 20.0 + x.detach())
+
+
 def test_several_outputs_and_inputs_that_want_no_gradient():
     Split.needed.clear()
 

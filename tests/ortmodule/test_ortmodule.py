@@ -4,7 +4,6 @@ import copy
 import gc
 import logging
 import pickle
-import re
 import sys
 import threading
 from collections import namedtuple
@@ -18,7 +17,7 @@ import torch.nn.functional as F
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "export"))
 import models  # noqa: E402
 import onnxtrain  # noqa: E402
-from onnxtrain import UnsupportedError, _C  # noqa: E402
+from onnxtrain import _C  # noqa: E402
 from onnxtrain.ortmodule import DebugOptions, LogLevel, ORTModule, ORTModuleTorchModelException  # noqa: E402
 
 
@@ -406,33 +405,6 @@ def test_fallback_disabled_raises(monkeypatch):
     monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_DISABLE")
     with pytest.raises(Exception, match="value"):
         ORTModule(Branching())(torch.ones(2))
-
-
-class Unsupported(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.fc = nn.Linear(3, 3)
-
-    def forward(self, x):
-        return torch.linalg.det(self.fc(x))
-
-
-def test_an_operator_that_is_missing_is_named_once(monkeypatch, caplog):
-    model, x = ORTModule(Unsupported()), torch.randn(3, 3)
-    with caplog.at_level(logging.WARNING, "onnxtrain"):
-        for _ in range(3):
-            torch.testing.assert_close(model(x), model.module(x))
-    (said,) = [record.getMessage() for record in caplog.records if "runs in PyTorch" in record.getMessage()]
-    assert re.search(r"operator ai\.onnx\.Det \(opset 20\), used by node '[^']*Det[^']*', is not supported", said), said
-    counts = onnxtrain.stats(model)
-    assert counts["exports"] <= 2 and counts["fallback_steps"] == 3 and counts["engine_steps"] == 0
-    model(x).backward()
-    assert model.fc.weight.grad is not None
-    monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_UNSUPPORTED_TORCH_MODEL|FALLBACK_UNSUPPORTED_DATA")
-    with pytest.raises(UnsupportedError, match="Det"):
-        ORTModule(Unsupported())(x)
-    monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_UNSUPPORTED_ONNX_MODEL")
-    assert ORTModule(Unsupported())(x).shape == ()
 
 
 def test_out_of_range_index_is_an_index_error():
