@@ -189,7 +189,7 @@ struct ont_op {
     const char *domain; /* "" is ai.onnx; ONT_DOMAIN is ours */
     const char *name;
     int since;          /* first opset that this descriptor is true of */
-    uint32_t min_inputs, max_inputs; /* the first min_inputs are never absent */
+    uint32_t min_inputs, max_inputs; /* of ai.onnx, the first min_inputs are never absent */
     uint32_t flags;
     /*
      * Every attribute that the operator honours or that changes nothing, those of passes included, as "axis:i perm:I":

@@ -114,7 +114,7 @@ static ont_status infer_node(ont_graph *g, ont_node *node, ont_node **next)
     if (present < node->op->min_inputs || present > node->op->max_inputs)
         return ont_fail(ONT_EINVAL, "%s '%s': %u inputs, expected %u to %u", node->op_type, node->name, present,
                         node->op->min_inputs, node->op->max_inputs);
-    for (uint32_t i = 0; i < node->op->min_inputs; i++)
+    for (uint32_t i = 0; !*node->domain && i < node->op->min_inputs; i++) /* of ours, what passes build may leave out any */
         if (!ont_node_in(node, i)) return ont_fail(ONT_EINVAL, "%s '%s': input %u is missing", node->op_type, node->name, i);
     ONT_TRY(ont_op_check_attributes(node));
     if (node->op->flags & ONT_OP_GRADIENT)
