@@ -351,10 +351,12 @@ class Square(torch.autograd.Function):
         return grad * 100
 
 
-def test_custom_function_is_named() -> None:
+def test_custom_function_is_a_node_or_is_named() -> None:
     module = Of(lambda m, x: Square.apply(m.fc(x)))
+    exported = export(module, (torch.randn(3, 4),), {}, training=True)
+    assert [call.function for call in exported.functions] == [Square] and b"PythonOp" in exported.model
     with pytest.raises(ExportError, match="Square"):
-        export(module, (torch.randn(3, 4),), {}, training=True)
+        export(module, (torch.randn(3, 4),), {}, training=True, exporter="torchscript")
     assert ops(naive(module, torch.randn(3, 4)), "Mul")  # traced through
     module(torch.randn(3, 4)).sum().backward()  # and apply() is itself again
 
