@@ -313,6 +313,18 @@ static ont_value *log_prob_grad(ont_grad *g)
     return ont_build2(b, "Sub", d, ont_build2(b, "Mul", ont_build1(b, "Exp", O(1)), sum));
 }
 
+/* The loss with its third output, as an operator of our domain: the specification's has two. */
+static ont_status want_pairs(ont_grad *g, ont_value **pairs)
+{
+    ont_node *node = g->node;
+    node->op = ont_op_find(ONT_DOMAIN, "SoftmaxCrossEntropyLoss", 1);
+    if (!node->op) return ont_fail(ONT_EINTERNAL, "SoftmaxCrossEntropyLoss with pairs is not in the table");
+    node->domain = node->op->domain;
+    node->version = node->op->since;
+    ONT_TRY(ont_node_want_output(g->b.graph, node, 2, pairs));
+    return loss_infer(g->b.graph, node);
+}
+
 static void loss_grad(ont_grad *g)
 {
     ont_builder *b = &g->b;
@@ -323,8 +335,7 @@ static void loss_grad(ont_grad *g)
         GI(0, log_prob_grad(g));
         return;
     }
-    if (softmax) b->status = ont_node_want_output(b->graph, g->node, 2, &pairs);
-    if (softmax && b->status == ONT_OK) b->status = loss_infer(b->graph, g->node);
+    if (softmax) b->status = want_pairs(g, &pairs);
     if (b->status != ONT_OK) return;
     ont_value *operands[] = {I(0), I(1), I(2), GO(0), pairs};
     const char *name = softmax ? "SoftmaxCrossEntropyGrad" : "NegativeLogLikelihoodGrad";
@@ -343,15 +354,16 @@ static const ont_kernel grad_kernels[] = {
     {.name = "cross_entropy_grad_ref", .accept = accept_float, .prepare = grad_prepare, .run = grad_run, .inplace = 1},
 };
 
-#define LOSS_OP(name_, since_) \
-    const ont_op ont_op_##name_ = {.domain = "", .name = #name_, .since = since_, .min_inputs = 2, .max_inputs = 3, \
-                                   .nondiff_inputs = 6, .attributes = "ignore_index:i reduction:s", .infer = loss_infer, \
-                                   .grad = loss_grad, ONT_KERNELS(loss_kernels)}
+#define LOSS_OP(domain_, name_, suffix_, since_) \
+    const ont_op ont_op_##name_##suffix_ = {.domain = domain_, .name = #name_, .since = since_, .min_inputs = 2, \
+                                            .max_inputs = 3, .nondiff_inputs = 6, .attributes = "ignore_index:i reduction:s", \
+                                            .infer = loss_infer, .grad = loss_grad, ONT_KERNELS(loss_kernels)}
 #define LOSS_GRAD_OP(name_, operands) \
     const ont_op ont_op_##name_ = {.domain = ONT_DOMAIN, .name = #name_, .since = 1, .min_inputs = operands, \
                                    .max_inputs = operands, .attributes = "ignore_index:i reduction:s", .infer = grad_infer, \
                                    ONT_KERNELS(grad_kernels)}
-LOSS_OP(SoftmaxCrossEntropyLoss, 12);
-LOSS_OP(NegativeLogLikelihoodLoss, 12);
+LOSS_OP("", SoftmaxCrossEntropyLoss, , 12);
+LOSS_OP("", NegativeLogLikelihoodLoss, , 12);
+LOSS_OP(ONT_DOMAIN, SoftmaxCrossEntropyLoss, Pairs, 1);
 LOSS_GRAD_OP(SoftmaxCrossEntropyGrad, 5);
 LOSS_GRAD_OP(NegativeLogLikelihoodGrad, 4);
