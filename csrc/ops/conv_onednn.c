@@ -70,6 +70,14 @@ static ont_status read_conv(const ont_node *node, ont_conv *c)
     return ONT_OK;
 }
 
+/* A product of channels at each place: oneDNN packs both operands for it, which costs more than it gains (bench/conv.py). */
+static bool is_product(const ont_conv *c)
+{
+    bool plain = c->groups == 1 && c->c >= 16 && c->o >= 16;
+    for (int d = 0; d < 3; d++) plain &= c->kernel[d] == 1 && c->stride[d] == 1 && !c->pad[d] && !c->pad_end[d];
+    return plain;
+}
+
 const char *ont_conv_onednn_accept(const ont_node *node)
 {
     const side *s = side_of(node);
@@ -78,6 +86,7 @@ const char *ont_conv_onednn_accept(const ont_node *node)
     if (!ont_shape_count(shape_at(node, s->x)) || !ont_shape_count(shape_at(node, s->w)) || !ont_shape_count(shape_at(node, s->y)))
         return "no elements";
     if (read_conv(node, &c) != ONT_OK) return "the window does not fit";
+    if (is_product(&c)) return "a product";
     return ont_dnnl_conv_refuses(&c, s->kind, s->kind == ONT_CONV_FORWARD && bias_of(node));
 }
 

@@ -68,7 +68,7 @@ class Fallback:
         self._exception: Exception | None = None  # while it lasts
         self._raised_fallback_exception = False
         policy = options.read("ORTMODULE_FALLBACK_POLICY")
-        self.policy: FallbackPolicy = FallbackPolicy.default() if policy is None else policy
+        self.policy = FallbackPolicy.default() if policy is None else policy
         self.retry: bool = options.read("ORTMODULE_FALLBACK_RETRY")
 
     _RAISED = {
@@ -96,6 +96,11 @@ class Fallback:
         return any(self.allows(reason) for reason in self._RAISED)
 
     @property
-    def forced(self) -> bool:
+    def policy(self) -> FallbackPolicy:
+        return self._policy
+
+    @policy.setter
+    def policy(self, policy: FallbackPolicy) -> None:
+        self._policy = policy
         force = FallbackPolicy.FALLBACK_FORCE_TORCH_FORWARD | FallbackPolicy.FALLBACK_FORCE_TORCH_BACKWARD
-        return bool(self.policy & force)
+        self.forced = bool(policy & force)  # read at every step

@@ -46,9 +46,16 @@ class _ORTModuleFunction(torch.autograd.Function):
         return outputs
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        if torch.is_grad_enabled():
+            return _backward_once(ctx, *grads)
         return (None, None, *ctx.run.backward(ctx.saved_tensors, grads))
+
+
+@once_differentiable
+def _backward_once(ctx: Any, *grads: Tensor | None) -> Any:
+    """Under create_graph=True: what comes out raises where it is differentiated again."""
+    return (None, None, *ctx.run.backward(ctx.saved_tensors, grads))
 
 
 class Agent:
