@@ -147,29 +147,67 @@ static double seconds(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-double ont_gemm_measure(const ont_gemm_provider *p, const ont_gemm *g)
+/* Operands of a product for a measurement; their pages are touched. */
+typedef struct scratch {
+    void *data[3];
+    size_t bytes[3];
+} scratch;
+
+static bool scratch_init(scratch *s, const ont_gemm *g)
 {
     size_t size = ont_dtype_size(g->dtype);
-    size_t a_bytes = (size_t)((g->trans_a ? g->k : g->m) * g->lda) * size;
-    size_t b_bytes = (size_t)((g->trans_b ? g->n : g->k) * g->ldb) * size, c_bytes = (size_t)(g->m * g->ldc) * size;
-    void *a = ont_buffer_alloc(a_bytes), *b = ont_buffer_alloc(b_bytes), *c = ont_buffer_alloc(c_bytes);
-    double best = -1;
-    if (a && b && c) {
-        memset(a, 0, a_bytes);
-        memset(b, 0, b_bytes);
-        memset(c, 0, c_bytes);
-        for (int i = 0; i < 3; i++) {
-            double start = seconds();
-            p->run(g, a, b, c);
-            double took = seconds() - start;
-            if (i && (best < 0 || took < best)) best = took; /* the first run warms up */
-            if (i && took > 0.02) break;
-        }
+    s->bytes[0] = (size_t)((g->trans_a ? g->k : g->m) * g->lda) * size;
+    s->bytes[1] = (size_t)((g->trans_b ? g->n : g->k) * g->ldb) * size;
+    s->bytes[2] = (size_t)(g->m * g->ldc) * size;
+    bool all = true;
+    for (int i = 0; i < 3; i++) {
+        s->data[i] = ont_buffer_alloc(s->bytes[i]);
+        if (s->data[i]) memset(s->data[i], 0, s->bytes[i]);
+        all &= s->data[i] != NULL;
     }
-    ont_buffer_free(a, a_bytes);
-    ont_buffer_free(b, b_bytes);
-    ont_buffer_free(c, c_bytes);
-    return best;
+    return all;
+}
+
+static void scratch_deinit(scratch *s)
+{
+    for (int i = 0; i < 3; i++) ont_buffer_free(s->data[i], s->bytes[i]);
+}
+
+static double timed(const ont_gemm_provider *p, const ont_gemm *g, const scratch *s)
+{
+    double start = seconds();
+    p->run(g, s->data[0], s->data[1], s->data[2]);
+    return seconds() - start;
+}
+
+enum { ROUNDS = 4 }; /* the first warms up */
+static const double LONG = 0.02;
+
+/*
+ * Best seconds of each of n providers, which take turns: what slows a moment down meets all of them. False without
+ * memory; a provider that is not there is left out.
+ */
+static bool measure(const ont_gemm_provider *p, int n, const ont_gemm *g, double *best)
+{
+    scratch s;
+    bool all = scratch_init(&s, g);
+    double start = seconds();
+    for (int i = 0; i < n; i++) best[i] = -1;
+    for (int round = 0; all && round < ROUNDS; round++) {
+        for (int i = 0; i < n; i++) {
+            double took = p[i].available(g->dtype) ? timed(&p[i], g, &s) : -1;
+            if (round && took >= 0 && (best[i] < 0 || took < best[i])) best[i] = took;
+        }
+        if (round && seconds() - start > LONG * n) break;
+    }
+    scratch_deinit(&s);
+    return all;
+}
+
+double ont_gemm_measure(const ont_gemm_provider *provider, const ont_gemm *g)
+{
+    double best;
+    return measure(provider, 1, g, &best) ? best : -1;
 }
 
 typedef struct known {
@@ -209,17 +247,18 @@ static ont_gemm sample_of(const ont_gemm *g)
     return s;
 }
 
+/* The plain loop is not measured. NULL without memory. */
 static const ont_gemm_provider *fastest(const ont_gemm *g)
 {
     ont_gemm sample = sample_of(g);
     const ont_gemm_provider *best = NULL;
-    double least = 0;
+    double took[N_PROVIDERS], least = 0;
+    if (!measure(providers, N_PROVIDERS - 1, &sample, took)) return NULL;
     for (int i = 0; i + 1 < N_PROVIDERS; i++) {
-        if (!providers[i].available(g->dtype)) continue;
-        double took = ont_gemm_measure(&providers[i], &sample);
+        if (took[i] < 0) continue;
         ont_log(ONT_LOG_DEBUG, "gemm %lldx%lldx%lld: %s %.0f us", (long long)g->m, (long long)g->n, (long long)g->k,
-                providers[i].name, took * 1e6);
-        if (!best || (took >= 0 && took < least)) best = &providers[i], least = took;
+                providers[i].name, took[i] * 1e6);
+        if (!best || took[i] < least) best = &providers[i], least = took[i];
     }
     return best;
 }
@@ -241,7 +280,8 @@ const ont_gemm_provider *ont_gemm_choose(const ont_gemm *g)
         if (same_kind(&cache[i].shape, g)) best = cache[i].best;
     if (!best) {
         best = fastest(g);
-        if (n_known < KNOWN) cache[n_known++] = (known){*g, best};
+        if (!best) best = first;
+        else if (n_known < KNOWN) cache[n_known++] = (known){*g, best};
     }
     pthread_mutex_unlock(&cache_lock);
     return best;
