@@ -98,10 +98,10 @@ char *ont_strdup(const char *text)
     return copy;
 }
 
-void *ont_buffer_alloc(size_t bytes)
+static void *buffer_alloc(size_t bytes, bool fleeting)
 {
     enum { HUGE_PAGE = 2 << 20, CACHE_LINE = 64 };
-    size_t align = bytes >= HUGE_PAGE ? HUGE_PAGE : CACHE_LINE;
+    size_t align = bytes >= HUGE_PAGE && !fleeting ? HUGE_PAGE : CACHE_LINE;
     size_t rounded;
     if (__builtin_add_overflow(bytes ? bytes : 1, align - 1, &rounded) || must_fail()) return counted(NULL, bytes);
     rounded &= ~(align - 1);
@@ -110,6 +110,16 @@ void *ont_buffer_alloc(size_t bytes)
     if (align == HUGE_PAGE) madvise(block, rounded, MADV_HUGEPAGE); /* a hint: refusal costs speed only */
     atomic_fetch_add_explicit(&live_bytes, (int64_t)bytes, memory_order_relaxed);
     return block;
+}
+
+void *ont_buffer_alloc(size_t bytes)
+{
+    return buffer_alloc(bytes, false);
+}
+
+void *ont_buffer_alloc_fleeting(size_t bytes)
+{
+    return buffer_alloc(bytes, true);
 }
 
 void ont_buffer_free(void *block, size_t bytes)

@@ -7,7 +7,7 @@
 
 #include "base/alloc.h"
 
-enum { LARGE_BLOCK = 16 << 20 };
+enum { LARGE_BLOCK = 16 << 20 }; /* not kept while a run waits for its backward */
 
 struct ont_pool {
     pthread_mutex_t lock;
@@ -87,7 +87,7 @@ ont_status ont_pool_take(ont_pool *pool, ont_dtype dtype, const ont_shape *shape
         block = ont_calloc(1, sizeof *block);
         if (!block) return ONT_ENOMEM;
         block->bytes = bytes;
-        block->data = ont_buffer_alloc(bytes);
+        block->data = (bytes < LARGE_BLOCK ? ont_buffer_alloc : ont_buffer_alloc_fleeting)(bytes);
         if (!block->data) {
             ont_free(block);
             return ONT_ENOMEM;

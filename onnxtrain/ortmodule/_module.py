@@ -21,7 +21,7 @@ from onnxtrain.ortmodule._debug import STAGES, DebugOptions
 from onnxtrain.ortmodule._fallback import Fallback, FallbackPolicy, ORTModuleTorchModelException
 from onnxtrain.ortmodule._managers import TorchModule
 from onnxtrain.ortmodule._program import Program, StaleError
-from onnxtrain.ortmodule._verify import TOLERANCE, compare, verify
+from onnxtrain.ortmodule._verify import compare, tolerance, verify
 from onnxtrain.ortmodule.options import RuntimeOptions
 
 _OWN = frozenset(("_module", "_debug", "_programs", "_counters", "_fallback", "_fallen", "_announced", "_runtime", "_view"))
@@ -336,7 +336,7 @@ class ORTModule(torch.nn.Module):
         _report.count(self._counters, build_seconds=program.build_seconds)
         if exported.needs_verification:
             worst = max(compare(self._module, exported, args, kwargs, thaw=True), key=lambda row: row[1])
-            if not worst[1] <= TOLERANCE:
+            if not worst[1] <= tolerance(self._module):
                 raise ExportError(
                     f"The {exporter} exporter's graph is refused: of one batch, {worst[0]} differs from eager PyTorch's by "
                     f"{worst[1]:.1e} of its largest entry."

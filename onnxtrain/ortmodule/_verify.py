@@ -18,8 +18,16 @@ from onnxtrain._export.exclusive import exclusive, only_here
 from onnxtrain.export import Exported
 from onnxtrain.ortmodule._program import Program
 
-TOLERANCE = 1e-4  # of the largest entry
+TOLERANCE = 1e-4  # of the largest entry, in float32 and float64
 _DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
+
+
+def tolerance(module: torch.nn.Module) -> float:
+    """Of the largest entry: TOLERANCE, or four roundings of the 16-bit floats that the module computes in."""
+    dtypes = {p.dtype for p in module.parameters() if p.is_floating_point()}
+    if torch.is_autocast_enabled("cpu"):
+        dtypes.add(torch.get_autocast_dtype("cpu"))
+    return max([TOLERANCE, *(4 * torch.finfo(dtype).eps for dtype in dtypes)])
 
 
 class VerificationError(RuntimeError):
@@ -176,9 +184,9 @@ def _error(ours: Tensor | None, eager: Tensor | None, least: float) -> float:
 
 
 def verify(module: torch.nn.Module, exported: Exported, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """The table of compare(). Raises VerificationError above TOLERANCE."""
-    rows = compare(module, exported, args, kwargs)
-    table = "\n".join(f"  {name:<48} {error:.2e}{'' if error <= TOLERANCE else '  <-- differs'}" for name, error in rows)
-    if any(not error <= TOLERANCE for _, error in rows):
+    """The table of compare(). Raises VerificationError above tolerance(module)."""
+    rows, limit = compare(module, exported, args, kwargs), tolerance(module)
+    table = "\n".join(f"  {name:<48} {error:.2e}{'' if error <= limit else '  <-- differs'}" for name, error in rows)
+    if any(not error <= limit for _, error in rows):
         raise VerificationError(f"onnxtrain differs from eager PyTorch (relative to the largest entry):\n{table}")
     return f"verify: equal to eager PyTorch (relative to the largest entry)\n{table}"
