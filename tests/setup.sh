@@ -40,7 +40,9 @@ make_environment() {
     echo "making the virtual environment $VENV"
     [ -x "$PYTHON" ] || "${ONNXTRAIN_PYTHON:-python3}" -m venv "$VENV"
     "$PYTHON" -m pip install -q --disable-pip-version-check "setuptools>=77" wheel "torch==$TORCH" "onnx>=1.19" "onnxscript>=0.5" \
-        numpy onednn-cpu-gomp==2023.2.0 onednn-devel-cpu-gomp==2023.2.0 "pytest>=8" "transformers>=5" "matplotlib>=3.8" "tqdm>=4.66"
+        numpy onednn-cpu-gomp==2023.2.0 onednn-devel-cpu-gomp==2023.2.0 "pytest>=8" "matplotlib>=3.8" "tqdm>=4.66"
+    "$PYTHON" -m pip install -q --disable-pip-version-check "transformers>=5" ||
+        echo "transformers cannot be installed here: its models are not tested" >&2
     echo "$stamp" >"$VENV/.packages"
 }
 
