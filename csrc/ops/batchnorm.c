@@ -223,15 +223,6 @@ static ont_status backward_run(const ont_call *call)
     return ONT_OK;
 }
 
-static ont_status grad_infer(ont_graph *g, ont_node *node)
-{
-    (void)g;
-    const ont_value *x = ont_node_in(node, 0), *scale = ont_node_in(node, 1);
-    ONT_TRY(ont_infer_out(node, 0, x->dtype, &x->shape));
-    ONT_TRY(ont_infer_out(node, 1, x->dtype, &scale->shape));
-    return ont_infer_out(node, 2, x->dtype, &scale->shape);
-}
-
 static void bn_grad(ont_grad *g)
 {
     ont_builder *b = &g->b;
@@ -266,5 +257,5 @@ const ont_op ont_op_BatchNormalization = {.domain = "", .name = "BatchNormalizat
                                           .infer = bn_infer, .grad = bn_grad, .expand = bn_expand,
                                           ONT_KERNELS(forward_kernels)};
 const ont_op ont_op_BatchNormGrad = {.domain = ONT_DOMAIN, .name = "BatchNormGrad", .since = 1, .min_inputs = 5,
-                                     .max_inputs = 5, .attributes = BN_ATTRIBUTES, .infer = grad_infer,
+                                     .max_inputs = 5, .attributes = BN_ATTRIBUTES, .infer = ont_infer_norm_grad,
                                      ONT_KERNELS(grad_kernels)};

@@ -139,6 +139,30 @@ ont_status ont_const_scalar(const ont_node *node, uint32_t index, double *value)
     return ONT_OK;
 }
 
+ont_status ont_infer_norm_grad(ont_graph *g, ont_node *node)
+{
+    (void)g;
+    const ont_value *x = ont_node_in(node, 0), *scale = ont_node_in(node, 1);
+    ONT_TRY(ont_infer_out(node, 0, x->dtype, &x->shape));
+    if (!scale) return ONT_OK;
+    ONT_TRY(ont_infer_out(node, 1, x->dtype, &scale->shape));
+    return ont_infer_out(node, 2, x->dtype, &scale->shape);
+}
+
+/* ---- kernels ---- */
+
+const char *ont_accept_any(const ont_node *node)
+{
+    (void)node;
+    return NULL;
+}
+
+const char *ont_accept_float(const ont_node *node)
+{
+    ont_dtype dtype = ont_node_in(node, 0)->dtype;
+    return dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64 ? NULL : "dtype is neither float nor double";
+}
+
 /* ---- building nodes ---- */
 
 /* Splits "ours:Name" in domain and name. */

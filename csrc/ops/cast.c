@@ -258,12 +258,6 @@ static ont_status bit_cast_run(const ont_call *call)
     return ONT_OK;
 }
 
-static const char *bit_cast_accept(const ont_node *node)
-{
-    (void)node;
-    return NULL;
-}
-
-static const ont_kernel bit_cast_kernels[] = {{.name = "bit_cast_ref", .accept = bit_cast_accept, .run = bit_cast_run}};
+static const ont_kernel bit_cast_kernels[] = {{.name = "bit_cast_ref", .accept = ont_accept_any, .run = bit_cast_run}};
 const ont_op ont_op_BitCast = {.domain = "", .name = "BitCast", .since = 26, .min_inputs = 1, .max_inputs = 1,
                                .flags = ONT_OP_NO_GRAD, .attributes = "to:i", .infer = bit_cast_infer, ONT_KERNELS(bit_cast_kernels)};

@@ -55,12 +55,6 @@ static ont_status conv_infer(ont_graph *g, ont_node *node)
     return ont_infer_out(node, 0, x->dtype, &shape);
 }
 
-static const char *accept_float(const ont_node *node)
-{
-    ont_dtype dtype = ont_node_in(node, 0)->dtype;
-    return dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64 ? NULL : "dtype";
-}
-
 /* ---- columns ---- */
 
 /* Cell of the input that output position `o` reads through kernel position `k`; -1 in the padding. */
@@ -294,18 +288,18 @@ static void conv_grad(ont_grad *g)
 
 static const ont_kernel forward_kernels[] = {
     ONT_CONV_ONEDNN("conv_f32_onednn"),
-    {.name = "conv_gemm", .accept = accept_float, .prepare = forward_prepare, .run = forward_run},
-    {.name = "conv_ref", .accept = accept_float, .prepare = forward_prepare_ref, .run = forward_run},
+    {.name = "conv_gemm", .accept = ont_accept_float, .prepare = forward_prepare, .run = forward_run},
+    {.name = "conv_ref", .accept = ont_accept_float, .prepare = forward_prepare_ref, .run = forward_run},
 };
 static const ont_kernel input_kernels[] = {
     ONT_CONV_ONEDNN("conv_grad_input_f32_onednn"),
-    {.name = "conv_grad_input_gemm", .accept = accept_float, .prepare = input_prepare, .run = input_grad_run},
-    {.name = "conv_grad_input_ref", .accept = accept_float, .prepare = input_prepare_ref, .run = input_grad_run},
+    {.name = "conv_grad_input_gemm", .accept = ont_accept_float, .prepare = input_prepare, .run = input_grad_run},
+    {.name = "conv_grad_input_ref", .accept = ont_accept_float, .prepare = input_prepare_ref, .run = input_grad_run},
 };
 static const ont_kernel weight_kernels[] = {
     ONT_CONV_ONEDNN("conv_grad_weight_f32_onednn"),
-    {.name = "conv_grad_weight_gemm", .accept = accept_float, .prepare = weight_prepare, .run = weight_grad_run},
-    {.name = "conv_grad_weight_ref", .accept = accept_float, .prepare = weight_prepare_ref, .run = weight_grad_run},
+    {.name = "conv_grad_weight_gemm", .accept = ont_accept_float, .prepare = weight_prepare, .run = weight_grad_run},
+    {.name = "conv_grad_weight_ref", .accept = ont_accept_float, .prepare = weight_prepare_ref, .run = weight_grad_run},
 };
 
 #define CONV_ATTRIBUTES "auto_pad:s dilations:I group:i kernel_shape:I pads:I strides:I"
@@ -439,8 +433,8 @@ static void transpose_grad(ont_grad *g)
 
 static const ont_kernel transpose_kernels[] = {
     ONT_CONV_ONEDNN("conv_transpose_f32_onednn"),
-    {.name = "conv_transpose_gemm", .accept = accept_float, .prepare = input_prepare, .run = transpose_run},
-    {.name = "conv_transpose_ref", .accept = accept_float, .prepare = input_prepare_ref, .run = transpose_run},
+    {.name = "conv_transpose_gemm", .accept = ont_accept_float, .prepare = input_prepare, .run = transpose_run},
+    {.name = "conv_transpose_ref", .accept = ont_accept_float, .prepare = input_prepare_ref, .run = transpose_run},
 };
 const ont_op ont_op_ConvTransposePlain = {.domain = ONT_DOMAIN, .name = "ConvTranspose", .since = 1, .min_inputs = 2,
                                      .max_inputs = 3, .attributes = CONV_ATTRIBUTES " output_padding:I",

@@ -177,14 +177,8 @@ static ont_status prod_grad_run(const ont_call *call)
     return ONT_OK;
 }
 
-static const char *accept_float(const ont_node *node)
-{
-    ont_dtype dtype = ont_node_in(node, 0)->dtype;
-    return dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64 ? NULL : "dtype is neither float nor double";
-}
-
 static const ont_kernel prod_grad_kernels[] = {
-    {.name = "cum_prod_grad_ref", .accept = accept_float, .prepare = scan_prepare, .run = prod_grad_run},
+    {.name = "cum_prod_grad_ref", .accept = ont_accept_float, .prepare = scan_prepare, .run = prod_grad_run},
 };
 const ont_op ont_op_CumProdGrad = {.domain = ONT_DOMAIN, .name = "CumProdGrad", .since = 1, .min_inputs = 2,
                                    .max_inputs = 2, .attributes = "axis:I exclusive:i reverse:i", .infer = scan_infer,

@@ -108,12 +108,6 @@ static ont_status grad_infer(ont_graph *g, ont_node *node)
     return ONT_OK;
 }
 
-static const char *accept_float(const ont_node *node)
-{
-    ont_dtype dtype = ont_node_in(node, 0)->dtype;
-    return dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64 ? NULL : "dtype";
-}
-
 static ont_status prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
 {
     deform *s = ont_arena_alloc(arena, sizeof *s);
@@ -223,10 +217,10 @@ static void cols_grad(ont_grad *g)
 
 #define DEFORM_ATTRIBUTES "dilations:I group:i kernel_shape:I offset_group:i pads:I strides:I"
 static const ont_kernel cols_kernels[] = {
-    {.name = "deform_cols_ref", .accept = accept_float, .prepare = prepare, .run = cols_run},
+    {.name = "deform_cols_ref", .accept = ont_accept_float, .prepare = prepare, .run = cols_run},
 };
 static const ont_kernel grad_kernels[] = {
-    {.name = "deform_cols_grad_ref", .accept = accept_float, .prepare = prepare, .run = grad_run},
+    {.name = "deform_cols_grad_ref", .accept = ont_accept_float, .prepare = prepare, .run = grad_run},
 };
 const ont_op ont_op_DeformConv = {.domain = "", .name = "DeformConv", .since = 19, .min_inputs = 3, .max_inputs = 5,
                                   .attributes = DEFORM_ATTRIBUTES, .infer = infer, .expand = expand};

@@ -112,16 +112,10 @@ static ont_status det_grad_run(const ont_call *call)
     return ONT_OK;
 }
 
-static const char *accept_float(const ont_node *node)
-{
-    ont_dtype dtype = ont_node_in(node, 0)->dtype;
-    return dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64 ? NULL : "dtype is neither float nor double";
-}
-
-static const ont_kernel det_kernels[] = {{.name = "det_ref", .accept = accept_float, .prepare = det_prepare,
+static const ont_kernel det_kernels[] = {{.name = "det_ref", .accept = ont_accept_float, .prepare = det_prepare,
                                           .run = det_run}};
 static const ont_kernel det_grad_kernels[] = {
-    {.name = "det_grad_ref", .accept = accept_float, .prepare = det_prepare, .run = det_grad_run},
+    {.name = "det_grad_ref", .accept = ont_accept_float, .prepare = det_prepare, .run = det_grad_run},
 };
 const ont_op ont_op_Det = {.domain = "", .name = "Det", .since = 11, .min_inputs = 1, .max_inputs = 1, .attributes = "",
                            .infer = det_infer, .grad = det_grad, ONT_KERNELS(det_kernels)};

@@ -497,13 +497,7 @@ static ont_status isinf_run(const ont_call *call)
     return ONT_OK;
 }
 
-static const char *isinf_accept(const ont_node *node)
-{
-    (void)node; /* infer() has seen to the dtype */
-    return NULL;
-}
-
-static const ont_kernel isinf_kernels[] = {{.name = "isinf_ref", .accept = isinf_accept, .run = isinf_run}};
+static const ont_kernel isinf_kernels[] = {{.name = "isinf_ref", .accept = ont_accept_any, .run = isinf_run}};
 
 /* ---- descriptors ---- */
 

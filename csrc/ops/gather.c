@@ -52,12 +52,6 @@ static ont_status gather_infer(ont_graph *g, ont_node *node)
     return ont_infer_out(node, 0, x->dtype, &shape);
 }
 
-static const char *accept_any(const ont_node *node)
-{
-    (void)node;
-    return NULL;
-}
-
 static ont_status prepare_for(const ont_node *node, const ont_value *table, const ont_value *index, ont_arena *arena,
                               ont_prepared *out)
 {
@@ -112,12 +106,6 @@ static ont_status grad_prepare(const ont_node *node, ont_arena *arena, ont_prepa
     return prepare_for(node, node->outputs[0], ont_node_in(node, 1), arena, out);
 }
 
-static const char *accept_float(const ont_node *node)
-{
-    ont_dtype dtype = ont_node_in(node, 0)->dtype;
-    return dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64 ? NULL : "dtype";
-}
-
 static void add_row(const gather_state *s, void *to, const void *from)
 {
     if (s->size == sizeof(float))
@@ -151,10 +139,10 @@ static ont_status grad_run(const ont_call *call)
 }
 
 static const ont_kernel gather_kernels[] = {
-    {.name = "gather_ref", .accept = accept_any, .prepare = gather_prepare, .run = gather_run},
+    {.name = "gather_ref", .accept = ont_accept_any, .prepare = gather_prepare, .run = gather_run},
 };
 static const ont_kernel grad_kernels[] = {
-    {.name = "gather_grad_ref", .accept = accept_float, .prepare = grad_prepare, .run = grad_run},
+    {.name = "gather_grad_ref", .accept = ont_accept_float, .prepare = grad_prepare, .run = grad_run},
 };
 const ont_op ont_op_Gather = {.domain = "", .name = "Gather", .since = 1, .min_inputs = 2, .max_inputs = 2,
                               .nondiff_inputs = 2, .attributes = "axis:i", .infer = gather_infer, .grad = gather_grad,

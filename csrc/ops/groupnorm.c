@@ -40,12 +40,6 @@ static ont_status infer(ont_graph *g, ont_node *node)
     return ont_infer_out(node, 0, x->dtype, &x->shape);
 }
 
-static const char *accept_float(const ont_node *node)
-{
-    ont_dtype dtype = ont_node_in(node, 0)->dtype;
-    return dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64 ? NULL : "dtype";
-}
-
 static ont_status prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
 {
     groups_state *s = ont_arena_alloc(arena, sizeof *s);
@@ -188,15 +182,6 @@ static ont_status run_grad(const ont_call *call)
     return ONT_OK;
 }
 
-static ont_status grad_infer(ont_graph *g, ont_node *node)
-{
-    (void)g;
-    const ont_value *x = ont_node_in(node, 0), *scale = ont_node_in(node, 1);
-    ONT_TRY(ont_infer_out(node, 0, x->dtype, &x->shape));
-    ONT_TRY(ont_infer_out(node, 1, x->dtype, &scale->shape));
-    return ont_infer_out(node, 2, x->dtype, &scale->shape);
-}
-
 static void grad(ont_grad *g)
 {
     ont_builder *b = &g->b;
@@ -298,16 +283,16 @@ static void instance_expand(ont_builder *b, ont_node *node, ont_value **outputs)
 }
 
 static const ont_kernel kernels[] = {
-    {.name = "groupnorm_lanes", .accept = accept_float, .prepare = prepare, .run = run},
+    {.name = "groupnorm_lanes", .accept = ont_accept_float, .prepare = prepare, .run = run},
 };
 static const ont_kernel grad_kernels[] = {
-    {.name = "groupnorm_grad_lanes", .accept = accept_float, .prepare = prepare_grad, .run = run_grad},
+    {.name = "groupnorm_grad_lanes", .accept = ont_accept_float, .prepare = prepare_grad, .run = run_grad},
 };
 const ont_op ont_op_GroupNorm = {.domain = ONT_DOMAIN, .name = "GroupNorm", .since = 1, .min_inputs = 3, .max_inputs = 3,
                                  .nondiff_outputs = ~1ull, .attributes = "epsilon:f groups:i", .infer = infer, .grad = grad,
                                  ONT_KERNELS(kernels)};
 const ont_op ont_op_GroupNormGrad = {.domain = ONT_DOMAIN, .name = "GroupNormGrad", .since = 1, .min_inputs = 5, .max_inputs = 5,
-                                     .attributes = "epsilon:f groups:i", .infer = grad_infer, ONT_KERNELS(grad_kernels)};
+                                     .attributes = "epsilon:f groups:i", .infer = ont_infer_norm_grad, ONT_KERNELS(grad_kernels)};
 const ont_op ont_op_GroupNormalization = {.domain = "", .name = "GroupNormalization", .since = 18, .min_inputs = 3, .max_inputs = 3,
                                           .attributes = "epsilon:f num_groups:i stash_type:i", .infer = group_infer,
                                           .expand = group_expand};

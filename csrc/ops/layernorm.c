@@ -56,12 +56,6 @@ static const char *accept_f32(const ont_node *node)
     return ont_node_in(node, 0)->dtype == ONT_FLOAT32 ? NULL : "dtype";
 }
 
-static const char *accept_float(const ont_node *node)
-{
-    ont_dtype dtype = ont_node_in(node, 0)->dtype;
-    return dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64 ? NULL : "dtype";
-}
-
 static ont_status prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
 {
     layernorm_state *s = ont_arena_alloc(arena, sizeof *s);
@@ -129,20 +123,10 @@ static ont_status forward_ref(const ont_call *call)
 
 static const ont_kernel forward_kernels[] = {
     {.name = "layernorm_f32_rows", .accept = accept_f32, .prepare = prepare, .run = forward_simd},
-    {.name = "layernorm_ref", .accept = accept_float, .prepare = prepare, .run = forward_ref},
+    {.name = "layernorm_ref", .accept = ont_accept_float, .prepare = prepare, .run = forward_ref},
 };
 
 /* ---- gradient: (x, scale, mean, inv_std, dy) -> dx, dscale, dbias ---- */
-
-static ont_status grad_infer(ont_graph *g, ont_node *node)
-{
-    (void)g;
-    const ont_value *x = ont_node_in(node, 0), *scale = ont_node_in(node, 1);
-    ONT_TRY(ont_infer_out(node, 0, x->dtype, &x->shape));
-    if (!scale) return ONT_OK;
-    ONT_TRY(ont_infer_out(node, 1, x->dtype, &scale->shape));
-    return ont_infer_out(node, 2, x->dtype, &scale->shape);
-}
 
 /* Partial sums of dscale and dbias are kept per range of rows and added in order: the result does not depend on threads. */
 enum { PARTS = 8 };
@@ -243,7 +227,7 @@ static void layernorm_grad(ont_grad *g)
 
 static const ont_kernel grad_kernels[] = {
     {.name = "layernorm_grad_f32_rows", .accept = accept_f32, .prepare = grad_prepare, .run = grad_simd},
-    {.name = "layernorm_grad_ref", .accept = accept_float, .prepare = prepare, .run = grad_ref},
+    {.name = "layernorm_grad_ref", .accept = ont_accept_float, .prepare = prepare, .run = grad_ref},
 };
 
 const ont_op ont_op_LayerNormalization = {.domain = "", .name = "LayerNormalization", .since = 17, .min_inputs = 2,
@@ -252,4 +236,4 @@ const ont_op ont_op_LayerNormalization = {.domain = "", .name = "LayerNormalizat
                                           ONT_KERNELS(forward_kernels)};
 const ont_op ont_op_LayerNormGrad = {.domain = ONT_DOMAIN, .name = "LayerNormGrad", .since = 1, .min_inputs = 5,
                                      .max_inputs = 5, .attributes = "axis:i epsilon:f stash_type:i",
-                                     .infer = grad_infer, ONT_KERNELS(grad_kernels)};
+                                     .infer = ont_infer_norm_grad, ONT_KERNELS(grad_kernels)};

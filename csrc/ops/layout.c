@@ -7,12 +7,6 @@
 
 #include "ops/strided.h"
 
-static const char *accept_any(const ont_node *node)
-{
-    (void)node;
-    return NULL;
-}
-
 static ont_status run_copy(const ont_call *call)
 {
     ont_strided_copy(call->state, call->in[0], call->out[0]);
@@ -81,7 +75,7 @@ static void transpose_grad(ont_grad *g)
 }
 
 static const ont_kernel transpose_kernels[] = {
-    {.name = "transpose_ref", .accept = accept_any, .prepare = transpose_prepare, .run = run_copy},
+    {.name = "transpose_ref", .accept = ont_accept_any, .prepare = transpose_prepare, .run = run_copy},
 };
 const ont_op ont_op_Transpose = {.domain = "", .name = "Transpose", .since = 1, .min_inputs = 1, .max_inputs = 1,
                                  .attributes = "perm:I", .infer = transpose_infer, .grad = transpose_grad,
@@ -123,7 +117,7 @@ static void expand_grad(ont_grad *g)
 }
 
 static const ont_kernel expand_kernels[] = {
-    {.name = "expand_ref", .accept = accept_any, .prepare = expand_prepare, .run = run_copy},
+    {.name = "expand_ref", .accept = ont_accept_any, .prepare = expand_prepare, .run = run_copy},
 };
 const ont_op ont_op_Expand = {.domain = "", .name = "Expand", .since = 8, .min_inputs = 2, .max_inputs = 2,
                               .nondiff_inputs = 2, .attributes = "", .infer = expand_infer, .grad = expand_grad,
@@ -226,7 +220,7 @@ static void slice_grad(ont_grad *g)
 }
 
 static const ont_kernel slice_kernels[] = {
-    {.name = "slice_ref", .accept = accept_any, .prepare = slice_prepare, .run = run_copy},
+    {.name = "slice_ref", .accept = ont_accept_any, .prepare = slice_prepare, .run = run_copy},
 };
 const ont_op ont_op_Slice = {.domain = "", .name = "Slice", .since = 1, .min_inputs = 1, .max_inputs = 5,
                              .nondiff_inputs = ~1ull, .attributes = "starts:I ends:I axes:I", .infer = slice_infer,
@@ -256,7 +250,7 @@ static ont_status put_run(const ont_call *call)
 }
 
 static const ont_kernel put_kernels[] = {
-    {.name = "put_slice_ref", .accept = accept_any, .prepare = put_prepare, .run = put_run},
+    {.name = "put_slice_ref", .accept = ont_accept_any, .prepare = put_prepare, .run = put_run},
 };
 const ont_op ont_op_PutSlice = {.domain = ONT_DOMAIN, .name = "PutSlice", .since = 1, .min_inputs = 1, .max_inputs = 1,
                                 .attributes = "shape:I start:I step:I", .infer = ont_infer_stated, ONT_KERNELS(put_kernels)};
@@ -413,10 +407,10 @@ static void concat_grad(ont_grad *g)
 }
 
 static const ont_kernel split_kernels[] = {
-    {.name = "split_ref", .accept = accept_any, .prepare = split_prepare, .run = split_run},
+    {.name = "split_ref", .accept = ont_accept_any, .prepare = split_prepare, .run = split_run},
 };
 static const ont_kernel concat_kernels[] = {
-    {.name = "concat_ref", .accept = accept_any, .prepare = concat_prepare, .run = concat_run},
+    {.name = "concat_ref", .accept = ont_accept_any, .prepare = concat_prepare, .run = concat_run},
 };
 const ont_op ont_op_Split = {.domain = "", .name = "Split", .since = 2, .min_inputs = 1, .max_inputs = 2,
                              .nondiff_inputs = 2, .attributes = "axis:i split:I num_outputs:i", .infer = split_infer,

@@ -99,12 +99,6 @@ static ont_status prepare(const ont_node *node, ont_arena *arena, ont_prepared *
     return ONT_OK;
 }
 
-static const char *accept_float(const ont_node *node)
-{
-    ont_dtype dtype = ont_node_in(node, 0)->dtype;
-    return dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64 ? NULL : "dtype";
-}
-
 static const void *weights_of(const ont_call *call)
 {
     return call->node->n_inputs > 2 ? call->in[2] : NULL;
@@ -347,11 +341,11 @@ static void loss_grad(ont_grad *g)
 
 static const ont_kernel loss_kernels[] = {
     {.name = "cross_entropy_f32_rows", .accept = accept_rows, .prepare = prepare, .run = loss_fast},
-    {.name = "cross_entropy_ref", .accept = accept_float, .prepare = prepare, .run = loss_ref},
+    {.name = "cross_entropy_ref", .accept = ont_accept_float, .prepare = prepare, .run = loss_ref},
 };
 static const ont_kernel grad_kernels[] = {
     {.name = "cross_entropy_grad_f32_rows", .accept = accept_rows, .prepare = grad_prepare, .run = grad_fast, .inplace = 1},
-    {.name = "cross_entropy_grad_ref", .accept = accept_float, .prepare = grad_prepare, .run = grad_run, .inplace = 1},
+    {.name = "cross_entropy_grad_ref", .accept = ont_accept_float, .prepare = grad_prepare, .run = grad_run, .inplace = 1},
 };
 
 #define LOSS_OP(domain_, name_, suffix_, since_) \

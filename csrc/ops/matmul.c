@@ -77,12 +77,6 @@ typedef struct matmul_state {
     bool parallel_batch;
 } matmul_state;
 
-static const char *float_accept(const ont_node *node)
-{
-    ont_dtype dtype = ont_node_in(node, 0)->dtype;
-    return dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64 ? NULL : "dtype";
-}
-
 /* Scales of Gemm are floats: with integers only whole ones are exact. */
 static const char *int_accept(const ont_node *node)
 {
@@ -239,8 +233,8 @@ static void matmul_grad(ont_grad *g)
 }
 
 static const ont_kernel matmul_kernels[] = {
-    {.name = "matmul_blas", .accept = float_accept, .prepare = matmul_prepare, .run = matmul_run},
-    {.name = "matmul_ref", .accept = float_accept, .prepare = matmul_prepare_ref, .run = matmul_run},
+    {.name = "matmul_blas", .accept = ont_accept_float, .prepare = matmul_prepare, .run = matmul_run},
+    {.name = "matmul_ref", .accept = ont_accept_float, .prepare = matmul_prepare_ref, .run = matmul_run},
     {.name = "matmul_int", .accept = int_accept, .prepare = matmul_prepare_ref, .run = matmul_run},
 };
 const ont_op ont_op_MatMul = {.domain = "", .name = "MatMul", .since = 1, .min_inputs = 2, .max_inputs = 2,
@@ -314,8 +308,8 @@ static void gemm_grad(ont_grad *g)
 }
 
 static const ont_kernel gemm_kernels[] = {
-    {.name = "gemm_blas", .accept = float_accept, .prepare = matmul_prepare, .run = gemm_run},
-    {.name = "gemm_ref", .accept = float_accept, .prepare = matmul_prepare_ref, .run = gemm_run},
+    {.name = "gemm_blas", .accept = ont_accept_float, .prepare = matmul_prepare, .run = gemm_run},
+    {.name = "gemm_ref", .accept = ont_accept_float, .prepare = matmul_prepare_ref, .run = gemm_run},
     {.name = "gemm_int", .accept = int_accept, .prepare = matmul_prepare_ref, .run = gemm_run},
 };
 const ont_op ont_op_Gemm = {.domain = "", .name = "Gemm", .since = 7, .min_inputs = 2, .max_inputs = 3,

@@ -125,12 +125,6 @@ static ont_status nms_prepare(const ont_node *node, ont_arena *arena, ont_prepar
     return ONT_OK;
 }
 
-static const char *nms_accept(const ont_node *node)
-{
-    (void)node;
-    return NULL;
-}
-
 static void nms_expand(ont_builder *b, ont_node *node, ont_value **outputs)
 {
     ont_value *inputs[5];
@@ -143,7 +137,7 @@ static void nms_expand(ont_builder *b, ont_node *node, ont_value **outputs)
     outputs[0] = ont_build3(b, "Slice", full->outputs[0], ont_build_const_ints(b, &zero, 1), full->outputs[1]);
 }
 
-static const ont_kernel nms_kernels[] = {{.name = "nms_ref", .accept = nms_accept, .prepare = nms_prepare, .run = nms_run}};
+static const ont_kernel nms_kernels[] = {{.name = "nms_ref", .accept = ont_accept_any, .prepare = nms_prepare, .run = nms_run}};
 const ont_op ont_op_NonMaxSuppression = {.domain = "", .name = "NonMaxSuppression", .since = 10, .min_inputs = 2,
                                          .max_inputs = 5, .flags = ONT_OP_NO_GRAD, .attributes = "center_point_box:i",
                                          .expand = nms_expand};

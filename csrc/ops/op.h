@@ -36,6 +36,8 @@ ont_status ont_infer_stated(ont_graph *g, ont_node *node) ONT_MUST_USE;
 /* out(0) is the broadcast of all inputs, whose dtypes must agree; and the same with bool result. */
 ont_status ont_infer_broadcast(ont_graph *g, ont_node *node) ONT_MUST_USE;
 ont_status ont_infer_compare(ont_graph *g, ont_node *node) ONT_MUST_USE;
+/* Gradients of a normalisation (x, scale ...) -> (dx, dscale, dbias): as x, and twice as scale where there is one. */
+ont_status ont_infer_norm_grad(ont_graph *g, ont_node *node) ONT_MUST_USE;
 /* EINVAL naming the input where absent. */
 ont_status ont_need_input(const ont_node *node, uint32_t index, ont_value **value) ONT_MUST_USE;
 /*
@@ -171,6 +173,10 @@ struct ont_kernel {
     void (*release)(void *state);
     uint32_t inplace; /* bit i: output 0 may share storage with input i (same byte size) */
 };
+
+/* accept() of kernels that take every dtype, and of those for float32 and float64 by their first input. */
+const char *ont_accept_any(const ont_node *node);
+const char *ont_accept_float(const ont_node *node);
 
 /* ---- descriptor --------------------------------------------------------------------------------------------- */
 

@@ -8,18 +8,6 @@
 #include "base/parallel.h"
 #include "ops/indexed.h"
 
-static const char *accept_any(const ont_node *node)
-{
-    (void)node;
-    return NULL;
-}
-
-static const char *accept_float(const ont_node *node)
-{
-    ont_dtype dtype = ont_node_in(node, 0)->dtype;
-    return dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64 ? NULL : "dtype is neither float nor double";
-}
-
 /* ---- Pad ---- */
 
 typedef enum pad_mode { CONSTANT, REFLECT, EDGE, WRAP } pad_mode;
@@ -224,7 +212,7 @@ static ont_status pad_run(const ont_call *call)
 
 static const char *accept_pad(const ont_node *node)
 {
-    bool old = node->version < 11, floats = !accept_float(node);
+    bool old = node->version < 11, floats = !ont_accept_float(node);
     return old && !floats && ont_attr_float(node, "value", 0) != 0
         ? "attribute value of another dtype than float and double"
                                                                     : NULL;
@@ -318,7 +306,7 @@ static ont_status pad_grad_run(const ont_call *call)
 static const ont_kernel pad_kernels[] = {{.name = "pad_ref", .accept = accept_pad, .prepare = pad_prepare,
                                           .run = pad_run}};
 static const ont_kernel pad_grad_kernels[] = {
-    {.name = "pad_grad_ref", .accept = accept_float, .prepare = pad_grad_prepare, .run = pad_grad_run},
+    {.name = "pad_grad_ref", .accept = ont_accept_float, .prepare = pad_grad_prepare, .run = pad_grad_run},
 };
 const ont_op ont_op_Pad = {.domain = "", .name = "Pad", .since = 1, .min_inputs = 1, .max_inputs = 4,
                            .nondiff_inputs = 10, .attributes = "mode:s pads:I paddings:I value:f", .infer = pad_infer,
@@ -386,7 +374,7 @@ static void reverse_grad(ont_grad *g)
     GI(0, ont_build_done(&g->b, node));
 }
 
-static const ont_kernel reverse_kernels[] = {{.name = "reverse_sequence_ref", .accept = accept_any,
+static const ont_kernel reverse_kernels[] = {{.name = "reverse_sequence_ref", .accept = ont_accept_any,
                                               .run = reverse_run}};
 const ont_op ont_op_ReverseSequence = {.domain = "", .name = "ReverseSequence", .since = 10, .min_inputs = 2,
                                        .max_inputs = 2, .nondiff_inputs = 2, .attributes = "batch_axis:i time_axis:i",

@@ -90,17 +90,11 @@ ont_status ont_pool_infer(ont_graph *g, ont_node *node)
     return ont_infer_out(node, 0, x->dtype, &shape);
 }
 
-static const char *accept_float(const ont_node *node)
-{
-    ont_dtype dtype = ont_node_in(node, 0)->dtype;
-    return dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64 ? NULL : "dtype";
-}
-
 static const char *accept_number(const ont_node *node)
 {
     ont_dtype dtype = ont_node_in(node, 0)->dtype;
-    if (strcmp(node->op->name, "MaxPool")) return accept_float(node);
-    return dtype == ONT_INT8 || dtype == ONT_UINT8 ? NULL : accept_float(node);
+    if (strcmp(node->op->name, "MaxPool")) return ont_accept_float(node);
+    return dtype == ONT_INT8 || dtype == ONT_UINT8 ? NULL : ont_accept_float(node);
 }
 
 static const char *accept_rows(const ont_node *node, const char *(*dtype)(const ont_node *node))
@@ -110,7 +104,7 @@ static const char *accept_rows(const ont_node *node, const char *(*dtype)(const 
 }
 
 static const char *accept_number_rows(const ont_node *node) { return accept_rows(node, accept_number); }
-static const char *accept_float_rows(const ont_node *node) { return accept_rows(node, accept_float); }
+static const char *accept_float_rows(const ont_node *node) { return accept_rows(node, ont_accept_float); }
 
 static ont_status prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
 {
@@ -317,7 +311,7 @@ const ont_kernel ont_pool_kernels[2] = {
 };
 const ont_kernel ont_pool_grad_kernels[2] = {
     {.name = "pool_grad_rows", .accept = accept_float_rows, .prepare = prepare, .run = backward_run},
-    {.name = "pool_grad_ref", .accept = accept_float, .prepare = prepare, .run = backward_ref},
+    {.name = "pool_grad_ref", .accept = ont_accept_float, .prepare = prepare, .run = backward_ref},
 };
 
 /* ---- gradients and descriptors ---- */

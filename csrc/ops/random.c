@@ -38,12 +38,6 @@ typedef struct dropout_state {
     const ont_simd_table *simd;
 } dropout_state;
 
-static const char *dropout_accept(const ont_node *node)
-{
-    ont_dtype dtype = ont_node_in(node, 0)->dtype;
-    return dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64 ? NULL : "dtype";
-}
-
 static ont_status dropout_prepare_with(const ont_simd_table *simd, const ont_node *node, ont_arena *arena, ont_prepared *out)
 {
     dropout_state *s = ont_arena_alloc(arena, sizeof *s);
@@ -142,8 +136,8 @@ static void dropout_grad(ont_grad *g)
 }
 
 static const ont_kernel kernels[] = {
-    {.name = "dropout_simd", .accept = dropout_accept, .prepare = dropout_prepare, .run = dropout_run, .inplace = 1},
-    {.name = "dropout_ref", .accept = dropout_accept, .prepare = dropout_prepare_ref, .run = dropout_run, .inplace = 1},
+    {.name = "dropout_simd", .accept = ont_accept_float, .prepare = dropout_prepare, .run = dropout_run, .inplace = 1},
+    {.name = "dropout_ref", .accept = ont_accept_float, .prepare = dropout_prepare_ref, .run = dropout_run, .inplace = 1},
 };
 
 const ont_op ont_op_Dropout = {.domain = "", .name = "Dropout", .since = 7, .min_inputs = 1, .max_inputs = 3,

@@ -147,12 +147,6 @@ static ont_status fill_run(const ont_call *call)
     return ONT_OK;
 }
 
-static const char *accept_any(const ont_node *node)
-{
-    (void)node;
-    return NULL;
-}
-
 /* ---- Multinomial: draws by the exponentials of unnormalised log probabilities ---- */
 
 static ont_status multinomial_infer(ont_graph *g, ont_node *node)
@@ -195,9 +189,9 @@ static ont_status multinomial_run(const ont_call *call)
     return ONT_OK;
 }
 
-static const ont_kernel fill_kernels[] = {{.name = "fill_ref", .accept = accept_any, .prepare = fill_prepare,
+static const ont_kernel fill_kernels[] = {{.name = "fill_ref", .accept = ont_accept_any, .prepare = fill_prepare,
                                            .run = fill_run}};
-static const ont_kernel multinomial_kernels[] = {{.name = "multinomial_ref", .accept = accept_any,
+static const ont_kernel multinomial_kernels[] = {{.name = "multinomial_ref", .accept = ont_accept_any,
                                                   .run = multinomial_run}};
 
 #define RANDOM(name_, since_, n_, attributes_, infer_, kernels_) \

@@ -47,12 +47,6 @@ static ont_status grad_infer(ont_graph *g, ont_node *node)
 
 /* ---- kernels ---- */
 
-static const char *accept_float(const ont_node *node)
-{
-    ont_dtype dtype = ont_node_in(node, 0)->dtype;
-    return dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64 ? NULL : "dtype";
-}
-
 static const char *accept_copy(const ont_node *node)
 {
     if (strcmp(ont_attr_string(node, "mode", "nearest"), "nearest")) return "not mode 'nearest'";
@@ -313,13 +307,13 @@ static void grad(ont_grad *g)
 }
 
 static const ont_kernel kernels[] = {
-    {.name = "resize_rows", .accept = accept_float, .prepare = prepare, .run = run},
+    {.name = "resize_rows", .accept = ont_accept_float, .prepare = prepare, .run = run},
     {.name = "resize_copy", .accept = accept_copy, .prepare = prepare, .run = copy_run},
-    {.name = "resize_ref", .accept = accept_float, .prepare = prepare_ref, .run = run_ref},
+    {.name = "resize_ref", .accept = ont_accept_float, .prepare = prepare_ref, .run = run_ref},
 };
 static const ont_kernel grad_kernels[] = {
-    {.name = "resize_grad_rows", .accept = accept_float, .prepare = prepare, .run = run},
-    {.name = "resize_grad_ref", .accept = accept_float, .prepare = prepare_ref, .run = run_ref},
+    {.name = "resize_grad_rows", .accept = ont_accept_float, .prepare = prepare, .run = run},
+    {.name = "resize_grad_ref", .accept = ont_accept_float, .prepare = prepare_ref, .run = run_ref},
 };
 #define RESIZE_ATTRIBUTES \
     "antialias:i axes:I coordinate_transformation_mode:s cubic_coeff_a:f exclude_outside:i extrapolation_value:f " \

@@ -85,12 +85,6 @@ static ont_status grad_infer(ont_graph *g, ont_node *node)
     return ont_infer_out(node, 0, ont_node_in(node, 0)->dtype, &ont_node_in(node, 0)->shape);
 }
 
-static const char *accept_float(const ont_node *node)
-{
-    ont_dtype dtype = ont_node_in(node, 0)->dtype;
-    return dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64 ? NULL : "dtype";
-}
-
 static ont_status prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
 {
     roi_state *s = ont_arena_alloc(arena, sizeof *s);
@@ -260,8 +254,8 @@ static void grad(ont_grad *g)
 #define ALIGN_ATTRIBUTES \
     "coordinate_transformation_mode:s mode:s output_height:i output_width:i sampling_ratio:i spatial_scale:f"
 #define POOL_ATTRIBUTES "pooled_shape:I spatial_scale:f"
-static const ont_kernel kernels[] = {{.name = "roi_ref", .accept = accept_float, .prepare = prepare, .run = run}};
-static const ont_kernel grad_kernels[] = {{.name = "roi_grad_ref", .accept = accept_float, .prepare = prepare, .run = run}};
+static const ont_kernel kernels[] = {{.name = "roi_ref", .accept = ont_accept_float, .prepare = prepare, .run = run}};
+static const ont_kernel grad_kernels[] = {{.name = "roi_grad_ref", .accept = ont_accept_float, .prepare = prepare, .run = run}};
 const ont_op ont_op_RoiAlign = {.domain = "", .name = "RoiAlign", .since = 10, .min_inputs = 3, .max_inputs = 3, .nondiff_inputs = 6,
                                 .attributes = ALIGN_ATTRIBUTES, .infer = infer, .grad = grad, ONT_KERNELS(kernels)};
 const ont_op ont_op_RoiAlignGrad = {.domain = ONT_DOMAIN, .name = "RoiAlignGrad", .since = 1, .min_inputs = 4, .max_inputs = 4,

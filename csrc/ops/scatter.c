@@ -213,20 +213,6 @@ static ont_status scatter_run(const ont_call *call)
     return ONT_OK;
 }
 
-static const char *accept_any(const ont_node *node)
-{
-    (void)node;
-    return NULL;
-}
-
-static const char *accept_scatter(const ont_node *node)
-{
-    ont_scatter reduction;
-    if (ont_scatter_reduction(node, &reduction) != ONT_OK) return "reduction";
-    if (reduction == ONT_SCATTER_NONE) return NULL;
-    return ont_scatter_accepts(ont_node_in(node, 0)->dtype) ? NULL : "dtype has no arithmetic here";
-}
-
 /* ---- gradients ---- */
 
 static ont_value *along(ont_grad *g, const char *op, ont_value *x, ont_value *index, ont_value *updates,
@@ -308,10 +294,10 @@ void ont_scatter_grad(ont_grad *g)
 }
 
 static const ont_kernel gather_kernels[] = {
-    {.name = "gather_elements_ref", .accept = accept_any, .prepare = elements_prepare, .run = gather_run},
+    {.name = "gather_elements_ref", .accept = ont_accept_any, .prepare = elements_prepare, .run = gather_run},
 };
 static const ont_kernel scatter_kernels[] = {
-    {.name = "scatter_elements_ref", .accept = accept_scatter, .prepare = elements_prepare, .run = scatter_run,
+    {.name = "scatter_elements_ref", .accept = ont_scatter_accept, .prepare = elements_prepare, .run = scatter_run,
      .inplace = 1},
 };
 const ont_op ont_op_GatherElements = {.domain = "", .name = "GatherElements", .since = 11, .min_inputs = 2,

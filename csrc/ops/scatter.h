@@ -9,7 +9,8 @@
 typedef enum ont_scatter { ONT_SCATTER_NONE, ONT_SCATTER_ADD, ONT_SCATTER_MUL, ONT_SCATTER_MAX, ONT_SCATTER_MIN } ont_scatter;
 
 ont_status ont_scatter_reduction(const ont_node *node, ont_scatter *reduction) ONT_MUST_USE;
-bool ont_scatter_accepts(ont_dtype dtype);
+/* accept() of the kernels: without a reduction every dtype, with one those that the combining loop has. */
+const char *ont_scatter_accept(const ont_node *node);
 /* to[i] = to[i] op from[i] over n elements; not for NONE. */
 void ont_scatter_combine(ont_dtype dtype, ont_scatter reduction, void *to, const void *from, int64_t n);
 /* ScatterElements, Scatter and ScatterND alike. */

@@ -36,9 +36,13 @@
 EACH_DTYPE(X)
 #undef X
 
-bool ont_scatter_accepts(ont_dtype dtype)
+const char *ont_scatter_accept(const ont_node *node)
 {
-    return dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64 || ont_dtype_is_int(dtype);
+    ont_scatter reduction;
+    ont_dtype dtype = ont_node_in(node, 0)->dtype;
+    if (ont_scatter_reduction(node, &reduction) != ONT_OK) return "reduction";
+    bool number = dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64 || ont_dtype_is_int(dtype);
+    return reduction == ONT_SCATTER_NONE || number ? NULL : "dtype has no arithmetic here";
 }
 
 void ont_scatter_combine(ont_dtype dtype, ont_scatter reduction, void *to, const void *from, int64_t n)
@@ -213,20 +217,6 @@ static ont_status scatter_nd_run(const ont_call *call)
     return ONT_OK;
 }
 
-static const char *accept_any(const ont_node *node)
-{
-    (void)node;
-    return NULL;
-}
-
-static const char *accept_scatter(const ont_node *node)
-{
-    ont_scatter reduction;
-    if (ont_scatter_reduction(node, &reduction) != ONT_OK) return "reduction";
-    if (reduction == ONT_SCATTER_NONE) return NULL;
-    return ont_scatter_accepts(ont_node_in(node, 0)->dtype) ? NULL : "dtype has no arithmetic here";
-}
-
 /* GatherNDGrad: dy added into zeros of `shape`; ScatterND has no batch dims, so they are an attribute of it. */
 static void gather_nd_grad(ont_grad *g)
 {
@@ -278,20 +268,14 @@ static ont_status gather_nd_grad_run(const ont_call *call)
     return ONT_OK;
 }
 
-static const char *accept_float(const ont_node *node)
-{
-    ont_dtype dtype = ont_node_in(node, 0)->dtype;
-    return dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64 ? NULL : "dtype is neither float nor double";
-}
-
 static const ont_kernel gather_nd_kernels[] = {
-    {.name = "gather_nd_ref", .accept = accept_any, .prepare = tuples_prepare, .run = gather_nd_run},
+    {.name = "gather_nd_ref", .accept = ont_accept_any, .prepare = tuples_prepare, .run = gather_nd_run},
 };
 static const ont_kernel scatter_nd_kernels[] = {
-    {.name = "scatter_nd_ref", .accept = accept_scatter, .prepare = tuples_prepare, .run = scatter_nd_run, .inplace = 1},
+    {.name = "scatter_nd_ref", .accept = ont_scatter_accept, .prepare = tuples_prepare, .run = scatter_nd_run, .inplace = 1},
 };
 static const ont_kernel gather_nd_grad_kernels[] = {
-    {.name = "gather_nd_grad_ref", .accept = accept_float, .prepare = gather_nd_grad_prepare, .run = gather_nd_grad_run},
+    {.name = "gather_nd_grad_ref", .accept = ont_accept_float, .prepare = gather_nd_grad_prepare, .run = gather_nd_grad_run},
 };
 const ont_op ont_op_GatherND = {.domain = "", .name = "GatherND", .since = 11, .min_inputs = 2, .max_inputs = 2,
                                 .nondiff_inputs = 2, .attributes = "batch_dims:i", .infer = gather_nd_infer,

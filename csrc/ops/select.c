@@ -9,12 +9,6 @@
 #include "ops/broadcast.h"
 #include "ops/tile.h"
 
-static const char *accept_any(const ont_node *node)
-{
-    (void)node;
-    return NULL;
-}
-
 static ont_status prepare_bcast(const ont_node *node, ont_arena *arena, ont_prepared *out, int n_in)
 {
     ont_bcast *b = ont_arena_alloc(arena, sizeof *b);
@@ -121,7 +115,7 @@ static void where_grad(ont_grad *g)
 }
 
 static const ont_kernel where_kernels[] = {
-    {.name = "where_ref", .accept = accept_any, .prepare = prepare3, .run = where_run, .inplace = 6},
+    {.name = "where_ref", .accept = ont_accept_any, .prepare = prepare3, .run = where_run, .inplace = 6},
 };
 
 const ont_op ont_op_Where = {.domain = "", .name = "Where", .since = 9, .min_inputs = 3, .max_inputs = 3,
@@ -167,7 +161,7 @@ static ont_status logic_infer(ont_graph *g, ont_node *node)
 }
 
 static const ont_kernel logic_kernels[] = {
-    {.name = "logic_ref", .accept = accept_any, .prepare = prepare2, .run = logic_run, .inplace = 3},
+    {.name = "logic_ref", .accept = ont_accept_any, .prepare = prepare2, .run = logic_run, .inplace = 3},
 };
 
 #define LOGIC(name_) \
@@ -187,7 +181,7 @@ static ont_status not_run(const ont_call *call)
     return ONT_OK;
 }
 
-static const ont_kernel not_kernels[] = {{.name = "not_ref", .accept = accept_any, .run = not_run, .inplace = 1}};
+static const ont_kernel not_kernels[] = {{.name = "not_ref", .accept = ont_accept_any, .run = not_run, .inplace = 1}};
 
 const ont_op ont_op_Not = {.domain = "", .name = "Not", .since = 1, .min_inputs = 1, .max_inputs = 1,
                            .flags = ONT_OP_NO_GRAD, .attributes = "", .infer = logic_infer, ONT_KERNELS(not_kernels)};

@@ -50,12 +50,6 @@ static ont_status prepare(const ont_node *node, ont_arena *arena, ont_prepared *
     return ONT_OK;
 }
 
-static const char *accept_float(const ont_node *node)
-{
-    ont_dtype dtype = ont_node_in(node, 0)->dtype;
-    return dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64 ? NULL : "dtype";
-}
-
 static const char *accept_rows(const ont_node *node)
 {
     softmax_state s;
@@ -179,11 +173,11 @@ static void log_softmax_grad(ont_grad *g) { softmax_grad_as(g, "LogSoftmaxGrad")
 
 static const ont_kernel forward_kernels[] = {
     {.name = "softmax_f32_rows", .accept = accept_rows, .prepare = prepare, .run = forward_simd, .inplace = 1},
-    {.name = "softmax_ref", .accept = accept_float, .prepare = prepare, .run = forward_ref},
+    {.name = "softmax_ref", .accept = ont_accept_float, .prepare = prepare, .run = forward_ref},
 };
 static const ont_kernel backward_kernels[] = {
     {.name = "softmax_grad_f32_rows", .accept = accept_rows, .prepare = prepare, .run = backward_simd, .inplace = 2},
-    {.name = "softmax_grad_ref", .accept = accept_float, .prepare = prepare, .run = backward_ref},
+    {.name = "softmax_grad_ref", .accept = ont_accept_float, .prepare = prepare, .run = backward_ref},
 };
 
 const ont_op ont_op_Softmax = {.domain = "", .name = "Softmax", .since = 1, .min_inputs = 1, .max_inputs = 1,

@@ -9,12 +9,6 @@
 #include "base/number.h"
 #include "ops/op.h"
 
-static const char *accept_any(const ont_node *node)
-{
-    (void)node;
-    return NULL;
-}
-
 static ont_status number_type(const ont_node *node, const char *attr, ont_dtype otherwise, ont_dtype *dtype)
 {
     int64_t given = ont_attr_int(node, attr, otherwise);
@@ -47,7 +41,7 @@ static ont_status eye_run(const ont_call *call)
     return ONT_OK;
 }
 
-static const ont_kernel eye_kernels[] = {{.name = "eye_like_ref", .accept = accept_any, .run = eye_run}};
+static const ont_kernel eye_kernels[] = {{.name = "eye_like_ref", .accept = ont_accept_any, .run = eye_run}};
 const ont_op ont_op_EyeLike = {.domain = "", .name = "EyeLike", .since = 9, .min_inputs = 1, .max_inputs = 1,
                                .flags = ONT_OP_NO_GRAD, .attributes = "dtype:i k:i", .infer = eye_infer,
                                ONT_KERNELS(eye_kernels)};
@@ -82,7 +76,7 @@ static ont_status window_run(const ont_call *call)
     return ONT_OK;
 }
 
-static const ont_kernel window_kernels[] = {{.name = "window_ref", .accept = accept_any, .run = window_run}};
+static const ont_kernel window_kernels[] = {{.name = "window_ref", .accept = ont_accept_any, .run = window_run}};
 #define WINDOW(name_) \
     const ont_op ont_op_##name_ = {.domain = "", .name = #name_, .since = 17, .min_inputs = 1, .max_inputs = 1, \
                                    .flags = ONT_OP_NO_GRAD, .attributes = "output_datatype:i periodic:i", \

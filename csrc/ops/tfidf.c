@@ -107,13 +107,7 @@ static ont_status tfidf_run(const ont_call *call)
     return ONT_OK;
 }
 
-static const char *accept_any(const ont_node *node)
-{
-    (void)node; /* infer() has seen to the dtype */
-    return NULL;
-}
-
-static const ont_kernel kernels[] = {{.name = "tfidf_ref", .accept = accept_any, .run = tfidf_run}};
+static const ont_kernel kernels[] = {{.name = "tfidf_ref", .accept = ont_accept_any, .run = tfidf_run}};
 const ont_op ont_op_TfIdfVectorizer = {.domain = "", .name = "TfIdfVectorizer", .since = 9, .min_inputs = 1,
                                        .max_inputs = 1,
                                        .flags = ONT_OP_NO_GRAD,

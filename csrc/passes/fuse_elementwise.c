@@ -7,6 +7,7 @@
  * node its position, doubled to leave room between, and of a group the last place that its readers leave it, a group is
  * free of cycles exactly when all its operands' places lie below its own and all its readers' above.
  */
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/alloc.h"
@@ -222,26 +223,32 @@ static ont_status replace(fusion *f, const group *a, ont_node *before)
     return ONT_OK;
 }
 
-/* The next group to be written: the one of lowest place above `done`, and of lowest index among equals. */
-static uint32_t next_group(const fusion *f, const bool *written)
+static int by_place(const void *a, const void *b)
 {
-    uint32_t best = UINT32_MAX;
-    for (uint32_t i = 0; i < f->n; i++) {
-        if (written[i] || f->groups[i].n < 2) continue;
-        if (best == UINT32_MAX || f->groups[i].place < f->groups[best].place) best = i;
-    }
-    return best;
+    const group *x = *(group *const *)a, *y = *(group *const *)b;
+    if (x->place != y->place) return x->place < y->place ? -1 : 1;
+    return x->member[0] < y->member[0] ? -1 : 1;
 }
 
 /* In ascending order of place, each before the first node left that stands at its place or behind. */
-static ont_status rewrite(fusion *f, bool *written)
+static ont_status rewrite(fusion *f)
 {
-    for (uint32_t i; (i = next_group(f, written)) != UINT32_MAX; written[i] = true) {
-        uint32_t at = (uint32_t)((f->groups[i].place + 1) / 2);
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < f->n; i++) n += f->groups[i].n > 1;
+    group **order = ont_calloc((size_t)n + 1, sizeof *order);
+    if (!order) return ONT_ENOMEM;
+    n = 0;
+    for (uint32_t i = 0; i < f->n; i++)
+        if (f->groups[i].n > 1) order[n++] = &f->groups[i];
+    qsort(order, n, sizeof *order, by_place);
+    ont_status status = ONT_OK;
+    for (uint32_t i = 0; i < n && status == ONT_OK; i++) {
+        uint32_t at = (uint32_t)((order[i]->place + 1) / 2);
         while (at < f->n && !f->nodes[at]) at++;
-        ONT_TRY(replace(f, &f->groups[i], at < f->n ? f->nodes[at] : NULL));
+        status = replace(f, order[i], at < f->n ? f->nodes[at] : NULL);
     }
-    return ONT_OK;
+    ont_free(order);
+    return status;
 }
 
 ont_status ont_pass_fuse_elementwise(ont_graph *g)
@@ -252,8 +259,7 @@ ont_status ont_pass_fuse_elementwise(ont_graph *g)
     f.position = ont_calloc(g->n_nodes + 1, sizeof *f.position);
     f.group_of = ont_calloc(f.n + 1, sizeof *f.group_of);
     f.groups = ont_calloc(f.n + 1, sizeof *f.groups);
-    bool *written = ont_calloc(f.n + 1, sizeof *written);
-    ont_status status = f.nodes && f.position && f.group_of && f.groups && written ? ONT_OK : ONT_ENOMEM;
+    ont_status status = f.nodes && f.position && f.group_of && f.groups ? ONT_OK : ONT_ENOMEM;
     uint32_t i = 0;
     for (ont_node *node = g->first; node && status == ONT_OK; node = node->next, i++) {
         f.nodes[i] = node;
@@ -262,12 +268,11 @@ ont_status ont_pass_fuse_elementwise(ont_graph *g)
     }
     if (status == ONT_OK) {
         find_groups(&f);
-        status = rewrite(&f, written);
+        status = rewrite(&f);
     }
     ont_free(f.nodes);
     ont_free(f.position);
     ont_free(f.group_of);
     ont_free(f.groups);
-    ont_free(written);
     return status;
 }
