@@ -12,6 +12,7 @@
 #include "device/gemm.h"
 #include "passes/pipeline.h"
 #include "py/grads.h"
+#include "py/peek.h"
 #include "run/run.h"
 #include "simd/simd.h"
 
@@ -197,6 +198,7 @@ static int module_exec(PyObject *module)
 {
     ont_state *state = ont_get_state(module);
     if (ont_dlpack_init(state) < 0) return -1;
+    ont_peek_init(state);
     if (add_type(module, &ont_session_spec, &state->session_type) < 0) return -1;
     if (add_type(module, &ont_run_spec, &state->run_type) < 0) return -1;
     if (add_type(module, &ont_watch_spec, &state->watch_type) < 0) return -1;
@@ -224,6 +226,7 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(state->updater_type);
     Py_VISIT(state->unsupported_error);
     Py_VISIT(state->tensor_type);
+    Py_VISIT(state->parameter_type);
     return 0;
 }
 
@@ -236,6 +239,7 @@ static int module_clear(PyObject *module)
     Py_CLEAR(state->updater_type);
     Py_CLEAR(state->unsupported_error);
     Py_CLEAR(state->tensor_type);
+    Py_CLEAR(state->parameter_type);
     return 0;
 }
 
