@@ -101,6 +101,15 @@ def _register_schemas() -> None:
             outputs=[schema.FormalParameter("y", "T")], type_constraints=[("T", types, "any tensor")],
         )
     )
+    onnx.defs.register_schema(
+        schema(
+            "GroupedMatMul", DOMAIN, DOMAIN_VERSION, doc="Runs of rows, which end where `ends` says, each times its own matrix.",
+            inputs=[schema.FormalParameter(name, kind) for name, kind in (("x", "T"), ("w", "T"), ("ends", "I"))],
+            outputs=[schema.FormalParameter("y", "T")],
+            type_constraints=[("T", types, "any tensor"), ("I", ["tensor(int32)", "tensor(int64)"], "integers")],
+            attributes=[schema.Attribute("transB", schema.AttrType.INT, "matrices are stored transposed", required=False)],
+        )
+    )
 
 
 _register_schemas()
@@ -215,8 +224,23 @@ def translations(opset: int) -> dict[Any, Callable[..., Any]]:
             return op.Constant(value=onnx.helper.make_tensor("value", dtype, [], [s]))
         return op.Cast(s, to=dtype)
 
+    def grouped_mm(self, mat2, offs=None, bias=None, out_dtype=None):
+        """Experts' rows times their matrices; a matrix that is stored transposed is read as it is."""
+        if offs is None or bias is not None or len(self.shape) != 2 or len(mat2.shape) != 3:
+            raise Untraceable("The module calls grouped_mm with other operands than rows in groups and a matrix for each.")
+        maker = mat2.producer()
+        if maker is not None and maker.op_type == "Transpose" and list(maker.attributes["perm"].as_ints()) == [0, 2, 1]:
+            y = own.GroupedMatMul(self, maker.inputs[0], offs, transB=1)
+        else:
+            y = own.GroupedMatMul(self, mat2, offs)
+        return y if out_dtype is None else op.Cast(y, to=int(out_dtype))
+
     aten = torch.ops.aten
-    return {
+    # transformers brings its own operator for what torch.compile cannot take
+    experts = getattr(torch.ops.transformers, "grouped_mm_fallback", None)
+    more = {experts.default: lambda input, weight, offs: grouped_mm(input, weight, offs)} if experts else {}
+    return more | {
+        aten._grouped_mm.default: grouped_mm,
         aten.scalar_tensor.default: scalar_tensor,
         aten.hardtanh.default: hardtanh,
         aten.clamp.default: clamp,
