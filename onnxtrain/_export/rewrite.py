@@ -60,6 +60,8 @@ class CustomFunctions:
 _library = torch.library.Library("onnxtrain", "DEF")
 _library.define("batch_norm(Tensor x, Tensor? weight, Tensor? bias, float eps) -> (Tensor, Tensor, Tensor)")
 _library.define("stop_gradient(Tensor x) -> Tensor")
+_library.define("ctc_loss(Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths, int blank, "
+                "bool zero_infinity) -> Tensor")
 
 
 def _batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -79,6 +81,15 @@ _library.impl("batch_norm", _batch_norm, "CompositeExplicitAutograd")
 _library.impl("stop_gradient", lambda x: x.detach().clone(), "CompositeExplicitAutograd")
 torch.library.register_fake("onnxtrain::batch_norm", _batch_norm_fake, lib=_library)
 torch.library.register_fake("onnxtrain::stop_gradient", torch.empty_like, lib=_library)
+
+
+def _ctc_loss(log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, blank: int,
+              zero_infinity: bool) -> Tensor:
+    return log_probs.new_empty(log_probs.shape[1])  # only ever traced
+
+
+_library.impl("ctc_loss", _ctc_loss, "CompositeExplicitAutograd")
+torch.library.register_fake("onnxtrain::ctc_loss", _ctc_loss, lib=_library)
 
 
 def _register_schemas() -> None:
@@ -108,6 +119,18 @@ def _register_schemas() -> None:
             outputs=[schema.FormalParameter("y", "T")],
             type_constraints=[("T", types, "any tensor"), ("I", ["tensor(int32)", "tensor(int64)"], "integers")],
             attributes=[schema.Attribute("transB", schema.AttrType.INT, "matrices are stored transposed", required=False)],
+        )
+    )
+    onnx.defs.register_schema(
+        schema(
+            "CTCLoss", DOMAIN, DOMAIN_VERSION, doc="The loss of each sample, by torch's rules.",
+            inputs=[schema.FormalParameter("log_probs", "T"), *(schema.FormalParameter(name, kind) for name, kind in (
+                ("targets", "I"), ("input_lengths", "J"), ("target_lengths", "K")))],
+            outputs=[schema.FormalParameter("losses", "T")],
+            type_constraints=[("T", types, "any tensor"),
+                              *((kind, ["tensor(int32)", "tensor(int64)"], "integers") for kind in "IJK")],
+            attributes=[schema.Attribute(name, schema.AttrType.INT, "as torch's", required=False)
+                        for name in ("blank", "zero_infinity")],
         )
     )
 
@@ -224,6 +247,9 @@ def translations(opset: int) -> dict[Any, Callable[..., Any]]:
             return op.Constant(value=onnx.helper.make_tensor("value", dtype, [], [s]))
         return op.Cast(s, to=dtype)
 
+    def ctc_loss(log_probs, targets, input_lengths, target_lengths, blank=0, zero_infinity=False):
+        return own.CTCLoss(log_probs, targets, input_lengths, target_lengths, blank=blank, zero_infinity=int(zero_infinity))
+
     def grouped_mm(self, mat2, offs=None, bias=None, out_dtype=None):
         """Experts' rows times their matrices; a matrix that is stored transposed is read as it is."""
         if offs is None or bias is not None or len(self.shape) != 2 or len(mat2.shape) != 3:
@@ -257,6 +283,7 @@ def translations(opset: int) -> dict[Any, Callable[..., Any]]:
         aten.unbind.int: unbind,
         torch.ops.onnxtrain.stop_gradient.default: stop_gradient,
         torch.ops.onnxtrain.batch_norm.default: batch_norm,
+        torch.ops.onnxtrain.ctc_loss.default: ctc_loss,
         torch.ops.onnxtrain.python_op.default: functions.translation(),
     }
 
@@ -282,7 +309,14 @@ def register_symbolics(opset: int) -> None:
         )
 
     register_custom_op_symbolic("onnxtrain::stop_gradient", stop_gradient, opset)
+    @symbolic_helper.parse_args("v", "v", "v", "v", "i", "i")
+    def ctc_loss(g, log_probs, targets, input_lengths, target_lengths, blank, zero_infinity):
+        losses = g.op(f"{DOMAIN}::CTCLoss", log_probs, targets, input_lengths, target_lengths, blank_i=blank,
+                      zero_infinity_i=zero_infinity)
+        return losses.setType(log_probs.type().with_sizes([log_probs.type().sizes()[1]]))
+
     register_custom_op_symbolic("onnxtrain::batch_norm", batch_norm, opset)
+    register_custom_op_symbolic("onnxtrain::ctc_loss", ctc_loss, opset)
 
 
 # --- single functions -------------------------------------------------------------------------------------------------
@@ -291,7 +325,7 @@ def register_symbolics(opset: int) -> None:
 # torch's own functions, since patched() puts ours in their place
 _F = types.SimpleNamespace(
     batch_norm=F.batch_norm, instance_norm=F.instance_norm, cross_entropy=F.cross_entropy, nll_loss=F.nll_loss,
-    embedding=F.embedding, logsigmoid=F.logsigmoid,
+    embedding=F.embedding, logsigmoid=F.logsigmoid, ctc_loss=F.ctc_loss,
     binary_cross_entropy_with_logits=F.binary_cross_entropy_with_logits,
     scaled_dot_product_attention=F.scaled_dot_product_attention,
 )
@@ -506,6 +540,35 @@ def embedding(
     return torch.where(padding, rows.detach(), rows)
 
 
+def _lengths(value: Any, like: Tensor) -> Tensor:
+    """Lengths may be a tensor, or numbers."""
+    if isinstance(value, Tensor):
+        return value.reshape(-1)
+    return torch.tensor(value, dtype=torch.int64, device=like.device).reshape(-1)
+
+
+def ctc_loss(
+    log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, blank: int = 0, reduction: str = "mean",
+    zero_infinity: bool = False,
+) -> Tensor:
+    """F.ctc_loss by an operator of ours; reductions as torch has them, the mean over target lengths of at least one."""
+    if log_probs.dtype in (torch.float16, torch.bfloat16) and torch.is_autocast_enabled(log_probs.device.type):
+        log_probs = log_probs.float()
+    single = log_probs.dim() == 2  # (T, C), one sample
+    frames, goals = _lengths(input_lengths, targets), _lengths(target_lengths, targets)
+    losses = torch.ops.onnxtrain.ctc_loss(log_probs.unsqueeze(1) if single else log_probs, targets, frames, goals, blank,
+                                          zero_infinity)
+    if reduction == "mean":
+        return (losses / goals.clamp(min=1).to(losses.dtype)).mean()
+    if reduction == "sum":
+        return losses.sum()
+    return losses.squeeze(0) if single else losses
+
+
+def _torch_ctc_loss(log_probs, targets, input_lengths, target_lengths, blank=0, reduction=1, zero_infinity=False):
+    return ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, ("none", "mean", "sum")[reduction], zero_infinity)
+
+
 def _torch_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled):
     return batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
 
@@ -525,11 +588,13 @@ _PATCHES: dict[str, Callable[..., Any]] = {
     "nll_loss": nll_loss,
     "embedding": embedding,
     "logsigmoid": logsigmoid,
+    "ctc_loss": ctc_loss,
     "binary_cross_entropy_with_logits": binary_cross_entropy_with_logits,
 }
 _REWRITES: dict[Any, Callable[..., Any]] = {
     **{getattr(_F, name): function for name, function in _PATCHES.items()},
     torch.batch_norm: _torch_batch_norm,
+    torch.ctc_loss: _torch_ctc_loss,
     torch.Tensor.data.__get__: lambda x: x.detach(),  # .data is invisible to a trace
     torch.Tensor.register_hook: _refuse("Tensor.register_hook()"),
     torch.Tensor.retain_grad: _refuse("Tensor.retain_grad()"),

@@ -178,7 +178,7 @@ def slope_of(model: torch.nn.Module, kwargs: dict[str, Any], where: str, result:
     step(model, kwargs, where)
     moved = [(p, p.grad.clone()) for p in model.parameters() if p.grad is not None]
     length = torch.stack([g.square().sum() for _, g in moved]).sum().sqrt().item()
-    ends, reach = [], 1e-2 / length
+    ends, reach = [], 1e-3 / length
     for side in (1, -2):
         with torch.no_grad():
             for p, g in moved:
