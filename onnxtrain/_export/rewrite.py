@@ -13,8 +13,9 @@ import dataclasses
 import inspect
 import itertools
 import math
+import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import onnx
@@ -25,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
-from onnxtrain._export import functions
+from onnxtrain._export import checks, functions
 from onnxtrain._export.exclusive import here, only_here
 from onnxtrain._export.state import replaced
 
@@ -261,6 +262,12 @@ def translations(opset: int) -> dict[Any, Callable[..., Any]]:
             y = own.GroupedMatMul(self, mat2, offs)
         return y if out_dtype is None else op.Cast(y, to=int(out_dtype))
 
+    def masked_select(self, mask):
+        """Both broadcast to one shape, in a row."""
+        row = op.Constant(value_ints=[-1])
+        whole = op.Expand(self, op.Shape(mask))
+        return op.Compress(op.Reshape(whole, row), op.Reshape(op.Expand(mask, op.Shape(whole)), row), axis=0)
+
     aten = torch.ops.aten
     # transformers brings its own operator for what torch.compile cannot take
     experts = getattr(torch.ops.transformers, "grouped_mm_fallback", None)
@@ -277,6 +284,7 @@ def translations(opset: int) -> dict[Any, Callable[..., Any]]:
         aten.relu6.default: relu6,
         aten.sinc.default: sinc,
         aten.atan2.default: atan2,
+        aten.masked_select.default: masked_select,
         aten.detach.default: stop_gradient,
         aten.split.Tensor: split,
         aten.split_with_sizes.default: split_with_sizes,
@@ -598,8 +606,6 @@ _REWRITES: dict[Any, Callable[..., Any]] = {
     torch.Tensor.data.__get__: lambda x: x.detach(),  # .data is invisible to a trace
     torch.Tensor.register_hook: _refuse("Tensor.register_hook()"),
     torch.Tensor.retain_grad: _refuse("Tensor.retain_grad()"),
-    torch.Tensor.requires_grad_: _refuse("Tensor.requires_grad_()"),
-    torch.Tensor.requires_grad.__set__: _refuse("the setter of Tensor.requires_grad"),
     torch.Tensor.backward: _refuse("Tensor.backward()"),
     torch.autograd.grad: _refuse("torch.autograd.grad()"),
 }
@@ -614,23 +620,51 @@ class Rewrite(TorchFunctionMode):
     Args:
         barriers: make every result that forward computes without grad mode a gradient barrier. The default exporter
             marks such regions in its graph; the TorchScript exporter has no trace of them, nor of detach().
+        checked: filled with (condition, its value) where forward would raise if it had the other one; see checks.py. None:
+            such a condition is a branch on a value like others.
     """
 
-    def __init__(self, barriers: bool) -> None:
+    def __init__(self, barriers: bool, checked: list[tuple[Tensor, bool]] | None = None) -> None:
         super().__init__()
         self._barriers = barriers
+        self._checked = checked
         self._values = _FrozenValues() if barriers else None
+        self._made = WeakIdKeyDictionary()  # by forward itself; True where it asked for a gradient of it
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         rewrite = _REWRITES.get(func)
+        if func is Tensor.__bool__ and self._checked is not None and args[0].numel() == 1:
+            answer = checks.answer(sys._getframe(1))
+            if answer is not None:
+                self._checked.append((args[0].detach().reshape(()) != 0, answer))
+                return answer
+        if func in _REQUIRING:
+            return self._require_grad(func, *args, **(kwargs or {}))
         if self._values is not None:
             self._values.before(func, args)
         result = (rewrite or func)(*args, **(kwargs or {}))
         if self._values is not None:
             self._values.after(func, args, kwargs, result)
+        if isinstance(result, Tensor) and func is not Tensor.grad.__get__ and not any(result is argument for argument in args):
+            self._made.setdefault(result, False)
         if self._barriers and (func in _DETACHING or not torch.is_grad_enabled()):
             return tree_map_only(Tensor, lambda x: _barrier(x, args), result)
         return result
+
+    def _require_grad(self, func: Any, tensor: Tensor, requires_grad: bool = True) -> Tensor | None:
+        """Of a tensor that forward made and drops again (reentrant checkpoints want one), nobody can see the gradient."""
+        if not requires_grad or tensor not in self._made:
+            raise Untraceable(f"The module calls {_REQUIRING[func]} inside forward; a graph would lose it.")
+        self._made[tensor] = True
+        return tensor if func is Tensor.requires_grad_ else None
+
+    def refuse_visible(self, results: Sequence[Any]) -> None:
+        """What forward asked for a gradient of must not leave it: in a graph it is no leaf."""
+        if any(isinstance(result, Tensor) and self._made.get(result) for result in results):
+            raise Untraceable("The module returns, or keeps, a tensor that it has set requires_grad of; a graph would lose it.")
+
+
+_REQUIRING = {Tensor.requires_grad_: "Tensor.requires_grad_()", Tensor.requires_grad.__set__: "the setter of Tensor.requires_grad"}
 
 
 class _FrozenValues:

@@ -100,7 +100,7 @@ ZOO: dict[str, tuple[Maker, tuple[str, ...]]] = {
     "mistral": (causal(T.MistralConfig, T.MistralForCausalLM, LLAMA, sliding_window=6, **HEADS), BOTH),
     "qwen2": (causal(T.Qwen2Config, T.Qwen2ForCausalLM, LLAMA, **HEADS), BOTH),
     "qwen3": (causal(T.Qwen3Config, T.Qwen3ForCausalLM, LLAMA, head_dim=8, **HEADS), BOTH),
-    "gemma2": (causal(T.Gemma2Config, T.Gemma2ForCausalLM, LLAMA, head_dim=8, sliding_window=6, **HEADS), BOTH),
+    "gemma2": (causal(T.Gemma2Config, T.Gemma2ForCausalLM, LLAMA, head_dim=8, sliding_window=6, **HEADS), EAGER),
     "phi3": (causal(T.Phi3Config, T.Phi3ForCausalLM, PHI3, pad_token_id=0, **HEADS), BOTH),
     "t5": (pair(T.T5Config, T.T5ForConditionalGeneration, ("dropout_rate",), vocab_size=99, d_model=32, d_kv=8, d_ff=64,
                 num_layers=2, num_heads=4, use_cache=False, pad_token_id=0, decoder_start_token_id=0), EAGER),
