@@ -1,0 +1,129 @@
+"""The domain ai.onnxtrain: operators that ONNX lacks, as ops of a torch library and as schemas for exporters and checkers.
+
+stop_gradient is a barrier for gradients; batch_norm hands out its batch statistics; ctc_loss has no reduction. Imported before anything is traced;
+translations.py says what the default exporter writes for them, register_symbolics() what the TorchScript exporter does.
+"""
+
+from __future__ import annotations
+
+import onnx
+import torch
+from torch import Tensor
+
+DOMAIN = "ai.onnxtrain"
+DOMAIN_VERSION = 1
+
+_library = torch.library.Library("onnxtrain", "DEF")
+_library.define("batch_norm(Tensor x, Tensor? weight, Tensor? bias, float eps) -> (Tensor, Tensor, Tensor)")
+_library.define("stop_gradient(Tensor x) -> Tensor")
+_library.define("ctc_loss(Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths, int blank, "
+                "bool zero_infinity) -> Tensor")
+
+
+def _batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    axes = [axis for axis in range(x.dim()) if axis != 1]
+    y = torch.native_batch_norm(x, weight, bias, None, None, True, 0.0, eps)[0]
+    return y, x.mean(axes), x.var(axes, unbiased=False)
+
+
+def _batch_norm_fake(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    channels = x.new_empty(x.shape[1])
+    return torch.empty_like(x), channels, torch.empty_like(channels)
+
+
+def _ctc_loss(log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, blank: int,
+              zero_infinity: bool) -> Tensor:
+    losses = torch._ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity)[0]
+    return losses.masked_fill(losses == torch.inf, 0) if zero_infinity else losses
+
+
+def _ctc_loss_fake(log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, blank: int,
+                   zero_infinity: bool) -> Tensor:
+    return log_probs.new_empty(log_probs.shape[1])
+
+
+_library.impl("batch_norm", _batch_norm, "CompositeExplicitAutograd")
+_library.impl("stop_gradient", lambda x: x.detach().clone(), "CompositeExplicitAutograd")
+torch.library.register_fake("onnxtrain::batch_norm", _batch_norm_fake, lib=_library)
+_library.impl("ctc_loss", _ctc_loss, "CompositeExplicitAutograd")
+torch.library.register_fake("onnxtrain::stop_gradient", torch.empty_like, lib=_library)
+torch.library.register_fake("onnxtrain::ctc_loss", _ctc_loss_fake, lib=_library)
+
+
+def _register_schemas() -> None:
+    """onnxscript emits, and onnx.checker accepts, only operators that have a schema."""
+    if onnx.defs.has("HardTanh", DOMAIN):
+        return
+    schema = onnx.defs.OpSchema
+    types = sorted(onnx.defs.get_schema("Identity", 14).type_constraints[0].allowed_type_strs)
+    onnx.defs.register_schema(
+        schema(
+            "StopGradient", DOMAIN, DOMAIN_VERSION, doc="Identity whose gradient is zero.",
+            inputs=[schema.FormalParameter("x", "T")], outputs=[schema.FormalParameter("y", "T")],
+            type_constraints=[("T", types, "any tensor")],
+        )
+    )
+    onnx.defs.register_schema(
+        schema(
+            "HardTanh", DOMAIN, DOMAIN_VERSION, doc="Clip whose gradient at the bounds is zero.",
+            inputs=[schema.FormalParameter(name, "T") for name in ("x", "min", "max")],
+            outputs=[schema.FormalParameter("y", "T")], type_constraints=[("T", types, "any tensor")],
+        )
+    )
+    integers = ["tensor(int32)", "tensor(int64)"]
+    onnx.defs.register_schema(
+        schema(
+            "GroupedMatMul", DOMAIN, DOMAIN_VERSION, doc="Runs of rows, which end where `ends` says, each times its own matrix.",
+            inputs=[schema.FormalParameter(name, kind) for name, kind in (("x", "T"), ("w", "T"), ("ends", "I"))],
+            outputs=[schema.FormalParameter("y", "T")],
+            type_constraints=[("T", types, "any tensor"), ("I", integers, "integers")],
+            attributes=[schema.Attribute("transB", schema.AttrType.INT, "matrices are stored transposed", required=False)],
+        )
+    )
+    lengths = (("log_probs", "T"), ("targets", "I"), ("input_lengths", "J"), ("target_lengths", "K"))
+    onnx.defs.register_schema(
+        schema(
+            "CTCLoss", DOMAIN, DOMAIN_VERSION, doc="The loss of each sample, by torch's rules.",
+            inputs=[schema.FormalParameter(name, kind) for name, kind in lengths],
+            outputs=[schema.FormalParameter("losses", "T")],
+            type_constraints=[("T", types, "any tensor"), *((kind, integers, "integers") for kind in "IJK")],
+            attributes=[schema.Attribute(name, schema.AttrType.INT, "as torch's", required=False)
+                        for name in ("blank", "zero_infinity")],
+        )
+    )
+
+
+_register_schemas()
+
+
+def register_symbolics(opset: int) -> None:
+    """The same for the TorchScript exporter, which keeps one table for the process."""
+    from torch.onnx import register_custom_op_symbolic, symbolic_helper
+
+    def stop_gradient(g, x):
+        return g.op(f"{DOMAIN}::StopGradient", x).setType(x.type())
+
+    @symbolic_helper.parse_args("v", "v", "v", "f")
+    def batch_norm(g, x, weight, bias, eps):
+        channels = g.op("Shape", x, start_i=1, end_i=2)
+        one, zero = (
+            g.op("CastLike", g.op("ConstantOfShape", channels, value_t=torch.tensor([v])), x) for v in (1.0, 0.0)
+        )
+        weight = one if weight.node().mustBeNone() else weight
+        bias = zero if bias.node().mustBeNone() else bias
+        return g.op(
+            "BatchNormalization", x, weight, bias, zero, one, epsilon_f=eps, momentum_f=0.0,
+            training_mode_i=1, outputs=3,
+        )
+
+    register_custom_op_symbolic("onnxtrain::stop_gradient", stop_gradient, opset)
+    @symbolic_helper.parse_args("v", "v", "v", "v", "i", "i")
+    def ctc_loss(g, log_probs, targets, input_lengths, target_lengths, blank, zero_infinity):
+        losses = g.op(f"{DOMAIN}::CTCLoss", log_probs, targets, input_lengths, target_lengths, blank_i=blank,
+                      zero_infinity_i=zero_infinity)
+        return losses.setType(log_probs.type().with_sizes([log_probs.type().sizes()[1]]))
+
+    register_custom_op_symbolic("onnxtrain::batch_norm", batch_norm, opset)
+    register_custom_op_symbolic("onnxtrain::ctc_loss", ctc_loss, opset)
