@@ -50,11 +50,14 @@ class GraphInput:
 
 @dataclasses.dataclass(frozen=True)
 class GraphOutput:
-    """One output of the graph, and what it is for. Outputs of kind "user" and "attribute" may receive a gradient."""
+    """One output of the graph, and what it is for. Outputs of kind "user" and "attribute" may receive a gradient.
 
-    kind: Literal["user", "buffer", "attribute"]
+    A "check" is a condition; where it is not as in `target`, forward raises, and nothing of the step holds.
+    """
+
+    kind: Literal["user", "buffer", "attribute", "check"]
     name: str  # in the graph
-    target: int | str | tuple[int, int]  # leaf of the user's output; name of the buffer; (assignment, leaf of its value)
+    target: int | str | tuple[int, int] | bool  # leaf of the user's output; name of the buffer; (assignment, leaf of its value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,6 +106,7 @@ class _Traced:
     out_tensors: list[int] = dataclasses.field(default_factory=list)
     buffers: list[str] = dataclasses.field(default_factory=list)
     assignments: list[Assignment] = dataclasses.field(default_factory=list)
+    checks: list[bool] = dataclasses.field(default_factory=list)
     functions: list[functions.Call] = dataclasses.field(default_factory=list, compare=False)
     record: attributes.Record = dataclasses.field(default_factory=attributes.Record, compare=False)
 
@@ -127,7 +131,9 @@ class _Flat(torch.nn.Module):
         traced, module = self.traced, self.module
         functions.begin(traced.functions)
         held = attributes.containers(module)
-        with state.no_hidden_draws(), rewrite.Rewrite(barriers), attributes.recording(traced.record):
+        checked: list[tuple[Tensor, bool]] = []
+        patch = rewrite.Rewrite(barriers, None if barriers else checked)
+        with state.no_hidden_draws(), patch, attributes.recording(traced.record):
             results, traced.out_spec = trees.flatten(module(*args, **kwargs))
         if (lost := attributes.changed_container(held)) is not None:
             raise Untraceable(
@@ -139,8 +145,12 @@ class _Flat(torch.nn.Module):
         buffers = dict(self.module.named_buffers())
         traced.buffers = list(buffers)
         assigned = _assigned(module, traced)
+        patch.refuse_visible([*results, *(leaf for child, name in traced.record.writes
+                                          for leaf in trees.flatten(attributes.attribute(child, name))[0])])
+        traced.checks = [wanted for _, wanted in checked]
         # Cloned, so that torch.export sees no output that is an input. Those that forward left alone are dropped later.
-        return (*(results[i] for i in traced.out_tensors), *(b.clone() for b in buffers.values()), *assigned)
+        return (*(results[i] for i in traced.out_tensors), *(b.clone() for b in buffers.values()), *assigned,
+                *(condition for condition, _ in checked))
 
 
 def _assigned(module: torch.nn.Module, traced: _Traced) -> list[Tensor]:
@@ -492,6 +502,7 @@ def _finish(
     targets += [("buffer", name) for name in flat.traced.buffers]
     assignments = flat.traced.assignments
     targets += [("attribute", (i, leaf)) for i, assignment in enumerate(assignments) for leaf in assignment.tensors]
+    targets += [("check", wanted) for wanted in flat.traced.checks]
     data = {id(value) for value in graph.inputs if bound.get(value.name, ("user", None))[0] != "constant"}
     cached = _caches(assignments, [v for v, (kind, _) in zip(graph.outputs, targets) if kind == "attribute"], data)
     if len(graph.outputs) != len(targets):

@@ -21,7 +21,7 @@ from onnxtrain.ortmodule import _announce
 from onnxtrain.ortmodule._debug import STAGES, DebugOptions
 from onnxtrain.ortmodule._fallback import Fallback, FallbackPolicy, ORTModuleTorchModelException
 from onnxtrain.ortmodule._managers import TorchModule
-from onnxtrain.ortmodule._program import Program, StaleError
+from onnxtrain.ortmodule._program import CheckError, Program, StaleError
 from onnxtrain.ortmodule._verify import compare, tolerance, verify
 from onnxtrain.ortmodule.options import RuntimeOptions
 
@@ -180,6 +180,8 @@ class ORTModule(torch.nn.Module):
                     programs.remove(program)
                     self._debug.log(logging.WARNING, "ORTModule: %s: exporting again", error)
                     break
+                except CheckError as error:
+                    return self._checked_by_torch(error, args, kwargs)
                 except UnsupportedError as error:
                     self._fall_back(key, FallbackPolicy.FALLBACK_UNSUPPORTED_ONNX_MODEL, str(error), error, program.exported.state)
                     return self._in_torch(args, kwargs)
@@ -214,6 +216,13 @@ class ORTModule(torch.nn.Module):
     def _in_torch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         _report.count(self._counters, fallback_steps=1)
         return self._module(*args, **kwargs)
+
+    def _checked_by_torch(self, error: CheckError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One call for which forward may have to raise; it does so itself."""
+        self._debug.log(logging.WARNING, "ORTModule: this call runs in PyTorch, since %s", error)
+        if str(error) not in self._counters.reasons:
+            self._counters.reasons.append(str(error))
+        return self._in_torch(args, kwargs)
 
     def _export_and_run(self, key: Key, leaves: list[Any], tensors: list[torch.Tensor], grad_enabled: bool,
                         args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -256,6 +265,11 @@ class ORTModule(torch.nn.Module):
                 result = None if size else self._run(program, leaves, grad_enabled)
                 if self._debug.save_onnx:
                     self._save(program, key.training)
+            except CheckError as error:
+                if program is not None:
+                    known.append(program)
+                    _report.register(program)
+                return self._checked_by_torch(error, args, kwargs)
             except (ExportError, UnsupportedError, StaleError) as error:
                 lacking = self._lacking(error, program)
                 if lacking is not None and lacking not in by_torch and len(by_torch) < MAX_BY_TORCH:

@@ -28,6 +28,10 @@ class StaleError(Exception):
     """A weight of the module is no longer what the graph was exported for; the message says which."""
 
 
+class CheckError(Exception):
+    """A check of forward's may have fired, of which the engine knows nothing more: PyTorch has to run this call."""
+
+
 class _ORTModuleFunction(torch.autograd.Function):
     """The autograd node of one run: all gradients at once, from one call of the engine."""
 
@@ -117,10 +121,13 @@ class Program:
     def _bind_outputs(self, module: torch.nn.Module) -> None:
         self._user_outputs: list[tuple[int, int]] = []  # (output, leaf)
         self._buffers: list[tuple[int, dict[str, Any], str]] = []
+        self._checks: list[tuple[int, bool]] = []
         kept: dict[int, dict[int, int]] = {i: {} for i, a in enumerate(self.exported.assignments) if not a.tensors}
         for index, target in enumerate(self.exported.outputs):
             if target.kind == "user":
                 self._user_outputs.append((index, target.target))
+            elif target.kind == "check":
+                self._checks.append((index, target.target))
             elif target.kind == "attribute":
                 kept.setdefault(target.target[0], {})[target.target[1]] = index
             else:
@@ -159,6 +166,7 @@ class Program:
 
         Raises:
             StaleError: a weight has another dtype or shape than at the export, or is gone.
+            CheckError: as it says; the random state is as before the call.
         """
         start = time.monotonic()
         try:
@@ -170,6 +178,7 @@ class Program:
         if mask is None:
             mask = self._masks[flags] = bytes(flags)
         self._mask = mask
+        random = torch.get_rng_state() if self._checks else None
         try:
             if self.chain is not None:
                 outputs = self.chain(tensors, grad_enabled)
@@ -177,9 +186,15 @@ class Program:
                 outputs = _ORTModuleFunction.apply(self, mask, *tensors)
             else:
                 outputs, _ = self.session.forward(tensors, mask, self.seed())
-        except (ValueError, TypeError, BufferError):
+        except (ValueError, TypeError, BufferError, IndexError) as error:
             self._check_weights(tensors)
+            if random is not None:  # what a check would have found, perhaps
+                torch.set_rng_state(random)
+                raise CheckError(str(error)) from error
             raise
+        if random is not None and any([bool(outputs[index]) != wanted for index, wanted in self._checks]):
+            torch.set_rng_state(random)
+            raise CheckError("a check in forward does not hold")
         if self._buffers or self._assignments:
             self._write_back(outputs)
         self.steps += 1
