@@ -279,7 +279,7 @@ def _refuse_lost(module: torch.nn.Module, leaves: Sequence[Any]) -> None:
             raise ExportError(f"Module {name or 'itself'} has a backward hook; a graph would lose it.")
         for hook in (*child._forward_pre_hooks.values(), *child._forward_hooks.values()):
             origin = getattr(hook, "__module__", type(hook).__module__) or ""
-            if origin.split(".")[0] != "torch":
+            if origin.split(".")[0] != "torch" and not origin.startswith("onnxtrain.utils.hooks"):
                 raise ExportError(
                     f"Module {name or 'itself'} has the forward hook {getattr(hook, '__qualname__', type(hook).__name__)}; "
                     "what it does besides its result would be lost."
