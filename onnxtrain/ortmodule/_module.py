@@ -235,6 +235,11 @@ class ORTModule(torch.nn.Module):
         except UnsupportedError as error:
             self._fall_back(key, FallbackPolicy.FALLBACK_UNSUPPORTED_DEVICE, str(error), error, None)
             return self._in_torch(args, kwargs)
+        try:
+            self._torch_module._execution_manager(key.training)._graph_transition_manager.check_extra_kwargs()
+        except UnsupportedError as error:
+            self._fall_back(key, FallbackPolicy.FALLBACK_UNSUPPORTED_ONNX_MODEL, str(error), error, None)
+            return self._in_torch(args, kwargs)
         for leaf in leaves:
             if isinstance(leaf, str):
                 self._debug.log(logging.INFO, "Received input of type %s is treated as a constant by ORT by default.", type(leaf))
@@ -388,7 +393,7 @@ class ORTModule(torch.nn.Module):
     def _fall_back(self, key: Key | str, reason: FallbackPolicy, text: str, cause: Exception | None, state: State | None) -> None:
         """Remembers that this signature runs in PyTorch and says so once; raises where the policy forbids it."""
         text = " ".join(text.split()).rstrip(".")
-        self._fallback.check(reason, text, cause)
+        self._fallback.check(reason, f"{text}.", cause)
         before = self._fallen.get(key)
         self._fallen[key] = Fallen(text, state, 1 if before is None else before.tries + 1)
         if before is None or before.reason != text and before.tries < MAX_TRIES:
