@@ -233,6 +233,7 @@ def _run(
         with exclusive.exclusive(), state.unchanged(module), state.random_unchanged(), rewrite.patched(module, notes, custom), _quiet():
             names = _names(module, args, kwargs)
             _refuse_lost(module, leaves, names)
+            _refuse_nothing(module, args, kwargs)
             if module.training != training:
                 module.train(training)
             with torch.enable_grad():
@@ -293,6 +294,15 @@ def _refuse_lost(module: torch.nn.Module, leaves: Sequence[Any], names: Sequence
                 "with torch.utils._pytree.register_pytree_node, or torch.export.register_dataclass."
             )
 
+
+def _refuse_nothing(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """A call without any tensor, of a module that has none: there is nothing to run."""
+    if any(isinstance(leaf, Tensor) for leaf in (*pytree.tree_leaves((args, kwargs)), *module.parameters(), *module.buffers())):
+        return
+    given = {**dict(zip(inspect.signature(module.forward).parameters, args)), **kwargs}
+    for name, value in given.items():
+        raise ArgumentError(f"ORTModule does not support input type {type(value)} for input {name}: neither the arguments nor "
+                            "the module hold a tensor, so there is nothing to run.")
 
 
 @contextlib.contextmanager

@@ -75,3 +75,13 @@ def test_an_argument_of_no_supported_kind_is_named():
         export(Net(), (x, Holder(2.0)), {}, training=True)
     with pytest.raises(ExportError, match=r"does not support input type <class '.*Holder'> for input other"):
         export(Net(), (x, None), {"other": Holder(2.0)}, training=True)
+
+
+def test_a_call_without_any_tensor_has_nothing_to_run():
+    class Product(nn.Module):
+        def forward(self, a, b=2):
+            return a * b
+
+    with pytest.raises(ExportError, match=r"input type <class 'int'> for input a: .* nothing to run"):
+        export(Product(), (3,), {}, training=True)
+    assert ORTModule(Product())(3, b=4) == 12

@@ -121,12 +121,15 @@ def pytest_collection_modifyitems(items: list[Any]) -> None:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """The time limit, and its reminders."""
+    """The time limit, with reminders, and the environment as it was."""
     signal.signal(signal.SIGALRM, _ring)
     signal.setitimer(signal.ITIMER_REAL, SETTINGS["seconds"], 5)
+    environment = dict(os.environ)
     try:
         yield
     finally:
+        os.environ.clear()  # a case that fails leaves its switches set
+        os.environ.update(environment)
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
