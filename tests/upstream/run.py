@@ -23,7 +23,8 @@ FOLDER = "orttraining/orttraining/test/python"
 FILES = ("ortmodule_api", "ortmodule_onnx_ops", "ortmodule_autograd", "ortmodule_fallback", "ortmodule_hooks",
          "ortmodule_experimental_json_config", "hierarchical_ortmodule", "sampler", "utilities")
 # The first GPU is the CPU; the cases of a second and third stay what they are, and are skipped by the files themselves.
-READ_AS = ((r'"cuda(:0)?"', '"cpu"'), (r"\.cuda\(\)", '.to("cpu")'), (r"\btorch\.version\.cuda\b", '"cpu"'))
+READ_AS = ((r'"cuda(:0)?"', '"cpu"'), (r"\.cuda\(\)", '.to("cpu")'), (r"\btorch\.version\.cuda\b", '"cpu"'),
+           (r"\bnot torch\.cuda\.is_available\(\)", "False"))
 
 
 def prepared(checkout: Path, folder: Path) -> None:
