@@ -115,14 +115,15 @@ class ORTModule(torch.nn.Module):
 
     Raises:
         TypeError: module is no torch.nn.Module.
-        ORTModuleTorchModelException: module is a DataParallel or an ORTModule.
+        ORTModuleTorchModelException: module is an ORTModule; or a DataParallel, and the policy does not allow that it runs
+            in PyTorch.
     """
 
     def __init__(self, module: torch.nn.Module, debug_options: DebugOptions | None = None) -> None:
         if not isinstance(module, torch.nn.Module):
             raise TypeError(f"ORTModule wraps a torch.nn.Module, not {type(module).__name__}")
-        if isinstance(module, (torch.nn.DataParallel, ORTModule)):
-            raise ORTModuleTorchModelException(f"ORTModule does not support a {type(module).__name__} as its module")
+        if isinstance(module, ORTModule):
+            raise ORTModuleTorchModelException("ORTModule does not support an ORTModule as its module")
         super().__init__()
         self._debug = debug_options if debug_options is not None else DebugOptions()
         self._fallback = Fallback()
@@ -137,6 +138,11 @@ class ORTModule(torch.nn.Module):
         for store in ("_parameters", "_buffers", "_modules"):  # the very dicts: torch's own walks find everything here
             self.__dict__[store] = module.__dict__[store]
         _warn_of_collisions(module, self._debug)
+        if isinstance(module, torch.nn.DataParallel):
+            self._fall_back("the module", FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL,
+                            "ORTModule is not compatible with torch.nn.DataParallel, which copies its module at every step: use "
+                            "torch.nn.parallel.DistributedDataParallel around ORTModule", None, None)
+            self._fallback.give_up()
 
     # ---- running ----
 
@@ -149,6 +155,7 @@ class ORTModule(torch.nn.Module):
                 return self._module(*args, **kwargs)  # a part of what is being exported
             exclusive.wait()
         if self._fallback.forced:
+            self._fallback.note_forced()
             return self._in_torch(args, kwargs)
         if torch._C._are_functorch_transforms_active():
             return self._in_torch(args, kwargs)  # torch.func differentiates and batches by its own interpreters
@@ -244,6 +251,12 @@ class ORTModule(torch.nn.Module):
             self._check_device(tensors)
         except UnsupportedError as error:
             self._fall_back(key, FallbackPolicy.FALLBACK_UNSUPPORTED_DEVICE, str(error), error, None)
+            return self._in_torch(args, kwargs)
+        try:
+            if (view := self.__dict__.get("_view")) is not None:
+                view._execution_manager(key.training)._graph_transition_manager.check_extra_kwargs()
+        except UnsupportedError as error:
+            self._fall_back(key, FallbackPolicy.FALLBACK_UNSUPPORTED_ONNX_MODEL, str(error), error, None)
             return self._in_torch(args, kwargs)
         for leaf in leaves:
             if isinstance(leaf, str):
@@ -403,7 +416,7 @@ class ORTModule(torch.nn.Module):
     def _fall_back(self, key: Key | str, reason: FallbackPolicy, text: str, cause: Exception | None, state: State | None) -> None:
         """Remembers that this signature runs in PyTorch and says so once; raises where the policy forbids it."""
         text = " ".join(text.split()).rstrip(".")
-        self._fallback.check(reason, text, cause)
+        self._fallback.check(reason, f"{text}.", cause)
         before = self._fallen.get(key)
         self._fallen[key] = Fallen(text, state, 1 if before is None else before.tries + 1)
         if before is None or before.reason != text and before.tries < MAX_TRIES:

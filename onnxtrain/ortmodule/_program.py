@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
 from onnxtrain import _C
+from onnxtrain._export import gradients
 from onnxtrain.export import Exported
 from onnxtrain.ortmodule._chain import Chain
 
@@ -79,8 +80,9 @@ class Program:
     def __init__(self, module: torch.nn.Module, exported: Exported, model: bytes | None = None) -> None:
         start = time.perf_counter()
         model = exported.model if model is None else model
-        if exported.functions:
-            self.chain = Chain(model, exported.functions, [i.name for i in exported.inputs], [o.name for o in exported.outputs],
+        model, calls = gradients.applied(model, exported.functions)
+        if calls:
+            self.chain = Chain(model, calls, [i.name for i in exported.inputs], [o.name for o in exported.outputs],
                                _ORTModuleFunction.apply, _seed)
             self.sessions = self.chain.sessions
         else:
