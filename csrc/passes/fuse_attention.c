@@ -360,43 +360,37 @@ static bool find_views(match *m)
 
 /* ---- causal masks ---- */
 
-enum { FINITE_LOWEST = -1000000000 }; /* scores this far below the others have no probability */
+enum { LOWEST = -1000000000 }; /* scores this far below the others have no probability */
 
 /*
- * Whether a constant mask lets row i see the columns up to i + diagonal, and nothing else. Unknown to it is what rows without
- * any column give, unless those are -inf.
+ * Whether a constant mask lets row i see the columns up to i + diagonal, and nothing else. Every row must see one: what rows
+ * without any give depends on how they were hidden.
  */
 static bool is_causal(const match *m, const ont_value *mask, const ont_shape *shape, bool bias, int64_t *diagonal)
 {
     int rank = mask->shape.rank;
     if (mask->kind != ONT_VALUE_CONSTANT || !mask->data || ont_shape_count(&mask->shape) != m->rows * m->columns) return false;
     if (rank < 2 || mask->shape.dims[rank - 1] != m->columns || mask->shape.dims[rank - 2] != m->rows) return false;
-    if (shape->rank < 2 || shape->dims[shape->rank - 2] != m->rows) return false;
+    if (shape->rank < 2 || shape->dims[shape->rank - 2] != m->rows || (!bias && m->fill > LOWEST)) return false;
     const ont_tensor *data = mask->data;
-    bool finite = !bias && isfinite(m->fill), all = true;
-    if (!bias && m->fill > FINITE_LOWEST) return false;
-    for (int64_t i = 0; i < m->rows && all; i++) {
+    for (int64_t i = 0; i < m->rows; i++) {
         int64_t seen = 0;
-        for (int64_t j = 0; j < m->columns && all; j++) {
+        for (int64_t j = 0; j < m->columns; j++) {
             double x = ont_number_at(data->data, data->dtype, i * m->columns + j);
             bool sees = bias ? x == 0 : (x != 0) == m->keep_if;
-            if (bias && !sees) {
-                all = x < FINITE_LOWEST;
-                finite |= isfinite(x);
-            }
-            all = all && !(sees && seen != j);
+            if ((sees && seen != j) || (bias && !sees && !(x < LOWEST))) return false;
             seen += sees;
         }
         if (i == 0) *diagonal = seen - 1;
         int64_t expected = i + *diagonal + 1;
-        all = all && seen == (expected > m->columns ? m->columns : expected);
+        if (*diagonal < 0 || seen != (expected > m->columns ? m->columns : expected)) return false;
     }
-    return all && !(finite && *diagonal < 0);
+    return true;
 }
 
 static void find_causal(match *m)
 {
-    int64_t diagonal;
+    int64_t diagonal = 0;
     if (m->bias && is_causal(m, m->bias, &m->bias_shape, true, &diagonal)) {
         m->bias = NULL;
         m->causal = true;
