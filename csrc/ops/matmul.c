@@ -6,27 +6,17 @@
 
 #include "base/parallel.h"
 #include "device/gemm.h"
+#include "ops/matmul.h"
 #include "ops/matmul_int.h"
-#include "ops/op.h"
 
 /* ---- shapes ---- */
-
-/* Operands as matrices with batch dims; a vector operand is one row or one column. */
-typedef struct product {
-    ont_shape a, b;       /* rank >= 2 */
-    bool vector_a, vector_b;
-    bool trans_a, trans_b;
-    ont_shape batch;
-    int64_t m, n, k;
-    double alpha;
-} product;
 
 static bool transposed(const ont_node *node, const char *name)
 {
     return ont_attr_int(node, name, 0) != 0;
 }
 
-static ont_status read_product(const ont_node *node, product *p)
+ont_status ont_product_read(const ont_node *node, ont_product *p)
 {
     ont_value *a, *b;
     ONT_TRY(ont_need_input(node, 0, &a));
@@ -34,7 +24,7 @@ static ont_status read_product(const ont_node *node, product *p)
     if (a->dtype != b->dtype)
         return ont_fail(ONT_ETYPE, "operands are %s and %s", ont_dtype_name(a->dtype), ont_dtype_name(b->dtype));
     if (!a->shape.rank || !b->shape.rank) return ont_fail(ONT_EINVAL, "an operand is a scalar");
-    *p = (product){.a = a->shape, .b = b->shape, .trans_a = transposed(node, "transA"), .trans_b = transposed(node, "transB"),
+    *p = (ont_product){.a = a->shape, .b = b->shape, .trans_a = transposed(node, "transA"), .trans_b = transposed(node, "transB"),
                    .alpha = ont_attr_float(node, "alpha", 1.0)};
     p->vector_a = p->a.rank == 1;
     p->vector_b = p->b.rank == 1;
@@ -56,13 +46,17 @@ static ont_status read_product(const ont_node *node, product *p)
 static ont_status matmul_infer(ont_graph *g, ont_node *node)
 {
     (void)g;
-    product p;
-    ONT_TRY(read_product(node, &p));
+    ont_product p;
+    ONT_TRY(ont_product_read(node, &p));
     ont_shape shape = p.batch;
     if (shape.rank + 2 > ONT_MAX_RANK) return ont_fail(ONT_EUNSUPPORTED, "rank %d", shape.rank + 2);
     if (!p.vector_a) shape.dims[shape.rank++] = p.m;
     if (!p.vector_b) shape.dims[shape.rank++] = p.n;
-    return ont_infer_out(node, 0, ont_node_in(node, 0)->dtype, &shape);
+    ont_dtype dtype = ont_node_in(node, 0)->dtype;
+    ont_dtype to = (ont_dtype)ont_attr_int(node, "to", dtype);
+    if (to != dtype && (to != ONT_FLOAT32 || (dtype != ONT_BFLOAT16 && dtype != ONT_FLOAT16)))
+        return ont_fail(ONT_EUNSUPPORTED, "product of %s to type %d", ont_dtype_name(dtype), (int)to);
+    return ont_infer_out(node, 0, to, &shape);
 }
 
 /* ---- kernel: float32 and float64 through a GEMM provider ---- */
@@ -85,8 +79,7 @@ static const char *int_accept(const ont_node *node)
     return alpha == (double)(int32_t)alpha && beta == (double)(int32_t)beta ? NULL : "alpha or beta is a fraction";
 }
 
-/* Batch dims of A go into M where B is one matrix and A is not transposed: one large product instead of many. */
-static void fold_batch(product *p)
+void ont_product_fold(ont_product *p)
 {
     int64_t batch_a = ont_shape_count_range(&p->a, 0, p->a.rank - 2);
     if (ont_shape_count_range(&p->b, 0, p->b.rank - 2) != 1 || p->trans_a || batch_a != ont_shape_count(&p->batch)) return;
@@ -106,11 +99,11 @@ static void batch_strides(const ont_shape *operand, const ont_shape *batch, size
 
 static ont_status matmul_prepare_with(bool plain, const ont_node *node, ont_arena *arena, ont_prepared *out)
 {
-    product p;
+    ont_product p;
     matmul_state *s = ont_arena_alloc(arena, sizeof *s);
     if (!s) return ONT_ENOMEM;
-    ONT_TRY(read_product(node, &p));
-    fold_batch(&p);
+    ONT_TRY(ont_product_read(node, &p));
+    ont_product_fold(&p);
     ont_dtype dtype = ont_node_in(node, 0)->dtype;
     size_t size = ont_dtype_size(dtype);
     s->gemm = (ont_gemm){.dtype = dtype, .trans_a = p.trans_a, .trans_b = p.trans_b, .m = p.m, .n = p.n, .k = p.k,
@@ -192,9 +185,10 @@ static ont_value *as_matrix(ont_grad *g, ont_value *x)
 }
 
 /* C = alpha op(A) op(B): dA = alpha dC op(B)', dB = alpha op(A)' dC, each in the layout of its operand. */
-static void product_grads(ont_grad *g, ont_value *a, ont_value *b, ont_value *dc, const product *p)
+static void product_grads(ont_grad *g, ont_value *a, ont_value *b, ont_value *dc, const ont_product *p)
 {
     bool ta = p->trans_a, tb = p->trans_b;
+    if (dc && dc->dtype != a->dtype) dc = ont_build_cast(&g->b, dc, a->dtype);
     if (g->b.status != ONT_OK) return;
     if (WANTS(0)) GI(0, ta ? fused(g, b, tb, dc, true, p->alpha) : fused(g, dc, false, b, !tb, p->alpha));
     if (!WANTS(1)) return;
@@ -208,9 +202,9 @@ static void product_grads(ont_grad *g, ont_value *a, ont_value *b, ont_value *dc
 
 static void matmul_grad(ont_grad *g)
 {
-    product p;
+    ont_product p;
     ont_builder *w = &g->b;
-    if (read_product(g->node, &p) != ONT_OK) return;
+    if (ont_product_read(g->node, &p) != ONT_OK) return;
     ont_value *dc = GO(0);
     if (!p.vector_a && !p.vector_b) {
         product_grads(g, I(0), I(1), dc, &p);
@@ -233,6 +227,8 @@ static void matmul_grad(ont_grad *g)
 }
 
 static const ont_kernel matmul_kernels[] = {
+    {.name = "matmul_half", .accept = ont_matmul_half_accept, .prepare = ont_matmul_half_prepare,
+     .run = ont_matmul_half_run, .release = ont_matmul_half_release},
     {.name = "matmul_blas", .accept = ont_accept_float, .prepare = matmul_prepare, .run = matmul_run},
     {.name = "matmul_ref", .accept = ont_accept_float, .prepare = matmul_prepare_ref, .run = matmul_run},
     {.name = "matmul_int", .accept = int_accept, .prepare = matmul_prepare_ref, .run = matmul_run},
@@ -241,7 +237,7 @@ const ont_op ont_op_MatMul = {.domain = "", .name = "MatMul", .since = 1, .min_i
                               .attributes = "", .infer = matmul_infer, .grad = matmul_grad,
                               ONT_KERNELS(matmul_kernels)};
 const ont_op ont_op_FusedMatMul = {.domain = ONT_DOMAIN, .name = "FusedMatMul", .since = 1, .min_inputs = 2,
-                                   .max_inputs = 2, .flags = ONT_OP_MODEL, .attributes = "transA:i transB:i alpha:f",
+                                   .max_inputs = 2, .flags = ONT_OP_MODEL, .attributes = "transA:i transB:i alpha:f to:i",
                                    .infer = matmul_infer, .grad = matmul_grad, ONT_KERNELS(matmul_kernels)};
 
 /* ---- Gemm: alpha op(A) op(B) + beta C, two dims, C broadcast ---- */
@@ -249,8 +245,8 @@ const ont_op ont_op_FusedMatMul = {.domain = ONT_DOMAIN, .name = "FusedMatMul", 
 static ont_status gemm_infer(ont_graph *g, ont_node *node)
 {
     (void)g;
-    product p;
-    ONT_TRY(read_product(node, &p));
+    ont_product p;
+    ONT_TRY(ont_product_read(node, &p));
     if (ont_node_in(node, 0)->shape.rank != 2 || ont_node_in(node, 1)->shape.rank != 2)
         return ont_fail(ONT_EINVAL, "A and B must be matrices");
     ont_shape shape = ont_shape_of(2, (int64_t[]){p.m, p.n}), whole = shape;
@@ -297,8 +293,8 @@ static ont_status gemm_run(const ont_call *call)
 
 static void gemm_grad(ont_grad *g)
 {
-    product p;
-    if (read_product(g->node, &p) != ONT_OK) return;
+    ont_product p;
+    if (ont_product_read(g->node, &p) != ONT_OK) return;
     product_grads(g, I(0), I(1), GO(0), &p);
     if (!WANTS(2)) return;
     double beta = ont_attr_float(g->node, "beta", 1.0);
@@ -308,6 +304,8 @@ static void gemm_grad(ont_grad *g)
 }
 
 static const ont_kernel gemm_kernels[] = {
+    {.name = "gemm_half", .accept = ont_matmul_half_accept, .prepare = ont_matmul_half_prepare,
+     .run = ont_matmul_half_run, .release = ont_matmul_half_release},
     {.name = "gemm_blas", .accept = ont_accept_float, .prepare = matmul_prepare, .run = gemm_run},
     {.name = "gemm_ref", .accept = ont_accept_float, .prepare = matmul_prepare_ref, .run = gemm_run},
     {.name = "gemm_int", .accept = int_accept, .prepare = matmul_prepare_ref, .run = gemm_run},
