@@ -6,6 +6,7 @@
 
 #include "base/parallel.h"
 #include "device/gemm.h"
+#include "device/matmul.h"
 #include "ops/matmul.h"
 #include "ops/matmul_int.h"
 
@@ -53,6 +54,9 @@ static ont_status matmul_infer(ont_graph *g, ont_node *node)
     if (!p.vector_a) shape.dims[shape.rank++] = p.m;
     if (!p.vector_b) shape.dims[shape.rank++] = p.n;
     ont_dtype dtype = ont_node_in(node, 0)->dtype;
+    const ont_value *c = ont_node_in(node, 2);
+    if (c && (c->dtype != dtype || !ont_product_is_row(&p, &c->shape) || p.alpha != 1 || ont_dtype_is_int(dtype)))
+        return ont_fail(ONT_EUNSUPPORTED, "a bias that is no row of the product, or not of its type");
     ont_dtype to = (ont_dtype)ont_attr_int(node, "to", dtype);
     if (to != dtype && (to != ONT_FLOAT32 || (dtype != ONT_BFLOAT16 && dtype != ONT_FLOAT16)))
         return ont_fail(ONT_EUNSUPPORTED, "product of %s to type %d", ont_dtype_name(dtype), (int)to);
@@ -69,6 +73,8 @@ typedef struct matmul_state {
     int64_t stride_a[ONT_MAX_RANK], stride_b[ONT_MAX_RANK]; /* bytes per batch index */
     size_t c_bytes;
     bool parallel_batch;
+    bool row;                            /* input 2 is one row, added as it is */
+    ont_dnnl_matmul *primitive;          /* adds the row while the result is in a register; NULL: a pass of its own */
 } matmul_state;
 
 /* Scales of Gemm are floats: with integers only whole ones are exact. */
@@ -119,7 +125,19 @@ static ont_status matmul_prepare_with(bool plain, const ont_node *node, ont_aren
         s->provider = plain || !(p.m && p.n && p.k) ? ont_gemm_plain() : ont_gemm_choose(&s->gemm);
     s->parallel_batch = s->count > 1;
     out->state = s;
-    return ONT_OK;
+    const ont_value *c = ont_node_in(node, 2);
+    s->row = c && ont_product_is_row(&p, &c->shape) && ont_attr_float(node, "beta", 1.0) == 1;
+    if (!s->row || dtype != ONT_FLOAT32 || p.alpha != 1 || strcmp(s->provider->name, "onednn")) return ONT_OK;
+    ont_prepared primitive = {0};
+    ont_status status = ont_product_primitive(node, &primitive);
+    s->primitive = primitive.state;
+    out->work_bytes = primitive.work_bytes;
+    return status == ONT_EUNSUPPORTED ? ONT_OK : status;
+}
+
+static void matmul_release(void *state)
+{
+    ont_dnnl_matmul_destroy(((matmul_state *)state)->primitive);
 }
 
 static ont_status matmul_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
@@ -150,14 +168,32 @@ static void matmul_batch(void *context, int64_t first, int64_t last)
     }
 }
 
+#define ADD_ROW(name, type) \
+    static void name(void *context, int64_t first, int64_t last) \
+    { \
+        const ont_call *call = context; \
+        int64_t n = ((const matmul_state *)call->state)->gemm.n; \
+        const type *row = call->in[2]; \
+        for (int64_t i = first; i < last; i++) { \
+            type *y = (type *)call->out[0] + i * n; \
+            for (int64_t j = 0; j < n; j++) y[j] += row[j]; \
+        } \
+    }
+ADD_ROW(add_row_f32, float)
+ADD_ROW(add_row_f64, double)
+
 static ont_status matmul_run(const ont_call *call)
 {
     const matmul_state *s = call->state;
     if (!s->c_bytes || !s->count) return ONT_OK;
+    if (s->primitive) return ont_dnnl_matmul_run(s->primitive, call->in[0], call->in[1], call->in[2], call->out[0], call->work);
     if (s->parallel_batch)
         ont_parallel(s->count, 1, matmul_batch, (void *)call);
     else
         matmul_batch((void *)call, 0, s->count);
+    if (s->row)
+        ont_parallel(s->count * s->gemm.m, 16384 / s->gemm.n + 1,
+                     call->node->outputs[0]->dtype == ONT_FLOAT32 ? add_row_f32 : add_row_f64, (void *)call);
     return ONT_OK;
 }
 
@@ -206,6 +242,7 @@ static void matmul_grad(ont_grad *g)
     ont_builder *w = &g->b;
     if (ont_product_read(g->node, &p) != ONT_OK) return;
     ont_value *dc = GO(0);
+    if (WANTS(2)) GI(2, dc && dc->dtype != I(2)->dtype ? ont_build_cast(w, dc, I(2)->dtype) : dc);
     if (!p.vector_a && !p.vector_b) {
         product_grads(g, I(0), I(1), dc, &p);
         return;
@@ -229,15 +266,15 @@ static void matmul_grad(ont_grad *g)
 static const ont_kernel matmul_kernels[] = {
     {.name = "matmul_half", .accept = ont_matmul_half_accept, .prepare = ont_matmul_half_prepare,
      .run = ont_matmul_half_run, .release = ont_matmul_half_release},
-    {.name = "matmul_blas", .accept = ont_accept_float, .prepare = matmul_prepare, .run = matmul_run},
-    {.name = "matmul_ref", .accept = ont_accept_float, .prepare = matmul_prepare_ref, .run = matmul_run},
+    {.name = "matmul_blas", .accept = ont_accept_float, .prepare = matmul_prepare, .run = matmul_run, .release = matmul_release},
+    {.name = "matmul_ref", .accept = ont_accept_float, .prepare = matmul_prepare_ref, .run = matmul_run, .release = matmul_release},
     {.name = "matmul_int", .accept = int_accept, .prepare = matmul_prepare_ref, .run = matmul_run},
 };
 const ont_op ont_op_MatMul = {.domain = "", .name = "MatMul", .since = 1, .min_inputs = 2, .max_inputs = 2,
                               .attributes = "", .infer = matmul_infer, .grad = matmul_grad,
                               ONT_KERNELS(matmul_kernels)};
 const ont_op ont_op_FusedMatMul = {.domain = ONT_DOMAIN, .name = "FusedMatMul", .since = 1, .min_inputs = 2,
-                                   .max_inputs = 2, .flags = ONT_OP_MODEL, .attributes = "transA:i transB:i alpha:f to:i",
+                                   .max_inputs = 3, .flags = ONT_OP_MODEL, .attributes = "transA:i transB:i alpha:f to:i",
                                    .infer = matmul_infer, .grad = matmul_grad, ONT_KERNELS(matmul_kernels)};
 
 /* ---- Gemm: alpha op(A) op(B) + beta C, two dims, C broadcast ---- */
@@ -276,6 +313,7 @@ static ont_status gemm_run(const ont_call *call)
     const matmul_state *s = call->state;
     const ont_value *c = ont_node_in(call->node, 2), *y = call->node->outputs[0];
     if (!s->c_bytes) return ONT_OK;
+    if (s->primitive) return matmul_run(call);
     ont_gemm gemm = s->gemm;
     if (c) {
         int64_t strides[ONT_MAX_RANK];
@@ -306,8 +344,8 @@ static void gemm_grad(ont_grad *g)
 static const ont_kernel gemm_kernels[] = {
     {.name = "gemm_half", .accept = ont_matmul_half_accept, .prepare = ont_matmul_half_prepare,
      .run = ont_matmul_half_run, .release = ont_matmul_half_release},
-    {.name = "gemm_blas", .accept = ont_accept_float, .prepare = matmul_prepare, .run = gemm_run},
-    {.name = "gemm_ref", .accept = ont_accept_float, .prepare = matmul_prepare_ref, .run = gemm_run},
+    {.name = "gemm_blas", .accept = ont_accept_float, .prepare = matmul_prepare, .run = gemm_run, .release = matmul_release},
+    {.name = "gemm_ref", .accept = ont_accept_float, .prepare = matmul_prepare_ref, .run = gemm_run, .release = matmul_release},
     {.name = "gemm_int", .accept = int_accept, .prepare = matmul_prepare_ref, .run = gemm_run},
 };
 const ont_op ont_op_Gemm = {.domain = "", .name = "Gemm", .since = 7, .min_inputs = 2, .max_inputs = 3,

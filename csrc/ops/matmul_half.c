@@ -11,8 +11,7 @@ static const char *refuses_c(const ont_node *node, const ont_product *p)
     const ont_value *c = node->n_inputs > 2 ? node->inputs[2].value : NULL;
     if (!c) return NULL;
     if (ont_attr_float(node, "alpha", 1.0) != 1 || ont_attr_float(node, "beta", 1.0) != 1) return "alpha or beta";
-    return c->shape.rank >= 1 && c->shape.dims[c->shape.rank - 1] == p->n && ont_shape_count(&c->shape) == p->n
-               ? NULL : "C is no row";
+    return ont_product_is_row(p, &c->shape) ? NULL : "C is no row";
 }
 
 const char *ont_matmul_half_accept(const ont_node *node)
@@ -27,9 +26,13 @@ const char *ont_matmul_half_accept(const ont_node *node)
     return refuses_c(node, &p);
 }
 
-ont_status ont_matmul_half_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
+bool ont_product_is_row(const ont_product *p, const ont_shape *c)
 {
-    (void)arena;
+    return c->rank >= 1 && c->dims[c->rank - 1] == p->n && ont_shape_count(c) == p->n;
+}
+
+ont_status ont_product_primitive(const ont_node *node, ont_prepared *out)
+{
     ont_product p;
     ONT_TRY(ont_product_read(node, &p));
     ont_product_fold(&p);
@@ -43,6 +46,12 @@ ont_status ont_matmul_half_prepare(const ont_node *node, ont_arena *arena, ont_p
     out->state = h;
     out->work_bytes = ont_dnnl_matmul_work_bytes(h);
     return ONT_OK;
+}
+
+ont_status ont_matmul_half_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
+{
+    (void)arena;
+    return ont_product_primitive(node, out);
 }
 
 ont_status ont_matmul_half_run(const ont_call *call)
