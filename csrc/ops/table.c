@@ -118,6 +118,15 @@ static const char *inputs_text(const ont_node *node, char *text, size_t size)
     return text;
 }
 
+bool ont_op_has_kernel(const ont_node *node)
+{
+    for (uint32_t i = 0; i < node->op->n_kernels; i++) {
+        const ont_kernel *k = &node->op->kernels[i];
+        if (!is_disabled(node->op->name, k->name) && !k->accept(node)) return true;
+    }
+    return false;
+}
+
 ont_status ont_op_choose(const ont_node *node, const ont_kernel **kernel)
 {
     char reasons[512] = "", inputs[512];
