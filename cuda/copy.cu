@@ -129,3 +129,14 @@ extern "C" int ont_launch_trilu(const void *x, void *y, int64_t count, int64_t r
     default: return launch_trilu<uint64_t>(x, y, count, rows, columns, k, upper != 0, stream);
     }
 }
+
+__global__ void store_kernel(uint64_t *to, uint64_t first, uint64_t second, int n)
+{
+    to[0] = first;
+    if (n > 1) to[1] = second;
+}
+
+extern "C" int ont_launch_store(void *to, uint64_t first, uint64_t second, int n, void *stream)
+{
+    return ONT_LAUNCH(store_kernel, 1, 1, 0, stream, (uint64_t *)to, first, second, n);
+}

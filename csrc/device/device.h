@@ -50,6 +50,8 @@ typedef struct ont_device_kind {
     ont_status (*alloc_shared)(const ont_device *device, size_t bytes, void **data); /* zeroed, seen by both sides */
     void (*free_shared)(const ont_device *device, void *data);
     ont_status (*write)(const ont_device *device, void *to, const void *host, size_t bytes, void *stream);
+    /* One or two words, by value: nothing of the host is read later. */
+    ont_status (*store)(const ont_device *device, void *to, const uint64_t *words, int n, void *stream);
     ont_status (*copy)(const ont_device *device, void *to, const void *from, size_t bytes, void *stream);
     ont_status (*copy_strided)(const ont_device *device, const ont_device_strided *layout, const void *from, void *to,
                                void *stream);

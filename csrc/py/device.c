@@ -14,6 +14,7 @@ enum { MAX_OPENED = 4 };
 
 static const ont_plugin *opened[MAX_OPENED];
 static int n_opened;
+static ont_allocator allocator;
 
 static void keep_error(void *context, const char *kind, const char *message)
 {
@@ -21,7 +22,7 @@ static void keep_error(void *context, const char *kind, const char *message)
     ont_set_error("%s: %s", kind, message);
 }
 
-/* Zeroed on the stack of torch's allocator only by its size: bytes of uint8. */
+/* As bytes of uint8. */
 static ont_status take(void *context, int32_t type, int32_t id, size_t bytes, ont_memory *memory)
 {
     const dlpack_exchange_api *api = context;
@@ -48,10 +49,18 @@ static ont_status current_stream(void *context, int32_t type, int32_t id, void *
 
 void ont_device_init(const ont_state *state)
 {
-    static ont_allocator allocator;
     if (!state->dlpack || !state->dlpack->allocate || !state->dlpack->current_stream) return;
-    allocator = (ont_allocator){(void *)(uintptr_t)state->dlpack, take, give, current_stream};
+    allocator = (ont_allocator){(void *)(uintptr_t)state->dlpack, take, give, current_stream, 0};
     ont_plugin_set_allocator(&allocator);
+}
+
+PyObject *ont_set_tf32(PyObject *module, PyObject *args)
+{
+    (void)module;
+    int on;
+    if (!PyArg_ParseTuple(args, "p:set_tf32", &on)) return NULL;
+    allocator.tf32 = on;
+    Py_RETURN_NONE;
 }
 
 static ont_status open_path(const char *path, const ont_plugin **plugin)

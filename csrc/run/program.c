@@ -176,7 +176,11 @@ static ont_status build(ont_program *p, const ont_graph *loaded, const ont_view 
     ONT_TRY(facts->n_needs ? become_probe(p, facts) : flatten_results(p));
     ONT_TRY(differentiate(p, p->probe ? NULL : wants));
     ONT_TRY(ont_passes_after_grad(p->graph));
-    ONT_TRY(bind_steps(p, &needs));
+    ont_scope scope; /* kernels of a device prepare with it current */
+    ONT_TRY(ont_place_enter(p->device, &scope));
+    ont_status bound = bind_steps(p, &needs);
+    ont_place_leave(p->device, &scope);
+    ONT_TRY(bound);
     ONT_TRY(ont_plan_memory(p->graph, needs, p->n_steps, p->split, p->grads.n_forward_outputs, is_view, &p->arena,
                             &p->plan));
     for (uint32_t t = 0; t < p->n_steps; t++) p->steps[t].work_offset = p->plan.work_offsets[t];

@@ -238,7 +238,7 @@ static ont_status enter(ont_run *run, ont_scope *scope)
         status = device->kind->join(device, scope->stream, run->stream);
     run->stream = scope->stream;
     run->used = true;
-    if (device && status == ONT_OK) status = device->kind->write(device, seed_at(run), &run->seed, sizeof run->seed, run->stream);
+    if (device && status == ONT_OK) status = device->kind->store(device, seed_at(run), &run->seed, 1, run->stream);
     if (status != ONT_OK) ont_place_leave(device, scope);
     return status;
 }

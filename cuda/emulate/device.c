@@ -71,6 +71,12 @@ static ont_status copy(const ont_device *device, void *to, const void *from, siz
     return ONT_OK;
 }
 
+static ont_status store(const ont_device *device, void *to, const uint64_t *words, int n, void *stream)
+{
+    (void)device;
+    return ont_launched(ont_launch_store(to, words[0], n > 1 ? words[1] : 0, n, stream));
+}
+
 static ont_status copy_strided(const ont_device *device, const ont_device_strided *layout, const void *from, void *to, void *stream)
 {
     (void)device;
@@ -104,7 +110,7 @@ enum { DLPACK_CPU = 1 };
 
 static const ont_device_kind kind = {
     .name = "emulated", .dlpack = DLPACK_CPU, .waits = true, .enter = enter, .leave = leave, .alloc = alloc, .free = release,
-    .alloc_shared = alloc_shared, .free_shared = free_shared, .write = copy, .copy = copy, .copy_strided = copy_strided,
+    .alloc_shared = alloc_shared, .free_shared = free_shared, .write = copy, .store = store, .copy = copy, .copy_strided = copy_strided,
     .clear = clear, .read = copy, .synchronize = synchronize, .join = join,
 };
 

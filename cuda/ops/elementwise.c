@@ -65,6 +65,40 @@ static bool clip_step(const ont_node *node, ont_ew *e)
     return true;
 }
 
+/* Max, Min and Sum of any number of operands, one after the other. */
+static bool chain_step(const ont_node *node, ont_loop loop, ont_ew *e)
+{
+    ont_dtype d = ont_node_in(node, 0)->dtype;
+    bool known = ont_is_float32_or_64(d) || (ont_dtype_is_int(d) && ont_dtype_size(d) >= 4);
+    for (uint32_t i = 0; i < node->n_inputs; i++)
+        if (!ont_node_in(node, i) || ont_node_in(node, i)->dtype != d) known = false;
+    if (!known) return false;
+    if (node->n_inputs == 1) add_step(e, ONT_EW_CAST, d, d, 1);
+    for (uint32_t i = 1; i < node->n_inputs; i++) {
+        add_step(e, ONT_EW_BINARY, d, d, 2);
+        ont_ew_step *s = &e->steps[e->n_steps - 1];
+        s->loop = (int16_t)loop;
+        s->operand[0] = (int16_t)(i == 1 ? 0 : (int)node->n_inputs + e->n_steps - 2);
+        s->operand[1] = (int16_t)i;
+    }
+    return true;
+}
+
+/* A power of float32 or float64; the exponent may be of another type. */
+static bool pow_step(const ont_node *node, ont_ew *e)
+{
+    ont_dtype d = ont_node_in(node, 0)->dtype, exponent = ont_node_in(node, 1)->dtype;
+    if (!ont_is_float32_or_64(d) || !is_castable(exponent)) return false;
+    if (exponent != d) {
+        add_step(e, ONT_EW_CAST, exponent, d, 1);
+        e->steps[0].operand[0] = 1;
+    }
+    add_step(e, ONT_EW_BINARY, d, d, 2);
+    e->steps[e->n_steps - 1].loop = ONT_LOOP_Pow;
+    if (exponent != d) e->steps[e->n_steps - 1].operand[1] = 2;
+    return true;
+}
+
 static bool integer_step(const ont_node *node, ont_ew *e)
 {
     static const struct {
@@ -105,6 +139,9 @@ static bool own_step(const ont_node *node, ont_ew *e)
         e->n_operands = 1;
         return dropout_step(node, e);
     }
+    if (!strcmp(name, "Pow")) return pow_step(node, e);
+    if (!strcmp(name, "Max") || !strcmp(name, "Min")) return chain_step(node, *name == 'M' && name[1] == 'a' ? ONT_LOOP_Max : ONT_LOOP_Min, e);
+    if (!strcmp(name, "Sum")) return chain_step(node, ONT_LOOP_Add, e);
     if (!strcmp(name, "Clip") || !strcmp(name, "HardTanh")) return clip_step(node, e);
     return integer_step(node, e);
 }
@@ -137,8 +174,9 @@ static bool read_program(const ont_node *node, ont_ew *e)
         return true;
     }
     if (!own_step(node, e)) return false;
-    e->n_results = e->n_steps;
-    for (int k = 0; k < e->n_results; k++) e->result[k] = (int16_t)k;
+    /* Dropout has a step per result; others end in their one. */
+    e->n_results = (int32_t)node->n_outputs > 1 && node->outputs[1] ? 2 : 1;
+    for (int k = 0; k < e->n_results; k++) e->result[k] = (int16_t)(e->n_steps - e->n_results + k);
     return true;
 }
 
@@ -197,7 +235,7 @@ static ont_status fill_bounds(const ont_call *call, ont_ew *e)
     default: bounds[0] = (uint64_t)INT64_MIN, bounds[1] = INT64_MAX; break;
     }
     if (e->in[1] && e->in[2]) return ONT_OK;
-    ONT_TRY(call->device->kind->write(call->device, call->work, bounds, sizeof bounds, call->stream));
+    ONT_TRY(call->device->kind->store(call->device, call->work, bounds, 2, call->stream));
     if (!e->in[1]) e->in[1] = call->work;
     if (!e->in[2]) e->in[2] = (char *)call->work + 8;
     return ONT_OK;
