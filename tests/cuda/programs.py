@@ -7,6 +7,7 @@ Prints one JSON object as cases.py does.
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import logging
@@ -22,7 +23,7 @@ import torch  # noqa: E402
 from onnx import TensorProto, helper  # noqa: E402
 from torch import nn  # noqa: E402
 
-from onnxtrain import _C  # noqa: E402
+from onnxtrain import _C, _report  # noqa: E402
 
 DEVICE = "cpu"
 
@@ -141,7 +142,26 @@ def strided() -> set[str]:
     return set()
 
 
-PROGRAMS: list[Callable[[], set[str]]] = [mlp, mlp_halves, transformer, loss, fault, strided]
+def ortmodule() -> set[str]:
+    """ORTModule on the device: five steps of the sample's transformer as in eager, none of them in PyTorch."""
+    from onnxtrain.ortmodule import ORTModule, _module
+
+    _module.device_of = lambda tensors: DEVICE
+    torch.manual_seed(0)
+    model, data = smoke.language()
+    batches = [data() for _ in range(3)]
+    wrapped = ORTModule(copy.deepcopy(model))
+    want, first = smoke.train(model, batches)
+    got, ours = smoke.train(wrapped, batches)
+    assert max(abs(a - b) for a, b in zip(want, got, strict=True)) < 1e-4, (want, got)
+    assert smoke.farthest(ours, first) < 1e-4
+    names = {f"{op}:{kernel}" for program in _report._programs for session in program.sessions
+             for op, kernel in operators(session)}
+    assert "MatMul:cuda_matmul" in names or "Gemm:cuda_matmul" in names or "FusedMatMul:cuda_matmul" in names, names
+    return names
+
+
+PROGRAMS: list[Callable[[], set[str]]] = [mlp, mlp_halves, transformer, loss, fault, strided, ortmodule]
 
 
 def main(plugin: str, device: str) -> None:
