@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "blas.h"
-#include "core.h"
+#include "redirect.h"
 #include "glue.h"
 
 const ont_core *ont_cuda_core;

@@ -4,7 +4,7 @@
  */
 #include "launch.cuh"
 
-#include "elementwise.h"
+#include "ew.h"
 #include "kernels.h"
 #include "math.cuh"
 #include "simd/simd.h"

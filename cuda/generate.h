@@ -4,8 +4,8 @@
 #ifndef ONT_CUDA_GENERATE_H
 #define ONT_CUDA_GENERATE_H
 
-#include "core.h"
-#include "elementwise.h"
+#include "redirect.h"
+#include "ew.h"
 
 typedef struct ont_generated ont_generated;
 

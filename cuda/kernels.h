@@ -6,7 +6,7 @@
 #define ONT_CUDA_KERNELS_H
 
 #include "device/device.h"
-#include "elementwise.h"
+#include "ew.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -4,7 +4,7 @@
 #ifndef ONT_CUDA_TUNE_H
 #define ONT_CUDA_TUNE_H
 
-#include "core.h"
+#include "redirect.h"
 
 /* Seconds that candidate i takes; negative: it cannot be used. */
 typedef double (*ont_tune_measure)(void *context, int candidate);

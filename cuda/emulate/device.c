@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core.h"
+#include "redirect.h"
 #include "glue.h"
 
 const ont_core *ont_cuda_core;

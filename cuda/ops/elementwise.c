@@ -1,5 +1,5 @@
 /*
- * Elementwise operators and fused groups of them on a device: both become one program (elementwise.h) for the interpreter or
+ * Elementwise operators and fused groups of them on a device: both become one program (ew.h) for the interpreter or
  * for a generated kernel. An operator's step is what its descriptor's tile() says, so there is no list of operators here but
  * for those without.
  */

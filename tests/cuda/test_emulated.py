@@ -14,13 +14,13 @@ from onnxtrain import _C
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "emulated"
-# Operators whose cases are not of one node: the file that runs them.
-ELSEWHERE = {"FusedElementwise": "programs.py", "DropoutGrad": "programs.py"}
 
 
 def sanitizer() -> str:
-    """The library that must be in the process before any other; its name alone where the compiler has none."""
-    return subprocess.run(["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True).stdout.strip()
+    """The libraries that must be in the process before any other: the sanitizer's, and the one whose exceptions it watches."""
+    found = [subprocess.run(["gcc", f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout.strip()
+             for name in ("libasan.so", "libstdc++.so.6")]
+    return " ".join(found)
 
 
 def run(script: str, plugin: Path, *arguments: str, **environment: str) -> dict:
