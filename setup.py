@@ -186,7 +186,8 @@ class BuildCore(build_ext):
             return self.leave_out("ONNXTRAIN_CUDA", "nvcc or the CUDA runtime is not found (CUDACXX, CUDA_HOME)")
         includes = [f"-I{ROOT / 'cuda'}", f"-I{ROOT / 'csrc'}"]
         cc = [*shlex.split(os.environ.get("CC", "cc")), "-std=gnu11", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra",
-              "-Werror", "-D_GNU_SOURCE", *includes, f"-isystem{home / 'include'}"]
+              "-Werror", "-D_GNU_SOURCE", f'-DONT_MATH_PATH="{ROOT}/cuda/math.cuh"', *includes,
+              f"-isystem{home / 'include'}"]
         nvcc = [compiler, "-std=c++17", "-O3", *self.cuda_architectures(), "-Werror", "all-warnings",
                 "-Xcompiler=-fPIC,-fvisibility=hidden,-Wall", *includes]
         jobs = [(source, temp / "cuda" / f"{source.name}.o", nvcc if source.suffix == ".cu" else cc)

@@ -12,6 +12,8 @@ typedef struct ont_generated ont_generated;
 /* A kernel for programs with these steps and this layout; NULL where there is no compiler, or the program is better
  * interpreted. */
 ont_status ont_generate(const ont_ew *program, ont_generated **generated);
+/* Whether the addresses are aligned as the kernel reads them. */
+bool ont_generated_fits(const ont_generated *generated, const ont_ew *program);
 ont_status ont_generated_run(const ont_generated *generated, const ont_ew *program, void *stream);
 void ont_generated_destroy(ont_generated *generated); /* NULL is fine */
 

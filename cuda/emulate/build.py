@@ -17,12 +17,12 @@ from pathlib import Path
 CUDA = Path(__file__).resolve().parents[1]
 CORE = CUDA.parent / "csrc"
 FLAGS = ["-DONT_EMULATE", "-fPIC", "-fvisibility=hidden", "-fwrapv", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror",
-         "-Wno-type-limits", "-D_GNU_SOURCE", f"-I{CUDA}", f"-I{CORE}"]
+         "-Wno-type-limits", "-D_GNU_SOURCE", f"-I{CUDA}", f"-I{CORE}", f"-DONT_MATH_PATH=\"{CUDA}/math.cuh\""]
 
 
 def sources() -> list[Path]:
     kernels = sorted(CUDA.glob("*.cu"))
-    shared = [CUDA / name for name in ("table.c", "generate.c")] + sorted((CUDA / "ops").glob("*.c"))
+    shared = [CUDA / name for name in ("table.c", "generate.c", "tune.c")] + sorted((CUDA / "ops").glob("*.c"))
     return [*kernels, *shared, *sorted((CUDA / "emulate").glob("*.c*"))]
 
 

@@ -257,7 +257,7 @@ static ont_status run(const ont_call *call)
     e.seed = call->seed_at;
     e.fault = call->fault;
     e.index = call->step;
-    if (s->generated) return ont_generated_run(s->generated, &e, call->stream);
+    if (s->generated && ont_generated_fits(s->generated, &e)) return ont_generated_run(s->generated, &e, call->stream);
     return ont_launched(ont_launch_elementwise(&e, call->stream));
 }
 

@@ -11,6 +11,7 @@ import copy
 import io
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,7 @@ from torch import nn  # noqa: E402
 
 from onnxtrain import _C, _report  # noqa: E402
 
+ROOT = Path(__file__).resolve().parents[2]
 DEVICE = "cpu"
 
 
@@ -161,12 +163,61 @@ def ortmodule() -> set[str]:
     return names
 
 
-PROGRAMS: list[Callable[[], set[str]]] = [mlp, mlp_halves, transformer, loss, fault, strided, ortmodule]
+GROUPS = {  # text of a graph: broadcasts, vectors of four, odd counts, dropout, casts, several results
+    "vector": "g (float[6, 8] x, float[6, 8] y) => (float[6, 8] z, float[6, 8] t) { a = Mul(x, y) t = Tanh(a) z = Gelu(t) }",
+    "odd": "g (float[5, 7] x, float[5, 7] y) => (float[5, 7] z) { a = Sub(x, y) b = Exp(a) z = Sigmoid(b) }",
+    "broadcast": "g (float[5, 1, 7] x, float[3, 1] y) => (float[5, 3, 7] z) { a = Add(x, y) b = LeakyRelu <alpha = 0.2> (a) z = Softplus(b) }",
+    "double": "g (double[6, 8] x, double[8] y) => (double[6, 8] z) { a = Div(x, y) b = Erf(a) z = Mul(b, x) }",
+}
+
+
+def generated() -> set[str]:
+    """Elementwise groups compiled from generated source, against the CPU."""
+    folder = ROOT / "cuda"
+    os.environ["ONT_EMULATE_JIT"] = "false %s %s"  # a compiler that refuses: said, and interpreted
+    mlp_halves()
+    refused = MESSAGES.count("interpreted")
+    assert refused
+    os.environ["ONT_EMULATE_JIT"] = (f"c++ -std=c++17 -O1 -fPIC -shared -DONT_EMULATE -ffp-contract=off -fvisibility=hidden -I{folder} "
+                                     f"-I{ROOT}/csrc -x c++ -o %s %s {folder}/emulate/emulate.cc -lpthread")
+    used: set[str] = set()
+    try:
+        for text in GROUPS.values():
+            model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 20]> {text}')
+            torch.manual_seed(0)
+            dtypes = {1: torch.float32, 11: torch.float64}
+            tensors = [torch.randn([d.dim_value for d in i.type.tensor_type.shape.dim], dtype=dtypes[i.type.tensor_type.elem_type])
+                       for i in model.graph.input]
+            used |= agree(model.SerializeToString(), tensors)
+        used |= mlp()
+        assert MESSAGES.count("interpreted") == refused, MESSAGES.text
+    finally:
+        del os.environ["ONT_EMULATE_JIT"]
+    return used
+
+
+class Messages(logging.Handler):
+    """What the core logs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.text = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.text += record.getMessage() + chr(10)
+
+    def count(self, part: str) -> int:
+        return self.text.count(part)
+
+
+MESSAGES = Messages()
+
+PROGRAMS: list[Callable[[], set[str]]] = [mlp, mlp_halves, transformer, loss, fault, strided, generated, ortmodule]
 
 
 def main(plugin: str, device: str) -> None:
     global DEVICE
-    logging.disable(logging.WARNING)
+    logging.getLogger("onnxtrain").addHandler(MESSAGES)
     _C.open_plugin(plugin)
     _C.set_timing(True)
     DEVICE = device
