@@ -1,7 +1,7 @@
 /*
  * The extension module: types, the functions that describe the build, test hooks, and the log sink.
  */
-#include "py/dlpack.h" /* Python.h before any system header */
+#include "py/device.h" /* Python.h before any system header */
 
 #include <stdlib.h>
 #include <string.h>
@@ -195,6 +195,9 @@ static PyMethodDef methods[] = {
     {"fail_allocation_after", fail_allocation_after, METH_VARARGS, "fail_allocation_after(countdown) -> fired before"},
     {"sums_of_squares", ont_sums_of_squares, METH_O, "sums_of_squares(tensors) -> a float for each"},
     {"scale_tensors", ont_scale_tensors, METH_VARARGS, "scale_tensors(sources, targets, factor, keep) -> all were finite"},
+    {"open_plugin", ont_open_plugin, METH_VARARGS, "open_plugin(path=None) -> what a device plugin has and lacks"},
+    {"device_operators", ont_device_operators, METH_VARARGS, "device_operators(device) -> [(domain, name, kernels)]"},
+    {"set_tf32", ont_set_tf32, METH_VARARGS, "set_tf32(on): products of float32 on CUDA may use TF32, in programs built from now on"},
     {"set_timing", set_timing, METH_VARARGS, "set_timing(on): runs note when their steps begin and end"},
     {"set_log_level", set_log_level, METH_VARARGS, "set_log_level(level): lines below it are not made"},
     {NULL, NULL, 0, NULL},
@@ -211,6 +214,7 @@ static int module_exec(PyObject *module)
     ont_state *state = ont_get_state(module);
     if (ont_dlpack_init(state) < 0) return -1;
     ont_peek_init(state);
+    ont_device_init(state);
     if (add_type(module, &ont_session_spec, &state->session_type) < 0) return -1;
     if (add_type(module, &ont_run_spec, &state->run_type) < 0) return -1;
     if (add_type(module, &ont_watch_spec, &state->watch_type) < 0) return -1;

@@ -17,6 +17,7 @@ from onnxtrain._export.attributes import State
 from onnxtrain._export.errors import Untraceable
 from onnxtrain._export.function_apply import CustomFunctions
 from onnxtrain.export import ArgumentError, ExportError, export
+from onnxtrain.ortmodule._device import device_of
 from onnxtrain.ortmodule import _announce
 from onnxtrain.ortmodule._debug import STAGES, DebugOptions
 from onnxtrain.ortmodule._fallback import Fallback, FallbackPolicy, ORTModuleTorchModelException
@@ -165,7 +166,8 @@ class ORTModule(torch.nn.Module):
             leaves, spec = list(args), None  # tensors in a row are their own leaves
         grad_enabled = torch.is_grad_enabled()
         key = Key(tuple([_describe(leaf) for leaf in leaves]), spec, self._module.training and grad_enabled,
-                  (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), torch.get_default_dtype()))
+                  (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), torch.is_autocast_enabled("cuda"),
+                   torch.get_autocast_dtype("cuda"), torch.get_default_dtype()))
         try:
             programs = self._programs.get(key, ())
         except TypeError:  # an argument that has no hash is no constant of a graph
@@ -248,7 +250,7 @@ class ORTModule(torch.nn.Module):
             self._debug.log(logging.WARNING, "ORTModule: %s, so the export at hand does not fit: exporting again%s", reason,
                             ", this call runs in PyTorch" if size else "")
         try:
-            self._check_device(tensors)
+            device = device_of((*tensors, *self._module.parameters(), *self._module.buffers()))
         except UnsupportedError as error:
             self._fall_back(key, FallbackPolicy.FALLBACK_UNSUPPORTED_DEVICE, str(error), error, None)
             return self._in_torch(args, kwargs)
@@ -271,8 +273,8 @@ class ORTModule(torch.nn.Module):
             program = None
             try:
                 with exclusive.exclusive():
-                    program = self._cached(key, tensors) or self._program(key, exporter, args, kwargs, failures,
-                                                                          tuple(by_torch))
+                    program = self._cached(key, tensors, device) or self._program(key, exporter, args, kwargs, failures,
+                                                                                  tuple(by_torch), device)
                 if self._debug.verify and not size:
                     self._debug.log(logging.WARNING, "%s", verify(self._module, program.exported, args, kwargs))
                 result = None if size else self._run(program, leaves, grad_enabled)
@@ -336,17 +338,17 @@ class ORTModule(torch.nn.Module):
             self._debug.log(logging.INFO, "ORTModule: exports are not kept in %s: %s", runtime.cache_dir, reason)
             return None
 
-    def _cached(self, key: Key, tensors: list[torch.Tensor]) -> Program | None:
+    def _cached(self, key: Key, tensors: list[torch.Tensor], device: str) -> Program | None:
         name = self._digest(key)
         exported = None if name is None else cache.load(self._runtime.cache_dir, name, self._module, tensors)
         if exported is None:
             return None
-        program = Program(self._module, exported)
+        program = Program(self._module, exported, device=device)
         _report.count(self._counters, cached_exports=1, build_seconds=program.build_seconds)
         return program
 
     def _program(self, key: Key, exporter: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
-                 failures: list[tuple[str, Exception]], by_torch: tuple[str, ...]) -> Program:
+                 failures: list[tuple[str, Exception]], by_torch: tuple[str, ...], device: str) -> Program:
         """Exports, loads, and compares with eager where that is needed or asked for."""
         runtime = self._runtime
         custom = CustomFunctions(runtime.enable_custom_autograd_function, runtime.skipped_autograd_functions)
@@ -354,7 +356,7 @@ class ORTModule(torch.nn.Module):
                           exporter=exporter, custom=custom, by_torch=by_torch)
         _report.count(self._counters, exports=1, export_seconds=exported.seconds.get("total", 0.0))
         try:
-            program = Program(self._module, exported)
+            program = Program(self._module, exported, device=device)
         except UnsupportedError as error:
             error.exported = exported  # type: ignore[attr-defined]
             raise
@@ -394,11 +396,6 @@ class ORTModule(torch.nn.Module):
         if key.training not in self._announced:
             self._announced.add(key.training)
             _announce.ready(type(self._module).__name__, key.training, program, self._debug, self._fallback)
-
-    def _check_device(self, tensors: list[torch.Tensor]) -> None:
-        for tensor in (*tensors, *self._module.parameters(), *self._module.buffers()):
-            if tensor.device.type != "cpu":
-                raise UnsupportedError(f"a tensor is on {tensor.device}: this build runs on the CPU")
 
     def _give_up(self, key: Key, failures: list[tuple[str, Exception]]) -> None:
         error = failures[0][1]

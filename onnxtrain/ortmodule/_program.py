@@ -77,19 +77,20 @@ class Program:
     Raises ValueError or UnsupportedError as Session does.
     """
 
-    def __init__(self, module: torch.nn.Module, exported: Exported, model: bytes | None = None) -> None:
+    def __init__(self, module: torch.nn.Module, exported: Exported, model: bytes | None = None, device: str = "cpu") -> None:
         start = time.perf_counter()
         model = exported.model if model is None else model
         model, calls = gradients.applied(model, exported.functions)
         if calls:
             self.chain = Chain(model, calls, [i.name for i in exported.inputs], [o.name for o in exported.outputs],
-                               _ORTModuleFunction.apply, _seed)
+                               _ORTModuleFunction.apply, _seed, device)
             self.sessions = self.chain.sessions
         else:
-            self.chain, self.sessions = None, [_C.Session(model)]
+            self.chain, self.sessions = None, [_C.Session(model, device=device)]
         self.session = self.sessions[0] if self.sessions else None
         self.build_seconds = time.perf_counter() - start
         self.exported = exported
+        self.device = device
         self.guards = exported.guards
         self.changed = exported.state.difference
         self.steps = 0
@@ -214,7 +215,7 @@ class Program:
             name, dtype, shape = expected
             if type(tensor) is not Tensor and not isinstance(tensor, Tensor):
                 raise StaleError(f"{name} is no tensor now")
-            if tensor.dtype != dtype or tensor.shape != shape or tensor.device.type != "cpu":
+            if tensor.dtype != dtype or tensor.shape != shape or str(tensor.device) != self.device:
                 raise StaleError(f"{name} is {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}, and was {dtype} "
                                  f"{tuple(shape)}")
 
