@@ -98,6 +98,8 @@ class Exported:
     needs_verification: bool = False  # the caller must compare outputs and gradients with eager's first
     functions: tuple[functions.Call, ...] = ()  # by the keys of PythonOp nodes
     origins: dict[str, str] = dataclasses.field(default_factory=dict)  # node -> torch operator, as "aten.cross.default"
+    modes: tuple[Any, ...] | None = None  # grad_modes() that this holds for; None: for all
+    flags: tuple[tuple[str, bool], ...] = ()  # parameters whose requires_grad forward sets, and to what
 
 
 @dataclasses.dataclass
@@ -109,6 +111,8 @@ class _Traced:
     out_tensors: list[int] = dataclasses.field(default_factory=list)
     buffers: list[str] = dataclasses.field(default_factory=list)
     assignments: list[Assignment] = dataclasses.field(default_factory=list)
+    consulted: bool = False  # whether forward asks for requires_grad, or for grad mode
+    flags: tuple[tuple[str, bool], ...] = ()
     functions: list[functions.Call] = dataclasses.field(default_factory=list, compare=False)
     record: attributes.Record = dataclasses.field(default_factory=attributes.Record, compare=False)
 
@@ -133,8 +137,11 @@ class _Flat(torch.nn.Module):
         traced, module = self.traced, self.module
         functions.begin(traced.functions)
         held = attributes.containers(module)
-        with state.no_hidden_draws(), rewrite.Rewrite(barriers), attributes.recording(traced.record):
+        flags = rewrite.Flags(dict(module.named_parameters()))
+        with state.no_hidden_draws(), rewrite.noting_modes(flags), rewrite.Rewrite(barriers, flags), \
+                attributes.recording(traced.record):
             results, traced.out_spec = trees.flatten(module(*args, **kwargs))
+        traced.consulted, traced.flags = flags.consulted, flags.changed
         if (lost := attributes.changed_container(held)) is not None:
             raise rewrite.Untraceable(
                 f"The module changes its {type(getattr(*lost)).__name__} {lost[1]!r} in place inside forward; a graph would "
@@ -226,16 +233,26 @@ def _run(
     if used != opset:
         notes.append(f"opset {opset} was asked for; this exporter has {opsets[0]} to {opsets[1]}, and {used} is used.")
     leaves, spec = trees.flatten((args, kwargs))
-    flat = _Flat(module, leaves, spec, barriers=exporter == "torchscript")
-    flat.by_torch = by_torch
+
+    def flattened() -> _Flat:
+        flat = _Flat(module, leaves, spec, barriers=exporter == "torchscript")
+        flat.by_torch = by_torch
+        return flat
+
+    flat = flattened()
+    modes = grad_modes(module, leaves, torch.is_grad_enabled())
     start = time.perf_counter()
     try:
         with exclusive.exclusive(), state.unchanged(module), state.random_unchanged(), rewrite.patched(module, notes, custom), _quiet():
             _refuse_lost(module, leaves)
             if module.training != training:
                 module.train(training)
+            names = _names(module, args, kwargs)
             with torch.enable_grad():
-                exported = run(flat, _names(module, args, kwargs), leaves, used, notes)
+                exported = run(flat, names, leaves, used, notes)
+            if flat.traced.consulted and not torch.is_grad_enabled():  # it has seen the wrong answer
+                flat = flattened()
+                exported = run(flat, names, leaves, used, notes)
     except ExportError as error:
         error.state = _state(flat)
         raise
@@ -249,10 +266,17 @@ def _run(
         raise failure from _root(error)
     exported.seconds["total"] = time.perf_counter() - start
     exported.functions = tuple(flat.traced.functions)
+    exported.modes, exported.flags = modes if flat.traced.consulted else None, flat.traced.flags
     if custom.inlined:
         notes.append(f"Traced through, as asked for, and differentiated as plain operators: {', '.join(custom.inlined)}.")
         exported.needs_verification = True
     return exported
+
+
+def grad_modes(module: torch.nn.Module, leaves: Sequence[Any], grad_enabled: bool) -> tuple[Any, ...]:
+    """All that forward may see of gradients: what a graph of one that looks holds for."""
+    return (grad_enabled, torch.is_inference_mode_enabled(), [leaf.requires_grad for leaf in leaves if isinstance(leaf, Tensor)],
+            [parameter.requires_grad for parameter in module.parameters()])
 
 
 _HOOKS = {"_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"}

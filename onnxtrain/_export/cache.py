@@ -180,6 +180,8 @@ def _spec_out(spec: pytree.TreeSpec) -> str:
 
 
 def _meta(module: torch.nn.Module, exported: Any) -> dict[str, Any]:
+    if exported.modes is not None:
+        raise NotKept("forward asks which tensors require a gradient, or for grad mode")
     if exported.functions:
         raise NotKept("the module calls a torch.autograd.Function")
     if any(source.kind == "constant" for source in exported.inputs):

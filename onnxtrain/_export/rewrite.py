@@ -13,6 +13,7 @@ import dataclasses
 import inspect
 import itertools
 import math
+import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -509,8 +510,7 @@ _REWRITES: dict[Any, Callable[..., Any]] = {
     torch.Tensor.data.__get__: lambda x: x.detach(),  # .data is invisible to a trace
     torch.Tensor.register_hook: _refuse("Tensor.register_hook()"),
     torch.Tensor.retain_grad: _refuse("Tensor.retain_grad()"),
-    torch.Tensor.requires_grad_: _refuse("Tensor.requires_grad_()"),
-    torch.Tensor.requires_grad.__set__: _refuse("the setter of Tensor.requires_grad"),
+    torch.Tensor.grad.__get__: _refuse("the getter of Tensor.grad"),
     torch.Tensor.backward: _refuse("Tensor.backward()"),
     torch.autograd.grad: _refuse("torch.autograd.grad()"),
 }
@@ -525,14 +525,21 @@ class Rewrite(TorchFunctionMode):
     Args:
         barriers: make every result that forward computes without grad mode a gradient barrier. The default exporter
             marks such regions in its graph; the TorchScript exporter has no trace of them, nor of detach().
+        flags: which tensors require a gradient.
     """
 
-    def __init__(self, barriers: bool) -> None:
+    def __init__(self, barriers: bool, flags: Flags) -> None:
         super().__init__()
         self._barriers = barriers
+        self._flags = flags
         self._values = _FrozenValues() if barriers else None
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
+        rewrite = self._flags.HANDLERS.get(func)
+        if rewrite is not None:
+            return rewrite(self._flags, *args, **(kwargs or {}))
+        if self._flags.frozen:
+            args, kwargs = self._flags.stopped((args, kwargs))
         rewrite = _REWRITES.get(func)
         if self._values is not None:
             self._values.before(func, args)
@@ -542,6 +549,59 @@ class Rewrite(TorchFunctionMode):
         if self._barriers and (func in _DETACHING or not torch.is_grad_enabled()):
             return tree_map_only(Tensor, lambda x: _barrier(x, args), result)
         return result
+
+
+class Flags:
+    """Tensor.requires_grad while forward is traced: who asks for it, and who changes it.
+
+    A graph is true for the flags that it was traced with where forward asks for one. A parameter that forward freezes is a
+    constant from there on; where it is still frozen at the end, each step has to freeze it again (`changed`).
+
+    Args:
+        parameters: of the module as it is traced, by name.
+    """
+
+    def __init__(self, parameters: dict[str, Tensor]) -> None:
+        self._names = WeakIdKeyDictionary()
+        for name, parameter in parameters.items():
+            self._names[parameter] = name
+        self._now = WeakIdKeyDictionary()
+        self.consulted = False
+        self.frozen = False
+
+    def get(self, tensor: Tensor) -> bool:
+        self.consulted = True
+        return self._now.get(tensor, tensor.requires_grad)
+
+    def change(self, tensor: Tensor, requires_grad: bool = True) -> Tensor:
+        before, requires_grad = self.get(tensor), bool(requires_grad)
+        if before == requires_grad:
+            return tensor
+        if tensor not in self._names or requires_grad and not tensor.requires_grad:
+            raise Untraceable(f"The module calls Tensor.requires_grad_({requires_grad}) inside forward on what is no parameter "
+                              "of its own, or was frozen before; a graph would lose it.")
+        self._now[tensor] = requires_grad
+        self.frozen = True
+        return tensor
+
+    def ask(self, tensor: Tensor, getter: Any) -> Any:
+        self.consulted = True
+        return getter(tensor)
+
+    def stopped(self, values: Any) -> Any:
+        """Parameters that are frozen now, behind a barrier."""
+        return tree_map_only(Tensor, lambda x: x.detach() if self._now.get(x, True) is False else x, values)
+
+    @property
+    def changed(self) -> tuple[tuple[str, bool], ...]:
+        """Parameters whose flag is another than before."""
+        return tuple(sorted((self._names[t], flag) for t, flag in self._now.items() if flag != t.requires_grad))
+
+    HANDLERS = {
+        Tensor.requires_grad.__get__: get, Tensor.requires_grad.__set__: change, Tensor.requires_grad_: change,
+        Tensor.is_leaf.__get__: lambda self, tensor: self.ask(tensor, Tensor.is_leaf.__get__),
+        Tensor.grad_fn.__get__: lambda self, tensor: self.ask(tensor, Tensor.grad_fn.__get__),
+    }
 
 
 class _FrozenValues:
@@ -590,6 +650,24 @@ def _barrier(result: Tensor, args: tuple[Any, ...]) -> Tensor:
 
 
 # --- what has to hold for the whole export ----------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def noting_modes(flags: Flags) -> Iterator[None]:
+    """Sees the user's code ask whether gradients are on; what torch's own asks is of no concern."""
+
+    def noted(original: Callable[[], bool]) -> Callable[[], bool]:
+        def ask() -> bool:
+            if sys._getframe(1).f_globals.get("__name__", "").split(".")[0] != "torch" and here():
+                flags.consulted = True
+            return original()
+
+        return ask
+
+    with contextlib.ExitStack() as stack:
+        for name in ("is_grad_enabled", "is_inference_mode_enabled"):
+            stack.enter_context(replaced(torch, name, noted(getattr(torch, name))))
+        yield
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from onnxtrain import UnsupportedError, _C, _report, options
 from onnxtrain._export import cache, exclusive, trees
 from onnxtrain._export.attributes import State
 from onnxtrain._export.rewrite import CustomFunctions, Untraceable
-from onnxtrain.export import ArgumentError, ExportError, export
+from onnxtrain.export import ArgumentError, ExportError, export, grad_modes
 from onnxtrain.ortmodule import _announce
 from onnxtrain.ortmodule._debug import STAGES, DebugOptions
 from onnxtrain.ortmodule._fallback import Fallback, FallbackPolicy, ORTModuleTorchModelException
@@ -198,7 +198,8 @@ class ORTModule(torch.nn.Module):
             return self._in_torch(args, kwargs)
         tensors = leaves if spec is None else [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         for program in programs:
-            if program.guards(tensors) is None and program.changed() is None:
+            if program.guards(tensors) is None and program.changed() is None and (
+                    program.modes is None or program.modes == grad_modes(self._module, tensors, grad_enabled)):
                 if program.steps < self._debug.verify:
                     self._debug.log(logging.WARNING, "%s", verify(self._module, program.exported, args, kwargs))
                 try:

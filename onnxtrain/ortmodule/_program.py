@@ -84,8 +84,10 @@ class Program:
         self.session = self.sessions[0] if self.sessions else None
         self.build_seconds = time.perf_counter() - start
         self.exported = exported
+        self._module = module
         self.guards = exported.guards
         self.changed = exported.state.difference
+        self.modes = exported.modes
         self.steps = 0
         self.step_seconds = 0.0  # of all its forwards
         self.used = 0.0  # when; the clock of time.monotonic()
@@ -182,6 +184,8 @@ class Program:
             raise
         if self._buffers or self._assignments:
             self._write_back(outputs)
+        for name, requires_grad in self.exported.flags:
+            self._module.get_parameter(name).requires_grad_(requires_grad)
         self.steps += 1
         self.used = time.monotonic()
         self.step_seconds += self.used - start
