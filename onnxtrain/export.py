@@ -557,7 +557,9 @@ def _torchscript(flat: _Flat, names: list[str], leaves: list[Any], opset: int, n
     model = ir.serde.deserialize_model(onnx.load_from_string(file.getvalue()))
     weights: dict[str, str] = {}
     bound: dict[str, tuple[str, Any]] = {}
-    for value in list(model.graph.inputs)[len(tensors):]:
+    given = {f"leaves_{i}": i for i in range(len(tensors))}  # it leaves out those that forward does not use
+    used = [given[value.name] for value in model.graph.inputs if value.name in given]
+    for value in list(model.graph.inputs)[len(used):]:
         tensor = _lookup(module, value.name)
         if tensor is None or id(tensor) not in owned:
             raise ExportError(f"TorchScript's exporter made an input {value.name} that is no state of the module.")
@@ -566,7 +568,7 @@ def _torchscript(flat: _Flat, names: list[str], leaves: list[Any], opset: int, n
         bound[name] = (kind, name)
     seconds = {"torch_export": 0.0, "torch_onnx": done - start}
     exported = _finish(
-        model, flat, names, leaves, weights, bound, shape_guards.exact(tensors), "torchscript", opset, seconds, notes
+        model, flat, names, leaves, weights, bound, shape_guards.exact(tensors), "torchscript", opset, seconds, notes, used
     )
     exported.needs_verification = True
     return exported
@@ -578,13 +580,15 @@ def _torchscript(flat: _Flat, names: list[str], leaves: list[Any], opset: int, n
 def _finish(
     model: Any, flat: _Flat, names: list[str], leaves: list[Any], weights: dict[str, str],
     bound: dict[str, tuple[str, Any]], guards: shape_guards.Guards, exporter: Any, opset: int,
-    seconds: dict[str, float], notes: list[str],
+    seconds: dict[str, float], notes: list[str], used: Sequence[int] | None = None,
 ) -> Exported:
-    """Binds inputs and outputs of the translated model and serialises it."""
+    """Binds inputs and outputs of the translated model and serialises it. used: the tensors that it has inputs for."""
     onnx_graph.inline_functions(model)
     onnx_graph.weights_to_inputs(model, weights)
     graph = model.graph
     user_indices = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+    if used is not None:
+        user_indices, names = [user_indices[i] for i in used], [names[i] for i in used]
     user_values = list(graph.inputs)[: len(user_indices)]
     targets: list[tuple[Any, Any]] = [("user", i) for i in flat.traced.out_tensors]
     targets += [("buffer", name) for name in flat.traced.buffers]

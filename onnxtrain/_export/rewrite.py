@@ -539,7 +539,7 @@ class Rewrite(TorchFunctionMode):
         if rewrite is not None:
             return rewrite(self._flags, *args, **(kwargs or {}))
         if self._flags.frozen:
-            args, kwargs = self._flags.stopped((args, kwargs))
+            args, kwargs = self._flags.stopped((args, kwargs), torch.ops.onnxtrain.stop_gradient if self._barriers else torch.detach)
         rewrite = _REWRITES.get(func)
         if self._values is not None:
             self._values.before(func, args)
@@ -588,9 +588,9 @@ class Flags:
         self.consulted = True
         return getter(tensor)
 
-    def stopped(self, values: Any) -> Any:
+    def stopped(self, values: Any, barrier: Callable[[Tensor], Tensor]) -> Any:
         """Parameters that are frozen now, behind a barrier."""
-        return tree_map_only(Tensor, lambda x: x.detach() if self._now.get(x, True) is False else x, values)
+        return tree_map_only(Tensor, lambda x: barrier(x) if self._now.get(x, True) is False else x, values)
 
     @property
     def changed(self) -> tuple[tuple[str, bool], ...]:
@@ -658,7 +658,8 @@ def noting_modes(flags: Flags) -> Iterator[None]:
 
     def noted(original: Callable[[], bool]) -> Callable[[], bool]:
         def ask() -> bool:
-            if sys._getframe(1).f_globals.get("__name__", "").split(".")[0] != "torch" and here():
+            asking = sys._getframe(1).f_globals.get("__name__", "").split(".")[0]
+            if asking not in ("torch", "onnxtrain") and here():
                 flags.consulted = True
             return original()
 
