@@ -138,7 +138,7 @@ class _Flat(torch.nn.Module):
         functions.begin(traced.functions)
         held = attributes.containers(module)
         flags = rewrite.Flags(dict(module.named_parameters()))
-        with state.no_hidden_draws(), rewrite.noting_modes(flags), rewrite.Rewrite(barriers, flags), \
+        with state.no_hidden_draws(), rewrite.noting_modes(flags, module), rewrite.Rewrite(barriers, flags), \
                 attributes.recording(traced.record, module):
             results, traced.out_spec = trees.flatten(module(*args, **kwargs))
         traced.consulted, traced.flags = flags.consulted, flags.changed

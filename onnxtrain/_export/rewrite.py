@@ -653,8 +653,12 @@ def _barrier(result: Tensor, args: tuple[Any, ...]) -> Tensor:
 
 
 @contextlib.contextmanager
-def noting_modes(flags: Flags) -> Iterator[None]:
-    """Sees the user's code ask whether gradients are on; what torch's own asks is of no concern."""
+def noting_modes(flags: Flags, module: torch.nn.Module) -> Iterator[None]:
+    """Sees the user's code ask whether gradients are on, also by a name that it imported; what torch's own asks is of no
+    concern."""
+    functions = [value for kind in {kind for child in module.modules() for kind in type(child).__mro__}
+                 if kind.__module__.split(".")[0] != "torch" for value in vars(kind).values() if isinstance(value, types.FunctionType)]
+    known = list({id(function.__globals__): function.__globals__ for function in functions}.values())
 
     def noted(original: Callable[[], bool]) -> Callable[[], bool]:
         def ask() -> bool:
@@ -667,7 +671,13 @@ def noting_modes(flags: Flags) -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         for name in ("is_grad_enabled", "is_inference_mode_enabled"):
-            stack.enter_context(replaced(torch, name, noted(getattr(torch, name))))
+            original = getattr(torch, name)
+            ours = noted(original)
+            stack.enter_context(replaced(torch, name, ours))
+            for names in known:
+                for imported in [key for key, value in names.items() if value is original]:
+                    names[imported] = ours
+                    stack.callback(names.__setitem__, imported, original)
         yield
 
 

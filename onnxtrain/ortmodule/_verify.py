@@ -152,8 +152,8 @@ def compare(module: torch.nn.Module, exported: Exported, args: tuple[Any, ...], 
     calls = (lambda leaves, spec: module(*pytree.tree_unflatten(leaves, spec)[0], **pytree.tree_unflatten(leaves, spec)[1]),
              lambda leaves, spec: program(leaves, torch.is_grad_enabled()))
     every = exported.modes is None  # else forward looks, and the graph is true for what it saw
-    grad = every or exported.modes[0]
-    with exclusive(), torch.inference_mode(False), torch.set_grad_enabled(grad), \
+    grad, inference = (True, False) if every else exported.modes[:2]
+    with exclusive(), torch.inference_mode(inference), torch.set_grad_enabled(grad), \
             _every_weight(module) if thaw and every else contextlib.nullcontext():
         for call in calls:
             with state.random_unchanged(), state.unchanged(module), state.private_buffers(module), \

@@ -69,11 +69,12 @@ def step(*args, **kwargs):
 
     def use(model):
         given = pytree.tree_map_only(torch.Tensor, lambda t: t.detach().clone().requires_grad_(t.requires_grad), (args, kwargs))
+        tensors = [t for t in pytree.tree_leaves(given) if isinstance(t, torch.Tensor)]  # before ORTModule knows more containers
         result = model(*given[0], **given[1])
         roots = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor) and t.requires_grad]
         if roots:
             sum((t * torch.linspace(0.5, 1.5, t.numel()).reshape(t.shape)).sum() for t in roots).backward()
-        return result, [t.grad for t in pytree.tree_leaves(given) if isinstance(t, torch.Tensor)]
+        return result, [t.grad for t in tensors]
 
     return use
 
