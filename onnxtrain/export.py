@@ -99,6 +99,7 @@ class Exported:
     functions: tuple[functions.Call, ...] = ()  # by the keys of PythonOp nodes
     origins: dict[str, str] = dataclasses.field(default_factory=dict)  # node -> torch operator, as "aten.cross.default"
     modes: tuple[Any, ...] | None = None  # grad_modes() that this holds for; None: for all
+    conditional: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())  # inputs that torch.cond reads, outputs that come from it
     flags: tuple[tuple[str, bool], ...] = ()  # parameters whose requires_grad forward sets, and to what
 
 
@@ -622,10 +623,11 @@ def _finish(
         GraphOutput(kind, value.name, target) for value, (_, kind, target) in zip(graph.outputs, kept)
     )
     frozen = _frozen(flat, inputs, cached)
+    conditional = onnx_graph.conditional(model) if exporter == "dynamo" else ((), ())  # TorchScript's If is Python's own
     data, origins = onnx_graph.serialise(model)
     return Exported(
         data, tuple(inputs), outputs, flat.traced.out_spec, flat.traced.out_constants, guards,
-        tuple(assignments), frozen, exporter, opset, seconds, notes, origins=origins,
+        tuple(assignments), frozen, exporter, opset, seconds, notes, origins=origins, conditional=conditional,
     )
 
 

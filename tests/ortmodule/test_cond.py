@@ -38,5 +38,24 @@ def attention(self, x):
 
 @pytest.mark.parametrize("forward", [nested, attention], ids=lambda f: f.__name__)
 def test_nested_and_with_functions_that_the_export_rewrites(forward):
-    model = both(module(forward, **TWO), lambda m: [step(x)(m) for x in (UP, DOWN, UP * 3, UP)])
+    model = both(module(forward, **TWO), lambda m: [step(x)(m) for x in (UP, DOWN, UP * 3, UP)], 1e-4)
     in_engine(model, 4)
+
+
+def bare(self, x):
+    return torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: self.two(x), (self.fc(x),)), self.fc(x).sum()
+
+
+@pytest.mark.parametrize("x", [UP, DOWN], ids=["up", "down"])
+def test_the_branch_that_is_not_taken_gives_zeros(x):
+    """Optimizers step where a gradient is zero, and not where there is none."""
+    in_engine(both(module(scaled, **TWO, scale=lambda: 2.0), step(x)))
+    in_engine(both(module(bare, **TWO), step(x)))
+
+    def use(model):
+        model(x)[1].backward()
+        return [p.grad is None for p in model.parameters()]
+
+    in_engine(both(module(bare, **TWO), use))
+    constant = lambda self, x: torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: self.two(x), (x,))  # noqa: E731
+    in_engine(both(module(constant, **TWO), step(x)))
