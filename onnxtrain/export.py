@@ -26,23 +26,18 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from onnxtrain._export import attributes, exclusive, functions
+from onnxtrain._export import flags as flags_of
 from onnxtrain._export import graph as onnx_graph
 from onnxtrain._export import guards as shape_guards
-from onnxtrain._export import rewrite, sizes, state, trees
+from onnxtrain._export import mutations, rewrite, sizes, state, trees
+from onnxtrain._export.domain import register_symbolics
+from onnxtrain._export.errors import ArgumentError, ExportError, Untraceable
+from onnxtrain._export.function_apply import CustomFunctions
+from onnxtrain._export.translations import registry_reused, translations
 
 SMALL_CONSTANT = 1024  # elements; larger constants become graph inputs
 DYNAMO_OPSETS = (18, 22)
 TORCHSCRIPT_OPSETS = (12, 20)
-
-
-class ExportError(RuntimeError):
-    """The module cannot be exported faithfully; the message is one paragraph that says why."""
-
-    state: attributes.State | None = None  # what forward had read by then; where it changes, another try may succeed
-
-
-class ArgumentError(ExportError):
-    """An argument is of a kind that no graph can take."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,13 +133,13 @@ class _Flat(torch.nn.Module):
         traced, module = self.traced, self.module
         functions.begin(traced.functions)
         held = attributes.containers(module)
-        flags = rewrite.Flags(dict(module.named_parameters()))
-        with state.no_hidden_draws(), rewrite.noting_modes(flags, module), rewrite.Rewrite(barriers, flags), \
+        flags = flags_of.Flags(dict(module.named_parameters()))
+        with state.no_hidden_draws(), flags_of.noting_modes(flags, module), rewrite.Rewrite(barriers, flags), \
                 attributes.recording(traced.record, module):
             results, traced.out_spec = trees.flatten(module(*args, **kwargs))
         traced.consulted, traced.flags = flags.consulted, flags.changed
         if (lost := attributes.changed_container(held)) is not None:
-            raise rewrite.Untraceable(
+            raise Untraceable(
                 f"The module changes its {type(getattr(*lost)).__name__} {lost[1]!r} in place inside forward; a graph would "
                 "lose that."
             )
@@ -166,7 +161,7 @@ def _assigned(module: torch.nn.Module, traced: _Traced) -> list[Tensor]:
         if child not in names or value is before or name in child._buffers or attributes.follows_parameters(child, name):
             continue  # made by forward itself; no change; an output already; torch's own
         if value is attributes.ABSENT or any(isinstance(v, (torch.nn.Module, torch.nn.Parameter)) for v in (value, before)):
-            raise rewrite.Untraceable(f"The module exchanges its {name!r} inside forward; a graph would lose that.")
+            raise Untraceable(f"The module exchanges its {name!r} inside forward; a graph would lose that.")
         leaves, spec = trees.flatten(value)
         where = tuple(i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor))
         constants = {i: _concrete(leaf) for i, leaf in enumerate(leaves) if i not in where}
@@ -191,7 +186,7 @@ def _concrete(leaf: Any) -> Any:
 
 def export(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, training: bool, opset: int = 20,
-    exporter: Literal["auto", "dynamo", "torchscript"] = "auto", custom: rewrite.CustomFunctions | None = None,
+    exporter: Literal["auto", "dynamo", "torchscript"] = "auto", custom: CustomFunctions | None = None,
     by_torch: tuple[str, ...] = (),
 ) -> Exported:
     """Exports `module` for arguments like these.
@@ -211,7 +206,7 @@ def export(
     try:
         return _run(module, args, kwargs, training, opset, "dynamo", custom, by_torch)
     except ExportError as error:
-        if isinstance(error.__cause__, rewrite.Untraceable):
+        if isinstance(error.__cause__, Untraceable):
             raise  # TorchScript would not trace it either
         first = error
     try:
@@ -224,12 +219,12 @@ def export(
 
 def _run(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool, opset: int, exporter: str,
-    custom: rewrite.CustomFunctions | None, by_torch: tuple[str, ...],
+    custom: CustomFunctions | None, by_torch: tuple[str, ...],
 ) -> Exported:
     """One exporter, inside everything that has to be undone after it."""
     run, opsets = (_dynamo, DYNAMO_OPSETS) if exporter == "dynamo" else (_torchscript, TORCHSCRIPT_OPSETS)
     notes: list[str] = []
-    custom = dataclasses.replace(custom or rewrite.CustomFunctions(), nodes=exporter == "dynamo", inlined=[])
+    custom = dataclasses.replace(custom or CustomFunctions(), nodes=exporter == "dynamo", inlined=[])
     used = min(max(opset, opsets[0]), opsets[1])
     if used != opset:
         notes.append(f"opset {opset} was asked for; this exporter has {opsets[0]} to {opsets[1]}, and {used} is used.")
@@ -344,7 +339,7 @@ def _root(error: BaseException) -> BaseException:
 
 def _reason(error: BaseException, exporter: str) -> str:
     root = _root(error)
-    if isinstance(root, rewrite.Untraceable):
+    if isinstance(root, Untraceable):
         return str(root)
     text = " ".join(str(root).split())
     text = re.sub(r"\x1b\[\d+m", "", text).split(" For more information")[0].split("Caused by:")[0]
@@ -390,13 +385,13 @@ def _dynamo(flat: _Flat, names: list[str], leaves: list[Any], opset: int, notes:
     guards = shape_guards.from_program(program, relaxed)
     if (violated := guards(tensors)) is not None:
         raise ExportError(f"The traced program does not admit the example arguments themselves: {violated}.")
-    _check_mutations(program)
-    _mark_no_grad(program)
+    mutations.check(program)
+    mutations.mark_no_grad(program)
     traced = time.perf_counter()
-    with rewrite.registry_reused():
+    with registry_reused():
         translated = torch.onnx.export(
             program, opset_version=opset, optimize=False, verbose=False,
-            custom_translation_table=rewrite.translations(opset) | functions.by_torch(flat.by_torch),
+            custom_translation_table=translations(opset) | functions.by_torch(flat.by_torch),
         )
     done = time.perf_counter()
     model, signature = translated.model, translated.exported_program.graph_signature
@@ -463,74 +458,6 @@ def _torch_export(flat: _Flat, tensors: tuple[Tensor, ...]) -> torch.export.Expo
         return torch.export.export(flat, tensors, strict=False, dynamic_shapes=dynamic)
 
 
-def _no_grad_regions(program: torch.export.ExportedProgram) -> Iterator[tuple[torch.fx.Graph, torch.fx.Node]]:
-    for child in program.graph_module.modules():
-        if isinstance(child, torch.fx.GraphModule):
-            for node in list(child.graph.nodes):
-                if node.target is torch.ops.higher_order.wrap_with_set_grad_enabled and node.args[0] is False:
-                    yield child.graph, node
-
-
-def _mark_no_grad(program: torch.export.ExportedProgram) -> None:
-    """A detach after every result of a torch.no_grad() region, which the exporter is about to inline."""
-    renamed: dict[str, str] = {}
-    for graph, region in _no_grad_regions(program):
-        for result in list(region.users):
-            with graph.inserting_after(result):
-                barrier = graph.call_function(torch.ops.aten.detach.default, (result,))
-            barrier.meta.update(result.meta)
-            result.replace_all_uses_with(barrier, delete_user_cb=lambda user, barrier=barrier: user is not barrier)
-            renamed[result.name] = barrier.name
-    for output in program.graph_signature.output_specs:
-        if getattr(output.arg, "name", None) in renamed:
-            output.arg.name = renamed[output.arg.name]
-    program.graph_module.recompile()
-
-
-def _check_mutations(program: torch.export.ExportedProgram) -> None:
-    """Refuses in-place changes that autograd does not see, on tensors whose gradient it does: no graph can say that."""
-    kinds = {spec.arg.name: spec.kind.name for spec in program.graph_signature.input_specs}
-    outer = {node: node for node in program.graph.nodes}
-    graphs: list[tuple[torch.fx.Graph, dict[torch.fx.Node, Any], bool]] = [(program.graph, outer, False)]
-    for _graph, region in _no_grad_regions(program):
-        inner = program.graph_module.get_submodule(region.args[1].target).graph
-        inputs = [node for node in inner.nodes if node.op == "placeholder"]
-        graphs.append((inner, dict(zip(inputs, region.args[2:])), True))
-    for graph, origins, no_grad in graphs:
-        for node in graph.nodes:
-            if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
-                continue
-            owner, hidden = _owner(node.args[0])
-            if no_grad:
-                hidden = owner in origins  # what the region made itself has no gradient
-                owner, _ = _owner(origins.get(owner))
-            kind = kinds.get(getattr(owner, "name", None))
-            if kind == "PARAMETER":
-                raise ExportError(f"The module changes its parameter {owner} in place ({node.target}) inside forward.")
-            if hidden and kind != "BUFFER" and node.meta["val"].is_floating_point():
-                raise ExportError(
-                    f"The module changes a tensor in place ({node.target}) behind autograd's back, through detach() or "
-                    ".data or inside torch.no_grad(), while its gradient still flows; a graph cannot say that."
-                )
-
-
-def _owner(node: Any) -> tuple[Any, bool]:
-    """Through views and in-place results to the node that made the storage; whether a detach lies between."""
-    detached = False
-    while isinstance(node, torch.fx.Node) and node.op == "call_function" and node.args and _aliases(node.target):
-        detached |= node.target is torch.ops.aten.detach.default
-        node = node.args[0]
-    return node, detached
-
-
-def _aliases(target: Any) -> bool:
-    """Whether an operator's first result shares storage with its first argument."""
-    if not isinstance(target, torch._ops.OpOverload):
-        return False
-    arguments = target._schema.arguments
-    return bool(arguments) and arguments[0].alias_info is not None
-
-
 # --- the TorchScript exporter -----------------------------------------------------------------------------------------
 
 
@@ -543,7 +470,7 @@ def _torchscript(flat: _Flat, names: list[str], leaves: list[Any], opset: int, n
     if not tensors:
         raise ExportError("TorchScript's exporter needs at least one tensor among the arguments.")
     owned = _owned(module)
-    rewrite.register_symbolics(opset)
+    register_symbolics(opset)
     file = io.BytesIO()
     start = time.perf_counter()
     with state.unchanged(module), state.private_buffers(module):

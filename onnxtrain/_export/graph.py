@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
-from onnxtrain._export.rewrite import DOMAIN, DOMAIN_VERSION
+from onnxtrain._export.domain import DOMAIN, DOMAIN_VERSION
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _FX_NODE = "pkg.torch.onnx.fx_node"

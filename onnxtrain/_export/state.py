@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from onnxtrain._export.errors import Untraceable
+
 _CONTAINERS = (dict, list, set)
 
 
@@ -71,8 +73,6 @@ def random_unchanged() -> Iterator[None]:
 @contextlib.contextmanager
 def no_hidden_draws() -> Iterator[None]:
     """Refuses a forward that draws from Python's or NumPy's generator: a trace freezes the number drawn."""
-    from onnxtrain._export.rewrite import Untraceable
-
     numpy = sys.modules.get("numpy")
     python_before, before = random.getstate(), None if numpy is None else numpy.random.get_state()
     yield

@@ -15,7 +15,8 @@ from torch.utils import _pytree as pytree
 from onnxtrain import UnsupportedError, _C, _report, options
 from onnxtrain._export import cache, exclusive, trees
 from onnxtrain._export.attributes import State
-from onnxtrain._export.rewrite import CustomFunctions, Untraceable
+from onnxtrain._export.errors import Untraceable
+from onnxtrain._export.function_apply import CustomFunctions
 from onnxtrain.export import ArgumentError, ExportError, export, grad_modes
 from onnxtrain.ortmodule import _announce
 from onnxtrain.ortmodule._debug import STAGES, DebugOptions

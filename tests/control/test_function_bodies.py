@@ -10,7 +10,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from common import check, model_of  # noqa: E402
+from common import model_of  # noqa: E402
 from onnxtrain import _C, _functions  # noqa: E402
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from harness import C, Case, R, V, call, expect_error, run_case, session_of  # noqa: E402
+from harness import Case, R, V, call, expect_error, run_case, session_of  # noqa: E402
 
 
 def conv(**options):

@@ -3,19 +3,17 @@
 ONNXTRAIN_TEST_SEED fixes the sample and is in each case's name. 16-bit floats go through the widening pass.
 """
 
-import itertools
 import os
 import random
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from harness import Case, R, call, run_case, session_of  # noqa: E402
+from harness import Case, R, call, run_case  # noqa: E402
 
 SEED = int(os.environ.get("ONNXTRAIN_TEST_SEED", "20"))
 CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}

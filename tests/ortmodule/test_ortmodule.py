@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "export"))
 import models  # noqa: E402
 import onnxtrain  # noqa: E402
 from onnxtrain import _C  # noqa: E402
-from onnxtrain.ortmodule import DebugOptions, LogLevel, ORTModule, ORTModuleTorchModelException  # noqa: E402
+from onnxtrain.ortmodule import ORTModule, ORTModuleTorchModelException  # noqa: E402
 
 
 def steps_in_engine(model):

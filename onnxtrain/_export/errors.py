@@ -1,0 +1,26 @@
+"""What an export raises. Untraceable comes up through torch's tracer; export.py makes an ExportError of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from onnxtrain._export.attributes import State
+
+
+class ExportError(RuntimeError):
+    """The module cannot be exported faithfully; the message is one paragraph that says why."""
+
+    state: State | None = None  # what forward had read by then; where it changes, another try may succeed
+
+
+class ArgumentError(ExportError):
+    """An argument is of a kind that no graph can take."""
+
+
+class Untraceable(Exception):
+    """Something was reached that a trace would lose without a word; the message is a sentence."""
+
+
+class CustomFunctionError(Untraceable):
+    """A torch.autograd.Function was reached; tracing through it would lose its backward."""

@@ -1,0 +1,81 @@
+"""Changes in place, and regions without gradient, in a traced program: marked where a graph can say them, else refused.
+
+export.py calls both between torch.export and torch.onnx.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from onnxtrain._export.errors import ExportError
+
+
+def _no_grad_regions(program: torch.export.ExportedProgram) -> Iterator[tuple[torch.fx.Graph, torch.fx.Node]]:
+    for child in program.graph_module.modules():
+        if isinstance(child, torch.fx.GraphModule):
+            for node in list(child.graph.nodes):
+                if node.target is torch.ops.higher_order.wrap_with_set_grad_enabled and node.args[0] is False:
+                    yield child.graph, node
+
+
+def mark_no_grad(program: torch.export.ExportedProgram) -> None:
+    """A detach after every result of a torch.no_grad() region, which the exporter is about to inline."""
+    renamed: dict[str, str] = {}
+    for graph, region in _no_grad_regions(program):
+        for result in list(region.users):
+            with graph.inserting_after(result):
+                barrier = graph.call_function(torch.ops.aten.detach.default, (result,))
+            barrier.meta.update(result.meta)
+            result.replace_all_uses_with(barrier, delete_user_cb=lambda user, barrier=barrier: user is not barrier)
+            renamed[result.name] = barrier.name
+    for output in program.graph_signature.output_specs:
+        if getattr(output.arg, "name", None) in renamed:
+            output.arg.name = renamed[output.arg.name]
+    program.graph_module.recompile()
+
+
+def check(program: torch.export.ExportedProgram) -> None:
+    """Refuses in-place changes that autograd does not see, on tensors whose gradient it does: no graph can say that."""
+    kinds = {spec.arg.name: spec.kind.name for spec in program.graph_signature.input_specs}
+    outer = {node: node for node in program.graph.nodes}
+    graphs: list[tuple[torch.fx.Graph, dict[torch.fx.Node, Any], bool]] = [(program.graph, outer, False)]
+    for _graph, region in _no_grad_regions(program):
+        inner = program.graph_module.get_submodule(region.args[1].target).graph
+        inputs = [node for node in inner.nodes if node.op == "placeholder"]
+        graphs.append((inner, dict(zip(inputs, region.args[2:])), True))
+    for graph, origins, no_grad in graphs:
+        for node in graph.nodes:
+            if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
+                continue
+            owner, hidden = _owner(node.args[0])
+            if no_grad:
+                hidden = owner in origins  # what the region made itself has no gradient
+                owner, _ = _owner(origins.get(owner))
+            kind = kinds.get(getattr(owner, "name", None))
+            if kind == "PARAMETER":
+                raise ExportError(f"The module changes its parameter {owner} in place ({node.target}) inside forward.")
+            if hidden and kind != "BUFFER" and node.meta["val"].is_floating_point():
+                raise ExportError(
+                    f"The module changes a tensor in place ({node.target}) behind autograd's back, through detach() or "
+                    ".data or inside torch.no_grad(), while its gradient still flows; a graph cannot say that."
+                )
+
+
+def _owner(node: Any) -> tuple[Any, bool]:
+    """Through views and in-place results to the node that made the storage; whether a detach lies between."""
+    detached = False
+    while isinstance(node, torch.fx.Node) and node.op == "call_function" and node.args and _aliases(node.target):
+        detached |= node.target is torch.ops.aten.detach.default
+        node = node.args[0]
+    return node, detached
+
+
+def _aliases(target: Any) -> bool:
+    """Whether an operator's first result shares storage with its first argument."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    arguments = target._schema.arguments
+    return bool(arguments) and arguments[0].alias_info is not None

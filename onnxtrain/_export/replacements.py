@@ -1,0 +1,248 @@
+"""Torch functions written so that both exporters translate them faithfully, values and gradients.
+
+rewrite.py puts them in place of torch's own while the user's forward is traced (PATCHES, by their name in
+torch.nn.functional). Each computes what torch's does; the tests hold them against it.
+"""
+
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from onnxtrain._export import domain  # noqa: F401  defines torch.ops.onnxtrain
+from onnxtrain._export.errors import Untraceable
+
+# torch's own functions, since rewrite.patched() puts ours in their place
+_F = types.SimpleNamespace(
+    batch_norm=F.batch_norm, instance_norm=F.instance_norm, cross_entropy=F.cross_entropy, nll_loss=F.nll_loss,
+    embedding=F.embedding, logsigmoid=F.logsigmoid,
+    binary_cross_entropy_with_logits=F.binary_cross_entropy_with_logits,
+    scaled_dot_product_attention=F.scaled_dot_product_attention,
+)
+
+
+class CumulativeMomentum:
+    """Stands for momentum=None during an export: F.batch_norm is handed it, and reads the count as a tensor.
+
+    Without it _BatchNorm.forward calls float() on num_batches_tracked, which no exporter can trace.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.module = module
+
+    def factor(self, like: Tensor) -> Tensor:
+        return self.module.num_batches_tracked.to(like.dtype).reciprocal()
+
+
+def _unbiased(var: Tensor, count: int) -> Tensor:
+    """torch normalises with the biased variance and stores the unbiased one."""
+    return var * count / (count - 1)  # by whole numbers: the exporter keeps a symbolic quotient in float32
+
+
+def _update(running: Tensor, batch: Tensor, momentum: float | Tensor) -> None:
+    running.mul_(1 - momentum).add_(batch.to(running.dtype) * momentum)
+
+
+def batch_norm(
+    input: Tensor, running_mean: Tensor | None, running_var: Tensor | None, weight: Tensor | None = None,
+    bias: Tensor | None = None, training: bool = False, momentum: Any = 0.1, eps: float = 1e-5,
+) -> Tensor:
+    """F.batch_norm with the running statistics updated in the open."""
+    if isinstance(momentum, CumulativeMomentum):
+        momentum = momentum.factor(running_mean) if training and running_mean is not None else 0.0
+    if not training:
+        return _F.batch_norm(input, running_mean, running_var, weight, bias, False, 0.0, eps)
+    F._verify_batch_size(input.size())
+    y, mean, var = torch.ops.onnxtrain.batch_norm(input, weight, bias, eps)
+    if running_mean is not None:
+        _update(running_mean, mean, momentum)
+    if running_var is not None:
+        _update(running_var, _unbiased(var, input.numel() // input.size(1)), momentum)
+    return y
+
+
+def instance_norm(
+    input: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None,
+    weight: Tensor | None = None, bias: Tensor | None = None, use_input_stats: bool = True, momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """F.instance_norm with the running statistics, the mean over the batch of each instance's, updated in the open."""
+    if not use_input_stats:
+        return _F.batch_norm(input, running_mean, running_var, weight, bias, False, 0.0, eps)
+    F._verify_spatial_size(input.size())
+    axes = list(range(2, input.dim()))
+    if running_mean is not None and running_var is not None:
+        _update(running_mean, input.mean(axes).mean(0), momentum)
+        _update(running_var, input.var(axes, unbiased=True).mean(0), momentum)
+    return _F.instance_norm(input, None, None, weight, bias, True, 0.0, eps)
+
+
+def scaled_dot_product_attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+) -> Tensor:
+    """Attention in plain operators. Rows that a mask hides entirely give zero, as torch's own do."""
+    if enable_gqa:
+        key, value = (_repeat_heads(x, query.size(-3) // x.size(-3)) for x in (key, value))
+    if scale is None:
+        scale = 1.0 / math.sqrt(int(query.size(-1)))
+    # query: (..., L, E)  key: (..., S, E)  value: (..., S, Ev)  scores: (..., L, S)
+    scores = torch.matmul(query * scale, key.transpose(-2, -1))
+    empty = None
+    if is_causal:
+        if attn_mask is not None:
+            raise RuntimeError("scaled_dot_product_attention: explicit attn_mask should not be set when is_causal=True")
+        causal = torch.ones(query.size(-2), key.size(-2), dtype=torch.bool, device=query.device).tril()
+        attn_mask = torch.zeros_like(causal, dtype=scores.dtype).masked_fill(causal.logical_not(), -math.inf)
+    elif attn_mask is not None:
+        if attn_mask.dtype == torch.bool:
+            attn_mask = torch.zeros_like(attn_mask, dtype=scores.dtype).masked_fill(attn_mask.logical_not(), -math.inf)
+        # On the mask alone, which is small or constant: a hidden row is shown, and its result thrown away.
+        empty = attn_mask.amax(-1, keepdim=True) == -math.inf
+        attn_mask = attn_mask.masked_fill(empty, 0.0)
+    if attn_mask is not None:
+        scores = scores + attn_mask
+    weights = torch.softmax(scores, -1)
+    if dropout_p > 0.0:
+        weights = F.dropout(weights, dropout_p, True)
+    output = torch.matmul(weights, value)
+    return output if empty is None else output.masked_fill(empty, 0.0)
+
+
+def _repeat_heads(x: Tensor, times: int) -> Tensor:
+    """(..., H, S, E) to (..., H * times, S, E), each head repeated in place."""
+    return x.unsqueeze(-3).expand(*x.shape[:-2], times, *x.shape[-2:]).flatten(-4, -3)
+
+
+def cross_entropy(
+    input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: bool | None = None,
+    ignore_index: int = -100, reduce: bool | None = None, reduction: str = "mean", label_smoothing: float = 0.0,
+) -> Tensor:
+    """F.cross_entropy; ONNX's operator knows neither label smoothing nor class probabilities nor a single sample."""
+    if size_average is not None or reduce is not None:
+        reduction = F._Reduction.legacy_get_string(size_average, reduce)
+    if input.dim() == 1:
+        loss = cross_entropy(
+            input.unsqueeze(0), target.unsqueeze(0), weight, None, ignore_index, None, reduction, label_smoothing
+        )
+        return loss.squeeze(0) if reduction == "none" else loss
+    if target.is_floating_point():
+        return _soft_cross_entropy(input, target, weight, reduction, label_smoothing)
+    if label_smoothing > 0.0:
+        return _smooth_cross_entropy(input, target, weight, ignore_index, reduction, label_smoothing)
+    return _F.cross_entropy(input, _labels(target), weight, ignore_index=ignore_index, reduction=reduction)
+
+
+def _labels(target: Tensor) -> Tensor:
+    return target if target.dtype == torch.int64 else target.long()
+
+
+def _along_classes(weight: Tensor, dims: int) -> Tensor:
+    return weight.view(1, -1, *([1] * (dims - 2)))
+
+
+def _soft_cross_entropy(
+    input: Tensor, target: Tensor, weight: Tensor | None, reduction: str, label_smoothing: float
+) -> Tensor:
+    """Class probabilities as targets."""
+    classes = input.size(1)
+    if label_smoothing > 0.0:
+        target = target * (1 - label_smoothing) + label_smoothing / classes
+    losses = torch.log_softmax(input, 1) * target  # (N, C, ...)
+    if weight is not None:
+        losses = losses * _along_classes(weight, input.dim())
+    if reduction == "none":
+        return -losses.sum(1)
+    total = -losses.sum()
+    return total if reduction == "sum" else total / (input.numel() // classes)
+
+
+def _smooth_cross_entropy(
+    input: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, reduction: str, label_smoothing: float
+) -> Tensor:
+    """(1 - s) times the negative log likelihood of the label, plus s times the mean over all classes."""
+    classes = input.size(1)
+    log_prob = torch.log_softmax(input, 1)  # (N, C, ...)
+    kept = target != ignore_index  # (N, ...)
+    label = _labels(target.masked_fill(kept.logical_not(), 0))
+    picked = -log_prob.gather(1, label.unsqueeze(1)).squeeze(1)  # (N, ...)
+    if weight is None:
+        scale = kept.to(input.dtype)
+        spread = -log_prob.sum(1)
+    else:
+        # gather on the flat labels, since the weight is one vector for all positions
+        scale = weight.gather(0, label.reshape(-1)).reshape(label.shape) * kept.to(weight.dtype)
+        picked = picked * scale
+        spread = -(log_prob * _along_classes(weight, input.dim())).sum(1)
+    losses = (1 - label_smoothing) * picked + (label_smoothing / classes) * spread
+    losses = losses.masked_fill(kept.logical_not(), 0.0)
+    if reduction == "none":
+        return losses
+    return losses.sum() if reduction == "sum" else losses.sum() / scale.sum()
+
+
+def nll_loss(
+    input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: bool | None = None,
+    ignore_index: int = -100, reduce: bool | None = None, reduction: str = "mean",
+) -> Tensor:
+    """F.nll_loss; positions are folded into the batch, since the exporters know two dimensions only."""
+    if size_average is not None or reduce is not None:
+        reduction = F._Reduction.legacy_get_string(size_average, reduce)
+    if input.dim() > 2:
+        flat = input.movedim(1, -1).flatten(0, -2)
+        loss = _F.nll_loss(flat, _labels(target.reshape(-1)), weight, ignore_index=ignore_index, reduction=reduction)
+        return loss.reshape(target.shape) if reduction == "none" else loss
+    return _F.nll_loss(input, _labels(target), weight, ignore_index=ignore_index, reduction=reduction)
+
+
+def logsigmoid(input: Tensor) -> Tensor:
+    """F.logsigmoid; the exporters write Log(Sigmoid(x)), minus infinity from x = -104 on."""
+    return -F.softplus(-input)
+
+
+def binary_cross_entropy_with_logits(
+    input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: bool | None = None,
+    reduce: bool | None = None, reduction: str = "mean", pos_weight: Tensor | None = None,
+) -> Tensor:
+    """F.binary_cross_entropy_with_logits, which the exporters write with logarithms of a sigmoid that may be 0."""
+    if size_average is not None or reduce is not None:
+        reduction = F._Reduction.legacy_get_string(size_average, reduce)
+    log_likelihood = logsigmoid(input)
+    if pos_weight is not None:
+        log_likelihood = log_likelihood * (1 + (pos_weight - 1) * target)
+    losses = (1 - target) * input - log_likelihood
+    if weight is not None:
+        losses = losses * weight
+    return losses if reduction == "none" else losses.sum() if reduction == "sum" else losses.mean()
+
+
+def embedding(
+    input: Tensor, weight: Tensor, padding_idx: int | None = None, max_norm: float | None = None,
+    norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False,
+) -> Tensor:
+    """F.embedding; ONNX's Gather would give the row of padding_idx a gradient. A sparse gradient comes out dense."""
+    if max_norm is not None or scale_grad_by_freq:
+        raise Untraceable("The module uses an embedding with max_norm or scale_grad_by_freq, which ONNX cannot say.")
+    rows = _F.embedding(input, weight)
+    if padding_idx is None:  # a frozen weight may be thawed later, with this graph
+        return rows
+    padding = (input == padding_idx % weight.size(0)).unsqueeze(-1)
+    return torch.where(padding, rows.detach(), rows)
+
+
+PATCHES: dict[str, Callable[..., Any]] = {
+    "batch_norm": batch_norm,
+    "instance_norm": instance_norm,
+    "scaled_dot_product_attention": scaled_dot_product_attention,
+    "cross_entropy": cross_entropy,
+    "nll_loss": nll_loss,
+    "embedding": embedding,
+    "logsigmoid": logsigmoid,
+    "binary_cross_entropy_with_logits": binary_cross_entropy_with_logits,
+}

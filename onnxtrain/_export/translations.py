@@ -1,0 +1,196 @@
+"""What the default exporter writes where torch.onnx's own translation has other values, other slopes or a sequence.
+
+translations() is the custom_translation_table of torch.onnx.export; one function here for each kind of reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import onnx
+import torch
+
+from onnxtrain._export import functions
+from onnxtrain._export.domain import DOMAIN, DOMAIN_VERSION
+from onnxtrain._export.state import replaced
+
+Table = dict[Any, Callable[..., Any]]
+aten = torch.ops.aten
+
+
+def translations(opset: int) -> Table:
+    """The custom_translation_table of the default exporter, for operators of the opset of that number."""
+    import onnxscript
+
+    op = getattr(onnxscript, f"opset{opset}")
+    own = onnxscript.values.Opset(DOMAIN, DOMAIN_VERSION)
+    python_op = {torch.ops.onnxtrain.python_op.default: functions.translation()}
+    return _own(op, own) | _splits(op) | _bounds(op, own) | _functions(op) | python_op
+
+
+def _number(op: Any, value: float, like: Any) -> Any:
+    """A constant of rank 0 in the dtype of `like`."""
+    return op.Constant(value=onnx.helper.make_tensor("value", int(like.dtype), [], [value]))
+
+
+def _own(op: Any, own: Any) -> Table:
+    """Operators of torch.ops.onnxtrain, and detach()."""
+
+    def stop_gradient(x):
+        return own.StopGradient(x)
+
+    def batch_norm(x, weight=None, bias=None, eps=1e-5):
+        # momentum 0 makes the second and third output the batch statistics, whatever the running ones are
+        channels = op.Shape(x, start=1, end=2)
+        one, zero = (op.Expand(op.CastLike(op.Constant(value_float=v), x), channels) for v in (1.0, 0.0))
+        return op.BatchNormalization(
+            x, one if weight is None else weight, zero if bias is None else bias, zero, one,
+            epsilon=eps, momentum=0.0, training_mode=1,
+        )
+
+    return {
+        aten.detach.default: stop_gradient,
+        torch.ops.onnxtrain.stop_gradient.default: stop_gradient,
+        torch.ops.onnxtrain.batch_norm.default: batch_norm,
+    }
+
+
+def _splits(op: Any) -> Table:
+    """ONNX's Split rather than a sequence, which is no tensor; slices where the sizes differ."""
+
+    def pieces(x, sizes, axis):
+        even = -(-sum(sizes) // len(sizes))
+        if len(sizes) == 1:
+            return (op.Identity(x),)
+        if all(size == even for size in sizes[:-1]):
+            return tuple(op.Split(x, axis=axis, num_outputs=len(sizes)))
+        ends = list(itertools.accumulate(sizes))
+        axes = op.Constant(value_ints=[axis])
+        return tuple(
+            op.Slice(x, op.Constant(value_ints=[end - size]), op.Constant(value_ints=[end]), axes)
+            for size, end in zip(sizes, ends)
+        )
+
+    def split(self, split_size, dim=0):
+        length = self.shape[dim]
+        if not isinstance(length, int) or not isinstance(split_size, int) or length == 0:
+            return op.SplitToSequence(self, split_size, axis=dim)
+        whole, rest = divmod(length, split_size)
+        return pieces(self, [split_size] * whole + [rest] * (rest > 0), dim)
+
+    def split_with_sizes(self, split_sizes, dim=0):
+        if not all(isinstance(size, int) for size in split_sizes):
+            sizes = op.Concat(*(op.Reshape(s, op.Constant(value_ints=[1])) for s in split_sizes), axis=0)
+            return op.SplitToSequence(self, sizes, axis=dim)
+        return pieces(self, list(split_sizes), dim)
+
+    def unbind(self, dim=0):
+        length = self.shape[dim]
+        if not isinstance(length, int) or length == 0:
+            return op.SplitToSequence(self, axis=dim, keepdims=False)
+        axes = op.Constant(value_ints=[dim])
+        return tuple(op.Squeeze(piece, axes) for piece in pieces(self, [1] * length, dim))
+
+    return {
+        aten.split.Tensor: split,
+        aten.split_with_sizes.default: split_with_sizes,
+        aten.unbind.int: unbind,
+    }
+
+
+def _bounds(op: Any, own: Any) -> Table:
+    """Slopes where pieces meet, as eager has them: a hard tanh is flat at its bounds, a clamp is not."""
+
+    def hardtanh(self, min_val=-1.0, max_val=1.0):
+        return own.HardTanh(self, _number(op, min_val, self), _number(op, max_val, self))
+
+    def clamp(self, min=None, max=None):
+        return op.Clip(self, *(None if bound is None else _number(op, bound, self) for bound in (min, max)))
+
+    def clamp_tensor(self, min=None, max=None):
+        if min is not None:
+            self = op.Where(op.Less(self, min), min, self)
+        return self if max is None else op.Where(op.Greater(self, max), max, self)
+
+    return {
+        aten.hardtanh.default: hardtanh,
+        aten.relu6.default: lambda self: hardtanh(self, 0.0, 6.0),
+        aten.clamp.default: clamp,
+        aten.clamp_min.default: lambda self, min: clamp(self, min=min),
+        aten.clamp_max.default: lambda self, max: clamp(self, max=max),
+        aten.clamp.Tensor: clamp_tensor,
+    }
+
+
+def _functions(op: Any) -> Table:
+    """Functions whose own translation lacks a dtype, or is not a number where the function is one."""
+
+    def celu(self, alpha=1.0):
+        """ONNX has it for float32 alone."""
+        if alpha == 1.0:
+            return op.Elu(self)
+        scale = _number(op, alpha, self)
+        return op.Mul(scale, op.Elu(op.Div(self, scale)))
+
+    def sinc(self):
+        """torch.onnx divides by zero where it then takes another value, and the slope there is not a number."""
+        one, none = _number(op, 1, self), op.Equal(self, _number(op, 0, self))
+        angle = op.Mul(op.Where(none, one, self), _number(op, math.pi, self))
+        return op.Where(none, one, op.Div(op.Sin(angle), angle))
+
+    def atan2(self, other):
+        """By the quotient that is at most one, so that neither it nor its slope is infinite."""
+        zero, one, quarter = (_number(op, v, self) for v in (0, 1, math.pi / 2))
+        flat = op.LessOrEqual(op.Abs(self), op.Abs(other))
+        below = op.Where(op.And(flat, op.Not(op.Equal(other, zero))), other, one)
+        negative = op.Less(self, zero)
+        turned = op.Where(op.Less(other, zero), _number(op, math.pi, self), zero)
+        turn = op.Where(negative, op.Neg(turned), turned)
+        angle = op.Add(op.Atan(op.Div(op.Where(flat, self, zero), below)), turn)
+        steep = op.Where(flat, one, self)
+        up = op.Where(negative, op.Neg(quarter), quarter)
+        return op.Where(flat, angle, op.Sub(up, op.Atan(op.Div(op.Where(flat, zero, other), steep))))
+
+    def scalar_tensor(s, dtype=int(onnx.TensorProto.FLOAT), layout="", device="", pin_memory=False):
+        """A number in the dtype it is wanted in: by way of float32, 0.1 would be another one in float64."""
+        if isinstance(s, (bool, int, float)):
+            return op.Constant(value=onnx.helper.make_tensor("value", dtype, [], [s]))
+        return op.Cast(s, to=dtype)
+
+    return {
+        aten.celu.default: celu,
+        aten.sinc.default: sinc,
+        aten.atan2.default: atan2,
+        aten.scalar_tensor.default: scalar_tensor,
+    }
+
+
+_registries: dict[Any, Any] = {}
+
+
+@contextlib.contextmanager
+def registry_reused() -> Iterator[None]:
+    """torch.onnx parses the source of 500 functions for every export, most of the time of a small one."""
+    try:
+        from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+        original = ONNXRegistry.from_torchlib.__func__
+    except (ImportError, AttributeError):  # another torch: slower, not wrong
+        yield
+        return
+
+    def from_torchlib(cls, *args, **kwargs):
+        key = (args, tuple(sorted(kwargs.items())))
+        if key not in _registries:
+            _registries[key] = original(cls, *args, **kwargs)
+        registry = copy.copy(_registries[key])
+        registry.functions = {target: list(found) for target, found in registry.functions.items()}
+        return registry
+
+    with replaced(ONNXRegistry, "from_torchlib", classmethod(from_torchlib)):
+        yield
