@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from onnxtrain import _C
 from onnxtrain.export import Exported
 from onnxtrain.ortmodule._chain import Chain
+from onnxtrain.ortmodule._reach import Conditional, Reach
 
 
 def _seed(session: Any) -> int:
@@ -35,8 +36,9 @@ class _ORTModuleFunction(torch.autograd.Function):
     def forward(ctx: Any, program: Program, mask: bytes, *tensors: Tensor) -> Any:
         outputs, run = program.session.forward(tensors, mask, program.seed())
         ctx.set_materialize_grads(False)
+        ctx.reach = program.reach
         if program.conditional is not None:
-            return program.conditional.forward(ctx, mask, tensors, outputs, run)
+            return program.conditional.forward(ctx, program.reach, mask, tensors, outputs, run)
         if run is None:
             ctx.mark_non_differentiable(*outputs)
             return outputs
@@ -51,53 +53,18 @@ class _ORTModuleFunction(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         if torch.is_grad_enabled():
             return _backward_once(ctx, *grads)
-        return (None, None, *ctx.run.backward(ctx.saved_tensors, grads))
+        return (None, None, *_gradients(ctx, grads))
+
+
+def _gradients(ctx: Any, grads: tuple[Tensor | None, ...]) -> Sequence[Tensor | None]:
+    found = ctx.run.backward(ctx.saved_tensors, grads)
+    return found if len(grads) == 1 else ctx.reach.drop(ctx.run.differentiable, grads, found)
 
 
 @once_differentiable
 def _backward_once(ctx: Any, *grads: Tensor | None) -> Any:
     """Under create_graph=True: what comes out raises where it is differentiated again."""
-    return (None, None, *ctx.run.backward(ctx.saved_tensors, grads))
-
-
-class Conditional:
-    """torch.cond's rule: what only the branch not taken reads gets zeros, where the engine has nothing to give.
-
-    Args:
-        inputs: indices of graph inputs that a branch reads, directly or not.
-        outputs: indices of graph outputs that come from one.
-    """
-
-    def __init__(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-        self._inputs, self._outputs = inputs, frozenset(outputs)
-
-    def forward(self, ctx: Any, mask: bytes, tensors: Sequence[Tensor], outputs: Sequence[Tensor], run: Any) -> Sequence[Tensor]:
-        zeros = {i: tensors[i] for i in self._inputs if mask[i]}
-        known = bytes(len(outputs)) if run is None else run.differentiable
-        flat = [output for i, output in enumerate(outputs)
-                if not (known[i] or zeros and i in self._outputs and output.is_floating_point())]
-        if flat:
-            ctx.mark_non_differentiable(*flat)
-        if run is not None:
-            ctx.save_for_backward(*[tensors[i] for i in run.saved_inputs], *[outputs[i] for i in run.saved_outputs])
-        ctx.run = _ConditionalRun(run, known, len(tensors), {i: (t.shape, t.dtype) for i, t in zeros.items()}, self._outputs)
-        return outputs
-
-
-class _ConditionalRun:
-    """A run of the engine, or none where the branch taken has nothing to differentiate, and the zeros beside it."""
-
-    def __init__(self, run: Any, known: bytes, count: int, zeros: dict[int, Any], outputs: frozenset[int]) -> None:
-        self._run, self._known, self._count, self._zeros, self._outputs = run, known, count, zeros, outputs
-
-    def backward(self, saved: Sequence[Tensor], grads: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
-        given = [grad if flag else None for grad, flag in zip(grads, self._known)]
-        found = list(self._run.backward(saved, given)) if self._run is not None else [None] * self._count
-        if any(grads[i] is not None for i in self._outputs):
-            for i, (shape, dtype) in self._zeros.items():
-                if found[i] is None:
-                    found[i] = torch.zeros(shape, dtype=dtype)
-        return tuple(found)
+    return (None, None, *_gradients(ctx, grads))
 
 
 class Agent:
@@ -128,6 +95,7 @@ class Program:
         self.exported = exported
         self._module = module
         self.guards = exported.guards
+        self.reach = Reach(model)
         self.conditional = Conditional(*exported.conditional) if exported.conditional[1] and self.chain is None else None
         self.changed = exported.state.difference
         self.modes = exported.modes
