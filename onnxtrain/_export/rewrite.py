@@ -95,8 +95,8 @@ class Rewrite(TorchFunctionMode):
         result = (rewrite or func)(*args, **(kwargs or {}))
         if self._values is not None:
             self._values.after(func, args, kwargs, result)
-        if isinstance(result, Tensor) and not any(result is argument for argument in args):
-            self._flags.made(result)
+        if not torch.compiler.is_dynamo_compiling() and isinstance(result, Tensor) and not any(result is a for a in args):
+            self._flags.made(result)  # dynamo traces the branches of torch.cond, this function included
         if self._barriers and (func in _DETACHING or not torch.is_grad_enabled()):
             return tree_map_only(Tensor, lambda x: _barrier(x, args), result)
         return result
