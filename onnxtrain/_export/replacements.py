@@ -21,7 +21,7 @@ from onnxtrain._export.errors import Untraceable
 # torch's own functions, since rewrite.patched() puts ours in their place
 _F = types.SimpleNamespace(
     batch_norm=F.batch_norm, instance_norm=F.instance_norm, cross_entropy=F.cross_entropy, nll_loss=F.nll_loss,
-    embedding=F.embedding, logsigmoid=F.logsigmoid,
+    embedding=F.embedding, logsigmoid=F.logsigmoid, layer_norm=F.layer_norm, group_norm=F.group_norm,
     binary_cross_entropy_with_logits=F.binary_cross_entropy_with_logits,
     scaled_dot_product_attention=F.scaled_dot_product_attention,
 )
@@ -236,6 +236,29 @@ def embedding(
     return torch.where(padding, rows.detach(), rows)
 
 
+def _in_the_weights_dtype(norm: Callable[..., Tensor], input: Tensor, size: Any, weight: Tensor | None, bias: Tensor | None,
+                          eps: float) -> Tensor:
+    """Under autocast rows may be bfloat16 and weights float32: torch computes in float32, and ONNX has one type for both."""
+    y = norm(input, size, weight, bias, eps)
+    if weight is None or weight.dtype == input.dtype or y.dtype == weight.dtype:
+        return y
+    return norm(input.to(weight.dtype), size, weight, bias, eps).to(y.dtype)
+
+
+def layer_norm(
+    input: Tensor, normalized_shape: Any, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5,
+) -> Tensor:
+    """F.layer_norm, also for weights of another dtype than the input's."""
+    return _in_the_weights_dtype(_F.layer_norm, input, normalized_shape, weight, bias, eps)
+
+
+def group_norm(
+    input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5,
+) -> Tensor:
+    """F.group_norm, also for weights of another dtype than the input's."""
+    return _in_the_weights_dtype(_F.group_norm, input, num_groups, weight, bias, eps)
+
+
 def _lengths(value: Any, like: Tensor) -> Tensor:
     """Lengths may be a tensor, or numbers."""
     if isinstance(value, Tensor):
@@ -269,6 +292,8 @@ PATCHES: dict[str, Callable[..., Any]] = {
     "nll_loss": nll_loss,
     "embedding": embedding,
     "logsigmoid": logsigmoid,
+    "layer_norm": layer_norm,
+    "group_norm": group_norm,
     "ctc_loss": ctc_loss,
     "binary_cross_entropy_with_logits": binary_cross_entropy_with_logits,
 }

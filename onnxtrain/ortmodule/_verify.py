@@ -90,22 +90,23 @@ class _Result:
         self.others: list[Any] = []
 
 
-def _leaves_with_grad(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], pytree.TreeSpec]:
+def _leaves_with_grad(args: tuple[Any, ...], kwargs: dict[str, Any], wanted: bool) -> tuple[list[Any], pytree.TreeSpec]:
     leaves, spec = pytree.tree_flatten((args, kwargs))
     fresh = []
     for leaf in leaves:
         if isinstance(leaf, Tensor):
             leaf = leaf.detach().clone()
-            if leaf.is_floating_point():
+            if wanted and leaf.is_floating_point():
                 leaf.requires_grad_(True)
         fresh.append(leaf)
     return fresh, spec
 
 
-def _run(module: torch.nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Result:
+def _run(module: torch.nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
+         of_inputs: bool) -> _Result:
     """Outputs, gradients of every input and parameter, buffers and attributes; the module is as before afterwards."""
     result = _Result()
-    leaves, spec = _leaves_with_grad(args, kwargs)
+    leaves, spec = _leaves_with_grad(args, kwargs, of_inputs)
     weights = {f"grad {name}": p for name, p in module.named_parameters() if p.requires_grad}
     weights |= {f"grad of input {i}": x for i, x in enumerate(leaves) if isinstance(x, Tensor) and x.requires_grad}
     held = {name for name in module.__dict__}
@@ -123,6 +124,12 @@ def _run(module: torch.nn.Module, call: Callable[..., Any], args: tuple[Any, ...
     fresh = {name: value for name, value in module.__dict__.items() if isinstance(value, Tensor) or name not in held}
     result.tensors.update({f"attribute {n}": v.detach() for n, v in fresh.items() if isinstance(v, Tensor)})
     return result
+
+
+def _undisturbed(module: torch.nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
+                 of_inputs: bool) -> _Result:
+    with state.random_unchanged(), state.unchanged(module), state.private_buffers(module), _eager_without_dropout(module):
+        return _run(module, call, args, kwargs, of_inputs)
 
 
 @contextlib.contextmanager
@@ -144,16 +151,14 @@ def compare(module: torch.nn.Module, exported: Exported, args: tuple[Any, ...], 
 
     Module, buffers, gradients and random generators are as before afterwards. Raises what the engine or forward raises.
     """
-    results = []
     program = Program(module, exported, without_dropout(exported.model))
     calls = (lambda leaves, spec: module(*pytree.tree_unflatten(leaves, spec)[0], **pytree.tree_unflatten(leaves, spec)[1]),
              lambda leaves, spec: program(leaves, True))
     with exclusive(), torch.inference_mode(False), torch.enable_grad(), _every_weight(module) if thaw else contextlib.nullcontext():
-        for call in calls:
-            with state.random_unchanged(), state.unchanged(module), state.private_buffers(module), \
-                    _eager_without_dropout(module):
-                results.append(_run(module, call, args, kwargs))
-    eager, ours = results
+        try:
+            eager, ours = (_undisturbed(module, call, args, kwargs, True) for call in calls)
+        except RuntimeError:  # forward may not bear an input that wants a gradient: it sets requires_grad itself
+            eager, ours = (_undisturbed(module, call, args, kwargs, False) for call in calls)
     rows = [("structure", 0.0 if eager.others == ours.others else math.inf)]
     largest = max([g.abs().max().item() for n, g in eager.tensors.items() if n.startswith("grad") and g is not None and g.numel()],
                   default=0.0)
