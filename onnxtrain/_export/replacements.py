@@ -22,6 +22,7 @@ from onnxtrain._export.errors import Untraceable
 _F = types.SimpleNamespace(
     batch_norm=F.batch_norm, instance_norm=F.instance_norm, cross_entropy=F.cross_entropy, nll_loss=F.nll_loss,
     embedding=F.embedding, logsigmoid=F.logsigmoid, layer_norm=F.layer_norm, group_norm=F.group_norm,
+    grouped_mm=F.grouped_mm,
     binary_cross_entropy_with_logits=F.binary_cross_entropy_with_logits,
     scaled_dot_product_attention=F.scaled_dot_product_attention,
 )
@@ -259,6 +260,16 @@ def group_norm(
     return _in_the_weights_dtype(_F.group_norm, input, num_groups, weight, bias, eps)
 
 
+def grouped_mm(
+    mat_a: Tensor, mat_b: Tensor, *, offs: Tensor | None = None, bias: Tensor | None = None, out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """F.grouped_mm of rows in groups, (S, K), and a matrix for each, (E, K, N); other operands are torch's."""
+    if offs is None or bias is not None or mat_a.dim() != 2 or mat_b.dim() != 3 or mat_a.dtype != mat_b.dtype:
+        return _F.grouped_mm(mat_a, mat_b, offs=offs, bias=bias, out_dtype=out_dtype)
+    y = torch.ops.onnxtrain.grouped_mm(mat_a, mat_b, offs)
+    return y if out_dtype is None else y.to(out_dtype)
+
+
 def _lengths(value: Any, like: Tensor) -> Tensor:
     """Lengths may be a tensor, or numbers."""
     if isinstance(value, Tensor):
@@ -294,6 +305,7 @@ PATCHES: dict[str, Callable[..., Any]] = {
     "logsigmoid": logsigmoid,
     "layer_norm": layer_norm,
     "group_norm": group_norm,
+    "grouped_mm": grouped_mm,
     "ctc_loss": ctc_loss,
     "binary_cross_entropy_with_logits": binary_cross_entropy_with_logits,
 }
