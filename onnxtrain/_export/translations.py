@@ -31,7 +31,8 @@ def translations(opset: int) -> Table:
     op = getattr(onnxscript, f"opset{opset}")
     own = onnxscript.values.Opset(DOMAIN, DOMAIN_VERSION)
     python_op = {torch.ops.onnxtrain.python_op.default: functions.translation()}
-    return _own(op, own) | _groups(op, own) | _splits(op) | _bounds(op, own) | _functions(op) | python_op
+    return (_own(op, own) | _groups(op, own) | _splits(op) | _bounds(op, own) | _functions(op) | _wider(op)
+            | python_op)
 
 
 def _number(op: Any, value: float, like: Any) -> Any:
@@ -198,6 +199,43 @@ def _functions(op: Any) -> Table:
         aten.atan2.default: atan2,
         aten.masked_select.default: masked_select,
         aten.scalar_tensor.default: scalar_tensor,
+    }
+
+
+def _wider(op: Any) -> Table:
+    """Reductions with a dtype: torch casts what goes in. torch.onnx casts what comes out, in 16 bits rounded or infinite."""
+
+    def cast(x, dtype):
+        return x if dtype is None or dtype == -1 else op.Cast(x, to=int(dtype))
+
+    def along_axis(kind):
+        def translate(self, dim, dtype=-1):
+            if len(self.shape):
+                return kind(cast(self, dtype), axis=dim)
+            axes = op.Constant(value_ints=[0])
+            return op.Squeeze(kind(op.Unsqueeze(cast(self, dtype), axes), axis=0), axes)
+
+        return translate
+
+    def reduced(kind):
+        def translate(self, dim=None, keepdim=False, dtype=-1):
+            rank, x = len(self.shape), cast(self, dtype)
+            if not rank:
+                return op.Identity(x)
+            axes = [dim] if isinstance(dim, int) else list(dim or ())
+            if not axes:
+                return kind(x, keepdims=keepdim)
+            return kind(x, op.Constant(value_ints=axes), keepdims=keepdim)
+
+        return translate
+
+    total = reduced(op.ReduceSum)
+    return {
+        aten.softmax.int: along_axis(op.Softmax),
+        aten.log_softmax.int: along_axis(op.LogSoftmax),
+        aten.mean.dim: reduced(op.ReduceMean),
+        aten.sum.dim_IntList: total,
+        aten.sum.default: lambda self, dtype=-1: total(self, dtype=dtype),
     }
 
 
