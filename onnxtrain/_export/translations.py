@@ -79,7 +79,7 @@ def _groups(op: Any, own: Any) -> Table:
             y = own.GroupedMatMul(self, mat2, offs)
         return y if out_dtype is None else op.Cast(y, to=int(out_dtype))
 
-    table: Table = {aten._grouped_mm.default: grouped_mm}
+    table: Table = {aten._grouped_mm.default: grouped_mm, torch.ops.onnxtrain.grouped_mm.default: grouped_mm}
     if hasattr(torch.ops.transformers, "grouped_mm_fallback"):
         table[torch.ops.transformers.grouped_mm_fallback.default] = lambda input, weight, offs: grouped_mm(input, weight, offs)
     return table
