@@ -22,6 +22,7 @@ from onnxtrain._export.errors import Untraceable
 from onnxtrain._export.exclusive import only_here
 from onnxtrain._export.function_apply import CustomFunctions, applied, inlined_checkpoint
 from onnxtrain._export.replacements import PATCHES
+from onnxtrain._export.special import SPECIAL
 from onnxtrain._export.state import replaced
 
 
@@ -38,6 +39,7 @@ def _refuse(what: str) -> Callable[..., Any]:
 
 _REWRITES: dict[Any, Callable[..., Any]] = {
     **{getattr(F, name): function for name, function in PATCHES.items()},
+    **SPECIAL,
     torch.batch_norm: _torch_batch_norm,
     torch.Tensor.data.__get__: lambda x: x.detach(),  # .data is invisible to a trace
     torch.Tensor.register_hook: _refuse("Tensor.register_hook()"),
