@@ -17,6 +17,7 @@ from torch import Tensor
 
 from onnxtrain._export import domain  # noqa: F401  defines torch.ops.onnxtrain
 from onnxtrain._export.errors import Untraceable
+from onnxtrain._export.special import embedding_bag, interpolate, multilabel_margin_loss
 
 # torch's own functions, since rewrite.patched() puts ours in their place
 _F = types.SimpleNamespace(
@@ -306,6 +307,9 @@ PATCHES: dict[str, Callable[..., Any]] = {
     "layer_norm": layer_norm,
     "group_norm": group_norm,
     "grouped_mm": grouped_mm,
+    "embedding_bag": embedding_bag,
+    "interpolate": interpolate,
+    "multilabel_margin_loss": multilabel_margin_loss,
     "ctc_loss": ctc_loss,
     "binary_cross_entropy_with_logits": binary_cross_entropy_with_logits,
 }

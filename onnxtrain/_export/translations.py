@@ -16,6 +16,7 @@ import onnx
 import torch
 
 from onnxtrain._export import functions
+from onnxtrain._export.arguments import arguments
 from onnxtrain._export.domain import DOMAIN, DOMAIN_VERSION
 from onnxtrain._export.errors import Untraceable
 from onnxtrain._export.state import replaced
@@ -32,7 +33,7 @@ def translations(opset: int) -> Table:
     own = onnxscript.values.Opset(DOMAIN, DOMAIN_VERSION)
     python_op = {torch.ops.onnxtrain.python_op.default: functions.translation()}
     return (_own(op, own) | _groups(op, own) | _splits(op) | _bounds(op, own) | _functions(op) | _wider(op)
-            | python_op)
+            | arguments(op) | python_op)
 
 
 def _number(op: Any, value: float, like: Any) -> Any:
@@ -176,7 +177,9 @@ def _functions(op: Any) -> Table:
         negative = op.Less(self, zero)
         turned = op.Where(op.Less(other, zero), _number(op, math.pi, self), zero)
         turn = op.Where(negative, op.Neg(turned), turned)
-        angle = op.Add(op.Atan(op.Div(op.Where(flat, self, zero), below)), turn)
+        # of no direction at all, and flat there
+        flat_side = op.Where(op.And(flat, op.Not(op.Equal(other, zero))), self, zero)
+        angle = op.Add(op.Atan(op.Div(flat_side, below)), turn)
         steep = op.Where(flat, one, self)
         up = op.Where(negative, op.Neg(quarter), quarter)
         return op.Where(flat, angle, op.Sub(up, op.Atan(op.Div(op.Where(flat, zero, other), steep))))
