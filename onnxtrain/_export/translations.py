@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -212,11 +213,16 @@ _registries: dict[Any, Any] = {}
 
 @contextlib.contextmanager
 def registry_reused() -> Iterator[None]:
-    """torch.onnx parses the source of 500 functions for every export, most of the time of a small one."""
+    """torch.onnx parses the source of 500 functions for every export, most of the time of a small one.
+
+    And torch.export walks through all operators of the dispatcher once for each namespace: here once for each export.
+    """
     try:
+        from torch._export import utils
         from torch.onnx._internal.exporter._registration import ONNXRegistry
 
         original = ONNXRegistry.from_torchlib.__func__
+        materialize = functools.cache(utils._materialize_cpp_cia_ops)
     except (ImportError, AttributeError):  # another torch: slower, not wrong
         yield
         return
@@ -229,5 +235,6 @@ def registry_reused() -> Iterator[None]:
         registry.functions = {target: list(found) for target, found in registry.functions.items()}
         return registry
 
-    with replaced(ONNXRegistry, "from_torchlib", classmethod(from_torchlib)):
+    with replaced(ONNXRegistry, "from_torchlib", classmethod(from_torchlib)), \
+            replaced(utils, "_materialize_cpp_cia_ops", materialize):
         yield
