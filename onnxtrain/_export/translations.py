@@ -31,7 +31,7 @@ def translations(opset: int) -> Table:
     op = getattr(onnxscript, f"opset{opset}")
     own = onnxscript.values.Opset(DOMAIN, DOMAIN_VERSION)
     python_op = {torch.ops.onnxtrain.python_op.default: functions.translation()}
-    return _own(op, own) | _splits(op) | _bounds(op, own) | _functions(op) | _wider(op) | python_op
+    return _own(op, own) | _splits(op) | _bounds(op, own) | _functions(op) | _wider(op) | _picked(op) | python_op
 
 
 def _number(op: Any, value: float, like: Any) -> Any:
@@ -206,6 +206,29 @@ def _wider(op: Any) -> Table:
         aten.sum.dim_IntList: total,
         aten.sum.default: lambda self, dtype=-1: total(self, dtype=dtype),
     }
+
+
+def _picked(op: Any) -> Table:
+    """max and min along a dimension: their gradient goes to the entry that is returned, not to all that are equal to it.
+
+    torch.onnx writes ReduceMax and ReduceMin, whose gradient is shared among equals, as that of amax and amin.
+    """
+
+    def along(arg):
+        def translate(self, dim, keepdim=False):
+            if not len(self.shape):
+                return op.Identity(self), op.Constant(value_int=0)
+            boolean = int(self.dtype) == onnx.TensorProto.BOOL
+            at = arg(op.Cast(self, to=onnx.TensorProto.UINT8) if boolean else self, axis=dim, keepdims=1)
+            values = op.GatherElements(self, at, axis=dim)
+            if keepdim:
+                return values, at
+            axes = op.Constant(value_ints=[dim])
+            return op.Squeeze(values, axes), op.Squeeze(at, axes)
+
+        return translate
+
+    return {aten.max.dim: along(op.ArgMax), aten.min.dim: along(op.ArgMin)}
 
 
 _registries: dict[Any, Any] = {}
