@@ -31,7 +31,7 @@ def translations(opset: int) -> Table:
     op = getattr(onnxscript, f"opset{opset}")
     own = onnxscript.values.Opset(DOMAIN, DOMAIN_VERSION)
     python_op = {torch.ops.onnxtrain.python_op.default: functions.translation()}
-    return _own(op, own) | _splits(op) | _bounds(op, own) | _functions(op) | _wider(op) | _picked(op) | python_op
+    return _own(op, own) | _splits(op) | _bounds(op, own) | _functions(op) | _wider(op) | _picked(op) | _resized(op) | python_op
 
 
 def _number(op: Any, value: float, like: Any) -> Any:
@@ -229,6 +229,31 @@ def _picked(op: Any) -> Table:
         return translate
 
     return {aten.max.dim: along(op.ArgMax), aten.min.dim: along(op.ArgMin)}
+
+
+def _resized(op: Any) -> Table:
+    """interpolate(align_corners=True) by factors: torch aligns the corners of the size that it gets, ONNX those of
+    size * factor before it is rounded. So the size is what Resize is told."""
+
+    def along(name, mode):
+        overload = getattr(aten, name).vec
+
+        def translate(self, output_size, align_corners, scale_factors=None):
+            if scale_factors is None or not align_corners:
+                from onnxscript.function_libs.torch_lib.ops import nn
+
+                return getattr(nn, f"aten_{name}_vec")(self, output_size, align_corners, scale_factors)
+            factors = onnx.helper.make_tensor("factors", onnx.TensorProto.DOUBLE, [len(scale_factors)], scale_factors)
+            old = op.Cast(op.Shape(self, start=2), to=onnx.TensorProto.DOUBLE)
+            new = op.Cast(op.Floor(op.Mul(old, op.Constant(value=factors))), to=onnx.TensorProto.INT64)
+            sizes = op.Concat(op.Shape(self, start=0, end=2), new, axis=0)
+            return op.Resize(self, None, None, sizes, mode=mode, coordinate_transformation_mode="align_corners",
+                             cubic_coeff_a=-0.75)
+
+        return overload, translate
+
+    return dict((along("upsample_bilinear2d", "linear"), along("upsample_bicubic2d", "cubic"),
+                 along("upsample_trilinear3d", "linear")))
 
 
 _registries: dict[Any, Any] = {}
