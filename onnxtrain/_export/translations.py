@@ -18,6 +18,7 @@ import torch
 
 from onnxtrain._export import functions
 from onnxtrain._export.domain import DOMAIN, DOMAIN_VERSION
+from onnxtrain._export.errors import Untraceable
 from onnxtrain._export.state import replaced
 
 Table = dict[Any, Callable[..., Any]]
@@ -31,7 +32,8 @@ def translations(opset: int) -> Table:
     op = getattr(onnxscript, f"opset{opset}")
     own = onnxscript.values.Opset(DOMAIN, DOMAIN_VERSION)
     python_op = {torch.ops.onnxtrain.python_op.default: functions.translation()}
-    return _own(op, own) | _splits(op) | _bounds(op, own) | _functions(op) | _wider(op) | _picked(op) | _resized(op) | python_op
+    return (_own(op, own) | _groups(op, own) | _splits(op) | _bounds(op, own) | _functions(op) | _wider(op)
+            | _picked(op) | _resized(op) | python_op)
 
 
 def _number(op: Any, value: float, like: Any) -> Any:
@@ -54,11 +56,34 @@ def _own(op: Any, own: Any) -> Table:
             epsilon=eps, momentum=0.0, training_mode=1,
         )
 
+    def ctc_loss(log_probs, targets, input_lengths, target_lengths, blank=0, zero_infinity=False):
+        return own.CTCLoss(log_probs, targets, input_lengths, target_lengths, blank=blank, zero_infinity=int(zero_infinity))
+
     return {
+        torch.ops.onnxtrain.ctc_loss.default: ctc_loss,
         aten.detach.default: stop_gradient,
         torch.ops.onnxtrain.stop_gradient.default: stop_gradient,
         torch.ops.onnxtrain.batch_norm.default: batch_norm,
     }
+
+
+def _groups(op: Any, own: Any) -> Table:
+    """Mixtures of experts; transformers brings an operator of its own for what torch.compile cannot take."""
+
+    def grouped_mm(self, mat2, offs=None, bias=None, out_dtype=None):
+        if offs is None or bias is not None or len(self.shape) != 2 or len(mat2.shape) != 3:
+            raise Untraceable("The module calls grouped_mm with other operands than rows in groups and a matrix for each.")
+        maker = mat2.producer()
+        if maker is not None and maker.op_type == "Transpose" and list(maker.attributes["perm"].as_ints()) == [0, 2, 1]:
+            y = own.GroupedMatMul(self, maker.inputs[0], offs, transB=1)  # matrices are read as they are stored
+        else:
+            y = own.GroupedMatMul(self, mat2, offs)
+        return y if out_dtype is None else op.Cast(y, to=int(out_dtype))
+
+    table: Table = {aten._grouped_mm.default: grouped_mm}
+    if hasattr(torch.ops.transformers, "grouped_mm_fallback"):
+        table[torch.ops.transformers.grouped_mm_fallback.default] = lambda input, weight, offs: grouped_mm(input, weight, offs)
+    return table
 
 
 def _splits(op: Any) -> Table:
@@ -110,8 +135,13 @@ def _bounds(op: Any, own: Any) -> Table:
     def hardtanh(self, min_val=-1.0, max_val=1.0):
         return own.HardTanh(self, _number(op, min_val, self), _number(op, max_val, self))
 
+    def bound(value, like):
+        if value is None or isinstance(value, (bool, int, float)):
+            return None if value is None else _number(op, value, like)
+        return op.CastLike(value, like)  # made of sizes
+
     def clamp(self, min=None, max=None):
-        return op.Clip(self, *(None if bound is None else _number(op, bound, self) for bound in (min, max)))
+        return op.Clip(self, bound(min, self), bound(max, self))
 
     def clamp_tensor(self, min=None, max=None):
         if min is not None:
@@ -157,6 +187,12 @@ def _functions(op: Any) -> Table:
         up = op.Where(negative, op.Neg(quarter), quarter)
         return op.Where(flat, angle, op.Sub(up, op.Atan(op.Div(op.Where(flat, zero, other), steep))))
 
+    def masked_select(self, mask):
+        """Both broadcast to one shape, in a row."""
+        row = op.Constant(value_ints=[-1])
+        whole = op.Expand(self, op.Shape(mask))
+        return op.Compress(op.Reshape(whole, row), op.Reshape(op.Expand(mask, op.Shape(whole)), row), axis=0)
+
     def scalar_tensor(s, dtype=int(onnx.TensorProto.FLOAT), layout="", device="", pin_memory=False):
         """A number in the dtype it is wanted in: by way of float32, 0.1 would be another one in float64."""
         if isinstance(s, (bool, int, float)):
@@ -167,6 +203,7 @@ def _functions(op: Any) -> Table:
         aten.celu.default: celu,
         aten.sinc.default: sinc,
         aten.atan2.default: atan2,
+        aten.masked_select.default: masked_select,
         aten.scalar_tensor.default: scalar_tensor,
     }
 
