@@ -316,7 +316,7 @@ def _refuse_lost(module: torch.nn.Module, leaves: Sequence[Any]) -> None:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """The exporters warn of what is put right here, and print a traced graph when they fail."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "torch.fx", "onnxscript", "onnx_ir")]
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "torch._export", "torch.fx", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]
     try:
         for logger in loggers:
