@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "passes/fuse_attention.h"
 #include "passes/fuse_transpose.h"
 
 typedef struct pass {
@@ -17,15 +18,18 @@ typedef struct pass {
 static const pass before_grad[] = { /* behind inference */
     {"cse", ont_pass_cse, false},
     {"fuse_transpose", ont_pass_fuse_transpose, false},
+    {"fuse_attention", ont_pass_fuse_attention, false},
 };
 
 static const pass after_grad[] = {
     {"infer", ont_pass_infer, true}, /* folds what the rules built of constants */
     {"fuse_transpose", ont_pass_fuse_transpose, false},
     {"cse", ont_pass_cse, false},
+    {"fuse_gemm", ont_pass_fuse_gemm, false},
     {"widen", ont_pass_widen, true},
     {"cse", ont_pass_cse, false},
     {"dce", ont_pass_dce, true},
+    {"fuse_gemm", ont_pass_fuse_gemm, false},
     {"fuse_elementwise", ont_pass_fuse_elementwise, false},
 };
 

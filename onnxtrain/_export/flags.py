@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -37,6 +37,7 @@ class Flags:
         for name, parameter in parameters.items():
             self._names[parameter] = name
         self._now = WeakIdKeyDictionary()
+        self._made = WeakIdKeyDictionary()  # True where forward asked for a gradient of what it made
         self.consulted = False
         self.frozen = False
 
@@ -48,6 +49,9 @@ class Flags:
         before, requires_grad = self.get(tensor), bool(requires_grad)
         if before == requires_grad:
             return tensor
+        if requires_grad and tensor in self._made:
+            self._made[tensor] = True
+            return tensor
         if tensor not in self._names or requires_grad and not tensor.requires_grad:
             raise Untraceable(f"The module calls Tensor.requires_grad_({requires_grad}) inside forward on what is no parameter "
                               "of its own, or was frozen before; a graph would lose it.")
@@ -58,6 +62,21 @@ class Flags:
     def ask(self, tensor: Tensor, getter: Any) -> Any:
         self.consulted = True
         return getter(tensor)
+
+    def made(self, tensor: Tensor) -> None:
+        """forward made it."""
+        self._made.setdefault(tensor, False)
+
+    def refuse_visible(self, results: Iterable[Any]) -> None:
+        """Of a tensor that forward made and drops again (reentrant checkpoints want one), nobody can see the gradient.
+
+        What leaves forward must not be one: in a graph it is no leaf.
+
+        Raises:
+            Untraceable: one of `results` is.
+        """
+        if any(isinstance(result, Tensor) and self._made.get(result) for result in results):
+            raise Untraceable("The module returns, or keeps, a tensor that it has set requires_grad of; a graph would lose it.")
 
     def stopped(self, values: Any, barrier: Callable[[Tensor], Tensor]) -> Any:
         """Parameters that are frozen now, behind a barrier."""

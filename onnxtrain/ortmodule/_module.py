@@ -18,11 +18,12 @@ from onnxtrain._export.attributes import State
 from onnxtrain._export.errors import Untraceable
 from onnxtrain._export.function_apply import CustomFunctions
 from onnxtrain.export import ArgumentError, ExportError, export, grad_modes
+from onnxtrain.ortmodule._device import device_of
 from onnxtrain.ortmodule import _announce
 from onnxtrain.ortmodule._debug import STAGES, DebugOptions
 from onnxtrain.ortmodule._fallback import Fallback, FallbackPolicy, ORTModuleTorchModelException
 from onnxtrain.ortmodule._managers import TorchModule
-from onnxtrain.ortmodule._program import Program, StaleError
+from onnxtrain.ortmodule._program import CheckError, Program, StaleError
 from onnxtrain.ortmodule._verify import compare, tolerance, verify
 from onnxtrain.ortmodule.options import RuntimeOptions
 
@@ -143,14 +144,15 @@ class ORTModule(torch.nn.Module):
 
     Raises:
         TypeError: module is no torch.nn.Module.
-        ORTModuleTorchModelException: module is a DataParallel or an ORTModule.
+        ORTModuleTorchModelException: module is an ORTModule; or a DataParallel, and the policy does not allow that it runs
+            in PyTorch.
     """
 
     def __init__(self, module: torch.nn.Module, debug_options: DebugOptions | None = None) -> None:
         if not isinstance(module, torch.nn.Module):
             raise TypeError(f"ORTModule wraps a torch.nn.Module, not {type(module).__name__}")
-        if isinstance(module, (torch.nn.DataParallel, ORTModule)):
-            raise ORTModuleTorchModelException(f"ORTModule does not support a {type(module).__name__} as its module")
+        if isinstance(module, ORTModule):
+            raise ORTModuleTorchModelException("ORTModule does not support an ORTModule as its module")
         super().__init__()
         self._debug = debug_options if debug_options is not None else DebugOptions()
         self._fallback = Fallback()
@@ -165,6 +167,11 @@ class ORTModule(torch.nn.Module):
         for store in ("_parameters", "_buffers", "_modules"):  # the very dicts: torch's own walks find everything here
             self.__dict__[store] = module.__dict__[store]
         _warn_of_collisions(module, self._debug)
+        if isinstance(module, torch.nn.DataParallel):
+            self._fall_back("the module", FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL,
+                            "ORTModule is not compatible with torch.nn.DataParallel, which copies its module at every step: use "
+                            "torch.nn.parallel.DistributedDataParallel around ORTModule", None, None)
+            self._fallback.give_up()
 
     # ---- running ----
 
@@ -177,6 +184,7 @@ class ORTModule(torch.nn.Module):
                 return self._module(*args, **kwargs)  # a part of what is being exported
             exclusive.wait()
         if self._fallback.forced:
+            self._fallback.note_forced()
             return self._in_torch(args, kwargs)
         if torch._C._are_functorch_transforms_active():
             return self._in_torch(args, kwargs)  # torch.func differentiates and batches by its own interpreters
@@ -186,7 +194,8 @@ class ORTModule(torch.nn.Module):
             leaves, spec = list(args), None  # tensors in a row are their own leaves
         grad_enabled = torch.is_grad_enabled()
         key = Key(tuple([_describe(leaf) for leaf in leaves]), spec, self._module.training and grad_enabled,
-                  (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), torch.get_default_dtype()))
+                  (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), torch.is_autocast_enabled("cuda"),
+                   torch.get_autocast_dtype("cuda"), torch.get_default_dtype()))
         try:
             programs = self._programs.get(key, ())
         except TypeError:  # an argument that has no hash is no constant of a graph
@@ -209,6 +218,8 @@ class ORTModule(torch.nn.Module):
                     programs.remove(program)
                     self._debug.log(logging.WARNING, "ORTModule: %s: exporting again", error)
                     break
+                except CheckError as error:
+                    return self._checked_by_torch(error, args, kwargs)
                 except UnsupportedError as error:
                     self._fall_back(key, FallbackPolicy.FALLBACK_UNSUPPORTED_ONNX_MODEL, str(error), error, program.exported.state)
                     return self._in_torch(args, kwargs)
@@ -244,6 +255,13 @@ class ORTModule(torch.nn.Module):
         _report.count(self._counters, fallback_steps=1)
         return self._module(*args, **kwargs)
 
+    def _checked_by_torch(self, error: CheckError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One call for which forward may have to raise; it does so itself."""
+        self._debug.log(logging.WARNING, "ORTModule: this call runs in PyTorch, since %s", error)
+        if str(error) not in self._counters.reasons:
+            self._counters.reasons.append(str(error))
+        return self._in_torch(args, kwargs)
+
     def _export_and_run(self, key: Key, leaves: list[Any], tensors: list[torch.Tensor], grad_enabled: bool,
                         args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A schema, mode, size or state of the module for which there is no program yet."""
@@ -261,9 +279,15 @@ class ORTModule(torch.nn.Module):
             self._debug.log(logging.WARNING, "ORTModule: %s, so the export at hand does not fit: exporting again%s", reason,
                             ", this call runs in PyTorch" if size else "")
         try:
-            self._check_device(tensors)
+            device = device_of((*tensors, *self._module.parameters(), *self._module.buffers()))
         except UnsupportedError as error:
             self._fall_back(key, FallbackPolicy.FALLBACK_UNSUPPORTED_DEVICE, str(error), error, None)
+            return self._in_torch(args, kwargs)
+        try:
+            if (view := self.__dict__.get("_view")) is not None:
+                view._execution_manager(key.training)._graph_transition_manager.check_extra_kwargs()
+        except UnsupportedError as error:
+            self._fall_back(key, FallbackPolicy.FALLBACK_UNSUPPORTED_ONNX_MODEL, str(error), error, None)
             return self._in_torch(args, kwargs)
         for leaf in leaves:
             if isinstance(leaf, str):
@@ -278,13 +302,18 @@ class ORTModule(torch.nn.Module):
             program = None
             try:
                 with exclusive.exclusive():
-                    program = self._cached(key, tensors) or self._program(key, exporter, args, kwargs, failures,
-                                                                          tuple(by_torch))
+                    program = self._cached(key, tensors, device) or self._program(key, exporter, args, kwargs, failures,
+                                                                                  tuple(by_torch), device)
                 if self._debug.verify and not size:
                     self._debug.log(logging.WARNING, "%s", verify(self._module, program.exported, args, kwargs))
                 result = None if size else self._run(program, leaves, grad_enabled)
                 if self._debug.save_onnx:
                     self._save(program, key.training)
+            except CheckError as error:
+                if program is not None:
+                    known.append(program)
+                    _report.register(program)
+                return self._checked_by_torch(error, args, kwargs)
             except (ExportError, UnsupportedError, StaleError) as error:
                 lacking = self._lacking(error, program)
                 if lacking is not None and lacking not in by_torch and len(by_torch) < MAX_BY_TORCH:
@@ -338,17 +367,17 @@ class ORTModule(torch.nn.Module):
             self._debug.log(logging.INFO, "ORTModule: exports are not kept in %s: %s", runtime.cache_dir, reason)
             return None
 
-    def _cached(self, key: Key, tensors: list[torch.Tensor]) -> Program | None:
+    def _cached(self, key: Key, tensors: list[torch.Tensor], device: str) -> Program | None:
         name = self._digest(key)
         exported = None if name is None else cache.load(self._runtime.cache_dir, name, self._module, tensors)
         if exported is None:
             return None
-        program = Program(self._module, exported)
+        program = Program(self._module, exported, device=device)
         _report.count(self._counters, cached_exports=1, build_seconds=program.build_seconds)
         return program
 
     def _program(self, key: Key, exporter: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
-                 failures: list[tuple[str, Exception]], by_torch: tuple[str, ...]) -> Program:
+                 failures: list[tuple[str, Exception]], by_torch: tuple[str, ...], device: str) -> Program:
         """Exports, loads, and compares with eager where that is needed or asked for."""
         runtime = self._runtime
         custom = CustomFunctions(runtime.enable_custom_autograd_function, runtime.skipped_autograd_functions)
@@ -356,7 +385,7 @@ class ORTModule(torch.nn.Module):
                           exporter=exporter, custom=custom, by_torch=by_torch)
         _report.count(self._counters, exports=1, export_seconds=exported.seconds.get("total", 0.0))
         try:
-            program = Program(self._module, exported)
+            program = Program(self._module, exported, device=device)
         except UnsupportedError as error:
             error.exported = exported  # type: ignore[attr-defined]
             raise
@@ -397,11 +426,6 @@ class ORTModule(torch.nn.Module):
             self._announced.add(key.training)
             _announce.ready(type(self._module).__name__, key.training, program, self._debug, self._fallback)
 
-    def _check_device(self, tensors: list[torch.Tensor]) -> None:
-        for tensor in (*tensors, *self._module.parameters(), *self._module.buffers()):
-            if tensor.device.type != "cpu":
-                raise UnsupportedError(f"a tensor is on {tensor.device}: this build runs on the CPU")
-
     def _give_up(self, key: Key, failures: list[tuple[str, Exception]]) -> None:
         error = failures[0][1]
         reason = FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL
@@ -418,7 +442,7 @@ class ORTModule(torch.nn.Module):
     def _fall_back(self, key: Key | str, reason: FallbackPolicy, text: str, cause: Exception | None, state: State | None) -> None:
         """Remembers that this signature runs in PyTorch and says so once; raises where the policy forbids it."""
         text = " ".join(text.split()).rstrip(".")
-        self._fallback.check(reason, text, cause)
+        self._fallback.check(reason, f"{text}.", cause)
         before = self._fallen.get(key)
         self._fallen[key] = Fallen(text, state, 1 if before is None else before.tries + 1)
         if before is None or before.reason != text and before.tries < MAX_TRIES:

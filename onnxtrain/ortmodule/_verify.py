@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from onnxtrain._export import state
 from onnxtrain._export.exclusive import exclusive, only_here
 from onnxtrain.export import Exported
+from onnxtrain.ortmodule._device import device_of
 from onnxtrain.ortmodule._program import Program
 
 TOLERANCE = 1e-4  # of the largest entry, in float32 and float64
@@ -148,7 +149,7 @@ def compare(module: torch.nn.Module, exported: Exported, args: tuple[Any, ...], 
     Module, buffers, gradients and random generators are as before afterwards. Raises what the engine or forward raises.
     """
     results = []
-    program = Program(module, exported, without_dropout(exported.model))
+    program = Program(module, exported, without_dropout(exported.model), device_of((*module.parameters(), *module.buffers())))
     calls = (lambda leaves, spec: module(*pytree.tree_unflatten(leaves, spec)[0], **pytree.tree_unflatten(leaves, spec)[1]),
              lambda leaves, spec: program(leaves, torch.is_grad_enabled()))
     every = exported.modes is None  # else forward looks, and the graph is true for what it saw

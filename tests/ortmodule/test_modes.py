@@ -10,7 +10,6 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-import onnxtrain
 from agree import Linear, X, Y, both, equal, in_engine, module, step
 from onnxtrain.ortmodule import ORTModule
 
