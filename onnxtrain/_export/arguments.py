@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 def arguments(op: Any) -> Table:
     """The translations, for operators of one opset."""
-    return _windows(op) | _scatters(op) | _lookups(op) | _extremes(op)
+    return _windows(op) | _scatters(op) | _lookups(op)
 
 
 def _constant(op: Any, value: float, like: Any) -> Any:
@@ -135,22 +135,3 @@ def _lookups(op: Any) -> Table:
         return op.Squeeze(drawn, zero) if len(self.shape) == 1 else drawn
 
     return {aten.embedding.default: embedding, aten.multinomial.default: multinomial}
-
-
-def _extremes(op: Any) -> Table:
-    """A maximum along a dim has the slope of one entry, the first of equal ones; that of ONNX's reduction is shared among them."""
-
-    def along(arg: str) -> Callable[..., Any]:
-        def extreme(self, dim, keepdim=False):
-            if len(self.shape) == 0:
-                return op.Identity(self), op.Constant(value=onnx.helper.make_tensor("value", onnx.TensorProto.INT64, [], [0]))
-            index = getattr(op, arg)(self, axis=dim, keepdims=1)
-            value = op.GatherElements(self, index, axis=dim)
-            if keepdim:
-                return value, index
-            axes = op.Constant(value_ints=[dim])
-            return op.Squeeze(value, axes), op.Squeeze(index, axes)
-
-        return extreme
-
-    return {aten.max.dim: along("ArgMax"), aten.min.dim: along("ArgMin")}
