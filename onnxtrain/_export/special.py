@@ -252,7 +252,8 @@ def interpolate(
 def _resizing(
     n: int, d: int, rank: int, scale: float, mode: str, align_corners: bool | None, recompute: bool | None, antialias: bool
 ) -> list[list[float]]:
-    with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
+    # Without the dispatcher in Python, where an export has decompositions that are not the kernels' equal.
+    with torch.utils._python_dispatch._disable_current_modes(), torch._C._DisablePythonDispatcher(), torch.no_grad():
         shape = [1, n, *(n if k == d else 1 for k in range(rank))]
         scales = tuple(scale if k == d else 1.0 for k in range(rank))
         # Two of each other dim: with one, torch 2.13 takes the unit vectors for channels-last and mixes them up.

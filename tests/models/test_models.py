@@ -80,11 +80,11 @@ class Model:
     make: Callable[[], nn.Module]
     data: Callable[[], tuple[Tensor, ...]]
     loss: Callable[[Any], Tensor]
-    engine: bool = True  # else it falls back, and says why
+    engine: bool = True  # else it may fall back, and says why
 
 
 MODELS = {
-    "resnet50": Model(zoo.ResNet50, images(4, 3, 32, 32), classify),
+    "resnet50": Model(zoo.ResNet50, images(4, 3, 64, 64), classify),
     "dcgan-pair": Model(zoo.GAN, lambda: (torch.randn(4, 8, 1, 1), torch.randn(4, 3, 32, 32)), both_sides),
     "lstm-packed": Model(zoo.PackedLM, of_lengths, next_token, engine=False),
     "gru-packed": Model(lambda: zoo.PackedLM(nn.GRU, layers=1), of_lengths, next_token, engine=False),
@@ -170,5 +170,97 @@ def test_model(name: str, training: bool, dtype: torch.dtype) -> None:
         for optimizer in optimizers:
             optimizer.step()
     counts = onnxtrain.stats(ours)
-    assert counts["engine_steps"] == 3 and counts["fallback_steps"] == 0, counts["reasons"]
-    assert counts["exports"] == 1, "one export serves all steps"
+    if model.engine:
+        assert counts["engine_steps"] == 3 and counts["fallback_steps"] == 0, counts["reasons"]
+        assert counts["exports"] == 1, "one export serves all steps"
+    else:
+        assert counts["engine_steps"] + counts["fallback_steps"] == 3 and bool(counts["fallback_steps"]) == bool(counts["reasons"])
+
+
+def distance(expected: nn.Module, got: nn.Module) -> float:
+    """The largest difference of a gradient's entry, over the largest entry of all gradients."""
+    pairs = [(p.grad, q.grad) for p, q in zip(expected.parameters(), got.parameters(), strict=True)]
+    assert [a is None for a, _ in pairs] == [b is None for _, b in pairs]
+    largest = max(a.abs().max().item() for a, _ in pairs if a is not None)
+    return max((a - b).abs().max().item() for a, b in pairs if a is not None) / largest
+
+
+@pytest.mark.parametrize("name", ["resnet18", "unet", "vae", "dcgan-pair", "checkpoint"])
+def test_bfloat16_autocast(name: str) -> None:
+    """Within the tolerance that eager in bfloat16 has to eager in float32, twice: both round, each in its own way."""
+    model = MODELS[name]
+    torch.manual_seed(0)
+    exact = model.make()
+    half, ours = copy.deepcopy(exact), ORTModule(copy.deepcopy(exact))
+    inputs = model.data()
+    values = []
+    for m in (exact, half, ours):
+        with torch.autocast("cpu", torch.bfloat16, enabled=m is not exact):
+            outputs = m(*inputs)
+        floats = tuple(o.float() for o in flat(outputs))
+        loss = model.loss(floats if isinstance(outputs, tuple) else floats[0])
+        loss.backward()
+        values.append(loss.item())
+    theirs, mine = (abs(value - values[0]) for value in values[1:])
+    assert mine <= 2 * theirs + 1e-2 * abs(values[0]), values
+    assert distance(exact, ours) <= 2 * distance(exact, half) + 1e-2
+    counts = onnxtrain.stats(ours)
+    assert counts["engine_steps"] == 1 and counts["fallback_steps"] == 0, counts["reasons"]
+
+
+@pytest.mark.parametrize("make, data, loss", [
+    (zoo.SamplingVAE, lambda: (torch.rand(3, 1, 16, 16),), elbo),
+    (lambda: zoo.CheckpointedTransformer(dropout=0.2), tokens(3, 7), next_token),
+], ids=["sampling-vae", "dropout-checkpoint"])
+def test_random_models_have_the_distribution_of_torch(make, data, loss) -> None:
+    """Means of the loss over many draws differ by no more than four standard errors; gradients' means likewise."""
+    torch.manual_seed(0)
+    eager = make().train()
+    ours, inputs = ORTModule(copy.deepcopy(eager)), data()
+    draws, slopes = [], []
+    for m in (eager, ours):
+        losses, grads = [], []
+        for _ in range(120):
+            m.zero_grad()
+            value = loss(m(*inputs))
+            value.backward()
+            losses.append(value.item())
+            grads.append(torch.cat([p.grad.flatten() for p in m.parameters() if p.grad is not None]).norm().item())
+        draws.append(torch.tensor(losses))
+        slopes.append(torch.tensor(grads))
+    for a, b in (draws, slopes):
+        error = (a.var() / len(a) + b.var() / len(b)).sqrt()
+        assert a.std() > 0 and b.std() > 0 and abs(a.mean() - b.mean()) < 4 * error, (a.mean(), b.mean(), error)
+        assert b.std().item() == pytest.approx(a.std().item(), rel=0.4)
+    counts = onnxtrain.stats(ours)
+    assert counts["engine_steps"] == 120 and counts["fallback_steps"] == 0, counts["reasons"]
+
+
+def test_two_modules_in_one_step() -> None:
+    """A generator and a discriminator, each an ORTModule, trained in turns as DCGAN does."""
+    torch.manual_seed(0)
+    eager = [zoo.Generator().double(), zoo.Discriminator().double()]
+    ours = [ORTModule(copy.deepcopy(m)) for m in eager]
+    sides = [(*models, [torch.optim.Adam(m.parameters(), 1e-3) for m in models]) for models in (eager, ours)]
+    for _ in range(3):
+        real, noise = torch.randn(4, 3, 32, 32).double(), torch.randn(4, 8, 1, 1).double()
+        losses = []
+        for generator, discriminator, (of_generator, of_discriminator) in sides:
+            of_discriminator.zero_grad()
+            fake = generator(noise)
+            scores = discriminator(real), discriminator(fake.detach())
+            first = F.softplus(-scores[0]).mean() + F.softplus(scores[1]).mean()
+            first.backward()
+            of_discriminator.step()
+            of_generator.zero_grad()
+            second = F.softplus(-discriminator(fake)).mean()
+            second.backward()
+            of_generator.step()
+            losses.append([first.item(), second.item()])
+        assert losses[1] == pytest.approx(losses[0], rel=1e-8)
+    for a, b in zip(eager, ours):
+        for (label, p), q in zip(a.named_parameters(), b.parameters(), strict=True):
+            torch.testing.assert_close(q, p, rtol=1e-5, atol=1e-7, msg=label)
+        for (label, p), q in zip(a.named_buffers(), b.buffers(), strict=True):
+            torch.testing.assert_close(q, p, rtol=1e-7, atol=1e-9, msg=label)
+        assert onnxtrain.stats(b)["fallback_steps"] == 0, onnxtrain.stats(b)["reasons"]
