@@ -1,4 +1,7 @@
-"""torch.nn.functional.interpolate by factors: sizes, values and gradients are eager's, with corners aligned or not."""
+"""torch.nn.functional.interpolate by factors: sizes, values and gradients are eager's, with corners aligned or not.
+
+The linear mode is decomposed by torch, with a clamp whose bound is made of sizes.
+"""
 
 from __future__ import annotations
 

@@ -133,20 +133,30 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
+_failed_parts: dict[str, str] = {}
+
+
+def pytest_runtest_logreport(report: Any) -> None:
+    """unittest's subTest has reports of its own, before that of its case."""
+    if type(report).__name__ == "SubtestReport" and report.failed:
+        _failed_parts[report.nodeid] = str(report.longrepr)
+
+
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: Any, call: Any) -> Iterator[None]:
     """What became of a case."""
-    outcome = yield
-    result = outcome.get_result()
+    result = (yield).get_result()
     if call.when == "setup":
         item.before = onnxtrain.stats()
     if call.when == "teardown" or call.when == "setup" and result.outcome == "passed":
         return
     before, now = item.before, onnxtrain.stats()
-    line = {"id": item.nodeid, "outcome": result.outcome, "seconds": round(call.duration, 2),
+    text = _failed_parts.get(item.nodeid) or ("" if result.outcome == "passed" else str(result.longrepr))
+    outcome = "failed" if item.nodeid in _failed_parts else result.outcome
+    line = {"id": item.nodeid, "outcome": outcome, "seconds": round(call.duration, 2),
             "engine": now["engine_steps"] - before["engine_steps"],
             "fallback": now["fallback_steps"] - before["fallback_steps"],
             "reasons": now["reasons"][len(before["reasons"]):][:3],
-            "error": "" if result.outcome == "passed" else " ".join(str(result.longrepr)[-600:].split())}
+            "error": " ".join(text[-600:].split())}
     with open(SETTINGS["out"], "a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
