@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
-from onnxtrain._export import checks, replacements
+from onnxtrain._export import checks, exclusive, replacements
 from onnxtrain._export.errors import Untraceable
 from onnxtrain._export.exclusive import only_here
 from onnxtrain._export.flags import Flags
@@ -95,7 +95,7 @@ class Rewrite(TorchFunctionMode):
         result = (rewrite or func)(*args, **(kwargs or {}))
         if self._values is not None:
             self._values.after(func, args, kwargs, result)
-        if isinstance(result, Tensor) and not any(result is argument for argument in args):
+        if not exclusive.inlined and isinstance(result, Tensor) and not any(result is argument for argument in args):
             self._flags.made(result)
         if self._barriers and (func in _DETACHING or not torch.is_grad_enabled()):
             return tree_map_only(Tensor, lambda x: _barrier(x, args), result)
