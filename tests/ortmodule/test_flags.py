@@ -138,6 +138,11 @@ def test_flags_that_no_graph_can_keep_run_in_pytorch():
     assert counts["fallback_steps"] == 1 and "requires_grad" in counts["reasons"][0]
 
 
+def test_a_flag_of_an_argument_that_no_graph_can_keep_runs_in_pytorch():
+    model = both(module(lambda self, x: self.fc(x.requires_grad_(True))), step(Y))
+    counts = onnxtrain.stats(model)
+    assert counts["fallback_steps"] == 1 and "Tensor.requires_grad_(True)" in counts["reasons"][0]
+
 
 def test_gradients_read_inside_forward_run_in_pytorch():
     def use(model):
