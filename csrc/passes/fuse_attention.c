@@ -24,6 +24,7 @@ typedef struct match {
     int64_t rows, columns, outer, size, v_size; /* outer: rows of all matrices */
     double scale, fill;
     ont_value *bias, *keep, *empty;      /* or NULL */
+    ont_value *second;                   /* added before the bias, or NULL: the sum of both becomes the bias */
     ont_shape bias_shape, keep_shape, empty_shape; /* what they broadcast to */
     bool keep_if, causal;
     int64_t diagonal;
@@ -113,10 +114,15 @@ static ont_value *unrepeated(ont_value *mask, const ont_shape *shape)
 /* Each takes one node between softmax and product into the match; the value to go on with, NULL: not this way. */
 static ont_value *take_add(match *m, ont_node *node)
 {
+    const ont_shape *shape = &node->outputs[0]->shape;
     int i = scores_operand(m, node);
-    if (i < 0 || m->bias || m->scale != 1) return NULL;
-    m->bias_shape = node->outputs[0]->shape;
-    m->bias = unrepeated(ont_node_in(node, (uint32_t)(1 - i)), &m->bias_shape);
+    if (i < 0 || m->second || m->scale != 1 || (m->bias && !ont_shape_equal(shape, &m->bias_shape))) return NULL;
+    ont_value *mask = ont_node_in(node, (uint32_t)(1 - i));
+    m->bias_shape = *shape;
+    if (m->bias)
+        m->second = mask;
+    else
+        m->bias = unrepeated(mask, shape);
     return ont_node_in(node, (uint32_t)i);
 }
 
@@ -391,8 +397,14 @@ static bool is_causal(const match *m, const ont_value *mask, const ont_shape *sh
 static void find_causal(match *m)
 {
     int64_t diagonal = 0;
-    if (m->bias && is_causal(m, m->bias, &m->bias_shape, true, &diagonal)) {
-        m->bias = NULL;
+    if (m->second && is_causal(m, m->second, &m->bias_shape, true, &diagonal)) {
+        m->second = NULL;
+        m->causal = true;
+        m->diagonal = diagonal;
+    }
+    if (m->bias && !m->causal && is_causal(m, m->bias, &m->bias_shape, true, &diagonal)) {
+        m->bias = m->second;
+        m->second = NULL;
         m->causal = true;
         m->diagonal = diagonal;
     }
@@ -419,8 +431,9 @@ static bool find(match *m)
     if (!q || !k || !v || q->dtype != k->dtype || q->dtype != v->dtype || m->y->dtype != q->dtype) return false;
     if (!ont_dtype_is_float(q->dtype) || !ont_shape_count(&q->shape) || !ont_shape_count(&v->shape)) return false;
     if (m->y->shape.rank < 2 || ont_shape_count_range(&m->y->shape, 0, m->y->shape.rank - 1) != m->outer) return false;
+    if (m->second && m->second->dtype != m->bias->dtype) return false;
     find_causal(m);
-    return find_views(m);
+    return true;
 }
 
 static bool has(const match *m, int which)
@@ -508,7 +521,14 @@ static void set_attributes(ont_builder *b, ont_node *node, const match *m, const
 static ont_status fuse(ont_graph *g, match *m, bool *done)
 {
     ont_attention a = {.n_leads = 0};
-    if (!find(m) || !find_leads(m, &a)) return ONT_OK;
+    if (!find(m)) return ONT_OK;
+    if (m->second) {
+        ont_builder b = {.graph = g, .before = m->softmax, .status = ONT_OK};
+        m->bias = ont_build2(&b, "Add", m->second, m->bias);
+        ONT_TRY(b.status);
+        *done = true; /* where it comes to nothing, the sum is removed */
+    }
+    if (!find_views(m) || !find_leads(m, &a)) return ONT_OK;
     if (!a.n_leads) { /* one matrix: a lead of one entry, so that the attribute is never empty */
         a.n_leads = 1;
         a.leads[0] = 1;

@@ -177,6 +177,17 @@ def test_masks_that_are_added_have_gradients(shape):
     compare(m, y)
 
 
+@pytest.mark.parametrize("causal", ["", "first", "second"])
+def test_two_masks_are_added_up(causal):
+    """A bias by position, and a mask of what is padding or ahead."""
+    m = Model()
+    q, k, v, bias = m.random(2, 3, 6, 4), m.random(2, 3, 6, 4), m.random(2, 3, 6, 4), m.random(1, 3, 6, 6)
+    ahead = m.constant(torch.full((6, 6), -math.inf, dtype=torch.float64).triu(1))
+    masks = [ahead, bias] if causal == "first" else [bias, ahead if causal else m.random(2, 1, 1, 6)]
+    s = m("Add", masks[1], m("Add", m("MatMul", q, m("Transpose", k, perm=[0, 1, 3, 2])), masks[0]))
+    assert ("causal = 1" in compare(m, m("MatMul", m("Softmax", s, axis=-1), v))) == bool(causal)
+
+
 @pytest.mark.parametrize("lowest", [-math.inf, -1e9, -1e4, float(torch.finfo(torch.float32).min)])
 def test_masks_that_hide(lowest):
     torch.manual_seed(SEED)
@@ -421,8 +432,8 @@ def declined(name):
         return m, [m("MatMul", m("LogSoftmax", s, axis=-1), v)]
     if name == "scaled after the mask":
         s = m("Mul", m("Add", s, m.random(5, 5)), m.constant(0.5))
-    if name == "masked twice":
-        s = m("Add", m("Add", s, m.random(5, 5)), m.random(5, 5))
+    if name == "masked three times":
+        s = m("Add", m("Add", m("Add", s, m.random(5, 5)), m.random(5, 5)), m.random(5))
     if name == "added after replacing":
         s = m("Add", m("Where", m.input(torch.rand(5, 5) < 0.5), s, m.constant(-3.0)), m.random(5, 5))
     if name == "scale not known":
@@ -448,7 +459,7 @@ def declined(name):
     return m, [m("MatMul", p, v)]
 
 
-@pytest.mark.parametrize("name", ["another axis", "log", "scaled after the mask", "masked twice", "added after replacing",
+@pytest.mark.parametrize("name", ["another axis", "log", "scaled after the mask", "masked three times", "added after replacing",
                                   "scale not known", "tanh", "scores used elsewhere", "probabilities used elsewhere",
                                   "probabilities handed out", "dropout's choice used", "probabilities transposed",
                                   "probabilities scaled", "second operand"])
