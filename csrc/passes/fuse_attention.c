@@ -14,6 +14,7 @@
 #include "base/number.h"
 #include "ops/fused_attention.h"
 #include "ops/random.h"
+#include "passes/move_transpose.h"
 #include "passes/pass.h"
 #include "passes/strides.h"
 
@@ -549,6 +550,8 @@ static ont_status fuse(ont_graph *g, match *m, bool *done)
 ont_status ont_pass_fuse_attention(ont_graph *g)
 {
     bool changed = false;
+    ONT_TRY(ont_move_transposes(g, &changed));
+    if (changed) ONT_TRY(ont_pass_dce(g)); /* what was replaced reads what the match counts the readers of */
     for (ont_node *node = g->first; node; node = node->next) {
         if (!is_op(node, "", "Softmax")) continue;
         match m = {.g = g, .softmax = node, .scale = 1};
