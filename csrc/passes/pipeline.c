@@ -25,9 +25,11 @@ static const pass after_grad[] = {
     {"infer", ont_pass_infer, true}, /* folds what the rules built of constants */
     {"fuse_transpose", ont_pass_fuse_transpose, false},
     {"cse", ont_pass_cse, false},
+    {"fuse_gemm", ont_pass_fuse_gemm, false},
     {"widen", ont_pass_widen, true},
     {"cse", ont_pass_cse, false},
     {"dce", ont_pass_dce, true},
+    {"fuse_gemm", ont_pass_fuse_gemm, false},
     {"fuse_elementwise", ont_pass_fuse_elementwise, false},
 };
 
