@@ -172,6 +172,8 @@ static ont_status move_before(ont_graph *g, ont_node *transpose, bool *changed)
 ont_status ont_move_transposes(ont_graph *g, bool *changed)
 {
     for (ont_node *node = g->first; node; node = node->next) {
+        ont_dtype dtype = node->outputs[0] ? node->outputs[0]->dtype : ONT_UNDEFINED;
+        if (dtype != ONT_FLOAT32 && dtype != ONT_FLOAT64) continue; /* attention of 16-bit floats is mostly left apart */
         if (is_linear(node)) ONT_TRY(move_behind(g, node, changed));
         if (moves_rows(node)) ONT_TRY(move_before(g, node, changed));
     }

@@ -108,7 +108,7 @@ def compare(model: Model, *outputs: str, fused: int | None = 1, tol: float = 1e-
             assert "FusedAttention" not in plain
             assert text.count("FusedAttention ") == fused, text
             assert text.count("FusedAttentionGrad ") == (fused if any(i < inner for i in subset) else 0), text
-            assert not fused or count(text) < count(plain)
+            assert not fused or count(text) < count(plain) or model.dtype in (torch.bfloat16, torch.float16)  # casts around it
             assert not fused or "Softmax" not in text
     return text
 
@@ -447,13 +447,15 @@ def test_rows_taken_out_are_zero():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_narrow_floats(dtype):
+@pytest.mark.parametrize("columns", [7, 2048])
+def test_narrow_floats(dtype, columns):
+    """In float32 all the way where there is much of it; short rows are faster apart, with products of their own type."""
     torch.manual_seed(SEED)
     m = Model(dtype)
-    q, k, v, mask = m.random(2, 3, 5, 4), m.random(2, 3, 7, 4), m.random(2, 3, 7, 4), m.random(5, 7)
+    q, k, v, mask = m.random(2, 3, 5, 4), m.random(2, 3, columns, 4), m.random(2, 3, columns, 4), m.random(5, columns)
     s = m("Cast", m("Add", m("MatMul", q, m("Transpose", k, perm=[0, 1, 3, 2])), mask), to=onnx.TensorProto.FLOAT)
     y = m("MatMul", m("Cast", m("Softmax", s, axis=-1), to=TYPES[dtype]), v)
-    compare(m, y, tol=0.1)
+    compare(m, y, tol=0.1, fused=1 if columns == 2048 else 0)
 
 
 def test_zero_sizes_are_left_alone():
