@@ -189,7 +189,7 @@ static void finish_rows(const ont_call *call, const flash_state *s, const block 
     int64_t step = a->view[ONT_ATTENTION_Y].row * (int64_t)s->z;
     for (int64_t r = 0; r < k->m; r++, y += step) {
         int64_t at = (k->l * a->rows + k->i0 + r) * 2;
-        if (is_empty(call, s, k->l, k->i0 + r))
+        if (ont_attention_is_void(a, w->sum[r]) || is_empty(call, s, k->l, k->i0 + r))
             memset(y, 0, (size_t)a->v_size * s->z);
         else
             scale_row(s, y, a->v_size, 1 / w->sum[r]);
@@ -296,7 +296,7 @@ static void block_grad(const ont_call *call, const flash_state *s, const block *
         size_t bytes = (size_t)k->n * s->z;
         char *scores = w->scores + (size_t)r * bytes, *gradient = w->gradient + (size_t)r * bytes;
         ont_attention_row row = row_of(call, s, k, r, w->kept);
-        if (is_empty(call, s, k->l, k->i0 + r)) {
+        if (ont_attention_is_void(a, w->sum[r]) || is_empty(call, s, k->l, k->i0 + r)) {
             memset(scores, 0, bytes);
             memset(gradient, 0, bytes);
         } else {

@@ -27,7 +27,7 @@ typedef struct match {
     ont_value *bias, *keep, *empty;      /* or NULL */
     ont_value *second;                   /* added before the bias, or NULL: the sum of both becomes the bias */
     ont_shape bias_shape, keep_shape, empty_shape; /* what they broadcast to */
-    bool keep_if, causal;
+    bool keep_if, causal, zero_nan;
     int64_t diagonal;
     ont_value *y;                        /* rows of the result, as the product gives them or with the empty ones zeroed */
     ont_value *result;                   /* the same in the order in which they are wanted */
@@ -184,9 +184,29 @@ static bool take_dropout(match *m, ont_node *node)
     return ratio >= 0 && ratio <= 1;
 }
 
+/*
+ * Where(IsNaN(p), 0, p), as the TorchScript exporter has it for rows that a mask hides entirely. The sum of a row is a number
+ * in all of its entries or in none, so whole rows are replaced; they have no gradient, as in torch.
+ */
+static ont_value *without_nan(match *m, ont_value *p)
+{
+    ont_node *where = NULL, *is_nan = NULL;
+    int n = 0;
+    for (const ont_use *use = p->uses; use; use = use->next, n++) {
+        if (is_op(use->user, "", "Where")) where = use->user;
+        if (is_op(use->user, "", "IsNaN")) is_nan = use->user;
+    }
+    double zero;
+    if (n != 2 || !where || !is_nan || ont_value_is_output(m->g, p) || ont_node_in(where, 0) != is_nan->outputs[0]) return p;
+    if (only_reader(m->g, is_nan->outputs[0]) != where || ont_node_in(where, 2) != p || !number(where, 1, &zero) || zero != 0) return p;
+    if (!ont_shape_equal(&p->shape, &where->outputs[0]->shape)) return p;
+    m->zero_nan = true;
+    return where->outputs[0];
+}
+
 static bool find_values(match *m)
 {
-    ont_value *p = m->softmax->outputs[0];
+    ont_value *p = without_nan(m, m->softmax->outputs[0]);
     for (int depth = 0; depth < 8 && is_all_scores(m, p); depth++) {
         ont_node *node = only_reader(m->g, p);
         if (!node || ont_node_in(node, 0) != p) return false;
@@ -519,6 +539,7 @@ static void set_attributes(ont_builder *b, ont_node *node, const match *m, const
         set_float(b, node, "fill", m->fill);
         set_int(b, node, "keep_if", m->keep_if);
     }
+    if (m->zero_nan) set_int(b, node, "zero_nan", 1);
     if (m->causal) {
         set_int(b, node, "causal", 1);
         set_int(b, node, "diagonal", m->diagonal);

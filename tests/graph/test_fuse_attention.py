@@ -341,6 +341,31 @@ def test_keys_and_values_of_one_product():
     assert "targets = [0, 1, 1, -1]" in compare(m, m("Transpose", y, perm=[0, 2, 1, 3])).replace("targets = [-1", "")
 
 
+@pytest.mark.parametrize("kernel", ["", "attention_flash,attention_grad_flash"])
+@pytest.mark.parametrize("hidden", [False, True])
+def test_probabilities_that_are_nan_are_zero(kernel, hidden):
+    """The TorchScript exporter's form; a row that is hidden entirely gives zeros and no gradient, as in torch."""
+    _C.disable_kernels([k for k in kernel.split(",") if k])
+    mask = rough((5, 7))
+    if hidden:
+        mask[3] = -math.inf
+    m = Model()
+    q, k, v = m.random(2, 3, 5, 4), m.random(2, 3, 7, 4), m.random(2, 3, 7, 4)
+    p = m("Softmax", m("Add", m("MatMul", q, m("Transpose", k, perm=[0, 1, 3, 2])), m.input(mask)), axis=-1)
+    y = m("MatMul", m("Where", m("IsNaN", p), m.constant(0.0), p), v)
+    if not hidden:
+        assert "zero_nan" in compare(m, y)
+        return
+    outputs, grads, text = step(m.bytes(y), m.tensors, [1, 1, 1, 0])
+    leaves = [t.clone().requires_grad_() for t in m.tensors[:3]]
+    expected = torch.nn.functional.scaled_dot_product_attention(*leaves, attn_mask=mask, scale=1.0)
+    torch.manual_seed(5)
+    expected.backward(torch.randn(expected.shape, dtype=torch.float64))
+    assert "FusedAttentionGrad " in text and not outputs[0][:, :, 3].any()
+    for got, want in zip([outputs[0], *grads[:3]], [expected, *(leaf.grad for leaf in leaves)], strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
+
+
 def test_the_same_tensor_three_times():
     m = Model()
     x = m.heads(m.random(2, 5, 12), 2, 5, 3, 4)
