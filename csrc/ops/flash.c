@@ -15,7 +15,7 @@
 #include "simd/attention.h"
 #include "simd/simd.h"
 
-enum { BLOCK_ROWS = 128, BLOCK_COLUMNS = 256 };
+enum { BLOCK_ROWS = 256, BLOCK_COLUMNS = 256 };
 
 typedef struct flash_state {
     ont_attention a;
@@ -185,10 +185,11 @@ static void finish_rows(const ont_call *call, const flash_state *s, const block 
 {
     const ont_attention *a = &s->a;
     void *stats = call->node->n_outputs > 1 ? call->out[1] : NULL;
-    for (int64_t r = 0; r < k->m; r++) {
-        char *y = row_at(s, ONT_ATTENTION_Y, call->out[0], k->l, k->i0 + r);
+    char *y = row_at(s, ONT_ATTENTION_Y, call->out[0], k->l, k->i0);
+    int64_t step = a->view[ONT_ATTENTION_Y].row * (int64_t)s->z;
+    for (int64_t r = 0; r < k->m; r++, y += step) {
         int64_t at = (k->l * a->rows + k->i0 + r) * 2;
-        if (is_empty(call, s, k->l, k->i0 + r))
+        if (ont_attention_is_void(a, w->sum[r]) || is_empty(call, s, k->l, k->i0 + r))
             memset(y, 0, (size_t)a->v_size * s->z);
         else
             scale_row(s, y, a->v_size, 1 / w->sum[r]);
@@ -261,7 +262,9 @@ typedef struct piece {
 
 static void zero_rows(const flash_state *s, int view, void *base, int64_t l, int64_t first, int64_t last, int64_t width)
 {
-    for (int64_t r = first; base && r < last; r++) memset(row_at(s, view, base, l, r), 0, (size_t)width * s->z);
+    char *row = row_at(s, view, base, l, first);
+    int64_t step = s->a.view[view].row * (int64_t)s->z;
+    for (int64_t r = first; row && r < last; r++, row += step) memset(row, 0, (size_t)width * s->z);
 }
 
 /* delta: sum over the row of probability times its gradient, which is the result's row times its gradient. */
@@ -269,10 +272,12 @@ static void begin_rows(const ont_call *call, const flash_state *s, const block *
 {
     const ont_attention *a = &s->a;
     const void *stats = call->in[ONT_ATTENTION_STATS];
+    const char *y = row_at(s, ONT_ATTENTION_Y, call->in[ONT_ATTENTION_Y], k->l, k->i0);
+    const char *dy = row_at(s, ONT_ATTENTION_Y, call->in[ONT_ATTENTION_DY], k->l, k->i0);
+    int64_t step = a->view[ONT_ATTENTION_Y].row * (int64_t)s->z;
     for (int64_t r = 0; r < k->m; r++) {
-        int64_t i = k->i0 + r, at = (k->l * a->rows + i) * 2;
-        w->delta[r] = s->loops->dot(row_at(s, ONT_ATTENTION_Y, call->in[ONT_ATTENTION_Y], k->l, i),
-                                    row_at(s, ONT_ATTENTION_Y, call->in[ONT_ATTENTION_DY], k->l, i), a->v_size);
+        int64_t at = (k->l * a->rows + k->i0 + r) * 2;
+        w->delta[r] = s->loops->dot(y + r * step, dy + r * step, a->v_size);
         w->most[r] = number(s, stats, at);
         w->sum[r] = number(s, stats, at + 1);
     }
@@ -291,7 +296,7 @@ static void block_grad(const ont_call *call, const flash_state *s, const block *
         size_t bytes = (size_t)k->n * s->z;
         char *scores = w->scores + (size_t)r * bytes, *gradient = w->gradient + (size_t)r * bytes;
         ont_attention_row row = row_of(call, s, k, r, w->kept);
-        if (is_empty(call, s, k->l, k->i0 + r)) {
+        if (ont_attention_is_void(a, w->sum[r]) || is_empty(call, s, k->l, k->i0 + r)) {
             memset(scores, 0, bytes);
             memset(gradient, 0, bytes);
         } else {

@@ -12,7 +12,7 @@
 
 const char *const ont_attention_views[] = {"q", "k", "v", "bias", "keep", "empty", "y"};
 #define VIEWS "sizes:I leads:I q:I k:I v:I y:I bias:I keep:I empty:I shape:I bias_shape:I"
-#define SCALARS " scale:f causal:i diagonal:i fill:f keep_if:i ratio:f rng_stream:i"
+#define SCALARS " scale:f causal:i diagonal:i fill:f keep_if:i ratio:f rng_stream:i zero_nan:i"
 
 /* ---- attributes ---- */
 
@@ -59,6 +59,7 @@ ont_status ont_attention_read(const ont_node *node, ont_attention *a)
     a->fill = ont_attr_float(node, "fill", -INFINITY);
     a->keep_if = ont_attr_int(node, "keep_if", 1) != 0;
     a->causal = ont_attr_int(node, "causal", 0) != 0;
+    a->zero_nan = ont_attr_int(node, "zero_nan", 0) != 0;
     a->diagonal = ont_attr_int(node, "diagonal", 0);
     read_dropout(node, a);
     return ONT_OK;

@@ -9,7 +9,8 @@
  *   bias keep  [offset, stride per lead, stride of rows, stride of columns]; empty: [offset, stride per lead, stride of rows]
  *   shape      of the result, which the view y covers
  *   bias_shape the scores as the bias saw them: the shape of its gradient
- *   scale, causal and diagonal (columns up to row + diagonal are seen), fill and keep_if (of keep), ratio and rng_stream
+ *   scale, causal and diagonal (columns up to row + diagonal are seen), fill and keep_if (of keep), ratio and rng_stream,
+ *   zero_nan (rows of probabilities that are NaN count as empty: those whose scores are all -inf, or not numbers)
  */
 #ifndef ONT_OPS_FUSED_ATTENTION_H
 #define ONT_OPS_FUSED_ATTENTION_H
@@ -31,7 +32,7 @@ typedef struct ont_attention {
     int64_t rows, columns, size, v_size;
     ont_strided view[ONT_ATTENTION_INPUTS + 1]; /* by input; of the result: view[ONT_ATTENTION_Y] */
     double scale, fill;
-    bool keep_if, causal;
+    bool keep_if, causal, zero_nan;
     int64_t diagonal;
     bool drops;
     uint32_t threshold; /* of dropout's words */
@@ -55,6 +56,12 @@ static inline int64_t ont_attention_at(const ont_attention *a, int view, int64_t
         l /= a->leads[d];
     }
     return at;
+}
+
+/* Whether a row with this sum of exponentials is to be taken out: its probabilities would be NaN. */
+static inline bool ont_attention_is_void(const ont_attention *a, double sum)
+{
+    return a->zero_nan && !(sum > 0);
 }
 
 /* Columns that a row sees. */

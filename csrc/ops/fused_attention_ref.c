@@ -102,7 +102,7 @@ static void choose_kept(const ont_call *call, const ont_attention *a, int64_t ro
             type p = s[j] / sum * (a->drops ? kept[j] * (type)a->keep_scale : 1); \
             for (int64_t e = 0; e < a->v_size; e++) y[e] += p * v[e]; \
         } \
-        if (is_empty(call, a, l, i)) \
+        if (ont_attention_is_void(a, (double)sum) || is_empty(call, a, l, i)) \
             for (int64_t e = 0; e < a->v_size; e++) y[e] = 0; \
         if (call->node->n_outputs < 2 || !call->out[1]) return; \
         ((type *)call->out[1])[(l * a->rows + i) * 2] = most; \
@@ -119,7 +119,7 @@ static void choose_kept(const ont_call *call, const ont_attention *a, int64_t ro
         const type *q = AT(const type, ONT_ATTENTION_Q, call->in[0], i); \
         type *dbias = out[3] ? (type *)out[3] + (l * a->rows + i) * a->columns : NULL; \
         for (int64_t j = 0; dbias && j < a->columns; j++) dbias[j] = 0; \
-        if (is_empty(call, a, l, i)) return; \
+        if (ont_attention_is_void(a, (double)stats[1]) || is_empty(call, a, l, i)) return; \
         choose_kept(call, a, l * a->rows + i, kept); \
         scores_##suffix(call, a, l, i, s); \
         type base = stats[0] == -(type)INFINITY ? 0 : stats[0]; \

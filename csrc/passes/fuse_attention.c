@@ -14,6 +14,7 @@
 #include "base/number.h"
 #include "ops/fused_attention.h"
 #include "ops/random.h"
+#include "passes/move_transpose.h"
 #include "passes/pass.h"
 #include "passes/strides.h"
 
@@ -24,8 +25,9 @@ typedef struct match {
     int64_t rows, columns, outer, size, v_size; /* outer: rows of all matrices */
     double scale, fill;
     ont_value *bias, *keep, *empty;      /* or NULL */
+    ont_value *second;                   /* added before the bias, or NULL: the sum of both becomes the bias */
     ont_shape bias_shape, keep_shape, empty_shape; /* what they broadcast to */
-    bool keep_if, causal;
+    bool keep_if, causal, zero_nan;
     int64_t diagonal;
     ont_value *y;                        /* rows of the result, as the product gives them or with the empty ones zeroed */
     ont_value *result;                   /* the same in the order in which they are wanted */
@@ -113,10 +115,15 @@ static ont_value *unrepeated(ont_value *mask, const ont_shape *shape)
 /* Each takes one node between softmax and product into the match; the value to go on with, NULL: not this way. */
 static ont_value *take_add(match *m, ont_node *node)
 {
+    const ont_shape *shape = &node->outputs[0]->shape;
     int i = scores_operand(m, node);
-    if (i < 0 || m->bias || m->scale != 1) return NULL;
-    m->bias_shape = node->outputs[0]->shape;
-    m->bias = unrepeated(ont_node_in(node, (uint32_t)(1 - i)), &m->bias_shape);
+    if (i < 0 || m->second || m->scale != 1 || (m->bias && !ont_shape_equal(shape, &m->bias_shape))) return NULL;
+    ont_value *mask = ont_node_in(node, (uint32_t)(1 - i));
+    m->bias_shape = *shape;
+    if (m->bias)
+        m->second = mask;
+    else
+        m->bias = unrepeated(mask, shape);
     return ont_node_in(node, (uint32_t)i);
 }
 
@@ -177,9 +184,29 @@ static bool take_dropout(match *m, ont_node *node)
     return ratio >= 0 && ratio <= 1;
 }
 
+/*
+ * Where(IsNaN(p), 0, p), as the TorchScript exporter has it for rows that a mask hides entirely. The sum of a row is a number
+ * in all of its entries or in none, so whole rows are replaced; they have no gradient, as in torch.
+ */
+static ont_value *without_nan(match *m, ont_value *p)
+{
+    ont_node *where = NULL, *is_nan = NULL;
+    int n = 0;
+    for (const ont_use *use = p->uses; use; use = use->next, n++) {
+        if (is_op(use->user, "", "Where")) where = use->user;
+        if (is_op(use->user, "", "IsNaN")) is_nan = use->user;
+    }
+    double zero;
+    if (n != 2 || !where || !is_nan || ont_value_is_output(m->g, p) || ont_node_in(where, 0) != is_nan->outputs[0]) return p;
+    if (only_reader(m->g, is_nan->outputs[0]) != where || ont_node_in(where, 2) != p || !number(where, 1, &zero) || zero != 0) return p;
+    if (!ont_shape_equal(&p->shape, &where->outputs[0]->shape)) return p;
+    m->zero_nan = true;
+    return where->outputs[0];
+}
+
 static bool find_values(match *m)
 {
-    ont_value *p = m->softmax->outputs[0];
+    ont_value *p = without_nan(m, m->softmax->outputs[0]);
     for (int depth = 0; depth < 8 && is_all_scores(m, p); depth++) {
         ont_node *node = only_reader(m->g, p);
         if (!node || ont_node_in(node, 0) != p) return false;
@@ -391,8 +418,14 @@ static bool is_causal(const match *m, const ont_value *mask, const ont_shape *sh
 static void find_causal(match *m)
 {
     int64_t diagonal = 0;
-    if (m->bias && is_causal(m, m->bias, &m->bias_shape, true, &diagonal)) {
-        m->bias = NULL;
+    if (m->second && is_causal(m, m->second, &m->bias_shape, true, &diagonal)) {
+        m->second = NULL;
+        m->causal = true;
+        m->diagonal = diagonal;
+    }
+    if (m->bias && !m->causal && is_causal(m, m->bias, &m->bias_shape, true, &diagonal)) {
+        m->bias = m->second;
+        m->second = NULL;
         m->causal = true;
         m->diagonal = diagonal;
     }
@@ -403,6 +436,17 @@ static void find_causal(match *m)
 }
 
 /* ---- the node ---- */
+
+/*
+ * The node computes 16-bit floats in float32, while products apart are faster in their own type: there it pays where the
+ * scores are so many that memory decides. tests/bench/attention.py --bf16
+ */
+enum { NARROW_COLUMNS = 2048 };
+
+static bool is_worth(const match *m, ont_dtype dtype)
+{
+    return dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64 || m->columns >= NARROW_COLUMNS;
+}
 
 static bool find(match *m)
 {
@@ -417,10 +461,11 @@ static bool find(match *m)
     if (!find_scores(m) || !find_values(m)) return false;
     const ont_value *q = ont_node_in(m->scores, 0), *k = ont_node_in(m->scores, 1), *v = ont_node_in(m->values, 1);
     if (!q || !k || !v || q->dtype != k->dtype || q->dtype != v->dtype || m->y->dtype != q->dtype) return false;
-    if (!ont_dtype_is_float(q->dtype) || !ont_shape_count(&q->shape) || !ont_shape_count(&v->shape)) return false;
+    if (!ont_dtype_is_float(q->dtype) || !is_worth(m, q->dtype) || !ont_shape_count(&q->shape) || !ont_shape_count(&v->shape)) return false;
     if (m->y->shape.rank < 2 || ont_shape_count_range(&m->y->shape, 0, m->y->shape.rank - 1) != m->outer) return false;
+    if (m->second && m->second->dtype != m->bias->dtype) return false;
     find_causal(m);
-    return find_views(m);
+    return true;
 }
 
 static bool has(const match *m, int which)
@@ -494,6 +539,7 @@ static void set_attributes(ont_builder *b, ont_node *node, const match *m, const
         set_float(b, node, "fill", m->fill);
         set_int(b, node, "keep_if", m->keep_if);
     }
+    if (m->zero_nan) set_int(b, node, "zero_nan", 1);
     if (m->causal) {
         set_int(b, node, "causal", 1);
         set_int(b, node, "diagonal", m->diagonal);
@@ -508,7 +554,14 @@ static void set_attributes(ont_builder *b, ont_node *node, const match *m, const
 static ont_status fuse(ont_graph *g, match *m, bool *done)
 {
     ont_attention a = {.n_leads = 0};
-    if (!find(m) || !find_leads(m, &a)) return ONT_OK;
+    if (!find(m)) return ONT_OK;
+    if (m->second) {
+        ont_builder b = {.graph = g, .before = m->softmax, .status = ONT_OK};
+        m->bias = ont_build2(&b, "Add", m->second, m->bias);
+        ONT_TRY(b.status);
+        *done = true; /* where it comes to nothing, the sum is removed */
+    }
+    if (!find_views(m) || !find_leads(m, &a)) return ONT_OK;
     if (!a.n_leads) { /* one matrix: a lead of one entry, so that the attribute is never empty */
         a.n_leads = 1;
         a.leads[0] = 1;
@@ -529,6 +582,8 @@ static ont_status fuse(ont_graph *g, match *m, bool *done)
 ont_status ont_pass_fuse_attention(ont_graph *g)
 {
     bool changed = false;
+    ONT_TRY(ont_move_transposes(g, &changed));
+    if (changed) ONT_TRY(ont_pass_dce(g)); /* what was replaced reads what the match counts the readers of */
     for (ont_node *node = g->first; node; node = node->next) {
         if (!is_op(node, "", "Softmax")) continue;
         match m = {.g = g, .softmax = node, .scale = 1};

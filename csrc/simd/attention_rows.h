@@ -61,23 +61,25 @@ static void F(softmax)(void *scores, const ont_attention_row *row, double *most,
     *sum = *sum * *shrink + (double)F(total)(s, n);
     *most = (double)best;
     for (int64_t i = n; i < row->n; i++) s[i] = 0;
-    if (!row->kept) return;
+    const uint8_t *kept = row->kept;
+    if (!kept) return;
     NUM scale = (NUM)row->keep_scale;
-    for (int64_t i = 0; i < n; i++) s[i] = row->kept[i] ? s[i] * scale : 0;
+    for (int64_t i = 0; i < n; i++) s[i] = kept[i] ? s[i] * scale : 0;
 }
 
 static void F(grad)(void *scores, void *gradient, const ont_attention_row *row, double most, double sum, double delta_)
 {
-    NUM *s = scores, *dp = gradient;
+    NUM *restrict s = scores, *restrict dp = gradient;
     int64_t n = row->visible;
     NUM base = most == -INFINITY ? 0 : (NUM)most, inverse = (NUM)(1 / sum), delta = (NUM)delta_;
     F(mask)(s, row);
     if (row->kept) {
         NUM scale = (NUM)row->keep_scale;
+        const uint8_t *kept = row->kept;
         for (int64_t i = 0; i < n; i++) {
-            NUM p = VEXP(s[i] - base) * inverse, through = row->kept[i] ? p * scale : 0;
-            dp[i] = (row->kept[i] ? dp[i] * scale : 0) * p - p * delta;
-            s[i] = through;
+            NUM p = VEXP(s[i] - base) * inverse;
+            dp[i] = p * (kept[i] ? dp[i] * scale - delta : -delta);
+            s[i] = kept[i] ? p * scale : 0;
         }
     } else {
         for (int64_t i = 0; i < n; i++) {

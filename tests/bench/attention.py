@@ -1,6 +1,6 @@
 """
 Attention, forward and backward, out of one product of Q, K and V: the fused node against the nodes one by one and against
-torch's scaled_dot_product_attention. Interleaved rounds, minima: python tests/bench/attention.py [--rounds 15] [--threads 2]
+torch's scaled_dot_product_attention. Interleaved rounds, minima: python tests/bench/attention.py [--rounds 15] [--threads 2] [--bf16]
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ SHAPES = [
 ]
 
 
-def model_of(batch: int, heads: int, length: int, size: int, causal: bool, dropout: float) -> bytes:
-    """x (B, S, 3 H D) to (B, S, H D), as an exporter writes it."""
+def model_of(batch: int, heads: int, length: int, size: int, causal: bool, dropout: float, narrow: bool) -> bytes:
+    """x (B, S, 3 H D) to (B, S, H D), as an exporter writes it; `narrow`: products in bfloat16, as autocast has them."""
     constants: list[onnx.TensorProto] = []
     nodes: list[onnx.NodeProto] = []
 
@@ -44,19 +44,23 @@ def model_of(batch: int, heads: int, length: int, size: int, causal: bool, dropo
         nodes.append(helper.make_node(kind, inputs, outputs, **attributes))
         return outputs
 
+    def cast(value: str, to: int) -> str:
+        return op("Cast", value, to=to)[0] if narrow else value
+
     split = op("Split", "x", n=3, axis=2, num_outputs=3)
     shape = constant(torch.tensor([batch, length, heads, size]))
     q, k, v = (op("Transpose", *op("Reshape", t, shape), perm=perm)[0]
                for t, perm in zip(split, ([0, 2, 1, 3], [0, 2, 3, 1], [0, 2, 1, 3]), strict=True))
-    (scores,) = op("MatMul", *op("Mul", q, constant(torch.tensor(size ** -0.5))), k)
+    (scores,) = op("MatMul", q, k)
+    (scores,) = op("Mul", cast(scores, onnx.TensorProto.FLOAT), constant(torch.tensor(size ** -0.5)))
     if causal:
         (scores,) = op("Add", scores, constant(torch.full((length, length), float("-inf")).triu(1)))
     (p,) = op("Softmax", scores, axis=-1)
     if dropout:
         (p,) = op("Dropout", p, constant(torch.tensor(dropout)), constant(torch.tensor(True)))
-    (y,) = op("Transpose", *op("MatMul", p, v), perm=[0, 2, 1, 3])
+    (y,) = op("Transpose", *op("MatMul", cast(p, onnx.TensorProto.BFLOAT16), v), perm=[0, 2, 1, 3])
     (y,) = op("Reshape", y, constant(torch.tensor([batch, length, heads * size])))
-    x = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, (batch, length, 3 * heads * size))
+    x = helper.make_tensor_value_info("x", onnx.TensorProto.BFLOAT16 if narrow else onnx.TensorProto.FLOAT, (batch, length, 3 * heads * size))
     graph = helper.make_graph(nodes, "attention", [x], [onnx.ValueInfoProto(name=y)], constants)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10).SerializeToString()
 
@@ -112,6 +116,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--bf16", action="store_true", help="products in bfloat16")
     parser.add_argument("--only", default="", help="shapes whose name has this in it")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -120,8 +125,9 @@ def main() -> None:
     for name, batch, heads, length, size, causal, dropout in SHAPES:
         if args.only not in name:
             continue
-        model = model_of(batch, heads, length, size, causal, dropout)
+        model = model_of(batch, heads, length, size, causal, dropout, args.bf16)
         x, dy = torch.randn(batch, length, 3 * heads * size), torch.randn(batch, length, heads * size)
+        x, dy = (t.bfloat16() if args.bf16 else t for t in (x, dy))
         sides = [ours(model, x, dy, []), ours(model, x, dy, ["fuse_attention"]), torchs(x, dy, batch, heads, length, size, causal, dropout)]
         times = best([side[0] for side in sides] + [side[1] for side in sides], args.rounds)
         cells = "".join("".join(f"{t:>9.2f}" for t in part) + f"{part[1] / part[0]:>5.2f}{part[2] / part[0]:>5.2f}"

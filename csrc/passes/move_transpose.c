@@ -1,0 +1,181 @@
+/*
+ * A linear layer (a product with a matrix, and a bias) works row by row, so a transpose that moves whole rows may stand before
+ * or behind it. nn.MultiheadAttention has one in front of its first layer and one behind its last, from batch-first to its
+ * own order and back: between the layers they come to nothing, since FusedAttention reads and writes through strides.
+ * fuse_attention begins with this; nothing is moved where no product of two batches is on the other side.
+ */
+#include "passes/move_transpose.h"
+
+#include <string.h>
+
+#include "passes/strides.h"
+
+static bool is_op(const ont_node *node, const char *domain, const char *op_type)
+{
+    return node && !strcmp(node->op_type, op_type) && !strcmp(node->domain, domain);
+}
+
+static ont_node *maker(const ont_value *v)
+{
+    return v && v->kind == ONT_VALUE_NODE ? v->def : NULL;
+}
+
+static ont_node *only_reader(const ont_graph *g, const ont_value *v)
+{
+    return v->uses && !v->uses->next && !ont_value_is_output(g, v) ? v->uses->user : NULL;
+}
+
+/* The permutation of a Transpose that leaves the last dim where it is; NULL: of another node. */
+static const int64_t *moves_rows(const ont_node *node)
+{
+    size_t n;
+    const int64_t *perm = is_op(node, "", "Transpose") ? ont_attr_ints(node, "perm", &n) : NULL;
+    return perm && n > 2 && perm[n - 1] == (int64_t)n - 1 ? perm : NULL;
+}
+
+/* Rows times a matrix: the product of a linear layer. */
+static bool is_linear(const ont_node *node)
+{
+    if (!is_op(node, "", "MatMul") && !is_op(node, ONT_DOMAIN, "FusedMatMul") && !is_op(node, "", "Gemm")) return false;
+    const ont_value *c = ont_node_in(node, 2), *y = node->outputs[0];
+    if (c && ont_shape_count(&c->shape) != 1 && ont_shape_count(&c->shape) != y->shape.dims[y->shape.rank - 1]) return false;
+    if (c && c->shape.rank && c->shape.dims[c->shape.rank - 1] != ont_shape_count(&c->shape)) return false; /* one a row */
+    return !ont_attr_int(node, "transA", 0) && ont_node_in(node, 0)->shape.rank >= 2 && ont_node_in(node, 1)->shape.rank == 2;
+}
+
+static bool is_batched(const ont_node *node)
+{
+    return (is_op(node, "", "MatMul") || is_op(node, ONT_DOMAIN, "FusedMatMul")) && ont_node_in(node, 0)->shape.rank > 2 &&
+           ont_node_in(node, 1)->shape.rank > 2;
+}
+
+/* Which operand of an Add is a vector along the last dim of the other, its bias; -1: none. */
+static int bias_of(const ont_node *node)
+{
+    for (int i = 0; is_op(node, "", "Add") && i < 2; i++) {
+        const ont_value *bias = ont_node_in(node, (uint32_t)i), *x = ont_node_in(node, (uint32_t)(1 - i));
+        if (bias->shape.rank == 1 && x->shape.rank >= 2 && ont_shape_equal(&x->shape, &node->outputs[0]->shape)) return i;
+    }
+    return -1;
+}
+
+static bool is_view(const ont_node *node)
+{
+    return ont_view_keeps_order(node) || is_op(node, "", "Transpose") || is_op(node, "", "Gather") || is_op(node, "", "Split") ||
+           is_op(node, "", "Slice") || is_op(node, "", "Mul") || is_op(node, "", "Div");
+}
+
+/* Whether every reader of v is a view that ends in a product of two batches. */
+static bool leads_to_attention(const ont_graph *g, const ont_value *v, int depth)
+{
+    if (!v->uses || ont_value_is_output(g, v) || depth > 10) return false;
+    for (const ont_use *use = v->uses; use; use = use->next) {
+        const ont_node *node = use->user;
+        if (is_batched(node)) continue;
+        if (!is_view(node) || ont_node_in(node, 0) != v) return false;
+        bool any = false;
+        for (uint32_t i = 0; i < node->n_outputs; i++) {
+            if (!node->outputs[i] || !node->outputs[i]->uses) continue;
+            if (!leads_to_attention(g, node->outputs[i], depth + 1)) return false;
+            any = true;
+        }
+        if (!any) return false;
+    }
+    return true;
+}
+
+/* Whether v is what a product of two batches gave, moved about. */
+static bool comes_from_attention(const ont_graph *g, const ont_value *v)
+{
+    for (int depth = 0; depth < 10; depth++) {
+        const ont_node *node = maker(v);
+        if (!node || !only_reader(g, v)) return false;
+        if (is_batched(node)) return true;
+        if (is_op(node, "", "Where"))
+            v = ont_node_in(node, 2);
+        else if (is_op(node, "", "Transpose") || ont_view_keeps_order(node))
+            v = ont_node_in(node, 0);
+        else
+            return false;
+    }
+    return false;
+}
+
+/* The product `linear` again, of other rows: a matrix. */
+static ont_value *again(ont_builder *b, const ont_node *linear, ont_value *rows, const ont_node *add)
+{
+    ont_value *inputs[] = {rows, ont_node_in(linear, 1), ont_node_in(linear, 2)};
+    ont_node *node = rows ? ont_build_node(b, linear->domain, linear->op_type, inputs, inputs[2] ? 3 : 2, 1) : NULL;
+    if (node) b->status = ont_attr_copy_all(b->graph, node, linear);
+    ont_value *y = ont_build_done(b, node);
+    if (!add || !y) return y;
+    int i = bias_of(add);
+    return i ? ont_build2(b, "Add", y, ont_node_in(add, 1)) : ont_build2(b, "Add", ont_node_in(add, 0), y);
+}
+
+/* linear(transpose(x)) becomes transpose(linear(x)). */
+static ont_status move_behind(ont_graph *g, ont_node *linear, bool *changed)
+{
+    ont_node *transpose = maker(ont_node_in(linear, 0));
+    const int64_t *perm = moves_rows(transpose);
+    if (!perm || is_op(linear, "", "Gemm")) return ONT_OK;
+    ont_value *y = linear->outputs[0];
+    ont_node *add = only_reader(g, y);
+    if (bias_of(add) < 0 || ont_node_in(add, (uint32_t)(1 - bias_of(add))) != y) add = NULL;
+    ont_value *last = add ? add->outputs[0] : y;
+    if (!leads_to_attention(g, last, 0)) return ONT_OK;
+    ont_builder b = {.graph = g, .before = last->def, .status = ONT_OK};
+    ont_value *moved = again(&b, linear, ont_node_in(transpose, 0), add);
+    ont_value *result = moved ? ont_build_transpose(&b, moved, perm) : NULL;
+    ONT_TRY(b.status);
+    ont_value_replace_uses(g, last, result);
+    *changed = true;
+    return ONT_OK;
+}
+
+/* The value that the only reader of `v` reads, behind nodes that keep the order. */
+static ont_value *before_views(const ont_graph *g, ont_value *v)
+{
+    while (maker(v) && ont_view_keeps_order(v->def) && only_reader(g, v)) v = ont_node_in(v->def, 0);
+    return v;
+}
+
+/* transpose(linear(x)) becomes linear(transpose(x)). */
+static ont_status move_before(ont_graph *g, ont_node *transpose, bool *changed)
+{
+    const int64_t *perm = moves_rows(transpose);
+    ont_value *w = perm ? ont_node_in(transpose, 0) : NULL, *y = w && only_reader(g, w) ? before_views(g, w) : NULL;
+    ont_node *add = y ? maker(y) : NULL;
+    int i = bias_of(add);
+    if (i < 0) add = NULL;
+    else y = ont_node_in(add, (uint32_t)(1 - i));
+    ont_node *linear = y && only_reader(g, y) ? maker(y) : NULL;
+    if (!is_linear(linear)) return ONT_OK;
+    ont_value *x = ont_node_in(linear, 0);
+    int rank = w->shape.rank;
+    int64_t k = x->shape.dims[x->shape.rank - 1], n = y->shape.dims[y->shape.rank - 1];
+    if (!k || w->shape.dims[rank - 1] != n || !ont_shape_count(&x->shape) || !comes_from_attention(g, x)) return ONT_OK;
+    ont_builder b = {.graph = g, .before = transpose, .status = ONT_OK};
+    ont_shape rows = w->shape, matrix = ont_shape_of(2, (int64_t[]){ont_shape_count(&x->shape) / k, k});
+    rows.dims[rank - 1] = k;
+    ont_value *split = ont_build_reshape(&b, x, &rows);
+    ont_value *moved = split ? ont_build_transpose(&b, split, perm) : NULL;
+    ont_value *flat = moved ? ont_build_reshape(&b, moved, &matrix) : NULL;
+    ont_value *result = again(&b, linear, flat, add);
+    if (result) result = ont_build_reshape(&b, result, &transpose->outputs[0]->shape);
+    ONT_TRY(b.status);
+    ont_value_replace_uses(g, transpose->outputs[0], result);
+    *changed = true;
+    return ONT_OK;
+}
+
+ont_status ont_move_transposes(ont_graph *g, bool *changed)
+{
+    for (ont_node *node = g->first; node; node = node->next) {
+        ont_dtype dtype = node->outputs[0] ? node->outputs[0]->dtype : ONT_UNDEFINED;
+        if (dtype != ONT_FLOAT32 && dtype != ONT_FLOAT64) continue; /* attention of 16-bit floats is mostly left apart */
+        if (is_linear(node)) ONT_TRY(move_behind(g, node, changed));
+        if (moves_rows(node)) ONT_TRY(move_before(g, node, changed));
+    }
+    return ONT_OK;
+}

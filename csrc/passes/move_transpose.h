@@ -1,0 +1,12 @@
+/*
+ * Part of fuse_attention: see move_transpose.c.
+ */
+#ifndef ONT_PASSES_MOVE_TRANSPOSE_H
+#define ONT_PASSES_MOVE_TRANSPOSE_H
+
+#include "ops/op.h"
+
+/* Moves transposes of rows from one side of a linear layer to the other, where attention then absorbs them. */
+ont_status ont_move_transposes(ont_graph *g, bool *changed) ONT_MUST_USE;
+
+#endif
