@@ -2,6 +2,9 @@
  * The kernel of products of 16-bit floats: oneDNN's, which sums in float32 and rounds once. Where the processor has no
  * such products it declines, and passes/widen.c has them computed in float32.
  */
+#include <stdlib.h>
+#include <string.h>
+
 #include "device/matmul.h"
 #include "ops/matmul.h"
 
@@ -21,6 +24,8 @@ const char *ont_matmul_half_accept(const ont_node *node)
     if (dtype != ONT_BFLOAT16 && dtype != ONT_FLOAT16) return "dtype";
     const char *refusal = ont_dnnl_matmul_refuses(dtype);
     if (refusal) return refusal;
+    const char *asked = getenv("ONNXTRAIN_GEMM");
+    if (asked && *asked && strcmp(asked, "onednn")) return "ONNXTRAIN_GEMM asks for another provider";
     if (ont_product_read(node, &p) != ONT_OK) return "operands";
     if (!(p.m && p.n && p.k && ont_shape_count(&p.batch))) return "nothing to multiply";
     return refuses_c(node, &p);

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/denormals.h"
 #include "base/log.h"
 #include "base/parallel.h"
 #include "device/gemm.h"
@@ -149,6 +150,15 @@ static PyObject *build_info(PyObject *module, PyObject *unused)
                          "isa", ont_simd()->isa, "gemm", gemm);
 }
 
+static PyObject *set_flush_denormals(PyObject *module, PyObject *args)
+{
+    (void)module;
+    int on;
+    if (!PyArg_ParseTuple(args, "p:set_flush_denormals", &on)) return NULL;
+    ont_denormals_enable(on);
+    Py_RETURN_NONE;
+}
+
 static double measure_primitive(const ont_gemm *g, ont_dtype dtype, ont_dtype out)
 {
     ont_matmul m = {.dtype = dtype, .out = out, .trans_a = g->trans_a, .trans_b = g->trans_b, .alpha = 1};
@@ -194,6 +204,7 @@ static PyMethodDef methods[] = {
     {"fail_allocation_after", fail_allocation_after, METH_VARARGS, "fail_allocation_after(countdown) -> fired before"},
     {"sums_of_squares", ont_sums_of_squares, METH_O, "sums_of_squares(tensors) -> a float for each"},
     {"scale_tensors", ont_scale_tensors, METH_VARARGS, "scale_tensors(sources, targets, factor, keep) -> all were finite"},
+    {"set_flush_denormals", set_flush_denormals, METH_VARARGS, "set_flush_denormals(on): kernels take denormals as zero"},
     {"set_timing", set_timing, METH_VARARGS, "set_timing(on): runs note when their steps begin and end"},
     {"set_log_level", set_log_level, METH_VARARGS, "set_log_level(level): lines below it are not made"},
     {NULL, NULL, 0, NULL},
@@ -218,6 +229,8 @@ static int module_exec(PyObject *module)
         PyExc_NotImplementedError, NULL);
     if (!state->unsupported_error) return -1;
     if (PyModule_AddObjectRef(module, "UnsupportedError", state->unsupported_error) < 0) return -1;
+    const char *flush = getenv("ONNXTRAIN_FLUSH_DENORMALS");
+    ont_denormals_enable(!flush || !(!strcmp(flush, "0") || !strcmp(flush, "off") || !strcmp(flush, "false")));
     ont_status status = ont_passes_disable(getenv("ONNXTRAIN_DISABLE"));
     if (status != ONT_OK) {
         ont_raise(state, status);
