@@ -154,6 +154,15 @@ def set_flush_denormals(on: bool) -> None:
     """Whether denormal floats count as zero while programs run, on their threads alone; ONNXTRAIN_FLUSH_DENORMALS=0 turns it
     off when the process starts."""
 
+def set_matmul_precision(precision: str, everywhere: bool = False) -> None:
+    """Float32 products of programs built from now on: "highest" exactly, "medium" by bfloat16 operands where the processor has
+    such products and the product is large, "high" by three of them where it has tiles (AMX). With `everywhere` (for tests)
+    at any size and on any processor.
+
+    Raises:
+        ValueError: another name.
+    """
+
 def set_timing(on: bool) -> None:
     """Whether runs note when each of their steps begins and ends, for Session.timeline()."""
 

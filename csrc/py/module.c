@@ -159,6 +159,21 @@ static PyObject *set_flush_denormals(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
+static PyObject *set_matmul_precision(PyObject *module, PyObject *args)
+{
+    (void)module;
+    static const char *const names[] = {"highest", "high", "medium"};
+    const char *name;
+    int everywhere = 0;
+    if (!PyArg_ParseTuple(args, "s|p:set_matmul_precision", &name, &everywhere)) return NULL;
+    for (int i = 0; i < 3; i++) {
+        if (strcmp(name, names[i])) continue;
+        ont_passes_set_precision((ont_precision)i, everywhere);
+        Py_RETURN_NONE;
+    }
+    return PyErr_Format(PyExc_ValueError, "precision is '%s', expected highest, high or medium", name);
+}
+
 static double measure_primitive(const ont_gemm *g, ont_dtype dtype, ont_dtype out)
 {
     ont_matmul m = {.dtype = dtype, .out = out, .trans_a = g->trans_a, .trans_b = g->trans_b, .alpha = 1};
@@ -205,6 +220,7 @@ static PyMethodDef methods[] = {
     {"sums_of_squares", ont_sums_of_squares, METH_O, "sums_of_squares(tensors) -> a float for each"},
     {"scale_tensors", ont_scale_tensors, METH_VARARGS, "scale_tensors(sources, targets, factor, keep) -> all were finite"},
     {"set_flush_denormals", set_flush_denormals, METH_VARARGS, "set_flush_denormals(on): kernels take denormals as zero"},
+    {"set_matmul_precision", set_matmul_precision, METH_VARARGS, "set_matmul_precision(name, everywhere=False)"},
     {"set_timing", set_timing, METH_VARARGS, "set_timing(on): runs note when their steps begin and end"},
     {"set_log_level", set_log_level, METH_VARARGS, "set_log_level(level): lines below it are not made"},
     {NULL, NULL, 0, NULL},

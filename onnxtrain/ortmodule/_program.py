@@ -19,6 +19,9 @@ from onnxtrain.export import Exported
 from onnxtrain.ortmodule._chain import Chain
 
 
+_precision = "highest"  # what the engine was told last
+
+
 def _seed(session: Any) -> int:
     """Key of a run's dropout; drawn from torch's generator, so torch.manual_seed rules it."""
     return int(torch.randint(0, 2**62, ()).item()) if session.random else 0
@@ -170,6 +173,10 @@ class Program:
         if mask is None:
             mask = self._masks[flags] = bytes(flags)
         self._mask = mask
+        global _precision
+        if _precision != (wanted := torch.get_float32_matmul_precision()):
+            _C.set_matmul_precision(wanted)
+            _precision = wanted
         try:
             if self.chain is not None:
                 outputs = self.chain(tensors, grad_enabled)
