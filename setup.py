@@ -1,8 +1,8 @@
 """Builds onnxtrain._C: one abi3 extension from csrc/, compiled incrementally and once per ISA where that matters.
 
 Environment: CC; ONNXTRAIN_SANITIZE=address,undefined (a build directory of its own, and LD_PRELOAD of libasan to run);
-ONNXTRAIN_DEBUG=1 (-O1 -g, passes verified); ONNXTRAIN_JOBS; ONNXTRAIN_CUDA=0|1|auto with CUDA_HOME, CUDNN_HOME and
-CUDACXX; ONNXTRAIN_MPI=0|1|auto with MPICC. auto builds what it can and says what it leaves out; 1 fails instead.
+ONNXTRAIN_DEBUG=1 (-O1 -g, passes verified); ONNXTRAIN_JOBS; ONNXTRAIN_CUDA=0|1|auto with CUDA_HOME, CUDACXX and
+ONNXTRAIN_CUDA_ARCHS ("80 90 100"); ONNXTRAIN_MPI=0|1|auto with MPICC. auto builds what it can and says what it leaves out; 1 fails instead.
 """
 
 from __future__ import annotations
@@ -178,24 +178,49 @@ class BuildCore(build_ext):
         print(f"onnxtrain: {reason}: built without ({variable}=1 makes this an error)", file=sys.stderr)
 
     def build_cuda(self, temp: Path, package: Path) -> None:
-        """cuda/**/*.cu to _cuda.so, by nvcc, with the runtime linked in; libraries of CUDA are opened at run time."""
-        sources = sorted((ROOT / "cuda").rglob("*.cu"))
-        compiler = dependencies.nvcc()
+        """cuda/ to _cuda.so: kernels by nvcc, the rest by the C compiler, the runtime linked in, libraries opened at run time."""
+        compiler, home = dependencies.nvcc(), dependencies.cuda_home()
         if os.environ.get("ONNXTRAIN_CUDA", "auto") == "0":
             return
-        if not sources or not compiler:
-            reason = "nvcc is not found (CUDACXX, CUDA_HOME)" if sources else "cuda/ is empty"
-            return self.leave_out("ONNXTRAIN_CUDA", reason)
-        files = [p for folder in ("cuda", "csrc") for p in (ROOT / folder).rglob("*") if p.is_file()]
-        newest = max(p.stat().st_mtime for p in files)
-        target = package / "_cuda.so"
-        if self.force or not target.exists() or target.stat().st_mtime < newest:
-            includes = [f"-I{path}" for path in (ROOT / "csrc", ROOT / "cuda", *dependencies.cudnn_include())]
-            (temp / "cuda").mkdir(parents=True, exist_ok=True)
-            subprocess.run([compiler, "-shared", "-O3", "-std=c++17", "-arch=all-major", "--threads=0",
-                            "-cudart=static",
-                            "-Xcompiler=-fPIC,-fvisibility=hidden,-Wall", f"--keep-dir={temp / 'cuda'}", *includes,
-                            *map(str, sources), "-o", str(target)], check=True)
+        if not compiler or not home:
+            return self.leave_out("ONNXTRAIN_CUDA", "nvcc or the CUDA runtime is not found (CUDACXX, CUDA_HOME)")
+        includes = [f"-I{ROOT / 'cuda'}", f"-I{ROOT / 'csrc'}"]
+        cc = [*shlex.split(os.environ.get("CC", "cc")), "-std=gnu11", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra",
+              "-Werror", "-D_GNU_SOURCE", f'-DONT_MATH_PATH="{ROOT}/cuda/math.cuh"', *includes,
+              f"-isystem{home / 'include'}"]
+        nvcc = [compiler, "-std=c++17", "-O3", *self.cuda_architectures(), "-Werror", "all-warnings",
+                "-Xcompiler=-fPIC,-fvisibility=hidden,-Wall", *includes]
+        jobs = [(source, temp / "cuda" / f"{source.name}.o", nvcc if source.suffix == ".cu" else cc)
+                for source in sorted([*(ROOT / "cuda").glob("*.cu"), *(ROOT / "cuda").glob("*.c"), *(ROOT / "cuda/ops").glob("*.c")])]
+        (temp / "cuda").mkdir(parents=True, exist_ok=True)
+        self.compile_plugin(jobs)
+        fresh = package / "_cuda.so.new"
+        subprocess.run([compiler, "-shared", "-cudart=static", *(str(job[1]) for job in jobs), "-o", str(fresh), "-ldl", "-lpthread"],
+                       check=True)
+        fresh.replace(package / "_cuda.so")
+
+    def cuda_architectures(self) -> list[str]:
+        """ONNXTRAIN_CUDA_ARCHS ("80 90 100"), each as machine code, the last one as PTX too. A build in place has one: it is quick."""
+        named = os.environ.get("ONNXTRAIN_CUDA_ARCHS", "80" if self.inplace else "80 90 100").split()
+        codes = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in named]
+        return [*codes, f"-gencode=arch=compute_{named[-1]},code=compute_{named[-1]}"]
+
+    def compile_plugin(self, jobs: list[tuple[Path, Path, list[str]]]) -> None:
+        def compile_one(job: tuple[Path, Path, list[str]]) -> None:
+            source, target, command = job
+            rule, stamp = target.with_suffix(".d"), target.with_suffix(".command")
+            known = stamp.exists() and stamp.read_text() == " ".join(command)
+            if not self.force and known and target.exists() and target.stat().st_mtime > newest_of(rule):
+                return
+            subprocess.run([*command, "-MMD", "-MF", str(rule), "-c", str(source), "-o", str(target)], check=True)
+            stamp.write_text(" ".join(command))
+
+        workers = int(os.environ.get("ONNXTRAIN_JOBS", os.cpu_count() or 1))
+        with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+            try:
+                list(pool.map(compile_one, jobs))
+            except subprocess.CalledProcessError as error:
+                raise SystemExit(f"onnxtrain: compiling {error.cmd[-3]} failed") from None
 
     def build_mpi(self, package: Path) -> None:
         """csrc/dist/mpi*.c to _mpi.so, by mpicc."""

@@ -13,13 +13,14 @@ class Session:
     Args:
         model: serialised ``ModelProto``. Every weight is a graph input; only small constants are initializers.
         programs: how many specialised programs are kept, 1 to 4096.
+        device: "cpu" (or ""), "cuda", "cuda:1", or a device of a plugin that was opened. Every tensor is on it.
 
     Raises:
         ValueError: the model is truncated, malformed or inconsistent; the message names the place.
         UnsupportedError: the model uses an operator that onnxtrain does not have.
     """
 
-    def __init__(self, model: bytes, programs: int = 16) -> None: ...
+    def __init__(self, model: bytes, programs: int = 16, device: str = "") -> None: ...
     @property
     def inputs(self) -> list[tuple[str, str, tuple[int | str, ...]]]:
         """(name, dtype such as "float" or "int64", dims) of every graph input, in order."""
@@ -162,6 +163,22 @@ def set_matmul_precision(precision: str, everywhere: bool = False) -> None:
     Raises:
         ValueError: another name.
     """
+
+def open_plugin(path: str | None = None) -> dict[str, Any]:
+    """Opens a library with devices, None: the CUDA one beside the extension; once, later calls answer the same.
+
+    Returns:
+        ``about`` and ``missing`` (str or None), ``devices``, names that Session takes.
+
+    Raises:
+        OSError: it cannot be opened, or the machine has not what it needs.
+    """
+
+def device_operators(device: str) -> list[tuple[str, str, list[str]]]:
+    """Domain, name and kernels of every operator that a device has; none for the CPU, whose are in operators()."""
+
+def set_tf32(on: bool) -> None:
+    """Whether products of float32 on CUDA may use TF32, in programs built from now on."""
 
 def set_timing(on: bool) -> None:
     """Whether runs note when each of their steps begins and ends, for Session.timeline()."""

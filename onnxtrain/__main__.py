@@ -43,6 +43,16 @@ def run(script: str, rest: list[str]) -> None:
     runpy.run_path(script, run_name="__main__")
 
 
+def cuda() -> str:
+    """What the CUDA part of this build has, or lacks."""
+    try:
+        plugin = _C.open_plugin()
+    except OSError as error:
+        missing = "_cuda.so" in str(error)
+        return "not in this build (built where nvcc is found; ONNXTRAIN_CUDA=1)" if missing else f"built, but {error}"
+    return plugin["about"] + (f"; missing: {plugin['missing']}" if plugin["missing"] else "")
+
+
 def build() -> None:
     """Prints the table of this build."""
     info = _C.build_info()
@@ -55,7 +65,8 @@ def build() -> None:
         ("threads", f"{info['threads']} (torch.set_num_threads)"),
         ("GEMM", ", ".join(providers) or "plain loops only: import torch first, and install the wheel with its _libs"),
         ("convolution", "oneDNN, else unrolled windows over GEMM" if "onednn" in providers else "unrolled windows over GEMM"),
-        ("CUDA, cuDNN, NCCL", "not in this build"),
+        ("CUDA", cuda()),
+        ("cuDNN, NCCL", "not in this build"),
         ("MPI", "not in this build"),
     ]
     for name, text in rows:

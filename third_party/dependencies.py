@@ -75,10 +75,17 @@ def nvcc() -> str | None:
     return shutil.which("nvcc", path=str(Path(home) / "bin")) if home else shutil.which("nvcc")
 
 
-def cudnn_include() -> list[Path]:
-    """CUDNN_HOME's headers, where it is set."""
-    home = os.environ.get("CUDNN_HOME")
-    return [Path(home) / "include"] if home else []
+def cuda_home() -> Path | None:
+    """Where the runtime's headers are: CUDA_HOME, else nvcc's own."""
+    compiler = nvcc()
+    home = Path(os.environ["CUDA_HOME"]) if os.environ.get("CUDA_HOME") else None
+    if home is None and compiler:
+        home = Path(compiler).resolve().parents[1]
+        if not (home / "include/cuda_runtime_api.h").exists():  # a wrapper on PATH: nvcc says where it looks
+            shown = subprocess.run([compiler, "-dryrun", "-E", "-x", "cu", "/dev/null"], capture_output=True, text=True).stderr
+            tops = [line.split("TOP=", 1)[1].strip() for line in shown.splitlines() if "TOP=" in line]
+            home = Path(tops[0]).resolve() if tops else home
+    return home if home and (home / "include/cuda_runtime_api.h").exists() else None
 
 
 def mpicc() -> str | None:

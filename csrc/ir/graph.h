@@ -16,6 +16,7 @@ typedef struct ont_graph ont_graph;
 typedef struct ont_node ont_node;
 typedef struct ont_value ont_value;
 struct ont_op;
+struct ont_device;
 
 /* One input slot of a node, linked into the use list of the value it reads. */
 typedef struct ont_use {
@@ -85,6 +86,7 @@ struct ont_graph {
     uint32_t n_symbols;
     /* A subgraph, attribute of one node: its last inputs are values from around it, that node's inputs from here on. */
     uint32_t n_captures, first_capture;
+    const struct ont_device *device; /* whose kernels will run it; NULL: the CPU's */
 };
 
 ont_status ont_graph_create(const char *name, ont_graph **graph) ONT_MUST_USE;

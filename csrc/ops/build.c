@@ -323,13 +323,13 @@ ont_value *ont_build_reduce(ont_builder *b, const char *op_type, ont_value *x, c
 
 /* ---- expansion ---- */
 
-bool ont_op_expands(const ont_node *node)
+bool ont_op_expands(const ont_graph *g, const ont_node *node)
 {
     const ont_op *op = node->op;
     const ont_kernel *kernel;
     if (!op->expand) return false;
     if (!op->infer || !op->n_kernels || !(op->grad || op->flags & ONT_OP_NO_GRAD)) return true;
-    return ont_op_choose(node, &kernel) != ONT_OK;
+    return ont_op_choose(node, g->device, &kernel) != ONT_OK;
 }
 
 /* Readers of output i read `result` instead, which must be of the type that infer() promised. */

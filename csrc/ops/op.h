@@ -18,6 +18,8 @@ typedef struct ont_kernel ont_kernel;
 typedef struct ont_call ont_call;
 typedef struct ont_builder ont_builder;
 typedef struct ont_tile_step ont_tile_step; /* ops/tile.h */
+typedef struct ont_kernel_list ont_kernel_list;
+struct ont_device;
 
 /* ---- shape inference ---------------------------------------------------------------------------------------- */
 
@@ -105,7 +107,7 @@ ont_value *ont_build_reduce(ont_builder *b, const char *op_type, ont_value *x, c
 enum { ONT_EXPAND_SPARE = 8 };
 typedef void (*ont_expand_fn)(ont_builder *b, ont_node *node, ont_value **outputs);
 
-bool ont_op_expands(const ont_node *node);
+bool ont_op_expands(const ont_graph *g, const ont_node *node);
 /*
  * Puts the expansion in place of the node: readers read its outputs instead, node->outputs[i] names them, and the node is
  * out of the graph. *first is the first node built, or what stood behind the node where none was; it may be NULL.
@@ -154,6 +156,12 @@ struct ont_call {
     void *const *out;        /* NULL: absent */
     void *work;              /* work_bytes of scratch, 64-byte aligned */
     uint64_t seed;           /* Philox key of this run */
+    /* Of kernels of a device; pointers above are its own. */
+    const struct ont_device *device;
+    void *stream;
+    const uint64_t *seed_at; /* the key in the device's memory, so that a captured graph reads the one of its run */
+    struct ont_fault *fault; /* device/device.h */
+    int32_t step;
 };
 
 typedef struct ont_prepared {
@@ -172,6 +180,14 @@ struct ont_kernel {
     /* Optional: gives back what prepare() took outside the arena (a library's handle). */
     void (*release)(void *state);
     uint32_t inplace; /* bit i: output 0 may share storage with input i (same byte size) */
+};
+
+/* The kernels that a device has for one operator (from opset `since` on), best first. */
+struct ont_kernel_list {
+    const char *domain, *name;
+    int since;
+    const ont_kernel *kernels;
+    uint32_t n_kernels;
 };
 
 /* accept() of kernels that take every dtype, and of those for float32 and float64 by their first input. */
@@ -221,9 +237,11 @@ struct ont_op {
 const ont_op *ont_op_find(const char *domain, const char *name, int64_t version);
 const ont_op *const *ont_op_all(size_t *count);
 /* Whether ont_op_choose() would find one. */
-bool ont_op_has_kernel(const ont_node *node);
+bool ont_op_has_kernel(const ont_node *node, const struct ont_device *device);
+/* The kernels of an operator on a device, NULL for the CPU. */
+const ont_kernel *ont_op_kernels(const ont_op *op, const struct ont_device *device, uint32_t *count);
 /* The first kernel that accepts, each refusal logged at debug; EUNSUPPORTED lists the reasons. */
-ont_status ont_op_choose(const ont_node *node, const ont_kernel **kernel) ONT_MUST_USE;
+ont_status ont_op_choose(const ont_node *node, const struct ont_device *device, const ont_kernel **kernel) ONT_MUST_USE;
 /* EUNSUPPORTED for an attribute that the operator does not declare, EINVAL for one of another kind than declared. */
 ont_status ont_op_check_attributes(const ont_node *node) ONT_MUST_USE;
 /*

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "device/device.h"
 #include "ops/op.h"
 
 #define X(symbol) extern const ont_op ont_op_##symbol;
@@ -118,21 +119,36 @@ static const char *inputs_text(const ont_node *node, char *text, size_t size)
     return text;
 }
 
-bool ont_op_has_kernel(const ont_node *node)
+const ont_kernel *ont_op_kernels(const ont_op *op, const ont_device *device, uint32_t *count)
 {
-    for (uint32_t i = 0; i < node->op->n_kernels; i++) {
-        const ont_kernel *k = &node->op->kernels[i];
-        if (!is_disabled(node->op->name, k->name) && !k->accept(node)) return true;
+    *count = device ? 0 : op->n_kernels;
+    if (!device) return op->kernels;
+    for (size_t i = 0; i < device->n_lists; i++) {
+        const ont_kernel_list *list = &device->lists[i];
+        if (strcmp(list->name, op->name) || strcmp(list->domain, op->domain) || list->since > op->since) continue;
+        *count = list->n_kernels;
+        return list->kernels;
     }
+    return NULL;
+}
+
+bool ont_op_has_kernel(const ont_node *node, const ont_device *device)
+{
+    uint32_t n;
+    const ont_kernel *kernels = ont_op_kernels(node->op, device, &n);
+    for (uint32_t i = 0; i < n; i++)
+        if (!is_disabled(node->op->name, kernels[i].name) && !kernels[i].accept(node)) return true;
     return false;
 }
 
-ont_status ont_op_choose(const ont_node *node, const ont_kernel **kernel)
+ont_status ont_op_choose(const ont_node *node, const ont_device *device, const ont_kernel **kernel)
 {
     char reasons[512] = "", inputs[512];
     size_t used = 0;
-    for (uint32_t i = 0; i < node->op->n_kernels; i++) {
-        const ont_kernel *candidate = &node->op->kernels[i];
+    uint32_t n_kernels;
+    const ont_kernel *kernels = ont_op_kernels(node->op, device, &n_kernels);
+    for (uint32_t i = 0; i < n_kernels; i++) {
+        const ont_kernel *candidate = &kernels[i];
         const char *reason = is_disabled(node->op->name, candidate->name) ? "disabled" : candidate->accept(node);
         if (!reason) {
             *kernel = candidate;
@@ -142,6 +158,6 @@ ont_status ont_op_choose(const ont_node *node, const ont_kernel **kernel)
         int n = snprintf(reasons + used, sizeof reasons - used, "%s%s: %s", used ? "; " : "", candidate->name, reason);
         if (n > 0 && used + (size_t)n < sizeof reasons) used += (size_t)n;
     }
-    return ont_fail(ONT_EUNSUPPORTED, "%s '%s': no kernel takes it (%s); its inputs are %s", node->op_type, node->name,
-                    used ? reasons : "there is none", inputs_text(node, inputs, sizeof inputs));
+    return ont_fail(ONT_EUNSUPPORTED, "%s '%s': no kernel%s%s takes it (%s); its inputs are %s", node->op_type, node->name,
+                    device ? " of device " : "", device ? device->kind->name : "", used ? reasons : "there is none", inputs_text(node, inputs, sizeof inputs));
 }

@@ -64,7 +64,7 @@ static ont_status fold(ont_graph *g, ont_node *node)
 {
     const ont_kernel *kernel = NULL;
     bool view = node->op->flags & ONT_OP_VIEW;
-    if (!view && ont_op_choose(node, &kernel) != ONT_OK) return ONT_OK;
+    if (!view && ont_op_choose(node, NULL, &kernel) != ONT_OK) return ONT_OK;
     ont_tensor **results = ont_arena_array(&g->arena, node->n_outputs, sizeof *results);
     if (!results) return ONT_ENOMEM;
     for (uint32_t i = 0; i < node->n_outputs; i++)
@@ -121,7 +121,7 @@ static ont_status infer_node(ont_graph *g, ont_node *node, ont_node **next)
         return ont_context(ont_pass_gradient_node(g, node, next), "%s '%s'", node->op_type, node->name);
     ONT_TRY(check_containers(node));
     if (node->op->infer) ONT_TRY(ont_context(node->op->infer(g, node), "%s '%s'", node->op_type, node->name));
-    if (ont_op_expands(node)) return ont_op_expand(g, node, next);
+    if (ont_op_expands(g, node)) return ont_op_expand(g, node, next);
     bool known = node->n_outputs == 1 && node->outputs[0] && node->outputs[0]->data;
     if (!known && foldable(node)) ONT_TRY(fold(g, node));
     for (uint32_t i = 0; i < node->n_outputs; i++) {

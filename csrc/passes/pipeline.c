@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "passes/fuse_attention.h"
 #include "passes/fuse_transpose.h"
 
 typedef struct pass {
@@ -17,6 +18,7 @@ typedef struct pass {
 static const pass before_grad[] = { /* behind inference */
     {"cse", ont_pass_cse, false},
     {"fuse_transpose", ont_pass_fuse_transpose, false},
+    {"fuse_attention", ont_pass_fuse_attention, false},
 };
 
 static const pass after_grad[] = {

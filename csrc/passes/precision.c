@@ -88,7 +88,7 @@ ont_status ont_pass_precision(ont_graph *g)
     int now = ont_passes_precision();
     bool everywhere = now & EVERYWHERE;
     ont_precision precision = (ont_precision)(now & ~EVERYWHERE);
-    if (precision == ONT_PRECISION_HIGHEST) return ONT_OK;
+    if (precision == ONT_PRECISION_HIGHEST || g->device) return ONT_OK;
     if (!everywhere && !ont_matmul_half_is_fast(precision == ONT_PRECISION_HIGH)) return ONT_OK;
     for (ont_node *node = g->first, *next; node; node = next) {
         next = node->next;

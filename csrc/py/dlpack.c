@@ -11,8 +11,11 @@ int ont_dlpack_init(ont_state *state)
     PyObject *torch = PyImport_ImportModule("torch");
     if (!torch) return -1;
     state->tensor_type = PyObject_GetAttrString(torch, "Tensor");
+    PyObject *nn = PyObject_GetAttrString(torch, "nn");
+    state->parameter_type = nn ? PyObject_GetAttrString(nn, "Parameter") : NULL;
+    Py_XDECREF(nn);
     Py_DECREF(torch);
-    if (!state->tensor_type) return -1;
+    if (!state->tensor_type || !state->parameter_type) return -1;
     PyObject *capsule = PyObject_GetAttrString(state->tensor_type, "__dlpack_c_exchange_api__");
     if (!capsule) {
         PyErr_Clear(); /* an older torch: the Python protocol serves */
@@ -52,10 +55,12 @@ static int refused_by_torch(const char *what, Py_ssize_t index)
     return -1;
 }
 
-static int view_of(const dlpack_tensor *t, const char *what, Py_ssize_t index, ont_view *view)
+static int view_of(const ont_device *device, const dlpack_tensor *t, const char *what, Py_ssize_t index, ont_view *view)
 {
-    if (t->device.type != DLPACK_CPU && t->device.type != DLPACK_CUDA_HOST)
+    if (!device && t->device.type != DLPACK_CPU && t->device.type != DLPACK_CUDA_HOST)
         return refuse(what, index, "the tensor is not on the CPU");
+    if (device && (t->device.type != device->kind->dlpack || (t->device.type != DLPACK_CPU && t->device.id != device->id)))
+        return refuse(what, index, "the tensor is not on the session's device");
     if (t->dtype.lanes != 1 || !ont_dtype_from_dlpack(t->dtype.code, t->dtype.bits, &view->dtype))
         return refuse(what, index, "the tensor's dtype is not supported");
     view->rank = t->ndim;
@@ -69,14 +74,14 @@ static int view_of(const dlpack_tensor *t, const char *what, Py_ssize_t index, o
 }
 
 /* Through tensor.detach().__dlpack__(): the capsule is held until the view is done with. */
-static int borrow_by_protocol(PyObject *tensor, const char *what, Py_ssize_t index, ont_view *view, PyObject **keep)
+static int borrow_by_protocol(const ont_device *device, PyObject *tensor, const char *what, Py_ssize_t index, ont_view *view, PyObject **keep)
 {
     PyObject *detached = PyObject_CallMethod(tensor, "detach", NULL);
     PyObject *capsule = detached ? PyObject_CallMethod(detached, "__dlpack__", NULL) : NULL;
     Py_XDECREF(detached);
     if (!capsule) return refused_by_torch(what, index);
     const dlpack_managed_legacy *managed = PyCapsule_GetPointer(capsule, "dltensor");
-    if (!managed || view_of(&managed->tensor, what, index, view) < 0) {
+    if (!managed || view_of(device, &managed->tensor, what, index, view) < 0) {
         Py_DECREF(capsule);
         return -1;
     }
@@ -97,13 +102,19 @@ static int is_lazy(PyObject *tensor, const ont_view *view)
 int ont_dlpack_borrow(const ont_state *state, PyObject *tensor, const char *what, Py_ssize_t index, ont_view *view,
                       PyObject **keep)
 {
+    return ont_dlpack_borrow_on(state, NULL, tensor, what, index, view, keep);
+}
+
+int ont_dlpack_borrow_on(const ont_state *state, const ont_device *device, PyObject *tensor, const char *what, Py_ssize_t index,
+                         ont_view *view, PyObject **keep)
+{
     /* By type, not by isinstance(): that asks Parameter's metaclass, in Python, for every parameter of every step. */
     if (!PyType_IsSubtype(Py_TYPE(tensor), (PyTypeObject *)state->tensor_type)) return refuse(what, index, "a torch.Tensor is expected");
     *keep = NULL;
-    if (!state->dlpack) return borrow_by_protocol(tensor, what, index, view, keep);
+    if (!state->dlpack) return borrow_by_protocol(device, tensor, what, index, view, keep);
     dlpack_tensor borrowed;
     if (state->dlpack->tensor_from_object(tensor, &borrowed) < 0) return refused_by_torch(what, index);
-    if (view_of(&borrowed, what, index, view) < 0) return -1;
+    if (view_of(device, &borrowed, what, index, view) < 0) return -1;
     /* Negative views are imaginary parts of conjugates: strided, or a single number. Others skip the attribute call. */
     ont_shape shape = ont_shape_of(view->rank <= ONT_MAX_RANK ? view->rank : 0, view->dims);
     if (!ont_view_is_contiguous(view) || ont_shape_count(&shape) == 1) {
@@ -141,6 +152,7 @@ static void fill(dlpack_tensor *t, ont_block *block, int64_t *strides)
 {
     ont_shape_strides(&block->shape, strides);
     *t = (dlpack_tensor){.data = block->bytes ? block->data : NULL, .device = {DLPACK_CPU, 0}, .ndim = block->shape.rank};
+    if (block->device) t->device = (dlpack_device){block->device->kind->dlpack, block->device->id};
     ont_dtype_to_dlpack(block->dtype, &t->dtype.code, &t->dtype.bits);
     t->dtype.lanes = 1;
     t->shape = block->shape.dims;

@@ -1,7 +1,7 @@
 /*
  * The extension module: types, the functions that describe the build, test hooks, and the log sink.
  */
-#include "py/dlpack.h" /* Python.h before any system header */
+#include "py/device.h" /* Python.h before any system header */
 
 #include <stdlib.h>
 #include <string.h>
@@ -14,6 +14,7 @@
 #include "device/matmul.h"
 #include "passes/pipeline.h"
 #include "py/grads.h"
+#include "py/peek.h"
 #include "run/run.h"
 #include "simd/simd.h"
 
@@ -221,6 +222,9 @@ static PyMethodDef methods[] = {
     {"scale_tensors", ont_scale_tensors, METH_VARARGS, "scale_tensors(sources, targets, factor, keep) -> all were finite"},
     {"set_flush_denormals", set_flush_denormals, METH_VARARGS, "set_flush_denormals(on): kernels take denormals as zero"},
     {"set_matmul_precision", set_matmul_precision, METH_VARARGS, "set_matmul_precision(name, everywhere=False)"},
+    {"open_plugin", ont_open_plugin, METH_VARARGS, "open_plugin(path=None) -> what a device plugin has and lacks"},
+    {"device_operators", ont_device_operators, METH_VARARGS, "device_operators(device) -> [(domain, name, kernels)]"},
+    {"set_tf32", ont_set_tf32, METH_VARARGS, "set_tf32(on): products of float32 on CUDA may use TF32, in programs built from now on"},
     {"set_timing", set_timing, METH_VARARGS, "set_timing(on): runs note when their steps begin and end"},
     {"set_log_level", set_log_level, METH_VARARGS, "set_log_level(level): lines below it are not made"},
     {NULL, NULL, 0, NULL},
@@ -236,6 +240,8 @@ static int module_exec(PyObject *module)
 {
     ont_state *state = ont_get_state(module);
     if (ont_dlpack_init(state) < 0) return -1;
+    ont_peek_init(state);
+    ont_device_init(state);
     if (add_type(module, &ont_session_spec, &state->session_type) < 0) return -1;
     if (add_type(module, &ont_run_spec, &state->run_type) < 0) return -1;
     if (add_type(module, &ont_watch_spec, &state->watch_type) < 0) return -1;
@@ -265,6 +271,7 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(state->updater_type);
     Py_VISIT(state->unsupported_error);
     Py_VISIT(state->tensor_type);
+    Py_VISIT(state->parameter_type);
     return 0;
 }
 
@@ -277,6 +284,7 @@ static int module_clear(PyObject *module)
     Py_CLEAR(state->updater_type);
     Py_CLEAR(state->unsupported_error);
     Py_CLEAR(state->tensor_type);
+    Py_CLEAR(state->parameter_type);
     return 0;
 }
 

@@ -1,7 +1,7 @@
 /*
  * The Python types Session and Run over run/session.h. The only place that drops the GIL, around kernels.
  */
-#include "py/dlpack.h" /* Python.h before any system header */
+#include "py/device.h" /* Python.h before any system header */
 
 #include <string.h>
 
@@ -115,11 +115,13 @@ enum { MOST_PROGRAMS = 4096 };
 static int session_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     ont_session_object *self = (ont_session_object *)object;
-    char *names[] = {"model", "programs", NULL};
+    char *names[] = {"model", "programs", "device", NULL};
     const char *bytes;
     Py_ssize_t size;
+    const char *device_name = "";
+    const ont_device *device;
     int programs = 16;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y#|i:Session", names, &bytes, &size, &programs)) return -1;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y#|is:Session", names, &bytes, &size, &programs, &device_name)) return -1;
     if (programs < 1 || programs > MOST_PROGRAMS) {
         PyErr_Format(PyExc_ValueError, "programs is %d, expected 1 to %d", programs, MOST_PROGRAMS);
         return -1;
@@ -128,9 +130,10 @@ static int session_init(PyObject *object, PyObject *args, PyObject *kwargs)
         PyErr_SetString(PyExc_RuntimeError, "a Session is initialised once");
         return -1;
     }
+    if (ont_device_by_name(self->state, device_name, &device) < 0) return -1;
     ont_graph *graph;
     ont_status status = ont_onnx_load((const uint8_t *)bytes, (size_t)size, &graph);
-    if (status == ONT_OK) status = ont_session_create(graph, (uint32_t)programs, &self->session);
+    if (status == ONT_OK) status = ont_session_create(graph, (uint32_t)programs, device, &self->session);
     if (status == ONT_OK) return 0;
     ont_raise(self->state, status);
     return -1;
@@ -293,7 +296,9 @@ static PyObject *session_forward(PyObject *object, PyObject *args, PyObject *kwa
     PyObject *result = NULL;
     if (borrowed_init(&in, n) == 0) {
         Py_ssize_t i = 0;
-        while (i < n && ont_dlpack_borrow(self->state, PyTuple_GetItem(tuple, i), "input", i, &in.views[i], &in.keep[i]) == 0)
+        const ont_device *device = ont_session_device(self->session);
+        while (i < n && ont_dlpack_borrow_on(self->state, device, PyTuple_GetItem(tuple, i), "input", i, &in.views[i],
+                                             &in.keep[i]) == 0)
             i++;
         if (i == n) result = forward_borrowed(self, &in, (const uint8_t *)mask, seed);
         borrowed_deinit(&in);
@@ -536,7 +541,8 @@ static int borrow_backward(run_object *self, const ont_program *p, backward_call
     for (Py_ssize_t k = 0; k < n_saved; k++) {
         Py_ssize_t i = PyLong_AsSsize_t(PyTuple_GetItem(self->saved_inputs, k));
         ont_view *view = &call->inputs.views[i];
-        if (ont_dlpack_borrow(state, PyTuple_GetItem(call->saved, k), "saved", k, view, &call->inputs.keep[i]) < 0) return -1;
+        PyObject *saved = PyTuple_GetItem(call->saved, k);
+        if (ont_dlpack_borrow_on(state, p->device, saved, "saved", k, view, &call->inputs.keep[i]) < 0) return -1;
         if (check_saved(view, p->graph->inputs[i]) < 0) return -1;
     }
     for (Py_ssize_t i = 0; i < call->grads.n; i++) {
@@ -544,7 +550,7 @@ static int borrow_backward(run_object *self, const ont_program *p, backward_call
         ont_view *view = &call->grads.views[i];
         if (grad == Py_None)
             view->rank = -1;
-        else if (ont_dlpack_borrow(state, grad, "gradient of output", i, view, &call->grads.keep[i]) < 0)
+        else if (ont_dlpack_borrow_on(state, p->device, grad, "gradient of output", i, view, &call->grads.keep[i]) < 0)
             return -1;
     }
     return 0;

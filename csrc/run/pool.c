@@ -11,25 +11,30 @@ enum { LARGE_BLOCK = 16 << 20 }; /* not kept while a run waits for its backward 
 
 struct ont_pool {
     pthread_mutex_t lock;
+    const ont_device *device;
     ont_block *cached; /* most recently returned first */
     ont_pool_stats stats;
     uint64_t refs;     /* the owner's, and one a live block */
     int open_runs;
 };
 
-ont_status ont_pool_create(ont_pool **pool)
+ont_status ont_pool_create(const ont_device *device, ont_pool **pool)
 {
     ont_pool *p = ont_calloc(1, sizeof *p);
     if (!p) return ONT_ENOMEM;
     pthread_mutex_init(&p->lock, NULL);
     p->refs = 1;
+    p->device = device;
     *pool = p;
     return ONT_OK;
 }
 
 static void block_free(ont_block *block)
 {
-    ont_buffer_free(block->data, block->bytes);
+    if (block->device)
+        block->device->kind->free(block->device, &(ont_memory){block->data, block->owner}, block->bytes ? block->bytes : 1);
+    else
+        ont_buffer_free(block->data, block->bytes);
     ont_free(block);
 }
 
@@ -76,6 +81,20 @@ static ont_block *take_cached(ont_pool *pool, size_t bytes)
     return NULL;
 }
 
+static ont_status block_alloc(const ont_device *device, ont_block *block)
+{
+    block->device = device;
+    if (!device) {
+        block->data = (block->bytes < LARGE_BLOCK ? ont_buffer_alloc : ont_buffer_alloc_fleeting)(block->bytes);
+        return block->data ? ONT_OK : ONT_ENOMEM;
+    }
+    ont_memory memory = {0};
+    ONT_TRY(device->kind->alloc(device, block->bytes ? block->bytes : 1, &memory));
+    block->data = memory.data;
+    block->owner = memory.owner;
+    return ONT_OK;
+}
+
 ont_status ont_pool_take(ont_pool *pool, ont_dtype dtype, const ont_shape *shape, ont_block **result)
 {
     size_t bytes;
@@ -87,10 +106,10 @@ ont_status ont_pool_take(ont_pool *pool, ont_dtype dtype, const ont_shape *shape
         block = ont_calloc(1, sizeof *block);
         if (!block) return ONT_ENOMEM;
         block->bytes = bytes;
-        block->data = (bytes < LARGE_BLOCK ? ont_buffer_alloc : ont_buffer_alloc_fleeting)(bytes);
-        if (!block->data) {
+        ont_status status = block_alloc(pool->device, block);
+        if (status != ONT_OK) {
             ont_free(block);
-            return ONT_ENOMEM;
+            return status;
         }
     }
     block->pool = pool;
@@ -122,7 +141,7 @@ void ont_block_unref(ont_block *block)
     pool->stats.live_bytes -= block->bytes;
     /* What fits under the peak was needed at once before and will be again; what does not is given back, oldest first. */
     bool keep = pool->stats.live_bytes + pool->stats.cached_bytes + block->bytes <= pool->stats.peak_bytes;
-    keep &= !pool->open_runs || block->bytes < LARGE_BLOCK;
+    keep &= !pool->device && (!pool->open_runs || block->bytes < LARGE_BLOCK);
     if (keep) {
         block->next = pool->cached;
         pool->cached = block;

@@ -10,6 +10,7 @@
 #define ONT_RUN_POOL_H
 
 #include "base/shape.h"
+#include "device/device.h"
 
 typedef struct ont_pool ont_pool;
 
@@ -18,7 +19,9 @@ typedef struct ont_block {
     size_t bytes;
     ont_dtype dtype;
     ont_shape shape;
+    const ont_device *device; /* NULL: the CPU */
     /* private to the pool */
+    void *owner;
     ont_pool *pool;
     struct ont_block *next;
     int refs;
@@ -29,7 +32,8 @@ typedef struct ont_pool_stats {
     uint64_t taken, reused;
 } ont_pool_stats;
 
-ont_status ont_pool_create(ont_pool **pool) ONT_MUST_USE;
+/* On a device nothing is cached: its allocator does that, and knows the streams. */
+ont_status ont_pool_create(const ont_device *device, ont_pool **pool) ONT_MUST_USE;
 void ont_pool_unref(ont_pool *pool); /* cached blocks go now, live ones when they are dropped */
 ont_status ont_pool_take(ont_pool *pool, ont_dtype dtype, const ont_shape *shape, ont_block **block) ONT_MUST_USE;
 ont_block *ont_block_ref(ont_block *block);

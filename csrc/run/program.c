@@ -10,6 +10,7 @@
 #include "base/alloc.h"
 #include "base/log.h"
 #include "passes/pipeline.h"
+#include "run/place.h"
 #include "run/run.h"
 
 static double now(void)
@@ -71,7 +72,7 @@ static bool is_view(const ont_node *node)
 static ont_status bind_step(ont_program *p, const ont_node *node, ont_step *step, ont_plan_step *need)
 {
     const ont_kernel *kernel;
-    ONT_TRY(ont_op_choose(node, &kernel));
+    ONT_TRY(ont_op_choose(node, p->device, &kernel));
     step->node = node;
     step->in = ont_arena_array(&p->arena, node->n_inputs + 1, sizeof *step->in);
     step->out = ont_arena_array(&p->arena, node->n_outputs + 1, sizeof *step->out);
@@ -169,16 +170,22 @@ static ont_status build(ont_program *p, const ont_graph *loaded, const ont_view 
 {
     ont_plan_step *needs;
     ONT_TRY(ont_graph_clone(loaded, &p->graph));
+    p->graph->device = p->device;
     ONT_TRY(specialise(p->graph, inputs));
     ONT_TRY(ont_passes_before_grad(p->graph, facts));
     ONT_TRY(facts->n_needs ? become_probe(p, facts) : flatten_results(p));
     ONT_TRY(differentiate(p, p->probe ? NULL : wants));
     ONT_TRY(ont_passes_after_grad(p->graph));
-    ONT_TRY(bind_steps(p, &needs));
+    ont_scope scope; /* kernels of a device prepare with it current */
+    ONT_TRY(ont_place_enter(p->device, &scope));
+    ont_status bound = bind_steps(p, &needs);
+    ont_place_leave(p->device, &scope);
+    ONT_TRY(bound);
     ONT_TRY(ont_plan_memory(p->graph, needs, p->n_steps, p->split, p->grads.n_forward_outputs, is_view, &p->arena,
                             &p->plan));
     for (uint32_t t = 0; t < p->n_steps; t++) p->steps[t].work_offset = p->plan.work_offsets[t];
-    return mark_saved(p);
+    ONT_TRY(mark_saved(p));
+    return ont_place_constants(p);
 }
 
 static ont_status keep_facts(ont_program *p, const ont_tensor *facts, uint32_t n)
@@ -197,7 +204,8 @@ static ont_status keep_facts(ont_program *p, const ont_tensor *facts, uint32_t n
 }
 
 ont_status ont_program_build(const ont_graph *loaded, const ont_view *inputs, const uint8_t *wants,
-                             const ont_tensor *facts, uint32_t n_facts, ont_program **program)
+                             const ont_tensor *facts, uint32_t n_facts, const ont_device *device,
+                             ont_program **program)
 {
     ont_facts known = {.tensors = facts, .n = n_facts};
     double start = now();
@@ -206,6 +214,7 @@ ont_status ont_program_build(const ont_graph *loaded, const ont_view *inputs, co
     ont_arena_init(&p->arena);
     pthread_mutex_init(&p->lock, NULL);
     p->refs = 1;
+    p->device = device;
     ont_status status = build(p, loaded, inputs, wants, &known);
     if (status == ONT_OK) status = keep_facts(p, facts, n_facts);
     if (status != ONT_OK) {
@@ -240,6 +249,7 @@ ont_status ont_program_stage(const ont_program *p, const ont_graph *loaded, bool
     if (!views || !wants) goto done;
     views_of(p, views, wants);
     ONT_TRYGOTO(status, done, ont_graph_clone(loaded, &scratch.graph));
+    scratch.graph->device = p->device;
     ONT_TRYGOTO(status, done, specialise(scratch.graph, views));
     ONT_TRYGOTO(status, done, ont_passes_before_grad(scratch.graph, &facts));
     if (differentiated && !facts.n_needs) ONT_TRYGOTO(status, done, differentiate(&scratch, wants));
@@ -264,6 +274,8 @@ void ont_program_unref(ont_program *p)
     ont_run_free_idle(p);
     for (uint32_t t = 0; p->steps && t < p->n_steps; t++)
         if (p->steps[t].state && p->steps[t].kernel->release) p->steps[t].kernel->release(p->steps[t].state);
+    ont_place_free(p->device, &p->constants, p->constant_bytes);
+    if (p->fault) p->device->kind->free_shared(p->device, p->fault);
     ont_graph_destroy(p->graph);
     ont_arena_deinit(&p->arena);
     pthread_mutex_destroy(&p->lock);

@@ -7,6 +7,7 @@
 
 #include <pthread.h>
 
+#include "device/device.h"
 #include "passes/pass.h"
 #include "plan/plan.h"
 #include "run/pool.h"
@@ -32,6 +33,11 @@ enum { ONT_STEP_ABSENT = UINT32_MAX };
 
 typedef struct ont_program {
     ont_graph *graph;
+    const ont_device *device;       /* NULL: the CPU */
+    ont_memory constants;           /* on the device, and where each of them is; the CPU reads the graph's own */
+    size_t constant_bytes;
+    void **constant_at;
+    ont_fault *fault;
     ont_arena arena;
     ont_gradients grads;
     ont_plan plan;
@@ -61,7 +67,8 @@ typedef struct ont_program {
  * contents that `facts` do not hold, the program is a probe: its outputs are the facts that come next.
  */
 ont_status ont_program_build(const ont_graph *loaded, const ont_view *inputs, const uint8_t *wants,
-                             const ont_tensor *facts, uint32_t n_facts, ont_program **program) ONT_MUST_USE;
+                             const ont_tensor *facts, uint32_t n_facts, const ont_device *device,
+                             ont_program **program) ONT_MUST_USE;
 /*
  * What the graph of a program was on the way: specialised and folded, and, where asked for, differentiated, before the
  * passes that follow. For save_onnx; built anew, the caller's to destroy.

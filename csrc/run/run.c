@@ -8,18 +8,22 @@
 
 #include "base/alloc.h"
 #include "base/denormals.h"
+#include "run/place.h"
 
 struct ont_run {
     ont_program *program;
     ont_pool *pool;
     uint64_t seed;
-    char *slab;
+    char *slab;            /* the device's, where there is one; the key of the run lies behind it */
+    ont_memory slab_memory;
+    void *stream;          /* that the slab was used on last */
     void **pointers;       /* per value id */
     const void **in;       /* scratch for one step */
     void **out;
     ont_block **outputs;   /* per graph output: blocks that the run references; gradients while backward runs */
     ont_block **copies;    /* row-major copies of strided inputs, as many as n_copies */
     uint32_t n_copies, max_copies;
+    bool used;
     ont_run *next;         /* in the program's idle list */
 };
 
@@ -27,10 +31,20 @@ static bool timing; /* read once a phase */
 
 enum { IDLE_RUNS = 2 }; /* kept with their slabs: one for training, one more for overlapping forwards */
 
+static size_t slab_bytes(const ont_program *p)
+{
+    return p->plan.slab_bytes + (p->device ? ONT_PLAN_ALIGN : 0);
+}
+
+static uint64_t *seed_at(const ont_run *run)
+{
+    return run->program->device ? (uint64_t *)(void *)(run->slab + run->program->plan.slab_bytes) : NULL;
+}
+
 static void run_destroy(ont_run *run)
 {
     if (!run) return;
-    ont_buffer_free(run->slab, run->program->plan.slab_bytes);
+    ont_place_free(run->program->device, &run->slab_memory, slab_bytes(run->program));
     ont_free(run->pointers);
     ont_free(run->in);
     ont_free(run->out);
@@ -55,7 +69,8 @@ static void set_fixed_pointers(ont_run *run)
     for (uint32_t i = 0; i < p->graph->n_values; i++) {
         const ont_place *place = &p->plan.places[i];
         if (place->kind == ONT_PLACE_SLAB) run->pointers[i] = run->slab + place->offset;
-        if (place->kind == ONT_PLACE_CONSTANT) run->pointers[i] = p->graph->values[place->index]->data->data;
+        if (place->kind == ONT_PLACE_CONSTANT)
+            run->pointers[i] = p->device ? p->constant_at[place->index] : p->graph->values[place->index]->data->data;
     }
 }
 
@@ -65,7 +80,8 @@ static ont_status run_create(ont_program *p, ont_run **result)
     if (!run) return ONT_ENOMEM;
     run->program = p;
     run->max_copies = p->graph->n_inputs * 2 + 1;
-    run->slab = ont_buffer_alloc(p->plan.slab_bytes);
+    ont_status status = ont_place_alloc(p->device, slab_bytes(p), &run->slab_memory);
+    run->slab = run->slab_memory.data;
     run->pointers = ont_calloc(p->graph->n_values + 1, sizeof *run->pointers);
     run->in = ont_calloc(p->max_in + 1, sizeof *run->in);
     run->out = ont_calloc(p->max_out + 1, sizeof *run->out);
@@ -73,7 +89,7 @@ static ont_status run_create(ont_program *p, ont_run **result)
     run->copies = ont_calloc(run->max_copies, sizeof *run->copies);
     if (!run->slab || !run->pointers || !run->in || !run->out || !run->outputs || !run->copies) {
         run_destroy(run);
-        return ONT_ENOMEM;
+        return status == ONT_OK ? ONT_ENOMEM : status;
     }
     set_fixed_pointers(run);
     *result = run;
@@ -140,9 +156,8 @@ static ont_status materialise(ont_run *run, const ont_view *view, void **data)
     ont_block *block;
     ONT_TRY(ont_pool_take(run->pool, view->dtype, &shape, &block));
     run->copies[run->n_copies++] = block;
-    ont_view_copy(view, block->data);
     *data = block->data;
-    return ONT_OK;
+    return ont_place_view(run->program->device, view, block->data, run->stream);
 }
 
 /* Points every value that lies in a graph input or output block to where that is now. */
@@ -172,7 +187,8 @@ static double now(void)
 static ont_status execute_steps(ont_run *run, uint32_t first, uint32_t last)
 {
     const ont_program *p = run->program;
-    ont_call call = {.in = run->in, .out = run->out, .seed = run->seed};
+    ont_call call = {.in = run->in, .out = run->out, .seed = run->seed, .device = p->device, .stream = run->stream,
+                     .seed_at = seed_at(run), .fault = p->fault};
     bool timed = __atomic_load_n(&timing, __ATOMIC_RELAXED);
     for (uint32_t t = first; t < last; t++) {
         const ont_step *step = &p->steps[t];
@@ -182,6 +198,7 @@ static ont_status execute_steps(ont_run *run, uint32_t first, uint32_t last)
             run->out[i] = step->out[i] == ONT_STEP_ABSENT ? NULL : run->pointers[step->out[i]];
         call.node = step->node;
         call.state = step->state;
+        call.step = (int32_t)t;
         call.work = run->slab + step->work_offset;
         if (timed) p->times[t][0] = now();
         ont_status status = step->kernel->run(&call);
@@ -213,30 +230,49 @@ static ont_status take_outputs(ont_run *run, uint32_t first, uint32_t last)
     return ONT_OK;
 }
 
-static void copy_outputs(ont_run *run, uint32_t first, uint32_t last)
+static ont_status copy_outputs(ont_run *run, uint32_t first, uint32_t last)
 {
     const ont_program *p = run->program;
     for (uint32_t i = first; i < last; i++) {
         ont_block *block = run->outputs[i];
         if (p->plan.copied_outputs[i] && block->bytes)
-            memcpy(block->data, run->pointers[p->graph->outputs[i]->id], block->bytes);
+            ONT_TRY(ont_place_copy(p->device, block->data, run->pointers[p->graph->outputs[i]->id], block->bytes, run->stream));
     }
+    return ONT_OK;
+}
+
+/* The device made current, its stream taken over, and the key put where kernels read it. */
+static ont_status enter(ont_run *run, ont_scope *scope)
+{
+    const ont_device *device = run->program->device;
+    ONT_TRY(ont_place_enter(device, scope));
+    ont_status status = ont_place_check(run->program); /* of what was found behind the last look */
+    if (device && status == ONT_OK && run->used && run->stream != scope->stream)
+        status = device->kind->join(device, scope->stream, run->stream);
+    run->stream = scope->stream;
+    run->used = true;
+    if (device && status == ONT_OK) status = device->kind->store(device, seed_at(run), &run->seed, 1, run->stream);
+    if (status != ONT_OK) ont_place_leave(device, scope);
+    return status;
 }
 
 ont_status ont_run_forward(ont_program *p, ont_pool *pool, const ont_view *inputs, uint64_t seed, ont_block **outputs,
                            ont_run **result)
 {
     ont_run *run = NULL;
+    ont_scope scope;
     void **data = ont_calloc(p->graph->n_inputs + 1, sizeof *data);
     if (!data) return ONT_ENOMEM;
     ont_status status = run_take(p, pool, seed, &run);
     if (status != ONT_OK) goto done;
+    ONT_TRYGOTO(status, fail_run, enter(run, &scope));
     for (uint32_t i = 0; i < p->grads.n_forward_inputs; i++)
         ONT_TRYGOTO(status, fail, materialise(run, &inputs[i], &data[i]));
     ONT_TRYGOTO(status, fail, take_outputs(run, 0, p->grads.n_forward_outputs));
     set_bound_pointers(run, data);
     ONT_TRYGOTO(status, fail, execute(run, 0, p->split));
-    copy_outputs(run, 0, p->grads.n_forward_outputs);
+    ONT_TRYGOTO(status, fail, copy_outputs(run, 0, p->grads.n_forward_outputs));
+    if (p->device && p->device->kind->waits) ONT_TRYGOTO(status, fail, ont_place_check(p));
     for (uint32_t i = 0; i < p->grads.n_forward_outputs; i++) {
         outputs[i] = run->outputs[i];
         run->outputs[i] = p->differentiable && p->saved_outputs[i] ? ont_block_ref(outputs[i]) : NULL;
@@ -245,10 +281,13 @@ ont_status ont_run_forward(ont_program *p, ont_pool *pool, const ont_view *input
     run->n_copies = 0; /* backward gets its inputs again */
     if (p->differentiable) {
         *result = run;
+        ont_place_leave(p->device, &scope);
         goto done;
     }
     *result = NULL;
 fail:
+    ont_place_leave(p->device, &scope);
+fail_run:
     ont_run_release(run);
 done:
     ont_free(data);
@@ -262,9 +301,8 @@ static ont_status bind_gradient(ont_run *run, const ont_value *input, const ont_
         ont_block *block;
         ONT_TRY(ont_pool_take(run->pool, input->dtype, &input->shape, &block));
         run->copies[run->n_copies++] = block;
-        if (block->bytes) memset(block->data, 0, block->bytes);
         *data = block->data;
-        return ONT_OK;
+        return ont_place_clear(run->program->device, block->data, block->bytes, run->stream);
     }
     ont_shape shape = ont_shape_of(view->rank <= ONT_MAX_RANK ? view->rank : 0, view->dims);
     if (view->dtype != input->dtype || view->rank > ONT_MAX_RANK || !ont_shape_equal(&shape, &input->shape)) {
@@ -291,21 +329,32 @@ static ont_status bind_backward(ont_run *run, const ont_view *inputs, const ont_
     return ONT_OK;
 }
 
+/* Gradients of graph inputs, each a reference for the caller. */
+static void hand_out_gradients(ont_run *run, ont_block **in_grads)
+{
+    const ont_program *p = run->program;
+    for (uint32_t i = 0; i < p->grads.n_forward_inputs; i++) {
+        int32_t output = p->grads.grad_output[i];
+        in_grads[i] = output < 0 ? NULL : run->outputs[output];
+        if (output >= 0) run->outputs[output] = NULL;
+    }
+}
+
 ont_status ont_run_backward(ont_run *run, const ont_view *inputs, const ont_view *outputs, const ont_view *grads,
                             ont_block **in_grads)
 {
     const ont_program *p = run->program;
+    ont_scope scope;
     void **data = ont_calloc(p->graph->n_inputs + 1, sizeof *data);
-    ont_status status = data ? bind_backward(run, inputs, outputs, grads, data) : ONT_ENOMEM;
+    ont_status status = data ? enter(run, &scope) : ONT_ENOMEM;
+    if (status != ONT_OK) goto done;
+    status = bind_backward(run, inputs, outputs, grads, data);
     if (status == ONT_OK) status = execute(run, p->split, p->n_steps);
-    if (status == ONT_OK) {
-        copy_outputs(run, p->grads.n_forward_outputs, p->graph->n_outputs);
-        for (uint32_t i = 0; i < p->grads.n_forward_inputs; i++) {
-            int32_t output = p->grads.grad_output[i];
-            in_grads[i] = output < 0 ? NULL : run->outputs[output];
-            if (output >= 0) run->outputs[output] = NULL; /* the caller's now */
-        }
-    }
+    if (status == ONT_OK) status = copy_outputs(run, p->grads.n_forward_outputs, p->graph->n_outputs);
+    if (status == ONT_OK && p->device && p->device->kind->waits) status = ont_place_check(p);
+    if (status == ONT_OK) hand_out_gradients(run, in_grads);
+    ont_place_leave(p->device, &scope);
+done:
     ont_run_release(run);
     ont_free(data);
     return status;

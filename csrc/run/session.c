@@ -21,6 +21,7 @@ enum { MAX_PROBES = 256, MAX_FACTS = 1 << 16 };
 struct ont_session {
     ont_graph *graph;
     ont_pool *pool;
+    const ont_device *device;
     entry *entries;
     uint32_t n_entries, max_entries; /* probes: MAX_PROBES more */
     entry *last;
@@ -45,7 +46,7 @@ static ont_status check_operators(ont_session *s, const ont_graph *g)
     return ONT_OK;
 }
 
-ont_status ont_session_create(ont_graph *graph, uint32_t max_programs, ont_session **session)
+ont_status ont_session_create(ont_graph *graph, uint32_t max_programs, const ont_device *device, ont_session **session)
 {
     ont_session *s = ont_calloc(1, sizeof *s);
     if (!s) {
@@ -53,9 +54,10 @@ ont_status ont_session_create(ont_graph *graph, uint32_t max_programs, ont_sessi
         return ONT_ENOMEM;
     }
     s->graph = graph;
+    s->device = device;
     s->max_entries = max_programs ? max_programs : 1;
     s->entries = ont_calloc(s->max_entries + MAX_PROBES, sizeof *s->entries);
-    ont_status status = s->entries ? ont_pool_create(&s->pool) : ONT_ENOMEM;
+    ont_status status = s->entries ? ont_pool_create(device, &s->pool) : ONT_ENOMEM;
     if (status == ONT_OK) status = check_operators(s, s->graph);
     if (status != ONT_OK) {
         ont_session_destroy(s);
@@ -147,7 +149,7 @@ static ont_status build(ont_session *s, const ont_view *inputs, const uint8_t *w
     if (!key) return ONT_ENOMEM;
     memcpy(key, s->key, length * sizeof *key);
     ont_program *program;
-    ont_status status = ont_program_build(s->graph, inputs, wants, search->facts, search->n_facts, &program);
+    ont_status status = ont_program_build(s->graph, inputs, wants, search->facts, search->n_facts, s->device, &program);
     if (status != ONT_OK) {
         ont_free(key);
         return status;
@@ -180,6 +182,21 @@ ont_status ont_session_program(ont_session *s, const ont_view *inputs, const uin
     return ONT_OK;
 }
 
+/* To the process's memory; waits for a device. */
+static ont_status read_block(const ont_block *block, void *to)
+{
+    const ont_device *device = block->device;
+    if (!device) {
+        memcpy(to, block->data, block->bytes);
+        return ONT_OK;
+    }
+    ont_scope scope;
+    ONT_TRY(device->kind->enter(device, &scope));
+    ont_status status = device->kind->read(device, to, block->data, block->bytes, scope.stream);
+    device->kind->leave(device, &scope);
+    return status;
+}
+
 ont_status ont_search_learn(ont_session *s, ont_search *search, ont_block *const *outputs, uint32_t n)
 {
     s->stats.probe_runs++;
@@ -191,8 +208,8 @@ ont_status ont_search_learn(ont_session *s, ont_search *search, ont_block *const
     for (uint32_t i = 0; i < n; i++) {
         ont_tensor fact = {outputs[i]->dtype, outputs[i]->shape, outputs[i]->bytes, ont_malloc(outputs[i]->bytes + 1)};
         if (!fact.data) return ONT_ENOMEM;
-        if (fact.bytes) memcpy(fact.data, outputs[i]->data, fact.bytes);
         facts[search->n_facts++] = fact;
+        if (fact.bytes) ONT_TRY(read_block(outputs[i], fact.data));
     }
     return ONT_OK;
 }
@@ -212,6 +229,11 @@ const ont_graph *ont_session_graph(const ont_session *s)
 ont_pool *ont_session_pool(ont_session *s)
 {
     return s->pool;
+}
+
+const ont_device *ont_session_device(const ont_session *s)
+{
+    return s->device;
 }
 
 bool ont_session_is_random(const ont_session *s)

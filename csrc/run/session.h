@@ -20,10 +20,12 @@ typedef struct ont_session_stats {
 } ont_session_stats;
 
 /* Takes the graph over, also on failure. */
-ont_status ont_session_create(ont_graph *graph, uint32_t max_programs, ont_session **session) ONT_MUST_USE;
+ont_status ont_session_create(ont_graph *graph, uint32_t max_programs, const ont_device *device,
+                              ont_session **session) ONT_MUST_USE;
 void ont_session_destroy(ont_session *session); /* programs with live runs stay until those end; see session.c */
 const ont_graph *ont_session_graph(const ont_session *session);
 ont_pool *ont_session_pool(ont_session *session);
+const ont_device *ont_session_device(const ont_session *session); /* NULL: the CPU */
 /* Whether any operator of the graph draws random numbers. */
 bool ont_session_is_random(const ont_session *session);
 

@@ -7,6 +7,7 @@ functions by those of replacements.py; what both exporters then write is in tran
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,9 +18,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
-from onnxtrain._export import replacements
+from onnxtrain._export import checks, replacements
 from onnxtrain._export.errors import Untraceable
 from onnxtrain._export.exclusive import only_here
+from onnxtrain._export.flags import Flags
 from onnxtrain._export.function_apply import CustomFunctions, applied, inlined_checkpoint
 from onnxtrain._export.replacements import PATCHES
 from onnxtrain._export.state import replaced
@@ -27,6 +29,11 @@ from onnxtrain._export.state import replaced
 
 def _torch_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled):
     return replacements.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+
+
+def _torch_ctc_loss(log_probs, targets, input_lengths, target_lengths, blank=0, reduction=1, zero_infinity=False):
+    name = ("none", "mean", "sum")[reduction]
+    return replacements.ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, name, zero_infinity)
 
 
 def _refuse(what: str) -> Callable[..., Any]:
@@ -39,11 +46,11 @@ def _refuse(what: str) -> Callable[..., Any]:
 _REWRITES: dict[Any, Callable[..., Any]] = {
     **{getattr(F, name): function for name, function in PATCHES.items()},
     torch.batch_norm: _torch_batch_norm,
+    torch.ctc_loss: _torch_ctc_loss,
     torch.Tensor.data.__get__: lambda x: x.detach(),  # .data is invisible to a trace
     torch.Tensor.register_hook: _refuse("Tensor.register_hook()"),
     torch.Tensor.retain_grad: _refuse("Tensor.retain_grad()"),
-    torch.Tensor.requires_grad_: _refuse("Tensor.requires_grad_()"),
-    torch.Tensor.requires_grad.__set__: _refuse("the setter of Tensor.requires_grad"),
+    torch.Tensor.grad.__get__: _refuse("the getter of Tensor.grad"),
     torch.Tensor.backward: _refuse("Tensor.backward()"),
     torch.autograd.grad: _refuse("torch.autograd.grad()"),
 }
@@ -58,20 +65,38 @@ class Rewrite(TorchFunctionMode):
     Args:
         barriers: make every result that forward computes without grad mode a gradient barrier. The default exporter
             marks such regions in its graph; the TorchScript exporter has no trace of them, nor of detach().
+        checked: filled with (condition, its value) where forward would raise if it had the other one; see checks.py. None:
+            such a condition is a branch on a value like others.
+        flags: which tensors require a gradient.
     """
 
-    def __init__(self, barriers: bool) -> None:
+    def __init__(self, barriers: bool, flags: Flags, checked: list[tuple[Tensor, bool]] | None = None) -> None:
         super().__init__()
         self._barriers = barriers
+        self._flags = flags
+        self._checked = checked
         self._values = _FrozenValues() if barriers else None
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
+        rewrite = self._flags.HANDLERS.get(func)
+        if rewrite is not None:
+            return rewrite(self._flags, *args, **(kwargs or {}))
+        if self._flags.frozen:
+            barrier = torch.ops.onnxtrain.stop_gradient if self._barriers else torch.detach
+            args, kwargs = self._flags.stopped((args, kwargs), barrier)
         rewrite = _REWRITES.get(func)
+        if func is Tensor.__bool__ and self._checked is not None and args[0].numel() == 1:
+            answer = checks.answer(sys._getframe(1))
+            if answer is not None:
+                self._checked.append((args[0].detach().reshape(()) != 0, answer))
+                return answer
         if self._values is not None:
             self._values.before(func, args)
         result = (rewrite or func)(*args, **(kwargs or {}))
         if self._values is not None:
             self._values.after(func, args, kwargs, result)
+        if isinstance(result, Tensor) and not any(result is argument for argument in args):
+            self._flags.made(result)
         if self._barriers and (func in _DETACHING or not torch.is_grad_enabled()):
             return tree_map_only(Tensor, lambda x: _barrier(x, args), result)
         return result

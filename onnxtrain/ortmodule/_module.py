@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
 import re
@@ -16,12 +17,13 @@ from onnxtrain._export import cache, exclusive, trees
 from onnxtrain._export.attributes import State
 from onnxtrain._export.errors import Untraceable
 from onnxtrain._export.function_apply import CustomFunctions
-from onnxtrain.export import ArgumentError, ExportError, export
+from onnxtrain.export import ArgumentError, ExportError, export, grad_modes
+from onnxtrain.ortmodule._device import device_of
 from onnxtrain.ortmodule import _announce
 from onnxtrain.ortmodule._debug import STAGES, DebugOptions
 from onnxtrain.ortmodule._fallback import Fallback, FallbackPolicy, ORTModuleTorchModelException
 from onnxtrain.ortmodule._managers import TorchModule
-from onnxtrain.ortmodule._program import Program, StaleError
+from onnxtrain.ortmodule._program import CheckError, Program, StaleError
 from onnxtrain.ortmodule._verify import compare, tolerance, verify
 from onnxtrain.ortmodule.options import RuntimeOptions
 
@@ -64,8 +66,16 @@ class _Forward:
     """ORTModule.forward, with the signature of the wrapped module's where somebody asks for it."""
 
     class Bound:
+        __slots__ = ("__self__",)  # without a __dict__, of which functools.wraps would copy
+
         def __init__(self, model: ORTModule) -> None:
             self.__self__ = model
+
+        def __eq__(self, other: object) -> bool:
+            return type(other) is type(self) and other.__self__ is self.__self__
+
+        def __hash__(self) -> int:
+            return hash((_Forward, id(self.__self__)))
 
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             return self.__self__._call(args, kwargs)
@@ -75,10 +85,29 @@ class _Forward:
             return inspect.signature(self.__self__._module.forward)
 
         @property
+        def __func__(self) -> types.FunctionType:
+            """As a method has one: libraries wrap it and bind the result to the model again."""
+
+            def forward(self: ORTModule, *args: Any, **kwargs: Any) -> Any:
+                return self._call(args, kwargs)
+
+            with contextlib.suppress(ValueError, TypeError):
+                own = self.__signature__
+                first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+                forward.__signature__ = own.replace(parameters=[first, *own.parameters.values()])  # type: ignore[attr-defined]
+            forward._of_ortmodule = True  # type: ignore[attr-defined]
+            return forward
+
+        @property
         def __doc__(self) -> str | None:  # type: ignore[override]
             return self.__self__._module.forward.__doc__
 
         __name__ = "forward"
+
+    def __init__(self) -> None:
+        kinds = inspect.Parameter
+        self.__signature__ = inspect.Signature([  # of the class's attribute, which no wrapped module belongs to
+            kinds("self", kinds.POSITIONAL_OR_KEYWORD), kinds("args", kinds.VAR_POSITIONAL), kinds("kwargs", kinds.VAR_KEYWORD)])
 
     def __get__(self, model: ORTModule | None, _owner: type) -> Any:
         return self if model is None else self.Bound(model)
@@ -115,14 +144,15 @@ class ORTModule(torch.nn.Module):
 
     Raises:
         TypeError: module is no torch.nn.Module.
-        ORTModuleTorchModelException: module is a DataParallel or an ORTModule.
+        ORTModuleTorchModelException: module is an ORTModule; or a DataParallel, and the policy does not allow that it runs
+            in PyTorch.
     """
 
     def __init__(self, module: torch.nn.Module, debug_options: DebugOptions | None = None) -> None:
         if not isinstance(module, torch.nn.Module):
             raise TypeError(f"ORTModule wraps a torch.nn.Module, not {type(module).__name__}")
-        if isinstance(module, (torch.nn.DataParallel, ORTModule)):
-            raise ORTModuleTorchModelException(f"ORTModule does not support a {type(module).__name__} as its module")
+        if isinstance(module, ORTModule):
+            raise ORTModuleTorchModelException("ORTModule does not support an ORTModule as its module")
         super().__init__()
         self._debug = debug_options if debug_options is not None else DebugOptions()
         self._fallback = Fallback()
@@ -137,6 +167,11 @@ class ORTModule(torch.nn.Module):
         for store in ("_parameters", "_buffers", "_modules"):  # the very dicts: torch's own walks find everything here
             self.__dict__[store] = module.__dict__[store]
         _warn_of_collisions(module, self._debug)
+        if isinstance(module, torch.nn.DataParallel):
+            self._fall_back("the module", FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL,
+                            "ORTModule is not compatible with torch.nn.DataParallel, which copies its module at every step: use "
+                            "torch.nn.parallel.DistributedDataParallel around ORTModule", None, None)
+            self._fallback.give_up()
 
     # ---- running ----
 
@@ -149,6 +184,7 @@ class ORTModule(torch.nn.Module):
                 return self._module(*args, **kwargs)  # a part of what is being exported
             exclusive.wait()
         if self._fallback.forced:
+            self._fallback.note_forced()
             return self._in_torch(args, kwargs)
         if torch._C._are_functorch_transforms_active():
             return self._in_torch(args, kwargs)  # torch.func differentiates and batches by its own interpreters
@@ -158,7 +194,8 @@ class ORTModule(torch.nn.Module):
             leaves, spec = list(args), None  # tensors in a row are their own leaves
         grad_enabled = torch.is_grad_enabled()
         key = Key(tuple([_describe(leaf) for leaf in leaves]), spec, self._module.training and grad_enabled,
-                  (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), torch.get_default_dtype()))
+                  (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), torch.is_autocast_enabled("cuda"),
+                   torch.get_autocast_dtype("cuda"), torch.get_default_dtype()))
         try:
             programs = self._programs.get(key, ())
         except TypeError:  # an argument that has no hash is no constant of a graph
@@ -171,7 +208,8 @@ class ORTModule(torch.nn.Module):
             return self._in_torch(args, kwargs)
         tensors = leaves if spec is None else [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         for program in programs:
-            if program.guards(tensors) is None and program.changed() is None:
+            if program.guards(tensors) is None and program.changed() is None and (
+                    program.modes is None or program.modes == grad_modes(self._module, tensors, grad_enabled)):
                 if program.steps < self._debug.verify:
                     self._debug.log(logging.WARNING, "%s", verify(self._module, program.exported, args, kwargs))
                 try:
@@ -180,6 +218,8 @@ class ORTModule(torch.nn.Module):
                     programs.remove(program)
                     self._debug.log(logging.WARNING, "ORTModule: %s: exporting again", error)
                     break
+                except CheckError as error:
+                    return self._checked_by_torch(error, args, kwargs)
                 except UnsupportedError as error:
                     self._fall_back(key, FallbackPolicy.FALLBACK_UNSUPPORTED_ONNX_MODEL, str(error), error, program.exported.state)
                     return self._in_torch(args, kwargs)
@@ -215,6 +255,13 @@ class ORTModule(torch.nn.Module):
         _report.count(self._counters, fallback_steps=1)
         return self._module(*args, **kwargs)
 
+    def _checked_by_torch(self, error: CheckError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One call for which forward may have to raise; it does so itself."""
+        self._debug.log(logging.WARNING, "ORTModule: this call runs in PyTorch, since %s", error)
+        if str(error) not in self._counters.reasons:
+            self._counters.reasons.append(str(error))
+        return self._in_torch(args, kwargs)
+
     def _export_and_run(self, key: Key, leaves: list[Any], tensors: list[torch.Tensor], grad_enabled: bool,
                         args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A schema, mode, size or state of the module for which there is no program yet."""
@@ -232,9 +279,15 @@ class ORTModule(torch.nn.Module):
             self._debug.log(logging.WARNING, "ORTModule: %s, so the export at hand does not fit: exporting again%s", reason,
                             ", this call runs in PyTorch" if size else "")
         try:
-            self._check_device(tensors)
+            device = device_of((*tensors, *self._module.parameters(), *self._module.buffers()))
         except UnsupportedError as error:
             self._fall_back(key, FallbackPolicy.FALLBACK_UNSUPPORTED_DEVICE, str(error), error, None)
+            return self._in_torch(args, kwargs)
+        try:
+            if (view := self.__dict__.get("_view")) is not None:
+                view._execution_manager(key.training)._graph_transition_manager.check_extra_kwargs()
+        except UnsupportedError as error:
+            self._fall_back(key, FallbackPolicy.FALLBACK_UNSUPPORTED_ONNX_MODEL, str(error), error, None)
             return self._in_torch(args, kwargs)
         for leaf in leaves:
             if isinstance(leaf, str):
@@ -249,13 +302,18 @@ class ORTModule(torch.nn.Module):
             program = None
             try:
                 with exclusive.exclusive():
-                    program = self._cached(key, tensors) or self._program(key, exporter, args, kwargs, failures,
-                                                                          tuple(by_torch))
+                    program = self._cached(key, tensors, device) or self._program(key, exporter, args, kwargs, failures,
+                                                                                  tuple(by_torch), device)
                 if self._debug.verify and not size:
                     self._debug.log(logging.WARNING, "%s", verify(self._module, program.exported, args, kwargs))
                 result = None if size else self._run(program, leaves, grad_enabled)
                 if self._debug.save_onnx:
                     self._save(program, key.training)
+            except CheckError as error:
+                if program is not None:
+                    known.append(program)
+                    _report.register(program)
+                return self._checked_by_torch(error, args, kwargs)
             except (ExportError, UnsupportedError, StaleError) as error:
                 lacking = self._lacking(error, program)
                 if lacking is not None and lacking not in by_torch and len(by_torch) < MAX_BY_TORCH:
@@ -309,17 +367,17 @@ class ORTModule(torch.nn.Module):
             self._debug.log(logging.INFO, "ORTModule: exports are not kept in %s: %s", runtime.cache_dir, reason)
             return None
 
-    def _cached(self, key: Key, tensors: list[torch.Tensor]) -> Program | None:
+    def _cached(self, key: Key, tensors: list[torch.Tensor], device: str) -> Program | None:
         name = self._digest(key)
         exported = None if name is None else cache.load(self._runtime.cache_dir, name, self._module, tensors)
         if exported is None:
             return None
-        program = Program(self._module, exported)
+        program = Program(self._module, exported, device=device)
         _report.count(self._counters, cached_exports=1, build_seconds=program.build_seconds)
         return program
 
     def _program(self, key: Key, exporter: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
-                 failures: list[tuple[str, Exception]], by_torch: tuple[str, ...]) -> Program:
+                 failures: list[tuple[str, Exception]], by_torch: tuple[str, ...], device: str) -> Program:
         """Exports, loads, and compares with eager where that is needed or asked for."""
         runtime = self._runtime
         custom = CustomFunctions(runtime.enable_custom_autograd_function, runtime.skipped_autograd_functions)
@@ -327,7 +385,7 @@ class ORTModule(torch.nn.Module):
                           exporter=exporter, custom=custom, by_torch=by_torch)
         _report.count(self._counters, exports=1, export_seconds=exported.seconds.get("total", 0.0))
         try:
-            program = Program(self._module, exported)
+            program = Program(self._module, exported, device=device)
         except UnsupportedError as error:
             error.exported = exported  # type: ignore[attr-defined]
             raise
@@ -368,11 +426,6 @@ class ORTModule(torch.nn.Module):
             self._announced.add(key.training)
             _announce.ready(type(self._module).__name__, key.training, program, self._debug, self._fallback)
 
-    def _check_device(self, tensors: list[torch.Tensor]) -> None:
-        for tensor in (*tensors, *self._module.parameters(), *self._module.buffers()):
-            if tensor.device.type != "cpu":
-                raise UnsupportedError(f"a tensor is on {tensor.device}: this build runs on the CPU")
-
     def _give_up(self, key: Key, failures: list[tuple[str, Exception]]) -> None:
         error = failures[0][1]
         reason = FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL
@@ -389,7 +442,7 @@ class ORTModule(torch.nn.Module):
     def _fall_back(self, key: Key | str, reason: FallbackPolicy, text: str, cause: Exception | None, state: State | None) -> None:
         """Remembers that this signature runs in PyTorch and says so once; raises where the policy forbids it."""
         text = " ".join(text.split()).rstrip(".")
-        self._fallback.check(reason, text, cause)
+        self._fallback.check(reason, f"{text}.", cause)
         before = self._fallen.get(key)
         self._fallen[key] = Fallen(text, state, 1 if before is None else before.tries + 1)
         if before is None or before.reason != text and before.tries < MAX_TRIES:
@@ -429,13 +482,16 @@ class ORTModule(torch.nn.Module):
             self.__dict__[name] = value  # past torch's registration: the wrapped module is no child
         elif "_module" not in self.__dict__ or name in self.__dict__ or name == "training":
             super().__setattr__(name, value)
-        elif name in _OF_ORTMODULE or _is_custom_method(self._module, name):
+        elif name in _OF_ORTMODULE or _is_custom_method(self._module, name) or _calls_forward_of(self, value):
             self.__dict__[name] = value
         else:
             setattr(self._module, name, value)
 
     def __delattr__(self, name: str) -> None:
-        delattr(self._module, name)
+        if name in self.__dict__ and name not in _OWN:
+            del self.__dict__[name]
+        else:
+            delattr(self._module, name)
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *dir(self._module)})
@@ -463,7 +519,9 @@ class ORTModule(torch.nn.Module):
 
     def eval(self) -> ORTModule:
         """As torch.nn.Module.eval, of the wrapped module too."""
-        return self.train(False)
+        self._module.eval()
+        self.__dict__["training"] = False
+        return self
 
     def _apply(self, fn: Any, recurse: bool = True) -> ORTModule:
         self._module._apply(fn, recurse)
@@ -483,9 +541,23 @@ def _is_custom_method(module: torch.nn.Module, name: str) -> bool:
     return isinstance(getattr(type(module), name, None), types.FunctionType) and not hasattr(torch.nn.Module, name)
 
 
+def _calls_forward_of(model: ORTModule, value: Any) -> bool:
+    """Whether a function is, wraps or closes over the wrapper's forward: on the module it would call itself for ever."""
+    for _ in range(64):
+        if isinstance(value, _Forward.Bound) or getattr(value, "_of_ortmodule", False):
+            return True
+        for cell in getattr(value, "__closure__", None) or ():
+            with contextlib.suppress(ValueError):  # a cell that is still empty
+                if isinstance(cell.cell_contents, _Forward.Bound) and cell.cell_contents.__self__ is model:
+                    return True
+        value = getattr(value, "__wrapped__", getattr(value, "func", None))
+    return False
+
+
 def _warn_of_collisions(module: torch.nn.Module, debug: DebugOptions) -> None:
     """Names of the user's that ORTModule has as well: from outside, its own are found first."""
-    ours = {name for name in (*vars(ORTModule), *_OWN) if not name.startswith("__")} - {"forward", "extra_repr"}
+    ours = {name for name in (*vars(ORTModule), *_OWN) if not name.startswith("__")}
+    ours -= {"forward", "extra_repr", "train", "eval"}  # ORTModule's call the module's
     methods = [name for base in type(module).__mro__ if base.__module__.split(".")[0] != "torch" for name in vars(base)]
     held = vars(module).keys() - vars(torch.nn.Module()).keys()
     for name in (*sorted(ours & held), *sorted(ours & set(methods))):

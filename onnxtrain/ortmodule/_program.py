@@ -15,8 +15,10 @@ from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
 from onnxtrain import _C
+from onnxtrain._export import gradients
 from onnxtrain.export import Exported
 from onnxtrain.ortmodule._chain import Chain
+from onnxtrain.ortmodule._reach import Conditional, Reach
 
 
 _precision = "highest"  # what the engine was told last
@@ -31,6 +33,10 @@ class StaleError(Exception):
     """A weight of the module is no longer what the graph was exported for; the message says which."""
 
 
+class CheckError(Exception):
+    """A check of forward's may have fired, of which the engine knows nothing more: PyTorch has to run this call."""
+
+
 class _ORTModuleFunction(torch.autograd.Function):
     """The autograd node of one run: all gradients at once, from one call of the engine."""
 
@@ -38,6 +44,9 @@ class _ORTModuleFunction(torch.autograd.Function):
     def forward(ctx: Any, program: Program, mask: bytes, *tensors: Tensor) -> Any:
         outputs, run = program.session.forward(tensors, mask, program.seed())
         ctx.set_materialize_grads(False)
+        ctx.reach = program.reach
+        if program.conditional is not None:
+            return program.conditional.forward(ctx, program.reach, mask, tensors, outputs, run)
         if run is None:
             ctx.mark_non_differentiable(*outputs)
             return outputs
@@ -52,13 +61,18 @@ class _ORTModuleFunction(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         if torch.is_grad_enabled():
             return _backward_once(ctx, *grads)
-        return (None, None, *ctx.run.backward(ctx.saved_tensors, grads))
+        return (None, None, *_gradients(ctx, grads))
+
+
+def _gradients(ctx: Any, grads: tuple[Tensor | None, ...]) -> Sequence[Tensor | None]:
+    found = ctx.run.backward(ctx.saved_tensors, grads)
+    return found if len(grads) == 1 else ctx.reach.drop(ctx.run.differentiable, grads, found)
 
 
 @once_differentiable
 def _backward_once(ctx: Any, *grads: Tensor | None) -> Any:
     """Under create_graph=True: what comes out raises where it is differentiated again."""
-    return (None, None, *ctx.run.backward(ctx.saved_tensors, grads))
+    return (None, None, *_gradients(ctx, grads))
 
 
 class Agent:
@@ -75,20 +89,26 @@ class Program:
     Raises ValueError or UnsupportedError as Session does.
     """
 
-    def __init__(self, module: torch.nn.Module, exported: Exported, model: bytes | None = None) -> None:
+    def __init__(self, module: torch.nn.Module, exported: Exported, model: bytes | None = None, device: str = "cpu") -> None:
         start = time.perf_counter()
         model = exported.model if model is None else model
-        if exported.functions:
-            self.chain = Chain(model, exported.functions, [i.name for i in exported.inputs], [o.name for o in exported.outputs],
-                               _ORTModuleFunction.apply, _seed)
+        model, calls = gradients.applied(model, exported.functions)
+        if calls:
+            self.chain = Chain(model, calls, [i.name for i in exported.inputs], [o.name for o in exported.outputs],
+                               _ORTModuleFunction.apply, _seed, device)
             self.sessions = self.chain.sessions
         else:
-            self.chain, self.sessions = None, [_C.Session(model)]
+            self.chain, self.sessions = None, [_C.Session(model, device=device)]
         self.session = self.sessions[0] if self.sessions else None
         self.build_seconds = time.perf_counter() - start
         self.exported = exported
+        self.device = device
+        self._module = module
         self.guards = exported.guards
+        self.reach = Reach(model)
+        self.conditional = Conditional(*exported.conditional) if exported.conditional[1] and self.chain is None else None
         self.changed = exported.state.difference
+        self.modes = exported.modes
         self.steps = 0
         self.step_seconds = 0.0  # of all its forwards
         self.used = 0.0  # when; the clock of time.monotonic()
@@ -120,10 +140,13 @@ class Program:
     def _bind_outputs(self, module: torch.nn.Module) -> None:
         self._user_outputs: list[tuple[int, int]] = []  # (output, leaf)
         self._buffers: list[tuple[int, dict[str, Any], str]] = []
+        self._checks: list[tuple[int, bool]] = []
         kept: dict[int, dict[int, int]] = {i: {} for i, a in enumerate(self.exported.assignments) if not a.tensors}
         for index, target in enumerate(self.exported.outputs):
             if target.kind == "user":
                 self._user_outputs.append((index, target.target))
+            elif target.kind == "check":
+                self._checks.append((index, target.target))
             elif target.kind == "attribute":
                 kept.setdefault(target.target[0], {})[target.target[1]] = index
             else:
@@ -162,6 +185,7 @@ class Program:
 
         Raises:
             StaleError: a weight has another dtype or shape than at the export, or is gone.
+            CheckError: as it says; the random state is as before the call.
         """
         start = time.monotonic()
         try:
@@ -174,9 +198,10 @@ class Program:
             mask = self._masks[flags] = bytes(flags)
         self._mask = mask
         global _precision
-        if _precision != (wanted := torch.get_float32_matmul_precision()):
-            _C.set_matmul_precision(wanted)
-            _precision = wanted
+        if _precision != (asked := torch.get_float32_matmul_precision()):
+            _C.set_matmul_precision(asked)
+            _precision = asked
+        random = torch.get_rng_state() if self._checks else None
         try:
             if self.chain is not None:
                 outputs = self.chain(tensors, grad_enabled)
@@ -184,11 +209,19 @@ class Program:
                 outputs = _ORTModuleFunction.apply(self, mask, *tensors)
             else:
                 outputs, _ = self.session.forward(tensors, mask, self.seed())
-        except (ValueError, TypeError, BufferError):
+        except (ValueError, TypeError, BufferError, IndexError) as error:
             self._check_weights(tensors)
+            if random is not None:  # what a check would have found, perhaps
+                torch.set_rng_state(random)
+                raise CheckError(str(error)) from error
             raise
+        if random is not None and any([bool(outputs[index]) != wanted for index, wanted in self._checks]):
+            torch.set_rng_state(random)
+            raise CheckError("a check in forward does not hold")
         if self._buffers or self._assignments:
             self._write_back(outputs)
+        for name, requires_grad in self.exported.flags:
+            self._module.get_parameter(name).requires_grad_(requires_grad)
         self.steps += 1
         self.used = time.monotonic()
         self.step_seconds += self.used - start
@@ -204,7 +237,7 @@ class Program:
             name, dtype, shape = expected
             if type(tensor) is not Tensor and not isinstance(tensor, Tensor):
                 raise StaleError(f"{name} is no tensor now")
-            if tensor.dtype != dtype or tensor.shape != shape or tensor.device.type != "cpu":
+            if tensor.dtype != dtype or tensor.shape != shape or str(tensor.device) != self.device:
                 raise StaleError(f"{name} is {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}, and was {dtype} "
                                  f"{tuple(shape)}")
 

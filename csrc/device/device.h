@@ -1,0 +1,78 @@
+/*
+ * A device as programs see it: memory, order of work, and the kernels that it has. NULL in place of a device is the CPU,
+ * whose memory is the process's and whose kernels are the operators' own.
+ *
+ * Devices come from plugins (device/plugin.c). Work goes on the stream that is current for the caller; nothing here waits
+ * but synchronize() and read(). A device must leave whatever device was current as it found it.
+ */
+#ifndef ONT_DEVICE_DEVICE_H
+#define ONT_DEVICE_DEVICE_H
+
+#include "base/dtype.h"
+
+struct ont_kernel_list; /* ops/op.h */
+typedef struct ont_device ont_device;
+
+/* What a kernel found wrong with contents; lies where both sides can read and write it. The first one stays. */
+typedef struct ont_fault {
+    int32_t code; /* ont_fault_code; 0: none */
+    int32_t step; /* of the program */
+    int64_t value, position, limit;
+} ont_fault;
+
+typedef enum ont_fault_code { ONT_FAULT_NONE, ONT_FAULT_INDEX, ONT_FAULT_LABEL, ONT_FAULT_ZERO_DIVISION } ont_fault_code;
+
+typedef struct ont_memory {
+    void *data;
+    void *owner; /* for free() */
+} ont_memory;
+
+/* The work of one phase: made by enter(), undone by leave(). */
+typedef struct ont_scope {
+    void *stream;
+    int previous; /* device that was current */
+} ont_scope;
+
+typedef struct ont_device_strided { /* a strided tensor that becomes row-major; strides in elements */
+    int32_t rank;
+    int64_t dims[12], strides[12];
+    size_t size;
+} ont_device_strided;
+
+typedef struct ont_device_kind {
+    const char *name;
+    int32_t dlpack; /* device type of tensors that it takes */
+    bool waits;     /* work is done when a call returns: faults are seen at once */
+    ont_status (*enter)(const ont_device *device, ont_scope *scope);
+    void (*leave)(const ont_device *device, const ont_scope *scope);
+    ont_status (*alloc)(const ont_device *device, size_t bytes, ont_memory *memory);
+    void (*free)(const ont_device *device, ont_memory *memory, size_t bytes);
+    ont_status (*alloc_shared)(const ont_device *device, size_t bytes, void **data); /* zeroed, seen by both sides */
+    void (*free_shared)(const ont_device *device, void *data);
+    ont_status (*write)(const ont_device *device, void *to, const void *host, size_t bytes, void *stream);
+    /* One or two words, by value: nothing of the host is read later. */
+    ont_status (*store)(const ont_device *device, void *to, const uint64_t *words, int n, void *stream);
+    ont_status (*copy)(const ont_device *device, void *to, const void *from, size_t bytes, void *stream);
+    ont_status (*copy_strided)(const ont_device *device, const ont_device_strided *layout, const void *from, void *to,
+                               void *stream);
+    ont_status (*clear)(const ont_device *device, void *to, size_t bytes, void *stream);
+    ont_status (*read)(const ont_device *device, void *host, const void *from, size_t bytes, void *stream); /* waits */
+    ont_status (*synchronize)(const ont_device *device, void *stream);
+    /* Work on `stream` behind this waits for what is on `other` now. */
+    ont_status (*join)(const ont_device *device, void *stream, void *other);
+    /* Records what follows on a private stream, which capture_begin() gives, instead of doing it. */
+    ont_status (*capture_begin)(const ont_device *device, void *stream, void **private_stream);
+    ont_status (*capture_end)(const ont_device *device, void *private_stream, bool keep, void **graph);
+    ont_status (*graph_launch)(const ont_device *device, void *graph, void *stream);
+    void (*graph_destroy)(const ont_device *device, void *graph);
+} ont_device_kind;
+
+struct ont_device {
+    const ont_device_kind *kind;
+    int32_t id;
+    void *state; /* the kind's own */
+    const struct ont_kernel_list *lists; /* one per operator that it has */
+    size_t n_lists;
+};
+
+#endif

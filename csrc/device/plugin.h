@@ -1,0 +1,40 @@
+/*
+ * Devices that live in a library of their own, opened at run time: _cuda.so beside the extension, or the emulation that the
+ * tests build. The library exports ont_plugin_open(); what it needs of the core it gets as a table (ops/core.h).
+ */
+#ifndef ONT_DEVICE_PLUGIN_H
+#define ONT_DEVICE_PLUGIN_H
+
+#include "device/device.h"
+
+enum { ONT_PLUGIN_VERSION = 1, ONT_PLUGIN_DEVICES = 16 };
+
+struct ont_core;
+
+/* Memory for devices whose memory is torch's; set by py/ before a plugin is opened. */
+typedef struct ont_allocator {
+    void *context;
+    ont_status (*take)(void *context, int32_t type, int32_t id, size_t bytes, ont_memory *memory);
+    void (*give)(ont_memory *memory);
+    ont_status (*current_stream)(void *context, int32_t type, int32_t id, void **stream);
+    int tf32; /* float32 products may round their operands to TF32: torch's flag */
+} ont_allocator;
+
+typedef struct ont_plugin {
+    int version;
+    const char *about;      /* one line for `python -m onnxtrain` */
+    const char *missing;    /* what it looked for and did not find; NULL: nothing */
+    const ont_device *devices[ONT_PLUGIN_DEVICES];
+    int n_devices;
+} ont_plugin;
+
+/* Fills the plugin; EIO and a message where the machine has not what it needs. */
+typedef ont_status (*ont_plugin_open_fn)(const struct ont_core *core, const ont_allocator *allocator, ont_plugin *plugin);
+
+void ont_plugin_set_allocator(const ont_allocator *allocator); /* kept by reference */
+/* Opened once per path; later calls give the same plugin. */
+ont_status ont_plugin_get(const char *path, const struct ont_core *core, const ont_plugin **plugin) ONT_MUST_USE;
+/* Path of the CUDA plugin beside the extension, whether or not it is there. */
+const char *ont_plugin_cuda_path(void);
+
+#endif

@@ -1,0 +1,117 @@
+/*
+ * Memory and order of work on a device. See place.h.
+ */
+#include "run/place.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "run/run.h"
+
+ont_status ont_place_alloc(const ont_device *device, size_t bytes, ont_memory *memory)
+{
+    if (device) return device->kind->alloc(device, bytes ? bytes : 1, memory);
+    memory->owner = NULL;
+    memory->data = ont_buffer_alloc(bytes);
+    return memory->data ? ONT_OK : ONT_ENOMEM;
+}
+
+void ont_place_free(const ont_device *device, ont_memory *memory, size_t bytes)
+{
+    if (!memory->data) return;
+    if (device)
+        device->kind->free(device, memory, bytes ? bytes : 1);
+    else
+        ont_buffer_free(memory->data, bytes);
+    *memory = (ont_memory){0};
+}
+
+ont_status ont_place_enter(const ont_device *device, ont_scope *scope)
+{
+    *scope = (ont_scope){0};
+    return device ? device->kind->enter(device, scope) : ONT_OK;
+}
+
+void ont_place_leave(const ont_device *device, const ont_scope *scope)
+{
+    if (device) device->kind->leave(device, scope);
+}
+
+ont_status ont_place_copy(const ont_device *device, void *to, const void *from, size_t bytes, void *stream)
+{
+    if (!bytes) return ONT_OK;
+    if (device) return device->kind->copy(device, to, from, bytes, stream);
+    memcpy(to, from, bytes);
+    return ONT_OK;
+}
+
+ont_status ont_place_clear(const ont_device *device, void *to, size_t bytes, void *stream)
+{
+    if (!bytes) return ONT_OK;
+    if (device) return device->kind->clear(device, to, bytes, stream);
+    memset(to, 0, bytes);
+    return ONT_OK;
+}
+
+ont_status ont_place_view(const ont_device *device, const ont_view *view, void *to, void *stream)
+{
+    if (!device) {
+        ont_view_copy(view, to);
+        return ONT_OK;
+    }
+    ont_device_strided layout = {.rank = view->rank, .size = ont_dtype_size(view->dtype)};
+    for (int d = 0; d < view->rank; d++) {
+        if (!view->dims[d]) return ONT_OK;
+        layout.dims[d] = view->dims[d];
+        layout.strides[d] = view->strides[d];
+    }
+    return device->kind->copy_strided(device, &layout, view->data, to, stream);
+}
+
+static bool is_constant(const ont_program *p, uint32_t value)
+{
+    return p->plan.places[value].kind == ONT_PLACE_CONSTANT && p->plan.places[value].index == value;
+}
+
+ont_status ont_place_constants(ont_program *p)
+{
+    const ont_device *device = p->device;
+    size_t total = 0;
+    if (!device) return ONT_OK;
+    p->constant_at = ont_arena_array(&p->arena, p->graph->n_values + 1, sizeof *p->constant_at);
+    if (!p->constant_at) return ONT_ENOMEM;
+    for (uint32_t i = 0; i < p->graph->n_values; i++)
+        if (is_constant(p, i)) total += (p->graph->values[i]->data->bytes + ONT_PLAN_ALIGN - 1) / ONT_PLAN_ALIGN * ONT_PLAN_ALIGN;
+    ont_scope scope;
+    ONT_TRY(ont_place_enter(device, &scope));
+    ont_status status = device->kind->alloc_shared(device, sizeof *p->fault, (void **)&p->fault);
+    if (status == ONT_OK) status = ont_place_alloc(device, total, &p->constants);
+    p->constant_bytes = total;
+    size_t at = 0;
+    for (uint32_t i = 0; i < p->graph->n_values && status == ONT_OK; i++) {
+        if (!is_constant(p, i)) continue;
+        const ont_tensor *data = p->graph->values[i]->data;
+        p->constant_at[i] = (char *)p->constants.data + at;
+        if (data->bytes) status = device->kind->write(device, p->constant_at[i], data->data, data->bytes, scope.stream);
+        at += (data->bytes + ONT_PLAN_ALIGN - 1) / ONT_PLAN_ALIGN * ONT_PLAN_ALIGN;
+    }
+    if (status == ONT_OK) status = device->kind->synchronize(device, scope.stream);
+    ont_place_leave(device, &scope);
+    return status;
+}
+
+ont_status ont_place_check(const ont_program *p)
+{
+    ont_fault *fault = p->fault;
+    if (!fault || __atomic_load_n(&fault->code, __ATOMIC_ACQUIRE) <= ONT_FAULT_NONE) return ONT_OK;
+    ont_fault found = *fault;
+    memset(fault, 0, sizeof *fault);
+    const ont_node *node = found.step >= 0 && (uint32_t)found.step < p->n_steps ? p->steps[found.step].node : NULL;
+    const char *op = node ? node->op_type : "?", *name = node ? node->name : "?";
+    if (found.code == ONT_FAULT_ZERO_DIVISION)
+        return ont_fail(ONT_EINVAL, "%s '%s': integer division by zero at position %" PRId64, op, name, found.position);
+    return ont_fail(ONT_EINDEX, "%s '%s': %s %" PRId64 " at position %" PRId64 " is out of range for %" PRId64 " %s", op, name,
+                    found.code == ONT_FAULT_LABEL ? "label" : "index", found.value, found.position, found.limit,
+                    found.code == ONT_FAULT_LABEL ? "classes" : "entries");
+}

@@ -1,0 +1,39 @@
+/*
+ * Matrix products as operators ask for them, behind a table: cuBLASLt (cublas.c), or loops on the host where kernels are
+ * emulated.
+ */
+#ifndef ONT_CUDA_BLAS_H
+#define ONT_CUDA_BLAS_H
+
+#include "redirect.h"
+
+typedef enum ont_epilogue {
+    ONT_EPILOGUE_NONE,
+    ONT_EPILOGUE_BIAS, /* + bias (n) */
+} ont_epilogue;
+
+/* C (m, n) = alpha op(A) op(B) + beta C, row-major, `batch` times; ld and strides in elements. */
+typedef struct ont_product {
+    ont_dtype dtype;
+    bool trans_a, trans_b;
+    int64_t m, n, k, lda, ldb, ldc;
+    int64_t batch, stride_a, stride_b, stride_c;
+    double alpha, beta;
+    ont_epilogue epilogue;
+} ont_product;
+
+typedef struct ont_blas {
+    const char *name;
+    /* NULL, or why not. */
+    const char *(*accept)(const ont_product *product);
+    /* Of the device that is current. */
+    ont_status (*create)(const ont_product *product, void **plan);
+    size_t (*work_bytes)(const void *plan);
+    ont_status (*run)(void *plan, const void *a, const void *b, void *c, const void *bias, void *work, void *stream);
+    void (*destroy)(void *plan);
+} ont_blas;
+
+/* The one of this plugin; NULL where the library was not found. */
+const ont_blas *ont_blas_get(void);
+
+#endif

@@ -1,0 +1,197 @@
+/*
+ * The CUDA devices of this machine. The runtime is linked in (static), the driver is found by it; memory and streams are torch's.
+ */
+#include <cuda_runtime_api.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "blas.h"
+#include "redirect.h"
+#include "glue.h"
+
+const ont_core *ont_cuda_core;
+const ont_allocator *ont_cuda_allocator;
+
+const char *ont_cuda_error_text(int error)
+{
+    return cudaGetErrorString((cudaError_t)error);
+}
+
+static ont_status check(cudaError_t error, const char *what)
+{
+    if (error == cudaSuccess) return ONT_OK;
+    cudaGetLastError(); /* so that it is not found again by whoever asks next */
+    return ont_fail(error == cudaErrorMemoryAllocation ? ONT_ENOMEM : ONT_ESTATE, "CUDA, %s: %s", what, cudaGetErrorString(error));
+}
+
+static ont_status enter(const ont_device *device, ont_scope *scope)
+{
+    ONT_TRY(check(cudaGetDevice(&scope->previous), "current device"));
+    if (scope->previous != device->id) ONT_TRY(check(cudaSetDevice(device->id), "choosing a device"));
+    ont_status status = ont_cuda_allocator->current_stream(ont_cuda_allocator->context, device->kind->dlpack, device->id, &scope->stream);
+    if (status != ONT_OK && scope->previous != device->id) cudaSetDevice(scope->previous);
+    return status;
+}
+
+static void leave(const ont_device *device, const ont_scope *scope)
+{
+    if (scope->previous != device->id) cudaSetDevice(scope->previous);
+}
+
+static ont_status alloc(const ont_device *device, size_t bytes, ont_memory *memory)
+{
+    return ont_cuda_allocator->take(ont_cuda_allocator->context, device->kind->dlpack, device->id, bytes, memory);
+}
+
+static void release(const ont_device *device, ont_memory *memory, size_t bytes)
+{
+    (void)device;
+    (void)bytes;
+    ont_cuda_allocator->give(memory);
+}
+
+static ont_status alloc_shared(const ont_device *device, size_t bytes, void **data)
+{
+    (void)device;
+    void *fresh = NULL;
+    ONT_TRY(check(cudaHostAlloc(&fresh, bytes, cudaHostAllocMapped | cudaHostAllocPortable), "memory that both sides see"));
+    memset(fresh, 0, bytes);
+    *data = fresh;
+    return ONT_OK;
+}
+
+static void free_shared(const ont_device *device, void *data)
+{
+    (void)device;
+    cudaFreeHost(data);
+}
+
+static ont_status write_host(const ont_device *device, void *to, const void *host, size_t bytes, void *stream)
+{
+    (void)device;
+    return check(cudaMemcpyAsync(to, host, bytes, cudaMemcpyHostToDevice, stream), "copy to the device");
+}
+
+static ont_status store(const ont_device *device, void *to, const uint64_t *words, int n, void *stream)
+{
+    (void)device;
+    return ont_launched(ont_launch_store(to, words[0], n > 1 ? words[1] : 0, n, stream));
+}
+
+static ont_status copy(const ont_device *device, void *to, const void *from, size_t bytes, void *stream)
+{
+    (void)device;
+    return check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream), "copy on the device");
+}
+
+static ont_status copy_strided(const ont_device *device, const ont_device_strided *layout, const void *from, void *to, void *stream)
+{
+    (void)device;
+    return ont_copy_strided_launch(layout, from, to, stream);
+}
+
+static ont_status clear(const ont_device *device, void *to, size_t bytes, void *stream)
+{
+    (void)device;
+    return check(cudaMemsetAsync(to, 0, bytes, stream), "clearing memory");
+}
+
+static ont_status read_device(const ont_device *device, void *host, const void *from, size_t bytes, void *stream)
+{
+    (void)device;
+    ONT_TRY(check(cudaMemcpyAsync(host, from, bytes, cudaMemcpyDeviceToHost, stream), "copy from the device"));
+    return check(cudaStreamSynchronize(stream), "waiting for a copy");
+}
+
+static ont_status synchronize(const ont_device *device, void *stream)
+{
+    (void)device;
+    return check(cudaStreamSynchronize(stream), "waiting for a stream");
+}
+
+static ont_status join(const ont_device *device, void *stream, void *other)
+{
+    (void)device;
+    cudaEvent_t event;
+    ONT_TRY(check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "event"));
+    ont_status status = check(cudaEventRecord(event, other), "recording an event");
+    if (status == ONT_OK) status = check(cudaStreamWaitEvent(stream, event, 0), "waiting for an event");
+    cudaEventDestroy(event); /* goes when it has happened */
+    return status;
+}
+
+/* ---- graphs ---- */
+
+static ont_status capture_begin(const ont_device *device, void *stream, void **private_stream)
+{
+    cudaStream_t fresh;
+    ONT_TRY(check(cudaStreamCreateWithFlags(&fresh, cudaStreamNonBlocking), "private stream"));
+    ont_status status = join(device, fresh, stream);
+    if (status == ONT_OK) status = check(cudaStreamBeginCapture(fresh, cudaStreamCaptureModeThreadLocal), "begin of capture");
+    if (status != ONT_OK) {
+        cudaStreamDestroy(fresh);
+        return status;
+    }
+    *private_stream = fresh;
+    return ONT_OK;
+}
+
+static ont_status capture_end(const ont_device *device, void *private_stream, bool keep, void **graph)
+{
+    (void)device;
+    cudaGraph_t captured = NULL;
+    cudaGraphExec_t exec = NULL;
+    ont_status status = check(cudaStreamEndCapture(private_stream, &captured), "end of capture");
+    if (status == ONT_OK && keep) status = check(cudaGraphInstantiate(&exec, captured, 0), "instantiating a graph");
+    if (captured) cudaGraphDestroy(captured);
+    cudaStreamDestroy(private_stream);
+    if (status == ONT_OK) *graph = exec;
+    return status;
+}
+
+static ont_status graph_launch(const ont_device *device, void *graph, void *stream)
+{
+    (void)device;
+    return check(cudaGraphLaunch(graph, stream), "launching a graph");
+}
+
+static void graph_destroy(const ont_device *device, void *graph)
+{
+    (void)device;
+    cudaGraphExecDestroy(graph);
+}
+
+enum { DLPACK_CUDA = 2 };
+
+static const ont_device_kind kind = {
+    .name = "cuda", .dlpack = DLPACK_CUDA, .enter = enter, .leave = leave, .alloc = alloc, .free = release,
+    .alloc_shared = alloc_shared, .free_shared = free_shared, .write = write_host, .store = store, .copy = copy,
+    .copy_strided = copy_strided, .clear = clear, .read = read_device, .synchronize = synchronize, .join = join,
+    .capture_begin = capture_begin, .capture_end = capture_end, .graph_launch = graph_launch, .graph_destroy = graph_destroy,
+};
+
+static ont_device devices[ONT_PLUGIN_DEVICES];
+static char about[128];
+
+__attribute__((visibility("default"))) ont_status ont_plugin_open(const ont_core *core, const ont_allocator *allocator,
+                                                                  ont_plugin *plugin)
+{
+    int n = 0, driver = 0;
+    ont_cuda_core = core;
+    ont_cuda_allocator = allocator;
+    if (!allocator) return ont_fail(ONT_EIO, "CUDA needs the DLPack exchange table: torch 2.10 or later");
+    cudaError_t error = cudaGetDeviceCount(&n);
+    if (error != cudaSuccess || !n) return ont_fail(ONT_EIO, "no CUDA device: %s", n ? "?" : cudaGetErrorString(error));
+    cudaDriverGetVersion(&driver);
+    *plugin = (ont_plugin){.version = ONT_PLUGIN_VERSION, .about = about};
+    for (; plugin->n_devices < n && plugin->n_devices < ONT_PLUGIN_DEVICES; plugin->n_devices++) {
+        ont_device *device = &devices[plugin->n_devices];
+        *device = (ont_device){.kind = &kind, .id = plugin->n_devices, .lists = ont_cuda_lists, .n_lists = ont_cuda_n_lists};
+        plugin->devices[plugin->n_devices] = device;
+    }
+    const ont_blas *blas = ont_blas_get();
+    if (!blas) plugin->missing = "cuBLASLt (libcublasLt.so.13 or .12: a CUDA build of torch brings it)";
+    snprintf(about, sizeof about, "%d device%s, driver %d.%d, %s", n, n == 1 ? "" : "s", driver / 1000, driver % 1000 / 10,
+             blas ? blas->name : "no cuBLASLt");
+    return ONT_OK;
+}

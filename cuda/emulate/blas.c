@@ -1,0 +1,96 @@
+/*
+ * The emulated device's matrix products: plain loops in double.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "blas.h"
+
+static float half_to_float(uint16_t h, bool brain)
+{
+    uint32_t bits;
+    if (brain) {
+        bits = (uint32_t)h << 16;
+    } else {
+        _Float16 v;
+        memcpy(&v, &h, 2);
+        return (float)v;
+    }
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+
+static double at(const ont_product *p, const void *data, int64_t i)
+{
+    switch (p->dtype) {
+    case ONT_FLOAT32: return (double)((const float *)data)[i];
+    case ONT_FLOAT64: return ((const double *)data)[i];
+    default: return (double)half_to_float(((const uint16_t *)data)[i], p->dtype == ONT_BFLOAT16);
+    }
+}
+
+static void put(const ont_product *p, void *data, int64_t i, double value)
+{
+    float single = (float)value;
+    uint32_t bits;
+    memcpy(&bits, &single, 4);
+    switch (p->dtype) {
+    case ONT_FLOAT32: ((float *)data)[i] = single; break;
+    case ONT_FLOAT64: ((double *)data)[i] = value; break;
+    case ONT_FLOAT16: {
+        _Float16 v = (_Float16)single;
+        memcpy((uint16_t *)data + i, &v, 2);
+        break;
+    }
+    default: ((uint16_t *)data)[i] = single != single ? 0x7fc0 : (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+    }
+}
+
+static const char *accept(const ont_product *p)
+{
+    (void)p;
+    return NULL;
+}
+
+static ont_status create(const ont_product *product, void **plan)
+{
+    ont_product *p = malloc(sizeof *p);
+    if (!p) return ont_fail(ONT_ENOMEM, "out of memory");
+    *p = *product;
+    *plan = p;
+    return ONT_OK;
+}
+
+static size_t work_bytes(const void *plan)
+{
+    (void)plan;
+    return 0;
+}
+
+static ont_status run(void *plan, const void *a, const void *b, void *c, const void *bias, void *work, void *stream)
+{
+    const ont_product *p = plan;
+    (void)work;
+    (void)stream;
+    for (int64_t o = 0; o < p->batch; o++)
+        for (int64_t i = 0; i < p->m; i++)
+            for (int64_t j = 0; j < p->n; j++) {
+                double sum = 0;
+                for (int64_t k = 0; k < p->k; k++)
+                    sum += at(p, a, o * p->stride_a + (p->trans_a ? k * p->lda + i : i * p->lda + k)) *
+                           at(p, b, o * p->stride_b + (p->trans_b ? j * p->ldb + k : k * p->ldb + j));
+                int64_t to = o * p->stride_c + i * p->ldc + j;
+                double value = p->alpha * sum + (p->beta != 0 ? p->beta * at(p, c, to) : 0);
+                if (p->epilogue == ONT_EPILOGUE_BIAS) value += at(p, bias, j);
+                put(p, c, to, value);
+            }
+    return ONT_OK;
+}
+
+static const ont_blas loops = {.name = "loops", .accept = accept, .create = create, .work_bytes = work_bytes, .run = run, .destroy = free};
+
+const ont_blas *ont_blas_get(void)
+{
+    return &loops;
+}

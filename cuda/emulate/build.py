@@ -1,0 +1,55 @@
+"""Builds the emulated CUDA device: kernels, operators and fakes of the libraries as one plugin, for tests.
+
+    python cuda/emulate/build.py FOLDER [--sanitize]
+
+writes FOLDER/_emulated.so and prints its path; what is newer than its sources is left as it is.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+CUDA = Path(__file__).resolve().parents[1]
+CORE = CUDA.parent / "csrc"
+FLAGS = ["-DONT_EMULATE", "-fPIC", "-fvisibility=hidden", "-fwrapv", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror",
+         "-Wno-type-limits", "-D_GNU_SOURCE", f"-I{CUDA}", f"-I{CORE}", f"-DONT_MATH_PATH=\"{CUDA}/math.cuh\""]
+
+
+def sources() -> list[Path]:
+    kernels = sorted(CUDA.glob("*.cu"))
+    shared = [CUDA / name for name in ("table.c", "generate.c", "tune.c")] + sorted((CUDA / "ops").glob("*.c"))
+    return [*kernels, *shared, *sorted((CUDA / "emulate").glob("*.c*"))]
+
+
+def build(folder: Path, sanitize: bool = False) -> Path:
+    """The plugin's path. Raises CalledProcessError where a source does not compile."""
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / "_emulated.so"
+    newest = max(p.stat().st_mtime for root in (CUDA, CORE) for p in root.rglob("*") if p.suffix in {".c", ".h", ".cu", ".cuh", ".cc", ".def"})
+    if target.exists() and target.stat().st_mtime > newest:
+        return target
+    extra = ["-O1", "-g1", "-fsanitize=address", "-fno-omit-frame-pointer"] if sanitize else ["-O2"]
+    cc, cxx = shlex.split(os.environ.get("CC", "cc")), shlex.split(os.environ.get("CXX", "c++"))
+
+    def compile_one(source: Path) -> str:
+        out = folder / f"{source.name}.o"
+        language = [*cc, "-std=gnu11"] if source.suffix == ".c" else [*cxx, "-std=c++17", "-x", "c++"]
+        subprocess.run([*language, *FLAGS, *extra, "-c", str(source), "-o", str(out)], check=True)
+        return str(out)
+
+    with concurrent.futures.ThreadPoolExecutor(int(os.environ.get("ONNXTRAIN_JOBS", os.cpu_count() or 1))) as pool:
+        objects = list(pool.map(compile_one, sources()))
+    fresh = folder / "_emulated.so.new"
+    subprocess.run([*cxx, "-shared", *objects, "-o", str(fresh), "-lm", "-lpthread", *(["-fsanitize=address"] if sanitize else [])],
+                   check=True)
+    fresh.replace(target)
+    return target
+
+
+if __name__ == "__main__":
+    print(build(Path(sys.argv[1]), "--sanitize" in sys.argv[2:]))

@@ -1,0 +1,129 @@
+/*
+ * The emulated device: the process's own memory, work done when a call returns, graphs as lists of launches. Its operators are
+ * CUDA's, so that a whole step runs here as it would on a GPU. For tests alone.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "redirect.h"
+#include "glue.h"
+
+const ont_core *ont_cuda_core;
+const char *ont_emulate_error(void);
+
+const char *ont_cuda_error_text(int error)
+{
+    (void)error;
+    return ont_emulate_error();
+}
+
+static ont_status enter(const ont_device *device, ont_scope *scope)
+{
+    (void)device;
+    *scope = (ont_scope){0};
+    return ONT_OK;
+}
+
+static void leave(const ont_device *device, const ont_scope *scope)
+{
+    (void)device;
+    (void)scope;
+}
+
+/* Not zeroed and not clean: NaN, so that a kernel that counts on zeros is seen. */
+static ont_status alloc(const ont_device *device, size_t bytes, ont_memory *memory)
+{
+    (void)device;
+    void *data = NULL;
+    if (posix_memalign(&data, 64, bytes)) return ont_fail(ONT_ENOMEM, "the device has not %zu bytes", bytes);
+    memset(data, 0x7f, bytes);
+    *memory = (ont_memory){data, data};
+    return ONT_OK;
+}
+
+static void release(const ont_device *device, ont_memory *memory, size_t bytes)
+{
+    (void)device;
+    (void)bytes;
+    free(memory->owner);
+}
+
+static ont_status alloc_shared(const ont_device *device, size_t bytes, void **data)
+{
+    (void)device;
+    void *fresh = calloc(1, bytes);
+    if (!fresh) return ont_fail(ONT_ENOMEM, "out of memory");
+    *data = fresh;
+    return ONT_OK;
+}
+
+static void free_shared(const ont_device *device, void *data)
+{
+    (void)device;
+    free(data);
+}
+
+static ont_status copy(const ont_device *device, void *to, const void *from, size_t bytes, void *stream)
+{
+    (void)device;
+    (void)stream;
+    memmove(to, from, bytes);
+    return ONT_OK;
+}
+
+static ont_status store(const ont_device *device, void *to, const uint64_t *words, int n, void *stream)
+{
+    (void)device;
+    return ont_launched(ont_launch_store(to, words[0], n > 1 ? words[1] : 0, n, stream));
+}
+
+static ont_status copy_strided(const ont_device *device, const ont_device_strided *layout, const void *from, void *to, void *stream)
+{
+    (void)device;
+    return ont_copy_strided_launch(layout, from, to, stream);
+}
+
+static ont_status clear(const ont_device *device, void *to, size_t bytes, void *stream)
+{
+    (void)device;
+    (void)stream;
+    memset(to, 0, bytes);
+    return ONT_OK;
+}
+
+static ont_status synchronize(const ont_device *device, void *stream)
+{
+    (void)device;
+    (void)stream;
+    return ONT_OK;
+}
+
+static ont_status join(const ont_device *device, void *stream, void *other)
+{
+    (void)device;
+    (void)stream;
+    (void)other;
+    return ONT_OK;
+}
+
+enum { DLPACK_CPU = 1 };
+
+static const ont_device_kind kind = {
+    .name = "emulated", .dlpack = DLPACK_CPU, .waits = true, .enter = enter, .leave = leave, .alloc = alloc, .free = release,
+    .alloc_shared = alloc_shared, .free_shared = free_shared, .write = copy, .store = store, .copy = copy, .copy_strided = copy_strided,
+    .clear = clear, .read = copy, .synchronize = synchronize, .join = join,
+};
+
+static ont_device device = {.kind = &kind};
+
+__attribute__((visibility("default"))) ont_status ont_plugin_open(const ont_core *core, const ont_allocator *allocator,
+                                                                  ont_plugin *plugin)
+{
+    (void)allocator;
+    ont_cuda_core = core;
+    device.lists = ont_cuda_lists;
+    device.n_lists = ont_cuda_n_lists;
+    *plugin = (ont_plugin){.version = ONT_PLUGIN_VERSION, .about = "CUDA's kernels, emulated on the host", .devices = {&device},
+                           .n_devices = 1};
+    return ONT_OK;
+}

@@ -1,0 +1,327 @@
+/*
+ * Fibers and the scheduler behind emulate.h. One launch at a time. A fiber that runs through without a barrier gives its
+ * stack to the next thread, so kernels without barriers cost one stack.
+ */
+#include "emulate/emulate.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/common_interface_defs.h>
+#else
+static inline void __sanitizer_start_switch_fiber(void **, const void *, size_t) {}
+static inline void __sanitizer_finish_switch_fiber(void *, const void **, size_t *) {}
+#endif
+#if !defined(__x86_64__)
+#include <ucontext.h>
+#endif
+
+enum { STACK = 256 << 10, MAX_THREADS = 1024, MAX_WARPS = MAX_THREADS / 32, SHARED_BYTES = 227 << 10, LAUNCH_FAILED = 719 };
+enum state { FRESH, READY, AT_BARRIER, AT_WARP, DONE };
+
+struct fiber {
+    char *stack;
+#if defined(__x86_64__)
+    void *sp;
+#else
+    ucontext_t context;
+#endif
+    void *fake;
+};
+
+struct thread {
+    ont_lane lane;
+    state at;
+    int fiber; /* -1: none yet */
+};
+
+struct warp { /* one exchange at a time: lanes that arrived, and what they brought */
+    unsigned arrived, mask;
+    unsigned char values[32][16];
+    unsigned bits;
+};
+
+static struct launch {
+    const char *name;
+    void (*body)(void *);
+    void *context;
+    unsigned n;
+    thread threads[MAX_THREADS];
+    warp warps[MAX_WARPS];
+    fiber fibers[MAX_THREADS];
+    int idle[MAX_THREADS], n_idle, n_fibers;
+    int current;
+    bool failed;
+    fiber home;
+} now;
+
+static pthread_mutex_t one = PTHREAD_MUTEX_INITIALIZER;
+static char message[256];
+static unsigned char *shared_memory;
+ont_lane *ont_lane_now;
+unsigned char *ont_shared_now;
+
+const char *ont_emulate_error(void)
+{
+    return message;
+}
+
+/* ---- switching ---- */
+
+#if defined(__x86_64__)
+extern "C" void ont_fiber_switch(void **save, void *to);
+__asm__(".text\n"
+        ".globl ont_fiber_switch\n"
+        ".hidden ont_fiber_switch\n"
+        ".type ont_fiber_switch, @function\n"
+        "ont_fiber_switch:\n"
+        "  pushq %rbp\n  pushq %rbx\n  pushq %r12\n  pushq %r13\n  pushq %r14\n  pushq %r15\n"
+        "  movq %rsp, (%rdi)\n"
+        "  movq %rsi, %rsp\n"
+        "  popq %r15\n  popq %r14\n  popq %r13\n  popq %r12\n  popq %rbx\n  popq %rbp\n"
+        "  ret\n"
+        ".size ont_fiber_switch, .-ont_fiber_switch\n");
+static void jump(fiber *from, fiber *to) { ont_fiber_switch(&from->sp, to->sp); }
+#else
+static void jump(fiber *from, fiber *to) { swapcontext(&from->context, &to->context); }
+#endif
+
+static const void *home_bottom; /* for the sanitizer */
+static size_t home_size;
+
+static void to_home(bool over)
+{
+    fiber *self = &now.fibers[now.threads[now.current].fiber];
+    (void)over;
+    __sanitizer_start_switch_fiber(over ? nullptr : &self->fake, home_bottom, home_size);
+    jump(self, &now.home);
+    __sanitizer_finish_switch_fiber(self->fake, &home_bottom, &home_size);
+}
+
+static void entry()
+{
+    fiber *self = &now.fibers[now.threads[now.current].fiber];
+    __sanitizer_finish_switch_fiber(nullptr, &home_bottom, &home_size);
+    for (;;) {
+        now.body(now.context);
+        now.threads[now.current].at = DONE;
+        (void)self;
+        to_home(false); /* comes back for another thread */
+    }
+}
+
+static bool take_fiber(thread *t)
+{
+    if (now.n_idle) {
+        t->fiber = now.idle[--now.n_idle];
+        return true;
+    }
+    fiber *f = &now.fibers[now.n_fibers];
+    if (!f->stack) {
+        void *stack = mmap(nullptr, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (stack == MAP_FAILED) return false;
+        f->stack = (char *)stack;
+#if defined(__x86_64__)
+        void **top = (void **)(void *)(f->stack + STACK - 64);
+        *--top = nullptr; /* so that the stack is aligned as at a call */
+        *--top = (void *)entry;
+        for (int i = 0; i < 6; i++) *--top = nullptr;
+        f->sp = top;
+#else
+        getcontext(&f->context);
+        f->context.uc_stack.ss_sp = f->stack;
+        f->context.uc_stack.ss_size = STACK;
+        f->context.uc_link = nullptr;
+        makecontext(&f->context, (void (*)())entry, 0);
+#endif
+    }
+    t->fiber = now.n_fibers++;
+    return true;
+}
+
+static bool run_thread(unsigned i)
+{
+    thread *t = &now.threads[i];
+    if (t->at == FRESH && !take_fiber(t)) return false;
+    t->at = READY;
+    now.current = (int)i;
+    ont_lane_now = &t->lane;
+    fiber *f = &now.fibers[t->fiber];
+    __sanitizer_start_switch_fiber(&now.home.fake, f->stack, STACK);
+    jump(&now.home, f);
+    __sanitizer_finish_switch_fiber(now.home.fake, nullptr, nullptr);
+    if (t->at == DONE) {
+        now.idle[now.n_idle++] = t->fiber;
+        t->fiber = -1;
+    }
+    return true;
+}
+
+/* ---- barriers and exchanges ---- */
+
+void ont_emulate_barrier(void)
+{
+    now.threads[now.current].at = AT_BARRIER;
+    to_home(false);
+}
+
+/* Waits until all lanes of the mask are here. */
+static warp *meet(unsigned mask)
+{
+    unsigned index = ont_lane_now->index;
+    warp *w = &now.warps[index / 32];
+    if (!(mask >> index % 32 & 1)) {
+        now.failed = true;
+        snprintf(message, sizeof message, "%s: lane %u is not in its own mask %08x", now.name, index % 32, mask);
+    }
+    w->mask |= mask;
+    w->arrived |= 1u << index % 32;
+    now.threads[now.current].at = AT_WARP;
+    to_home(false);
+    return w;
+}
+
+unsigned ont_emulate_warp_mask(void)
+{
+    unsigned base = ont_lane_now->index / 32 * 32, lanes = now.n - base;
+    return lanes >= 32 ? 0xffffffffu : (1u << lanes) - 1;
+}
+
+void ont_emulate_shuffle(unsigned mask, int from, const void *give, void *get, size_t bytes)
+{
+    unsigned index = ont_lane_now->index;
+    mask &= ont_emulate_warp_mask();
+    memcpy(now.warps[index / 32].values[index % 32], give, bytes);
+    warp *w = meet(mask);
+    unsigned lane = (unsigned)from & 31;
+    if (!(mask >> lane & 1)) { /* the hardware gives anything: so does this */
+        memset(get, 0x7f, bytes);
+    } else {
+        memcpy(get, w->values[lane], bytes);
+    }
+    meet(mask); /* nobody writes the next value before all have read this one */
+}
+
+unsigned ont_emulate_ballot(unsigned mask, int predicate)
+{
+    unsigned index = ont_lane_now->index;
+    mask &= ont_emulate_warp_mask();
+    int given = predicate != 0;
+    memcpy(now.warps[index / 32].values[index % 32], &given, sizeof given);
+    warp *w = meet(mask);
+    unsigned bits = 0;
+    for (unsigned lane = 0; lane < 32; lane++) {
+        int value;
+        memcpy(&value, w->values[lane], sizeof value);
+        if (mask >> lane & 1 && value) bits |= 1u << lane;
+    }
+    meet(mask);
+    return bits;
+}
+
+/* ---- the scheduler ---- */
+
+/* Lets go whoever waits for what has come together; false where nothing can. */
+static bool release()
+{
+    bool any = false;
+    unsigned waiting = 0, done = 0;
+    for (unsigned i = 0; i < now.n; i++) {
+        waiting += now.threads[i].at == AT_BARRIER;
+        done += now.threads[i].at == DONE;
+    }
+    for (unsigned k = 0; k < (now.n + 31) / 32; k++) {
+        warp *w = &now.warps[k];
+        if (!w->arrived || w->arrived != w->mask) continue;
+        for (unsigned lane = 0; lane < 32; lane++)
+            if (w->arrived >> lane & 1) now.threads[k * 32 + lane].at = READY;
+        w->arrived = w->mask = 0;
+        any = true;
+    }
+    if (!any && waiting == now.n) {
+        for (unsigned i = 0; i < now.n; i++) now.threads[i].at = READY;
+        any = true;
+    }
+    if (!any && !now.failed)
+        snprintf(message, sizeof message, "%s: of %u threads %u wait at a barrier, %u have returned, %u wait for lanes of their warp",
+                 now.name, now.n, waiting, done, now.n - waiting - done);
+    return any;
+}
+
+static bool run_block(bool reverse)
+{
+    for (unsigned k = 0; k < MAX_WARPS; k++) now.warps[k].arrived = now.warps[k].mask = 0;
+    for (unsigned i = 0; i < now.n; i++) {
+        now.threads[i].at = FRESH;
+        now.threads[i].fiber = -1;
+    }
+    for (;;) {
+        bool over = true;
+        for (unsigned k = 0; k < now.n; k++) {
+            unsigned i = reverse ? now.n - 1 - k : k;
+            if (now.threads[i].at == FRESH || now.threads[i].at == READY)
+                if (!run_thread(i)) return snprintf(message, sizeof message, "%s: no memory for stacks", now.name), false;
+            over = over && now.threads[i].at == DONE;
+        }
+        if (now.failed) return false;
+        if (over) return true;
+        bool ready = false;
+        for (unsigned i = 0; i < now.n; i++) ready |= now.threads[i].at == READY;
+        if (!ready && !release()) return false;
+    }
+}
+
+/* Stacks of threads that will never go on are begun anew. */
+static void abandon()
+{
+    for (int i = 0; i < now.n_fibers; i++) {
+        munmap(now.fibers[i].stack, STACK);
+        now.fibers[i] = fiber();
+    }
+    now.n_fibers = now.n_idle = 0;
+}
+
+int ont_emulate_launch(const char *name, dim3 grid, dim3 block, size_t shared, void (*body)(void *), void *context)
+{
+    unsigned long threads = (unsigned long)block.x * block.y * block.z;
+    bool valid = threads && threads <= MAX_THREADS && grid.x && grid.y && grid.z && grid.y < 65536 && grid.z < 65536 &&
+                 grid.x <= 0x7fffffffu && shared <= SHARED_BYTES;
+    pthread_mutex_lock(&one);
+    if (!valid) {
+        snprintf(message, sizeof message, "%s: grid %u %u %u, block %u %u %u, %zu bytes shared: not a launch", name, grid.x, grid.y,
+                 grid.z, block.x, block.y, block.z, shared);
+        pthread_mutex_unlock(&one);
+        return 9; /* cudaErrorInvalidConfiguration */
+    }
+    const char *order = getenv("ONT_EMULATE_ORDER");
+    bool reverse = order && !strcmp(order, "reverse"), fine = true;
+    now.name = name;
+    now.body = body;
+    now.context = context;
+    now.n = (unsigned)threads;
+    now.failed = false;
+    for (unsigned z = 0; z < grid.z && fine; z++)
+        for (unsigned y = 0; y < grid.y && fine; y++)
+            for (unsigned x = 0; x < grid.x && fine; x++) {
+                /* A block of its own size each time, so that the sanitizer knows where it ends. */
+                shared_memory = shared ? (unsigned char *)malloc(shared) : nullptr;
+                if (shared_memory) memset(shared_memory, 0x7f, shared); /* NaN: nobody may count on zeros */
+                ont_shared_now = shared_memory;
+                for (unsigned i = 0; i < now.n; i++) {
+                    ont_lane *lane = &now.threads[i].lane;
+                    lane->thread = dim3(i % block.x, i / block.x % block.y, i / (block.x * block.y));
+                    lane->block = dim3(x, y, z);
+                    lane->block_size = block;
+                    lane->grid_size = grid;
+                    lane->index = i;
+                }
+                fine = (!shared || shared_memory) && run_block(reverse);
+                free(shared_memory);
+            }
+    if (!fine) abandon();
+    pthread_mutex_unlock(&one);
+    return fine ? 0 : LAUNCH_FAILED;
+}

@@ -1,0 +1,126 @@
+/*
+ * CUDA's execution model on the host, so that the kernels of this folder run under a sanitizer where there is no GPU: the same
+ * source, compiled by a C++ compiler with ONT_EMULATE. A block's threads are fibers on one stack each; barriers and shuffles
+ * switch among them; blocks run one after the other, so `static` is good enough for __shared__.
+ *
+ * What the hardware leaves undefined is reported as a failed launch: a barrier that not all threads reach, a shuffle that not
+ * all lanes of the mask take part in. ONT_EMULATE_ORDER=reverse runs threads from the last to the first, which shows races.
+ */
+#ifndef ONT_CUDA_EMULATE_H
+#define ONT_CUDA_EMULATE_H
+
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+struct ont_dim3 {
+    unsigned x, y, z;
+    ont_dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
+};
+typedef ont_dim3 dim3;
+typedef void *cudaStream_t;
+
+struct ont_lane { /* what a thread knows of itself */
+    dim3 thread, block, block_size, grid_size;
+    unsigned index; /* in its block */
+};
+extern ont_lane *ont_lane_now;
+extern unsigned char *ont_shared_now;
+
+#define __global__
+#define __device__
+#define __host__
+#define __shared__ static
+#define __forceinline__ inline __attribute__((always_inline))
+#define __launch_bounds__(...)
+#define __align__(n) __attribute__((aligned(n)))
+#define threadIdx (ont_lane_now->thread)
+#define blockIdx (ont_lane_now->block)
+#define blockDim (ont_lane_now->block_size)
+#define gridDim (ont_lane_now->grid_size)
+#define warpSize 32
+
+void ont_emulate_barrier(void);
+/* Every lane of the mask gives `bytes` and gets those of lane `from`. */
+void ont_emulate_shuffle(unsigned mask, int from, const void *give, void *get, size_t bytes);
+unsigned ont_emulate_ballot(unsigned mask, int predicate);
+/* 0, or a code that the launch macro hands on; a message is kept for ont_emulate_error(). */
+int ont_emulate_launch(const char *name, dim3 grid, dim3 block, size_t shared, void (*body)(void *), void *context);
+extern "C" const char *ont_emulate_error(void);
+
+#define __syncthreads() ont_emulate_barrier()
+#define __syncwarp(...) ((void)ont_emulate_ballot(0xffffffffu & ont_emulate_warp_mask(), 0))
+unsigned ont_emulate_warp_mask(void); /* lanes that the warp was launched with */
+
+template <class T> static inline T ont_shuffle(unsigned mask, T value, int from)
+{
+    T result;
+    ont_emulate_shuffle(mask, from, &value, &result, sizeof value);
+    return result;
+}
+template <class T> static inline T __shfl_sync(unsigned mask, T value, int from, int width = 32)
+{
+    int lane = (int)(ont_lane_now->index % 32);
+    return ont_shuffle(mask, value, lane / width * width + from % width);
+}
+template <class T> static inline T __shfl_xor_sync(unsigned mask, T value, int lanes, int width = 32)
+{
+    int lane = (int)(ont_lane_now->index % 32), from = lane ^ lanes;
+    return ont_shuffle(mask, value, from / width == lane / width ? from : lane);
+}
+template <class T> static inline T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32)
+{
+    int lane = (int)(ont_lane_now->index % 32), from = lane + (int)delta;
+    return ont_shuffle(mask, value, from < (lane / width + 1) * width ? from : lane);
+}
+template <class T> static inline T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32)
+{
+    int lane = (int)(ont_lane_now->index % 32), from = lane - (int)delta;
+    return ont_shuffle(mask, value, from >= lane / width * width ? from : lane);
+}
+static inline unsigned __ballot_sync(unsigned mask, int predicate) { return ont_emulate_ballot(mask, predicate); }
+
+template <class T> static inline T atomicAdd(T *at, T value)
+{
+    T old = *at;
+    *at = old + value;
+    return old;
+}
+template <class T> static inline T atomicMax(T *at, T value)
+{
+    T old = *at;
+    if (value > old) *at = value;
+    return old;
+}
+template <class T> static inline T atomicCAS(T *at, T expected, T value)
+{
+    T old = *at;
+    if (old == expected) *at = value;
+    return old;
+}
+template <class T> static inline T atomicExch(T *at, T value)
+{
+    T old = *at;
+    *at = value;
+    return old;
+}
+static inline void __threadfence(void) {}
+static inline void __threadfence_system(void) {}
+static inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)(((uint64_t)a * b) >> 32); }
+static inline float __int_as_float(int bits) { float x; memcpy(&x, &bits, 4); return x; }
+static inline int __float_as_int(float x) { int bits; memcpy(&bits, &x, 4); return bits; }
+static inline float rsqrtf(float x) { return 1 / sqrtf(x); }
+static inline double rsqrt(double x) { return 1 / sqrt(x); }
+
+/* Dynamic shared memory as an array of `type`. */
+#define ONT_SHARED(type, name) type *name = (type *)(void *)ont_shared_now
+
+template <class Body> static inline int ont_emulate_run(const char *name, dim3 grid, dim3 block, size_t shared, Body body)
+{
+    return ont_emulate_launch(name, grid, block, shared, [](void *context) { (*(Body *)context)(); }, &body);
+}
+#define ONT_LAUNCH(kernel, grid, block, shared, stream, ...) \
+    ((void)(stream), ont_emulate_run(#kernel, (grid), (block), (shared), [&] { kernel(__VA_ARGS__); }))
+
+#endif

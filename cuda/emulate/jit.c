@@ -1,0 +1,59 @@
+/*
+ * Generated kernels where kernels are emulated: ONT_EMULATE_JIT holds a command that compiles them, as "c++ ... -o %s %s" for
+ * library and source; without it they are interpreted.
+ */
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "jit.h"
+
+static const char preamble[] = "#include \"launch.cuh\"\n";
+
+static const char footer[] =
+    "extern \"C\" __attribute__((visibility(\"default\"))) int ont_fused_launch(unsigned blocks, const ont_args *args)\n"
+    "{\n    return ONT_LAUNCH(ont_fused, blocks, 256, 0, nullptr, *args);\n}\n";
+
+static ont_status compile(const char *source, void **function)
+{
+    char folder[] = "/tmp/ont_jit_XXXXXX", in[64], out[64], command[4096];
+    if (!mkdtemp(folder)) return ont_fail(ONT_EIO, "no folder for a generated kernel");
+    snprintf(in, sizeof in, "%s/kernel.cc", folder);
+    snprintf(out, sizeof out, "%s/kernel.so", folder);
+    FILE *file = fopen(in, "w");
+    if (!file) return ont_fail(ONT_EIO, "%s cannot be written", in);
+    fputs(source, file);
+    fputs(footer, file);
+    fclose(file);
+    const char *given = getenv("ONT_EMULATE_JIT"), *library = given ? strstr(given, "%s") : NULL;
+    const char *input = library ? strstr(library + 2, "%s") : NULL;
+    if (!input) return ont_fail(ONT_EINVAL, "ONT_EMULATE_JIT has no two places for paths");
+    snprintf(command, sizeof command, "%.*s%s%.*s%s%s", (int)(library - given), given, out, (int)(input - library - 2), library + 2, in,
+             input + 2);
+    int failed = system(command);
+    void *opened = failed ? NULL : dlopen(out, RTLD_NOW | RTLD_LOCAL);
+    void *symbol = opened ? dlsym(opened, "ont_fused_launch") : NULL;
+    unlink(in);
+    unlink(out);
+    rmdir(folder);
+    if (!symbol) return ont_fail(ONT_EINTERNAL, "a generated kernel does not compile: %s", command);
+    *function = symbol;
+    return ONT_OK;
+}
+
+static ont_status launch(void *function, unsigned blocks, ont_jit_args *args, void *stream)
+{
+    int (*run)(unsigned, const ont_jit_args *);
+    (void)stream;
+    memcpy(&run, &function, sizeof run);
+    return run(blocks, args) ? ont_fail(ONT_ESTATE, "a generated kernel was not launched") : ONT_OK;
+}
+
+static const ont_jit jit = {preamble, compile, launch};
+
+const ont_jit *ont_jit_get(void)
+{
+    return getenv("ONT_EMULATE_JIT") ? &jit : NULL;
+}

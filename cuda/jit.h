@@ -1,0 +1,30 @@
+/*
+ * Compiling generated source at run time: NVRTC (nvrtc.c), or a C++ compiler where kernels are emulated.
+ */
+#ifndef ONT_CUDA_JIT_H
+#define ONT_CUDA_JIT_H
+
+#include "redirect.h"
+#include "ew.h"
+
+/* What a generated kernel gets, by value. */
+typedef struct ont_jit_args {
+    const void *in[ONT_EW_OPERANDS];
+    void *out[ONT_EW_RESULTS];
+    const uint64_t *seed;
+    int64_t n; /* pieces: elements, or vectors of them */
+} ont_jit_args;
+
+enum { ONT_JIT_THREADS = 256 };
+
+typedef struct ont_jit {
+    const char *preamble; /* in front of every source, math.cuh behind it */
+    /* Of the device that is current; the function stays for the life of the process. */
+    ont_status (*compile)(const char *source, void **function);
+    ont_status (*launch)(void *function, unsigned blocks, ont_jit_args *args, void *stream);
+} ont_jit;
+
+const ont_jit *ont_jit_get(void); /* NULL: there is no compiler */
+extern const char ont_math_text[]; /* math.cuh */
+
+#endif

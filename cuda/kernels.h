@@ -1,0 +1,88 @@
+/*
+ * The launchers of the kernel files, for C. Each checks its launch and returns a CUDA error code, 0 where all is well. Pointers are
+ * the device's, sizes count elements unless they say bytes.
+ */
+#ifndef ONT_CUDA_KERNELS_H
+#define ONT_CUDA_KERNELS_H
+
+#include "device/device.h"
+#include "ew.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* elementwise.cu */
+int ont_launch_elementwise(const ont_ew *e, void *stream);
+
+/* copy.cu: between strided layouts; strides and offsets in bytes */
+typedef struct ont_copy {
+    int32_t rank, size;
+    int64_t count;
+    int64_t dims[12], from[12], to[12];
+    int64_t from_offset, to_offset;
+} ont_copy;
+int ont_launch_copy(const ont_copy *c, const void *from, void *to, void *stream);
+/* One or two words, by value. */
+int ont_launch_store(void *to, uint64_t first, uint64_t second, int n, void *stream);
+/* out[i] = first + i * step of int64, int32, float or double */
+int ont_launch_range(int dtype, const void *first, const void *step, void *out, int64_t n, void *stream);
+/* y = x where row - column of the last two dims is on the kept side of k, else 0 */
+int ont_launch_trilu(const void *x, void *y, int64_t count, int64_t rows, int64_t columns, int64_t k, int upper, int size,
+                     void *stream);
+
+/* gather.cu: data (outer, table, inner), `count` indices */
+typedef struct ont_gather {
+    int64_t outer, table, inner, count;
+    int32_t size, wide; /* bytes of an element; indices are int64 */
+    int32_t dtype, step;
+    ont_fault *fault;
+} ont_gather;
+int ont_launch_gather(const ont_gather *g, const void *data, const void *indices, void *out, void *stream);
+size_t ont_gather_grad_work(int64_t count);
+/* out (outer, table, inner) = sums of rows of dy (outer, count, inner), added in the order of their positions */
+int ont_launch_gather_grad(const ont_gather *g, const void *dy, const void *indices, void *out, void *work, void *stream);
+
+/* reduce.cu */
+typedef struct ont_reduction {
+    int32_t kind, dtype; /* ont_reduce_kind */
+    int32_t n_kept, n_reduced;
+    int64_t kept[12], kept_stride[12], reduced[12], reduced_stride[12];
+    int64_t outputs, each;
+    int64_t lead, n, tail; /* one run of dims: (lead, n, tail); n -1 otherwise */
+} ont_reduction;
+size_t ont_reduce_work(const ont_reduction *r);
+int ont_launch_reduce(const ont_reduction *r, const void *x, void *y, void *work, void *stream);
+
+/* norm.cu: rows of n; float32 and float64. Absent operands are NULL. */
+int ont_launch_layernorm(int dtype, int64_t rows, int64_t n, double eps, const void *x, const void *scale, const void *bias,
+                         void *y, void *mean, void *inv_std, void *stream);
+size_t ont_layernorm_grad_work(int64_t rows, int64_t n);
+/* without mean: RMSNorm */
+int ont_launch_layernorm_grad(int dtype, int64_t rows, int64_t n, const void *x, const void *scale, const void *mean,
+                              const void *inv_std, const void *dy, void *dx, void *dscale, void *dbias, void *work, void *stream);
+int ont_launch_rmsnorm(int dtype, int64_t rows, int64_t n, double eps, const void *x, const void *scale, void *y, void *inv_rms,
+                       void *stream);
+
+/* softmax.cu: (outer, n, inner) along n; float32, float64, float16, bfloat16 */
+int ont_launch_softmax(int dtype, int log_form, int64_t outer, int64_t n, int64_t inner, const void *x, void *y, void *stream);
+int ont_launch_softmax_grad(int dtype, int log_form, int64_t outer, int64_t n, int64_t inner, const void *y, const void *dy,
+                            void *dx, void *stream);
+
+/* loss.cu: scores (rows, classes, inner), labels (rows, inner) */
+typedef struct ont_loss {
+    int64_t rows, classes, inner, ignored;
+    int32_t dtype, reduction; /* 0 none, 1 sum, 2 mean */
+    int32_t ignores, wide, softmax, step;
+    ont_fault *fault;
+} ont_loss;
+size_t ont_loss_work(const ont_loss *s);
+int ont_launch_loss(const ont_loss *s, const void *x, const void *labels, const void *weights, void *loss, void *logp,
+                    void *pairs, void *work, void *stream);
+int ont_launch_loss_grad(const ont_loss *s, const void *x, const void *labels, const void *weights, const void *dloss,
+                         const void *pairs, void *dx, void *work, void *stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,94 @@
+/*
+ * The expressions of simd/simd.h on a device: the names that they use, for any number type. Included by the interpreter and,
+ * as text, in front of generated kernels. Plain C++ without headers of its own.
+ */
+#ifndef ONT_CUDA_MATH_CUH
+#define ONT_CUDA_MATH_CUH
+
+#define ONT_MATH1(name, f32, f64) \
+    ONT_DEVICE float name(float a) { return f32(a); } \
+    ONT_DEVICE double name(double a) { return f64(a); }
+#define ONT_MATH2(name, f32, f64) \
+    ONT_DEVICE float name(float a, float b) { return f32(a, b); } \
+    ONT_DEVICE double name(double a, double b) { return f64(a, b); }
+ONT_MATH1(vsqrt, sqrtf, sqrt)
+ONT_MATH1(vexp, expf, exp)
+ONT_MATH1(vlog, logf, log)
+ONT_MATH1(vlog1p, log1pf, log1p)
+ONT_MATH1(verf, erff, erf)
+ONT_MATH1(vtanh, tanhf, tanh)
+ONT_MATH1(vsin, sinf, sin)
+ONT_MATH1(vcos, cosf, cos)
+ONT_MATH1(vtan, tanf, tan)
+ONT_MATH1(vasin, asinf, asin)
+ONT_MATH1(vacos, acosf, acos)
+ONT_MATH1(vatan, atanf, atan)
+ONT_MATH1(vsinh, sinhf, sinh)
+ONT_MATH1(vcosh, coshf, cosh)
+ONT_MATH1(vasinh, asinhf, asinh)
+ONT_MATH1(vacosh, acoshf, acosh)
+ONT_MATH1(vatanh, atanhf, atanh)
+ONT_MATH1(vfloor, floorf, floor)
+ONT_MATH1(vceil, ceilf, ceil)
+ONT_MATH1(vround, rintf, rint)
+ONT_MATH2(vpow, powf, pow)
+ONT_MATH2(vfmod, fmodf, fmod)
+
+#define vabs(a) ((a) < 0 ? -(a) : (a))
+#define vmax(x, y) ((x) > (y) ? (x) : (NUM)(y))
+#define vmin(x, y) ((x) < (y) ? (x) : (NUM)(y))
+#define vminimum(x, y) ((x) != (x) || (x) < (y) ? (x) : (y))
+#define vmaximum(x, y) ((x) != (x) || (x) > (y) ? (x) : (y))
+#define HALF ((NUM)0.5)
+#define THIRD ((NUM)(1.0 / 3))
+#define SIXTH ((NUM)(1.0 / 6))
+#define INV_SQRT2 ((NUM)0.70710678118654752440)
+#define INV_SQRT_2PI ((NUM)0.39894228040143267794)
+#define TWO_INV_SQRT_PI ((NUM)1.12837916709551257390)
+#define SQRT_2_PI ((NUM)0.79788456080286535588)
+#define GELU_C ((NUM)0.044715)
+
+template <class NUM> ONT_DEVICE NUM vsigmoid(NUM a) { return 1 / (1 + vexp(-a)); }
+/* tanh(log(1 + e)), e not negative */
+template <class NUM> ONT_DEVICE NUM tanh_softplus(NUM e) { return e * (e + 2) / (e * (e + 2) + 2); }
+template <class NUM> ONT_DEVICE NUM gelu_tanh_slope(NUM a)
+{
+    NUM t = vtanh(SQRT_2_PI * (a + GELU_C * a * a * a));
+    return HALF * (1 + t) + HALF * a * (1 - t * t) * SQRT_2_PI * (1 + 3 * GELU_C * a * a);
+}
+/* Of integers: by -1 it wraps; by 0, which the kernel reports, it is 0. */
+ONT_DEVICE float vdiv(float a, float b) { return a / b; }
+ONT_DEVICE double vdiv(double a, double b) { return a / b; }
+template <class NUM> ONT_DEVICE NUM vdiv(NUM a, NUM b)
+{
+    return b == 0 ? (NUM)0 : b == (NUM)-1 && (NUM)-1 < (NUM)1 ? (NUM)(0 - a) : (NUM)(a / b);
+}
+
+/* Philox4x32-10: Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011. */
+ONT_DEVICE void ont_philox(uint64_t key, uint64_t stream, uint64_t index, uint32_t *out)
+{
+    uint32_t c0 = (uint32_t)index, c1 = (uint32_t)(index >> 32), c2 = (uint32_t)stream, c3 = (uint32_t)(stream >> 32);
+    uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
+    for (int round = 0; round < 10; round++) {
+        uint32_t n0 = __umulhi(0xCD9E8D57u, c2) ^ c1 ^ k0, n2 = __umulhi(0xD2511F53u, c0) ^ c3 ^ k1;
+        c1 = 0xCD9E8D57u * c2;
+        c3 = 0xD2511F53u * c0;
+        c0 = n0;
+        c2 = n2;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    out[0] = c0;
+    out[1] = c1;
+    out[2] = c2;
+    out[3] = c3;
+}
+/* Word `element` of a stream. */
+ONT_DEVICE uint32_t ont_philox_word(uint64_t key, uint64_t stream, int64_t element)
+{
+    uint32_t words[4];
+    ont_philox(key, stream, (uint64_t)element >> 2, words);
+    return words[element & 3];
+}
+
+#endif

@@ -1,0 +1,195 @@
+/*
+ * MatMul, FusedMatMul and Gemm on a device: one description of the product for the library (blas.h), with batch dims merged
+ * as far as their strides allow, the bias as the library's epilogue where it is a row, and added before otherwise.
+ */
+#include <string.h>
+
+#include "blas.h"
+#include "glue.h"
+
+typedef struct state {
+    ont_product product;
+    const ont_blas *blas;
+    void *plan;
+    ont_shape outer; /* batch dims that the library does not walk */
+    int64_t stride_a[ONT_MAX_RANK], stride_b[ONT_MAX_RANK], stride_c[ONT_MAX_RANK]; /* bytes */
+    int64_t count;   /* calls */
+    bool empty, no_inner;
+    ont_copy spread; /* C of Gemm where it is no row: copied into the result */
+    bool spreads;
+    size_t result_bytes;
+} state;
+
+typedef struct shapes {
+    ont_shape a, b, batch;
+    int64_t m, n, k;
+    bool trans_a, trans_b;
+} shapes;
+
+/* infer() has checked that they fit. */
+static ont_status read_shapes(const ont_node *node, shapes *s)
+{
+    const ont_shape *a = &ont_node_in(node, 0)->shape, *b = &ont_node_in(node, 1)->shape;
+    s->trans_a = ont_attr_int(node, "transA", 0) && a->rank > 1;
+    s->trans_b = ont_attr_int(node, "transB", 0) && b->rank > 1;
+    s->a = a->rank == 1 ? ont_shape_of(2, (int64_t[]){1, a->dims[0]}) : *a;
+    s->b = b->rank == 1 ? ont_shape_of(2, (int64_t[]){b->dims[0], 1}) : *b;
+    const int64_t *da = s->a.dims + s->a.rank - 2, *db = s->b.dims + s->b.rank - 2;
+    s->m = da[s->trans_a];
+    s->k = da[!s->trans_a];
+    s->n = db[!s->trans_b];
+    ont_shape lead_a = ont_shape_of(s->a.rank - 2, s->a.dims), lead_b = ont_shape_of(s->b.rank - 2, s->b.dims);
+    ONT_TRY(ont_shape_broadcast(&lead_a, &lead_b, &s->batch));
+    /* Batch dims of A go into M where B is one matrix. */
+    if (ont_shape_count(&lead_b) == 1 && !s->trans_a && ont_shape_count(&lead_a) == ont_shape_count(&s->batch)) {
+        s->m *= ont_shape_count(&lead_a);
+        s->a = ont_shape_of(2, (int64_t[]){s->m, s->k});
+        s->b = ont_shape_of(2, db);
+        s->batch.rank = 0;
+    }
+    return ONT_OK;
+}
+
+static void batch_strides(const ont_shape *operand, const ont_shape *batch, int64_t *strides)
+{
+    ont_shape lead = ont_shape_of(operand->rank - 2, operand->dims);
+    int64_t matrix = operand->dims[operand->rank - 1] * operand->dims[operand->rank - 2];
+    ont_shape_broadcast_strides(&lead, batch, strides);
+    for (int d = 0; d < batch->rank; d++) strides[d] *= matrix;
+}
+
+/* The inner dims that are one strided batch go to the library, the rest is walked here. */
+static void split_batch(const shapes *p, size_t size, state *s)
+{
+    int64_t a[ONT_MAX_RANK], b[ONT_MAX_RANK], c[ONT_MAX_RANK], dims[ONT_MAX_RANK], matrix = p->m * p->n;
+    int rank = 0;
+    batch_strides(&p->a, &p->batch, a);
+    batch_strides(&p->b, &p->batch, b);
+    for (int d = p->batch.rank - 1; d >= 0; d--) c[d] = matrix, matrix *= p->batch.dims[d];
+    for (int d = 0; d < p->batch.rank; d++) { /* merged from the left */
+        int64_t n = p->batch.dims[d];
+        if (n == 1) continue;
+        if (rank && a[rank - 1] == a[d] * n && b[rank - 1] == b[d] * n) {
+            dims[rank - 1] *= n;
+            a[rank - 1] = a[d], b[rank - 1] = b[d], c[rank - 1] = c[d];
+            continue;
+        }
+        dims[rank] = n;
+        a[rank] = a[d], b[rank] = b[d], c[rank] = c[d];
+        rank++;
+    }
+    s->product.batch = rank ? dims[rank - 1] : 1;
+    s->product.stride_a = rank ? a[rank - 1] : 0;
+    s->product.stride_b = rank ? b[rank - 1] : 0;
+    s->product.stride_c = rank ? c[rank - 1] : 0;
+    s->outer = (ont_shape){.rank = rank ? rank - 1 : 0};
+    s->count = 1;
+    for (int d = 0; d < s->outer.rank; d++) {
+        s->outer.dims[d] = dims[d];
+        s->count *= dims[d];
+        s->stride_a[d] = a[d] * (int64_t)size;
+        s->stride_b[d] = b[d] * (int64_t)size;
+        s->stride_c[d] = c[d] * (int64_t)size;
+    }
+}
+
+/* C of Gemm: a row of n with beta 1 is the library's bias; anything else is spread over the result first. */
+static void read_bias(const ont_node *node, state *s)
+{
+    const ont_value *c = !strcmp(node->op->name, "Gemm") ? ont_node_in(node, 2) : NULL, *y = node->outputs[0];
+    double beta = ont_attr_float(node, "beta", 1.0);
+    if (!c || beta == 0) return;
+    if (beta == 1 && ont_shape_count(&c->shape) == s->product.n && c->shape.dims[c->shape.rank - 1] == s->product.n && !s->no_inner) {
+        s->product.epilogue = ONT_EPILOGUE_BIAS;
+        return;
+    }
+    int64_t from[ONT_MAX_RANK], to[ONT_MAX_RANK];
+    ont_strided layout;
+    ont_shape_broadcast_strides(&c->shape, &y->shape, from);
+    ont_shape_strides(&y->shape, to);
+    ont_strided_init(&layout, &y->shape, from, 0, to, 0, ont_dtype_size(y->dtype));
+    s->spread = (ont_copy){.rank = layout.rank, .size = (int32_t)layout.size, .count = layout.count};
+    memcpy(s->spread.dims, layout.dims, sizeof layout.dims);
+    memcpy(s->spread.from, layout.from, sizeof layout.from);
+    memcpy(s->spread.to, layout.to, sizeof layout.to);
+    s->spreads = true;
+    s->product.beta = beta;
+}
+
+static ont_status describe(const ont_node *node, state *s)
+{
+    shapes p;
+    const ont_value *y = node->outputs[0];
+    size_t size = ont_dtype_size(y->dtype);
+    *s = (state){.blas = ont_blas_get()};
+    ONT_TRY(read_shapes(node, &p));
+    s->product = (ont_product){.dtype = y->dtype, .trans_a = p.trans_a, .trans_b = p.trans_b, .m = p.m, .n = p.n, .k = p.k,
+                               .lda = p.a.dims[p.a.rank - 1], .ldb = p.b.dims[p.b.rank - 1], .ldc = p.n,
+                               .alpha = ont_attr_float(node, "alpha", 1.0)};
+    split_batch(&p, size, s);
+    s->result_bytes = (size_t)ont_shape_count(&y->shape) * size;
+    s->empty = !s->result_bytes;
+    s->no_inner = !p.k;
+    read_bias(node, s);
+    return ONT_OK;
+}
+
+static const char *accept(const ont_node *node)
+{
+    state s;
+    ont_dtype d = ont_node_in(node, 0)->dtype;
+    if (!ont_dtype_is_float(d)) return "dtype";
+    if (describe(node, &s) != ONT_OK) return "shapes";
+    if (!s.blas) return "cuBLASLt is not found";
+    if (s.no_inner && s.spreads && s.product.beta != 1) return "beta of a product of nothing";
+    if (s.empty || s.no_inner) return NULL;
+    return s.blas->accept(&s.product);
+}
+
+static ont_status prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
+{
+    state *s = ont_arena_alloc(arena, sizeof *s);
+    if (!s) return ONT_ENOMEM;
+    ONT_TRY(describe(node, s));
+    if (!s->empty && !s->no_inner) {
+        ONT_TRY(s->blas->create(&s->product, &s->plan));
+        out->work_bytes = s->blas->work_bytes(s->plan);
+    }
+    out->state = s;
+    return ONT_OK;
+}
+
+static ont_status run(const ont_call *call)
+{
+    const state *s = call->state;
+    if (s->empty) return ONT_OK;
+    if (s->spreads) ONT_TRY(ont_launched(ont_launch_copy(&s->spread, call->in[2], call->out[0], call->stream)));
+    if (s->no_inner && !s->spreads)
+        return call->device->kind->clear(call->device, call->out[0], s->result_bytes, call->stream);
+    if (s->no_inner) return ONT_OK;
+    const void *bias = s->product.epilogue == ONT_EPILOGUE_BIAS ? call->in[2] : NULL;
+    for (int64_t i = 0; i < s->count; i++) {
+        const char *a = call->in[0], *b = call->in[1];
+        char *c = call->out[0];
+        int64_t rest = i;
+        for (int d = s->outer.rank - 1; d >= 0; d--) {
+            int64_t index = rest % s->outer.dims[d];
+            rest /= s->outer.dims[d];
+            a += index * s->stride_a[d];
+            b += index * s->stride_b[d];
+            c += index * s->stride_c[d];
+        }
+        ONT_TRY(s->blas->run(s->plan, a, b, c, bias, call->work, call->stream));
+    }
+    return ONT_OK;
+}
+
+static void release(void *opaque)
+{
+    const state *s = opaque;
+    if (s->plan) s->blas->destroy(s->plan);
+}
+
+const ont_kernel ont_cuda_matmul_kernels[1] = {
+    {.name = "cuda_matmul", .accept = accept, .prepare = prepare, .run = run, .release = release},
+};

@@ -1,0 +1,178 @@
+/*
+ * Operators over rows on a device: reductions, LayerNormalization, Softmax, the losses, and their gradients. Each reads its
+ * node into what its launcher takes.
+ */
+#include <string.h>
+
+#include "glue.h"
+
+/* ---- reductions ---- */
+
+static const char *reduce_accept(const ont_node *node)
+{
+    const ont_value *x = ont_node_in(node, 0);
+    ont_dtype d = x->dtype;
+    ont_reduce r;
+    if (ont_reduce_read(node, &r) != ONT_OK) return "axes";
+    if (d == ONT_BOOL) return r.kind == ONT_REDUCE_MAX || r.kind == ONT_REDUCE_MIN ? NULL : "bool";
+    if (!ont_is_float32_or_64(d) && d != ONT_INT32 && d != ONT_INT64 && d != ONT_UINT64) return "dtype";
+    if (!ont_shape_count(&x->shape) && r.kind == ONT_REDUCE_MEAN && !ont_dtype_is_float(d)) return "nothing to reduce";
+    return NULL;
+}
+
+static ont_status reduce_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
+{
+    ont_reduce r;
+    ont_reduction *s = ont_arena_alloc(arena, sizeof *s);
+    if (!s) return ONT_ENOMEM;
+    ONT_TRY(ont_reduce_read(node, &r));
+    *s = (ont_reduction){.kind = r.kind, .dtype = ont_node_in(node, 0)->dtype, .n_kept = r.n_kept, .n_reduced = r.n_reduced,
+                         .outputs = r.outputs, .each = r.each, .lead = r.lead, .n = r.n, .tail = r.tail};
+    memcpy(s->kept, r.kept, sizeof r.kept);
+    memcpy(s->kept_stride, r.kept_stride, sizeof r.kept_stride);
+    memcpy(s->reduced, r.reduced, sizeof r.reduced);
+    memcpy(s->reduced_stride, r.reduced_stride, sizeof r.reduced_stride);
+    out->state = s;
+    out->work_bytes = ont_reduce_work(s);
+    return ONT_OK;
+}
+
+static ont_status reduce_run(const ont_call *call)
+{
+    return ont_launched(ont_launch_reduce(call->state, call->in[0], call->out[0], call->work, call->stream));
+}
+
+const ont_kernel ont_cuda_reduce_kernels[1] = {
+    {.name = "cuda_reduce", .accept = reduce_accept, .prepare = reduce_prepare, .run = reduce_run},
+};
+
+/* ---- LayerNormalization ---- */
+
+typedef struct norm_state {
+    int64_t rows, n;
+    double eps;
+    int dtype;
+} norm_state;
+
+static ont_status norm_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
+{
+    const ont_value *x = ont_node_in(node, 0);
+    norm_state *s = ont_arena_alloc(arena, sizeof *s);
+    int axis;
+    if (!s) return ONT_ENOMEM;
+    ONT_TRY(ont_shape_axis(ont_attr_int(node, "axis", -1), x->shape.rank, &axis));
+    *s = (norm_state){ont_shape_count_range(&x->shape, 0, axis), ont_shape_count_range(&x->shape, axis, x->shape.rank),
+                      ont_attr_float(node, "epsilon", 1e-5), x->dtype};
+    if (!strcmp(node->op->name, "LayerNormGrad")) out->work_bytes = ont_layernorm_grad_work(s->rows, s->n);
+    out->state = s;
+    return ONT_OK;
+}
+
+static ont_status norm_run(const ont_call *call)
+{
+    const norm_state *s = call->state;
+    return ont_launched(ont_launch_layernorm(s->dtype, s->rows, s->n, s->eps, call->in[0], ont_operand(call, 1), ont_operand(call, 2),
+                                             call->out[0], ont_result(call, 1), ont_result(call, 2), call->stream));
+}
+
+static ont_status norm_grad_run(const ont_call *call)
+{
+    const norm_state *s = call->state;
+    return ont_launched(ont_launch_layernorm_grad(s->dtype, s->rows, s->n, call->in[0], call->in[1], call->in[2], call->in[3],
+                                                  call->in[4], call->out[0], ont_result(call, 1), ont_result(call, 2), call->work,
+                                                  call->stream));
+}
+
+const ont_kernel ont_cuda_norm_kernels[2] = {
+    {.name = "cuda_layernorm", .accept = ont_cuda_accept_wide, .prepare = norm_prepare, .run = norm_run},
+    {.name = "cuda_layernorm_grad", .accept = ont_cuda_accept_wide, .prepare = norm_prepare, .run = norm_grad_run},
+};
+
+/* ---- Softmax ---- */
+
+typedef struct softmax_state {
+    int64_t outer, n, inner;
+    int dtype, log_form;
+} softmax_state;
+
+/* From opset 13 on one axis; before, everything from `axis` on counts as one. */
+static ont_status softmax_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
+{
+    const ont_shape *x = &ont_node_in(node, 0)->shape;
+    bool flattens = !*node->op->domain && node->version < 13;
+    softmax_state *s = ont_arena_alloc(arena, sizeof *s);
+    int axis;
+    if (!s) return ONT_ENOMEM;
+    *s = (softmax_state){1, 1, 1, ont_node_in(node, 0)->dtype, !strncmp(node->op->name, "Log", 3)};
+    out->state = s;
+    if (!x->rank) return ONT_OK;
+    ONT_TRY(ont_shape_axis(ont_attr_int(node, "axis", flattens ? 1 : -1), x->rank, &axis));
+    s->outer = ont_shape_count_range(x, 0, axis);
+    s->n = flattens ? ont_shape_count_range(x, axis, x->rank) : x->dims[axis];
+    s->inner = flattens ? 1 : ont_shape_count_range(x, axis + 1, x->rank);
+    return ONT_OK;
+}
+
+static ont_status softmax_run(const ont_call *call)
+{
+    const softmax_state *s = call->state;
+    return ont_launched(ont_launch_softmax(s->dtype, s->log_form, s->outer, s->n, s->inner, call->in[0], call->out[0], call->stream));
+}
+
+static ont_status softmax_grad_run(const ont_call *call)
+{
+    const softmax_state *s = call->state;
+    return ont_launched(ont_launch_softmax_grad(s->dtype, s->log_form, s->outer, s->n, s->inner, call->in[0], call->in[1],
+                                                call->out[0], call->stream));
+}
+
+const ont_kernel ont_cuda_softmax_kernels[2] = {
+    {.name = "cuda_softmax", .accept = ont_cuda_accept_floats, .prepare = softmax_prepare, .run = softmax_run, .inplace = 1},
+    {.name = "cuda_softmax_grad", .accept = ont_cuda_accept_floats, .prepare = softmax_prepare, .run = softmax_grad_run, .inplace = 3},
+};
+
+/* ---- losses ---- */
+
+static ont_status loss_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
+{
+    const ont_value *x = ont_node_in(node, 0), *label = ont_node_in(node, 1);
+    const char *reduction = ont_attr_string(node, "reduction", "mean");
+    const ont_attr *ignore = ont_attr_find(node, "ignore_index", ONT_ATTR_INT);
+    ont_loss *s = ont_arena_alloc(arena, sizeof *s);
+    if (!s) return ONT_ENOMEM;
+    *s = (ont_loss){.rows = x->shape.dims[0], .classes = x->shape.dims[1],
+                    .inner = ont_shape_count_range(&x->shape, 2, x->shape.rank), .ignores = ignore != NULL,
+                    .ignored = ignore ? ignore->i : 0, .wide = label->dtype == ONT_INT64, .dtype = x->dtype,
+                    .softmax = !strncmp(node->op->name, "SoftmaxCross", 12),
+                    .reduction = !strcmp(reduction, "none") ? 0 : !strcmp(reduction, "sum") ? 1 : 2};
+    out->state = s;
+    out->work_bytes = ont_loss_work(s);
+    return ONT_OK;
+}
+
+static ont_loss loss_of(const ont_call *call)
+{
+    ont_loss s = *(const ont_loss *)call->state;
+    s.fault = call->fault;
+    s.step = call->step;
+    return s;
+}
+
+static ont_status loss_run(const ont_call *call)
+{
+    ont_loss s = loss_of(call);
+    return ont_launched(ont_launch_loss(&s, call->in[0], call->in[1], ont_operand(call, 2), call->out[0], ont_result(call, 1),
+                                        ont_result(call, 2), call->work, call->stream));
+}
+
+static ont_status loss_grad_run(const ont_call *call)
+{
+    ont_loss s = loss_of(call);
+    return ont_launched(ont_launch_loss_grad(&s, call->in[0], call->in[1], call->in[2], call->in[3], ont_operand(call, 4),
+                                             call->out[0], call->work, call->stream));
+}
+
+const ont_kernel ont_cuda_loss_kernels[2] = {
+    {.name = "cuda_cross_entropy", .accept = ont_cuda_accept_wide, .prepare = loss_prepare, .run = loss_run},
+    {.name = "cuda_cross_entropy_grad", .accept = ont_cuda_accept_wide, .prepare = loss_prepare, .run = loss_grad_run, .inplace = 1},
+};

@@ -1,0 +1,35 @@
+"""On which device a module's program runs: where its tensors are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from onnxtrain import _C
+from onnxtrain._C import UnsupportedError
+
+
+def device_of(tensors: Iterable[torch.Tensor]) -> str:
+    """The engine's name of the device that all of them are on: "cpu", or "cuda:1".
+
+    Args:
+        tensors: inputs, parameters and buffers of any dtype and shape; none of them is "cpu".
+
+    Raises:
+        UnsupportedError: they are on several devices, or on one that this build or machine has no engine for; the message says
+            what it lacks.
+    """
+    devices = sorted({str(tensor.device) for tensor in tensors})
+    if not devices or devices == ["cpu"]:
+        return "cpu"
+    if len(devices) > 1:
+        raise UnsupportedError(f"tensors are on several devices: {', '.join(devices)}")
+    if not devices[0].startswith("cuda"):
+        raise UnsupportedError(f"a tensor is on {devices[0]}: the engine runs on cpu and cuda")
+    try:
+        _C.open_plugin()
+    except OSError as error:
+        raise UnsupportedError(f"a tensor is on {devices[0]}, and this build runs on the CPU: {error}") from None
+    _C.set_tf32(torch.backends.cuda.matmul.allow_tf32)
+    return devices[0]

@@ -1,0 +1,105 @@
+"""Every operator case of tests/ops on a device against the CPU; run as a script, so that it can be run under a sanitizer.
+
+    python tests/cuda/cases.py PLUGIN DEVICE [part/parts]
+
+Prints one JSON object: `ran`, the kernels of the device that a passing case used, as "Op:kernel"; `passed`; `refused`, reasons
+by case; `failed`, a list of (case, message). A case is refused where the device lacks an operator: by name, which is checked.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pkgutil
+import sys
+import zlib
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[1] / "ops")]
+
+import harness  # noqa: E402
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from harness import Case, assert_close, call, model_of  # noqa: E402
+
+from onnxtrain import _C  # noqa: E402
+
+OPS = Path(__file__).resolve().parents[1] / "ops"
+FLOATS = {torch.float16: 2e-3, torch.bfloat16: 2e-2, torch.float32: 5e-5, torch.float64: 1e-10}
+
+
+def all_cases() -> list[Case]:
+    """Cases that stand in the modules of tests/ops, in lists and tuples."""
+    found: dict[str, Case] = {}
+    for module in sorted(m.name for m in pkgutil.iter_modules([str(OPS)])):
+        names = vars(importlib.import_module(module)).values()
+        for value in names:
+            for case in value if isinstance(value, (list, tuple)) else ():
+                if isinstance(case, Case):
+                    found.setdefault(f"{module}:{case}", case)
+    return list(found.values())
+
+
+def results(case: Case, arrays: list, device: str) -> tuple[list, list, set[str]]:
+    """Outputs, gradients and the kernels used."""
+    session = _C.Session(model_of(case, arrays), 16, device)
+    run = harness._run_inputs(case, arrays)
+    inputs = harness._grad_inputs(case, arrays)
+    tensors = [harness._tensor(arrays[i]) for i in run]
+    mask = bytes(i in inputs for i in run)
+    outputs, _ = call(session, tensors, bytes(len(run)), None, seed=5)
+    used = {(kernel, node) for node, kernel, _ in session.kernels()}
+    grads: tuple = ()
+    if any(mask):
+        outputs, grads = call(session, tensors, mask, harness._output_grads(case, outputs), seed=5)
+        used |= {(kernel, node) for node, kernel, _ in session.kernels()}
+    return list(outputs), list(grads), {f"{operator(session, node, case)}:{kernel}" for kernel, node in used}
+
+
+def operator(session: _C.Session, node: str, case: Case) -> str:
+    """The operator of a node: made-up names are <operator>_<id>."""
+    return case.op_type if node == "node" else node.rpartition("/")[2].rpartition("_")[0]
+
+
+def compare(case: Case, arrays: list, device: str) -> set[str]:
+    want_outputs, want_grads, _ = results(case, arrays, "cpu")
+    got_outputs, got_grads, used = results(case, arrays, device)
+    for kind, want, got in (("output", want_outputs, got_outputs), ("gradient", want_grads, got_grads)):
+        assert len(want) == len(got)
+        for k, (w, g) in enumerate(zip(want, got)):
+            assert (w is None) == (g is None), f"{kind} {k} is there on one side only"
+            if w is not None:
+                tol = max(FLOATS.get(w.dtype, 0), (case.tol or 0) if w.dtype == torch.float32 else 0)
+                assert_close(g.float().numpy() if g.dtype == torch.bfloat16 else g.numpy(),
+                             w.float().numpy() if w.dtype == torch.bfloat16 else w.numpy(), f"{case} {kind} {k}", tol)
+    return used
+
+
+def main(plugin: str, device: str, part: str = "0/1") -> None:
+    _C.open_plugin(plugin)
+    names = {name for _, name, _ in _C.device_operators(device)}
+    index, parts = map(int, part.split("/"))
+    report: dict = {"ran": [], "passed": 0, "refused": {}, "failed": []}
+    ran: set[str] = set()
+    for case in all_cases():
+        if case.op_type not in names or zlib.crc32(str(case).encode()) % parts != index:
+            continue
+        for dtype in case.dtypes if any(isinstance(i, harness.R) and i.is_float for i in case.inputs) else case.dtypes[:1]:
+            what = f"{case} {np.dtype(dtype)}"
+            print(what, file=sys.stderr, flush=True)
+            try:
+                ran |= compare(case, harness._arrays(case, dtype), device)
+                report["passed"] += 1
+            except _C.UnsupportedError as error:
+                if "of device" in str(error):
+                    report["refused"][what] = str(error)
+                else:
+                    report["failed"].append((what, f"refused without a name: {error}"))
+            except Exception as error:  # noqa: BLE001 - reported
+                report["failed"].append((what, f"{type(error).__name__}: {error}"[:400]))
+    report["ran"] = sorted(ran)
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

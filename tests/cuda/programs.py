@@ -1,0 +1,238 @@
+"""Whole programs on a device against the CPU: an MLP and a transformer with dropout, forward and backward, faults and probes.
+
+    python tests/cuda/programs.py PLUGIN DEVICE
+
+Prints one JSON object as cases.py does.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
+
+import onnx  # noqa: E402
+import smoke  # noqa: E402
+import torch  # noqa: E402
+from onnx import TensorProto, helper  # noqa: E402
+from torch import nn  # noqa: E402
+
+from onnxtrain import _C, _report  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[2]
+DEVICE = "cpu"
+
+
+def exported(module: nn.Module, inputs: tuple) -> tuple[bytes, list[torch.Tensor]]:
+    """The module's model, weights as inputs behind its own, and the tensors to call it with."""
+    buffer = io.BytesIO()
+    torch.onnx.export(module, inputs, buffer, dynamo=False, training=torch.onnx.TrainingMode.TRAINING, do_constant_folding=False,
+                      export_params=True, opset_version=17, keep_initializers_as_inputs=True)
+    model = onnx.load_model_from_string(buffer.getvalue())
+    state = dict(module.named_parameters()) | dict(module.named_buffers())
+    names = [i.name for i in model.graph.initializer if i.name in state]
+    kept = [i for i in model.graph.initializer if i.name not in state]
+    given = [i for i in model.graph.input if i.name not in {k.name for k in kept} and i.name not in names]
+    weights = [helper.make_tensor_value_info(n, TensorProto.FLOAT, state[n].shape) for n in names]
+    del model.graph.initializer[:], model.graph.input[:]
+    model.graph.initializer.extend(kept)
+    model.graph.input.extend([*given, *weights])
+    return model.SerializeToString(), [*inputs, *(state[n].detach() for n in names)]
+
+
+def step(model: bytes, tensors: list[torch.Tensor], device: str, seed: int) -> tuple[list, list, set[str]]:
+    """Outputs and gradients of one step, and the kernels it used."""
+    session = _C.Session(model, 16, device)
+    mask = bytes(t.is_floating_point() for t in tensors)
+    outputs, run = session.forward(tensors, mask, seed)
+    torch.manual_seed(1)
+    given = [torch.randn(o.shape).to(o.dtype) for o in outputs]
+    saved = [tensors[i] for i in run.saved_inputs] + [outputs[i] for i in run.saved_outputs]
+    grads = run.backward(saved, given)
+    text = {line.split("(")[0].strip() for line in session.text("program").splitlines()}
+    used = {f"{operator}:{kernel}" for operator, kernel in operators(session)}
+    assert text
+    return list(outputs), list(grads), used
+
+
+def operators(session: _C.Session) -> set[tuple[str, str]]:
+    return {(op, kernel) for _, op, kernel, *_ in session.timeline()}
+
+
+def agree(model: bytes, tensors: list[torch.Tensor], tol: float = 2e-5, seed: int = 3) -> set[str]:
+    want, got = step(model, tensors, "cpu", seed), step(model, tensors, DEVICE, seed)
+    for kind in (0, 1):
+        for k, (a, b) in enumerate(zip(want[kind], got[kind], strict=True)):
+            assert (a is None) == (b is None)
+            if a is not None:
+                worst = (a.double() - b.double()).abs().max().item() if a.numel() else 0.0
+                assert worst <= tol * max(1.0, a.double().abs().max().item()), f"{('output', 'gradient')[kind]} {k}: {worst}"
+    return got[2]
+
+
+def mlp() -> set[str]:
+    torch.manual_seed(0)
+    return agree(*exported(nn.Sequential(nn.Linear(20, 33), nn.GELU(), nn.Linear(33, 5)), (torch.randn(8, 20),)))
+
+
+def mlp_halves() -> set[str]:
+    used: set[str] = set()
+    for dtype in (torch.float16, torch.bfloat16):
+        model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["" : 18]>
+            g (TYPE[8, 20] x, TYPE[20, 12] w, TYPE[12] b) => (TYPE[8, 12] z) { y = Gemm(x, w, b) t = Tanh(y) s = Sigmoid(t) z = Softmax(s) }
+            '''.replace("TYPE", {torch.float16: "float16", torch.bfloat16: "bfloat16"}[dtype]))
+        torch.manual_seed(0)
+        used |= agree(model.SerializeToString(), [t.to(dtype) for t in (torch.randn(8, 20), torch.randn(20, 12), torch.randn(12))], 3e-2)
+    return used
+
+
+def transformer() -> set[str]:
+    torch.manual_seed(0)
+    model, data = smoke.language(0.2)
+    return agree(*exported(model, (data()[0],)))
+
+
+class Loss(nn.Module):
+    """Scores of an embedding's sum and their cross-entropy, one label ignored."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(40, 16)
+        self.head = nn.Linear(16, 40)
+
+    def forward(self, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(self.head(self.table(tokens).tanh()), labels, ignore_index=7)
+
+
+def loss() -> set[str]:
+    torch.manual_seed(0)
+    tokens, labels = torch.randint(0, 40, (600,)), torch.randint(0, 40, (600,))
+    return agree(*exported(Loss(), (tokens, labels)))
+
+
+def fault() -> set[str]:
+    """An index out of range is an IndexError that names operator, value and position; the session goes on."""
+    node = helper.make_node("Gather", ["x", "i"], ["y"], name="lookup")
+    graph = helper.make_graph([node], "g", [helper.make_tensor_value_info("x", 1, (5, 3)), helper.make_tensor_value_info("i", 7, (4,))],
+                              [onnx.ValueInfoProto(name="y")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8).SerializeToString()
+    session, x = _C.Session(model, 16, DEVICE), torch.randn(5, 3)
+    try:
+        session.forward([x, torch.tensor([0, 1, 9, 2])], b"\0\0")
+    except IndexError as error:
+        assert "Gather 'lookup'" in str(error) and "index 9 at position 2" in str(error) and "5 entries" in str(error), str(error)
+    else:
+        raise AssertionError("an index out of range passed")
+    (y,), _ = session.forward([x, torch.tensor([0, 1, -1, 2])], b"\0\0")
+    assert torch.equal(y, x[[0, 1, 4, 2]])
+    return set()
+
+
+def strided() -> set[str]:
+    """Strided inputs are made row-major on the device."""
+    model = onnx.parser.parse_model('<ir_version: 8, opset_import: ["" : 18]> g (float[4, 6] x) => (float[4, 6] y) { y = Exp(x) }')
+    session, x = _C.Session(model.SerializeToString(), 16, DEVICE), torch.randn(6, 4).t()
+    (y,), _ = session.forward([x], b"\0")
+    assert torch.allclose(y, x.exp(), rtol=1e-6)
+    return set()
+
+
+def ortmodule() -> set[str]:
+    """ORTModule on the device: five steps of the sample's transformer as in eager, none of them in PyTorch."""
+    from onnxtrain.ortmodule import ORTModule, _module
+
+    _module.device_of = lambda tensors: DEVICE
+    torch.manual_seed(0)
+    model, data = smoke.language()
+    batches = [data() for _ in range(3)]
+    wrapped = ORTModule(copy.deepcopy(model))
+    want, first = smoke.train(model, batches)
+    got, ours = smoke.train(wrapped, batches)
+    assert max(abs(a - b) for a, b in zip(want, got, strict=True)) < 1e-4, (want, got)
+    assert smoke.farthest(ours, first) < 1e-4
+    names = {f"{op}:{kernel}" for program in _report._programs for session in program.sessions
+             for op, kernel in operators(session)}
+    assert "MatMul:cuda_matmul" in names or "Gemm:cuda_matmul" in names or "FusedMatMul:cuda_matmul" in names, names
+    return names
+
+
+GROUPS = {  # text of a graph: broadcasts, vectors of four, odd counts, dropout, casts, several results
+    "vector": "g (float[6, 8] x, float[6, 8] y) => (float[6, 8] z, float[6, 8] t) { a = Mul(x, y) t = Tanh(a) z = Gelu(t) }",
+    "odd": "g (float[5, 7] x, float[5, 7] y) => (float[5, 7] z) { a = Sub(x, y) b = Exp(a) z = Sigmoid(b) }",
+    "broadcast": "g (float[5, 1, 7] x, float[3, 1] y) => (float[5, 3, 7] z) { a = Add(x, y) b = LeakyRelu <alpha = 0.2> (a) z = Softplus(b) }",
+    "double": "g (double[6, 8] x, double[8] y) => (double[6, 8] z) { a = Div(x, y) b = Erf(a) z = Mul(b, x) }",
+}
+
+
+def generated() -> set[str]:
+    """Elementwise groups compiled from generated source, against the CPU."""
+    folder = ROOT / "cuda"
+    os.environ["ONT_EMULATE_JIT"] = "false %s %s"  # a compiler that refuses: said, and interpreted
+    mlp_halves()
+    refused = MESSAGES.count("interpreted")
+    assert refused
+    os.environ["ONT_EMULATE_JIT"] = (f"c++ -std=c++17 -O1 -fPIC -shared -DONT_EMULATE -ffp-contract=off -fvisibility=hidden -I{folder} "
+                                     f"-I{ROOT}/csrc -x c++ -o %s %s {folder}/emulate/emulate.cc -lpthread")
+    used: set[str] = set()
+    try:
+        for text in GROUPS.values():
+            model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 20]> {text}')
+            torch.manual_seed(0)
+            dtypes = {1: torch.float32, 11: torch.float64}
+            tensors = [torch.randn([d.dim_value for d in i.type.tensor_type.shape.dim], dtype=dtypes[i.type.tensor_type.elem_type])
+                       for i in model.graph.input]
+            used |= agree(model.SerializeToString(), tensors)
+        used |= mlp()
+        assert MESSAGES.count("interpreted") == refused, MESSAGES.text
+    finally:
+        del os.environ["ONT_EMULATE_JIT"]
+    return used
+
+
+class Messages(logging.Handler):
+    """What the core logs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.text = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.text += record.getMessage() + chr(10)
+
+    def count(self, part: str) -> int:
+        return self.text.count(part)
+
+
+MESSAGES = Messages()
+
+PROGRAMS: list[Callable[[], set[str]]] = [mlp, mlp_halves, transformer, loss, fault, strided, generated, ortmodule]
+
+
+def main(plugin: str, device: str) -> None:
+    global DEVICE
+    logging.getLogger("onnxtrain").addHandler(MESSAGES)
+    _C.open_plugin(plugin)
+    _C.set_timing(True)
+    DEVICE = device
+    report: dict = {"ran": [], "passed": 0, "failed": []}
+    ran: set[str] = set()
+    for program in PROGRAMS:
+        print(program.__name__, file=sys.stderr, flush=True)
+        try:
+            ran |= program()
+            report["passed"] += 1
+        except Exception as error:  # noqa: BLE001 - reported
+            report["failed"].append((program.__name__, f"{type(error).__name__}: {error}"[:1000]))
+    report["ran"] = sorted(ran)
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

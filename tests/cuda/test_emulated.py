@@ -1,0 +1,93 @@
+"""CUDA's kernels without a GPU: the same sources, emulated on the host under AddressSanitizer, against the CPU's kernels."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from onnxtrain import _C
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "build" / "emulated"
+
+
+def sanitizer() -> str:
+    """The libraries that must be in the process before any other: the sanitizer's, and the one whose exceptions it watches."""
+    found = [subprocess.run(["gcc", f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout.strip()
+             for name in ("libasan.so", "libstdc++.so.6")]
+    return " ".join(found)
+
+
+def run(script: str, plugin: Path, *arguments: str, **environment: str) -> dict:
+    """The JSON that a script of this folder prints, run under the sanitizer."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "LD_PRELOAD": sanitizer(),
+           "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0", **environment}
+    done = subprocess.run([sys.executable, str(ROOT / "tests/cuda" / script), str(plugin), "emulated", *arguments], env=env, cwd=ROOT,
+                          capture_output=True, text=True)
+    assert done.returncode == 0, f"{script}: status {done.returncode}\n{done.stderr[-6000:]}"
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="session")
+def plugin() -> Path:
+    done = subprocess.run([sys.executable, str(ROOT / "cuda/emulate/build.py"), str(FOLDER / "asan"), "--sanitize"],
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return Path(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="session")
+def cases(plugin) -> dict:
+    return run("cases.py", plugin)
+
+
+@pytest.fixture(scope="session")
+def programs(plugin) -> dict:
+    return run("programs.py", plugin)
+
+
+def test_cases_agree_with_the_cpu(cases):
+    assert cases["passed"] > 900
+    assert not cases["failed"], "\n".join(f"{what}: {message}" for what, message in cases["failed"][:20])
+
+
+def test_threads_in_reverse(plugin):
+    """A kernel whose result depends on the order of threads has a race."""
+    report = run("cases.py", plugin, "1/4", ONT_EMULATE_ORDER="reverse")
+    assert report["passed"] and not report["failed"], report["failed"][:5]
+
+
+def test_refusals_name_the_operator(cases):
+    assert cases["refused"]
+    for what, message in cases["refused"].items():
+        assert what.split("-")[0].split(" ")[0] in message and "no kernel of device emulated takes it" in message, (what, message)
+
+
+def test_programs_agree_with_the_cpu(programs):
+    assert programs["passed"]
+    assert not programs["failed"], "\n".join(f"{what}: {message}" for what, message in programs["failed"])
+
+
+def test_every_claimed_operator_ran(plugin, cases, programs):
+    """An operator that the device's table claims, and that no case ran there, is named."""
+    script = "import sys, json; from onnxtrain import _C; _C.open_plugin(sys.argv[1]); print(json.dumps(_C.device_operators('emulated')))"
+    done = subprocess.run([sys.executable, "-c", script, str(plugin)], capture_output=True, text=True, check=True, cwd=ROOT,
+                          env={**os.environ, "PYTHONPATH": str(ROOT), "LD_PRELOAD": sanitizer(), "ASAN_OPTIONS": "detect_leaks=0"})
+    ran = set(cases["ran"]) | set(programs["ran"])
+    claimed = [(name, kernel) for _, name, kernels in json.loads(done.stdout) for kernel in kernels]
+    assert len(claimed) > 100
+    assert not [f"{name}:{kernel}" for name, kernel in claimed if f"{name}:{kernel}" not in ran]
+
+
+def test_names_of_devices():
+    with pytest.raises(ValueError, match="no device 'tpu'"):
+        _C.Session(b"", 1, "tpu")
+    with pytest.raises(ValueError, match="expected a kind and a number"):
+        _C.Session(b"", 1, "cuda:x")
+    with pytest.raises(OSError, match="nowhere.so"):
+        _C.open_plugin("/nowhere.so")
