@@ -337,7 +337,7 @@ def _refuse_nothing(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """The exporters warn of what is put right here, and print a traced graph when they fail."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "torch.fx", "onnxscript", "onnx_ir")]
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "torch._export", "torch.fx", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]
     try:
         for logger in loggers:

@@ -44,14 +44,19 @@ class NotKept(Exception):
 
 def _own_files() -> Iterator[str]:
     """Source files of loaded modules that belong to no installed package."""
-    installed = tuple({os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
-    own = os.path.realpath(os.path.dirname(os.path.dirname(__file__))) + os.sep
+    places = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    places.append(os.path.dirname(os.path.dirname(__file__)))
+    installed = tuple({folder + os.sep for place in places for folder in (place, os.path.realpath(place))})
+    outside: dict[str, bool] = {}  # thousands of modules share a few hundred folders
     for module in list(sys.modules.values()):
         path = getattr(module, "__file__", None)
-        if isinstance(path, str) and path.endswith(".py"):
-            path = os.path.realpath(path)
-            if not path.startswith((*installed, own)) and os.path.exists(path):
-                yield path
+        if not isinstance(path, str) or not path.endswith(".py") or path.startswith(installed):
+            continue
+        folder = os.path.dirname(path)
+        if folder not in outside:
+            outside[folder] = not (os.path.realpath(folder) + os.sep).startswith(installed) and "/site-packages/" not in folder + os.sep
+        if outside[folder] and os.path.exists(path):
+            yield os.path.realpath(path)
 
 
 def _classes(module: torch.nn.Module) -> Iterator[type]:
@@ -108,7 +113,7 @@ def digest(module: torch.nn.Module, key: Any, settings: Sequence[Any]) -> str:
 
 def _stable(value: Any) -> str:
     """An entry of a State's values, the same in every process."""
-    if value is attributes.ABSENT or isinstance(value, str):
+    if value is None or value is attributes.ABSENT or isinstance(value, str):
         return f"={value!r}"
     if isinstance(value, attributes._Identity):
         return _identity(value.value)

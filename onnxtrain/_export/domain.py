@@ -1,6 +1,7 @@
 """The domain ai.onnxtrain: operators that ONNX lacks, as ops of a torch library and as schemas for exporters and checkers.
 
-stop_gradient is a barrier for gradients; batch_norm hands out its batch statistics; ctc_loss has no reduction. Imported before anything is traced;
+stop_gradient is a barrier for gradients; batch_norm hands out its batch statistics; ctc_loss has no reduction; grouped_mm,
+unlike torch's own, can be traced in every dtype. Imported before anything is traced;
 translations.py says what the default exporter writes for them, register_symbolics() what the TorchScript exporter does.
 """
 
@@ -18,6 +19,7 @@ _library.define("batch_norm(Tensor x, Tensor? weight, Tensor? bias, float eps) -
 _library.define("stop_gradient(Tensor x) -> Tensor")
 _library.define("ctc_loss(Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths, int blank, "
                 "bool zero_infinity) -> Tensor")
+_library.define("grouped_mm(Tensor x, Tensor w, Tensor ends) -> Tensor")
 
 
 def _batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -47,6 +49,12 @@ def _ctc_loss_fake(log_probs: Tensor, targets: Tensor, input_lengths: Tensor, ta
 _library.impl("batch_norm", _batch_norm, "CompositeExplicitAutograd")
 _library.impl("stop_gradient", lambda x: x.detach().clone(), "CompositeExplicitAutograd")
 torch.library.register_fake("onnxtrain::batch_norm", _batch_norm_fake, lib=_library)
+def _grouped_mm_fake(x: Tensor, w: Tensor, ends: Tensor) -> Tensor:
+    return x.new_empty(x.shape[0], w.shape[2])
+
+
+_library.impl("grouped_mm", lambda x, w, ends: torch._grouped_mm(x, w, ends), "CompositeExplicitAutograd")
+torch.library.register_fake("onnxtrain::grouped_mm", _grouped_mm_fake, lib=_library)
 _library.impl("ctc_loss", _ctc_loss, "CompositeExplicitAutograd")
 torch.library.register_fake("onnxtrain::stop_gradient", torch.empty_like, lib=_library)
 torch.library.register_fake("onnxtrain::ctc_loss", _ctc_loss_fake, lib=_library)

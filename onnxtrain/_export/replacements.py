@@ -17,11 +17,13 @@ from torch import Tensor
 
 from onnxtrain._export import domain  # noqa: F401  defines torch.ops.onnxtrain
 from onnxtrain._export.errors import Untraceable
+from onnxtrain._export.special import embedding_bag, interpolate, multilabel_margin_loss
 
 # torch's own functions, since rewrite.patched() puts ours in their place
 _F = types.SimpleNamespace(
     batch_norm=F.batch_norm, instance_norm=F.instance_norm, cross_entropy=F.cross_entropy, nll_loss=F.nll_loss,
-    embedding=F.embedding, logsigmoid=F.logsigmoid,
+    embedding=F.embedding, logsigmoid=F.logsigmoid, layer_norm=F.layer_norm, group_norm=F.group_norm,
+    grouped_mm=F.grouped_mm,
     binary_cross_entropy_with_logits=F.binary_cross_entropy_with_logits,
     scaled_dot_product_attention=F.scaled_dot_product_attention,
 )
@@ -236,6 +238,39 @@ def embedding(
     return torch.where(padding, rows.detach(), rows)
 
 
+def _in_the_weights_dtype(norm: Callable[..., Tensor], input: Tensor, size: Any, weight: Tensor | None, bias: Tensor | None,
+                          eps: float) -> Tensor:
+    """Under autocast rows may be bfloat16 and weights float32: torch computes in float32, and ONNX has one type for both."""
+    y = norm(input, size, weight, bias, eps)
+    if weight is None or weight.dtype == input.dtype or y.dtype == weight.dtype:
+        return y
+    return norm(input.to(weight.dtype), size, weight, bias, eps).to(y.dtype)
+
+
+def layer_norm(
+    input: Tensor, normalized_shape: Any, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5,
+) -> Tensor:
+    """F.layer_norm, also for weights of another dtype than the input's."""
+    return _in_the_weights_dtype(_F.layer_norm, input, normalized_shape, weight, bias, eps)
+
+
+def group_norm(
+    input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5,
+) -> Tensor:
+    """F.group_norm, also for weights of another dtype than the input's."""
+    return _in_the_weights_dtype(_F.group_norm, input, num_groups, weight, bias, eps)
+
+
+def grouped_mm(
+    mat_a: Tensor, mat_b: Tensor, *, offs: Tensor | None = None, bias: Tensor | None = None, out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """F.grouped_mm of rows in groups, (S, K), and a matrix for each, (E, K, N); other operands are torch's."""
+    if offs is None or bias is not None or mat_a.dim() != 2 or mat_b.dim() != 3 or mat_a.dtype != mat_b.dtype:
+        return _F.grouped_mm(mat_a, mat_b, offs=offs, bias=bias, out_dtype=out_dtype)
+    y = torch.ops.onnxtrain.grouped_mm(mat_a, mat_b, offs)
+    return y if out_dtype is None else y.to(out_dtype)
+
+
 def _lengths(value: Any, like: Tensor) -> Tensor:
     """Lengths may be a tensor, or numbers."""
     if isinstance(value, Tensor):
@@ -269,6 +304,12 @@ PATCHES: dict[str, Callable[..., Any]] = {
     "nll_loss": nll_loss,
     "embedding": embedding,
     "logsigmoid": logsigmoid,
+    "layer_norm": layer_norm,
+    "group_norm": group_norm,
+    "grouped_mm": grouped_mm,
+    "embedding_bag": embedding_bag,
+    "interpolate": interpolate,
+    "multilabel_margin_loss": multilabel_margin_loss,
     "ctc_loss": ctc_loss,
     "binary_cross_entropy_with_logits": binary_cross_entropy_with_logits,
 }

@@ -24,6 +24,7 @@ from onnxtrain._export.exclusive import only_here
 from onnxtrain._export.flags import Flags
 from onnxtrain._export.function_apply import CustomFunctions, applied, inlined_checkpoint
 from onnxtrain._export.replacements import PATCHES
+from onnxtrain._export.special import SPECIAL
 from onnxtrain._export.state import replaced
 
 
@@ -45,6 +46,7 @@ def _refuse(what: str) -> Callable[..., Any]:
 
 _REWRITES: dict[Any, Callable[..., Any]] = {
     **{getattr(F, name): function for name, function in PATCHES.items()},
+    **SPECIAL,
     torch.batch_norm: _torch_batch_norm,
     torch.ctc_loss: _torch_ctc_loss,
     torch.Tensor.data.__get__: lambda x: x.detach(),  # .data is invisible to a trace
@@ -95,10 +97,10 @@ class Rewrite(TorchFunctionMode):
         result = (rewrite or func)(*args, **(kwargs or {}))
         if self._values is not None:
             self._values.after(func, args, kwargs, result)
-        if isinstance(result, Tensor) and not any(result is argument for argument in args):
-            self._flags.made(result)
         if self._barriers and (func in _DETACHING or not torch.is_grad_enabled()):
-            return tree_map_only(Tensor, lambda x: _barrier(x, args), result)
+            result = tree_map_only(Tensor, lambda x: _barrier(x, args), result)
+        if not torch.compiler.is_dynamo_compiling() and isinstance(result, Tensor) and not any(result is a for a in args):
+            self._flags.made(result)  # dynamo traces the branches of torch.cond, this function included
         return result
 
 

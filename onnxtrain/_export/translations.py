@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ import onnx
 import torch
 
 from onnxtrain._export import functions
+from onnxtrain._export.arguments import arguments
 from onnxtrain._export.domain import DOMAIN, DOMAIN_VERSION
 from onnxtrain._export.errors import Untraceable
 from onnxtrain._export.state import replaced
@@ -32,7 +34,7 @@ def translations(opset: int) -> Table:
     own = onnxscript.values.Opset(DOMAIN, DOMAIN_VERSION)
     python_op = {torch.ops.onnxtrain.python_op.default: functions.translation()}
     return (_own(op, own) | _groups(op, own) | _splits(op) | _bounds(op, own) | _functions(op) | _wider(op)
-            | python_op)
+            | arguments(op) | _picked(op) | _resized(op) | python_op)
 
 
 def _number(op: Any, value: float, like: Any) -> Any:
@@ -79,7 +81,7 @@ def _groups(op: Any, own: Any) -> Table:
             y = own.GroupedMatMul(self, mat2, offs)
         return y if out_dtype is None else op.Cast(y, to=int(out_dtype))
 
-    table: Table = {aten._grouped_mm.default: grouped_mm}
+    table: Table = {aten._grouped_mm.default: grouped_mm, torch.ops.onnxtrain.grouped_mm.default: grouped_mm}
     if hasattr(torch.ops.transformers, "grouped_mm_fallback"):
         table[torch.ops.transformers.grouped_mm_fallback.default] = lambda input, weight, offs: grouped_mm(input, weight, offs)
     return table
@@ -134,8 +136,13 @@ def _bounds(op: Any, own: Any) -> Table:
     def hardtanh(self, min_val=-1.0, max_val=1.0):
         return own.HardTanh(self, _number(op, min_val, self), _number(op, max_val, self))
 
+    def bound(value, like):
+        if value is None or isinstance(value, (bool, int, float)):
+            return None if value is None else _number(op, value, like)
+        return op.CastLike(value, like)  # made of sizes
+
     def clamp(self, min=None, max=None):
-        return op.Clip(self, *(None if bound is None else _number(op, bound, self) for bound in (min, max)))
+        return op.Clip(self, bound(min, self), bound(max, self))
 
     def clamp_tensor(self, min=None, max=None):
         if min is not None:
@@ -176,7 +183,9 @@ def _functions(op: Any) -> Table:
         negative = op.Less(self, zero)
         turned = op.Where(op.Less(other, zero), _number(op, math.pi, self), zero)
         turn = op.Where(negative, op.Neg(turned), turned)
-        angle = op.Add(op.Atan(op.Div(op.Where(flat, self, zero), below)), turn)
+        # of no direction at all, and flat there
+        flat_side = op.Where(op.And(flat, op.Not(op.Equal(other, zero))), self, zero)
+        angle = op.Add(op.Atan(op.Div(flat_side, below)), turn)
         steep = op.Where(flat, one, self)
         up = op.Where(negative, op.Neg(quarter), quarter)
         return op.Where(flat, angle, op.Sub(up, op.Atan(op.Div(op.Where(flat, zero, other), steep))))
@@ -239,16 +248,69 @@ def _wider(op: Any) -> Table:
     }
 
 
+def _picked(op: Any) -> Table:
+    """max and min along a dimension: their gradient goes to the entry that is returned, not to all that are equal to it.
+
+    torch.onnx writes ReduceMax and ReduceMin, whose gradient is shared among equals, as that of amax and amin.
+    """
+
+    def along(arg):
+        def translate(self, dim, keepdim=False):
+            if not len(self.shape):
+                return op.Identity(self), op.Constant(value_int=0)
+            boolean = int(self.dtype) == onnx.TensorProto.BOOL
+            at = arg(op.Cast(self, to=onnx.TensorProto.UINT8) if boolean else self, axis=dim, keepdims=1)
+            values = op.GatherElements(self, at, axis=dim)
+            if keepdim:
+                return values, at
+            axes = op.Constant(value_ints=[dim])
+            return op.Squeeze(values, axes), op.Squeeze(at, axes)
+
+        return translate
+
+    return {aten.max.dim: along(op.ArgMax), aten.min.dim: along(op.ArgMin)}
+
+
+def _resized(op: Any) -> Table:
+    """interpolate(align_corners=True) by factors: torch aligns the corners of the size that it gets, ONNX those of
+    size * factor before it is rounded. So the size is what Resize is told."""
+
+    def along(name, mode):
+        overload = getattr(aten, name).vec
+
+        def translate(self, output_size, align_corners, scale_factors=None):
+            if scale_factors is None or not align_corners:
+                from onnxscript.function_libs.torch_lib.ops import nn
+
+                return getattr(nn, f"aten_{name}_vec")(self, output_size, align_corners, scale_factors)
+            factors = onnx.helper.make_tensor("factors", onnx.TensorProto.DOUBLE, [len(scale_factors)], scale_factors)
+            old = op.Cast(op.Shape(self, start=2), to=onnx.TensorProto.DOUBLE)
+            new = op.Cast(op.Floor(op.Mul(old, op.Constant(value=factors))), to=onnx.TensorProto.INT64)
+            sizes = op.Concat(op.Shape(self, start=0, end=2), new, axis=0)
+            return op.Resize(self, None, None, sizes, mode=mode, coordinate_transformation_mode="align_corners",
+                             cubic_coeff_a=-0.75)
+
+        return overload, translate
+
+    return dict((along("upsample_bilinear2d", "linear"), along("upsample_bicubic2d", "cubic"),
+                 along("upsample_trilinear3d", "linear")))
+
+
 _registries: dict[Any, Any] = {}
 
 
 @contextlib.contextmanager
 def registry_reused() -> Iterator[None]:
-    """torch.onnx parses the source of 500 functions for every export, most of the time of a small one."""
+    """torch.onnx parses the source of 500 functions for every export, most of the time of a small one.
+
+    And torch.export walks through all operators of the dispatcher once for each namespace: here once for each export.
+    """
     try:
+        from torch._export import utils
         from torch.onnx._internal.exporter._registration import ONNXRegistry
 
         original = ONNXRegistry.from_torchlib.__func__
+        materialize = functools.cache(utils._materialize_cpp_cia_ops)
     except (ImportError, AttributeError):  # another torch: slower, not wrong
         yield
         return
@@ -261,5 +323,6 @@ def registry_reused() -> Iterator[None]:
         registry.functions = {target: list(found) for target, found in registry.functions.items()}
         return registry
 
-    with replaced(ONNXRegistry, "from_torchlib", classmethod(from_torchlib)):
+    with replaced(ONNXRegistry, "from_torchlib", classmethod(from_torchlib)), \
+            replaced(utils, "_materialize_cpp_cia_ops", materialize):
         yield

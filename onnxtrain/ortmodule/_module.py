@@ -420,6 +420,10 @@ class ORTModule(torch.nn.Module):
         if failures:
             self._debug.log(logging.WARNING, "ORTModule: %s: exported with the %s exporter, because: %s",
                             type(self._module).__name__, program.exported.exporter, failures[0][1])
+        wanted = self._runtime.onnx_opset_version
+        if program.exported.opset != wanted:
+            self._debug.log(logging.WARNING, "ORTModule: %s: opset %d was asked for, and %d is used: the %s exporter does not have "
+                            "it", type(self._module).__name__, wanted, program.exported.opset, program.exported.exporter)
         for note in program.exported.notes:
             self._debug.log(logging.INFO, "ORTModule: %s", note)
         if key.training not in self._announced:

@@ -129,6 +129,13 @@ def _run(module: torch.nn.Module, call: Callable[..., Any], args: tuple[Any, ...
     return result
 
 
+def _undisturbed(module: torch.nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
+                 every: bool) -> _Result:
+    """One step, of which nothing stays on the module."""
+    with state.random_unchanged(), state.unchanged(module), state.private_buffers(module), _eager_without_dropout(module):
+        return _run(module, call, args, kwargs, every)
+
+
 @contextlib.contextmanager
 def _every_weight(module: torch.nn.Module) -> Iterator[None]:
     """Frozen parameters may be thawed later, with the same graph."""
@@ -148,7 +155,6 @@ def compare(module: torch.nn.Module, exported: Exported, args: tuple[Any, ...], 
 
     Module, buffers, gradients and random generators are as before afterwards. Raises what the engine or forward raises.
     """
-    results = []
     program = Program(module, exported, without_dropout(exported.model), device_of((*module.parameters(), *module.buffers())))
     calls = (lambda leaves, spec: module(*pytree.tree_unflatten(leaves, spec)[0], **pytree.tree_unflatten(leaves, spec)[1]),
              lambda leaves, spec: program(leaves, torch.is_grad_enabled()))
@@ -156,11 +162,10 @@ def compare(module: torch.nn.Module, exported: Exported, args: tuple[Any, ...], 
     grad, inference = (True, False) if every else exported.modes[:2]
     with exclusive(), torch.inference_mode(inference), torch.set_grad_enabled(grad), \
             _every_weight(module) if thaw and every else contextlib.nullcontext():
-        for call in calls:
-            with state.random_unchanged(), state.unchanged(module), state.private_buffers(module), \
-                    _eager_without_dropout(module):
-                results.append(_run(module, call, args, kwargs, every))
-    eager, ours = results
+        try:
+            eager, ours = [_undisturbed(module, call, args, kwargs, every) for call in calls]
+        except RuntimeError:  # forward may not bear an input that wants a gradient: it sets requires_grad itself
+            eager, ours = [_undisturbed(module, call, args, kwargs, False) for call in calls]
     rows = [("structure", 0.0 if eager.others == ours.others else math.inf)]
     largest = max([g.abs().max().item() for n, g in eager.tensors.items() if n.startswith("grad") and g is not None and g.numel()],
                   default=0.0)

@@ -27,9 +27,10 @@ class Net(nn.Module):
         self.fc = nn.Linear(3, width)
         self.norm = nn.BatchNorm1d(width)
         self.scale, self.mode, self.held = scale, mode, torch.ones(width)
+        self.plain = nn.Linear(3, width, bias=False)  # a parameter that is None
 
     def forward(self, x, flag=False):
-        h = self.fc(x) * self.scale + self.held + self.norm(self.fc(x).detach())
+        h = self.fc(x) * self.scale + self.held + self.norm(self.fc(x).detach()) + self.plain(x)
         h = h.relu() if self.mode == "relu" else h
         return {"out": -h if flag else h, "rows": [h.sum(1), 3, None]}
 

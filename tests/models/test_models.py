@@ -60,14 +60,37 @@ def elbo(outputs: Any) -> Tensor:
     return F.binary_cross_entropy(image, target, reduction="sum") - 0.5 * (1 + logvar - mean.square() - logvar.exp()).sum()
 
 
+def both_sides(outputs: Any) -> Tensor:
+    real, fake, fooled = (o.float() for o in outputs)
+    entropy = F.binary_cross_entropy_with_logits
+    return entropy(real, torch.ones_like(real)) + entropy(fake, torch.zeros_like(fake)) + entropy(fooled, torch.ones_like(fooled))
+
+
+def a_graph() -> tuple[Tensor, ...]:
+    """Four graphs of 12 nodes in all, 30 edges; some targets have none, some many."""
+    return torch.randn(12, 5), torch.randint(0, 11, (2, 30)), torch.arange(12) // 3
+
+
+def of_lengths() -> tuple[Tensor, ...]:
+    return torch.randint(0, 30, (3, 7)), torch.tensor([5, 7, 2])
+
+
 @dataclasses.dataclass
 class Model:
     make: Callable[[], nn.Module]
     data: Callable[[], tuple[Tensor, ...]]
     loss: Callable[[Any], Tensor]
+    engine: bool = True  # else it falls back, and says why
 
 
 MODELS = {
+    "resnet50": Model(zoo.ResNet50, images(4, 3, 32, 32), classify),
+    "dcgan-pair": Model(zoo.GAN, lambda: (torch.randn(4, 8, 1, 1), torch.randn(4, 3, 32, 32)), both_sides),
+    "lstm-packed": Model(zoo.PackedLM, of_lengths, next_token, engine=False),
+    "gru-packed": Model(lambda: zoo.PackedLM(nn.GRU, layers=1), of_lengths, next_token, engine=False),
+    "graph": Model(zoo.GraphNet, a_graph, classify),
+    "checkpoint": Model(zoo.CheckpointedTransformer, tokens(3, 7), next_token),
+    "checkpoint-reentrant": Model(lambda: zoo.CheckpointedTransformer(True), tokens(3, 7), next_token),
     "resnet18": Model(zoo.ResNet18, images(4, 3, 32, 32), classify),
     "mobilenet": Model(zoo.MobileNet, images(4, 3, 24, 24), classify),
     "vgg": Model(zoo.VGG, images(3, 3, 32, 32), classify),

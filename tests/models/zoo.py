@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+import torch.utils.checkpoint
 from torch import Tensor
 
 
@@ -45,6 +46,39 @@ class ResNet18(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc(torch.flatten(self.pool(self.blocks(self.stem(x))), 1))
+
+
+class Bottleneck(nn.Module):
+    def __init__(self, c_in: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(c_in, width, 1, bias=False), nn.BatchNorm2d(width)
+        self.conv2, self.bn2 = nn.Conv2d(width, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width)
+        self.conv3, self.bn3 = nn.Conv2d(width, 4 * width, 1, bias=False), nn.BatchNorm2d(4 * width)
+        self.down = None
+        if stride != 1 or c_in != 4 * width:
+            self.down = nn.Sequential(nn.Conv2d(c_in, 4 * width, 1, stride, bias=False), nn.BatchNorm2d(4 * width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x))))))
+        return F.relu(self.bn3(self.conv3(y)) + (x if self.down is None else self.down(x)))
+
+
+class ResNet50(nn.Module):
+    """The block counts of ResNet-50, 3 4 6 3, at a sixteenth of its width."""
+
+    def __init__(self, width: int = 4, classes: int = 10) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, width, 7, 2, 3, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1))
+        blocks, c_in = [], width
+        for stage, count in enumerate((3, 4, 6, 3)):
+            for i in range(count):
+                blocks.append(Bottleneck(c_in, width << stage, 2 if stage and not i else 1))
+                c_in = 4 * (width << stage)
+        self.blocks = nn.Sequential(*blocks)
+        self.fc = nn.Linear(c_in, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(F.adaptive_avg_pool2d(self.blocks(self.stem(x)), 1).flatten(1))
 
 
 class SqueezeExcite(nn.Module):
@@ -236,6 +270,26 @@ class VAE(nn.Module):
         return self.decoder(self.enter(z).view(-1, 8, 4, 4)), mean, logvar
 
 
+class SamplingVAE(VAE):
+    """The noise is torch's, drawn in forward."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return super().forward(x, torch.randn(x.shape[0], self.mean.out_features, dtype=x.dtype))
+
+
+class GAN(nn.Module):
+    """Both halves in one module: the loss of the generator through the discriminator, and that of the discriminator, whose fakes
+    are detached."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator, self.discriminator = Generator(), Discriminator()
+
+    def forward(self, noise: Tensor, real: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        fake = self.generator(noise)
+        return self.discriminator(real), self.discriminator(fake.detach()), self.discriminator(fake)
+
+
 class StyleNet(nn.Module):
     """Reflection padding, instance normalisation, nearest upsampling: as style transfer has them."""
 
@@ -289,6 +343,53 @@ class RecurrentLM(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.head(self.rnn(self.embed(tokens))[0])
+
+
+class PackedLM(RecurrentLM):
+    """Sequences of different lengths, packed."""
+
+    def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(self.embed(tokens), lengths, batch_first=True, enforce_sorted=False)
+        y, _ = nn.utils.rnn.pad_packed_sequence(self.rnn(packed)[0], batch_first=True, total_length=tokens.shape[1])
+        return self.head(y)
+
+
+class GraphNet(nn.Module):
+    """Messages along edges, summed at their targets by scatter_add and divided by the degree; then by index_add with gates."""
+
+    def __init__(self, width: int = 8, classes: int = 3) -> None:
+        super().__init__()
+        self.enter, self.message, self.gate = nn.Linear(5, width), nn.Linear(2 * width, width), nn.Linear(width, width)
+        self.update, self.norm, self.head = nn.GRUCell(width, width), nn.LayerNorm(width), nn.Linear(width, classes)
+
+    def forward(self, nodes: Tensor, edges: Tensor, graph: Tensor) -> Tensor:
+        source, target = edges
+        h = torch.relu(self.enter(nodes))
+        sent = torch.tanh(self.message(torch.cat([h[source], h[target]], 1)))
+        total = torch.zeros_like(h).scatter_add(0, target[:, None].expand_as(sent), sent)
+        degree = torch.zeros(h.shape[0], dtype=h.dtype).index_add(0, target, torch.ones_like(target, dtype=h.dtype))
+        h = self.update(total / degree.clamp(min=1)[:, None], h)
+        gated = torch.sigmoid(self.gate(h))[source] * h[source]
+        h = self.norm(h + torch.zeros_like(h).index_add(0, target, gated))
+        pooled = torch.zeros(4, h.shape[1], dtype=h.dtype).index_add(0, graph, h)
+        return self.head(pooled)
+
+
+class CheckpointedTransformer(nn.Module):
+    """Every block under torch.utils.checkpoint, with or without reentrance."""
+
+    def __init__(self, reentrant: bool = False, dropout: float = 0.0, words: int = 30, width: int = 16) -> None:
+        super().__init__()
+        self.embed, self.position = nn.Embedding(words, width), nn.Parameter(torch.randn(1, 7, width) * 0.1)
+        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(width, 4, 32, dropout, batch_first=True, norm_first=i > 0) for i in range(3))
+        self.head, self.reentrant = nn.Linear(width, words), reentrant
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens) + self.position
+        causal = nn.Transformer.generate_square_subsequent_mask(7).to(x.dtype)
+        for block in self.blocks:
+            x = torch.utils.checkpoint.checkpoint(block, x, causal, use_reentrant=self.reentrant)
+        return self.head(x)
 
 
 class WaveNet(nn.Module):

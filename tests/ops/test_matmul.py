@@ -96,6 +96,6 @@ def test_dtypes_differ():
     ([R(4, 3), R(2, 4, 5), V([1, 4], np.int64)], ValueError, "rows have 3 columns, matrices 4 rows"),
     ([R(4, 3), R(4, 5), V([1, 4], np.int64)], ValueError, "expected 2 and 3"),
     ([R(4, 3), R(2, 3, 5), V([1.0, 4.0])], TypeError, "ends are float"),
-], ids=str)
+])
 def test_groups_are_checked(inputs, error, match):
     expect_error(Case("GroupedMatMul", inputs, domain="ai.onnxtrain"), error, match)

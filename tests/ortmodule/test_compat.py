@@ -206,7 +206,7 @@ def test_arguments_of_the_exporter_that_are_not_a_scripts_are_refused(monkeypatc
         model(torch.ones(2))
 
 
-def test_a_script_may_set_the_opset(monkeypatch):
+def test_a_script_may_set_the_opset(monkeypatch, caplog):
     import onnxtrain.ortmodule as ours
 
     monkeypatch.setattr(ours, "ONNX_OPSET_VERSION", 19)
@@ -214,3 +214,7 @@ def test_a_script_may_set_the_opset(monkeypatch):
     model(torch.ones(1, 2))
     exported = model._torch_module._execution_manager(True)._graph_transition_manager._exported_model_info.exported_model
     assert exported.opset_import[0].version == 19 and model._torch_module._flattened_module.training
+    assert "was asked for" not in caplog.text
+    monkeypatch.setattr(ours, "ONNX_OPSET_VERSION", 12)
+    ORTModule(nn.Linear(2, 2))(torch.ones(1, 2))
+    assert "Linear: opset 12 was asked for, and 18 is used" in caplog.text

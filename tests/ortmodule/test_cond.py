@@ -36,9 +36,10 @@ def attention(self, x):
                       lambda x: self.two(x), (x,))
 
 
-@pytest.mark.parametrize("forward", [nested, attention], ids=lambda f: f.__name__)
-def test_nested_and_with_functions_that_the_export_rewrites(forward):
-    model = both(module(forward, **TWO), lambda m: [step(x)(m) for x in (UP, DOWN, UP * 3, UP)], 1e-4)
+# Scores of a hundred: eager's own gradient is off by 1e-4 then.
+@pytest.mark.parametrize("forward, tolerance", [(nested, 1e-4), (attention, 1e-3)], ids=["nested", "attention"])
+def test_nested_and_with_functions_that_the_export_rewrites(forward, tolerance):
+    model = both(module(forward, **TWO), lambda m: [step(x)(m) for x in (UP, DOWN, UP * 3, UP)], tolerance)
     in_engine(model, 4)
 
 

@@ -57,13 +57,13 @@ def lack(monkeypatch, *operators):
     """An engine without some operators."""
     real = _C.Session
 
-    def session(model, *args):
+    def session(model, *args, **kwargs):
         import onnx
 
         for node in onnx.load_model_from_string(model).graph.node:
             if node.op_type in operators:
                 raise UnsupportedError(f"operator ai.onnx.{node.op_type} (opset 20), used by node '{node.name}', is not supported")
-        return real(model, *args)
+        return real(model, *args, **kwargs)
 
     monkeypatch.setattr(_program._C, "Session", session)
 

@@ -123,11 +123,20 @@ def test_requires_grad_changed_inside_forward(forward):
     in_engine(model, 3)
 
 
-def test_flags_that_no_graph_can_keep_run_in_pytorch():
+def test_what_forward_made_and_drops_again_may_want_a_gradient():
+    """Nobody sees that gradient; reentrant checkpoints ask for one."""
     forward = lambda self, x: self.two(self.fc(x).detach().requires_grad_(True)) + x  # noqa: E731
-    model = both(module(forward, **TWO), step(X))
-    counts = onnxtrain.stats(model)
-    assert counts["fallback_steps"] == 1 and "Tensor.requires_grad_(True)" in counts["reasons"][0]
+    in_engine(both(module(forward, **TWO), step(X)))
+
+
+def test_flags_that_no_graph_can_keep_run_in_pytorch():
+    def forward(self, x):
+        hidden = self.fc(x).detach().requires_grad_(True)
+        return self.two(hidden) + x, hidden
+
+    counts = onnxtrain.stats(both(module(forward, **TWO), step(X)))
+    assert counts["fallback_steps"] == 1 and "requires_grad" in counts["reasons"][0]
+
 
 
 def test_gradients_read_inside_forward_run_in_pytorch():

@@ -1,0 +1,137 @@
+"""Operators of which torch.onnx's own translation leaves an argument out of account, and so gives other numbers.
+
+translations.py adds this table to its own. What ONNX has no words for is refused by name, and the module runs in PyTorch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import onnx
+import torch
+
+from onnxtrain._export.errors import Untraceable
+
+Table = dict[Any, Callable[..., Any]]
+aten = torch.ops.aten
+
+
+def arguments(op: Any) -> Table:
+    """The translations, for operators of one opset."""
+    return _windows(op) | _scatters(op) | _lookups(op)
+
+
+def _constant(op: Any, value: float, like: Any) -> Any:
+    return op.Constant(value=onnx.helper.make_tensor("value", int(like.dtype), [], [value]))
+
+
+def _each(value: Any, rank: int) -> list[int]:
+    values = list(value) if isinstance(value, Sequence) else [value]
+    return values * rank if len(values) == 1 else values
+
+
+def _batched(op: Any, x: Any, rank: int, apply: Callable[[Any], Any]) -> Any:
+    """`apply` on (batch, channels, ...), also where x has no batch."""
+    if len(x.shape) == rank + 2:
+        return apply(x)
+    zero = op.Constant(value_ints=[0])
+    return op.Squeeze(apply(op.Unsqueeze(x, zero)), zero)
+
+
+def _windows(op: Any) -> Table:
+    """divisor_override, and a convolution of three dims without bias."""
+
+    def avg_pool(rank: int) -> Callable[..., Any]:
+        def pool(self, kernel_size, stride=(), padding=0, ceil_mode=False, count_include_pad=True, divisor_override=None):
+            kernel = _each(kernel_size, rank)
+            strides = _each(stride, rank) if stride else kernel
+            pads = _each(padding, rank) * 2
+
+            def apply(x):
+                if divisor_override is None:
+                    return op.AveragePool(
+                        x, kernel_shape=kernel, strides=strides, pads=pads, ceil_mode=int(ceil_mode),
+                        count_include_pad=int(count_include_pad),
+                    )
+                if ceil_mode:
+                    raise Untraceable("The module uses avg_pool with divisor_override and ceil_mode, which ONNX cannot say.")
+                # With padding counted every window has the kernel's size, so that its sum is its mean times that.
+                mean = op.AveragePool(x, kernel_shape=kernel, strides=strides, pads=pads, count_include_pad=1)
+                return op.Mul(mean, _constant(op, math.prod(kernel) / divisor_override, x))
+
+            return _batched(op, self, rank, apply)
+
+        return pool
+
+    def conv3d(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
+        return _batched(op, input, 3, lambda x: op.Conv(
+            x, weight, bias, strides=_each(stride, 3), pads=_each(padding, 3) * 2, dilations=_each(dilation, 3), group=groups
+        ))
+
+    return {aten.avg_pool2d.default: avg_pool(2), aten.avg_pool3d.default: avg_pool(3), aten.conv3d.default: conv3d}
+
+
+def _scatters(op: Any) -> Table:
+    """Means, which ONNX's operator does not know, and reductions that leave out what was there."""
+    reductions = {"sum": "add", "mean": "add", "prod": "mul", "amin": "min", "amax": "max"}
+    neutral = {"sum": 0.0, "mean": 0.0, "prod": 1.0, "amin": math.inf, "amax": -math.inf}
+
+    def scatter_reduce(self, dim, index, src, reduce, include_self=True):
+        if len(self.shape) == 0:
+            one, none = op.Constant(value_ints=[1]), op.Constant(value_ints=[0])
+            self, index, src = (op.Reshape(x, one) for x in (self, index, src))
+            return op.Squeeze(scatter_reduce(_Ranked(self, src), 0, index, src, reduce, include_self), none)
+        self = getattr(self, "value", self)
+        if not include_self:
+            if not src.dtype.is_floating_point() and reduce in ("amin", "amax"):
+                raise Untraceable("The module uses scatter_reduce of integers with include_self=False, which ONNX cannot say.")
+            start = op.Expand(_constant(op, neutral[reduce], src), op.Shape(index))
+            self = op.ScatterElements(self, index, start, axis=dim)
+        total = op.ScatterElements(self, index, _part(op, src, index), axis=dim, reduction=reductions[reduce])
+        if reduce != "mean":
+            return total
+        if not src.dtype.is_floating_point():
+            raise Untraceable("The module uses scatter_reduce('mean') of integers, whose rounding ONNX cannot say.")
+        one = _constant(op, 1.0, src)
+        counts = op.Expand(one if include_self else _constant(op, 0.0, src), op.Shape(self))
+        counts = op.ScatterElements(counts, index, op.Expand(one, op.Shape(index)), axis=dim, reduction="add")
+        return op.Div(total, op.Max(counts, one))
+
+    return {aten.scatter_reduce.two: scatter_reduce}
+
+
+class _Ranked:
+    """A value of rank 1 in place of one of rank 0."""
+
+    def __init__(self, value: Any, like: Any) -> None:
+        self.value, self.dtype, self.shape = value, like.dtype, (1,)
+
+
+def _part(op: Any, src: Any, index: Any) -> Any:
+    """torch reads as much of src as index covers; ONNX wants them to be of one shape."""
+    if src.shape is not None and index.shape is not None and list(src.shape) == list(index.shape):
+        return src
+    axes = op.Constant(value_ints=list(range(len(src.shape))))
+    starts = op.Constant(value_ints=[0] * len(src.shape))
+    return op.Slice(src, starts, op.Shape(index), axes)
+
+
+def _lookups(op: Any) -> Table:
+    """torch.embedding called by itself, and draws without replacement."""
+
+    def embedding(weight, indices, padding_idx=-1, scale_grad_by_freq=False, sparse=False):
+        if scale_grad_by_freq or padding_idx >= 0:  # F.embedding's own padding is replaced before it comes here
+            raise Untraceable("The module uses torch.embedding with padding_idx or scale_grad_by_freq, which ONNX cannot say.")
+        return op.Gather(weight, indices, axis=0)
+
+    def multinomial(self, num_samples, replacement=False, generator=None):
+        if num_samples != 1 and not replacement:
+            raise Untraceable("The module draws several samples by multinomial without replacement, which ONNX cannot say.")
+        zero = op.Constant(value_ints=[0])
+        rows = op.Unsqueeze(self, zero) if len(self.shape) == 1 else self
+        drawn = op.Multinomial(op.Log(rows), dtype=int(onnx.TensorProto.INT64), sample_size=num_samples)
+        return op.Squeeze(drawn, zero) if len(self.shape) == 1 else drawn
+
+    return {aten.embedding.default: embedding, aten.multinomial.default: multinomial}

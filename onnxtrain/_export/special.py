@@ -1,0 +1,285 @@
+"""Functions that no exporter translates, written with those that it does: values and gradients are torch's.
+
+rewrite.py puts them in place of torch's own while the user's forward is traced (SPECIAL, by torch's function). Where a series
+loses digits it is summed in float64. Sources: Lanczos (1964) with g = 7 for the gamma function's logarithm; the asymptotic
+series of Abramowitz and Stegun, 6.3.18 and 6.4.12, for its derivatives; Giles (2012) for the start of the inverse error function,
+made exact by Newton's steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import torch.utils._python_dispatch
+from torch import Tensor
+
+from onnxtrain._export.errors import Untraceable
+
+_LANCZOS = (0.99999999999980993, 676.5203681218851, -1259.1392167224028, 771.32342877765313, -176.61502916214059,
+            12.507343278686905, -0.13857109526572012, 9.9843695780195716e-6, 1.5056327351493116e-7)
+_BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6)  # B2, B4 ...
+_GILES_NEAR = (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503, -0.00417768164,
+               0.246640727, 1.50140941)
+_GILES_FAR = (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613, 0.00943887047,
+              1.00167406, 2.83297682)
+
+
+def _pair(a: Any, b: Any) -> tuple[Tensor, Tensor]:
+    like = a if isinstance(a, Tensor) else b
+    return tuple(x if isinstance(x, Tensor) else torch.as_tensor(x, dtype=like.dtype) for x in (a, b))
+
+
+def hypot(input: Tensor, other: Tensor) -> Tensor:
+    """Divided by the larger operand first, so that no square overflows."""
+    largest = torch.maximum(input.abs(), other.abs()).detach()
+    scale = torch.where((largest > 0) & (largest < math.inf), largest, torch.ones_like(largest))
+    return scale * torch.sqrt((input / scale).square() + (other / scale).square())
+
+
+def copysign(input: Tensor, other: Any) -> Tensor:
+    """A zero has a sign as well, which its reciprocal shows."""
+    input, other = _pair(input, other)
+    if not other.is_floating_point() or not input.is_floating_point():
+        return torch.copysign(input, other)
+    negative = (other < 0) | ((other == 0) & (other.reciprocal() < 0))
+    return torch.where(negative, -input.abs(), input.abs())
+
+
+def fmax(input: Tensor, other: Tensor) -> Tensor:
+    input, other = torch.broadcast_tensors(input, other)
+    return torch.where((input >= other) | (other != other), input, other)
+
+
+def fmin(input: Tensor, other: Tensor) -> Tensor:
+    input, other = torch.broadcast_tensors(input, other)
+    return torch.where((input <= other) | (other != other), input, other)
+
+
+def cumprod(input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
+    """By doubling: after step k every entry is the product of the last 2**k. Exact where an entry is zero, as no quotient is."""
+    x = input if dtype is None else input.to(dtype)
+    if not x.is_floating_point() or x.dim() == 0:
+        return torch.cumprod(input, dim, dtype=dtype)
+    x, reach = x.movedim(dim, -1), 1
+    while reach < x.shape[-1]:
+        x = x * F.pad(x[..., :-reach], (reach, 0), value=1.0)
+        reach *= 2
+    return x.movedim(-1, dim)
+
+
+def logcumsumexp(input: Tensor, dim: int) -> Tensor:
+    """By doubling, as cumprod. Each sum is taken from its larger term, so that no power is infinite."""
+    if not input.is_floating_point() or input.dim() == 0:
+        return torch.logcumsumexp(input, dim)
+    x, reach = input.movedim(dim, -1), 1
+    while reach < x.shape[-1]:
+        before = F.pad(x[..., :-reach], (reach, 0), value=-math.inf)
+        largest = torch.maximum(x, before).detach()
+        largest = torch.where(largest.abs() < math.inf, largest, torch.zeros_like(largest))
+        x = torch.log(torch.exp(x - largest) + torch.exp(before - largest)) + largest
+        reach *= 2
+    return x.movedim(-1, dim)
+
+
+def xlogy(input: Any, other: Any) -> Tensor:
+    """Zero, and flat, where the first operand is zero, whatever the logarithm."""
+    input, other = _pair(input, other)
+    if not input.is_floating_point() or not other.is_floating_point():
+        return torch.xlogy(input, other)
+    input, other = torch.broadcast_tensors(input, other)
+    return input * torch.log(torch.where((input == 0) & (other <= 0), torch.ones_like(other), other))
+
+
+def _of_float(x: Tensor) -> bool:
+    return x.is_floating_point()
+
+
+def _sine(x: Tensor) -> Tensor:
+    """sin(pi x), by the distance to the nearest whole number."""
+    whole = torch.floor(x + 0.5).detach()
+    return torch.sin(math.pi * (x - whole)) * torch.where(torch.remainder(whole, 2) == 0, 1.0, -1.0)
+
+
+def lgamma(input: Tensor) -> Tensor:
+    if not _of_float(input):
+        return torch.lgamma(input)
+    x = input.double()
+    low = x < 0.5
+    z = torch.where(low, 1 - x, x) - 1
+    total: Any = _LANCZOS[0]
+    for i, c in enumerate(_LANCZOS[1:], 1):
+        total = total + c / (z + i)
+    t = z + 7.5
+    value = 0.5 * math.log(2 * math.pi) + (z + 0.5) * torch.log(t) - t + torch.log(total)
+    # x is put aside where it is not low, so that no slope of the other branch is infinite
+    sine = torch.where(low, _sine(torch.where(low, x, 0.25)), 1.0)
+    return torch.where(low, math.log(math.pi) - torch.log(sine.abs()) - value, value).to(input.dtype)
+
+
+def digamma(input: Tensor) -> Tensor:
+    if not _of_float(input):
+        return torch.digamma(input)
+    x = input.double()
+    low = x <= 0
+    z = torch.where(low, 1 - x, x)
+    value: Any = 0.0
+    for _ in range(8):
+        value = value - 1 / z
+        z = z + 1
+    square = 1 / (z * z)
+    series: Any = 0.0
+    for k in reversed(range(len(_BERNOULLI))):
+        series = (series + _BERNOULLI[k] / (2 * (k + 1))) * square
+    value = value + torch.log(z) - 0.5 / z - series
+    inside = torch.where(low & (x != torch.floor(x)), x, 0.25)
+    turn = math.pi / torch.tan(math.pi * (inside - torch.floor(inside).detach()))
+    reflected = torch.where(x == torch.floor(x), torch.where(x == 0, -math.inf, math.nan), value - turn)
+    return torch.where(low, reflected, value).to(input.dtype)
+
+
+def polygamma(n: int, input: Tensor) -> Tensor:
+    """The first derivative of digamma; higher ones are left to torch."""
+    if n == 0:
+        return digamma(input)
+    if n != 1 or not _of_float(input):
+        return torch.polygamma(n, input)
+    x = input.double()
+    low = x < 0.5
+    z = torch.where(low, 1 - x, x)
+    value: Any = 0.0
+    for _ in range(8):
+        value = value + 1 / (z * z)
+        z = z + 1
+    square = 1 / (z * z)
+    series: Any = 0.0
+    for b in reversed(_BERNOULLI):
+        series = (series + b) * square
+    value = value + 1 / z + 0.5 * square + series / z
+    sine = _sine(torch.where(low, x, 0.25))
+    reflected = torch.where(x == torch.floor(x), math.inf, (math.pi / sine).square() - value)
+    return torch.where(low, reflected, value).to(input.dtype)
+
+
+def multigammaln(input: Tensor, p: int) -> Tensor:
+    terms = [lgamma(input - 0.5 * i) for i in range(p)]
+    return sum(terms[1:], terms[0]) + 0.25 * p * (p - 1) * math.log(math.pi)
+
+
+def _horner(x: Tensor, coefficients: tuple[float, ...]) -> Tensor:
+    value: Any = coefficients[0]
+    for c in coefficients[1:]:
+        value = value * x + c
+    return value
+
+
+def erfinv(input: Tensor) -> Tensor:
+    if not _of_float(input):
+        return torch.erfinv(input)
+    x = input.double()
+    inside = torch.where(x.abs() < 1, x, torch.zeros_like(x))
+    start = inside.detach()
+    w = -torch.log((1 - start) * (1 + start))
+    y = start * torch.where(w < 5, _horner(w - 2.5, _GILES_NEAR), _horner(torch.sqrt(w.clamp(min=1e-30)) - 3, _GILES_FAR))
+    for _ in range(3):  # the last one's slope in x is that of the inverse; in y it is flat
+        y = y.detach() - (torch.erf(y.detach()) - inside) * (0.5 * math.sqrt(math.pi)) * torch.exp(y.detach().square())
+    edge = torch.where(x == 1, math.inf, torch.where(x == -1, -math.inf, math.nan))
+    return torch.where(x.abs() < 1, y, edge).to(input.dtype)
+
+
+def cov(input: Tensor, *, correction: int = 1, fweights: Tensor | None = None, aweights: Tensor | None = None) -> Tensor:
+    if fweights is not None or aweights is not None or input.dim() > 2:
+        return torch.cov(input, correction=correction, fweights=fweights, aweights=aweights)
+    rows = input if input.dim() == 2 else input.reshape(1, -1)
+    centred = rows - rows.mean(1, keepdim=True)
+    result = centred @ centred.transpose(0, 1) / max(rows.shape[1] - correction, 0)
+    return result if input.dim() == 2 else result.reshape(())
+
+
+def corrcoef(input: Tensor) -> Tensor:
+    c = cov(input)
+    if c.dim() == 0:
+        return c / c
+    deviation = torch.sqrt(torch.diagonal(c))
+    return (c / deviation.unsqueeze(1) / deviation.unsqueeze(0)).clip(-1, 1)
+
+
+def multilabel_margin_loss(
+    input: Tensor, target: Tensor, size_average: bool | None = None, reduce: bool | None = None, reduction: str = "mean"
+) -> Tensor:
+    """torch's own decomposition counts what stands after the first -1 of a row as label 0."""
+    if size_average is not None or reduce is not None:
+        reduction = F._Reduction.legacy_get_string(size_average, reduce)
+    x, labels = torch.atleast_2d(input), torch.atleast_2d(target)  # (N, C) both
+    classes = x.shape[1]
+    given = (labels < 0).cumsum(1) == 0
+    labels = torch.where(given, labels, 0)
+    each = given.unsqueeze(2) & (labels.unsqueeze(2) == torch.arange(classes))  # (N, label, class)
+    counted = given.unsqueeze(2) & each.any(1).logical_not().unsqueeze(1)
+    margins = (1 - x.gather(1, labels).unsqueeze(2) + x.unsqueeze(1)).clamp(min=0)
+    losses = torch.where(counted, margins, 0.0).sum((1, 2)) / classes
+    if reduction == "none":
+        return losses if input.dim() == 2 else losses.squeeze(0)
+    return losses.sum() if reduction == "sum" else losses.mean()
+
+
+_interpolate, _embedding_bag = F.interpolate, F.embedding_bag  # torch's own, since ours stand in their place
+
+
+def interpolate(
+    input: Tensor, size: Any = None, scale_factor: Any = None, mode: str = "nearest", align_corners: bool | None = None,
+    recompute_scale_factor: bool | None = None, antialias: bool = False,
+) -> Tensor:
+    """F.interpolate; by fractions that do not divide, the exporters' coordinates are not torch's in most modes.
+
+    There it is a matrix for each dim, what torch's own kernel makes of the unit vectors: sizes become part of the export.
+    """
+    rank = input.dim() - 2
+    scales = [scale_factor] * rank if isinstance(scale_factor, (int, float)) else scale_factor
+    if size is not None or not scales or all(float(s).is_integer() for s in scales):
+        return _interpolate(input, size, scale_factor, mode, align_corners, recompute_scale_factor, antialias)
+    for d, scale in enumerate(scales):
+        if scale != 1.0:
+            rows = _resizing(int(input.shape[d + 2]), d, rank, float(scale), mode, align_corners, recompute_scale_factor, antialias)
+            matrix = torch.tensor(rows, dtype=input.dtype)  # (out, in)
+            input = torch.matmul(input.movedim(d + 2, -1), matrix.transpose(0, 1)).movedim(-1, d + 2)
+    return input
+
+
+def _resizing(
+    n: int, d: int, rank: int, scale: float, mode: str, align_corners: bool | None, recompute: bool | None, antialias: bool
+) -> list[list[float]]:
+    with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
+        shape = [1, n, *(n if k == d else 1 for k in range(rank))]
+        scales = tuple(scale if k == d else 1.0 for k in range(rank))
+        # Two of each other dim: with one, torch 2.13 takes the unit vectors for channels-last and mixes them up.
+        unit = torch.eye(n, dtype=torch.float64).view(shape).expand(1, n, *(n if k == d else 2 for k in range(rank))).contiguous()
+        out = _interpolate(unit, None, scales, mode, align_corners, recompute, antialias)
+        return out[(0, slice(None), *(slice(None) if k == d else 0 for k in range(rank)))].t().tolist()
+
+
+def embedding_bag(*args: Any, max_norm: float | None = None, scale_grad_by_freq: bool = False, **kwargs: Any) -> Tensor:
+    """F.embedding_bag with what ONNX cannot say refused."""
+    if max_norm is not None or scale_grad_by_freq or len(args) > 3 and (args[3] is not None or len(args) > 5 and args[5]):
+        raise Untraceable("The module uses an embedding bag with max_norm or scale_grad_by_freq, which ONNX cannot say.")
+    return _embedding_bag(*args, **kwargs)
+
+
+_METHODS = ("hypot", "copysign", "fmax", "fmin", "cumprod", "lgamma", "digamma", "erfinv", "cov", "corrcoef", "logcumsumexp",
+            "xlogy")
+SPECIAL: dict[Any, Callable[..., Any]] = {
+    torch.polygamma: polygamma,
+    torch.special.polygamma: polygamma,
+    torch.special.gammaln: lgamma,
+    torch.special.digamma: digamma,
+    torch.special.psi: digamma,
+    torch.special.erfinv: erfinv,
+    torch.special.xlogy: xlogy,
+    torch.special.multigammaln: multigammaln,
+    torch.mvlgamma: multigammaln,
+    torch.Tensor.mvlgamma: multigammaln,
+    **{getattr(owner, name): globals()[name] for name in _METHODS for owner in (torch, torch.Tensor)},
+}

@@ -1,0 +1,94 @@
+"""Functions of torch through ORTModule: outputs and gradients are eager's in float64, or the module says that it runs in PyTorch.
+
+A run takes a sample by a printed seed; ONNXTRAIN_SLOW=1 takes all.
+"""
+
+import os
+import random
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn as nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from torch_functions import FUNCTIONS  # noqa: E402
+
+import onnxtrain  # noqa: E402
+from onnxtrain._export.special import SPECIAL  # noqa: E402
+from onnxtrain.ortmodule import ORTModule  # noqa: E402
+
+SEED = int(os.environ.get("ONNXTRAIN_MODELS_SEED") or random.Random(os.environ.get("PYTEST_XDIST_TESTRUNUID")).randrange(2**31))
+#: Of these torch.onnx leaves out an argument, or gives other numbers: always run.
+MENDED = ["conv3d", "multilabel_margin", "avg_pool_div", "avg_pool_div_pad", "avg_pool3d_div", "sr_mean", "sr_mean_ns", "sr_amin_ns", "hypot",
+          "copysign", "fmax", "fmin", "cumprod", "lgamma", "digamma", "polygamma", "erfinv", "multigammaln", "cov", "corrcoef"]
+#: What no exporter translates: these run in PyTorch, and say so.
+IN_PYTORCH: set[str] = set()
+CHOSEN = sorted(FUNCTIONS) if os.environ.get("ONNXTRAIN_SLOW") == "1" else sorted(
+    {*MENDED, *random.Random(SEED).sample(sorted(FUNCTIONS), 20)})
+print(f"ONNXTRAIN_MODELS_SEED={SEED}: {len(CHOSEN)} of {len(FUNCTIONS)} functions")
+
+
+class Scaled(nn.Module):
+    """A function of its inputs, the first times a parameter."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function, self.scale = function, nn.Parameter(torch.ones((), dtype=torch.float64))
+
+    def forward(self, first, *rest):
+        return self.function(first * self.scale, *rest)
+
+
+def step(model, inputs):
+    leaves = [x.double().clone().requires_grad_() if x.is_floating_point() else x for x in inputs]
+    output = model(*leaves)
+    if output.requires_grad:
+        (output * torch.linspace(-1, 1, output.numel()).view(output.shape)).sum().backward()
+    return output.detach(), [x.grad for x in leaves]
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_function(name):
+    function, *inputs = FUNCTIONS[name]
+    want, want_grads = step(Scaled(function), inputs)
+    model = ORTModule(Scaled(function))
+    got, got_grads = step(model, inputs)
+    torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6, equal_nan=True)
+    for g, w in zip(got_grads, want_grads, strict=True):
+        zero = next((torch.zeros_like(t) for t in (w, g) if t is not None), None)
+        torch.testing.assert_close(zero if g is None else g, zero if w is None else w, rtol=1e-6, atol=1e-6, equal_nan=True)
+    counts = onnxtrain.stats(model)
+    assert counts["engine_steps"] + counts["fallback_steps"] == 1
+    assert (name in IN_PYTORCH) == bool(counts["fallback_steps"]), counts["reasons"]
+    assert not counts["fallback_steps"] or counts["reasons"], "in PyTorch, and no reason given"
+
+
+EDGES = torch.cat([torch.linspace(-7.3, 20, 150), torch.tensor([1e-8, 0.5, 1.0, 2.0, 1e5])]).double()
+PAIRS = (torch.tensor([0.0, -0.0, 1.5, -2.0, 3.0, float("nan"), 1.0, 0.5]).double(), torch.tensor([-0.0, 0.0, -0.0, 2.0, float("nan"), 1.0, 1.0, -0.5]).double())
+
+
+@pytest.mark.parametrize("ours, theirs, inputs", [
+    (SPECIAL[torch.lgamma], torch.lgamma, (EDGES,)),
+    (SPECIAL[torch.digamma], torch.digamma, (EDGES,)),
+    (lambda x: SPECIAL[torch.polygamma](1, x), lambda x: torch.polygamma(1, x), (EDGES[5:],)),
+    (SPECIAL[torch.erfinv], torch.erfinv, (torch.linspace(-0.99, 0.99, 101).double(),)),
+    (SPECIAL[torch.hypot], torch.hypot, (EDGES, EDGES.flip(0))),
+    (SPECIAL[torch.copysign], torch.copysign, PAIRS),
+    (SPECIAL[torch.fmax], torch.fmax, PAIRS),
+    (SPECIAL[torch.fmin], torch.fmin, PAIRS),
+    (lambda x: SPECIAL[torch.cumprod](x, 1), lambda x: torch.cumprod(x, 1), (torch.tensor([[1.0, 0.0, 2.0, 3.0, -1.0], [0.0, 2.0, 0.0, 1.0, 4.0]]).double(),)),
+], ids=["lgamma", "digamma", "polygamma", "erfinv", "hypot", "copysign", "fmax", "fmin", "cumprod"])
+def test_replacement_in_eager(ours, theirs, inputs):
+    results = []
+    for function in (ours, theirs):
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        y = function(*leaves)
+        y.backward(torch.linspace(0.5, 1, y.numel(), dtype=y.dtype).view_as(y))
+        results.append([y.detach(), *(torch.zeros_like(x) if x.grad is None else x.grad for x in leaves)])
+    for got, want in zip(*results, strict=True):
+        ok = want.isfinite() & got.isfinite()
+        assert ok.sum() >= 0.5 * ok.numel()
+        torch.testing.assert_close(got[ok], want[ok], rtol=1e-9, atol=1e-9)
+        assert torch.equal(got.isnan(), want.isnan()) or theirs is torch.copysign

@@ -1,0 +1,139 @@
+"""Checks in forward that read values and raise: the graph runs on, and PyTorch runs the call for which one fires."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn as nn
+
+import onnxtrain
+from onnxtrain.ortmodule import ORTModule
+
+
+class Checked(nn.Module):
+    """Every shape of a check: a comparison, an assert, a negation, parts of a condition, an else."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x, labels=None):
+        if labels is not None and labels.max() >= 4:
+            raise ValueError("a label is too large")
+        assert x.isfinite().all(), "not finite"
+        if not (x.min() > -100) or bool((x > 100).any()):
+            raise RuntimeError("out of range")
+        if x.abs().sum() > 0:
+            self.seen.add_(1)
+        else:
+            raise RuntimeError("all zero")
+        return torch.dropout(self.fc(x), 0.5, self.training).sum()
+
+
+X, LABELS = torch.randn(3, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 3, 1])
+
+
+@pytest.mark.parametrize("x, labels, error, text", [
+    (X, torch.tensor([0, 4, 1]), ValueError, "a label is too large"),
+    (X / 0, LABELS, AssertionError, "not finite"),
+    (X - 200, LABELS, RuntimeError, "out of range"),
+    (X + 200, LABELS, RuntimeError, "out of range"),
+    (X * 0, LABELS, RuntimeError, "all zero"),
+], ids=["label", "finite", "below", "above", "zero"])
+def test_a_check_fires(x, labels, error, text):
+    model = ORTModule(Checked())
+    model(X, LABELS).backward()
+    before = torch.get_rng_state()
+    seen = model.seen.clone()
+    with pytest.raises(error, match=text):
+        model(x, labels)
+    assert torch.equal(torch.get_rng_state(), before) and torch.equal(model.seen, seen)
+    model(X, LABELS).backward()
+    counts = onnxtrain.stats(model)
+    assert counts["engine_steps"] == 2 and counts["fallback_steps"] == 1
+    assert counts["exports"] == 1
+    assert "a check in forward does not hold" in counts["reasons"]
+
+
+def test_the_first_call_fires():
+    model = ORTModule(Checked())
+    with pytest.raises(ValueError, match="a label is too large"):
+        model(X, torch.tensor([9, 9, 9]))
+    model(X, LABELS)
+    assert onnxtrain.stats(model)["engine_steps"] == 1
+
+
+def test_steps_equal_eager():
+    eager = Checked().eval()
+    model = ORTModule(copy.deepcopy(eager))
+    for _ in range(3):
+        x = torch.randn(5, 4)
+        for module in (eager, model):
+            module.zero_grad()
+            module(x).backward()
+        torch.testing.assert_close(model.fc.weight.grad, eager.fc.weight.grad)
+        assert model.seen == eager.seen
+    assert onnxtrain.stats(model)["engine_steps"] == 3
+
+
+class Classified(nn.Module):
+    """The engine itself refuses what the check is there for."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x, labels):
+        if (labels >= 4).any():
+            raise ValueError("a label is too large")
+        return nn.functional.cross_entropy(self.fc(x), labels)
+
+
+def test_the_users_own_exception_comes_first():
+    model = ORTModule(Classified())
+    model(X, LABELS)
+    with pytest.raises(ValueError, match="a label is too large"):
+        model(X, torch.tensor([0, 7, 1]))
+
+
+class Caught(nn.Module):
+    """What is raised is caught again inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x):
+        try:
+            if x.sum() > 1000:
+                raise OverflowError
+        except OverflowError:
+            return self.fc(x / 1000).sum()
+        return self.fc(x).sum()
+
+
+def test_an_exception_that_forward_catches():
+    eager = Caught()
+    model = ORTModule(copy.deepcopy(eager))
+    for x in (X, X + 1000, X):
+        torch.testing.assert_close(model(x), eager(x))
+    counts = onnxtrain.stats(model)
+    assert counts["engine_steps"] == 2 and counts["fallback_steps"] == 1
+
+
+@pytest.mark.parametrize("forward", [
+    lambda m, x: m.fc(x) if x.sum() > 0 else m.fc(-x),
+    lambda m, x: m.fc(x if (x > 0).any() and x.sum() < 3 else -x),
+], ids=["branch", "part of a branch"])
+def test_other_branches_fall_back(forward):
+    class Branch(Classified):
+        def forward(self, x):
+            return forward(self, x)
+
+    model = ORTModule(Branch())
+    model(X)
+    counts = onnxtrain.stats(model)
+    assert counts["engine_steps"] == 0 and "branches on, or reads, the value" in counts["reasons"][0]
