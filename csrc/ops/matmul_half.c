@@ -46,8 +46,9 @@ ont_status ont_product_primitive(const ont_node *node, ont_prepared *out)
     ont_product p;
     ONT_TRY(ont_product_read(node, &p));
     ont_product_fold(&p);
-    ont_matmul m = {.dtype = ont_node_in(node, 0)->dtype, .out = node->outputs[0]->dtype, .a = p.a, .b = p.b, .c = p.batch,
-                    .trans_a = p.trans_a, .trans_b = p.trans_b, .bias = node->n_inputs > 2 && node->inputs[2].value,
+    ont_matmul m = {.dtype = ont_node_in(node, 0)->dtype, .out = node->outputs[0]->dtype, .a = p.a, .b = p.b,
+                    .c = p.batch, .trans_a = p.trans_a, .trans_b = p.trans_b,
+                    .bias = node->n_inputs > 2 && node->inputs[2].value,
                     .alpha = p.alpha};
     m.c.dims[m.c.rank++] = p.m;
     m.c.dims[m.c.rank++] = p.n;
