@@ -151,6 +151,19 @@ def disable_passes(names: Sequence[str]) -> None:
     """Optional passes with these names are skipped from now on, as by ONNXTRAIN_DISABLE=name,... when the process starts.
     Programs already built stay as they are."""
 
+def set_flush_denormals(on: bool) -> None:
+    """Whether denormal floats count as zero while programs run, on their threads alone; ONNXTRAIN_FLUSH_DENORMALS=0 turns it
+    off when the process starts."""
+
+def set_matmul_precision(precision: str, everywhere: bool = False) -> None:
+    """Float32 products of programs built from now on: "highest" exactly, "medium" by bfloat16 operands where the processor has
+    such products and the product is large, "high" by three of them where it has tiles (AMX). With `everywhere` (for tests)
+    at any size and on any processor.
+
+    Raises:
+        ValueError: another name.
+    """
+
 def open_plugin(path: str | None = None) -> dict[str, Any]:
     """Opens a library with devices, None: the CUDA one beside the extension; once, later calls answer the same.
 
@@ -174,7 +187,8 @@ def set_log_level(level: int) -> None:
     """Lines of the core below this `logging` level are not made at all."""
 
 def measure_gemm(provider: str, trans_a: bool, trans_b: bool, m: int, n: int, k: int) -> float | None:
-    """Seconds of the best of a few float32 products; None where the provider ("torch", "onednn", "plain") is not there."""
+    """Seconds of the best of a few float32 products; None where the provider is not there: "torch", "onednn", "plain", or
+    oneDNN's "matmul", "bfloat16" and "bfloat16 to float32" by the operands and the result."""
 
 class Updater:
     """One optimizer's update of all its parameters in one call; onnxtrain/optim/_engine.py drives it."""

@@ -240,7 +240,14 @@ def disable(**_):
     assert every > fewer
 
 
+def flush_denormals(**_):
+    code = f"{RUN}m.fc.weight.data.fill_(1e-40), m.fc.bias.data.zero_()\nprint(m(torch.ones(256, 256)).abs().max().item() > 0)"
+    off, on = (in_process(code, ONNXTRAIN_FLUSH_DENORMALS=value, ORTMODULE_LOG_LEVEL="ERROR") for value in ("0", "1"))
+    assert (off, on) == ("True", "False")
+
+
 EFFECTS = {
+    "ONNXTRAIN_FLUSH_DENORMALS": flush_denormals,
     "ORTMODULE_ONNX_OPSET_VERSION": opset, "ORTMODULE_LOG_LEVEL": log_level, "ORTMODULE_SAVE_ONNX_PATH": save_path,
     "ORTMODULE_FALLBACK_POLICY": fallback_policy, "ORTMODULE_FALLBACK_RETRY": fallback_retry, "ONNXTRAIN_EXPORTER": exporter,
     "ORTMODULE_ENABLE_CUSTOM_AUTOGRAD": custom_autograd, "ORTMODULE_SKIPPED_AUTOGRAD_FUNCTIONS": skipped_functions,

@@ -5,6 +5,8 @@
 
 #include <omp.h>
 
+#include "base/denormals.h"
+
 int ont_parallel_threads(void)
 {
     return omp_in_parallel() ? 1 : omp_get_max_threads();
@@ -21,12 +23,16 @@ void ont_parallel(int64_t n, int64_t grain, ont_range_fn body, void *context)
         body(context, 0, n);
         return;
     }
+    uint32_t mode = ont_float_mode();
 #pragma omp parallel num_threads(threads)
     {
+        uint32_t before = ont_float_mode();
+        ont_float_mode_set(mode);
         int64_t team = omp_get_num_threads(), me = omp_get_thread_num();
         int64_t share = n / team, rest = n % team;
         int64_t first = me * share + (me < rest ? me : rest);
         int64_t last = first + share + (me < rest);
         if (first < last) body(context, first, last);
+        ont_float_mode_set(before);
     }
 }

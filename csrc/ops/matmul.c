@@ -25,7 +25,8 @@ ont_status ont_product_read(const ont_node *node, ont_product *p)
     if (a->dtype != b->dtype)
         return ont_fail(ONT_ETYPE, "operands are %s and %s", ont_dtype_name(a->dtype), ont_dtype_name(b->dtype));
     if (!a->shape.rank || !b->shape.rank) return ont_fail(ONT_EINVAL, "an operand is a scalar");
-    *p = (ont_product){.a = a->shape, .b = b->shape, .trans_a = transposed(node, "transA"), .trans_b = transposed(node, "transB"),
+    *p = (ont_product){.a = a->shape, .b = b->shape, .trans_a = transposed(node, "transA"),
+                   .trans_b = transposed(node, "transB"),
                    .alpha = ont_attr_float(node, "alpha", 1.0)};
     p->vector_a = p->a.rank == 1;
     p->vector_b = p->b.rank == 1;
@@ -186,7 +187,8 @@ static ont_status matmul_run(const ont_call *call)
 {
     const matmul_state *s = call->state;
     if (!s->c_bytes || !s->count) return ONT_OK;
-    if (s->primitive) return ont_dnnl_matmul_run(s->primitive, call->in[0], call->in[1], call->in[2], call->out[0], call->work);
+    if (s->primitive)
+        return ont_dnnl_matmul_run(s->primitive, call->in[0], call->in[1], call->in[2], call->out[0], call->work);
     if (s->parallel_batch)
         ont_parallel(s->count, 1, matmul_batch, (void *)call);
     else
@@ -266,15 +268,18 @@ static void matmul_grad(ont_grad *g)
 static const ont_kernel matmul_kernels[] = {
     {.name = "matmul_half", .accept = ont_matmul_half_accept, .prepare = ont_matmul_half_prepare,
      .run = ont_matmul_half_run, .release = ont_matmul_half_release},
-    {.name = "matmul_blas", .accept = ont_accept_float, .prepare = matmul_prepare, .run = matmul_run, .release = matmul_release},
-    {.name = "matmul_ref", .accept = ont_accept_float, .prepare = matmul_prepare_ref, .run = matmul_run, .release = matmul_release},
+    {.name = "matmul_blas", .accept = ont_accept_float, .prepare = matmul_prepare, .run = matmul_run,
+     .release = matmul_release},
+    {.name = "matmul_ref", .accept = ont_accept_float, .prepare = matmul_prepare_ref, .run = matmul_run,
+     .release = matmul_release},
     {.name = "matmul_int", .accept = int_accept, .prepare = matmul_prepare_ref, .run = matmul_run},
 };
 const ont_op ont_op_MatMul = {.domain = "", .name = "MatMul", .since = 1, .min_inputs = 2, .max_inputs = 2,
                               .attributes = "", .infer = matmul_infer, .grad = matmul_grad,
                               ONT_KERNELS(matmul_kernels)};
 const ont_op ont_op_FusedMatMul = {.domain = ONT_DOMAIN, .name = "FusedMatMul", .since = 1, .min_inputs = 2,
-                                   .max_inputs = 3, .flags = ONT_OP_MODEL, .attributes = "transA:i transB:i alpha:f to:i",
+                                   .max_inputs = 3, .flags = ONT_OP_MODEL,
+                                   .attributes = "transA:i transB:i alpha:f to:i",
                                    .infer = matmul_infer, .grad = matmul_grad, ONT_KERNELS(matmul_kernels)};
 
 /* ---- Gemm: alpha op(A) op(B) + beta C, two dims, C broadcast ---- */
@@ -344,8 +349,10 @@ static void gemm_grad(ont_grad *g)
 static const ont_kernel gemm_kernels[] = {
     {.name = "gemm_half", .accept = ont_matmul_half_accept, .prepare = ont_matmul_half_prepare,
      .run = ont_matmul_half_run, .release = ont_matmul_half_release},
-    {.name = "gemm_blas", .accept = ont_accept_float, .prepare = matmul_prepare, .run = gemm_run, .release = matmul_release},
-    {.name = "gemm_ref", .accept = ont_accept_float, .prepare = matmul_prepare_ref, .run = gemm_run, .release = matmul_release},
+    {.name = "gemm_blas", .accept = ont_accept_float, .prepare = matmul_prepare, .run = gemm_run,
+     .release = matmul_release},
+    {.name = "gemm_ref", .accept = ont_accept_float, .prepare = matmul_prepare_ref, .run = gemm_run,
+     .release = matmul_release},
     {.name = "gemm_int", .accept = int_accept, .prepare = matmul_prepare_ref, .run = gemm_run},
 };
 const ont_op ont_op_Gemm = {.domain = "", .name = "Gemm", .since = 7, .min_inputs = 2, .max_inputs = 3,

@@ -2,6 +2,9 @@
  * The kernel of products of 16-bit floats: oneDNN's, which sums in float32 and rounds once. Where the processor has no
  * such products it declines, and passes/widen.c has them computed in float32.
  */
+#include <stdlib.h>
+#include <string.h>
+
 #include "device/matmul.h"
 #include "ops/matmul.h"
 
@@ -14,6 +17,11 @@ static const char *refuses_c(const ont_node *node, const ont_product *p)
     return ont_product_is_row(p, &c->shape) ? NULL : "C is no row";
 }
 
+bool ont_matmul_half_is_fast(bool by_tiles)
+{
+    return by_tiles ? ont_dnnl_matmul_tiles() : !ont_dnnl_matmul_refuses(ONT_BFLOAT16);
+}
+
 const char *ont_matmul_half_accept(const ont_node *node)
 {
     ont_dtype dtype = ont_node_in(node, 0)->dtype;
@@ -21,6 +29,8 @@ const char *ont_matmul_half_accept(const ont_node *node)
     if (dtype != ONT_BFLOAT16 && dtype != ONT_FLOAT16) return "dtype";
     const char *refusal = ont_dnnl_matmul_refuses(dtype);
     if (refusal) return refusal;
+    const char *asked = getenv("ONNXTRAIN_GEMM");
+    if (asked && *asked && strcmp(asked, "onednn")) return "ONNXTRAIN_GEMM asks for another provider";
     if (ont_product_read(node, &p) != ONT_OK) return "operands";
     if (!(p.m && p.n && p.k && ont_shape_count(&p.batch))) return "nothing to multiply";
     return refuses_c(node, &p);
@@ -36,8 +46,9 @@ ont_status ont_product_primitive(const ont_node *node, ont_prepared *out)
     ont_product p;
     ONT_TRY(ont_product_read(node, &p));
     ont_product_fold(&p);
-    ont_matmul m = {.dtype = ont_node_in(node, 0)->dtype, .out = node->outputs[0]->dtype, .a = p.a, .b = p.b, .c = p.batch,
-                    .trans_a = p.trans_a, .trans_b = p.trans_b, .bias = node->n_inputs > 2 && node->inputs[2].value,
+    ont_matmul m = {.dtype = ont_node_in(node, 0)->dtype, .out = node->outputs[0]->dtype, .a = p.a, .b = p.b,
+                    .c = p.batch, .trans_a = p.trans_a, .trans_b = p.trans_b,
+                    .bias = node->n_inputs > 2 && node->inputs[2].value,
                     .alpha = p.alpha};
     m.c.dims[m.c.rank++] = p.m;
     m.c.dims[m.c.rank++] = p.n;

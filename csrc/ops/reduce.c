@@ -126,10 +126,9 @@ static ont_status reduce_prepare(const ont_node *node, ont_arena *arena, ont_pre
 
 /* ---- fast: float32 sum or mean over one run of dims ---- */
 
-static const char *accept_sum_f32(const ont_node *node)
+static const char *accept_one_run(const ont_node *node)
 {
     ont_reduce_kind kind = kind_of(node);
-    if (ont_node_in(node, 0)->dtype != ONT_FLOAT32) return "dtype";
     if (kind != ONT_REDUCE_SUM && kind != ONT_REDUCE_MEAN) return "not a sum";
     const ont_shape *x = &ont_node_in(node, 0)->shape;
     bool reduce[ONT_MAX_RANK];
@@ -145,6 +144,11 @@ static const char *accept_sum_f32(const ont_node *node)
         last = reduce[d];
     }
     return changes == 1 ? NULL : "more than one run of axes";
+}
+
+static const char *accept_sum_f32(const ont_node *node)
+{
+    return ont_node_in(node, 0)->dtype == ONT_FLOAT32 ? accept_one_run(node) : "dtype";
 }
 
 static void sum_rows(void *context, int64_t first, int64_t last)
@@ -178,6 +182,49 @@ static ont_status sum_run(const ont_call *call)
         ont_parallel(s->lead, 16384 / s->n + 1, sum_rows, (void *)call);
     else
         ont_parallel(s->tail, 16384 / (s->n * s->lead) + 16, sum_columns, (void *)call);
+    return ONT_OK;
+}
+
+/* ---- the same over rows of 16-bit floats, as a bias has its gradient: summed in float32, rounded once ---- */
+
+enum { STRIP = 512 }; /* columns of a unit of work */
+
+static const char *accept_sum_half(const ont_node *node)
+{
+    const ont_value *x = ont_node_in(node, 0);
+    ont_reduce s;
+    if (x->dtype != ONT_BFLOAT16 && x->dtype != ONT_FLOAT16) return "dtype";
+    const char *refusal = accept_one_run(node);
+    if (refusal) return refusal;
+    return ont_reduce_read(node, &s) == ONT_OK && s.n > 0 && s.tail >= 16 ? NULL : "not along columns";
+}
+
+static void sum_strips(void *context, int64_t first, int64_t last)
+{
+    const ont_call *call = context;
+    const ont_reduce *s = call->state;
+    bool brain = call->node->outputs[0]->dtype == ONT_BFLOAT16;
+    void (*widen)(const void *, float *, int64_t) = brain ? s->simd->bfloat_to_float : s->simd->half_to_float;
+    int64_t strips = (s->tail + STRIP - 1) / STRIP;
+    for (int64_t unit = first; unit < last; unit++) {
+        int64_t from = unit % strips * STRIP, n = s->tail - from < STRIP ? s->tail - from : STRIP;
+        const uint16_t *x = (const uint16_t *)call->in[0] + unit / strips * s->n * s->tail + from;
+        float sum[STRIP], row[STRIP];
+        widen(x, sum, n);
+        for (int64_t r = 1; r < s->n; r++) {
+            widen(x + r * s->tail, row, n);
+            s->simd->add_to(sum, row, n);
+        }
+        for (int64_t i = 0; s->kind == ONT_REDUCE_MEAN && i < n; i++) sum[i] /= (float)s->n;
+        uint16_t *y = (uint16_t *)call->out[0] + unit / strips * s->tail + from;
+        (brain ? s->simd->float_to_bfloat : s->simd->float_to_half)(sum, y, n);
+    }
+}
+
+static ont_status sum_half_run(const ont_call *call)
+{
+    const ont_reduce *s = call->state;
+    ont_parallel(s->lead * ((s->tail + STRIP - 1) / STRIP), 32 / s->n + 1, sum_strips, (void *)call);
     return ONT_OK;
 }
 
@@ -273,6 +320,7 @@ static ont_status ref_run(const ont_call *call)
 
 static const ont_kernel kernels[] = {
     {.name = "reduce_sum_f32", .accept = accept_sum_f32, .prepare = reduce_prepare, .run = sum_run},
+    {.name = "reduce_sum_half", .accept = accept_sum_half, .prepare = reduce_prepare, .run = sum_half_run},
     {.name = "reduce_rows", .accept = ont_reduce_rows_accept, .prepare = reduce_prepare, .run = ont_reduce_rows_run},
     {.name = "reduce_ref", .accept = accept_ref, .prepare = reduce_prepare, .run = ref_run},
 };

@@ -94,6 +94,7 @@ static ont_status absorb_cast(ont_graph *g, ont_node *product, ont_node *cast)
 
 ont_status ont_pass_fuse_gemm(ont_graph *g)
 {
+    if (g->device) return ONT_OK; /* the forms below are the CPU kernels' */
     for (ont_node *node = g->first, *next; node; node = next) {
         next = node->next;
         if (!is_product(node)) continue;

@@ -25,6 +25,7 @@ static const pass after_grad[] = {
     {"infer", ont_pass_infer, true}, /* folds what the rules built of constants */
     {"fuse_transpose", ont_pass_fuse_transpose, false},
     {"cse", ont_pass_cse, false},
+    {"precision", ont_pass_precision, false},
     {"fuse_gemm", ont_pass_fuse_gemm, false},
     {"widen", ont_pass_widen, true},
     {"cse", ont_pass_cse, false},

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/denormals.h"
 #include "base/log.h"
 #include "base/parallel.h"
 #include "device/gemm.h"
@@ -150,6 +151,30 @@ static PyObject *build_info(PyObject *module, PyObject *unused)
                          "isa", ont_simd()->isa, "gemm", gemm);
 }
 
+static PyObject *set_flush_denormals(PyObject *module, PyObject *args)
+{
+    (void)module;
+    int on;
+    if (!PyArg_ParseTuple(args, "p:set_flush_denormals", &on)) return NULL;
+    ont_denormals_enable(on);
+    Py_RETURN_NONE;
+}
+
+static PyObject *set_matmul_precision(PyObject *module, PyObject *args)
+{
+    (void)module;
+    static const char *const names[] = {"highest", "high", "medium"};
+    const char *name;
+    int everywhere = 0;
+    if (!PyArg_ParseTuple(args, "s|p:set_matmul_precision", &name, &everywhere)) return NULL;
+    for (int i = 0; i < 3; i++) {
+        if (strcmp(name, names[i])) continue;
+        ont_passes_set_precision((ont_precision)i, everywhere);
+        Py_RETURN_NONE;
+    }
+    return PyErr_Format(PyExc_ValueError, "precision is '%s', expected highest, high or medium", name);
+}
+
 static double measure_primitive(const ont_gemm *g, ont_dtype dtype, ont_dtype out)
 {
     ont_matmul m = {.dtype = dtype, .out = out, .trans_a = g->trans_a, .trans_b = g->trans_b, .alpha = 1};
@@ -195,6 +220,8 @@ static PyMethodDef methods[] = {
     {"fail_allocation_after", fail_allocation_after, METH_VARARGS, "fail_allocation_after(countdown) -> fired before"},
     {"sums_of_squares", ont_sums_of_squares, METH_O, "sums_of_squares(tensors) -> a float for each"},
     {"scale_tensors", ont_scale_tensors, METH_VARARGS, "scale_tensors(sources, targets, factor, keep) -> all were finite"},
+    {"set_flush_denormals", set_flush_denormals, METH_VARARGS, "set_flush_denormals(on): kernels take denormals as zero"},
+    {"set_matmul_precision", set_matmul_precision, METH_VARARGS, "set_matmul_precision(name, everywhere=False)"},
     {"open_plugin", ont_open_plugin, METH_VARARGS, "open_plugin(path=None) -> what a device plugin has and lacks"},
     {"device_operators", ont_device_operators, METH_VARARGS, "device_operators(device) -> [(domain, name, kernels)]"},
     {"set_tf32", ont_set_tf32, METH_VARARGS, "set_tf32(on): products of float32 on CUDA may use TF32, in programs built from now on"},
@@ -224,6 +251,8 @@ static int module_exec(PyObject *module)
         PyExc_NotImplementedError, NULL);
     if (!state->unsupported_error) return -1;
     if (PyModule_AddObjectRef(module, "UnsupportedError", state->unsupported_error) < 0) return -1;
+    const char *flush = getenv("ONNXTRAIN_FLUSH_DENORMALS");
+    ont_denormals_enable(!flush || !(!strcmp(flush, "0") || !strcmp(flush, "off") || !strcmp(flush, "false")));
     ont_status status = ont_passes_disable(getenv("ONNXTRAIN_DISABLE"));
     if (status != ONT_OK) {
         ont_raise(state, status);

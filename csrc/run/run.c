@@ -7,6 +7,7 @@
 #include <time.h>
 
 #include "base/alloc.h"
+#include "base/denormals.h"
 #include "run/place.h"
 
 struct ont_run {
@@ -183,7 +184,7 @@ static double now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-static ont_status execute(ont_run *run, uint32_t first, uint32_t last)
+static ont_status execute_steps(ont_run *run, uint32_t first, uint32_t last)
 {
     const ont_program *p = run->program;
     ont_call call = {.in = run->in, .out = run->out, .seed = run->seed, .device = p->device, .stream = run->stream,
@@ -205,6 +206,18 @@ static ont_status execute(ont_run *run, uint32_t first, uint32_t last)
         if (status != ONT_OK) return ont_context(status, "%s '%s'", step->node->op_type, step->node->name);
     }
     return ONT_OK;
+}
+
+/* Products of libraries run in a team of threads; a small program's are over before that could be told. */
+static ont_status execute(ont_run *run, uint32_t first, uint32_t last)
+{
+    enum { LARGE = 8 << 20 }; /* bytes of activations: some milliseconds */
+    bool team = run->program->plan.slab_bytes >= LARGE;
+    uint32_t mode;
+    ont_denormals_flush(team, &mode);
+    ont_status status = execute_steps(run, first, last);
+    ont_denormals_restore(mode);
+    return status;
 }
 
 /* Blocks for graph outputs [first, last), before their phase. */

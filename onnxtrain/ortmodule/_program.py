@@ -21,6 +21,9 @@ from onnxtrain.ortmodule._chain import Chain
 from onnxtrain.ortmodule._reach import Conditional, Reach
 
 
+_precision = "highest"  # what the engine was told last
+
+
 def _seed(session: Any) -> int:
     """Key of a run's dropout; drawn from torch's generator, so torch.manual_seed rules it."""
     return int(torch.randint(0, 2**62, ()).item()) if session.random else 0
@@ -194,6 +197,10 @@ class Program:
         if mask is None:
             mask = self._masks[flags] = bytes(flags)
         self._mask = mask
+        global _precision
+        if _precision != (asked := torch.get_float32_matmul_precision()):
+            _C.set_matmul_precision(asked)
+            _precision = asked
         random = torch.get_rng_state() if self._checks else None
         try:
             if self.chain is not None:

@@ -1,6 +1,10 @@
 """Whole training steps against eager and torch.compile, in interleaved rounds of one run; medians and ratios.
 
     python tests/bench/step.py [--workload mlp|transformer|cnn|resnet18|gpt2|bert]... [--rounds 7] [--no-compile] [--markdown]
+    python tests/bench/step.py --all [--workload ...] [--threads N] [--no-memory] [--no-compile] [--markdown]
+
+--all is the table of table.py: float32 and bf16 rows with the optimizers that the workloads are known with, the loss inside
+and outside the module, eager under jemalloc, GFLOP/s and share of the peak, memory. ONNXTRAIN_ISA=avx2 holds ours down.
 
 Prints for ours the first step (a process that has imported everything) split into export and build, the build for a new
 size of a dynamic dim, and the planned slab; and for eager and ours the peak resident memory of five steps above what the
@@ -13,7 +17,6 @@ import argparse
 import copy
 import ctypes
 import gc
-import re
 import subprocess
 import sys
 import time
@@ -26,7 +29,9 @@ import torch.nn as nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import onnxtrain  # noqa: E402
-from onnxtrain.ortmodule import ORTModule, _module  # noqa: E402
+from onnxtrain.ortmodule import ORTModule  # noqa: E402
+from table import after_export, print_table, resident, serve  # noqa: E402
+from table import print_peak as print_peak_beyond  # noqa: E402
 from workloads import WORKLOADS, Workload  # noqa: E402
 
 warnings.filterwarnings("ignore")
@@ -62,11 +67,6 @@ def median(values: list[float]) -> float:
 # ---- memory ----
 
 
-def resident(field: str) -> float:
-    """MiB of VmRSS or of its high-water mark VmHWM."""
-    return int(re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) / 1024
-
-
 def forget_peak() -> None:
     """What is free goes back to the system, and the high-water mark starts from now."""
     gc.collect()
@@ -84,19 +84,12 @@ def print_peak(name: str, peer_name: str) -> None:
         forget_peak()
         before[0] = resident("VmRSS")
 
-    exporter = _module.export
-
-    def export_then_start(*args, **kwargs):  # noqa: ANN002, ANN003, ANN202
-        result = exporter(*args, **kwargs)
-        start()
-        return result
-
-    _module.export = export_then_start
     peer = Peer(peer_name, work.module, ORTModule if peer_name == "onnxtrain" else lambda m: m)
     del work.module.__dict__["_modules"]  # the peer has its own copy
     start()
-    for _ in range(5):
-        peer.step(work.batch, work)
+    with after_export(start):
+        for _ in range(5):
+            peer.step(work.batch, work)
     print(f"PEAK {resident('VmHWM') - before[0]:.0f}")
 
 
@@ -146,8 +139,20 @@ def main() -> None:
     parser.add_argument("--no-compile", action="store_true")
     parser.add_argument("--no-memory", action="store_true")
     parser.add_argument("--markdown", action="store_true")
+    parser.add_argument("--all", action="store_true", help="the whole table; --workload keeps some of its rows")
+    parser.add_argument("--threads", type=int, help="torch.set_num_threads, for every peer")
+    parser.add_argument("--serve", metavar="ROW", help=argparse.SUPPRESS)
+    parser.add_argument("--beyond", metavar="ROW", help=argparse.SUPPRESS)
     parser.add_argument("--peak-of", choices=("eager", "onnxtrain"), help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    if args.serve:
+        return serve(args.serve)
+    if args.beyond:
+        return print_peak_beyond(args.beyond, args.peak_of, forget_peak)
+    if args.all:
+        return print_table(args)
     names = args.workload or ["mlp", "transformer", "cnn"]
     if args.peak_of:
         return print_peak(names[0], args.peak_of)

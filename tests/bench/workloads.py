@@ -91,8 +91,12 @@ class Block(nn.Module):
         return x + self.mlp(self.ln2(x))
 
 
+def scores_or_loss(scores: torch.Tensor, targets: torch.Tensor | None) -> torch.Tensor:
+    return scores if targets is None else F.cross_entropy(scores.flatten(0, 1), targets.flatten())
+
+
 class GPT2(nn.Module):
-    """GPT-2 with tied embeddings; forward gives the loss of predicting `targets`."""
+    """GPT-2 with tied embeddings; forward gives the loss of predicting `targets`, or the scores without them."""
 
     def __init__(self, words: int = 50257, width: int = 768, heads: int = 12, layers: int = 12, positions: int = 1024) -> None:
         super().__init__()
@@ -105,11 +109,11 @@ class GPT2(nn.Module):
             if p.dim() > 1:
                 nn.init.normal_(p, std=0.02 / math.sqrt(2 * layers) if name.endswith(("out.weight", "mlp.2.weight")) else 0.02)
 
-    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
         x = self.words(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
         for block in self.blocks:
             x = block(x)
-        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten())
+        return scores_or_loss(self.head(self.norm(x)), targets)
 
 
 def gpt2() -> Workload:
@@ -119,7 +123,7 @@ def gpt2() -> Workload:
 
 
 class Bert(nn.Module):
-    """A post-LayerNorm encoder with a language-model head over every position."""
+    """A post-LayerNorm encoder with a language-model head over every position; with `targets` the loss."""
 
     def __init__(self, words: int = 30522, width: int = 512, layers: int = 4, positions: int = 512) -> None:
         super().__init__()
@@ -129,10 +133,10 @@ class Bert(nn.Module):
         self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
         self.head = nn.Linear(width, words)
 
-    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
         x = self.words(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
         x = self.encoder(self.drop(self.norm(x)))
-        return F.cross_entropy(self.head(x).flatten(0, 1), targets.flatten())
+        return scores_or_loss(self.head(x), targets)
 
 
 def bert() -> Workload:
@@ -142,3 +146,26 @@ def bert() -> Workload:
 
 
 WORKLOADS: dict[str, Callable[[], Workload]] = {f.__name__: f for f in (mlp, transformer, cnn, resnet18, gpt2, bert)}
+
+
+class WithLoss(nn.Module):
+    """A module of scores, whose forward takes the targets as well and gives the loss."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        scores = self.module(x)
+        return F.cross_entropy(scores.view(-1, scores.shape[-1]), targets)
+
+
+def workload(name: str, loss_inside: bool | None = None) -> Workload:
+    """As WORKLOADS has it, or with its loss moved inside the module or outside."""
+    work = WORKLOADS[name]()
+    within = name in ("gpt2", "bert")
+    if loss_inside is None or loss_inside == within:
+        return work
+    if loss_inside:
+        return work._replace(module=WithLoss(work.module), loss=lambda m, x, y: m(x, y))
+    return work._replace(loss=lambda m, x, y: scores_or_loss(m(x), y))

@@ -1,0 +1,332 @@
+"""The table of `step.py --all`: whole steps of every peer in interleaved rounds, rates, shares of the machine's peak, memory.
+
+Peers of a row take turns in one run; eager under jemalloc is a process of its own that steps when it is told to. Rates
+count the operations of products, convolutions and attention that torch's FlopCounterMode finds in an eager step; the
+peak is torch's own on a square product of 2048, in the row's dtype, measured between the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import dataclasses
+import gc
+import glob
+import math
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+import torch.nn as nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import onnxtrain
+from onnxtrain import _C
+from onnxtrain.optim import AdamWMode, FusedAdam
+from onnxtrain.ortmodule import ORTModule, _module
+from workloads import WORKLOADS, Workload, workload
+
+STEP = Path(__file__).with_name("step.py")
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    name: str
+    optimizer: str  # "sgd" or "adamw"
+    bf16: bool = False
+    loss_inside: bool | None = None  # None: where the workload has it
+
+    def __str__(self) -> str:
+        inside = self.name in ("bert", "gpt2") if self.loss_inside is None else self.loss_inside
+        return f"{self.name}{' bf16' if self.bf16 else ''}, {self.optimizer}, loss {'inside' if inside else 'outside'}"
+
+
+FLOAT32 = [Row("mlp", "sgd"), Row("transformer", "sgd"), Row("bert", "adamw"), Row("resnet18", "sgd"), Row("gpt2", "adamw")]
+BF16 = [Row(name, "adamw", bf16=True) for name in ("transformer", "bert", "gpt2")]
+OTHER_LOSS = [dataclasses.replace(row, loss_inside=row.name not in ("bert", "gpt2")) for row in (*FLOAT32, *BF16)]
+LEAST = {"peer": 1.4, "row": 1.1, "mlp": 1.2, "jemalloc": 1.15, "bf16": 1.5, "share": 0.75, "memory": 0.5}
+
+
+def make_optimizer(kind: str, params: list[nn.Parameter], ours: bool) -> torch.optim.Optimizer:
+    if kind == "sgd":
+        return torch.optim.SGD(params, lr=0.01)
+    if ours:
+        return FusedAdam(params, lr=1e-4, eps=1e-8, adam_w_mode=AdamWMode.ADAMW_TORCH, weight_decay=0.01)
+    return torch.optim.AdamW(params, lr=1e-4, weight_decay=0.01, fused=True)
+
+
+class LocalPeer:
+    """One way to run a row's workload in this process, with its own copy of the module."""
+
+    def __init__(self, row: Row, work: Workload, wrap: Callable[[nn.Module], nn.Module]) -> None:
+        self.row, self.work = row, work
+        self.model = wrap(copy.deepcopy(work.module))
+        self.optimizer = make_optimizer(row.optimizer, list(self.model.parameters()), wrap is ORTModule)
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.row.bf16):
+            loss = self.work.loss(self.model, *self.work.batch)
+        loss.backward()
+        self.optimizer.step()
+
+    def timed(self, steps: int) -> float:
+        """Seconds a step."""
+        start = time.perf_counter()
+        for _ in range(steps):
+            self.step()
+        return (time.perf_counter() - start) / steps
+
+    def held(self) -> int:
+        """Bytes of gradients and of the optimizer's state."""
+        tensors = [p.grad for p in self.model.parameters() if p.grad is not None]
+        for state in self.optimizer.state.values():
+            tensors += [value for value in state.values() if isinstance(value, torch.Tensor)]
+        return sum(t.numel() * t.element_size() for t in tensors)
+
+    def close(self) -> None:
+        pass
+
+
+class RemotePeer:
+    """Eager in a process with another allocator. It answers each line, a number of steps, with seconds a step."""
+
+    def __init__(self, row: Row, library: str, threads: int) -> None:
+        command = [sys.executable, str(STEP), "--threads", str(threads), "--serve", encode(row)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                                        env={**os.environ, "LD_PRELOAD": library})
+
+    def timed(self, steps: int) -> float:
+        assert self.process.stdin and self.process.stdout
+        print(steps, file=self.process.stdin, flush=True)
+        return float(self.process.stdout.readline())
+
+    def close(self) -> None:
+        assert self.process.stdin
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def encode(row: Row) -> str:
+    return f"{row.name}:{row.optimizer}:{int(row.bf16)}:{'' if row.loss_inside is None else int(row.loss_inside)}"
+
+
+def decode(text: str) -> Row:
+    name, optimizer, bf16, inside = text.split(":")
+    return Row(name, optimizer, bf16 == "1", None if inside == "" else inside == "1")
+
+
+WRAPS: dict[str, Callable[[nn.Module], nn.Module]] = {"eager": lambda m: m, "torch.compile": torch.compile, "onnxtrain": ORTModule}
+
+
+def make_work(row: Row) -> Workload:
+    torch.manual_seed(0)
+    return workload(row.name, row.loss_inside)
+
+
+def serve(text: str) -> None:
+    """In a process of its own: what RemotePeer asks for, until its input ends."""
+    row = decode(text)
+    peer = LocalPeer(row, make_work(row), WRAPS["eager"])
+    for line in sys.stdin:
+        print(peer.timed(int(line)), flush=True)
+
+
+def jemalloc() -> str | None:
+    """Path of libjemalloc2's library, where it is installed."""
+    found = [path for folder in ("/usr/lib", "/usr/lib64", "/usr/local/lib", "/opt/homebrew/lib") for path in
+             sorted(glob.glob(f"{folder}/libjemalloc.so.2") + glob.glob(f"{folder}/*-linux-gnu/libjemalloc.so.2"))]
+    return found[0] if found else None
+
+
+# ---- memory ----
+
+
+def resident(field: str) -> float:
+    """MiB of VmRSS or of its high-water mark VmHWM."""
+    match = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert match
+    return int(match[1]) / 1024
+
+
+@contextlib.contextmanager
+def after_export(start: Callable[[], None]) -> Iterator[None]:
+    """Calls `start` whenever a module was exported."""
+    exporter = _module.export
+
+    def export_then_start(*args, **kwargs):  # noqa: ANN002, ANN003, ANN202
+        result = exporter(*args, **kwargs)
+        start()
+        return result
+
+    _module.export = export_then_start
+    try:
+        yield
+    finally:
+        _module.export = exporter
+
+
+def print_peak(text: str, peer_name: str, forget_peak: Callable[[], None]) -> None:
+    """In a process of its own: MiB that five steps take beyond parameters, gradients and optimizer state."""
+    row = decode(text)
+    work = make_work(row)
+    before = [0.0]
+
+    def start() -> None:
+        forget_peak()
+        before[0] = resident("VmRSS")
+
+    peer = LocalPeer(row, work, WRAPS[peer_name])
+    del work.module.__dict__["_modules"]  # the peer has its own copy
+    start()
+    with after_export(start):
+        for _ in range(5):
+            peer.step()
+    print(f"PEAK {resident('VmHWM') - before[0] - peer.held() / 2**20:.0f}")
+
+
+def peak_memory(row: Row, peer: str, threads: int) -> float:
+    command = [sys.executable, str(STEP), "--threads", str(threads), "--beyond", encode(row), "--peak-of", peer]
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return float(output.split("PEAK")[1])
+
+
+# ---- rates ----
+
+
+def count_operations(row: Row) -> float:
+    """Multiplications and additions of one eager step."""
+    peer = LocalPeer(row, make_work(row), WRAPS["eager"])
+    with FlopCounterMode(display=False) as counter:
+        peer.step()
+    return float(counter.get_total_flops())
+
+
+class Peak:
+    """Rate of torch's square product, GFLOP/s: the best of all that were timed."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.a, self.b = (torch.rand(2048, 2048).to(dtype) for _ in range(2))
+        self.c = torch.empty_like(self.a)
+        self.best = math.inf
+
+    def sample(self) -> None:
+        for _ in range(3):
+            start = time.perf_counter()
+            torch.mm(self.a, self.b, out=self.c)
+            self.best = min(self.best, time.perf_counter() - start)
+
+    @property
+    def rate(self) -> float:
+        return 2e-9 * 2048**3 / self.best
+
+
+# ---- the table ----
+
+
+def median(values: list[float]) -> float:
+    ordered = sorted(values)
+    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+
+
+@dataclasses.dataclass
+class Result:
+    row: Row
+    seconds: dict[str, float]
+    rate: float  # GFLOP/s of a peer that takes one second
+    peak: float  # GFLOP/s
+    memory: dict[str, float]
+    first: dict[str, float]
+
+
+def measure(row: Row, args: argparse.Namespace) -> Result:
+    """All peers of one row, in turns."""
+    operations = count_operations(row)
+    work = make_work(row)
+    library = jemalloc()
+    peers: dict[str, LocalPeer | RemotePeer] = {"eager": LocalPeer(row, work, WRAPS["eager"])}
+    if not args.no_compile:
+        peers["torch.compile"] = LocalPeer(row, work, WRAPS["torch.compile"])
+    if library:
+        peers["eager, jemalloc"] = RemotePeer(row, library, torch.get_num_threads())
+    peers["onnxtrain"] = LocalPeer(row, work, WRAPS["onnxtrain"])
+    peak = Peak(torch.bfloat16 if row.bf16 else torch.float32)
+    first = {}
+    for name, peer in peers.items():
+        first[name] = peer.timed(1)
+        peer.timed(2)
+    times: dict[str, list[float]] = {name: [] for name in peers}
+    gc.collect()
+    for _ in range(args.rounds):
+        peak.sample()
+        for name, peer in peers.items():
+            times[name].append(peer.timed(work.steps))
+    counts = onnxtrain.stats(peers["onnxtrain"].model)
+    assert counts["fallback_steps"] == 0, counts["reasons"]
+    for peer in peers.values():
+        peer.close()
+    memory = {} if args.no_memory else {name: peak_memory(row, name, torch.get_num_threads()) for name in ("eager", "onnxtrain")}
+    return Result(row, {name: median(t) for name, t in times.items()}, operations / 1e9, peak.rate, memory, first)
+
+
+def print_row(result: Result, markdown: bool) -> None:
+    ours = result.seconds["onnxtrain"]
+    for name, seconds in result.seconds.items():
+        rate = result.rate / seconds
+        memory = f"{result.memory[name]:.0f} MiB" if name in result.memory else "-"
+        cells = (str(result.row), name, f"{1e3 * seconds:.2f}", f"{seconds / ours:.2f}", f"{rate:.0f}", f"{rate / result.peak:.0%}",
+                 memory, f"{result.first[name]:.1f}")
+        if markdown:
+            print("| " + " | ".join(cells) + " |", flush=True)
+        else:
+            print("{:<36}{:<17}{:>10} ms{:>7}x ours{:>7} GFLOP/s{:>6} of peak{:>11}{:>8} s first".format(*cells), flush=True)
+
+
+def geometric_mean(values: list[float]) -> float:
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+def print_summary(results: list[Result]) -> None:
+    """Each goal beside what was measured."""
+    def over_peer(result: Result) -> float:
+        return min(result.seconds[name] for name in ("eager", "torch.compile") if name in result.seconds) / result.seconds["onnxtrain"]
+
+    for label, wanted, goal in (("float32", FLOAT32, LEAST["peer"]), ("bf16", BF16, LEAST["bf16"])):
+        rows = [r for r in results if r.row in wanted]
+        if rows:
+            print(f"{label}: {geometric_mean([over_peer(r) for r in rows]):.2f}x the better of eager and torch.compile in the geometric "
+                  f"mean (goal {goal}); least {min(map(over_peer, rows)):.2f}x, {min(rows, key=over_peer).row}")
+    for r in results:
+        notes = [f"{over_peer(r):.2f}x the better peer (goal {LEAST['mlp'] if r.row.name == 'mlp' else LEAST['row']})"]
+        if "eager, jemalloc" in r.seconds:
+            notes.append(f"{r.seconds['eager, jemalloc'] / r.seconds['onnxtrain']:.2f}x eager with jemalloc (goal {LEAST['jemalloc']})")
+        if r.row.name in ("bert", "gpt2", "transformer") and not r.row.bf16:
+            notes.append(f"{r.rate / r.seconds['onnxtrain'] / r.peak:.0%} of the peak (goal {LEAST['share']:.0%})")
+        if r.memory and r.row.name in ("bert", "gpt2"):
+            notes.append(f"{r.memory['onnxtrain'] / max(r.memory['eager'], 1):.0%} of eager's memory (goal {LEAST['memory']:.0%})")
+        print(f"{r.row}: {'; '.join(notes)}")
+
+
+def print_table(args: argparse.Namespace) -> None:
+    rows = [row for row in (*FLOAT32, *BF16, *OTHER_LOSS) if not args.workload or row.name in args.workload]
+    print(f"{torch.get_num_threads()} threads, torch {torch.__version__}, {_C.build_info()['isa']} (ONNXTRAIN_ISA), "
+          f"{'jemalloc ' + str(jemalloc()) if jemalloc() else 'no libjemalloc.so.2: its rows are left out'}; {args.rounds} rounds, medians")
+    if args.markdown:
+        print("| workload | peer | ms a step | peer / onnxtrain | GFLOP/s | of the peak | peak memory beyond parameters, gradients, "
+              "state | first step, s |\n| --- | --- | --- | --- | --- | --- | --- | --- |")
+    results = []
+    for row in rows:
+        results.append(measure(row, args))
+        torch._dynamo.reset()
+        gc.collect()
+        print_row(results[-1], args.markdown)
+    print_summary(results)
+
+
+assert {row.name for row in FLOAT32} <= set(WORKLOADS)

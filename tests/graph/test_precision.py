@@ -1,0 +1,89 @@
+"""torch.set_float32_matmul_precision(): what "medium" and "high" are off by, and that "highest" is untouched."""
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import helper
+
+from onnxtrain import _C
+from onnxtrain.ortmodule import ORTModule
+
+
+@pytest.fixture(autouse=True)
+def restore():
+    yield
+    _C.set_matmul_precision("highest")
+    torch.set_float32_matmul_precision("highest")
+
+
+def random(*shape, seed):
+    return torch.from_numpy(np.random.default_rng(seed).uniform(-1, 1, shape)).float()
+
+
+A, B, C = random(3, 40, 200, seed=1), random(200, 70, seed=2), random(70, seed=3)
+FORMS = {
+    "MatMul": (["a", "b"], {}, lambda a, b: a @ b, (A, B)),
+    "Gemm": (["a", "b", "c"], {"transB": 1, "alpha": 0.5}, lambda a, b, c: 0.5 * a @ b.T + c, (A[0], B.T.contiguous(), C)),
+    "FusedMatMul": (["a", "b"], {"transA": 1, "domain": "ai.onnxtrain"}, lambda a, b: a.mT @ b, (A.mT.contiguous(), B)),
+}
+
+
+def off_by(form, precision):
+    """Largest error of the value and of each gradient over that tensor's largest entry; products of 16 bits in the program."""
+    names, attrs, compute, tensors = FORMS[form]
+    infos = [helper.make_tensor_value_info(n, 1, t.shape) for n, t in zip(names, tensors)]
+    graph = helper.make_graph([helper.make_node(form, names, ["y"], **attrs)], "g", infos, [onnx.ValueInfoProto(name="y")])
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("ai.onnxtrain", 1)]
+    session = _C.Session(helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString())
+    _C.set_matmul_precision(precision, True)
+    ys, run = session.forward(list(tensors), b"\1" * len(tensors))
+    leaves = [t.double().requires_grad_() for t in tensors]
+    y = compute(*leaves)
+    dy = random(*y.shape, seed=4)
+    grads = run.backward([tensors[i] for i in run.saved_inputs] + [ys[i] for i in run.saved_outputs], [dy])
+    expected = (y, *torch.autograd.grad(y, leaves, dy.double()))
+    errors = [((got.double() - want).abs().max() / want.abs().max()).item() for got, want in zip((*ys, *grads), expected, strict=True)]
+    return errors, session.text("program").count("-> bfloat16") + session.text("program").count("bfloat16[")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_accuracy(form):
+    exact, none = off_by(form, "highest")
+    three, some = off_by(form, "high")
+    one, few = off_by(form, "medium")
+    assert none == 0 and some > few > 0
+    for highest, high, medium in list(zip(exact, three, one))[:3]:
+        assert highest < 1e-6 and high < 2e-5 and 1e-4 < medium < 1e-2
+
+
+def test_program_for_each():
+    """A setting has a program of its own; going back finds the first again."""
+    module = ORTModule(torch.nn.Linear(512, 512))
+    x = random(512, 512, seed=5)
+    results = {}
+    for precision in ("highest", "medium", "highest"):
+        torch.set_float32_matmul_precision(precision)
+        result = module(x).detach()
+        if precision in results:
+            assert torch.equal(results[precision], result)
+        results[precision] = result
+    session = next(iter(module._programs.values()))[0].session
+    assert session.stats()["programs_built"] == 2
+    error = (results["medium"] - results["highest"]).abs().max().item()
+    fast = bool(_C.measure_gemm("bfloat16", False, False, 64, 64, 64))
+    assert (1e-5 < error < 1e-2) if fast else error == 0
+
+
+def test_small_products_stay():
+    """Rounding the operands would cost more than it gains."""
+    torch.set_float32_matmul_precision("medium")
+    module = ORTModule(torch.nn.Linear(16, 16))
+    x = random(16, 16, seed=5)
+    module(x)
+    assert "bfloat16" not in next(iter(module._programs.values()))[0].session.text("program")
+
+
+def test_unknown():
+    with pytest.raises(ValueError, match="expected highest, high or medium"):
+        _C.set_matmul_precision("low")
