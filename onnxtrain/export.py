@@ -50,11 +50,14 @@ class GraphInput:
 
 @dataclasses.dataclass(frozen=True)
 class GraphOutput:
-    """One output of the graph, and what it is for. Outputs of kind "user" and "attribute" may receive a gradient."""
+    """One output of the graph, and what it is for. Outputs of kind "user" and "attribute" may receive a gradient.
 
-    kind: Literal["user", "buffer", "attribute"]
+    A "check" is a condition; where it is not as in `target`, forward raises, and nothing of the step holds.
+    """
+
+    kind: Literal["user", "buffer", "attribute", "check"]
     name: str  # in the graph
-    target: int | str | tuple[int, int]  # leaf of the user's output; name of the buffer; (assignment, leaf of its value)
+    target: int | str | tuple[int, int] | bool  # leaf of the user's output; name of the buffer; (assignment, leaf of its value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,6 +106,7 @@ class _Traced:
     out_tensors: list[int] = dataclasses.field(default_factory=list)
     buffers: list[str] = dataclasses.field(default_factory=list)
     assignments: list[Assignment] = dataclasses.field(default_factory=list)
+    checks: list[bool] = dataclasses.field(default_factory=list)
     functions: list[functions.Call] = dataclasses.field(default_factory=list, compare=False)
     record: attributes.Record = dataclasses.field(default_factory=attributes.Record, compare=False)
 
@@ -127,7 +131,9 @@ class _Flat(torch.nn.Module):
         traced, module = self.traced, self.module
         functions.begin(traced.functions)
         held = attributes.containers(module)
-        with state.no_hidden_draws(), rewrite.Rewrite(barriers), attributes.recording(traced.record):
+        checked: list[tuple[Tensor, bool]] = []
+        patch = rewrite.Rewrite(barriers, None if barriers else checked)
+        with state.no_hidden_draws(), patch, attributes.recording(traced.record):
             results, traced.out_spec = trees.flatten(module(*args, **kwargs))
         if (lost := attributes.changed_container(held)) is not None:
             raise Untraceable(
@@ -139,8 +145,12 @@ class _Flat(torch.nn.Module):
         buffers = dict(self.module.named_buffers())
         traced.buffers = list(buffers)
         assigned = _assigned(module, traced)
+        patch.refuse_visible([*results, *(leaf for child, name in traced.record.writes
+                                          for leaf in trees.flatten(attributes.attribute(child, name))[0])])
+        traced.checks = [wanted for _, wanted in checked]
         # Cloned, so that torch.export sees no output that is an input. Those that forward left alone are dropped later.
-        return (*(results[i] for i in traced.out_tensors), *(b.clone() for b in buffers.values()), *assigned)
+        return (*(results[i] for i in traced.out_tensors), *(b.clone() for b in buffers.values()), *assigned,
+                *(condition for condition, _ in checked))
 
 
 def _assigned(module: torch.nn.Module, traced: _Traced) -> list[Tensor]:
@@ -225,11 +235,14 @@ def _run(
     start = time.perf_counter()
     try:
         with exclusive.exclusive(), state.unchanged(module), state.random_unchanged(), rewrite.patched(module, notes, custom), _quiet():
-            _refuse_lost(module, leaves)
+            names = _names(module, args, kwargs)
+            _refuse_lost(module, leaves, names)
+            _refuse_nothing(module, args, kwargs)
             if module.training != training:
                 module.train(training)
             with torch.enable_grad():
-                exported = run(flat, _names(module, args, kwargs), leaves, used, notes)
+                exported = run(flat, [name for name, leaf in zip(names, leaves) if isinstance(leaf, Tensor)], leaves, used,
+                               notes)
     except ExportError as error:
         error.state = _state(flat)
         raise
@@ -266,25 +279,34 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes, enum.Enum, slice, r
           torch.layout, torch.memory_format, type, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 
 
-def _refuse_lost(module: torch.nn.Module, leaves: Sequence[Any]) -> None:
+def _refuse_lost(module: torch.nn.Module, leaves: Sequence[Any], names: Sequence[str]) -> None:
     """What a trace would drop, or freeze, without a word."""
     for name, child in module.named_modules():
         if child._backward_hooks or child._backward_pre_hooks:
             raise ExportError(f"Module {name or 'itself'} has a backward hook; a graph would lose it.")
         for hook in (*child._forward_pre_hooks.values(), *child._forward_hooks.values()):
             origin = getattr(hook, "__module__", type(hook).__module__) or ""
-            if origin.split(".")[0] != "torch":
+            if origin.split(".")[0] != "torch" and not origin.startswith("onnxtrain.utils.hooks"):
                 raise ExportError(
                     f"Module {name or 'itself'} has the forward hook {getattr(hook, '__qualname__', type(hook).__name__)}; "
                     "what it does besides its result would be lost."
                 )
-    for leaf in leaves:
+    for leaf, name in zip(leaves, names):
         if not isinstance(leaf, (Tensor, *_PLAIN)):
             raise ArgumentError(
-                f"ORTModule does not support input type {type(leaf)}: an argument is, or holds, one, and its tensors would be "
-                "frozen; register it with torch.utils._pytree.register_pytree_node, or torch.export.register_dataclass."
+                f"ORTModule does not support input type {type(leaf)} for input {name}: its tensors would be frozen; register it "
+                "with torch.utils._pytree.register_pytree_node, or torch.export.register_dataclass."
             )
 
+
+def _refuse_nothing(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """A call without any tensor, of a module that has none: there is nothing to run."""
+    if any(isinstance(leaf, Tensor) for leaf in (*pytree.tree_leaves((args, kwargs)), *module.parameters(), *module.buffers())):
+        return
+    given = {**dict(zip(inspect.signature(module.forward).parameters, args)), **kwargs}
+    for name, value in given.items():
+        raise ArgumentError(f"ORTModule does not support input type {type(value)} for input {name}: neither the arguments nor "
+                            "the module hold a tensor, so there is nothing to run.")
 
 
 @contextlib.contextmanager
@@ -323,7 +345,7 @@ def _reason(error: BaseException, exporter: str) -> str:
 
 
 def _names(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
-    """A name for each leaf that is a tensor, after the parameters of forward."""
+    """A name for each leaf, after the parameters of forward."""
     try:
         inspect.signature(module.forward).bind(*args, **kwargs)
         flat, _ = pytree.tree_flatten_with_path((args, kwargs))
@@ -332,11 +354,9 @@ def _names(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     except TypeError:
         flat, positional = pytree.tree_flatten_with_path((args, kwargs))[0], []
     except ValueError:  # a container that was registered without names for its parts
-        return [f"input_{i}" for i, leaf in enumerate(pytree.tree_leaves((args, kwargs))) if isinstance(leaf, Tensor)]
+        return [f"input_{i}" for i, _ in enumerate(pytree.tree_leaves((args, kwargs)))]
     names = []
-    for path, leaf in flat:
-        if not isinstance(leaf, Tensor):
-            continue
+    for path, _ in flat:
         keys = [str(getattr(key, "idx", getattr(key, "key", getattr(key, "name", "")))) for key in path]
         if keys[0] == "0" and int(keys[1]) < len(positional):
             keys[1] = positional[int(keys[1])]
@@ -351,7 +371,7 @@ def _names(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
 
 def _dynamo(flat: _Flat, names: list[str], leaves: list[Any], opset: int, notes: list[str]) -> Exported:
     module = flat.module
-    tensors = tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
+    tensors = tuple(_without_grad(leaf) for leaf in leaves if isinstance(leaf, Tensor))
     owned = _owned(module)
     start = time.perf_counter()
     program, relaxed = _trace(flat, tensors)
@@ -387,6 +407,13 @@ def _dynamo(flat: _Flat, names: list[str], leaves: list[Any], opset: int, notes:
             bound[name] = ("constant", tensor) if _lookup(module, target) is None else ("attribute", name)
     seconds = {"torch_export": traced - start, "torch_onnx": done - traced}
     return _finish(model, flat, names, leaves, weights, bound, guards, "dynamo", opset, seconds, notes)
+
+
+def _without_grad(tensor: Tensor) -> Tensor:
+    """A leaf that holds a gradient, as one that does not: torch.export would make guards about the gradient's sizes."""
+    if type(tensor) not in (Tensor, torch.nn.Parameter) or not tensor.is_leaf or tensor.grad is None:
+        return tensor
+    return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
 def _owned(module: torch.nn.Module) -> dict[int, tuple[str, str]]:
@@ -459,7 +486,10 @@ def _torchscript(flat: _Flat, names: list[str], leaves: list[Any], opset: int, n
     model = ir.serde.deserialize_model(onnx.load_from_string(file.getvalue()))
     weights: dict[str, str] = {}
     bound: dict[str, tuple[str, Any]] = {}
-    for value in list(model.graph.inputs)[len(tensors):]:
+    leaf_names = [f"leaves_{i}" for i in range(len(tensors))]
+    for value in model.graph.inputs:  # those of unused leaves are gone
+        if value.name in leaf_names:
+            continue
         tensor = _lookup(module, value.name)
         if tensor is None or id(tensor) not in owned:
             raise ExportError(f"TorchScript's exporter made an input {value.name} that is no state of the module.")
@@ -467,8 +497,10 @@ def _torchscript(flat: _Flat, names: list[str], leaves: list[Any], opset: int, n
         weights[value.name] = name
         bound[name] = (kind, name)
     seconds = {"torch_export": 0.0, "torch_onnx": done - start}
+    given = {value.name: value for value in model.graph.inputs}
     exported = _finish(
-        model, flat, names, leaves, weights, bound, shape_guards.exact(tensors), "torchscript", opset, seconds, notes
+        model, flat, names, leaves, weights, bound, shape_guards.exact(tensors), "torchscript", opset, seconds, notes,
+        [given.get(name) for name in leaf_names],
     )
     exported.needs_verification = True
     return exported
@@ -480,18 +512,26 @@ def _torchscript(flat: _Flat, names: list[str], leaves: list[Any], opset: int, n
 def _finish(
     model: Any, flat: _Flat, names: list[str], leaves: list[Any], weights: dict[str, str],
     bound: dict[str, tuple[str, Any]], guards: shape_guards.Guards, exporter: Any, opset: int,
-    seconds: dict[str, float], notes: list[str],
+    seconds: dict[str, float], notes: list[str], user_inputs: Sequence[Any] | None = None,
 ) -> Exported:
-    """Binds inputs and outputs of the translated model and serialises it."""
+    """Binds inputs and outputs of the translated model and serialises it.
+
+    user_inputs: for each leaf that is a tensor its graph input, None where it has none; the first inputs otherwise.
+    """
     onnx_graph.inline_functions(model)
     onnx_graph.weights_to_inputs(model, weights)
     graph = model.graph
     user_indices = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-    user_values = list(graph.inputs)[: len(user_indices)]
+    if user_inputs is None:
+        user_inputs = list(graph.inputs)[: len(user_indices)]
+    held = [place for place, value in enumerate(user_inputs) if value is not None]
+    user_values, user_indices = [user_inputs[i] for i in held], [user_indices[i] for i in held]
+    names = [names[i] for i in held]
     targets: list[tuple[Any, Any]] = [("user", i) for i in flat.traced.out_tensors]
     targets += [("buffer", name) for name in flat.traced.buffers]
     assignments = flat.traced.assignments
     targets += [("attribute", (i, leaf)) for i, assignment in enumerate(assignments) for leaf in assignment.tensors]
+    targets += [("check", wanted) for wanted in flat.traced.checks]
     data = {id(value) for value in graph.inputs if bound.get(value.name, ("user", None))[0] != "constant"}
     cached = _caches(assignments, [v for v, (kind, _) in zip(graph.outputs, targets) if kind == "attribute"], data)
     if len(graph.outputs) != len(targets):

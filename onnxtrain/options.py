@@ -55,6 +55,12 @@ def _skip_check(text: str) -> Any:
     return _SkipCheck.parse(text)
 
 
+def _default_opset() -> int:
+    import onnxtrain.ortmodule
+
+    return onnxtrain.ortmodule.ONNX_OPSET_VERSION  # a script may set it
+
+
 def _default_skip_check() -> Any:
     return _skip_check("SKIP_CHECK_DEVICE|SKIP_CHECK_BUILD_GRADIENT|SKIP_CHECK_EXECUTION_AGENT")
 
@@ -113,8 +119,9 @@ def _say_once(text: str) -> None:
 
 _FLAG = "0, 1"
 _NAMES = [
-    Variable("ORTMODULE_ONNX_OPSET_VERSION", 20, _integer(7, 25), "a number from 7 to 25; 18 to 22 are used as they are",
-             "opset of the export; the nearest one that the exporter has"),
+    Variable("ORTMODULE_ONNX_OPSET_VERSION", _default_opset, _integer(7, 25),
+             "a number from 7 to 25; 18 to 22 are used as they are",
+             "opset of the export; the nearest one that the exporter has", default_text="20"),
     Variable("ORTMODULE_LOG_LEVEL", None, _one_of("VERBOSE", "DEVINFO", "INFO", "WARNING", "ERROR", "FATAL"),
              "VERBOSE, DEVINFO, INFO, WARNING, ERROR, FATAL", "overrides DebugOptions(log_level=)"),
     Variable("ORTMODULE_SAVE_ONNX_PATH", "", str, "a folder", "where DebugOptions(save_onnx=True) writes"),

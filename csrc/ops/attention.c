@@ -86,9 +86,8 @@ static ont_status read_mask(const ont_node *node, const attention *a)
     char text[ONT_SHAPE_TEXT];
     ont_shape full = ont_shape_of(4, (int64_t[]){a->batch, a->heads, a->q, a->kv}), seen = mask->shape, both;
     int last = seen.rank - 1;
-    if (mask->dtype != ONT_BOOL && mask->dtype != a->dtype)
-        return ont_fail(ONT_ETYPE, "attn_mask is %s, bool or %s is expected", ont_dtype_name(mask->dtype),
-                        ont_dtype_name(a->dtype));
+    if (mask->dtype != ONT_BOOL && !ont_dtype_is_float(mask->dtype) && !ont_dtype_is_int(mask->dtype))
+        return ont_fail(ONT_ETYPE, "attn_mask is %s, bool or a number is expected", ont_dtype_name(mask->dtype));
     /* a shorter last dim is padded, from opset 24 on; a dim of 1 broadcasts only where that is not a shorter one */
     if (last >= 0 && seen.dims[last] < a->kv) seen.dims[last] = a->kv;
     if (seen.rank > 4 || ont_shape_broadcast(&full, &seen, &both) != ONT_OK || !ont_shape_equal(&both, &full))
@@ -210,6 +209,8 @@ static void given_mask(const attention *a, masks *m)
 {
     ont_builder *b = a->b;
     ont_value *mask = ont_node_in(a->node, MASK);
+    if (!mask) return;
+    if (mask->dtype != ONT_BOOL && mask->dtype != a->dtype) mask = ont_build_cast(b, mask, a->dtype);
     if (!mask) return;
     int last = mask->shape.rank - 1;
     int64_t short_by = last < 0 ? 0 : a->kv - mask->shape.dims[last];

@@ -189,7 +189,7 @@ static void *result(const ont_call *call, uint32_t index)
                     dot += (double)dy[at + i] * (double)(x[at + i] - mean[c]); \
                 } \
             } \
-            if (dscale) dscale[c] = (type)(dot * (double)inv[c]); \
+            if (dscale) dscale[c] = count > 0 ? (type)(dot * (double)inv[c]) : 0; /* not 0 * NaN */ \
             if (dbias) dbias[c] = (type)sum; \
             type factor = scale[c] * inv[c]; \
             type shift = s->training ? (type)(sum / count) : 0; \

@@ -214,12 +214,25 @@ static bool cast_tile(const ont_node *node, ont_tile_step *step)
     return ont_tile_casts(from, to);
 }
 
+/* A Cast, so that no reader of the second operand is left behind it. */
+static void cast_like_expand(ont_builder *b, ont_node *node, ont_value **outputs)
+{
+    ont_value *x = ont_node_in(node, 0);
+    ont_dtype to = ont_node_in(node, 1)->dtype;
+    outputs[0] = x;
+    if (to == x->dtype) return;
+    ont_node *cast = ont_build_node(b, "", "Cast", &x, 1, 1);
+    if (cast) b->status = ont_attr_copy_all(b->graph, cast, node);
+    if (b->status == ONT_OK) b->status = ont_attr_set_int(b->graph, cast, "to", to);
+    outputs[0] = ont_build_done(b, cast);
+}
+
 const ont_op ont_op_Cast = {.domain = "", .name = "Cast", .since = 6, .min_inputs = 1, .max_inputs = 1,
                             .attributes = "to:i saturate:i round_mode:s", .infer = cast_infer, .grad = cast_grad,
                             .tile = cast_tile, ONT_KERNELS(cast_kernels)};
 const ont_op ont_op_CastLike = {.domain = "", .name = "CastLike", .since = 15, .min_inputs = 2, .max_inputs = 2,
                                 .nondiff_inputs = 2, .attributes = "saturate:i round_mode:s", .infer = cast_infer,
-                                .grad = cast_grad, ONT_KERNELS(cast_kernels)};
+                                .expand = cast_like_expand};
 
 /* ---- BitCast: the same bytes under another dtype of equal size ---- */
 

@@ -85,7 +85,7 @@ static ont_status im2col_infer(ont_graph *g, ont_node *node)
 static const char *accept_number(const ont_node *node)
 {
     ont_dtype dtype = ont_node_in(node, 0)->dtype;
-    return dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64 || dtype == ONT_INT32 || dtype == ONT_INT64 ? NULL : "dtype";
+    return dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64 || dtype == ONT_INT32 || dtype == ONT_INT64 || dtype == ONT_UINT64 ? NULL : "dtype";
 }
 
 static ont_status prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)

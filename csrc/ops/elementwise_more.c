@@ -511,7 +511,7 @@ CHAIN(Min, min_grad, ont_binary_tile);
 CHAIN(Max, max_grad, ont_binary_tile);
 const ont_op ont_op_Pow = {.domain = "", .name = "Pow", .since = 7, .min_inputs = 2, .max_inputs = 2, .attributes = "",
                            .infer = pow_infer, .grad = pow_grad, ONT_KERNELS(ont_pow_kernels)};
-const ont_op ont_op_PRelu = {.domain = "", .name = "PRelu", .since = 9, .min_inputs = 2, .max_inputs = 2,
+const ont_op ont_op_PRelu = {.domain = "", .name = "PRelu", .since = 7, .min_inputs = 2, .max_inputs = 2,
                              .attributes = "", .infer = prelu_infer, .grad = prelu_grad,
                                  ONT_KERNELS(ont_prelu_kernels)};
 const ont_op ont_op_Swish = {.domain = "", .name = "Swish", .since = 24, .min_inputs = 1, .max_inputs = 1,

@@ -133,7 +133,7 @@ static void *result(const ont_call *call, uint32_t index)
                 const type *row = x + c * s->d, *drow = dy + c * s->d; \
                 LANE_SUM(s->d, drow[i], sums[c]); \
                 LANE_SUM(s->d, drow[i] * (row[i] - mean), dots[c]); \
-                dots[c] *= (double)inv; \
+                dots[c] *= m ? (double)inv : 0; /* not 0 * NaN */ \
                 sum += sums[c] * (double)weights[c]; \
                 dot += dots[c] * (double)weights[c]; \
             } \

@@ -6,27 +6,18 @@
 
 #include "base/parallel.h"
 #include "device/gemm.h"
+#include "device/matmul.h"
+#include "ops/matmul.h"
 #include "ops/matmul_int.h"
-#include "ops/op.h"
 
 /* ---- shapes ---- */
-
-/* Operands as matrices with batch dims; a vector operand is one row or one column. */
-typedef struct product {
-    ont_shape a, b;       /* rank >= 2 */
-    bool vector_a, vector_b;
-    bool trans_a, trans_b;
-    ont_shape batch;
-    int64_t m, n, k;
-    double alpha;
-} product;
 
 static bool transposed(const ont_node *node, const char *name)
 {
     return ont_attr_int(node, name, 0) != 0;
 }
 
-static ont_status read_product(const ont_node *node, product *p)
+ont_status ont_product_read(const ont_node *node, ont_product *p)
 {
     ont_value *a, *b;
     ONT_TRY(ont_need_input(node, 0, &a));
@@ -34,7 +25,7 @@ static ont_status read_product(const ont_node *node, product *p)
     if (a->dtype != b->dtype)
         return ont_fail(ONT_ETYPE, "operands are %s and %s", ont_dtype_name(a->dtype), ont_dtype_name(b->dtype));
     if (!a->shape.rank || !b->shape.rank) return ont_fail(ONT_EINVAL, "an operand is a scalar");
-    *p = (product){.a = a->shape, .b = b->shape, .trans_a = transposed(node, "transA"), .trans_b = transposed(node, "transB"),
+    *p = (ont_product){.a = a->shape, .b = b->shape, .trans_a = transposed(node, "transA"), .trans_b = transposed(node, "transB"),
                    .alpha = ont_attr_float(node, "alpha", 1.0)};
     p->vector_a = p->a.rank == 1;
     p->vector_b = p->b.rank == 1;
@@ -56,13 +47,20 @@ static ont_status read_product(const ont_node *node, product *p)
 static ont_status matmul_infer(ont_graph *g, ont_node *node)
 {
     (void)g;
-    product p;
-    ONT_TRY(read_product(node, &p));
+    ont_product p;
+    ONT_TRY(ont_product_read(node, &p));
     ont_shape shape = p.batch;
     if (shape.rank + 2 > ONT_MAX_RANK) return ont_fail(ONT_EUNSUPPORTED, "rank %d", shape.rank + 2);
     if (!p.vector_a) shape.dims[shape.rank++] = p.m;
     if (!p.vector_b) shape.dims[shape.rank++] = p.n;
-    return ont_infer_out(node, 0, ont_node_in(node, 0)->dtype, &shape);
+    ont_dtype dtype = ont_node_in(node, 0)->dtype;
+    const ont_value *c = ont_node_in(node, 2);
+    if (c && (c->dtype != dtype || !ont_product_is_row(&p, &c->shape) || p.alpha != 1 || ont_dtype_is_int(dtype)))
+        return ont_fail(ONT_EUNSUPPORTED, "a bias that is no row of the product, or not of its type");
+    ont_dtype to = (ont_dtype)ont_attr_int(node, "to", dtype);
+    if (to != dtype && (to != ONT_FLOAT32 || (dtype != ONT_BFLOAT16 && dtype != ONT_FLOAT16)))
+        return ont_fail(ONT_EUNSUPPORTED, "product of %s to type %d", ont_dtype_name(dtype), (int)to);
+    return ont_infer_out(node, 0, to, &shape);
 }
 
 /* ---- kernel: float32 and float64 through a GEMM provider ---- */
@@ -75,6 +73,8 @@ typedef struct matmul_state {
     int64_t stride_a[ONT_MAX_RANK], stride_b[ONT_MAX_RANK]; /* bytes per batch index */
     size_t c_bytes;
     bool parallel_batch;
+    bool row;                            /* input 2 is one row, added as it is */
+    ont_dnnl_matmul *primitive;          /* adds the row while the result is in a register; NULL: a pass of its own */
 } matmul_state;
 
 /* Scales of Gemm are floats: with integers only whole ones are exact. */
@@ -85,8 +85,7 @@ static const char *int_accept(const ont_node *node)
     return alpha == (double)(int32_t)alpha && beta == (double)(int32_t)beta ? NULL : "alpha or beta is a fraction";
 }
 
-/* Batch dims of A go into M where B is one matrix and A is not transposed: one large product instead of many. */
-static void fold_batch(product *p)
+void ont_product_fold(ont_product *p)
 {
     int64_t batch_a = ont_shape_count_range(&p->a, 0, p->a.rank - 2);
     if (ont_shape_count_range(&p->b, 0, p->b.rank - 2) != 1 || p->trans_a || batch_a != ont_shape_count(&p->batch)) return;
@@ -106,11 +105,11 @@ static void batch_strides(const ont_shape *operand, const ont_shape *batch, size
 
 static ont_status matmul_prepare_with(bool plain, const ont_node *node, ont_arena *arena, ont_prepared *out)
 {
-    product p;
+    ont_product p;
     matmul_state *s = ont_arena_alloc(arena, sizeof *s);
     if (!s) return ONT_ENOMEM;
-    ONT_TRY(read_product(node, &p));
-    fold_batch(&p);
+    ONT_TRY(ont_product_read(node, &p));
+    ont_product_fold(&p);
     ont_dtype dtype = ont_node_in(node, 0)->dtype;
     size_t size = ont_dtype_size(dtype);
     s->gemm = (ont_gemm){.dtype = dtype, .trans_a = p.trans_a, .trans_b = p.trans_b, .m = p.m, .n = p.n, .k = p.k,
@@ -126,7 +125,19 @@ static ont_status matmul_prepare_with(bool plain, const ont_node *node, ont_aren
         s->provider = plain || !(p.m && p.n && p.k) ? ont_gemm_plain() : ont_gemm_choose(&s->gemm);
     s->parallel_batch = s->count > 1;
     out->state = s;
-    return ONT_OK;
+    const ont_value *c = ont_node_in(node, 2);
+    s->row = c && ont_product_is_row(&p, &c->shape) && ont_attr_float(node, "beta", 1.0) == 1;
+    if (!s->row || dtype != ONT_FLOAT32 || p.alpha != 1 || strcmp(s->provider->name, "onednn")) return ONT_OK;
+    ont_prepared primitive = {0};
+    ont_status status = ont_product_primitive(node, &primitive);
+    s->primitive = primitive.state;
+    out->work_bytes = primitive.work_bytes;
+    return status == ONT_EUNSUPPORTED ? ONT_OK : status;
+}
+
+static void matmul_release(void *state)
+{
+    ont_dnnl_matmul_destroy(((matmul_state *)state)->primitive);
 }
 
 static ont_status matmul_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
@@ -157,14 +168,32 @@ static void matmul_batch(void *context, int64_t first, int64_t last)
     }
 }
 
+#define ADD_ROW(name, type) \
+    static void name(void *context, int64_t first, int64_t last) \
+    { \
+        const ont_call *call = context; \
+        int64_t n = ((const matmul_state *)call->state)->gemm.n; \
+        const type *row = call->in[2]; \
+        for (int64_t i = first; i < last; i++) { \
+            type *y = (type *)call->out[0] + i * n; \
+            for (int64_t j = 0; j < n; j++) y[j] += row[j]; \
+        } \
+    }
+ADD_ROW(add_row_f32, float)
+ADD_ROW(add_row_f64, double)
+
 static ont_status matmul_run(const ont_call *call)
 {
     const matmul_state *s = call->state;
     if (!s->c_bytes || !s->count) return ONT_OK;
+    if (s->primitive) return ont_dnnl_matmul_run(s->primitive, call->in[0], call->in[1], call->in[2], call->out[0], call->work);
     if (s->parallel_batch)
         ont_parallel(s->count, 1, matmul_batch, (void *)call);
     else
         matmul_batch((void *)call, 0, s->count);
+    if (s->row)
+        ont_parallel(s->count * s->gemm.m, 16384 / s->gemm.n + 1,
+                     call->node->outputs[0]->dtype == ONT_FLOAT32 ? add_row_f32 : add_row_f64, (void *)call);
     return ONT_OK;
 }
 
@@ -192,9 +221,10 @@ static ont_value *as_matrix(ont_grad *g, ont_value *x)
 }
 
 /* C = alpha op(A) op(B): dA = alpha dC op(B)', dB = alpha op(A)' dC, each in the layout of its operand. */
-static void product_grads(ont_grad *g, ont_value *a, ont_value *b, ont_value *dc, const product *p)
+static void product_grads(ont_grad *g, ont_value *a, ont_value *b, ont_value *dc, const ont_product *p)
 {
     bool ta = p->trans_a, tb = p->trans_b;
+    if (dc && dc->dtype != a->dtype) dc = ont_build_cast(&g->b, dc, a->dtype);
     if (g->b.status != ONT_OK) return;
     if (WANTS(0)) GI(0, ta ? fused(g, b, tb, dc, true, p->alpha) : fused(g, dc, false, b, !tb, p->alpha));
     if (!WANTS(1)) return;
@@ -208,10 +238,11 @@ static void product_grads(ont_grad *g, ont_value *a, ont_value *b, ont_value *dc
 
 static void matmul_grad(ont_grad *g)
 {
-    product p;
+    ont_product p;
     ont_builder *w = &g->b;
-    if (read_product(g->node, &p) != ONT_OK) return;
+    if (ont_product_read(g->node, &p) != ONT_OK) return;
     ont_value *dc = GO(0);
+    if (WANTS(2)) GI(2, dc && dc->dtype != I(2)->dtype ? ont_build_cast(w, dc, I(2)->dtype) : dc);
     if (!p.vector_a && !p.vector_b) {
         product_grads(g, I(0), I(1), dc, &p);
         return;
@@ -233,15 +264,17 @@ static void matmul_grad(ont_grad *g)
 }
 
 static const ont_kernel matmul_kernels[] = {
-    {.name = "matmul_blas", .accept = ont_accept_float, .prepare = matmul_prepare, .run = matmul_run},
-    {.name = "matmul_ref", .accept = ont_accept_float, .prepare = matmul_prepare_ref, .run = matmul_run},
+    {.name = "matmul_half", .accept = ont_matmul_half_accept, .prepare = ont_matmul_half_prepare,
+     .run = ont_matmul_half_run, .release = ont_matmul_half_release},
+    {.name = "matmul_blas", .accept = ont_accept_float, .prepare = matmul_prepare, .run = matmul_run, .release = matmul_release},
+    {.name = "matmul_ref", .accept = ont_accept_float, .prepare = matmul_prepare_ref, .run = matmul_run, .release = matmul_release},
     {.name = "matmul_int", .accept = int_accept, .prepare = matmul_prepare_ref, .run = matmul_run},
 };
 const ont_op ont_op_MatMul = {.domain = "", .name = "MatMul", .since = 1, .min_inputs = 2, .max_inputs = 2,
                               .attributes = "", .infer = matmul_infer, .grad = matmul_grad,
                               ONT_KERNELS(matmul_kernels)};
 const ont_op ont_op_FusedMatMul = {.domain = ONT_DOMAIN, .name = "FusedMatMul", .since = 1, .min_inputs = 2,
-                                   .max_inputs = 2, .flags = ONT_OP_MODEL, .attributes = "transA:i transB:i alpha:f",
+                                   .max_inputs = 3, .flags = ONT_OP_MODEL, .attributes = "transA:i transB:i alpha:f to:i",
                                    .infer = matmul_infer, .grad = matmul_grad, ONT_KERNELS(matmul_kernels)};
 
 /* ---- Gemm: alpha op(A) op(B) + beta C, two dims, C broadcast ---- */
@@ -249,8 +282,8 @@ const ont_op ont_op_FusedMatMul = {.domain = ONT_DOMAIN, .name = "FusedMatMul", 
 static ont_status gemm_infer(ont_graph *g, ont_node *node)
 {
     (void)g;
-    product p;
-    ONT_TRY(read_product(node, &p));
+    ont_product p;
+    ONT_TRY(ont_product_read(node, &p));
     if (ont_node_in(node, 0)->shape.rank != 2 || ont_node_in(node, 1)->shape.rank != 2)
         return ont_fail(ONT_EINVAL, "A and B must be matrices");
     ont_shape shape = ont_shape_of(2, (int64_t[]){p.m, p.n}), whole = shape;
@@ -280,6 +313,7 @@ static ont_status gemm_run(const ont_call *call)
     const matmul_state *s = call->state;
     const ont_value *c = ont_node_in(call->node, 2), *y = call->node->outputs[0];
     if (!s->c_bytes) return ONT_OK;
+    if (s->primitive) return matmul_run(call);
     ont_gemm gemm = s->gemm;
     if (c) {
         int64_t strides[ONT_MAX_RANK];
@@ -297,8 +331,8 @@ static ont_status gemm_run(const ont_call *call)
 
 static void gemm_grad(ont_grad *g)
 {
-    product p;
-    if (read_product(g->node, &p) != ONT_OK) return;
+    ont_product p;
+    if (ont_product_read(g->node, &p) != ONT_OK) return;
     product_grads(g, I(0), I(1), GO(0), &p);
     if (!WANTS(2)) return;
     double beta = ont_attr_float(g->node, "beta", 1.0);
@@ -308,8 +342,10 @@ static void gemm_grad(ont_grad *g)
 }
 
 static const ont_kernel gemm_kernels[] = {
-    {.name = "gemm_blas", .accept = ont_accept_float, .prepare = matmul_prepare, .run = gemm_run},
-    {.name = "gemm_ref", .accept = ont_accept_float, .prepare = matmul_prepare_ref, .run = gemm_run},
+    {.name = "gemm_half", .accept = ont_matmul_half_accept, .prepare = ont_matmul_half_prepare,
+     .run = ont_matmul_half_run, .release = ont_matmul_half_release},
+    {.name = "gemm_blas", .accept = ont_accept_float, .prepare = matmul_prepare, .run = gemm_run, .release = matmul_release},
+    {.name = "gemm_ref", .accept = ont_accept_float, .prepare = matmul_prepare_ref, .run = gemm_run, .release = matmul_release},
     {.name = "gemm_int", .accept = int_accept, .prepare = matmul_prepare_ref, .run = gemm_run},
 };
 const ont_op ont_op_Gemm = {.domain = "", .name = "Gemm", .since = 7, .min_inputs = 2, .max_inputs = 3,

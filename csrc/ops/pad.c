@@ -357,7 +357,7 @@ static ont_status reverse_run(const ont_call *call)
                             "length %" PRId64 " at position %" PRId64 " of '%s', the time axis has %" PRId64, n, i,
                             lengths->name, steps);
     }
-    for (int64_t o = 0; o < outer; o++) {
+    for (int64_t o = 0; inner && o < outer; o++) {
         int64_t at = o * inner, b = at / strides[batch] % x->shape.dims[batch], t = at / strides[time] % steps;
         int64_t n = ont_index_at(call->in[1], wide, b), from = t < n ? at + (n - 1 - 2 * t) * strides[time] : at;
         memcpy((char *)call->out[0] + (size_t)o * bytes,

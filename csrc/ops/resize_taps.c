@@ -6,6 +6,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/number.h"
 #include "ops/resize.h"
 
 enum { MAX_TAPS = 1 << 16 };
@@ -22,14 +23,9 @@ static ont_status const_floats(const ont_node *node, uint32_t index, double *val
     ONT_TRY(ont_need_data(node, index, &data));
     int64_t n = ont_shape_count(&data->shape);
     if (n > capacity) return ont_fail(ONT_EINVAL, "input %u has %" PRId64 " entries, at most %d fit", index, n, capacity);
-    for (int64_t i = 0; i < n; i++) {
-        if (v->dtype == ONT_FLOAT32)
-            values[i] = (double)((const float *)data->data)[i];
-        else if (v->dtype == ONT_FLOAT64)
-            values[i] = ((const double *)data->data)[i];
-        else
-            return ont_fail(ONT_EUNSUPPORTED, "input %u is %s, float or double is supported", index, ont_dtype_name(v->dtype));
-    }
+    if (!ont_dtype_is_float(v->dtype))
+        return ont_fail(ONT_ETYPE, "input %u is %s, a float is expected", index, ont_dtype_name(v->dtype));
+    for (int64_t i = 0; i < n; i++) values[i] = ont_number_at(data->data, v->dtype, i);
     *count = (int)n;
     return ONT_OK;
 }

@@ -132,6 +132,15 @@ const ont_kernel *ont_op_kernels(const ont_op *op, const ont_device *device, uin
     return NULL;
 }
 
+bool ont_op_has_kernel(const ont_node *node, const ont_device *device)
+{
+    uint32_t n;
+    const ont_kernel *kernels = ont_op_kernels(node->op, device, &n);
+    for (uint32_t i = 0; i < n; i++)
+        if (!is_disabled(node->op->name, kernels[i].name) && !kernels[i].accept(node)) return true;
+    return false;
+}
+
 ont_status ont_op_choose(const ont_node *node, const ont_device *device, const ont_kernel **kernel)
 {
     char reasons[512] = "", inputs[512];

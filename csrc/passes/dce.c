@@ -96,7 +96,8 @@ ont_status ont_pass_cse(ont_graph *g)
     if (!order) return ONT_ENOMEM;
     uint32_t position = 0;
     for (ont_node *node = g->first; node; node = node->next) order[node->id] = ++position;
-    for (ont_node *node = g->first; node; node = node->next) {
+    for (ont_node *node = g->first, *next; node; node = next) {
+        next = node->next;
         ont_node *twin = earlier_equal(node, order);
         if (!twin) continue;
         for (uint32_t i = 0; i < node->n_outputs; i++) {
@@ -109,6 +110,7 @@ ont_status ont_pass_cse(ont_graph *g)
                 ont_value_replace_uses(g, node->outputs[i], twin->outputs[i]);
             }
         }
+        ont_graph_remove_node(g, node); /* at once: the next one like it would find it, and bring it back to life */
     }
     ont_free(order);
     return ont_pass_dce(g);

@@ -44,6 +44,9 @@ ont_status ont_pass_dce(ont_graph *g) ONT_MUST_USE;
 /* Puts Casts around nodes that have no kernel for their dtypes but one for wider ones; see widen.c. */
 ont_status ont_pass_widen(ont_graph *g) ONT_MUST_USE;
 
+/* Joins products with the row added to them, and with their Cast to float32. See fuse_gemm.c. */
+ont_status ont_pass_fuse_gemm(ont_graph *g) ONT_MUST_USE;
+
 /* Makes one node of elementwise nodes of one shape that feed each other; after differentiation. See fuse_elementwise.c. */
 ont_status ont_pass_fuse_elementwise(ont_graph *g) ONT_MUST_USE;
 

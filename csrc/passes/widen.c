@@ -23,15 +23,6 @@ static const widening widenings[] = {
                            [ONT_INT32] = ONT_INT64, [ONT_UINT32] = ONT_INT64}},
 };
 
-static bool has_kernel(const ont_graph *g, const ont_node *node)
-{
-    uint32_t n;
-    const ont_kernel *kernels = ont_op_kernels(node->op, g->device, &n);
-    for (uint32_t i = 0; i < n; i++)
-        if (!kernels[i].accept(node)) return true;
-    return false;
-}
-
 /* The node as it would be: inputs and outputs are stand-ins with the wider dtypes, which accept() and infer() read. */
 typedef struct trial {
     ont_node node;
@@ -70,7 +61,7 @@ static ont_status fits(ont_graph *g, const ont_node *node, const widening *w, tr
         if (t->outputs[i]) *t->outputs[i] = *node->outputs[i];
     }
     ont_status status = changes ? node->op->infer(g, &t->node) : ONT_OK;
-    *result = changes && status == ONT_OK && has_kernel(g, &t->node);
+    *result = changes && status == ONT_OK && ont_op_has_kernel(&t->node, g->device);
     return status == ONT_ENOMEM ? status : ONT_OK; /* any other refusal: not this way */
 }
 
@@ -115,7 +106,7 @@ ont_status ont_pass_widen(ont_graph *g)
     for (ont_node *node = g->first, *next; node; node = next) {
         next = node->next;
         trial t;
-        if (node->op->flags & ONT_OP_VIEW || !node->op->n_kernels || has_kernel(g, node)) continue;
+        if (node->op->flags & ONT_OP_VIEW || !node->op->n_kernels || ont_op_has_kernel(node, g->device)) continue;
         ONT_TRY(make_trial(g, node, &t));
         bool done = false;
         for (size_t i = 0; i < sizeof widenings / sizeof *widenings && !done; i++) {

@@ -11,8 +11,11 @@ int ont_dlpack_init(ont_state *state)
     PyObject *torch = PyImport_ImportModule("torch");
     if (!torch) return -1;
     state->tensor_type = PyObject_GetAttrString(torch, "Tensor");
+    PyObject *nn = PyObject_GetAttrString(torch, "nn");
+    state->parameter_type = nn ? PyObject_GetAttrString(nn, "Parameter") : NULL;
+    Py_XDECREF(nn);
     Py_DECREF(torch);
-    if (!state->tensor_type) return -1;
+    if (!state->tensor_type || !state->parameter_type) return -1;
     PyObject *capsule = PyObject_GetAttrString(state->tensor_type, "__dlpack_c_exchange_api__");
     if (!capsule) {
         PyErr_Clear(); /* an older torch: the Python protocol serves */

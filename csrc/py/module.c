@@ -10,8 +10,10 @@
 #include "base/log.h"
 #include "base/parallel.h"
 #include "device/gemm.h"
+#include "device/matmul.h"
 #include "passes/pipeline.h"
 #include "py/grads.h"
+#include "py/peek.h"
 #include "run/run.h"
 #include "simd/simd.h"
 
@@ -148,6 +150,15 @@ static PyObject *build_info(PyObject *module, PyObject *unused)
                          "isa", ont_simd()->isa, "gemm", gemm);
 }
 
+static double measure_primitive(const ont_gemm *g, ont_dtype dtype, ont_dtype out)
+{
+    ont_matmul m = {.dtype = dtype, .out = out, .trans_a = g->trans_a, .trans_b = g->trans_b, .alpha = 1};
+    m.a = ont_shape_of(2, g->trans_a ? (int64_t[]){g->k, g->m} : (int64_t[]){g->m, g->k});
+    m.b = ont_shape_of(2, g->trans_b ? (int64_t[]){g->n, g->k} : (int64_t[]){g->k, g->n});
+    m.c = ont_shape_of(2, (int64_t[]){g->m, g->n});
+    return ont_dnnl_matmul_measure(&m);
+}
+
 /* (provider, trans_a, trans_b, m, n, k) -> seconds of the best of a few runs; None where the provider is not there. */
 static PyObject *measure_gemm(PyObject *module, PyObject *args)
 {
@@ -159,17 +170,19 @@ static PyObject *measure_gemm(PyObject *module, PyObject *args)
     if (m < 1 || n < 1 || k < 1 || m > INT32_MAX || n > INT32_MAX || k > INT32_MAX)
         return PyErr_Format(PyExc_ValueError, "m, n and k must be positive 32-bit numbers");
     size_t count;
-    const ont_gemm_provider *providers = ont_gemm_providers(&count);
+    const ont_gemm_provider *providers = ont_gemm_providers(&count), *found = NULL;
     ont_gemm g = {ONT_FLOAT32, trans_a, trans_b, m, n, k, trans_a ? m : k, trans_b ? k : n, n, 1, 0};
-    for (size_t i = 0; i < count; i++) {
-        if (strcmp(providers[i].name, name) || !providers[i].available(ONT_FLOAT32)) continue;
-        double took;
-        Py_BEGIN_ALLOW_THREADS
-        took = ont_gemm_measure(&providers[i], &g);
-        Py_END_ALLOW_THREADS
-        return took < 0 ? PyErr_NoMemory() : PyFloat_FromDouble(took);
-    }
-    Py_RETURN_NONE;
+    bool half = !strcmp(name, "bfloat16"), mixed = !strcmp(name, "bfloat16 to float32");
+    bool primitive = half || mixed || !strcmp(name, "matmul");
+    ont_dtype dtype = half || mixed ? ONT_BFLOAT16 : ONT_FLOAT32;
+    for (size_t i = 0; i < count; i++)
+        if (!strcmp(providers[i].name, name) && providers[i].available(ONT_FLOAT32)) found = &providers[i];
+    if (primitive ? ont_dnnl_matmul_refuses(dtype) != NULL : !found) Py_RETURN_NONE;
+    double took;
+    Py_BEGIN_ALLOW_THREADS
+    took = found ? ont_gemm_measure(found, &g) : measure_primitive(&g, dtype, half ? ONT_BFLOAT16 : ONT_FLOAT32);
+    Py_END_ALLOW_THREADS
+    return took < 0 ? PyErr_NoMemory() : PyFloat_FromDouble(took);
 }
 
 static PyMethodDef methods[] = {
@@ -201,6 +214,7 @@ static int module_exec(PyObject *module)
     ont_state *state = ont_get_state(module);
     if (ont_dlpack_init(state) < 0) return -1;
     ont_device_init(state);
+    ont_peek_init(state);
     if (add_type(module, &ont_session_spec, &state->session_type) < 0) return -1;
     if (add_type(module, &ont_run_spec, &state->run_type) < 0) return -1;
     if (add_type(module, &ont_watch_spec, &state->watch_type) < 0) return -1;
@@ -228,6 +242,7 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(state->updater_type);
     Py_VISIT(state->unsupported_error);
     Py_VISIT(state->tensor_type);
+    Py_VISIT(state->parameter_type);
     return 0;
 }
 
@@ -240,6 +255,7 @@ static int module_clear(PyObject *module)
     Py_CLEAR(state->updater_type);
     Py_CLEAR(state->unsupported_error);
     Py_CLEAR(state->tensor_type);
+    Py_CLEAR(state->parameter_type);
     return 0;
 }
 

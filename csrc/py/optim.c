@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "py/peek.h"
 
 enum { AHEAD = 8 }; /* parameters whose memory is asked for before they are looked at */
 
@@ -101,15 +102,9 @@ static int take_step(ont_walk *w, ont_optim_tensor *t, PyObject *tensor, double 
     PyObject *keep = NULL;
     const ont_state *state = w->self->state;
     if (ont_hold(w->self, Py_NewRef(tensor)) < 0) return -1;
-    dlpack_tensor d;
-    if (state->dlpack && ont_is_tensor(w->self, tensor) &&
-        state->dlpack->tensor_from_object(tensor, &d) == 0 && d.device.type == DLPACK_CPU && d.ndim == 0 &&
-        d.dtype.code == 2 && d.dtype.lanes == 1 && d.data) {
-        ont_saw(w, ONT_OPERAND_COUNT, tensor, d.shape);
-        ont_dtype dtype = d.dtype.bits == 64 ? ONT_FLOAT64 : d.dtype.bits == 32 ? ONT_FLOAT32 : ONT_UNDEFINED;
-        view = (ont_view){dtype, 0, NULL, NULL, (char *)d.data + d.byte_offset};
+    if (ont_peek(state, tensor, &view)) {
+        ont_saw(w, ONT_OPERAND_COUNT, tensor, view.dims);
     } else {
-        PyErr_Clear();
         if (ont_dlpack_borrow(state, tensor, "step of parameter", w->index, &view, &keep) < 0) return -1;
         if (keep && ont_hold(w->self, keep) < 0) return -1;
     }
@@ -436,10 +431,7 @@ static int updater_init(PyObject *object, PyObject *args, PyObject *kwargs)
     PyObject *graph = PyImport_ImportModule("torch.autograd.graph");
     self->increment_version = graph ? PyObject_GetAttrString(graph, "increment_version") : NULL;
     Py_XDECREF(graph);
-    PyObject *nn = PyImport_ImportModule("torch.nn");
-    self->parameter_type = nn ? PyObject_GetAttrString(nn, "Parameter") : NULL;
-    Py_XDECREF(nn);
-    return self->increment_version && self->parameter_type ? make_keys(self) : -1;
+    return self->increment_version ? make_keys(self) : -1;
 }
 
 static void updater_dealloc(PyObject *object)
@@ -458,7 +450,6 @@ static void updater_dealloc(PyObject *object)
     for (int i = 0; i < ONT_RULE_STATES; i++) Py_XDECREF(self->key_state[i]);
     for (int i = 0; i < 2; i++) Py_XDECREF(self->key_scale[i]);
     Py_XDECREF(self->increment_version);
-    Py_XDECREF(self->parameter_type);
     Py_XDECREF(self->module);
     freefunc free_object = PyType_GetSlot(type, Py_tp_free);
     free_object(object);

@@ -33,7 +33,6 @@ typedef struct ont_updater {
     PyObject *name; /* of the optimizer, for messages */
     PyObject *key_params, *key_grad, *key_step, *key_master, *key_state[ONT_RULE_STATES], *key_scale[2];
     PyObject *increment_version; /* torch.autograd.graph's */
-    PyObject *parameter_type;    /* torch.nn.Parameter */
     ont_optim work;
     ont_slot *slots;           /* by position among the parameters */
     ont_entry *order;          /* by position in the state dict */

@@ -6,6 +6,8 @@
 
 #include <string.h>
 
+#include "py/peek.h"
+
 const char *const ont_operand_text[ONT_OPERAND_COUNT] = {
     "the parameter", "the gradient", "the first state", "the second state", "the third state", "the master copy"};
 
@@ -13,7 +15,7 @@ const char *const ont_operand_text[ONT_OPERAND_COUNT] = {
 bool ont_is_tensor(const ont_updater *self, PyObject *object)
 {
     PyObject *type = (PyObject *)Py_TYPE(object), *tensor_type = self->state->tensor_type;
-    return type == tensor_type || type == self->parameter_type ||
+    return type == tensor_type || type == self->state->parameter_type ||
            PyType_IsSubtype((PyTypeObject *)type, (PyTypeObject *)tensor_type);
 }
 
@@ -97,17 +99,6 @@ int ont_hold(ont_updater *self, PyObject *object)
     return 0;
 }
 
-static bool is_row_major(const dlpack_tensor *t)
-{
-    int64_t stride = 1;
-    if (!t->strides) return true;
-    for (int i = t->ndim - 1; i >= 0; i--) {
-        if (t->shape[i] != 1 && t->strides[i] != stride) return false;
-        stride *= t->shape[i];
-    }
-    return true;
-}
-
 int64_t ont_view_count(const ont_view *view)
 {
     int64_t count = 1;
@@ -116,20 +107,18 @@ int64_t ont_view_count(const ont_view *view)
 }
 
 /*
- * ont_dlpack_borrow() for the step path, where 10,000 tensors are looked at: what is dense, larger than one element and
- * on the CPU is taken at once, everything else goes the careful way. strides are NULL where row-major.
+ * What is plain, row-major and larger than one element is taken at once; everything else goes the careful way. strides
+ * are NULL where row-major.
  */
 int ont_grasp(ont_walk *w, PyObject *tensor, int operand, ont_view *view)
 {
     const ont_state *state = w->self->state;
-    if (state->dlpack && ont_is_tensor(w->self, tensor)) {
-        dlpack_tensor t;
-        if (state->dlpack->tensor_from_object(tensor, &t) < 0) return blame_borrow(w, tensor, operand);
-        bool plain = t.device.type == DLPACK_CPU && t.dtype.lanes == 1 && is_row_major(&t) &&
-                     ont_dtype_from_dlpack(t.dtype.code, t.dtype.bits, &view->dtype);
-        *view = (ont_view){view->dtype, t.ndim, t.shape, NULL, t.data ? (char *)t.data + t.byte_offset : NULL};
-        ont_saw(w, operand, tensor, t.shape);
-        if (plain && ont_view_count(view) > 1 && view->data) return 0;
+    if (ont_peek(state, tensor, view)) {
+        ont_saw(w, operand, tensor, view->dims);
+        if (ont_view_is_contiguous(view) && ont_view_count(view) > 1) {
+            view->strides = NULL;
+            return 0;
+        }
     }
     PyObject *keep = NULL;
     if (ont_dlpack_borrow(state, tensor, ont_operand_text[operand], w->index, view, &keep) < 0)

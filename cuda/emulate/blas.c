@@ -21,21 +21,21 @@ static float half_to_float(uint16_t h, bool brain)
     return x;
 }
 
-static double at(const ont_product *p, const void *data, int64_t i)
+static double at(ont_dtype dtype, const void *data, int64_t i)
 {
-    switch (p->dtype) {
+    switch (dtype) {
     case ONT_FLOAT32: return (double)((const float *)data)[i];
     case ONT_FLOAT64: return ((const double *)data)[i];
-    default: return (double)half_to_float(((const uint16_t *)data)[i], p->dtype == ONT_BFLOAT16);
+    default: return (double)half_to_float(((const uint16_t *)data)[i], dtype == ONT_BFLOAT16);
     }
 }
 
-static void put(const ont_product *p, void *data, int64_t i, double value)
+static void put(ont_dtype dtype, void *data, int64_t i, double value)
 {
     float single = (float)value;
     uint32_t bits;
     memcpy(&bits, &single, 4);
-    switch (p->dtype) {
+    switch (dtype) {
     case ONT_FLOAT32: ((float *)data)[i] = single; break;
     case ONT_FLOAT64: ((double *)data)[i] = value; break;
     case ONT_FLOAT16: {
@@ -47,15 +47,15 @@ static void put(const ont_product *p, void *data, int64_t i, double value)
     }
 }
 
-static const char *accept(const ont_product *p)
+static const char *accept(const ont_blas_product *p)
 {
     (void)p;
     return NULL;
 }
 
-static ont_status create(const ont_product *product, void **plan)
+static ont_status create(const ont_blas_product *product, void **plan)
 {
-    ont_product *p = malloc(sizeof *p);
+    ont_blas_product *p = malloc(sizeof *p);
     if (!p) return ont_fail(ONT_ENOMEM, "out of memory");
     *p = *product;
     *plan = p;
@@ -70,7 +70,7 @@ static size_t work_bytes(const void *plan)
 
 static ont_status run(void *plan, const void *a, const void *b, void *c, const void *bias, void *work, void *stream)
 {
-    const ont_product *p = plan;
+    const ont_blas_product *p = plan;
     (void)work;
     (void)stream;
     for (int64_t o = 0; o < p->batch; o++)
@@ -78,12 +78,12 @@ static ont_status run(void *plan, const void *a, const void *b, void *c, const v
             for (int64_t j = 0; j < p->n; j++) {
                 double sum = 0;
                 for (int64_t k = 0; k < p->k; k++)
-                    sum += at(p, a, o * p->stride_a + (p->trans_a ? k * p->lda + i : i * p->lda + k)) *
-                           at(p, b, o * p->stride_b + (p->trans_b ? j * p->ldb + k : k * p->ldb + j));
+                    sum += at(p->dtype, a, o * p->stride_a + (p->trans_a ? k * p->lda + i : i * p->lda + k)) *
+                           at(p->dtype, b, o * p->stride_b + (p->trans_b ? j * p->ldb + k : k * p->ldb + j));
                 int64_t to = o * p->stride_c + i * p->ldc + j;
-                double value = p->alpha * sum + (p->beta != 0 ? p->beta * at(p, c, to) : 0);
-                if (p->epilogue == ONT_EPILOGUE_BIAS) value += at(p, bias, j);
-                put(p, c, to, value);
+                double value = p->alpha * sum + (p->beta != 0 ? p->beta * at(p->result, c, to) : 0);
+                if (p->epilogue == ONT_EPILOGUE_BIAS) value += at(p->result, bias, j);
+                put(p->result, c, to, value);
             }
     return ONT_OK;
 }

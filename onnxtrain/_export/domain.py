@@ -1,6 +1,6 @@
 """The domain ai.onnxtrain: operators that ONNX lacks, as ops of a torch library and as schemas for exporters and checkers.
 
-stop_gradient is a barrier for gradients; batch_norm hands out its batch statistics. Imported before anything is traced;
+stop_gradient is a barrier for gradients; batch_norm hands out its batch statistics; ctc_loss has no reduction. Imported before anything is traced;
 translations.py says what the default exporter writes for them, register_symbolics() what the TorchScript exporter does.
 """
 
@@ -16,6 +16,8 @@ DOMAIN_VERSION = 1
 _library = torch.library.Library("onnxtrain", "DEF")
 _library.define("batch_norm(Tensor x, Tensor? weight, Tensor? bias, float eps) -> (Tensor, Tensor, Tensor)")
 _library.define("stop_gradient(Tensor x) -> Tensor")
+_library.define("ctc_loss(Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths, int blank, "
+                "bool zero_infinity) -> Tensor")
 
 
 def _batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -31,10 +33,23 @@ def _batch_norm_fake(
     return torch.empty_like(x), channels, torch.empty_like(channels)
 
 
+def _ctc_loss(log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, blank: int,
+              zero_infinity: bool) -> Tensor:
+    losses = torch._ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity)[0]
+    return losses.masked_fill(losses == torch.inf, 0) if zero_infinity else losses
+
+
+def _ctc_loss_fake(log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, blank: int,
+                   zero_infinity: bool) -> Tensor:
+    return log_probs.new_empty(log_probs.shape[1])
+
+
 _library.impl("batch_norm", _batch_norm, "CompositeExplicitAutograd")
 _library.impl("stop_gradient", lambda x: x.detach().clone(), "CompositeExplicitAutograd")
 torch.library.register_fake("onnxtrain::batch_norm", _batch_norm_fake, lib=_library)
+_library.impl("ctc_loss", _ctc_loss, "CompositeExplicitAutograd")
 torch.library.register_fake("onnxtrain::stop_gradient", torch.empty_like, lib=_library)
+torch.library.register_fake("onnxtrain::ctc_loss", _ctc_loss_fake, lib=_library)
 
 
 def _register_schemas() -> None:
@@ -55,6 +70,27 @@ def _register_schemas() -> None:
             "HardTanh", DOMAIN, DOMAIN_VERSION, doc="Clip whose gradient at the bounds is zero.",
             inputs=[schema.FormalParameter(name, "T") for name in ("x", "min", "max")],
             outputs=[schema.FormalParameter("y", "T")], type_constraints=[("T", types, "any tensor")],
+        )
+    )
+    integers = ["tensor(int32)", "tensor(int64)"]
+    onnx.defs.register_schema(
+        schema(
+            "GroupedMatMul", DOMAIN, DOMAIN_VERSION, doc="Runs of rows, which end where `ends` says, each times its own matrix.",
+            inputs=[schema.FormalParameter(name, kind) for name, kind in (("x", "T"), ("w", "T"), ("ends", "I"))],
+            outputs=[schema.FormalParameter("y", "T")],
+            type_constraints=[("T", types, "any tensor"), ("I", integers, "integers")],
+            attributes=[schema.Attribute("transB", schema.AttrType.INT, "matrices are stored transposed", required=False)],
+        )
+    )
+    lengths = (("log_probs", "T"), ("targets", "I"), ("input_lengths", "J"), ("target_lengths", "K"))
+    onnx.defs.register_schema(
+        schema(
+            "CTCLoss", DOMAIN, DOMAIN_VERSION, doc="The loss of each sample, by torch's rules.",
+            inputs=[schema.FormalParameter(name, kind) for name, kind in lengths],
+            outputs=[schema.FormalParameter("losses", "T")],
+            type_constraints=[("T", types, "any tensor"), *((kind, integers, "integers") for kind in "IJK")],
+            attributes=[schema.Attribute(name, schema.AttrType.INT, "as torch's", required=False)
+                        for name in ("blank", "zero_infinity")],
         )
     )
 
@@ -83,4 +119,11 @@ def register_symbolics(opset: int) -> None:
         )
 
     register_custom_op_symbolic("onnxtrain::stop_gradient", stop_gradient, opset)
+    @symbolic_helper.parse_args("v", "v", "v", "v", "i", "i")
+    def ctc_loss(g, log_probs, targets, input_lengths, target_lengths, blank, zero_infinity):
+        losses = g.op(f"{DOMAIN}::CTCLoss", log_probs, targets, input_lengths, target_lengths, blank_i=blank,
+                      zero_infinity_i=zero_infinity)
+        return losses.setType(log_probs.type().with_sizes([log_probs.type().sizes()[1]]))
+
     register_custom_op_symbolic("onnxtrain::batch_norm", batch_norm, opset)
+    register_custom_op_symbolic("onnxtrain::ctc_loss", ctc_loss, opset)

@@ -236,6 +236,31 @@ def embedding(
     return torch.where(padding, rows.detach(), rows)
 
 
+def _lengths(value: Any, like: Tensor) -> Tensor:
+    """Lengths may be a tensor, or numbers."""
+    if isinstance(value, Tensor):
+        return value.reshape(-1)
+    return torch.tensor(value, dtype=torch.int64, device=like.device).reshape(-1)
+
+
+def ctc_loss(
+    log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, blank: int = 0, reduction: str = "mean",
+    zero_infinity: bool = False,
+) -> Tensor:
+    """F.ctc_loss by an operator of ours; reductions as torch has them, the mean over target lengths of at least one."""
+    if log_probs.dtype in (torch.float16, torch.bfloat16) and torch.is_autocast_enabled(log_probs.device.type):
+        log_probs = log_probs.float()
+    single = log_probs.dim() == 2  # (T, C), one sample
+    frames, goals = _lengths(input_lengths, targets), _lengths(target_lengths, targets)
+    losses = torch.ops.onnxtrain.ctc_loss(log_probs.unsqueeze(1) if single else log_probs, targets, frames, goals, blank,
+                                          zero_infinity)
+    if reduction == "mean":
+        return (losses / goals.clamp(min=1).to(losses.dtype)).mean()
+    if reduction == "sum":
+        return losses.sum()
+    return losses.squeeze(0) if single else losses
+
+
 PATCHES: dict[str, Callable[..., Any]] = {
     "batch_norm": batch_norm,
     "instance_norm": instance_norm,
@@ -244,5 +269,6 @@ PATCHES: dict[str, Callable[..., Any]] = {
     "nll_loss": nll_loss,
     "embedding": embedding,
     "logsigmoid": logsigmoid,
+    "ctc_loss": ctc_loss,
     "binary_cross_entropy_with_logits": binary_cross_entropy_with_logits,
 }

@@ -7,7 +7,8 @@ functions by those of replacements.py; what both exporters then write is in tran
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
-from onnxtrain._export import replacements
+from onnxtrain._export import checks, replacements
 from onnxtrain._export.errors import Untraceable
 from onnxtrain._export.exclusive import only_here
 from onnxtrain._export.function_apply import CustomFunctions, applied, inlined_checkpoint
@@ -27,6 +28,11 @@ from onnxtrain._export.state import replaced
 
 def _torch_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled):
     return replacements.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+
+
+def _torch_ctc_loss(log_probs, targets, input_lengths, target_lengths, blank=0, reduction=1, zero_infinity=False):
+    name = ("none", "mean", "sum")[reduction]
+    return replacements.ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, name, zero_infinity)
 
 
 def _refuse(what: str) -> Callable[..., Any]:
@@ -39,11 +45,10 @@ def _refuse(what: str) -> Callable[..., Any]:
 _REWRITES: dict[Any, Callable[..., Any]] = {
     **{getattr(F, name): function for name, function in PATCHES.items()},
     torch.batch_norm: _torch_batch_norm,
+    torch.ctc_loss: _torch_ctc_loss,
     torch.Tensor.data.__get__: lambda x: x.detach(),  # .data is invisible to a trace
     torch.Tensor.register_hook: _refuse("Tensor.register_hook()"),
     torch.Tensor.retain_grad: _refuse("Tensor.retain_grad()"),
-    torch.Tensor.requires_grad_: _refuse("Tensor.requires_grad_()"),
-    torch.Tensor.requires_grad.__set__: _refuse("the setter of Tensor.requires_grad"),
     torch.Tensor.backward: _refuse("Tensor.backward()"),
     torch.autograd.grad: _refuse("torch.autograd.grad()"),
 }
@@ -58,23 +63,51 @@ class Rewrite(TorchFunctionMode):
     Args:
         barriers: make every result that forward computes without grad mode a gradient barrier. The default exporter
             marks such regions in its graph; the TorchScript exporter has no trace of them, nor of detach().
+        checked: filled with (condition, its value) where forward would raise if it had the other one; see checks.py. None:
+            such a condition is a branch on a value like others.
     """
 
-    def __init__(self, barriers: bool) -> None:
+    def __init__(self, barriers: bool, checked: list[tuple[Tensor, bool]] | None = None) -> None:
         super().__init__()
         self._barriers = barriers
+        self._checked = checked
         self._values = _FrozenValues() if barriers else None
+        self._made = WeakIdKeyDictionary()  # by forward itself; True where it asked for a gradient of it
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         rewrite = _REWRITES.get(func)
+        if func is Tensor.__bool__ and self._checked is not None and args[0].numel() == 1:
+            answer = checks.answer(sys._getframe(1))
+            if answer is not None:
+                self._checked.append((args[0].detach().reshape(()) != 0, answer))
+                return answer
+        if func in _REQUIRING:
+            return self._require_grad(func, *args, **(kwargs or {}))
         if self._values is not None:
             self._values.before(func, args)
         result = (rewrite or func)(*args, **(kwargs or {}))
         if self._values is not None:
             self._values.after(func, args, kwargs, result)
+        if isinstance(result, Tensor) and func is not Tensor.grad.__get__ and not any(result is argument for argument in args):
+            self._made.setdefault(result, False)
         if self._barriers and (func in _DETACHING or not torch.is_grad_enabled()):
             return tree_map_only(Tensor, lambda x: _barrier(x, args), result)
         return result
+
+    def _require_grad(self, func: Any, tensor: Tensor, requires_grad: bool = True) -> Tensor | None:
+        """Of a tensor that forward made and drops again (reentrant checkpoints want one), nobody can see the gradient."""
+        if not requires_grad or tensor not in self._made:
+            raise Untraceable(f"The module calls {_REQUIRING[func]} inside forward; a graph would lose it.")
+        self._made[tensor] = True
+        return tensor if func is Tensor.requires_grad_ else None
+
+    def refuse_visible(self, results: Sequence[Any]) -> None:
+        """What forward asked for a gradient of must not leave it: in a graph it is no leaf."""
+        if any(isinstance(result, Tensor) and self._made.get(result) for result in results):
+            raise Untraceable("The module returns, or keeps, a tensor that it has set requires_grad of; a graph would lose it.")
+
+
+_REQUIRING = {Tensor.requires_grad_: "Tensor.requires_grad_()", Tensor.requires_grad.__set__: "the setter of Tensor.requires_grad"}
 
 
 class _FrozenValues:

@@ -17,6 +17,7 @@ import torch
 
 from onnxtrain._export import functions
 from onnxtrain._export.domain import DOMAIN, DOMAIN_VERSION
+from onnxtrain._export.errors import Untraceable
 from onnxtrain._export.state import replaced
 
 Table = dict[Any, Callable[..., Any]]
@@ -30,7 +31,8 @@ def translations(opset: int) -> Table:
     op = getattr(onnxscript, f"opset{opset}")
     own = onnxscript.values.Opset(DOMAIN, DOMAIN_VERSION)
     python_op = {torch.ops.onnxtrain.python_op.default: functions.translation()}
-    return _own(op, own) | _splits(op) | _bounds(op, own) | _functions(op) | python_op
+    return (_own(op, own) | _groups(op, own) | _splits(op) | _bounds(op, own) | _functions(op) | _wider(op)
+            | python_op)
 
 
 def _number(op: Any, value: float, like: Any) -> Any:
@@ -53,11 +55,34 @@ def _own(op: Any, own: Any) -> Table:
             epsilon=eps, momentum=0.0, training_mode=1,
         )
 
+    def ctc_loss(log_probs, targets, input_lengths, target_lengths, blank=0, zero_infinity=False):
+        return own.CTCLoss(log_probs, targets, input_lengths, target_lengths, blank=blank, zero_infinity=int(zero_infinity))
+
     return {
+        torch.ops.onnxtrain.ctc_loss.default: ctc_loss,
         aten.detach.default: stop_gradient,
         torch.ops.onnxtrain.stop_gradient.default: stop_gradient,
         torch.ops.onnxtrain.batch_norm.default: batch_norm,
     }
+
+
+def _groups(op: Any, own: Any) -> Table:
+    """Mixtures of experts; transformers brings an operator of its own for what torch.compile cannot take."""
+
+    def grouped_mm(self, mat2, offs=None, bias=None, out_dtype=None):
+        if offs is None or bias is not None or len(self.shape) != 2 or len(mat2.shape) != 3:
+            raise Untraceable("The module calls grouped_mm with other operands than rows in groups and a matrix for each.")
+        maker = mat2.producer()
+        if maker is not None and maker.op_type == "Transpose" and list(maker.attributes["perm"].as_ints()) == [0, 2, 1]:
+            y = own.GroupedMatMul(self, maker.inputs[0], offs, transB=1)  # matrices are read as they are stored
+        else:
+            y = own.GroupedMatMul(self, mat2, offs)
+        return y if out_dtype is None else op.Cast(y, to=int(out_dtype))
+
+    table: Table = {aten._grouped_mm.default: grouped_mm}
+    if hasattr(torch.ops.transformers, "grouped_mm_fallback"):
+        table[torch.ops.transformers.grouped_mm_fallback.default] = lambda input, weight, offs: grouped_mm(input, weight, offs)
+    return table
 
 
 def _splits(op: Any) -> Table:
@@ -156,6 +181,12 @@ def _functions(op: Any) -> Table:
         up = op.Where(negative, op.Neg(quarter), quarter)
         return op.Where(flat, angle, op.Sub(up, op.Atan(op.Div(op.Where(flat, zero, other), steep))))
 
+    def masked_select(self, mask):
+        """Both broadcast to one shape, in a row."""
+        row = op.Constant(value_ints=[-1])
+        whole = op.Expand(self, op.Shape(mask))
+        return op.Compress(op.Reshape(whole, row), op.Reshape(op.Expand(mask, op.Shape(whole)), row), axis=0)
+
     def scalar_tensor(s, dtype=int(onnx.TensorProto.FLOAT), layout="", device="", pin_memory=False):
         """A number in the dtype it is wanted in: by way of float32, 0.1 would be another one in float64."""
         if isinstance(s, (bool, int, float)):
@@ -166,7 +197,45 @@ def _functions(op: Any) -> Table:
         aten.celu.default: celu,
         aten.sinc.default: sinc,
         aten.atan2.default: atan2,
+        aten.masked_select.default: masked_select,
         aten.scalar_tensor.default: scalar_tensor,
+    }
+
+
+def _wider(op: Any) -> Table:
+    """Reductions with a dtype: torch casts what goes in. torch.onnx casts what comes out, in 16 bits rounded or infinite."""
+
+    def cast(x, dtype):
+        return x if dtype is None or dtype == -1 else op.Cast(x, to=int(dtype))
+
+    def along_axis(kind):
+        def translate(self, dim, dtype=-1):
+            if len(self.shape):
+                return kind(cast(self, dtype), axis=dim)
+            axes = op.Constant(value_ints=[0])
+            return op.Squeeze(kind(op.Unsqueeze(cast(self, dtype), axes), axis=0), axes)
+
+        return translate
+
+    def reduced(kind):
+        def translate(self, dim=None, keepdim=False, dtype=-1):
+            rank, x = len(self.shape), cast(self, dtype)
+            if not rank:
+                return op.Identity(x)
+            axes = [dim] if isinstance(dim, int) else list(dim or ())
+            if not axes:
+                return kind(x, keepdims=keepdim)
+            return kind(x, op.Constant(value_ints=axes), keepdims=keepdim)
+
+        return translate
+
+    total = reduced(op.ReduceSum)
+    return {
+        aten.softmax.int: along_axis(op.Softmax),
+        aten.log_softmax.int: along_axis(op.LogSoftmax),
+        aten.mean.dim: reduced(op.ReduceMean),
+        aten.sum.dim_IntList: total,
+        aten.sum.default: lambda self, dtype=-1: total(self, dtype=dtype),
     }
 
 

@@ -1,21 +1,30 @@
-"""Gradients that scripts register for ATen operators: kept, and not needed, since the engine has gradients of its own."""
+"""Gradients that scripts register for operators of a graph, by the name that they import."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-REGISTERED: dict[tuple[str, ...], Callable[..., Any]] = {}
+from onnxtrain._export import gradients
 
 
-def register_gradient(domain: str, name: str, *attributes: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A decorator that keeps a gradient's definition under (domain, name, *attributes).
+def register_gradient(domain: str, name: str, *attributes: str) -> Callable[[Callable[[], Sequence[Any]]], Callable[[], Sequence[Any]]]:
+    """A decorator: the function under it gives the gradient of the operator `name` of `domain` ("" is ai.onnx).
 
-    The engine differentiates by its own rules, and runs what it does not have in PyTorch with PyTorch's gradient.
+    It returns a list of (operator or (operator, domain), inputs, outputs[, attributes]). I(n) and O(n) are the node's
+    inputs and outputs, GO(n) the gradients of its outputs, GI(n) those of its inputs; an attribute is a value, or
+    {"value": ..., "dtype": "int", "is_tensor": True}. Modules whose graph is made from now on use it in place of the
+    engine's rule: such a node then runs by itself, between the parts of the graph before and after it.
+
+    Where `attributes` are given, or for ATen operators, there is one line that says that it has no effect: there are no
+    such nodes here.
+
+    Raises, when a graph that has the operator is made:
+        ValueError: a step has another form. UnsupportedError: the engine does not have an operator of it.
     """
 
-    def keep(function: Callable[..., Any]) -> Callable[..., Any]:
-        REGISTERED[(domain, name, *attributes)] = function
+    def keep(function: Callable[[], Sequence[Any]]) -> Callable[[], Sequence[Any]]:
+        gradients.register(domain, name, attributes, function)
         return function
 
     return keep

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import logging
 import os
+import sys
 import types
 from pathlib import Path
 from typing import Any
@@ -91,9 +92,17 @@ class DebugOptions:
         return self.log_level.logging_level
 
     def log(self, level: int, text: str, *args: Any) -> None:
-        """A line of the logger "onnxtrain", unless it is below log_level."""
-        if level >= self.logging_level:
-            _log.log(level, text, *args)
+        """A line of the logger "onnxtrain", unless it is below log_level; that decides, not the level of a logger above.
+
+        Where nobody has set up logging it goes to stderr.
+        """
+        if level < self.logging_level or _log.level > level:
+            return
+        record = _log.makeRecord(_log.name, level, "", 0, text, args, None)
+        if _log.hasHandlers():
+            _log.handle(record)
+        else:
+            print(record.getMessage(), file=sys.stderr)
 
     def write_model(self, model: bytes, stage: str, training: bool) -> None:
         """Writes a model beside its final name and renames it."""

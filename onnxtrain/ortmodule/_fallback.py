@@ -87,6 +87,12 @@ class Fallback:
         if not self.retry:
             self._exception, self._raised_fallback_exception = error, True
 
+    def note_forced(self) -> None:
+        """A call runs in PyTorch because the policy forces it there."""
+        if self._exception is None and not self.retry:
+            self._exception = ORTModuleFallbackException(f"{self.policy.name} forces every call into PyTorch")
+            self._raised_fallback_exception = True
+
     def allows(self, reason: FallbackPolicy) -> bool:
         return not self.policy & FallbackPolicy.FALLBACK_DISABLE and bool(self.policy & reason)
 
@@ -103,4 +109,10 @@ class Fallback:
     def policy(self, policy: FallbackPolicy) -> None:
         self._policy = policy
         force = FallbackPolicy.FALLBACK_FORCE_TORCH_FORWARD | FallbackPolicy.FALLBACK_FORCE_TORCH_BACKWARD
-        self.forced = bool(policy & force)  # read at every step
+        self.forced = self.always or bool(policy & force)  # read at every step
+
+    always = False  # whatever the policy is set to later
+
+    def give_up(self) -> None:
+        """The module can never run in the engine; the policy has allowed that."""
+        self.always = self.forced = True

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import onnx
 import torch
 
+from onnxtrain import UnsupportedError
+
 if TYPE_CHECKING:
     from onnxtrain.ortmodule._module import ORTModule
     from onnxtrain.ortmodule._program import Program
@@ -49,12 +51,24 @@ class ModelInfo:
         return self._key.spec
 
 
+_SET_HERE = frozenset((  # arguments of torch.onnx.export that an export of ours decides about
+    "args", "custom_translation_table", "do_constant_folding", "dynamic_axes", "dynamic_shapes", "dynamo", "export_params", "f",
+    "input_names", "keep_initializers_as_inputs", "kwargs", "model", "opset_version", "optimize", "output_names", "training",
+    "verbose"))
+
+
 class GraphTransitionManager:
     """The exports of one mode."""
 
     def __init__(self, manager: GraphExecutionManager) -> None:
         self._manager = manager
         self._export_extra_kwargs: dict[str, Any] = {}
+
+    def check_extra_kwargs(self) -> None:
+        """Raises UnsupportedError where a script has set arguments for the exporter that are not its to set."""
+        refused = self._export_extra_kwargs.keys() & _SET_HERE
+        if refused:
+            raise UnsupportedError(f"The following PyTorch exporter arguments cannot be specified: '{refused}'.")
 
     @property
     def _exported_model_info(self) -> ModelInfo | None:
@@ -157,7 +171,7 @@ class TorchModule:
     def __init__(self, model: ORTModule) -> None:
         self._model = model
         self._execution_manager = self.Managers(model)
-        self._original_module = model.module
+        self._original_module = self._flattened_module = model.module
 
     @property
     def module(self) -> torch.nn.Module:

@@ -22,7 +22,7 @@ from onnxtrain.ortmodule import _announce
 from onnxtrain.ortmodule._debug import STAGES, DebugOptions
 from onnxtrain.ortmodule._fallback import Fallback, FallbackPolicy, ORTModuleTorchModelException
 from onnxtrain.ortmodule._managers import TorchModule
-from onnxtrain.ortmodule._program import Program, StaleError
+from onnxtrain.ortmodule._program import CheckError, Program, StaleError
 from onnxtrain.ortmodule._verify import compare, tolerance, verify
 from onnxtrain.ortmodule.options import RuntimeOptions
 
@@ -116,14 +116,15 @@ class ORTModule(torch.nn.Module):
 
     Raises:
         TypeError: module is no torch.nn.Module.
-        ORTModuleTorchModelException: module is a DataParallel or an ORTModule.
+        ORTModuleTorchModelException: module is an ORTModule; or a DataParallel, and the policy does not allow that it runs
+            in PyTorch.
     """
 
     def __init__(self, module: torch.nn.Module, debug_options: DebugOptions | None = None) -> None:
         if not isinstance(module, torch.nn.Module):
             raise TypeError(f"ORTModule wraps a torch.nn.Module, not {type(module).__name__}")
-        if isinstance(module, (torch.nn.DataParallel, ORTModule)):
-            raise ORTModuleTorchModelException(f"ORTModule does not support a {type(module).__name__} as its module")
+        if isinstance(module, ORTModule):
+            raise ORTModuleTorchModelException("ORTModule does not support an ORTModule as its module")
         super().__init__()
         self._debug = debug_options if debug_options is not None else DebugOptions()
         self._fallback = Fallback()
@@ -138,6 +139,11 @@ class ORTModule(torch.nn.Module):
         for store in ("_parameters", "_buffers", "_modules"):  # the very dicts: torch's own walks find everything here
             self.__dict__[store] = module.__dict__[store]
         _warn_of_collisions(module, self._debug)
+        if isinstance(module, torch.nn.DataParallel):
+            self._fall_back("the module", FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL,
+                            "ORTModule is not compatible with torch.nn.DataParallel, which copies its module at every step: use "
+                            "torch.nn.parallel.DistributedDataParallel around ORTModule", None, None)
+            self._fallback.give_up()
 
     # ---- running ----
 
@@ -150,6 +156,7 @@ class ORTModule(torch.nn.Module):
                 return self._module(*args, **kwargs)  # a part of what is being exported
             exclusive.wait()
         if self._fallback.forced:
+            self._fallback.note_forced()
             return self._in_torch(args, kwargs)
         if torch._C._are_functorch_transforms_active():
             return self._in_torch(args, kwargs)  # torch.func differentiates and batches by its own interpreters
@@ -182,6 +189,8 @@ class ORTModule(torch.nn.Module):
                     programs.remove(program)
                     self._debug.log(logging.WARNING, "ORTModule: %s: exporting again", error)
                     break
+                except CheckError as error:
+                    return self._checked_by_torch(error, args, kwargs)
                 except UnsupportedError as error:
                     self._fall_back(key, FallbackPolicy.FALLBACK_UNSUPPORTED_ONNX_MODEL, str(error), error, program.exported.state)
                     return self._in_torch(args, kwargs)
@@ -217,6 +226,13 @@ class ORTModule(torch.nn.Module):
         _report.count(self._counters, fallback_steps=1)
         return self._module(*args, **kwargs)
 
+    def _checked_by_torch(self, error: CheckError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One call for which forward may have to raise; it does so itself."""
+        self._debug.log(logging.WARNING, "ORTModule: this call runs in PyTorch, since %s", error)
+        if str(error) not in self._counters.reasons:
+            self._counters.reasons.append(str(error))
+        return self._in_torch(args, kwargs)
+
     def _export_and_run(self, key: Key, leaves: list[Any], tensors: list[torch.Tensor], grad_enabled: bool,
                         args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A schema, mode, size or state of the module for which there is no program yet."""
@@ -238,6 +254,12 @@ class ORTModule(torch.nn.Module):
         except UnsupportedError as error:
             self._fall_back(key, FallbackPolicy.FALLBACK_UNSUPPORTED_DEVICE, str(error), error, None)
             return self._in_torch(args, kwargs)
+        try:
+            if (view := self.__dict__.get("_view")) is not None:
+                view._execution_manager(key.training)._graph_transition_manager.check_extra_kwargs()
+        except UnsupportedError as error:
+            self._fall_back(key, FallbackPolicy.FALLBACK_UNSUPPORTED_ONNX_MODEL, str(error), error, None)
+            return self._in_torch(args, kwargs)
         for leaf in leaves:
             if isinstance(leaf, str):
                 self._debug.log(logging.INFO, "Received input of type %s is treated as a constant by ORT by default.", type(leaf))
@@ -258,6 +280,11 @@ class ORTModule(torch.nn.Module):
                 result = None if size else self._run(program, leaves, grad_enabled)
                 if self._debug.save_onnx:
                     self._save(program, key.training)
+            except CheckError as error:
+                if program is not None:
+                    known.append(program)
+                    _report.register(program)
+                return self._checked_by_torch(error, args, kwargs)
             except (ExportError, UnsupportedError, StaleError) as error:
                 lacking = self._lacking(error, program)
                 if lacking is not None and lacking not in by_torch and len(by_torch) < MAX_BY_TORCH:
@@ -386,7 +413,7 @@ class ORTModule(torch.nn.Module):
     def _fall_back(self, key: Key | str, reason: FallbackPolicy, text: str, cause: Exception | None, state: State | None) -> None:
         """Remembers that this signature runs in PyTorch and says so once; raises where the policy forbids it."""
         text = " ".join(text.split()).rstrip(".")
-        self._fallback.check(reason, text, cause)
+        self._fallback.check(reason, f"{text}.", cause)
         before = self._fallen.get(key)
         self._fallen[key] = Fallen(text, state, 1 if before is None else before.tries + 1)
         if before is None or before.reason != text and before.tries < MAX_TRIES:

@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
 from onnxtrain import _C
+from onnxtrain._export import gradients
 from onnxtrain.export import Exported
 from onnxtrain.ortmodule._chain import Chain
 
@@ -26,6 +27,10 @@ def _seed(session: Any) -> int:
 
 class StaleError(Exception):
     """A weight of the module is no longer what the graph was exported for; the message says which."""
+
+
+class CheckError(Exception):
+    """A check of forward's may have fired, of which the engine knows nothing more: PyTorch has to run this call."""
 
 
 class _ORTModuleFunction(torch.autograd.Function):
@@ -75,8 +80,9 @@ class Program:
     def __init__(self, module: torch.nn.Module, exported: Exported, model: bytes | None = None, device: str = "cpu") -> None:
         start = time.perf_counter()
         model = exported.model if model is None else model
-        if exported.functions:
-            self.chain = Chain(model, exported.functions, [i.name for i in exported.inputs], [o.name for o in exported.outputs],
+        model, calls = gradients.applied(model, exported.functions)
+        if calls:
+            self.chain = Chain(model, calls, [i.name for i in exported.inputs], [o.name for o in exported.outputs],
                                _ORTModuleFunction.apply, _seed, device)
             self.sessions = self.chain.sessions
         else:
@@ -118,10 +124,13 @@ class Program:
     def _bind_outputs(self, module: torch.nn.Module) -> None:
         self._user_outputs: list[tuple[int, int]] = []  # (output, leaf)
         self._buffers: list[tuple[int, dict[str, Any], str]] = []
+        self._checks: list[tuple[int, bool]] = []
         kept: dict[int, dict[int, int]] = {i: {} for i, a in enumerate(self.exported.assignments) if not a.tensors}
         for index, target in enumerate(self.exported.outputs):
             if target.kind == "user":
                 self._user_outputs.append((index, target.target))
+            elif target.kind == "check":
+                self._checks.append((index, target.target))
             elif target.kind == "attribute":
                 kept.setdefault(target.target[0], {})[target.target[1]] = index
             else:
@@ -160,6 +169,7 @@ class Program:
 
         Raises:
             StaleError: a weight has another dtype or shape than at the export, or is gone.
+            CheckError: as it says; the random state is as before the call.
         """
         start = time.monotonic()
         try:
@@ -171,6 +181,7 @@ class Program:
         if mask is None:
             mask = self._masks[flags] = bytes(flags)
         self._mask = mask
+        random = torch.get_rng_state() if self._checks else None
         try:
             if self.chain is not None:
                 outputs = self.chain(tensors, grad_enabled)
@@ -178,9 +189,15 @@ class Program:
                 outputs = _ORTModuleFunction.apply(self, mask, *tensors)
             else:
                 outputs, _ = self.session.forward(tensors, mask, self.seed())
-        except (ValueError, TypeError, BufferError):
+        except (ValueError, TypeError, BufferError, IndexError) as error:
             self._check_weights(tensors)
+            if random is not None:  # what a check would have found, perhaps
+                torch.set_rng_state(random)
+                raise CheckError(str(error)) from error
             raise
+        if random is not None and any([bool(outputs[index]) != wanted for index, wanted in self._checks]):
+            torch.set_rng_state(random)
+            raise CheckError("a check in forward does not hold")
         if self._buffers or self._assignments:
             self._write_back(outputs)
         self.steps += 1

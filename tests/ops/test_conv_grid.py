@@ -75,7 +75,10 @@ def sampled(count):
                    reference=lambda *a, f=f: f(*map(torch.from_numpy, a)).numpy())
 
 
-@pytest.mark.parametrize("case", list(sampled(80)), ids=str)
+SAMPLED = list(sampled(80))
+
+
+@pytest.mark.parametrize("case", SAMPLED, ids=str)
 def test_conv(case):
     run_case(case)
 
@@ -109,7 +112,10 @@ def sampled_transposed(count):
                    reference=lambda *a, f=f: f(*map(torch.from_numpy, a)).numpy())
 
 
-@pytest.mark.parametrize("case", list(sampled_transposed(50)), ids=str)
+TRANSPOSED = list(sampled_transposed(50))
+
+
+@pytest.mark.parametrize("case", TRANSPOSED, ids=str)
 def test_conv_transpose(case):
     run_case(case)
 

@@ -90,7 +90,10 @@ def sampled(count):
         count -= 1
 
 
-@pytest.mark.parametrize("case", list(sampled(40)), ids=str)
+SAMPLED = list(sampled(40))
+
+
+@pytest.mark.parametrize("case", SAMPLED, ids=str)
 def test_sampled(case):
     run_case(case)
 

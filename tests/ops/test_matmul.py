@@ -26,6 +26,15 @@ def gemm(ta, tb, alpha, beta):
     return run
 
 
+def grouped(trans):
+    def run(x, w, ends):
+        starts = [0, *ends.tolist()[:-1]]
+        rows = [x[a:b] @ (w[e].T if trans else w[e]) for e, (a, b) in enumerate(zip(starts, ends.tolist()))]
+        return torch.cat([*rows, x.new_zeros(len(x) - int(ends[-1]), w.shape[1 if trans else 2])])
+
+    return run
+
+
 CASES = [
     Case("MatMul", [R(3, 4), R(4, 5)], torch=torch.matmul),
     Case("MatMul", [R(2, 3, 4), R(4, 5)], torch=torch.matmul),
@@ -52,6 +61,13 @@ CASES = [
            {"transA": ta, "transB": tb, "alpha": 0.5, "beta": 2.0}, torch=gemm(ta, tb, 0.5, 2.0))
       for ta in (0, 1) for tb in (0, 1) for c in ((5,), (3, 1), (), (3, 5))],
     Case("Gemm", [R(3, 4), R(4, 5)], torch=gemm(0, 0, 1, 1)),
+    *[Case("GroupedMatMul", [R(7, 3), R(len(ends), 5, 3) if trans else R(len(ends), 3, 5), V(ends, dtype)], {"transB": trans},
+           domain="ai.onnxtrain", torch=grouped(trans), name=f"{trans} {ends}")
+      for trans in (0, 1) for ends, dtype in (([2, 2, 7], np.int64), ([0, 3, 5], np.int32), ([0, 0], np.int64))],
+    Case("GroupedMatMul", [R(4, 0), R(2, 0, 5), V([1, 4], np.int64)], domain="ai.onnxtrain", torch=grouped(0), name="K is 0"),
+    Case("GroupedMatMul", [R(0, 3), R(2, 3, 5), V([0, 0], np.int64)], domain="ai.onnxtrain", torch=grouped(0), name="no rows"),
+    Case("GroupedMatMul", [R(400, 65), R(3, 65, 70), V([130, 250, 400], np.int64)], domain="ai.onnxtrain", torch=grouped(0),
+         name="measured", alloc=False),
 ]
 
 
@@ -70,3 +86,16 @@ def test_gemm_bias_too_large():
 
 def test_dtypes_differ():
     expect_error(Case("MatMul", [R(3, 4), R(4, 5, dtype=np.float64)]), TypeError, "float and double")
+
+
+@pytest.mark.parametrize("inputs, error, match", [
+    ([R(4, 3), R(2, 3, 5), V([3, 2], np.int64)], IndexError, "end 2 of group 1 is outside 3 to 4"),
+    ([R(4, 3), R(2, 3, 5), V([-1, 2], np.int64)], IndexError, "end -1 of group 0"),
+    ([R(4, 3), R(2, 3, 5), V([1, 5], np.int64)], IndexError, "end 5 of group 1"),
+    ([R(4, 3), R(3, 3, 5), V([1, 4], np.int64)], ValueError, "3 matrices, 2 ends"),
+    ([R(4, 3), R(2, 4, 5), V([1, 4], np.int64)], ValueError, "rows have 3 columns, matrices 4 rows"),
+    ([R(4, 3), R(4, 5), V([1, 4], np.int64)], ValueError, "expected 2 and 3"),
+    ([R(4, 3), R(2, 3, 5), V([1.0, 4.0])], TypeError, "ends are float"),
+], ids=str)
+def test_groups_are_checked(inputs, error, match):
+    expect_error(Case("GroupedMatMul", inputs, domain="ai.onnxtrain"), error, match)

@@ -138,7 +138,10 @@ def sampled(count):
         count -= 1
 
 
-@pytest.mark.parametrize("case", list(sampled(90)), ids=str)
+SAMPLED = list(sampled(90))
+
+
+@pytest.mark.parametrize("case", SAMPLED, ids=str)
 def test_sampled(case):
     run_case(case)
 

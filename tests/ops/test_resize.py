@@ -136,7 +136,10 @@ def sampled(count):
         yield Case("Resize", inputs, attrs, opset=19, name=f"seed{SEED}-{k}-{shape}-{attrs}", alloc=False, tol=2e-4, tol64=1e-5)
 
 
-@pytest.mark.parametrize("case", list(sampled(90)), ids=str)
+SAMPLED = list(sampled(90))
+
+
+@pytest.mark.parametrize("case", SAMPLED, ids=str)
 def test_sampled(case):
     run_case(case)
 

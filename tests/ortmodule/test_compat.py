@@ -191,3 +191,26 @@ def test_hierarchical_wraps_what_exports():
     assert wrapped == {"first", "last"} and isinstance(module.middle.inner, ORTModule)
     model(x).sum().backward()
     assert all(p.grad is not None for p in model.parameters()) and len(list(model.parameters())) == 6
+
+
+def test_arguments_of_the_exporter_that_are_not_a_scripts_are_refused(monkeypatch):
+    from onnxtrain.ortmodule._fallback import ORTModuleONNXModelException
+
+    monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_DISABLE")
+    model = ORTModule(nn.Linear(2, 2))
+    manager = model._torch_module._execution_manager(True)._graph_transition_manager
+    manager._export_extra_kwargs = {"custom_opsets": None}
+    model(torch.ones(1, 2))
+    manager._export_extra_kwargs = {"verbose": False}
+    with pytest.raises(ORTModuleONNXModelException, match="exporter arguments cannot be specified: '{'verbose'}'."):
+        model(torch.ones(2))
+
+
+def test_a_script_may_set_the_opset(monkeypatch):
+    import onnxtrain.ortmodule as ours
+
+    monkeypatch.setattr(ours, "ONNX_OPSET_VERSION", 19)
+    model = ORTModule(nn.Linear(2, 2))
+    model(torch.ones(1, 2))
+    exported = model._torch_module._execution_manager(True)._graph_transition_manager._exported_model_info.exported_model
+    assert exported.opset_import[0].version == 19 and model._torch_module._flattened_module.training

@@ -175,3 +175,17 @@ def test_explain_names_exporter_time_and_fallbacks(capsys):
     assert capsys.readouterr().out.strip() == text
     for part in ("exporter dynamo, opset 20", "2 steps", "ms a step", "MiB", "2 in the engine, 0 in PyTorch"):
         assert part in text
+
+
+def test_lines_of_the_level_asked_for_are_seen_whatever_the_loggers_level(caplog, capsys, monkeypatch):
+    class Named(nn.Module):
+        def forward(self, x, text):
+            return x + len(text)
+
+    ORTModule(Named(), DebugOptions(LogLevel.INFO))(torch.ones(2), "four")
+    said = "Received input of type <class 'str'> is treated as a constant"
+    assert said in caplog.text
+    monkeypatch.setattr(logging.getLogger("onnxtrain"), "propagate", False)
+    for level, times in ((LogLevel.INFO, 1), (LogLevel.WARNING, 0)):
+        ORTModule(Named(), DebugOptions(level))(torch.ones(2), "four")
+        assert capsys.readouterr().err.count(said) == times

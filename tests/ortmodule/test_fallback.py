@@ -126,3 +126,12 @@ def test_an_operator_that_is_missing_is_named_once(monkeypatch, caplog):
     assert counts["exports"] == 1 and counts["fallback_steps"] == 3 and counts["engine_steps"] == 0
     model(x).sum().backward()
     assert model.one.weight.grad is not None
+
+
+def test_a_forced_fallback_is_kept_as_the_reason(monkeypatch):
+    monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_FORCE_TORCH_FORWARD")
+    model = ORTModule(nn.Linear(2, 2))
+    fallback = model._torch_module._execution_manager(True)._fallback_manager
+    assert fallback._exception is None
+    model(torch.ones(1, 2))
+    assert "FORCE_TORCH_FORWARD" in str(fallback._exception) and onnxtrain.stats(model)["fallback_steps"] == 1

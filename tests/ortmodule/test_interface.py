@@ -413,11 +413,19 @@ def test_own_names_stay_on_the_wrapper():
     assert inspect.signature(model.forward) == inspect.signature(model.module.forward)
 
 
-def test_what_cannot_be_wrapped():
+def test_what_cannot_be_wrapped(monkeypatch):
     with pytest.raises(TypeError, match="torch.nn.Module"):
         ORTModule(lambda x: x)
-    with pytest.raises(ORTModuleTorchModelException, match="DataParallel"):
-        ORTModule(nn.DataParallel(nn.Linear(2, 2)))
+    inner = nn.DataParallel(nn.Linear(2, 2))
+    model, x = ORTModule(inner), torch.ones(1, 2)
+    assert torch.equal(model(x), inner(x))
+    counts = onnxtrain.stats(model)
+    assert (counts["engine_steps"], counts["fallback_steps"]) == (0, 1) and "DistributedDataParallel" in counts["reasons"][0]
+    model._fallback.policy = model._fallback.policy  # a script that sets it does not bring the engine back
+    assert model._fallback.forced
+    monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_DISABLE")
+    with pytest.raises(ORTModuleTorchModelException, match="not compatible with torch.nn.DataParallel"):
+        ORTModule(inner)
     with pytest.raises(ORTModuleTorchModelException, match="adding modules"):
         ORTModule(nn.Linear(2, 2)).add_module("more", nn.Linear(2, 2))
 

@@ -1,0 +1,538 @@
+/*
+ * Finds softmax(scale Q K' + masks) V, dropout on the probabilities included, and makes it one FusedAttention node that
+ * reads Q, K and V where they lie before they were split, transposed and repeated (strides.c). Before differentiation, so that
+ * the gradient is the node's own, and writes straight into the product that Q, K and V came out of.
+ *
+ * A softmax is the start: up to the product of scores, down to the product with V. Whatever lies between must have no other
+ * reader, and be of a kind that the node has: anything else leaves the graph as it is.
+ */
+#include "passes/fuse_attention.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/number.h"
+#include "ops/fused_attention.h"
+#include "ops/random.h"
+#include "passes/pass.h"
+#include "passes/strides.h"
+
+typedef struct match {
+    ont_graph *g;
+    ont_node *softmax, *scores, *values; /* values: the product with V */
+    ont_node *dropout;                   /* or NULL */
+    int64_t rows, columns, outer, size, v_size; /* outer: rows of all matrices */
+    double scale, fill;
+    ont_value *bias, *keep, *empty;      /* or NULL */
+    ont_shape bias_shape, keep_shape, empty_shape; /* what they broadcast to */
+    bool keep_if, causal;
+    int64_t diagonal;
+    ont_value *y;                        /* rows of the result, as the product gives them or with the empty ones zeroed */
+    ont_value *result;                   /* the same in the order in which they are wanted */
+    ont_strided_view view[ONT_ATTENTION_INPUTS + 1]; /* over rows of all matrices */
+    int64_t inner[ONT_ATTENTION_INPUTS + 1];         /* stride of columns: K, V, bias, keep */
+} match;
+
+static bool is_op(const ont_node *node, const char *domain, const char *op_type)
+{
+    return node && !strcmp(node->op_type, op_type) && !strcmp(node->domain, domain);
+}
+
+static bool is_product(const ont_node *node)
+{
+    return is_op(node, "", "MatMul") || is_op(node, ONT_DOMAIN, "FusedMatMul");
+}
+
+static ont_node *maker(const ont_value *v)
+{
+    return v && v->kind == ONT_VALUE_NODE ? v->def : NULL;
+}
+
+/* The one reader of v; NULL where there are others, the caller of the graph among them. */
+static ont_node *only_reader(const ont_graph *g, const ont_value *v)
+{
+    return v->uses && !v->uses->next && !ont_value_is_output(g, v) ? v->uses->user : NULL;
+}
+
+static bool is_single_or_narrow(ont_dtype dtype)
+{
+    return dtype == ONT_FLOAT32 || dtype == ONT_FLOAT16 || dtype == ONT_BFLOAT16;
+}
+
+/* Between scores and softmax of 16-bit products: the node computes in float32 all the way. */
+static bool is_plain_cast(const ont_node *node)
+{
+    return is_op(node, "", "Cast") && is_single_or_narrow(ont_node_in(node, 0)->dtype) &&
+           is_single_or_narrow(node->outputs[0]->dtype);
+}
+
+/* ---- from the softmax up to the product ---- */
+
+/* A known number of float type. */
+static bool number(const ont_node *node, uint32_t index, double *value)
+{
+    const ont_value *v = ont_node_in(node, index);
+    return v && v->kind == ONT_VALUE_CONSTANT && v->data && ont_dtype_is_float(v->dtype) && ont_shape_count(&v->shape) == 1 &&
+           ont_const_scalar(node, index, value) == ONT_OK;
+}
+
+static bool is_all_scores(const match *m, const ont_value *v)
+{
+    return v && v->shape.rank && v->shape.dims[v->shape.rank - 1] == m->columns && ont_shape_count(&v->shape) == m->outer * m->columns;
+}
+
+/* Which operand of an Add, Mul or Div holds the scores: the one that has all of them and comes from a product. */
+static int scores_operand(const match *m, const ont_node *node)
+{
+    for (int i = 0; i < 2; i++) {
+        const ont_value *v = ont_node_in(node, (uint32_t)i);
+        for (int depth = 0; depth < 12 && is_all_scores(m, v); depth++) {
+            const ont_node *def = maker(v);
+            if (!def) break;
+            if (is_product(def)) return i;
+            int next = is_op(def, "", "Where") ? (is_all_scores(m, ont_node_in(def, 1)) ? 1 : 2) : 0;
+            if (next == 0 && !is_all_scores(m, ont_node_in(def, 0))) next = 1;
+            v = ont_node_in(def, (uint32_t)next);
+        }
+    }
+    return -1;
+}
+
+/* `mask` without what repeats it: Expand and Identity, as long as it still broadcasts to `shape`. */
+static ont_value *unrepeated(ont_value *mask, const ont_shape *shape)
+{
+    for (ont_node *def; (def = maker(mask)) && (is_op(def, "", "Expand") || is_op(def, "", "Identity"));) {
+        ont_value *x = ont_node_in(def, 0);
+        ont_shape both;
+        if (!x || ont_shape_broadcast(&x->shape, shape, &both) != ONT_OK || !ont_shape_equal(&both, shape)) break;
+        mask = x;
+    }
+    return mask;
+}
+
+/* Each takes one node between softmax and product into the match; the value to go on with, NULL: not this way. */
+static ont_value *take_add(match *m, ont_node *node)
+{
+    int i = scores_operand(m, node);
+    if (i < 0 || m->bias || m->scale != 1) return NULL;
+    m->bias_shape = node->outputs[0]->shape;
+    m->bias = unrepeated(ont_node_in(node, (uint32_t)(1 - i)), &m->bias_shape);
+    return ont_node_in(node, (uint32_t)i);
+}
+
+static ont_value *take_where(match *m, ont_node *node)
+{
+    if (m->bias || m->keep || m->scale != 1) return NULL; /* what is added after the replacing is another formula */
+    m->keep_if = number(node, 2, &m->fill);
+    if (!m->keep_if && !number(node, 1, &m->fill)) return NULL;
+    m->keep_shape = node->outputs[0]->shape;
+    m->keep = ont_node_in(node, 0);
+    return ont_node_in(node, m->keep_if ? 1 : 2);
+}
+
+static ont_value *take_scale(match *m, ont_node *node)
+{
+    double factor;
+    bool divides = is_op(node, "", "Div");
+    int i = scores_operand(m, node);
+    if (i < 0 || (divides && i) || !number(node, (uint32_t)(1 - i), &factor)) return NULL;
+    m->scale *= divides ? 1 / factor : factor;
+    return ont_node_in(node, (uint32_t)i);
+}
+
+static bool find_scores(match *m)
+{
+    ont_value *x = ont_node_in(m->softmax, 0);
+    for (int depth = 0; depth < 16 && is_all_scores(m, x); depth++) {
+        ont_node *node = maker(x);
+        if (!node || !only_reader(m->g, x)) return false;
+        if (is_product(node)) {
+            m->scores = node;
+            m->scale *= ont_attr_float(node, "alpha", 1);
+            return true;
+        }
+        if (ont_view_keeps_order(node) || is_plain_cast(node))
+            x = ont_node_in(node, 0);
+        else if (is_op(node, "", "Add"))
+            x = take_add(m, node);
+        else if (is_op(node, "", "Where"))
+            x = take_where(m, node);
+        else if (is_op(node, "", "Mul") || is_op(node, "", "Div"))
+            x = take_scale(m, node);
+        else
+            return false;
+    }
+    return false;
+}
+
+/* ---- from the softmax down to the product with V, and on to where the result is wanted ---- */
+
+static bool take_dropout(match *m, ont_node *node)
+{
+    double ratio = ont_attr_float(node, "ratio", 0.5), training = 0;
+    if (ont_node_out(node, 1) || m->dropout || node->version < 12) return false;
+    if (ont_node_in(node, 1) && ont_const_scalar(node, 1, &ratio) != ONT_OK) return false;
+    if (ont_node_in(node, 2) && ont_const_scalar(node, 2, &training) != ONT_OK) return false;
+    if (training != 0 && ratio > 0) m->dropout = node;
+    return ratio >= 0 && ratio <= 1;
+}
+
+static bool find_values(match *m)
+{
+    ont_value *p = m->softmax->outputs[0];
+    for (int depth = 0; depth < 8 && is_all_scores(m, p); depth++) {
+        ont_node *node = only_reader(m->g, p);
+        if (!node || ont_node_in(node, 0) != p) return false;
+        if (is_product(node)) {
+            m->values = node;
+            m->y = node->outputs[0];
+            return !ont_attr_int(node, "transA", 0) && ont_attr_float(node, "alpha", 1) == 1;
+        }
+        if (is_op(node, "", "Dropout") ? !take_dropout(m, node) : !ont_view_keeps_order(node) && !is_plain_cast(node)) return false;
+        p = node->outputs[0];
+    }
+    return false;
+}
+
+/* Where(rows without a key, 0, result) */
+static void take_empty(match *m)
+{
+    ont_value *y = m->y;
+    for (ont_node *node; (node = only_reader(m->g, y)) && ont_view_keeps_order(node) && ont_node_in(node, 0) == y;)
+        y = node->outputs[0];
+    ont_node *node = only_reader(m->g, y);
+    double zero;
+    if (!is_op(node, "", "Where") || ont_node_in(node, 2) != y || !number(node, 1, &zero) || zero != 0) return;
+    ont_value *cond = ont_node_in(node, 0);
+    ont_shape *shape = &node->outputs[0]->shape;
+    int last = shape->rank - 1;
+    if (!ont_shape_equal(shape, &y->shape) || shape->dims[last] != m->v_size) return;
+    if (cond->shape.rank && cond->shape.dims[cond->shape.rank - 1] != 1) return;
+    m->empty = cond;
+    m->empty_shape = *shape;
+    m->empty_shape.dims[last] = 1;
+    m->y = node->outputs[0];
+}
+
+/* The last transpose that alone reads the result. */
+static void find_result(match *m)
+{
+    m->result = m->y;
+    for (ont_value *v = m->y;;) {
+        ont_node *node = only_reader(m->g, v);
+        bool moves = is_op(node, "", "Transpose");
+        if (!node || ont_node_in(node, 0) != v || !(moves || ont_view_keeps_order(node))) return;
+        v = node->outputs[0];
+        if (moves) m->result = v;
+    }
+}
+
+/* ---- views ---- */
+
+/* One operand of a product as a view of [batch..., rows, columns], its two last dims swapped where `flip`. */
+static bool matrix_view(const match *m, const ont_node *product, uint32_t index, bool flip, bool parts, ont_strided_view *view)
+{
+    ont_value *v = ont_node_in(product, index);
+    ont_shape shape = v->shape, full = product->outputs[0]->shape;
+    int rank = shape.rank, counts[3];
+    if (rank < 2 || full.rank < 2 || ont_node_in(product, !index)->shape.rank < 2) return false;
+    int64_t rows = shape.dims[rank - 2], columns = shape.dims[rank - 1];
+    ont_view_limits limits = {.parts = parts, .scales = v->dtype == ONT_FLOAT32 || v->dtype == ONT_FLOAT64};
+    if (product == m->values) limits.scales = false;
+    ont_view_of(v, &limits, view);
+    full.dims[full.rank - 2] = rows;
+    full.dims[full.rank - 1] = columns;
+    if (!ont_view_expand(view, &shape, &full)) return false;
+    int64_t batch = ont_shape_count_range(&full, 0, full.rank - 2);
+    if (!ont_view_regroup(view, (int64_t[]){batch, rows, columns}, 3, counts)) return false;
+    if (!flip) return true;
+    ont_factor swapped[ONT_VIEW_FACTORS];
+    int n = counts[0];
+    for (int i = 0; i < counts[2]; i++) swapped[n++] = view->factors[counts[0] + counts[1] + i];
+    for (int i = 0; i < counts[1]; i++) swapped[n++] = view->factors[counts[0] + i];
+    memcpy(view->factors + counts[0], swapped + counts[0], (size_t)(n - counts[0]) * sizeof *swapped);
+    return true;
+}
+
+/* Takes the innermost group of `size` entries off a view: it must be one run of `stride`, any where that is negative. */
+static bool take_inner(ont_strided_view *view, int64_t outer, int64_t size, int64_t *stride)
+{
+    int counts[2];
+    if (!ont_view_regroup(view, (int64_t[]){outer, size}, 2, counts) || counts[1] > 1) return false;
+    *stride = counts[1] ? view->factors[--view->n_factors].stride : 0;
+    return true;
+}
+
+/* K or V, a view of [batch, columns, size]: rows of one matrix all see the same. */
+static bool key_view(match *m, int which, int64_t batch, int64_t size)
+{
+    ont_strided_view *view = &m->view[which];
+    int64_t unit;
+    if (!take_inner(view, batch * m->columns, size, &unit) || (size > 1 && unit != 1)) return false;
+    if (!take_inner(view, batch, m->columns, &m->inner[which])) return false;
+    if (view->n_factors == ONT_VIEW_FACTORS || batch <= 0 || m->outer % batch) return false;
+    if (m->outer != batch) view->factors[view->n_factors++] = (ont_factor){m->outer / batch, 0};
+    return m->columns == 1 || m->inner[which] >= size;
+}
+
+static bool operand_views(match *m, bool parts)
+{
+    const ont_node *s = m->scores, *p = m->values;
+    bool flip_q = ont_attr_int(s, "transA", 0) != 0, flip_k = !ont_attr_int(s, "transB", 0), flip_v = ont_attr_int(p, "transB", 0) != 0;
+    if (!matrix_view(m, s, 0, flip_q, parts, &m->view[ONT_ATTENTION_Q]) ||
+        !matrix_view(m, s, 1, flip_k, parts, &m->view[ONT_ATTENTION_K]) ||
+        !matrix_view(m, p, 1, flip_v, parts, &m->view[ONT_ATTENTION_V]))
+        return false;
+    const ont_shape *q = &ont_node_in(s, 0)->shape, *full = &s->outputs[0]->shape, *last = &p->outputs[0]->shape;
+    int64_t unit;
+    m->size = q->dims[q->rank - (flip_q ? 2 : 1)];
+    m->v_size = last->dims[last->rank - 1];
+    if (!take_inner(&m->view[ONT_ATTENTION_Q], m->outer, m->size, &unit) || (m->size > 1 && unit != 1)) return false;
+    return key_view(m, ONT_ATTENTION_K, ont_shape_count_range(full, 0, full->rank - 2), m->size) &&
+           key_view(m, ONT_ATTENTION_V, ont_shape_count_range(last, 0, last->rank - 2), m->v_size);
+}
+
+/* Whether Q, K and V together are all of the tensors that they are parts of: else their gradients would be mostly zeros. */
+static bool is_whole(const match *m)
+{
+    for (int i = 0; i < 3; i++) {
+        int64_t sum = 0;
+        for (int j = 0; j < 3; j++) {
+            const ont_strided_view *v = &m->view[j];
+            if (v->root != m->view[i].root) continue;
+            int64_t n = (j == ONT_ATTENTION_V ? m->v_size : m->size) * (j == ONT_ATTENTION_Q ? 1 : m->columns);
+            for (int k = 0; k < v->n_factors; k++) n *= v->factors[k].stride ? v->factors[k].size : 1;
+            sum += n;
+        }
+        if (sum < ont_shape_count(&m->view[i].root->shape)) return false;
+    }
+    return true;
+}
+
+static bool mask_view(match *m, int which, ont_value *mask, const ont_shape *shape, int64_t width)
+{
+    ont_view_limits limits = {.parts = false, .stop = which == ONT_ATTENTION_BIAS ? mask : NULL}; /* its gradient has its shape */
+    ont_strided_view *view = &m->view[which];
+    ont_view_of(mask, &limits, view);
+    return ont_view_expand(view, &mask->shape, shape) && take_inner(view, m->outer, width, &m->inner[which]) &&
+           (m->inner[which] == 0 || m->inner[which] == 1);
+}
+
+/* Where the rows of the product lie in the result that is wanted: the view of that one, read the other way round. */
+static bool result_view(match *m)
+{
+    ont_strided_view *view = &m->view[ONT_ATTENTION_Y];
+    ont_view_limits limits = {.stop = m->y};
+    ont_view_of(m->result, &limits, view);
+    if (view->root != m->y) return false;
+    int64_t step = 1, unit;
+    ont_factor turned[ONT_VIEW_FACTORS];
+    for (int i = view->n_factors - 1; i >= 0; i--) {
+        int k = view->n_factors - 1 - i;
+        for (; k > 0 && turned[k - 1].stride < view->factors[i].stride; k--) turned[k] = turned[k - 1];
+        turned[k] = view->factors[i];
+    }
+    for (int i = view->n_factors - 1; i >= 0; i--) { /* turned: by stride in the product, largest first */
+        for (int k = 0; k < view->n_factors; k++)
+            if (turned[k].stride == view->factors[i].stride) turned[k].stride = -step; /* strides of a permutation are unique */
+        step *= view->factors[i].size;
+    }
+    for (int i = 0; i < view->n_factors; i++) view->factors[i] = (ont_factor){turned[i].size, -turned[i].stride};
+    return take_inner(view, m->outer, m->v_size, &unit) && (m->v_size == 1 || unit == 1);
+}
+
+static bool find_views(match *m)
+{
+    if (!operand_views(m, true) || !is_whole(m))
+        if (!operand_views(m, false)) return false;
+    take_empty(m);
+    find_result(m);
+    if (!result_view(m)) {
+        m->result = m->y;
+        if (!result_view(m)) return false;
+    }
+    if (m->bias && !mask_view(m, ONT_ATTENTION_BIAS, m->bias, &m->bias_shape, m->columns)) return false;
+    if (m->keep && !mask_view(m, ONT_ATTENTION_KEEP, m->keep, &m->keep_shape, m->columns)) return false;
+    if (m->empty && !mask_view(m, ONT_ATTENTION_EMPTY, m->empty, &m->empty_shape, 1)) return false;
+    m->scale *= m->view[ONT_ATTENTION_Q].scale * m->view[ONT_ATTENTION_K].scale;
+    return true;
+}
+
+/* ---- causal masks ---- */
+
+enum { LOWEST = -1000000000 }; /* scores this far below the others have no probability */
+
+/*
+ * Whether a constant mask lets row i see the columns up to i + diagonal, and nothing else. Every row must see one: what rows
+ * without any give depends on how they were hidden.
+ */
+static bool is_causal(const match *m, const ont_value *mask, const ont_shape *shape, bool bias, int64_t *diagonal)
+{
+    int rank = mask->shape.rank;
+    if (mask->kind != ONT_VALUE_CONSTANT || !mask->data || ont_shape_count(&mask->shape) != m->rows * m->columns) return false;
+    if (rank < 2 || mask->shape.dims[rank - 1] != m->columns || mask->shape.dims[rank - 2] != m->rows) return false;
+    if (shape->rank < 2 || shape->dims[shape->rank - 2] != m->rows || (!bias && m->fill > LOWEST)) return false;
+    const ont_tensor *data = mask->data;
+    for (int64_t i = 0; i < m->rows; i++) {
+        int64_t seen = 0;
+        for (int64_t j = 0; j < m->columns; j++) {
+            double x = ont_number_at(data->data, data->dtype, i * m->columns + j);
+            bool sees = bias ? x == 0 : (x != 0) == m->keep_if;
+            if ((sees && seen != j) || (bias && !sees && !(x < LOWEST))) return false;
+            seen += sees;
+        }
+        if (i == 0) *diagonal = seen - 1;
+        int64_t expected = i + *diagonal + 1;
+        if (*diagonal < 0 || seen != (expected > m->columns ? m->columns : expected)) return false;
+    }
+    return true;
+}
+
+static void find_causal(match *m)
+{
+    int64_t diagonal = 0;
+    if (m->bias && is_causal(m, m->bias, &m->bias_shape, true, &diagonal)) {
+        m->bias = NULL;
+        m->causal = true;
+        m->diagonal = diagonal;
+    }
+    if (m->causal || !m->keep || !is_causal(m, m->keep, &m->keep_shape, false, &diagonal)) return;
+    m->keep = NULL;
+    m->causal = true;
+    m->diagonal = diagonal;
+}
+
+/* ---- the node ---- */
+
+static bool find(match *m)
+{
+    const ont_value *x = ont_node_in(m->softmax, 0);
+    int rank = x->shape.rank, axis;
+    if (rank < 2 || !ont_shape_count(&x->shape)) return false;
+    bool flattens = m->softmax->version < 13; /* everything from the axis on is one dim */
+    if (ont_shape_axis(ont_attr_int(m->softmax, "axis", flattens ? 1 : -1), rank, &axis) != ONT_OK || axis != rank - 1) return false;
+    m->rows = x->shape.dims[rank - 2];
+    m->columns = x->shape.dims[rank - 1];
+    m->outer = ont_shape_count_range(&x->shape, 0, rank - 1);
+    if (!find_scores(m) || !find_values(m)) return false;
+    const ont_value *q = ont_node_in(m->scores, 0), *k = ont_node_in(m->scores, 1), *v = ont_node_in(m->values, 1);
+    if (!q || !k || !v || q->dtype != k->dtype || q->dtype != v->dtype || m->y->dtype != q->dtype) return false;
+    if (!ont_dtype_is_float(q->dtype) || !ont_shape_count(&q->shape) || !ont_shape_count(&v->shape)) return false;
+    if (m->y->shape.rank < 2 || ont_shape_count_range(&m->y->shape, 0, m->y->shape.rank - 1) != m->outer) return false;
+    find_causal(m);
+    return find_views(m);
+}
+
+static bool has(const match *m, int which)
+{
+    return (which != ONT_ATTENTION_BIAS || m->bias) && (which != ONT_ATTENTION_KEEP || m->keep) &&
+           (which != ONT_ATTENTION_EMPTY || m->empty);
+}
+
+/* The same leads for all views, and one step from row to row; false where the node cannot say it. */
+static bool find_leads(match *m, ont_attention *a)
+{
+    ont_strided_view *views[ONT_ATTENTION_INPUTS + 1];
+    int n = 0;
+    for (int i = 0; i <= ONT_ATTENTION_Y; i++)
+        if (has(m, i)) views[n++] = &m->view[i];
+    if (!ont_view_refine(views, n, m->rows)) return false;
+    const ont_strided_view *q = &m->view[ONT_ATTENTION_Q];
+    a->n_leads = q->n_factors - (m->rows > 1);
+    if (a->n_leads < 0 || a->n_leads > ONT_ATTENTION_LEADS) return false;
+    if (m->rows > 1 && q->factors[a->n_leads].size != m->rows) return false;
+    for (int d = 0; d < a->n_leads; d++) a->leads[d] = q->factors[d].size;
+    for (int i = 0; i <= ONT_ATTENTION_Y; i++) {
+        if (!has(m, i)) continue;
+        a->view[i].offset = m->view[i].offset;
+        for (int d = 0; d < a->n_leads; d++) a->view[i].lead[d] = m->view[i].factors[d].stride;
+        a->view[i].row = m->rows > 1 ? m->view[i].factors[a->n_leads].stride : 0;
+        a->view[i].column = m->inner[i];
+    }
+    if (m->rows == 1) return true;
+    return a->view[ONT_ATTENTION_Q].row >= m->size && a->view[ONT_ATTENTION_Y].row >= m->v_size && !a->view[ONT_ATTENTION_K].row &&
+           !a->view[ONT_ATTENTION_V].row;
+}
+
+static void set_view(ont_builder *b, ont_node *node, const ont_attention *a, int which)
+{
+    int64_t values[ONT_ATTENTION_LEADS + 3];
+    const ont_strided *v = &a->view[which];
+    size_t n = 0;
+    values[n++] = v->offset;
+    for (int d = 0; d < a->n_leads; d++) values[n++] = v->lead[d];
+    values[n++] = which == ONT_ATTENTION_K || which == ONT_ATTENTION_V ? v->column : v->row;
+    if (which == ONT_ATTENTION_BIAS || which == ONT_ATTENTION_KEEP) values[n++] = v->column;
+    if (b->status == ONT_OK) b->status = ont_attr_set_ints(b->graph, node, ont_attention_views[which], values, n);
+}
+
+static void set_int(ont_builder *b, ont_node *node, const char *name, int64_t value)
+{
+    if (b->status == ONT_OK) b->status = ont_attr_set_int(b->graph, node, name, value);
+}
+
+static void set_float(ont_builder *b, ont_node *node, const char *name, double value)
+{
+    if (b->status == ONT_OK) b->status = ont_attr_set_float(b->graph, node, name, value);
+}
+
+static void set_dims(ont_builder *b, ont_node *node, const char *name, const int64_t *values, int n)
+{
+    if (b->status == ONT_OK) b->status = ont_attr_set_ints(b->graph, node, name, values, (size_t)n);
+}
+
+static void set_attributes(ont_builder *b, ont_node *node, const match *m, const ont_attention *a)
+{
+    set_dims(b, node, "sizes", (int64_t[]){m->rows, m->columns, m->size, m->v_size}, 4);
+    set_dims(b, node, "leads", a->leads, a->n_leads);
+    set_dims(b, node, "shape", m->result->shape.dims, m->result->shape.rank);
+    for (int i = 0; i <= ONT_ATTENTION_Y; i++)
+        if (has(m, i)) set_view(b, node, a, i);
+    set_float(b, node, "scale", m->scale);
+    if (m->bias) set_dims(b, node, "bias_shape", m->bias_shape.dims, m->bias_shape.rank);
+    if (m->keep) {
+        set_float(b, node, "fill", m->fill);
+        set_int(b, node, "keep_if", m->keep_if);
+    }
+    if (m->causal) {
+        set_int(b, node, "causal", 1);
+        set_int(b, node, "diagonal", m->diagonal);
+    }
+    double ratio = m->dropout ? ont_attr_float(m->dropout, "ratio", 0.5) : 0;
+    if (m->dropout && ont_node_in(m->dropout, 1) && b->status == ONT_OK) b->status = ont_const_scalar(m->dropout, 1, &ratio);
+    if (!m->dropout) return;
+    set_float(b, node, "ratio", ratio);
+    set_int(b, node, "rng_stream", (int64_t)ont_random_stream(m->dropout));
+}
+
+static ont_status fuse(ont_graph *g, match *m, bool *done)
+{
+    ont_attention a = {.n_leads = 0};
+    if (!find(m) || !find_leads(m, &a)) return ONT_OK;
+    if (!a.n_leads) { /* one matrix: a lead of one entry, so that the attribute is never empty */
+        a.n_leads = 1;
+        a.leads[0] = 1;
+    }
+    ont_builder b = {.graph = g, .before = m->result->def, .status = ONT_OK};
+    ont_value *inputs[ONT_ATTENTION_INPUTS] = {m->view[0].root, m->view[1].root, m->view[2].root, m->bias, m->keep, NULL};
+    if (m->keep) inputs[ONT_ATTENTION_KEEP] = m->view[ONT_ATTENTION_KEEP].root;
+    if (m->empty) inputs[ONT_ATTENTION_EMPTY] = m->view[ONT_ATTENTION_EMPTY].root;
+    ont_node *node = ont_build_node(&b, ONT_DOMAIN, "FusedAttention", inputs, ONT_ATTENTION_INPUTS, 2);
+    if (node) set_attributes(&b, node, m, &a);
+    ont_value *y = ont_build_done(&b, node);
+    ONT_TRY(b.status);
+    ont_value_replace_uses(g, m->result, y);
+    *done = true;
+    return ONT_OK;
+}
+
+ont_status ont_pass_fuse_attention(ont_graph *g)
+{
+    bool changed = false;
+    for (ont_node *node = g->first; node; node = node->next) {
+        if (!is_op(node, "", "Softmax")) continue;
+        match m = {.g = g, .softmax = node, .scale = 1};
+        ONT_TRY(fuse(g, &m, &changed));
+    }
+    return changed ? ont_pass_dce(g) : ONT_OK;
+}

@@ -1,0 +1,156 @@
+/*
+ * See peek.h. A handle of torch's C shim (torch/csrc/inductor/aoti_torch/c/shim.h) is the address of an at::Tensor, which
+ * is what a tensor object holds; torch's own headers read it there inline (THPVariable_Unpack). Without those headers the
+ * place is found at import: it is the word that Tensor._cdata tells, and all that the shim says of a tensor must then be
+ * what DLPack says of it.
+ */
+#include "py/peek.h" /* Python.h before any system header */
+
+#include <dlfcn.h>
+#include <string.h>
+
+#include "device/library.h"
+#include "py/dlpack.h"
+
+enum { DTYPES = 64 };
+
+typedef int32_t shim_status; /* 0: no error */
+
+static struct shim {
+    size_t offset; /* of the at::Tensor in a tensor object; 0: not in use */
+    shim_status (*data)(void *tensor, void **data);
+    shim_status (*dim)(void *tensor, int64_t *dim);
+    shim_status (*sizes)(void *tensor, int64_t **sizes);
+    shim_status (*strides)(void *tensor, int64_t **strides);
+    shim_status (*dtype)(void *tensor, int32_t *dtype);
+    shim_status (*device)(void *tensor, int32_t *device);
+    shim_status (*layout)(void *tensor, int32_t *layout);
+    int32_t cpu, strided;
+    ont_dtype dtypes[DTYPES]; /* by torch's number; ONT_UNDEFINED: not taken */
+} shim;
+
+static bool find(void *library, const char *name, void *function)
+{
+    void *symbol = dlsym(library, name);
+    memcpy(function, &symbol, sizeof symbol);
+    return symbol != NULL;
+}
+
+static bool find_number(void *library, const char *name, int32_t *number)
+{
+    int32_t (*ask)(void);
+    if (!find(library, name, &ask)) return false;
+    *number = ask();
+    return true;
+}
+
+static bool find_functions(void *library)
+{
+    return find(library, "aoti_torch_get_data_ptr", &shim.data) && find(library, "aoti_torch_get_dim", &shim.dim) &&
+           find(library, "aoti_torch_get_sizes", &shim.sizes) && find(library, "aoti_torch_get_strides", &shim.strides) &&
+           find(library, "aoti_torch_get_dtype", &shim.dtype) &&
+           find(library, "aoti_torch_get_device_type", &shim.device) &&
+           find(library, "aoti_torch_get_layout", &shim.layout) &&
+           find_number(library, "aoti_torch_device_type_cpu", &shim.cpu) &&
+           find_number(library, "aoti_torch_layout_strided", &shim.strided);
+}
+
+/* Those that parameters, gradients and optimizer state have; others go the other way. */
+static void find_dtypes(void *library)
+{
+    static const struct {
+        const char *name;
+        ont_dtype dtype;
+    } known[] = {
+        {"aoti_torch_dtype_float32", ONT_FLOAT32}, {"aoti_torch_dtype_float64", ONT_FLOAT64},
+        {"aoti_torch_dtype_bfloat16", ONT_BFLOAT16}, {"aoti_torch_dtype_float16", ONT_FLOAT16},
+        {"aoti_torch_dtype_int8", ONT_INT8}, {"aoti_torch_dtype_uint8", ONT_UINT8}};
+    int32_t number;
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (find_number(library, known[i].name, &number) && number >= 0 && number < DTYPES)
+            shim.dtypes[number] = known[i].dtype;
+}
+
+/* The offset of the only word in the object that is `word`; 0 where there is none, or more than one. */
+static size_t find_word(PyObject *object, size_t size, uintptr_t word)
+{
+    size_t found = 0;
+    for (size_t at = sizeof(PyObject); at + sizeof word <= size; at += sizeof word) {
+        uintptr_t here;
+        memcpy(&here, (const char *)object + at, sizeof here);
+        if (here != word) continue;
+        if (found) return 0;
+        found = at;
+    }
+    return found;
+}
+
+static size_t find_offset(PyObject *tensor)
+{
+    PyObject *cdata = PyObject_GetAttrString(tensor, "_cdata");
+    PyObject *size = cdata ? PyObject_GetAttrString((PyObject *)Py_TYPE(tensor), "__basicsize__") : NULL;
+    uintptr_t word = cdata ? (uintptr_t)PyLong_AsVoidPtr(cdata) : 0;
+    size_t bytes = size ? PyLong_AsSize_t(size) : 0;
+    Py_XDECREF(cdata);
+    Py_XDECREF(size);
+    if (PyErr_Occurred()) return 0;
+    return word ? find_word(tensor, bytes, word) : 0;
+}
+
+/* Whether the shim and DLPack say the same of a tensor that is neither contiguous nor at the start of its memory. */
+static bool agrees(const ont_state *state, PyObject *tensor)
+{
+    ont_view view;
+    ont_dtype dtype;
+    dlpack_tensor t;
+    if (state->dlpack->tensor_from_object(tensor, &t) < 0 || !ont_peek(state, tensor, &view)) return false;
+    size_t bytes = 2 * sizeof *t.shape;
+    return t.ndim == 2 && view.rank == 2 && ont_dtype_from_dlpack(t.dtype.code, t.dtype.bits, &dtype) &&
+           dtype == view.dtype && !memcmp(view.dims, t.shape, bytes) && t.strides && view.strides &&
+           !memcmp(view.strides, t.strides, bytes) && view.data == (char *)t.data + t.byte_offset;
+}
+
+/* torch.zeros(3, 4).t()[1:]: what the shim is tried on. */
+static PyObject *make_sample(void)
+{
+    PyObject *torch = PyImport_ImportModule("torch");
+    PyObject *zeros = torch ? PyObject_CallMethod(torch, "zeros", "ii", 3, 4) : NULL;
+    PyObject *turned = zeros ? PyObject_CallMethod(zeros, "t", NULL) : NULL;
+    PyObject *sample = turned ? PyObject_CallMethod(turned, "narrow", "iii", 0, 1, 3) : NULL;
+    Py_XDECREF(turned);
+    Py_XDECREF(zeros);
+    Py_XDECREF(torch);
+    return sample;
+}
+
+void ont_peek_init(ont_state *state)
+{
+    void *library = ont_library_torch();
+    PyObject *sample = library && state->dlpack ? make_sample() : NULL;
+    if (sample && find_functions(library)) {
+        find_dtypes(library);
+        shim.offset = find_offset(sample);
+        if (shim.offset && !agrees(state, sample)) shim.offset = 0;
+    }
+    PyErr_Clear();
+    Py_XDECREF(sample);
+}
+
+bool ont_peek(const ont_state *state, PyObject *tensor, ont_view *view)
+{
+    PyObject *type = (PyObject *)Py_TYPE(tensor);
+    if (!shim.offset || (type != state->tensor_type && type != state->parameter_type)) return false;
+    void *handle = (char *)tensor + shim.offset;
+    int32_t layout, device, dtype;
+    int64_t dim, *sizes, *strides;
+    /* In this order: of another layout or device the rest must not be asked. */
+    if (shim.layout(handle, &layout) || layout != shim.strided || shim.device(handle, &device) || device != shim.cpu)
+        return false;
+    if (shim.dtype(handle, &dtype) || dtype < 0 || dtype >= DTYPES || !shim.dtypes[dtype]) return false;
+    if (shim.dim(handle, &dim) || dim > INT32_MAX || shim.sizes(handle, &sizes) || shim.strides(handle, &strides))
+        return false;
+    void *data;
+    if (shim.data(handle, &data) || !data) return false;
+    *view = (ont_view){shim.dtypes[dtype], (int32_t)dim, sizes, strides, data};
+    return true;
+}

@@ -1,0 +1,30 @@
+/*
+ * The loops of attention, compiled once per instruction set with ONT_ISA naming it. See attention.h; the bodies are in
+ * attention_rows.h, included once per dtype.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "simd/attention.h"
+#include "simd/math.h"
+
+#define PASTE_(a, b) a##b
+#define PASTE(a, b) PASTE_(a, b)
+
+#define NUM float
+#define F(name) PASTE(name, _f32)
+#if ONT_ISA_PLAIN
+#define VEXP expf
+#else
+#define VEXP f32_exp
+#endif
+#include "simd/attention_rows.h"
+#define NUM double
+#define F(name) PASTE(name, _f64)
+#define VEXP exp
+#include "simd/attention_rows.h"
+
+const ont_attention_loops PASTE(ont_attention_loops_, ONT_ISA)[] = {
+    {softmax_f32, grad_f32, dot_f32},
+    {softmax_f64, grad_f64, dot_f64},
+};
