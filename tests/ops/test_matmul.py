@@ -8,7 +8,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from harness import Case, R, expect_error, run_case  # noqa: E402
+from harness import Case, R, V, expect_error, run_case  # noqa: E402
 
 
 def fused(ta, tb, alpha):
