@@ -8,6 +8,7 @@
 
 #include "base/alloc.h"
 #include "run/place.h"
+#include "run/replay.h"
 
 struct ont_run {
     ont_program *program;
@@ -23,6 +24,7 @@ struct ont_run {
     ont_block **copies;    /* row-major copies of strided inputs, as many as n_copies */
     uint32_t n_copies, max_copies;
     bool used;
+    ont_replay replays[2]; /* forward, backward */
     ont_run *next;         /* in the program's idle list */
 };
 
@@ -43,6 +45,7 @@ static uint64_t *seed_at(const ont_run *run)
 static void run_destroy(ont_run *run)
 {
     if (!run) return;
+    for (int phase = 0; phase < 2; phase++) ont_replay_deinit(&run->replays[phase], run->program->device);
     ont_place_free(run->program->device, &run->slab_memory, slab_bytes(run->program));
     ont_free(run->pointers);
     ont_free(run->in);
@@ -183,7 +186,7 @@ static double now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-static ont_status execute(ont_run *run, uint32_t first, uint32_t last)
+static ont_status execute_steps(ont_run *run, uint32_t first, uint32_t last)
 {
     const ont_program *p = run->program;
     ont_call call = {.in = run->in, .out = run->out, .seed = run->seed, .device = p->device, .stream = run->stream,
@@ -205,6 +208,37 @@ static ont_status execute(ont_run *run, uint32_t first, uint32_t last)
         if (status != ONT_OK) return ont_context(status, "%s '%s'", step->node->op_type, step->node->name);
     }
     return ONT_OK;
+}
+
+/* Records the steps on a private stream. A capture that fails leaves the phase to be done step by step, from now on. */
+static ont_status capture(ont_run *run, ont_replay *replay, uint32_t first, uint32_t last)
+{
+    const ont_device *device = run->program->device;
+    void *stream = run->stream, *graph = NULL;
+    ont_status status = device->kind->capture_begin(device, stream, &run->stream);
+    if (status == ONT_OK) {
+        status = execute_steps(run, first, last);
+        ont_status ended = device->kind->capture_end(device, run->stream, status == ONT_OK, &graph);
+        if (status == ONT_OK) status = ended;
+    }
+    run->stream = stream;
+    replay->graph = status == ONT_OK ? graph : NULL;
+    replay->refused = status != ONT_OK;
+    if (status == ONT_OK) ont_replay_count(ONT_REPLAY_CAPTURE);
+    return status;
+}
+
+static ont_status execute(ont_run *run, uint32_t first, uint32_t last)
+{
+    const ont_program *p = run->program;
+    ont_replay *replay = &run->replays[first != 0];
+    ont_replay_verdict verdict = ONT_REPLAY_EAGER;
+    if (first < last && !__atomic_load_n(&timing, __ATOMIC_RELAXED))
+        ONT_TRY(ont_replay_decide(replay, p->device, run->pointers, p->graph->n_values, &verdict));
+    if (verdict == ONT_REPLAY_CAPTURE && capture(run, replay, first, last) == ONT_OK) verdict = ONT_REPLAY_LAUNCH;
+    if (verdict != ONT_REPLAY_LAUNCH) return execute_steps(run, first, last);
+    ont_replay_count(ONT_REPLAY_LAUNCH);
+    return p->device->kind->graph_launch(p->device, replay->graph, run->stream);
 }
 
 /* Blocks for graph outputs [first, last), before their phase. */

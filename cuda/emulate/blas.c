@@ -6,6 +6,9 @@
 
 #include "blas.h"
 
+bool ont_emulate_recording(void);
+int ont_emulate_record(int (*work)(void *), void *context, void (*forget)(void *));
+
 static float half_to_float(uint16_t h, bool brain)
 {
     uint32_t bits;
@@ -68,23 +71,44 @@ static size_t work_bytes(const void *plan)
     return 0;
 }
 
-static ont_status run(void *plan, const void *a, const void *b, void *c, const void *bias, void *work, void *stream)
+typedef struct call {
+    const ont_blas_product *p;
+    const void *a, *b, *bias;
+    void *c;
+} call;
+
+static int multiply(void *context)
 {
-    const ont_blas_product *p = plan;
-    (void)work;
-    (void)stream;
+    const call *call = context;
+    const ont_blas_product *p = call->p;
     for (int64_t o = 0; o < p->batch; o++)
         for (int64_t i = 0; i < p->m; i++)
             for (int64_t j = 0; j < p->n; j++) {
                 double sum = 0;
                 for (int64_t k = 0; k < p->k; k++)
-                    sum += at(p->dtype, a, o * p->stride_a + (p->trans_a ? k * p->lda + i : i * p->lda + k)) *
-                           at(p->dtype, b, o * p->stride_b + (p->trans_b ? j * p->ldb + k : k * p->ldb + j));
+                    sum += at(p->dtype, call->a, o * p->stride_a + (p->trans_a ? k * p->lda + i : i * p->lda + k)) *
+                           at(p->dtype, call->b, o * p->stride_b + (p->trans_b ? j * p->ldb + k : k * p->ldb + j));
                 int64_t to = o * p->stride_c + i * p->ldc + j;
-                double value = p->alpha * sum + (p->beta != 0 ? p->beta * at(p->result, c, to) : 0);
-                if (p->epilogue == ONT_EPILOGUE_BIAS) value += at(p->result, bias, j);
-                put(p->result, c, to, value);
+                double value = p->alpha * sum + (p->beta != 0 ? p->beta * at(p->result, call->c, to) : 0);
+                if (p->epilogue == ONT_EPILOGUE_BIAS) value += at(p->result, call->bias, j);
+                put(p->result, call->c, to, value);
             }
+    return 0;
+}
+
+static ont_status run(void *plan, const void *a, const void *b, void *c, const void *bias, void *work, void *stream)
+{
+    call now = {plan, a, b, bias, c};
+    (void)work;
+    (void)stream;
+    if (!ont_emulate_recording()) {
+        multiply(&now);
+        return ONT_OK;
+    }
+    call *kept = malloc(sizeof *kept);
+    if (!kept) return ont_fail(ONT_ENOMEM, "out of memory");
+    *kept = now;
+    ont_emulate_record(multiply, kept, free);
     return ONT_OK;
 }
 

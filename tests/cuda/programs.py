@@ -163,6 +163,41 @@ def ortmodule() -> set[str]:
     return names
 
 
+def graphs() -> set[str]:
+    """Phases whose addresses repeat are recorded and replayed: the same numbers, new contents and seeds are seen, and an address
+    that changes is noticed."""
+    torch.manual_seed(0)
+    model, tensors = exported(nn.Sequential(nn.Linear(20, 33), nn.Tanh(), nn.Dropout(0.3), nn.Linear(33, 5)), (torch.randn(8, 20),))
+    mask = bytes([0] + [1] * (len(tensors) - 1))
+    eager, recorded = _C.Session(model, 16, DEVICE), _C.Session(model, 16, DEVICE)
+    grad, before = torch.randn(8, 5), eager.stats()
+
+    def once(session: _C.Session, seed: int) -> list[torch.Tensor]:
+        outputs, run = session.forward(tensors, mask, seed)
+        saved = [tensors[i] for i in run.saved_inputs] + [outputs[i] for i in run.saved_outputs]
+        return [outputs[0].clone(), *(g.clone() for g in run.backward(saved, [grad]) if g is not None)]
+
+    _C.set_timing(False)
+    try:
+        for step in range(12):
+            if step == 8:
+                tensors[0] = tensors[0].clone()  # another address
+            tensors[0].normal_()
+            tensors[1].add_(0.01)
+            _C.set_graphs(False)
+            want = once(eager, step)
+            _C.set_graphs(True)
+            for a, b in zip(want, once(recorded, step), strict=True):
+                assert torch.equal(a, b), (step, (a - b).abs().max())
+    finally:
+        _C.set_graphs(False)
+        _C.set_timing(True)
+    after = eager.stats()
+    captured, launched = (after[k] - before[k] for k in ("graphs_captured", "graph_launches"))
+    assert captured >= 2 and launched >= 4, (captured, launched)
+    return set()
+
+
 GROUPS = {  # text of a graph: broadcasts, vectors of four, odd counts, dropout, casts, several results
     "vector": "g (float[6, 8] x, float[6, 8] y) => (float[6, 8] z, float[6, 8] t) { a = Mul(x, y) t = Tanh(a) z = Gelu(t) }",
     "odd": "g (float[5, 7] x, float[5, 7] y) => (float[5, 7] z) { a = Sub(x, y) b = Exp(a) z = Sigmoid(b) }",
@@ -212,7 +247,7 @@ class Messages(logging.Handler):
 
 MESSAGES = Messages()
 
-PROGRAMS: list[Callable[[], set[str]]] = [mlp, mlp_halves, transformer, loss, fault, strided, generated, ortmodule]
+PROGRAMS: list[Callable[[], set[str]]] = [mlp, mlp_halves, transformer, loss, fault, strided, graphs, generated, ortmodule]
 
 
 def main(plugin: str, device: str) -> None:
