@@ -3,8 +3,6 @@
  */
 #include "run/replay.h"
 
-#include <string.h>
-
 #include "base/alloc.h"
 
 static bool enabled;
@@ -28,34 +26,37 @@ void ont_replay_count(ont_replay_verdict verdict)
 
 ont_replay_counts ont_replay_get_counts(void)
 {
-    return (ont_replay_counts){__atomic_load_n(&counts.captured, __ATOMIC_RELAXED), __atomic_load_n(&counts.launched, __ATOMIC_RELAXED),
-                               __atomic_load_n(&counts.dropped, __ATOMIC_RELAXED)};
+    return (ont_replay_counts){__atomic_load_n(&counts.captured, __ATOMIC_RELAXED), __atomic_load_n(&counts.launched, __ATOMIC_RELAXED)};
 }
 
-static void drop(ont_replay *r, const ont_device *device)
+/* A moved tensor gets its own place; the graph, which knows the old address, goes. */
+static ont_status moved(ont_replay *r, const ont_device *device, ont_replay_slot *slot, ont_replay_verdict *verdict)
 {
-    if (!r->graph) return;
-    device->kind->graph_destroy(device, r->graph);
+    if (r->graph) device->kind->graph_destroy(device, r->graph);
     r->graph = NULL;
-    __atomic_fetch_add(&counts.dropped, 1, __ATOMIC_RELAXED);
+    *verdict = ONT_REPLAY_EAGER;
+    if (slot->bytes > ONT_REPLAY_STAGE || !slot->bytes) return ONT_OK;
+    return device->kind->alloc(device, slot->bytes, &slot->stage);
 }
 
-ont_status ont_replay_decide(ont_replay *r, const ont_device *device, void *const *addresses, uint32_t n, ont_replay_verdict *verdict)
+ont_status ont_replay_decide(ont_replay *r, const ont_device *device, void *const *addresses, const size_t *bytes, uint32_t n,
+                             ont_replay_verdict *verdict)
 {
     *verdict = ONT_REPLAY_EAGER;
-    if (!device || !device->kind->capture_begin || r->refused || !ont_replay_enabled()) return ONT_OK;
-    if (!r->seen) {
-        r->seen = ont_calloc(n + 1, sizeof *r->seen);
-        if (!r->seen) return ONT_ENOMEM;
-        r->n_seen = n;
+    if (r->refused) return ONT_OK;
+    if (!r->slots) {
+        r->slots = ont_calloc(n + 1, sizeof *r->slots);
+        if (!r->slots) return ONT_ENOMEM;
+        r->n_slots = n;
     }
-    bool same = r->known && r->n_seen == n && !memcmp(r->seen, addresses, n * sizeof *addresses);
-    if (same) {
-        *verdict = r->graph ? ONT_REPLAY_LAUNCH : ONT_REPLAY_CAPTURE;
-        return ONT_OK;
+    if (r->known) *verdict = r->graph ? ONT_REPLAY_LAUNCH : ONT_REPLAY_CAPTURE;
+    for (uint32_t i = 0; i < n; i++) {
+        ont_replay_slot *slot = &r->slots[i];
+        bool same = slot->seen == addresses[i];
+        slot->seen = addresses[i];
+        slot->bytes = bytes[i];
+        if (r->known && !same && !slot->stage.data) ONT_TRY(moved(r, device, slot, verdict));
     }
-    drop(r, device);
-    memcpy(r->seen, addresses, n * sizeof *addresses);
     r->known = true;
     return ONT_OK;
 }
@@ -63,6 +64,8 @@ ont_status ont_replay_decide(ont_replay *r, const ont_device *device, void *cons
 void ont_replay_deinit(ont_replay *r, const ont_device *device)
 {
     if (r->graph) device->kind->graph_destroy(device, r->graph);
-    ont_free(r->seen);
+    for (uint32_t i = 0; i < r->n_slots; i++)
+        if (r->slots[i].stage.data) device->kind->free(device, &r->slots[i].stage, r->slots[i].bytes);
+    ont_free(r->slots);
     *r = (ont_replay){0};
 }
