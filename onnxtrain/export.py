@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from onnxtrain._export import attributes, exclusive, functions
+from onnxtrain._export import flags as flags_of
 from onnxtrain._export import graph as onnx_graph
 from onnxtrain._export import guards as shape_guards
 from onnxtrain._export import mutations, rewrite, sizes, state, trees
@@ -95,6 +96,9 @@ class Exported:
     needs_verification: bool = False  # the caller must compare outputs and gradients with eager's first
     functions: tuple[functions.Call, ...] = ()  # by the keys of PythonOp nodes
     origins: dict[str, str] = dataclasses.field(default_factory=dict)  # node -> torch operator, as "aten.cross.default"
+    modes: tuple[Any, ...] | None = None  # grad_modes() that this holds for; None: for all
+    conditional: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())  # inputs that torch.cond reads, outputs that come from it
+    flags: tuple[tuple[str, bool], ...] = ()  # parameters whose requires_grad forward sets, and to what
 
 
 @dataclasses.dataclass
@@ -107,6 +111,8 @@ class _Traced:
     buffers: list[str] = dataclasses.field(default_factory=list)
     assignments: list[Assignment] = dataclasses.field(default_factory=list)
     checks: list[bool] = dataclasses.field(default_factory=list)
+    consulted: bool = False  # whether forward asks for requires_grad, or for grad mode
+    flags: tuple[tuple[str, bool], ...] = ()
     functions: list[functions.Call] = dataclasses.field(default_factory=list, compare=False)
     record: attributes.Record = dataclasses.field(default_factory=attributes.Record, compare=False)
 
@@ -132,9 +138,12 @@ class _Flat(torch.nn.Module):
         functions.begin(traced.functions)
         held = attributes.containers(module)
         checked: list[tuple[Tensor, bool]] = []
-        patch = rewrite.Rewrite(barriers, None if barriers else checked)
-        with state.no_hidden_draws(), patch, attributes.recording(traced.record):
+        flags = flags_of.Flags(dict(module.named_parameters()))
+        patch = rewrite.Rewrite(barriers, flags, None if barriers else checked)
+        with state.no_hidden_draws(), flags_of.noting_modes(flags, module), patch, \
+                attributes.recording(traced.record, module):
             results, traced.out_spec = trees.flatten(module(*args, **kwargs))
+        traced.consulted, traced.flags = flags.consulted, flags.changed
         if (lost := attributes.changed_container(held)) is not None:
             raise Untraceable(
                 f"The module changes its {type(getattr(*lost)).__name__} {lost[1]!r} in place inside forward; a graph would "
@@ -145,7 +154,7 @@ class _Flat(torch.nn.Module):
         buffers = dict(self.module.named_buffers())
         traced.buffers = list(buffers)
         assigned = _assigned(module, traced)
-        patch.refuse_visible([*results, *(leaf for child, name in traced.record.writes
+        flags.refuse_visible([*results, *(leaf for child, name in traced.record.writes
                                           for leaf in trees.flatten(attributes.attribute(child, name))[0])])
         traced.checks = [wanted for _, wanted in checked]
         # Cloned, so that torch.export sees no output that is an input. Those that forward left alone are dropped later.
@@ -230,8 +239,14 @@ def _run(
     if used != opset:
         notes.append(f"opset {opset} was asked for; this exporter has {opsets[0]} to {opsets[1]}, and {used} is used.")
     leaves, spec = trees.flatten((args, kwargs))
-    flat = _Flat(module, leaves, spec, barriers=exporter == "torchscript")
-    flat.by_torch = by_torch
+
+    def flattened() -> _Flat:
+        flat = _Flat(module, leaves, spec, barriers=exporter == "torchscript")
+        flat.by_torch = by_torch
+        return flat
+
+    flat = flattened()
+    modes = grad_modes(module, leaves, torch.is_grad_enabled())
     start = time.perf_counter()
     try:
         with exclusive.exclusive(), state.unchanged(module), state.random_unchanged(), rewrite.patched(module, notes, custom), _quiet():
@@ -241,8 +256,11 @@ def _run(
             if module.training != training:
                 module.train(training)
             with torch.enable_grad():
-                exported = run(flat, [name for name, leaf in zip(names, leaves) if isinstance(leaf, Tensor)], leaves, used,
-                               notes)
+                tensor_names = [name for name, leaf in zip(names, leaves) if isinstance(leaf, Tensor)]
+                exported = run(flat, tensor_names, leaves, used, notes)
+            if flat.traced.consulted and not torch.is_grad_enabled():  # it has seen the wrong answer
+                flat = flattened()
+                exported = run(flat, tensor_names, leaves, used, notes)
     except ExportError as error:
         error.state = _state(flat)
         raise
@@ -256,10 +274,17 @@ def _run(
         raise failure from _root(error)
     exported.seconds["total"] = time.perf_counter() - start
     exported.functions = tuple(flat.traced.functions)
+    exported.modes, exported.flags = modes if flat.traced.consulted else None, flat.traced.flags
     if custom.inlined:
         notes.append(f"Traced through, as asked for, and differentiated as plain operators: {', '.join(custom.inlined)}.")
         exported.needs_verification = True
     return exported
+
+
+def grad_modes(module: torch.nn.Module, leaves: Sequence[Any], grad_enabled: bool) -> tuple[Any, ...]:
+    """All that forward may see of gradients: what a graph of one that looks holds for."""
+    return (grad_enabled, torch.is_inference_mode_enabled(), [leaf.requires_grad for leaf in leaves if isinstance(leaf, Tensor)],
+            [parameter.requires_grad for parameter in module.parameters()])
 
 
 _HOOKS = {"_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"}
@@ -560,10 +585,11 @@ def _finish(
         GraphOutput(kind, value.name, target) for value, (_, kind, target) in zip(graph.outputs, kept)
     )
     frozen = _frozen(flat, inputs, cached)
+    conditional = onnx_graph.conditional(model) if exporter == "dynamo" else ((), ())  # TorchScript's If is Python's own
     data, origins = onnx_graph.serialise(model)
     return Exported(
         data, tuple(inputs), outputs, flat.traced.out_spec, flat.traced.out_constants, guards,
-        tuple(assignments), frozen, exporter, opset, seconds, notes, origins=origins,
+        tuple(assignments), frozen, exporter, opset, seconds, notes, origins=origins, conditional=conditional,
     )
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onnxtrain._export import exclusive
 from onnxtrain._export.state import replaced
 
 MAX_ITEMS = 1024  # a plain container with more is compared by identity alone
@@ -53,8 +54,9 @@ class Record:
 
 
 @contextlib.contextmanager
-def recording(record: Record) -> Iterator[None]:
-    """Records what this thread reads and assigns on any torch.nn.Module. Reads by torch's own lookup are left out."""
+def recording(record: Record, module: torch.nn.Module) -> Iterator[None]:
+    """Records what this thread reads and assigns on any torch.nn.Module while `module` is traced. Reads by torch's own
+    lookup are left out."""
     module_class, thread = torch.nn.Module, threading.get_ident()
     look_up, assign, delete = module_class.__getattr__, module_class.__setattr__, module_class.__delattr__
     inside = 0
@@ -79,11 +81,45 @@ def recording(record: Record) -> Iterator[None]:
 
         return call
 
+    ours = {"__getattr__": quietly(look_up, False), "__setattr__": quietly(assign, True),
+            "__delattr__": quietly(delete, True), "__getattribute__": getattribute}
+    torchs = {name: vars(module_class)[name] for name in ours if name in vars(module_class)}
     with contextlib.ExitStack() as stack:
-        stack.enter_context(replaced(module_class, "__getattr__", quietly(look_up, False)))
-        stack.enter_context(replaced(module_class, "__setattr__", quietly(assign, True)))
-        stack.enter_context(replaced(module_class, "__delattr__", quietly(delete, True)))
-        stack.enter_context(replaced(module_class, "__getattribute__", getattribute))
+        for name, method in ours.items():
+            stack.enter_context(replaced(module_class, name, method))
+        stack.enter_context(_compiled_parts(record, module, ours, torchs))
+        yield
+
+
+@contextlib.contextmanager
+def _compiled_parts(record: Record, module: torch.nn.Module, ours: dict[str, Any], torchs: dict[str, Any]) -> Iterator[None]:
+    """torch.cond and its kin have torch's compiler read their branches, which cannot follow a recorder.
+
+    It is put aside for so long, and every attribute of the module counts as read.
+    """
+    from torch._higher_order_ops import utils
+
+    plain = getattr(utils, "_hop_compile_and_call", None)
+    if plain is None:  # another torch: the export of such a module fails, and says so
+        yield
+        return
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not exclusive.here() or exclusive.inlined:
+            return plain(*args, **kwargs)
+        for child in module.modules():
+            record.reads.setdefault(child, set()).add("__dict__")
+        exclusive.inlined = True
+        try:
+            for name in ours:
+                setattr(torch.nn.Module, name, torchs[name]) if name in torchs else delattr(torch.nn.Module, name)
+            return plain(*args, **kwargs)
+        finally:
+            for name, method in ours.items():
+                setattr(torch.nn.Module, name, method)
+            exclusive.inlined = False
+
+    with replaced(utils, "_hop_compile_and_call", call):
         yield
 
 

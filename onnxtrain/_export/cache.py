@@ -31,7 +31,7 @@ from onnxtrain._export import attributes
 from onnxtrain._export import guards as shape_guards
 
 _log = logging.getLogger("onnxtrain")
-FORMAT = 1
+FORMAT = 2
 MAX_ENTRIES = 16  # per digest: exports that differ in sizes, or in attributes
 
 
@@ -180,6 +180,8 @@ def _spec_out(spec: pytree.TreeSpec) -> str:
 
 
 def _meta(module: torch.nn.Module, exported: Any) -> dict[str, Any]:
+    if exported.modes is not None:
+        raise NotKept("forward asks which tensors require a gradient, or for grad mode")
     if exported.functions:
         raise NotKept("the module calls a torch.autograd.Function")
     if any(source.kind == "constant" for source in exported.inputs):
@@ -191,7 +193,7 @@ def _meta(module: torch.nn.Module, exported: Any) -> dict[str, Any]:
         "guards": exported.guards.source,  # type: ignore[attr-defined]
         "assignments": [(a.module, a.name, _spec_out(a.spec), _plain(a.constants), a.tensors) for a in exported.assignments],
         "state": _state_out(module, exported.state), "exporter": exported.exporter, "opset": exported.opset,
-        "notes": exported.notes,
+        "notes": exported.notes, "conditional": exported.conditional,
     }
 
 
@@ -251,6 +253,7 @@ def _read(path: Path, module: torch.nn.Module, tensors: Sequence[Tensor]) -> Any
         tuple(Assignment(owner, name, pytree.treespec_loads(spec), dict(map(tuple, constants)), tuple(leaves))
               for owner, name, spec, constants, leaves in meta["assignments"]),
         state, meta["exporter"], meta["opset"], {"total": 0.0}, [*meta["notes"], f"Loaded from {path}."],
+        conditional=tuple(tuple(part) for part in meta["conditional"]),
     )
 
 

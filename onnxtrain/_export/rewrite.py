@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from onnxtrain._export import checks, replacements
 from onnxtrain._export.errors import Untraceable
 from onnxtrain._export.exclusive import only_here
+from onnxtrain._export.flags import Flags
 from onnxtrain._export.function_apply import CustomFunctions, applied, inlined_checkpoint
 from onnxtrain._export.replacements import PATCHES
 from onnxtrain._export.state import replaced
@@ -49,6 +50,7 @@ _REWRITES: dict[Any, Callable[..., Any]] = {
     torch.Tensor.data.__get__: lambda x: x.detach(),  # .data is invisible to a trace
     torch.Tensor.register_hook: _refuse("Tensor.register_hook()"),
     torch.Tensor.retain_grad: _refuse("Tensor.retain_grad()"),
+    torch.Tensor.grad.__get__: _refuse("the getter of Tensor.grad"),
     torch.Tensor.backward: _refuse("Tensor.backward()"),
     torch.autograd.grad: _refuse("torch.autograd.grad()"),
 }
@@ -65,49 +67,39 @@ class Rewrite(TorchFunctionMode):
             marks such regions in its graph; the TorchScript exporter has no trace of them, nor of detach().
         checked: filled with (condition, its value) where forward would raise if it had the other one; see checks.py. None:
             such a condition is a branch on a value like others.
+        flags: which tensors require a gradient.
     """
 
-    def __init__(self, barriers: bool, checked: list[tuple[Tensor, bool]] | None = None) -> None:
+    def __init__(self, barriers: bool, flags: Flags, checked: list[tuple[Tensor, bool]] | None = None) -> None:
         super().__init__()
         self._barriers = barriers
+        self._flags = flags
         self._checked = checked
         self._values = _FrozenValues() if barriers else None
-        self._made = WeakIdKeyDictionary()  # by forward itself; True where it asked for a gradient of it
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
+        rewrite = self._flags.HANDLERS.get(func)
+        if rewrite is not None:
+            return rewrite(self._flags, *args, **(kwargs or {}))
+        if self._flags.frozen:
+            barrier = torch.ops.onnxtrain.stop_gradient if self._barriers else torch.detach
+            args, kwargs = self._flags.stopped((args, kwargs), barrier)
         rewrite = _REWRITES.get(func)
         if func is Tensor.__bool__ and self._checked is not None and args[0].numel() == 1:
             answer = checks.answer(sys._getframe(1))
             if answer is not None:
                 self._checked.append((args[0].detach().reshape(()) != 0, answer))
                 return answer
-        if func in _REQUIRING:
-            return self._require_grad(func, *args, **(kwargs or {}))
         if self._values is not None:
             self._values.before(func, args)
         result = (rewrite or func)(*args, **(kwargs or {}))
         if self._values is not None:
             self._values.after(func, args, kwargs, result)
-        if isinstance(result, Tensor) and func is not Tensor.grad.__get__ and not any(result is argument for argument in args):
-            self._made.setdefault(result, False)
+        if isinstance(result, Tensor) and not any(result is argument for argument in args):
+            self._flags.made(result)
         if self._barriers and (func in _DETACHING or not torch.is_grad_enabled()):
             return tree_map_only(Tensor, lambda x: _barrier(x, args), result)
         return result
-
-    def _require_grad(self, func: Any, tensor: Tensor, requires_grad: bool = True) -> Tensor | None:
-        """Of a tensor that forward made and drops again (reentrant checkpoints want one), nobody can see the gradient."""
-        if not requires_grad or tensor not in self._made:
-            raise Untraceable(f"The module calls {_REQUIRING[func]} inside forward; a graph would lose it.")
-        self._made[tensor] = True
-        return tensor if func is Tensor.requires_grad_ else None
-
-    def refuse_visible(self, results: Sequence[Any]) -> None:
-        """What forward asked for a gradient of must not leave it: in a graph it is no leaf."""
-        if any(isinstance(result, Tensor) and self._made.get(result) for result in results):
-            raise Untraceable("The module returns, or keeps, a tensor that it has set requires_grad of; a graph would lose it.")
-
-
-_REQUIRING = {Tensor.requires_grad_: "Tensor.requires_grad_()", Tensor.requires_grad.__set__: "the setter of Tensor.requires_grad"}
 
 
 class _FrozenValues:

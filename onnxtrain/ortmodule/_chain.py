@@ -14,6 +14,7 @@ from torch import Tensor
 from onnxtrain import _C
 from onnxtrain._export import segments
 from onnxtrain._export.functions import Call
+from onnxtrain.ortmodule._reach import Reach
 
 
 class Stage:
@@ -21,6 +22,7 @@ class Stage:
 
     def __init__(self, segment: segments.Segment, seed: Callable[[Any], int], device: str) -> None:
         self.session = _C.Session(segment.model, device=device) if segment.model is not None else None
+        self.reach, self.conditional = Reach(segment.model) if segment.model is not None else None, None
         self.inputs, self.outputs, self.calls = segment.inputs, segment.outputs, segment.calls
         if self.session is not None:
             given = [name for name, _, _ in self.session.inputs]

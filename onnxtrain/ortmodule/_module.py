@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
 import re
@@ -16,7 +17,7 @@ from onnxtrain._export import cache, exclusive, trees
 from onnxtrain._export.attributes import State
 from onnxtrain._export.errors import Untraceable
 from onnxtrain._export.function_apply import CustomFunctions
-from onnxtrain.export import ArgumentError, ExportError, export
+from onnxtrain.export import ArgumentError, ExportError, export, grad_modes
 from onnxtrain.ortmodule._device import device_of
 from onnxtrain.ortmodule import _announce
 from onnxtrain.ortmodule._debug import STAGES, DebugOptions
@@ -65,8 +66,16 @@ class _Forward:
     """ORTModule.forward, with the signature of the wrapped module's where somebody asks for it."""
 
     class Bound:
+        __slots__ = ("__self__",)  # without a __dict__, of which functools.wraps would copy
+
         def __init__(self, model: ORTModule) -> None:
             self.__self__ = model
+
+        def __eq__(self, other: object) -> bool:
+            return type(other) is type(self) and other.__self__ is self.__self__
+
+        def __hash__(self) -> int:
+            return hash((_Forward, id(self.__self__)))
 
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             return self.__self__._call(args, kwargs)
@@ -76,10 +85,29 @@ class _Forward:
             return inspect.signature(self.__self__._module.forward)
 
         @property
+        def __func__(self) -> types.FunctionType:
+            """As a method has one: libraries wrap it and bind the result to the model again."""
+
+            def forward(self: ORTModule, *args: Any, **kwargs: Any) -> Any:
+                return self._call(args, kwargs)
+
+            with contextlib.suppress(ValueError, TypeError):
+                own = self.__signature__
+                first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+                forward.__signature__ = own.replace(parameters=[first, *own.parameters.values()])  # type: ignore[attr-defined]
+            forward._of_ortmodule = True  # type: ignore[attr-defined]
+            return forward
+
+        @property
         def __doc__(self) -> str | None:  # type: ignore[override]
             return self.__self__._module.forward.__doc__
 
         __name__ = "forward"
+
+    def __init__(self) -> None:
+        kinds = inspect.Parameter
+        self.__signature__ = inspect.Signature([  # of the class's attribute, which no wrapped module belongs to
+            kinds("self", kinds.POSITIONAL_OR_KEYWORD), kinds("args", kinds.VAR_POSITIONAL), kinds("kwargs", kinds.VAR_KEYWORD)])
 
     def __get__(self, model: ORTModule | None, _owner: type) -> Any:
         return self if model is None else self.Bound(model)
@@ -180,7 +208,8 @@ class ORTModule(torch.nn.Module):
             return self._in_torch(args, kwargs)
         tensors = leaves if spec is None else [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         for program in programs:
-            if program.guards(tensors) is None and program.changed() is None:
+            if program.guards(tensors) is None and program.changed() is None and (
+                    program.modes is None or program.modes == grad_modes(self._module, tensors, grad_enabled)):
                 if program.steps < self._debug.verify:
                     self._debug.log(logging.WARNING, "%s", verify(self._module, program.exported, args, kwargs))
                 try:
@@ -453,13 +482,16 @@ class ORTModule(torch.nn.Module):
             self.__dict__[name] = value  # past torch's registration: the wrapped module is no child
         elif "_module" not in self.__dict__ or name in self.__dict__ or name == "training":
             super().__setattr__(name, value)
-        elif name in _OF_ORTMODULE or _is_custom_method(self._module, name):
+        elif name in _OF_ORTMODULE or _is_custom_method(self._module, name) or _calls_forward_of(self, value):
             self.__dict__[name] = value
         else:
             setattr(self._module, name, value)
 
     def __delattr__(self, name: str) -> None:
-        delattr(self._module, name)
+        if name in self.__dict__ and name not in _OWN:
+            del self.__dict__[name]
+        else:
+            delattr(self._module, name)
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *dir(self._module)})
@@ -487,7 +519,9 @@ class ORTModule(torch.nn.Module):
 
     def eval(self) -> ORTModule:
         """As torch.nn.Module.eval, of the wrapped module too."""
-        return self.train(False)
+        self._module.eval()
+        self.__dict__["training"] = False
+        return self
 
     def _apply(self, fn: Any, recurse: bool = True) -> ORTModule:
         self._module._apply(fn, recurse)
@@ -507,9 +541,23 @@ def _is_custom_method(module: torch.nn.Module, name: str) -> bool:
     return isinstance(getattr(type(module), name, None), types.FunctionType) and not hasattr(torch.nn.Module, name)
 
 
+def _calls_forward_of(model: ORTModule, value: Any) -> bool:
+    """Whether a function is, wraps or closes over the wrapper's forward: on the module it would call itself for ever."""
+    for _ in range(64):
+        if isinstance(value, _Forward.Bound) or getattr(value, "_of_ortmodule", False):
+            return True
+        for cell in getattr(value, "__closure__", None) or ():
+            with contextlib.suppress(ValueError):  # a cell that is still empty
+                if isinstance(cell.cell_contents, _Forward.Bound) and cell.cell_contents.__self__ is model:
+                    return True
+        value = getattr(value, "__wrapped__", getattr(value, "func", None))
+    return False
+
+
 def _warn_of_collisions(module: torch.nn.Module, debug: DebugOptions) -> None:
     """Names of the user's that ORTModule has as well: from outside, its own are found first."""
-    ours = {name for name in (*vars(ORTModule), *_OWN) if not name.startswith("__")} - {"forward", "extra_repr"}
+    ours = {name for name in (*vars(ORTModule), *_OWN) if not name.startswith("__")}
+    ours -= {"forward", "extra_repr", "train", "eval"}  # ORTModule's call the module's
     methods = [name for base in type(module).__mro__ if base.__module__.split(".")[0] != "torch" for name in vars(base)]
     held = vars(module).keys() - vars(torch.nn.Module()).keys()
     for name in (*sorted(ours & held), *sorted(ours & set(methods))):

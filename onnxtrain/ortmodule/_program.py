@@ -18,6 +18,7 @@ from onnxtrain import _C
 from onnxtrain._export import gradients
 from onnxtrain.export import Exported
 from onnxtrain.ortmodule._chain import Chain
+from onnxtrain.ortmodule._reach import Conditional, Reach
 
 
 def _seed(session: Any) -> int:
@@ -40,6 +41,9 @@ class _ORTModuleFunction(torch.autograd.Function):
     def forward(ctx: Any, program: Program, mask: bytes, *tensors: Tensor) -> Any:
         outputs, run = program.session.forward(tensors, mask, program.seed())
         ctx.set_materialize_grads(False)
+        ctx.reach = program.reach
+        if program.conditional is not None:
+            return program.conditional.forward(ctx, program.reach, mask, tensors, outputs, run)
         if run is None:
             ctx.mark_non_differentiable(*outputs)
             return outputs
@@ -54,13 +58,18 @@ class _ORTModuleFunction(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         if torch.is_grad_enabled():
             return _backward_once(ctx, *grads)
-        return (None, None, *ctx.run.backward(ctx.saved_tensors, grads))
+        return (None, None, *_gradients(ctx, grads))
+
+
+def _gradients(ctx: Any, grads: tuple[Tensor | None, ...]) -> Sequence[Tensor | None]:
+    found = ctx.run.backward(ctx.saved_tensors, grads)
+    return found if len(grads) == 1 else ctx.reach.drop(ctx.run.differentiable, grads, found)
 
 
 @once_differentiable
 def _backward_once(ctx: Any, *grads: Tensor | None) -> Any:
     """Under create_graph=True: what comes out raises where it is differentiated again."""
-    return (None, None, *ctx.run.backward(ctx.saved_tensors, grads))
+    return (None, None, *_gradients(ctx, grads))
 
 
 class Agent:
@@ -91,8 +100,12 @@ class Program:
         self.build_seconds = time.perf_counter() - start
         self.exported = exported
         self.device = device
+        self._module = module
         self.guards = exported.guards
+        self.reach = Reach(model)
+        self.conditional = Conditional(*exported.conditional) if exported.conditional[1] and self.chain is None else None
         self.changed = exported.state.difference
+        self.modes = exported.modes
         self.steps = 0
         self.step_seconds = 0.0  # of all its forwards
         self.used = 0.0  # when; the clock of time.monotonic()
@@ -200,6 +213,8 @@ class Program:
             raise CheckError("a check in forward does not hold")
         if self._buffers or self._assignments:
             self._write_back(outputs)
+        for name, requires_grad in self.exported.flags:
+            self._module.get_parameter(name).requires_grad_(requires_grad)
         self.steps += 1
         self.used = time.monotonic()
         self.step_seconds += self.used - start

@@ -91,26 +91,27 @@ class _Result:
         self.others: list[Any] = []
 
 
-def _leaves_with_grad(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], pytree.TreeSpec]:
+def _leaves_with_grad(args: tuple[Any, ...], kwargs: dict[str, Any], every: bool) -> tuple[list[Any], pytree.TreeSpec]:
+    """Copies of the arguments; all that can require a gradient do, or those that did."""
     leaves, spec = pytree.tree_flatten((args, kwargs))
     fresh = []
     for leaf in leaves:
         if isinstance(leaf, Tensor):
-            leaf = leaf.detach().clone()
-            if leaf.is_floating_point():
-                leaf.requires_grad_(True)
+            wants = leaf.is_floating_point() if every else leaf.requires_grad
+            leaf = leaf.detach().clone().requires_grad_(wants)
         fresh.append(leaf)
     return fresh, spec
 
 
-def _run(module: torch.nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Result:
+def _run(module: torch.nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], every: bool) -> _Result:
     """Outputs, gradients of every input and parameter, buffers and attributes; the module is as before afterwards."""
     result = _Result()
-    leaves, spec = _leaves_with_grad(args, kwargs)
-    weights = {f"grad {name}": p for name, p in module.named_parameters() if p.requires_grad}
-    weights |= {f"grad of input {i}": x for i, x in enumerate(leaves) if isinstance(x, Tensor) and x.requires_grad}
+    leaves, spec = _leaves_with_grad(args, kwargs, every)
+    trained = [p for p in module.parameters() if p.requires_grad]
     held = {name for name in module.__dict__}
     flat, out_spec = pytree.tree_flatten(call(leaves, spec))
+    weights = {f"grad {name}": p for name, p in module.named_parameters() if p.requires_grad}
+    weights |= {f"grad of input {i}": x for i, x in enumerate(leaves) if isinstance(x, Tensor) and x.requires_grad}
     result.others = [out_spec] + [leaf for leaf in flat if not isinstance(leaf, Tensor)]
     outputs = [leaf for leaf in flat if isinstance(leaf, Tensor)]
     result.tensors.update({f"output {i}": output.detach() for i, output in enumerate(outputs)})
@@ -119,6 +120,8 @@ def _run(module: torch.nn.Module, call: Callable[..., Any], args: tuple[Any, ...
     seeds = [torch.randn(o.shape, generator=generator, dtype=torch.float64).to(o.dtype) for o in roots]
     grads = torch.autograd.grad(roots, list(weights.values()), seeds, allow_unused=True) if roots and weights else ()
     result.others.append([o.requires_grad for o in outputs])
+    for parameter in trained:  # forward may freeze some
+        parameter.requires_grad_(True)
     result.tensors.update(dict(zip(weights, grads)) if grads else dict.fromkeys(weights))
     result.tensors.update({f"buffer {name}": b.detach().clone() for name, b in module.named_buffers()})
     fresh = {name: value for name, value in module.__dict__.items() if isinstance(value, Tensor) or name not in held}
@@ -148,12 +151,15 @@ def compare(module: torch.nn.Module, exported: Exported, args: tuple[Any, ...], 
     results = []
     program = Program(module, exported, without_dropout(exported.model), device_of((*module.parameters(), *module.buffers())))
     calls = (lambda leaves, spec: module(*pytree.tree_unflatten(leaves, spec)[0], **pytree.tree_unflatten(leaves, spec)[1]),
-             lambda leaves, spec: program(leaves, True))
-    with exclusive(), torch.inference_mode(False), torch.enable_grad(), _every_weight(module) if thaw else contextlib.nullcontext():
+             lambda leaves, spec: program(leaves, torch.is_grad_enabled()))
+    every = exported.modes is None  # else forward looks, and the graph is true for what it saw
+    grad, inference = (True, False) if every else exported.modes[:2]
+    with exclusive(), torch.inference_mode(inference), torch.set_grad_enabled(grad), \
+            _every_weight(module) if thaw and every else contextlib.nullcontext():
         for call in calls:
             with state.random_unchanged(), state.unchanged(module), state.private_buffers(module), \
                     _eager_without_dropout(module):
-                results.append(_run(module, call, args, kwargs))
+                results.append(_run(module, call, args, kwargs, every))
     eager, ours = results
     rows = [("structure", 0.0 if eager.others == ours.others else math.inf)]
     largest = max([g.abs().max().item() for n, g in eager.tensors.items() if n.startswith("grad") and g is not None and g.numel()],

@@ -19,7 +19,6 @@ import numpy as np
 import onnx
 import onnx.reference
 import pytest
-from onnx import helper
 
 from onnxtrain import _C, backend
 

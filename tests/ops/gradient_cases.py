@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Iterator, Sequence
 
 import numpy as np
-import torch
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
 from harness import C, Case, R, V, _arrays, _grad_inputs, _is_const, _run_inputs, _tensor, _torch_outputs  # noqa: E402

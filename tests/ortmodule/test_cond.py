@@ -1,0 +1,61 @@
+"""torch.cond inside a module: exported with the branches' weights, the branch chosen anew at each step."""
+
+import pytest
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+from agree import X, both, in_engine, module, step
+
+TWO = {"two": lambda: nn.Linear(4, 4)}
+UP, DOWN = X.detach() + 3, X.detach() - 3
+
+
+def scaled(self, x):
+    return torch.cond(x.sum() > 0, lambda x: self.fc(x) * self.scale, lambda x: F.gelu(self.two(x)), (x,))
+
+
+def test_branches_with_weights_and_an_attribute():
+    def use(model):
+        model.scale = 2.0
+        results = [step(UP)(model), step(DOWN)(model), step(X)(model)]
+        model.scale = 3.0
+        return [*results, step(UP)(model), step(DOWN)(model)]
+
+    counts = in_engine(both(module(scaled, **TWO), use), 5)
+    assert counts["exports"] == 2  # the attribute counts as read
+
+
+def nested(self, x):
+    inner = lambda x: torch.cond(x.mean() > 2, lambda x: self.fc(x), lambda x: self.two(x) * 2, (x,))  # noqa: E731
+    return torch.cond(x.sum() > 0, inner, lambda x: self.two(x).tanh(), (self.fc(x),))
+
+
+def attention(self, x):
+    return torch.cond(x.sum() > 0, lambda x: F.scaled_dot_product_attention(self.fc(x)[None], x[None], x[None])[0],
+                      lambda x: self.two(x), (x,))
+
+
+@pytest.mark.parametrize("forward", [nested, attention], ids=lambda f: f.__name__)
+def test_nested_and_with_functions_that_the_export_rewrites(forward):
+    model = both(module(forward, **TWO), lambda m: [step(x)(m) for x in (UP, DOWN, UP * 3, UP)], 1e-4)
+    in_engine(model, 4)
+
+
+def bare(self, x):
+    return torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: self.two(x), (self.fc(x),)), self.fc(x).sum()
+
+
+@pytest.mark.parametrize("x", [UP, DOWN], ids=["up", "down"])
+def test_the_branch_that_is_not_taken_gives_zeros(x):
+    """Optimizers step where a gradient is zero, and not where there is none."""
+    in_engine(both(module(scaled, **TWO, scale=lambda: 2.0), step(x)))
+    in_engine(both(module(bare, **TWO), step(x)))
+
+    def use(model):
+        model(x)[1].backward()
+        return [p.grad is None for p in model.parameters()]
+
+    in_engine(both(module(bare, **TWO), use))
+    constant = lambda self, x: torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: self.two(x), (x,))  # noqa: E731
+    in_engine(both(module(constant, **TWO), step(x)))
