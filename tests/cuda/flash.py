@@ -18,6 +18,7 @@ from torch import Tensor
 NUMBER = {torch.float32: 1, torch.bool: 9, torch.float16: 10, torch.bfloat16: 16}
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 LIBRARY: ctypes.CDLL
+PLACE = "cpu"
 
 
 class Flash(ctypes.Structure):
@@ -46,7 +47,7 @@ def reference(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: int, bias: 
     k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
     scores = q @ k.transpose(-1, -2) * scale
     if causal:
-        seen = torch.ones(scores.shape[-2:], dtype=torch.bool).tril(k.shape[2] - q.shape[2] if causal == 2 else 0)
+        seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril(k.shape[2] - q.shape[2] if causal == 2 else 0)
         scores = scores.masked_fill(~seen, float("-inf"))
     if bias is not None:
         scores = scores.masked_fill(~bias, float("-inf")) if bias.dtype == torch.bool else scores + bias
@@ -56,23 +57,23 @@ def reference(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: int, bias: 
 def check(dtype: torch.dtype, batch: int, heads: int, kv_heads: int, lq: int, lk: int, d: int, causal: int = 0, bias: str = "",
           drop: float = 0.0) -> None:
     torch.manual_seed(0)
-    q, k, v, dout = (torch.randn(batch, h, n, d).to(dtype) for h, n in ((heads, lq), (kv_heads, lk), (kv_heads, lk), (heads, lq)))
+    q, k, v, dout = (torch.randn(batch, h, n, d).to(PLACE, dtype) for h, n in ((heads, lq), (kv_heads, lk), (kv_heads, lk), (heads, lq)))
     added = None
     if bias == "bool":
-        added = torch.rand(batch, 1, lq, lk) > 0.3
+        added = torch.rand(batch, 1, lq, lk).to(PLACE) > 0.3
         added[..., 0] = True
     if bias == "float":
-        added = torch.randn(heads, lq, lk)
-    kept = torch.ones(batch, heads, lq, lk, dtype=torch.float64)
-    seed = torch.tensor([77], dtype=torch.int64)
+        added = torch.randn(heads, lq, lk).to(PLACE)
+    kept = torch.ones(batch, heads, lq, lk, dtype=torch.float64, device=PLACE)
+    seed = torch.tensor([77], dtype=torch.int64, device=PLACE)
     if drop:
-        words = torch.tensor(philox(77, 5, kept.numel())).view(kept.shape)
+        words = torch.tensor(philox(77, 5, kept.numel()), device=PLACE).view(kept.shape)
         kept = (words >= int(drop * 2**32)).double() / (1 - drop)
     f = Flash(batch, heads, kv_heads, lq, lk, d, NUMBER[dtype], causal, d**-0.5, None, 0, (ctypes.c_int64 * 4)(), drop, 5, seed.data_ptr())
     if added is not None:
         wide = added.expand(batch, heads, lq, lk)
         f.bias, f.bias_dtype, f.bias_stride = added.data_ptr(), NUMBER[added.dtype], (ctypes.c_int64 * 4)(*wide.stride())
-    out, lse, work = torch.empty_like(q), torch.empty(batch, heads, lq), torch.empty(batch, heads, lq)
+    out, lse, work = torch.empty_like(q), torch.empty(batch, heads, lq, device=PLACE), torch.empty(batch, heads, lq, device=PLACE)
     grads = [torch.full_like(t, float("nan")) for t in (q, k, v)]
     at = lambda t: ctypes.c_void_p(t.data_ptr())  # noqa: E731
     assert LIBRARY.ont_launch_flash(ctypes.byref(f), at(q), at(k), at(v), at(out), at(lse), None) == 0
@@ -98,8 +99,9 @@ CASES = [
 
 
 def main(plugin: str, device: str) -> None:
-    global LIBRARY
+    global LIBRARY, PLACE
     LIBRARY = ctypes.CDLL(plugin)
+    PLACE = "cuda" if device.startswith("cuda") else "cpu"
     report: dict = {"ran": [], "passed": 0, "failed": []}
     for case in CASES:
         print(case, file=sys.stderr, flush=True)

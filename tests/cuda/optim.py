@@ -21,6 +21,7 @@ ADAM, LAMB_RULE, SGD, ADAGRAD, LION = range(5)
 NUMBER = {torch.float32: 1, torch.float64: 11, torch.float16: 10, torch.bfloat16: 16}
 CHUNK = 65536
 LIBRARY: ctypes.CDLL
+PLACE = "cpu"
 
 
 class Entry(ctypes.Structure):
@@ -41,10 +42,10 @@ class Engine:
     def __init__(self, rule: int, hyper: list[float], params: list[Tensor], states: int, master: bool = False) -> None:
         self.rule, self.hyper, self.params = rule, hyper, params
         kept = torch.float64 if params[0].dtype == torch.float64 else torch.float32
-        self.states = [[torch.zeros(p.shape, dtype=kept) for _ in range(states)] for p in params]
+        self.states = [[torch.zeros(p.shape, dtype=kept, device=PLACE) for _ in range(states)] for p in params]
         self.masters = [p.float().clone() if master else None for p in params]
-        self.steps = [torch.zeros(()) for _ in params]
-        self.found_inf, self.inv_scale, self.norm = torch.zeros(()), torch.ones(()), torch.zeros(())
+        self.steps = [torch.zeros((), device=PLACE) for _ in params]
+        self.found_inf, self.inv_scale, self.norm = (torch.full((), v, device=PLACE) for v in (0.0, 1.0, 0.0))
         self.taken = 0
 
     def job(self, grads: list[Tensor], max_norm: float = -1.0, maximize: bool = False) -> Job:
@@ -56,11 +57,12 @@ class Engine:
                                None if master is None else master.data_ptr(), self.steps[k].data_ptr(), param.numel(), NUMBER[param.dtype],
                                NUMBER[grad.dtype], NUMBER[self.states[k][0].dtype] if self.states[k] else 1, self.taken == 0, len(chunks))
             chunks += [k] * -(-param.numel() // CHUNK)
-        table = (ctypes.c_int32 * max(1, len(chunks)))(*chunks)
-        work = torch.full((2 * len(chunks) + len(grads) + 2,), float("nan"), dtype=torch.float64)
-        self.alive = (entries, table, work, grads)
+        table = torch.tensor(chunks or [0], dtype=torch.int32, device=PLACE)
+        rows = torch.frombuffer(bytearray(entries), dtype=torch.uint8).to(PLACE)
+        work = torch.full((2 * len(chunks) + len(grads) + 2,), float("nan"), dtype=torch.float64, device=PLACE)
+        self.alive = (rows, table, work, grads)
         hyper = (ctypes.c_double * 12)(*self.hyper)
-        return Job(ctypes.addressof(entries), ctypes.addressof(table), len(grads), len(chunks), self.rule, maximize, hyper, max_norm,
+        return Job(rows.data_ptr(), table.data_ptr(), len(grads), len(chunks), self.rule, maximize, hyper, max_norm,
                    self.found_inf.data_ptr(), self.inv_scale.data_ptr(), self.norm.data_ptr(), work.data_ptr())
 
     def step(self, grads: list[Tensor], **options: float) -> None:
@@ -70,12 +72,12 @@ class Engine:
 
 def tensors(dtype: torch.dtype = torch.float32) -> list[Tensor]:
     torch.manual_seed(3)
-    return [torch.randn(shape).to(dtype) for shape in ((5, 7), (CHUNK + 33,), (1,), (0,), (64,))]
+    return [torch.randn(shape).to(PLACE, dtype) for shape in ((5, 7), (CHUNK + 33,), (1,), (0,), (64,))]
 
 
 def gradients(step: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
     torch.manual_seed(100 + step)
-    return [torch.randn(p.shape).to(dtype) for p in tensors()]
+    return [torch.randn(p.shape).to(PLACE, dtype) for p in tensors()]
 
 
 def against(make: Callable[[list[Tensor]], torch.optim.Optimizer], rule: int, hyper: list[float], states: int, tol: float = 2e-6,
@@ -189,8 +191,9 @@ CHECKS = [adamw, adam_l2, sgd, adagrad, lamb, lion, clip, unscale_and_skip, halv
 
 
 def main(plugin: str, device: str) -> None:
-    global LIBRARY
+    global LIBRARY, PLACE
     LIBRARY = ctypes.CDLL(plugin)
+    PLACE = "cuda" if device.startswith("cuda") else "cpu"
     report: dict = {"ran": [], "passed": 0, "failed": []}
     for check in CHECKS:
         print(check.__name__, file=sys.stderr, flush=True)
