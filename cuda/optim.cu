@@ -5,7 +5,7 @@
 #include "launch.cuh"
 
 #include "math.cuh"
-#include "optim.h"
+#include "multi.h"
 
 /* What a tensor's update needs, from hyperparameters and its step; see csrc/simd/optim.h. */
 template <class C> struct update {

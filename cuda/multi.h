@@ -4,8 +4,8 @@
  *
  * Formulas are those of csrc/optim/rules.c; hyper has the numbers in that order.
  */
-#ifndef ONT_CUDA_OPTIM_H
-#define ONT_CUDA_OPTIM_H
+#ifndef ONT_CUDA_MULTI_H
+#define ONT_CUDA_MULTI_H
 
 #include <stddef.h>
 #include <stdint.h>
