@@ -245,7 +245,7 @@ class Abi3Wheel(bdist_wheel):
 # Extension.depends is what puts them into a source distribution.
 SDIST = [str(p.relative_to(ROOT))
          for folder in ("csrc", "cuda", "third_party") for p in sorted((ROOT / folder).rglob("*"))
-         if p.suffix in {".c", ".h", ".def", ".cu", ".cuh", ".py", ".md"}]
+         if p.suffix in {".c", ".cc", ".h", ".def", ".cu", ".cuh", ".py", ".md"}]
 
 setup(
     version=VERSION,

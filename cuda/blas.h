@@ -13,21 +13,21 @@ typedef enum ont_epilogue {
 } ont_epilogue;
 
 /* C (m, n) = alpha op(A) op(B) + beta C, row-major, `batch` times; ld and strides in elements. */
-typedef struct ont_product {
-    ont_dtype dtype;
+typedef struct ont_blas_product {
+    ont_dtype dtype, result; /* of the operands; of C and the bias: theirs, or float32 from 16-bit operands */
     bool trans_a, trans_b;
     int64_t m, n, k, lda, ldb, ldc;
     int64_t batch, stride_a, stride_b, stride_c;
     double alpha, beta;
     ont_epilogue epilogue;
-} ont_product;
+} ont_blas_product;
 
 typedef struct ont_blas {
     const char *name;
     /* NULL, or why not. */
-    const char *(*accept)(const ont_product *product);
+    const char *(*accept)(const ont_blas_product *product);
     /* Of the device that is current. */
-    ont_status (*create)(const ont_product *product, void **plan);
+    ont_status (*create)(const ont_blas_product *product, void **plan);
     size_t (*work_bytes)(const void *plan);
     ont_status (*run)(void *plan, const void *a, const void *b, void *c, const void *bias, void *work, void *stream);
     void (*destroy)(void *plan);

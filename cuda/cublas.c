@@ -56,7 +56,7 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 typedef struct plan {
-    ont_product product;
+    ont_blas_product product;
     void *handle, *desc, *a, *b, *c;
     heuristic candidates[CANDIDATES];
     int n_candidates, choice; /* -1: not chosen yet */
@@ -120,7 +120,7 @@ static int type_of(ont_dtype dtype)
     return dtype == ONT_FLOAT32 ? TYPE_32F : dtype == ONT_FLOAT64 ? TYPE_64F : dtype == ONT_FLOAT16 ? TYPE_16F : TYPE_16BF;
 }
 
-static const char *accept(const ont_product *p)
+static const char *accept(const ont_blas_product *p)
 {
     (void)p;
     return NULL;
@@ -149,19 +149,19 @@ static ont_status make_layout(void **layout, int type, uint64_t rows, uint64_t c
 
 static ont_status describe(plan *p)
 {
-    const ont_product *g = &p->product;
-    int type = type_of(g->dtype), epilogue = g->epilogue == ONT_EPILOGUE_BIAS ? EPILOGUE_BIAS : EPILOGUE_DEFAULT;
+    const ont_blas_product *g = &p->product;
+    int type = type_of(g->dtype), result = type_of(g->result), epilogue = g->epilogue == ONT_EPILOGUE_BIAS ? EPILOGUE_BIAS : EPILOGUE_DEFAULT;
     int32_t op_first = g->trans_b ? OP_T : OP_N, op_second = g->trans_a ? OP_T : OP_N;
     int compute = p->f64 ? COMPUTE_64F : p->tf32 ? COMPUTE_32F_FAST_TF32 : COMPUTE_32F;
     ONT_TRY(check(lt.desc_create(&p->desc, compute, p->f64 ? TYPE_64F : TYPE_32F), "a product"));
     ONT_TRY(check(lt.desc_set(p->desc, DESC_TRANSA, &op_first, sizeof op_first), "transpose"));
     ONT_TRY(check(lt.desc_set(p->desc, DESC_TRANSB, &op_second, sizeof op_second), "transpose"));
     ONT_TRY(check(lt.desc_set(p->desc, DESC_EPILOGUE, &epilogue, sizeof epilogue), "epilogue"));
-    if (g->epilogue) ONT_TRY(check(lt.desc_set(p->desc, DESC_BIAS_TYPE, &type, sizeof type), "the bias' type"));
+    if (g->epilogue) ONT_TRY(check(lt.desc_set(p->desc, DESC_BIAS_TYPE, &result, sizeof result), "the bias' type"));
     uint64_t m = (uint64_t)g->n, n = (uint64_t)g->m, k = (uint64_t)g->k;
     ONT_TRY(make_layout(&p->a, type, g->trans_b ? k : m, g->trans_b ? m : k, g->ldb, g->batch, g->stride_b));
     ONT_TRY(make_layout(&p->b, type, g->trans_a ? n : k, g->trans_a ? k : n, g->lda, g->batch, g->stride_a));
-    return make_layout(&p->c, type, m, n, g->ldc, g->batch, g->stride_c);
+    return make_layout(&p->c, result, m, n, g->ldc, g->batch, g->stride_c);
 }
 
 static ont_status find_candidates(plan *p)
@@ -180,7 +180,7 @@ static ont_status find_candidates(plan *p)
     return status;
 }
 
-static ont_status create(const ont_product *product, void **result)
+static ont_status create(const ont_blas_product *product, void **result)
 {
     plan *p = ont_calloc(1, sizeof *p);
     if (!p) return ONT_ENOMEM;
@@ -246,10 +246,10 @@ static double measure(void *context, int candidate)
 static ont_status choose(const call *call)
 {
     plan *p = call->p;
-    const ont_product *g = &p->product;
+    const ont_blas_product *g = &p->product;
     int id = 0;
     cudaGetDevice(&id);
-    int64_t key[] = {g->dtype, g->trans_a, g->trans_b, g->m, g->n, g->k, g->lda, g->ldb, g->ldc, g->batch, g->stride_a, g->stride_b,
+    int64_t key[] = {g->dtype, g->result, g->trans_a, g->trans_b, g->m, g->n, g->k, g->lda, g->ldb, g->ldc, g->batch, g->stride_a, g->stride_b,
                      g->stride_c, g->beta != 0, g->epilogue, id, p->tf32};
     p->choice = ont_tuner_find(tuner, key, sizeof key);
     if (p->choice >= 0 && p->choice < p->n_candidates) return ONT_OK;

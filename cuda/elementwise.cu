@@ -303,6 +303,8 @@ __global__ void __launch_bounds__(ONT_THREADS) elementwise_kernel(const ont_ew e
     }
 }
 
+static_assert(sizeof(ont_ew) <= 4096, "arguments of a launch are at most 4 KiB");
+
 extern "C" int ont_launch_elementwise(const ont_ew *e, void *stream)
 {
     if (!e->count) return 0;

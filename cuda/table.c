@@ -20,7 +20,7 @@ const ont_kernel_list ont_cuda_lists[] = {
     EW_OURS(AbsGrad) EW_OURS(ErfGrad) EW_OURS(TanhGrad) EW_OURS(SigmoidGrad) EW_OURS(ReluGrad) EW_OURS(LeakyReluGrad)
     EW_OURS(EluGrad) EW_OURS(SeluGrad) EW_OURS(HardSigmoidGrad) EW_OURS(HardSwishGrad) EW_OURS(GeluGrad) EW_OURS(SoftplusGrad)
     EW(Where) ONE("", "And", 7, elementwise, 0) ONE("", "Or", 7, elementwise, 0) ONE("", "Xor", 7, elementwise, 0) EW(Not)
-    EW(IsNaN) ONE("", "Clip", 6, elementwise, 0) EW_OURS(HardTanh) ONE("", "Cast", 6, elementwise, 0) EW(CastLike)
+    EW(IsNaN) ONE("", "Clip", 6, elementwise, 0) EW_OURS(HardTanh) ONE("", "Cast", 6, elementwise, 0)
     ONE("", "Dropout", 7, elementwise, 0) EW_OURS(DropoutGrad) EW_OURS(FusedElementwise)
     COPY(Transpose) COPY(Expand) COPY(Slice) ONE(ONT_DOMAIN, "PutSlice", 1, move, 0) ONE("", "Split", 2, move, 0)
     ONE("", "Concat", 4, move, 0) ONE("", "Gather", 1, move, 1) ONE(ONT_DOMAIN, "GatherGrad", 1, move, 2)

@@ -177,6 +177,9 @@ def open_plugin(path: str | None = None) -> dict[str, Any]:
 def device_operators(device: str) -> list[tuple[str, str, list[str]]]:
     """Domain, name and kernels of every operator that a device has; none for the CPU, whose are in operators()."""
 
+def set_graphs(on: bool) -> None:
+    """Whether a device records a phase whose addresses repeat and replays it as one graph. Off at first."""
+
 def set_tf32(on: bool) -> None:
     """Whether products of float32 on CUDA may use TF32, in programs built from now on."""
 

@@ -246,8 +246,21 @@ def flush_denormals(**_):
     assert (off, on) == ("True", "False")
 
 
+def cuda_graph(monkeypatch, **_):
+    """What the engine is told when a module is on CUDA; tests/cuda has what it does then."""
+    from onnxtrain.ortmodule import _device
+
+    told = []
+    monkeypatch.setattr(_device._C, "set_graphs", told.append)
+    for text in ("0", "1"):
+        monkeypatch.setenv("ORTMODULE_CUDA_GRAPH", text)
+        _device.configure()
+    assert told == [False, True]
+
+
 EFFECTS = {
     "ONNXTRAIN_FLUSH_DENORMALS": flush_denormals,
+    "ORTMODULE_CUDA_GRAPH": cuda_graph,
     "ORTMODULE_ONNX_OPSET_VERSION": opset, "ORTMODULE_LOG_LEVEL": log_level, "ORTMODULE_SAVE_ONNX_PATH": save_path,
     "ORTMODULE_FALLBACK_POLICY": fallback_policy, "ORTMODULE_FALLBACK_RETRY": fallback_retry, "ONNXTRAIN_EXPORTER": exporter,
     "ORTMODULE_ENABLE_CUSTOM_AUTOGRAD": custom_autograd, "ORTMODULE_SKIPPED_AUTOGRAD_FUNCTIONS": skipped_functions,

@@ -236,10 +236,10 @@ struct ont_op {
 /* Highest descriptor of that name with since <= version; NULL where there is none. */
 const ont_op *ont_op_find(const char *domain, const char *name, int64_t version);
 const ont_op *const *ont_op_all(size_t *count);
-/* Whether ont_op_choose() would find one. */
-bool ont_op_has_kernel(const ont_node *node, const struct ont_device *device);
 /* The kernels of an operator on a device, NULL for the CPU. */
 const ont_kernel *ont_op_kernels(const ont_op *op, const struct ont_device *device, uint32_t *count);
+/* Whether ont_op_choose() would find one. */
+bool ont_op_has_kernel(const ont_node *node, const struct ont_device *device);
 /* The first kernel that accepts, each refusal logged at debug; EUNSUPPORTED lists the reasons. */
 ont_status ont_op_choose(const ont_node *node, const struct ont_device *device, const ont_kernel **kernel) ONT_MUST_USE;
 /* EUNSUPPORTED for an attribute that the operator does not declare, EINVAL for one of another kind than declared. */

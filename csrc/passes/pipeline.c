@@ -13,25 +13,26 @@ typedef struct pass {
     const char *name;
     ont_status (*run)(ont_graph *g);
     bool required;
+    const char *makes; /* an operator of our domain: skipped where the device has no kernel of that name */
 } pass;
 
 static const pass before_grad[] = { /* behind inference */
-    {"cse", ont_pass_cse, false},
-    {"fuse_transpose", ont_pass_fuse_transpose, false},
-    {"fuse_attention", ont_pass_fuse_attention, false},
+    {"cse", ont_pass_cse, false, NULL},
+    {"fuse_transpose", ont_pass_fuse_transpose, false, NULL},
+    {"fuse_attention", ont_pass_fuse_attention, false, "FusedAttention"},
 };
 
 static const pass after_grad[] = {
-    {"infer", ont_pass_infer, true}, /* folds what the rules built of constants */
-    {"fuse_transpose", ont_pass_fuse_transpose, false},
-    {"cse", ont_pass_cse, false},
-    {"precision", ont_pass_precision, false},
-    {"fuse_gemm", ont_pass_fuse_gemm, false},
-    {"widen", ont_pass_widen, true},
-    {"cse", ont_pass_cse, false},
-    {"dce", ont_pass_dce, true},
-    {"fuse_gemm", ont_pass_fuse_gemm, false},
-    {"fuse_elementwise", ont_pass_fuse_elementwise, false},
+    {"infer", ont_pass_infer, true, NULL}, /* folds what the rules built of constants */
+    {"fuse_transpose", ont_pass_fuse_transpose, false, NULL},
+    {"cse", ont_pass_cse, false, NULL},
+    {"precision", ont_pass_precision, false, NULL},
+    {"fuse_gemm", ont_pass_fuse_gemm, false, "FusedMatMul"},
+    {"widen", ont_pass_widen, true, NULL},
+    {"cse", ont_pass_cse, false, NULL},
+    {"dce", ont_pass_dce, true, NULL},
+    {"fuse_gemm", ont_pass_fuse_gemm, false, "FusedMatMul"},
+    {"fuse_elementwise", ont_pass_fuse_elementwise, false, "FusedElementwise"},
 };
 
 static char disabled[512];
@@ -54,10 +55,17 @@ static bool is_disabled(const pass *p)
     return false;
 }
 
+static bool is_lacking(const ont_graph *g, const char *makes)
+{
+    uint32_t n = 0;
+    const ont_op *op = makes && g->device ? ont_op_find(ONT_DOMAIN, makes, INT64_MAX) : NULL;
+    return op && !ont_op_kernels(op, g->device, &n);
+}
+
 static ont_status run_passes(const pass *passes, size_t n, ont_graph *g)
 {
     for (size_t i = 0; i < n; i++) {
-        if (is_disabled(&passes[i])) continue;
+        if (is_disabled(&passes[i]) || is_lacking(g, passes[i].makes)) continue;
         ONT_TRY(passes[i].run(g));
 #ifndef NDEBUG
         ONT_TRY(ont_context(ont_graph_verify(g), "after pass %s", passes[i].name));

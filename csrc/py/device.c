@@ -9,6 +9,7 @@
 
 #include "device/plugin.h"
 #include "ops/core.h"
+#include "run/replay.h"
 
 enum { MAX_OPENED = 4 };
 
@@ -52,6 +53,15 @@ void ont_device_init(const ont_state *state)
     if (!state->dlpack || !state->dlpack->allocate || !state->dlpack->current_stream) return;
     allocator = (ont_allocator){(void *)(uintptr_t)state->dlpack, take, give, current_stream, 0};
     ont_plugin_set_allocator(&allocator);
+}
+
+PyObject *ont_set_graphs(PyObject *module, PyObject *args)
+{
+    (void)module;
+    int on;
+    if (!PyArg_ParseTuple(args, "p:set_graphs", &on)) return NULL;
+    ont_replay_enable(on);
+    Py_RETURN_NONE;
 }
 
 PyObject *ont_set_tf32(PyObject *module, PyObject *args)

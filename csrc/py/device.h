@@ -11,6 +11,7 @@ int ont_device_by_name(const ont_state *state, const char *name, const ont_devic
 void ont_device_init(const ont_state *state);
 
 PyObject *ont_open_plugin(PyObject *module, PyObject *args);
+PyObject *ont_set_graphs(PyObject *module, PyObject *args);
 PyObject *ont_set_tf32(PyObject *module, PyObject *args);
 PyObject *ont_device_operators(PyObject *module, PyObject *args);
 

@@ -224,6 +224,7 @@ static PyMethodDef methods[] = {
     {"set_matmul_precision", set_matmul_precision, METH_VARARGS, "set_matmul_precision(name, everywhere=False)"},
     {"open_plugin", ont_open_plugin, METH_VARARGS, "open_plugin(path=None) -> what a device plugin has and lacks"},
     {"device_operators", ont_device_operators, METH_VARARGS, "device_operators(device) -> [(domain, name, kernels)]"},
+    {"set_graphs", ont_set_graphs, METH_VARARGS, "set_graphs(on): phases whose addresses repeat are recorded and replayed"},
     {"set_tf32", ont_set_tf32, METH_VARARGS, "set_tf32(on): products of float32 on CUDA may use TF32, in programs built from now on"},
     {"set_timing", set_timing, METH_VARARGS, "set_timing(on): runs note when their steps begin and end"},
     {"set_log_level", set_log_level, METH_VARARGS, "set_log_level(level): lines below it are not made"},
@@ -240,8 +241,8 @@ static int module_exec(PyObject *module)
 {
     ont_state *state = ont_get_state(module);
     if (ont_dlpack_init(state) < 0) return -1;
-    ont_peek_init(state);
     ont_device_init(state);
+    ont_peek_init(state);
     if (add_type(module, &ont_session_spec, &state->session_type) < 0) return -1;
     if (add_type(module, &ont_run_spec, &state->run_type) < 0) return -1;
     if (add_type(module, &ont_watch_spec, &state->watch_type) < 0) return -1;

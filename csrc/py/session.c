@@ -8,6 +8,7 @@
 #include "base/alloc.h"
 #include "onnx/load.h"
 #include "onnx/save.h"
+#include "run/replay.h"
 
 typedef struct run_object {
     PyObject_HEAD
@@ -314,13 +315,14 @@ static PyObject *session_stats(PyObject *object, PyObject *unused)
     const ont_session *session = session_of(object);
     if (!session) return NULL;
     ont_session_get_stats(session, &s);
-    return Py_BuildValue("{sK sK sK sK sd sd sn sn sI sI sn sn sn sK sK}", "programs_built", s.programs_built, "program_hits",
+    return Py_BuildValue("{sK sK sK sK sd sd sn sn sI sI sn sn sn sK sK sK sK}", "programs_built", s.programs_built, "program_hits",
                          s.program_hits, "probes_built", s.probes_built, "probe_runs", s.probe_runs, "build_seconds",
                          s.build_seconds, "last_build_seconds", s.last_build_seconds, "slab_bytes",
                          (Py_ssize_t)s.slab_bytes, "slab_lower_bound", (Py_ssize_t)s.slab_lower_bound, "steps", s.steps,
                          "forward_steps", s.forward_steps, "pool_live_bytes", (Py_ssize_t)s.pool.live_bytes,
                          "pool_cached_bytes", (Py_ssize_t)s.pool.cached_bytes, "pool_peak_bytes",
-                         (Py_ssize_t)s.pool.peak_bytes, "blocks_taken", s.pool.taken, "blocks_reused", s.pool.reused);
+                         (Py_ssize_t)s.pool.peak_bytes, "blocks_taken", s.pool.taken, "blocks_reused", s.pool.reused, "graphs_captured",
+                         ont_replay_get_counts().captured, "graph_launches", ont_replay_get_counts().launched);
 }
 
 static PyObject *session_text(PyObject *object, PyObject *args)

@@ -9,6 +9,7 @@
 #include "base/alloc.h"
 #include "base/denormals.h"
 #include "run/place.h"
+#include "run/replay.h"
 
 struct ont_run {
     ont_program *program;
@@ -24,6 +25,7 @@ struct ont_run {
     ont_block **copies;    /* row-major copies of strided inputs, as many as n_copies */
     uint32_t n_copies, max_copies;
     bool used;
+    ont_replay replays[2]; /* forward, backward */
     ont_run *next;         /* in the program's idle list */
 };
 
@@ -44,6 +46,7 @@ static uint64_t *seed_at(const ont_run *run)
 static void run_destroy(ont_run *run)
 {
     if (!run) return;
+    for (int phase = 0; phase < 2; phase++) ont_replay_deinit(&run->replays[phase], run->program->device);
     ont_place_free(run->program->device, &run->slab_memory, slab_bytes(run->program));
     ont_free(run->pointers);
     ont_free(run->in);
@@ -209,7 +212,7 @@ static ont_status execute_steps(ont_run *run, uint32_t first, uint32_t last)
 }
 
 /* Products of libraries run in a team of threads; a small program's are over before that could be told. */
-static ont_status execute(ont_run *run, uint32_t first, uint32_t last)
+static ont_status execute_flushed(ont_run *run, uint32_t first, uint32_t last)
 {
     enum { LARGE = 8 << 20 }; /* bytes of activations: some milliseconds */
     bool team = run->program->plan.slab_bytes >= LARGE;
@@ -218,6 +221,102 @@ static ont_status execute(ont_run *run, uint32_t first, uint32_t last)
     ont_status status = execute_steps(run, first, last);
     ont_denormals_restore(mode);
     return status;
+}
+
+/* Records the steps on a private stream. A capture that fails leaves the phase to be done step by step, from now on. */
+static ont_status capture(ont_run *run, ont_replay *replay, uint32_t first, uint32_t last)
+{
+    const ont_device *device = run->program->device;
+    void *stream = run->stream, *graph = NULL;
+    ont_status status = device->kind->capture_begin(device, stream, &run->stream);
+    if (status == ONT_OK) {
+        status = execute_steps(run, first, last);
+        ont_status ended = device->kind->capture_end(device, run->stream, status == ONT_OK, &graph);
+        if (status == ONT_OK) status = ended;
+    }
+    run->stream = stream;
+    replay->graph = status == ONT_OK ? graph : NULL;
+    replay->refused = status != ONT_OK;
+    if (status == ONT_OK) ont_replay_count(ONT_REPLAY_CAPTURE);
+    return status;
+}
+
+/* Where every graph input and output of this phase lies, and how large it is. Saved outputs of the forward are read by backward. */
+static void describe_slots(const ont_run *run, void *const *inputs, void **addresses, size_t *bytes)
+{
+    const ont_program *p = run->program;
+    for (uint32_t i = 0; i < p->graph->n_inputs; i++) {
+        const ont_value *v = p->graph->inputs[i];
+        addresses[i] = inputs[i];
+        bytes[i] = (size_t)ont_shape_count(&v->shape) * ont_dtype_size(v->dtype);
+    }
+    for (uint32_t i = 0; i < p->graph->n_outputs; i++) {
+        addresses[p->graph->n_inputs + i] = run->outputs[i] ? run->outputs[i]->data : NULL;
+        bytes[p->graph->n_inputs + i] = run->outputs[i] ? run->outputs[i]->bytes : 0;
+    }
+}
+
+/* Copies moving tensors to their places before the graph, or results from there behind it, and points values there. */
+static ont_status carry(ont_run *run, const ont_replay *replay, uint32_t first, bool results)
+{
+    const ont_program *p = run->program;
+    uint32_t n_inputs = p->graph->n_inputs, own = first ? p->grads.n_forward_outputs : 0;
+    uint32_t end = first ? p->graph->n_outputs : p->grads.n_forward_outputs;
+    for (uint32_t i = 0; i < replay->n_slots; i++) {
+        const ont_replay_slot *slot = &replay->slots[i];
+        bool is_result = i >= n_inputs + own && i < n_inputs + end;
+        if (!slot->stage.data || !slot->seen || is_result != results) continue;
+        ONT_TRY(ont_place_copy(p->device, results ? slot->seen : slot->stage.data, results ? slot->stage.data : slot->seen, slot->bytes,
+                               run->stream));
+    }
+    return ONT_OK;
+}
+
+static void point_at_stages(ont_run *run, const ont_replay *replay)
+{
+    const ont_program *p = run->program;
+    for (uint32_t i = 0; i < p->graph->n_values; i++) {
+        const ont_place *place = &p->plan.places[i];
+        if (place->kind != ONT_PLACE_INPUT && place->kind != ONT_PLACE_OUTPUT) continue;
+        const ont_replay_slot *slot = &replay->slots[place->index + (place->kind == ONT_PLACE_OUTPUT ? p->graph->n_inputs : 0)];
+        if (slot->stage.data && slot->seen) run->pointers[i] = slot->stage.data;
+    }
+}
+
+static ont_status decide(ont_run *run, void *const *inputs, ont_replay *replay, ont_replay_verdict *verdict)
+{
+    const ont_graph *g = run->program->graph;
+    uint32_t n = g->n_inputs + g->n_outputs;
+    void **addresses = ont_calloc(n + 1, sizeof *addresses);
+    size_t *bytes = ont_calloc(n + 1, sizeof *bytes);
+    ont_status status = addresses && bytes ? ONT_OK : ONT_ENOMEM;
+    if (status == ONT_OK) {
+        describe_slots(run, inputs, addresses, bytes);
+        status = ont_replay_decide(replay, run->program->device, addresses, bytes, n, verdict);
+    }
+    ont_free(addresses);
+    ont_free(bytes);
+    return status;
+}
+
+/* Steps [first, last), one by one or as a graph. `inputs`: the addresses that are bound. */
+static ont_status execute(ont_run *run, void *const *inputs, uint32_t first, uint32_t last)
+{
+    const ont_device *device = run->program->device;
+    ont_replay *replay = &run->replays[first != 0];
+    ont_replay_verdict verdict = ONT_REPLAY_EAGER;
+    if (device && device->kind->capture_begin && first < last && ont_replay_enabled() && !__atomic_load_n(&timing, __ATOMIC_RELAXED))
+        ONT_TRY(decide(run, inputs, replay, &verdict));
+    if (verdict == ONT_REPLAY_EAGER) return device ? execute_steps(run, first, last) : execute_flushed(run, first, last);
+    point_at_stages(run, replay);
+    ONT_TRY(carry(run, replay, first, false));
+    if (verdict == ONT_REPLAY_CAPTURE && capture(run, replay, first, last) != ONT_OK) {
+        ONT_TRY(execute_steps(run, first, last));
+    } else {
+        ont_replay_count(ONT_REPLAY_LAUNCH);
+        ONT_TRY(device->kind->graph_launch(device, replay->graph, run->stream));
+    }
+    return carry(run, replay, first, true);
 }
 
 /* Blocks for graph outputs [first, last), before their phase. */
@@ -270,7 +369,7 @@ ont_status ont_run_forward(ont_program *p, ont_pool *pool, const ont_view *input
         ONT_TRYGOTO(status, fail, materialise(run, &inputs[i], &data[i]));
     ONT_TRYGOTO(status, fail, take_outputs(run, 0, p->grads.n_forward_outputs));
     set_bound_pointers(run, data);
-    ONT_TRYGOTO(status, fail, execute(run, 0, p->split));
+    ONT_TRYGOTO(status, fail, execute(run, data, 0, p->split));
     ONT_TRYGOTO(status, fail, copy_outputs(run, 0, p->grads.n_forward_outputs));
     if (p->device && p->device->kind->waits) ONT_TRYGOTO(status, fail, ont_place_check(p));
     for (uint32_t i = 0; i < p->grads.n_forward_outputs; i++) {
@@ -349,7 +448,7 @@ ont_status ont_run_backward(ont_run *run, const ont_view *inputs, const ont_view
     ont_status status = data ? enter(run, &scope) : ONT_ENOMEM;
     if (status != ONT_OK) goto done;
     status = bind_backward(run, inputs, outputs, grads, data);
-    if (status == ONT_OK) status = execute(run, p->split, p->n_steps);
+    if (status == ONT_OK) status = execute(run, data, p->split, p->n_steps);
     if (status == ONT_OK) status = copy_outputs(run, p->grads.n_forward_outputs, p->graph->n_outputs);
     if (status == ONT_OK && p->device && p->device->kind->waits) status = ont_place_check(p);
     if (status == ONT_OK) hand_out_gradients(run, in_grads);

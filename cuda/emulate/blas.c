@@ -6,6 +6,9 @@
 
 #include "blas.h"
 
+bool ont_emulate_recording(void);
+int ont_emulate_record(int (*work)(void *), void *context, void (*forget)(void *));
+
 static float half_to_float(uint16_t h, bool brain)
 {
     uint32_t bits;
@@ -21,21 +24,21 @@ static float half_to_float(uint16_t h, bool brain)
     return x;
 }
 
-static double at(const ont_product *p, const void *data, int64_t i)
+static double at(ont_dtype dtype, const void *data, int64_t i)
 {
-    switch (p->dtype) {
+    switch (dtype) {
     case ONT_FLOAT32: return (double)((const float *)data)[i];
     case ONT_FLOAT64: return ((const double *)data)[i];
-    default: return (double)half_to_float(((const uint16_t *)data)[i], p->dtype == ONT_BFLOAT16);
+    default: return (double)half_to_float(((const uint16_t *)data)[i], dtype == ONT_BFLOAT16);
     }
 }
 
-static void put(const ont_product *p, void *data, int64_t i, double value)
+static void put(ont_dtype dtype, void *data, int64_t i, double value)
 {
     float single = (float)value;
     uint32_t bits;
     memcpy(&bits, &single, 4);
-    switch (p->dtype) {
+    switch (dtype) {
     case ONT_FLOAT32: ((float *)data)[i] = single; break;
     case ONT_FLOAT64: ((double *)data)[i] = value; break;
     case ONT_FLOAT16: {
@@ -47,15 +50,15 @@ static void put(const ont_product *p, void *data, int64_t i, double value)
     }
 }
 
-static const char *accept(const ont_product *p)
+static const char *accept(const ont_blas_product *p)
 {
     (void)p;
     return NULL;
 }
 
-static ont_status create(const ont_product *product, void **plan)
+static ont_status create(const ont_blas_product *product, void **plan)
 {
-    ont_product *p = malloc(sizeof *p);
+    ont_blas_product *p = malloc(sizeof *p);
     if (!p) return ont_fail(ONT_ENOMEM, "out of memory");
     *p = *product;
     *plan = p;
@@ -68,23 +71,44 @@ static size_t work_bytes(const void *plan)
     return 0;
 }
 
-static ont_status run(void *plan, const void *a, const void *b, void *c, const void *bias, void *work, void *stream)
+typedef struct call {
+    const ont_blas_product *p;
+    const void *a, *b, *bias;
+    void *c;
+} call;
+
+static int multiply(void *context)
 {
-    const ont_product *p = plan;
-    (void)work;
-    (void)stream;
+    const call *call = context;
+    const ont_blas_product *p = call->p;
     for (int64_t o = 0; o < p->batch; o++)
         for (int64_t i = 0; i < p->m; i++)
             for (int64_t j = 0; j < p->n; j++) {
                 double sum = 0;
                 for (int64_t k = 0; k < p->k; k++)
-                    sum += at(p, a, o * p->stride_a + (p->trans_a ? k * p->lda + i : i * p->lda + k)) *
-                           at(p, b, o * p->stride_b + (p->trans_b ? j * p->ldb + k : k * p->ldb + j));
+                    sum += at(p->dtype, call->a, o * p->stride_a + (p->trans_a ? k * p->lda + i : i * p->lda + k)) *
+                           at(p->dtype, call->b, o * p->stride_b + (p->trans_b ? j * p->ldb + k : k * p->ldb + j));
                 int64_t to = o * p->stride_c + i * p->ldc + j;
-                double value = p->alpha * sum + (p->beta != 0 ? p->beta * at(p, c, to) : 0);
-                if (p->epilogue == ONT_EPILOGUE_BIAS) value += at(p, bias, j);
-                put(p, c, to, value);
+                double value = p->alpha * sum + (p->beta != 0 ? p->beta * at(p->result, call->c, to) : 0);
+                if (p->epilogue == ONT_EPILOGUE_BIAS) value += at(p->result, call->bias, j);
+                put(p->result, call->c, to, value);
             }
+    return 0;
+}
+
+static ont_status run(void *plan, const void *a, const void *b, void *c, const void *bias, void *work, void *stream)
+{
+    call now = {plan, a, b, bias, c};
+    (void)work;
+    (void)stream;
+    if (!ont_emulate_recording()) {
+        multiply(&now);
+        return ONT_OK;
+    }
+    call *kept = malloc(sizeof *kept);
+    if (!kept) return ont_fail(ONT_ENOMEM, "out of memory");
+    *kept = now;
+    ont_emulate_record(multiply, kept, free);
     return ONT_OK;
 }
 

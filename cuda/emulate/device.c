@@ -10,6 +10,12 @@
 
 const ont_core *ont_cuda_core;
 const char *ont_emulate_error(void);
+bool ont_emulate_recording(void);
+int ont_emulate_record(int (*work)(void *), void *context, void (*forget)(void *));
+void ont_emulate_capture_begin(void);
+void *ont_emulate_capture_end(void);
+int ont_emulate_graph_launch(void *graph);
+void ont_emulate_graph_destroy(void *graph);
 
 const char *ont_cuda_error_text(int error)
 {
@@ -63,12 +69,42 @@ static void free_shared(const ont_device *device, void *data)
     free(data);
 }
 
+/* ---- copies and clears: done, or recorded ---- */
+
+typedef struct move {
+    void *to;
+    const void *from; /* NULL: zeros */
+    size_t bytes;
+} move;
+
+static int do_move(void *context)
+{
+    const move *m = context;
+    if (m->from)
+        memmove(m->to, m->from, m->bytes);
+    else
+        memset(m->to, 0, m->bytes);
+    return 0;
+}
+
+static ont_status move_or_record(move m)
+{
+    if (!ont_emulate_recording()) {
+        do_move(&m);
+        return ONT_OK;
+    }
+    move *kept = malloc(sizeof *kept);
+    if (!kept) return ont_fail(ONT_ENOMEM, "out of memory");
+    *kept = m;
+    ont_emulate_record(do_move, kept, free);
+    return ONT_OK;
+}
+
 static ont_status copy(const ont_device *device, void *to, const void *from, size_t bytes, void *stream)
 {
     (void)device;
     (void)stream;
-    memmove(to, from, bytes);
-    return ONT_OK;
+    return move_or_record((move){to, from, bytes});
 }
 
 static ont_status store(const ont_device *device, void *to, const uint64_t *words, int n, void *stream)
@@ -87,8 +123,7 @@ static ont_status clear(const ont_device *device, void *to, size_t bytes, void *
 {
     (void)device;
     (void)stream;
-    memset(to, 0, bytes);
-    return ONT_OK;
+    return move_or_record((move){to, NULL, bytes});
 }
 
 static ont_status synchronize(const ont_device *device, void *stream)
@@ -106,12 +141,46 @@ static ont_status join(const ont_device *device, void *stream, void *other)
     return ONT_OK;
 }
 
+static ont_status capture_begin(const ont_device *device, void *stream, void **private_stream)
+{
+    (void)device;
+    ont_emulate_capture_begin();
+    *private_stream = stream;
+    return ONT_OK;
+}
+
+static ont_status capture_end(const ont_device *device, void *private_stream, bool keep, void **graph)
+{
+    (void)device;
+    (void)private_stream;
+    void *done = ont_emulate_capture_end();
+    if (keep)
+        *graph = done;
+    else
+        ont_emulate_graph_destroy(done);
+    return ONT_OK;
+}
+
+static ont_status graph_launch(const ont_device *device, void *graph, void *stream)
+{
+    (void)device;
+    (void)stream;
+    return ont_launched(ont_emulate_graph_launch(graph));
+}
+
+static void graph_destroy(const ont_device *device, void *graph)
+{
+    (void)device;
+    ont_emulate_graph_destroy(graph);
+}
+
 enum { DLPACK_CPU = 1 };
 
 static const ont_device_kind kind = {
     .name = "emulated", .dlpack = DLPACK_CPU, .waits = true, .enter = enter, .leave = leave, .alloc = alloc, .free = release,
     .alloc_shared = alloc_shared, .free_shared = free_shared, .write = copy, .store = store, .copy = copy, .copy_strided = copy_strided,
-    .clear = clear, .read = copy, .synchronize = synchronize, .join = join,
+    .clear = clear, .read = copy, .synchronize = synchronize, .join = join, .capture_begin = capture_begin,
+    .capture_end = capture_end, .graph_launch = graph_launch, .graph_destroy = graph_destroy,
 };
 
 static ont_device device = {.kind = &kind};

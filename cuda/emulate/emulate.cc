@@ -325,3 +325,62 @@ int ont_emulate_launch(const char *name, dim3 grid, dim3 block, size_t shared, v
     pthread_mutex_unlock(&one);
     return fine ? 0 : LAUNCH_FAILED;
 }
+
+/* ---- graphs: lists of work, in order ---- */
+
+namespace {
+struct work {
+    int (*run)(void *);
+    void *context;
+    void (*forget)(void *);
+    work *next;
+};
+struct list {
+    work *first, **end;
+};
+list *recorded;
+}
+
+bool ont_emulate_recording(void)
+{
+    return recorded != nullptr;
+}
+
+int ont_emulate_record(int (*run)(void *), void *context, void (*forget)(void *))
+{
+    work *w = new work{run, context, forget, nullptr};
+    *recorded->end = w;
+    recorded->end = &w->next;
+    return 0;
+}
+
+extern "C" void ont_emulate_capture_begin(void)
+{
+    recorded = new list{nullptr, nullptr};
+    recorded->end = &recorded->first;
+}
+
+extern "C" void *ont_emulate_capture_end(void)
+{
+    list *done = recorded;
+    recorded = nullptr;
+    return done;
+}
+
+extern "C" int ont_emulate_graph_launch(void *graph)
+{
+    for (work *w = ((list *)graph)->first; w; w = w->next)
+        if (int error = w->run(w->context)) return error;
+    return 0;
+}
+
+extern "C" void ont_emulate_graph_destroy(void *graph)
+{
+    list *l = (list *)graph;
+    for (work *w = l->first, *next; w; w = next) {
+        next = w->next;
+        w->forget(w->context);
+        delete w;
+    }
+    delete l;
+}

@@ -14,6 +14,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include <tuple>
+
 struct ont_dim3 {
     unsigned x, y, z;
     ont_dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
@@ -116,11 +118,36 @@ static inline double rsqrt(double x) { return 1 / sqrt(x); }
 /* Dynamic shared memory as an array of `type`. */
 #define ONT_SHARED(type, name) type *name = (type *)(void *)ont_shared_now
 
-template <class Body> static inline int ont_emulate_run(const char *name, dim3 grid, dim3 block, size_t shared, Body body)
+/* While a graph is recorded, work is kept instead of done. `forget` frees the context. */
+extern "C" bool ont_emulate_recording(void);
+extern "C" int ont_emulate_record(int (*work)(void *), void *context, void (*forget)(void *));
+
+/* A launch with its arguments by value, as the hardware has them. */
+template <class... P> struct ont_emulated {
+    const char *name;
+    void (*kernel)(P...);
+    dim3 grid, block;
+    size_t shared;
+    std::tuple<P...> arguments;
+
+    static int run(void *self)
+    {
+        ont_emulated *l = (ont_emulated *)self;
+        return ont_emulate_launch(l->name, l->grid, l->block, l->shared, [](void *context) {
+            ont_emulated *inner = (ont_emulated *)context;
+            std::apply(inner->kernel, inner->arguments);
+        }, l);
+    }
+    static void forget(void *self) { delete (ont_emulated *)self; }
+};
+template <class... P, class... A>
+static inline int ont_emulate_kernel(const char *name, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, A... arguments)
 {
-    return ont_emulate_launch(name, grid, block, shared, [](void *context) { (*(Body *)context)(); }, &body);
+    ont_emulated<P...> launch = {name, kernel, grid, block, shared, std::tuple<P...>((P)arguments...)};
+    if (!ont_emulate_recording()) return ont_emulated<P...>::run(&launch);
+    return ont_emulate_record(ont_emulated<P...>::run, new ont_emulated<P...>(launch), ont_emulated<P...>::forget);
 }
 #define ONT_LAUNCH(kernel, grid, block, shared, stream, ...) \
-    ((void)(stream), ont_emulate_run(#kernel, (grid), (block), (shared), [&] { kernel(__VA_ARGS__); }))
+    ((void)(stream), ont_emulate_kernel(#kernel, (kernel), (grid), (block), (shared), __VA_ARGS__))
 
 #endif

@@ -120,7 +120,7 @@ static bool own_step(const ont_node *node, ont_ew *e)
 {
     const char *name = node->op->name;
     ont_dtype in = ont_node_in(node, 0)->dtype, out = node->outputs[0]->dtype;
-    if (!strcmp(name, "Cast") || !strcmp(name, "CastLike")) {
+    if (!strcmp(name, "Cast")) {
         if (!is_castable(in) || !is_castable(out)) return false;
         add_step(e, ONT_EW_CAST, in, out, 1);
         e->n_operands = 1;

@@ -8,14 +8,14 @@
 #include "glue.h"
 
 typedef struct state {
-    ont_product product;
+    ont_blas_product product;
     const ont_blas *blas;
     void *plan;
     ont_shape outer; /* batch dims that the library does not walk */
     int64_t stride_a[ONT_MAX_RANK], stride_b[ONT_MAX_RANK], stride_c[ONT_MAX_RANK]; /* bytes */
     int64_t count;   /* calls */
     bool empty, no_inner;
-    ont_copy spread; /* C of Gemm where it is no row: copied into the result */
+    ont_ew spread;   /* what is added where it is no row of the result's type: written first, and added to */
     bool spreads;
     size_t result_bytes;
 } state;
@@ -59,7 +59,7 @@ static void batch_strides(const ont_shape *operand, const ont_shape *batch, int6
 }
 
 /* The inner dims that are one strided batch go to the library, the rest is walked here. */
-static void split_batch(const shapes *p, size_t size, state *s)
+static void split_batch(const shapes *p, size_t size, size_t result_size, state *s)
 {
     int64_t a[ONT_MAX_RANK], b[ONT_MAX_RANK], c[ONT_MAX_RANK], dims[ONT_MAX_RANK], matrix = p->m * p->n;
     int rank = 0;
@@ -89,29 +89,26 @@ static void split_batch(const shapes *p, size_t size, state *s)
         s->count *= dims[d];
         s->stride_a[d] = a[d] * (int64_t)size;
         s->stride_b[d] = b[d] * (int64_t)size;
-        s->stride_c[d] = c[d] * (int64_t)size;
+        s->stride_c[d] = c[d] * (int64_t)result_size;
     }
 }
 
-/* C of Gemm: a row of n with beta 1 is the library's bias; anything else is spread over the result first. */
+/* C of Gemm and the row of FusedMatMul: a row of n with beta 1 is the library's bias; anything else is spread over the result. */
 static void read_bias(const ont_node *node, state *s)
 {
-    const ont_value *c = !strcmp(node->op->name, "Gemm") ? ont_node_in(node, 2) : NULL, *y = node->outputs[0];
+    const ont_value *c = ont_node_in(node, 2), *y = node->outputs[0];
     double beta = ont_attr_float(node, "beta", 1.0);
     if (!c || beta == 0) return;
-    if (beta == 1 && ont_shape_count(&c->shape) == s->product.n && c->shape.dims[c->shape.rank - 1] == s->product.n && !s->no_inner) {
+    bool row = c->shape.rank && ont_shape_count(&c->shape) == s->product.n && c->shape.dims[c->shape.rank - 1] == s->product.n;
+    if (beta == 1 && row && c->dtype == y->dtype && !s->no_inner) {
         s->product.epilogue = ONT_EPILOGUE_BIAS;
         return;
     }
-    int64_t from[ONT_MAX_RANK], to[ONT_MAX_RANK];
-    ont_strided layout;
-    ont_shape_broadcast_strides(&c->shape, &y->shape, from);
-    ont_shape_strides(&y->shape, to);
-    ont_strided_init(&layout, &y->shape, from, 0, to, 0, ont_dtype_size(y->dtype));
-    s->spread = (ont_copy){.rank = layout.rank, .size = (int32_t)layout.size, .count = layout.count};
-    memcpy(s->spread.dims, layout.dims, sizeof layout.dims);
-    memcpy(s->spread.from, layout.from, sizeof layout.from);
-    memcpy(s->spread.to, layout.to, sizeof layout.to);
+    s->spread = (ont_ew){.n_operands = 1, .n_steps = 1, .n_results = 1, .rank = y->shape.rank, .count = ont_shape_count(&y->shape),
+                         .size = {(int16_t)ont_dtype_size(c->dtype)}};
+    s->spread.steps[0] = (ont_ew_step){.kind = ONT_EW_CAST, .in = (int16_t)c->dtype, .out = (int16_t)y->dtype, .n_operands = 1};
+    for (int d = 0; d < y->shape.rank; d++) s->spread.dims[d] = y->shape.dims[d];
+    ont_shape_broadcast_strides(&c->shape, &y->shape, s->spread.strides[0]);
     s->spreads = true;
     s->product.beta = beta;
 }
@@ -123,10 +120,11 @@ static ont_status describe(const ont_node *node, state *s)
     size_t size = ont_dtype_size(y->dtype);
     *s = (state){.blas = ont_blas_get()};
     ONT_TRY(read_shapes(node, &p));
-    s->product = (ont_product){.dtype = y->dtype, .trans_a = p.trans_a, .trans_b = p.trans_b, .m = p.m, .n = p.n, .k = p.k,
-                               .lda = p.a.dims[p.a.rank - 1], .ldb = p.b.dims[p.b.rank - 1], .ldc = p.n,
-                               .alpha = ont_attr_float(node, "alpha", 1.0)};
-    split_batch(&p, size, s);
+    s->product = (ont_blas_product){.dtype = ont_node_in(node, 0)->dtype, .result = y->dtype, .trans_a = p.trans_a,
+                                    .trans_b = p.trans_b, .m = p.m, .n = p.n, .k = p.k,
+                                    .lda = p.a.dims[p.a.rank - 1], .ldb = p.b.dims[p.b.rank - 1], .ldc = p.n,
+                                    .alpha = ont_attr_float(node, "alpha", 1.0)};
+    split_batch(&p, ont_dtype_size(s->product.dtype), size, s);
     s->result_bytes = (size_t)ont_shape_count(&y->shape) * size;
     s->empty = !s->result_bytes;
     s->no_inner = !p.k;
@@ -138,10 +136,13 @@ static const char *accept(const ont_node *node)
 {
     state s;
     ont_dtype d = ont_node_in(node, 0)->dtype;
-    if (!ont_dtype_is_float(d)) return "dtype";
+    ont_dtype y = node->outputs[0]->dtype;
+    if (!ont_dtype_is_float(d) || ont_node_in(node, 1)->dtype != d) return "dtype";
+    if (y != d && (y != ONT_FLOAT32 || d == ONT_FLOAT64)) return "dtype of the result";
     if (describe(node, &s) != ONT_OK) return "shapes";
     if (!s.blas) return "cuBLASLt is not found";
     if (s.no_inner && s.spreads && s.product.beta != 1) return "beta of a product of nothing";
+    if (s.spreads && ont_node_in(node, 2)->dtype != y && y != ONT_FLOAT32) return "dtype of what is added";
     if (s.empty || s.no_inner) return NULL;
     return s.blas->accept(&s.product);
 }
@@ -163,7 +164,12 @@ static ont_status run(const ont_call *call)
 {
     const state *s = call->state;
     if (s->empty) return ONT_OK;
-    if (s->spreads) ONT_TRY(ont_launched(ont_launch_copy(&s->spread, call->in[2], call->out[0], call->stream)));
+    if (s->spreads) {
+        ont_ew spread = s->spread;
+        spread.in[0] = call->in[2];
+        spread.out[0] = call->out[0];
+        ONT_TRY(ont_launched(ont_launch_elementwise(&spread, call->stream)));
+    }
     if (s->no_inner && !s->spreads)
         return call->device->kind->clear(call->device, call->out[0], s->result_bytes, call->stream);
     if (s->no_inner) return ONT_OK;

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import torch
 
-from onnxtrain import _C
+from onnxtrain import _C, options
 from onnxtrain._C import UnsupportedError
 
 
@@ -31,5 +31,11 @@ def device_of(tensors: Iterable[torch.Tensor]) -> str:
         _C.open_plugin()
     except OSError as error:
         raise UnsupportedError(f"a tensor is on {devices[0]}, and this build runs on the CPU: {error}") from None
-    _C.set_tf32(torch.backends.cuda.matmul.allow_tf32)
+    configure()
     return devices[0]
+
+
+def configure() -> None:
+    """Tells the engine what torch and the environment say about CUDA; programs built from now on go by it."""
+    _C.set_tf32(torch.backends.cuda.matmul.allow_tf32)
+    _C.set_graphs(options.read("ORTMODULE_CUDA_GRAPH"))

@@ -2,6 +2,8 @@
 
     python tests/cuda/cases.py PLUGIN DEVICE [part/parts]
 
+PLUGIN "" is the CUDA one beside the extension.
+
 Prints one JSON object: `ran`, the kernels of the device that a passing case used, as "Op:kernel"; `passed`; `refused`, reasons
 by case; `failed`, a list of (case, message). A case is refused where the device lacks an operator: by name, which is checked.
 """
@@ -45,15 +47,18 @@ def results(case: Case, arrays: list, device: str) -> tuple[list, list, set[str]
     session = _C.Session(model_of(case, arrays), 16, device)
     run = harness._run_inputs(case, arrays)
     inputs = harness._grad_inputs(case, arrays)
-    tensors = [harness._tensor(arrays[i]) for i in run]
+    place = device if device.startswith("cuda") else "cpu"
+    tensors = [harness._tensor(arrays[i]).to(place) for i in run]
     mask = bytes(i in inputs for i in run)
     outputs, _ = call(session, tensors, bytes(len(run)), None, seed=5)
     used = {(kernel, node) for node, kernel, _ in session.kernels()}
     grads: tuple = ()
     if any(mask):
-        outputs, grads = call(session, tensors, mask, harness._output_grads(case, outputs), seed=5)
+        given = [None if g is None else g.to(place) for g in harness._output_grads(case, [o.cpu() for o in outputs])]
+        outputs, grads = call(session, tensors, mask, given, seed=5)
         used |= {(kernel, node) for node, kernel, _ in session.kernels()}
-    return list(outputs), list(grads), {f"{operator(session, node, case)}:{kernel}" for kernel, node in used}
+    outputs, grads = ([None if t is None else t.cpu() for t in ts] for ts in (outputs, grads))
+    return outputs, grads, {f"{operator(session, node, case)}:{kernel}" for kernel, node in used}
 
 
 def operator(session: _C.Session, node: str, case: Case) -> str:
@@ -76,7 +81,7 @@ def compare(case: Case, arrays: list, device: str) -> set[str]:
 
 
 def main(plugin: str, device: str, part: str = "0/1") -> None:
-    _C.open_plugin(plugin)
+    _C.open_plugin(plugin or None)
     names = {name for _, name, _ in _C.device_operators(device)}
     index, parts = map(int, part.split("/"))
     report: dict = {"ran": [], "passed": 0, "refused": {}, "failed": []}

@@ -73,6 +73,12 @@ def test_programs_agree_with_the_cpu(programs):
     assert not programs["failed"], "\n".join(f"{what}: {message}" for what, message in programs["failed"])
 
 
+@pytest.mark.parametrize("script", ["optim.py", "flash.py"])
+def test_kernels_agree_with_torch(plugin, script):
+    report = run(script, plugin)
+    assert report["passed"] >= 10 and not report["failed"], "\n".join(f"{what}: {message}" for what, message in report["failed"])
+
+
 def test_every_claimed_operator_ran(plugin, cases, programs):
     """An operator that the device's table claims, and that no case ran there, is named."""
     script = "import sys, json; from onnxtrain import _C; _C.open_plugin(sys.argv[1]); print(json.dumps(_C.device_operators('emulated')))"

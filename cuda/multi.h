@@ -1,0 +1,62 @@
+/*
+ * One step of an optimizer over any number of tensors on a device, in a few launches. Everything that changes from step to step
+ * is read from the device's memory (steps, found_inf, the scale's inverse), so that the launches can be captured. C and C++.
+ *
+ * Formulas are those of csrc/optim/rules.c; hyper has the numbers in that order.
+ */
+#ifndef ONT_CUDA_MULTI_H
+#define ONT_CUDA_MULTI_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum { ONT_OPTIM_CHUNK = 65536, ONT_OPTIM_HYPER = 12 };
+
+typedef enum ont_cuda_rule { ONT_CUDA_ADAM, ONT_CUDA_LAMB, ONT_CUDA_SGD, ONT_CUDA_ADAGRAD, ONT_CUDA_LION } ont_cuda_rule;
+
+/* Dense tensors in one order; dtype: ONNX's numbers of float32, float64, float16, bfloat16. */
+typedef struct ont_cuda_tensor {
+    void *param;
+    const void *grad;
+    void *state[3];     /* of state_dtype; NULL where the rule has fewer */
+    float *master;      /* float32 copy of a 16-bit parameter, or NULL */
+    float *step;        /* counts up when the step is done; NULL: the rule has none */
+    int64_t count;
+    int32_t param_dtype, grad_dtype, state_dtype;
+    int32_t fresh;      /* its states were made for this step */
+    int64_t first_chunk; /* chunks of ONT_OPTIM_CHUNK elements, in order */
+} ont_cuda_tensor;
+
+typedef struct ont_cuda_optim {
+    const ont_cuda_tensor *tensors; /* on the device */
+    const int32_t *chunk_tensor;    /* per chunk, on the device */
+    int64_t n_tensors, n_chunks;
+    int32_t rule, maximize;
+    double hyper[ONT_OPTIM_HYPER];
+    double max_norm;                /* negative: no clipping */
+    const float *found_inf;         /* nonzero: nothing happens, steps included; NULL: always */
+    const float *inv_scale;         /* gradients are multiplied by it; NULL: 1 */
+    float *norm;                    /* of the unscaled gradients, where max_norm is not negative */
+    double *work;                   /* 2 * n_chunks + n_tensors + 2 */
+} ont_cuda_optim;
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Seen from outside the plugin: tests call them. */
+#define ONT_OPTIM_API __attribute__((visibility("default")))
+
+/* Each returns a CUDA error code. */
+ONT_OPTIM_API int ont_launch_optim_step(const ont_cuda_optim *o, void *stream);
+/* norm of all gradients, in a fixed order */
+ONT_OPTIM_API int ont_launch_optim_norm(const ont_cuda_optim *o, void *stream);
+/* gradients *= min(1, max_norm / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_ */
+ONT_OPTIM_API int ont_launch_optim_clip(const ont_cuda_optim *o, void *stream);
+/* gradients *= inv_scale; *found_inf = 1 where one is not finite (it is not cleared), as GradScaler.unscale_ */
+ONT_OPTIM_API int ont_launch_optim_unscale(const ont_cuda_optim *o, float *found_inf, void *stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,334 @@
+/*
+ * Multi-tensor optimizers: a block per chunk of a tensor, one launch for all tensors of all groups of equal hyperparameters.
+ * Norms are sums per chunk that one block adds in order, so that a result does not depend on the grid.
+ */
+#include "launch.cuh"
+
+#include "math.cuh"
+#include "multi.h"
+
+/* What a tensor's update needs, from hyperparameters and its step; see csrc/simd/optim.h. */
+template <class C> struct update {
+    C grad, l2, keep_before, keep_after, rate, beta1, beta2, eps, one_minus_beta1, one_minus_beta2, decay, correct;
+};
+
+enum { LR, BETA1, BETA2, EPS, DECAY, ADAM_MODE, ADAM_CORRECT, ADAM_AMSGRAD };
+enum { LAMB_CORRECT = 5, LAMB_MIN, LAMB_MAX };
+enum { SGD_MOMENTUM = 1, SGD_DAMPENING, SGD_DECAY, SGD_NESTEROV };
+enum { ADAGRAD_LR_DECAY = 1, ADAGRAD_EPS, ADAGRAD_DECAY, LION_DECAY = 3 };
+enum { MODE_L2, MODE_TRANSFORMERS, MODE_TORCH, MODE_TORCH_L2 };
+
+ONT_DEVICE bool skipped(const ont_cuda_optim &o) { return o.found_inf && *o.found_inf != 0; }
+
+/* work: sums of chunks (2 each), then the factor of all gradients, then ratios of LAMB */
+ONT_DEVICE double *factor_of(const ont_cuda_optim &o) { return o.work + 2 * o.n_chunks; }
+ONT_DEVICE double *ratio_of(const ont_cuda_optim &o, int64_t tensor) { return o.work + 2 * o.n_chunks + 2 + tensor; }
+
+template <class C> ONT_DEVICE update<C> adam_update(const double *h, double step)
+{
+    update<C> u = {};
+    int mode = (int)h[ADAM_MODE];
+    double c1 = h[ADAM_CORRECT] != 0 ? 1 - pow(h[BETA1], step) : 1, root = h[ADAM_CORRECT] != 0 ? sqrt(1 - pow(h[BETA2], step)) : 1;
+    u.rate = (C)(h[LR] * root / c1);
+    u.eps = (C)(mode == MODE_TORCH || mode == MODE_TORCH_L2 ? h[EPS] * root : h[EPS]);
+    u.l2 = (C)(mode == MODE_L2 || mode == MODE_TORCH_L2 ? h[DECAY] : 0);
+    u.keep_after = (C)(mode == MODE_TRANSFORMERS ? 1 - h[LR] * h[DECAY] : 1);
+    u.keep_before = (C)(mode == MODE_TORCH ? 1 - h[LR] * h[DECAY] : 1);
+    return u;
+}
+
+template <class C> ONT_DEVICE update<C> make_update(const ont_cuda_optim &o, const ont_cuda_tensor &t)
+{
+    const double *h = o.hyper;
+    double step = t.step ? (double)*t.step + 1 : 1;
+    update<C> u = {};
+    u.keep_before = u.keep_after = 1;
+    switch (o.rule) {
+    case ONT_CUDA_ADAM: u = adam_update<C>(h, step); break;
+    case ONT_CUDA_LAMB: {
+        double c1 = h[LAMB_CORRECT] != 0 ? 1 - pow(h[BETA1], step) : 1, root = h[LAMB_CORRECT] != 0 ? sqrt(1 - pow(h[BETA2], step)) : 1;
+        u.correct = (C)(root / c1);
+        u.eps = (C)(h[EPS] * root);
+        u.rate = (C)h[LR];
+        u.decay = (C)h[DECAY];
+        break;
+    }
+    case ONT_CUDA_SGD:
+        u.rate = (C)h[LR];
+        u.l2 = (C)h[SGD_DECAY];
+        u.beta1 = (C)(t.fresh ? 0 : h[SGD_MOMENTUM]);
+        u.one_minus_beta1 = (C)(t.fresh ? 1 : 1 - h[SGD_DAMPENING]);
+        u.beta2 = (C)h[SGD_MOMENTUM];
+        break;
+    case ONT_CUDA_ADAGRAD:
+        u.l2 = (C)h[ADAGRAD_DECAY];
+        u.eps = (C)h[ADAGRAD_EPS];
+        u.rate = (C)(h[LR] / (1 + (step - 1) * h[ADAGRAD_LR_DECAY]));
+        break;
+    default:
+        u.rate = (C)h[LR];
+        u.keep_before = (C)(1 - h[LR] * h[LION_DECAY]);
+    }
+    if (o.rule != ONT_CUDA_SGD && o.rule != ONT_CUDA_ADAGRAD) {
+        u.beta1 = (C)h[BETA1];
+        u.beta2 = (C)h[BETA2];
+        u.one_minus_beta1 = (C)(1 - h[BETA1]);
+        u.one_minus_beta2 = (C)(1 - h[BETA2]);
+    }
+    u.grad = (C)((o.maximize ? -1 : 1) * *factor_of(o));
+    return u;
+}
+
+template <class C> ONT_DEVICE C load_as(const void *p, int dtype, int64_t i)
+{
+    switch (dtype) {
+    case ONT_FLOAT32: return (C)((const float *)p)[i];
+    case ONT_FLOAT64: return (C)((const double *)p)[i];
+    case ONT_FLOAT16: return (C)ont_load((const ont_f16 *)p + i);
+    default: return (C)ont_load((const ont_bf16 *)p + i);
+    }
+}
+
+template <class C> ONT_DEVICE void store_as(void *p, int dtype, int64_t i, C v)
+{
+    switch (dtype) {
+    case ONT_FLOAT32: ((float *)p)[i] = (float)v; break;
+    case ONT_FLOAT64: ((double *)p)[i] = (double)v; break;
+    case ONT_FLOAT16: ont_store((ont_f16 *)p + i, (float)v); break;
+    default: ont_store((ont_bf16 *)p + i, (float)v);
+    }
+}
+
+/* The new parameter of element i; states are written. */
+template <class C> ONT_DEVICE C adam(const ont_cuda_optim &o, const ont_cuda_tensor &t, const update<C> &u, int64_t i, C x, C g)
+{
+    C m = load_as<C>(t.state[0], t.state_dtype, i), v = load_as<C>(t.state[1], t.state_dtype, i);
+    g += u.l2 * x;
+    m += u.one_minus_beta1 * (g - m);
+    v = u.beta2 * v + u.one_minus_beta2 * g * g;
+    store_as(t.state[0], t.state_dtype, i, m);
+    store_as(t.state[1], t.state_dtype, i, v);
+    if (o.hyper[ADAM_AMSGRAD] != 0) {
+        C old = load_as<C>(t.state[2], t.state_dtype, i);
+        v = v < old ? old : v;
+        store_as(t.state[2], t.state_dtype, i, v);
+    }
+    return (x * u.keep_before - u.rate * m / (vsqrt(v) + u.eps)) * u.keep_after;
+}
+
+template <class C> ONT_DEVICE C apply(const ont_cuda_optim &o, const ont_cuda_tensor &t, const update<C> &u, int64_t i, C x, C g)
+{
+    switch (o.rule) {
+    case ONT_CUDA_ADAM: return adam(o, t, u, i, x, g);
+    case ONT_CUDA_SGD: {
+        g += u.l2 * x;
+        if (o.hyper[SGD_MOMENTUM] != 0) {
+            C b = u.beta1 * load_as<C>(t.state[0], t.state_dtype, i) + u.one_minus_beta1 * g;
+            store_as(t.state[0], t.state_dtype, i, b);
+            g = o.hyper[SGD_NESTEROV] != 0 ? g + u.beta2 * b : b;
+        }
+        return x - u.rate * g;
+    }
+    case ONT_CUDA_ADAGRAD: {
+        g += u.l2 * x;
+        C s = load_as<C>(t.state[0], t.state_dtype, i) + g * g;
+        store_as(t.state[0], t.state_dtype, i, s);
+        return x - u.rate * g / (vsqrt(s) + u.eps);
+    }
+    default: {
+        C m = load_as<C>(t.state[0], t.state_dtype, i), mixed = u.beta1 * m + u.one_minus_beta1 * g;
+        C sign = (C)(mixed > 0) - (C)(mixed < 0) + (mixed - mixed); /* NaN comes through, as in torch.sign */
+        store_as(t.state[0], t.state_dtype, i, u.beta2 * m + u.one_minus_beta2 * g);
+        return x * u.keep_before - u.rate * sign;
+    }
+    }
+}
+
+ONT_DEVICE int64_t chunk_end(const ont_cuda_tensor &t, int64_t first)
+{
+    return first + ONT_OPTIM_CHUNK < t.count ? first + ONT_OPTIM_CHUNK : t.count;
+}
+
+template <class C> ONT_DEVICE void update_chunk(const ont_cuda_optim &o, const ont_cuda_tensor &t, int64_t first)
+{
+    __shared__ update<C> shared; /* powers in double, once a block */
+    __syncthreads();
+    if (!threadIdx.x) shared = make_update<C>(o, t);
+    __syncthreads();
+    const update<C> u = shared;
+    for (int64_t i = first + threadIdx.x; i < chunk_end(t, first); i += blockDim.x) {
+        C x = t.master ? (C)t.master[i] : load_as<C>(t.param, t.param_dtype, i);
+        C g = load_as<C>(t.grad, t.grad_dtype, i) * u.grad;
+        x = apply(o, t, u, i, x, g);
+        if (t.master) t.master[i] = (float)x;
+        store_as(t.param, t.param_dtype, i, x);
+    }
+}
+
+__global__ void __launch_bounds__(ONT_THREADS) optim_update_kernel(const ont_cuda_optim o)
+{
+    if (skipped(o)) return;
+    for (int64_t chunk = blockIdx.x; chunk < o.n_chunks; chunk += gridDim.x) {
+        const ont_cuda_tensor &t = o.tensors[o.chunk_tensor[chunk]];
+        int64_t first = (chunk - t.first_chunk) * ONT_OPTIM_CHUNK;
+        t.param_dtype == ONT_FLOAT64 ? update_chunk<double>(o, t, first) : update_chunk<float>(o, t, first);
+    }
+}
+
+/* ---- LAMB: moments and the two norms, ratios, the step ---- */
+
+template <class C> ONT_DEVICE C lamb_step(const ont_cuda_tensor &t, const update<C> &u, int64_t i, C x)
+{
+    C m = load_as<C>(t.state[0], t.state_dtype, i), v = load_as<C>(t.state[1], t.state_dtype, i);
+    return u.correct * m / (vsqrt(v) + u.eps) + u.decay * x;
+}
+
+template <class C> ONT_DEVICE void lamb_chunk(const ont_cuda_optim &o, const ont_cuda_tensor &t, int64_t first, int64_t chunk, bool applies)
+{
+    __shared__ update<C> shared;
+    __shared__ double scratch[32];
+    __syncthreads();
+    if (!threadIdx.x) shared = make_update<C>(o, t);
+    __syncthreads();
+    const update<C> u = shared;
+    C rate = applies ? (C)((double)u.rate * *ratio_of(o, o.chunk_tensor[chunk])) : (C)0;
+    double pp = 0, uu = 0;
+    for (int64_t i = first + threadIdx.x; i < chunk_end(t, first); i += blockDim.x) {
+        C x = t.master ? (C)t.master[i] : load_as<C>(t.param, t.param_dtype, i);
+        if (applies) {
+            x -= rate * lamb_step(t, u, i, x);
+            if (t.master) t.master[i] = (float)x;
+            store_as(t.param, t.param_dtype, i, x);
+            continue;
+        }
+        C g = load_as<C>(t.grad, t.grad_dtype, i) * u.grad, m = load_as<C>(t.state[0], t.state_dtype, i);
+        C v = load_as<C>(t.state[1], t.state_dtype, i);
+        store_as(t.state[0], t.state_dtype, i, m + u.one_minus_beta1 * (g - m));
+        store_as(t.state[1], t.state_dtype, i, u.beta2 * v + u.one_minus_beta2 * g * g);
+        C step = lamb_step(t, u, i, x);
+        pp += (double)x * (double)x;
+        uu += (double)step * (double)step;
+    }
+    if (applies) return;
+    pp = ont_block_sum(pp, scratch);
+    uu = ont_block_sum(uu, scratch);
+    if (!threadIdx.x) {
+        o.work[2 * chunk] = pp;
+        o.work[2 * chunk + 1] = uu;
+    }
+}
+
+__global__ void __launch_bounds__(ONT_THREADS) lamb_kernel(const ont_cuda_optim o, bool applies)
+{
+    if (skipped(o)) return;
+    for (int64_t chunk = blockIdx.x; chunk < o.n_chunks; chunk += gridDim.x) {
+        const ont_cuda_tensor &t = o.tensors[o.chunk_tensor[chunk]];
+        int64_t first = (chunk - t.first_chunk) * ONT_OPTIM_CHUNK;
+        t.param_dtype == ONT_FLOAT64 ? lamb_chunk<double>(o, t, first, chunk, applies) : lamb_chunk<float>(o, t, first, chunk, applies);
+    }
+}
+
+__global__ void __launch_bounds__(ONT_THREADS) lamb_ratio_kernel(const ont_cuda_optim o)
+{
+    if (skipped(o)) return;
+    ONT_FOR(i, o.n_tensors) {
+        const ont_cuda_tensor &t = o.tensors[i];
+        int64_t last = t.first_chunk + (t.count + ONT_OPTIM_CHUNK - 1) / ONT_OPTIM_CHUNK;
+        double pp = 0, uu = 0;
+        for (int64_t chunk = t.first_chunk; chunk < last; chunk++) {
+            pp += o.work[2 * chunk];
+            uu += o.work[2 * chunk + 1];
+        }
+        double ratio = pp == 0 || uu == 0 ? 1 : sqrt(pp) / sqrt(uu);
+        *ratio_of(o, i) = ratio < o.hyper[LAMB_MIN] ? o.hyper[LAMB_MIN] : ratio > o.hyper[LAMB_MAX] ? o.hyper[LAMB_MAX] : ratio;
+    }
+}
+
+/* ---- norm, clip, unscale, steps ---- */
+
+__global__ void __launch_bounds__(ONT_THREADS) optim_squares_kernel(const ont_cuda_optim o)
+{
+    __shared__ double scratch[32];
+    for (int64_t chunk = blockIdx.x; chunk < o.n_chunks; chunk += gridDim.x) {
+        const ont_cuda_tensor &t = o.tensors[o.chunk_tensor[chunk]];
+        int64_t first = (chunk - t.first_chunk) * ONT_OPTIM_CHUNK;
+        double sum = 0;
+        for (int64_t i = first + threadIdx.x; i < chunk_end(t, first); i += blockDim.x) {
+            double g = load_as<double>(t.grad, t.grad_dtype, i);
+            sum += g * g;
+        }
+        sum = ont_block_sum(sum, scratch);
+        if (!threadIdx.x) o.work[2 * chunk] = sum;
+    }
+}
+
+/* The norm, and the factor of all gradients: the scale's inverse and, where asked for, clipping. */
+__global__ void __launch_bounds__(ONT_THREADS) optim_factor_kernel(const ont_cuda_optim o, bool measured)
+{
+    __shared__ double scratch[32];
+    double sum = 0, inverse = o.inv_scale ? (double)*o.inv_scale : 1;
+    for (int64_t chunk = threadIdx.x; measured && chunk < o.n_chunks; chunk += blockDim.x) sum += o.work[2 * chunk];
+    sum = ont_block_sum(sum, scratch);
+    if (threadIdx.x) return;
+    double norm = sqrt(sum) * fabs(inverse), clip = o.max_norm / (norm + 1e-6);
+    if (measured && o.norm) *o.norm = (float)norm;
+    *factor_of(o) = inverse * (!measured || o.max_norm < 0 || clip > 1 ? 1 : clip);
+}
+
+__global__ void __launch_bounds__(ONT_THREADS) optim_scale_kernel(const ont_cuda_optim o, float *found_inf)
+{
+    for (int64_t chunk = blockIdx.x; chunk < o.n_chunks; chunk += gridDim.x) {
+        const ont_cuda_tensor &t = o.tensors[o.chunk_tensor[chunk]];
+        int64_t first = (chunk - t.first_chunk) * ONT_OPTIM_CHUNK;
+        double factor = *factor_of(o);
+        for (int64_t i = first + threadIdx.x; i < chunk_end(t, first); i += blockDim.x) {
+            double g = load_as<double>(t.grad, t.grad_dtype, i);
+            if (found_inf && !(fabs(g) <= 1.7976931348623157e308)) *found_inf = 1; /* all write the same */
+            store_as((void *)t.grad, t.grad_dtype, i, t.grad_dtype == ONT_FLOAT64 ? g * factor : (double)((float)g * (float)factor));
+        }
+    }
+}
+
+__global__ void __launch_bounds__(ONT_THREADS) optim_count_kernel(const ont_cuda_optim o)
+{
+    if (skipped(o)) return;
+    ONT_FOR(i, o.n_tensors) if (o.tensors[i].step) *o.tensors[i].step += 1;
+}
+
+static unsigned threads() { return ont_row_threads(ONT_OPTIM_CHUNK); }
+
+extern "C" int ont_launch_optim_norm(const ont_cuda_optim *o, void *stream)
+{
+    int error = !o->n_chunks ? 0 : ONT_LAUNCH(optim_squares_kernel, ont_blocks(o->n_chunks, 1), threads(), 0, stream, *o);
+    return error ? error : ONT_LAUNCH(optim_factor_kernel, 1, threads(), 0, stream, *o, true);
+}
+
+extern "C" int ont_launch_optim_clip(const ont_cuda_optim *o, void *stream)
+{
+    int error = ont_launch_optim_norm(o, stream);
+    if (error || !o->n_chunks) return error;
+    return ONT_LAUNCH(optim_scale_kernel, ont_blocks(o->n_chunks, 1), threads(), 0, stream, *o, (float *)nullptr);
+}
+
+extern "C" int ont_launch_optim_unscale(const ont_cuda_optim *o, float *found_inf, void *stream)
+{
+    int error = ONT_LAUNCH(optim_factor_kernel, 1, threads(), 0, stream, *o, false);
+    if (error || !o->n_chunks) return error;
+    return ONT_LAUNCH(optim_scale_kernel, ont_blocks(o->n_chunks, 1), threads(), 0, stream, *o, found_inf);
+}
+
+extern "C" int ont_launch_optim_step(const ont_cuda_optim *o, void *stream)
+{
+    unsigned blocks = ont_blocks(o->n_chunks, 1);
+    int error = o->max_norm >= 0 ? ont_launch_optim_norm(o, stream)
+                                 : ONT_LAUNCH(optim_factor_kernel, 1, threads(), 0, stream, *o, false);
+    if (error || !o->n_chunks) return error;
+    if (o->rule == ONT_CUDA_LAMB) {
+        error = ONT_LAUNCH(lamb_kernel, blocks, threads(), 0, stream, *o, false);
+        if (!error) error = ONT_LAUNCH(lamb_ratio_kernel, ont_blocks(o->n_tensors, ONT_THREADS), ONT_THREADS, 0, stream, *o);
+        if (!error) error = ONT_LAUNCH(lamb_kernel, blocks, threads(), 0, stream, *o, true);
+    } else {
+        error = ONT_LAUNCH(optim_update_kernel, blocks, threads(), 0, stream, *o);
+    }
+    return error ? error : ONT_LAUNCH(optim_count_kernel, ont_blocks(o->n_tensors, ONT_THREADS), ONT_THREADS, 0, stream, *o);
+}

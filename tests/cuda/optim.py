@@ -1,0 +1,210 @@
+"""The multi-tensor optimizers of cuda/optim.cu, emulated, against torch's and against the CPU's.
+
+    python tests/cuda/optim.py PLUGIN DEVICE
+
+Prints one JSON object as cases.py does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import sys
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from onnxtrain.optim import Lamb, Lion
+
+ADAM, LAMB_RULE, SGD, ADAGRAD, LION = range(5)
+NUMBER = {torch.float32: 1, torch.float64: 11, torch.float16: 10, torch.bfloat16: 16}
+CHUNK = 65536
+LIBRARY: ctypes.CDLL
+PLACE = "cpu"
+
+
+class Entry(ctypes.Structure):
+    _fields_ = [("param", ctypes.c_void_p), ("grad", ctypes.c_void_p), ("state", ctypes.c_void_p * 3), ("master", ctypes.c_void_p),
+                ("step", ctypes.c_void_p), ("count", ctypes.c_int64), ("param_dtype", ctypes.c_int32), ("grad_dtype", ctypes.c_int32),
+                ("state_dtype", ctypes.c_int32), ("fresh", ctypes.c_int32), ("first_chunk", ctypes.c_int64)]
+
+
+class Job(ctypes.Structure):
+    _fields_ = [("tensors", ctypes.c_void_p), ("chunk_tensor", ctypes.c_void_p), ("n_tensors", ctypes.c_int64), ("n_chunks", ctypes.c_int64),
+                ("rule", ctypes.c_int32), ("maximize", ctypes.c_int32), ("hyper", ctypes.c_double * 12), ("max_norm", ctypes.c_double),
+                ("found_inf", ctypes.c_void_p), ("inv_scale", ctypes.c_void_p), ("norm", ctypes.c_void_p), ("work", ctypes.c_void_p)]
+
+
+class Engine:
+    """Parameters with their states, and the launches on them."""
+
+    def __init__(self, rule: int, hyper: list[float], params: list[Tensor], states: int, master: bool = False) -> None:
+        self.rule, self.hyper, self.params = rule, hyper, params
+        kept = torch.float64 if params[0].dtype == torch.float64 else torch.float32
+        self.states = [[torch.zeros(p.shape, dtype=kept, device=PLACE) for _ in range(states)] for p in params]
+        self.masters = [p.float().clone() if master else None for p in params]
+        self.steps = [torch.zeros((), device=PLACE) for _ in params]
+        self.found_inf, self.inv_scale, self.norm = (torch.full((), v, device=PLACE) for v in (0.0, 1.0, 0.0))
+        self.taken = 0
+
+    def job(self, grads: list[Tensor], max_norm: float = -1.0, maximize: bool = False) -> Job:
+        entries, chunks = (Entry * len(grads))(), []
+        for k, (param, grad) in enumerate(zip(self.params, grads, strict=True)):
+            pointers = [s.data_ptr() for s in self.states[k]] + [None] * (3 - len(self.states[k]))
+            master = self.masters[k]
+            entries[k] = Entry(param.data_ptr(), grad.data_ptr(), (ctypes.c_void_p * 3)(*pointers),
+                               None if master is None else master.data_ptr(), self.steps[k].data_ptr(), param.numel(), NUMBER[param.dtype],
+                               NUMBER[grad.dtype], NUMBER[self.states[k][0].dtype] if self.states[k] else 1, self.taken == 0, len(chunks))
+            chunks += [k] * -(-param.numel() // CHUNK)
+        table = torch.tensor(chunks or [0], dtype=torch.int32, device=PLACE)
+        rows = torch.frombuffer(bytearray(entries), dtype=torch.uint8).to(PLACE)
+        work = torch.full((2 * len(chunks) + len(grads) + 2,), float("nan"), dtype=torch.float64, device=PLACE)
+        self.alive = (rows, table, work, grads)
+        hyper = (ctypes.c_double * 12)(*self.hyper)
+        return Job(rows.data_ptr(), table.data_ptr(), len(grads), len(chunks), self.rule, maximize, hyper, max_norm,
+                   self.found_inf.data_ptr(), self.inv_scale.data_ptr(), self.norm.data_ptr(), work.data_ptr())
+
+    def step(self, grads: list[Tensor], **options: float) -> None:
+        assert LIBRARY.ont_launch_optim_step(ctypes.byref(self.job(grads, **options)), None) == 0
+        self.taken += 1
+
+
+def tensors(dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    torch.manual_seed(3)
+    return [torch.randn(shape).to(PLACE, dtype) for shape in ((5, 7), (CHUNK + 33,), (1,), (0,), (64,))]
+
+
+def gradients(step: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    torch.manual_seed(100 + step)
+    return [torch.randn(p.shape).to(PLACE, dtype) for p in tensors()]
+
+
+def against(make: Callable[[list[Tensor]], torch.optim.Optimizer], rule: int, hyper: list[float], states: int, tol: float = 2e-6,
+            clip: float = -1.0, dtype: torch.dtype = torch.float32) -> None:
+    ours, theirs = tensors(dtype), [p.requires_grad_() for p in tensors(dtype)]
+    engine, optimizer = Engine(rule, hyper, ours, states), make(theirs)
+    for step in range(4):
+        grads = gradients(step, dtype)
+        for p, g in zip(theirs, grads):
+            p.grad = g.clone()
+        if clip >= 0:
+            torch.nn.utils.clip_grad_norm_(theirs, clip)
+        engine.step(grads, max_norm=clip)
+        optimizer.step()
+    for a, b in zip(ours, theirs):
+        assert torch.allclose(a, b.detach(), rtol=tol, atol=tol), (a - b).abs().max()
+    assert all(s.item() == 4 for s in engine.steps)
+
+
+def adamw() -> None:
+    for amsgrad in (False, True):
+        hyper = [1e-2, 0.9, 0.99, 1e-8, 0.1, 2, 1, amsgrad]
+        against(lambda p: torch.optim.AdamW(p, 1e-2, (0.9, 0.99), 1e-8, 0.1, amsgrad=amsgrad), ADAM, hyper, 3 if amsgrad else 2)
+    against(lambda p: torch.optim.AdamW(p, 1e-2, (0.9, 0.99), 1e-8, 0.1), ADAM, [1e-2, 0.9, 0.99, 1e-8, 0.1, 2, 1, 0], 2, 1e-12,
+            dtype=torch.float64)
+
+
+def adam_l2() -> None:
+    against(lambda p: torch.optim.Adam(p, 1e-2, (0.9, 0.99), 1e-8, 0.1), ADAM, [1e-2, 0.9, 0.99, 1e-8, 0.1, 3, 1, 0], 2)
+
+
+def sgd() -> None:
+    for momentum, dampening, nesterov in ((0, 0, False), (0.9, 0.1, False), (0.9, 0, True)):
+        against(lambda p: torch.optim.SGD(p, 0.1, momentum, dampening, 0.01, nesterov), SGD, [0.1, momentum, dampening, 0.01, nesterov], 1)
+
+
+def adagrad() -> None:
+    against(lambda p: torch.optim.Adagrad(p, 0.1, 0.01, 0.02, eps=1e-9), ADAGRAD, [0.1, 0.01, 1e-9, 0.02], 1)
+
+
+def lamb() -> None:
+    against(lambda p: Lamb(p, 1e-2, betas=(0.9, 0.99), eps=1e-6, weight_decay=0.01), LAMB_RULE, lamb_hyper(), 2, 1e-5)
+
+
+def lamb_hyper() -> list[float]:
+    made = Lamb([torch.zeros(1)], 1e-2, betas=(0.9, 0.99), eps=1e-6, weight_decay=0.01)
+    return [float(v) for v in made._hyper(made.param_groups[0])]
+
+
+def lion() -> None:
+    made = Lion([torch.zeros(1)], 1e-2)
+    against(lambda p: Lion(p, 1e-2), LION, [float(v) for v in made._hyper(made.param_groups[0])], 1)
+
+
+def clip() -> None:
+    against(lambda p: torch.optim.SGD(p, 0.1), SGD, [0.1, 0, 0, 0, 0], 1, clip=3.0)
+    grads, engine = gradients(0), Engine(SGD, [0.1, 0, 0, 0, 0], tensors(), 1)
+    want = [g.clone().requires_grad_() for g in grads]
+    for w in want:
+        w.grad = w.detach().clone()
+    norm = torch.nn.utils.clip_grad_norm_(want, 5.0)
+    assert LIBRARY.ont_launch_optim_clip(ctypes.byref(engine.job(grads, max_norm=5.0)), None) == 0
+    assert torch.allclose(engine.norm, norm, rtol=1e-6)
+    for g, w in zip(grads, want):
+        assert torch.allclose(g, w.grad, rtol=1e-6, atol=1e-9)
+
+
+def unscale_and_skip() -> None:
+    """As GradScaler: gradients are divided by the scale, an infinity stops the step, states and counts included."""
+    for bad in (False, True):
+        for dtype in (torch.float32, torch.float16):
+            engine, grads = Engine(ADAM, [1e-2, 0.9, 0.99, 1e-8, 0, 2, 1, 0], tensors(), 2), gradients(0, dtype)
+            before, raw = [p.clone() for p in engine.params], [g.clone() for g in grads]
+            engine.inv_scale.fill_(1 / 8)
+            if bad:
+                grads[1][7] = float("inf")
+            job = engine.job(grads)
+            assert LIBRARY.ont_launch_optim_unscale(ctypes.byref(job), ctypes.c_void_p(engine.found_inf.data_ptr()), None) == 0
+            assert engine.found_inf.item() == bad
+            assert torch.allclose(grads[0].float(), raw[0].float() / 8, rtol=1e-3, atol=1e-6)
+            engine.inv_scale.fill_(1)
+            engine.step(grads)
+            moved = [not torch.equal(p, b) for p, b in zip(engine.params, before) if p.numel()]
+            assert all(moved) != bad and any(moved) != bad
+            assert all(s.item() == (0 if bad else 1) for s in engine.steps)
+
+
+def halves() -> None:
+    """16-bit parameters with float32 copies follow the float32 ones; without copies they round."""
+    for dtype in (torch.float16, torch.bfloat16):
+        hyper = [1e-3, 0.9, 0.99, 1e-8, 0.1, 2, 1, 0]
+        narrow = tensors(dtype)
+        wide = [p.float() for p in narrow]
+        kept, exact = Engine(ADAM, hyper, narrow, 2, master=True), Engine(ADAM, hyper, wide, 2)
+        for step in range(3):
+            grads = gradients(step, dtype)
+            kept.step(grads)
+            exact.step([g.float() for g in grads])
+        for n, w, m in zip(narrow, wide, kept.masters):
+            assert torch.equal(n, w.to(dtype)) and torch.equal(m, w)
+
+
+def maximize() -> None:
+    ours, theirs = tensors(), tensors()
+    Engine(SGD, [0.1, 0, 0, 0, 0], ours, 1).step(gradients(0), maximize=True)
+    for a, b, g in zip(ours, theirs, gradients(0)):
+        assert torch.allclose(a, b + 0.1 * g, rtol=1e-6, atol=1e-7)
+
+
+CHECKS = [adamw, adam_l2, sgd, adagrad, lamb, lion, clip, unscale_and_skip, halves, maximize]
+
+
+def main(plugin: str, device: str) -> None:
+    global LIBRARY, PLACE
+    LIBRARY = ctypes.CDLL(plugin)
+    PLACE = "cuda" if device.startswith("cuda") else "cpu"
+    report: dict = {"ran": [], "passed": 0, "failed": []}
+    for check in CHECKS:
+        print(check.__name__, file=sys.stderr, flush=True)
+        try:
+            with torch.no_grad():
+                check()
+            report["passed"] += 1
+        except Exception as error:  # noqa: BLE001 - reported
+            report["failed"].append((check.__name__, f"{type(error).__name__}: {error}"[:400]))
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
