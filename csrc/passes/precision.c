@@ -85,7 +85,6 @@ static ont_status lower(ont_graph *g, ont_node *node, ont_precision precision)
 
 ont_status ont_pass_precision(ont_graph *g)
 {
-    if (g->device) return ONT_OK; /* its library has formats of its own for this */
     int now = ont_passes_precision();
     bool everywhere = now & EVERYWHERE;
     ont_precision precision = (ont_precision)(now & ~EVERYWHERE);
