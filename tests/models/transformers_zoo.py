@@ -112,7 +112,7 @@ ZOO: dict[str, tuple[Maker, tuple[str, ...]]] = {
     "swin": (image(T.SwinConfig, T.SwinForImageClassification, 32, (*BERT, "drop_path_rate"), image_size=32, patch_size=2,
                    embed_dim=16, depths=[2, 2], num_heads=[2, 4], window_size=4), EAGER),
     "convnext": (image(T.ConvNextConfig, T.ConvNextForImageClassification, 32, ("drop_path_rate",), hidden_sizes=[16, 32],
-                       depths=[2, 2], num_stages=2, image_size=32), EAGER),
+                       depths=[2, 2], num_stages=2, image_size=32, layer_scale_init_value=0.5), EAGER),
     "clip": (clip, BOTH),
     "wav2vec2": (wav2vec2, BOTH),
     "mamba": (causal(T.MambaConfig, T.MambaForCausalLM, (), state_size=4), EAGER),
