@@ -201,7 +201,8 @@ class BuildCore(build_ext):
 
     def cuda_architectures(self) -> list[str]:
         """ONNXTRAIN_CUDA_ARCHS ("80 90 100"), each as machine code, the last one as PTX too. A build in place has one: it is quick."""
-        named = os.environ.get("ONNXTRAIN_CUDA_ARCHS", "80" if self.inplace else "80 90 100").split()
+        quick = self.inplace or os.environ.get("ONNXTRAIN_SANITIZE")
+        named = os.environ.get("ONNXTRAIN_CUDA_ARCHS", "80" if quick else "80 90 100").split()
         codes = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in named]
         return [*codes, f"-gencode=arch=compute_{named[-1]},code=compute_{named[-1]}"]
 

@@ -5,7 +5,8 @@
 
 #include "kernels.h"
 
-template <class T> __global__ void __launch_bounds__(ONT_THREADS) copy_kernel(const ont_copy c, const char *from, char *to)
+template <class T>
+__global__ void __launch_bounds__(ONT_THREADS) copy_kernel(const ont_copy c, const char *from, char *to)
 {
     ONT_FOR(i, c.count) {
         int64_t rest = i, at = c.from_offset, put = c.to_offset;
@@ -23,7 +24,8 @@ enum { TILE = 32, TILE_ROWS = 8 };
 
 /* Dim `f` is dense in the source, the last one in the target: tiles go through shared memory, so that both are read in lines. */
 template <class T>
-__global__ void __launch_bounds__(TILE * TILE_ROWS) transpose_kernel(const ont_copy c, int f, int64_t others, const char *from, char *to)
+__global__ void __launch_bounds__(TILE *TILE_ROWS)
+    transpose_kernel(const ont_copy c, int f, int64_t others, const char *from, char *to)
 {
     __shared__ T tile[TILE][TILE + 1];
     int last = c.rank - 1;
@@ -40,7 +42,8 @@ __global__ void __launch_bounds__(TILE * TILE_ROWS) transpose_kernel(const ont_c
         }
         for (int r = (int)threadIdx.y; r < TILE; r += TILE_ROWS)
             if (j + r < c.dims[last] && i + threadIdx.x < c.dims[f])
-                tile[r][threadIdx.x] = *(const T *)(from + at + (j + r) * c.from[last] + (i + (int64_t)threadIdx.x) * c.from[f]);
+                tile[r][threadIdx.x] =
+                    *(const T *)(from + at + (j + r) * c.from[last] + (i + (int64_t)threadIdx.x) * c.from[f]);
         __syncthreads();
         for (int r = (int)threadIdx.y; r < TILE; r += TILE_ROWS)
             if (i + r < c.dims[f] && j + threadIdx.x < c.dims[last])
@@ -60,7 +63,8 @@ template <class T> static int launch_copy(const ont_copy *c, const void *from, v
         return ONT_LAUNCH(transpose_kernel<T>, ont_blocks(tiles, 1), dim3(TILE, TILE_ROWS), 0, stream, *c, f, others,
                           (const char *)from, (char *)to);
     }
-    return ONT_LAUNCH(copy_kernel<T>, ont_blocks(c->count, ONT_THREADS), ONT_THREADS, 0, stream, *c, (const char *)from, (char *)to);
+    return ONT_LAUNCH(copy_kernel<T>, ont_blocks(c->count, ONT_THREADS), ONT_THREADS, 0, stream, *c, (const char *)from,
+                      (char *)to);
 }
 
 struct pair16 {
@@ -79,15 +83,16 @@ extern "C" int ont_launch_copy(const ont_copy *c, const void *from, void *to, vo
     }
 }
 
-template <class T> __global__ void __launch_bounds__(ONT_THREADS) range_kernel(const T *first, const T *step, T *out, int64_t n)
+template <class T>
+__global__ void __launch_bounds__(ONT_THREADS) range_kernel(const T *first, const T *step, T *out, int64_t n)
 {
     ONT_FOR(i, n) out[i] = (T)(*first + (T)i * *step);
 }
 
 template <class T> static int launch_range(const void *first, const void *step, void *out, int64_t n, void *stream)
 {
-    return ONT_LAUNCH(range_kernel<T>, ont_blocks(n, ONT_THREADS), ONT_THREADS, 0, stream, (const T *)first, (const T *)step,
-                      (T *)out, n);
+    return ONT_LAUNCH(range_kernel<T>, ont_blocks(n, ONT_THREADS), ONT_THREADS, 0, stream, (const T *)first,
+                      (const T *)step, (T *)out, n);
 }
 
 extern "C" int ont_launch_range(int dtype, const void *first, const void *step, void *out, int64_t n, void *stream)
@@ -102,7 +107,8 @@ extern "C" int ont_launch_range(int dtype, const void *first, const void *step, 
 }
 
 template <class T>
-__global__ void __launch_bounds__(ONT_THREADS) trilu_kernel(const T *x, T *y, int64_t count, int64_t rows, int64_t columns, int64_t k, bool upper)
+__global__ void __launch_bounds__(ONT_THREADS)
+    trilu_kernel(const T *x, T *y, int64_t count, int64_t rows, int64_t columns, int64_t k, bool upper)
 {
     ONT_FOR(i, count) {
         int64_t row = i / columns % rows, column = i % columns;
@@ -112,14 +118,15 @@ __global__ void __launch_bounds__(ONT_THREADS) trilu_kernel(const T *x, T *y, in
 }
 
 template <class T>
-static int launch_trilu(const void *x, void *y, int64_t count, int64_t rows, int64_t columns, int64_t k, bool upper, void *stream)
+static int launch_trilu(const void *x, void *y, int64_t count, int64_t rows, int64_t columns, int64_t k, bool upper,
+                        void *stream)
 {
-    return ONT_LAUNCH(trilu_kernel<T>, ont_blocks(count, ONT_THREADS), ONT_THREADS, 0, stream, (const T *)x, (T *)y, count, rows,
-                      columns, k, upper);
+    return ONT_LAUNCH(trilu_kernel<T>, ont_blocks(count, ONT_THREADS), ONT_THREADS, 0, stream, (const T *)x, (T *)y,
+                      count, rows, columns, k, upper);
 }
 
-extern "C" int ont_launch_trilu(const void *x, void *y, int64_t count, int64_t rows, int64_t columns, int64_t k, int upper, int size,
-                                void *stream)
+extern "C" int ont_launch_trilu(const void *x, void *y, int64_t count, int64_t rows, int64_t columns, int64_t k,
+                                int upper, int size, void *stream)
 {
     if (!count) return 0;
     switch (size) {

@@ -43,9 +43,11 @@ typedef struct library {
     int (*preference_create)(void **preference);
     int (*preference_destroy)(void *preference);
     int (*preference_set)(void *preference, int attribute, const void *value, size_t size);
-    int (*find)(void *handle, void *desc, void *a, void *b, void *c, void *d, void *preference, int wanted, heuristic *found, int *n);
-    int (*matmul)(void *handle, void *desc, const void *alpha, const void *a, void *la, const void *b, void *lb, const void *beta,
-                  const void *c, void *lc, void *d, void *ld, const algorithm *algo, void *workspace, size_t bytes, cudaStream_t stream);
+    int (*find)(void *handle, void *desc, void *a, void *b, void *c, void *d, void *preference, int wanted,
+                heuristic *found, int *n);
+    int (*matmul)(void *handle, void *desc, const void *alpha, const void *a, void *la, const void *b, void *lb,
+                  const void *beta, const void *c, void *lc, void *d, void *ld, const algorithm *algo, void *workspace,
+                  size_t bytes, cudaStream_t stream);
 } library;
 
 static library lt;
@@ -107,7 +109,8 @@ static ont_status check(int error, const char *what)
 static ont_status handle_of_device(void **handle)
 {
     int id = 0;
-    if (cudaGetDevice(&id) != cudaSuccess || id < 0 || id >= ONT_PLUGIN_DEVICES) return ont_fail(ONT_ESTATE, "no current CUDA device");
+    if (cudaGetDevice(&id) != cudaSuccess || id < 0 || id >= ONT_PLUGIN_DEVICES)
+        return ont_fail(ONT_ESTATE, "no current CUDA device");
     pthread_mutex_lock(&lock);
     ont_status status = handles[id] ? ONT_OK : check(lt.create(&handles[id]), "creating a handle");
     *handle = handles[id];
@@ -117,7 +120,10 @@ static ont_status handle_of_device(void **handle)
 
 static int type_of(ont_dtype dtype)
 {
-    return dtype == ONT_FLOAT32 ? TYPE_32F : dtype == ONT_FLOAT64 ? TYPE_64F : dtype == ONT_FLOAT16 ? TYPE_16F : TYPE_16BF;
+    return dtype == ONT_FLOAT32   ? TYPE_32F
+           : dtype == ONT_FLOAT64 ? TYPE_64F
+           : dtype == ONT_FLOAT16 ? TYPE_16F
+                                  : TYPE_16BF;
 }
 
 static const char *accept(const ont_blas_product *p)
@@ -138,7 +144,8 @@ static void destroy(void *opaque)
     ont_free(p);
 }
 
-static ont_status make_layout(void **layout, int type, uint64_t rows, uint64_t columns, int64_t ld, int64_t batch, int64_t stride)
+static ont_status make_layout(void **layout, int type, uint64_t rows, uint64_t columns, int64_t ld, int64_t batch,
+                              int64_t stride)
 {
     int32_t count = (int32_t)batch;
     ONT_TRY(check(lt.layout_create(layout, type, rows, columns, ld), "a matrix"));
@@ -150,7 +157,8 @@ static ont_status make_layout(void **layout, int type, uint64_t rows, uint64_t c
 static ont_status describe(plan *p)
 {
     const ont_blas_product *g = &p->product;
-    int type = type_of(g->dtype), result = type_of(g->result), epilogue = g->epilogue == ONT_EPILOGUE_BIAS ? EPILOGUE_BIAS : EPILOGUE_DEFAULT;
+    int type = type_of(g->dtype), result = type_of(g->result),
+        epilogue = g->epilogue == ONT_EPILOGUE_BIAS ? EPILOGUE_BIAS : EPILOGUE_DEFAULT;
     int32_t op_first = g->trans_b ? OP_T : OP_N, op_second = g->trans_a ? OP_T : OP_N;
     int compute = p->f64 ? COMPUTE_64F : p->tf32 ? COMPUTE_32F_FAST_TF32 : COMPUTE_32F;
     ONT_TRY(check(lt.desc_create(&p->desc, compute, p->f64 ? TYPE_64F : TYPE_32F), "a product"));
@@ -171,10 +179,12 @@ static ont_status find_candidates(plan *p)
     ONT_TRY(check(lt.preference_create(&preference), "preferences"));
     ont_status status = check(lt.preference_set(preference, PREFERENCE_WORKSPACE, &most, sizeof most), "preferences");
     if (status == ONT_OK)
-        status = check(lt.find(p->handle, p->desc, p->a, p->b, p->c, p->c, preference, CANDIDATES, p->candidates, &p->n_candidates),
+        status = check(lt.find(p->handle, p->desc, p->a, p->b, p->c, p->c, preference, CANDIDATES, p->candidates,
+                               &p->n_candidates),
                        "looking for an algorithm");
     lt.preference_destroy(preference);
-    if (status == ONT_OK && !p->n_candidates) status = ont_fail(ONT_EUNSUPPORTED, "cuBLASLt has no algorithm for the product");
+    if (status == ONT_OK && !p->n_candidates)
+        status = ont_fail(ONT_EUNSUPPORTED, "cuBLASLt has no algorithm for the product");
     for (int i = 0; i < p->n_candidates; i++)
         if (p->candidates[i].workspace > p->workspace) p->workspace = p->candidates[i].workspace;
     return status;
@@ -217,9 +227,10 @@ static int launch(const call *call, int candidate)
     plan *p = call->p;
     const heuristic *h = &p->candidates[candidate];
     float alpha32 = (float)p->product.alpha, beta32 = (float)p->product.beta;
-    const void *alpha = p->f64 ? (const void *)&p->product.alpha : &alpha32, *beta = p->f64 ? (const void *)&p->product.beta : &beta32;
-    return lt.matmul(p->handle, p->desc, alpha, call->b, p->a, call->a, p->b, beta, call->c, p->c, call->c, p->c, &h->algo, call->work,
-                     h->workspace, call->stream);
+    const void *alpha = p->f64 ? (const void *)&p->product.alpha : &alpha32,
+               *beta = p->f64 ? (const void *)&p->product.beta : &beta32;
+    return lt.matmul(p->handle, p->desc, alpha, call->b, p->a, call->a, p->b, beta, call->c, p->c, call->c, p->c,
+                     &h->algo, call->work, h->workspace, call->stream);
 }
 
 /* Between two events, after one call that warms up; waits, which happens once for a kind of product. */
@@ -249,8 +260,9 @@ static ont_status choose(const call *call)
     const ont_blas_product *g = &p->product;
     int id = 0;
     cudaGetDevice(&id);
-    int64_t key[] = {g->dtype, g->result, g->trans_a, g->trans_b, g->m, g->n, g->k, g->lda, g->ldb, g->ldc, g->batch, g->stride_a, g->stride_b,
-                     g->stride_c, g->beta != 0, g->epilogue, id, p->tf32};
+    int64_t key[] = {g->dtype,    g->result,   g->trans_a,   g->trans_b,  g->m,     g->n,
+                     g->k,        g->lda,      g->ldb,       g->ldc,      g->batch, g->stride_a,
+                     g->stride_b, g->stride_c, g->beta != 0, g->epilogue, id,       p->tf32};
     p->choice = ont_tuner_find(tuner, key, sizeof key);
     if (p->choice >= 0 && p->choice < p->n_candidates) return ONT_OK;
     p->choice = -1;
@@ -272,7 +284,8 @@ static ont_status run(void *opaque, const void *a, const void *b, void *c, const
     return status;
 }
 
-static const ont_blas cublas = {.name = "cuBLASLt", .accept = accept, .create = create, .work_bytes = work_bytes, .run = run, .destroy = destroy};
+static const ont_blas cublas = {
+    .name = "cuBLASLt", .accept = accept, .create = create, .work_bytes = work_bytes, .run = run, .destroy = destroy};
 
 const ont_blas *ont_blas_get(void)
 {

@@ -21,14 +21,16 @@ static ont_status check(cudaError_t error, const char *what)
 {
     if (error == cudaSuccess) return ONT_OK;
     cudaGetLastError(); /* so that it is not found again by whoever asks next */
-    return ont_fail(error == cudaErrorMemoryAllocation ? ONT_ENOMEM : ONT_ESTATE, "CUDA, %s: %s", what, cudaGetErrorString(error));
+    return ont_fail(error == cudaErrorMemoryAllocation ? ONT_ENOMEM : ONT_ESTATE, "CUDA, %s: %s", what,
+                    cudaGetErrorString(error));
 }
 
 static ont_status enter(const ont_device *device, ont_scope *scope)
 {
     ONT_TRY(check(cudaGetDevice(&scope->previous), "current device"));
     if (scope->previous != device->id) ONT_TRY(check(cudaSetDevice(device->id), "choosing a device"));
-    ont_status status = ont_cuda_allocator->current_stream(ont_cuda_allocator->context, device->kind->dlpack, device->id, &scope->stream);
+    ont_status status = ont_cuda_allocator->current_stream(ont_cuda_allocator->context, device->kind->dlpack,
+                                                           device->id, &scope->stream);
     if (status != ONT_OK && scope->previous != device->id) cudaSetDevice(scope->previous);
     return status;
 }
@@ -54,7 +56,8 @@ static ont_status alloc_shared(const ont_device *device, size_t bytes, void **da
 {
     (void)device;
     void *fresh = NULL;
-    ONT_TRY(check(cudaHostAlloc(&fresh, bytes, cudaHostAllocMapped | cudaHostAllocPortable), "memory that both sides see"));
+    ONT_TRY(
+        check(cudaHostAlloc(&fresh, bytes, cudaHostAllocMapped | cudaHostAllocPortable), "memory that both sides see"));
     memset(fresh, 0, bytes);
     *data = fresh;
     return ONT_OK;
@@ -84,7 +87,8 @@ static ont_status copy(const ont_device *device, void *to, const void *from, siz
     return check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream), "copy on the device");
 }
 
-static ont_status copy_strided(const ont_device *device, const ont_device_strided *layout, const void *from, void *to, void *stream)
+static ont_status copy_strided(const ont_device *device, const ont_device_strided *layout, const void *from, void *to,
+                               void *stream)
 {
     (void)device;
     return ont_copy_strided_launch(layout, from, to, stream);
@@ -127,7 +131,8 @@ static ont_status capture_begin(const ont_device *device, void *stream, void **p
     cudaStream_t fresh;
     ONT_TRY(check(cudaStreamCreateWithFlags(&fresh, cudaStreamNonBlocking), "private stream"));
     ont_status status = join(device, fresh, stream);
-    if (status == ONT_OK) status = check(cudaStreamBeginCapture(fresh, cudaStreamCaptureModeThreadLocal), "begin of capture");
+    if (status == ONT_OK)
+        status = check(cudaStreamBeginCapture(fresh, cudaStreamCaptureModeThreadLocal), "begin of capture");
     if (status != ONT_OK) {
         cudaStreamDestroy(fresh);
         return status;
@@ -164,10 +169,26 @@ static void graph_destroy(const ont_device *device, void *graph)
 enum { DLPACK_CUDA = 2 };
 
 static const ont_device_kind kind = {
-    .name = "cuda", .dlpack = DLPACK_CUDA, .enter = enter, .leave = leave, .alloc = alloc, .free = release,
-    .alloc_shared = alloc_shared, .free_shared = free_shared, .write = write_host, .store = store, .copy = copy,
-    .copy_strided = copy_strided, .clear = clear, .read = read_device, .synchronize = synchronize, .join = join,
-    .capture_begin = capture_begin, .capture_end = capture_end, .graph_launch = graph_launch, .graph_destroy = graph_destroy,
+    .name = "cuda",
+    .dlpack = DLPACK_CUDA,
+    .enter = enter,
+    .leave = leave,
+    .alloc = alloc,
+    .free = release,
+    .alloc_shared = alloc_shared,
+    .free_shared = free_shared,
+    .write = write_host,
+    .store = store,
+    .copy = copy,
+    .copy_strided = copy_strided,
+    .clear = clear,
+    .read = read_device,
+    .synchronize = synchronize,
+    .join = join,
+    .capture_begin = capture_begin,
+    .capture_end = capture_end,
+    .graph_launch = graph_launch,
+    .graph_destroy = graph_destroy,
 };
 
 static ont_device devices[ONT_PLUGIN_DEVICES];
@@ -191,7 +212,7 @@ __attribute__((visibility("default"))) ont_status ont_plugin_open(const ont_core
     }
     const ont_blas *blas = ont_blas_get();
     if (!blas) plugin->missing = "cuBLASLt (libcublasLt.so.13 or .12: a CUDA build of torch brings it)";
-    snprintf(about, sizeof about, "%d device%s, driver %d.%d, %s", n, n == 1 ? "" : "s", driver / 1000, driver % 1000 / 10,
-             blas ? blas->name : "no cuBLASLt");
+    snprintf(about, sizeof about, "%d device%s, driver %d.%d, %s", n, n == 1 ? "" : "s", driver / 1000,
+             driver % 1000 / 10, blas ? blas->name : "no cuBLASLt");
     return ONT_OK;
 }

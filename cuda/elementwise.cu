@@ -87,7 +87,8 @@ ONT_DEVICE uint64_t unary_step(const ont_ew_step &s, uint64_t a)
         return number ? unary_number<float>(s.loop, get<float>(a))
                       : unary_float<float>(s.loop, get<float>(a), (float)s.p[0], (float)s.p[1]);
     case ONT_FLOAT64:
-        return number ? unary_number<double>(s.loop, get<double>(a)) : unary_float<double>(s.loop, get<double>(a), s.p[0], s.p[1]);
+        return number ? unary_number<double>(s.loop, get<double>(a))
+                      : unary_float<double>(s.loop, get<double>(a), s.p[0], s.p[1]);
 #define X(dtype, type) \
     case dtype: return unary_number<type>(s.loop, get<type>(a));
         INTEGERS(X)

@@ -26,7 +26,8 @@ typedef enum ont_ew_kind { /* the first five are ont_tile_kind's */
 
 typedef struct ont_ew_step {
     int16_t kind, loop, in, out;
-    int16_t operand[3], n_operands; /* below n_operands of the program: an operand; from there on the result of a step */
+    int16_t operand[3],
+        n_operands; /* below n_operands of the program: an operand; from there on the result of a step */
     double p[2];
     uint64_t stream;
 } ont_ew_step;

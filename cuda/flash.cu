@@ -74,7 +74,8 @@ ONT_DEVICE void add_rows(float *sums, float weight, const float *tile, int d)
 /* ---- forward: a block has WARPS rows of one head ---- */
 
 template <class T>
-__global__ void __launch_bounds__(32 * WARPS) flash_kernel(const ont_flash f, const T *q, const T *k, const T *v, T *out, float *lse)
+__global__ void __launch_bounds__(32 * WARPS)
+    flash_kernel(const ont_flash f, const T *q, const T *k, const T *v, T *out, float *lse)
 {
     ONT_SHARED(float, shared);
     int d = (int)f.d, lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
@@ -111,23 +112,27 @@ __global__ void __launch_bounds__(32 * WARPS) flash_kernel(const ont_flash f, co
 
 /* delta = sum of out * dout of a row, a warp each */
 template <class T>
-__global__ void __launch_bounds__(32 * WARPS) flash_delta_kernel(int64_t rows, int64_t d, const T *out, const T *dout, float *delta)
+__global__ void __launch_bounds__(32 * WARPS)
+    flash_delta_kernel(int64_t rows, int64_t d, const T *out, const T *dout, float *delta)
 {
     int lane = (int)threadIdx.x & 31;
     int64_t row = (int64_t)blockIdx.x * WARPS + (threadIdx.x >> 5);
     float sum = 0;
-    for (int64_t c = lane; row < rows && c < d; c += 32) sum += ont_load(&out[row * d + c]) * ont_load(&dout[row * d + c]);
+    for (int64_t c = lane; row < rows && c < d; c += 32)
+        sum += ont_load(&out[row * d + c]) * ont_load(&dout[row * d + c]);
     sum = ont_warp_sum(sum);
     if (row < rows && !lane) delta[row] = sum;
 }
 
 template <class T>
-__global__ void __launch_bounds__(32 * WARPS) flash_dq_kernel(const ont_flash f, const T *q, const T *k, const T *v, const T *dout,
-                                                              const float *lse, const float *delta, T *dq)
+__global__ void __launch_bounds__(32 * WARPS)
+    flash_dq_kernel(const ont_flash f, const T *q, const T *k, const T *v, const T *dout, const float *lse,
+                    const float *delta, T *dq)
 {
     ONT_SHARED(float, shared);
     int d = (int)f.d, lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
-    float *keys = shared, *values = keys + TILE * (d + 1), *own = values + TILE * (d + 1) + 2 * warp * d, *given = own + d;
+    float *keys = shared, *values = keys + TILE * (d + 1), *own = values + TILE * (d + 1) + 2 * warp * d,
+          *given = own + d;
     int64_t head = blockIdx.y, i = (int64_t)blockIdx.x * WARPS + warp, row = head * f.lq + (i < f.lq ? i : f.lq - 1);
     place p = place_of(f, row);
     for (int c = lane; c < d; c += 32) {
@@ -157,12 +162,14 @@ __global__ void __launch_bounds__(32 * WARPS) flash_dq_kernel(const ont_flash f,
 
 /* A warp has one key and goes over the queries of every head that shares it. */
 template <class T>
-__global__ void __launch_bounds__(32 * WARPS) flash_dkv_kernel(const ont_flash f, const T *q, const T *k, const T *v, const T *dout,
-                                                               const float *lse, const float *delta, T *dk, T *dv)
+__global__ void __launch_bounds__(32 * WARPS)
+    flash_dkv_kernel(const ont_flash f, const T *q, const T *k, const T *v, const T *dout, const float *lse,
+                     const float *delta, T *dk, T *dv)
 {
     ONT_SHARED(float, shared);
     int d = (int)f.d, lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
-    float *queries = shared, *given = queries + TILE * (d + 1), *key = given + TILE * (d + 1) + 2 * warp * d, *value = key + d;
+    float *queries = shared, *given = queries + TILE * (d + 1), *key = given + TILE * (d + 1) + 2 * warp * d,
+          *value = key + d;
     int64_t kv = blockIdx.y, j = (int64_t)blockIdx.x * WARPS + warp, at = kv * f.lk + (j < f.lk ? j : f.lk - 1);
     for (int c = lane; c < d; c += 32) {
         key[c] = ont_load(&k[at * d + c]);
@@ -207,27 +214,30 @@ static dim3 grid_of(int64_t length, int64_t heads) { return dim3(ont_blocks(leng
 template <class T>
 static int forward(const ont_flash *f, const void *q, const void *k, const void *v, void *out, float *lse, void *stream)
 {
-    return ONT_LAUNCH(flash_kernel<T>, grid_of(f->lq, f->batch * f->heads), 32 * WARPS, shared_bytes(f, 1), stream, *f, (const T *)q,
-                      (const T *)k, (const T *)v, (T *)out, lse);
+    return ONT_LAUNCH(flash_kernel<T>, grid_of(f->lq, f->batch * f->heads), 32 * WARPS, shared_bytes(f, 1), stream, *f,
+                      (const T *)q, (const T *)k, (const T *)v, (T *)out, lse);
 }
 
 template <class T>
-static int backward(const ont_flash *f, const void *q, const void *k, const void *v, const void *out, const float *lse, const void *dout,
-                    void *dq, void *dk, void *dv, float *delta, void *stream)
+static int backward(const ont_flash *f, const void *q, const void *k, const void *v, const void *out, const float *lse,
+                    const void *dout, void *dq, void *dk, void *dv, float *delta, void *stream)
 {
     int64_t rows = f->batch * f->heads * f->lq;
-    int error = ONT_LAUNCH(flash_delta_kernel<T>, ont_blocks(rows, WARPS), 32 * WARPS, 0, stream, rows, f->d, (const T *)out,
-                           (const T *)dout, delta);
+    int error = ONT_LAUNCH(flash_delta_kernel<T>, ont_blocks(rows, WARPS), 32 * WARPS, 0, stream, rows, f->d,
+                           (const T *)out, (const T *)dout, delta);
     if (!error)
-        error = ONT_LAUNCH(flash_dq_kernel<T>, grid_of(f->lq, f->batch * f->heads), 32 * WARPS, shared_bytes(f, 2), stream, *f,
-                           (const T *)q, (const T *)k, (const T *)v, (const T *)dout, lse, (const float *)delta, (T *)dq);
+        error = ONT_LAUNCH(flash_dq_kernel<T>, grid_of(f->lq, f->batch * f->heads), 32 * WARPS, shared_bytes(f, 2),
+                           stream, *f, (const T *)q, (const T *)k, (const T *)v, (const T *)dout, lse,
+                           (const float *)delta, (T *)dq);
     if (!error)
-        error = ONT_LAUNCH(flash_dkv_kernel<T>, grid_of(f->lk, f->batch * f->kv_heads), 32 * WARPS, shared_bytes(f, 2), stream, *f,
-                           (const T *)q, (const T *)k, (const T *)v, (const T *)dout, lse, (const float *)delta, (T *)dk, (T *)dv);
+        error = ONT_LAUNCH(flash_dkv_kernel<T>, grid_of(f->lk, f->batch * f->kv_heads), 32 * WARPS, shared_bytes(f, 2),
+                           stream, *f, (const T *)q, (const T *)k, (const T *)v, (const T *)dout, lse,
+                           (const float *)delta, (T *)dk, (T *)dv);
     return error;
 }
 
-extern "C" int ont_launch_flash(const ont_flash *f, const void *q, const void *k, const void *v, void *out, float *lse, void *stream)
+extern "C" int ont_launch_flash(const ont_flash *f, const void *q, const void *k, const void *v, void *out, float *lse,
+                                void *stream)
 {
     if (!f->batch || !f->heads || !f->lq || !f->d) return 0;
     switch (f->dtype) {
@@ -237,8 +247,9 @@ extern "C" int ont_launch_flash(const ont_flash *f, const void *q, const void *k
     }
 }
 
-extern "C" int ont_launch_flash_grad(const ont_flash *f, const void *q, const void *k, const void *v, const void *out, const float *lse,
-                                     const void *dout, void *dq, void *dk, void *dv, float *work, void *stream)
+extern "C" int ont_launch_flash_grad(const ont_flash *f, const void *q, const void *k, const void *v, const void *out,
+                                     const float *lse, const void *dout, void *dq, void *dk, void *dv, float *work,
+                                     void *stream)
 {
     if (!f->batch || !f->heads || !f->lq || !f->lk || !f->d) return 0;
     switch (f->dtype) {

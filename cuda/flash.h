@@ -29,10 +29,12 @@ extern "C" {
 #define ONT_FLASH_API __attribute__((visibility("default")))
 
 /* lse (batch, heads, lq) float32: logarithm of the sum of exponentials of each row, for the backward. */
-ONT_FLASH_API int ont_launch_flash(const ont_flash *f, const void *q, const void *k, const void *v, void *out, float *lse, void *stream);
+ONT_FLASH_API int ont_launch_flash(const ont_flash *f, const void *q, const void *k, const void *v, void *out,
+                                   float *lse, void *stream);
 /* work: batch * heads * lq floats. No gradient for the bias. */
-ONT_FLASH_API int ont_launch_flash_grad(const ont_flash *f, const void *q, const void *k, const void *v, const void *out,
-                                        const float *lse, const void *dout, void *dq, void *dk, void *dv, float *work, void *stream);
+ONT_FLASH_API int ont_launch_flash_grad(const ont_flash *f, const void *q, const void *k, const void *v,
+                                        const void *out, const float *lse, const void *dout, void *dq, void *dk,
+                                        void *dv, float *work, void *stream);
 
 #ifdef __cplusplus
 }

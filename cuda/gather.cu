@@ -21,7 +21,8 @@ ONT_DEVICE int64_t index_at(const ont_gather &g, const void *indices, int64_t i)
 }
 
 template <class T>
-__global__ void __launch_bounds__(ONT_THREADS) gather_kernel(const ont_gather g, const T *data, const void *indices, T *out)
+__global__ void __launch_bounds__(ONT_THREADS)
+    gather_kernel(const ont_gather g, const T *data, const void *indices, T *out)
 {
     int64_t n = g.outer * g.count * g.inner;
     ONT_FOR(i, n) {
@@ -30,10 +31,11 @@ __global__ void __launch_bounds__(ONT_THREADS) gather_kernel(const ont_gather g,
     }
 }
 
-template <class T> static int launch_gather(const ont_gather *g, const void *data, const void *indices, void *out, void *stream)
+template <class T>
+static int launch_gather(const ont_gather *g, const void *data, const void *indices, void *out, void *stream)
 {
-    return ONT_LAUNCH(gather_kernel<T>, ont_blocks(g->outer * g->count * g->inner, ONT_THREADS), ONT_THREADS, 0, stream, *g,
-                      (const T *)data, indices, (T *)out);
+    return ONT_LAUNCH(gather_kernel<T>, ont_blocks(g->outer * g->count * g->inner, ONT_THREADS), ONT_THREADS, 0, stream,
+                      *g, (const T *)data, indices, (T *)out);
 }
 
 extern "C" int ont_launch_gather(const ont_gather *g, const void *data, const void *indices, void *out, void *stream)
@@ -65,7 +67,8 @@ __global__ void __launch_bounds__(ONT_THREADS) sort_load_kernel(const ont_gather
 }
 
 /* counts (DIGITS, tiles) */
-__global__ void __launch_bounds__(32) sort_count_kernel(const pair *items, int64_t n, int shift, int64_t tiles, int32_t *counts)
+__global__ void __launch_bounds__(32)
+    sort_count_kernel(const pair *items, int64_t n, int shift, int64_t tiles, int32_t *counts)
 {
     __shared__ int32_t histogram[DIGITS];
     for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
@@ -110,8 +113,8 @@ ONT_DEVICE int count_bits(unsigned v)
 }
 
 /* 32 items a round, so that equal digits keep their order: a lane goes behind the equal ones of lower lanes. */
-__global__ void __launch_bounds__(32) sort_scatter_kernel(const pair *items, int64_t n, int shift, int64_t tiles, const int32_t *offsets,
-                                                          pair *sorted)
+__global__ void __launch_bounds__(32)
+    sort_scatter_kernel(const pair *items, int64_t n, int shift, int64_t tiles, const int32_t *offsets, pair *sorted)
 {
     __shared__ int32_t next[DIGITS];
     unsigned lane = threadIdx.x;
@@ -131,7 +134,8 @@ __global__ void __launch_bounds__(32) sort_scatter_kernel(const pair *items, int
             int32_t start = here ? next[digit] : 0;
             if (here) sorted[start + count_bits(below)] = items[i];
             __syncthreads();
-            if (here && !below) next[digit] = start + count_bits(same); /* the first of the equal ones moves the offset on */
+            if (here && !below)
+                next[digit] = start + count_bits(same); /* the first of the equal ones moves the offset on */
             __syncthreads();
         }
         __syncthreads();
@@ -145,16 +149,19 @@ extern "C" size_t ont_gather_grad_work(int64_t count)
     return (size_t)(2 * count) * sizeof(pair) + (size_t)(DIGITS * tiles_of(count)) * sizeof(int32_t) + 64;
 }
 
-static int sort_indices(const ont_gather *g, const void *indices, pair *items, pair *other, int32_t *counts, pair **sorted, void *stream)
+static int sort_indices(const ont_gather *g, const void *indices, pair *items, pair *other, int32_t *counts,
+                        pair **sorted, void *stream)
 {
     int64_t tiles = tiles_of(g->count);
-    int error = ONT_LAUNCH(sort_load_kernel, ont_blocks(g->count, ONT_THREADS), ONT_THREADS, 0, stream, *g, indices, items);
+    int error =
+        ONT_LAUNCH(sort_load_kernel, ont_blocks(g->count, ONT_THREADS), ONT_THREADS, 0, stream, *g, indices, items);
     for (int shift = 0; !error && shift < 32 && (g->table >> shift || !shift); shift += 8) {
-        error = ONT_LAUNCH(sort_count_kernel, ont_blocks(tiles, 1), 32, 0, stream, (const pair *)items, g->count, shift, tiles, counts);
+        error = ONT_LAUNCH(sort_count_kernel, ont_blocks(tiles, 1), 32, 0, stream, (const pair *)items, g->count, shift,
+                           tiles, counts);
         if (!error) error = ONT_LAUNCH(sort_scan_kernel, 1, SCAN_THREADS, 0, stream, counts, DIGITS * tiles);
         if (!error)
-            error = ONT_LAUNCH(sort_scatter_kernel, ont_blocks(tiles, 1), 32, 0, stream, (const pair *)items, g->count, shift, tiles,
-                               (const int32_t *)counts, other);
+            error = ONT_LAUNCH(sort_scatter_kernel, ont_blocks(tiles, 1), 32, 0, stream, (const pair *)items, g->count,
+                               shift, tiles, (const int32_t *)counts, other);
         pair *swap = items;
         items = other;
         other = swap;
@@ -187,7 +194,8 @@ __global__ void __launch_bounds__(ONT_THREADS) runs_kernel(const ont_gather g, c
     }
 }
 
-template <class T> static int launch_grad(const ont_gather *g, const void *dy, const void *indices, void *out, void *work, void *stream)
+template <class T>
+static int launch_grad(const ont_gather *g, const void *dy, const void *indices, void *out, void *work, void *stream)
 {
     int64_t n = g->outer * g->table * g->inner;
     int error = ONT_LAUNCH(zero_kernel<T>, ont_blocks(n, ONT_THREADS), ONT_THREADS, 0, stream, (T *)out, n);
@@ -196,10 +204,12 @@ template <class T> static int launch_grad(const ont_gather *g, const void *dy, c
     error = sort_indices(g, indices, items, items + g->count, (int32_t *)(items + 2 * g->count), &sorted, stream);
     if (error) return error;
     dim3 grid(ont_blocks(g->count, 1), (unsigned)g->outer);
-    return ONT_LAUNCH(runs_kernel<T>, grid, ont_row_threads(g->inner), 0, stream, *g, (const pair *)sorted, (const T *)dy, (T *)out);
+    return ONT_LAUNCH(runs_kernel<T>, grid, ont_row_threads(g->inner), 0, stream, *g, (const pair *)sorted,
+                      (const T *)dy, (T *)out);
 }
 
-extern "C" int ont_launch_gather_grad(const ont_gather *g, const void *dy, const void *indices, void *out, void *work, void *stream)
+extern "C" int ont_launch_gather_grad(const ont_gather *g, const void *dy, const void *indices, void *out, void *work,
+                                      void *stream)
 {
     if (!g->outer || !g->table || !g->inner) return 0;
     switch (g->dtype) {

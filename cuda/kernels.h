@@ -28,8 +28,8 @@ int ont_launch_store(void *to, uint64_t first, uint64_t second, int n, void *str
 /* out[i] = first + i * step of int64, int32, float or double */
 int ont_launch_range(int dtype, const void *first, const void *step, void *out, int64_t n, void *stream);
 /* y = x where row - column of the last two dims is on the kept side of k, else 0 */
-int ont_launch_trilu(const void *x, void *y, int64_t count, int64_t rows, int64_t columns, int64_t k, int upper, int size,
-                     void *stream);
+int ont_launch_trilu(const void *x, void *y, int64_t count, int64_t rows, int64_t columns, int64_t k, int upper,
+                     int size, void *stream);
 
 /* gather.cu: data (outer, table, inner), `count` indices */
 typedef struct ont_gather {
@@ -41,7 +41,8 @@ typedef struct ont_gather {
 int ont_launch_gather(const ont_gather *g, const void *data, const void *indices, void *out, void *stream);
 size_t ont_gather_grad_work(int64_t count);
 /* out (outer, table, inner) = sums of rows of dy (outer, count, inner), added in the order of their positions */
-int ont_launch_gather_grad(const ont_gather *g, const void *dy, const void *indices, void *out, void *work, void *stream);
+int ont_launch_gather_grad(const ont_gather *g, const void *dy, const void *indices, void *out, void *work,
+                           void *stream);
 
 /* reduce.cu */
 typedef struct ont_reduction {
@@ -55,19 +56,21 @@ size_t ont_reduce_work(const ont_reduction *r);
 int ont_launch_reduce(const ont_reduction *r, const void *x, void *y, void *work, void *stream);
 
 /* norm.cu: rows of n; float32 and float64. Absent operands are NULL. */
-int ont_launch_layernorm(int dtype, int64_t rows, int64_t n, double eps, const void *x, const void *scale, const void *bias,
-                         void *y, void *mean, void *inv_std, void *stream);
+int ont_launch_layernorm(int dtype, int64_t rows, int64_t n, double eps, const void *x, const void *scale,
+                         const void *bias, void *y, void *mean, void *inv_std, void *stream);
 size_t ont_layernorm_grad_work(int64_t rows, int64_t n);
 /* without mean: RMSNorm */
 int ont_launch_layernorm_grad(int dtype, int64_t rows, int64_t n, const void *x, const void *scale, const void *mean,
-                              const void *inv_std, const void *dy, void *dx, void *dscale, void *dbias, void *work, void *stream);
-int ont_launch_rmsnorm(int dtype, int64_t rows, int64_t n, double eps, const void *x, const void *scale, void *y, void *inv_rms,
-                       void *stream);
+                              const void *inv_std, const void *dy, void *dx, void *dscale, void *dbias, void *work,
+                              void *stream);
+int ont_launch_rmsnorm(int dtype, int64_t rows, int64_t n, double eps, const void *x, const void *scale, void *y,
+                       void *inv_rms, void *stream);
 
 /* softmax.cu: (outer, n, inner) along n; float32, float64, float16, bfloat16 */
-int ont_launch_softmax(int dtype, int log_form, int64_t outer, int64_t n, int64_t inner, const void *x, void *y, void *stream);
-int ont_launch_softmax_grad(int dtype, int log_form, int64_t outer, int64_t n, int64_t inner, const void *y, const void *dy,
-                            void *dx, void *stream);
+int ont_launch_softmax(int dtype, int log_form, int64_t outer, int64_t n, int64_t inner, const void *x, void *y,
+                       void *stream);
+int ont_launch_softmax_grad(int dtype, int log_form, int64_t outer, int64_t n, int64_t inner, const void *y,
+                            const void *dy, void *dx, void *stream);
 
 /* loss.cu: scores (rows, classes, inner), labels (rows, inner) */
 typedef struct ont_loss {

@@ -23,8 +23,8 @@ ONT_DEVICE bool counts(const ont_loss &s, int64_t label, int64_t i, bool report)
 
 /* terms (rows * inner, 2) = weighted loss and weight of each row, as double */
 template <class T>
-__global__ void __launch_bounds__(ONT_THREADS) loss_kernel(const ont_loss s, const T *x, const void *labels, const T *weights, T *logp,
-                                                           T *pairs, double *terms)
+__global__ void __launch_bounds__(ONT_THREADS)
+    loss_kernel(const ont_loss s, const T *x, const void *labels, const T *weights, T *logp, T *pairs, double *terms)
 {
     __shared__ T scratch[32];
     for (int64_t i = blockIdx.x; i < s.rows * s.inner; i += gridDim.x) {
@@ -32,7 +32,8 @@ __global__ void __launch_bounds__(ONT_THREADS) loss_kernel(const ont_loss s, con
         T most = 0, log_sum = 0;
         if (s.softmax) {
             most = x[base];
-            for (int64_t c = threadIdx.x; c < s.classes; c += blockDim.x) most = ont_larger(most, x[base + c * s.inner]);
+            for (int64_t c = threadIdx.x; c < s.classes; c += blockDim.x)
+                most = ont_larger(most, x[base + c * s.inner]);
             most = ont_block_max(most, scratch);
             T sum = 0;
             for (int64_t c = threadIdx.x; c < s.classes; c += blockDim.x) sum += vexp(x[base + c * s.inner] - most);
@@ -52,7 +53,8 @@ __global__ void __launch_bounds__(ONT_THREADS) loss_kernel(const ont_loss s, con
     }
 }
 
-template <class T> __global__ void __launch_bounds__(ONT_THREADS) loss_sum_kernel(const ont_loss s, const double *terms, T *loss)
+template <class T>
+__global__ void __launch_bounds__(ONT_THREADS) loss_sum_kernel(const ont_loss s, const double *terms, T *loss)
 {
     __shared__ double scratch[32];
     double sum = 0, norm = 0;
@@ -68,7 +70,8 @@ template <class T> __global__ void __launch_bounds__(ONT_THREADS) loss_sum_kerne
 
 /* The sum of weights of the rows that count. */
 template <class T>
-__global__ void __launch_bounds__(ONT_THREADS) loss_norm_kernel(const ont_loss s, const void *labels, const T *weights, double *norm)
+__global__ void __launch_bounds__(ONT_THREADS)
+    loss_norm_kernel(const ont_loss s, const void *labels, const T *weights, double *norm)
 {
     __shared__ double scratch[32];
     double sum = 0;
@@ -81,8 +84,9 @@ __global__ void __launch_bounds__(ONT_THREADS) loss_norm_kernel(const ont_loss s
 }
 
 template <class T>
-__global__ void __launch_bounds__(ONT_THREADS) loss_grad_kernel(const ont_loss s, const T *x, const void *labels, const T *weights,
-                                                                const T *dloss, const T *pairs, const double *norm, T *dx)
+__global__ void __launch_bounds__(ONT_THREADS)
+    loss_grad_kernel(const ont_loss s, const T *x, const void *labels, const T *weights, const T *dloss, const T *pairs,
+                     const double *norm, T *dx)
 {
     for (int64_t i = blockIdx.x; i < s.rows * s.inner; i += gridDim.x) {
         int64_t base = i / s.inner * s.classes * s.inner + i % s.inner, label = label_at(s, labels, i);
@@ -106,20 +110,21 @@ extern "C" size_t ont_loss_work(const ont_loss *s)
 }
 
 template <class T>
-static int forward(const ont_loss *s, const void *x, const void *labels, const void *weights, void *loss, void *logp, void *pairs,
-                   void *work, void *stream)
+static int forward(const ont_loss *s, const void *x, const void *labels, const void *weights, void *loss, void *logp,
+                   void *pairs, void *work, void *stream)
 {
     int64_t rows = s->rows * s->inner;
-    int error = !rows ? 0
-                      : ONT_LAUNCH(loss_kernel<T>, ont_blocks(rows, 1), ont_row_threads(s->softmax ? s->classes : 1), 0, stream, *s,
-                                   (const T *)x, labels, (const T *)weights, (T *)logp, (T *)pairs, (double *)work);
+    int error =
+        !rows ? 0
+              : ONT_LAUNCH(loss_kernel<T>, ont_blocks(rows, 1), ont_row_threads(s->softmax ? s->classes : 1), 0, stream,
+                           *s, (const T *)x, labels, (const T *)weights, (T *)logp, (T *)pairs, (double *)work);
     if (error) return error;
     return ONT_LAUNCH(loss_sum_kernel<T>, 1, ont_row_threads(rows), 0, stream, *s, (const double *)work, (T *)loss);
 }
 
 template <class T>
-static int backward(const ont_loss *s, const void *x, const void *labels, const void *weights, const void *dloss, const void *pairs,
-                    void *dx, void *work, void *stream)
+static int backward(const ont_loss *s, const void *x, const void *labels, const void *weights, const void *dloss,
+                    const void *pairs, void *dx, void *work, void *stream)
 {
     int64_t rows = s->rows * s->inner;
     if (!rows) return 0;
@@ -127,18 +132,21 @@ static int backward(const ont_loss *s, const void *x, const void *labels, const 
                                   : ONT_LAUNCH(loss_norm_kernel<T>, 1, ont_row_threads(rows), 0, stream, *s, labels,
                                                (const T *)weights, (double *)work);
     if (error) return error;
-    return ONT_LAUNCH(loss_grad_kernel<T>, ont_blocks(rows, 1), ont_row_threads(s->classes), 0, stream, *s, (const T *)x, labels,
-                      (const T *)weights, (const T *)dloss, (const T *)pairs, (const double *)work, (T *)dx);
+    return ONT_LAUNCH(loss_grad_kernel<T>, ont_blocks(rows, 1), ont_row_threads(s->classes), 0, stream, *s,
+                      (const T *)x, labels, (const T *)weights, (const T *)dloss, (const T *)pairs,
+                      (const double *)work, (T *)dx);
 }
 
-extern "C" int ont_launch_loss(const ont_loss *s, const void *x, const void *labels, const void *weights, void *loss, void *logp,
-                               void *pairs, void *work, void *stream)
+extern "C" int ont_launch_loss(const ont_loss *s, const void *x, const void *labels, const void *weights, void *loss,
+                               void *logp, void *pairs, void *work, void *stream)
 {
-    return (s->dtype == ONT_FLOAT32 ? forward<float> : forward<double>)(s, x, labels, weights, loss, logp, pairs, work, stream);
+    return (s->dtype == ONT_FLOAT32 ? forward<float> : forward<double>)(s, x, labels, weights, loss, logp, pairs, work,
+                                                                        stream);
 }
 
-extern "C" int ont_launch_loss_grad(const ont_loss *s, const void *x, const void *labels, const void *weights, const void *dloss,
-                                    const void *pairs, void *dx, void *work, void *stream)
+extern "C" int ont_launch_loss_grad(const ont_loss *s, const void *x, const void *labels, const void *weights,
+                                    const void *dloss, const void *pairs, void *dx, void *work, void *stream)
 {
-    return (s->dtype == ONT_FLOAT32 ? backward<float> : backward<double>)(s, x, labels, weights, dloss, pairs, dx, work, stream);
+    return (s->dtype == ONT_FLOAT32 ? backward<float> : backward<double>)(s, x, labels, weights, dloss, pairs, dx, work,
+                                                                          stream);
 }

@@ -12,7 +12,13 @@
 
 enum { ONT_OPTIM_CHUNK = 65536, ONT_OPTIM_HYPER = 12 };
 
-typedef enum ont_cuda_rule { ONT_CUDA_ADAM, ONT_CUDA_LAMB, ONT_CUDA_SGD, ONT_CUDA_ADAGRAD, ONT_CUDA_LION } ont_cuda_rule;
+typedef enum ont_cuda_rule {
+    ONT_CUDA_ADAM,
+    ONT_CUDA_LAMB,
+    ONT_CUDA_SGD,
+    ONT_CUDA_ADAGRAD,
+    ONT_CUDA_LION
+} ont_cuda_rule;
 
 /* Dense tensors in one order; dtype: ONNX's numbers of float32, float64, float16, bfloat16. */
 typedef struct ont_cuda_tensor {

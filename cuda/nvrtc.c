@@ -82,7 +82,8 @@ static bool cache_path(char *path, size_t size, const char *source, int architec
 {
     const char *folder = getenv("ORTMODULE_CACHE_DIR");
     if (!folder || !*folder) return false;
-    int n = snprintf(path, size, "%s/elementwise_sm%d_%016" PRIx64 ".cubin", folder, architecture, hash(source, architecture));
+    int n = snprintf(path, size, "%s/elementwise_sm%d_%016" PRIx64 ".cubin", folder, architecture,
+                     hash(source, architecture));
     return n > 0 && (size_t)n < size;
 }
 
@@ -143,7 +144,8 @@ static ont_status build(const char *source, int architecture, code *out)
     if (error) return ont_fail(ONT_EINTERNAL, "NVRTC makes no program (%d)", error);
     error = api.compile(program, 2, options);
     ont_status status = error ? refused(program, error) : ONT_OK;
-    if (status == ONT_OK && (api.size(program, &out->size) || !out->size)) status = ont_fail(ONT_EINTERNAL, "NVRTC gives no code");
+    if (status == ONT_OK && (api.size(program, &out->size) || !out->size))
+        status = ont_fail(ONT_EINTERNAL, "NVRTC gives no code");
     if (status == ONT_OK && !(out->bytes = ont_malloc(out->size))) status = ONT_ENOMEM;
     if (status == ONT_OK && api.code(program, out->bytes)) status = ont_fail(ONT_EINTERNAL, "NVRTC gives no code");
     api.destroy(&program);
@@ -177,7 +179,8 @@ static ont_status compile(const char *source, void **function)
 static ont_status launch(void *function, unsigned blocks, ont_jit_args *args, void *stream)
 {
     void *arguments[] = {args};
-    cudaError_t error = cudaLaunchKernel(function, (dim3){blocks, 1, 1}, (dim3){ONT_JIT_THREADS, 1, 1}, arguments, 0, stream);
+    cudaError_t error =
+        cudaLaunchKernel(function, (dim3){blocks, 1, 1}, (dim3){ONT_JIT_THREADS, 1, 1}, arguments, 0, stream);
     if (error == cudaSuccess) return ONT_OK;
     cudaGetLastError();
     return ont_fail(ONT_ESTATE, "a generated kernel was not launched: %s", cudaGetErrorString(error));

@@ -28,7 +28,8 @@ template <class C> ONT_DEVICE update<C> adam_update(const double *h, double step
 {
     update<C> u = {};
     int mode = (int)h[ADAM_MODE];
-    double c1 = h[ADAM_CORRECT] != 0 ? 1 - pow(h[BETA1], step) : 1, root = h[ADAM_CORRECT] != 0 ? sqrt(1 - pow(h[BETA2], step)) : 1;
+    double c1 = h[ADAM_CORRECT] != 0 ? 1 - pow(h[BETA1], step) : 1,
+           root = h[ADAM_CORRECT] != 0 ? sqrt(1 - pow(h[BETA2], step)) : 1;
     u.rate = (C)(h[LR] * root / c1);
     u.eps = (C)(mode == MODE_TORCH || mode == MODE_TORCH_L2 ? h[EPS] * root : h[EPS]);
     u.l2 = (C)(mode == MODE_L2 || mode == MODE_TORCH_L2 ? h[DECAY] : 0);
@@ -46,7 +47,8 @@ template <class C> ONT_DEVICE update<C> make_update(const ont_cuda_optim &o, con
     switch (o.rule) {
     case ONT_CUDA_ADAM: u = adam_update<C>(h, step); break;
     case ONT_CUDA_LAMB: {
-        double c1 = h[LAMB_CORRECT] != 0 ? 1 - pow(h[BETA1], step) : 1, root = h[LAMB_CORRECT] != 0 ? sqrt(1 - pow(h[BETA2], step)) : 1;
+        double c1 = h[LAMB_CORRECT] != 0 ? 1 - pow(h[BETA1], step) : 1,
+               root = h[LAMB_CORRECT] != 0 ? sqrt(1 - pow(h[BETA2], step)) : 1;
         u.correct = (C)(root / c1);
         u.eps = (C)(h[EPS] * root);
         u.rate = (C)h[LR];
@@ -100,7 +102,8 @@ template <class C> ONT_DEVICE void store_as(void *p, int dtype, int64_t i, C v)
 }
 
 /* The new parameter of element i; states are written. */
-template <class C> ONT_DEVICE C adam(const ont_cuda_optim &o, const ont_cuda_tensor &t, const update<C> &u, int64_t i, C x, C g)
+template <class C>
+ONT_DEVICE C adam(const ont_cuda_optim &o, const ont_cuda_tensor &t, const update<C> &u, int64_t i, C x, C g)
 {
     C m = load_as<C>(t.state[0], t.state_dtype, i), v = load_as<C>(t.state[1], t.state_dtype, i);
     g += u.l2 * x;
@@ -116,7 +119,8 @@ template <class C> ONT_DEVICE C adam(const ont_cuda_optim &o, const ont_cuda_ten
     return (x * u.keep_before - u.rate * m / (vsqrt(v) + u.eps)) * u.keep_after;
 }
 
-template <class C> ONT_DEVICE C apply(const ont_cuda_optim &o, const ont_cuda_tensor &t, const update<C> &u, int64_t i, C x, C g)
+template <class C>
+ONT_DEVICE C apply(const ont_cuda_optim &o, const ont_cuda_tensor &t, const update<C> &u, int64_t i, C x, C g)
 {
     switch (o.rule) {
     case ONT_CUDA_ADAM: return adam(o, t, u, i, x, g);
@@ -183,7 +187,9 @@ template <class C> ONT_DEVICE C lamb_step(const ont_cuda_tensor &t, const update
     return u.correct * m / (vsqrt(v) + u.eps) + u.decay * x;
 }
 
-template <class C> ONT_DEVICE void lamb_chunk(const ont_cuda_optim &o, const ont_cuda_tensor &t, int64_t first, int64_t chunk, bool applies)
+template <class C>
+ONT_DEVICE void lamb_chunk(const ont_cuda_optim &o, const ont_cuda_tensor &t, int64_t first, int64_t chunk,
+                           bool applies)
 {
     __shared__ update<C> shared;
     __shared__ double scratch[32];
@@ -224,7 +230,8 @@ __global__ void __launch_bounds__(ONT_THREADS) lamb_kernel(const ont_cuda_optim 
     for (int64_t chunk = blockIdx.x; chunk < o.n_chunks; chunk += gridDim.x) {
         const ont_cuda_tensor &t = o.tensors[o.chunk_tensor[chunk]];
         int64_t first = (chunk - t.first_chunk) * ONT_OPTIM_CHUNK;
-        t.param_dtype == ONT_FLOAT64 ? lamb_chunk<double>(o, t, first, chunk, applies) : lamb_chunk<float>(o, t, first, chunk, applies);
+        t.param_dtype == ONT_FLOAT64 ? lamb_chunk<double>(o, t, first, chunk, applies)
+                                     : lamb_chunk<float>(o, t, first, chunk, applies);
     }
 }
 
@@ -284,7 +291,8 @@ __global__ void __launch_bounds__(ONT_THREADS) optim_scale_kernel(const ont_cuda
         for (int64_t i = first + threadIdx.x; i < chunk_end(t, first); i += blockDim.x) {
             double g = load_as<double>(t.grad, t.grad_dtype, i);
             if (found_inf && !(fabs(g) <= 1.7976931348623157e308)) *found_inf = 1; /* all write the same */
-            store_as((void *)t.grad, t.grad_dtype, i, t.grad_dtype == ONT_FLOAT64 ? g * factor : (double)((float)g * (float)factor));
+            store_as((void *)t.grad, t.grad_dtype, i,
+                     t.grad_dtype == ONT_FLOAT64 ? g * factor : (double)((float)g * (float)factor));
         }
     }
 }
@@ -299,7 +307,8 @@ static unsigned threads() { return ont_row_threads(ONT_OPTIM_CHUNK); }
 
 extern "C" int ont_launch_optim_norm(const ont_cuda_optim *o, void *stream)
 {
-    int error = !o->n_chunks ? 0 : ONT_LAUNCH(optim_squares_kernel, ont_blocks(o->n_chunks, 1), threads(), 0, stream, *o);
+    int error =
+        !o->n_chunks ? 0 : ONT_LAUNCH(optim_squares_kernel, ont_blocks(o->n_chunks, 1), threads(), 0, stream, *o);
     return error ? error : ONT_LAUNCH(optim_factor_kernel, 1, threads(), 0, stream, *o, true);
 }
 
@@ -325,10 +334,12 @@ extern "C" int ont_launch_optim_step(const ont_cuda_optim *o, void *stream)
     if (error || !o->n_chunks) return error;
     if (o->rule == ONT_CUDA_LAMB) {
         error = ONT_LAUNCH(lamb_kernel, blocks, threads(), 0, stream, *o, false);
-        if (!error) error = ONT_LAUNCH(lamb_ratio_kernel, ont_blocks(o->n_tensors, ONT_THREADS), ONT_THREADS, 0, stream, *o);
+        if (!error)
+            error = ONT_LAUNCH(lamb_ratio_kernel, ont_blocks(o->n_tensors, ONT_THREADS), ONT_THREADS, 0, stream, *o);
         if (!error) error = ONT_LAUNCH(lamb_kernel, blocks, threads(), 0, stream, *o, true);
     } else {
         error = ONT_LAUNCH(optim_update_kernel, blocks, threads(), 0, stream, *o);
     }
-    return error ? error : ONT_LAUNCH(optim_count_kernel, ont_blocks(o->n_tensors, ONT_THREADS), ONT_THREADS, 0, stream, *o);
+    return error ? error
+                 : ONT_LAUNCH(optim_count_kernel, ont_blocks(o->n_tensors, ONT_THREADS), ONT_THREADS, 0, stream, *o);
 }

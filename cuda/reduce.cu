@@ -80,7 +80,8 @@ template <class T> ONT_DEVICE int64_t offset_of(const int64_t *dims, const int64
 }
 
 template <class T, class A>
-__global__ void __launch_bounds__(ONT_THREADS) reduce_kernel(const ont_reduction r, A lowest, A highest, const T *x, T *y)
+__global__ void __launch_bounds__(ONT_THREADS)
+    reduce_kernel(const ont_reduction r, A lowest, A highest, const T *x, T *y)
 {
     __shared__ A scratch[32];
     for (int64_t out = blockIdx.x; out < r.outputs; out += gridDim.x) {
@@ -113,11 +114,13 @@ static inline int64_t parts_of(const ont_reduction *r)
 
 static inline bool is_columns(const ont_reduction *r)
 {
-    return r->n > 0 && r->tail > 1 && (r->kind == SUM || r->kind == MEAN) && (r->dtype == ONT_FLOAT32 || r->dtype == ONT_FLOAT64);
+    return r->n > 0 && r->tail > 1 && (r->kind == SUM || r->kind == MEAN) &&
+           (r->dtype == ONT_FLOAT32 || r->dtype == ONT_FLOAT64);
 }
 
 template <class T>
-__global__ void __launch_bounds__(ONT_THREADS) columns_kernel(const ont_reduction r, int64_t parts, T scale, const T *x, T *y)
+__global__ void __launch_bounds__(ONT_THREADS)
+    columns_kernel(const ont_reduction r, int64_t parts, T scale, const T *x, T *y)
 {
     int64_t part = blockIdx.y, first = r.n * part / parts, last = r.n * (part + 1) / parts;
     int64_t n = r.lead * r.tail;
@@ -129,7 +132,8 @@ __global__ void __launch_bounds__(ONT_THREADS) columns_kernel(const ont_reductio
     }
 }
 
-template <class T> __global__ void __launch_bounds__(ONT_THREADS) parts_kernel(int64_t n, int64_t parts, T scale, const T *partial, T *y)
+template <class T>
+__global__ void __launch_bounds__(ONT_THREADS) parts_kernel(int64_t n, int64_t parts, T scale, const T *partial, T *y)
 {
     ONT_FOR(i, n) {
         T sum = 0;
@@ -143,10 +147,12 @@ template <class T> static int columns(const ont_reduction *r, const void *x, voi
     int64_t parts = parts_of(r), n = r->lead * r->tail;
     T scale = r->kind == MEAN ? 1 / (T)r->n : (T)1;
     dim3 grid(ont_blocks(n, ONT_THREADS), (unsigned)parts);
-    if (parts == 1) return ONT_LAUNCH(columns_kernel<T>, grid, ONT_THREADS, 0, stream, *r, parts, scale, (const T *)x, (T *)y);
+    if (parts == 1)
+        return ONT_LAUNCH(columns_kernel<T>, grid, ONT_THREADS, 0, stream, *r, parts, scale, (const T *)x, (T *)y);
     int error = ONT_LAUNCH(columns_kernel<T>, grid, ONT_THREADS, 0, stream, *r, parts, (T)1, (const T *)x, (T *)work);
     if (error) return error;
-    return ONT_LAUNCH(parts_kernel<T>, ont_blocks(n, ONT_THREADS), ONT_THREADS, 0, stream, n, parts, scale, (const T *)work, (T *)y);
+    return ONT_LAUNCH(parts_kernel<T>, ont_blocks(n, ONT_THREADS), ONT_THREADS, 0, stream, n, parts, scale,
+                      (const T *)work, (T *)y);
 }
 
 extern "C" size_t ont_reduce_work(const ont_reduction *r)
@@ -154,10 +160,11 @@ extern "C" size_t ont_reduce_work(const ont_reduction *r)
     return is_columns(r) ? (size_t)(parts_of(r) * r->lead * r->tail) * sizeof(double) : 0;
 }
 
-template <class T, class A> static int general(const ont_reduction *r, A lowest, A highest, const void *x, void *y, void *stream)
+template <class T, class A>
+static int general(const ont_reduction *r, A lowest, A highest, const void *x, void *y, void *stream)
 {
-    return ONT_LAUNCH((reduce_kernel<T, A>), ont_blocks(r->outputs, 1), ont_row_threads(r->each), 0, stream, *r, lowest, highest,
-                      (const T *)x, (T *)y);
+    return ONT_LAUNCH((reduce_kernel<T, A>), ont_blocks(r->outputs, 1), ont_row_threads(r->each), 0, stream, *r, lowest,
+                      highest, (const T *)x, (T *)y);
 }
 
 extern "C" int ont_launch_reduce(const ont_reduction *r, const void *x, void *y, void *work, void *stream)

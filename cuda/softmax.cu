@@ -8,7 +8,8 @@
 #include "math.cuh"
 
 template <class T>
-__global__ void __launch_bounds__(ONT_THREADS) softmax_kernel(bool log_form, int64_t rows, int64_t n, int64_t inner, const T *x, T *y)
+__global__ void __launch_bounds__(ONT_THREADS)
+    softmax_kernel(bool log_form, int64_t rows, int64_t n, int64_t inner, const T *x, T *y)
 {
     typedef typename ont_compute<T>::type C;
     __shared__ C scratch[32];
@@ -29,8 +30,8 @@ __global__ void __launch_bounds__(ONT_THREADS) softmax_kernel(bool log_form, int
 
 /* softmax: y * (dy - sum(y * dy)); log form: dy - exp(y) * sum(dy) */
 template <class T>
-__global__ void __launch_bounds__(ONT_THREADS) softmax_grad_kernel(bool log_form, int64_t rows, int64_t n, int64_t inner, const T *y,
-                                                                   const T *dy, T *dx)
+__global__ void __launch_bounds__(ONT_THREADS)
+    softmax_grad_kernel(bool log_form, int64_t rows, int64_t n, int64_t inner, const T *y, const T *dy, T *dx)
 {
     typedef typename ont_compute<T>::type C;
     __shared__ C scratch[32];
@@ -53,18 +54,19 @@ __global__ void __launch_bounds__(ONT_THREADS) softmax_grad_kernel(bool log_form
 template <class T>
 static int forward(int log_form, int64_t rows, int64_t n, int64_t inner, const void *x, void *y, void *stream)
 {
-    return ONT_LAUNCH(softmax_kernel<T>, ont_blocks(rows, 1), ont_row_threads(n), 0, stream, log_form != 0, rows, n, inner,
-                      (const T *)x, (T *)y);
+    return ONT_LAUNCH(softmax_kernel<T>, ont_blocks(rows, 1), ont_row_threads(n), 0, stream, log_form != 0, rows, n,
+                      inner, (const T *)x, (T *)y);
 }
 template <class T>
-static int backward(int log_form, int64_t rows, int64_t n, int64_t inner, const void *y, const void *dy, void *dx, void *stream)
+static int backward(int log_form, int64_t rows, int64_t n, int64_t inner, const void *y, const void *dy, void *dx,
+                    void *stream)
 {
-    return ONT_LAUNCH(softmax_grad_kernel<T>, ont_blocks(rows, 1), ont_row_threads(n), 0, stream, log_form != 0, rows, n, inner,
-                      (const T *)y, (const T *)dy, (T *)dx);
+    return ONT_LAUNCH(softmax_grad_kernel<T>, ont_blocks(rows, 1), ont_row_threads(n), 0, stream, log_form != 0, rows,
+                      n, inner, (const T *)y, (const T *)dy, (T *)dx);
 }
 
-extern "C" int ont_launch_softmax(int dtype, int log_form, int64_t outer, int64_t n, int64_t inner, const void *x, void *y,
-                                  void *stream)
+extern "C" int ont_launch_softmax(int dtype, int log_form, int64_t outer, int64_t n, int64_t inner, const void *x,
+                                  void *y, void *stream)
 {
     if (!outer || !n || !inner) return 0;
     switch (dtype) {

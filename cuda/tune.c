@@ -47,8 +47,8 @@ int ont_tuner_find(ont_tuner *t, const void *key, size_t bytes)
     return choice;
 }
 
-ont_status ont_tuner_choose(ont_tuner *t, const void *key, size_t bytes, int candidates, ont_tune_measure measure, void *context,
-                            int *choice)
+ont_status ont_tuner_choose(ont_tuner *t, const void *key, size_t bytes, int candidates, ont_tune_measure measure,
+                            void *context, int *choice)
 {
     int best = ont_tuner_find(t, key, bytes);
     double least = 0;

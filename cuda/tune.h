@@ -16,7 +16,7 @@ void ont_tuner_destroy(ont_tuner *tuner);
 /* -1 where it was not measured yet. Keys are compared byte by byte: zero their padding. */
 int ont_tuner_find(ont_tuner *tuner, const void *key, size_t bytes);
 /* Measures every candidate and remembers the fastest; EUNSUPPORTED where none can be used. */
-ont_status ont_tuner_choose(ont_tuner *tuner, const void *key, size_t bytes, int candidates, ont_tune_measure measure, void *context,
-                            int *choice);
+ont_status ont_tuner_choose(ont_tuner *tuner, const void *key, size_t bytes, int candidates, ont_tune_measure measure,
+                            void *context, int *choice);
 
 #endif

@@ -7,7 +7,7 @@ TORCH=${ONNXTRAIN_TORCH:-2.13.0}
 
 need_packages() {
     local missing=() probe=${ONNXTRAIN_PYTHON:-python3}
-    command -v cc >/dev/null || missing+=(build-essential)
+    { command -v cc && command -v c++; } >/dev/null || missing+=(build-essential)
     command -v protoc-c >/dev/null || missing+=(protobuf-c-compiler)
     command -v protoc >/dev/null || missing+=(protobuf-compiler)
     [ -e /usr/include/protobuf-c/protobuf-c.h ] || missing+=(libprotobuf-c-dev)

@@ -20,7 +20,12 @@ typedef struct ont_fault {
     int64_t value, position, limit;
 } ont_fault;
 
-typedef enum ont_fault_code { ONT_FAULT_NONE, ONT_FAULT_INDEX, ONT_FAULT_LABEL, ONT_FAULT_ZERO_DIVISION } ont_fault_code;
+typedef enum ont_fault_code {
+    ONT_FAULT_NONE,
+    ONT_FAULT_INDEX,
+    ONT_FAULT_LABEL,
+    ONT_FAULT_ZERO_DIVISION
+} ont_fault_code;
 
 typedef struct ont_memory {
     void *data;

@@ -31,7 +31,8 @@ const char *ont_plugin_cuda_path(void)
     Dl_info self;
     if (!dladdr((void *)(uintptr_t)ont_plugin_cuda_path, &self) || !self.dli_fname) return "_cuda.so";
     const char *slash = strrchr(self.dli_fname, '/');
-    int n = snprintf(path, sizeof path, "%.*s/_cuda.so", slash ? (int)(slash - self.dli_fname) : 1, slash ? self.dli_fname : ".");
+    int n = snprintf(path, sizeof path, "%.*s/_cuda.so", slash ? (int)(slash - self.dli_fname) : 1,
+                     slash ? self.dli_fname : ".");
     return n > 0 && (size_t)n < sizeof path ? path : "_cuda.so";
 }
 

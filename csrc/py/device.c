@@ -28,7 +28,8 @@ static ont_status take(void *context, int32_t type, int32_t id, size_t bytes, on
 {
     const dlpack_exchange_api *api = context;
     int64_t shape = (int64_t)bytes, stride = 1;
-    dlpack_tensor prototype = {.device = {type, id}, .ndim = 1, .dtype = {1, 8, 1}, .shape = &shape, .strides = &stride};
+    dlpack_tensor prototype = {
+        .device = {type, id}, .ndim = 1, .dtype = {1, 8, 1}, .shape = &shape, .strides = &stride};
     dlpack_managed *managed = NULL;
     if (api->allocate(&prototype, &managed, NULL, keep_error) < 0) return ONT_ENOMEM;
     *memory = (ont_memory){(char *)managed->tensor.data + managed->tensor.byte_offset, managed};
@@ -44,7 +45,8 @@ static void give(ont_memory *memory)
 static ont_status current_stream(void *context, int32_t type, int32_t id, void **stream)
 {
     const dlpack_exchange_api *api = context;
-    if (api->current_stream(type, id, stream) < 0) return ont_fail(ONT_ESTATE, "torch gives no current stream of device %d", id);
+    if (api->current_stream(type, id, stream) < 0)
+        return ont_fail(ONT_ESTATE, "torch gives no current stream of device %d", id);
     return ONT_OK;
 }
 
@@ -88,7 +90,8 @@ static const ont_device *find(const char *kind, size_t length, long id)
     for (int i = 0; i < n_opened; i++)
         for (int k = 0; k < opened[i]->n_devices; k++) {
             const ont_device *device = opened[i]->devices[k];
-            if (strlen(device->kind->name) == length && !memcmp(device->kind->name, kind, length) && device->id == id) return device;
+            if (strlen(device->kind->name) == length && !memcmp(device->kind->name, kind, length) && device->id == id)
+                return device;
         }
     return NULL;
 }
@@ -128,7 +131,8 @@ static PyObject *describe(const ont_plugin *plugin)
         if (!item || PyList_Append(devices, item) < 0) Py_CLEAR(devices);
         Py_XDECREF(item);
     }
-    return devices ? Py_BuildValue("{ss sz sN}", "about", plugin->about, "missing", plugin->missing, "devices", devices) : NULL;
+    return devices ? Py_BuildValue("{ss sz sN}", "about", plugin->about, "missing", plugin->missing, "devices", devices)
+                   : NULL;
 }
 
 PyObject *ont_open_plugin(PyObject *module, PyObject *args)
@@ -160,7 +164,8 @@ PyObject *ont_device_operators(PyObject *module, PyObject *args)
     PyObject *list = PyList_New(0);
     for (size_t i = 0; list && device && i < device->n_lists; i++) {
         PyObject *kernels = names_of(&device->lists[i]);
-        PyObject *item = kernels ? Py_BuildValue("(ssN)", device->lists[i].domain, device->lists[i].name, kernels) : NULL;
+        PyObject *item =
+            kernels ? Py_BuildValue("(ssN)", device->lists[i].domain, device->lists[i].name, kernels) : NULL;
         if (!item || PyList_Append(list, item) < 0) Py_CLEAR(list);
         Py_XDECREF(item);
     }

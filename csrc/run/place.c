@@ -82,7 +82,8 @@ ont_status ont_place_constants(ont_program *p)
     p->constant_at = ont_arena_array(&p->arena, p->graph->n_values + 1, sizeof *p->constant_at);
     if (!p->constant_at) return ONT_ENOMEM;
     for (uint32_t i = 0; i < p->graph->n_values; i++)
-        if (is_constant(p, i)) total += (p->graph->values[i]->data->bytes + ONT_PLAN_ALIGN - 1) / ONT_PLAN_ALIGN * ONT_PLAN_ALIGN;
+        if (is_constant(p, i))
+            total += (p->graph->values[i]->data->bytes + ONT_PLAN_ALIGN - 1) / ONT_PLAN_ALIGN * ONT_PLAN_ALIGN;
     ont_scope scope;
     ONT_TRY(ont_place_enter(device, &scope));
     ont_status status = device->kind->alloc_shared(device, sizeof *p->fault, (void **)&p->fault);
@@ -111,7 +112,7 @@ ont_status ont_place_check(const ont_program *p)
     const char *op = node ? node->op_type : "?", *name = node ? node->name : "?";
     if (found.code == ONT_FAULT_ZERO_DIVISION)
         return ont_fail(ONT_EINVAL, "%s '%s': integer division by zero at position %" PRId64, op, name, found.position);
-    return ont_fail(ONT_EINDEX, "%s '%s': %s %" PRId64 " at position %" PRId64 " is out of range for %" PRId64 " %s", op, name,
-                    found.code == ONT_FAULT_LABEL ? "label" : "index", found.value, found.position, found.limit,
-                    found.code == ONT_FAULT_LABEL ? "classes" : "entries");
+    return ont_fail(ONT_EINDEX, "%s '%s': %s %" PRId64 " at position %" PRId64 " is out of range for %" PRId64 " %s",
+                    op, name, found.code == ONT_FAULT_LABEL ? "label" : "index", found.value, found.position,
+                    found.limit, found.code == ONT_FAULT_LABEL ? "classes" : "entries");
 }

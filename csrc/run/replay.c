@@ -26,7 +26,8 @@ void ont_replay_count(ont_replay_verdict verdict)
 
 ont_replay_counts ont_replay_get_counts(void)
 {
-    return (ont_replay_counts){__atomic_load_n(&counts.captured, __ATOMIC_RELAXED), __atomic_load_n(&counts.launched, __ATOMIC_RELAXED)};
+    return (ont_replay_counts){__atomic_load_n(&counts.captured, __ATOMIC_RELAXED),
+                               __atomic_load_n(&counts.launched, __ATOMIC_RELAXED)};
 }
 
 /* A moved tensor gets its own place; the graph, which knows the old address, goes. */
@@ -39,8 +40,8 @@ static ont_status moved(ont_replay *r, const ont_device *device, ont_replay_slot
     return device->kind->alloc(device, slot->bytes, &slot->stage);
 }
 
-ont_status ont_replay_decide(ont_replay *r, const ont_device *device, void *const *addresses, const size_t *bytes, uint32_t n,
-                             ont_replay_verdict *verdict)
+ont_status ont_replay_decide(ont_replay *r, const ont_device *device, void *const *addresses, const size_t *bytes,
+                             uint32_t n, ont_replay_verdict *verdict)
 {
     *verdict = ONT_REPLAY_EAGER;
     if (r->refused) return ONT_OK;

@@ -31,8 +31,8 @@ typedef enum ont_replay_verdict { ONT_REPLAY_EAGER, ONT_REPLAY_CAPTURE, ONT_REPL
  * done step by step. ENOMEM.
  */
 enum { ONT_REPLAY_STAGE = 1 << 30 };
-ont_status ont_replay_decide(ont_replay *replay, const ont_device *device, void *const *addresses, const size_t *bytes, uint32_t n,
-                             ont_replay_verdict *verdict) ONT_MUST_USE;
+ont_status ont_replay_decide(ont_replay *replay, const ont_device *device, void *const *addresses, const size_t *bytes,
+                             uint32_t n, ont_replay_verdict *verdict) ONT_MUST_USE;
 void ont_replay_deinit(ont_replay *replay, const ont_device *device);
 
 typedef struct ont_replay_counts {

@@ -266,8 +266,8 @@ static ont_status carry(ont_run *run, const ont_replay *replay, uint32_t first, 
         const ont_replay_slot *slot = &replay->slots[i];
         bool is_result = i >= n_inputs + own && i < n_inputs + end;
         if (!slot->stage.data || !slot->seen || is_result != results) continue;
-        ONT_TRY(ont_place_copy(p->device, results ? slot->seen : slot->stage.data, results ? slot->stage.data : slot->seen, slot->bytes,
-                               run->stream));
+        ONT_TRY(ont_place_copy(p->device, results ? slot->seen : slot->stage.data,
+                               results ? slot->stage.data : slot->seen, slot->bytes, run->stream));
     }
     return ONT_OK;
 }
@@ -278,7 +278,8 @@ static void point_at_stages(ont_run *run, const ont_replay *replay)
     for (uint32_t i = 0; i < p->graph->n_values; i++) {
         const ont_place *place = &p->plan.places[i];
         if (place->kind != ONT_PLACE_INPUT && place->kind != ONT_PLACE_OUTPUT) continue;
-        const ont_replay_slot *slot = &replay->slots[place->index + (place->kind == ONT_PLACE_OUTPUT ? p->graph->n_inputs : 0)];
+        const ont_replay_slot *slot =
+            &replay->slots[place->index + (place->kind == ONT_PLACE_OUTPUT ? p->graph->n_inputs : 0)];
         if (slot->stage.data && slot->seen) run->pointers[i] = slot->stage.data;
     }
 }
@@ -305,7 +306,8 @@ static ont_status execute(ont_run *run, void *const *inputs, uint32_t first, uin
     const ont_device *device = run->program->device;
     ont_replay *replay = &run->replays[first != 0];
     ont_replay_verdict verdict = ONT_REPLAY_EAGER;
-    if (device && device->kind->capture_begin && first < last && ont_replay_enabled() && !__atomic_load_n(&timing, __ATOMIC_RELAXED))
+    if (device && device->kind->capture_begin && first < last && ont_replay_enabled() &&
+        !__atomic_load_n(&timing, __ATOMIC_RELAXED))
         ONT_TRY(decide(run, inputs, replay, &verdict));
     if (verdict == ONT_REPLAY_EAGER) return device ? execute_steps(run, first, last) : execute_flushed(run, first, last);
     point_at_stages(run, replay);
@@ -335,7 +337,8 @@ static ont_status copy_outputs(ont_run *run, uint32_t first, uint32_t last)
     for (uint32_t i = first; i < last; i++) {
         ont_block *block = run->outputs[i];
         if (p->plan.copied_outputs[i] && block->bytes)
-            ONT_TRY(ont_place_copy(p->device, block->data, run->pointers[p->graph->outputs[i]->id], block->bytes, run->stream));
+            ONT_TRY(ont_place_copy(p->device, block->data, run->pointers[p->graph->outputs[i]->id], block->bytes,
+                                   run->stream));
     }
     return ONT_OK;
 }
@@ -407,7 +410,8 @@ static ont_status bind_gradient(ont_run *run, const ont_value *input, const ont_
     if (view->dtype != input->dtype || view->rank > ONT_MAX_RANK || !ont_shape_equal(&shape, &input->shape)) {
         char got[ONT_SHAPE_TEXT], expected[ONT_SHAPE_TEXT];
         return ont_fail(ONT_EINVAL, "'%s': gradient is %s%s, expected %s%s", input->name, ont_dtype_name(view->dtype),
-                        ont_shape_text(&shape, got), ont_dtype_name(input->dtype), ont_shape_text(&input->shape, expected));
+                        ont_shape_text(&shape, got), ont_dtype_name(input->dtype),
+                        ont_shape_text(&input->shape, expected));
     }
     return materialise(run, view, data);
 }

@@ -112,7 +112,8 @@ static ont_status run(void *plan, const void *a, const void *b, void *c, const v
     return ONT_OK;
 }
 
-static const ont_blas loops = {.name = "loops", .accept = accept, .create = create, .work_bytes = work_bytes, .run = run, .destroy = free};
+static const ont_blas loops = {
+    .name = "loops", .accept = accept, .create = create, .work_bytes = work_bytes, .run = run, .destroy = free};
 
 const ont_blas *ont_blas_get(void)
 {

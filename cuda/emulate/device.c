@@ -113,7 +113,8 @@ static ont_status store(const ont_device *device, void *to, const uint64_t *word
     return ont_launched(ont_launch_store(to, words[0], n > 1 ? words[1] : 0, n, stream));
 }
 
-static ont_status copy_strided(const ont_device *device, const ont_device_strided *layout, const void *from, void *to, void *stream)
+static ont_status copy_strided(const ont_device *device, const ont_device_strided *layout, const void *from, void *to,
+                               void *stream)
 {
     (void)device;
     return ont_copy_strided_launch(layout, from, to, stream);
@@ -177,10 +178,27 @@ static void graph_destroy(const ont_device *device, void *graph)
 enum { DLPACK_CPU = 1 };
 
 static const ont_device_kind kind = {
-    .name = "emulated", .dlpack = DLPACK_CPU, .waits = true, .enter = enter, .leave = leave, .alloc = alloc, .free = release,
-    .alloc_shared = alloc_shared, .free_shared = free_shared, .write = copy, .store = store, .copy = copy, .copy_strided = copy_strided,
-    .clear = clear, .read = copy, .synchronize = synchronize, .join = join, .capture_begin = capture_begin,
-    .capture_end = capture_end, .graph_launch = graph_launch, .graph_destroy = graph_destroy,
+    .name = "emulated",
+    .dlpack = DLPACK_CPU,
+    .waits = true,
+    .enter = enter,
+    .leave = leave,
+    .alloc = alloc,
+    .free = release,
+    .alloc_shared = alloc_shared,
+    .free_shared = free_shared,
+    .write = copy,
+    .store = store,
+    .copy = copy,
+    .copy_strided = copy_strided,
+    .clear = clear,
+    .read = copy,
+    .synchronize = synchronize,
+    .join = join,
+    .capture_begin = capture_begin,
+    .capture_end = capture_end,
+    .graph_launch = graph_launch,
+    .graph_destroy = graph_destroy,
 };
 
 static ont_device device = {.kind = &kind};

@@ -19,7 +19,13 @@ static inline void __sanitizer_finish_switch_fiber(void *, const void **, size_t
 #include <ucontext.h>
 #endif
 
-enum { STACK = 256 << 10, MAX_THREADS = 1024, MAX_WARPS = MAX_THREADS / 32, SHARED_BYTES = 227 << 10, LAUNCH_FAILED = 719 };
+enum {
+    STACK = 256 << 10,
+    MAX_THREADS = 1024,
+    MAX_WARPS = MAX_THREADS / 32,
+    SHARED_BYTES = 227 << 10,
+    LAUNCH_FAILED = 719
+};
 enum state { FRESH, READY, AT_BARRIER, AT_WARP, DONE };
 
 struct fiber {
@@ -246,8 +252,9 @@ static bool release()
         any = true;
     }
     if (!any && !now.failed)
-        snprintf(message, sizeof message, "%s: of %u threads %u wait at a barrier, %u have returned, %u wait for lanes of their warp",
-                 now.name, now.n, waiting, done, now.n - waiting - done);
+        snprintf(message, sizeof message,
+                 "%s: of %u threads %u wait at a barrier, %u have returned, %u wait for lanes of their warp", now.name,
+                 now.n, waiting, done, now.n - waiting - done);
     return any;
 }
 
@@ -263,7 +270,8 @@ static bool run_block(bool reverse)
         for (unsigned k = 0; k < now.n; k++) {
             unsigned i = reverse ? now.n - 1 - k : k;
             if (now.threads[i].at == FRESH || now.threads[i].at == READY)
-                if (!run_thread(i)) return snprintf(message, sizeof message, "%s: no memory for stacks", now.name), false;
+                if (!run_thread(i))
+                    return snprintf(message, sizeof message, "%s: no memory for stacks", now.name), false;
             over = over && now.threads[i].at == DONE;
         }
         if (now.failed) return false;
@@ -291,8 +299,8 @@ int ont_emulate_launch(const char *name, dim3 grid, dim3 block, size_t shared, v
                  grid.x <= 0x7fffffffu && shared <= SHARED_BYTES;
     pthread_mutex_lock(&one);
     if (!valid) {
-        snprintf(message, sizeof message, "%s: grid %u %u %u, block %u %u %u, %zu bytes shared: not a launch", name, grid.x, grid.y,
-                 grid.z, block.x, block.y, block.z, shared);
+        snprintf(message, sizeof message, "%s: grid %u %u %u, block %u %u %u, %zu bytes shared: not a launch", name,
+                 grid.x, grid.y, grid.z, block.x, block.y, block.z, shared);
         pthread_mutex_unlock(&one);
         return 9; /* cudaErrorInvalidConfiguration */
     }

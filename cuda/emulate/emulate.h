@@ -141,7 +141,8 @@ template <class... P> struct ont_emulated {
     static void forget(void *self) { delete (ont_emulated *)self; }
 };
 template <class... P, class... A>
-static inline int ont_emulate_kernel(const char *name, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, A... arguments)
+static inline int ont_emulate_kernel(const char *name, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared,
+                                     A... arguments)
 {
     ont_emulated<P...> launch = {name, kernel, grid, block, shared, std::tuple<P...>((P)arguments...)};
     if (!ont_emulate_recording()) return ont_emulated<P...>::run(&launch);

@@ -30,8 +30,8 @@ static ont_status compile(const char *source, void **function)
     const char *given = getenv("ONT_EMULATE_JIT"), *library = given ? strstr(given, "%s") : NULL;
     const char *input = library ? strstr(library + 2, "%s") : NULL;
     if (!input) return ont_fail(ONT_EINVAL, "ONT_EMULATE_JIT has no two places for paths");
-    snprintf(command, sizeof command, "%.*s%s%.*s%s%s", (int)(library - given), given, out, (int)(input - library - 2), library + 2, in,
-             input + 2);
+    snprintf(command, sizeof command, "%.*s%s%.*s%s%s", (int)(library - given), given, out, (int)(input - library - 2),
+             library + 2, in, input + 2);
     int failed = system(command);
     void *opened = failed ? NULL : dlopen(out, RTLD_NOW | RTLD_LOCAL);
     void *symbol = opened ? dlsym(opened, "ont_fused_launch") : NULL;

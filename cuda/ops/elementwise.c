@@ -23,8 +23,13 @@ static void add_step(ont_ew *e, ont_ew_kind kind, ont_dtype in, ont_dtype out, i
 
 static void copy_step(const ont_tile_step *from, ont_ew_step *to)
 {
-    *to = (ont_ew_step){.kind = (int16_t)from->kind, .loop = (int16_t)from->loop, .in = (int16_t)from->in, .out = (int16_t)from->out,
-                        .n_operands = (int16_t)from->n_operands, .p = {from->p[0], from->p[1]}, .stream = (uint64_t)from->stream};
+    *to = (ont_ew_step){.kind = (int16_t)from->kind,
+                        .loop = (int16_t)from->loop,
+                        .in = (int16_t)from->in,
+                        .out = (int16_t)from->out,
+                        .n_operands = (int16_t)from->n_operands,
+                        .p = {from->p[0], from->p[1]},
+                        .stream = (uint64_t)from->stream};
     for (int k = 0; k < from->n_operands; k++) to->operand[k] = (int16_t)from->operand[k];
 }
 
@@ -140,7 +145,8 @@ static bool own_step(const ont_node *node, ont_ew *e)
         return dropout_step(node, e);
     }
     if (!strcmp(name, "Pow")) return pow_step(node, e);
-    if (!strcmp(name, "Max") || !strcmp(name, "Min")) return chain_step(node, *name == 'M' && name[1] == 'a' ? ONT_LOOP_Max : ONT_LOOP_Min, e);
+    if (!strcmp(name, "Max") || !strcmp(name, "Min"))
+        return chain_step(node, *name == 'M' && name[1] == 'a' ? ONT_LOOP_Max : ONT_LOOP_Min, e);
     if (!strcmp(name, "Sum")) return chain_step(node, ONT_LOOP_Add, e);
     if (!strcmp(name, "Clip") || !strcmp(name, "HardTanh")) return clip_step(node, e);
     return integer_step(node, e);
@@ -267,5 +273,10 @@ static void release(void *opaque)
 }
 
 const ont_kernel ont_cuda_elementwise_kernels[1] = {
-    {.name = "cuda_elementwise", .accept = accept, .prepare = prepare, .run = run, .release = release, .inplace = UINT32_MAX},
+    {.name = "cuda_elementwise",
+     .accept = accept,
+     .prepare = prepare,
+     .run = run,
+     .release = release,
+     .inplace = UINT32_MAX},
 };

@@ -99,14 +99,20 @@ static void read_bias(const ont_node *node, state *s)
     const ont_value *c = ont_node_in(node, 2), *y = node->outputs[0];
     double beta = ont_attr_float(node, "beta", 1.0);
     if (!c || beta == 0) return;
-    bool row = c->shape.rank && ont_shape_count(&c->shape) == s->product.n && c->shape.dims[c->shape.rank - 1] == s->product.n;
+    bool row =
+        c->shape.rank && ont_shape_count(&c->shape) == s->product.n && c->shape.dims[c->shape.rank - 1] == s->product.n;
     if (beta == 1 && row && c->dtype == y->dtype && !s->no_inner) {
         s->product.epilogue = ONT_EPILOGUE_BIAS;
         return;
     }
-    s->spread = (ont_ew){.n_operands = 1, .n_steps = 1, .n_results = 1, .rank = y->shape.rank, .count = ont_shape_count(&y->shape),
+    s->spread = (ont_ew){.n_operands = 1,
+                         .n_steps = 1,
+                         .n_results = 1,
+                         .rank = y->shape.rank,
+                         .count = ont_shape_count(&y->shape),
                          .size = {(int16_t)ont_dtype_size(c->dtype)}};
-    s->spread.steps[0] = (ont_ew_step){.kind = ONT_EW_CAST, .in = (int16_t)c->dtype, .out = (int16_t)y->dtype, .n_operands = 1};
+    s->spread.steps[0] =
+        (ont_ew_step){.kind = ONT_EW_CAST, .in = (int16_t)c->dtype, .out = (int16_t)y->dtype, .n_operands = 1};
     for (int d = 0; d < y->shape.rank; d++) s->spread.dims[d] = y->shape.dims[d];
     ont_shape_broadcast_strides(&c->shape, &y->shape, s->spread.strides[0]);
     s->spreads = true;

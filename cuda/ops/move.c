@@ -72,7 +72,12 @@ static ont_status run_copies(const ont_call *call)
     }
     for (uint32_t i = 0; i < s->n; i++) {
         void *to = call->out[split ? i : 0];
-        if (to) ONT_TRY(ont_launched(ont_launch_copy(&s->each[i], call->in[split ? 0 : s->n == 1 ? 0 : i], to, call->stream)));
+        if (to)
+            ONT_TRY(ont_launched(ont_launch_copy(&s->each[i],
+                                                 call->in[split       ? 0
+                                                          : s->n == 1 ? 0
+                                                                      : i],
+                                                 to, call->stream)));
     }
     return ONT_OK;
 }
@@ -93,7 +98,8 @@ ont_status ont_copy_strided_launch(const ont_device_strided *layout, const void 
 
 /* ---- Gather ---- */
 
-static ont_status read_gather(const ont_node *node, const ont_value *table, const ont_value *index, ont_arena *arena, ont_prepared *out)
+static ont_status read_gather(const ont_node *node, const ont_value *table, const ont_value *index, ont_arena *arena,
+                              ont_prepared *out)
 {
     ont_gather *s = ont_arena_alloc(arena, sizeof *s);
     int axis;
@@ -139,7 +145,8 @@ static const char *accept_gather_grad(const ont_node *node)
     int axis;
     if (!ont_dtype_is_float(table->dtype)) return "dtype";
     if (ont_shape_axis(ont_attr_int(node, "axis", 0), table->shape.rank, &axis) != ONT_OK) return "axis";
-    if (ont_shape_count(&index->shape) > INT32_MAX || table->shape.dims[axis] >= INT32_MAX) return "more than 2^31 entries";
+    if (ont_shape_count(&index->shape) > INT32_MAX || table->shape.dims[axis] >= INT32_MAX)
+        return "more than 2^31 entries";
     return ont_shape_count_range(&table->shape, 0, axis) < 65536 ? NULL : "more than 65535 tables";
 }
 
@@ -167,7 +174,8 @@ static const char *accept_range(const ont_node *node)
 static ont_status range_run(const ont_call *call)
 {
     const ont_value *y = call->node->outputs[0];
-    return ont_launched(ont_launch_range((int)y->dtype, call->in[0], call->in[2], call->out[0], ont_shape_count(&y->shape), call->stream));
+    return ont_launched(ont_launch_range((int)y->dtype, call->in[0], call->in[2], call->out[0],
+                                         ont_shape_count(&y->shape), call->stream));
 }
 
 static const char *accept_trilu(const ont_node *node)

@@ -71,16 +71,17 @@ static ont_status norm_prepare(const ont_node *node, ont_arena *arena, ont_prepa
 static ont_status norm_run(const ont_call *call)
 {
     const norm_state *s = call->state;
-    return ont_launched(ont_launch_layernorm(s->dtype, s->rows, s->n, s->eps, call->in[0], ont_operand(call, 1), ont_operand(call, 2),
-                                             call->out[0], ont_result(call, 1), ont_result(call, 2), call->stream));
+    return ont_launched(ont_launch_layernorm(s->dtype, s->rows, s->n, s->eps, call->in[0], ont_operand(call, 1),
+                                             ont_operand(call, 2), call->out[0], ont_result(call, 1),
+                                             ont_result(call, 2), call->stream));
 }
 
 static ont_status norm_grad_run(const ont_call *call)
 {
     const norm_state *s = call->state;
-    return ont_launched(ont_launch_layernorm_grad(s->dtype, s->rows, s->n, call->in[0], call->in[1], call->in[2], call->in[3],
-                                                  call->in[4], call->out[0], ont_result(call, 1), ont_result(call, 2), call->work,
-                                                  call->stream));
+    return ont_launched(ont_launch_layernorm_grad(s->dtype, s->rows, s->n, call->in[0], call->in[1], call->in[2],
+                                                  call->in[3], call->in[4], call->out[0], ont_result(call, 1),
+                                                  ont_result(call, 2), call->work, call->stream));
 }
 
 const ont_kernel ont_cuda_norm_kernels[2] = {
@@ -116,19 +117,28 @@ static ont_status softmax_prepare(const ont_node *node, ont_arena *arena, ont_pr
 static ont_status softmax_run(const ont_call *call)
 {
     const softmax_state *s = call->state;
-    return ont_launched(ont_launch_softmax(s->dtype, s->log_form, s->outer, s->n, s->inner, call->in[0], call->out[0], call->stream));
+    return ont_launched(
+        ont_launch_softmax(s->dtype, s->log_form, s->outer, s->n, s->inner, call->in[0], call->out[0], call->stream));
 }
 
 static ont_status softmax_grad_run(const ont_call *call)
 {
     const softmax_state *s = call->state;
-    return ont_launched(ont_launch_softmax_grad(s->dtype, s->log_form, s->outer, s->n, s->inner, call->in[0], call->in[1],
-                                                call->out[0], call->stream));
+    return ont_launched(ont_launch_softmax_grad(s->dtype, s->log_form, s->outer, s->n, s->inner, call->in[0],
+                                                call->in[1], call->out[0], call->stream));
 }
 
 const ont_kernel ont_cuda_softmax_kernels[2] = {
-    {.name = "cuda_softmax", .accept = ont_cuda_accept_floats, .prepare = softmax_prepare, .run = softmax_run, .inplace = 1},
-    {.name = "cuda_softmax_grad", .accept = ont_cuda_accept_floats, .prepare = softmax_prepare, .run = softmax_grad_run, .inplace = 3},
+    {.name = "cuda_softmax",
+     .accept = ont_cuda_accept_floats,
+     .prepare = softmax_prepare,
+     .run = softmax_run,
+     .inplace = 1},
+    {.name = "cuda_softmax_grad",
+     .accept = ont_cuda_accept_floats,
+     .prepare = softmax_prepare,
+     .run = softmax_grad_run,
+     .inplace = 3},
 };
 
 /* ---- losses ---- */
@@ -161,18 +171,22 @@ static ont_loss loss_of(const ont_call *call)
 static ont_status loss_run(const ont_call *call)
 {
     ont_loss s = loss_of(call);
-    return ont_launched(ont_launch_loss(&s, call->in[0], call->in[1], ont_operand(call, 2), call->out[0], ont_result(call, 1),
-                                        ont_result(call, 2), call->work, call->stream));
+    return ont_launched(ont_launch_loss(&s, call->in[0], call->in[1], ont_operand(call, 2), call->out[0],
+                                        ont_result(call, 1), ont_result(call, 2), call->work, call->stream));
 }
 
 static ont_status loss_grad_run(const ont_call *call)
 {
     ont_loss s = loss_of(call);
-    return ont_launched(ont_launch_loss_grad(&s, call->in[0], call->in[1], call->in[2], call->in[3], ont_operand(call, 4),
-                                             call->out[0], call->work, call->stream));
+    return ont_launched(ont_launch_loss_grad(&s, call->in[0], call->in[1], call->in[2], call->in[3],
+                                             ont_operand(call, 4), call->out[0], call->work, call->stream));
 }
 
 const ont_kernel ont_cuda_loss_kernels[2] = {
     {.name = "cuda_cross_entropy", .accept = ont_cuda_accept_wide, .prepare = loss_prepare, .run = loss_run},
-    {.name = "cuda_cross_entropy_grad", .accept = ont_cuda_accept_wide, .prepare = loss_prepare, .run = loss_grad_run, .inplace = 1},
+    {.name = "cuda_cross_entropy_grad",
+     .accept = ont_cuda_accept_wide,
+     .prepare = loss_prepare,
+     .run = loss_grad_run,
+     .inplace = 1},
 };
