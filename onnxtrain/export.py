@@ -127,6 +127,7 @@ class _Flat(torch.nn.Module):
         self._call = (list(leaves), spec, barriers)
         self.traced = _Traced()
         self.by_torch: tuple[str, ...] = ()
+        self.planes = "dynamic"
 
     def forward(self, *leaves: Tensor) -> tuple[Tensor, ...]:
         example, spec, barriers = self._call
@@ -197,7 +198,7 @@ def _concrete(leaf: Any) -> Any:
 def export(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, training: bool, opset: int = 20,
     exporter: Literal["auto", "dynamo", "torchscript"] = "auto", custom: CustomFunctions | None = None,
-    by_torch: tuple[str, ...] = (),
+    by_torch: tuple[str, ...] = (), planes: Literal["dynamic", "fixed"] = "dynamic",
 ) -> Exported:
     """Exports `module` for arguments like these.
 
@@ -207,20 +208,22 @@ def export(
         exporter: "auto" tries the default exporter, then TorchScript's.
         custom: what becomes of torch.autograd.Functions; PythonOp nodes where None.
         by_torch: operators such as "aten.cross.default" that are PythonOp nodes as well, run by torch (default exporter).
+        planes: "fixed" exports for these heights and widths alone: dims from the third on of floats of four and more dims.
+            Sizes after strides, windows and pooling are long formulas, which take torch.export minutes to compare.
 
     Raises:
         ExportError: neither can export it faithfully.
     """
     if exporter != "auto":
-        return _run(module, args, kwargs, training, opset, exporter, custom, by_torch)
+        return _run(module, args, kwargs, training, opset, exporter, custom, by_torch, planes)
     try:
-        return _run(module, args, kwargs, training, opset, "dynamo", custom, by_torch)
+        return _run(module, args, kwargs, training, opset, "dynamo", custom, by_torch, planes)
     except ExportError as error:
         if isinstance(error.__cause__, Untraceable):
             raise  # TorchScript would not trace it either
         first = error
     try:
-        exported = _run(module, args, kwargs, training, opset, "torchscript", custom, by_torch)
+        exported = _run(module, args, kwargs, training, opset, "torchscript", custom, by_torch, planes)
     except ExportError as second:
         raise ExportError(f"{first} TorchScript's exporter: {second}") from first
     exported.notes.append(f"TorchScript's exporter was used, because of the default one: {first}")
@@ -229,7 +232,7 @@ def export(
 
 def _run(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool, opset: int, exporter: str,
-    custom: CustomFunctions | None, by_torch: tuple[str, ...],
+    custom: CustomFunctions | None, by_torch: tuple[str, ...], planes: str,
 ) -> Exported:
     """One exporter, inside everything that has to be undone after it."""
     run, opsets = (_dynamo, DYNAMO_OPSETS) if exporter == "dynamo" else (_torchscript, TORCHSCRIPT_OPSETS)
@@ -242,7 +245,7 @@ def _run(
 
     def flattened() -> _Flat:
         flat = _Flat(module, leaves, spec, barriers=exporter == "torchscript")
-        flat.by_torch = by_torch
+        flat.by_torch, flat.planes = by_torch, planes
         return flat
 
     flat = flattened()
@@ -479,7 +482,9 @@ def _trace(flat: _Flat, tensors: tuple[Tensor, ...]) -> tuple[torch.export.Expor
 
 def _torch_export(flat: _Flat, tensors: tuple[Tensor, ...]) -> torch.export.ExportedProgram:
     auto = torch.export.Dim.AUTO
-    dynamic = [tuple({axis: auto for axis in range(tensor.dim())} for tensor in tensors)]
+    fixed = flat.planes == "fixed"
+    dynamic = [tuple({axis: auto for axis in range(2 if fixed and t.dim() > 3 and t.is_floating_point() else t.dim())}
+                     for t in tensors)]
     with state.unchanged(flat.module):
         return torch.export.export(flat, tensors, strict=False, dynamic_shapes=dynamic)
 

@@ -20,7 +20,7 @@ import pytest
 from onnx import helper
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from test_dtypes import NOT_COMPARED, agree, compare, examples, reference  # noqa: E402
+from test_type_variables import NOT_COMPARED, agree, compare, examples, reference  # noqa: E402
 
 from onnxtrain import _C, backend  # noqa: E402
 

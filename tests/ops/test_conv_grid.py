@@ -112,10 +112,10 @@ def sampled_transposed(count):
                    reference=lambda *a, f=f: f(*map(torch.from_numpy, a)).numpy())
 
 
-TRANSPOSED = list(sampled_transposed(50))
+SAMPLED_TRANSPOSED = list(sampled_transposed(50))
 
 
-@pytest.mark.parametrize("case", TRANSPOSED, ids=str)
+@pytest.mark.parametrize("case", SAMPLED_TRANSPOSED, ids=str)
 def test_conv_transpose(case):
     run_case(case)
 

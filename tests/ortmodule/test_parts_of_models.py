@@ -111,7 +111,7 @@ def test_norms_of_16_bit_rows(forward):
         with torch.autocast("cpu", torch.bfloat16):
             results.append(module(x))
         results[-1].float().square().sum().backward()
-    torch.testing.assert_close(results[1], results[0])
+    torch.testing.assert_close(results[1], results[0], rtol=0.02, atol=0.01)  # two roundings of a row to 8 bits
     torch.testing.assert_close(gradients(ours), gradients(eager), rtol=0.03, atol=0.1)
     assert onnxtrain.stats(ours)["engine_steps"] == 1
 
@@ -129,10 +129,9 @@ def of_an_argument(m, x):
 
 @pytest.mark.parametrize("forward, text", [
     (returns_it, "returns, or keeps, a tensor that it has set requires_grad of"),
-    (of_an_argument, "the setter of Tensor.requires_grad"),
-    (lambda m, x: m.fc(x.clone().requires_grad_(False)), r"Tensor.requires_grad_\(\)"),
+    (of_an_argument, r"Tensor.requires_grad_\(True\) inside forward on what is no parameter"),
     (lambda m, x: F.grouped_mm(x[0], m.fc.weight, offs=torch.tensor([2, 4], dtype=torch.int32)), "grouped_mm"),
-], ids=["returned", "argument", "off", "columns in groups"])
+], ids=["returned", "argument", "columns in groups"])
 def test_falls_back_by_name(forward, text):
     model = ORTModule(Of(forward))
     try:
