@@ -306,7 +306,7 @@ class ORTModule(torch.nn.Module):
                                                                                   tuple(by_torch), device)
                 if self._debug.verify and not size:
                     self._debug.log(logging.WARNING, "%s", verify(self._module, program.exported, args, kwargs))
-                result = None if size else self._run(program, leaves, grad_enabled)
+                result = None if size else self._first_run(program, leaves, grad_enabled)
                 if self._debug.save_onnx:
                     self._save(program, key.training)
             except CheckError as error:
@@ -335,6 +335,13 @@ class ORTModule(torch.nn.Module):
             return result
         self._give_up(key, failures)
         return self._in_torch(args, kwargs)
+
+    def _first_run(self, program: Program, leaves: list[Any], grad_enabled: bool) -> Any:
+        """A graph that does not run even for the arguments that it was exported with is the exporter's fault, or eager's."""
+        try:
+            return self._run(program, leaves, grad_enabled)
+        except (TypeError, ValueError) as error:
+            raise ExportError(f"The exported graph does not run: {error}.") from error
 
     @staticmethod
     def _is_restless(known: list[Program]) -> bool:

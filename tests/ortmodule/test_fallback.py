@@ -135,3 +135,31 @@ def test_a_forced_fallback_is_kept_as_the_reason(monkeypatch):
     assert fallback._exception is None
     model(torch.ones(1, 2))
     assert "FORCE_TORCH_FORWARD" in str(fallback._exception) and onnxtrain.stats(model)["fallback_steps"] == 1
+
+
+@pytest.mark.parametrize("exporter", ["auto", "dynamo"])
+def test_a_graph_that_does_not_run_goes_the_next_way(exporter, monkeypatch):
+    """torch.export takes nn.GRUCell apart below autocast: products of bfloat16 and float32 are left."""
+    monkeypatch.setenv("ONNXTRAIN_EXPORTER", exporter)
+
+    class Cell(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.cell = nn.Linear(4, 4), nn.GRUCell(4, 5)
+
+        def forward(self, x, h):
+            return self.cell(self.fc(x), h)
+
+    torch.manual_seed(0)
+    eager, given = Cell(), (torch.randn(3, 4), torch.randn(3, 5))
+    ours = ORTModule(copy.deepcopy(eager))
+    for model in (eager, ours):
+        with torch.autocast("cpu", torch.bfloat16):
+            model(*given).square().sum().backward()
+    for a, b in zip(ours.parameters(), eager.parameters()):
+        torch.testing.assert_close(a.grad, b.grad, rtol=0.02, atol=0.02)
+    counts = onnxtrain.stats(ours)
+    if exporter == "dynamo":
+        assert counts["fallback_steps"] == 1 and "operands are bfloat16 and float" in counts["reasons"][0]
+    else:
+        assert counts["engine_steps"] + counts["fallback_steps"] == 1
