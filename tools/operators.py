@@ -7,6 +7,7 @@ backend suite that the `onnx` wheel ships, is run with its main type variable se
 from __future__ import annotations
 
 import pathlib
+import re
 import sys
 import warnings
 from typing import Any, Iterator
@@ -18,7 +19,8 @@ from onnx import helper, numpy_helper
 
 from onnxtrain import _C, backend
 
-PAGE = pathlib.Path(__file__).resolve().parents[1] / "docs" / "operators.md"
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "operators.md"
 ORDER = ["double", "float", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8", "bool"]
 INTS = ORDER[4:12]
 OUT_OF_SCOPE = ("string", "complex64", "complex128")
@@ -34,6 +36,8 @@ Made by `python tools/operators.py` from the registry of this build; a test hold
 - **Dtypes**: those of its main type variable that run; 16-bit floats are computed in float32 and small integers in larger ones
   where there is no kernel for them. *not*: types of the specification that do not run. Strings and complex numbers, which no
   operator takes as values, are left out.
+- **CUDA**: *kernel*: of floats, in `cuda/table.c`, held against the CPU on an emulated device, not yet run on a GPU; *parts*: where
+  those have; *view*: no work; *none left*: gone before a program runs. Elsewhere the module runs in PyTorch.
 
 """
 
@@ -154,8 +158,21 @@ def gradient(op: dict[str, Any]) -> str:
     return "rule" if op["grad"] else "parts" if op["expands"] or op["containers"] else "refused"
 
 
+def on_cuda() -> dict[str, int]:
+    """Operators of cuda/table.c, and the first opset of each; read from the source, as a build may be without CUDA."""
+    lines = (ROOT / "cuda" / "table.c").read_text(encoding="utf-8").split("ont_cuda_lists[]")[1]
+    listed = re.findall(r'ONE\("", "(\w+)", (\d+),', lines)
+    return {name: int(since) for name, since in listed} | {name: 1 for name in re.findall(r"\b(?:EW|COPY|REDUCE)\((\w+)\)", lines)}
+
+
+def cuda(op: dict[str, Any], listed: dict[str, int]) -> str:
+    if op["name"] in listed:
+        return "kernel" if listed[op["name"]] <= op["since"] else ""
+    return "view" if op["view"] else "parts" if op["expands"] else "" if op["kernels"] else "none left"
+
+
 def rows() -> Iterator[str]:
-    found = examples()
+    found, listed = examples(), on_cuda()
     ours = sorted((op for op in _C.operators() if op["domain"] == ""), key=lambda op: (op["name"].lower(), -op["since"]))
     newest: set[str] = set()
     for op in ours:
@@ -165,14 +182,14 @@ def rows() -> Iterator[str]:
             cell = "" if tried is None else brief(tried[0]) + (f"; *not* {brief(tried[1])}" if tried[1] else "")
         cell = cell or ("sequences and optionals of any tensors" if op["containers"] else "")
         newest.add(op["name"])
-        yield f"| {op['name']} | {op['since']} | {gradient(op)} | {cell} |"
+        yield f"| {op['name']} | {op['since']} | {gradient(op)} | {cell} | {cuda(op, listed)} |"
 
 
 def page() -> str:
     table = list(rows())
     names = {line.split("|")[1] for line in table}
     return HEAD.format(opset=onnx.defs.onnx_opset_version()) + "\n".join(
-        [f"{len(names)} operators of the domain ai.onnx.", "", "| Operator | Opset | Gradient | Dtypes |", "| --- | --- | --- | --- |", *table, ""])
+        [f"{len(names)} operators of the domain ai.onnx.", "", "| Operator | Opset | Gradient | Dtypes | CUDA |", "| --- | --- | --- | --- | --- |", *table, ""])
 
 
 if __name__ == "__main__":
