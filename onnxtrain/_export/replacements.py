@@ -82,7 +82,8 @@ def instance_norm(
     if running_mean is not None and running_var is not None:
         _update(running_mean, input.mean(axes).mean(0), momentum)
         _update(running_var, input.var(axes, unbiased=True).mean(0), momentum)
-    return _F.instance_norm(input, None, None, weight, bias, True, 0.0, eps)
+    plain = lambda x, _, *scales: _F.instance_norm(x, None, None, *scales[:2], True, 0.0, scales[2])  # noqa: E731
+    return _in_the_weights_dtype(plain, input, None, weight, bias, eps)
 
 
 def scaled_dot_product_attention(

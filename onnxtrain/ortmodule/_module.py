@@ -402,7 +402,11 @@ class ORTModule(torch.nn.Module):
             exported.needs_verification = True  # not every operator of torch has a gradient below the autograd level
         _report.count(self._counters, build_seconds=program.build_seconds)
         if exported.needs_verification:
-            worst = max(compare(self._module, exported, args, kwargs, thaw=True), key=lambda row: row[1])
+            try:
+                rows = compare(self._module, exported, args, kwargs, thaw=True)
+            except (TypeError, ValueError) as error:
+                raise ExportError(f"The exported graph does not run: {error}.") from error
+            worst = max(rows, key=lambda row: row[1])
             if not worst[1] <= tolerance(self._module):
                 raise ExportError(
                     f"The {exporter} exporter's graph is refused: of one batch, {worst[0]} differs from eager PyTorch's by "
