@@ -47,6 +47,20 @@ def weights_to_inputs(model: ir.Model, weights: Mapping[str, str]) -> None:
         inputs[new] = value
         if old not in listed:
             graph.inputs.append(value)
+    _rename_clashes(graph, set(inputs))
+
+
+def _rename_clashes(graph: ir.Graph, names: set[str]) -> None:
+    """A result within the graph that bears the name of a weight gets another: a module's `scale`, an exporter's `scale`."""
+    made = [output for node in ir.traversal.RecursiveGraphIterator(graph) for output in node.outputs]
+    taken = names | {output.name for output in made}
+    for output in made:
+        if output.name in names:
+            count = 1
+            while f"{output.name}__{count}" in taken:
+                count += 1
+            output.name = f"{output.name}__{count}"
+            taken.add(output.name)
 
 
 def rename_inputs(model: ir.Model, values: Sequence[ir.Value], names: Sequence[str]) -> None:

@@ -219,7 +219,7 @@ def binary_cross_entropy_with_logits(
     log_likelihood = logsigmoid(input)
     if pos_weight is not None:
         log_likelihood = log_likelihood * (1 + (pos_weight - 1) * target)
-    losses = (1 - target) * input - log_likelihood
+    losses = ((1 - target) * input - log_likelihood).to(target.dtype)  # torch works in place on 1 - target
     if weight is not None:
         losses = losses * weight
     return losses if reduction == "none" else losses.sum() if reduction == "sum" else losses.mean()

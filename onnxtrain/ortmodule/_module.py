@@ -397,6 +397,8 @@ class ORTModule(torch.nn.Module):
         except UnsupportedError as error:
             error.exported = exported  # type: ignore[attr-defined]
             raise
+        except ValueError as error:
+            raise ExportError(f"The {exporter} exporter's graph is not valid: {error}.") from error
         if by_torch:
             exported.notes.append(f"Run by PyTorch between segments, since the engine does not have it: {', '.join(by_torch)}.")
             exported.needs_verification = True  # not every operator of torch has a gradient below the autograd level

@@ -1,7 +1,6 @@
 """transformers' Trainer with a wrapped model: the losses, weights and checkpoints of eager's run, every step in the engine."""
 
 import copy
-import logging
 
 import pytest
 import torch
@@ -47,7 +46,6 @@ def run(model, folder, **options):
                "lr_scheduler_type": "cosine", "weight_decay": 0.01, "label_names": ["labels"]} | options
     trainer = transformers.Trainer(model=model, args=transformers.TrainingArguments(output_dir=str(folder), **options),
                                    train_dataset=Sentences(4 * STEPS + 2), eval_dataset=Sentences(10))
-    logging.getLogger("onnxtrain").setLevel(logging.ERROR)
     trainer.train()
     losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
     return trainer, losses, trainer.evaluate()["eval_loss"]

@@ -26,6 +26,7 @@ from onnx.reference.op_run import OpRun
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+import onnxtrain
 from models import CNN, GPT2, MLP, Seq2SeqTransformer  # of this folder, which pytest puts on the path
 from onnxtrain.export import Exported, ExportError, export
 
@@ -598,3 +599,23 @@ def test_state_is_restored(fail: bool, exporter: str) -> None:
     assert functions[0] is F.cross_entropy and functions[2] is nn.modules.transformer._detect_is_causal_mask
     assert torch.backends.mha.get_fastpath_enabled()
     assert module.fc.weight.grad is None
+
+
+def test_a_weight_may_bear_a_name_that_the_exporter_uses():
+    """torch.round(decimals=) is written with a value `scale`."""
+    from onnxtrain.ortmodule import ORTModule
+
+    class Rounded(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.tensor(1.5))
+
+        def forward(self, x):
+            return torch.round(x * self.scale, decimals=1) + x * self.scale
+
+    model, x = ORTModule(Rounded()), torch.randn(4, 5)
+    y = model(x)
+    y.sum().backward()
+    torch.testing.assert_close(y, Rounded()(x))
+    torch.testing.assert_close(model.scale.grad, x.sum())
+    assert onnxtrain.stats(model)["engine_steps"] == 1
