@@ -24,3 +24,7 @@ class Untraceable(Exception):
 
 class CustomFunctionError(Untraceable):
     """A torch.autograd.Function was reached; tracing through it would lose its backward."""
+
+
+class DefinitionError(ValueError):
+    """A gradient that the user registered is not a definition; no other exporter would mend it."""

@@ -17,6 +17,7 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 from torch import Tensor
 
 from onnxtrain import _C
+from onnxtrain._export.errors import DefinitionError
 from onnxtrain._export.functions import DOMAIN
 from onnxtrain.utils.torch_io_helper import pytorch_type_to_onnx_dtype
 
@@ -53,7 +54,7 @@ def _attribute(name: str, given: Any) -> onnx.AttributeProto:
 def _node(step: Sequence[Any]) -> NodeProto:
     """Of (operator or (operator, domain), inputs, outputs[, attributes])."""
     if not 3 <= len(step) <= 4:
-        raise ValueError(f"a step of a registered gradient is {step!r}, expected (operator, inputs, outputs[, attributes])")
+        raise DefinitionError(f"a step of a registered gradient is {step!r}, expected (operator, inputs, outputs[, attributes])")
     name, domain = (step[0], "") if isinstance(step[0], str) else step[0]
     made = helper.make_node(name, list(step[1]), list(step[2]), domain=domain)
     made.attribute.extend(_attribute(key, value) for key, value in (step[3] if len(step) > 3 else {}).items())
@@ -152,7 +153,7 @@ def applied(data: bytes, calls: Sequence[Any]) -> tuple[bytes, tuple[Any, ...]]:
 
     Raises:
         UnsupportedError: such a node is in the body of another operator, or its outputs have no type.
-        ValueError: a definition is malformed.
+        DefinitionError: a definition is malformed.
     """
     if not REGISTERED:
         return data, tuple(calls)

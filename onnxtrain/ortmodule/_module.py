@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from onnxtrain import UnsupportedError, _C, _report, options
 from onnxtrain._export import cache, exclusive, trees
 from onnxtrain._export.attributes import State
-from onnxtrain._export.errors import Untraceable
+from onnxtrain._export.errors import DefinitionError, Untraceable
 from onnxtrain._export.function_apply import CustomFunctions
 from onnxtrain.export import ArgumentError, ExportError, export, grad_modes
 from onnxtrain.ortmodule._device import device_of
@@ -396,6 +396,8 @@ class ORTModule(torch.nn.Module):
             program = Program(self._module, exported, device=device)
         except UnsupportedError as error:
             error.exported = exported  # type: ignore[attr-defined]
+            raise
+        except DefinitionError:
             raise
         except ValueError as error:
             raise ExportError(f"The {exporter} exporter's graph is not valid: {error}.") from error
