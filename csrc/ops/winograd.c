@@ -1,7 +1,7 @@
 /*
  * Winograd convolution F(4x4, 3x3) in float32: forward, gradient of the input (a forward with the weights turned) and gradient
- * of the weights. Four multiplications stand for nine... per output in each dimension two thirds; see simd/winograd.h. Tiles are
- * worked on in groups whose transforms stay in the caches; every sum has one order, whatever the number of threads.
+ * of the weights. 36 multiplications do the work of 144; see simd/winograd.h. Tiles are worked on in groups whose transforms
+ * stay in the caches; every sum has one order, whatever the number of threads.
  * NaN and infinity in a tile reach all results that the tile has a part in (up to 4 x 4 instead of 3 x 3 of them), infinity
  * mostly as NaN.
  */
