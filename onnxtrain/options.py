@@ -175,8 +175,8 @@ _NAMES = [
              "one graph"),
     Variable("ONNXTRAIN_ISA", None, _one_of("plain", "avx2", "avx512"), "plain, avx2, avx512", "kernels of at most this "
              "instruction set; read by the core", default_text="the best that the processor has"),
-    Variable("ONNXTRAIN_GEMM", None, _one_of("torch", "onednn", "plain"), "torch, onednn, plain", "every product by this "
-             "provider; read by the core", default_text="chosen by measurement"),
+    Variable("ONNXTRAIN_GEMM", None, _one_of("torch", "onednn", "primitive", "plain"), "torch, onednn, primitive, plain",
+             "every product by this provider; read by the core", default_text="chosen by measurement"),
     Variable("ONNXTRAIN_FLUSH_DENORMALS", True, _boolean, _FLAG, "denormal floats count as zero while the engine's kernels run; "
              "read by the core"),
     Variable("ONNXTRAIN_DISABLE", "", str, "names of passes joined by commas", "leaves out passes that only make a graph "
