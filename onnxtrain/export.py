@@ -501,6 +501,7 @@ def _finish(
     user_inputs: for each leaf that is a tensor its graph input, None where it has none; the first inputs otherwise.
     """
     onnx_graph.inline_functions(model)
+    onnx_graph.sized_splits(model)
     onnx_graph.weights_to_inputs(model, weights)
     graph = model.graph
     user_indices = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
