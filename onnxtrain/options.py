@@ -120,8 +120,9 @@ def _say_once(text: str) -> None:
 _FLAG = "0, 1"
 _NAMES = [
     Variable("ORTMODULE_ONNX_OPSET_VERSION", _default_opset, _integer(7, 25),
-             "a number from 7 to 25; 18 to 22 are used as they are",
-             "opset of the export; the nearest one that the exporter has", default_text="20"),
+             "a number from 7 to 25",
+             "opset of the export, or the nearest one that there is: 18 to 22 by torch's default exporter; 12 to 17 by the "
+             "TorchScript one, which freezes sizes, so that a new size is a new export", default_text="20"),
     Variable("ORTMODULE_LOG_LEVEL", None, _one_of("VERBOSE", "DEVINFO", "INFO", "WARNING", "ERROR", "FATAL"),
              "VERBOSE, DEVINFO, INFO, WARNING, ERROR, FATAL", "overrides DebugOptions(log_level=)"),
     Variable("ORTMODULE_SAVE_ONNX_PATH", "", str, "a folder", "where DebugOptions(save_onnx=True) writes"),
