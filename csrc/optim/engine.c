@@ -163,18 +163,24 @@ static void run_pass(pass *p, void (*body)(pass *, size_t, size_t))
     p->backwards = !p->backwards;
 }
 
+/* Operands of a chunk; NULL where there are none, or where their order is not that of memory. */
+static void find_operands(const ont_optim *o, size_t chunk, void *at[ONT_OPERAND_COUNT])
+{
+    const ont_optim_chunk *c = &o->chunks[chunk];
+    const ont_optim_tensor *t = &o->tensors[c->tensor];
+    for (int k = 0; k < ONT_OPERAND_COUNT; k++) {
+        char *data = t->layout ? NULL : t->data[k];
+        at[k] = data ? data + c->first * (int64_t)ont_dtype_size(t->dtype[k]) : NULL;
+    }
+}
+
 /*
  * The processor's own prefetching starts anew in every small tensor, and stops at each page. Into the second level of
  * the cache: the first is full of what is being updated.
  */
-static void ask_for(const ont_optim *o, size_t chunk, int operand, int64_t from, int64_t count)
+static void ask_for(const char *data, int64_t bytes)
 {
-    const ont_optim_chunk *c = &o->chunks[chunk];
-    const ont_optim_tensor *t = &o->tensors[c->tensor];
-    if (!t->data[operand] || t->layout) return;
-    int64_t size = (int64_t)ont_dtype_size(t->dtype[operand]), last = from + count < c->count ? from + count : c->count;
-    const char *data = (const char *)t->data[operand] + c->first * size;
-    for (int64_t at = from * size; at < last * size; at += LINE) __builtin_prefetch(data + at, 0, 2);
+    for (int64_t at = 0; at < bytes; at += LINE) __builtin_prefetch(data + at, 0, 2);
 }
 
 static void squares_body(pass *p, size_t chunk, size_t next)
@@ -188,53 +194,65 @@ static void squares_body(pass *p, size_t chunk, size_t next)
     } else {
         const char *from = t->data[ONT_OPERAND_GRAD];
         from += c->first * (int64_t)ont_dtype_size(t->dtype[ONT_OPERAND_GRAD]);
-        if (next != chunk && c->count <= SMALL / 4) ask_for(p->o, next, ONT_OPERAND_GRAD, 0, SMALL / 4);
+        if (next != chunk && c->count <= SMALL / 4) {
+            void *ahead[ONT_OPERAND_COUNT];
+            find_operands(p->o, next, ahead);
+            if (ahead[ONT_OPERAND_GRAD]) ask_for(ahead[ONT_OPERAND_GRAD], c->count * 4);
+        }
         sum = p->loops->sum_squares[storage](from, c->count);
     }
     p->o->sums[2 * chunk] = sum;
 }
 
-/* In stretches, always the same ones: LAMB's sums depend on them. */
-static void update_small(pass *p, const ont_update *u, size_t chunk, size_t next, void *const at[], double *sums)
+/*
+ * In stretches, always the same ones: LAMB's sums depend on them. Meanwhile as much of the next chunk is asked for; that
+ * it may be shorter, or of another type, does no harm.
+ */
+static void update_small(pass *p, const ont_update *u, size_t chunk, size_t next, void *at[], double *sums)
+{
+    const ont_optim_chunk *c = &p->o->chunks[chunk];
+    ont_dtype dtype = p->o->tensors[c->tensor].dtype[ONT_OPERAND_PARAM];
+    ont_update_loop loop = p->loops->update[p->rule][ont_optim_storage(dtype)];
+    int64_t size = (int64_t)ont_dtype_size(dtype);
+    void *ahead[ONT_OPERAND_COUNT] = {0};
+    if (next != chunk) find_operands(p->o, next, ahead);
+    for (int64_t done = 0; done < c->count; done += STRETCH) {
+        int64_t n = c->count - done < STRETCH ? c->count - done : STRETCH;
+        for (int k = 0; k < ONT_OPERAND_COUNT; k++)
+            if (ahead[k]) ask_for((const char *)ahead[k] + done * size, n * size);
+        loop(u, n, at[ONT_OPERAND_PARAM], at[ONT_OPERAND_GRAD], at + ONT_OPERAND_STATE, sums);
+        for (int k = 0; k < ONT_OPERAND_COUNT; k++)
+            if (at[k]) at[k] = (char *)at[k] + n * size;
+    }
+}
+
+static void update_chunk(pass *p, const ont_update *u, size_t chunk, size_t next, double *sums)
 {
     const ont_optim_chunk *c = &p->o->chunks[chunk];
     const ont_optim_tensor *t = &p->o->tensors[c->tensor];
-    ont_dtype dtype = t->dtype[ONT_OPERAND_PARAM];
-    ont_update_loop loop = p->loops->update[p->rule][ont_optim_storage(dtype)];
-    for (int64_t done = 0; done < c->count; done += STRETCH) {
-        void *now[ONT_OPERAND_COUNT];
-        int64_t offset = done * (int64_t)ont_dtype_size(dtype);
-        for (int k = 0; k < ONT_OPERAND_COUNT; k++) {
-            now[k] = at[k] ? (char *)at[k] + offset : NULL;
-            if (next != chunk) ask_for(p->o, next, k, done, STRETCH);
-        }
-        loop(u, c->count - done < STRETCH ? c->count - done : STRETCH, now[ONT_OPERAND_PARAM], now[ONT_OPERAND_GRAD],
-             now + ONT_OPERAND_STATE, sums);
+    ont_storage storage = ont_optim_direct(t);
+    if (storage == ONT_STORAGE_COUNT) {
+        ont_optim_stage(t, p->rule, u, c->first, c->count, p->request->seed, sums);
+        return;
     }
+    void *at[ONT_OPERAND_COUNT];
+    find_operands(p->o, chunk, at);
+    if (c->count * (int64_t)ont_dtype_size(t->dtype[ONT_OPERAND_PARAM]) <= SMALL) {
+        update_small(p, u, chunk, next, at, sums);
+        return;
+    }
+    p->loops->update[p->rule][storage](u, c->count, at[ONT_OPERAND_PARAM], at[ONT_OPERAND_GRAD],
+                                       at + ONT_OPERAND_STATE, sums);
 }
 
 static void update_body(pass *p, size_t chunk, size_t next)
 {
-    const ont_optim_chunk *c = &p->o->chunks[chunk];
-    const ont_optim_tensor *t = &p->o->tensors[c->tensor];
-    ont_update u = p->o->updates[t->update];
-    if (p->rule == ONT_RULE_LAMB_APPLY) u.rate *= p->o->ratios[c->tensor];
+    size_t tensor = p->o->chunks[chunk].tensor;
+    ont_update u = p->o->updates[p->o->tensors[tensor].update];
+    if (p->rule == ONT_RULE_LAMB_APPLY) u.rate *= p->o->ratios[tensor];
     double *sums = p->o->sums + 2 * chunk;
     sums[0] = sums[1] = 0;
-    ont_storage storage = ont_optim_direct(t);
-    if (storage == ONT_STORAGE_COUNT) {
-        ont_optim_stage(t, p->rule, &u, c->first, c->count, p->request->seed, sums);
-        return;
-    }
-    int64_t offset = c->first * (int64_t)ont_dtype_size(t->dtype[ONT_OPERAND_PARAM]);
-    void *at[ONT_OPERAND_COUNT];
-    for (int k = 0; k < ONT_OPERAND_COUNT; k++) at[k] = t->data[k] ? (char *)t->data[k] + offset : NULL;
-    if (c->count * (int64_t)ont_dtype_size(t->dtype[ONT_OPERAND_PARAM]) <= SMALL) {
-        update_small(p, &u, chunk, next, at, sums);
-        return;
-    }
-    p->loops->update[p->rule][storage](&u, c->count, at[ONT_OPERAND_PARAM], at[ONT_OPERAND_GRAD],
-                                       at + ONT_OPERAND_STATE, sums);
+    update_chunk(p, &u, chunk, next, sums);
 }
 
 static double norm_of(pass *p)
@@ -261,6 +279,7 @@ static void trust_ratios(ont_optim *o)
     }
 }
 
+/* By one thread: nothing forbids that two parameters share a count. */
 static void count_up(const ont_optim_tensor *t)
 {
     if (!t->step) return;
