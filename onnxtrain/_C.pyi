@@ -180,8 +180,8 @@ def device_operators(device: str) -> list[tuple[str, str, list[str]]]:
 def set_graphs(on: bool) -> None:
     """Whether a device records a phase whose addresses repeat and replays it as one graph. Off at first."""
 
-def set_tf32(on: bool) -> None:
-    """Whether products of float32 on CUDA may use TF32, in programs built from now on."""
+def set_tf32(products: bool, convolutions: bool) -> None:
+    """Whether products and convolutions of float32 on CUDA may use TF32, in programs built from now on."""
 
 def set_timing(on: bool) -> None:
     """Whether runs note when each of their steps begins and ends, for Session.timeline()."""
