@@ -102,12 +102,12 @@ def mlp_halves() -> set[str]:
 
 
 VISION = """<ir_version: 10, opset_import: ["" : 17]>
-    g (TYPE[2, 3, 9, 8] x, TYPE[4, 3, 3, 3] w, TYPE[4] b, float[4] s, float[4] t, float[4] m, float[4] v) => (TYPE[2, 4, 1, 1] z, float[4] nm, float[4] nv) {
+    g (TYPE[2, 3, 9, 8] x, TYPE[4, 3, 3, 3] w, TYPE[4] b, float[4] s, float[4] t, float[4] m, float[4] v) => (TYPE[2, 4, 1, 1] z, float[4] nm, float[4] nv, TYPE[2, 3, 5, 4] k) {
         c = Conv <pads = [1, 1, 1, 1]> (x, w, b)
         n, nm, nv = BatchNormalization <training_mode = 1> (c, s, t, m, v)
-        r = Relu(n)
-        p = MaxPool <kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1]> (r)
-        a = AveragePool <kernel_shape = [2, 2], strides = [1, 1]> (p)
+        r = Sigmoid(n)
+        a = AveragePool <kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1]> (r)
+        k = MaxPool <kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1]> (x)
         z = GlobalAveragePool(a)
     }"""
 
