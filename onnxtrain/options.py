@@ -172,8 +172,8 @@ _NAMES = [
              "a measurement takes a few milliseconds"),
     Variable("ORTMODULE_TUNING_RESULTS_PATH", "", str, "a folder", None, "measurements are not saved"),
     Variable("ORTMODULE_JSON_CONFIG_PATH", "", str, "a path", "overrides the path given to load_from_json"),
-    Variable("ORTMODULE_CUDA_GRAPH", False, _boolean, _FLAG, "on CUDA, a phase whose addresses repeat is recorded and replayed as "
-             "one graph"),
+    Variable("ORTMODULE_CUDA_GRAPH", True, _boolean, _FLAG, "on CUDA, a phase is recorded after two calls and replayed as one graph; "
+             "explain() says where it is not, and why"),
     Variable("ONNXTRAIN_ISA", None, _one_of("plain", "avx2", "avx512"), "plain, avx2, avx512", "kernels of at most this "
              "instruction set; read by the core", default_text="the best that the processor has"),
     Variable("ONNXTRAIN_GEMM", None, _one_of("torch", "onednn", "primitive", "plain"), "torch, onednn, primitive, plain",
