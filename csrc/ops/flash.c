@@ -152,7 +152,7 @@ static void choose_kept(const ont_call *call, const flash_state *s, const block 
 static ont_attention_row row_of(const ont_call *call, const flash_state *s, const block *k, int64_t r, const uint8_t *kept)
 {
     const ont_attention *a = &s->a;
-    const ont_strided *bias = &a->view[ONT_ATTENTION_BIAS], *keep = &a->view[ONT_ATTENTION_KEEP];
+    const ont_matrix_view *bias = &a->view[ONT_ATTENTION_BIAS], *keep = &a->view[ONT_ATTENTION_KEEP];
     int64_t i = k->i0 + r, visible = ont_attention_visible(a, i) - k->j0;
     ont_attention_row row = {.n = k->n, .visible = visible < 0 ? 0 : least(visible, k->n), .bias_step = bias->column,
                              .keep_step = keep->column, .keep_if = a->keep_if, .fill = a->fill,
