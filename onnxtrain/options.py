@@ -172,12 +172,12 @@ _NAMES = [
              "a measurement takes a few milliseconds"),
     Variable("ORTMODULE_TUNING_RESULTS_PATH", "", str, "a folder", None, "measurements are not saved"),
     Variable("ORTMODULE_JSON_CONFIG_PATH", "", str, "a path", "overrides the path given to load_from_json"),
-    Variable("ORTMODULE_CUDA_GRAPH", False, _boolean, _FLAG, "on CUDA, a phase whose addresses repeat is recorded and replayed as "
-             "one graph"),
+    Variable("ORTMODULE_CUDA_GRAPH", True, _boolean, _FLAG, "on CUDA, a phase is recorded after two calls and replayed as one graph; "
+             "explain() says where it is not, and why"),
     Variable("ONNXTRAIN_ISA", None, _one_of("plain", "avx2", "avx512"), "plain, avx2, avx512", "kernels of at most this "
              "instruction set; read by the core", default_text="the best that the processor has"),
-    Variable("ONNXTRAIN_GEMM", None, _one_of("torch", "onednn", "plain"), "torch, onednn, plain", "every product by this "
-             "provider; read by the core", default_text="chosen by measurement"),
+    Variable("ONNXTRAIN_GEMM", None, _one_of("torch", "onednn", "primitive", "plain"), "torch, onednn, primitive, plain",
+             "every product by this provider; read by the core", default_text="chosen by measurement"),
     Variable("ONNXTRAIN_FLUSH_DENORMALS", True, _boolean, _FLAG, "denormal floats count as zero while the engine's kernels run; "
              "read by the core"),
     Variable("ONNXTRAIN_DISABLE", "", str, "names of passes joined by commas", "leaves out passes that only make a graph "
