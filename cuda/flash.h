@@ -1,40 +1,52 @@
 /*
- * Attention without stored probabilities, forward and backward. C and C++.
+ * Attention without stored probabilities, forward and backward, over strided views: what ops/fused_attention.h says, as kernels
+ * get it. C and C++.
  */
 #ifndef ONT_CUDA_FLASH_H
 #define ONT_CUDA_FLASH_H
 
 #include "device/device.h"
 
-enum { ONT_FLASH_MAX_D = 128 };
+enum { ONT_FLASH_LEADS = 6, ONT_FLASH_MAX_SIZE = 256 };
+enum { ONT_FLASH_Q, ONT_FLASH_K, ONT_FLASH_V, ONT_FLASH_BIAS, ONT_FLASH_KEEP, ONT_FLASH_EMPTY, ONT_FLASH_Y, ONT_FLASH_VIEWS };
 
-/* q (batch, heads, lq, d), k and v (batch, kv_heads, lk, d), row-major; heads is a multiple of kv_heads. */
+typedef struct ont_flash_view { /* elements; of K and V, row is the step from column to column of the scores */
+    int64_t offset, lead[ONT_FLASH_LEADS], row, column;
+} ont_flash_view;
+
 typedef struct ont_flash {
-    int64_t batch, heads, kv_heads, lq, lk, d; /* d <= ONT_FLASH_MAX_D */
-    int32_t dtype;          /* float32, float16, bfloat16; sums are float32 */
-    int32_t causal;         /* query i sees keys 0 to i + lk - lq (bottom right) with 2, 0 to i (top left) with 1 */
-    float scale;
-    const void *bias;       /* added to the scores, or bool, false: not seen; NULL: none */
-    int32_t bias_dtype;     /* float32 or bool */
-    int64_t bias_stride[4]; /* elements; 0 along dims that it lacks */
-    float drop;             /* share of probabilities that are dropped; element e of them by word e of the stream */
+    int32_t dtype, bias_dtype, n_leads;
+    int32_t causal, keep_if, zero_nan, drops;
+    uint32_t threshold;      /* of dropout's words: element e of the scores by word e of the stream */
+    int64_t leads[ONT_FLASH_LEADS], count; /* count: their product */
+    int64_t rows, columns, size, v_size, diagonal;
+    ont_flash_view view[ONT_FLASH_VIEWS];
+    double scale, fill, keep_scale;
     uint64_t stream;
     const uint64_t *seed;
+    const void *q, *k, *v, *bias; /* bias: of any float type, or NULL */
+    const uint8_t *keep, *empty;  /* or NULL */
+    void *y;                 /* the gradient reads it */
+    void *stats;             /* (count * rows, 2): largest score, sum of exponentials; float, or double for float64 */
+    /* The gradient: each of those written may be NULL. dbias is (count * rows, columns) of bias_dtype. */
+    const void *dy;
+    void *dq, *dk, *dv, *dbias;
+    void *delta;             /* scratch: count * rows of the statistics' type */
 } ont_flash;
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-/* Seen from outside the plugin: tests call them. */
-#define ONT_FLASH_API __attribute__((visibility("default")))
 
-/* lse (batch, heads, lq) float32: logarithm of the sum of exponentials of each row, for the backward. */
-ONT_FLASH_API int ont_launch_flash(const ont_flash *f, const void *q, const void *k, const void *v, void *out,
-                                   float *lse, void *stream);
-/* work: batch * heads * lq floats. No gradient for the bias. */
-ONT_FLASH_API int ont_launch_flash_grad(const ont_flash *f, const void *q, const void *k, const void *v,
-                                        const void *out, const float *lse, const void *dout, void *dq, void *dk,
-                                        void *dv, float *work, void *stream);
+/* Whether the shared memory of the current device is enough for the general kernels. */
+int ont_flash_fits(const ont_flash *f, int gradient);
+int ont_launch_flash(const ont_flash *f, void *stream);
+int ont_launch_flash_grad(const ont_flash *f, void *stream);
+
+/* flash_mma.cu: whether tensor cores can take it, pointers included; and the launches, delta apart. */
+int ont_flash_has_mma(const ont_flash *f, int gradient);
+int ont_launch_flash_mma(const ont_flash *f, void *stream);
+int ont_launch_flash_mma_grad(const ont_flash *f, void *stream);
 
 #ifdef __cplusplus
 }

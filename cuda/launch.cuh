@@ -18,10 +18,24 @@
     type *name = reinterpret_cast<type *>(ont_shared_bytes)
 #define ONT_LAUNCH(kernel, grid, block, shared, stream, ...) \
     (kernel<<<(grid), (block), (shared), static_cast<cudaStream_t>(stream)>>>(__VA_ARGS__), static_cast<int>(cudaPeekAtLastError()))
+/* Before a launch with more than 48 KiB of shared memory: 0, or an error. A cheap call, and it may be made while a graph is captured. */
+#define ONT_ALLOW_SHARED(kernel, bytes) \
+    ((bytes) <= 49152 ? 0 : static_cast<int>(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes))))
+static inline size_t ont_shared_limit()
+{
+    int device = 0, bytes = 49152;
+    if (cudaGetDevice(&device) == cudaSuccess) cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    return (size_t)bytes;
+}
 #endif
 
 #include "device/device.h"
 
+#ifdef ONT_EMULATE
+#define ONT_UNROLL
+#else
+#define ONT_UNROLL _Pragma("unroll")
+#endif
 #define ONT_DEVICE static __device__ __forceinline__
 
 /* ---- 16-bit floats: storage only, arithmetic is in float ---- */

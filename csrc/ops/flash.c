@@ -65,7 +65,7 @@ ont_status ont_flash_prepare(const ont_node *node, ont_arena *arena, ont_prepare
     s->column_block = least(s->a.columns, BLOCK_COLUMNS);
     ont_gemm typical = {.dtype = s->dtype, .trans_b = true, .m = s->row_block, .n = s->column_block, .k = s->a.size,
                         .lda = s->a.size, .ldb = s->a.size, .ldc = s->column_block, .alpha = s->a.scale};
-    s->gemm = ont_gemm_choose(&typical);
+    s->gemm = ont_gemm_choose(&typical, NULL);
     s->slots = ont_parallel_threads();
     size_t block = rounded((size_t)(s->row_block * s->column_block) * s->z), line = rounded((size_t)s->row_block * sizeof(double));
     s->slot_bytes = 2 * block + 3 * line + rounded((size_t)(s->row_block * s->column_block));
@@ -152,7 +152,7 @@ static void choose_kept(const ont_call *call, const flash_state *s, const block 
 static ont_attention_row row_of(const ont_call *call, const flash_state *s, const block *k, int64_t r, const uint8_t *kept)
 {
     const ont_attention *a = &s->a;
-    const ont_strided *bias = &a->view[ONT_ATTENTION_BIAS], *keep = &a->view[ONT_ATTENTION_KEEP];
+    const ont_matrix_view *bias = &a->view[ONT_ATTENTION_BIAS], *keep = &a->view[ONT_ATTENTION_KEEP];
     int64_t i = k->i0 + r, visible = ont_attention_visible(a, i) - k->j0;
     ont_attention_row row = {.n = k->n, .visible = visible < 0 ? 0 : least(visible, k->n), .bias_step = bias->column,
                              .keep_step = keep->column, .keep_if = a->keep_if, .fill = a->fill,

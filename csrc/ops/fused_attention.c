@@ -20,7 +20,7 @@ static ont_status read_view(const ont_node *node, int which, ont_attention *a)
 {
     size_t n, tail = which == ONT_ATTENTION_BIAS || which == ONT_ATTENTION_KEEP ? 2 : 1;
     const int64_t *values = ont_attr_ints(node, ont_attention_views[which], &n);
-    ont_strided *view = &a->view[which];
+    ont_matrix_view *view = &a->view[which];
     if (!values) return ONT_OK; /* infer() says which must be there */
     if (n != 1 + (size_t)a->n_leads + tail)
         return ont_fail(ONT_EINVAL, "attribute %s has %zu entries, expected %zu", ont_attention_views[which], n,
@@ -70,7 +70,7 @@ ont_status ont_attention_read(const ont_node *node, ont_attention *a)
 /* Whether a view of `rows` times `width` elements per lead stays inside the tensor. */
 static bool inside(const ont_attention *a, int which, int64_t rows, int64_t width, const ont_shape *shape)
 {
-    const ont_strided *v = &a->view[which];
+    const ont_matrix_view *v = &a->view[which];
     int64_t last = v->offset + (rows - 1) * v->row + (width - 1) * v->column;
     bool whole = v->offset >= 0 && v->row >= 0 && v->column >= 0;
     for (int d = 0; d < a->n_leads; d++) {
@@ -156,7 +156,7 @@ static ont_status attention_grad_infer(ont_graph *g, ont_node *node)
 /* Marks the view's rows among units of `unit` elements; false where one was marked before. */
 static bool mark(const ont_attention *a, int which, int64_t rows, int64_t width, int64_t unit, uint8_t *marked)
 {
-    const ont_strided *v = &a->view[which];
+    const ont_matrix_view *v = &a->view[which];
     bool fresh = true;
     for (int64_t l = 0; l < a->count; l++) {
         int64_t rest = l, at = v->offset, again = 0;

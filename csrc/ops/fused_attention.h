@@ -22,15 +22,15 @@ enum { ONT_ATTENTION_Q, ONT_ATTENTION_K, ONT_ATTENTION_V, ONT_ATTENTION_BIAS, ON
        ONT_ATTENTION_INPUTS,                                          /* of the forward; its gradient's go on: */
        ONT_ATTENTION_Y = ONT_ATTENTION_INPUTS, ONT_ATTENTION_STATS, ONT_ATTENTION_DY };
 
-typedef struct ont_strided {
+typedef struct ont_matrix_view {
     int64_t offset, lead[ONT_ATTENTION_LEADS], row, column;
-} ont_strided;
+} ont_matrix_view;
 
 typedef struct ont_attention {
     int n_leads;
     int64_t leads[ONT_ATTENTION_LEADS], count; /* count: their product */
     int64_t rows, columns, size, v_size;
-    ont_strided view[ONT_ATTENTION_INPUTS + 1]; /* by input; of the result: view[ONT_ATTENTION_Y] */
+    ont_matrix_view view[ONT_ATTENTION_INPUTS + 1]; /* by input; of the result: view[ONT_ATTENTION_Y] */
     double scale, fill;
     bool keep_if, causal, zero_nan;
     int64_t diagonal;
@@ -49,7 +49,7 @@ ont_status ont_attention_read(const ont_node *node, ont_attention *a) ONT_MUST_U
 /* Offset in elements of the matrix number `l` of a view. */
 static inline int64_t ont_attention_at(const ont_attention *a, int view, int64_t l)
 {
-    const ont_strided *v = &a->view[view];
+    const ont_matrix_view *v = &a->view[view];
     int64_t at = v->offset;
     for (int d = a->n_leads - 1; d >= 0; d--) {
         at += l % a->leads[d] * v->lead[d];
@@ -81,6 +81,8 @@ ont_status ont_flash_run_grad(const ont_call *call);
 ont_status ont_attention_prepare_ref(const ont_node *node, ont_arena *arena, ont_prepared *out);
 ont_status ont_attention_run_ref(const ont_call *call);
 ont_status ont_attention_run_grad_ref(const ont_call *call);
+/* Elements of a gradient's output that the operands writing there cover. */
+int64_t ont_attention_covered(const ont_attention *a, const int64_t *targets, int64_t target);
 /* Zeroes gradients of which the operands' views are not the whole: nothing else writes there. */
 void ont_attention_clear(const ont_call *call, const ont_attention *a, const int64_t *targets);
 

@@ -25,8 +25,7 @@ ont_status ont_attention_prepare_ref(const ont_node *node, ont_arena *arena, ont
     return ONT_OK;
 }
 
-/* Elements of an output that the operands writing there cover. */
-static int64_t covered(const ont_attention *a, const int64_t *targets, int64_t target)
+int64_t ont_attention_covered(const ont_attention *a, const int64_t *targets, int64_t target)
 {
     int64_t sum = 0;
     for (int i = 0; i < 3; i++) {
@@ -44,7 +43,7 @@ void ont_attention_clear(const ont_call *call, const ont_attention *a, const int
         const ont_value *out = call->node->outputs[i];
         if (!out || targets[3] == (int64_t)i) continue;
         int64_t n = ont_shape_count(&out->shape);
-        if (covered(a, targets, i) < n) memset(call->out[i], 0, (size_t)n * ont_dtype_size(out->dtype));
+        if (ont_attention_covered(a, targets, i) < n) memset(call->out[i], 0, (size_t)n * ont_dtype_size(out->dtype));
     }
 }
 

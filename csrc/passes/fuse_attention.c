@@ -439,13 +439,13 @@ static void find_causal(match *m)
 
 /*
  * The node computes 16-bit floats in float32, while products apart are faster in their own type: there it pays where the
- * scores are so many that memory decides. tests/bench/attention.py --bf16
+ * scores are so many that memory decides. tests/bench/attention.py --bf16. A device's kernel takes them as they are.
  */
 enum { NARROW_COLUMNS = 2048 };
 
 static bool is_worth(const match *m, ont_dtype dtype)
 {
-    return dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64 || m->columns >= NARROW_COLUMNS;
+    return m->g->device || dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64 || m->columns >= NARROW_COLUMNS;
 }
 
 static bool find(match *m)
@@ -502,7 +502,7 @@ static bool find_leads(match *m, ont_attention *a)
 static void set_view(ont_builder *b, ont_node *node, const ont_attention *a, int which)
 {
     int64_t values[ONT_ATTENTION_LEADS + 3];
-    const ont_strided *v = &a->view[which];
+    const ont_matrix_view *v = &a->view[which];
     size_t n = 0;
     values[n++] = v->offset;
     for (int d = 0; d < a->n_leads; d++) values[n++] = v->lead[d];
@@ -574,8 +574,9 @@ static ont_status fuse(ont_graph *g, match *m, bool *done)
     if (node) set_attributes(&b, node, m, &a);
     ont_value *y = ont_build_done(&b, node);
     ONT_TRY(b.status);
-    ont_value_replace_uses(g, m->result, y);
     *done = true;
+    if (g->device && !ont_op_has_kernel(node, g->device)) return ONT_OK; /* nothing widens it there: the parts stay */
+    ont_value_replace_uses(g, m->result, y);
     return ONT_OK;
 }
 

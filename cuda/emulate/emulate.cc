@@ -24,6 +24,7 @@ enum {
     MAX_THREADS = 1024,
     MAX_WARPS = MAX_THREADS / 32,
     SHARED_BYTES = 227 << 10,
+    DEFAULT_SHARED = 48 << 10,
     LAUNCH_FAILED = 719
 };
 enum state { FRESH, READY, AT_BARRIER, AT_WARP, DONE };
@@ -46,7 +47,7 @@ struct thread {
 
 struct warp { /* one exchange at a time: lanes that arrived, and what they brought */
     unsigned arrived, mask;
-    unsigned char values[32][16];
+    ont_warp_values values;
     unsigned bits;
 };
 
@@ -200,15 +201,34 @@ void ont_emulate_shuffle(unsigned mask, int from, const void *give, void *get, s
 {
     unsigned index = ont_lane_now->index;
     mask &= ont_emulate_warp_mask();
-    memcpy(now.warps[index / 32].values[index % 32], give, bytes);
+    memcpy(now.warps[index / 32].values.of[index % 32], give, bytes);
     warp *w = meet(mask);
     unsigned lane = (unsigned)from & 31;
     if (!(mask >> lane & 1)) { /* the hardware gives anything: so does this */
         memset(get, 0x7f, bytes);
     } else {
-        memcpy(get, w->values[lane], bytes);
+        memcpy(get, w->values.of[lane], bytes);
     }
     meet(mask); /* nobody writes the next value before all have read this one */
+}
+
+const ont_warp_values *ont_emulate_exchange(const void *give, size_t bytes)
+{
+    unsigned index = ont_lane_now->index;
+    memcpy(now.warps[index / 32].values.of[index % 32], give, bytes);
+    return &meet(0xffffffffu)->values;
+}
+
+void ont_emulate_exchanged(void)
+{
+    meet(0xffffffffu);
+}
+
+void ont_emulate_need_aligned(const void *p, size_t bytes)
+{
+    if ((uintptr_t)p % bytes == 0) return;
+    now.failed = true;
+    snprintf(message, sizeof message, "%s: an address is no multiple of %zu", now.name, bytes);
 }
 
 unsigned ont_emulate_ballot(unsigned mask, int predicate)
@@ -216,12 +236,12 @@ unsigned ont_emulate_ballot(unsigned mask, int predicate)
     unsigned index = ont_lane_now->index;
     mask &= ont_emulate_warp_mask();
     int given = predicate != 0;
-    memcpy(now.warps[index / 32].values[index % 32], &given, sizeof given);
+    memcpy(now.warps[index / 32].values.of[index % 32], &given, sizeof given);
     warp *w = meet(mask);
     unsigned bits = 0;
     for (unsigned lane = 0; lane < 32; lane++) {
         int value;
-        memcpy(&value, w->values[lane], sizeof value);
+        memcpy(&value, w->values.of[lane], sizeof value);
         if (mask >> lane & 1 && value) bits |= 1u << lane;
     }
     meet(mask);
@@ -292,6 +312,26 @@ static void abandon()
     now.n_fibers = now.n_idle = 0;
 }
 
+static struct count {
+    const char *name;
+    long n;
+} counts[256];
+
+static void count_launch(const char *name)
+{
+    count *c = counts;
+    while (c < counts + 255 && c->name && c->name != name) c++;
+    *c = {name, c->n + 1};
+}
+
+extern "C" long ont_emulate_launches(const char *part)
+{
+    long n = 0;
+    for (const count *c = counts; c < counts + 256; c++)
+        if (c->name && strstr(c->name, part)) n += c->n;
+    return n;
+}
+
 int ont_emulate_launch(const char *name, dim3 grid, dim3 block, size_t shared, void (*body)(void *), void *context)
 {
     unsigned long threads = (unsigned long)block.x * block.y * block.z;
@@ -306,6 +346,7 @@ int ont_emulate_launch(const char *name, dim3 grid, dim3 block, size_t shared, v
     }
     const char *order = getenv("ONT_EMULATE_ORDER");
     bool reverse = order && !strcmp(order, "reverse"), fine = true;
+    count_launch(name);
     now.name = name;
     now.body = body;
     now.context = context;
@@ -332,6 +373,44 @@ int ont_emulate_launch(const char *name, dim3 grid, dim3 block, size_t shared, v
     if (!fine) abandon();
     pthread_mutex_unlock(&one);
     return fine ? 0 : LAUNCH_FAILED;
+}
+
+/* ---- kernels with much shared memory ---- */
+
+size_t ont_shared_limit(void)
+{
+    return SHARED_BYTES;
+}
+
+static struct allowed {
+    const void *kernel;
+    size_t bytes;
+} allowances[256];
+
+static allowed *allowance(const void *kernel)
+{
+    allowed *a = allowances;
+    while (a->kernel && a->kernel != kernel) a++;
+    return a;
+}
+
+int ont_emulate_allow(const void *kernel, size_t bytes)
+{
+    pthread_mutex_lock(&one);
+    allowed *a = allowance(kernel);
+    *a = {kernel, bytes};
+    pthread_mutex_unlock(&one);
+    return bytes <= SHARED_BYTES ? 0 : 1;
+}
+
+int ont_emulate_check_shared(const char *name, const void *kernel, size_t bytes)
+{
+    if (bytes <= DEFAULT_SHARED) return 0;
+    pthread_mutex_lock(&one);
+    bool fine = allowance(kernel)->bytes >= bytes;
+    if (!fine) snprintf(message, sizeof message, "%s: %zu bytes shared, which it was not allowed", name, bytes);
+    pthread_mutex_unlock(&one);
+    return fine ? 0 : 1;
 }
 
 /* ---- graphs: lists of work, in order ---- */
@@ -362,13 +441,13 @@ int ont_emulate_record(int (*run)(void *), void *context, void (*forget)(void *)
     return 0;
 }
 
-extern "C" void ont_emulate_capture_begin(void)
+extern "C" __attribute__((visibility("default"))) void ont_emulate_capture_begin(void)
 {
     recorded = new list{nullptr, nullptr};
     recorded->end = &recorded->first;
 }
 
-extern "C" void *ont_emulate_capture_end(void)
+extern "C" __attribute__((visibility("default"))) void *ont_emulate_capture_end(void)
 {
     list *done = recorded;
     recorded = nullptr;

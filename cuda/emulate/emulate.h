@@ -47,6 +47,16 @@ void ont_emulate_barrier(void);
 /* Every lane of the mask gives `bytes` and gets those of lane `from`. */
 void ont_emulate_shuffle(unsigned mask, int from, const void *give, void *get, size_t bytes);
 unsigned ont_emulate_ballot(unsigned mask, int predicate);
+/* What all lanes of a full warp bring, until each has said that it has read it. */
+struct alignas(16) ont_warp_values {
+    unsigned char of[32][32];
+};
+const ont_warp_values *ont_emulate_exchange(const void *give, size_t bytes);
+void ont_emulate_exchanged(void);
+/* Fails the launch where an address is not a multiple of `bytes`, which the hardware does not forgive. */
+void ont_emulate_need_aligned(const void *p, size_t bytes);
+/* Launches so far of kernels with `part` in their names. */
+extern "C" __attribute__((visibility("default"))) long ont_emulate_launches(const char *part);
 /* 0, or a code that the launch macro hands on; a message is kept for ont_emulate_error(). */
 int ont_emulate_launch(const char *name, dim3 grid, dim3 block, size_t shared, void (*body)(void *), void *context);
 extern "C" const char *ont_emulate_error(void);
@@ -122,6 +132,12 @@ static inline double rsqrt(double x) { return 1 / sqrt(x); }
 extern "C" bool ont_emulate_recording(void);
 extern "C" int ont_emulate_record(int (*work)(void *), void *context, void (*forget)(void *));
 
+/* What a kernel may have of shared memory: 48 KiB until it is allowed more. */
+int ont_emulate_allow(const void *kernel, size_t bytes);
+int ont_emulate_check_shared(const char *name, const void *kernel, size_t bytes);
+size_t ont_shared_limit(void);
+#define ONT_ALLOW_SHARED(kernel, bytes) ((bytes) <= 49152 ? 0 : ont_emulate_allow((const void *)(kernel), (bytes)))
+
 /* A launch with its arguments by value, as the hardware has them. */
 template <class... P> struct ont_emulated {
     const char *name;
@@ -133,6 +149,7 @@ template <class... P> struct ont_emulated {
     static int run(void *self)
     {
         ont_emulated *l = (ont_emulated *)self;
+        if (int error = ont_emulate_check_shared(l->name, (const void *)l->kernel, l->shared)) return error;
         return ont_emulate_launch(l->name, l->grid, l->block, l->shared, [](void *context) {
             ont_emulated *inner = (ont_emulated *)context;
             std::apply(inner->kernel, inner->arguments);

@@ -1,116 +1,163 @@
-"""Flash attention of cuda/flash.cu, emulated, against torch's attention in float64.
+"""Attention on a device: the graphs of tests/graph/test_fuse_attention.py there, and on tensor cores against float64.
 
     python tests/cuda/flash.py PLUGIN DEVICE
 
-Prints one JSON object as cases.py does.
+Every comparison of that file's cases is between the nodes one by one on the CPU and FusedAttention on the device. Prints one JSON object
+as cases.py does.
 """
 
 from __future__ import annotations
 
 import ctypes
-import itertools
 import json
+import os
 import sys
+from pathlib import Path
 
-import torch
-from torch import Tensor
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "graph")]
 
-NUMBER = {torch.float32: 1, torch.bool: 9, torch.float16: 10, torch.bfloat16: 16}
-TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
-LIBRARY: ctypes.CDLL
-PLACE = "cpu"
+import pytest  # noqa: E402
+import test_fuse_attention as graphs  # noqa: E402
+import torch  # noqa: E402
 
+from onnxtrain import _C  # noqa: E402
 
-class Flash(ctypes.Structure):
-    _fields_ = [(n, ctypes.c_int64) for n in ("batch", "heads", "kv_heads", "lq", "lk", "d")] + [
-        ("dtype", ctypes.c_int32), ("causal", ctypes.c_int32), ("scale", ctypes.c_float), ("bias", ctypes.c_void_p),
-        ("bias_dtype", ctypes.c_int32), ("bias_stride", ctypes.c_int64 * 4), ("drop", ctypes.c_float), ("stream", ctypes.c_uint64),
-        ("seed", ctypes.c_void_p)]
-
-
-def philox(key: int, stream: int, n: int) -> list[int]:
-    """Words 0 to n - 1 of a stream: Philox4x32-10."""
-    words: list[int] = []
-    for index in range(-(-n // 4)):
-        c = [index & 0xFFFFFFFF, index >> 32, stream & 0xFFFFFFFF, stream >> 32]
-        k = [key & 0xFFFFFFFF, key >> 32]
-        for _ in range(10):
-            a, b = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
-            c = [(b >> 32) ^ c[1] ^ k[0], b & 0xFFFFFFFF, (a >> 32) ^ c[3] ^ k[1], a & 0xFFFFFFFF]
-            k = [(k[0] + 0x9E3779B9) & 0xFFFFFFFF, (k[1] + 0xBB67AE85) & 0xFFFFFFFF]
-        words += c
-    return words[:n]
+PLUGIN, DEVICE = "", "cpu"
+USED: set[str] = set()
+REPORT: dict = {"ran": [], "passed": 0, "failed": []}
+# Of the CPU's kernels, or of when the CPU does not fuse; the last ones are long, and here with fewer columns.
+LEFT_OUT = ("test_kernels_agree", "test_narrow_floats[7", "test_narrow_floats[2048", "test_memory_does_not", "test_few_heads_are_split", "test_many_blocks",
+            "test_against_torch", "[300-")
+disable_passes, disabled = _C.disable_passes, []
 
 
-def reference(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: int, bias: Tensor | None, kept: Tensor) -> Tensor:
-    """(batch, heads, lq, d) from float64 operands; keys are repeated for the heads that share them."""
-    k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
-    scores = q @ k.transpose(-1, -2) * scale
-    if causal:
-        seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril(k.shape[2] - q.shape[2] if causal == 2 else 0)
-        scores = scores.masked_fill(~seen, float("-inf"))
-    if bias is not None:
-        scores = scores.masked_fill(~bias, float("-inf")) if bias.dtype == torch.bool else scores + bias
-    return (scores.softmax(-1) * kept) @ v
+def remember(names: list[str]) -> None:
+    disabled[:] = names
+    disable_passes(names)
 
 
-def check(dtype: torch.dtype, batch: int, heads: int, kv_heads: int, lq: int, lk: int, d: int, causal: int = 0, bias: str = "",
-          drop: float = 0.0) -> None:
-    torch.manual_seed(0)
-    q, k, v, dout = (torch.randn(batch, h, n, d).to(PLACE, dtype) for h, n in ((heads, lq), (kv_heads, lk), (kv_heads, lk), (heads, lq)))
-    added = None
-    if bias == "bool":
-        added = torch.rand(batch, 1, lq, lk).to(PLACE) > 0.3
-        added[..., 0] = True
-    if bias == "float":
-        added = torch.randn(heads, lq, lk).to(PLACE)
-    kept = torch.ones(batch, heads, lq, lk, dtype=torch.float64, device=PLACE)
-    seed = torch.tensor([77], dtype=torch.int64, device=PLACE)
-    if drop:
-        words = torch.tensor(philox(77, 5, kept.numel()), device=PLACE).view(kept.shape)
-        kept = (words >= int(drop * 2**32)).double() / (1 - drop)
-    f = Flash(batch, heads, kv_heads, lq, lk, d, NUMBER[dtype], causal, d**-0.5, None, 0, (ctypes.c_int64 * 4)(), drop, 5, seed.data_ptr())
-    if added is not None:
-        wide = added.expand(batch, heads, lq, lk)
-        f.bias, f.bias_dtype, f.bias_stride = added.data_ptr(), NUMBER[added.dtype], (ctypes.c_int64 * 4)(*wide.stride())
-    out, lse, work = torch.empty_like(q), torch.empty(batch, heads, lq, device=PLACE), torch.empty(batch, heads, lq, device=PLACE)
-    grads = [torch.full_like(t, float("nan")) for t in (q, k, v)]
-    at = lambda t: ctypes.c_void_p(t.data_ptr())  # noqa: E731
-    assert LIBRARY.ont_launch_flash(ctypes.byref(f), at(q), at(k), at(v), at(out), at(lse), None) == 0
-    assert LIBRARY.ont_launch_flash_grad(ctypes.byref(f), at(q), at(k), at(v), at(out), at(lse), at(dout), *map(at, grads), at(work), None) == 0
-    exact = [t.double().requires_grad_() for t in (q, k, v)]
-    want = reference(*exact, d**-0.5, causal, added, kept)
-    want.backward(dout.double())
-    for name, got, expected in zip(("out", "dq", "dk", "dv"), (out, *grads), (want, *(t.grad for t in exact))):
-        error = (got.double() - expected.detach()).abs().max().item() / max(1.0, expected.abs().max().item())
-        assert error < TOLERANCE[dtype], f"{name} of {dtype} {(batch, heads, kv_heads, lq, lk, d, causal, bias, drop)}: {error:.2e}"
+def step(model: bytes, tensors: list, wants: list, seed: int = 11) -> tuple[list, list, str]:
+    """As the file's own, on the device unless attention is taken apart."""
+    device = "cpu" if "fuse_attention" in disabled else DEVICE
+    session = _C.Session(model, 16, device)
+    place = device if device.startswith("cuda") else "cpu"
+    given = [t.to(place) for t in tensors]
+    outputs, run = session.forward(given, bytes(wants), seed)
+    grads: list = []
+    if run is not None:
+        saved = [given[i] for i in run.saved_inputs] + [outputs[i] for i in run.saved_outputs]
+        torch.manual_seed(5)
+        grads = list(run.backward(saved, [torch.randn(y.shape, dtype=torch.float64).to(y.dtype).to(place) for y in outputs]))
+    if device == DEVICE:
+        USED.update(f"{op}:{kernel}" for _, op, kernel, *_ in session.timeline())
+    return [y.cpu() for y in outputs], [None if g is None else g.cpu() for g in grads], session.text("program")
 
 
-CASES = [
-    *[(dtype, 1, 2, 2, 10, 10, 16) for dtype in TOLERANCE],
-    *[(torch.float32, 2, 2, 1, 9, 40, d, causal) for d, causal in itertools.product((8, 40, 128), (0, 1, 2))],
-    (torch.float32, 1, 4, 2, 33, 70, 24, 2),
-    (torch.float32, 2, 2, 2, 12, 35, 16, 0, "bool"),
-    (torch.float32, 2, 2, 2, 12, 35, 16, 0, "float"),
-    (torch.float32, 1, 2, 2, 12, 34, 16, 1, "float", 0.25),
-    (torch.bfloat16, 1, 4, 2, 20, 20, 64, 1, "", 0.1),
-    (torch.float32, 1, 1, 1, 1, 1, 1),
+class Results:
+    """What pytest found, into the report; every eighth case that asks for all subsets has them."""
+
+    def __init__(self) -> None:
+        self.n = 0
+
+    def pytest_collection_modifyitems(self, items: list) -> None:
+        items[:] = [item for item in items if not any(part in item.name for part in LEFT_OUT)]
+
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        print(item.name, file=sys.stderr, flush=True)
+        self.n += 1
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" and report.passed:
+            REPORT["passed"] += 1
+        if report.failed:
+            REPORT["failed"].append((report.nodeid, str(report.longrepr)[-1500:]))
+
+
+def cases_of_the_graph() -> None:
+    results = Results()
+    compare = graphs.compare
+
+    def fewer(*arguments, every_subset: bool = True, **options):
+        return compare(*arguments, every_subset=every_subset and results.n % 8 == 0, **options)
+
+    graphs.step, graphs.compare, _C.disable_passes = step, fewer, remember
+    file = Path(graphs.__file__)
+    status = pytest.main(["-q", "-p", "no:cacheprovider", "--no-header", "-o", "addopts=", str(file)], plugins=[results])
+    assert status in (0, 1), status
+
+
+# rows, columns, queries' heads, keys' heads, size, size of V, what else
+TENSOR_CORES = [
+    *[(dtype, 40, 40, 2, 2, size, size, "causal") for dtype in (torch.float16, torch.bfloat16) for size in (64, 128)],
+    (torch.float16, 70, 131, 2, 2, 64, 64, "mask"),
+    (torch.bfloat16, 140, 72, 1, 1, 64, 64, "where drop"),
+    (torch.float16, 33, 75, 2, 2, 80, 96, "drop"),
+    (torch.bfloat16, 20, 68, 4, 2, 128, 128, "causal drop"),
+    (torch.float16, 17, 9, 4, 1, 8, 24, "mask drop"),
 ]
 
 
+def tensor_cores(dtype: torch.dtype, rows: int, columns: int, heads: int, kv: int, size: int, v_size: int, what: str) -> None:
+    """Numbers of the device's 16-bit kernels, beside those of float64 on the CPU from the same 16-bit operands."""
+    torch.manual_seed(0)
+    results = []
+    operands = [torch.randn(2, h, n, d).to(dtype) for h, n, d in ((heads, rows, size), (kv, columns, size), (kv, columns, v_size))]
+    mask, hidden = torch.randn(heads, rows, columns).to(dtype), torch.rand(2, 1, rows, columns) < 0.3
+    for wide in (False, True):
+        m = graphs.Model(torch.float64 if wide else dtype)
+        q, k, v = (m.input(t) for t in operands)
+        if kv != heads:
+            k, v = (m("Reshape", m("Expand", m("Unsqueeze", t, m.ints(2)), m.ints(2, kv, heads // kv, columns, d)), m.ints(2, heads, columns, d))
+                    for t, d in ((k, size), (v, v_size)))
+        factor = m.constant(size**-0.5, torch.float64 if wide else torch.float32)
+        s = m("MatMul", q, m("Transpose", k, perm=[0, 1, 3, 2]))
+        s = m("Mul", s, factor if wide else m("Cast", factor, to=graphs.TYPES[dtype]))
+        if "causal" in what:
+            seen = torch.ones(rows, columns, dtype=torch.bool).tril(columns - rows)
+            s = m("Where", m.constant(seen, torch.bool), s, m("Cast", m.constant(float("-inf"), torch.float32), to=graphs.TYPES[m.dtype]))
+        if "mask" in what:
+            s = m("Add", s, m.input(mask))
+        if "where" in what:
+            s = m("Where", m.input(hidden), m("Cast", m.constant(-3.0, torch.float32), to=graphs.TYPES[m.dtype]), s)
+        p = m("Softmax", s, axis=-1)
+        if "drop" in what:
+            p = m("Dropout", p, m.constant(0.3, torch.float32), m.constant(True, torch.bool))
+        y = m("Transpose", m("MatMul", p, v), perm=[0, 2, 1, 3])
+        disabled[:] = ["fuse_attention"] if wide else []  # the CPU's nodes one by one
+        results.append(step(m.bytes(y), m.tensors, [t.is_floating_point() for t in m.tensors]))
+    (ours, grads, text), (outputs, want, _) = results
+    assert "FusedAttentionGrad " in text, text
+    for name, got, expected in zip(("y", "dq", "dk", "dv", "dmask"), [*ours, *grads], [*outputs, *want], strict=False):
+        if expected is None:
+            continue
+        error = (got.double() - expected).abs().max().item() / max(1.0, expected.abs().max().item())
+        assert error < (6e-3 if dtype == torch.float16 else 4e-2), f"{name}: {error:.2e}"
+
+
+def launches(part: str) -> int:
+    """Of kernels with this name; on a GPU nobody counts."""
+    return 0 if DEVICE.startswith("cuda") else ctypes.CDLL(PLUGIN).ont_emulate_launches(part.encode())
+
+
 def main(plugin: str, device: str) -> None:
-    global LIBRARY, PLACE
-    LIBRARY = ctypes.CDLL(plugin)
-    PLACE = "cuda" if device.startswith("cuda") else "cpu"
-    report: dict = {"ran": [], "passed": 0, "failed": []}
-    for case in CASES:
+    global PLUGIN, DEVICE
+    PLUGIN, DEVICE = plugin, device
+    _C.open_plugin(plugin or None)
+    _C.set_timing(True)
+    for case in TENSOR_CORES:
         print(case, file=sys.stderr, flush=True)
+        before = launches("flash_mma")
         try:
-            check(*case)
-            report["passed"] += 1
+            tensor_cores(*case)
+            assert DEVICE.startswith("cuda") or launches("flash_mma") == before + 3, "not on tensor cores"
+            REPORT["passed"] += 1
         except Exception as error:  # noqa: BLE001 - reported
-            report["failed"].append((str(case), f"{type(error).__name__}: {error}"[:400]))
-    print(json.dumps(report))
+            REPORT["failed"].append((str(case), f"{type(error).__name__}: {error}"[:1000]))
+    os.environ.setdefault("ONNXTRAIN_FUSE_SEED", "1")
+    cases_of_the_graph()
+    REPORT["ran"] = sorted(USED)
+    print()
+    print(json.dumps(REPORT))
 
 
 if __name__ == "__main__":
