@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "blas.h"
+#include "dnn.h"
 #include "redirect.h"
 #include "device/multi.h"
 #include "glue.h"
@@ -127,6 +128,14 @@ static ont_status join(const ont_device *device, void *stream, void *other)
 
 /* ---- graphs ---- */
 
+static bool capturing(const ont_device *device, void *stream)
+{
+    enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    (void)device;
+    if (cudaStreamIsCapturing(stream, &status) != cudaSuccess) cudaGetLastError(); /* the legacy stream beside a capture */
+    return status != cudaStreamCaptureStatusNone;
+}
+
 static ont_status capture_begin(const ont_device *device, void *stream, void **private_stream)
 {
     cudaStream_t fresh;
@@ -192,6 +201,7 @@ static const ont_device_kind kind = {
     .read = read_device,
     .synchronize = synchronize,
     .join = join,
+    .capturing = capturing,
     .capture_begin = capture_begin,
     .capture_end = capture_end,
     .graph_launch = graph_launch,
@@ -219,8 +229,10 @@ __attribute__((visibility("default"))) ont_status ont_plugin_open(const ont_core
         plugin->devices[plugin->n_devices] = device;
     }
     const ont_blas *blas = ont_blas_get();
+    const ont_dnn *dnn = ont_dnn_get();
+    if (!dnn) plugin->missing = "cuDNN (libcudnn.so.9: a CUDA build of torch brings it); convolutions are slow without it";
     if (!blas) plugin->missing = "cuBLASLt (libcublasLt.so.13 or .12: a CUDA build of torch brings it)";
-    snprintf(about, sizeof about, "%d device%s, driver %d.%d, %s", n, n == 1 ? "" : "s", driver / 1000,
-             driver % 1000 / 10, blas ? blas->name : "no cuBLASLt");
+    snprintf(about, sizeof about, "%d device%s, driver %d.%d, %s, %s", n, n == 1 ? "" : "s", driver / 1000,
+             driver % 1000 / 10, blas ? blas->name : "no cuBLASLt", dnn ? dnn->name : "no cuDNN");
     return ONT_OK;
 }

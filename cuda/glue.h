@@ -41,7 +41,8 @@ extern const ont_kernel_list ont_cuda_lists[];
 extern const size_t ont_cuda_n_lists;
 
 /* One array a family, and how many. */
-#define ONT_CUDA_FAMILIES(X) X(elementwise) X(move) X(reduce) X(norm) X(softmax) X(loss) X(matmul) X(attention)
+#define ONT_CUDA_FAMILIES(X) X(elementwise) X(move) X(reduce) X(norm) X(softmax) X(loss) X(matmul) X(attention) \
+    X(conv) X(pool) X(batchnorm)
 #define X(family) extern const ont_kernel ont_cuda_##family##_kernels[];
 ONT_CUDA_FAMILIES(X)
 #undef X

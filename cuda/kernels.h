@@ -7,6 +7,7 @@
 
 #include "device/device.h"
 #include "ew.h"
+#include "simd/pool.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -84,6 +85,38 @@ int ont_launch_loss(const ont_loss *s, const void *x, const void *labels, const 
                     void *pairs, void *work, void *stream);
 int ont_launch_loss_grad(const ont_loss *s, const void *x, const void *labels, const void *weights, const void *dloss,
                          const void *pairs, void *dx, void *work, void *stream);
+
+/* pool.cu: `indices` and, for a maximum's gradient, x as in ops/pool.c */
+int ont_launch_pool(int dtype, const ont_pool *p, const void *x, void *y, int64_t *indices, void *stream);
+size_t ont_pool_grad_work(const ont_pool *p);
+int ont_launch_pool_grad(int dtype, const ont_pool *p, const void *x, const void *dy, void *dx, void *work, void *stream);
+
+/* batchnorm.cu: x (n, c, d); what is per channel is float32 where x has 16 bits, else of the dtype of x */
+typedef struct ont_batchnorm {
+    int64_t n, c, d;
+    double eps, momentum;
+    int32_t dtype, training;
+} ont_batchnorm;
+size_t ont_batchnorm_work(const ont_batchnorm *s);
+/* in: x, scale, bias, running mean and variance */
+int ont_launch_batchnorm(const ont_batchnorm *s, const void *const *in, void *y, void *new_mean, void *new_var,
+                         void *saved_mean, void *saved_inv, void *work, void *stream);
+/* in: x, scale, mean, inverse deviation, dy */
+int ont_launch_batchnorm_grad(const ont_batchnorm *s, const void *const *in, void *dx, void *dscale, void *dbias,
+                              void *work, void *stream);
+/* y (images, c, d) += bias (c) */
+int ont_launch_channel_bias(int dtype, int64_t images, int64_t c, int64_t d, const void *bias, void *y, void *stream);
+
+/* conv.cu: y (n, m, out) = x (n, c, in) * w (m, c / groups, kernel); spatial dims are right-aligned, absent ones are 1 */
+typedef enum ont_conv_kind { ONT_CONV_FORWARD, ONT_CONV_GRAD_INPUT, ONT_CONV_GRAD_WEIGHT } ont_conv_kind;
+typedef struct ont_conv_shape {
+    int64_t n, c, m, groups;
+    int64_t in[3], out[3], kernel[3], stride[3], dilation[3], pad[3];
+    int64_t in_count, out_count, kernel_count;
+    int32_t dtype, spatial;
+} ont_conv_shape;
+/* first, second: x, w; or dy, w; or dy, x */
+int ont_launch_conv(int kind, const ont_conv_shape *s, const void *first, const void *second, void *to, void *stream);
 
 #ifdef __cplusplus
 }

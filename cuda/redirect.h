@@ -46,6 +46,8 @@ extern const ont_core *ont_cuda_core;
 #define ont_bcast_init ont_cuda_core->bcast_init
 #define ont_strided_init ont_cuda_core->strided_init
 #define ont_reduce_read ont_cuda_core->reduce_read
+#define ont_window_init ont_cuda_core->window_init
+#define ont_pool_read ont_cuda_core->pool_read
 #define ont_attention_read ont_cuda_core->attention_read
 #define ont_attention_covered ont_cuda_core->attention_covered
 

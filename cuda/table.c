@@ -5,6 +5,8 @@
 #include "glue.h"
 
 #define ONE(domain_, name_, since_, family, index) {domain_, name_, since_, &ont_cuda_##family##_kernels[index], 1},
+#define TWO(domain_, name_, since_, family) {domain_, name_, since_, ont_cuda_##family##_kernels, 2},
+#define POOL(name) ONE("", #name, 1, pool, 0) ONE(ONT_DOMAIN, #name "Grad", 1, pool, 1)
 #define EW(name) ONE("", #name, 1, elementwise, 0)
 #define EW_OURS(name) ONE(ONT_DOMAIN, #name, 1, elementwise, 0)
 #define COPY(name) ONE("", #name, 1, move, 0)
@@ -35,6 +37,9 @@ const ont_kernel_list ont_cuda_lists[] = {
     ONE(ONT_DOMAIN, "NegativeLogLikelihoodGrad", 1, loss, 1)
     ONE(ONT_DOMAIN, "FusedAttention", 1, attention, 0) ONE(ONT_DOMAIN, "FusedAttentionGrad", 1, attention, 1)
     ONE("", "MatMul", 1, matmul, 0) ONE(ONT_DOMAIN, "FusedMatMul", 1, matmul, 0) ONE("", "Gemm", 7, matmul, 0)
+    TWO("", "Conv", 1, conv) TWO(ONT_DOMAIN, "ConvGradInput", 1, conv) TWO(ONT_DOMAIN, "ConvGradWeight", 1, conv)
+    POOL(MaxPool) POOL(AveragePool) POOL(GlobalMaxPool) POOL(GlobalAveragePool)
+    ONE("", "BatchNormalization", 1, batchnorm, 0) ONE(ONT_DOMAIN, "BatchNormGrad", 1, batchnorm, 1)
 };
 
 const size_t ont_cuda_n_lists = sizeof ont_cuda_lists / sizeof *ont_cuda_lists;

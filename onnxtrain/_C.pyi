@@ -77,6 +77,10 @@ class Session:
     def kernels(self) -> list[tuple[str, str, bool]]:
         """(node, kernel, backward) for every step of the latest program."""
 
+    def graphs(self) -> list[tuple[str, int, int, str]]:
+        """(phase, how often recorded, how often replayed, why not the last time) of the latest program on a device: an empty
+        reason where the last call was a replay; an empty list on the CPU."""
+
     def timeline(self) -> list[tuple[str, str, str, str, bool, float, float]]:
         """(node, operator, kernel, shape of the result, backward, start, end) for every step of the latest program, from
         its latest run since set_timing(True); seconds of the monotonic clock, zero before. A backward step has the name of
@@ -178,10 +182,10 @@ def device_operators(device: str) -> list[tuple[str, str, list[str]]]:
     """Domain, name and kernels of every operator that a device has; none for the CPU, whose are in operators()."""
 
 def set_graphs(on: bool) -> None:
-    """Whether a device records a phase whose addresses repeat and replays it as one graph. Off at first."""
+    """Whether a device records a phase after some calls and replays it as one graph. On at first."""
 
-def set_tf32(on: bool) -> None:
-    """Whether products of float32 on CUDA may use TF32, in programs built from now on."""
+def set_tf32(products: bool, convolutions: bool) -> None:
+    """Whether products and convolutions of float32 on CUDA may use TF32, in programs built from now on."""
 
 def set_timing(on: bool) -> None:
     """Whether runs note when each of their steps begins and ends, for Session.timeline()."""

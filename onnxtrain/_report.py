@@ -90,6 +90,9 @@ def _explained(mode: str, program: Any) -> list[str]:
                 names = ", ".join(sorted({getattr(c.function, "__qualname__", str(c.function)) for c in calls}))
                 rows.append(f"    by PyTorch: {len(calls)} {kind} call{'s' * (len(calls) > 1)} ({names}), between "
                             f"{len(program.sessions)} segments in the engine")
+    for session in program.sessions:
+        rows += [f"    CUDA graph, {phase}: recorded {recorded} times, replayed {replayed}" + (f"; step by step now: {reason}" if reason else "")
+                 for phase, recorded, replayed, reason in session.graphs()]
     return rows + [f"    note: {note}" for note in exported.notes]
 
 

@@ -41,6 +41,16 @@ DYNAMO_OPSETS = (18, 22)
 TORCHSCRIPT_OPSETS = (12, 20)
 
 
+def order(opset: int) -> tuple[Literal["dynamo", "torchscript"], ...]:
+    """Both exporters, the one to try first in front: below opset 18 that is TorchScript's, which alone has them."""
+    return ("dynamo", "torchscript") if opset >= DYNAMO_OPSETS[0] else ("torchscript", "dynamo")
+
+
+def is_final(exporter: str, error: ExportError) -> bool:
+    """Whether what one exporter said of a module holds for the other one too."""
+    return isinstance(error, ArgumentError) or exporter == "dynamo" and isinstance(error.__cause__, Untraceable)
+
+
 @dataclasses.dataclass
 class _Traced:
     """What a trace says of the user's output. Apart from the module, whose attributes torch.export puts back."""
@@ -145,7 +155,7 @@ def export(
     Args:
         training: the mode to export for. Where the module is in it already, each submodule keeps its own mode.
         opset: wanted version of ai.onnx; the nearest one that the exporter has is used, with a note.
-        exporter: "auto" tries the default exporter, then TorchScript's.
+        exporter: "auto" tries the default exporter, then TorchScript's; below opset 18 TorchScript's first.
         custom: what becomes of torch.autograd.Functions; PythonOp nodes where None.
         by_torch: operators such as "aten.cross.default" that are PythonOp nodes as well, run by torch (default exporter).
         planes: "fixed" exports for these heights and widths alone: dims from the third on of floats of four and more dims.
@@ -156,17 +166,19 @@ def export(
     """
     if exporter != "auto":
         return _run(module, args, kwargs, training, opset, exporter, custom, by_torch, planes)
+    names = {"dynamo": "The default exporter", "torchscript": "TorchScript's exporter"}
+    first, second = order(opset)
     try:
-        return _run(module, args, kwargs, training, opset, "dynamo", custom, by_torch, planes)
+        return _run(module, args, kwargs, training, opset, first, custom, by_torch, planes)
     except ExportError as error:
-        if isinstance(error.__cause__, Untraceable):
-            raise  # TorchScript would not trace it either
-        first = error
+        if is_final(first, error):
+            raise  # the other would not trace it either
+        reason = error
     try:
-        exported = _run(module, args, kwargs, training, opset, "torchscript", custom, by_torch, planes)
-    except ExportError as second:
-        raise ExportError(f"{first} TorchScript's exporter: {second}") from first
-    exported.notes.append(f"TorchScript's exporter was used, because of the default one: {first}")
+        exported = _run(module, args, kwargs, training, opset, second, custom, by_torch, planes)
+    except ExportError as error:
+        raise ExportError(f"{reason} {names[second]}: {error}") from reason
+    exported.notes.append(f"{names[second]} was used, because of the other one: {reason}")
     return exported
 
 
@@ -489,6 +501,7 @@ def _finish(
     user_inputs: for each leaf that is a tensor its graph input, None where it has none; the first inputs otherwise.
     """
     onnx_graph.inline_functions(model)
+    onnx_graph.sized_splits(model)
     onnx_graph.weights_to_inputs(model, weights)
     graph = model.graph
     user_indices = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]

@@ -120,8 +120,9 @@ def _say_once(text: str) -> None:
 _FLAG = "0, 1"
 _NAMES = [
     Variable("ORTMODULE_ONNX_OPSET_VERSION", _default_opset, _integer(7, 25),
-             "a number from 7 to 25; 18 to 22 are used as they are",
-             "opset of the export; the nearest one that the exporter has", default_text="20"),
+             "a number from 7 to 25",
+             "opset of the export, or the nearest one that there is: 18 to 22 by torch's default exporter; 12 to 17 by the "
+             "TorchScript one, which freezes sizes, so that a new size is a new export", default_text="20"),
     Variable("ORTMODULE_LOG_LEVEL", None, _one_of("VERBOSE", "DEVINFO", "INFO", "WARNING", "ERROR", "FATAL"),
              "VERBOSE, DEVINFO, INFO, WARNING, ERROR, FATAL", "overrides DebugOptions(log_level=)"),
     Variable("ORTMODULE_SAVE_ONNX_PATH", "", str, "a folder", "where DebugOptions(save_onnx=True) writes"),
@@ -171,12 +172,12 @@ _NAMES = [
              "a measurement takes a few milliseconds"),
     Variable("ORTMODULE_TUNING_RESULTS_PATH", "", str, "a folder", None, "measurements are not saved"),
     Variable("ORTMODULE_JSON_CONFIG_PATH", "", str, "a path", "overrides the path given to load_from_json"),
-    Variable("ORTMODULE_CUDA_GRAPH", False, _boolean, _FLAG, "on CUDA, a phase whose addresses repeat is recorded and replayed as "
-             "one graph"),
+    Variable("ORTMODULE_CUDA_GRAPH", True, _boolean, _FLAG, "on CUDA, a phase is recorded after two calls and replayed as one graph; "
+             "explain() says where it is not, and why"),
     Variable("ONNXTRAIN_ISA", None, _one_of("plain", "avx2", "avx512"), "plain, avx2, avx512", "kernels of at most this "
              "instruction set; read by the core", default_text="the best that the processor has"),
-    Variable("ONNXTRAIN_GEMM", None, _one_of("torch", "onednn", "plain"), "torch, onednn, plain", "every product by this "
-             "provider; read by the core", default_text="chosen by measurement"),
+    Variable("ONNXTRAIN_GEMM", None, _one_of("torch", "onednn", "primitive", "plain"), "torch, onednn, primitive, plain",
+             "every product by this provider; read by the core", default_text="chosen by measurement"),
     Variable("ONNXTRAIN_FLUSH_DENORMALS", True, _boolean, _FLAG, "denormal floats count as zero while the engine's kernels run; "
              "read by the core"),
     Variable("ONNXTRAIN_DISABLE", "", str, "names of passes joined by commas", "leaves out passes that only make a graph "

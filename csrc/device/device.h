@@ -66,6 +66,7 @@ typedef struct ont_device_kind {
     ont_status (*synchronize)(const ont_device *device, void *stream);
     /* Work on `stream` behind this waits for what is on `other` now. */
     ont_status (*join)(const ont_device *device, void *stream, void *other);
+    bool (*capturing)(const ont_device *device, void *stream); /* somebody records what is put on the stream */
     /* Records what follows on a private stream, which capture_begin() gives, instead of doing it. */
     ont_status (*capture_begin)(const ont_device *device, void *stream, void **private_stream);
     ont_status (*capture_end)(const ont_device *device, void *private_stream, bool keep, void **graph);

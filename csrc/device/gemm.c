@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "base/parallel.h"
 #include "device/library.h"
+#include "device/matmul.h"
 
 /* ---- torch's BLAS: Fortran interface, column-major, 32-bit integers ---- */
 
@@ -147,20 +148,32 @@ static double seconds(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* Operands of a product for a measurement; their pages are touched. */
+/* Operands of a product for a measurement, whose pages are touched, and the product as a handle of matmul.h. */
 typedef struct scratch {
-    void *data[3];
-    size_t bytes[3];
+    void *data[4]; /* A, B, C, and the handle's */
+    size_t bytes[4];
+    ont_dnnl_matmul *handle;
 } scratch;
 
-static bool scratch_init(scratch *s, const ont_gemm *g)
+static void make_handle(scratch *s, const ont_gemm *g)
+{
+    ont_matmul m = {.dtype = g->dtype, .out = g->dtype, .trans_a = g->trans_a, .trans_b = g->trans_b, .alpha = 1};
+    m.a = ont_shape_of(2, (int64_t[]){g->trans_a ? g->k : g->m, g->lda});
+    m.b = ont_shape_of(2, (int64_t[]){g->trans_b ? g->n : g->k, g->ldb});
+    m.c = ont_shape_of(2, (int64_t[]){g->m, g->n});
+    if (ont_dnnl_matmul_create(&m, &s->handle) == ONT_OK) s->bytes[3] = ont_dnnl_matmul_work_bytes(s->handle);
+}
+
+static bool scratch_init(scratch *s, const ont_gemm *g, bool with_handle)
 {
     size_t size = ont_dtype_size(g->dtype);
+    memset(s, 0, sizeof *s);
+    if (with_handle && g->dtype == ONT_FLOAT32) make_handle(s, g);
     s->bytes[0] = (size_t)((g->trans_a ? g->k : g->m) * g->lda) * size;
     s->bytes[1] = (size_t)((g->trans_b ? g->n : g->k) * g->ldb) * size;
     s->bytes[2] = (size_t)(g->m * g->ldc) * size;
     bool all = true;
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 4; i++) {
         s->data[i] = ont_buffer_alloc(s->bytes[i]);
         if (s->data[i]) memset(s->data[i], 0, s->bytes[i]);
         all &= s->data[i] != NULL;
@@ -170,13 +183,19 @@ static bool scratch_init(scratch *s, const ont_gemm *g)
 
 static void scratch_deinit(scratch *s)
 {
-    for (int i = 0; i < 3; i++) ont_buffer_free(s->data[i], s->bytes[i]);
+    for (int i = 0; i < 4; i++) ont_buffer_free(s->data[i], s->bytes[i]);
+    ont_dnnl_matmul_destroy(s->handle);
 }
 
+/* Seconds of one run of a provider, or of the handle where it is NULL; negative where there is none. */
 static double timed(const ont_gemm_provider *p, const ont_gemm *g, const scratch *s)
 {
+    if (p ? !p->available(g->dtype) : !s->handle) return -1;
     double start = seconds();
-    p->run(g, s->data[0], s->data[1], s->data[2]);
+    if (p)
+        p->run(g, s->data[0], s->data[1], s->data[2]);
+    else if (ont_dnnl_matmul_run(s->handle, s->data[0], s->data[1], NULL, s->data[2], s->data[3]) != ONT_OK)
+        return -1;
     return seconds() - start;
 }
 
@@ -184,18 +203,18 @@ enum { ROUNDS = 4 }; /* the first warms up */
 static const double LONG = 0.02;
 
 /*
- * Best seconds of each of n providers, which take turns: what slows a moment down meets all of them. False without
- * memory; a provider that is not there is left out.
+ * Best seconds of each of n providers, NULL being the handle, which take turns: what slows a moment down meets all of
+ * them. False without memory; a provider that is not there is left out.
  */
-static bool measure(const ont_gemm_provider *p, int n, const ont_gemm *g, double *best)
+static bool measure(const ont_gemm_provider *const *p, int n, const ont_gemm *g, double *best)
 {
     scratch s;
-    bool all = scratch_init(&s, g);
+    bool all = scratch_init(&s, g, !p[n - 1]);
     double start = seconds();
     for (int i = 0; i < n; i++) best[i] = -1;
     for (int round = 0; all && round < ROUNDS; round++) {
         for (int i = 0; i < n; i++) {
-            double took = p[i].available(g->dtype) ? timed(&p[i], g, &s) : -1;
+            double took = timed(p[i], g, &s);
             if (round && took >= 0 && (best[i] < 0 || took < best[i])) best[i] = took;
         }
         if (round && seconds() - start > LONG * n) break;
@@ -207,12 +226,13 @@ static bool measure(const ont_gemm_provider *p, int n, const ont_gemm *g, double
 double ont_gemm_measure(const ont_gemm_provider *provider, const ont_gemm *g)
 {
     double best;
-    return measure(provider, 1, g, &best) ? best : -1;
+    return measure(&provider, 1, g, &best) ? best : -1;
 }
 
 typedef struct known {
     ont_gemm shape;
     const ont_gemm_provider *best;
+    bool primitive;
 } known;
 
 enum { KNOWN = 512 };
@@ -247,42 +267,57 @@ static ont_gemm sample_of(const ont_gemm *g)
     return s;
 }
 
-/* The plain loop is not measured. NULL without memory. */
-static const ont_gemm_provider *fastest(const ont_gemm *g)
+/* The plain loop is not measured. False without memory. */
+static bool fastest(const ont_gemm *g, known *found)
 {
     ont_gemm sample = sample_of(g);
-    const ont_gemm_provider *best = NULL;
+    const ont_gemm_provider *contestants[N_PROVIDERS]; /* the handle stands in the plain loop's place */
     double took[N_PROVIDERS], least = 0;
-    if (!measure(providers, N_PROVIDERS - 1, &sample, took)) return NULL;
-    for (int i = 0; i + 1 < N_PROVIDERS; i++) {
+    for (int i = 0; i < N_PROVIDERS; i++) contestants[i] = i + 1 < N_PROVIDERS ? &providers[i] : NULL;
+    *found = (known){.shape = *g};
+    if (!measure(contestants, N_PROVIDERS, &sample, took)) return false;
+    for (int i = 0; i < N_PROVIDERS; i++) {
         if (took[i] < 0) continue;
         ont_log(ONT_LOG_DEBUG, "gemm %lldx%lldx%lld: %s %.0f us", (long long)g->m, (long long)g->n, (long long)g->k,
-                providers[i].name, took[i] * 1e6);
-        if (!best || took[i] < least) best = &providers[i], least = took[i];
+                contestants[i] ? contestants[i]->name : "primitive", took[i] * 1e6);
+        if (!contestants[i])
+            found->primitive = !found->best || took[i] < least;
+        else if (!found->best || took[i] < least)
+            found->best = contestants[i], least = took[i];
     }
-    return best;
+    return found->best != NULL;
 }
 
-const ont_gemm_provider *ont_gemm_choose(const ont_gemm *g)
+/* What is known of this kind of product, measured now where nothing is; `first` without memory to measure. */
+static known recall(const ont_gemm *g, const ont_gemm_provider *first)
+{
+    known found = {.best = NULL};
+    pthread_mutex_lock(&cache_lock);
+    for (size_t i = 0; i < n_known && !found.best; i++)
+        if (same_kind(&cache[i].shape, g)) found = cache[i];
+    if (!found.best) {
+        if (!fastest(g, &found)) found = (known){.best = first};
+        else if (n_known < KNOWN) cache[n_known++] = found;
+    }
+    pthread_mutex_unlock(&cache_lock);
+    return found;
+}
+
+const ont_gemm_provider *ont_gemm_choose(const ont_gemm *g, bool *primitive)
 {
     const char *asked = getenv("ONNXTRAIN_GEMM");
     const ont_gemm_provider *first = ont_gemm_plain();
+    bool ignored;
+    if (!primitive) primitive = &ignored;
+    *primitive = asked && !strcmp(asked, "primitive") && g->dtype == ONT_FLOAT32 && !ont_dnnl_matmul_refuses(g->dtype);
     for (int i = N_PROVIDERS - 1; i >= 0; i--) {
         if (!fits(g) || !providers[i].available(g->dtype)) continue;
         if (asked && !strcmp(asked, providers[i].name)) return &providers[i];
         first = &providers[i];
     }
     double flops = 2.0 * (double)g->m * (double)g->n * (double)g->k;
-    if (!fits(g) || flops < 1e6 || !dnnl_available(g->dtype) || !torch_available(g->dtype)) return first;
-    pthread_mutex_lock(&cache_lock);
-    const ont_gemm_provider *best = NULL;
-    for (size_t i = 0; i < n_known && !best; i++)
-        if (same_kind(&cache[i].shape, g)) best = cache[i].best;
-    if (!best) {
-        best = fastest(g);
-        if (!best) best = first;
-        else if (n_known < KNOWN) cache[n_known++] = (known){*g, best};
-    }
-    pthread_mutex_unlock(&cache_lock);
-    return best;
+    if (*primitive || !fits(g) || flops < 1e6 || !dnnl_available(g->dtype) || !torch_available(g->dtype)) return first;
+    known found = recall(g, first);
+    *primitive = found.primitive;
+    return found.best;
 }

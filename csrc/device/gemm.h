@@ -24,8 +24,11 @@ typedef struct ont_gemm_provider {
 
 /* In no order of speed: ont_gemm_choose() measures. The last one is always available. */
 const ont_gemm_provider *ont_gemm_providers(size_t *count);
-/* ONNXTRAIN_GEMM=torch|onednn|plain fixes it. Small products are not measured. */
-const ont_gemm_provider *ont_gemm_choose(const ont_gemm *g);
+/*
+ * ONNXTRAIN_GEMM=torch|onednn|primitive|plain fixes it. Small products are not measured. `primitive`, where it is not
+ * NULL, says whether a handle of matmul.h is faster than the provider that is returned.
+ */
+const ont_gemm_provider *ont_gemm_choose(const ont_gemm *g, bool *primitive);
 const ont_gemm_provider *ont_gemm_plain(void);
 /* Seconds of the best of a few runs on scratch memory; negative where there is no memory for it. */
 double ont_gemm_measure(const ont_gemm_provider *provider, const ont_gemm *g);

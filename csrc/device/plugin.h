@@ -7,7 +7,7 @@
 
 #include "device/device.h"
 
-enum { ONT_PLUGIN_VERSION = 1, ONT_PLUGIN_DEVICES = 16 };
+enum { ONT_PLUGIN_VERSION = 2, ONT_PLUGIN_DEVICES = 16 };
 
 struct ont_core;
 
@@ -17,7 +17,7 @@ typedef struct ont_allocator {
     ont_status (*take)(void *context, int32_t type, int32_t id, size_t bytes, ont_memory *memory);
     void (*give)(ont_memory *memory);
     ont_status (*current_stream)(void *context, int32_t type, int32_t id, void **stream);
-    int tf32; /* float32 products may round their operands to TF32: torch's flag */
+    int tf32, tf32_conv; /* float32 products and convolutions may round their operands to TF32: torch's flags */
 } ont_allocator;
 
 typedef struct ont_plugin {

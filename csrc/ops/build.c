@@ -145,8 +145,8 @@ ont_status ont_infer_norm_grad(ont_graph *g, ont_node *node)
     const ont_value *x = ont_node_in(node, 0), *scale = ont_node_in(node, 1);
     ONT_TRY(ont_infer_out(node, 0, x->dtype, &x->shape));
     if (!scale) return ONT_OK;
-    ONT_TRY(ont_infer_out(node, 1, x->dtype, &scale->shape));
-    return ont_infer_out(node, 2, x->dtype, &scale->shape);
+    ONT_TRY(ont_infer_out(node, 1, scale->dtype, &scale->shape));
+    return ont_infer_out(node, 2, scale->dtype, &scale->shape);
 }
 
 /* ---- kernels ---- */

@@ -9,6 +9,7 @@
 #include "device/gemm.h"
 #include "ops/conv_onednn.h"
 #include "ops/window.h"
+#include "ops/winograd.h"
 
 typedef struct conv_state {
     ont_window w;
@@ -166,7 +167,7 @@ static ont_status prepare_part(const ont_node *node, const ont_shape *x, const o
     else                        /* (m, o) (rows, o)' */
         s->gemm = (ont_gemm){dtype, false, true, m, rows, o, o, o, rows, 1, 0};
     bool empty = !(m && o && rows);
-    s->provider = plain || empty ? ont_gemm_plain() : ont_gemm_choose(&s->gemm);
+    s->provider = plain || empty ? ont_gemm_plain() : ont_gemm_choose(&s->gemm, NULL);
     out->state = s;
     out->work_bytes = s->pointwise ? 0 : (size_t)(rows * o) * s->size;
     return ONT_OK;
@@ -287,16 +288,19 @@ static void conv_grad(ont_grad *g)
 }
 
 static const ont_kernel forward_kernels[] = {
+    ONT_CONV_WINOGRAD("conv_f32_winograd"),
     ONT_CONV_ONEDNN("conv_f32_onednn"),
     {.name = "conv_gemm", .accept = ont_accept_float, .prepare = forward_prepare, .run = forward_run},
     {.name = "conv_ref", .accept = ont_accept_float, .prepare = forward_prepare_ref, .run = forward_run},
 };
 static const ont_kernel input_kernels[] = {
+    ONT_CONV_WINOGRAD("conv_grad_input_f32_winograd"),
     ONT_CONV_ONEDNN("conv_grad_input_f32_onednn"),
     {.name = "conv_grad_input_gemm", .accept = ont_accept_float, .prepare = input_prepare, .run = input_grad_run},
     {.name = "conv_grad_input_ref", .accept = ont_accept_float, .prepare = input_prepare_ref, .run = input_grad_run},
 };
 static const ont_kernel weight_kernels[] = {
+    ONT_CONV_WINOGRAD_GRAD("conv_grad_weight_f32_winograd"),
     ONT_CONV_ONEDNN("conv_grad_weight_f32_onednn"),
     {.name = "conv_grad_weight_gemm", .accept = ont_accept_float, .prepare = weight_prepare, .run = weight_grad_run},
     {.name = "conv_grad_weight_ref", .accept = ont_accept_float, .prepare = weight_prepare_ref, .run = weight_grad_run},

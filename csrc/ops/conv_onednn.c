@@ -48,11 +48,12 @@ static const ont_value *bias_of(const ont_node *node)
     return side_of(node)->bias ? ont_node_in(node, 2) : NULL;
 }
 
-static ont_status read_conv(const ont_node *node, ont_conv *c)
+ont_status ont_conv_read(const ont_node *node, ont_conv *c, ont_conv_kind *kind)
 {
     const side *s = side_of(node);
     const ont_shape *x = shape_at(node, s->x), *w = shape_at(node, s->w);
     ont_window window;
+    *kind = s->kind;
     ONT_TRY(ont_window_init(node, x, w->dims + 2, &window));
     *c = (ont_conv){.dtype = ont_node_in(node, 0)->dtype, .spatial = window.rank, .n = x->dims[0], .c = x->dims[1],
                     .o = w->dims[0], .groups = ont_attr_int(node, "group", 1)};
@@ -82,10 +83,11 @@ const char *ont_conv_onednn_accept(const ont_node *node)
 {
     const side *s = side_of(node);
     ont_conv c;
+    ont_conv_kind kind;
     if (ont_node_in(node, 0)->dtype != ONT_FLOAT32) return "dtype";
     if (!ont_shape_count(shape_at(node, s->x)) || !ont_shape_count(shape_at(node, s->w)) || !ont_shape_count(shape_at(node, s->y)))
         return "no elements";
-    if (read_conv(node, &c) != ONT_OK) return "the window does not fit";
+    if (ont_conv_read(node, &c, &kind) != ONT_OK) return "the window does not fit";
     if (is_product(&c)) return "a product";
     return ont_dnnl_conv_refuses(&c, s->kind, s->kind == ONT_CONV_FORWARD && bias_of(node));
 }
@@ -93,9 +95,10 @@ const char *ont_conv_onednn_accept(const ont_node *node)
 ont_status ont_conv_onednn_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
 {
     ont_conv c;
+    ont_conv_kind kind;
     conv_state *s = ont_arena_alloc(arena, sizeof *s);
     if (!s) return ONT_ENOMEM;
-    ONT_TRY(read_conv(node, &c));
+    ONT_TRY(ont_conv_read(node, &c, &kind));
     s->side = side_of(node);
     s->channels = c.c;
     s->planes = c.n * c.c;

@@ -4,12 +4,16 @@
 #ifndef ONT_OPS_CONV_ONEDNN_H
 #define ONT_OPS_CONV_ONEDNN_H
 
+#include "device/conv.h"
 #include "ops/op.h"
 
 const char *ont_conv_onednn_accept(const ont_node *node);
 ont_status ont_conv_onednn_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out);
 ont_status ont_conv_onednn_run(const ont_call *call);
 void ont_conv_onednn_release(void *state);
+
+/* The convolution that a node is a side of: Conv, its gradients or ConvTranspose, of up to three spatial dims. */
+ont_status ont_conv_read(const ont_node *node, ont_conv *conv, ont_conv_kind *kind) ONT_MUST_USE;
 
 #define ONT_CONV_ONEDNN(kernel_name) \
     {.name = kernel_name, .accept = ont_conv_onednn_accept, .prepare = ont_conv_onednn_prepare, .run = ont_conv_onednn_run, \

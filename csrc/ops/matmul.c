@@ -75,7 +75,7 @@ typedef struct matmul_state {
     size_t c_bytes;
     bool parallel_batch;
     bool row;                            /* input 2 is one row, added as it is */
-    ont_dnnl_matmul *primitive;          /* adds the row while the result is in a register; NULL: a pass of its own */
+    ont_dnnl_matmul *primitive;          /* where it is faster; adds the row while the result is in a register. Or NULL */
 } matmul_state;
 
 /* Scales of Gemm are floats: with integers only whole ones are exact. */
@@ -113,6 +113,7 @@ static ont_status matmul_prepare_with(bool plain, const ont_node *node, ont_aren
     ont_product_fold(&p);
     ont_dtype dtype = ont_node_in(node, 0)->dtype;
     size_t size = ont_dtype_size(dtype);
+    bool primitive = false;
     s->gemm = (ont_gemm){.dtype = dtype, .trans_a = p.trans_a, .trans_b = p.trans_b, .m = p.m, .n = p.n, .k = p.k,
                          .lda = p.a.dims[p.a.rank - 1], .ldb = p.b.dims[p.b.rank - 1], .ldc = p.n, .alpha = p.alpha};
     s->batch = p.batch;
@@ -123,16 +124,17 @@ static ont_status matmul_prepare_with(bool plain, const ont_node *node, ont_aren
     if (ont_dtype_is_int(dtype))
         s->provider = &ont_gemm_int;
     else
-        s->provider = plain || !(p.m && p.n && p.k) ? ont_gemm_plain() : ont_gemm_choose(&s->gemm);
+        s->provider = plain || !(p.m && p.n && p.k) ? ont_gemm_plain() : ont_gemm_choose(&s->gemm, &primitive);
     s->parallel_batch = s->count > 1;
     out->state = s;
     const ont_value *c = ont_node_in(node, 2);
     s->row = c && ont_product_is_row(&p, &c->shape) && ont_attr_float(node, "beta", 1.0) == 1;
-    if (!s->row || dtype != ONT_FLOAT32 || p.alpha != 1 || strcmp(s->provider->name, "onednn")) return ONT_OK;
-    ont_prepared primitive = {0};
-    ont_status status = ont_product_primitive(node, &primitive);
-    s->primitive = primitive.state;
-    out->work_bytes = primitive.work_bytes;
+    bool adds_row = s->row && p.alpha == 1 && dtype == ONT_FLOAT32;
+    if (c ? !adds_row || !(primitive || !strcmp(s->provider->name, "onednn")) : !primitive || s->count != 1) return ONT_OK;
+    ont_prepared handle = {0};
+    ont_status status = ont_product_primitive(node, &handle);
+    s->primitive = handle.state;
+    out->work_bytes = handle.work_bytes;
     return status == ONT_EUNSUPPORTED ? ONT_OK : status;
 }
 

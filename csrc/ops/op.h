@@ -249,5 +249,6 @@ ont_status ont_op_check_attributes(const ont_node *node) ONT_MUST_USE;
  * may share a kernel); NULL or "": none.
  */
 ont_status ont_op_disable_kernels(const char *names) ONT_MUST_USE;
+bool ont_op_is_disabled(const ont_op *op, const ont_kernel *kernel);
 
 #endif

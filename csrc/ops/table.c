@@ -104,6 +104,11 @@ static bool is_disabled(const char *op, const char *kernel)
     return false;
 }
 
+bool ont_op_is_disabled(const ont_op *op, const ont_kernel *kernel)
+{
+    return is_disabled(op->name, kernel->name);
+}
+
 /* "float[2, 3], none, int64[4]" into `text`, cut where it does not fit. */
 static const char *inputs_text(const ont_node *node, char *text, size_t size)
 {

@@ -14,6 +14,10 @@
 enum {
     CHUNK = 1 << 16,      /* elements; a multiple of ONT_QUANT_BLOCK and of stage.c's piece */
     BATCH = 1 << 15,      /* a batch of small tensors has at least this many */
+    SMALL = 1 << 14,      /* bytes; of operands up to this size the next one's are asked for in time */
+    STRETCH = 256,        /* elements of such a one between which memory is asked for */
+    LINE = 64,
+    STEPS_AHEAD = 16,
 };
 
 ont_status ont_optim_reserve(void *array, size_t *capacity, size_t need, size_t size)
@@ -32,6 +36,7 @@ ont_status ont_optim_reserve(void *array, size_t *capacity, size_t need, size_t 
 void ont_optim_deinit(ont_optim *o)
 {
     ont_free(o->tensors);
+    ont_free(o->last);
     ont_free(o->updates);
     ont_free(o->chunks);
     ont_free(o->batches);
@@ -47,6 +52,14 @@ void ont_optim_deinit(ont_optim *o)
 
 void ont_optim_clear(ont_optim *o)
 {
+    ont_optim_tensor *tensors = o->last;
+    size_t capacity = o->last_capacity;
+    o->last = o->tensors;
+    o->last_capacity = o->tensors_capacity;
+    o->n_last = o->clear ? o->n_tensors : 0;
+    o->tensors = tensors;
+    o->tensors_capacity = capacity;
+    o->clear = false;
     o->n_tensors = o->n_updates = 0;
     if (o->layouts.bytes) {
         ont_arena_deinit(&o->layouts);
@@ -120,32 +133,57 @@ typedef struct pass {
     const ont_optim_table *loops;
     const ont_optim_request *request;
     ont_rule rule;
-    void (*body)(struct pass *pass, size_t chunk);
+    void (*body)(struct pass *pass, size_t chunk, size_t next); /* `next`: what this thread does after it */
+    bool meanwhile;
+    bool backwards; /* every other pass begins with what the one before has left in the cache */
     atomic_size_t next;
 } pass;
 
 static void take_batches(void *context, int64_t first, int64_t last)
 {
-    (void)first;
     (void)last;
     pass *p = context;
+    if (first == 0 && p->meanwhile) p->request->meanwhile(p->request->context);
     for (;;) {
         size_t batch = atomic_fetch_add_explicit(&p->next, 1, memory_order_relaxed);
         if (batch >= p->o->n_batches) return;
-        for (int64_t c = p->o->batches[batch]; c < p->o->batches[batch + 1]; c++) p->body(p, (size_t)c);
+        if (p->backwards) batch = p->o->n_batches - 1 - batch;
+        size_t c = (size_t)p->o->batches[batch], end = (size_t)p->o->batches[batch + 1];
+        for (; c < end; c++) p->body(p, c, c + 1 < end ? c + 1 : c);
     }
 }
 
-static void run_pass(pass *p, void (*body)(pass *, size_t))
+static void run_pass(pass *p, void (*body)(pass *, size_t, size_t))
 {
     p->body = body;
     atomic_store_explicit(&p->next, 0, memory_order_relaxed);
     int64_t threads = ont_parallel_threads();
-    if (threads > (int64_t)p->o->n_batches) threads = (int64_t)p->o->n_batches;
+    if (threads > (int64_t)p->o->n_batches) threads = p->o->n_batches ? (int64_t)p->o->n_batches : 1;
     ont_parallel(threads, 1, take_batches, p); /* every thread comes once, and takes until nothing is left */
+    p->backwards = !p->backwards;
 }
 
-static void squares_body(pass *p, size_t chunk)
+/* Operands of a chunk; NULL where there are none, or where their order is not that of memory. */
+static void find_operands(const ont_optim *o, size_t chunk, void *at[ONT_OPERAND_COUNT])
+{
+    const ont_optim_chunk *c = &o->chunks[chunk];
+    const ont_optim_tensor *t = &o->tensors[c->tensor];
+    for (int k = 0; k < ONT_OPERAND_COUNT; k++) {
+        char *data = t->layout ? NULL : t->data[k];
+        at[k] = data ? data + c->first * (int64_t)ont_dtype_size(t->dtype[k]) : NULL;
+    }
+}
+
+/*
+ * The processor's own prefetching starts anew in every small tensor, and stops at each page. Into the second level of
+ * the cache: the first is full of what is being updated.
+ */
+static void ask_for(const char *data, int64_t bytes)
+{
+    for (int64_t at = 0; at < bytes; at += LINE) __builtin_prefetch(data + at, 0, 2);
+}
+
+static void squares_body(pass *p, size_t chunk, size_t next)
 {
     const ont_optim_chunk *c = &p->o->chunks[chunk];
     const ont_optim_tensor *t = &p->o->tensors[c->tensor];
@@ -156,29 +194,65 @@ static void squares_body(pass *p, size_t chunk)
     } else {
         const char *from = t->data[ONT_OPERAND_GRAD];
         from += c->first * (int64_t)ont_dtype_size(t->dtype[ONT_OPERAND_GRAD]);
+        if (next != chunk && c->count <= SMALL / 4) {
+            void *ahead[ONT_OPERAND_COUNT];
+            find_operands(p->o, next, ahead);
+            if (ahead[ONT_OPERAND_GRAD]) ask_for(ahead[ONT_OPERAND_GRAD], c->count * 4);
+        }
         sum = p->loops->sum_squares[storage](from, c->count);
     }
     p->o->sums[2 * chunk] = sum;
 }
 
-static void update_body(pass *p, size_t chunk)
+/*
+ * In stretches, always the same ones: LAMB's sums depend on them. Meanwhile as much of the next chunk is asked for; that
+ * it may be shorter, or of another type, does no harm.
+ */
+static void update_small(pass *p, const ont_update *u, size_t chunk, size_t next, void *at[], double *sums)
+{
+    const ont_optim_chunk *c = &p->o->chunks[chunk];
+    ont_dtype dtype = p->o->tensors[c->tensor].dtype[ONT_OPERAND_PARAM];
+    ont_update_loop loop = p->loops->update[p->rule][ont_optim_storage(dtype)];
+    int64_t size = (int64_t)ont_dtype_size(dtype);
+    void *ahead[ONT_OPERAND_COUNT] = {0};
+    if (next != chunk) find_operands(p->o, next, ahead);
+    for (int64_t done = 0; done < c->count; done += STRETCH) {
+        int64_t n = c->count - done < STRETCH ? c->count - done : STRETCH;
+        for (int k = 0; k < ONT_OPERAND_COUNT; k++)
+            if (ahead[k]) ask_for((const char *)ahead[k] + done * size, n * size);
+        loop(u, n, at[ONT_OPERAND_PARAM], at[ONT_OPERAND_GRAD], at + ONT_OPERAND_STATE, sums);
+        for (int k = 0; k < ONT_OPERAND_COUNT; k++)
+            if (at[k]) at[k] = (char *)at[k] + n * size;
+    }
+}
+
+static void update_chunk(pass *p, const ont_update *u, size_t chunk, size_t next, double *sums)
 {
     const ont_optim_chunk *c = &p->o->chunks[chunk];
     const ont_optim_tensor *t = &p->o->tensors[c->tensor];
-    ont_update u = p->o->updates[t->update];
-    if (p->rule == ONT_RULE_LAMB_APPLY) u.rate *= p->o->ratios[c->tensor];
-    double *sums = p->o->sums + 2 * chunk;
-    sums[0] = sums[1] = 0;
     ont_storage storage = ont_optim_direct(t);
     if (storage == ONT_STORAGE_COUNT) {
-        ont_optim_stage(t, p->rule, &u, c->first, c->count, p->request->seed, sums);
+        ont_optim_stage(t, p->rule, u, c->first, c->count, p->request->seed, sums);
         return;
     }
-    int64_t offset = c->first * (int64_t)ont_dtype_size(t->dtype[ONT_OPERAND_PARAM]);
     void *at[ONT_OPERAND_COUNT];
-    for (int k = 0; k < ONT_OPERAND_COUNT; k++) at[k] = t->data[k] ? (char *)t->data[k] + offset : NULL;
-    p->loops->update[p->rule][storage](&u, c->count, at[ONT_OPERAND_PARAM], at[ONT_OPERAND_GRAD],
+    find_operands(p->o, chunk, at);
+    if (c->count * (int64_t)ont_dtype_size(t->dtype[ONT_OPERAND_PARAM]) <= SMALL) {
+        update_small(p, u, chunk, next, at, sums);
+        return;
+    }
+    p->loops->update[p->rule][storage](u, c->count, at[ONT_OPERAND_PARAM], at[ONT_OPERAND_GRAD],
                                        at + ONT_OPERAND_STATE, sums);
+}
+
+static void update_body(pass *p, size_t chunk, size_t next)
+{
+    size_t tensor = p->o->chunks[chunk].tensor;
+    ont_update u = p->o->updates[p->o->tensors[tensor].update];
+    if (p->rule == ONT_RULE_LAMB_APPLY) u.rate *= p->o->ratios[tensor];
+    double *sums = p->o->sums + 2 * chunk;
+    sums[0] = sums[1] = 0;
+    update_chunk(p, &u, chunk, next, sums);
 }
 
 static double norm_of(pass *p)
@@ -205,6 +279,7 @@ static void trust_ratios(ont_optim *o)
     }
 }
 
+/* By one thread: nothing forbids that two parameters share a count. */
 static void count_up(const ont_optim_tensor *t)
 {
     if (!t->step) return;
@@ -223,13 +298,18 @@ ont_status ont_optim_run(ont_optim *o, const ont_optim_request *request, double 
         factor *= clip > 1 ? 1 : clip;                    /* NaN stays */
     }
     for (size_t i = 0; i < o->n_updates; i++) o->updates[i].grad *= factor;
+    p.meanwhile = request->meanwhile;
     run_pass(&p, update_body);
+    p.meanwhile = false;
     if (request->rule->second != request->rule->rule) {
         trust_ratios(o);
         p.rule = request->rule->second;
         run_pass(&p, update_body);
     }
-    for (size_t i = 0; i < o->n_tensors; i++) count_up(&o->tensors[i]);
+    for (size_t i = 0; i < o->n_tensors; i++) {
+        if (i + STEPS_AHEAD < o->n_tensors) __builtin_prefetch(o->tensors[i + STEPS_AHEAD].step, 1);
+        count_up(&o->tensors[i]);
+    }
     return ONT_OK;
 }
 

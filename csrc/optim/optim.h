@@ -26,7 +26,7 @@ typedef struct ont_optim_layout {
 } ont_optim_layout;
 
 typedef struct ont_optim_tensor {
-    int64_t count;
+    int64_t count; /* from here to `dtype`: what the check for overlaps depends on, beside the layout */
     void *data[ONT_OPERAND_COUNT];       /* NULL: absent */
     uint8_t dtype[ONT_OPERAND_COUNT];
     bool stochastic;                     /* the 16-bit parameter is rounded at random */
@@ -71,7 +71,7 @@ typedef struct ont_optim_range {
 
 /* Tensors and scratch memory of one optimizer; memory is kept from step to step. Zeroed is empty. */
 typedef struct ont_optim {
-    ont_optim_tensor *tensors;
+    ont_optim_tensor *tensors, *last; /* `last`: of the step before, found clear of overlaps */
     ont_update *updates;
     ont_optim_chunk *chunks;
     int64_t *batches;             /* first chunk of each share of work, and one past the last */
@@ -81,8 +81,9 @@ typedef struct ont_optim {
     ont_optim_range *sorted;           /* the latter by address */
     uintptr_t reach;                   /* bytes of the longest range with holes */
     ont_optim_range *grads_checked; /* a table of gradients known to lie clear of `checked` */
-    size_t n_tensors, n_updates, n_chunks, n_batches, n_checked;
-    size_t tensors_capacity, updates_capacity, chunks_capacity, batches_capacity, sums_capacity, ratios_capacity;
+    size_t n_tensors, n_last, n_updates, n_chunks, n_batches, n_checked;
+    bool clear; /* `tensors` were found so */
+    size_t tensors_capacity, last_capacity, updates_capacity, chunks_capacity, batches_capacity, sums_capacity, ratios_capacity;
     size_t ranges_capacity, checked_capacity, sorted_capacity, grads_capacity;
     ont_arena layouts;
 } ont_optim;
@@ -92,6 +93,8 @@ typedef struct ont_optim_request {
     double unscale;  /* gradients are multiplied by this */
     double max_norm; /* of all gradients together, after unscale; negative: no clipping and no norm */
     uint64_t seed;   /* of stochastic rounding */
+    void (*meanwhile)(void *context); /* called by this thread while others update already; may be NULL */
+    void *context;
 } ont_optim_request;
 
 void ont_optim_deinit(ont_optim *o);

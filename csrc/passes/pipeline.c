@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "ops/winograd.h"
 #include "passes/fuse_attention.h"
 #include "passes/fuse_transpose.h"
 
@@ -44,6 +45,7 @@ ont_status ont_passes_disable(const char *names)
     disabled[0] = ',';
     strcpy(disabled + 1, names);
     strcat(disabled, ",");
+    ont_winograd_enable(!strstr(disabled, ",winograd,")); /* no pass, but as little of a must */
     return ONT_OK;
 }
 

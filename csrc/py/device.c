@@ -53,7 +53,7 @@ static ont_status current_stream(void *context, int32_t type, int32_t id, void *
 void ont_device_init(const ont_state *state)
 {
     if (!state->dlpack || !state->dlpack->allocate || !state->dlpack->current_stream) return;
-    allocator = (ont_allocator){(void *)(uintptr_t)state->dlpack, take, give, current_stream, 0};
+    allocator = (ont_allocator){(void *)(uintptr_t)state->dlpack, take, give, current_stream, 0, 0};
     ont_plugin_set_allocator(&allocator);
 }
 
@@ -69,9 +69,10 @@ PyObject *ont_set_graphs(PyObject *module, PyObject *args)
 PyObject *ont_set_tf32(PyObject *module, PyObject *args)
 {
     (void)module;
-    int on;
-    if (!PyArg_ParseTuple(args, "p:set_tf32", &on)) return NULL;
-    allocator.tf32 = on;
+    int products, convolutions;
+    if (!PyArg_ParseTuple(args, "pp:set_tf32", &products, &convolutions)) return NULL;
+    allocator.tf32 = products;
+    allocator.tf32_conv = convolutions;
     Py_RETURN_NONE;
 }
 

@@ -225,7 +225,7 @@ static PyMethodDef methods[] = {
     {"open_plugin", ont_open_plugin, METH_VARARGS, "open_plugin(path=None) -> what a device plugin has and lacks"},
     {"device_operators", ont_device_operators, METH_VARARGS, "device_operators(device) -> [(domain, name, kernels)]"},
     {"set_graphs", ont_set_graphs, METH_VARARGS, "set_graphs(on): phases whose addresses repeat are recorded and replayed"},
-    {"set_tf32", ont_set_tf32, METH_VARARGS, "set_tf32(on): products of float32 on CUDA may use TF32, in programs built from now on"},
+    {"set_tf32", ont_set_tf32, METH_VARARGS, "set_tf32(products, convolutions): those of float32 on CUDA may use TF32, in programs built from now on"},
     {"set_timing", set_timing, METH_VARARGS, "set_timing(on): runs note when their steps begin and end"},
     {"set_log_level", set_log_level, METH_VARARGS, "set_log_level(level): lines below it are not made"},
     {NULL, NULL, 0, NULL},

@@ -10,9 +10,12 @@
 
 #include "base/alloc.h"
 #include "py/device.h"
-#include "py/peek.h"
 
-enum { AHEAD = 8 }; /* parameters whose memory is asked for before they are looked at */
+enum {
+    AHEAD = 6,        /* parameters whose memory is asked for before they are looked at */
+    HELD_AHEAD = 24,  /* the same for references that are given back */
+    SLICE = 64,       /* parameters whose versions are counted in one call */
+};
 
 /* ---- state ---- */
 
@@ -52,7 +55,7 @@ static PyObject *find_inner(ont_walk *w, PyObject *param)
     if (w->known && s->param == param && s->inner) return s->inner;
     PyObject *inner = PyDict_GetItemWithError(w->states, param);
     s->param = param;
-    s->inner = inner;
+    ont_saw_inner(s, inner);
     if (inner && !PyDict_Check(inner)) {
         ont_blame(w, PyExc_TypeError, "its state", " is no dict");
         s->inner = NULL;
@@ -113,7 +116,7 @@ static int take_step(ont_walk *w, ont_optim_tensor *t, PyObject *tensor, double 
         return 0;
     }
     if (ont_peek(state, tensor, &view)) {
-        ont_saw(w, ONT_OPERAND_COUNT, tensor, view.dims);
+        ont_saw(w, ONT_OPERAND_COUNT, tensor, &view);
     } else {
         if (ont_dlpack_borrow(state, tensor, "step of parameter", w->index, &view, &keep) < 0) return -1;
         if (keep && ont_hold(w->self, keep) < 0) return -1;
@@ -361,23 +364,60 @@ static int check_overlap(ont_updater *self)
     return -1;
 }
 
+/* updated: list of the parameters of work.tensors. In slices, so that the next one is on its way from memory. */
 static int mark_updated(ont_updater *self, PyObject *updated)
 {
-    PyObject *result = PyObject_CallFunctionObjArgs(self->increment_version, updated, NULL);
-    Py_XDECREF(result);
-    return result ? 0 : -1;
+    Py_ssize_t n = PyList_Size(updated);
+    for (Py_ssize_t first = 0; first < n; first += SLICE) {
+        Py_ssize_t end = first + 2 * SLICE < n ? first + 2 * SLICE : n;
+        for (Py_ssize_t i = first ? first + SLICE : 0; i < end; i++)
+            ont_warm_up_param(&self->slots[self->work.tensors[i].stream]);
+        PyObject *slice = PyList_GetSlice(updated, first, first + SLICE);
+        PyObject *result = slice ? PyObject_CallFunctionObjArgs(self->increment_version, slice, NULL) : NULL;
+        Py_XDECREF(slice);
+        Py_XDECREF(result);
+        if (!result) return -1;
+    }
+    return 0;
 }
 
-static PyObject *run_step(ont_updater *self, double max_norm, double unscale, uint64_t seed)
+/* Counting versions takes a good part of a small tensor's update: this thread does it while others update already. */
+typedef struct marking {
+    ont_updater *self;
+    PyObject *updated;
+    PyThreadState *thread;
+    int result;
+} marking;
+
+static void mark_meanwhile(void *context)
 {
-    ont_optim_request request = {.rule = self->rule, .unscale = unscale, .max_norm = max_norm, .seed = seed};
+    marking *m = context;
+    PyEval_RestoreThread(m->thread);
+    m->result = mark_updated(m->self, m->updated);
+    m->thread = PyEval_SaveThread();
+}
+
+static PyObject *run_step(ont_updater *self, PyObject *updated, double max_norm, double unscale, uint64_t seed)
+{
+    marking mark = {.self = self, .updated = updated};
+    ont_optim_request request = {.rule = self->rule, .unscale = unscale, .max_norm = max_norm, .seed = seed,
+                                 .meanwhile = mark_meanwhile, .context = &mark};
     double norm = 0;
-    ont_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = ont_optim_run(&self->work, &request, &norm);
-    Py_END_ALLOW_THREADS
+    mark.thread = PyEval_SaveThread();
+    ont_status status = ont_optim_run(&self->work, &request, &norm);
+    PyEval_RestoreThread(mark.thread);
     if (status != ONT_OK) return ont_raise(self->state, status);
+    if (mark.result < 0) return NULL;
     return max_norm >= 0 ? PyFloat_FromDouble(norm) : Py_NewRef(Py_None);
+}
+
+static void let_go(ont_updater *self)
+{
+    for (size_t i = 0; i < self->n_held; i++) {
+        if (i + HELD_AHEAD < self->n_held) __builtin_prefetch(self->held[i + HELD_AHEAD], 1);
+        Py_DECREF(self->held[i]);
+    }
+    self->n_held = 0;
 }
 
 static PyObject *updater_step(PyObject *object, PyObject *args)
@@ -398,11 +438,14 @@ static PyObject *updater_step(PyObject *object, PyObject *args)
     PyObject *result = NULL;
     ont_optim_clear(&self->work);
     self->tables.n_groups = 0;
-    if (take_all(&w, groups, hyper) == 0 && check_overlap(self) == 0 && mark_updated(self, w.updated) == 0)
-        result = device ? ont_optim_device_step(&w, scalars, max_norm) : run_step(self, max_norm, unscale, seed);
+    if (take_all(&w, groups, hyper) == 0 && check_overlap(self) == 0) {
+        if (!device)
+            result = run_step(self, w.updated, max_norm, unscale, seed);
+        else if (mark_updated(self, w.updated) == 0)
+            result = ont_optim_device_step(&w, scalars, max_norm);
+    }
     if (!result) self->n_order = 0;
-    for (size_t i = 0; i < self->n_held; i++) Py_DECREF(self->held[i]);
-    self->n_held = 0;
+    let_go(self);
     self->busy = false;
     Py_DECREF(w.updated);
     return result;

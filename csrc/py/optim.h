@@ -8,6 +8,7 @@
 #include "py/dlpack.h"
 
 #include "optim/optim.h"
+#include "py/peek.h"
 
 enum { GROUP_MASTER = 1, GROUP_STOCHASTIC = 2, GROUP_LEADING = 2 /* sign and flags, before the rule's own numbers */ };
 
@@ -18,7 +19,12 @@ enum { GROUP_MASTER = 1, GROUP_STOCHASTIC = 2, GROUP_LEADING = 2 /* sign and fla
  */
 typedef struct ont_slot {
     PyObject *param, *inner;
-    const void *object[ONT_OPERAND_COUNT + 1], *inside[ONT_OPERAND_COUNT + 1]; /* the last is the step count */
+    const void *entries;                        /* where the dict keeps its own */
+    const void *object[ONT_OPERAND_COUNT + 1];  /* tensors; the last is the step count */
+    const void *inside[ONT_OPERAND_COUNT + 1];  /* their sizes */
+    const void *storage[ONT_OPERAND_COUNT + 1];
+    const void *beside[ONT_PEEK_HINTS];         /* what the parameter refers to: its gradient, its version */
+    const void *step;                           /* the count itself */
 } ont_slot;
 
 typedef struct ont_entry {
@@ -94,7 +100,10 @@ int ont_hold(ont_updater *self, PyObject *object);
 /* A tensor's memory for the time of the step; strides are NULL where row-major. */
 int ont_grasp(ont_walk *w, PyObject *tensor, int operand, ont_view *view);
 void ont_warm_up(const ont_slot *s);
-void ont_saw(ont_walk *w, int operand, const void *object, const void *inside);
+void ont_warm_up_param(const ont_slot *s);
+/* Remember where a tensor that was peeked at, and a parameter's state, lie. */
+void ont_saw(ont_walk *w, int operand, PyObject *object, const ont_view *view);
+void ont_saw_inner(ont_slot *s, PyObject *inner);
 int64_t ont_view_count(const ont_view *view);
 bool ont_same_dims(const ont_view *a, const ont_view *b);
 

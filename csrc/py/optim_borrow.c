@@ -6,8 +6,6 @@
 
 #include <string.h>
 
-#include "py/peek.h"
-
 const char *const ont_operand_text[ONT_OPERAND_COUNT] = {
     "the parameter", "the gradient", "the first state", "the second state", "the third state", "the master copy"};
 
@@ -69,23 +67,53 @@ static int blame_borrow(const ont_walk *w, PyObject *tensor, int operand)
 
 /* ---- what comes next into the cache ---- */
 
+static void fetch(const void *address, int before, int after)
+{
+    const char *at = address;
+    for (int line = -before; line <= after; line++) __builtin_prefetch(at + line * 64, 0, 2);
+}
+
 /* A tensor object keeps its sizes near the middle of some 200 bytes, all of which are read. */
 void ont_warm_up(const ont_slot *s)
 {
-    __builtin_prefetch(s->inner);
+    fetch(s->inner, 0, 0);
+    fetch(s->entries, 0, 2);
     for (int k = 0; k <= ONT_OPERAND_COUNT; k++) {
         if (!s->object[k]) continue;
-        const char *inside = s->inside[k];
-        __builtin_prefetch(s->object[k]);
-        for (int line = -1; line <= 2; line++) __builtin_prefetch(inside + line * 64);
+        fetch(s->object[k], 0, 0);
+        fetch(s->inside[k], 1, 2);
+        fetch(s->storage[k], 0, 1);
     }
+    for (int i = 1; i < ONT_PEEK_HINTS; i++) fetch(s->beside[i], 0, 1);
+    fetch(s->step, 0, 0);
 }
 
-void ont_saw(ont_walk *w, int operand, const void *object, const void *inside)
+/* Object and version of the parameter alone. */
+void ont_warm_up_param(const ont_slot *s)
+{
+    fetch(s->object[ONT_OPERAND_PARAM], 0, 0);
+    if (s->inside[ONT_OPERAND_PARAM]) fetch(s->inside[ONT_OPERAND_PARAM], 1, 0);
+    for (int i = 1; i < ONT_PEEK_HINTS; i++) fetch(s->beside[i], 0, 0);
+}
+
+void ont_saw(ont_walk *w, int operand, PyObject *object, const ont_view *view)
 {
     ont_slot *s = &w->self->slots[w->position];
+    const void *hints[ONT_PEEK_HINTS];
+    ont_peek_hints(object, hints);
     s->object[operand] = object;
-    s->inside[operand] = inside;
+    s->inside[operand] = view->dims;
+    s->storage[operand] = hints[0];
+    if (operand == ONT_OPERAND_PARAM) memcpy(s->beside, hints, sizeof hints);
+    if (operand == ONT_OPERAND_COUNT) s->step = view->data;
+}
+
+void ont_saw_inner(ont_slot *s, PyObject *inner)
+{
+    s->inner = inner;
+    s->entries = NULL;
+    /* behind reference count, type, size and a tag; every dict has as many words, and the address is only a hint */
+    if (inner && PyDict_Check(inner)) memcpy(&s->entries, (const char *)inner + 4 * sizeof(void *), sizeof s->entries);
 }
 
 /* ---- tensors ---- */
@@ -93,7 +121,8 @@ void ont_saw(ont_walk *w, int operand, const void *object, const void *inside)
 /* Takes the reference over, also on failure. */
 int ont_hold(ont_updater *self, PyObject *object)
 {
-    if (ont_optim_reserve(&self->held, &self->held_capacity, self->n_held + 1, sizeof *self->held) != ONT_OK) {
+    if (self->n_held == self->held_capacity &&
+        ont_optim_reserve(&self->held, &self->held_capacity, self->n_held + 1, sizeof *self->held) != ONT_OK) {
         Py_DECREF(object);
         PyErr_NoMemory();
         return -1;
@@ -117,7 +146,7 @@ int ont_grasp(ont_walk *w, PyObject *tensor, int operand, ont_view *view)
 {
     const ont_state *state = w->self->state;
     if (!w->device && ont_peek(state, tensor, view)) {
-        ont_saw(w, operand, tensor, view->dims);
+        ont_saw(w, operand, tensor, view);
         if (ont_view_is_contiguous(view) && ont_view_count(view) > 1) {
             view->strides = NULL;
             return 0;

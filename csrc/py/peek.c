@@ -154,3 +154,11 @@ bool ont_peek(const ont_state *state, PyObject *tensor, ont_view *view)
     *view = (ont_view){shim.dtypes[dtype], (int32_t)dim, sizes, strides, data};
     return true;
 }
+
+void ont_peek_hints(PyObject *tensor, const void *hints[ONT_PEEK_HINTS])
+{
+    const char *impl;
+    memcpy(&impl, (const char *)tensor + shim.offset, sizeof impl);
+    /* behind the table of virtual functions and the count of references; an object has far more than these six words */
+    memcpy(hints, impl + 2 * sizeof(void *), ONT_PEEK_HINTS * sizeof *hints);
+}

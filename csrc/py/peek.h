@@ -17,4 +17,11 @@ void ont_peek_init(ont_state *state);
  */
 bool ont_peek(const ont_state *state, PyObject *tensor, ont_view *view);
 
+/*
+ * Of a tensor that was just peeked at: addresses that torch will read with it, the storage's first. They tell the cache
+ * what to fetch at the next step and must not be followed: they may point anywhere.
+ */
+enum { ONT_PEEK_HINTS = 4 };
+void ont_peek_hints(PyObject *tensor, const void *hints[ONT_PEEK_HINTS]);
+
 #endif

@@ -423,6 +423,23 @@ static PyObject *session_timeline(PyObject *object, PyObject *unused)
     return list;
 }
 
+static PyObject *session_graphs(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    const ont_session *session = session_of(object);
+    if (!session) return NULL;
+    const ont_program *p = ont_session_last_program(session);
+    PyObject *list = PyList_New(0);
+    for (int phase = 0; list && p && p->device && phase < 1 + p->differentiable; phase++) {
+        const ont_phase_note *n = &p->notes[phase];
+        PyObject *item = Py_BuildValue("sKKs", phase ? "backward" : "forward", (unsigned long long)n->captured,
+                                       (unsigned long long)n->launched, n->reason);
+        if (!item || PyList_Append(list, item) < 0) Py_CLEAR(list);
+        Py_XDECREF(item);
+    }
+    return list;
+}
+
 static PyMethodDef session_methods[] = {
     {"forward", (PyCFunction)(void (*)(void))session_forward, METH_VARARGS | METH_KEYWORDS,
      "forward(tensors, grad_mask, seed=0) -> (outputs, run)"},
@@ -431,6 +448,7 @@ static PyMethodDef session_methods[] = {
     {"text", session_text, METH_VARARGS, "text(stage='loaded') -> the graph as text"},
     {"save", session_save, METH_VARARGS, "save(stage='execution_model') -> a ModelProto as bytes"},
     {"kernels", session_kernels, METH_NOARGS, "kernels() -> [(node, kernel, backward)] of the latest program"},
+    {"graphs", session_graphs, METH_NOARGS, "graphs() -> [(phase, recorded, replayed, reason)] of the latest program, on a device"},
     {"timeline", session_timeline, METH_NOARGS,
      "timeline() -> [(node, operator, kernel, shape, backward, start, end)] of the latest program's timed run"},
     {NULL, NULL, 0, NULL},

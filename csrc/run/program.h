@@ -31,6 +31,12 @@ typedef struct ont_step {
 
 enum { ONT_STEP_ABSENT = UINT32_MAX };
 
+/* How a phase has run on a device that records: how often as one graph, and why not the last time. */
+typedef struct ont_phase_note {
+    uint64_t captured, launched;
+    char reason[160]; /* empty: as a graph */
+} ont_phase_note;
+
 typedef struct ont_program {
     ont_graph *graph;
     const ont_device *device;       /* NULL: the CPU */
@@ -60,6 +66,7 @@ typedef struct ont_program {
     pthread_mutex_t lock;
     struct ont_run *idle;
     uint32_t n_idle;
+    ont_phase_note notes[2];
 } ont_program;
 
 /*

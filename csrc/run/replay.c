@@ -5,7 +5,7 @@
 
 #include "base/alloc.h"
 
-static bool enabled;
+static bool enabled = true;
 static ont_replay_counts counts;
 
 void ont_replay_enable(bool on)
@@ -31,34 +31,39 @@ ont_replay_counts ont_replay_get_counts(void)
 }
 
 /* A moved tensor gets its own place; the graph, which knows the old address, goes. */
-static ont_status moved(ont_replay *r, const ont_device *device, ont_replay_slot *slot, ont_replay_verdict *verdict)
+static ont_status moved(ont_replay *r, const ont_device *device, ont_replay_slot *slot, const char **reason)
 {
     if (r->graph) device->kind->graph_destroy(device, r->graph);
     r->graph = NULL;
-    *verdict = ONT_REPLAY_EAGER;
+    r->calm = 0;
+    *reason = slot->bytes > ONT_REPLAY_STAGE ? "a tensor of more than 1 GiB has moved" : "a tensor has moved";
     if (slot->bytes > ONT_REPLAY_STAGE || !slot->bytes) return ONT_OK;
     return device->kind->alloc(device, slot->bytes, &slot->stage);
 }
 
 ont_status ont_replay_decide(ont_replay *r, const ont_device *device, void *const *addresses, const size_t *bytes,
-                             uint32_t n, ont_replay_verdict *verdict)
+                             uint32_t n, ont_replay_verdict *verdict, const char **reason)
 {
+    bool first = !r->slots;
     *verdict = ONT_REPLAY_EAGER;
+    *reason = "a recording failed";
     if (r->refused) return ONT_OK;
-    if (!r->slots) {
+    if (first) {
         r->slots = ont_calloc(n + 1, sizeof *r->slots);
         if (!r->slots) return ONT_ENOMEM;
         r->n_slots = n;
     }
-    if (r->known) *verdict = r->graph ? ONT_REPLAY_LAUNCH : ONT_REPLAY_CAPTURE;
+    *reason = "the first calls";
     for (uint32_t i = 0; i < n; i++) {
         ont_replay_slot *slot = &r->slots[i];
-        bool same = slot->seen == addresses[i];
+        bool same = first || !bytes[i] || slot->seen == addresses[i];
         slot->seen = addresses[i];
         slot->bytes = bytes[i];
-        if (r->known && !same && !slot->stage.data) ONT_TRY(moved(r, device, slot, verdict));
+        if (!same && !slot->stage.data) ONT_TRY(moved(r, device, slot, reason));
     }
-    r->known = true;
+    if (r->calm++ < ONT_REPLAY_WARM) return ONT_OK;
+    *reason = NULL;
+    *verdict = r->graph ? ONT_REPLAY_LAUNCH : ONT_REPLAY_CAPTURE;
     return ONT_OK;
 }
 

@@ -3,6 +3,7 @@
  */
 #include "run/run.h"
 
+#include <stdio.h>
 #include <string.h>
 #include <time.h>
 
@@ -237,7 +238,6 @@ static ont_status capture(ont_run *run, ont_replay *replay, uint32_t first, uint
     run->stream = stream;
     replay->graph = status == ONT_OK ? graph : NULL;
     replay->refused = status != ONT_OK;
-    if (status == ONT_OK) ont_replay_count(ONT_REPLAY_CAPTURE);
     return status;
 }
 
@@ -284,7 +284,7 @@ static void point_at_stages(ont_run *run, const ont_replay *replay)
     }
 }
 
-static ont_status decide(ont_run *run, void *const *inputs, ont_replay *replay, ont_replay_verdict *verdict)
+static ont_status decide(ont_run *run, void *const *inputs, ont_replay *replay, ont_replay_verdict *verdict, const char **reason)
 {
     const ont_graph *g = run->program->graph;
     uint32_t n = g->n_inputs + g->n_outputs;
@@ -293,11 +293,33 @@ static ont_status decide(ont_run *run, void *const *inputs, ont_replay *replay, 
     ont_status status = addresses && bytes ? ONT_OK : ONT_ENOMEM;
     if (status == ONT_OK) {
         describe_slots(run, inputs, addresses, bytes);
-        status = ont_replay_decide(replay, run->program->device, addresses, bytes, n, verdict);
+        status = ont_replay_decide(replay, run->program->device, addresses, bytes, n, verdict, reason);
     }
     ont_free(addresses);
     ont_free(bytes);
     return status;
+}
+
+/* Why a phase cannot be recorded whatever its addresses are; NULL: it can. */
+static const char *never_recorded(const ont_device *device)
+{
+    if (!device->kind->capture_begin) return "the device does not record";
+    if (!ont_replay_enabled()) return "off: ORTMODULE_CUDA_GRAPH is 0";
+    return __atomic_load_n(&timing, __ATOMIC_RELAXED) ? "steps are timed" : NULL;
+}
+
+/* For explain(): how the phase ran. */
+static void note(ont_run *run, uint32_t first, ont_replay_verdict verdict, const char *reason)
+{
+    ont_program *p = run->program;
+    ont_phase_note *n = &p->notes[first != 0];
+    pthread_mutex_lock(&p->lock);
+    n->captured += verdict == ONT_REPLAY_CAPTURE;
+    n->launched += verdict != ONT_REPLAY_EAGER;
+    snprintf(n->reason, sizeof n->reason, "%s", reason ? reason : "");
+    pthread_mutex_unlock(&p->lock);
+    if (verdict != ONT_REPLAY_EAGER) ont_replay_count(ONT_REPLAY_LAUNCH);
+    if (verdict == ONT_REPLAY_CAPTURE) ont_replay_count(ONT_REPLAY_CAPTURE);
 }
 
 /* Steps [first, last), one by one or as a graph. `inputs`: the addresses that are bound. */
@@ -306,17 +328,23 @@ static ont_status execute(ont_run *run, void *const *inputs, uint32_t first, uin
     const ont_device *device = run->program->device;
     ont_replay *replay = &run->replays[first != 0];
     ont_replay_verdict verdict = ONT_REPLAY_EAGER;
-    if (device && device->kind->capture_begin && first < last && ont_replay_enabled() &&
-        !__atomic_load_n(&timing, __ATOMIC_RELAXED))
-        ONT_TRY(decide(run, inputs, replay, &verdict));
-    if (verdict == ONT_REPLAY_EAGER) return device ? execute_steps(run, first, last) : execute_flushed(run, first, last);
+    if (!device) return execute_flushed(run, first, last);
+    if (first >= last) return ONT_OK;
+    const char *reason = never_recorded(device);
+    bool failed_before = replay->refused;
+    if (!reason) ONT_TRY(decide(run, inputs, replay, &verdict, &reason));
+    if (verdict == ONT_REPLAY_EAGER) {
+        if (!failed_before) note(run, first, verdict, reason); /* else the note says why it failed */
+        return execute_steps(run, first, last);
+    }
     point_at_stages(run, replay);
     ONT_TRY(carry(run, replay, first, false));
     if (verdict == ONT_REPLAY_CAPTURE && capture(run, replay, first, last) != ONT_OK) {
+        note(run, first, ONT_REPLAY_EAGER, ont_error_message());
         ONT_TRY(execute_steps(run, first, last));
     } else {
-        ont_replay_count(ONT_REPLAY_LAUNCH);
         ONT_TRY(device->kind->graph_launch(device, replay->graph, run->stream));
+        note(run, first, verdict, NULL);
     }
     return carry(run, replay, first, true);
 }
@@ -349,6 +377,9 @@ static ont_status enter(ont_run *run, ont_scope *scope)
     const ont_device *device = run->program->device;
     ONT_TRY(ont_place_enter(device, scope));
     ont_status status = ont_place_check(run->program); /* of what was found behind the last look */
+    if (status == ONT_OK && device && device->kind->capturing && device->kind->capturing(device, scope->stream))
+        status = ont_fail(ONT_EUNSUPPORTED, "the caller records this stream into a graph, which would repeat one random key: the "
+                                            "engine records its own graphs");
     if (device && status == ONT_OK && run->used && run->stream != scope->stream)
         status = device->kind->join(device, scope->stream, run->stream);
     run->stream = scope->stream;

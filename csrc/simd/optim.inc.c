@@ -59,28 +59,62 @@ INLINE uint16_t f16_from_f32(float x)
 
 /* ---- rules ---- */
 
+/* What the rules take at once: a number, or two bfloat16 in a word. */
+INLINE void get_f32(const float *p, float *x) { *x = *p; }
+INLINE void put_f32(float *p, const float *x) { *p = *x; }
+INLINE void get_f64(const double *p, double *x) { *x = *p; }
+INLINE void put_f64(double *p, const double *x) { *p = *x; }
+
+/*
+ * To nearest even, in the upper half of the result. NaN needs no case of its own: here it comes from arithmetic or
+ * from bfloat16, so that its lower half is zero and nothing carries.
+ */
+INLINE uint32_t bf16_above(float x)
+{
+    uint32_t bits = bits_from_f32(x);
+    return bits + 0x7fff + (bits >> 16 & 1);
+}
+
+INLINE void get_bf16(const uint16_t *p, float *x)
+{
+    uint32_t word;
+    memcpy(&word, p, sizeof word);
+    x[0] = f32_from_bits(word << 16); /* little-endian */
+    x[1] = f32_from_bits(word & 0xffff0000);
+}
+
+INLINE void put_bf16(uint16_t *p, const float *x)
+{
+    uint32_t word = bf16_above(x[0]) >> 16 | (bf16_above(x[1]) & 0xffff0000);
+    memcpy(p, &word, sizeof word);
+}
+
 #define S(name) PASTE(name, _f32)
 #define STORED float
 #define NUM float
 #define GET(x) (x)
 #define PUT(x) (x)
 #define SQRT(x) sqrtf(x)
+#define UNIT 1
 #include "simd/optim_rules.h"
 #undef S
 #undef STORED
 #undef GET
 #undef PUT
+#undef UNIT
 
 #define S(name) PASTE(name, _bf16)
 #define STORED uint16_t
 #define GET(x) f32_from_bf16(x)
-#define PUT(x) bf16_from_f32(x)
+#define PUT(x) (uint16_t)(bf16_above(x) >> 16)
+#define UNIT 2
 #include "simd/optim_rules.h"
 #undef S
 #undef STORED
 #undef NUM
 #undef GET
 #undef PUT
+#undef UNIT
 #undef SQRT
 
 #define S(name) PASTE(name, _f64)
@@ -89,12 +123,14 @@ INLINE uint16_t f16_from_f32(float x)
 #define GET(x) (x)
 #define PUT(x) (x)
 #define SQRT(x) sqrt(x)
+#define UNIT 1
 #include "simd/optim_rules.h"
 #undef S
 #undef STORED
 #undef NUM
 #undef GET
 #undef PUT
+#undef UNIT
 #undef SQRT
 
 /* ---- conversions ---- */

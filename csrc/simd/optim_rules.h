@@ -2,6 +2,7 @@
  * The update rules for one storage type. Part of optim.inc.c, which includes it once per type with these set:
  *   S(name)   name with the storage's suffix        STORED  type in memory
  *   NUM       type of the arithmetic                GET(x), PUT(x)  between the two
+ *   UNIT      elements in a word, which get_<type> and put_<type> take together
  * Plain loops over independent elements, which the compiler vectorises; formulas and sources in csrc/optim/rules.c.
  */
 
@@ -10,44 +11,91 @@ typedef struct S(coefficients) {
         correct;
 } S(coefficients);
 
-static S(coefficients) S(rounded)(const ont_update *u)
+/* A NaN without a payload: see PUT for bfloat16. */
+INLINE NUM S(number)(double x)
 {
-    return (S(coefficients)){(NUM)u->grad, (NUM)u->l2, (NUM)u->keep_before, (NUM)u->keep_after, (NUM)u->rate,
-                             (NUM)u->beta1, (NUM)u->beta2, (NUM)u->eps, (NUM)u->one_minus_beta1,
-                             (NUM)u->one_minus_beta2, (NUM)u->decay, (NUM)u->correct};
+    return x != x ? (NUM)NAN : (NUM)x;
 }
 
-INLINE void S(adam_body)(const S(coefficients) c, int64_t n, STORED *restrict p, const STORED *grad, STORED *restrict m,
-                         STORED *restrict v, STORED *restrict most, bool l2)
+static S(coefficients) S(rounded)(const ont_update *u)
 {
+    return (S(coefficients)){
+        S(number)(u->grad), S(number)(u->l2), S(number)(u->keep_before), S(number)(u->keep_after), S(number)(u->rate),
+        S(number)(u->beta1), S(number)(u->beta2), S(number)(u->eps), S(number)(u->one_minus_beta1),
+        S(number)(u->one_minus_beta2), S(number)(u->decay), S(number)(u->correct)};
+}
+
+/* One element of a rule: parameter, gradient and states as numbers, to be changed in place. */
+typedef struct S(element) {
+    NUM x, g, s[ONT_RULE_STATES];
+} S(element);
+
+/*
+ * Runs `rule` over all elements. `states` and `rule` are constants where this is inlined. Elements come in units of
+ * what fills a word, which for bfloat16 makes loads and stores a shift or a mask: packing single ones costs a third more.
+ */
+INLINE void S(each)(const S(coefficients) c, int64_t n, STORED *restrict p, const STORED *grad, void *const *state,
+                    int states, void (*rule)(const S(coefficients) *c, S(element) *e))
+{
+    STORED *restrict s0 = states > 0 ? state[0] : NULL;
+    STORED *restrict s1 = states > 1 ? state[1] : NULL;
+    STORED *restrict s2 = states > 2 ? state[2] : NULL;
+    int64_t whole = n - n % UNIT;
 #pragma GCC ivdep
-    for (int64_t i = 0; i < n; i++) {
-        NUM x = GET(p[i]), g = GET(grad[i]) * c.grad;
-        if (l2) g += c.l2 * x;
-        NUM m1 = GET(m[i]), v1 = GET(v[i]);
-        m1 += c.one_minus_beta1 * (g - m1);
-        v1 = c.beta2 * v1 + c.one_minus_beta2 * g * g;
-        m[i] = PUT(m1);
-        v[i] = PUT(v1);
-        if (most) {
-            NUM old = GET(most[i]);
-            v1 = v1 < old ? old : v1; /* NaN stays */
-            most[i] = PUT(v1);
+    for (int64_t i = 0; i < whole; i += UNIT) {
+        NUM x[UNIT], g[UNIT], a[UNIT], b[UNIT], d[UNIT];
+        S(get)(p + i, x);
+        S(get)(grad + i, g);
+        if (states > 0) S(get)(s0 + i, a);
+        if (states > 1) S(get)(s1 + i, b);
+        if (states > 2) S(get)(s2 + i, d);
+        for (int k = 0; k < UNIT; k++) {
+            S(element) e = {x[k], g[k], {states > 0 ? a[k] : 0, states > 1 ? b[k] : 0, states > 2 ? d[k] : 0}};
+            rule(&c, &e);
+            x[k] = e.x, a[k] = e.s[0], b[k] = e.s[1], d[k] = e.s[2];
         }
-        x = x * c.keep_before - c.rate * m1 / (SQRT(v1) + c.eps);
-        p[i] = PUT(x * c.keep_after);
+        if (states > 0) S(put)(s0 + i, a);
+        if (states > 1) S(put)(s1 + i, b);
+        if (states > 2) S(put)(s2 + i, d);
+        S(put)(p + i, x);
+    }
+    if (whole < n) { /* a unit is two at most */
+        int64_t i = whole;
+        S(element) e = {GET(p[i]), GET(grad[i]),
+                        {states > 0 ? GET(s0[i]) : 0, states > 1 ? GET(s1[i]) : 0, states > 2 ? GET(s2[i]) : 0}};
+        rule(&c, &e);
+        if (states > 0) s0[i] = PUT(e.s[0]);
+        if (states > 1) s1[i] = PUT(e.s[1]);
+        if (states > 2) s2[i] = PUT(e.s[2]);
+        p[i] = PUT(e.x);
     }
 }
+
+INLINE void S(adam_rule)(const S(coefficients) *c, S(element) *e, bool amsgrad, bool l2)
+{
+    NUM g = e->g * c->grad;
+    if (l2) g += c->l2 * e->x;
+    e->s[0] += c->one_minus_beta1 * (g - e->s[0]);
+    NUM v = c->beta2 * e->s[1] + c->one_minus_beta2 * g * g;
+    e->s[1] = v;
+    if (amsgrad) e->s[2] = v = v < e->s[2] ? e->s[2] : v; /* NaN stays */
+    e->x = (e->x * c->keep_before - c->rate * e->s[0] / (SQRT(v) + c->eps)) * c->keep_after;
+}
+
+INLINE void S(adam_plain)(const S(coefficients) *c, S(element) *e) { S(adam_rule)(c, e, false, false); }
+INLINE void S(adam_l2)(const S(coefficients) *c, S(element) *e) { S(adam_rule)(c, e, false, true); }
+INLINE void S(adam_most)(const S(coefficients) *c, S(element) *e) { S(adam_rule)(c, e, true, false); }
+INLINE void S(adam_most_l2)(const S(coefficients) *c, S(element) *e) { S(adam_rule)(c, e, true, true); }
 
 static void S(adam)(const ont_update *u, int64_t n, void *param, const void *grad, void *const *state, double *sums)
 {
     (void)sums;
     S(coefficients) c = S(rounded)(u);
-    STORED *most = u->flags & ONT_UPDATE_AMSGRAD ? state[2] : NULL;
-    if (most && u->l2 != 0) S(adam_body)(c, n, param, grad, state[0], state[1], most, true);
-    else if (most) S(adam_body)(c, n, param, grad, state[0], state[1], most, false);
-    else if (u->l2 != 0) S(adam_body)(c, n, param, grad, state[0], state[1], NULL, true);
-    else S(adam_body)(c, n, param, grad, state[0], state[1], NULL, false);
+    bool amsgrad = u->flags & ONT_UPDATE_AMSGRAD;
+    if (amsgrad && u->l2 != 0) S(each)(c, n, param, grad, state, 3, S(adam_most_l2));
+    else if (amsgrad) S(each)(c, n, param, grad, state, 3, S(adam_most));
+    else if (u->l2 != 0) S(each)(c, n, param, grad, state, 2, S(adam_l2));
+    else S(each)(c, n, param, grad, state, 2, S(adam_plain));
 }
 
 INLINE void S(lamb_element)(const S(coefficients) c, const STORED *p, const STORED *grad, STORED *m, STORED *v,
@@ -99,58 +147,55 @@ static void S(lamb_apply)(const ont_update *u, int64_t n, void *param, const voi
     }
 }
 
-INLINE void S(sgd_body)(const S(coefficients) c, int64_t n, STORED *restrict p, const STORED *grad, STORED *restrict m,
-                        bool nesterov)
+INLINE void S(sgd_plain)(const S(coefficients) *c, S(element) *e)
 {
-#pragma GCC ivdep
-    for (int64_t i = 0; i < n; i++) {
-        NUM x = GET(p[i]), g = GET(grad[i]) * c.grad + c.l2 * x;
-        if (m) {
-            NUM b = c.beta1 * GET(m[i]) + c.one_minus_beta1 * g;
-            m[i] = PUT(b);
-            g = nesterov ? g + c.beta2 * b : b;
-        }
-        p[i] = PUT(x - c.rate * g);
-    }
+    e->x -= c->rate * (e->g * c->grad + c->l2 * e->x);
 }
+
+INLINE void S(sgd_rule)(const S(coefficients) *c, S(element) *e, bool nesterov)
+{
+    NUM g = e->g * c->grad + c->l2 * e->x, b = c->beta1 * e->s[0] + c->one_minus_beta1 * g;
+    e->s[0] = b;
+    e->x -= c->rate * (nesterov ? g + c->beta2 * b : b);
+}
+
+INLINE void S(sgd_momentum)(const S(coefficients) *c, S(element) *e) { S(sgd_rule)(c, e, false); }
+INLINE void S(sgd_nesterov)(const S(coefficients) *c, S(element) *e) { S(sgd_rule)(c, e, true); }
 
 static void S(sgd)(const ont_update *u, int64_t n, void *param, const void *grad, void *const *state, double *sums)
 {
     (void)sums;
     S(coefficients) c = S(rounded)(u);
-    if (!(u->flags & ONT_UPDATE_MOMENTUM)) S(sgd_body)(c, n, param, grad, NULL, false);
-    else if (u->flags & ONT_UPDATE_NESTEROV) S(sgd_body)(c, n, param, grad, state[0], true);
-    else S(sgd_body)(c, n, param, grad, state[0], false);
+    if (!(u->flags & ONT_UPDATE_MOMENTUM)) S(each)(c, n, param, grad, state, 0, S(sgd_plain));
+    else if (u->flags & ONT_UPDATE_NESTEROV) S(each)(c, n, param, grad, state, 1, S(sgd_nesterov));
+    else S(each)(c, n, param, grad, state, 1, S(sgd_momentum));
+}
+
+INLINE void S(adagrad_rule)(const S(coefficients) *c, S(element) *e)
+{
+    NUM g = e->g * c->grad + c->l2 * e->x;
+    e->s[0] += g * g;
+    e->x -= c->rate * g / (SQRT(e->s[0]) + c->eps);
 }
 
 static void S(adagrad)(const ont_update *u, int64_t n, void *param, const void *grad, void *const *state, double *sums)
 {
     (void)sums;
-    S(coefficients) c = S(rounded)(u);
-    STORED *restrict p = param, *restrict total = state[0];
-    const STORED *gradient = grad;
-#pragma GCC ivdep
-    for (int64_t i = 0; i < n; i++) {
-        NUM x = GET(p[i]), g = GET(gradient[i]) * c.grad + c.l2 * x, s = GET(total[i]) + g * g;
-        total[i] = PUT(s);
-        p[i] = PUT(x - c.rate * g / (SQRT(s) + c.eps));
-    }
+    S(each)(S(rounded)(u), n, param, grad, state, 1, S(adagrad_rule));
+}
+
+INLINE void S(lion_rule)(const S(coefficients) *c, S(element) *e)
+{
+    NUM g = e->g * c->grad, mixed = c->beta1 * e->s[0] + c->one_minus_beta1 * g;
+    NUM sign = (NUM)(mixed > 0) - (NUM)(mixed < 0) + (mixed - mixed); /* NaN comes through, as in torch.sign */
+    e->s[0] = c->beta2 * e->s[0] + c->one_minus_beta2 * g;
+    e->x = e->x * c->keep_before - c->rate * sign;
 }
 
 static void S(lion)(const ont_update *u, int64_t n, void *param, const void *grad, void *const *state, double *sums)
 {
     (void)sums;
-    S(coefficients) c = S(rounded)(u);
-    STORED *restrict p = param, *restrict m = state[0];
-    const STORED *gradient = grad;
-#pragma GCC ivdep
-    for (int64_t i = 0; i < n; i++) {
-        NUM x = GET(p[i]), g = GET(gradient[i]) * c.grad, m1 = GET(m[i]);
-        NUM mixed = c.beta1 * m1 + c.one_minus_beta1 * g;
-        NUM sign = (NUM)(mixed > 0) - (NUM)(mixed < 0) + (mixed - mixed); /* NaN comes through, as in torch.sign */
-        m[i] = PUT(c.beta2 * m1 + c.one_minus_beta2 * g);
-        p[i] = PUT(x * c.keep_before - c.rate * sign);
-    }
+    S(each)(S(rounded)(u), n, param, grad, state, 1, S(lion_rule));
 }
 
 /* p = keep_before p + grad g; p is not read where keep_before is 0. */

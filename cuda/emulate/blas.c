@@ -2,53 +2,9 @@
  * The emulated device's matrix products: plain loops in double.
  */
 #include <stdlib.h>
-#include <string.h>
 
 #include "blas.h"
-
-bool ont_emulate_recording(void);
-int ont_emulate_record(int (*work)(void *), void *context, void (*forget)(void *));
-
-static float half_to_float(uint16_t h, bool brain)
-{
-    uint32_t bits;
-    if (brain) {
-        bits = (uint32_t)h << 16;
-    } else {
-        _Float16 v;
-        memcpy(&v, &h, 2);
-        return (float)v;
-    }
-    float x;
-    memcpy(&x, &bits, 4);
-    return x;
-}
-
-static double at(ont_dtype dtype, const void *data, int64_t i)
-{
-    switch (dtype) {
-    case ONT_FLOAT32: return (double)((const float *)data)[i];
-    case ONT_FLOAT64: return ((const double *)data)[i];
-    default: return (double)half_to_float(((const uint16_t *)data)[i], dtype == ONT_BFLOAT16);
-    }
-}
-
-static void put(ont_dtype dtype, void *data, int64_t i, double value)
-{
-    float single = (float)value;
-    uint32_t bits;
-    memcpy(&bits, &single, 4);
-    switch (dtype) {
-    case ONT_FLOAT32: ((float *)data)[i] = single; break;
-    case ONT_FLOAT64: ((double *)data)[i] = value; break;
-    case ONT_FLOAT16: {
-        _Float16 v = (_Float16)single;
-        memcpy((uint16_t *)data + i, &v, 2);
-        break;
-    }
-    default: ((uint16_t *)data)[i] = single != single ? 0x7fc0 : (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-    }
-}
+#include "emulate/number.h"
 
 static const char *accept(const ont_blas_product *p)
 {
@@ -86,12 +42,12 @@ static int multiply(void *context)
             for (int64_t j = 0; j < p->n; j++) {
                 double sum = 0;
                 for (int64_t k = 0; k < p->k; k++)
-                    sum += at(p->dtype, call->a, o * p->stride_a + (p->trans_a ? k * p->lda + i : i * p->lda + k)) *
-                           at(p->dtype, call->b, o * p->stride_b + (p->trans_b ? j * p->ldb + k : k * p->ldb + j));
+                    sum += ont_emulate_get(p->dtype, call->a, o * p->stride_a + (p->trans_a ? k * p->lda + i : i * p->lda + k)) *
+                           ont_emulate_get(p->dtype, call->b, o * p->stride_b + (p->trans_b ? j * p->ldb + k : k * p->ldb + j));
                 int64_t to = o * p->stride_c + i * p->ldc + j;
-                double value = p->alpha * sum + (p->beta != 0 ? p->beta * at(p->result, call->c, to) : 0);
-                if (p->epilogue == ONT_EPILOGUE_BIAS) value += at(p->result, call->bias, j);
-                put(p->result, call->c, to, value);
+                double value = p->alpha * sum + (p->beta != 0 ? p->beta * ont_emulate_get(p->result, call->c, to) : 0);
+                if (p->epilogue == ONT_EPILOGUE_BIAS) value += ont_emulate_get(p->result, call->bias, j);
+                ont_emulate_put(p->result, call->c, to, value);
             }
     return 0;
 }

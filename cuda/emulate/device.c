@@ -143,6 +143,13 @@ static ont_status join(const ont_device *device, void *stream, void *other)
     return ONT_OK;
 }
 
+static bool capturing(const ont_device *device, void *stream)
+{
+    (void)device;
+    (void)stream;
+    return ont_emulate_recording();
+}
+
 static ont_status capture_begin(const ont_device *device, void *stream, void **private_stream)
 {
     (void)device;
@@ -202,6 +209,7 @@ static const ont_device_kind kind = {
     .read = copy,
     .synchronize = synchronize,
     .join = join,
+    .capturing = capturing,
     .capture_begin = capture_begin,
     .capture_end = capture_end,
     .graph_launch = graph_launch,

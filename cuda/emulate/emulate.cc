@@ -441,13 +441,13 @@ int ont_emulate_record(int (*run)(void *), void *context, void (*forget)(void *)
     return 0;
 }
 
-extern "C" void ont_emulate_capture_begin(void)
+extern "C" __attribute__((visibility("default"))) void ont_emulate_capture_begin(void)
 {
     recorded = new list{nullptr, nullptr};
     recorded->end = &recorded->first;
 }
 
-extern "C" void *ont_emulate_capture_end(void)
+extern "C" __attribute__((visibility("default"))) void *ont_emulate_capture_end(void)
 {
     list *done = recorded;
     recorded = nullptr;

@@ -119,19 +119,11 @@ def _part(op: Any, src: Any, index: Any) -> Any:
 
 
 def _lookups(op: Any) -> Table:
-    """torch.embedding called by itself, and draws without replacement."""
+    """torch.embedding called by itself."""
 
     def embedding(weight, indices, padding_idx=-1, scale_grad_by_freq=False, sparse=False):
         if scale_grad_by_freq or padding_idx >= 0:  # F.embedding's own padding is replaced before it comes here
             raise Untraceable("The module uses torch.embedding with padding_idx or scale_grad_by_freq, which ONNX cannot say.")
         return op.Gather(weight, indices, axis=0)
 
-    def multinomial(self, num_samples, replacement=False, generator=None):
-        if num_samples != 1 and not replacement:
-            raise Untraceable("The module draws several samples by multinomial without replacement, which ONNX cannot say.")
-        zero = op.Constant(value_ints=[0])
-        rows = op.Unsqueeze(self, zero) if len(self.shape) == 1 else self
-        drawn = op.Multinomial(op.Log(rows), dtype=int(onnx.TensorProto.INT64), sample_size=num_samples)
-        return op.Squeeze(drawn, zero) if len(self.shape) == 1 else drawn
-
-    return {aten.embedding.default: embedding, aten.multinomial.default: multinomial}
+    return {aten.embedding.default: embedding}

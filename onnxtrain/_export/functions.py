@@ -40,6 +40,12 @@ class Call:
     results: tuple[tuple[int | None, Any], ...] = ()
 
     @property
+    def convention(self) -> str:
+        """As onnxruntime's nodes have it: a letter for each argument, d of a tensor and c of a constant, after three c for
+        what its kernel was given in front of them."""
+        return "ccc" + "".join("d" if place in self.tensors else "c" for place in range(len(self.leaves)))
+
+    @property
     def outputs(self) -> int:
         """How many tensors forward returns."""
         return sum(index is not None for index, _ in self.results)
@@ -208,7 +214,9 @@ def translation() -> Callable[..., Any]:
     own = onnxscript.values.Opset(DOMAIN, 1)
 
     def python_op(tensors, key=0):
-        return tuple(own.PythonOp(*tensors, key=key, output=index) for index in range(_calls[key].outputs))
+        call = _calls[key]
+        described = {"func_name": name_of(call.function), "input_convention": call.convention}  # for who reads the graph
+        return tuple(own.PythonOp(*tensors, key=key, output=index, **described) for index in range(call.outputs))
 
     return python_op
 
@@ -226,7 +234,9 @@ def _register_schema() -> None:
             outputs=[schema.FormalParameter("y", "U")],
             type_constraints=[("T", types, "any tensor"), ("U", types, "any tensor")],
             attributes=[schema.Attribute("key", schema.AttrType.INT, "which call", required=True),
-                        schema.Attribute("output", schema.AttrType.INT, "which of its outputs", required=True)],
+                        schema.Attribute("output", schema.AttrType.INT, "which of its outputs", required=True),
+                        schema.Attribute("func_name", schema.AttrType.STRING, "the class", required=False),
+                        schema.Attribute("input_convention", schema.AttrType.STRING, "c or d for each argument", required=False)],
         )
     )
 

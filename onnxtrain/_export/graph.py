@@ -25,6 +25,13 @@ def inline_functions(model: ir.Model) -> None:
         InlinePass()(model)
 
 
+def sized_splits(model: ir.Model) -> None:
+    """A Split either has sizes or a number of outputs; the exporter wants the number in both cases."""
+    for node in ir.traversal.RecursiveGraphIterator(model.graph):
+        if node.op_type == "Split" and node.domain == "" and len(node.inputs) > 1 and node.inputs[1] is not None:
+            node.attributes.pop("num_outputs", None)
+
+
 def weights_to_inputs(model: ir.Model, weights: Mapping[str, str]) -> None:
     """Turns initializers into graph inputs.
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import itertools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -33,6 +32,7 @@ def translations(opset: int) -> Table:
     op = getattr(onnxscript, f"opset{opset}")
     own = onnxscript.values.Opset(DOMAIN, DOMAIN_VERSION)
     python_op = {torch.ops.onnxtrain.python_op.default: functions.translation()}
+    python_op |= functions.by_torch(("aten.multinomial.default",))  # so that a seed draws what it draws in PyTorch
     return (_own(op, own) | _groups(op, own) | _splits(op) | _bounds(op, own) | _functions(op) | _wider(op)
             | arguments(op) | _picked(op) | _resized(op) | python_op)
 
@@ -88,7 +88,7 @@ def _groups(op: Any, own: Any) -> Table:
 
 
 def _splits(op: Any) -> Table:
-    """ONNX's Split rather than a sequence, which is no tensor; slices where the sizes differ."""
+    """ONNX's Split rather than a sequence, which is no tensor."""
 
     def pieces(x, sizes, axis):
         even = -(-sum(sizes) // len(sizes))
@@ -96,12 +96,8 @@ def _splits(op: Any) -> Table:
             return (op.Identity(x),)
         if all(size == even for size in sizes[:-1]):
             return tuple(op.Split(x, axis=axis, num_outputs=len(sizes)))
-        ends = list(itertools.accumulate(sizes))
-        axes = op.Constant(value_ints=[axis])
-        return tuple(
-            op.Slice(x, op.Constant(value_ints=[end - size]), op.Constant(value_ints=[end]), axes)
-            for size, end in zip(sizes, ends)
-        )
+        # The number of outputs has no place beside sizes: export.py takes it off.
+        return tuple(op.Split(x, op.Constant(value_ints=sizes), axis=axis, num_outputs=len(sizes)))
 
     def split(self, split_size, dim=0):
         length = self.shape[dim]

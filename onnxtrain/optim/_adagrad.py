@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onnxtrain.optim._engine import FusedOptimizer, check, check_state_dtype, common_defaults, number
+from onnxtrain.optim._engine import FusedOptimizer, make_defaults, number
 
 
 class Adagrad(FusedOptimizer):
@@ -39,16 +39,10 @@ class Adagrad(FusedOptimizer):
                  initial_accumulator_value: float = 0.0, eps: float = 1e-10, *, maximize: bool = False,
                  max_grad_norm: float | None = None, set_grad_none: bool = True, master_weights: bool = False,
                  stochastic_rounding: bool = False, state_dtype: Any = None) -> None:
-        check("learning rate", lr)
-        check("lr_decay", lr_decay)
-        check("weight_decay", weight_decay)
-        check("initial_accumulator_value", initial_accumulator_value)
-        check("epsilon", eps)
-        defaults = {"lr": lr, "lr_decay": lr_decay, "eps": eps, "weight_decay": weight_decay,
-                    "initial_accumulator_value": initial_accumulator_value,
-                    "state_dtype": check_state_dtype(state_dtype),
-                    **common_defaults(maximize=maximize, master_weights=master_weights,
-                                      stochastic_rounding=stochastic_rounding)}
+        numbers = {"lr": lr, "lr_decay": lr_decay, "eps": eps, "weight_decay": weight_decay,
+                   "initial_accumulator_value": initial_accumulator_value}
+        defaults = make_defaults(numbers, state_dtype=state_dtype, maximize=maximize, master_weights=master_weights,
+                                 stochastic_rounding=stochastic_rounding)
         super().__init__(params, defaults, max_grad_norm, set_grad_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

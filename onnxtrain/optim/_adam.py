@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onnxtrain.optim._engine import FusedOptimizer, check, check_state_dtype, common_defaults, number
+from onnxtrain.optim._engine import FusedOptimizer, make_defaults, number
 
 TORCH_L2 = 3  # torch.optim.Adam's own order, which a state dict of it brings along
 
@@ -73,17 +73,12 @@ class FusedAdam(FusedOptimizer):
                  set_grad_none: bool = True, *, max_grad_norm: float | None = None, amsgrad: bool = False,
                  maximize: bool = False, master_weights: bool = False, stochastic_rounding: bool = False,
                  state_dtype: Any = None) -> None:
-        check("learning rate", lr)
-        check("epsilon", eps)
-        check("beta at index 0", betas[0], high=1.0)
-        check("beta at index 1", betas[1], high=1.0)
-        check("weight_decay", weight_decay)
-        defaults = {"lr": lr, "bias_correction": bool(bias_correction), "betas": tuple(betas), "eps": eps,
-                    "adam_w_mode": int(AdamWMode(adam_w_mode)), "weight_decay": weight_decay, "amsgrad": bool(amsgrad),
-                    "state_dtype": check_state_dtype(state_dtype),
-                    **common_defaults(maximize=maximize, master_weights=master_weights,
-                                      stochastic_rounding=stochastic_rounding)}
-        super().__init__(params, defaults, max_grad_norm, set_grad_none)
+        numbers = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        options = {"bias_correction": bool(bias_correction), "adam_w_mode": int(AdamWMode(adam_w_mode)),
+                   "amsgrad": bool(amsgrad)}
+        defaults = make_defaults(numbers, state_dtype=state_dtype, maximize=maximize, master_weights=master_weights,
+                                 stochastic_rounding=stochastic_rounding)
+        super().__init__(params, {**defaults, **options}, max_grad_norm, set_grad_none)
 
     def _hyper(self, group: dict[str, Any]) -> tuple[float, ...]:
         beta1, beta2 = group["betas"]

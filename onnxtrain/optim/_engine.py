@@ -317,16 +317,27 @@ class FusedOptimizer(torch.optim.Optimizer):
         held[name] = packed
 
 
-def common_defaults(*, maximize: bool, master_weights: bool, stochastic_rounding: bool) -> dict[str, Any]:
-    """The options that every group has.
+LABELS = {"lr": "learning rate", "eps": "epsilon"}  # torch's words
+
+
+def make_defaults(numbers: dict[str, Any], *, state_dtype: Any, maximize: bool, master_weights: bool,
+                  stochastic_rounding: bool) -> dict[str, Any]:
+    """A group's defaults from the rule's numbers, none of which may be negative, and the options that all rules have.
 
     Raises:
-        ValueError: two of them contradict each other.
+        ValueError: a number is out of range, or two options contradict each other.
     """
+    for name, value in numbers.items():
+        if name == "betas":
+            check("beta at index 0", value[0], high=1.0)
+            check("beta at index 1", value[1], high=1.0)
+        else:
+            check(LABELS.get(name, name), value)
     if master_weights and stochastic_rounding:
         raise ValueError("stochastic_rounding is for 16-bit parameters without master_weights: choose one")
-    return {"maximize": bool(maximize), "master_weights": bool(master_weights),
-            "stochastic_rounding": bool(stochastic_rounding)}
+    defaults = {name: tuple(value) if name == "betas" else value for name, value in numbers.items()}
+    return {**defaults, "state_dtype": check_state_dtype(state_dtype), "maximize": bool(maximize),
+            "master_weights": bool(master_weights), "stochastic_rounding": bool(stochastic_rounding)}
 
 
 def check_state_dtype(state_dtype: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onnxtrain.optim._engine import FusedOptimizer, check, check_state_dtype, common_defaults, number
+from onnxtrain.optim._engine import FusedOptimizer, make_defaults, number
 
 
 class Lamb(FusedOptimizer):
@@ -44,20 +44,13 @@ class Lamb(FusedOptimizer):
                  ratio_min: float = 0.0, ratio_max: float = float("inf"), *, maximize: bool = False,
                  max_grad_norm: float | None = None, set_grad_none: bool = True, master_weights: bool = False,
                  stochastic_rounding: bool = False, state_dtype: Any = None) -> None:
-        check("learning rate", lr)
-        check("epsilon", eps)
-        check("beta at index 0", betas[0], high=1.0)
-        check("beta at index 1", betas[1], high=1.0)
-        check("weight_decay", weight_decay)
-        check("ratio_min", ratio_min)
+        numbers = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "ratio_min": ratio_min}
+        options = {"bias_correction": bool(bias_correction), "ratio_max": ratio_max}
+        defaults = make_defaults(numbers, state_dtype=state_dtype, maximize=maximize, master_weights=master_weights,
+                                 stochastic_rounding=stochastic_rounding)
         if not ratio_max >= ratio_min:
             raise ValueError(f"Invalid ratio_max: {ratio_max} (expected at least ratio_min, {ratio_min})")
-        defaults = {"lr": lr, "bias_correction": bool(bias_correction), "betas": tuple(betas), "eps": eps,
-                    "weight_decay": weight_decay, "ratio_min": ratio_min, "ratio_max": ratio_max,
-                    "state_dtype": check_state_dtype(state_dtype),
-                    **common_defaults(maximize=maximize, master_weights=master_weights,
-                                      stochastic_rounding=stochastic_rounding)}
-        super().__init__(params, defaults, max_grad_norm, set_grad_none)
+        super().__init__(params, {**defaults, **options}, max_grad_norm, set_grad_none)
 
     def _hyper(self, group: dict[str, Any]) -> tuple[float, ...]:
         beta1, beta2 = group["betas"]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onnxtrain.optim._engine import FusedOptimizer, check, check_state_dtype, common_defaults, number
+from onnxtrain.optim._engine import FusedOptimizer, make_defaults, number
 
 
 class Lion(FusedOptimizer):
@@ -36,14 +36,9 @@ class Lion(FusedOptimizer):
                  weight_decay: float = 0.0, *, maximize: bool = False, max_grad_norm: float | None = None,
                  set_grad_none: bool = True, master_weights: bool = False, stochastic_rounding: bool = False,
                  state_dtype: Any = None) -> None:
-        check("learning rate", lr)
-        check("beta at index 0", betas[0], high=1.0)
-        check("beta at index 1", betas[1], high=1.0)
-        check("weight_decay", weight_decay)
-        defaults = {"lr": lr, "betas": tuple(betas), "weight_decay": weight_decay,
-                    "state_dtype": check_state_dtype(state_dtype),
-                    **common_defaults(maximize=maximize, master_weights=master_weights,
-                                      stochastic_rounding=stochastic_rounding)}
+        defaults = make_defaults({"lr": lr, "betas": betas, "weight_decay": weight_decay}, state_dtype=state_dtype,
+                                 maximize=maximize, master_weights=master_weights,
+                                 stochastic_rounding=stochastic_rounding)
         super().__init__(params, defaults, max_grad_norm, set_grad_none)
 
     def _hyper(self, group: dict[str, Any]) -> tuple[float, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onnxtrain.optim._engine import FusedOptimizer, check, check_state_dtype, common_defaults, number
+from onnxtrain.optim._engine import FusedOptimizer, make_defaults, number
 
 
 class SGD(FusedOptimizer):
@@ -40,17 +40,14 @@ class SGD(FusedOptimizer):
                  weight_decay: float = 0.0, nesterov: bool = False, *, maximize: bool = False,
                  max_grad_norm: float | None = None, set_grad_none: bool = True, master_weights: bool = False,
                  stochastic_rounding: bool = False, state_dtype: Any = None) -> None:
-        check("learning rate", lr)
-        check("momentum", momentum)
-        check("weight_decay", weight_decay)
+        numbers = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
+        options = {"dampening": dampening, "nesterov": bool(nesterov)}
+        defaults = make_defaults(numbers, state_dtype=state_dtype, maximize=maximize, master_weights=master_weights,
+                                 stochastic_rounding=stochastic_rounding)
         if nesterov and (momentum <= 0 or dampening != 0):
             raise ValueError("Nesterov momentum requires a momentum and zero dampening, "
                              f"not {momentum} and {dampening}")
-        defaults = {"lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay,
-                    "nesterov": bool(nesterov), "state_dtype": check_state_dtype(state_dtype),
-                    **common_defaults(maximize=maximize, master_weights=master_weights,
-                                      stochastic_rounding=stochastic_rounding)}
-        super().__init__(params, defaults, max_grad_norm, set_grad_none)
+        super().__init__(params, {**defaults, **options}, max_grad_norm, set_grad_none)
 
     def _hyper(self, group: dict[str, Any]) -> tuple[float, ...]:
         return (number(group["lr"]), group["momentum"], group["dampening"], group["weight_decay"], group["nesterov"])

@@ -37,5 +37,5 @@ def device_of(tensors: Iterable[torch.Tensor]) -> str:
 
 def configure() -> None:
     """Tells the engine what torch and the environment say about CUDA; programs built from now on go by it."""
-    _C.set_tf32(torch.backends.cuda.matmul.allow_tf32)
+    _C.set_tf32(torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
     _C.set_graphs(options.read("ORTMODULE_CUDA_GRAPH"))

@@ -15,9 +15,9 @@ from torch.utils import _pytree as pytree
 from onnxtrain import UnsupportedError, _C, _report, options
 from onnxtrain._export import cache, exclusive, trees
 from onnxtrain._export.attributes import State
-from onnxtrain._export.errors import DefinitionError, Untraceable
+from onnxtrain._export.errors import DefinitionError
 from onnxtrain._export.function_apply import CustomFunctions
-from onnxtrain.export import ArgumentError, ExportError, export, grad_modes
+from onnxtrain.export import ArgumentError, ExportError, export, grad_modes, is_final, order
 from onnxtrain.ortmodule._device import device_of
 from onnxtrain.ortmodule import _announce
 from onnxtrain.ortmodule._debug import STAGES, DebugOptions
@@ -33,6 +33,7 @@ MAX_STATES = 8  # exports of one schema because of attributes that change; the n
 MAX_BY_TORCH = 8  # operators of one graph that torch runs; with more, torch runs the module
 _QUOTED = re.compile(r"'([^']+)'")
 _UNTRANSLATED = re.compile(r"No ONNX function found for <OpOverload\(op='(aten\.\w+)', overload='(\w+)'\)>")
+_TRANSFORMED = "a transform of torch.func"
 MAX_TRIES = 3  # of an export that failed, each after a change of the module
 
 
@@ -185,9 +186,15 @@ class ORTModule(torch.nn.Module):
             exclusive.wait()
         if self._fallback.forced:
             self._fallback.note_forced()
+            if not self._fallback.always:
+                self._note(f"the policy {self._fallback.policy.name} forces every call into PyTorch")
             return self._in_torch(args, kwargs)
         if torch._C._are_functorch_transforms_active():
-            return self._in_torch(args, kwargs)  # torch.func differentiates and batches by its own interpreters
+            if _TRANSFORMED not in self._fallen:
+                self._fall_back(_TRANSFORMED, FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL,
+                                "torch.func differentiates and batches by interpreters of its own, which see no node of the "
+                                "engine's", None, None)
+            return self._in_torch(args, kwargs)
         if kwargs or any([type(arg) is not torch.Tensor for arg in args]):
             leaves, spec = pytree.tree_flatten((args, kwargs))
         else:
@@ -258,9 +265,15 @@ class ORTModule(torch.nn.Module):
     def _checked_by_torch(self, error: CheckError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One call for which forward may have to raise; it does so itself."""
         self._debug.log(logging.WARNING, "ORTModule: this call runs in PyTorch, since %s", error)
-        if str(error) not in self._counters.reasons:
-            self._counters.reasons.append(str(error))
-        return self._in_torch(args, kwargs)
+        self._note(f"for some calls, {error}; PyTorch raises then what forward would raise")
+        result = self._in_torch(args, kwargs)
+        self._fallback.check(FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL, f"{error}, and PyTorch did not raise.", error)
+        return result
+
+    def _note(self, reason: str) -> None:
+        """A reason for stats() and explain(), once."""
+        if reason not in self._counters.reasons:
+            self._counters.reasons.append(reason)
 
     def _export_and_run(self, key: Key, leaves: list[Any], tensors: list[torch.Tensor], grad_enabled: bool,
                         args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -276,8 +289,7 @@ class ORTModule(torch.nn.Module):
                             f"again {reason}", None, None)
             return self._in_torch(args, kwargs)
         if reason:
-            self._debug.log(logging.WARNING, "ORTModule: %s, so the export at hand does not fit: exporting again%s", reason,
-                            ", this call runs in PyTorch" if size else "")
+            self._debug.log(logging.WARNING, "ORTModule: %s, so the export at hand does not fit: exporting again", reason)
         try:
             device = device_of((*tensors, *self._module.parameters(), *self._module.buffers()))
         except UnsupportedError as error:
@@ -295,7 +307,7 @@ class ORTModule(torch.nn.Module):
         _C.set_log_level(self._debug.log_level.logging_level)
         choice = options.read("ONNXTRAIN_EXPORTER")
         failures: list[tuple[str, Exception]] = []
-        exporters = ["dynamo", "torchscript"] if choice == "auto" else [choice]
+        exporters = list(order(self._runtime.onnx_opset_version)) if choice == "auto" else [choice]
         by_torch: list[str] = []
         while exporters:
             exporter = exporters.pop(0)
@@ -304,9 +316,9 @@ class ORTModule(torch.nn.Module):
                 with exclusive.exclusive():
                     program = self._cached(key, tensors, device) or self._program(key, exporter, args, kwargs, failures,
                                                                                   tuple(by_torch), device)
-                if self._debug.verify and not size:
+                if self._debug.verify:
                     self._debug.log(logging.WARNING, "%s", verify(self._module, program.exported, args, kwargs))
-                result = None if size else self._first_run(program, leaves, grad_enabled)
+                result = self._first_run(program, leaves, grad_enabled)
                 if self._debug.save_onnx:
                     self._save(program, key.training)
             except CheckError as error:
@@ -321,20 +333,22 @@ class ORTModule(torch.nn.Module):
                     exporters.insert(0, exporter)
                     continue
                 failures.append((exporter, error))
-                if isinstance(error.__cause__, Untraceable) or isinstance(error, ArgumentError):
-                    break  # the other would not trace it either
+                if isinstance(error, ExportError) and is_final(exporter, error):
+                    break
                 continue
             known.append(program)
             _report.register(program)
             del known[:-MAX_PROGRAMS]
             self._fallen.pop(key, None)
             self._announce(key, program, failures)
-            if size:
-                return self._in_torch(args, kwargs)
             _report.engine_step(self._counters)
             return result
         self._give_up(key, failures)
-        return self._in_torch(args, kwargs)
+        try:
+            return self._in_torch(args, kwargs)
+        except Exception:
+            self._fallen.pop(key, None)  # forward itself refuses these arguments: that says nothing of the next ones
+            raise
 
     def _first_run(self, program: Program, leaves: list[Any], grad_enabled: bool) -> Any:
         """A graph that does not run even for the arguments that it was exported with is the exporter's fault, or eager's."""
@@ -425,11 +439,11 @@ class ORTModule(torch.nn.Module):
         return program
 
     def _save(self, program: Program, training: bool) -> None:
-        """Every stage that there is; where this call runs in PyTorch there is no program yet."""
+        """Every stage that there is, of each segment."""
         self._debug.write_model(program.exported.model, STAGES[0], training)
         for part, session in enumerate(program.sessions):
             suffix = f"_part{part}" if len(program.sessions) > 1 else ""
-            for stage in STAGES[1:] if program.steps else STAGES[1:2]:
+            for stage in STAGES[1:]:
                 self._debug.write_model(session.save(stage), stage + suffix, training)
 
     def _announce(self, key: Key, program: Program, failures: list[tuple[str, Exception]]) -> None:
@@ -447,6 +461,7 @@ class ORTModule(torch.nn.Module):
             _announce.ready(type(self._module).__name__, key.training, program, self._debug, self._fallback)
 
     def _give_up(self, key: Key, failures: list[tuple[str, Exception]]) -> None:
+        failures = sorted(failures, key=lambda failure: failure[0] != "dynamo")  # which knows the module better
         error = failures[0][1]
         reason = FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL
         if isinstance(error, UnsupportedError):
@@ -455,7 +470,7 @@ class ORTModule(torch.nn.Module):
             reason = FallbackPolicy.FALLBACK_UNSUPPORTED_DATA
         text = str(error)
         if len(failures) > 1:
-            text = f"{text.rstrip('.')}. The TorchScript exporter, tried after that: {failures[1][1]}"
+            text = f"{text.rstrip('.')}. The TorchScript exporter, tried as well: {failures[1][1]}"
         state = next((e.state for _, e in failures if getattr(e, "state", None) is not None), None)
         self._fall_back(key, reason, text, error, state)
 

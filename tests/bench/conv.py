@@ -1,12 +1,15 @@
-"""Milliseconds of each convolution kernel, forward and both gradients, in interleaved rounds: python tests/bench/conv.py
+"""Milliseconds of each convolution kernel, forward and both gradients, in interleaved rounds: python tests/bench/conv.py [PATTERN]
+
+PATTERN keeps the shapes whose name has it. "-": the kernel declines the shape.
 
 The shapes are those of the CNN and ResNet-18 workloads, of a depthwise block and of a 1-d and a 3-d network. A program
-takes the first kernel that accepts, which is oneDNN's: this table is why.
+takes the first kernel that accepts; beside the milliseconds stands how many times the first kernel's they are.
 """
 
 from __future__ import annotations
 
 import statistics
+import sys
 
 import onnx
 import torch
@@ -22,6 +25,9 @@ SHAPES = [
     ("ResNet 128 at 16x16", (32, 128, 16, 16), (128, 128, 3, 3), 1, 1, 1),
     ("ResNet 256 at 8x8", (32, 256, 8, 8), (256, 256, 3, 3), 1, 1, 1),
     ("ResNet 512 at 4x4", (32, 512, 4, 4), (512, 512, 3, 3), 1, 1, 1),
+    ("UNet 32 at 64x64", (4, 32, 64, 64), (32, 32, 3, 3), 1, 1, 1),
+    ("VGG 128 to 256 at 28x28", (8, 128, 28, 28), (256, 128, 3, 3), 1, 1, 1),
+    ("VGG 512 at 14x14", (8, 512, 14, 14), (512, 512, 3, 3), 1, 1, 1),
     ("ResNet down, 1x1", (32, 64, 32, 32), (128, 64, 1, 1), 2, 0, 1),
     ("pointwise", (32, 128, 16, 16), (256, 128, 1, 1), 1, 0, 1),
     ("depthwise", (32, 128, 16, 16), (128, 1, 3, 3), 1, 1, 128),
@@ -29,7 +35,7 @@ SHAPES = [
     ("1-d", (16, 64, 512), (64, 64, 5), 1, 2, 1),
     ("3-d", (4, 16, 16, 16, 16), (32, 16, 3, 3, 3), 1, 1, 1),
 ]
-KERNELS = ("f32_onednn", "gemm")
+KERNELS = ("f32_onednn", "f32_winograd", "gemm")
 PARTS = ("Conv", "ConvGradInput", "ConvGradWeight")
 
 
@@ -50,27 +56,44 @@ def step(session: _C.Session, x: torch.Tensor, w: torch.Tensor) -> dict[str, flo
     return {op: end - start for _, op, _, _, _, start, end in session.timeline()}
 
 
+def sessions_of(x: torch.Tensor, w: torch.Tensor, stride: int, pad: int, groups: int) -> dict[str, _C.Session]:
+    """By kernel; those that decline are left out."""
+    sessions = {}
+    for kernel in KERNELS:
+        others = {other for other in KERNELS if other != kernel} | {"ref"}
+        _C.disable_kernels([f"{prefix}_{other}" for other in others for prefix in ("conv", "conv_grad_input", "conv_grad_weight")])
+        session = session_of(tuple(x.shape), tuple(w.shape), stride, pad, groups)
+        try:
+            step(session, x, w)
+        except _C.UnsupportedError:
+            continue
+        finally:
+            _C.disable_kernels([])
+        sessions[kernel] = session
+    return sessions
+
+
 def main() -> None:
     _C.set_timing(True)
-    print(f"{'':<24}" + "".join(f"{part:>26}" for part in PARTS) + "\n" + " " * 24 + f"{'onednn    gemm   ratio':>26}" * 3)
+    names = "".join(f"{kernel.removeprefix('f32_'):>14}" for kernel in KERNELS)
+    print(f"{'':<26}" + "".join(f"{part:>{len(names)}}" for part in PARTS) + f"\n{'':<26}" + names * len(PARTS))
     for name, xs, ws, stride, pad, groups in SHAPES:
+        if len(sys.argv) > 1 and sys.argv[1] not in name:
+            continue
         x, w = torch.randn(xs), torch.randn(ws)
-        sessions = {}
-        for kernel in KERNELS:
-            others = {other for other in KERNELS if other != kernel}
-            _C.disable_kernels([f"{prefix}_{other}" for other in others for prefix in ("conv", "conv_grad_input", "conv_grad_weight")])
-            sessions[kernel] = session_of(xs, ws, stride, pad, groups)
-            step(sessions[kernel], x, w)
-        _C.disable_kernels([])
+        sessions = sessions_of(x, w, stride, pad, groups)
         times: dict[str, list[dict[str, float]]] = {kernel: [] for kernel in sessions}
         for _ in range(15):
             for kernel, session in sessions.items():
                 times[kernel].append(step(session, x, w))
         line = ""
         for part in PARTS:
-            a, b = (1e3 * statistics.median(t[part] for t in times[kernel]) for kernel in KERNELS)
-            line += f"{a:>10.2f}{b:>8.2f}{b / a:>8.2f}"
-        print(f"{name:<24}{line}", flush=True)
+            first = 0.0
+            for kernel in KERNELS:
+                ms = 1e3 * statistics.median(t[part] for t in times[kernel]) if kernel in times else 0.0
+                first = first or ms
+                line += f"{ms:>8.2f}{ms / first:>6.2f}" if ms else f"{'-':>14}"
+        print(f"{name:<26}{line}", flush=True)
 
 
 if __name__ == "__main__":

@@ -125,10 +125,11 @@ def gpt2() -> Workload:
 class Bert(nn.Module):
     """A post-LayerNorm encoder with a language-model head over every position; with `targets` the loss."""
 
-    def __init__(self, words: int = 30522, width: int = 512, layers: int = 4, positions: int = 512) -> None:
+    def __init__(self, words: int = 30522, width: int = 512, layers: int = 4, positions: int = 512,
+                 heads: int = 8) -> None:
         super().__init__()
         self.words, self.positions = nn.Embedding(words, width), nn.Embedding(positions, width)
-        layer = nn.TransformerEncoderLayer(width, 8, 4 * width, dropout=0.1, activation="gelu", batch_first=True)
+        layer = nn.TransformerEncoderLayer(width, heads, 4 * width, dropout=0.1, activation="gelu", batch_first=True)
         self.norm, self.drop = nn.LayerNorm(width), nn.Dropout(0.1)
         self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
         self.head = nn.Linear(width, words)

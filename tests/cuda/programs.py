@@ -8,6 +8,7 @@ Prints one JSON object as cases.py does.
 from __future__ import annotations
 
 import copy
+import ctypes
 import io
 import json
 import logging
@@ -28,6 +29,7 @@ from onnxtrain import _C, _report  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 DEVICE = "cpu"
+PLUGIN = ""
 
 
 def exported(module: nn.Module, inputs: tuple) -> tuple[bytes, list[torch.Tensor]]:
@@ -47,11 +49,11 @@ def exported(module: nn.Module, inputs: tuple) -> tuple[bytes, list[torch.Tensor
     return model.SerializeToString(), [*inputs, *(state[n].detach() for n in names)]
 
 
-def step(model: bytes, tensors: list[torch.Tensor], device: str, seed: int) -> tuple[list, list, set[str]]:
+def step(model: bytes, tensors: list[torch.Tensor], device: str, seed: int, mask: bytes | None = None) -> tuple[list, list, set[str]]:
     """Outputs and gradients of one step, and the kernels it used."""
     session = _C.Session(model, 16, device)
     tensors = [t.to(place(device)) for t in tensors]
-    mask = bytes(t.is_floating_point() for t in tensors)
+    mask = bytes(t.is_floating_point() for t in tensors) if mask is None else mask
     outputs, run = session.forward(tensors, mask, seed)
     torch.manual_seed(1)
     given = [torch.randn(o.shape).to(o.dtype).to(place(device)) for o in outputs]
@@ -72,8 +74,8 @@ def operators(session: _C.Session) -> set[tuple[str, str]]:
     return {(op, kernel) for _, op, kernel, *_ in session.timeline()}
 
 
-def agree(model: bytes, tensors: list[torch.Tensor], tol: float = 2e-5, seed: int = 3) -> set[str]:
-    want, got = step(model, tensors, "cpu", seed), step(model, tensors, DEVICE, seed)
+def agree(model: bytes, tensors: list[torch.Tensor], tol: float = 2e-5, seed: int = 3, mask: bytes | None = None) -> set[str]:
+    want, got = step(model, tensors, "cpu", seed, mask), step(model, tensors, DEVICE, seed, mask)
     for kind in (0, 1):
         for k, (a, b) in enumerate(zip(want[kind], got[kind], strict=True)):
             assert (a is None) == (b is None)
@@ -96,6 +98,33 @@ def mlp_halves() -> set[str]:
             '''.replace("TYPE", {torch.float16: "float16", torch.bfloat16: "bfloat16"}[dtype]))
         torch.manual_seed(0)
         used |= agree(model.SerializeToString(), [t.to(dtype) for t in (torch.randn(8, 20), torch.randn(20, 12), torch.randn(12))], 3e-2)
+    return used
+
+
+VISION = """<ir_version: 10, opset_import: ["" : 17]>
+    g (TYPE[2, 3, 9, 8] x, TYPE[4, 3, 3, 3] w, TYPE[4] b, float[4] s, float[4] t, float[4] m, float[4] v) => (TYPE[2, 4, 1, 1] z, float[4] nm, float[4] nv, TYPE[2, 3, 5, 4] k) {
+        c = Conv <pads = [1, 1, 1, 1]> (x, w, b)
+        n, nm, nv = BatchNormalization <training_mode = 1> (c, s, t, m, v)
+        r = Sigmoid(n)
+        a = AveragePool <kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1]> (r)
+        k = MaxPool <kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1]> (x)
+        z = GlobalAveragePool(a)
+    }"""
+
+
+def vision() -> set[str]:
+    """A convolutional network in all float dtypes: statistics of 16-bit images are float32, and nothing is widened on the way."""
+    used: set[str] = set()
+    for dtype, name, tol in ((torch.float32, "float", 2e-5), (torch.float16, "float16", 1e-2), (torch.bfloat16, "bfloat16", 6e-2)):
+        torch.manual_seed(0)
+        text = onnx.parser.parse_model(VISION.replace("TYPE", name)).SerializeToString()
+        images = [torch.randn(2, 3, 9, 8), torch.randn(4, 3, 3, 3) / 5, torch.randn(4)]
+        tensors = [t.to(dtype) for t in images] + [torch.rand(4) + 0.5, torch.randn(4), torch.randn(4), torch.rand(4) + 0.5]
+        model = _C.Session(text, 16, DEVICE)
+        mask = bytes([1, 1, 1, 1, 1, 0, 0])
+        used |= agree(text, tensors, tol, mask=mask)
+        model.forward([t.to(place(DEVICE)) for t in tensors], mask)
+        assert not [kernel for _, kernel, backward in model.kernels() if "cast" in kernel and not backward]
     return used
 
 
@@ -186,40 +215,143 @@ def ortmodule() -> set[str]:
     return names
 
 
-def graphs() -> set[str]:
-    """Phases whose addresses repeat are recorded and replayed: the same numbers, new contents and seeds are seen, and an address
-    that changes is noticed."""
-    torch.manual_seed(0)
-    model, tensors = exported(nn.Sequential(nn.Linear(20, 33), nn.Tanh(), nn.Dropout(0.3), nn.Linear(33, 5)), (torch.randn(8, 20),))
-    mask = bytes([0] + [1] * (len(tensors) - 1))
-    tensors = [t.to(place(DEVICE)) for t in tensors]
-    eager, recorded = _C.Session(model, 16, DEVICE), _C.Session(model, 16, DEVICE)
-    grad, before = torch.randn(8, 5).to(place(DEVICE)), eager.stats()
+class Replayed:
+    """A module's session beside one that is never recorded; each step runs in both and must give the same, bit for bit."""
 
-    def once(session: _C.Session, seed: int) -> list[torch.Tensor]:
-        outputs, run = session.forward(tensors, mask, seed)
-        saved = [tensors[i] for i in run.saved_inputs] + [outputs[i] for i in run.saved_outputs]
+    def __init__(self, programs: int = 16) -> None:
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Linear(20, 33), nn.Tanh(), nn.Dropout(0.3), nn.Linear(33, 5))
+        text, tensors = exported(module, (torch.randn(8, 20),))
+        model = onnx.load_model_from_string(text)
+        for value in [*model.graph.input, *model.graph.output]:
+            if value.name in (model.graph.input[0].name, model.graph.output[0].name):
+                value.type.tensor_type.shape.dim[0].dim_param = "batch"
+        self.mask = bytes([0] + [1] * (len(tensors) - 1))
+        self.tensors = [t.to(place(DEVICE)) for t in tensors]
+        self.plain, self.recorded = (_C.Session(model.SerializeToString(), programs, DEVICE) for _ in range(2))
+
+    def forward(self, session: _C.Session, seed: int) -> tuple[list, _C.Run]:
+        return session.forward(self.tensors, self.mask, seed)
+
+    def backward(self, outputs: list, run: _C.Run) -> list[torch.Tensor]:
+        torch.manual_seed(3)
+        grad = torch.randn(outputs[0].shape).to(place(DEVICE))
+        saved = [self.tensors[i] for i in run.saved_inputs] + [outputs[i] for i in run.saved_outputs]
         return [outputs[0].clone(), *(g.clone() for g in run.backward(saved, [grad]) if g is not None)]
 
+    def step(self, seed: int) -> None:
+        _C.set_graphs(False)
+        want = self.backward(*self.forward(self.plain, seed))
+        _C.set_graphs(True)
+        for a, b in zip(want, self.backward(*self.forward(self.recorded, seed)), strict=True):
+            assert torch.equal(a, b), (seed, (a - b).abs().max())
+
+    def counts(self) -> dict[str, tuple[int, int, str]]:
+        return {phase: (recorded, replayed, reason) for phase, recorded, replayed, reason in self.recorded.graphs()}
+
+
+def untimed(check: Callable[[], None]) -> set[str]:
     _C.set_timing(False)
     try:
-        for step in range(12):
-            if step == 8:
-                tensors[0] = tensors[0].clone()  # another address
-            tensors[0].normal_()
-            tensors[1].add_(0.01)
-            _C.set_graphs(False)
-            want = once(eager, step)
-            _C.set_graphs(True)
-            for a, b in zip(want, once(recorded, step), strict=True):
-                assert torch.equal(a, b), (step, (a - b).abs().max())
+        check()
     finally:
-        _C.set_graphs(False)
         _C.set_timing(True)
-    after = eager.stats()
-    captured, launched = (after[k] - before[k] for k in ("graphs_captured", "graph_launches"))
-    assert captured >= 2 and launched >= 4, (captured, launched)
+        _C.set_graphs(True)
     return set()
+
+
+def graphs() -> set[str]:
+    """Phases are recorded after two calls and replayed: new contents and seeds are seen, an address that changes is noticed, and
+    why a call was not a replay is said."""
+
+    def check() -> None:
+        both = Replayed()
+        for seed in range(12):
+            if seed == 8:
+                assert both.counts()["forward"][1] >= 4 and not both.counts()["forward"][2], both.counts()
+                both.tensors[0] = both.tensors[0].clone()  # another address
+            both.tensors[0].normal_()
+            both.tensors[1].add_(0.01)
+            both.step(seed)
+            if seed == 0:
+                assert both.counts()["forward"] == (0, 0, "the first calls"), both.counts()
+            if seed == 8:
+                assert both.counts()["forward"][2] == "a tensor has moved", both.counts()
+        recorded, replayed, reason = both.counts()["forward"]
+        assert recorded == 2 and replayed >= 5 and not reason, both.counts()
+        assert both.counts()["backward"][1] >= 4, both.counts()
+        assert both.recorded.stats()["graph_launches"] > 0
+
+    return untimed(check)
+
+
+def graph_shapes() -> set[str]:
+    """Another size is another program with graphs of its own; the first one's are replayed again when its size comes back."""
+
+    def check() -> None:
+        both = Replayed()
+        full = both.tensors[0]
+        for seed in range(18):
+            both.tensors[0] = full if seed // 6 != 1 else full[:5]
+            both.tensors[0].normal_()
+            both.step(seed)
+            if seed % 6 == 5:
+                assert both.counts()["forward"][0] == 1 and both.counts()["forward"][1] >= 3, (seed, both.counts())
+
+    return untimed(check)
+
+
+def graph_freed() -> set[str]:
+    """A program that is dropped from the cache while it has graphs and while a run of it waits for its backward."""
+
+    def check() -> None:
+        both = Replayed(programs=1)
+        full = both.tensors[0]
+        for seed in range(5):
+            both.step(seed)
+        assert both.counts()["forward"][1] >= 2
+        waiting = both.forward(both.recorded, 7)
+        _C.set_graphs(False)
+        want = both.backward(*both.forward(both.plain, 7))
+        _C.set_graphs(True)
+        both.tensors[0] = full[:3].clone()
+        for seed in range(4):
+            both.step(seed)  # evicts the first program
+        both.tensors[0] = full
+        for a, b in zip(want, both.backward(*waiting), strict=True):
+            assert torch.equal(a, b)
+        del both, waiting
+
+    return untimed(check)
+
+
+def graph_of_the_caller() -> set[str]:
+    """A stream that somebody else records is refused by name: his graph would repeat one random key."""
+
+    def check() -> None:
+        both = Replayed()
+        both.step(0)
+        if DEVICE.startswith("cuda"):
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                refused = caught(lambda: both.forward(both.recorded, 1))
+        else:
+            library = ctypes.CDLL(PLUGIN)
+            library.ont_emulate_capture_begin()
+            refused = caught(lambda: both.forward(both.recorded, 1))
+            library.ont_emulate_capture_end()
+        assert "records this stream" in refused, refused
+        both.step(2)
+
+    return untimed(check)
+
+
+def caught(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except _C.UnsupportedError as error:
+        return str(error)
+    return ""
 
 
 GROUPS = {  # text of a graph: broadcasts, vectors of four, odd counts, dropout, casts, several results
@@ -277,11 +409,13 @@ class Messages(logging.Handler):
 
 MESSAGES = Messages()
 
-PROGRAMS: list[Callable[[], set[str]]] = [mlp, mlp_halves, transformer, loss, fault, strided, rare, graphs, generated, ortmodule]
+PROGRAMS: list[Callable[[], set[str]]] = [mlp, mlp_halves, transformer, loss, fault, strided, rare, graphs, graph_shapes, graph_freed,
+                                           graph_of_the_caller, vision, generated, ortmodule]
 
 
 def main(plugin: str, device: str) -> None:
-    global DEVICE
+    global DEVICE, PLUGIN
+    PLUGIN = plugin
     logging.getLogger("onnxtrain").addHandler(MESSAGES)
     _C.open_plugin(plugin or None)
     _C.set_timing(True)

@@ -67,7 +67,7 @@ def transposed(**options):
 
 CASES += [
     Case("Conv", [R(2, 16, 9, 9), R(32, 16, 3, 3), R(32)], {"pads": [1, 1, 1, 1]}, torch=conv(padding=1), name="blocked",
-         alloc=False),
+         alloc=False, tol=1e-4),  # Winograd's errors are relative to the largest entry, 36, not to each
     Case("Conv", [R(2, 32, 10, 10), R(32, 1, 3, 3), R(32)], {"group": 32, "strides": [2, 2]}, torch=conv(groups=32, stride=2),
          name="depthwise blocked", alloc=False),
     Case("Conv", [R(0, 2, 5, 5), R(3, 2, 3, 3), R(3)], torch=conv(), name="no images, bias"),

@@ -1,5 +1,6 @@
 """`onnxruntime.training` as an alias, what scripts read of the inside, and `python -m onnxtrain run`."""
 
+import copy
 import json
 import random
 import subprocess
@@ -7,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 import torch.nn as nn
@@ -215,6 +217,55 @@ def test_a_script_may_set_the_opset(monkeypatch, caplog):
     exported = model._torch_module._execution_manager(True)._graph_transition_manager._exported_model_info.exported_model
     assert exported.opset_import[0].version == 19 and model._torch_module._flattened_module.training
     assert "was asked for" not in caplog.text
-    monkeypatch.setattr(ours, "ONNX_OPSET_VERSION", 12)
+    monkeypatch.setattr(ours, "ONNX_OPSET_VERSION", 9)
     ORTModule(nn.Linear(2, 2))(torch.ones(1, 2))
-    assert "Linear: opset 12 was asked for, and 18 is used" in caplog.text
+    assert "Linear: opset 9 was asked for, and 12 is used" in caplog.text
+
+
+class _Several(nn.Module):
+    """Operators whose form differs between opsets: axes, split sizes and bounds became inputs at 13 and 11."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc, self.norm = nn.Linear(6, 8), nn.LayerNorm(8)
+
+    def forward(self, x):
+        first, second = self.norm(self.fc(x)).split([3, 5], dim=1)
+        h = torch.cat([first.sum(1, keepdim=True), second.softmax(1), first.clamp(-1, 1)], dim=1)
+        return h.unsqueeze(1).squeeze(1).mean(), h.argmax(1)
+
+
+@pytest.mark.parametrize("opset", range(12, 23))
+def test_every_opset(opset, monkeypatch, caplog):
+    monkeypatch.setenv("ORTMODULE_ONNX_OPSET_VERSION", str(opset))
+    monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_DISABLE")
+    torch.manual_seed(0)
+    plain = _Several()
+    model = ORTModule(copy.deepcopy(plain))
+    for rows in (5, 5, 3):
+        x = torch.randn(rows, 6)
+        expected, best = plain(x)
+        found, at = model(x)
+        expected.backward()
+        found.backward()
+        torch.testing.assert_close(found, expected)
+        assert torch.equal(best, at)
+        for ours, theirs in zip(model.parameters(), plain.parameters()):
+            torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-6)
+    manager = model._torch_module._execution_manager(True)
+    exported = manager._onnx_models.exported_model
+    assert exported.opset_import[0].version == opset and "Split" in {node.op_type for node in exported.graph.node}
+    onnx.checker.check_model(exported)
+    assert onnxtrain.stats(model)["fallback_steps"] == 0 and "was asked for" not in caplog.text
+
+
+def test_what_an_older_opset_lacks_takes_the_default_exporter(monkeypatch, caplog):
+    class Rolls(nn.Module):
+        def forward(self, x):
+            return torch.linalg.det(x)
+
+    monkeypatch.setenv("ORTMODULE_ONNX_OPSET_VERSION", "13")
+    model = ORTModule(Rolls())
+    x = torch.randn(2, 3, 3, requires_grad=True)
+    torch.testing.assert_close(model(x), torch.linalg.det(x))
+    assert onnxtrain.stats(model)["engine_steps"] == 1

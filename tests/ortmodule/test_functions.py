@@ -272,6 +272,21 @@ def test_switched_off_it_is_traced_through_only_if_that_gives_its_gradient(varia
     assert onnxtrain.stats(model)["fallback_steps"] == 1 and "differs from eager" in caplog.text
 
 
+def test_nodes_say_what_they_call():
+    """As onnxruntime's do: the class, and which arguments are tensors."""
+
+    class Net(nn.Module):
+        def forward(self, x):
+            return Wrong.apply(x, 3.0)
+
+    model = ORTModule(Net())
+    model(torch.randn(2, 3, requires_grad=True))
+    exported = model._torch_module._execution_manager(True)._onnx_models.exported_model
+    (node,) = [node for node in exported.graph.node if node.op_type == "PythonOp"]
+    attributes = {a.name: a.s.decode() for a in node.attribute if a.s}
+    assert attributes == {"func_name": f"{__name__}.Wrong", "input_convention": "cccdc"}
+
+
 def test_explained():
     model = ORTModule(linear_with(Wrong))
     model(torch.randn(2, 4)).sum().backward()

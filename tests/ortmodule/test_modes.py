@@ -10,6 +10,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
+import onnxtrain
 from agree import Linear, X, Y, both, equal, in_engine, module, step
 from onnxtrain.ortmodule import ORTModule
 
@@ -283,7 +284,9 @@ def test_transforms_of_torch_func_run_in_pytorch():
         each = torch.func.vmap(torch.func.grad(loss), (None, 0))(weights, Y)
         return single, each
 
-    both(Linear, use)
+    model = both(Linear, use)
+    (reason,) = onnxtrain.stats(model)["reasons"]
+    assert reason.startswith("torch.func differentiates")
 
 
 def test_threads_with_their_own_modes():

@@ -1,0 +1,128 @@
+"""Training steps of whole models on a device against the CPU: MLP, CNN, ResNet, GPT-2, BERT, Llama-style and the sample, small.
+
+    python tests/cuda/models.py PLUGIN DEVICE ["NAME,NAME bf16,..."]
+
+Each is exported as ORTModule exports it and trained for steps on both, with and without bfloat16 autocast where that is how it is
+used; outputs and parameters must agree. Prints one JSON object as cases.py does, and `nodes`, per model: how many steps its
+programs have and which operators.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import os
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[1] / "bench")]
+
+import gpu as bench  # noqa: E402
+import torch  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+import workloads  # noqa: E402
+from torch import nn  # noqa: E402
+
+from onnxtrain import _C, _report  # noqa: E402
+from onnxtrain.ortmodule import ORTModule, _module  # noqa: E402
+
+Model = tuple[nn.Module, tuple[torch.Tensor, ...], Callable[..., torch.Tensor]]
+
+
+def images(module: nn.Module, *shape: int) -> Model:
+    return module, (torch.randn(*shape), torch.randint(0, 10, shape[:1])), lambda m, x, y: F.cross_entropy(m(x), y)
+
+
+def mlp() -> Model:
+    return images(nn.Sequential(nn.Linear(20, 33), nn.ReLU(), nn.Linear(33, 10)), 8, 20)
+
+
+def cnn() -> Model:
+    return images(nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 6, 3), nn.ReLU(), nn.MaxPool2d(2),
+                                nn.Flatten(), nn.Linear(24, 16), nn.ReLU(), nn.Linear(16, 10)), 3, 1, 8, 8)
+
+
+def resnet() -> Model:
+    """ResNet-18's stem, a plain block, one that halves, and its head."""
+    return images(nn.Sequential(nn.Conv2d(3, 4, 7, 2, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(3, 2, 1),
+                                workloads.Residual(4, 4, 1), workloads.Residual(4, 6, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+                                nn.Linear(6, 10)), 2, 3, 16, 16)
+
+
+def task(name: str) -> Callable[[], Model]:
+    """A model of the benchmark without dropout, whose numbers are the device's own."""
+
+    def make() -> Model:
+        made = bench.TASKS[name](True)
+        for module in made.module.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+            if isinstance(module, nn.MultiheadAttention):
+                module.dropout = 0.0
+        return made.module, made.batch, made.loss
+
+    return make
+
+
+MODELS = {"mlp": mlp, "cnn": cnn, "resnet": resnet, **{name: task(name) for name in bench.TASKS}}
+EVERY = [*MODELS, *(f"{name} bf16" for name in ("resnet", "gpt2", "bert", "llama"))]  # these under bfloat16 autocast as well
+
+
+def train(model: nn.Module, batch: tuple[torch.Tensor, ...], loss: Callable[..., torch.Tensor], half: bool) -> tuple[list, list]:
+    """Losses and parameters of two steps; under autocast of one, since roundings differ more after each."""
+    optimizer, losses = torch.optim.SGD(model.parameters(), 0.05), []
+    for _ in range(1 if half else 2):
+        optimizer.zero_grad()
+        with torch.autocast(batch[0].device.type, torch.bfloat16, enabled=half):
+            value = loss(model, *batch)
+        value.backward()
+        optimizer.step()
+        losses.append(value.item())
+    return losses, [p.detach().cpu() for p in [*model.parameters(), *(b for b in model.buffers() if b.is_floating_point())]]
+
+
+def compare(name: str, half: bool, device: str) -> tuple[set[str], dict[str, int]]:
+    """Trains on the CPU and on the device; the kernels that the device used, and its operators with their counts."""
+    place = device if device.startswith("cuda") else "cpu"
+    torch.manual_seed(0)
+    module, batch, loss = MODELS[name]()
+    _module.device_of = lambda tensors: "cpu"
+    losses, want = train(ORTModule(copy.deepcopy(module)), batch, loss, half)
+    _module.device_of = lambda tensors: device
+    model = ORTModule(copy.deepcopy(module).to(place))
+    got_losses, got = train(model, tuple(t.to(place) for t in batch), loss, half)
+    assert not _report.stats(model)["fallback_steps"], _report.stats(model)["reasons"]
+    tol = 3e-2 if half else 2e-4
+    assert max(abs(a - b) for a, b in zip(losses, got_losses, strict=True)) < tol, (losses, got_losses)
+    for k, (a, b) in enumerate(zip(want, got, strict=True)):
+        assert (a - b).abs().max().item() <= tol * max(1.0, a.abs().max().item()), f"parameter {k}: {(a - b).abs().max().item()}"
+    steps = [(op, kernel) for programs in model._programs.values() for program in programs for session in program.sessions
+             for _, op, kernel, *_ in session.timeline()]
+    return {f"{op}:{kernel}" for op, kernel in steps}, dict(Counter(op for op, _ in steps))
+
+
+def main(plugin: str, device: str, names: str = "") -> None:
+    _C.open_plugin(plugin or None)
+    _C.set_log_level(logging.ERROR)
+    if not device.startswith("cuda"):  # exported once: places and guards are the same
+        os.environ["ORTMODULE_CACHE_DIR"] = tempfile.mkdtemp()
+    report: dict = {"ran": [], "passed": 0, "failed": [], "nodes": {}}
+    ran: set[str] = set()
+    for what in names.split(",") if names else EVERY:
+        print(what, file=sys.stderr, flush=True)
+        try:
+            used, report["nodes"][what] = compare(what.split()[0], what.endswith("bf16"), device)
+            ran |= used
+            report["passed"] += 1
+        except Exception as error:  # noqa: BLE001 - reported
+            report["failed"].append((what, f"{type(error).__name__}: {error}"[:1000]))
+    report["ran"] = sorted(ran)
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

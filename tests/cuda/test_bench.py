@@ -1,0 +1,52 @@
+"""The GPU benchmark's logic on the CPU: counts of products, tables, goals, and every part of it at a small size."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
+
+import gpu  # noqa: E402
+
+
+@pytest.mark.parametrize("name", gpu.TASKS)
+def test_products_are_counted_as_torch_counts_them(name):
+    torch.manual_seed(0)
+    task = gpu.TASKS[name](tiny=True)
+    with FlopCounterMode(display=False) as counter, torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        task.loss(task.module, *task.batch).backward()
+    assert task.flops == pytest.approx(counter.get_total_flops(), rel=0.02)
+
+
+def test_the_largest_models_have_the_sizes_that_their_names_say():
+    with torch.device("meta"):
+        sizes = {name: sum(p.numel() for p in gpu.TASKS[name](tiny=False).module.parameters()) for name in ("gpt2", "bert", "llama")}
+    assert sizes["gpt2"] == 124439808 and 1.2e9 < sizes["llama"] < 1.3e9 and 1.08e8 < sizes["bert"] < 1.4e8, sizes
+
+
+def test_a_table_states_rates_and_shares():
+    task = gpu.TASKS["gpt2"](tiny=True)._replace(tokens=1000, flops=7.9e12)
+    lines = gpu.table("gpt2", task, {"onnxtrain": (0.02, 2**31), "eager": (0.03, 2**32)})
+    assert lines[2].split() == ["onnxtrain", "20.000", "50000", "395.0", "50.0%", "2.00", "1.00", "x"]
+    assert lines[3].split() == ["eager", "30.000", "33333", "263.3", "33.3%", "4.00", "1.50", "x"]
+
+
+def test_goals_that_are_missed_are_named():
+    assert not gpu.missed("gpt2", {"onnxtrain": (1.0, 0), "eager": (1.5, 0), "compile": (1.2, 0), "max-autotune": (1.11, 0)})
+    found = gpu.missed("gpt2", {"onnxtrain": (1.0, 0), "eager": (1.4, 0), "compile": (1.2, 0), "max-autotune": (1.0, 0)})
+    assert found == ["gpt2: 1.40 x eager, the goal is 1.45", "gpt2: 1.00 x max-autotune, the goal is 1.1"]
+    assert gpu.missed("gpt2", {"eager": (1.0, 0)}) == ["gpt2: onnxtrain did not run"]
+
+
+def test_every_part_runs(capsys):
+    gpu.main(["--device", "cpu", "--tiny", "--rounds", "2", "--kinds", "onnxtrain,eager"])
+    printed = capsys.readouterr()
+    assert not printed.err, printed.err
+    for name in gpu.TASKS:
+        assert f"{name}: " in printed.out
+    assert printed.out.count("onnxtrain ") >= len(gpu.TASKS) + 1 and "GB/s" in printed.out and "microseconds of CPU" in printed.out

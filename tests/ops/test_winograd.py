@@ -1,0 +1,257 @@
+"""Winograd's convolution through its kernels against torch in float64, beside oneDNN's; what it takes and what it declines.
+
+The grid is sampled; ONNXTRAIN_TEST_SEED fixes it and is in each case's name, ONNXTRAIN_SLOW=1 makes it longer.
+"""
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+import torch.nn.functional as F
+from onnx import helper
+
+from onnxtrain import _C
+
+ROOT = Path(__file__).resolve().parents[2]
+SEED = int(os.environ.get("ONNXTRAIN_TEST_SEED", "20"))
+PARTS = ("conv", "conv_grad_input", "conv_grad_weight")
+KERNELS = ("f32_winograd", "f32_onednn", "gemm", "ref")
+
+
+@pytest.fixture(autouse=True)
+def reset():
+    threads = torch.get_num_threads()
+    yield
+    _C.disable_kernels([])
+    _C.disable_passes([])
+    torch.set_num_threads(threads)
+
+
+def only(kernel):
+    _C.disable_kernels([f"{part}_{other}" for part in PARTS for other in KERNELS if other != kernel])
+
+
+def session(x, w, pads, bias=True, **attributes):
+    names = ["x", "w", "b"] if bias else ["x", "w"]
+    node = helper.make_node("Conv", names, ["y"], pads=pads, **attributes)
+    shapes = (x.shape, w.shape, w.shape[:1])
+    inputs = [helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, s) for n, s in zip(names, shapes)]
+    graph = helper.make_graph([node], "conv", inputs, [onnx.ValueInfoProto(name="y")])
+    return _C.Session(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10).SerializeToString())
+
+
+def step(s, inputs, dy):
+    """y, dx, dw and db (where there is a bias)."""
+    outputs, run = s.forward(inputs, b"\1" * len(inputs))
+    saved = [inputs[i] for i in run.saved_inputs] + [outputs[i] for i in run.saved_outputs]
+    return [outputs[0], *run.backward(saved, [dy])]
+
+
+def data(n, c, k, h, w, pads, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    x, weight, b = (torch.randn(*shape, generator=g) for shape in ((n, c, h, w), (k, c, 3, 3), (k,)))
+    dy = torch.randn(n, k, h + pads[0] + pads[2] - 2, w + pads[1] + pads[3] - 2, generator=g)
+    return x, weight, b, dy
+
+
+def expected(x, w, b, dy, pads):
+    x, w, b = (t.double().requires_grad_() for t in (x, w, b))
+    y = F.conv2d(F.pad(x, (pads[1], pads[3], pads[0], pads[2])), w, b)
+    y.backward(dy.double())
+    return [y.detach(), x.grad, w.grad, b.grad]
+
+
+def errors(got, want):
+    """Largest error of each result, relative to its largest entry."""
+    return [((a.double() - b).abs().max() / b.abs().max()).item() for a, b in zip(got, want, strict=True)]
+
+
+def check(case, limit=4e-6):
+    n, c, k, h, w, pads = case
+    x, weight, b, dy = data(*case)
+    only("f32_winograd")
+    s = session(x, weight, pads)
+    got = step(s, [x, weight, b], dy)
+    assert {k for _, k, _ in s.kernels() if k.startswith("conv")} == {f"{part}_f32_winograd" for part in PARTS}
+    found = errors(got, expected(x, weight, b, dy, pads))
+    assert max(found) < limit, (case, found)
+    return got
+
+
+def sampled(count):
+    rng = random.Random(SEED)
+    while count:
+        n, c, k, h, w = rng.randint(1, 4), rng.randint(1, 70), rng.randint(1, 70), rng.randint(1, 38), rng.randint(1, 38)
+        pads = [rng.randint(0, 2) for _ in range(4)]
+        if h + pads[0] + pads[2] >= 3 and w + pads[1] + pads[3] >= 3:
+            yield n, c, k, h, w, pads
+            count -= 1
+
+
+EDGES = [
+    (1, 1, 1, 1, 1, [1, 1, 1, 1]), (1, 1, 1, 3, 3, [0, 0, 0, 0]), (1, 16, 32, 4, 4, [1, 1, 1, 1]), (1, 17, 33, 5, 5, [2, 2, 2, 2]),
+    (3, 15, 31, 6, 7, [0, 1, 2, 0]), (2, 64, 64, 8, 8, [0, 0, 0, 0]), (1, 3, 20, 2, 530, [1, 1, 1, 1]), (1, 20, 3, 37, 1, [2, 2, 2, 2]),
+    (9, 65, 40, 4, 4, [1, 1, 1, 1]), (40, 16, 16, 8, 4, [1, 1, 1, 1]), (5, 130, 16, 9, 12, [1, 0, 1, 0]),
+]
+
+
+@pytest.mark.parametrize("case", EDGES, ids=str)
+def test_edges(case):
+    check(case)
+
+
+@pytest.mark.parametrize("case", list(sampled(200 if os.environ.get("ONNXTRAIN_SLOW") == "1" else 12)),
+                         ids=lambda case: f"seed{SEED}-{case}")
+def test_sampled(case):
+    check(case)
+
+
+def test_results_do_not_depend_on_threads():
+    """More groups of tiles than one, and more parts of a group than one."""
+    for case in ((5, 40, 48, 19, 30, [1, 1, 1, 1]), (2, 16, 32, 40, 40, [1, 2, 0, 1])):
+        results = []
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            results.append(check(case))
+        again = check(case)
+        for other in (*results[1:], again):
+            for a, b in zip(results[0][:3], other):
+                assert torch.equal(a, b)
+
+
+def test_threads_may_change_after_the_program_is_built():
+    case = (3, 40, 48, 19, 30, [1, 1, 1, 1])
+    x, w, b, dy = data(*case)
+    only("f32_winograd")
+    for before, after in ((2, 1), (1, 3)):
+        torch.set_num_threads(before)
+        s = session(x, w, case[-1])
+        first = step(s, [x, w, b], dy)
+        torch.set_num_threads(after)
+        for got, want in zip(step(s, [x, w, b], dy), first):
+            assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("isa", ["plain", "avx2"])
+def test_instruction_sets(isa):
+    """The same cases in a process that is held to fewer instructions."""
+    code = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import test_winograd as t
+from onnxtrain import _C
+assert _C.build_info()["isa"] in ({isa!r}, "plain")
+for case in t.EDGES[2:] + list(t.sampled(2)):
+    t.check(case)
+"""
+    environment = {**os.environ, "ONNXTRAIN_ISA": isa, "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment, cwd=ROOT)
+
+
+SHAPES = [(4, 64, 64, 32, 32), (8, 128, 128, 16, 16), (16, 256, 256, 8, 8), (32, 512, 512, 4, 4), (2, 32, 32, 64, 64),
+          (2, 128, 256, 28, 28)]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_accuracy_beside_the_direct_way(shape):
+    """What the choice of the polynomials' points is for: at most about four times oneDNN's rounding, six allowed here."""
+    pads = [1, 1, 1, 1]
+    x, w, b, dy = data(*shape, pads)
+    want = expected(x, w, b, dy, pads)
+    found = {}
+    for kernel in KERNELS[:2]:
+        only(kernel)
+        got = step(session(x, w, pads), [x, w, b], dy)
+        found[kernel] = [((a.double() - e).square().mean().sqrt() / e.abs().max()).item() for a, e in zip(got, want)][:3]
+    for ours, direct in zip(found["f32_winograd"], found["f32_onednn"]):
+        assert ours < 6 * direct + 1e-9, found
+
+
+def large():
+    pads = [1, 1, 1, 1]
+    return (*data(4, 64, 64, 32, 32, pads), pads)
+
+
+def chosen(s):
+    return sorted(k for _, k, _ in s.kernels() if k.startswith("conv"))
+
+
+def test_disabled_by_name():
+    x, w, b, dy, pads = large()
+    _C.disable_passes(["cse", "winograd"])
+    s = session(x, w, pads)
+    step(s, [x, w, b], dy)
+    assert chosen(s) == sorted(f"{part}_f32_onednn" for part in PARTS)
+    _C.disable_passes(["winograds"])
+    s = session(x, w, pads)
+    only("f32_winograd")
+    step(s, [x, w, b], dy)
+    assert chosen(s) == sorted(f"{part}_f32_winograd" for part in PARTS)
+
+
+def test_disabled_by_environment():
+    code = """
+import sys
+sys.path.insert(0, %r)
+import test_winograd as t
+x, w, b, dy, pads = t.large()
+s = t.session(x, w, pads)
+t.step(s, [x, w, b], dy)
+assert t.chosen(s) == sorted(f"{part}_f32_onednn" for part in t.PARTS), t.chosen(s)
+""" % str(Path(__file__).parent)
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT,
+                   env={**os.environ, "ONNXTRAIN_DISABLE": "winograd", "PYTHONPATH": str(ROOT)})
+
+
+def test_a_shape_has_one_choice():
+    """Measured once: every program of one shape has the same kernels, those of another batch too."""
+    found = set()
+    for images in (4, 4, 7, 4):
+        x, w, b, dy = data(images, 64, 64, 32, 32, [1, 1, 1, 1])
+        s = session(x, w, [1, 1, 1, 1])
+        step(s, [x, w, b], dy)
+        found.add(tuple(chosen(s)))
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("shapes, pads, attributes", [
+    (((1, 16, 9, 9), (16, 16, 3, 3)), [1, 1, 1, 1], {"strides": [2, 2]}),
+    (((1, 16, 9, 9), (16, 16, 3, 3)), [1, 1, 1, 1], {"dilations": [1, 2]}),
+    (((1, 16, 9, 9), (16, 8, 3, 3)), [1, 1, 1, 1], {"group": 2}),
+    (((1, 16, 9, 9), (16, 16, 3, 3)), [3, 1, 1, 1], {}),
+    (((1, 16, 9, 9), (16, 16, 3, 2)), [1, 1, 1, 1], {}),
+    (((1, 16, 9), (16, 16, 3)), [1, 1], {}),
+    (((0, 16, 9, 9), (16, 16, 3, 3)), [1, 1, 1, 1], {}),
+], ids=["stride", "dilation", "groups", "padding", "kernel", "1-d", "empty"])
+def test_what_is_declined(shapes, pads, attributes):
+    x, w = (torch.randn(s) for s in shapes)
+    s = session(x, w, pads, bias=False, **attributes)
+    s.forward([x, w], b"\0\0")
+    assert all("winograd" not in k for k in chosen(s))
+    only("f32_winograd")
+    with pytest.raises(_C.UnsupportedError, match="f32_winograd: "):
+        session(x, w, pads, bias=False, **attributes).forward([x, w], b"\0\0")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_not_finite_stays_so(value):
+    """Whatever the direct way makes of it is not finite here either; it spreads no further than the tiles that hold it."""
+    pads = [1, 1, 1, 1]
+    x, w, b, dy = data(2, 20, 24, 13, 14, pads)
+    x[1, 3, 6, 5] = value
+    dy[0, 2, 7, 9] = value
+    want = expected(x, w, b, dy, pads)
+    only("f32_winograd")
+    got = step(session(x, w, pads), [x, w, b], dy)
+    for a, e in zip(got[:3], want):
+        assert not a[~e.isfinite()].isfinite().any()
+    assert got[0][0].isfinite().all() and got[1][1].isfinite().all()
+    assert got[0][1, :, :4].isfinite().all() and got[0][1, :, 8:].isfinite().all()
+    assert got[0][1, :, :, 8:].isfinite().all()
+    clean = got[0].isfinite() & want[0].isfinite()
+    assert torch.allclose(got[0][clean].double(), want[0][clean], atol=1e-4)

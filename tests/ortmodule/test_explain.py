@@ -1,0 +1,199 @@
+"""Every way in which a call runs in PyTorch: explain() has its reason in one paragraph, FALLBACK_DISABLE makes it an error."""
+
+import os
+
+import onnx
+import pytest
+import torch
+import torch.nn as nn
+
+import onnxtrain
+from agree import X, Y, Linear, module
+from onnxtrain import UnsupportedError, _C
+from onnxtrain.ortmodule import ORTModule, _program
+from onnxtrain.ortmodule._fallback import (
+    ORTModuleDeviceException, ORTModuleFallbackException, ORTModuleIOError, ORTModuleONNXModelException, ORTModuleTorchModelException,
+)
+
+
+class Unknown:
+    """No tensor, no constant, no container."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    __hash__ = None
+
+
+def _raises_sometimes(self, x, limit=3.0):
+    if (x > limit).any():
+        raise ValueError("too large")
+    return self.fc(x)
+
+
+def _restless(self, x):
+    return self.fc(x) * self.factor
+
+
+def _in_place_function():
+    class Doubles(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.mark_dirty(x)
+            return x.mul_(2)
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * 2
+
+    return Doubles
+
+
+def _hooked():
+    made = Linear()
+    made.register_forward_hook(lambda *_: None)
+    return made
+
+
+def _calls(*arguments):
+    def use(model):
+        for given in arguments:
+            model(*given)
+
+    return use
+
+
+def _changing(model):
+    for factor in range(6):
+        model.factor = 1.5 + factor
+        model(Y)
+
+
+def _transformed(model):
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+    torch.func.grad(lambda w: torch.func.functional_call(model, w, (Y,)).sum())(weights)
+
+
+# what -> (module, use, part of the reason, the exception where it is forbidden)
+KINDS = {
+    "branch on a value": (module(lambda self, x: self.fc(x) if x.sum() > 0 else -self.fc(x)), _calls((Y,)),
+                          "branches on, or reads, the value of a tensor", ORTModuleTorchModelException),
+    "hook": (_hooked, _calls((Y,)), "has the forward hook", ORTModuleTorchModelException),
+    "function in place": (module(lambda self, x: _in_place_function().apply(self.fc(x))), _calls((Y,)),
+                          "changes its input in place", ORTModuleTorchModelException),
+    "argument": (module(lambda self, x: self.fc(x.tensor)), _calls((Unknown(Y),)), "does not support input type Unknown",
+                 ORTModuleIOError),
+    "result": (module(lambda self, x: Unknown(self.fc(x))), _calls((Y,)), "Unsupported flatten data type", ORTModuleIOError),
+    "attribute that keeps changing": (module(_restless, factor=nn.Identity), _changing, "keep changing",
+                                      ORTModuleTorchModelException),
+    "device": (lambda: nn.Linear(4, 4, device="meta"), _calls((torch.empty(3, 4, device="meta"),)), "meta",
+               ORTModuleDeviceException),
+    "torch.func": (Linear, _transformed, "torch.func differentiates", ORTModuleTorchModelException),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_reason_is_one_paragraph(kind):
+    make, use, reason, _ = KINDS[kind]
+    torch.manual_seed(0)
+    made = make()
+    if kind.startswith("attribute"):
+        del made.factor
+        made.factor = 1.0
+    model = ORTModule(made)
+    use(model)
+    counts = onnxtrain.stats(model)
+    assert counts["fallback_steps"] >= 1
+    (text,) = counts["reasons"]
+    assert reason in text and "\n" not in text and "\x1b" not in text and 20 < len(text) < 2500
+    lines = [line for line in onnxtrain.explain(model).splitlines() if "in PyTorch because" in line]
+    assert lines == [f"  in PyTorch because: {text}"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_forbidden_it_raises(kind, monkeypatch):
+    make, use, _, error = KINDS[kind]
+    monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_DISABLE")
+    made = make()
+    if kind.startswith("attribute"):
+        del made.factor
+        made.factor = 1.0
+    model = ORTModule(made)
+    for _ in range(1 if kind.startswith("attribute") else 2):
+        with pytest.raises(error):
+            use(model)
+    assert onnxtrain.stats(model)["fallback_steps"] == 0
+
+
+def test_an_operator_that_the_engine_lacks(monkeypatch):
+    real = _C.Session
+
+    def session(model, *args, **kwargs):
+        if any(node.op_type == "Sin" for node in onnx.load_model_from_string(model).graph.node):
+            raise UnsupportedError("operator ai.onnx.Sin (opset 20), used by node 'n', is not supported")
+        return real(model, *args, **kwargs)
+
+    monkeypatch.setattr(_program._C, "Session", session)
+    monkeypatch.setenv("ONNXTRAIN_EXPORTER", "torchscript")
+    make = module(lambda self, x: self.fc(x).sin())
+    model = ORTModule(make())
+    model(Y)
+    assert "operator ai.onnx.Sin (opset 20)" in onnxtrain.explain(model)
+    assert onnxtrain.stats(model)["fallback_steps"] == 1
+    monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_DISABLE")
+    with pytest.raises(ORTModuleONNXModelException, match="Sin"):
+        ORTModule(make())(Y)
+
+
+def test_a_policy_that_forces_it(monkeypatch):
+    monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_FORCE_TORCH_FORWARD")
+    model = ORTModule(Linear())
+    for _ in range(3):
+        model(Y)
+    assert "in PyTorch because: the policy FALLBACK_FORCE_TORCH_FORWARD forces every call" in onnxtrain.explain(model)
+    assert len(onnxtrain.stats(model)["reasons"]) == 1
+
+
+def test_a_check_that_fires(monkeypatch):
+    monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_DISABLE")  # forward's own exception is no fallback
+    model = ORTModule(module(_raises_sometimes)())
+    model(Y)
+    with pytest.raises(ValueError, match="too large"):
+        model(Y + 100)
+    assert "in PyTorch because: for some calls, a check in forward does not hold" in onnxtrain.explain(model)
+    model(Y)
+    assert onnxtrain.stats(model)["engine_steps"] == 2
+
+
+@pytest.mark.parametrize("exporter", ["dynamo", "torchscript"])
+def test_a_size_that_does_not_fit_runs_in_the_engine(exporter, monkeypatch):
+    monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_DISABLE")
+    monkeypatch.setenv("ONNXTRAIN_EXPORTER", exporter)
+    make = module(lambda self, x: self.fc(x) if x.size(0) > 4 else -self.fc(x))
+    model = ORTModule(make())
+    for rows in (3, 7, 2, 9, 3):
+        x = torch.randn(rows, 4, requires_grad=True)
+        out = model(x)
+        torch.testing.assert_close(out, model.module(x))
+        out.sum().backward()
+    counts = onnxtrain.stats(model)
+    assert (counts["engine_steps"], counts["fallback_steps"], counts["reasons"]) == (5, 0, [])
+
+
+def test_arguments_that_forward_refuses_leave_no_trace():
+    """A wrong call between good ones, at a size that no export at hand is for."""
+    model = ORTModule(module(lambda self, x: self.fc(x) if x.size(0) > 4 else -self.fc(x))())
+    model(Y)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            model(torch.randn(3, 5))
+    big = torch.randn(6, 4)
+    torch.testing.assert_close(model(big), model.module(big))
+    counts = onnxtrain.stats(model)
+    assert counts["engine_steps"] == 2 and counts["fallback_steps"] == 2
+
+
+def test_the_exceptions_are_of_one_family():
+    for error in (ORTModuleTorchModelException, ORTModuleIOError, ORTModuleDeviceException, ORTModuleONNXModelException):
+        assert issubclass(error, ORTModuleFallbackException)
+    assert "ORTMODULE_FALLBACK_POLICY" not in os.environ and X.requires_grad
