@@ -438,12 +438,12 @@ static PyObject *updater_step(PyObject *object, PyObject *args)
     PyObject *result = NULL;
     ont_optim_clear(&self->work);
     self->tables.n_groups = 0;
-    if (take_all(&w, groups, hyper) < 0 || check_overlap(self) < 0)
-        result = NULL;
-    else if (!device)
-        result = run_step(self, w.updated, max_norm, unscale, seed);
-    else if (mark_updated(self, w.updated) == 0)
-        result = ont_optim_device_step(&w, scalars, max_norm);
+    if (take_all(&w, groups, hyper) == 0 && check_overlap(self) == 0) {
+        if (!device)
+            result = run_step(self, w.updated, max_norm, unscale, seed);
+        else if (mark_updated(self, w.updated) == 0)
+            result = ont_optim_device_step(&w, scalars, max_norm);
+    }
     if (!result) self->n_order = 0;
     let_go(self);
     self->busy = false;

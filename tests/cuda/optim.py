@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from onnxtrain import _C
-from onnxtrain.optim import SGD, Adagrad, FusedAdam, Lamb, Lion, _engine
+from onnxtrain.optim import SGD as Momentum
+from onnxtrain.optim import Adagrad, FusedAdam, Lamb, Lion, _engine
 
 ADAM, LAMB_RULE, SGD, ADAGRAD, LION = range(5)
 NUMBER = {torch.float32: 1, torch.float64: 11, torch.float16: 10, torch.bfloat16: 16}
@@ -193,9 +194,9 @@ def maximize() -> None:
 MAKERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adam": lambda p, **o: FusedAdam(p, lr=1e-2, weight_decay=0.1, **o),
     "adam l2 amsgrad": lambda p, **o: FusedAdam(p, lr=1e-2, weight_decay=0.1, adam_w_mode=0, amsgrad=True, **o),
-    "sgd": lambda p, **o: SGD(p, lr=0.1, momentum=0.9, dampening=0.1, weight_decay=0.01, **o),
-    "sgd nesterov": lambda p, **o: SGD(p, lr=0.1, momentum=0.9, nesterov=True, **o),
-    "sgd plain": lambda p, **o: SGD(p, lr=0.1, **o),
+    "sgd": lambda p, **o: Momentum(p, lr=0.1, momentum=0.9, dampening=0.1, weight_decay=0.01, **o),
+    "sgd nesterov": lambda p, **o: Momentum(p, lr=0.1, momentum=0.9, nesterov=True, **o),
+    "sgd plain": lambda p, **o: Momentum(p, lr=0.1, **o),
     "adagrad": lambda p, **o: Adagrad(p, lr=0.1, lr_decay=0.01, weight_decay=0.02, **o),
     "lamb": lambda p, **o: Lamb(p, 1e-2, weight_decay=0.01, **o),
     "lion": lambda p, **o: Lion(p, 1e-2, **o),
