@@ -9,7 +9,11 @@
 
 typedef enum ont_epilogue {
     ONT_EPILOGUE_NONE,
-    ONT_EPILOGUE_BIAS, /* + bias (n) */
+    ONT_EPILOGUE_BIAS,       /* + bias (n) */
+    ONT_EPILOGUE_GELU,       /* gelu(+ bias), the tanh form */
+    ONT_EPILOGUE_GELU_AUX,   /* that, and aux (m, n) is what gelu was taken of */
+    ONT_EPILOGUE_DGELU,      /* * gelu'(aux) */
+    ONT_EPILOGUE_DGELU_BIAS, /* that, and bias (n) is its sum over the rows */
 } ont_epilogue;
 
 /* C (m, n) = alpha op(A) op(B) + beta C, row-major, `batch` times; ld and strides in elements. */
@@ -29,7 +33,8 @@ typedef struct ont_blas {
     /* Of the device that is current. */
     ont_status (*create)(const ont_blas_product *product, void **plan);
     size_t (*work_bytes)(const void *plan);
-    ont_status (*run)(void *plan, const void *a, const void *b, void *c, const void *bias, void *work, void *stream);
+    ont_status (*run)(void *plan, const void *a, const void *b, void *c, void *bias, void *aux, void *work,
+                      void *stream);
     void (*destroy)(void *plan);
 } ont_blas;
 

@@ -18,8 +18,10 @@ extern const ont_allocator *ont_cuda_allocator;
 enum { COMPUTE_32F = 68, COMPUTE_64F = 70, COMPUTE_32F_FAST_TF32 = 77 };
 enum { TYPE_32F = 0, TYPE_64F = 1, TYPE_16F = 2, TYPE_16BF = 14 };
 enum { DESC_TRANSA = 3, DESC_TRANSB = 4, DESC_EPILOGUE = 7, DESC_BIAS_POINTER = 8, DESC_BIAS_TYPE = 26 };
+enum { DESC_AUX_POINTER = 11, DESC_AUX_LD = 12 };
 enum { LAYOUT_BATCH_COUNT = 5, LAYOUT_BATCH_OFFSET = 6, PREFERENCE_WORKSPACE = 1 };
-enum { EPILOGUE_DEFAULT = 1, EPILOGUE_BIAS = 4, OP_N = 0, OP_T = 1, CANDIDATES = 8, WORKSPACE = 32 << 20 };
+enum { EPILOGUE_DEFAULT = 1, EPILOGUE_BIAS = 4, GELU = 32, DGELU = 64, BIAS_GRAD = 16, AUX = 128 };
+enum { OP_N = 0, OP_T = 1, CANDIDATES = 8, WORKSPACE = 32 << 20 };
 
 typedef struct algorithm {
     uint64_t data[8];
@@ -126,9 +128,27 @@ static int type_of(ont_dtype dtype)
                                   : TYPE_16BF;
 }
 
+static int epilogue_of(const ont_blas_product *p)
+{
+    static const int numbers[] = {[ONT_EPILOGUE_NONE] = EPILOGUE_DEFAULT,
+                                  [ONT_EPILOGUE_BIAS] = EPILOGUE_BIAS,
+                                  [ONT_EPILOGUE_GELU] = GELU | EPILOGUE_BIAS,
+                                  [ONT_EPILOGUE_GELU_AUX] = GELU | EPILOGUE_BIAS | AUX,
+                                  [ONT_EPILOGUE_DGELU] = DGELU | AUX,
+                                  [ONT_EPILOGUE_DGELU_BIAS] = DGELU | AUX | BIAS_GRAD};
+    return numbers[p->epilogue];
+}
+
+static ont_status create(const ont_blas_product *product, void **result);
+static void destroy(void *opaque);
+
+/* Which epilogues there are depends on sizes and device: asked of the library, for those that have a way without. */
 static const char *accept(const ont_blas_product *p)
 {
-    (void)p;
+    void *plan;
+    if (p->epilogue < ONT_EPILOGUE_GELU) return NULL;
+    if (create(p, &plan) != ONT_OK) return "cuBLASLt has no algorithm with this epilogue";
+    destroy(plan);
     return NULL;
 }
 
@@ -157,8 +177,7 @@ static ont_status make_layout(void **layout, int type, uint64_t rows, uint64_t c
 static ont_status describe(plan *p)
 {
     const ont_blas_product *g = &p->product;
-    int type = type_of(g->dtype), result = type_of(g->result),
-        epilogue = g->epilogue == ONT_EPILOGUE_BIAS ? EPILOGUE_BIAS : EPILOGUE_DEFAULT;
+    int type = type_of(g->dtype), result = type_of(g->result), epilogue = epilogue_of(g);
     int32_t op_first = g->trans_b ? OP_T : OP_N, op_second = g->trans_a ? OP_T : OP_N;
     int compute = p->f64 ? COMPUTE_64F : p->tf32 ? COMPUTE_32F_FAST_TF32 : COMPUTE_32F;
     ONT_TRY(check(lt.desc_create(&p->desc, compute, p->f64 ? TYPE_64F : TYPE_32F), "a product"));
@@ -166,6 +185,11 @@ static ont_status describe(plan *p)
     ONT_TRY(check(lt.desc_set(p->desc, DESC_TRANSB, &op_second, sizeof op_second), "transpose"));
     ONT_TRY(check(lt.desc_set(p->desc, DESC_EPILOGUE, &epilogue, sizeof epilogue), "epilogue"));
     if (g->epilogue) ONT_TRY(check(lt.desc_set(p->desc, DESC_BIAS_TYPE, &result, sizeof result), "the bias' type"));
+    if (epilogue & AUX) { /* an address says how addresses will be aligned: as blocks of a slab are */
+        const void *aligned = (const void *)(uintptr_t)64;
+        ONT_TRY(check(lt.desc_set(p->desc, DESC_AUX_LD, &g->ldc, sizeof g->ldc), "the second matrix"));
+        ONT_TRY(check(lt.desc_set(p->desc, DESC_AUX_POINTER, &aligned, sizeof aligned), "the second matrix"));
+    }
     uint64_t m = (uint64_t)g->n, n = (uint64_t)g->m, k = (uint64_t)g->k;
     ONT_TRY(make_layout(&p->a, type, g->trans_b ? k : m, g->trans_b ? m : k, g->ldb, g->batch, g->stride_b));
     ONT_TRY(make_layout(&p->b, type, g->trans_a ? n : k, g->trans_a ? k : n, g->lda, g->batch, g->stride_a));
@@ -272,12 +296,14 @@ static ont_status choose(const call *call)
     return ont_tuner_choose(tuner, key, sizeof key, p->n_candidates, measure, (void *)call, &p->choice);
 }
 
-static ont_status run(void *opaque, const void *a, const void *b, void *c, const void *bias, void *work, void *stream)
+static ont_status run(void *opaque, const void *a, const void *b, void *c, void *bias, void *aux, void *work,
+                      void *stream)
 {
     call call = {opaque, a, b, c, work, stream};
     ont_status status = ONT_OK;
     pthread_mutex_lock(&call.p->lock);
     if (bias) status = check(lt.desc_set(call.p->desc, DESC_BIAS_POINTER, &bias, sizeof bias), "the bias");
+    if (status == ONT_OK && aux) status = check(lt.desc_set(call.p->desc, DESC_AUX_POINTER, &aux, sizeof aux), "the second matrix");
     if (status == ONT_OK && call.p->choice < 0) status = choose(&call);
     if (status == ONT_OK) status = check(launch(&call, call.p->choice < 0 ? 0 : call.p->choice), "a product");
     pthread_mutex_unlock(&call.p->lock);

@@ -37,6 +37,7 @@ const ont_kernel_list ont_cuda_lists[] = {
     ONE(ONT_DOMAIN, "NegativeLogLikelihoodGrad", 1, loss, 1)
     ONE(ONT_DOMAIN, "FusedAttention", 1, attention, 0) ONE(ONT_DOMAIN, "FusedAttentionGrad", 1, attention, 1)
     ONE("", "MatMul", 1, matmul, 0) ONE(ONT_DOMAIN, "FusedMatMul", 1, matmul, 0) ONE("", "Gemm", 7, matmul, 0)
+    ONE(ONT_DOMAIN, "GeluMatMul", 1, matmul, 1) ONE(ONT_DOMAIN, "GeluMatMulGrad", 1, matmul, 1)
     TWO("", "Conv", 1, conv) TWO(ONT_DOMAIN, "ConvGradInput", 1, conv) TWO(ONT_DOMAIN, "ConvGradWeight", 1, conv)
     POOL(MaxPool) POOL(AveragePool) POOL(GlobalMaxPool) POOL(GlobalAveragePool)
     ONE("", "BatchNormalization", 1, batchnorm, 0) ONE(ONT_DOMAIN, "BatchNormGrad", 1, batchnorm, 1)

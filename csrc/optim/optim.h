@@ -31,6 +31,7 @@ typedef struct ont_optim_tensor {
     uint8_t dtype[ONT_OPERAND_COUNT];
     bool stochastic;                     /* the 16-bit parameter is rounded at random */
     bool step_is_double;
+    bool fresh;                          /* its states were made for this step */
     uint32_t update;                     /* index of its coefficients */
     uint32_t stream;                     /* which random stream */
     float *scale[2];                     /* of 8-bit states 0 and 1: one per ONT_QUANT_BLOCK elements */

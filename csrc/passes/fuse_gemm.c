@@ -94,7 +94,6 @@ static ont_status absorb_cast(ont_graph *g, ont_node *product, ont_node *cast)
 
 ont_status ont_pass_fuse_gemm(ont_graph *g)
 {
-    if (g->device) return ONT_OK; /* the forms below are the CPU kernels' */
     for (ont_node *node = g->first, *next; node; node = next) {
         next = node->next;
         if (!is_product(node)) continue;
@@ -102,7 +101,7 @@ ont_status ont_pass_fuse_gemm(ont_graph *g)
         ont_value *row = reader ? row_added(node, reader) : NULL;
         if (row && next == reader) next = reader->next;
         if (row) ONT_TRY(join(g, node, reader, row, &node));
-        cast = cast_behind(g, node);
+        cast = g->device ? NULL : cast_behind(g, node); /* a device's library has its row in the type of its result */
         if (cast && next == cast) next = cast->next;
         if (cast) ONT_TRY(absorb_cast(g, node, cast));
     }

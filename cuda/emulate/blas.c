@@ -1,6 +1,7 @@
 /*
  * The emulated device's matrix products: plain loops in double.
  */
+#include <math.h>
 #include <stdlib.h>
 
 #include "blas.h"
@@ -29,9 +30,40 @@ static size_t work_bytes(const void *plan)
 
 typedef struct call {
     const ont_blas_product *p;
-    const void *a, *b, *bias;
-    void *c;
+    const void *a, *b;
+    void *c, *bias, *aux;
 } call;
+
+static double gelu(double x, bool slope)
+{
+    double t = tanh(0.79788456080286535588 * (x + 0.044715 * x * x * x));
+    if (!slope) return 0.5 * x * (1 + t);
+    return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * 0.79788456080286535588 * (1 + 3 * 0.044715 * x * x);
+}
+
+/* What happens to a result on its way out. */
+static double epilogue(const call *call, int64_t at, int64_t column, double value)
+{
+    const ont_blas_product *p = call->p;
+    ont_epilogue e = p->epilogue;
+    if (e == ONT_EPILOGUE_NONE) return value;
+    if (e == ONT_EPILOGUE_DGELU || e == ONT_EPILOGUE_DGELU_BIAS)
+        return value * gelu(ont_emulate_get(p->result, call->aux, at), true);
+    value += ont_emulate_get(p->result, call->bias, column);
+    if (e == ONT_EPILOGUE_GELU_AUX) ont_emulate_put(p->result, call->aux, at, value);
+    return e == ONT_EPILOGUE_BIAS ? value : gelu(value, false);
+}
+
+/* The bias' gradient. */
+static void sum_rows(const call *call)
+{
+    const ont_blas_product *p = call->p;
+    for (int64_t j = 0; j < p->n; j++) {
+        double sum = 0;
+        for (int64_t i = 0; i < p->m; i++) sum += ont_emulate_get(p->result, call->c, i * p->ldc + j);
+        ont_emulate_put(p->result, call->bias, j, sum);
+    }
+}
 
 static int multiply(void *context)
 {
@@ -46,15 +78,16 @@ static int multiply(void *context)
                            ont_emulate_get(p->dtype, call->b, o * p->stride_b + (p->trans_b ? j * p->ldb + k : k * p->ldb + j));
                 int64_t to = o * p->stride_c + i * p->ldc + j;
                 double value = p->alpha * sum + (p->beta != 0 ? p->beta * ont_emulate_get(p->result, call->c, to) : 0);
-                if (p->epilogue == ONT_EPILOGUE_BIAS) value += ont_emulate_get(p->result, call->bias, j);
-                ont_emulate_put(p->result, call->c, to, value);
+                ont_emulate_put(p->result, call->c, to, epilogue(call, to, j, value));
             }
+    if (p->epilogue == ONT_EPILOGUE_DGELU_BIAS) sum_rows(call);
     return 0;
 }
 
-static ont_status run(void *plan, const void *a, const void *b, void *c, const void *bias, void *work, void *stream)
+static ont_status run(void *plan, const void *a, const void *b, void *c, void *bias, void *aux, void *work,
+                      void *stream)
 {
-    call now = {plan, a, b, bias, c};
+    call now = {plan, a, b, c, bias, aux};
     (void)work;
     (void)stream;
     if (!ont_emulate_recording()) {

@@ -119,6 +119,24 @@ static void read_bias(const ont_node *node, state *s)
     s->product.beta = beta;
 }
 
+/* The products with GELU or its gradient: (A, B, row) -> y[, aux] and (A, B, aux) -> dx[, sum of its rows]. */
+static bool is_gelu(const ont_node *node)
+{
+    return !strncmp(node->op->name, "GeluMatMul", 10);
+}
+
+static bool is_gelu_grad(const ont_node *node)
+{
+    return !strcmp(node->op->name, "GeluMatMulGrad");
+}
+
+static ont_epilogue gelu_epilogue(const ont_node *node)
+{
+    bool two = node->n_outputs > 1 && node->outputs[1];
+    if (is_gelu_grad(node)) return two ? ONT_EPILOGUE_DGELU_BIAS : ONT_EPILOGUE_DGELU;
+    return two ? ONT_EPILOGUE_GELU_AUX : ONT_EPILOGUE_GELU;
+}
+
 static ont_status describe(const ont_node *node, state *s)
 {
     shapes p;
@@ -134,7 +152,10 @@ static ont_status describe(const ont_node *node, state *s)
     s->result_bytes = (size_t)ont_shape_count(&y->shape) * size;
     s->empty = !s->result_bytes;
     s->no_inner = !p.k;
-    read_bias(node, s);
+    if (is_gelu(node))
+        s->product.epilogue = gelu_epilogue(node);
+    else
+        read_bias(node, s);
     return ONT_OK;
 }
 
@@ -151,6 +172,19 @@ static const char *accept(const ont_node *node)
     if (s.spreads && ont_node_in(node, 2)->dtype != y && y != ONT_FLOAT32) return "dtype of what is added";
     if (s.empty || s.no_inner) return NULL;
     return s.blas->accept(&s.product);
+}
+
+/* One matrix; rows of the second one as cuBLASLt wants them. */
+static const char *accept_gelu(const ont_node *node)
+{
+    state s;
+    ont_dtype d = ont_node_in(node, 0)->dtype;
+    if (!ont_dtype_is_float(d) || d == ONT_FLOAT64 || ont_node_in(node, 1)->dtype != d || ont_node_in(node, 2)->dtype != d)
+        return "dtype";
+    if (describe(node, &s) != ONT_OK) return "shapes";
+    if (!s.blas) return "cuBLASLt is not found";
+    if (s.empty || s.no_inner || s.count != 1 || s.product.batch != 1) return "a batch of products, or an empty one";
+    return s.product.n % 8 ? "rows that are no multiple of 8" : s.blas->accept(&s.product);
 }
 
 static ont_status prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
@@ -179,7 +213,9 @@ static ont_status run(const ont_call *call)
     if (s->no_inner && !s->spreads)
         return call->device->kind->clear(call->device, call->out[0], s->result_bytes, call->stream);
     if (s->no_inner) return ONT_OK;
-    const void *bias = s->product.epilogue == ONT_EPILOGUE_BIAS ? call->in[2] : NULL;
+    void *third = s->product.epilogue != ONT_EPILOGUE_NONE ? (void *)(uintptr_t)call->in[2] : NULL;
+    void *bias = is_gelu_grad(call->node) ? ont_result(call, 1) : third;
+    void *aux = is_gelu_grad(call->node) ? third : is_gelu(call->node) ? ont_result(call, 1) : NULL;
     for (int64_t i = 0; i < s->count; i++) {
         const char *a = call->in[0], *b = call->in[1];
         char *c = call->out[0];
@@ -191,7 +227,7 @@ static ont_status run(const ont_call *call)
             b += index * s->stride_b[d];
             c += index * s->stride_c[d];
         }
-        ONT_TRY(s->blas->run(s->plan, a, b, c, bias, call->work, call->stream));
+        ONT_TRY(s->blas->run(s->plan, a, b, c, bias, aux, call->work, call->stream));
     }
     return ONT_OK;
 }
@@ -202,6 +238,7 @@ static void release(void *opaque)
     if (s->plan) s->blas->destroy(s->plan);
 }
 
-const ont_kernel ont_cuda_matmul_kernels[1] = {
+const ont_kernel ont_cuda_matmul_kernels[2] = {
     {.name = "cuda_matmul", .accept = accept, .prepare = prepare, .run = run, .release = release},
+    {.name = "cuda_gelu_matmul", .accept = accept_gelu, .prepare = prepare, .run = run, .release = release},
 };

@@ -146,6 +146,38 @@ class Loss(nn.Module):
         return nn.functional.cross_entropy(self.head(self.table(tokens).tanh()), labels, ignore_index=7)
 
 
+LINEAR = """<ir_version: 10, opset_import: ["" : 20]> g (TYPE[2, 4, 12] x, TYPE[12, 16] w, TYPE[16] b, TYPE[16, 12] v) => (TYPE[2, 4, 12] z) {
+    p = MatMul(x, w)
+    y = Add(p, b)
+    h = Gelu <approximate = "FORM"> (y)
+    z = MatMul(h, v)
+}"""
+
+
+def gelu_epilogues() -> set[str]:
+    """A linear layer with GELU: forward with what the gradient reads, without it, and the gradient with the bias'. The other form
+    of GELU and rows that the library does not take stay apart."""
+    used: set[str] = set()
+    for dtype, name, tol in ((torch.float32, "float", 2e-5), (torch.float16, "float16", 4e-3), (torch.bfloat16, "bfloat16", 3e-2)):
+        torch.manual_seed(0)
+        tensors = [t.to(dtype) for t in (torch.randn(2, 4, 12), torch.randn(12, 16) / 3, torch.randn(16), torch.randn(16, 12) / 4)]
+        text = LINEAR.replace("TYPE", name)
+        names = agree(onnx.parser.parse_model(text.replace("FORM", "tanh")).SerializeToString(), tensors, tol)
+        assert {"GeluMatMul:cuda_gelu_matmul", "GeluMatMulGrad:cuda_gelu_matmul"} <= names, names
+        assert not any(n.startswith(("Gelu:", "GeluGrad:", "Add:")) for n in names), names
+        used |= names
+        plain = agree(onnx.parser.parse_model(text.replace("FORM", "none")).SerializeToString(), tensors, tol)
+        odd = [t[..., :13] if t.shape[-1] == 16 else t[:13] if t.shape[0] == 16 else t for t in tensors]
+        odd_text = text.replace("FORM", "tanh").replace("16]", "13]").replace("[16,", "[13,")
+        plain |= agree(onnx.parser.parse_model(odd_text).SerializeToString(), [t.contiguous() for t in odd], tol)
+        assert not any(n.startswith("GeluMatMul") for n in plain), plain
+        model = onnx.parser.parse_model(text.replace("FORM", "tanh")).SerializeToString()
+        both = [_C.Session(model, 16, device) for device in ("cpu", DEVICE)]
+        (want,), (got,) = (s.forward([t.to(place(DEVICE)) for t in tensors], bytes(4))[0] for s in both)
+        assert torch.allclose(want.float(), got.cpu().float(), atol=tol * 3, rtol=tol)
+    return used
+
+
 def loss() -> set[str]:
     torch.manual_seed(0)
     tokens, labels = torch.randint(0, 40, (600,)), torch.randint(0, 40, (600,))
@@ -409,7 +441,7 @@ class Messages(logging.Handler):
 
 MESSAGES = Messages()
 
-PROGRAMS: list[Callable[[], set[str]]] = [mlp, mlp_halves, transformer, loss, fault, strided, rare, graphs, graph_shapes, graph_freed,
+PROGRAMS: list[Callable[[], set[str]]] = [mlp, mlp_halves, gelu_epilogues, transformer, loss, fault, strided, rare, graphs, graph_shapes, graph_freed,
                                            graph_of_the_caller, vision, generated, ortmodule]
 
 

@@ -1,0 +1,120 @@
+/*
+ * GELU (tanh form) into the product before it, and its gradient into the product that gives what it is multiplied with, together
+ * with the bias' gradient: for devices that have such products (ops/matmul_gelu.c). Behind fuse_gemm, which joins the bias, and
+ * before widening, which would put Casts between.
+ */
+#include <string.h>
+
+#include "passes/pass.h"
+
+static bool is_op(const ont_node *node, const char *domain, const char *op_type)
+{
+    return !strcmp(node->op_type, op_type) && !strcmp(node->domain, domain);
+}
+
+static bool is_tanh_form(const ont_node *node)
+{
+    return !strcmp(ont_attr_string(node, "approximate", "none"), "tanh");
+}
+
+/* A B without a scale, and with as many operands. */
+static bool is_product(const ont_node *node, uint32_t operands)
+{
+    bool gemm = is_op(node, "", "Gemm"), fused = is_op(node, ONT_DOMAIN, "FusedMatMul"), plain = is_op(node, "", "MatMul");
+    uint32_t n = node->n_inputs;
+    if (n > 2 && !ont_node_in(node, 2)) n = 2;
+    if (!gemm && !fused && !plain) return false;
+    if (ont_attr_float(node, "alpha", 1.0) != 1 || (n > 2 && ont_attr_float(node, "beta", 1.0) != 1)) return false;
+    return n == operands && node->outputs[0]->dtype == ont_node_in(node, 0)->dtype;
+}
+
+/* Built in front of `before`, inferred; NULL where the device does not take it. */
+static ont_status build(ont_graph *g, const char *op_type, ont_node *before, const ont_node *product, ont_value *third,
+                        uint32_t n_outputs, ont_node **result)
+{
+    ont_value *inputs[] = {ont_node_in(product, 0), ont_node_in(product, 1), third};
+    ont_builder b = {.graph = g, .before = before, .backward = before->backward, .origin = before->origin};
+    *result = NULL;
+    ont_node *node = ont_build_node(&b, ONT_DOMAIN, op_type, inputs, 3, n_outputs);
+    if (!node) return b.status;
+    node->name = product->name;
+    ONT_TRY(ont_attr_set_int(g, node, "transA", ont_attr_int(product, "transA", 0)));
+    ONT_TRY(ont_attr_set_int(g, node, "transB", ont_attr_int(product, "transB", 0)));
+    ont_status status = node->op->infer(g, node);
+    if (status == ONT_ENOMEM) return status;
+    if (status == ONT_OK && ont_op_has_kernel(node, g->device)) {
+        *result = node;
+        return ONT_OK;
+    }
+    ont_graph_remove_node(g, node);
+    return ONT_OK;
+}
+
+/* y = A B + row, z = gelu(y): both from one node; y only where somebody else reads it. */
+static ont_status fuse_forward(ont_graph *g, ont_node *gelu)
+{
+    ont_value *y = ont_node_in(gelu, 0);
+    ont_node *product = y->def, *node;
+    if (!product || product->backward != gelu->backward || !is_product(product, 3)) return ONT_OK;
+    bool alone = !y->uses->next && !ont_value_is_output(g, y);
+    ONT_TRY(build(g, "GeluMatMul", product, product, ont_node_in(product, 2), alone ? 1 : 2, &node));
+    if (!node) return ONT_OK;
+    ont_value_replace_uses(g, gelu->outputs[0], node->outputs[0]);
+    ont_graph_remove_node(g, gelu);
+    if (!alone) ont_value_replace_uses(g, y, node->outputs[1]);
+    ont_graph_remove_node(g, product);
+    return ONT_OK;
+}
+
+/* Whether the node sums x (..., n) over everything but its last dim. */
+static bool sums_rows(const ont_node *node, const ont_value *x)
+{
+    const ont_shape *to = &node->outputs[0]->shape;
+    int64_t axes[ONT_MAX_RANK], seen = 0;
+    int n = -1;
+    if (to->rank != 1 || to->dims[0] != x->shape.dims[x->shape.rank - 1] || ont_node_in(node, 0) != x) return false;
+    if (is_op(node, ONT_DOMAIN, "SumTo")) return true;
+    if (!is_op(node, "", "ReduceSum") || x->shape.rank < 2) return false;
+    if (ont_const_ints(node, node->n_inputs > 1 ? 1 : -1, "axes", axes, ONT_MAX_RANK, &n) != ONT_OK || n < 0) return false;
+    for (int i = 0; i < n; i++) seen |= (int64_t)1 << (axes[i] < 0 ? axes[i] + x->shape.rank : axes[i]);
+    return seen == ((int64_t)1 << (x->shape.rank - 1)) - 1;
+}
+
+static ont_node *sum_of(const ont_value *dx)
+{
+    for (const ont_use *use = dx->uses; use; use = use->next)
+        if (sums_rows(use->user, dx)) return use->user;
+    return NULL;
+}
+
+/* dx = A B * gelu'(x), where nobody else reads A B; and the sum of dx over its rows. *next is the node to go on with. */
+static ont_status fuse_backward(ont_graph *g, ont_node *grad, ont_node **next)
+{
+    ont_value *x = ont_node_in(grad, 0), *dy = ont_node_in(grad, 1), *dx = grad->outputs[0];
+    ont_node *product = dy->def, *node;
+    if (!product || product->backward != grad->backward || !is_product(product, 2) || x == dy) return ONT_OK;
+    if (dy->uses->next || ont_value_is_output(g, dy)) return ONT_OK;
+    ont_node *sum = sum_of(dx);
+    ONT_TRY(build(g, "GeluMatMulGrad", grad, product, x, sum ? 2 : 1, &node));
+    if (!node) return ONT_OK;
+    ont_value_replace_uses(g, dx, node->outputs[0]);
+    ont_graph_remove_node(g, grad);
+    ont_graph_remove_node(g, product);
+    if (!sum) return ONT_OK;
+    ont_value_replace_uses(g, sum->outputs[0], node->outputs[1]);
+    if (*next == sum) *next = sum->next;
+    ont_graph_remove_node(g, sum);
+    return ONT_OK;
+}
+
+ont_status ont_pass_fuse_gelu(ont_graph *g)
+{
+    if (!g->device) return ONT_OK; /* the CPU's own is no faster than its parts */
+    for (ont_node *node = g->first, *next; node; node = next) {
+        next = node->next;
+        bool forward = is_op(node, "", "Gelu"), backward = is_op(node, ONT_DOMAIN, "GeluGrad");
+        if ((!forward && !backward) || !is_tanh_form(node)) continue;
+        ONT_TRY(forward ? fuse_forward(g, node) : fuse_backward(g, node, &next));
+    }
+    return ONT_OK;
+}
