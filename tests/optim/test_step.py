@@ -301,7 +301,8 @@ def test_memory_that_changes_under_an_object_is_seen():
         yield lambda: state["exp_avg"].set_(torch.full((3, 4), 0.25))
         yield lambda: setattr(p, "data", torch.linspace(1, 3, 12).view(4, 3).t())
         yield lambda: setattr(p.grad, "data", torch.linspace(-2, 1, 12).view(4, 3).t())
-        yield lambda: setattr(state["exp_avg_sq"], "data", torch.linspace(0, 1, 24, dtype=torch.float64).view(3, 8)[:, ::2])
+        every_second = torch.linspace(0, 1, 24, dtype=torch.float64).view(3, 8)[:, ::2]
+        yield lambda: setattr(state["exp_avg_sq"], "data", every_second)
         yield lambda: state["step"].set_(torch.tensor(7.0))
         yield lambda: p.untyped_storage().resize_(1 << 16)
         yield lambda: torch.utils.swap_tensors(state["exp_avg"], torch.full((3, 4), 0.5))
