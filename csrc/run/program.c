@@ -175,10 +175,10 @@ static ont_status build(ont_program *p, const ont_graph *loaded, const ont_view 
     ONT_TRY(ont_passes_before_grad(p->graph, facts));
     ONT_TRY(facts->n_needs ? become_probe(p, facts) : flatten_results(p));
     ONT_TRY(differentiate(p, p->probe ? NULL : wants));
-    ONT_TRY(ont_passes_after_grad(p->graph));
-    ont_scope scope; /* kernels of a device prepare with it current */
+    ont_scope scope; /* kernels of a device accept and prepare with it current */
     ONT_TRY(ont_place_enter(p->device, &scope));
-    ont_status bound = bind_steps(p, &needs);
+    ont_status bound = ont_passes_after_grad(p->graph);
+    if (bound == ONT_OK) bound = bind_steps(p, &needs);
     ont_place_leave(p->device, &scope);
     ONT_TRY(bound);
     ONT_TRY(ont_plan_memory(p->graph, needs, p->n_steps, p->split, p->grads.n_forward_outputs, is_view, &p->arena,

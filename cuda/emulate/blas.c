@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 #include "blas.h"
-#include "emulate/number.h"
+#include "emulate/values.h"
 
 static const char *accept(const ont_blas_product *p)
 {

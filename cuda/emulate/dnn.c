@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "dnn.h"
-#include "emulate/number.h"
+#include "emulate/values.h"
 
 typedef struct plan {
     ont_conv_shape shape;

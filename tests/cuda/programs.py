@@ -25,6 +25,7 @@ import torch  # noqa: E402
 from onnx import TensorProto, helper  # noqa: E402
 from torch import nn  # noqa: E402
 
+import onnxtrain  # noqa: E402
 from onnxtrain import _C, _report  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -241,6 +242,7 @@ def ortmodule() -> set[str]:
     got, ours = smoke.train(wrapped, batches)
     assert max(abs(a - b) for a, b in zip(want, got, strict=True)) < 1e-4, (want, got)
     assert smoke.farthest(ours, first) < 1e-4
+    assert "CUDA graph, backward: recorded 0 times, replayed 0; step by step now: steps are timed" in onnxtrain.explain(wrapped)
     names = {f"{op}:{kernel}" for program in _report._programs for session in program.sessions
              for op, kernel in operators(session)}
     assert "MatMul:cuda_matmul" in names or "Gemm:cuda_matmul" in names or "FusedMatMul:cuda_matmul" in names, names

@@ -1,8 +1,8 @@
 /*
  * Numbers of any float dtype as double, and what is recorded in place of being done: for the emulated libraries.
  */
-#ifndef ONT_EMULATE_NUMBER_H
-#define ONT_EMULATE_NUMBER_H
+#ifndef ONT_EMULATE_VALUES_H
+#define ONT_EMULATE_VALUES_H
 
 #include <string.h>
 
