@@ -25,7 +25,7 @@ static bool state_unchanged(const ont_updater *self, PyObject *states)
     Py_ssize_t at = 0;
     PyObject *key, *value;
     size_t n = 0;
-    if ((size_t)PyDict_Size(states) != self->n_order) return false;
+    if (!self->n_order || (size_t)PyDict_Size(states) != self->n_order) return false; /* none: the last step failed */
     while (PyDict_Next(states, &at, &key, &value)) {
         if (n >= self->n_order || self->order[n].key != key || self->order[n].inner != value) return false;
         n++;

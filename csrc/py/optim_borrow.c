@@ -67,10 +67,12 @@ static int blame_borrow(const ont_walk *w, PyObject *tensor, int operand)
 
 /* ---- what comes next into the cache ---- */
 
+/* Lines around an address that may be NULL, or anything. */
 static void fetch(const void *address, int before, int after)
 {
-    const char *at = address;
-    for (int line = -before; line <= after; line++) __builtin_prefetch(at + line * 64, 0, 2);
+    uintptr_t at = (uintptr_t)address;
+    for (int line = -before; line <= after; line++)
+        __builtin_prefetch((const void *)(at + (uintptr_t)(intptr_t)line * 64), 0, 2);
 }
 
 /* A tensor object keeps its sizes near the middle of some 200 bytes, all of which are read. */
