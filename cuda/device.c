@@ -8,6 +8,7 @@
 #include "blas.h"
 #include "dnn.h"
 #include "redirect.h"
+#include "device/multi.h"
 #include "glue.h"
 
 const ont_core *ont_cuda_core;
@@ -175,6 +176,12 @@ static void graph_destroy(const ont_device *device, void *graph)
     cudaGraphExecDestroy(graph);
 }
 
+static ont_status optim(const ont_device *device, int what, const ont_cuda_optim *job, float *found_inf, void *stream)
+{
+    (void)device;
+    return ont_launched(ont_launch_optim(what, job, found_inf, stream));
+}
+
 enum { DLPACK_CUDA = 2 };
 
 static const ont_device_kind kind = {
@@ -199,6 +206,7 @@ static const ont_device_kind kind = {
     .capture_end = capture_end,
     .graph_launch = graph_launch,
     .graph_destroy = graph_destroy,
+    .optim = optim,
 };
 
 static ont_device devices[ONT_PLUGIN_DEVICES];

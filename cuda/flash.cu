@@ -395,9 +395,11 @@ template <class T> static int delta_of(const ont_flash *f, void *stream)
 template <class T> static int launch(const ont_flash *f, bool gradient, void *stream)
 {
     int64_t most = f->size > f->v_size ? f->size : f->v_size;
-    if (most <= 64) return (gradient ? backward<T, 2> : forward<T, 2>)(f, stream);
-    if (most <= 128 || sizeof(T) == 8) return (gradient ? backward<T, 4> : forward<T, 4>)(f, stream);
-    return (gradient ? backward<T, sizeof(T) == 8 ? 4 : 8> : forward<T, sizeof(T) == 8 ? 4 : 8>)(f, stream);
+    if constexpr (sizeof(T) == 4)
+        if (most <= 64) return (gradient ? backward<T, 2> : forward<T, 2>)(f, stream);
+    if constexpr (sizeof(T) < 8)
+        if (most > 128) return (gradient ? backward<T, 8> : forward<T, 8>)(f, stream);
+    return (gradient ? backward<T, 4> : forward<T, 4>)(f, stream);
 }
 
 extern "C" int ont_launch_flash(const ont_flash *f, void *stream)

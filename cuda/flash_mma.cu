@@ -3,27 +3,27 @@
  * stay in registers, where the accumulators of one product are the left operand of the next. Tiles of 64 by 64 (32 in the gradient
  * of 128), rows 16 bytes apart from a power of two, so that ldmatrix meets no bank twice.
  *
- * Registers and shared memory, by ptxas (docs in README.md): nothing spills for sm_80, sm_90 and sm_100.
+ * Tile sizes are bounded by the 255 registers of a thread; README.md says which were close.
  * Source: Dao, "FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning", 2023.
  */
 #include "flash.cuh"
 
 #include "mma.cuh"
 
-enum { THREADS = 128, WARPS = 4, KEYS = 64 };
+enum { THREADS = 128, WARPS = 4 };
 
 ONT_DEVICE int lane_of() { return (int)threadIdx.x & 31; }
 ONT_DEVICE int warp_of() { return (int)threadIdx.x >> 5; }
 ONT_DEVICE float exp_of(float x) { return exp2f(x * 1.44269504088896341f); }
 
 /* Rows [first, first + ROWS) of `n`, 16 bytes at a time, with zeros behind their ends. */
-template <class T, int D, int ROWS> ONT_DEVICE void load_rows(const T *from, int64_t step, int64_t first, int64_t n, int size, T *tile)
+template <class T, int D, int ROWS> ONT_DEVICE void load_rows(const T *from, int64_t step, int first, int n, int size, T *tile)
 {
     enum { VECTORS = D / 8 };
     for (int e = (int)threadIdx.x; e < ROWS * VECTORS; e += THREADS) {
         int r = e / VECTORS, c = e % VECTORS * 8;
         ont_16bytes v = {{0, 0, 0, 0}};
-        if (first + r < n && c < size) v = ont_load16(from + (first + r) * step + c);
+        if (first + r < n && c < size) v = ont_load16(from + (int64_t)(first + r) * step + c);
         *(ont_16bytes *)(void *)(tile + r * (D + 8) + c) = v;
     }
 }
@@ -85,7 +85,7 @@ ONT_DEVICE void words_of(const ont_flash &f, const int64_t *at, bool aligned, ui
  * The same with keys as rows: words[2 r + c] of query i + c and key j + 8 r. Four lanes (j, j + 1 ... from a multiple of four on)
  * make one block each, a query and a half of the rows, and transpose them.
  */
-ONT_DEVICE void words_of_keys(const ont_flash &f, int64_t row, int64_t j, bool aligned, uint32_t words[4])
+ONT_DEVICE void words_of_keys(const ont_flash &f, int64_t row, int j, bool aligned, uint32_t words[4])
 {
     if (!aligned) {
         for (int e = 0; e < 4; e++) flash_words<1>(f, (row + e % 2) * f.columns + j + 8 * (e / 2), words + e);
@@ -108,7 +108,7 @@ ONT_DEVICE void words_of_keys(const ont_flash &f, int64_t row, int64_t j, bool a
 }
 
 /* Whether no element of a tile needs a look: all inside, seen and without masks. */
-ONT_DEVICE bool is_plain(const ont_flash &f, int64_t first_row, int rows, int64_t first_key, int keys)
+ONT_DEVICE bool is_plain(const ont_flash &f, int first_row, int rows, int first_key, int keys)
 {
     return !f.bias && !f.keep && first_row + rows <= f.rows && first_key + keys <= f.columns &&
            (!f.causal || first_key + keys - 1 <= first_row + f.diagonal);
@@ -116,7 +116,7 @@ ONT_DEVICE bool is_plain(const ont_flash &f, int64_t first_row, int rows, int64_
 
 /* Two results side by side, 16 bits each. */
 template <class T, int D>
-ONT_DEVICE void put_pairs(T *to, int64_t step, int64_t first, int64_t n, int size, const float acc[D / 8][4], float low, float high,
+ONT_DEVICE void put_pairs(T *to, int64_t step, int first, int n, int size, const float acc[D / 8][4], float low, float high,
                           bool zero_low, bool zero_high)
 {
     int g = lane_of() >> 2, t = lane_of() & 3;
@@ -127,14 +127,14 @@ ONT_DEVICE void put_pairs(T *to, int64_t step, int64_t first, int64_t n, int siz
         ONT_UNROLL
         for (int k = 0; k < D / 8; k++)
             if (k * 8 < size)
-                *(uint32_t *)(void *)(to + (first + g + 8 * r) * step + k * 8 + 2 * t) =
+                *(uint32_t *)(void *)(to + (int64_t)(first + g + 8 * r) * step + k * 8 + 2 * t) =
                     zero ? 0 : ont_pack<T>(acc[k][2 * r] * factor, acc[k][2 * r + 1] * factor);
     }
 }
 
 /* ---- forward: MT times 16 rows to a warp ---- */
 
-template <class T, int D, int MT> __global__ void __launch_bounds__(THREADS) flash_mma_kernel(const ont_flash f)
+template <class T, int D, int MT, int KEYS> __global__ void __launch_bounds__(THREADS) flash_mma_kernel(const ont_flash f)
 {
     enum { ROWS = 16 * MT * WARPS, PITCH = D + 8 };
     ONT_SHARED(T, shared);
@@ -143,12 +143,13 @@ template <class T, int D, int MT> __global__ void __launch_bounds__(THREADS) fla
     int64_t tiles = (f.rows + ROWS - 1) / ROWS;
     bool aligned = f.columns % 4 == 0;
     for (int64_t item = blockIdx.x; item < f.count * tiles; item += gridDim.x) {
-        int64_t lead = item / tiles, first_row = (tiles - 1 - item % tiles) * ROWS, own_row = first_row + warp_of() * 16 * MT;
-        int64_t end = flash_visible(f, first_row + ROWS < f.rows ? first_row + ROWS - 1 : f.rows - 1);
+        int64_t lead = item / tiles;
+        int rows = (int)f.rows, columns = (int)f.columns, first_row = (int)(tiles - 1 - item % tiles) * ROWS;
+        int own_row = first_row + warp_of() * 16 * MT, end = (int)flash_visible(f, first_row + ROWS < rows ? first_row + ROWS - 1 : rows - 1);
         flash_masks masks = flash_masks_of(f, lead);
         const T *k_from = (const T *)f.k + flash_at(f, ONT_FLASH_K, lead), *v_from = (const T *)f.v + flash_at(f, ONT_FLASH_V, lead);
         __syncthreads(); /* the last item's tiles are no longer read */
-        load_rows<T, D, ROWS>((const T *)f.q + flash_at(f, ONT_FLASH_Q, lead), f.view[ONT_FLASH_Q].row, first_row, f.rows, (int)f.size,
+        load_rows<T, D, ROWS>((const T *)f.q + flash_at(f, ONT_FLASH_Q, lead), f.view[ONT_FLASH_Q].row, first_row, rows, (int)f.size,
                               queries);
         __syncthreads();
         uint32_t q[MT][D / 16][4];
@@ -157,10 +158,10 @@ template <class T, int D, int MT> __global__ void __launch_bounds__(THREADS) fla
             for (int k = 0; k < D / 16; k++) left_of<T, D>(q[m][k], queries, (warp_of() * MT + m) * 16, k);
             for (int r = 0; r < 2; r++) most[m][r] = -INFINITY, sum[m][r] = 0;
         }
-        for (int64_t first = 0; first < end; first += KEYS) {
+        for (int first = 0; first < end; first += KEYS) {
             __syncthreads();
-            load_rows<T, D, KEYS>(k_from, f.view[ONT_FLASH_K].row, first, f.columns, (int)f.size, keys);
-            load_rows<T, D, KEYS>(v_from, f.view[ONT_FLASH_V].row, first, f.columns, (int)f.v_size, values);
+            load_rows<T, D, KEYS>(k_from, f.view[ONT_FLASH_K].row, first, columns, (int)f.size, keys);
+            load_rows<T, D, KEYS>(v_from, f.view[ONT_FLASH_V].row, first, columns, (int)f.v_size, values);
             __syncthreads();
             float s[MT][KEYS / 8][4] = {};
         ONT_UNROLL
@@ -178,15 +179,15 @@ template <class T, int D, int MT> __global__ void __launch_bounds__(THREADS) fla
             uint32_t p[MT][KEYS / 8][2];
         ONT_UNROLL
             for (int m = 0; m < MT; m++) {
-                int64_t i = own_row + m * 16 + g;
+                int i = own_row + m * 16 + g;
                 float next[2] = {most[m][0], most[m][1]}, base[2], part[2] = {0, 0};
         ONT_UNROLL
                 for (int n = 0; n < KEYS / 8; n++)
         ONT_UNROLL
                     for (int e = 0; e < 4; e++) {
-                        int64_t j = first + n * 8 + 2 * t + e % 2, row = i + 8 * (e / 2);
+                        int j = first + n * 8 + 2 * t + e % 2, row = i + 8 * (e / 2);
                         float x = s[m][n][e] * (float)f.scale;
-                        if (!plain) x = row < f.rows && j < f.columns ? flash_score(f, masks, row, j, x) : -INFINITY;
+                        if (!plain) x = row < rows && j < columns ? flash_score(f, masks, row, j, x) : -INFINITY;
                         s[m][n][e] = x;
                         next[e / 2] = x > next[e / 2] ? x : next[e / 2];
                     }
@@ -235,15 +236,15 @@ template <class T, int D, int MT> __global__ void __launch_bounds__(THREADS) fla
             float factor[2];
             bool zero[2];
             for (int r = 0; r < 2; r++) {
-                int64_t i = own_row + m * 16 + g + 8 * r;
+                int i = own_row + m * 16 + g + 8 * r;
                 float all = quad_sum(sum[m][r]);
                 factor[r] = (f.drops ? (float)f.keep_scale : 1.0f) / all;
-                zero[r] = i < f.rows && (flash_is_void(f, all) || flash_is_empty(f, lead, i));
-                if (!f.stats || t || i >= f.rows) continue;
+                zero[r] = i < rows && (flash_is_void(f, all) || flash_is_empty(f, lead, i));
+                if (!f.stats || t || i >= rows) continue;
                 ((float *)f.stats)[(lead * f.rows + i) * 2] = most[m][r];
                 ((float *)f.stats)[(lead * f.rows + i) * 2 + 1] = all;
             }
-            put_pairs<T, D>((T *)f.y + flash_at(f, ONT_FLASH_Y, lead), f.view[ONT_FLASH_Y].row, own_row + m * 16, f.rows, (int)f.v_size,
+            put_pairs<T, D>((T *)f.y + flash_at(f, ONT_FLASH_Y, lead), f.view[ONT_FLASH_Y].row, own_row + m * 16, rows, (int)f.v_size,
                             acc[m], factor[0], factor[1], zero[0], zero[1]);
         }
     }
@@ -256,7 +257,7 @@ struct query_facts { /* of a row: its probabilities are exp(score - most) * inve
     bool dead;
 };
 
-ONT_DEVICE query_facts facts_at(const ont_flash &f, int64_t lead, int64_t i)
+ONT_DEVICE query_facts facts_at(const ont_flash &f, int64_t lead, int i)
 {
     query_facts x = {0, 1, 0, true};
     if (i >= f.rows) return x;
@@ -318,9 +319,9 @@ __global__ void __launch_bounds__(THREADS) flash_mma_dq_kernel(const ont_flash f
     int64_t tiles = (f.rows + OWN - 1) / OWN;
     bool aligned = f.columns % 4 == 0;
     for (int64_t item = blockIdx.x; item < f.count / n_shared * tiles; item += gridDim.x) {
-        int64_t first_row = (tiles - 1 - item % tiles) * OWN, i = first_row + own + g;
-        int64_t end = flash_visible(f, first_row + OWN < f.rows ? first_row + OWN - 1 : f.rows - 1);
-        if (f.dbias) end = f.columns; /* which is zero where nothing is seen */
+        int rows = (int)f.rows, columns = (int)f.columns, first_row = (int)(tiles - 1 - item % tiles) * OWN, i = first_row + own + g;
+        int end = (int)flash_visible(f, first_row + OWN < rows ? first_row + OWN - 1 : rows - 1);
+        if (f.dbias) end = columns; /* which is zero where nothing is seen */
         float acc[D / 8][4] = {};
         for (int64_t other = 0; other < n_shared; other++) {
             int64_t lead = flash_lead(f, mask, item / tiles, other);
@@ -328,14 +329,14 @@ __global__ void __launch_bounds__(THREADS) flash_mma_dq_kernel(const ont_flash f
             query_facts row[2] = {facts_at(f, lead, i), facts_at(f, lead, i + 8)};
             const T *k_from = (const T *)f.k + flash_at(f, ONT_FLASH_K, lead), *v_from = (const T *)f.v + flash_at(f, ONT_FLASH_V, lead);
             __syncthreads();
-            load_rows<T, D, OWN>((const T *)f.q + flash_at(f, ONT_FLASH_Q, lead), f.view[ONT_FLASH_Q].row, first_row, f.rows,
+            load_rows<T, D, OWN>((const T *)f.q + flash_at(f, ONT_FLASH_Q, lead), f.view[ONT_FLASH_Q].row, first_row, rows,
                                  (int)f.size, queries);
-            load_rows<T, D, OWN>((const T *)f.dy + flash_at(f, ONT_FLASH_Y, lead), f.view[ONT_FLASH_Y].row, first_row, f.rows,
+            load_rows<T, D, OWN>((const T *)f.dy + flash_at(f, ONT_FLASH_Y, lead), f.view[ONT_FLASH_Y].row, first_row, rows,
                                  (int)f.v_size, given);
-            for (int64_t first = 0; first < end; first += N) {
+            for (int first = 0; first < end; first += N) {
                 __syncthreads();
-                load_rows<T, D, N>(k_from, f.view[ONT_FLASH_K].row, first, f.columns, (int)f.size, keys);
-                load_rows<T, D, N>(v_from, f.view[ONT_FLASH_V].row, first, f.columns, (int)f.v_size, values);
+                load_rows<T, D, N>(k_from, f.view[ONT_FLASH_K].row, first, columns, (int)f.size, keys);
+                load_rows<T, D, N>(v_from, f.view[ONT_FLASH_V].row, first, columns, (int)f.v_size, values);
                 __syncthreads();
                 float s[N / 8][4] = {}, dp[N / 8][4] = {};
                 two_products<T, D, N>(queries, keys, s, given, values, dp, own);
@@ -347,15 +348,15 @@ __global__ void __launch_bounds__(THREADS) flash_mma_dq_kernel(const ont_flash f
                     if (f.drops) words_of(f, both, aligned, words);
         ONT_UNROLL
                     for (int e = 0; e < 4; e++) {
-                        int64_t j = first + n * 8 + 2 * t + e % 2, line = i + 8 * (e / 2);
+                        int j = first + n * 8 + 2 * t + e % 2, line = i + 8 * (e / 2);
                         const query_facts &x = row[e / 2];
                         float ds = 0, score = s[n][e] * (float)f.scale;
-                        if (!x.dead && (plain || (j < f.columns && !flash_replaced(f, masks, line, j)))) {
+                        if (!x.dead && (plain || (j < columns && !flash_replaced(f, masks, line, j)))) {
                             if (!plain) score = flash_score(f, masks, line, j, score);
                             float kept = !f.drops ? 1 : words[e] >= f.threshold ? (float)f.keep_scale : 0.0f;
                             ds = exp_of(score - x.most) * x.inverse * (dp[n][e] * kept - x.delta);
                         }
-                        if (f.dbias && line < f.rows && j < f.columns)
+                        if (f.dbias && line < rows && j < columns)
                             flash_put_number(f.dbias, f.bias_dtype, (lead * f.rows + line) * f.columns + j, ds);
                         s[n][e] = ds;
                     }
@@ -365,7 +366,7 @@ __global__ void __launch_bounds__(THREADS) flash_mma_dq_kernel(const ont_flash f
         }
         if (!f.dq) continue;
         int64_t at = flash_at(f, ONT_FLASH_Q, flash_lead(f, mask, item / tiles, 0));
-        put_pairs<T, D>((T *)f.dq + at, f.view[ONT_FLASH_Q].row, first_row + own, f.rows, (int)f.size, acc, (float)f.scale,
+        put_pairs<T, D>((T *)f.dq + at, f.view[ONT_FLASH_Q].row, first_row + own, rows, (int)f.size, acc, (float)f.scale,
                         (float)f.scale, false, false);
     }
 }
@@ -382,22 +383,23 @@ __global__ void __launch_bounds__(THREADS) flash_mma_dkv_kernel(const ont_flash 
     int64_t tiles = (f.columns + OWN - 1) / OWN;
     bool aligned = f.columns % 4 == 0;
     for (int64_t item = blockIdx.x; item < f.count / n_shared * tiles; item += gridDim.x) {
-        int64_t first_key = item % tiles * OWN, begin = flash_first_row(f, first_key) / N * N, j = first_key + own + g;
+        int rows = (int)f.rows, columns = (int)f.columns, first_key = (int)(item % tiles) * OWN, j = first_key + own + g;
+        int64_t begin = flash_first_row(f, first_key) / N * N;
         float dk[D / 8][4] = {}, dv[D / 8][4] = {};
         for (int64_t other = 0; other < n_shared; other++) {
             int64_t lead = flash_lead(f, mask, item / tiles, other);
             flash_masks masks = flash_masks_of(f, lead);
             const T *q_from = (const T *)f.q + flash_at(f, ONT_FLASH_Q, lead), *dy_from = (const T *)f.dy + flash_at(f, ONT_FLASH_Y, lead);
             __syncthreads();
-            load_rows<T, D, OWN>((const T *)f.k + flash_at(f, ONT_FLASH_K, lead), f.view[ONT_FLASH_K].row, first_key, f.columns,
+            load_rows<T, D, OWN>((const T *)f.k + flash_at(f, ONT_FLASH_K, lead), f.view[ONT_FLASH_K].row, first_key, columns,
                                  (int)f.size, keys);
-            load_rows<T, D, OWN>((const T *)f.v + flash_at(f, ONT_FLASH_V, lead), f.view[ONT_FLASH_V].row, first_key, f.columns,
+            load_rows<T, D, OWN>((const T *)f.v + flash_at(f, ONT_FLASH_V, lead), f.view[ONT_FLASH_V].row, first_key, columns,
                                  (int)f.v_size, values);
-            for (int64_t first = begin; first < f.rows; first += N) {
+            for (int first = begin < rows ? (int)begin : rows; first < rows; first += N) {
                 __syncthreads();
-                load_rows<T, D, N>(q_from, f.view[ONT_FLASH_Q].row, first, f.rows, (int)f.size, queries);
-                load_rows<T, D, N>(dy_from, f.view[ONT_FLASH_Y].row, first, f.rows, (int)f.v_size, given);
-                if (threadIdx.x < N) facts[threadIdx.x] = facts_at(f, lead, first + threadIdx.x);
+                load_rows<T, D, N>(q_from, f.view[ONT_FLASH_Q].row, first, rows, (int)f.size, queries);
+                load_rows<T, D, N>(dy_from, f.view[ONT_FLASH_Y].row, first, rows, (int)f.v_size, given);
+                if (threadIdx.x < N) facts[threadIdx.x] = facts_at(f, lead, first + (int)threadIdx.x);
                 __syncthreads();
                 float s[N / 8][4] = {}, dp[N / 8][4] = {};
                 two_products<T, D, N>(keys, queries, s, values, given, dp, own);
@@ -408,10 +410,10 @@ __global__ void __launch_bounds__(THREADS) flash_mma_dkv_kernel(const ont_flash 
                     if (f.drops) words_of_keys(f, lead * f.rows + first + n * 8 + 2 * t, j, aligned, words);
         ONT_UNROLL
                     for (int e = 0; e < 4; e++) {
-                        int64_t key = j + 8 * (e / 2), line = first + n * 8 + 2 * t + e % 2;
+                        int key = j + 8 * (e / 2), line = first + n * 8 + 2 * t + e % 2;
                         const query_facts x = facts[n * 8 + 2 * t + e % 2];
                         float ds = 0, p = 0, score = s[n][e] * (float)f.scale;
-                        if (!x.dead && (plain || key < f.columns)) {
+                        if (!x.dead && (plain || key < columns)) {
                             if (!plain) score = flash_score(f, masks, line, key, score);
                             float kept = !f.drops ? 1 : words[e] >= f.threshold ? (float)f.keep_scale : 0.0f;
                             p = exp_of(score - x.most) * x.inverse;
@@ -428,10 +430,10 @@ __global__ void __launch_bounds__(THREADS) flash_mma_dkv_kernel(const ont_flash 
         }
         int64_t lead = flash_lead(f, mask, item / tiles, 0);
         if (f.dk)
-            put_pairs<T, D>((T *)f.dk + flash_at(f, ONT_FLASH_K, lead), f.view[ONT_FLASH_K].row, first_key + own, f.columns, (int)f.size,
+            put_pairs<T, D>((T *)f.dk + flash_at(f, ONT_FLASH_K, lead), f.view[ONT_FLASH_K].row, first_key + own, columns, (int)f.size,
                             dk, (float)f.scale, (float)f.scale, false, false);
         if (f.dv)
-            put_pairs<T, D>((T *)f.dv + flash_at(f, ONT_FLASH_V, lead), f.view[ONT_FLASH_V].row, first_key + own, f.columns,
+            put_pairs<T, D>((T *)f.dv + flash_at(f, ONT_FLASH_V, lead), f.view[ONT_FLASH_V].row, first_key + own, columns,
                             (int)f.v_size, dv, 1, 1, false, false);
     }
 }
@@ -449,7 +451,7 @@ static bool fits_vectors(const ont_flash *f, int view, const void *pointer)
 extern "C" int ont_flash_has_mma(const ont_flash *f, int gradient)
 {
     if ((f->dtype != ONT_FLOAT16 && f->dtype != ONT_BFLOAT16) || f->size % 8 || f->v_size % 8) return 0;
-    if (f->size > 128 || f->v_size > 128 || !ont_has_mma()) return 0;
+    if (f->size > 128 || f->v_size > 128 || f->rows > INT32_MAX / 2 || f->columns > INT32_MAX / 2 || !ont_has_mma()) return 0;
     bool fits = fits_vectors(f, ONT_FLASH_Q, f->q) && fits_vectors(f, ONT_FLASH_K, f->k) && fits_vectors(f, ONT_FLASH_V, f->v) &&
                 fits_vectors(f, ONT_FLASH_Y, f->y);
     if (gradient)
@@ -460,12 +462,12 @@ extern "C" int ont_flash_has_mma(const ont_flash *f, int gradient)
 
 static unsigned blocks_of(int64_t leads, int64_t length, int rows) { return ont_blocks(leads * ((length + rows - 1) / rows), 1); }
 
-template <class T, int D, int MT> static int forward(const ont_flash *f, void *stream)
+template <class T, int D, int MT, int KEYS> static int forward(const ont_flash *f, void *stream)
 {
     size_t bytes = (size_t)(16 * MT * WARPS + 2 * KEYS) * (D + 8) * sizeof(T);
-    int error = ONT_ALLOW_SHARED((flash_mma_kernel<T, D, MT>), bytes);
+    int error = ONT_ALLOW_SHARED((flash_mma_kernel<T, D, MT, KEYS>), bytes);
     if (error) return error;
-    return ONT_LAUNCH((flash_mma_kernel<T, D, MT>), blocks_of(f->count, f->rows, 16 * MT * WARPS), THREADS, bytes, stream, *f);
+    return ONT_LAUNCH((flash_mma_kernel<T, D, MT, KEYS>), blocks_of(f->count, f->rows, 16 * MT * WARPS), THREADS, bytes, stream, *f);
 }
 
 template <class T, int D, int N> static int keys_backward(const ont_flash *f, void *stream)
@@ -500,7 +502,7 @@ template <class T> static int launch(const ont_flash *f, bool gradient, void *st
 {
     bool small = f->size <= 64 && f->v_size <= 64;
     if (gradient) return small ? backward<T, 64, 64>(f, stream) : backward<T, 128, 32>(f, stream);
-    return small ? forward<T, 64, 2>(f, stream) : forward<T, 128, 1>(f, stream);
+    return small ? forward<T, 64, 2, 32>(f, stream) : forward<T, 128, 1, 64>(f, stream);
 }
 
 extern "C" int ont_launch_flash_mma(const ont_flash *f, void *stream)

@@ -181,8 +181,8 @@ template <class T>
 __global__ void __launch_bounds__(ONT_THREADS) runs_kernel(const ont_gather g, const pair *sorted, const T *dy, T *out)
 {
     typedef typename ont_compute<T>::type C;
-    int64_t o = blockIdx.y;
-    for (int64_t first = blockIdx.x; first < g.count; first += gridDim.x) {
+    for (int64_t item = blockIdx.x; item < g.outer * g.count; item += gridDim.x) { /* gridDim.y ends at 65535, outer does not */
+        int64_t o = item / g.count, first = item % g.count;
         int32_t key = sorted[first].key;
         if (key >= g.table || (first && sorted[first - 1].key == key)) continue;
         for (int64_t column = threadIdx.x; column < g.inner; column += blockDim.x) {
@@ -203,8 +203,7 @@ static int launch_grad(const ont_gather *g, const void *dy, const void *indices,
     pair *items = (pair *)work, *sorted;
     error = sort_indices(g, indices, items, items + g->count, (int32_t *)(items + 2 * g->count), &sorted, stream);
     if (error) return error;
-    dim3 grid(ont_blocks(g->count, 1), (unsigned)g->outer);
-    return ONT_LAUNCH(runs_kernel<T>, grid, ont_row_threads(g->inner), 0, stream, *g, (const pair *)sorted,
+    return ONT_LAUNCH(runs_kernel<T>, ont_blocks(g->outer * g->count, 1), ont_row_threads(g->inner), 0, stream, *g, (const pair *)sorted,
                       (const T *)dy, (T *)out);
 }
 

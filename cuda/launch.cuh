@@ -17,7 +17,7 @@
     extern __shared__ __align__(16) unsigned char ont_shared_bytes[]; \
     type *name = reinterpret_cast<type *>(ont_shared_bytes)
 #define ONT_LAUNCH(kernel, grid, block, shared, stream, ...) \
-    (kernel<<<(grid), (block), (shared), static_cast<cudaStream_t>(stream)>>>(__VA_ARGS__), static_cast<int>(cudaPeekAtLastError()))
+    (kernel<<<(grid), (block), (shared), static_cast<cudaStream_t>(stream)>>>(__VA_ARGS__), static_cast<int>(cudaGetLastError())) /* taken: whoever asks next must not find it again */
 /* Before a launch with more than 48 KiB of shared memory: 0, or an error. A cheap call, and it may be made while a graph is captured. */
 #define ONT_ALLOW_SHARED(kernel, bytes) \
     ((bytes) <= 49152 ? 0 : static_cast<int>(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes))))

@@ -5,7 +5,7 @@
 #include "launch.cuh"
 
 #include "math.cuh"
-#include "multi.h"
+#include "device/multi.h"
 
 /* What a tensor's update needs, from hyperparameters and its step; see csrc/simd/optim.h. */
 template <class C> struct update {
@@ -21,42 +21,43 @@ enum { MODE_L2, MODE_TRANSFORMERS, MODE_TORCH, MODE_TORCH_L2 };
 ONT_DEVICE bool skipped(const ont_cuda_optim &o) { return o.found_inf && *o.found_inf != 0; }
 
 /* work: sums of chunks (2 each), then the factor of all gradients, then ratios of LAMB */
-ONT_DEVICE double *factor_of(const ont_cuda_optim &o) { return o.work + 2 * o.n_chunks; }
+ONT_DEVICE double *own_factor(const ont_cuda_optim &o) { return o.work + 2 * o.n_chunks; }
+ONT_DEVICE double factor_of(const ont_cuda_optim &o) { return o.factor ? *o.factor : *own_factor(o); }
 ONT_DEVICE double *ratio_of(const ont_cuda_optim &o, int64_t tensor) { return o.work + 2 * o.n_chunks + 2 + tensor; }
 
-template <class C> ONT_DEVICE update<C> adam_update(const double *h, double step)
+template <class C> ONT_DEVICE update<C> adam_update(const double *h, double lr, double step)
 {
     update<C> u = {};
     int mode = (int)h[ADAM_MODE];
     double c1 = h[ADAM_CORRECT] != 0 ? 1 - pow(h[BETA1], step) : 1,
            root = h[ADAM_CORRECT] != 0 ? sqrt(1 - pow(h[BETA2], step)) : 1;
-    u.rate = (C)(h[LR] * root / c1);
+    u.rate = (C)(lr * root / c1);
     u.eps = (C)(mode == MODE_TORCH || mode == MODE_TORCH_L2 ? h[EPS] * root : h[EPS]);
     u.l2 = (C)(mode == MODE_L2 || mode == MODE_TORCH_L2 ? h[DECAY] : 0);
-    u.keep_after = (C)(mode == MODE_TRANSFORMERS ? 1 - h[LR] * h[DECAY] : 1);
-    u.keep_before = (C)(mode == MODE_TORCH ? 1 - h[LR] * h[DECAY] : 1);
+    u.keep_after = (C)(mode == MODE_TRANSFORMERS ? 1 - lr * h[DECAY] : 1);
+    u.keep_before = (C)(mode == MODE_TORCH ? 1 - lr * h[DECAY] : 1);
     return u;
 }
 
 template <class C> ONT_DEVICE update<C> make_update(const ont_cuda_optim &o, const ont_cuda_tensor &t)
 {
     const double *h = o.hyper;
-    double step = t.step ? (double)*t.step + 1 : 1;
+    double step = t.step ? (double)*t.step + 1 : 1, lr = o.lr ? (double)*o.lr : h[LR];
     update<C> u = {};
     u.keep_before = u.keep_after = 1;
     switch (o.rule) {
-    case ONT_CUDA_ADAM: u = adam_update<C>(h, step); break;
+    case ONT_CUDA_ADAM: u = adam_update<C>(h, lr, step); break;
     case ONT_CUDA_LAMB: {
         double c1 = h[LAMB_CORRECT] != 0 ? 1 - pow(h[BETA1], step) : 1,
                root = h[LAMB_CORRECT] != 0 ? sqrt(1 - pow(h[BETA2], step)) : 1;
         u.correct = (C)(root / c1);
         u.eps = (C)(h[EPS] * root);
-        u.rate = (C)h[LR];
+        u.rate = (C)lr;
         u.decay = (C)h[DECAY];
         break;
     }
     case ONT_CUDA_SGD:
-        u.rate = (C)h[LR];
+        u.rate = (C)lr;
         u.l2 = (C)h[SGD_DECAY];
         u.beta1 = (C)(t.fresh ? 0 : h[SGD_MOMENTUM]);
         u.one_minus_beta1 = (C)(t.fresh ? 1 : 1 - h[SGD_DAMPENING]);
@@ -65,11 +66,11 @@ template <class C> ONT_DEVICE update<C> make_update(const ont_cuda_optim &o, con
     case ONT_CUDA_ADAGRAD:
         u.l2 = (C)h[ADAGRAD_DECAY];
         u.eps = (C)h[ADAGRAD_EPS];
-        u.rate = (C)(h[LR] / (1 + (step - 1) * h[ADAGRAD_LR_DECAY]));
+        u.rate = (C)(lr / (1 + (step - 1) * h[ADAGRAD_LR_DECAY]));
         break;
     default:
-        u.rate = (C)h[LR];
-        u.keep_before = (C)(1 - h[LR] * h[LION_DECAY]);
+        u.rate = (C)lr;
+        u.keep_before = (C)(1 - lr * h[LION_DECAY]);
     }
     if (o.rule != ONT_CUDA_SGD && o.rule != ONT_CUDA_ADAGRAD) {
         u.beta1 = (C)h[BETA1];
@@ -77,7 +78,7 @@ template <class C> ONT_DEVICE update<C> make_update(const ont_cuda_optim &o, con
         u.one_minus_beta1 = (C)(1 - h[BETA1]);
         u.one_minus_beta2 = (C)(1 - h[BETA2]);
     }
-    u.grad = (C)((o.maximize ? -1 : 1) * *factor_of(o));
+    u.grad = (C)((o.maximize ? -1 : 1) * factor_of(o));
     return u;
 }
 
@@ -148,6 +149,9 @@ ONT_DEVICE C apply(const ont_cuda_optim &o, const ont_cuda_tensor &t, const upda
     }
 }
 
+/* As on the CPU: in double where a parameter or its state is. */
+ONT_DEVICE bool is_wide(const ont_cuda_tensor &t) { return t.param_dtype == ONT_FLOAT64 || t.state_dtype == ONT_FLOAT64; }
+
 ONT_DEVICE int64_t chunk_end(const ont_cuda_tensor &t, int64_t first)
 {
     return first + ONT_OPTIM_CHUNK < t.count ? first + ONT_OPTIM_CHUNK : t.count;
@@ -175,7 +179,7 @@ __global__ void __launch_bounds__(ONT_THREADS) optim_update_kernel(const ont_cud
     for (int64_t chunk = blockIdx.x; chunk < o.n_chunks; chunk += gridDim.x) {
         const ont_cuda_tensor &t = o.tensors[o.chunk_tensor[chunk]];
         int64_t first = (chunk - t.first_chunk) * ONT_OPTIM_CHUNK;
-        t.param_dtype == ONT_FLOAT64 ? update_chunk<double>(o, t, first) : update_chunk<float>(o, t, first);
+        is_wide(t) ? update_chunk<double>(o, t, first) : update_chunk<float>(o, t, first);
     }
 }
 
@@ -230,7 +234,7 @@ __global__ void __launch_bounds__(ONT_THREADS) lamb_kernel(const ont_cuda_optim 
     for (int64_t chunk = blockIdx.x; chunk < o.n_chunks; chunk += gridDim.x) {
         const ont_cuda_tensor &t = o.tensors[o.chunk_tensor[chunk]];
         int64_t first = (chunk - t.first_chunk) * ONT_OPTIM_CHUNK;
-        t.param_dtype == ONT_FLOAT64 ? lamb_chunk<double>(o, t, first, chunk, applies)
+        is_wide(t) ? lamb_chunk<double>(o, t, first, chunk, applies)
                                      : lamb_chunk<float>(o, t, first, chunk, applies);
     }
 }
@@ -279,7 +283,7 @@ __global__ void __launch_bounds__(ONT_THREADS) optim_factor_kernel(const ont_cud
     if (threadIdx.x) return;
     double norm = sqrt(sum) * fabs(inverse), clip = o.max_norm / (norm + 1e-6);
     if (measured && o.norm) *o.norm = (float)norm;
-    *factor_of(o) = inverse * (!measured || o.max_norm < 0 || clip > 1 ? 1 : clip);
+    *own_factor(o) = inverse * (!measured || o.max_norm < 0 || clip > 1 ? 1 : clip);
 }
 
 __global__ void __launch_bounds__(ONT_THREADS) optim_scale_kernel(const ont_cuda_optim o, float *found_inf)
@@ -287,7 +291,7 @@ __global__ void __launch_bounds__(ONT_THREADS) optim_scale_kernel(const ont_cuda
     for (int64_t chunk = blockIdx.x; chunk < o.n_chunks; chunk += gridDim.x) {
         const ont_cuda_tensor &t = o.tensors[o.chunk_tensor[chunk]];
         int64_t first = (chunk - t.first_chunk) * ONT_OPTIM_CHUNK;
-        double factor = *factor_of(o);
+        double factor = factor_of(o);
         for (int64_t i = first + threadIdx.x; i < chunk_end(t, first); i += blockDim.x) {
             double g = load_as<double>(t.grad, t.grad_dtype, i);
             if (found_inf && !(fabs(g) <= 1.7976931348623157e308)) *found_inf = 1; /* all write the same */
@@ -305,10 +309,14 @@ __global__ void __launch_bounds__(ONT_THREADS) optim_count_kernel(const ont_cuda
 
 static unsigned threads() { return ont_row_threads(ONT_OPTIM_CHUNK); }
 
+static int launch_squares(const ont_cuda_optim *o, void *stream)
+{
+    return !o->n_chunks ? 0 : ONT_LAUNCH(optim_squares_kernel, ont_blocks(o->n_chunks, 1), threads(), 0, stream, *o);
+}
+
 extern "C" int ont_launch_optim_norm(const ont_cuda_optim *o, void *stream)
 {
-    int error =
-        !o->n_chunks ? 0 : ONT_LAUNCH(optim_squares_kernel, ont_blocks(o->n_chunks, 1), threads(), 0, stream, *o);
+    int error = launch_squares(o, stream);
     return error ? error : ONT_LAUNCH(optim_factor_kernel, 1, threads(), 0, stream, *o, true);
 }
 
@@ -329,8 +337,9 @@ extern "C" int ont_launch_optim_unscale(const ont_cuda_optim *o, float *found_in
 extern "C" int ont_launch_optim_step(const ont_cuda_optim *o, void *stream)
 {
     unsigned blocks = ont_blocks(o->n_chunks, 1);
-    int error = o->max_norm >= 0 ? ont_launch_optim_norm(o, stream)
-                                 : ONT_LAUNCH(optim_factor_kernel, 1, threads(), 0, stream, *o, false);
+    int error = o->factor ? 0
+                : o->max_norm >= 0 ? ont_launch_optim_norm(o, stream)
+                                   : ONT_LAUNCH(optim_factor_kernel, 1, threads(), 0, stream, *o, false);
     if (error || !o->n_chunks) return error;
     if (o->rule == ONT_CUDA_LAMB) {
         error = ONT_LAUNCH(lamb_kernel, blocks, threads(), 0, stream, *o, false);
@@ -342,4 +351,16 @@ extern "C" int ont_launch_optim_step(const ont_cuda_optim *o, void *stream)
     }
     return error ? error
                  : ONT_LAUNCH(optim_count_kernel, ont_blocks(o->n_tensors, ONT_THREADS), ONT_THREADS, 0, stream, *o);
+}
+
+extern "C" int ont_launch_optim(int what, const ont_cuda_optim *o, float *found_inf, void *stream)
+{
+    switch (what) {
+    case ONT_OPTIM_STEP: return ont_launch_optim_step(o, stream);
+    case ONT_OPTIM_NORM: return ont_launch_optim_norm(o, stream);
+    case ONT_OPTIM_SQUARES: return launch_squares(o, stream);
+    case ONT_OPTIM_FACTOR: return ONT_LAUNCH(optim_factor_kernel, 1, threads(), 0, stream, *o, true);
+    case ONT_OPTIM_CLIP: return ont_launch_optim_clip(o, stream);
+    default: return ont_launch_optim_unscale(o, found_inf, stream);
+    }
 }

@@ -208,7 +208,8 @@ class Updater:
         """
 
     def step(self, groups: list[dict], hyper: list[tuple[float, ...]], state: dict, prepare: Callable[[Tensor, int], bool],
-             max_norm: float, unscale: float, seed: int) -> float | None:
+             max_norm: float, unscale: float, seed: int, device: str = "",
+             scalars: tuple[Tensor | None, ...] | None = None) -> float | None:
         """Updates every parameter that has a gradient.
 
         Args:
@@ -219,9 +220,12 @@ class Updater:
             max_norm: clips the gradients together; negative: neither clipped nor measured.
             unscale: multiplies the gradients before that.
             seed: of stochastic rounding.
+            device: where all tensors are; "": on the CPU.
+            scalars: for a device, float32 numbers there or None: found_inf, what gradients are multiplied by (in place of
+                `unscale`), where the norm goes to, and for each group its rate in place of the first number of its rule.
 
         Returns:
-            The norm of all gradients times `unscale`; None where max_norm is negative.
+            The norm of all gradients times `unscale`; None where max_norm is negative, and for a device.
 
         Raises:
             RuntimeError: a gradient is sparse.

@@ -60,6 +60,7 @@ class _Traced:
     out_tensors: list[int] = dataclasses.field(default_factory=list)
     buffers: list[str] = dataclasses.field(default_factory=list)
     assignments: list[Assignment] = dataclasses.field(default_factory=list)
+    same: dict[int, int | str] = dataclasses.field(default_factory=dict)
     checks: list[bool] = dataclasses.field(default_factory=list)
     consulted: bool = False  # whether forward asks for requires_grad, or for grad mode
     flags: tuple[tuple[str, bool], ...] = ()
@@ -94,6 +95,7 @@ class _Flat(torch.nn.Module):
         with state.no_hidden_draws(), flags_of.noting_modes(flags, module), patch, \
                 attributes.recording(traced.record, module):
             results, traced.out_spec = trees.flatten(module(*args, **kwargs))
+            results = [leaf.item() if patch.is_number(leaf) else leaf for leaf in results]
         traced.consulted, traced.flags = flags.consulted, flags.changed
         if (lost := attributes.changed_container(held)) is not None:
             raise Untraceable(
@@ -101,6 +103,9 @@ class _Flat(torch.nn.Module):
                 "lose that."
             )
         traced.out_tensors = [i for i, leaf in enumerate(results) if isinstance(leaf, Tensor)]
+        own = {id(leaf): i for i, leaf in enumerate(pytree.tree_leaves((args, kwargs)))}
+        own.update((id(parameter), name) for name, parameter in module.named_parameters())
+        traced.same = {i: own[id(results[i])] for i in traced.out_tensors if id(results[i]) in own}
         traced.out_constants = {i: _concrete(leaf) for i, leaf in enumerate(results) if not isinstance(leaf, Tensor)}
         buffers = dict(self.module.named_buffers())
         traced.buffers = list(buffers)
@@ -228,7 +233,7 @@ def _run(
         failure.state = _state(flat)
         raise failure from _root(error)
     exported.seconds["total"] = time.perf_counter() - start
-    exported.functions = tuple(flat.traced.functions)
+    exported.functions, exported.same = tuple(flat.traced.functions), tuple(flat.traced.same.items())
     exported.modes, exported.flags = modes if flat.traced.consulted else None, flat.traced.flags
     if custom.inlined:
         notes.append(f"Traced through, as asked for, and differentiated as plain operators: {', '.join(custom.inlined)}.")

@@ -11,6 +11,7 @@
 #include "base/dtype.h"
 
 struct ont_kernel_list; /* ops/op.h */
+struct ont_cuda_optim;  /* device/multi.h */
 typedef struct ont_device ont_device;
 
 /* What a kernel found wrong with contents; lies where both sides can read and write it. The first one stays. */
@@ -71,6 +72,8 @@ typedef struct ont_device_kind {
     ont_status (*capture_end)(const ont_device *device, void *private_stream, bool keep, void **graph);
     ont_status (*graph_launch)(const ont_device *device, void *graph, void *stream);
     void (*graph_destroy)(const ont_device *device, void *graph);
+    /* `what` of many tensors (device/multi.h: ont_optim_work), in a few launches. */
+    ont_status (*optim)(const ont_device *device, int what, const struct ont_cuda_optim *job, float *found_inf, void *stream);
 } ont_device_kind;
 
 struct ont_device {

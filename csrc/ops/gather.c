@@ -91,7 +91,7 @@ static ont_status gather_run(const ont_call *call)
     return ONT_OK;
 }
 
-/* GatherGrad(dy, indices; axis, shape) */
+/* GatherGrad(dy, indices, base or nothing; axis, shape): the base, else zeros, and the rows of dy added where they were read */
 static void gather_grad(ont_grad *g)
 {
     ont_builder *b = &g->b;
@@ -114,19 +114,46 @@ static void add_row(const gather_state *s, void *to, const void *from)
         for (int64_t k = 0; k < s->inner; k++) ((double *)to)[k] += ((const double *)from)[k];
 }
 
-/* Rows [first, last) of the flattened (outer, table): zeroed, then every index that falls into them is added in order. */
+/* One row of 16-bit floats, rounded once: no other is added to it. */
+static void add_half_row(const ont_call *call, void *to, const void *from)
+{
+    enum { PIECE = 512 };
+    const gather_state *s = call->state;
+    const ont_simd_table *simd = ont_simd();
+    bool brain = call->node->outputs[0]->dtype == ONT_BFLOAT16;
+    float sum[PIECE], more[PIECE];
+    for (int64_t at = 0; at < s->inner; at += PIECE) {
+        int64_t n = s->inner - at < PIECE ? s->inner - at : PIECE;
+        uint16_t *y = (uint16_t *)to + at;
+        const uint16_t *x = (const uint16_t *)from + at;
+        (brain ? simd->bfloat_to_float : simd->half_to_float)(y, sum, n);
+        (brain ? simd->bfloat_to_float : simd->half_to_float)(x, more, n);
+        simd->add_to(sum, more, n);
+        (brain ? simd->float_to_bfloat : simd->float_to_half)(sum, y, n);
+    }
+}
+
+/* Rows [first, last) of the flattened (outer, table): zeros, or those of the third input, to which every index that falls into them is added in order. */
 static void scatter_rows(void *context, int64_t first, int64_t last)
 {
     const ont_call *call = context;
     const gather_state *s = call->state;
     size_t row = (size_t)s->inner * s->size;
     char *out = call->out[0];
-    memset(out + (size_t)first * row, 0, (size_t)(last - first) * row);
+    const char *base = call->node->n_inputs > 2 ? call->in[2] : NULL;
+    if (!base)
+        memset(out + (size_t)first * row, 0, (size_t)(last - first) * row);
+    else if (base != out)
+        memcpy(out + (size_t)first * row, base + (size_t)first * row, (size_t)(last - first) * row);
     for (int64_t o = first / s->table; o < s->outer && o * s->table < last; o++)
         for (int64_t i = 0; i < s->count; i++) {
             int64_t at = o * s->table + index_at(s, call->in[1], i);
-            if (at >= first && at < last)
-                add_row(s, out + (size_t)at * row, (const char *)call->in[0] + (size_t)(o * s->count + i) * row);
+            if (at < first || at >= last) continue;
+            const char *from = (const char *)call->in[0] + (size_t)(o * s->count + i) * row;
+            if (s->size == 2)
+                add_half_row(call, out + (size_t)at * row, from);
+            else
+                add_row(s, out + (size_t)at * row, from);
         }
 }
 
@@ -138,15 +165,23 @@ static ont_status grad_run(const ont_call *call)
     return ONT_OK;
 }
 
+/* 16-bit rows that meet would be rounded each: with one index none do. */
+static const char *grad_accept(const ont_node *node)
+{
+    ont_dtype dtype = ont_node_in(node, 0)->dtype;
+    if (dtype != ONT_BFLOAT16 && dtype != ONT_FLOAT16) return ont_accept_float(node);
+    return ont_shape_count(&ont_node_in(node, 1)->shape) == 1 ? NULL : "16-bit rows may meet";
+}
+
 static const ont_kernel gather_kernels[] = {
     {.name = "gather_ref", .accept = ont_accept_any, .prepare = gather_prepare, .run = gather_run},
 };
 static const ont_kernel grad_kernels[] = {
-    {.name = "gather_grad_ref", .accept = ont_accept_float, .prepare = grad_prepare, .run = grad_run},
+    {.name = "gather_grad_ref", .accept = grad_accept, .prepare = grad_prepare, .run = grad_run, .inplace = 4},
 };
 const ont_op ont_op_Gather = {.domain = "", .name = "Gather", .since = 1, .min_inputs = 2, .max_inputs = 2,
                               .nondiff_inputs = 2, .attributes = "axis:i", .infer = gather_infer, .grad = gather_grad,
                               ONT_KERNELS(gather_kernels)};
 const ont_op ont_op_GatherGrad = {.domain = ONT_DOMAIN, .name = "GatherGrad", .since = 1, .min_inputs = 2,
-                                  .max_inputs = 2, .attributes = "axis:i shape:I", .infer = ont_infer_stated,
+                                  .max_inputs = 3, .attributes = "axis:i shape:I", .infer = ont_infer_stated,
                                   ONT_KERNELS(grad_kernels)};

@@ -187,7 +187,13 @@ static ont_status sum_run(const ont_call *call)
 
 /* ---- the same over rows of 16-bit floats, as a bias has its gradient: summed in float32, rounded once ---- */
 
-enum { STRIP = 512 }; /* columns of a unit of work */
+/* Columns of a unit of work: wide ones read pages of memory as a whole, where there are enough of them for every thread. */
+enum { STRIP = 512, WIDE_STRIP = 2048 };
+
+static int64_t strip_of(const ont_reduce *s)
+{
+    return s->tail >= 4 * WIDE_STRIP ? WIDE_STRIP : STRIP;
+}
 
 static const char *accept_sum_half(const ont_node *node)
 {
@@ -205,13 +211,14 @@ static void sum_strips(void *context, int64_t first, int64_t last)
     const ont_reduce *s = call->state;
     bool brain = call->node->outputs[0]->dtype == ONT_BFLOAT16;
     void (*widen)(const void *, float *, int64_t) = brain ? s->simd->bfloat_to_float : s->simd->half_to_float;
-    int64_t strips = (s->tail + STRIP - 1) / STRIP;
+    int64_t strip = strip_of(s), strips = (s->tail + strip - 1) / strip;
     for (int64_t unit = first; unit < last; unit++) {
-        int64_t from = unit % strips * STRIP, n = s->tail - from < STRIP ? s->tail - from : STRIP;
+        int64_t from = unit % strips * strip, n = s->tail - from < strip ? s->tail - from : strip;
         const uint16_t *x = (const uint16_t *)call->in[0] + unit / strips * s->n * s->tail + from;
-        float sum[STRIP], row[STRIP];
+        float sum[WIDE_STRIP], row[WIDE_STRIP];
         widen(x, sum, n);
-        for (int64_t r = 1; r < s->n; r++) {
+        if (brain) s->simd->add_bfloat_rows(sum, x + s->tail, s->n - 1, s->tail, n);
+        for (int64_t r = 1; r < s->n && !brain; r++) {
             widen(x + r * s->tail, row, n);
             s->simd->add_to(sum, row, n);
         }
@@ -224,7 +231,8 @@ static void sum_strips(void *context, int64_t first, int64_t last)
 static ont_status sum_half_run(const ont_call *call)
 {
     const ont_reduce *s = call->state;
-    ont_parallel(s->lead * ((s->tail + STRIP - 1) / STRIP), 32 / s->n + 1, sum_strips, (void *)call);
+    int64_t strip = strip_of(s);
+    ont_parallel(s->lead * ((s->tail + strip - 1) / strip), 32 / s->n + 1, sum_strips, (void *)call);
     return ONT_OK;
 }
 

@@ -31,6 +31,7 @@ typedef struct ont_optim_tensor {
     uint8_t dtype[ONT_OPERAND_COUNT];
     bool stochastic;                     /* the 16-bit parameter is rounded at random */
     bool step_is_double;
+    bool fresh;                          /* its states were made for this step */
     uint32_t update;                     /* index of its coefficients */
     uint32_t stream;                     /* which random stream */
     float *scale[2];                     /* of 8-bit states 0 and 1: one per ONT_QUANT_BLOCK elements */
@@ -82,7 +83,8 @@ typedef struct ont_optim {
     ont_optim_range *grads_checked; /* a table of gradients known to lie clear of `checked` */
     size_t n_tensors, n_last, n_updates, n_chunks, n_batches, n_checked;
     bool clear; /* `tensors` were found so */
-    size_t tensors_capacity, last_capacity, updates_capacity, chunks_capacity, batches_capacity, sums_capacity, ratios_capacity;
+    size_t tensors_capacity, last_capacity, updates_capacity, chunks_capacity, batches_capacity, sums_capacity;
+    size_t ratios_capacity;
     size_t ranges_capacity, checked_capacity, sorted_capacity, grads_capacity;
     ont_arena layouts;
 } ont_optim;

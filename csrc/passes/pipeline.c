@@ -30,6 +30,7 @@ static const pass after_grad[] = {
     {"precision", ont_pass_precision, false, NULL},
     {"fuse_gemm", ont_pass_fuse_gemm, false, "FusedMatMul"},
     {"fuse_gelu", ont_pass_fuse_gelu, false, "GeluMatMul"},
+    {"fuse_gradients", ont_pass_fuse_gradients, false, NULL},
     {"widen", ont_pass_widen, true, NULL},
     {"cse", ont_pass_cse, false, NULL},
     {"dce", ont_pass_dce, true, NULL},

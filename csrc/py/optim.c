@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "py/device.h"
 
 enum {
     AHEAD = 6,        /* parameters whose memory is asked for before they are looked at */
@@ -105,6 +106,15 @@ static int take_step(ont_walk *w, ont_optim_tensor *t, PyObject *tensor, double 
     PyObject *keep = NULL;
     const ont_state *state = w->self->state;
     if (ont_hold(w->self, Py_NewRef(tensor)) < 0) return -1;
+    if (w->device) {
+        if (ont_dlpack_borrow_on(state, w->device, tensor, "step of parameter", w->index, &view, &keep) < 0) return -1;
+        if (keep && ont_hold(w->self, keep) < 0) return -1;
+        if (view.rank != 0 || !view.data || view.dtype != ONT_FLOAT32)
+            return ont_blame(w, PyExc_TypeError, "its step", " is no float32 number on the parameter's device");
+        t->step = view.data;
+        *step = 1; /* the device counts */
+        return 0;
+    }
     if (ont_peek(state, tensor, &view)) {
         ont_saw(w, ONT_OPERAND_COUNT, tensor, &view);
     } else {
@@ -213,6 +223,10 @@ static int finish_tensor(ont_walk *w, ont_optim_tensor *t, const ont_view *view,
     t->stochastic = w->flags & GROUP_STOCHASTIC && !t->data[ONT_OPERAND_MASTER] && !wide &&
                     (dtype == ONT_BFLOAT16 || dtype == ONT_FLOAT16);
     t->stream = (uint32_t)w->position;
+    t->fresh = first;
+    if (w->device && (t->layout || eight || t->stochastic))
+        return ont_blame(w, PyExc_TypeError, "its tensors",
+                         " lie in memory in different orders, are 8-bit or rounded at random: on a device they are not supported");
     if (step != w->last_step || first != w->last_first) {
         ont_update u;
         self->rule->fill(w->hyper, step, first, &u);
@@ -292,6 +306,7 @@ static int take_group(ont_walk *w, PyObject *group)
         return -1;
     }
     if (ont_hold(self, Py_NewRef(params)) < 0) return -1;
+    if (w->device && ont_optim_device_group(w) < 0) return -1;
     for (w->index = 0; w->index < PyList_Size(params); w->index++, w->position++) {
         PyObject *param = PyList_GetItem(params, w->index);
         if (w->position >= self->n_slots) {
@@ -408,19 +423,27 @@ static void let_go(ont_updater *self)
 static PyObject *updater_step(PyObject *object, PyObject *args)
 {
     ont_updater *self = (ont_updater *)object;
-    PyObject *groups, *hyper, *states, *prepare;
+    PyObject *groups, *hyper, *states, *prepare, *scalars = NULL;
     double max_norm, unscale;
     unsigned long long seed;
-    if (!PyArg_ParseTuple(args, "OOOOddK:step", &groups, &hyper, &states, &prepare, &max_norm, &unscale, &seed))
+    const char *place = "";
+    const ont_device *device;
+    if (!PyArg_ParseTuple(args, "OOOOddK|sO:step", &groups, &hyper, &states, &prepare, &max_norm, &unscale, &seed, &place, &scalars))
         return NULL;
+    if (ont_device_by_name(self->state, place, &device) < 0) return NULL;
     if (self->busy) return PyErr_Format(PyExc_RuntimeError, "%U: step() is already running", self->name);
-    ont_walk w = {.self = self, .states = states, .prepare = prepare, .updated = PyList_New(0)};
+    ont_walk w = {.self = self, .states = states, .prepare = prepare, .updated = PyList_New(0), .device = device};
     if (!w.updated) return NULL;
     self->busy = true;
     PyObject *result = NULL;
     ont_optim_clear(&self->work);
-    if (take_all(&w, groups, hyper) == 0 && check_overlap(self) == 0)
-        result = run_step(self, w.updated, max_norm, unscale, seed);
+    self->tables.n_groups = 0;
+    if (take_all(&w, groups, hyper) == 0 && check_overlap(self) == 0) {
+        if (!device)
+            result = run_step(self, w.updated, max_norm, unscale, seed);
+        else if (mark_updated(self, w.updated) == 0)
+            result = ont_optim_device_step(&w, scalars, max_norm);
+    }
     if (!result) self->n_order = 0;
     let_go(self);
     self->busy = false;
@@ -478,6 +501,7 @@ static void updater_dealloc(PyObject *object)
     ont_updater *self = (ont_updater *)object;
     PyTypeObject *type = Py_TYPE(object);
     ont_optim_deinit(&self->work);
+    ont_optim_device_free(&self->tables);
     ont_free(self->slots);
     ont_free(self->order);
     ont_free(self->held);
@@ -497,7 +521,7 @@ static void updater_dealloc(PyObject *object)
 
 static PyMethodDef updater_methods[] = {
     {"step", updater_step, METH_VARARGS,
-     "step(groups, hyper, state, prepare, max_norm, unscale, seed) -> norm of all gradients, or None"},
+     "step(groups, hyper, state, prepare, max_norm, unscale, seed, device=\"\", scalars=None) -> norm of all gradients, or None"},
     {NULL, NULL, 0, NULL},
 };
 

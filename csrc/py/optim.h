@@ -31,6 +31,22 @@ typedef struct ont_entry {
     PyObject *key, *inner;
 } ont_entry;
 
+/* Parameters of one group on a device: tensors [first, next group's first) of the walk. */
+typedef struct ont_device_group {
+    size_t first;
+    double sign, hyper[ONT_OPTIM_HYPER_MAX];
+} ont_device_group;
+
+/* What a device's tables are, and where: written again only where something is not as in the step before. */
+typedef struct ont_device_tables {
+    const ont_device *device;
+    ont_memory memory;
+    void *host;                /* what the device's hold */
+    size_t bytes, host_capacity, device_capacity;
+    ont_device_group *groups;
+    size_t n_groups, groups_capacity;
+} ont_device_tables;
+
 typedef struct ont_updater {
     PyObject_HEAD
     PyObject *module;
@@ -40,6 +56,7 @@ typedef struct ont_updater {
     PyObject *key_params, *key_grad, *key_step, *key_master, *key_state[ONT_RULE_STATES], *key_scale[2];
     PyObject *increment_version; /* torch.autograd.graph's */
     ont_optim work;
+    ont_device_tables tables;
     ont_slot *slots;           /* by position among the parameters */
     ont_entry *order;          /* by position in the state dict */
     PyObject **held;       /* references for the time of a step */
@@ -51,6 +68,7 @@ typedef struct ont_updater {
 typedef struct ont_walk {
     ont_updater *self;
     PyObject *states, *prepare, *updated;
+    const ont_device *device; /* NULL: the CPU */
     bool known, changed; /* the state dict is as last time; it was changed by prepare() */
     size_t position;     /* among all parameters */
     Py_ssize_t group, index;
@@ -68,6 +86,11 @@ extern const char *const ont_operand_text[ONT_OPERAND_COUNT];
 typedef struct ont_entries {
     PyObject *step, *master, *state[ONT_RULE_STATES];
 } ont_entries;
+
+/* py/optim_device.c: the step on a device, of the tensors that the walk has found. */
+PyObject *ont_optim_device_step(ont_walk *w, PyObject *scalars, double max_norm);
+int ont_optim_device_group(ont_walk *w); /* a group begins */
+void ont_optim_device_free(ont_device_tables *t);
 
 bool ont_is_tensor(const ont_updater *self, PyObject *object);
 /* Raises with the parameter's place; returns -1. */

@@ -48,6 +48,9 @@ static int blame_borrow(const ont_walk *w, PyObject *tensor, int operand)
                      "(sparse=False in nn.Embedding) or torch.optim.SparseAdam",
                      w->self->name, operand == ONT_OPERAND_GRAD ? "the gradient of parameter" : "parameter", w->index,
                      w->group, layout ? layout : Py_None);
+    else if (device && w->device)
+        PyErr_Format(PyExc_TypeError, "%U: parameter %zd of group %zd: %s is on %S; the others are on device %s", w->self->name,
+                     w->index, w->group, ont_operand_text[operand], device, w->device->kind->name);
     else if (device && !is_true(tensor, "is_cpu"))
         PyErr_Format(PyExc_TypeError, "%U: parameter %zd of group %zd: %s is on %S; CPU tensors are supported",
                      w->self->name, w->index, w->group, ont_operand_text[operand], device);
@@ -142,7 +145,7 @@ int64_t ont_view_count(const ont_view *view)
 int ont_grasp(ont_walk *w, PyObject *tensor, int operand, ont_view *view)
 {
     const ont_state *state = w->self->state;
-    if (ont_peek(state, tensor, view)) {
+    if (!w->device && ont_peek(state, tensor, view)) {
         ont_saw(w, operand, tensor, view);
         if (ont_view_is_contiguous(view) && ont_view_count(view) > 1) {
             view->strides = NULL;
@@ -150,7 +153,7 @@ int ont_grasp(ont_walk *w, PyObject *tensor, int operand, ont_view *view)
         }
     }
     PyObject *keep = NULL;
-    if (ont_dlpack_borrow(state, tensor, ont_operand_text[operand], w->index, view, &keep) < 0)
+    if (ont_dlpack_borrow_on(state, w->device, tensor, ont_operand_text[operand], w->index, view, &keep) < 0)
         return blame_borrow(w, tensor, operand);
     if (keep && ont_hold(w->self, keep) < 0) return -1;
     return 0;

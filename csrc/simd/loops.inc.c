@@ -294,6 +294,24 @@ static void float_to_bfloat(const float *x, void *y, int64_t n)
     }
 }
 
+static float bfloat_at(const uint16_t *x, int64_t i)
+{
+    return f32_from_bits((uint32_t)x[i] << 16);
+}
+
+/* Several rows at a time: the sums are read and written once for all of them, and added in the order of the rows. */
+static void add_bfloat_rows(float *acc, const void *x, int64_t rows, int64_t stride, int64_t n)
+{
+    const uint16_t *in = x;
+    for (; rows >= 4; rows -= 4, in += 4 * stride) {
+        const uint16_t *second = in + stride, *third = second + stride, *fourth = third + stride;
+        for (int64_t i = 0; i < n; i++)
+            acc[i] = acc[i] + bfloat_at(in, i) + bfloat_at(second, i) + bfloat_at(third, i) + bfloat_at(fourth, i);
+    }
+    for (; rows > 0; rows--, in += stride)
+        for (int64_t i = 0; i < n; i++) acc[i] += bfloat_at(in, i);
+}
+
 #include "simd/rows.h"
 
 /* ---- table ---- */
@@ -314,6 +332,7 @@ const ont_simd_table PASTE(ont_simd_table_, ONT_ISA) = {
     .float_to_half = float_to_half,
     .bfloat_to_float = bfloat_to_float,
     .float_to_bfloat = float_to_bfloat,
+    .add_bfloat_rows = add_bfloat_rows,
     .sum = row_sum,
     .dot = row_dot,
     .max = row_max,

@@ -32,7 +32,8 @@ typedef struct S(element) {
 
 /*
  * Runs `rule` over all elements. `states` and `rule` are constants where this is inlined. Elements come in units of
- * what fills a word, which for bfloat16 makes loads and stores a shift or a mask: packing single ones costs a third more.
+ * what fills a word, which for bfloat16 makes loads and stores a shift or a mask: packing single ones costs a third
+ * more.
  */
 INLINE void S(each)(const S(coefficients) c, int64_t n, STORED *restrict p, const STORED *grad, void *const *state,
                     int states, void (*rule)(const S(coefficients) *c, S(element) *e))
@@ -71,6 +72,13 @@ INLINE void S(each)(const S(coefficients) c, int64_t n, STORED *restrict p, cons
     }
 }
 
+/* The gradient with its penalty; without one, an infinite parameter stays what it is. */
+INLINE NUM S(penalised)(const S(coefficients) *c, const S(element) *e)
+{
+    NUM g = e->g * c->grad;
+    return c->l2 != 0 ? g + c->l2 * e->x : g;
+}
+
 INLINE void S(adam_rule)(const S(coefficients) *c, S(element) *e, bool amsgrad, bool l2)
 {
     NUM g = e->g * c->grad;
@@ -101,7 +109,7 @@ static void S(adam)(const ont_update *u, int64_t n, void *param, const void *gra
 INLINE void S(lamb_element)(const S(coefficients) c, const STORED *p, const STORED *grad, STORED *m, STORED *v,
                             NUM *pp, NUM *uu)
 {
-    NUM x = GET(*p), g = GET(*grad) * c.grad + c.l2 * x, m1 = GET(*m), v1 = GET(*v);
+    NUM x = GET(*p), g = GET(*grad) * c.grad, m1 = GET(*m), v1 = GET(*v);
     m1 += c.one_minus_beta1 * (g - m1);
     v1 = c.beta2 * v1 + c.one_minus_beta2 * g * g;
     *m = PUT(m1);
@@ -149,12 +157,12 @@ static void S(lamb_apply)(const ont_update *u, int64_t n, void *param, const voi
 
 INLINE void S(sgd_plain)(const S(coefficients) *c, S(element) *e)
 {
-    e->x -= c->rate * (e->g * c->grad + c->l2 * e->x);
+    e->x -= c->rate * S(penalised)(c, e);
 }
 
 INLINE void S(sgd_rule)(const S(coefficients) *c, S(element) *e, bool nesterov)
 {
-    NUM g = e->g * c->grad + c->l2 * e->x, b = c->beta1 * e->s[0] + c->one_minus_beta1 * g;
+    NUM g = S(penalised)(c, e), b = c->beta1 * e->s[0] + c->one_minus_beta1 * g;
     e->s[0] = b;
     e->x -= c->rate * (nesterov ? g + c->beta2 * b : b);
 }
@@ -173,7 +181,7 @@ static void S(sgd)(const ont_update *u, int64_t n, void *param, const void *grad
 
 INLINE void S(adagrad_rule)(const S(coefficients) *c, S(element) *e)
 {
-    NUM g = e->g * c->grad + c->l2 * e->x;
+    NUM g = S(penalised)(c, e);
     e->s[0] += g * g;
     e->x -= c->rate * g / (SQRT(e->s[0]) + c->eps);
 }

@@ -110,6 +110,8 @@ typedef struct ont_simd_table {
     void (*float_to_half)(const float *x, void *y, int64_t n);
     void (*bfloat_to_float)(const void *x, float *y, int64_t n);
     void (*float_to_bfloat)(const float *x, void *y, int64_t n);
+    /* acc += each of `rows` rows of bfloat16, in order; `stride` elements between rows */
+    void (*add_bfloat_rows)(float *acc, const void *x, int64_t rows, int64_t stride, int64_t n);
 
     /* float32 rows */
     float (*sum)(const float *x, int64_t n);

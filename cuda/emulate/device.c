@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "redirect.h"
+#include "device/multi.h"
 #include "glue.h"
 
 const ont_core *ont_cuda_core;
@@ -182,6 +183,12 @@ static void graph_destroy(const ont_device *device, void *graph)
     ont_emulate_graph_destroy(graph);
 }
 
+static ont_status optim(const ont_device *device, int what, const ont_cuda_optim *job, float *found_inf, void *stream)
+{
+    (void)device;
+    return ont_launched(ont_launch_optim(what, job, found_inf, stream));
+}
+
 enum { DLPACK_CPU = 1 };
 
 static const ont_device_kind kind = {
@@ -207,6 +214,7 @@ static const ont_device_kind kind = {
     .capture_end = capture_end,
     .graph_launch = graph_launch,
     .graph_destroy = graph_destroy,
+    .optim = optim,
 };
 
 static ont_device device = {.kind = &kind};

@@ -138,7 +138,7 @@ static ont_status gather_run(const ont_call *call)
     return ont_launched(ont_launch_gather(&g, call->in[0], call->in[1], call->out[0], call->stream));
 }
 
-/* The sort counts positions and entries in 32 bits, and the grid holds 65,535 tables. */
+/* The sort counts positions and entries in 32 bits. */
 static const char *accept_gather_grad(const ont_node *node)
 {
     const ont_value *index = ont_node_in(node, 1), *table = node->outputs[0];
@@ -147,7 +147,7 @@ static const char *accept_gather_grad(const ont_node *node)
     if (ont_shape_axis(ont_attr_int(node, "axis", 0), table->shape.rank, &axis) != ONT_OK) return "axis";
     if (ont_shape_count(&index->shape) > INT32_MAX || table->shape.dims[axis] >= INT32_MAX)
         return "more than 2^31 entries";
-    return ont_shape_count_range(&table->shape, 0, axis) < 65536 ? NULL : "more than 65535 tables";
+    return NULL;
 }
 
 static ont_status gather_grad_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)

@@ -31,7 +31,7 @@ from onnxtrain._export import attributes
 from onnxtrain._export import guards as shape_guards
 
 _log = logging.getLogger("onnxtrain")
-FORMAT = 2
+FORMAT = 3
 MAX_ENTRIES = 16  # per digest: exports that differ in sizes, or in attributes
 
 
@@ -198,7 +198,7 @@ def _meta(module: torch.nn.Module, exported: Any) -> dict[str, Any]:
         "guards": exported.guards.source,  # type: ignore[attr-defined]
         "assignments": [(a.module, a.name, _spec_out(a.spec), _plain(a.constants), a.tensors) for a in exported.assignments],
         "state": _state_out(module, exported.state), "exporter": exported.exporter, "opset": exported.opset,
-        "notes": exported.notes, "conditional": exported.conditional,
+        "notes": exported.notes, "conditional": exported.conditional, "same": exported.same,
     }
 
 
@@ -258,7 +258,7 @@ def _read(path: Path, module: torch.nn.Module, tensors: Sequence[Tensor]) -> Any
         tuple(Assignment(owner, name, pytree.treespec_loads(spec), dict(map(tuple, constants)), tuple(leaves))
               for owner, name, spec, constants, leaves in meta["assignments"]),
         state, meta["exporter"], meta["opset"], {"total": 0.0}, [*meta["notes"], f"Loaded from {path}."],
-        conditional=tuple(tuple(part) for part in meta["conditional"]),
+        conditional=tuple(tuple(part) for part in meta["conditional"]), same=tuple(tuple(pair) for pair in meta["same"]),
     )
 
 

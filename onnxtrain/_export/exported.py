@@ -73,4 +73,5 @@ class Exported:
     origins: dict[str, str] = dataclasses.field(default_factory=dict)  # node -> torch operator, as "aten.cross.default"
     modes: tuple[Any, ...] | None = None  # grad_modes() that this holds for; None: for all
     conditional: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())  # inputs that torch.cond reads, outputs that come from it
+    same: tuple[tuple[int, int | str], ...] = ()  # leaf of the output -> leaf of the input, or parameter, that it is itself
     flags: tuple[tuple[str, bool], ...] = ()  # parameters whose requires_grad forward sets, and to what

@@ -79,6 +79,10 @@ class Rewrite(TorchFunctionMode):
         self._checked = checked
         self._values = _FrozenValues() if barriers else None
 
+    def is_number(self, leaf: Any) -> bool:
+        """Whether a TorchScript trace has made a tensor of what is a size, or computed from sizes."""
+        return self._values is not None and self._values.is_number(leaf)
+
     def __torch_function__(self, func, types, args=(), kwargs=None):
         rewrite = self._flags.HANDLERS.get(func)
         if rewrite is not None:
@@ -120,8 +124,15 @@ class _FrozenValues:
     _RANDOM = ("rand", "bernoulli", "normal", "uniform", "multinomial", "exponential", "geometric", "poisson", "cauchy",
                "dropout")
 
+    _TENSORS = ("tensor", "as_tensor", "scalar_tensor", "clone", "to", "long", "int", "float", "detach")  # of a number
+
     def __init__(self) -> None:
         self._free = WeakIdKeyDictionary()
+        self._numbers = WeakIdKeyDictionary()  # sizes, and what arithmetic makes of them: Python's integers outside of a trace
+
+    def is_number(self, leaf: Any) -> bool:
+        """Whether outside of a trace this tensor would be a number."""
+        return isinstance(leaf, Tensor) and leaf in self._numbers
 
     def before(self, func: Any, args: tuple[Any, ...]) -> None:
         if func in self._READERS and isinstance(args[0], Tensor) and args[0] not in self._free:
@@ -132,7 +143,11 @@ class _FrozenValues:
         name = getattr(func, "__name__", "")
         free = func in self._SIZES or not any(word in name for word in self._RANDOM) and all(t in self._free for t in given)
         changed = given[:1] if name.endswith("_") or name == "__setitem__" else []
-        for tensor in (*(leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)), *changed):
+        number = func in self._SIZES or given and name not in self._TENSORS and all(t in self._numbers for t in given)
+        made = [leaf for leaf in (result if isinstance(result, torch.Size) else tree_leaves(result)) if isinstance(leaf, Tensor)]
+        for tensor in (*made, *changed):
+            if number and tensor.dim() == 0:
+                self._numbers[tensor] = True
             if free:
                 self._free[tensor] = True
             else:

@@ -33,6 +33,11 @@ def number(value: float | Tensor) -> float:
     return value.item() if isinstance(value, Tensor) else value
 
 
+def device_of(tensor: Tensor) -> str:
+    """The core's name of the device whose kernels update this parameter: "" is the CPU."""
+    return f"cuda:{tensor.device.index}" if tensor.is_cuda else ""
+
+
 class FusedOptimizer(torch.optim.Optimizer):
     """Base of the optimizers here. A subclass names its rule, its state and its numbers.
 
@@ -54,7 +59,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         if max_grad_norm is not None:
             check("max_grad_norm", max_grad_norm)
         self.max_grad_norm = max_grad_norm
-        self.grad_norm: float | None = None
+        self.grad_norm: float | Tensor | None = None
         self.next_unscale = 1.0  # the next step multiplies gradients by this
         self._set_grad_none = set_grad_none
         self._steps = 0
@@ -93,18 +98,22 @@ class FusedOptimizer(torch.optim.Optimizer):
 
         Returns:
             The closure's loss; without a closure, the norm of all gradients before clipping (0-dim float32) where
-            ``max_grad_norm`` is set, else None. ``grad_norm`` holds the norm as a float.
+            ``max_grad_norm`` is set, else None. ``grad_norm`` holds the norm as a float, and on CUDA as that tensor.
 
         Raises:
             RuntimeError: a gradient is sparse.
-            TypeError, ValueError: a tensor is not a dense CPU tensor of a supported dtype, or shares memory with
-                another; the message names the parameter. Nothing has been updated then.
+            TypeError, ValueError: a tensor is not dense, of a supported dtype and on the device of the others (the CPU or one of
+                CUDA), or shares memory with another; the message names the parameter. Nothing has been updated then.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         found_inf, scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
+        first = next((p for group in self.param_groups for p in group["params"] if p.grad is not None), None)
+        if first is not None and (place := device_of(first)):
+            norm = self._step_on(place, first, found_inf, scale)
+            return norm if loss is None else loss
         if found_inf is not None and float(found_inf):
             self.grad_norm, self.next_unscale = None, 1.0
             return loss
@@ -117,14 +126,45 @@ class FusedOptimizer(torch.optim.Optimizer):
             return torch.tensor(self.grad_norm, dtype=torch.float32)
         return loss
 
-    def _run(self, limit: float, unscale: float) -> float | None:
+    def _step_on(self, place: str, param: Tensor, found_inf: Tensor | None, scale: Tensor | None) -> Tensor | None:
+        """The step on a CUDA device: a few launches on torch's current stream, and nothing that waits for them.
+
+        Rates that are tensors there, ``found_inf`` and ``grad_scale`` are read by the kernels, so that a step can be captured in a
+        CUDA graph once the gradients' addresses repeat. ``grad_norm`` is a tensor, float32.
+
+        Args:
+            place: the device's name.
+            param: a parameter there.
+            found_inf, scale: GradScaler's, or None.
+        """
+        def number_there(value: float | Tensor) -> Tensor:
+            return torch.as_tensor(value, dtype=torch.float32, device=param.device)
+
+        if found_inf is not None and any(group.get("dampening") for group in self.param_groups) and float(found_inf):
+            return None  # a first step that is skipped would count: the momentum of the next one is its gradient alone
+        unscale, self.next_unscale = self.next_unscale, 1.0
+        inverse = number_there(unscale) if unscale != 1.0 or scale is not None else None
+        if scale is not None:
+            inverse = inverse / number_there(scale)
+        limit = -1.0 if self.max_grad_norm is None else float(self.max_grad_norm)
+        norm = torch.zeros((), dtype=torch.float32, device=param.device) if limit >= 0 else None
+        rates = [lr.float() if isinstance(lr, Tensor) and lr.device == param.device else None
+                 for lr in (group["lr"] for group in self.param_groups)]
+        found = None if found_inf is None else number_there(found_inf)
+        self._run(limit, 1.0, place, (found, inverse, norm, *rates))
+        self.grad_norm = norm
+        return norm
+
+    def _run(self, limit: float, unscale: float, place: str = "", scalars: tuple[Tensor | None, ...] = (None, None, None)) -> float | None:
         groups = self.param_groups
+        rates = scalars[3:] or (None,) * len(groups)
         hyper = [(-1.0 if group["maximize"] else 1.0,
-                  MASTER * group["master_weights"] + STOCHASTIC * group["stochastic_rounding"], *self._hyper(group))
-                 for group in groups]
+                  MASTER * group["master_weights"] + STOCHASTIC * group["stochastic_rounding"],
+                  *self._hyper(group if rate is None else {**group, "lr": 0.0}))
+                 for group, rate in zip(groups, rates)]
         seed = (torch.initial_seed() + 0x9E3779B97F4A7C15 * self._steps) & (2**64 - 1)
         try:
-            norm = self._updater.step(groups, hyper, self.state, self._prepare, limit, unscale, seed)
+            norm = self._updater.step(groups, hyper, self.state, self._prepare, limit, unscale, seed, place, scalars)
         except BaseException:
             for param, name in self._fresh:  # as if the step had not been tried
                 del self.state[param][name]
@@ -147,7 +187,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         if self._has_step() and not isinstance(state.get("step"), Tensor):
             if "step" not in state:
                 self._fresh.append((param, "step"))
-            state["step"] = torch.tensor(float(state.get("step", 0.0)), dtype=torch.float32)
+            state["step"] = torch.tensor(float(state.get("step", 0.0)), dtype=torch.float32, device=param.device)
         for name in self._state_names(group):
             if not isinstance(state.get(name), Tensor):
                 if name not in state:
@@ -218,7 +258,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             held = self.state.get(param)
             if held and not isinstance(held.get("step"), Tensor):
                 count = held.get("step", 0.0 if step is None else step)
-                held["step"] = torch.tensor(float(count), dtype=torch.float32)
+                held["step"] = torch.tensor(float(count), dtype=torch.float32, device=param.device)
 
     def state_dict(self) -> dict[str, Any]:
         """As torch.optim's, and for the class of the same rule there: 8-bit state comes out as float32.
@@ -264,7 +304,8 @@ class FusedOptimizer(torch.optim.Optimizer):
                 if name in own and isinstance(value, Tensor):
                     self._take_tensor(param, group, name, value.detach())
                 elif name == "step" and isinstance(value, Tensor):
-                    self.state[param][name] = value.detach().to("cpu", copy=True)
+                    on_cpu = not device_of(param)  # which takes float64 counts as well
+                    self.state[param][name] = value.detach().to(param.device, None if on_cpu else torch.float32, copy=True)
 
     def _take_tensor(self, param: Tensor, group: dict[str, Any], name: str, value: Tensor) -> None:
         held, dtype = self.state[param], self._dtype_of(param, group, name)

@@ -43,7 +43,7 @@ class Key(NamedTuple):
     schema: tuple[Any, ...]  # per leaf: (dtype, ndim, device type), or the value of what is no tensor
     spec: pytree.TreeSpec | None  # None: positional tensors only
     training: bool
-    torch_modes: tuple[Any, ...]  # autocast, default dtype
+    torch_modes: tuple[Any, ...]  # autocast, default dtype, determinism
 
 
 class Fallen(NamedTuple):
@@ -202,7 +202,7 @@ class ORTModule(torch.nn.Module):
         grad_enabled = torch.is_grad_enabled()
         key = Key(tuple([_describe(leaf) for leaf in leaves]), spec, self._module.training and grad_enabled,
                   (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), torch.is_autocast_enabled("cuda"),
-                   torch.get_autocast_dtype("cuda"), torch.get_default_dtype()))
+                   torch.get_autocast_dtype("cuda"), torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()))
         try:
             programs = self._programs.get(key, ())
         except TypeError:  # an argument that has no hash is no constant of a graph
@@ -571,6 +571,16 @@ class ORTModule(torch.nn.Module):
         return f"ORTModule({self._module!r})"
 
 
+def _leave_alone(function: Any) -> None:
+    """torch.compile around a model with an ORTModule in it compiles the rest: neither this function nor what it calls."""
+    function._torchdynamo_disable = True
+    with contextlib.suppress(ImportError, AttributeError):  # torch's own switch of a frame, without importing its compiler
+        from torch._C._dynamo import eval_frame
+
+        skip = eval_frame._FrameAction.SKIP
+        eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(skip, skip))
+
+
 def _is_custom_method(module: torch.nn.Module, name: str) -> bool:
     """Whether a name is a method of the user's class, which ORTModule has as its own."""
     return isinstance(getattr(type(module), name, None), types.FunctionType) and not hasattr(torch.nn.Module, name)
@@ -627,4 +637,5 @@ def _requires_grad_(self: ORTModule, requires_grad: bool = True) -> ORTModule:
 
 
 ORTModule.requires_grad_ = _requires_grad_  # type: ignore[method-assign]
+_leave_alone(ORTModule._call)
 _OF_ORTMODULE = frozenset(name for name in vars(ORTModule) if not hasattr(torch.nn.Module, name))

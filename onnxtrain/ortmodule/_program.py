@@ -156,6 +156,14 @@ class Program:
             (module.get_submodule(self.exported.assignments[i].module), self.exported.assignments[i], outputs)
             for i, outputs in sorted(kept.items())
         ]
+        same = dict(self.exported.same)
+        self._user_outputs = [(index, leaf) for index, leaf in self._user_outputs if leaf not in same]
+        self._same = [(leaf, source) for leaf, source in same.items() if isinstance(source, int)]
+        self._parameters: list[tuple[int, dict[str, Any], str]] = []  # results that are one of the module's
+        for leaf, source in same.items():
+            if isinstance(source, str):
+                path, _, name = source.rpartition(".")
+                self._parameters.append((leaf, module.get_submodule(path)._parameters, name))
         self._single = (self.exported.out_spec.is_leaf() and len(self._user_outputs) == 1)
 
     @property
@@ -227,7 +235,7 @@ class Program:
         self.step_seconds += self.used - start
         if self._single:
             return outputs[self._user_outputs[0][0]]
-        return self._structured(outputs)
+        return self._structured(outputs, leaves)
 
     def _check_weights(self, tensors: Sequence[Any]) -> None:
         """The engine refused its inputs: because of one of the module's own?"""
@@ -255,10 +263,14 @@ class Program:
                 leaves[leaf] = outputs[index]
             setattr(owner, assignment.name, pytree.tree_unflatten(leaves, assignment.spec))
 
-    def _structured(self, outputs: Sequence[Tensor]) -> Any:
+    def _structured(self, outputs: Sequence[Tensor], leaves: Sequence[Any]) -> Any:
         flat: list[Any] = [None] * self.exported.out_spec.num_leaves
         for leaf, value in self.exported.out_constants.items():
             flat[leaf] = value
         for index, leaf in self._user_outputs:
             flat[leaf] = outputs[index]
+        for leaf, source in self._same:
+            flat[leaf] = leaves[source]
+        for leaf, owner, name in self._parameters:
+            flat[leaf] = owner[name]
         return pytree.tree_unflatten(flat, self.exported.out_spec)

@@ -8,6 +8,7 @@ Prints one JSON object as cases.py does.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
 import sys
 from collections.abc import Callable
@@ -15,13 +16,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from onnxtrain.optim import Lamb, Lion
+from onnxtrain import _C
+from onnxtrain.optim import SGD as Momentum
+from onnxtrain.optim import Adagrad, FusedAdam, Lamb, Lion, _engine
 
 ADAM, LAMB_RULE, SGD, ADAGRAD, LION = range(5)
 NUMBER = {torch.float32: 1, torch.float64: 11, torch.float16: 10, torch.bfloat16: 16}
 CHUNK = 65536
 LIBRARY: ctypes.CDLL
-PLACE = "cpu"
+PLACE = DEVICE = "cpu"
 
 
 class Entry(ctypes.Structure):
@@ -33,7 +36,8 @@ class Entry(ctypes.Structure):
 class Job(ctypes.Structure):
     _fields_ = [("tensors", ctypes.c_void_p), ("chunk_tensor", ctypes.c_void_p), ("n_tensors", ctypes.c_int64), ("n_chunks", ctypes.c_int64),
                 ("rule", ctypes.c_int32), ("maximize", ctypes.c_int32), ("hyper", ctypes.c_double * 12), ("max_norm", ctypes.c_double),
-                ("found_inf", ctypes.c_void_p), ("inv_scale", ctypes.c_void_p), ("norm", ctypes.c_void_p), ("work", ctypes.c_void_p)]
+                ("found_inf", ctypes.c_void_p), ("inv_scale", ctypes.c_void_p), ("norm", ctypes.c_void_p), ("work", ctypes.c_void_p),
+                ("factor", ctypes.c_void_p), ("lr", ctypes.c_void_p)]
 
 
 class Engine:
@@ -187,11 +191,137 @@ def maximize() -> None:
         assert torch.allclose(a, b + 0.1 * g, rtol=1e-6, atol=1e-7)
 
 
-CHECKS = [adamw, adam_l2, sgd, adagrad, lamb, lion, clip, unscale_and_skip, halves, maximize]
+MAKERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "adam": lambda p, **o: FusedAdam(p, lr=1e-2, weight_decay=0.1, **o),
+    "adam l2 amsgrad": lambda p, **o: FusedAdam(p, lr=1e-2, weight_decay=0.1, adam_w_mode=0, amsgrad=True, **o),
+    "sgd": lambda p, **o: Momentum(p, lr=0.1, momentum=0.9, dampening=0.1, weight_decay=0.01, **o),
+    "sgd nesterov": lambda p, **o: Momentum(p, lr=0.1, momentum=0.9, nesterov=True, **o),
+    "sgd plain": lambda p, **o: Momentum(p, lr=0.1, **o),
+    "adagrad": lambda p, **o: Adagrad(p, lr=0.1, lr_decay=0.01, weight_decay=0.02, **o),
+    "lamb": lambda p, **o: Lamb(p, 1e-2, weight_decay=0.01, **o),
+    "lion": lambda p, **o: Lion(p, 1e-2, **o),
+}
+
+
+def close(a: Tensor, b: Tensor, dtype: torch.dtype) -> bool:
+    tol = {torch.float64: 1e-12, torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
+    return torch.allclose(a.double().cpu(), b.double().cpu(), rtol=tol, atol=tol, equal_nan=True)
+
+
+def pair(make: Callable[..., torch.optim.Optimizer], kinds: list[torch.dtype], **options: object) -> list[torch.optim.Optimizer]:
+    """The same optimizer on the CPU and on the device, with two groups: tensors of every kind in the first, one in the second."""
+    made = []
+    for where in ("cpu", PLACE):
+        torch.manual_seed(3)
+        params = [torch.randn(shape).to(where, kind).requires_grad_() for kind in kinds for shape in ((5, 7), (300,), (1,), (0,))]
+        made.append(make([{"params": params}, {"params": [torch.randn(33).to(where, kinds[0]).requires_grad_()], "lr": 3e-3}], **options))
+    return made
+
+
+def give(optimizers: list[torch.optim.Optimizer], step: int) -> None:
+    for optimizer in optimizers:
+        torch.manual_seed(50 + step)
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                p.grad = torch.randn(p.shape).to(p.device, p.dtype)
+        if step == 1:
+            optimizer.param_groups[0]["params"][0].grad = None
+
+
+def trajectory(optimizers: list[torch.optim.Optimizer], what: str) -> None:
+    for step in range(4):
+        give(optimizers, step)
+        norms = []
+        for optimizer, device in zip(optimizers, ("", DEVICE), strict=True):
+            _engine.device_of = lambda _, device=device: device
+            norms.append(optimizer.step())
+        assert (norms[0] is None) == (norms[1] is None), what
+        assert norms[0] is None or torch.allclose(norms[0], norms[1].cpu(), rtol=1e-5), (what, norms)
+        for a, b in zip(*(sum((g["params"] for g in o.param_groups), []) for o in optimizers), strict=True):
+            assert close(a, b, a.dtype), (what, step, a.dtype, (a - b.cpu()).abs().max())
+            states = [o.state[p] for o, p in zip(optimizers, (a, b), strict=True)]
+            assert states[0].keys() == states[1].keys(), what
+            for name, value in states[0].items():
+                assert close(value, states[1][name], a.dtype), (what, step, name)
+
+
+def classes() -> None:
+    """Every optimizer class on the device as on the CPU: dtypes side by side, master weights, clipping, two groups."""
+    every = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+    for name, make in MAKERS.items():
+        for kinds, options in ((every, {}), ([torch.bfloat16, torch.float16], {"master_weights": True}),
+                               ([torch.float32], {"max_grad_norm": 2.0}), ([torch.float32, torch.float64], {"maximize": True})):
+            trajectory(pair(make, kinds, **options), f"{name} {options}")
+
+
+def rates_on_the_device() -> None:
+    """A rate that is a tensor on the device is read there."""
+    pair_of = pair(MAKERS["adam"], [torch.float32])
+    for group in pair_of[1].param_groups:
+        group["lr"] = torch.tensor(group["lr"], device=PLACE)
+    number = _engine.number
+    _engine.number = lambda value: 1e9 if isinstance(value, Tensor) else value  # nobody may ask for it
+    try:
+        trajectory(pair_of, "rate")
+    finally:
+        _engine.number = number
+
+
+def scaler() -> None:
+    """GradScaler's numbers: gradients are divided on the device, an infinity skips the step and its count there."""
+    for name, bad in itertools.product(("adam", "sgd", "lamb"), (False, True)):
+        optimizers = pair(MAKERS[name], [torch.float32, torch.float16], max_grad_norm=1.0)
+        trajectory(optimizers, name)
+        for optimizer, device in zip(optimizers, ("", DEVICE), strict=True):
+            _engine.device_of = lambda _, device=device: device
+            give([optimizer], 7)
+            optimizer.found_inf, optimizer.grad_scale = torch.tensor(float(bad), device=PLACE), torch.tensor(8.0, device=PLACE)
+            before = [p.detach().clone() for g in optimizer.param_groups for p in g["params"]]
+            optimizer.step()
+            now = [p for g in optimizer.param_groups for p in g["params"]]
+            assert all(torch.equal(a, b) for a, b in zip(before, now, strict=True)) == bad, (name, bad, device)
+        for a, b in zip(*(sum((g["params"] for g in o.param_groups), []) for o in optimizers), strict=True):
+            assert close(a, b, a.dtype), (name, bad)
+            for key, value in optimizers[0].state[a].items():
+                assert close(value, optimizers[1].state[b][key], a.dtype), (name, bad, key)
+
+
+def saved_and_loaded() -> None:
+    """A state dict of the CPU's goes on on the device."""
+    first, second = pair(MAKERS["adam"], [torch.float32])
+    trajectory([first, second], "before")
+    _, fresh = pair(MAKERS["adam"], [torch.float32])
+    _engine.device_of = lambda _: DEVICE
+    fresh.load_state_dict(first.state_dict())
+    for a, b in zip(*(sum((g["params"] for g in o.param_groups), []) for o in (first, fresh)), strict=True):
+        b.data.copy_(a.data)
+    trajectory([first, fresh], "after")
+
+
+def refusals() -> None:
+    """What a device does not take is said before anything is changed."""
+    for make, words in ((lambda p: FusedAdam(p, stochastic_rounding=True), "rounded at random"),
+                        (lambda p: FusedAdam(p, state_dtype="int8"), "8-bit")):
+        param = torch.randn(40).to(PLACE, torch.bfloat16).requires_grad_()
+        param.grad = torch.ones_like(param)
+        before = param.detach().clone()
+        _engine.device_of = lambda _: DEVICE
+        try:
+            make([param]).step()
+        except TypeError as error:
+            assert words in str(error) and "parameter 0 of group 0" in str(error), str(error)
+        else:
+            raise AssertionError(f"{words}: passed")
+        assert torch.equal(param, before)
+
+
+CHECKS = [classes, rates_on_the_device, scaler, saved_and_loaded, refusals, adamw, adam_l2, sgd, adagrad, lamb, lion, clip, unscale_and_skip, halves, maximize]
 
 
 def main(plugin: str, device: str) -> None:
-    global LIBRARY, PLACE
+    global LIBRARY, PLACE, DEVICE
+    _C.open_plugin(plugin or None)
+    DEVICE = device
     LIBRARY = ctypes.CDLL(plugin)
     PLACE = "cuda" if device.startswith("cuda") else "cpu"
     report: dict = {"ran": [], "passed": 0, "failed": []}

@@ -95,9 +95,9 @@ def test_models_train_as_on_the_cpu(models):
     assert models["passed"] == len(models["chosen"]) and all(sum(counts.values()) > 5 for counts in models["nodes"].values())
 
 
-@pytest.mark.parametrize("script", ["optim.py", "flash.py"])
-def test_kernels_agree_with_torch(plugin, script):
-    report = run(script, plugin)
+@pytest.mark.parametrize(("script", "order"), [("optim.py", ""), ("flash.py", ""), ("flash.py", "reverse")])
+def test_kernels_agree_with_torch(plugin, script, order):
+    report = run(script, plugin, ONT_EMULATE_ORDER=order)
     assert report["passed"] >= 10 and not report["failed"], "\n".join(f"{what}: {message}" for what, message in report["failed"])
 
 

@@ -126,6 +126,34 @@ def test_master_weights_follow_a_write_to_the_parameter():
     assert optimizer.state[p]["master_param"][200].item() == pytest.approx(1 - 62e-4, abs=5e-6)
 
 
+@pytest.mark.parametrize("size", [65_536, 65_535, 1])
+@pytest.mark.parametrize("offset", [0, 1])
+def test_all_bfloat16_numbers_pass_the_loops_unchanged(size, offset):
+    """Two are taken at once there, and NaN has no case of its own; odd numbers of them, and odd addresses."""
+    patterns = torch.arange(-32_768, 32_768, dtype=torch.int32).flip(0).to(torch.int16)[:size]
+    memory = torch.zeros(size + 1, dtype=torch.int16)[offset:][:size].copy_(patterns)
+    values = memory.view(torch.bfloat16)
+    nan = torch.isnan(values)
+
+    def same(a, b):
+        assert torch.equal(torch.isnan(a), nan)
+        assert torch.equal(a.view(torch.int16)[~nan], b.view(torch.int16)[~nan])
+
+    p = torch.nn.Parameter(values.clone().as_strided((size,), (1,)) if not offset else values)
+    p.grad = torch.zeros(size, dtype=torch.bfloat16)
+    before = p.detach().clone()
+    SGD([p], lr=1.0).step()
+    same(p.detach(), before)
+    Adagrad([p], lr=1.0).step()  # 0 / (sqrt(0) + eps)
+    same(p.detach(), before)
+    q = torch.nn.Parameter(torch.zeros(size, dtype=torch.bfloat16))
+    q.grad = before
+    optimizer = SGD([q], lr=1.0, momentum=0.5, maximize=True)
+    optimizer.step()
+    same((q.detach() + 0).abs(), before.abs())
+    same(optimizer.state[q]["momentum_buffer"].abs(), before.abs())
+
+
 def test_infinities_and_nan_come_through():
     for dtype, kind in itertools.product(DTYPES, (float("inf"), float("-inf"), float("nan"))):
         for name, make in MAKERS.items():

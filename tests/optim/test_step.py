@@ -212,6 +212,36 @@ def test_overlap_is_seen_whenever_it_arises():
                 optimizer.step()
 
 
+def test_overlap_is_seen_after_steps_in_which_nothing_moved():
+    """Such steps are not looked at again; what changes any operand's place must end that."""
+    params = [torch.nn.Parameter(torch.ones(100)) for _ in range(20)]
+    for p in params:
+        p.grad = torch.ones(100)
+    optimizer = FusedAdam(params, lr=0.1)
+
+    def refused(change, mend):
+        for _ in range(3):
+            optimizer.step()
+        change()
+        before = [p.detach().clone() for p in params]
+        for _ in range(2):
+            with pytest.raises(ValueError, match="shares memory"):
+                optimizer.step()
+        assert all(map(torch.equal, params, before))
+        mend()
+        optimizer.step()
+        assert not any(map(torch.equal, params, before))
+
+    grad, data = params[7].grad, params[3].data
+    refused(lambda: setattr(params[7], "grad", params[8].data), lambda: setattr(params[7], "grad", grad))
+    refused(lambda: setattr(params[3], "data", params[4].data), lambda: setattr(params[3], "data", data))
+    moment = optimizer.state[params[5]]["exp_avg"]
+    refused(lambda: optimizer.state[params[5]].update(exp_avg=optimizer.state[params[6]]["exp_avg_sq"]),
+            lambda: optimizer.state[params[5]].update(exp_avg=moment))
+    refused(lambda: setattr(params[9], "grad", optimizer.state[params[2]]["exp_avg"]),
+            lambda: setattr(params[9], "grad", torch.ones(100)))
+
+
 def test_interleaved_columns_and_shared_gradients_are_fine():
     base, grad = torch.ones(8, 2), torch.ones(8)
     a, b = torch.nn.Parameter(base[:, 0]), torch.nn.Parameter(base[:, 1])
@@ -250,6 +280,60 @@ def test_in_place_change_is_seen_by_autograd():
     assert p._version > version
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+def test_versions_of_many_parameters_count_up_by_one_each():
+    params = [torch.nn.Parameter(torch.ones(i % 5)) for i in range(333)]
+    for i, p in enumerate(params):
+        p.grad = None if i % 7 == 3 else torch.ones_like(p)
+    optimizer = FusedAdam(params)
+    for step in range(3):
+        before = [p._version for p in params]
+        optimizer.step()
+        assert [p._version - v for p, v in zip(params, before)] == [0 if i % 7 == 3 else 1 for i in range(333)]
+
+
+def test_memory_that_changes_under_an_object_is_seen():
+    """Objects stay, but their memory, size, dtype or order becomes another one: by set_, resize_, .data and swap."""
+    def changes(p, state):
+        yield lambda: p.set_(torch.linspace(1, 2, 12).view(3, 4))
+        yield lambda: p.grad.set_(torch.linspace(-1, 1, 12).view(3, 4))
+        yield lambda: state["exp_avg"].set_(torch.full((3, 4), 0.25))
+        yield lambda: setattr(p, "data", torch.linspace(1, 3, 12).view(4, 3).t())
+        yield lambda: setattr(p.grad, "data", torch.linspace(-2, 1, 12).view(4, 3).t())
+        every_second = torch.linspace(0, 1, 24, dtype=torch.float64).view(3, 8)[:, ::2]
+        yield lambda: setattr(state["exp_avg_sq"], "data", every_second)
+        yield lambda: state["step"].set_(torch.tensor(7.0))
+        yield lambda: p.untyped_storage().resize_(1 << 16)
+        yield lambda: torch.utils.swap_tensors(state["exp_avg"], torch.full((3, 4), 0.5))
+
+    def drive(cls, **options):
+        p = torch.nn.Parameter(torch.linspace(-1, 1, 12).view(3, 4))
+        p.grad = torch.full((3, 4), 0.5)
+        optimizer = cls([p], lr=0.01, **options)
+        for _ in range(2):
+            optimizer.step()
+        trail = []
+        for change in changes(p, optimizer.state[p]):
+            with torch.no_grad():
+                change()
+            for _ in range(2):
+                optimizer.step()
+                trail.append(p.detach().clone())
+        return trail
+
+    ours = drive(FusedAdam, eps=1e-8, adam_w_mode=AdamWMode.ADAMW_TORCH, weight_decay=0.01)
+    theirs = drive(torch.optim.AdamW, foreach=False)
+    assert len(ours) == 18
+    for i, (a, b) in enumerate(zip(ours, theirs)):
+        torch.testing.assert_close(a, b, rtol=2e-5, atol=1e-6, msg=lambda m: f"after {i // 2 + 1} changes: {m}")
+    p = torch.nn.Parameter(torch.ones(6))
+    p.grad = torch.ones(6)
+    optimizer = FusedAdam([p])
+    optimizer.step()
+    p.data = torch.ones(4)
+    with pytest.raises(ValueError, match="the gradient has another shape than the parameter"):
+        optimizer.step()
 
 
 def test_replaced_tensors_are_followed():

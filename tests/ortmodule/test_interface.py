@@ -74,15 +74,27 @@ OUTPUTS = {
     "ordered dict": lambda m, x, y: OrderedDict(b=m.fc(x), a=y + 1),
     "named tuple": lambda m, x, y: Pair(m.fc(x), Pair(x * y, None)),
     "size": lambda m, x, y: (m.fc(x), x.shape[0]),
+    "numbers made of sizes": lambda m, x, y: {"n": x.size(1) * 2 + len(x), "t": torch.tensor(x.shape[0]), "y": m.fc(x), "s": y.numel()},
+    "nothing": lambda m, x, y: (None, m.fc(x), {"none": None}),
+    "an empty container": lambda m, x, y: (m.fc(x), [], {}),
+    "complete nesting": lambda m, x, y: Pair({"fc": m.fc(x), "bag": [Pair(y + 1, None), {"deep": (x * y, 3)}]}, Bag([x - y])),
+    "registered": lambda m, x, y: Bag([m.fc(x), y]),
 }
 
 
+@pytest.fixture(params=["dynamo", "torchscript"])
+def exporter(request, monkeypatch):
+    """Each form by either exporter."""
+    monkeypatch.setenv("ONNXTRAIN_EXPORTER", request.param)
+    return request.param
+
+
 @pytest.mark.parametrize("name", OUTPUTS)
-def test_outputs(name):
+def test_outputs(name, exporter):
     in_engine(both(module(lambda self, x, y: OUTPUTS[name](self, x, y)), step(X, Y)))
 
 
-def test_dataclass_outputs_are_rebuilt_as_they_were():
+def test_dataclass_outputs_are_rebuilt_as_they_were(exporter):
     made = module(lambda self, x, y: Result(self.fc(x), {"frozen": Frozen(x * y)}, "named"))
     model = both(made, lambda m: pytree.tree_leaves((m(X, Y).value, m(X, Y).extra["frozen"].a)))
     result = model(X, Y)
@@ -91,7 +103,7 @@ def test_dataclass_outputs_are_rebuilt_as_they_were():
     in_engine(model)
 
 
-def test_registered_containers_and_subclasses_of_dict():
+def test_registered_containers_and_subclasses_of_dict(exporter):
     model = both(module(lambda self, x, y: (Bag([self.fc(x), y]), Record(loss=self.fc(x).sum()))),
                  lambda m: (m(X, Y)[0].items, m(X, Y)[1].loss))
     assert type(model(X, Y)[1]) is Record
@@ -126,13 +138,13 @@ INPUTS = {
 
 
 @pytest.mark.parametrize("name", INPUTS)
-def test_inputs(name):
+def test_inputs(name, exporter):
     forward, args, kwargs = INPUTS[name]
     model = both(module(forward), step(*args, **kwargs))
     in_engine(model)
 
 
-def test_values_are_constants_of_their_own_graph():
+def test_values_are_constants_of_their_own_graph(exporter):
     def forward(self, x, k, how="add", flag=False):
         return (self.fc(x) + k if how == "add" else self.fc(x) * k) * (2 if flag else 1)
 

@@ -4,8 +4,8 @@
  *
  * Formulas are those of csrc/optim/rules.c; hyper has the numbers in that order.
  */
-#ifndef ONT_CUDA_MULTI_H
-#define ONT_CUDA_MULTI_H
+#ifndef ONT_DEVICE_MULTI_H
+#define ONT_DEVICE_MULTI_H
 
 #include <stddef.h>
 #include <stdint.h>
@@ -44,16 +44,25 @@ typedef struct ont_cuda_optim {
     const float *inv_scale;         /* gradients are multiplied by it; NULL: 1 */
     float *norm;                    /* of the unscaled gradients, where max_norm is not negative */
     double *work;                   /* 2 * n_chunks + n_tensors + 2 */
+    const double *factor;           /* of all gradients, where another job's norm has it (its work + 2 * n_chunks); NULL: own */
+    const float *lr;                /* in place of the first of hyper; NULL: that one */
 } ont_cuda_optim;
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
+typedef enum ont_optim_work {
+    ONT_OPTIM_STEP, ONT_OPTIM_NORM, ONT_OPTIM_CLIP, ONT_OPTIM_UNSCALE,
+    ONT_OPTIM_SQUARES, /* the first part of a norm: sums of squares of chunks into work */
+    ONT_OPTIM_FACTOR   /* the second: the norm from them, and the factor */
+} ont_optim_work;
+
 /* Seen from outside the plugin: tests call them. */
 #define ONT_OPTIM_API __attribute__((visibility("default")))
 
-/* Each returns a CUDA error code. */
+/* Each returns a CUDA error code. found_inf: of the unscaling alone. */
+int ont_launch_optim(int what, const ont_cuda_optim *o, float *found_inf, void *stream);
 ONT_OPTIM_API int ont_launch_optim_step(const ont_cuda_optim *o, void *stream);
 /* norm of all gradients, in a fixed order */
 ONT_OPTIM_API int ont_launch_optim_norm(const ont_cuda_optim *o, void *stream);

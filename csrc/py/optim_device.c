@@ -1,0 +1,239 @@
+/*
+ * A step of the Updater on a device: the tensors that the walk has found become tables there (device/multi.h), and a few launches
+ * on torch's current stream do the rest. Nothing waits, and nothing that changes from step to step comes from the host but
+ * addresses, so that a step may be captured once they repeat. Called by py/optim.c.
+ */
+#include "py/optim.h" /* Python.h before any system header */
+
+#include <string.h>
+
+#include "base/alloc.h"
+#include "device/multi.h"
+
+enum { SCALAR_FOUND_INF, SCALAR_INV_SCALE, SCALAR_NORM, SCALARS }; /* then a learning rate per group */
+
+int ont_optim_device_group(ont_walk *w)
+{
+    ont_device_tables *t = &w->self->tables;
+    if (ont_optim_reserve(&t->groups, &t->groups_capacity, t->n_groups + 1, sizeof *t->groups) != ONT_OK) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    ont_device_group *group = &t->groups[t->n_groups++];
+    group->first = w->self->work.n_tensors;
+    group->sign = w->sign;
+    memcpy(group->hyper, w->hyper, sizeof group->hyper);
+    return 0;
+}
+
+void ont_optim_device_free(ont_device_tables *t)
+{
+    if (t->device) t->device->kind->free(t->device, &t->memory, t->device_capacity);
+    ont_free(t->host);
+    ont_free(t->groups);
+    *t = (ont_device_tables){.bytes = 0};
+}
+
+/* A float32 number on the device; *value NULL where it is None. */
+static int take_scalar(const ont_walk *w, PyObject *scalars, Py_ssize_t i, float **value)
+{
+    PyObject *tensor = PyTuple_GetItem(scalars, i), *keep = NULL;
+    ont_view view;
+    *value = NULL;
+    if (!tensor) return -1;
+    if (tensor == Py_None) return 0;
+    if (ont_dlpack_borrow_on(w->self->state, w->device, tensor, "number of the step", i, &view, &keep) < 0) return -1;
+    if (keep && ont_hold(w->self, keep) < 0) return -1;
+    if (view.dtype != ONT_FLOAT32 || ont_view_count(&view) != 1) {
+        PyErr_Format(PyExc_TypeError, "%U: number %zd of the step is no float32 on the parameters' device", w->self->name, i);
+        return -1;
+    }
+    *value = view.data;
+    return 0;
+}
+
+static int64_t chunks_of(const ont_optim_tensor *t)
+{
+    return (t->count + ONT_OPTIM_CHUNK - 1) / ONT_OPTIM_CHUNK;
+}
+
+/* One dtype for all states: the kernels have it once a tensor. */
+static int state_dtype_of(const ont_walk *w, const ont_optim_tensor *t, int32_t *dtype)
+{
+    *dtype = 0;
+    for (int i = 0; i < ONT_RULE_STATES; i++) {
+        if (!t->data[ONT_OPERAND_STATE + i]) continue;
+        if (*dtype && *dtype != t->dtype[ONT_OPERAND_STATE + i]) {
+            PyErr_Format(PyExc_TypeError, "%U: parameter number %u has states of several dtypes, which a device does not take",
+                         w->self->name, t->stream);
+            return -1;
+        }
+        *dtype = t->dtype[ONT_OPERAND_STATE + i];
+    }
+    if (!*dtype) *dtype = t->dtype[ONT_OPERAND_PARAM];
+    return 0;
+}
+
+/* Tables of all groups, chunks counted within each: [tensors][tensor of each chunk], as the device will have them. */
+static int fill_tables(const ont_walk *w, ont_cuda_tensor *to, int32_t *chunk_tensor)
+{
+    const ont_optim *work = &w->self->work;
+    const ont_device_tables *tables = &w->self->tables;
+    int64_t chunk = 0, first = 0;
+    for (size_t i = 0, group = 0; i < work->n_tensors; i++) {
+        const ont_optim_tensor *t = &work->tensors[i];
+        for (; group < tables->n_groups && tables->groups[group].first <= i; group++) first = chunk;
+        int64_t group_tensor = (int64_t)(i - tables->groups[group - 1].first);
+        memset(&to[i], 0, sizeof to[i]); /* padding too: tables are compared */
+        to[i].param = t->data[ONT_OPERAND_PARAM];
+        to[i].grad = t->data[ONT_OPERAND_GRAD];
+        for (int k = 0; k < ONT_RULE_STATES && k < 3; k++) to[i].state[k] = t->data[ONT_OPERAND_STATE + k];
+        to[i].master = t->data[ONT_OPERAND_MASTER];
+        to[i].step = t->step;
+        to[i].count = t->count;
+        to[i].param_dtype = t->dtype[ONT_OPERAND_PARAM];
+        to[i].grad_dtype = t->dtype[ONT_OPERAND_GRAD];
+        if (state_dtype_of(w, t, &to[i].state_dtype) < 0) return -1;
+        to[i].fresh = t->fresh;
+        to[i].first_chunk = chunk - first;
+        for (int64_t k = 0; k < chunks_of(t); k++) chunk_tensor[chunk++] = (int32_t)group_tensor;
+    }
+    return 0;
+}
+
+typedef struct step_call {
+    ont_updater *self;
+    const ont_device *device;
+    const char *table;       /* on the device */
+    size_t chunks_at, work_at;
+    double max_norm;
+    float *found_inf, *inv_scale, *norm, **lr;
+    int64_t n_chunks;
+} step_call;
+
+static int32_t rule_of(const ont_optim_rule *rule)
+{
+    static const char *const names[] = {"adam", "lamb", "sgd", "adagrad", "lion"}; /* ont_cuda_rule's order */
+    for (int i = 0; i < 5; i++)
+        if (!strcmp(names[i], rule->name)) return i;
+    return -1;
+}
+
+static ont_cuda_optim job_of(const step_call *c, size_t first, size_t n, int64_t first_chunk, int64_t n_chunks, double *work)
+{
+    return (ont_cuda_optim){.tensors = (const ont_cuda_tensor *)(const void *)c->table + first,
+                            .chunk_tensor = (const int32_t *)(const void *)(c->table + c->chunks_at) + first_chunk,
+                            .n_tensors = (int64_t)n, .n_chunks = n_chunks, .rule = rule_of(c->self->rule),
+                            .max_norm = -1, .found_inf = c->found_inf, .inv_scale = c->inv_scale, .work = work};
+}
+
+/*
+ * The sums of squares are taken group by group, into one row of the work memory, which the last one adds up. Then each group's
+ * step, with the factor that came of it.
+ */
+static ont_status launch(const step_call *c, void *stream)
+{
+    const ont_device_tables *t = &c->self->tables;
+    const ont_optim *work = &c->self->work;
+    double *sums = (double *)(void *)(uintptr_t)(c->table + c->work_at), *rest = sums + 2 * c->n_chunks + 2;
+    for (int pass = c->max_norm < 0; pass < 2; pass++) {
+        int64_t chunk = 0;
+        for (size_t g = 0; g < t->n_groups; g++) {
+            size_t first = t->groups[g].first, end = g + 1 < t->n_groups ? t->groups[g + 1].first : work->n_tensors;
+            int64_t n_chunks = 0;
+            for (size_t i = first; i < end; i++) n_chunks += chunks_of(&work->tensors[i]);
+            ont_cuda_optim job = job_of(c, first, end - first, chunk, n_chunks, pass ? rest : sums + 2 * chunk);
+            chunk += n_chunks;
+            if (!pass) {
+                ONT_TRY(c->device->kind->optim(c->device, ONT_OPTIM_SQUARES, &job, NULL, stream));
+                continue;
+            }
+            if (first == end) continue;
+            if (c->max_norm >= 0) job.factor = sums + 2 * c->n_chunks;
+            job.maximize = t->groups[g].sign < 0;
+            memcpy(job.hyper, t->groups[g].hyper, sizeof job.hyper);
+            job.lr = c->lr[g];
+            ONT_TRY(c->device->kind->optim(c->device, ONT_OPTIM_STEP, &job, NULL, stream));
+        }
+        if (pass) break;
+        ont_cuda_optim all = job_of(c, 0, work->n_tensors, 0, c->n_chunks, sums);
+        all.max_norm = c->max_norm;
+        all.norm = c->norm;
+        ONT_TRY(c->device->kind->optim(c->device, ONT_OPTIM_FACTOR, &all, NULL, stream));
+    }
+    return ONT_OK;
+}
+
+/* Room on both sides; what the host's side holds is what the device's does. */
+static ont_status reserve(ont_device_tables *t, const ont_device *device, size_t bytes, size_t work)
+{
+    if (t->device == device && t->device_capacity >= bytes + work && t->host_capacity >= bytes) return ONT_OK;
+    if (t->device) t->device->kind->free(t->device, &t->memory, t->device_capacity);
+    t->device = NULL;
+    t->bytes = 0;
+    ONT_TRY(ont_optim_reserve(&t->host, &t->host_capacity, bytes, 1));
+    ONT_TRY(device->kind->alloc(device, bytes + work, &t->memory));
+    t->device = device;
+    t->device_capacity = bytes + work;
+    return ONT_OK;
+}
+
+static ont_status run(step_call *c, const void *fresh, size_t bytes, size_t work)
+{
+    ont_device_tables *t = &c->self->tables;
+    ont_scope scope;
+    ONT_TRY(c->device->kind->enter(c->device, &scope));
+    ont_status status = reserve(t, c->device, bytes, work);
+    if (status == ONT_OK && (t->bytes != bytes || memcmp(t->host, fresh, bytes))) {
+        memcpy(t->host, fresh, bytes);
+        t->bytes = bytes;
+        status = c->device->kind->write(c->device, t->memory.data, t->host, bytes, scope.stream);
+        if (status != ONT_OK) t->bytes = 0;
+    }
+    c->table = t->memory.data;
+    if (status == ONT_OK) status = launch(c, scope.stream);
+    c->device->kind->leave(c->device, &scope);
+    return status;
+}
+
+static int take_scalars(const ont_walk *w, PyObject *scalars, step_call *c)
+{
+    Py_ssize_t n = (Py_ssize_t)w->self->tables.n_groups;
+    if (!scalars || !PyTuple_Check(scalars) || PyTuple_Size(scalars) != SCALARS + n) {
+        PyErr_Format(PyExc_TypeError, "%U: a step on a device needs found_inf, the scale's inverse, the norm and a rate per group",
+                     w->self->name);
+        return -1;
+    }
+    if (take_scalar(w, scalars, SCALAR_FOUND_INF, &c->found_inf) < 0 || take_scalar(w, scalars, SCALAR_INV_SCALE, &c->inv_scale) < 0 ||
+        take_scalar(w, scalars, SCALAR_NORM, &c->norm) < 0)
+        return -1;
+    for (Py_ssize_t g = 0; g < n; g++)
+        if (take_scalar(w, scalars, SCALARS + g, &c->lr[g]) < 0) return -1;
+    return 0;
+}
+
+PyObject *ont_optim_device_step(ont_walk *w, PyObject *scalars, double max_norm)
+{
+    ont_updater *self = w->self;
+    size_t n = self->work.n_tensors, groups = self->tables.n_groups;
+    step_call c = {.self = self, .device = w->device, .max_norm = max_norm};
+    PyObject *result = NULL;
+    if (!w->device->kind->optim) return PyErr_Format(PyExc_TypeError, "%U: device %s has no optimizers", self->name, w->device->kind->name);
+    for (size_t i = 0; i < n; i++) c.n_chunks += chunks_of(&self->work.tensors[i]);
+    c.chunks_at = n * sizeof(ont_cuda_tensor);
+    size_t bytes = (c.chunks_at + (size_t)c.n_chunks * sizeof(int32_t) + 63) / 64 * 64;
+    size_t work = (size_t)(4 * c.n_chunks + (int64_t)n + 4) * sizeof(double);
+    c.work_at = bytes;
+    char *fresh = ont_calloc(bytes + 1, 1);
+    c.lr = ont_calloc(groups + 1, sizeof *c.lr);
+    if (!fresh || !c.lr) {
+        PyErr_NoMemory();
+    } else if (take_scalars(w, scalars, &c) == 0 &&
+               fill_tables(w, (ont_cuda_tensor *)(void *)fresh, (int32_t *)(void *)(fresh + c.chunks_at)) == 0) {
+        ont_status status = n ? run(&c, fresh, bytes, work) : ONT_OK;
+        result = status == ONT_OK ? Py_NewRef(Py_None) : ont_raise(self->state, status);
+    }
+    ont_free(fresh);
+    ont_free(c.lr);
+    return result;
+}
