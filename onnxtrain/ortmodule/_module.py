@@ -27,13 +27,15 @@ from onnxtrain.ortmodule._program import CheckError, Program, StaleError
 from onnxtrain.ortmodule._verify import compare, tolerance, verify
 from onnxtrain.ortmodule.options import RuntimeOptions
 
-_OWN = frozenset(("_module", "_debug", "_programs", "_counters", "_fallback", "_fallen", "_announced", "_runtime", "_view"))
+_OWN = frozenset(("_module", "_debug", "_programs", "_counters", "_fallback", "_fallen", "_refused", "_announced",
+                  "_runtime", "_view"))
 MAX_PROGRAMS = 32  # exports kept per schema; the one that was made first goes
 MAX_STATES = 8  # exports of one schema because of attributes that change; the next such change is a fallback
 MAX_BY_TORCH = 8  # operators of one graph that torch runs; with more, torch runs the module
 _QUOTED = re.compile(r"'([^']+)'")
 _UNTRANSLATED = re.compile(r"No ONNX function found for <OpOverload\(op='(aten\.\w+)', overload='(\w+)'\)>")
 _TRANSFORMED = "a transform of torch.func"
+MAX_REFUSED = 64  # arguments that are known to be wrong
 MAX_TRIES = 3  # of an export that failed, each after a change of the module
 
 
@@ -163,6 +165,7 @@ class ORTModule(torch.nn.Module):
         self._module = module
         self._programs: dict[Key, list[Program]] = {}
         self._fallen: dict[Key | str, Fallen] = {}
+        self._refused: set[tuple[Key, tuple[torch.Size, ...]]] = set()
         self._announced: set[bool] = set()
         self.__dict__["training"] = module.training
         for store in ("_parameters", "_buffers", "_modules"):  # the very dicts: torch's own walks find everything here
@@ -280,6 +283,11 @@ class ORTModule(torch.nn.Module):
         """A schema, mode, size or state of the module for which there is no program yet."""
         if any([trees.register(leaf) for leaf in leaves if not isinstance(leaf, torch.Tensor)]):
             return self._call(args, kwargs)  # with the containers among the leaves taken apart
+        sizes = (key, tuple([tensor.shape for tensor in tensors]))
+        if sizes in self._refused:
+            result = self._in_torch(args, kwargs)
+            self._refused.discard(sizes)  # the module has changed, since it takes them now: the next call exports
+            return result
         known = self._programs.setdefault(key, [])
         size = known[-1].guards(tensors) if known else None
         reason = size or (known[-1].changed() if known else None)
@@ -348,6 +356,9 @@ class ORTModule(torch.nn.Module):
             return self._in_torch(args, kwargs)
         except Exception:
             self._fallen.pop(key, None)  # forward itself refuses these arguments: that says nothing of the next ones
+            if len(self._refused) == MAX_REFUSED:
+                self._refused.clear()
+            self._refused.add(sizes)
             raise
 
     def _first_run(self, program: Program, leaves: list[Any], grad_enabled: bool) -> Any:
@@ -481,7 +492,7 @@ class ORTModule(torch.nn.Module):
         before = self._fallen.get(key)
         self._fallen[key] = Fallen(text, state, 1 if before is None else before.tries + 1)
         if before is None or before.reason != text and before.tries < MAX_TRIES:
-            self._counters.reasons.append(text)
+            self._note(text)
             self._debug.log(
                 logging.WARNING,
                 "ORTModule: %s runs in PyTorch, not in the onnxtrain engine, for this kind of call: %s. Results are "
