@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from onnx import helper
 
 from onnxtrain import _C
-from test_fuse_gemm import random, session_of, step
+from test_fuse_gemm import random, step
 
 
 

@@ -17,7 +17,6 @@ from onnx import helper
 
 from onnxtrain import _C
 
-ROOT = Path(__file__).resolve().parents[2]
 SEED = int(os.environ.get("ONNXTRAIN_TEST_SEED", "20"))
 PARTS = ("conv", "conv_grad_input", "conv_grad_weight")
 KERNELS = ("f32_winograd", "f32_onednn", "gemm", "ref")
@@ -149,8 +148,7 @@ assert _C.build_info()["isa"] in ({isa!r}, "plain")
 for case in t.EDGES[2:] + list(t.sampled(2)):
     t.check(case)
 """
-    environment = {**os.environ, "ONNXTRAIN_ISA": isa, "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment, cwd=ROOT)
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "ONNXTRAIN_ISA": isa})
 
 
 SHAPES = [(4, 64, 64, 32, 32), (8, 128, 128, 16, 16), (16, 256, 256, 8, 8), (32, 512, 512, 4, 4), (2, 32, 32, 64, 64),
@@ -204,8 +202,7 @@ s = t.session(x, w, pads)
 t.step(s, [x, w, b], dy)
 assert t.chosen(s) == sorted(f"{part}_f32_onednn" for part in t.PARTS), t.chosen(s)
 """ % str(Path(__file__).parent)
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT,
-                   env={**os.environ, "ONNXTRAIN_DISABLE": "winograd", "PYTHONPATH": str(ROOT)})
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "ONNXTRAIN_DISABLE": "winograd"})
 
 
 def test_a_shape_has_one_choice():
