@@ -97,10 +97,17 @@ static const char *accept_number(const ont_node *node)
     return dtype == ONT_INT8 || dtype == ONT_UINT8 ? NULL : ont_accept_float(node);
 }
 
+/* Winners of a window are counted in 32 bits from its first cell, which may lie in the padding: the window is bounded, not
+ * just the plane. In double, since each factor may be as large as an int32. */
 static const char *accept_rows(const ont_node *node, const char *(*dtype)(const ont_node *node))
 {
     const ont_shape *x = &ont_node_in(node, 0)->shape;
-    return ont_shape_count_range(x, 2, x->rank) > INT32_MAX / 2 ? "the planes are too large" : dtype(node);
+    ont_pool p;
+    if (ont_shape_count_range(x, 2, x->rank) > INT32_MAX / 2) return "the planes are too large";
+    if (ont_pool_read(node, x, &p)) return "no window";
+    double rows = (double)p.kernel[0] * (double)(p.dilation[0] * p.in[1]) + (double)p.kernel[1] * (double)p.dilation[1];
+    double cells = rows * (double)p.in[2] + (double)p.kernel[2] * (double)p.dilation[2];
+    return cells > INT32_MAX / 2 ? "the windows are too large" : dtype(node);
 }
 
 static const char *accept_number_rows(const ont_node *node) { return accept_rows(node, accept_number); }
@@ -116,7 +123,8 @@ static ont_status prepare(const ont_node *node, ont_arena *arena, ont_prepared *
     s->size = ont_dtype_size(x->dtype);
     s->parts = ont_parallel_threads();
     s->scratch = (ont_pool_scratch(&s->p) + 63) / 64 * 64;
-    int64_t work = s->p.out_count * s->p.kernel[0] * s->p.kernel[1] * s->p.kernel[2], most = s->p.planes * work / 32768 + 1;
+    double cells = (double)s->p.kernel[0] * (double)s->p.kernel[1] * (double)s->p.kernel[2];
+    double most = (double)s->p.planes * (double)s->p.out_count * cells / 32768 + 1;
     if (s->parts > most) s->parts = (int)most;
     out->state = s;
     out->work_bytes = s->scratch * (size_t)s->parts;

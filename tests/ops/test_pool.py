@@ -229,6 +229,20 @@ def test_windows_without_a_cell():
     assert grads[0].tolist() == [[[1.0, 2.0]]]
 
 
+@pytest.mark.parametrize("height", [2**31 - 1, 2**29])
+@pytest.mark.parametrize("op", ["MaxPool", "LpPool"])
+def test_windows_far_larger_than_the_plane(op, height):
+    """Offsets in such a window do not fit 32 bits; every one of them sees all rows."""
+    def f(x):
+        x = F.pad(x, (0, 1), value=-math.inf if op == "MaxPool" else 0.0)
+        pairs = torch.stack([x[..., :-1], x[..., 1:]], -1)
+        y = pairs.amax((2, 4)) if op == "MaxPool" else pairs.square().sum((2, 4)).sqrt()
+        return y[:, :, None].expand(*x.shape[:-1], y.shape[-1])
+
+    run_case(Case(op, [R(1, 3, 6, 5, apart=0.05)], {"kernel_shape": [height, 2], "auto_pad": "SAME_UPPER"}, torch=f,
+                  reference=by_torch(f), opset=22, tol=2e-4, alloc=False))
+
+
 def unpool(shape, pooled, **options):
     def run(x):
         indices = pooled(torch.from_numpy(R(*shape).make(11)), **options, return_indices=True)[1]
