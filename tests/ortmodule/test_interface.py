@@ -91,7 +91,11 @@ def exporter(request, monkeypatch):
 
 @pytest.mark.parametrize("name", OUTPUTS)
 def test_outputs(name, exporter):
-    in_engine(both(module(lambda self, x, y: OUTPUTS[name](self, x, y)), step(X, Y)))
+    model = both(module(lambda self, x, y: OUTPUTS[name](self, x, y)), step(X, Y))
+    if name == "a view of an input" and exporter == "torchscript":  # its trace would make a copy of it
+        assert onnxtrain.stats(model)["fallback_steps"]
+    else:
+        in_engine(model)
 
 
 def test_dataclass_outputs_are_rebuilt_as_they_were(exporter):
