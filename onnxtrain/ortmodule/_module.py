@@ -10,6 +10,7 @@ import types
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from onnxtrain import UnsupportedError, _C, _report, options
@@ -19,7 +20,7 @@ from onnxtrain._export.errors import DefinitionError
 from onnxtrain._export.function_apply import CustomFunctions
 from onnxtrain.export import ArgumentError, ExportError, export, grad_modes, is_final, order
 from onnxtrain.ortmodule._device import device_of
-from onnxtrain.ortmodule import _announce
+from onnxtrain.ortmodule import _announce, _special
 from onnxtrain.ortmodule._debug import STAGES, DebugOptions
 from onnxtrain.ortmodule._fallback import Fallback, FallbackPolicy, ORTModuleTorchModelException
 from onnxtrain.ortmodule._managers import TorchModule
@@ -28,7 +29,7 @@ from onnxtrain.ortmodule._verify import compare, tolerance, verify
 from onnxtrain.ortmodule.options import RuntimeOptions
 
 _OWN = frozenset(("_module", "_debug", "_programs", "_counters", "_fallback", "_fallen", "_refused", "_announced",
-                  "_runtime", "_view"))
+                  "_runtime", "_view", "_lazy"))
 MAX_PROGRAMS = 32  # exports kept per schema; the one that was made first goes
 MAX_STATES = 8  # exports of one schema because of attributes that change; the next such change is a fallback
 MAX_BY_TORCH = 8  # operators of one graph that torch runs; with more, torch runs the module
@@ -157,6 +158,7 @@ class ORTModule(torch.nn.Module):
         if isinstance(module, ORTModule):
             raise ORTModuleTorchModelException("ORTModule does not support an ORTModule as its module")
         super().__init__()
+        self.__class__ = _special.classed(type(self), module)
         self._debug = debug_options if debug_options is not None else DebugOptions()
         self._fallback = Fallback()
         self._runtime = RuntimeOptions()
@@ -167,6 +169,7 @@ class ORTModule(torch.nn.Module):
         self._fallen: dict[Key | str, Fallen] = {}
         self._refused: set[tuple[Key, tuple[torch.Size, ...]]] = set()
         self._announced: set[bool] = set()
+        self._lazy = any(is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers()))
         self.__dict__["training"] = module.training
         for store in ("_parameters", "_buffers", "_modules"):  # the very dicts: torch's own walks find everything here
             self.__dict__[store] = module.__dict__[store]
@@ -197,6 +200,8 @@ class ORTModule(torch.nn.Module):
                 self._fall_back(_TRANSFORMED, FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL,
                                 "torch.func differentiates and batches by interpreters of its own, which see no node of the "
                                 "engine's", None, None)
+            return self._in_torch(args, kwargs)
+        if self._lazy and self._still_lazy():
             return self._in_torch(args, kwargs)
         if kwargs or any([type(arg) is not torch.Tensor for arg in args]):
             leaves, spec = pytree.tree_flatten((args, kwargs))
@@ -260,6 +265,14 @@ class ORTModule(torch.nn.Module):
         result = program(leaves, grad_enabled)
         trace.end(start, type(self._module).__name__, program.sessions)
         return result
+
+    def _still_lazy(self) -> bool:
+        """Whether parameters have no shape yet: the first call gives them theirs, in PyTorch, since there is no graph of it."""
+        self._lazy = any([is_lazy(tensor) for tensor in (*self._module.parameters(), *self._module.buffers())])
+        if self._lazy:
+            self._debug.log(logging.INFO, "ORTModule: %s has lazy parameters: PyTorch runs the call that gives them their shapes",
+                            type(self._module).__name__)
+        return self._lazy
 
     def _in_torch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         _report.count(self._counters, fallback_steps=1)
@@ -541,6 +554,9 @@ class ORTModule(torch.nn.Module):
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *dir(self._module)})
+
+    def __reduce_ex__(self, _protocol: Any) -> Any:
+        return _special.blank, (getattr(type(self), "_plain_class", type(self)),), self.__getstate__()
 
     def __getstate__(self) -> dict[str, Any]:
         return {"module": self._module, "debug": self._debug}

@@ -389,3 +389,69 @@ def test_print_and_len_of_children():
     buffer = io.StringIO()
     print(model, file=buffer)
     assert buffer.getvalue().startswith("ORTModule(")
+
+
+# --- what Python looks up on the class ----------------------------------------------------------------------------------
+
+
+def test_a_wrapped_container_is_one():
+    def use(model):
+        first = model(X)
+        model[1] = nn.Tanh()
+        second = model(X)
+        getattr(model, "module", model).append(nn.Linear(3, 2))
+        third = model(X)
+        del model[1]
+        return [first, second, third, model(X)], len(model), [type(layer).__name__ for layer in model], model[0].weight in set(
+            model.parameters())
+
+    torch.manual_seed(0)
+    made = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
+    model = both(lambda: made, use)
+    in_engine(model, 4)
+    assert isinstance(model, ORTModule) and bool(model) and model[-1] is made[-1] and model[0] in list(model)
+    assert [len(model[:1]), len(list(reversed([*model])))] == [1, 2]
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert isinstance(copied, ORTModule) and len(copied) == 2
+        torch.testing.assert_close(copied(X), model(X))
+
+
+class Table(nn.ModuleDict):
+    def forward(self, x):
+        return sum(layer(x) for layer in self.values())
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.left = True
+
+
+def test_containers_by_name_and_contexts():
+    model = ORTModule(Table({"a": nn.Linear(4, 3), "b": nn.Linear(4, 3)}))
+    assert "a" in model and "c" not in model and list(model) == ["a", "b"] and model["b"] is model.module["b"]
+    with model as entered:
+        assert entered is model
+        torch.testing.assert_close(model(X), model.module(X))
+    assert model.left
+    in_engine(model)
+
+
+def test_a_module_that_is_no_container_stays_none():
+    model = ORTModule(nn.Linear(4, 3))
+    assert type(model) is ORTModule and bool(model) and not hasattr(model, "__len__") and not hasattr(model, "__iter__")
+    with pytest.raises(TypeError, match="subscriptable"):
+        model[0]
+    with pytest.raises(TypeError):
+        len(model)
+
+
+class Sub(ORTModule):
+    def extra(self):
+        return len(self)
+
+
+def test_a_subclass_of_the_wrapper_around_a_container():
+    model = Sub(nn.Sequential(nn.Linear(4, 3)))
+    assert isinstance(model, Sub) and model.extra() == 1
+    assert type(pickle.loads(pickle.dumps(model))).__name__ == "Sub"
