@@ -36,6 +36,7 @@ from onnxtrain._export.exported import Assignment, Exported, GraphInput, GraphOu
 from onnxtrain._export.function_apply import CustomFunctions
 from onnxtrain._export.translations import registry_reused, translations
 
+PLAIN_TENSORS = frozenset((Tensor, torch.nn.Parameter, torch.nn.Buffer))
 SMALL_CONSTANT = 1024  # elements; larger constants become graph inputs
 DYNAMO_OPSETS = (18, 22)
 TORCHSCRIPT_OPSETS = (12, 20)
@@ -91,7 +92,7 @@ class _Flat(torch.nn.Module):
         traced, module = self.traced, self.module
         functions.begin(traced.functions)
         held = attributes.containers(module)
-        versions = [leaf._version for leaf in leaves]
+        versions, before = [leaf._version for leaf in leaves], pytree.tree_leaves((args, kwargs))
         checked: list[tuple[Tensor, bool]] = []
         flags = flags_of.Flags(dict(module.named_parameters()))
         patch = rewrite.Rewrite(barriers, flags, None if barriers else checked)
@@ -106,7 +107,7 @@ class _Flat(torch.nn.Module):
                 "lose that."
             )
         traced.out_tensors = [i for i, leaf in enumerate(results) if isinstance(leaf, Tensor)]
-        flat = pytree.tree_leaves((args, kwargs))
+        flat = mutations.unchanged_containers((args, kwargs), spec, before)
         own = {id(leaf): i for i, leaf in enumerate(flat)}
         own.update((id(parameter), name) for name, parameter in module.named_parameters())
         traced.same = {i: own[id(results[i])] for i in traced.out_tensors if id(results[i]) in own}
@@ -284,6 +285,9 @@ def _refuse_lost(module: torch.nn.Module, leaves: Sequence[Any], names: Sequence
                     "what it does besides its result would be lost."
                 )
     for leaf, name in zip(leaves, names):
+        if isinstance(leaf, Tensor) and type(leaf) not in PLAIN_TENSORS:
+            raise ArgumentError(f"ORTModule does not support input type {type(leaf)} for input {name}: a subclass of Tensor has "
+                                "results of its own kind.")
         if not isinstance(leaf, (Tensor, *_PLAIN)):
             raise ArgumentError(
                 f"ORTModule does not support input type {type(leaf)} for input {name}: its tensors would be frozen; register it "

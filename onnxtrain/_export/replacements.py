@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onnxtrain._export import domain, functions  # domain defines torch.ops.onnxtrain
+from onnxtrain._export import domain  # noqa: F401  defines torch.ops.onnxtrain
+from onnxtrain._export import functions
 from onnxtrain._export.errors import Untraceable
 from onnxtrain._export.lookups import Embedding, embedding_bag
 from onnxtrain._export.special import interpolate, multilabel_margin_loss

@@ -17,8 +17,6 @@ import torch.nn.functional as F
 import torch.utils._python_dispatch
 from torch import Tensor
 
-from onnxtrain._export.errors import Untraceable
-
 _LANCZOS = (0.99999999999980993, 676.5203681218851, -1259.1392167224028, 771.32342877765313, -176.61502916214059,
             12.507343278686905, -0.13857109526572012, 9.9843695780195716e-6, 1.5056327351493116e-7)
 _BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6)  # B2, B4 ...

@@ -7,6 +7,7 @@ false. So a wrapper of a class that has some is of a subclass that has the same 
 from __future__ import annotations
 
 import functools
+import types
 from typing import Any
 
 import torch
@@ -43,3 +44,8 @@ def _subclass(kind: type, names: tuple[str, ...]) -> type:
 def blank(kind: type) -> Any:
     """An object of a class without its state, for unpickling: __setstate__ gives it its own."""
     return kind.__new__(kind)
+
+
+def is_custom_method(module: torch.nn.Module, name: str) -> bool:
+    """Whether a name is a method of the user's class, which ORTModule has as its own."""
+    return isinstance(getattr(type(module), name, None), types.FunctionType) and not hasattr(torch.nn.Module, name)

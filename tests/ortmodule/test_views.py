@@ -268,3 +268,42 @@ def test_a_leaf_that_wants_a_gradient_may_not_change():
         return model(y), y
 
     both(module(lambda self, x: (x.add_(1), self.fc(x))[1]), use)
+
+
+# --- containers that forward changes ----------------------------------------------------------------------------------
+
+
+def _append(self, x, given):
+    h = self.fc(x)
+    given["list"].append(h.detach())
+    return h
+
+
+def _pop(self, x, given):
+    return self.fc(x) + given.pop("y")
+
+
+def _exchange(self, x, given):
+    given["list"][0] = self.fc(x)
+    return given["list"][0] * 2
+
+
+CONTAINERS = {"append": _append, "pop": _pop, "exchange": _exchange}
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_a_container_that_forward_changes_is_changed(name):
+    def use(model):
+        given = {"list": [torch.ones(3, 4)], "y": Y.clone()}
+        return model(X, given), sorted(given), given["list"]
+
+    counts = onnxtrain.stats(both(module(CONTAINERS[name]), use))
+    assert counts["fallback_steps"] == 1 and "given as an argument" in counts["reasons"][0]
+
+
+def test_a_container_that_forward_reads_only():
+    def forward(self, x, given):
+        mine = dict(given)
+        return self.fc(x) + mine.pop("y")
+
+    in_engine(both(module(forward), step(X, {"y": Y})))
