@@ -9,6 +9,7 @@ import types
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd import forward_ad
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
@@ -62,9 +63,8 @@ class Fallen(NamedTuple):
 
 def _describe(leaf: Any) -> Any:
     if isinstance(leaf, torch.Tensor):
-        if type(leaf) in PLAIN_TENSORS:
-            return leaf.dtype, leaf.dim(), leaf.device.type
-        return leaf.dtype, leaf.dim(), leaf.device.type, type(leaf)
+        described = leaf.dtype, leaf.dim(), leaf.device.type
+        return described if type(leaf) in PLAIN_TENSORS else (*described, type(leaf))
     return type(leaf), leaf
 
 
@@ -148,8 +148,8 @@ class ORTModule(torch.nn.Module):
                                 "torch.func differentiates and batches by interpreters of its own, which see no node of the "
                                 "engine's", None, None)
             return self._in_torch(args, kwargs)
-        if torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None:
-            self._note("a trace, or a mode of torch's dispatcher, wants to see every operator")
+        if torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None or forward_ad._current_level >= 0:
+            self._note("a trace, a mode of torch's dispatcher or forward-mode differentiation wants to see every operator")
             return self._in_torch(args, kwargs)
         if self._lazy and self._still_lazy():
             return self._in_torch(args, kwargs)
