@@ -470,6 +470,15 @@ def test_subclasses_of_tensor_run_in_pytorch():
     assert (counts["engine_steps"], counts["fallback_steps"]) == (1, 1) and "subclass of Tensor" in counts["reasons"][0]
 
 
+def test_kinds_of_tensors_after_one_another():
+    def use(m):
+        nested = m(torch.nested.nested_tensor([Y, Y[:2]])).to_padded_tensor(0)
+        return m(Y), m(torch.complex(Y, Y).conj().imag), nested, m(Y.to_sparse()), m(Y)
+
+    counts = onnxtrain.stats(both(Linear, use))
+    assert (counts["engine_steps"], counts["fallback_steps"]) == (3, 2) and "nested tensor" in counts["reasons"][0]
+
+
 def test_traces_and_modes_of_the_dispatcher_see_every_operator():
     from torch.autograd import forward_ad
     from torch.fx.experimental.proxy_tensor import make_fx
