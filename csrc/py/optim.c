@@ -472,6 +472,7 @@ static PyObject *updater_step(PyObject *object, PyObject *args)
     self->tables.n_groups = 0;
     PyObject *result = NULL;
     int quick = ont_optim_quick(&w, groups, hyper);
+    self->quick_steps += quick > 0;
     if (quick > 0 && check_overlap(self) == 0)
         result = run_step(self, NULL, max_norm, unscale, seed);
     else if (quick == 0)
@@ -481,6 +482,13 @@ static PyObject *updater_step(PyObject *object, PyObject *args)
     let_go(self);
     self->busy = false;
     return result;
+}
+
+static PyObject *updater_walks(PyObject *object, PyObject *unused)
+{
+    const ont_updater *self = (ont_updater *)object;
+    (void)unused;
+    return Py_BuildValue("KK", (unsigned long long)self->steps, (unsigned long long)self->quick_steps);
 }
 
 /* ---- type ---- */
@@ -556,6 +564,7 @@ static void updater_dealloc(PyObject *object)
 static PyMethodDef updater_methods[] = {
     {"step", updater_step, METH_VARARGS,
      "step(groups, hyper, state, prepare, max_norm, unscale, seed, device=\"\", scalars=None) -> norm of all gradients, or None"},
+    {"walks", updater_walks, METH_NOARGS, "walks() -> steps so far, and how many of them walked the quick way"},
     {NULL, NULL, 0, NULL},
 };
 

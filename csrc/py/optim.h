@@ -78,7 +78,8 @@ typedef struct ont_updater {
     ont_quick_group *quick_groups;
     size_t n_slots, n_order, n_held, slots_capacity, order_capacity, held_capacity, quick_capacity, quick_groups_capacity;
     uint64_t generation;         /* how often the optimizer's dict was found changed */
-    uint64_t steps, quick_after; /* steps so far; before that many the quick walk is not tried again */
+    uint64_t steps, quick_steps; /* so far; those of the quick walk */
+    uint64_t quick_after;        /* before that many steps the quick walk is not tried again */
     bool busy;
 } ont_updater;
 
