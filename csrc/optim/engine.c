@@ -148,15 +148,30 @@ typedef struct pass {
     ont_rule rule;
     void (*body)(struct pass *pass, size_t chunk, size_t next); /* `next`: what this thread does after it */
     bool meanwhile;
+    bool counts_matter; /* random numbers follow from the count before the step */
     bool backwards; /* every other pass begins with what the one before has left in the cache */
     atomic_size_t next;
 } pass;
+
+/* By one thread: nothing forbids that two parameters share a count. */
+static void count_up(const ont_optim *o)
+{
+    for (size_t i = 0; i < o->n_tensors; i++) {
+        if (i + STEPS_AHEAD < o->n_tensors) __builtin_prefetch(o->tensors[i + STEPS_AHEAD].step, 1);
+        const ont_optim_tensor *t = &o->tensors[i];
+        if (t->step && t->step_is_double) *(double *)t->step += 1;
+        else if (t->step) *(float *)t->step += 1;
+    }
+}
 
 static void take_batches(void *context, int64_t first, int64_t last)
 {
     (void)last;
     pass *p = context;
-    if (first == 0 && p->meanwhile) p->request->meanwhile(p->request->context);
+    if (first == 0 && p->meanwhile) {
+        p->request->meanwhile(p->request->context);
+        if (!p->counts_matter) count_up(p->o);
+    }
     for (;;) {
         size_t batch = atomic_fetch_add_explicit(&p->next, 1, memory_order_relaxed);
         if (batch >= p->o->n_batches) return;
@@ -292,14 +307,6 @@ static void trust_ratios(ont_optim *o)
     }
 }
 
-/* By one thread: nothing forbids that two parameters share a count. */
-static void count_up(const ont_optim_tensor *t)
-{
-    if (!t->step) return;
-    if (t->step_is_double) *(double *)t->step += 1;
-    else *(float *)t->step += 1;
-}
-
 ont_status ont_optim_run(ont_optim *o, const ont_optim_request *request, double *norm)
 {
     ONT_TRY(cut(o));
@@ -311,7 +318,8 @@ ont_status ont_optim_run(ont_optim *o, const ont_optim_request *request, double 
         factor *= clip > 1 ? 1 : clip;                    /* NaN stays */
     }
     for (size_t i = 0; i < o->n_updates; i++) o->updates[i].grad *= factor;
-    p.meanwhile = request->meanwhile;
+    p.meanwhile = true;
+    for (size_t i = 0; i < o->n_tensors; i++) p.counts_matter |= o->tensors[i].stochastic;
     run_pass(&p, update_body);
     p.meanwhile = false;
     if (request->rule->second != request->rule->rule) {
@@ -319,10 +327,7 @@ ont_status ont_optim_run(ont_optim *o, const ont_optim_request *request, double 
         p.rule = request->rule->second;
         run_pass(&p, update_body);
     }
-    for (size_t i = 0; i < o->n_tensors; i++) {
-        if (i + STEPS_AHEAD < o->n_tensors) __builtin_prefetch(o->tensors[i + STEPS_AHEAD].step, 1);
-        count_up(&o->tensors[i]);
-    }
+    if (p.counts_matter) count_up(o);
     return ONT_OK;
 }
 

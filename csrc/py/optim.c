@@ -358,6 +358,7 @@ static int take_all(ont_walk *w, PyObject *groups, PyObject *hyper)
     for (w->group = 0; w->group < n && w->group < PyList_Size(groups) && w->group < PyList_Size(hyper); w->group++)
         if (ont_optim_parse_hyper(w, PyList_GetItem(hyper, w->group)) < 0 || take_group(w, PyList_GetItem(groups, w->group)) < 0)
             return -1;
+    w->self->n_slots = w->position; /* fewer where parameters have gone */
     return w->changed ? remember_state(w->self, w->states) : 0;
 }
 

@@ -35,7 +35,9 @@ typedef struct ont_entry {
 /* A parameter of the quick walk, and a group: parameters up to `end` of the walk. */
 typedef struct ont_quick_param {
     PyObject *param, *state[ONT_RULE_STATES], *step; /* borrowed; nothing runs that could drop them */
-    bool complete;
+    void *impl;          /* what the parameter's handle holds */
+    const void *version; /* only for the cache */
+    bool complete;       /* all state that the group needs was found */
 } ont_quick_param;
 
 typedef struct ont_quick_group {

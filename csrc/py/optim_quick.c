@@ -18,6 +18,16 @@ enum {
     PAUSE = 32,    /* steps without a try after one that failed */
 };
 
+typedef struct look {
+    ont_walk *w;
+    ont_updater *self;
+    PyObject *groups;
+    size_t n;
+    atomic_size_t ready; /* parameters whose objects are known */
+    atomic_size_t next;
+    atomic_bool odd;
+} look;
+
 /* ---- first: which objects there are; by the thread that has the GIL ---- */
 
 static int parse_groups(ont_walk *w, PyObject *groups, PyObject *hyper)
@@ -44,16 +54,18 @@ static void find_state(const ont_updater *self, PyObject *inner, uint32_t needs,
     if (!q->complete) PyErr_Clear();
 }
 
-static bool find_group(ont_walk *w, PyObject *group)
+static bool find_group(look *l, PyObject *group)
 {
+    ont_walk *w = l->w;
     ont_updater *self = w->self;
     ont_quick_group *g = &self->quick_groups[w->group];
     PyObject *params = PyDict_Check(group) ? PyDict_GetItemWithError(group, self->key_params) : NULL;
     if (!params || !PyList_Check(params) || g->flags) return false;
     Py_ssize_t n = PyList_Size(params);
     bool stateless = !g->needs && !self->rule->has_step;
-    if (w->position + (size_t)n > self->n_slots) return false;
+    if (w->position + (size_t)n > l->n) return false;
     for (w->index = 0; w->index < n; w->index++, w->position++) {
+        if (w->position % SHARE == 0) atomic_store_explicit(&l->ready, w->position, memory_order_release);
         if (w->position + AHEAD < self->n_slots) ont_warm_up_dict(&self->slots[w->position + AHEAD]);
         ont_slot *s = &self->slots[w->position];
         ont_quick_param *q = &self->quick[w->position];
@@ -66,12 +78,6 @@ static bool find_group(ont_walk *w, PyObject *group)
 }
 
 /* ---- second: what they are, by all threads ---- */
-
-typedef struct look {
-    ont_updater *self;
-    atomic_size_t next;
-    atomic_bool odd;
-} look;
 
 static bool look_at(ont_updater *self, ont_slot *s, PyObject *object, void *handle, int k, ont_optim_tensor *t, ont_view *view)
 {
@@ -99,13 +105,14 @@ static bool look_at_step(ont_updater *self, ont_slot *s, PyObject *object, ont_o
 static bool look_at_param(ont_updater *self, size_t i)
 {
     ont_slot *s = &self->slots[i];
-    const ont_quick_param *q = &self->quick[i];
+    ont_quick_param *q = &self->quick[i];
     ont_optim_tensor *t = &self->work.tensors[i];
     ont_view view, other;
     memset(t, 0, sizeof *t);
     void *param = ont_peek_handle(self->state, q->param), *grad = param ? ont_peek_grad(param) : NULL;
     if (!grad) return param != NULL;
-    if (!q->complete || !ont_peek_counts(param)) return false;
+    if (!q->complete || !ont_peek_counts(param, &q->version)) return false;
+    memcpy(&q->impl, param, sizeof q->impl);
     if (!look_at(self, s, q->param, param, ONT_OPERAND_PARAM, t, &view)) return false;
     if (!look_at(self, s, NULL, grad, ONT_OPERAND_GRAD, t, &other) || !ont_same_dims(&view, &other)) return false;
     ont_saw_grad(s, grad, &other);
@@ -120,23 +127,39 @@ static bool look_at_param(ont_updater *self, size_t i)
     return look_at_step(self, s, q->step, t);
 }
 
-static void look_at_params(void *context, int64_t first, int64_t last)
+/* Takes shares of the parameters until none is left, each as soon as its objects are known. */
+static void look_at_all(look *l)
 {
-    look *l = context;
-    size_t n = l->self->work.n_tensors;
-    (void)first;
-    (void)last;
     for (;;) {
-        size_t i = atomic_fetch_add_explicit(&l->next, SHARE, memory_order_relaxed), end = i + SHARE < n ? i + SHARE : n;
-        if (i >= n || atomic_load_explicit(&l->odd, memory_order_relaxed)) return;
+        size_t i = atomic_fetch_add_explicit(&l->next, SHARE, memory_order_relaxed);
+        size_t end = i + SHARE < l->n ? i + SHARE : l->n;
+        while (i < end && atomic_load_explicit(&l->ready, memory_order_acquire) < end)
+            if (atomic_load_explicit(&l->odd, memory_order_relaxed)) return;
+        if (i >= end || atomic_load_explicit(&l->odd, memory_order_relaxed)) return;
         for (size_t k = i; k < end && k < i + AHEAD; k++) ont_warm_up_tensors(&l->self->slots[k]);
         for (; i < end; i++) {
-            if (i + AHEAD < n) ont_warm_up_tensors(&l->self->slots[i + AHEAD]);
+            if (i + AHEAD < l->n) ont_warm_up_tensors(&l->self->slots[i + AHEAD]);
             if (look_at_param(l->self, i)) continue;
             atomic_store_explicit(&l->odd, true, memory_order_relaxed);
             return;
         }
     }
+}
+
+/* The thread that has the GIL finds the objects first, while others look at those that it has found already. */
+static void find_and_look(void *context, int64_t first, int64_t last)
+{
+    look *l = context;
+    ont_walk *w = l->w;
+    (void)last;
+    if (first == 0) {
+        bool good = true;
+        for (w->group = 0; good && w->group < PyList_Size(l->groups); w->group++)
+            good = find_group(l, PyList_GetItem(l->groups, w->group));
+        if (!good || w->position != l->n) atomic_store_explicit(&l->odd, true, memory_order_relaxed);
+        atomic_store_explicit(&l->ready, l->n, memory_order_release);
+    }
+    look_at_all(l);
 }
 
 /* ---- third: their coefficients, and parameters without gradients left out ---- */
@@ -174,16 +197,13 @@ static bool needs_state(const ont_updater *self, size_t n_groups)
 static bool find_all(ont_walk *w, PyObject *groups)
 {
     ont_updater *self = w->self;
-    size_t n = self->n_slots;
-    if (ont_optim_reserve(&self->quick, &self->quick_capacity, n, sizeof *self->quick) != ONT_OK ||
-        ont_optim_reserve(&self->work.tensors, &self->work.tensors_capacity, n, sizeof *self->work.tensors) != ONT_OK)
+    look l = {.w = w, .self = self, .groups = groups, .n = self->n_slots};
+    if (ont_optim_reserve(&self->quick, &self->quick_capacity, l.n, sizeof *self->quick) != ONT_OK ||
+        ont_optim_reserve(&self->work.tensors, &self->work.tensors_capacity, l.n, sizeof *self->work.tensors) != ONT_OK)
         return false;
-    for (w->group = 0; w->group < PyList_Size(groups); w->group++)
-        if (!find_group(w, PyList_GetItem(groups, w->group))) return false;
-    self->work.n_tensors = w->position;
-    look l = {.self = self};
-    int64_t threads = ont_parallel_threads(), shares = (int64_t)(w->position / SHARE) + 1;
-    ont_parallel(shares < threads ? shares : threads, 1, look_at_params, &l);
+    self->work.n_tensors = l.n;
+    int64_t threads = ont_parallel_threads(), shares = (int64_t)(l.n / SHARE) + 1;
+    ont_parallel(shares < threads ? shares : threads, 1, find_and_look, &l);
     return !atomic_load(&l.odd) && finish(w);
 }
 
@@ -206,7 +226,11 @@ void ont_optim_quick_mark(void *context)
     ont_updater *self = context;
     const ont_optim *o = &self->work;
     for (size_t i = 0; i < o->n_tensors; i++) {
-        if (i + AHEAD < o->n_tensors) ont_warm_up_param(&self->slots[o->tensors[i + AHEAD].stream]);
-        ont_peek_count_up(ont_peek_handle(self->state, self->quick[o->tensors[i].stream].param));
+        if (i + AHEAD < o->n_tensors) {
+            const ont_quick_param *ahead = &self->quick[o->tensors[i + AHEAD].stream];
+            __builtin_prefetch(ahead->impl, 0, 2);
+            __builtin_prefetch(ahead->version, 1, 2);
+        }
+        ont_peek_count_up(&self->quick[o->tensors[i].stream].impl);
     }
 }

@@ -152,12 +152,12 @@ static int version_of(PyObject *tensor)
 static bool behaves(const ont_state *state, PyObject *tensor, PyObject *grad, bool counts)
 {
     void *handle = ont_peek_handle(state, tensor);
-    const void *impl = NULL, *expected = NULL;
+    const void *impl = NULL, *expected = NULL, *version;
     if (!handle) return false;
     void *found = ont_peek_grad(handle);
     if (found) memcpy(&impl, found, sizeof impl);
     if (grad) memcpy(&expected, (const char *)grad + shim.offset, sizeof expected);
-    if (impl != expected || ont_peek_counts(handle) != counts) return false;
+    if (impl != expected || ont_peek_counts(handle, &version) != counts) return false;
     if (!counts) return true;
     int before = version_of(tensor);
     ont_peek_count_up(handle);
@@ -221,11 +221,12 @@ void *ont_peek_grad(void *handle)
     return shim.defined(grad, &defined) || !defined ? NULL : grad;
 }
 
-bool ont_peek_counts(void *handle)
+bool ont_peek_counts(const void *handle, const void **version)
 {
     const void *hints[ONT_PEEK_HINTS];
     ont_peek_hints(handle, hints);
-    return hints[HINT_VERSION] != NULL;
+    *version = hints[HINT_VERSION];
+    return *version != NULL;
 }
 
 void ont_peek_count_up(void *handle)

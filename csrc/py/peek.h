@@ -26,8 +26,11 @@ bool ont_peek_plain(void);
 void *ont_peek_handle(const ont_state *state, PyObject *tensor);
 bool ont_peek_at(void *handle, ont_view *view);
 void *ont_peek_grad(void *handle);
-/* Whether the tensor counts its versions; tensors made in inference mode do not, and must not be counted up. */
-bool ont_peek_counts(void *handle);
+/*
+ * Whether the tensor counts its versions, and an address as ont_peek_hints() gives them; tensors made in inference mode do
+ * not, and must not be counted up. A handle is an address of one word, of which a copy serves as well.
+ */
+bool ont_peek_counts(const void *handle, const void **version);
 void ont_peek_count_up(void *handle);
 
 /*

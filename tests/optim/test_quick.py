@@ -148,6 +148,21 @@ def test_other_sizes_dtypes_and_places_are_followed():
     assert quick_steps(optimizer) > 2
 
 
+def test_parameters_that_come_and_go():
+    params, optimizer = plain(50)
+    gone = optimizer.param_groups[0]["params"][20:]
+    del optimizer.param_groups[0]["params"][20:]
+    before, steps = [p.detach().clone() for p in gone], quick_steps(optimizer)
+    for _ in range(40):
+        optimizer.step()
+    assert quick_steps(optimizer) > steps and all(map(torch.equal, gone, before))
+    optimizer.add_param_group({"params": gone, "lr": 0.5})
+    steps = quick_steps(optimizer)
+    for _ in range(40):
+        optimizer.step()
+    assert quick_steps(optimizer) > steps and not any(map(torch.equal, gone, before))
+
+
 def test_parameters_of_inference_mode():
     """They count no versions, and torch's own function for that ends the process where it is not asked first."""
     params, optimizer = plain(30)
