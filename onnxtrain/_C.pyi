@@ -207,6 +207,13 @@ class Updater:
             name: of the optimizer, for messages.
         """
 
+    def walks(self) -> tuple[int, int]:
+        """
+        Returns:
+            How many steps there were, and how many of them found nothing but plain dense tensors where the step before had them:
+            those run no Python code, count no references and keep the GIL.
+        """
+
     def step(self, groups: list[dict], hyper: list[tuple[float, ...]], state: dict, prepare: Callable[[Tensor, int], bool],
              max_norm: float, unscale: float, seed: int, device: str = "",
              scalars: tuple[Tensor | None, ...] | None = None) -> float | None:
