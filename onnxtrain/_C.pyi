@@ -243,6 +243,30 @@ def sums_of_squares(tensors: Sequence[Tensor]) -> list[float]:
         TypeError: a tensor is no dense CPU tensor of a float dtype.
     """
 
+def grad_tables() -> Any:
+    """What grads_on() keeps on a device from call to call: tables of the tensors, uploaded where they are not those of the last one."""
+
+def grads_on(tables: Any, device: str, what: str, sources: Sequence[Tensor], targets: Sequence[Tensor] | None, found_inf: Tensor | None,
+             inv_scale: Tensor | None, out: Tensor | None, max_norm: float, keep: float) -> None:
+    """Launches over dense float tensors on a device; nothing waits.
+
+    Args:
+        tables: of grad_tables().
+        device: its name.
+        what: "norm": of all sources together times ``inv_scale``, to ``out`` (one float64). "clip": the same, and sources are
+            multiplied by ``inv_scale * min(1, max_norm / (norm + 1e-6))``. "unscale": by ``inv_scale``, and ``found_inf`` becomes 1
+            where one is not finite. "sums": of squares, one float64 per source, to ``out``. "scale": ``target = source * inv_scale
+            + keep * target``, and ``found_inf`` becomes 1 where a result is not finite.
+        targets: of "scale", each with its source's shape and order of elements; else None.
+        found_inf, inv_scale: one float32 on the device, or None.
+        out: float64 on the device, or None.
+
+    Raises:
+        TypeError: a tensor is not there, not of a float dtype, or strided.
+        ValueError: targets share memory, or a shape differs.
+        UnsupportedError: the stream is recorded, and the tensors are not those of the last call.
+    """
+
 def scale_tensors(sources: Sequence[Tensor], targets: Sequence[Tensor], factor: float, keep: float) -> bool:
     """``target = source * factor + target * keep`` in one pass; a target may be its source.
 
