@@ -85,6 +85,8 @@ ont_status ont_passes_before_grad(ont_graph *g, ont_facts *facts)
 #ifndef NDEBUG
     ONT_TRY(ont_context(ont_graph_verify(g), "after pass infer"));
 #endif
+    g->torch_random &= !facts->n; /* a probe drew numbers of ours, and this program has to draw them again */
+    ONT_TRY(ont_pass_torch_random(g));
     return run_passes(before_grad, sizeof before_grad / sizeof *before_grad, g);
 }
 
