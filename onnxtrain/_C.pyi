@@ -14,13 +14,15 @@ class Session:
         model: serialised ``ModelProto``. Every weight is a graph input; only small constants are initializers.
         programs: how many specialised programs are kept, 1 to 4096.
         device: "cpu" (or ""), "cuda", "cuda:1", or a device of a plugin that was opened. Every tensor is on it.
+        recompute: what backward may compute again instead of keeping it. 0: elementwise operators and norms, on the CPU, at most
+            3% of a step; 1: products and attention too, on every device, at most 40% of a step.
 
     Raises:
         ValueError: the model is truncated, malformed or inconsistent; the message names the place.
         UnsupportedError: the model uses an operator that onnxtrain does not have.
     """
 
-    def __init__(self, model: bytes, programs: int = 16, device: str = "") -> None: ...
+    def __init__(self, model: bytes, programs: int = 16, device: str = "", recompute: int = 0) -> None: ...
     @property
     def inputs(self) -> list[tuple[str, str, tuple[int | str, ...]]]:
         """(name, dtype such as "float" or "int64", dims) of every graph input, in order."""
@@ -60,7 +62,8 @@ class Session:
         """
 
     def stats(self) -> dict[str, Any]:
-        """Counts and seconds: programs built, cache hits, build seconds, planned bytes and their lower bound. Where shapes
+        """Counts and seconds: programs built, cache hits, build seconds, planned bytes and their lower bound; recomputed_nodes
+        run a second time in backward, so that recomputed_bytes need not be kept for it. Where shapes
         depend on contents, probe_runs is how often programs ran that compute those contents, and probes_built how many."""
 
     def text(self, stage: str = "loaded") -> str:
@@ -167,6 +170,9 @@ def set_matmul_precision(precision: str, everywhere: bool = False) -> None:
     Raises:
         ValueError: another name.
     """
+
+def recompute_everywhere(on: bool) -> None:
+    """For tests: programs built from now on recompute whatever saves bytes, however small they are and whatever it costs."""
 
 def open_plugin(path: str | None = None) -> dict[str, Any]:
     """Opens a library with devices, None: the CUDA one beside the extension; once, later calls answer the same.
