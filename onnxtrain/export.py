@@ -34,7 +34,7 @@ from onnxtrain._export.domain import register_symbolics
 from onnxtrain._export.errors import ArgumentError, ExportError, Untraceable
 from onnxtrain._export.exported import Assignment, Exported, GraphInput, GraphOutput
 from onnxtrain._export.function_apply import CustomFunctions
-from onnxtrain._export.translations import registry_reused, translations
+from onnxtrain._export.translations import registry_reused, translations, wide_numbers
 
 PLAIN_TENSORS = frozenset((Tensor, torch.nn.Parameter, torch.nn.Buffer))
 SMALL_CONSTANT = 1024  # elements; larger constants become graph inputs
@@ -380,7 +380,7 @@ def _dynamo(flat: _Flat, names: list[str], leaves: list[Any], opset: int, notes:
     mutations.check(program)
     mutations.mark_no_grad(program)
     traced = time.perf_counter()
-    with registry_reused():
+    with registry_reused(), wide_numbers():
         translated = torch.onnx.export(
             program, opset_version=opset, optimize=False, verbose=False,
             custom_translation_table=translations(opset) | functions.by_torch(flat.by_torch),

@@ -17,16 +17,12 @@ from torch.utils import _pytree as pytree
 from onnxtrain import _C
 from onnxtrain._export import gradients, views
 from onnxtrain.export import Exported
+from onnxtrain.ortmodule import _random
 from onnxtrain.ortmodule._chain import Chain
 from onnxtrain.ortmodule._reach import Conditional, Reach
 
 
 _precision = "highest"  # what the engine was told last
-
-
-def _seed(session: Any) -> int:
-    """Key of a run's dropout; drawn from torch's generator, so torch.manual_seed rules it."""
-    return int(torch.randint(0, 2**62, ()).item()) if session.random else 0
 
 
 class StaleError(Exception):
@@ -95,10 +91,10 @@ class Program:
         model, calls = gradients.applied(model, exported.functions)
         if calls:
             self.chain = Chain(model, calls, [i.name for i in exported.inputs], [o.name for o in exported.outputs],
-                               _ORTModuleFunction.apply, _seed, device)
+                               _ORTModuleFunction.apply, device)
             self.sessions = self.chain.sessions
         else:
-            self.chain, self.sessions = None, [_C.Session(model, device=device)]
+            self.chain, self.sessions = None, [_C.Session(model, device=device, torch_random=_random.as_torch(device))]
         self.session = self.sessions[0] if self.sessions else None
         self.build_seconds = time.perf_counter() - start
         self.exported = exported
@@ -188,9 +184,9 @@ class Program:
         """Session.save() of a graph in one piece; of the first segment otherwise."""
         return self.session.save(stage)
 
-    def seed(self) -> int:
-        """Key of this run's dropout."""
-        return _seed(self.session)
+    def seed(self) -> int | torch.Generator:
+        """What this run's dropout follows from."""
+        return _random.seed(self.session, self.device)
 
     def __call__(self, leaves: Sequence[Any], grad_enabled: bool) -> Any:
         """Runs one forward for the flattened user inputs; returns the user's output structure.
@@ -216,7 +212,7 @@ class Program:
         if _precision != (asked := torch.get_float32_matmul_precision()):
             _C.set_matmul_precision(asked)
             _precision = asked
-        random = torch.get_rng_state() if self._checks else None
+        random = _random.state(self.device) if self._checks else None
         try:
             if self.chain is not None:
                 outputs = self.chain(tensors, grad_enabled)
@@ -229,11 +225,11 @@ class Program:
             if any([isinstance(leaf, Tensor) and leaf.is_neg() for leaf in leaves]) and not self._written and self._views is None:
                 return self([leaf.resolve_neg() if isinstance(leaf, Tensor) else leaf for leaf in leaves], grad_enabled)
             if random is not None:  # what a check would have found, perhaps
-                torch.set_rng_state(random)
+                _random.restore(self.device, random)
                 raise CheckError(str(error)) from error
             raise
         if random is not None and any([bool(outputs[index]) != wanted for index, wanted in self._checks]):
-            torch.set_rng_state(random)
+            _random.restore(self.device, random)
             raise CheckError("a check in forward does not hold")
         for index, leaf in self._written:
             leaves[leaf].copy_(outputs[index])  # under autograd, as forward's own change was
