@@ -3,21 +3,28 @@
  *
  * Outputs: y, running_mean, running_var (training), then our own: mean and inverse deviation of the batch, which the
  * gradient reads. Running statistics follow the specification: running * momentum + batch * (1 - momentum), biased.
+ *
+ * FusedBatchNorm, made by passes/fuse_batchnorm.c, adds a residual to y and rectifies it if `relu` is 1. BatchNormGrad may
+ * have that y as its last operand: its gradient then counts as 0 where y is not positive.
  */
 #include <math.h>
 #include <string.h>
 
 #include "base/parallel.h"
 #include "ops/compose.h"
+#include "simd/batchnorm.h"
 
-enum { X, SCALE, BIAS, RUNNING_MEAN, RUNNING_VAR };             /* inputs */
+enum { X, SCALE, BIAS, RUNNING_MEAN, RUNNING_VAR, RESIDUAL }; /* inputs; the last of FusedBatchNorm */
 enum { Y, NEW_MEAN, NEW_VAR, SAVED_MEAN, SAVED_INV }; /* outputs */
 
 typedef struct bn_state {
     int64_t n, c, d;
     double eps, momentum;
-    bool training;
+    bool training, relu;
+    const ont_batchnorm_loops *loops;
 } bn_state;
+
+enum { GRAD_X, GRAD_SCALE, GRAD_MEAN, GRAD_INV, GRAD_DY, GRAD_Y }; /* inputs of the gradient */
 
 static bool is_training(const ont_node *node)
 {
@@ -110,7 +117,7 @@ static const char *accept_float(const ont_node *node)
 {
     ont_dtype dtype = ont_node_in(node, 0)->dtype;
     for (uint32_t i = 1; i < node->n_inputs; i++)
-        if (ont_node_in(node, i)->dtype != dtype) return "several dtypes";
+        if (ont_node_in(node, i) && ont_node_in(node, i)->dtype != dtype) return "several dtypes";
     if (!is_spatial(node)) return "spatial is 0";
     return dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64 ? NULL : "dtype";
 }
@@ -122,7 +129,8 @@ static ont_status prepare(const ont_node *node, ont_arena *arena, ont_prepared *
     if (!s) return ONT_ENOMEM;
     *s = (bn_state){.n = x->dims[0], .c = x->dims[1], .d = ont_shape_count_range(x, 2, x->rank),
                     .eps = ont_attr_float(node, "epsilon", 1e-5), .momentum = ont_attr_float(node, "momentum", 0.9),
-                    .training = is_training(node)};
+                    .training = is_training(node), .relu = ont_attr_int(node, "relu", 0) != 0,
+                    .loops = ont_simd_batchnorm(ont_node_in(node, X)->dtype)};
     out->state = s;
     return ONT_OK;
 }
@@ -132,6 +140,13 @@ static void *result(const ont_call *call, uint32_t index)
     return index < call->node->n_outputs ? call->out[index] : NULL;
 }
 
+static const void *operand(const ont_call *call, uint32_t index)
+{
+    return index < call->node->n_inputs ? call->in[index] : NULL;
+}
+
+/* ---- reference ---- */
+
 /* Channels [first, last). Sums are kept in double: a channel can hold millions of entries. */
 #define BATCHNORM(suffix, type) \
     static void forward_##suffix(void *context, int64_t first, int64_t last) \
@@ -139,7 +154,7 @@ static void *result(const ont_call *call, uint32_t index)
         const ont_call *call = context; \
         const bn_state *s = call->state; \
         const type *scale = call->in[SCALE], *bias = call->in[BIAS], *old_mean = call->in[RUNNING_MEAN]; \
-        const type *old_var = call->in[RUNNING_VAR]; \
+        const type *old_var = call->in[RUNNING_VAR], *residual = operand(call, RESIDUAL); \
         type *new_mean = result(call, NEW_MEAN), *new_var = result(call, NEW_VAR); \
         type *saved_mean = result(call, SAVED_MEAN), *saved_inv = result(call, SAVED_INV); \
         for (int64_t c = first; c < last; c++) { \
@@ -169,24 +184,30 @@ static void *result(const ont_call *call, uint32_t index)
             type a = (type)(inv * (double)scale[c]), b = (type)((double)bias[c] - mean * inv * (double)scale[c]); \
             for (int64_t n = 0; n < s->n; n++) { \
                 int64_t at = (n * s->c + c) * s->d; \
-                for (int64_t i = 0; i < s->d; i++) ((type *)call->out[Y])[at + i] = ((const type *)call->in[X])[at + i] * a + b; \
+                for (int64_t i = 0; i < s->d; i++) { \
+                    type v = ((const type *)call->in[X])[at + i] * a + b; \
+                    if (residual) v += residual[at + i]; \
+                    ((type *)call->out[Y])[at + i] = s->relu && v < 0 ? 0 : v; \
+                } \
             } \
         } \
     } \
-    /* (x, scale, mean, inv_std, dy) -> dx, dscale, dbias */ \
+    /* (x, scale, mean, inv_std, dy, y) -> dx, dscale, dbias */ \
     static void backward_##suffix(void *context, int64_t first, int64_t last) \
     { \
         const ont_call *call = context; \
         const bn_state *s = call->state; \
         const type *x = call->in[0], *scale = call->in[1], *mean = call->in[2], *inv = call->in[3], *dy = call->in[4]; \
+        const type *y = operand(call, GRAD_Y); \
         type *dx = result(call, 0), *dscale = result(call, 1), *dbias = result(call, 2); \
         for (int64_t c = first; c < last; c++) { \
             double sum = 0, dot = 0, count = (double)(s->n * s->d); \
             for (int64_t n = 0; n < s->n; n++) { \
                 int64_t at = (n * s->c + c) * s->d; \
                 for (int64_t i = 0; i < s->d; i++) { \
-                    sum += (double)dy[at + i]; \
-                    dot += (double)dy[at + i] * (double)(x[at + i] - mean[c]); \
+                    double g = !y || y[at + i] > 0 ? (double)dy[at + i] : 0; \
+                    sum += g; \
+                    dot += g * (double)(x[at + i] - mean[c]); \
                 } \
             } \
             if (dscale) dscale[c] = count > 0 ? (type)(dot * (double)inv[c]) : 0; /* not 0 * NaN */ \
@@ -196,7 +217,10 @@ static void *result(const ont_call *call, uint32_t index)
             type slope = s->training ? (type)(dot * (double)inv[c] * (double)inv[c] / count) : 0; \
             for (int64_t n = 0; dx && n < s->n; n++) { \
                 int64_t at = (n * s->c + c) * s->d; \
-                for (int64_t i = 0; i < s->d; i++) dx[at + i] = factor * (dy[at + i] - shift - (x[at + i] - mean[c]) * slope); \
+                for (int64_t i = 0; i < s->d; i++) { \
+                    type g = !y || y[at + i] > 0 ? dy[at + i] : 0; \
+                    dx[at + i] = factor * (g - shift - (x[at + i] - mean[c]) * slope); \
+                } \
             } \
         } \
     }
@@ -208,18 +232,101 @@ static int64_t grain(const bn_state *s)
     return 16384 / (s->n * s->d + 1) + 1;
 }
 
-static ont_status forward_run(const ont_call *call)
+static ont_status forward_ref(const ont_call *call)
 {
     const bn_state *s = call->state;
     ont_parallel(s->c, grain(s), call->node->outputs[Y]->dtype == ONT_FLOAT32 ? forward_f32 : forward_f64, (void *)call);
     return ONT_OK;
 }
 
-static ont_status backward_run(const ont_call *call)
+static ont_status backward_ref(const ont_call *call)
 {
     const bn_state *s = call->state;
     bool f32 = ont_node_in(call->node, 0)->dtype == ONT_FLOAT32;
     ont_parallel(s->c, grain(s), f32 ? backward_f32 : backward_f64, (void *)call);
+    return ONT_OK;
+}
+
+/* ---- with the loops of the processor: a channel at a time, so that what one pass over it reads the next finds in cache ---- */
+
+static const void *entry_at(const void *data, int64_t index, size_t size)
+{
+    return data ? (const char *)data + (size_t)index * size : NULL;
+}
+
+static double read_entry(const void *data, int64_t c, bool f32)
+{
+    return f32 ? (double)((const float *)data)[c] : ((const double *)data)[c];
+}
+
+static void write_entry(void *data, int64_t c, bool f32, double value)
+{
+    if (!data) return;
+    if (f32)
+        ((float *)data)[c] = (float)value;
+    else
+        ((double *)data)[c] = value;
+}
+
+static void forward_channels(void *context, int64_t first, int64_t last)
+{
+    const ont_call *call = context;
+    const bn_state *s = call->state;
+    bool f32 = ont_node_in(call->node, X)->dtype == ONT_FLOAT32;
+    size_t size = f32 ? sizeof(float) : sizeof(double);
+    ont_channel channel = {.pieces = s->n, .length = s->d, .stride = s->c * s->d};
+    for (int64_t c = first; c < last; c++) {
+        const void *x = entry_at(call->in[X], c * s->d, size);
+        double old_mean = read_entry(call->in[RUNNING_MEAN], c, f32), old_var = read_entry(call->in[RUNNING_VAR], c, f32);
+        double mean = old_mean, var = old_var;
+        if (s->training) {
+            s->loops->statistics(&channel, x, &mean, &var);
+            write_entry(result(call, NEW_MEAN), c, f32, s->momentum * old_mean + (1 - s->momentum) * mean);
+            write_entry(result(call, NEW_VAR), c, f32, s->momentum * old_var + (1 - s->momentum) * var);
+        }
+        double inv = 1 / sqrt(var + s->eps), slope = inv * read_entry(call->in[SCALE], c, f32);
+        double centre = f32 ? (double)(float)mean : mean;
+        double shift = read_entry(call->in[BIAS], c, f32) - (centre == mean ? 0 : (mean - centre) * slope);
+        write_entry(result(call, SAVED_MEAN), c, f32, mean);
+        write_entry(result(call, SAVED_INV), c, f32, inv);
+        s->loops->apply(&channel, x, entry_at(operand(call, RESIDUAL), c * s->d, size), centre, slope, shift, s->relu,
+                        (void *)entry_at(call->out[Y], c * s->d, size));
+    }
+}
+
+static void backward_channels(void *context, int64_t first, int64_t last)
+{
+    const ont_call *call = context;
+    const bn_state *s = call->state;
+    bool f32 = ont_node_in(call->node, X)->dtype == ONT_FLOAT32;
+    size_t size = f32 ? sizeof(float) : sizeof(double);
+    ont_channel channel = {.pieces = s->n, .length = s->d, .stride = s->c * s->d};
+    double count = (double)(s->n * s->d);
+    for (int64_t c = first; c < last; c++) {
+        const void *x = entry_at(call->in[GRAD_X], c * s->d, size), *dy = entry_at(call->in[GRAD_DY], c * s->d, size);
+        const void *y = entry_at(operand(call, GRAD_Y), c * s->d, size);
+        double mean = read_entry(call->in[GRAD_MEAN], c, f32), inv = read_entry(call->in[GRAD_INV], c, f32), sum, dot;
+        s->loops->sums(&channel, x, y, dy, mean, &sum, &dot);
+        write_entry(result(call, 1), c, f32, count > 0 ? dot * inv : 0); /* not 0 * NaN */
+        write_entry(result(call, 2), c, f32, sum);
+        if (!result(call, 0)) continue;
+        double factor = read_entry(call->in[GRAD_SCALE], c, f32) * inv;
+        double shift = s->training ? sum / count : 0, slope = s->training ? dot * inv * inv / count : 0;
+        s->loops->grad(&channel, x, y, dy, mean, factor, shift, slope, (void *)entry_at(call->out[0], c * s->d, size));
+    }
+}
+
+static ont_status forward_run(const ont_call *call)
+{
+    const bn_state *s = call->state;
+    ont_parallel(s->c, grain(s), forward_channels, (void *)call);
+    return ONT_OK;
+}
+
+static ont_status backward_run(const ont_call *call)
+{
+    const bn_state *s = call->state;
+    ont_parallel(s->c, grain(s), backward_channels, (void *)call);
     return ONT_OK;
 }
 
@@ -245,17 +352,41 @@ static void bn_grad(ont_grad *g)
     GI(BIAS, node->outputs[2]);
 }
 
+static ont_status fused_infer(ont_graph *g, ont_node *node)
+{
+    const ont_value *x = ont_node_in(node, X), *residual = ont_node_in(node, RESIDUAL);
+    if (residual && (residual->dtype != x->dtype || !ont_shape_equal(&residual->shape, &x->shape)))
+        return ont_fail(ONT_EINVAL, "the residual must be as the input");
+    return bn_infer(g, node);
+}
+
+static ont_status grad_infer(ont_graph *g, ont_node *node)
+{
+    const ont_value *x = ont_node_in(node, GRAD_X), *y = ont_node_in(node, GRAD_Y);
+    if (y && (y->dtype != x->dtype || !ont_shape_equal(&y->shape, &x->shape)))
+        return ont_fail(ONT_EINVAL, "y must be as the input");
+    return ont_infer_norm_grad(g, node);
+}
+
+/* A channel is written when all that its sums need has been read. */
+enum { FORWARD_INPLACE = 1 << X | 1 << RESIDUAL, GRAD_INPLACE = 1 << GRAD_X | 1 << GRAD_DY | 1 << GRAD_Y };
+
 static const ont_kernel forward_kernels[] = {
-    {.name = "batchnorm_ref", .accept = accept_float, .prepare = prepare, .run = forward_run},
+    {.name = "batchnorm_simd", .accept = accept_float, .prepare = prepare, .run = forward_run, .inplace = FORWARD_INPLACE},
+    {.name = "batchnorm_ref", .accept = accept_float, .prepare = prepare, .run = forward_ref, .inplace = FORWARD_INPLACE},
 };
 static const ont_kernel grad_kernels[] = {
-    {.name = "batchnorm_grad_ref", .accept = accept_float, .prepare = prepare, .run = backward_run},
+    {.name = "batchnorm_grad_simd", .accept = accept_float, .prepare = prepare, .run = backward_run, .inplace = GRAD_INPLACE},
+    {.name = "batchnorm_grad_ref", .accept = accept_float, .prepare = prepare, .run = backward_ref, .inplace = GRAD_INPLACE},
 };
 #define BN_ATTRIBUTES "consumed_inputs:I epsilon:f is_test:i momentum:f saves_statistics:i spatial:i training_mode:i"
 const ont_op ont_op_BatchNormalization = {.domain = "", .name = "BatchNormalization", .since = 1, .min_inputs = 5,
                                           .max_inputs = 5, .nondiff_outputs = ~1ull, .attributes = BN_ATTRIBUTES,
                                           .infer = bn_infer, .grad = bn_grad, .expand = bn_expand,
                                           ONT_KERNELS(forward_kernels)};
+const ont_op ont_op_FusedBatchNorm = {.domain = ONT_DOMAIN, .name = "FusedBatchNorm", .since = 1, .min_inputs = 5,
+                                      .max_inputs = 6, .attributes = BN_ATTRIBUTES " relu:i", .infer = fused_infer,
+                                      ONT_KERNELS(forward_kernels)};
 const ont_op ont_op_BatchNormGrad = {.domain = ONT_DOMAIN, .name = "BatchNormGrad", .since = 1, .min_inputs = 5,
-                                     .max_inputs = 5, .attributes = BN_ATTRIBUTES, .infer = ont_infer_norm_grad,
+                                     .max_inputs = 6, .attributes = BN_ATTRIBUTES, .infer = grad_infer,
                                      ONT_KERNELS(grad_kernels)};
