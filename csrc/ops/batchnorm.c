@@ -5,7 +5,7 @@
  * gradient reads. Running statistics follow the specification: running * momentum + batch * (1 - momentum), biased.
  *
  * FusedBatchNorm, made by passes/fuse_batchnorm.c, adds a residual to y and rectifies it if `relu` is 1. BatchNormGrad may
- * have that y as its last operand: its gradient then counts as 0 where y is not positive.
+ * have that y, or without a residual the bias that makes y anew, as an operand: dy then counts as 0 where y is not positive.
  */
 #include <math.h>
 #include <string.h>
@@ -24,7 +24,7 @@ typedef struct bn_state {
     const ont_batchnorm_loops *loops;
 } bn_state;
 
-enum { GRAD_X, GRAD_SCALE, GRAD_MEAN, GRAD_INV, GRAD_DY, GRAD_Y }; /* inputs of the gradient */
+enum { GRAD_X, GRAD_SCALE, GRAD_MEAN, GRAD_INV, GRAD_DY, GRAD_Y, GRAD_BIAS }; /* inputs of the gradient */
 
 static bool is_training(const ont_node *node)
 {
@@ -181,31 +181,33 @@ static const void *operand(const ont_call *call, uint32_t index)
             double inv = 1 / sqrt(var + s->eps); \
             if (saved_mean) saved_mean[c] = (type)mean; \
             if (saved_inv) saved_inv[c] = (type)inv; \
-            type a = (type)(inv * (double)scale[c]), b = (type)((double)bias[c] - mean * inv * (double)scale[c]); \
+            type m = (type)mean, a = (type)((double)(type)inv * (double)scale[c]); \
             for (int64_t n = 0; n < s->n; n++) { \
                 int64_t at = (n * s->c + c) * s->d; \
                 for (int64_t i = 0; i < s->d; i++) { \
-                    type v = ((const type *)call->in[X])[at + i] * a + b; \
+                    type v = (((const type *)call->in[X])[at + i] - m) * a + bias[c]; \
                     if (residual) v += residual[at + i]; \
                     ((type *)call->out[Y])[at + i] = s->relu && v < 0 ? 0 : v; \
                 } \
             } \
         } \
     } \
-    /* (x, scale, mean, inv_std, dy, y) -> dx, dscale, dbias */ \
+    /* (x, scale, mean, inv_std, dy, y, bias) -> dx, dscale, dbias */ \
     static void backward_##suffix(void *context, int64_t first, int64_t last) \
     { \
         const ont_call *call = context; \
         const bn_state *s = call->state; \
         const type *x = call->in[0], *scale = call->in[1], *mean = call->in[2], *inv = call->in[3], *dy = call->in[4]; \
-        const type *y = operand(call, GRAD_Y); \
+        const type *y = operand(call, GRAD_Y), *bias = operand(call, GRAD_BIAS); \
         type *dx = result(call, 0), *dscale = result(call, 1), *dbias = result(call, 2); \
         for (int64_t c = first; c < last; c++) { \
             double sum = 0, dot = 0, count = (double)(s->n * s->d); \
+            type a = (type)((double)inv[c] * (double)scale[c]); \
             for (int64_t n = 0; n < s->n; n++) { \
                 int64_t at = (n * s->c + c) * s->d; \
                 for (int64_t i = 0; i < s->d; i++) { \
-                    double g = !y || y[at + i] > 0 ? (double)dy[at + i] : 0; \
+                    bool on = y ? y[at + i] > 0 : !bias || (x[at + i] - mean[c]) * a + bias[c] > 0; \
+                    double g = on ? (double)dy[at + i] : 0; \
                     sum += g; \
                     dot += g * (double)(x[at + i] - mean[c]); \
                 } \
@@ -218,8 +220,8 @@ static const void *operand(const ont_call *call, uint32_t index)
             for (int64_t n = 0; dx && n < s->n; n++) { \
                 int64_t at = (n * s->c + c) * s->d; \
                 for (int64_t i = 0; i < s->d; i++) { \
-                    type g = !y || y[at + i] > 0 ? dy[at + i] : 0; \
-                    dx[at + i] = factor * (g - shift - (x[at + i] - mean[c]) * slope); \
+                    bool on = y ? y[at + i] > 0 : !bias || (x[at + i] - mean[c]) * a + bias[c] > 0; \
+                    dx[at + i] = factor * ((on ? dy[at + i] : 0) - shift - (x[at + i] - mean[c]) * slope); \
                 } \
             } \
         } \
@@ -247,7 +249,12 @@ static ont_status backward_ref(const ont_call *call)
     return ONT_OK;
 }
 
-/* ---- with the loops of the processor: a channel at a time, so that what one pass over it reads the next finds in cache ---- */
+/*
+ * ---- with the loops of the processor: a few channels at a time, so many that they lie in the cache, where all passes but the
+ * first find them, and that their rows are long enough for the processor to fetch ahead ----
+ */
+
+enum { GROUP = 16, CACHE_BYTES = 1 << 19 };
 
 static const void *entry_at(const void *data, int64_t index, size_t size)
 {
@@ -268,52 +275,111 @@ static void write_entry(void *data, int64_t c, bool f32, double value)
         ((double *)data)[c] = value;
 }
 
+static int64_t group_size(const bn_state *s, size_t size, int tensors)
+{
+    int64_t fit = CACHE_BYTES / ((int64_t)size * tensors * s->n * s->d + 1);
+    return fit < 1 ? 1 : fit > GROUP ? GROUP : fit;
+}
+
+/* Sets mean and var of the channels [first, first + n). */
+static void batch_statistics(const ont_call *call, int64_t first, int64_t n, size_t size, double *mean, double *var)
+{
+    const bn_state *s = call->state;
+    double count = (double)(s->n * s->d), rest[GROUP];
+    for (int64_t k = 0; k < n; k++) mean[k] = var[k] = rest[k] = 0;
+    for (int64_t i = 0; i < s->n; i++)
+        for (int64_t k = 0; k < n; k++)
+            s->loops->sum(entry_at(call->in[X], (i * s->c + first + k) * s->d, size), s->d, &mean[k]);
+    for (int64_t k = 0; k < n; k++) mean[k] /= count;
+    for (int64_t i = 0; i < s->n; i++)
+        for (int64_t k = 0; k < n; k++)
+            s->loops->squares(entry_at(call->in[X], (i * s->c + first + k) * s->d, size), mean[k], s->d, &rest[k], &var[k]);
+    for (int64_t k = 0; k < n; k++) {
+        var[k] = (var[k] - rest[k] * rest[k] / count) / count; /* the squares were around a rounded mean */
+        if (var[k] < 0) var[k] = 0;
+    }
+}
+
+static void forward_group(const ont_call *call, int64_t first, int64_t n, bool f32)
+{
+    const bn_state *s = call->state;
+    size_t size = f32 ? sizeof(float) : sizeof(double);
+    double mean[GROUP], var[GROUP];
+    ont_channel channels[GROUP];
+    if (s->training) batch_statistics(call, first, n, size, mean, var);
+    for (int64_t k = 0; k < n; k++) {
+        int64_t c = first + k;
+        double old_mean = read_entry(call->in[RUNNING_MEAN], c, f32), old_var = read_entry(call->in[RUNNING_VAR], c, f32);
+        if (s->training) {
+            write_entry(result(call, NEW_MEAN), c, f32, s->momentum * old_mean + (1 - s->momentum) * mean[k]);
+            write_entry(result(call, NEW_VAR), c, f32, s->momentum * old_var + (1 - s->momentum) * var[k]);
+        } else {
+            mean[k] = old_mean;
+            var[k] = old_var;
+        }
+        double inv = 1 / sqrt(var[k] + s->eps);
+        if (f32) inv = (double)(float)inv; /* as the gradient reads it */
+        write_entry(result(call, SAVED_MEAN), c, f32, mean[k]);
+        write_entry(result(call, SAVED_INV), c, f32, inv);
+        channels[k] = (ont_channel){mean[k], inv * read_entry(call->in[SCALE], c, f32), read_entry(call->in[BIAS], c, f32)};
+    }
+    for (int64_t i = 0; i < s->n; i++)
+        for (int64_t k = 0; k < n; k++) {
+            int64_t at = (i * s->c + first + k) * s->d;
+            s->loops->apply(&channels[k], entry_at(call->in[X], at, size), entry_at(operand(call, RESIDUAL), at, size), s->relu,
+                            (void *)entry_at(call->out[Y], at, size), s->d);
+        }
+}
+
 static void forward_channels(void *context, int64_t first, int64_t last)
 {
     const ont_call *call = context;
-    const bn_state *s = call->state;
     bool f32 = ont_node_in(call->node, X)->dtype == ONT_FLOAT32;
+    int64_t group = group_size(call->state, f32 ? sizeof(float) : sizeof(double), 1);
+    for (int64_t c = first; c < last; c += group) forward_group(call, c, last - c < group ? last - c : group, f32);
+}
+
+static void backward_group(const ont_call *call, int64_t first, int64_t n, bool f32)
+{
+    const bn_state *s = call->state;
     size_t size = f32 ? sizeof(float) : sizeof(double);
-    ont_channel channel = {.pieces = s->n, .length = s->d, .stride = s->c * s->d};
-    for (int64_t c = first; c < last; c++) {
-        const void *x = entry_at(call->in[X], c * s->d, size);
-        double old_mean = read_entry(call->in[RUNNING_MEAN], c, f32), old_var = read_entry(call->in[RUNNING_VAR], c, f32);
-        double mean = old_mean, var = old_var;
-        if (s->training) {
-            s->loops->statistics(&channel, x, &mean, &var);
-            write_entry(result(call, NEW_MEAN), c, f32, s->momentum * old_mean + (1 - s->momentum) * mean);
-            write_entry(result(call, NEW_VAR), c, f32, s->momentum * old_var + (1 - s->momentum) * var);
-        }
-        double inv = 1 / sqrt(var + s->eps), slope = inv * read_entry(call->in[SCALE], c, f32);
-        double centre = f32 ? (double)(float)mean : mean;
-        double shift = read_entry(call->in[BIAS], c, f32) - (centre == mean ? 0 : (mean - centre) * slope);
-        write_entry(result(call, SAVED_MEAN), c, f32, mean);
-        write_entry(result(call, SAVED_INV), c, f32, inv);
-        s->loops->apply(&channel, x, entry_at(operand(call, RESIDUAL), c * s->d, size), centre, slope, shift, s->relu,
-                        (void *)entry_at(call->out[Y], c * s->d, size));
+    const void *x = call->in[GRAD_X], *dy = call->in[GRAD_DY], *y = operand(call, GRAD_Y), *bias = operand(call, GRAD_BIAS);
+    ont_relu_mask mask = y ? ONT_MASK_Y : bias ? ONT_MASK_V : ONT_MASK_NONE;
+    double count = (double)(s->n * s->d), sum[GROUP] = {0}, dot[GROUP] = {0};
+    ont_channel channels[GROUP];
+    for (int64_t k = 0; k < n; k++) {
+        int64_t c = first + k;
+        channels[k] = (ont_channel){read_entry(call->in[GRAD_MEAN], c, f32),
+                                    read_entry(call->in[GRAD_INV], c, f32) * read_entry(call->in[GRAD_SCALE], c, f32),
+                                    bias ? read_entry(bias, c, f32) : 0};
     }
+    for (int64_t i = 0; i < s->n; i++)
+        for (int64_t k = 0; k < n; k++) {
+            int64_t at = (i * s->c + first + k) * s->d;
+            s->loops->grad_sums(&channels[k], mask, entry_at(x, at, size), entry_at(y, at, size), entry_at(dy, at, size), s->d,
+                                &sum[k], &dot[k]);
+        }
+    for (int64_t k = 0; k < n; k++) {
+        double inv = read_entry(call->in[GRAD_INV], first + k, f32);
+        write_entry(result(call, 1), first + k, f32, count > 0 ? dot[k] * inv : 0); /* not 0 * NaN */
+        write_entry(result(call, 2), first + k, f32, sum[k]);
+        sum[k] = s->training ? sum[k] / count : 0;
+        dot[k] = s->training ? dot[k] * inv * inv / count : 0;
+    }
+    for (int64_t i = 0; result(call, 0) && i < s->n; i++)
+        for (int64_t k = 0; k < n; k++) {
+            int64_t at = (i * s->c + first + k) * s->d;
+            s->loops->grad(&channels[k], mask, entry_at(x, at, size), entry_at(y, at, size), entry_at(dy, at, size),
+                           channels[k].slope, sum[k], dot[k], (void *)entry_at(call->out[0], at, size), s->d);
+        }
 }
 
 static void backward_channels(void *context, int64_t first, int64_t last)
 {
     const ont_call *call = context;
-    const bn_state *s = call->state;
-    bool f32 = ont_node_in(call->node, X)->dtype == ONT_FLOAT32;
-    size_t size = f32 ? sizeof(float) : sizeof(double);
-    ont_channel channel = {.pieces = s->n, .length = s->d, .stride = s->c * s->d};
-    double count = (double)(s->n * s->d);
-    for (int64_t c = first; c < last; c++) {
-        const void *x = entry_at(call->in[GRAD_X], c * s->d, size), *dy = entry_at(call->in[GRAD_DY], c * s->d, size);
-        const void *y = entry_at(operand(call, GRAD_Y), c * s->d, size);
-        double mean = read_entry(call->in[GRAD_MEAN], c, f32), inv = read_entry(call->in[GRAD_INV], c, f32), sum, dot;
-        s->loops->sums(&channel, x, y, dy, mean, &sum, &dot);
-        write_entry(result(call, 1), c, f32, count > 0 ? dot * inv : 0); /* not 0 * NaN */
-        write_entry(result(call, 2), c, f32, sum);
-        if (!result(call, 0)) continue;
-        double factor = read_entry(call->in[GRAD_SCALE], c, f32) * inv;
-        double shift = s->training ? sum / count : 0, slope = s->training ? dot * inv * inv / count : 0;
-        s->loops->grad(&channel, x, y, dy, mean, factor, shift, slope, (void *)entry_at(call->out[0], c * s->d, size));
-    }
+    bool f32 = ont_node_in(call->node, GRAD_X)->dtype == ONT_FLOAT32;
+    int64_t group = group_size(call->state, f32 ? sizeof(float) : sizeof(double), operand(call, GRAD_Y) ? 3 : 2);
+    for (int64_t c = first; c < last; c += group) backward_group(call, c, last - c < group ? last - c : group, f32);
 }
 
 static ont_status forward_run(const ont_call *call)
@@ -362,7 +428,9 @@ static ont_status fused_infer(ont_graph *g, ont_node *node)
 
 static ont_status grad_infer(ont_graph *g, ont_node *node)
 {
-    const ont_value *x = ont_node_in(node, GRAD_X), *y = ont_node_in(node, GRAD_Y);
+    const ont_value *x = ont_node_in(node, GRAD_X), *y = ont_node_in(node, GRAD_Y), *bias = ont_node_in(node, GRAD_BIAS);
+    if (bias && (bias->dtype != x->dtype || !ont_shape_equal(&bias->shape, &ont_node_in(node, GRAD_SCALE)->shape)))
+        return ont_fail(ONT_EINVAL, "the bias must be as the scale");
     if (y && (y->dtype != x->dtype || !ont_shape_equal(&y->shape, &x->shape)))
         return ont_fail(ONT_EINVAL, "y must be as the input");
     return ont_infer_norm_grad(g, node);
@@ -388,5 +456,5 @@ const ont_op ont_op_FusedBatchNorm = {.domain = ONT_DOMAIN, .name = "FusedBatchN
                                       .max_inputs = 6, .attributes = BN_ATTRIBUTES " relu:i", .infer = fused_infer,
                                       ONT_KERNELS(forward_kernels)};
 const ont_op ont_op_BatchNormGrad = {.domain = ONT_DOMAIN, .name = "BatchNormGrad", .since = 1, .min_inputs = 5,
-                                     .max_inputs = 6, .attributes = BN_ATTRIBUTES, .infer = grad_infer,
+                                     .max_inputs = 7, .attributes = BN_ATTRIBUTES, .infer = grad_infer,
                                      ONT_KERNELS(grad_kernels)};

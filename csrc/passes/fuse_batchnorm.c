@@ -7,7 +7,8 @@
 
 #include "passes/pass.h"
 
-enum { DY = 4, Y = 5, RESIDUAL = 5 };
+enum { BIAS = 2, RESIDUAL = 5 }; /* operands of the norm, and of its gradient */
+enum { MEAN = 2, DY = 4, GRAD_Y = 5, GRAD_BIAS = 6 };
 
 static bool is_op(const ont_node *node, const char *domain, const char *op_type)
 {
@@ -21,15 +22,24 @@ static ont_node *only_reader(const ont_graph *g, const ont_value *y)
     return y->uses->user;
 }
 
-/* Whether a node behind `norm` and in front of `last` reads a result of it that is not y. */
-static bool is_read_before(const ont_node *norm, const ont_node *last)
+/*
+ * Where the joined node goes: to the norm's own place, or behind the residual. NULL where somebody reads a result of the norm
+ * that is not y before that.
+ */
+static ont_node *find_place(const ont_node *norm, const ont_value *residual, const ont_node *last)
 {
-    for (const ont_node *node = norm->next; node != last; node = node->next)
+    ont_node *place = norm->next;
+    bool is_read = false, was_read = false;
+    for (ont_node *node = norm->next; residual && node != last; node = node->next) {
         for (uint32_t i = 0; i < node->n_inputs; i++) {
             const ont_value *v = ont_node_in(node, i);
-            if (v && v->def == norm && v->def_index) return true;
+            is_read = is_read || (v && v->def == norm);
         }
-    return false;
+        if (residual->def != node) continue;
+        place = node->next;
+        was_read = is_read;
+    }
+    return was_read ? NULL : place;
 }
 
 /* norm, Add, Relu: either of the last two may be missing. *next is the node to go on with. */
@@ -46,12 +56,13 @@ static ont_status fuse_forward(ont_graph *g, ont_node *norm, ont_node **next)
         add = NULL;
     }
     if (!is_op(relu, "", "Relu")) relu = NULL;
-    ont_node *last = relu ? relu : add;
-    if (!last || is_read_before(norm, last)) return ONT_OK;
+    ont_node *last = relu ? relu : add, *place = last ? find_place(norm, residual, last) : NULL;
+    if (!place) return ONT_OK;
+    ont_node *before = norm->prev;
     ont_value *inputs[RESIDUAL + 1];
     for (uint32_t i = 0; i < RESIDUAL; i++) inputs[i] = ont_node_in(norm, i);
     inputs[RESIDUAL] = residual;
-    ont_builder b = {.graph = g, .before = last, .backward = norm->backward, .origin = norm->origin};
+    ont_builder b = {.graph = g, .before = place, .backward = norm->backward, .origin = norm->origin};
     ont_node *fused = ont_build_node(&b, ONT_DOMAIN, "FusedBatchNorm", inputs, RESIDUAL + (residual != NULL), norm->n_outputs);
     if (!fused) return b.status;
     ONT_TRY(ont_attr_copy_all(g, fused, norm));
@@ -61,18 +72,21 @@ static ont_status fuse_forward(ont_graph *g, ont_node *norm, ont_node **next)
     for (uint32_t i = 1; i < norm->n_outputs; i++)
         if (norm->outputs[i]) ont_value_replace_uses(g, norm->outputs[i], fused->outputs[i]);
     ont_value_replace_uses(g, last->outputs[0], fused->outputs[0]);
-    if (*next == last) *next = last->next;
-    if (relu && add && *next == add) *next = add->next == relu ? relu->next : add->next;
     if (relu) ont_graph_remove_node(g, relu);
     if (add) ont_graph_remove_node(g, add);
     ont_graph_remove_node(g, norm);
+    *next = before ? before->next : g->first;
     return ONT_OK;
 }
 
-/* Whether all who read a Relu's gradient can as well read what it is made of: nothing is saved where one of them cannot. */
-static bool is_read_in_passing(const ont_graph *g, const ont_value *dx)
+/*
+ * Whether all who read a Relu's gradient can as well read what it is made of. Where dy is a sum of two gradients, the Relu's
+ * becomes part of the pass that adds them, which costs less.
+ */
+static bool is_read_in_passing(const ont_graph *g, const ont_value *dy, const ont_value *dx)
 {
     if (ont_value_is_output(g, dx)) return false;
+    if (dy->def && dy->def->op->tile && !dy->uses->next && dy->def->backward == dx->def->backward) return false;
     for (const ont_use *use = dx->uses; use; use = use->next) {
         const ont_node *user = use->user;
         bool norm = is_op(user, ONT_DOMAIN, "BatchNormGrad") && use == &user->inputs[DY];
@@ -88,13 +102,16 @@ static ont_status fuse_backward(ont_graph *g, ont_node *norm)
     if (norm->n_inputs != DY + 1 || !is_op(relu, ONT_DOMAIN, "ReluGrad") || relu->backward != norm->backward) return ONT_OK;
     ont_value *y = ont_node_in(relu, 0), *dy = ont_node_in(relu, 1);
     if (!ont_shape_equal(&y->shape, &dx->shape) || !ont_shape_equal(&dy->shape, &dx->shape)) return ONT_OK;
-    if (!is_read_in_passing(g, dx)) return ONT_OK;
-    ont_value *inputs[Y + 1];
+    if (!is_read_in_passing(g, dy, dx)) return ONT_OK;
+    const ont_node *made = y->def; /* y = relu(norm(x)): its sign is found without y */
+    bool anew = is_op(made, ONT_DOMAIN, "FusedBatchNorm") && !ont_node_in(made, RESIDUAL) && ont_node_in(norm, MEAN)->def == made;
+    ont_value *inputs[GRAD_BIAS + 1] = {0};
     for (uint32_t i = 0; i < DY; i++) inputs[i] = ont_node_in(norm, i);
     inputs[DY] = dy;
-    inputs[Y] = y;
+    inputs[GRAD_Y] = anew ? NULL : y;
+    inputs[GRAD_BIAS] = anew ? ont_node_in(made, BIAS) : NULL;
     ont_builder b = {.graph = g, .before = norm, .backward = norm->backward, .origin = norm->origin};
-    ont_node *fused = ont_build_node(&b, ONT_DOMAIN, "BatchNormGrad", inputs, Y + 1, norm->n_outputs);
+    ont_node *fused = ont_build_node(&b, ONT_DOMAIN, "BatchNormGrad", inputs, GRAD_BIAS + anew, norm->n_outputs);
     if (!fused) return b.status;
     ONT_TRY(ont_attr_copy_all(g, fused, norm));
     ont_build_done(&b, fused);

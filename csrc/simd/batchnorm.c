@@ -17,8 +17,3 @@ const ont_batchnorm_loops *ont_simd_batchnorm(ont_dtype dtype)
                                                               : ont_batchnorm_loops_plain;
     return &table[dtype == ONT_FLOAT64];
 }
-
-const ont_batchnorm_loops *ont_simd_batchnorm_plain(ont_dtype dtype)
-{
-    return &ont_batchnorm_loops_plain[dtype == ONT_FLOAT64];
-}
