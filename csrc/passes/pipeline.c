@@ -35,6 +35,7 @@ static const pass after_grad[] = {
     {"cse", ont_pass_cse, false, NULL},
     {"dce", ont_pass_dce, true, NULL},
     {"fuse_gemm", ont_pass_fuse_gemm, false, "FusedMatMul"},
+    {"fuse_batchnorm", ont_pass_fuse_batchnorm, false, "FusedBatchNorm"},
     {"recompute", ont_pass_recompute, false, NULL},
     {"fuse_elementwise", ont_pass_fuse_elementwise, false, "FusedElementwise"},
 };
