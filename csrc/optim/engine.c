@@ -18,6 +18,7 @@ enum {
     BATCHES = 64,          /* for each thread, as far as that allows */
     SMALL = 1 << 14,      /* bytes; of operands up to this size the next one's are asked for in time */
     STRETCH = 256,        /* elements of such a one between which memory is asked for */
+    TURN = 1 << 10,       /* elements of each of two streams that are read in turn */
     LINE = 64,
     STEPS_AHEAD = 16,
 };
@@ -211,6 +212,18 @@ static void ask_for(const char *data, int64_t bytes)
     for (int64_t at = 0; at < bytes; at += LINE) __builtin_prefetch(data + at, 0, 2);
 }
 
+/* Two places in turn: a core reads two streams faster than one. The order of the sums is a fixed one. */
+static double chunk_squares(const pass *p, ont_dtype dtype, const char *from, int64_t count)
+{
+    double (*sum_squares)(const void *, int64_t) = p->loops->sum_squares[ont_optim_storage(dtype)];
+    int64_t size = (int64_t)ont_dtype_size(dtype);
+    if (count < CHUNK) return sum_squares(from, count);
+    double sum[2] = {0};
+    for (int64_t done = 0; done < CHUNK / 2; done += TURN)
+        for (int half = 0; half < 2; half++) sum[half] += sum_squares(from + (half * (CHUNK / 2) + done) * size, TURN);
+    return sum[0] + sum[1];
+}
+
 static void squares_body(pass *p, size_t chunk, size_t next)
 {
     const ont_optim_chunk *c = &p->o->chunks[chunk];
@@ -227,7 +240,7 @@ static void squares_body(pass *p, size_t chunk, size_t next)
             find_operands(p->o, next, ahead);
             if (ahead[ONT_OPERAND_GRAD]) ask_for(ahead[ONT_OPERAND_GRAD], c->count * 4);
         }
-        sum = p->loops->sum_squares[storage](from, c->count);
+        sum = chunk_squares(p, t->dtype[ONT_OPERAND_GRAD], from, c->count);
     }
     p->o->sums[2 * chunk] = sum;
 }
