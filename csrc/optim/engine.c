@@ -16,6 +16,7 @@ enum {
     BATCH_LEAST = 1 << 15, /* elements that a thread takes at once: long stretches of memory are read faster, short ones */
     BATCH_MOST = 1 << 20,  /* share the work more evenly */
     BATCHES = 64,          /* for each thread, as far as that allows */
+    LAST = 16,             /* this part of the work is handed out in the shortest, so that threads end together */
     SMALL = 1 << 14,      /* bytes; of operands up to this size the next one's are asked for in time */
     STRETCH = 256,        /* elements of such a one between which memory is asked for */
     TURN = 1 << 10,       /* elements of each of two streams that are read in turn */
@@ -127,15 +128,16 @@ static ont_status cut(ont_optim *o)
     ONT_TRY(ont_optim_reserve(&o->sums, &o->sums_capacity, 2 * n, sizeof *o->sums));
     ONT_TRY(ont_optim_reserve(&o->ratios, &o->ratios_capacity, o->n_tensors, sizeof *o->ratios));
     o->n_chunks = o->n_batches = 0;
-    int64_t size = batch_size(total), gathered = size;
+    int64_t size = batch_size(total), left = total, gathered = size;
     for (size_t i = 0; i < o->n_tensors; i++)
         for (int64_t first = 0; first < o->tensors[i].count; first += CHUNK) {
             int64_t count = o->tensors[i].count - first < CHUNK ? o->tensors[i].count - first : CHUNK;
-            if (gathered >= size) {
+            if (gathered >= (left < total / LAST ? BATCH_LEAST : size)) {
                 o->batches[o->n_batches++] = (int64_t)o->n_chunks;
                 gathered = 0;
             }
             gathered += count;
+            left -= count;
             o->chunks[o->n_chunks++] = (ont_optim_chunk){(uint32_t)i, first, count};
         }
     o->batches[o->n_batches] = (int64_t)o->n_chunks;
