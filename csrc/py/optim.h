@@ -9,6 +9,7 @@
 
 #include "optim/optim.h"
 #include "py/peek.h"
+#include "py/tables.h"
 
 enum { GROUP_MASTER = 1, GROUP_STOCHASTIC = 2, GROUP_LEADING = 2 /* sign and flags, before the rule's own numbers */ };
 
@@ -53,15 +54,12 @@ typedef struct ont_device_group {
     double sign, hyper[ONT_OPTIM_HYPER_MAX];
 } ont_device_group;
 
-/* What a device's tables are, and where: written again only where something is not as in the step before. */
-typedef struct ont_device_tables {
-    const ont_device *device;
-    ont_memory memory;
-    void *host;                /* what the device's hold */
-    size_t bytes, host_capacity, device_capacity;
+/* Of a step on a device. */
+typedef struct ont_step_tables {
+    ont_device_tables on_device;
     ont_device_group *groups;
     size_t n_groups, groups_capacity;
-} ont_device_tables;
+} ont_step_tables;
 
 typedef struct ont_updater {
     PyObject_HEAD
@@ -72,7 +70,7 @@ typedef struct ont_updater {
     PyObject *key_params, *key_grad, *key_step, *key_master, *key_state[ONT_RULE_STATES], *key_scale[2];
     PyObject *increment_version; /* torch.autograd.graph's */
     ont_optim work;
-    ont_device_tables tables;
+    ont_step_tables tables;
     ont_slot *slots;           /* by position among the parameters */
     ont_entry *order;          /* by position in the state dict */
     PyObject **held;       /* references for the time of a step */
@@ -111,7 +109,7 @@ typedef struct ont_entries {
 /* py/optim_device.c: the step on a device, of the tensors that the walk has found. */
 PyObject *ont_optim_device_step(ont_walk *w, PyObject *scalars, double max_norm);
 int ont_optim_device_group(ont_walk *w); /* a group begins */
-void ont_optim_device_free(ont_device_tables *t);
+void ont_optim_device_free(ont_step_tables *t);
 
 /* py/optim.c: what both walks use. */
 bool ont_optim_state_unchanged(const ont_updater *self, PyObject *states);
