@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -70,6 +71,14 @@ def programs(plugin) -> dict:
 def test_cases_agree_with_the_cpu(cases):
     assert cases["passed"] > 900
     assert not cases["failed"], "\n".join(f"{what}: {message}" for what, message in cases["failed"][:20])
+
+
+def test_operators_that_are_built_from_others_are_as_documented(cases):
+    """docs/operators.md says which of them run on CUDA."""
+    listed = dict(re.findall(r"^\| (\w+) \| \d+ \|.*\| ([\w ]*) \|$", (ROOT / "docs/operators.md").read_text(encoding="utf-8"), re.M))
+    parts = {name for name, cell in listed.items() if cell == "parts"}
+    assert len(parts & set(cases["built"])) > 25
+    assert not [name for name, runs in cases["built"].items() if name in listed and runs != (listed[name] in ("parts", "view", "none left"))]
 
 
 def test_threads_in_reverse(plugin):
