@@ -16,13 +16,15 @@ class Session:
         device: "cpu" (or ""), "cuda", "cuda:1", or a device of a plugin that was opened. Every tensor is on it.
         torch_random: Dropout nodes draw the words that torch's CUDA kernel draws at their place, where the device tells how many
             blocks that launches (not the CPU), and no contents decide about the graph.
+        recompute: what backward may compute again instead of keeping it. 0: elementwise operators and norms, on the CPU, at most
+            3% of a step; 1: products and attention too, on every device, at most 40% of a step.
 
     Raises:
         ValueError: the model is truncated, malformed or inconsistent; the message names the place.
         UnsupportedError: the model uses an operator that onnxtrain does not have.
     """
 
-    def __init__(self, model: bytes, programs: int = 16, device: str = "", torch_random: bool = False) -> None: ...
+    def __init__(self, model: bytes, programs: int = 16, device: str = "", torch_random: bool = False, recompute: int = 0) -> None: ...
     @property
     def inputs(self) -> list[tuple[str, str, tuple[int | str, ...]]]:
         """(name, dtype such as "float" or "int64", dims) of every graph input, in order."""
@@ -63,7 +65,8 @@ class Session:
         """
 
     def stats(self) -> dict[str, Any]:
-        """Counts and seconds: programs built, cache hits, build seconds, planned bytes and their lower bound. Where shapes
+        """Counts and seconds: programs built, cache hits, build seconds, planned bytes and their lower bound; recomputed_nodes
+        run a second time in backward, so that recomputed_bytes need not be kept for it. Where shapes
         depend on contents, probe_runs is how often programs ran that compute those contents, and probes_built how many."""
 
     def text(self, stage: str = "loaded") -> str:
@@ -171,6 +174,9 @@ def set_matmul_precision(precision: str, everywhere: bool = False) -> None:
         ValueError: another name.
     """
 
+def recompute_everywhere(on: bool) -> None:
+    """For tests: programs built from now on recompute whatever saves bytes, however small they are and whatever it costs."""
+
 def open_plugin(path: str | None = None) -> dict[str, Any]:
     """Opens a library with devices, None: the CUDA one beside the extension; once, later calls answer the same.
 
@@ -208,6 +214,13 @@ class Updater:
         Args:
             rule: "adam", "lamb", "sgd", "adagrad" or "lion".
             name: of the optimizer, for messages.
+        """
+
+    def walks(self) -> tuple[int, int]:
+        """
+        Returns:
+            How many steps there were, and how many of them found nothing but plain dense tensors where the step before had them:
+            those run no Python code, count no references and keep the GIL.
         """
 
     def step(self, groups: list[dict], hyper: list[tuple[float, ...]], state: dict, prepare: Callable[[Tensor, int], bool],

@@ -61,6 +61,9 @@ ont_status ont_pass_fuse_gradients(ont_graph *g) ONT_MUST_USE;
 /* Makes one node of elementwise nodes of one shape that feed each other; after differentiation. See fuse_elementwise.c. */
 ont_status ont_pass_fuse_elementwise(ont_graph *g) ONT_MUST_USE;
 
+/* Computes again in backward what is cheap to compute and large to keep. See recompute.c. */
+ont_status ont_pass_recompute(ont_graph *g) ONT_MUST_USE;
+
 /* Merges nodes of equal operator, attributes and inputs; random ones are left alone. */
 ont_status ont_pass_cse(ont_graph *g) ONT_MUST_USE;
 

@@ -36,6 +36,7 @@ static const pass after_grad[] = {
     {"cse", ont_pass_cse, false, NULL, false},
     {"dce", ont_pass_dce, true, NULL, false},
     {"fuse_gemm", ont_pass_fuse_gemm, false, "FusedMatMul", false},
+    {"recompute", ont_pass_recompute, false, NULL, false},
     {"fuse_elementwise", ont_pass_fuse_elementwise, false, "FusedElementwise", false},
 };
 

@@ -13,6 +13,7 @@
 #include "device/gemm.h"
 #include "device/matmul.h"
 #include "passes/pipeline.h"
+#include "passes/recompute.h"
 #include "py/grads.h"
 #include "py/peek.h"
 #include "run/run.h"
@@ -175,6 +176,15 @@ static PyObject *set_matmul_precision(PyObject *module, PyObject *args)
     return PyErr_Format(PyExc_ValueError, "precision is '%s', expected highest, high or medium", name);
 }
 
+static PyObject *recompute_everywhere(PyObject *module, PyObject *args)
+{
+    (void)module;
+    int on;
+    if (!PyArg_ParseTuple(args, "p:recompute_everywhere", &on)) return NULL;
+    ont_recompute_everywhere(on);
+    Py_RETURN_NONE;
+}
+
 static double measure_primitive(const ont_gemm *g, ont_dtype dtype, ont_dtype out)
 {
     ont_matmul m = {.dtype = dtype, .out = out, .trans_a = g->trans_a, .trans_b = g->trans_b, .alpha = 1};
@@ -225,6 +235,7 @@ static PyMethodDef methods[] = {
     {"scale_tensors", ont_scale_tensors, METH_VARARGS, "scale_tensors(sources, targets, factor, keep) -> all were finite"},
     {"set_flush_denormals", set_flush_denormals, METH_VARARGS, "set_flush_denormals(on): kernels take denormals as zero"},
     {"set_matmul_precision", set_matmul_precision, METH_VARARGS, "set_matmul_precision(name, everywhere=False)"},
+    {"recompute_everywhere", recompute_everywhere, METH_VARARGS, "recompute_everywhere(on): also where it is too small or too dear"},
     {"open_plugin", ont_open_plugin, METH_VARARGS, "open_plugin(path=None) -> what a device plugin has and lacks"},
     {"device_operators", ont_device_operators, METH_VARARGS, "device_operators(device) -> [(domain, name, kernels)]"},
     {"set_graphs", ont_set_graphs, METH_VARARGS, "set_graphs(on): phases whose addresses repeat are recorded and replayed"},

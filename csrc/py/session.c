@@ -8,6 +8,7 @@
 #include "base/alloc.h"
 #include "onnx/load.h"
 #include "onnx/save.h"
+#include "passes/recompute.h"
 #include "run/replay.h"
 
 typedef struct run_object {
@@ -116,14 +117,19 @@ enum { MOST_PROGRAMS = 4096 };
 static int session_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     ont_session_object *self = (ont_session_object *)object;
-    char *names[] = {"model", "programs", "device", "torch_random", NULL};
+    char *names[] = {"model", "programs", "device", "torch_random", "recompute", NULL};
     const char *bytes;
     Py_ssize_t size;
     const char *device_name = "";
     const ont_device *device;
-    int programs = 16, torch_random = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y#|isp:Session", names, &bytes, &size, &programs, &device_name, &torch_random))
+    int programs = 16, torch_random = 0, recompute = ONT_RECOMPUTE_CHEAP;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y#|ispi:Session", names, &bytes, &size, &programs, &device_name, &torch_random,
+                                     &recompute))
         return -1;
+    if (recompute < 0 || recompute >= ONT_RECOMPUTE_LEVELS) {
+        PyErr_Format(PyExc_ValueError, "recompute is %d, expected 0 to %d", recompute, ONT_RECOMPUTE_LEVELS - 1);
+        return -1;
+    }
     if (programs < 1 || programs > MOST_PROGRAMS) {
         PyErr_Format(PyExc_ValueError, "programs is %d, expected 1 to %d", programs, MOST_PROGRAMS);
         return -1;
@@ -136,6 +142,7 @@ static int session_init(PyObject *object, PyObject *args, PyObject *kwargs)
     ont_graph *graph;
     ont_status status = ont_onnx_load((const uint8_t *)bytes, (size_t)size, &graph);
     if (status == ONT_OK) graph->torch_random = torch_random;
+    if (status == ONT_OK) graph->recompute.level = recompute; /* of every program: they are copies */
     if (status == ONT_OK) status = ont_session_create(graph, (uint32_t)programs, device, &self->session);
     if (status == ONT_OK) return 0;
     ont_raise(self->state, status);
@@ -368,10 +375,11 @@ static PyObject *session_stats(PyObject *object, PyObject *unused)
     const ont_session *session = session_of(object);
     if (!session) return NULL;
     ont_session_get_stats(session, &s);
-    return Py_BuildValue("{sK sK sK sK sd sd sn sn sI sI sn sn sn sK sK sK sK}", "programs_built", s.programs_built, "program_hits",
+    return Py_BuildValue("{sK sK sK sK sd sd sn sn sn sI sI sI sn sn sn sK sK sK sK}", "programs_built", s.programs_built, "program_hits",
                          s.program_hits, "probes_built", s.probes_built, "probe_runs", s.probe_runs, "build_seconds",
                          s.build_seconds, "last_build_seconds", s.last_build_seconds, "slab_bytes",
-                         (Py_ssize_t)s.slab_bytes, "slab_lower_bound", (Py_ssize_t)s.slab_lower_bound, "steps", s.steps,
+                         (Py_ssize_t)s.slab_bytes, "slab_lower_bound", (Py_ssize_t)s.slab_lower_bound, "recomputed_bytes",
+                         (Py_ssize_t)s.recomputed_bytes, "recomputed_nodes", s.recomputed_nodes, "steps", s.steps,
                          "forward_steps", s.forward_steps, "pool_live_bytes", (Py_ssize_t)s.pool.live_bytes,
                          "pool_cached_bytes", (Py_ssize_t)s.pool.cached_bytes, "pool_peak_bytes",
                          (Py_ssize_t)s.pool.peak_bytes, "blocks_taken", s.pool.taken, "blocks_reused", s.pool.reused, "graphs_captured",
