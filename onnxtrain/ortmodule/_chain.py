@@ -20,8 +20,10 @@ from onnxtrain.ortmodule._reach import Reach
 class Stage:
     """One segment: what an autograd node of the engine needs of a program."""
 
-    def __init__(self, segment: segments.Segment, seed: Callable[[Any], int], device: str) -> None:
-        self.session = _C.Session(segment.model, device=device) if segment.model is not None else None
+    def __init__(self, segment: segments.Segment, seed: Callable[[Any], int], device: str, memory_level: int) -> None:
+        self.session = None
+        if segment.model is not None:
+            self.session = _C.Session(segment.model, device=device, recompute=min(memory_level, 1))
         self.reach, self.conditional = Reach(segment.model) if segment.model is not None else None, None
         self.inputs, self.outputs, self.calls = segment.inputs, segment.outputs, segment.calls
         if self.session is not None:
@@ -44,13 +46,14 @@ class Chain:
         apply: (stage, mask, tensors) -> outputs, under autograd.
         seed: of a session.
         device: that the segments run on.
+        memory_level: ORTMODULE_MEMORY_OPT_LEVEL.
 
     Raises as Session does.
     """
 
     def __init__(self, model: bytes, calls: Sequence[Call], names: Sequence[str], outputs: Sequence[str],
-                 apply: Callable[..., Any], seed: Callable[[Any], int], device: str = "cpu") -> None:
-        self.stages = [Stage(segment, seed, device) for segment in segments.cut(model)]
+                 apply: Callable[..., Any], seed: Callable[[Any], int], device: str = "cpu", memory_level: int = 0) -> None:
+        self.stages = [Stage(segment, seed, device, memory_level) for segment in segments.cut(model)]
         self.sessions = [stage.session for stage in self.stages if stage.session is not None]
         self._calls, self._names, self._outputs, self._apply = calls, names, outputs, apply
 
