@@ -15,12 +15,27 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._export import utils
 
 from onnxtrain._export.state import replaced
 
 
+def _survives(node: torch.fx.Node) -> bool:
+    """Whether decompositions keep an operator that has a translation: not one that is composite and may return a view.
+
+    Of those, the ones that only reshape have the same meaning without; translations.py writes them. So has dropout.
+    """
+    op = node.target
+    if not isinstance(op, torch._ops.OpOverload) or not utils._is_cia_op(op) or utils._is_preservable_cia_op(op):
+        return True
+    aten = torch.ops.aten
+    return op in (aten.reshape.default, aten.flatten.using_ints, aten.contiguous.default, aten.dropout.default)
+
+
 def is_final(program: torch.export.ExportedProgram, registry: Any) -> bool:
     """Whether decompositions would leave the program as it is: plain operators that have a translation and no effects."""
+    if torch._C._is_any_autocast_enabled():
+        return False  # tracing for the second time puts the casts in
     if len(list(program.graph_module.modules())) > 1:
         return False  # branches and regions
     signature = program.graph_signature
@@ -33,7 +48,7 @@ def is_final(program: torch.export.ExportedProgram, registry: Any) -> bool:
             return False
         if node.target is operator.getitem:
             continue
-        if not registry.is_registered(node.target):
+        if not registry.is_registered(node.target) or not _survives(node):
             return False
         schema = getattr(node.target, "_schema", None)
         if schema is not None and schema.is_mutable:
