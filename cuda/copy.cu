@@ -137,13 +137,18 @@ extern "C" int ont_launch_trilu(const void *x, void *y, int64_t count, int64_t r
     }
 }
 
-__global__ void store_kernel(uint64_t *to, uint64_t first, uint64_t second, int n)
+struct stored_words {
+    uint64_t word[4];
+};
+
+__global__ void store_kernel(uint64_t *to, const stored_words words, int n)
 {
-    to[0] = first;
-    if (n > 1) to[1] = second;
+    if ((int)threadIdx.x < n) to[threadIdx.x] = words.word[threadIdx.x];
 }
 
-extern "C" int ont_launch_store(void *to, uint64_t first, uint64_t second, int n, void *stream)
+extern "C" int ont_launch_store(void *to, const uint64_t *words, int n, void *stream)
 {
-    return ONT_LAUNCH(store_kernel, 1, 1, 0, stream, (uint64_t *)to, first, second, n);
+    stored_words given = {};
+    for (int i = 0; i < n && i < 4; i++) given.word[i] = words[i];
+    return ONT_LAUNCH(store_kernel, 1, 4, 0, stream, (uint64_t *)to, given, n);
 }

@@ -80,7 +80,7 @@ static ont_status write_host(const ont_device *device, void *to, const void *hos
 static ont_status store(const ont_device *device, void *to, const uint64_t *words, int n, void *stream)
 {
     (void)device;
-    return ont_launched(ont_launch_store(to, words[0], n > 1 ? words[1] : 0, n, stream));
+    return ont_launched(ont_launch_store(to, words, n, stream));
 }
 
 static ont_status copy(const ont_device *device, void *to, const void *from, size_t bytes, void *stream)
@@ -209,6 +209,18 @@ static const ont_device_kind kind = {
     .optim = optim,
 };
 
+/* torch fills every multiprocessor with blocks of 256 threads, and goes round with them. 0: not known, and our own numbers. */
+static int32_t random_blocks(int id)
+{
+    int processors = 0, threads = 0;
+    if (cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, id) != cudaSuccess ||
+        cudaDeviceGetAttribute(&threads, cudaDevAttrMaxThreadsPerMultiProcessor, id) != cudaSuccess) {
+        cudaGetLastError();
+        return 0;
+    }
+    return processors * (threads / 256);
+}
+
 static ont_device devices[ONT_PLUGIN_DEVICES];
 static char about[128];
 
@@ -225,7 +237,8 @@ __attribute__((visibility("default"))) ont_status ont_plugin_open(const ont_core
     *plugin = (ont_plugin){.version = ONT_PLUGIN_VERSION, .about = about};
     for (; plugin->n_devices < n && plugin->n_devices < ONT_PLUGIN_DEVICES; plugin->n_devices++) {
         ont_device *device = &devices[plugin->n_devices];
-        *device = (ont_device){.kind = &kind, .id = plugin->n_devices, .lists = ont_cuda_lists, .n_lists = ont_cuda_n_lists};
+        *device = (ont_device){.kind = &kind, .id = plugin->n_devices, .lists = ont_cuda_lists, .n_lists = ont_cuda_n_lists,
+                               .random_blocks = random_blocks(plugin->n_devices)};
         plugin->devices[plugin->n_devices] = device;
     }
     const ont_blas *blas = ont_blas_get();

@@ -261,11 +261,11 @@ ONT_DEVICE uint64_t run_step(const ont_ew &e, const ont_ew_step &s, int64_t i, c
         return binary_step(s, v[0], v[1]);
     case ONT_EW_WHERE: return v[0] ? v[1] : v[2];
     case ONT_EW_DROPOUT: {
-        bool keep = ont_philox_word(*e.seed, s.stream, i) >= (uint32_t)s.p[0];
-        if (s.in == ONT_FLOAT64) return put<double>(keep ? get<double>(v[0]) * (double)(float)s.p[1] : 0.0);
+        bool keep = ont_dropout_word(e.seed, s.stream, i) >= (uint32_t)s.p[0];
+        if (s.in == ONT_FLOAT64) return put<double>(keep ? get<double>(v[0]) * s.p[1] : 0.0);
         return put<float>(keep ? get<float>(v[0]) * (float)s.p[1] : 0.0f);
     }
-    case ONT_EW_MASK: return ont_philox_word(*e.seed, s.stream, i) >= (uint32_t)s.p[0];
+    case ONT_EW_MASK: return ont_dropout_word(e.seed, s.stream, i) >= (uint32_t)s.p[0];
     case ONT_EW_CAST: return s.in == s.out ? v[0] : cast_step(s.in, s.out, v[0]);
     case ONT_EW_AND: return v[0] && v[1];
     case ONT_EW_OR: return v[0] || v[1];

@@ -41,7 +41,7 @@ typedef struct ont_ew {
     void *out[ONT_EW_RESULTS];
     int16_t size[ONT_EW_OPERANDS];  /* of an element of each operand */
     int16_t result[ONT_EW_RESULTS]; /* the step of each */
-    const uint64_t *seed;
+    const uint64_t *seed; /* three words: ont_dropout_word() */
     ont_fault *fault;
     int32_t index; /* of the step in its program, for faults */
     ont_ew_step steps[ONT_EW_STEPS];

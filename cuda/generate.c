@@ -67,6 +67,24 @@ static bool is_half(int dtype)
     return dtype == ONT_FLOAT16 || dtype == ONT_BFLOAT16;
 }
 
+/*
+ * A layer's Dropout differs from the next one's in its stream alone: that is an argument, so that one kernel serves all. Of a layout
+ * of torch's what divisions need stays in the source.
+ */
+#define FIXED(stream) ((stream) & ONT_LAYOUT_TORCH ? (stream) & ~((UINT64_C(1) << ONT_LAYOUT_BLOCKS) - 1) : 0)
+
+/* Streams of the steps before `last`; those of all go to `streams`. */
+static int read_streams(const ont_ew *e, int last, uint64_t *streams)
+{
+    int n = 0;
+    for (int j = 0; j < last; j++) {
+        if (e->steps[j].kind != ONT_EW_DROPOUT) continue;
+        if (streams && n < ONT_JIT_STREAMS) streams[n] = e->steps[j].stream ^ FIXED(e->steps[j].stream);
+        n++;
+    }
+    return n;
+}
+
 static bool can_generate(const ont_ew *e)
 {
     for (int j = 0; j < e->n_steps; j++) {
@@ -79,7 +97,7 @@ static bool can_generate(const ont_ew *e)
         if (s->kind == ONT_EW_UNARY && half) return false;
         if (s->kind > ONT_EW_CAST) return false;
     }
-    return e->count > 0;
+    return e->count > 0 && read_streams(e, e->n_steps, NULL) <= ONT_JIT_STREAMS;
 }
 
 /* dtypes of the operands follow from the steps that read them; Where's condition is bool. */
@@ -138,6 +156,17 @@ static void add_name(text *t, const ont_ew *e, int operand)
     operand >= e->n_operands ? add(t, "v%d", operand - e->n_operands) : add(t, "x%d", operand);
 }
 
+static void add_dropout(text *t, const ont_ew *e, int j)
+{
+    const ont_ew_step *s = &e->steps[j];
+    int at = read_streams(e, j, NULL);
+    if (s->stream & ONT_LAYOUT_TORCH)
+        add(t, "; v%d = ont_dropout_word(random, g.stream[%d] | %" PRIu64 "ull, element)", j, at, FIXED(s->stream));
+    else
+        add(t, "; v%d = ont_philox_word(random[0], g.stream[%d], element)", j, at);
+    add(t, " >= %uu ? a * (float)%.17g : 0.0f; }\n", (unsigned)(uint32_t)s->p[0], s->p[1]);
+}
+
 static void add_step(text *t, const ont_ew *e, int j)
 {
     const ont_ew_step *s = &e->steps[j];
@@ -151,10 +180,7 @@ static void add_step(text *t, const ont_ew *e, int j)
     }
     switch (s->kind) {
     case ONT_EW_WHERE: add(t, "; v%d = a ? b : c; }\n", j); break;
-    case ONT_EW_DROPOUT:
-        add(t, "; v%d = ont_philox_word(seed, %" PRIu64 "ull, element) >= %uu ? a * (float)%.17g : 0.0f; }\n", j, s->stream,
-            (unsigned)(uint32_t)s->p[0], s->p[1]);
-        break;
+    case ONT_EW_DROPOUT: add_dropout(t, e, j); break;
     case ONT_EW_CAST:
         add(t, "; v%d = %s%s(a); }\n", j, is_half(s->in) ? (s->in == ONT_FLOAT16 ? "ont_f16" : "ont_bf16") : "ont_float",
             is_half(s->in) ? "_to_float" : s->out == ONT_FLOAT16 ? "_to_f16" : "_to_bf16");
@@ -188,17 +214,17 @@ static void add_body(text *t, const ont_ew *e, const int *types, int vector)
 
 static void add_source(text *t, const ont_ew *e, const int *types, int vector, const ont_jit *jit)
 {
-    bool random = false;
-    for (int j = 0; j < e->n_steps; j++) random |= e->steps[j].kind == ONT_EW_DROPOUT;
+    bool random = read_streams(e, e->n_steps, NULL) > 0;
     add(t, "%s", jit->preamble);
     add(t, "%s", ont_math_text);
     add(t,
         "template <class T> struct __align__(sizeof(T) * %d) ont_vector { T v[%d]; };\n"
-        "struct ont_args { const void *in[%d]; void *out[%d]; const uint64_t *seed; int64_t n; };\n"
+        "struct ont_args { const void *in[%d]; void *out[%d]; const uint64_t *seed; int64_t n; uint64_t stream[%d]; };\n"
         "extern \"C\" __global__ void __launch_bounds__(%d) ont_fused(const ont_args g)\n{\n"
-        "  const uint64_t seed = %s; (void)seed;\n"
+        "  const uint64_t random[3] = {%s}; (void)random;\n"
         "  for (int64_t piece = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; piece < g.n; piece += (int64_t)gridDim.x * blockDim.x) {\n",
-        VECTOR, VECTOR, ONT_EW_OPERANDS, ONT_EW_RESULTS, ONT_JIT_THREADS, random ? "*g.seed" : "0");
+        VECTOR, VECTOR, ONT_EW_OPERANDS, ONT_EW_RESULTS, ONT_JIT_STREAMS, ONT_JIT_THREADS,
+        random ? "g.seed[0], g.seed[1], g.seed[2]" : "0, 0, 0");
     if (vector == 1 && e->rank > 1) {
         const char *index = e->count <= INT32_MAX ? "uint32_t" : "uint64_t";
         add(t, "    %s rest = (%s)piece;\n", index, index);
@@ -286,6 +312,7 @@ ont_status ont_generated_run(const ont_generated *g, const ont_ew *e, void *stre
 {
     ont_jit_args args = {.seed = e->seed, .n = e->count / g->vector};
     int64_t blocks = (args.n + ONT_JIT_THREADS - 1) / ONT_JIT_THREADS;
+    read_streams(e, e->n_steps, args.stream);
     memcpy(args.in, e->in, sizeof args.in);
     memcpy(args.out, e->out, sizeof args.out);
     return ont_jit_get()->launch(g->function, (unsigned)(blocks > 1 << 20 ? 1 << 20 : blocks), &args, stream);

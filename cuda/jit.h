@@ -7,15 +7,17 @@
 #include "redirect.h"
 #include "ew.h"
 
+enum { ONT_JIT_THREADS = 256, ONT_JIT_STREAMS = 8 };
+
 /* What a generated kernel gets, by value. */
 typedef struct ont_jit_args {
     const void *in[ONT_EW_OPERANDS];
     void *out[ONT_EW_RESULTS];
     const uint64_t *seed;
     int64_t n; /* pieces: elements, or vectors of them */
+    uint64_t stream[ONT_JIT_STREAMS]; /* of each Dropout, less what stands in the source */
 } ont_jit_args;
 
-enum { ONT_JIT_THREADS = 256 };
 
 typedef struct ont_jit {
     const char *preamble; /* in front of every source, math.cuh behind it */

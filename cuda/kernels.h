@@ -24,8 +24,8 @@ typedef struct ont_copy {
     int64_t from_offset, to_offset;
 } ont_copy;
 int ont_launch_copy(const ont_copy *c, const void *from, void *to, void *stream);
-/* One or two words, by value. */
-int ont_launch_store(void *to, uint64_t first, uint64_t second, int n, void *stream);
+/* One to four words, by value. */
+int ont_launch_store(void *to, const uint64_t *words, int n, void *stream);
 /* out[i] = first + i * step of int64, int32, float or double */
 int ont_launch_range(int dtype, const void *first, const void *step, void *out, int64_t n, void *stream);
 /* y = x where row - column of the last two dims is on the kept side of k, else 0 */

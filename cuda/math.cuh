@@ -91,4 +91,23 @@ ONT_DEVICE uint32_t ont_philox_word(uint64_t key, uint64_t stream, int64_t eleme
     return words[element & 3];
 }
 
+/*
+ * The word that decides about an element under Dropout. random: the run's key, and seed and block of torch's generator. The
+ * highest bit of `stream` says that it is a layout of torch's kernel (ops/random.h): T threads, thread t drawing its fours of words
+ * as subsequence t. With lanes of 2, 4 or 8 elements, thread t takes the pieces t, t + T, t + 2T ... and a four of words for
+ * each four of its elements, or for its two; element by element it takes t, t + T ..., one word each. Inverted, so that small words drop.
+ */
+ONT_DEVICE uint32_t ont_dropout_word(const uint64_t *random, uint64_t stream, int64_t element)
+{
+    if (!(stream >> 63)) return ont_philox_word(random[0], stream, element);
+    const uint64_t first = stream & 0xffffffffffull, threads = ((stream >> 40 & 0xfffff) + 1) * 256;
+    const int lanes = (int)(stream >> 60 & 3);
+    const uint64_t piece = (uint64_t)element >> lanes, turn = piece / threads, thread = piece - turn * threads;
+    const uint64_t block = lanes == 0 ? turn >> 2 : lanes == 3 ? turn * 2 + ((uint64_t)element >> 2 & 1) : turn;
+    const int word = lanes == 0 ? (int)(turn & 3) : (int)(element & (lanes == 1 ? 1 : 3));
+    uint32_t words[4];
+    ont_philox(random[1], thread, random[2] + first + block, words);
+    return ~words[word];
+}
+
 #endif

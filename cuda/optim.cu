@@ -102,48 +102,111 @@ template <class C> ONT_DEVICE void store_as(void *p, int dtype, int64_t i, C v)
     }
 }
 
-/* The new parameter of element i; states are written. */
-template <class C>
-ONT_DEVICE C adam(const ont_cuda_optim &o, const ont_cuda_tensor &t, const update<C> &u, int64_t i, C x, C g)
+/* ---- four elements a thread, in one access each where the tensor's memory allows ---- */
+
+enum { FOUR = 4, STATES = 3 };
+
+template <class T> struct __align__(sizeof(T) * FOUR) four_of { T v[FOUR]; };
+template <class C> struct four { C v[FOUR]; };
+
+ONT_DEVICE double widened(float v) { return v; }
+ONT_DEVICE double widened(double v) { return v; }
+ONT_DEVICE double widened(const ont_f16 &v) { return ont_load(&v); }
+ONT_DEVICE double widened(const ont_bf16 &v) { return ont_load(&v); }
+
+template <class C, class T> ONT_DEVICE four<C> load_wide(const void *p, int64_t i)
 {
-    C m = load_as<C>(t.state[0], t.state_dtype, i), v = load_as<C>(t.state[1], t.state_dtype, i);
+    const four_of<T> from = *(const four_of<T> *)((const T *)p + i);
+    four<C> to;
+    ONT_UNROLL
+    for (int k = 0; k < FOUR; k++) to.v[k] = (C)widened(from.v[k]);
+    return to;
+}
+
+template <class C, class T> ONT_DEVICE void store_wide(void *p, int64_t i, const four<C> &from)
+{
+    four_of<T> to;
+    ONT_UNROLL
+    for (int k = 0; k < FOUR; k++) ont_store(&to.v[k], (decltype(ont_load(&to.v[k])))from.v[k]);
+    *(four_of<T> *)((T *)p + i) = to;
+}
+
+/* Elements i to i + n; those beyond are zeros. */
+template <class C> ONT_DEVICE four<C> load_four(const void *p, int dtype, int64_t i, int n)
+{
+    four<C> to = {};
+    if (n < FOUR) {
+        ONT_UNROLL
+        for (int k = 0; k < FOUR; k++)
+            if (k < n) to.v[k] = load_as<C>(p, dtype, i + k);
+        return to;
+    }
+    switch (dtype) {
+    case ONT_FLOAT32: return load_wide<C, float>(p, i);
+    case ONT_FLOAT64: return load_wide<C, double>(p, i);
+    case ONT_FLOAT16: return load_wide<C, ont_f16>(p, i);
+    default: return load_wide<C, ont_bf16>(p, i);
+    }
+}
+
+template <class C> ONT_DEVICE void store_four(void *p, int dtype, int64_t i, int n, const four<C> &from)
+{
+    if (n < FOUR) {
+        ONT_UNROLL
+        for (int k = 0; k < FOUR; k++)
+            if (k < n) store_as<C>(p, dtype, i + k, from.v[k]);
+        return;
+    }
+    switch (dtype) {
+    case ONT_FLOAT32: store_wide<C, float>(p, i, from); break;
+    case ONT_FLOAT64: store_wide<C, double>(p, i, from); break;
+    case ONT_FLOAT16: store_wide<C, ont_f16>(p, i, from); break;
+    default: store_wide<C, ont_bf16>(p, i, from);
+    }
+}
+
+/* How many elements a thread takes at once: chunks begin at multiples of four, so the tensors' addresses decide. */
+ONT_DEVICE int width_of(const ont_cuda_tensor &t)
+{
+    uintptr_t all = (uintptr_t)t.param | (uintptr_t)t.grad | (uintptr_t)t.master;
+    for (int k = 0; k < STATES; k++) all |= (uintptr_t)t.state[k];
+    return all % (FOUR * sizeof(double)) ? 1 : FOUR;
+}
+
+ONT_DEVICE int least(int width, int64_t rest) { return rest < width ? (int)rest : width; }
+
+/* One element: the new parameter, and its states in place. */
+template <class C> ONT_DEVICE C adam(const ont_cuda_optim &o, const update<C> &u, C x, C g, C &m, C &v, C &most)
+{
     g += u.l2 * x;
     m += u.one_minus_beta1 * (g - m);
     v = u.beta2 * v + u.one_minus_beta2 * g * g;
-    store_as(t.state[0], t.state_dtype, i, m);
-    store_as(t.state[1], t.state_dtype, i, v);
-    if (o.hyper[ADAM_AMSGRAD] != 0) {
-        C old = load_as<C>(t.state[2], t.state_dtype, i);
-        v = v < old ? old : v;
-        store_as(t.state[2], t.state_dtype, i, v);
-    }
-    return (x * u.keep_before - u.rate * m / (vsqrt(v) + u.eps)) * u.keep_after;
+    C root = v;
+    if (o.hyper[ADAM_AMSGRAD] != 0) root = most = v < most ? most : v;
+    return (x * u.keep_before - u.rate * m / (vsqrt(root) + u.eps)) * u.keep_after;
 }
 
-template <class C>
-ONT_DEVICE C apply(const ont_cuda_optim &o, const ont_cuda_tensor &t, const update<C> &u, int64_t i, C x, C g)
+template <class C> ONT_DEVICE C apply(const ont_cuda_optim &o, const update<C> &u, C x, C g, C &first, C &second, C &third)
 {
     switch (o.rule) {
-    case ONT_CUDA_ADAM: return adam(o, t, u, i, x, g);
+    case ONT_CUDA_ADAM: return adam(o, u, x, g, first, second, third);
     case ONT_CUDA_SGD: {
         g += u.l2 * x;
         if (o.hyper[SGD_MOMENTUM] != 0) {
-            C b = u.beta1 * load_as<C>(t.state[0], t.state_dtype, i) + u.one_minus_beta1 * g;
-            store_as(t.state[0], t.state_dtype, i, b);
-            g = o.hyper[SGD_NESTEROV] != 0 ? g + u.beta2 * b : b;
+            first = u.beta1 * first + u.one_minus_beta1 * g;
+            g = o.hyper[SGD_NESTEROV] != 0 ? g + u.beta2 * first : first;
         }
         return x - u.rate * g;
     }
     case ONT_CUDA_ADAGRAD: {
         g += u.l2 * x;
-        C s = load_as<C>(t.state[0], t.state_dtype, i) + g * g;
-        store_as(t.state[0], t.state_dtype, i, s);
-        return x - u.rate * g / (vsqrt(s) + u.eps);
+        first += g * g;
+        return x - u.rate * g / (vsqrt(first) + u.eps);
     }
     default: {
-        C m = load_as<C>(t.state[0], t.state_dtype, i), mixed = u.beta1 * m + u.one_minus_beta1 * g;
+        C mixed = u.beta1 * first + u.one_minus_beta1 * g;
         C sign = (C)(mixed > 0) - (C)(mixed < 0) + (mixed - mixed); /* NaN comes through, as in torch.sign */
-        store_as(t.state[0], t.state_dtype, i, u.beta2 * m + u.one_minus_beta2 * g);
+        first = u.beta2 * first + u.one_minus_beta2 * g;
         return x * u.keep_before - u.rate * sign;
     }
     }
@@ -157,6 +220,17 @@ ONT_DEVICE int64_t chunk_end(const ont_cuda_tensor &t, int64_t first)
     return first + ONT_OPTIM_CHUNK < t.count ? first + ONT_OPTIM_CHUNK : t.count;
 }
 
+template <class C> ONT_DEVICE four<C> read_param(const ont_cuda_tensor &t, int64_t i, int n)
+{
+    return t.master ? load_four<C>(t.master, ONT_FLOAT32, i, n) : load_four<C>(t.param, t.param_dtype, i, n);
+}
+
+template <class C> ONT_DEVICE void write_param(const ont_cuda_tensor &t, int64_t i, int n, const four<C> &x)
+{
+    if (t.master) store_four<C>(t.master, ONT_FLOAT32, i, n, x);
+    store_four<C>(t.param, t.param_dtype, i, n, x);
+}
+
 template <class C> ONT_DEVICE void update_chunk(const ont_cuda_optim &o, const ont_cuda_tensor &t, int64_t first)
 {
     __shared__ update<C> shared; /* powers in double, once a block */
@@ -164,31 +238,54 @@ template <class C> ONT_DEVICE void update_chunk(const ont_cuda_optim &o, const o
     if (!threadIdx.x) shared = make_update<C>(o, t);
     __syncthreads();
     const update<C> u = shared;
-    for (int64_t i = first + threadIdx.x; i < chunk_end(t, first); i += blockDim.x) {
-        C x = t.master ? (C)t.master[i] : load_as<C>(t.param, t.param_dtype, i);
-        C g = load_as<C>(t.grad, t.grad_dtype, i) * u.grad;
-        x = apply(o, t, u, i, x, g);
-        if (t.master) t.master[i] = (float)x;
-        store_as(t.param, t.param_dtype, i, x);
+    const int64_t end = chunk_end(t, first);
+    const int width = width_of(t);
+    for (int64_t i = first + (int64_t)threadIdx.x * width; i < end; i += (int64_t)blockDim.x * width) {
+        const int n = least(width, end - i);
+        four<C> x = read_param<C>(t, i, n), g = load_four<C>(t.grad, t.grad_dtype, i, n), s[STATES];
+        ONT_UNROLL
+        for (int k = 0; k < STATES; k++) s[k] = t.state[k] ? load_four<C>(t.state[k], t.state_dtype, i, n) : four<C>{};
+        ONT_UNROLL
+        for (int k = 0; k < FOUR; k++) x.v[k] = apply(o, u, x.v[k], g.v[k] * u.grad, s[0].v[k], s[1].v[k], s[2].v[k]);
+        ONT_UNROLL
+        for (int k = 0; k < STATES; k++)
+            if (t.state[k]) store_four<C>(t.state[k], t.state_dtype, i, n, s[k]);
+        write_param(t, i, n, x);
     }
 }
 
-__global__ void __launch_bounds__(ONT_THREADS) optim_update_kernel(const ont_cuda_optim o)
+/* Two kernels, as the wide one has twice the registers: each leaves the other's tensors. */
+template <class C> ONT_DEVICE void update_all(const ont_cuda_optim &o)
 {
     if (skipped(o)) return;
     for (int64_t chunk = blockIdx.x; chunk < o.n_chunks; chunk += gridDim.x) {
         const ont_cuda_tensor &t = o.tensors[o.chunk_tensor[chunk]];
-        int64_t first = (chunk - t.first_chunk) * ONT_OPTIM_CHUNK;
-        is_wide(t) ? update_chunk<double>(o, t, first) : update_chunk<float>(o, t, first);
+        if (is_wide(t) == (sizeof(C) == sizeof(double))) update_chunk<C>(o, t, (chunk - t.first_chunk) * ONT_OPTIM_CHUNK);
     }
 }
 
+__global__ void __launch_bounds__(ONT_THREADS, 4) optim_update_kernel(const ont_cuda_optim o) { update_all<float>(o); }
+
+__global__ void __launch_bounds__(ONT_THREADS) optim_update_wide_kernel(const ont_cuda_optim o) { update_all<double>(o); }
+
 /* ---- LAMB: moments and the two norms, ratios, the step ---- */
 
-template <class C> ONT_DEVICE C lamb_step(const ont_cuda_tensor &t, const update<C> &u, int64_t i, C x)
+template <class C> ONT_DEVICE C lamb_step(const update<C> &u, C x, C m, C v)
 {
-    C m = load_as<C>(t.state[0], t.state_dtype, i), v = load_as<C>(t.state[1], t.state_dtype, i);
     return u.correct * m / (vsqrt(v) + u.eps) + u.decay * x;
+}
+
+/* Of the step by the moments as they are kept, which is the one that applies: 16-bit states have been rounded. */
+template <class C>
+ONT_DEVICE void norms(const ont_cuda_tensor &t, const update<C> &u, int64_t i, int n, const four<C> &x, double &pp, double &uu)
+{
+    const four<C> m = load_four<C>(t.state[0], t.state_dtype, i, n), v = load_four<C>(t.state[1], t.state_dtype, i, n);
+    ONT_UNROLL
+    for (int k = 0; k < FOUR; k++) {
+        double step = k < n ? (double)lamb_step(u, x.v[k], m.v[k], v.v[k]) : 0;
+        pp += (double)x.v[k] * (double)x.v[k];
+        uu += step * step;
+    }
 }
 
 template <class C>
@@ -203,21 +300,28 @@ ONT_DEVICE void lamb_chunk(const ont_cuda_optim &o, const ont_cuda_tensor &t, in
     const update<C> u = shared;
     C rate = applies ? (C)((double)u.rate * *ratio_of(o, o.chunk_tensor[chunk])) : (C)0;
     double pp = 0, uu = 0;
-    for (int64_t i = first + threadIdx.x; i < chunk_end(t, first); i += blockDim.x) {
-        C x = t.master ? (C)t.master[i] : load_as<C>(t.param, t.param_dtype, i);
+    const int64_t end = chunk_end(t, first);
+    const int width = width_of(t);
+    for (int64_t i = first + (int64_t)threadIdx.x * width; i < end; i += (int64_t)blockDim.x * width) {
+        const int n = least(width, end - i);
+        four<C> x = read_param<C>(t, i, n), m = load_four<C>(t.state[0], t.state_dtype, i, n);
+        four<C> v = load_four<C>(t.state[1], t.state_dtype, i, n);
         if (applies) {
-            x -= rate * lamb_step(t, u, i, x);
-            if (t.master) t.master[i] = (float)x;
-            store_as(t.param, t.param_dtype, i, x);
+            ONT_UNROLL
+            for (int k = 0; k < FOUR; k++) x.v[k] -= rate * lamb_step(u, x.v[k], m.v[k], v.v[k]);
+            write_param(t, i, n, x);
             continue;
         }
-        C g = load_as<C>(t.grad, t.grad_dtype, i) * u.grad, m = load_as<C>(t.state[0], t.state_dtype, i);
-        C v = load_as<C>(t.state[1], t.state_dtype, i);
-        store_as(t.state[0], t.state_dtype, i, m + u.one_minus_beta1 * (g - m));
-        store_as(t.state[1], t.state_dtype, i, u.beta2 * v + u.one_minus_beta2 * g * g);
-        C step = lamb_step(t, u, i, x);
-        pp += (double)x * (double)x;
-        uu += (double)step * (double)step;
+        const four<C> g = load_four<C>(t.grad, t.grad_dtype, i, n);
+        ONT_UNROLL
+        for (int k = 0; k < FOUR; k++) {
+            C d = g.v[k] * u.grad;
+            m.v[k] += u.one_minus_beta1 * (d - m.v[k]);
+            v.v[k] = u.beta2 * v.v[k] + u.one_minus_beta2 * d * d;
+        }
+        store_four<C>(t.state[0], t.state_dtype, i, n, m);
+        store_four<C>(t.state[1], t.state_dtype, i, n, v);
+        norms(t, u, i, n, x, pp, uu);
     }
     if (applies) return;
     pp = ont_block_sum(pp, scratch);
@@ -264,9 +368,12 @@ __global__ void __launch_bounds__(ONT_THREADS) optim_squares_kernel(const ont_cu
         const ont_cuda_tensor &t = o.tensors[o.chunk_tensor[chunk]];
         int64_t first = (chunk - t.first_chunk) * ONT_OPTIM_CHUNK;
         double sum = 0;
-        for (int64_t i = first + threadIdx.x; i < chunk_end(t, first); i += blockDim.x) {
-            double g = load_as<double>(t.grad, t.grad_dtype, i);
-            sum += g * g;
+        const int64_t end = chunk_end(t, first);
+        const int width = width_of(t);
+        for (int64_t i = first + (int64_t)threadIdx.x * width; i < end; i += (int64_t)blockDim.x * width) {
+            const four<double> g = load_four<double>(t.grad, t.grad_dtype, i, least(width, end - i));
+            ONT_UNROLL
+            for (int k = 0; k < FOUR; k++) sum += g.v[k] * g.v[k];
         }
         sum = ont_block_sum(sum, scratch);
         if (!threadIdx.x) o.work[2 * chunk] = sum;
@@ -283,6 +390,7 @@ __global__ void __launch_bounds__(ONT_THREADS) optim_factor_kernel(const ont_cud
     if (threadIdx.x) return;
     double norm = sqrt(sum) * fabs(inverse), clip = o.max_norm / (norm + 1e-6);
     if (measured && o.norm) *o.norm = (float)norm;
+    if (measured && o.wide_out) *o.wide_out = norm;
     *own_factor(o) = inverse * (!measured || o.max_norm < 0 || clip > 1 ? 1 : clip);
 }
 
@@ -292,11 +400,18 @@ __global__ void __launch_bounds__(ONT_THREADS) optim_scale_kernel(const ont_cuda
         const ont_cuda_tensor &t = o.tensors[o.chunk_tensor[chunk]];
         int64_t first = (chunk - t.first_chunk) * ONT_OPTIM_CHUNK;
         double factor = factor_of(o);
-        for (int64_t i = first + threadIdx.x; i < chunk_end(t, first); i += blockDim.x) {
-            double g = load_as<double>(t.grad, t.grad_dtype, i);
-            if (found_inf && !(fabs(g) <= 1.7976931348623157e308)) *found_inf = 1; /* all write the same */
-            store_as((void *)t.grad, t.grad_dtype, i,
-                     t.grad_dtype == ONT_FLOAT64 ? g * factor : (double)((float)g * (float)factor));
+        if (factor == 1 && !found_inf) return;
+        const int64_t end = chunk_end(t, first);
+        const int width = width_of(t);
+        for (int64_t i = first + (int64_t)threadIdx.x * width; i < end; i += (int64_t)blockDim.x * width) {
+            const int n = least(width, end - i);
+            four<double> g = load_four<double>(t.grad, t.grad_dtype, i, n);
+            ONT_UNROLL
+            for (int k = 0; k < FOUR; k++) {
+                if (found_inf && !(fabs(g.v[k]) <= 1.7976931348623157e308)) *found_inf = 1; /* all write the same */
+                g.v[k] = t.grad_dtype == ONT_FLOAT64 ? g.v[k] * factor : (double)((float)g.v[k] * (float)factor);
+            }
+            store_four<double>((void *)t.grad, t.grad_dtype, i, n, g);
         }
     }
 }
@@ -305,6 +420,41 @@ __global__ void __launch_bounds__(ONT_THREADS) optim_count_kernel(const ont_cuda
 {
     if (skipped(o)) return;
     ONT_FOR(i, o.n_tensors) if (o.tensors[i].step) *o.tensors[i].step += 1;
+}
+
+__global__ void __launch_bounds__(ONT_THREADS) optim_sums_kernel(const ont_cuda_optim o)
+{
+    ONT_FOR(i, o.n_tensors) {
+        const ont_cuda_tensor &t = o.tensors[i];
+        int64_t last = t.first_chunk + (t.count + ONT_OPTIM_CHUNK - 1) / ONT_OPTIM_CHUNK;
+        double sum = 0;
+        for (int64_t chunk = t.first_chunk; chunk < last; chunk++) sum += o.work[2 * chunk];
+        o.wide_out[i] = sum;
+    }
+}
+
+/* Gradients into those of float32 copies: in float32 unless the target is wider, as torch's unscaling does. */
+__global__ void __launch_bounds__(ONT_THREADS) optim_into_kernel(const ont_cuda_optim o, float *found_inf)
+{
+    const double factor = o.inv_scale ? (double)*o.inv_scale : 1, keep = o.hyper[0];
+    for (int64_t chunk = blockIdx.x; chunk < o.n_chunks; chunk += gridDim.x) {
+        const ont_cuda_tensor &t = o.tensors[o.chunk_tensor[chunk]];
+        int64_t first = (chunk - t.first_chunk) * ONT_OPTIM_CHUNK;
+        const int64_t end = chunk_end(t, first);
+        const int width = width_of(t);
+        for (int64_t i = first + (int64_t)threadIdx.x * width; i < end; i += (int64_t)blockDim.x * width) {
+            const int n = least(width, end - i);
+            four<double> g = load_four<double>(t.grad, t.grad_dtype, i, n), x = {};
+            if (keep != 0) x = load_four<double>(t.param, t.param_dtype, i, n);
+            ONT_UNROLL
+            for (int k = 0; k < FOUR; k++) {
+                x.v[k] = g.v[k] * factor + keep * x.v[k];
+                if (t.param_dtype != ONT_FLOAT64) x.v[k] = (double)(float)x.v[k];
+                if (found_inf && !(fabs(x.v[k]) <= 1.7976931348623157e308)) *found_inf = 1;
+            }
+            store_four<double>(t.param, t.param_dtype, i, n, x);
+        }
+    }
 }
 
 static unsigned threads() { return ont_row_threads(ONT_OPTIM_CHUNK); }
@@ -348,6 +498,7 @@ extern "C" int ont_launch_optim_step(const ont_cuda_optim *o, void *stream)
         if (!error) error = ONT_LAUNCH(lamb_kernel, blocks, threads(), 0, stream, *o, true);
     } else {
         error = ONT_LAUNCH(optim_update_kernel, blocks, threads(), 0, stream, *o);
+        if (!error && !o->all_narrow) error = ONT_LAUNCH(optim_update_wide_kernel, blocks, threads(), 0, stream, *o);
     }
     return error ? error
                  : ONT_LAUNCH(optim_count_kernel, ont_blocks(o->n_tensors, ONT_THREADS), ONT_THREADS, 0, stream, *o);
@@ -360,6 +511,12 @@ extern "C" int ont_launch_optim(int what, const ont_cuda_optim *o, float *found_
     case ONT_OPTIM_NORM: return ont_launch_optim_norm(o, stream);
     case ONT_OPTIM_SQUARES: return launch_squares(o, stream);
     case ONT_OPTIM_FACTOR: return ONT_LAUNCH(optim_factor_kernel, 1, threads(), 0, stream, *o, true);
+    case ONT_OPTIM_SUMS: {
+        int error = launch_squares(o, stream);
+        return error ? error : ONT_LAUNCH(optim_sums_kernel, ont_blocks(o->n_tensors, ONT_THREADS), ONT_THREADS, 0, stream, *o);
+    }
+    case ONT_OPTIM_SCALE:
+        return !o->n_chunks ? 0 : ONT_LAUNCH(optim_into_kernel, ont_blocks(o->n_chunks, 1), threads(), 0, stream, *o, found_inf);
     case ONT_OPTIM_CLIP: return ont_launch_optim_clip(o, stream);
     default: return ont_launch_optim_unscale(o, found_inf, stream);
     }

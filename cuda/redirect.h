@@ -50,8 +50,9 @@ extern const ont_core *ont_cuda_core;
 #define ont_pool_read ont_cuda_core->pool_read
 #define ont_attention_read ont_cuda_core->attention_read
 #define ont_attention_covered ont_cuda_core->attention_covered
+#define ont_dropout_rule_of ont_cuda_core->dropout_rule_of
 
-/* random.h has an inline function that calls the core. */
+/* random.h has inline functions that call the core. */
 #include "ops/random.h"
 
 #endif

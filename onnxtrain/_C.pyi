@@ -2,7 +2,7 @@
 
 from typing import Any, Callable, Sequence
 
-from torch import Tensor
+from torch import Generator, Tensor
 
 class UnsupportedError(NotImplementedError):
     """An operator, attribute or dtype that onnxtrain does not have. The message names it and the node."""
@@ -14,13 +14,17 @@ class Session:
         model: serialised ``ModelProto``. Every weight is a graph input; only small constants are initializers.
         programs: how many specialised programs are kept, 1 to 4096.
         device: "cpu" (or ""), "cuda", "cuda:1", or a device of a plugin that was opened. Every tensor is on it.
+        torch_random: Dropout nodes draw the words that torch's CUDA kernel draws at their place, where the device tells how many
+            blocks that launches (not the CPU), and no contents decide about the graph.
+        recompute: what backward may compute again instead of keeping it. 0: elementwise operators and norms, on the CPU, at most
+            3% of a step; 1: products and attention too, on every device, at most 40% of a step.
 
     Raises:
         ValueError: the model is truncated, malformed or inconsistent; the message names the place.
         UnsupportedError: the model uses an operator that onnxtrain does not have.
     """
 
-    def __init__(self, model: bytes, programs: int = 16, device: str = "") -> None: ...
+    def __init__(self, model: bytes, programs: int = 16, device: str = "", torch_random: bool = False, recompute: int = 0) -> None: ...
     @property
     def inputs(self) -> list[tuple[str, str, tuple[int | str, ...]]]:
         """(name, dtype such as "float" or "int64", dims) of every graph input, in order."""
@@ -31,13 +35,14 @@ class Session:
     def random(self) -> bool:
         """Whether the graph draws random numbers, so that forward() wants a seed."""
 
-    def forward(self, tensors: Sequence[Tensor], grad_mask: bytes, seed: int = 0) -> tuple[tuple[Tensor, ...], Run | None]:
+    def forward(self, tensors: Sequence[Tensor], grad_mask: bytes, seed: int | Generator = 0) -> tuple[tuple[Tensor, ...], Run | None]:
         """Runs the forward part.
 
         Args:
             tensors: one per graph input, in order, on the CPU. Read in place; copied only where not contiguous.
             grad_mask: one byte per graph input, 1 where its gradient will be wanted.
-            seed: key of the counter-based generator that dropout uses in this run.
+            seed: key of the counter-based generator that dropout uses in this run; or a generator of torch's for CUDA, whose seed
+                and offset are read, and whose offset is moved on as far as eager's dropout would move it.
 
         Returns:
             The outputs, and the run to call backward() on; None where no output depends on a masked input. An output of the
@@ -60,7 +65,8 @@ class Session:
         """
 
     def stats(self) -> dict[str, Any]:
-        """Counts and seconds: programs built, cache hits, build seconds, planned bytes and their lower bound. Where shapes
+        """Counts and seconds: programs built, cache hits, build seconds, planned bytes and their lower bound; recomputed_nodes
+        run a second time in backward, so that recomputed_bytes need not be kept for it. Where shapes
         depend on contents, probe_runs is how often programs ran that compute those contents, and probes_built how many."""
 
     def text(self, stage: str = "loaded") -> str:
@@ -168,6 +174,9 @@ def set_matmul_precision(precision: str, everywhere: bool = False) -> None:
         ValueError: another name.
     """
 
+def recompute_everywhere(on: bool) -> None:
+    """For tests: programs built from now on recompute whatever saves bytes, however small they are and whatever it costs."""
+
 def open_plugin(path: str | None = None) -> dict[str, Any]:
     """Opens a library with devices, None: the CUDA one beside the extension; once, later calls answer the same.
 
@@ -207,6 +216,13 @@ class Updater:
             name: of the optimizer, for messages.
         """
 
+    def walks(self) -> tuple[int, int]:
+        """
+        Returns:
+            How many steps there were, and how many of them found nothing but plain dense tensors where the step before had them:
+            those run no Python code, count no references and keep the GIL.
+        """
+
     def step(self, groups: list[dict], hyper: list[tuple[float, ...]], state: dict, prepare: Callable[[Tensor, int], bool],
              max_norm: float, unscale: float, seed: int, device: str = "",
              scalars: tuple[Tensor | None, ...] | None = None) -> float | None:
@@ -238,6 +254,30 @@ def sums_of_squares(tensors: Sequence[Tensor]) -> list[float]:
 
     Raises:
         TypeError: a tensor is no dense CPU tensor of a float dtype.
+    """
+
+def grad_tables() -> Any:
+    """What grads_on() keeps on a device from call to call: tables of the tensors, uploaded where they are not those of the last one."""
+
+def grads_on(tables: Any, device: str, what: str, sources: Sequence[Tensor], targets: Sequence[Tensor] | None, found_inf: Tensor | None,
+             inv_scale: Tensor | None, out: Tensor | None, max_norm: float, keep: float) -> None:
+    """Launches over dense float tensors on a device; nothing waits.
+
+    Args:
+        tables: of grad_tables().
+        device: its name.
+        what: "norm": of all sources together times ``inv_scale``, to ``out`` (one float64). "clip": the same, and sources are
+            multiplied by ``inv_scale * min(1, max_norm / (norm + 1e-6))``. "unscale": by ``inv_scale``, and ``found_inf`` becomes 1
+            where one is not finite. "sums": of squares, one float64 per source, to ``out``. "scale": ``target = source * inv_scale
+            + keep * target``, and ``found_inf`` becomes 1 where a result is not finite.
+        targets: of "scale", each with its source's shape and order of elements; else None.
+        found_inf, inv_scale: one float32 on the device, or None.
+        out: float64 on the device, or None.
+
+    Raises:
+        TypeError: a tensor is not there, not of a float dtype, or strided.
+        ValueError: targets share memory, or a shape differs.
+        UnsupportedError: the stream is recorded, and the tensors are not those of the last call.
     """
 
 def scale_tensors(sources: Sequence[Tensor], targets: Sequence[Tensor], factor: float, keep: float) -> bool:

@@ -29,13 +29,14 @@ from onnxtrain._export import attributes, exclusive, functions
 from onnxtrain._export import flags as flags_of
 from onnxtrain._export import graph as onnx_graph
 from onnxtrain._export import guards as shape_guards
-from onnxtrain._export import mutations, rewrite, sizes, state, trees
+from onnxtrain._export import mutations, rewrite, sizes, state, trees, views
 from onnxtrain._export.domain import register_symbolics
 from onnxtrain._export.errors import ArgumentError, ExportError, Untraceable
 from onnxtrain._export.exported import Assignment, Exported, GraphInput, GraphOutput
 from onnxtrain._export.function_apply import CustomFunctions
-from onnxtrain._export.translations import registry_reused, translations
+from onnxtrain._export.translations import registry_reused, translations, wide_numbers
 
+PLAIN_TENSORS = frozenset((Tensor, torch.nn.Parameter, torch.nn.Buffer))
 SMALL_CONSTANT = 1024  # elements; larger constants become graph inputs
 DYNAMO_OPSETS = (18, 22)
 TORCHSCRIPT_OPSETS = (12, 20)
@@ -62,6 +63,8 @@ class _Traced:
     assignments: list[Assignment] = dataclasses.field(default_factory=list)
     same: dict[int, int | str] = dataclasses.field(default_factory=dict)
     checks: list[bool] = dataclasses.field(default_factory=list)
+    written: list[int] = dataclasses.field(default_factory=list)  # leaves of the input that forward changes in place
+    views: list[Any] | None = None
     consulted: bool = False  # whether forward asks for requires_grad, or for grad mode
     flags: tuple[tuple[str, bool], ...] = ()
     functions: list[functions.Call] = dataclasses.field(default_factory=list, compare=False)
@@ -89,6 +92,7 @@ class _Flat(torch.nn.Module):
         traced, module = self.traced, self.module
         functions.begin(traced.functions)
         held = attributes.containers(module)
+        versions, before = [leaf._version for leaf in leaves], pytree.tree_leaves((args, kwargs))
         checked: list[tuple[Tensor, bool]] = []
         flags = flags_of.Flags(dict(module.named_parameters()))
         patch = rewrite.Rewrite(barriers, flags, None if barriers else checked)
@@ -103,9 +107,13 @@ class _Flat(torch.nn.Module):
                 "lose that."
             )
         traced.out_tensors = [i for i, leaf in enumerate(results) if isinstance(leaf, Tensor)]
-        own = {id(leaf): i for i, leaf in enumerate(pytree.tree_leaves((args, kwargs)))}
+        flat = mutations.unchanged_containers((args, kwargs), spec, before)
+        own = {id(leaf): i for i, leaf in enumerate(flat)}
         own.update((id(parameter), name) for name, parameter in module.named_parameters())
         traced.same = {i: own[id(results[i])] for i in traced.out_tensors if id(results[i]) in own}
+        traced.written = [own[id(leaf)] for leaf, version in zip(leaves, versions) if leaf._version != version]
+        if barriers:
+            views.refuse(results, traced, [*leaves, *module.parameters()])
         traced.out_constants = {i: _concrete(leaf) for i, leaf in enumerate(results) if not isinstance(leaf, Tensor)}
         buffers = dict(self.module.named_buffers())
         traced.buffers = list(buffers)
@@ -115,7 +123,7 @@ class _Flat(torch.nn.Module):
         traced.checks = [wanted for _, wanted in checked]
         # Cloned, so that torch.export sees no output that is an input. Those that forward left alone are dropped later.
         return (*(results[i] for i in traced.out_tensors), *(b.clone() for b in buffers.values()), *assigned,
-                *(condition for condition, _ in checked))
+                *(condition for condition, _ in checked), *(flat[i].clone() for i in traced.written))
 
 
 def _assigned(module: torch.nn.Module, traced: _Traced) -> list[Tensor]:
@@ -277,6 +285,9 @@ def _refuse_lost(module: torch.nn.Module, leaves: Sequence[Any], names: Sequence
                     "what it does besides its result would be lost."
                 )
     for leaf, name in zip(leaves, names):
+        if isinstance(leaf, Tensor) and type(leaf) not in PLAIN_TENSORS:
+            raise ArgumentError(f"ORTModule does not support input type {type(leaf)} for input {name}: a subclass of Tensor has "
+                                "results of its own kind.")
         if not isinstance(leaf, (Tensor, *_PLAIN)):
             raise ArgumentError(
                 f"ORTModule does not support input type {type(leaf)} for input {name}: its tensors would be frozen; register it "
@@ -364,10 +375,12 @@ def _dynamo(flat: _Flat, names: list[str], leaves: list[Any], opset: int, notes:
     guards = shape_guards.from_program(program, relaxed)
     if (violated := guards(tensors)) is not None:
         raise ExportError(f"The traced program does not admit the example arguments themselves: {violated}.")
+    users = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+    flat.traced.views = views.find(program, flat.traced, users, lambda target: owned[id(_lookup(module, target))])
     mutations.check(program)
     mutations.mark_no_grad(program)
     traced = time.perf_counter()
-    with registry_reused():
+    with registry_reused(), wide_numbers():
         translated = torch.onnx.export(
             program, opset_version=opset, optimize=False, verbose=False,
             custom_translation_table=translations(opset) | functions.by_torch(flat.by_torch),
@@ -454,7 +467,8 @@ def _torchscript(flat: _Flat, names: list[str], leaves: list[Any], opset: int, n
     import onnx_ir as ir
 
     module = flat.module
-    tensors = tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
+    # Copies: the trace runs forward, which may change its arguments.
+    tensors = tuple(leaf.detach().clone().requires_grad_(leaf.requires_grad) for leaf in leaves if isinstance(leaf, Tensor))
     if not tensors:
         raise ExportError("TorchScript's exporter needs at least one tensor among the arguments.")
     owned = _owned(module)
@@ -520,14 +534,17 @@ def _finish(
     assignments = flat.traced.assignments
     targets += [("attribute", (i, leaf)) for i, assignment in enumerate(assignments) for leaf in assignment.tensors]
     targets += [("check", wanted) for wanted in flat.traced.checks]
+    targets += [("argument", leaf) for leaf in flat.traced.written]
     data = {id(value) for value in graph.inputs if bound.get(value.name, ("user", None))[0] != "constant"}
     cached = _caches(assignments, [v for v, (kind, _) in zip(graph.outputs, targets) if kind == "attribute"], data)
     if len(graph.outputs) != len(targets):
         raise ExportError(f"{len(targets)} outputs were traced, and the exporter made {len(graph.outputs)}.")
-    kept = []
+    kept, made = [], views.leaves(flat.traced.views)
     for value, (kind, target) in zip(list(graph.outputs), targets):
         unchanged = onnx_graph.source_input(value) if kind == "buffer" else None
         if unchanged is not None and bound.get(unchanged.name) == ("buffer", target):
+            continue
+        if kind == "user" and target in made:
             continue
         if kind != "attribute" or target[0] not in cached:
             kept.append((value, kind, target))
@@ -553,6 +570,7 @@ def _finish(
     return Exported(
         data, tuple(inputs), outputs, flat.traced.out_spec, flat.traced.out_constants, guards,
         tuple(assignments), frozen, exporter, opset, seconds, notes, origins=origins, conditional=conditional,
+        views=flat.traced.views,
     )
 
 

@@ -99,16 +99,19 @@ char *ont_strdup(const char *text)
     return copy;
 }
 
+/* Large ones begin at a huge page, and have such pages as far as they are full: the rest of a last one would be zeroed and
+ * kept for nothing, which for gradients of some MiB is a tenth of them. */
 static void *buffer_alloc(size_t bytes, bool fleeting)
 {
     enum { HUGE_PAGE = 2 << 20, CACHE_LINE = 64 };
     size_t align = bytes >= HUGE_PAGE && !fleeting ? HUGE_PAGE : CACHE_LINE;
     size_t rounded;
-    if (__builtin_add_overflow(bytes ? bytes : 1, align - 1, &rounded) || must_fail()) return counted(NULL, bytes);
-    rounded &= ~(align - 1);
-    void *block = counted(aligned_alloc(align, rounded), bytes);
-    if (!block) return NULL;
-    if (align == HUGE_PAGE) madvise(block, rounded, MADV_HUGEPAGE); /* a hint: refusal costs speed only */
+    void *block;
+    if (__builtin_add_overflow(bytes ? bytes : 1, CACHE_LINE - 1, &rounded) || must_fail()) return counted(NULL, bytes);
+    rounded &= ~(size_t)(CACHE_LINE - 1);
+    if (posix_memalign(&block, align, rounded)) block = NULL;
+    if (!counted(block, bytes)) return NULL;
+    if (align == HUGE_PAGE) madvise(block, rounded & ~(size_t)(HUGE_PAGE - 1), MADV_HUGEPAGE); /* a hint: refusal costs speed only */
     atomic_fetch_add_explicit(&live_bytes, (int64_t)bytes, memory_order_relaxed);
     return block;
 }

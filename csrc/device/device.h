@@ -56,7 +56,7 @@ typedef struct ont_device_kind {
     ont_status (*alloc_shared)(const ont_device *device, size_t bytes, void **data); /* zeroed, seen by both sides */
     void (*free_shared)(const ont_device *device, void *data);
     ont_status (*write)(const ont_device *device, void *to, const void *host, size_t bytes, void *stream);
-    /* One or two words, by value: nothing of the host is read later. */
+    /* One to four words, by value: nothing of the host is read later. */
     ont_status (*store)(const ont_device *device, void *to, const uint64_t *words, int n, void *stream);
     ont_status (*copy)(const ont_device *device, void *to, const void *from, size_t bytes, void *stream);
     ont_status (*copy_strided)(const ont_device *device, const ont_device_strided *layout, const void *from, void *to,
@@ -79,6 +79,7 @@ typedef struct ont_device_kind {
 struct ont_device {
     const ont_device_kind *kind;
     int32_t id;
+    int32_t random_blocks; /* of 256 threads: as many as torch launches at most where it draws random numbers here; 0: not known */
     void *state; /* the kind's own */
     const struct ont_kernel_list *lists; /* one per operator that it has */
     size_t n_lists;

@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { ONT_OPTIM_CHUNK = 65536, ONT_OPTIM_HYPER = 12 };
+enum { ONT_OPTIM_CHUNK = 16384, ONT_OPTIM_HYPER = 12 };
 
 typedef enum ont_cuda_rule {
     ONT_CUDA_ADAM,
@@ -46,6 +46,8 @@ typedef struct ont_cuda_optim {
     double *work;                   /* 2 * n_chunks + n_tensors + 2 */
     const double *factor;           /* of all gradients, where another job's norm has it (its work + 2 * n_chunks); NULL: own */
     const float *lr;                /* in place of the first of hyper; NULL: that one */
+    double *wide_out;               /* of sums: one per tensor; of a norm: the norm in double, or NULL */
+    int32_t all_narrow;             /* no parameter and no state is float64: a launch less */
 } ont_cuda_optim;
 
 #ifdef __cplusplus
@@ -55,7 +57,9 @@ extern "C" {
 typedef enum ont_optim_work {
     ONT_OPTIM_STEP, ONT_OPTIM_NORM, ONT_OPTIM_CLIP, ONT_OPTIM_UNSCALE,
     ONT_OPTIM_SQUARES, /* the first part of a norm: sums of squares of chunks into work */
-    ONT_OPTIM_FACTOR   /* the second: the norm from them, and the factor */
+    ONT_OPTIM_FACTOR,  /* the second: the norm from them, and the factor */
+    ONT_OPTIM_SUMS,    /* of squares, one per tensor, to wide_out */
+    ONT_OPTIM_SCALE    /* param = grad * inv_scale + hyper[0] * param; *found_inf = 1 where that is not finite */
 } ont_optim_work;
 
 /* Seen from outside the plugin: tests call them. */

@@ -87,6 +87,13 @@ struct ont_graph {
     /* A subgraph, attribute of one node: its last inputs are values from around it, that node's inputs from here on. */
     uint32_t n_captures, first_capture;
     const struct ont_device *device; /* whose kernels will run it; NULL: the CPU's */
+    bool torch_random;      /* Dropout draws what torch's kernels draw on that device (passes/torch_random.c) */
+    uint64_t random_offset; /* by which torch's generator is ahead after the forward part */
+    struct {
+        int level;      /* asked for; passes/recompute.h */
+        uint32_t nodes; /* that run again in backward, and the bytes that are not kept for it */
+        size_t bytes;
+    } recompute;
 };
 
 ont_status ont_graph_create(const char *name, ont_graph **graph) ONT_MUST_USE;

@@ -188,11 +188,11 @@ static ont_status save_attr(saver *s, const ont_node *node, const ont_attr *attr
     return ONT_OK;
 }
 
-/* The loader numbers random nodes anew, and the standard's operators have no attribute of that name. */
+/* The loader numbers random nodes anew, and the standard's operators have no attributes of these names. */
 static bool is_written(const ont_node *node, const ont_attr *attr)
 {
     bool random = node->op && node->op->flags & ONT_OP_RANDOM;
-    return !(random && !*node->domain && !strcmp(attr->name, "rng_stream"));
+    return !(random && !*node->domain && (!strcmp(attr->name, "rng_stream") || !strcmp(attr->name, "torch_layout")));
 }
 
 static ont_status save_attrs(saver *s, const ont_node *node, Onnx__NodeProto *proto)

@@ -78,7 +78,7 @@ static const ont_kernel transpose_kernels[] = {
     {.name = "transpose_ref", .accept = ont_accept_any, .prepare = transpose_prepare, .run = run_copy},
 };
 const ont_op ont_op_Transpose = {.domain = "", .name = "Transpose", .since = 1, .min_inputs = 1, .max_inputs = 1,
-                                 .attributes = "perm:I", .infer = transpose_infer, .grad = transpose_grad,
+                                 .flags = ONT_OP_CHEAP, .attributes = "perm:I", .infer = transpose_infer, .grad = transpose_grad,
                                  ONT_KERNELS(transpose_kernels)};
 
 /* ---- Expand ---- */
@@ -120,7 +120,7 @@ static const ont_kernel expand_kernels[] = {
     {.name = "expand_ref", .accept = ont_accept_any, .prepare = expand_prepare, .run = run_copy},
 };
 const ont_op ont_op_Expand = {.domain = "", .name = "Expand", .since = 8, .min_inputs = 2, .max_inputs = 2,
-                              .nondiff_inputs = 2, .attributes = "", .infer = expand_infer, .grad = expand_grad,
+                              .nondiff_inputs = 2, .flags = ONT_OP_CHEAP, .attributes = "", .infer = expand_infer, .grad = expand_grad,
                               ONT_KERNELS(expand_kernels)};
 
 /* ---- Slice and its gradient: a box of the input with steps ---- */
@@ -223,7 +223,7 @@ static const ont_kernel slice_kernels[] = {
     {.name = "slice_ref", .accept = ont_accept_any, .prepare = slice_prepare, .run = run_copy},
 };
 const ont_op ont_op_Slice = {.domain = "", .name = "Slice", .since = 1, .min_inputs = 1, .max_inputs = 5,
-                             .nondiff_inputs = ~1ull, .attributes = "starts:I ends:I axes:I", .infer = slice_infer,
+                             .nondiff_inputs = ~1ull, .flags = ONT_OP_CHEAP, .attributes = "starts:I ends:I axes:I", .infer = slice_infer,
                              .grad = slice_grad, ONT_KERNELS(slice_kernels)};
 
 static ont_status put_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
@@ -416,5 +416,5 @@ const ont_op ont_op_Split = {.domain = "", .name = "Split", .since = 2, .min_inp
                              .nondiff_inputs = 2, .attributes = "axis:i split:I num_outputs:i", .infer = split_infer,
                              .grad = split_grad, ONT_KERNELS(split_kernels)};
 const ont_op ont_op_Concat = {.domain = "", .name = "Concat", .since = 4, .min_inputs = 1, .max_inputs = 65536,
-                              .attributes = "axis:i", .infer = concat_infer, .grad = concat_grad,
+                              .flags = ONT_OP_CHEAP, .attributes = "axis:i", .infer = concat_infer, .grad = concat_grad,
                               ONT_KERNELS(concat_kernels)};

@@ -205,6 +205,7 @@ enum {
     ONT_OP_CONTAINERS = 1 << 5, /* inputs may be sequences and optionals */
     /* Of our domain, and a model may name it. The others there are made by passes and trust their operands: refused. */
     ONT_OP_MODEL = 1 << 6,
+    ONT_OP_CHEAP = 1 << 7, /* beside elementwise ones: a few passes over memory, worth less than keeping its result */
 };
 
 struct ont_op {

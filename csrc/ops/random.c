@@ -2,6 +2,8 @@
  * Dropout, counter-based: element e of a node is kept by word e of a Philox stream keyed by the run's seed and numbered
  * by the node, so no mask is stored and the gradient regenerates it.
  */
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/parallel.h"
@@ -30,6 +32,46 @@ static ont_status dropout_infer(ont_graph *g, ont_node *node)
     return ont_infer_same(g, node);
 }
 
+/* The number that was meant where it went through float32: the shortest decimal that rounds to it. */
+static double before_rounding(double ratio)
+{
+    char text[32];
+    if ((double)(float)ratio != ratio) return ratio;
+    for (int digits = 1; digits < 10; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, ratio);
+        double candidate = strtod(text, NULL);
+        if ((float)candidate == (float)ratio && candidate >= 0 && candidate <= 1) return candidate;
+    }
+    return ratio;
+}
+
+/*
+ * torch's kernel keeps an element where u < 1 - ratio, u = (word + 0.5) / 2^32 in float32. As u grows with the word, there is one
+ * word from which on nothing is kept; with the words inverted, what is below its complement drops, as with ours.
+ */
+static ont_dropout_rule torch_rule(const ont_node *node, double ratio)
+{
+    bool wide = node->outputs[0]->dtype == ONT_FLOAT64;
+    ratio = before_rounding(ratio);
+    double keep = wide ? 1 - ratio : (double)(float)(1 - ratio);
+    uint64_t low = 0, high = UINT64_C(1) << 32;
+    while (low < high) { /* the first word that is not kept */
+        uint64_t middle = (low + high) / 2;
+        bool kept = (double)((float)(uint32_t)middle * 0x1p-32f + 0x1p-33f) < keep;
+        *(kept ? &low : &high) = kept ? middle + 1 : middle;
+    }
+    bool backward = strcmp(node->op_type, "Dropout") != 0; /* where the ratio has not been rounded */
+    double scale = backward ? 1 / (1 - ratio) : 1 / keep;
+    return (ont_dropout_rule){(uint32_t)((UINT64_C(1) << 32) - low), wide ? scale : (double)(float)scale};
+}
+
+ont_dropout_rule ont_dropout_rule_of(const ont_node *node, double ratio)
+{
+    if (ratio == 1) return (ont_dropout_rule){UINT32_MAX, 0};
+    if (ont_dropout_stream(node) & ONT_LAYOUT_TORCH) return torch_rule(node, ratio);
+    return (ont_dropout_rule){(uint32_t)(ratio * 0x1p32), (double)(float)(1 / (1 - ratio))};
+}
+
 typedef struct dropout_state {
     uint32_t threshold; /* words below it drop; all words where the ratio is 1 */
     float scale;
@@ -46,9 +88,10 @@ static ont_status dropout_prepare_with(const ont_simd_table *simd, const ont_nod
     ONT_TRY(dropout_config(node, &ratio, &s->active));
     s->active = s->active && ratio > 0;
     s->all = ratio == 1;
-    s->threshold = s->all ? UINT32_MAX : (uint32_t)(ratio * 0x1p32);
-    s->scale = s->all ? 0 : (float)(1 / (1 - ratio));
-    s->stream = ont_random_stream(node);
+    ont_dropout_rule rule = s->active ? ont_dropout_rule_of(node, ratio) : (ont_dropout_rule){0, 1};
+    s->threshold = rule.threshold;
+    s->scale = (float)rule.scale;
+    s->stream = ont_dropout_stream(node);
     s->simd = simd;
     out->state = s;
     return ONT_OK;
@@ -112,9 +155,9 @@ static bool dropout_tile(const ont_node *node, ont_tile_step *step)
     bool training;
     if (ont_node_in(node, 0)->dtype != ONT_FLOAT32 || dropout_config(node, &ratio, &training) != ONT_OK) return false;
     if (!training || ratio == 0 || ratio == 1) return false;
+    ont_dropout_rule rule = ont_dropout_rule_of(node, ratio);
     *step = (ont_tile_step){.kind = ONT_TILE_DROPOUT, .in = ONT_FLOAT32, .out = ONT_FLOAT32, .n_operands = 1,
-                            .p = {(double)(uint32_t)(ratio * 0x1p32), 1 / (1 - ratio)},
-                            .stream = (int64_t)ont_random_stream(node)};
+                            .p = {(double)rule.threshold, rule.scale}, .stream = (int64_t)ont_dropout_stream(node)};
     return true;
 }
 
@@ -132,6 +175,8 @@ static void dropout_grad(ont_grad *g)
     if (b->status == ONT_OK) b->status = ont_attr_set_int(b->graph, node, "training_mode", 1);
     int64_t stream = (int64_t)ont_random_stream(g->node);
     if (b->status == ONT_OK) b->status = ont_attr_set_int(b->graph, node, "rng_stream", stream);
+    int64_t layout = ont_attr_int(g->node, "torch_layout", -1);
+    if (b->status == ONT_OK && layout >= 0) b->status = ont_attr_set_int(b->graph, node, "torch_layout", layout);
     GI(0, ont_build_done(b, node));
 }
 
@@ -142,9 +187,9 @@ static const ont_kernel kernels[] = {
 
 const ont_op ont_op_Dropout = {.domain = "", .name = "Dropout", .since = 7, .min_inputs = 1, .max_inputs = 3,
                                .flags = ONT_OP_RANDOM, .nondiff_inputs = 6,
-                               .attributes = "ratio:f rng_stream:i seed:i", .infer = dropout_infer,
+                               .attributes = "ratio:f rng_stream:i seed:i torch_layout:i", .infer = dropout_infer,
                                .grad = dropout_grad, .tile = dropout_tile, ONT_KERNELS(kernels)};
 const ont_op ont_op_DropoutGrad = {.domain = ONT_DOMAIN, .name = "DropoutGrad", .since = 1, .min_inputs = 1,
                                    .max_inputs = 1, .flags = ONT_OP_RANDOM,
-                                   .attributes = "ratio:f training_mode:i rng_stream:i", .infer = dropout_infer,
-                                   .tile = dropout_tile, ONT_KERNELS(kernels)};
+                                   .attributes = "ratio:f training_mode:i rng_stream:i torch_layout:i",
+                                   .infer = dropout_infer, .tile = dropout_tile, ONT_KERNELS(kernels)};

@@ -1,13 +1,16 @@
 /*
  * The stream that a random node draws from. Every run has a key, drawn from torch's generator; a node's stream is its
  * number, into which an attribute `seed` is mixed: with it other numbers are drawn, again other ones at every run.
+ *
+ * On a GPU a Dropout node may draw the words of torch's own kernel instead: an attribute "torch_layout" says which they are
+ * (passes/torch_random.c sets it), and takes the stream's place; cuda/math.cuh reads it.
  */
 #ifndef ONT_OPS_RANDOM_H
 #define ONT_OPS_RANDOM_H
 
 #include <string.h>
 
-#include "ops/op.h"
+#include "ops/dropout.h"
 
 static inline uint64_t ont_random_stream(const ont_node *node)
 {
@@ -15,6 +18,13 @@ static inline uint64_t ont_random_stream(const ont_node *node)
     double seed = ont_attr_float(node, "seed", (double)ont_attr_int(node, "seed", 0));
     memcpy(&bits, &seed, sizeof bits);
     return stream ^ bits * 0x9E3779B97F4A7C15u;
+}
+
+/* Of Dropout and its gradient: a stream of ours, or a layout with its highest bit set. */
+static inline uint64_t ont_dropout_stream(const ont_node *node)
+{
+    int64_t layout = ont_attr_int(node, "torch_layout", -1);
+    return layout >= 0 ? (uint64_t)layout | ONT_LAYOUT_TORCH : ont_random_stream(node) & ~ONT_LAYOUT_TORCH;
 }
 
 #endif

@@ -13,7 +13,9 @@
 
 enum {
     CHUNK = 1 << 16,      /* elements; a multiple of ONT_QUANT_BLOCK and of stage.c's piece */
-    BATCH = 1 << 15,      /* a batch of small tensors has at least this many */
+    BATCH_LEAST = 1 << 15, /* elements that a thread takes at once: long stretches of memory are read faster, short ones */
+    BATCH_MOST = 1 << 20,  /* share the work more evenly */
+    BATCHES = 64,          /* for each thread, as far as that allows */
     SMALL = 1 << 14,      /* bytes; of operands up to this size the next one's are asked for in time */
     STRETCH = 256,        /* elements of such a one between which memory is asked for */
     LINE = 64,
@@ -103,21 +105,32 @@ ont_storage ont_optim_direct(const ont_optim_tensor *t)
     return storage == ONT_STORAGE_F16 ? ONT_STORAGE_COUNT : storage;
 }
 
+/* Elements of a batch. Sums are kept by chunk, so that this may depend on the number of threads. */
+static int64_t batch_size(int64_t total)
+{
+    int64_t size = total / (BATCHES * ont_parallel_threads());
+    return size < BATCH_LEAST ? BATCH_LEAST : size > BATCH_MOST ? BATCH_MOST : size;
+}
+
 /* Chunks in the order of the tensors, and batches of them. */
 static ont_status cut(ont_optim *o)
 {
     size_t n = 0;
-    for (size_t i = 0; i < o->n_tensors; i++) n += (size_t)((o->tensors[i].count + CHUNK - 1) / CHUNK);
+    int64_t total = 0;
+    for (size_t i = 0; i < o->n_tensors; i++) {
+        n += (size_t)((o->tensors[i].count + CHUNK - 1) / CHUNK);
+        total += o->tensors[i].count;
+    }
     ONT_TRY(ont_optim_reserve(&o->chunks, &o->chunks_capacity, n, sizeof *o->chunks));
     ONT_TRY(ont_optim_reserve(&o->batches, &o->batches_capacity, n + 1, sizeof *o->batches));
     ONT_TRY(ont_optim_reserve(&o->sums, &o->sums_capacity, 2 * n, sizeof *o->sums));
     ONT_TRY(ont_optim_reserve(&o->ratios, &o->ratios_capacity, o->n_tensors, sizeof *o->ratios));
     o->n_chunks = o->n_batches = 0;
-    int64_t gathered = BATCH;
+    int64_t size = batch_size(total), gathered = size;
     for (size_t i = 0; i < o->n_tensors; i++)
         for (int64_t first = 0; first < o->tensors[i].count; first += CHUNK) {
             int64_t count = o->tensors[i].count - first < CHUNK ? o->tensors[i].count - first : CHUNK;
-            if (gathered >= BATCH) {
+            if (gathered >= size) {
                 o->batches[o->n_batches++] = (int64_t)o->n_chunks;
                 gathered = 0;
             }
@@ -135,15 +148,30 @@ typedef struct pass {
     ont_rule rule;
     void (*body)(struct pass *pass, size_t chunk, size_t next); /* `next`: what this thread does after it */
     bool meanwhile;
+    bool counts_matter; /* random numbers follow from the count before the step */
     bool backwards; /* every other pass begins with what the one before has left in the cache */
     atomic_size_t next;
 } pass;
+
+/* By one thread: nothing forbids that two parameters share a count. */
+static void count_up(const ont_optim *o)
+{
+    for (size_t i = 0; i < o->n_tensors; i++) {
+        if (i + STEPS_AHEAD < o->n_tensors) __builtin_prefetch(o->tensors[i + STEPS_AHEAD].step, 1);
+        const ont_optim_tensor *t = &o->tensors[i];
+        if (t->step && t->step_is_double) *(double *)t->step += 1;
+        else if (t->step) *(float *)t->step += 1;
+    }
+}
 
 static void take_batches(void *context, int64_t first, int64_t last)
 {
     (void)last;
     pass *p = context;
-    if (first == 0 && p->meanwhile) p->request->meanwhile(p->request->context);
+    if (first == 0 && p->meanwhile) {
+        p->request->meanwhile(p->request->context);
+        if (!p->counts_matter) count_up(p->o);
+    }
     for (;;) {
         size_t batch = atomic_fetch_add_explicit(&p->next, 1, memory_order_relaxed);
         if (batch >= p->o->n_batches) return;
@@ -279,14 +307,6 @@ static void trust_ratios(ont_optim *o)
     }
 }
 
-/* By one thread: nothing forbids that two parameters share a count. */
-static void count_up(const ont_optim_tensor *t)
-{
-    if (!t->step) return;
-    if (t->step_is_double) *(double *)t->step += 1;
-    else *(float *)t->step += 1;
-}
-
 ont_status ont_optim_run(ont_optim *o, const ont_optim_request *request, double *norm)
 {
     ONT_TRY(cut(o));
@@ -298,7 +318,8 @@ ont_status ont_optim_run(ont_optim *o, const ont_optim_request *request, double 
         factor *= clip > 1 ? 1 : clip;                    /* NaN stays */
     }
     for (size_t i = 0; i < o->n_updates; i++) o->updates[i].grad *= factor;
-    p.meanwhile = request->meanwhile;
+    p.meanwhile = true;
+    for (size_t i = 0; i < o->n_tensors; i++) p.counts_matter |= o->tensors[i].stochastic;
     run_pass(&p, update_body);
     p.meanwhile = false;
     if (request->rule->second != request->rule->rule) {
@@ -306,10 +327,7 @@ ont_status ont_optim_run(ont_optim *o, const ont_optim_request *request, double 
         p.rule = request->rule->second;
         run_pass(&p, update_body);
     }
-    for (size_t i = 0; i < o->n_tensors; i++) {
-        if (i + STEPS_AHEAD < o->n_tensors) __builtin_prefetch(o->tensors[i + STEPS_AHEAD].step, 1);
-        count_up(&o->tensors[i]);
-    }
+    if (p.counts_matter) count_up(o);
     return ONT_OK;
 }
 

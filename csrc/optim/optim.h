@@ -94,7 +94,7 @@ typedef struct ont_optim_request {
     double unscale;  /* gradients are multiplied by this */
     double max_norm; /* of all gradients together, after unscale; negative: no clipping and no norm */
     uint64_t seed;   /* of stochastic rounding */
-    void (*meanwhile)(void *context); /* called by this thread while others update already; may be NULL */
+    void (*meanwhile)(void *context); /* called by this thread while others update already */
     void *context;
 } ont_optim_request;
 

@@ -97,7 +97,7 @@ static void store_piece(const ont_optim_tensor *t, const ont_optim_table *loops,
     }
     size_t size = ont_dtype_size(dtype), in = wide ? sizeof(double) : sizeof(float);
     ont_storage storage = ont_optim_storage(dtype);
-    double step = !t->step ? 0 : t->step_is_double ? *(double *)t->step : (double)*(float *)t->step;
+    double step = !t->step || !t->stochastic ? 0 : t->step_is_double ? *(double *)t->step : (double)*(float *)t->step;
     uint64_t stream = (uint64_t)step << 32 | t->stream;
     for (int64_t done = 0; done < n;) {
         walk w = run_at(t, first + done, n - done);

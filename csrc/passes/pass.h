@@ -38,6 +38,9 @@ ont_status ont_pass_infer_facts(ont_graph *g, ont_facts *facts) ONT_MUST_USE;
 enum { ONT_RESULT_TENSOR = -1, ONT_RESULT_NONE = -2 };
 ont_status ont_pass_flatten(ont_graph *g, int32_t *counts) ONT_MUST_USE;
 
+/* Dropout on a GPU by torch's numbers, where graph->torch_random; graph->random_offset in any case. See torch_random.c. */
+ont_status ont_pass_torch_random(ont_graph *g) ONT_MUST_USE;
+
 /* Removes nodes whose outputs nobody reads, and drops optional outputs (from the second on) that nobody reads. */
 ont_status ont_pass_dce(ont_graph *g) ONT_MUST_USE;
 
@@ -60,6 +63,9 @@ ont_status ont_pass_fuse_batchnorm(ont_graph *g) ONT_MUST_USE;
 
 /* Makes one node of elementwise nodes of one shape that feed each other; after differentiation. See fuse_elementwise.c. */
 ont_status ont_pass_fuse_elementwise(ont_graph *g) ONT_MUST_USE;
+
+/* Computes again in backward what is cheap to compute and large to keep. See recompute.c. */
+ont_status ont_pass_recompute(ont_graph *g) ONT_MUST_USE;
 
 /* Merges nodes of equal operator, attributes and inputs; random ones are left alone. */
 ont_status ont_pass_cse(ont_graph *g) ONT_MUST_USE;

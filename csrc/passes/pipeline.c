@@ -36,6 +36,7 @@ static const pass after_grad[] = {
     {"dce", ont_pass_dce, true, NULL},
     {"fuse_gemm", ont_pass_fuse_gemm, false, "FusedMatMul"},
     {"fuse_batchnorm", ont_pass_fuse_batchnorm, false, "FusedBatchNorm"},
+    {"recompute", ont_pass_recompute, false, NULL},
     {"fuse_elementwise", ont_pass_fuse_elementwise, false, "FusedElementwise"},
 };
 
@@ -86,6 +87,8 @@ ont_status ont_passes_before_grad(ont_graph *g, ont_facts *facts)
 #ifndef NDEBUG
     ONT_TRY(ont_context(ont_graph_verify(g), "after pass infer"));
 #endif
+    g->torch_random &= !facts->n; /* a probe drew numbers of ours, and this program has to draw them again */
+    ONT_TRY(ont_pass_torch_random(g));
     return run_passes(before_grad, sizeof before_grad / sizeof *before_grad, g);
 }
 

@@ -1,5 +1,5 @@
 /*
- * Offsets for blocks with known lifetimes: greedy by size, best fit. See plan.h for the source.
+ * Offsets for blocks with known lifetimes: the tightest gap for one after the other, in several orders. See plan.h for sources.
  */
 #include <stdlib.h>
 
@@ -11,12 +11,20 @@ static size_t aligned(size_t bytes)
     return (bytes + ONT_PLAN_ALIGN - 1) & ~(size_t)(ONT_PLAN_ALIGN - 1);
 }
 
-static int by_size(const void *a, const void *b)
+enum { ORDERS = 3, WORK = 4 << 20 }; /* comparisons of blocks that improving a plan may take: some milliseconds */
+
+typedef struct ranked {
+    ont_plan_block *block;
+    double weight[2]; /* largest first */
+} ranked;
+
+static int by_weight(const void *a, const void *b)
 {
-    const ont_plan_block *x = *(ont_plan_block *const *)a, *y = *(ont_plan_block *const *)b;
-    if (x->bytes != y->bytes) return x->bytes < y->bytes ? 1 : -1;
-    if (x->first != y->first) return x->first < y->first ? -1 : 1;
-    return x < y ? -1 : x > y; /* total order, so that a plan does not depend on qsort */
+    const ranked *x = a, *y = b;
+    for (int i = 0; i < 2; i++)
+        if (x->weight[i] != y->weight[i]) return x->weight[i] < y->weight[i] ? 1 : -1;
+    if (x->block->first != y->block->first) return x->block->first < y->block->first ? -1 : 1;
+    return x->block < y->block ? -1 : x->block > y->block; /* total order, so that a plan does not depend on qsort */
 }
 
 /* Whether all blocks after one another, the longest that a plan can be, still have addresses. */
@@ -47,31 +55,92 @@ static size_t best_gap(const ont_plan_block *block, ont_plan_block *const *place
     return best == SIZE_MAX ? end : best;
 }
 
+typedef struct search {
+    ont_plan_block *blocks;
+    uint32_t n, n_steps;
+    ranked *order;
+    ont_plan_block **placed;
+    size_t *best; /* offsets of the shortest plan so far */
+    size_t *alive; /* bytes by step */
+    size_t total, bound;
+} search;
+
+/* Places all blocks in the order given; the first of those that end last, and whether the plan is the shortest so far. */
+static uint32_t place_all(search *s)
+{
+    size_t end = 0;
+    uint32_t topmost = 0;
+    for (uint32_t i = 0; i < s->n; i++) {
+        ont_plan_block *block = s->order[i].block;
+        block->offset = best_gap(block, s->placed, i);
+        uint32_t at = i;
+        for (; at && s->placed[at - 1]->offset > block->offset; at--) s->placed[at] = s->placed[at - 1];
+        s->placed[at] = block;
+        if (block->offset + aligned(block->bytes) > end) {
+            end = block->offset + aligned(block->bytes);
+            topmost = i;
+        }
+    }
+    if (end < s->total) {
+        s->total = end;
+        for (uint32_t i = 0; i < s->n; i++) s->best[i] = s->blocks[i].offset;
+    }
+    return topmost;
+}
+
+/* By size; by the most that is alive with a block, then by size; by size times length of life. */
+static void sort_order(search *s, int which)
+{
+    for (uint32_t i = 0; i < s->n; i++) {
+        ont_plan_block *b = &s->blocks[i];
+        double size = (double)b->bytes, breadth = 0;
+        for (uint32_t t = b->first; which == 1 && t <= b->last; t++)
+            if ((double)s->alive[t] > breadth) breadth = (double)s->alive[t];
+        s->order[i] = (ranked){.block = b, .weight = {size, 0}};
+        if (which == 1) s->order[i] = (ranked){.block = b, .weight = {breadth, size}};
+        if (which == 2) s->order[i].weight[0] = size * (double)(b->last - b->first + 1);
+    }
+    if (s->n) qsort(s->order, s->n, sizeof *s->order, by_weight);
+}
+
+/* From each order in turn: the block that sticks out goes first the next time. */
+static void improve(search *s)
+{
+    uint64_t squared = (uint64_t)s->n * s->n + 1;
+    for (int which = 0; which < ORDERS && s->total > s->bound && (!which || squared < WORK); which++) {
+        sort_order(s, which);
+        for (uint64_t work = 0; s->total > s->bound && work <= WORK; work += squared) {
+            uint32_t topmost = place_all(s);
+            ranked first = s->order[topmost];
+            if (!topmost) break;
+            for (uint32_t i = topmost; i; i--) s->order[i] = s->order[i - 1];
+            s->order[0] = first;
+        }
+    }
+}
+
 ont_status ont_plan_assign(ont_plan_block *blocks, uint32_t n, size_t *total)
 {
     ONT_TRY(check_total(blocks, n));
-    ont_plan_block **order = ont_calloc(n ? n : 1, sizeof *order);
-    ont_plan_block **placed = ont_calloc(n ? n : 1, sizeof *placed);
-    if (!order || !placed) {
-        ont_free(order);
-        ont_free(placed);
-        return ONT_ENOMEM;
+    search s = {.blocks = blocks, .n = n, .total = SIZE_MAX};
+    for (uint32_t i = 0; i < n; i++)
+        if (blocks[i].last >= s.n_steps) s.n_steps = blocks[i].last + 1;
+    s.order = ont_calloc((size_t)n + 1, sizeof *s.order);
+    s.placed = ont_calloc((size_t)n + 1, sizeof *s.placed);
+    s.best = ont_calloc((size_t)n + 1, sizeof *s.best);
+    s.alive = ont_calloc((size_t)s.n_steps + 1, sizeof *s.alive);
+    bool all = s.order && s.placed && s.best && s.alive;
+    if (all) {
+        s.bound = ont_plan_lower_bound(blocks, n, s.n_steps, s.alive);
+        improve(&s);
+        for (uint32_t i = 0; i < n; i++) blocks[i].offset = s.best[i];
+        *total = n ? s.total : 0;
     }
-    for (uint32_t i = 0; i < n; i++) order[i] = &blocks[i];
-    if (n) qsort(order, n, sizeof *order, by_size);
-    size_t end = 0;
-    for (uint32_t i = 0; i < n; i++) {
-        ont_plan_block *block = order[i];
-        block->offset = best_gap(block, placed, i);
-        uint32_t at = i;
-        for (; at && placed[at - 1]->offset > block->offset; at--) placed[at] = placed[at - 1];
-        placed[at] = block;
-        if (block->offset + aligned(block->bytes) > end) end = block->offset + aligned(block->bytes);
-    }
-    ont_free(order);
-    ont_free(placed);
-    *total = end;
-    return ONT_OK;
+    ont_free(s.order);
+    ont_free(s.placed);
+    ont_free(s.best);
+    ont_free(s.alive);
+    return all ? ONT_OK : ONT_ENOMEM;
 }
 
 size_t ont_plan_lower_bound(const ont_plan_block *blocks, uint32_t n, uint32_t n_steps, size_t *per_step)

@@ -3,32 +3,23 @@
  * _C.scale_tensors(). For clipping and unscaling outside of a step; called by onnxtrain/optim/_clip.py and
  * fp16_optimizer.py.
  */
-#include "py/dlpack.h" /* Python.h before any system header */
+#include "py/grads.h" /* Python.h before any system header */
 
 #include "base/alloc.h"
-#include "optim/optim.h"
-#include "py/grads.h"
 
-typedef struct list {
-    const ont_state *state;
-    ont_optim work;
-    PyObject *items; /* the sequences as lists, and what must be held */
-} list;
-
-static int start(list *l, PyObject *module)
+int ont_grad_list_init(ont_grad_list *l, PyObject *module, const ont_device *device)
 {
-    *l = (list){.state = ont_get_state(module), .items = PyList_New(0)};
+    *l = (ont_grad_list){.state = ont_get_state(module), .device = device, .items = PyList_New(0)};
     return l->items ? 0 : -1;
 }
 
-static void finish(list *l)
+void ont_grad_list_deinit(ont_grad_list *l)
 {
     ont_optim_deinit(&l->work);
     Py_XDECREF(l->items);
 }
 
-/* A list of the sequence's items, held until the end; NULL: it is none. */
-static PyObject *take_list(list *l, PyObject *sequence)
+PyObject *ont_grad_list_hold(ont_grad_list *l, PyObject *sequence)
 {
     PyObject *items = PySequence_List(sequence);
     if (!items) return NULL;
@@ -37,10 +28,10 @@ static PyObject *take_list(list *l, PyObject *sequence)
     return held < 0 ? NULL : items;
 }
 
-static int take_tensor(list *l, ont_optim_tensor *t, PyObject *tensor, int operand, Py_ssize_t index, ont_view *view)
+static int take_tensor(ont_grad_list *l, ont_optim_tensor *t, PyObject *tensor, int operand, Py_ssize_t index, ont_view *view)
 {
     PyObject *keep = NULL;
-    if (ont_dlpack_borrow(l->state, tensor, "tensor", index, view, &keep) < 0) return -1;
+    if (ont_dlpack_borrow_on(l->state, l->device, tensor, "tensor", index, view, &keep) < 0) return -1;
     int held = keep ? PyList_Append(l->items, keep) : 0;
     Py_XDECREF(keep);
     if (held < 0) return -1;
@@ -55,7 +46,7 @@ static int take_tensor(list *l, ont_optim_tensor *t, PyObject *tensor, int opera
     return 0;
 }
 
-static int set_layout(list *l, ont_optim_tensor *t, const ont_view *view,
+static int set_layout(ont_grad_list *l, ont_optim_tensor *t, const ont_view *view,
                       const int64_t *const strides[ONT_OPERAND_COUNT], Py_ssize_t index)
 {
     ont_status status = ONT_OK;
@@ -68,7 +59,7 @@ static int set_layout(list *l, ont_optim_tensor *t, const ont_view *view,
 
 /* ---- sums of squares ---- */
 
-static int take_all(list *l, PyObject *items)
+int ont_grad_list_take(ont_grad_list *l, PyObject *items)
 {
     for (Py_ssize_t i = 0; i < PyList_Size(items); i++) {
         ont_optim_tensor *t;
@@ -97,11 +88,11 @@ static PyObject *list_of(const double *sums, size_t n)
 
 PyObject *ont_sums_of_squares(PyObject *module, PyObject *tensors)
 {
-    list l;
+    ont_grad_list l;
     PyObject *items, *result = NULL;
-    if (start(&l, module) < 0) return NULL;
-    items = take_list(&l, tensors);
-    if (items && take_all(&l, items) == 0) {
+    if (ont_grad_list_init(&l, module, NULL) < 0) return NULL;
+    items = ont_grad_list_hold(&l, tensors);
+    if (items && ont_grad_list_take(&l, items) == 0) {
         ont_status status = ONT_ENOMEM;
         double *sums = ont_calloc(l.work.n_tensors + 1, sizeof *sums);
         Py_BEGIN_ALLOW_THREADS
@@ -112,13 +103,13 @@ PyObject *ont_sums_of_squares(PyObject *module, PyObject *tensors)
         else ont_raise(l.state, status);
         ont_free(sums);
     }
-    finish(&l);
+    ont_grad_list_deinit(&l);
     return result;
 }
 
 /* ---- scaling ---- */
 
-static int take_pairs(list *l, PyObject *sources, PyObject *targets, uint32_t update)
+int ont_grad_list_pair(ont_grad_list *l, PyObject *sources, PyObject *targets, uint32_t update)
 {
     if (PyList_Size(sources) != PyList_Size(targets)) {
         PyErr_Format(PyExc_ValueError, "%zd tensors cannot be scaled into %zd", PyList_Size(sources),
@@ -151,34 +142,43 @@ static int take_pairs(list *l, PyObject *sources, PyObject *targets, uint32_t up
     return 0;
 }
 
-static PyObject *scale_all(list *l)
+int ont_grad_list_check(ont_grad_list *l)
 {
-    bool overlaps = false, finite = false;
+    bool overlaps = false;
     ont_optim_overlap where;
     ont_status status = ont_optim_check(&l->work, &overlaps, &where);
-    if (status == ONT_OK && overlaps) {
+    if (status == ONT_OK && !overlaps) return 0;
+    if (status != ONT_OK)
+        ont_raise(l->state, status);
+    else
         PyErr_Format(PyExc_ValueError, "tensor %u shares memory with tensor %u", l->work.tensors[where.tensor].stream,
                      l->work.tensors[where.other_tensor].stream);
-        return NULL;
-    }
+    return -1;
+}
+
+static PyObject *scale_all(ont_grad_list *l)
+{
+    bool finite = false;
+    ont_status status;
+    if (ont_grad_list_check(l) < 0) return NULL;
     Py_BEGIN_ALLOW_THREADS
-    if (status == ONT_OK) status = ont_optim_scale(&l->work, &finite);
+    status = ont_optim_scale(&l->work, &finite);
     Py_END_ALLOW_THREADS
     return status == ONT_OK ? PyBool_FromLong(finite) : ont_raise(l->state, status);
 }
 
 PyObject *ont_scale_tensors(PyObject *module, PyObject *args)
 {
-    list l;
+    ont_grad_list l;
     PyObject *from, *to, *sources = NULL, *targets = NULL, *result = NULL;
     ont_update u = {0};
     uint32_t update;
     if (!PyArg_ParseTuple(args, "OOdd:scale_tensors", &from, &to, &u.grad, &u.keep_before)) return NULL;
-    if (start(&l, module) < 0) return NULL;
+    if (ont_grad_list_init(&l, module, NULL) < 0) return NULL;
     if (ont_optim_add_update(&l.work, &u, &update) != ONT_OK) PyErr_NoMemory();
-    else if ((sources = take_list(&l, from)) && (targets = take_list(&l, to)) &&
-             take_pairs(&l, sources, targets, update) == 0)
+    else if ((sources = ont_grad_list_hold(&l, from)) && (targets = ont_grad_list_hold(&l, to)) &&
+             ont_grad_list_pair(&l, sources, targets, update) == 0)
         result = scale_all(&l);
-    finish(&l);
+    ont_grad_list_deinit(&l);
     return result;
 }

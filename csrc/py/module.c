@@ -13,6 +13,7 @@
 #include "device/gemm.h"
 #include "device/matmul.h"
 #include "passes/pipeline.h"
+#include "passes/recompute.h"
 #include "py/grads.h"
 #include "py/peek.h"
 #include "run/run.h"
@@ -175,6 +176,15 @@ static PyObject *set_matmul_precision(PyObject *module, PyObject *args)
     return PyErr_Format(PyExc_ValueError, "precision is '%s', expected highest, high or medium", name);
 }
 
+static PyObject *recompute_everywhere(PyObject *module, PyObject *args)
+{
+    (void)module;
+    int on;
+    if (!PyArg_ParseTuple(args, "p:recompute_everywhere", &on)) return NULL;
+    ont_recompute_everywhere(on);
+    Py_RETURN_NONE;
+}
+
 static double measure_primitive(const ont_gemm *g, ont_dtype dtype, ont_dtype out)
 {
     ont_matmul m = {.dtype = dtype, .out = out, .trans_a = g->trans_a, .trans_b = g->trans_b, .alpha = 1};
@@ -219,9 +229,13 @@ static PyMethodDef methods[] = {
     {"live_blocks", live_blocks, METH_NOARGS, "live_blocks() -> heap blocks now allocated"},
     {"fail_allocation_after", fail_allocation_after, METH_VARARGS, "fail_allocation_after(countdown) -> fired before"},
     {"sums_of_squares", ont_sums_of_squares, METH_O, "sums_of_squares(tensors) -> a float for each"},
+    {"grad_tables", ont_grad_tables, METH_NOARGS, "grad_tables() -> what grads_on() keeps on a device from call to call"},
+    {"grads_on", ont_grads_on, METH_VARARGS,
+     "grads_on(tables, device, what, sources, targets, found_inf, inv_scale, out, max_norm, keep): norm, clip, unscale, sums or scale"},
     {"scale_tensors", ont_scale_tensors, METH_VARARGS, "scale_tensors(sources, targets, factor, keep) -> all were finite"},
     {"set_flush_denormals", set_flush_denormals, METH_VARARGS, "set_flush_denormals(on): kernels take denormals as zero"},
     {"set_matmul_precision", set_matmul_precision, METH_VARARGS, "set_matmul_precision(name, everywhere=False)"},
+    {"recompute_everywhere", recompute_everywhere, METH_VARARGS, "recompute_everywhere(on): also where it is too small or too dear"},
     {"open_plugin", ont_open_plugin, METH_VARARGS, "open_plugin(path=None) -> what a device plugin has and lacks"},
     {"device_operators", ont_device_operators, METH_VARARGS, "device_operators(device) -> [(domain, name, kernels)]"},
     {"set_graphs", ont_set_graphs, METH_VARARGS, "set_graphs(on): phases whose addresses repeat are recorded and replayed"},

@@ -20,7 +20,7 @@ enum {
 /* ---- state ---- */
 
 /* Whether the state dict holds the same objects in the same order as at the end of the last step. */
-static bool state_unchanged(const ont_updater *self, PyObject *states)
+bool ont_optim_state_unchanged(const ont_updater *self, PyObject *states)
 {
     Py_ssize_t at = 0;
     PyObject *key, *value;
@@ -52,9 +52,10 @@ static PyObject *find_inner(ont_walk *w, PyObject *param)
 {
     ont_updater *self = w->self;
     ont_slot *s = &self->slots[w->position];
-    if (w->known && s->param == param && s->inner) return s->inner;
+    if (w->known && s->param == param && s->inner && s->generation == self->generation) return s->inner;
     PyObject *inner = PyDict_GetItemWithError(w->states, param);
     s->param = param;
+    s->generation = self->generation;
     ont_saw_inner(s, inner);
     if (inner && !PyDict_Check(inner)) {
         ont_blame(w, PyExc_TypeError, "its state", " is no dict");
@@ -116,7 +117,7 @@ static int take_step(ont_walk *w, ont_optim_tensor *t, PyObject *tensor, double 
         return 0;
     }
     if (ont_peek(state, tensor, &view)) {
-        ont_saw(w, ONT_OPERAND_COUNT, tensor, &view);
+        ont_saw(w->self, &w->self->slots[w->position], ONT_OPERAND_COUNT, tensor, &view);
     } else {
         if (ont_dlpack_borrow(state, tensor, "step of parameter", w->index, &view, &keep) < 0) return -1;
         if (keep && ont_hold(w->self, keep) < 0) return -1;
@@ -199,6 +200,24 @@ static int take_state(ont_walk *w, ont_optim_tensor *t, PyObject *param, const o
 
 /* ---- the walk over groups and parameters ---- */
 
+int ont_optim_take_update(ont_walk *w, ont_optim_tensor *t, double step, bool first)
+{
+    ont_updater *self = w->self;
+    if (step != w->last_step || first != w->last_first) {
+        ont_update u;
+        self->rule->fill(w->hyper, step, first, &u);
+        u.grad = w->sign;
+        if (ont_optim_add_update(&self->work, &u, &w->last_update) != ONT_OK) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        w->last_step = step;
+        w->last_first = first;
+    }
+    t->update = w->last_update;
+    return 0;
+}
+
 static int finish_tensor(ont_walk *w, ont_optim_tensor *t, const ont_view *view,
                          const int64_t *strides[ONT_OPERAND_COUNT], double step, bool first)
 {
@@ -227,19 +246,7 @@ static int finish_tensor(ont_walk *w, ont_optim_tensor *t, const ont_view *view,
     if (w->device && (t->layout || eight || t->stochastic))
         return ont_blame(w, PyExc_TypeError, "its tensors",
                          " lie in memory in different orders, are 8-bit or rounded at random: on a device they are not supported");
-    if (step != w->last_step || first != w->last_first) {
-        ont_update u;
-        self->rule->fill(w->hyper, step, first, &u);
-        u.grad = w->sign;
-        if (ont_optim_add_update(&self->work, &u, &w->last_update) != ONT_OK) {
-            PyErr_NoMemory();
-            return -1;
-        }
-        w->last_step = step;
-        w->last_first = first;
-    }
-    t->update = w->last_update;
-    return 0;
+    return ont_optim_take_update(w, t, step, first);
 }
 
 /* One parameter; takes the reference to `grad` over. */
@@ -251,7 +258,7 @@ static int take_param(ont_walk *w, PyObject *param, PyObject *grad)
     ont_view view;
     double step = 0;
     bool first = false;
-    if (ont_hold(self, grad) < 0 || ont_hold(self, Py_NewRef(param)) < 0) return -1;
+    if (ont_hold(self, Py_NewRef(param)) < 0 || ont_hold(self, grad) < 0) return -1;
     if (ont_optim_add_tensor(&self->work, &t) != ONT_OK) {
         PyErr_NoMemory();
         return -1;
@@ -275,7 +282,7 @@ static int take_param(ont_walk *w, PyObject *param, PyObject *grad)
     return PyList_Append(w->updated, param);
 }
 
-static int parse_hyper(ont_walk *w, PyObject *numbers)
+int ont_optim_parse_hyper(ont_walk *w, PyObject *numbers)
 {
     const ont_optim_rule *rule = w->self->rule;
     if (!PyTuple_Check(numbers) || PyTuple_Size(numbers) != GROUP_LEADING + rule->n_hyper) {
@@ -329,7 +336,7 @@ static int take_group(ont_walk *w, PyObject *group)
     return 0;
 }
 
-static int take_all(ont_walk *w, PyObject *groups, PyObject *hyper)
+static int check_arguments(const ont_walk *w, PyObject *groups, PyObject *hyper)
 {
     Py_ssize_t n = PyList_Check(groups) && PyList_Check(hyper) ? PyList_Size(groups) : -1;
     if (n < 0 || PyList_Size(hyper) != n || !PyDict_Check(w->states)) {
@@ -337,11 +344,21 @@ static int take_all(ont_walk *w, PyObject *groups, PyObject *hyper)
                      w->self->name);
         return -1;
     }
-    w->known = state_unchanged(w->self, w->states);
+    return 0;
+}
+
+/* The careful walk. */
+static int take_all(ont_walk *w, PyObject *groups, PyObject *hyper)
+{
+    Py_ssize_t n = PyList_Size(groups);
+    w->position = 0;
+    w->known = ont_optim_state_unchanged(w->self, w->states);
     w->changed = !w->known;
-    for (w->group = 0; w->group < n && w->group < PyList_Size(groups); w->group++)
-        if (parse_hyper(w, PyList_GetItem(hyper, w->group)) < 0 || take_group(w, PyList_GetItem(groups, w->group)) < 0)
+    if (w->changed) w->self->generation++;
+    for (w->group = 0; w->group < n && w->group < PyList_Size(groups) && w->group < PyList_Size(hyper); w->group++)
+        if (ont_optim_parse_hyper(w, PyList_GetItem(hyper, w->group)) < 0 || take_group(w, PyList_GetItem(groups, w->group)) < 0)
             return -1;
+    w->self->n_slots = w->position; /* fewer where parameters have gone */
     return w->changed ? remember_state(w->self, w->states) : 0;
 }
 
@@ -397,15 +414,17 @@ static void mark_meanwhile(void *context)
     m->thread = PyEval_SaveThread();
 }
 
+/* updated: as for mark_updated(); NULL after the quick walk, during which nothing else may run. */
 static PyObject *run_step(ont_updater *self, PyObject *updated, double max_norm, double unscale, uint64_t seed)
 {
     marking mark = {.self = self, .updated = updated};
-    ont_optim_request request = {.rule = self->rule, .unscale = unscale, .max_norm = max_norm, .seed = seed,
-                                 .meanwhile = mark_meanwhile, .context = &mark};
+    ont_optim_request request = {.rule = self->rule, .unscale = unscale, .max_norm = max_norm, .seed = seed};
+    request.meanwhile = updated ? mark_meanwhile : ont_optim_quick_mark;
+    request.context = updated ? (void *)&mark : self;
     double norm = 0;
-    mark.thread = PyEval_SaveThread();
+    if (updated) mark.thread = PyEval_SaveThread();
     ont_status status = ont_optim_run(&self->work, &request, &norm);
-    PyEval_RestoreThread(mark.thread);
+    if (updated) PyEval_RestoreThread(mark.thread);
     if (status != ONT_OK) return ont_raise(self->state, status);
     if (mark.result < 0) return NULL;
     return max_norm >= 0 ? PyFloat_FromDouble(norm) : Py_NewRef(Py_None);
@@ -420,6 +439,21 @@ static void let_go(ont_updater *self)
     self->n_held = 0;
 }
 
+static PyObject *careful_step(ont_walk *w, PyObject *groups, PyObject *hyper, PyObject *scalars, double max_norm,
+                              double unscale, uint64_t seed)
+{
+    ont_updater *self = w->self;
+    PyObject *result = NULL;
+    self->work.n_tensors = self->work.n_updates = 0; /* what the quick walk may have left */
+    w->updated = PyList_New(0);
+    if (w->updated && take_all(w, groups, hyper) == 0 && check_overlap(self) == 0) {
+        if (!w->device) result = run_step(self, w->updated, max_norm, unscale, seed);
+        else if (mark_updated(self, w->updated) == 0) result = ont_optim_device_step(w, scalars, max_norm);
+    }
+    Py_XDECREF(w->updated);
+    return result;
+}
+
 static PyObject *updater_step(PyObject *object, PyObject *args)
 {
     ont_updater *self = (ont_updater *)object;
@@ -432,23 +466,30 @@ static PyObject *updater_step(PyObject *object, PyObject *args)
         return NULL;
     if (ont_device_by_name(self->state, place, &device) < 0) return NULL;
     if (self->busy) return PyErr_Format(PyExc_RuntimeError, "%U: step() is already running", self->name);
-    ont_walk w = {.self = self, .states = states, .prepare = prepare, .updated = PyList_New(0), .device = device};
-    if (!w.updated) return NULL;
+    ont_walk w = {.self = self, .states = states, .prepare = prepare, .device = device};
+    if (check_arguments(&w, groups, hyper) < 0) return NULL;
     self->busy = true;
-    PyObject *result = NULL;
     ont_optim_clear(&self->work);
     self->tables.n_groups = 0;
-    if (take_all(&w, groups, hyper) == 0 && check_overlap(self) == 0) {
-        if (!device)
-            result = run_step(self, w.updated, max_norm, unscale, seed);
-        else if (mark_updated(self, w.updated) == 0)
-            result = ont_optim_device_step(&w, scalars, max_norm);
-    }
+    PyObject *result = NULL;
+    int quick = ont_optim_quick(&w, groups, hyper);
+    self->quick_steps += quick > 0;
+    if (quick > 0 && check_overlap(self) == 0)
+        result = run_step(self, NULL, max_norm, unscale, seed);
+    else if (quick == 0)
+        result = careful_step(&w, groups, hyper, scalars, max_norm, unscale, seed);
     if (!result) self->n_order = 0;
+    else self->steps++;
     let_go(self);
     self->busy = false;
-    Py_DECREF(w.updated);
     return result;
+}
+
+static PyObject *updater_walks(PyObject *object, PyObject *unused)
+{
+    const ont_updater *self = (ont_updater *)object;
+    (void)unused;
+    return Py_BuildValue("KK", (unsigned long long)self->steps, (unsigned long long)self->quick_steps);
 }
 
 /* ---- type ---- */
@@ -505,6 +546,8 @@ static void updater_dealloc(PyObject *object)
     ont_free(self->slots);
     ont_free(self->order);
     ont_free(self->held);
+    ont_free(self->quick);
+    ont_free(self->quick_groups);
     Py_XDECREF(self->name);
     Py_XDECREF(self->key_params);
     Py_XDECREF(self->key_grad);
@@ -522,6 +565,7 @@ static void updater_dealloc(PyObject *object)
 static PyMethodDef updater_methods[] = {
     {"step", updater_step, METH_VARARGS,
      "step(groups, hyper, state, prepare, max_norm, unscale, seed, device=\"\", scalars=None) -> norm of all gradients, or None"},
+    {"walks", updater_walks, METH_NOARGS, "walks() -> steps so far, and how many of them walked the quick way"},
     {NULL, NULL, 0, NULL},
 };
 

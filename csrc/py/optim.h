@@ -9,6 +9,7 @@
 
 #include "optim/optim.h"
 #include "py/peek.h"
+#include "py/tables.h"
 
 enum { GROUP_MASTER = 1, GROUP_STOCHASTIC = 2, GROUP_LEADING = 2 /* sign and flags, before the rule's own numbers */ };
 
@@ -19,6 +20,7 @@ enum { GROUP_MASTER = 1, GROUP_STOCHASTIC = 2, GROUP_LEADING = 2 /* sign and fla
  */
 typedef struct ont_slot {
     PyObject *param, *inner;
+    uint64_t generation;                        /* of the optimizer's dict, when `inner` was found there */
     const void *entries;                        /* where the dict keeps its own */
     const void *object[ONT_OPERAND_COUNT + 1];  /* tensors; the last is the step count */
     const void *inside[ONT_OPERAND_COUNT + 1];  /* their sizes */
@@ -31,21 +33,33 @@ typedef struct ont_entry {
     PyObject *key, *inner;
 } ont_entry;
 
+/* A parameter of the quick walk, and a group: parameters up to `end` of the walk. */
+typedef struct ont_quick_param {
+    PyObject *param, *state[ONT_RULE_STATES], *step; /* borrowed; nothing runs that could drop them */
+    void *impl;          /* what the parameter's handle holds */
+    const void *version; /* only for the cache */
+    bool complete;       /* all state that the group needs was found */
+} ont_quick_param;
+
+typedef struct ont_quick_group {
+    size_t end;
+    uint32_t needs;
+    int flags;
+    double sign, hyper[ONT_OPTIM_HYPER_MAX];
+} ont_quick_group;
+
 /* Parameters of one group on a device: tensors [first, next group's first) of the walk. */
 typedef struct ont_device_group {
     size_t first;
     double sign, hyper[ONT_OPTIM_HYPER_MAX];
 } ont_device_group;
 
-/* What a device's tables are, and where: written again only where something is not as in the step before. */
-typedef struct ont_device_tables {
-    const ont_device *device;
-    ont_memory memory;
-    void *host;                /* what the device's hold */
-    size_t bytes, host_capacity, device_capacity;
+/* Of a step on a device. */
+typedef struct ont_step_tables {
+    ont_device_tables on_device;
     ont_device_group *groups;
     size_t n_groups, groups_capacity;
-} ont_device_tables;
+} ont_step_tables;
 
 typedef struct ont_updater {
     PyObject_HEAD
@@ -56,11 +70,16 @@ typedef struct ont_updater {
     PyObject *key_params, *key_grad, *key_step, *key_master, *key_state[ONT_RULE_STATES], *key_scale[2];
     PyObject *increment_version; /* torch.autograd.graph's */
     ont_optim work;
-    ont_device_tables tables;
+    ont_step_tables tables;
     ont_slot *slots;           /* by position among the parameters */
     ont_entry *order;          /* by position in the state dict */
     PyObject **held;       /* references for the time of a step */
-    size_t n_slots, n_order, n_held, slots_capacity, order_capacity, held_capacity;
+    ont_quick_param *quick;    /* by position */
+    ont_quick_group *quick_groups;
+    size_t n_slots, n_order, n_held, slots_capacity, order_capacity, held_capacity, quick_capacity, quick_groups_capacity;
+    uint64_t generation;         /* how often the optimizer's dict was found changed */
+    uint64_t steps, quick_steps; /* so far; those of the quick walk */
+    uint64_t quick_after;        /* before that many steps the quick walk is not tried again */
     bool busy;
 } ont_updater;
 
@@ -90,7 +109,20 @@ typedef struct ont_entries {
 /* py/optim_device.c: the step on a device, of the tensors that the walk has found. */
 PyObject *ont_optim_device_step(ont_walk *w, PyObject *scalars, double max_norm);
 int ont_optim_device_group(ont_walk *w); /* a group begins */
-void ont_optim_device_free(ont_device_tables *t);
+void ont_optim_device_free(ont_step_tables *t);
+
+/* py/optim.c: what both walks use. */
+bool ont_optim_state_unchanged(const ont_updater *self, PyObject *states);
+int ont_optim_parse_hyper(ont_walk *w, PyObject *numbers);
+/* The coefficients of a tensor that takes its `step`-th step: the last ones, or new ones. Raises. */
+int ont_optim_take_update(ont_walk *w, ont_optim_tensor *t, double step, bool first);
+
+/*
+ * py/optim_quick.c: the quick walk. 1 where it has found all tensors, 0 where the careful walk must, -1 with an exception.
+ * The GIL must be kept while its tensors are used.
+ */
+int ont_optim_quick(ont_walk *w, PyObject *groups, PyObject *hyper);
+void ont_optim_quick_mark(void *updater);
 
 bool ont_is_tensor(const ont_updater *self, PyObject *object);
 /* Raises with the parameter's place; returns -1. */
@@ -100,9 +132,12 @@ int ont_hold(ont_updater *self, PyObject *object);
 /* A tensor's memory for the time of the step; strides are NULL where row-major. */
 int ont_grasp(ont_walk *w, PyObject *tensor, int operand, ont_view *view);
 void ont_warm_up(const ont_slot *s);
+void ont_warm_up_dict(const ont_slot *s);    /* parts of the former: the parameter and its state dict */
+void ont_warm_up_tensors(const ont_slot *s); /* and the tensors */
 void ont_warm_up_param(const ont_slot *s);
 /* Remember where a tensor that was peeked at, and a parameter's state, lie. */
-void ont_saw(ont_walk *w, int operand, PyObject *object, const ont_view *view);
+void ont_saw(ont_updater *self, ont_slot *s, int operand, PyObject *object, const ont_view *view);
+void ont_saw_grad(ont_slot *s, const void *handle, const ont_view *view);
 void ont_saw_inner(ont_slot *s, PyObject *inner);
 int64_t ont_view_count(const ont_view *view);
 bool ont_same_dims(const ont_view *a, const ont_view *b);

@@ -75,19 +75,30 @@ static void fetch(const void *address, int before, int after)
         __builtin_prefetch((const void *)(at + (uintptr_t)(intptr_t)line * 64), 0, 2);
 }
 
-/* A tensor object keeps its sizes near the middle of some 200 bytes, all of which are read. */
-void ont_warm_up(const ont_slot *s)
+void ont_warm_up_dict(const ont_slot *s)
 {
+    fetch(s->param, 0, 0);
     fetch(s->inner, 0, 0);
     fetch(s->entries, 0, 2);
+}
+
+/* A tensor object keeps its sizes near the middle of some 200 bytes, all of which are read. */
+void ont_warm_up_tensors(const ont_slot *s)
+{
     for (int k = 0; k <= ONT_OPERAND_COUNT; k++) {
-        if (!s->object[k]) continue;
+        if (!s->inside[k]) continue;
         fetch(s->object[k], 0, 0);
         fetch(s->inside[k], 1, 2);
         fetch(s->storage[k], 0, 1);
     }
     for (int i = 1; i < ONT_PEEK_HINTS; i++) fetch(s->beside[i], 0, 1);
     fetch(s->step, 0, 0);
+}
+
+void ont_warm_up(const ont_slot *s)
+{
+    ont_warm_up_dict(s);
+    ont_warm_up_tensors(s);
 }
 
 /* Object and version of the parameter alone. */
@@ -98,16 +109,27 @@ void ont_warm_up_param(const ont_slot *s)
     for (int i = 1; i < ONT_PEEK_HINTS; i++) fetch(s->beside[i], 0, 0);
 }
 
-void ont_saw(ont_walk *w, int operand, PyObject *object, const ont_view *view)
+void ont_saw(ont_updater *self, ont_slot *s, int operand, PyObject *object, const ont_view *view)
 {
-    ont_slot *s = &w->self->slots[w->position];
     const void *hints[ONT_PEEK_HINTS];
-    ont_peek_hints(object, hints);
+    void *handle = ont_peek_handle(self->state, object);
+    if (!handle) return;
+    ont_peek_hints(handle, hints);
     s->object[operand] = object;
     s->inside[operand] = view->dims;
     s->storage[operand] = hints[0];
     if (operand == ONT_OPERAND_PARAM) memcpy(s->beside, hints, sizeof hints);
     if (operand == ONT_OPERAND_COUNT) s->step = view->data;
+}
+
+/* The quick walk does not touch a gradient's object. */
+void ont_saw_grad(ont_slot *s, const void *handle, const ont_view *view)
+{
+    const void *hints[ONT_PEEK_HINTS];
+    ont_peek_hints(handle, hints);
+    s->object[ONT_OPERAND_GRAD] = NULL;
+    s->inside[ONT_OPERAND_GRAD] = view->dims;
+    s->storage[ONT_OPERAND_GRAD] = hints[0];
 }
 
 void ont_saw_inner(ont_slot *s, PyObject *inner)
@@ -148,7 +170,7 @@ int ont_grasp(ont_walk *w, PyObject *tensor, int operand, ont_view *view)
 {
     const ont_state *state = w->self->state;
     if (!w->device && ont_peek(state, tensor, view)) {
-        ont_saw(w, operand, tensor, view);
+        ont_saw(w->self, &w->self->slots[w->position], operand, tensor, view);
         if (ont_view_is_contiguous(view) && ont_view_count(view) > 1) {
             view->strides = NULL;
             return 0;

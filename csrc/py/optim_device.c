@@ -14,7 +14,7 @@ enum { SCALAR_FOUND_INF, SCALAR_INV_SCALE, SCALAR_NORM, SCALARS }; /* then a lea
 
 int ont_optim_device_group(ont_walk *w)
 {
-    ont_device_tables *t = &w->self->tables;
+    ont_step_tables *t = &w->self->tables;
     if (ont_optim_reserve(&t->groups, &t->groups_capacity, t->n_groups + 1, sizeof *t->groups) != ONT_OK) {
         PyErr_NoMemory();
         return -1;
@@ -26,12 +26,11 @@ int ont_optim_device_group(ont_walk *w)
     return 0;
 }
 
-void ont_optim_device_free(ont_device_tables *t)
+void ont_optim_device_free(ont_step_tables *t)
 {
-    if (t->device) t->device->kind->free(t->device, &t->memory, t->device_capacity);
-    ont_free(t->host);
+    ont_tables_free(&t->on_device);
     ont_free(t->groups);
-    *t = (ont_device_tables){.bytes = 0};
+    *t = (ont_step_tables){.n_groups = 0};
 }
 
 /* A float32 number on the device; *value NULL where it is None. */
@@ -78,7 +77,7 @@ static int state_dtype_of(const ont_walk *w, const ont_optim_tensor *t, int32_t 
 static int fill_tables(const ont_walk *w, ont_cuda_tensor *to, int32_t *chunk_tensor)
 {
     const ont_optim *work = &w->self->work;
-    const ont_device_tables *tables = &w->self->tables;
+    const ont_step_tables *tables = &w->self->tables;
     int64_t chunk = 0, first = 0;
     for (size_t i = 0, group = 0; i < work->n_tensors; i++) {
         const ont_optim_tensor *t = &work->tensors[i];
@@ -108,6 +107,7 @@ typedef struct step_call {
     size_t chunks_at, work_at;
     double max_norm;
     float *found_inf, *inv_scale, *norm, **lr;
+    bool wide; /* some tensor is float64 */
     int64_t n_chunks;
 } step_call;
 
@@ -124,7 +124,7 @@ static ont_cuda_optim job_of(const step_call *c, size_t first, size_t n, int64_t
     return (ont_cuda_optim){.tensors = (const ont_cuda_tensor *)(const void *)c->table + first,
                             .chunk_tensor = (const int32_t *)(const void *)(c->table + c->chunks_at) + first_chunk,
                             .n_tensors = (int64_t)n, .n_chunks = n_chunks, .rule = rule_of(c->self->rule),
-                            .max_norm = -1, .found_inf = c->found_inf, .inv_scale = c->inv_scale, .work = work};
+                            .max_norm = -1, .all_narrow = !c->wide, .found_inf = c->found_inf, .inv_scale = c->inv_scale, .work = work};
 }
 
 /*
@@ -133,7 +133,7 @@ static ont_cuda_optim job_of(const step_call *c, size_t first, size_t n, int64_t
  */
 static ont_status launch(const step_call *c, void *stream)
 {
-    const ont_device_tables *t = &c->self->tables;
+    const ont_step_tables *t = &c->self->tables;
     const ont_optim *work = &c->self->work;
     double *sums = (double *)(void *)(uintptr_t)(c->table + c->work_at), *rest = sums + 2 * c->n_chunks + 2;
     for (int pass = c->max_norm < 0; pass < 2; pass++) {
@@ -164,32 +164,12 @@ static ont_status launch(const step_call *c, void *stream)
     return ONT_OK;
 }
 
-/* Room on both sides; what the host's side holds is what the device's does. */
-static ont_status reserve(ont_device_tables *t, const ont_device *device, size_t bytes, size_t work)
+static ont_status run(step_call *c, const void *fresh, const ont_table_sizes *sizes)
 {
-    if (t->device == device && t->device_capacity >= bytes + work && t->host_capacity >= bytes) return ONT_OK;
-    if (t->device) t->device->kind->free(t->device, &t->memory, t->device_capacity);
-    t->device = NULL;
-    t->bytes = 0;
-    ONT_TRY(ont_optim_reserve(&t->host, &t->host_capacity, bytes, 1));
-    ONT_TRY(device->kind->alloc(device, bytes + work, &t->memory));
-    t->device = device;
-    t->device_capacity = bytes + work;
-    return ONT_OK;
-}
-
-static ont_status run(step_call *c, const void *fresh, size_t bytes, size_t work)
-{
-    ont_device_tables *t = &c->self->tables;
+    ont_device_tables *t = &c->self->tables.on_device;
     ont_scope scope;
     ONT_TRY(c->device->kind->enter(c->device, &scope));
-    ont_status status = reserve(t, c->device, bytes, work);
-    if (status == ONT_OK && (t->bytes != bytes || memcmp(t->host, fresh, bytes))) {
-        memcpy(t->host, fresh, bytes);
-        t->bytes = bytes;
-        status = c->device->kind->write(c->device, t->memory.data, t->host, bytes, scope.stream);
-        if (status != ONT_OK) t->bytes = 0;
-    }
+    ont_status status = ont_tables_put(t, c->device, fresh, sizes, scope.stream);
     c->table = t->memory.data;
     if (status == ONT_OK) status = launch(c, scope.stream);
     c->device->kind->leave(c->device, &scope);
@@ -219,18 +199,23 @@ PyObject *ont_optim_device_step(ont_walk *w, PyObject *scalars, double max_norm)
     step_call c = {.self = self, .device = w->device, .max_norm = max_norm};
     PyObject *result = NULL;
     if (!w->device->kind->optim) return PyErr_Format(PyExc_TypeError, "%U: device %s has no optimizers", self->name, w->device->kind->name);
-    for (size_t i = 0; i < n; i++) c.n_chunks += chunks_of(&self->work.tensors[i]);
+    for (size_t i = 0; i < n; i++) {
+        const ont_optim_tensor *t = &self->work.tensors[i];
+        c.n_chunks += chunks_of(t);
+        for (int k = 0; k < ONT_OPERAND_COUNT; k++) c.wide |= t->data[k] && t->dtype[k] == ONT_FLOAT64;
+    }
     c.chunks_at = n * sizeof(ont_cuda_tensor);
-    size_t bytes = (c.chunks_at + (size_t)c.n_chunks * sizeof(int32_t) + 63) / 64 * 64;
-    size_t work = (size_t)(4 * c.n_chunks + (int64_t)n + 4) * sizeof(double);
-    c.work_at = bytes;
-    char *fresh = ont_calloc(bytes + 1, 1);
+    ont_table_sizes sizes = {.head = c.chunks_at};
+    sizes.bytes = (c.chunks_at + (size_t)c.n_chunks * sizeof(int32_t) + 63) / 64 * 64;
+    sizes.work = (size_t)(4 * c.n_chunks + (int64_t)n + 4) * sizeof(double);
+    c.work_at = sizes.bytes;
+    char *fresh = ont_calloc(sizes.bytes + 1, 1);
     c.lr = ont_calloc(groups + 1, sizeof *c.lr);
     if (!fresh || !c.lr) {
         PyErr_NoMemory();
     } else if (take_scalars(w, scalars, &c) == 0 &&
                fill_tables(w, (ont_cuda_tensor *)(void *)fresh, (int32_t *)(void *)(fresh + c.chunks_at)) == 0) {
-        ont_status status = n ? run(&c, fresh, bytes, work) : ONT_OK;
+        ont_status status = n ? run(&c, fresh, &sizes) : ONT_OK;
         result = status == ONT_OK ? Py_NewRef(Py_None) : ont_raise(self->state, status);
     }
     ont_free(fresh);

@@ -27,7 +27,13 @@ static struct shim {
     shim_status (*layout)(void *tensor, int32_t *layout);
     int32_t cpu, strided;
     ont_dtype dtypes[DTYPES]; /* by torch's number; ONT_UNDEFINED: not taken */
+    bool plain; /* these have been tried */
+    void *(*grad)(const void *impl);       /* const at::Tensor &c10::TensorImpl::grad() const */
+    void (*count_up)(const void *tensor);  /* void torch::autograd::impl::bump_version(const at::Tensor &) */
+    shim_status (*defined)(void *tensor, bool *defined);
 } shim;
+
+enum { HINT_VERSION = 3 }; /* which of the hints is the version's */
 
 static bool find(void *library, const char *name, void *function)
 {
@@ -123,6 +129,63 @@ static PyObject *make_sample(void)
     return sample;
 }
 
+/*
+ * Two functions that the shim has not; by their C++ names, since both take and return no more than an address. What they
+ * do is tried at import, and without them walks go by Python.
+ */
+static bool find_plain_functions(void *library)
+{
+    return find(library, "aoti_torch_is_defined", &shim.defined) &&
+           find(library, "_ZNK3c1010TensorImpl4gradEv", &shim.grad) &&
+           find(library, "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE", &shim.count_up);
+}
+
+static int version_of(PyObject *tensor)
+{
+    PyObject *value = PyObject_GetAttrString(tensor, "_version");
+    long version = value ? PyLong_AsLong(value) : -1;
+    Py_XDECREF(value);
+    return PyErr_Occurred() ? -1 : (int)version;
+}
+
+/* Whether `tensor` has the gradient `grad`, NULL for none, and counts its versions one by one, or not at all. */
+static bool behaves(const ont_state *state, PyObject *tensor, PyObject *grad, bool counts)
+{
+    void *handle = ont_peek_handle(state, tensor);
+    const void *impl = NULL, *expected = NULL, *version;
+    if (!handle) return false;
+    void *found = ont_peek_grad(handle);
+    if (found) memcpy(&impl, found, sizeof impl);
+    if (grad) memcpy(&expected, (const char *)grad + shim.offset, sizeof expected);
+    if (impl != expected || ont_peek_counts(handle, &version) != counts) return false;
+    if (!counts) return true;
+    int before = version_of(tensor);
+    ont_peek_count_up(handle);
+    return before >= 0 && version_of(tensor) == before + 1;
+}
+
+/* Tries them on a tensor with a gradient, on one without, and on one of inference mode. */
+static bool plain_agrees(const ont_state *state)
+{
+    PyObject *torch = PyImport_ImportModule("torch");
+    PyObject *leaf = torch ? PyObject_CallMethod(torch, "zeros", "i", 3) : NULL;
+    PyObject *grad = leaf ? PyObject_CallMethod(torch, "ones", "i", 3) : NULL;
+    PyObject *mode = grad ? PyObject_CallMethod(torch, "inference_mode", NULL) : NULL;
+    PyObject *entered = mode ? PyObject_CallMethod(mode, "__enter__", NULL) : NULL;
+    PyObject *inferred = entered ? PyObject_CallMethod(torch, "zeros", "i", 3) : NULL;
+    PyObject *left = entered ? PyObject_CallMethod(mode, "__exit__", "OOO", Py_None, Py_None, Py_None) : NULL;
+    bool good = inferred && left && PyObject_SetAttrString(leaf, "grad", grad) == 0 && behaves(state, leaf, grad, true) &&
+                behaves(state, grad, NULL, true) && behaves(state, inferred, NULL, false);
+    Py_XDECREF(left);
+    Py_XDECREF(inferred);
+    Py_XDECREF(entered);
+    Py_XDECREF(mode);
+    Py_XDECREF(grad);
+    Py_XDECREF(leaf);
+    Py_XDECREF(torch);
+    return good;
+}
+
 void ont_peek_init(ont_state *state)
 {
     void *library = ont_library_torch();
@@ -132,15 +195,53 @@ void ont_peek_init(ont_state *state)
         shim.offset = find_offset(sample);
         if (shim.offset && !agrees(state, sample)) shim.offset = 0;
     }
+    if (shim.offset) shim.plain = find_plain_functions(library) && plain_agrees(state);
     PyErr_Clear();
     Py_XDECREF(sample);
 }
 
-bool ont_peek(const ont_state *state, PyObject *tensor, ont_view *view)
+bool ont_peek_plain(void)
+{
+    return shim.plain;
+}
+
+void *ont_peek_handle(const ont_state *state, PyObject *tensor)
 {
     PyObject *type = (PyObject *)Py_TYPE(tensor);
-    if (!shim.offset || (type != state->tensor_type && type != state->parameter_type)) return false;
-    void *handle = (char *)tensor + shim.offset;
+    if (!shim.offset || (type != state->tensor_type && type != state->parameter_type)) return NULL;
+    return (char *)tensor + shim.offset;
+}
+
+void *ont_peek_grad(void *handle)
+{
+    const void *impl;
+    bool defined;
+    memcpy(&impl, handle, sizeof impl);
+    void *grad = shim.grad(impl);
+    return shim.defined(grad, &defined) || !defined ? NULL : grad;
+}
+
+bool ont_peek_counts(const void *handle, const void **version)
+{
+    const void *hints[ONT_PEEK_HINTS];
+    ont_peek_hints(handle, hints);
+    *version = hints[HINT_VERSION];
+    return *version != NULL;
+}
+
+void ont_peek_count_up(void *handle)
+{
+    shim.count_up(handle);
+}
+
+bool ont_peek(const ont_state *state, PyObject *tensor, ont_view *view)
+{
+    void *handle = ont_peek_handle(state, tensor);
+    return handle && ont_peek_at(handle, view);
+}
+
+bool ont_peek_at(void *handle, ont_view *view)
+{
     int32_t layout, device, dtype;
     int64_t dim, *sizes, *strides;
     /* In this order: of another layout or device the rest must not be asked. */
@@ -155,10 +256,10 @@ bool ont_peek(const ont_state *state, PyObject *tensor, ont_view *view)
     return true;
 }
 
-void ont_peek_hints(PyObject *tensor, const void *hints[ONT_PEEK_HINTS])
+void ont_peek_hints(const void *handle, const void *hints[ONT_PEEK_HINTS])
 {
     const char *impl;
-    memcpy(&impl, (const char *)tensor + shim.offset, sizeof impl);
+    memcpy(&impl, handle, sizeof impl);
     /* behind the table of virtual functions and the count of references; an object has far more than these six words */
     memcpy(hints, impl + 2 * sizeof(void *), ONT_PEEK_HINTS * sizeof *hints);
 }

@@ -8,6 +8,7 @@
 #include "base/alloc.h"
 #include "onnx/load.h"
 #include "onnx/save.h"
+#include "passes/recompute.h"
 #include "run/replay.h"
 
 typedef struct run_object {
@@ -116,13 +117,19 @@ enum { MOST_PROGRAMS = 4096 };
 static int session_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     ont_session_object *self = (ont_session_object *)object;
-    char *names[] = {"model", "programs", "device", NULL};
+    char *names[] = {"model", "programs", "device", "torch_random", "recompute", NULL};
     const char *bytes;
     Py_ssize_t size;
     const char *device_name = "";
     const ont_device *device;
-    int programs = 16;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y#|is:Session", names, &bytes, &size, &programs, &device_name)) return -1;
+    int programs = 16, torch_random = 0, recompute = ONT_RECOMPUTE_CHEAP;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y#|ispi:Session", names, &bytes, &size, &programs, &device_name, &torch_random,
+                                     &recompute))
+        return -1;
+    if (recompute < 0 || recompute >= ONT_RECOMPUTE_LEVELS) {
+        PyErr_Format(PyExc_ValueError, "recompute is %d, expected 0 to %d", recompute, ONT_RECOMPUTE_LEVELS - 1);
+        return -1;
+    }
     if (programs < 1 || programs > MOST_PROGRAMS) {
         PyErr_Format(PyExc_ValueError, "programs is %d, expected 1 to %d", programs, MOST_PROGRAMS);
         return -1;
@@ -134,6 +141,8 @@ static int session_init(PyObject *object, PyObject *args, PyObject *kwargs)
     if (ont_device_by_name(self->state, device_name, &device) < 0) return -1;
     ont_graph *graph;
     ont_status status = ont_onnx_load((const uint8_t *)bytes, (size_t)size, &graph);
+    if (status == ONT_OK) graph->torch_random = torch_random;
+    if (status == ONT_OK) graph->recompute.level = recompute; /* of every program: they are copies */
     if (status == ONT_OK) status = ont_session_create(graph, (uint32_t)programs, device, &self->session);
     if (status == ONT_OK) return 0;
     ont_raise(self->state, status);
@@ -197,7 +206,7 @@ static PyObject *session_random(PyObject *object, void *closure)
 }
 
 /* Runs a probe, and what it computed goes to the search. */
-static ont_status run_probe(ont_session_object *self, ont_program *probe, const borrowed *in, uint64_t seed,
+static ont_status run_probe(ont_session_object *self, ont_program *probe, const borrowed *in, const ont_random *random,
                             ont_search *search)
 {
     uint32_t n = probe->grads.n_forward_outputs;
@@ -207,7 +216,7 @@ static ont_status run_probe(ont_session_object *self, ont_program *probe, const 
     ont_status status;
     ont_program_ref(probe);
     Py_BEGIN_ALLOW_THREADS
-    status = ont_run_forward(probe, ont_session_pool(self->session), in->views, seed, outputs, &run);
+    status = ont_run_forward(probe, ont_session_pool(self->session), in->views, random, outputs, &run);
     Py_END_ALLOW_THREADS
     if (status == ONT_OK) status = ont_search_learn(self->session, search, outputs, n);
     for (uint32_t i = 0; i < n; i++) ont_block_unref(outputs[i]);
@@ -217,15 +226,15 @@ static ont_status run_probe(ont_session_object *self, ont_program *probe, const 
 }
 
 /* The program of a call, after as many probes as it takes. */
-static ont_status find_program(ont_session_object *self, const borrowed *in, const uint8_t *wants, uint64_t seed,
-                               ont_program **program)
+static ont_status find_program(ont_session_object *self, const borrowed *in, const uint8_t *wants,
+                               const ont_random *random, ont_program **program)
 {
     ont_search search = {0};
     ont_status status;
     for (;;) {
         status = ont_session_program(self->session, in->views, wants, &search, program);
         if (status != ONT_OK || !(*program)->probe) break;
-        status = run_probe(self, *program, in, seed, &search);
+        status = run_probe(self, *program, in, random, &search);
         if (status != ONT_OK) break;
     }
     ont_search_deinit(&search);
@@ -250,19 +259,70 @@ static PyObject *regroup(const ont_program *p, PyObject *flat)
     return results;
 }
 
+/* What a method of a generator says, as 64 bits. */
+static int ask(PyObject *generator, const char *method, uint64_t *number)
+{
+    PyObject *result = PyObject_CallMethod(generator, method, NULL);
+    if (!result) return -1;
+    *number = PyLong_AsUnsignedLongLongMask(result);
+    Py_DECREF(result);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+/* Of splitmix64: Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014. */
+static uint64_t mixed(uint64_t x)
+{
+    x += 0x9E3779B97F4A7C15u;
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
+    x = (x ^ x >> 27) * 0x94D049BB133111EBu;
+    return x ^ x >> 31;
+}
+
+/* From a number, or from a torch.Generator of CUDA, which stays as it is until advance(). */
+static int read_random(PyObject *seed, ont_random *random)
+{
+    *random = (ont_random){0};
+    if (!seed) return 0;
+    if (PyIndex_Check(seed)) {
+        PyObject *number = PyNumber_Index(seed);
+        if (!number) return -1;
+        random->key = random->seed = PyLong_AsUnsignedLongLongMask(number);
+        Py_DECREF(number);
+        return PyErr_Occurred() ? -1 : 0;
+    }
+    uint64_t offset;
+    if (ask(seed, "initial_seed", &random->seed) < 0 || ask(seed, "get_offset", &offset) < 0) return -1;
+    random->block = offset / 4;
+    random->key = mixed(random->seed ^ mixed(offset));
+    return 0;
+}
+
+/* The generator goes on by what torch's own kernels would have drawn in this forward. */
+static int advance(PyObject *generator, const ont_random *random, const ont_program *program)
+{
+    if (!generator || PyIndex_Check(generator) || !program->graph->random_offset) return 0;
+    PyObject *result = PyObject_CallMethod(generator, "set_offset", "K",
+                                           (unsigned long long)(random->block * 4 + program->graph->random_offset));
+    Py_XDECREF(result);
+    return result ? 0 : -1;
+}
+
 /* Runs the forward of a borrowed call; returns (outputs, Run or None). */
-static PyObject *forward_borrowed(ont_session_object *self, const borrowed *in, const uint8_t *wants, uint64_t seed)
+static PyObject *forward_borrowed(ont_session_object *self, const borrowed *in, const uint8_t *wants, PyObject *seed)
 {
     ont_program *program;
-    ont_status status = find_program(self, in, wants, seed, &program);
+    ont_random random;
+    if (read_random(seed, &random) < 0) return NULL;
+    ont_status status = find_program(self, in, wants, &random, &program);
     if (status != ONT_OK) return ont_raise(self->state, status);
+    if (advance(seed, &random, program) < 0) return NULL;
     uint32_t n = program->grads.n_forward_outputs;
     ont_block **outputs = ont_calloc(n + 1, sizeof *outputs);
     if (!outputs) return PyErr_NoMemory();
     ont_run *run = NULL;
     ont_program_ref(program); /* another thread may push it out of the cache meanwhile */
     Py_BEGIN_ALLOW_THREADS
-    status = ont_run_forward(program, ont_session_pool(self->session), in->views, seed, outputs, &run);
+    status = ont_run_forward(program, ont_session_pool(self->session), in->views, &random, outputs, &run);
     Py_END_ALLOW_THREADS
     PyObject *result = NULL;
     if (status != ONT_OK) {
@@ -286,8 +346,8 @@ static PyObject *session_forward(PyObject *object, PyObject *args, PyObject *kwa
     PyObject *tensors;
     const char *mask;
     Py_ssize_t mask_size;
-    unsigned long long seed = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Oy#|K:forward", names, &tensors, &mask, &mask_size, &seed)) return NULL;
+    PyObject *seed = NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Oy#|O:forward", names, &tensors, &mask, &mask_size, &seed)) return NULL;
     if (!session_of(object)) return NULL;
     Py_ssize_t n = (Py_ssize_t)ont_session_graph(self->session)->n_inputs;
     if (mask_size != n) return PyErr_Format(PyExc_ValueError, "grad_mask has %zd bytes, expected %zd", mask_size, n);
@@ -315,10 +375,11 @@ static PyObject *session_stats(PyObject *object, PyObject *unused)
     const ont_session *session = session_of(object);
     if (!session) return NULL;
     ont_session_get_stats(session, &s);
-    return Py_BuildValue("{sK sK sK sK sd sd sn sn sI sI sn sn sn sK sK sK sK}", "programs_built", s.programs_built, "program_hits",
+    return Py_BuildValue("{sK sK sK sK sd sd sn sn sn sI sI sI sn sn sn sK sK sK sK}", "programs_built", s.programs_built, "program_hits",
                          s.program_hits, "probes_built", s.probes_built, "probe_runs", s.probe_runs, "build_seconds",
                          s.build_seconds, "last_build_seconds", s.last_build_seconds, "slab_bytes",
-                         (Py_ssize_t)s.slab_bytes, "slab_lower_bound", (Py_ssize_t)s.slab_lower_bound, "steps", s.steps,
+                         (Py_ssize_t)s.slab_bytes, "slab_lower_bound", (Py_ssize_t)s.slab_lower_bound, "recomputed_bytes",
+                         (Py_ssize_t)s.recomputed_bytes, "recomputed_nodes", s.recomputed_nodes, "steps", s.steps,
                          "forward_steps", s.forward_steps, "pool_live_bytes", (Py_ssize_t)s.pool.live_bytes,
                          "pool_cached_bytes", (Py_ssize_t)s.pool.cached_bytes, "pool_peak_bytes",
                          (Py_ssize_t)s.pool.peak_bytes, "blocks_taken", s.pool.taken, "blocks_reused", s.pool.reused, "graphs_captured",

@@ -171,6 +171,7 @@ static ont_status build(ont_program *p, const ont_graph *loaded, const ont_view 
     ont_plan_step *needs;
     ONT_TRY(ont_graph_clone(loaded, &p->graph));
     p->graph->device = p->device;
+    p->graph->torch_random = loaded->torch_random;
     ONT_TRY(specialise(p->graph, inputs));
     ONT_TRY(ont_passes_before_grad(p->graph, facts));
     ONT_TRY(facts->n_needs ? become_probe(p, facts) : flatten_results(p));
@@ -250,6 +251,7 @@ ont_status ont_program_stage(const ont_program *p, const ont_graph *loaded, bool
     views_of(p, views, wants);
     ONT_TRYGOTO(status, done, ont_graph_clone(loaded, &scratch.graph));
     scratch.graph->device = p->device;
+    scratch.graph->torch_random = loaded->torch_random;
     ONT_TRYGOTO(status, done, specialise(scratch.graph, views));
     ONT_TRYGOTO(status, done, ont_passes_before_grad(scratch.graph, &facts));
     if (differentiated && !facts.n_needs) ONT_TRYGOTO(status, done, differentiate(&scratch, wants));

@@ -15,7 +15,7 @@
 struct ont_run {
     ont_program *program;
     ont_pool *pool;
-    uint64_t seed;
+    ont_random random;
     char *slab;            /* the device's, where there is one; the key of the run lies behind it */
     ont_memory slab_memory;
     void *stream;          /* that the slab was used on last */
@@ -39,6 +39,7 @@ static size_t slab_bytes(const ont_program *p)
     return p->plan.slab_bytes + (p->device ? ONT_PLAN_ALIGN : 0);
 }
 
+/* Where kernels of a device read the three numbers. */
 static uint64_t *seed_at(const ont_run *run)
 {
     return run->program->device ? (uint64_t *)(void *)(run->slab + run->program->plan.slab_bytes) : NULL;
@@ -100,7 +101,7 @@ static ont_status run_create(ont_program *p, ont_run **result)
     return ONT_OK;
 }
 
-static ont_status run_take(ont_program *p, ont_pool *pool, uint64_t seed, ont_run **result)
+static ont_status run_take(ont_program *p, ont_pool *pool, const ont_random *random, ont_run **result)
 {
     pthread_mutex_lock(&p->lock);
     ont_run *run = p->idle;
@@ -112,7 +113,7 @@ static ont_status run_take(ont_program *p, ont_pool *pool, uint64_t seed, ont_ru
     if (!run) ONT_TRY(run_create(p, &run));
     ont_program_ref(p);
     run->pool = pool;
-    run->seed = seed;
+    run->random = *random;
     run->next = NULL;
     ont_pool_open_runs(pool, 1);
     *result = run;
@@ -191,7 +192,7 @@ static double now(void)
 static ont_status execute_steps(ont_run *run, uint32_t first, uint32_t last)
 {
     const ont_program *p = run->program;
-    ont_call call = {.in = run->in, .out = run->out, .seed = run->seed, .device = p->device, .stream = run->stream,
+    ont_call call = {.in = run->in, .out = run->out, .seed = run->random.key, .device = p->device, .stream = run->stream,
                      .seed_at = seed_at(run), .fault = p->fault};
     bool timed = __atomic_load_n(&timing, __ATOMIC_RELAXED);
     for (uint32_t t = first; t < last; t++) {
@@ -384,19 +385,20 @@ static ont_status enter(ont_run *run, ont_scope *scope)
         status = device->kind->join(device, scope->stream, run->stream);
     run->stream = scope->stream;
     run->used = true;
-    if (device && status == ONT_OK) status = device->kind->store(device, seed_at(run), &run->seed, 1, run->stream);
+    uint64_t words[] = {run->random.key, run->random.seed, run->random.block};
+    if (device && status == ONT_OK) status = device->kind->store(device, seed_at(run), words, 3, run->stream);
     if (status != ONT_OK) ont_place_leave(device, scope);
     return status;
 }
 
-ont_status ont_run_forward(ont_program *p, ont_pool *pool, const ont_view *inputs, uint64_t seed, ont_block **outputs,
-                           ont_run **result)
+ont_status ont_run_forward(ont_program *p, ont_pool *pool, const ont_view *inputs, const ont_random *random,
+                           ont_block **outputs, ont_run **result)
 {
     ont_run *run = NULL;
     ont_scope scope;
     void **data = ont_calloc(p->graph->n_inputs + 1, sizeof *data);
     if (!data) return ONT_ENOMEM;
-    ont_status status = run_take(p, pool, seed, &run);
+    ont_status status = run_take(p, pool, random, &run);
     if (status != ONT_OK) goto done;
     ONT_TRYGOTO(status, fail_run, enter(run, &scope));
     for (uint32_t i = 0; i < p->grads.n_forward_inputs; i++)

@@ -9,11 +9,16 @@
 
 typedef struct ont_run ont_run;
 
+/* What a run's random numbers follow from: the key of ours, and where torch's generator stood (blocks of four words). */
+typedef struct ont_random {
+    uint64_t key, seed, block;
+} ont_random;
+
 /*
  * Executes the forward part. outputs: one block per forward output, each a reference for the caller. *run is NULL
  * where the program has nothing to differentiate. The pool must be the session's, the same for all runs of a program.
  */
-ont_status ont_run_forward(ont_program *program, ont_pool *pool, const ont_view *inputs, uint64_t seed,
+ont_status ont_run_forward(ont_program *program, ont_pool *pool, const ont_view *inputs, const ont_random *random,
                            ont_block **outputs, ont_run **run) ONT_MUST_USE;
 
 /*

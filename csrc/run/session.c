@@ -254,6 +254,8 @@ void ont_session_get_stats(const ont_session *s, ont_session_stats *stats)
     if (!p) return;
     stats->slab_bytes = p->plan.slab_bytes;
     stats->slab_lower_bound = p->plan.lower_bound;
+    stats->recomputed_bytes = p->graph->recompute.bytes;
+    stats->recomputed_nodes = p->graph->recompute.nodes;
     stats->steps = p->n_steps;
     stats->forward_steps = p->split;
 }

@@ -15,6 +15,8 @@ typedef struct ont_session_stats {
     double build_seconds;                  /* all programs */
     double last_build_seconds;
     size_t slab_bytes, slab_lower_bound;   /* of the program used last */
+    size_t recomputed_bytes;               /* that it would keep from forward to backward besides */
+    uint32_t recomputed_nodes;
     uint32_t steps, forward_steps;
     ont_pool_stats pool;
 } ont_session_stats;

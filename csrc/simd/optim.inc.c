@@ -5,14 +5,14 @@
 #include "simd/math.h"
 #include "simd/optim.h"
 
-#ifdef __F16C__
+#if defined(__F16C__) || defined(__AVX512BW__)
 #include <immintrin.h>
 #endif
 
 #define PASTE_(a, b) a##b
 #define PASTE(a, b) PASTE_(a, b)
 
-enum { LANES = 16, PIECE = 4096 };
+enum { LANES = 16, PIECE = 4096, ADAM_VECTOR = 32 };
 
 /* ---- 16-bit floats ---- */
 
@@ -116,6 +116,11 @@ INLINE void put_bf16(uint16_t *p, const float *x)
 #undef PUT
 #undef UNIT
 #undef SQRT
+
+#ifdef __AVX512BW__
+#include "simd/optim_adam_bf16.h"
+#define adam_bf16 adam_wide_bf16 /* in the table below */
+#endif
 
 #define S(name) PASTE(name, _f64)
 #define STORED double

@@ -30,7 +30,8 @@ def build(folder: Path, sanitize: bool = False) -> Path:
     """The plugin's path. Raises CalledProcessError where a source does not compile."""
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / "_emulated.so"
-    newest = max(p.stat().st_mtime for root in (CUDA, CORE) for p in root.rglob("*") if p.suffix in {".c", ".h", ".cu", ".cuh", ".cc", ".def"})
+    headers = max(p.stat().st_mtime for root in (CUDA, CORE) for p in root.rglob("*") if p.suffix in {".h", ".cuh", ".def"})
+    newest = max(headers, *(source.stat().st_mtime for source in sources()))
     if target.exists() and target.stat().st_mtime > newest:
         return target
     extra = ["-O1", "-g1", "-fsanitize=address", "-fno-omit-frame-pointer"] if sanitize else ["-O1"]
@@ -38,8 +39,12 @@ def build(folder: Path, sanitize: bool = False) -> Path:
 
     def compile_one(source: Path) -> str:
         out = folder / f"{source.name}.o"
+        if out.exists() and out.stat().st_mtime > max(headers, source.stat().st_mtime):
+            return str(out)
         language = [*cc, "-std=gnu11"] if source.suffix == ".c" else [*cxx, "-std=c++17", "-x", "c++"]
-        subprocess.run([*language, *FLAGS, *extra, "-c", str(source), "-o", str(out)], check=True)
+        fresh = f"{out}.new"  # whole, or not there
+        subprocess.run([*language, *FLAGS, *extra, "-c", str(source), "-o", fresh], check=True)
+        os.replace(fresh, out)
         return str(out)
 
     with concurrent.futures.ThreadPoolExecutor(int(os.environ.get("ONNXTRAIN_JOBS", os.cpu_count() or 1))) as pool:

@@ -10,6 +10,9 @@
 
 #include "jit.h"
 
+bool ont_emulate_recording(void);
+int ont_emulate_record(int (*work)(void *), void *context, void (*forget)(void *));
+
 static const char preamble[] = "#include \"launch.cuh\"\n";
 
 static const char footer[] =
@@ -43,12 +46,30 @@ static ont_status compile(const char *source, void **function)
     return ONT_OK;
 }
 
+typedef struct launched {
+    int (*run)(unsigned, const ont_jit_args *);
+    unsigned blocks;
+    ont_jit_args args;
+} launched;
+
+static int do_launch(void *context)
+{
+    const launched *l = context;
+    return l->run(l->blocks, &l->args);
+}
+
+/* The library of a generated kernel has an emulation of its own, which knows nothing of a recording here. */
 static ont_status launch(void *function, unsigned blocks, ont_jit_args *args, void *stream)
 {
-    int (*run)(unsigned, const ont_jit_args *);
+    launched l = {.blocks = blocks, .args = *args};
     (void)stream;
-    memcpy(&run, &function, sizeof run);
-    return run(blocks, args) ? ont_fail(ONT_ESTATE, "a generated kernel was not launched") : ONT_OK;
+    memcpy(&l.run, &function, sizeof l.run);
+    if (!ont_emulate_recording()) return do_launch(&l) ? ont_fail(ONT_ESTATE, "a generated kernel was not launched") : ONT_OK;
+    launched *kept = malloc(sizeof *kept);
+    if (!kept) return ont_fail(ONT_ENOMEM, "out of memory");
+    *kept = l;
+    ont_emulate_record(do_launch, kept, free);
+    return ONT_OK;
 }
 
 static const ont_jit jit = {preamble, compile, launch};

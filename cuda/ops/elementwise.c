@@ -48,12 +48,13 @@ static bool dropout_step(const ont_node *node, ont_ew *e)
     if (ont_node_in(node, 1) && ont_const_scalar(node, 1, &ratio) != ONT_OK) return false;
     if (ont_node_in(node, 2) && ont_const_scalar(node, 2, &mode) != ONT_OK) return false;
     if (!ont_is_float32_or_64(dtype)) return false;
-    bool active = mode != 0 && ratio > 0, all = ratio == 1;
+    bool active = mode != 0 && ratio > 0;
     add_step(e, active ? ONT_EW_DROPOUT : ONT_EW_CAST, dtype, dtype, 1);
     ont_ew_step *s = &e->steps[e->n_steps - 1];
-    s->p[0] = !active ? 0 : all ? (double)UINT32_MAX : (double)(uint32_t)(ratio * 0x1p32);
-    s->p[1] = all ? 0 : 1 / (1 - ratio);
-    s->stream = ont_random_stream(node);
+    ont_dropout_rule rule = active ? ont_dropout_rule_of(node, ratio) : (ont_dropout_rule){0, 1};
+    s->p[0] = (double)rule.threshold;
+    s->p[1] = rule.scale;
+    s->stream = ont_dropout_stream(node);
     if (ont_node_out(node, 1)) { /* where nothing is dropped the threshold is 0 */
         add_step(e, ONT_EW_MASK, dtype, ONT_BOOL, 1);
         e->steps[e->n_steps - 1].p[0] = s->p[0];

@@ -122,8 +122,8 @@ def _lookups(op: Any) -> Table:
     """torch.embedding called by itself."""
 
     def embedding(weight, indices, padding_idx=-1, scale_grad_by_freq=False, sparse=False):
-        if scale_grad_by_freq or padding_idx >= 0:  # F.embedding's own padding is replaced before it comes here
-            raise Untraceable("The module uses torch.embedding with padding_idx or scale_grad_by_freq, which ONNX cannot say.")
+        if sparse or scale_grad_by_freq or padding_idx >= 0:  # F.embedding's own padding is replaced before it comes here
+            raise Untraceable("The module uses torch.embedding with padding_idx, scale_grad_by_freq or sparse, which ONNX cannot say.")
         return op.Gather(weight, indices, axis=0)
 
     return {aten.embedding.default: embedding}

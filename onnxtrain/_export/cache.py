@@ -27,11 +27,11 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from onnxtrain._export import attributes
+from onnxtrain._export import attributes, views
 from onnxtrain._export import guards as shape_guards
 
 _log = logging.getLogger("onnxtrain")
-FORMAT = 3
+FORMAT = 4
 MAX_ENTRIES = 16  # per digest: exports that differ in sizes, or in attributes
 
 
@@ -199,6 +199,7 @@ def _meta(module: torch.nn.Module, exported: Any) -> dict[str, Any]:
         "assignments": [(a.module, a.name, _spec_out(a.spec), _plain(a.constants), a.tensors) for a in exported.assignments],
         "state": _state_out(module, exported.state), "exporter": exported.exporter, "opset": exported.opset,
         "notes": exported.notes, "conditional": exported.conditional, "same": exported.same,
+        "views": exported.views,
     }
 
 
@@ -238,6 +239,13 @@ def load(folder: str, name: str, module: torch.nn.Module, tensors: Sequence[Tens
     return None
 
 
+def _views(value: Any) -> Any:
+    """As written, once every step of it is known to be a view."""
+    if value is not None:
+        views.Replay(value)
+    return value
+
+
 def _tupled(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
@@ -259,6 +267,7 @@ def _read(path: Path, module: torch.nn.Module, tensors: Sequence[Tensor]) -> Any
               for owner, name, spec, constants, leaves in meta["assignments"]),
         state, meta["exporter"], meta["opset"], {"total": 0.0}, [*meta["notes"], f"Loaded from {path}."],
         conditional=tuple(tuple(part) for part in meta["conditional"]), same=tuple(tuple(pair) for pair in meta["same"]),
+        views=_views(meta["views"]),
     )
 
 

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
-from onnxtrain._export.errors import ExportError
+from onnxtrain._export.errors import ExportError, Untraceable
 
 
 def _no_grad_regions(program: torch.export.ExportedProgram) -> Iterator[tuple[torch.fx.Graph, torch.fx.Node]]:
@@ -62,6 +63,17 @@ def check(program: torch.export.ExportedProgram) -> None:
                     f"The module changes a tensor in place ({node.target}) behind autograd's back, through detach() or "
                     ".data or inside torch.no_grad(), while its gradient still flows; a graph cannot say that."
                 )
+
+
+def unchanged_containers(arguments: Any, spec: pytree.TreeSpec, before: list[Any]) -> list[Any]:
+    """The leaves of (args, kwargs), still those that forward was given, in the same lists and dicts.
+
+    Raises Untraceable where forward has put something into one of the caller's containers, or taken something out.
+    """
+    leaves, now = pytree.tree_flatten(arguments)
+    if now != spec or any([leaf is not old and (isinstance(leaf, torch.Tensor) or leaf != old) for leaf, old in zip(leaves, before)]):
+        raise Untraceable("The module changes a list, dict or object that it is given as an argument; a graph would lose that.")
+    return leaves
 
 
 def _owner(node: Any) -> tuple[Any, bool]:

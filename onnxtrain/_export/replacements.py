@@ -16,8 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from onnxtrain._export import domain  # noqa: F401  defines torch.ops.onnxtrain
+from onnxtrain._export import functions
 from onnxtrain._export.errors import Untraceable
-from onnxtrain._export.special import embedding_bag, interpolate, multilabel_margin_loss
+from onnxtrain._export.lookups import Embedding, embedding_bag
+from onnxtrain._export.special import interpolate, multilabel_margin_loss
 
 # torch's own functions, since rewrite.patched() puts ours in their place
 _F = types.SimpleNamespace(
@@ -229,9 +231,12 @@ def embedding(
     input: Tensor, weight: Tensor, padding_idx: int | None = None, max_norm: float | None = None,
     norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False,
 ) -> Tensor:
-    """F.embedding; ONNX's Gather would give the row of padding_idx a gradient. A sparse gradient comes out dense."""
-    if max_norm is not None or scale_grad_by_freq:
-        raise Untraceable("The module uses an embedding with max_norm or scale_grad_by_freq, which ONNX cannot say.")
+    """F.embedding; ONNX's Gather would give the row of padding_idx a gradient. The engine's gradients are dense."""
+    if max_norm is not None:
+        raise Untraceable("The module uses an embedding with max_norm, which changes the weight in forward.")
+    if sparse or scale_grad_by_freq:
+        padding = -1 if padding_idx is None else padding_idx % weight.size(0)
+        return functions.record(Embedding, (weight, input, padding, scale_grad_by_freq, sparse))
     rows = _F.embedding(input, weight)
     if padding_idx is None:  # a frozen weight may be thawed later, with this graph
         return rows

@@ -17,8 +17,6 @@ import torch.nn.functional as F
 import torch.utils._python_dispatch
 from torch import Tensor
 
-from onnxtrain._export.errors import Untraceable
-
 _LANCZOS = (0.99999999999980993, 676.5203681218851, -1259.1392167224028, 771.32342877765313, -176.61502916214059,
             12.507343278686905, -0.13857109526572012, 9.9843695780195716e-6, 1.5056327351493116e-7)
 _BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6)  # B2, B4 ...
@@ -226,7 +224,7 @@ def multilabel_margin_loss(
     return losses.sum() if reduction == "sum" else losses.mean()
 
 
-_interpolate, _embedding_bag = F.interpolate, F.embedding_bag  # torch's own, since ours stand in their place
+_interpolate = F.interpolate  # torch's own, since ours stands in its place
 
 
 def interpolate(
@@ -260,13 +258,6 @@ def _resizing(
         unit = torch.eye(n, dtype=torch.float64).view(shape).expand(1, n, *(n if k == d else 2 for k in range(rank))).contiguous()
         out = _interpolate(unit, None, scales, mode, align_corners, recompute, antialias)
         return out[(0, slice(None), *(slice(None) if k == d else 0 for k in range(rank)))].t().tolist()
-
-
-def embedding_bag(*args: Any, max_norm: float | None = None, scale_grad_by_freq: bool = False, **kwargs: Any) -> Tensor:
-    """F.embedding_bag with what ONNX cannot say refused."""
-    if max_norm is not None or scale_grad_by_freq or len(args) > 3 and (args[3] is not None or len(args) > 5 and args[5]):
-        raise Untraceable("The module uses an embedding bag with max_norm or scale_grad_by_freq, which ONNX cannot say.")
-    return _embedding_bag(*args, **kwargs)
 
 
 _METHODS = ("hypot", "copysign", "fmax", "fmin", "cumprod", "lgamma", "digamma", "erfinv", "cov", "corrcoef", "logcumsumexp",

@@ -9,6 +9,7 @@ import contextlib
 import copy
 import functools
 import math
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,6 +24,9 @@ from onnxtrain._export.state import replaced
 
 Table = dict[Any, Callable[..., Any]]
 aten = torch.ops.aten
+INTEGERS = {getattr(onnx.TensorProto, name) for name in ("INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64")}
+DEFAULTS = {torch.float32: onnx.TensorProto.FLOAT, torch.float64: onnx.TensorProto.DOUBLE,
+            torch.float16: onnx.TensorProto.FLOAT16, torch.bfloat16: onnx.TensorProto.BFLOAT16}
 
 
 def translations(opset: int) -> Table:
@@ -33,7 +37,7 @@ def translations(opset: int) -> Table:
     own = onnxscript.values.Opset(DOMAIN, DOMAIN_VERSION)
     python_op = {torch.ops.onnxtrain.python_op.default: functions.translation()}
     python_op |= functions.by_torch(("aten.multinomial.default",))  # so that a seed draws what it draws in PyTorch
-    return (_own(op, own) | _groups(op, own) | _splits(op) | _bounds(op, own) | _functions(op) | _wider(op)
+    return (_own(op, own) | _groups(op, own) | _splits(op) | _bounds(op, own) | _functions(op) | _numbers(op) | _wider(op)
             | arguments(op) | _picked(op) | _resized(op) | python_op)
 
 
@@ -192,17 +196,83 @@ def _functions(op: Any) -> Table:
         whole = op.Expand(self, op.Shape(mask))
         return op.Compress(op.Reshape(whole, row), op.Reshape(op.Expand(mask, op.Shape(whole)), row), axis=0)
 
+    return {
+        aten.celu.default: celu,
+        aten.sinc.default: sinc,
+        aten.atan2.default: atan2,
+        aten.masked_select.default: masked_select,
+    }
+
+
+def _numbers(op: Any) -> Table:
+    """Numbers that torch.onnx rounds to float32 before they meet a tensor of float64, where Python's are of 53 bits.
+
+    Floats made of sizes are computed in float64 as Python does; what uses them casts them to its own dtype. See also wide_numbers().
+    """
+
+    def real(x):
+        return x if isinstance(x, float) else op.Cast(x, to=onnx.TensorProto.DOUBLE)
+
+    def truediv(self, other):
+        return op.Div(*(op.Cast(x, to=onnx.TensorProto.DOUBLE) for x in (self, other)))
+
+    def scaled(x, number):
+        """A product with a number, which may be made of sizes."""
+        return x if number == 1 else op.Mul(x, op.CastLike(number, x))
+
+    def softplus(self, beta=1.0, threshold=20.0):
+        steep = scaled(self, beta)
+        smooth = op.Softplus(steep) if beta == 1 else op.Div(op.Softplus(steep), op.CastLike(beta, self))
+        return op.Where(op.Greater(steep, op.CastLike(threshold, self)), self, smooth)
+
+    def addcmul(self, tensor1, tensor2, value=1.0):
+        return op.Add(self, scaled(op.Mul(tensor1, tensor2), value))
+
+    def addcdiv(self, tensor1, tensor2, value=1.0):
+        return op.Add(self, scaled(op.Div(tensor1, tensor2), value))
+
+    def power(self, exponent):
+        if isinstance(exponent, (int, float)):
+            from onnxscript.function_libs.torch_lib.ops import core
+
+            return core.aten_pow_tensor_scalar(self, exponent)
+        if not self.dtype.is_floating_point() and exponent.dtype.is_floating_point():
+            self = op.Cast(self, to=DEFAULTS[torch.get_default_dtype()])
+        return op.Pow(self, op.CastLike(exponent, self))
+
     def scalar_tensor(s, dtype=int(onnx.TensorProto.FLOAT), layout="", device="", pin_memory=False):
         """A number in the dtype it is wanted in: by way of float32, 0.1 would be another one in float64."""
         if isinstance(s, (bool, int, float)):
             return op.Constant(value=onnx.helper.make_tensor("value", dtype, [], [s]))
         return op.Cast(s, to=dtype)
 
+    def arange(name):
+        """Steps of floats are counted and multiplied in float64, as torch does; in float32 there may be one more or less."""
+
+        def translate(*bounds, dtype=-1, layout="", device="", pin_memory=False, end=None):
+            from onnxscript.function_libs.torch_lib.ops import core
+
+            bounds = bounds if end is None else (*bounds, end)
+            wanted = None if dtype in (-1, None) else int(dtype)
+            whole = all(isinstance(b, int) or (not isinstance(b, float) and not b.dtype.is_floating_point()) for b in bounds)
+            if wanted in INTEGERS or (whole and wanted is None):
+                return getattr(core, name)(*bounds, dtype=dtype)
+            first, last, step = (0.0, bounds[0], 1.0) if len(bounds) == 1 else (*bounds, 1.0)[:3]
+            numbers = op.Range(*(op.Cast(b, to=onnx.TensorProto.DOUBLE) for b in (first, last, step)))
+            return op.Cast(numbers, to=wanted or DEFAULTS[torch.get_default_dtype()])
+
+        return translate
+
     return {
-        aten.celu.default: celu,
-        aten.sinc.default: sinc,
-        aten.atan2.default: atan2,
-        aten.masked_select.default: masked_select,
+        aten.arange.default: arange("aten_arange"),
+        aten.arange.start: arange("aten_arange_start"),
+        aten.arange.start_step: arange("aten_arange_start_step"),
+        aten.pow.Tensor_Scalar: power,
+        torch.sym_float: real,
+        operator.truediv: truediv,
+        aten.softplus.default: softplus,
+        aten.addcmul.default: addcmul,
+        aten.addcdiv.default: addcdiv,
         aten.scalar_tensor.default: scalar_tensor,
     }
 
@@ -321,4 +391,51 @@ def registry_reused() -> Iterator[None]:
 
     with replaced(ONNXRegistry, "from_torchlib", classmethod(from_torchlib)), \
             replaced(utils, "_materialize_cpp_cia_ops", materialize):
+        yield
+
+
+@contextlib.contextmanager
+def wide_numbers() -> Iterator[None]:
+    """Numbers are of float64, as Python's are, until they meet a tensor; torch.onnx has them in float32.
+
+    A number that a translation casts to a tensor's dtype is written in float64; so are the types of what is made of sizes.
+    """
+    try:
+        from onnxscript import ir
+        from torch.onnx._internal.exporter import _building, _core
+
+        constants, types = _building._process_python_constants, _core._set_shape_type
+    except (ImportError, AttributeError):  # another torch: tests/export/test_numbers.py says whether it rounds
+        yield
+        return
+
+    mark = "onnxtrain number"
+
+    def meeting(param, named_inputs, signature):
+        """The dtype of a tensor that must have the same as the number given for this parameter."""
+        for name, value in named_inputs.items():
+            if (isinstance(value, ir.Value) and value.dtype is not None and mark not in value.meta
+                    and signature.params_map[name].type_constraint is param.type_constraint):
+                return value.dtype
+        return None
+
+    def process(signature, named_inputs, binding, farm, opset):
+        number = named_inputs.get("input")
+        if signature.name in ("Cast", "CastLike") and type(number) is float:
+            named_inputs["input"] = ir.tensor(number, dtype=ir.DataType.DOUBLE)
+        for name, value in list(named_inputs.items()):
+            if isinstance(value, ir.Value) and mark in value.meta:
+                dtype = meeting(signature.params_map[name], named_inputs, signature)
+                if dtype not in (None, value.dtype):
+                    named_inputs[name] = opset.Cast(value, to=int(dtype))
+                    binding = _building._resolve_parameter_dtypes(signature, named_inputs)
+        return constants(signature, named_inputs, binding, farm, opset)
+
+    def set_type(value, meta, *args, **kwargs):
+        types(value, meta, *args, **kwargs)
+        if isinstance(meta, (float, torch.SymFloat)):
+            value.dtype = ir.DataType.DOUBLE
+            value.meta[mark] = True
+
+    with replaced(_building, "_process_python_constants", process), replaced(_core, "_set_shape_type", set_type):
         yield

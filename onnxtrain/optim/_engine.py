@@ -60,7 +60,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             check("max_grad_norm", max_grad_norm)
         self.max_grad_norm = max_grad_norm
         self.grad_norm: float | Tensor | None = None
-        self.next_unscale = 1.0  # the next step multiplies gradients by this
+        self.next_unscale: float | Tensor = 1.0  # the next step multiplies gradients by this
         self._set_grad_none = set_grad_none
         self._steps = 0
         self._setup()
@@ -118,7 +118,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             self.grad_norm, self.next_unscale = None, 1.0
             return loss
         limit = -1.0 if self.max_grad_norm is None else float(self.max_grad_norm)
-        unscale, self.next_unscale = self.next_unscale, 1.0
+        unscale, self.next_unscale = number(self.next_unscale), 1.0
         if scale is not None:
             unscale /= float(scale)
         self.grad_norm = self._run(limit, unscale)
@@ -143,7 +143,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         if found_inf is not None and any(group.get("dampening") for group in self.param_groups) and float(found_inf):
             return None  # a first step that is skipped would count: the momentum of the next one is its gradient alone
         unscale, self.next_unscale = self.next_unscale, 1.0
-        inverse = number_there(unscale) if unscale != 1.0 or scale is not None else None
+        inverse = number_there(unscale) if isinstance(unscale, Tensor) or unscale != 1.0 or scale is not None else None
         if scale is not None:
             inverse = inverse / number_there(scale)
         limit = -1.0 if self.max_grad_norm is None else float(self.max_grad_norm)

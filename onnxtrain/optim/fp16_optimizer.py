@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from onnxtrain import _C
-from onnxtrain.optim._clip import all_finite, all_plain
+from onnxtrain.optim._clip import Lists, all_finite, all_plain, finite_there, there
 from onnxtrain.optim._engine import FusedOptimizer
 
 # Functions that are replaced whole, by the digest of their code; these of DeepSpeed 0.18.9 to 0.19.8
@@ -33,8 +33,8 @@ def FP16_Optimizer(optimizer: Any, **kwargs: Any) -> Any:
 
     Known are DeepSpeed's ZeRO stage 1 and 2 (``DeepSpeedZeroOptimizer``, also inside accelerate's wrapper), Apex AMP's
     O2 (an optimizer with ``_amp_stash``), and Megatron's ``FP16_Optimizer``. Gradients are found, measured and unscaled
-    as the library does it, with sums in double; dense CPU gradients only, others take the library's own way at each
-    call. Where ZeRO's inner optimizer is one of onnxtrain.optim, unscaling and clipping happen inside its step.
+    as the library does it, with sums in double; dense gradients on the CPU or on one CUDA device (a few launches, nothing that
+    waits but where the library waits itself), others take the library's own way at each call. Where ZeRO's inner optimizer is one of onnxtrain.optim, unscaling and clipping happen inside its step.
 
     Args:
         optimizer: what ``deepspeed.initialize``, ``amp.initialize`` or Megatron made.
@@ -87,24 +87,51 @@ def digest(function: Callable) -> str:
 
 # ---- DeepSpeed ZeRO 1 and 2 ----
 
+def _float64(values: list[float]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+class _Lists(Lists):
+    """The same for gradients on the CPU, whose place is "cpu"."""
+
+    def place(self, tensors: list[Tensor]) -> str:
+        """ "" where neither takes them."""
+        return there(tensors) or ("cpu" if all_plain(tensors) else "")
+
+    def sums(self, place: str, grads: Any) -> Tensor:
+        return _float64(_C.sums_of_squares(grads)) if place == "cpu" or not grads else super().sums(place, grads)
+
+    def finite(self, place: str, grads: list[Tensor], sums: Tensor) -> Tensor:
+        """Whether all elements are, as a 0-dim bool there."""
+        return torch.tensor(all_finite(grads, sums.tolist())) if place == "cpu" else finite_there(grads, sums)
+
+    def scale(self, place: str, sources: Any, targets: Any, factor: float | Tensor, keep: float) -> Tensor:
+        if place == "cpu" or not sources:
+            return torch.tensor(_C.scale_tensors(sources, targets, float(factor), keep))
+        return super().scale(place, sources, targets, factor, keep)
+
+
 class _Sums:
     """Sums of squares from the overflow check, for the norm that follows over the same gradients."""
 
-    def __init__(self) -> None:
-        self.known: dict[int, tuple[Tensor, int, float]] = {}
+    def __init__(self, lists: _Lists) -> None:
+        self.lists = lists
+        self.known: dict[int, tuple[Tensor, int, int]] = {}
+        self.sums = torch.zeros(0, dtype=torch.float64)
 
-    def measure(self, grads: list[Tensor]) -> list[float]:
-        sums = _C.sums_of_squares(grads)
-        self.known = {id(g): (g, g._version, s) for g, s in zip(grads, sums)}
-        return sums
+    def measure(self, place: str, grads: list[Tensor]) -> Tensor:
+        self.sums = self.lists.sums(place, grads)
+        self.known = {id(g): (g, g._version, i) for i, g in enumerate(grads)}
+        return self.sums
 
-    def take(self, grads: list[Tensor]) -> list[float]:
+    def take(self, place: str, grads: list[Tensor]) -> Tensor:
         """Of these gradients; what is known serves once."""
         known, self.known = self.known, {}
         hits = [known.get(id(g)) for g in grads]
         if all(hit is not None and hit[0] is g and hit[1] == g._version for hit, g in zip(hits, grads)):
-            return [hit[2] for hit in hits if hit is not None]
-        return _C.sums_of_squares(grads)
+            at = [hit[2] for hit in hits if hit is not None]
+            return self.sums if at == list(range(len(self.sums))) else self.sums[at]
+        return self.lists.sums(place, grads)
 
 
 def _patch_zero(optimizer: Any) -> str | None:
@@ -117,31 +144,34 @@ def _patch_zero(optimizer: Any) -> str | None:
     for name, expected in ZERO_NEEDED.items():
         if tuple(inspect.signature(getattr(optimizer, name)).parameters)[: len(expected)] != expected:
             return f"{name}() of this version of DeepSpeed takes other arguments than {', '.join(expected)}"
-    sums = _Sums()
+    lists = _Lists()
+    sums = _Sums(lists)
     check_params, check_partition = optimizer.has_overflow_serial, optimizer.has_overflow_partitioned_grads_serial
     norm_of, unscale = optimizer.get_grad_norm_direct, optimizer.unscale_and_clip_grads
 
     def has_overflow_serial(self: Any, params: Iterable[Tensor]) -> Tensor:
         params = list(params)
         grads = [p.grad for p in params if p.grad is not None]
-        if not all_plain(grads):
+        place = lists.place(grads)
+        if not place:
             return check_params(params)
-        return torch.tensor([not all_finite(grads, _C.sums_of_squares(grads))])
+        return ~lists.finite(place, grads, lists.sums(place, grads)).reshape(1)
 
     def has_overflow_partitioned_grads_serial(self: Any) -> Tensor:
         grads = [g for i in range(len(self.bit16_groups)) for g in self.averaged_gradients[i] if g is not None]
-        if not all_plain(grads):
+        place = lists.place(grads)
+        if not place:
             return check_partition()
-        return torch.tensor([not all_finite(grads, sums.measure(grads))])
+        return ~lists.finite(place, grads, sums.measure(place, grads)).reshape(1)
 
     def get_grad_norm_direct(self: Any, gradients: Iterable[Tensor], params: Iterable[Tensor],
                              norm_type: float = 2) -> Tensor:
         grads = list(gradients)
-        if float(norm_type) != 2.0 or not all_plain(grads):
+        place = lists.place(grads)
+        if float(norm_type) != 2.0 or not place:
             return norm_of(grads, params, norm_type)
         stand_ins = []
-        for g, s in zip(grads, sums.take(grads)):
-            stand_in = torch.tensor([math.sqrt(s)], dtype=torch.float64)
+        for g, stand_in in zip(grads, sums.take(place, grads).sqrt().split(1)):
             stand_in.__dict__.update(g.__dict__)  # DeepSpeed marks padding so
             stand_ins.append(stand_in)
         return norm_of(stand_ins, params, norm_type)
@@ -155,9 +185,9 @@ def _patch_zero(optimizer: Any) -> str | None:
                    and all(a is b for a, b in zip(owned, flat)) and len({g.dtype for g in flat}) == 1)
         if not in_step:
             return unscale(grad_groups_flat, total_norm)
-        probe = torch.ones(1, dtype=flat[0].dtype)
+        probe = torch.ones(1, dtype=flat[0].dtype, device=flat[0].device)
         unscale([probe], total_norm)
-        inner.next_unscale = probe.item()
+        inner.next_unscale = probe.float() if probe.is_cuda else probe.item()
         return None
 
     for function in (has_overflow_serial, has_overflow_partitioned_grads_serial, get_grad_norm_direct,
@@ -170,6 +200,7 @@ def _patch_zero(optimizer: Any) -> str | None:
 
 def _patch_apex(optimizer: Any) -> str | None:
     """O2 only: float32 master copies of float16 parameters, listed in ``_amp_stash``."""
+    lists = _Lists()
     post_backward = getattr(optimizer, "_post_amp_backward", None)
     function = getattr(post_backward, "__func__", post_backward)
     name = getattr(function, "__name__", "")
@@ -183,7 +214,8 @@ def _patch_apex(optimizer: Any) -> str | None:
         halves = [(p, m) for p, m in zip(stash.all_fp16_params, stash.all_fp32_from_fp16_params) if p.grad is not None]
         own, held = stash.all_fp32_from_fp32_params, stash.all_fp32_from_fp32_grad_stash
         tensors = [t for p, m in halves for t in (p.grad, m)] + [p.grad for p in own if p.grad is not None]
-        if scaler._has_overflow or not all_plain(tensors):
+        place = lists.place(tensors)
+        if scaler._has_overflow or not place:
             return post_backward(scaler)
         written, added = ([], []), ([], [])  # sources and targets
         for p, master in halves:
@@ -202,8 +234,8 @@ def _patch_apex(optimizer: Any) -> str | None:
                 p.grad = earlier
             held[i] = None
         factor = 1.0 / scaler.loss_scale()
-        finite = _C.scale_tensors(*written, factor, 0.0) & _C.scale_tensors(*added, factor, 1.0)
-        if not finite and scaler.dynamic:
+        finite = [lists.scale(place, *pair, factor, keep) for pair, keep in ((written, 0.0), (added, 1.0)) if pair[0]]
+        if scaler.dynamic and not all(finite):
             scaler._has_overflow = True  # update_scale() looks at it first
         return None
 
@@ -221,6 +253,7 @@ def _patch_megatron(optimizer: Any, get_tensor_model_parallel_rank: Callable[[],
     if not all(hasattr(optimizer, name) for name in ("_check_overflow", "clip_master_grads", "fp32_from_fp32_groups",
                                                      "fp32_from_fp16_groups", "fp16_groups")):
         return "this version of Megatron has other attributes"
+    lists = _Lists()
     check_overflow, clip = optimizer._check_overflow, optimizer.clip_master_grads
 
     def grads_of(groups: list[list[Tensor]]) -> list[Tensor]:
@@ -228,9 +261,10 @@ def _patch_megatron(optimizer: Any, get_tensor_model_parallel_rank: Callable[[],
 
     def _check_overflow(self: Any) -> None:
         grads = grads_of(self.fp16_groups) + grads_of(self.fp32_from_fp32_groups)
-        if not all_plain(grads):
+        place = lists.place(grads)
+        if not place:
             return check_overflow()
-        flag = torch.tensor([0.0 if all_finite(grads, _C.sums_of_squares(grads)) else 1.0])
+        flag = (~lists.finite(place, grads, lists.sums(place, grads))).float().reshape(1)
         if torch.distributed.is_initialized():
             torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX,
                                          group=get_tensor_model_parallel_group())
@@ -242,17 +276,18 @@ def _patch_megatron(optimizer: Any, get_tensor_model_parallel_rank: Callable[[],
         if self.overflow:
             return -1
         params = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
-        if float(norm_type) != 2.0 or not all_plain([p.grad for p in params]):
+        grads = [p.grad for p in params]
+        place = lists.place(grads)
+        if float(norm_type) != 2.0 or not place:
             return clip(max_norm, norm_type)
         counted = [p.grad for p in params if getattr(p, "model_parallel", getattr(p, "tensor_model_parallel", False))
                    or get_tensor_model_parallel_rank() == 0]
-        total = torch.tensor([sum(_C.sums_of_squares(counted))], dtype=torch.float64)
+        total = lists.sums(place, counted).sum().reshape(1).to(grads[0].device if grads else "cpu")
         if torch.distributed.is_initialized():
             torch.distributed.all_reduce(total, group=get_tensor_model_parallel_group())
         norm = math.sqrt(total.item())
         if not max_norm / (norm + 1e-6) >= 1:
-            grads = [p.grad for p in params]
-            _C.scale_tensors(grads, grads, max_norm / (norm + 1e-6), 0.0)
+            lists.scale(place, grads, grads, max_norm / (norm + 1e-6), 0.0)
         return norm
 
     optimizer._check_overflow = types.MethodType(_check_overflow, optimizer)

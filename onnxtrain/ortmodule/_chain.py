@@ -9,30 +9,34 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from onnxtrain import _C
 from onnxtrain._export import segments
 from onnxtrain._export.functions import Call
+from onnxtrain.ortmodule import _random
 from onnxtrain.ortmodule._reach import Reach
 
 
 class Stage:
     """One segment: what an autograd node of the engine needs of a program."""
 
-    def __init__(self, segment: segments.Segment, seed: Callable[[Any], int], device: str) -> None:
-        self.session = _C.Session(segment.model, device=device) if segment.model is not None else None
+    def __init__(self, segment: segments.Segment, device: str) -> None:
+        self.session = None
+        if segment.model is not None:
+            self.session = _C.Session(segment.model, device=device, torch_random=_random.as_torch(device))
         self.reach, self.conditional = Reach(segment.model) if segment.model is not None else None, None
         self.inputs, self.outputs, self.calls = segment.inputs, segment.outputs, segment.calls
         if self.session is not None:
             given = [name for name, _, _ in self.session.inputs]
             if given != self.inputs:
                 raise ValueError(f"a segment has the inputs {given}, expected {self.inputs}")
-        self._seed = seed
+        self._device = device
 
-    def seed(self) -> int:
-        """Key of this run's dropout."""
-        return self._seed(self.session)
+    def seed(self) -> int | torch.Generator:
+        """What this run's dropout follows from."""
+        return _random.seed(self.session, self._device)
 
 
 class Chain:
@@ -42,15 +46,14 @@ class Chain:
         model: with PythonOp nodes.
         calls: by the nodes' keys.
         apply: (stage, mask, tensors) -> outputs, under autograd.
-        seed: of a session.
         device: that the segments run on.
 
     Raises as Session does.
     """
 
     def __init__(self, model: bytes, calls: Sequence[Call], names: Sequence[str], outputs: Sequence[str],
-                 apply: Callable[..., Any], seed: Callable[[Any], int], device: str = "cpu") -> None:
-        self.stages = [Stage(segment, seed, device) for segment in segments.cut(model)]
+                 apply: Callable[..., Any], device: str = "cpu") -> None:
+        self.stages = [Stage(segment, device) for segment in segments.cut(model)]
         self.sessions = [stage.session for stage in self.stages if stage.session is not None]
         self._calls, self._names, self._outputs, self._apply = calls, names, outputs, apply
 

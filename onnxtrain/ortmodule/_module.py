@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import logging
 import re
 import types
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from onnxtrain import UnsupportedError, _C, _report, options
@@ -17,18 +17,19 @@ from onnxtrain._export import cache, exclusive, trees
 from onnxtrain._export.attributes import State
 from onnxtrain._export.errors import DefinitionError
 from onnxtrain._export.function_apply import CustomFunctions
-from onnxtrain.export import ArgumentError, ExportError, export, grad_modes, is_final, order
+from onnxtrain.export import PLAIN_TENSORS, ArgumentError, ExportError, export, grad_modes, is_final, order
 from onnxtrain.ortmodule._device import device_of
-from onnxtrain.ortmodule import _announce
+from onnxtrain.ortmodule import _announce, _special
 from onnxtrain.ortmodule._debug import STAGES, DebugOptions
 from onnxtrain.ortmodule._fallback import Fallback, FallbackPolicy, ORTModuleTorchModelException
+from onnxtrain.ortmodule._forward import Forward, calls_forward_of
 from onnxtrain.ortmodule._managers import TorchModule
 from onnxtrain.ortmodule._program import CheckError, Program, StaleError
 from onnxtrain.ortmodule._verify import compare, tolerance, verify
 from onnxtrain.ortmodule.options import RuntimeOptions
 
 _OWN = frozenset(("_module", "_debug", "_programs", "_counters", "_fallback", "_fallen", "_refused", "_announced",
-                  "_runtime", "_view"))
+                  "_runtime", "_view", "_lazy"))
 MAX_PROGRAMS = 32  # exports kept per schema; the one that was made first goes
 MAX_STATES = 8  # exports of one schema because of attributes that change; the next such change is a fallback
 MAX_BY_TORCH = 8  # operators of one graph that torch runs; with more, torch runs the module
@@ -61,63 +62,10 @@ class Fallen(NamedTuple):
 
 def _describe(leaf: Any) -> Any:
     if isinstance(leaf, torch.Tensor):
-        return leaf.dtype, leaf.dim(), leaf.device.type
+        if type(leaf) in PLAIN_TENSORS:
+            return leaf.dtype, leaf.dim(), leaf.device.type
+        return leaf.dtype, leaf.dim(), leaf.device.type, type(leaf)
     return type(leaf), leaf
-
-
-class _Forward:
-    """ORTModule.forward, with the signature of the wrapped module's where somebody asks for it."""
-
-    class Bound:
-        __slots__ = ("__self__",)  # without a __dict__, of which functools.wraps would copy
-
-        def __init__(self, model: ORTModule) -> None:
-            self.__self__ = model
-
-        def __eq__(self, other: object) -> bool:
-            return type(other) is type(self) and other.__self__ is self.__self__
-
-        def __hash__(self) -> int:
-            return hash((_Forward, id(self.__self__)))
-
-        def __call__(self, *args: Any, **kwargs: Any) -> Any:
-            return self.__self__._call(args, kwargs)
-
-        @property
-        def __signature__(self) -> inspect.Signature:
-            return inspect.signature(self.__self__._module.forward)
-
-        @property
-        def __func__(self) -> types.FunctionType:
-            """As a method has one: libraries wrap it and bind the result to the model again."""
-
-            def forward(self: ORTModule, *args: Any, **kwargs: Any) -> Any:
-                return self._call(args, kwargs)
-
-            with contextlib.suppress(ValueError, TypeError):
-                own = self.__signature__
-                first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-                forward.__signature__ = own.replace(parameters=[first, *own.parameters.values()])  # type: ignore[attr-defined]
-            forward._of_ortmodule = True  # type: ignore[attr-defined]
-            return forward
-
-        @property
-        def __doc__(self) -> str | None:  # type: ignore[override]
-            return self.__self__._module.forward.__doc__
-
-        __name__ = "forward"
-
-    def __init__(self) -> None:
-        kinds = inspect.Parameter
-        self.__signature__ = inspect.Signature([  # of the class's attribute, which no wrapped module belongs to
-            kinds("self", kinds.POSITIONAL_OR_KEYWORD), kinds("args", kinds.VAR_POSITIONAL), kinds("kwargs", kinds.VAR_KEYWORD)])
-
-    def __get__(self, model: ORTModule | None, _owner: type) -> Any:
-        return self if model is None else self.Bound(model)
-
-    def __call__(self, model: ORTModule, *args: Any, **kwargs: Any) -> Any:
-        """As ORTModule.forward(model, ...), which a subclass may call."""
-        return model._call(args, kwargs)
 
 
 class _View:
@@ -157,6 +105,7 @@ class ORTModule(torch.nn.Module):
         if isinstance(module, ORTModule):
             raise ORTModuleTorchModelException("ORTModule does not support an ORTModule as its module")
         super().__init__()
+        self.__class__ = _special.classed(type(self), module)
         self._debug = debug_options if debug_options is not None else DebugOptions()
         self._fallback = Fallback()
         self._runtime = RuntimeOptions()
@@ -167,6 +116,7 @@ class ORTModule(torch.nn.Module):
         self._fallen: dict[Key | str, Fallen] = {}
         self._refused: set[tuple[Key, tuple[torch.Size, ...]]] = set()
         self._announced: set[bool] = set()
+        self._lazy = any(is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers()))
         self.__dict__["training"] = module.training
         for store in ("_parameters", "_buffers", "_modules"):  # the very dicts: torch's own walks find everything here
             self.__dict__[store] = module.__dict__[store]
@@ -179,7 +129,7 @@ class ORTModule(torch.nn.Module):
 
     # ---- running ----
 
-    forward = _Forward()
+    forward = Forward()
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The module's own forward: same arguments, same result."""
@@ -197,6 +147,11 @@ class ORTModule(torch.nn.Module):
                 self._fall_back(_TRANSFORMED, FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL,
                                 "torch.func differentiates and batches by interpreters of its own, which see no node of the "
                                 "engine's", None, None)
+            return self._in_torch(args, kwargs)
+        if torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None:
+            self._note("a trace, or a mode of torch's dispatcher, wants to see every operator")
+            return self._in_torch(args, kwargs)
+        if self._lazy and self._still_lazy():
             return self._in_torch(args, kwargs)
         if kwargs or any([type(arg) is not torch.Tensor for arg in args]):
             leaves, spec = pytree.tree_flatten((args, kwargs))
@@ -260,6 +215,14 @@ class ORTModule(torch.nn.Module):
         result = program(leaves, grad_enabled)
         trace.end(start, type(self._module).__name__, program.sessions)
         return result
+
+    def _still_lazy(self) -> bool:
+        """Whether parameters have no shape yet: the first call gives them theirs, in PyTorch, since there is no graph of it."""
+        self._lazy = any([is_lazy(tensor) for tensor in (*self._module.parameters(), *self._module.buffers())])
+        if self._lazy:
+            self._debug.log(logging.INFO, "ORTModule: %s has lazy parameters: PyTorch runs the call that gives them their shapes",
+                            type(self._module).__name__)
+        return self._lazy
 
     def _in_torch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         _report.count(self._counters, fallback_steps=1)
@@ -528,7 +491,7 @@ class ORTModule(torch.nn.Module):
             self.__dict__[name] = value  # past torch's registration: the wrapped module is no child
         elif "_module" not in self.__dict__ or name in self.__dict__ or name == "training":
             super().__setattr__(name, value)
-        elif name in _OF_ORTMODULE or _is_custom_method(self._module, name) or _calls_forward_of(self, value):
+        elif name in _OF_ORTMODULE or _special.is_custom_method(self._module, name) or calls_forward_of(self, value):
             self.__dict__[name] = value
         else:
             setattr(self._module, name, value)
@@ -541,6 +504,9 @@ class ORTModule(torch.nn.Module):
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *dir(self._module)})
+
+    def __reduce_ex__(self, _protocol: Any) -> Any:
+        return _special.blank, (getattr(type(self), "_plain_class", type(self)),), self.__getstate__()
 
     def __getstate__(self) -> dict[str, Any]:
         return {"module": self._module, "debug": self._debug}
@@ -590,24 +556,6 @@ def _leave_alone(function: Any) -> None:
 
         skip = eval_frame._FrameAction.SKIP
         eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(skip, skip))
-
-
-def _is_custom_method(module: torch.nn.Module, name: str) -> bool:
-    """Whether a name is a method of the user's class, which ORTModule has as its own."""
-    return isinstance(getattr(type(module), name, None), types.FunctionType) and not hasattr(torch.nn.Module, name)
-
-
-def _calls_forward_of(model: ORTModule, value: Any) -> bool:
-    """Whether a function is, wraps or closes over the wrapper's forward: on the module it would call itself for ever."""
-    for _ in range(64):
-        if isinstance(value, _Forward.Bound) or getattr(value, "_of_ortmodule", False):
-            return True
-        for cell in getattr(value, "__closure__", None) or ():
-            with contextlib.suppress(ValueError):  # a cell that is still empty
-                if isinstance(cell.cell_contents, _Forward.Bound) and cell.cell_contents.__self__ is model:
-                    return True
-        value = getattr(value, "__wrapped__", getattr(value, "func", None))
-    return False
 
 
 def _warn_of_collisions(module: torch.nn.Module, debug: DebugOptions) -> None:

@@ -15,18 +15,14 @@ from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
 from onnxtrain import _C
-from onnxtrain._export import gradients
+from onnxtrain._export import gradients, views
 from onnxtrain.export import Exported
+from onnxtrain.ortmodule import _random
 from onnxtrain.ortmodule._chain import Chain
 from onnxtrain.ortmodule._reach import Conditional, Reach
 
 
 _precision = "highest"  # what the engine was told last
-
-
-def _seed(session: Any) -> int:
-    """Key of a run's dropout; drawn from torch's generator, so torch.manual_seed rules it."""
-    return int(torch.randint(0, 2**62, ()).item()) if session.random else 0
 
 
 class StaleError(Exception):
@@ -95,10 +91,10 @@ class Program:
         model, calls = gradients.applied(model, exported.functions)
         if calls:
             self.chain = Chain(model, calls, [i.name for i in exported.inputs], [o.name for o in exported.outputs],
-                               _ORTModuleFunction.apply, _seed, device)
+                               _ORTModuleFunction.apply, device)
             self.sessions = self.chain.sessions
         else:
-            self.chain, self.sessions = None, [_C.Session(model, device=device)]
+            self.chain, self.sessions = None, [_C.Session(model, device=device, torch_random=_random.as_torch(device))]
         self.session = self.sessions[0] if self.sessions else None
         self.build_seconds = time.perf_counter() - start
         self.exported = exported
@@ -141,12 +137,15 @@ class Program:
         self._user_outputs: list[tuple[int, int]] = []  # (output, leaf)
         self._buffers: list[tuple[int, dict[str, Any], str]] = []
         self._checks: list[tuple[int, bool]] = []
+        self._written: list[tuple[int, int]] = []  # (output, leaf of the input)
         kept: dict[int, dict[int, int]] = {i: {} for i, a in enumerate(self.exported.assignments) if not a.tensors}
         for index, target in enumerate(self.exported.outputs):
             if target.kind == "user":
                 self._user_outputs.append((index, target.target))
             elif target.kind == "check":
                 self._checks.append((index, target.target))
+            elif target.kind == "argument":
+                self._written.append((index, target.target))
             elif target.kind == "attribute":
                 kept.setdefault(target.target[0], {})[target.target[1]] = index
             else:
@@ -158,6 +157,7 @@ class Program:
         ]
         same = dict(self.exported.same)
         self._user_outputs = [(index, leaf) for index, leaf in self._user_outputs if leaf not in same]
+        self._views = None if self.exported.views is None else views.Replay(self.exported.views)
         self._same = [(leaf, source) for leaf, source in same.items() if isinstance(source, int)]
         self._parameters: list[tuple[int, dict[str, Any], str]] = []  # results that are one of the module's
         for leaf, source in same.items():
@@ -184,9 +184,9 @@ class Program:
         """Session.save() of a graph in one piece; of the first segment otherwise."""
         return self.session.save(stage)
 
-    def seed(self) -> int:
-        """Key of this run's dropout."""
-        return _seed(self.session)
+    def seed(self) -> int | torch.Generator:
+        """What this run's dropout follows from."""
+        return _random.seed(self.session, self.device)
 
     def __call__(self, leaves: Sequence[Any], grad_enabled: bool) -> Any:
         """Runs one forward for the flattened user inputs; returns the user's output structure.
@@ -198,6 +198,9 @@ class Program:
         start = time.monotonic()
         try:
             tensors = [owner[name] if owner is not None else leaves[name] for owner, name in self._gather]
+            if self._written:  # backward wants them as they were
+                old = {leaf for _, leaf in self._written}
+                tensors = [t.clone() if owner is None and name in old else t for t, (owner, name) in zip(tensors, self._gather)]
             flags = tuple([grad_enabled and tensor.requires_grad for tensor in tensors])
         except (AttributeError, KeyError):
             raise StaleError("a weight is gone") from None
@@ -209,7 +212,7 @@ class Program:
         if _precision != (asked := torch.get_float32_matmul_precision()):
             _C.set_matmul_precision(asked)
             _precision = asked
-        random = torch.get_rng_state() if self._checks else None
+        random = _random.state(self.device) if self._checks else None
         try:
             if self.chain is not None:
                 outputs = self.chain(tensors, grad_enabled)
@@ -220,12 +223,14 @@ class Program:
         except (ValueError, TypeError, BufferError, IndexError) as error:
             self._check_weights(tensors)
             if random is not None:  # what a check would have found, perhaps
-                torch.set_rng_state(random)
+                _random.restore(self.device, random)
                 raise CheckError(str(error)) from error
             raise
         if random is not None and any([bool(outputs[index]) != wanted for index, wanted in self._checks]):
-            torch.set_rng_state(random)
+            _random.restore(self.device, random)
             raise CheckError("a check in forward does not hold")
+        for index, leaf in self._written:
+            leaves[leaf].copy_(outputs[index])  # under autograd, as forward's own change was
         if self._buffers or self._assignments:
             self._write_back(outputs)
         for name, requires_grad in self.exported.flags:
@@ -263,6 +268,9 @@ class Program:
                 leaves[leaf] = outputs[index]
             setattr(owner, assignment.name, pytree.tree_unflatten(leaves, assignment.spec))
 
+    def _weight(self, kind: str, name: str) -> Tensor:
+        return self._module.get_parameter(name) if kind == "parameter" else self._module.get_buffer(name)
+
     def _structured(self, outputs: Sequence[Tensor], leaves: Sequence[Any]) -> Any:
         flat: list[Any] = [None] * self.exported.out_spec.num_leaves
         for leaf, value in self.exported.out_constants.items():
@@ -273,4 +281,6 @@ class Program:
             flat[leaf] = leaves[source]
         for leaf, owner, name in self._parameters:
             flat[leaf] = owner[name]
+        if self._views is not None:
+            self._views(flat, leaves, self._weight)
         return pytree.tree_unflatten(flat, self.exported.out_spec)

@@ -167,7 +167,7 @@ def compare(module: torch.nn.Module, exported: Exported, args: tuple[Any, ...], 
         except RuntimeError:  # forward may not bear an input that wants a gradient: it sets requires_grad itself
             eager, ours = [_undisturbed(module, call, args, kwargs, False) for call in calls]
     rows = [("structure", 0.0 if eager.others == ours.others else math.inf)]
-    largest = max([g.abs().max().item() for n, g in eager.tensors.items() if n.startswith("grad") and g is not None and g.numel()],
+    largest = max([g.to_dense().abs().max().item() for n, g in eager.tensors.items() if n.startswith("grad") and g is not None and g.numel()],
                   default=0.0)
     for name, value in eager.tensors.items():
         if name.startswith("attribute") and ours.tensors.get(name) is None:
@@ -180,7 +180,9 @@ def compare(module: torch.nn.Module, exported: Exported, args: tuple[Any, ...], 
 def _error(ours: Tensor | None, eager: Tensor | None, least: float) -> float:
     if ours is None or eager is None:
         present = ours if eager is None else eager
+        present = present.to_dense() if present is not None and present.is_sparse else present
         return 0.0 if present is None or not present.any() else math.inf
+    ours, eager = [tensor.to_dense() if tensor.is_sparse else tensor for tensor in (ours, eager)]
     if ours.shape != eager.shape or ours.dtype != eager.dtype:
         return math.inf
     if not ours.numel():

@@ -5,15 +5,23 @@
 GB/s counts what a step must move: parameter, gradient and two moments read, parameter and moments written, that is 28
 bytes a float32 parameter and 14 a bfloat16 one; SGD with momentum 20, LAMB 40 (its second pass reads parameter and
 moments again). With clipping torch runs clip_grad_norm_ and then its step; ours is one call. Above the table stands what
-torch.add reaches on this machine.
+torch.add reaches on this machine. "no arithmetic" is a loop that reads and writes what a step must and computes nothing (it
+needs a C compiler): the machine's own limit in the same rounds. Its last column against torch fused's is the most that anything
+could win there.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
+import functools
 import gc
+import shutil
+import subprocess
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
@@ -48,6 +56,49 @@ def make(shapes: list[tuple[int, ...]], dtype: torch.dtype) -> list[torch.nn.Par
     return params
 
 
+LIMIT = r"""
+#include <stdint.h>
+void touch(int64_t parts, int64_t **p, int64_t **g, int64_t **m, int64_t **v, const int64_t *words)
+{
+#pragma omp parallel for schedule(dynamic)
+    for (int64_t k = 0; k < parts; k++) {
+        int64_t *restrict a = p[k], *restrict b = m[k], *restrict c = v[k];
+        const int64_t *restrict d = g[k];
+        for (int64_t i = 0; i < words[k]; i++) a[i] ^= d[i], b[i] ^= d[i], c[i] ^= d[i];
+    }
+}
+"""
+PART = 1 << 17  # words: as much as a thread takes at once
+
+
+@functools.cache
+def limit_library() -> ctypes.CDLL | None:
+    """LIMIT compiled for this machine; None without a compiler."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if not compiler:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        source, library = Path(folder) / "limit.c", Path(folder) / "limit.so"
+        source.write_text(LIMIT)
+        flags = ["-O3", "-march=native", "-mprefer-vector-width=512", "-fopenmp", "-shared", "-fPIC"]
+        done = subprocess.run([compiler, *flags, str(source), "-o", str(library)], capture_output=True)
+        return ctypes.CDLL(str(library)) if done.returncode == 0 else None
+
+
+class NoArithmetic:
+    """Reads parameters, gradients and two moments and writes all but the gradients, and has no other use."""
+
+    def __init__(self, params: list) -> None:
+        self.held = [(p.detach(), p.grad, torch.zeros_like(p), torch.zeros_like(p)) for p in params]
+        width = self.held[0][0].element_size()
+        rows = [(*(t.data_ptr() + 8 * first for t in tensors), min(PART, words - first))
+                for tensors in self.held for words in [tensors[0].numel() * width // 8] for first in range(0, words, PART)]
+        self.columns = [(ctypes.c_int64 * len(rows))(*column) for column in zip(*rows)]
+
+    def step(self) -> None:
+        limit_library().touch(ctypes.c_int64(len(self.columns[0])), *self.columns)
+
+
 OPTIONS = {"lr": 1e-4, "weight_decay": 0.01}
 PEERS: dict[str, Callable] = {
     "loop": lambda p: torch.optim.AdamW(p, foreach=False, **OPTIONS),
@@ -55,6 +106,7 @@ PEERS: dict[str, Callable] = {
     "torch fused": lambda p: torch.optim.AdamW(p, fused=True, **OPTIONS),
     "onnxtrain": lambda p: FusedAdam(p, eps=1e-8, adam_w_mode=AdamWMode.ADAMW_TORCH, **OPTIONS),
 }
+LIMITED: dict[str, Callable] = {"no arithmetic": NoArithmetic, **PEERS}
 SGD_PEERS: dict[str, Callable] = {
     "torch fused": lambda p: torch.optim.SGD(p, lr=1e-4, momentum=0.9, fused=True),
     "onnxtrain": lambda p: SGD(p, lr=1e-4, momentum=0.9),
@@ -62,12 +114,12 @@ SGD_PEERS: dict[str, Callable] = {
 LAMB_PEERS: dict[str, Callable] = {"onnxtrain": lambda p: Lamb(p, **OPTIONS)}
 # case: dtype, bytes a parameter, clip, peers
 CASES: dict[str, tuple[torch.dtype, int, bool, dict[str, Callable]]] = {
-    "gpt2 float32": (torch.float32, 28, False, PEERS),
-    "gpt2 bfloat16": (torch.bfloat16, 14, False, PEERS),
+    "gpt2 float32": (torch.float32, 28, False, LIMITED),
+    "gpt2 bfloat16": (torch.bfloat16, 14, False, LIMITED),
     "gpt2 float32 clip": (torch.float32, 32, True, PEERS),
     "small float32": (torch.float32, 28, False, PEERS),
-    "large float32": (torch.float32, 28, False, PEERS),
-    "large bfloat16": (torch.bfloat16, 14, False, PEERS),
+    "large float32": (torch.float32, 28, False, LIMITED),
+    "large bfloat16": (torch.bfloat16, 14, False, LIMITED),
     "sgd gpt2 float32": (torch.float32, 20, False, SGD_PEERS),
     "lamb gpt2 float32": (torch.float32, 40, False, LAMB_PEERS),
 }
@@ -98,6 +150,8 @@ def run(case: str, rounds: int, scale: float, only: list[str]) -> list[tuple[str
     shapes = shapes_of(case.removeprefix("sgd ").removeprefix("lamb "), scale)
     total = sum(torch.Size(shape).numel() for shape in shapes)
     peers = {name: make_peer for name, make_peer in peers.items() if not only or name in only}
+    if not limit_library():
+        peers.pop("no arithmetic", None)
     steps = {name: stepper(make_peer, make(shapes, dtype), clip, name == "onnxtrain") for name, make_peer in peers.items()}
     times: dict[str, list[float]] = {name: [] for name in steps}
     gc.collect()
@@ -128,7 +182,7 @@ def bandwidth() -> float:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--case", choices=CASES, action="append")
-    parser.add_argument("--peer", choices=PEERS, action="append", help="besides onnxtrain")
+    parser.add_argument("--peer", choices=LIMITED, action="append", help="besides onnxtrain")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--markdown", action="store_true")

@@ -10,19 +10,25 @@ from __future__ import annotations
 import ctypes
 import itertools
 import json
+import math
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
-import torch
-from torch import Tensor
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "optim")]
 
-from onnxtrain import _C
-from onnxtrain.optim import SGD as Momentum
-from onnxtrain.optim import Adagrad, FusedAdam, Lamb, Lion, _engine
+import test_fp16_optimizer  # noqa: E402
+import torch  # noqa: E402
+from torch import Tensor  # noqa: E402
+
+import onnxtrain  # noqa: E402
+from onnxtrain import _C  # noqa: E402
+from onnxtrain.optim import SGD as Momentum  # noqa: E402
+from onnxtrain.optim import Adagrad, FusedAdam, Lamb, Lion, _clip, _engine, fp16_optimizer  # noqa: E402
 
 ADAM, LAMB_RULE, SGD, ADAGRAD, LION = range(5)
 NUMBER = {torch.float32: 1, torch.float64: 11, torch.float16: 10, torch.bfloat16: 16}
-CHUNK = 65536
+CHUNK = 16384
 LIBRARY: ctypes.CDLL
 PLACE = DEVICE = "cpu"
 
@@ -37,7 +43,7 @@ class Job(ctypes.Structure):
     _fields_ = [("tensors", ctypes.c_void_p), ("chunk_tensor", ctypes.c_void_p), ("n_tensors", ctypes.c_int64), ("n_chunks", ctypes.c_int64),
                 ("rule", ctypes.c_int32), ("maximize", ctypes.c_int32), ("hyper", ctypes.c_double * 12), ("max_norm", ctypes.c_double),
                 ("found_inf", ctypes.c_void_p), ("inv_scale", ctypes.c_void_p), ("norm", ctypes.c_void_p), ("work", ctypes.c_void_p),
-                ("factor", ctypes.c_void_p), ("lr", ctypes.c_void_p)]
+                ("factor", ctypes.c_void_p), ("lr", ctypes.c_void_p), ("all_narrow", ctypes.c_int32)]
 
 
 class Engine:
@@ -167,6 +173,155 @@ def unscale_and_skip() -> None:
             moved = [not torch.equal(p, b) for p, b in zip(engine.params, before) if p.numel()]
             assert all(moved) != bad and any(moved) != bad
             assert all(s.item() == (0 if bad else 1) for s in engine.steps)
+
+
+def with_gradients(kinds: list[torch.dtype], scale: float = 1.0) -> list[Tensor]:
+    params = []
+    for kind in kinds:
+        for shape in ((5, 7), (CHUNK + 33,), (1,), (0,), (2, 3, 4, 5)):
+            p = torch.randn(shape).to(PLACE, kind).requires_grad_()
+            p.grad = (torch.randn(shape) * scale).to(PLACE, kind)
+            params.append(p)
+    params[-1].grad = params[-1].grad.contiguous(memory_format=torch.channels_last)
+    return params
+
+
+def clip_grad_norm() -> None:
+    """clip_grad_norm_() outside of a step, against torch's on the same numbers, every dtype, where and where not it clips."""
+    _engine.device_of = lambda _: DEVICE
+    used = []
+    whole = _clip._lists._call
+    _clip._lists._call = lambda place, what, *a, **o: (used.append(what), whole(place, what, *a, **o))
+    try:
+        for kinds in ([torch.float32], [torch.bfloat16], [torch.float32, torch.float64, torch.float16]):
+            for limit in (0.5, 1e9, 0.0):
+                torch.manual_seed(4)
+                ours = with_gradients(kinds)
+                wide = [p.grad.double().requires_grad_() for p in ours]
+                for w in wide:
+                    w.grad = w.detach().clone()
+                want = torch.nn.utils.clip_grad_norm_(wide, limit)
+                got = onnxtrain.optim.clip_grad_norm_(ours, limit)
+                assert torch.allclose(got.double(), want, rtol=1e-6) and got.dtype == (torch.float64 if torch.float64 in kinds else torch.float32)
+                for p, w in zip(ours, wide, strict=True):
+                    assert close(p.grad, w.grad, p.dtype), (kinds, limit, p.dtype, p.shape)
+        assert used == ["clip"] * 9, used
+        for bad in (float("inf"), float("nan")):
+            ours, theirs = with_gradients([torch.float32]), with_gradients([torch.float32])
+            for a, b in zip(ours, theirs, strict=True):
+                b.grad = a.grad.clone()
+            ours[1].grad[5] = theirs[1].grad[5] = bad
+            try:
+                onnxtrain.optim.clip_grad_norm_(ours, 1.0, error_if_nonfinite=True)
+            except RuntimeError as error:
+                assert "non-finite" in str(error)
+            else:
+                raise AssertionError("a norm that is not finite passed")
+            assert all(torch.equal(a.grad, b.grad) or i == 1 for i, (a, b) in enumerate(zip(ours, theirs, strict=True)))
+            onnxtrain.optim.clip_grad_norm_(ours, 1.0)
+            torch.nn.utils.clip_grad_norm_(theirs, 1.0)
+            for a, b in zip(ours, theirs, strict=True):
+                assert torch.allclose(a.grad, b.grad, equal_nan=True)
+        ours = with_gradients([torch.float32])
+        ours[0].grad = torch.randn(7, 5).to(PLACE).t()  # strided: torch's function
+        used.clear()
+        onnxtrain.optim.clip_grad_norm_(ours, 1.0)
+        onnxtrain.optim.clip_grad_norm_(with_gradients([torch.float32]), 1.0, norm_type=1.0)
+        assert not used
+    finally:
+        del _clip._lists._call
+
+
+def recorded() -> None:
+    """On a stream that somebody records: the tensors of the call before, or a refusal; what was recorded stays valid."""
+    _engine.device_of = lambda _: DEVICE
+    params = with_gradients([torch.float32])
+    grads = [p.grad for p in params]
+    onnxtrain.optim.clip_grad_norm_(params, 1.0)
+    clip, other = (lambda: onnxtrain.optim.clip_grad_norm_(params, 1.0)), with_gradients([torch.float32] * 3)
+    if PLACE == "cuda":
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            norm = clip()
+            refused = said(lambda: onnxtrain.optim.clip_grad_norm_(other, 1.0))
+        replay = graph.replay
+    else:
+        norm = torch.zeros((), dtype=torch.float64)
+        LIBRARY.ont_emulate_capture_begin()
+        _clip._lists._call(DEVICE, "clip", grads, out=norm, max_norm=1.0)
+        refused = said(lambda: onnxtrain.optim.clip_grad_norm_(other, 1.0))
+        LIBRARY.ont_emulate_capture_end.restype = ctypes.c_void_p
+        graph = ctypes.c_void_p(LIBRARY.ont_emulate_capture_end())
+
+        def replay() -> None:
+            assert LIBRARY.ont_emulate_graph_launch(graph) == 0
+    assert "records this stream" in refused and "first" in refused, refused
+    onnxtrain.optim.clip_grad_norm_(other, 1.0)  # takes new tables: the recorded ones stay
+    for step in range(3):
+        torch.manual_seed(step)
+        for g in grads:
+            g.copy_(torch.randn(g.shape))
+        want = torch.cat([g.flatten() for g in grads]).double().norm()
+        replay()
+        assert torch.allclose(norm.double(), want, rtol=1e-6), step
+        assert torch.allclose(torch.cat([g.flatten() for g in grads]).norm().double(), torch.ones_like(want), rtol=1e-4)
+
+
+def said(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except _C.UnsupportedError as error:
+        return str(error)
+    return ""
+
+
+def fp16_optimizers() -> None:
+    """FP16_Optimizer's cases by stand-ins for Apex and Megatron, with gradients on the device."""
+    _engine.device_of = lambda _: DEVICE
+    used = []
+    whole = _C.grads_on
+    _C.grads_on = lambda tables, place, what, *rest: (used.append(what), whole(tables, place, what, *rest))
+    try:
+        with torch.device(PLACE), torch.enable_grad():
+            test_fp16_optimizer.test_apex()
+            for bad in (float("inf"), float("-inf"), float("nan")):
+                for dynamic in (True, False):
+                    test_fp16_optimizer.test_apex_overflow(bad, dynamic)
+            assert set(used) == {"scale"}, used
+            test_fp16_optimizer.test_megatron()
+            assert set(used) == {"scale", "sums"}, used
+    finally:
+        _C.grads_on = whole
+
+
+def zero() -> None:
+    """What DeepSpeed's ZeRO asks for: the overflow of each dtype, the norm of each gradient, a factor that the step reads there."""
+    _engine.device_of = lambda _: DEVICE
+    lists, grads = fp16_optimizer._Lists(), [p.grad for p in with_gradients([torch.float16, torch.float32, torch.float64])]
+    place = lists.place(grads)
+    assert place == DEVICE
+    sums = lists.sums(place, grads)
+    for g, s in zip(grads, sums.tolist(), strict=True):
+        assert math.isclose(s, g.double().square().sum().item(), rel_tol=1e-9)
+    assert bool(lists.finite(place, grads, sums))
+    grads[-4][3] = 1e200  # float64: its square is no number, itself is one
+    assert bool(lists.finite(place, grads, lists.sums(place, grads)))
+    grads[1][CHUNK + 5] = float("inf")
+    assert not bool(lists.finite(place, grads, lists.sums(place, grads)))
+    measured = fp16_optimizer._Sums(lists)
+    first = measured.measure(place, grads[:3])
+    assert torch.equal(measured.take(place, grads[:3]), first) and not measured.known
+    measured.measure(place, grads[:3])
+    assert torch.equal(measured.take(place, grads[2:0:-1]), first[[2, 1]])
+    ours, theirs = (torch.full((40,), 2.0, device=PLACE, requires_grad=True) for _ in range(2))
+    for p, factor in ((ours, torch.full((1,), 0.25, device=PLACE)), (theirs, 0.25)):
+        optimizer = Momentum([p], lr=1.0)
+        p.grad = torch.full_like(p, 4.0)
+        optimizer.next_unscale = factor
+        optimizer.step()
+        assert optimizer.next_unscale == 1.0
+    assert torch.equal(ours, theirs) and float(ours.detach()[0]) == 1.0
 
 
 def halves() -> None:
@@ -315,7 +470,7 @@ def refusals() -> None:
         assert torch.equal(param, before)
 
 
-CHECKS = [classes, rates_on_the_device, scaler, saved_and_loaded, refusals, adamw, adam_l2, sgd, adagrad, lamb, lion, clip, unscale_and_skip, halves, maximize]
+CHECKS = [clip_grad_norm, recorded, fp16_optimizers, zero, classes, rates_on_the_device, scaler, saved_and_loaded, refusals, adamw, adam_l2, sgd, adagrad, lamb, lion, clip, unscale_and_skip, halves, maximize]
 
 
 def main(plugin: str, device: str) -> None:

@@ -67,11 +67,16 @@ class Scaler:
         return self.scale
 
 
+def drawn(shape, generator: torch.Generator) -> torch.Tensor:
+    """The same numbers on every default device."""
+    return torch.randn(shape, generator=generator, device="cpu").to(torch.get_default_device())
+
+
 def apex(seed: int) -> torch.optim.Optimizer:
-    generator = torch.Generator().manual_seed(seed)
-    halves = [torch.nn.Parameter(torch.randn(n, generator=generator).half()) for n in (7, 300)]
+    generator = torch.Generator("cpu").manual_seed(seed)
+    halves = [torch.nn.Parameter(drawn(n, generator).half()) for n in (7, 300)]
     masters = [torch.nn.Parameter(p.detach().float()) for p in halves]
-    own = [torch.nn.Parameter(torch.randn(5, generator=generator)), torch.nn.Parameter(torch.randn(2, generator=generator))]
+    own = [torch.nn.Parameter(drawn(5, generator)), torch.nn.Parameter(drawn(2, generator))]
     optimizer = torch.optim.SGD(masters + own, lr=0.1)
     optimizer._amp_stash = types.SimpleNamespace(
         all_fp16_params=halves, all_fp32_from_fp16_params=masters, all_fp32_from_fp32_params=own,
@@ -101,11 +106,11 @@ def apex(seed: int) -> torch.optim.Optimizer:
 def backward(optimizer, seed: int, bad: float | None = None, skip: int = -1) -> None:
     """Gradients as Apex leaves them: its _prepare_amp_backward has put earlier ones aside."""
     stash = optimizer._amp_stash
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator("cpu").manual_seed(seed)
     for i, p in enumerate((*stash.all_fp16_params, *stash.all_fp32_from_fp32_params)):
         if p.dtype == torch.float32:
             stash.all_fp32_from_fp32_grad_stash[i - len(stash.all_fp16_params)] = p.grad
-        p.grad = None if i == skip else (torch.randn(p.shape, generator=generator) * 64).to(p.dtype)
+        p.grad = None if i == skip else (drawn(p.shape, generator) * 64).to(p.dtype)
     if bad is not None:
         stash.all_fp16_params[1].grad[200] = bad
 

@@ -214,12 +214,22 @@ def test_under_torch_compile():
     torch._dynamo.reset()
 
 
-def test_lazy_modules_run_in_the_engine_once_they_have_their_shapes():
-    model = ORTModule(nn.Sequential(nn.LazyLinear(3), nn.ReLU()))
-    for _ in range(3):
-        model(X).sum().backward()
-    assert [tuple(p.shape) for p in model.parameters()] == [(3, 4), (3,)]
-    assert onnxtrain.stats(model)["engine_steps"] == 2
+@pytest.mark.parametrize("policy", ["FALLBACK_DISABLE", "FALLBACK_UNSUPPORTED_TORCH_MODEL"])
+def test_lazy_modules_run_in_the_engine_once_they_have_their_shapes(policy, monkeypatch):
+    monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", policy)
+
+    def use(model):
+        return [model(X) for _ in range(3)]
+
+    torch.manual_seed(0)
+    eager = use(nn.Sequential(nn.LazyLinear(3), nn.LazyBatchNorm1d(), nn.ReLU()))
+    torch.manual_seed(0)
+    model = ORTModule(nn.Sequential(nn.LazyLinear(3), nn.LazyBatchNorm1d(), nn.ReLU()))
+    for a, b in zip(use(model), eager):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+    assert tuple(model.module[0].weight.shape) == (3, 4)
+    counts = onnxtrain.stats(model)
+    assert (counts["engine_steps"], counts["fallback_steps"], counts["reasons"]) == (2, 1, [])
 
 
 def test_a_wrong_dtype_is_pytorchs_own_error():

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch.utils import _pytree as pytree
 
 import onnxtrain
-from agree import X, Y, both, equal, in_engine, module, step
+from agree import X, Y, Linear, both, equal, in_engine, module, step
 from onnxtrain.ortmodule import ORTModule, ORTModuleTorchModelException
 
 
@@ -91,7 +91,11 @@ def exporter(request, monkeypatch):
 
 @pytest.mark.parametrize("name", OUTPUTS)
 def test_outputs(name, exporter):
-    in_engine(both(module(lambda self, x, y: OUTPUTS[name](self, x, y)), step(X, Y)))
+    model = both(module(lambda self, x, y: OUTPUTS[name](self, x, y)), step(X, Y))
+    if name == "a view of an input" and exporter == "torchscript":  # its trace would make a copy of it
+        assert onnxtrain.stats(model)["fallback_steps"]
+    else:
+        in_engine(model)
 
 
 def test_dataclass_outputs_are_rebuilt_as_they_were(exporter):
@@ -385,3 +389,97 @@ def test_print_and_len_of_children():
     buffer = io.StringIO()
     print(model, file=buffer)
     assert buffer.getvalue().startswith("ORTModule(")
+
+
+# --- what Python looks up on the class ----------------------------------------------------------------------------------
+
+
+def test_a_wrapped_container_is_one():
+    def use(model):
+        results = [model(X), model(X)]
+        model[1] = nn.Tanh()
+        results += [model(X), model(X)]
+        getattr(model, "module", model).append(nn.Linear(3, 2))
+        results += [model(X), model(X)]
+        del model[1]
+        results.append(model(X))
+        return results, len(model), [type(layer).__name__ for layer in model], model[0].weight in set(model.parameters())
+
+    torch.manual_seed(0)
+    made = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
+    model = both(lambda: made, use)
+    in_engine(model, 7)
+    assert isinstance(model, ORTModule) and bool(model) and model[-1] is made[-1] and model[0] in list(model)
+    assert [len(model[:1]), len(list(reversed([*model])))] == [1, 2]
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert isinstance(copied, ORTModule) and len(copied) == 2
+        torch.testing.assert_close(copied(X), model(X))
+
+
+class Table(nn.ModuleDict):
+    def forward(self, x):
+        return sum(layer(x) for layer in self.values())
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.left = True
+
+
+def test_containers_by_name_and_contexts():
+    model = ORTModule(Table({"a": nn.Linear(4, 3), "b": nn.Linear(4, 3)}))
+    assert "a" in model and "c" not in model and list(model) == ["a", "b"] and model["b"] is model.module["b"]
+    with model as entered:
+        assert entered is model
+        torch.testing.assert_close(model(X), model.module(X))
+    assert model.left
+    in_engine(model)
+
+
+def test_a_module_that_is_no_container_stays_none():
+    model = ORTModule(nn.Linear(4, 3))
+    assert type(model) is ORTModule and bool(model) and not hasattr(model, "__len__") and not hasattr(model, "__iter__")
+    with pytest.raises(TypeError, match="subscriptable"):
+        model[0]
+    with pytest.raises(TypeError):
+        len(model)
+
+
+class Sub(ORTModule):
+    def extra(self):
+        return len(self)
+
+
+def test_a_subclass_of_the_wrapper_around_a_container():
+    model = Sub(nn.Sequential(nn.Linear(4, 3)))
+    assert isinstance(model, Sub) and model.extra() == 1
+    assert type(pickle.loads(pickle.dumps(model))).__name__ == "Sub"
+
+
+# --- tensors and calls that no graph stands for -------------------------------------------------------------------------
+
+
+class Tagged(torch.Tensor):
+    """Results of operators are Tagged as well."""
+
+
+def test_subclasses_of_tensor_run_in_pytorch():
+    model = both(Linear, lambda m: (type(m(Y.as_subclass(Tagged))).__name__, m(nn.Parameter(Y.clone()))))
+    counts = onnxtrain.stats(model)
+    assert (counts["engine_steps"], counts["fallback_steps"]) == (1, 1) and "subclass of Tensor" in counts["reasons"][0]
+
+
+def test_traces_and_modes_of_the_dispatcher_see_every_operator():
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.utils.flop_counter import FlopCounterMode
+
+    def use(m):
+        with FlopCounterMode(display=False) as counted:
+            first = m(Y)
+        exported = torch.export.export(m, (Y,), strict=False).module()
+        return first, counted.get_total_flops(), make_fx(m)(Y)(Y), exported(Y), torch.jit.trace(m, (Y,), check_trace=False)(Y), m(Y)
+
+    model = both(Linear, use)
+    counts = onnxtrain.stats(model)
+    assert counts["engine_steps"] == 1 and counts["reasons"] == ["a trace, or a mode of torch's dispatcher, wants to see every operator"]

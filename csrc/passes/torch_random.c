@@ -1,0 +1,54 @@
+/*
+ * Gives every Dropout node the words that torch's CUDA kernel would draw at its place, and counts by how much torch's generator
+ * moves on. torch launches T = 256 min(most blocks, ceil(n / 256)) threads for n elements; each draws fours of words from its
+ * own subsequence of Philox4x32-10, from the generator's offset on, which then moves by 4 ceil(n / 4T). How elements are dealt to
+ * threads follows from how many of them one access of 16 bytes holds (cuda/math.cuh).
+ *
+ * Runs before fusion and before anything changes a dtype, on a graph in its model's order, which is that of eager's calls. Source:
+ * the behaviour of torch.native_dropout on CUDA, torch 2.10 to 2.13, for tensors that lie row by row at aligned addresses.
+ */
+#include <string.h>
+
+#include "device/device.h"
+#include "ops/random.h"
+#include "passes/pass.h"
+
+static bool number(const ont_node *node, uint32_t input, const char *name, double *v)
+{
+    if (ont_node_in(node, input)) return ont_const_scalar(node, input, v) == ONT_OK;
+    const ont_attr *attr = ont_attr_find(node, name, ONT_ATTR_INT);
+    *v = attr ? (double)attr->i : ont_attr_float(node, name, *v);
+    return true;
+}
+
+/* log2 of the elements that torch's kernel reads at once: 16 bytes where no element is left over. */
+static int lanes_of(ont_dtype dtype, int64_t n)
+{
+    int lanes = dtype == ONT_FLOAT64 ? 1 : dtype == ONT_FLOAT32 ? 2 : 3;
+    while (n % (1 << lanes)) lanes--;
+    return lanes;
+}
+
+/* Nodes with numbers of their own give way to torch's where the mode says training and the ratio is between 0 and 1. */
+static ont_status lay_out(ont_graph *g, ont_node *node)
+{
+    const ont_value *x = ont_node_in(node, 0);
+    double ratio = 0.5, training = 0;
+    if (!number(node, 1, "ratio", &ratio) || !number(node, 2, "training_mode", &training)) return ONT_OK;
+    int64_t n = ont_shape_count(&x->shape), most = g->device->random_blocks, blocks = (n + ONT_LAYOUT_THREADS - 1) / ONT_LAYOUT_THREADS;
+    if (!training || !(ratio > 0) || !(ratio < 1) || !n || ont_attr_find(node, "seed", ONT_ATTR_INT)) return ONT_OK;
+    if (blocks > most) blocks = most;
+    uint64_t layout = (g->random_offset / 4) | (uint64_t)(blocks - 1) << ONT_LAYOUT_BLOCKS |
+                      (uint64_t)lanes_of(x->dtype, n) << ONT_LAYOUT_LANES;
+    g->random_offset += 4 * (uint64_t)((n - 1) / (ONT_LAYOUT_THREADS * blocks * 4) + 1);
+    return g->torch_random ? ont_attr_set_int(g, node, "torch_layout", (int64_t)layout) : ONT_OK;
+}
+
+ont_status ont_pass_torch_random(ont_graph *g)
+{
+    if (!g->device || !g->device->random_blocks) return ONT_OK;
+    g->random_offset = 0;
+    for (ont_node *node = g->first; node; node = node->next)
+        if (!strcmp(node->op_type, "Dropout") && !*node->domain) ONT_TRY(lay_out(g, node));
+    return ONT_OK;
+}

@@ -1,0 +1,80 @@
+/*
+ * Tables of tensors on a device. See tables.h.
+ */
+#include "py/tables.h"
+
+#include <string.h>
+
+#include "base/alloc.h"
+#include "optim/optim.h"
+
+typedef struct ont_kept_tables {
+    struct ont_kept_tables *next;
+    const ont_device *device;
+    ont_memory memory;
+    size_t bytes;
+} ont_kept_tables;
+
+void ont_tables_free(ont_device_tables *t)
+{
+    while (t->kept) {
+        ont_kept_tables *kept = t->kept;
+        t->kept = kept->next;
+        kept->device->kind->free(kept->device, &kept->memory, kept->bytes);
+        ont_free(kept);
+    }
+    if (t->device) t->device->kind->free(t->device, &t->memory, t->device_capacity);
+    ont_free(t->host);
+    *t = (ont_device_tables){0};
+}
+
+/* The device's side goes, or stays beside the next one where a graph reads it. */
+static ont_status leave_memory(ont_device_tables *t)
+{
+    if (!t->device) return ONT_OK;
+    if (t->recorded) {
+        ont_kept_tables *kept = ont_calloc(1, sizeof *kept);
+        if (!kept) return ONT_ENOMEM;
+        *kept = (ont_kept_tables){t->kept, t->device, t->memory, t->device_capacity};
+        t->kept = kept;
+    } else {
+        t->device->kind->free(t->device, &t->memory, t->device_capacity);
+    }
+    t->device = NULL;
+    t->bytes = 0;
+    t->recorded = false;
+    return ONT_OK;
+}
+
+/* Room on both sides. */
+static ont_status reserve(ont_device_tables *t, const ont_device *device, size_t bytes, size_t work)
+{
+    ONT_TRY(ont_optim_reserve(&t->host, &t->host_capacity, bytes, 1));
+    if (t->device == device && t->device_capacity >= bytes + work) return ONT_OK;
+    ONT_TRY(leave_memory(t));
+    ONT_TRY(device->kind->alloc(device, bytes + work, &t->memory));
+    t->device = device;
+    t->device_capacity = bytes + work;
+    return ONT_OK;
+}
+
+ont_status ont_tables_put(ont_device_tables *t, const ont_device *device, const void *fresh, const ont_table_sizes *sizes, void *stream)
+{
+    bool recording = device->kind->capturing && device->kind->capturing(device, stream);
+    bool same = t->device == device && t->bytes == sizes->bytes && t->device_capacity >= sizes->bytes + sizes->work &&
+                !memcmp(t->host, fresh, sizes->bytes);
+    if (recording && !same)
+        return ont_fail(ONT_EUNSUPPORTED, "the caller records this stream, and tensors are not those of the call before: take a step with "
+                                          "the same tensors first, and keep their addresses");
+    t->recorded |= recording;
+    if (same) return ONT_OK;
+    if (t->recorded) ONT_TRY(leave_memory(t));
+    ONT_TRY(reserve(t, device, sizes->bytes, sizes->work));
+    const char *now = fresh, *before = t->host;
+    bool moved = t->bytes == sizes->bytes && !memcmp(before + sizes->head, now + sizes->head, sizes->bytes - sizes->head);
+    memcpy(t->host, fresh, sizes->bytes);
+    t->bytes = 0;
+    ONT_TRY(device->kind->write(device, t->memory.data, t->host, moved ? sizes->head : sizes->bytes, stream));
+    t->bytes = sizes->bytes;
+    return ONT_OK;
+}

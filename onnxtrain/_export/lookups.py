@@ -1,0 +1,71 @@
+"""Embeddings whose gradient only torch has: sparse ones, and those scaled by how often a row is looked up.
+
+A SparseAdam wants the sparse gradient that `sparse=True` promises. These are nodes that torch runs, between segments of
+the graph, like a user's own torch.autograd.Function; replacements.py and special.py put them in the place of F's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from onnxtrain._export import functions
+from onnxtrain._export.errors import Untraceable
+
+_embedding_bag = F.embedding_bag  # torch's own, since ours stands in its place during an export
+
+
+class Embedding(torch.autograd.Function):
+    """torch.embedding: weight (rows, width), integer indices of any shape -> (*indices.shape, width)."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, indices: Tensor, padding_idx: int, scale_grad_by_freq: bool, sparse: bool) -> Tensor:
+        ctx.save_for_backward(indices)
+        ctx.settings = (weight.size(0), padding_idx, scale_grad_by_freq, sparse)
+        return torch.embedding(weight, indices, padding_idx, scale_grad_by_freq, sparse)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return torch.ops.aten.embedding_backward(grad, *ctx.saved_tensors, *ctx.settings), None, None, None, None
+
+
+class EmbeddingBag(torch.autograd.Function):
+    """F.embedding_bag, of which backward runs forward again: it keeps four tensors that only autograd can read."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, weight: Tensor, offsets: Tensor | None, per_sample_weights: Tensor | None,
+                settings: dict[str, Any]) -> Tensor:
+        ctx.save_for_backward(input, weight, offsets, per_sample_weights)
+        ctx.settings = settings
+        return _embedding_bag(input, weight, offsets, per_sample_weights=per_sample_weights, **settings)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        input, weight, offsets, scales = ctx.saved_tensors
+        weight = weight.detach().requires_grad_(True)
+        wanted = [weight]
+        if scales is not None:
+            scales = scales.detach().requires_grad_(ctx.needs_input_grad[3])
+            wanted += [scales] * ctx.needs_input_grad[3]
+        with torch.enable_grad():
+            result = _embedding_bag(input, weight, offsets, per_sample_weights=scales, **ctx.settings)
+        found = torch.autograd.grad(result, wanted, grad)
+        return None, found[0], None, found[1] if len(found) > 1 else None, None
+
+
+def embedding_bag(
+    input: Tensor, weight: Tensor, offsets: Tensor | None = None, max_norm: float | None = None, norm_type: float = 2,
+    scale_grad_by_freq: bool = False, mode: str = "mean", sparse: bool = False, per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False, padding_idx: int | None = None,
+) -> Tensor:
+    """F.embedding_bag; where its gradient is none of the engine's, as a node that torch runs."""
+    if max_norm is not None:
+        raise Untraceable("The module uses an embedding bag with max_norm, which changes the weight in forward.")
+    settings = dict(mode=mode, include_last_offset=include_last_offset, padding_idx=padding_idx)
+    if sparse or scale_grad_by_freq:
+        settings |= dict(sparse=sparse, scale_grad_by_freq=scale_grad_by_freq)
+        return functions.record(EmbeddingBag, (input, weight, offsets, per_sample_weights, settings))
+    return _embedding_bag(input, weight, offsets, per_sample_weights=per_sample_weights, **settings)

@@ -1,0 +1,265 @@
+"""Results that share memory with an argument, a weight or another result: found in a traced program, made again at each step.
+
+In eager PyTorch `x.view(-1)` that forward returns is a view: a change in place reaches x, and autograd knows. A graph's
+output is a tensor of its own, so such results are no outputs of the graph. What torch called to make them is kept as
+steps instead, and called again on the tensors themselves. export.py calls find() between torch.export and torch.onnx,
+_program.py replays, cache.py writes the steps down as the JSON that they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from onnxtrain._export.errors import ExportError
+
+_REGIONS = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": 4}  # which argument is the body
+_ARITHMETIC = ("add", "sub", "mul", "floordiv", "mod", "neg", "getitem")
+_NAMED = (torch.dtype, torch.memory_format, torch.layout)
+
+
+class _Lost(Exception):
+    """A view that cannot be made again; the message says why."""
+
+
+def is_view(target: Any) -> bool:
+    """Whether an operator's results share memory with its first argument, and nothing is written."""
+    return _aliases(target) and not target._schema.is_mutable
+
+
+def _aliases(target: Any) -> bool:
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
+        return False
+    schema = target._schema
+    return bool(schema.arguments and schema.returns) and schema.arguments[0].alias_info is not None \
+        and schema.returns[0].alias_info is not None
+
+
+class _Scope:
+    """A graph, what its inputs are outside of it, and the grad mode that it sets."""
+
+    def __init__(self, outside: _Scope | None = None, inputs: Mapping[fx.Node, Any] | None = None, grad: bool | None = None) -> None:
+        self.outside, self.inputs = outside, inputs or {}
+        self.grad = grad if grad is not None or outside is None else outside.grad
+
+
+class _Path:
+    """From a result back to the tensor whose memory it is in: steps to take, first to last."""
+
+    def __init__(self, node: fx.Node, owner: torch.nn.Module) -> None:
+        self.steps: list[tuple[fx.Node, _Scope]] = []
+        scope = _Scope()
+        while True:
+            if node in scope.inputs and scope.outside is not None:
+                node, scope = scope.inputs[node], scope.outside
+            elif node.op != "call_function":
+                break
+            elif node.target is operator.getitem and (region := _region(node.args[0], owner)) is not None:
+                result, inputs, grad, owner = region
+                if not isinstance(inner := result[node.args[1]], fx.Node):
+                    break
+                node, scope = inner, _Scope(scope, inputs, grad)
+            elif node.target is operator.getitem and is_view(getattr(node.args[0], "target", None)):
+                self.steps += [(node, scope), (node.args[0], scope)]
+                node = node.args[0].args[0]
+            elif not _aliases(node.target) or not isinstance(node.args[0], fx.Node):
+                break
+            else:
+                if is_view(node.target):  # else it changes the tensor in place, and is that tensor
+                    self.steps.append((node, scope))
+                node = node.args[0]
+        self.steps.reverse()
+        self.root, self.outermost = node, scope.outside is None
+
+
+def _region(node: Any, owner: torch.nn.Module) -> tuple[Any, dict[fx.Node, Any], bool | None, torch.nn.Module] | None:
+    """Results, inputs, grad mode and module of the body, where a node runs one under another mode."""
+    name = getattr(getattr(node, "target", None), "__name__", "")
+    if not isinstance(node, fx.Node) or node.op != "call_function" or name not in _REGIONS:
+        return None
+    place = _REGIONS[name]
+    body = owner.get_submodule(node.args[place].target)
+    inputs = [inner for inner in body.graph.nodes if inner.op == "placeholder"]
+    results = body.graph.output_node().args[0]
+    return results, dict(zip(inputs, node.args[place + 1:])), node.args[0] if place == 1 else None, body
+
+
+class _Writer:
+    """Paths as a list of calls: values are numbered, sources first seen first."""
+
+    def __init__(self, sources: Callable[[fx.Node], tuple[str, Any] | None]) -> None:
+        self._sources, self._numbers = sources, {}
+        self.values: list[list[Any]] = []
+
+    def source(self, kind: str, target: Any) -> int:
+        entry = [kind, target]
+        if entry not in self.values:
+            self.values.append(entry)
+        return self.values.index(entry)
+
+    def path(self, path: _Path, start: int) -> int:
+        """The number of the value at the end of a path that begins at a value."""
+        at = start
+        for node, scope in path.steps:
+            rest = [self._argument(argument, scope) for argument in node.args[1:]]
+            keywords = {name: self._argument(value, scope) for name, value in node.kwargs.items()}
+            at = self._call(_name(node.target), [{"v": at}, *rest], keywords, scope.grad)
+        return at
+
+    def _call(self, name: str, args: list[Any], kwargs: dict[str, Any], grad: bool | None = None) -> int:
+        entry = ["call", name, args, kwargs, grad]
+        if entry in self.values:
+            return self.values.index(entry)
+        self.values.append(entry)
+        return len(self.values) - 1
+
+    def _argument(self, value: Any, scope: _Scope) -> Any:
+        if isinstance(value, fx.Node):
+            return {"v": self._size(value, scope)}
+        if isinstance(value, (list, tuple)):
+            return [self._argument(item, scope) for item in value]
+        if isinstance(value, _NAMED):
+            return {"torch": str(value).removeprefix("torch.")}
+        if value is None or isinstance(value, (bool, int, float, str)):
+            return value
+        if isinstance(value, torch.device):
+            return {"device": str(value)}
+        raise _Lost(f"an argument is {value!r}")
+
+    def _size(self, node: fx.Node, scope: _Scope) -> int:
+        """A number that is made of sizes of sources."""
+        while node in scope.inputs and scope.outside is not None:
+            node, scope = scope.inputs[node], scope.outside
+        if isinstance(node, int):
+            raise _Lost("a size is a constant of a region")
+        if (source := self._sources(node)) is not None:
+            return self.source(*source)
+        if node.op != "call_function" or node.target is not torch.ops.aten.sym_size.int and _name(node.target, True) is None:
+            raise _Lost(f"a size comes from {node.name}")
+        return self._call(_name(node.target), [self._argument(argument, scope) for argument in node.args], {})
+
+
+def _name(target: Any, arithmetic: bool = False) -> str | None:
+    if isinstance(target, torch._ops.OpOverload):
+        return None if arithmetic else str(target)
+    name = getattr(target, "__name__", "")
+    if name in _ARITHMETIC and getattr(operator, name, None) is target:
+        return f"operator.{name}"
+    if arithmetic:
+        return None
+    raise _Lost(f"a step is {target}")
+
+
+def find(program: torch.export.ExportedProgram, traced: Any, users: Sequence[int],
+         owned: Callable[[str], tuple[str, str]]) -> list[Any] | None:
+    """How to make the results that are views, as JSON: [values, [[leaf, value], ...]]; None where there is none.
+
+    Args:
+        traced: of its results, out_tensors are leaves of the user's output and `same` those that are an input or a parameter;
+            buffers are the program's outputs after the results.
+        users: leaves of the input that are tensors.
+        owned: a weight's name in the program -> ("parameter" or "buffer", its name).
+
+    Raises:
+        ExportError: a result shares memory with an argument or weight, and cannot be made again.
+    """
+    signature, results, same = program.graph_signature, traced.out_tensors, traced.same
+    inputs = dict(zip(signature.user_inputs, users))
+    weights = {name: owned(target) for targets in (signature.inputs_to_parameters, signature.inputs_to_buffers)
+               for name, target in targets.items()}
+
+    def source(node: fx.Node) -> tuple[str, Any] | None:
+        if node.op != "placeholder":
+            return None
+        return ("input", inputs[node.name]) if node.name in inputs else weights.get(node.name)
+
+    outputs = program.graph.output_node().args[0]
+    nodes = outputs[:len(results)]
+    exchanged = set()  # another tensor after forward: views of it are left alone
+    for name, node in zip(traced.buffers, outputs[len(results):]):
+        held = _Path(node.args[0], program.graph_module)  # below the clone
+        if held.steps or source(held.root) != ("buffer", name):
+            exchanged.add(name)
+    paths = {leaf: _Path(node, program.graph_module) for leaf, node in zip(results, nodes) if isinstance(node, fx.Node)}
+    bases: dict[fx.Node, int] = {}
+    for leaf, path in paths.items():
+        if not path.steps and path.outermost and leaf not in same:
+            bases.setdefault(path.root, leaf)
+    writer, made = _Writer(source), []
+    for leaf, path in paths.items():
+        known = source(path.root) if path.outermost else None
+        if leaf in same or known is not None and known[0] == "buffer" and known[1] in exchanged:
+            continue
+        if known is None and bases.get(path.root, leaf) == leaf:
+            continue
+        try:
+            start = writer.source(*known) if known is not None else writer.source("result", bases[path.root])
+            made.append([leaf, writer.path(path, start)])
+        except _Lost as error:
+            if known is not None:
+                raise ExportError(f"A result shares memory with an argument or a weight, and {error}; a graph would return a copy.") from error
+    return [writer.values, made] if made else None
+
+
+def leaves(views: Sequence[Any] | None) -> frozenset[int]:
+    """Leaves of the output that replaying makes."""
+    return frozenset() if views is None else frozenset(leaf for leaf, _ in views[1])
+
+
+def refuse(results: Sequence[Any], traced: Any, sources: Sequence[Tensor]) -> None:
+    """TorchScript's trace does not say how a view came to be, and changes what it is given: raises ExportError."""
+    if traced.written:
+        raise ExportError("The module changes an argument in place, and this exporter's graph would lose that.")
+    held = {tensor.untyped_storage().data_ptr() for tensor in sources if tensor.numel()}
+    for leaf, result in enumerate(results):
+        if isinstance(result, Tensor) and leaf not in traced.same and result.numel() and result.untyped_storage().data_ptr() in held:
+            raise ExportError("A result shares memory with an argument or a weight, and this exporter would return a copy.")
+
+
+class Replay:
+    """The steps of find(), as calls. Raises ValueError where a step is none that find() writes."""
+
+    def __init__(self, views: Sequence[Any]) -> None:
+        self._values = [tuple(value) if value[0] != "call" else ("call", _function(value[1]), *value[2:]) for value in views[0]]
+        self._made = [(leaf, value) for leaf, value in views[1]]
+
+    def __call__(self, flat: list[Any], inputs: Sequence[Any], weight: Callable[[str, str], Tensor]) -> None:
+        """Fills in the leaves of the output that are views, of arguments, weights or leaves that are there already."""
+        values: list[Any] = []
+
+        def given(argument: Any) -> Any:
+            if isinstance(argument, list):
+                return [given(item) for item in argument]
+            if not isinstance(argument, dict):
+                return argument
+            if "v" in argument:
+                return values[argument["v"]]
+            return torch.device(argument["device"]) if "device" in argument else getattr(torch, argument["torch"])
+
+        for kind, target, *rest in self._values:
+            if kind == "call":
+                args, kwargs, grad = rest
+                with contextlib.nullcontext() if grad is None else torch.set_grad_enabled(grad):
+                    values.append(target(*[given(argument) for argument in args], **{k: given(v) for k, v in kwargs.items()}))
+            elif kind == "input":
+                values.append(inputs[target])
+            else:
+                values.append(flat[target] if kind == "result" else weight(kind, target))
+        for leaf, value in self._made:
+            flat[leaf] = values[value]
+
+
+def _function(name: str) -> Callable[..., Any]:
+    family, _, rest = name.partition(".")
+    if family == "operator" and rest in _ARITHMETIC:
+        return getattr(operator, rest)
+    packet, _, overload = rest.partition(".")
+    found = getattr(getattr(torch.ops.aten, packet, None), overload, None) if family == "aten" else None
+    if found is not torch.ops.aten.sym_size.int and not is_view(found):
+        raise ValueError(f"{name} is no step of a view")
+    return found

@@ -1,0 +1,193 @@
+"""What backward computes again instead of keeping it: the same bits in less memory, by the rule of passes/recompute.c."""
+
+import copy
+import os
+import random
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import helper
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "models"))
+import test_models  # noqa: E402
+from onnxtrain import _C  # noqa: E402
+from onnxtrain.ortmodule import ORTModule, _program  # noqa: E402
+from test_fuse_elementwise import random_model  # noqa: E402
+
+SEED = int(os.environ.get("ONNXTRAIN_RECOMPUTE_SEED", random.randrange(2**31)))
+print(f"ONNXTRAIN_RECOMPUTE_SEED={SEED}")
+ZOO = {**test_models.MODELS, **{f"dropped-{name}": model for name, model in test_models.RANDOM.items()}}
+ZOO = {name: model for name, model in ZOO.items() if model.engine}
+SAMPLE = sorted(ZOO) if os.environ.get("ONNXTRAIN_SLOW") == "1" else sorted(random.Random(SEED).sample(sorted(ZOO), 4))
+
+
+@pytest.fixture(autouse=True)
+def switches_as_they_were():
+    yield
+    _C.disable_passes([])
+    _C.recompute_everywhere(False)
+
+
+def run(model, tensors, wants=None, seed=7, level=0):
+    """(session, run's saved inputs, outputs and gradients as bytes) of one step in a session of its own."""
+    session = _C.Session(model, recompute=level)
+    outputs, run = session.forward(tensors, wants or b"\1" * len(tensors), seed)
+    flat = [y for output in outputs if output is not None for y in (output if isinstance(output, (list, tuple)) else [output])]
+    kept = [bits(y) for y in flat]
+    if run is None:
+        return session, (), kept
+    torch.manual_seed(3)
+    grads = [torch.randn(y.shape).to(y.dtype) if y.is_floating_point() else None for y in flat]
+    saved = run.saved_inputs
+    grads = run.backward([tensors[i] for i in saved] + [flat[i] for i in run.saved_outputs], grads)
+    return session, saved, kept + [None if g is None else bits(g) for g in grads]
+
+
+def bits(tensor):
+    return tensor.dtype, tuple(tensor.shape), tensor.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+
+
+def in_all_ways(model, tensors, **kwargs):
+    """Without the pass, with it, at its second level, and with it whatever that costs: stats by way, bits compared."""
+    ways = {}
+    for way in ("off", "rule", "layers", "everywhere"):
+        _C.disable_passes(["recompute"] if way == "off" else [])
+        _C.recompute_everywhere(way == "everywhere")
+        session, _, got = run(model, tensors, level=int(way == "layers"), **kwargs)
+        ways[way] = session.stats()
+        if way == "off":
+            expected = got
+            assert ways[way]["recomputed_nodes"] == 0
+        assert got == expected, way
+        if ways[way]["recomputed_nodes"]:
+            assert ways[way]["slab_bytes"] < ways["off"]["slab_bytes"] * 1.02, way
+    return ways
+
+
+def network(rows, width, layers=3, ratio=0.1):
+    """Residual blocks of norm, product, GELU, dropout, product; (model, tensors)."""
+    nodes, names, tensors, rng, x = [], [], [], np.random.default_rng(0), "x"
+
+    def weight(name, *shape):
+        names.append((name, shape))
+        tensors.append(torch.from_numpy((rng.standard_normal(shape) / shape[0] ** 0.5).astype(np.float32)))
+        return name
+
+    weight("x", rows, width)
+    for i in range(layers):
+        scale, bias = weight(f"scale{i}", width), weight(f"bias{i}", width)
+        up, down = weight(f"up{i}", width, 4 * width), weight(f"down{i}", 4 * width, width)
+        nodes += [
+            helper.make_node("LayerNormalization", [x, scale, bias], [f"n{i}"], axis=-1),
+            helper.make_node("MatMul", [f"n{i}", up], [f"h{i}"]),
+            helper.make_node("Gelu", [f"h{i}"], [f"a{i}"], approximate="tanh"),
+            helper.make_node("Dropout", [f"a{i}", "ratio", "on"], [f"d{i}"]),
+            helper.make_node("MatMul", [f"d{i}", down], [f"o{i}"]),
+            helper.make_node("Add", [x, f"o{i}"], [f"x{i}"]),
+        ]
+        x = f"x{i}"
+    constants = [onnx.numpy_helper.from_array(np.array(ratio, np.float32), "ratio"), onnx.numpy_helper.from_array(np.array(True), "on")]
+    values = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape) for name, shape in names]
+    graph = helper.make_graph(nodes, "g", values, [onnx.ValueInfoProto(name=x)], constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10).SerializeToString(), tensors
+
+
+def test_a_block_keeps_neither_norm_nor_activation():
+    ways = in_all_ways(*network(256, 1024, layers=4))
+    off, rule, layers = ways["off"], ways["rule"], ways["layers"]
+    per_layer = 256 * 1024 * 4
+    assert rule["recomputed_nodes"] >= 9  # a norm, a GELU and a dropout in each block but the last, where backward begins at once
+    assert rule["recomputed_bytes"] >= 3 * (per_layer + 4 * per_layer)  # n and d; a was not kept before
+    assert rule["slab_bytes"] <= off["slab_bytes"] - 2 * 5 * per_layer
+    assert layers["recomputed_bytes"] > rule["recomputed_bytes"] and layers["slab_bytes"] < rule["slab_bytes"]
+    for stats in ways.values():
+        assert stats["slab_bytes"] <= 1.05 * stats["slab_lower_bound"]
+
+
+def test_the_copies_stand_in_backward_before_their_reader():
+    model, tensors = network(256, 1024, layers=2)
+    session, saved, _ = run(model, tensors)
+    forward, backward = session.text("program").split("# backward")
+    assert forward.count("LayerNormalization") == backward.count("LayerNormalization") == 2
+    assert forward.count("Gelu") == 2 and "Gelu" in backward
+    assert backward.index("LayerNormGrad") < backward.rindex("LayerNormalization")  # of the first block, behind the last one's
+    _C.disable_passes(["recompute"])
+    plain, before, _ = run(model, tensors)
+    assert "LayerNormalization" not in plain.text("program").split("# backward")[1]
+    biases = {i for i, (name, *_) in enumerate(session.inputs) if name.startswith("bias")}
+    assert set(saved) - set(before) <= biases  # nothing else has to stay as it is for longer
+
+
+def test_small_programs_are_left_alone():
+    session, _, _ = run(*network(64, 32))
+    assert session.stats()["recomputed_nodes"] == 0
+    _C.recompute_everywhere(True)
+    session, _, _ = run(*network(64, 32))
+    assert session.stats()["recomputed_nodes"] > 0
+
+
+def test_an_input_that_eager_would_not_keep_is_not_kept():
+    """Of a sum backward needs nothing under eager, so its operands may be changed meanwhile."""
+    nodes = [helper.make_node("Add", ["x", "y"], ["s"]), helper.make_node("MatMul", ["s", "w"], ["p"]),
+             helper.make_node("Tanh", ["p"], ["t"]), helper.make_node("MatMul", ["t", "w"], ["q"])]
+    shapes = {"x": (4096, 512), "y": (4096, 512), "w": (512, 512)}
+    values = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape) for name, shape in shapes.items()]
+    graph = helper.make_graph(nodes, "g", values, [onnx.ValueInfoProto(name="q")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10).SerializeToString()
+    tensors = [torch.randn(shape) for shape in shapes.values()]
+    for level in (0, 1):
+        session, saved, _ = run(model, tensors, level=level)
+        assert (session.stats()["recomputed_nodes"] > 0) == bool(level)
+        assert saved == ((0, 1, 2) if level else (2,))
+
+
+def test_the_level_is_checked():
+    with pytest.raises(ValueError, match="recompute is 2, expected 0 to 1"):
+        _C.Session(network(8, 8)[0], recompute=2)
+
+
+@pytest.mark.parametrize("index", range(8))
+def test_random_graphs(index):
+    model, names = random_model(random.Random(SEED + index))
+    generator = torch.Generator().manual_seed(SEED + index)
+    in_all_ways(model, [torch.randn(shape, generator=generator) * (0.1 if name == "w" else 1) for name, shape in names])
+
+
+class Recorder:
+    """Stands for _C.Session and notes the calls of forward."""
+
+    calls: list = []
+
+    def __init__(self, model, *args, **kwargs):
+        self._model, self._session = model, SESSION(model, *args, **kwargs)
+
+    def __getattr__(self, name):
+        return getattr(self._session, name)
+
+    def forward(self, tensors, mask, seed=0):
+        self.calls.append((self._model, [t.detach().clone() for t in tensors], mask, seed))
+        return self._session.forward(tensors, mask, seed)
+
+
+SESSION = _C.Session
+
+
+@pytest.mark.parametrize("bf16", [False, True], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("name", SAMPLE)
+def test_models(name, bf16, monkeypatch):
+    monkeypatch.setattr(_program._C, "Session", Recorder)
+    monkeypatch.setattr(Recorder, "calls", [])
+    torch.manual_seed(0)
+    model, data = ORTModule(copy.deepcopy(ZOO[name].make()).train()), ZOO[name].data()
+    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        model(*data)
+    calls = Recorder.calls
+    monkeypatch.undo()
+    assert calls
+    for proto, tensors, mask, seed in calls:
+        for stats in in_all_ways(proto, tensors, wants=mask, seed=seed).values():
+            assert stats["slab_bytes"] <= 1.05 * stats["slab_lower_bound"] + 4096
