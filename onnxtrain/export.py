@@ -29,7 +29,7 @@ from onnxtrain._export import attributes, exclusive, functions
 from onnxtrain._export import flags as flags_of
 from onnxtrain._export import graph as onnx_graph
 from onnxtrain._export import guards as shape_guards
-from onnxtrain._export import mutations, rewrite, sizes, state, trees, views
+from onnxtrain._export import mutations, retrace, rewrite, sizes, state, trees, views
 from onnxtrain._export.domain import register_symbolics
 from onnxtrain._export.errors import ArgumentError, ExportError, Untraceable
 from onnxtrain._export.exported import Assignment, Exported, GraphInput, GraphOutput
@@ -380,7 +380,7 @@ def _dynamo(flat: _Flat, names: list[str], leaves: list[Any], opset: int, notes:
     mutations.check(program)
     mutations.mark_no_grad(program)
     traced = time.perf_counter()
-    with registry_reused(), wide_numbers():
+    with registry_reused(), wide_numbers(), retrace.spared():
         translated = torch.onnx.export(
             program, opset_version=opset, optimize=False, verbose=False,
             custom_translation_table=translations(opset) | functions.by_torch(flat.by_torch),

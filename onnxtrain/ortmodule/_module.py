@@ -359,7 +359,7 @@ class ORTModule(torch.nn.Module):
         exported = None if name is None else cache.load(self._runtime.cache_dir, name, self._module, tensors)
         if exported is None:
             return None
-        program = Program(self._module, exported, device=device)
+        program = Program(self._module, exported, device=device, memory_level=self._runtime.memory_optimization_level)
         _report.count(self._counters, cached_exports=1, build_seconds=program.build_seconds)
         return program
 
@@ -373,7 +373,7 @@ class ORTModule(torch.nn.Module):
                           planes="dynamic" if self._programs.get(key) else "fixed")
         _report.count(self._counters, exports=1, export_seconds=exported.seconds.get("total", 0.0))
         try:
-            program = Program(self._module, exported, device=device)
+            program = Program(self._module, exported, device=device, memory_level=self._runtime.memory_optimization_level)
         except UnsupportedError as error:
             error.exported = exported  # type: ignore[attr-defined]
             raise
