@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 static _Atomic int64_t fail_countdown = -1;
 static atomic_bool fail_fired;
@@ -130,4 +131,11 @@ void ont_buffer_free(void *block, size_t bytes)
     if (!block) return;
     atomic_fetch_sub_explicit(&live_bytes, (int64_t)bytes, memory_order_relaxed);
     ont_free(block);
+}
+
+void ont_buffer_idle(void *block, size_t bytes)
+{
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), at = (uintptr_t)block;
+    uintptr_t first = (at + page - 1) / page * page, last = (at + bytes) / page * page;
+    if (first < last) madvise((void *)first, last - first, MADV_FREE); /* a hint as well */
 }

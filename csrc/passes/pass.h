@@ -58,6 +58,9 @@ ont_status ont_pass_fuse_gelu(ont_graph *g) ONT_MUST_USE;
 /* Writes the gradient of scores in 16 bits, and adds a Gather's gradient to another's in place. See fuse_gradients.c. */
 ont_status ont_pass_fuse_gradients(ont_graph *g) ONT_MUST_USE;
 
+/* Joins BatchNormalization with the Add and Relu behind it, and their gradients. See fuse_batchnorm.c. */
+ont_status ont_pass_fuse_batchnorm(ont_graph *g) ONT_MUST_USE;
+
 /* Makes one node of elementwise nodes of one shape that feed each other; after differentiation. See fuse_elementwise.c. */
 ont_status ont_pass_fuse_elementwise(ont_graph *g) ONT_MUST_USE;
 

@@ -7,7 +7,7 @@
 
 #include "base/alloc.h"
 
-enum { LARGE_BLOCK = 16 << 20 }; /* not kept while a run waits for its backward */
+enum { LARGE_BLOCK = 16 << 20 }; /* the system may have its pages while a run waits for its backward */
 
 struct ont_pool {
     pthread_mutex_t lock;
@@ -141,7 +141,8 @@ void ont_block_unref(ont_block *block)
     pool->stats.live_bytes -= block->bytes;
     /* What fits under the peak was needed at once before and will be again; what does not is given back, oldest first. */
     bool keep = pool->stats.live_bytes + pool->stats.cached_bytes + block->bytes <= pool->stats.peak_bytes;
-    keep &= !pool->device && (!pool->open_runs || block->bytes < LARGE_BLOCK);
+    keep &= !pool->device;
+    if (keep && pool->open_runs && block->bytes >= LARGE_BLOCK) ont_buffer_idle(block->data, block->bytes);
     if (keep) {
         block->next = pool->cached;
         pool->cached = block;

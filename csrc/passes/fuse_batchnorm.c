@@ -1,0 +1,136 @@
+/*
+ * Joins BatchNormalization with the residual's Add and the Relu behind it: one pass over memory in place of three. In the
+ * backward part the Relu's gradient becomes part of BatchNormGrad, which reads y and dy anew in each of its passes; a
+ * residual's Add there does the same as part of an elementwise group. After differentiation, before elementwise groups.
+ */
+#include <string.h>
+
+#include "passes/pass.h"
+
+enum { BIAS = 2, RESIDUAL = 5 }; /* operands of the norm, and of its gradient */
+enum { MEAN = 2, DY = 4, GRAD_Y = 5, GRAD_BIAS = 6 };
+
+static bool is_op(const ont_node *node, const char *domain, const char *op_type)
+{
+    return node && !strcmp(node->op_type, op_type) && !strcmp(node->domain, domain);
+}
+
+/* The only reader of a value; NULL where there are others, or it is on the other side of the split. */
+static ont_node *only_reader(const ont_graph *g, const ont_value *y)
+{
+    if (!y->uses || y->uses->next || ont_value_is_output(g, y) || y->uses->user->backward != y->def->backward) return NULL;
+    return y->uses->user;
+}
+
+/*
+ * Where the joined node goes: to the norm's own place, or behind the residual. NULL where somebody reads a result of the norm
+ * that is not y before that.
+ */
+static ont_node *find_place(const ont_node *norm, const ont_value *residual, const ont_node *last)
+{
+    ont_node *place = norm->next;
+    bool is_read = false, was_read = false;
+    for (ont_node *node = norm->next; residual && node != last; node = node->next) {
+        for (uint32_t i = 0; i < node->n_inputs; i++) {
+            const ont_value *v = ont_node_in(node, i);
+            is_read = is_read || (v && v->def == norm);
+        }
+        if (residual->def != node) continue;
+        place = node->next;
+        was_read = is_read;
+    }
+    return was_read ? NULL : place;
+}
+
+/* norm, Add, Relu: either of the last two may be missing. *next is the node to go on with. */
+static ont_status fuse_forward(ont_graph *g, ont_node *norm, ont_node **next)
+{
+    ont_value *y = norm->outputs[0], *residual = NULL;
+    ont_node *add = only_reader(g, y), *relu;
+    if (is_op(add, "", "Add") && ont_node_in(add, 0) != ont_node_in(add, 1)) {
+        residual = ont_node_in(add, ont_node_in(add, 0) == y);
+        if (!ont_shape_equal(&residual->shape, &y->shape) || residual->def == norm) return ONT_OK;
+        relu = only_reader(g, add->outputs[0]);
+    } else {
+        relu = add;
+        add = NULL;
+    }
+    if (!is_op(relu, "", "Relu")) relu = NULL;
+    ont_node *last = relu ? relu : add, *place = last ? find_place(norm, residual, last) : NULL;
+    if (!place) return ONT_OK;
+    ont_node *before = norm->prev;
+    ont_value *inputs[RESIDUAL + 1];
+    for (uint32_t i = 0; i < RESIDUAL; i++) inputs[i] = ont_node_in(norm, i);
+    inputs[RESIDUAL] = residual;
+    ont_builder b = {.graph = g, .before = place, .backward = norm->backward, .origin = norm->origin};
+    ont_node *fused = ont_build_node(&b, ONT_DOMAIN, "FusedBatchNorm", inputs, RESIDUAL + (residual != NULL), norm->n_outputs);
+    if (!fused) return b.status;
+    ONT_TRY(ont_attr_copy_all(g, fused, norm));
+    ONT_TRY(ont_attr_set_int(g, fused, "relu", relu != NULL));
+    ont_build_done(&b, fused);
+    ONT_TRY(b.status);
+    for (uint32_t i = 1; i < norm->n_outputs; i++)
+        if (norm->outputs[i]) ont_value_replace_uses(g, norm->outputs[i], fused->outputs[i]);
+    ont_value_replace_uses(g, last->outputs[0], fused->outputs[0]);
+    if (relu) ont_graph_remove_node(g, relu);
+    if (add) ont_graph_remove_node(g, add);
+    ont_graph_remove_node(g, norm);
+    *next = before ? before->next : g->first;
+    return ONT_OK;
+}
+
+/*
+ * Whether all who read a Relu's gradient can as well read what it is made of. Where dy is a sum of two gradients, the Relu's
+ * becomes part of the pass that adds them, which costs less.
+ */
+static bool is_read_in_passing(const ont_graph *g, const ont_value *dy, const ont_value *dx)
+{
+    if (ont_value_is_output(g, dx)) return false;
+    if (dy->def && dy->def->op->tile && !dy->uses->next && dy->def->backward == dx->def->backward) return false;
+    for (const ont_use *use = dx->uses; use; use = use->next) {
+        const ont_node *user = use->user;
+        bool norm = is_op(user, ONT_DOMAIN, "BatchNormGrad") && use == &user->inputs[DY];
+        if (!norm && !is_op(user, "", "Add")) return false;
+    }
+    return true;
+}
+
+static ont_status fuse_backward(ont_graph *g, ont_node *norm)
+{
+    ont_value *dx = ont_node_in(norm, DY);
+    ont_node *relu = dx->def;
+    if (norm->n_inputs != DY + 1 || !is_op(relu, ONT_DOMAIN, "ReluGrad") || relu->backward != norm->backward) return ONT_OK;
+    ont_value *y = ont_node_in(relu, 0), *dy = ont_node_in(relu, 1);
+    if (!ont_shape_equal(&y->shape, &dx->shape) || !ont_shape_equal(&dy->shape, &dx->shape)) return ONT_OK;
+    if (!is_read_in_passing(g, dy, dx)) return ONT_OK;
+    const ont_node *made = y->def; /* y = relu(norm(x)): its sign is found without y */
+    bool anew = is_op(made, ONT_DOMAIN, "FusedBatchNorm") && !ont_node_in(made, RESIDUAL) && ont_node_in(norm, MEAN)->def == made;
+    ont_value *inputs[GRAD_BIAS + 1] = {0};
+    for (uint32_t i = 0; i < DY; i++) inputs[i] = ont_node_in(norm, i);
+    inputs[DY] = dy;
+    inputs[GRAD_Y] = anew ? NULL : y;
+    inputs[GRAD_BIAS] = anew ? ont_node_in(made, BIAS) : NULL;
+    ont_builder b = {.graph = g, .before = norm, .backward = norm->backward, .origin = norm->origin};
+    ont_node *fused = ont_build_node(&b, ONT_DOMAIN, "BatchNormGrad", inputs, GRAD_BIAS + anew, norm->n_outputs);
+    if (!fused) return b.status;
+    ONT_TRY(ont_attr_copy_all(g, fused, norm));
+    ont_build_done(&b, fused);
+    ONT_TRY(b.status);
+    for (uint32_t i = 0; i < norm->n_outputs; i++)
+        if (norm->outputs[i]) ont_value_replace_uses(g, norm->outputs[i], fused->outputs[i]);
+    ont_graph_remove_node(g, norm);
+    if (!dx->uses) ont_graph_remove_node(g, relu);
+    return ONT_OK;
+}
+
+ont_status ont_pass_fuse_batchnorm(ont_graph *g)
+{
+    for (ont_node *node = g->first, *next; node; node = next) {
+        next = node->next;
+        if (is_op(node, "", "BatchNormalization"))
+            ONT_TRY(fuse_forward(g, node, &next));
+        else if (is_op(node, ONT_DOMAIN, "BatchNormGrad"))
+            ONT_TRY(fuse_backward(g, node));
+    }
+    return ONT_OK;
+}
