@@ -7,7 +7,7 @@
 
 #include "base/parallel.h"
 
-enum { GRAIN = 16384 }; /* elements worth a thread */
+enum { GRAIN = 8192 }; /* elements worth a thread */
 
 /* Whether dims d and d + 1 are one dim for every operand. */
 static bool mergeable(const int64_t (*strides)[ONT_MAX_RANK], int n, const int64_t *dims, int d)

@@ -270,6 +270,7 @@ static void matmul_grad(ont_grad *g)
 static const ont_kernel matmul_kernels[] = {
     {.name = "matmul_half", .accept = ont_matmul_half_accept, .prepare = ont_matmul_half_prepare,
      .run = ont_matmul_half_run, .release = ont_matmul_half_release},
+    {.name = "matmul_small", .accept = ont_matmul_small_accept, .prepare = ont_matmul_small_prepare, .run = ont_matmul_small_run},
     {.name = "matmul_blas", .accept = ont_accept_float, .prepare = matmul_prepare, .run = matmul_run,
      .release = matmul_release},
     {.name = "matmul_ref", .accept = ont_accept_float, .prepare = matmul_prepare_ref, .run = matmul_run,
@@ -351,6 +352,7 @@ static void gemm_grad(ont_grad *g)
 static const ont_kernel gemm_kernels[] = {
     {.name = "gemm_half", .accept = ont_matmul_half_accept, .prepare = ont_matmul_half_prepare,
      .run = ont_matmul_half_run, .release = ont_matmul_half_release},
+    {.name = "gemm_small", .accept = ont_matmul_small_accept, .prepare = ont_matmul_small_prepare, .run = ont_matmul_small_run},
     {.name = "gemm_blas", .accept = ont_accept_float, .prepare = matmul_prepare, .run = gemm_run,
      .release = matmul_release},
     {.name = "gemm_ref", .accept = ont_accept_float, .prepare = matmul_prepare_ref, .run = gemm_run,

@@ -32,4 +32,9 @@ ont_status ont_matmul_half_prepare(const ont_node *node, ont_arena *arena, ont_p
 ont_status ont_matmul_half_run(const ont_call *call) ONT_MUST_USE;
 void ont_matmul_half_release(void *state);
 
+/* matmul_small.c: products of which a library's call would be the larger part. */
+const char *ont_matmul_small_accept(const ont_node *node);
+ont_status ont_matmul_small_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out) ONT_MUST_USE;
+ont_status ont_matmul_small_run(const ont_call *call);
+
 #endif

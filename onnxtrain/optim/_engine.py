@@ -225,7 +225,12 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Drops the gradients, or fills them with zeros where ``set_to_none`` (default: ``set_grad_none``) is False."""
-        super().zero_grad(self._set_grad_none if set_to_none is None else set_to_none)
+        to_none = self._set_grad_none if set_to_none is None else set_to_none
+        if not to_none or torch.autograd._profiler_enabled():
+            return super().zero_grad(to_none)
+        for group in self.param_groups:  # without the profiler's record, half of the time of a small step's call
+            for parameter in group["params"]:
+                parameter.grad = None
 
     # ---- saving, loading, copying ----
 

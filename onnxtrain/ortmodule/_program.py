@@ -224,6 +224,8 @@ class Program:
                 outputs, _ = self.session.forward(tensors, mask, self.seed())
         except (ValueError, TypeError, BufferError, IndexError) as error:
             self._check_weights(tensors)
+            if any([isinstance(leaf, Tensor) and leaf.is_neg() for leaf in leaves]) and not self._written and self._views is None:
+                return self([leaf.resolve_neg() if isinstance(leaf, Tensor) else leaf for leaf in leaves], grad_enabled)
             if random is not None:  # what a check would have found, perhaps
                 _random.restore(self.device, random)
                 raise CheckError(str(error)) from error

@@ -1,0 +1,68 @@
+/*
+ * The loop of small products, compiled once per instruction set with ONT_ISA naming it. See product.h. Vectors are the
+ * compiler's; memory has no alignment beyond that of float. Sums of a tile stay in registers over all of k.
+ */
+#include "simd/product.h"
+
+#define PASTE_(a, b) a##b
+#define PASTE(a, b) PASTE_(a, b)
+#define INLINE static inline __attribute__((always_inline))
+
+#if defined(__AVX512F__)
+enum { LANES = 16 };
+#elif defined(__AVX2__)
+enum { LANES = 8 };
+#else
+enum { LANES = 4 };
+#endif
+enum { ROWS = 6 }; /* of a tile: twelve sums, or six */
+
+typedef float vec __attribute__((vector_size(LANES * 4)));
+typedef float vec_any __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+
+INLINE vec load(const float *p) { return *(const vec_any *)p; }
+INLINE void store(float *p, vec v) { *(vec_any *)p = v; }
+
+/* Rows [i, i + rows) of C, `vectors` vectors from column j on. A's element (r, k) is a[r * step_m + k * step_k]. */
+INLINE void tile(const ont_product_part *p, int64_t step_m, int64_t step_k, int64_t i, int64_t j, const int rows,
+                 const int vectors)
+{
+    const float *a = p->a + i * step_m, *b = p->b + j;
+    vec sum[ROWS][2];
+    for (int v = 0; v < vectors; v++) {
+        vec start = p->row ? load(p->row + j + v * LANES) : (vec){0};
+        for (int r = 0; r < rows; r++) sum[r][v] = start;
+    }
+    for (int64_t k = 0; k < p->k; k++, a += step_k, b += p->ldb) {
+        vec b0 = load(b), b1 = vectors > 1 ? load(b + LANES) : b0;
+        for (int r = 0; r < rows; r++) {
+            float x = a[r * step_m];
+            sum[r][0] += x * b0;
+            if (vectors > 1) sum[r][1] += x * b1;
+        }
+    }
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < vectors; v++) store(p->c + (i + r) * p->ldc + j + v * LANES, sum[r][v]);
+}
+
+INLINE void tiles_of_rows(const ont_product_part *p, int64_t step_m, int64_t step_k, int64_t j, const int vectors)
+{
+    int64_t i = 0;
+    for (; i + ROWS <= p->m; i += ROWS) tile(p, step_m, step_k, i, j, ROWS, vectors);
+    for (; i + 2 <= p->m; i += 2) tile(p, step_m, step_k, i, j, 2, vectors);
+    if (i < p->m) tile(p, step_m, step_k, i, j, 1, vectors);
+}
+
+void PASTE(ont_product_loop_, ONT_ISA)(const ont_product_part *p);
+
+/* The last vector may overlap the one before: the same sums are made and stored again. */
+void PASTE(ont_product_loop_, ONT_ISA)(const ont_product_part *p)
+{
+    int64_t step_m = p->trans_a ? 1 : p->lda, step_k = p->trans_a ? p->lda : 1, j = 0;
+    for (; j + 2 * LANES <= p->n; j += 2 * LANES) tiles_of_rows(p, step_m, step_k, j, 2);
+    if (j + LANES <= p->n) {
+        tiles_of_rows(p, step_m, step_k, j, 1);
+        j += LANES;
+    }
+    if (j < p->n) tiles_of_rows(p, step_m, step_k, p->n - LANES, 1);
+}
