@@ -7,6 +7,7 @@
 
 #include "blas.h"
 #include "dnn.h"
+#include "jit.h"
 #include "redirect.h"
 #include "device/multi.h"
 #include "glue.h"
@@ -243,6 +244,7 @@ __attribute__((visibility("default"))) ont_status ont_plugin_open(const ont_core
     }
     const ont_blas *blas = ont_blas_get();
     const ont_dnn *dnn = ont_dnn_get();
+    if (!ont_jit_get()) plugin->missing = "NVRTC (libnvrtc.so.13 or .12: a CUDA build of torch brings it); elementwise groups are slow without it";
     if (!dnn) plugin->missing = "cuDNN (libcudnn.so.9: a CUDA build of torch brings it); convolutions are slow without it";
     if (!blas) plugin->missing = "cuBLASLt (libcublasLt.so.13 or .12: a CUDA build of torch brings it)";
     snprintf(about, sizeof about, "%d device%s, driver %d.%d, %s, %s", n, n == 1 ? "" : "s", driver / 1000,

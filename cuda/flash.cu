@@ -111,7 +111,7 @@ template <class C> ONT_DEVICE C row_sum(C v)
 
 /* ---- forward ---- */
 
-template <class T, int NV> __global__ void __launch_bounds__(THREADS) flash_kernel(const ont_flash f)
+template <class T, int NV> __global__ void __launch_bounds__(THREADS, 2) flash_kernel(const ont_flash f)
 {
     typedef typename ont_compute<T>::type C;
     ONT_SHARED(C, shared);
@@ -206,7 +206,7 @@ template <class C> ONT_DEVICE row_facts<C> facts_of(const ont_flash &f, int64_t 
     return x;
 }
 
-template <class T, int NV> __global__ void __launch_bounds__(THREADS) flash_dq_kernel(const ont_flash f, unsigned mask, int64_t n_shared)
+template <class T, int NV> __global__ void __launch_bounds__(THREADS, 2) flash_dq_kernel(const ont_flash f, unsigned mask, int64_t n_shared)
 {
     typedef typename ont_compute<T>::type C;
     ONT_SHARED(C, shared);
@@ -268,7 +268,7 @@ template <class T, int NV> __global__ void __launch_bounds__(THREADS) flash_dq_k
 }
 
 /* A block has 32 keys, and goes over the queries of every lead that shares them. */
-template <class T, int NV> __global__ void __launch_bounds__(THREADS) flash_dkv_kernel(const ont_flash f, unsigned mask, int64_t n_shared)
+template <class T, int NV> __global__ void __launch_bounds__(THREADS, 2) flash_dkv_kernel(const ont_flash f, unsigned mask, int64_t n_shared)
 {
     typedef typename ont_compute<T>::type C;
     ONT_SHARED(C, shared);

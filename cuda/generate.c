@@ -215,7 +215,7 @@ static void add_body(text *t, const ont_ew *e, const int *types, int vector)
 static void add_source(text *t, const ont_ew *e, const int *types, int vector, const ont_jit *jit)
 {
     bool random = read_streams(e, e->n_steps, NULL) > 0;
-    add(t, "%s", jit->preamble);
+    add(t, "/* %d */\n%s", jit->target(), jit->preamble); /* sources are found again by their text */
     add(t, "%s", ont_math_text);
     add(t,
         "template <class T> struct __align__(sizeof(T) * %d) ont_vector { T v[%d]; };\n"

@@ -21,6 +21,7 @@ typedef struct ont_jit_args {
 
 typedef struct ont_jit {
     const char *preamble; /* in front of every source, math.cuh behind it */
+    int (*target)(void);  /* architecture of the device that is current: code of one does not run on another */
     /* Of the device that is current; the function stays for the life of the process. */
     ont_status (*compile)(const char *source, void **function);
     ont_status (*launch)(void *function, unsigned blocks, ont_jit_args *args, void *stream);

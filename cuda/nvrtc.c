@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 #include <inttypes.h>
+#include <link.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -39,9 +40,37 @@ static const char preamble[] =
     "  uint32_t bits = (uint32_t)__float_as_int(x);\n"
     "  return (bits & 0x7fffffffu) > 0x7f800000u ? (uint16_t)0x7fc0 : (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16); }\n";
 
-static void open_library(void)
+/* torch links the other libraries, and so has opened them; NVRTC it opens late. In the wheels it lies near them. */
+static void *open_near(const char *neighbour, const char *name)
+{
+    static const char *const ways[] = {"", "../../cuda_nvrtc/lib/", "../../nvidia/cu13/lib/", "../../nvidia/cuda_nvrtc/lib/"};
+    struct link_map *map = NULL;
+    char path[4096];
+    void *library = dlopen(neighbour, RTLD_LAZY | RTLD_NOLOAD), *opened = NULL;
+    if (!library) return NULL;
+    if (!dlinfo(library, RTLD_DI_LINKMAP, &map) && map && strrchr(map->l_name, '/'))
+        for (size_t i = 0; i < sizeof ways / sizeof *ways && !opened; i++) {
+            int n = snprintf(path, sizeof path, "%.*s/%s%s", (int)(strrchr(map->l_name, '/') - map->l_name), map->l_name, ways[i], name);
+            if (n > 0 && (size_t)n < sizeof path) opened = dlopen(path, RTLD_LAZY | RTLD_LOCAL);
+        }
+    dlclose(library);
+    return opened;
+}
+
+static void *open_any(void)
 {
     static const char *const names[] = {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"};
+    static const char *const neighbours[] = {"libcublasLt.so.13", "libcublasLt.so.12", "libtorch_cuda.so"};
+    enum { NAMES = sizeof names / sizeof *names, NEIGHBOURS = sizeof neighbours / sizeof *neighbours };
+    void *opened = NULL;
+    for (int i = 0; i < NAMES && !opened; i++) opened = dlopen(names[i], RTLD_LAZY | RTLD_LOCAL | RTLD_NOLOAD);
+    for (int i = 0; i < NAMES * NEIGHBOURS && !opened; i++) opened = open_near(neighbours[i % NEIGHBOURS], names[i / NEIGHBOURS]);
+    for (int i = 0; i < NAMES && !opened; i++) opened = dlopen(names[i], RTLD_LAZY | RTLD_LOCAL);
+    return opened;
+}
+
+static void open_library(void)
+{
     static const struct {
         const char *name;
         size_t offset;
@@ -51,10 +80,7 @@ static void open_library(void)
         {"nvrtcGetCUBIN", offsetof(nvrtc, code)},            {"nvrtcGetProgramLogSize", offsetof(nvrtc, log_size)},
         {"nvrtcGetProgramLog", offsetof(nvrtc, log)},
     };
-    void *opened = NULL;
-    for (int pass = 0; pass < 2 && !opened; pass++)
-        for (size_t i = 0; i < sizeof names / sizeof *names && !opened; i++)
-            opened = dlopen(names[i], RTLD_LAZY | RTLD_LOCAL | (pass ? 0 : RTLD_NOLOAD));
+    void *opened = open_any();
     if (!opened) return;
     for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {
         void *symbol = dlsym(opened, symbols[i].name);
@@ -152,15 +178,22 @@ static ont_status build(const char *source, int architecture, code *out)
     return status;
 }
 
-static ont_status compile(const char *source, void **function)
+static int target(void)
 {
     int id = 0, major = 0, minor = 0;
+    if (!cudaGetDevice(&id) && !cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, id) &&
+        !cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, id))
+        return major * 10 + minor;
+    cudaGetLastError();
+    return 0;
+}
+
+static ont_status compile(const char *source, void **function)
+{
     char path[4096];
     code c = {0};
-    if (cudaGetDevice(&id) || cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, id) ||
-        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, id))
-        return ont_fail(ONT_ESTATE, "the device's architecture is not to be had");
-    int architecture = major * 10 + minor;
+    int architecture = target();
+    if (!architecture) return ont_fail(ONT_ESTATE, "the device's architecture is not to be had");
     bool cached = cache_path(path, sizeof path, source, architecture), hit = cached && read_cache(path, source, &c);
     ont_status status = hit ? ONT_OK : build(source, architecture, &c);
     if (status == ONT_OK && cached && !hit) write_cache(path, source, &c);
@@ -186,7 +219,7 @@ static ont_status launch(void *function, unsigned blocks, ont_jit_args *args, vo
     return ont_fail(ONT_ESTATE, "a generated kernel was not launched: %s", cudaGetErrorString(error));
 }
 
-static const ont_jit jit = {preamble, compile, launch};
+static const ont_jit jit = {preamble, target, compile, launch};
 
 const ont_jit *ont_jit_get(void)
 {

@@ -159,7 +159,7 @@ def disable_kernels(names: Sequence[str]) -> None:
 
 def disable_passes(names: Sequence[str]) -> None:
     """Optional passes with these names are skipped from now on, as by ONNXTRAIN_DISABLE=name,... when the process starts.
-    Programs already built stay as they are."""
+    Programs already built stay as they are. "+name" has a pass that is for devices (fuse_gelu) run on the CPU as well."""
 
 def set_flush_denormals(on: bool) -> None:
     """Whether denormal floats count as zero while programs run, on their threads alone; ONNXTRAIN_FLUSH_DENORMALS=0 turns it

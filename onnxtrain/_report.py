@@ -79,8 +79,12 @@ def _explained(mode: str, program: Any) -> list[str]:
         f"  {mode}: exporter {exported.exporter}, opset {exported.opset}, {totals.get('steps', 0)} kernels "
         f"({totals.get('forward_steps', 0)} forward), {program.steps} steps, export "
         f"{exported.seconds.get('total', 0.0):.2f} s, build {totals.get('build_seconds', 0.0) * 1e3:.1f} ms for "
-        f"{totals.get('programs_built', 0)} shapes, slab {totals.get('slab_bytes', 0) / 2**20:.1f} MiB"
+        f"{totals.get('programs_built', 0)} shapes, slab {totals.get('slab_bytes', 0) / 2**20:.1f} MiB (at least "
+        f"{totals.get('slab_lower_bound', 0) / 2**20:.1f})"
     ]
+    if totals.get("recomputed_nodes"):
+        rows.append(f"    recomputed in backward: {totals['recomputed_nodes']} nodes, instead of keeping "
+                    f"{totals['recomputed_bytes'] / 2**20:.1f} MiB")
     if program.step_seconds:
         rows.append(f"    forward {program.step_seconds / max(program.steps, 1) * 1e3:.3f} ms a step, on average")
     if exported.functions:

@@ -29,7 +29,7 @@ from onnxtrain._export import attributes, exclusive, functions
 from onnxtrain._export import flags as flags_of
 from onnxtrain._export import graph as onnx_graph
 from onnxtrain._export import guards as shape_guards
-from onnxtrain._export import mutations, rewrite, sizes, state, trees, views
+from onnxtrain._export import mutations, retrace, rewrite, sizes, state, trees, views
 from onnxtrain._export.domain import register_symbolics
 from onnxtrain._export.errors import ArgumentError, ExportError, Untraceable
 from onnxtrain._export.exported import Assignment, Exported, GraphInput, GraphOutput
@@ -92,7 +92,7 @@ class _Flat(torch.nn.Module):
         traced, module = self.traced, self.module
         functions.begin(traced.functions)
         held = attributes.containers(module)
-        versions, before = [leaf._version for leaf in leaves], pytree.tree_leaves((args, kwargs))
+        versions, before = [(leaf._version, leaf.shape) for leaf in leaves], pytree.tree_leaves((args, kwargs))
         checked: list[tuple[Tensor, bool]] = []
         flags = flags_of.Flags(dict(module.named_parameters()))
         patch = rewrite.Rewrite(barriers, flags, None if barriers else checked)
@@ -111,7 +111,7 @@ class _Flat(torch.nn.Module):
         own = {id(leaf): i for i, leaf in enumerate(flat)}
         own.update((id(parameter), name) for name, parameter in module.named_parameters())
         traced.same = {i: own[id(results[i])] for i in traced.out_tensors if id(results[i]) in own}
-        traced.written = [own[id(leaf)] for leaf, version in zip(leaves, versions) if leaf._version != version]
+        traced.written = [own[id(leaf)] for leaf in mutations.written(leaves, versions)]
         if barriers:
             views.refuse(results, traced, [*leaves, *module.parameters()])
         traced.out_constants = {i: _concrete(leaf) for i, leaf in enumerate(results) if not isinstance(leaf, Tensor)}
@@ -380,7 +380,7 @@ def _dynamo(flat: _Flat, names: list[str], leaves: list[Any], opset: int, notes:
     mutations.check(program)
     mutations.mark_no_grad(program)
     traced = time.perf_counter()
-    with registry_reused(), wide_numbers():
+    with registry_reused(), wide_numbers(), retrace.spared():
         translated = torch.onnx.export(
             program, opset_version=opset, optimize=False, verbose=False,
             custom_translation_table=translations(opset) | functions.by_torch(flat.by_torch),

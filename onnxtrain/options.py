@@ -153,8 +153,11 @@ _NAMES = [
     Variable("ORTMODULE_ENABLE_SPARSE_OPTIMIZER", True, _boolean, _FLAG, None, "every row is computed",
              older=(("ORTMODULE_ENABLE_LABEL_SPARSE_OPTIMIZER", _boolean),)),
     Variable("ORTMODULE_ENABLE_EMBEDDING_SPARSE_OPTIMIZER", True, _boolean, _FLAG, None, "every row is computed"),
-    Variable("ORTMODULE_MEMORY_OPT_LEVEL", 0, _integer(0, 2), "0, 1, 2", None, "nothing is recomputed: activations are kept"),
-    Variable("ORTMODULE_MEMORY_OPT_CONFIG", "", str, "a path or a list", None, "nothing is recomputed: activations are kept"),
+    Variable("ORTMODULE_MEMORY_OPT_LEVEL", 0, _integer(0, 2), "0, 1, 2", "0 recomputes in backward what is elementwise, a norm or "
+             "moved data, on the CPU, for at most 3% of a step; 1 and 2 products and attention as well, on every device, for at "
+             "most 40% of a step. What that is follows from the memory plan, and inputs that it reads must not change before backward"),
+    Variable("ORTMODULE_MEMORY_OPT_CONFIG", "", str, "a path or a list", None, "it names parts of another graph; here the memory plan "
+             "says what is recomputed, within the bounds of ORTMODULE_MEMORY_OPT_LEVEL"),
     Variable("ORTMODULE_PRINT_INPUT_DENSITY", False, _boolean, _FLAG, None, "no operator depends on density"),
     Variable("ORTMODULE_PRINT_MEMORY_STATS", False, _boolean, _FLAG, "prints the planned memory, on the first ten steps and then "
              "at powers of two"),

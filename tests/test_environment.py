@@ -59,8 +59,7 @@ def test_no_variable_is_read_that_is_not_listed():
     assert found == known
 
 
-OTHER = {"SKIPCHECK_POLICY": "SKIP_CHECK_DISABLED", "CONV_ALGO_SEARCH": "EXHAUSTIVE", "MEMORY_OPT_LEVEL": "1",
-         "MEMORY_OPT_CONFIG": "x.json", "MAX_TUNING_DURATION_MS": "9", "TUNING_RESULTS_PATH": "x", "TRITON_CONFIG_FILE": "x",
+OTHER = {"SKIPCHECK_POLICY": "SKIP_CHECK_DISABLED", "CONV_ALGO_SEARCH": "EXHAUSTIVE", "MEMORY_OPT_CONFIG": "x.json", "MAX_TUNING_DURATION_MS": "9", "TUNING_RESULTS_PATH": "x", "TRITON_CONFIG_FILE": "x",
          "ATEN_SDPA_FALLBACK": "1"}
 
 
@@ -193,6 +192,29 @@ def print_memory(monkeypatch, capsys, **_):
     assert [int(line.split()[1].rstrip(",")) for line in lines] == [*range(1, 11), 16] and "MiB" in lines[0]
 
 
+def memory_level(monkeypatch, **_):
+    """Products run again as well, and less is kept."""
+    class Wide(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down, self.out = nn.Linear(256, 1024), nn.Linear(1024, 256), nn.Linear(256, 256)
+
+        def forward(self, x):
+            for _ in range(3):
+                x = x + self.down(torch.relu(self.up(torch.tanh(x))))
+            return self.out(x)
+
+    plans = []
+    for level in ("0", "1", "2"):
+        monkeypatch.setenv("ORTMODULE_MEMORY_OPT_LEVEL", level)
+        model = ran(Wide(), torch.ones(2048, 256))
+        plans.append(program(model).totals())
+        assert f"slab {plans[-1]['slab_bytes'] / 2**20:.1f} MiB (at least" in onnxtrain.explain(model)
+    assert plans[0]["slab_bytes"] > plans[1]["slab_bytes"] == plans[2]["slab_bytes"]
+    assert plans[0]["recomputed_bytes"] < plans[1]["recomputed_bytes"] == plans[2]["recomputed_bytes"]
+    assert f"recomputed in backward: {plans[2]['recomputed_nodes']} nodes" in onnxtrain.explain(model)
+
+
 def json_config(monkeypatch, tmp_path, **_):
     (tmp_path / "a.json").write_text(json.dumps({"FallbackPolicy": ["FALLBACK_DISABLE", "FALLBACK_UNSUPPORTED_DATA"]}))
     monkeypatch.setenv("ORTMODULE_JSON_CONFIG_PATH", str(tmp_path / "a.json"))
@@ -268,6 +290,7 @@ EFFECTS = {
     "ORTMODULE_ENABLE_CUSTOM_AUTOGRAD": custom_autograd, "ORTMODULE_SKIPPED_AUTOGRAD_FUNCTIONS": skipped_functions,
     "ORTMODULE_CACHE_DIR": cache_dir, "ORTMODULE_PRINT_MEMORY_STATS": print_memory,
     "ORTMODULE_JSON_CONFIG_PATH": json_config, "ONNXTRAIN_ISA": isa, "ONNXTRAIN_GEMM": gemm, "ONNXTRAIN_DISABLE": disable,
+    "ORTMODULE_MEMORY_OPT_LEVEL": memory_level,
 }
 
 

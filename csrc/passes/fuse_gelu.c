@@ -109,7 +109,6 @@ static ont_status fuse_backward(ont_graph *g, ont_node *grad, ont_node **next)
 
 ont_status ont_pass_fuse_gelu(ont_graph *g)
 {
-    if (!g->device) return ONT_OK; /* the CPU's own is no faster than its parts */
     for (ont_node *node = g->first, *next; node; node = next) {
         next = node->next;
         bool forward = is_op(node, "", "Gelu"), backward = is_op(node, ONT_DOMAIN, "GeluGrad");

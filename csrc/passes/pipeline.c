@@ -15,29 +15,30 @@ typedef struct pass {
     ont_status (*run)(ont_graph *g);
     bool required;
     const char *makes; /* an operator of our domain: skipped where the device has no kernel of that name */
+    bool devices;      /* gains nothing on the CPU, and runs there where "+name" asks for it: for tests */
 } pass;
 
 static const pass before_grad[] = { /* behind inference */
-    {"cse", ont_pass_cse, false, NULL},
-    {"fuse_transpose", ont_pass_fuse_transpose, false, NULL},
-    {"fuse_attention", ont_pass_fuse_attention, false, "FusedAttention"},
+    {"cse", ont_pass_cse, false, NULL, false},
+    {"fuse_transpose", ont_pass_fuse_transpose, false, NULL, false},
+    {"fuse_attention", ont_pass_fuse_attention, false, "FusedAttention", false},
 };
 
 static const pass after_grad[] = {
-    {"infer", ont_pass_infer, true, NULL}, /* folds what the rules built of constants */
-    {"fuse_transpose", ont_pass_fuse_transpose, false, NULL},
-    {"cse", ont_pass_cse, false, NULL},
-    {"precision", ont_pass_precision, false, NULL},
-    {"fuse_gemm", ont_pass_fuse_gemm, false, "FusedMatMul"},
-    {"fuse_gelu", ont_pass_fuse_gelu, false, "GeluMatMul"},
-    {"fuse_gradients", ont_pass_fuse_gradients, false, NULL},
-    {"widen", ont_pass_widen, true, NULL},
-    {"cse", ont_pass_cse, false, NULL},
-    {"dce", ont_pass_dce, true, NULL},
-    {"fuse_gemm", ont_pass_fuse_gemm, false, "FusedMatMul"},
-    {"fuse_batchnorm", ont_pass_fuse_batchnorm, false, "FusedBatchNorm"},
-    {"recompute", ont_pass_recompute, false, NULL},
-    {"fuse_elementwise", ont_pass_fuse_elementwise, false, "FusedElementwise"},
+    {"infer", ont_pass_infer, true, NULL, false}, /* folds what the rules built of constants */
+    {"fuse_transpose", ont_pass_fuse_transpose, false, NULL, false},
+    {"cse", ont_pass_cse, false, NULL, false},
+    {"precision", ont_pass_precision, false, NULL, false},
+    {"fuse_gemm", ont_pass_fuse_gemm, false, "FusedMatMul", false},
+    {"fuse_gelu", ont_pass_fuse_gelu, false, "GeluMatMul", true},
+    {"fuse_gradients", ont_pass_fuse_gradients, false, NULL, false},
+    {"widen", ont_pass_widen, true, NULL, false},
+    {"cse", ont_pass_cse, false, NULL, false},
+    {"dce", ont_pass_dce, true, NULL, false},
+    {"fuse_gemm", ont_pass_fuse_gemm, false, "FusedMatMul", false},
+    {"fuse_batchnorm", ont_pass_fuse_batchnorm, false, "FusedBatchNorm", false},
+    {"recompute", ont_pass_recompute, false, NULL, false},
+    {"fuse_elementwise", ont_pass_fuse_elementwise, false, "FusedElementwise", false},
 };
 
 static char disabled[512];
@@ -53,11 +54,12 @@ ont_status ont_passes_disable(const char *names)
     return ONT_OK;
 }
 
-static bool is_disabled(const pass *p)
+/* Whether the list has the name behind `mark`. */
+static bool is_listed(const pass *p, char mark)
 {
     size_t length = strlen(p->name);
-    for (const char *at = disabled; !p->required && (at = strstr(at, p->name)); at += length)
-        if (at[-1] == ',' && at[length] == ',') return true;
+    for (const char *at = disabled; (at = strstr(at, p->name)); at += length)
+        if (at[-1] == mark && at[length] == ',' && (mark == ',' || at[-2] == ',')) return true;
     return false;
 }
 
@@ -71,7 +73,8 @@ static bool is_lacking(const ont_graph *g, const char *makes)
 static ont_status run_passes(const pass *passes, size_t n, ont_graph *g)
 {
     for (size_t i = 0; i < n; i++) {
-        if (is_disabled(&passes[i]) || is_lacking(g, passes[i].makes)) continue;
+        if ((!passes[i].required && is_listed(&passes[i], ',')) || is_lacking(g, passes[i].makes)) continue;
+        if (passes[i].devices && !g->device && !is_listed(&passes[i], '+')) continue;
         ONT_TRY(passes[i].run(g));
 #ifndef NDEBUG
         ONT_TRY(ont_context(ont_graph_verify(g), "after pass %s", passes[i].name));

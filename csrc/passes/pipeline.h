@@ -10,7 +10,10 @@
 ont_status ont_passes_before_grad(ont_graph *g, ont_facts *facts) ONT_MUST_USE;
 ont_status ont_passes_after_grad(ont_graph *g) ONT_MUST_USE;
 
-/* Comma-separated pass names that are skipped from now on (for a bisect); NULL or "": none. */
+/*
+ * Comma-separated pass names that are skipped from now on (for a bisect); NULL or "": none. "+name" has a pass that is for devices
+ * run on the CPU as well.
+ */
 ont_status ont_passes_disable(const char *names) ONT_MUST_USE;
 
 /*

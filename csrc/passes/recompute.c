@@ -335,6 +335,8 @@ static ont_status copy_node(pass_state *s, const plan *p, const ont_node *node, 
     ont_node *made;
     ONT_TRY(ont_graph_add_node(g, p->before, node->domain, node->op_type, inputs, node->n_inputs, NULL, node->n_outputs, &made));
     ONT_TRY(ont_attr_copy_all(g, made, node));
+    made->name = ont_arena_format(&g->arena, "%s_recompute", node->name);
+    if (!made->name) return ONT_ENOMEM;
     made->op = node->op;
     made->version = node->version;
     made->backward = true;

@@ -71,6 +71,11 @@ int ont_grad_list_take(ont_grad_list *l, PyObject *items)
         }
         if (take_tensor(l, t, PyList_GetItem(items, i), ONT_OPERAND_GRAD, i, &view) < 0) return -1;
         strides[ONT_OPERAND_GRAD] = view.strides;
+        if (l->device) { /* in place: dims in the order of its memory, whatever that is */
+            t->data[ONT_OPERAND_PARAM] = view.data;
+            t->dtype[ONT_OPERAND_PARAM] = (uint8_t)view.dtype;
+            strides[ONT_OPERAND_PARAM] = view.strides;
+        }
         if (set_layout(l, t, &view, strides, i) < 0) return -1;
     }
     return 0;

@@ -81,11 +81,10 @@ static ont_status fill(const grads_call *c, ont_cuda_tensor *to, int32_t *chunk_
     for (size_t i = 0; i < c->list.work.n_tensors; i++) {
         const ont_optim_tensor *t = &c->list.work.tensors[i];
         if (!is_dense(t)) return ont_fail(ONT_ETYPE, "tensor %zu is strided, which a device does not take", i);
-        bool paired = t->data[ONT_OPERAND_PARAM];
         to[i].grad = t->data[ONT_OPERAND_GRAD];
         to[i].grad_dtype = t->dtype[ONT_OPERAND_GRAD];
-        to[i].param = paired ? t->data[ONT_OPERAND_PARAM] : NULL;
-        to[i].param_dtype = to[i].state_dtype = t->dtype[paired ? ONT_OPERAND_PARAM : ONT_OPERAND_GRAD];
+        to[i].param = t->data[ONT_OPERAND_PARAM];
+        to[i].param_dtype = to[i].state_dtype = t->dtype[ONT_OPERAND_PARAM];
         to[i].count = t->count;
         to[i].first_chunk = chunk;
         for (int64_t k = 0; k < chunks_of(t); k++) chunk_tensor[chunk++] = (int32_t)i;

@@ -67,9 +67,10 @@ static int blame_borrow(const ont_walk *w, PyObject *tensor, int operand)
 
 /* ---- what comes next into the cache ---- */
 
-/* Lines around an address that may be NULL, or anything. */
+/* Lines around an address that may be anything. What is not mapped costs a look at the page tables each time: not NULL. */
 static void fetch(const void *address, int before, int after)
 {
+    if (!address) return;
     uintptr_t at = (uintptr_t)address;
     for (int line = -before; line <= after; line++)
         __builtin_prefetch((const void *)(at + (uintptr_t)(intptr_t)line * 64), 0, 2);
@@ -86,12 +87,11 @@ void ont_warm_up_dict(const ont_slot *s)
 void ont_warm_up_tensors(const ont_slot *s)
 {
     for (int k = 0; k <= ONT_OPERAND_COUNT; k++) {
-        if (!s->inside[k]) continue;
         fetch(s->object[k], 0, 0);
         fetch(s->inside[k], 1, 2);
         fetch(s->storage[k], 0, 1);
     }
-    for (int i = 1; i < ONT_PEEK_HINTS; i++) fetch(s->beside[i], 0, 1);
+    fetch(s->beside[ONT_PEEK_AUTOGRAD], 0, 1);
     fetch(s->step, 0, 0);
 }
 
@@ -105,8 +105,22 @@ void ont_warm_up(const ont_slot *s)
 void ont_warm_up_param(const ont_slot *s)
 {
     fetch(s->object[ONT_OPERAND_PARAM], 0, 0);
-    if (s->inside[ONT_OPERAND_PARAM]) fetch(s->inside[ONT_OPERAND_PARAM], 1, 0);
-    for (int i = 1; i < ONT_PEEK_HINTS; i++) fetch(s->beside[i], 0, 0);
+    fetch(s->inside[ONT_OPERAND_PARAM], 1, 0);
+    fetch(s->beside[ONT_PEEK_AUTOGRAD], 0, 0);
+    fetch(s->beside[ONT_PEEK_VERSION], 0, 0);
+}
+
+/* Writes only what is new: unchanged lines need not go back to memory. */
+static void see(void *remembered, const void *seen, size_t bytes)
+{
+    if (memcmp(remembered, seen, bytes)) memcpy(remembered, seen, bytes);
+}
+
+static void saw_place(ont_slot *s, int operand, PyObject *object, const ont_view *view, const void *storage)
+{
+    see(&s->object[operand], &object, sizeof object);
+    see(&s->inside[operand], &view->dims, sizeof view->dims);
+    see(&s->storage[operand], &storage, sizeof storage);
 }
 
 void ont_saw(ont_updater *self, ont_slot *s, int operand, PyObject *object, const ont_view *view)
@@ -115,11 +129,9 @@ void ont_saw(ont_updater *self, ont_slot *s, int operand, PyObject *object, cons
     void *handle = ont_peek_handle(self->state, object);
     if (!handle) return;
     ont_peek_hints(handle, hints);
-    s->object[operand] = object;
-    s->inside[operand] = view->dims;
-    s->storage[operand] = hints[0];
-    if (operand == ONT_OPERAND_PARAM) memcpy(s->beside, hints, sizeof hints);
-    if (operand == ONT_OPERAND_COUNT) s->step = view->data;
+    if (operand == ONT_OPERAND_PARAM) see(s->beside, hints, sizeof hints);
+    if (operand == ONT_OPERAND_COUNT) see(&s->step, &view->data, sizeof s->step);
+    saw_place(s, operand, object, view, hints[ONT_PEEK_STORAGE]);
 }
 
 /* The quick walk does not touch a gradient's object. */
@@ -127,9 +139,7 @@ void ont_saw_grad(ont_slot *s, const void *handle, const ont_view *view)
 {
     const void *hints[ONT_PEEK_HINTS];
     ont_peek_hints(handle, hints);
-    s->object[ONT_OPERAND_GRAD] = NULL;
-    s->inside[ONT_OPERAND_GRAD] = view->dims;
-    s->storage[ONT_OPERAND_GRAD] = hints[0];
+    saw_place(s, ONT_OPERAND_GRAD, NULL, view, hints[ONT_PEEK_STORAGE]);
 }
 
 void ont_saw_inner(ont_slot *s, PyObject *inner)

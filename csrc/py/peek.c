@@ -33,8 +33,6 @@ static struct shim {
     shim_status (*defined)(void *tensor, bool *defined);
 } shim;
 
-enum { HINT_VERSION = 3 }; /* which of the hints is the version's */
-
 static bool find(void *library, const char *name, void *function)
 {
     void *symbol = dlsym(library, name);
@@ -225,7 +223,7 @@ bool ont_peek_counts(const void *handle, const void **version)
 {
     const void *hints[ONT_PEEK_HINTS];
     ont_peek_hints(handle, hints);
-    *version = hints[HINT_VERSION];
+    *version = hints[ONT_PEEK_VERSION];
     return *version != NULL;
 }
 

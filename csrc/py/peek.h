@@ -34,10 +34,10 @@ bool ont_peek_counts(const void *handle, const void **version);
 void ont_peek_count_up(void *handle);
 
 /*
- * Of a tensor that was just peeked at: addresses that torch will read with it, the storage's first. They tell the cache
+ * Of a tensor that was just peeked at: addresses that torch will read with it, NULL for what it has not. They tell the cache
  * what to fetch at the next step and must not be followed: they may point anywhere.
  */
-enum { ONT_PEEK_HINTS = 4 };
+enum { ONT_PEEK_STORAGE, ONT_PEEK_AUTOGRAD, ONT_PEEK_EXTRA, ONT_PEEK_VERSION, ONT_PEEK_HINTS };
 void ont_peek_hints(const void *handle, const void *hints[ONT_PEEK_HINTS]);
 
 #endif

@@ -31,8 +31,8 @@ INLINE __m512i adam_pack(__m512 even, __m512 odd)
 /* As adam_rule(). */
 INLINE void adam_vector(const coefficients_bf16 *c, __m512 *x, __m512 g, __m512 *m, __m512 *v, bool l2)
 {
-    g = _mm512_mul_ps(g, _mm512_set1_ps(c->grad));
-    if (l2) g = _mm512_fmadd_ps(_mm512_set1_ps(c->l2), *x, g);
+    const __m512 scale = _mm512_set1_ps(c->grad);
+    g = l2 ? _mm512_fmadd_ps(g, scale, _mm512_mul_ps(_mm512_set1_ps(c->l2), *x)) : _mm512_mul_ps(g, scale);
     *m = _mm512_fmadd_ps(_mm512_set1_ps(c->one_minus_beta1), _mm512_sub_ps(g, *m), *m);
     __m512 square = _mm512_mul_ps(_mm512_mul_ps(_mm512_set1_ps(c->one_minus_beta2), g), g);
     *v = _mm512_fmadd_ps(_mm512_set1_ps(c->beta2), *v, square);

@@ -454,7 +454,7 @@ extern "C" __attribute__((visibility("default"))) void *ont_emulate_capture_end(
     return done;
 }
 
-extern "C" int ont_emulate_graph_launch(void *graph)
+extern "C" __attribute__((visibility("default"))) int ont_emulate_graph_launch(void *graph)
 {
     for (work *w = ((list *)graph)->first; w; w = w->next)
         if (int error = w->run(w->context)) return error;

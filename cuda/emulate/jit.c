@@ -72,7 +72,12 @@ static ont_status launch(void *function, unsigned blocks, ont_jit_args *args, vo
     return ONT_OK;
 }
 
-static const ont_jit jit = {preamble, compile, launch};
+static int target(void)
+{
+    return 0;
+}
+
+static const ont_jit jit = {preamble, target, compile, launch};
 
 const ont_jit *ont_jit_get(void)
 {

@@ -5,7 +5,7 @@ export.py calls both between torch.export and torch.onnx.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -63,6 +63,16 @@ def check(program: torch.export.ExportedProgram) -> None:
                     f"The module changes a tensor in place ({node.target}) behind autograd's back, through detach() or "
                     ".data or inside torch.no_grad(), while its gradient still flows; a graph cannot say that."
                 )
+
+
+def written(leaves: Sequence[torch.Tensor], before: Sequence[tuple[int, torch.Size]]) -> list[torch.Tensor]:
+    """Those of the arguments that forward has changed in place; before: their version counters and shapes.
+
+    Raises Untraceable where it is the shape.
+    """
+    if any([leaf.shape != shape for leaf, (_, shape) in zip(leaves, before)]):
+        raise Untraceable("The module changes the shape of an argument in place; a graph would lose that.")
+    return [leaf for leaf, (version, _) in zip(leaves, before) if leaf._version != version]
 
 
 def unchanged_containers(arguments: Any, spec: pytree.TreeSpec, before: list[Any]) -> list[Any]:

@@ -38,7 +38,7 @@ def translations(opset: int) -> Table:
     python_op = {torch.ops.onnxtrain.python_op.default: functions.translation()}
     python_op |= functions.by_torch(("aten.multinomial.default",))  # so that a seed draws what it draws in PyTorch
     return (_own(op, own) | _groups(op, own) | _splits(op) | _bounds(op, own) | _functions(op) | _numbers(op) | _wider(op)
-            | arguments(op) | _picked(op) | _resized(op) | python_op)
+            | arguments(op) | _picked(op) | _resized(op) | _reshaped(op) | python_op)
 
 
 def _number(op: Any, value: float, like: Any) -> Any:
@@ -360,6 +360,29 @@ def _resized(op: Any) -> Table:
 
     return dict((along("upsample_bilinear2d", "linear"), along("upsample_bicubic2d", "cubic"),
                  along("upsample_trilinear3d", "linear")))
+
+
+def _reshaped(op: Any) -> Table:
+    """Sizes of zero are meant: torchlib's reshape takes them as "the same as before", and its flatten leaves a size open."""
+
+    def reshape(self, shape):
+        from onnxscript.function_libs.torch_lib.ops import core
+
+        return core.aten_view(self, shape)
+
+    def flatten(self, start_dim=0, end_dim=-1):
+        rank = len(self.shape)
+        if rank == 0:
+            return op.Reshape(self, op.Constant(value_ints=[1]))
+        first, last = start_dim % rank, end_dim % rank
+        parts = [op.ReduceProd(op.Shape(self, start=first, end=last + 1), keepdims=1)]
+        if first > 0:
+            parts.insert(0, op.Shape(self, start=0, end=first))
+        if last + 1 < rank:
+            parts.append(op.Shape(self, start=last + 1))
+        return op.Reshape(self, op.Concat(*parts, axis=0) if len(parts) > 1 else parts[0], allowzero=1)
+
+    return {aten.reshape.default: reshape, aten.flatten.using_ints: flatten}
 
 
 _registries: dict[Any, Any] = {}

@@ -17,6 +17,8 @@ def _rank() -> int:
 
 def features(program: Any, debug: Any, fallback: Any) -> list[tuple[str, bool, str]]:
     """(feature, on, remark) of one program; what this build does not have is OFF, with what happens instead."""
+    totals = program.totals()
+    recomputed = totals.get("recomputed_nodes", 0)
     return [
         ("ATen executor", any(not isinstance(call.function, type) for call in program.exported.functions),
          "operators that the engine lacks, run by torch between segments"),
@@ -27,7 +29,8 @@ def features(program: Any, debug: Any, fallback: Any) -> list[tuple[str, bool, s
         ("Compute optimizer", True, "folding, equal nodes merged, transposes absorbed into products"),
         ("Label sparsity", False, "every row is computed"),
         ("Embedding sparsity", False, "every row is computed"),
-        ("Memory optimizer", False, "lifetimes are planned and shared; nothing is recomputed"),
+        ("Memory optimizer", bool(recomputed), f"ORTMODULE_MEMORY_OPT_LEVEL; {recomputed} nodes run again in backward instead of "
+         f"keeping {totals.get('recomputed_bytes', 0) / 2**20:.1f} MiB"),
         ("Random numbers", any(session.random for session in program.sessions), "dropout and the like, keyed by torch's generator"),
         ("Verification", bool(debug.verify), "DebugOptions(verify=True)"),
     ]

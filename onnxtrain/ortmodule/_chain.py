@@ -22,10 +22,11 @@ from onnxtrain.ortmodule._reach import Reach
 class Stage:
     """One segment: what an autograd node of the engine needs of a program."""
 
-    def __init__(self, segment: segments.Segment, device: str) -> None:
+    def __init__(self, segment: segments.Segment, device: str, memory_level: int) -> None:
         self.session = None
         if segment.model is not None:
-            self.session = _C.Session(segment.model, device=device, torch_random=_random.as_torch(device))
+            self.session = _C.Session(segment.model, device=device, torch_random=_random.as_torch(device),
+                                      recompute=min(memory_level, 1))
         self.reach, self.conditional = Reach(segment.model) if segment.model is not None else None, None
         self.inputs, self.outputs, self.calls = segment.inputs, segment.outputs, segment.calls
         if self.session is not None:
@@ -47,13 +48,14 @@ class Chain:
         calls: by the nodes' keys.
         apply: (stage, mask, tensors) -> outputs, under autograd.
         device: that the segments run on.
+        memory_level: ORTMODULE_MEMORY_OPT_LEVEL.
 
     Raises as Session does.
     """
 
     def __init__(self, model: bytes, calls: Sequence[Call], names: Sequence[str], outputs: Sequence[str],
-                 apply: Callable[..., Any], device: str = "cpu") -> None:
-        self.stages = [Stage(segment, device) for segment in segments.cut(model)]
+                 apply: Callable[..., Any], device: str = "cpu", memory_level: int = 0) -> None:
+        self.stages = [Stage(segment, device, memory_level) for segment in segments.cut(model)]
         self.sessions = [stage.session for stage in self.stages if stage.session is not None]
         self._calls, self._names, self._outputs, self._apply = calls, names, outputs, apply
 

@@ -180,3 +180,15 @@ class TorchModule:
     def is_training(self) -> bool:
         """Whether the next call builds or uses a program for training."""
         return self._model.module.training and torch.is_grad_enabled()
+
+
+class View:
+    """ORTModule._torch_module: views of the inside under the names that scripts know."""
+
+    def __get__(self, model: Any, _owner: type) -> Any:
+        if model is None:
+            return self
+        view = model.__dict__.get("_view")
+        if view is None:
+            view = model.__dict__["_view"] = TorchModule(model)
+        return view

@@ -9,6 +9,7 @@ import types
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd import forward_ad
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
@@ -23,7 +24,7 @@ from onnxtrain.ortmodule import _announce, _special
 from onnxtrain.ortmodule._debug import STAGES, DebugOptions
 from onnxtrain.ortmodule._fallback import Fallback, FallbackPolicy, ORTModuleTorchModelException
 from onnxtrain.ortmodule._forward import Forward, calls_forward_of
-from onnxtrain.ortmodule._managers import TorchModule
+from onnxtrain.ortmodule._managers import View
 from onnxtrain.ortmodule._program import CheckError, Program, StaleError
 from onnxtrain.ortmodule._verify import compare, tolerance, verify
 from onnxtrain.ortmodule.options import RuntimeOptions
@@ -62,22 +63,10 @@ class Fallen(NamedTuple):
 
 def _describe(leaf: Any) -> Any:
     if isinstance(leaf, torch.Tensor):
-        if type(leaf) in PLAIN_TENSORS:
-            return leaf.dtype, leaf.dim(), leaf.device.type
-        return leaf.dtype, leaf.dim(), leaf.device.type, type(leaf)
+        described = leaf.dtype, leaf.dim(), leaf.device.type
+        plain = type(leaf) in PLAIN_TENSORS and leaf.layout is torch.strided and not leaf.is_nested
+        return described if plain else (*described, type(leaf), leaf.layout, leaf.is_nested)
     return type(leaf), leaf
-
-
-class _View:
-    """ORTModule._torch_module: views of the inside under the names that scripts know; see _managers.py."""
-
-    def __get__(self, model: ORTModule | None, _owner: type) -> Any:
-        if model is None:
-            return self
-        view = model.__dict__.get("_view")
-        if view is None:
-            view = model.__dict__["_view"] = TorchModule(model)
-        return view
 
 
 class ORTModule(torch.nn.Module):
@@ -148,8 +137,8 @@ class ORTModule(torch.nn.Module):
                                 "torch.func differentiates and batches by interpreters of its own, which see no node of the "
                                 "engine's", None, None)
             return self._in_torch(args, kwargs)
-        if torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None:
-            self._note("a trace, or a mode of torch's dispatcher, wants to see every operator")
+        if torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None or forward_ad._current_level >= 0:
+            self._note("a trace, a mode of torch's dispatcher or forward-mode differentiation wants to see every operator")
             return self._in_torch(args, kwargs)
         if self._lazy and self._still_lazy():
             return self._in_torch(args, kwargs)
@@ -246,6 +235,9 @@ class ORTModule(torch.nn.Module):
         """A schema, mode, size or state of the module for which there is no program yet."""
         if any([trees.register(leaf) for leaf in leaves if not isinstance(leaf, torch.Tensor)]):
             return self._call(args, kwargs)  # with the containers among the leaves taken apart
+        if any([tensor.is_nested for tensor in tensors]):
+            self._fall_back(key, FallbackPolicy.FALLBACK_UNSUPPORTED_DATA, "an argument is a nested tensor", None, None)
+            return self._in_torch(args, kwargs)
         sizes = (key, tuple([tensor.shape for tensor in tensors]))
         if sizes in self._refused:
             result = self._in_torch(args, kwargs)
@@ -367,7 +359,7 @@ class ORTModule(torch.nn.Module):
         exported = None if name is None else cache.load(self._runtime.cache_dir, name, self._module, tensors)
         if exported is None:
             return None
-        program = Program(self._module, exported, device=device)
+        program = Program(self._module, exported, device=device, memory_level=self._runtime.memory_optimization_level)
         _report.count(self._counters, cached_exports=1, build_seconds=program.build_seconds)
         return program
 
@@ -381,7 +373,7 @@ class ORTModule(torch.nn.Module):
                           planes="dynamic" if self._programs.get(key) else "fixed")
         _report.count(self._counters, exports=1, export_seconds=exported.seconds.get("total", 0.0))
         try:
-            program = Program(self._module, exported, device=device)
+            program = Program(self._module, exported, device=device, memory_level=self._runtime.memory_optimization_level)
         except UnsupportedError as error:
             error.exported = exported  # type: ignore[attr-defined]
             raise
@@ -469,7 +461,7 @@ class ORTModule(torch.nn.Module):
         """The wrapped module."""
         return self._module
 
-    _torch_module = _View()
+    _torch_module = View()
 
     def _is_training(self) -> bool:
         return self._module.training and torch.is_grad_enabled()

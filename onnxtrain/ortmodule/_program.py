@@ -85,16 +85,18 @@ class Program:
     Raises ValueError or UnsupportedError as Session does.
     """
 
-    def __init__(self, module: torch.nn.Module, exported: Exported, model: bytes | None = None, device: str = "cpu") -> None:
+    def __init__(self, module: torch.nn.Module, exported: Exported, model: bytes | None = None, device: str = "cpu",
+                 memory_level: int = 0) -> None:
         start = time.perf_counter()
         model = exported.model if model is None else model
         model, calls = gradients.applied(model, exported.functions)
         if calls:
             self.chain = Chain(model, calls, [i.name for i in exported.inputs], [o.name for o in exported.outputs],
-                               _ORTModuleFunction.apply, device)
+                               _ORTModuleFunction.apply, device, memory_level)
             self.sessions = self.chain.sessions
         else:
-            self.chain, self.sessions = None, [_C.Session(model, device=device, torch_random=_random.as_torch(device))]
+            self.chain, self.sessions = None, [_C.Session(model, device=device, torch_random=_random.as_torch(device),
+                                                          recompute=min(memory_level, 1))]
         self.session = self.sessions[0] if self.sessions else None
         self.build_seconds = time.perf_counter() - start
         self.exported = exported
@@ -222,6 +224,8 @@ class Program:
                 outputs, _ = self.session.forward(tensors, mask, self.seed())
         except (ValueError, TypeError, BufferError, IndexError) as error:
             self._check_weights(tensors)
+            if any([isinstance(leaf, Tensor) and leaf.is_neg() for leaf in leaves]) and not self._written and self._views is None:
+                return self([leaf.resolve_neg() if isinstance(leaf, Tensor) else leaf for leaf in leaves], grad_enabled)
             if random is not None:  # what a check would have found, perhaps
                 _random.restore(self.device, random)
                 raise CheckError(str(error)) from error

@@ -43,7 +43,7 @@ class Job(ctypes.Structure):
     _fields_ = [("tensors", ctypes.c_void_p), ("chunk_tensor", ctypes.c_void_p), ("n_tensors", ctypes.c_int64), ("n_chunks", ctypes.c_int64),
                 ("rule", ctypes.c_int32), ("maximize", ctypes.c_int32), ("hyper", ctypes.c_double * 12), ("max_norm", ctypes.c_double),
                 ("found_inf", ctypes.c_void_p), ("inv_scale", ctypes.c_void_p), ("norm", ctypes.c_void_p), ("work", ctypes.c_void_p),
-                ("factor", ctypes.c_void_p), ("lr", ctypes.c_void_p), ("all_narrow", ctypes.c_int32)]
+                ("factor", ctypes.c_void_p), ("lr", ctypes.c_void_p), ("wide_out", ctypes.c_void_p), ("all_narrow", ctypes.c_int32)]
 
 
 class Engine:

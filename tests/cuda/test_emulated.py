@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -72,6 +73,15 @@ def test_cases_agree_with_the_cpu(cases):
     assert not cases["failed"], "\n".join(f"{what}: {message}" for what, message in cases["failed"][:20])
 
 
+def test_operators_that_are_built_from_others_are_as_documented(cases):
+    """docs/operators.md says which of them run on CUDA."""
+    listed = dict(re.findall(r"^\| (\w+) \| \d+ \|.*\| ([\w ]*) \|$", (ROOT / "docs/operators.md").read_text(encoding="utf-8"), re.M))
+    parts = {name for name, cell in listed.items() if cell == "parts"}
+    assert len(parts & set(cases["built"])) > 25
+    wrong = [name for name, runs in cases["built"].items() if listed.get(name) in ("parts", "") and runs != (listed[name] == "parts")]
+    assert not wrong, wrong
+
+
 def test_threads_in_reverse(plugin):
     """A kernel whose result depends on the order of threads has a race."""
     report = run("cases.py", plugin, "1/4", ONT_EMULATE_ORDER="reverse")
@@ -95,10 +105,15 @@ def test_models_train_as_on_the_cpu(models):
     assert models["passed"] == len(models["chosen"]) and all(sum(counts.values()) > 5 for counts in models["nodes"].values())
 
 
-@pytest.mark.parametrize(("script", "order"), [("optim.py", ""), ("flash.py", ""), ("flash.py", "reverse")])
+@pytest.mark.parametrize(("script", "order"), [("optim.py", ""), ("dropout.py", ""), ("flash.py", ""), ("flash.py", "reverse")])
 def test_kernels_agree_with_torch(plugin, script, order):
     report = run(script, plugin, ONT_EMULATE_ORDER=order)
-    assert report["passed"] >= 10 and not report["failed"], "\n".join(f"{what}: {message}" for what, message in report["failed"])
+    assert report["passed"] >= (7 if script == "dropout.py" else 10) and not report["failed"], "\n".join(f"{what}: {message}" for what, message in report["failed"])
+
+
+def unproven(claimed: list, ran: set[str]) -> list[str]:
+    """Kernels that the device lists for an operator, and that ran in no case of it that passed."""
+    return [f"{name}:{kernel}" for _, name, kernels in claimed for kernel in kernels if f"{name}:{kernel}" not in ran]
 
 
 def test_every_claimed_operator_ran(plugin, cases, programs):
@@ -107,9 +122,11 @@ def test_every_claimed_operator_ran(plugin, cases, programs):
     done = subprocess.run([sys.executable, "-c", script, str(plugin)], capture_output=True, text=True, check=True, cwd=ROOT,
                           env={**os.environ, "PYTHONPATH": str(ROOT), "LD_PRELOAD": sanitizer(), "ASAN_OPTIONS": "detect_leaks=0"})
     ran = set(cases["ran"]) | set(programs["ran"])
-    claimed = [(name, kernel) for _, name, kernels in json.loads(done.stdout) for kernel in kernels]
-    assert len(claimed) > 100
-    assert not [f"{name}:{kernel}" for name, kernel in claimed if f"{name}:{kernel}" not in ran]
+    claimed = json.loads(done.stdout)
+    assert len(claimed) > 100 and not unproven(claimed, ran)
+    assert unproven([*claimed, ["", "Nothing", ["cuda_elementwise"]]], ran) == ["Nothing:cuda_elementwise"]
+    known = {f"{name}:{kernel}" for _, name, kernels in claimed for kernel in kernels}
+    assert all(unproven(claimed, ran - {one}) == [one] for one in sorted(known)[:3])
 
 
 def test_names_of_devices():

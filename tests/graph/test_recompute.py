@@ -63,7 +63,7 @@ def in_all_ways(model, tensors, **kwargs):
             expected = got
             assert ways[way]["recomputed_nodes"] == 0
         assert got == expected, way
-        if ways[way]["recomputed_nodes"]:
+        if ways[way]["recomputed_nodes"] and way != "everywhere":
             assert ways[way]["slab_bytes"] < ways["off"]["slab_bytes"] * 1.02, way
     return ways
 

@@ -154,6 +154,36 @@ def test_all_bfloat16_numbers_pass_the_loops_unchanged(size, offset):
     same(optimizer.state[q]["momentum_buffer"].abs(), before.abs())
 
 
+@pytest.mark.parametrize("mode", [0, 1, 2])
+@pytest.mark.parametrize("any_bits", [False, True])
+def test_adam_in_bfloat16_is_the_same_in_long_and_short_tensors(mode, any_bits):
+    """32 elements at a time have a loop of their own; tensors of 31 do not reach it. Any bits: infinities, NaN, subnormals."""
+    generator = torch.Generator().manual_seed(mode)
+    count = 31 * 32 * 200
+
+    def draw():
+        if any_bits:
+            return torch.randint(-2**15, 2**15, (count,), dtype=torch.int16, generator=generator).view(torch.bfloat16)
+        return torch.randn(count, generator=generator).bfloat16()
+
+    start, grad, mean, square = draw(), draw(), draw(), draw()
+    square = square if any_bits else square.abs()
+
+    def stepped(size):
+        params = [torch.nn.Parameter(part.clone()) for part in start.split(size)]
+        optimizer = FusedAdam(params, lr=0.01, weight_decay=0.1, adam_w_mode=mode, eps=1e-8)
+        for p, g, m, v in zip(params, grad.split(size), mean.split(size), square.split(size)):
+            p.grad = g.clone()
+            optimizer.state[p] = {"step": torch.tensor(3.0), "exp_avg": m.clone(), "exp_avg_sq": v.clone()}
+        optimizer.step()
+        parts = [params, *([optimizer.state[p][name] for p in params] for name in ("exp_avg", "exp_avg_sq"))]
+        return [torch.cat([t.detach() for t in part]) for part in parts]
+
+    for a, b in zip(stepped(count), stepped(31)):
+        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+    assert not torch.equal(stepped(count)[0], start)
+
+
 def test_infinities_and_nan_come_through():
     for dtype, kind in itertools.product(DTYPES, (float("inf"), float("-inf"), float("nan"))):
         for name, make in MAKERS.items():

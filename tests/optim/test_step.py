@@ -135,6 +135,26 @@ def test_a_skipped_step_touches_nothing():
     assert all(torch.equal(p, b) for p, b in zip(params, before))
 
 
+def test_gradients_stay_scaled():
+    """found_inf and grad_scale are read in the pass that updates: no gradient is unscaled in memory."""
+    params, twins = make_params(dtype=torch.float32), make_params(dtype=torch.float32)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
+    optimizer, twin = adamw(params, max_grad_norm=0.5), adamw(twins, max_grad_norm=0.5)
+    one, two = Problem(params), Problem(twins)
+    for _ in range(5):
+        one.set_grads()
+        two.set_grads()
+        for p in params:
+            p.grad = scaler.scale(p.grad)
+        before = [p.grad.clone() for p in params]
+        scaler.step(optimizer)
+        scaler.update()
+        twin.step()
+        assert all(torch.equal(p.grad, g) for p, g in zip(params, before)) and scaler.get_scale() == 1024
+        assert optimizer.grad_norm == pytest.approx(twin.grad_norm, rel=1e-6)
+    assert all(map(torch.equal, params, twins)), "a power of two scales exactly"
+
+
 # ---- refusals ----
 
 @pytest.mark.parametrize("kind", ALL)
@@ -375,6 +395,43 @@ def test_thousands_of_tensors_in_groups():
         b.step()
     for p, q in zip(ours, theirs):
         torch.testing.assert_close(p, q, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_one_call_of_the_core_for_all_groups(kind):
+    dtypes = (torch.float32, torch.bfloat16, torch.float64, torch.float16)
+    params = [torch.nn.Parameter(torch.ones(i % 9 + 1, dtype=dtypes[i % 4])) for i in range(400)]
+    for p in params:
+        p.grad = torch.ones_like(p)
+    optimizer = ALL[kind]([{"params": params[i::5], "lr": 0.1 * (i + 1)} for i in range(5)])
+    updater, calls = optimizer._updater, []
+
+    class Counted:
+        def step(self, *args):
+            calls.append(args)
+            return updater.step(*args)
+
+    optimizer._updater = Counted()
+    for steps in (1, 2):
+        optimizer.step()
+        assert len(calls) == steps
+    assert all((p < 1).all() for p in params)
+
+
+def test_arguments_in_the_order_of_onnxruntime_training():
+    p = torch.nn.Parameter(torch.ones(3))
+    group = FusedAdam([p], 0.5, False, (0.8, 0.9), 1e-3, AdamWMode.ADAMW_TORCH, 0.25, False).param_groups[0]
+    assert {key: group[key] for key in ("lr", "bias_correction", "betas", "eps", "adam_w_mode", "weight_decay")} == {
+        "lr": 0.5, "bias_correction": False, "betas": (0.8, 0.9), "eps": 1e-3, "adam_w_mode": 2, "weight_decay": 0.25}
+    default = FusedAdam([p]).param_groups[0]
+    assert (default["lr"], default["betas"], default["eps"], default["weight_decay"]) == (1e-3, (0.9, 0.999), 1e-6, 0.0)
+    assert default["adam_w_mode"] == AdamWMode.ADAMW_TRANSFORMERS == 1 and default["bias_correction"] is True
+    p.grad = torch.ones(3)
+    kept = FusedAdam([p], 0.5, False, (0.8, 0.9), 1e-3, AdamWMode.ADAMW_TORCH, 0.25, False)
+    kept.zero_grad()
+    assert torch.equal(p.grad, torch.zeros(3)), "set_grad_none=False"
+    FusedAdam([p]).zero_grad()
+    assert p.grad is None
 
 
 def test_step_inside_a_step_is_refused():

@@ -238,6 +238,15 @@ def test_integer_arguments_changed_under_no_grad():
     in_engine(both(module(lambda self, x, y: self.fc(x) * _labels(y)), use))
 
 
+def test_an_argument_of_another_shape_afterwards():
+    def use(model):
+        y = Y.clone()[:, None]
+        return model(X.detach(), y), y
+
+    counts = onnxtrain.stats(both(module(lambda self, x, y: self.fc(x) * y.squeeze_(1)), use))
+    assert counts["fallback_steps"] == 1 and "shape of an argument" in counts["reasons"][0]
+
+
 def test_torchscript_refuses_arguments_that_change(monkeypatch):
     monkeypatch.setenv("ONNXTRAIN_EXPORTER", "torchscript")
 

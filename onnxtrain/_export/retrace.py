@@ -1,0 +1,109 @@
+"""Spares torch.onnx from tracing a program a second and a third time where that would change nothing.
+
+Between the traced program and its translation torch.onnx runs two passes, each of which executes every node again with fake
+tensors and symbolic sizes: decompositions, which take most of its time, and the promotion of types. A program whose operators
+all have a translation and change none of their arguments comes out of the first as it went in; one whose numbers are all of one
+type, or are cast already, comes out of the second so. Whatever is not plainly of that kind goes the long way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._export import utils
+
+from onnxtrain._export.state import replaced
+
+
+def _survives(node: torch.fx.Node) -> bool:
+    """Whether decompositions keep an operator that has a translation: not one that is composite and may return a view.
+
+    Of those, the ones that only reshape have the same meaning without; translations.py writes them. So has dropout.
+    """
+    op = node.target
+    if not isinstance(op, torch._ops.OpOverload) or not utils._is_cia_op(op) or utils._is_preservable_cia_op(op):
+        return True
+    aten = torch.ops.aten
+    return op in (aten.reshape.default, aten.flatten.using_ints, aten.contiguous.default, aten.dropout.default)
+
+
+def is_final(program: torch.export.ExportedProgram, registry: Any) -> bool:
+    """Whether decompositions would leave the program as it is: plain operators that have a translation and no effects."""
+    if torch._C._is_any_autocast_enabled():
+        return False  # tracing for the second time puts the casts in
+    if len(list(program.graph_module.modules())) > 1:
+        return False  # branches and regions
+    signature = program.graph_signature
+    if signature.buffers_to_mutate or getattr(signature, "user_inputs_to_mutate", None):
+        return False
+    for node in program.graph.nodes:
+        if node.op in ("placeholder", "output"):
+            continue
+        if node.op != "call_function" or node.meta.get("val") is None:
+            return False
+        if node.target is operator.getitem:
+            continue
+        if not registry.is_registered(node.target) or not _survives(node):
+            return False
+        schema = getattr(node.target, "_schema", None)
+        if schema is not None and schema.is_mutable:
+            return False
+    return True
+
+
+def is_promoted(module: torch.fx.GraphModule, rule_of: Any, dtype_of_scalar: Any) -> bool:
+    """Whether torch.onnx's rules of promotion ask for no cast, going by the types that the trace has noted."""
+    if len(list(module.modules())) > 1:
+        return False
+
+    def fits(value: Any, dtype: torch.dtype) -> bool:
+        if isinstance(value, (tuple, list)):
+            return all(fits(item, dtype) for item in value)
+        return (value.dtype if isinstance(value, Tensor) else dtype_of_scalar(type(value))) == dtype
+
+    def noted(node: torch.fx.Node) -> Any:
+        return node.meta["val"]
+
+    for node in module.graph.nodes:
+        rule = rule_of(node) if node.op == "call_function" else None
+        if rule is None:
+            continue
+        args, kwargs = torch.fx.map_arg(node.args, noted), torch.fx.map_arg(node.kwargs, noted)
+        wanted = rule.preview_type_promotion(args, kwargs)
+        if not all(fits(args[i], dtype) for i, dtype in wanted.args_dtypes.items()):
+            return False
+        if not all(fits(kwargs[name], dtype) for name, dtype in wanted.kwargs_dtypes.items()):
+            return False
+    return True
+
+
+@contextlib.contextmanager
+def spared() -> Iterator[None]:
+    """Within, torch.onnx leaves out what is_final() and is_promoted() say is for nothing."""
+    try:
+        from torch.onnx._internal.exporter import _fx_passes
+        from torch.onnx._internal.fx import type_utils
+        from torch.onnx._internal.fx.passes import type_promotion
+
+        decompose, promote = _fx_passes.decompose_with_registry, _fx_passes.insert_type_promotion_nodes
+        table, find_rule = type_promotion.TypePromotionTable(), type_promotion.get_type_promotion_rule
+        dtype_of_scalar = type_utils.from_scalar_type_to_torch_dtype
+    except (ImportError, AttributeError):  # another torch: slower, not wrong
+        yield
+        return
+
+    def decompose_where_needed(program, registry):
+        return program if is_final(program, registry) else decompose(program, registry)
+
+    def promote_where_needed(module):
+        if not is_promoted(module, lambda node: find_rule(node, table), dtype_of_scalar):
+            promote(module)
+
+    with replaced(_fx_passes, "decompose_with_registry", decompose_where_needed), \
+            replaced(_fx_passes, "insert_type_promotion_nodes", promote_where_needed):
+        yield
