@@ -18,4 +18,7 @@ typedef struct ont_dropout_rule {
 } ont_dropout_rule;
 ont_dropout_rule ont_dropout_rule_of(const ont_node *node, double ratio);
 
+/* Blocks of threads that torch launches at most where it draws random numbers on the graph's device; 0: not known, or the CPU. */
+int32_t ont_random_blocks(const ont_graph *g);
+
 #endif

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/parallel.h"
+#include "device/device.h"
 #include "ops/random.h"
 #include "ops/tile.h"
 
@@ -30,6 +31,11 @@ static ont_status dropout_infer(ont_graph *g, ont_node *node)
     ONT_TRY(dropout_config(node, &ratio, &training));
     if (ont_node_out(node, 1)) ONT_TRY(ont_infer_out(node, 1, ONT_BOOL, &ont_node_in(node, 0)->shape));
     return ont_infer_same(g, node);
+}
+
+int32_t ont_random_blocks(const ont_graph *g)
+{
+    return g->device ? g->device->random_blocks : 0;
 }
 
 /* The number that was meant where it went through float32: the shortest decimal that rounds to it. */

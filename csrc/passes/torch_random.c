@@ -9,7 +9,6 @@
  */
 #include <string.h>
 
-#include "device/device.h"
 #include "ops/random.h"
 #include "passes/pass.h"
 
@@ -35,7 +34,7 @@ static ont_status lay_out(ont_graph *g, ont_node *node)
     const ont_value *x = ont_node_in(node, 0);
     double ratio = 0.5, training = 0;
     if (!number(node, 1, "ratio", &ratio) || !number(node, 2, "training_mode", &training)) return ONT_OK;
-    int64_t n = ont_shape_count(&x->shape), most = g->device->random_blocks, blocks = (n + ONT_LAYOUT_THREADS - 1) / ONT_LAYOUT_THREADS;
+    int64_t n = ont_shape_count(&x->shape), most = ont_random_blocks(g), blocks = (n + ONT_LAYOUT_THREADS - 1) / ONT_LAYOUT_THREADS;
     if (!training || !(ratio > 0) || !(ratio < 1) || !n || ont_attr_find(node, "seed", ONT_ATTR_INT)) return ONT_OK;
     if (blocks > most) blocks = most;
     uint64_t layout = (g->random_offset / 4) | (uint64_t)(blocks - 1) << ONT_LAYOUT_BLOCKS |
@@ -46,7 +45,7 @@ static ont_status lay_out(ont_graph *g, ont_node *node)
 
 ont_status ont_pass_torch_random(ont_graph *g)
 {
-    if (!g->device || !g->device->random_blocks) return ONT_OK;
+    if (!ont_random_blocks(g)) return ONT_OK;
     g->random_offset = 0;
     for (ont_node *node = g->first; node; node = node->next)
         if (!strcmp(node->op_type, "Dropout") && !*node->domain) ONT_TRY(lay_out(g, node));
