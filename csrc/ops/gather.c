@@ -72,14 +72,16 @@ static ont_status gather_prepare(const ont_node *node, ont_arena *arena, ont_pre
     return prepare_for(node, ont_node_in(node, 0), ont_node_in(node, 1), arena, out);
 }
 
-static void gather_rows(void *context, int64_t first, int64_t last)
+/* Elements [first, last) of the result: rows may be few and long. */
+static void gather_range(void *context, int64_t first, int64_t last)
 {
     const ont_call *call = context;
     const gather_state *s = call->state;
-    size_t row = (size_t)s->inner * s->size;
-    for (int64_t i = first; i < last; i++) {
-        int64_t o = i / s->count, index = index_at(s, call->in[1], i % s->count);
-        memcpy((char *)call->out[0] + (size_t)i * row, (const char *)call->in[0] + (size_t)(o * s->table + index) * row, row);
+    for (int64_t at = first, n; at < last; at += n) {
+        int64_t row = at / s->inner, column = at % s->inner;
+        n = s->inner - column < last - at ? s->inner - column : last - at;
+        int64_t from = (row / s->count * s->table + index_at(s, call->in[1], row % s->count)) * s->inner + column;
+        memcpy((char *)call->out[0] + (size_t)at * s->size, (const char *)call->in[0] + (size_t)from * s->size, (size_t)n * s->size);
     }
 }
 
@@ -87,7 +89,7 @@ static ont_status gather_run(const ont_call *call)
 {
     const gather_state *s = call->state;
     ONT_TRY(check_indices(s, ont_node_in(call->node, 1), call->in[1]));
-    ont_parallel(s->outer * s->count, 16384 / (s->inner + 1) + 1, gather_rows, (void *)call);
+    ont_parallel(s->outer * s->count * s->inner, 16384, gather_range, (void *)call);
     return ONT_OK;
 }
 
@@ -106,24 +108,23 @@ static ont_status grad_prepare(const ont_node *node, ont_arena *arena, ont_prepa
     return prepare_for(node, node->outputs[0], ont_node_in(node, 1), arena, out);
 }
 
-static void add_row(const gather_state *s, void *to, const void *from)
+static void add_row(const gather_state *s, void *to, const void *from, int64_t count)
 {
     if (s->size == sizeof(float))
-        ont_simd()->add_to(to, from, s->inner);
+        ont_simd()->add_to(to, from, count);
     else
-        for (int64_t k = 0; k < s->inner; k++) ((double *)to)[k] += ((const double *)from)[k];
+        for (int64_t k = 0; k < count; k++) ((double *)to)[k] += ((const double *)from)[k];
 }
 
 /* One row of 16-bit floats, rounded once: no other is added to it. */
-static void add_half_row(const ont_call *call, void *to, const void *from)
+static void add_half_row(const ont_call *call, void *to, const void *from, int64_t count)
 {
     enum { PIECE = 512 };
-    const gather_state *s = call->state;
     const ont_simd_table *simd = ont_simd();
     bool brain = call->node->outputs[0]->dtype == ONT_BFLOAT16;
     float sum[PIECE], more[PIECE];
-    for (int64_t at = 0; at < s->inner; at += PIECE) {
-        int64_t n = s->inner - at < PIECE ? s->inner - at : PIECE;
+    for (int64_t at = 0; at < count; at += PIECE) {
+        int64_t n = count - at < PIECE ? count - at : PIECE;
         uint16_t *y = (uint16_t *)to + at;
         const uint16_t *x = (const uint16_t *)from + at;
         (brain ? simd->bfloat_to_float : simd->half_to_float)(y, sum, n);
@@ -150,18 +151,50 @@ static void scatter_rows(void *context, int64_t first, int64_t last)
             int64_t at = o * s->table + index_at(s, call->in[1], i);
             if (at < first || at >= last) continue;
             const char *from = (const char *)call->in[0] + (size_t)(o * s->count + i) * row;
-            if (s->size == 2)
-                add_half_row(call, out + (size_t)at * row, from);
-            else
-                add_row(s, out + (size_t)at * row, from);
+            add_row(s, out + (size_t)at * row, from, s->inner);
         }
+}
+
+/*
+ * The same for one index, in place or not: elements [first, last) of the result, or in place of the rows that are added, since
+ * a row may be most of it. Nothing meets in it.
+ */
+static void scatter_one(void *context, int64_t first, int64_t last)
+{
+    const ont_call *call = context;
+    const gather_state *s = call->state;
+    const char *dy = call->in[0], *base = call->node->n_inputs > 2 ? call->in[2] : NULL;
+    char *out = call->out[0];
+    bool inplace = base == out;
+    int64_t index = index_at(s, call->in[1], 0);
+    for (int64_t at = first, n; at < last; at += n) {
+        int64_t row = at / s->inner, column = at % s->inner;
+        n = s->inner - column < last - at ? s->inner - column : last - at;
+        if (inplace) row = row * s->table + index;
+        size_t place = (size_t)(row * s->inner + column) * s->size;
+        const char *from = dy + (size_t)(row / s->table * s->inner + column) * s->size;
+        bool hit = row % s->table == index;
+        if (base && !inplace) memcpy(out + place, base + place, (size_t)n * s->size);
+        if (!base && hit)
+            memcpy(out + place, from, (size_t)n * s->size);
+        else if (!base)
+            memset(out + place, 0, (size_t)n * s->size);
+        else if (hit && s->size == 2)
+            add_half_row(call, out + place, from, n);
+        else if (hit)
+            add_row(s, out + place, from, n);
+    }
 }
 
 static ont_status grad_run(const ont_call *call)
 {
     const gather_state *s = call->state;
     ONT_TRY(check_indices(s, ont_node_in(call->node, 1), call->in[1]));
-    if (s->table) ont_parallel(s->outer * s->table, 65536 / (s->inner + 1) + 1, scatter_rows, (void *)call);
+    bool inplace = call->node->n_inputs > 2 && call->in[2] == call->out[0];
+    if (s->count == 1)
+        ont_parallel(s->outer * (inplace ? 1 : s->table) * s->inner, 32768, scatter_one, (void *)call);
+    else if (s->table)
+        ont_parallel(s->outer * s->table, 65536 / (s->inner + 1) + 1, scatter_rows, (void *)call);
     return ONT_OK;
 }
 

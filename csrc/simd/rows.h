@@ -5,6 +5,8 @@
 #ifndef ONT_SIMD_ROWS_H
 #define ONT_SIMD_ROWS_H
 
+#include "simd/philox_blocks.h"
+
 enum { LANES = 16 };
 
 #define REDUCE_SUM(n, term, result) \
@@ -140,20 +142,16 @@ static void row_layernorm_grad(const float *x, const float *scale, float mean, f
         for (int64_t i = 0; i < n; i++) dx[i] = inv_std * (dy[i] - sum_g - (x[i] - mean) * sum_gx);
 }
 
-/* Element e takes word e % 4 of Philox block e / 4: a block of lanes is computed at a time so that it vectorises. */
+/* Element e takes word e % 4 of Philox block e / 4; many blocks are computed at a time. */
 static void row_dropout(const float *x, float *y, uint8_t *mask, int64_t first, int64_t n, uint64_t key, uint64_t stream,
                         uint32_t threshold, float scale)
 {
-    enum { BLOCKS = 16 };
     int64_t end = first + n;
-    for (int64_t block = first / 4; block * 4 < end; block += BLOCKS) {
-        uint32_t bits[BLOCKS * 4];
-        for (int b = 0; b < BLOCKS; b++) {
-            philox4 r = philox(key, stream, (uint64_t)(block + b));
-            for (int w = 0; w < 4; w++) bits[b * 4 + w] = r.x[w];
-        }
+    for (int64_t block = first / 4; block * 4 < end; block += PHILOX_BLOCKS) {
+        uint32_t bits[PHILOX_BLOCKS * 4];
+        philox_blocks(key, stream, (uint64_t)block, bits);
         int64_t from = block * 4 < first ? first : block * 4;
-        int64_t to = (block + BLOCKS) * 4 < end ? (block + BLOCKS) * 4 : end;
+        int64_t to = (block + PHILOX_BLOCKS) * 4 < end ? (block + PHILOX_BLOCKS) * 4 : end;
         int64_t base = block * 4;
         if (y)
             for (int64_t e = from; e < to; e++) y[e - first] = bits[e - base] >= threshold ? x[e - first] * scale : 0;

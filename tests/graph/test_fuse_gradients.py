@@ -59,7 +59,7 @@ def test_scores(shape, reduction, dtype):
 ELEM = {torch.float32: 1, torch.float64: 11, torch.bfloat16: 16, torch.float16: 10}
 
 
-def parts_session(dtype, index_shape):
+def parts_session(dtype, index_shape, width=6):
     """Three reads of one table, whose gradients meet in it, and one of the whole."""
     import numpy as np
     from onnx import numpy_helper
@@ -70,19 +70,19 @@ def parts_session(dtype, index_shape):
     nodes = [helper.make_node("Neg", ["x"], ["t"])]
     nodes += [helper.make_node("Gather", ["t", f"i{k}"], [f"g{k}"], axis=1) for k in range(3)]
     nodes += [helper.make_node("Mul", ["t", "c"], ["whole"])]
-    graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info(n, ELEM[dtype], [2, 5, 6]) for n in ("x", "c")],
+    graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info(n, ELEM[dtype], [2, 5, width]) for n in ("x", "c")],
                               [helper.make_tensor_value_info(n, ELEM[dtype], None) for n in ("g0", "g1", "g2", "whole")], constants)
     return _C.Session(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10).SerializeToString()), \
         [torch.from_numpy(np.array(numpy_helper.to_array(c))) for c in constants]
 
 
 @pytest.mark.parametrize("dtype", ELEM, ids=str)
-@pytest.mark.parametrize("index_shape", [(), (1,), (2, 4)], ids=str)
-def test_rows(index_shape, dtype):
-    session, indices = parts_session(dtype, index_shape)
-    x, c = random(2, 5, 6, dtype=dtype, seed=4), random(2, 5, 6, dtype=dtype, seed=5)
-    shape = (2, *index_shape, 6)
-    dys = [random(*shape, dtype=dtype, seed=6 + k) for k in range(3)] + [random(2, 5, 6, dtype=dtype, seed=9)]
+@pytest.mark.parametrize("index_shape, width", [((), 6), ((1,), 6), ((2, 4), 6), ((), 33001), ((2, 1), 9001)], ids=str)
+def test_rows(index_shape, width, dtype):
+    session, indices = parts_session(dtype, index_shape, width)
+    x, c = random(2, 5, width, dtype=dtype, seed=4), random(2, 5, width, dtype=dtype, seed=5)
+    shape = (2, *index_shape, width)
+    dys = [random(*shape, dtype=dtype, seed=6 + k) for k in range(3)] + [random(2, 5, width, dtype=dtype, seed=9)]
     got, text = step(session, [x, c], dys)
     x64 = x.double().requires_grad_()
     t = -x64
@@ -94,7 +94,7 @@ def test_rows(index_shape, dtype):
     assert ("Add" not in text) == (one or dtype.itemsize > 2), text
     _C.disable_passes(["fuse_gradients", "fuse_elementwise"])
     try:
-        apart, text = step(parts_session(dtype, index_shape)[0], [x, c], dys)
+        apart, text = step(parts_session(dtype, index_shape, width)[0], [x, c], dys)
     finally:
         _C.disable_passes([])
     assert "Add" in text

@@ -401,6 +401,13 @@ TEST(simd_dropout_draws_one_stream)
             }
             CHECK(n == ROOM || (isnan(part[n]) && part_mask[n] == 0xff));
         }
+    for (int k = 0; k < count; k++) /* a counter's lower word runs over */
+        for (int round = 0; round < 20; round++) {
+            int64_t first = ((int64_t)1 << 34) - check_between(0, 200);
+            plain->dropout(x, NULL, mask, first, 400, key, stream, threshold, 1);
+            all[k]->dropout(x, NULL, part_mask, first, 400, key, stream, threshold, 1);
+            CHECK(!memcmp(mask, part_mask, 400));
+        }
 }
 
 /* The known answer of Random123's test set for Philox4x32-10 with counter and key of zeros. A mask says word >= threshold. */
