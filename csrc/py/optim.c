@@ -33,6 +33,28 @@ bool ont_optim_state_unchanged(const ont_updater *self, PyObject *states)
     return n == self->n_order;
 }
 
+/*
+ * Whether the states that this walk has found are those of the dict as it is remembered: walking may run Python code, and
+ * with it other threads, which may have replaced some since. Both are nearly always in one order.
+ */
+static bool slots_agree(const ont_updater *self)
+{
+    enum { APART = 64 };
+    size_t at = 0;
+    for (size_t i = 0; i < self->n_slots; i++) {
+        const ont_slot *s = &self->slots[i];
+        size_t tries = 0;
+        if (s->generation != self->generation || !s->inner) continue;
+        while (tries < APART && at < self->n_order && self->order[at].key != s->param) {
+            at = at + 1 < self->n_order ? at + 1 : 0;
+            tries++;
+        }
+        if (tries == APART || at >= self->n_order || self->order[at].inner != s->inner) return false;
+    }
+    return true;
+}
+
+/* At the end of a walk. */
 static int remember_state(ont_updater *self, PyObject *states)
 {
     Py_ssize_t at = 0;
@@ -44,6 +66,15 @@ static int remember_state(ont_updater *self, PyObject *states)
         return -1;
     }
     while (PyDict_Next(states, &at, &key, &value)) self->order[self->n_order++] = (ont_entry){key, value};
+    if (!slots_agree(self)) self->n_order = 0;
+    return 0;
+}
+
+/* The states that are remembered stay until the step is over, whatever happens to the dict. */
+static int hold_known(const ont_walk *w)
+{
+    for (size_t i = 0; w->known && i < w->self->n_order; i++)
+        if (ont_hold(w->self, Py_NewRef(w->self->order[i].inner)) < 0) return -1;
     return 0;
 }
 
@@ -69,7 +100,7 @@ static int take_operand(ont_walk *w, ont_optim_tensor *t, PyObject *tensor, int 
                         const int64_t *strides[ONT_OPERAND_COUNT])
 {
     ont_view view;
-    if (ont_hold(w->self, Py_NewRef(tensor)) < 0 || ont_grasp(w, tensor, k, &view) < 0) return -1;
+    if (ont_grasp(w, tensor, k, &view) < 0) return -1;
     if (!ont_same_dims(&view, param))
         return ont_blame(w, PyExc_ValueError, ont_operand_text[k], " has another shape than the parameter");
     bool eight = (k == ONT_OPERAND_STATE || k == ONT_OPERAND_STATE + 1) && param->dtype != ONT_FLOAT64 &&
@@ -106,7 +137,6 @@ static int take_step(ont_walk *w, ont_optim_tensor *t, PyObject *tensor, double 
     ont_view view;
     PyObject *keep = NULL;
     const ont_state *state = w->self->state;
-    if (ont_hold(w->self, Py_NewRef(tensor)) < 0) return -1;
     if (w->device) {
         if (ont_dlpack_borrow_on(state, w->device, tensor, "step of parameter", w->index, &view, &keep) < 0) return -1;
         if (keep && ont_hold(w->self, keep) < 0) return -1;
@@ -176,13 +206,21 @@ static PyObject *complete_inner(ont_walk *w, const ont_optim_tensor *t, PyObject
     return found > 0 ? inner : NULL;
 }
 
+static int hold_entries(ont_updater *self, PyObject *inner, const ont_entries *e)
+{
+    PyObject *const all[] = {inner, e->step, e->master, e->state[0], e->state[1], e->state[2]};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (all[i] && ont_hold(self, Py_NewRef(all[i])) < 0) return -1;
+    return 0;
+}
+
 static int take_state(ont_walk *w, ont_optim_tensor *t, PyObject *param, const ont_view *view,
                       const int64_t *strides[ONT_OPERAND_COUNT], double *step, bool *first)
 {
     ont_updater *self = w->self;
     ont_entries e;
     PyObject *inner = complete_inner(w, t, param, &e, first);
-    if (!inner || ont_hold(self, Py_NewRef(inner)) < 0) return -1;
+    if (!inner || hold_entries(self, inner, &e) < 0) return -1;
     for (int i = 0; i < ONT_RULE_STATES; i++) {
         if (!e.state[i]) continue;
         int k = ONT_OPERAND_STATE + i;
@@ -249,7 +287,7 @@ static int finish_tensor(ont_walk *w, ont_optim_tensor *t, const ont_view *view,
     return ont_optim_take_update(w, t, step, first);
 }
 
-/* One parameter; takes the reference to `grad` over. */
+/* One parameter; both are held. */
 static int take_param(ont_walk *w, PyObject *param, PyObject *grad)
 {
     ont_updater *self = w->self;
@@ -258,7 +296,6 @@ static int take_param(ont_walk *w, PyObject *param, PyObject *grad)
     ont_view view;
     double step = 0;
     bool first = false;
-    if (ont_hold(self, Py_NewRef(param)) < 0 || ont_hold(self, grad) < 0) return -1;
     if (ont_optim_add_tensor(&self->work, &t) != ONT_OK) {
         PyErr_NoMemory();
         return -1;
@@ -316,6 +353,7 @@ static int take_group(ont_walk *w, PyObject *group)
     if (w->device && ont_optim_device_group(w) < 0) return -1;
     for (w->index = 0; w->index < PyList_Size(params); w->index++, w->position++) {
         PyObject *param = PyList_GetItem(params, w->index);
+        if (ont_hold(self, Py_NewRef(param)) < 0) return -1;
         if (w->position >= self->n_slots) {
             size_t need = w->position + 1;
             if (ont_optim_reserve(&self->slots, &self->slots_capacity, need, sizeof *self->slots) != ONT_OK) {
@@ -326,11 +364,8 @@ static int take_group(ont_walk *w, PyObject *group)
         }
         if (w->position + AHEAD < self->n_slots) ont_warm_up(&self->slots[w->position + AHEAD]);
         PyObject *grad = PyObject_GetAttr(param, self->key_grad);
-        if (!grad) return -1;
-        if (grad == Py_None) {
-            Py_DECREF(grad);
-            continue;
-        }
+        if (!grad || ont_hold(self, grad) < 0) return -1;
+        if (grad == Py_None) continue;
         if (take_param(w, param, grad) < 0) return -1;
     }
     return 0;
@@ -355,6 +390,7 @@ static int take_all(ont_walk *w, PyObject *groups, PyObject *hyper)
     w->known = ont_optim_state_unchanged(w->self, w->states);
     w->changed = !w->known;
     if (w->changed) w->self->generation++;
+    if (hold_known(w) < 0) return -1;
     for (w->group = 0; w->group < n && w->group < PyList_Size(groups) && w->group < PyList_Size(hyper); w->group++)
         if (ont_optim_parse_hyper(w, PyList_GetItem(hyper, w->group)) < 0 || take_group(w, PyList_GetItem(groups, w->group)) < 0)
             return -1;
