@@ -11,7 +11,7 @@ static size_t aligned(size_t bytes)
     return (bytes + ONT_PLAN_ALIGN - 1) & ~(size_t)(ONT_PLAN_ALIGN - 1);
 }
 
-enum { ORDERS = 3, WORK = 4 << 20 }; /* comparisons of blocks that improving a plan may take: some milliseconds */
+enum { ORDERS = 3, WORK = 1 << 20 }; /* comparisons of blocks that improving a plan may take by one order: a millisecond */
 
 typedef struct ranked {
     ont_plan_block *block;
@@ -132,6 +132,7 @@ ont_status ont_plan_assign(ont_plan_block *blocks, uint32_t n, size_t *total)
     bool all = s.order && s.placed && s.best && s.alive;
     if (all) {
         s.bound = ont_plan_lower_bound(blocks, n, s.n_steps, s.alive);
+        s.bound += s.bound / 256; /* near enough */
         improve(&s);
         for (uint32_t i = 0; i < n; i++) blocks[i].offset = s.best[i];
         *total = n ? s.total : 0;

@@ -75,7 +75,7 @@ TEST(assign_no_two_live_blocks_overlap)
         ratio += (double)total / (double)bound / rounds;
     }
     printf("bytes over lower bound, mean of %d: %.4f\n", rounds, ratio);
-    CHECK(ratio < 1.15);
+    CHECK(ratio < 1.02);
 }
 
 /*
