@@ -409,6 +409,8 @@ def _dynamo(flat: _Flat, names: list[str], leaves: list[Any], opset: int, notes:
 
 def _without_grad(tensor: Tensor) -> Tensor:
     """A leaf that holds a gradient, as one that does not: torch.export would make guards about the gradient's sizes."""
+    if tensor.is_inference():
+        return mutations.copied(tensor)
     if type(tensor) not in (Tensor, torch.nn.Parameter) or not tensor.is_leaf or tensor.grad is None:
         return tensor
     return tensor.detach().requires_grad_(tensor.requires_grad)
@@ -468,7 +470,7 @@ def _torchscript(flat: _Flat, names: list[str], leaves: list[Any], opset: int, n
 
     module = flat.module
     # Copies: the trace runs forward, which may change its arguments.
-    tensors = tuple(leaf.detach().clone().requires_grad_(leaf.requires_grad) for leaf in leaves if isinstance(leaf, Tensor))
+    tensors = tuple(mutations.copied(leaf) for leaf in leaves if isinstance(leaf, Tensor))
     if not tensors:
         raise ExportError("TorchScript's exporter needs at least one tensor among the arguments.")
     owned = _owned(module)

@@ -33,7 +33,7 @@ typedef struct S(element) {
 /*
  * Runs `rule` over all elements. `states` and `rule` are constants where this is inlined. Elements come in units of
  * what fills a word, which for bfloat16 makes loads and stores a shift or a mask: packing single ones costs a third
- * more.
+ * more. Streaming stores take 15% longer here: every line that is written has been read.
  */
 INLINE void S(each)(const S(coefficients) c, int64_t n, STORED *restrict p, const STORED *grad, void *const *state,
                     int states, void (*rule)(const S(coefficients) *c, S(element) *e))

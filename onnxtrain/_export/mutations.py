@@ -75,6 +75,12 @@ def written(leaves: Sequence[torch.Tensor], before: Sequence[tuple[int, torch.Si
     return [leaf for leaf, (version, _) in zip(leaves, before) if leaf._version != version]
 
 
+def copied(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy that counts its versions, as no tensor of inference mode does."""
+    with torch.inference_mode(False):
+        return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+
 def unchanged_containers(arguments: Any, spec: pytree.TreeSpec, before: list[Any]) -> list[Any]:
     """The leaves of (args, kwargs), still those that forward was given, in the same lists and dicts.
 

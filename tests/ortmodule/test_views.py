@@ -238,6 +238,16 @@ def test_integer_arguments_changed_under_no_grad():
     in_engine(both(module(lambda self, x, y: self.fc(x) * _labels(y)), use))
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_an_argument_changed_in_place_in_inference_mode(mode):
+    def use(model):
+        with mode():
+            made = Y.clone()
+            return [model(X.detach(), made).clone() for _ in range(2)], made.clone()
+
+    in_engine(both(module(WRITTEN["a part"]), use), 2)
+
+
 def test_an_argument_of_another_shape_afterwards():
     def use(model):
         y = Y.clone()[:, None]
