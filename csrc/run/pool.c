@@ -14,6 +14,7 @@ struct ont_pool {
     const ont_device *device;
     ont_block *cached; /* most recently returned first */
     ont_pool_stats stats;
+    size_t idle_bytes; /* cached, and not in the statistics: memory that nobody has to do without */
     uint64_t refs;     /* the owner's, and one a live block */
     int open_runs;
 };
@@ -59,7 +60,7 @@ void ont_pool_unref(ont_pool *pool)
     pthread_mutex_lock(&pool->lock);
     ont_block *cached = pool->cached;
     pool->cached = NULL;
-    pool->stats.cached_bytes = 0;
+    pool->stats.cached_bytes = pool->idle_bytes = 0;
     pool->stats.peak_bytes = 0; /* nobody will take again: keep nothing */
     bool last = --pool->refs == 0;
     pthread_mutex_unlock(&pool->lock);
@@ -74,7 +75,7 @@ static ont_block *take_cached(ont_pool *pool, size_t bytes)
         ont_block *block = *link;
         if (block->bytes != bytes) continue;
         *link = block->next;
-        pool->stats.cached_bytes -= bytes;
+        *(block->idle ? &pool->idle_bytes : &pool->stats.cached_bytes) -= bytes;
         pool->stats.reused++;
         return block;
     }
@@ -140,13 +141,14 @@ void ont_block_unref(ont_block *block)
     pthread_mutex_lock(&pool->lock);
     pool->stats.live_bytes -= block->bytes;
     /* What fits under the peak was needed at once before and will be again; what does not is given back, oldest first. */
-    bool keep = pool->stats.live_bytes + pool->stats.cached_bytes + block->bytes <= pool->stats.peak_bytes;
-    keep &= !pool->device;
-    if (keep && pool->open_runs && block->bytes >= LARGE_BLOCK) ont_buffer_idle(block->data, block->bytes);
+    block->idle = pool->open_runs && block->bytes >= LARGE_BLOCK;
+    size_t *cached = block->idle ? &pool->idle_bytes : &pool->stats.cached_bytes;
+    bool keep = !pool->device && pool->stats.live_bytes + *cached + block->bytes <= pool->stats.peak_bytes;
     if (keep) {
+        if (block->idle) ont_buffer_idle(block->data, block->bytes);
         block->next = pool->cached;
         pool->cached = block;
-        pool->stats.cached_bytes += block->bytes;
+        *cached += block->bytes;
     }
     bool last = --pool->refs == 0;
     pthread_mutex_unlock(&pool->lock);
