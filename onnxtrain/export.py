@@ -111,9 +111,11 @@ class _Flat(torch.nn.Module):
         own = {id(leaf): i for i, leaf in enumerate(flat)}
         own.update((id(parameter), name) for name, parameter in module.named_parameters())
         traced.same = {i: own[id(results[i])] for i in traced.out_tensors if id(results[i]) in own}
-        traced.written = [own[id(leaf)] for leaf in mutations.written(leaves, versions)]
-        if barriers:
-            views.refuse(results, traced, [*leaves, *module.parameters()])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", torch.jit.TracerWarning)  # what is asked here is no part of the graph
+            traced.written = [own[id(leaf)] for leaf in mutations.written(leaves, versions)]
+            if barriers:
+                views.refuse(results, traced, [*leaves, *module.parameters()])
         traced.out_constants = {i: _concrete(leaf) for i, leaf in enumerate(results) if not isinstance(leaf, Tensor)}
         buffers = dict(self.module.named_buffers())
         traced.buffers = list(buffers)
@@ -464,6 +466,16 @@ def _torch_export(flat: _Flat, tensors: tuple[Tensor, ...]) -> torch.export.Expo
 # --- the TorchScript exporter -----------------------------------------------------------------------------------------
 
 
+def _quiet() -> contextlib.AbstractContextManager[None]:
+    """torch.onnx, asked for no log, switches it on for good: a graph that it cannot translate is then printed whole."""
+    try:
+        from torch.onnx._internal.torchscript_exporter import utils
+
+        return state.replaced(utils, "setup_onnx_logging", lambda verbose: contextlib.nullcontext())
+    except (ImportError, AttributeError):  # another torch: as it does
+        return contextlib.nullcontext()
+
+
 def _torchscript(flat: _Flat, names: list[str], leaves: list[Any], opset: int, notes: list[str]) -> Exported:
     """Sizes are frozen (a trace does not say which of them it used); branches too, hence needs_verification."""
     import onnx_ir as ir
@@ -477,7 +489,7 @@ def _torchscript(flat: _Flat, names: list[str], leaves: list[Any], opset: int, n
     register_symbolics(opset)
     file = io.BytesIO()
     start = time.perf_counter()
-    with state.unchanged(module), state.private_buffers(module):
+    with state.unchanged(module), state.private_buffers(module), _quiet():
         torch.onnx.export(
             flat, tensors, file, dynamo=False, opset_version=opset, keep_initializers_as_inputs=True,
             do_constant_folding=False, training=torch.onnx.TrainingMode.PRESERVE, export_params=False,

@@ -93,6 +93,7 @@ def spared() -> Iterator[None]:
         decompose, promote = _fx_passes.decompose_with_registry, _fx_passes.insert_type_promotion_nodes
         table, find_rule = type_promotion.TypePromotionTable(), type_promotion.get_type_promotion_rule
         dtype_of_scalar = type_utils.from_scalar_type_to_torch_dtype
+        _ = utils._is_cia_op, utils._is_preservable_cia_op
     except (ImportError, AttributeError):  # another torch: slower, not wrong
         yield
         return

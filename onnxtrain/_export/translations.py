@@ -428,7 +428,7 @@ def wide_numbers() -> Iterator[None]:
         from torch.onnx._internal.exporter import _building, _core
 
         constants, types = _building._process_python_constants, _core._set_shape_type
-    except (ImportError, AttributeError):  # another torch: tests/export/test_numbers.py says whether it rounds
+    except (ImportError, AttributeError):  # another torch: tests/export/test_scalars.py says whether it rounds
         yield
         return
 

@@ -18,10 +18,11 @@ from onnxtrain import _C  # noqa: E402
 from onnxtrain.ortmodule import ORTModule, _program  # noqa: E402
 from test_fuse_elementwise import random_model  # noqa: E402
 
-SEED = int(os.environ.get("ONNXTRAIN_RECOMPUTE_SEED", random.randrange(2**31)))
+SEED = int(os.environ.get("ONNXTRAIN_RECOMPUTE_SEED") or random.Random(os.environ.get("PYTEST_XDIST_TESTRUNUID")).randrange(2**31))
 print(f"ONNXTRAIN_RECOMPUTE_SEED={SEED}")
 ZOO = {**test_models.MODELS, **{f"dropped-{name}": model for name, model in test_models.RANDOM.items()}}
 ZOO = {name: model for name, model in ZOO.items() if model.engine}
+IN_PYTORCH = {"dropped-graph"}  # in bfloat16: torch.export's second trace has another dtype for a node than its first
 SAMPLE = sorted(ZOO) if os.environ.get("ONNXTRAIN_SLOW") == "1" else sorted(random.Random(SEED).sample(sorted(ZOO), 4))
 
 
@@ -187,7 +188,7 @@ def test_models(name, bf16, monkeypatch):
         model(*data)
     calls = Recorder.calls
     monkeypatch.undo()
-    assert calls
+    assert bool(calls) == (not bf16 or name not in IN_PYTORCH)
     for proto, tensors, mask, seed in calls:
         for stats in in_all_ways(proto, tensors, wants=mask, seed=seed).values():
             assert stats["slab_bytes"] <= 1.05 * stats["slab_lower_bound"] + 4096

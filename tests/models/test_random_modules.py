@@ -8,13 +8,13 @@ import pytest
 import random_modules
 
 COUNT = 200 if os.environ.get("ONNXTRAIN_SLOW") else 5
-SEED = int(os.environ.get("ONNXTRAIN_SEED", random.SystemRandom().randrange(2**31)))
+SEED = int(os.environ.get("ONNXTRAIN_MODELS_SEED") or random.Random(os.environ.get("PYTEST_XDIST_TESTRUNUID")).randrange(2**31))
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _say_the_seed(pytestconfig):
     with pytestconfig.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
-        print(f"random modules: ONNXTRAIN_SEED={SEED}")
+        print(f"random modules: ONNXTRAIN_MODELS_SEED={SEED}")
 
 
 @pytest.mark.parametrize("index", range(COUNT))

@@ -19,7 +19,7 @@ KINDS = {"INT": "i", "FLOAT": "f", "STRING": "s", "TENSOR": "t", "GRAPH": "g", "
 # Of the specification, and refused: to leave it out of account would give other numbers than the model asks for.
 REFUSED: dict[tuple[str, str], str] = {}
 # Ours, on operators of the specification: set by the loader or by a pass.
-OWN = {("BatchNormalization", "saves_statistics"), *((op["name"], "rng_stream") for op in _C.operators() if op["random"]),
+OWN = {("BatchNormalization", "saves_statistics"), ("Dropout", "torch_layout"), *((op["name"], "rng_stream") for op in _C.operators() if op["random"]),
        *((name, "rng_salt") for name in ("If", "Loop", "Scan", "SequenceMap"))}
 
 
