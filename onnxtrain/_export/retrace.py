@@ -20,6 +20,9 @@ from torch._export import utils
 from onnxtrain._export.state import replaced
 
 
+LOSSES = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
+
+
 def _survives(node: torch.fx.Node) -> bool:
     """Whether decompositions keep an operator that has a translation: not one that is composite and may return a view.
 
@@ -82,6 +85,19 @@ def is_promoted(module: torch.fx.GraphModule, rule_of: Any, dtype_of_scalar: Any
     return True
 
 
+def _rounds_by_itself(node: torch.fx.Node, rule: Any, type_promotion: Any) -> bool:
+    """Whether a rule would compute a sum or loss of 16-bit floats in float32 and leave it there; in PyTorch it has their type.
+
+    The engine's sums of 16-bit floats count in float32 and round once, as PyTorch's do.
+    """
+    if node.kwargs.get("dtype") is not None or isinstance(rule, type_promotion.AllOrAnyReductionTypePromotionRule):
+        return False
+    if not isinstance(rule, type_promotion.ReductionTypePromotionRule) and rule.op_name not in LOSSES:
+        return False
+    given = [node.args[i].meta.get("val") for i in range(2 if rule.op_name in LOSSES else 1) if isinstance(node.args[i], torch.fx.Node)]
+    return any({getattr(tensor, "dtype", None) for tensor in given} == {dtype} for dtype in (torch.float16, torch.bfloat16))
+
+
 @contextlib.contextmanager
 def spared() -> Iterator[None]:
     """Within, torch.onnx leaves out what is_final() and is_promoted() say is for nothing."""
@@ -92,19 +108,25 @@ def spared() -> Iterator[None]:
 
         decompose, promote = _fx_passes.decompose_with_registry, _fx_passes.insert_type_promotion_nodes
         table, find_rule = type_promotion.TypePromotionTable(), type_promotion.get_type_promotion_rule
+        _ = type_promotion.ReductionTypePromotionRule, type_promotion.AllOrAnyReductionTypePromotionRule
         dtype_of_scalar = type_utils.from_scalar_type_to_torch_dtype
         _ = utils._is_cia_op, utils._is_preservable_cia_op
     except (ImportError, AttributeError):  # another torch: slower, not wrong
         yield
         return
 
+    def rule_of(node, *args, **kwargs):
+        rule = find_rule(node, *args, **kwargs)
+        return None if rule is not None and _rounds_by_itself(node, rule, type_promotion) else rule
+
     def decompose_where_needed(program, registry):
         return program if is_final(program, registry) else decompose(program, registry)
 
     def promote_where_needed(module):
-        if not is_promoted(module, lambda node: find_rule(node, table), dtype_of_scalar):
+        if not is_promoted(module, lambda node: rule_of(node, table), dtype_of_scalar):
             promote(module)
 
     with replaced(_fx_passes, "decompose_with_registry", decompose_where_needed), \
-            replaced(_fx_passes, "insert_type_promotion_nodes", promote_where_needed):
+            replaced(_fx_passes, "insert_type_promotion_nodes", promote_where_needed), \
+            replaced(type_promotion, "get_type_promotion_rule", rule_of):
         yield
