@@ -11,11 +11,11 @@
 #include <math.h>
 #include <string.h>
 
-#include "base/number.h"
 #include "ops/fused_attention.h"
 #include "ops/random.h"
 #include "passes/move_transpose.h"
 #include "passes/pass.h"
+#include "passes/step_mask.h"
 #include "passes/strides.h"
 
 typedef struct match {
@@ -390,29 +390,19 @@ static bool find_views(match *m)
 enum { LOWEST = -1000000000 }; /* scores this far below the others have no probability */
 
 /*
- * Whether a constant mask lets row i see the columns up to i + diagonal, and nothing else. Every row must see one: what rows
- * without any give depends on how they were hidden.
+ * Whether a mask that is known lets row i see the columns up to i + diagonal, and nothing else. Every row must see one: what
+ * rows without any give depends on how they were hidden.
  */
 static bool is_causal(const match *m, const ont_value *mask, const ont_shape *shape, bool bias, int64_t *diagonal)
 {
-    int rank = mask->shape.rank;
-    if (mask->kind != ONT_VALUE_CONSTANT || !mask->data || ont_shape_count(&mask->shape) != m->rows * m->columns) return false;
-    if (rank < 2 || mask->shape.dims[rank - 1] != m->columns || mask->shape.dims[rank - 2] != m->rows) return false;
+    ont_step_mask step;
     if (shape->rank < 2 || shape->dims[shape->rank - 2] != m->rows || (!bias && m->fill > LOWEST)) return false;
-    const ont_tensor *data = mask->data;
-    for (int64_t i = 0; i < m->rows; i++) {
-        int64_t seen = 0;
-        for (int64_t j = 0; j < m->columns; j++) {
-            double x = ont_number_at(data->data, data->dtype, i * m->columns + j);
-            bool sees = bias ? x == 0 : (x != 0) == m->keep_if;
-            if ((sees && seen != j) || (bias && !sees && !(x < LOWEST))) return false;
-            seen += sees;
-        }
-        if (i == 0) *diagonal = seen - 1;
-        int64_t expected = i + *diagonal + 1;
-        if (*diagonal < 0 || seen != (expected > m->columns ? m->columns : expected)) return false;
-    }
-    return true;
+    if (!ont_step_mask_of(mask, m->rows, m->columns, &step)) return false;
+    bool lower = bias ? step.lower == 0 : (step.lower != 0) == m->keep_if;
+    bool upper = bias ? !(step.upper < LOWEST) : (step.upper != 0) == m->keep_if;
+    if (bias && upper && step.upper != 0) return false;
+    *diagonal = upper ? m->columns - 1 : step.diagonal;
+    return lower && *diagonal >= 0;
 }
 
 static void find_causal(match *m)
