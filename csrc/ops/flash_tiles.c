@@ -14,15 +14,16 @@
 #include "base/parallel.h"
 #include "ops/flash.h"
 
-enum { BLOCK = 192, RESIDENT_FLOATS = 1 << 20 }; /* two blocks of scores, and what they are made of, in a second cache */
+enum { BLOCK_ROWS = 128, BLOCK_COLUMNS = 384 }; /* two blocks of scores, and what they are made of, in a second cache */
+enum { RESIDENT_FLOATS = 1 << 20 };
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t padded(int64_t n) { return (n + ONT_TILE_LANES - 1) / ONT_TILE_LANES * ONT_TILE_LANES; }
 
 /* Blocks of about one size, a multiple of a vector. */
-static int64_t block_of(int64_t n)
+static int64_t block_of(int64_t n, int64_t longest)
 {
-    int64_t blocks = (n + BLOCK - 1) / BLOCK;
+    int64_t blocks = (n + longest - 1) / longest;
     return least(n, padded((n + blocks - 1) / blocks));
 }
 
@@ -91,8 +92,8 @@ static ont_status prepare(const ont_node *node, ont_arena *arena, bool backward,
     space room = {0};
     ONT_TRY(ont_flash_begin(node, arena, &s));
     s->tiles = ont_simd_tiles();
-    s->row_block = block_of(s->a.rows);
-    s->column_block = block_of(s->a.columns);
+    s->row_block = block_of(s->a.rows, BLOCK_ROWS);
+    s->column_block = block_of(s->a.columns, BLOCK_COLUMNS);
     s->resident = !backward && s->a.columns * (padded(s->a.size) + padded(s->a.v_size)) <= RESIDENT_FLOATS;
     (void)scratch_of(s, backward, &room);
     s->slot_bytes = room.used;
@@ -289,7 +290,7 @@ static void begin_piece(const ont_call *call, const ont_flash *s, const piece *p
     }
 }
 
-/* A block that no row of sees: what its bias gets. */
+/* The bias's gradient in row r of a block; NULL: zeros. */
 static void put_bias(const ont_flash *s, const ont_flash_block *k, const piece *p, int64_t r, const float *gradient)
 {
     if (!p->dbias) return;

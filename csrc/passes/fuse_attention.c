@@ -429,13 +429,15 @@ static void find_causal(match *m)
 
 /*
  * The node computes 16-bit floats in float32, while products apart are faster in their own type: there it pays where the
- * scores are so many that memory decides. tests/bench/attention.py --bf16. A device's kernel takes them as they are.
+ * scores are so many that memory decides, and earlier where half of them need no computing. tests/bench/attention.py --bf16.
+ * A device's kernel takes them as they are.
  */
-enum { NARROW_COLUMNS = 2048 };
+enum { NARROW_COLUMNS = 2048, NARROW_CAUSAL_COLUMNS = 512 };
 
 static bool is_worth(const match *m, ont_dtype dtype)
 {
-    return m->g->device || dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64 || m->columns >= NARROW_COLUMNS;
+    return m->g->device || dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64 ||
+           m->columns >= (m->causal ? NARROW_CAUSAL_COLUMNS : NARROW_COLUMNS);
 }
 
 static bool find(match *m)
@@ -451,11 +453,11 @@ static bool find(match *m)
     if (!find_scores(m) || !find_values(m)) return false;
     const ont_value *q = ont_node_in(m->scores, 0), *k = ont_node_in(m->scores, 1), *v = ont_node_in(m->values, 1);
     if (!q || !k || !v || q->dtype != k->dtype || q->dtype != v->dtype || m->y->dtype != q->dtype) return false;
-    if (!ont_dtype_is_float(q->dtype) || !is_worth(m, q->dtype) || !ont_shape_count(&q->shape) || !ont_shape_count(&v->shape)) return false;
+    if (!ont_dtype_is_float(q->dtype) || !ont_shape_count(&q->shape) || !ont_shape_count(&v->shape)) return false;
     if (m->y->shape.rank < 2 || ont_shape_count_range(&m->y->shape, 0, m->y->shape.rank - 1) != m->outer) return false;
     if (m->second && m->second->dtype != m->bias->dtype) return false;
     find_causal(m);
-    return true;
+    return is_worth(m, q->dtype);
 }
 
 static bool has(const match *m, int which)
