@@ -4,7 +4,8 @@
     python tests/bench/step.py --all [--workload ...] [--threads N] [--no-memory] [--no-compile] [--markdown]
 
 --all is the table of table.py: float32 and bf16 rows with the optimizers that the workloads are known with, the loss inside
-and outside the module, eager under jemalloc, GFLOP/s and share of the peak, memory. ONNXTRAIN_ISA=avx2 holds ours down.
+and outside the module, eager under jemalloc, GFLOP/s and share of the peak, memory. With ONNXTRAIN_ISA=avx2 the whole process,
+torch and its libraries too, is held down to AVX2.
 
 Prints for ours the first step (a process that has imported everything) split into export and build, the build for a new
 size of a dynamic dim, and the planned slab; and for eager and ours the peak resident memory of five steps above what the
@@ -17,6 +18,7 @@ import argparse
 import copy
 import ctypes
 import gc
+import os
 import subprocess
 import sys
 import time
@@ -24,8 +26,11 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-import torch.nn as nn
+if os.environ.get("ONNXTRAIN_ISA") == "avx2":  # read by ATen and TorchInductor, MKL, and torch's oneDNN, when they are loaded
+    os.environ.update(ATEN_CPU_CAPABILITY="avx2", MKL_ENABLE_INSTRUCTIONS="AVX2", ONEDNN_MAX_CPU_ISA="AVX2")
+
+import torch  # noqa: E402
+import torch.nn as nn  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import onnxtrain  # noqa: E402
