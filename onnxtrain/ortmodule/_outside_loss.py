@@ -121,10 +121,10 @@ def watch(kind: type, outputs: tuple[Tensor, ...]) -> bool:
     global _library
     if _library is not None:
         return True
+    if not any([output.numel() >= LEAST_ELEMENTS and output.requires_grad for output in outputs]):
+        return False
     if not hasattr(torch.library, "get_kernel") or "outside_loss" in options.read("ONNXTRAIN_DISABLE").split(","):
         return True
-    if not any([output.requires_grad and output.numel() >= LEAST_ELEMENTS and output.device.type == "cpu" for output in outputs]):
-        return False
     _log.info("torch's cross_entropy of large scores that come from an ORTModule runs in the engine from now on")
     _library = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():  # torch says once that a kernel is replaced
