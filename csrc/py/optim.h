@@ -111,7 +111,8 @@ PyObject *ont_optim_device_step(ont_walk *w, PyObject *scalars, double max_norm)
 int ont_optim_device_group(ont_walk *w); /* a group begins */
 void ont_optim_device_free(ont_step_tables *t);
 
-/* py/optim.c: what both walks use. */
+/* py/optim_walk.c: the careful walk, and what both walks use. -1 with an exception. */
+int ont_optim_careful(ont_walk *w, PyObject *groups, PyObject *hyper);
 bool ont_optim_state_unchanged(const ont_updater *self, PyObject *states);
 int ont_optim_parse_hyper(ont_walk *w, PyObject *numbers);
 /* The coefficients of a tensor that takes its `step`-th step: the last ones, or new ones. Raises. */

@@ -1,6 +1,6 @@
 /*
  * How the Updater takes hold of tensors: borrowing without a Python call where the tensor is plain, asking for memory
- * ahead of its use, and words for what cannot be taken. Called by py/optim.c; knows nothing of groups and rules.
+ * ahead of its use, and words for what cannot be taken. Called by py/optim_walk.c; knows nothing of groups and rules.
  */
 #include "py/optim.h" /* Python.h before any system header */
 
