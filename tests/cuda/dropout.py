@@ -18,6 +18,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 import numpy as np  # noqa: E402
 import onnx  # noqa: E402
 import torch  # noqa: E402
+from checks import run_checks  # noqa: E402
 
 import onnxtrain  # noqa: E402
 from onnxtrain import _C  # noqa: E402
@@ -290,16 +291,8 @@ def main(plugin: str, device: str) -> None:
     global DEVICE
     DEVICE = device
     _C.open_plugin(plugin or None)
-    report: dict = {"passed": 0, "failed": []}
-    for check in CHECKS:
-        print(check.__name__, file=sys.stderr, flush=True)
-        try:
-            _C.set_timing(check is own_numbers)  # steps that are timed are not replayed
-            check()
-            report["passed"] += 1
-        except Exception as error:  # noqa: BLE001 - reported
-            report["failed"].append((check.__name__, f"{type(error).__name__}: {error}"[:1000]))
-    print(json.dumps(report))
+    # Steps that are timed are not replayed.
+    print(json.dumps(run_checks(CHECKS, lambda check: _C.set_timing(check is own_numbers))))
 
 
 if __name__ == "__main__":

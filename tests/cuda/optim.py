@@ -19,6 +19,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "optim")]
 
 import test_fp16_optimizer  # noqa: E402
 import torch  # noqa: E402
+from checks import refusal, run_checks  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 import onnxtrain  # noqa: E402
@@ -244,13 +245,13 @@ def recorded() -> None:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             norm = clip()
-            refused = said(lambda: onnxtrain.optim.clip_grad_norm_(other, 1.0))
+            refused = refusal(lambda: onnxtrain.optim.clip_grad_norm_(other, 1.0))
         replay = graph.replay
     else:
         norm = torch.zeros((), dtype=torch.float64)
         LIBRARY.ont_emulate_capture_begin()
         _clip._lists._call(DEVICE, "clip", grads, out=norm, max_norm=1.0)
-        refused = said(lambda: onnxtrain.optim.clip_grad_norm_(other, 1.0))
+        refused = refusal(lambda: onnxtrain.optim.clip_grad_norm_(other, 1.0))
         LIBRARY.ont_emulate_capture_end.restype = ctypes.c_void_p
         graph = ctypes.c_void_p(LIBRARY.ont_emulate_capture_end())
 
@@ -266,14 +267,6 @@ def recorded() -> None:
         replay()
         assert torch.allclose(norm.double(), want, rtol=1e-6), step
         assert torch.allclose(torch.cat([g.flatten() for g in grads]).norm().double(), torch.ones_like(want), rtol=1e-4)
-
-
-def said(call: Callable[[], object]) -> str:
-    try:
-        call()
-    except _C.UnsupportedError as error:
-        return str(error)
-    return ""
 
 
 def fp16_optimizers() -> None:
@@ -479,16 +472,7 @@ def main(plugin: str, device: str) -> None:
     DEVICE = device
     LIBRARY = ctypes.CDLL(plugin)
     PLACE = "cuda" if device.startswith("cuda") else "cpu"
-    report: dict = {"ran": [], "passed": 0, "failed": []}
-    for check in CHECKS:
-        print(check.__name__, file=sys.stderr, flush=True)
-        try:
-            with torch.no_grad():
-                check()
-            report["passed"] += 1
-        except Exception as error:  # noqa: BLE001 - reported
-            report["failed"].append((check.__name__, f"{type(error).__name__}: {error}"[:400]))
-    print(json.dumps(report))
+    print(json.dumps(run_checks(map(torch.no_grad(), CHECKS))))
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 import onnx  # noqa: E402
 import smoke  # noqa: E402
 import torch  # noqa: E402
+from checks import refusal, run_checks  # noqa: E402
 from onnx import TensorProto, helper  # noqa: E402
 from torch import nn  # noqa: E402
 
@@ -368,24 +369,16 @@ def graph_of_the_caller() -> set[str]:
         if DEVICE.startswith("cuda"):
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
-                refused = caught(lambda: both.forward(both.recorded, 1))
+                refused = refusal(lambda: both.forward(both.recorded, 1))
         else:
             library = ctypes.CDLL(PLUGIN)
             library.ont_emulate_capture_begin()
-            refused = caught(lambda: both.forward(both.recorded, 1))
+            refused = refusal(lambda: both.forward(both.recorded, 1))
             library.ont_emulate_capture_end()
         assert "records this stream" in refused, refused
         both.step(2)
 
     return untimed(check)
-
-
-def caught(call: Callable[[], object]) -> str:
-    try:
-        call()
-    except _C.UnsupportedError as error:
-        return str(error)
-    return ""
 
 
 GROUPS = {  # text of a graph: broadcasts, vectors of four, odd counts, dropout, casts, several results
@@ -454,17 +447,7 @@ def main(plugin: str, device: str) -> None:
     _C.open_plugin(plugin or None)
     _C.set_timing(True)
     DEVICE = device
-    report: dict = {"ran": [], "passed": 0, "failed": []}
-    ran: set[str] = set()
-    for program in PROGRAMS:
-        print(program.__name__, file=sys.stderr, flush=True)
-        try:
-            ran |= program()
-            report["passed"] += 1
-        except Exception as error:  # noqa: BLE001 - reported
-            report["failed"].append((program.__name__, f"{type(error).__name__}: {error}"[:1000]))
-    report["ran"] = sorted(ran)
-    print(json.dumps(report))
+    print(json.dumps(run_checks(PROGRAMS)))
 
 
 if __name__ == "__main__":
