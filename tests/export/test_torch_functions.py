@@ -12,14 +12,15 @@ import pytest
 import torch
 import torch.nn as nn
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1])]
+from harness import drawn_seed  # noqa: E402
 from torch_functions import FUNCTIONS  # noqa: E402
 
 import onnxtrain  # noqa: E402
 from onnxtrain._export.special import SPECIAL  # noqa: E402
 from onnxtrain.ortmodule import ORTModule  # noqa: E402
 
-SEED = int(os.environ.get("ONNXTRAIN_MODELS_SEED") or random.Random(os.environ.get("PYTEST_XDIST_TESTRUNUID")).randrange(2**31))
+SEED = drawn_seed("ONNXTRAIN_MODELS_SEED")
 #: Of these torch.onnx leaves out an argument, or gives other numbers: always run.
 MENDED = ["conv3d", "multilabel_margin", "avg_pool_div", "avg_pool_div_pad", "avg_pool3d_div", "sr_mean", "sr_mean_ns", "sr_amin_ns", "hypot",
           "copysign", "fmax", "fmin", "cumprod", "lgamma", "digamma", "polygamma", "erfinv", "multigammaln", "cov", "corrcoef", "logcumsumexp0", "max_ties",

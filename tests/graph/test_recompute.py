@@ -12,13 +12,14 @@ import pytest
 import torch
 from onnx import helper
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "models"))
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "models"), str(Path(__file__).resolve().parents[1])]
 import test_models  # noqa: E402
+from harness import drawn_seed  # noqa: E402
 from onnxtrain import _C  # noqa: E402
 from onnxtrain.ortmodule import ORTModule, _program  # noqa: E402
 from test_fuse_elementwise import random_model  # noqa: E402
 
-SEED = int(os.environ.get("ONNXTRAIN_RECOMPUTE_SEED") or random.Random(os.environ.get("PYTEST_XDIST_TESTRUNUID")).randrange(2**31))
+SEED = drawn_seed("ONNXTRAIN_RECOMPUTE_SEED")
 print(f"ONNXTRAIN_RECOMPUTE_SEED={SEED}")
 ZOO = {**test_models.MODELS, **{f"dropped-{name}": model for name, model in test_models.RANDOM.items()}}
 ZOO = {name: model for name, model in ZOO.items() if model.engine}

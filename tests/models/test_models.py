@@ -20,9 +20,10 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1])]
 import onnxtrain  # noqa: E402
 import zoo  # noqa: E402
+from harness import drawn_seed  # noqa: E402
 from onnxtrain.ortmodule import ORTModule  # noqa: E402
 
 # Of the largest entry of a tensor. In float32 two orders of summation are compared; float64 shows what is a defect.
@@ -234,8 +235,7 @@ class Dropped(nn.Module):
 UNDROPPED = {"lstm-bidirectional", "rnn", "lstm-packed", "gru-packed"}
 RANDOM = {name: Model(lambda m=model: Dropped(m.make()), model.data, model.loss) for name, model in MODELS.items() if name not in UNDROPPED}
 RANDOM["sampling-vae"] = Model(zoo.SamplingVAE, lambda: (torch.rand(3, 1, 16, 16),), elbo)
-# Workers of one run must collect the same cases.
-SEED = int(os.environ.get("ONNXTRAIN_MODELS_SEED") or random.Random(os.environ.get("PYTEST_XDIST_TESTRUNUID")).randrange(2**31))
+SEED = drawn_seed("ONNXTRAIN_MODELS_SEED")
 DRAWN = sorted(RANDOM) if os.environ.get("ONNXTRAIN_SLOW") == "1" else sorted(random.Random(SEED).sample(sorted(RANDOM), 6))
 print(f"ONNXTRAIN_MODELS_SEED={SEED}: {len(DRAWN)} of {len(RANDOM)} random models")
 
