@@ -1,5 +1,6 @@
 /*
- * The CUDA devices of this machine. The runtime is linked in (static), the driver is found by it; memory and streams are torch's.
+ * The CUDA devices of this machine. The runtime is linked in (static), the driver is found by it; memory and streams
+ * are torch's.
  */
 #include <cuda_runtime_api.h>
 #include <stdio.h>
@@ -133,7 +134,8 @@ static bool capturing(const ont_device *device, void *stream)
 {
     enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     (void)device;
-    if (cudaStreamIsCapturing(stream, &status) != cudaSuccess) cudaGetLastError(); /* the legacy stream beside a capture */
+    if (cudaStreamIsCapturing(stream, &status) != cudaSuccess)
+        cudaGetLastError(); /* the legacy stream beside a capture */
     return status != cudaStreamCaptureStatusNone;
 }
 
@@ -210,7 +212,8 @@ static const ont_device_kind kind = {
     .optim = optim,
 };
 
-/* torch fills every multiprocessor with blocks of 256 threads, and goes round with them. 0: not known, and our own numbers. */
+/* torch fills every multiprocessor with blocks of 256 threads, and goes round with them. 0: not known, and our own
+ * numbers. */
 static int32_t random_blocks(int id)
 {
     int processors = 0, threads = 0;

@@ -1,6 +1,6 @@
 /*
- * Attention without stored probabilities, forward and backward, over strided views: what ops/fused_attention.h says, as kernels
- * get it. C and C++.
+ * Attention without stored probabilities, forward and backward, over strided views: what ops/fused_attention.h says, as
+ * kernels get it. C and C++.
  */
 #ifndef ONT_CUDA_FLASH_H
 #define ONT_CUDA_FLASH_H

@@ -1,6 +1,6 @@
 /*
- * What a plugin may call of the core, as a table: the extension exports no symbols. cuda/redirect.h gives the functions their
- * own names back on the plugin's side.
+ * What a plugin may call of the core, as a table: the extension exports no symbols. cuda/redirect.h gives the functions
+ * their own names back on the plugin's side.
  */
 #ifndef ONT_OPS_CORE_H
 #define ONT_OPS_CORE_H

@@ -47,7 +47,8 @@ static ont_status ctc_infer(ont_graph *g, ont_node *node)
                            : v->shape.rank == 1 && v->shape.dims[0] == batch;
         char text[ONT_SHAPE_TEXT];
         if (!fits)
-            return ont_fail(ONT_EINVAL, "%s are %s for a batch of %" PRId64, names[i], ont_shape_text(&v->shape, text), batch);
+            return ont_fail(ONT_EINVAL, "%s are %s for a batch of %" PRId64, names[i], ont_shape_text(&v->shape, text),
+                            batch);
     }
     if (blank < 0 || blank >= x->shape.dims[2])
         return ont_fail(ONT_EINVAL, "blank is %" PRId64 " of %" PRId64 " classes", blank, x->shape.dims[2]);
@@ -86,7 +87,8 @@ static ont_status check_targets(const ctc_state *s, const void *targets, const c
     for (int64_t i = 0; i < p->length; i++) {
         int64_t target = read_int(targets, s->wide[0], p->first + i);
         if (target < 0 || target >= s->classes)
-            return ont_fail(ONT_EINDEX, "target %" PRId64 " of sample %" PRId64 " is out of range for %" PRId64 " classes", target,
+            return ont_fail(ONT_EINDEX,
+                            "target %" PRId64 " of sample %" PRId64 " is out of range for %" PRId64 " classes", target,
                             p->index, s->classes);
     }
     return ONT_OK;
@@ -102,9 +104,11 @@ static ont_status read_samples(const ont_call *call)
         int64_t frames = read_int(call->in[2], s->wide[1], n), length = read_int(call->in[3], s->wide[2], n);
         int64_t room = s->padded >= 0 ? s->padded : s->total - before;
         if (frames < 0 || frames > s->steps)
-            return ont_fail(ONT_EINDEX, "input length %" PRId64 " of sample %" PRId64 " is outside 0 to %" PRId64, frames, n, s->steps);
+            return ont_fail(ONT_EINDEX, "input length %" PRId64 " of sample %" PRId64 " is outside 0 to %" PRId64,
+                            frames, n, s->steps);
         if (length < 0 || length > room)
-            return ont_fail(ONT_EINDEX, "target length %" PRId64 " of sample %" PRId64 " is outside 0 to %" PRId64, length, n, room);
+            return ont_fail(ONT_EINDEX, "target length %" PRId64 " of sample %" PRId64 " is outside 0 to %" PRId64,
+                            length, n, room);
         samples[n] = (ctc_sample){n, frames, length, s->padded >= 0 ? n * s->padded : before, 2 * before + n};
         ONT_TRY(check_targets(s, call->in[1], &samples[n]));
         before += length;

@@ -63,9 +63,11 @@ static ont_value *apply(ont_builder *b, const transform *t, ont_value *x)
 static ont_status check_signal(const ont_value *x)
 {
     if (!ont_dtype_is_float(x->dtype)) return ont_fail(ONT_ETYPE, "the signal is %s", ont_dtype_name(x->dtype));
-    if (x->shape.rank < 2) return ont_fail(ONT_EINVAL, "the signal has rank %d, at least 2 are expected", x->shape.rank);
+    if (x->shape.rank < 2)
+        return ont_fail(ONT_EINVAL, "the signal has rank %d, at least 2 are expected", x->shape.rank);
     int64_t parts = x->shape.dims[x->shape.rank - 1];
-    return parts == 1 || parts == 2 ? ONT_OK : ont_fail(ONT_EINVAL, "the last dim is %" PRId64 ", 1 or 2 is expected", parts);
+    return parts == 1 || parts == 2 ? ONT_OK
+                                    : ont_fail(ONT_EINVAL, "the last dim is %" PRId64 ", 1 or 2 is expected", parts);
 }
 
 /* One whole number of a constant input; `otherwise` where it is absent. */
@@ -157,9 +159,11 @@ static ont_status read_stft(const ont_node *node, transform *t, int64_t *step, i
     ONT_TRY(whole(node, 1, 0, step));
     ONT_TRY(whole(node, 3, window ? window->shape.dims[0] : size, &t->length));
     if (*step < 1 || t->length < 1 || t->length > size)
-        return ont_fail(ONT_EINVAL, "frames of %" PRId64 " every %" PRId64 " in %" PRId64 " samples", t->length, *step, size);
+        return ont_fail(ONT_EINVAL, "frames of %" PRId64 " every %" PRId64 " in %" PRId64 " samples", t->length, *step,
+                        size);
     if (window && window->shape.dims[0] != t->length)
-        return ont_fail(ONT_EINVAL, "the window has %" PRId64 " entries, a frame %" PRId64, window->shape.dims[0], t->length);
+        return ont_fail(ONT_EINVAL, "the window has %" PRId64 " entries, a frame %" PRId64, window->shape.dims[0],
+                        t->length);
     *frames = (size - t->length) / *step + 1;
     t->inverse = false;
     t->onesided = ont_attr_int(node, "onesided", 1) != 0;
@@ -200,7 +204,8 @@ static void stft_expand(ont_builder *b, ont_node *node, ont_value **outputs)
     ont_node *taken = index ? ont_build_node(b, "", "Gather", gather, 2, 1) : NULL;
     if (taken) b->status = ont_attr_set_int(b->graph, taken, "axis", 1);
     ont_value *x = ont_build_done(b, taken); /* (B, frames, N, parts) */
-    if (window && x) x = ont_build2(b, "Mul", x, ont_build_reshape(b, window, &(ont_shape){.rank = 2, .dims = {t.length, 1}}));
+    if (window && x)
+        x = ont_build2(b, "Mul", x, ont_build_reshape(b, window, &(ont_shape){.rank = 2, .dims = {t.length, 1}}));
     outputs[0] = apply(b, &t, x);
 }
 

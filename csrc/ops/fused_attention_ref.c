@@ -64,7 +64,8 @@ static void choose_kept(const ont_call *call, const ont_attention *a, int64_t ro
 {
     memset(kept, 1, (size_t)a->columns);
     if (a->drops)
-        ont_simd_plain()->dropout(NULL, NULL, kept, row * a->columns, a->columns, call->seed, a->stream, a->threshold, 1);
+        ont_simd_plain()->dropout(NULL, NULL, kept, row * a->columns, a->columns, call->seed, a->stream, a->threshold,
+                                  1);
 }
 
 #define AT(type, view_, pointer, i) ((type *)(pointer) + ont_attention_at(a, view_, l) + (i) * a->view[view_].row)

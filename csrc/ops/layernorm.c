@@ -1,5 +1,6 @@
 /*
- * LayerNormalization and its gradient from saved mean and inverse deviation. Rows are what the axes from `axis` on span.
+ * LayerNormalization and its gradient from saved mean and inverse deviation. Rows are what the axes from `axis` on
+ * span.
  */
 #include <math.h>
 #include <string.h>
@@ -41,8 +42,8 @@ static ont_status layernorm_infer(ont_graph *g, ont_node *node)
     for (uint32_t i = 1; i < node->n_inputs; i++) {
         const ont_value *v = ont_node_in(node, i);
         if (v && (v->dtype != x->dtype || ont_shape_count(&v->shape) != s.n))
-            return ont_fail(ONT_EUNSUPPORTED, "scale or bias '%s' must have %lld entries of %s", v->name, (long long)s.n,
-                            ont_dtype_name(x->dtype));
+            return ont_fail(ONT_EUNSUPPORTED, "scale or bias '%s' must have %lld entries of %s", v->name,
+                            (long long)s.n, ont_dtype_name(x->dtype));
     }
     ont_shape saved = x->shape;
     for (int d = axis; d < saved.rank; d++) saved.dims[d] = 1;
@@ -128,7 +129,8 @@ static const ont_kernel forward_kernels[] = {
 
 /* ---- gradient: (x, scale, mean, inv_std, dy) -> dx, dscale, dbias ---- */
 
-/* Partial sums of dscale and dbias are kept per range of rows and added in order: the result does not depend on threads. */
+/* Partial sums of dscale and dbias are kept per range of rows and added in order: the result does not depend on
+ * threads. */
 enum { PARTS = 8 };
 
 static ont_status grad_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
@@ -151,8 +153,8 @@ static void grad_parts(void *context, int64_t first, int64_t last)
         float *dscale = sums ? (float *)call->work + part * 2 * s->n : NULL, *dbias = sums ? dscale + s->n : NULL;
         if (sums) memset(dscale, 0, (size_t)(2 * s->n) * sizeof *dscale);
         for (int64_t r = s->rows * part / s->parts; r < s->rows * (part + 1) / s->parts; r++)
-            s->simd->layernorm_grad(x + r * s->n, scale, mean[r], inv[r], dy + r * s->n, dx ? dx + r * s->n : NULL, dscale,
-                                    dbias, s->n);
+            s->simd->layernorm_grad(x + r * s->n, scale, mean[r], inv[r], dy + r * s->n, dx ? dx + r * s->n : NULL,
+                                    dscale, dbias, s->n);
     }
 }
 

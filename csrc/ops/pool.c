@@ -97,8 +97,8 @@ static const char *accept_number(const ont_node *node)
     return dtype == ONT_INT8 || dtype == ONT_UINT8 ? NULL : ont_accept_float(node);
 }
 
-/* Winners of a window are counted in 32 bits from its first cell, which may lie in the padding: the window is bounded, not
- * just the plane. In double, since each factor may be as large as an int32. */
+/* Winners of a window are counted in 32 bits from its first cell, which may lie in the padding: the window is bounded,
+ * not just the plane. In double, since each factor may be as large as an int32. */
 static const char *accept_rows(const ont_node *node, const char *(*dtype)(const ont_node *node))
 {
     const ont_shape *x = &ont_node_in(node, 0)->shape;

@@ -62,8 +62,9 @@ static ont_status sum_to_axes(const ont_shape *x, const ont_shape *to, bool *red
         fits = reduce[d] || target == x->dims[d];
     }
     char from[ONT_SHAPE_TEXT], wanted[ONT_SHAPE_TEXT];
-    return fits ? ONT_OK : ont_fail(ONT_EINVAL, "attribute 'shape' is %s, to which %s does not sum", ont_shape_text(to, wanted),
-                                    ont_shape_text(x, from));
+    return fits ? ONT_OK
+                : ont_fail(ONT_EINVAL, "attribute 'shape' is %s, to which %s does not sum", ont_shape_text(to, wanted),
+                           ont_shape_text(x, from));
 }
 
 static ont_status sum_to_infer(ont_graph *g, ont_node *node)
@@ -187,7 +188,8 @@ static ont_status sum_run(const ont_call *call)
 
 /* ---- the same over rows of 16-bit floats, as a bias has its gradient: summed in float32, rounded once ---- */
 
-/* Columns of a unit of work: wide ones read pages of memory as a whole, where there are enough of them for every thread. */
+/* Columns of a unit of work: wide ones read pages of memory as a whole, where there are enough of them for every
+ * thread. */
 enum { STRIP = 512, WIDE_STRIP = 2048 };
 
 static int64_t strip_of(const ont_reduce *s)
@@ -383,7 +385,8 @@ REDUCE_GRAD(sum_square_grad, B("Mul", B("Mul", s.dy, SCALAR(2)), I(0)))
 REDUCE_GRAD(log_sum_grad, expand(g, B("Div", s.dy, U("Exp", s.y))))
 REDUCE_GRAD(log_sum_exp_grad, B("Mul", s.dy, U("Exp", B("Sub", I(0), s.y))))
 /* 0 where the norm is 0, as torch */
-REDUCE_GRAD(l2_grad, ont_build3(&g->b, "Where", B("Equal", s.y, SCALAR(0)), SCALAR(0), B("Mul", I(0), B("Div", s.dy, s.y))))
+REDUCE_GRAD(l2_grad,
+            ont_build3(&g->b, "Where", B("Equal", s.y, SCALAR(0)), SCALAR(0), B("Mul", I(0), B("Div", s.dy, s.y))))
 
 
 /* As torch.amax: shared evenly among ties. */

@@ -1,6 +1,6 @@
 /*
- * GatherND, ScatterND and TensorScatter: slices at index tuples. Scatters run in the order of the indices, on one thread
- * per range of the slice, so results do not depend on the number of threads.
+ * GatherND, ScatterND and TensorScatter: slices at index tuples. Scatters run in the order of the indices, on one
+ * thread per range of the slice, so results do not depend on the number of threads.
  */
 #include <string.h>
 
@@ -178,8 +178,8 @@ static void gather_tuples(void *context, int64_t first, int64_t last)
     const tuples *s = call->state;
     size_t bytes = (size_t)s->slice * s->size;
     for (int64_t i = first; i < last; i++)
-        memcpy((char *)call->out[0] + (size_t)i * bytes, (const char *)call->in[0] + (size_t)slice_at(s, call->in[1], i) * bytes,
-               bytes);
+        memcpy((char *)call->out[0] + (size_t)i * bytes,
+               (const char *)call->in[0] + (size_t)slice_at(s, call->in[1], i) * bytes, bytes);
 }
 
 static ont_status gather_nd_run(const ont_call *call)

@@ -54,7 +54,8 @@ static const char *accept_rows(const ont_node *node)
 {
     softmax_state s;
     if (ont_node_in(node, 0)->dtype != ONT_FLOAT32) return "dtype";
-    return softmax_layout(node, &ont_node_in(node, 0)->shape, &s) == ONT_OK && s.inner == 1 ? NULL : "axis is not the last";
+    return softmax_layout(node, &ont_node_in(node, 0)->shape, &s) == ONT_OK && s.inner == 1 ? NULL
+                                                                                            : "axis is not the last";
 }
 
 static int64_t row_grain(const softmax_state *s)

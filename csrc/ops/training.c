@@ -1,6 +1,6 @@
 /*
- * Domain ai.onnx.preview.training: Adagrad, Adam and Momentum as formulas over any number of tensors, and Gradient, whose
- * nodes passes/infer.c replaces by the derivative that it names.
+ * Domain ai.onnx.preview.training: Adagrad, Adam and Momentum as formulas over any number of tensors, and Gradient,
+ * whose nodes passes/infer.c replaces by the derivative that it names.
  */
 #include <math.h>
 #include <string.h>

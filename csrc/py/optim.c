@@ -123,7 +123,8 @@ static PyObject *updater_step(PyObject *object, PyObject *args)
     unsigned long long seed;
     const char *place = "";
     const ont_device *device;
-    if (!PyArg_ParseTuple(args, "OOOOddK|sO:step", &groups, &hyper, &states, &prepare, &max_norm, &unscale, &seed, &place, &scalars))
+    if (!PyArg_ParseTuple(args, "OOOOddK|sO:step", &groups, &hyper, &states, &prepare, &max_norm, &unscale, &seed,
+                          &place, &scalars))
         return NULL;
     if (ont_device_by_name(self->state, place, &device) < 0) return NULL;
     if (self->busy) return PyErr_Format(PyExc_RuntimeError, "%U: step() is already running", self->name);
@@ -225,7 +226,8 @@ static void updater_dealloc(PyObject *object)
 
 static PyMethodDef updater_methods[] = {
     {"step", updater_step, METH_VARARGS,
-     "step(groups, hyper, state, prepare, max_norm, unscale, seed, device=\"\", scalars=None) -> norm of all gradients, or None"},
+     "step(groups, hyper, state, prepare, max_norm, unscale, seed, device=\"\", scalars=None) -> norm of all "
+     "gradients, or None"},
     {"walks", updater_walks, METH_NOARGS, "walks() -> steps so far, and how many of them walked the quick way"},
     {NULL, NULL, 0, NULL},
 };

@@ -26,8 +26,8 @@ bool ont_optim_state_unchanged(const ont_updater *self, PyObject *states)
 }
 
 /*
- * Whether the states that this walk has found are those of the dict as it is remembered: walking may run Python code, and
- * with it other threads, which may have replaced some since. Both are nearly always in one order.
+ * Whether the states that this walk has found are those of the dict as it is remembered: walking may run Python code,
+ * and with it other threads, which may have replaced some since. Both are nearly always in one order.
  */
 static bool slots_agree(const ont_updater *self)
 {
@@ -275,7 +275,8 @@ static int finish_tensor(ont_walk *w, ont_optim_tensor *t, const ont_view *view,
     t->fresh = first;
     if (w->device && (t->layout || eight || t->stochastic))
         return ont_blame(w, PyExc_TypeError, "its tensors",
-                         " lie in memory in different orders, are 8-bit or rounded at random: on a device they are not supported");
+                         " lie in memory in different orders, are 8-bit or rounded at random: on a device they are not "
+                         "supported");
     return ont_optim_take_update(w, t, step, first);
 }
 
@@ -372,7 +373,8 @@ int ont_optim_careful(ont_walk *w, PyObject *groups, PyObject *hyper)
     if (w->changed) w->self->generation++;
     if (hold_known(w) < 0) return -1;
     for (w->group = 0; w->group < n && w->group < PyList_Size(groups) && w->group < PyList_Size(hyper); w->group++)
-        if (ont_optim_parse_hyper(w, PyList_GetItem(hyper, w->group)) < 0 || take_group(w, PyList_GetItem(groups, w->group)) < 0)
+        if (ont_optim_parse_hyper(w, PyList_GetItem(hyper, w->group)) < 0 ||
+            take_group(w, PyList_GetItem(groups, w->group)) < 0)
             return -1;
     w->self->n_slots = w->position; /* fewer where parameters have gone */
     return w->changed ? remember_state(w->self, w->states) : 0;

@@ -53,8 +53,8 @@ static int session_init(PyObject *object, PyObject *args, PyObject *kwargs)
     const char *device_name = "";
     const ont_device *device;
     int programs = 16, torch_random = 0, recompute = ONT_RECOMPUTE_CHEAP;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y#|ispi:Session", names, &bytes, &size, &programs, &device_name, &torch_random,
-                                     &recompute))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y#|ispi:Session", names, &bytes, &size, &programs, &device_name,
+                                     &torch_random, &recompute))
         return -1;
     if (recompute < 0 || recompute >= ONT_RECOMPUTE_LEVELS) {
         PyErr_Format(PyExc_ValueError, "recompute is %d, expected 0 to %d", recompute, ONT_RECOMPUTE_LEVELS - 1);
@@ -136,8 +136,8 @@ static PyObject *session_random(PyObject *object, void *closure)
 }
 
 /* Runs a probe, and what it computed goes to the search. */
-static ont_status run_probe(ont_session_object *self, ont_program *probe, const ont_borrowed *in, const ont_random *random,
-                            ont_search *search)
+static ont_status run_probe(ont_session_object *self, ont_program *probe, const ont_borrowed *in,
+                            const ont_random *random, ont_search *search)
 {
     uint32_t n = probe->grads.n_forward_outputs;
     ont_block **outputs = ont_calloc(n + 1, sizeof *outputs);
@@ -171,7 +171,8 @@ static ont_status find_program(ont_session_object *self, const ont_borrowed *in,
     return status;
 }
 
-/* One result per output of the model: a list for a sequence, None for an optional without element. Takes `flat` over. */
+/* One result per output of the model: a list for a sequence, None for an optional without element. Takes `flat` over.
+ */
 static PyObject *regroup(const ont_program *p, PyObject *flat)
 {
     if (!flat || !p->result_counts) return flat;
@@ -238,7 +239,8 @@ static int advance(PyObject *generator, const ont_random *random, const ont_prog
 }
 
 /* Runs the forward of a borrowed call; returns (outputs, Run or None). */
-static PyObject *forward_borrowed(ont_session_object *self, const ont_borrowed *in, const uint8_t *wants, PyObject *seed)
+static PyObject *forward_borrowed(ont_session_object *self, const ont_borrowed *in, const uint8_t *wants,
+                                  PyObject *seed)
 {
     ont_program *program;
     ont_random random;
@@ -277,7 +279,8 @@ static PyObject *session_forward(PyObject *object, PyObject *args, PyObject *kwa
     const char *mask;
     Py_ssize_t mask_size;
     PyObject *seed = NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Oy#|O:forward", names, &tensors, &mask, &mask_size, &seed)) return NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Oy#|O:forward", names, &tensors, &mask, &mask_size, &seed))
+        return NULL;
     if (!session_of(object)) return NULL;
     Py_ssize_t n = (Py_ssize_t)ont_session_graph(self->session)->n_inputs;
     if (mask_size != n) return PyErr_Format(PyExc_ValueError, "grad_mask has %zd bytes, expected %zd", mask_size, n);
@@ -305,15 +308,16 @@ static PyObject *session_stats(PyObject *object, PyObject *unused)
     const ont_session *session = session_of(object);
     if (!session) return NULL;
     ont_session_get_stats(session, &s);
-    return Py_BuildValue("{sK sK sK sK sd sd sn sn sn sI sI sI sn sn sn sK sK sK sK}", "programs_built", s.programs_built, "program_hits",
-                         s.program_hits, "probes_built", s.probes_built, "probe_runs", s.probe_runs, "build_seconds",
-                         s.build_seconds, "last_build_seconds", s.last_build_seconds, "slab_bytes",
-                         (Py_ssize_t)s.slab_bytes, "slab_lower_bound", (Py_ssize_t)s.slab_lower_bound, "recomputed_bytes",
-                         (Py_ssize_t)s.recomputed_bytes, "recomputed_nodes", s.recomputed_nodes, "steps", s.steps,
-                         "forward_steps", s.forward_steps, "pool_live_bytes", (Py_ssize_t)s.pool.live_bytes,
-                         "pool_cached_bytes", (Py_ssize_t)s.pool.cached_bytes, "pool_peak_bytes",
-                         (Py_ssize_t)s.pool.peak_bytes, "blocks_taken", s.pool.taken, "blocks_reused", s.pool.reused, "graphs_captured",
-                         ont_replay_get_counts().captured, "graph_launches", ont_replay_get_counts().launched);
+    return Py_BuildValue("{sK sK sK sK sd sd sn sn sn sI sI sI sn sn sn sK sK sK sK}", "programs_built",
+                         s.programs_built, "program_hits", s.program_hits, "probes_built", s.probes_built, "probe_runs",
+                         s.probe_runs, "build_seconds", s.build_seconds, "last_build_seconds", s.last_build_seconds,
+                         "slab_bytes", (Py_ssize_t)s.slab_bytes, "slab_lower_bound", (Py_ssize_t)s.slab_lower_bound,
+                         "recomputed_bytes", (Py_ssize_t)s.recomputed_bytes, "recomputed_nodes", s.recomputed_nodes,
+                         "steps", s.steps, "forward_steps", s.forward_steps, "pool_live_bytes",
+                         (Py_ssize_t)s.pool.live_bytes, "pool_cached_bytes", (Py_ssize_t)s.pool.cached_bytes,
+                         "pool_peak_bytes", (Py_ssize_t)s.pool.peak_bytes, "blocks_taken", s.pool.taken,
+                         "blocks_reused", s.pool.reused, "graphs_captured", ont_replay_get_counts().captured,
+                         "graph_launches", ont_replay_get_counts().launched);
 }
 
 static PyObject *session_text(PyObject *object, PyObject *args)
@@ -345,8 +349,8 @@ static const ont_graph *stage_graph(ont_session_object *self, const char *stage,
     if (!strcmp(stage, "post_processed")) return loaded;
     bool pre_grad = !strcmp(stage, "optimized_pre_grad"), execution = !strcmp(stage, "execution_model");
     if (!pre_grad && !execution && strcmp(stage, "optimized")) {
-        PyErr_Format(PyExc_ValueError, "stage is '%s', expected post_processed, optimized_pre_grad, optimized or execution_model",
-                     stage);
+        PyErr_Format(PyExc_ValueError,
+                     "stage is '%s', expected post_processed, optimized_pre_grad, optimized or execution_model", stage);
         return NULL;
     }
     const ont_program *program = ont_session_last_program(self->session);
@@ -406,8 +410,8 @@ static PyObject *session_timeline(PyObject *object, PyObject *unused)
         char shape[ONT_SHAPE_TEXT] = "";
         if (ont_node_out(node, 0)) ont_shape_text(&ont_node_out(node, 0)->shape, shape);
         PyObject *item = Py_BuildValue("ssssOdd", node->origin ? node->origin->name : node->name, node->op_type,
-                                       p->steps[t].kernel->name, shape, node->backward ? Py_True : Py_False, p->times[t][0],
-                                       p->times[t][1]);
+                                       p->steps[t].kernel->name, shape, node->backward ? Py_True : Py_False,
+                                       p->times[t][0], p->times[t][1]);
         if (!item || PyList_Append(list, item) < 0) Py_CLEAR(list);
         Py_XDECREF(item);
     }
@@ -439,7 +443,8 @@ static PyMethodDef session_methods[] = {
     {"text", session_text, METH_VARARGS, "text(stage='loaded') -> the graph as text"},
     {"save", session_save, METH_VARARGS, "save(stage='execution_model') -> a ModelProto as bytes"},
     {"kernels", session_kernels, METH_NOARGS, "kernels() -> [(node, kernel, backward)] of the latest program"},
-    {"graphs", session_graphs, METH_NOARGS, "graphs() -> [(phase, recorded, replayed, reason)] of the latest program, on a device"},
+    {"graphs", session_graphs, METH_NOARGS,
+     "graphs() -> [(phase, recorded, replayed, reason)] of the latest program, on a device"},
     {"timeline", session_timeline, METH_NOARGS,
      "timeline() -> [(node, operator, kernel, shape, backward, start, end)] of the latest program's timed run"},
     {NULL, NULL, 0, NULL},

@@ -1,6 +1,6 @@
 /*
- * The emulated device: the process's own memory, work done when a call returns, graphs as lists of launches. Its operators are
- * CUDA's, so that a whole step runs here as it would on a GPU. For tests alone.
+ * The emulated device: the process's own memory, work done when a call returns, graphs as lists of launches. Its
+ * operators are CUDA's, so that a whole step runs here as it would on a GPU. For tests alone.
  */
 #include <stdlib.h>
 #include <string.h>

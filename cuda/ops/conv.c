@@ -1,5 +1,6 @@
 /*
- * Conv, its gradients, pooling and BatchNormalization on a device: nodes read into what the library (dnn.h) and the launchers take.
+ * Conv, its gradients, pooling and BatchNormalization on a device: nodes read into what the library (dnn.h) and the
+ * launchers take.
  */
 #include <string.h>
 
@@ -157,8 +158,8 @@ static ont_status pool_run(const ont_call *call)
 
 static ont_status pool_grad_run(const ont_call *call)
 {
-    return ont_launched(ont_launch_pool_grad(ont_node_in(call->node, 0)->dtype, call->state, call->in[0], call->in[1], call->out[0],
-                                             call->work, call->stream));
+    return ont_launched(ont_launch_pool_grad(ont_node_in(call->node, 0)->dtype, call->state, call->in[0], call->in[1],
+                                             call->out[0], call->work, call->stream));
 }
 
 const ont_kernel ont_cuda_pool_kernels[2] = {
@@ -195,14 +196,15 @@ static ont_status bn_prepare(const ont_node *node, ont_arena *arena, ont_prepare
 
 static ont_status bn_run(const ont_call *call)
 {
-    return ont_launched(ont_launch_batchnorm(call->state, call->in, call->out[0], ont_result(call, 1), ont_result(call, 2),
-                                             ont_result(call, 3), ont_result(call, 4), call->work, call->stream));
+    return ont_launched(ont_launch_batchnorm(call->state, call->in, call->out[0], ont_result(call, 1),
+                                             ont_result(call, 2), ont_result(call, 3), ont_result(call, 4), call->work,
+                                             call->stream));
 }
 
 static ont_status bn_grad_run(const ont_call *call)
 {
-    return ont_launched(ont_launch_batchnorm_grad(call->state, call->in, call->out[0], ont_result(call, 1), ont_result(call, 2),
-                                                  call->work, call->stream));
+    return ont_launched(ont_launch_batchnorm_grad(call->state, call->in, call->out[0], ont_result(call, 1),
+                                                  ont_result(call, 2), call->work, call->stream));
 }
 
 const ont_kernel ont_cuda_batchnorm_kernels[2] = {

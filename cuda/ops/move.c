@@ -1,6 +1,6 @@
 /*
- * Operators that move elements on a device: what ont_strided describes, Gather and its gradient, Range, Trilu. The layouts
- * are computed by the operators' own CPU kernels, whose prepare() gives ont_strided.
+ * Operators that move elements on a device: what ont_strided describes, Gather and its gradient, Range, Trilu. The
+ * layouts are computed by the operators' own CPU kernels, whose prepare() gives ont_strided.
  */
 #include <string.h>
 

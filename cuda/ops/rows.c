@@ -1,6 +1,6 @@
 /*
- * Operators over rows on a device: reductions, LayerNormalization, Softmax, the losses, and their gradients. Each reads its
- * node into what its launcher takes.
+ * Operators over rows on a device: reductions, LayerNormalization, Softmax, the losses, and their gradients. Each reads
+ * its node into what its launcher takes.
  */
 #include <string.h>
 

@@ -1,6 +1,6 @@
 /*
- * Checks of the C unit tests. A file of tests is a list of TEST(name) { ... }; check.c runs the one that is named on its
- * command line, test_unit.py makes a pytest case of each. A check that fails prints where and ends the process.
+ * Checks of the C unit tests. A file of tests is a list of TEST(name) { ... }; check.c runs the one that is named on
+ * its command line, test_unit.py makes a pytest case of each. A check that fails prints where and ends the process.
  */
 #ifndef ONT_TESTS_CHECK_H
 #define ONT_TESTS_CHECK_H
