@@ -185,7 +185,9 @@ __global__ void __launch_bounds__(ONT_THREADS)
 
 /* ---- y += a channel's bias ---- */
 
-template <class T> __global__ void __launch_bounds__(ONT_THREADS) channel_bias_kernel(int64_t planes, int64_t c, int64_t d, const T *bias, T *y)
+template <class T>
+__global__ void __launch_bounds__(ONT_THREADS)
+    channel_bias_kernel(int64_t planes, int64_t c, int64_t d, const T *bias, T *y)
 {
     ONT_EACH_PIECE(planes, d, plane, i)
     {

@@ -477,7 +477,8 @@ extern "C" int ont_flash_has_mma(const ont_flash *f, int gradient)
     return fits;
 }
 
-static unsigned blocks_of(int64_t leads, int64_t length, int rows) { return ont_blocks(leads * ((length + rows - 1) / rows), 1); }
+static unsigned blocks_of(int64_t leads, int64_t length,
+                          int rows) { return ont_blocks(leads * ((length + rows - 1) / rows), 1); }
 
 template <class T, int D, int MT, int KEYS> static int forward(const ont_flash *f, void *stream)
 {

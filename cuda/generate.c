@@ -174,7 +174,10 @@ static void add_step(text *t, const ont_ew *e, int j)
 {
     const ont_ew_step *s = &e->steps[j];
     const char *in = type_of(s->in), *out = type_of(s->out);
-    add(t, "    %s v%d; { typedef %s NUM; const NUM P0 = (NUM)%.17g, P1 = (NUM)%.17g; (void)P0; (void)P1;\n      const %s a = ", out, j, in,
+    add(t,
+        "    %s v%d; { typedef %s NUM; const NUM P0 = (NUM)%.17g, P1 = (NUM)%.17g; (void)P0; (void)P1;\n"
+        "      const %s a = ",
+        out, j, in,
         s->p[0], s->p[1], s->kind == ONT_EW_WHERE ? "uint8_t" : in);
     add_name(t, e, s->operand[0]);
     for (int k = 1; k < s->n_operands; k++) {
@@ -185,8 +188,8 @@ static void add_step(text *t, const ont_ew *e, int j)
     case ONT_EW_WHERE: add(t, "; v%d = a ? b : c; }\n", j); break;
     case ONT_EW_DROPOUT: add_dropout(t, e, j); break;
     case ONT_EW_CAST:
-        add(t, "; v%d = %s%s(a); }\n", j, is_half(s->in) ? (s->in == ONT_FLOAT16 ? "ont_f16" : "ont_bf16") : "ont_float",
-            is_half(s->in) ? "_to_float" : s->out == ONT_FLOAT16 ? "_to_f16" : "_to_bf16");
+        add(t, "; v%d = %s%s(a); }\n", j, is_half(s->in) ? (s->in == ONT_FLOAT16 ? "ont_f16" : "ont_bf16")
+            : "ont_float", is_half(s->in) ? "_to_float" : s->out == ONT_FLOAT16 ? "_to_f16" : "_to_bf16");
         break;
     default: add(t, "; v%d = (%s)(%s); }\n", j, out, expressions[s->loop]); break;
     }

@@ -22,7 +22,8 @@
 /* Before a launch with more than 48 KiB of shared memory: 0, or an error. A cheap call, and it may be made while a
  * graph is captured. */
 #define ONT_ALLOW_SHARED(kernel, bytes) \
-    ((bytes) <= 49152 ? 0 : static_cast<int>(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes))))
+    ((bytes) <= 49152 ? 0 : static_cast<int>(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, \
+                                                                  static_cast<int>(bytes))))
 static inline size_t ont_shared_limit()
 {
     int device = 0, bytes = 49152;

@@ -85,7 +85,8 @@ template <class T> ONT_DEVICE void ont_mma(float *c, const uint32_t *a, const ui
 #define ONT_MMA(type, name) \
     template <> __device__ __forceinline__ void ont_mma<type>(float *c, const uint32_t *a, const uint32_t *b) \
     { \
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." name "." name ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" \
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." name "." name ".f32 " \
+                     "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" \
                      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1])); \
     }

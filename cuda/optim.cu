@@ -214,7 +214,8 @@ ONT_DEVICE C apply(const ont_cuda_optim &o, const update<C> &u, C x, C g, C &fir
 }
 
 /* As on the CPU: in double where a parameter or its state is. */
-ONT_DEVICE bool is_wide(const ont_cuda_tensor &t) { return t.param_dtype == ONT_FLOAT64 || t.state_dtype == ONT_FLOAT64; }
+ONT_DEVICE bool is_wide(const ont_cuda_tensor &t) { return t.param_dtype == ONT_FLOAT64 ||
+                                                   t.state_dtype == ONT_FLOAT64; }
 
 ONT_DEVICE int64_t chunk_end(const ont_cuda_tensor &t, int64_t first)
 {
@@ -268,7 +269,10 @@ template <class C> ONT_DEVICE void update_all(const ont_cuda_optim &o)
 
 __global__ void __launch_bounds__(ONT_THREADS, 4) optim_update_kernel(const ont_cuda_optim o) { update_all<float>(o); }
 
-__global__ void __launch_bounds__(ONT_THREADS) optim_update_wide_kernel(const ont_cuda_optim o) { update_all<double>(o); }
+__global__ void __launch_bounds__(ONT_THREADS) optim_update_wide_kernel(const ont_cuda_optim o)
+{
+    update_all<double>(o);
+}
 
 /* ---- LAMB: moments and the two norms, ratios, the step ---- */
 
@@ -358,7 +362,9 @@ __global__ void __launch_bounds__(ONT_THREADS) lamb_ratio_kernel(const ont_cuda_
             uu += o.work[2 * chunk + 1];
         }
         double ratio = pp == 0 || uu == 0 ? 1 : sqrt(pp) / sqrt(uu);
-        *ratio_of(o, i) = ratio < o.hyper[LAMB_MIN] ? o.hyper[LAMB_MIN] : ratio > o.hyper[LAMB_MAX] ? o.hyper[LAMB_MAX] : ratio;
+        *ratio_of(o, i) = ratio < o.hyper[LAMB_MIN]   ? o.hyper[LAMB_MIN]
+                          : ratio > o.hyper[LAMB_MAX] ? o.hyper[LAMB_MAX]
+                                                      : ratio;
     }
 }
 
@@ -520,7 +526,8 @@ extern "C" int ont_launch_optim(int what, const ont_cuda_optim *o, float *found_
                      : ONT_LAUNCH(optim_sums_kernel, ont_blocks(o->n_tensors, ONT_THREADS), ONT_THREADS, 0, stream, *o);
     }
     case ONT_OPTIM_SCALE:
-        return !o->n_chunks ? 0 : ONT_LAUNCH(optim_into_kernel, ont_blocks(o->n_chunks, 1), threads(), 0, stream, *o, found_inf);
+        return !o->n_chunks ? 0 : ONT_LAUNCH(optim_into_kernel, ont_blocks(o->n_chunks, 1), threads(), 0, stream, *o,
+                                             found_inf);
     case ONT_OPTIM_CLIP: return ont_launch_optim_clip(o, stream);
     default: return ont_launch_optim_unscale(o, found_inf, stream);
     }

@@ -59,8 +59,8 @@ static ont_status load_one(ont_loader *l, ont_scope *outer, const Onnx__Attribut
 {
     ont_graph *g = l->g, *body;
     ont_scope scope = {.caller = outer, .function = outer->function, .depth = outer->depth + 1, .opsets = outer->opsets,
-                       .n_opsets = outer->n_opsets, .attributes = outer->attributes, .n_attributes = outer->n_attributes,
-                       .outer = outer, .prefix = outer->prefix};
+                       .n_opsets = outer->n_opsets, .attributes = outer->attributes,
+                       .n_attributes = outer->n_attributes, .outer = outer, .prefix = outer->prefix};
     scope.where = ont_arena_format(&g->arena, "%s, %s: ", what, name);
     if (!scope.where) return ONT_ENOMEM;
     ONT_TRY(ont_graph_create(name, &body));

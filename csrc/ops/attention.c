@@ -332,6 +332,7 @@ static void attention_expand(ont_builder *b, ont_node *node, ont_value **outputs
 }
 
 const ont_op ont_op_Attention = {.domain = "", .name = "Attention", .since = 23, .min_inputs = 3, .max_inputs = 7,
-                                 .attributes = "is_causal:i kv_num_heads:i left_window_size:i q_num_heads:i qk_matmul_output_mode:i "
-                                               "right_window_size:i scale:f softcap:f softmax_precision:i",
+                                 .attributes = "is_causal:i kv_num_heads:i left_window_size:i q_num_heads:i "
+                                               "qk_matmul_output_mode:i right_window_size:i scale:f softcap:f "
+                                               "softmax_precision:i",
                                  .nondiff_inputs = 1 << LENGTHS, .infer = attention_infer, .expand = attention_expand};

@@ -454,12 +454,16 @@ static ont_status grad_infer(ont_graph *g, ont_node *node)
 enum { FORWARD_INPLACE = 1 << X | 1 << RESIDUAL, GRAD_INPLACE = 1 << GRAD_X | 1 << GRAD_DY | 1 << GRAD_Y };
 
 static const ont_kernel forward_kernels[] = {
-    {.name = "batchnorm_simd", .accept = accept_float, .prepare = prepare, .run = forward_run, .inplace = FORWARD_INPLACE},
-    {.name = "batchnorm_ref", .accept = accept_float, .prepare = prepare, .run = forward_ref, .inplace = FORWARD_INPLACE},
+    {.name = "batchnorm_simd", .accept = accept_float, .prepare = prepare, .run = forward_run,
+     .inplace = FORWARD_INPLACE},
+    {.name = "batchnorm_ref", .accept = accept_float, .prepare = prepare, .run = forward_ref,
+     .inplace = FORWARD_INPLACE},
 };
 static const ont_kernel grad_kernels[] = {
-    {.name = "batchnorm_grad_simd", .accept = accept_float, .prepare = prepare, .run = backward_run, .inplace = GRAD_INPLACE},
-    {.name = "batchnorm_grad_ref", .accept = accept_float, .prepare = prepare, .run = backward_ref, .inplace = GRAD_INPLACE},
+    {.name = "batchnorm_grad_simd", .accept = accept_float, .prepare = prepare, .run = backward_run,
+     .inplace = GRAD_INPLACE},
+    {.name = "batchnorm_grad_ref", .accept = accept_float, .prepare = prepare, .run = backward_ref,
+     .inplace = GRAD_INPLACE},
 };
 #define BN_ATTRIBUTES "consumed_inputs:I epsilon:f is_test:i momentum:f saves_statistics:i spatial:i training_mode:i"
 const ont_op ont_op_BatchNormalization = {.domain = "", .name = "BatchNormalization", .since = 1, .min_inputs = 5,

@@ -359,8 +359,8 @@ static ont_status hand_over(ont_graph *g, ont_node *node, uint32_t i, ont_value 
 
 ont_status ont_op_expand(ont_graph *g, ont_node *node, ont_node **first)
 {
-    ont_builder b = {.graph = g, .before = node, .backward = node->backward, .origin = node->origin, .scope = node->name,
-                     .status = ONT_OK};
+    ont_builder b = {.graph = g, .before = node, .backward = node->backward, .origin = node->origin,
+                     .scope = node->name, .status = ONT_OK};
     ont_node *behind = node->prev;
     ont_value **results = ont_arena_array(&g->arena, node->n_outputs + ONT_EXPAND_SPARE, sizeof *results);
     if (!results) return ONT_ENOMEM;

@@ -275,4 +275,5 @@ static ont_status bit_cast_run(const ont_call *call)
 
 static const ont_kernel bit_cast_kernels[] = {{.name = "bit_cast_ref", .accept = ont_accept_any, .run = bit_cast_run}};
 const ont_op ont_op_BitCast = {.domain = "", .name = "BitCast", .since = 26, .min_inputs = 1, .max_inputs = 1,
-                               .flags = ONT_OP_NO_GRAD, .attributes = "to:i", .infer = bit_cast_infer, ONT_KERNELS(bit_cast_kernels)};
+                               .flags = ONT_OP_NO_GRAD, .attributes = "to:i", .infer = bit_cast_infer,
+                               ONT_KERNELS(bit_cast_kernels)};

@@ -87,7 +87,9 @@ static ont_status im2col_infer(ont_graph *g, ont_node *node)
 static const char *accept_number(const ont_node *node)
 {
     ont_dtype dtype = ont_node_in(node, 0)->dtype;
-    return dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64 || dtype == ONT_INT32 || dtype == ONT_INT64 || dtype == ONT_UINT64 ? NULL : "dtype";
+    bool taken = dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64 || dtype == ONT_INT32 || dtype == ONT_INT64 ||
+                 dtype == ONT_UINT64;
+    return taken ? NULL : "dtype";
 }
 
 static ont_status prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
@@ -162,7 +164,10 @@ static ont_status col2im_run(const ont_call *call)
 {
     const columns *s = call->state;
     ont_dtype dtype = call->node->outputs[0]->dtype;
-    ont_range_fn body = dtype == ONT_FLOAT32 ? col2im_f32 : dtype == ONT_FLOAT64 ? col2im_f64 : dtype == ONT_INT32 ? col2im_i32 : col2im_i64;
+    ont_range_fn body = dtype == ONT_FLOAT32   ? col2im_f32
+                        : dtype == ONT_FLOAT64 ? col2im_f64
+                        : dtype == ONT_INT32   ? col2im_i32
+                                               : col2im_i64;
     ont_parallel(s->planes, grain(s), body, (void *)call);
     return ONT_OK;
 }
@@ -171,7 +176,10 @@ static ont_status im2col_run(const ont_call *call)
 {
     const columns *s = call->state;
     ont_dtype dtype = call->node->outputs[0]->dtype;
-    ont_range_fn body = dtype == ONT_FLOAT32 ? im2col_f32 : dtype == ONT_FLOAT64 ? im2col_f64 : dtype == ONT_INT32 ? im2col_i32 : im2col_i64;
+    ont_range_fn body = dtype == ONT_FLOAT32   ? im2col_f32
+                        : dtype == ONT_FLOAT64 ? im2col_f64
+                        : dtype == ONT_INT32   ? im2col_i32
+                                               : im2col_i64;
     ont_parallel(s->planes, grain(s), body, (void *)call);
     return ONT_OK;
 }
@@ -196,9 +204,9 @@ static const ont_kernel col2im_kernels[] = {
 static const ont_kernel im2col_kernels[] = {
     {.name = "im2col_ref", .accept = accept_number, .prepare = prepare, .run = im2col_run},
 };
-const ont_op ont_op_Col2Im = {.domain = "", .name = "Col2Im", .since = 18, .min_inputs = 3, .max_inputs = 3, .nondiff_inputs = 6,
-                              .attributes = "dilations:I pads:I strides:I", .infer = col2im_infer, .grad = col2im_grad,
-                              ONT_KERNELS(col2im_kernels)};
+const ont_op ont_op_Col2Im = {.domain = "", .name = "Col2Im", .since = 18, .min_inputs = 3, .max_inputs = 3,
+                              .nondiff_inputs = 6, .attributes = "dilations:I pads:I strides:I", .infer = col2im_infer,
+                              .grad = col2im_grad, ONT_KERNELS(col2im_kernels)};
 const ont_op ont_op_Im2Col = {.domain = ONT_DOMAIN, .name = "Im2Col", .since = 1, .min_inputs = 1, .max_inputs = 1,
                               .flags = ONT_OP_MODEL,
                               .attributes = "block_shape:I dilations:I image_shape:I pads:I strides:I",

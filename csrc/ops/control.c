@@ -491,5 +491,6 @@ CONTROL(LoopRest, ONT_DOMAIN, "LoopRest", 1, 0, "body:g iteration:i rng_salt:i",
 CONTROL(Scan, "", "Scan", 9, 1, "body:g num_scan_inputs:i scan_input_axes:I scan_input_directions:I scan_output_axes:I "
                                 "scan_output_directions:I rng_salt:i", scan_expand);
 CONTROL(Scan8, "", "Scan", 8, 0, "body:g num_scan_inputs:i directions:I rng_salt:i", scan8_expand);
-const ont_op ont_op_StackOfNone = {.domain = ONT_DOMAIN, .name = "StackOfNone", .since = 1, .min_inputs = 1, .max_inputs = 1,
-                                   .flags = ONT_OP_NO_GRAD, .attributes = "axis:i", .infer = none_infer};
+const ont_op ont_op_StackOfNone = {.domain = ONT_DOMAIN, .name = "StackOfNone", .since = 1, .min_inputs = 1,
+                                   .max_inputs = 1, .flags = ONT_OP_NO_GRAD, .attributes = "axis:i",
+                                   .infer = none_infer};

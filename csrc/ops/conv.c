@@ -316,11 +316,11 @@ const ont_op ont_op_Conv = {.domain = "", .name = "Conv", .since = 1, .min_input
                             .attributes = CONV_ATTRIBUTES, .infer = conv_infer, .grad = conv_grad,
                             ONT_KERNELS(forward_kernels)};
 const ont_op ont_op_ConvGradInput = {.domain = ONT_DOMAIN, .name = "ConvGradInput", .since = 1, .min_inputs = 2,
-                                     .max_inputs = 2, .attributes = CONV_ATTRIBUTES " shape:I", .infer = ont_infer_stated,
-                                     ONT_KERNELS(input_kernels)};
+                                     .max_inputs = 2, .attributes = CONV_ATTRIBUTES " shape:I",
+                                     .infer = ont_infer_stated, ONT_KERNELS(input_kernels)};
 const ont_op ont_op_ConvGradWeight = {.domain = ONT_DOMAIN, .name = "ConvGradWeight", .since = 1, .min_inputs = 2,
-                                      .max_inputs = 2, .attributes = CONV_ATTRIBUTES " shape:I", .infer = ont_infer_stated,
-                                      ONT_KERNELS(weight_kernels)};
+                                      .max_inputs = 2, .attributes = CONV_ATTRIBUTES " shape:I",
+                                      .infer = ont_infer_stated, ONT_KERNELS(weight_kernels)};
 
 /* ---- ConvTranspose: the gradient of a convolution's input as an operator of its own, (y, weight, bias) -> x ---- */
 
@@ -334,7 +334,8 @@ static ont_status transpose_shape(const ont_node *node, const ont_value *y, cons
         const char *name;
         int64_t *values, otherwise, least;
         int count;
-    } lists[] = {{"strides", strides, 1, 1, rank}, {"dilations", dilations, 1, 1, rank}, {"output_padding", extra, 0, 0, rank},
+    } lists[] = {{"strides", strides, 1, 1, rank}, {"dilations", dilations, 1, 1, rank},
+                 {"output_padding", extra, 0, 0, rank},
                  {"pads", pads, 0, 0, 2 * rank}};
     for (size_t k = 0; k < sizeof lists / sizeof *lists; k++) {
         ONT_TRY(ont_const_ints(node, -1, lists[k].name, lists[k].values, lists[k].count, &n));

@@ -69,8 +69,10 @@ static ont_status read_sizes(const ont_node *node, const ont_shape *x, const ont
             return ont_fail(ONT_EUNSUPPORTED, "spatial dim %d has %" PRId64 " cells, the kernel %" PRId64, d, in,
                             kernel);
         int64_t full = (in - 1) * strides[d] + (kernel - 1) * dilations[d] + 1;
-        wanted[d] = n_given >= 0 ? given[d] : same ? in * strides[d] : full + extra[d] - (valid ? 0 : pads[d] + pads[s->rank + d]);
-        if (wanted[d] < 1) return ont_fail(ONT_EINVAL, "the result has %" PRId64 " cells in spatial dim %d", wanted[d], d);
+        int64_t padded = valid ? 0 : pads[d] + pads[s->rank + d];
+        wanted[d] = n_given >= 0 ? given[d] : same ? in * strides[d] : full + extra[d] - padded;
+        if (wanted[d] < 1)
+            return ont_fail(ONT_EINVAL, "the result has %" PRId64 " cells in spatial dim %d", wanted[d], d);
         if (n_given < 0 && !same) {
             int64_t front = valid ? 0 : pads[d];
             split_padding(s, d, full, strides[d], front, full - front - wanted[d]);
@@ -147,7 +149,8 @@ static void expand(ont_builder *b, ont_node *node, ont_value **outputs)
     outputs[0] = y;
 }
 
-const ont_op ont_op_ConvTranspose = {.domain = "", .name = "ConvTranspose", .since = 1, .min_inputs = 2, .max_inputs = 3,
-                                     .attributes = "auto_pad:s dilations:I group:i kernel_shape:I output_padding:I output_shape:I pads:I "
-                                                   "strides:I",
+const ont_op ont_op_ConvTranspose = {.domain = "", .name = "ConvTranspose", .since = 1, .min_inputs = 2,
+                                     .max_inputs = 3,
+                                     .attributes = "auto_pad:s dilations:I group:i kernel_shape:I output_padding:I "
+                                                   "output_shape:I pads:I strides:I",
                                      .infer = infer, .expand = expand};

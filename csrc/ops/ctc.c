@@ -67,8 +67,9 @@ static ont_status ctc_prepare(const ont_node *node, ont_arena *arena, ont_prepar
     ctc_state *s = ont_arena_alloc(arena, sizeof *s);
     if (!s) return ONT_ENOMEM;
     *s = (ctc_state){.steps = x->shape.dims[0], .batch = x->shape.dims[1], .classes = x->shape.dims[2],
-                     .padded = targets->shape.rank == 2 ? targets->shape.dims[1] : -1, .total = ont_shape_count(&targets->shape),
-                     .blank = ont_attr_int(node, "blank", 0), .zero_infinity = ont_attr_int(node, "zero_infinity", 0)};
+                     .padded = targets->shape.rank == 2 ? targets->shape.dims[1] : -1,
+                     .total = ont_shape_count(&targets->shape), .blank = ont_attr_int(node, "blank", 0),
+                     .zero_infinity = ont_attr_int(node, "zero_infinity", 0)};
     for (uint32_t i = 0; i < 3; i++) s->wide[i] = ont_node_in(node, i + 1)->dtype == ONT_INT64;
     size_t cells = (size_t)(2 * s->total + s->batch) * (size_t)(s->steps + 2);
     out->work_bytes = cells * ont_dtype_size(x->dtype) + (size_t)s->batch * sizeof(ctc_sample) + 64;
@@ -164,7 +165,8 @@ static int64_t class_of(const ctc_state *s, const void *targets, const ctc_sampl
         } \
     } \
     /* beta: two rows of states, paths that go on from a state; shares (C): logarithm of the sum through a class. */ \
-    static void shares_##suffix(const ont_call *call, const ctc_sample *p, int64_t t, const type *alpha, type *beta, type *shares) \
+    static void shares_##suffix(const ont_call *call, const ctc_sample *p, int64_t t, const type *alpha, type *beta, \
+                                type *shares) \
     { \
         const ctc_state *s = call->state; \
         int64_t states = 2 * p->length + 1; \
@@ -177,7 +179,8 @@ static int64_t class_of(const ctc_state *s, const void *targets, const ctc_sampl
             bool end = t == p->frames - 1; \
             type sum = !end ? next[k] : k >= states - 2 ? 0 : -INFINITY; \
             if (!end && k + 1 < states) sum = add_##suffix(sum, next[k + 1]); \
-            if (!end && k + 2 < states && class_of(s, call->in[1], p, k + 2) != c) sum = add_##suffix(sum, next[k + 2]); \
+            if (!end && k + 2 < states && \
+                class_of(s, call->in[1], p, k + 2) != c) sum = add_##suffix(sum, next[k + 2]); \
             row[k] = sum + x[c]; \
             shares[c] = add_##suffix(shares[c], alpha[t * states + k] + row[k]); \
         } \
@@ -188,7 +191,8 @@ static int64_t class_of(const ctc_state *s, const void *targets, const ctc_sampl
         const ctc_state *s = call->state; \
         for (int64_t n = first; n < last; n++) { \
             const ctc_sample *p = (const ctc_sample *)call->work + n; \
-            type *alpha = sums_##suffix(call, p), loss = forward_##suffix(call, p, alpha), dy = ((const type *)call->in[4])[n]; \
+            type *alpha = sums_##suffix(call, p), loss = forward_##suffix(call, p, alpha), \
+                                                dy = ((const type *)call->in[4])[n]; \
             bool nothing = s->zero_infinity && loss == INFINITY; \
             type *beta = alpha + s->steps * (2 * p->length + 1); \
             for (int64_t t = s->steps - 1; t >= 0; t--) { \
@@ -241,6 +245,6 @@ static const ont_kernel ctc_grad_kernels[] = {
 const ont_op ont_op_CTCLoss = {.domain = ONT_DOMAIN, .name = "CTCLoss", .since = 1, .min_inputs = 4, .max_inputs = 4,
                                .flags = ONT_OP_MODEL, .nondiff_inputs = 14, .attributes = "blank:i zero_infinity:i",
                                .infer = ctc_infer, .grad = ctc_grad, ONT_KERNELS(ctc_kernels)};
-const ont_op ont_op_CTCLossGrad = {.domain = ONT_DOMAIN, .name = "CTCLossGrad", .since = 1, .min_inputs = 5, .max_inputs = 5,
-                                   .nondiff_inputs = 14, .attributes = "blank:i zero_infinity:i", .infer = ctc_grad_infer,
-                                   ONT_KERNELS(ctc_grad_kernels)};
+const ont_op ont_op_CTCLossGrad = {.domain = ONT_DOMAIN, .name = "CTCLossGrad", .since = 1, .min_inputs = 5,
+                                   .max_inputs = 5, .nondiff_inputs = 14, .attributes = "blank:i zero_infinity:i",
+                                   .infer = ctc_grad_infer, ONT_KERNELS(ctc_grad_kernels)};

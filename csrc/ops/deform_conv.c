@@ -186,7 +186,8 @@ static void place(const ont_window *w, int64_t k, int64_t o, double *x)
                         for (int t = 0; t < n; t++) { \
                             double pixel = (double)image[index[t]]; \
                             value += dy * weight[t] * pixel; \
-                            for (int d = 0; d < s->w.rank; d++) moved[d] += dy * slope[d * ONT_SAMPLE_TAPS + t] * pixel; \
+                            for (int d = 0; d < s->w.rank; d++) moved[d] += dy * slope[d * ONT_SAMPLE_TAPS + t] * \
+                                                     pixel; \
                             if (dx) dx[c * cells + index[t]] += (type)(dy * m * weight[t]); \
                         } \
                     } \
@@ -233,7 +234,9 @@ static const ont_kernel grad_kernels[] = {
 };
 const ont_op ont_op_DeformConv = {.domain = "", .name = "DeformConv", .since = 19, .min_inputs = 3, .max_inputs = 5,
                                   .attributes = DEFORM_ATTRIBUTES, .infer = infer, .expand = expand};
-const ont_op ont_op_DeformCols = {.domain = ONT_DOMAIN, .name = "DeformCols", .since = 1, .min_inputs = 2, .max_inputs = 3,
-                                  .attributes = DEFORM_ATTRIBUTES, .infer = cols_infer, .grad = cols_grad, ONT_KERNELS(cols_kernels)};
-const ont_op ont_op_DeformColsGrad = {.domain = ONT_DOMAIN, .name = "DeformColsGrad", .since = 1, .min_inputs = 4, .max_inputs = 4,
-                                      .attributes = DEFORM_ATTRIBUTES, .infer = grad_infer, ONT_KERNELS(grad_kernels)};
+const ont_op ont_op_DeformCols = {.domain = ONT_DOMAIN, .name = "DeformCols", .since = 1, .min_inputs = 2,
+                                  .max_inputs = 3, .attributes = DEFORM_ATTRIBUTES, .infer = cols_infer,
+                                  .grad = cols_grad, ONT_KERNELS(cols_kernels)};
+const ont_op ont_op_DeformColsGrad = {.domain = ONT_DOMAIN, .name = "DeformColsGrad", .since = 1, .min_inputs = 4,
+                                      .max_inputs = 4, .attributes = DEFORM_ATTRIBUTES, .infer = grad_infer,
+                                      ONT_KERNELS(grad_kernels)};

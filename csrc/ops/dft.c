@@ -38,7 +38,8 @@ static ont_value *apply(ont_builder *b, const transform *t, ont_value *x)
     if (b->status != ONT_OK || !x) return NULL;
     int64_t rows = t->given * t->parts, columns = t->bins * t->results;
     if (columns && rows > MAX_ENTRIES / columns) {
-        ont_build_fail(b, ONT_EUNSUPPORTED, "a transform of %" PRId64 " to %" PRId64 " numbers: its matrix has more than %d "
+        ont_build_fail(b, ONT_EUNSUPPORTED,
+                       "a transform of %" PRId64 " to %" PRId64 " numbers: its matrix has more than %d "
                        "entries", rows, columns, MAX_ENTRIES);
         return NULL;
     }
@@ -141,8 +142,9 @@ static void dft_expand(ont_builder *b, ont_node *node, ont_value **outputs)
     outputs[0] = swap(b, apply(b, &t, x), axis, last);
 }
 
-const ont_op ont_op_DFT = {.domain = "", .name = "DFT", .since = 17, .min_inputs = 1, .max_inputs = 3, .nondiff_inputs = 6,
-                           .attributes = "axis:i inverse:i onesided:i", .infer = dft_infer, .expand = dft_expand};
+const ont_op ont_op_DFT = {.domain = "", .name = "DFT", .since = 17, .min_inputs = 1, .max_inputs = 3,
+                           .nondiff_inputs = 6, .attributes = "axis:i inverse:i onesided:i", .infer = dft_infer,
+                           .expand = dft_expand};
 
 /* ---- STFT ---- */
 
@@ -209,8 +211,9 @@ static void stft_expand(ont_builder *b, ont_node *node, ont_value **outputs)
     outputs[0] = apply(b, &t, x);
 }
 
-const ont_op ont_op_STFT = {.domain = "", .name = "STFT", .since = 17, .min_inputs = 2, .max_inputs = 4, .attributes = "onesided:i",
-                            .nondiff_inputs = 1 << 1 | 1 << 3, .infer = stft_infer, .expand = stft_expand};
+const ont_op ont_op_STFT = {.domain = "", .name = "STFT", .since = 17, .min_inputs = 2, .max_inputs = 4,
+                            .attributes = "onesided:i", .nondiff_inputs = 1 << 1 | 1 << 3, .infer = stft_infer,
+                            .expand = stft_expand};
 
 /* ---- MelWeightMatrix: triangles that are equally spaced on the mel scale, 2595 log10(1 + f / 700) ---- */
 
@@ -277,4 +280,5 @@ static void mel_expand(ont_builder *b, ont_node *node, ont_value **outputs)
 }
 
 const ont_op ont_op_MelWeightMatrix = {.domain = "", .name = "MelWeightMatrix", .since = 17, .min_inputs = 5,
-                                       .max_inputs = 5, .attributes = "output_datatype:i", .flags = ONT_OP_NO_GRAD, .infer = mel_infer, .expand = mel_expand};
+                                       .max_inputs = 5, .attributes = "output_datatype:i", .flags = ONT_OP_NO_GRAD,
+                                       .infer = mel_infer, .expand = mel_expand};

@@ -218,5 +218,6 @@ const ont_kernel ont_pow_kernels[4] = {
 const ont_kernel ont_prelu_kernels[3] = {
     {.name = "binary_simd", .accept = binary_accept, .prepare = binary_prepare, .run = binary_run, .inplace = 3},
     {.name = "binary_ref", .accept = binary_accept, .prepare = binary_prepare_ref, .run = binary_run, .inplace = 3},
-    {.name = "prelu_int", .accept = ont_prelu_int_accept, .prepare = ont_prelu_int_prepare, .run = ont_prelu_int_run, .inplace = 1},
+    {.name = "prelu_int", .accept = ont_prelu_int_accept, .prepare = ont_prelu_int_prepare, .run = ont_prelu_int_run,
+     .inplace = 1},
 };

@@ -269,7 +269,8 @@ const char *ont_attention_accept(const ont_node *node)
 
 static const ont_kernel forward_kernels[] = {
     {.name = "attention_flash", .accept = ont_attention_accept, .prepare = ont_flash_prepare, .run = ont_flash_run},
-    {.name = "attention_ref", .accept = ont_attention_accept, .prepare = ont_attention_prepare_ref, .run = ont_attention_run_ref},
+    {.name = "attention_ref", .accept = ont_attention_accept, .prepare = ont_attention_prepare_ref,
+     .run = ont_attention_run_ref},
 };
 static const ont_kernel backward_kernels[] = {
     {.name = "attention_grad_flash", .accept = ont_attention_accept, .prepare = ont_flash_prepare_grad,
@@ -279,10 +280,10 @@ static const ont_kernel backward_kernels[] = {
 };
 
 const ont_op ont_op_FusedAttention = {.domain = ONT_DOMAIN, .name = "FusedAttention", .since = 1, .min_inputs = 3,
-                                      .max_inputs = ONT_ATTENTION_INPUTS, .flags = ONT_OP_RANDOM, .nondiff_inputs = 0x30,
-                                      .nondiff_outputs = 2, .attributes = VIEWS SCALARS, .infer = attention_infer,
-                                      .grad = attention_grad, ONT_KERNELS(forward_kernels)};
-const ont_op ont_op_FusedAttentionGrad = {.domain = ONT_DOMAIN, .name = "FusedAttentionGrad", .since = 1, .min_inputs = 3,
-                                          .max_inputs = ONT_ATTENTION_DY + 1, .flags = ONT_OP_RANDOM,
+                                      .max_inputs = ONT_ATTENTION_INPUTS, .flags = ONT_OP_RANDOM,
+                                      .nondiff_inputs = 0x30, .nondiff_outputs = 2, .attributes = VIEWS SCALARS,
+                                      .infer = attention_infer, .grad = attention_grad, ONT_KERNELS(forward_kernels)};
+const ont_op ont_op_FusedAttentionGrad = {.domain = ONT_DOMAIN, .name = "FusedAttentionGrad", .since = 1,
+                                          .min_inputs = 3, .max_inputs = ONT_ATTENTION_DY + 1, .flags = ONT_OP_RANDOM,
                                           .attributes = VIEWS SCALARS " targets:I", .infer = attention_grad_infer,
                                           ONT_KERNELS(backward_kernels)};

@@ -171,7 +171,8 @@ static int64_t least(int64_t a, int64_t b)
             } \
             for (int64_t k = 0; backward && k < n; k++) \
                 for (int d = 0; d < rank; d++) \
-                    ((type *)call->out[1])[(p + k) * rank + rank - 1 - d] = (type)(sums[k][d] * cells_per_unit(&s->sampler, d)); \
+                    ((type *)call->out[1])[(p + k) * rank + rank - 1 - d] = (type)(sums[k][d] * \
+                                                                                   cells_per_unit(&s->sampler, d)); \
         } \
     } \
     /* Planes [first, last) of dx: every point of dy is spread over its taps. */ \
@@ -302,8 +303,9 @@ static const ont_kernel grad_kernels[] = {
 };
 const ont_op ont_op_GridSample = {.domain = "", .name = "GridSample", .since = 16, .min_inputs = 2, .max_inputs = 2,
                                   .attributes = GRID_ATTRIBUTES, .infer = infer, .grad = grad, ONT_KERNELS(kernels)};
-const ont_op ont_op_GridSampleGrad = {.domain = ONT_DOMAIN, .name = "GridSampleGrad", .since = 1, .min_inputs = 3, .max_inputs = 3,
-                                      .attributes = GRID_ATTRIBUTES, .infer = grad_infer, ONT_KERNELS(grad_kernels)};
+const ont_op ont_op_GridSampleGrad = {.domain = ONT_DOMAIN, .name = "GridSampleGrad", .since = 1, .min_inputs = 3,
+                                      .max_inputs = 3, .attributes = GRID_ATTRIBUTES, .infer = grad_infer,
+                                      ONT_KERNELS(grad_kernels)};
 const ont_op ont_op_AffineGrid = {.domain = "", .name = "AffineGrid", .since = 20, .min_inputs = 2, .max_inputs = 2,
                                   .attributes = "align_corners:i", .nondiff_inputs = 2, .infer = affine_infer,
                                   .expand = affine_expand};

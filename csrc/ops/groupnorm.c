@@ -295,14 +295,15 @@ static const ont_kernel kernels[] = {
 static const ont_kernel grad_kernels[] = {
     {.name = "groupnorm_grad_lanes", .accept = ont_accept_float, .prepare = prepare_grad, .run = run_grad},
 };
-const ont_op ont_op_GroupNorm = {.domain = ONT_DOMAIN, .name = "GroupNorm", .since = 1, .min_inputs = 3, .max_inputs = 3,
-                                 .nondiff_outputs = ~1ull, .attributes = "epsilon:f groups:i", .infer = infer, .grad = grad,
-                                 ONT_KERNELS(kernels)};
-const ont_op ont_op_GroupNormGrad = {.domain = ONT_DOMAIN, .name = "GroupNormGrad", .since = 1, .min_inputs = 5, .max_inputs = 5,
-                                     .attributes = "epsilon:f groups:i", .infer = ont_infer_norm_grad, ONT_KERNELS(grad_kernels)};
-const ont_op ont_op_GroupNormalization = {.domain = "", .name = "GroupNormalization", .since = 18, .min_inputs = 3, .max_inputs = 3,
-                                          .attributes = "epsilon:f num_groups:i stash_type:i", .infer = group_infer,
-                                          .expand = group_expand};
+const ont_op ont_op_GroupNorm = {.domain = ONT_DOMAIN, .name = "GroupNorm", .since = 1, .min_inputs = 3,
+                                 .max_inputs = 3, .nondiff_outputs = ~1ull, .attributes = "epsilon:f groups:i",
+                                 .infer = infer, .grad = grad, ONT_KERNELS(kernels)};
+const ont_op ont_op_GroupNormGrad = {.domain = ONT_DOMAIN, .name = "GroupNormGrad", .since = 1, .min_inputs = 5,
+                                     .max_inputs = 5, .attributes = "epsilon:f groups:i", .infer = ont_infer_norm_grad,
+                                     ONT_KERNELS(grad_kernels)};
+const ont_op ont_op_GroupNormalization = {.domain = "", .name = "GroupNormalization", .since = 18, .min_inputs = 3,
+                                          .max_inputs = 3, .attributes = "epsilon:f num_groups:i stash_type:i",
+                                          .infer = group_infer, .expand = group_expand};
 const ont_op ont_op_InstanceNormalization = {.domain = "", .name = "InstanceNormalization", .since = 1, .min_inputs = 3,
                                              .max_inputs = 3, .attributes = "consumed_inputs:I epsilon:f",
                                              .infer = instance_infer, .expand = instance_expand};

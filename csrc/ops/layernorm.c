@@ -108,7 +108,8 @@ static ont_status forward_simd(const ont_call *call)
             for (int64_t i = 0; i < s->n; i++) mean += x[i] / (type)s->n; \
             for (int64_t i = 0; i < s->n; i++) var += (x[i] - mean) * (x[i] - mean) / (type)s->n; \
             type inv = 1 / sqrt_(var + (type)s->eps); \
-            for (int64_t i = 0; i < s->n; i++) y[i] = (x[i] - mean) * inv * (scale ? scale[i] : 1) + (bias ? bias[i] : 0); \
+            for (int64_t i = 0; i < s->n; i++) y[i] = (x[i] - mean) * inv * (scale ? scale[i] : 1) + \
+                                               (bias ? bias[i] : 0); \
             if (means) means[r] = mean; \
             if (invs) invs[r] = inv; \
         } \
@@ -192,7 +193,8 @@ static ont_status grad_simd(const ont_call *call)
                 if (dbias) dbias[i] += dy[i]; \
             } \
             for (int64_t i = 0; dx && i < s->n; i++) \
-                dx[r * s->n + i] = inv * (dy[i] * (scale ? scale[i] : 1) - g_mean - (x[i] - means[r]) * inv * gx_mean); \
+                dx[r * s->n + i] = inv * (dy[i] * (scale ? scale[i] : 1) - g_mean - (x[i] - means[r]) * inv * \
+                                          gx_mean); \
         } \
     }
 GRAD_REF(f32, float)
@@ -233,9 +235,9 @@ static const ont_kernel grad_kernels[] = {
 };
 
 const ont_op ont_op_LayerNormalization = {.domain = "", .name = "LayerNormalization", .since = 17, .min_inputs = 2,
-                                          .max_inputs = 3, .flags = ONT_OP_CHEAP, .attributes = "axis:i epsilon:f stash_type:i",
-                                          .infer = layernorm_infer, .grad = layernorm_grad,
-                                          ONT_KERNELS(forward_kernels)};
+                                          .max_inputs = 3, .flags = ONT_OP_CHEAP,
+                                          .attributes = "axis:i epsilon:f stash_type:i", .infer = layernorm_infer,
+                                          .grad = layernorm_grad, ONT_KERNELS(forward_kernels)};
 const ont_op ont_op_LayerNormGrad = {.domain = ONT_DOMAIN, .name = "LayerNormGrad", .since = 1, .min_inputs = 5,
                                      .max_inputs = 5, .attributes = "axis:i epsilon:f stash_type:i",
                                      .infer = ont_infer_norm_grad, ONT_KERNELS(grad_kernels)};

@@ -410,14 +410,16 @@ static const ont_kernel loss_kernels[] = {
     {.name = "cross_entropy_ref", .accept = ont_accept_float, .prepare = prepare, .run = loss_ref},
 };
 static const ont_kernel grad_kernels[] = {
-    {.name = "cross_entropy_grad_f32_rows", .accept = accept_grad_rows, .prepare = grad_prepare, .run = grad_fast, .inplace = 1},
+    {.name = "cross_entropy_grad_f32_rows", .accept = accept_grad_rows, .prepare = grad_prepare, .run = grad_fast,
+     .inplace = 1},
     {.name = "cross_entropy_grad_half", .accept = accept_grad_half, .prepare = grad_prepare, .run = grad_half},
     {.name = "cross_entropy_grad_ref", .accept = accept_grad, .prepare = grad_prepare, .run = grad_run, .inplace = 1},
 };
 
 #define LOSS_OP(domain_, name_, suffix_, since_) \
     const ont_op ont_op_##name_##suffix_ = {.domain = domain_, .name = #name_, .since = since_, .min_inputs = 2, \
-                                            .max_inputs = 3, .nondiff_inputs = 6, .attributes = "ignore_index:i reduction:s", \
+                                            .max_inputs = 3, .nondiff_inputs = 6, \
+                                            .attributes = "ignore_index:i reduction:s", \
                                             .infer = loss_infer, .grad = loss_grad, ONT_KERNELS(loss_kernels)}
 #define LOSS_GRAD_OP(name_, operands) \
     const ont_op ont_op_##name_ = {.domain = ONT_DOMAIN, .name = #name_, .since = 1, .min_inputs = operands, \

@@ -14,7 +14,8 @@ static void global_lp_grad(ont_grad *g) { ont_pool_grad_as(g, "GlobalLpPoolGrad"
                                    .attributes = attributes_, .infer = ont_pool_infer, .grad = grad_, \
                                    ONT_KERNELS(ont_pool_kernels)}; \
     const ont_op ont_op_##name_##Grad = {.domain = ONT_DOMAIN, .name = #name_ "Grad", .since = 1, .min_inputs = 3, \
-                                         .max_inputs = 3, .attributes = attributes_ " shape:I", .infer = ont_infer_same, \
+                                         .max_inputs = 3, .attributes = attributes_ " shape:I", \
+                                         .infer = ont_infer_same, \
                                          ONT_KERNELS(ont_pool_grad_kernels)}
 LP_OP(LpPool, lp_grad, "auto_pad:s ceil_mode:i dilations:I kernel_shape:I p:if pads:I strides:I");
 LP_OP(GlobalLpPool, global_lp_grad, "p:if");

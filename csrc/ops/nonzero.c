@@ -135,8 +135,8 @@ const ont_op ont_op_NonZero = {.domain = "", .name = "NonZero", .since = 9, .min
 const ont_op ont_op_CountNonZero = {.domain = ONT_DOMAIN, .name = "CountNonZero", .since = 1, .min_inputs = 1,
                                     .max_inputs = 1, .flags = ONT_OP_NO_GRAD, .attributes = "", .infer = count_infer,
                                     ONT_KERNELS(count_kernels)};
-const ont_op ont_op_NonZeroOf = {.domain = ONT_DOMAIN, .name = "NonZeroOf", .since = 1, .min_inputs = 2, .max_inputs = 2,
-                                 .flags = ONT_OP_NO_GRAD, .attributes = "", .infer = indices_infer,
+const ont_op ont_op_NonZeroOf = {.domain = ONT_DOMAIN, .name = "NonZeroOf", .since = 1, .min_inputs = 2,
+                                 .max_inputs = 2, .flags = ONT_OP_NO_GRAD, .attributes = "", .infer = indices_infer,
                                  ONT_KERNELS(indices_kernels)};
 
 /* ---- Compress: gathers where the condition holds ---- */
@@ -357,6 +357,6 @@ const ont_op ont_op_UniqueIndices = {.domain = ONT_DOMAIN, .name = "UniqueIndice
                                      .max_inputs = 1, .flags = ONT_OP_NO_GRAD, .attributes = "axis:i sorted:i",
                                      .infer = unique_infer, ONT_KERNELS(unique_kernels)};
 static const ont_kernel items_kernels[] = {{.name = "unique_items_ref", .accept = accept_any, .run = items_run}};
-const ont_op ont_op_UniqueItems = {.domain = ONT_DOMAIN, .name = "UniqueItems", .since = 1, .min_inputs = 2, .max_inputs = 2,
-                                   .nondiff_inputs = 2, .attributes = "axis:i", .infer = items_infer,
+const ont_op ont_op_UniqueItems = {.domain = ONT_DOMAIN, .name = "UniqueItems", .since = 1, .min_inputs = 2,
+                                   .max_inputs = 2, .nondiff_inputs = 2, .attributes = "axis:i", .infer = items_infer,
                                    ONT_KERNELS(items_kernels)};

@@ -36,7 +36,9 @@ static void lrn_expand(ont_builder *b, ont_node *node, ont_value **outputs)
         return;
     }
     ont_dtype wide = ont_dtype_size(x->dtype) < 4 ? ONT_FLOAT32 : x->dtype;
-    ont_shape plane = {.rank = 4, .dims = {x->shape.dims[0], 1, x->shape.dims[1], ont_shape_count_range(&x->shape, 2, x->shape.rank)}};
+    ont_shape plane = {.rank = 4,
+                       .dims = {x->shape.dims[0], 1, x->shape.dims[1],
+                                ont_shape_count_range(&x->shape, 2, x->shape.rank)}};
     ont_value *xw = ont_build_cast(b, x, wide);
     ont_value *squares = ont_build_reshape(b, ont_build2(b, "Mul", xw, xw), &plane);
     ont_node *pool = ont_build_node(b, "", "AveragePool", &squares, 1, 1);
@@ -99,5 +101,6 @@ static void mvn_expand(ont_builder *b, ont_node *node, ont_value **outputs)
 
 const ont_op ont_op_LRN = {.domain = "", .name = "LRN", .since = 1, .min_inputs = 1, .max_inputs = 1,
                            .attributes = "alpha:f beta:f bias:f size:i", .infer = lrn_infer, .expand = lrn_expand};
-const ont_op ont_op_MeanVarianceNormalization = {.domain = "", .name = "MeanVarianceNormalization", .since = 9, .min_inputs = 1,
-                                                 .max_inputs = 1, .attributes = "axes:I", .infer = mvn_infer, .expand = mvn_expand};
+const ont_op ont_op_MeanVarianceNormalization = {.domain = "", .name = "MeanVarianceNormalization", .since = 9,
+                                                 .min_inputs = 1, .max_inputs = 1, .attributes = "axes:I",
+                                                 .infer = mvn_infer, .expand = mvn_expand};

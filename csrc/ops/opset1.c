@@ -118,7 +118,8 @@ static void tile_expand(ont_builder *b, ont_node *node, ont_value **outputs)
 
 #define OLD(name_, since_, min_, max_, flags_, attributes_, expand_) \
     const ont_op ont_op_##name_##Opset1 = {.domain = "", .name = #name_, .since = since_, .min_inputs = min_, \
-                                           .max_inputs = max_, .flags = flags_, .attributes = attributes_, .expand = expand_}
+                                           .max_inputs = max_, .flags = flags_, .attributes = attributes_, \
+                                           .expand = expand_}
 #define OLD_UNARY(name_, attributes_) OLD(name_, 1, 1, 1, 0, attributes_ "consumed_inputs:I", same_expand)
 #define OLD_RECURRENT(name_, max_, attributes_) \
     OLD(name_, 1, 3, max_, 0, "activation_alpha:F activation_beta:F activations:S clip:f direction:s hidden_size:i " \

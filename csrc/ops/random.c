@@ -190,7 +190,8 @@ static void dropout_grad(ont_grad *g)
 
 static const ont_kernel kernels[] = {
     {.name = "dropout_simd", .accept = ont_accept_float, .prepare = dropout_prepare, .run = dropout_run, .inplace = 1},
-    {.name = "dropout_ref", .accept = ont_accept_float, .prepare = dropout_prepare_ref, .run = dropout_run, .inplace = 1},
+    {.name = "dropout_ref", .accept = ont_accept_float, .prepare = dropout_prepare_ref, .run = dropout_run,
+     .inplace = 1},
 };
 
 const ont_op ont_op_Dropout = {.domain = "", .name = "Dropout", .since = 7, .min_inputs = 1, .max_inputs = 3,

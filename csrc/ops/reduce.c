@@ -14,8 +14,10 @@ static ont_reduce_kind kind_of(const ont_node *node)
     static const struct {
         const char *name;
         ont_reduce_kind kind;
-    } names[] = {{"ReduceSum", ONT_REDUCE_SUM}, {"SumTo", ONT_REDUCE_SUM}, {"ReduceMean", ONT_REDUCE_MEAN}, {"ReduceMax", ONT_REDUCE_MAX}, {"ReduceMin", ONT_REDUCE_MIN},
-                 {"ReduceProd", ONT_REDUCE_PROD}, {"ReduceL1", ONT_REDUCE_L1}, {"ReduceL2", ONT_REDUCE_L2}, {"ReduceSumSquare", ONT_REDUCE_SUM_SQUARE},
+    } names[] = {{"ReduceSum", ONT_REDUCE_SUM}, {"SumTo", ONT_REDUCE_SUM}, {"ReduceMean", ONT_REDUCE_MEAN},
+                 {"ReduceMax", ONT_REDUCE_MAX}, {"ReduceMin", ONT_REDUCE_MIN},
+                 {"ReduceProd", ONT_REDUCE_PROD}, {"ReduceL1", ONT_REDUCE_L1}, {"ReduceL2", ONT_REDUCE_L2},
+                 {"ReduceSumSquare", ONT_REDUCE_SUM_SQUARE},
                  {"ReduceLogSum", ONT_REDUCE_LOG_SUM}, {"ReduceLogSumExp", ONT_REDUCE_LOG_SUM_EXP}};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (!strcmp(names[i].name, node->op->name)) return names[i].kind;
@@ -255,7 +257,8 @@ static ont_status sum_half_run(const ont_call *call)
         default: return acc + v; \
         } \
     } \
-    static acc_type walk_##suffix(const ont_reduce *s, const type *x, ont_reduce_kind kind, acc_type acc, acc_type most) \
+    static acc_type walk_##suffix(const ont_reduce *s, const type *x, ont_reduce_kind kind, acc_type acc, \
+                                  acc_type most) \
     { \
         int64_t index[ONT_MAX_RANK] = {0}; \
         for (int64_t e = 0; e < s->each; e++) { \
@@ -276,9 +279,11 @@ static ont_status sum_half_run(const ont_call *call)
             } \
             const type *from = x + offset; \
             bool extremum = s->kind == ONT_REDUCE_MAX || s->kind == ONT_REDUCE_MIN; \
-            acc_type most = s->kind == ONT_REDUCE_LOG_SUM_EXP && s->each ? walk_##suffix(s, from, ONT_REDUCE_MAX, (acc_type)from[0], 0) : 0; \
+            acc_type most = s->kind == ONT_REDUCE_LOG_SUM_EXP && s->each \
+                                                ? walk_##suffix(s, from, ONT_REDUCE_MAX, (acc_type)from[0], 0) : 0; \
             if (s->kind == ONT_REDUCE_LOG_SUM_EXP && isinf((double)most)) most = 0; \
-            acc_type none = s->kind == ONT_REDUCE_MAX ? (lowest) : s->kind == ONT_REDUCE_MIN ? (highest) : s->kind == ONT_REDUCE_PROD ? 1 : 0; \
+            acc_type none = s->kind == ONT_REDUCE_MAX ? (lowest) : s->kind == ONT_REDUCE_MIN ? (highest) \
+                                                : s->kind == ONT_REDUCE_PROD ? 1 : 0; \
             acc_type start = extremum && s->each ? (acc_type)from[0] : none; \
             acc_type acc = walk_##suffix(s, from, s->kind, start, most); \
             if (s->kind == ONT_REDUCE_MEAN) acc = acc / (acc_type)s->each; \
@@ -434,4 +439,5 @@ REDUCE(ReduceSumSquare, sum_square_grad);
 REDUCE(ReduceLogSum, log_sum_grad);
 REDUCE(ReduceLogSumExp, log_sum_exp_grad);
 const ont_op ont_op_SumTo = {.domain = ONT_DOMAIN, .name = "SumTo", .since = 1, .min_inputs = 1, .max_inputs = 1,
-                             .flags = ONT_OP_MODEL, .attributes = "shape:I", .infer = sum_to_infer, ONT_KERNELS(kernels)};
+                             .flags = ONT_OP_MODEL, .attributes = "shape:I", .infer = sum_to_infer,
+                             ONT_KERNELS(kernels)};

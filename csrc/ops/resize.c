@@ -326,10 +326,14 @@ static const ont_kernel grad_kernels[] = {
     "antialias:i axes:I coordinate_transformation_mode:s cubic_coeff_a:f exclude_outside:i extrapolation_value:f " \
     "keep_aspect_ratio_policy:s mode:s nearest_mode:s"
 #define UPSAMPLE_ATTRIBUTES "height_scale:f scales:F width_scale:f"
-const ont_op ont_op_Resize = {.domain = "", .name = "Resize", .since = 10, .min_inputs = 1, .max_inputs = 4, .nondiff_inputs = ~1ull,
-                              .attributes = RESIZE_ATTRIBUTES, .infer = infer, .grad = grad, ONT_KERNELS(kernels)};
-const ont_op ont_op_Upsample = {.domain = "", .name = "Upsample", .since = 1, .min_inputs = 1, .max_inputs = 2, .nondiff_inputs = ~1ull,
-                                .attributes = UPSAMPLE_ATTRIBUTES " mode:s", .infer = infer, .grad = grad, ONT_KERNELS(kernels)};
-const ont_op ont_op_ResizeGrad = {.domain = ONT_DOMAIN, .name = "ResizeGrad", .since = 1, .min_inputs = 1, .max_inputs = 4,
-                                  .attributes = RESIZE_ATTRIBUTES " " UPSAMPLE_ATTRIBUTES " shape:I upsample:i version:i",
+const ont_op ont_op_Resize = {.domain = "", .name = "Resize", .since = 10, .min_inputs = 1, .max_inputs = 4,
+                              .nondiff_inputs = ~1ull, .attributes = RESIZE_ATTRIBUTES, .infer = infer, .grad = grad,
+                              ONT_KERNELS(kernels)};
+const ont_op ont_op_Upsample = {.domain = "", .name = "Upsample", .since = 1, .min_inputs = 1, .max_inputs = 2,
+                                .nondiff_inputs = ~1ull, .attributes = UPSAMPLE_ATTRIBUTES " mode:s", .infer = infer,
+                                .grad = grad, ONT_KERNELS(kernels)};
+const ont_op ont_op_ResizeGrad = {.domain = ONT_DOMAIN, .name = "ResizeGrad", .since = 1, .min_inputs = 1,
+                                  .max_inputs = 4,
+                                  .attributes = RESIZE_ATTRIBUTES " " UPSAMPLE_ATTRIBUTES " shape:I upsample:i "
+                                                "version:i",
                                   .infer = grad_infer, ONT_KERNELS(grad_kernels)};

@@ -46,7 +46,8 @@ static ont_status read_node(const ont_node *node, roi_state *s)
     ONT_TRY(ont_need_input(node, 1, &rois));
     if (x->shape.rank != 4) return ont_fail(ONT_EINVAL, "the input has rank %d, expected 4", x->shape.rank);
     const int64_t *d = x->shape.dims;
-    *s = (roi_state){.n = d[0], .c = d[1], .height = d[2], .width = d[3], .scale = ont_attr_float(node, "spatial_scale", 1)};
+    *s = (roi_state){.n = d[0], .c = d[1], .height = d[2], .width = d[3],
+                       .scale = ont_attr_float(node, "spatial_scale", 1)};
     if (align) {
         ONT_TRY(read_align(node, s));
         ONT_TRY(ont_need_input(node, 2, &batch));
@@ -180,7 +181,8 @@ static void cells_of(const roi_state *s, const region *r, int64_t i, int64_t j, 
  * cells, as in the specification's reference; the first of equals counts.
  */
 #define BIN(suffix, type) \
-    static double align_##suffix(const roi_state *s, const region *r, int64_t i, int64_t j, const type *x, type *dx, double dy) \
+    static double align_##suffix(const roi_state *s, const region *r, int64_t i, int64_t j, const type *x, type *dx, \
+                                 double dy) \
     { \
         double value = 0, weight[4], count = fmax((double)(r->grid_h * r->grid_w), 1), best_weight = 0; \
         int64_t cell[4], best = -1; \
@@ -194,13 +196,15 @@ static void cells_of(const roi_state *s, const region *r, int64_t i, int64_t j, 
                     double w = inside ? weight[t] : 0, v = inside ? w * (double)x[cell[t]] : 0; \
                     if (!s->maximum && !dx) value += v; \
                     if (!s->maximum && dx && inside) dx[cell[t]] += (type)(dy * w / count); \
-                    if (s->maximum && (!any || v > value)) value = v, best = inside ? cell[t] : -1, best_weight = w, any = true; \
+                    if (s->maximum && (!any || v > value)) \
+                        value = v, best = inside ? cell[t] : -1, best_weight = w, any = true; \
                 } \
             } \
         if (s->maximum && dx && best >= 0) dx[best] += (type)(dy * best_weight); \
         return s->maximum ? value : value / count; \
     } \
-    static double cells_##suffix(const roi_state *s, const region *r, int64_t i, int64_t j, const type *x, type *dx, double dy) \
+    static double cells_##suffix(const roi_state *s, const region *r, int64_t i, int64_t j, const type *x, type *dx, \
+                                 double dy) \
     { \
         int64_t rows[2], columns[2], best = -1; \
         cells_of(s, r, i, j, rows, columns); \
@@ -218,7 +222,8 @@ static void cells_of(const roi_state *s, const region *r, int64_t i, int64_t j, 
         bool backward = *call->node->op->domain != '\0'; \
         int64_t plane = s->height * s->width, bins = s->out_h * s->out_w; \
         for (int64_t n = 0; backward && n < s->n; n++) \
-            memset((type *)call->out[0] + (n * s->c + first) * plane, 0, (size_t)((last - first) * plane) * sizeof(type)); \
+            memset((type *)call->out[0] + (n * s->c + first) * plane, 0, (size_t)((last - first) * plane) * \
+                   sizeof(type)); \
         for (int64_t r = 0; r < s->rois; r++) { \
             region box; \
             if (read_region(call, r, &box) != ONT_OK) return; /* checked before */ \
@@ -228,7 +233,8 @@ static void cells_of(const roi_state *s, const region *r, int64_t i, int64_t j, 
                 for (int64_t k = 0; k < bins; k++) { \
                     int64_t at = (r * s->c + c) * bins + k; \
                     double dy = backward ? (double)((const type *)call->in[3])[at] : 0; \
-                    double y = (s->align ? align_##suffix : cells_##suffix)(s, &box, k / s->out_w, k % s->out_w, x, dx, dy); \
+                    double y = (s->align ? align_##suffix : cells_##suffix)(s, &box, k / s->out_w, k % s->out_w, x, \
+                                                                            dx, dy); \
                     if (!backward) ((type *)call->out[0])[at] = (type)y; \
                 } \
             } \
@@ -263,12 +269,17 @@ static void grad(ont_grad *g)
     "coordinate_transformation_mode:s mode:s output_height:i output_width:i sampling_ratio:i spatial_scale:f"
 #define POOL_ATTRIBUTES "pooled_shape:I spatial_scale:f"
 static const ont_kernel kernels[] = {{.name = "roi_ref", .accept = ont_accept_float, .prepare = prepare, .run = run}};
-static const ont_kernel grad_kernels[] = {{.name = "roi_grad_ref", .accept = ont_accept_float, .prepare = prepare, .run = run}};
-const ont_op ont_op_RoiAlign = {.domain = "", .name = "RoiAlign", .since = 10, .min_inputs = 3, .max_inputs = 3, .nondiff_inputs = 6,
-                                .attributes = ALIGN_ATTRIBUTES, .infer = infer, .grad = grad, ONT_KERNELS(kernels)};
-const ont_op ont_op_RoiAlignGrad = {.domain = ONT_DOMAIN, .name = "RoiAlignGrad", .since = 1, .min_inputs = 4, .max_inputs = 4,
-                                    .attributes = ALIGN_ATTRIBUTES " version:i", .infer = grad_infer, ONT_KERNELS(grad_kernels)};
-const ont_op ont_op_MaxRoiPool = {.domain = "", .name = "MaxRoiPool", .since = 1, .min_inputs = 2, .max_inputs = 2, .nondiff_inputs = 2,
-                                  .attributes = POOL_ATTRIBUTES, .infer = infer, .grad = grad, ONT_KERNELS(kernels)};
-const ont_op ont_op_MaxRoiPoolGrad = {.domain = ONT_DOMAIN, .name = "MaxRoiPoolGrad", .since = 1, .min_inputs = 4, .max_inputs = 4,
-                                      .attributes = POOL_ATTRIBUTES, .infer = grad_infer, ONT_KERNELS(grad_kernels)};
+static const ont_kernel grad_kernels[] = {{.name = "roi_grad_ref", .accept = ont_accept_float, .prepare = prepare,
+                                           .run = run}};
+const ont_op ont_op_RoiAlign = {.domain = "", .name = "RoiAlign", .since = 10, .min_inputs = 3, .max_inputs = 3,
+                                .nondiff_inputs = 6, .attributes = ALIGN_ATTRIBUTES, .infer = infer, .grad = grad,
+                                ONT_KERNELS(kernels)};
+const ont_op ont_op_RoiAlignGrad = {.domain = ONT_DOMAIN, .name = "RoiAlignGrad", .since = 1, .min_inputs = 4,
+                                    .max_inputs = 4, .attributes = ALIGN_ATTRIBUTES " version:i", .infer = grad_infer,
+                                    ONT_KERNELS(grad_kernels)};
+const ont_op ont_op_MaxRoiPool = {.domain = "", .name = "MaxRoiPool", .since = 1, .min_inputs = 2, .max_inputs = 2,
+                                  .nondiff_inputs = 2, .attributes = POOL_ATTRIBUTES, .infer = infer, .grad = grad,
+                                  ONT_KERNELS(kernels)};
+const ont_op ont_op_MaxRoiPoolGrad = {.domain = ONT_DOMAIN, .name = "MaxRoiPoolGrad", .since = 1, .min_inputs = 4,
+                                      .max_inputs = 4, .attributes = POOL_ATTRIBUTES, .infer = grad_infer,
+                                      ONT_KERNELS(grad_kernels)};

@@ -272,10 +272,12 @@ static const ont_kernel gather_nd_kernels[] = {
     {.name = "gather_nd_ref", .accept = ont_accept_any, .prepare = tuples_prepare, .run = gather_nd_run},
 };
 static const ont_kernel scatter_nd_kernels[] = {
-    {.name = "scatter_nd_ref", .accept = ont_scatter_accept, .prepare = tuples_prepare, .run = scatter_nd_run, .inplace = 1},
+    {.name = "scatter_nd_ref", .accept = ont_scatter_accept, .prepare = tuples_prepare, .run = scatter_nd_run,
+     .inplace = 1},
 };
 static const ont_kernel gather_nd_grad_kernels[] = {
-    {.name = "gather_nd_grad_ref", .accept = ont_accept_float, .prepare = gather_nd_grad_prepare, .run = gather_nd_grad_run},
+    {.name = "gather_nd_grad_ref", .accept = ont_accept_float, .prepare = gather_nd_grad_prepare,
+     .run = gather_nd_grad_run},
 };
 const ont_op ont_op_GatherND = {.domain = "", .name = "GatherND", .since = 11, .min_inputs = 2, .max_inputs = 2,
                                 .nondiff_inputs = 2, .attributes = "batch_dims:i", .infer = gather_nd_infer,

@@ -257,7 +257,8 @@ static void get_expand(ont_builder *b, ont_node *node, ont_value **outputs)
                                    .flags = ONT_OP_NO_FOLD | ONT_OP_CONTAINERS, .attributes = attributes_, \
                                    .infer = infer_}
 #define GOES(name_, since_, min_, max_, attributes_, expand_) \
-    const ont_op ont_op_##name_ = {.domain = "", .name = #name_, .since = since_, .min_inputs = min_, .max_inputs = max_, \
+    const ont_op ont_op_##name_ = {.domain = "", .name = #name_, .since = since_, .min_inputs = min_, \
+                                   .max_inputs = max_, \
                                    .flags = ONT_OP_CONTAINERS, .attributes = attributes_, .expand = expand_}
 STAYS(SequenceConstruct, 11, UINT32_MAX, "", construct_infer);
 STAYS(SequenceEmpty, 11, 0, "dtype:i", empty_infer);

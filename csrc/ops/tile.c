@@ -157,7 +157,8 @@ ont_status ont_tile_read(const ont_node *node, ont_tile_program *p)
     const int64_t *steps = ont_attr_ints(node, "steps", &n_steps),
                   *results = ont_attr_ints(node, "results", &n_results);
     const double *parameters = ont_attr_floats(node, "parameters", &n_parameters);
-    *p = (ont_tile_program){.n_operands = (int)node->n_inputs, .n_steps = (int)(n_steps / INTS_PER_STEP), .n_results = (int)n_results};
+    *p = (ont_tile_program){.n_operands = (int)node->n_inputs, .n_steps = (int)(n_steps / INTS_PER_STEP),
+                            .n_results = (int)n_results};
     bool sound = n_steps && n_steps % INTS_PER_STEP == 0 && n_steps <= ONT_TILE_STEPS * INTS_PER_STEP &&
                  n_parameters == n_steps / INTS_PER_STEP * 2 && n_results && n_results <= ONT_TILE_RESULTS &&
                  node->n_inputs <= ONT_TILE_OPERANDS;
@@ -168,7 +169,8 @@ ont_status ont_tile_read(const ont_node *node, ont_tile_program *p)
         if (!sound) break;
         p->steps[j] = (ont_tile_step){.kind = (ont_tile_kind)s[0], .loop = (ont_loop)s[1], .in = (ont_dtype)s[2],
                                       .out = (ont_dtype)s[3], .n_operands = arity[s[0]], .stream = s[7],
-                                      .operand = {(int)s[4], (int)s[5], (int)s[6]}, .p = {parameters[2 * j], parameters[2 * j + 1]}};
+                                      .operand = {(int)s[4], (int)s[5], (int)s[6]},
+                                      .p = {parameters[2 * j], parameters[2 * j + 1]}};
         sound = is_sound(p, j);
     }
     for (size_t k = 0; sound && k < n_results; k++) {

@@ -127,7 +127,8 @@ static void plan_grad(ont_winograd *s)
 void ont_winograd_init(const ont_conv *conv, ont_conv_kind kind, int threads, ont_winograd *s)
 {
     bool turned = kind == ONT_CONV_GRAD_INPUT;
-    *s = (ont_winograd){.kind = kind, .n = conv->n, .c = turned ? conv->o : conv->c, .k = turned ? conv->c : conv->o, .slots = threads};
+    *s = (ont_winograd){.kind = kind, .n = conv->n, .c = turned ? conv->o : conv->c, .k = turned ? conv->c : conv->o,
+                        .slots = threads};
     for (int d = 0; d < 2; d++) {
         s->in[d] = turned ? conv->out[d + 1] : conv->in[d + 1];
         s->out[d] = turned ? conv->in[d + 1] : conv->out[d + 1];
@@ -215,10 +216,11 @@ static void transform_share(const job *j, const source *x, int64_t slot)
 static source x_of(const job *j, bool grad)
 {
     const ont_winograd *s = j->s;
-    return (source){.data = j->src, .channels = s->c, .height = s->in[0], .width = s->in[1], .above = s->pad[0], .left = s->pad[1],
-                    .tile = ONT_WINO_IN, .transform = j->loops->input, .to = (float *)(j->work + s->v_at), .plane = s->v_plane,
-                    .blocks = s->channel_blocks, .block_step = grad ? BLOCK : s->channel_blocks * BLOCK,
-                    .channel_step = grad ? s->group_tiles * LANES : BLOCK};
+    return (source){.data = j->src, .channels = s->c, .height = s->in[0], .width = s->in[1], .above = s->pad[0],
+                    .left = s->pad[1], .tile = ONT_WINO_IN, .transform = j->loops->input,
+                    .to = (float *)(j->work + s->v_at), .plane = s->v_plane, .blocks = s->channel_blocks,
+                    .block_step = grad ? BLOCK : s->channel_blocks * BLOCK, .channel_step = grad
+                    ? s->group_tiles * LANES : BLOCK};
 }
 
 static source dy_of(const job *j)
@@ -324,7 +326,8 @@ static void multiply_forward(void *context, int64_t first, int64_t last)
 void ont_winograd_compute(const ont_winograd *s, const float *src, const float *weight, const float *bias, float *dst,
                           char *work)
 {
-    job j = {.s = s, .loops = ont_simd_winograd(), .src = src, .weight = weight, .bias = bias, .dst = dst, .work = work};
+    job j = {.s = s, .loops = ont_simd_winograd(), .src = src, .weight = weight, .bias = bias, .dst = dst,
+             .work = work};
     each_group(&j, transform_forward, multiply_forward);
 }
 

@@ -154,7 +154,8 @@ static bool is_faster(const ont_conv *c, ont_conv_kind kind)
     double took[2];
     size_t i = 0;
     pthread_mutex_lock(&cache_lock);
-    while (i < n_known && !(cache[i].kind == kind && cache[i].threads == k.threads && same_sample(&cache[i].sample, &k.sample))) i++;
+    while (i < n_known && !(cache[i].kind == kind && cache[i].threads == k.threads &&
+                            same_sample(&cache[i].sample, &k.sample))) i++;
     if (i < n_known)
         k.faster = cache[i].faster;
     else if (n_known < KNOWN && measure(&k.sample, kind, k.threads, took)) {

@@ -12,7 +12,8 @@ static size_t aligned(size_t bytes)
     return (bytes + ONT_PLAN_ALIGN - 1) & ~(size_t)(ONT_PLAN_ALIGN - 1);
 }
 
-enum { ORDERS = 3, WORK = 1 << 20 }; /* comparisons of blocks that improving a plan may take by one order: a millisecond */
+/* WORK: comparisons of blocks that improving a plan may take by one order: a millisecond. */
+enum { ORDERS = 3, WORK = 1 << 20 };
 
 typedef struct ranked {
     ont_plan_block *block;

@@ -155,7 +155,8 @@ static void wrapped_legacy_delete(dlpack_managed_legacy *self)
 static void fill(dlpack_tensor *t, ont_block *block, int64_t *strides)
 {
     ont_shape_strides(&block->shape, strides);
-    *t = (dlpack_tensor){.data = block->bytes ? block->data : NULL, .device = {DLPACK_CPU, 0}, .ndim = block->shape.rank};
+    *t = (dlpack_tensor){.data = block->bytes ? block->data : NULL, .device = {DLPACK_CPU, 0},
+                         .ndim = block->shape.rank};
     if (block->device) t->device = (dlpack_device){block->device->kind->dlpack, block->device->id};
     ont_dtype_to_dlpack(block->dtype, &t->dtype.code, &t->dtype.bits);
     t->dtype.lanes = 1;

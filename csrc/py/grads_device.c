@@ -126,7 +126,8 @@ static int read_what(const char *name, ont_optim_work *what)
     static const struct {
         const char *name;
         ont_optim_work what;
-    } names[] = {{"norm", ONT_OPTIM_NORM}, {"clip", ONT_OPTIM_CLIP}, {"unscale", ONT_OPTIM_UNSCALE}, {"sums", ONT_OPTIM_SUMS},
+    } names[] = {{"norm", ONT_OPTIM_NORM}, {"clip", ONT_OPTIM_CLIP}, {"unscale", ONT_OPTIM_UNSCALE},
+                 {"sums", ONT_OPTIM_SUMS},
                  {"scale", ONT_OPTIM_SCALE}};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         *what = names[i].what;

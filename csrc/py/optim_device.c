@@ -127,7 +127,8 @@ static ont_cuda_optim job_of(const step_call *c, size_t first, size_t n, int64_t
     return (ont_cuda_optim){.tensors = (const ont_cuda_tensor *)(const void *)c->table + first,
                             .chunk_tensor = (const int32_t *)(const void *)(c->table + c->chunks_at) + first_chunk,
                             .n_tensors = (int64_t)n, .n_chunks = n_chunks, .rule = rule_of(c->self->rule),
-                            .max_norm = -1, .all_narrow = !c->wide, .found_inf = c->found_inf, .inv_scale = c->inv_scale, .work = work};
+                            .max_norm = -1, .all_narrow = !c->wide, .found_inf = c->found_inf,
+                            .inv_scale = c->inv_scale, .work = work};
 }
 
 /*

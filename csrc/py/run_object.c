@@ -95,7 +95,8 @@ static PyObject *run_release(PyObject *object, PyObject *unused)
 static int check_saved(const ont_view *view, const ont_value *input)
 {
     ont_shape shape = ont_shape_of(view->rank <= ONT_MAX_RANK ? view->rank : 0, view->dims);
-    if (view->dtype == ont_dtype_carrier(input->dtype) && view->rank <= ONT_MAX_RANK && ont_shape_equal(&shape, &input->shape)) return 0;
+    if (view->dtype == ont_dtype_carrier(input->dtype) && view->rank <= ONT_MAX_RANK &&
+        ont_shape_equal(&shape, &input->shape)) return 0;
     PyErr_Format(PyExc_ValueError, "saved input '%s' came back with another dtype or shape", input->name);
     return -1;
 }

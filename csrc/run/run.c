@@ -192,8 +192,8 @@ static double now(void)
 static ont_status execute_steps(ont_run *run, uint32_t first, uint32_t last)
 {
     const ont_program *p = run->program;
-    ont_call call = {.in = run->in, .out = run->out, .seed = run->random.key, .device = p->device, .stream = run->stream,
-                     .seed_at = seed_at(run), .fault = p->fault};
+    ont_call call = {.in = run->in, .out = run->out, .seed = run->random.key, .device = p->device,
+                     .stream = run->stream, .seed_at = seed_at(run), .fault = p->fault};
     bool timed = __atomic_load_n(&timing, __ATOMIC_RELAXED);
     for (uint32_t t = first; t < last; t++) {
         const ont_step *step = &p->steps[t];

@@ -226,7 +226,8 @@ __attribute__((visibility("default"))) ont_status ont_plugin_open(const ont_core
     ont_cuda_core = core;
     device.lists = ont_cuda_lists;
     device.n_lists = ont_cuda_n_lists;
-    *plugin = (ont_plugin){.version = ONT_PLUGIN_VERSION, .about = "CUDA's kernels, emulated on the host", .devices = {&device},
+    *plugin = (ont_plugin){.version = ONT_PLUGIN_VERSION, .about = "CUDA's kernels, emulated on the host",
+                            .devices = {&device},
                            .n_devices = 1};
     return ONT_OK;
 }

@@ -1,9 +1,10 @@
 """Spares torch.onnx from tracing a program a second and a third time where that would change nothing.
 
-Between the traced program and its translation torch.onnx runs two passes, each of which executes every node again with fake
-tensors and symbolic sizes: decompositions, which take most of its time, and the promotion of types. A program whose operators
-all have a translation and change none of their arguments comes out of the first as it went in; one whose numbers are all of one
-type, or are cast already, comes out of the second so. Whatever is not plainly of that kind goes the long way.
+Between the traced program and its translation torch.onnx runs two passes, each of which executes every node again with
+fake tensors and symbolic sizes: decompositions, which take most of its time, and the promotion of types. A program
+whose operators all have a translation and change none of their arguments comes out of the first as it went in; one
+whose numbers are all of one type, or are cast already, comes out of the second so. Whatever is not plainly of that kind
+goes the long way.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ def _survives(node: torch.fx.Node) -> bool:
 
 
 def is_final(program: torch.export.ExportedProgram, registry: Any) -> bool:
-    """Whether decompositions would leave the program as it is: plain operators that have a translation and no effects."""
+    """Whether decompositions would leave the program as it is:
+    plain operators that have a translation and no effects.
+    """
     if torch._C._is_any_autocast_enabled():
         return False  # tracing for the second time puts the casts in
     if len(list(program.graph_module.modules())) > 1:
@@ -86,8 +89,8 @@ def is_promoted(module: torch.fx.GraphModule, rule_of: Any, dtype_of_scalar: Any
 def _rounds_by_itself(node: torch.fx.Node, rule: Any) -> bool:
     """Whether a rule would only widen: every operand that it casts is a tensor of the result's type, as is the result.
 
-    Of such operators (sums, products, losses of 16-bit floats) PyTorch's kernels count in float32 and round once. So do the
-    engine's, which then need no copy of the operand in float32.
+    Of such operators (sums, products, losses of 16-bit floats) PyTorch's kernels count in float32 and round once. So do
+    the engine's, which then need no copy of the operand in float32.
     """
     if any(operand.meta.get("val") is None for operand in (node, *node.all_input_nodes)):
         return False
@@ -98,10 +101,11 @@ def _rounds_by_itself(node: torch.fx.Node, rule: Any) -> bool:
 
 
 def _keep_names_of_outputs(module: torch.fx.GraphModule, outputs: tuple[Any, ...]) -> None:
-    """Results that now come out of a cast have the names that they had: by them torch.onnx finds what a program returns.
+    """Results that now come out of a cast have the names that they had: by them torch.onnx finds what a program
+    returns.
 
-    Its promotion of types casts a result that was computed in float32 back, and lets every reader have the cast; but the
-    program's signature says the name of what was cast.
+    Its promotion of types casts a result that was computed in float32 back, and lets every reader have the cast; but
+    the program's signature says the name of what was cast.
     """
     pairs = zip(outputs, module.graph.output_node().args[0], strict=True)
     for old, new in dict.fromkeys(pairs):  # one that is returned twice has one name

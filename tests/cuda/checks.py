@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterable
 from onnxtrain import _C
 
 
-def run_checks(checks: Iterable[Callable[[], set[str] | None]], before: Callable[[Callable], None] = lambda check: None) -> dict:
+def run_checks(checks: Iterable[Callable[[], set[str] | None]],
+               before: Callable[[Callable], None] = lambda check: None) -> dict:
     """Calls every check, whatever became of those before it, and says the name of each on stderr.
 
-    Returns the report that a script prints: `ran`, what the checks return together ("operator:kernel"), `passed`, how many raised
-    nothing, and `failed`, names and errors of the others. `before` is called with each check first.
+    Returns the report that a script prints: `ran`, what the checks return together ("operator:kernel"), `passed`, how
+    many raised nothing, and `failed`, names and errors of the others. `before` is called with each check first.
     """
     report: dict = {"ran": [], "passed": 0, "failed": []}
     ran: set[str] = set()

@@ -1,7 +1,7 @@
 """Models of `transformers` in small, through ORTModule against eager; see against_eager.py for what is compared.
 
-Every step in the engine, or a failure that names the reason. A run takes a sample by a printed seed; ONNXTRAIN_SLOW=1 takes
-all. docs/models.md is the table of all of them.
+Every step in the engine, or a failure that names the reason. A run takes a sample by a printed seed; ONNXTRAIN_SLOW=1
+takes all. docs/models.md is the table of all of them.
 """
 
 from __future__ import annotations

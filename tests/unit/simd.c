@@ -416,7 +416,8 @@ TEST(simd_dropout_draws_one_stream)
         }
 }
 
-/* The known answer of Random123's test set for Philox4x32-10 with counter and key of zeros. A mask says word >= threshold. */
+/* The known answer of Random123's test set for Philox4x32-10 with counter and key of zeros. A mask says whether a word
+   is at least the threshold. */
 TEST(simd_philox_known_answer)
 {
     static const uint32_t want[4] = {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8};
