@@ -104,7 +104,8 @@ class Program:
         self._module = module
         self.guards = exported.guards
         self.reach = Reach(model)
-        self.conditional = Conditional(*exported.conditional) if exported.conditional[1] and self.chain is None else None
+        self.conditional = (Conditional(*exported.conditional) if exported.conditional[1] and self.chain is None
+                            else None)
         self.changed = exported.state.difference
         self.modes = exported.modes
         self.steps = 0
@@ -203,7 +204,8 @@ class Program:
             tensors = [owner[name] if owner is not None else leaves[name] for owner, name in self._gather]
             if self._written:  # backward wants them as they were
                 old = {leaf for _, leaf in self._written}
-                tensors = [t.clone() if owner is None and name in old else t for t, (owner, name) in zip(tensors, self._gather)]
+                tensors = [t.clone() if owner is None and name in old else t
+                           for t, (owner, name) in zip(tensors, self._gather)]
             flags = tuple([grad_enabled and tensor.requires_grad for tensor in tensors])
         except (AttributeError, KeyError):
             raise StaleError("a weight is gone") from None
@@ -225,7 +227,8 @@ class Program:
                 outputs, _ = self.session.forward(tensors, mask, self.seed())
         except (ValueError, TypeError, BufferError, IndexError) as error:
             self._check_weights(tensors)
-            if any([isinstance(leaf, Tensor) and leaf.is_neg() for leaf in leaves]) and not self._written and self._views is None:
+            if (any([isinstance(leaf, Tensor) and leaf.is_neg() for leaf in leaves]) and not self._written
+                and self._views is None):
                 return self([leaf.resolve_neg() if isinstance(leaf, Tensor) else leaf for leaf in leaves], grad_enabled)
             if random is not None:  # what a check would have found, perhaps
                 _random.restore(self.device, random)
