@@ -1,7 +1,7 @@
 /*
- * BatchNormalization over (N, C, D): statistics of ranges of a channel's elements, the ranges combined in order (Chan, Golub and
- * LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979), then one pass over the planes.
- * 16-bit x and y have float32 scale, bias and statistics.
+ * BatchNormalization over (N, C, D): statistics of ranges of a channel's elements, the ranges combined in order (Chan,
+ * Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979), then one pass
+ * over the planes. 16-bit x and y have float32 scale, bias and statistics.
  */
 #include "launch.cuh"
 
@@ -77,8 +77,9 @@ struct channel_results {
 
 /* Of every channel: its statistics from the ranges, or the running ones; then y = x * line[0] + line[1]. */
 template <class A>
-__global__ void batchnorm_channel_kernel(layout l, bool training, double eps, double momentum, const A *parts, const A *scale,
-                                         const A *bias, const A *old_mean, const A *old_var, channel_results to, A *lines)
+__global__ void batchnorm_channel_kernel(layout l, bool training, double eps, double momentum, const A *parts,
+                                         const A *scale, const A *bias, const A *old_mean, const A *old_var,
+                                         channel_results to, A *lines)
 {
     ONT_FOR(c, l.c)
     {
@@ -152,8 +153,8 @@ __global__ void __launch_bounds__(ONT_THREADS)
 
 /* dx = line[0] * (dy - line[1] - (x - mean) * line[2]) */
 template <class A>
-__global__ void batchnorm_grad_channel_kernel(layout l, bool training, const A *parts, const A *scale, const A *inv, A *dscale,
-                                              A *dbias, A *lines)
+__global__ void batchnorm_grad_channel_kernel(layout l, bool training, const A *parts, const A *scale, const A *inv,
+                                              A *dscale, A *dbias, A *lines)
 {
     ONT_FOR(c, l.c)
     {
@@ -184,7 +185,9 @@ __global__ void __launch_bounds__(ONT_THREADS)
 
 /* ---- y += a channel's bias ---- */
 
-template <class T> __global__ void __launch_bounds__(ONT_THREADS) channel_bias_kernel(int64_t planes, int64_t c, int64_t d, const T *bias, T *y)
+template <class T>
+__global__ void __launch_bounds__(ONT_THREADS)
+    channel_bias_kernel(int64_t planes, int64_t c, int64_t d, const T *bias, T *y)
 {
     ONT_EACH_PIECE(planes, d, plane, i)
     {
@@ -220,19 +223,21 @@ static int forward(const ont_batchnorm *s, const void *const *in, void *y, chann
     int error = 0;
     if (!l.c) return 0;
     if (s->training)
-        error = ONT_LAUNCH((batchnorm_parts_kernel<T, A>), ont_blocks(l.c * l.ranges, 1), channel_threads(l.each), 0, stream, l,
-                           (const T *)in[0], parts);
+        error = ONT_LAUNCH((batchnorm_parts_kernel<T, A>), ont_blocks(l.c * l.ranges, 1), channel_threads(l.each), 0,
+                           stream, l, (const T *)in[0], parts);
     if (!error)
-        error = ONT_LAUNCH(batchnorm_channel_kernel<A>, ont_blocks(l.c, 32), 32, 0, stream, l, s->training != 0, s->eps, s->momentum,
-                           (const A *)parts, (const A *)in[1], (const A *)in[2], (const A *)in[3], (const A *)in[4], to, lines);
+        error = ONT_LAUNCH(batchnorm_channel_kernel<A>, ont_blocks(l.c, 32), 32, 0, stream, l, s->training != 0, s->eps,
+                           s->momentum, (const A *)parts, (const A *)in[1], (const A *)in[2], (const A *)in[3],
+                           (const A *)in[4], to, lines);
     if (!error && l.n * l.d > 0)
-        error = ONT_LAUNCH((batchnorm_apply_kernel<T, A>), piece_blocks(l.n * l.c, l.d), channel_threads(l.d), 0, stream, l,
-                           (const T *)in[0], (const A *)lines, (T *)y);
+        error = ONT_LAUNCH((batchnorm_apply_kernel<T, A>), piece_blocks(l.n * l.c, l.d), channel_threads(l.d), 0,
+                           stream, l, (const T *)in[0], (const A *)lines, (T *)y);
     return error;
 }
 
 template <class T>
-static int backward(const ont_batchnorm *s, const void *const *in, void *dx, void *dscale, void *dbias, void *work, void *stream)
+static int backward(const ont_batchnorm *s, const void *const *in, void *dx, void *dscale, void *dbias, void *work,
+                    void *stream)
 {
     typedef typename ont_compute<T>::type A;
     layout l = layout_of(s);
@@ -240,19 +245,19 @@ static int backward(const ont_batchnorm *s, const void *const *in, void *dx, voi
     const T *x = (const T *)in[0], *dy = (const T *)in[4];
     const A *scale = (const A *)in[1], *mean = (const A *)in[2], *inv = (const A *)in[3];
     if (!l.c) return 0;
-    int error = ONT_LAUNCH((batchnorm_grad_parts_kernel<T, A>), ont_blocks(l.c * l.ranges, 1), channel_threads(l.each), 0, stream, l, x,
-                           mean, dy, parts);
+    int error = ONT_LAUNCH((batchnorm_grad_parts_kernel<T, A>), ont_blocks(l.c * l.ranges, 1), channel_threads(l.each),
+                           0, stream, l, x, mean, dy, parts);
     if (!error)
-        error = ONT_LAUNCH(batchnorm_grad_channel_kernel<A>, ont_blocks(l.c, 32), 32, 0, stream, l, s->training != 0, (const A *)parts,
-                           scale, inv, (A *)dscale, (A *)dbias, lines);
+        error = ONT_LAUNCH(batchnorm_grad_channel_kernel<A>, ont_blocks(l.c, 32), 32, 0, stream, l, s->training != 0,
+                           (const A *)parts, scale, inv, (A *)dscale, (A *)dbias, lines);
     if (!error && dx && l.n * l.d > 0)
-        error = ONT_LAUNCH((batchnorm_dx_kernel<T, A>), piece_blocks(l.n * l.c, l.d), channel_threads(l.d), 0, stream, l, x, mean,
-                           (const A *)lines, dy, (T *)dx);
+        error = ONT_LAUNCH((batchnorm_dx_kernel<T, A>), piece_blocks(l.n * l.c, l.d), channel_threads(l.d), 0, stream,
+                           l, x, mean, (const A *)lines, dy, (T *)dx);
     return error;
 }
 
-extern "C" int ont_launch_batchnorm(const ont_batchnorm *s, const void *const *in, void *y, void *new_mean, void *new_var,
-                                    void *saved_mean, void *saved_inv, void *work, void *stream)
+extern "C" int ont_launch_batchnorm(const ont_batchnorm *s, const void *const *in, void *y, void *new_mean,
+                                    void *new_var, void *saved_mean, void *saved_inv, void *work, void *stream)
 {
     channel_results to = {new_mean, new_var, saved_mean, saved_inv};
     switch (s->dtype) {
@@ -263,8 +268,8 @@ extern "C" int ont_launch_batchnorm(const ont_batchnorm *s, const void *const *i
     }
 }
 
-extern "C" int ont_launch_batchnorm_grad(const ont_batchnorm *s, const void *const *in, void *dx, void *dscale, void *dbias,
-                                         void *work, void *stream)
+extern "C" int ont_launch_batchnorm_grad(const ont_batchnorm *s, const void *const *in, void *dx, void *dscale,
+                                         void *dbias, void *work, void *stream)
 {
     switch (s->dtype) {
     case ONT_FLOAT32: return backward<float>(s, in, dx, dscale, dbias, work, stream);
@@ -276,11 +281,12 @@ extern "C" int ont_launch_batchnorm_grad(const ont_batchnorm *s, const void *con
 
 template <class T> static int add_bias(int64_t images, int64_t c, int64_t d, const void *bias, void *y, void *stream)
 {
-    return ONT_LAUNCH(channel_bias_kernel<T>, piece_blocks(images * c, d), channel_threads(d), 0, stream, images * c, c, d,
-                      (const T *)bias, (T *)y);
+    return ONT_LAUNCH(channel_bias_kernel<T>, piece_blocks(images * c, d), channel_threads(d), 0, stream, images * c, c,
+                      d, (const T *)bias, (T *)y);
 }
 
-extern "C" int ont_launch_channel_bias(int dtype, int64_t images, int64_t c, int64_t d, const void *bias, void *y, void *stream)
+extern "C" int ont_launch_channel_bias(int dtype, int64_t images, int64_t c, int64_t d, const void *bias, void *y,
+                                       void *stream)
 {
     if (!images || !c || !d) return 0;
     switch (dtype) {

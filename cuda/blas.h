@@ -1,6 +1,6 @@
 /*
- * Matrix products as operators ask for them, behind a table: cuBLASLt (cublas.c), or loops on the host where kernels are
- * emulated.
+ * Matrix products as operators ask for them, behind a table: cuBLASLt (cublas.c), or loops on the host where kernels
+ * are emulated.
  */
 #ifndef ONT_CUDA_BLAS_H
 #define ONT_CUDA_BLAS_H

@@ -1,6 +1,7 @@
 /*
- * Convolution and its gradients without a library: a thread per result that walks its window, a block per weight for the weight's
- * gradient, all sums in one order. For what cuDNN declines (padding that differs before and behind) and where it is not found.
+ * Convolution and its gradients without a library: a thread per result that walks its window, a block per weight for
+ * the weight's gradient, all sums in one order. For what cuDNN declines (padding that differs before and behind) and
+ * where it is not found.
  */
 #include "launch.cuh"
 
@@ -63,7 +64,8 @@ __global__ void __launch_bounds__(ONT_THREADS) conv_grad_input_kernel(ont_conv_s
         int64_t at[3] = {cell / s.in[2] / s.in[1], cell / s.in[2] % s.in[1], cell % s.in[2]};
         A sum = 0;
         for (int64_t m = group * each; m < (group + 1) * each; m++) {
-            const T *plane = dy + (n * s.m + m) * s.out_count, *weight = w + (m * channels + c % channels) * s.kernel_count;
+            const T *plane = dy + (n * s.m + m) * s.out_count,
+                    *weight = w + (m * channels + c % channels) * s.kernel_count;
             for (int64_t a = 0; a < s.kernel[0]; a++) {
                 int64_t p = output_at(s, 0, at[0], a);
                 for (int64_t b = 0; p >= 0 && b < s.kernel[1]; b++) {
@@ -94,7 +96,8 @@ __global__ void __launch_bounds__(ONT_THREADS) conv_grad_weight_kernel(ont_conv_
         A sum = 0;
         for (int64_t j = threadIdx.x; j < s.n * s.out_count; j += blockDim.x) {
             int64_t o = j % s.out_count, n = j / s.out_count;
-            int64_t p = input_at(s, 0, o / s.out[2] / s.out[1], tap[0]), q = input_at(s, 1, o / s.out[2] % s.out[1], tap[1]);
+            int64_t p = input_at(s, 0, o / s.out[2] / s.out[1], tap[0]),
+                    q = input_at(s, 1, o / s.out[2] % s.out[1], tap[1]);
             int64_t r = input_at(s, 2, o % s.out[2], tap[2]);
             if (p < 0 || q < 0 || r < 0) continue;
             sum += ont_load(dy + (n * s.m + m) * s.out_count + o) *
@@ -106,7 +109,8 @@ __global__ void __launch_bounds__(ONT_THREADS) conv_grad_weight_kernel(ont_conv_
     }
 }
 
-template <class T> static int launch(int kind, const ont_conv_shape *s, const void *first, const void *second, void *to, void *stream)
+template <class T>
+static int launch(int kind, const ont_conv_shape *s, const void *first, const void *second, void *to, void *stream)
 {
     const T *a = (const T *)first, *b = (const T *)second;
     int64_t results = kind == ONT_CONV_FORWARD      ? s->n * s->m * s->out_count
@@ -114,13 +118,16 @@ template <class T> static int launch(int kind, const ont_conv_shape *s, const vo
                                                     : s->m * (s->c / s->groups) * s->kernel_count;
     if (!results) return 0;
     unsigned blocks = ont_blocks(results, ONT_THREADS);
-    if (kind == ONT_CONV_FORWARD) return ONT_LAUNCH(conv_forward_kernel<T>, blocks, ONT_THREADS, 0, stream, *s, a, b, (T *)to);
-    if (kind == ONT_CONV_GRAD_INPUT) return ONT_LAUNCH(conv_grad_input_kernel<T>, blocks, ONT_THREADS, 0, stream, *s, a, b, (T *)to);
-    return ONT_LAUNCH(conv_grad_weight_kernel<T>, ont_blocks(results, 1), ont_row_threads(s->n * s->out_count), 0, stream, *s, a, b,
-                      (T *)to);
+    if (kind == ONT_CONV_FORWARD)
+        return ONT_LAUNCH(conv_forward_kernel<T>, blocks, ONT_THREADS, 0, stream, *s, a, b, (T *)to);
+    if (kind == ONT_CONV_GRAD_INPUT)
+        return ONT_LAUNCH(conv_grad_input_kernel<T>, blocks, ONT_THREADS, 0, stream, *s, a, b, (T *)to);
+    return ONT_LAUNCH(conv_grad_weight_kernel<T>, ont_blocks(results, 1), ont_row_threads(s->n * s->out_count), 0,
+                      stream, *s, a, b, (T *)to);
 }
 
-extern "C" int ont_launch_conv(int kind, const ont_conv_shape *s, const void *first, const void *second, void *to, void *stream)
+extern "C" int ont_launch_conv(int kind, const ont_conv_shape *s, const void *first, const void *second, void *to,
+                               void *stream)
 {
     switch (s->dtype) {
     case ONT_FLOAT32: return launch<float>(kind, s, first, second, to, stream);

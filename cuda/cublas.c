@@ -1,6 +1,6 @@
 /*
- * cuBLASLt behind blas.h, opened at run time: torch's CUDA build has it in the process. The few declarations that are needed
- * are written here from its documentation, so that no header of it is needed to build.
+ * cuBLASLt behind blas.h, opened at run time: torch's CUDA build has it in the process. The few declarations that are
+ * needed are written here from its documentation, so that no header of it is needed to build.
  *
  * Row-major C = A B is the library's column-major C' = B' A': operands change places, nothing is transposed.
  */
@@ -276,8 +276,8 @@ static double measure(void *context, int candidate)
     return (double)ms;
 }
 
-/* A product that adds to C would do so as often as it is measured, and a stream that records cannot wait: then the library's
- * own first proposal stands until the next call. */
+/* A product that adds to C would do so as often as it is measured, and a stream that records cannot wait: then the
+ * library's own first proposal stands until the next call. */
 static ont_status choose(const call *call)
 {
     plan *p = call->p;
@@ -303,7 +303,8 @@ static ont_status run(void *opaque, const void *a, const void *b, void *c, void 
     ont_status status = ONT_OK;
     pthread_mutex_lock(&call.p->lock);
     if (bias) status = check(lt.desc_set(call.p->desc, DESC_BIAS_POINTER, &bias, sizeof bias), "the bias");
-    if (status == ONT_OK && aux) status = check(lt.desc_set(call.p->desc, DESC_AUX_POINTER, &aux, sizeof aux), "the second matrix");
+    if (status == ONT_OK && aux)
+        status = check(lt.desc_set(call.p->desc, DESC_AUX_POINTER, &aux, sizeof aux), "the second matrix");
     if (status == ONT_OK && call.p->choice < 0) status = choose(&call);
     if (status == ONT_OK) status = check(launch(&call, call.p->choice < 0 ? 0 : call.p->choice), "a product");
     pthread_mutex_unlock(&call.p->lock);

@@ -1,6 +1,7 @@
 /*
- * cuDNN behind dnn.h, opened at run time: torch's CUDA build brings it. The few declarations that are needed are written here from
- * its documentation (the convolution functions of versions 8 and 9), so that no header of it is needed to build.
+ * cuDNN behind dnn.h, opened at run time: torch's CUDA build brings it. The few declarations that are needed are
+ * written here from its documentation (the convolution functions of versions 8 and 9), so that no header of it is
+ * needed to build.
  *
  * Only deterministic algorithms are used. The fastest is measured at the first call of a kind of convolution.
  */
@@ -127,7 +128,8 @@ static const char *accept(const ont_conv_shape *s, ont_conv_kind kind)
 {
     (void)kind;
     if (s->dtype == ONT_FLOAT64) return "float64";
-    if (s->n * s->c * s->in_count > INT32_MAX || s->n * s->m * s->out_count > INT32_MAX) return "tensors of more than 2^31 elements";
+    if (s->n * s->c * s->in_count > INT32_MAX || s->n * s->m * s->out_count > INT32_MAX)
+        return "tensors of more than 2^31 elements";
     return s->m * (s->c / s->groups) * s->kernel_count > INT32_MAX ? "a weight of more than 2^31 elements" : NULL;
 }
 
@@ -164,7 +166,8 @@ static int dims_of(int64_t lead, int64_t channels, const int64_t *spatial, int s
 static ont_status describe(plan *p)
 {
     const ont_conv_shape *s = &p->shape;
-    int type = type_of(s->dtype), skip = s->spatial == 3 ? 0 : 1, dims[MOST_RANK], strides[MOST_RANK], pad[3], stride[3], dilation[3];
+    int type = type_of(s->dtype), skip = s->spatial == 3 ? 0 : 1, dims[MOST_RANK], strides[MOST_RANK], pad[3],
+        stride[3], dilation[3];
     for (int d = skip; d < 3; d++) {
         pad[d - skip] = (int)s->pad[d];
         stride[d - skip] = (int)s->stride[d];
@@ -180,7 +183,8 @@ static ont_status describe(plan *p)
     ONT_TRY(check(dnn.tensor_set(p->y, type, rank, dims, strides), "the output"));
     dims_of(s->m, s->c / s->groups, s->kernel, skip, dims, strides);
     ONT_TRY(check(dnn.filter_set(p->w, type, LAYOUT_NCHW, rank, dims), "the weight"));
-    ONT_TRY(check(dnn.conv_set(p->conv, rank - 2, pad, stride, dilation, CROSS_CORRELATION, DATA_FLOAT), "a convolution"));
+    ONT_TRY(check(dnn.conv_set(p->conv, rank - 2, pad, stride, dilation, CROSS_CORRELATION, DATA_FLOAT),
+                  "a convolution"));
     ONT_TRY(check(dnn.conv_groups(p->conv, (int)s->groups), "groups"));
     return check(dnn.conv_math(p->conv, p->math), "arithmetic");
 }
@@ -194,7 +198,8 @@ static ont_status find_candidates(plan *p)
                                                                          : p->kind == ONT_CONV_GRAD_INPUT ? p->x
                                                                                                           : p->w;
     pthread_mutex_lock(&lock);
-    status = dnn.find[p->kind](p->handle, first, p->kind == ONT_CONV_FORWARD ? p->w : p->y, p->conv, last, CANDIDATES, &n, all);
+    status = dnn.find[p->kind](p->handle, first, p->kind == ONT_CONV_FORWARD ? p->w : p->y, p->conv, last, CANDIDATES,
+                               &n, all);
     pthread_mutex_unlock(&lock);
     ONT_TRY(check(status, "looking for an algorithm"));
     for (int i = 0; i < n; i++) {
@@ -203,7 +208,8 @@ static ont_status find_candidates(plan *p)
         p->candidates[p->n_candidates++] = all[i];
         if (all[i].memory > p->workspace) p->workspace = all[i].memory;
     }
-    return p->n_candidates ? ONT_OK : ont_fail(ONT_EUNSUPPORTED, "cuDNN has no deterministic algorithm for the convolution");
+    return p->n_candidates ? ONT_OK
+                           : ont_fail(ONT_EUNSUPPORTED, "cuDNN has no deterministic algorithm for the convolution");
 }
 
 static ont_status create(const ont_conv_shape *shape, ont_conv_kind kind, void **result)
@@ -247,11 +253,14 @@ static int launch(const call *c, int candidate)
     }
     switch (p->kind) {
     case ONT_CONV_FORWARD:
-        return dnn.run[p->kind](p->handle, &one, p->x, c->x, p->w, c->w, p->conv, a->algorithm, c->work, a->memory, &zero, p->y, c->y);
+        return dnn.run[p->kind](p->handle, &one, p->x, c->x, p->w, c->w, p->conv, a->algorithm, c->work, a->memory,
+                                &zero, p->y, c->y);
     case ONT_CONV_GRAD_INPUT:
-        return dnn.run[p->kind](p->handle, &one, p->w, c->w, p->y, c->y, p->conv, a->algorithm, c->work, a->memory, &zero, p->x, c->x);
+        return dnn.run[p->kind](p->handle, &one, p->w, c->w, p->y, c->y, p->conv, a->algorithm, c->work, a->memory,
+                                &zero, p->x, c->x);
     default:
-        return dnn.run[p->kind](p->handle, &one, p->x, c->x, p->y, c->y, p->conv, a->algorithm, c->work, a->memory, &zero, p->w, c->w);
+        return dnn.run[p->kind](p->handle, &one, p->x, c->x, p->y, c->y, p->conv, a->algorithm, c->work, a->memory,
+                                &zero, p->w, c->w);
     }
 }
 

@@ -1,5 +1,6 @@
 /*
- * The CUDA devices of this machine. The runtime is linked in (static), the driver is found by it; memory and streams are torch's.
+ * The CUDA devices of this machine. The runtime is linked in (static), the driver is found by it; memory and streams
+ * are torch's.
  */
 #include <cuda_runtime_api.h>
 #include <stdio.h>
@@ -133,7 +134,8 @@ static bool capturing(const ont_device *device, void *stream)
 {
     enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     (void)device;
-    if (cudaStreamIsCapturing(stream, &status) != cudaSuccess) cudaGetLastError(); /* the legacy stream beside a capture */
+    if (cudaStreamIsCapturing(stream, &status) != cudaSuccess)
+        cudaGetLastError(); /* the legacy stream beside a capture */
     return status != cudaStreamCaptureStatusNone;
 }
 
@@ -210,7 +212,8 @@ static const ont_device_kind kind = {
     .optim = optim,
 };
 
-/* torch fills every multiprocessor with blocks of 256 threads, and goes round with them. 0: not known, and our own numbers. */
+/* torch fills every multiprocessor with blocks of 256 threads, and goes round with them. 0: not known, and our own
+ * numbers. */
 static int32_t random_blocks(int id)
 {
     int processors = 0, threads = 0;
@@ -238,14 +241,18 @@ __attribute__((visibility("default"))) ont_status ont_plugin_open(const ont_core
     *plugin = (ont_plugin){.version = ONT_PLUGIN_VERSION, .about = about};
     for (; plugin->n_devices < n && plugin->n_devices < ONT_PLUGIN_DEVICES; plugin->n_devices++) {
         ont_device *device = &devices[plugin->n_devices];
-        *device = (ont_device){.kind = &kind, .id = plugin->n_devices, .lists = ont_cuda_lists, .n_lists = ont_cuda_n_lists,
+        *device = (ont_device){.kind = &kind, .id = plugin->n_devices, .lists = ont_cuda_lists,
+                               .n_lists = ont_cuda_n_lists,
                                .random_blocks = random_blocks(plugin->n_devices)};
         plugin->devices[plugin->n_devices] = device;
     }
     const ont_blas *blas = ont_blas_get();
     const ont_dnn *dnn = ont_dnn_get();
-    if (!ont_jit_get()) plugin->missing = "NVRTC (libnvrtc.so.13 or .12: a CUDA build of torch brings it); elementwise groups are slow without it";
-    if (!dnn) plugin->missing = "cuDNN (libcudnn.so.9: a CUDA build of torch brings it); convolutions are slow without it";
+    if (!ont_jit_get())
+        plugin->missing = "NVRTC (libnvrtc.so.13 or .12: a CUDA build of torch brings it); elementwise groups are slow "
+                          "without it";
+    if (!dnn)
+        plugin->missing = "cuDNN (libcudnn.so.9: a CUDA build of torch brings it); convolutions are slow without it";
     if (!blas) plugin->missing = "cuBLASLt (libcublasLt.so.13 or .12: a CUDA build of torch brings it)";
     snprintf(about, sizeof about, "%d device%s, driver %d.%d, %s, %s", n, n == 1 ? "" : "s", driver / 1000,
              driver % 1000 / 10, blas ? blas->name : "no cuBLASLt", dnn ? dnn->name : "no cuDNN");

@@ -1,5 +1,6 @@
 /*
- * Convolutions as operators ask for them, behind a table: cuDNN (cudnn.c), or loops on the host where kernels are emulated.
+ * Convolutions as operators ask for them, behind a table: cuDNN (cudnn.c), or loops on the host where kernels are
+ * emulated.
  */
 #ifndef ONT_CUDA_DNN_H
 #define ONT_CUDA_DNN_H

@@ -1,6 +1,6 @@
 /*
- * Elementwise programs by interpretation: one thread an element, one step after the other. It takes everything, and stands in
- * where no generated kernel is to be had (cuda/generate.c).
+ * Elementwise programs by interpretation: one thread an element, one step after the other. It takes everything, and
+ * stands in where no generated kernel is to be had (cuda/generate.c).
  */
 #include "launch.cuh"
 

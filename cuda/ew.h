@@ -1,6 +1,6 @@
 /*
- * An elementwise program as kernels get it, by value: the steps of ops/tile.h with operands that broadcast to the result.
- * C and C++.
+ * An elementwise program as kernels get it, by value: the steps of ops/tile.h with operands that broadcast to the
+ * result. C and C++.
  */
 #ifndef ONT_CUDA_EW_H
 #define ONT_CUDA_EW_H

@@ -1,7 +1,7 @@
 /*
- * Attention without stored probabilities for any float type and size: tiles of 32 rows by 32 columns in shared memory, two rows by
- * four columns of scores to a thread. Gradients of queries and of keys are two kernels, so that nothing is added by two blocks and
- * the result does not depend on their order. What tensor cores can take goes to flash_mma.cu.
+ * Attention without stored probabilities for any float type and size: tiles of 32 rows by 32 columns in shared memory,
+ * two rows by four columns of scores to a thread. Gradients of queries and of keys are two kernels, so that nothing is
+ * added by two blocks and the result does not depend on their order. What tensor cores can take goes to flash_mma.cu.
  * Source: Dao et al., "FlashAttention: Fast and Memory-Efficient Exact Attention with IO-Awareness", NeurIPS 2022.
  */
 #include "flash.cuh"
@@ -24,12 +24,14 @@ static __host__ __device__ inline int width_of(int64_t size, int64_t v_size)
 
 /* Rows [first, first + TILE) of `n` with zeros behind their ends, into shared memory; by slot_of() where `slots`. */
 template <class T, class C>
-ONT_DEVICE void load_tile(const T *from, int64_t step, int64_t first, int64_t n, int size, int width, bool slots, C *tile)
+ONT_DEVICE void load_tile(const T *from, int64_t step, int64_t first, int64_t n, int size, int width, bool slots,
+                          C *tile)
 {
     for (int r = (int)threadIdx.x >> 5; r < TILE; r += WARPS) {
         const T *row = from + (first + r) * step;
         C *to = tile + (slots ? slot_of(r) : r) * width;
-        for (int c = (int)threadIdx.x & 31; c < width; c += 32) to[c] = first + r < n && c < size ? ont_load(&row[c]) : (C)0;
+        for (int c = (int)threadIdx.x & 31; c < width; c += 32)
+            to[c] = first + r < n && c < size ? ont_load(&row[c]) : (C)0;
     }
 }
 
@@ -52,7 +54,8 @@ template <class C> ONT_DEVICE void products(const C *own, const C *other, int si
 }
 
 /* acc += two rows of weights times the tile; a thread has four of every 32 columns */
-template <int NV, class C> ONT_DEVICE void add_rows(C acc[2][NV][VECTOR], const C *weights, const C *tile, int size, int width)
+template <int NV, class C>
+ONT_DEVICE void add_rows(C acc[2][NV][VECTOR], const C *weights, const C *tile, int size, int width)
 {
     for (int j = 0; j < TILE; j++) {
         C w[2];
@@ -79,8 +82,8 @@ template <class C> ONT_DEVICE void put_weights(C *weights, const C w[2][VECTOR])
 }
 
 template <class T, int NV, class C>
-ONT_DEVICE void put_rows(T *to, int64_t step, int64_t first, int64_t n, int size, const C acc[2][NV][VECTOR], const C factor[2],
-                         const bool zero[2])
+ONT_DEVICE void put_rows(T *to, int64_t step, int64_t first, int64_t n, int size, const C acc[2][NV][VECTOR],
+                         const C factor[2], const bool zero[2])
 {
     for (int r = 0; r < 2; r++) {
         int64_t i = first + 2 * row_group() + r;
@@ -119,17 +122,20 @@ template <class T, int NV> __global__ void __launch_bounds__(THREADS, 2) flash_k
     C *own = shared, *keys = own + TILE * width, *values = keys + TILE * width, *weights = values + TILE * width;
     int64_t tiles = (f.rows + TILE - 1) / TILE;
     for (int64_t item = blockIdx.x; item < f.count * tiles; item += gridDim.x) {
-        int64_t lead = item / tiles, first_row = (tiles - 1 - item % tiles) * TILE; /* under a causal mask the longest first */
+        int64_t lead = item / tiles,
+                first_row = (tiles - 1 - item % tiles) * TILE; /* under a causal mask the longest first */
         int64_t end = flash_visible(f, first_row + TILE < f.rows ? first_row + TILE - 1 : f.rows - 1);
         flash_masks masks = flash_masks_of(f, lead);
         C acc[2][NV][VECTOR] = {}, most[2] = {-(C)INFINITY, -(C)INFINITY}, sum[2] = {0, 0};
         __syncthreads(); /* the last item's rows are no longer read */
-        load_tile((const T *)f.q + flash_at(f, ONT_FLASH_Q, lead), f.view[ONT_FLASH_Q].row, first_row, f.rows, size, width, false, own);
+        load_tile((const T *)f.q + flash_at(f, ONT_FLASH_Q, lead), f.view[ONT_FLASH_Q].row, first_row, f.rows, size,
+                  width, false, own);
         for (int64_t first = 0; first < end; first += TILE) {
             __syncthreads();
-            load_tile((const T *)f.k + flash_at(f, ONT_FLASH_K, lead), f.view[ONT_FLASH_K].row, first, f.columns, size, width, true, keys);
-            load_tile((const T *)f.v + flash_at(f, ONT_FLASH_V, lead), f.view[ONT_FLASH_V].row, first, f.columns, v_size, width, true,
-                      values);
+            load_tile((const T *)f.k + flash_at(f, ONT_FLASH_K, lead), f.view[ONT_FLASH_K].row, first, f.columns, size,
+                      width, true, keys);
+            load_tile((const T *)f.v + flash_at(f, ONT_FLASH_V, lead), f.view[ONT_FLASH_V].row, first, f.columns,
+                      v_size, width, true, values);
             __syncthreads();
             C s[2][VECTOR];
             products(own, keys, size, width, s);
@@ -168,7 +174,8 @@ template <class T, int NV> __global__ void __launch_bounds__(THREADS, 2) flash_k
             ((C *)f.stats)[(lead * f.rows + i) * 2] = most[r];
             ((C *)f.stats)[(lead * f.rows + i) * 2 + 1] = sum[r];
         }
-        put_rows<T, NV>((T *)f.y + flash_at(f, ONT_FLASH_Y, lead), f.view[ONT_FLASH_Y].row, first_row, f.rows, v_size, acc, inverse, zero);
+        put_rows<T, NV>((T *)f.y + flash_at(f, ONT_FLASH_Y, lead), f.view[ONT_FLASH_Y].row, first_row, f.rows, v_size,
+                        acc, inverse, zero);
     }
 }
 
@@ -179,10 +186,12 @@ template <class T> __global__ void __launch_bounds__(THREADS) flash_delta_kernel
 {
     typedef typename ont_compute<T>::type C;
     int lane = (int)threadIdx.x & 31;
-    for (int64_t row = (int64_t)blockIdx.x * WARPS + (threadIdx.x >> 5); row < f.count * f.rows; row += (int64_t)gridDim.x * WARPS) {
+    for (int64_t row = (int64_t)blockIdx.x * WARPS + (threadIdx.x >> 5); row < f.count * f.rows;
+         row += (int64_t)gridDim.x * WARPS) {
         int64_t at = flash_at(f, ONT_FLASH_Y, row / f.rows) + row % f.rows * f.view[ONT_FLASH_Y].row;
         C sum = 0;
-        for (int64_t c = lane; c < f.v_size; c += 32) sum += ont_load((const T *)f.y + at + c) * ont_load((const T *)f.dy + at + c);
+        for (int64_t c = lane; c < f.v_size; c += 32)
+            sum += ont_load((const T *)f.y + at + c) * ont_load((const T *)f.dy + at + c);
         sum = ont_warp_sum(sum);
         if (!lane) ((C *)f.delta)[row] = sum;
     }
@@ -206,7 +215,8 @@ template <class C> ONT_DEVICE row_facts<C> facts_of(const ont_flash &f, int64_t 
     return x;
 }
 
-template <class T, int NV> __global__ void __launch_bounds__(THREADS, 2) flash_dq_kernel(const ont_flash f, unsigned mask, int64_t n_shared)
+template <class T, int NV>
+__global__ void __launch_bounds__(THREADS, 2) flash_dq_kernel(const ont_flash f, unsigned mask, int64_t n_shared)
 {
     typedef typename ont_compute<T>::type C;
     ONT_SHARED(C, shared);
@@ -225,16 +235,16 @@ template <class T, int NV> __global__ void __launch_bounds__(THREADS, 2) flash_d
             row_facts<C> row[2];
             for (int r = 0; r < 2; r++) row[r] = facts_of<C>(f, lead, first_row + 2 * row_group() + r);
             __syncthreads();
-            load_tile((const T *)f.q + flash_at(f, ONT_FLASH_Q, lead), f.view[ONT_FLASH_Q].row, first_row, f.rows, size, width, false,
-                      own);
-            load_tile((const T *)f.dy + flash_at(f, ONT_FLASH_Y, lead), f.view[ONT_FLASH_Y].row, first_row, f.rows, v_size, width,
-                      false, given);
+            load_tile((const T *)f.q + flash_at(f, ONT_FLASH_Q, lead), f.view[ONT_FLASH_Q].row, first_row, f.rows, size,
+                      width, false, own);
+            load_tile((const T *)f.dy + flash_at(f, ONT_FLASH_Y, lead), f.view[ONT_FLASH_Y].row, first_row, f.rows,
+                      v_size, width, false, given);
             for (int64_t first = 0; first < end; first += TILE) {
                 __syncthreads();
-                load_tile((const T *)f.k + flash_at(f, ONT_FLASH_K, lead), f.view[ONT_FLASH_K].row, first, f.columns, size, width, true,
-                          keys);
-                load_tile((const T *)f.v + flash_at(f, ONT_FLASH_V, lead), f.view[ONT_FLASH_V].row, first, f.columns, v_size, width,
-                          true, values);
+                load_tile((const T *)f.k + flash_at(f, ONT_FLASH_K, lead), f.view[ONT_FLASH_K].row, first, f.columns,
+                          size, width, true, keys);
+                load_tile((const T *)f.v + flash_at(f, ONT_FLASH_V, lead), f.view[ONT_FLASH_V].row, first, f.columns,
+                          v_size, width, true, values);
                 __syncthreads();
                 C s[2][VECTOR], dp[2][VECTOR];
                 products(own, keys, size, width, s);
@@ -246,7 +256,8 @@ template <class T, int NV> __global__ void __launch_bounds__(THREADS, 2) flash_d
                     for (int k = 0; k < VECTOR; k++) {
                         C ds = 0;
                         if (!row[r].dead && j + k < f.columns && !flash_replaced(f, masks, i, j + k)) {
-                            C p = vexp(flash_score(f, masks, i, j + k, s[r][k] * (C)f.scale) - row[r].most) / row[r].sum;
+                            C p = vexp(flash_score(f, masks, i, j + k, s[r][k] * (C)f.scale) - row[r].most) /
+                                  row[r].sum;
                             C kept = !f.drops ? (C)1 : words[k] >= f.threshold ? (C)f.keep_scale : (C)0;
                             ds = p * (dp[r][k] * kept - row[r].delta);
                         }
@@ -268,7 +279,8 @@ template <class T, int NV> __global__ void __launch_bounds__(THREADS, 2) flash_d
 }
 
 /* A block has 32 keys, and goes over the queries of every lead that shares them. */
-template <class T, int NV> __global__ void __launch_bounds__(THREADS, 2) flash_dkv_kernel(const ont_flash f, unsigned mask, int64_t n_shared)
+template <class T, int NV>
+__global__ void __launch_bounds__(THREADS, 2) flash_dkv_kernel(const ont_flash f, unsigned mask, int64_t n_shared)
 {
     typedef typename ont_compute<T>::type C;
     ONT_SHARED(C, shared);
@@ -277,22 +289,23 @@ template <class T, int NV> __global__ void __launch_bounds__(THREADS, 2) flash_d
       *weights = given + TILE * width;
     int64_t tiles = (f.columns + TILE - 1) / TILE;
     for (int64_t item = blockIdx.x; item < f.count / n_shared * tiles; item += gridDim.x) {
-        int64_t first_key = item % tiles * TILE, begin = flash_first_row(f, first_key) / TILE * TILE, j0 = first_key + 2 * row_group();
+        int64_t first_key = item % tiles * TILE, begin = flash_first_row(f, first_key) / TILE * TILE,
+                j0 = first_key + 2 * row_group();
         C dk[2][NV][VECTOR] = {}, dv[2][NV][VECTOR] = {};
         for (int64_t other = 0; other < n_shared; other++) {
             int64_t lead = flash_lead(f, mask, item / tiles, other);
             flash_masks masks = flash_masks_of(f, lead);
             __syncthreads();
-            load_tile((const T *)f.k + flash_at(f, ONT_FLASH_K, lead), f.view[ONT_FLASH_K].row, first_key, f.columns, size, width,
-                      false, keys);
-            load_tile((const T *)f.v + flash_at(f, ONT_FLASH_V, lead), f.view[ONT_FLASH_V].row, first_key, f.columns, v_size, width,
-                      false, values);
+            load_tile((const T *)f.k + flash_at(f, ONT_FLASH_K, lead), f.view[ONT_FLASH_K].row, first_key, f.columns,
+                      size, width, false, keys);
+            load_tile((const T *)f.v + flash_at(f, ONT_FLASH_V, lead), f.view[ONT_FLASH_V].row, first_key, f.columns,
+                      v_size, width, false, values);
             for (int64_t first = begin; first < f.rows; first += TILE) {
                 __syncthreads();
-                load_tile((const T *)f.q + flash_at(f, ONT_FLASH_Q, lead), f.view[ONT_FLASH_Q].row, first, f.rows, size, width, true,
-                          queries);
-                load_tile((const T *)f.dy + flash_at(f, ONT_FLASH_Y, lead), f.view[ONT_FLASH_Y].row, first, f.rows, v_size, width,
-                          true, given);
+                load_tile((const T *)f.q + flash_at(f, ONT_FLASH_Q, lead), f.view[ONT_FLASH_Q].row, first, f.rows, size,
+                          width, true, queries);
+                load_tile((const T *)f.dy + flash_at(f, ONT_FLASH_Y, lead), f.view[ONT_FLASH_Y].row, first, f.rows,
+                          v_size, width, true, given);
                 __syncthreads();
                 C s[2][VECTOR], dp[2][VECTOR], p[2][VECTOR];
                 products(keys, queries, size, width, s);
@@ -309,7 +322,8 @@ template <class T, int NV> __global__ void __launch_bounds__(THREADS, 2) flash_d
                             C kept = !f.drops ? (C)1 : words[r] >= f.threshold ? (C)f.keep_scale : (C)0;
                             C e = vexp(flash_score(f, masks, i, j0 + r, s[r][k] * (C)f.scale) - row.most) / row.sum;
                             p[r][k] = e * kept;
-                            if (!flash_replaced(f, masks, i, j0 + r)) ds = e * (dp[r][k] * kept - row.delta) * (C)f.scale;
+                            if (!flash_replaced(f, masks, i, j0 + r))
+                                ds = e * (dp[r][k] * kept - row.delta) * (C)f.scale;
                         }
                         s[r][k] = ds;
                     }
@@ -328,10 +342,11 @@ template <class T, int NV> __global__ void __launch_bounds__(THREADS, 2) flash_d
         bool zero[2] = {false, false};
         int64_t lead = flash_lead(f, mask, item / tiles, 0);
         if (f.dk)
-            put_rows<T, NV>((T *)f.dk + flash_at(f, ONT_FLASH_K, lead), f.view[ONT_FLASH_K].row, first_key, f.columns, size, dk, one, zero);
+            put_rows<T, NV>((T *)f.dk + flash_at(f, ONT_FLASH_K, lead), f.view[ONT_FLASH_K].row, first_key, f.columns,
+                            size, dk, one, zero);
         if (f.dv)
-            put_rows<T, NV>((T *)f.dv + flash_at(f, ONT_FLASH_V, lead), f.view[ONT_FLASH_V].row, first_key, f.columns, v_size, dv, one,
-                            zero);
+            put_rows<T, NV>((T *)f.dv + flash_at(f, ONT_FLASH_V, lead), f.view[ONT_FLASH_V].row, first_key, f.columns,
+                            v_size, dv, one, zero);
     }
 }
 
@@ -346,7 +361,8 @@ static size_t shared_bytes(const ont_flash *f, int gradient)
 extern "C" int ont_flash_fits(const ont_flash *f, int gradient)
 {
     int64_t most = f->size > f->v_size ? f->size : f->v_size;
-    return most <= (f->dtype == ONT_FLOAT64 ? 128 : ONT_FLASH_MAX_SIZE) && shared_bytes(f, gradient) <= ont_shared_limit();
+    return most <= (f->dtype == ONT_FLOAT64 ? 128 : ONT_FLASH_MAX_SIZE) &&
+           shared_bytes(f, gradient) <= ont_shared_limit();
 }
 
 static unsigned blocks_of(int64_t leads, int64_t length) { return ont_blocks(leads * ((length + TILE - 1) / TILE), 1); }
@@ -370,8 +386,8 @@ template <class T, int NV> static int keys_backward(const ont_flash *f, void *st
         if (!both) (turn ? part.dk : part.dv) = nullptr;
         unsigned mask = both || !turn ? k : v;
         if ((both && turn) || (!part.dk && !part.dv)) continue;
-        error = ONT_LAUNCH((flash_dkv_kernel<T, NV>), blocks_of(flash_count(f, mask, false), f->columns), THREADS, bytes, stream, part,
-                           mask, flash_count(f, mask, true));
+        error = ONT_LAUNCH((flash_dkv_kernel<T, NV>), blocks_of(flash_count(f, mask, false), f->columns), THREADS,
+                           bytes, stream, part, mask, flash_count(f, mask, true));
     }
     return error;
 }
@@ -382,8 +398,8 @@ template <class T, int NV> static int backward(const ont_flash *f, void *stream)
     unsigned mask = f->dq ? flash_shared_leads(f, ONT_FLASH_Q) : 0;
     int error = ONT_ALLOW_SHARED((flash_dq_kernel<T, NV>), bytes);
     if (!error && (f->dq || f->dbias))
-        error = ONT_LAUNCH((flash_dq_kernel<T, NV>), blocks_of(flash_count(f, mask, false), f->rows), THREADS, bytes, stream, *f, mask,
-                           flash_count(f, mask, true));
+        error = ONT_LAUNCH((flash_dq_kernel<T, NV>), blocks_of(flash_count(f, mask, false), f->rows), THREADS, bytes,
+                           stream, *f, mask, flash_count(f, mask, true));
     return error || (!f->dk && !f->dv) ? error : keys_backward<T, NV>(f, stream);
 }
 

@@ -1,6 +1,6 @@
 /*
- * What the attention kernels share: where matrices of a view lie, the leads that share an operand, scores behind their masks,
- * and which probabilities dropout keeps.
+ * What the attention kernels share: where matrices of a view lie, the leads that share an operand, scores behind their
+ * masks, and which probabilities dropout keeps.
  */
 #ifndef ONT_CUDA_FLASH_CUH
 #define ONT_CUDA_FLASH_CUH
@@ -22,8 +22,8 @@ ONT_DEVICE int64_t flash_at(const ont_flash &f, int view, int64_t l)
 }
 
 /*
- * Leads that share an operand (its stride is 0) have one gradient, which one block adds up over them. `mask` has their bits;
- * lead number from the numbers among those apart and among those shared.
+ * Leads that share an operand (its stride is 0) have one gradient, which one block adds up over them. `mask` has their
+ * bits; lead number from the numbers among those apart and among those shared.
  */
 ONT_DEVICE int64_t flash_lead(const ont_flash &f, unsigned mask, int64_t apart, int64_t shared)
 {

@@ -1,6 +1,6 @@
 /*
- * Attention without stored probabilities, forward and backward, over strided views: what ops/fused_attention.h says, as kernels
- * get it. C and C++.
+ * Attention without stored probabilities, forward and backward, over strided views: what ops/fused_attention.h says, as
+ * kernels get it. C and C++.
  */
 #ifndef ONT_CUDA_FLASH_H
 #define ONT_CUDA_FLASH_H
@@ -8,7 +8,8 @@
 #include "device/device.h"
 
 enum { ONT_FLASH_LEADS = 6, ONT_FLASH_MAX_SIZE = 256 };
-enum { ONT_FLASH_Q, ONT_FLASH_K, ONT_FLASH_V, ONT_FLASH_BIAS, ONT_FLASH_KEEP, ONT_FLASH_EMPTY, ONT_FLASH_Y, ONT_FLASH_VIEWS };
+enum { ONT_FLASH_Q, ONT_FLASH_K, ONT_FLASH_V, ONT_FLASH_BIAS, ONT_FLASH_KEEP, ONT_FLASH_EMPTY, ONT_FLASH_Y,
+      ONT_FLASH_VIEWS };
 
 typedef struct ont_flash_view { /* elements; of K and V, row is the step from column to column of the scores */
     int64_t offset, lead[ONT_FLASH_LEADS], row, column;

@@ -1,7 +1,7 @@
 /*
- * Attention on tensor cores: 16-bit floats, heads of up to 128 in multiples of 8. Four warps of 16 or 32 rows each; scores and sums
- * stay in registers, where the accumulators of one product are the left operand of the next. Tiles of 64 by 64 (32 in the gradient
- * of 128), rows 16 bytes apart from a power of two, so that ldmatrix meets no bank twice.
+ * Attention on tensor cores: 16-bit floats, heads of up to 128 in multiples of 8. Four warps of 16 or 32 rows each;
+ * scores and sums stay in registers, where the accumulators of one product are the left operand of the next. Tiles of
+ * 64 by 64 (32 in the gradient of 128), rows 16 bytes apart from a power of two, so that ldmatrix meets no bank twice.
  *
  * Tile sizes are bounded by the 255 registers of a thread; README.md says which were close.
  * Source: Dao, "FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning", 2023.
@@ -17,7 +17,8 @@ ONT_DEVICE int warp_of() { return (int)threadIdx.x >> 5; }
 ONT_DEVICE float exp_of(float x) { return exp2f(x * 1.44269504088896341f); }
 
 /* Rows [first, first + ROWS) of `n`, 16 bytes at a time, with zeros behind their ends. */
-template <class T, int D, int ROWS> ONT_DEVICE void load_rows(const T *from, int64_t step, int first, int n, int size, T *tile)
+template <class T, int D, int ROWS>
+ONT_DEVICE void load_rows(const T *from, int64_t step, int first, int n, int size, T *tile)
 {
     enum { VECTORS = D / 8 };
     for (int e = (int)threadIdx.x; e < ROWS * VECTORS; e += THREADS) {
@@ -36,12 +37,14 @@ template <class T, int D> ONT_DEVICE void left_of(uint32_t *a, const T *tile, in
 /* Two right operands, of rows of the tile as columns: 16 n to 16 n + 7 and the next eight. */
 template <class T, int D> ONT_DEVICE void right_of_rows(uint32_t *b, const T *tile, int n, int k)
 {
-    ont_ldmatrix4(b, tile + (n * 16 + (lane_of() >> 4) * 8 + (lane_of() & 7)) * (D + 8) + k * 16 + (lane_of() >> 3 & 1) * 8);
+    ont_ldmatrix4(b, tile + (n * 16 + (lane_of() >> 4) * 8 + (lane_of() & 7)) * (D + 8) + k * 16 +
+                         (lane_of() >> 3 & 1) * 8);
 }
 /* Two right operands, of rows 16 k to 16 k + 15 as they are: columns 16 n to 16 n + 7 and the next eight. */
 template <class T, int D> ONT_DEVICE void right_of_columns(uint32_t *b, const T *tile, int n, int k)
 {
-    ont_ldmatrix4_trans(b, tile + (k * 16 + (lane_of() >> 3 & 1) * 8 + (lane_of() & 7)) * (D + 8) + n * 16 + (lane_of() >> 4) * 8);
+    ont_ldmatrix4_trans(b, tile + (k * 16 + (lane_of() >> 3 & 1) * 8 + (lane_of() & 7)) * (D + 8) + n * 16 +
+                               (lane_of() >> 4) * 8);
 }
 
 /* Over the four lanes that have the same rows. */
@@ -60,8 +63,9 @@ ONT_DEVICE float quad_sum(float v)
 }
 
 /*
- * Dropout's words of one accumulator: elements at[0], at[0] + 1 and at[1], at[1] + 1, where lane t has the columns 2t and 2t + 1
- * of eight. Where blocks of four words are blocks of four columns, two lanes make one row's each and swap halves.
+ * Dropout's words of one accumulator: elements at[0], at[0] + 1 and at[1], at[1] + 1, where lane t has the columns 2t
+ * and 2t + 1 of eight. Where blocks of four words are blocks of four columns, two lanes make one row's each and swap
+ * halves.
  */
 ONT_DEVICE void words_of(const ont_flash &f, const int64_t *at, bool aligned, uint32_t words[4])
 {
@@ -82,8 +86,8 @@ ONT_DEVICE void words_of(const ont_flash &f, const int64_t *at, bool aligned, ui
 }
 
 /*
- * The same with keys as rows: words[2 r + c] of query i + c and key j + 8 r. Four lanes (j, j + 1 ... from a multiple of four on)
- * make one block each, a query and a half of the rows, and transpose them.
+ * The same with keys as rows: words[2 r + c] of query i + c and key j + 8 r. Four lanes (j, j + 1 ... from a multiple
+ * of four on) make one block each, a query and a half of the rows, and transpose them.
  */
 ONT_DEVICE void words_of_keys(const ont_flash &f, int64_t row, int j, bool aligned, uint32_t words[4])
 {
@@ -116,8 +120,8 @@ ONT_DEVICE bool is_plain(const ont_flash &f, int first_row, int rows, int first_
 
 /* Two results side by side, 16 bits each. */
 template <class T, int D>
-ONT_DEVICE void put_pairs(T *to, int64_t step, int first, int n, int size, const float acc[D / 8][4], float low, float high,
-                          bool zero_low, bool zero_high)
+ONT_DEVICE void put_pairs(T *to, int64_t step, int first, int n, int size, const float acc[D / 8][4], float low,
+                          float high, bool zero_low, bool zero_high)
 {
     int g = lane_of() >> 2, t = lane_of() & 3;
     for (int r = 0; r < 2; r++) {
@@ -134,7 +138,8 @@ ONT_DEVICE void put_pairs(T *to, int64_t step, int first, int n, int size, const
 
 /* ---- forward: MT times 16 rows to a warp ---- */
 
-template <class T, int D, int MT, int KEYS> __global__ void __launch_bounds__(THREADS) flash_mma_kernel(const ont_flash f)
+template <class T, int D, int MT, int KEYS>
+__global__ void __launch_bounds__(THREADS) flash_mma_kernel(const ont_flash f)
 {
     enum { ROWS = 16 * MT * WARPS, PITCH = D + 8 };
     ONT_SHARED(T, shared);
@@ -145,12 +150,14 @@ template <class T, int D, int MT, int KEYS> __global__ void __launch_bounds__(TH
     for (int64_t item = blockIdx.x; item < f.count * tiles; item += gridDim.x) {
         int64_t lead = item / tiles;
         int rows = (int)f.rows, columns = (int)f.columns, first_row = (int)(tiles - 1 - item % tiles) * ROWS;
-        int own_row = first_row + warp_of() * 16 * MT, end = (int)flash_visible(f, first_row + ROWS < rows ? first_row + ROWS - 1 : rows - 1);
+        int own_row = first_row + warp_of() * 16 * MT,
+            end = (int)flash_visible(f, first_row + ROWS < rows ? first_row + ROWS - 1 : rows - 1);
         flash_masks masks = flash_masks_of(f, lead);
-        const T *k_from = (const T *)f.k + flash_at(f, ONT_FLASH_K, lead), *v_from = (const T *)f.v + flash_at(f, ONT_FLASH_V, lead);
+        const T *k_from = (const T *)f.k + flash_at(f, ONT_FLASH_K, lead),
+                *v_from = (const T *)f.v + flash_at(f, ONT_FLASH_V, lead);
         __syncthreads(); /* the last item's tiles are no longer read */
-        load_rows<T, D, ROWS>((const T *)f.q + flash_at(f, ONT_FLASH_Q, lead), f.view[ONT_FLASH_Q].row, first_row, rows, (int)f.size,
-                              queries);
+        load_rows<T, D, ROWS>((const T *)f.q + flash_at(f, ONT_FLASH_Q, lead), f.view[ONT_FLASH_Q].row, first_row, rows,
+                              (int)f.size, queries);
         __syncthreads();
         uint32_t q[MT][D / 16][4];
         float acc[MT][D / 8][4] = {}, most[MT][2], sum[MT][2];
@@ -208,7 +215,8 @@ template <class T, int D, int MT, int KEYS> __global__ void __launch_bounds__(TH
                 for (int n = 0; n < KEYS / 8; n++) {
                     for (int e = 0; e < 4; e++) part[e / 2] += s[m][n][e] = exp_of(s[m][n][e] - base[e / 2]);
                     if (f.drops) {
-                        int64_t at = (lead * f.rows + i) * f.columns + first + n * 8 + 2 * t, both[2] = {at, at + 8 * f.columns};
+                        int64_t at = (lead * f.rows + i) * f.columns + first + n * 8 + 2 * t,
+                                both[2] = {at, at + 8 * f.columns};
                         uint32_t words[4];
                         words_of(f, both, aligned, words);
                         for (int e = 0; e < 4; e++)
@@ -244,8 +252,8 @@ template <class T, int D, int MT, int KEYS> __global__ void __launch_bounds__(TH
                 ((float *)f.stats)[(lead * f.rows + i) * 2] = most[m][r];
                 ((float *)f.stats)[(lead * f.rows + i) * 2 + 1] = all;
             }
-            put_pairs<T, D>((T *)f.y + flash_at(f, ONT_FLASH_Y, lead), f.view[ONT_FLASH_Y].row, own_row + m * 16, rows, (int)f.v_size,
-                            acc[m], factor[0], factor[1], zero[0], zero[1]);
+            put_pairs<T, D>((T *)f.y + flash_at(f, ONT_FLASH_Y, lead), f.view[ONT_FLASH_Y].row, own_row + m * 16, rows,
+                            (int)f.v_size, acc[m], factor[0], factor[1], zero[0], zero[1]);
         }
     }
 }
@@ -269,9 +277,11 @@ ONT_DEVICE query_facts facts_at(const ont_flash &f, int64_t lead, int i)
     return x;
 }
 
-/* s = rows of `left` times columns that are rows of `right`, from two pairs of tiles at once; `own` is the warp's first row. */
+/* s = rows of `left` times columns that are rows of `right`, from two pairs of tiles at once; `own` is the warp's first
+ * row. */
 template <class T, int D, int N>
-ONT_DEVICE void two_products(const T *left, const T *right, float s[N / 8][4], const T *left2, const T *right2, float s2[N / 8][4], int own)
+ONT_DEVICE void two_products(const T *left, const T *right, float s[N / 8][4], const T *left2, const T *right2,
+                             float s2[N / 8][4], int own)
 {
         ONT_UNROLL
     for (int k = 0; k < D / 16; k++) {
@@ -291,7 +301,8 @@ ONT_DEVICE void two_products(const T *left, const T *right, float s[N / 8][4], c
 }
 
 /* acc += weights, accumulators of N columns, times the tile's N rows */
-template <class T, int D, int N> ONT_DEVICE void add_weighted(float acc[D / 8][4], const float w[N / 8][4], const T *tile)
+template <class T, int D, int N>
+ONT_DEVICE void add_weighted(float acc[D / 8][4], const float w[N / 8][4], const T *tile)
 {
         ONT_UNROLL
     for (int k = 0; k < N / 16; k++) {
@@ -319,7 +330,8 @@ __global__ void __launch_bounds__(THREADS) flash_mma_dq_kernel(const ont_flash f
     int64_t tiles = (f.rows + OWN - 1) / OWN;
     bool aligned = f.columns % 4 == 0;
     for (int64_t item = blockIdx.x; item < f.count / n_shared * tiles; item += gridDim.x) {
-        int rows = (int)f.rows, columns = (int)f.columns, first_row = (int)(tiles - 1 - item % tiles) * OWN, i = first_row + own + g;
+        int rows = (int)f.rows, columns = (int)f.columns, first_row = (int)(tiles - 1 - item % tiles) * OWN,
+            i = first_row + own + g;
         int end = (int)flash_visible(f, first_row + OWN < rows ? first_row + OWN - 1 : rows - 1);
         if (f.dbias) end = columns; /* which is zero where nothing is seen */
         float acc[D / 8][4] = {};
@@ -327,12 +339,13 @@ __global__ void __launch_bounds__(THREADS) flash_mma_dq_kernel(const ont_flash f
             int64_t lead = flash_lead(f, mask, item / tiles, other);
             flash_masks masks = flash_masks_of(f, lead);
             query_facts row[2] = {facts_at(f, lead, i), facts_at(f, lead, i + 8)};
-            const T *k_from = (const T *)f.k + flash_at(f, ONT_FLASH_K, lead), *v_from = (const T *)f.v + flash_at(f, ONT_FLASH_V, lead);
+            const T *k_from = (const T *)f.k + flash_at(f, ONT_FLASH_K, lead),
+                    *v_from = (const T *)f.v + flash_at(f, ONT_FLASH_V, lead);
             __syncthreads();
-            load_rows<T, D, OWN>((const T *)f.q + flash_at(f, ONT_FLASH_Q, lead), f.view[ONT_FLASH_Q].row, first_row, rows,
-                                 (int)f.size, queries);
-            load_rows<T, D, OWN>((const T *)f.dy + flash_at(f, ONT_FLASH_Y, lead), f.view[ONT_FLASH_Y].row, first_row, rows,
-                                 (int)f.v_size, given);
+            load_rows<T, D, OWN>((const T *)f.q + flash_at(f, ONT_FLASH_Q, lead), f.view[ONT_FLASH_Q].row, first_row,
+                                 rows, (int)f.size, queries);
+            load_rows<T, D, OWN>((const T *)f.dy + flash_at(f, ONT_FLASH_Y, lead), f.view[ONT_FLASH_Y].row, first_row,
+                                 rows, (int)f.v_size, given);
             for (int first = 0; first < end; first += N) {
                 __syncthreads();
                 load_rows<T, D, N>(k_from, f.view[ONT_FLASH_K].row, first, columns, (int)f.size, keys);
@@ -344,7 +357,8 @@ __global__ void __launch_bounds__(THREADS) flash_mma_dq_kernel(const ont_flash f
         ONT_UNROLL
                 for (int n = 0; n < N / 8; n++) {
                     uint32_t words[4];
-                    int64_t at = (lead * f.rows + i) * f.columns + first + n * 8 + 2 * t, both[2] = {at, at + 8 * f.columns};
+                    int64_t at = (lead * f.rows + i) * f.columns + first + n * 8 + 2 * t,
+                            both[2] = {at, at + 8 * f.columns};
                     if (f.drops) words_of(f, both, aligned, words);
         ONT_UNROLL
                     for (int e = 0; e < 4; e++) {
@@ -366,8 +380,8 @@ __global__ void __launch_bounds__(THREADS) flash_mma_dq_kernel(const ont_flash f
         }
         if (!f.dq) continue;
         int64_t at = flash_at(f, ONT_FLASH_Q, flash_lead(f, mask, item / tiles, 0));
-        put_pairs<T, D>((T *)f.dq + at, f.view[ONT_FLASH_Q].row, first_row + own, rows, (int)f.size, acc, (float)f.scale,
-                        (float)f.scale, false, false);
+        put_pairs<T, D>((T *)f.dq + at, f.view[ONT_FLASH_Q].row, first_row + own, rows, (int)f.size, acc,
+                        (float)f.scale, (float)f.scale, false, false);
     }
 }
 
@@ -383,18 +397,20 @@ __global__ void __launch_bounds__(THREADS) flash_mma_dkv_kernel(const ont_flash 
     int64_t tiles = (f.columns + OWN - 1) / OWN;
     bool aligned = f.columns % 4 == 0;
     for (int64_t item = blockIdx.x; item < f.count / n_shared * tiles; item += gridDim.x) {
-        int rows = (int)f.rows, columns = (int)f.columns, first_key = (int)(item % tiles) * OWN, j = first_key + own + g;
+        int rows = (int)f.rows, columns = (int)f.columns, first_key = (int)(item % tiles) * OWN,
+            j = first_key + own + g;
         int64_t begin = flash_first_row(f, first_key) / N * N;
         float dk[D / 8][4] = {}, dv[D / 8][4] = {};
         for (int64_t other = 0; other < n_shared; other++) {
             int64_t lead = flash_lead(f, mask, item / tiles, other);
             flash_masks masks = flash_masks_of(f, lead);
-            const T *q_from = (const T *)f.q + flash_at(f, ONT_FLASH_Q, lead), *dy_from = (const T *)f.dy + flash_at(f, ONT_FLASH_Y, lead);
+            const T *q_from = (const T *)f.q + flash_at(f, ONT_FLASH_Q, lead),
+                    *dy_from = (const T *)f.dy + flash_at(f, ONT_FLASH_Y, lead);
             __syncthreads();
-            load_rows<T, D, OWN>((const T *)f.k + flash_at(f, ONT_FLASH_K, lead), f.view[ONT_FLASH_K].row, first_key, columns,
-                                 (int)f.size, keys);
-            load_rows<T, D, OWN>((const T *)f.v + flash_at(f, ONT_FLASH_V, lead), f.view[ONT_FLASH_V].row, first_key, columns,
-                                 (int)f.v_size, values);
+            load_rows<T, D, OWN>((const T *)f.k + flash_at(f, ONT_FLASH_K, lead), f.view[ONT_FLASH_K].row, first_key,
+                                 columns, (int)f.size, keys);
+            load_rows<T, D, OWN>((const T *)f.v + flash_at(f, ONT_FLASH_V, lead), f.view[ONT_FLASH_V].row, first_key,
+                                 columns, (int)f.v_size, values);
             for (int first = begin < rows ? (int)begin : rows; first < rows; first += N) {
                 __syncthreads();
                 load_rows<T, D, N>(q_from, f.view[ONT_FLASH_Q].row, first, rows, (int)f.size, queries);
@@ -430,11 +446,11 @@ __global__ void __launch_bounds__(THREADS) flash_mma_dkv_kernel(const ont_flash 
         }
         int64_t lead = flash_lead(f, mask, item / tiles, 0);
         if (f.dk)
-            put_pairs<T, D>((T *)f.dk + flash_at(f, ONT_FLASH_K, lead), f.view[ONT_FLASH_K].row, first_key + own, columns, (int)f.size,
-                            dk, (float)f.scale, (float)f.scale, false, false);
+            put_pairs<T, D>((T *)f.dk + flash_at(f, ONT_FLASH_K, lead), f.view[ONT_FLASH_K].row, first_key + own,
+                            columns, (int)f.size, dk, (float)f.scale, (float)f.scale, false, false);
         if (f.dv)
-            put_pairs<T, D>((T *)f.dv + flash_at(f, ONT_FLASH_V, lead), f.view[ONT_FLASH_V].row, first_key + own, columns,
-                            (int)f.v_size, dv, 1, 1, false, false);
+            put_pairs<T, D>((T *)f.dv + flash_at(f, ONT_FLASH_V, lead), f.view[ONT_FLASH_V].row, first_key + own,
+                            columns, (int)f.v_size, dv, 1, 1, false, false);
     }
 }
 
@@ -451,23 +467,26 @@ static bool fits_vectors(const ont_flash *f, int view, const void *pointer)
 extern "C" int ont_flash_has_mma(const ont_flash *f, int gradient)
 {
     if ((f->dtype != ONT_FLOAT16 && f->dtype != ONT_BFLOAT16) || f->size % 8 || f->v_size % 8) return 0;
-    if (f->size > 128 || f->v_size > 128 || f->rows > INT32_MAX / 2 || f->columns > INT32_MAX / 2 || !ont_has_mma()) return 0;
-    bool fits = fits_vectors(f, ONT_FLASH_Q, f->q) && fits_vectors(f, ONT_FLASH_K, f->k) && fits_vectors(f, ONT_FLASH_V, f->v) &&
-                fits_vectors(f, ONT_FLASH_Y, f->y);
+    if (f->size > 128 || f->v_size > 128 || f->rows > INT32_MAX / 2 || f->columns > INT32_MAX / 2 || !ont_has_mma())
+        return 0;
+    bool fits = fits_vectors(f, ONT_FLASH_Q, f->q) && fits_vectors(f, ONT_FLASH_K, f->k) &&
+                fits_vectors(f, ONT_FLASH_V, f->v) && fits_vectors(f, ONT_FLASH_Y, f->y);
     if (gradient)
         fits = fits && fits_vectors(f, ONT_FLASH_Y, f->dy) && fits_vectors(f, ONT_FLASH_Q, f->dq) &&
                fits_vectors(f, ONT_FLASH_K, f->dk) && fits_vectors(f, ONT_FLASH_V, f->dv);
     return fits;
 }
 
-static unsigned blocks_of(int64_t leads, int64_t length, int rows) { return ont_blocks(leads * ((length + rows - 1) / rows), 1); }
+static unsigned blocks_of(int64_t leads, int64_t length,
+                          int rows) { return ont_blocks(leads * ((length + rows - 1) / rows), 1); }
 
 template <class T, int D, int MT, int KEYS> static int forward(const ont_flash *f, void *stream)
 {
     size_t bytes = (size_t)(16 * MT * WARPS + 2 * KEYS) * (D + 8) * sizeof(T);
     int error = ONT_ALLOW_SHARED((flash_mma_kernel<T, D, MT, KEYS>), bytes);
     if (error) return error;
-    return ONT_LAUNCH((flash_mma_kernel<T, D, MT, KEYS>), blocks_of(f->count, f->rows, 16 * MT * WARPS), THREADS, bytes, stream, *f);
+    return ONT_LAUNCH((flash_mma_kernel<T, D, MT, KEYS>), blocks_of(f->count, f->rows, 16 * MT * WARPS), THREADS, bytes,
+                      stream, *f);
 }
 
 template <class T, int D, int N> static int keys_backward(const ont_flash *f, void *stream)
@@ -481,8 +500,8 @@ template <class T, int D, int N> static int keys_backward(const ont_flash *f, vo
         if (!both) (turn ? part.dk : part.dv) = nullptr;
         unsigned mask = both || !turn ? k : v;
         if ((both && turn) || (!part.dk && !part.dv)) continue;
-        error = ONT_LAUNCH((flash_mma_dkv_kernel<T, D, N>), blocks_of(flash_count(f, mask, false), f->columns, OWN), THREADS, bytes,
-                           stream, part, mask, flash_count(f, mask, true));
+        error = ONT_LAUNCH((flash_mma_dkv_kernel<T, D, N>), blocks_of(flash_count(f, mask, false), f->columns, OWN),
+                           THREADS, bytes, stream, part, mask, flash_count(f, mask, true));
     }
     return error;
 }
@@ -493,8 +512,8 @@ template <class T, int D, int N> static int backward(const ont_flash *f, void *s
     unsigned mask = f->dq ? flash_shared_leads(f, ONT_FLASH_Q) : 0;
     int error = ONT_ALLOW_SHARED((flash_mma_dq_kernel<T, D, N>), bytes);
     if (!error && (f->dq || f->dbias))
-        error = ONT_LAUNCH((flash_mma_dq_kernel<T, D, N>), blocks_of(flash_count(f, mask, false), f->rows, OWN), THREADS, bytes, stream,
-                           *f, mask, flash_count(f, mask, true));
+        error = ONT_LAUNCH((flash_mma_dq_kernel<T, D, N>), blocks_of(flash_count(f, mask, false), f->rows, OWN),
+                           THREADS, bytes, stream, *f, mask, flash_count(f, mask, true));
     return error || (!f->dk && !f->dv) ? error : keys_backward<T, D, N>(f, stream);
 }
 

@@ -1,6 +1,6 @@
 /*
- * Gather along an axis, and its gradient in deterministic order: indices are sorted with their positions by a stable radix
- * sort, then each run of equal indices is one sum, added in the order of positions.
+ * Gather along an axis, and its gradient in deterministic order: indices are sorted with their positions by a stable
+ * radix sort, then each run of equal indices is one sum, added in the order of positions.
  */
 #include "launch.cuh"
 
@@ -181,7 +181,8 @@ template <class T>
 __global__ void __launch_bounds__(ONT_THREADS) runs_kernel(const ont_gather g, const pair *sorted, const T *dy, T *out)
 {
     typedef typename ont_compute<T>::type C;
-    for (int64_t item = blockIdx.x; item < g.outer * g.count; item += gridDim.x) { /* gridDim.y ends at 65535, outer does not */
+    for (int64_t item = blockIdx.x; item < g.outer * g.count;
+         item += gridDim.x) { /* gridDim.y ends at 65535, outer does not */
         int64_t o = item / g.count, first = item % g.count;
         int32_t key = sorted[first].key;
         if (key >= g.table || (first && sorted[first - 1].key == key)) continue;
@@ -203,8 +204,8 @@ static int launch_grad(const ont_gather *g, const void *dy, const void *indices,
     pair *items = (pair *)work, *sorted;
     error = sort_indices(g, indices, items, items + g->count, (int32_t *)(items + 2 * g->count), &sorted, stream);
     if (error) return error;
-    return ONT_LAUNCH(runs_kernel<T>, ont_blocks(g->outer * g->count, 1), ont_row_threads(g->inner), 0, stream, *g, (const pair *)sorted,
-                      (const T *)dy, (T *)out);
+    return ONT_LAUNCH(runs_kernel<T>, ont_blocks(g->outer * g->count, 1), ont_row_threads(g->inner), 0, stream, *g,
+                      (const pair *)sorted, (const T *)dy, (T *)out);
 }
 
 extern "C" int ont_launch_gather_grad(const ont_gather *g, const void *dy, const void *indices, void *out, void *work,

@@ -1,6 +1,7 @@
 /*
- * Source of one elementwise program, the expressions those of simd/simd.h by their text. Sizes stand in the source, so that
- * the compiler turns divisions by them into products; sources that were compiled before are found again by their text.
+ * Source of one elementwise program, the expressions those of simd/simd.h by their text. Sizes stand in the source, so
+ * that the compiler turns divisions by them into products; sources that were compiled before are found again by their
+ * text.
  */
 #include "generate.h"
 
@@ -13,7 +14,8 @@
 #include "jit.h"
 
 #ifdef ONT_MATH_PATH
-__asm__(".pushsection .rodata\n.global ont_math_text\n.hidden ont_math_text\nont_math_text:\n.incbin \"" ONT_MATH_PATH "\"\n.byte 0\n.popsection\n");
+__asm__(".pushsection .rodata\n.global ont_math_text\n.hidden ont_math_text\nont_math_text:\n.incbin \"" ONT_MATH_PATH
+        "\"\n.byte 0\n.popsection\n");
 #endif
 
 struct ont_generated {
@@ -43,7 +45,8 @@ static __attribute__((format(printf, 2, 3))) void add(text *t, const char *forma
 
 static const char *const expressions[ONT_LOOP_COUNT] = {
 #define X(name, expression) [ONT_LOOP_##name] = #expression,
-    ONT_UNARY_FLOAT_LIST(X) ONT_UNARY_NUMBER_LIST(X) ONT_BINARY_FLOAT_LIST(X) ONT_BINARY_NUMBER_LIST(X) ONT_COMPARE_LIST(X)
+    ONT_UNARY_FLOAT_LIST(X) ONT_UNARY_NUMBER_LIST(X) ONT_BINARY_FLOAT_LIST(X) ONT_BINARY_NUMBER_LIST(X)
+        ONT_COMPARE_LIST(X)
 #undef X
 };
 
@@ -68,8 +71,8 @@ static bool is_half(int dtype)
 }
 
 /*
- * A layer's Dropout differs from the next one's in its stream alone: that is an argument, so that one kernel serves all. Of a layout
- * of torch's what divisions need stays in the source.
+ * A layer's Dropout differs from the next one's in its stream alone: that is an argument, so that one kernel serves
+ * all. Of a layout of torch's what divisions need stays in the source.
  */
 #define FIXED(stream) ((stream) & ONT_LAYOUT_TORCH ? (stream) & ~((UINT64_C(1) << ONT_LAYOUT_BLOCKS) - 1) : 0)
 
@@ -171,7 +174,10 @@ static void add_step(text *t, const ont_ew *e, int j)
 {
     const ont_ew_step *s = &e->steps[j];
     const char *in = type_of(s->in), *out = type_of(s->out);
-    add(t, "    %s v%d; { typedef %s NUM; const NUM P0 = (NUM)%.17g, P1 = (NUM)%.17g; (void)P0; (void)P1;\n      const %s a = ", out, j, in,
+    add(t,
+        "    %s v%d; { typedef %s NUM; const NUM P0 = (NUM)%.17g, P1 = (NUM)%.17g; (void)P0; (void)P1;\n"
+        "      const %s a = ",
+        out, j, in,
         s->p[0], s->p[1], s->kind == ONT_EW_WHERE ? "uint8_t" : in);
     add_name(t, e, s->operand[0]);
     for (int k = 1; k < s->n_operands; k++) {
@@ -182,8 +188,8 @@ static void add_step(text *t, const ont_ew *e, int j)
     case ONT_EW_WHERE: add(t, "; v%d = a ? b : c; }\n", j); break;
     case ONT_EW_DROPOUT: add_dropout(t, e, j); break;
     case ONT_EW_CAST:
-        add(t, "; v%d = %s%s(a); }\n", j, is_half(s->in) ? (s->in == ONT_FLOAT16 ? "ont_f16" : "ont_bf16") : "ont_float",
-            is_half(s->in) ? "_to_float" : s->out == ONT_FLOAT16 ? "_to_f16" : "_to_bf16");
+        add(t, "; v%d = %s%s(a); }\n", j, is_half(s->in) ? (s->in == ONT_FLOAT16 ? "ont_f16" : "ont_bf16")
+            : "ont_float", is_half(s->in) ? "_to_float" : s->out == ONT_FLOAT16 ? "_to_f16" : "_to_bf16");
         break;
     default: add(t, "; v%d = (%s)(%s); }\n", j, out, expressions[s->loop]); break;
     }
@@ -198,7 +204,8 @@ static void add_body(text *t, const ont_ew *e, const int *types, int vector)
     if (vector > 1) add(t, "#pragma unroll\n    for (int lane = 0; lane < %d; lane++) {\n", vector);
     add(t, "    const int64_t element = piece * %d + %s; (void)element;\n", vector, vector > 1 ? "lane" : "0");
     for (int k = 0; k < e->n_operands && vector > 1; k++)
-        if (types[k] != ONT_UNDEFINED && !is_single(e, k)) add(t, "    const %s x%d = w%d.v[lane];\n", type_of(types[k]), k, k);
+        if (types[k] != ONT_UNDEFINED && !is_single(e, k))
+            add(t, "    const %s x%d = w%d.v[lane];\n", type_of(types[k]), k, k);
     for (int j = 0; j < e->n_steps; j++) add_step(t, e, j);
     for (int k = 0; k < e->n_results; k++) {
         const char *type = type_of(e->steps[e->result[k]].out);
@@ -219,17 +226,20 @@ static void add_source(text *t, const ont_ew *e, const int *types, int vector, c
     add(t, "%s", ont_math_text);
     add(t,
         "template <class T> struct __align__(sizeof(T) * %d) ont_vector { T v[%d]; };\n"
-        "struct ont_args { const void *in[%d]; void *out[%d]; const uint64_t *seed; int64_t n; uint64_t stream[%d]; };\n"
+        "struct ont_args { const void *in[%d]; void *out[%d]; const uint64_t *seed; int64_t n; uint64_t stream[%d]; "
+        "};\n"
         "extern \"C\" __global__ void __launch_bounds__(%d) ont_fused(const ont_args g)\n{\n"
         "  const uint64_t random[3] = {%s}; (void)random;\n"
-        "  for (int64_t piece = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; piece < g.n; piece += (int64_t)gridDim.x * blockDim.x) {\n",
+        "  for (int64_t piece = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; piece < g.n; piece += "
+        "(int64_t)gridDim.x * blockDim.x) {\n",
         VECTOR, VECTOR, ONT_EW_OPERANDS, ONT_EW_RESULTS, ONT_JIT_STREAMS, ONT_JIT_THREADS,
         random ? "g.seed[0], g.seed[1], g.seed[2]" : "0, 0, 0");
     if (vector == 1 && e->rank > 1) {
         const char *index = e->count <= INT32_MAX ? "uint32_t" : "uint64_t";
         add(t, "    %s rest = (%s)piece;\n", index, index);
         for (int d = e->rank - 1; d >= 0; d--)
-            add(t, "    const %s i%d = rest %% %" PRId64 "; rest /= %" PRId64 "; (void)i%d;\n", index, d, e->dims[d], e->dims[d], d);
+            add(t, "    const %s i%d = rest %% %" PRId64 "; rest /= %" PRId64 "; (void)i%d;\n", index, d, e->dims[d],
+                e->dims[d], d);
     } else if (vector == 1 && e->rank == 1) {
         add(t, "    const int64_t i0 = piece; (void)i0;\n");
     }
@@ -294,7 +304,8 @@ ont_status ont_generate(const ont_ew *e, ont_generated **generated)
     for (int k = 0; k < e->n_operands; k++)
         made->align[k] = (int16_t)(e->size[k] * (vector > 1 && !is_single(e, k) ? vector : 1));
     for (int k = 0; k < e->n_results; k++)
-        made->align[ONT_EW_OPERANDS + k] = (int16_t)((int)ont_dtype_size((ont_dtype)e->steps[e->result[k]].out) * vector);
+        made->align[ONT_EW_OPERANDS + k] = (int16_t)((int)ont_dtype_size((ont_dtype)e->steps[e->result[k]].out) *
+                                                     vector);
     *generated = made;
     return ONT_OK;
 }

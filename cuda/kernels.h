@@ -1,6 +1,6 @@
 /*
- * The launchers of the kernel files, for C. Each checks its launch and returns a CUDA error code, 0 where all is well. Pointers are
- * the device's, sizes count elements unless they say bytes.
+ * The launchers of the kernel files, for C. Each checks its launch and returns a CUDA error code, 0 where all is well.
+ * Pointers are the device's, sizes count elements unless they say bytes.
  */
 #ifndef ONT_CUDA_KERNELS_H
 #define ONT_CUDA_KERNELS_H
@@ -89,7 +89,8 @@ int ont_launch_loss_grad(const ont_loss *s, const void *x, const void *labels, c
 /* pool.cu: `indices` and, for a maximum's gradient, x as in ops/pool.c */
 int ont_launch_pool(int dtype, const ont_pool *p, const void *x, void *y, int64_t *indices, void *stream);
 size_t ont_pool_grad_work(const ont_pool *p);
-int ont_launch_pool_grad(int dtype, const ont_pool *p, const void *x, const void *dy, void *dx, void *work, void *stream);
+int ont_launch_pool_grad(int dtype, const ont_pool *p, const void *x, const void *dy, void *dx, void *work,
+                         void *stream);
 
 /* batchnorm.cu: x (n, c, d); what is per channel is float32 where x has 16 bits, else of the dtype of x */
 typedef struct ont_batchnorm {
@@ -107,7 +108,8 @@ int ont_launch_batchnorm_grad(const ont_batchnorm *s, const void *const *in, voi
 /* y (images, c, d) += bias (c) */
 int ont_launch_channel_bias(int dtype, int64_t images, int64_t c, int64_t d, const void *bias, void *y, void *stream);
 
-/* conv.cu: y (n, m, out) = x (n, c, in) * w (m, c / groups, kernel); spatial dims are right-aligned, absent ones are 1 */
+/* conv.cu: y (n, m, out) = x (n, c, in) * w (m, c / groups, kernel); spatial dims are right-aligned, absent ones are 1
+ */
 typedef enum ont_conv_kind { ONT_CONV_FORWARD, ONT_CONV_GRAD_INPUT, ONT_CONV_GRAD_WEIGHT } ont_conv_kind;
 typedef struct ont_conv_shape {
     int64_t n, c, m, groups;

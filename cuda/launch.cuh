@@ -17,14 +17,18 @@
     extern __shared__ __align__(16) unsigned char ont_shared_bytes[]; \
     type *name = reinterpret_cast<type *>(ont_shared_bytes)
 #define ONT_LAUNCH(kernel, grid, block, shared, stream, ...) \
-    (kernel<<<(grid), (block), (shared), static_cast<cudaStream_t>(stream)>>>(__VA_ARGS__), static_cast<int>(cudaGetLastError())) /* taken: whoever asks next must not find it again */
-/* Before a launch with more than 48 KiB of shared memory: 0, or an error. A cheap call, and it may be made while a graph is captured. */
+    (kernel<<<(grid), (block), (shared), static_cast<cudaStream_t>(stream)>>>(__VA_ARGS__), \
+     static_cast<int>(cudaGetLastError())) /* taken: whoever asks next must not find it again */
+/* Before a launch with more than 48 KiB of shared memory: 0, or an error. A cheap call, and it may be made while a
+ * graph is captured. */
 #define ONT_ALLOW_SHARED(kernel, bytes) \
-    ((bytes) <= 49152 ? 0 : static_cast<int>(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes))))
+    ((bytes) <= 49152 ? 0 : static_cast<int>(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, \
+                                                                  static_cast<int>(bytes))))
 static inline size_t ont_shared_limit()
 {
     int device = 0, bytes = 49152;
-    if (cudaGetDevice(&device) == cudaSuccess) cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    if (cudaGetDevice(&device) == cudaSuccess)
+        cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     return (size_t)bytes;
 }
 #endif
@@ -133,7 +137,8 @@ template <class T> ONT_DEVICE T ont_warp_max(T v)
     for (int lanes = 16; lanes; lanes >>= 1) v = ont_larger(v, __shfl_xor_sync(0xffffffffu, v, lanes));
     return v;
 }
-/* All threads get the result; blockDim.x is a multiple of 32; `scratch` has 32 entries. Begins and ends with a barrier. */
+/* All threads get the result; blockDim.x is a multiple of 32; `scratch` has 32 entries. Begins and ends with a barrier.
+ */
 template <class T> ONT_DEVICE T ont_block_sum(T v, T *scratch)
 {
     int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5, warps = (int)blockDim.x >> 5;

@@ -1,6 +1,7 @@
 /*
- * Softmax-cross-entropy and negative log-likelihood over rows of scores. Nothing of the scores' size is saved: two numbers a
- * row, the largest score and the logarithm of the sum of exponentials; the gradient is written over the scores.
+ * Softmax-cross-entropy and negative log-likelihood over rows of scores. Nothing of the scores' size is saved: two
+ * numbers a row, the largest score and the logarithm of the sum of exponentials; the gradient is written over the
+ * scores.
  */
 #include "launch.cuh"
 

@@ -1,6 +1,6 @@
 /*
- * The expressions of simd/simd.h on a device: the names that they use, for any number type. Included by the interpreter and,
- * as text, in front of generated kernels. Plain C++ without headers of its own.
+ * The expressions of simd/simd.h on a device: the names that they use, for any number type. Included by the interpreter
+ * and, as text, in front of generated kernels. Plain C++ without headers of its own.
  */
 #ifndef ONT_CUDA_MATH_CUH
 #define ONT_CUDA_MATH_CUH
@@ -92,10 +92,11 @@ ONT_DEVICE uint32_t ont_philox_word(uint64_t key, uint64_t stream, int64_t eleme
 }
 
 /*
- * The word that decides about an element under Dropout. random: the run's key, and seed and block of torch's generator. The
- * highest bit of `stream` says that it is a layout of torch's kernel (ops/random.h): T threads, thread t drawing its fours of words
- * as subsequence t. With lanes of 2, 4 or 8 elements, thread t takes the pieces t, t + T, t + 2T ... and a four of words for
- * each four of its elements, or for its two; element by element it takes t, t + T ..., one word each. Inverted, so that small words drop.
+ * The word that decides about an element under Dropout. random: the run's key, and seed and block of torch's generator.
+ * The highest bit of `stream` says that it is a layout of torch's kernel (ops/random.h): T threads, thread t drawing
+ * its fours of words as subsequence t. With lanes of 2, 4 or 8 elements, thread t takes the pieces t, t + T, t + 2T ...
+ * and a four of words for each four of its elements, or for its two; element by element it takes t, t + T ..., one word
+ * each. Inverted, so that small words drop.
  */
 ONT_DEVICE uint32_t ont_dropout_word(const uint64_t *random, uint64_t stream, int64_t element)
 {

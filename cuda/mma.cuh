@@ -1,7 +1,7 @@
 /*
- * Tensor cores: products of 16 x 16 by 16 x 8 with sums in float32 (mma.sync, compute capability 8.0 on), and the loads of their
- * operands from shared memory (ldmatrix). The emulation does what each instruction is defined to do, lane by lane, so that the
- * kernels' use of the layouts is what a test proves.
+ * Tensor cores: products of 16 x 16 by 16 x 8 with sums in float32 (mma.sync, compute capability 8.0 on), and the loads
+ * of their operands from shared memory (ldmatrix). The emulation does what each instruction is defined to do, lane by
+ * lane, so that the kernels' use of the layouts is what a test proves.
  *
  * Layouts (PTX ISA, "Matrix fragments for mma.m16n8k16"), g = lane / 4, t = lane % 4, two values a register:
  *   A  a0 (g, 2t) a1 (g + 8, 2t) a2 (g, 2t + 8) a3 (g + 8, 2t + 8)
@@ -43,7 +43,8 @@ template <class T> ONT_DEVICE void ont_mma(float *c, const uint32_t *a, const ui
         int row = g + 8 * (e / 2), column = 2 * t + e % 2;
         sums[e] = c[e];
         for (int k = 0; k < 16; k++) {
-            const T *left = (const T *)(const void *)all->of[row % 8 * 4 + k % 8 / 2], *right = (const T *)(const void *)all->of[column * 4 + k % 8 / 2];
+            const T *left = (const T *)(const void *)all->of[row % 8 * 4 + k % 8 / 2],
+                    *right = (const T *)(const void *)all->of[column * 4 + k % 8 / 2];
             sums[e] += ont_load(&left[(row / 8 + 2 * (k / 8)) * 2 + k % 2]) * ont_load(&right[8 + k / 8 * 2 + k % 2]);
         }
     }
@@ -84,7 +85,8 @@ template <class T> ONT_DEVICE void ont_mma(float *c, const uint32_t *a, const ui
 #define ONT_MMA(type, name) \
     template <> __device__ __forceinline__ void ont_mma<type>(float *c, const uint32_t *a, const uint32_t *b) \
     { \
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." name "." name ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" \
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." name "." name ".f32 " \
+                     "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" \
                      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1])); \
     }

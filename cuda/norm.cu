@@ -1,6 +1,6 @@
 /*
- * LayerNormalization and RMSNorm with their gradients: a block per row; gradients of scale and bias by partial sums over
- * ranges of rows that are added in order, so that nothing depends on the grid.
+ * LayerNormalization and RMSNorm with their gradients: a block per row; gradients of scale and bias by partial sums
+ * over ranges of rows that are added in order, so that nothing depends on the grid.
  */
 #include "launch.cuh"
 

@@ -1,6 +1,6 @@
 /*
- * Generated kernels through NVRTC, opened at run time; machine code is kept in ORTMODULE_CACHE_DIR where that is set, found
- * again by a hash of the source and checked by the source itself.
+ * Generated kernels through NVRTC, opened at run time; machine code is kept in ORTMODULE_CACHE_DIR where that is set,
+ * found again by a hash of the source and checked by the source itself.
  */
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
@@ -29,28 +29,34 @@ static nvrtc api;
 static bool found;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-static const char preamble[] =
-    "typedef unsigned char uint8_t; typedef unsigned short uint16_t; typedef int int32_t; typedef unsigned int uint32_t;\n"
-    "typedef long long int64_t; typedef unsigned long long uint64_t;\n"
-    "#define ONT_DEVICE static __device__ __forceinline__\n"
-    "ONT_DEVICE float ont_f16_to_float(uint16_t h) { float f; asm(\"cvt.f32.f16 %0, %1;\" : \"=f\"(f) : \"h\"(h)); return f; }\n"
-    "ONT_DEVICE uint16_t ont_float_to_f16(float f) { uint16_t h; asm(\"cvt.rn.f16.f32 %0, %1;\" : \"=h\"(h) : \"f\"(f)); return h; }\n"
-    "ONT_DEVICE float ont_bf16_to_float(uint16_t h) { return __int_as_float((int)((uint32_t)h << 16)); }\n"
-    "ONT_DEVICE uint16_t ont_float_to_bf16(float x) {\n"
-    "  uint32_t bits = (uint32_t)__float_as_int(x);\n"
-    "  return (bits & 0x7fffffffu) > 0x7f800000u ? (uint16_t)0x7fc0 : (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16); }\n";
+static const char
+    preamble[] = "typedef unsigned char uint8_t; typedef unsigned short uint16_t; typedef int int32_t; typedef "
+                 "unsigned int uint32_t;\n"
+                 "typedef long long int64_t; typedef unsigned long long uint64_t;\n"
+                 "#define ONT_DEVICE static __device__ __forceinline__\n"
+                 "ONT_DEVICE float ont_f16_to_float(uint16_t h) { float f; asm(\"cvt.f32.f16 %0, %1;\" : \"=f\"(f) : "
+                 "\"h\"(h)); return f; }\n"
+                 "ONT_DEVICE uint16_t ont_float_to_f16(float f) { uint16_t h; asm(\"cvt.rn.f16.f32 %0, %1;\" : "
+                 "\"=h\"(h) : \"f\"(f)); return h; }\n"
+                 "ONT_DEVICE float ont_bf16_to_float(uint16_t h) { return __int_as_float((int)((uint32_t)h << 16)); }\n"
+                 "ONT_DEVICE uint16_t ont_float_to_bf16(float x) {\n"
+                 "  uint32_t bits = (uint32_t)__float_as_int(x);\n"
+                 "  return (bits & 0x7fffffffu) > 0x7f800000u ? (uint16_t)0x7fc0 : (uint16_t)((bits + 0x7fff + (bits "
+                 ">> 16 & 1)) >> 16); }\n";
 
 /* torch links the other libraries, and so has opened them; NVRTC it opens late. In the wheels it lies near them. */
 static void *open_near(const char *neighbour, const char *name)
 {
-    static const char *const ways[] = {"", "../../cuda_nvrtc/lib/", "../../nvidia/cu13/lib/", "../../nvidia/cuda_nvrtc/lib/"};
+    static const char *const ways[] = {"", "../../cuda_nvrtc/lib/", "../../nvidia/cu13/lib/",
+                                       "../../nvidia/cuda_nvrtc/lib/"};
     struct link_map *map = NULL;
     char path[4096];
     void *library = dlopen(neighbour, RTLD_LAZY | RTLD_NOLOAD), *opened = NULL;
     if (!library) return NULL;
     if (!dlinfo(library, RTLD_DI_LINKMAP, &map) && map && strrchr(map->l_name, '/'))
         for (size_t i = 0; i < sizeof ways / sizeof *ways && !opened; i++) {
-            int n = snprintf(path, sizeof path, "%.*s/%s%s", (int)(strrchr(map->l_name, '/') - map->l_name), map->l_name, ways[i], name);
+            int n = snprintf(path, sizeof path, "%.*s/%s%s", (int)(strrchr(map->l_name, '/') - map->l_name),
+                             map->l_name, ways[i], name);
             if (n > 0 && (size_t)n < sizeof path) opened = dlopen(path, RTLD_LAZY | RTLD_LOCAL);
         }
     dlclose(library);
@@ -64,7 +70,8 @@ static void *open_any(void)
     enum { NAMES = sizeof names / sizeof *names, NEIGHBOURS = sizeof neighbours / sizeof *neighbours };
     void *opened = NULL;
     for (int i = 0; i < NAMES && !opened; i++) opened = dlopen(names[i], RTLD_LAZY | RTLD_LOCAL | RTLD_NOLOAD);
-    for (int i = 0; i < NAMES * NEIGHBOURS && !opened; i++) opened = open_near(neighbours[i % NEIGHBOURS], names[i / NEIGHBOURS]);
+    for (int i = 0; i < NAMES * NEIGHBOURS && !opened; i++)
+        opened = open_near(neighbours[i % NEIGHBOURS], names[i / NEIGHBOURS]);
     for (int i = 0; i < NAMES && !opened; i++) opened = dlopen(names[i], RTLD_LAZY | RTLD_LOCAL);
     return opened;
 }

@@ -1,6 +1,6 @@
 /*
- * Multi-tensor optimizers: a block per chunk of a tensor, one launch for all tensors of all groups of equal hyperparameters.
- * Norms are sums per chunk that one block adds in order, so that a result does not depend on the grid.
+ * Multi-tensor optimizers: a block per chunk of a tensor, one launch for all tensors of all groups of equal
+ * hyperparameters. Norms are sums per chunk that one block adds in order, so that a result does not depend on the grid.
  */
 #include "launch.cuh"
 
@@ -186,7 +186,8 @@ template <class C> ONT_DEVICE C adam(const ont_cuda_optim &o, const update<C> &u
     return (x * u.keep_before - u.rate * m / (vsqrt(root) + u.eps)) * u.keep_after;
 }
 
-template <class C> ONT_DEVICE C apply(const ont_cuda_optim &o, const update<C> &u, C x, C g, C &first, C &second, C &third)
+template <class C>
+ONT_DEVICE C apply(const ont_cuda_optim &o, const update<C> &u, C x, C g, C &first, C &second, C &third)
 {
     switch (o.rule) {
     case ONT_CUDA_ADAM: return adam(o, u, x, g, first, second, third);
@@ -213,7 +214,8 @@ template <class C> ONT_DEVICE C apply(const ont_cuda_optim &o, const update<C> &
 }
 
 /* As on the CPU: in double where a parameter or its state is. */
-ONT_DEVICE bool is_wide(const ont_cuda_tensor &t) { return t.param_dtype == ONT_FLOAT64 || t.state_dtype == ONT_FLOAT64; }
+ONT_DEVICE bool is_wide(const ont_cuda_tensor &t) { return t.param_dtype == ONT_FLOAT64 ||
+                                                   t.state_dtype == ONT_FLOAT64; }
 
 ONT_DEVICE int64_t chunk_end(const ont_cuda_tensor &t, int64_t first)
 {
@@ -260,13 +262,17 @@ template <class C> ONT_DEVICE void update_all(const ont_cuda_optim &o)
     if (skipped(o)) return;
     for (int64_t chunk = blockIdx.x; chunk < o.n_chunks; chunk += gridDim.x) {
         const ont_cuda_tensor &t = o.tensors[o.chunk_tensor[chunk]];
-        if (is_wide(t) == (sizeof(C) == sizeof(double))) update_chunk<C>(o, t, (chunk - t.first_chunk) * ONT_OPTIM_CHUNK);
+        if (is_wide(t) == (sizeof(C) == sizeof(double)))
+            update_chunk<C>(o, t, (chunk - t.first_chunk) * ONT_OPTIM_CHUNK);
     }
 }
 
 __global__ void __launch_bounds__(ONT_THREADS, 4) optim_update_kernel(const ont_cuda_optim o) { update_all<float>(o); }
 
-__global__ void __launch_bounds__(ONT_THREADS) optim_update_wide_kernel(const ont_cuda_optim o) { update_all<double>(o); }
+__global__ void __launch_bounds__(ONT_THREADS) optim_update_wide_kernel(const ont_cuda_optim o)
+{
+    update_all<double>(o);
+}
 
 /* ---- LAMB: moments and the two norms, ratios, the step ---- */
 
@@ -277,7 +283,8 @@ template <class C> ONT_DEVICE C lamb_step(const update<C> &u, C x, C m, C v)
 
 /* Of the step by the moments as they are kept, which is the one that applies: 16-bit states have been rounded. */
 template <class C>
-ONT_DEVICE void norms(const ont_cuda_tensor &t, const update<C> &u, int64_t i, int n, const four<C> &x, double &pp, double &uu)
+ONT_DEVICE void norms(const ont_cuda_tensor &t, const update<C> &u, int64_t i, int n, const four<C> &x, double &pp,
+                      double &uu)
 {
     const four<C> m = load_four<C>(t.state[0], t.state_dtype, i, n), v = load_four<C>(t.state[1], t.state_dtype, i, n);
     ONT_UNROLL
@@ -355,7 +362,9 @@ __global__ void __launch_bounds__(ONT_THREADS) lamb_ratio_kernel(const ont_cuda_
             uu += o.work[2 * chunk + 1];
         }
         double ratio = pp == 0 || uu == 0 ? 1 : sqrt(pp) / sqrt(uu);
-        *ratio_of(o, i) = ratio < o.hyper[LAMB_MIN] ? o.hyper[LAMB_MIN] : ratio > o.hyper[LAMB_MAX] ? o.hyper[LAMB_MAX] : ratio;
+        *ratio_of(o, i) = ratio < o.hyper[LAMB_MIN]   ? o.hyper[LAMB_MIN]
+                          : ratio > o.hyper[LAMB_MAX] ? o.hyper[LAMB_MAX]
+                                                      : ratio;
     }
 }
 
@@ -513,10 +522,12 @@ extern "C" int ont_launch_optim(int what, const ont_cuda_optim *o, float *found_
     case ONT_OPTIM_FACTOR: return ONT_LAUNCH(optim_factor_kernel, 1, threads(), 0, stream, *o, true);
     case ONT_OPTIM_SUMS: {
         int error = launch_squares(o, stream);
-        return error ? error : ONT_LAUNCH(optim_sums_kernel, ont_blocks(o->n_tensors, ONT_THREADS), ONT_THREADS, 0, stream, *o);
+        return error ? error
+                     : ONT_LAUNCH(optim_sums_kernel, ont_blocks(o->n_tensors, ONT_THREADS), ONT_THREADS, 0, stream, *o);
     }
     case ONT_OPTIM_SCALE:
-        return !o->n_chunks ? 0 : ONT_LAUNCH(optim_into_kernel, ont_blocks(o->n_chunks, 1), threads(), 0, stream, *o, found_inf);
+        return !o->n_chunks ? 0 : ONT_LAUNCH(optim_into_kernel, ont_blocks(o->n_chunks, 1), threads(), 0, stream, *o,
+                                             found_inf);
     case ONT_OPTIM_CLIP: return ont_launch_optim_clip(o, stream);
     default: return ont_launch_optim_unscale(o, found_inf, stream);
     }

@@ -1,7 +1,7 @@
 /*
- * Pooling and its gradient: a thread per result, a block per plane where the window is the whole plane. The gradient is gathered:
- * every cell adds what the windows over it give, in their order, so that nothing depends on the order of threads. A maximum's
- * gradient goes to the first largest cell of a window, or the last NaN.
+ * Pooling and its gradient: a thread per result, a block per plane where the window is the whole plane. The gradient is
+ * gathered: every cell adds what the windows over it give, in their order, so that nothing depends on the order of
+ * threads. A maximum's gradient goes to the first largest cell of a window, or the last NaN.
  */
 #include "launch.cuh"
 
@@ -115,7 +115,8 @@ __global__ void __launch_bounds__(ONT_THREADS) pool_plane_mean_kernel(int64_t pl
 
 /* ---- gradients ---- */
 
-template <class T> __global__ void __launch_bounds__(ONT_THREADS) pool_winners_kernel(ont_pool p, const T *x, int32_t *winners)
+template <class T>
+__global__ void __launch_bounds__(ONT_THREADS) pool_winners_kernel(ont_pool p, const T *x, int32_t *winners)
 {
     ONT_FOR(i, p.planes * p.out_count)
     winners[i] = (int32_t)winner_of(p, x + i / p.out_count * p.in_count, i % p.out_count);
@@ -167,22 +168,26 @@ template <class T> static int forward(const ont_pool *p, const void *x, void *y,
     int64_t n = p->planes * p->out_count;
     if (!n) return 0;
     if (p->kind == ONT_POOL_MAX)
-        return ONT_LAUNCH(pool_max_kernel<T>, ont_blocks(n, ONT_THREADS), ONT_THREADS, 0, stream, *p, (const T *)x, (T *)y, indices);
-    bool whole = p->out_count == 1 && p->kernel[0] == 1 && p->kernel[1] == 1 && p->kernel[2] == p->in_count && !p->begin[2] &&
-                 p->limit[2] == p->in[2];
+        return ONT_LAUNCH(pool_max_kernel<T>, ont_blocks(n, ONT_THREADS), ONT_THREADS, 0, stream, *p, (const T *)x,
+                          (T *)y, indices);
+    bool whole = p->out_count == 1 && p->kernel[0] == 1 && p->kernel[1] == 1 && p->kernel[2] == p->in_count &&
+                 !p->begin[2] && p->limit[2] == p->in[2];
     if (whole)
-        return ONT_LAUNCH(pool_plane_mean_kernel<T>, ont_blocks(p->planes, 1), ont_row_threads(p->in_count), 0, stream, p->planes,
-                          p->in_count, (const T *)x, (T *)y);
-    return ONT_LAUNCH(pool_mean_kernel<T>, ont_blocks(n, ONT_THREADS), ONT_THREADS, 0, stream, *p, (const T *)x, (T *)y);
+        return ONT_LAUNCH(pool_plane_mean_kernel<T>, ont_blocks(p->planes, 1), ont_row_threads(p->in_count), 0, stream,
+                          p->planes, p->in_count, (const T *)x, (T *)y);
+    return ONT_LAUNCH(pool_mean_kernel<T>, ont_blocks(n, ONT_THREADS), ONT_THREADS, 0, stream, *p, (const T *)x,
+                      (T *)y);
 }
 
-template <class T> static int backward(const ont_pool *p, const void *x, const void *dy, void *dx, int32_t *winners, void *stream)
+template <class T>
+static int backward(const ont_pool *p, const void *x, const void *dy, void *dx, int32_t *winners, void *stream)
 {
     int64_t outputs = p->planes * p->out_count, cells = p->planes * p->in_count;
     int error = 0;
     if (p->kind != ONT_POOL_MAX) winners = nullptr;
     if (winners && outputs)
-        error = ONT_LAUNCH(pool_winners_kernel<T>, ont_blocks(outputs, ONT_THREADS), ONT_THREADS, 0, stream, *p, (const T *)x, winners);
+        error = ONT_LAUNCH(pool_winners_kernel<T>, ont_blocks(outputs, ONT_THREADS), ONT_THREADS, 0, stream, *p,
+                           (const T *)x, winners);
     if (!error && cells)
         error = ONT_LAUNCH(pool_grad_kernel<T>, ont_blocks(cells, ONT_THREADS), ONT_THREADS, 0, stream, *p,
                            (const int32_t *)winners, (const T *)dy, (T *)dx);
@@ -204,7 +209,8 @@ extern "C" int ont_launch_pool(int dtype, const ont_pool *p, const void *x, void
     }
 }
 
-extern "C" int ont_launch_pool_grad(int dtype, const ont_pool *p, const void *x, const void *dy, void *dx, void *work, void *stream)
+extern "C" int ont_launch_pool_grad(int dtype, const ont_pool *p, const void *x, const void *dy, void *dx, void *work,
+                                    void *stream)
 {
     switch (dtype) {
     case ONT_FLOAT32: return backward<float>(p, x, dy, dx, (int32_t *)work, stream);

@@ -1,6 +1,7 @@
 /*
- * Reductions: a block per result where the reduced elements of one lie together or anywhere; for columns (bias gradients) a
- * thread per column and range of rows, then the ranges in order. Nothing depends on the order in which blocks run.
+ * Reductions: a block per result where the reduced elements of one lie together or anywhere; for columns (bias
+ * gradients) a thread per column and range of rows, then the ranges in order. Nothing depends on the order in which
+ * blocks run.
  */
 #include "launch.cuh"
 

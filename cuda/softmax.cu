@@ -1,6 +1,6 @@
 /*
- * Softmax and LogSoftmax along one axis, and their gradients from the saved output: a block per row, sums in float (double for
- * float64), in one order whatever the grid.
+ * Softmax and LogSoftmax along one axis, and their gradients from the saved output: a block per row, sums in float
+ * (double for float64), in one order whatever the grid.
  */
 #include "launch.cuh"
 

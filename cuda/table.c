@@ -1,6 +1,6 @@
 /*
- * The operators that a CUDA device has: one line each, with the family's kernel that takes it. An operator that is not here,
- * or whose kernel declines, is refused by name when a program is built.
+ * The operators that a CUDA device has: one line each, with the family's kernel that takes it. An operator that is not
+ * here, or whose kernel declines, is refused by name when a program is built.
  */
 #include "glue.h"
 
@@ -17,18 +17,21 @@ const ont_kernel_list ont_cuda_lists[] = {
     EW(Selu) EW(HardSigmoid) EW(HardSwish) EW(Gelu) EW(Softplus) EW(Softsign) EW(Mish) EW(Sin) EW(Cos) EW(Tan) EW(Asin)
     EW(Acos) EW(Atan) EW(Sinh) EW(Cosh) EW(Asinh) EW(Acosh) EW(Atanh) EW(Sign) EW(Floor) EW(Ceil) EW(Round) EW(Swish)
     ONE("", "Add", 7, elementwise, 0) ONE("", "Sub", 7, elementwise, 0) ONE("", "Mul", 7, elementwise, 0)
-    ONE("", "Div", 7, elementwise, 0) ONE("", "Pow", 7, elementwise, 0) EW(Min) EW(Max) ONE("", "Sum", 8, elementwise, 0) ONE("", "Equal", 7, elementwise, 0)
+    ONE("", "Div", 7, elementwise, 0) ONE("", "Pow", 7, elementwise, 0) EW(Min) EW(Max)
+    ONE("", "Sum", 8, elementwise, 0) ONE("", "Equal", 7, elementwise, 0)
     ONE("", "Greater", 7, elementwise, 0) ONE("", "Less", 7, elementwise, 0) EW(GreaterOrEqual) EW(LessOrEqual)
     EW_OURS(AbsGrad) EW_OURS(ErfGrad) EW_OURS(TanhGrad) EW_OURS(SigmoidGrad) EW_OURS(ReluGrad) EW_OURS(LeakyReluGrad)
-    EW_OURS(EluGrad) EW_OURS(SeluGrad) EW_OURS(HardSigmoidGrad) EW_OURS(HardSwishGrad) EW_OURS(GeluGrad) EW_OURS(SoftplusGrad)
-    EW(Where) ONE("", "And", 7, elementwise, 0) ONE("", "Or", 7, elementwise, 0) ONE("", "Xor", 7, elementwise, 0) EW(Not)
+    EW_OURS(EluGrad) EW_OURS(SeluGrad) EW_OURS(HardSigmoidGrad) EW_OURS(HardSwishGrad) EW_OURS(GeluGrad)
+    EW_OURS(SoftplusGrad) EW(Where) ONE("", "And", 7, elementwise, 0) ONE("", "Or", 7, elementwise, 0)
+    ONE("", "Xor", 7, elementwise, 0) EW(Not)
     EW(IsNaN) ONE("", "Clip", 6, elementwise, 0) EW_OURS(HardTanh) ONE("", "Cast", 6, elementwise, 0)
     ONE("", "Dropout", 7, elementwise, 0) EW_OURS(DropoutGrad) EW_OURS(FusedElementwise)
     COPY(Transpose) COPY(Expand) COPY(Slice) ONE(ONT_DOMAIN, "PutSlice", 1, move, 0) ONE("", "Split", 2, move, 0)
     ONE("", "Concat", 4, move, 0) ONE("", "Gather", 1, move, 1) ONE(ONT_DOMAIN, "GatherGrad", 1, move, 2)
     ONE("", "Range", 11, move, 3) ONE("", "Trilu", 14, move, 4)
-    REDUCE(ReduceSum) REDUCE(ReduceMean) REDUCE(ReduceMax) REDUCE(ReduceMin) REDUCE(ReduceProd) REDUCE(ReduceL1) REDUCE(ReduceL2)
-    REDUCE(ReduceSumSquare) REDUCE(ReduceLogSum) REDUCE(ReduceLogSumExp) ONE(ONT_DOMAIN, "SumTo", 1, reduce, 0)
+    REDUCE(ReduceSum) REDUCE(ReduceMean) REDUCE(ReduceMax) REDUCE(ReduceMin) REDUCE(ReduceProd) REDUCE(ReduceL1)
+    REDUCE(ReduceL2) REDUCE(ReduceSumSquare) REDUCE(ReduceLogSum) REDUCE(ReduceLogSumExp)
+    ONE(ONT_DOMAIN, "SumTo", 1, reduce, 0)
     ONE("", "LayerNormalization", 17, norm, 0) ONE(ONT_DOMAIN, "LayerNormGrad", 1, norm, 1)
     ONE("", "Softmax", 1, softmax, 0) ONE("", "LogSoftmax", 1, softmax, 0) ONE(ONT_DOMAIN, "SoftmaxGrad", 1, softmax, 1)
     ONE(ONT_DOMAIN, "LogSoftmaxGrad", 1, softmax, 1)

@@ -1,5 +1,6 @@
 /*
- * Which of several algorithms a library should use for one kind of call: measured once, remembered by the call's description.
+ * Which of several algorithms a library should use for one kind of call: measured once, remembered by the call's
+ * description.
  */
 #ifndef ONT_CUDA_TUNE_H
 #define ONT_CUDA_TUNE_H

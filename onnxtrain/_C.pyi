@@ -14,9 +14,11 @@ class Session:
         model: serialised ``ModelProto``. Every weight is a graph input; only small constants are initializers.
         programs: how many specialised programs are kept, 1 to 4096.
         device: "cpu" (or ""), "cuda", "cuda:1", or a device of a plugin that was opened. Every tensor is on it.
-        torch_random: Dropout nodes draw the words that torch's CUDA kernel draws at their place, where the device tells how many
+        torch_random: Dropout nodes draw the words that torch's CUDA kernel draws at their place, where the device tells
+        how many
             blocks that launches (not the CPU), and no contents decide about the graph.
-        recompute: what backward may compute again instead of keeping it. 0: elementwise operators and norms, on the CPU, at most
+        recompute: what backward may compute again instead of keeping it. 0: elementwise operators and norms, on the
+        CPU, at most
             3% of a step; 1: products and attention too, on every device, at most 40% of a step.
 
     Raises:
@@ -24,7 +26,8 @@ class Session:
         UnsupportedError: the model uses an operator that onnxtrain does not have.
     """
 
-    def __init__(self, model: bytes, programs: int = 16, device: str = "", torch_random: bool = False, recompute: int = 0) -> None: ...
+    def __init__(self, model: bytes, programs: int = 16, device: str = "", torch_random: bool = False,
+                 recompute: int = 0) -> None: ...
     @property
     def inputs(self) -> list[tuple[str, str, tuple[int | str, ...]]]:
         """(name, dtype such as "float" or "int64", dims) of every graph input, in order."""
@@ -35,19 +38,21 @@ class Session:
     def random(self) -> bool:
         """Whether the graph draws random numbers, so that forward() wants a seed."""
 
-    def forward(self, tensors: Sequence[Tensor], grad_mask: bytes, seed: int | Generator = 0) -> tuple[tuple[Tensor, ...], Run | None]:
+    def forward(self, tensors: Sequence[Tensor], grad_mask: bytes,
+                seed: int | Generator = 0) -> tuple[tuple[Tensor, ...], Run | None]:
         """Runs the forward part.
 
         Args:
             tensors: one per graph input, in order, on the CPU. Read in place; copied only where not contiguous.
             grad_mask: one byte per graph input, 1 where its gradient will be wanted.
-            seed: key of the counter-based generator that dropout uses in this run; or a generator of torch's for CUDA, whose seed
+            seed: key of the counter-based generator that dropout uses in this run; or a generator of torch's for CUDA,
+            whose seed
                 and offset are read, and whose offset is moved on as far as eager's dropout would move it.
 
         Returns:
-            The outputs, and the run to call backward() on; None where no output depends on a masked input. An output of the
-            graph that is a sequence comes as a list, an optional without element as None; backward() counts the items of
-            lists as outputs of their own.
+            The outputs, and the run to call backward() on; None where no output depends on a masked input. An output of
+            the graph that is a sequence comes as a list, an optional without element as None; backward() counts the
+            items of lists as outputs of their own.
 
         Raises:
             ValueError, TypeError: a tensor does not fit; the message names the input.
@@ -55,25 +60,29 @@ class Session:
         """
 
     def infer(self) -> dict[str, tuple[str, tuple[int | str | None, ...] | None]]:
-        """Shape inference with symbolic dims, for every operator: value name -> (dtype, dims), of inputs, node outputs and
-        graph outputs. A dim is a size, an expression of the inputs' symbols such as "n" or "2*n + 1", or None where neither
-        fits; dims are None where the rank, or anything, depends on contents, and for sequences. Values of which nothing could
-        be told are left out.
+        """Shape inference with symbolic dims, for every operator: value name -> (dtype, dims), of inputs, node outputs
+        and
+        graph outputs. A dim is a size, an expression of the inputs' symbols such as "n" or "2*n + 1", or None where
+        neither fits; dims are None where the rank, or anything, depends on contents, and for sequences. Values of which
+        nothing could be told are left out.
 
         Raises:
             ValueError, UnsupportedError: the model fails at every size that was tried; the message names the node.
         """
 
     def stats(self) -> dict[str, Any]:
-        """Counts and seconds: programs built, cache hits, build seconds, planned bytes and their lower bound; recomputed_nodes
+        """Counts and seconds: programs built, cache hits, build seconds, planned bytes and their lower bound;
+        recomputed_nodes
         run a second time in backward, so that recomputed_bytes need not be kept for it. Where shapes
-        depend on contents, probe_runs is how often programs ran that compute those contents, and probes_built how many."""
+        depend on contents, probe_runs is how often programs ran that compute those contents, and probes_built how many.
+        """
 
     def text(self, stage: str = "loaded") -> str:
         """The graph as ONNX-style text: "loaded", or "program" for the latest specialised one."""
 
     def save(self, stage: str = "execution_model") -> bytes:
-        """A serialised ModelProto: "post_processed" (as loaded), "optimized_pre_grad" (sizes set, folded), "optimized" (with
+        """A serialised ModelProto: "post_processed" (as loaded), "optimized_pre_grad" (sizes set, folded), "optimized"
+        (with
         its backward part), "execution_model" (what runs); all but the first of the latest program.
 
         Raises:
@@ -84,13 +93,15 @@ class Session:
         """(node, kernel, backward) for every step of the latest program."""
 
     def graphs(self) -> list[tuple[str, int, int, str]]:
-        """(phase, how often recorded, how often replayed, why not the last time) of the latest program on a device: an empty
+        """(phase, how often recorded, how often replayed, why not the last time) of the latest program on a device: an
+        empty
         reason where the last call was a replay; an empty list on the CPU."""
 
     def timeline(self) -> list[tuple[str, str, str, str, bool, float, float]]:
-        """(node, operator, kernel, shape of the result, backward, start, end) for every step of the latest program, from
-        its latest run since set_timing(True); seconds of the monotonic clock, zero before. A backward step has the name of
-        the node that it differentiates."""
+        """(node, operator, kernel, shape of the result, backward, start, end) for every step of the latest program,
+        from
+        its latest run since set_timing(True); seconds of the monotonic clock, zero before. A backward step has the name
+        of the node that it differentiates."""
 
 class Run:
     """A forward that waits for its backward; owns the activations until then."""
@@ -126,7 +137,8 @@ class Watch:
     """Whether containers still hold the very objects that they held; compares pointers.
 
     Args:
-        entries: (container, keys, values) each. A dict with a tuple of keys: their values, `absent` where there is none; a
+        entries: (container, keys, values) each. A dict with a tuple of keys: their values, `absent` where there is
+        none; a
             dict with keys None: (key, value, key, value ...) of all of it; a list: its items; a set: an equal set.
         absent: what stands for a key that is not there.
 
@@ -139,12 +151,15 @@ class Watch:
         """Index of the first entry that differs, or -1."""
 
 def build_info() -> dict[str, Any]:
-    """What this build and this machine have: version, operators, threads, dlpack_exchange, isa, gemm (provider names)."""
+    """What this build and this machine have: version, operators, threads, dlpack_exchange, isa,
+    gemm (provider names).
+    """
 
 def operators() -> list[dict[str, Any]]:
-    """The operator registry: domain, name, since, grad (bool: has a rule), no_grad (bool: nothing flows), containers (bool: takes sequences or optionals), kernels (names), view (bool), expands (bool: stands for
-    others), and attributes: those that the operator takes, as "axis:i perm:I" (i int, f float, s string, t tensor, g graph,
-    capitals for lists); None where it does not say."""
+    """The operator registry: domain, name, since, grad (bool: has a rule), no_grad (bool: nothing flows), containers
+    (bool: takes sequences or optionals), kernels (names), view (bool), expands (bool: stands for
+    others), and attributes: those that the operator takes, as "axis:i perm:I" (i int, f float, s string, t tensor, g
+    graph, capitals for lists); None where it does not say."""
 
 def live_blocks() -> int:
     """Heap blocks of the core that are now allocated (for leak tests)."""
@@ -158,24 +173,30 @@ def disable_kernels(names: Sequence[str]) -> None:
     kernel with the reference). Programs already built keep theirs."""
 
 def disable_passes(names: Sequence[str]) -> None:
-    """Optional passes with these names are skipped from now on, as by ONNXTRAIN_DISABLE=name,... when the process starts.
-    Programs already built stay as they are. "+name" has a pass that is for devices (fuse_gelu) run on the CPU as well."""
+    """Optional passes with these names are skipped from now on, as by ONNXTRAIN_DISABLE=name,... when the process
+    starts.
+    Programs already built stay as they are. "+name" has a pass that is for devices (fuse_gelu) run on the CPU as well.
+    """
 
 def set_flush_denormals(on: bool) -> None:
-    """Whether denormal floats count as zero while programs run, on their threads alone; ONNXTRAIN_FLUSH_DENORMALS=0 turns it
+    """Whether denormal floats count as zero while programs run, on their threads alone; ONNXTRAIN_FLUSH_DENORMALS=0
+    turns it
     off when the process starts."""
 
 def set_matmul_precision(precision: str, everywhere: bool = False) -> None:
-    """Float32 products of programs built from now on: "highest" exactly, "medium" by bfloat16 operands where the processor has
-    such products and the product is large, "high" by three of them where it has tiles (AMX). With `everywhere` (for tests)
-    at any size and on any processor.
+    """Float32 products of programs built from now on: "highest" exactly, "medium" by bfloat16 operands where the
+    processor has
+    such products and the product is large, "high" by three of them where it has tiles (AMX). With `everywhere` (for
+    tests) at any size and on any processor.
 
     Raises:
         ValueError: another name.
     """
 
 def recompute_everywhere(on: bool) -> None:
-    """For tests: programs built from now on recompute whatever saves bytes, however small they are and whatever it costs."""
+    """For tests: programs built from now on recompute whatever saves bytes,
+    however small they are and whatever it costs.
+    """
 
 def open_plugin(path: str | None = None) -> dict[str, Any]:
     """Opens a library with devices, None: the CUDA one beside the extension; once, later calls answer the same.
@@ -203,7 +224,8 @@ def set_log_level(level: int) -> None:
     """Lines of the core below this `logging` level are not made at all."""
 
 def measure_gemm(provider: str, trans_a: bool, trans_b: bool, m: int, n: int, k: int) -> float | None:
-    """Seconds of the best of a few float32 products; None where the provider is not there: "torch", "onednn", "plain", or
+    """Seconds of the best of a few float32 products; None where the provider is not there: "torch", "onednn", "plain",
+    or
     oneDNN's "matmul", "bfloat16" and "bfloat16 to float32" by the operands and the result."""
 
 class Updater:
@@ -219,12 +241,12 @@ class Updater:
     def walks(self) -> tuple[int, int]:
         """
         Returns:
-            How many steps there were, and how many of them found nothing but plain dense tensors where the step before had them:
-            those run no Python code, count no references and keep the GIL.
+            How many steps there were, and how many of them found nothing but plain dense tensors where the step before
+            had them: those run no Python code, count no references and keep the GIL.
         """
 
-    def step(self, groups: list[dict], hyper: list[tuple[float, ...]], state: dict, prepare: Callable[[Tensor, int], bool],
-             max_norm: float, unscale: float, seed: int, device: str = "",
+    def step(self, groups: list[dict], hyper: list[tuple[float, ...]], state: dict,
+             prepare: Callable[[Tensor, int], bool], max_norm: float, unscale: float, seed: int, device: str = "",
              scalars: tuple[Tensor | None, ...] | None = None) -> float | None:
         """Updates every parameter that has a gradient.
 
@@ -237,8 +259,10 @@ class Updater:
             unscale: multiplies the gradients before that.
             seed: of stochastic rounding.
             device: where all tensors are; "": on the CPU.
-            scalars: for a device, float32 numbers there or None: found_inf, what gradients are multiplied by (in place of
-                `unscale`), where the norm goes to, and for each group its rate in place of the first number of its rule.
+            scalars: for a device, float32 numbers there or None: found_inf, what gradients are multiplied by (in place
+            of
+                `unscale`), where the norm goes to, and for each group its rate in place of the first number of its
+                rule.
 
         Returns:
             The norm of all gradients times `unscale`; None where max_norm is negative, and for a device.
@@ -257,19 +281,24 @@ def sums_of_squares(tensors: Sequence[Tensor]) -> list[float]:
     """
 
 def grad_tables() -> Any:
-    """What grads_on() keeps on a device from call to call: tables of the tensors, uploaded where they are not those of the last one."""
+    """What grads_on() keeps on a device from call to call: tables of the tensors,
+    uploaded where they are not those of the last one.
+    """
 
-def grads_on(tables: Any, device: str, what: str, sources: Sequence[Tensor], targets: Sequence[Tensor] | None, found_inf: Tensor | None,
-             inv_scale: Tensor | None, out: Tensor | None, max_norm: float, keep: float) -> None:
+def grads_on(tables: Any, device: str, what: str, sources: Sequence[Tensor], targets: Sequence[Tensor] | None,
+             found_inf: Tensor | None, inv_scale: Tensor | None, out: Tensor | None, max_norm: float,
+             keep: float) -> None:
     """Launches over dense float tensors on a device; nothing waits.
 
     Args:
         tables: of grad_tables().
         device: its name.
-        what: "norm": of all sources together times ``inv_scale``, to ``out`` (one float64). "clip": the same, and sources are
-            multiplied by ``inv_scale * min(1, max_norm / (norm + 1e-6))``. "unscale": by ``inv_scale``, and ``found_inf`` becomes 1
-            where one is not finite. "sums": of squares, one float64 per source, to ``out``. "scale": ``target = source * inv_scale
-            + keep * target``, and ``found_inf`` becomes 1 where a result is not finite.
+        what: "norm": of all sources together times ``inv_scale``, to ``out`` (one float64). "clip": the same, and
+        sources are
+            multiplied by ``inv_scale * min(1, max_norm / (norm + 1e-6))``. "unscale": by ``inv_scale``, and
+            ``found_inf`` becomes 1 where one is not finite. "sums": of squares, one float64 per source, to ``out``.
+            "scale": ``target = source * inv_scale + keep * target``, and ``found_inf`` becomes 1 where a result is not
+            finite.
         targets: of "scale", each with its source's shape and order of elements; else None.
         found_inf, inv_scale: one float32 on the device, or None.
         out: float64 on the device, or None.

@@ -1,7 +1,7 @@
 """`python -m onnxtrain`: what this build and this machine have, and how to get what is missing.
 
-`python -m onnxtrain run script.py ...` runs a script with `onnxruntime.training` importable; `python -m onnxtrain profile
-trace.json` prints where the time of a trace of DebugOptions(profile=) went.
+`python -m onnxtrain run script.py ...` runs a script with `onnxruntime.training` importable; `python -m onnxtrain
+profile trace.json` prints where the time of a trace of DebugOptions(profile=) went.
 """
 
 from __future__ import annotations
@@ -60,11 +60,13 @@ def build() -> None:
     rows = [
         ("onnxtrain", f"{info['version']}, {info['operators']} operator descriptors"),
         ("torch", torch.__version__),
-        ("tensor exchange", "DLPack C table" if info["dlpack_exchange"] else "DLPack Python protocol (torch >= 2.10 has the C table)"),
+        ("tensor exchange", "DLPack C table" if info["dlpack_exchange"]
+         else "DLPack Python protocol (torch >= 2.10 has the C table)"),
         ("instruction set", f"{info['isa']} (ONNXTRAIN_ISA chooses plain, avx2 or avx512)"),
         ("threads", f"{info['threads']} (torch.set_num_threads)"),
         ("GEMM", ", ".join(providers) or "plain loops only: import torch first, and install the wheel with its _libs"),
-        ("convolution", "oneDNN, else unrolled windows over GEMM" if "onednn" in providers else "unrolled windows over GEMM"),
+        ("convolution", "oneDNN, else unrolled windows over GEMM" if "onednn" in providers
+         else "unrolled windows over GEMM"),
         ("CUDA", cuda()),
         ("cuDNN, NCCL", "not in this build"),
         ("MPI", "not in this build"),

@@ -1,7 +1,8 @@
-"""Graph inputs that are sequences or optionals: the core takes tensors only, so a model is rewritten for what a call gives.
+"""Graph inputs that are sequences or optionals: the core takes tensors only, so a model is rewritten for what a call
+gives.
 
-A sequence of n tensors becomes n tensor inputs and a SequenceConstruct, an optional what it holds and an Optional. Results
-need no such care: the core hands a sequence out as a list, an optional without element as None.
+A sequence of n tensors becomes n tensor inputs and a SequenceConstruct, an optional what it holds and an Optional.
+Results need no such care: the core hands a sequence out as a list, an optional without element as None.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ def containers_of(model: onnx.ModelProto) -> bool:
 
 def structure_of(inputs: Sequence[Any]) -> Structure:
     """What a call gives, as the key of the model that is made for it."""
-    return tuple(None if value is None else len(value) if isinstance(value, (list, tuple)) else True for value in inputs)
+    return tuple(None if value is None else len(value) if isinstance(value, (list, tuple)) else True
+                 for value in inputs)
 
 
 def flatten(inputs: Sequence[Any]) -> list[Any]:

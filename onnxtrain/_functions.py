@@ -1,4 +1,5 @@
-"""Operators that the standard defines by a function body, where the core has no descriptor: the body runs in their place.
+"""Operators that the standard defines by a function body, where the core has no descriptor: the body runs in their
+place.
 
 `inline` is called where a model is made ready; `missing` names what is left. Needs `onnx`, which the exporter brings.
 """
@@ -48,7 +49,8 @@ def _nodes_of(nodes: Iterator[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
 
 
 def missing(model: onnx.ModelProto) -> set[tuple[str, str]]:
-    """(domain, operator) of every node, in subgraphs and functions too, that neither the core nor the model's own functions have.
+    """(domain, operator) of every node, in subgraphs and functions too, that neither the core nor the model's own
+    functions have.
 
     Args:
         model: any ModelProto; it is not changed.
@@ -73,7 +75,8 @@ def _schema(domain: str, name: str, version: int) -> onnx.defs.OpSchema | None:
     return schema if schema.has_function or schema.has_context_dependent_function else None
 
 
-def _body(schema: onnx.defs.OpSchema, node: onnx.NodeProto, version: int, types: dict[str, onnx.TypeProto]) -> onnx.FunctionProto:
+def _body(schema: onnx.defs.OpSchema, node: onnx.NodeProto, version: int,
+          types: dict[str, onnx.TypeProto]) -> onnx.FunctionProto:
     """The body for one call; of several, the one of the newest opset that is no later than the model's."""
     if schema.has_function:
         known = [v for v in schema.function_opset_versions if v <= version] or list(schema.function_opset_versions)
@@ -128,10 +131,12 @@ def inline(model: onnx.ModelProto) -> onnx.ModelProto:
     The bodies become functions of the model, under a domain of their own; the core puts them in place of the calls.
 
     Args:
-        model: a ModelProto; it is not changed. The types of its graph inputs decide about bodies that depend on dtypes or ranks.
+        model: a ModelProto; it is not changed. The types of its graph inputs decide about bodies that depend on dtypes
+        or ranks.
 
     Returns:
-        `model` itself where there is nothing to replace, else a new one. Operators without a body stay, for the core to name.
+        `model` itself where there is nothing to replace, else a new one. Operators without a body stay, for the core to
+        name.
 
     Raises:
         UnsupportedError: a body depends on types that the model does not tell.
@@ -142,7 +147,8 @@ def inline(model: onnx.ModelProto) -> onnx.ModelProto:
         if not wanted:
             return model
         if any((_domain(n.domain), n.op_type) in wanted for f in model.functions for n in _nodes_of(f.node)):
-            result = onnx.inliner.inline_local_functions(model)  # a body is chosen by types, which a function does not tell
+            # A body is chosen by types, which a function does not tell.
+            result = onnx.inliner.inline_local_functions(model)
         else:
             result = onnx.ModelProto()
             result.CopyFrom(model)

@@ -92,7 +92,8 @@ class Profile:
         names = [{"name": "thread_name", "ph": "M", "pid": os.getpid(), "tid": tid, "args": {"name": name}}
                  for tid, name in ((0, "kernels"), (1, "calls of the module"))]
         fresh = self.path.with_name(self.path.name + ".new")
-        fresh.write_text(json.dumps({"traceEvents": [*names, *self._events], "displayTimeUnit": "ms"}), encoding="utf-8")
+        fresh.write_text(json.dumps({"traceEvents": [*names, *self._events], "displayTimeUnit": "ms"}),
+                         encoding="utf-8")
         fresh.replace(self.path)
 
 

@@ -53,8 +53,10 @@ def stats(model: Any = None) -> dict[str, Any]:
 
     Returns:
         engine_steps, fallback_steps: calls of forward that ran in the engine, and in PyTorch. exports, export_seconds,
-        build_seconds: of torch's exporters, and of loading their graphs. cached_exports: loaded from ORTMODULE_CACHE_DIR. specialisations, specialise_seconds,
-        last_specialise_seconds: programs made for new sizes of dynamic dims or new sets of gradients, without an export.
+        build_seconds: of torch's exporters, and of loading their graphs. cached_exports: loaded from
+        ORTMODULE_CACHE_DIR. specialisations, specialise_seconds,
+        last_specialise_seconds: programs made for new sizes of dynamic dims or new sets of gradients, without an
+        export.
         slab_bytes: planned activations of the programs used last. reasons: one text for each fallback.
     """
     if model is None:
@@ -88,14 +90,16 @@ def _explained(mode: str, program: Any) -> list[str]:
     if program.step_seconds:
         rows.append(f"    forward {program.step_seconds / max(program.steps, 1) * 1e3:.3f} ms a step, on average")
     if exported.functions:
-        for kind, calls in (("torch.autograd.Function", [c for c in exported.functions if isinstance(c.function, type)]),
+        for kind, calls in (("torch.autograd.Function",
+                             [c for c in exported.functions if isinstance(c.function, type)]),
                             ("operator", [c for c in exported.functions if not isinstance(c.function, type)])):
             if calls:
                 names = ", ".join(sorted({getattr(c.function, "__qualname__", str(c.function)) for c in calls}))
                 rows.append(f"    by PyTorch: {len(calls)} {kind} call{'s' * (len(calls) > 1)} ({names}), between "
                             f"{len(program.sessions)} segments in the engine")
     for session in program.sessions:
-        rows += [f"    CUDA graph, {phase}: recorded {recorded} times, replayed {replayed}" + (f"; step by step now: {reason}" if reason else "")
+        rows += [f"    CUDA graph, {phase}: recorded {recorded} times, replayed {replayed}"
+                 + (f"; step by step now: {reason}" if reason else "")
                  for phase, recorded, replayed, reason in session.graphs()]
     return rows + [f"    note: {note}" for note in exported.notes]
 
@@ -110,8 +114,8 @@ def explain(model: Any) -> str:
     counts = stats(model)
     lines.append(f"  steps: {counts['engine_steps']} in the engine, {counts['fallback_steps']} in PyTorch")
     if counts["specialisations"]:
-        lines.append(f"  sizes: {counts['specialisations']} specialised in {counts['specialise_seconds'] * 1e3:.1f} ms, the "
-                     f"latest in {counts['last_specialise_seconds'] * 1e3:.1f} ms")
+        lines.append(f"  sizes: {counts['specialisations']} specialised in {counts['specialise_seconds'] * 1e3:.1f} "
+                     f"ms, the latest in {counts['last_specialise_seconds'] * 1e3:.1f} ms")
     lines += [f"  in PyTorch because: {reason}" for reason in counts["reasons"]]
     text = "\n".join(lines)
     print(text)

@@ -19,24 +19,29 @@ from onnx.backend.base import Backend, BackendRep
 
 from onnxtrain import _C, _containers, _functions
 
-__all__ = ["OnnxtrainBackend", "OnnxtrainBackendRep", "is_compatible", "prepare", "run_model", "run_node", "supports_device"]
+__all__ = ["OnnxtrainBackend", "OnnxtrainBackendRep", "is_compatible", "prepare", "run_model", "run_node",
+           "supports_device"]
 
 _SESSIONS = 16  # of a model with sequences or optionals, by their lengths
 
-_FLOAT8 = {"float8_e4m3fn": torch.float8_e4m3fn, "float8_e4m3fnuz": torch.float8_e4m3fnuz, "float8_e5m2": torch.float8_e5m2,
-           "float8_e5m2fnuz": torch.float8_e5m2fnuz, "float8_e8m0fnu": torch.float8_e8m0fnu}
-_NARROW = {number: np.dtype(helper.tensor_dtype_to_np_dtype(number)) for name, number in onnx.TensorProto.DataType.items()
+_FLOAT8 = {"float8_e4m3fn": torch.float8_e4m3fn, "float8_e4m3fnuz": torch.float8_e4m3fnuz,
+           "float8_e5m2": torch.float8_e5m2, "float8_e5m2fnuz": torch.float8_e5m2fnuz,
+           "float8_e8m0fnu": torch.float8_e8m0fnu}
+_NARROW = {number: np.dtype(helper.tensor_dtype_to_np_dtype(number))
+           for name, number in onnx.TensorProto.DataType.items()
            if name.startswith(("FLOAT8", "FLOAT6", "FLOAT4", "INT4", "UINT4", "INT2", "UINT2"))}
 
 
 def _to_tensor(array: Any, name: str) -> torch.Tensor:
-    """A torch tensor with the array's contents. NumPy and torch exchange bfloat16 and float8 by their bits; below 8 bits
+    """A torch tensor with the array's contents. NumPy and torch exchange bfloat16 and float8 by their bits; below 8
+    bits
     int8 or uint8 carries an element."""
     array = np.asarray(array)
     if array.dtype.kind in "OUS":
         raise _C.UnsupportedError(f"input '{name}': strings")
     if array.dtype.name == "bfloat16":
-        return torch.from_numpy(np.ascontiguousarray(array).view(np.int16).reshape(array.shape).copy()).view(torch.bfloat16)
+        bits = np.ascontiguousarray(array).view(np.int16).reshape(array.shape).copy()
+        return torch.from_numpy(bits).view(torch.bfloat16)
     if array.dtype.name in _FLOAT8:
         return torch.from_numpy(np.array(array.view(np.uint8), order="C", copy=True)).view(_FLOAT8[array.dtype.name])
     if array.dtype.name in ("int4", "int2"):
@@ -47,7 +52,8 @@ def _to_tensor(array: Any, name: str) -> torch.Tensor:
 
 
 def _to_array(tensor: Any, elem_type: int = 0) -> Any:
-    """NumPy view of an output; sequences become lists and an absent optional None. `elem_type` is what the model says of
+    """NumPy view of an output; sequences become lists and an absent optional None. `elem_type` is what the model says
+    of
     it, which alone tells dtypes below 8 bits from the bytes that carry them."""
     if isinstance(tensor, (list, tuple)):
         return [_to_array(t) for t in tensor]
@@ -64,7 +70,8 @@ def _to_array(tensor: Any, elem_type: int = 0) -> Any:
 
 
 class OnnxtrainBackendRep(BackendRep):
-    """A model made ready for `run`. One session serves every shape; see `prepare`. A model with sequences or optionals among
+    """A model made ready for `run`. One session serves every shape; see `prepare`. A model with sequences or optionals
+    among
     its inputs gets a session for each number of items."""
 
     def __init__(self, model: onnx.ModelProto):
@@ -91,7 +98,8 @@ class OnnxtrainBackendRep(BackendRep):
         """Runs the model.
 
         Args:
-            inputs: a sequence of arrays in the order of the graph's inputs, a dict by name, or one array. A sequence is given
+            inputs: a sequence of arrays in the order of the graph's inputs, a dict by name, or one array. A sequence is
+            given
                 as a list of arrays, an optional without element as None.
             seed: key of the random operators' generator, 0 unless given.
 
@@ -167,7 +175,8 @@ class OnnxtrainBackend(Backend):
             raise ValueError(f"{node.op_type}: {len(arrays)} inputs are given, the node has {len(names)}")
         graph = helper.make_graph(
             [node], "node",
-            [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in zip(names, arrays)],
+            [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
+             for n, a in zip(names, arrays)],
             [onnx.ValueInfoProto(name=name) for name in node.output if name])
         version = int(kwargs.pop("opset_version", onnx.defs.onnx_opset_version()))
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid(node.domain, version)])

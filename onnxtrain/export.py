@@ -103,8 +103,8 @@ class _Flat(torch.nn.Module):
         traced.consulted, traced.flags = flags.consulted, flags.changed
         if (lost := attributes.changed_container(held)) is not None:
             raise Untraceable(
-                f"The module changes its {type(getattr(*lost)).__name__} {lost[1]!r} in place inside forward; a graph would "
-                "lose that."
+                f"The module changes its {type(getattr(*lost)).__name__} {lost[1]!r} in place inside forward; a graph "
+                "would lose that."
             )
         traced.out_tensors = [i for i, leaf in enumerate(results) if isinstance(leaf, Tensor)]
         flat = mutations.unchanged_containers((args, kwargs), spec, before)
@@ -134,9 +134,11 @@ def _assigned(module: torch.nn.Module, traced: _Traced) -> list[Tensor]:
     tensors: list[Tensor] = []
     for (child, name), before in traced.record.writes.items():
         value = attributes.attribute(child, name)
-        if child not in names or value is before or name in child._buffers or attributes.follows_parameters(child, name):
+        if (child not in names or value is before or name in child._buffers
+            or attributes.follows_parameters(child, name)):
             continue  # made by forward itself; no change; an output already; torch's own
-        if value is attributes.ABSENT or any(isinstance(v, (torch.nn.Module, torch.nn.Parameter)) for v in (value, before)):
+        if (value is attributes.ABSENT or any(isinstance(v, (torch.nn.Module, torch.nn.Parameter))
+                                              for v in (value, before))):
             raise Untraceable(f"The module exchanges its {name!r} inside forward; a graph would lose that.")
         leaves, spec = trees.flatten(value)
         where = tuple(i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor))
@@ -153,8 +155,8 @@ def _concrete(leaf: Any) -> Any:
             return plain(leaf)
     if not isinstance(leaf, _PLAIN):
         raise ArgumentError(
-            f"ORTModule fails to extract schema from data: Unsupported flatten data type: {type(leaf)}. It is, or is in, a "
-            "result or an attribute set in forward, and its tensors would be lost; register it with "
+            f"ORTModule fails to extract schema from data: Unsupported flatten data type: {type(leaf)}. It is, or is "
+            "in, a result or an attribute set in forward, and its tensors would be lost; register it with "
             "torch.utils._pytree.register_pytree_node, or torch.export.register_dataclass."
         )
     return leaf
@@ -172,8 +174,10 @@ def export(
         opset: wanted version of ai.onnx; the nearest one that the exporter has is used, with a note.
         exporter: "auto" tries the default exporter, then TorchScript's; below opset 18 TorchScript's first.
         custom: what becomes of torch.autograd.Functions; PythonOp nodes where None.
-        by_torch: operators such as "aten.cross.default" that are PythonOp nodes as well, run by torch (default exporter).
-        planes: "fixed" exports for these heights and widths alone: dims from the third on of floats of four and more dims.
+        by_torch: operators such as "aten.cross.default" that are PythonOp nodes as well, run by torch (default
+        exporter).
+        planes: "fixed" exports for these heights and widths alone: dims from the third on of floats of four and more
+        dims.
             Sizes after strides, windows and pooling are long formulas, which take torch.export minutes to compare.
 
     Raises:
@@ -219,7 +223,8 @@ def _run(
     modes = grad_modes(module, leaves, torch.is_grad_enabled())
     start = time.perf_counter()
     try:
-        with exclusive.exclusive(), state.unchanged(module), state.random_unchanged(), rewrite.patched(module, notes, custom), _quiet():
+        with (exclusive.exclusive(), state.unchanged(module), state.random_unchanged(),
+              rewrite.patched(module, notes, custom), _quiet()):
             names = _names(module, args, kwargs)
             _refuse_lost(module, leaves, names)
             _refuse_nothing(module, args, kwargs)
@@ -246,14 +251,16 @@ def _run(
     exported.functions, exported.same = tuple(flat.traced.functions), tuple(flat.traced.same.items())
     exported.modes, exported.flags = modes if flat.traced.consulted else None, flat.traced.flags
     if custom.inlined:
-        notes.append(f"Traced through, as asked for, and differentiated as plain operators: {', '.join(custom.inlined)}.")
+        notes.append("Traced through, as asked for, and differentiated as plain operators: "
+                     f"{', '.join(custom.inlined)}.")
         exported.needs_verification = True
     return exported
 
 
 def grad_modes(module: torch.nn.Module, leaves: Sequence[Any], grad_enabled: bool) -> tuple[Any, ...]:
     """All that forward may see of gradients: what a graph of one that looks holds for."""
-    return (grad_enabled, torch.is_inference_mode_enabled(), [leaf.requires_grad for leaf in leaves if isinstance(leaf, Tensor)],
+    return (grad_enabled, torch.is_inference_mode_enabled(),
+            [leaf.requires_grad for leaf in leaves if isinstance(leaf, Tensor)],
             [parameter.requires_grad for parameter in module.parameters()])
 
 
@@ -283,34 +290,37 @@ def _refuse_lost(module: torch.nn.Module, leaves: Sequence[Any], names: Sequence
             origin = getattr(hook, "__module__", type(hook).__module__) or ""
             if origin.split(".")[0] != "torch" and not origin.startswith("onnxtrain.utils.hooks"):
                 raise ExportError(
-                    f"Module {name or 'itself'} has the forward hook {getattr(hook, '__qualname__', type(hook).__name__)}; "
+                    f"Module {name or 'itself'} has the forward hook "
+                    f"{getattr(hook, '__qualname__', type(hook).__name__)}; "
                     "what it does besides its result would be lost."
                 )
     for leaf, name in zip(leaves, names):
         if isinstance(leaf, Tensor) and type(leaf) not in PLAIN_TENSORS:
-            raise ArgumentError(f"ORTModule does not support input type {type(leaf)} for input {name}: a subclass of Tensor has "
-                                "results of its own kind.")
+            raise ArgumentError(f"ORTModule does not support input type {type(leaf)} for input {name}: a subclass of "
+                                "Tensor has results of its own kind.")
         if not isinstance(leaf, (Tensor, *_PLAIN)):
             raise ArgumentError(
-                f"ORTModule does not support input type {type(leaf)} for input {name}: its tensors would be frozen; register it "
-                "with torch.utils._pytree.register_pytree_node, or torch.export.register_dataclass."
+                f"ORTModule does not support input type {type(leaf)} for input {name}: its tensors would be frozen; "
+                "register it with torch.utils._pytree.register_pytree_node, or torch.export.register_dataclass."
             )
 
 
 def _refuse_nothing(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """A call without any tensor, of a module that has none: there is nothing to run."""
-    if any(isinstance(leaf, Tensor) for leaf in (*pytree.tree_leaves((args, kwargs)), *module.parameters(), *module.buffers())):
+    if any(isinstance(leaf, Tensor) for leaf in (*pytree.tree_leaves((args, kwargs)), *module.parameters(),
+                                                 *module.buffers())):
         return
     given = {**dict(zip(inspect.signature(module.forward).parameters, args)), **kwargs}
     for name, value in given.items():
-        raise ArgumentError(f"ORTModule does not support input type {type(value)} for input {name}: neither the arguments nor "
-                            "the module hold a tensor, so there is nothing to run.")
+        raise ArgumentError(f"ORTModule does not support input type {type(value)} for input {name}: neither the "
+                            "arguments nor the module hold a tensor, so there is nothing to run.")
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """The exporters warn of what is put right here, and print a traced graph when they fail."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "torch._export", "torch.fx", "onnxscript", "onnx_ir")]
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "torch._export", "torch.fx",
+                                                    "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]
     try:
         for logger in loggers:
@@ -579,7 +589,8 @@ def _finish(
         GraphOutput(kind, value.name, target) for value, (_, kind, target) in zip(graph.outputs, kept)
     )
     frozen = _frozen(flat, inputs, cached)
-    conditional = onnx_graph.conditional(model) if exporter == "dynamo" else ((), ())  # TorchScript's If is Python's own
+    # TorchScript's If is Python's own.
+    conditional = onnx_graph.conditional(model) if exporter == "dynamo" else ((), ())
     data, origins = onnx_graph.serialise(model)
     return Exported(
         data, tuple(inputs), outputs, flat.traced.out_spec, flat.traced.out_constants, guards,

@@ -6,9 +6,9 @@
     def test_op(case):
         run_case(case)
 
-`run_case` builds a one-node model and checks: results against the ONNX reference evaluator (or `reference=`, or torch in
-float64), inferred against real shapes, strided inputs, gradients of every subset of inputs against torch autograd and
-finite differences in float64, float32 gradients, every kernel of every operator in the program against the others,
+`run_case` builds a one-node model and checks: results against the ONNX reference evaluator (or `reference=`, or torch
+in float64), inferred against real shapes, strided inputs, gradients of every subset of inputs against torch autograd
+and finite differences in float64, float32 gradients, every kernel of every operator in the program against the others,
 and that a failing allocation gives MemoryError and leaks nothing.
 """
 
@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
+import random
 import warnings
 import zlib
 from typing import Any, Callable, Sequence
@@ -34,8 +36,19 @@ FLOATS = (np.float32, np.float64)
 TOLERANCE = {np.dtype(np.float32): 2e-5, np.dtype(np.float64): 1e-11, np.dtype(np.float16): 2e-3}
 
 
+def drawn_seed(variable: str) -> int:
+    """The seed of a module that samples its cases: the environment variable's number, else one drawn anew for each run.
+
+    Workers of one run (pytest-xdist) must collect the same cases, so they draw from the run's name. Print the seed with
+    the variable's name: whoever sees a failure can then repeat it.
+    """
+    return int(os.environ.get(variable) or random.Random(os.environ.get("PYTEST_XDIST_TESTRUNUID")).randrange(2**31))
+
+
 class R:
-    """Random input: uniform in [low, high] for "float" (each float dtype of the case in turn), integers in [low, high)."""
+    """Random input: uniform in [low, high] for "float" (each float dtype of the case in turn),
+    integers in [low, high).
+    """
 
     def __init__(self, *shape: int, low: float = -2.0, high: float = 2.0, dtype: Any = "float", apart: float = 0.0,
                  const: bool = False, values: Sequence | None = None):
@@ -53,7 +66,8 @@ class R:
             return np.array(self.values, np.float64 if self.is_float else self.dtype)
         if self.is_float:
             x = np.asarray(rng.uniform(self.low, self.high, self.shape))
-            return x if not self.apart else np.asarray(np.where(np.abs(x) < self.apart, np.where(x < 0, -1, 1) * self.apart, x))
+            return (x if not self.apart
+                    else np.asarray(np.where(np.abs(x) < self.apart, np.where(x < 0, -1, 1) * self.apart, x)))
         if np.dtype(self.dtype) == np.bool_:
             return np.asarray(rng.integers(0, 2, self.shape)).astype(np.bool_)
         if np.issubdtype(np.dtype(self.dtype), np.floating):
@@ -99,7 +113,8 @@ class Case:
         shapes = "_".join("none" if i is None else "x".join(map(str, i.shape)) or "scalar" for i in self.inputs)
         kinds = {str(np.dtype(i.dtype)) for i in self.inputs if i is not None and not getattr(i, "is_float", False)}
         attrs = ",".join(f"{k}={v}" for k, v in self.attrs.items())
-        return "-".join(filter(None, [self.op_type, shapes, ",".join(sorted(kinds)), attrs, "" if self.opset == 20 else f"v{self.opset}"]))
+        return "-".join(filter(None, [self.op_type, shapes, ",".join(sorted(kinds)), attrs, "" if self.opset == 20
+                                      else f"v{self.opset}"]))
 
 
 # ---- model and call ------------------------------------------------------------------------------------------------
@@ -123,8 +138,8 @@ def _is_const(case: Case, index: int) -> bool:
 def model_of(case: Case, arrays: Sequence[np.ndarray | None]) -> bytes:
     """ModelProto bytes with constant inputs as initializers."""
     names = ["" if a is None else f"x{i}" for i, a in enumerate(arrays)]
-    node = helper.make_node(case.op_type, names, [f"y{i}" for i in range(case.n_outputs)], name="node", domain=case.domain,
-                            **case.attrs)
+    node = helper.make_node(case.op_type, names, [f"y{i}" for i in range(case.n_outputs)], name="node",
+                            domain=case.domain, **case.attrs)
     inputs, initializers = [], []
     for i, array in enumerate(arrays):
         if array is None:
@@ -132,7 +147,8 @@ def model_of(case: Case, arrays: Sequence[np.ndarray | None]) -> bytes:
         if _is_const(case, i):
             initializers.append(numpy_helper.from_array(array, names[i]))
         else:
-            inputs.append(helper.make_tensor_value_info(names[i], helper.np_dtype_to_tensor_dtype(array.dtype), array.shape))
+            inputs.append(helper.make_tensor_value_info(names[i], helper.np_dtype_to_tensor_dtype(array.dtype),
+                                                        array.shape))
     outputs = [onnx.ValueInfoProto(name=f"y{i}") for i in range(case.n_outputs)]  # of no stated type: it is inferred
     graph = helper.make_graph([node], "case", inputs, outputs, initializers)
     opsets = [helper.make_opsetid("", case.opset)] + ([helper.make_opsetid(case.domain, 1)] if case.domain else [])
@@ -175,7 +191,8 @@ def assert_close(actual: Any, expected: Any, what: str, tol: float | None = None
         return
     a, e = actual.astype(np.float64), expected.astype(np.float64)
     finite = np.isfinite(e)
-    assert np.array_equal(np.isnan(a), np.isnan(e)) and np.array_equal(a[np.isinf(e)], e[np.isinf(e)]), f"{what}: {a}, expected {e}"
+    assert (np.array_equal(np.isnan(a), np.isnan(e))
+            and np.array_equal(a[np.isinf(e)], e[np.isinf(e)])), f"{what}: {a}, expected {e}"
     tol = TOLERANCE.get(actual.dtype, 1e-2) if tol is None else tol
     error = np.abs(a[finite] - e[finite]) / np.maximum(1.0, np.abs(e[finite]))
     assert error.size == 0 or error.max() <= tol, f"{what}: error {error.max():.3g} over {tol:.3g}\n{a}\nexpected\n{e}"
@@ -269,7 +286,8 @@ def _torch_grads(case: Case, arrays: Sequence[np.ndarray | None], wanted: Sequen
         tensors[i].requires_grad_(True)
     outputs = _torch_outputs(case, tensors)
     pairs = [(o, g.double()) for o, g in zip(outputs, out_grads) if g is not None and o.requires_grad]
-    grads = torch.autograd.grad([o for o, _ in pairs], [tensors[i] for i in wanted], [g for _, g in pairs], allow_unused=True) if pairs else [None] * len(wanted)
+    grads = (torch.autograd.grad([o for o, _ in pairs], [tensors[i] for i in wanted], [g for _, g in pairs],
+                                 allow_unused=True) if pairs else [None] * len(wanted))
     return {i: (np.zeros_like(arrays[i], np.float64) if g is None else g.numpy()) for i, g in zip(wanted, grads)}
 
 
@@ -339,12 +357,16 @@ def check_gradients(case: Case, dtype: Any) -> None:
                 continue
             got = np.zeros_like(arrays[i]) if got is None and not want[i].any() else got
             assert got is not None, f"{case}: no gradient of input {i} (asked for {subset})"
-            assert_close(np.asarray(got), want[i].astype(arrays[i].dtype), f"{case} gradient of input {i} of {subset} ({np.dtype(dtype)})", tol)
+            assert_close(np.asarray(got), want[i].astype(arrays[i].dtype),
+                         f"{case} gradient of input {i} of {subset} ({np.dtype(dtype)})", tol)
 
 
 def _program_operators(case: Case, session: _C.Session) -> list[dict[str, Any]]:
-    """Operators of the latest program that have a choice of kernels. Nodes that a pass makes are named <operator>_<id>."""
-    used = {(case.op_type if node == "node" else node.rpartition("/")[2].rpartition("_")[0], kernel) for node, kernel, _ in session.kernels()}
+    """Operators of the latest program that have a choice of kernels.
+    Nodes that a pass makes are named <operator>_<id>.
+    """
+    used = {(case.op_type if node == "node" else node.rpartition("/")[2].rpartition("_")[0], kernel)
+            for node, kernel, _ in session.kernels()}
     found = {pair: op for op in _C.operators() for pair in used if op["name"] == pair[0] and pair[1] in op["kernels"]}
     assert set(found) == used, f"{case}: of no operator: {used - set(found)}"
     return [op for op in found.values() if len(op["kernels"]) > 1]
@@ -404,7 +426,8 @@ def check_allocation_failures(case: Case, limit: int = 4000) -> None:
         finally:
             fired = _C.fail_allocation_after(-1)
         assert failed or not fired, f"{case}: allocation {countdown} failed unnoticed"
-        assert _C.live_blocks() == live, f"{case}: {_C.live_blocks() - live} blocks leaked after allocation {countdown} failed"
+        leaked = _C.live_blocks() - live
+        assert not leaked, f"{case}: {leaked} blocks leaked after allocation {countdown} failed"
         if not failed:
             return
     raise AssertionError(f"{case}: more than {limit} allocations")

@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# Runs tests/smoke.py of the one wheel on several pairs of CPython and torch and prints a Markdown table. By hand: most builds of
-# torch bring gigabytes of CUDA, so that the pairs come one at a time, and what was installed is removed before the next.
-# Usage: tests/matrix.sh [PYTHON:TORCH ...], as in 3.12:2.13.0; TORCH may be `newest`. Needs the wheel of tests/wheel.sh.
+# Runs tests/smoke.py of the one wheel on several pairs of CPython and torch and prints a Markdown table. By hand: most
+# builds of torch bring gigabytes of CUDA, so that the pairs come one at a time, and what was installed is removed
+# before the next.
+# Usage: tests/matrix.sh [PYTHON:TORCH ...], as in 3.12:2.13.0; TORCH may be `newest`. Needs the wheel of
+# tests/wheel.sh.
 set -uo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 SCRATCH=$(mktemp -d)

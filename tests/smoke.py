@@ -3,8 +3,8 @@
     python tests/smoke.py [--installed]
 
 An MLP and the getting-started transformer in small take five SGD steps each through ORTModule and in eager from equal
-weights: losses, first gradients and final weights agree, and every step ran in the engine. `--installed` also checks that the
-package comes from site-packages, that it brings its own libraries, and that the process holds one libgomp.
+weights: losses, first gradients and final weights agree, and every step ran in the engine. `--installed` also checks
+that the package comes from site-packages, that it brings its own libraries, and that the process holds one libgomp.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ VOCABULARY, WIDTH, HEADS, HIDDEN, LENGTH, BATCH = 97, 32, 2, 48, 11, 6
 
 
 class Language(nn.Module):
-    """Token ids (sequence, batch), int64, to logits (sequence, batch, vocabulary): the mask is made and kept in forward."""
+    """Token ids (sequence, batch), int64, to logits (sequence, batch, vocabulary):
+    the mask is made and kept in forward.
+    """
 
     def __init__(self, dropout: float) -> None:
         super().__init__()
@@ -56,7 +58,8 @@ def mlp() -> tuple[nn.Module, Callable[[], tuple[Tensor, Tensor]]]:
 
 
 def language(dropout: float = 0.0) -> tuple[nn.Module, Callable[[], tuple[Tensor, Tensor]]]:
-    return Language(dropout), lambda: (torch.randint(0, VOCABULARY, (LENGTH, BATCH)), torch.randint(0, VOCABULARY, (LENGTH * BATCH,)))
+    return Language(dropout), lambda: (torch.randint(0, VOCABULARY, (LENGTH, BATCH)),
+                                       torch.randint(0, VOCABULARY, (LENGTH * BATCH,)))
 
 
 def train(model: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> tuple[list[float], list[Tensor]]:
@@ -92,7 +95,8 @@ def compare(name: str, make: Callable[[], tuple[nn.Module, Callable[[], tuple[Te
     loss = max(abs(a - b) / abs(b) for a, b in zip(ours, theirs, strict=True))
     grad = farthest(our_grads, their_grads)
     weight = farthest(list(wrapped.parameters()), list(eager.parameters()))
-    print(f"{name}: {STEPS} steps, loss {ours[0]:.4f} to {ours[-1]:.4f}; off by {loss:.1e}, gradients {grad:.1e}, weights {weight:.1e}")
+    print(f"{name}: {STEPS} steps, loss {ours[0]:.4f} to {ours[-1]:.4f}; off by {loss:.1e}, gradients {grad:.1e}, "
+          f"weights {weight:.1e}")
     assert loss < 1e-5 and grad < 1e-4 and weight < 1e-4, f"{name}: differs from eager"
 
 
@@ -104,7 +108,8 @@ def drops_out() -> None:
     for seed in (3, 3, 4):
         torch.manual_seed(seed)
         outputs.append(wrapped(x).detach().clone())
-    assert torch.equal(outputs[0], outputs[1]) and not torch.equal(outputs[0], outputs[2]), "dropout does not follow the seed"
+    assert (torch.equal(outputs[0], outputs[1])
+            and not torch.equal(outputs[0], outputs[2])), "dropout does not follow the seed"
 
 
 def check_installed() -> None:
@@ -131,8 +136,9 @@ def main() -> int:
     if options.installed:
         check_installed()
     info = _C.build_info()
-    print(f"smoke ok: CPython {platform.python_version()}, torch {torch.__version__}, onnxtrain {onnxtrain.__version__}, {info['isa']}, "
-          f"GEMM {' '.join(info['gemm'])}, C exchange {'yes' if info['dlpack_exchange'] else 'no'}, {time.monotonic() - began:.1f} s")
+    print(f"smoke ok: CPython {platform.python_version()}, torch {torch.__version__}, onnxtrain "
+          f"{onnxtrain.__version__}, {info['isa']}, GEMM {' '.join(info['gemm'])}, C exchange "
+          f"{'yes' if info['dlpack_exchange'] else 'no'}, {time.monotonic() - began:.1f} s")
     return 0
 
 

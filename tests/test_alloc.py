@@ -22,7 +22,8 @@ from onnxtrain import _C  # noqa: E402
 
 MOST = 20000
 NAMES = ["x", "labels", "w1", "b1", "gamma", "beta", "w2", "b2"]
-SHAPES: dict[str, list] = {"x": ["n", 6], "labels": ["n"], "w1": [8, 6], "b1": [8], "gamma": [8], "beta": [8], "w2": [8, 4], "b2": [4]}
+SHAPES: dict[str, list] = {"x": ["n", 6], "labels": ["n"], "w1": [8, 6], "b1": [8], "gamma": [8], "beta": [8],
+                           "w2": [8, 4], "b2": [4]}
 
 
 def model() -> bytes:
@@ -37,11 +38,13 @@ def model() -> bytes:
         helper.make_node("Add", ["m", "b2"], ["logits"]),
         helper.make_node("SoftmaxCrossEntropyLoss", ["logits", "labels"], ["loss"]),
     ]
-    inputs = [helper.make_tensor_value_info(name, TensorProto.INT64 if name == "labels" else TensorProto.FLOAT, SHAPES[name])
+    inputs = [helper.make_tensor_value_info(name, TensorProto.INT64 if name == "labels" else TensorProto.FLOAT,
+                                            SHAPES[name])
               for name in NAMES]
     outputs = [helper.make_tensor_value_info("loss", TensorProto.FLOAT, []),
                helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["n", 4])]
-    constants = [numpy_helper.from_array(np.array(0.0, np.float32), "ratio"), numpy_helper.from_array(np.array(True), "training")]
+    constants = [numpy_helper.from_array(np.array(0.0, np.float32), "ratio"),
+                 numpy_helper.from_array(np.array(True), "training")]
     graph = helper.make_graph(nodes, "mlp", inputs, outputs, constants)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10).SerializeToString()
 
@@ -80,7 +83,9 @@ def check(results: list[torch.Tensor], batch: int) -> None:
 
 
 def sweep(task: Callable[[], list[torch.Tensor]], recover: Callable[[], None], stride: int = 1) -> int:
-    """Fails allocation 0, stride, 2 * stride ... of `task` until it passes; `recover` must always work. How many failed."""
+    """Fails allocation 0, stride, 2 * stride ... of `task` until it passes; `recover` must always work.
+    How many failed.
+    """
     failures = 0
     for countdown in range(0, MOST, stride):
         _C.fail_allocation_after(countdown)

@@ -1,4 +1,6 @@
-"""The core's own types, used wrongly: every misuse is an exception that says what was expected, and none harms the process."""
+"""The core's own types, used wrongly: every misuse is an exception that says what was expected,
+and none harms the process.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ def session() -> _C.Session:
 X, W = torch.ones(2, 3), torch.full((3,), 2.0)
 
 
-@pytest.mark.parametrize("use", [lambda s: s.inputs, lambda s: s.outputs, lambda s: s.random, lambda s: s.text(), lambda s: s.stats(),
+@pytest.mark.parametrize("use", [lambda s: s.inputs, lambda s: s.outputs, lambda s: s.random, lambda s: s.text(),
+                                 lambda s: s.stats(),
                                  lambda s: s.kernels(), lambda s: s.timeline(), lambda s: s.forward([X, W], b"\0\0")])
 def test_session_that_was_never_initialised(use):
     with pytest.raises(RuntimeError, match="never initialised"):
@@ -46,7 +49,8 @@ def test_session_is_initialised_once(session):
 
 
 @pytest.mark.parametrize("arguments, error, text", [
-    (("model",), TypeError, "bytes"), ((b"", -1), ValueError, "programs is -1"), ((b"", 0), ValueError, "programs is 0"),
+    (("model",), TypeError, "bytes"), ((b"", -1), ValueError, "programs is -1"),
+    ((b"", 0), ValueError, "programs is 0"),
     ((b"", 2**40), OverflowError, "int"), ((), TypeError, "model"), ((b"x", 1, 2), TypeError, "Session"),
 ])
 def test_arguments_of_session(arguments, error, text):
@@ -56,13 +60,16 @@ def test_arguments_of_session(arguments, error, text):
 
 @pytest.mark.parametrize("arguments, error, text", [
     (([X], b"\0\0"), ValueError, "1 tensors, expected 2"), (([X, W, W], b"\0\0"), ValueError, "3 tensors, expected 2"),
-    (([X, W], b"\0"), ValueError, "grad_mask has 1 bytes, expected 2"), ((X.int(), b"\0\0"), TypeError, "input 'x': dtype is int32, the graph has float"),
-    (([X, None], b"\0\0"), TypeError, "input 1: a torch.Tensor"), (([X, W.numpy()], b"\0\0"), TypeError, "input 1: a torch.Tensor"),
+    (([X, W], b"\0"), ValueError, "grad_mask has 1 bytes, expected 2"),
+    ((X.int(), b"\0\0"), TypeError, "input 'x': dtype is int32, the graph has float"),
+    (([X, None], b"\0\0"), TypeError, "input 1: a torch.Tensor"),
+    (([X, W.numpy()], b"\0\0"), TypeError, "input 1: a torch.Tensor"),
     (([X, W.double()], b"\0\0"), TypeError, "input 'w': dtype is double, the graph has float"),
     (([X, W[:2]], b"\0\0"), ValueError, r"input 'w': shape is \[2\], the graph has \[3\]"),
     (([X[0], W], b"\0\0"), ValueError, r"input 'x': shape is \[3\], the graph has \[\?, 3\]"),
     (([X.reshape(1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 3), W], b"\0\0"), Exception, "input 'x': rank 13, at most 12"),
-    (([X.to_sparse(), W], b"\0\0"), TypeError, "input 0: a dense tensor"), (([X, W.to("meta")], b"\0\0"), TypeError, "input 1: a dense tensor"),
+    (([X.to_sparse(), W], b"\0\0"), TypeError, "input 0: a dense tensor"),
+    (([X, W.to("meta")], b"\0\0"), TypeError, "input 1: a dense tensor"),
     ((5, b"\0\0"), TypeError, "iterable"),
 ])
 def test_arguments_of_forward(session, arguments, error, text):
@@ -75,9 +82,11 @@ def test_arguments_that_do_not_fit_leave_a_run_open(session):
     outputs, run = session.forward([X, W], b"\1\1")
     saved = [(X, W)[i] for i in run.saved_inputs]
     grad = torch.ones(2, 3)
-    for wrong, error, text in [(([], [grad]), ValueError, "0 saved tensors, expected 2"), ((saved, []), ValueError, "0 gradients, expected 1"),
+    for wrong, error, text in [(([], [grad]), ValueError, "0 saved tensors, expected 2"),
+                               ((saved, []), ValueError, "0 gradients, expected 1"),
                                ((saved[::-1], [grad]), ValueError, "came back with another dtype or shape"),
-                               ((saved, [None, None]), ValueError, "2 gradients"), ((saved, ["grad"]), TypeError, "gradient of output 0")]:
+                               ((saved, [None, None]), ValueError, "2 gradients"),
+                               ((saved, ["grad"]), TypeError, "gradient of output 0")]:
         with pytest.raises(error, match=text):
             run.backward(*wrong)
     dx, dw = run.backward(saved, [grad])
@@ -132,9 +141,11 @@ def test_results_that_have_no_addresses(count):
 def test_an_empty_tensor_that_decides_about_the_program():
     """Known and empty is not the same as not known: the search for its content ends."""
     graph = helper.make_graph([helper.make_node("ReduceSum", ["x", "axes"], ["y"], keepdims=0)], "g",
-                              [helper.make_tensor_value_info("x", FLOAT, [2, 3]), helper.make_tensor_value_info("axes", TensorProto.INT64, ["n"])],
+                              [helper.make_tensor_value_info("x", FLOAT, [2, 3]),
+                               helper.make_tensor_value_info("axes", TensorProto.INT64, ["n"])],
                               [helper.make_tensor_value_info("y", FLOAT, None)])
-    session = _C.Session(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10).SerializeToString())
+    session = _C.Session(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)],
+                                           ir_version=10).SerializeToString())
     for axes, expected in (([], 6.0), ([0], [2.0] * 3), ([1], [3.0] * 2), ([], 6.0)):
         outputs, _ = session.forward([X, torch.tensor(axes, dtype=torch.int64)], b"\0\0")
         assert outputs[0].tolist() == expected

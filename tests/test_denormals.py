@@ -1,4 +1,6 @@
-"""Denormal floats count as zero while a program runs, on its threads alone; torch's own setting is as it was afterwards."""
+"""Denormal floats count as zero while a program runs, on its threads alone;
+torch's own setting is as it was afterwards.
+"""
 
 import onnx
 import pytest

@@ -18,10 +18,13 @@ STRUCTS = [
     ("dlpack_version", "DLPackVersion", [("major", "major"), ("minor", "minor")]),
     ("dlpack_device", "DLDevice", [("type", "device_type"), ("id", "device_id")]),
     ("dlpack_dtype", "DLDataType", [("code", "code"), ("bits", "bits"), ("lanes", "lanes")]),
-    ("dlpack_tensor", "DLTensor", [(f, f) for f in ("data", "device", "ndim", "dtype", "shape", "strides", "byte_offset")]),
+    ("dlpack_tensor", "DLTensor",
+     [(f, f) for f in ("data", "device", "ndim", "dtype", "shape", "strides", "byte_offset")]),
     ("dlpack_managed", "DLManagedTensorVersioned",
-     [("version", "version"), ("manager", "manager_ctx"), ("deleter", "deleter"), ("flags", "flags"), ("tensor", "dl_tensor")]),
-    ("dlpack_managed_legacy", "DLManagedTensor", [("tensor", "dl_tensor"), ("manager", "manager_ctx"), ("deleter", "deleter")]),
+     [("version", "version"), ("manager", "manager_ctx"), ("deleter", "deleter"), ("flags", "flags"),
+      ("tensor", "dl_tensor")]),
+    ("dlpack_managed_legacy", "DLManagedTensor",
+     [("tensor", "dl_tensor"), ("manager", "manager_ctx"), ("deleter", "deleter")]),
     ("dlpack_exchange_api", "DLPackExchangeAPI",
      [("version", "header.version"), ("previous", "header.prev_api"), ("allocate", "managed_tensor_allocator"),
       ("managed_from_object", "managed_tensor_from_py_object_no_sync"),
@@ -66,8 +69,8 @@ def test_negative_view_is_refused_or_read_right():
 
 
 @pytest.mark.parametrize("x, match", [
-    (torch.ones(2).to_sparse(), None), (torch.ones(2, device="meta"), None), (3.0, "torch.Tensor"), (None, "torch.Tensor"),
-    (torch.ones(2, dtype=torch.float64), "double"),
+    (torch.ones(2).to_sparse(), None), (torch.ones(2, device="meta"), None), (3.0, "torch.Tensor"),
+    (None, "torch.Tensor"), (torch.ones(2, dtype=torch.float64), "double"),
 ], ids=["sparse", "meta", "number", "none", "dtype"])
 def test_what_is_no_dense_cpu_tensor_of_that_dtype_is_refused(x, match):
     with pytest.raises((TypeError, BufferError, RuntimeError, ValueError), match=match):

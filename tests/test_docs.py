@@ -1,4 +1,6 @@
-"""Pages that are made from the code are current; examples of pages run, one after another, as a reader would run them."""
+"""Pages that are made from the code are current; examples of pages run, one after another,
+as a reader would run them.
+"""
 
 import importlib.util
 import os
@@ -10,32 +12,37 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-PAGES = {"ortmodule": 4, "fallback": 5, "debugging": 4, "ecosystem": 3, "compatibility": 6}  # how many examples each has
+# How many examples each has.
+PAGES = {"ortmodule": 4, "fallback": 5, "debugging": 4, "ecosystem": 3, "compatibility": 6}
 PATHS = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [os.getcwd(), *sys.path]))}
 
 
 def test_operator_table_is_current():
-    done = subprocess.run([sys.executable, "-W", "ignore", ROOT / "tools" / "operators.py", "--check"], capture_output=True,
-                          text=True, env=PATHS)
+    done = subprocess.run([sys.executable, "-W", "ignore", ROOT / "tools" / "operators.py", "--check"],
+                          capture_output=True, text=True, env=PATHS)
     assert done.returncode == 0, done.stderr.strip().splitlines()[-1]
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_examples(page, tmp_path):
-    """In a process of their own. An example about a library that is not installed here (```python library) is left out."""
+    """In a process of their own. An example about a library that is not installed here (```python library) is left
+    out.
+    """
     path = ROOT / "docs" / f"{page}.md"
     blocks = re.findall(r"```python ?([\w,]*)\n(.*?)```", path.read_text(encoding="utf-8"), re.S)
     assert len(blocks) == PAGES[page]
     script = tmp_path / "examples.py"
     script.write_text("\n".join(code for needs, code in blocks
                                 if all(importlib.util.find_spec(name) for name in filter(None, needs.split(",")))))
-    done = subprocess.run([sys.executable, "-W", "ignore", script], capture_output=True, text=True, cwd=tmp_path, env=PATHS)
+    done = subprocess.run([sys.executable, "-W", "ignore", script], capture_output=True, text=True, cwd=tmp_path,
+                          env=PATHS)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
 def test_every_page_is_tested_and_found_from_the_first():
     pages = {path.stem for path in (ROOT / "docs").glob("*.md")}
-    with_examples = {page for page in pages if "```python" in (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")}
+    with_examples = {page for page in pages
+                     if "```python" in (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")}
     assert with_examples == {*PAGES, "optimizers"}  # that one by tests/optim
     first = (ROOT / "docs" / "ortmodule.md").read_text(encoding="utf-8")
     assert all(f"({page}.md)" in first for page in pages - {"ortmodule"})

@@ -43,7 +43,8 @@ def test_parser(variable, monkeypatch, caplog):
     monkeypatch.setenv(variable.name, "nonsense")
     with caplog.at_level(logging.WARNING, "onnxtrain"):
         assert variable.read() == default(variable) == variable.read()
-    assert caplog.text.count(f"{variable.name}=nonsense is none of: {variable.choices}; using {variable.shown_default}") == 1
+    assert caplog.text.count(f"{variable.name}=nonsense is none of: {variable.choices}; using "
+                             f"{variable.shown_default}") == 1
 
 
 def test_documentation_is_made_from_the_list():
@@ -59,7 +60,8 @@ def test_no_variable_is_read_that_is_not_listed():
     assert found == known
 
 
-OTHER = {"SKIPCHECK_POLICY": "SKIP_CHECK_DISABLED", "CONV_ALGO_SEARCH": "EXHAUSTIVE", "MEMORY_OPT_CONFIG": "x.json", "MAX_TUNING_DURATION_MS": "9", "TUNING_RESULTS_PATH": "x", "TRITON_CONFIG_FILE": "x",
+OTHER = {"SKIPCHECK_POLICY": "SKIP_CHECK_DISABLED", "CONV_ALGO_SEARCH": "EXHAUSTIVE", "MEMORY_OPT_CONFIG": "x.json",
+         "MAX_TUNING_DURATION_MS": "9", "TUNING_RESULTS_PATH": "x", "TRITON_CONFIG_FILE": "x",
          "ATEN_SDPA_FALLBACK": "1"}
 
 
@@ -121,7 +123,8 @@ def save_path(monkeypatch, tmp_path, **_):
 def fallback_policy(monkeypatch, **_):
     monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_UNSUPPORTED_DATA | FALLBACK_UNSUPPORTED_TORCH_MODEL")
     assert onnxtrain.stats(ran(Branching()))["fallback_steps"] == 1
-    for policy in ("FALLBACK_DISABLE", "FALLBACK_UNSUPPORTED_DATA", "FALLBACK_DISABLE|FALLBACK_UNSUPPORTED_TORCH_MODEL"):
+    for policy in ("FALLBACK_DISABLE", "FALLBACK_UNSUPPORTED_DATA",
+                   "FALLBACK_DISABLE|FALLBACK_UNSUPPORTED_TORCH_MODEL"):
         monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", policy)
         with pytest.raises(ORTModuleTorchModelException, match="branches on"):
             ran(Branching())
@@ -224,8 +227,8 @@ def json_config(monkeypatch, tmp_path, **_):
 
 
 def in_process(code, **variables):
-    done = subprocess.run([sys.executable, "-c", f"import torch, onnxtrain\nfrom onnxtrain import _C\n{code}"], cwd=ROOT,
-                          env={**os.environ, **variables}, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", f"import torch, onnxtrain\nfrom onnxtrain import _C\n{code}"],
+                          cwd=ROOT, env={**os.environ, **variables}, capture_output=True, text=True, check=True)
     return done.stdout.strip()
 
 
@@ -258,7 +261,8 @@ def gemm(**_):
 
 def disable(**_):
     code = RUN + "print(len(p.session.kernels()))"
-    every, fewer = (int(in_process(code, ONNXTRAIN_DISABLE=names, ORTMODULE_LOG_LEVEL="ERROR")) for names in ("cse", ""))
+    every, fewer = (int(in_process(code, ONNXTRAIN_DISABLE=names, ORTMODULE_LOG_LEVEL="ERROR"))
+                    for names in ("cse", ""))
     assert every > fewer
 
 
@@ -286,11 +290,12 @@ EFFECTS = {
     "ONNXTRAIN_FLUSH_DENORMALS": flush_denormals,
     "ORTMODULE_CUDA_GRAPH": cuda_graph,
     "ORTMODULE_ONNX_OPSET_VERSION": opset, "ORTMODULE_LOG_LEVEL": log_level, "ORTMODULE_SAVE_ONNX_PATH": save_path,
-    "ORTMODULE_FALLBACK_POLICY": fallback_policy, "ORTMODULE_FALLBACK_RETRY": fallback_retry, "ONNXTRAIN_EXPORTER": exporter,
-    "ORTMODULE_ENABLE_CUSTOM_AUTOGRAD": custom_autograd, "ORTMODULE_SKIPPED_AUTOGRAD_FUNCTIONS": skipped_functions,
+    "ORTMODULE_FALLBACK_POLICY": fallback_policy, "ORTMODULE_FALLBACK_RETRY": fallback_retry,
+    "ONNXTRAIN_EXPORTER": exporter, "ORTMODULE_ENABLE_CUSTOM_AUTOGRAD": custom_autograd,
+    "ORTMODULE_SKIPPED_AUTOGRAD_FUNCTIONS": skipped_functions,
     "ORTMODULE_CACHE_DIR": cache_dir, "ORTMODULE_PRINT_MEMORY_STATS": print_memory,
-    "ORTMODULE_JSON_CONFIG_PATH": json_config, "ONNXTRAIN_ISA": isa, "ONNXTRAIN_GEMM": gemm, "ONNXTRAIN_DISABLE": disable,
-    "ORTMODULE_MEMORY_OPT_LEVEL": memory_level,
+    "ORTMODULE_JSON_CONFIG_PATH": json_config, "ONNXTRAIN_ISA": isa, "ONNXTRAIN_GEMM": gemm,
+    "ONNXTRAIN_DISABLE": disable, "ORTMODULE_MEMORY_OPT_LEVEL": memory_level,
 }
 
 

@@ -74,7 +74,8 @@ def test_core_never_includes_cuda():
     """cuda/ includes from csrc/, never the other way."""
     names = {p.name for p in (ROOT / "cuda").rglob("*") if p.suffix in {".h", ".cuh"}}
     wrong = [f"{path.relative_to(ROOT)}: {name}" for path in SOURCES for name, _ in includes(path)
-             if name.startswith(("cuda", "cublas", "cudnn")) or Path(name).name in names and not (ROOT / "csrc" / name).exists()]
+             if name.startswith(("cuda", "cublas", "cudnn")) or Path(name).name in names
+             and not (ROOT / "csrc" / name).exists()]
     assert not wrong
 
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Builds the wheel from the files of the tree, repairs and checks it, and leaves it in wheelhouse/. Then installs it in a clean
-# virtual environment outside the tree and runs tests/smoke.py with nothing else on PATH. `--build-only` stops before that.
-# ONNXTRAIN_WHEEL_PYTHON, ONNXTRAIN_WHEEL_TORCH: what it is tried on (python3, 2.13.0). tests/matrix.sh tries it on others.
+# Builds the wheel from the files of the tree, repairs and checks it, and leaves it in wheelhouse/. Then installs it in
+# a clean virtual environment outside the tree and runs tests/smoke.py with nothing else on PATH. `--build-only` stops
+# before that. ONNXTRAIN_WHEEL_PYTHON, ONNXTRAIN_WHEEL_TORCH: what it is tried on (python3, 2.13.0). tests/matrix.sh
+# tries it on others.
 set -euo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 BASE=${ONNXTRAIN_WHEEL_PYTHON:-python3}

@@ -1,7 +1,8 @@
-"""Writes docs/models.md: every model of tests/models/transformers_zoo.py against eager PyTorch (`python tools/models.py`).
+"""Writes docs/models.md: every model of tests/models/transformers_zoo.py against eager PyTorch (`python
+tools/models.py`).
 
-With names of models it makes their lines anew and leaves the others; `--check` only tells whether the table has a line for
-every case, none with a difference. All of them take ten minutes on two cores. Needs transformers.
+With names of models it makes their lines anew and leaves the others; `--check` only tells whether the table has a line
+for every case, none with a difference. All of them take ten minutes on two cores. Needs transformers.
 """
 
 from __future__ import annotations

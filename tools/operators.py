@@ -1,7 +1,8 @@
 """Writes docs/operators.md from the operator registry: `python tools/operators.py` (or `--check`, which only compares).
 
-Name, first opset and gradient come from the registry. The dtypes are found by trial: a node of the operator, taken from the
-backend suite that the `onnx` wheel ships, is run with its main type variable set to every type that the specification allows.
+Name, first opset and gradient come from the registry. The dtypes are found by trial: a node of the operator, taken from
+the backend suite that the `onnx` wheel ships, is run with its main type variable set to every type that the
+specification allows.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from onnxtrain import _C, backend
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "operators.md"
-ORDER = ["double", "float", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8", "bool"]
+ORDER = ["double", "float", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint64", "uint32", "uint16",
+         "uint8", "bool"]
 INTS = ORDER[4:12]
 OUT_OF_SCOPE = ("string", "complex64", "complex128")
 HEAD = """# Operators
@@ -48,13 +50,16 @@ def examples() -> dict[str, list[onnx.ModelProto]]:
     for case in loader.load_model_tests(kind="node"):
         nodes = case.model.graph.node
         if len(nodes) == 1 and not nodes[0].domain and case.data_sets:
-            found.setdefault(nodes[0].op_type, []).append((case.model, [numpy_helper.to_array(a) if isinstance(a, onnx.TensorProto) else a for a in case.data_sets[0][0]]))
+            found.setdefault(nodes[0].op_type,
+                             []).append((case.model, [numpy_helper.to_array(a) if isinstance(a, onnx.TensorProto)
+                                                      else a for a in case.data_sets[0][0]]))
     for op_type, (inputs, attrs) in MORE.items():
         if op_type in found:
             continue
         names = [f"x{i}" for i in range(len(inputs))]
         graph = helper.make_graph([helper.make_node(op_type, names, ["y"], **attrs)], "example",
-                                  [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in zip(names, inputs)],
+                                  [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
+                                   for n, a in zip(names, inputs)],
                                   [onnx.ValueInfoProto(name="y")])
         found[op_type] = [(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)]), inputs)]
     return found
@@ -68,7 +73,8 @@ MORE: dict[str, tuple[list[np.ndarray], dict[str, Any]]] = {
     "RandomUniformLike": ([np.zeros(3, np.float32)], {"dtype": 1}),
     "Multinomial": ([np.zeros((1, 3), np.float32)], {}),
     "GlobalLpPool": ([np.ones((1, 2, 3, 3), np.float32)], {}),
-    "MaxRoiPool": ([np.ones((1, 1, 4, 4), np.float32), np.array([[0, 0, 0, 3, 3]], np.float32)], {"pooled_shape": [2, 2]}),
+    "MaxRoiPool": ([np.ones((1, 1, 4, 4), np.float32), np.array([[0, 0, 0, 3, 3]], np.float32)],
+                   {"pooled_shape": [2, 2]}),
     "Size": ([np.ones((2, 3), np.float32)], {}),
 }
 
@@ -85,7 +91,8 @@ NOTES = {
 }
 
 
-def with_dtype(model: onnx.ModelProto, inputs: list[Any], schema: onnx.defs.OpSchema, variables: set[str], dtype: int) -> tuple[Any, list[Any]]:
+def with_dtype(model: onnx.ModelProto, inputs: list[Any], schema: onnx.defs.OpSchema, variables: set[str],
+               dtype: int) -> tuple[Any, list[Any]]:
     """The example with every input of the type variables turned into `dtype`."""
     changed, arrays = onnx.ModelProto(), list(inputs)
     changed.CopyFrom(model)
@@ -125,16 +132,21 @@ def dtypes(name: str, candidates: list[Any]) -> tuple[list[str], list[str]] | No
     """Types that run and types of the specification that do not; None where no example runs at all."""
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
-        for model, inputs in sorted(candidates, key=lambda c: (len(c[0].graph.node[0].attribute), sum(np.size(a) for a in c[1] if isinstance(a, np.ndarray)))):
+        for model, inputs in sorted(candidates, key=lambda c: (len(c[0].graph.node[0].attribute),
+                                                               sum(np.size(a) for a in c[1]
+                                                                   if isinstance(a, np.ndarray)))):
             if not runs(model, inputs):
                 continue
-            schema = onnx.defs.get_schema(name, max(o.version for o in model.opset_import if o.domain in ("", "ai.onnx")))
-            variables = [i.type_str for i in schema.inputs if any(t.type_param_str == i.type_str for t in schema.type_constraints)]
+            schema = onnx.defs.get_schema(name,
+                                          max(o.version for o in model.opset_import if o.domain in ("", "ai.onnx")))
+            variables = [i.type_str for i in schema.inputs
+                         if any(t.type_param_str == i.type_str for t in schema.type_constraints)]
             if not variables:
                 return [], []
             # The first variable alone, or all those that may be of that type together.
-            good = [t for t in allowed(schema, variables[0]) if any(runs(*with_dtype(model, inputs, schema, v, number_of(t))) for v in (
-                {variables[0]}, {v for v in variables if t in allowed(schema, v)}))]
+            good = [t for t in allowed(schema, variables[0])
+                    if any(runs(*with_dtype(model, inputs, schema, v, number_of(t))) for v in (
+{variables[0]}, {v for v in variables if t in allowed(schema, v)}))]
             return good, [t for t in allowed(schema, variables[0]) if t not in good]
     return None
 
@@ -162,11 +174,15 @@ def on_cuda() -> dict[str, int]:
     """Operators of cuda/table.c, and the first opset of each; read from the source, as a build may be without CUDA."""
     lines = (ROOT / "cuda" / "table.c").read_text(encoding="utf-8").split("ont_cuda_lists[]")[1]
     listed = re.findall(r'ONE\("", "(\w+)", (\d+),', lines)
-    return {name: int(since) for name, since in listed} | {name: 1 for name in re.findall(r"\b(?:EW|COPY|REDUCE)\((\w+)\)", lines)}
+    return {name: int(since) for name, since in listed} | {name: 1
+                                                           for name in re.findall(r"\b(?:EW|COPY|REDUCE)\((\w+)\)",
+                                                                                  lines)}
 
 
-NOT_ON_CUDA = {"Compress", "ConvTranspose", "DeformConv", "GroupNormalization", "Hardmax", "InstanceNormalization", "Mean",
-               "NonMaxSuppression", "NonZero", "PRelu", "TensorScatter", "Unique"}  # built from parts of which one has no kernel there; tests/cuda holds it
+NOT_ON_CUDA = {"Compress", "ConvTranspose", "DeformConv", "GroupNormalization", "Hardmax", "InstanceNormalization",
+               "Mean",
+               # Built from parts of which one has no kernel there; tests/cuda holds it.
+               "NonMaxSuppression", "NonZero", "PRelu", "TensorScatter", "Unique"}
 
 
 def cuda(op: dict[str, Any], listed: dict[str, int]) -> str:
@@ -179,7 +195,8 @@ def cuda(op: dict[str, Any], listed: dict[str, int]) -> str:
 
 def rows() -> Iterator[str]:
     found, listed = examples(), on_cuda()
-    ours = sorted((op for op in _C.operators() if op["domain"] == ""), key=lambda op: (op["name"].lower(), -op["since"]))
+    ours = sorted((op for op in _C.operators() if op["domain"] == ""),
+                  key=lambda op: (op["name"].lower(), -op["since"]))
     newest: set[str] = set()
     for op in ours:
         cell = "as in later opsets" if op["name"] in newest else NOTES.get(op["name"], "")
@@ -195,7 +212,8 @@ def page() -> str:
     table = list(rows())
     names = {line.split("|")[1] for line in table}
     return HEAD.format(opset=onnx.defs.onnx_opset_version()) + "\n".join(
-        [f"{len(names)} operators of the domain ai.onnx.", "", "| Operator | Opset | Gradient | Dtypes | CUDA |", "| --- | --- | --- | --- | --- |", *table, ""])
+        [f"{len(names)} operators of the domain ai.onnx.", "", "| Operator | Opset | Gradient | Dtypes | CUDA |",
+         "| --- | --- | --- | --- | --- |", *table, ""])
 
 
 if __name__ == "__main__":

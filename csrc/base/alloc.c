@@ -99,8 +99,8 @@ char *ont_strdup(const char *text)
     return copy;
 }
 
-/* Large ones begin at a huge page, and have such pages as far as they are full: the rest of a last one would be zeroed and
- * kept for nothing, which for gradients of some MiB is a tenth of them. */
+/* Large ones begin at a huge page, and have such pages as far as they are full: the rest of a last one would be zeroed
+ * and kept for nothing, which for gradients of some MiB is a tenth of them. */
 static void *buffer_alloc(size_t bytes, bool fleeting)
 {
     enum { HUGE_PAGE = 2 << 20, CACHE_LINE = 64 };
@@ -111,7 +111,8 @@ static void *buffer_alloc(size_t bytes, bool fleeting)
     rounded &= ~(size_t)(CACHE_LINE - 1);
     if (posix_memalign(&block, align, rounded)) block = NULL;
     if (!counted(block, bytes)) return NULL;
-    if (align == HUGE_PAGE) madvise(block, rounded & ~(size_t)(HUGE_PAGE - 1), MADV_HUGEPAGE); /* a hint: refusal costs speed only */
+    if (align == HUGE_PAGE)
+        madvise(block, rounded & ~(size_t)(HUGE_PAGE - 1), MADV_HUGEPAGE); /* a hint: refusal costs speed only */
     atomic_fetch_add_explicit(&live_bytes, (int64_t)bytes, memory_order_relaxed);
     return block;
 }

@@ -1,6 +1,6 @@
 /*
- * Denormal floats as zero, while our kernels run: on many processors arithmetic with them is a hundred times slower, and a
- * badly scaled model is full of them. The setting is a thread's; what it was before is put back.
+ * Denormal floats as zero, while our kernels run: on many processors arithmetic with them is a hundred times slower,
+ * and a badly scaled model is full of them. The setting is a thread's; what it was before is put back.
  */
 #ifndef ONT_BASE_DENORMALS_H
 #define ONT_BASE_DENORMALS_H

@@ -41,7 +41,8 @@ bool ont_dtype_is_int(ont_dtype dtype)
 
 bool ont_dtype_is_narrow_float(ont_dtype dtype)
 {
-    return ont_dtype_is_narrow(dtype) && dtype != ONT_UINT4 && dtype != ONT_INT4 && dtype != ONT_UINT2 && dtype != ONT_INT2;
+    return ont_dtype_is_narrow(dtype) && dtype != ONT_UINT4 && dtype != ONT_INT4 && dtype != ONT_UINT2 &&
+           dtype != ONT_INT2;
 }
 
 bool ont_dtype_is_narrow(ont_dtype dtype)

@@ -51,7 +51,8 @@ int ont_dtype_bits(ont_dtype dtype);         /* of an element in a file: 6, 4 an
 bool ont_dtype_is_float(ont_dtype dtype);    /* float16, bfloat16, float32, float64: can carry a gradient */
 bool ont_dtype_is_int(ont_dtype dtype);      /* signed or unsigned integer, bool excluded */
 bool ont_dtype_is_narrow_float(ont_dtype dtype);
-bool ont_dtype_is_narrow(ont_dtype dtype);   /* float8, float6, float4, int4, int2: storage formats, one to a byte, no arithmetic */
+bool ont_dtype_is_narrow(ont_dtype dtype); /* float8, float6, float4, int4, int2: storage formats, one to a byte, no
+                                              arithmetic */
 ont_dtype ont_dtype_carrier(ont_dtype dtype); /* the dtype in which it crosses DLPack: int8 or uint8 below 8 bits */
 bool ont_dtype_from_dlpack(uint8_t code, uint8_t bits, ont_dtype *dtype);
 void ont_dtype_to_dlpack(ont_dtype dtype, uint8_t *code, uint8_t *bits);

@@ -6,7 +6,8 @@
 
 #include "base/status.h"
 
-typedef enum ont_log_level { ONT_LOG_DEBUG = 10, ONT_LOG_INFO = 20, ONT_LOG_WARNING = 30, ONT_LOG_ERROR = 40 } ont_log_level;
+typedef enum ont_log_level { ONT_LOG_DEBUG = 10, ONT_LOG_INFO = 20, ONT_LOG_WARNING = 30,
+                            ONT_LOG_ERROR = 40 } ont_log_level;
 
 typedef void (*ont_log_sink)(ont_log_level level, const char *line);
 

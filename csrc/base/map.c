@@ -2,8 +2,8 @@
  * Name map. See map.h. Linear probing, at most 3/4 full.
  *
  * Names come from models, that is from anywhere, and names chosen to collide would make a load quadratic. So they are
- * hashed by SipHash-1-3 under a key that each process draws. Source: Aumasson and Bernstein, "SipHash: a fast short-input
- * PRF", Indocrypt 2012.
+ * hashed by SipHash-1-3 under a key that each process draws. Source: Aumasson and Bernstein, "SipHash: a fast
+ * short-input PRF", Indocrypt 2012.
  */
 #include "base/map.h"
 

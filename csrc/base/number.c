@@ -20,7 +20,8 @@ static const narrow_format *format_of(ont_dtype dtype)
 {
     static const narrow_format e4m3fn = {4, 3, 7, 448, false, 0x7f}, e4m3fnuz = {4, 3, 8, 240, false, 0x80},
                                e5m2 = {5, 2, 15, 57344, true, -1}, e5m2fnuz = {5, 2, 16, 57344, false, 0x80},
-                               e2m1 = {2, 1, 1, 6, false, -1}, e2m3 = {2, 3, 1, 7.5, false, -1}, e3m2 = {3, 2, 3, 28, false, -1};
+                               e2m1 = {2, 1, 1, 6, false, -1}, e2m3 = {2, 3, 1, 7.5, false, -1},
+                               e3m2 = {3, 2, 3, 28, false, -1};
     switch (dtype) {
     case ONT_FLOAT8E4M3FN: return &e4m3fn;
     case ONT_FLOAT8E4M3FNUZ: return &e4m3fnuz;
@@ -71,7 +72,8 @@ uint8_t ont_narrow_float(double value, ont_dtype dtype, bool saturate)
     bool unsigned_zero = f->nan == 0x80;
     uint8_t sign = (uint8_t)((signbit(value) != 0) << width);
     uint8_t infinity = (uint8_t)(sign | all << f->mantissa_bits);
-    if (isnan(value)) return unsigned_zero ? 0x80 : f->nan >= 0 ? (uint8_t)(sign | f->nan) : f->infinite ? infinity | 3 : 0;
+    if (isnan(value))
+        return unsigned_zero ? 0x80 : f->nan >= 0 ? (uint8_t)(sign | f->nan) : f->infinite ? infinity | 3 : 0;
     double v = fabs(value);
     /* To a multiple of the last place at its magnitude, where rint rounds ties to even. */
     int exponent;

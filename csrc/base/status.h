@@ -35,8 +35,8 @@ typedef enum ont_status {
 #define ONT_MUST_USE __attribute__((warn_unused_result))
 
 /*
- * Formats the calling thread's message; the value is `status`, so that `return ont_fail(...)` is one statement. A macro,
- * so that the compiler sees that a failure is never ONT_OK.
+ * Formats the calling thread's message; the value is `status`, so that `return ont_fail(...)` is one statement. A
+ * macro, so that the compiler sees that a failure is never ONT_OK.
  */
 #define ont_fail(status, ...) (ont_set_error(__VA_ARGS__), (status))
 void ont_set_error(const char *format, ...) ONT_PRINTF(1, 2);

@@ -14,11 +14,13 @@
 /* ---- the library's functions ---- */
 
 #define FUNCTION_LIST(X) \
-    X(engine_create) X(stream_create) X(stream_destroy) X(stream_wait) X(primitive_attr_create) X(primitive_attr_destroy) \
-    X(primitive_attr_set_scratchpad_mode) X(memory_desc_create_with_strides) X(memory_desc_create_with_tag) \
+    X(engine_create) X(stream_create) X(stream_destroy) X(stream_wait) X(primitive_attr_create) \
+    X(primitive_attr_destroy) X(primitive_attr_set_scratchpad_mode) X(memory_desc_create_with_strides) \
+    X(memory_desc_create_with_tag) \
     X(memory_desc_destroy) X(memory_desc_equal) X(memory_desc_get_size) X(memory_create) X(memory_destroy) \
     X(memory_set_data_handle) X(primitive_desc_destroy) X(primitive_desc_query_md) X(primitive_create) \
-    X(primitive_destroy) X(primitive_execute) X(reorder_primitive_desc_create) X(convolution_forward_primitive_desc_create) \
+    X(primitive_destroy) X(primitive_execute) X(reorder_primitive_desc_create) \
+    X(convolution_forward_primitive_desc_create) \
     X(convolution_backward_data_primitive_desc_create) X(convolution_backward_weights_primitive_desc_create)
 
 static struct {
@@ -129,20 +131,23 @@ static ont_status create_desc(ont_dnnl_conv *h, const ont_conv *c, const dnnl_me
         pad_end[d] = c->pad_end[from];
     }
     bool forward = h->kind == ONT_CONV_FORWARD;
-    ONT_TRY(check(dnn.convolution_forward_primitive_desc_create(
-                      forward ? &h->desc : &h->hint, dnn.engine, dnnl_forward_training, dnnl_convolution_direct, md[TENSOR_X],
-                      md[TENSOR_W], forward ? h->bias_desc : NULL, md[TENSOR_Y], strides, dilates, pad, pad_end, dnn.attr),
+    ONT_TRY(check(dnn.convolution_forward_primitive_desc_create(forward ? &h->desc : &h->hint, dnn.engine,
+                                                                dnnl_forward_training, dnnl_convolution_direct,
+                                                                md[TENSOR_X], md[TENSOR_W],
+                                                                forward ? h->bias_desc : NULL, md[TENSOR_Y], strides,
+                                                                dilates, pad, pad_end, dnn.attr),
                   "convolution"));
     if (h->kind == ONT_CONV_GRAD_INPUT)
         return check(dnn.convolution_backward_data_primitive_desc_create(&h->desc, dnn.engine, dnnl_convolution_direct,
-                                                                         md[TENSOR_X], md[TENSOR_W], md[TENSOR_Y], strides,
-                                                                         dilates, pad, pad_end, h->hint, dnn.attr),
+                                                                         md[TENSOR_X], md[TENSOR_W], md[TENSOR_Y],
+                                                                         strides, dilates, pad, pad_end, h->hint,
+                                                                         dnn.attr),
                      "gradient of the input");
     if (h->kind == ONT_CONV_GRAD_WEIGHT)
-        return check(dnn.convolution_backward_weights_primitive_desc_create(&h->desc, dnn.engine, dnnl_convolution_direct,
-                                                                            md[TENSOR_X], md[TENSOR_W], NULL, md[TENSOR_Y],
-                                                                            strides, dilates, pad, pad_end, h->hint,
-                                                                            dnn.attr),
+        return check(dnn.convolution_backward_weights_primitive_desc_create(&h->desc, dnn.engine,
+                                                                            dnnl_convolution_direct, md[TENSOR_X],
+                                                                            md[TENSOR_W], NULL, md[TENSOR_Y], strides,
+                                                                            dilates, pad, pad_end, h->hint, dnn.attr),
                      "gradient of the weight");
     return ONT_OK;
 }
@@ -165,8 +170,8 @@ static ont_status create_operand(ont_dnnl_conv *h, int tensor)
     t->offset = reserve(h, dnn.memory_desc_get_size(inner));
     bool result = result_of[h->kind] == tensor;
     dnnl_primitive_desc_t desc;
-    ONT_TRY(check(dnn.reorder_primitive_desc_create(&desc, result ? inner : t->plain, dnn.engine, result ? t->plain : inner,
-                                                    dnn.engine, NULL),
+    ONT_TRY(check(dnn.reorder_primitive_desc_create(&desc, result ? inner : t->plain, dnn.engine,
+                                                    result ? t->plain : inner, dnn.engine, NULL),
                   "reorder"));
     dnnl_status_t status = dnn.primitive_create(&t->reorder, desc);
     dnn.primitive_desc_destroy(desc);
@@ -182,11 +187,13 @@ static ont_status create_descs(ont_dnnl_conv *h, const ont_conv *c, bool bias, b
         dnnl_dims_t dims;
         status = plain_desc(c, i, &h->tensors[i].plain);
         if (status == ONT_OK && blocked)
-            status = check(dnn.memory_desc_create_with_tag(&md[i], tensor_dims(c, i, dims), dims, dnnl_f32, dnnl_format_tag_any),
+            status = check(dnn.memory_desc_create_with_tag(&md[i], tensor_dims(c, i, dims), dims, dnnl_f32,
+                                                           dnnl_format_tag_any),
                            "memory descriptor");
     }
     if (status == ONT_OK && bias)
-        status = check(dnn.memory_desc_create_with_tag(&h->bias_desc, 1, (dnnl_dims_t){c->o}, dnnl_f32, dnnl_a), "bias");
+        status = check(dnn.memory_desc_create_with_tag(&h->bias_desc, 1, (dnnl_dims_t){c->o}, dnnl_f32, dnnl_a),
+                       "bias");
     dnnl_memory_desc_t plain[N_TENSORS] = {h->tensors[0].plain, h->tensors[1].plain, h->tensors[2].plain};
     if (status == ONT_OK) status = create_desc(h, c, blocked ? md : plain);
     for (int i = 0; i < N_TENSORS; i++)
@@ -266,7 +273,8 @@ static dnnl_status_t execute(ont_dnnl_conv *h, const void *const *data, const vo
     return status == dnnl_success ? dnn.stream_wait(h->stream) : status;
 }
 
-ont_status ont_dnnl_conv_run(ont_dnnl_conv *h, const void *x, const void *w, const void *y, const void *bias, void *work)
+ont_status ont_dnnl_conv_run(ont_dnnl_conv *h, const void *x, const void *w, const void *y, const void *bias,
+                             void *work)
 {
     pthread_mutex_lock(&h->lock);
     dnnl_status_t status = execute(h, (const void *[]){x, w, y}, bias, work);
@@ -278,9 +286,9 @@ ont_status ont_dnnl_conv_run(ont_dnnl_conv *h, const void *x, const void *w, con
 /* ---- layouts ---- */
 
 /*
- * The library's own blocked layouts, with reorders around them, were faster in every case measured but one: the gradient
- * of an input of less than four channels, which they pad to a whole vector (64 images of 1 x 28 x 28, 32 channels:
- * 0.5 against 3.8 ms).
+ * The library's own blocked layouts, with reorders around them, were faster in every case measured but one: the
+ * gradient of an input of less than four channels, which they pad to a whole vector (64 images of 1 x 28 x 28, 32
+ * channels: 0.5 against 3.8 ms).
  */
 static bool wants_blocked(const ont_conv *c, ont_conv_kind kind)
 {

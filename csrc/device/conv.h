@@ -29,7 +29,8 @@ typedef struct ont_dnnl_conv ont_dnnl_conv;
 const char *ont_dnnl_conv_refuses(const ont_conv *conv, ont_conv_kind kind, bool bias);
 
 /* For what ont_dnnl_conv_refuses() does not refuse. */
-ont_status ont_dnnl_conv_create(const ont_conv *conv, ont_conv_kind kind, bool bias, ont_dnnl_conv **result) ONT_MUST_USE;
+ont_status ont_dnnl_conv_create(const ont_conv *conv, ont_conv_kind kind, bool bias,
+                                ont_dnnl_conv **result) ONT_MUST_USE;
 void ont_dnnl_conv_destroy(ont_dnnl_conv *conv);
 size_t ont_dnnl_conv_work_bytes(const ont_dnnl_conv *conv);
 /* x, w, y: the two operands and the result, by the kind; bias (O) or NULL. Calls on one handle take turns. */

@@ -1,9 +1,9 @@
 /*
- * A device as programs see it: memory, order of work, and the kernels that it has. NULL in place of a device is the CPU,
- * whose memory is the process's and whose kernels are the operators' own.
+ * A device as programs see it: memory, order of work, and the kernels that it has. NULL in place of a device is the
+ * CPU, whose memory is the process's and whose kernels are the operators' own.
  *
- * Devices come from plugins (device/plugin.c). Work goes on the stream that is current for the caller; nothing here waits
- * but synchronize() and read(). A device must leave whatever device was current as it found it.
+ * Devices come from plugins (device/plugin.c). Work goes on the stream that is current for the caller; nothing here
+ * waits but synchronize() and read(). A device must leave whatever device was current as it found it.
  */
 #ifndef ONT_DEVICE_DEVICE_H
 #define ONT_DEVICE_DEVICE_H
@@ -73,13 +73,15 @@ typedef struct ont_device_kind {
     ont_status (*graph_launch)(const ont_device *device, void *graph, void *stream);
     void (*graph_destroy)(const ont_device *device, void *graph);
     /* `what` of many tensors (device/multi.h: ont_optim_work), in a few launches. */
-    ont_status (*optim)(const ont_device *device, int what, const struct ont_cuda_optim *job, float *found_inf, void *stream);
+    ont_status (*optim)(const ont_device *device, int what, const struct ont_cuda_optim *job, float *found_inf,
+                        void *stream);
 } ont_device_kind;
 
 struct ont_device {
     const ont_device_kind *kind;
     int32_t id;
-    int32_t random_blocks; /* of 256 threads: as many as torch launches at most where it draws random numbers here; 0: not known */
+    int32_t random_blocks; /* of 256 threads: as many as torch launches at most where it draws random numbers here; 0:
+                              not known */
     void *state; /* the kind's own */
     const struct ont_kernel_list *lists; /* one per operator that it has */
     size_t n_lists;

@@ -18,13 +18,14 @@
 
 /* ---- torch's BLAS: Fortran interface, column-major, 32-bit integers ---- */
 
-typedef void (*sgemm_fn)(const char *, const char *, const int *, const int *, const int *, const float *, const float *,
-                         const int *, const float *, const int *, const float *, float *, const int *);
-typedef void (*dgemm_fn)(const char *, const char *, const int *, const int *, const int *, const double *, const double *,
-                         const int *, const double *, const int *, const double *, double *, const int *);
+typedef void (*sgemm_fn)(const char *, const char *, const int *, const int *, const int *, const float *,
+                         const float *, const int *, const float *, const int *, const float *, float *, const int *);
+typedef void (*dgemm_fn)(const char *, const char *, const int *, const int *, const int *, const double *,
+                         const double *, const int *, const double *, const int *, const double *, double *,
+                         const int *);
 /* oneDNN's C API: row-major. */
-typedef int (*dnnl_sgemm_fn)(char, char, int64_t, int64_t, int64_t, float, const float *, int64_t, const float *, int64_t,
-                             float, float *, int64_t);
+typedef int (*dnnl_sgemm_fn)(char, char, int64_t, int64_t, int64_t, float, const float *, int64_t, const float *,
+                             int64_t, float, float *, int64_t);
 
 static sgemm_fn torch_sgemm;
 static dgemm_fn torch_dgemm;
@@ -248,8 +249,8 @@ static int64_t rounded(int64_t dim)
 
 static bool same_kind(const ont_gemm *a, const ont_gemm *b)
 {
-    return a->dtype == b->dtype && a->trans_a == b->trans_a && a->trans_b == b->trans_b && rounded(a->m) == rounded(b->m) &&
-           rounded(a->n) == rounded(b->n) && rounded(a->k) == rounded(b->k);
+    return a->dtype == b->dtype && a->trans_a == b->trans_a && a->trans_b == b->trans_b &&
+           rounded(a->m) == rounded(b->m) && rounded(a->n) == rounded(b->n) && rounded(a->k) == rounded(b->k);
 }
 
 /* The same kind of product, its longest dim halved until it takes about a millisecond: building must stay short. */

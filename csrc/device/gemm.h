@@ -1,6 +1,7 @@
 /*
  * GEMM providers behind one table: torch's own BLAS found in the process, oneDNN's where its library is beside the
- * extension, and a plain loop. The choice is measured per kind of product (sizes within a factor of 1.4), once a process.
+ * extension, and a plain loop. The choice is measured per kind of product (sizes within a factor of 1.4), once a
+ * process.
  */
 #ifndef ONT_DEVICE_GEMM_H
 #define ONT_DEVICE_GEMM_H

@@ -1,5 +1,6 @@
 /*
- * Shared libraries that are opened at run time: torch's, already in the process, and those bundled beside the extension.
+ * Shared libraries that are opened at run time: torch's, already in the process, and those bundled beside the
+ * extension.
  */
 #ifndef ONT_DEVICE_LIBRARY_H
 #define ONT_DEVICE_LIBRARY_H

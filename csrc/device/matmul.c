@@ -17,11 +17,13 @@
 /* ---- the library's functions ---- */
 
 #define FUNCTION_LIST(X) \
-    X(engine_create) X(stream_create) X(stream_destroy) X(stream_wait) X(primitive_attr_create) X(primitive_attr_destroy) \
-    X(primitive_attr_set_scratchpad_mode) X(primitive_attr_set_post_ops) X(post_ops_create) X(post_ops_destroy) \
-    X(post_ops_append_eltwise) X(memory_desc_create_with_strides) X(memory_desc_destroy) X(memory_desc_get_size) \
-    X(memory_create) X(memory_destroy) X(memory_set_data_handle) X(primitive_desc_destroy) X(primitive_desc_query_md) \
-    X(primitive_create) X(primitive_destroy) X(primitive_execute) X(matmul_primitive_desc_create) X(get_effective_cpu_isa)
+    X(engine_create) \
+    X(stream_create) X(stream_destroy) X(stream_wait) X(primitive_attr_create) X(primitive_attr_destroy) \
+        X(primitive_attr_set_scratchpad_mode) X(primitive_attr_set_post_ops) X(post_ops_create) X(post_ops_destroy) \
+            X(post_ops_append_eltwise) X(memory_desc_create_with_strides) X(memory_desc_destroy) \
+                X(memory_desc_get_size) X(memory_create) X(memory_destroy) X(memory_set_data_handle) \
+                    X(primitive_desc_destroy) X(primitive_desc_query_md) X(primitive_create) X(primitive_destroy) \
+                        X(primitive_execute) X(matmul_primitive_desc_create) X(get_effective_cpu_isa)
 
 static struct {
 #define X(name) __typeof__(&dnnl_##name) name;
@@ -42,13 +44,11 @@ static void find_library(void)
     FUNCTION_LIST(X)
 #undef X
     if (dnn.engine_create(&dnn.engine, dnnl_cpu, 0) != dnnl_success) return;
-    /* An instruction set is the bits of all that it contains. Where ours is held down, so is the library's. */
-    const char *asked = getenv("ONNXTRAIN_ISA");
-    bool held = asked && *asked && strcmp(asked, "avx512");
+    /* An instruction set is the bits of all that it contains. */
     unsigned isa = (unsigned)dnn.get_effective_cpu_isa();
-    dnn.bf16 = !held && (isa & dnnl_cpu_isa_avx512_core_bf16) == dnnl_cpu_isa_avx512_core_bf16;
-    dnn.fp16 = !held && (isa & dnnl_cpu_isa_avx512_core_fp16) == dnnl_cpu_isa_avx512_core_fp16;
-    dnn.tiles = !held && (isa & dnnl_cpu_isa_avx512_core_amx) == dnnl_cpu_isa_avx512_core_amx;
+    dnn.bf16 = (isa & dnnl_cpu_isa_avx512_core_bf16) == dnnl_cpu_isa_avx512_core_bf16;
+    dnn.fp16 = (isa & dnnl_cpu_isa_avx512_core_fp16) == dnnl_cpu_isa_avx512_core_fp16;
+    dnn.tiles = (isa & dnnl_cpu_isa_avx512_core_amx) == dnnl_cpu_isa_avx512_core_amx;
     dnn.ready = true;
 }
 
@@ -88,7 +88,8 @@ struct ont_dnnl_matmul {
     size_t work_bytes;
 };
 
-static const int argument[N_TENSORS] = {DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_BIAS, DNNL_ARG_DST, DNNL_ARG_SCRATCHPAD};
+static const int argument[N_TENSORS] = {DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_BIAS, DNNL_ARG_DST,
+                                        DNNL_ARG_SCRATCHPAD};
 
 static dnnl_data_type_t type_of(ont_dtype dtype)
 {
@@ -96,7 +97,8 @@ static dnnl_data_type_t type_of(ont_dtype dtype)
 }
 
 /* The tensor as the product sees it: `rank` dims, ones in front, the last two swapped where it is transposed. */
-static ont_status operand_desc(const ont_shape *shape, bool transposed, int rank, ont_dtype dtype, dnnl_memory_desc_t *desc)
+static ont_status operand_desc(const ont_shape *shape, bool transposed, int rank, ont_dtype dtype,
+                               dnnl_memory_desc_t *desc)
 {
     dnnl_dims_t dims, strides;
     int64_t stride = 1;
@@ -227,9 +229,10 @@ double ont_dnnl_matmul_measure(const ont_matmul *m)
     enum { ROUNDS = 4 }; /* the first warms up */
     ont_dnnl_matmul *h;
     if (ont_dnnl_matmul_create(m, &h) != ONT_OK) return -1;
-    size_t size = ont_dtype_size(m->dtype), bytes[5] = {
-        (size_t)ont_shape_count(&m->a) * size, (size_t)ont_shape_count(&m->b) * size,
-        (size_t)m->c.dims[m->c.rank - 1] * size, (size_t)ont_shape_count(&m->c) * ont_dtype_size(m->out), h->work_bytes};
+    size_t size = ont_dtype_size(m->dtype),
+           bytes[5] = {(size_t)ont_shape_count(&m->a) * size, (size_t)ont_shape_count(&m->b) * size,
+                       (size_t)m->c.dims[m->c.rank - 1] * size, (size_t)ont_shape_count(&m->c) * ont_dtype_size(m->out),
+                       h->work_bytes};
     void *data[5];
     bool all = true;
     for (int i = 0; i < 5; i++) {

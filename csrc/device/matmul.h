@@ -1,6 +1,6 @@
 /*
- * Products through oneDNN's matmul primitive, one handle per product: 16-bit operands with float32 accumulation, batches
- * and transposes by strides, and a bias or a scale on the fresh result.
+ * Products through oneDNN's matmul primitive, one handle per product: 16-bit operands with float32 accumulation,
+ * batches and transposes by strides, and a bias or a scale on the fresh result.
  *
  * ops/matmul.c describes the product and calls these. Nothing here knows graphs or operators.
  */

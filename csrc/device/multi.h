@@ -1,6 +1,7 @@
 /*
- * One step of an optimizer over any number of tensors on a device, in a few launches. Everything that changes from step to step
- * is read from the device's memory (steps, found_inf, the scale's inverse), so that the launches can be captured. C and C++.
+ * One step of an optimizer over any number of tensors on a device, in a few launches. Everything that changes from step
+ * to step is read from the device's memory (steps, found_inf, the scale's inverse), so that the launches can be
+ * captured. C and C++.
  *
  * Formulas are those of csrc/optim/rules.c; hyper has the numbers in that order.
  */
@@ -44,7 +45,7 @@ typedef struct ont_cuda_optim {
     const float *inv_scale;         /* gradients are multiplied by it; NULL: 1 */
     float *norm;                    /* of the unscaled gradients, where max_norm is not negative */
     double *work;                   /* 2 * n_chunks + n_tensors + 2 */
-    const double *factor;           /* of all gradients, where another job's norm has it (its work + 2 * n_chunks); NULL: own */
+    const double *factor; /* of all gradients, where another job's norm has it (its work + 2 * n_chunks); NULL: own */
     const float *lr;                /* in place of the first of hyper; NULL: that one */
     double *wide_out;               /* of sums: one per tensor; of a norm: the norm in double, or NULL */
     int32_t all_narrow;             /* no parameter and no state is float64: a launch less */

@@ -1,6 +1,6 @@
 /*
- * Devices that live in a library of their own, opened at run time: _cuda.so beside the extension, or the emulation that the
- * tests build. The library exports ont_plugin_open(); what it needs of the core it gets as a table (ops/core.h).
+ * Devices that live in a library of their own, opened at run time: _cuda.so beside the extension, or the emulation that
+ * the tests build. The library exports ont_plugin_open(); what it needs of the core it gets as a table (ops/core.h).
  */
 #ifndef ONT_DEVICE_PLUGIN_H
 #define ONT_DEVICE_PLUGIN_H
@@ -29,7 +29,8 @@ typedef struct ont_plugin {
 } ont_plugin;
 
 /* Fills the plugin; EIO and a message where the machine has not what it needs. */
-typedef ont_status (*ont_plugin_open_fn)(const struct ont_core *core, const ont_allocator *allocator, ont_plugin *plugin);
+typedef ont_status (*ont_plugin_open_fn)(const struct ont_core *core, const ont_allocator *allocator,
+                                         ont_plugin *plugin);
 
 void ont_plugin_set_allocator(const ont_allocator *allocator); /* kept by reference */
 /* Opened once per path; later calls give the same plugin. */

@@ -1,5 +1,6 @@
 /*
- * Attribute list of a node. Values are copied into the graph's arena; a replaced value stays there until the graph goes.
+ * Attribute list of a node. Values are copied into the graph's arena; a replaced value stays there until the graph
+ * goes.
  */
 #include "ir/attr.h"
 
@@ -117,7 +118,8 @@ ont_status ont_attr_copy_all(ont_graph *g, ont_node *to, const ont_node *from)
 {
     for (const ont_attr *attr = from->attrs; attr; attr = attr->next) {
         bool present = false;
-        for (const ont_attr *own = to->attrs; own && !present; own = own->next) present = !strcmp(own->name, attr->name);
+        for (const ont_attr *own = to->attrs; own && !present; own = own->next)
+            present = !strcmp(own->name, attr->name);
         if (present) continue;
         switch (attr->kind) {
         case ONT_ATTR_INT: ONT_TRY(ont_attr_set_int(g, to, attr->name, attr->i)); break;

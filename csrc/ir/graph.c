@@ -60,7 +60,8 @@ ont_status ont_graph_add_value(ont_graph *g, ont_value_kind kind, const char *na
     return ONT_OK;
 }
 
-ont_status ont_graph_add_input(ont_graph *g, const char *name, ont_dtype dtype, const ont_shape *shape, ont_value **value)
+ont_status ont_graph_add_input(ont_graph *g, const char *name, ont_dtype dtype, const ont_shape *shape,
+                               ont_value **value)
 {
     ont_value *v;
     ONT_TRY(grow((void **)&g->inputs, g->n_inputs));
@@ -163,8 +164,8 @@ static void node_unlink(ont_graph *g, ont_node *node)
 }
 
 ont_status ont_graph_add_node(ont_graph *g, ont_node *before, const char *domain, const char *op_type,
-                              ont_value *const *inputs, uint32_t n_inputs, ont_value *const *outputs, uint32_t n_outputs,
-                              ont_node **node)
+                              ont_value *const *inputs, uint32_t n_inputs, ont_value *const *outputs,
+                              uint32_t n_outputs, ont_node **node)
 {
     while (n_inputs && !inputs[n_inputs - 1]) n_inputs--;
     ont_node *n = ont_arena_alloc(&g->arena, sizeof *n);
@@ -302,7 +303,8 @@ static ont_status clone_node(const ont_node *old, ont_graph *g, ont_node *before
     for (uint32_t i = 0; i < old->n_inputs; i++) slots[i] = old->inputs[i].value ? map[old->inputs[i].value->id] : NULL;
     for (uint32_t i = 0; i < old->n_outputs; i++) outputs[i] = old->outputs[i] ? map[old->outputs[i]->id] : NULL;
     ont_node *node;
-    ONT_TRY(ont_graph_add_node(g, before, old->domain, old->op_type, slots, old->n_inputs, outputs, old->n_outputs, &node));
+    ONT_TRY(ont_graph_add_node(g, before, old->domain, old->op_type, slots, old->n_inputs, outputs, old->n_outputs,
+                               &node));
     node->name = old->name;
     node->version = old->version;
     node->op = old->op;

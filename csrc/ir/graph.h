@@ -102,8 +102,8 @@ void ont_graph_destroy(ont_graph *graph);
 ont_status ont_graph_clone(const ont_graph *from, ont_graph **copy) ONT_MUST_USE;
 
 /*
- * Copies the nodes of `body` (a subgraph, untouched) in front of `before`: results[i] is its output i with values given for
- * its inputs. Values get made-up names, nodes "<scope>/<name>"; constants' contents are shared by reference.
+ * Copies the nodes of `body` (a subgraph, untouched) in front of `before`: results[i] is its output i with values given
+ * for its inputs. Values get made-up names, nodes "<scope>/<name>"; constants' contents are shared by reference.
  */
 ont_status ont_graph_instantiate(ont_graph *g, ont_node *before, const ont_graph *body, const char *scope,
                                  ont_value *const *inputs, ont_value **results) ONT_MUST_USE;
@@ -113,7 +113,8 @@ ont_status ont_graph_add_value(ont_graph *g, ont_value_kind kind, const char *na
 ont_status ont_graph_add_input(ont_graph *g, const char *name, ont_dtype dtype, const ont_shape *shape,
                                ont_value **value) ONT_MUST_USE;
 /* Copies `data` (shape, dtype and bytes) into the arena. */
-ont_status ont_graph_add_constant(ont_graph *g, const char *name, const ont_tensor *data, ont_value **value) ONT_MUST_USE;
+ont_status ont_graph_add_constant(ont_graph *g, const char *name, const ont_tensor *data,
+                                  ont_value **value) ONT_MUST_USE;
 ont_status ont_graph_set_outputs(ont_graph *g, ont_value *const *outputs, uint32_t n) ONT_MUST_USE;
 int ont_graph_symbol(ont_graph *g, const char *name); /* its index, added where new; -1 without memory */
 

@@ -1,6 +1,6 @@
 /*
- * Invariants of a graph. A failure here is a defect of a pass or of the loader, so it is EINTERNAL. Called by the loader
- * and, in debug builds, after every pass; walks nothing that damage could make endless.
+ * Invariants of a graph. A failure here is a defect of a pass or of the loader, so it is EINTERNAL. Called by the
+ * loader and, in debug builds, after every pass; walks nothing that damage could make endless.
  */
 #include "base/alloc.h"
 #include "base/map.h"

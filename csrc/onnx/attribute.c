@@ -14,8 +14,8 @@
 
 /*
  * Attributes are float32, and what was written into them is mostly a short decimal, 1e-5, 0.9, 0.2, or the inverse of a
- * small number, 1 / 6. Where one of at most six digits, or of the numbers up to 100, rounds to the float, it is what was
- * meant, and float64 arithmetic goes by it as eager PyTorch does; in float32 both are the same number.
+ * small number, 1 / 6. Where one of at most six digits, or of the numbers up to 100, rounds to the float, it is what
+ * was meant, and float64 arithmetic goes by it as eager PyTorch does; in float32 both are the same number.
  */
 static double meant(float value)
 {
@@ -72,7 +72,8 @@ static const char *kind_text(int kind)
 static int64_t element_type(const Onnx__TypeProto *type)
 {
     for (int depth = 0; type && depth < 8; depth++) {
-        if (type->value_case == ONNX__TYPE_PROTO__VALUE_TENSOR_TYPE) return type->tensor_type ? type->tensor_type->elem_type : 0;
+        if (type->value_case == ONNX__TYPE_PROTO__VALUE_TENSOR_TYPE)
+            return type->tensor_type ? type->tensor_type->elem_type : 0;
         if (type->value_case == ONNX__TYPE_PROTO__VALUE_SEQUENCE_TYPE)
             type = type->sequence_type ? type->sequence_type->elem_type : NULL;
         else if (type->value_case == ONNX__TYPE_PROTO__VALUE_OPTIONAL_TYPE)

@@ -80,8 +80,8 @@ static ont_status bind_attributes(ont_loader *l, const ont_scope *caller, const 
     return ONT_OK;
 }
 
-static ont_status bind_inputs(ont_loader *l, ont_scope *caller, const Onnx__NodeProto *call, const Onnx__FunctionProto *f,
-                              const char *what, ont_scope *scope)
+static ont_status bind_inputs(ont_loader *l, ont_scope *caller, const Onnx__NodeProto *call,
+                              const Onnx__FunctionProto *f, const char *what, ont_scope *scope)
 {
     if (call->n_input > f->n_input || call->n_output > f->n_output)
         return ont_fail(ONT_EINVAL, "%s: %zu inputs and %zu outputs, the function has %zu and %zu", what, call->n_input,

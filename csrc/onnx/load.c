@@ -178,7 +178,8 @@ static ont_status declare_output(ont_loader *l, const Onnx__ValueInfoProto *prot
     ont_shape shape;
     bool has_shape;
     if (!proto->type || value->kind != ONT_VALUE_NODE) return ONT_OK;
-    if (proto->type->value_case != ONNX__TYPE_PROTO__VALUE_TENSOR_TYPE) return ONT_OK; /* a sequence or optional: seen then */
+    if (proto->type->value_case != ONNX__TYPE_PROTO__VALUE_TENSOR_TYPE)
+        return ONT_OK; /* a sequence or optional: seen then */
     char *what = ont_arena_format(&l->g->arena, "output '%s'", proto->name);
     if (!what) return ONT_ENOMEM;
     ONT_TRY(load_type(l, proto, what, &dtype, &has_shape, &shape));

@@ -89,7 +89,8 @@ ont_status ont_onnx_constant_value(ont_loader *l, ont_scope *scope, const char *
 ont_status ont_onnx_check_opsets(const ont_scope *scope) ONT_MUST_USE;
 ont_status ont_onnx_nodes(ont_loader *l, ont_scope *scope, Onnx__NodeProto *const *nodes, size_t n) ONT_MUST_USE;
 /* nodes.c: the value named; *value is NULL for "" and for an input that the call leaves out. */
-ont_status ont_onnx_input(ont_loader *l, ont_scope *scope, const char *what, const char *name, ont_value **value) ONT_MUST_USE;
+ont_status ont_onnx_input(ont_loader *l, ont_scope *scope, const char *what, const char *name,
+                          ont_value **value) ONT_MUST_USE;
 /* nodes.c: what `proto` stands for here: itself, or the attribute of the call that it refers to; NULL: not given. */
 ont_status ont_onnx_resolve(const ont_scope *scope, const char *what, const Onnx__AttributeProto *proto,
                             const Onnx__AttributeProto **resolved) ONT_MUST_USE;

@@ -101,8 +101,8 @@ static ont_status load_constant(ont_loader *l, ont_scope *scope, const Onnx__Nod
 }
 
 /*
- * The value of that name here or, in a subgraph, around it: then it becomes an input of the subgraph, or a constant that
- * shares the contents. *value stays NULL where there is none.
+ * The value of that name here or, in a subgraph, around it: then it becomes an input of the subgraph, or a constant
+ * that shares the contents. *value stays NULL where there is none.
  */
 static ont_status look_up(ont_loader *l, ont_scope *scope, const char *name, ont_value **value)
 {
@@ -185,8 +185,8 @@ ont_status ont_onnx_copy(ont_loader *l, const char *name, ont_value *from, ont_v
     return ont_onnx_name_node(l, NULL, node);
 }
 
-static ont_status add_node(ont_loader *l, ont_scope *scope, const Onnx__NodeProto *proto, const char *what, int64_t version,
-                           const ont_op *op, ont_subgraphs *subgraphs)
+static ont_status add_node(ont_loader *l, ont_scope *scope, const Onnx__NodeProto *proto, const char *what,
+                           int64_t version, const ont_op *op, ont_subgraphs *subgraphs)
 {
     size_t n = proto->n_input + subgraphs->n_captured;
     ont_value **inputs = ont_arena_array(&l->g->arena, n + 1, sizeof *inputs);

@@ -1,6 +1,6 @@
 /*
- * Bodies of control flow: a graph attribute becomes a graph of its own. What it reads from around it is made an input, so
- * that nothing later looks up names: the node that owns it has those values as its last inputs. See loader.h.
+ * Bodies of control flow: a graph attribute becomes a graph of its own. What it reads from around it is made an input,
+ * so that nothing later looks up names: the node that owns it has those values as its last inputs. See loader.h.
  */
 #include <string.h>
 
@@ -23,11 +23,12 @@ static ont_status load_outputs(ont_loader *l, ont_scope *scope, const Onnx__Grap
 static ont_status load_body(ont_loader *l, ont_scope *scope, const Onnx__GraphProto *proto)
 {
     if (!proto) return ont_fail(ONT_EINVAL, "%sthe attribute has no graph", scope->where);
-    if (proto->n_sparse_initializer) return ont_fail(ONT_EUNSUPPORTED, "%ssparse initializers are not read", scope->where);
+    if (proto->n_sparse_initializer)
+        return ont_fail(ONT_EUNSUPPORTED, "%ssparse initializers are not read", scope->where);
     if (!proto->n_output) return ont_fail(ONT_EINVAL, "%sthe graph has no outputs", scope->where);
     if (proto->n_output > ONT_MAX_INTERFACE || proto->n_input > ONT_MAX_INTERFACE)
-        return ont_fail(ONT_EINVAL, "%sthe graph has %zu inputs and %zu outputs, at most %d", scope->where, proto->n_input,
-                        proto->n_output, ONT_MAX_INTERFACE);
+        return ont_fail(ONT_EINVAL, "%sthe graph has %zu inputs and %zu outputs, at most %d", scope->where,
+                        proto->n_input, proto->n_output, ONT_MAX_INTERFACE);
     if (scope->depth > ONT_MAX_CALL_DEPTH)
         return ont_fail(ONT_EINVAL, "%ssubgraphs are nested deeper than %d", scope->where, ONT_MAX_CALL_DEPTH);
     ONT_TRY(ont_context(ont_onnx_initializers(l, scope, proto), "%s", scope->where));
@@ -37,7 +38,8 @@ static ont_status load_body(ont_loader *l, ont_scope *scope, const Onnx__GraphPr
     return ont_graph_verify(l->g);
 }
 
-/* The node's inputs from first_capture on (once it is attached) are what the bodies read from around them, body by body. */
+/* The node's inputs from first_capture on (once it is attached) are what the bodies read from around them, body by
+ * body. */
 static ont_status note_captured(const ont_scope *scope, ont_graph *body, ont_graph *g, ont_subgraphs *all)
 {
     uint32_t n = 0;
@@ -57,8 +59,8 @@ static ont_status load_one(ont_loader *l, ont_scope *outer, const Onnx__Attribut
 {
     ont_graph *g = l->g, *body;
     ont_scope scope = {.caller = outer, .function = outer->function, .depth = outer->depth + 1, .opsets = outer->opsets,
-                       .n_opsets = outer->n_opsets, .attributes = outer->attributes, .n_attributes = outer->n_attributes,
-                       .outer = outer, .prefix = outer->prefix};
+                       .n_opsets = outer->n_opsets, .attributes = outer->attributes,
+                       .n_attributes = outer->n_attributes, .outer = outer, .prefix = outer->prefix};
     scope.where = ont_arena_format(&g->arena, "%s, %s: ", what, name);
     if (!scope.where) return ONT_ENOMEM;
     ONT_TRY(ont_graph_create(name, &body));

@@ -110,10 +110,12 @@ ont_status ont_onnx_tensor(const Onnx__TensorProto *proto, const char *what, ont
     ONT_TRY(ont_context(ont_shape_bytes(&t.shape, t.dtype, &t.bytes), "%s", what));
     /* The data are in the file, so a size beyond it is a lie: compared before anything is allocated. */
     bool packed = ont_dtype_bits(t.dtype) < 8;
-    size_t bits = (size_t)ont_dtype_bits(t.dtype), stored = packed ? t.bytes / 8 * bits + (t.bytes % 8 * bits + 7) / 8 : t.bytes;
+    size_t bits = (size_t)ont_dtype_bits(t.dtype),
+           stored = packed ? t.bytes / 8 * bits + (t.bytes % 8 * bits + 7) / 8 : t.bytes;
     if (proto->has_raw_data) {
         if (proto->raw_data.len != stored)
-            return ont_fail(ONT_EINVAL, "%s: raw_data has %zu bytes, its dims ask for %zu", what, proto->raw_data.len, stored);
+            return ont_fail(ONT_EINVAL, "%s: raw_data has %zu bytes, its dims ask for %zu", what, proto->raw_data.len,
+                            stored);
     } else {
         size_t have = proto->n_float_data + proto->n_double_data + proto->n_int32_data + proto->n_int64_data +
                       proto->n_uint64_data;

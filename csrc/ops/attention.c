@@ -1,7 +1,7 @@
 /*
  * Attention (scaled dot product, grouped heads, masks, caches) as products, masks and a softmax, and its gradient is
- * theirs. A query that may attend nothing gives zeros, and no gradient. Source of the formula: Vaswani et al., Attention
- * Is All You Need, 2017; grouped heads: Ainslie et al., GQA, 2023.
+ * theirs. A query that may attend nothing gives zeros, and no gradient. Source of the formula: Vaswani et al.,
+ * Attention Is All You Need, 2017; grouped heads: Ainslie et al., GQA, 2023.
  */
 #include <inttypes.h>
 #include <math.h>
@@ -73,8 +73,8 @@ static ont_status read_sizes(const ont_node *node, attention *a)
     ONT_TRY(head_size(v[1], "K", a->kv_heads, a->packed, &k_size));
     ONT_TRY(head_size(v[2], "V", a->kv_heads, a->packed, &a->v_size));
     if (k_size != a->size || v[2]->shape.dims[s] != a->fresh || a->kv_heads < 1 || a->heads % a->kv_heads)
-        return ont_fail(ONT_EINVAL, "Q has %" PRId64 " heads of %" PRId64 ", K %" PRId64 " of %" PRId64, a->heads, a->size,
-                        a->kv_heads, k_size);
+        return ont_fail(ONT_EINVAL, "Q has %" PRId64 " heads of %" PRId64 ", K %" PRId64 " of %" PRId64, a->heads,
+                        a->size, a->kv_heads, k_size);
     a->group = a->heads / a->kv_heads;
     return ONT_OK;
 }
@@ -98,7 +98,8 @@ static ont_status read_mask(const ont_node *node, const attention *a)
 static ont_status read_attention(const ont_node *node, attention *a)
 {
     ONT_TRY(read_sizes(node, a));
-    const ont_value *pk = ont_node_in(node, PAST_K), *pv = ont_node_in(node, PAST_V), *lens = ont_node_in(node, LENGTHS);
+    const ont_value *pk = ont_node_in(node, PAST_K), *pv = ont_node_in(node, PAST_V),
+                    *lens = ont_node_in(node, LENGTHS);
     if (!pk != !pv) return ont_fail(ONT_EINVAL, "past_key and past_value come together");
     if (pk && lens) return ont_fail(ONT_EINVAL, "nonpad_kv_seqlen is given with past_key");
     if (pk && pk->shape.rank == 4) a->past = pk->shape.dims[2];
@@ -236,7 +237,8 @@ static ont_value *empty_queries(const attention *a, const masks *m)
     ont_builder *b = a->b;
     ont_value *lowest = ont_build_scalar(b, ONT_FLOAT32, -INFINITY), *score = NULL;
     if (m->bias) score = ont_build_cast(b, m->bias, ONT_FLOAT32);
-    if (m->allowed) score = ont_build3(b, "Where", m->allowed, score ? score : ont_build_scalar(b, ONT_FLOAT32, 0), lowest);
+    if (m->allowed)
+        score = ont_build3(b, "Where", m->allowed, score ? score : ont_build_scalar(b, ONT_FLOAT32, 0), lowest);
     if (!score || score->shape.rank == 0) return NULL;
     ont_value *most = ont_build_reduce(b, "ReduceMax", score, (int64_t[]){score->shape.rank - 1}, 1, true);
     return ont_build2(b, "Equal", most, lowest);
@@ -330,6 +332,7 @@ static void attention_expand(ont_builder *b, ont_node *node, ont_value **outputs
 }
 
 const ont_op ont_op_Attention = {.domain = "", .name = "Attention", .since = 23, .min_inputs = 3, .max_inputs = 7,
-                                 .attributes = "is_causal:i kv_num_heads:i left_window_size:i q_num_heads:i qk_matmul_output_mode:i "
-                                               "right_window_size:i scale:f softcap:f softmax_precision:i",
+                                 .attributes = "is_causal:i kv_num_heads:i left_window_size:i q_num_heads:i "
+                                               "qk_matmul_output_mode:i right_window_size:i scale:f softcap:f "
+                                               "softmax_precision:i",
                                  .nondiff_inputs = 1 << LENGTHS, .infer = attention_infer, .expand = attention_expand};

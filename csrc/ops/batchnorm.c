@@ -4,8 +4,9 @@
  * Outputs: y, running_mean, running_var (training), then our own: mean and inverse deviation of the batch, which the
  * gradient reads. Running statistics follow the specification: running * momentum + batch * (1 - momentum), biased.
  *
- * FusedBatchNorm, made by passes/fuse_batchnorm.c, adds a residual to y and rectifies it if `relu` is 1. BatchNormGrad may
- * have that y, or without a residual the bias that makes y anew, as an operand: dy then counts as 0 where y is not positive.
+ * FusedBatchNorm, made by passes/fuse_batchnorm.c, adds a residual to y and rectifies it if `relu` is 1. BatchNormGrad
+ * may have that y, or without a residual the bias that makes y anew, as an operand: dy then counts as 0 where y is not
+ * positive.
  */
 #include <math.h>
 #include <string.h>
@@ -37,16 +38,17 @@ static bool is_read(const ont_graph *g, const ont_value *v)
 }
 
 /*
- * Before opset 14 the number of outputs said whether statistics are the batch's, before 7 an attribute as well; it is put
- * down as the attribute, since a gradient adds outputs of our own. Outputs that mean something else, or nothing, are
- * refused.
+ * Before opset 14 the number of outputs said whether statistics are the batch's, before 7 an attribute as well; it is
+ * put down as the attribute, since a gradient adds outputs of our own. Outputs that mean something else, or nothing,
+ * are refused.
  */
 static ont_status settle_mode(ont_graph *g, ont_node *node)
 {
     if (!ont_attr_find(node, "training_mode", ONT_ATTR_INT)) {
         bool test = ont_attr_int(node, "is_test", 0), training = node->version < 14 && node->n_outputs > 1 && !test;
         if (node->version < 7 && !test && !training)
-            return ont_fail(ONT_EUNSUPPORTED, "is_test is 0, which asks for training, but there are no running statistics as outputs");
+            return ont_fail(ONT_EUNSUPPORTED,
+                            "is_test is 0, which asks for training, but there are no running statistics as outputs");
         ONT_TRY(ont_attr_set_int(g, node, "training_mode", training));
     }
     if (!is_training(node) && (is_read(g, ont_node_out(node, NEW_MEAN)) || is_read(g, ont_node_out(node, NEW_VAR))))
@@ -69,15 +71,18 @@ static ont_status bn_infer(ont_graph *g, ont_node *node)
     ONT_TRY(settle_mode(g, node));
     ONT_TRY(ont_need_input(node, X, &x));
     if (x->shape.rank < 2) return ont_fail(ONT_EINVAL, "input has rank %d, at least 2 is expected", x->shape.rank);
-    if (!ont_dtype_is_float(x->dtype)) return ont_fail(ONT_ETYPE, "the input is %s, expected a float", ont_dtype_name(x->dtype));
+    if (!ont_dtype_is_float(x->dtype))
+        return ont_fail(ONT_ETYPE, "the input is %s, expected a float", ont_dtype_name(x->dtype));
     ont_shape channels = ont_shape_of(is_spatial(node) ? 1 : x->shape.rank - 1, &x->shape.dims[1]);
     for (uint32_t i = SCALE; i <= RUNNING_VAR; i++) {
         ont_value *v;
         ONT_TRY(ont_need_input(node, i, &v));
         /* From opset 15 on x, the affine part and the statistics have dtypes of their own. */
-        ont_dtype like = node->version < 15 ? x->dtype : ont_node_in(node, i < RUNNING_MEAN ? SCALE : RUNNING_MEAN)->dtype;
+        ont_dtype like = node->version < 15 ? x->dtype
+                                            : ont_node_in(node, i < RUNNING_MEAN ? SCALE : RUNNING_MEAN)->dtype;
         if (v->dtype != like || !ont_dtype_is_float(like) || !ont_shape_equal(&v->shape, &channels))
-            return ont_fail(ONT_EINVAL, "'%s' must have %lld entries of %s", v->name, (long long)ont_shape_count(&channels),
+            return ont_fail(ONT_EINVAL, "'%s' must have %lld entries of %s", v->name,
+                            (long long)ont_shape_count(&channels),
                             ont_dtype_name(ont_dtype_is_float(like) ? like : x->dtype));
     }
     ont_dtype statistics = ont_node_in(node, RUNNING_MEAN)->dtype;
@@ -85,7 +90,8 @@ static ont_status bn_infer(ont_graph *g, ont_node *node)
     return ont_infer_out(node, Y, x->dtype, &x->shape);
 }
 
-/* Several dtypes, or one that no kernel has: computed in the widest. Cells with statistics of their own become channels. */
+/* Several dtypes, or one that no kernel has: computed in the widest. Cells with statistics of their own become
+ * channels. */
 static void bn_expand(ont_builder *b, ont_node *node, ont_value **outputs)
 {
     ont_value *operands[RUNNING_VAR + 1];
@@ -103,8 +109,10 @@ static void bn_expand(ont_builder *b, ont_node *node, ont_value **outputs)
     uint32_t n = is_training(node) ? 3 : 1;
     ont_node *norm = ont_build_node(b, "", "BatchNormalization", operands, RUNNING_VAR + 1, n);
     if (norm) b->status = ont_attr_set_int(b->graph, norm, "training_mode", is_training(node));
-    if (b->status == ONT_OK) b->status = ont_attr_set_float(b->graph, norm, "epsilon", ont_attr_float(node, "epsilon", 1e-5));
-    if (b->status == ONT_OK) b->status = ont_attr_set_float(b->graph, norm, "momentum", ont_attr_float(node, "momentum", 0.9));
+    if (b->status == ONT_OK)
+        b->status = ont_attr_set_float(b->graph, norm, "epsilon", ont_attr_float(node, "epsilon", 1e-5));
+    if (b->status == ONT_OK)
+        b->status = ont_attr_set_float(b->graph, norm, "momentum", ont_attr_float(node, "momentum", 0.9));
     if (!ont_build_done(b, norm)) return;
     for (uint32_t i = Y; i < n; i++) {
         ont_value *v = norm->outputs[i];
@@ -237,7 +245,8 @@ static int64_t grain(const bn_state *s)
 static ont_status forward_ref(const ont_call *call)
 {
     const bn_state *s = call->state;
-    ont_parallel(s->c, grain(s), call->node->outputs[Y]->dtype == ONT_FLOAT32 ? forward_f32 : forward_f64, (void *)call);
+    ont_parallel(s->c, grain(s), call->node->outputs[Y]->dtype == ONT_FLOAT32 ? forward_f32 : forward_f64,
+                 (void *)call);
     return ONT_OK;
 }
 
@@ -250,8 +259,8 @@ static ont_status backward_ref(const ont_call *call)
 }
 
 /*
- * ---- with the loops of the processor: a few channels at a time, so many that they lie in the cache, where all passes but the
- * first find them, and that their rows are long enough for the processor to fetch ahead ----
+ * ---- with the loops of the processor: a few channels at a time, so many that they lie in the cache, where all passes
+ * but the first find them, and that their rows are long enough for the processor to fetch ahead ----
  */
 
 enum { GROUP = 16, CACHE_BYTES = 1 << 19 };
@@ -293,7 +302,8 @@ static void batch_statistics(const ont_call *call, int64_t first, int64_t n, siz
     for (int64_t k = 0; k < n; k++) mean[k] /= count;
     for (int64_t i = 0; i < s->n; i++)
         for (int64_t k = 0; k < n; k++)
-            s->loops->squares(entry_at(call->in[X], (i * s->c + first + k) * s->d, size), mean[k], s->d, &rest[k], &var[k]);
+            s->loops->squares(entry_at(call->in[X], (i * s->c + first + k) * s->d, size), mean[k], s->d, &rest[k],
+                              &var[k]);
     for (int64_t k = 0; k < n; k++) {
         var[k] = (var[k] - rest[k] * rest[k] / count) / count; /* the squares were around a rounded mean */
         if (var[k] < 0) var[k] = 0;
@@ -309,7 +319,8 @@ static void forward_group(const ont_call *call, int64_t first, int64_t n, bool f
     if (s->training) batch_statistics(call, first, n, size, mean, var);
     for (int64_t k = 0; k < n; k++) {
         int64_t c = first + k;
-        double old_mean = read_entry(call->in[RUNNING_MEAN], c, f32), old_var = read_entry(call->in[RUNNING_VAR], c, f32);
+        double old_mean = read_entry(call->in[RUNNING_MEAN], c, f32),
+               old_var = read_entry(call->in[RUNNING_VAR], c, f32);
         if (s->training) {
             write_entry(result(call, NEW_MEAN), c, f32, s->momentum * old_mean + (1 - s->momentum) * mean[k]);
             write_entry(result(call, NEW_VAR), c, f32, s->momentum * old_var + (1 - s->momentum) * var[k]);
@@ -321,13 +332,14 @@ static void forward_group(const ont_call *call, int64_t first, int64_t n, bool f
         if (f32) inv = (double)(float)inv; /* as the gradient reads it */
         write_entry(result(call, SAVED_MEAN), c, f32, mean[k]);
         write_entry(result(call, SAVED_INV), c, f32, inv);
-        channels[k] = (ont_channel){mean[k], inv * read_entry(call->in[SCALE], c, f32), read_entry(call->in[BIAS], c, f32)};
+        channels[k] = (ont_channel){mean[k], inv * read_entry(call->in[SCALE], c, f32),
+                                    read_entry(call->in[BIAS], c, f32)};
     }
     for (int64_t i = 0; i < s->n; i++)
         for (int64_t k = 0; k < n; k++) {
             int64_t at = (i * s->c + first + k) * s->d;
-            s->loops->apply(&channels[k], entry_at(call->in[X], at, size), entry_at(operand(call, RESIDUAL), at, size), s->relu,
-                            (void *)entry_at(call->out[Y], at, size), s->d);
+            s->loops->apply(&channels[k], entry_at(call->in[X], at, size), entry_at(operand(call, RESIDUAL), at, size),
+                            s->relu, (void *)entry_at(call->out[Y], at, size), s->d);
         }
 }
 
@@ -343,7 +355,8 @@ static void backward_group(const ont_call *call, int64_t first, int64_t n, bool 
 {
     const bn_state *s = call->state;
     size_t size = f32 ? sizeof(float) : sizeof(double);
-    const void *x = call->in[GRAD_X], *dy = call->in[GRAD_DY], *y = operand(call, GRAD_Y), *bias = operand(call, GRAD_BIAS);
+    const void *x = call->in[GRAD_X], *dy = call->in[GRAD_DY], *y = operand(call, GRAD_Y),
+               *bias = operand(call, GRAD_BIAS);
     ont_relu_mask mask = y ? ONT_MASK_Y : bias ? ONT_MASK_V : ONT_MASK_NONE;
     double count = (double)(s->n * s->d), sum[GROUP] = {0}, dot[GROUP] = {0};
     ont_channel channels[GROUP];
@@ -356,8 +369,8 @@ static void backward_group(const ont_call *call, int64_t first, int64_t n, bool 
     for (int64_t i = 0; i < s->n; i++)
         for (int64_t k = 0; k < n; k++) {
             int64_t at = (i * s->c + first + k) * s->d;
-            s->loops->grad_sums(&channels[k], mask, entry_at(x, at, size), entry_at(y, at, size), entry_at(dy, at, size), s->d,
-                                &sum[k], &dot[k]);
+            s->loops->grad_sums(&channels[k], mask, entry_at(x, at, size), entry_at(y, at, size),
+                                entry_at(dy, at, size), s->d, &sum[k], &dot[k]);
         }
     for (int64_t k = 0; k < n; k++) {
         double inv = read_entry(call->in[GRAD_INV], first + k, f32);
@@ -428,7 +441,8 @@ static ont_status fused_infer(ont_graph *g, ont_node *node)
 
 static ont_status grad_infer(ont_graph *g, ont_node *node)
 {
-    const ont_value *x = ont_node_in(node, GRAD_X), *y = ont_node_in(node, GRAD_Y), *bias = ont_node_in(node, GRAD_BIAS);
+    const ont_value *x = ont_node_in(node, GRAD_X), *y = ont_node_in(node, GRAD_Y),
+                    *bias = ont_node_in(node, GRAD_BIAS);
     if (bias && (bias->dtype != x->dtype || !ont_shape_equal(&bias->shape, &ont_node_in(node, GRAD_SCALE)->shape)))
         return ont_fail(ONT_EINVAL, "the bias must be as the scale");
     if (y && (y->dtype != x->dtype || !ont_shape_equal(&y->shape, &x->shape)))
@@ -440,12 +454,16 @@ static ont_status grad_infer(ont_graph *g, ont_node *node)
 enum { FORWARD_INPLACE = 1 << X | 1 << RESIDUAL, GRAD_INPLACE = 1 << GRAD_X | 1 << GRAD_DY | 1 << GRAD_Y };
 
 static const ont_kernel forward_kernels[] = {
-    {.name = "batchnorm_simd", .accept = accept_float, .prepare = prepare, .run = forward_run, .inplace = FORWARD_INPLACE},
-    {.name = "batchnorm_ref", .accept = accept_float, .prepare = prepare, .run = forward_ref, .inplace = FORWARD_INPLACE},
+    {.name = "batchnorm_simd", .accept = accept_float, .prepare = prepare, .run = forward_run,
+     .inplace = FORWARD_INPLACE},
+    {.name = "batchnorm_ref", .accept = accept_float, .prepare = prepare, .run = forward_ref,
+     .inplace = FORWARD_INPLACE},
 };
 static const ont_kernel grad_kernels[] = {
-    {.name = "batchnorm_grad_simd", .accept = accept_float, .prepare = prepare, .run = backward_run, .inplace = GRAD_INPLACE},
-    {.name = "batchnorm_grad_ref", .accept = accept_float, .prepare = prepare, .run = backward_ref, .inplace = GRAD_INPLACE},
+    {.name = "batchnorm_grad_simd", .accept = accept_float, .prepare = prepare, .run = backward_run,
+     .inplace = GRAD_INPLACE},
+    {.name = "batchnorm_grad_ref", .accept = accept_float, .prepare = prepare, .run = backward_ref,
+     .inplace = GRAD_INPLACE},
 };
 #define BN_ATTRIBUTES "consumed_inputs:I epsilon:f is_test:i momentum:f saves_statistics:i spatial:i training_mode:i"
 const ont_op ont_op_BatchNormalization = {.domain = "", .name = "BatchNormalization", .since = 1, .min_inputs = 5,

@@ -59,8 +59,8 @@ static ont_status infer_broadcast_as(ont_node *node, ont_dtype result)
         ont_value *y;
         ONT_TRY(ont_need_input(node, i, &y));
         if (y->dtype != x->dtype)
-            return ont_fail(ONT_ETYPE, "input '%s' is %s and input '%s' is %s", x->name, ont_dtype_name(x->dtype), y->name,
-                            ont_dtype_name(y->dtype));
+            return ont_fail(ONT_ETYPE, "input '%s' is %s and input '%s' is %s", x->name, ont_dtype_name(x->dtype),
+                            y->name, ont_dtype_name(y->dtype));
         ONT_TRY(ont_context(ont_shape_broadcast(&shape, &y->shape, &shape), "input '%s'", y->name));
     }
     return ont_infer_out(node, 0, result == ONT_UNDEFINED ? x->dtype : result, &shape);
@@ -130,8 +130,8 @@ ont_status ont_const_scalar(const ont_node *node, uint32_t index, double *value)
     const ont_tensor *data;
     ONT_TRY(ont_need_data(node, index, &data));
     if (ont_shape_count(&data->shape) != 1)
-        return ont_fail(ONT_EINVAL, "input %u ('%s') has %" PRId64 " entries, one is expected", index, ont_node_in(node, index)->name,
-                        ont_shape_count(&data->shape));
+        return ont_fail(ONT_EINVAL, "input %u ('%s') has %" PRId64 " entries, one is expected", index,
+                        ont_node_in(node, index)->name, ont_shape_count(&data->shape));
     if (data->dtype == ONT_COMPLEX64 || data->dtype == ONT_COMPLEX128)
         return ont_fail(ONT_ETYPE, "input %u ('%s') is %s, a number is expected", index, ont_node_in(node, index)->name,
                         ont_dtype_name(data->dtype));
@@ -178,7 +178,8 @@ ont_node *ont_build_node(ont_builder *b, const char *domain, const char *op_type
     if (b->status != ONT_OK) return NULL;
     const ont_op *op = ont_op_find(domain, op_type, INT64_MAX);
     if (!op) {
-        b->status = ont_fail(ONT_EUNSUPPORTED, "operator %s%s%s is not in the table", domain, *domain ? "." : "", op_type);
+        b->status = ont_fail(ONT_EUNSUPPORTED, "operator %s%s%s is not in the table", domain, *domain ? "." : "",
+                             op_type);
         return NULL;
     }
     ont_node *node;
@@ -338,14 +339,16 @@ static ont_status hand_over(ont_graph *g, ont_node *node, uint32_t i, ont_value 
     ont_value *out = node->outputs[i];
     if (!out) return ONT_OK;
     if (!result) return ont_fail(ONT_EINVAL, "the operator has no output %u", i);
-    if (out->has_shape && node->op->infer && (out->dtype != result->dtype || !ont_shape_equal(&out->shape, &result->shape))) {
+    if (out->has_shape && node->op->infer &&
+        (out->dtype != result->dtype || !ont_shape_equal(&out->shape, &result->shape))) {
         char promised[ONT_SHAPE_TEXT], built[ONT_SHAPE_TEXT];
         return ont_fail(ONT_EINTERNAL, "output %u is %s%s, its expansion %s%s", i, ont_dtype_name(out->dtype),
                         ont_shape_text(&out->shape, promised), ont_dtype_name(result->dtype),
                         ont_shape_text(&result->shape, built));
     }
     if (out != result) ont_value_replace_uses(g, out, result);
-    if (!out->has_shape && result->has_shape && result->container == ONT_TENSOR) { /* for run/symbolic.c: its name lives on */
+    if (!out->has_shape && result->has_shape &&
+        result->container == ONT_TENSOR) { /* for run/symbolic.c: its name lives on */
         out->dtype = result->dtype;
         out->shape = result->shape;
         out->has_shape = true;
@@ -356,8 +359,8 @@ static ont_status hand_over(ont_graph *g, ont_node *node, uint32_t i, ont_value 
 
 ont_status ont_op_expand(ont_graph *g, ont_node *node, ont_node **first)
 {
-    ont_builder b = {.graph = g, .before = node, .backward = node->backward, .origin = node->origin, .scope = node->name,
-                     .status = ONT_OK};
+    ont_builder b = {.graph = g, .before = node, .backward = node->backward, .origin = node->origin,
+                     .scope = node->name, .status = ONT_OK};
     ont_node *behind = node->prev;
     ont_value **results = ont_arena_array(&g->arena, node->n_outputs + ONT_EXPAND_SPARE, sizeof *results);
     if (!results) return ONT_ENOMEM;
@@ -376,7 +379,8 @@ ont_value *ont_grad_out(ont_grad *g, uint32_t index)
     ont_value *out = ont_node_out(g->node, index);
     if (index < g->node->n_outputs && g->out_grads[index]) return g->out_grads[index];
     if (!out) {
-        if (g->b.status == ONT_OK) g->b.status = ont_fail(ONT_EINTERNAL, "gradient of output %u, which is absent", index);
+        if (g->b.status == ONT_OK)
+            g->b.status = ont_fail(ONT_EINTERNAL, "gradient of output %u, which is absent", index);
         return NULL;
     }
     return g->out_grads[index] = ont_build_full(&g->b, out->dtype, &out->shape, 0.0);

@@ -130,7 +130,8 @@ static ont_status cast_infer(ont_graph *g, ont_node *node)
     ONT_TRY(ont_need_input(node, 0, &x));
     int64_t to = like ? (int64_t)like->dtype : ont_attr_int(node, "to", 0);
     if (to <= 0 || to >= ONT_DTYPE_COUNT || !ont_dtype_size((ont_dtype)to))
-        return ont_fail(ONT_EUNSUPPORTED, "cast to %s (dtype number %lld)", ont_dtype_name((ont_dtype)to), (long long)to);
+        return ont_fail(ONT_EUNSUPPORTED, "cast to %s (dtype number %lld)", ont_dtype_name((ont_dtype)to),
+                        (long long)to);
     const char *mode = ont_attr_string(node, "round_mode", "up");
     if (strcmp(mode, "up") && strcmp(mode, "down") && strcmp(mode, "nearest"))
         return ont_fail(ONT_EINVAL, "attribute round_mode is '%s', expected up, down or nearest", mode);
@@ -170,7 +171,8 @@ static void cast_range(void *context, int64_t first, int64_t last)
         memmove(y, x, (size_t)(last - first) * ont_dtype_size(s->to));
     else if (cast_loops[s->to][s->from])
         cast_loops[s->to][s->from](x, y, last - first);
-    else if (narrow || s->from == ONT_FLOAT64 || s->to == ONT_FLOAT64 || !(s->from == ONT_FLOAT32 || s->to == ONT_FLOAT32))
+    else if (narrow || s->from == ONT_FLOAT64 || s->to == ONT_FLOAT64 ||
+             !(s->from == ONT_FLOAT32 || s->to == ONT_FLOAT32))
         cast_each(s, x, y, last - first);
     else
         cast_by_float(x, s->from, y, s->to, last - first);
@@ -273,4 +275,5 @@ static ont_status bit_cast_run(const ont_call *call)
 
 static const ont_kernel bit_cast_kernels[] = {{.name = "bit_cast_ref", .accept = ont_accept_any, .run = bit_cast_run}};
 const ont_op ont_op_BitCast = {.domain = "", .name = "BitCast", .since = 26, .min_inputs = 1, .max_inputs = 1,
-                               .flags = ONT_OP_NO_GRAD, .attributes = "to:i", .infer = bit_cast_infer, ONT_KERNELS(bit_cast_kernels)};
+                               .flags = ONT_OP_NO_GRAD, .attributes = "to:i", .infer = bit_cast_infer,
+                               ONT_KERNELS(bit_cast_kernels)};

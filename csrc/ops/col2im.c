@@ -1,6 +1,6 @@
 /*
- * Col2Im: columns, each the cells of one window, are added up in an image; and Im2Col, which reads such columns. Each is
- * the gradient of the other.
+ * Col2Im: columns, each the cells of one window, are added up in an image; and Im2Col, which reads such columns. Each
+ * is the gradient of the other.
  */
 #include <inttypes.h>
 #include <string.h>
@@ -14,7 +14,8 @@ typedef struct columns {
     int64_t planes; /* batch times channels */
 } columns;
 
-static ont_status read_list(const ont_node *node, int index, const char *name, int64_t least, int n, int64_t otherwise, int64_t *out)
+static ont_status read_list(const ont_node *node, int index, const char *name, int64_t least, int n, int64_t otherwise,
+                            int64_t *out)
 {
     int given;
     int64_t values[2 * ONT_WINDOW_RANK];
@@ -62,7 +63,8 @@ static ont_status col2im_infer(ont_graph *g, ont_node *node)
     ONT_TRY(ont_need_input(node, 0, &x));
     ONT_TRY(read_window(node, &w));
     if (x->shape.rank != 3 || x->shape.dims[1] % w.kernel_count || x->shape.dims[2] != w.out_count)
-        return ont_fail(ONT_EINVAL, "the input is not (batch, channels * %" PRId64 ", %" PRId64 ")", w.kernel_count, w.out_count);
+        return ont_fail(ONT_EINVAL, "the input is not (batch, channels * %" PRId64 ", %" PRId64 ")", w.kernel_count,
+                        w.out_count);
     ont_shape shape = {.rank = w.rank + 2, .dims = {x->shape.dims[0], x->shape.dims[1] / w.kernel_count}};
     for (int d = 0; d < w.rank; d++) shape.dims[d + 2] = w.in[d];
     return ont_infer_out(node, 0, x->dtype, &shape);
@@ -85,7 +87,9 @@ static ont_status im2col_infer(ont_graph *g, ont_node *node)
 static const char *accept_number(const ont_node *node)
 {
     ont_dtype dtype = ont_node_in(node, 0)->dtype;
-    return dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64 || dtype == ONT_INT32 || dtype == ONT_INT64 || dtype == ONT_UINT64 ? NULL : "dtype";
+    bool taken = dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64 || dtype == ONT_INT32 || dtype == ONT_INT64 ||
+                 dtype == ONT_UINT64;
+    return taken ? NULL : "dtype";
 }
 
 static ont_status prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
@@ -160,7 +164,10 @@ static ont_status col2im_run(const ont_call *call)
 {
     const columns *s = call->state;
     ont_dtype dtype = call->node->outputs[0]->dtype;
-    ont_range_fn body = dtype == ONT_FLOAT32 ? col2im_f32 : dtype == ONT_FLOAT64 ? col2im_f64 : dtype == ONT_INT32 ? col2im_i32 : col2im_i64;
+    ont_range_fn body = dtype == ONT_FLOAT32   ? col2im_f32
+                        : dtype == ONT_FLOAT64 ? col2im_f64
+                        : dtype == ONT_INT32   ? col2im_i32
+                                               : col2im_i64;
     ont_parallel(s->planes, grain(s), body, (void *)call);
     return ONT_OK;
 }
@@ -169,7 +176,10 @@ static ont_status im2col_run(const ont_call *call)
 {
     const columns *s = call->state;
     ont_dtype dtype = call->node->outputs[0]->dtype;
-    ont_range_fn body = dtype == ONT_FLOAT32 ? im2col_f32 : dtype == ONT_FLOAT64 ? im2col_f64 : dtype == ONT_INT32 ? im2col_i32 : im2col_i64;
+    ont_range_fn body = dtype == ONT_FLOAT32   ? im2col_f32
+                        : dtype == ONT_FLOAT64 ? im2col_f64
+                        : dtype == ONT_INT32   ? im2col_i32
+                                               : im2col_i64;
     ont_parallel(s->planes, grain(s), body, (void *)call);
     return ONT_OK;
 }
@@ -194,10 +204,11 @@ static const ont_kernel col2im_kernels[] = {
 static const ont_kernel im2col_kernels[] = {
     {.name = "im2col_ref", .accept = accept_number, .prepare = prepare, .run = im2col_run},
 };
-const ont_op ont_op_Col2Im = {.domain = "", .name = "Col2Im", .since = 18, .min_inputs = 3, .max_inputs = 3, .nondiff_inputs = 6,
-                              .attributes = "dilations:I pads:I strides:I", .infer = col2im_infer, .grad = col2im_grad,
-                              ONT_KERNELS(col2im_kernels)};
+const ont_op ont_op_Col2Im = {.domain = "", .name = "Col2Im", .since = 18, .min_inputs = 3, .max_inputs = 3,
+                              .nondiff_inputs = 6, .attributes = "dilations:I pads:I strides:I", .infer = col2im_infer,
+                              .grad = col2im_grad, ONT_KERNELS(col2im_kernels)};
 const ont_op ont_op_Im2Col = {.domain = ONT_DOMAIN, .name = "Im2Col", .since = 1, .min_inputs = 1, .max_inputs = 1,
                               .flags = ONT_OP_MODEL,
-                              .attributes = "block_shape:I dilations:I image_shape:I pads:I strides:I", .infer = im2col_infer,
+                              .attributes = "block_shape:I dilations:I image_shape:I pads:I strides:I",
+                              .infer = im2col_infer,
                               ONT_KERNELS(im2col_kernels)};

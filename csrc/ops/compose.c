@@ -93,7 +93,8 @@ ont_value *ont_build_unsqueeze(ont_builder *b, ont_value *x, int axis)
 ont_value *ont_build_squeeze(ont_builder *b, ont_value *x, int axis)
 {
     if (b->status != ONT_OK || !x) return NULL;
-    if (x->shape.dims[axis] != 1) ont_build_fail(b, ONT_EINTERNAL, "dim %d is %" PRId64 ", not 1", axis, x->shape.dims[axis]);
+    if (x->shape.dims[axis] != 1)
+        ont_build_fail(b, ONT_EINTERNAL, "dim %d is %" PRId64 ", not 1", axis, x->shape.dims[axis]);
     ont_shape shape = x->shape;
     for (int i = axis; i + 1 < shape.rank; i++) shape.dims[i] = shape.dims[i + 1];
     shape.rank--;

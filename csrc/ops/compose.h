@@ -1,6 +1,6 @@
 /*
- * Larger pieces for expand() hooks and gradient rules, over the builder of op.h: slices, splits, concatenations, products,
- * constants. All follow the builder's rule: the first failure sticks, and NULL comes back.
+ * Larger pieces for expand() hooks and gradient rules, over the builder of op.h: slices, splits, concatenations,
+ * products, constants. All follow the builder's rule: the first failure sticks, and NULL comes back.
  */
 #ifndef ONT_OPS_COMPOSE_H
 #define ONT_OPS_COMPOSE_H

@@ -1,6 +1,6 @@
 /*
- * Control flow, resolved while a program is built: If becomes the branch that its condition takes, Loop and Scan become as
- * many copies of their body as there are iterations. Conditions and trip counts that depend on data are asked for
+ * Control flow, resolved while a program is built: If becomes the branch that its condition takes, Loop and Scan become
+ * as many copies of their body as there are iterations. Conditions and trip counts that depend on data are asked for
  * (ont_need_data), so the program is one for that outcome, and its gradient is that of what ran.
  */
 #include "ops/control.h"
@@ -22,7 +22,8 @@ const ont_graph *ont_body_of(ont_builder *b, const ont_node *node, const char *n
         return NULL;
     }
     if (attr->graph->n_outputs < n_outputs)
-        ont_build_fail(b, ONT_EINVAL, "%s has %u outputs, at least %u are expected", name, attr->graph->n_outputs, n_outputs);
+        ont_build_fail(b, ONT_EINVAL, "%s has %u outputs, at least %u are expected", name, attr->graph->n_outputs,
+                       n_outputs);
     return b->status == ONT_OK ? attr->graph : NULL;
 }
 
@@ -52,7 +53,8 @@ void ont_build_body(ont_builder *b, const ont_node *node, const ont_graph *body,
     ont_graph *g = b->graph;
     if (b->status != ONT_OK) return;
     if (body->n_inputs != n_given + body->n_captures) {
-        ont_build_fail(b, ONT_EINVAL, "%s has %u inputs, %u are given", body->name, body->n_inputs - body->n_captures, n_given);
+        ont_build_fail(b, ONT_EINVAL, "%s has %u inputs, %u are given", body->name, body->n_inputs - body->n_captures,
+                       n_given);
         return;
     }
     if (g->n_nodes > MOST_NODES) {
@@ -98,8 +100,9 @@ static void if_expand(ont_builder *b, ont_node *node, ont_value **outputs)
 {
     bool holds;
     b->status = condition_of(node, 0, &holds);
-    const ont_graph *body = b->status == ONT_OK ? ont_body_of(b, node, holds ? "then_branch" : "else_branch", node->n_outputs)
-                                                : NULL;
+    const ont_graph *body = b->status == ONT_OK
+                                ? ont_body_of(b, node, holds ? "then_branch" : "else_branch", node->n_outputs)
+                                : NULL;
     if (!body) return;
     ont_value **results = ont_arena_array(&b->graph->arena, (size_t)body->n_outputs + 1, sizeof *results);
     if (!results) {
@@ -162,7 +165,8 @@ static ont_value *stack_of_none(ont_builder *b, ont_value *like, int64_t axis)
 static ont_status none_infer(ont_graph *g, ont_node *node)
 {
     const ont_value *x = ont_node_in(node, 0);
-    if (x->shape.rank == ONT_MAX_RANK) return ont_fail(ONT_EUNSUPPORTED, "rank %d, at most %d", x->shape.rank + 1, ONT_MAX_RANK);
+    if (x->shape.rank == ONT_MAX_RANK)
+        return ont_fail(ONT_EUNSUPPORTED, "rank %d, at most %d", x->shape.rank + 1, ONT_MAX_RANK);
     ont_shape shape = {.rank = x->shape.rank + 1};
     int axis;
     ONT_TRY(ont_shape_axis(ont_attr_int(node, "axis", 0), shape.rank, &axis));
@@ -179,8 +183,8 @@ static ont_status none_infer(ont_graph *g, ont_node *node)
 /* ---- Loop ---- */
 
 /*
- * ours:LoopRest is a Loop of which `iteration` iterations are done: behind the captured inputs it has what they gave to be
- * stacked. It stands where the condition to go on is not known until those iterations are inferred, or probed.
+ * ours:LoopRest is a Loop of which `iteration` iterations are done: behind the captured inputs it has what they gave to
+ * be stacked. It stands where the condition to go on is not known until those iterations are inferred, or probed.
  */
 typedef struct loop {
     ont_node *node;
@@ -203,15 +207,16 @@ static void loop_begin(ont_builder *b, ont_node *node, loop *l)
     bool rest = *node->domain; /* it has all of its own inputs, while a Loop may end with its first */
     l->first_capture = rest ? l->n_states + 2 : body->first_capture;
     if (body->n_outputs < 1 + l->n_states || node->n_outputs > body->n_outputs - 1) {
-        ont_build_fail(b, ONT_EINVAL, "the body has %u outputs, for %u loop-carried values and %u outputs", body->n_outputs,
-                       l->n_states, node->n_outputs);
+        ont_build_fail(b, ONT_EINVAL, "the body has %u outputs, for %u loop-carried values and %u outputs",
+                       body->n_outputs, l->n_states, node->n_outputs);
         return;
     }
     if (body->n_inputs - body->n_captures != 2 + l->n_states)
         ont_build_fail(b, ONT_EINVAL, "the body has %u inputs, %u are given", body->n_inputs - body->n_captures,
                        2 + l->n_states);
     int count = 1;
-    bool has_limit = l->first_capture > 0 && ont_node_in(node, 0), has_condition = l->first_capture > 1 && ont_node_in(node, 1);
+    bool has_limit = l->first_capture > 0 && ont_node_in(node, 0),
+         has_condition = l->first_capture > 1 && ont_node_in(node, 1);
     if (b->status == ONT_OK && has_limit) b->status = ont_const_ints(node, 0, NULL, &l->limit, 1, &count);
     if (b->status == ONT_OK && count != 1) b->status = ont_fail(ONT_EINVAL, "the trip count has %d entries", count);
     if (b->status == ONT_OK && has_condition) b->status = condition_of(node, 1, &l->go_on);
@@ -237,7 +242,8 @@ static void loop_begin(ont_builder *b, ont_node *node, loop *l)
 static const ont_value *plain_condition(const loop *l)
 {
     const ont_value *v = l->body->outputs[0];
-    while (v->kind == ONT_VALUE_NODE && !strcmp(v->def->op_type, "Identity") && !*v->def->domain && v->def->n_inputs == 1)
+    while (v->kind == ONT_VALUE_NODE && !strcmp(v->def->op_type, "Identity") && !*v->def->domain &&
+           v->def->n_inputs == 1)
         v = v->def->inputs[0].value;
     if (v->kind == ONT_VALUE_INPUT && v->input == 1) return l->given[1];
     return v->kind == ONT_VALUE_CONSTANT ? v : NULL;
@@ -255,7 +261,8 @@ static void loop_step(ont_builder *b, loop *l)
     ont_build_body(b, l->node, l->body, l->first_capture, l->given, 2 + l->n_states, l->iteration, l->results);
     if (b->status != ONT_OK) return;
     l->given[1] = l->results[0];
-    if (condition && condition->kind == ONT_VALUE_CONSTANT && condition->data->dtype == ONT_BOOL && condition->data->bytes) {
+    if (condition && condition->kind == ONT_VALUE_CONSTANT && condition->data->dtype == ONT_BOOL &&
+        condition->data->bytes) {
         l->go_on = *(const uint8_t *)condition->data->data;
         l->given[1] = ont_build_scalar(b, ONT_BOOL, l->go_on);
     }
@@ -343,12 +350,13 @@ static void scan_cut(ont_builder *b, scan *s, uint32_t k, ont_value *x, int64_t 
     b->status = ont_shape_axis(given_axis, x->shape.rank, &axis);
     if (b->status != ONT_OK) return;
     if (k && x->shape.dims[axis] != s->length)
-        ont_build_fail(b, ONT_EINVAL, "scan input %u has length %" PRId64 ", input 0 has %" PRId64, k, x->shape.dims[axis],
-                       s->length);
+        ont_build_fail(b, ONT_EINVAL, "scan input %u has length %" PRId64 ", input 0 has %" PRId64, k,
+                       x->shape.dims[axis], s->length);
     s->length = x->shape.dims[axis];
     if (s->length > MOST_ITERATIONS)
-        ont_build_fail(b, ONT_EUNSUPPORTED, "%" PRId64 " iterations, at most %d: a scan is unrolled when its program is built",
-                       s->length, MOST_ITERATIONS);
+        ont_build_fail(b, ONT_EUNSUPPORTED,
+                       "%" PRId64 " iterations, at most %d: a scan is unrolled when its program is built", s->length,
+                       MOST_ITERATIONS);
     if (b->status != ONT_OK) return;
     int64_t n = s->length ? s->length : 1; /* of none, one slice of the right shape for StackOfNone */
     ont_value **slices = s->slices[k] = ont_arena_array(&b->graph->arena, (size_t)n, sizeof *slices);
@@ -379,8 +387,8 @@ static void scan_steps(ont_builder *b, scan *s, int64_t first_iteration, const i
     b->deferred = true;
     for (int64_t t = 0; t < (s->length ? s->length : 1) && b->status == ONT_OK; t++) {
         for (uint32_t k = 0; k < s->n_scanned; k++) s->given[s->n_states + k] = s->slices[k][t];
-        ont_build_body(b, s->node, s->body, s->body->first_capture, s->given, s->n_states + s->n_scanned, first_iteration + t,
-                       s->results);
+        ont_build_body(b, s->node, s->body, s->body->first_capture, s->given, s->n_states + s->n_scanned,
+                       first_iteration + t, s->results);
         scanned_add(b, &all, s->results + s->n_states);
         for (uint32_t i = 0; i < s->n_states && s->length && b->status == ONT_OK; i++) s->given[i] = s->results[i];
     }
@@ -401,8 +409,8 @@ static bool scan_begin(ont_builder *b, ont_node *node, uint32_t before, scan *s)
     int64_t n_scanned = ont_attr_int(node, "num_scan_inputs", 0);
     uint32_t own = s->body->first_capture - before;
     if (n_scanned < 1 || n_scanned > own || s->body->n_outputs < own - (uint32_t)n_scanned)
-        ont_build_fail(b, ONT_EINVAL, "num_scan_inputs is %" PRId64 ", with %u inputs and %u outputs of the body", n_scanned,
-                       own, s->body->n_outputs);
+        ont_build_fail(b, ONT_EINVAL, "num_scan_inputs is %" PRId64 ", with %u inputs and %u outputs of the body",
+                       n_scanned, own, s->body->n_outputs);
     if (b->status != ONT_OK) return false;
     s->n_scanned = (uint32_t)n_scanned;
     s->n_states = own - s->n_scanned;
@@ -424,7 +432,8 @@ static void scan_expand(ont_builder *b, ont_node *node, ont_value **outputs)
     const int64_t *out_axes = ont_attr_ints(node, "scan_output_axes", &n_out_axes);
     const int64_t *out_directions = ont_attr_ints(node, "scan_output_directions", &n_out_directions);
     for (uint32_t k = 0; k < s.n_scanned; k++)
-        scan_cut(b, &s, k, ont_node_in(node, s.n_states + k), at_or(axes, n_axes, k, 0), at_or(directions, n_directions, k, 0));
+        scan_cut(b, &s, k, ont_node_in(node, s.n_states + k), at_or(axes, n_axes, k, 0),
+                 at_or(directions, n_directions, k, 0));
     for (uint32_t i = 0; i < s.n_states; i++) s.given[i] = ont_node_in(node, i);
     ont_value **stacked = ont_arena_array(&b->graph->arena, (size_t)s.n_stacked + 1, sizeof *stacked);
     if (!stacked) ont_build_fail(b, ONT_ENOMEM, "out of memory");
@@ -482,5 +491,6 @@ CONTROL(LoopRest, ONT_DOMAIN, "LoopRest", 1, 0, "body:g iteration:i rng_salt:i",
 CONTROL(Scan, "", "Scan", 9, 1, "body:g num_scan_inputs:i scan_input_axes:I scan_input_directions:I scan_output_axes:I "
                                 "scan_output_directions:I rng_salt:i", scan_expand);
 CONTROL(Scan8, "", "Scan", 8, 0, "body:g num_scan_inputs:i directions:I rng_salt:i", scan8_expand);
-const ont_op ont_op_StackOfNone = {.domain = ONT_DOMAIN, .name = "StackOfNone", .since = 1, .min_inputs = 1, .max_inputs = 1,
-                                   .flags = ONT_OP_NO_GRAD, .attributes = "axis:i", .infer = none_infer};
+const ont_op ont_op_StackOfNone = {.domain = ONT_DOMAIN, .name = "StackOfNone", .since = 1, .min_inputs = 1,
+                                   .max_inputs = 1, .flags = ONT_OP_NO_GRAD, .attributes = "axis:i",
+                                   .infer = none_infer};

@@ -22,18 +22,21 @@ typedef struct conv_state {
 
 static ont_status geometry(const ont_node *node, const ont_shape *x, const ont_shape *weight, conv_state *s)
 {
-    if (weight->rank != x->rank || x->rank < 3) return ont_fail(ONT_EINVAL, "weight has rank %d, input %d", weight->rank, x->rank);
+    if (weight->rank != x->rank || x->rank < 3)
+        return ont_fail(ONT_EINVAL, "weight has rank %d, input %d", weight->rank, x->rank);
     s->groups = ont_attr_int(node, "group", 1);
     s->n = x->dims[0];
     s->c = x->dims[1];
     s->m = weight->dims[0];
     if (s->groups < 1 || s->c != weight->dims[1] * s->groups || s->m % s->groups)
-        return ont_fail(ONT_EINVAL, "%" PRId64 " channels, weight for %" PRId64 " in %" PRId64 " groups", s->c, weight->dims[1], s->groups);
+        return ont_fail(ONT_EINVAL, "%" PRId64 " channels, weight for %" PRId64 " in %" PRId64 " groups", s->c,
+                        weight->dims[1], s->groups);
     int64_t declared[ONT_WINDOW_RANK];
     int n_declared;
     ONT_TRY(ont_const_ints(node, -1, "kernel_shape", declared, ONT_WINDOW_RANK, &n_declared));
     for (int d = 0; d < n_declared; d++)
-        if (d + 2 >= weight->rank || declared[d] != weight->dims[d + 2]) return ont_fail(ONT_EINVAL, "kernel_shape is not the weight's");
+        if (d + 2 >= weight->rank || declared[d] != weight->dims[d + 2])
+            return ont_fail(ONT_EINVAL, "kernel_shape is not the weight's");
     ONT_TRY(ont_window_init(node, x, weight->dims + 2, &s->w));
     s->pointwise = s->w.kernel_count == 1 && s->w.in_count == s->w.out_count;
     for (int d = 0; d < s->w.rank; d++) s->pointwise &= s->w.begin[d] == 0 && s->w.stride[d] == 1;
@@ -151,8 +154,8 @@ static const void *unrolled(const conv_state *s, const char *image, void *work)
 
 typedef enum conv_part { FORWARD, INPUT_GRAD, WEIGHT_GRAD } conv_part;
 
-static ont_status prepare_part(const ont_node *node, const ont_shape *x, const ont_shape *weight, conv_part part, bool plain,
-                               ont_arena *arena, ont_prepared *out)
+static ont_status prepare_part(const ont_node *node, const ont_shape *x, const ont_shape *weight, conv_part part,
+                               bool plain, ont_arena *arena, ont_prepared *out)
 {
     conv_state *s = ont_arena_alloc(arena, sizeof *s);
     if (!s) return ONT_ENOMEM;
@@ -267,7 +270,8 @@ static ont_value *grad_node(ont_grad *g, const char *op_type, ont_value *other, 
     if (b->status != ONT_OK) return NULL;
     ont_node *node = ont_build_node(b, ONT_DOMAIN, op_type, (ont_value *[]){dy, other}, 2, 1);
     if (node) b->status = ont_attr_copy_all(b->graph, node, g->node);
-    if (node && b->status == ONT_OK) b->status = ont_attr_set_ints(b->graph, node, "shape", shape->dims, (size_t)shape->rank);
+    if (node && b->status == ONT_OK)
+        b->status = ont_attr_set_ints(b->graph, node, "shape", shape->dims, (size_t)shape->rank);
     return ont_build_done(b, node);
 }
 
@@ -312,11 +316,11 @@ const ont_op ont_op_Conv = {.domain = "", .name = "Conv", .since = 1, .min_input
                             .attributes = CONV_ATTRIBUTES, .infer = conv_infer, .grad = conv_grad,
                             ONT_KERNELS(forward_kernels)};
 const ont_op ont_op_ConvGradInput = {.domain = ONT_DOMAIN, .name = "ConvGradInput", .since = 1, .min_inputs = 2,
-                                     .max_inputs = 2, .attributes = CONV_ATTRIBUTES " shape:I", .infer = ont_infer_stated,
-                                     ONT_KERNELS(input_kernels)};
+                                     .max_inputs = 2, .attributes = CONV_ATTRIBUTES " shape:I",
+                                     .infer = ont_infer_stated, ONT_KERNELS(input_kernels)};
 const ont_op ont_op_ConvGradWeight = {.domain = ONT_DOMAIN, .name = "ConvGradWeight", .since = 1, .min_inputs = 2,
-                                      .max_inputs = 2, .attributes = CONV_ATTRIBUTES " shape:I", .infer = ont_infer_stated,
-                                      ONT_KERNELS(weight_kernels)};
+                                      .max_inputs = 2, .attributes = CONV_ATTRIBUTES " shape:I",
+                                      .infer = ont_infer_stated, ONT_KERNELS(weight_kernels)};
 
 /* ---- ConvTranspose: the gradient of a convolution's input as an operator of its own, (y, weight, bias) -> x ---- */
 
@@ -330,24 +334,31 @@ static ont_status transpose_shape(const ont_node *node, const ont_value *y, cons
         const char *name;
         int64_t *values, otherwise, least;
         int count;
-    } lists[] = {{"strides", strides, 1, 1, rank}, {"dilations", dilations, 1, 1, rank}, {"output_padding", extra, 0, 0, rank},
+    } lists[] = {{"strides", strides, 1, 1, rank}, {"dilations", dilations, 1, 1, rank},
+                 {"output_padding", extra, 0, 0, rank},
                  {"pads", pads, 0, 0, 2 * rank}};
     for (size_t k = 0; k < sizeof lists / sizeof *lists; k++) {
         ONT_TRY(ont_const_ints(node, -1, lists[k].name, lists[k].values, lists[k].count, &n));
-        if (n >= 0 && n != lists[k].count) return ont_fail(ONT_EINVAL, "%s has %d entries, expected %d", lists[k].name, n, lists[k].count);
+        if (n >= 0 && n != lists[k].count)
+            return ont_fail(ONT_EINVAL, "%s has %d entries, expected %d", lists[k].name, n, lists[k].count);
         for (int i = 0; i < lists[k].count; i++) {
             int64_t *v = &lists[k].values[i];
             if (n < 0) *v = lists[k].otherwise;
-            if (*v < lists[k].least || *v > INT32_MAX) return ont_fail(ONT_EINVAL, "%s[%d] is %" PRId64, lists[k].name, i, *v);
+            if (*v < lists[k].least || *v > INT32_MAX)
+                return ont_fail(ONT_EINVAL, "%s[%d] is %" PRId64, lists[k].name, i, *v);
         }
     }
     for (int d = 0; d < rank; d++) {
         int64_t outputs = y->shape.dims[d + 2], kernel = weight->shape.dims[d + 2];
-        if (outputs > INT32_MAX || kernel > INT32_MAX) return ont_fail(ONT_EUNSUPPORTED, "spatial dim %d is too large", d);
+        if (outputs > INT32_MAX || kernel > INT32_MAX)
+            return ont_fail(ONT_EUNSUPPORTED, "spatial dim %d is too large", d);
         if (extra[d] >= strides[d])
-            return ont_fail(ONT_EUNSUPPORTED, "output_padding[%d] is %" PRId64 ", not less than the stride", d, extra[d]);
-        int64_t size = (outputs - 1) * strides[d] + extra[d] + (kernel - 1) * dilations[d] + 1 - pads[d] - pads[rank + d];
-        if (outputs < 1 || kernel < 1 || size < 1) return ont_fail(ONT_EINVAL, "the result has %" PRId64 " cells in spatial dim %d", size, d);
+            return ont_fail(ONT_EUNSUPPORTED, "output_padding[%d] is %" PRId64 ", not less than the stride", d,
+                            extra[d]);
+        int64_t size = (outputs - 1) * strides[d] + extra[d] + (kernel - 1) * dilations[d] + 1 - pads[d] -
+                       pads[rank + d];
+        if (outputs < 1 || kernel < 1 || size < 1)
+            return ont_fail(ONT_EINVAL, "the result has %" PRId64 " cells in spatial dim %d", size, d);
         shape->dims[d + 2] = size;
     }
     return ONT_OK;
@@ -362,7 +373,8 @@ static ont_status transpose_infer(ont_graph *g, ont_node *node)
     ONT_TRY(ont_need_input(node, 0, &y));
     ONT_TRY(ont_need_input(node, 1, &weight));
     const char *auto_pad = ont_attr_string(node, "auto_pad", "NOTSET");
-    if (strcmp(auto_pad, "NOTSET") && strcmp(auto_pad, "VALID")) return ont_fail(ONT_EUNSUPPORTED, "auto_pad '%s'", auto_pad);
+    if (strcmp(auto_pad, "NOTSET") && strcmp(auto_pad, "VALID"))
+        return ont_fail(ONT_EUNSUPPORTED, "auto_pad '%s'", auto_pad);
     if (ont_attr_find(node, "output_shape", ONT_ATTR_INTS)) return ont_fail(ONT_EUNSUPPORTED, "attribute output_shape");
     if (!strcmp(auto_pad, "VALID") && ont_attr_find(node, "pads", ONT_ATTR_INTS))
         return ont_fail(ONT_EUNSUPPORTED, "pads beside auto_pad 'VALID'");
@@ -371,7 +383,8 @@ static ont_status transpose_infer(ont_graph *g, ont_node *node)
     if (weight->shape.rank != y->shape.rank)
         return ont_fail(ONT_EINVAL, "weight has rank %d, input %d", weight->shape.rank, y->shape.rank);
     if (weight->shape.dims[0] != y->shape.dims[1])
-        return ont_fail(ONT_EINVAL, "%" PRId64 " channels, weight for %" PRId64, y->shape.dims[1], weight->shape.dims[0]);
+        return ont_fail(ONT_EINVAL, "%" PRId64 " channels, weight for %" PRId64, y->shape.dims[1],
+                        weight->shape.dims[0]);
     ONT_TRY(transpose_shape(node, y, weight, &shape));
     int64_t groups = ont_attr_int(node, "group", 1);
     if (groups < 1 || groups > INT32_MAX) return ont_fail(ONT_EINVAL, "group is %" PRId64, groups);

@@ -71,7 +71,8 @@ ont_status ont_conv_read(const ont_node *node, ont_conv *c, ont_conv_kind *kind)
     return ONT_OK;
 }
 
-/* A product of channels at each place: oneDNN packs both operands for it, which costs more than it gains (bench/conv.py). */
+/* A product of channels at each place: oneDNN packs both operands for it, which costs more than it gains
+ * (bench/conv.py). */
 static bool is_product(const ont_conv *c)
 {
     bool plain = c->groups == 1 && c->c >= 16 && c->o >= 16;
@@ -85,7 +86,8 @@ const char *ont_conv_onednn_accept(const ont_node *node)
     ont_conv c;
     ont_conv_kind kind;
     if (ont_node_in(node, 0)->dtype != ONT_FLOAT32) return "dtype";
-    if (!ont_shape_count(shape_at(node, s->x)) || !ont_shape_count(shape_at(node, s->w)) || !ont_shape_count(shape_at(node, s->y)))
+    if (!ont_shape_count(shape_at(node, s->x)) || !ont_shape_count(shape_at(node, s->w)) ||
+        !ont_shape_count(shape_at(node, s->y)))
         return "no elements";
     if (ont_conv_read(node, &c, &kind) != ONT_OK) return "the window does not fit";
     if (is_product(&c)) return "a product";
@@ -129,9 +131,10 @@ ont_status ont_conv_onednn_run(const ont_call *call)
 {
     const conv_state *s = call->state;
     const void *bias = bias_of(call->node) ? call->in[2] : NULL;
-    ONT_TRY(ont_dnnl_conv_run(s->handle, data_at(call, s->side->x), data_at(call, s->side->w), data_at(call, s->side->y), bias,
-                              call->work));
-    if (bias && s->side->kind == ONT_CONV_GRAD_INPUT) ont_parallel(s->planes, 16384 / s->each + 1, add_bias, (void *)call);
+    ONT_TRY(ont_dnnl_conv_run(s->handle, data_at(call, s->side->x), data_at(call, s->side->w),
+                              data_at(call, s->side->y), bias, call->work));
+    if (bias && s->side->kind == ONT_CONV_GRAD_INPUT)
+        ont_parallel(s->planes, 16384 / s->each + 1, add_bias, (void *)call);
     return ONT_OK;
 }
 

@@ -16,7 +16,8 @@ void ont_conv_onednn_release(void *state);
 ont_status ont_conv_read(const ont_node *node, ont_conv *conv, ont_conv_kind *kind) ONT_MUST_USE;
 
 #define ONT_CONV_ONEDNN(kernel_name) \
-    {.name = kernel_name, .accept = ont_conv_onednn_accept, .prepare = ont_conv_onednn_prepare, .run = ont_conv_onednn_run, \
+    {.name = kernel_name, .accept = ont_conv_onednn_accept, .prepare = ont_conv_onednn_prepare, \
+     .run = ont_conv_onednn_run, \
      .release = ont_conv_onednn_release}
 
 #endif

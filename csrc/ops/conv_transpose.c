@@ -16,7 +16,8 @@ typedef struct sizes {
     int64_t before[ONT_WINDOW_RANK], after[ONT_WINDOW_RANK];    /* zeros around its result */
 } sizes;
 
-static ont_status read_list(const ont_node *node, const char *name, int64_t otherwise, int64_t least, int n, int64_t *out)
+static ont_status read_list(const ont_node *node, const char *name, int64_t otherwise, int64_t least, int n,
+                            int64_t *out)
 {
     int given;
     ONT_TRY(ont_const_ints(node, -1, name, out, n, &given));
@@ -50,29 +51,35 @@ static ont_status read_sizes(const ont_node *node, const ont_shape *x, const ont
     bool valid = !strcmp(auto_pad, "VALID");
     if (!same && !valid && strcmp(auto_pad, "NOTSET")) return ont_fail(ONT_EINVAL, "auto_pad is '%s'", auto_pad);
     *s = (sizes){.rank = x->rank - 2};
-    if (s->rank < 1 || s->rank > N) return ont_fail(ONT_EUNSUPPORTED, "%d spatial dims, 1 to %d are supported", s->rank, N);
+    if (s->rank < 1 || s->rank > N)
+        return ont_fail(ONT_EUNSUPPORTED, "%d spatial dims, 1 to %d are supported", s->rank, N);
     if (w->rank != x->rank) return ont_fail(ONT_EINVAL, "weight has rank %d, input %d", w->rank, x->rank);
     ONT_TRY(read_list(node, "strides", 1, 1, s->rank, strides));
     ONT_TRY(read_list(node, "dilations", 1, 1, s->rank, dilations));
     ONT_TRY(read_list(node, "output_padding", 0, 0, s->rank, extra));
     ONT_TRY(read_list(node, "pads", 0, 0, 2 * s->rank, pads));
     ONT_TRY(ont_const_ints(node, -1, "output_shape", given, N + 2, &n_given));
-    if (n_given == s->rank + 2) memmove(given, given + 2, (size_t)s->rank * sizeof *given); /* batch and channels said too */
+    if (n_given == s->rank + 2)
+        memmove(given, given + 2, (size_t)s->rank * sizeof *given); /* batch and channels said too */
     if (n_given >= 0 && n_given != s->rank && n_given != s->rank + 2)
         return ont_fail(ONT_EINVAL, "output_shape has %d entries, expected %d", n_given, s->rank);
     for (int d = 0; d < s->rank; d++) {
         int64_t in = x->dims[d + 2], kernel = w->dims[d + 2];
         if (in < 1 || in > INT32_MAX || kernel < 1 || kernel > INT32_MAX)
-            return ont_fail(ONT_EUNSUPPORTED, "spatial dim %d has %" PRId64 " cells, the kernel %" PRId64, d, in, kernel);
+            return ont_fail(ONT_EUNSUPPORTED, "spatial dim %d has %" PRId64 " cells, the kernel %" PRId64, d, in,
+                            kernel);
         int64_t full = (in - 1) * strides[d] + (kernel - 1) * dilations[d] + 1;
-        wanted[d] = n_given >= 0 ? given[d] : same ? in * strides[d] : full + extra[d] - (valid ? 0 : pads[d] + pads[s->rank + d]);
-        if (wanted[d] < 1) return ont_fail(ONT_EINVAL, "the result has %" PRId64 " cells in spatial dim %d", wanted[d], d);
+        int64_t padded = valid ? 0 : pads[d] + pads[s->rank + d];
+        wanted[d] = n_given >= 0 ? given[d] : same ? in * strides[d] : full + extra[d] - padded;
+        if (wanted[d] < 1)
+            return ont_fail(ONT_EINVAL, "the result has %" PRId64 " cells in spatial dim %d", wanted[d], d);
         if (n_given < 0 && !same) {
             int64_t front = valid ? 0 : pads[d];
             split_padding(s, d, full, strides[d], front, full - front - wanted[d]);
             continue;
         }
-        /* The size rules and gives the padding: its odd cell in front unless SAME_UPPER; too large a size ends in zeros. */
+        /* The size rules and gives the padding: its odd cell in front unless SAME_UPPER; too large a size ends in
+         * zeros. */
         int64_t total = full + extra[d] - wanted[d], half = total > 0 ? total / 2 : 0;
         int64_t front = upper || total <= 0 ? half : total - half;
         split_padding(s, d, full, strides[d], front, full - front - wanted[d]);
@@ -122,7 +129,8 @@ static void expand(ont_builder *b, ont_node *node, ont_value **outputs)
     if (b->status != ONT_OK) return;
     bool around = false;
     for (int d = 0; d < s.rank; d++) around |= s.before[d] || s.after[d];
-    ont_node *plain = ont_build_node(b, ONT_DOMAIN, "ConvTranspose", (ont_value *[]){x, w, bias}, bias && !around ? 3 : 2, 1);
+    ont_node *plain = ont_build_node(b, ONT_DOMAIN, "ConvTranspose", (ont_value *[]){x, w, bias},
+                                     bias && !around ? 3 : 2, 1);
     static const char *const kept[] = {"strides", "dilations", "kernel_shape"};
     for (size_t i = 0; i < sizeof kept / sizeof *kept && b->status == ONT_OK; i++) {
         size_t n;
@@ -141,7 +149,8 @@ static void expand(ont_builder *b, ont_node *node, ont_value **outputs)
     outputs[0] = y;
 }
 
-const ont_op ont_op_ConvTranspose = {.domain = "", .name = "ConvTranspose", .since = 1, .min_inputs = 2, .max_inputs = 3,
-                                     .attributes = "auto_pad:s dilations:I group:i kernel_shape:I output_padding:I output_shape:I pads:I "
-                                                   "strides:I",
+const ont_op ont_op_ConvTranspose = {.domain = "", .name = "ConvTranspose", .since = 1, .min_inputs = 2,
+                                     .max_inputs = 3,
+                                     .attributes = "auto_pad:s dilations:I group:i kernel_shape:I output_padding:I "
+                                                   "output_shape:I pads:I strides:I",
                                      .infer = infer, .expand = expand};

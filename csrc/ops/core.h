@@ -1,6 +1,6 @@
 /*
- * What a plugin may call of the core, as a table: the extension exports no symbols. cuda/redirect.h gives the functions their
- * own names back on the plugin's side.
+ * What a plugin may call of the core, as a table: the extension exports no symbols. cuda/redirect.h gives the functions
+ * their own names back on the plugin's side.
  */
 #ifndef ONT_OPS_CORE_H
 #define ONT_OPS_CORE_H
@@ -21,8 +21,8 @@
     X(set_error) X(context) X(error_message) X(arena_alloc) X(arena_array) X(malloc) X(calloc) X(free) X(log) \
     X(log_enabled) X(attr_find) X(attr_int) X(attr_float) X(attr_string) X(attr_ints) X(attr_floats) X(const_ints) \
     X(const_scalar) X(shape_count) X(shape_count_range) X(shape_strides) X(shape_broadcast) X(shape_broadcast_strides) \
-    X(shape_axis) X(shape_of) X(shape_equal) X(shape_text) X(dtype_size) X(dtype_name) X(dtype_is_float) X(dtype_is_int) \
-    X(tile_read) X(tile_link) X(bcast_init) X(strided_init) X(reduce_read) X(window_init) X(pool_read) \
+    X(shape_axis) X(shape_of) X(shape_equal) X(shape_text) X(dtype_size) X(dtype_name) X(dtype_is_float) \
+    X(dtype_is_int) X(tile_read) X(tile_link) X(bcast_init) X(strided_init) X(reduce_read) X(window_init) X(pool_read) \
     X(attention_read) X(attention_covered) X(dropout_rule_of)
 
 typedef struct ont_core {

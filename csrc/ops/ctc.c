@@ -47,7 +47,8 @@ static ont_status ctc_infer(ont_graph *g, ont_node *node)
                            : v->shape.rank == 1 && v->shape.dims[0] == batch;
         char text[ONT_SHAPE_TEXT];
         if (!fits)
-            return ont_fail(ONT_EINVAL, "%s are %s for a batch of %" PRId64, names[i], ont_shape_text(&v->shape, text), batch);
+            return ont_fail(ONT_EINVAL, "%s are %s for a batch of %" PRId64, names[i], ont_shape_text(&v->shape, text),
+                            batch);
     }
     if (blank < 0 || blank >= x->shape.dims[2])
         return ont_fail(ONT_EINVAL, "blank is %" PRId64 " of %" PRId64 " classes", blank, x->shape.dims[2]);
@@ -66,8 +67,9 @@ static ont_status ctc_prepare(const ont_node *node, ont_arena *arena, ont_prepar
     ctc_state *s = ont_arena_alloc(arena, sizeof *s);
     if (!s) return ONT_ENOMEM;
     *s = (ctc_state){.steps = x->shape.dims[0], .batch = x->shape.dims[1], .classes = x->shape.dims[2],
-                     .padded = targets->shape.rank == 2 ? targets->shape.dims[1] : -1, .total = ont_shape_count(&targets->shape),
-                     .blank = ont_attr_int(node, "blank", 0), .zero_infinity = ont_attr_int(node, "zero_infinity", 0)};
+                     .padded = targets->shape.rank == 2 ? targets->shape.dims[1] : -1,
+                     .total = ont_shape_count(&targets->shape), .blank = ont_attr_int(node, "blank", 0),
+                     .zero_infinity = ont_attr_int(node, "zero_infinity", 0)};
     for (uint32_t i = 0; i < 3; i++) s->wide[i] = ont_node_in(node, i + 1)->dtype == ONT_INT64;
     size_t cells = (size_t)(2 * s->total + s->batch) * (size_t)(s->steps + 2);
     out->work_bytes = cells * ont_dtype_size(x->dtype) + (size_t)s->batch * sizeof(ctc_sample) + 64;
@@ -86,7 +88,8 @@ static ont_status check_targets(const ctc_state *s, const void *targets, const c
     for (int64_t i = 0; i < p->length; i++) {
         int64_t target = read_int(targets, s->wide[0], p->first + i);
         if (target < 0 || target >= s->classes)
-            return ont_fail(ONT_EINDEX, "target %" PRId64 " of sample %" PRId64 " is out of range for %" PRId64 " classes", target,
+            return ont_fail(ONT_EINDEX,
+                            "target %" PRId64 " of sample %" PRId64 " is out of range for %" PRId64 " classes", target,
                             p->index, s->classes);
     }
     return ONT_OK;
@@ -102,9 +105,11 @@ static ont_status read_samples(const ont_call *call)
         int64_t frames = read_int(call->in[2], s->wide[1], n), length = read_int(call->in[3], s->wide[2], n);
         int64_t room = s->padded >= 0 ? s->padded : s->total - before;
         if (frames < 0 || frames > s->steps)
-            return ont_fail(ONT_EINDEX, "input length %" PRId64 " of sample %" PRId64 " is outside 0 to %" PRId64, frames, n, s->steps);
+            return ont_fail(ONT_EINDEX, "input length %" PRId64 " of sample %" PRId64 " is outside 0 to %" PRId64,
+                            frames, n, s->steps);
         if (length < 0 || length > room)
-            return ont_fail(ONT_EINDEX, "target length %" PRId64 " of sample %" PRId64 " is outside 0 to %" PRId64, length, n, room);
+            return ont_fail(ONT_EINDEX, "target length %" PRId64 " of sample %" PRId64 " is outside 0 to %" PRId64,
+                            length, n, room);
         samples[n] = (ctc_sample){n, frames, length, s->padded >= 0 ? n * s->padded : before, 2 * before + n};
         ONT_TRY(check_targets(s, call->in[1], &samples[n]));
         before += length;
@@ -160,7 +165,8 @@ static int64_t class_of(const ctc_state *s, const void *targets, const ctc_sampl
         } \
     } \
     /* beta: two rows of states, paths that go on from a state; shares (C): logarithm of the sum through a class. */ \
-    static void shares_##suffix(const ont_call *call, const ctc_sample *p, int64_t t, const type *alpha, type *beta, type *shares) \
+    static void shares_##suffix(const ont_call *call, const ctc_sample *p, int64_t t, const type *alpha, type *beta, \
+                                type *shares) \
     { \
         const ctc_state *s = call->state; \
         int64_t states = 2 * p->length + 1; \
@@ -173,7 +179,8 @@ static int64_t class_of(const ctc_state *s, const void *targets, const ctc_sampl
             bool end = t == p->frames - 1; \
             type sum = !end ? next[k] : k >= states - 2 ? 0 : -INFINITY; \
             if (!end && k + 1 < states) sum = add_##suffix(sum, next[k + 1]); \
-            if (!end && k + 2 < states && class_of(s, call->in[1], p, k + 2) != c) sum = add_##suffix(sum, next[k + 2]); \
+            if (!end && k + 2 < states && \
+                class_of(s, call->in[1], p, k + 2) != c) sum = add_##suffix(sum, next[k + 2]); \
             row[k] = sum + x[c]; \
             shares[c] = add_##suffix(shares[c], alpha[t * states + k] + row[k]); \
         } \
@@ -184,7 +191,8 @@ static int64_t class_of(const ctc_state *s, const void *targets, const ctc_sampl
         const ctc_state *s = call->state; \
         for (int64_t n = first; n < last; n++) { \
             const ctc_sample *p = (const ctc_sample *)call->work + n; \
-            type *alpha = sums_##suffix(call, p), loss = forward_##suffix(call, p, alpha), dy = ((const type *)call->in[4])[n]; \
+            type *alpha = sums_##suffix(call, p), loss = forward_##suffix(call, p, alpha), \
+                                                dy = ((const type *)call->in[4])[n]; \
             bool nothing = s->zero_infinity && loss == INFINITY; \
             type *beta = alpha + s->steps * (2 * p->length + 1); \
             for (int64_t t = s->steps - 1; t >= 0; t--) { \
@@ -237,6 +245,6 @@ static const ont_kernel ctc_grad_kernels[] = {
 const ont_op ont_op_CTCLoss = {.domain = ONT_DOMAIN, .name = "CTCLoss", .since = 1, .min_inputs = 4, .max_inputs = 4,
                                .flags = ONT_OP_MODEL, .nondiff_inputs = 14, .attributes = "blank:i zero_infinity:i",
                                .infer = ctc_infer, .grad = ctc_grad, ONT_KERNELS(ctc_kernels)};
-const ont_op ont_op_CTCLossGrad = {.domain = ONT_DOMAIN, .name = "CTCLossGrad", .since = 1, .min_inputs = 5, .max_inputs = 5,
-                                   .nondiff_inputs = 14, .attributes = "blank:i zero_infinity:i", .infer = ctc_grad_infer,
-                                   ONT_KERNELS(ctc_grad_kernels)};
+const ont_op ont_op_CTCLossGrad = {.domain = ONT_DOMAIN, .name = "CTCLossGrad", .since = 1, .min_inputs = 5,
+                                   .max_inputs = 5, .nondiff_inputs = 14, .attributes = "blank:i zero_infinity:i",
+                                   .infer = ctc_grad_infer, ONT_KERNELS(ctc_grad_kernels)};

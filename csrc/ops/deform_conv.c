@@ -1,7 +1,7 @@
 /*
- * DeformConv: a convolution whose windows read at points that are moved by offsets and weighted by a mask. The points are
- * read into columns by ours:DeformCols, which has the gradients to the image, the offsets and the mask; the rest is a
- * product. Source: Dai et al., Deformable Convolutional Networks, 2017; Zhu et al., version 2, 2018.
+ * DeformConv: a convolution whose windows read at points that are moved by offsets and weighted by a mask. The points
+ * are read into columns by ours:DeformCols, which has the gradients to the image, the offsets and the mask; the rest is
+ * a product. Source: Dai et al., Deformable Convolutional Networks, 2017; Zhu et al., version 2, 2018.
  */
 #include <inttypes.h>
 #include <string.h>
@@ -26,7 +26,8 @@ static ont_status read_node(const ont_node *node, const ont_shape *x, const int6
     s->n = x->dims[0];
     s->c = x->dims[1];
     if (s->groups < 1 || s->c % s->groups)
-        return ont_fail(ONT_EINVAL, "%" PRId64 " channels are not divisible into offset_group = %" PRId64, s->c, s->groups);
+        return ont_fail(ONT_EINVAL, "%" PRId64 " channels are not divisible into offset_group = %" PRId64, s->c,
+                        s->groups);
     s->sampler = (ont_sampler){.rank = s->w.rank, .mode = ONT_SAMPLE_LINEAR, .padding = ONT_SAMPLE_ZEROS};
     memcpy(s->sampler.dims, s->w.in, sizeof s->sampler.dims);
     return ONT_OK;
@@ -35,7 +36,8 @@ static ont_status read_node(const ont_node *node, const ont_shape *x, const int6
 /* (batch, groups * window cells * `each`, output cells ...) */
 static bool has_shape(const ont_value *v, const deform *s, int64_t each)
 {
-    bool fits = v->shape.rank == s->w.rank + 2 && v->shape.dims[0] == s->n && v->shape.dims[1] == s->groups * s->w.kernel_count * each;
+    bool fits = v->shape.rank == s->w.rank + 2 && v->shape.dims[0] == s->n &&
+                v->shape.dims[1] == s->groups * s->w.kernel_count * each;
     for (int d = 0; d < s->w.rank && fits; d++) fits = v->shape.dims[d + 2] == s->w.out[d];
     return fits;
 }
@@ -48,7 +50,8 @@ static ont_status infer(ont_graph *g, ont_node *node)
     ONT_TRY(ont_need_input(node, X, &x));
     ONT_TRY(ont_need_input(node, W, &w));
     ONT_TRY(ont_need_input(node, OFFSET, &offset));
-    if (w->shape.rank != x->shape.rank || w->shape.rank < 3) return ont_fail(ONT_EINVAL, "weight has rank %d, input %d", w->shape.rank, x->shape.rank);
+    if (w->shape.rank != x->shape.rank || w->shape.rank < 3)
+        return ont_fail(ONT_EINVAL, "weight has rank %d, input %d", w->shape.rank, x->shape.rank);
     ONT_TRY(read_node(node, &x->shape, w->shape.dims + 2, &s));
     int64_t groups = ont_attr_int(node, "group", 1), given[2 * ONT_WINDOW_RANK];
     int n;
@@ -59,10 +62,13 @@ static ont_status infer(ont_graph *g, ont_node *node)
         return ont_fail(ONT_EINVAL, "the weight does not fit %" PRId64 " channels in group = %" PRId64, s.c, groups);
     if (!has_shape(offset, &s, s.w.rank)) return ont_fail(ONT_EINVAL, "the offset does not fit the windows");
     if (mask && !has_shape(mask, &s, 1)) return ont_fail(ONT_EINVAL, "the mask does not fit the windows");
-    if (bias && (bias->shape.rank != 1 || bias->shape.dims[0] != w->shape.dims[0])) return ont_fail(ONT_EINVAL, "the bias does not fit the weight");
+    if (bias && (bias->shape.rank != 1 || bias->shape.dims[0] != w->shape.dims[0]))
+        return ont_fail(ONT_EINVAL, "the bias does not fit the weight");
     for (uint32_t i = W; i <= MASK; i++)
-        if (ont_node_in(node, i) && ont_node_in(node, i)->dtype != x->dtype) return ont_fail(ONT_ETYPE, "inputs of different dtypes");
-    if (!ont_dtype_is_float(x->dtype)) return ont_fail(ONT_ETYPE, "the input is %s, expected a float", ont_dtype_name(x->dtype));
+        if (ont_node_in(node, i) && ont_node_in(node, i)->dtype != x->dtype)
+            return ont_fail(ONT_ETYPE, "inputs of different dtypes");
+    if (!ont_dtype_is_float(x->dtype))
+        return ont_fail(ONT_ETYPE, "the input is %s, expected a float", ont_dtype_name(x->dtype));
     ont_shape shape = {.rank = x->shape.rank, .dims = {s.n, w->shape.dims[0]}};
     for (int d = 0; d < s.w.rank; d++) shape.dims[d + 2] = s.w.out[d];
     return ont_infer_out(node, 0, x->dtype, &shape);
@@ -73,12 +79,15 @@ static void expand(ont_builder *b, ont_node *node, ont_value **outputs)
     ont_value *w = ont_node_in(node, W), *bias = ont_node_in(node, B);
     ont_value *operands[] = {ont_node_in(node, X), ont_node_in(node, OFFSET), ont_node_in(node, MASK)};
     ont_shape shape = node->outputs[0]->shape;
-    int64_t groups = ont_attr_int(node, "group", 1), out = shape.dims[1] / groups, cells = ont_shape_count_range(&shape, 2, shape.rank);
+    int64_t groups = ont_attr_int(node, "group", 1), out = shape.dims[1] / groups,
+            cells = ont_shape_count_range(&shape, 2, shape.rank);
     int64_t depth = ont_shape_count_range(&w->shape, 1, w->shape.rank);
     ont_node *cols = ont_build_node(b, ONT_DOMAIN, "DeformCols", operands, operands[2] ? 3 : 2, 1);
     if (cols) b->status = ont_attr_copy_all(b->graph, cols, node);
-    if (b->status == ONT_OK) b->status = ont_attr_set_ints(b->graph, cols, "kernel_shape", w->shape.dims + 2, (size_t)w->shape.rank - 2);
-    ont_value *columns = ont_build_reshape(b, ont_build_done(b, cols), &(ont_shape){.rank = 4, .dims = {shape.dims[0], groups, depth, cells}});
+    if (b->status == ONT_OK)
+        b->status = ont_attr_set_ints(b->graph, cols, "kernel_shape", w->shape.dims + 2, (size_t)w->shape.rank - 2);
+    ont_value *columns = ont_build_reshape(b, ont_build_done(b, cols),
+                                           &(ont_shape){.rank = 4, .dims = {shape.dims[0], groups, depth, cells}});
     ont_value *weights = ont_build_reshape(b, w, &(ont_shape){.rank = 3, .dims = {groups, out, depth}});
     ont_value *y = ont_build_reshape(b, ont_build_matmul(b, weights, false, columns, false, 1), &shape);
     ont_shape one = {.rank = shape.rank - 1, .dims = {shape.dims[1], 1, 1, 1}};
@@ -177,7 +186,8 @@ static void place(const ont_window *w, int64_t k, int64_t o, double *x)
                         for (int t = 0; t < n; t++) { \
                             double pixel = (double)image[index[t]]; \
                             value += dy * weight[t] * pixel; \
-                            for (int d = 0; d < s->w.rank; d++) moved[d] += dy * slope[d * ONT_SAMPLE_TAPS + t] * pixel; \
+                            for (int d = 0; d < s->w.rank; d++) moved[d] += dy * slope[d * ONT_SAMPLE_TAPS + t] * \
+                                                     pixel; \
                             if (dx) dx[c * cells + index[t]] += (type)(dy * m * weight[t]); \
                         } \
                     } \
@@ -224,7 +234,9 @@ static const ont_kernel grad_kernels[] = {
 };
 const ont_op ont_op_DeformConv = {.domain = "", .name = "DeformConv", .since = 19, .min_inputs = 3, .max_inputs = 5,
                                   .attributes = DEFORM_ATTRIBUTES, .infer = infer, .expand = expand};
-const ont_op ont_op_DeformCols = {.domain = ONT_DOMAIN, .name = "DeformCols", .since = 1, .min_inputs = 2, .max_inputs = 3,
-                                  .attributes = DEFORM_ATTRIBUTES, .infer = cols_infer, .grad = cols_grad, ONT_KERNELS(cols_kernels)};
-const ont_op ont_op_DeformColsGrad = {.domain = ONT_DOMAIN, .name = "DeformColsGrad", .since = 1, .min_inputs = 4, .max_inputs = 4,
-                                      .attributes = DEFORM_ATTRIBUTES, .infer = grad_infer, ONT_KERNELS(grad_kernels)};
+const ont_op ont_op_DeformCols = {.domain = ONT_DOMAIN, .name = "DeformCols", .since = 1, .min_inputs = 2,
+                                  .max_inputs = 3, .attributes = DEFORM_ATTRIBUTES, .infer = cols_infer,
+                                  .grad = cols_grad, ONT_KERNELS(cols_kernels)};
+const ont_op ont_op_DeformColsGrad = {.domain = ONT_DOMAIN, .name = "DeformColsGrad", .since = 1, .min_inputs = 4,
+                                      .max_inputs = 4, .attributes = DEFORM_ATTRIBUTES, .infer = grad_infer,
+                                      ONT_KERNELS(grad_kernels)};

@@ -38,7 +38,8 @@ static ont_value *apply(ont_builder *b, const transform *t, ont_value *x)
     if (b->status != ONT_OK || !x) return NULL;
     int64_t rows = t->given * t->parts, columns = t->bins * t->results;
     if (columns && rows > MAX_ENTRIES / columns) {
-        ont_build_fail(b, ONT_EUNSUPPORTED, "a transform of %" PRId64 " to %" PRId64 " numbers: its matrix has more than %d "
+        ont_build_fail(b, ONT_EUNSUPPORTED,
+                       "a transform of %" PRId64 " to %" PRId64 " numbers: its matrix has more than %d "
                        "entries", rows, columns, MAX_ENTRIES);
         return NULL;
     }
@@ -63,9 +64,11 @@ static ont_value *apply(ont_builder *b, const transform *t, ont_value *x)
 static ont_status check_signal(const ont_value *x)
 {
     if (!ont_dtype_is_float(x->dtype)) return ont_fail(ONT_ETYPE, "the signal is %s", ont_dtype_name(x->dtype));
-    if (x->shape.rank < 2) return ont_fail(ONT_EINVAL, "the signal has rank %d, at least 2 are expected", x->shape.rank);
+    if (x->shape.rank < 2)
+        return ont_fail(ONT_EINVAL, "the signal has rank %d, at least 2 are expected", x->shape.rank);
     int64_t parts = x->shape.dims[x->shape.rank - 1];
-    return parts == 1 || parts == 2 ? ONT_OK : ont_fail(ONT_EINVAL, "the last dim is %" PRId64 ", 1 or 2 is expected", parts);
+    return parts == 1 || parts == 2 ? ONT_OK
+                                    : ont_fail(ONT_EINVAL, "the last dim is %" PRId64 ", 1 or 2 is expected", parts);
 }
 
 /* One whole number of a constant input; `otherwise` where it is absent. */
@@ -139,8 +142,9 @@ static void dft_expand(ont_builder *b, ont_node *node, ont_value **outputs)
     outputs[0] = swap(b, apply(b, &t, x), axis, last);
 }
 
-const ont_op ont_op_DFT = {.domain = "", .name = "DFT", .since = 17, .min_inputs = 1, .max_inputs = 3, .nondiff_inputs = 6,
-                           .attributes = "axis:i inverse:i onesided:i", .infer = dft_infer, .expand = dft_expand};
+const ont_op ont_op_DFT = {.domain = "", .name = "DFT", .since = 17, .min_inputs = 1, .max_inputs = 3,
+                           .nondiff_inputs = 6, .attributes = "axis:i inverse:i onesided:i", .infer = dft_infer,
+                           .expand = dft_expand};
 
 /* ---- STFT ---- */
 
@@ -157,9 +161,11 @@ static ont_status read_stft(const ont_node *node, transform *t, int64_t *step, i
     ONT_TRY(whole(node, 1, 0, step));
     ONT_TRY(whole(node, 3, window ? window->shape.dims[0] : size, &t->length));
     if (*step < 1 || t->length < 1 || t->length > size)
-        return ont_fail(ONT_EINVAL, "frames of %" PRId64 " every %" PRId64 " in %" PRId64 " samples", t->length, *step, size);
+        return ont_fail(ONT_EINVAL, "frames of %" PRId64 " every %" PRId64 " in %" PRId64 " samples", t->length, *step,
+                        size);
     if (window && window->shape.dims[0] != t->length)
-        return ont_fail(ONT_EINVAL, "the window has %" PRId64 " entries, a frame %" PRId64, window->shape.dims[0], t->length);
+        return ont_fail(ONT_EINVAL, "the window has %" PRId64 " entries, a frame %" PRId64, window->shape.dims[0],
+                        t->length);
     *frames = (size - t->length) / *step + 1;
     t->inverse = false;
     t->onesided = ont_attr_int(node, "onesided", 1) != 0;
@@ -200,12 +206,14 @@ static void stft_expand(ont_builder *b, ont_node *node, ont_value **outputs)
     ont_node *taken = index ? ont_build_node(b, "", "Gather", gather, 2, 1) : NULL;
     if (taken) b->status = ont_attr_set_int(b->graph, taken, "axis", 1);
     ont_value *x = ont_build_done(b, taken); /* (B, frames, N, parts) */
-    if (window && x) x = ont_build2(b, "Mul", x, ont_build_reshape(b, window, &(ont_shape){.rank = 2, .dims = {t.length, 1}}));
+    if (window && x)
+        x = ont_build2(b, "Mul", x, ont_build_reshape(b, window, &(ont_shape){.rank = 2, .dims = {t.length, 1}}));
     outputs[0] = apply(b, &t, x);
 }
 
-const ont_op ont_op_STFT = {.domain = "", .name = "STFT", .since = 17, .min_inputs = 2, .max_inputs = 4, .attributes = "onesided:i",
-                            .nondiff_inputs = 1 << 1 | 1 << 3, .infer = stft_infer, .expand = stft_expand};
+const ont_op ont_op_STFT = {.domain = "", .name = "STFT", .since = 17, .min_inputs = 2, .max_inputs = 4,
+                            .attributes = "onesided:i", .nondiff_inputs = 1 << 1 | 1 << 3, .infer = stft_infer,
+                            .expand = stft_expand};
 
 /* ---- MelWeightMatrix: triangles that are equally spaced on the mel scale, 2595 log10(1 + f / 700) ---- */
 
@@ -272,4 +280,5 @@ static void mel_expand(ont_builder *b, ont_node *node, ont_value **outputs)
 }
 
 const ont_op ont_op_MelWeightMatrix = {.domain = "", .name = "MelWeightMatrix", .since = 17, .min_inputs = 5,
-                                       .max_inputs = 5, .attributes = "output_datatype:i", .flags = ONT_OP_NO_GRAD, .infer = mel_infer, .expand = mel_expand};
+                                       .max_inputs = 5, .attributes = "output_datatype:i", .flags = ONT_OP_NO_GRAD,
+                                       .infer = mel_infer, .expand = mel_expand};

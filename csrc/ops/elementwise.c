@@ -15,7 +15,8 @@ static const struct {
     ont_loop loop;
 } loops[] = {
 #define X(name, expression) {#name, ONT_LOOP_##name},
-    ONT_UNARY_FLOAT_LIST(X) ONT_UNARY_NUMBER_LIST(X) ONT_BINARY_FLOAT_LIST(X) ONT_BINARY_NUMBER_LIST(X) ONT_COMPARE_LIST(X)
+    ONT_UNARY_FLOAT_LIST(X) ONT_UNARY_NUMBER_LIST(X) ONT_BINARY_FLOAT_LIST(X) ONT_BINARY_NUMBER_LIST(X)
+        ONT_COMPARE_LIST(X)
 #undef X
 };
 
@@ -71,7 +72,8 @@ static const char *unary_accept(const ont_node *node)
     return NULL;
 }
 
-static ont_status unary_prepare_with(const ont_simd_table *simd, const ont_node *node, ont_arena *arena, ont_prepared *out)
+static ont_status unary_prepare_with(const ont_simd_table *simd, const ont_node *node, ont_arena *arena,
+                                     ont_prepared *out)
 {
     unary_state *s = ont_arena_alloc(arena, sizeof *s);
     if (!s) return ONT_ENOMEM;
@@ -142,7 +144,8 @@ static const char *binary_accept(const ont_node *node)
     return NULL;
 }
 
-static ont_status binary_prepare_with(const ont_simd_table *simd, const ont_node *node, ont_arena *arena, ont_prepared *out)
+static ont_status binary_prepare_with(const ont_simd_table *simd, const ont_node *node, ont_arena *arena,
+                                      ont_prepared *out)
 {
     binary_state *s = ont_arena_alloc(arena, sizeof *s);
     if (!s) return ONT_ENOMEM;
@@ -215,5 +218,6 @@ const ont_kernel ont_pow_kernels[4] = {
 const ont_kernel ont_prelu_kernels[3] = {
     {.name = "binary_simd", .accept = binary_accept, .prepare = binary_prepare, .run = binary_run, .inplace = 3},
     {.name = "binary_ref", .accept = binary_accept, .prepare = binary_prepare_ref, .run = binary_run, .inplace = 3},
-    {.name = "prelu_int", .accept = ont_prelu_int_accept, .prepare = ont_prelu_int_prepare, .run = ont_prelu_int_run, .inplace = 1},
+    {.name = "prelu_int", .accept = ont_prelu_int_accept, .prepare = ont_prelu_int_prepare, .run = ont_prelu_int_run,
+     .inplace = 1},
 };

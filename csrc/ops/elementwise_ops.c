@@ -8,7 +8,8 @@
 /* Descriptors with the shared kernels; _WITH takes the list of attributes, the others have none. */
 #define UNARY(domain_, name_, since_, grad_) UNARY_WITH(domain_, name_, since_, grad_, "")
 #define UNARY_WITH(domain_, name_, since_, grad_, attributes_) \
-    const ont_op ont_op_##name_ = {.domain = domain_, .name = #name_, .since = since_, .min_inputs = 1, .max_inputs = 1, \
+    const ont_op ont_op_##name_ = {.domain = domain_, .name = #name_, .since = since_, .min_inputs = 1, \
+                                   .max_inputs = 1, \
                                    .attributes = attributes_, .infer = ont_infer_same, .grad = grad_, \
                                    .tile = ont_unary_tile, ONT_KERNELS(ont_unary_kernels)}
 #define UNARY_FLAT(name_, since_) \
@@ -17,7 +18,8 @@
                                    .tile = ont_unary_tile, ONT_KERNELS(ont_unary_kernels)}
 #define BINARY(domain_, name_, since_, grad_) BINARY_WITH(domain_, name_, since_, grad_, "")
 #define BINARY_WITH(domain_, name_, since_, grad_, attributes_) \
-    const ont_op ont_op_##name_ = {.domain = domain_, .name = #name_, .since = since_, .min_inputs = 2, .max_inputs = 2, \
+    const ont_op ont_op_##name_ = {.domain = domain_, .name = #name_, .since = since_, .min_inputs = 2, \
+                                   .max_inputs = 2, \
                                    .attributes = attributes_, .infer = ont_infer_broadcast, .grad = grad_, \
                                    .tile = ont_binary_tile, ONT_KERNELS(ont_binary_kernels)}
 #define COMPARE(name_, since_) \

@@ -1,6 +1,6 @@
 /*
- * Operators that are a formula of a few others, built by expansion, so that their gradients are those of the parts: Celu,
- * ThresholdedRelu, Shrink, Hardmax, LpNormalization, SwiGLU, OneHot, Tile, TensorScatter.
+ * Operators that are a formula of a few others, built by expansion, so that their gradients are those of the parts:
+ * Celu, ThresholdedRelu, Shrink, Hardmax, LpNormalization, SwiGLU, OneHot, Tile, TensorScatter.
  */
 #include <string.h>
 

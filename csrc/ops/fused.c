@@ -14,9 +14,11 @@ static ont_status infer(ont_graph *g, ont_node *node)
     (void)g;
     ont_tile_program p;
     ONT_TRY(ont_tile_read(node, &p));
-    if ((int)node->n_outputs != p.n_results) return ont_fail(ONT_EINVAL, "%u outputs, expected %d", node->n_outputs, p.n_results);
+    if ((int)node->n_outputs != p.n_results)
+        return ont_fail(ONT_EINVAL, "%u outputs, expected %d", node->n_outputs, p.n_results);
     ont_shape shape = node->inputs[0].value->shape;
-    for (uint32_t i = 1; i < node->n_inputs; i++) ONT_TRY(ont_shape_broadcast(&shape, &node->inputs[i].value->shape, &shape));
+    for (uint32_t i = 1; i < node->n_inputs; i++)
+        ONT_TRY(ont_shape_broadcast(&shape, &node->inputs[i].value->shape, &shape));
     for (int k = 0; k < p.n_results; k++) ONT_TRY(ont_infer_out(node, (uint32_t)k, p.steps[p.result[k]].out, &shape));
     return ONT_OK;
 }

@@ -1,9 +1,10 @@
 /*
- * FusedAttention and FusedAttentionGrad: attributes, shapes and the gradient rule. See fused_attention.h for what they mean.
- * Source: Dao, Fu, Ermon, Rudra and Re, FlashAttention, 2022; Dao, FlashAttention-2, 2023.
+ * FusedAttention and FusedAttentionGrad: attributes, shapes and the gradient rule. See fused_attention.h for what they
+ * mean. Source: Dao, Fu, Ermon, Rudra and Re, FlashAttention, 2022; Dao, FlashAttention-2, 2023.
  *
  * The gradient is written through the same views. Operands that are parts of one tensor (a product of all three
- * projections) get one gradient tensor, each its part of it: attribute targets says which output each operand's goes to.
+ * projections) get one gradient tensor, each its part of it: attribute targets says which output each operand's goes
+ * to.
  */
 #include <math.h>
 
@@ -49,7 +50,8 @@ ont_status ont_attention_read(const ont_node *node, ont_attention *a)
     const int64_t *sizes = ont_attr_ints(node, "sizes", &n_sizes), *leads = ont_attr_ints(node, "leads", &n_leads);
     *a = (ont_attention){.count = 1, .n_leads = (int)n_leads};
     if (n_sizes != 4 || n_leads > ONT_ATTENTION_LEADS)
-        return ont_fail(ONT_EINVAL, "%zu sizes and %zu leads, expected 4 and at most %d", n_sizes, n_leads, ONT_ATTENTION_LEADS);
+        return ont_fail(ONT_EINVAL, "%zu sizes and %zu leads, expected 4 and at most %d", n_sizes, n_leads,
+                        ONT_ATTENTION_LEADS);
     for (size_t d = 0; d < n_leads; d++) a->count *= a->leads[d] = leads[d];
     a->rows = sizes[0];
     a->columns = sizes[1];
@@ -128,7 +130,8 @@ static ont_status attention_infer(ont_graph *g, ont_node *node)
     if (!a.count || !a.rows || !a.columns || !a.size || !a.v_size) return ont_fail(ONT_EINVAL, "a size is 0");
     ONT_TRY(check_views(node, &a));
     ONT_TRY(shape_of(node, "shape", &shape));
-    if (!inside(&a, ONT_ATTENTION_Y, a.rows, a.v_size, &shape) || ont_shape_count(&shape) != a.count * a.rows * a.v_size)
+    if (!inside(&a, ONT_ATTENTION_Y, a.rows, a.v_size, &shape) ||
+        ont_shape_count(&shape) != a.count * a.rows * a.v_size)
         return ont_fail(ONT_EINVAL, "view y does not fit the result");
     ONT_TRY(ont_infer_out(node, 1, wide_of(q->dtype), &(ont_shape){.rank = 2, .dims = {a.count * a.rows, 2}}));
     return ont_infer_out(node, 0, q->dtype, &shape);
@@ -210,8 +213,8 @@ static bool apart(ont_builder *b, const ont_attention *a, const ont_node *node, 
     bool fresh = true;
     for (int i = 0; i < 3; i++)
         if (ont_node_in(node, (uint32_t)i) == value)
-            fresh &= mark(a, i, i == ONT_ATTENTION_Q ? a->rows : a->columns, i == ONT_ATTENTION_V ? a->v_size : a->size, unit,
-                          marked);
+            fresh &= mark(a, i, i == ONT_ATTENTION_Q ? a->rows : a->columns, i == ONT_ATTENTION_V ? a->v_size : a->size,
+                          unit, marked);
     return fresh;
 }
 
@@ -268,7 +271,8 @@ const char *ont_attention_accept(const ont_node *node)
 static const ont_kernel forward_kernels[] = {
     {.name = "attention_tiles", .accept = ont_flash_tiles_accept, .prepare = ont_flash_tiles_prepare, .run = ont_flash_tiles_run},
     {.name = "attention_flash", .accept = ont_attention_accept, .prepare = ont_flash_prepare, .run = ont_flash_run},
-    {.name = "attention_ref", .accept = ont_attention_accept, .prepare = ont_attention_prepare_ref, .run = ont_attention_run_ref},
+    {.name = "attention_ref", .accept = ont_attention_accept, .prepare = ont_attention_prepare_ref,
+     .run = ont_attention_run_ref},
 };
 static const ont_kernel backward_kernels[] = {
     {.name = "attention_grad_tiles", .accept = ont_flash_tiles_accept, .prepare = ont_flash_tiles_prepare_grad,
@@ -279,10 +283,10 @@ static const ont_kernel backward_kernels[] = {
 };
 
 const ont_op ont_op_FusedAttention = {.domain = ONT_DOMAIN, .name = "FusedAttention", .since = 1, .min_inputs = 3,
-                                      .max_inputs = ONT_ATTENTION_INPUTS, .flags = ONT_OP_RANDOM, .nondiff_inputs = 0x30,
-                                      .nondiff_outputs = 2, .attributes = VIEWS SCALARS, .infer = attention_infer,
-                                      .grad = attention_grad, ONT_KERNELS(forward_kernels)};
-const ont_op ont_op_FusedAttentionGrad = {.domain = ONT_DOMAIN, .name = "FusedAttentionGrad", .since = 1, .min_inputs = 3,
-                                          .max_inputs = ONT_ATTENTION_DY + 1, .flags = ONT_OP_RANDOM,
+                                      .max_inputs = ONT_ATTENTION_INPUTS, .flags = ONT_OP_RANDOM,
+                                      .nondiff_inputs = 0x30, .nondiff_outputs = 2, .attributes = VIEWS SCALARS,
+                                      .infer = attention_infer, .grad = attention_grad, ONT_KERNELS(forward_kernels)};
+const ont_op ont_op_FusedAttentionGrad = {.domain = ONT_DOMAIN, .name = "FusedAttentionGrad", .since = 1,
+                                          .min_inputs = 3, .max_inputs = ONT_ATTENTION_DY + 1, .flags = ONT_OP_RANDOM,
                                           .attributes = VIEWS SCALARS " targets:I", .infer = attention_grad_infer,
                                           ONT_KERNELS(backward_kernels)};

@@ -6,11 +6,11 @@
  *   sizes      [rows, columns, size, v_size]
  *   leads      sizes of the dims before rows
  *   q k v y    [offset, stride per lead, stride of rows or columns] in elements; the last dim is contiguous
- *   bias keep  [offset, stride per lead, stride of rows, stride of columns]; empty: [offset, stride per lead, stride of rows]
- *   shape      of the result, which the view y covers
- *   bias_shape the scores as the bias saw them: the shape of its gradient
- *   scale, causal and diagonal (columns up to row + diagonal are seen), fill and keep_if (of keep), ratio and rng_stream,
- *   zero_nan (rows of probabilities that are NaN count as empty: those whose scores are all -inf, or not numbers)
+ *   bias keep  [offset, stride per lead, stride of rows, stride of columns]; empty: [offset, stride per lead, stride of
+ * rows] shape      of the result, which the view y covers bias_shape the scores as the bias saw them: the shape of its
+ * gradient scale, causal and diagonal (columns up to row + diagonal are seen), fill and keep_if (of keep), ratio and
+ * rng_stream, zero_nan (rows of probabilities that are NaN count as empty: those whose scores are all -inf, or not
+ * numbers)
  */
 #ifndef ONT_OPS_FUSED_ATTENTION_H
 #define ONT_OPS_FUSED_ATTENTION_H

@@ -64,7 +64,8 @@ static void choose_kept(const ont_call *call, const ont_attention *a, int64_t ro
 {
     memset(kept, 1, (size_t)a->columns);
     if (a->drops)
-        ont_simd_plain()->dropout(NULL, NULL, kept, row * a->columns, a->columns, call->seed, a->stream, a->threshold, 1);
+        ont_simd_plain()->dropout(NULL, NULL, kept, row * a->columns, a->columns, call->seed, a->stream, a->threshold,
+                                  1);
 }
 
 #define AT(type, view_, pointer, i) ((type *)(pointer) + ont_attention_at(a, view_, l) + (i) * a->view[view_].row)
@@ -107,7 +108,8 @@ static void choose_kept(const ont_call *call, const ont_attention *a, int64_t ro
         ((type *)call->out[1])[(l * a->rows + i) * 2] = most; \
         ((type *)call->out[1])[(l * a->rows + i) * 2 + 1] = sum; \
     } \
-    static void backward_##suffix(const ont_call *call, const ref_state *state, int64_t l, int64_t i, void *const *out) \
+    static void backward_##suffix(const ont_call *call, const ref_state *state, int64_t l, int64_t i, \
+                                  void *const *out) \
     { \
         const ont_attention *a = &state->a; \
         type *s = call->work, *dp = s + a->columns, delta = 0; \

@@ -27,7 +27,8 @@ static ont_status check_indices(const gather_state *s, const ont_value *value, c
     for (int64_t i = 0; i < s->count; i++) {
         int64_t v = index_at(s, indices, i);
         if (v < 0 || v >= s->table)
-            return ont_fail(ONT_EINDEX, "index %" PRId64 " at position %" PRId64 " of '%s' is out of range for %" PRId64 " entries",
+            return ont_fail(ONT_EINDEX,
+                            "index %" PRId64 " at position %" PRId64 " of '%s' is out of range for %" PRId64 " entries",
                             v < 0 ? v - s->table : v, i, value->name, s->table);
     }
     return ONT_OK;
@@ -81,7 +82,8 @@ static void gather_range(void *context, int64_t first, int64_t last)
         int64_t row = at / s->inner, column = at % s->inner;
         n = s->inner - column < last - at ? s->inner - column : last - at;
         int64_t from = (row / s->count * s->table + index_at(s, call->in[1], row % s->count)) * s->inner + column;
-        memcpy((char *)call->out[0] + (size_t)at * s->size, (const char *)call->in[0] + (size_t)from * s->size, (size_t)n * s->size);
+        memcpy((char *)call->out[0] + (size_t)at * s->size, (const char *)call->in[0] + (size_t)from * s->size,
+               (size_t)n * s->size);
     }
 }
 
@@ -93,13 +95,15 @@ static ont_status gather_run(const ont_call *call)
     return ONT_OK;
 }
 
-/* GatherGrad(dy, indices, base or nothing; axis, shape): the base, else zeros, and the rows of dy added where they were read */
+/* GatherGrad(dy, indices, base or nothing; axis, shape): the base, else zeros, and the rows of dy added where they were
+ * read */
 static void gather_grad(ont_grad *g)
 {
     ont_builder *b = &g->b;
     ont_node *node = ont_build_node(b, ONT_DOMAIN, "GatherGrad", (ont_value *[]){GO(0), I(1)}, 2, 1);
     if (node) b->status = ont_attr_set_ints(b->graph, node, "shape", I(0)->shape.dims, (size_t)I(0)->shape.rank);
-    if (node && b->status == ONT_OK) b->status = ont_attr_set_int(b->graph, node, "axis", ont_attr_int(g->node, "axis", 0));
+    if (node && b->status == ONT_OK)
+        b->status = ont_attr_set_int(b->graph, node, "axis", ont_attr_int(g->node, "axis", 0));
     GI(0, ont_build_done(b, node));
 }
 
@@ -134,7 +138,8 @@ static void add_half_row(const ont_call *call, void *to, const void *from, int64
     }
 }
 
-/* Rows [first, last) of the flattened (outer, table): zeros, or those of the third input, to which every index that falls into them is added in order. */
+/* Rows [first, last) of the flattened (outer, table): zeros, or those of the third input, to which every index that
+ * falls into them is added in order. */
 static void scatter_rows(void *context, int64_t first, int64_t last)
 {
     const ont_call *call = context;
@@ -156,8 +161,8 @@ static void scatter_rows(void *context, int64_t first, int64_t last)
 }
 
 /*
- * The same for one index, in place or not: elements [first, last) of the result, or in place of the rows that are added, since
- * a row may be most of it. Nothing meets in it.
+ * The same for one index, in place or not: elements [first, last) of the result, or in place of the rows that are
+ * added, since a row may be most of it. Nothing meets in it.
  */
 static void scatter_one(void *context, int64_t first, int64_t last)
 {

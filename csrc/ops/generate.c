@@ -80,7 +80,8 @@ static ont_status constant_run(const ont_call *call)
     return ONT_OK;
 }
 
-static const ont_kernel constant_kernels[] = {{.name = "constant_of_shape_ref", .accept = ont_accept_any, .run = constant_run}};
+static const ont_kernel constant_kernels[] = {
+    {.name = "constant_of_shape_ref", .accept = ont_accept_any, .run = constant_run}};
 const ont_op ont_op_ConstantOfShape = {.domain = "", .name = "ConstantOfShape", .since = 9, .min_inputs = 1,
                                        .max_inputs = 1, .flags = ONT_OP_NO_GRAD, .attributes = "value:t",
                                        .infer = constant_infer, ONT_KERNELS(constant_kernels)};
@@ -134,7 +135,8 @@ static void trilu_grad(ont_grad *g)
     GI(0, ont_build_done(b, node));
 }
 
-static const ont_kernel trilu_kernels[] = {{.name = "trilu_ref", .accept = ont_accept_any, .run = trilu_run, .inplace = 1}};
+static const ont_kernel trilu_kernels[] = {
+    {.name = "trilu_ref", .accept = ont_accept_any, .run = trilu_run, .inplace = 1}};
 const ont_op ont_op_Trilu = {.domain = "", .name = "Trilu", .since = 14, .min_inputs = 1, .max_inputs = 2,
                              .nondiff_inputs = 2, .attributes = "upper:i", .infer = trilu_infer, .grad = trilu_grad,
                              ONT_KERNELS(trilu_kernels)};

@@ -26,7 +26,8 @@ typedef struct grid_block {
 
 static ont_status read_attributes(const ont_node *node, ont_sampler *s)
 {
-    const char *mode = ont_attr_string(node, "mode", "linear"), *padding = ont_attr_string(node, "padding_mode", "zeros");
+    const char *mode = ont_attr_string(node, "mode", "linear"),
+               *padding = ont_attr_string(node, "padding_mode", "zeros");
     if (!strcmp(mode, "nearest"))
         s->mode = ONT_SAMPLE_NEAREST;
     else if (!strcmp(mode, "linear") || !strcmp(mode, "bilinear"))
@@ -52,11 +53,13 @@ static ont_status read_node(const ont_node *node, const ont_value *x, const ont_
     *s = (grid_state){.sampler = {.rank = x->shape.rank - 2}};
     ONT_TRY(read_attributes(node, &s->sampler));
     if (s->sampler.rank < 1) return ont_fail(ONT_EINVAL, "the input has rank %d, expected 3 or more", x->shape.rank);
-    if (s->sampler.rank > ONT_SAMPLE_RANK) return ont_fail(ONT_EUNSUPPORTED, "%d spatial dims, 1 to 3 are supported", s->sampler.rank);
+    if (s->sampler.rank > ONT_SAMPLE_RANK)
+        return ont_fail(ONT_EUNSUPPORTED, "%d spatial dims, 1 to 3 are supported", s->sampler.rank);
     if (grid->shape.rank != x->shape.rank || grid->shape.dims[0] != x->shape.dims[0] ||
         grid->shape.dims[grid->shape.rank - 1] != s->sampler.rank)
         return ont_fail(ONT_EINVAL, "the grid does not fit an input of %d spatial dims", s->sampler.rank);
-    if (!ont_dtype_is_float(grid->dtype)) return ont_fail(ONT_ETYPE, "the grid is %s, expected a float", ont_dtype_name(grid->dtype));
+    if (!ont_dtype_is_float(grid->dtype))
+        return ont_fail(ONT_ETYPE, "the grid is %s, expected a float", ont_dtype_name(grid->dtype));
     s->n = x->shape.dims[0];
     s->c = x->shape.dims[1];
     s->cells = ont_shape_count_range(&x->shape, 2, x->shape.rank);
@@ -123,7 +126,8 @@ static void read_block(const ont_call *call, const void *grid, int64_t first, in
             double u = f32 ? (double)((const float *)grid)[at] : ((const double *)grid)[at];
             x[d] = (u + 1) * cells_per_unit(sampler, d) - (sampler->corners ? 0 : 0.5);
         }
-        block->taps[p] = ont_sample_taps(sampler, x, block->index[p], block->weight[p], slopes ? block->slope[p] : NULL);
+        block->taps[p] = ont_sample_taps(sampler, x, block->index[p], block->weight[p],
+                                         slopes ? block->slope[p] : NULL);
     }
 }
 
@@ -167,7 +171,8 @@ static int64_t least(int64_t a, int64_t b)
             } \
             for (int64_t k = 0; backward && k < n; k++) \
                 for (int d = 0; d < rank; d++) \
-                    ((type *)call->out[1])[(p + k) * rank + rank - 1 - d] = (type)(sums[k][d] * cells_per_unit(&s->sampler, d)); \
+                    ((type *)call->out[1])[(p + k) * rank + rank - 1 - d] = (type)(sums[k][d] * \
+                                                                                   cells_per_unit(&s->sampler, d)); \
         } \
     } \
     /* Planes [first, last) of dx: every point of dy is spread over its taps. */ \
@@ -208,7 +213,8 @@ static ont_status grad_run(const ont_call *call)
 {
     const grid_state *s = call->state;
     bool f32 = ont_node_in(call->node, 0)->dtype == ONT_FLOAT32;
-    if (call->out[0]) ont_parallel(s->n * s->c, 4096 / (s->points + 1) + 1, f32 ? planes_f32 : planes_f64, (void *)call);
+    if (call->out[0])
+        ont_parallel(s->n * s->c, 4096 / (s->points + 1) + 1, f32 ? planes_f32 : planes_f64, (void *)call);
     return call->out[1] ? run(call) : ONT_OK;
 }
 
@@ -238,7 +244,8 @@ static ont_status affine_sizes(const ont_node *node, const ont_shape *theta, ont
     *grid = (ont_shape){.rank = n, .dims = {sizes[0]}};
     for (int d = 0; d < rank; d++) {
         grid->dims[d + 1] = sizes[d + 2];
-        if (sizes[d + 2] < 0 || sizes[d + 2] > INT32_MAX) return ont_fail(ONT_EINVAL, "size[%d] is %" PRId64, d + 2, sizes[d + 2]);
+        if (sizes[d + 2] < 0 || sizes[d + 2] > INT32_MAX)
+            return ont_fail(ONT_EINVAL, "size[%d] is %" PRId64, d + 2, sizes[d + 2]);
     }
     grid->dims[rank + 1] = rank;
     size_t bytes;
@@ -251,7 +258,8 @@ static ont_status affine_infer(ont_graph *g, ont_node *node)
     ont_value *theta;
     ont_shape grid;
     ONT_TRY(ont_need_input(node, 0, &theta));
-    if (!ont_dtype_is_float(theta->dtype)) return ont_fail(ONT_ETYPE, "theta is %s, expected a float", ont_dtype_name(theta->dtype));
+    if (!ont_dtype_is_float(theta->dtype))
+        return ont_fail(ONT_ETYPE, "theta is %s, expected a float", ont_dtype_name(theta->dtype));
     ONT_TRY(affine_sizes(node, &theta->shape, &grid));
     return ont_infer_out(node, 0, theta->dtype, &grid);
 }
@@ -276,7 +284,8 @@ static void affine_expand(ont_builder *b, ont_node *node, ont_value **outputs)
         for (int d = rank - 1; d >= 0; d--) {
             int64_t size = grid.dims[d + 1], i = rest % size;
             rest /= size;
-            double x = corners ? (size > 1 ? 2 * (double)i / (double)(size - 1) - 1 : 0) : (double)(2 * i + 1) / (double)size - 1;
+            double x = corners ? (size > 1 ? 2 * (double)i / (double)(size - 1) - 1 : 0)
+                               : (double)(2 * i + 1) / (double)size - 1;
             rows[p * (rank + 1) + rank - 1 - d] = x;
         }
         rows[p * (rank + 1) + rank] = 1;
@@ -294,8 +303,9 @@ static const ont_kernel grad_kernels[] = {
 };
 const ont_op ont_op_GridSample = {.domain = "", .name = "GridSample", .since = 16, .min_inputs = 2, .max_inputs = 2,
                                   .attributes = GRID_ATTRIBUTES, .infer = infer, .grad = grad, ONT_KERNELS(kernels)};
-const ont_op ont_op_GridSampleGrad = {.domain = ONT_DOMAIN, .name = "GridSampleGrad", .since = 1, .min_inputs = 3, .max_inputs = 3,
-                                      .attributes = GRID_ATTRIBUTES, .infer = grad_infer, ONT_KERNELS(grad_kernels)};
+const ont_op ont_op_GridSampleGrad = {.domain = ONT_DOMAIN, .name = "GridSampleGrad", .since = 1, .min_inputs = 3,
+                                      .max_inputs = 3, .attributes = GRID_ATTRIBUTES, .infer = grad_infer,
+                                      ONT_KERNELS(grad_kernels)};
 const ont_op ont_op_AffineGrid = {.domain = "", .name = "AffineGrid", .since = 20, .min_inputs = 2, .max_inputs = 2,
                                   .attributes = "align_corners:i", .nondiff_inputs = 2, .infer = affine_infer,
                                   .expand = affine_expand};

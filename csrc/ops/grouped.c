@@ -1,7 +1,7 @@
 /*
- * GroupedMatMul of our domain, which mixtures of experts are exported to: rows sorted by expert, (S, K), each run of rows
- * times its expert's matrix. Ends of the runs are contents: (E), cumulative, so a program holds for every routing. Rows
- * behind the last end give zero. GroupedMatMulGrad is the gradient of the matrices.
+ * GroupedMatMul of our domain, which mixtures of experts are exported to: rows sorted by expert, (S, K), each run of
+ * rows times its expert's matrix. Ends of the runs are contents: (E), cumulative, so a program holds for every routing.
+ * Rows behind the last end give zero. GroupedMatMulGrad is the gradient of the matrices.
  */
 #include <inttypes.h>
 #include <string.h>
@@ -52,8 +52,8 @@ static ont_status read_end(const grouped_state *s, const void *ends, int64_t gro
 {
     *end = s->wide ? ((const int64_t *)ends)[group] : ((const int32_t *)ends)[group];
     if (*end < from || *end > s->rows)
-        return ont_fail(ONT_EINDEX, "end %" PRId64 " of group %" PRId64 " is outside %" PRId64 " to %" PRId64, *end, group, from,
-                        s->rows);
+        return ont_fail(ONT_EINDEX, "end %" PRId64 " of group %" PRId64 " is outside %" PRId64 " to %" PRId64, *end,
+                        group, from, s->rows);
     return ONT_OK;
 }
 
@@ -111,7 +111,8 @@ static ont_status grouped_run(const ont_call *call)
         char *rows = y + (size_t)(from * gemm.n) * size;
         if (!gemm.m || !gemm.n) continue;
         if (gemm.k)
-            s->provider->run(&gemm, x + (size_t)(from * gemm.k) * size, (const char *)call->in[1] + (size_t)e * matrix, rows);
+            s->provider->run(&gemm, x + (size_t)(from * gemm.k) * size, (const char *)call->in[1] + (size_t)e * matrix,
+                             rows);
         else
             memset(rows, 0, (size_t)(gemm.m * gemm.n) * size);
     }
@@ -127,7 +128,8 @@ static ont_status grad_infer(ont_graph *g, ont_node *node)
     ONT_TRY(ont_need_input(node, 0, &lhs));
     ONT_TRY(ont_need_input(node, 1, &rhs));
     ONT_TRY(check_ends(node));
-    ont_shape shape = ont_shape_of(3, (int64_t[]){ont_node_in(node, 2)->shape.dims[0], lhs->shape.dims[1], rhs->shape.dims[1]});
+    ont_shape shape = ont_shape_of(3, (int64_t[]){ont_node_in(node, 2)->shape.dims[0], lhs->shape.dims[1],
+                                                  rhs->shape.dims[1]});
     return ont_infer_out(node, 0, lhs->dtype, &shape);
 }
 
@@ -174,9 +176,10 @@ static const ont_kernel grad_kernels[] = {
     {.name = "grouped_matmul_grad_blas", .accept = ont_accept_float, .prepare = prepare_grad, .run = grad_run},
     {.name = "grouped_matmul_grad_ref", .accept = ont_accept_float, .prepare = prepare_grad_ref, .run = grad_run},
 };
-const ont_op ont_op_GroupedMatMul = {.domain = ONT_DOMAIN, .name = "GroupedMatMul", .since = 1, .min_inputs = 3, .max_inputs = 3,
-                                     .flags = ONT_OP_MODEL, .nondiff_inputs = 4, .attributes = "transB:i",
-                                     .infer = grouped_infer, .grad = grouped_grad, ONT_KERNELS(grouped_kernels)};
+const ont_op ont_op_GroupedMatMul = {.domain = ONT_DOMAIN, .name = "GroupedMatMul", .since = 1, .min_inputs = 3,
+                                     .max_inputs = 3, .flags = ONT_OP_MODEL, .nondiff_inputs = 4,
+                                     .attributes = "transB:i", .infer = grouped_infer, .grad = grouped_grad,
+                                     ONT_KERNELS(grouped_kernels)};
 const ont_op ont_op_GroupedMatMulGrad = {.domain = ONT_DOMAIN, .name = "GroupedMatMulGrad", .since = 1, .min_inputs = 3,
                                          .max_inputs = 3, .nondiff_inputs = 4, .attributes = "", .infer = grad_infer,
                                          ONT_KERNELS(grad_kernels)};

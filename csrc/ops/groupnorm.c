@@ -1,7 +1,8 @@
 /*
  * Normalisation over groups of channels: ours:GroupNorm has the kernels, GroupNormalization (one scale a group before
  * opset 21, one a channel since) and InstanceNormalization (a group is a channel) are expanded to it. A group is
- * contiguous, and its mean and inverse deviation are saved for the gradient. Source: Wu and He, Group Normalization, 2018.
+ * contiguous, and its mean and inverse deviation are saved for the gradient. Source: Wu and He, Group Normalization,
+ * 2018.
  */
 #include <inttypes.h>
 #include <math.h>
@@ -21,7 +22,8 @@ static ont_status layout(const ont_node *node, const ont_shape *x, groups_state 
     int64_t groups = ont_attr_int(node, "groups", 1);
     if (x->rank < 2) return ont_fail(ONT_EINVAL, "the input has rank %d, expected at least 2", x->rank);
     if (groups < 1 || x->dims[1] % groups)
-        return ont_fail(ONT_EINVAL, "%" PRId64 " channels are not divisible into %" PRId64 " groups", x->dims[1], groups);
+        return ont_fail(ONT_EINVAL, "%" PRId64 " channels are not divisible into %" PRId64 " groups", x->dims[1],
+                        groups);
     *s = (groups_state){.n = x->dims[0], .groups = groups, .channels = x->dims[1] / groups,
                         .d = ont_shape_count_range(x, 2, x->rank), .eps = ont_attr_float(node, "epsilon", 1e-5)};
     return ONT_OK;
@@ -204,13 +206,14 @@ static ont_status check_operands(const ont_node *node, int64_t entries)
 {
     ont_value *x;
     ONT_TRY(ont_need_input(node, 0, &x));
-    if (!ont_dtype_is_float(x->dtype)) return ont_fail(ONT_ETYPE, "the input is %s, expected a float", ont_dtype_name(x->dtype));
+    if (!ont_dtype_is_float(x->dtype))
+        return ont_fail(ONT_ETYPE, "the input is %s, expected a float", ont_dtype_name(x->dtype));
     for (uint32_t i = 1; i < 3; i++) {
         ont_value *v;
         ONT_TRY(ont_need_input(node, i, &v));
         if (v->dtype != x->dtype || v->shape.rank != 1 || v->shape.dims[0] != entries)
-            return ont_fail(ONT_EINVAL, "%s '%s' must have %" PRId64 " entries of %s", i == 1 ? "scale" : "bias", v->name, entries,
-                            ont_dtype_name(x->dtype));
+            return ont_fail(ONT_EINVAL, "%s '%s' must have %" PRId64 " entries of %s", i == 1 ? "scale" : "bias",
+                            v->name, entries, ont_dtype_name(x->dtype));
     }
     return ONT_OK;
 }
@@ -224,7 +227,8 @@ static ont_status group_infer(ont_graph *g, ont_node *node)
     int64_t groups = ont_attr_int(node, "num_groups", 0), stash = ont_attr_int(node, "stash_type", ONT_FLOAT32);
     if (x->shape.rank < 2) return ont_fail(ONT_EINVAL, "the input has rank %d, expected at least 2", x->shape.rank);
     if (groups < 1 || x->shape.dims[1] % groups)
-        return ont_fail(ONT_EINVAL, "%" PRId64 " channels are not divisible into num_groups = %" PRId64, x->shape.dims[1], groups);
+        return ont_fail(ONT_EINVAL, "%" PRId64 " channels are not divisible into num_groups = %" PRId64,
+                        x->shape.dims[1], groups);
     if (stash < 0 || stash >= ONT_DTYPE_COUNT || !ont_dtype_is_float((ont_dtype)stash))
         return ont_fail(ONT_EINVAL, "stash_type is %" PRId64 ", a float type is expected", stash);
     ONT_TRY(layout(node, &x->shape, &s));
@@ -232,11 +236,13 @@ static ont_status group_infer(ont_graph *g, ont_node *node)
     return ont_infer_out(node, 0, x->dtype, &x->shape);
 }
 
-static ont_value *build_norm(ont_builder *b, const ont_node *from, ont_value *x, ont_value *scale, ont_value *bias, int64_t groups)
+static ont_value *build_norm(ont_builder *b, const ont_node *from, ont_value *x, ont_value *scale, ont_value *bias,
+                             int64_t groups)
 {
     ont_node *node = ont_build_node(b, ONT_DOMAIN, "GroupNorm", (ont_value *[]){x, scale, bias}, 3, 1);
     if (node) b->status = ont_attr_set_int(b->graph, node, "groups", groups);
-    if (b->status == ONT_OK) b->status = ont_attr_set_float(b->graph, node, "epsilon", ont_attr_float(from, "epsilon", 1e-5));
+    if (b->status == ONT_OK)
+        b->status = ont_attr_set_float(b->graph, node, "epsilon", ont_attr_float(from, "epsilon", 1e-5));
     return ont_build_done(b, node);
 }
 
@@ -279,7 +285,8 @@ static ont_status instance_infer(ont_graph *g, ont_node *node)
 static void instance_expand(ont_builder *b, ont_node *node, ont_value **outputs)
 {
     ont_value *x = ont_node_in(node, 0);
-    outputs[0] = x->shape.dims[1] ? build_norm(b, node, x, ont_node_in(node, 1), ont_node_in(node, 2), x->shape.dims[1]) : x;
+    outputs[0] = x->shape.dims[1] ? build_norm(b, node, x, ont_node_in(node, 1), ont_node_in(node, 2), x->shape.dims[1])
+                                  : x;
 }
 
 static const ont_kernel kernels[] = {
@@ -288,14 +295,15 @@ static const ont_kernel kernels[] = {
 static const ont_kernel grad_kernels[] = {
     {.name = "groupnorm_grad_lanes", .accept = ont_accept_float, .prepare = prepare_grad, .run = run_grad},
 };
-const ont_op ont_op_GroupNorm = {.domain = ONT_DOMAIN, .name = "GroupNorm", .since = 1, .min_inputs = 3, .max_inputs = 3,
-                                 .nondiff_outputs = ~1ull, .attributes = "epsilon:f groups:i", .infer = infer, .grad = grad,
-                                 ONT_KERNELS(kernels)};
-const ont_op ont_op_GroupNormGrad = {.domain = ONT_DOMAIN, .name = "GroupNormGrad", .since = 1, .min_inputs = 5, .max_inputs = 5,
-                                     .attributes = "epsilon:f groups:i", .infer = ont_infer_norm_grad, ONT_KERNELS(grad_kernels)};
-const ont_op ont_op_GroupNormalization = {.domain = "", .name = "GroupNormalization", .since = 18, .min_inputs = 3, .max_inputs = 3,
-                                          .attributes = "epsilon:f num_groups:i stash_type:i", .infer = group_infer,
-                                          .expand = group_expand};
+const ont_op ont_op_GroupNorm = {.domain = ONT_DOMAIN, .name = "GroupNorm", .since = 1, .min_inputs = 3,
+                                 .max_inputs = 3, .nondiff_outputs = ~1ull, .attributes = "epsilon:f groups:i",
+                                 .infer = infer, .grad = grad, ONT_KERNELS(kernels)};
+const ont_op ont_op_GroupNormGrad = {.domain = ONT_DOMAIN, .name = "GroupNormGrad", .since = 1, .min_inputs = 5,
+                                     .max_inputs = 5, .attributes = "epsilon:f groups:i", .infer = ont_infer_norm_grad,
+                                     ONT_KERNELS(grad_kernels)};
+const ont_op ont_op_GroupNormalization = {.domain = "", .name = "GroupNormalization", .since = 18, .min_inputs = 3,
+                                          .max_inputs = 3, .attributes = "epsilon:f num_groups:i stash_type:i",
+                                          .infer = group_infer, .expand = group_expand};
 const ont_op ont_op_InstanceNormalization = {.domain = "", .name = "InstanceNormalization", .since = 1, .min_inputs = 3,
                                              .max_inputs = 3, .attributes = "consumed_inputs:I epsilon:f",
                                              .infer = instance_infer, .expand = instance_expand};

@@ -29,8 +29,9 @@ static inline bool ont_index_wrap(int64_t *value, int64_t size)
 
 static inline ont_status ont_index_fail(const ont_value *indices, int64_t value, int64_t position, int64_t size)
 {
-    return ont_fail(ONT_EINDEX, "index %" PRId64 " at position %" PRId64 " of '%s' is out of range for %" PRId64 " entries",
-                    value, position, indices->name, size);
+    return ont_fail(ONT_EINDEX,
+                    "index %" PRId64 " at position %" PRId64 " of '%s' is out of range for %" PRId64 " entries", value,
+                    position, indices->name, size);
 }
 
 #endif

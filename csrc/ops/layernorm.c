@@ -1,5 +1,6 @@
 /*
- * LayerNormalization and its gradient from saved mean and inverse deviation. Rows are what the axes from `axis` on span.
+ * LayerNormalization and its gradient from saved mean and inverse deviation. Rows are what the axes from `axis` on
+ * span.
  */
 #include <math.h>
 #include <string.h>
@@ -41,8 +42,8 @@ static ont_status layernorm_infer(ont_graph *g, ont_node *node)
     for (uint32_t i = 1; i < node->n_inputs; i++) {
         const ont_value *v = ont_node_in(node, i);
         if (v && (v->dtype != x->dtype || ont_shape_count(&v->shape) != s.n))
-            return ont_fail(ONT_EUNSUPPORTED, "scale or bias '%s' must have %lld entries of %s", v->name, (long long)s.n,
-                            ont_dtype_name(x->dtype));
+            return ont_fail(ONT_EUNSUPPORTED, "scale or bias '%s' must have %lld entries of %s", v->name,
+                            (long long)s.n, ont_dtype_name(x->dtype));
     }
     ont_shape saved = x->shape;
     for (int d = axis; d < saved.rank; d++) saved.dims[d] = 1;
@@ -107,7 +108,8 @@ static ont_status forward_simd(const ont_call *call)
             for (int64_t i = 0; i < s->n; i++) mean += x[i] / (type)s->n; \
             for (int64_t i = 0; i < s->n; i++) var += (x[i] - mean) * (x[i] - mean) / (type)s->n; \
             type inv = 1 / sqrt_(var + (type)s->eps); \
-            for (int64_t i = 0; i < s->n; i++) y[i] = (x[i] - mean) * inv * (scale ? scale[i] : 1) + (bias ? bias[i] : 0); \
+            for (int64_t i = 0; i < s->n; i++) y[i] = (x[i] - mean) * inv * (scale ? scale[i] : 1) + \
+                                               (bias ? bias[i] : 0); \
             if (means) means[r] = mean; \
             if (invs) invs[r] = inv; \
         } \
@@ -128,7 +130,8 @@ static const ont_kernel forward_kernels[] = {
 
 /* ---- gradient: (x, scale, mean, inv_std, dy) -> dx, dscale, dbias ---- */
 
-/* Partial sums of dscale and dbias are kept per range of rows and added in order: the result does not depend on threads. */
+/* Partial sums of dscale and dbias are kept per range of rows and added in order: the result does not depend on
+ * threads. */
 enum { PARTS = 8 };
 
 static ont_status grad_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
@@ -151,8 +154,8 @@ static void grad_parts(void *context, int64_t first, int64_t last)
         float *dscale = sums ? (float *)call->work + part * 2 * s->n : NULL, *dbias = sums ? dscale + s->n : NULL;
         if (sums) memset(dscale, 0, (size_t)(2 * s->n) * sizeof *dscale);
         for (int64_t r = s->rows * part / s->parts; r < s->rows * (part + 1) / s->parts; r++)
-            s->simd->layernorm_grad(x + r * s->n, scale, mean[r], inv[r], dy + r * s->n, dx ? dx + r * s->n : NULL, dscale,
-                                    dbias, s->n);
+            s->simd->layernorm_grad(x + r * s->n, scale, mean[r], inv[r], dy + r * s->n, dx ? dx + r * s->n : NULL,
+                                    dscale, dbias, s->n);
     }
 }
 
@@ -190,7 +193,8 @@ static ont_status grad_simd(const ont_call *call)
                 if (dbias) dbias[i] += dy[i]; \
             } \
             for (int64_t i = 0; dx && i < s->n; i++) \
-                dx[r * s->n + i] = inv * (dy[i] * (scale ? scale[i] : 1) - g_mean - (x[i] - means[r]) * inv * gx_mean); \
+                dx[r * s->n + i] = inv * (dy[i] * (scale ? scale[i] : 1) - g_mean - (x[i] - means[r]) * inv * \
+                                          gx_mean); \
         } \
     }
 GRAD_REF(f32, float)
@@ -231,9 +235,9 @@ static const ont_kernel grad_kernels[] = {
 };
 
 const ont_op ont_op_LayerNormalization = {.domain = "", .name = "LayerNormalization", .since = 17, .min_inputs = 2,
-                                          .max_inputs = 3, .flags = ONT_OP_CHEAP, .attributes = "axis:i epsilon:f stash_type:i",
-                                          .infer = layernorm_infer, .grad = layernorm_grad,
-                                          ONT_KERNELS(forward_kernels)};
+                                          .max_inputs = 3, .flags = ONT_OP_CHEAP,
+                                          .attributes = "axis:i epsilon:f stash_type:i", .infer = layernorm_infer,
+                                          .grad = layernorm_grad, ONT_KERNELS(forward_kernels)};
 const ont_op ont_op_LayerNormGrad = {.domain = ONT_DOMAIN, .name = "LayerNormGrad", .since = 1, .min_inputs = 5,
                                      .max_inputs = 5, .attributes = "axis:i epsilon:f stash_type:i",
                                      .infer = ont_infer_norm_grad, ONT_KERNELS(grad_kernels)};

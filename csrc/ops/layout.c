@@ -78,8 +78,8 @@ static const ont_kernel transpose_kernels[] = {
     {.name = "transpose_ref", .accept = ont_accept_any, .prepare = transpose_prepare, .run = run_copy},
 };
 const ont_op ont_op_Transpose = {.domain = "", .name = "Transpose", .since = 1, .min_inputs = 1, .max_inputs = 1,
-                                 .flags = ONT_OP_CHEAP, .attributes = "perm:I", .infer = transpose_infer, .grad = transpose_grad,
-                                 ONT_KERNELS(transpose_kernels)};
+                                 .flags = ONT_OP_CHEAP, .attributes = "perm:I", .infer = transpose_infer,
+                                 .grad = transpose_grad, ONT_KERNELS(transpose_kernels)};
 
 /* ---- Expand ---- */
 
@@ -120,8 +120,8 @@ static const ont_kernel expand_kernels[] = {
     {.name = "expand_ref", .accept = ont_accept_any, .prepare = expand_prepare, .run = run_copy},
 };
 const ont_op ont_op_Expand = {.domain = "", .name = "Expand", .since = 8, .min_inputs = 2, .max_inputs = 2,
-                              .nondiff_inputs = 2, .flags = ONT_OP_CHEAP, .attributes = "", .infer = expand_infer, .grad = expand_grad,
-                              ONT_KERNELS(expand_kernels)};
+                              .nondiff_inputs = 2, .flags = ONT_OP_CHEAP, .attributes = "", .infer = expand_infer,
+                              .grad = expand_grad, ONT_KERNELS(expand_kernels)};
 
 /* ---- Slice and its gradient: a box of the input with steps ---- */
 
@@ -145,7 +145,8 @@ static ont_status slice_box(const ont_node *node, const ont_shape *x, box *out)
     ONT_TRY(ont_const_ints(node, 3, "axes", axes, ONT_MAX_RANK, &n_axes));
     ONT_TRY(ont_const_ints(node, 4, "steps", steps, ONT_MAX_RANK, &n_steps));
     if (n < 0 || n_ends != n || (n_axes >= 0 && n_axes != n) || (n_steps >= 0 && n_steps != n))
-        return ont_fail(ONT_EINVAL, "starts, ends, axes and steps have %d, %d, %d and %d entries", n, n_ends, n_axes, n_steps);
+        return ont_fail(ONT_EINVAL, "starts, ends, axes and steps have %d, %d, %d and %d entries", n, n_ends, n_axes,
+                        n_steps);
     out->shape = *x;
     for (int d = 0; d < x->rank; d++) out->start[d] = 0, out->step[d] = 1;
     for (int i = 0; i < n; i++) {
@@ -202,7 +203,8 @@ static ont_status slice_prepare(const ont_node *node, ont_arena *arena, ont_prep
 }
 
 /* PutSlice(dy; shape, start, step): zeros of `shape` with dy in the box. */
-static ont_value *put_slice(ont_builder *b, ont_value *dy, const ont_shape *shape, const int64_t *start, const int64_t *step)
+static ont_value *put_slice(ont_builder *b, ont_value *dy, const ont_shape *shape, const int64_t *start,
+                            const int64_t *step)
 {
     size_t rank = (size_t)shape->rank;
     ont_node *node = b->status == ONT_OK ? ont_build_node(b, ONT_DOMAIN, "PutSlice", &dy, 1, 1) : NULL;
@@ -223,8 +225,8 @@ static const ont_kernel slice_kernels[] = {
     {.name = "slice_ref", .accept = ont_accept_any, .prepare = slice_prepare, .run = run_copy},
 };
 const ont_op ont_op_Slice = {.domain = "", .name = "Slice", .since = 1, .min_inputs = 1, .max_inputs = 5,
-                             .nondiff_inputs = ~1ull, .flags = ONT_OP_CHEAP, .attributes = "starts:I ends:I axes:I", .infer = slice_infer,
-                             .grad = slice_grad, ONT_KERNELS(slice_kernels)};
+                             .nondiff_inputs = ~1ull, .flags = ONT_OP_CHEAP, .attributes = "starts:I ends:I axes:I",
+                             .infer = slice_infer, .grad = slice_grad, ONT_KERNELS(slice_kernels)};
 
 static ont_status put_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
 {
@@ -253,7 +255,8 @@ static const ont_kernel put_kernels[] = {
     {.name = "put_slice_ref", .accept = ont_accept_any, .prepare = put_prepare, .run = put_run},
 };
 const ont_op ont_op_PutSlice = {.domain = ONT_DOMAIN, .name = "PutSlice", .since = 1, .min_inputs = 1, .max_inputs = 1,
-                                .attributes = "shape:I start:I step:I", .infer = ont_infer_stated, ONT_KERNELS(put_kernels)};
+                                .attributes = "shape:I start:I step:I", .infer = ont_infer_stated,
+                                ONT_KERNELS(put_kernels)};
 
 /* ---- Split, Concat ---- */
 
@@ -272,7 +275,8 @@ static ont_status split_sizes(const ont_node *node, int64_t dim, int64_t *sizes)
         if (sizes[i] < 0) return ont_fail(ONT_EINVAL, "split size %" PRId64, sizes[i]);
         sum += sizes[i];
     }
-    return sum == dim ? ONT_OK : ont_fail(ONT_EINVAL, "split sizes add up to %" PRId64 ", the axis has %" PRId64, sum, dim);
+    return sum == dim ? ONT_OK
+                      : ont_fail(ONT_EINVAL, "split sizes add up to %" PRId64 ", the axis has %" PRId64, sum, dim);
 }
 
 static ont_status split_infer(ont_graph *g, ont_node *node)
@@ -359,8 +363,9 @@ static ont_status concat_infer(ont_graph *g, ont_node *node)
         if (rest.rank == shape.rank) rest.dims[axis] = shape.dims[axis];
         if (y->dtype != x->dtype || !ont_shape_equal(&rest, &shape)) {
             char a[ONT_SHAPE_TEXT], b[ONT_SHAPE_TEXT];
-            return ont_fail(ONT_EINVAL, "input %u is %s%s, does not join %s%s along axis %d", i, ont_dtype_name(y->dtype),
-                            ont_shape_text(&y->shape, a), ont_dtype_name(x->dtype), ont_shape_text(&x->shape, b), axis);
+            return ont_fail(ONT_EINVAL, "input %u is %s%s, does not join %s%s along axis %d", i,
+                            ont_dtype_name(y->dtype), ont_shape_text(&y->shape, a), ont_dtype_name(x->dtype),
+                            ont_shape_text(&x->shape, b), axis);
         }
         if (__builtin_add_overflow(shape.dims[axis], y->shape.dims[axis], &shape.dims[axis]))
             return ont_fail(ONT_EINVAL, "axis %d overflows", axis);
@@ -399,7 +404,8 @@ static void concat_grad(ont_grad *g)
         int64_t size = I(i)->shape.dims[axis], along = axis;
         if (WANTS(i)) {
             ont_value *bounds[] = {GO(0), ont_build_const_ints(b, (int64_t[]){at}, 1),
-                                   ont_build_const_ints(b, (int64_t[]){at + size}, 1), ont_build_const_ints(b, &along, 1)};
+                                   ont_build_const_ints(b, (int64_t[]){at + size}, 1),
+                                   ont_build_const_ints(b, &along, 1)};
             GI(i, ont_build_done(b, ont_build_node(b, "", "Slice", bounds, 4, 1)));
         }
         at += size;

@@ -1,6 +1,6 @@
 /*
- * Operators of opsets 1 to 8 whose later versions mean something else: binary ones with the attributes broadcast and axis in
- * place of NumPy's rule, Gemm and PRelu as they were then. Each is expanded to its later version.
+ * Operators of opsets 1 to 8 whose later versions mean something else: binary ones with the attributes broadcast and
+ * axis in place of NumPy's rule, Gemm and PRelu as they were then. Each is expanded to its later version.
  */
 #include <string.h>
 
@@ -12,7 +12,8 @@
         return; \
     } while (0)
 
-/* The second operand stands at `axis` of the first, its last dims where none is given; without broadcast shapes agree. */
+/* The second operand stands at `axis` of the first, its last dims where none is given; without broadcast shapes agree.
+ */
 static void binary_expand(ont_builder *b, ont_node *node, ont_value **outputs)
 {
     ont_value *x = ont_node_in(node, 0), *y = ont_node_in(node, 1);

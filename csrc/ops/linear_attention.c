@@ -1,7 +1,7 @@
 /*
- * LinearAttention and CausalConvWithState by expansion. The recurrence over a (d_k, d_v) state per head is written out step
- * by step, in float32 where the inputs are narrower. Sources: Katharopoulos et al., Transformers are RNNs, 2020; Yang et
- * al., Gated Delta Networks, 2024.
+ * LinearAttention and CausalConvWithState by expansion. The recurrence over a (d_k, d_v) state per head is written out
+ * step by step, in float32 where the inputs are narrower. Sources: Katharopoulos et al., Transformers are RNNs, 2020;
+ * Yang et al., Gated Delta Networks, 2024.
  */
 #include <math.h>
 #include <string.h>

@@ -14,7 +14,8 @@ static void global_lp_grad(ont_grad *g) { ont_pool_grad_as(g, "GlobalLpPoolGrad"
                                    .attributes = attributes_, .infer = ont_pool_infer, .grad = grad_, \
                                    ONT_KERNELS(ont_pool_kernels)}; \
     const ont_op ont_op_##name_##Grad = {.domain = ONT_DOMAIN, .name = #name_ "Grad", .since = 1, .min_inputs = 3, \
-                                         .max_inputs = 3, .attributes = attributes_ " shape:I", .infer = ont_infer_same, \
+                                         .max_inputs = 3, .attributes = attributes_ " shape:I", \
+                                         .infer = ont_infer_same, \
                                          ONT_KERNELS(ont_pool_grad_kernels)}
 LP_OP(LpPool, lp_grad, "auto_pad:s ceil_mode:i dilations:I kernel_shape:I p:if pads:I strides:I");
 LP_OP(GlobalLpPool, global_lp_grad, "p:if");
@@ -22,7 +23,8 @@ LP_OP(GlobalLpPool, global_lp_grad, "p:if");
 /* ---- MaxUnpool ---- */
 
 /* One value per spatial dim of an attribute, or `otherwise`. */
-static ont_status spatial_ints(const ont_node *node, const char *name, int64_t otherwise, int n, int64_t least, int64_t *out)
+static ont_status spatial_ints(const ont_node *node, const char *name, int64_t otherwise, int n, int64_t least,
+                               int64_t *out)
 {
     int given;
     ONT_TRY(ont_const_ints(node, -1, name, out, 2 * ONT_MAX_RANK, &given));
@@ -39,7 +41,8 @@ static ont_status pooled_from(const ont_node *node, const ont_shape *x, ont_shap
 {
     int rank = x->rank - 2;
     int64_t kernel[2 * ONT_MAX_RANK], strides[2 * ONT_MAX_RANK], pads[2 * ONT_MAX_RANK];
-    if (rank < 1) return ont_fail(ONT_EINVAL, "the input has rank %d, expected (batch, channels, spatial ...)", x->rank);
+    if (rank < 1)
+        return ont_fail(ONT_EINVAL, "the input has rank %d, expected (batch, channels, spatial ...)", x->rank);
     ONT_TRY(spatial_ints(node, "kernel_shape", 0, rank, 1, kernel));
     ONT_TRY(spatial_ints(node, "strides", 1, rank, 1, strides));
     ONT_TRY(spatial_ints(node, "pads", 0, 2 * rank, 0, pads));
@@ -60,8 +63,10 @@ static ont_status unpool_infer(ont_graph *g, ont_node *node)
     int n;
     ONT_TRY(ont_need_input(node, 0, &x));
     ONT_TRY(ont_need_input(node, 1, &indices));
-    if (indices->dtype != ONT_INT64) return ont_fail(ONT_ETYPE, "indices are %s, expected int64", ont_dtype_name(indices->dtype));
-    if (!ont_shape_equal(&x->shape, &indices->shape)) return ont_fail(ONT_EINVAL, "indices do not have the shape of the input");
+    if (indices->dtype != ONT_INT64)
+        return ont_fail(ONT_ETYPE, "indices are %s, expected int64", ont_dtype_name(indices->dtype));
+    if (!ont_shape_equal(&x->shape, &indices->shape))
+        return ont_fail(ONT_EINVAL, "indices do not have the shape of the input");
     ONT_TRY(pooled_from(node, &x->shape, &from));
     ONT_TRY(ont_const_ints(node, 2, NULL, dims, ONT_MAX_RANK, &n));
     if (n < 0) return ont_infer_out(node, 0, x->dtype, &from);

@@ -6,7 +6,8 @@
 
 #include "ops/compose.h"
 
-/* ours:NmsFull(boxes, scores, most, iou, score): (rows, 3) and [number of rows that count]; limits are run-time values. */
+/* ours:NmsFull(boxes, scores, most, iou, score): (rows, 3) and [number of rows that count]; limits are run-time values.
+ */
 static ont_status nms_infer(ont_graph *g, ont_node *node)
 {
     (void)g;
@@ -64,7 +65,8 @@ static int64_t *by_score(const float *scores, int64_t *a, int64_t *b, int64_t n)
         for (int64_t first = 0; first < n; first += 2 * width) {
             int64_t middle = first + width < n ? first + width : n, last = middle + width < n ? middle + width : n;
             for (int64_t left = first, right = middle, at = first; at < last; at++)
-                b[at] = left < middle && (right >= last || scores[a[left]] >= scores[a[right]]) ? a[left++] : a[right++];
+                b[at] = left < middle && (right >= last || scores[a[left]] >= scores[a[right]]) ? a[left++]
+                                                                                                : a[right++];
         }
         int64_t *swap = a;
         a = b;
@@ -103,7 +105,8 @@ static ont_status nms_run(const ont_call *call)
     uint32_t given = call->node->n_inputs;
     nms_limits limits = {.most = given > 2 && call->in[2] ? *(const int64_t *)call->in[2] : 0,
                          .iou = given > 3 && call->in[3] ? (double)*(const float *)call->in[3] : 0,
-                         .has_score = given > 4 && call->in[4], .centre = ont_attr_int(call->node, "center_point_box", 0)};
+                         .has_score = given > 4 && call->in[4],
+                         .centre = ont_attr_int(call->node, "center_point_box", 0)};
     if (limits.has_score) limits.score = (double)*(const float *)call->in[4];
     int64_t *out = call->out[0], *work = call->work, *kept = work + 2 * n;
     for (int64_t b = 0; b < batches; b++)
@@ -111,7 +114,8 @@ static ont_status nms_run(const ont_call *call)
             const float *boxes = (const float *)call->in[0] + 4 * n * b;
             const float *scores = (const float *)call->in[1] + n * (b * classes + c);
             int64_t count = suppress(boxes, scores, n, &limits, work, kept);
-            for (int64_t k = 0; k < count; k++, row++) memcpy(out + 3 * row, (int64_t[]){b, c, kept[k]}, 3 * sizeof *out);
+            for (int64_t k = 0; k < count; k++, row++)
+                memcpy(out + 3 * row, (int64_t[]){b, c, kept[k]}, 3 * sizeof *out);
         }
     if (call->out[1]) *(int64_t *)call->out[1] = row; /* absent where nobody reads it any more */
     memset(out + 3 * row, 0, (size_t)(batches * classes * n - row) * 3 * sizeof *out);
@@ -137,7 +141,8 @@ static void nms_expand(ont_builder *b, ont_node *node, ont_value **outputs)
     outputs[0] = ont_build3(b, "Slice", full->outputs[0], ont_build_const_ints(b, &zero, 1), full->outputs[1]);
 }
 
-static const ont_kernel nms_kernels[] = {{.name = "nms_ref", .accept = ont_accept_any, .prepare = nms_prepare, .run = nms_run}};
+static const ont_kernel nms_kernels[] = {
+    {.name = "nms_ref", .accept = ont_accept_any, .prepare = nms_prepare, .run = nms_run}};
 const ont_op ont_op_NonMaxSuppression = {.domain = "", .name = "NonMaxSuppression", .since = 10, .min_inputs = 2,
                                          .max_inputs = 5, .flags = ONT_OP_NO_GRAD, .attributes = "center_point_box:i",
                                          .expand = nms_expand};

@@ -1,7 +1,7 @@
 /*
- * Operators whose output size depends on contents. Each is expanded into a node that counts (or computes all there could
- * be, with the count) and one that has the count as an input: only the count decides about the program, so inputs with
- * other contents and the same count share it. NonZero, Compress, Unique. NonMaxSuppression: see nms.c.
+ * Operators whose output size depends on contents. Each is expanded into a node that counts (or computes all there
+ * could be, with the count) and one that has the count as an input: only the count decides about the program, so inputs
+ * with other contents and the same count share it. NonZero, Compress, Unique. NonMaxSuppression: see nms.c.
  */
 #include <string.h>
 
@@ -117,13 +117,15 @@ static ont_status indices_run(const ont_call *call)
     int64_t at[ONT_MAX_RANK] = {0}, *out = call->out[0];
     for (int64_t i = 0; i < n; i++) {
         if (nonzero(call->in[0], i)) {
-            if (found == count) return ont_fail(ONT_EINTERNAL, "more than the %lld entries that were counted", (long long)count);
+            if (found == count)
+                return ont_fail(ONT_EINTERNAL, "more than the %lld entries that were counted", (long long)count);
             for (int d = 0; d < shape->rank; d++) out[d * count + found] = at[d];
             found++;
         }
         for (int d = shape->rank - 1; d >= 0 && ++at[d] == shape->dims[d]; d--) at[d] = 0;
     }
-    return found == count ? ONT_OK : ont_fail(ONT_EINTERNAL, "fewer than the %lld entries that were counted", (long long)count);
+    return found == count ? ONT_OK
+                          : ont_fail(ONT_EINTERNAL, "fewer than the %lld entries that were counted", (long long)count);
 }
 
 static const ont_kernel count_kernels[] = {{.name = "count_nonzero_ref", .accept = nonzero_accept, .run = count_run}};
@@ -133,8 +135,8 @@ const ont_op ont_op_NonZero = {.domain = "", .name = "NonZero", .since = 9, .min
 const ont_op ont_op_CountNonZero = {.domain = ONT_DOMAIN, .name = "CountNonZero", .since = 1, .min_inputs = 1,
                                     .max_inputs = 1, .flags = ONT_OP_NO_GRAD, .attributes = "", .infer = count_infer,
                                     ONT_KERNELS(count_kernels)};
-const ont_op ont_op_NonZeroOf = {.domain = ONT_DOMAIN, .name = "NonZeroOf", .since = 1, .min_inputs = 2, .max_inputs = 2,
-                                 .flags = ONT_OP_NO_GRAD, .attributes = "", .infer = indices_infer,
+const ont_op ont_op_NonZeroOf = {.domain = ONT_DOMAIN, .name = "NonZeroOf", .since = 1, .min_inputs = 2,
+                                 .max_inputs = 2, .flags = ONT_OP_NO_GRAD, .attributes = "", .infer = indices_infer,
                                  ONT_KERNELS(indices_kernels)};
 
 /* ---- Compress: gathers where the condition holds ---- */
@@ -153,7 +155,8 @@ static void compress_expand(ont_builder *b, ont_node *node, ont_value **outputs)
     if (!given) x = ont_build_reshape(b, x, &(ont_shape){1, {ont_shape_count(&x->shape)}});
     b->deferred = true;
     int64_t zero = 0;
-    ont_value *indices = ont_build2(b, "Squeeze", ont_build1(b, "NonZero", condition), ont_build_const_ints(b, &zero, 1));
+    ont_value *indices = ont_build2(b, "Squeeze", ont_build1(b, "NonZero", condition),
+                                    ont_build_const_ints(b, &zero, 1));
     ont_value *inputs[] = {x, indices};
     if (b->status != ONT_OK) return;
     ont_node *gather = ont_build_node(b, "", "Gather", inputs, 2, 1);
@@ -168,7 +171,8 @@ const ont_op ont_op_Compress = {.domain = "", .name = "Compress", .since = 9, .m
 
 /*
  * ours:UniqueIndices(x; axis, sorted) gives, over n = the items along the axis: first index of every unique item, index
- * among the unique ones of every item, how often each unique one comes; entries past their number are 0; and the number.
+ * among the unique ones of every item, how often each unique one comes; entries past their number are 0; and the
+ * number.
  */
 static ont_status unique_infer(ont_graph *g, ont_node *node)
 {
@@ -212,7 +216,8 @@ static int compare_items(const unique_job *job, int64_t i, int64_t j)
 }
 
 /* Merges the sorted runs [first, middle) and [middle, last) of `from` into `to`; equal ones keep their order. */
-static void merge_runs(const unique_job *job, const int64_t *from, int64_t *to, int64_t first, int64_t middle, int64_t last)
+static void merge_runs(const unique_job *job, const int64_t *from, int64_t *to, int64_t first, int64_t middle,
+                       int64_t last)
 {
     for (int64_t left = first, right = middle, at = first; at < last; at++) {
         bool take_left = left < middle && (right >= last || compare_items(job, from[left], from[right]) <= 0);
@@ -256,7 +261,8 @@ static ont_status unique_prepare(const ont_node *node, ont_arena *arena, ont_pre
 }
 
 /* Numbers of unique items in order of value become ones in order of first appearance. */
-static void renumber(int64_t *first, int64_t *inverse, int64_t *counts, int64_t *rank, int64_t *old, int64_t n, int64_t count)
+static void renumber(int64_t *first, int64_t *inverse, int64_t *counts, int64_t *rank, int64_t *old, int64_t n,
+                     int64_t count)
 {
     int64_t next = 0;
     for (int64_t u = 0; u < count; u++) rank[u] = -1;
@@ -273,7 +279,8 @@ static ont_status unique_run(const ont_call *call)
 {
     unique_job job = job_of(call->node, call->in[0]);
     int64_t *work = call->work, *first = call->out[0], count = 0; /* outputs that nobody reads are absent */
-    int64_t *inverse = call->out[1] ? call->out[1] : work + 3 * job.n, *counts = call->out[2] ? call->out[2] : work + 4 * job.n;
+    int64_t *inverse = call->out[1] ? call->out[1] : work + 3 * job.n,
+            *counts = call->out[2] ? call->out[2] : work + 4 * job.n;
     int64_t *order = sort_items(&job, work, work + job.n);
     size_t bytes = (size_t)job.n * sizeof *first;
     memset(first, 0, bytes);
@@ -333,7 +340,8 @@ static ont_status items_run(const ont_call *call)
     int64_t axis = ont_attr_int(call->node, "axis", 0), count = call->node->inputs[1].value->shape.dims[0];
     if (axis < 0) axis += x->rank;
     int64_t outer = ont_shape_count_range(x, 0, (int)axis), n = x->dims[axis];
-    size_t item = (size_t)ont_shape_count_range(x, (int)axis + 1, x->rank) * ont_dtype_size(call->node->outputs[0]->dtype);
+    size_t item = (size_t)ont_shape_count_range(x, (int)axis + 1, x->rank) *
+                  ont_dtype_size(call->node->outputs[0]->dtype);
     char *out = call->out[0];
     for (int64_t o = 0; o < outer; o++)
         for (int64_t i = 0; i < count; i++, out += item)
@@ -349,6 +357,6 @@ const ont_op ont_op_UniqueIndices = {.domain = ONT_DOMAIN, .name = "UniqueIndice
                                      .max_inputs = 1, .flags = ONT_OP_NO_GRAD, .attributes = "axis:i sorted:i",
                                      .infer = unique_infer, ONT_KERNELS(unique_kernels)};
 static const ont_kernel items_kernels[] = {{.name = "unique_items_ref", .accept = accept_any, .run = items_run}};
-const ont_op ont_op_UniqueItems = {.domain = ONT_DOMAIN, .name = "UniqueItems", .since = 1, .min_inputs = 2, .max_inputs = 2,
-                                   .nondiff_inputs = 2, .attributes = "axis:i", .infer = items_infer,
+const ont_op ont_op_UniqueItems = {.domain = ONT_DOMAIN, .name = "UniqueItems", .since = 1, .min_inputs = 2,
+                                   .max_inputs = 2, .nondiff_inputs = 2, .attributes = "axis:i", .infer = items_infer,
                                    ONT_KERNELS(items_kernels)};

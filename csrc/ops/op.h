@@ -51,8 +51,8 @@ ont_status ont_const_ints(const ont_node *node, int index, const char *attr, int
 /*
  * Contents of input `index`. ENEEDVALUE where they are not known yet: infer() hands that on, a probe computes them and
  * infer() is called again, with a constant in the input's place. Ask for inputs of the node only, and in expand()
- * before anything is built. Contents that are not an input, such as a count: expand, deferred, into a node that computes
- * them and one that has them as an input.
+ * before anything is built. Contents that are not an input, such as a count: expand, deferred, into a node that
+ * computes them and one that has them as an input.
  */
 ont_status ont_need_data(const ont_node *node, uint32_t index, const ont_tensor **data) ONT_MUST_USE;
 /* The one element of a constant input as double; EINVAL otherwise. */
@@ -70,7 +70,7 @@ struct ont_builder {
     bool backward;      /* mark what is built */
     const ont_node *origin;
     const char *scope;  /* not NULL: nodes are named "<scope>/<name>", so that a message leads back to the model */
-    bool deferred;      /* nothing built is inferred here: for an expand() whose parts ask for contents; the walk does it */
+    bool deferred; /* nothing built is inferred here: for an expand() whose parts ask for contents; the walk does it */
     ont_status status;
 };
 
@@ -109,8 +109,8 @@ typedef void (*ont_expand_fn)(ont_builder *b, ont_node *node, ont_value **output
 
 bool ont_op_expands(const ont_graph *g, const ont_node *node);
 /*
- * Puts the expansion in place of the node: readers read its outputs instead, node->outputs[i] names them, and the node is
- * out of the graph. *first is the first node built, or what stood behind the node where none was; it may be NULL.
+ * Puts the expansion in place of the node: readers read its outputs instead, node->outputs[i] names them, and the node
+ * is out of the graph. *first is the first node built, or what stood behind the node where none was; it may be NULL.
  */
 ont_status ont_op_expand(ont_graph *g, ont_node *node, ont_node **first) ONT_MUST_USE;
 /* Fails the builder: for expand(), as `return ont_fail()` is for infer(). */
@@ -216,8 +216,8 @@ struct ont_op {
     uint32_t flags;
     /*
      * Every attribute that the operator honours or that changes nothing, those of passes included, as "axis:i perm:I":
-     * i int, f float, s string, t tensor, g graph; I, F and S are lists; several letters where versions differ. Any other
-     * is refused by name. "" is none, NULL: not declared, anything passes.
+     * i int, f float, s string, t tensor, g graph; I, F and S are lists; several letters where versions differ. Any
+     * other is refused by name. "" is none, NULL: not declared, anything passes.
      */
     const char *attributes;
     uint64_t nondiff_inputs; /* bit i: no gradient ever flows to input i (indices, shapes, conditions) */
@@ -225,7 +225,8 @@ struct ont_op {
     ont_infer_fn infer;
     ont_grad_fn grad;   /* NULL without NO_GRAD: asking for it is EUNSUPPORTED */
     ont_expand_fn expand; /* or NULL */
-    /* Elementwise operators: fills the step, operands apart, that the node may become in a fused group; false: it may not. */
+    /* Elementwise operators: fills the step, operands apart, that the node may become in a fused group; false: it may
+     * not. */
     bool (*tile)(const ont_node *node, ont_tile_step *step);
     const ont_kernel *kernels;
     uint32_t n_kernels;

@@ -1,7 +1,7 @@
 /*
  * Operators as they were before the version that their descriptor of today begins with: each becomes the operator of
- * today. See legacy.c for those whose operands were broadcast by attributes. consumed_inputs only ever allowed an output to
- * lie where an input was.
+ * today. See legacy.c for those whose operands were broadcast by attributes. consumed_inputs only ever allowed an
+ * output to lie where an input was.
  */
 #include <inttypes.h>
 #include <string.h>
@@ -37,7 +37,8 @@ static void finish(ont_builder *b, ont_node *now, ont_value **outputs)
     for (uint32_t i = 0; i < now->n_outputs; i++) outputs[i] = now->outputs[i];
 }
 
-/* Nothing that decides about the result has gone since. output_sequence of LSTM and others: whether output 0 has a name. */
+/* Nothing that decides about the result has gone since. output_sequence of LSTM and others: whether output 0 has a
+ * name. */
 static void same_expand(ont_builder *b, ont_node *node, ont_value **outputs)
 {
     static const char *const dropped[] = {"consumed_inputs", "output_sequence", NULL};
@@ -46,8 +47,8 @@ static void same_expand(ont_builder *b, ont_node *node, ont_value **outputs)
 
 static void cast_expand(ont_builder *b, ont_node *node, ont_value **outputs)
 {
-    static const char *const names[] = {[1] = "FLOAT", "UINT8", "INT8", "UINT16", "INT16", "INT32", "INT64", "STRING", "BOOL",
-                                        "FLOAT16", "DOUBLE", "UINT32", "UINT64"};
+    static const char *const names[] = {[1] = "FLOAT", "UINT8", "INT8",    "UINT16", "INT16",  "INT32", "INT64",
+                                        "STRING",      "BOOL",  "FLOAT16", "DOUBLE", "UINT32", "UINT64"};
     static const char *const dropped[] = {"to", NULL};
     const char *to = ont_attr_string(node, "to", "");
     int number = 0;
@@ -117,7 +118,8 @@ static void tile_expand(ont_builder *b, ont_node *node, ont_value **outputs)
 
 #define OLD(name_, since_, min_, max_, flags_, attributes_, expand_) \
     const ont_op ont_op_##name_##Opset1 = {.domain = "", .name = #name_, .since = since_, .min_inputs = min_, \
-                                           .max_inputs = max_, .flags = flags_, .attributes = attributes_, .expand = expand_}
+                                           .max_inputs = max_, .flags = flags_, .attributes = attributes_, \
+                                           .expand = expand_}
 #define OLD_UNARY(name_, attributes_) OLD(name_, 1, 1, 1, 0, attributes_ "consumed_inputs:I", same_expand)
 #define OLD_RECURRENT(name_, max_, attributes_) \
     OLD(name_, 1, 3, max_, 0, "activation_alpha:F activation_beta:F activations:S clip:f direction:s hidden_size:i " \

@@ -97,8 +97,8 @@ static const char *accept_number(const ont_node *node)
     return dtype == ONT_INT8 || dtype == ONT_UINT8 ? NULL : ont_accept_float(node);
 }
 
-/* Winners of a window are counted in 32 bits from its first cell, which may lie in the padding: the window is bounded, not
- * just the plane. In double, since each factor may be as large as an int32. */
+/* Winners of a window are counted in 32 bits from its first cell, which may lie in the padding: the window is bounded,
+ * not just the plane. In double, since each factor may be as large as an int32. */
 static const char *accept_rows(const ont_node *node, const char *(*dtype)(const ont_node *node))
 {
     const ont_shape *x = &ont_node_in(node, 0)->shape;
@@ -213,7 +213,8 @@ static ont_status backward_run(const ont_call *call)
         for (int64_t a_ = lo_[0]; a_ < hi_[0]; a_++) \
             for (int64_t b_ = lo_[1]; b_ < hi_[1]; b_++) \
                 for (int64_t c_ = lo_[2]; c_ < hi_[2]; c_++) { \
-                    int64_t at = ((at_[0] + a_ * (p)->dilation[0]) * (p)->in[1] + at_[1] + b_ * (p)->dilation[1]) * (p)->in[2] + \
+                    int64_t at = ((at_[0] + a_ * (p)->dilation[0]) * (p)->in[1] + at_[1] + b_ * (p)->dilation[1]) * \
+                                                              (p)->in[2] + \
                                  at_[2] + c_ * (p)->dilation[2]; \
                     body; \
                 } \
@@ -255,7 +256,8 @@ MAX_REF(u8, uint8_t, 0)
                 count++; \
                 padded_count = padded; \
             }); \
-            double y = p->kind == ONT_POOL_LP ? pow(sum, 1 / p->p) : sum / (double)(p->include_pad ? padded_count : count); \
+            double y = p->kind == ONT_POOL_LP ? pow(sum, 1 / p->p) \
+                                                    : sum / (double)(p->include_pad ? padded_count : count); \
             ((type *)call->out[0])[plane * p->out_count + o] = (type)y; \
         } \
     } \
@@ -344,7 +346,8 @@ static void global_average_grad(ont_grad *g) { ont_pool_grad_as(g, "GlobalAverag
                                    .attributes = attributes_, .nondiff_outputs = 2, .infer = ont_pool_infer, \
                                    .grad = grad_, ONT_KERNELS(ont_pool_kernels)}; \
     const ont_op ont_op_##name_##Grad = {.domain = ONT_DOMAIN, .name = #name_ "Grad", .since = 1, .min_inputs = 2, \
-                                         .max_inputs = 2, .attributes = attributes_ " shape:I", .infer = ont_infer_same, \
+                                         .max_inputs = 2, .attributes = attributes_ " shape:I", \
+                                         .infer = ont_infer_same, \
                                          ONT_KERNELS(ont_pool_grad_kernels)}
 #define WINDOW_ATTRIBUTES "auto_pad:s ceil_mode:i dilations:I kernel_shape:I pads:I strides:I"
 POOL_OP(MaxPool, max_grad, WINDOW_ATTRIBUTES " storage_order:i");

@@ -1,7 +1,7 @@
 /*
  * QuantizeLinear and DequantizeLinear, per tensor, per axis and in blocks, to and from every integer and narrow format,
- * and DynamicQuantizeLinear. A DequantizeLinear of a QuantizeLinear is differentiated straight through: to x where it is
- * not clipped, to the scale as in Esser et al., Learned Step Size Quantization, ICLR 2020 (torch's learnable fake
+ * and DynamicQuantizeLinear. A DequantizeLinear of a QuantizeLinear is differentiated straight through: to x where it
+ * is not clipped, to the scale as in Esser et al., Learned Step Size Quantization, ICLR 2020 (torch's learnable fake
  * quantisation). Quantised products are in quantized_product.c.
  */
 #include <inttypes.h>

@@ -1,6 +1,6 @@
 /*
- * MatMulInteger, ConvInteger, QLinearMatMul and QLinearConv: products of small integers by expansion, computed in double,
- * which holds them exactly, and brought back to integers at the end.
+ * MatMulInteger, ConvInteger, QLinearMatMul and QLinearConv: products of small integers by expansion, computed in
+ * double, which holds them exactly, and brought back to integers at the end.
  */
 #include "ops/op.h"
 

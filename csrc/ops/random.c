@@ -52,8 +52,9 @@ static double before_rounding(double ratio)
 }
 
 /*
- * torch's kernel keeps an element where u < 1 - ratio, u = (word + 0.5) / 2^32 in float32. As u grows with the word, there is one
- * word from which on nothing is kept; with the words inverted, what is below its complement drops, as with ours.
+ * torch's kernel keeps an element where u < 1 - ratio, u = (word + 0.5) / 2^32 in float32. As u grows with the word,
+ * there is one word from which on nothing is kept; with the words inverted, what is below its complement drops, as with
+ * ours.
  */
 static ont_dropout_rule torch_rule(const ont_node *node, double ratio)
 {
@@ -86,7 +87,8 @@ typedef struct dropout_state {
     const ont_simd_table *simd;
 } dropout_state;
 
-static ont_status dropout_prepare_with(const ont_simd_table *simd, const ont_node *node, ont_arena *arena, ont_prepared *out)
+static ont_status dropout_prepare_with(const ont_simd_table *simd, const ont_node *node, ont_arena *arena,
+                                       ont_prepared *out)
 {
     dropout_state *s = ont_arena_alloc(arena, sizeof *s);
     if (!s) return ONT_ENOMEM;
@@ -137,8 +139,8 @@ static void dropout_range(void *context, int64_t first, int64_t last)
         drop_f64(s, call, mask, first, last - first);
         return;
     }
-    s->simd->dropout((const float *)call->in[0] + first, (float *)call->out[0] + first, mask ? mask + first : NULL, first,
-                     last - first, call->seed, s->stream, s->threshold, s->scale);
+    s->simd->dropout((const float *)call->in[0] + first, (float *)call->out[0] + first, mask ? mask + first : NULL,
+                     first, last - first, call->seed, s->stream, s->threshold, s->scale);
 }
 
 static ont_status dropout_run(const ont_call *call)
@@ -188,7 +190,8 @@ static void dropout_grad(ont_grad *g)
 
 static const ont_kernel kernels[] = {
     {.name = "dropout_simd", .accept = ont_accept_float, .prepare = dropout_prepare, .run = dropout_run, .inplace = 1},
-    {.name = "dropout_ref", .accept = ont_accept_float, .prepare = dropout_prepare_ref, .run = dropout_run, .inplace = 1},
+    {.name = "dropout_ref", .accept = ont_accept_float, .prepare = dropout_prepare_ref, .run = dropout_run,
+     .inplace = 1},
 };
 
 const ont_op ont_op_Dropout = {.domain = "", .name = "Dropout", .since = 7, .min_inputs = 1, .max_inputs = 3,

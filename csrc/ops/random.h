@@ -2,8 +2,8 @@
  * The stream that a random node draws from. Every run has a key, drawn from torch's generator; a node's stream is its
  * number, into which an attribute `seed` is mixed: with it other numbers are drawn, again other ones at every run.
  *
- * On a GPU a Dropout node may draw the words of torch's own kernel instead: an attribute "torch_layout" says which they are
- * (passes/torch_random.c sets it), and takes the stream's place; cuda/math.cuh reads it.
+ * On a GPU a Dropout node may draw the words of torch's own kernel instead: an attribute "torch_layout" says which they
+ * are (passes/torch_random.c sets it), and takes the stream's place; cuda/math.cuh reads it.
  */
 #ifndef ONT_OPS_RANDOM_H
 #define ONT_OPS_RANDOM_H

@@ -1,6 +1,6 @@
 /*
- * RandomNormal, RandomUniform, their Like forms, Bernoulli and Multinomial: elements take their words from Philox by their
- * number, so results do not depend on the number of threads.
+ * RandomNormal, RandomUniform, their Like forms, Bernoulli and Multinomial: elements take their words from Philox by
+ * their number, so results do not depend on the number of threads.
  */
 #include <inttypes.h>
 #include <math.h>

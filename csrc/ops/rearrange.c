@@ -26,7 +26,10 @@ static ont_status read_blocks(const ont_node *node, bool to_depth, blocks *b)
     const int64_t *d = x->shape.dims;
     *b = (blocks){.size = size, .n = d[0], .columns = !strcmp(mode, "CRD")};
     if (to_depth ? d[2] % size || d[3] % size : d[1] % (size * size))
-        return ont_fail(ONT_EINVAL, "%" PRId64 " channels of (%" PRId64 ", %" PRId64 ") cells do not divide into blocks of %" PRId64, d[1],
+        return ont_fail(ONT_EINVAL,
+                        "%" PRId64 " channels of (%" PRId64 ", %" PRId64 ") cells do not divide into blocks of "
+                        "%" PRId64,
+                        d[1],
                         d[2], d[3], size);
     b->c = to_depth ? d[1] : d[1] / (size * size);
     b->h = to_depth ? d[2] / size : d[2];
@@ -152,5 +155,6 @@ const ont_op ont_op_DepthToSpace = {.domain = "", .name = "DepthToSpace", .since
 const ont_op ont_op_SpaceToDepth = {.domain = "", .name = "SpaceToDepth", .since = 1, .min_inputs = 1, .max_inputs = 1,
                                     .attributes = "blocksize:i mode:s", .infer = space_to_depth_infer,
                                     .expand = space_to_depth_expand};
-const ont_op ont_op_CenterCropPad = {.domain = "", .name = "CenterCropPad", .since = 18, .min_inputs = 2, .max_inputs = 2,
-                                     .nondiff_inputs = 2, .attributes = "axes:I", .infer = crop_infer, .expand = crop_expand};
+const ont_op ont_op_CenterCropPad = {.domain = "", .name = "CenterCropPad", .since = 18, .min_inputs = 2,
+                                     .max_inputs = 2, .nondiff_inputs = 2, .attributes = "axes:I", .infer = crop_infer,
+                                     .expand = crop_expand};

@@ -136,7 +136,8 @@ static ont_value *activate(const recurrent *r, int d, int k, ont_value *x)
 {
     const activation *act = &r->act[d * r->acts + k];
     if (r->clip > 0) {
-        ont_value *bounds[] = {x, ont_build_scalar(r->b, r->dtype, -r->clip), ont_build_scalar(r->b, r->dtype, r->clip)};
+        ont_value *bounds[] = {x, ont_build_scalar(r->b, r->dtype, -r->clip),
+                               ont_build_scalar(r->b, r->dtype, r->clip)};
         x = x ? ont_build_op(r->b, "Clip", bounds, 3) : NULL;
     }
     return act->kind->build(r->b, x, act->alpha, act->beta);
@@ -144,7 +145,8 @@ static ont_value *activate(const recurrent *r, int d, int k, ont_value *x)
 
 /* ---- arguments ---- */
 
-static ont_status expect(const ont_node *node, uint32_t index, const char *name, const recurrent *r, const ont_shape *shape)
+static ont_status expect(const ont_node *node, uint32_t index, const char *name, const recurrent *r,
+                         const ont_shape *shape)
 {
     const ont_value *v = ont_node_in(node, index);
     char got[ONT_SHAPE_TEXT], want[ONT_SHAPE_TEXT];
@@ -152,7 +154,8 @@ static ont_status expect(const ont_node *node, uint32_t index, const char *name,
     if (v->dtype != r->dtype)
         return ont_fail(ONT_ETYPE, "%s is %s, X %s", name, ont_dtype_name(v->dtype), ont_dtype_name(r->dtype));
     if (!ont_shape_equal(&v->shape, shape))
-        return ont_fail(ONT_EINVAL, "%s is %s, expected %s", name, ont_shape_text(&v->shape, got), ont_shape_text(shape, want));
+        return ont_fail(ONT_EINVAL, "%s is %s, expected %s", name, ont_shape_text(&v->shape, got),
+                        ont_shape_text(shape, want));
     return ONT_OK;
 }
 
@@ -207,7 +210,8 @@ static ont_status read_recurrent(const ont_node *node, cell kind, recurrent *r)
     r->in = x->shape.dims[2];
     r->hidden = rec->shape.dims[2];
     if (ont_attr_int(node, "hidden_size", r->hidden) != r->hidden)
-        return ont_fail(ONT_EINVAL, "hidden_size is %" PRId64 ", R has %" PRId64, ont_attr_int(node, "hidden_size", 0), r->hidden);
+        return ont_fail(ONT_EINVAL, "hidden_size is %" PRId64 ", R has %" PRId64, ont_attr_int(node, "hidden_size", 0),
+                        r->hidden);
     if (r->steps > MAX_STEPS)
         return ont_fail(ONT_EUNSUPPORTED, "%" PRId64 " time steps, at most %d are unrolled", r->steps, MAX_STEPS);
     r->clip = ont_attr_float(node, "clip", 0);
@@ -306,7 +310,8 @@ static state step_gru(const recurrent *r, const weights *w, int d, ont_value *x,
     ont_value *gates = activate(r, d, 0, ont_build_linear(b, s.h, w->rec_gates, part[0]));
     ont_build_split_even(b, gates, 1, 2, gate);
     if (r->linear_before_reset)
-        fresh = ont_build2(b, "Add", part[1], ont_build2(b, "Mul", gate[1], ont_build_linear(b, s.h, w->rec_new, w->bias_new)));
+        fresh = ont_build2(b, "Add", part[1],
+                           ont_build2(b, "Mul", gate[1], ont_build_linear(b, s.h, w->rec_new, w->bias_new)));
     else
         fresh = ont_build_linear(b, ont_build2(b, "Mul", gate[1], s.h), w->rec_new, part[1]);
     fresh = activate(r, d, 1, fresh);
@@ -378,8 +383,8 @@ static ont_value *read_lens(const recurrent *r, ont_value *lens)
     if (!lens) return NULL;
     bool full = lens->data && (lens->dtype == ONT_INT32 || lens->dtype == ONT_INT64);
     for (int64_t i = 0; full && i < r->batch; i++)
-        full = (lens->dtype == ONT_INT32 ? ((const int32_t *)lens->data->data)[i] : ((const int64_t *)lens->data->data)[i]) >=
-               r->steps;
+        full = (lens->dtype == ONT_INT32 ? ((const int32_t *)lens->data->data)[i]
+                                         : ((const int64_t *)lens->data->data)[i]) >= r->steps;
     if (full) return NULL;
     ont_value *wide = ont_build_cast(r->b, lens, ONT_INT64);
     return wide ? ont_build_reshape(r->b, wide, &(ont_shape){.rank = 2, .dims = {r->batch, 1}}) : NULL;
@@ -450,7 +455,8 @@ static void expand_recurrent(ont_builder *b, ont_node *node, ont_value **outputs
     const ont_op ont_op_##name_ = {.domain = "", .name = #name_, .since = 7, .min_inputs = 3, .max_inputs = max, \
                                    .attributes = attributes_, .nondiff_inputs = 1 << 4, .infer = infer_##name_, \
                                    .expand = expand_##name_}
-#define RECURRENT_ATTRIBUTES "activation_alpha:F activation_beta:F activations:S clip:f direction:s hidden_size:i layout:i"
+#define RECURRENT_ATTRIBUTES \
+    "activation_alpha:F activation_beta:F activations:S clip:f direction:s hidden_size:i layout:i"
 RECURRENT(RNN, CELL_RNN, 6, RECURRENT_ATTRIBUTES);
 RECURRENT(GRU, CELL_GRU, 6, RECURRENT_ATTRIBUTES " linear_before_reset:i");
 RECURRENT(LSTM, CELL_LSTM, 8, RECURRENT_ATTRIBUTES " input_forget:i");

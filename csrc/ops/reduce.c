@@ -14,8 +14,10 @@ static ont_reduce_kind kind_of(const ont_node *node)
     static const struct {
         const char *name;
         ont_reduce_kind kind;
-    } names[] = {{"ReduceSum", ONT_REDUCE_SUM}, {"SumTo", ONT_REDUCE_SUM}, {"ReduceMean", ONT_REDUCE_MEAN}, {"ReduceMax", ONT_REDUCE_MAX}, {"ReduceMin", ONT_REDUCE_MIN},
-                 {"ReduceProd", ONT_REDUCE_PROD}, {"ReduceL1", ONT_REDUCE_L1}, {"ReduceL2", ONT_REDUCE_L2}, {"ReduceSumSquare", ONT_REDUCE_SUM_SQUARE},
+    } names[] = {{"ReduceSum", ONT_REDUCE_SUM}, {"SumTo", ONT_REDUCE_SUM}, {"ReduceMean", ONT_REDUCE_MEAN},
+                 {"ReduceMax", ONT_REDUCE_MAX}, {"ReduceMin", ONT_REDUCE_MIN},
+                 {"ReduceProd", ONT_REDUCE_PROD}, {"ReduceL1", ONT_REDUCE_L1}, {"ReduceL2", ONT_REDUCE_L2},
+                 {"ReduceSumSquare", ONT_REDUCE_SUM_SQUARE},
                  {"ReduceLogSum", ONT_REDUCE_LOG_SUM}, {"ReduceLogSumExp", ONT_REDUCE_LOG_SUM_EXP}};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (!strcmp(names[i].name, node->op->name)) return names[i].kind;
@@ -62,8 +64,9 @@ static ont_status sum_to_axes(const ont_shape *x, const ont_shape *to, bool *red
         fits = reduce[d] || target == x->dims[d];
     }
     char from[ONT_SHAPE_TEXT], wanted[ONT_SHAPE_TEXT];
-    return fits ? ONT_OK : ont_fail(ONT_EINVAL, "attribute 'shape' is %s, to which %s does not sum", ont_shape_text(to, wanted),
-                                    ont_shape_text(x, from));
+    return fits ? ONT_OK
+                : ont_fail(ONT_EINVAL, "attribute 'shape' is %s, to which %s does not sum", ont_shape_text(to, wanted),
+                           ont_shape_text(x, from));
 }
 
 static ont_status sum_to_infer(ont_graph *g, ont_node *node)
@@ -187,7 +190,8 @@ static ont_status sum_run(const ont_call *call)
 
 /* ---- the same over rows of 16-bit floats, as a bias has its gradient: summed in float32, rounded once ---- */
 
-/* Columns of a unit of work: wide ones read pages of memory as a whole, where there are enough of them for every thread. */
+/* Columns of a unit of work: wide ones read pages of memory as a whole, where there are enough of them for every
+ * thread. */
 enum { STRIP = 512, WIDE_STRIP = 2048 };
 
 static int64_t strip_of(const ont_reduce *s)
@@ -253,7 +257,8 @@ static ont_status sum_half_run(const ont_call *call)
         default: return acc + v; \
         } \
     } \
-    static acc_type walk_##suffix(const ont_reduce *s, const type *x, ont_reduce_kind kind, acc_type acc, acc_type most) \
+    static acc_type walk_##suffix(const ont_reduce *s, const type *x, ont_reduce_kind kind, acc_type acc, \
+                                  acc_type most) \
     { \
         int64_t index[ONT_MAX_RANK] = {0}; \
         for (int64_t e = 0; e < s->each; e++) { \
@@ -274,9 +279,11 @@ static ont_status sum_half_run(const ont_call *call)
             } \
             const type *from = x + offset; \
             bool extremum = s->kind == ONT_REDUCE_MAX || s->kind == ONT_REDUCE_MIN; \
-            acc_type most = s->kind == ONT_REDUCE_LOG_SUM_EXP && s->each ? walk_##suffix(s, from, ONT_REDUCE_MAX, (acc_type)from[0], 0) : 0; \
+            acc_type most = s->kind == ONT_REDUCE_LOG_SUM_EXP && s->each \
+                                                ? walk_##suffix(s, from, ONT_REDUCE_MAX, (acc_type)from[0], 0) : 0; \
             if (s->kind == ONT_REDUCE_LOG_SUM_EXP && isinf((double)most)) most = 0; \
-            acc_type none = s->kind == ONT_REDUCE_MAX ? (lowest) : s->kind == ONT_REDUCE_MIN ? (highest) : s->kind == ONT_REDUCE_PROD ? 1 : 0; \
+            acc_type none = s->kind == ONT_REDUCE_MAX ? (lowest) : s->kind == ONT_REDUCE_MIN ? (highest) \
+                                                : s->kind == ONT_REDUCE_PROD ? 1 : 0; \
             acc_type start = extremum && s->each ? (acc_type)from[0] : none; \
             acc_type acc = walk_##suffix(s, from, s->kind, start, most); \
             if (s->kind == ONT_REDUCE_MEAN) acc = acc / (acc_type)s->each; \
@@ -383,7 +390,8 @@ REDUCE_GRAD(sum_square_grad, B("Mul", B("Mul", s.dy, SCALAR(2)), I(0)))
 REDUCE_GRAD(log_sum_grad, expand(g, B("Div", s.dy, U("Exp", s.y))))
 REDUCE_GRAD(log_sum_exp_grad, B("Mul", s.dy, U("Exp", B("Sub", I(0), s.y))))
 /* 0 where the norm is 0, as torch */
-REDUCE_GRAD(l2_grad, ont_build3(&g->b, "Where", B("Equal", s.y, SCALAR(0)), SCALAR(0), B("Mul", I(0), B("Div", s.dy, s.y))))
+REDUCE_GRAD(l2_grad,
+            ont_build3(&g->b, "Where", B("Equal", s.y, SCALAR(0)), SCALAR(0), B("Mul", I(0), B("Div", s.dy, s.y))))
 
 
 /* As torch.amax: shared evenly among ties. */
@@ -431,4 +439,5 @@ REDUCE(ReduceSumSquare, sum_square_grad);
 REDUCE(ReduceLogSum, log_sum_grad);
 REDUCE(ReduceLogSumExp, log_sum_exp_grad);
 const ont_op ont_op_SumTo = {.domain = ONT_DOMAIN, .name = "SumTo", .since = 1, .min_inputs = 1, .max_inputs = 1,
-                             .flags = ONT_OP_MODEL, .attributes = "shape:I", .infer = sum_to_infer, ONT_KERNELS(kernels)};
+                             .flags = ONT_OP_MODEL, .attributes = "shape:I", .infer = sum_to_infer,
+                             ONT_KERNELS(kernels)};

@@ -1,6 +1,7 @@
 /*
- * Float32 reductions over any axes by whole rows: where the last dim is reduced each output is a few runs of memory, and
- * where it is kept rows are combined into the output's row. reduce.c has the state, the gradients and the reference.
+ * Float32 reductions over any axes by whole rows: where the last dim is reduced each output is a few runs of memory,
+ * and where it is kept rows are combined into the output's row. reduce.c has the state, the gradients and the
+ * reference.
  */
 #include "ops/reduce.h"
 

@@ -17,7 +17,8 @@ typedef struct resize_pass {
 typedef struct resize_state {
     resize_pass passes[ONT_MAX_RANK];
     int n_passes, parts;
-    int64_t planes, in_count, out_count, row; /* per plane; row: elements behind the last resized axis that move as one */
+    int64_t planes, in_count, out_count,
+        row; /* per plane; row: elements behind the last resized axis that move as one */
     size_t size, scratch;                     /* bytes of an element; of one of the two buffers of a part */
     bool extrapolates;
     double extrapolation;
@@ -63,7 +64,8 @@ static int order_axes(const ont_taps *taps, int rank, int *axes)
         if (ont_taps_identity(&taps[d])) continue;
         int at = n++;
         double growth = (double)taps[d].out / (double)(taps[d].in + 1);
-        while (at && growth < (double)taps[axes[at - 1]].out / (double)(taps[axes[at - 1]].in + 1)) axes[at] = axes[at - 1], at--;
+        while (at && growth < (double)taps[axes[at - 1]].out / (double)(taps[axes[at - 1]].in + 1))
+            axes[at] = axes[at - 1], at--;
         axes[at] = d;
     }
     return n;
@@ -125,7 +127,8 @@ static ont_status prepare(const ont_node *node, ont_arena *arena, ont_prepared *
     return ONT_OK;
 }
 
-/* x: (outer, in, inner), y: (outer, out, inner). Behind the axis whole rows are added; at the last axis single cells. */
+/* x: (outer, in, inner), y: (outer, out, inner). Behind the axis whole rows are added; at the last axis single cells.
+ */
 #define PASS(suffix, type) \
     static void row_##suffix(const ont_taps *t, int64_t o, const type *x, type *restrict y, int64_t inner) \
     { \
@@ -218,7 +221,8 @@ static ont_status copy_run(const ont_call *call)
             char *to = i + 1 == s->n_passes ? y : work + (size_t)(i % 2) * s->scratch;
             for (int64_t r = 0; r < p->outer; r++)
                 for (int64_t o = 0; o < p->taps.out; o++)
-                    memcpy(to + (size_t)(r * p->taps.out + o) * row, x + (size_t)(r * p->taps.in + p->taps.index[o]) * row, row);
+                    memcpy(to + (size_t)(r * p->taps.out + o) * row,
+                           x + (size_t)(r * p->taps.in + p->taps.index[o]) * row, row);
             x = to;
         }
     }
@@ -250,12 +254,13 @@ static ont_status prepare_ref(const ont_node *node, ont_arena *arena, ont_prepar
 }
 
 /* Adds the products of axis d and the ones behind it; `at` and `weight` are what the axes before it gave. */
-static double product(const resize_lists *s, const int64_t *position, int d, int64_t at, double weight, const ont_call *call,
-                      double dy)
+static double product(const resize_lists *s, const int64_t *position, int d, int64_t at, double weight,
+                      const ont_call *call, double dy)
 {
     bool f32 = ont_node_in(call->node, 0)->dtype == ONT_FLOAT32;
     if (d == s->in.rank) {
-        if (!s->backward) return weight * (f32 ? (double)((const float *)call->in[0])[at] : ((const double *)call->in[0])[at]);
+        if (!s->backward)
+            return weight * (f32 ? (double)((const float *)call->in[0])[at] : ((const double *)call->in[0])[at]);
         if (f32)
             ((float *)call->out[0])[at] += (float)(weight * dy);
         else
@@ -300,9 +305,11 @@ static void grad(ont_grad *g)
     if (b->status != ONT_OK) return;
     ont_node *node = ont_build_node(b, ONT_DOMAIN, "ResizeGrad", operands, g->node->n_inputs, 1);
     if (node) b->status = ont_attr_copy_all(b->graph, node, g->node);
-    if (b->status == ONT_OK) b->status = ont_attr_set_ints(b->graph, node, "shape", I(0)->shape.dims, (size_t)I(0)->shape.rank);
+    if (b->status == ONT_OK)
+        b->status = ont_attr_set_ints(b->graph, node, "shape", I(0)->shape.dims, (size_t)I(0)->shape.rank);
     if (b->status == ONT_OK) b->status = ont_attr_set_int(b->graph, node, "version", g->node->version);
-    if (b->status == ONT_OK) b->status = ont_attr_set_int(b->graph, node, "upsample", !strcmp(g->node->op->name, "Upsample"));
+    if (b->status == ONT_OK)
+        b->status = ont_attr_set_int(b->graph, node, "upsample", !strcmp(g->node->op->name, "Upsample"));
     GI(0, ont_build_done(b, node));
 }
 
@@ -319,10 +326,14 @@ static const ont_kernel grad_kernels[] = {
     "antialias:i axes:I coordinate_transformation_mode:s cubic_coeff_a:f exclude_outside:i extrapolation_value:f " \
     "keep_aspect_ratio_policy:s mode:s nearest_mode:s"
 #define UPSAMPLE_ATTRIBUTES "height_scale:f scales:F width_scale:f"
-const ont_op ont_op_Resize = {.domain = "", .name = "Resize", .since = 10, .min_inputs = 1, .max_inputs = 4, .nondiff_inputs = ~1ull,
-                              .attributes = RESIZE_ATTRIBUTES, .infer = infer, .grad = grad, ONT_KERNELS(kernels)};
-const ont_op ont_op_Upsample = {.domain = "", .name = "Upsample", .since = 1, .min_inputs = 1, .max_inputs = 2, .nondiff_inputs = ~1ull,
-                                .attributes = UPSAMPLE_ATTRIBUTES " mode:s", .infer = infer, .grad = grad, ONT_KERNELS(kernels)};
-const ont_op ont_op_ResizeGrad = {.domain = ONT_DOMAIN, .name = "ResizeGrad", .since = 1, .min_inputs = 1, .max_inputs = 4,
-                                  .attributes = RESIZE_ATTRIBUTES " " UPSAMPLE_ATTRIBUTES " shape:I upsample:i version:i",
+const ont_op ont_op_Resize = {.domain = "", .name = "Resize", .since = 10, .min_inputs = 1, .max_inputs = 4,
+                              .nondiff_inputs = ~1ull, .attributes = RESIZE_ATTRIBUTES, .infer = infer, .grad = grad,
+                              ONT_KERNELS(kernels)};
+const ont_op ont_op_Upsample = {.domain = "", .name = "Upsample", .since = 1, .min_inputs = 1, .max_inputs = 2,
+                                .nondiff_inputs = ~1ull, .attributes = UPSAMPLE_ATTRIBUTES " mode:s", .infer = infer,
+                                .grad = grad, ONT_KERNELS(kernels)};
+const ont_op ont_op_ResizeGrad = {.domain = ONT_DOMAIN, .name = "ResizeGrad", .since = 1, .min_inputs = 1,
+                                  .max_inputs = 4,
+                                  .attributes = RESIZE_ATTRIBUTES " " UPSAMPLE_ATTRIBUTES " shape:I upsample:i "
+                                                "version:i",
                                   .infer = grad_infer, ONT_KERNELS(grad_kernels)};

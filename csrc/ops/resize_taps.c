@@ -22,7 +22,8 @@ static ont_status const_floats(const ont_node *node, uint32_t index, double *val
     const ont_tensor *data;
     ONT_TRY(ont_need_data(node, index, &data));
     int64_t n = ont_shape_count(&data->shape);
-    if (n > capacity) return ont_fail(ONT_EINVAL, "input %u has %" PRId64 " entries, at most %d fit", index, n, capacity);
+    if (n > capacity)
+        return ont_fail(ONT_EINVAL, "input %u has %" PRId64 " entries, at most %d fit", index, n, capacity);
     if (!ont_dtype_is_float(v->dtype))
         return ont_fail(ONT_ETYPE, "input %u is %s, a float is expected", index, ont_dtype_name(v->dtype));
     for (int64_t i = 0; i < n; i++) values[i] = ont_number_at(data->data, v->dtype, i);
@@ -37,7 +38,8 @@ static ont_status one_of(const char *attribute, const char *value, const char *c
     return ont_fail(ONT_EINVAL, "%s is '%s'", attribute, value);
 }
 #define ONE_OF(attribute, value, ...) \
-    one_of(attribute, value, (const char *const[]){__VA_ARGS__}, sizeof((const char *const[]){__VA_ARGS__}) / sizeof(char *))
+    one_of(attribute, value, (const char *const[]){__VA_ARGS__}, \
+           sizeof((const char *const[]){__VA_ARGS__}) / sizeof(char *))
 
 static ont_status read_mode(const ont_node *node, bool upsample, ont_resize *r)
 {
@@ -61,8 +63,8 @@ static ont_status read_attributes(const ont_node *node, ont_resize *r)
     r->exclude_outside = ont_attr_int(node, "exclude_outside", 0);
     r->cubic_a = ont_attr_float(node, "cubic_coeff_a", -0.75);
     r->extrapolation = ont_attr_float(node, "extrapolation_value", 0);
-    ONT_TRY(ONE_OF("coordinate_transformation_mode", r->coordinates, "half_pixel", "half_pixel_symmetric", "pytorch_half_pixel",
-                   "align_corners", "asymmetric", "tf_half_pixel_for_nn", "tf_crop_and_resize"));
+    ONT_TRY(ONE_OF("coordinate_transformation_mode", r->coordinates, "half_pixel", "half_pixel_symmetric",
+                   "pytorch_half_pixel", "align_corners", "asymmetric", "tf_half_pixel_for_nn", "tf_crop_and_resize"));
     ONT_TRY(ONE_OF("nearest_mode", r->nearest, "round_prefer_floor", "round_prefer_ceil", "floor", "ceil"));
     if (r->antialias && r->mode == RESIZE_NEAREST) return ont_fail(ONT_EUNSUPPORTED, "antialias with mode 'nearest'");
     return ONT_OK;
@@ -75,7 +77,8 @@ static ont_status set_scale(ont_resize *r, int axis, double scale, double extent
     r->scale[axis] = scale;
     r->exact[axis] = false;
     double size = floor((double)(float)((double)r->in.dims[axis] * extent * scale));
-    if (!(size >= 0) || size > (double)INT32_MAX) return ont_fail(ONT_EINVAL, "axis %d would have %g cells", axis, size);
+    if (!(size >= 0) || size > (double)INT32_MAX)
+        return ont_fail(ONT_EINVAL, "axis %d would have %g cells", axis, size);
     r->out.dims[axis] = (int64_t)size;
     return ONT_OK;
 }
@@ -134,7 +137,8 @@ static ont_status read_sizes(const ont_node *node, ont_resize *r)
     if (ont_node_in(node, 3)) ONT_TRY(ont_const_ints(node, 3, NULL, sizes, ONT_MAX_RANK, &n_sizes));
     if (n_sizes == 0) n_sizes = n ? -1 : 0;
     if ((n_scales >= 0) == (n_sizes >= 0))
-        return ont_fail(ONT_EINVAL, n_sizes >= 0 ? "both scales and sizes are given" : "neither scales nor sizes are given");
+        return ont_fail(ONT_EINVAL,
+                        n_sizes >= 0 ? "both scales and sizes are given" : "neither scales nor sizes are given");
     if ((n_scales >= 0 ? n_scales : n_sizes) != n)
         return ont_fail(ONT_EINVAL, "%s has %d entries for %d axes", n_scales >= 0 ? "scales" : "sizes",
                         n_scales >= 0 ? n_scales : n_sizes, n);
@@ -187,7 +191,8 @@ ont_status ont_resize_read(const ont_node *node, const ont_shape *x, ont_resize 
     bool upsample = !strcmp(node->op->name, "Upsample") || ont_attr_int(node, "upsample", 0);
     *r = (ont_resize){.cubic_a = -0.75, .in = *x, .out = *x};
     for (int d = 0; d < x->rank; d++) r->scale[d] = 1, r->end[d] = 1, r->exact[d] = true;
-    if (upsample && version >= 10) return ont_fail(ONT_EINVAL, "Upsample is not in opset %" PRId64 ": it ended at 9", version);
+    if (upsample && version >= 10)
+        return ont_fail(ONT_EINVAL, "Upsample is not in opset %" PRId64 ": it ended at 9", version);
     ONT_TRY(read_mode(node, upsample, r));
     if (upsample || version < 11) {
         ONT_TRY(read_old(node, upsample, version, r));
@@ -209,9 +214,11 @@ static double coordinate(const ont_resize *r, int axis, int64_t x)
     const char *mode = r->coordinates;
     int64_t in = r->in.dims[axis], out = r->out.dims[axis];
     double scale = r->scale[axis], length = r->exact[axis] ? (double)out : (double)in * scale;
-    double half = r->exact[axis] ? (double)((2 * x + 1) * in - out) / (2.0 * (double)out) : ((double)x + 0.5) / scale - 0.5;
+    double half = r->exact[axis] ? (double)((2 * x + 1) * in - out) / (2.0 * (double)out)
+                                 : ((double)x + 0.5) / scale - 0.5;
     if (!strcmp(mode, "asymmetric")) return r->exact[axis] ? (double)(x * in) / (double)out : (double)x / scale;
-    if (!strcmp(mode, "align_corners")) return out == 1 || length == 1 ? 0 : (double)x * (double)(in - 1) / (length - 1);
+    if (!strcmp(mode, "align_corners"))
+        return out == 1 || length == 1 ? 0 : (double)x * (double)(in - 1) / (length - 1);
     if (!strcmp(mode, "pytorch_half_pixel")) return out > 1 ? half : 0;
     if (!strcmp(mode, "tf_half_pixel_for_nn")) return half + 0.5;
     if (!strcmp(mode, "half_pixel_symmetric")) return half + (double)in / 2 * (1 - (double)out / length);
@@ -247,7 +254,8 @@ static double filter(const ont_resize *r, double distance)
     return t < 2 ? ((a * t - 5 * a) * t + 8 * a) * t - 4 * a : 0;
 }
 
-/* Cells on either side that the filter reaches; it is stretched where antialiasing is asked for and the axis shrinks. */
+/* Cells on either side that the filter reaches; it is stretched where antialiasing is asked for and the axis shrinks.
+ */
 static int64_t reach(const ont_resize *r, int axis)
 {
     double stretch = r->antialias && r->scale[axis] < 1 ? 1 / r->scale[axis] : 1;
@@ -300,7 +308,8 @@ static ont_status taps_alloc(ont_arena *arena, int64_t in, int64_t out, int64_t 
 ont_status ont_resize_taps(const ont_resize *r, int axis, ont_arena *arena, ont_taps *taps)
 {
     int64_t in = r->in.dims[axis], out = r->out.dims[axis], most = 2 * reach(r, axis);
-    if (most < 1 || most > MAX_TAPS) return ont_fail(ONT_EUNSUPPORTED, "axis %d: a filter over %" PRId64 " cells", axis, most);
+    if (most < 1 || most > MAX_TAPS)
+        return ont_fail(ONT_EUNSUPPORTED, "axis %d: a filter over %" PRId64 " cells", axis, most);
     if (most > in) most = in; /* cells beyond an edge share its entry */
     if (most < 1) most = 1;
     ONT_TRY(taps_alloc(arena, in, out, out * most, taps));

@@ -44,5 +44,5 @@ static void rms_expand(ont_builder *b, ont_node *node, ont_value **outputs)
 }
 
 const ont_op ont_op_RMSNormalization = {.domain = "", .name = "RMSNormalization", .since = 23, .min_inputs = 2,
-                                        .max_inputs = 2, .attributes = "axis:i epsilon:f stash_type:i", .infer = rms_infer,
-                                        .expand = rms_expand};
+                                        .max_inputs = 2, .attributes = "axis:i epsilon:f stash_type:i",
+                                        .infer = rms_infer, .expand = rms_expand};

@@ -22,7 +22,8 @@ static ont_status read_align(const ont_node *node, roi_state *s)
     const char *mode = ont_attr_string(node, "mode", "avg");
     /* Before opset 16 coordinates were not moved by half a cell. */
     int64_t version = ont_attr_int(node, "version", node->version);
-    const char *coordinates = ont_attr_string(node, "coordinate_transformation_mode", version < 16 ? "output_half_pixel" : "half_pixel");
+    const char *coordinates = ont_attr_string(node, "coordinate_transformation_mode",
+                                              version < 16 ? "output_half_pixel" : "half_pixel");
     s->align = true;
     s->maximum = !strcmp(mode, "max");
     s->half_pixel = !strcmp(coordinates, "half_pixel");
@@ -32,7 +33,8 @@ static ont_status read_align(const ont_node *node, roi_state *s)
     if (!s->maximum && strcmp(mode, "avg")) return ont_fail(ONT_EINVAL, "mode is '%s'", mode);
     if (!s->half_pixel && strcmp(coordinates, "output_half_pixel"))
         return ont_fail(ONT_EINVAL, "coordinate_transformation_mode is '%s'", coordinates);
-    if (s->sampling < 0 || s->sampling > MAX_GRID) return ont_fail(ONT_EINVAL, "sampling_ratio is %" PRId64, s->sampling);
+    if (s->sampling < 0 || s->sampling > MAX_GRID)
+        return ont_fail(ONT_EINVAL, "sampling_ratio is %" PRId64, s->sampling);
     return ONT_OK;
 }
 
@@ -44,11 +46,13 @@ static ont_status read_node(const ont_node *node, roi_state *s)
     ONT_TRY(ont_need_input(node, 1, &rois));
     if (x->shape.rank != 4) return ont_fail(ONT_EINVAL, "the input has rank %d, expected 4", x->shape.rank);
     const int64_t *d = x->shape.dims;
-    *s = (roi_state){.n = d[0], .c = d[1], .height = d[2], .width = d[3], .scale = ont_attr_float(node, "spatial_scale", 1)};
+    *s = (roi_state){.n = d[0], .c = d[1], .height = d[2], .width = d[3],
+                       .scale = ont_attr_float(node, "spatial_scale", 1)};
     if (align) {
         ONT_TRY(read_align(node, s));
         ONT_TRY(ont_need_input(node, 2, &batch));
-        if (batch->dtype != ONT_INT64) return ont_fail(ONT_ETYPE, "batch_indices are %s, expected int64", ont_dtype_name(batch->dtype));
+        if (batch->dtype != ONT_INT64)
+            return ont_fail(ONT_ETYPE, "batch_indices are %s, expected int64", ont_dtype_name(batch->dtype));
         if (batch->shape.rank != 1 || rois->shape.rank != 2 || batch->shape.dims[0] != rois->shape.dims[0])
             return ont_fail(ONT_EINVAL, "rois and batch_indices do not go together");
     } else {
@@ -61,7 +65,8 @@ static ont_status read_node(const ont_node *node, roi_state *s)
     }
     if (rois->shape.rank != 2 || rois->shape.dims[1] != (align ? 4 : 5))
         return ont_fail(ONT_EINVAL, "rois must have %d columns", align ? 4 : 5);
-    if (rois->dtype != x->dtype) return ont_fail(ONT_ETYPE, "rois are %s, the input %s", ont_dtype_name(rois->dtype), ont_dtype_name(x->dtype));
+    if (rois->dtype != x->dtype)
+        return ont_fail(ONT_ETYPE, "rois are %s, the input %s", ont_dtype_name(rois->dtype), ont_dtype_name(x->dtype));
     if (s->out_h < 1 || s->out_w < 1 || s->out_h > INT32_MAX || s->out_w > INT32_MAX)
         return ont_fail(ONT_EINVAL, "an output of (%" PRId64 ", %" PRId64 ") bins", s->out_h, s->out_w);
     s->rois = rois->shape.dims[0];
@@ -106,7 +111,8 @@ typedef struct region {
 static double number(const ont_call *call, uint32_t input, int64_t at)
 {
     const void *data = call->in[input];
-    return ont_node_in(call->node, input)->dtype == ONT_FLOAT32 ? (double)((const float *)data)[at] : ((const double *)data)[at];
+    return ont_node_in(call->node, input)->dtype == ONT_FLOAT32 ? (double)((const float *)data)[at]
+                                                                : ((const double *)data)[at];
 }
 
 static ont_status read_region(const ont_call *call, int64_t r, region *out)
@@ -116,7 +122,8 @@ static ont_status read_region(const ont_call *call, int64_t r, region *out)
     int64_t columns = s->align ? 4 : 5;
     double image = s->align ? (double)((const int64_t *)call->in[2])[r] : number(call, 1, r * columns);
     if (!(image >= 0 && image < (double)s->n))
-        return ont_fail(ONT_EINDEX, "%s: region %" PRId64 " is of image %g, there are %" PRId64, s->align ? "RoiAlign" : "MaxRoiPool", r, image, s->n);
+        return ont_fail(ONT_EINDEX, "%s: region %" PRId64 " is of image %g, there are %" PRId64,
+                        s->align ? "RoiAlign" : "MaxRoiPool", r, image, s->n);
     for (int i = 0; i < 4; i++) {
         box[i] = number(call, 1, r * columns + columns - 4 + i) * s->scale;
         if (!(fabs(box[i]) < 1e9)) return ont_fail(ONT_EINVAL, "region %" PRId64 " has an edge at %g", r, box[i]);
@@ -163,16 +170,19 @@ static void cells_of(const roi_state *s, const region *r, int64_t i, int64_t j, 
 {
     double top = floor((double)i * r->bin_h) + r->top, bottom = ceil((double)(i + 1) * r->bin_h) + r->top;
     double left = floor((double)j * r->bin_w) + r->left, right = ceil((double)(j + 1) * r->bin_w) + r->left;
-    rows[0] = (int64_t)fmin(fmax(top, 0), (double)s->height), rows[1] = (int64_t)fmin(fmax(bottom, 0), (double)s->height);
-    columns[0] = (int64_t)fmin(fmax(left, 0), (double)s->width), columns[1] = (int64_t)fmin(fmax(right, 0), (double)s->width);
+    rows[0] = (int64_t)fmin(fmax(top, 0), (double)s->height),
+    rows[1] = (int64_t)fmin(fmax(bottom, 0), (double)s->height);
+    columns[0] = (int64_t)fmin(fmax(left, 0), (double)s->width),
+    columns[1] = (int64_t)fmin(fmax(right, 0), (double)s->width);
 }
 
 /*
- * One bin of one channel: its value, or with dx the gradient dy put where it came from. A maximum is over weighted cells,
- * as in the specification's reference; the first of equals counts.
+ * One bin of one channel: its value, or with dx the gradient dy put where it came from. A maximum is over weighted
+ * cells, as in the specification's reference; the first of equals counts.
  */
 #define BIN(suffix, type) \
-    static double align_##suffix(const roi_state *s, const region *r, int64_t i, int64_t j, const type *x, type *dx, double dy) \
+    static double align_##suffix(const roi_state *s, const region *r, int64_t i, int64_t j, const type *x, type *dx, \
+                                 double dy) \
     { \
         double value = 0, weight[4], count = fmax((double)(r->grid_h * r->grid_w), 1), best_weight = 0; \
         int64_t cell[4], best = -1; \
@@ -186,13 +196,15 @@ static void cells_of(const roi_state *s, const region *r, int64_t i, int64_t j, 
                     double w = inside ? weight[t] : 0, v = inside ? w * (double)x[cell[t]] : 0; \
                     if (!s->maximum && !dx) value += v; \
                     if (!s->maximum && dx && inside) dx[cell[t]] += (type)(dy * w / count); \
-                    if (s->maximum && (!any || v > value)) value = v, best = inside ? cell[t] : -1, best_weight = w, any = true; \
+                    if (s->maximum && (!any || v > value)) \
+                        value = v, best = inside ? cell[t] : -1, best_weight = w, any = true; \
                 } \
             } \
         if (s->maximum && dx && best >= 0) dx[best] += (type)(dy * best_weight); \
         return s->maximum ? value : value / count; \
     } \
-    static double cells_##suffix(const roi_state *s, const region *r, int64_t i, int64_t j, const type *x, type *dx, double dy) \
+    static double cells_##suffix(const roi_state *s, const region *r, int64_t i, int64_t j, const type *x, type *dx, \
+                                 double dy) \
     { \
         int64_t rows[2], columns[2], best = -1; \
         cells_of(s, r, i, j, rows, columns); \
@@ -210,7 +222,8 @@ static void cells_of(const roi_state *s, const region *r, int64_t i, int64_t j, 
         bool backward = *call->node->op->domain != '\0'; \
         int64_t plane = s->height * s->width, bins = s->out_h * s->out_w; \
         for (int64_t n = 0; backward && n < s->n; n++) \
-            memset((type *)call->out[0] + (n * s->c + first) * plane, 0, (size_t)((last - first) * plane) * sizeof(type)); \
+            memset((type *)call->out[0] + (n * s->c + first) * plane, 0, (size_t)((last - first) * plane) * \
+                   sizeof(type)); \
         for (int64_t r = 0; r < s->rois; r++) { \
             region box; \
             if (read_region(call, r, &box) != ONT_OK) return; /* checked before */ \
@@ -220,7 +233,8 @@ static void cells_of(const roi_state *s, const region *r, int64_t i, int64_t j, 
                 for (int64_t k = 0; k < bins; k++) { \
                     int64_t at = (r * s->c + c) * bins + k; \
                     double dy = backward ? (double)((const type *)call->in[3])[at] : 0; \
-                    double y = (s->align ? align_##suffix : cells_##suffix)(s, &box, k / s->out_w, k % s->out_w, x, dx, dy); \
+                    double y = (s->align ? align_##suffix : cells_##suffix)(s, &box, k / s->out_w, k % s->out_w, x, \
+                                                                            dx, dy); \
                     if (!backward) ((type *)call->out[0])[at] = (type)y; \
                 } \
             } \
@@ -255,12 +269,17 @@ static void grad(ont_grad *g)
     "coordinate_transformation_mode:s mode:s output_height:i output_width:i sampling_ratio:i spatial_scale:f"
 #define POOL_ATTRIBUTES "pooled_shape:I spatial_scale:f"
 static const ont_kernel kernels[] = {{.name = "roi_ref", .accept = ont_accept_float, .prepare = prepare, .run = run}};
-static const ont_kernel grad_kernels[] = {{.name = "roi_grad_ref", .accept = ont_accept_float, .prepare = prepare, .run = run}};
-const ont_op ont_op_RoiAlign = {.domain = "", .name = "RoiAlign", .since = 10, .min_inputs = 3, .max_inputs = 3, .nondiff_inputs = 6,
-                                .attributes = ALIGN_ATTRIBUTES, .infer = infer, .grad = grad, ONT_KERNELS(kernels)};
-const ont_op ont_op_RoiAlignGrad = {.domain = ONT_DOMAIN, .name = "RoiAlignGrad", .since = 1, .min_inputs = 4, .max_inputs = 4,
-                                    .attributes = ALIGN_ATTRIBUTES " version:i", .infer = grad_infer, ONT_KERNELS(grad_kernels)};
-const ont_op ont_op_MaxRoiPool = {.domain = "", .name = "MaxRoiPool", .since = 1, .min_inputs = 2, .max_inputs = 2, .nondiff_inputs = 2,
-                                  .attributes = POOL_ATTRIBUTES, .infer = infer, .grad = grad, ONT_KERNELS(kernels)};
-const ont_op ont_op_MaxRoiPoolGrad = {.domain = ONT_DOMAIN, .name = "MaxRoiPoolGrad", .since = 1, .min_inputs = 4, .max_inputs = 4,
-                                      .attributes = POOL_ATTRIBUTES, .infer = grad_infer, ONT_KERNELS(grad_kernels)};
+static const ont_kernel grad_kernels[] = {{.name = "roi_grad_ref", .accept = ont_accept_float, .prepare = prepare,
+                                           .run = run}};
+const ont_op ont_op_RoiAlign = {.domain = "", .name = "RoiAlign", .since = 10, .min_inputs = 3, .max_inputs = 3,
+                                .nondiff_inputs = 6, .attributes = ALIGN_ATTRIBUTES, .infer = infer, .grad = grad,
+                                ONT_KERNELS(kernels)};
+const ont_op ont_op_RoiAlignGrad = {.domain = ONT_DOMAIN, .name = "RoiAlignGrad", .since = 1, .min_inputs = 4,
+                                    .max_inputs = 4, .attributes = ALIGN_ATTRIBUTES " version:i", .infer = grad_infer,
+                                    ONT_KERNELS(grad_kernels)};
+const ont_op ont_op_MaxRoiPool = {.domain = "", .name = "MaxRoiPool", .since = 1, .min_inputs = 2, .max_inputs = 2,
+                                  .nondiff_inputs = 2, .attributes = POOL_ATTRIBUTES, .infer = infer, .grad = grad,
+                                  ONT_KERNELS(kernels)};
+const ont_op ont_op_MaxRoiPoolGrad = {.domain = ONT_DOMAIN, .name = "MaxRoiPoolGrad", .since = 1, .min_inputs = 4,
+                                      .max_inputs = 4, .attributes = POOL_ATTRIBUTES, .infer = grad_infer,
+                                      ONT_KERNELS(grad_kernels)};

@@ -100,5 +100,6 @@ static void rotary_expand(ont_builder *b, ont_node *node, ont_value **outputs)
 }
 
 const ont_op ont_op_RotaryEmbedding = {.domain = "", .name = "RotaryEmbedding", .since = 23, .min_inputs = 3,
-                                       .max_inputs = 4, .attributes = "interleaved:i num_heads:i rotary_embedding_dim:i", .nondiff_inputs = 1 << 3, .infer = rotary_infer,
-                                       .expand = rotary_expand};
+                                       .max_inputs = 4,
+                                       .attributes = "interleaved:i num_heads:i rotary_embedding_dim:i",
+                                       .nondiff_inputs = 1 << 3, .infer = rotary_infer, .expand = rotary_expand};

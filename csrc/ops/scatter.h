@@ -6,7 +6,8 @@
 
 #include "ops/op.h"
 
-typedef enum ont_scatter { ONT_SCATTER_NONE, ONT_SCATTER_ADD, ONT_SCATTER_MUL, ONT_SCATTER_MAX, ONT_SCATTER_MIN } ont_scatter;
+typedef enum ont_scatter { ONT_SCATTER_NONE, ONT_SCATTER_ADD, ONT_SCATTER_MUL, ONT_SCATTER_MAX,
+                          ONT_SCATTER_MIN } ont_scatter;
 
 ont_status ont_scatter_reduction(const ont_node *node, ont_scatter *reduction) ONT_MUST_USE;
 /* accept() of the kernels: without a reduction every dtype, with one those that the combining loop has. */

@@ -1,6 +1,6 @@
 /*
- * GatherND, ScatterND and TensorScatter: slices at index tuples. Scatters run in the order of the indices, on one thread
- * per range of the slice, so results do not depend on the number of threads.
+ * GatherND, ScatterND and TensorScatter: slices at index tuples. Scatters run in the order of the indices, on one
+ * thread per range of the slice, so results do not depend on the number of threads.
  */
 #include <string.h>
 
@@ -178,8 +178,8 @@ static void gather_tuples(void *context, int64_t first, int64_t last)
     const tuples *s = call->state;
     size_t bytes = (size_t)s->slice * s->size;
     for (int64_t i = first; i < last; i++)
-        memcpy((char *)call->out[0] + (size_t)i * bytes, (const char *)call->in[0] + (size_t)slice_at(s, call->in[1], i) * bytes,
-               bytes);
+        memcpy((char *)call->out[0] + (size_t)i * bytes,
+               (const char *)call->in[0] + (size_t)slice_at(s, call->in[1], i) * bytes, bytes);
 }
 
 static ont_status gather_nd_run(const ont_call *call)
@@ -272,10 +272,12 @@ static const ont_kernel gather_nd_kernels[] = {
     {.name = "gather_nd_ref", .accept = ont_accept_any, .prepare = tuples_prepare, .run = gather_nd_run},
 };
 static const ont_kernel scatter_nd_kernels[] = {
-    {.name = "scatter_nd_ref", .accept = ont_scatter_accept, .prepare = tuples_prepare, .run = scatter_nd_run, .inplace = 1},
+    {.name = "scatter_nd_ref", .accept = ont_scatter_accept, .prepare = tuples_prepare, .run = scatter_nd_run,
+     .inplace = 1},
 };
 static const ont_kernel gather_nd_grad_kernels[] = {
-    {.name = "gather_nd_grad_ref", .accept = ont_accept_float, .prepare = gather_nd_grad_prepare, .run = gather_nd_grad_run},
+    {.name = "gather_nd_grad_ref", .accept = ont_accept_float, .prepare = gather_nd_grad_prepare,
+     .run = gather_nd_grad_run},
 };
 const ont_op ont_op_GatherND = {.domain = "", .name = "GatherND", .since = 11, .min_inputs = 2, .max_inputs = 2,
                                 .nondiff_inputs = 2, .attributes = "batch_dims:i", .infer = gather_nd_infer,

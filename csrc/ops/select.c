@@ -46,8 +46,8 @@ static ont_status where_infer(ont_graph *g, ont_node *node)
     return ont_infer_out(node, 0, x->dtype, &shape);
 }
 
-void ont_where_loop(size_t size, const uint8_t *c, int64_t sc, const void *x, int64_t sx, const void *y, int64_t sy, void *out,
-                    int64_t n)
+void ont_where_loop(size_t size, const uint8_t *c, int64_t sc, const void *x, int64_t sx, const void *y, int64_t sy,
+                    void *out, int64_t n)
 {
     switch (size) {
 /* By masks, so that the compiler may use vectors; `out` may be an operand of stride 1, element for element. */
@@ -81,8 +81,8 @@ void ont_where_loop(size_t size, const uint8_t *c, int64_t sc, const void *x, in
 #undef SELECT
     default:
         for (int64_t i = 0; i < n; i++)
-            memcpy((char *)out + (size_t)i * size, (const char *)(c[i * sc] ? x : y) + (size_t)(i * (c[i * sc] ? sx : sy)) * size,
-                   size);
+            memcpy((char *)out + (size_t)i * size,
+                   (const char *)(c[i * sc] ? x : y) + (size_t)(i * (c[i * sc] ? sx : sy)) * size, size);
     }
 }
 
@@ -102,7 +102,8 @@ static bool where_tile(const ont_node *node, ont_tile_step *step)
 static ont_status where_run(const ont_call *call)
 {
     size_t size = ont_dtype_size(call->node->outputs[0]->dtype);
-    ont_bcast_run(call->state, (char *const[]){call->out[0], (char *)call->in[0], (char *)call->in[1], (char *)call->in[2]},
+    ont_bcast_run(call->state,
+                  (char *const[]){call->out[0], (char *)call->in[0], (char *)call->in[1], (char *)call->in[2]},
                   where_row, &size);
     return ONT_OK;
 }
@@ -119,8 +120,8 @@ static const ont_kernel where_kernels[] = {
 };
 
 const ont_op ont_op_Where = {.domain = "", .name = "Where", .since = 9, .min_inputs = 3, .max_inputs = 3,
-                             .nondiff_inputs = 1, .attributes = "", .infer = where_infer, .grad = where_grad, .tile = where_tile,
-                             ONT_KERNELS(where_kernels)};
+                             .nondiff_inputs = 1, .attributes = "", .infer = where_infer, .grad = where_grad,
+                             .tile = where_tile, ONT_KERNELS(where_kernels)};
 
 /* ---- logic on bool ---- */
 
@@ -148,7 +149,8 @@ static ont_status logic_run(const ont_call *call)
 {
     const char *name = call->node->op->name;
     logic kind = !strcmp(name, "And") ? LOGIC_AND : !strcmp(name, "Or") ? LOGIC_OR : LOGIC_XOR;
-    ont_bcast_run(call->state, (char *const[]){call->out[0], (char *)call->in[0], (char *)call->in[1]}, logic_row, &kind);
+    ont_bcast_run(call->state, (char *const[]){call->out[0], (char *)call->in[0], (char *)call->in[1]}, logic_row,
+                  &kind);
     return ONT_OK;
 }
 
@@ -209,7 +211,8 @@ static ont_status isnan_run(const ont_call *call)
     if (ont_node_in(call->node, 0)->dtype == ONT_FLOAT32)
         for (int64_t i = 0; i < n; i++) out[i] = isnan(((const float *)call->in[0])[i]) != 0;
     else
-        for (int64_t i = 0; i < n; i++) out[i] = isnan(ont_number_at(call->in[0], ont_node_in(call->node, 0)->dtype, i)) != 0;
+        for (int64_t i = 0; i < n; i++)
+            out[i] = isnan(ont_number_at(call->in[0], ont_node_in(call->node, 0)->dtype, i)) != 0;
     return ONT_OK;
 }
 
@@ -277,7 +280,8 @@ static void clip_grad(ont_grad *g)
 {
     ont_builder *b = &g->b;
     ont_value *low = I(1), *high = I(2), *dy = GO(0), *zero = ont_build_scalar(b, I(0)->dtype, 0);
-    const ont_attr *a = ont_attr_find(g->node, "min", ONT_ATTR_FLOAT), *c = ont_attr_find(g->node, "max", ONT_ATTR_FLOAT);
+    const ont_attr *a = ont_attr_find(g->node, "min", ONT_ATTR_FLOAT),
+                   *c = ont_attr_find(g->node, "max", ONT_ATTR_FLOAT);
     if (!low && a) low = ont_build_scalar(b, I(0)->dtype, a->f);
     if (!high && c) high = ont_build_scalar(b, I(0)->dtype, c->f);
     if (low) dy = ont_build3(b, "Where", ont_build2(b, "GreaterOrEqual", I(0), low), dy, zero);
@@ -306,8 +310,8 @@ static const ont_kernel clip_kernels[] = {{.name = "clip_ref", .accept = clip_ac
 
 /* (x, min, max): Clip with another slope at the bounds. */
 const ont_op ont_op_HardTanh = {.domain = ONT_DOMAIN, .name = "HardTanh", .since = 1, .min_inputs = 3, .max_inputs = 3,
-                                .flags = ONT_OP_MODEL, .nondiff_inputs = 6, .attributes = "", .infer = hard_tanh_infer, .grad = hard_tanh_grad,
-                                ONT_KERNELS(clip_kernels)};
+                                .flags = ONT_OP_MODEL, .nondiff_inputs = 6, .attributes = "", .infer = hard_tanh_infer,
+                                .grad = hard_tanh_grad, ONT_KERNELS(clip_kernels)};
 const ont_op ont_op_Clip = {.domain = "", .name = "Clip", .since = 6, .min_inputs = 1, .max_inputs = 3,
                             .nondiff_inputs = 6, .attributes = "min:f max:f", .infer = clip_infer, .grad = clip_grad,
                             ONT_KERNELS(clip_kernels)};

@@ -1,8 +1,8 @@
 /*
  * Sequences and optionals, resolved while a program is built. The only sequences that stay are outputs of
- * SequenceConstruct and SequenceEmpty, whose inputs are the items, and the only optionals those of Optional: every other
- * operator is expanded into these, or into the item that it asks for. Nothing of them exists at run time. Graph outputs
- * of these kinds are taken apart by passes/flatten.c.
+ * SequenceConstruct and SequenceEmpty, whose inputs are the items, and the only optionals those of Optional: every
+ * other operator is expanded into these, or into the item that it asks for. Nothing of them exists at run time. Graph
+ * outputs of these kinds are taken apart by passes/flatten.c.
  */
 #include <inttypes.h>
 #include <string.h>
@@ -30,7 +30,8 @@ static ont_status construct_infer(ont_graph *g, ont_node *node)
         ONT_TRY(ont_need_input(node, i, &item));
         if (item->container != ONT_TENSOR) return ont_fail(ONT_EUNSUPPORTED, "item %u is no tensor", i);
         if (i && item->dtype != dtype)
-            return ont_fail(ONT_ETYPE, "item %u is %s, item 0 is %s", i, ont_dtype_name(item->dtype), ont_dtype_name(dtype));
+            return ont_fail(ONT_ETYPE, "item %u is %s, item 0 is %s", i, ont_dtype_name(item->dtype),
+                            ont_dtype_name(dtype));
         dtype = item->dtype;
     }
     return container_out(node, ONT_SEQUENCE, dtype);
@@ -74,7 +75,8 @@ static ont_value *make_sequence(ont_builder *b, ont_value *const *items, uint32_
 }
 
 /* Position from input `index` in [-n, last), counted from the end where negative; `otherwise` where it is absent. */
-static int64_t position_of(ont_builder *b, const ont_node *node, uint32_t index, int64_t n, int64_t last, int64_t otherwise)
+static int64_t position_of(ont_builder *b, const ont_node *node, uint32_t index, int64_t n, int64_t last,
+                           int64_t otherwise)
 {
     int64_t position = otherwise;
     int count = 1;
@@ -207,7 +209,8 @@ static void map_inputs(ont_builder *b, const ont_node *node, uint32_t n_own, uin
         given[k] = ont_node_in(node, k);
         if (!given[k] || given[k]->container != ONT_SEQUENCE) continue;
         const ont_node *from = given[k]->def;
-        if (from->n_inputs != n) ont_build_fail(b, ONT_EINVAL, "input %u has %u items, input 0 has %u", k, from->n_inputs, n);
+        if (from->n_inputs != n)
+            ont_build_fail(b, ONT_EINVAL, "input %u has %u items, input 0 has %u", k, from->n_inputs, n);
         if (b->status == ONT_OK) given[k] = from->inputs[i].value;
     }
 }
@@ -218,7 +221,8 @@ static void map_expand(ont_builder *b, ont_node *node, ont_value **outputs)
     const ont_node *from = body ? sequence_of(b, node, 0) : NULL;
     if (!from) return;
     uint32_t n = from->n_inputs, n_own = body->first_capture, width = body->n_outputs;
-    ont_value **given = items_array(b, n_own), **results = items_array(b, (size_t)width * n), **column = items_array(b, n);
+    ont_value **given = items_array(b, n_own), **results = items_array(b, (size_t)width * n),
+              **column = items_array(b, n);
     if (b->status != ONT_OK) return;
     b->deferred = true;
     for (uint32_t i = 0; i < n && b->status == ONT_OK; i++) {
@@ -253,7 +257,8 @@ static void get_expand(ont_builder *b, ont_node *node, ont_value **outputs)
                                    .flags = ONT_OP_NO_FOLD | ONT_OP_CONTAINERS, .attributes = attributes_, \
                                    .infer = infer_}
 #define GOES(name_, since_, min_, max_, attributes_, expand_) \
-    const ont_op ont_op_##name_ = {.domain = "", .name = #name_, .since = since_, .min_inputs = min_, .max_inputs = max_, \
+    const ont_op ont_op_##name_ = {.domain = "", .name = #name_, .since = since_, .min_inputs = min_, \
+                                   .max_inputs = max_, \
                                    .flags = ONT_OP_CONTAINERS, .attributes = attributes_, .expand = expand_}
 STAYS(SequenceConstruct, 11, UINT32_MAX, "", construct_infer);
 STAYS(SequenceEmpty, 11, 0, "dtype:i", empty_infer);

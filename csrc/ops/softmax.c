@@ -54,7 +54,8 @@ static const char *accept_rows(const ont_node *node)
 {
     softmax_state s;
     if (ont_node_in(node, 0)->dtype != ONT_FLOAT32) return "dtype";
-    return softmax_layout(node, &ont_node_in(node, 0)->shape, &s) == ONT_OK && s.inner == 1 ? NULL : "axis is not the last";
+    return softmax_layout(node, &ont_node_in(node, 0)->shape, &s) == ONT_OK && s.inner == 1 ? NULL
+                                                                                            : "axis is not the last";
 }
 
 static int64_t row_grain(const softmax_state *s)
@@ -108,7 +109,8 @@ static ont_status backward_simd(const ont_call *call)
             for (int64_t i = 0; i < step && s->n; i++) { \
                 const type *in = x + o * s->n * step + i; \
                 type *out = y + o * s->n * step + i, most = in[0], sum = 0; \
-                for (int64_t k = 1; k < s->n; k++) most = in[k * step] > most || isnan(in[k * step]) ? in[k * step] : most; \
+                for (int64_t k = 1; k < s->n; k++) most = in[k * step] > most || isnan(in[k * step]) ? in[k * step] \
+                                                        : most; \
                 for (int64_t k = 0; k < s->n; k++) sum += exp_(in[k * step] - most); \
                 for (int64_t k = 0; k < s->n; k++) \
                     out[k * step] = s->log ? in[k * step] - most - log_(sum) : exp_(in[k * step] - most) / sum; \
@@ -181,8 +183,8 @@ static const ont_kernel backward_kernels[] = {
 };
 
 const ont_op ont_op_Softmax = {.domain = "", .name = "Softmax", .since = 1, .min_inputs = 1, .max_inputs = 1,
-                               .flags = ONT_OP_CHEAP, .attributes = "axis:i", .infer = softmax_infer, .grad = softmax_grad,
-                               ONT_KERNELS(forward_kernels)};
+                               .flags = ONT_OP_CHEAP, .attributes = "axis:i", .infer = softmax_infer,
+                               .grad = softmax_grad, ONT_KERNELS(forward_kernels)};
 const ont_op ont_op_LogSoftmax = {.domain = "", .name = "LogSoftmax", .since = 1, .min_inputs = 1, .max_inputs = 1,
                                   .attributes = "axis:i", .infer = softmax_infer, .grad = log_softmax_grad,
                                   ONT_KERNELS(forward_kernels)};

@@ -8,8 +8,8 @@
 
 #include "base/parallel.h"
 
-void ont_strided_init(ont_strided *s, const ont_shape *dims, const int64_t *from, int64_t from_offset, const int64_t *to,
-                      int64_t to_offset, size_t size)
+void ont_strided_init(ont_strided *s, const ont_shape *dims, const int64_t *from, int64_t from_offset,
+                      const int64_t *to, int64_t to_offset, size_t size)
 {
     int64_t bytes = (int64_t)size;
     *s = (ont_strided){.size = size, .from_offset = from_offset * bytes, .to_offset = to_offset * bytes, .count = 1};

@@ -18,8 +18,8 @@ typedef struct ont_strided {
 } ont_strided;
 
 /* Strides and offsets in elements. */
-void ont_strided_init(ont_strided *s, const ont_shape *dims, const int64_t *from, int64_t from_offset, const int64_t *to,
-                      int64_t to_offset, size_t size);
+void ont_strided_init(ont_strided *s, const ont_shape *dims, const int64_t *from, int64_t from_offset,
+                      const int64_t *to, int64_t to_offset, size_t size);
 void ont_strided_copy(const ont_strided *s, const void *from, void *to);
 
 #endif

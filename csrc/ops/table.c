@@ -41,9 +41,9 @@ static const struct {
     char letter;
     const char *text;
 } kinds[] = {
-    [ONT_ATTR_INT] = {'i', "an int"},       [ONT_ATTR_FLOAT] = {'f', "a float"},   [ONT_ATTR_STRING] = {'s', "a string"},
-    [ONT_ATTR_TENSOR] = {'t', "a tensor"},  [ONT_ATTR_GRAPH] = {'g', "a graph"},   [ONT_ATTR_INTS] = {'I', "ints"},
-    [ONT_ATTR_FLOATS] = {'F', "floats"},    [ONT_ATTR_STRINGS] = {'S', "strings"},
+    [ONT_ATTR_INT] = {'i', "an int"},      [ONT_ATTR_FLOAT] = {'f', "a float"},   [ONT_ATTR_STRING] = {'s', "a string"},
+    [ONT_ATTR_TENSOR] = {'t', "a tensor"}, [ONT_ATTR_GRAPH] = {'g', "a graph"},   [ONT_ATTR_INTS] = {'I', "ints"},
+    [ONT_ATTR_FLOATS] = {'F', "floats"},   [ONT_ATTR_STRINGS] = {'S', "strings"},
 };
 
 static const char *kind_text(char letter)
@@ -71,8 +71,8 @@ ont_status ont_op_check_attributes(const ont_node *node)
             return ont_fail(ONT_EUNSUPPORTED, "%s '%s': attribute '%s' is not supported (known: %s)", node->op_type,
                             node->name, attr->name, *list ? list : "none");
         if (!memchr(letters, kinds[attr->kind].letter, strcspn(letters, " ")))
-            return ont_fail(ONT_EINVAL, "%s '%s': attribute '%s' is %s, expected %s", node->op_type, node->name, attr->name,
-                            kinds[attr->kind].text, kind_text(*letters));
+            return ont_fail(ONT_EINVAL, "%s '%s': attribute '%s' is %s, expected %s", node->op_type, node->name,
+                            attr->name, kinds[attr->kind].text, kind_text(*letters));
     }
     return ONT_OK;
 }
@@ -98,7 +98,8 @@ static bool is_disabled(const char *op, const char *kernel)
         if (at[length] != ',') continue;
         if (at[-1] == ',') return true;
         size_t before = (size_t)(at - disabled);
-        if (before > prefix + 1 && at[-1] == ':' && !strncmp(at - 1 - prefix, op, prefix) && at[-2 - (ptrdiff_t)prefix] == ',')
+        if (before > prefix + 1 && at[-1] == ':' && !strncmp(at - 1 - prefix, op, prefix) &&
+            at[-2 - (ptrdiff_t)prefix] == ',')
             return true;
     }
     return false;
@@ -163,6 +164,7 @@ ont_status ont_op_choose(const ont_node *node, const ont_device *device, const o
         int n = snprintf(reasons + used, sizeof reasons - used, "%s%s: %s", used ? "; " : "", candidate->name, reason);
         if (n > 0 && used + (size_t)n < sizeof reasons) used += (size_t)n;
     }
-    return ont_fail(ONT_EUNSUPPORTED, "%s '%s': no kernel%s%s takes it (%s); its inputs are %s", node->op_type, node->name,
-                    device ? " of device " : "", device ? device->kind->name : "", used ? reasons : "there is none", inputs_text(node, inputs, sizeof inputs));
+    return ont_fail(ONT_EUNSUPPORTED, "%s '%s': no kernel%s%s takes it (%s); its inputs are %s", node->op_type,
+                    node->name, device ? " of device " : "", device ? device->kind->name : "",
+                    used ? reasons : "there is none", inputs_text(node, inputs, sizeof inputs));
 }

@@ -111,6 +111,7 @@ static const ont_kernel kernels[] = {{.name = "tfidf_ref", .accept = ont_accept_
 const ont_op ont_op_TfIdfVectorizer = {.domain = "", .name = "TfIdfVectorizer", .since = 9, .min_inputs = 1,
                                        .max_inputs = 1,
                                        .flags = ONT_OP_NO_GRAD,
-                                       .attributes = "max_gram_length:i max_skip_count:i min_gram_length:i mode:s ngram_counts:I "
-                                                     "ngram_indexes:I pool_int64s:I pool_strings:S weights:F",
+                                       .attributes = "max_gram_length:i max_skip_count:i min_gram_length:i mode:s "
+                                                     "ngram_counts:I ngram_indexes:I pool_int64s:I pool_strings:S "
+                                                     "weights:F",
                                        .infer = tfidf_infer, ONT_KERNELS(kernels)};

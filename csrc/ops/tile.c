@@ -92,8 +92,8 @@ static void run_step(const tile *t, int step, int64_t n)
         ont_where_loop(ont_dtype_size(s->out), in[0], stride[0], in[1], stride[1], in[2], stride[2], out, n);
         break;
     case ONT_TILE_DROPOUT:
-        t->simd->dropout(in[0], out, NULL, t->bind->first + t->at, n, t->bind->seed, (uint64_t)s->stream, (uint32_t)s->p[0],
-                         (float)s->p[1]);
+        t->simd->dropout(in[0], out, NULL, t->bind->first + t->at, n, t->bind->seed, (uint64_t)s->stream,
+                         (uint32_t)s->p[0], (float)s->p[1]);
         break;
     case ONT_TILE_CAST: cast_step(t, s, in[0], out, n); break;
     case ONT_TILE_KINDS: break;
@@ -118,8 +118,9 @@ ont_status ont_tile_write(ont_graph *g, ont_node *node, const ont_tile_program *
     double parameters[ONT_TILE_STEPS * 2];
     for (int j = 0; j < p->n_steps; j++) {
         const ont_tile_step *s = &p->steps[j];
-        memcpy(steps + j * INTS_PER_STEP, (int64_t[]){s->kind, s->loop, s->in, s->out, s->operand[0], s->operand[1], s->operand[2],
-                                                      s->stream}, INTS_PER_STEP * sizeof *steps);
+        memcpy(steps + j * INTS_PER_STEP,
+               (int64_t[]){s->kind, s->loop, s->in, s->out, s->operand[0], s->operand[1], s->operand[2], s->stream},
+               INTS_PER_STEP * sizeof *steps);
         memcpy(parameters + 2 * j, s->p, sizeof s->p);
     }
     for (int k = 0; k < p->n_results; k++) results[k] = p->result[k];
@@ -153,19 +154,23 @@ ont_status ont_tile_read(const ont_node *node, ont_tile_program *p)
 {
     static const int arity[ONT_TILE_KINDS] = {1, 2, 3, 1, 1};
     size_t n_steps, n_parameters, n_results;
-    const int64_t *steps = ont_attr_ints(node, "steps", &n_steps), *results = ont_attr_ints(node, "results", &n_results);
+    const int64_t *steps = ont_attr_ints(node, "steps", &n_steps),
+                  *results = ont_attr_ints(node, "results", &n_results);
     const double *parameters = ont_attr_floats(node, "parameters", &n_parameters);
-    *p = (ont_tile_program){.n_operands = (int)node->n_inputs, .n_steps = (int)(n_steps / INTS_PER_STEP), .n_results = (int)n_results};
+    *p = (ont_tile_program){.n_operands = (int)node->n_inputs, .n_steps = (int)(n_steps / INTS_PER_STEP),
+                            .n_results = (int)n_results};
     bool sound = n_steps && n_steps % INTS_PER_STEP == 0 && n_steps <= ONT_TILE_STEPS * INTS_PER_STEP &&
                  n_parameters == n_steps / INTS_PER_STEP * 2 && n_results && n_results <= ONT_TILE_RESULTS &&
                  node->n_inputs <= ONT_TILE_OPERANDS;
     for (int j = 0; sound && j < p->n_steps; j++) {
         const int64_t *s = steps + j * INTS_PER_STEP;
-        sound = s[0] >= 0 && s[0] < ONT_TILE_KINDS && s[1] >= 0 && s[1] < ONT_LOOP_COUNT && is_dtype(s[2]) && is_dtype(s[3]);
+        sound = s[0] >= 0 && s[0] < ONT_TILE_KINDS && s[1] >= 0 && s[1] < ONT_LOOP_COUNT && is_dtype(s[2]) &&
+                is_dtype(s[3]);
         if (!sound) break;
         p->steps[j] = (ont_tile_step){.kind = (ont_tile_kind)s[0], .loop = (ont_loop)s[1], .in = (ont_dtype)s[2],
                                       .out = (ont_dtype)s[3], .n_operands = arity[s[0]], .stream = s[7],
-                                      .operand = {(int)s[4], (int)s[5], (int)s[6]}, .p = {parameters[2 * j], parameters[2 * j + 1]}};
+                                      .operand = {(int)s[4], (int)s[5], (int)s[6]},
+                                      .p = {parameters[2 * j], parameters[2 * j + 1]}};
         sound = is_sound(p, j);
     }
     for (size_t k = 0; sound && k < n_results; k++) {
@@ -176,6 +181,7 @@ ont_status ont_tile_read(const ont_node *node, ont_tile_program *p)
         sound = ont_node_in(node, i) != NULL;
         if (sound) p->operand_size[i] = ont_dtype_size(ont_node_in(node, i)->dtype);
     }
-    if (!sound || p->result[0] != p->n_steps - 1 || !ont_tile_link(p)) return ont_fail(ONT_EINVAL, "the steps make no program");
+    if (!sound || p->result[0] != p->n_steps - 1 || !ont_tile_link(p))
+        return ont_fail(ONT_EINVAL, "the steps make no program");
     return ONT_OK;
 }

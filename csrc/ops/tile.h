@@ -1,9 +1,9 @@
 /*
  * Elementwise steps over tiles that stay in the first-level cache: what a group of operators of one shape becomes.
  *
- * An operator says by the tile() of its descriptor which step it is; passes/fuse_elementwise.c makes groups, ops/fused.c
- * runs them. Intermediate values live in registers, which are tiles of scratch. The loops are those of simd/, so a group
- * gives the same numbers as its operators one by one.
+ * An operator says by the tile() of its descriptor which step it is; passes/fuse_elementwise.c makes groups,
+ * ops/fused.c runs them. Intermediate values live in registers, which are tiles of scratch. The loops are those of
+ * simd/, so a group gives the same numbers as its operators one by one.
  */
 #ifndef ONT_OPS_TILE_H
 #define ONT_OPS_TILE_H
@@ -33,7 +33,8 @@ struct ont_tile_step {
     ont_loop loop;
     ont_dtype in, out; /* of the operands (of Where: of its branches) and of the result */
     int n_operands;
-    int operand[3]; /* below the program's n_operands: an operand; from there on the result of step (operand - n_operands) */
+    int operand[3]; /* below the program's n_operands: an operand; from there on the result of step (operand -
+                       n_operands) */
     double p[2];
     int64_t stream;
 };
@@ -42,7 +43,8 @@ typedef struct ont_tile_program {
     int n_operands, n_steps, n_results;
     size_t operand_size[ONT_TILE_OPERANDS];
     ont_tile_step steps[ONT_TILE_STEPS];
-    int result[ONT_TILE_RESULTS]; /* the step of each; result 0 is the last step's, so it may share any operand's storage */
+    int result[ONT_TILE_RESULTS]; /* the step of each; result 0 is the last step's, so it may share any operand's
+                                     storage */
     int place[ONT_TILE_STEPS];    /* by ont_tile_link(): register, or -1 - k for result k */
 } ont_tile_program;
 
@@ -70,7 +72,7 @@ ont_status ont_tile_read(const ont_node *node, ont_tile_program *p) ONT_MUST_USE
 bool ont_unary_tile(const ont_node *node, ont_tile_step *step);
 bool ont_binary_tile(const ont_node *node, ont_tile_step *step);
 /* select.c: out = condition ? x : y for elements of `size` bytes; strides in elements */
-void ont_where_loop(size_t size, const uint8_t *condition, int64_t sc, const void *x, int64_t sx, const void *y, int64_t sy,
-                    void *out, int64_t n);
+void ont_where_loop(size_t size, const uint8_t *condition, int64_t sc, const void *x, int64_t sx, const void *y,
+                    int64_t sy, void *out, int64_t n);
 
 #endif

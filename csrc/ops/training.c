@@ -1,6 +1,6 @@
 /*
- * Domain ai.onnx.preview.training: Adagrad, Adam and Momentum as formulas over any number of tensors, and Gradient, whose
- * nodes passes/infer.c replaces by the derivative that it names.
+ * Domain ai.onnx.preview.training: Adagrad, Adam and Momentum as formulas over any number of tensors, and Gradient,
+ * whose nodes passes/infer.c replaces by the derivative that it names.
  */
 #include <math.h>
 #include <string.h>
@@ -27,7 +27,8 @@ typedef struct optimiser {
 
 static bool begin(ont_builder *b, ont_node *node, uint32_t kinds, optimiser *o)
 {
-    *o = (optimiser){.b = b, .node = node, .n = (node->n_inputs - 2) / kinds, .rate = ont_node_in(node, 0), .step = ont_node_in(node, 1)};
+    *o = (optimiser){.b = b, .node = node, .n = (node->n_inputs - 2) / kinds, .rate = ont_node_in(node, 0),
+                       .step = ont_node_in(node, 1)};
     bool whole = o->n && (node->n_inputs - 2) % kinds == 0;
     for (uint32_t i = 0; i < node->n_inputs && whole; i++) whole = ont_node_in(node, i) != NULL;
     for (uint32_t i = 0; i < o->n && whole; i++)

@@ -16,7 +16,8 @@ static ont_status set_view(ont_node *node, const ont_shape *shape)
     const ont_value *x = ont_node_in(node, 0);
     if (ont_shape_count(shape) != ont_shape_count(&x->shape)) {
         char from[ONT_SHAPE_TEXT], to[ONT_SHAPE_TEXT];
-        return ont_fail(ONT_EINVAL, "%s cannot be seen as %s", ont_shape_text(&x->shape, from), ont_shape_text(shape, to));
+        return ont_fail(ONT_EINVAL, "%s cannot be seen as %s", ont_shape_text(&x->shape, from),
+                        ont_shape_text(shape, to));
     }
     return ont_infer_out(node, 0, x->dtype, shape);
 }
@@ -55,7 +56,8 @@ static ont_status reshape_infer(ont_graph *g, ont_node *node)
     total = ont_shape_count(&x->shape);
     for (int i = 0; i < n; i++) {
         if (dims[i] == 0 && !allow_zero) {
-            if (i >= x->shape.rank) return ont_fail(ONT_EINVAL, "shape[%d] is 0, but the input has rank %d", i, x->shape.rank);
+            if (i >= x->shape.rank)
+                return ont_fail(ONT_EINVAL, "shape[%d] is 0, but the input has rank %d", i, x->shape.rank);
             dims[i] = x->shape.dims[i];
         }
         if (dims[i] < -1) return ont_fail(ONT_EINVAL, "shape[%d] is %" PRId64, i, dims[i]);
@@ -67,7 +69,8 @@ static ont_status reshape_infer(ont_graph *g, ont_node *node)
         }
     }
     if (infer >= 0) {
-        if (known == 0 || total % known) return ont_fail(ONT_EINVAL, "%" PRId64 " elements cannot fill the -1 of the shape", total);
+        if (known == 0 || total % known)
+            return ont_fail(ONT_EINVAL, "%" PRId64 " elements cannot fill the -1 of the shape", total);
         dims[infer] = total / known;
     }
     ont_shape shape = ont_shape_of(n, dims);
@@ -84,7 +87,8 @@ static ont_status flatten_infer(ont_graph *g, ont_node *node)
     ont_value *x;
     ONT_TRY(ont_need_input(node, 0, &x));
     int64_t axis = ont_attr_int(node, "axis", 1), rank = x->shape.rank;
-    if (axis < -rank || axis > rank) return ont_fail(ONT_EINVAL, "axis %" PRId64 " is out of range for rank %" PRId64, axis, rank);
+    if (axis < -rank || axis > rank)
+        return ont_fail(ONT_EINVAL, "axis %" PRId64 " is out of range for rank %" PRId64, axis, rank);
     if (axis < 0) axis += rank;
     ont_shape shape = {.rank = 2};
     shape.dims[0] = ont_shape_count_range(&x->shape, 0, (int)axis);
@@ -122,7 +126,8 @@ static ont_status squeeze_infer(ont_graph *g, ont_node *node)
     ONT_TRY(read_axes(node, x->shape.rank, drop, &count));
     for (int i = 0; i < x->shape.rank; i++) {
         if (count < 0) drop[i] = x->shape.dims[i] == 1;
-        if (drop[i] && x->shape.dims[i] != 1) return ont_fail(ONT_EINVAL, "axis %d has %" PRId64 " entries, not 1", i, x->shape.dims[i]);
+        if (drop[i] && x->shape.dims[i] != 1)
+            return ont_fail(ONT_EINVAL, "axis %d has %" PRId64 " entries, not 1", i, x->shape.dims[i]);
         if (!drop[i]) shape.dims[shape.rank++] = x->shape.dims[i];
     }
     return set_view(node, &shape);

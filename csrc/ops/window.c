@@ -6,7 +6,8 @@
 #include <inttypes.h>
 #include <string.h>
 
-static ont_status read_list(const ont_node *node, const char *name, int64_t otherwise, int n, int64_t least, int64_t *out)
+static ont_status read_list(const ont_node *node, const char *name, int64_t otherwise, int n, int64_t least,
+                            int64_t *out)
 {
     int given;
     int64_t values[2 * ONT_WINDOW_RANK];
@@ -35,7 +36,8 @@ static ont_status set_output(const ont_node *node, ont_window *w, int d, const c
     if (!strncmp(auto_pad, "SAME", 4)) pad_same(w, d, extent, !strcmp(auto_pad, "SAME_UPPER"));
     int64_t span = w->in[d] + w->begin[d] + w->end[d] - extent;
     if (span < 0)
-        return ont_fail(ONT_EINVAL, "a window of %" PRId64 " does not fit in %" PRId64 " padded cells of spatial dim %d", extent,
+        return ont_fail(ONT_EINVAL,
+                        "a window of %" PRId64 " does not fit in %" PRId64 " padded cells of spatial dim %d", extent,
                         w->in[d] + w->begin[d] + w->end[d], d);
     bool ceil_mode = ont_attr_int(node, "ceil_mode", 0);
     w->out[d] = (span + (ceil_mode ? w->stride[d] - 1 : 0)) / w->stride[d] + 1;
@@ -61,7 +63,8 @@ ont_status ont_window_init(const ont_node *node, const ont_shape *x, const int64
     ONT_TRY(read_list(node, "dilations", 1, w->rank, 1, w->dilation));
     ONT_TRY(read_list(node, "pads", 0, 2 * w->rank, 0, pads));
     const char *auto_pad = ont_attr_string(node, "auto_pad", "NOTSET");
-    if (strcmp(auto_pad, "NOTSET") && strcmp(auto_pad, "VALID") && strcmp(auto_pad, "SAME_UPPER") && strcmp(auto_pad, "SAME_LOWER"))
+    if (strcmp(auto_pad, "NOTSET") && strcmp(auto_pad, "VALID") && strcmp(auto_pad, "SAME_UPPER") &&
+        strcmp(auto_pad, "SAME_LOWER"))
         return ont_fail(ONT_EINVAL, "auto_pad is '%s'", auto_pad);
     bool explicit_pads = !strcmp(auto_pad, "NOTSET");
     for (int d = 0; d < w->rank; d++) {

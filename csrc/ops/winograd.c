@@ -1,9 +1,8 @@
 /*
- * Winograd convolution F(4x4, 3x3) in float32: forward, gradient of the input (a forward with the weights turned) and gradient
- * of the weights. 36 multiplications do the work of 144; see simd/winograd.h. Tiles are worked on in groups whose transforms
- * stay in the caches; every sum has one order, whatever the number of threads.
- * NaN and infinity in a tile reach all results that the tile has a part in (up to 4 x 4 instead of 3 x 3 of them), infinity
- * mostly as NaN.
+ * Winograd convolution F(4x4, 3x3) in float32: forward, gradient of the input (a forward with the weights turned) and
+ * gradient of the weights. 36 multiplications do the work of 144; see simd/winograd.h. Tiles are worked on in groups
+ * whose transforms stay in the caches; every sum has one order, whatever the number of threads. NaN and infinity in a
+ * tile reach all results that the tile has a part in (up to 4 x 4 instead of 3 x 3 of them), infinity mostly as NaN.
  */
 #include "ops/winograd.h"
 
@@ -71,7 +70,8 @@ static int64_t band_floats(const ont_winograd *s)
     return ONT_WINO_IN * (4 * s->columns + 2) * LANES;
 }
 
-/* Parts of a group, so that all threads have something to do: its products are shared out by channels of the result first. */
+/* Parts of a group, so that all threads have something to do: its products are shared out by channels of the result
+ * first. */
 static int64_t parts_of(int64_t channel_parts, int64_t tiles, int threads)
 {
     int64_t parts = 1, limit = least(MAX_PARTS, ceil_div(tiles, 2 * ONT_WINO_TILES));
@@ -117,7 +117,8 @@ static void plan_grad(ont_winograd *s)
     s->v_at = reserve(&s->work_bytes, ONT_WINO_POINTS * s->v_plane);
     s->w_at = reserve(&s->work_bytes, ONT_WINO_POINTS * s->w_plane);
     s->sums_at = s->work_bytes;
-    if (s->group_bands < s->bands) reserve(&s->work_bytes, result_blocks * s->channel_blocks / 2 * ONT_WINO_POINTS * s->m_plane);
+    if (s->group_bands < s->bands)
+        reserve(&s->work_bytes, result_blocks * s->channel_blocks / 2 * ONT_WINO_POINTS * s->m_plane);
     s->slots_at = s->work_bytes;
     reserve(&s->slot_bytes, band_floats(s));
     reserve(&s->slot_bytes, ONT_WINO_POINTS * s->m_plane);
@@ -126,7 +127,8 @@ static void plan_grad(ont_winograd *s)
 void ont_winograd_init(const ont_conv *conv, ont_conv_kind kind, int threads, ont_winograd *s)
 {
     bool turned = kind == ONT_CONV_GRAD_INPUT;
-    *s = (ont_winograd){.kind = kind, .n = conv->n, .c = turned ? conv->o : conv->c, .k = turned ? conv->c : conv->o, .slots = threads};
+    *s = (ont_winograd){.kind = kind, .n = conv->n, .c = turned ? conv->o : conv->c, .k = turned ? conv->c : conv->o,
+                        .slots = threads};
     for (int d = 0; d < 2; d++) {
         s->in[d] = turned ? conv->out[d + 1] : conv->in[d + 1];
         s->out[d] = turned ? conv->in[d + 1] : conv->out[d + 1];
@@ -158,8 +160,10 @@ typedef struct source {
 static void fill_band(const job *j, const source *x, int64_t band, int64_t channel, float *out)
 {
     const ont_winograd *s = j->s;
-    int64_t columns = 4 * s->columns + x->tile - 4, row_floats = columns * LANES, lanes = least(LANES, x->channels - channel);
-    int64_t top = band % s->rows * 4 - x->above, width = least(x->width, columns - x->left), area = x->height * x->width;
+    int64_t columns = 4 * s->columns + x->tile - 4, row_floats = columns * LANES,
+            lanes = least(LANES, x->channels - channel);
+    int64_t top = band % s->rows * 4 - x->above, width = least(x->width, columns - x->left),
+            area = x->height * x->width;
     const float *image = x->data + (band / s->rows * x->channels + channel) * area;
     for (int64_t r = 0; r < x->tile; r++, out += row_floats) {
         if (top + r < 0 || top + r >= x->height || lanes <= 0) {
@@ -190,8 +194,9 @@ static void clear_rest(const job *j, const source *x)
     for (int64_t t = j->bands * j->s->columns; t < j->tiles; t++)
         for (int64_t p = 0; p < ONT_WINO_POINTS; p++)
             for (int64_t b = 0; b < x->blocks; b++)
-                memset(x->to + p * x->plane + t / ONT_WINO_TILES * x->block_step + b * x->channel_step + t % ONT_WINO_TILES * LANES, 0,
-                       LANES * sizeof(float));
+                memset(x->to + p * x->plane + t / ONT_WINO_TILES * x->block_step + b * x->channel_step +
+                           t % ONT_WINO_TILES * LANES,
+                       0, LANES * sizeof(float));
 }
 
 static char *slot_at(const job *j, int64_t slot)
@@ -211,10 +216,11 @@ static void transform_share(const job *j, const source *x, int64_t slot)
 static source x_of(const job *j, bool grad)
 {
     const ont_winograd *s = j->s;
-    return (source){.data = j->src, .channels = s->c, .height = s->in[0], .width = s->in[1], .above = s->pad[0], .left = s->pad[1],
-                    .tile = ONT_WINO_IN, .transform = j->loops->input, .to = (float *)(j->work + s->v_at), .plane = s->v_plane,
-                    .blocks = s->channel_blocks, .block_step = grad ? BLOCK : s->channel_blocks * BLOCK,
-                    .channel_step = grad ? s->group_tiles * LANES : BLOCK};
+    return (source){.data = j->src, .channels = s->c, .height = s->in[0], .width = s->in[1], .above = s->pad[0],
+                    .left = s->pad[1], .tile = ONT_WINO_IN, .transform = j->loops->input,
+                    .to = (float *)(j->work + s->v_at), .plane = s->v_plane, .blocks = s->channel_blocks,
+                    .block_step = grad ? BLOCK : s->channel_blocks * BLOCK, .channel_step = grad
+                    ? s->group_tiles * LANES : BLOCK};
 }
 
 static source dy_of(const job *j)
@@ -259,7 +265,8 @@ static void transform_weights(const job *j, int64_t lane, int64_t c, int64_t n, 
         j->loops->filter(first, turned ? -LANES : LANES, u + i * ONT_WINO_WIDTH, s->u_plane);
     }
     for (int64_t i = n; i % LANES; i++)
-        for (int64_t p = 0; p < ONT_WINO_POINTS; p++) memset(u + p * s->u_plane + i * ONT_WINO_WIDTH, 0, LANES * sizeof *u);
+        for (int64_t p = 0; p < ONT_WINO_POINTS; p++)
+            memset(u + p * s->u_plane + i * ONT_WINO_WIDTH, 0, LANES * sizeof *u);
 }
 
 /* Tiles [tile, tile + count) of one band, sixteen channels from `lane` on, to the result. */
@@ -270,7 +277,8 @@ static void write_tiles(const job *j, const float *m, int64_t tile, int64_t coun
     int64_t lanes = least(LANES, s->k - lane), area = s->out[0] * s->out[1], stage_row = count * 4 * LANES;
     float bias[LANES] = {0};
     if (j->bias) memcpy(bias, j->bias + lane, (size_t)lanes * sizeof *bias);
-    for (int64_t i = 0; i < count; i++) j->loops->output(m + i * ONT_WINO_WIDTH, s->m_plane, bias, stage + i * 4 * LANES, stage_row);
+    for (int64_t i = 0; i < count; i++)
+        j->loops->output(m + i * ONT_WINO_WIDTH, s->m_plane, bias, stage + i * 4 * LANES, stage_row);
     float *to = j->dst + (band / s->rows * s->k + lane) * area + row * s->out[1] + column;
     for (int64_t r = 0; r < least(4, s->out[0] - row); r++)
         j->loops->scatter(stage + r * stage_row, area, lanes, least(count * 4, s->out[1] - column), to + r * s->out[1]);
@@ -281,15 +289,17 @@ static void multiply_part(const job *j, int64_t lane, int64_t block, int64_t cou
 {
     const ont_winograd *s = j->s;
     size_t at = 0;
-    float *stage = (float *)(scratch + reserve(&at, band_floats(s))), *u = (float *)(scratch + reserve(&at, ONT_WINO_POINTS * s->u_plane));
+    float *stage = (float *)(scratch + reserve(&at, band_floats(s))),
+          *u = (float *)(scratch + reserve(&at, ONT_WINO_POINTS * s->u_plane));
     float *m = (float *)(scratch + reserve(&at, ONT_WINO_POINTS * s->m_plane)), *taps = (float *)(scratch + at);
     const float *v = (const float *)(j->work + s->v_at) + block * s->channel_blocks * BLOCK;
     for (int64_t c = 0; c < s->channel_blocks; c += CHUNK) {
         int64_t blocks = least(CHUNK, s->channel_blocks - c), n = least(blocks * LANES, s->c - c * LANES);
-        for (int half = 0; half < 2; half++) transform_weights(j, lane + half * LANES, c * LANES, n, taps, u + half * LANES);
+        for (int half = 0; half < 2; half++)
+            transform_weights(j, lane + half * LANES, c * LANES, n, taps, u + half * LANES);
         for (int64_t p = 0; p < ONT_WINO_POINTS; p++)
-            j->loops->product(v + p * s->v_plane + c * BLOCK, s->channel_blocks * BLOCK, u + p * s->u_plane, m + p * s->m_plane, count,
-                              blocks, c > 0);
+            j->loops->product(v + p * s->v_plane + c * BLOCK, s->channel_blocks * BLOCK, u + p * s->u_plane,
+                              m + p * s->m_plane, count, blocks, c > 0);
     }
     int64_t first = block * ONT_WINO_TILES, end = least(first + count * ONT_WINO_TILES, j->bands * s->columns);
     for (int64_t t = first, run; t < end; t += run) {
@@ -303,17 +313,21 @@ static void multiply_forward(void *context, int64_t first, int64_t last)
 {
     const job *j = context;
     const ont_winograd *s = j->s;
-    int64_t blocks = j->tiles / ONT_WINO_TILES, parts = ceil_div(blocks, s->part_blocks), items = ceil_div(s->k, ONT_WINO_WIDTH) * parts;
+    int64_t blocks = j->tiles / ONT_WINO_TILES, parts = ceil_div(blocks, s->part_blocks),
+            items = ceil_div(s->k, ONT_WINO_WIDTH) * parts;
     for (int64_t slot = first; slot < last; slot++)
         for (int64_t i = items * slot / s->slots; i < items * (slot + 1) / s->slots; i++) {
             int64_t block = i % parts * s->part_blocks;
-            multiply_part(j, i / parts * ONT_WINO_WIDTH, block, least(s->part_blocks, blocks - block), slot_at(j, slot));
+            multiply_part(j, i / parts * ONT_WINO_WIDTH, block, least(s->part_blocks, blocks - block),
+                          slot_at(j, slot));
         }
 }
 
-void ont_winograd_compute(const ont_winograd *s, const float *src, const float *weight, const float *bias, float *dst, char *work)
+void ont_winograd_compute(const ont_winograd *s, const float *src, const float *weight, const float *bias, float *dst,
+                          char *work)
 {
-    job j = {.s = s, .loops = ont_simd_winograd(), .src = src, .weight = weight, .bias = bias, .dst = dst, .work = work};
+    job j = {.s = s, .loops = ont_simd_winograd(), .src = src, .weight = weight, .bias = bias, .dst = dst,
+             .work = work};
     each_group(&j, transform_forward, multiply_forward);
 }
 
@@ -352,10 +366,11 @@ static void multiply_grad(void *context, int64_t first, int64_t last)
         for (int64_t i = items * slot / s->slots; i < items * (slot + 1) / s->slots; i++) {
             size_t at = 0;
             reserve(&at, band_floats(s));
-            float *m = once ? (float *)(slot_at(j, slot) + at) : (float *)(j->work + s->sums_at) + i * ONT_WINO_POINTS * s->m_plane;
+            float *m = once ? (float *)(slot_at(j, slot) + at)
+                            : (float *)(j->work + s->sums_at) + i * ONT_WINO_POINTS * s->m_plane;
             for (int64_t p = 0; p < ONT_WINO_POINTS; p++)
-                j->loops->product_grad(w + p * s->w_plane + i / pairs * step, v + p * s->v_plane + i % pairs * 2 * step, step,
-                                       m + p * s->m_plane, j->tiles, j->first_band > 0);
+                j->loops->product_grad(w + p * s->w_plane + i / pairs * step, v + p * s->v_plane + i % pairs * 2 * step,
+                                       step, m + p * s->m_plane, j->tiles, j->first_band > 0);
             if (end) write_weights(j, m, i / pairs * LANES, i % pairs * ONT_WINO_WIDTH);
         }
 }

@@ -24,12 +24,12 @@ void ont_winograd_enable(bool on);
 /* ---- one convolution: what the kernels and the measurement share ---- */
 
 /*
- * Tiles of a source, in groups: the transformed tiles of a group are in the caches while they are multiplied. A convolution's
- * gradient of the input is a convolution of dy with the weights turned, and its source is dy.
+ * Tiles of a source, in groups: the transformed tiles of a group are in the caches while they are multiplied. A
+ * convolution's gradient of the input is a convolution of dy with the weights turned, and its source is dy.
  */
 typedef struct ont_winograd {
     ont_conv_kind kind;
-    int64_t n, c, k;            /* images; channels that are summed over (of x for a weight's gradient); channels of the result */
+    int64_t n, c, k; /* images; channels that are summed over (of x for a weight's gradient); channels of the result */
     int64_t in[2], out[2];      /* of the source; of what is written, or of dy */
     int64_t pad[2];
     int64_t rows, columns;      /* of tiles in an image */
@@ -45,7 +45,8 @@ typedef struct ont_winograd {
 const char *ont_winograd_refuses(const ont_conv *conv);
 void ont_winograd_init(const ont_conv *conv, ont_conv_kind kind, int threads, ont_winograd *s);
 /* src and weight to dst, or (dy, x) to the weight's gradient; bias may be NULL. */
-void ont_winograd_compute(const ont_winograd *s, const float *src, const float *weight, const float *bias, float *dst, char *work);
+void ont_winograd_compute(const ont_winograd *s, const float *src, const float *weight, const float *bias, float *dst,
+                          char *work);
 void ont_winograd_compute_grad(const ont_winograd *s, const float *dy, const float *x, float *dweight, char *work);
 
 #endif

@@ -1,6 +1,7 @@
 /*
- * Which convolutions go to Winograd's algorithm, and the kernels' entry points. Where the multiplications saved are few, none;
- * else what is faster on a small convolution of the same kind, measured once a process: a shape's choice does not change.
+ * Which convolutions go to Winograd's algorithm, and the kernels' entry points. Where the multiplications saved are
+ * few, none; else what is faster on a small convolution of the same kind, measured once a process: a shape's choice
+ * does not change.
  */
 #include <pthread.h>
 #include <string.h>
@@ -142,7 +143,8 @@ static bool same_sample(const ont_conv *a, const ont_conv *b)
 {
     bool same = a->n == b->n && a->c == b->c && a->o == b->o;
     for (int d = 1; d < 3; d++)
-        same &= a->in[d] == b->in[d] && a->out[d] == b->out[d] && a->pad[d] == b->pad[d] && a->pad_end[d] == b->pad_end[d];
+        same &= a->in[d] == b->in[d] && a->out[d] == b->out[d] && a->pad[d] == b->pad[d] &&
+                a->pad_end[d] == b->pad_end[d];
     return same;
 }
 
@@ -152,13 +154,16 @@ static bool is_faster(const ont_conv *c, ont_conv_kind kind)
     double took[2];
     size_t i = 0;
     pthread_mutex_lock(&cache_lock);
-    while (i < n_known && !(cache[i].kind == kind && cache[i].threads == k.threads && same_sample(&cache[i].sample, &k.sample))) i++;
+    while (i < n_known && !(cache[i].kind == kind && cache[i].threads == k.threads &&
+                            same_sample(&cache[i].sample, &k.sample))) i++;
     if (i < n_known)
         k.faster = cache[i].faster;
     else if (n_known < KNOWN && measure(&k.sample, kind, k.threads, took)) {
         k.faster = took[1] < GAIN * took[0];
-        ont_log(ONT_LOG_DEBUG, "convolution of %lld to %lld channels, %lld x %lld, part %d: oneDNN %.0f us, Winograd %.0f us",
-                (long long)c->c, (long long)c->o, (long long)c->out[1], (long long)c->out[2], (int)kind, took[0] * 1e6, took[1] * 1e6);
+        ont_log(ONT_LOG_DEBUG,
+                "convolution of %lld to %lld channels, %lld x %lld, part %d: oneDNN %.0f us, Winograd %.0f us",
+                (long long)c->c, (long long)c->o, (long long)c->out[1], (long long)c->out[2], (int)kind, took[0] * 1e6,
+                took[1] * 1e6);
         cache[n_known++] = k;
     }
     pthread_mutex_unlock(&cache_lock);
@@ -167,7 +172,8 @@ static bool is_faster(const ont_conv *c, ont_conv_kind kind)
 
 /* ---- kernels ---- */
 
-/* Whether oneDNN's kernel would take the node. Without it there is nothing to compare with: products of windows are slower. */
+/* Whether oneDNN's kernel would take the node. Without it there is nothing to compare with: products of windows are
+ * slower. */
 static bool has_rival(const ont_node *node)
 {
     for (uint32_t i = 0; i < node->op->n_kernels; i++) {

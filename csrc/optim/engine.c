@@ -13,13 +13,14 @@
 
 enum {
     CHUNK = 1 << 16,      /* elements; a multiple of ONT_QUANT_BLOCK and of stage.c's piece */
-    BATCH_LEAST = 1 << 15, /* elements that a thread takes at once: long stretches of memory are read faster, short ones */
-    BATCH_MOST = 1 << 20,  /* share the work more evenly */
-    BATCHES = 64,          /* for each thread, as far as that allows */
-    LAST = 16,             /* this part of the work is handed out in the shortest, so that threads end together */
-    SMALL = 1 << 14,      /* bytes; of operands up to this size the next one's are asked for in time */
-    STRETCH = 256,        /* elements of such a one between which memory is asked for */
-    TURN = 1 << 10,       /* elements of each of two streams that are read in turn */
+    BATCH_LEAST = 1 << 15, /* elements that a thread takes at once: long stretches of memory are read faster, short ones
+                            */
+    BATCH_MOST = 1 << 20, /* share the work more evenly */
+    BATCHES = 64, /* for each thread, as far as that allows */
+    LAST = 16, /* this part of the work is handed out in the shortest, so that threads end together */
+    SMALL = 1 << 14, /* bytes; of operands up to this size the next one's are asked for in time */
+    STRETCH = 256, /* elements of such a one between which memory is asked for */
+    TURN = 1 << 10, /* elements of each of two streams that are read in turn */
     LINE = 64,
     STEPS_AHEAD = 16,
 };

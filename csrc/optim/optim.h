@@ -1,6 +1,6 @@
 /*
  * One step of an optimizer over any number of tensors: gradient norm, clipping, update rule, each in one pass over
- * memory with the work of all tensors shared among all cores. py/optim.c describes the tensors anew for every step;
+ * memory with the work of all tensors shared among all cores. py/optim*.c describe the tensors anew for every step;
  * nothing here knows Python, autograd or parameter groups.
  */
 #ifndef ONT_OPTIM_OPTIM_H

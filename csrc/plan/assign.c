@@ -1,5 +1,6 @@
 /*
- * Offsets for blocks with known lifetimes: the tightest gap for one after the other, in several orders. See plan.h for sources.
+ * Offsets for blocks with known lifetimes: the tightest gap for one after the other, in several orders. See plan.h for
+ * sources.
  */
 #include <stdlib.h>
 
@@ -11,7 +12,8 @@ static size_t aligned(size_t bytes)
     return (bytes + ONT_PLAN_ALIGN - 1) & ~(size_t)(ONT_PLAN_ALIGN - 1);
 }
 
-enum { ORDERS = 3, WORK = 1 << 20 }; /* comparisons of blocks that improving a plan may take by one order: a millisecond */
+/* WORK: comparisons of blocks that improving a plan may take by one order: a millisecond. */
+enum { ORDERS = 3, WORK = 1 << 20 };
 
 typedef struct ranked {
     ont_plan_block *block;
@@ -65,7 +67,8 @@ typedef struct search {
     size_t total, bound;
 } search;
 
-/* Places all blocks in the order given; the first of those that end last, and whether the plan is the shortest so far. */
+/* Places all blocks in the order given; the first of those that end last, and whether the plan is the shortest so far.
+ */
 static uint32_t place_all(search *s)
 {
     size_t end = 0;
@@ -149,7 +152,8 @@ size_t ont_plan_lower_bound(const ont_plan_block *blocks, uint32_t n, uint32_t n
     size_t most = 0;
     for (uint32_t t = 0; t < n_steps; t++) per_step[t] = 0;
     for (uint32_t i = 0; i < n; i++)
-        for (uint32_t t = blocks[i].first; t <= blocks[i].last && t < n_steps; t++) per_step[t] += aligned(blocks[i].bytes);
+        for (uint32_t t = blocks[i].first; t <= blocks[i].last && t < n_steps; t++)
+            per_step[t] += aligned(blocks[i].bytes);
     for (uint32_t t = 0; t < n_steps; t++)
         if (per_step[t] > most) most = per_step[t];
     return most;

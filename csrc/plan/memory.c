@@ -118,7 +118,8 @@ static void share_inplace(planner *p)
             uint32_t from = root_of(p, in->id), to = root_of(p, out->id);
             storage *f = &p->s[from], *o = &p->s[to];
             if (from == to || f->kind != ONT_PLACE_SLAB || f->copied || f->last != t || o->first != t) continue;
-            /* Of one size element by element: a row of floats has the bytes of the matrix of bools that it broadcasts to. */
+            /* Of one size element by element: a row of floats has the bytes of the matrix of bools that it broadcasts
+             * to. */
             if (f->bytes != o->bytes || ont_shape_count(&in->shape) != ont_shape_count(&out->shape)) continue;
             if (!sole_reader(p, node, i, from)) continue;
             if (o->kind == ONT_PLACE_OUTPUT && !may_join_output(p, f, o)) continue;
@@ -146,7 +147,8 @@ static ont_status assign(planner *p, ont_arena *arena)
     }
     for (uint32_t t = 0; t < p->n_steps; t++) {
         work[t] = n;
-        if (p->steps[t].work_bytes) blocks[n++] = (ont_plan_block){.bytes = p->steps[t].work_bytes, .first = t, .last = t};
+        if (p->steps[t].work_bytes)
+            blocks[n++] = (ont_plan_block){.bytes = p->steps[t].work_bytes, .first = t, .last = t};
     }
     ONT_TRYGOTO(status, done, ont_plan_assign(blocks, n, &p->plan->slab_bytes));
     p->plan->lower_bound = ont_plan_lower_bound(blocks, n, p->n_steps, per_step);
@@ -169,7 +171,8 @@ done:
 }
 
 ont_status ont_plan_memory(const ont_graph *g, const ont_plan_step *steps, uint32_t n_steps, uint32_t split,
-                           uint32_t n_forward_outputs, bool (*is_view)(const ont_node *), ont_arena *arena, ont_plan *plan)
+                           uint32_t n_forward_outputs, bool (*is_view)(const ont_node *), ont_arena *arena,
+                           ont_plan *plan)
 {
     ont_plan result = {0};
     result.places = ont_arena_array(arena, g->n_values + 1, sizeof *result.places);

@@ -42,10 +42,10 @@ enum { ONT_PLAN_ALIGN = 64 };
  * Steps [0, split) are forward, the rest backward; graph outputs [0, n_forward_outputs) belong to the forward phase.
  * `is_view(node)` tells whether a node's output 0 is its input 0's storage.
  *
- * Offsets are assigned greedily, each into the tightest gap among blocks alive at the same time: by decreasing size, then, as
- * long as the plan is longer than its lower bound, in other orders, in which the block that stuck out goes first.
- * Sources: Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020 (greedy by size, by breadth);
- * Joslin and Clements, "Squeaky Wheel Optimization", 1999.
+ * Offsets are assigned greedily, each into the tightest gap among blocks alive at the same time: by decreasing size,
+ * then, as long as the plan is longer than its lower bound, in other orders, in which the block that stuck out goes
+ * first. Sources: Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020 (greedy by size,
+ * by breadth); Joslin and Clements, "Squeaky Wheel Optimization", 1999.
  */
 ont_status ont_plan_memory(const ont_graph *g, const ont_plan_step *steps, uint32_t n_steps, uint32_t split,
                            uint32_t n_forward_outputs, bool (*is_view)(const ont_node *), ont_arena *arena,

@@ -1,6 +1,6 @@
 /*
- * Devices by name. A plugin's memory is torch's: blocks come from its caching allocator through the exchange table, which
- * needs no GIL, and work goes on the stream that torch has current.
+ * Devices by name. A plugin's memory is torch's: blocks come from its caching allocator through the exchange table,
+ * which needs no GIL, and work goes on the stream that torch has current.
  */
 #include "py/device.h" /* Python.h before any system header */
 

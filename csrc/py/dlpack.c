@@ -35,7 +35,8 @@ static int refuse(const char *what, Py_ssize_t index, const char *reason)
     return -1;
 }
 
-/* torch's own refusal (a sparse, meta or vmapped tensor) does not say of which tensor: it becomes the cause of one that does. */
+/* torch's own refusal (a sparse, meta or vmapped tensor) does not say of which tensor: it becomes the cause of one that
+ * does. */
 static int refused_by_torch(const char *what, Py_ssize_t index)
 {
     PyObject *type, *cause, *error, *trace;
@@ -59,7 +60,8 @@ static int view_of(const ont_device *device, const dlpack_tensor *t, const char 
 {
     if (!device && t->device.type != DLPACK_CPU && t->device.type != DLPACK_CUDA_HOST)
         return refuse(what, index, "the tensor is not on the CPU");
-    if (device && (t->device.type != device->kind->dlpack || (t->device.type != DLPACK_CPU && t->device.id != device->id)))
+    if (device &&
+        (t->device.type != device->kind->dlpack || (t->device.type != DLPACK_CPU && t->device.id != device->id)))
         return refuse(what, index, "the tensor is not on the session's device");
     if (t->dtype.lanes != 1 || !ont_dtype_from_dlpack(t->dtype.code, t->dtype.bits, &view->dtype))
         return refuse(what, index, "the tensor's dtype is not supported");
@@ -74,7 +76,8 @@ static int view_of(const ont_device *device, const dlpack_tensor *t, const char 
 }
 
 /* Through tensor.detach().__dlpack__(): the capsule is held until the view is done with. */
-static int borrow_by_protocol(const ont_device *device, PyObject *tensor, const char *what, Py_ssize_t index, ont_view *view, PyObject **keep)
+static int borrow_by_protocol(const ont_device *device, PyObject *tensor, const char *what, Py_ssize_t index,
+                              ont_view *view, PyObject **keep)
 {
     PyObject *detached = PyObject_CallMethod(tensor, "detach", NULL);
     PyObject *capsule = detached ? PyObject_CallMethod(detached, "__dlpack__", NULL) : NULL;
@@ -105,11 +108,12 @@ int ont_dlpack_borrow(const ont_state *state, PyObject *tensor, const char *what
     return ont_dlpack_borrow_on(state, NULL, tensor, what, index, view, keep);
 }
 
-int ont_dlpack_borrow_on(const ont_state *state, const ont_device *device, PyObject *tensor, const char *what, Py_ssize_t index,
-                         ont_view *view, PyObject **keep)
+int ont_dlpack_borrow_on(const ont_state *state, const ont_device *device, PyObject *tensor, const char *what,
+                         Py_ssize_t index, ont_view *view, PyObject **keep)
 {
     /* By type, not by isinstance(): that asks Parameter's metaclass, in Python, for every parameter of every step. */
-    if (!PyType_IsSubtype(Py_TYPE(tensor), (PyTypeObject *)state->tensor_type)) return refuse(what, index, "a torch.Tensor is expected");
+    if (!PyType_IsSubtype(Py_TYPE(tensor), (PyTypeObject *)state->tensor_type))
+        return refuse(what, index, "a torch.Tensor is expected");
     *keep = NULL;
     if (!state->dlpack) return borrow_by_protocol(device, tensor, what, index, view, keep);
     dlpack_tensor borrowed;
@@ -151,7 +155,8 @@ static void wrapped_legacy_delete(dlpack_managed_legacy *self)
 static void fill(dlpack_tensor *t, ont_block *block, int64_t *strides)
 {
     ont_shape_strides(&block->shape, strides);
-    *t = (dlpack_tensor){.data = block->bytes ? block->data : NULL, .device = {DLPACK_CPU, 0}, .ndim = block->shape.rank};
+    *t = (dlpack_tensor){.data = block->bytes ? block->data : NULL, .device = {DLPACK_CPU, 0},
+                         .ndim = block->shape.rank};
     if (block->device) t->device = (dlpack_device){block->device->kind->dlpack, block->device->id};
     ont_dtype_to_dlpack(block->dtype, &t->dtype.code, &t->dtype.bits);
     t->dtype.lanes = 1;

@@ -70,8 +70,8 @@ int ont_dlpack_init(ont_state *state);
 int ont_dlpack_borrow(const ont_state *state, PyObject *tensor, const char *what, Py_ssize_t index, ont_view *view,
                       PyObject **keep);
 /* The same for a tensor of a device; NULL is the CPU. */
-int ont_dlpack_borrow_on(const ont_state *state, const ont_device *device, PyObject *tensor, const char *what, Py_ssize_t index,
-                         ont_view *view, PyObject **keep);
+int ont_dlpack_borrow_on(const ont_state *state, const ont_device *device, PyObject *tensor, const char *what,
+                         Py_ssize_t index, ont_view *view, PyObject **keep);
 
 /* A torch tensor over the block's memory; takes over the caller's reference, also on failure. */
 PyObject *ont_dlpack_wrap(const ont_state *state, ont_block *block);

@@ -28,7 +28,8 @@ PyObject *ont_grad_list_hold(ont_grad_list *l, PyObject *sequence)
     return held < 0 ? NULL : items;
 }
 
-static int take_tensor(ont_grad_list *l, ont_optim_tensor *t, PyObject *tensor, int operand, Py_ssize_t index, ont_view *view)
+static int take_tensor(ont_grad_list *l, ont_optim_tensor *t, PyObject *tensor, int operand, Py_ssize_t index,
+                       ont_view *view)
 {
     PyObject *keep = NULL;
     if (ont_dlpack_borrow_on(l->state, l->device, tensor, "tensor", index, view, &keep) < 0) return -1;

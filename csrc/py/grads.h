@@ -1,6 +1,6 @@
 /*
- * Lists of gradients outside of an optimizer's step: what grads.c and grads_device.c share, and what they offer to the module's
- * table of functions in module.c.
+ * Lists of gradients outside of an optimizer's step: what grads.c and grads_device.c share, and what they offer to the
+ * module's table of functions in module.c.
  */
 #ifndef ONT_PY_GRADS_H
 #define ONT_PY_GRADS_H

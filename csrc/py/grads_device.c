@@ -1,8 +1,8 @@
 /*
- * Norm, clipping, unscaling and sums of squares of lists of gradients on a device, outside of an optimizer's step: _C.grads_on(), in
- * a few launches (device/multi.h). Nothing waits: what comes out is written to tensors there. Tables stay on the device with the
- * capsule of _C.grad_tables(), so that a call with the same tensors uploads nothing and may be captured. Called by
- * onnxtrain/optim/_clip.py.
+ * Norm, clipping, unscaling and sums of squares of lists of gradients on a device, outside of an optimizer's step:
+ * _C.grads_on(), in a few launches (device/multi.h). Nothing waits: what comes out is written to tensors there. Tables
+ * stay on the device with the capsule of _C.grad_tables(), so that a call with the same tensors uploads nothing and may
+ * be captured. Called by onnxtrain/optim/_clip.py.
  */
 #include "py/grads.h" /* Python.h before any system header */
 
@@ -53,7 +53,8 @@ static int take_numbers(grads_call *c, PyObject *tensor, const char *what, ont_d
     if (held < 0) return -1;
     for (int i = 0; i < view.rank; i++) n *= view.dims[i];
     if (view.dtype != dtype || n != count || (n > 1 && (view.rank != 1 || (view.strides && view.strides[0] != 1)))) {
-        PyErr_Format(PyExc_TypeError, "%s: expected %lld contiguous numbers of dtype %s", what, (long long)count, ont_dtype_name(dtype));
+        PyErr_Format(PyExc_TypeError, "%s: expected %lld contiguous numbers of dtype %s", what, (long long)count,
+                     ont_dtype_name(dtype));
         return -1;
     }
     *data = view.data;
@@ -125,7 +126,8 @@ static int read_what(const char *name, ont_optim_work *what)
     static const struct {
         const char *name;
         ont_optim_work what;
-    } names[] = {{"norm", ONT_OPTIM_NORM}, {"clip", ONT_OPTIM_CLIP}, {"unscale", ONT_OPTIM_UNSCALE}, {"sums", ONT_OPTIM_SUMS},
+    } names[] = {{"norm", ONT_OPTIM_NORM}, {"clip", ONT_OPTIM_CLIP}, {"unscale", ONT_OPTIM_UNSCALE},
+                 {"sums", ONT_OPTIM_SUMS},
                  {"scale", ONT_OPTIM_SCALE}};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         *what = names[i].what;
@@ -155,12 +157,13 @@ PyObject *ont_grads_on(PyObject *module, PyObject *args)
     const ont_device *device;
     grads_call c = {.job = {.max_norm = -1}};
     void *found = NULL, *inverse = NULL, *numbers = NULL;
-    if (!PyArg_ParseTuple(args, "OssOOOOOdd:grads_on", &capsule, &device_name, &what, &sources, &targets, &found_inf, &inv_scale, &out,
-                          &c.job.max_norm, &c.job.hyper[0]))
+    if (!PyArg_ParseTuple(args, "OssOOOOOdd:grads_on", &capsule, &device_name, &what, &sources, &targets, &found_inf,
+                          &inv_scale, &out, &c.job.max_norm, &c.job.hyper[0]))
         return NULL;
     if (!(c.tables = PyCapsule_GetPointer(capsule, CAPSULE)) || read_what(what, &c.what) < 0) return NULL;
     if (ont_device_by_name(ont_get_state(module), device_name, &device) < 0) return NULL;
-    if (!device || !device->kind->optim) return PyErr_Format(PyExc_TypeError, "device '%s' has no launches for gradients", device_name);
+    if (!device || !device->kind->optim)
+        return PyErr_Format(PyExc_TypeError, "device '%s' has no launches for gradients", device_name);
     if (ont_grad_list_init(&c.list, module, device) < 0) return NULL;
     if (take_tensors(&c, sources, targets) == 0) {
         bool sums = c.what == ONT_OPTIM_SUMS;

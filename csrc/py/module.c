@@ -78,14 +78,15 @@ static PyObject *operators(PyObject *module, PyObject *unused)
             Py_XDECREF(name);
         }
         PyObject *item = !kernels ? NULL
-                                  : Py_BuildValue("{ss ss si sN sN sN sN sN sN sN sz}", "domain", all[i]->domain, "name", all[i]->name,
-                                                  "since", all[i]->since, "grad", PyBool_FromLong(all[i]->grad != NULL),
-                                                  "containers", PyBool_FromLong(all[i]->flags & ONT_OP_CONTAINERS),
-                                                  "no_grad", PyBool_FromLong(all[i]->flags & ONT_OP_NO_GRAD),
-                                                  "view", PyBool_FromLong(all[i]->flags & ONT_OP_VIEW), "expands",
+                                  : Py_BuildValue("{ss ss si sN sN sN sN sN sN sN sz}", "domain", all[i]->domain,
+                                                  "name", all[i]->name, "since", all[i]->since, "grad",
+                                                  PyBool_FromLong(all[i]->grad != NULL), "containers",
+                                                  PyBool_FromLong(all[i]->flags & ONT_OP_CONTAINERS), "no_grad",
+                                                  PyBool_FromLong(all[i]->flags & ONT_OP_NO_GRAD), "view",
+                                                  PyBool_FromLong(all[i]->flags & ONT_OP_VIEW), "expands",
                                                   PyBool_FromLong(all[i]->expand != NULL), "random",
-                                                  PyBool_FromLong(all[i]->flags & ONT_OP_RANDOM), "kernels", kernels, "attributes",
-                                                  all[i]->attributes);
+                                                  PyBool_FromLong(all[i]->flags & ONT_OP_RANDOM), "kernels", kernels,
+                                                  "attributes", all[i]->attributes);
         if (!item || PyList_Append(list, item) < 0) Py_CLEAR(list);
         Py_XDECREF(item);
     }
@@ -142,7 +143,8 @@ static PyObject *build_info(PyObject *module, PyObject *unused)
     const ont_gemm_provider *providers = ont_gemm_providers(&n_providers);
     PyObject *gemm = PyList_New(0);
     for (size_t i = 0; gemm && i < n_providers; i++) {
-        PyObject *name = providers[i].available(ONT_FLOAT32) ? PyUnicode_FromString(providers[i].name) : Py_NewRef(Py_None);
+        PyObject *name = providers[i].available(ONT_FLOAT32) ? PyUnicode_FromString(providers[i].name)
+                                                             : Py_NewRef(Py_None);
         if (!name || (name != Py_None && PyList_Append(gemm, name) < 0)) Py_CLEAR(gemm);
         Py_XDECREF(name);
     }
@@ -221,7 +223,8 @@ static PyObject *measure_gemm(PyObject *module, PyObject *args)
 }
 
 static PyMethodDef methods[] = {
-    {"measure_gemm", measure_gemm, METH_VARARGS, "measure_gemm(provider, trans_a, trans_b, m, n, k) -> seconds or None"},
+    {"measure_gemm", measure_gemm, METH_VARARGS,
+     "measure_gemm(provider, trans_a, trans_b, m, n, k) -> seconds or None"},
     {"build_info", build_info, METH_NOARGS, "build_info() -> what this build and machine have"},
     {"operators", operators, METH_NOARGS, "operators() -> the operator registry"},
     {"disable_kernels", disable_kernels, METH_O, "disable_kernels(names): they decline from now on"},
@@ -229,17 +232,24 @@ static PyMethodDef methods[] = {
     {"live_blocks", live_blocks, METH_NOARGS, "live_blocks() -> heap blocks now allocated"},
     {"fail_allocation_after", fail_allocation_after, METH_VARARGS, "fail_allocation_after(countdown) -> fired before"},
     {"sums_of_squares", ont_sums_of_squares, METH_O, "sums_of_squares(tensors) -> a float for each"},
-    {"grad_tables", ont_grad_tables, METH_NOARGS, "grad_tables() -> what grads_on() keeps on a device from call to call"},
+    {"grad_tables", ont_grad_tables, METH_NOARGS,
+     "grad_tables() -> what grads_on() keeps on a device from call to call"},
     {"grads_on", ont_grads_on, METH_VARARGS,
-     "grads_on(tables, device, what, sources, targets, found_inf, inv_scale, out, max_norm, keep): norm, clip, unscale, sums or scale"},
-    {"scale_tensors", ont_scale_tensors, METH_VARARGS, "scale_tensors(sources, targets, factor, keep) -> all were finite"},
-    {"set_flush_denormals", set_flush_denormals, METH_VARARGS, "set_flush_denormals(on): kernels take denormals as zero"},
+     "grads_on(tables, device, what, sources, targets, found_inf, inv_scale, out, max_norm, keep): norm, clip, "
+     "unscale, sums or scale"},
+    {"scale_tensors", ont_scale_tensors, METH_VARARGS,
+     "scale_tensors(sources, targets, factor, keep) -> all were finite"},
+    {"set_flush_denormals", set_flush_denormals, METH_VARARGS,
+     "set_flush_denormals(on): kernels take denormals as zero"},
     {"set_matmul_precision", set_matmul_precision, METH_VARARGS, "set_matmul_precision(name, everywhere=False)"},
-    {"recompute_everywhere", recompute_everywhere, METH_VARARGS, "recompute_everywhere(on): also where it is too small or too dear"},
+    {"recompute_everywhere", recompute_everywhere, METH_VARARGS,
+     "recompute_everywhere(on): also where it is too small or too dear"},
     {"open_plugin", ont_open_plugin, METH_VARARGS, "open_plugin(path=None) -> what a device plugin has and lacks"},
     {"device_operators", ont_device_operators, METH_VARARGS, "device_operators(device) -> [(domain, name, kernels)]"},
-    {"set_graphs", ont_set_graphs, METH_VARARGS, "set_graphs(on): phases whose addresses repeat are recorded and replayed"},
-    {"set_tf32", ont_set_tf32, METH_VARARGS, "set_tf32(products, convolutions): those of float32 on CUDA may use TF32, in programs built from now on"},
+    {"set_graphs", ont_set_graphs, METH_VARARGS,
+     "set_graphs(on): phases whose addresses repeat are recorded and replayed"},
+    {"set_tf32", ont_set_tf32, METH_VARARGS,
+     "set_tf32(products, convolutions): those of float32 on CUDA may use TF32, in programs built from now on"},
     {"set_timing", set_timing, METH_VARARGS, "set_timing(on): runs note when their steps begin and end"},
     {"set_log_level", set_log_level, METH_VARARGS, "set_log_level(level): lines below it are not made"},
     {NULL, NULL, 0, NULL},

@@ -76,7 +76,8 @@ typedef struct ont_updater {
     PyObject **held;       /* references for the time of a step */
     ont_quick_param *quick;    /* by position */
     ont_quick_group *quick_groups;
-    size_t n_slots, n_order, n_held, slots_capacity, order_capacity, held_capacity, quick_capacity, quick_groups_capacity;
+    size_t n_slots, n_order, n_held, slots_capacity, order_capacity, held_capacity, quick_capacity,
+        quick_groups_capacity;
     uint64_t generation;         /* how often the optimizer's dict was found changed */
     uint64_t steps, quick_steps; /* so far; those of the quick walk */
     uint64_t quick_after;        /* before that many steps the quick walk is not tried again */
@@ -111,15 +112,16 @@ PyObject *ont_optim_device_step(ont_walk *w, PyObject *scalars, double max_norm)
 int ont_optim_device_group(ont_walk *w); /* a group begins */
 void ont_optim_device_free(ont_step_tables *t);
 
-/* py/optim.c: what both walks use. */
+/* py/optim_walk.c: the careful walk, and what both walks use. -1 with an exception. */
+int ont_optim_careful(ont_walk *w, PyObject *groups, PyObject *hyper);
 bool ont_optim_state_unchanged(const ont_updater *self, PyObject *states);
 int ont_optim_parse_hyper(ont_walk *w, PyObject *numbers);
 /* The coefficients of a tensor that takes its `step`-th step: the last ones, or new ones. Raises. */
 int ont_optim_take_update(ont_walk *w, ont_optim_tensor *t, double step, bool first);
 
 /*
- * py/optim_quick.c: the quick walk. 1 where it has found all tensors, 0 where the careful walk must, -1 with an exception.
- * The GIL must be kept while its tensors are used.
+ * py/optim_quick.c: the quick walk. 1 where it has found all tensors, 0 where the careful walk must, -1 with an
+ * exception. The GIL must be kept while its tensors are used.
  */
 int ont_optim_quick(ont_walk *w, PyObject *groups, PyObject *hyper);
 void ont_optim_quick_mark(void *updater);

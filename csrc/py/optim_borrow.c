@@ -1,6 +1,6 @@
 /*
  * How the Updater takes hold of tensors: borrowing without a Python call where the tensor is plain, asking for memory
- * ahead of its use, and words for what cannot be taken. Called by py/optim.c; knows nothing of groups and rules.
+ * ahead of its use, and words for what cannot be taken. Called by py/optim_walk.c; knows nothing of groups and rules.
  */
 #include "py/optim.h" /* Python.h before any system header */
 
@@ -49,8 +49,8 @@ static int blame_borrow(const ont_walk *w, PyObject *tensor, int operand)
                      w->self->name, operand == ONT_OPERAND_GRAD ? "the gradient of parameter" : "parameter", w->index,
                      w->group, layout ? layout : Py_None);
     else if (device && w->device)
-        PyErr_Format(PyExc_TypeError, "%U: parameter %zd of group %zd: %s is on %S; the others are on device %s", w->self->name,
-                     w->index, w->group, ont_operand_text[operand], device, w->device->kind->name);
+        PyErr_Format(PyExc_TypeError, "%U: parameter %zd of group %zd: %s is on %S; the others are on device %s",
+                     w->self->name, w->index, w->group, ont_operand_text[operand], device, w->device->kind->name);
     else if (device && !is_true(tensor, "is_cpu"))
         PyErr_Format(PyExc_TypeError, "%U: parameter %zd of group %zd: %s is on %S; CPU tensors are supported",
                      w->self->name, w->index, w->group, ont_operand_text[operand], device);
@@ -67,7 +67,8 @@ static int blame_borrow(const ont_walk *w, PyObject *tensor, int operand)
 
 /* ---- what comes next into the cache ---- */
 
-/* Lines around an address that may be anything. What is not mapped costs a look at the page tables each time: not NULL. */
+/* Lines around an address that may be anything. What is not mapped costs a look at the page tables each time: not NULL.
+ */
 static void fetch(const void *address, int before, int after)
 {
     if (!address) return;

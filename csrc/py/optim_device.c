@@ -1,7 +1,7 @@
 /*
- * A step of the Updater on a device: the tensors that the walk has found become tables there (device/multi.h), and a few launches
- * on torch's current stream do the rest. Nothing waits, and nothing that changes from step to step comes from the host but
- * addresses, so that a step may be captured once they repeat. Called by py/optim.c.
+ * A step of the Updater on a device: the tensors that the walk has found become tables there (device/multi.h), and a
+ * few launches on torch's current stream do the rest. Nothing waits, and nothing that changes from step to step comes
+ * from the host but addresses, so that a step may be captured once they repeat. Called by py/optim.c.
  */
 #include "py/optim.h" /* Python.h before any system header */
 
@@ -44,7 +44,8 @@ static int take_scalar(const ont_walk *w, PyObject *scalars, Py_ssize_t i, float
     if (ont_dlpack_borrow_on(w->self->state, w->device, tensor, "number of the step", i, &view, &keep) < 0) return -1;
     if (keep && ont_hold(w->self, keep) < 0) return -1;
     if (view.dtype != ONT_FLOAT32 || ont_view_count(&view) != 1) {
-        PyErr_Format(PyExc_TypeError, "%U: number %zd of the step is no float32 on the parameters' device", w->self->name, i);
+        PyErr_Format(PyExc_TypeError, "%U: number %zd of the step is no float32 on the parameters' device",
+                     w->self->name, i);
         return -1;
     }
     *value = view.data;
@@ -63,7 +64,8 @@ static int state_dtype_of(const ont_walk *w, const ont_optim_tensor *t, int32_t 
     for (int i = 0; i < ONT_RULE_STATES; i++) {
         if (!t->data[ONT_OPERAND_STATE + i]) continue;
         if (*dtype && *dtype != t->dtype[ONT_OPERAND_STATE + i]) {
-            PyErr_Format(PyExc_TypeError, "%U: parameter number %u has states of several dtypes, which a device does not take",
+            PyErr_Format(PyExc_TypeError,
+                         "%U: parameter number %u has states of several dtypes, which a device does not take",
                          w->self->name, t->stream);
             return -1;
         }
@@ -119,17 +121,19 @@ static int32_t rule_of(const ont_optim_rule *rule)
     return -1;
 }
 
-static ont_cuda_optim job_of(const step_call *c, size_t first, size_t n, int64_t first_chunk, int64_t n_chunks, double *work)
+static ont_cuda_optim job_of(const step_call *c, size_t first, size_t n, int64_t first_chunk, int64_t n_chunks,
+                             double *work)
 {
     return (ont_cuda_optim){.tensors = (const ont_cuda_tensor *)(const void *)c->table + first,
                             .chunk_tensor = (const int32_t *)(const void *)(c->table + c->chunks_at) + first_chunk,
                             .n_tensors = (int64_t)n, .n_chunks = n_chunks, .rule = rule_of(c->self->rule),
-                            .max_norm = -1, .all_narrow = !c->wide, .found_inf = c->found_inf, .inv_scale = c->inv_scale, .work = work};
+                            .max_norm = -1, .all_narrow = !c->wide, .found_inf = c->found_inf,
+                            .inv_scale = c->inv_scale, .work = work};
 }
 
 /*
- * The sums of squares are taken group by group, into one row of the work memory, which the last one adds up. Then each group's
- * step, with the factor that came of it.
+ * The sums of squares are taken group by group, into one row of the work memory, which the last one adds up. Then each
+ * group's step, with the factor that came of it.
  */
 static ont_status launch(const step_call *c, void *stream)
 {
@@ -180,11 +184,13 @@ static int take_scalars(const ont_walk *w, PyObject *scalars, step_call *c)
 {
     Py_ssize_t n = (Py_ssize_t)w->self->tables.n_groups;
     if (!scalars || !PyTuple_Check(scalars) || PyTuple_Size(scalars) != SCALARS + n) {
-        PyErr_Format(PyExc_TypeError, "%U: a step on a device needs found_inf, the scale's inverse, the norm and a rate per group",
+        PyErr_Format(PyExc_TypeError,
+                     "%U: a step on a device needs found_inf, the scale's inverse, the norm and a rate per group",
                      w->self->name);
         return -1;
     }
-    if (take_scalar(w, scalars, SCALAR_FOUND_INF, &c->found_inf) < 0 || take_scalar(w, scalars, SCALAR_INV_SCALE, &c->inv_scale) < 0 ||
+    if (take_scalar(w, scalars, SCALAR_FOUND_INF, &c->found_inf) < 0 ||
+        take_scalar(w, scalars, SCALAR_INV_SCALE, &c->inv_scale) < 0 ||
         take_scalar(w, scalars, SCALAR_NORM, &c->norm) < 0)
         return -1;
     for (Py_ssize_t g = 0; g < n; g++)
@@ -198,7 +204,8 @@ PyObject *ont_optim_device_step(ont_walk *w, PyObject *scalars, double max_norm)
     size_t n = self->work.n_tensors, groups = self->tables.n_groups;
     step_call c = {.self = self, .device = w->device, .max_norm = max_norm};
     PyObject *result = NULL;
-    if (!w->device->kind->optim) return PyErr_Format(PyExc_TypeError, "%U: device %s has no optimizers", self->name, w->device->kind->name);
+    if (!w->device->kind->optim)
+        return PyErr_Format(PyExc_TypeError, "%U: device %s has no optimizers", self->name, w->device->kind->name);
     for (size_t i = 0; i < n; i++) {
         const ont_optim_tensor *t = &self->work.tensors[i];
         c.n_chunks += chunks_of(t);

@@ -1,8 +1,8 @@
 /*
- * The walk where nothing is out of the ordinary: all parameters plain, with their state where it was in the last step. It
- * runs no Python code and counts no references, so the GIL is kept through the step, on all cores: for thousands of small
- * tensors the walk takes as long as their update. Everything is looked at anew, as in the careful walk of optim.c, which
- * takes over, and says what is wrong, where anything is not as expected. Called by py/optim.c.
+ * The walk where nothing is out of the ordinary: all parameters plain, with their state where it was in the last step.
+ * It runs no Python code and counts no references, so the GIL is kept through the step, on all cores: for thousands of
+ * small tensors the walk takes as long as their update. Everything is looked at anew, as in the careful walk of
+ * optim.c, which takes over, and says what is wrong, where anything is not as expected. Called by py/optim.c.
  */
 #include "py/optim.h" /* Python.h before any system header */
 
@@ -34,7 +34,8 @@ static int parse_groups(ont_walk *w, PyObject *groups, PyObject *hyper)
 {
     ont_updater *self = w->self;
     size_t n = (size_t)PyList_Size(groups);
-    if (ont_optim_reserve(&self->quick_groups, &self->quick_groups_capacity, n, sizeof *self->quick_groups) != ONT_OK) return 0;
+    if (ont_optim_reserve(&self->quick_groups, &self->quick_groups_capacity, n, sizeof *self->quick_groups) != ONT_OK)
+        return 0;
     for (w->group = 0; (size_t)w->group < n; w->group++) {
         if (ont_optim_parse_hyper(w, PyList_GetItem(hyper, w->group)) < 0) return -1;
         ont_quick_group *g = &self->quick_groups[w->group];
@@ -79,9 +80,11 @@ static bool find_group(look *l, PyObject *group)
 
 /* ---- second: what they are, by all threads ---- */
 
-static bool look_at(ont_updater *self, ont_slot *s, PyObject *object, void *handle, int k, ont_optim_tensor *t, ont_view *view)
+static bool look_at(ont_updater *self, ont_slot *s, PyObject *object, void *handle, int k, ont_optim_tensor *t,
+                    ont_view *view)
 {
-    if (!handle || !ont_peek_at(handle, view) || !ont_view_is_contiguous(view) || ont_view_count(view) < 2) return false;
+    if (!handle || !ont_peek_at(handle, view) || !ont_view_is_contiguous(view) || ont_view_count(view) < 2)
+        return false;
     if (ont_optim_storage(view->dtype) == ONT_STORAGE_COUNT) return false;
     if (object) ont_saw(self, s, k, object, view);
     t->data[k] = view->data;

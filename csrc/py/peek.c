@@ -1,8 +1,8 @@
 /*
- * See peek.h. A handle of torch's C shim (torch/csrc/inductor/aoti_torch/c/shim.h) is the address of an at::Tensor, which
- * is what a tensor object holds; torch's own headers read it there inline (THPVariable_Unpack). Without those headers the
- * place is found at import: it is the word that Tensor._cdata tells, and all that the shim says of a tensor must then be
- * what DLPack says of it.
+ * See peek.h. A handle of torch's C shim (torch/csrc/inductor/aoti_torch/c/shim.h) is the address of an at::Tensor,
+ * which is what a tensor object holds; torch's own headers read it there inline (THPVariable_Unpack). Without those
+ * headers the place is found at import: it is the word that Tensor._cdata tells, and all that the shim says of a tensor
+ * must then be what DLPack says of it.
  */
 #include "py/peek.h" /* Python.h before any system header */
 
@@ -51,7 +51,8 @@ static bool find_number(void *library, const char *name, int32_t *number)
 static bool find_functions(void *library)
 {
     return find(library, "aoti_torch_get_data_ptr", &shim.data) && find(library, "aoti_torch_get_dim", &shim.dim) &&
-           find(library, "aoti_torch_get_sizes", &shim.sizes) && find(library, "aoti_torch_get_strides", &shim.strides) &&
+           find(library, "aoti_torch_get_sizes", &shim.sizes) &&
+           find(library, "aoti_torch_get_strides", &shim.strides) &&
            find(library, "aoti_torch_get_dtype", &shim.dtype) &&
            find(library, "aoti_torch_get_device_type", &shim.device) &&
            find(library, "aoti_torch_get_layout", &shim.layout) &&
@@ -128,8 +129,8 @@ static PyObject *make_sample(void)
 }
 
 /*
- * Two functions that the shim has not; by their C++ names, since both take and return no more than an address. What they
- * do is tried at import, and without them walks go by Python.
+ * Two functions that the shim has not; by their C++ names, since both take and return no more than an address. What
+ * they do is tried at import, and without them walks go by Python.
  */
 static bool find_plain_functions(void *library)
 {
@@ -172,8 +173,9 @@ static bool plain_agrees(const ont_state *state)
     PyObject *entered = mode ? PyObject_CallMethod(mode, "__enter__", NULL) : NULL;
     PyObject *inferred = entered ? PyObject_CallMethod(torch, "zeros", "i", 3) : NULL;
     PyObject *left = entered ? PyObject_CallMethod(mode, "__exit__", "OOO", Py_None, Py_None, Py_None) : NULL;
-    bool good = inferred && left && PyObject_SetAttrString(leaf, "grad", grad) == 0 && behaves(state, leaf, grad, true) &&
-                behaves(state, grad, NULL, true) && behaves(state, inferred, NULL, false);
+    bool good = inferred && left && PyObject_SetAttrString(leaf, "grad", grad) == 0 &&
+                behaves(state, leaf, grad, true) && behaves(state, grad, NULL, true) &&
+                behaves(state, inferred, NULL, false);
     Py_XDECREF(left);
     Py_XDECREF(inferred);
     Py_XDECREF(entered);

@@ -12,30 +12,31 @@
 void ont_peek_init(ont_state *state);
 
 /*
- * Fills the view (strides as torch has them) where `tensor` is exactly a torch.Tensor or Parameter, strided, on the CPU,
- * of a dtype that optimizers have, and with memory; false where somebody else must look, and say why. Raises nothing.
+ * Fills the view (strides as torch has them) where `tensor` is exactly a torch.Tensor or Parameter, strided, on the
+ * CPU, of a dtype that optimizers have, and with memory; false where somebody else must look, and say why. Raises
+ * nothing.
  */
 bool ont_peek(const ont_state *state, PyObject *tensor, ont_view *view);
 
 /*
  * The same in steps, for walks that may not run a line of Python. A handle is NULL where `tensor` is not exactly a
- * torch.Tensor or Parameter, a gradient where there is none. ont_peek_plain() tells whether gradients and versions can be
- * had this way; without it only ont_peek() may be called. None of them touches a reference count or an exception.
+ * torch.Tensor or Parameter, a gradient where there is none. ont_peek_plain() tells whether gradients and versions can
+ * be had this way; without it only ont_peek() may be called. None of them touches a reference count or an exception.
  */
 bool ont_peek_plain(void);
 void *ont_peek_handle(const ont_state *state, PyObject *tensor);
 bool ont_peek_at(void *handle, ont_view *view);
 void *ont_peek_grad(void *handle);
 /*
- * Whether the tensor counts its versions, and an address as ont_peek_hints() gives them; tensors made in inference mode do
- * not, and must not be counted up. A handle is an address of one word, of which a copy serves as well.
+ * Whether the tensor counts its versions, and an address as ont_peek_hints() gives them; tensors made in inference mode
+ * do not, and must not be counted up. A handle is an address of one word, of which a copy serves as well.
  */
 bool ont_peek_counts(const void *handle, const void **version);
 void ont_peek_count_up(void *handle);
 
 /*
- * Of a tensor that was just peeked at: addresses that torch will read with it, NULL for what it has not. They tell the cache
- * what to fetch at the next step and must not be followed: they may point anywhere.
+ * Of a tensor that was just peeked at: addresses that torch will read with it, NULL for what it has not. They tell the
+ * cache what to fetch at the next step and must not be followed: they may point anywhere.
  */
 enum { ONT_PEEK_STORAGE, ONT_PEEK_AUTOGRAD, ONT_PEEK_EXTRA, ONT_PEEK_VERSION, ONT_PEEK_HINTS };
 void ont_peek_hints(const void *handle, const void *hints[ONT_PEEK_HINTS]);

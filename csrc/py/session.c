@@ -1,5 +1,6 @@
 /*
- * The Python types Session and Run over run/session.h. The only place that drops the GIL, around kernels.
+ * The Python type Session over run/session.h: forward, and what a session tells of its programs. Drops the GIL around
+ * kernels; backward is the Run's (run_object.c).
  */
 #include "py/device.h" /* Python.h before any system header */
 
@@ -9,16 +10,10 @@
 #include "onnx/load.h"
 #include "onnx/save.h"
 #include "passes/recompute.h"
+#include "py/call.h"
 #include "run/replay.h"
 
-typedef struct run_object {
-    PyObject_HEAD
-    ont_run *run; /* NULL: backward has run, or released */
-    ont_session_object *session;
-    PyObject *saved_inputs, *saved_outputs, *differentiable;
-} run_object;
-
-/* ---- helpers ---- */
+/* ---- descriptions ---- */
 
 static PyObject *dims_tuple(const ont_graph *g, const ont_shape *shape)
 {
@@ -45,71 +40,6 @@ static PyObject *describe_values(const ont_graph *g, ont_value *const *values, u
     return list;
 }
 
-/* A tuple of indices i with flags[i]. */
-static PyObject *flagged(const uint8_t *flags, uint32_t n)
-{
-    Py_ssize_t count = 0;
-    for (uint32_t i = 0; i < n; i++) count += flags[i] != 0;
-    PyObject *tuple = PyTuple_New(count);
-    Py_ssize_t at = 0;
-    for (uint32_t i = 0; tuple && i < n; i++) {
-        if (!flags[i]) continue;
-        PyObject *item = PyLong_FromUnsignedLong(i);
-        if (!item || PyTuple_SetItem(tuple, at++, item) < 0) Py_CLEAR(tuple);
-    }
-    return tuple;
-}
-
-/* Borrowed tensors of one call: views, and what keeps them alive on the fallback path. */
-typedef struct borrowed {
-    ont_view *views;
-    PyObject **keep;
-    Py_ssize_t n;
-} borrowed;
-
-static void borrowed_deinit(borrowed *b)
-{
-    for (Py_ssize_t i = 0; b->keep && i < b->n; i++) Py_XDECREF(b->keep[i]);
-    ont_free(b->keep);
-    ont_free(b->views);
-}
-
-static int borrowed_init(borrowed *b, Py_ssize_t n)
-{
-    *b = (borrowed){.n = n};
-    b->views = ont_calloc((size_t)n + 1, sizeof *b->views);
-    b->keep = ont_calloc((size_t)n + 1, sizeof *b->keep);
-    if (b->views && b->keep) return 0;
-    borrowed_deinit(b);
-    PyErr_NoMemory();
-    return -1;
-}
-
-/* Wraps blocks as tensors (None where NULL); takes all references over, also on failure. */
-static PyObject *wrap_blocks(const ont_state *state, ont_block **blocks, uint32_t n)
-{
-    PyObject *tuple = PyTuple_New((Py_ssize_t)n);
-    for (uint32_t i = 0; i < n; i++) {
-        if (!tuple) {
-            ont_block_unref(blocks[i]);
-            continue;
-        }
-        PyObject *item = blocks[i] ? ont_dlpack_wrap(state, blocks[i]) : Py_NewRef(Py_None);
-        if (!item || PyTuple_SetItem(tuple, (Py_ssize_t)i, item) < 0) Py_CLEAR(tuple);
-    }
-    return tuple;
-}
-
-static PyObject *sequence(PyObject *object, Py_ssize_t expected, const char *what)
-{
-    PyObject *tuple = PySequence_Tuple(object);
-    if (tuple && PyTuple_Size(tuple) != expected) {
-        PyErr_Format(PyExc_ValueError, "%zd %s, expected %zd", PyTuple_Size(tuple), what, expected);
-        Py_CLEAR(tuple);
-    }
-    return tuple;
-}
-
 /* ---- Session ---- */
 
 enum { MOST_PROGRAMS = 4096 };
@@ -123,8 +53,8 @@ static int session_init(PyObject *object, PyObject *args, PyObject *kwargs)
     const char *device_name = "";
     const ont_device *device;
     int programs = 16, torch_random = 0, recompute = ONT_RECOMPUTE_CHEAP;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y#|ispi:Session", names, &bytes, &size, &programs, &device_name, &torch_random,
-                                     &recompute))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y#|ispi:Session", names, &bytes, &size, &programs, &device_name,
+                                     &torch_random, &recompute))
         return -1;
     if (recompute < 0 || recompute >= ONT_RECOMPUTE_LEVELS) {
         PyErr_Format(PyExc_ValueError, "recompute is %d, expected 0 to %d", recompute, ONT_RECOMPUTE_LEVELS - 1);
@@ -206,8 +136,8 @@ static PyObject *session_random(PyObject *object, void *closure)
 }
 
 /* Runs a probe, and what it computed goes to the search. */
-static ont_status run_probe(ont_session_object *self, ont_program *probe, const borrowed *in, const ont_random *random,
-                            ont_search *search)
+static ont_status run_probe(ont_session_object *self, ont_program *probe, const ont_borrowed *in,
+                            const ont_random *random, ont_search *search)
 {
     uint32_t n = probe->grads.n_forward_outputs;
     ont_block **outputs = ont_calloc(n + 1, sizeof *outputs);
@@ -226,7 +156,7 @@ static ont_status run_probe(ont_session_object *self, ont_program *probe, const 
 }
 
 /* The program of a call, after as many probes as it takes. */
-static ont_status find_program(ont_session_object *self, const borrowed *in, const uint8_t *wants,
+static ont_status find_program(ont_session_object *self, const ont_borrowed *in, const uint8_t *wants,
                                const ont_random *random, ont_program **program)
 {
     ont_search search = {0};
@@ -241,7 +171,8 @@ static ont_status find_program(ont_session_object *self, const borrowed *in, con
     return status;
 }
 
-/* One result per output of the model: a list for a sequence, None for an optional without element. Takes `flat` over. */
+/* One result per output of the model: a list for a sequence, None for an optional without element. Takes `flat` over.
+ */
 static PyObject *regroup(const ont_program *p, PyObject *flat)
 {
     if (!flat || !p->result_counts) return flat;
@@ -308,7 +239,8 @@ static int advance(PyObject *generator, const ont_random *random, const ont_prog
 }
 
 /* Runs the forward of a borrowed call; returns (outputs, Run or None). */
-static PyObject *forward_borrowed(ont_session_object *self, const borrowed *in, const uint8_t *wants, PyObject *seed)
+static PyObject *forward_borrowed(ont_session_object *self, const ont_borrowed *in, const uint8_t *wants,
+                                  PyObject *seed)
 {
     ont_program *program;
     ont_random random;
@@ -328,7 +260,7 @@ static PyObject *forward_borrowed(ont_session_object *self, const borrowed *in, 
     if (status != ONT_OK) {
         ont_raise(self->state, status);
     } else {
-        PyObject *tensors = regroup(program, wrap_blocks(self->state, outputs, n));
+        PyObject *tensors = regroup(program, ont_wrap_blocks(self->state, outputs, n));
         PyObject *open = !run ? Py_NewRef(Py_None) : ont_run_object_new(self, run);
         if (tensors && open) result = PyTuple_Pack(2, tensors, open);
         Py_XDECREF(tensors);
@@ -347,22 +279,23 @@ static PyObject *session_forward(PyObject *object, PyObject *args, PyObject *kwa
     const char *mask;
     Py_ssize_t mask_size;
     PyObject *seed = NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Oy#|O:forward", names, &tensors, &mask, &mask_size, &seed)) return NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Oy#|O:forward", names, &tensors, &mask, &mask_size, &seed))
+        return NULL;
     if (!session_of(object)) return NULL;
     Py_ssize_t n = (Py_ssize_t)ont_session_graph(self->session)->n_inputs;
     if (mask_size != n) return PyErr_Format(PyExc_ValueError, "grad_mask has %zd bytes, expected %zd", mask_size, n);
-    PyObject *tuple = sequence(tensors, n, "tensors");
+    PyObject *tuple = ont_sequence(tensors, n, "tensors");
     if (!tuple) return NULL;
-    borrowed in;
+    ont_borrowed in;
     PyObject *result = NULL;
-    if (borrowed_init(&in, n) == 0) {
+    if (ont_borrowed_init(&in, n) == 0) {
         Py_ssize_t i = 0;
         const ont_device *device = ont_session_device(self->session);
         while (i < n && ont_dlpack_borrow_on(self->state, device, PyTuple_GetItem(tuple, i), "input", i, &in.views[i],
                                              &in.keep[i]) == 0)
             i++;
         if (i == n) result = forward_borrowed(self, &in, (const uint8_t *)mask, seed);
-        borrowed_deinit(&in);
+        ont_borrowed_deinit(&in);
     }
     Py_DECREF(tuple);
     return result;
@@ -375,15 +308,16 @@ static PyObject *session_stats(PyObject *object, PyObject *unused)
     const ont_session *session = session_of(object);
     if (!session) return NULL;
     ont_session_get_stats(session, &s);
-    return Py_BuildValue("{sK sK sK sK sd sd sn sn sn sI sI sI sn sn sn sK sK sK sK}", "programs_built", s.programs_built, "program_hits",
-                         s.program_hits, "probes_built", s.probes_built, "probe_runs", s.probe_runs, "build_seconds",
-                         s.build_seconds, "last_build_seconds", s.last_build_seconds, "slab_bytes",
-                         (Py_ssize_t)s.slab_bytes, "slab_lower_bound", (Py_ssize_t)s.slab_lower_bound, "recomputed_bytes",
-                         (Py_ssize_t)s.recomputed_bytes, "recomputed_nodes", s.recomputed_nodes, "steps", s.steps,
-                         "forward_steps", s.forward_steps, "pool_live_bytes", (Py_ssize_t)s.pool.live_bytes,
-                         "pool_cached_bytes", (Py_ssize_t)s.pool.cached_bytes, "pool_peak_bytes",
-                         (Py_ssize_t)s.pool.peak_bytes, "blocks_taken", s.pool.taken, "blocks_reused", s.pool.reused, "graphs_captured",
-                         ont_replay_get_counts().captured, "graph_launches", ont_replay_get_counts().launched);
+    return Py_BuildValue("{sK sK sK sK sd sd sn sn sn sI sI sI sn sn sn sK sK sK sK}", "programs_built",
+                         s.programs_built, "program_hits", s.program_hits, "probes_built", s.probes_built, "probe_runs",
+                         s.probe_runs, "build_seconds", s.build_seconds, "last_build_seconds", s.last_build_seconds,
+                         "slab_bytes", (Py_ssize_t)s.slab_bytes, "slab_lower_bound", (Py_ssize_t)s.slab_lower_bound,
+                         "recomputed_bytes", (Py_ssize_t)s.recomputed_bytes, "recomputed_nodes", s.recomputed_nodes,
+                         "steps", s.steps, "forward_steps", s.forward_steps, "pool_live_bytes",
+                         (Py_ssize_t)s.pool.live_bytes, "pool_cached_bytes", (Py_ssize_t)s.pool.cached_bytes,
+                         "pool_peak_bytes", (Py_ssize_t)s.pool.peak_bytes, "blocks_taken", s.pool.taken,
+                         "blocks_reused", s.pool.reused, "graphs_captured", ont_replay_get_counts().captured,
+                         "graph_launches", ont_replay_get_counts().launched);
 }
 
 static PyObject *session_text(PyObject *object, PyObject *args)
@@ -415,8 +349,8 @@ static const ont_graph *stage_graph(ont_session_object *self, const char *stage,
     if (!strcmp(stage, "post_processed")) return loaded;
     bool pre_grad = !strcmp(stage, "optimized_pre_grad"), execution = !strcmp(stage, "execution_model");
     if (!pre_grad && !execution && strcmp(stage, "optimized")) {
-        PyErr_Format(PyExc_ValueError, "stage is '%s', expected post_processed, optimized_pre_grad, optimized or execution_model",
-                     stage);
+        PyErr_Format(PyExc_ValueError,
+                     "stage is '%s', expected post_processed, optimized_pre_grad, optimized or execution_model", stage);
         return NULL;
     }
     const ont_program *program = ont_session_last_program(self->session);
@@ -476,8 +410,8 @@ static PyObject *session_timeline(PyObject *object, PyObject *unused)
         char shape[ONT_SHAPE_TEXT] = "";
         if (ont_node_out(node, 0)) ont_shape_text(&ont_node_out(node, 0)->shape, shape);
         PyObject *item = Py_BuildValue("ssssOdd", node->origin ? node->origin->name : node->name, node->op_type,
-                                       p->steps[t].kernel->name, shape, node->backward ? Py_True : Py_False, p->times[t][0],
-                                       p->times[t][1]);
+                                       p->steps[t].kernel->name, shape, node->backward ? Py_True : Py_False,
+                                       p->times[t][0], p->times[t][1]);
         if (!item || PyList_Append(list, item) < 0) Py_CLEAR(list);
         Py_XDECREF(item);
     }
@@ -509,7 +443,8 @@ static PyMethodDef session_methods[] = {
     {"text", session_text, METH_VARARGS, "text(stage='loaded') -> the graph as text"},
     {"save", session_save, METH_VARARGS, "save(stage='execution_model') -> a ModelProto as bytes"},
     {"kernels", session_kernels, METH_NOARGS, "kernels() -> [(node, kernel, backward)] of the latest program"},
-    {"graphs", session_graphs, METH_NOARGS, "graphs() -> [(phase, recorded, replayed, reason)] of the latest program, on a device"},
+    {"graphs", session_graphs, METH_NOARGS,
+     "graphs() -> [(phase, recorded, replayed, reason)] of the latest program, on a device"},
     {"timeline", session_timeline, METH_NOARGS,
      "timeline() -> [(node, operator, kernel, shape, backward, start, end)] of the latest program's timed run"},
     {NULL, NULL, 0, NULL},
@@ -532,185 +467,5 @@ PyType_Spec ont_session_spec = {
                              {Py_tp_methods, session_methods},
                              {Py_tp_getset, session_getset},
                              {Py_tp_doc, "One exported graph and the programs specialised from it."},
-                             {0, NULL}},
-};
-
-/* ---- Run ---- */
-
-PyObject *ont_run_object_new(ont_session_object *session, ont_run *run)
-{
-    PyTypeObject *type = session->state->run_type;
-    run_object *self = (run_object *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
-    if (!self) {
-        ont_run_release(run);
-        return NULL;
-    }
-    const ont_program *p = ont_run_program(run);
-    self->run = run;
-    self->session = (ont_session_object *)Py_NewRef((PyObject *)session);
-    self->saved_inputs = flagged(p->saved_inputs, p->grads.n_forward_inputs);
-    self->saved_outputs = flagged(p->saved_outputs, p->grads.n_forward_outputs);
-    self->differentiable = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)p->grads.n_forward_outputs);
-    if (!self->saved_inputs || !self->saved_outputs || !self->differentiable) {
-        Py_DECREF(self);
-        return NULL;
-    }
-    char *flags = PyBytes_AsString(self->differentiable);
-    for (uint32_t i = 0; i < p->grads.n_forward_outputs; i++) flags[i] = p->grads.grad_input[i] >= 0;
-    return (PyObject *)self;
-}
-
-static void run_dealloc(PyObject *object)
-{
-    run_object *self = (run_object *)object;
-    PyTypeObject *type = Py_TYPE(object);
-    ont_run_release(self->run);
-    Py_XDECREF(self->saved_inputs);
-    Py_XDECREF(self->saved_outputs);
-    Py_XDECREF(self->differentiable);
-    Py_XDECREF((PyObject *)self->session);
-    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
-    Py_DECREF(type);
-}
-
-static PyObject *run_saved_inputs(PyObject *object, void *closure)
-{
-    (void)closure;
-    return Py_NewRef(((run_object *)object)->saved_inputs);
-}
-
-static PyObject *run_saved_outputs(PyObject *object, void *closure)
-{
-    (void)closure;
-    return Py_NewRef(((run_object *)object)->saved_outputs);
-}
-
-static PyObject *run_differentiable(PyObject *object, void *closure)
-{
-    (void)closure;
-    return Py_NewRef(((run_object *)object)->differentiable);
-}
-
-static PyObject *run_release(PyObject *object, PyObject *unused)
-{
-    (void)unused;
-    run_object *self = (run_object *)object;
-    ont_run *run = self->run;
-    self->run = NULL;
-    ont_run_release(run);
-    Py_RETURN_NONE;
-}
-
-/* Checks that a saved tensor is what the program was built for: a hook may have replaced it. */
-static int check_saved(const ont_view *view, const ont_value *input)
-{
-    ont_shape shape = ont_shape_of(view->rank <= ONT_MAX_RANK ? view->rank : 0, view->dims);
-    if (view->dtype == ont_dtype_carrier(input->dtype) && view->rank <= ONT_MAX_RANK && ont_shape_equal(&shape, &input->shape)) return 0;
-    PyErr_Format(PyExc_ValueError, "saved input '%s' came back with another dtype or shape", input->name);
-    return -1;
-}
-
-typedef struct backward_call {
-    borrowed inputs, grads;
-    PyObject *saved, *given; /* tuples */
-} backward_call;
-
-static int borrow_backward(run_object *self, const ont_program *p, backward_call *call)
-{
-    const ont_state *state = self->session->state;
-    Py_ssize_t n_saved = PyTuple_Size(self->saved_inputs);
-    for (Py_ssize_t k = 0; k < n_saved; k++) {
-        Py_ssize_t i = PyLong_AsSsize_t(PyTuple_GetItem(self->saved_inputs, k));
-        ont_view *view = &call->inputs.views[i];
-        PyObject *saved = PyTuple_GetItem(call->saved, k);
-        if (ont_dlpack_borrow_on(state, p->device, saved, "saved", k, view, &call->inputs.keep[i]) < 0) return -1;
-        if (check_saved(view, p->graph->inputs[i]) < 0) return -1;
-    }
-    for (Py_ssize_t i = 0; i < call->grads.n; i++) {
-        PyObject *grad = PyTuple_GetItem(call->given, i);
-        ont_view *view = &call->grads.views[i];
-        if (grad == Py_None)
-            view->rank = -1;
-        else if (ont_dlpack_borrow_on(state, p->device, grad, "gradient of output", i, view, &call->grads.keep[i]) < 0)
-            return -1;
-    }
-    return 0;
-}
-
-/* Takes the run over, also on failure. */
-static PyObject *backward_borrowed(run_object *self, ont_run *run, const backward_call *call)
-{
-    uint32_t n = ont_run_program(run)->grads.n_forward_inputs;
-    ont_block **in_grads = ont_calloc(n + 1, sizeof *in_grads);
-    if (!in_grads) {
-        ont_run_release(run);
-        return PyErr_NoMemory();
-    }
-    ont_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = ont_run_backward(run, call->inputs.views, NULL, call->grads.views, in_grads);
-    Py_END_ALLOW_THREADS
-    PyObject *result = status == ONT_OK ? wrap_blocks(self->session->state, in_grads, n)
-                                        : ont_raise(self->session->state, status);
-    ont_free(in_grads);
-    return result;
-}
-
-static PyObject *run_backward(PyObject *object, PyObject *args, PyObject *kwargs)
-{
-    run_object *self = (run_object *)object;
-    char *names[] = {"saved", "grads", NULL};
-    PyObject *saved, *grads;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO:backward", names, &saved, &grads)) return NULL;
-    ont_run *run = self->run;
-    if (!run)
-        return PyErr_Format(PyExc_RuntimeError, "backward of this run was already called, or the run was released: its "
-                                                "activations are gone (retain_graph is not supported)");
-    self->run = NULL; /* once; and what follows may run Python code, which could release it */
-    const ont_program *p = ont_run_program(run);
-    backward_call call = {0};
-    PyObject *result = NULL;
-    Py_ssize_t n_saved = PyTuple_Size(self->saved_inputs) + PyTuple_Size(self->saved_outputs);
-    call.saved = sequence(saved, n_saved, "saved tensors");
-    call.given = call.saved ? sequence(grads, (Py_ssize_t)p->grads.n_forward_outputs, "gradients") : NULL;
-    if (!call.given) goto done;
-    if (borrowed_init(&call.inputs, (Py_ssize_t)p->grads.n_forward_inputs) < 0) goto done;
-    if (borrowed_init(&call.grads, (Py_ssize_t)p->grads.n_forward_outputs) < 0) goto done_inputs;
-    if (borrow_backward(self, p, &call) == 0) {
-        result = backward_borrowed(self, run, &call);
-        run = NULL;
-    }
-    borrowed_deinit(&call.grads);
-done_inputs:
-    borrowed_deinit(&call.inputs);
-done:
-    self->run = run; /* arguments that do not fit leave it open */
-    Py_XDECREF(call.saved);
-    Py_XDECREF(call.given);
-    return result;
-}
-
-static PyMethodDef run_methods[] = {
-    {"backward", (PyCFunction)(void (*)(void))run_backward, METH_VARARGS | METH_KEYWORDS,
-     "backward(saved, grads) -> one gradient or None per graph input"},
-    {"release", run_release, METH_NOARGS, "release() gives the activations back"},
-    {NULL, NULL, 0, NULL},
-};
-
-static PyGetSetDef run_getset[] = {
-    {"saved_inputs", run_saved_inputs, NULL, "indices of the graph inputs that backward reads", NULL},
-    {"saved_outputs", run_saved_outputs, NULL, "indices of the graph outputs that backward reads", NULL},
-    {"differentiable", run_differentiable, NULL, "one byte per graph output", NULL},
-    {NULL, NULL, NULL, NULL, NULL},
-};
-
-PyType_Spec ont_run_spec = {
-    .name = "onnxtrain._C.Run",
-    .basicsize = sizeof(run_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .slots = (PyType_Slot[]){{Py_tp_dealloc, run_dealloc},
-                             {Py_tp_methods, run_methods},
-                             {Py_tp_getset, run_getset},
-                             {Py_tp_doc, "A forward that waits for its backward."},
                              {0, NULL}},
 };

@@ -58,20 +58,23 @@ static ont_status reserve(ont_device_tables *t, const ont_device *device, size_t
     return ONT_OK;
 }
 
-ont_status ont_tables_put(ont_device_tables *t, const ont_device *device, const void *fresh, const ont_table_sizes *sizes, void *stream)
+ont_status ont_tables_put(ont_device_tables *t, const ont_device *device, const void *fresh,
+                          const ont_table_sizes *sizes, void *stream)
 {
     bool recording = device->kind->capturing && device->kind->capturing(device, stream);
     bool same = t->device == device && t->bytes == sizes->bytes && t->device_capacity >= sizes->bytes + sizes->work &&
                 !memcmp(t->host, fresh, sizes->bytes);
     if (recording && !same)
-        return ont_fail(ONT_EUNSUPPORTED, "the caller records this stream, and tensors are not those of the call before: take a step with "
+        return ont_fail(ONT_EUNSUPPORTED, "the caller records this stream, and tensors are not those of the call "
+                                          "before: take a step with "
                                           "the same tensors first, and keep their addresses");
     t->recorded |= recording;
     if (same) return ONT_OK;
     if (t->recorded) ONT_TRY(leave_memory(t));
     ONT_TRY(reserve(t, device, sizes->bytes, sizes->work));
     const char *now = fresh, *before = t->host;
-    bool moved = t->bytes == sizes->bytes && !memcmp(before + sizes->head, now + sizes->head, sizes->bytes - sizes->head);
+    bool moved = t->bytes == sizes->bytes &&
+                 !memcmp(before + sizes->head, now + sizes->head, sizes->bytes - sizes->head);
     memcpy(t->host, fresh, sizes->bytes);
     t->bytes = 0;
     ONT_TRY(device->kind->write(device, t->memory.data, t->host, moved ? sizes->head : sizes->bytes, stream));

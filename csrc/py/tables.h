@@ -1,6 +1,6 @@
 /*
- * Tables of tensors on a device, for launches over many of them (device/multi.h): written again only where something is not as it
- * was at the last call. Used by py/optim_device.c and py/grads_device.c.
+ * Tables of tensors on a device, for launches over many of them (device/multi.h): written again only where something is
+ * not as it was at the last call. Used by py/optim_device.c and py/grads_device.c.
  */
 #ifndef ONT_PY_TABLES_H
 #define ONT_PY_TABLES_H
@@ -22,11 +22,11 @@ typedef struct ont_table_sizes {
 } ont_table_sizes;
 
 /*
- * The tables on the device, `fresh` being what they should be. On a stream that is recorded nothing can be written: tables that
- * differ are refused, and those that are read are kept until ont_tables_free(), whatever comes.
+ * The tables on the device, `fresh` being what they should be. On a stream that is recorded nothing can be written:
+ * tables that differ are refused, and those that are read are kept until ont_tables_free(), whatever comes.
  */
-ont_status ont_tables_put(ont_device_tables *t, const ont_device *device, const void *fresh, const ont_table_sizes *sizes,
-                          void *stream) ONT_MUST_USE;
+ont_status ont_tables_put(ont_device_tables *t, const ont_device *device, const void *fresh,
+                          const ont_table_sizes *sizes, void *stream) ONT_MUST_USE;
 void ont_tables_free(ont_device_tables *t);
 
 #endif

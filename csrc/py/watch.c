@@ -130,7 +130,8 @@ static int watch_init(PyObject *object, PyObject *args, PyObject *kwargs)
     self->absent = Py_NewRef(absent);
     self->entries = ont_calloc((size_t)n + 1, sizeof *self->entries);
     if (!self->entries) PyErr_NoMemory();
-    while (self->entries && self->n < n && entry_init(&self->entries[self->n], PyTuple_GetItem(tuple, self->n), absent) == 0)
+    while (self->entries && self->n < n &&
+           entry_init(&self->entries[self->n], PyTuple_GetItem(tuple, self->n), absent) == 0)
         self->n++;
     Py_DECREF(tuple);
     return self->entries && self->n == n ? 0 : -1;

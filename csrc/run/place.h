@@ -11,7 +11,8 @@ ont_status ont_place_alloc(const ont_device *device, size_t bytes, ont_memory *m
 void ont_place_free(const ont_device *device, ont_memory *memory, size_t bytes);
 ont_status ont_place_enter(const ont_device *device, ont_scope *scope) ONT_MUST_USE;
 void ont_place_leave(const ont_device *device, const ont_scope *scope);
-ont_status ont_place_copy(const ont_device *device, void *to, const void *from, size_t bytes, void *stream) ONT_MUST_USE;
+ont_status ont_place_copy(const ont_device *device, void *to, const void *from, size_t bytes,
+                          void *stream) ONT_MUST_USE;
 ont_status ont_place_clear(const ont_device *device, void *to, size_t bytes, void *stream) ONT_MUST_USE;
 ont_status ont_place_view(const ont_device *device, const ont_view *view, void *to, void *stream) ONT_MUST_USE;
 

@@ -33,7 +33,8 @@ ont_status ont_pool_create(const ont_device *device, ont_pool **pool)
 static void block_free(ont_block *block)
 {
     if (block->device)
-        block->device->kind->free(block->device, &(ont_memory){block->data, block->owner}, block->bytes ? block->bytes : 1);
+        block->device->kind->free(block->device, &(ont_memory){block->data, block->owner},
+                                  block->bytes ? block->bytes : 1);
     else
         ont_buffer_free(block->data, block->bytes);
     ont_free(block);
@@ -140,7 +141,8 @@ void ont_block_unref(ont_block *block)
     ont_pool *pool = block->pool;
     pthread_mutex_lock(&pool->lock);
     pool->stats.live_bytes -= block->bytes;
-    /* What fits under the peak was needed at once before and will be again; what does not is given back, oldest first. */
+    /* What fits under the peak was needed at once before and will be again; what does not is given back, oldest first.
+     */
     block->idle = pool->open_runs && block->bytes >= LARGE_BLOCK;
     size_t *cached = block->idle ? &pool->idle_bytes : &pool->stats.cached_bytes;
     bool keep = !pool->device && pool->stats.live_bytes + *cached + block->bytes <= pool->stats.peak_bytes;

@@ -3,9 +3,10 @@
  *
  * A block goes back when its last reference is dropped, from any thread, with or without the GIL, also after the
  * session is gone: the pool lives as long as its last block. Fresh pages cost ten times a warm write, so blocks are
- * kept by exact size, up to what was once live at the same time. The pages of a large block that comes back between a forward
- * and its backward are the system's for the asking: there a step holds most memory, and what is not ours has to fit beside it.
- * Such blocks are counted apart, else they would be kept in the place of others that the step needs as well.
+ * kept by exact size, up to what was once live at the same time. The pages of a large block that comes back between a
+ * forward and its backward are the system's for the asking: there a step holds most memory, and what is not ours has to
+ * fit beside it. Such blocks are counted apart, else they would be kept in the place of others that the step needs as
+ * well.
  */
 #ifndef ONT_RUN_POOL_H
 #define ONT_RUN_POOL_H

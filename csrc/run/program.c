@@ -24,15 +24,15 @@ static double now(void)
 static ont_status specialise_input(ont_value *input, const ont_view *view, int64_t *sizes, const ont_graph *g)
 {
     if (view->dtype != ont_dtype_carrier(input->dtype))
-        return ont_fail(ONT_ETYPE, "input '%s': dtype is %s, the graph has %s", input->name, ont_dtype_name(view->dtype),
-                        ont_dtype_name(input->dtype));
+        return ont_fail(ONT_ETYPE, "input '%s': dtype is %s, the graph has %s", input->name,
+                        ont_dtype_name(view->dtype), ont_dtype_name(input->dtype));
     if (view->rank > ONT_MAX_RANK)
         return ont_fail(ONT_EUNSUPPORTED, "input '%s': rank %d, at most %d", input->name, view->rank, ONT_MAX_RANK);
     ont_shape shape = ont_shape_of(view->rank, view->dims);
     char text[ONT_SHAPE_TEXT], declared[ONT_SHAPE_TEXT];
     if (input->has_shape && input->shape.rank != shape.rank)
-        return ont_fail(ONT_EINVAL, "input '%s': shape is %s, the graph has %s", input->name, ont_shape_text(&shape, text),
-                        ont_shape_text(&input->shape, declared));
+        return ont_fail(ONT_EINVAL, "input '%s': shape is %s, the graph has %s", input->name,
+                        ont_shape_text(&shape, text), ont_shape_text(&input->shape, declared));
     for (int i = 0; input->has_shape && i < shape.rank; i++) {
         int64_t dim = input->shape.dims[i];
         if (dim >= 0 && dim != shape.dims[i])
@@ -41,8 +41,8 @@ static ont_status specialise_input(ont_value *input, const ont_view *view, int64
         if (dim >= 0 || dim == ONT_DIM_UNKNOWN) continue;
         int64_t *size = &sizes[ONT_DIM_SYMBOL_INDEX(dim)];
         if (*size >= 0 && *size != shape.dims[i])
-            return ont_fail(ONT_EINVAL, "input '%s': dim %d is %" PRId64 ", but '%s' is %" PRId64 " elsewhere", input->name,
-                            i, shape.dims[i], g->symbols[ONT_DIM_SYMBOL_INDEX(dim)], *size);
+            return ont_fail(ONT_EINVAL, "input '%s': dim %d is %" PRId64 ", but '%s' is %" PRId64 " elsewhere",
+                            input->name, i, shape.dims[i], g->symbols[ONT_DIM_SYMBOL_INDEX(dim)], *size);
         *size = shape.dims[i];
     }
     input->has_shape = true;
@@ -113,7 +113,8 @@ static void mark_saved_value(ont_program *p, uint32_t id)
 {
     const ont_place *place = &p->plan.places[id];
     if (place->kind == ONT_PLACE_INPUT && place->index < p->grads.n_forward_inputs) p->saved_inputs[place->index] = 1;
-    if (place->kind == ONT_PLACE_OUTPUT && place->index < p->grads.n_forward_outputs) p->saved_outputs[place->index] = 1;
+    if (place->kind == ONT_PLACE_OUTPUT && place->index < p->grads.n_forward_outputs)
+        p->saved_outputs[place->index] = 1;
 }
 
 /* Which borrowed inputs and handed-out outputs backward reads: those that the caller must keep unchanged. */
@@ -224,8 +225,8 @@ ont_status ont_program_build(const ont_graph *loaded, const ont_view *inputs, co
     }
     p->build_seconds = now() - start;
     ont_log(ONT_LOG_INFO, "%s of %u steps (%u forward), slab %.1f MiB (lower bound %.1f), built in %.1f ms",
-            p->probe ? "probe" : "program", p->n_steps,
-            p->split, (double)p->plan.slab_bytes / 0x1p20, (double)p->plan.lower_bound / 0x1p20, p->build_seconds * 1e3);
+            p->probe ? "probe" : "program", p->n_steps, p->split, (double)p->plan.slab_bytes / 0x1p20,
+            (double)p->plan.lower_bound / 0x1p20, p->build_seconds * 1e3);
     *program = p;
     return ONT_OK;
 }

@@ -1,8 +1,9 @@
 /*
  * A phase of a run as one recorded graph of its device.
  *
- * A graph knows addresses. Those of weights stay; a batch, an output or a gradient may lie elsewhere at every call: such a tensor
- * gets a place of its own, from which or to which it is copied around the graph. A slot is one graph input or output.
+ * A graph knows addresses. Those of weights stay; a batch, an output or a gradient may lie elsewhere at every call:
+ * such a tensor gets a place of its own, from which or to which it is copied around the graph. A slot is one graph
+ * input or output.
  */
 #ifndef ONT_RUN_REPLAY_H
 #define ONT_RUN_REPLAY_H
@@ -26,10 +27,10 @@ typedef struct ont_replay { /* of one run and phase; zeroed is empty */
 typedef enum ont_replay_verdict { ONT_REPLAY_EAGER, ONT_REPLAY_CAPTURE, ONT_REPLAY_LAUNCH } ont_replay_verdict;
 
 /*
- * What to do with a call of these addresses: the first ONT_REPLAY_WARM in a row in which no address is new in moving are done step
- * by step (algorithms are measured, kernels are loaded), the next is recorded, later ones replay. Tensors of more than
- * ONT_REPLAY_STAGE bytes are not given places: while they move, every call is done step by step. *reason says why a call is, NULL
- * where it is not. ENOMEM.
+ * What to do with a call of these addresses: the first ONT_REPLAY_WARM in a row in which no address is new in moving
+ * are done step by step (algorithms are measured, kernels are loaded), the next is recorded, later ones replay. Tensors
+ * of more than ONT_REPLAY_STAGE bytes are not given places: while they move, every call is done step by step. *reason
+ * says why a call is, NULL where it is not. ENOMEM.
  */
 enum { ONT_REPLAY_STAGE = 1 << 30, ONT_REPLAY_WARM = 2 };
 ont_status ont_replay_decide(ont_replay *replay, const ont_device *device, void *const *addresses, const size_t *bytes,

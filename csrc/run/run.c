@@ -148,8 +148,8 @@ const ont_program *ont_run_program(const ont_run *run)
     return run->program;
 }
 
-/* Row-major contents of a view: its own memory, or a copy that lives as long as the run. Never NULL, which would say that the
- * input is absent: a tensor without elements may have no address. */
+/* Row-major contents of a view: its own memory, or a copy that lives as long as the run. Never NULL, which would say
+ * that the input is absent: a tensor without elements may have no address. */
 static ont_status materialise(ont_run *run, const ont_view *view, void **data)
 {
     static char nothing[64];
@@ -192,8 +192,8 @@ static double now(void)
 static ont_status execute_steps(ont_run *run, uint32_t first, uint32_t last)
 {
     const ont_program *p = run->program;
-    ont_call call = {.in = run->in, .out = run->out, .seed = run->random.key, .device = p->device, .stream = run->stream,
-                     .seed_at = seed_at(run), .fault = p->fault};
+    ont_call call = {.in = run->in, .out = run->out, .seed = run->random.key, .device = p->device,
+                     .stream = run->stream, .seed_at = seed_at(run), .fault = p->fault};
     bool timed = __atomic_load_n(&timing, __ATOMIC_RELAXED);
     for (uint32_t t = first; t < last; t++) {
         const ont_step *step = &p->steps[t];
@@ -242,7 +242,8 @@ static ont_status capture(ont_run *run, ont_replay *replay, uint32_t first, uint
     return status;
 }
 
-/* Where every graph input and output of this phase lies, and how large it is. Saved outputs of the forward are read by backward. */
+/* Where every graph input and output of this phase lies, and how large it is. Saved outputs of the forward are read by
+ * backward. */
 static void describe_slots(const ont_run *run, void *const *inputs, void **addresses, size_t *bytes)
 {
     const ont_program *p = run->program;
@@ -285,7 +286,8 @@ static void point_at_stages(ont_run *run, const ont_replay *replay)
     }
 }
 
-static ont_status decide(ont_run *run, void *const *inputs, ont_replay *replay, ont_replay_verdict *verdict, const char **reason)
+static ont_status decide(ont_run *run, void *const *inputs, ont_replay *replay, ont_replay_verdict *verdict,
+                         const char **reason)
 {
     const ont_graph *g = run->program->graph;
     uint32_t n = g->n_inputs + g->n_outputs;
@@ -379,8 +381,9 @@ static ont_status enter(ont_run *run, ont_scope *scope)
     ONT_TRY(ont_place_enter(device, scope));
     ont_status status = ont_place_check(run->program); /* of what was found behind the last look */
     if (status == ONT_OK && device && device->kind->capturing && device->kind->capturing(device, scope->stream))
-        status = ont_fail(ONT_EUNSUPPORTED, "the caller records this stream into a graph, which would repeat one random key: the "
-                                            "engine records its own graphs");
+        status = ont_fail(ONT_EUNSUPPORTED,
+                          "the caller records this stream into a graph, which would repeat one random key: the "
+                          "engine records its own graphs");
     if (device && status == ONT_OK && run->used && run->stream != scope->stream)
         status = device->kind->join(device, scope->stream, run->stream);
     run->stream = scope->stream;

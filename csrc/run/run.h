@@ -9,7 +9,8 @@
 
 typedef struct ont_run ont_run;
 
-/* What a run's random numbers follow from: the key of ours, and where torch's generator stood (blocks of four words). */
+/* What a run's random numbers follow from: the key of ours, and where torch's generator stood (blocks of four words).
+ */
 typedef struct ont_random {
     uint64_t key, seed, block;
 } ont_random;

@@ -38,7 +38,8 @@ static ont_status check_operators(ont_session *s, const ont_graph *g)
     for (const ont_node *node = g->first; node; node = node->next) {
         if (!node->op)
             return ont_fail(ONT_EUNSUPPORTED, "operator %s.%s (opset %lld), used by node '%s', is not supported",
-                            *node->domain ? node->domain : "ai.onnx", node->op_type, (long long)node->version, node->name);
+                            *node->domain ? node->domain : "ai.onnx", node->op_type, (long long)node->version,
+                            node->name);
         s->random |= (node->op->flags & ONT_OP_RANDOM) != 0;
         for (const ont_attr *attr = node->attrs; attr; attr = attr->next)
             if (attr->kind == ONT_ATTR_GRAPH) ONT_TRY(check_operators(s, attr->graph));
@@ -104,7 +105,8 @@ static ont_status make_key(ont_session *s, const ont_view *inputs, const uint8_t
         s->key_capacity = n;
     }
     int64_t *at = s->key;
-    *at++ = (int64_t)search->n_facts | (int64_t)ont_passes_precision() << 32; /* an empty one adds no word of its own, and is known all the same */
+    *at++ = (int64_t)search->n_facts | (int64_t)ont_passes_precision()
+                                           << 32; /* an empty one adds no word of its own, and is known all the same */
     for (uint32_t i = 0; i < s->graph->n_inputs; i++) {
         const ont_view *v = &inputs[i];
         *at++ = (int64_t)v->dtype | (int64_t)(wants && wants[i]) << 8 | (int64_t)v->rank << 16;

@@ -42,9 +42,10 @@ typedef struct ont_search {
  * contents *program may be a probe: the caller runs its forward with the same inputs and seed, hands the outputs to
  * ont_search_learn() and asks again.
  */
-ont_status ont_session_program(ont_session *session, const ont_view *inputs, const uint8_t *wants, const ont_search *search,
-                               ont_program **program) ONT_MUST_USE;
-ont_status ont_search_learn(ont_session *session, ont_search *search, ont_block *const *outputs, uint32_t n) ONT_MUST_USE;
+ont_status ont_session_program(ont_session *session, const ont_view *inputs, const uint8_t *wants,
+                               const ont_search *search, ont_program **program) ONT_MUST_USE;
+ont_status ont_search_learn(ont_session *session, ont_search *search, ont_block *const *outputs,
+                            uint32_t n) ONT_MUST_USE;
 void ont_search_deinit(ont_search *search);
 const ont_program *ont_session_last_program(const ont_session *session); /* NULL before the first */
 void ont_session_get_stats(const ont_session *session, ont_session_stats *stats);

@@ -34,7 +34,8 @@ static bool is_prime(int64_t n)
     return true;
 }
 
-/* Distinct primes times `factor`: no two symbols agree in two trials, and most divisions that models write come out even. */
+/* Distinct primes times `factor`: no two symbols agree in two trials, and most divisions that models write come out
+ * even. */
 static void choose_sizes(sampler *s, int64_t factor)
 {
     int64_t prime = 5;

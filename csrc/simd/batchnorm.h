@@ -1,7 +1,7 @@
 /*
- * Loops over one piece, contiguous, of a channel of (N, C, D), compiled once per instruction set: sums, normalisation with
- * what is added and rectified behind it, and both halves of the gradient. ops/batchnorm.c calls them; they know memory, no
- * nodes. A sum runs in vectors over at most 1,024 entries; those sums meet in double, in `a` and `b`.
+ * Loops over one piece, contiguous, of a channel of (N, C, D), compiled once per instruction set: sums, normalisation
+ * with what is added and rectified behind it, and both halves of the gradient. ops/batchnorm.c calls them; they know
+ * memory, no nodes. A sum runs in vectors over at most 1,024 entries; those sums meet in double, in `a` and `b`.
  */
 #ifndef ONT_SIMD_BATCHNORM_H
 #define ONT_SIMD_BATCHNORM_H

@@ -1,6 +1,7 @@
 /*
- * Bodies of batchnorm.inc.c for numbers of type NUM, integers as wide WHOLE, names F(name). Included by nothing else, and
- * more than once. A part of a vector at the end goes through a whole one, whose other lanes add nothing and are not stored.
+ * Bodies of batchnorm.inc.c for numbers of type NUM, integers as wide WHOLE, names F(name). Included by nothing else,
+ * and more than once. A part of a vector at the end goes through a whole one, whose other lanes add nothing and are not
+ * stored.
  */
 #define VEC F(vec)
 #define ANY F(vec_any)
@@ -140,8 +141,8 @@ static void F(apply)(const ont_channel *c, const void *x, const void *residual, 
 #define MASKED(g, x_, y_) \
     (mask == ONT_MASK_NONE ? (g) : F(where)(mask == ONT_MASK_Y ? (y_) > 0 : VALUE(x_) > 0, (g)))
 
-INLINE void F(grad_sums_form)(const ont_channel *c, ont_relu_mask mask, const NUM *x, const NUM *y, const NUM *dy, int64_t n,
-                              double *a, double *b)
+INLINE void F(grad_sums_form)(const ont_channel *c, ont_relu_mask mask, const NUM *x, const NUM *y, const NUM *dy,
+                              int64_t n, double *a, double *b)
 {
     const NUM m = (NUM)c->centre, slope = (NUM)c->slope, shift = (NUM)c->shift;
     (void)slope, (void)shift;
@@ -163,8 +164,8 @@ INLINE void F(grad_sums_form)(const ont_channel *c, ont_relu_mask mask, const NU
 #undef TERM
 }
 
-static void F(grad_sums)(const ont_channel *c, ont_relu_mask mask, const void *x, const void *y, const void *dy, int64_t n,
-                         double *a, double *b)
+static void F(grad_sums)(const ont_channel *c, ont_relu_mask mask, const void *x, const void *y, const void *dy,
+                         int64_t n, double *a, double *b)
 {
     if (mask == ONT_MASK_NONE)
         F(grad_sums_form)(c, ONT_MASK_NONE, x, NULL, dy, n, a, b);
@@ -174,8 +175,8 @@ static void F(grad_sums)(const ont_channel *c, ont_relu_mask mask, const void *x
         F(grad_sums_form)(c, ONT_MASK_V, x, NULL, dy, n, a, b);
 }
 
-INLINE void F(grad_form)(const ont_channel *c, ont_relu_mask mask, const NUM *x, const NUM *y, const NUM *dy, NUM factor,
-                         NUM mean_dy, NUM mean_dot, NUM *dx, int64_t n)
+INLINE void F(grad_form)(const ont_channel *c, ont_relu_mask mask, const NUM *x, const NUM *y, const NUM *dy,
+                         NUM factor, NUM mean_dy, NUM mean_dot, NUM *dx, int64_t n)
 {
     const NUM m = (NUM)c->centre, slope = (NUM)c->slope, shift = (NUM)c->shift;
     (void)slope, (void)shift;
@@ -192,8 +193,8 @@ INLINE void F(grad_form)(const ont_channel *c, ont_relu_mask mask, const NUM *x,
     F(store_some)(dx + i, factor * (g - mean_dy - (x_ - m) * mean_dot), n - i);
 }
 
-static void F(grad)(const ont_channel *c, ont_relu_mask mask, const void *x, const void *y, const void *dy, double factor,
-                    double mean_dy, double mean_dot, void *dx, int64_t n)
+static void F(grad)(const ont_channel *c, ont_relu_mask mask, const void *x, const void *y, const void *dy,
+                    double factor, double mean_dy, double mean_dot, void *dx, int64_t n)
 {
     NUM f = (NUM)factor, d = (NUM)mean_dy, e = (NUM)mean_dot;
     if (mask == ONT_MASK_NONE)

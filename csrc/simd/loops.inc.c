@@ -1,6 +1,7 @@
 /*
- * The inner loops, compiled once per instruction set with ONT_ISA naming it (and ONT_ISA_PLAIN set for the first); ends in the table ont_simd_<isa>. In the
- * plain build all math is libm's: it is the reference that the others are tested against.
+ * The inner loops, compiled once per instruction set with ONT_ISA naming it (and ONT_ISA_PLAIN set for the first); ends
+ * in the table ont_simd_<isa>. In the plain build all math is libm's: it is the reference that the others are tested
+ * against.
  */
 #include "simd/math.h"
 #include "simd/simd.h"

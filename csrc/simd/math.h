@@ -18,7 +18,8 @@ INLINE float f32_from_bits(uint32_t bits)
     return x;
 }
 
-/* exp: x = k ln 2 + r, a polynomial in r (least squares on Chebyshev-spaced points, error 5e-10), then scaled by 2^k. */
+/* exp: x = k ln 2 + r, a polynomial in r (least squares on Chebyshev-spaced points, error 5e-10), then scaled by 2^k.
+ */
 INLINE float f32_exp(float x)
 {
     float clamped = x > 89.0f ? 89.0f : x;

@@ -1,7 +1,7 @@
 /*
- * Adam on bfloat16, a vector of 32 elements at a time. Part of optim.inc.c where that is compiled for AVX-512BW. The plain
- * loop of optim_rules.h spends a quarter of its time on rounding; here two vectors of results become one before they are
- * rounded, in 16-bit lanes. The numbers are those of the plain loop.
+ * Adam on bfloat16, a vector of 32 elements at a time. Part of optim.inc.c where that is compiled for AVX-512BW. The
+ * plain loop of optim_rules.h spends a quarter of its time on rounding; here two vectors of results become one before
+ * they are rounded, in 16-bit lanes. The numbers are those of the plain loop.
  */
 
 INLINE __m512 adam_even(__m512i words)
@@ -14,8 +14,8 @@ INLINE __m512 adam_odd(__m512i words)
     return _mm512_castsi512_ps(_mm512_and_si512(words, _mm512_set1_epi32((int)0xffff0000)));
 }
 
-/* Rounds to nearest even as bf16_above() does, which says why NaN needs no case: up where the lower half, or one more of
- * it where the upper half is odd, is above 0x8000. */
+/* Rounds to nearest even as bf16_above() does, which says why NaN needs no case: up where the lower half, or one more
+ * of it where the upper half is odd, is above 0x8000. */
 INLINE __m512i adam_pack(__m512 even, __m512 odd)
 {
     enum { SELECT = 0xca, OR_AND = 0xf8 };
@@ -42,8 +42,8 @@ INLINE void adam_vector(const coefficients_bf16 *c, __m512 *x, __m512 g, __m512 
     *x = _mm512_mul_ps(kept, _mm512_set1_ps(c->keep_after));
 }
 
-INLINE void adam_vectors(const coefficients_bf16 c, int64_t n, uint16_t *p, const uint16_t *grad, uint16_t *m, uint16_t *v,
-                         bool l2)
+INLINE void adam_vectors(const coefficients_bf16 c, int64_t n, uint16_t *p, const uint16_t *grad, uint16_t *m,
+                         uint16_t *v, bool l2)
 {
     for (int64_t i = 0; i < n; i += ADAM_VECTOR) {
         __m512i words = _mm512_loadu_si512(p + i), g = _mm512_loadu_si512(grad + i);
@@ -61,7 +61,8 @@ INLINE void adam_vectors(const coefficients_bf16 c, int64_t n, uint16_t *p, cons
 }
 
 /* Whole vectors here, the rest and AMSGrad there. */
-static void adam_wide_bf16(const ont_update *u, int64_t n, void *param, const void *grad, void *const *state, double *sums)
+static void adam_wide_bf16(const ont_update *u, int64_t n, void *param, const void *grad, void *const *state,
+                           double *sums)
 {
     int64_t whole = u->flags & ONT_UPDATE_AMSGRAD ? 0 : n - n % ADAM_VECTOR;
     uint16_t *p = param, *m = state[0], *v = state[1];

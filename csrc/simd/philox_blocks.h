@@ -1,6 +1,7 @@
 /*
- * Sixteen blocks of Philox4x32-10 at once, the same words as philox() of math.h. Part of files that are compiled once per
- * instruction set. A product of 32-bit words has 64 bits: words stand in lanes of 64, whose upper halves are not looked at.
+ * Sixteen blocks of Philox4x32-10 at once, the same words as philox() of math.h. Part of files that are compiled once
+ * per instruction set. A product of 32-bit words has 64 bits: words stand in lanes of 64, whose upper halves are not
+ * looked at.
  */
 #ifndef ONT_SIMD_PHILOX_BLOCKS_H
 #define ONT_SIMD_PHILOX_BLOCKS_H

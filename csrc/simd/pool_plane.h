@@ -1,7 +1,7 @@
 /*
  * Pooling of one plane for one dtype. Part of pool.inc.c, which defines NUM, CELL (an integer as wide, for offsets of
- * winners), LOWEST, FLOATS, ISNAN() and F(); no include guard on purpose. Rows of a window are joined first, over the whole
- * width; then the columns, each kernel position in one strided pass over the output row.
+ * winners), LOWEST, FLOATS, ISNAN() and F(); no include guard on purpose. Rows of a window are joined first, over the
+ * whole width; then the columns, each kernel position in one strided pass over the output row.
  */
 
 /* Steps of 1 and 2 are written out, so that they vectorise. */
@@ -38,8 +38,8 @@
 /* The plane is one row and its only window covers it. */
 static bool F(whole)(const ont_pool *p)
 {
-    return p->out_count == 1 && p->in_count == p->in[2] && p->kernel[2] == p->in[2] && !p->begin[2] && p->dilation[2] == 1 &&
-           p->kernel[0] * p->kernel[1] == 1;
+    return p->out_count == 1 && p->in_count == p->in[2] && p->kernel[2] == p->in[2] && !p->begin[2] &&
+           p->dilation[2] == 1 && p->kernel[0] * p->kernel[1] == 1;
 }
 
 static void F(max_into)(NUM *restrict acc, const NUM *restrict x, int64_t step, int64_t n)
@@ -54,7 +54,8 @@ static NUM F(max_of)(const NUM *x, int64_t n)
     for (int lane = 0; lane < LANES; lane++) part[lane] = LOWEST;
     int64_t i = 0;
     for (; i + LANES <= n; i += LANES)
-        for (int lane = 0; lane < LANES; lane++) part[lane] = LARGER(x[i + lane], part[lane]) ? x[i + lane] : part[lane];
+        for (int lane = 0; lane < LANES; lane++)
+            part[lane] = LARGER(x[i + lane], part[lane]) ? x[i + lane] : part[lane];
     for (; i < n; i++) part[0] = LARGER(x[i], part[0]) ? x[i] : part[0];
     for (int lane = 1; lane < LANES; lane++) part[0] = LARGER(part[lane], part[0]) ? part[lane] : part[0];
     return part[0];
@@ -84,8 +85,8 @@ static void F(win_line)(NUM *restrict most, CELL *restrict cell, const NUM *rest
 }
 
 /* Equal values: the lower offset wins, as a search row by row finds it; of two NaNs the higher. */
-static void F(win_column)(NUM *restrict most, CELL *restrict cell, const NUM *restrict x, const CELL *restrict from, int64_t step,
-                          int64_t n, CELL shift)
+static void F(win_column)(NUM *restrict most, CELL *restrict cell, const NUM *restrict x, const CELL *restrict from,
+                          int64_t step, int64_t n, CELL shift)
 {
     STRIDED(step, {
         NUM v = x[j];
@@ -96,7 +97,8 @@ static void F(win_column)(NUM *restrict most, CELL *restrict cell, const NUM *re
     });
 }
 
-/* Winners of one output row, at most + row and cell + row; offsets are from the window's (possibly padded) first cell. */
+/* Winners of one output row, at most + row and cell + row; offsets are from the window's (possibly padded) first cell.
+ */
 static void F(winners)(const ont_pool *p, const NUM *x, int64_t od, int64_t oh, NUM *most, CELL *cell)
 {
     int64_t row = ont_pool_row(p), n = ont_pool_outputs(p);
@@ -160,7 +162,8 @@ static void F(max)(const ont_pool *p, const void *in, void *out, int64_t *indice
     for (int64_t r = 0; r < p->out[0] * p->out[1]; r++, y += width) {
         for (int64_t i = 0; i < row + n; i++) joined[i] = LOWEST;
         EACH_LINE(p, x, r / p->out[1], r % p->out[1], F(max_into)(joined + p->begin[2], line, 1, p->in[2]););
-        for (int64_t k = 0; k < p->kernel[2]; k++) F(max_into)(joined + row, joined + k * p->dilation[2], p->stride[2], n);
+        for (int64_t k = 0; k < p->kernel[2]; k++)
+            F(max_into)(joined + row, joined + k * p->dilation[2], p->stride[2], n);
         memcpy(y, joined + row, (size_t)width * sizeof *y);
     }
 }
@@ -266,7 +269,8 @@ static void F(sum)(const ont_pool *p, const void *in, void *out, void *scratch)
         if (width == 1 && p->dilation[2] == 1)
             joined[row] = F(sum_of)(joined, p->kernel[2]);
         else
-            for (int64_t k = 0; k < p->kernel[2]; k++) F(add_into)(joined + row, joined + k * p->dilation[2], p->stride[2], n);
+            for (int64_t k = 0; k < p->kernel[2]; k++)
+                F(add_into)(joined + row, joined + k * p->dilation[2], p->stride[2], n);
         F(finish_row)(p, joined + row, F(rows_counted)(p, r), counts, width);
         memcpy(y, joined + row, (size_t)width * sizeof *y);
     }
@@ -313,7 +317,8 @@ static void F(sum_grad)(const ont_pool *p, const void *in, const void *out, cons
         EACH_LINE(p, dx, r / p->out[1], r % p->out[1], F(add_into)(line, wide + p->begin[2], 1, p->in[2]););
     }
     if (p->kind == ONT_POOL_LP)
-        for (int64_t i = 0; i < p->in_count; i++) dx[i] *= (NUM)((x[i] > 0) - (x[i] < 0)) * F(power)(x[i], (NUM)(p->p - 1));
+        for (int64_t i = 0; i < p->in_count; i++)
+            dx[i] *= (NUM)((x[i] > 0) - (x[i] < 0)) * F(power)(x[i], (NUM)(p->p - 1));
 }
 
 #endif

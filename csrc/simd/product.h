@@ -1,6 +1,6 @@
 /*
- * Products of small float32 matrices on the calling thread, compiled once per instruction set: where calling a library costs
- * as much as the arithmetic. ops/matmul_small.c calls them; they know memory, no nodes.
+ * Products of small float32 matrices on the calling thread, compiled once per instruction set: where calling a library
+ * costs as much as the arithmetic. ops/matmul_small.c calls them; they know memory, no nodes.
  */
 #ifndef ONT_SIMD_PRODUCT_H
 #define ONT_SIMD_PRODUCT_H
@@ -11,8 +11,8 @@
 enum { ONT_PRODUCT_LANES = 16 }; /* the longest vector of any set */
 
 /*
- * C (m, n) = A B + row, n >= ONT_PRODUCT_LANES; A is (m, k), or with `trans_a` stored as (k, m), B is (k, n); ld: elements
- * between rows as stored; row (n) may be NULL. k may be 0.
+ * C (m, n) = A B + row, n >= ONT_PRODUCT_LANES; A is (m, k), or with `trans_a` stored as (k, m), B is (k, n); ld:
+ * elements between rows as stored; row (n) may be NULL. k may be 0.
  */
 typedef struct ont_product_part {
     int64_t m, n, k, lda, ldb, ldc;

@@ -68,7 +68,8 @@ static void row_softmax(const float *x, float *y, int64_t n)
     for (int64_t i = 0; i < n; i++) y[i] *= scale;
 }
 
-/* The row's largest element and the logarithm of the sum of exp(x - largest): two numbers, for their sum would round. */
+/* The row's largest element and the logarithm of the sum of exp(x - largest): two numbers, for their sum would round.
+ */
 static void row_log_sum_exp(const float *x, int64_t n, float *most, float *log_sum)
 {
     float sum, largest = row_max(x, n);
@@ -118,8 +119,8 @@ static void row_layernorm(const float *x, const float *scale, const float *bias,
 }
 
 /* dx = inv_std * (g - mean(g) - xhat * mean(g * xhat)), g = dy * scale, xhat = (x - mean) * inv_std */
-static void row_layernorm_grad(const float *x, const float *scale, float mean, float inv_std, const float *dy, float *dx,
-                               float *dscale, float *dbias, int64_t n)
+static void row_layernorm_grad(const float *x, const float *scale, float mean, float inv_std, const float *dy,
+                               float *dx, float *dscale, float *dbias, int64_t n)
 {
     float sum_g, sum_gx;
     if (scale) {
@@ -143,8 +144,8 @@ static void row_layernorm_grad(const float *x, const float *scale, float mean, f
 }
 
 /* Element e takes word e % 4 of Philox block e / 4; many blocks are computed at a time. */
-static void row_dropout(const float *x, float *y, uint8_t *mask, int64_t first, int64_t n, uint64_t key, uint64_t stream,
-                        uint32_t threshold, float scale)
+static void row_dropout(const float *x, float *y, uint8_t *mask, int64_t first, int64_t n, uint64_t key,
+                        uint64_t stream, uint32_t threshold, float scale)
 {
     int64_t end = first + n;
     for (int64_t block = first / 4; block * 4 < end; block += PHILOX_BLOCKS) {

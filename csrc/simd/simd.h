@@ -90,9 +90,10 @@
 
 typedef enum ont_loop {
 #define X(name, expression) ONT_LOOP_##name,
-    ONT_UNARY_FLOAT_LIST(X) ONT_UNARY_NUMBER_LIST(X) ONT_BINARY_FLOAT_LIST(X) ONT_BINARY_NUMBER_LIST(X) ONT_COMPARE_LIST(X)
+    ONT_UNARY_FLOAT_LIST(X) ONT_UNARY_NUMBER_LIST(X) ONT_BINARY_FLOAT_LIST(X) ONT_BINARY_NUMBER_LIST(X)
+        ONT_COMPARE_LIST(X)
 #undef X
-    ONT_LOOP_COUNT
+            ONT_LOOP_COUNT
 } ont_loop;
 
 /* a, b: n elements, or one (stride 0). `p` are the operator's parameters. */

@@ -1,12 +1,14 @@
 /*
- * Loops of Winograd convolution F(4x4, 3x3) for float32, compiled once per instruction set: transforms of sixteen channels at
- * a time and the products between them. ops/winograd.c drives them; they know tiles and lanes, no tensors and no nodes.
+ * Loops of Winograd convolution F(4x4, 3x3) for float32, compiled once per instruction set: transforms of sixteen
+ * channels at a time and the products between them. ops/winograd.c drives them; they know tiles and lanes, no tensors
+ * and no nodes.
  *
  * A 6 x 6 tile of the input, 3 x 3 weights (or a 4 x 4 tile of the result's gradient) become 36 numbers each, which are
- * multiplied one by one and summed over channels (or tiles); of the 36 sums a 4 x 4 tile of the result (or 3 x 3 gradients of
- * the weights) is made: Lavin and Gray, Fast algorithms for convolutional neural networks, 2015. The polynomials are taken at
- * 0, 5/8, -5/8, 3/2, -3/2 and infinity: with the usual 1, -1, 2, -2 the rounding errors are five times as large. See
- * Barabasz, Anderson, Soodhalter, Gregg, Error analysis and improving the accuracy of Winograd convolution, 2018.
+ * multiplied one by one and summed over channels (or tiles); of the 36 sums a 4 x 4 tile of the result (or 3 x 3
+ * gradients of the weights) is made: Lavin and Gray, Fast algorithms for convolutional neural networks, 2015. The
+ * polynomials are taken at 0, 5/8, -5/8, 3/2, -3/2 and infinity: with the usual 1, -1, 2, -2 the rounding errors are
+ * five times as large. See Barabasz, Anderson, Soodhalter, Gregg, Error analysis and improving the accuracy of Winograd
+ * convolution, 2018.
  */
 #ifndef ONT_SIMD_WINOGRAD_H
 #define ONT_SIMD_WINOGRAD_H
@@ -40,7 +42,8 @@ typedef struct ont_winograd_loops {
      * m[block][8][32] = v[block][channel block][8][16] * u[channel block][16][32], added to m where `add`. A sum over
      * channels is a sum of sums over 32.
      */
-    void (*product)(const float *v, int64_t v_block, const float *u, float *m, int64_t blocks, int64_t channel_blocks, bool add);
+    void (*product)(const float *v, int64_t v_block, const float *u, float *m, int64_t blocks, int64_t channel_blocks,
+                    bool add);
     /* m[16][32] = w[tiles][16]' * v[2][tiles][16], the two halves of v `half` apart; added to m where `add` */
     void (*product_grad)(const float *w, const float *v, int64_t half, float *m, int64_t tiles, bool add);
 } ont_winograd_loops;

@@ -231,7 +231,8 @@ INLINE void put(vec acc[ROWS][2], float *m, bool add)
         }
 }
 
-static void product(const float *v, int64_t v_block, const float *u, float *m, int64_t blocks, int64_t channel_blocks, bool add)
+static void product(const float *v, int64_t v_block, const float *u, float *m, int64_t blocks, int64_t channel_blocks,
+                    bool add)
 {
     enum { CELLS = ONT_WINO_TILES * ONT_WINO_LANES, CHUNK = 2 };
     for (int64_t block = 0; block < blocks; block++, v += v_block, m += ONT_WINO_TILES * ONT_WINO_WIDTH)
@@ -241,8 +242,8 @@ static void product(const float *v, int64_t v_block, const float *u, float *m, i
                     vec acc[ROWS][2] = {0};
                     for (int64_t b = c; b < c + CHUNK && b < channel_blocks; b++) {
                         const float *right = u + b * ONT_WINO_LANES * ONT_WINO_WIDTH + k;
-                        multiply(acc, v + b * CELLS + r * ONT_WINO_LANES, ONT_WINO_LANES, 1, right, right + LANES, ONT_WINO_WIDTH,
-                                 ONT_WINO_LANES);
+                        multiply(acc, v + b * CELLS + r * ONT_WINO_LANES, ONT_WINO_LANES, 1, right, right + LANES,
+                                 ONT_WINO_WIDTH, ONT_WINO_LANES);
                     }
                     put(acc, m + r * ONT_WINO_WIDTH + k, add || c);
                 }

@@ -74,8 +74,10 @@ static int multiply(void *context)
             for (int64_t j = 0; j < p->n; j++) {
                 double sum = 0;
                 for (int64_t k = 0; k < p->k; k++)
-                    sum += ont_emulate_get(p->dtype, call->a, o * p->stride_a + (p->trans_a ? k * p->lda + i : i * p->lda + k)) *
-                           ont_emulate_get(p->dtype, call->b, o * p->stride_b + (p->trans_b ? j * p->ldb + k : k * p->ldb + j));
+                    sum += ont_emulate_get(p->dtype, call->a,
+                                           o * p->stride_a + (p->trans_a ? k * p->lda + i : i * p->lda + k)) *
+                           ont_emulate_get(p->dtype, call->b,
+                                           o * p->stride_b + (p->trans_b ? j * p->ldb + k : k * p->ldb + j));
                 int64_t to = o * p->stride_c + i * p->ldc + j;
                 double value = p->alpha * sum + (p->beta != 0 ? p->beta * ont_emulate_get(p->result, call->c, to) : 0);
                 ont_emulate_put(p->result, call->c, to, epilogue(call, to, j, value));

@@ -17,7 +17,8 @@ from pathlib import Path
 CUDA = Path(__file__).resolve().parents[1]
 CORE = CUDA.parent / "csrc"
 FLAGS = ["-DONT_EMULATE", "-fPIC", "-fvisibility=hidden", "-fwrapv", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror",
-         "-Wno-type-limits", "-Wno-maybe-uninitialized", "-D_GNU_SOURCE", f"-I{CUDA}", f"-I{CORE}", f"-DONT_MATH_PATH=\"{CUDA}/math.cuh\""]
+         "-Wno-type-limits", "-Wno-maybe-uninitialized", "-D_GNU_SOURCE", f"-I{CUDA}", f"-I{CORE}",
+         f"-DONT_MATH_PATH=\"{CUDA}/math.cuh\""]
 
 
 def sources() -> list[Path]:
@@ -30,7 +31,8 @@ def build(folder: Path, sanitize: bool = False) -> Path:
     """The plugin's path. Raises CalledProcessError where a source does not compile."""
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / "_emulated.so"
-    headers = max(p.stat().st_mtime for root in (CUDA, CORE) for p in root.rglob("*") if p.suffix in {".h", ".cuh", ".def"})
+    headers = max(p.stat().st_mtime for root in (CUDA, CORE) for p in root.rglob("*")
+                  if p.suffix in {".h", ".cuh", ".def"})
     newest = max(headers, *(source.stat().st_mtime for source in sources()))
     if target.exists() and target.stat().st_mtime > newest:
         return target
@@ -50,7 +52,8 @@ def build(folder: Path, sanitize: bool = False) -> Path:
     with concurrent.futures.ThreadPoolExecutor(int(os.environ.get("ONNXTRAIN_JOBS", os.cpu_count() or 1))) as pool:
         objects = list(pool.map(compile_one, sources()))
     fresh = folder / "_emulated.so.new"
-    subprocess.run([*cxx, "-shared", *objects, "-o", str(fresh), "-lm", "-lpthread", *(["-fsanitize=address"] if sanitize else [])],
+    subprocess.run([*cxx, "-shared", *objects, "-o", str(fresh), "-lm", "-lpthread",
+                    *(["-fsanitize=address"] if sanitize else [])],
                    check=True)
     fresh.replace(target)
     return target

@@ -1,6 +1,6 @@
 /*
- * The emulated device: the process's own memory, work done when a call returns, graphs as lists of launches. Its operators are
- * CUDA's, so that a whole step runs here as it would on a GPU. For tests alone.
+ * The emulated device: the process's own memory, work done when a call returns, graphs as lists of launches. Its
+ * operators are CUDA's, so that a whole step runs here as it would on a GPU. For tests alone.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -226,7 +226,8 @@ __attribute__((visibility("default"))) ont_status ont_plugin_open(const ont_core
     ont_cuda_core = core;
     device.lists = ont_cuda_lists;
     device.n_lists = ont_cuda_n_lists;
-    *plugin = (ont_plugin){.version = ONT_PLUGIN_VERSION, .about = "CUDA's kernels, emulated on the host", .devices = {&device},
+    *plugin = (ont_plugin){.version = ONT_PLUGIN_VERSION, .about = "CUDA's kernels, emulated on the host",
+                            .devices = {&device},
                            .n_devices = 1};
     return ONT_OK;
 }

@@ -53,7 +53,8 @@ static void visit(const ont_conv_shape *s, void (*use)(void *context, int64_t x,
                     cell = in < 0 || in >= s->in[d] ? -1 : cell * s->in[d] + in;
                 }
                 if (cell >= 0)
-                    use(context, (n * s->c + m / each * channels + c) * s->in_count + cell, (m * channels + c) * s->kernel_count + k, i);
+                    use(context, (n * s->c + m / each * channels + c) * s->in_count + cell,
+                        (m * channels + c) * s->kernel_count + k, i);
             }
     }
 }

@@ -1,6 +1,6 @@
 /*
- * Fibers and the scheduler behind emulate.h. One launch at a time. A fiber that runs through without a barrier gives its
- * stack to the next thread, so kernels without barriers cost one stack.
+ * Fibers and the scheduler behind emulate.h. One launch at a time. A fiber that runs through without a barrier gives
+ * its stack to the next thread, so kernels without barriers cost one stack.
  */
 #include "emulate/emulate.h"
 

@@ -1,10 +1,11 @@
 /*
- * CUDA's execution model on the host, so that the kernels of this folder run under a sanitizer where there is no GPU: the same
- * source, compiled by a C++ compiler with ONT_EMULATE. A block's threads are fibers on one stack each; barriers and shuffles
- * switch among them; blocks run one after the other, so `static` is good enough for __shared__.
+ * CUDA's execution model on the host, so that the kernels of this folder run under a sanitizer where there is no GPU:
+ * the same source, compiled by a C++ compiler with ONT_EMULATE. A block's threads are fibers on one stack each;
+ * barriers and shuffles switch among them; blocks run one after the other, so `static` is good enough for __shared__.
  *
- * What the hardware leaves undefined is reported as a failed launch: a barrier that not all threads reach, a shuffle that not
- * all lanes of the mask take part in. ONT_EMULATE_ORDER=reverse runs threads from the last to the first, which shows races.
+ * What the hardware leaves undefined is reported as a failed launch: a barrier that not all threads reach, a shuffle
+ * that not all lanes of the mask take part in. ONT_EMULATE_ORDER=reverse runs threads from the last to the first, which
+ * shows races.
  */
 #ifndef ONT_CUDA_EMULATE_H
 #define ONT_CUDA_EMULATE_H

@@ -1,6 +1,6 @@
 /*
- * Generated kernels where kernels are emulated: ONT_EMULATE_JIT holds a command that compiles them, as "c++ ... -o %s %s" for
- * library and source; without it they are interpreted.
+ * Generated kernels where kernels are emulated: ONT_EMULATE_JIT holds a command that compiles them, as "c++ ... -o %s
+ * %s" for library and source; without it they are interpreted.
  */
 #include <dlfcn.h>
 #include <stdio.h>
@@ -15,9 +15,9 @@ int ont_emulate_record(int (*work)(void *), void *context, void (*forget)(void *
 
 static const char preamble[] = "#include \"launch.cuh\"\n";
 
-static const char footer[] =
-    "extern \"C\" __attribute__((visibility(\"default\"))) int ont_fused_launch(unsigned blocks, const ont_args *args)\n"
-    "{\n    return ONT_LAUNCH(ont_fused, blocks, 256, 0, nullptr, *args);\n}\n";
+static const char footer[] = "extern \"C\" __attribute__((visibility(\"default\"))) int ont_fused_launch(unsigned "
+                             "blocks, const ont_args *args)\n"
+                             "{\n    return ONT_LAUNCH(ont_fused, blocks, 256, 0, nullptr, *args);\n}\n";
 
 static ont_status compile(const char *source, void **function)
 {
@@ -64,7 +64,8 @@ static ont_status launch(void *function, unsigned blocks, ont_jit_args *args, vo
     launched l = {.blocks = blocks, .args = *args};
     (void)stream;
     memcpy(&l.run, &function, sizeof l.run);
-    if (!ont_emulate_recording()) return do_launch(&l) ? ont_fail(ONT_ESTATE, "a generated kernel was not launched") : ONT_OK;
+    if (!ont_emulate_recording())
+        return do_launch(&l) ? ont_fail(ONT_ESTATE, "a generated kernel was not launched") : ONT_OK;
     launched *kept = malloc(sizeof *kept);
     if (!kept) return ont_fail(ONT_ENOMEM, "out of memory");
     *kept = l;

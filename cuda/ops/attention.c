@@ -50,7 +50,8 @@ static const char *accept(const ont_node *node)
     if (!ont_is_float32_or_64(dtype) && !is_narrow(dtype)) return "dtype";
     for (uint32_t i = 0; i < node->n_inputs; i++) {
         const ont_value *v = ont_node_in(node, i);
-        bool any = i == ONT_ATTENTION_BIAS || i == ONT_ATTENTION_KEEP || i == ONT_ATTENTION_EMPTY || i == ONT_ATTENTION_STATS;
+        bool any = i == ONT_ATTENTION_BIAS || i == ONT_ATTENTION_KEEP || i == ONT_ATTENTION_EMPTY ||
+                   i == ONT_ATTENTION_STATS;
         if (v && !any && v->dtype != dtype) return "dtypes differ";
     }
     if (read_node(node, &s) != ONT_OK) return "attributes";
@@ -64,7 +65,8 @@ static ont_status prepare(const ont_node *node, ont_arena *arena, ont_prepared *
     ONT_TRY(read_node(node, s));
     out->state = s;
     if (node->n_inputs > ONT_ATTENTION_DY)
-        out->work_bytes = (size_t)(s->flash.count * s->flash.rows) * (s->flash.dtype == ONT_FLOAT64 ? sizeof(double) : sizeof(float));
+        out->work_bytes = (size_t)(s->flash.count * s->flash.rows) *
+                          (s->flash.dtype == ONT_FLOAT64 ? sizeof(double) : sizeof(float));
     return ONT_OK;
 }
 

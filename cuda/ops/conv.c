@@ -1,5 +1,6 @@
 /*
- * Conv, its gradients, pooling and BatchNormalization on a device: nodes read into what the library (dnn.h) and the launchers take.
+ * Conv, its gradients, pooling and BatchNormalization on a device: nodes read into what the library (dnn.h) and the
+ * launchers take.
  */
 #include <string.h>
 
@@ -19,7 +20,8 @@ typedef struct conv_state {
 static ont_conv_kind kind_of(const ont_node *node)
 {
     const char *name = node->op->name;
-    return !strcmp(name, "Conv") ? ONT_CONV_FORWARD : !strcmp(name, "ConvGradInput") ? ONT_CONV_GRAD_INPUT : ONT_CONV_GRAD_WEIGHT;
+    if (!strcmp(name, "Conv")) return ONT_CONV_FORWARD;
+    return !strcmp(name, "ConvGradInput") ? ONT_CONV_GRAD_INPUT : ONT_CONV_GRAD_WEIGHT;
 }
 
 /* x and w, as tensors or as the results that the gradients have. */
@@ -33,10 +35,12 @@ static ont_status read_conv(const ont_node *node, conv_state *s)
     ont_window window;
     ONT_TRY(ont_window_init(node, x, w->dims + 2, &window));
     *s = (conv_state){.kind = kind, .even = true};
-    s->shape = (ont_conv_shape){.n = x->dims[0], .c = x->dims[1], .m = w->dims[0], .groups = ont_attr_int(node, "group", 1),
-                                .in = {1, 1, 1}, .out = {1, 1, 1}, .kernel = {1, 1, 1}, .stride = {1, 1, 1},
-                                .dilation = {1, 1, 1}, .in_count = window.in_count, .out_count = window.out_count,
-                                .kernel_count = window.kernel_count, .dtype = ont_node_in(node, 0)->dtype, .spatial = window.rank};
+    s->shape = (ont_conv_shape){.n = x->dims[0], .c = x->dims[1], .m = w->dims[0],
+                                .groups = ont_attr_int(node, "group", 1), .in = {1, 1, 1}, .out = {1, 1, 1},
+                                .kernel = {1, 1, 1}, .stride = {1, 1, 1}, .dilation = {1, 1, 1},
+                                .in_count = window.in_count, .out_count = window.out_count,
+                                .kernel_count = window.kernel_count, .dtype = ont_node_in(node, 0)->dtype,
+                                .spatial = window.rank};
     for (int d = 0; d < window.rank; d++) {
         int e = 3 - window.rank + d;
         s->shape.in[e] = window.in[d];
@@ -123,7 +127,8 @@ static ont_status conv_run(const ont_call *call)
 }
 
 const ont_kernel ont_cuda_conv_kernels[2] = {
-    {.name = "cuda_conv_dnn", .accept = conv_accept_dnn, .prepare = conv_prepare_dnn, .run = conv_run, .release = conv_release},
+    {.name = "cuda_conv_dnn", .accept = conv_accept_dnn, .prepare = conv_prepare_dnn, .run = conv_run,
+     .release = conv_release},
     {.name = "cuda_conv", .accept = conv_accept, .prepare = conv_prepare, .run = conv_run},
 };
 
@@ -157,8 +162,8 @@ static ont_status pool_run(const ont_call *call)
 
 static ont_status pool_grad_run(const ont_call *call)
 {
-    return ont_launched(ont_launch_pool_grad(ont_node_in(call->node, 0)->dtype, call->state, call->in[0], call->in[1], call->out[0],
-                                             call->work, call->stream));
+    return ont_launched(ont_launch_pool_grad(ont_node_in(call->node, 0)->dtype, call->state, call->in[0], call->in[1],
+                                             call->out[0], call->work, call->stream));
 }
 
 const ont_kernel ont_cuda_pool_kernels[2] = {
@@ -186,8 +191,9 @@ static ont_status bn_prepare(const ont_node *node, ont_arena *arena, ont_prepare
     ont_batchnorm *s = ont_arena_alloc(arena, sizeof *s);
     if (!s) return ONT_ENOMEM;
     *s = (ont_batchnorm){.n = x->dims[0], .c = x->dims[1], .d = ont_shape_count_range(x, 2, x->rank),
-                         .eps = ont_attr_float(node, "epsilon", 1e-5), .momentum = ont_attr_float(node, "momentum", 0.9),
-                         .dtype = ont_node_in(node, 0)->dtype, .training = ont_attr_int(node, "training_mode", 0) != 0};
+                         .eps = ont_attr_float(node, "epsilon", 1e-5),
+                         .momentum = ont_attr_float(node, "momentum", 0.9), .dtype = ont_node_in(node, 0)->dtype,
+                         .training = ont_attr_int(node, "training_mode", 0) != 0};
     out->state = s;
     out->work_bytes = ont_batchnorm_work(s);
     return ONT_OK;
@@ -195,17 +201,19 @@ static ont_status bn_prepare(const ont_node *node, ont_arena *arena, ont_prepare
 
 static ont_status bn_run(const ont_call *call)
 {
-    return ont_launched(ont_launch_batchnorm(call->state, call->in, call->out[0], ont_result(call, 1), ont_result(call, 2),
-                                             ont_result(call, 3), ont_result(call, 4), call->work, call->stream));
+    return ont_launched(ont_launch_batchnorm(call->state, call->in, call->out[0], ont_result(call, 1),
+                                             ont_result(call, 2), ont_result(call, 3), ont_result(call, 4), call->work,
+                                             call->stream));
 }
 
 static ont_status bn_grad_run(const ont_call *call)
 {
-    return ont_launched(ont_launch_batchnorm_grad(call->state, call->in, call->out[0], ont_result(call, 1), ont_result(call, 2),
-                                                  call->work, call->stream));
+    return ont_launched(ont_launch_batchnorm_grad(call->state, call->in, call->out[0], ont_result(call, 1),
+                                                  ont_result(call, 2), call->work, call->stream));
 }
 
 const ont_kernel ont_cuda_batchnorm_kernels[2] = {
     {.name = "cuda_batchnorm", .accept = bn_accept, .prepare = bn_prepare, .run = bn_run, .inplace = 1},
-    {.name = "cuda_batchnorm_grad", .accept = bn_accept, .prepare = bn_prepare, .run = bn_grad_run, .inplace = 1 | 1 << 4},
+    {.name = "cuda_batchnorm_grad", .accept = bn_accept, .prepare = bn_prepare, .run = bn_grad_run,
+     .inplace = 1 | 1 << 4},
 };

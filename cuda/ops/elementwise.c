@@ -1,7 +1,7 @@
 /*
  * Elementwise operators and fused groups of them on a device: both become one program (ew.h) for the interpreter or
- * for a generated kernel. An operator's step is what its descriptor's tile() says, so there is no list of operators here but
- * for those without.
+ * for a generated kernel. An operator's step is what its descriptor's tile() says, so there is no list of operators
+ * here but for those without.
  */
 #include <math.h>
 #include <string.h>

@@ -1,6 +1,7 @@
 /*
- * MatMul, FusedMatMul and Gemm on a device: one description of the product for the library (blas.h), with batch dims merged
- * as far as their strides allow, the bias as the library's epilogue where it is a row, and added before otherwise.
+ * MatMul, FusedMatMul and Gemm on a device: one description of the product for the library (blas.h), with batch dims
+ * merged as far as their strides allow, the bias as the library's epilogue where it is a row, and added before
+ * otherwise.
  */
 #include <string.h>
 
@@ -93,7 +94,8 @@ static void split_batch(const shapes *p, size_t size, size_t result_size, state 
     }
 }
 
-/* C of Gemm and the row of FusedMatMul: a row of n with beta 1 is the library's bias; anything else is spread over the result. */
+/* C of Gemm and the row of FusedMatMul: a row of n with beta 1 is the library's bias; anything else is spread over the
+ * result. */
 static void read_bias(const ont_node *node, state *s)
 {
     const ont_value *c = ont_node_in(node, 2), *y = node->outputs[0];
@@ -179,7 +181,8 @@ static const char *accept_gelu(const ont_node *node)
 {
     state s;
     ont_dtype d = ont_node_in(node, 0)->dtype;
-    if (!ont_dtype_is_float(d) || d == ONT_FLOAT64 || ont_node_in(node, 1)->dtype != d || ont_node_in(node, 2)->dtype != d)
+    if (!ont_dtype_is_float(d) || d == ONT_FLOAT64 || ont_node_in(node, 1)->dtype != d ||
+        ont_node_in(node, 2)->dtype != d)
         return "dtype";
     if (describe(node, &s) != ONT_OK) return "shapes";
     if (!s.blas) return "cuBLASLt is not found";

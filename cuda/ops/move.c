@@ -1,6 +1,6 @@
 /*
- * Operators that move elements on a device: what ont_strided describes, Gather and its gradient, Range, Trilu. The layouts
- * are computed by the operators' own CPU kernels, whose prepare() gives ont_strided.
+ * Operators that move elements on a device: what ont_strided describes, Gather and its gradient, Range, Trilu. The
+ * layouts are computed by the operators' own CPU kernels, whose prepare() gives ont_strided.
  */
 #include <string.h>
 
@@ -37,7 +37,8 @@ static const char *accept_copy(const ont_node *node)
 
 static void convert(const ont_strided *from, ont_copy *to)
 {
-    *to = (ont_copy){.rank = from->rank, .size = (int32_t)from->size, .count = from->count, .from_offset = from->from_offset,
+    *to = (ont_copy){.rank = from->rank, .size = (int32_t)from->size, .count = from->count,
+                      .from_offset = from->from_offset,
                      .to_offset = from->to_offset};
     for (int d = 0; d < from->rank; d++) {
         to->dims[d] = from->dims[d];

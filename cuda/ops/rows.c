@@ -1,6 +1,6 @@
 /*
- * Operators over rows on a device: reductions, LayerNormalization, Softmax, the losses, and their gradients. Each reads its
- * node into what its launcher takes.
+ * Operators over rows on a device: reductions, LayerNormalization, Softmax, the losses, and their gradients. Each reads
+ * its node into what its launcher takes.
  */
 #include <string.h>
 
@@ -26,7 +26,8 @@ static ont_status reduce_prepare(const ont_node *node, ont_arena *arena, ont_pre
     ont_reduction *s = ont_arena_alloc(arena, sizeof *s);
     if (!s) return ONT_ENOMEM;
     ONT_TRY(ont_reduce_read(node, &r));
-    *s = (ont_reduction){.kind = r.kind, .dtype = ont_node_in(node, 0)->dtype, .n_kept = r.n_kept, .n_reduced = r.n_reduced,
+    *s = (ont_reduction){.kind = r.kind, .dtype = ont_node_in(node, 0)->dtype, .n_kept = r.n_kept,
+                           .n_reduced = r.n_reduced,
                          .outputs = r.outputs, .each = r.each, .lead = r.lead, .n = r.n, .tail = r.tail};
     memcpy(s->kept, r.kept, sizeof r.kept);
     memcpy(s->kept_stride, r.kept_stride, sizeof r.kept_stride);

@@ -1,6 +1,7 @@
 """Operators of which torch.onnx's own translation leaves an argument out of account, and so gives other numbers.
 
-translations.py adds this table to its own. What ONNX has no words for is refused by name, and the module runs in PyTorch.
+translations.py adds this table to its own. What ONNX has no words for is refused by name, and the module runs in
+PyTorch.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ def _windows(op: Any) -> Table:
     """divisor_override, and a convolution of three dims without bias."""
 
     def avg_pool(rank: int) -> Callable[..., Any]:
-        def pool(self, kernel_size, stride=(), padding=0, ceil_mode=False, count_include_pad=True, divisor_override=None):
+        def pool(self, kernel_size, stride=(), padding=0, ceil_mode=False, count_include_pad=True,
+                 divisor_override=None):
             kernel = _each(kernel_size, rank)
             strides = _each(stride, rank) if stride else kernel
             pads = _each(padding, rank) * 2
@@ -56,7 +58,8 @@ def _windows(op: Any) -> Table:
                         count_include_pad=int(count_include_pad),
                     )
                 if ceil_mode:
-                    raise Untraceable("The module uses avg_pool with divisor_override and ceil_mode, which ONNX cannot say.")
+                    raise Untraceable("The module uses avg_pool with divisor_override and ceil_mode, which ONNX cannot "
+                                      "say.")
                 # With padding counted every window has the kernel's size, so that its sum is its mean times that.
                 mean = op.AveragePool(x, kernel_shape=kernel, strides=strides, pads=pads, count_include_pad=1)
                 return op.Mul(mean, _constant(op, math.prod(kernel) / divisor_override, x))
@@ -67,7 +70,8 @@ def _windows(op: Any) -> Table:
 
     def conv3d(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
         return _batched(op, input, 3, lambda x: op.Conv(
-            x, weight, bias, strides=_each(stride, 3), pads=_each(padding, 3) * 2, dilations=_each(dilation, 3), group=groups
+            x, weight, bias, strides=_each(stride, 3), pads=_each(padding, 3) * 2, dilations=_each(dilation, 3),
+            group=groups
         ))
 
     return {aten.avg_pool2d.default: avg_pool(2), aten.avg_pool3d.default: avg_pool(3), aten.conv3d.default: conv3d}
@@ -86,7 +90,8 @@ def _scatters(op: Any) -> Table:
         self = getattr(self, "value", self)
         if not include_self:
             if not src.dtype.is_floating_point() and reduce in ("amin", "amax"):
-                raise Untraceable("The module uses scatter_reduce of integers with include_self=False, which ONNX cannot say.")
+                raise Untraceable("The module uses scatter_reduce of integers with include_self=False, which ONNX "
+                                  "cannot say.")
             start = op.Expand(_constant(op, neutral[reduce], src), op.Shape(index))
             self = op.ScatterElements(self, index, start, axis=dim)
         total = op.ScatterElements(self, index, _part(op, src, index), axis=dim, reduction=reductions[reduce])
@@ -122,8 +127,10 @@ def _lookups(op: Any) -> Table:
     """torch.embedding called by itself."""
 
     def embedding(weight, indices, padding_idx=-1, scale_grad_by_freq=False, sparse=False):
-        if sparse or scale_grad_by_freq or padding_idx >= 0:  # F.embedding's own padding is replaced before it comes here
-            raise Untraceable("The module uses torch.embedding with padding_idx, scale_grad_by_freq or sparse, which ONNX cannot say.")
+        # F.embedding's own padding is replaced before it comes here.
+        if sparse or scale_grad_by_freq or padding_idx >= 0:
+            raise Untraceable("The module uses torch.embedding with padding_idx, scale_grad_by_freq or sparse, which "
+                              "ONNX cannot say.")
         return op.Gather(weight, indices, axis=0)
 
     return {aten.embedding.default: embedding}

@@ -92,7 +92,8 @@ def recording(record: Record, module: torch.nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _compiled_parts(record: Record, module: torch.nn.Module, ours: dict[str, Any], torchs: dict[str, Any]) -> Iterator[None]:
+def _compiled_parts(record: Record, module: torch.nn.Module, ours: dict[str, Any],
+                    torchs: dict[str, Any]) -> Iterator[None]:
     """torch.cond and its kin have torch's compiler read their branches, which cannot follow a recorder.
 
     It is put aside for so long, and every attribute of the module counts as read.
@@ -150,7 +151,8 @@ def containers(module: torch.nn.Module) -> dict[tuple[torch.nn.Module, str], Any
         (child, name): list(value) if not isinstance(value, dict) else [i for item in value.items() for i in item]
         for child in module.modules()
         for name, value in child.__dict__.items()
-        if isinstance(value, (list, dict, set)) and name not in standard and len(value) <= MAX_ITEMS and not follows_parameters(child, name)
+        if isinstance(value, (list, dict, set)) and name not in standard and len(value) <= MAX_ITEMS
+        and not follows_parameters(child, name)
     }
 
 
@@ -182,7 +184,8 @@ class State:
         bound: (module, attribute) pairs whose tensor is an input of the graph, read anew at each step.
     """
 
-    def __init__(self, module: torch.nn.Module, record: Record, bound: frozenset[tuple[int, str]] = frozenset()) -> None:
+    def __init__(self, module: torch.nn.Module, record: Record,
+                 bound: frozenset[tuple[int, str]] = frozenset()) -> None:
         names = {child: name for name, child in module.named_modules()}
         self._reads = [(child, names.get(child, type(child).__name__), frozenset(read))
                        for child, read in record.reads.items()]
@@ -302,7 +305,8 @@ class _Snapshot:
             for n in held:
                 value = store[n]
                 frozen = value if key == "_modules" or value is None else "a tensor"
-                self.values[f"{name}.{n}".lstrip(".")] = _Identity(value) if frozen is value and value is not None else frozen
+                self.values[f"{name}.{n}".lstrip(".")] = (_Identity(value) if frozen is value and value is not None
+                                                          else frozen)
 
     def add_global_hooks(self) -> None:
         hooks = torch.nn.modules.module

@@ -1,9 +1,9 @@
 """Exports kept on disk: ORTMODULE_CACHE_DIR. A second process loads the graph and never imports torch.onnx.
 
 The name of a file is a digest of everything that a trace depends on: structure and weights' shapes of the module, the
-source of the program's own files, versions, schema, mode, autocast. What forward read of the module's attributes is kept in
-the file and compared with the module at hand. What cannot be compared is not kept. The file is a zip of JSON and ONNX;
-loading it runs no code: expressions of guards are parsed and admitted by kind.
+source of the program's own files, versions, schema, mode, autocast. What forward read of the module's attributes is
+kept in the file and compared with the module at hand. What cannot be compared is not kept. The file is a zip of JSON
+and ONNX; loading it runs no code: expressions of guards are parsed and admitted by kind.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def _own_files() -> Iterator[str]:
             continue
         folder = os.path.dirname(path)
         if folder not in outside:
-            outside[folder] = not (os.path.realpath(folder) + os.sep).startswith(installed) and "/site-packages/" not in folder + os.sep
+            outside[folder] = (not (os.path.realpath(folder) + os.sep).startswith(installed) and "/site-packages/" not
+                               in folder + os.sep)
         if outside[folder] and os.path.exists(path):
             yield os.path.realpath(path)
 
@@ -120,7 +121,8 @@ def _stable(value: Any) -> str:
     kind, content = value
     if isinstance(content, frozenset):
         content = sorted(map(repr, content))
-    if isinstance(content, tuple) and not all(isinstance(item, (str, int, float, bool, type(None))) for item in content):
+    if (isinstance(content, tuple) and not all(isinstance(item, (str, int, float, bool, type(None)))
+                                               for item in content)):
         raise NotKept(f"an attribute holds {content!r}")
     return f"{kind.__module__}.{kind.__qualname__}:{content!r}"
 
@@ -130,15 +132,18 @@ def _identity(value: Any) -> str:
         return f"module {type(value).__module__}.{type(value).__qualname__}"
     if isinstance(value, Tensor):
         plain = value.detach().contiguous().cpu()
-        return f"tensor {plain.dtype} {tuple(plain.shape)} {hashlib.sha256(plain.view(-1).view(torch.uint8).numpy()).hexdigest()}"
+        digest = hashlib.sha256(plain.view(-1).view(torch.uint8).numpy()).hexdigest()
+        return f"tensor {plain.dtype} {tuple(plain.shape)} {digest}"
     if isinstance(value, types.MethodType):
         return f"method {_identity(value.__func__)}"
     if isinstance(value, types.FunctionType):
         if value.__closure__ or value.__defaults__ or value.__kwdefaults__:
             raise NotKept(f"an attribute is the function {value.__qualname__}, with values of its own")
-        return f"function {value.__module__}.{value.__qualname__} {hashlib.sha256(value.__code__.co_code).hexdigest()} {value.__code__.co_consts!r}"
+        digest = hashlib.sha256(value.__code__.co_code).hexdigest()
+        return f"function {value.__module__}.{value.__qualname__} {digest} {value.__code__.co_consts!r}"
     if isinstance(value, (type, types.BuiltinFunctionType, types.ModuleType)):
-        return f"{type(value).__name__} {getattr(value, '__module__', '')}.{getattr(value, '__qualname__', value.__name__)}"
+        name = getattr(value, "__qualname__", value.__name__)
+        return f"{type(value).__name__} {getattr(value, '__module__', '')}.{name}"
     if isinstance(value, logging.Logger):
         return f"logger {value.name}"
     raise NotKept(f"an attribute is a {type(value).__qualname__}")
@@ -196,7 +201,8 @@ def _meta(module: torch.nn.Module, exported: Any) -> dict[str, Any]:
         "outputs": [(o.kind, o.name, o.target) for o in exported.outputs],
         "out_spec": _spec_out(exported.out_spec), "out_constants": _plain(exported.out_constants),
         "guards": exported.guards.source,  # type: ignore[attr-defined]
-        "assignments": [(a.module, a.name, _spec_out(a.spec), _plain(a.constants), a.tensors) for a in exported.assignments],
+        "assignments": [(a.module, a.name, _spec_out(a.spec), _plain(a.constants), a.tensors)
+                        for a in exported.assignments],
         "state": _state_out(module, exported.state), "exporter": exported.exporter, "opset": exported.opset,
         "notes": exported.notes, "conditional": exported.conditional, "same": exported.same,
         "views": exported.views,
@@ -231,7 +237,8 @@ def load(folder: str, name: str, module: torch.nn.Module, tensors: Sequence[Tens
     for path in sorted(Path(folder).glob(f"{name}-*.zip"))[:MAX_ENTRIES]:
         try:
             exported = _read(path, module, tensors)
-        except (OSError, KeyError, ValueError, TypeError, zipfile.BadZipFile, NotKept, NotImplementedError, SyntaxError) as error:
+        except (OSError, KeyError, ValueError, TypeError, zipfile.BadZipFile, NotKept, NotImplementedError,
+                SyntaxError) as error:
             _log.warning("ORTModule: %s is passed over: %s", path, error)
             continue
         if exported is not None:
@@ -266,7 +273,8 @@ def _read(path: Path, module: torch.nn.Module, tensors: Sequence[Tensor]) -> Any
         tuple(Assignment(owner, name, pytree.treespec_loads(spec), dict(map(tuple, constants)), tuple(leaves))
               for owner, name, spec, constants, leaves in meta["assignments"]),
         state, meta["exporter"], meta["opset"], {"total": 0.0}, [*meta["notes"], f"Loaded from {path}."],
-        conditional=tuple(tuple(part) for part in meta["conditional"]), same=tuple(tuple(pair) for pair in meta["same"]),
+        conditional=tuple(tuple(part) for part in meta["conditional"]),
+        same=tuple(tuple(pair) for pair in meta["same"]),
         views=_views(meta["views"]),
     )
 

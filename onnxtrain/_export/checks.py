@@ -1,8 +1,9 @@
 """Checks in a forward that look at values and raise: `if labels.max() >= classes: raise ...`, `assert mask.any()`.
 
-A trace knows no values, and cannot go on where Python asks for one. Where all that hangs on the answer is whether forward
-raises, the trace takes the answer that it does not, and the condition becomes an output of the graph: a step where it has
-the other value runs in PyTorch, which raises as the user wrote it. Other branches on values are not touched.
+A trace knows no values, and cannot go on where Python asks for one. Where all that hangs on the answer is whether
+forward raises, the trace takes the answer that it does not, and the condition becomes an output of the graph: a step
+where it has the other value runs in PyTorch, which raises as the user wrote it. Other branches on values are not
+touched.
 
 Used by rewrite.py. Python keeps the place of each instruction in the source, and the source says what hangs on it.
 """
@@ -46,7 +47,8 @@ def _answer(test: ast.expr, place: Place, wanted: bool) -> bool | None:
     """What the part of a condition at this place has to be, for the whole to be `wanted`."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         inner = _answer(test.operand, place, not wanted)
-        return not wanted if inner is None and _place(test) == place and not isinstance(test.operand, ast.BoolOp) else inner
+        return (not wanted if inner is None and _place(test) == place and not isinstance(test.operand, ast.BoolOp)
+                else inner)
     if isinstance(test, ast.BoolOp):  # one part of its value is enough, or all of them have it
         found = (_answer(value, place, wanted) for value in test.values)
         return next((answer for answer in found if answer is not None), None)

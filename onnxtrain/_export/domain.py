@@ -1,7 +1,8 @@
-"""The domain ai.onnxtrain: operators that ONNX lacks, as ops of a torch library and as schemas for exporters and checkers.
+"""The domain ai.onnxtrain: operators that ONNX lacks, as ops of a torch library and as schemas for exporters and
+checkers.
 
-stop_gradient is a barrier for gradients; batch_norm hands out its batch statistics; ctc_loss has no reduction; grouped_mm,
-unlike torch's own, can be traced in every dtype. Imported before anything is traced;
+stop_gradient is a barrier for gradients; batch_norm hands out its batch statistics; ctc_loss has no reduction;
+grouped_mm, unlike torch's own, can be traced in every dtype. Imported before anything is traced;
 translations.py says what the default exporter writes for them, register_symbolics() what the TorchScript exporter does.
 """
 
@@ -83,11 +84,13 @@ def _register_schemas() -> None:
     integers = ["tensor(int32)", "tensor(int64)"]
     onnx.defs.register_schema(
         schema(
-            "GroupedMatMul", DOMAIN, DOMAIN_VERSION, doc="Runs of rows, which end where `ends` says, each times its own matrix.",
+            "GroupedMatMul", DOMAIN, DOMAIN_VERSION,
+            doc="Runs of rows, which end where `ends` says, each times its own matrix.",
             inputs=[schema.FormalParameter(name, kind) for name, kind in (("x", "T"), ("w", "T"), ("ends", "I"))],
             outputs=[schema.FormalParameter("y", "T")],
             type_constraints=[("T", types, "any tensor"), ("I", integers, "integers")],
-            attributes=[schema.Attribute("transB", schema.AttrType.INT, "matrices are stored transposed", required=False)],
+            attributes=[schema.Attribute("transB", schema.AttrType.INT, "matrices are stored transposed",
+                                         required=False)],
         )
     )
     lengths = (("log_probs", "T"), ("targets", "I"), ("input_lengths", "J"), ("target_lengths", "K"))

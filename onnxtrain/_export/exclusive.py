@@ -21,7 +21,9 @@ inlined = False  # while torch's compiler reads the branches of a torch.cond, wh
 
 @contextlib.contextmanager
 def exclusive() -> Iterator[None]:
-    """Holds the process's export lock. Hooks that the caller has on saved tensors (checkpoint's) do not see the export."""
+    """Holds the process's export lock. Hooks that the caller has on saved tensors (checkpoint's) do not see the
+    export.
+    """
     global owner
     set_tracing = getattr(torch._C._autograd, "_saved_tensors_hooks_set_tracing", None)
     with _lock:

@@ -28,13 +28,14 @@ class GraphInput:
 class GraphOutput:
     """One output of the graph, and what it is for. Outputs of kind "user" and "attribute" may receive a gradient.
 
-    A "check" is a condition; where it is not as in `target`, forward raises, and nothing of the step holds. An "argument" is
-    what an argument of the caller's holds after forward, which changes it in place.
+    A "check" is a condition; where it is not as in `target`, forward raises, and nothing of the step holds. An
+    "argument" is what an argument of the caller's holds after forward, which changes it in place.
     """
 
     kind: Literal["user", "buffer", "attribute", "check", "argument"]
     name: str  # in the graph
-    target: int | str | tuple[int, int] | bool  # leaf of the user's output; name of the buffer; (assignment, leaf of its value); leaf of the input
+    # Leaf of the user's output; name of the buffer; (assignment, leaf of its value); leaf of the input.
+    target: int | str | tuple[int, int] | bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +74,9 @@ class Exported:
     functions: tuple[functions.Call, ...] = ()  # by the keys of PythonOp nodes
     origins: dict[str, str] = dataclasses.field(default_factory=dict)  # node -> torch operator, as "aten.cross.default"
     modes: tuple[Any, ...] | None = None  # grad_modes() that this holds for; None: for all
-    conditional: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())  # inputs that torch.cond reads, outputs that come from it
-    same: tuple[tuple[int, int | str], ...] = ()  # leaf of the output -> leaf of the input, or parameter, that it is itself
+    # Inputs that torch.cond reads, outputs that come from it.
+    conditional: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    # Leaf of the output -> leaf of the input, or parameter, that it is itself.
+    same: tuple[tuple[int, int | str], ...] = ()
     views: list[Any] | None = None  # results that are none of the graph's, as views.find() gives them
     flags: tuple[tuple[str, bool], ...] = ()  # parameters whose requires_grad forward sets, and to what

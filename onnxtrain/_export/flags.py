@@ -1,7 +1,8 @@
-"""Which tensors require a gradient, and whether gradients are on, while forward is traced: who asks, and who changes it.
+"""Which tensors require a gradient, and whether gradients are on, while forward is traced: who asks, and who changes
+it.
 
-Rewrite hands the calls on Tensor.requires_grad here; export.py reads afterwards whether forward asked, which makes the graph
-true for these flags alone.
+Rewrite hands the calls on Tensor.requires_grad here; export.py reads afterwards whether forward asked, which makes the
+graph true for these flags alone.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from onnxtrain._export.state import replaced
 class Flags:
     """Tensor.requires_grad while forward is traced: who asks for it, and who changes it.
 
-    A graph is true for the flags that it was traced with where forward asks for one. A parameter that forward freezes is a
-    constant from there on; where it is still frozen at the end, each step has to freeze it again (`changed`).
+    A graph is true for the flags that it was traced with where forward asks for one. A parameter that forward freezes
+    is a constant from there on; where it is still frozen at the end, each step has to freeze it again (`changed`).
 
     Args:
         parameters: of the module as it is traced, by name.
@@ -53,8 +54,8 @@ class Flags:
             self._made[tensor] = True
             return tensor
         if tensor not in self._names or requires_grad and not tensor.requires_grad:
-            raise Untraceable(f"The module calls Tensor.requires_grad_({requires_grad}) inside forward on what is no parameter "
-                              "of its own, or was frozen before; a graph would lose it.")
+            raise Untraceable(f"The module calls Tensor.requires_grad_({requires_grad}) inside forward on what is no "
+                              "parameter of its own, or was frozen before; a graph would lose it.")
         self._now[tensor] = requires_grad
         self.frozen = True
         return tensor
@@ -76,7 +77,8 @@ class Flags:
             Untraceable: one of `results` is.
         """
         if any(isinstance(result, Tensor) and self._made.get(result) for result in results):
-            raise Untraceable("The module returns, or keeps, a tensor that it has set requires_grad of; a graph would lose it.")
+            raise Untraceable("The module returns, or keeps, a tensor that it has set requires_grad of; a graph would "
+                              "lose it.")
 
     def stopped(self, values: Any, barrier: Callable[[Tensor], Tensor]) -> Any:
         """Parameters that are frozen now, behind a barrier."""
@@ -96,10 +98,12 @@ class Flags:
 
 @contextlib.contextmanager
 def noting_modes(flags: Flags, module: torch.nn.Module) -> Iterator[None]:
-    """Sees the user's code ask whether gradients are on, also by a name that it imported; what torch's own asks is of no
+    """Sees the user's code ask whether gradients are on, also by a name that it imported; what torch's own asks is of
+    no
     concern."""
     functions = [value for kind in {kind for child in module.modules() for kind in type(child).__mro__}
-                 if kind.__module__.split(".")[0] != "torch" for value in vars(kind).values() if isinstance(value, types.FunctionType)]
+                 if kind.__module__.split(".")[0] != "torch" for value in vars(kind).values()
+                 if isinstance(value, types.FunctionType)]
     known = list({id(function.__globals__): function.__globals__ for function in functions}.values())
 
     def noted(original: Callable[[], bool]) -> Callable[[], bool]:

@@ -42,7 +42,8 @@ def _original_apply() -> Callable[..., Any]:
     """What Function.apply does when nobody exports; calls with the class first."""
     if not isinstance(_APPLY, types.FunctionType):
         return lambda cls, *args, **kwargs: _STATIC.__get__(None, cls)(*args, **kwargs)
-    return types.FunctionType(_APPLY.__code__, _APPLY.__globals__, _APPLY.__name__, _APPLY.__defaults__, _APPLY.__closure__)
+    return types.FunctionType(_APPLY.__code__, _APPLY.__globals__, _APPLY.__name__, _APPLY.__defaults__,
+                              _APPLY.__closure__)
 
 
 _ORIGINAL_APPLY = _original_apply()
@@ -59,7 +60,8 @@ class _Trampoline:
 
 @contextlib.contextmanager
 def applied(notes: list[str], custom: CustomFunctions) -> Iterator[None]:
-    """Every use of Function.apply ends in what _applier() makes, also of a method bound before: `self.f = MyFunction.apply`.
+    """Every use of Function.apply ends in what _applier() makes, also of a method bound before: `self.f =
+    MyFunction.apply`.
 
     So it is the code of torch's function that is exchanged, not the attribute; where it has none, the attribute.
     """

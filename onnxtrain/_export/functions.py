@@ -41,7 +41,8 @@ class Call:
 
     @property
     def convention(self) -> str:
-        """As onnxruntime's nodes have it: a letter for each argument, d of a tensor and c of a constant, after three c for
+        """As onnxruntime's nodes have it: a letter for each argument, d of a tensor and c of a constant, after three c
+        for
         what its kernel was given in front of them."""
         return "ccc" + "".join("d" if place in self.tensors else "c" for place in range(len(self.leaves)))
 
@@ -82,8 +83,8 @@ class Call:
         finally:
             _inside -= 1
         if getattr(context, "dirty_tensors", None) or [t._version for t in tensors] != versions:
-            raise Unrunnable(f"torch.autograd.Function {name_of(self.function)} changes its input in place; a graph would "
-                             "lose that.")
+            raise Unrunnable(f"torch.autograd.Function {name_of(self.function)} changes its input in place; a graph "
+                             "would lose that.")
         self._describe(result)
         items = (result,) if self.single else result
         return [torch.empty_like(item) for item in items if isinstance(item, Tensor)]
@@ -146,8 +147,8 @@ def _translation_of(own: Any, overload: Any, outputs: int) -> Callable[..., Any]
         leaves, spec = pytree.tree_flatten((args, kwargs))
         where = tuple(i for i, leaf in enumerate(leaves) if isinstance(leaf, SymbolicTensor))
         tensors = [leaves[i] for i in where]
-        _calls.append(OperatorCall(overload, [None if i in where else leaf for i, leaf in enumerate(leaves)], where, spec,
-                                   outputs == 1))
+        _calls.append(OperatorCall(overload, [None if i in where else leaf for i, leaf in enumerate(leaves)], where,
+                                   spec, outputs == 1))
         made = tuple(own.PythonOp(*tensors, key=len(_calls) - 1, output=index) for index in range(outputs))
         return made[0] if outputs == 1 else made
 
@@ -215,7 +216,8 @@ def translation() -> Callable[..., Any]:
 
     def python_op(tensors, key=0):
         call = _calls[key]
-        described = {"func_name": name_of(call.function), "input_convention": call.convention}  # for who reads the graph
+        # For who reads the graph.
+        described = {"func_name": name_of(call.function), "input_convention": call.convention}
         return tuple(own.PythonOp(*tensors, key=key, output=index, **described) for index in range(call.outputs))
 
     return python_op
@@ -236,7 +238,8 @@ def _register_schema() -> None:
             attributes=[schema.Attribute("key", schema.AttrType.INT, "which call", required=True),
                         schema.Attribute("output", schema.AttrType.INT, "which of its outputs", required=True),
                         schema.Attribute("func_name", schema.AttrType.STRING, "the class", required=False),
-                        schema.Attribute("input_convention", schema.AttrType.STRING, "c or d for each argument", required=False)],
+                        schema.Attribute("input_convention", schema.AttrType.STRING, "c or d for each argument",
+                                         required=False)],
         )
     )
 

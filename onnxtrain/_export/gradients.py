@@ -1,7 +1,7 @@
 """Gradients that a script registers for an ONNX operator: its nodes become calls between segments, as PythonOp nodes.
 
-Called by ortmodule/_program.py for every graph; without a registration it changes nothing. Such a call runs the node in a
-session of its own, and backward the nodes of the registered definition in another.
+Called by ortmodule/_program.py for every graph; without a registration it changes nothing. Such a call runs the node in
+a session of its own, and backward the nodes of the registered definition in another.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ REGISTERED: dict[tuple[str, str], Callable[[], Sequence[Any]]] = {}
 def register(domain: str, name: str, attributes: Sequence[str], definition: Callable[[], Sequence[Any]]) -> None:
     """Keeps a definition for the nodes of programs that are made from now on."""
     if attributes or domain == "org.pytorch.aten":
-        _log.warning("register_gradient(%s) has no effect in onnxtrain: an exported graph has no ATen nodes; what the engine "
-                     "does not have runs in PyTorch, with PyTorch's gradient.", ", ".join(map(repr, (domain, name, *attributes))))
+        _log.warning("register_gradient(%s) has no effect in onnxtrain: an exported graph has no ATen nodes; what the "
+                     "engine does not have runs in PyTorch, with PyTorch's gradient.",
+                     ", ".join(map(repr, (domain, name, *attributes))))
         return
     REGISTERED[(_plain_domain(domain), name)] = definition
 
@@ -54,7 +55,8 @@ def _attribute(name: str, given: Any) -> onnx.AttributeProto:
 def _node(step: Sequence[Any]) -> NodeProto:
     """Of (operator or (operator, domain), inputs, outputs[, attributes])."""
     if not 3 <= len(step) <= 4:
-        raise DefinitionError(f"a step of a registered gradient is {step!r}, expected (operator, inputs, outputs[, attributes])")
+        raise DefinitionError(f"a step of a registered gradient is {step!r}, expected (operator, inputs, outputs[, "
+                              "attributes])")
     name, domain = (step[0], "") if isinstance(step[0], str) else step[0]
     made = helper.make_node(name, list(step[1]), list(step[2]), domain=domain)
     made.attribute.extend(_attribute(key, value) for key, value in (step[3] if len(step) > 3 else {}).items())
@@ -85,7 +87,9 @@ class _Registered(torch.autograd.Function):
 
 
 class RegisteredCall:
-    """One node with a registered gradient, as a call between segments; see functions.Call for what a chain wants of it."""
+    """One node with a registered gradient, as a call between segments;
+    see functions.Call for what a chain wants of it.
+    """
 
     function = _Registered
 
@@ -109,7 +113,8 @@ class RegisteredCall:
         outputs = [self._types[name] for name in self._made]
         return list(self._run("forward", [self._node], given, outputs))
 
-    def run_backward(self, tensors: Sequence[Tensor], outputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> list[Any]:
+    def run_backward(self, tensors: Sequence[Tensor], outputs: Sequence[Tensor],
+                     gradients: Sequence[Tensor]) -> list[Any]:
         """A gradient for each input, None where the definition has none."""
         values = dict(zip(self.inputs, tensors)) | self._constants
         named = dict(zip(self._made, zip(outputs, gradients)))
@@ -141,7 +146,8 @@ class RegisteredCall:
         given = {name: tensor.detach() for name, tensor in given.items() if name in used}
         key = (way, *((tensor.dtype, tensor.dim()) for tensor in given.values()))
         if key not in self._sessions:
-            graph = helper.make_graph(nodes, f"{self._node.op_type}_{way}", [_info(n, t) for n, t in given.items()], outputs)
+            graph = helper.make_graph(nodes, f"{self._node.op_type}_{way}", [_info(n, t) for n, t in given.items()],
+                                      outputs)
             model = helper.make_model(graph, opset_imports=self._model.opset_import, ir_version=self._model.ir_version)
             self._sessions[key] = _C.Session(model.SerializeToString())
         session = self._sessions[key]
@@ -158,12 +164,13 @@ def applied(data: bytes, calls: Sequence[Any]) -> tuple[bytes, tuple[Any, ...]]:
     if not REGISTERED:
         return data, tuple(calls)
     model = onnx.load_model_from_string(data)
-    bodies = [body for node in model.graph.node for a in node.attribute for body in ([a.g] if a.HasField("g") else a.graphs)]
+    bodies = [body for node in model.graph.node for a in node.attribute
+              for body in ([a.g] if a.HasField("g") else a.graphs)]
     for body in bodies:
         for node in body.node:
             if _key(node) in REGISTERED:
-                raise _C.UnsupportedError(f"{node.op_type} '{node.name}': its gradient was registered, and it is in a body of "
-                                          "another operator")
+                raise _C.UnsupportedError(f"{node.op_type} '{node.name}': its gradient was registered, and it is in a "
+                                          "body of another operator")
     if not any(_key(node) in REGISTERED for node in model.graph.node):
         return data, tuple(calls)
     inferred = onnx.shape_inference.infer_shapes(model).graph
@@ -176,13 +183,14 @@ def applied(data: bytes, calls: Sequence[Any]) -> tuple[bytes, tuple[Any, ...]]:
             nodes.append(node)
             continue
         if any(name and name not in types for name in node.output):
-            raise _C.UnsupportedError(f"{node.op_type} '{node.name}': its gradient was registered, and its type is not known")
+            raise _C.UnsupportedError(f"{node.op_type} '{node.name}': its gradient was registered, and its type is not "
+                                      "known")
         own = {name: constants[name] for name in node.input if name in constants}
         call = RegisteredCall(node, model, types, own, REGISTERED[_key(node)])
         added.append(call)
         for place, name in enumerate(call._made):
-            nodes.append(helper.make_node("PythonOp", call.inputs, [name], f"{node.name}_registered_{place}", domain=DOMAIN,
-                                          key=len(added) - 1, output=place))
+            nodes.append(helper.make_node("PythonOp", call.inputs, [name], f"{node.name}_registered_{place}",
+                                          domain=DOMAIN, key=len(added) - 1, output=place))
     del model.graph.node[:]
     model.graph.node.extend(nodes)
     if not any(o.domain == DOMAIN for o in model.opset_import):

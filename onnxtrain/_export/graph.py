@@ -58,7 +58,9 @@ def weights_to_inputs(model: ir.Model, weights: Mapping[str, str]) -> None:
 
 
 def _rename_clashes(graph: ir.Graph, names: set[str]) -> None:
-    """A result within the graph that bears the name of a weight gets another: a module's `scale`, an exporter's `scale`."""
+    """A result within the graph that bears the name of a weight gets another: a module's `scale`,
+    an exporter's `scale`.
+    """
     made = [output for node in ir.traversal.RecursiveGraphIterator(graph) for output in node.outputs]
     taken = names | {output.name for output in made}
     for output in made:
@@ -110,7 +112,8 @@ def source_input(value: ir.Value) -> ir.Value | None:
 
 
 _SIZES = ("Shape", "Size")
-_RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Dropout", "Multinomial")
+_RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Dropout",
+           "Multinomial")
 
 
 def depends_on(value: ir.Value, data: set[int]) -> bool:

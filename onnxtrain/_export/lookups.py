@@ -22,7 +22,8 @@ class Embedding(torch.autograd.Function):
     """torch.embedding: weight (rows, width), integer indices of any shape -> (*indices.shape, width)."""
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, indices: Tensor, padding_idx: int, scale_grad_by_freq: bool, sparse: bool) -> Tensor:
+    def forward(ctx: Any, weight: Tensor, indices: Tensor, padding_idx: int, scale_grad_by_freq: bool,
+                sparse: bool) -> Tensor:
         ctx.save_for_backward(indices)
         ctx.settings = (weight.size(0), padding_idx, scale_grad_by_freq, sparse)
         return torch.embedding(weight, indices, padding_idx, scale_grad_by_freq, sparse)
@@ -58,7 +59,8 @@ class EmbeddingBag(torch.autograd.Function):
 
 def embedding_bag(
     input: Tensor, weight: Tensor, offsets: Tensor | None = None, max_norm: float | None = None, norm_type: float = 2,
-    scale_grad_by_freq: bool = False, mode: str = "mean", sparse: bool = False, per_sample_weights: Tensor | None = None,
+    scale_grad_by_freq: bool = False, mode: str = "mean", sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
     include_last_offset: bool = False, padding_idx: int | None = None,
 ) -> Tensor:
     """F.embedding_bag; where its gradient is none of the engine's, as a node that torch runs."""

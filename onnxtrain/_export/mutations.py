@@ -87,8 +87,10 @@ def unchanged_containers(arguments: Any, spec: pytree.TreeSpec, before: list[Any
     Raises Untraceable where forward has put something into one of the caller's containers, or taken something out.
     """
     leaves, now = pytree.tree_flatten(arguments)
-    if now != spec or any([leaf is not old and (isinstance(leaf, torch.Tensor) or leaf != old) for leaf, old in zip(leaves, before)]):
-        raise Untraceable("The module changes a list, dict or object that it is given as an argument; a graph would lose that.")
+    if (now != spec or any([leaf is not old and (isinstance(leaf, torch.Tensor) or leaf != old)
+                            for leaf, old in zip(leaves, before)])):
+        raise Untraceable("The module changes a list, dict or object that it is given as an argument; a graph would "
+                          "lose that.")
     return leaves
 
 

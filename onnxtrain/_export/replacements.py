@@ -244,9 +244,11 @@ def embedding(
     return torch.where(padding, rows.detach(), rows)
 
 
-def _in_the_weights_dtype(norm: Callable[..., Tensor], input: Tensor, size: Any, weight: Tensor | None, bias: Tensor | None,
-                          eps: float) -> Tensor:
-    """Under autocast rows may be bfloat16 and weights float32: torch computes in float32, and ONNX has one type for both."""
+def _in_the_weights_dtype(norm: Callable[..., Tensor], input: Tensor, size: Any, weight: Tensor | None,
+                          bias: Tensor | None, eps: float) -> Tensor:
+    """Under autocast rows may be bfloat16 and weights float32: torch computes in float32,
+    and ONNX has one type for both.
+    """
     y = norm(input, size, weight, bias, eps)
     if weight is None or weight.dtype == input.dtype or y.dtype == weight.dtype:
         return y
@@ -268,7 +270,8 @@ def group_norm(
 
 
 def grouped_mm(
-    mat_a: Tensor, mat_b: Tensor, *, offs: Tensor | None = None, bias: Tensor | None = None, out_dtype: torch.dtype | None = None,
+    mat_a: Tensor, mat_b: Tensor, *, offs: Tensor | None = None, bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """F.grouped_mm of rows in groups, (S, K), and a matrix for each, (E, K, N); other operands are torch's."""
     if offs is None or bias is not None or mat_a.dim() != 2 or mat_b.dim() != 3 or mat_a.dtype != mat_b.dtype:
@@ -285,16 +288,16 @@ def _lengths(value: Any, like: Tensor) -> Tensor:
 
 
 def ctc_loss(
-    log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, blank: int = 0, reduction: str = "mean",
-    zero_infinity: bool = False,
+    log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, blank: int = 0,
+    reduction: str = "mean", zero_infinity: bool = False,
 ) -> Tensor:
     """F.ctc_loss by an operator of ours; reductions as torch has them, the mean over target lengths of at least one."""
     if log_probs.dtype in (torch.float16, torch.bfloat16) and torch.is_autocast_enabled(log_probs.device.type):
         log_probs = log_probs.float()
     single = log_probs.dim() == 2  # (T, C), one sample
     frames, goals = _lengths(input_lengths, targets), _lengths(target_lengths, targets)
-    losses = torch.ops.onnxtrain.ctc_loss(log_probs.unsqueeze(1) if single else log_probs, targets, frames, goals, blank,
-                                          zero_infinity)
+    losses = torch.ops.onnxtrain.ctc_loss(log_probs.unsqueeze(1) if single else log_probs, targets, frames, goals,
+                                          blank, zero_infinity)
     if reduction == "mean":
         return (losses / goals.clamp(min=1).to(losses.dtype)).mean()
     if reduction == "sum":

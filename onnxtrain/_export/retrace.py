@@ -1,9 +1,10 @@
 """Spares torch.onnx from tracing a program a second and a third time where that would change nothing.
 
-Between the traced program and its translation torch.onnx runs two passes, each of which executes every node again with fake
-tensors and symbolic sizes: decompositions, which take most of its time, and the promotion of types. A program whose operators
-all have a translation and change none of their arguments comes out of the first as it went in; one whose numbers are all of one
-type, or are cast already, comes out of the second so. Whatever is not plainly of that kind goes the long way.
+Between the traced program and its translation torch.onnx runs two passes, each of which executes every node again with
+fake tensors and symbolic sizes: decompositions, which take most of its time, and the promotion of types. A program
+whose operators all have a translation and change none of their arguments comes out of the first as it went in; one
+whose numbers are all of one type, or are cast already, comes out of the second so. Whatever is not plainly of that kind
+goes the long way.
 """
 
 from __future__ import annotations
@@ -20,9 +21,6 @@ from torch._export import utils
 from onnxtrain._export.state import replaced
 
 
-LOSSES = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
-
-
 def _survives(node: torch.fx.Node) -> bool:
     """Whether decompositions keep an operator that has a translation: not one that is composite and may return a view.
 
@@ -36,7 +34,9 @@ def _survives(node: torch.fx.Node) -> bool:
 
 
 def is_final(program: torch.export.ExportedProgram, registry: Any) -> bool:
-    """Whether decompositions would leave the program as it is: plain operators that have a translation and no effects."""
+    """Whether decompositions would leave the program as it is:
+    plain operators that have a translation and no effects.
+    """
     if torch._C._is_any_autocast_enabled():
         return False  # tracing for the second time puts the casts in
     if len(list(program.graph_module.modules())) > 1:
@@ -59,6 +59,10 @@ def is_final(program: torch.export.ExportedProgram, registry: Any) -> bool:
     return True
 
 
+def _noted(node: torch.fx.Node) -> Any:
+    return node.meta["val"]
+
+
 def is_promoted(module: torch.fx.GraphModule, rule_of: Any, dtype_of_scalar: Any) -> bool:
     """Whether torch.onnx's rules of promotion ask for no cast, going by the types that the trace has noted."""
     if len(list(module.modules())) > 1:
@@ -69,14 +73,11 @@ def is_promoted(module: torch.fx.GraphModule, rule_of: Any, dtype_of_scalar: Any
             return all(fits(item, dtype) for item in value)
         return (value.dtype if isinstance(value, Tensor) else dtype_of_scalar(type(value))) == dtype
 
-    def noted(node: torch.fx.Node) -> Any:
-        return node.meta["val"]
-
     for node in module.graph.nodes:
         rule = rule_of(node) if node.op == "call_function" else None
         if rule is None:
             continue
-        args, kwargs = torch.fx.map_arg(node.args, noted), torch.fx.map_arg(node.kwargs, noted)
+        args, kwargs = torch.fx.map_arg(node.args, _noted), torch.fx.map_arg(node.kwargs, _noted)
         wanted = rule.preview_type_promotion(args, kwargs)
         if not all(fits(args[i], dtype) for i, dtype in wanted.args_dtypes.items()):
             return False
@@ -85,17 +86,31 @@ def is_promoted(module: torch.fx.GraphModule, rule_of: Any, dtype_of_scalar: Any
     return True
 
 
-def _rounds_by_itself(node: torch.fx.Node, rule: Any, type_promotion: Any) -> bool:
-    """Whether a rule would compute a sum or loss of 16-bit floats in float32 and leave it there; in PyTorch it has their type.
+def _rounds_by_itself(node: torch.fx.Node, rule: Any) -> bool:
+    """Whether a rule would only widen: every operand that it casts is a tensor of the result's type, as is the result.
 
-    The engine's sums of 16-bit floats count in float32 and round once, as PyTorch's do.
+    Of such operators (sums, products, losses of 16-bit floats) PyTorch's kernels count in float32 and round once. So do
+    the engine's, which then need no copy of the operand in float32.
     """
-    if node.kwargs.get("dtype") is not None or isinstance(rule, type_promotion.AllOrAnyReductionTypePromotionRule):
+    if any(operand.meta.get("val") is None for operand in (node, *node.all_input_nodes)):
         return False
-    if not isinstance(rule, type_promotion.ReductionTypePromotionRule) and rule.op_name not in LOSSES:
-        return False
-    given = [node.args[i].meta.get("val") for i in range(2 if rule.op_name in LOSSES else 1) if isinstance(node.args[i], torch.fx.Node)]
-    return any({getattr(tensor, "dtype", None) for tensor in given} == {dtype} for dtype in (torch.float16, torch.bfloat16))
+    args, kwargs = torch.fx.map_arg(node.args, _noted), torch.fx.map_arg(node.kwargs, _noted)
+    wanted = rule.preview_type_promotion(args, kwargs)
+    operands = [args[i] for i in wanted.args_dtypes] + [kwargs[name] for name in wanted.kwargs_dtypes]
+    return all(getattr(value, "dtype", None) == wanted.out_dtype for value in (*operands, _noted(node)))
+
+
+def _keep_names_of_outputs(module: torch.fx.GraphModule, outputs: tuple[Any, ...]) -> None:
+    """Results that now come out of a cast have the names that they had: by them torch.onnx finds what a program
+    returns.
+
+    Its promotion of types casts a result that was computed in float32 back, and lets every reader have the cast; but
+    the program's signature says the name of what was cast.
+    """
+    pairs = zip(outputs, module.graph.output_node().args[0], strict=True)
+    for old, new in dict.fromkeys(pairs):  # one that is returned twice has one name
+        if old is not new:
+            old.name, new.name = new.name, old.name
 
 
 @contextlib.contextmanager
@@ -108,7 +123,6 @@ def spared() -> Iterator[None]:
 
         decompose, promote = _fx_passes.decompose_with_registry, _fx_passes.insert_type_promotion_nodes
         table, find_rule = type_promotion.TypePromotionTable(), type_promotion.get_type_promotion_rule
-        _ = type_promotion.ReductionTypePromotionRule, type_promotion.AllOrAnyReductionTypePromotionRule
         dtype_of_scalar = type_utils.from_scalar_type_to_torch_dtype
         _ = utils._is_cia_op, utils._is_preservable_cia_op
     except (ImportError, AttributeError):  # another torch: slower, not wrong
@@ -117,14 +131,16 @@ def spared() -> Iterator[None]:
 
     def rule_of(node, *args, **kwargs):
         rule = find_rule(node, *args, **kwargs)
-        return None if rule is not None and _rounds_by_itself(node, rule, type_promotion) else rule
+        return None if rule is not None and _rounds_by_itself(node, rule) else rule
 
     def decompose_where_needed(program, registry):
         return program if is_final(program, registry) else decompose(program, registry)
 
     def promote_where_needed(module):
         if not is_promoted(module, lambda node: rule_of(node, table), dtype_of_scalar):
+            outputs = module.graph.output_node().args[0]
             promote(module)
+            _keep_names_of_outputs(module, outputs)
 
     with replaced(_fx_passes, "decompose_with_registry", decompose_where_needed), \
             replaced(_fx_passes, "insert_type_promotion_nodes", promote_where_needed), \

@@ -67,7 +67,8 @@ class Rewrite(TorchFunctionMode):
     Args:
         barriers: make every result that forward computes without grad mode a gradient barrier. The default exporter
             marks such regions in its graph; the TorchScript exporter has no trace of them, nor of detach().
-        checked: filled with (condition, its value) where forward would raise if it had the other one; see checks.py. None:
+        checked: filled with (condition, its value) where forward would raise if it had the other one; see checks.py.
+        None:
             such a condition is a branch on a value like others.
         flags: which tensors require a gradient.
     """
@@ -103,7 +104,8 @@ class Rewrite(TorchFunctionMode):
             self._values.after(func, args, kwargs, result)
         if self._barriers and (func in _DETACHING or not torch.is_grad_enabled()):
             result = tree_map_only(Tensor, lambda x: _barrier(x, args), result)
-        if not torch.compiler.is_dynamo_compiling() and isinstance(result, Tensor) and not any(result is a for a in args):
+        if (not torch.compiler.is_dynamo_compiling() and isinstance(result, Tensor)
+            and not any(result is a for a in args)):
             self._flags.made(result)  # dynamo traces the branches of torch.cond, this function included
         return result
 
@@ -119,8 +121,8 @@ class _FrozenValues:
         ("__bool__", "__int__", "__float__", "__complex__", "__index__", "item", "tolist", "numpy", "__array__",
          "__contains__") if hasattr(Tensor, name)
     )
-    _SIZES = frozenset((Tensor.shape.__get__, Tensor.size, Tensor.dim, Tensor.numel, Tensor.ndim.__get__, Tensor.__len__,
-                        torch.numel))
+    _SIZES = frozenset((Tensor.shape.__get__, Tensor.size, Tensor.dim, Tensor.numel, Tensor.ndim.__get__,
+                        Tensor.__len__, torch.numel))
     _RANDOM = ("rand", "bernoulli", "normal", "uniform", "multinomial", "exponential", "geometric", "poisson", "cauchy",
                "dropout")
 
@@ -128,7 +130,8 @@ class _FrozenValues:
 
     def __init__(self) -> None:
         self._free = WeakIdKeyDictionary()
-        self._numbers = WeakIdKeyDictionary()  # sizes, and what arithmetic makes of them: Python's integers outside of a trace
+        # Sizes, and what arithmetic makes of them: Python's integers outside of a trace.
+        self._numbers = WeakIdKeyDictionary()
 
     def is_number(self, leaf: Any) -> bool:
         """Whether outside of a trace this tensor would be a number."""
@@ -141,10 +144,12 @@ class _FrozenValues:
     def after(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any) -> None:
         given = [leaf for leaf in tree_leaves((args, kwargs or {})) if isinstance(leaf, Tensor)]
         name = getattr(func, "__name__", "")
-        free = func in self._SIZES or not any(word in name for word in self._RANDOM) and all(t in self._free for t in given)
+        free = (func in self._SIZES or not any(word in name for word in self._RANDOM)
+                and all(t in self._free for t in given))
         changed = given[:1] if name.endswith("_") or name == "__setitem__" else []
         number = func in self._SIZES or given and name not in self._TENSORS and all(t in self._numbers for t in given)
-        made = [leaf for leaf in (result if isinstance(result, torch.Size) else tree_leaves(result)) if isinstance(leaf, Tensor)]
+        made = [leaf for leaf in (result if isinstance(result, torch.Size) else tree_leaves(result))
+                if isinstance(leaf, Tensor)]
         for tensor in (*made, *changed):
             if number and tensor.dim() == 0:
                 self._numbers[tensor] = True

@@ -16,9 +16,10 @@ from onnxtrain._export.functions import DOMAIN
 
 _SIZES = frozenset(("Shape", "Size"))
 _CHEAP = frozenset((
-    "Constant", "ConstantOfShape", "Range", "Gather", "Concat", "Unsqueeze", "Squeeze", "Slice", "Cast", "CastLike", "Add",
-    "Sub", "Mul", "Div", "Mod", "Neg", "Abs", "Min", "Max", "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Not",
-    "And", "Or", "Where", "Reshape", "Identity", "Expand", "ReduceProd", "ReduceMax", "ReduceMin", "Sqrt", "Floor", "Ceil",
+    "Constant", "ConstantOfShape", "Range", "Gather", "Concat", "Unsqueeze", "Squeeze", "Slice", "Cast", "CastLike",
+    "Add", "Sub", "Mul", "Div", "Mod", "Neg", "Abs", "Min", "Max", "Equal", "Less", "LessOrEqual", "Greater",
+    "GreaterOrEqual", "Not", "And", "Or", "Where", "Reshape", "Identity", "Expand", "ReduceProd", "ReduceMax",
+    "ReduceMin", "Sqrt", "Floor", "Ceil",
 ))
 
 
@@ -121,7 +122,8 @@ class _Cutter:
                 used.add(name)
                 continue
             node = self.producer.get(name)
-            inside = node is not None and not is_python_op(node) and (self.level[name] == level or self.repeatable(name))
+            inside = (node is not None and not is_python_op(node)
+                      and (self.level[name] == level or self.repeatable(name)))
             if not inside:
                 inputs.add(name)
                 continue

@@ -1,9 +1,9 @@
 """Functions that no exporter translates, written with those that it does: values and gradients are torch's.
 
-rewrite.py puts them in place of torch's own while the user's forward is traced (SPECIAL, by torch's function). Where a series
-loses digits it is summed in float64. Sources: Lanczos (1964) with g = 7 for the gamma function's logarithm; the asymptotic
-series of Abramowitz and Stegun, 6.3.18 and 6.4.12, for its derivatives; Giles (2012) for the start of the inverse error function,
-made exact by Newton's steps.
+rewrite.py puts them in place of torch's own while the user's forward is traced (SPECIAL, by torch's function). Where a
+series loses digits it is summed in float64. Sources: Lanczos (1964) with g = 7 for the gamma function's logarithm; the
+asymptotic series of Abramowitz and Stegun, 6.3.18 and 6.4.12, for its derivatives; Giles (2012) for the start of the
+inverse error function, made exact by Newton's steps.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from torch import Tensor
 _LANCZOS = (0.99999999999980993, 676.5203681218851, -1259.1392167224028, 771.32342877765313, -176.61502916214059,
             12.507343278686905, -0.13857109526572012, 9.9843695780195716e-6, 1.5056327351493116e-7)
 _BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6)  # B2, B4 ...
-_GILES_NEAR = (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503, -0.00417768164,
-               0.246640727, 1.50140941)
-_GILES_FAR = (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613, 0.00943887047,
-              1.00167406, 2.83297682)
+_GILES_NEAR = (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503,
+               -0.00417768164, 0.246640727, 1.50140941)
+_GILES_FAR = (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613,
+              0.00943887047, 1.00167406, 2.83297682)
 
 
 def _pair(a: Any, b: Any) -> tuple[Tensor, Tensor]:
@@ -58,7 +58,9 @@ def fmin(input: Tensor, other: Tensor) -> Tensor:
 
 
 def cumprod(input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
-    """By doubling: after step k every entry is the product of the last 2**k. Exact where an entry is zero, as no quotient is."""
+    """By doubling: after step k every entry is the product of the last 2**k. Exact where an entry is zero,
+    as no quotient is.
+    """
     x = input if dtype is None else input.to(dtype)
     if not x.is_floating_point() or x.dim() == 0:
         return torch.cumprod(input, dim, dtype=dtype)
@@ -181,14 +183,16 @@ def erfinv(input: Tensor) -> Tensor:
     inside = torch.where(x.abs() < 1, x, torch.zeros_like(x))
     start = inside.detach()
     w = -torch.log((1 - start) * (1 + start))
-    y = start * torch.where(w < 5, _horner(w - 2.5, _GILES_NEAR), _horner(torch.sqrt(w.clamp(min=1e-30)) - 3, _GILES_FAR))
+    y = start * torch.where(w < 5, _horner(w - 2.5, _GILES_NEAR),
+                            _horner(torch.sqrt(w.clamp(min=1e-30)) - 3, _GILES_FAR))
     for _ in range(3):  # the last one's slope in x is that of the inverse; in y it is flat
         y = y.detach() - (torch.erf(y.detach()) - inside) * (0.5 * math.sqrt(math.pi)) * torch.exp(y.detach().square())
     edge = torch.where(x == 1, math.inf, torch.where(x == -1, -math.inf, math.nan))
     return torch.where(x.abs() < 1, y, edge).to(input.dtype)
 
 
-def cov(input: Tensor, *, correction: int = 1, fweights: Tensor | None = None, aweights: Tensor | None = None) -> Tensor:
+def cov(input: Tensor, *, correction: int = 1, fweights: Tensor | None = None,
+        aweights: Tensor | None = None) -> Tensor:
     if fweights is not None or aweights is not None or input.dim() > 2:
         return torch.cov(input, correction=correction, fweights=fweights, aweights=aweights)
     rows = input if input.dim() == 2 else input.reshape(1, -1)
@@ -233,7 +237,8 @@ def interpolate(
 ) -> Tensor:
     """F.interpolate; by fractions that do not divide, the exporters' coordinates are not torch's in most modes.
 
-    There it is a matrix for each dim, what torch's own kernel makes of the unit vectors: sizes become part of the export.
+    There it is a matrix for each dim, what torch's own kernel makes of the unit vectors: sizes become part of the
+    export.
     """
     rank = input.dim() - 2
     scales = [scale_factor] * rank if isinstance(scale_factor, (int, float)) else scale_factor
@@ -241,27 +246,31 @@ def interpolate(
         return _interpolate(input, size, scale_factor, mode, align_corners, recompute_scale_factor, antialias)
     for d, scale in enumerate(scales):
         if scale != 1.0:
-            rows = _resizing(int(input.shape[d + 2]), d, rank, float(scale), mode, align_corners, recompute_scale_factor, antialias)
+            rows = _resizing(int(input.shape[d + 2]), d, rank, float(scale), mode, align_corners,
+                             recompute_scale_factor, antialias)
             matrix = torch.tensor(rows, dtype=input.dtype)  # (out, in)
             input = torch.matmul(input.movedim(d + 2, -1), matrix.transpose(0, 1)).movedim(-1, d + 2)
     return input
 
 
 def _resizing(
-    n: int, d: int, rank: int, scale: float, mode: str, align_corners: bool | None, recompute: bool | None, antialias: bool
+    n: int, d: int, rank: int, scale: float, mode: str, align_corners: bool | None, recompute: bool | None,
+    antialias: bool
 ) -> list[list[float]]:
     # Without the dispatcher in Python, where an export has decompositions that are not the kernels' equal.
     with torch.utils._python_dispatch._disable_current_modes(), torch._C._DisablePythonDispatcher(), torch.no_grad():
         shape = [1, n, *(n if k == d else 1 for k in range(rank))]
         scales = tuple(scale if k == d else 1.0 for k in range(rank))
         # Two of each other dim: with one, torch 2.13 takes the unit vectors for channels-last and mixes them up.
-        unit = torch.eye(n, dtype=torch.float64).view(shape).expand(1, n, *(n if k == d else 2 for k in range(rank))).contiguous()
+        unit = torch.eye(n, dtype=torch.float64).view(shape).expand(1, n,
+                                                                    *(n if k == d else 2 for k
+                                                                      in range(rank))).contiguous()
         out = _interpolate(unit, None, scales, mode, align_corners, recompute, antialias)
         return out[(0, slice(None), *(slice(None) if k == d else 0 for k in range(rank)))].t().tolist()
 
 
-_METHODS = ("hypot", "copysign", "fmax", "fmin", "cumprod", "lgamma", "digamma", "erfinv", "cov", "corrcoef", "logcumsumexp",
-            "xlogy")
+_METHODS = ("hypot", "copysign", "fmax", "fmin", "cumprod", "lgamma", "digamma", "erfinv", "cov", "corrcoef",
+            "logcumsumexp", "xlogy")
 SPECIAL: dict[Any, Callable[..., Any]] = {
     torch.polygamma: polygamma,
     torch.special.polygamma: polygamma,

@@ -82,7 +82,8 @@ def no_hidden_draws() -> Iterator[None]:
         if after[2] != before[2] or (after[1] != before[1]).any() or after[3:] != before[3:]:
             drawn.append("numpy.random")
     if drawn:
-        raise Untraceable(f"The module draws from {' and '.join(drawn)} inside forward; a graph would freeze the number.")
+        raise Untraceable(f"The module draws from {' and '.join(drawn)} inside forward; a graph would freeze the "
+                          "number.")
 
 
 @contextlib.contextmanager

@@ -24,7 +24,8 @@ from onnxtrain._export.state import replaced
 
 Table = dict[Any, Callable[..., Any]]
 aten = torch.ops.aten
-INTEGERS = {getattr(onnx.TensorProto, name) for name in ("INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64")}
+INTEGERS = {getattr(onnx.TensorProto, name) for name in ("INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16",
+                                                         "UINT32", "UINT64")}
 DEFAULTS = {torch.float32: onnx.TensorProto.FLOAT, torch.float64: onnx.TensorProto.DOUBLE,
             torch.float16: onnx.TensorProto.FLOAT16, torch.bfloat16: onnx.TensorProto.BFLOAT16}
 
@@ -37,7 +38,8 @@ def translations(opset: int) -> Table:
     own = onnxscript.values.Opset(DOMAIN, DOMAIN_VERSION)
     python_op = {torch.ops.onnxtrain.python_op.default: functions.translation()}
     python_op |= functions.by_torch(("aten.multinomial.default",))  # so that a seed draws what it draws in PyTorch
-    return (_own(op, own) | _groups(op, own) | _splits(op) | _bounds(op, own) | _functions(op) | _numbers(op) | _wider(op)
+    return (_own(op, own) | _groups(op, own) | _splits(op) | _bounds(op,
+                                                                     own) | _functions(op) | _numbers(op) | _wider(op)
             | arguments(op) | _picked(op) | _resized(op) | _reshaped(op) | python_op)
 
 
@@ -62,7 +64,8 @@ def _own(op: Any, own: Any) -> Table:
         )
 
     def ctc_loss(log_probs, targets, input_lengths, target_lengths, blank=0, zero_infinity=False):
-        return own.CTCLoss(log_probs, targets, input_lengths, target_lengths, blank=blank, zero_infinity=int(zero_infinity))
+        return own.CTCLoss(log_probs, targets, input_lengths, target_lengths, blank=blank,
+                           zero_infinity=int(zero_infinity))
 
     return {
         torch.ops.onnxtrain.ctc_loss.default: ctc_loss,
@@ -77,7 +80,8 @@ def _groups(op: Any, own: Any) -> Table:
 
     def grouped_mm(self, mat2, offs=None, bias=None, out_dtype=None):
         if offs is None or bias is not None or len(self.shape) != 2 or len(mat2.shape) != 3:
-            raise Untraceable("The module calls grouped_mm with other operands than rows in groups and a matrix for each.")
+            raise Untraceable("The module calls grouped_mm with other operands than rows in groups and a matrix for "
+                              "each.")
         maker = mat2.producer()
         if maker is not None and maker.op_type == "Transpose" and list(maker.attributes["perm"].as_ints()) == [0, 2, 1]:
             y = own.GroupedMatMul(self, maker.inputs[0], offs, transB=1)  # matrices are read as they are stored
@@ -87,7 +91,8 @@ def _groups(op: Any, own: Any) -> Table:
 
     table: Table = {aten._grouped_mm.default: grouped_mm, torch.ops.onnxtrain.grouped_mm.default: grouped_mm}
     if hasattr(torch.ops.transformers, "grouped_mm_fallback"):
-        table[torch.ops.transformers.grouped_mm_fallback.default] = lambda input, weight, offs: grouped_mm(input, weight, offs)
+        fallback = torch.ops.transformers.grouped_mm_fallback.default
+        table[fallback] = lambda input, weight, offs: grouped_mm(input, weight, offs)
     return table
 
 
@@ -207,7 +212,8 @@ def _functions(op: Any) -> Table:
 def _numbers(op: Any) -> Table:
     """Numbers that torch.onnx rounds to float32 before they meet a tensor of float64, where Python's are of 53 bits.
 
-    Floats made of sizes are computed in float64 as Python does; what uses them casts them to its own dtype. See also wide_numbers().
+    Floats made of sizes are computed in float64 as Python does; what uses them casts them to its own dtype. See also
+    wide_numbers().
     """
 
     def real(x):
@@ -247,14 +253,17 @@ def _numbers(op: Any) -> Table:
         return op.Cast(s, to=dtype)
 
     def arange(name):
-        """Steps of floats are counted and multiplied in float64, as torch does; in float32 there may be one more or less."""
+        """Steps of floats are counted and multiplied in float64, as torch does;
+        in float32 there may be one more or less.
+        """
 
         def translate(*bounds, dtype=-1, layout="", device="", pin_memory=False, end=None):
             from onnxscript.function_libs.torch_lib.ops import core
 
             bounds = bounds if end is None else (*bounds, end)
             wanted = None if dtype in (-1, None) else int(dtype)
-            whole = all(isinstance(b, int) or (not isinstance(b, float) and not b.dtype.is_floating_point()) for b in bounds)
+            whole = all(isinstance(b, int) or (not isinstance(b, float) and not b.dtype.is_floating_point())
+                        for b in bounds)
             if wanted in INTEGERS or (whole and wanted is None):
                 return getattr(core, name)(*bounds, dtype=dtype)
             first, last, step = (0.0, bounds[0], 1.0) if len(bounds) == 1 else (*bounds, 1.0)[:3]
@@ -278,7 +287,9 @@ def _numbers(op: Any) -> Table:
 
 
 def _wider(op: Any) -> Table:
-    """Reductions with a dtype: torch casts what goes in. torch.onnx casts what comes out, in 16 bits rounded or infinite."""
+    """Reductions with a dtype: torch casts what goes in. torch.onnx casts what comes out,
+    in 16 bits rounded or infinite.
+    """
 
     def cast(x, dtype):
         return x if dtype is None or dtype == -1 else op.Cast(x, to=int(dtype))
@@ -315,7 +326,8 @@ def _wider(op: Any) -> Table:
 
 
 def _picked(op: Any) -> Table:
-    """max and min along a dimension: their gradient goes to the entry that is returned, not to all that are equal to it.
+    """max and min along a dimension: their gradient goes to the entry that is returned, not to all that are equal to
+    it.
 
     torch.onnx writes ReduceMax and ReduceMin, whose gradient is shared among equals, as that of amax and amin.
     """
@@ -363,7 +375,9 @@ def _resized(op: Any) -> Table:
 
 
 def _reshaped(op: Any) -> Table:
-    """Sizes of zero are meant: torchlib's reshape takes them as "the same as before", and its flatten leaves a size open."""
+    """Sizes of zero are meant: torchlib's reshape takes them as "the same as before",
+    and its flatten leaves a size open.
+    """
 
     def reshape(self, shape):
         from onnxscript.function_libs.torch_lib.ops import core
@@ -421,7 +435,8 @@ def registry_reused() -> Iterator[None]:
 def wide_numbers() -> Iterator[None]:
     """Numbers are of float64, as Python's are, until they meet a tensor; torch.onnx has them in float32.
 
-    A number that a translation casts to a tensor's dtype is written in float64; so are the types of what is made of sizes.
+    A number that a translation casts to a tensor's dtype is written in float64; so are the types of what is made of
+    sizes.
     """
     try:
         from onnxscript import ir

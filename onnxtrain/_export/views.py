@@ -1,4 +1,5 @@
-"""Results that share memory with an argument, a weight or another result: found in a traced program, made again at each step.
+"""Results that share memory with an argument, a weight or another result: found in a traced program, made again at each
+step.
 
 In eager PyTorch `x.view(-1)` that forward returns is a view: a change in place reaches x, and autograd knows. A graph's
 output is a tensor of its own, so such results are no outputs of the graph. What torch called to make them is kept as
@@ -43,7 +44,8 @@ def _aliases(target: Any) -> bool:
 class _Scope:
     """A graph, what its inputs are outside of it, and the grad mode that it sets."""
 
-    def __init__(self, outside: _Scope | None = None, inputs: Mapping[fx.Node, Any] | None = None, grad: bool | None = None) -> None:
+    def __init__(self, outside: _Scope | None = None, inputs: Mapping[fx.Node, Any] | None = None,
+                 grad: bool | None = None) -> None:
         self.outside, self.inputs = outside, inputs or {}
         self.grad = grad if grad is not None or outside is None else outside.grad
 
@@ -139,7 +141,8 @@ class _Writer:
             raise _Lost("a size is a constant of a region")
         if (source := self._sources(node)) is not None:
             return self.source(*source)
-        if node.op != "call_function" or node.target is not torch.ops.aten.sym_size.int and _name(node.target, True) is None:
+        if (node.op != "call_function" or node.target is not torch.ops.aten.sym_size.int
+            and _name(node.target, True) is None):
             raise _Lost(f"a size comes from {node.name}")
         return self._call(_name(node.target), [self._argument(argument, scope) for argument in node.args], {})
 
@@ -160,7 +163,8 @@ def find(program: torch.export.ExportedProgram, traced: Any, users: Sequence[int
     """How to make the results that are views, as JSON: [values, [[leaf, value], ...]]; None where there is none.
 
     Args:
-        traced: of its results, out_tensors are leaves of the user's output and `same` those that are an input or a parameter;
+        traced: of its results, out_tensors are leaves of the user's output and `same` those that are an input or a
+        parameter;
             buffers are the program's outputs after the results.
         users: leaves of the input that are tensors.
         owned: a weight's name in the program -> ("parameter" or "buffer", its name).
@@ -202,7 +206,8 @@ def find(program: torch.export.ExportedProgram, traced: Any, users: Sequence[int
             made.append([leaf, writer.path(path, start)])
         except _Lost as error:
             if known is not None:
-                raise ExportError(f"A result shares memory with an argument or a weight, and {error}; a graph would return a copy.") from error
+                raise ExportError(f"A result shares memory with an argument or a weight, and {error}; a graph would "
+                                  "return a copy.") from error
     return [writer.values, made] if made else None
 
 
@@ -217,15 +222,18 @@ def refuse(results: Sequence[Any], traced: Any, sources: Sequence[Tensor]) -> No
         raise ExportError("The module changes an argument in place, and this exporter's graph would lose that.")
     held = {tensor.untyped_storage().data_ptr() for tensor in sources if tensor.numel()}
     for leaf, result in enumerate(results):
-        if isinstance(result, Tensor) and leaf not in traced.same and result.numel() and result.untyped_storage().data_ptr() in held:
-            raise ExportError("A result shares memory with an argument or a weight, and this exporter would return a copy.")
+        if (isinstance(result, Tensor) and leaf not in traced.same and result.numel()
+            and result.untyped_storage().data_ptr() in held):
+            raise ExportError("A result shares memory with an argument or a weight, and this exporter would return a "
+                              "copy.")
 
 
 class Replay:
     """The steps of find(), as calls. Raises ValueError where a step is none that find() writes."""
 
     def __init__(self, views: Sequence[Any]) -> None:
-        self._values = [tuple(value) if value[0] != "call" else ("call", _function(value[1]), *value[2:]) for value in views[0]]
+        self._values = [tuple(value) if value[0] != "call" else ("call", _function(value[1]), *value[2:])
+                        for value in views[0]]
         self._made = [(leaf, value) for leaf, value in views[1]]
 
     def __call__(self, flat: list[Any], inputs: Sequence[Any], weight: Callable[[str, str], Tensor]) -> None:
@@ -245,7 +253,8 @@ class Replay:
             if kind == "call":
                 args, kwargs, grad = rest
                 with contextlib.nullcontext() if grad is None else torch.set_grad_enabled(grad):
-                    values.append(target(*[given(argument) for argument in args], **{k: given(v) for k, v in kwargs.items()}))
+                    values.append(target(*[given(argument) for argument in args],
+                                         **{k: given(v) for k, v in kwargs.items()}))
             elif kind == "input":
                 values.append(inputs[target])
             else:

@@ -1,7 +1,8 @@
-"""`import onnxtrain.compat.onnxruntime` makes `onnxruntime.training` and its submodules importable: they are onnxtrain's.
+"""`import onnxtrain.compat.onnxruntime` makes `onnxruntime.training` and its submodules importable: they are
+onnxtrain's.
 
-Beside an installed onnxruntime, which has no `training`, only that is added; without one, a package `onnxruntime` is made
-that holds nothing else. `python -m onnxtrain run script.py` does the same for a script that shall not be edited.
+Beside an installed onnxruntime, which has no `training`, only that is added; without one, a package `onnxruntime` is
+made that holds nothing else. `python -m onnxtrain run script.py` does the same for a script that shall not be edited.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Gradient clipping outside of a step, in one or two passes over memory, and what FP16_Optimizer does to lists of gradients."""
+"""Gradient clipping outside of a step, in one or two passes over memory,
+and what FP16_Optimizer does to lists of gradients.
+"""
 
 from __future__ import annotations
 
@@ -26,29 +28,31 @@ def _orders(tensor: Tensor) -> list[torch.memory_format]:
 
 
 def there(tensors: Sequence[Any]) -> str:
-    """The device's name where all tensors are on one of CUDA, and its kernels take them: plain floats without gaps; else "".
+    """The device's name where all tensors are on one of CUDA, and its kernels take them: plain floats without gaps;
+    else "".
 
     A 0-dim number is taken; a view with holes, a class of its own, a mix of devices is not.
     """
     place = _engine.device_of(tensors[0]) if tensors and isinstance(tensors[0], Tensor) else ""
     fits = place and all(type(t) in (Tensor, torch.nn.Parameter) and t.layout == torch.strided and t.dtype in FLOATS
-                         and t.device == tensors[0].device and any(t.is_contiguous(memory_format=o) for o in _orders(t)) for t in tensors)
+                         and t.device == tensors[0].device
+                         and any(t.is_contiguous(memory_format=o) for o in _orders(t)) for t in tensors)
     return place if fits else ""
 
 
 class Lists:
     """Launches over lists of gradients on a device; nothing waits for them.
 
-    Tables of the tensors stay on the device, one set per kind of call, so that a call with the tensors of the last one uploads
-    nothing and may be captured.
+    Tables of the tensors stay on the device, one set per kind of call, so that a call with the tensors of the last one
+    uploads nothing and may be captured.
     """
 
     def __init__(self) -> None:
         self._tables: dict[tuple[str, str], Any] = {}
 
     def _call(self, place: str, what: str, sources: Sequence[Tensor], targets: Sequence[Tensor] | None = None, *,
-              found_inf: Tensor | None = None, inverse: Tensor | None = None, out: Tensor | None = None, max_norm: float = -1.0,
-              keep: float = 0.0) -> None:
+              found_inf: Tensor | None = None, inverse: Tensor | None = None, out: Tensor | None = None,
+              max_norm: float = -1.0, keep: float = 0.0) -> None:
         tables = self._tables.get((place, what))
         if tables is None:
             tables = self._tables[place, what] = _C.grad_tables()
@@ -72,7 +76,8 @@ class Lists:
         self._call(place, "sums", grads, out=out)
         return out
 
-    def scale(self, place: str, sources: Sequence[Tensor], targets: Sequence[Tensor], factor: float | Tensor, keep: float) -> Tensor:
+    def scale(self, place: str, sources: Sequence[Tensor], targets: Sequence[Tensor], factor: float | Tensor,
+              keep: float) -> Tensor:
         """``target = source * factor + keep * target``; whether all results are finite, a 0-dim bool.
 
         Raises:
@@ -109,10 +114,11 @@ def clip_grad_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float, norm
                     error_if_nonfinite: bool = False, foreach: bool | None = None) -> Tensor:
     """torch.nn.utils.clip_grad_norm_: one pass for the norm, one more only where it is too large (on the CPU).
 
-    Gradients are float32, float64, bfloat16 or float16, of any shape, and on the CPU of any strides. On CUDA three launches on
-    torch's current stream do all of them, nothing waits, and with the tensors of the call before it may be captured. The
-    optimizers' ``max_grad_norm`` does the same inside the step and saves the second pass. Gradients that the core does not take
-    (sparse, complex, strided on CUDA, on several devices) and other norms than the second go to torch's function.
+    Gradients are float32, float64, bfloat16 or float16, of any shape, and on the CPU of any strides. On CUDA three
+    launches on torch's current stream do all of them, nothing waits, and with the tensors of the call before it may be
+    captured. The optimizers' ``max_grad_norm`` does the same inside the step and saves the second pass. Gradients that
+    the core does not take (sparse, complex, strided on CUDA, on several devices) and other norms than the second go to
+    torch's function.
 
     Args:
         parameters: a tensor or tensors whose ``.grad`` is clipped in place; None gradients are skipped.

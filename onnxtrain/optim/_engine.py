@@ -102,7 +102,8 @@ class FusedOptimizer(torch.optim.Optimizer):
 
         Raises:
             RuntimeError: a gradient is sparse.
-            TypeError, ValueError: a tensor is not dense, of a supported dtype and on the device of the others (the CPU or one of
+            TypeError, ValueError: a tensor is not dense, of a supported dtype and on the device of the others (the CPU
+            or one of
                 CUDA), or shares memory with another; the message names the parameter. Nothing has been updated then.
         """
         loss = None
@@ -129,8 +130,8 @@ class FusedOptimizer(torch.optim.Optimizer):
     def _step_on(self, place: str, param: Tensor, found_inf: Tensor | None, scale: Tensor | None) -> Tensor | None:
         """The step on a CUDA device: a few launches on torch's current stream, and nothing that waits for them.
 
-        Rates that are tensors there, ``found_inf`` and ``grad_scale`` are read by the kernels, so that a step can be captured in a
-        CUDA graph once the gradients' addresses repeat. ``grad_norm`` is a tensor, float32.
+        Rates that are tensors there, ``found_inf`` and ``grad_scale`` are read by the kernels, so that a step can be
+        captured in a CUDA graph once the gradients' addresses repeat. ``grad_norm`` is a tensor, float32.
 
         Args:
             place: the device's name.
@@ -155,7 +156,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         self.grad_norm = norm
         return norm
 
-    def _run(self, limit: float, unscale: float, place: str = "", scalars: tuple[Tensor | None, ...] = (None, None, None)) -> float | None:
+    def _run(self, limit: float, unscale: float, place: str = "",
+             scalars: tuple[Tensor | None, ...] = (None, None, None)) -> float | None:
         groups = self.param_groups
         rates = scalars[3:] or (None,) * len(groups)
         hyper = [(-1.0 if group["maximize"] else 1.0,
@@ -310,7 +312,8 @@ class FusedOptimizer(torch.optim.Optimizer):
                     self._take_tensor(param, group, name, value.detach())
                 elif name == "step" and isinstance(value, Tensor):
                     on_cpu = not device_of(param)  # which takes float64 counts as well
-                    self.state[param][name] = value.detach().to(param.device, None if on_cpu else torch.float32, copy=True)
+                    self.state[param][name] = value.detach().to(param.device, None if on_cpu else torch.float32,
+                                                                copy=True)
 
     def _take_tensor(self, param: Tensor, group: dict[str, Any], name: str, value: Tensor) -> None:
         held, dtype = self.state[param], self._dtype_of(param, group, name)

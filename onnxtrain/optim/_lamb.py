@@ -17,8 +17,8 @@ class Lamb(FusedOptimizer):
     ``m = beta1 m + (1 - beta1) g``; ``v = beta2 v + (1 - beta2) g^2``; ``u = m / c1 / (sqrt(v / c2) + eps) + wd p``;
     ``p -= lr |p| / |u| u`` with the norms of each tensor by itself; where one is zero the ratio is 1.
     ``c1 = 1 - beta1^t``, ``c2 = 1 - beta2^t``; both 1 without bias correction. Two passes over memory: the ratio is
-    known after the first. The second takes the moments as they are stored, so that bfloat16 and 8-bit moments enter the step
-    with their rounding.
+    known after the first. The second takes the moments as they are stored, so that bfloat16 and 8-bit moments enter the
+    step with their rounding.
     Dtypes, clipping and errors are FusedAdam's; the state is ``step``, ``exp_avg`` and ``exp_avg_sq``.
 
     Args:

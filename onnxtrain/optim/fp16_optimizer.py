@@ -33,8 +33,9 @@ def FP16_Optimizer(optimizer: Any, **kwargs: Any) -> Any:
 
     Known are DeepSpeed's ZeRO stage 1 and 2 (``DeepSpeedZeroOptimizer``, also inside accelerate's wrapper), Apex AMP's
     O2 (an optimizer with ``_amp_stash``), and Megatron's ``FP16_Optimizer``. Gradients are found, measured and unscaled
-    as the library does it, with sums in double; dense gradients on the CPU or on one CUDA device (a few launches, nothing that
-    waits but where the library waits itself), others take the library's own way at each call. Where ZeRO's inner optimizer is one of onnxtrain.optim, unscaling and clipping happen inside its step.
+    as the library does it, with sums in double; dense gradients on the CPU or on one CUDA device (a few launches,
+    nothing that waits but where the library waits itself), others take the library's own way at each call. Where ZeRO's
+    inner optimizer is one of onnxtrain.optim, unscaling and clipping happen inside its step.
 
     Args:
         optimizer: what ``deepspeed.initialize``, ``amp.initialize`` or Megatron made.

@@ -29,9 +29,11 @@ def features(program: Any, debug: Any, fallback: Any) -> list[tuple[str, bool, s
         ("Compute optimizer", True, "folding, equal nodes merged, transposes absorbed into products"),
         ("Label sparsity", False, "every row is computed"),
         ("Embedding sparsity", False, "every row is computed"),
-        ("Memory optimizer", bool(recomputed), f"ORTMODULE_MEMORY_OPT_LEVEL; {recomputed} nodes run again in backward instead of "
+        ("Memory optimizer", bool(recomputed),
+         f"ORTMODULE_MEMORY_OPT_LEVEL; {recomputed} nodes run again in backward instead of "
          f"keeping {totals.get('recomputed_bytes', 0) / 2**20:.1f} MiB"),
-        ("Random numbers", any(session.random for session in program.sessions), "dropout and the like, keyed by torch's generator"),
+        ("Random numbers", any(session.random for session in program.sessions),
+         "dropout and the like, keyed by torch's generator"),
         ("Verification", bool(debug.verify), "DebugOptions(verify=True)"),
     ]
 
@@ -44,19 +46,23 @@ def ready(name: str, training: bool, program: Any, debug: Any, fallback: Any) ->
     mode = "training" if training else "inference"
     export_seconds = exported.seconds.get("total", 0.0)
     build = program.build_seconds + session.get("build_seconds", 0.0)
-    rows = [f"  {feature:<28} {'ON' if on else 'OFF':<4} {remark}" for feature, on, remark in features(program, debug, fallback)]
+    rows = [f"  {feature:<28} {'ON' if on else 'OFF':<4} {remark}"
+            for feature, on, remark in features(program, debug, fallback)]
     debug.log(logging.WARNING,
-              "ORTModule: %s is ready for %s\n%s\n  initialization overhead %.2f s, of which export took %.2f s and the build "
-              "%.3f s", name, mode, "\n".join(rows), export_seconds + build, export_seconds, build)
+              "ORTModule: %s is ready for %s\n%s\n  initialization overhead %.2f s, of which export took %.2f s and "
+              "the build %.3f s", name, mode, "\n".join(rows), export_seconds + build, export_seconds, build)
 
 
 def memory(model: Any, program: Any) -> None:
-    """ORTMODULE_PRINT_MEMORY_STATS: planned and held bytes, on the first ten steps and then at powers of two, on rank 0."""
+    """ORTMODULE_PRINT_MEMORY_STATS: planned and held bytes, on the first ten steps and then at powers of two,
+    on rank 0.
+    """
     step = program.steps
     if _rank() != 0 or step > 10 and step & (step - 1):
         return
     totals = program.totals()
     mode = "training" if model._is_training() else "inference"
     print(f"step {step}, {mode}: activations {totals['slab_bytes'] / 2**20:.2f} MiB (at least "
-          f"{totals['slab_lower_bound'] / 2**20:.2f}), outputs and gradients {totals['pool_live_bytes'] / 2**20:.2f} MiB live, "
-          f"{totals['pool_cached_bytes'] / 2**20:.2f} cached, {totals['pool_peak_bytes'] / 2**20:.2f} at the peak")
+          f"{totals['slab_lower_bound'] / 2**20:.2f}), outputs and gradients {totals['pool_live_bytes'] / 2**20:.2f} "
+          f"MiB live, {totals['pool_cached_bytes'] / 2**20:.2f} cached, {totals['pool_peak_bytes'] / 2**20:.2f} at the "
+          "peak")

@@ -8,7 +8,8 @@ from typing import Any
 from onnxtrain._export import gradients
 
 
-def register_gradient(domain: str, name: str, *attributes: str) -> Callable[[Callable[[], Sequence[Any]]], Callable[[], Sequence[Any]]]:
+def register_gradient(domain: str, name: str, *attributes: str) -> Callable[[Callable[[], Sequence[Any]]],
+                                                                            Callable[[], Sequence[Any]]]:
     """A decorator: the function under it gives the gradient of the operator `name` of `domain` ("" is ai.onnx).
 
     It returns a list of (operator or (operator, domain), inputs, outputs[, attributes]). I(n) and O(n) are the node's

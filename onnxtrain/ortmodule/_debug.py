@@ -92,7 +92,8 @@ class DebugOptions:
         return self.log_level.logging_level
 
     def log(self, level: int, text: str, *args: Any) -> None:
-        """A line of the logger "onnxtrain", unless it is below log_level; that decides, not the level of a logger above.
+        """A line of the logger "onnxtrain", unless it is below log_level; that decides, not the level of a logger
+        above.
 
         Where nobody has set up logging it goes to stderr.
         """

@@ -17,7 +17,8 @@ def device_of(tensors: Iterable[torch.Tensor]) -> str:
         tensors: inputs, parameters and buffers of any dtype and shape; none of them is "cpu".
 
     Raises:
-        UnsupportedError: they are on several devices, or on one that this build or machine has no engine for; the message says
+        UnsupportedError: they are on several devices, or on one that this build or machine has no engine for; the
+        message says
             what it lacks.
     """
     devices = sorted({str(tensor.device) for tensor in tensors})

@@ -1,4 +1,5 @@
-"""ORTModule.forward: a method that has the signature of the wrapped module's, and is found again in what others wrap around it.
+"""ORTModule.forward: a method that has the signature of the wrapped module's, and is found again in what others wrap
+around it.
 
 Used by _module.py; knows of the model that _call() runs it.
 """
@@ -43,7 +44,8 @@ class Forward:
             with contextlib.suppress(ValueError, TypeError):
                 own = self.__signature__
                 first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-                forward.__signature__ = own.replace(parameters=[first, *own.parameters.values()])  # type: ignore[attr-defined]
+                whole = own.replace(parameters=[first, *own.parameters.values()])
+                forward.__signature__ = whole  # type: ignore[attr-defined]
             forward._of_ortmodule = True  # type: ignore[attr-defined]
             return forward
 
@@ -60,7 +62,8 @@ class Forward:
     def __init__(self) -> None:
         kinds = inspect.Parameter
         self.__signature__ = inspect.Signature([  # of the class's attribute, which no wrapped module belongs to
-            kinds("self", kinds.POSITIONAL_OR_KEYWORD), kinds("args", kinds.VAR_POSITIONAL), kinds("kwargs", kinds.VAR_KEYWORD)])
+            kinds("self", kinds.POSITIONAL_OR_KEYWORD), kinds("args", kinds.VAR_POSITIONAL),
+            kinds("kwargs", kinds.VAR_KEYWORD)])
 
     def __get__(self, model: Any, _owner: type) -> Any:
         return self if model is None else self.Bound(model)
@@ -71,7 +74,9 @@ class Forward:
 
 
 def calls_forward_of(model: Any, value: Any) -> bool:
-    """Whether a function is, wraps or closes over the wrapper's forward: on the module it would call itself for ever."""
+    """Whether a function is, wraps or closes over the wrapper's forward:
+    on the module it would call itself for ever.
+    """
     for _ in range(64):
         if isinstance(value, Forward.Bound) or getattr(value, "_of_ortmodule", False):
             return True

@@ -52,9 +52,9 @@ class ModelInfo:
 
 
 _SET_HERE = frozenset((  # arguments of torch.onnx.export that an export of ours decides about
-    "args", "custom_translation_table", "do_constant_folding", "dynamic_axes", "dynamic_shapes", "dynamo", "export_params", "f",
-    "input_names", "keep_initializers_as_inputs", "kwargs", "model", "opset_version", "optimize", "output_names", "training",
-    "verbose"))
+    "args", "custom_translation_table", "do_constant_folding", "dynamic_axes", "dynamic_shapes", "dynamo",
+    "export_params", "f", "input_names", "keep_initializers_as_inputs", "kwargs", "model", "opset_version", "optimize",
+    "output_names", "training", "verbose"))
 
 
 class GraphTransitionManager:

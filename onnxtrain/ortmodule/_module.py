@@ -63,10 +63,16 @@ class Fallen(NamedTuple):
 
 def _describe(leaf: Any) -> Any:
     if isinstance(leaf, torch.Tensor):
-        described = leaf.dtype, leaf.dim(), leaf.device.type
-        plain = type(leaf) in PLAIN_TENSORS and leaf.layout is torch.strided and not leaf.is_nested
-        return described if plain else (*described, type(leaf), leaf.layout, leaf.is_nested)
+        if leaf.layout is torch.strided and type(leaf) in PLAIN_TENSORS and not leaf.is_nested:
+            return leaf.dtype, leaf.ndim, leaf.device.type
+        return leaf.dtype, leaf.dim(), leaf.device.type, type(leaf), leaf.layout, leaf.is_nested
     return type(leaf), leaf
+
+
+def _torch_modes() -> tuple[Any, ...]:
+    """What of torch's global state goes into a graph."""
+    return (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), torch.is_autocast_enabled("cuda"),
+            torch.get_autocast_dtype("cuda"), torch.get_default_dtype(), torch._C._get_deterministic_algorithms())
 
 
 class ORTModule(torch.nn.Module):
@@ -84,7 +90,8 @@ class ORTModule(torch.nn.Module):
 
     Raises:
         TypeError: module is no torch.nn.Module.
-        ORTModuleTorchModelException: module is an ORTModule; or a DataParallel, and the policy does not allow that it runs
+        ORTModuleTorchModelException: module is an ORTModule; or a DataParallel, and the policy does not allow that it
+        runs
             in PyTorch.
     """
 
@@ -112,8 +119,8 @@ class ORTModule(torch.nn.Module):
         _warn_of_collisions(module, self._debug)
         if isinstance(module, torch.nn.DataParallel):
             self._fall_back("the module", FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL,
-                            "ORTModule is not compatible with torch.nn.DataParallel, which copies its module at every step: use "
-                            "torch.nn.parallel.DistributedDataParallel around ORTModule", None, None)
+                            "ORTModule is not compatible with torch.nn.DataParallel, which copies its module at every "
+                            "step: use torch.nn.parallel.DistributedDataParallel around ORTModule", None, None)
             self._fallback.give_up()
 
     # ---- running ----
@@ -134,31 +141,38 @@ class ORTModule(torch.nn.Module):
         if torch._C._are_functorch_transforms_active():
             if _TRANSFORMED not in self._fallen:
                 self._fall_back(_TRANSFORMED, FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL,
-                                "torch.func differentiates and batches by interpreters of its own, which see no node of the "
-                                "engine's", None, None)
+                                "torch.func differentiates and batches by interpreters of its own, which see no node "
+                                "of the engine's", None, None)
             return self._in_torch(args, kwargs)
-        if torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None or forward_ad._current_level >= 0:
-            self._note("a trace, a mode of torch's dispatcher or forward-mode differentiation wants to see every operator")
+        if (torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None
+            or forward_ad._current_level >= 0):
+            self._note("a trace, a mode of torch's dispatcher or forward-mode differentiation wants to see every "
+                       "operator")
             return self._in_torch(args, kwargs)
         if self._lazy and self._still_lazy():
             return self._in_torch(args, kwargs)
-        if kwargs or any([type(arg) is not torch.Tensor for arg in args]):
+        schema: list[Any] = []
+        for arg in args:
+            if type(arg) is not torch.Tensor:
+                break
+            schema.append(_describe(arg))
+        if kwargs or len(schema) < len(args):
             leaves, spec = pytree.tree_flatten((args, kwargs))
+            schema = [_describe(leaf) for leaf in leaves]
         else:
             leaves, spec = list(args), None  # tensors in a row are their own leaves
         grad_enabled = torch.is_grad_enabled()
-        key = Key(tuple([_describe(leaf) for leaf in leaves]), spec, self._module.training and grad_enabled,
-                  (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), torch.is_autocast_enabled("cuda"),
-                   torch.get_autocast_dtype("cuda"), torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()))
+        key = Key(tuple(schema), spec, self._module.training and grad_enabled, _torch_modes())
         try:
             programs = self._programs.get(key, ())
         except TypeError:  # an argument that has no hash is no constant of a graph
             if any([trees.register(leaf) for leaf in leaves if not isinstance(leaf, torch.Tensor)]):
                 return self._call(args, kwargs)
-            kinds = ", ".join(sorted({type(leaf).__name__ for leaf in leaves if getattr(leaf, "__hash__", None) is None}))
+            kinds = ", ".join(sorted({type(leaf).__name__ for leaf in leaves
+                                      if getattr(leaf, "__hash__", None) is None}))
             self._fall_back(kinds, FallbackPolicy.FALLBACK_UNSUPPORTED_DATA,
-                            f"ORTModule does not support input type {kinds}: an argument is, or holds, one, and it is neither "
-                            "tensor nor constant", None, None)
+                            f"ORTModule does not support input type {kinds}: an argument is, or holds, one, and it is "
+                            "neither tensor nor constant", None, None)
             return self._in_torch(args, kwargs)
         tensors = leaves if spec is None else [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         for program in programs:
@@ -175,7 +189,8 @@ class ORTModule(torch.nn.Module):
                 except CheckError as error:
                     return self._checked_by_torch(error, args, kwargs)
                 except UnsupportedError as error:
-                    self._fall_back(key, FallbackPolicy.FALLBACK_UNSUPPORTED_ONNX_MODEL, str(error), error, program.exported.state)
+                    self._fall_back(key, FallbackPolicy.FALLBACK_UNSUPPORTED_ONNX_MODEL, str(error), error,
+                                    program.exported.state)
                     return self._in_torch(args, kwargs)
                 _report.engine_step(self._counters)
                 return result
@@ -206,10 +221,13 @@ class ORTModule(torch.nn.Module):
         return result
 
     def _still_lazy(self) -> bool:
-        """Whether parameters have no shape yet: the first call gives them theirs, in PyTorch, since there is no graph of it."""
+        """Whether parameters have no shape yet: the first call gives them theirs, in PyTorch,
+        since there is no graph of it.
+        """
         self._lazy = any([is_lazy(tensor) for tensor in (*self._module.parameters(), *self._module.buffers())])
         if self._lazy:
-            self._debug.log(logging.INFO, "ORTModule: %s has lazy parameters: PyTorch runs the call that gives them their shapes",
+            self._debug.log(logging.INFO,
+                            "ORTModule: %s has lazy parameters: PyTorch runs the call that gives them their shapes",
                             type(self._module).__name__)
         return self._lazy
 
@@ -222,7 +240,8 @@ class ORTModule(torch.nn.Module):
         self._debug.log(logging.WARNING, "ORTModule: this call runs in PyTorch, since %s", error)
         self._note(f"for some calls, {error}; PyTorch raises then what forward would raise")
         result = self._in_torch(args, kwargs)
-        self._fallback.check(FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL, f"{error}, and PyTorch did not raise.", error)
+        self._fallback.check(FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL, f"{error}, and PyTorch did not raise.",
+                             error)
         return result
 
     def _note(self, reason: str) -> None:
@@ -248,11 +267,12 @@ class ORTModule(torch.nn.Module):
         reason = size or (known[-1].changed() if known else None)
         if reason and not size and self._is_restless(known):
             self._fall_back(key, FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL,
-                            f"it was exported {len(known)} times because attributes that forward reads keep changing, and "
-                            f"again {reason}", None, None)
+                            f"it was exported {len(known)} times because attributes that forward reads keep changing, "
+                            f"and again {reason}", None, None)
             return self._in_torch(args, kwargs)
         if reason:
-            self._debug.log(logging.WARNING, "ORTModule: %s, so the export at hand does not fit: exporting again", reason)
+            self._debug.log(logging.WARNING, "ORTModule: %s, so the export at hand does not fit: exporting again",
+                            reason)
         try:
             device = device_of((*tensors, *self._module.parameters(), *self._module.buffers()))
         except UnsupportedError as error:
@@ -266,7 +286,8 @@ class ORTModule(torch.nn.Module):
             return self._in_torch(args, kwargs)
         for leaf in leaves:
             if isinstance(leaf, str):
-                self._debug.log(logging.INFO, "Received input of type %s is treated as a constant by ORT by default.", type(leaf))
+                self._debug.log(logging.INFO, "Received input of type %s is treated as a constant by ORT by default.",
+                                type(leaf))
         _C.set_log_level(self._debug.log_level.logging_level)
         choice = options.read("ONNXTRAIN_EXPORTER")
         failures: list[tuple[str, Exception]] = []
@@ -317,7 +338,9 @@ class ORTModule(torch.nn.Module):
             raise
 
     def _first_run(self, program: Program, leaves: list[Any], grad_enabled: bool) -> Any:
-        """A graph that does not run even for the arguments that it was exported with is the exporter's fault, or eager's."""
+        """A graph that does not run even for the arguments that it was exported with is the exporter's fault,
+        or eager's.
+        """
         try:
             return self._run(program, leaves, grad_enabled)
         except (TypeError, ValueError) as error:
@@ -346,8 +369,8 @@ class ORTModule(torch.nn.Module):
         if not self._runtime.cache_dir:
             return None
         runtime = self._runtime
-        settings = (runtime.onnx_opset_version, runtime.enable_custom_autograd_function, runtime.skipped_autograd_functions,
-                    options.read("ONNXTRAIN_EXPORTER"))
+        settings = (runtime.onnx_opset_version, runtime.enable_custom_autograd_function,
+                    runtime.skipped_autograd_functions, options.read("ONNXTRAIN_EXPORTER"))
         try:
             return cache.digest(self._module, key, settings)
         except (cache.NotKept, OSError, NotImplementedError, TypeError) as reason:
@@ -373,7 +396,8 @@ class ORTModule(torch.nn.Module):
                           planes="dynamic" if self._programs.get(key) else "fixed")
         _report.count(self._counters, exports=1, export_seconds=exported.seconds.get("total", 0.0))
         try:
-            program = Program(self._module, exported, device=device, memory_level=self._runtime.memory_optimization_level)
+            program = Program(self._module, exported, device=device,
+                              memory_level=self._runtime.memory_optimization_level)
         except UnsupportedError as error:
             error.exported = exported  # type: ignore[attr-defined]
             raise
@@ -382,7 +406,8 @@ class ORTModule(torch.nn.Module):
         except ValueError as error:
             raise ExportError(f"The {exporter} exporter's graph is not valid: {error}.") from error
         if by_torch:
-            exported.notes.append(f"Run by PyTorch between segments, since the engine does not have it: {', '.join(by_torch)}.")
+            exported.notes.append("Run by PyTorch between segments, since the engine does not have it: "
+                                  f"{', '.join(by_torch)}.")
             exported.needs_verification = True  # not every operator of torch has a gradient below the autograd level
         _report.count(self._counters, build_seconds=program.build_seconds)
         if exported.needs_verification:
@@ -393,8 +418,8 @@ class ORTModule(torch.nn.Module):
             worst = max(rows, key=lambda row: row[1])
             if not worst[1] <= tolerance(self._module):
                 raise ExportError(
-                    f"The {exporter} exporter's graph is refused: of one batch, {worst[0]} differs from eager PyTorch's by "
-                    f"{worst[1]:.1e} of its largest entry."
+                    f"The {exporter} exporter's graph is refused: of one batch, {worst[0]} differs from eager "
+                    f"PyTorch's by {worst[1]:.1e} of its largest entry."
                 )
             exported.notes.append("Outputs and every gradient of one batch were equal to eager PyTorch's.")
         name = self._digest(key)
@@ -418,8 +443,10 @@ class ORTModule(torch.nn.Module):
                             type(self._module).__name__, program.exported.exporter, failures[0][1])
         wanted = self._runtime.onnx_opset_version
         if program.exported.opset != wanted:
-            self._debug.log(logging.WARNING, "ORTModule: %s: opset %d was asked for, and %d is used: the %s exporter does not have "
-                            "it", type(self._module).__name__, wanted, program.exported.opset, program.exported.exporter)
+            self._debug.log(logging.WARNING,
+                            "ORTModule: %s: opset %d was asked for, and %d is used: the %s exporter does not have "
+                            "it", type(self._module).__name__, wanted, program.exported.opset,
+                            program.exported.exporter)
         for note in program.exported.notes:
             self._debug.log(logging.INFO, "ORTModule: %s", note)
         if key.training not in self._announced:
@@ -440,7 +467,8 @@ class ORTModule(torch.nn.Module):
         state = next((e.state for _, e in failures if getattr(e, "state", None) is not None), None)
         self._fall_back(key, reason, text, error, state)
 
-    def _fall_back(self, key: Key | str, reason: FallbackPolicy, text: str, cause: Exception | None, state: State | None) -> None:
+    def _fall_back(self, key: Key | str, reason: FallbackPolicy, text: str, cause: Exception | None,
+                   state: State | None) -> None:
         """Remembers that this signature runs in PyTorch and says so once; raises where the policy forbids it."""
         text = " ".join(text.split()).rstrip(".")
         self._fallback.check(reason, f"{text}.", cause)
@@ -541,9 +569,12 @@ class ORTModule(torch.nn.Module):
 
 
 def _leave_alone(function: Any) -> None:
-    """torch.compile around a model with an ORTModule in it compiles the rest: neither this function nor what it calls."""
+    """torch.compile around a model with an ORTModule in it compiles the rest:
+    neither this function nor what it calls.
+    """
     function._torchdynamo_disable = True
-    with contextlib.suppress(ImportError, AttributeError):  # torch's own switch of a frame, without importing its compiler
+    # Torch's own switch of a frame, without importing its compiler.
+    with contextlib.suppress(ImportError, AttributeError):
         from torch._C._dynamo import eval_frame
 
         skip = eval_frame._FrameAction.SKIP
@@ -558,8 +589,8 @@ def _warn_of_collisions(module: torch.nn.Module, debug: DebugOptions) -> None:
     held = vars(module).keys() - vars(torch.nn.Module()).keys()
     for name in (*sorted(ours & held), *sorted(ours & set(methods))):
         debug.log(logging.WARNING,
-                  "User Module's attribute name %s collides with ORTModule's attribute name. User Module's attribute may not be "
-                  "returned when trying to retrieve the attribute through ORTModule.", name)
+                  "User Module's attribute name %s collides with ORTModule's attribute name. User Module's attribute "
+                  "may not be returned when trying to retrieve the attribute through ORTModule.", name)
 
 
 def _delegate(name: str) -> None:

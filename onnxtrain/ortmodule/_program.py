@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from onnxtrain import _C
 from onnxtrain._export import gradients, views
 from onnxtrain.export import Exported
-from onnxtrain.ortmodule import _random
+from onnxtrain.ortmodule import _outside_loss, _random
 from onnxtrain.ortmodule._chain import Chain
 from onnxtrain.ortmodule._reach import Conditional, Reach
 
@@ -104,10 +104,12 @@ class Program:
         self._module = module
         self.guards = exported.guards
         self.reach = Reach(model)
-        self.conditional = Conditional(*exported.conditional) if exported.conditional[1] and self.chain is None else None
+        self.conditional = (Conditional(*exported.conditional) if exported.conditional[1] and self.chain is None
+                            else None)
         self.changed = exported.state.difference
         self.modes = exported.modes
         self.steps = 0
+        self._watched = device != "cpu"  # whether losses of its outputs find the engine
         self.step_seconds = 0.0  # of all its forwards
         self.used = 0.0  # when; the clock of time.monotonic()
         self._bind_inputs(module)
@@ -202,7 +204,8 @@ class Program:
             tensors = [owner[name] if owner is not None else leaves[name] for owner, name in self._gather]
             if self._written:  # backward wants them as they were
                 old = {leaf for _, leaf in self._written}
-                tensors = [t.clone() if owner is None and name in old else t for t, (owner, name) in zip(tensors, self._gather)]
+                tensors = [t.clone() if owner is None and name in old else t
+                           for t, (owner, name) in zip(tensors, self._gather)]
             flags = tuple([grad_enabled and tensor.requires_grad for tensor in tensors])
         except (AttributeError, KeyError):
             raise StaleError("a weight is gone") from None
@@ -224,7 +227,8 @@ class Program:
                 outputs, _ = self.session.forward(tensors, mask, self.seed())
         except (ValueError, TypeError, BufferError, IndexError) as error:
             self._check_weights(tensors)
-            if any([isinstance(leaf, Tensor) and leaf.is_neg() for leaf in leaves]) and not self._written and self._views is None:
+            if (any([isinstance(leaf, Tensor) and leaf.is_neg() for leaf in leaves]) and not self._written
+                and self._views is None):
                 return self([leaf.resolve_neg() if isinstance(leaf, Tensor) else leaf for leaf in leaves], grad_enabled)
             if random is not None:  # what a check would have found, perhaps
                 _random.restore(self.device, random)
@@ -233,6 +237,8 @@ class Program:
         if random is not None and any([bool(outputs[index]) != wanted for index, wanted in self._checks]):
             _random.restore(self.device, random)
             raise CheckError("a check in forward does not hold")
+        if not self._watched and True in flags:
+            self._watched = _outside_loss.watch(_ORTModuleFunction._backward_cls, outputs)
         for index, leaf in self._written:
             leaves[leaf].copy_(outputs[index])  # under autograd, as forward's own change was
         if self._buffers or self._assignments:

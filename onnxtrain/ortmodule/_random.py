@@ -1,6 +1,8 @@
-"""Where the random numbers of a run come from: torch's generator of the device, so that ``torch.manual_seed`` rules them.
+"""Where the random numbers of a run come from: torch's generator of the device, so that ``torch.manual_seed`` rules
+them.
 
-On a GPU dropout draws what eager's own kernel would draw, and the generator moves on as far as eager's would have moved it.
+On a GPU dropout draws what eager's own kernel would draw, and the generator moves on as far as eager's would have moved
+it.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ def generator(device: str) -> torch.Generator:
 
 
 def seed(session: Any, device: str) -> int | torch.Generator:
-    """What ``Session.forward`` takes as seed: a number drawn on the CPU, or the GPU's generator; 0 where nothing is random."""
+    """What ``Session.forward`` takes as seed: a number drawn on the CPU, or the GPU's generator;
+    0 where nothing is random.
+    """
     if not session.random:
         return 0
     if as_torch(device) and not torch.cuda.is_current_stream_capturing():  # under a capture the run is refused, by name

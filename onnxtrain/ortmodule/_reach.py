@@ -1,7 +1,8 @@
-"""Which gradients eager PyTorch would have given at all, where backward starts from some of the outputs, or at a torch.cond.
+"""Which gradients eager PyTorch would have given at all, where backward starts from some of the outputs, or at a
+torch.cond.
 
-The engine computes what its program has, with zeros for outputs that nobody used; to an optimizer a gradient of zero and no
-gradient are different things. Called by the autograd node of _program.py.
+The engine computes what its program has, with zeros for outputs that nobody used; to an optimizer a gradient of zero
+and no gradient are different things. Called by the autograd node of _program.py.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ class Reach:
         import onnx
 
         def reads(node: onnx.NodeProto) -> set[str]:
-            """Its inputs, and all that its bodies mention: names in them are unique, or shadow nothing that matters here."""
+            """Its inputs, and all that its bodies mention: names in them are unique,
+            or shadow nothing that matters here.
+            """
             found = set(node.input)
             for attribute in node.attribute:
                 for body in ([attribute.g] if attribute.HasField("g") else attribute.graphs):
@@ -58,7 +61,8 @@ class Reach:
             for name in node.output:
                 self._made[name] = found
 
-    def drop(self, differentiable: bytes, given: Sequence[Tensor | None], found: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+    def drop(self, differentiable: bytes, given: Sequence[Tensor | None],
+             found: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
         """The gradients found, without those of inputs that no output with a gradient depends on."""
         if not any([flag and grad is None for flag, grad in zip(differentiable, given)]):
             return found
@@ -77,11 +81,13 @@ class Conditional:
     def __init__(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         self._inputs, self.outputs = inputs, frozenset(outputs)
 
-    def forward(self, ctx: Any, reach: Reach, mask: bytes, tensors: Sequence[Tensor], outputs: Sequence[Tensor], run: Any) -> Sequence[Tensor]:
+    def forward(self, ctx: Any, reach: Reach, mask: bytes, tensors: Sequence[Tensor], outputs: Sequence[Tensor],
+                run: Any) -> Sequence[Tensor]:
         """Marks and saves what the node's forward has to, and leaves ctx.run."""
         zeros = {i: (tensors[i].shape, tensors[i].dtype) for i in self._inputs if mask[i]}
         known = bytes(len(outputs)) if run is None else run.differentiable
-        flags = bytes([flag or bool(zeros) and i in self.outputs and outputs[i].is_floating_point() for i, flag in enumerate(known)])
+        flags = bytes([flag or bool(zeros) and i in self.outputs and outputs[i].is_floating_point()
+                       for i, flag in enumerate(known)])
         flat = [output for output, flag in zip(outputs, flags) if not flag]
         if flat:
             ctx.mark_non_differentiable(*flat)
@@ -94,7 +100,8 @@ class Conditional:
 class _Run:
     """A run of the engine, or none where the branch taken has nothing to differentiate, and the zeros beside it."""
 
-    def __init__(self, rule: Conditional, reach: Reach, run: Any, known: bytes, flags: bytes, count: int, zeros: dict[int, Any]) -> None:
+    def __init__(self, rule: Conditional, reach: Reach, run: Any, known: bytes, flags: bytes, count: int,
+                 zeros: dict[int, Any]) -> None:
         self._rule, self._reach, self._run, self._known, self.differentiable = rule, reach, run, known, flags
         self._count, self._zeros = count, zeros
 

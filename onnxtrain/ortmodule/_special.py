@@ -1,7 +1,7 @@
 """What Python looks up on the class, not on the object: len(model), model[0], iteration, `in`, `with`.
 
-ORTModule cannot define these itself, since then every wrapped module would seem to be a container, and an empty one to be
-false. So a wrapper of a class that has some is of a subclass that has the same ones. Called by ORTModule's __init__.
+ORTModule cannot define these itself, since then every wrapped module would seem to be a container, and an empty one to
+be false. So a wrapper of a class that has some is of a subclass that has the same ones. Called by ORTModule's __init__.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
-_NAMES = ("__len__", "__getitem__", "__setitem__", "__delitem__", "__iter__", "__next__", "__reversed__", "__contains__",
-          "__bool__", "__enter__", "__exit__", "__aenter__", "__aexit__", "__add__", "__radd__", "__iadd__", "__mul__",
-          "__rmul__", "__imul__", "__int__", "__float__", "__index__", "__length_hint__", "__array__", "__matmul__")
+_NAMES = ("__len__", "__getitem__", "__setitem__", "__delitem__", "__iter__", "__next__", "__reversed__",
+          "__contains__", "__bool__", "__enter__", "__exit__", "__aenter__", "__aexit__", "__add__", "__radd__",
+          "__iadd__", "__mul__", "__rmul__", "__imul__", "__int__", "__float__", "__index__", "__length_hint__",
+          "__array__", "__matmul__")
 
 
 def _delegated(name: str) -> Any:
@@ -29,15 +30,16 @@ def _delegated(name: str) -> Any:
 def classed(kind: type, module: torch.nn.Module) -> type:
     """`kind`, or a subclass of it with those of the methods above that the module's class has."""
     kind = getattr(kind, "_plain_class", kind)
-    own = tuple(name for name in _NAMES if getattr(type(module), name, None) is not None and not hasattr(torch.nn.Module, name))
+    own = tuple(name for name in _NAMES if getattr(type(module), name, None) is not None
+                and not hasattr(torch.nn.Module, name))
     return _subclass(kind, own) if own else kind
 
 
 @functools.lru_cache(maxsize=None)
 def _subclass(kind: type, names: tuple[str, ...]) -> type:
     body = {name: _delegated(name) for name in names}
-    body |= {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__, "_plain_class": kind,
-             "__slots__": ()}
+    body |= {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__,
+             "_plain_class": kind, "__slots__": ()}
     return type(kind.__name__, (kind,), body)
 
 

@@ -1,4 +1,6 @@
-"""One step of a program against eager PyTorch: for DebugOptions(verify=True), and before a TorchScript export is used."""
+"""One step of a program against eager PyTorch: for DebugOptions(verify=True),
+and before a TorchScript export is used.
+"""
 
 from __future__ import annotations
 
@@ -103,7 +105,8 @@ def _leaves_with_grad(args: tuple[Any, ...], kwargs: dict[str, Any], every: bool
     return fresh, spec
 
 
-def _run(module: torch.nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], every: bool) -> _Result:
+def _run(module: torch.nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
+         every: bool) -> _Result:
     """Outputs, gradients of every input and parameter, buffers and attributes; the module is as before afterwards."""
     result = _Result()
     leaves, spec = _leaves_with_grad(args, kwargs, every)
@@ -132,7 +135,8 @@ def _run(module: torch.nn.Module, call: Callable[..., Any], args: tuple[Any, ...
 def _undisturbed(module: torch.nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
                  every: bool) -> _Result:
     """One step, of which nothing stays on the module."""
-    with state.random_unchanged(), state.unchanged(module), state.private_buffers(module), _eager_without_dropout(module):
+    with (state.random_unchanged(), state.unchanged(module), state.private_buffers(module),
+          _eager_without_dropout(module)):
         return _run(module, call, args, kwargs, every)
 
 
@@ -155,8 +159,10 @@ def compare(module: torch.nn.Module, exported: Exported, args: tuple[Any, ...], 
 
     Module, buffers, gradients and random generators are as before afterwards. Raises what the engine or forward raises.
     """
-    program = Program(module, exported, without_dropout(exported.model), device_of((*module.parameters(), *module.buffers())))
-    calls = (lambda leaves, spec: module(*pytree.tree_unflatten(leaves, spec)[0], **pytree.tree_unflatten(leaves, spec)[1]),
+    program = Program(module, exported, without_dropout(exported.model),
+                      device_of((*module.parameters(), *module.buffers())))
+    calls = (lambda leaves, spec: module(*pytree.tree_unflatten(leaves, spec)[0],
+                                         **pytree.tree_unflatten(leaves, spec)[1]),
              lambda leaves, spec: program(leaves, torch.is_grad_enabled()))
     every = exported.modes is None  # else forward looks, and the graph is true for what it saw
     grad, inference = (True, False) if every else exported.modes[:2]
@@ -167,7 +173,8 @@ def compare(module: torch.nn.Module, exported: Exported, args: tuple[Any, ...], 
         except RuntimeError:  # forward may not bear an input that wants a gradient: it sets requires_grad itself
             eager, ours = [_undisturbed(module, call, args, kwargs, False) for call in calls]
     rows = [("structure", 0.0 if eager.others == ours.others else math.inf)]
-    largest = max([g.to_dense().abs().max().item() for n, g in eager.tensors.items() if n.startswith("grad") and g is not None and g.numel()],
+    largest = max([g.to_dense().abs().max().item() for n, g in eager.tensors.items() if n.startswith("grad")
+                   and g is not None and g.numel()],
                   default=0.0)
     for name, value in eager.tensors.items():
         if name.startswith("attribute") and ours.tensors.get(name) is None:
@@ -189,7 +196,8 @@ def _error(ours: Tensor | None, eager: Tensor | None, least: float) -> float:
         return 0.0
     ours, eager = ours.double(), eager.double()
     finite = eager.isfinite()
-    if not torch.equal(ours[~finite].nan_to_num(1.5), eager[~finite].nan_to_num(1.5)) or not ours[finite].isfinite().all():
+    if (not torch.equal(ours[~finite].nan_to_num(1.5), eager[~finite].nan_to_num(1.5))
+        or not ours[finite].isfinite().all()):
         return math.inf
     if not finite.any():
         return 0.0

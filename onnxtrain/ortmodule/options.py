@@ -34,12 +34,14 @@ class RuntimeOptions:
     """What one ORTModule exports and runs with; made from the environment when the module is wrapped.
 
     onnx_opset_version, enable_custom_autograd_function, skipped_autograd_functions, cache_dir and
-    memory_optimization_level have an effect on what is exported after they are set, print_memory_stats on the next step. The rest is kept for scripts that set it, and changes nothing here.
+    memory_optimization_level have an effect on what is exported after they are set, print_memory_stats on the next
+    step. The rest is kept for scripts that set it, and changes nothing here.
     """
 
     onnx_opset_version: int = _read("ORTMODULE_ONNX_OPSET_VERSION")  # type: ignore[assignment]
     enable_custom_autograd_function: bool = _read("ORTMODULE_ENABLE_CUSTOM_AUTOGRAD")  # type: ignore[assignment]
-    skipped_autograd_functions: tuple[str, ...] = _read("ORTMODULE_SKIPPED_AUTOGRAD_FUNCTIONS")  # type: ignore[assignment]
+    skipped_autograd_functions: tuple[str, ...] = _read(  # type: ignore[assignment]
+        "ORTMODULE_SKIPPED_AUTOGRAD_FUNCTIONS")
     cache_dir: str = _read("ORTMODULE_CACHE_DIR")  # type: ignore[assignment]
     print_memory_stats: bool = _read("ORTMODULE_PRINT_MEMORY_STATS")  # type: ignore[assignment]
     memory_optimization_level: int = _read("ORTMODULE_MEMORY_OPT_LEVEL")  # type: ignore[assignment]

@@ -11,7 +11,8 @@ import onnx
 import torch
 
 _DTYPES = {
-    torch.float32: onnx.TensorProto.FLOAT, torch.float64: onnx.TensorProto.DOUBLE, torch.float16: onnx.TensorProto.FLOAT16,
+    torch.float32: onnx.TensorProto.FLOAT, torch.float64: onnx.TensorProto.DOUBLE,
+    torch.float16: onnx.TensorProto.FLOAT16,
     torch.bfloat16: onnx.TensorProto.BFLOAT16, torch.uint8: onnx.TensorProto.UINT8, torch.int8: onnx.TensorProto.INT8,
     torch.int16: onnx.TensorProto.INT16, torch.int32: onnx.TensorProto.INT32, torch.int64: onnx.TensorProto.INT64,
     torch.bool: onnx.TensorProto.BOOL, torch.complex64: onnx.TensorProto.COMPLEX64,

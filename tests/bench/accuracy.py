@@ -1,4 +1,5 @@
-"""The sample against eager on Wikitext-2: python tests/bench/accuracy.py [--data DIR] [--steps 200] [--dropout-steps 300]
+"""The sample against eager on Wikitext-2: python tests/bench/accuracy.py [--data DIR] [--steps 200] [--dropout-steps
+300]
 
 Dropout 0, three readings. From equal weights: eager trains, and at every step onnxtrain computes loss and gradients at
 eager's own weights; beside it eager's gradients with one thread. Free: both train on their own. Control: eager with one
@@ -112,9 +113,9 @@ def without_dropout(sample: Sample, steps: int, plot: Path | None) -> None:
     torch.manual_seed(0)
     module = TransformerModel(sample.words, dropout=0.0)
     losses, gradients, control = from_equal_weights(sample, module, steps)
-    print(f"{sample.name}, dropout 0, {steps} steps from equal weights: largest relative difference of the loss {max(losses):.1e} "
-          f"(goal 1e-4), of a gradient {max(gradients):.1e} of its largest entry, at step 1 {gradients[0]:.1e} (goal 1e-5); "
-          f"eager with one thread: {max(control):.1e}, {control[0]:.1e}")
+    print(f"{sample.name}, dropout 0, {steps} steps from equal weights: largest relative difference of the loss "
+          f"{max(losses):.1e} (goal 1e-4), of a gradient {max(gradients):.1e} of its largest entry, at step 1 "
+          f"{gradients[0]:.1e} (goal 1e-5); eager with one thread: {max(control):.1e}, {control[0]:.1e}")
     eager = sample.train(copy.deepcopy(module), steps, "eager, dropout 0")
     ours = distance(eager, sample.train(ORTModule(copy.deepcopy(module)), steps, "onnxtrain, dropout 0"))
     threads = torch.get_num_threads()
@@ -122,8 +123,9 @@ def without_dropout(sample: Sample, steps: int, plot: Path | None) -> None:
     control = distance(eager, sample.train(copy.deepcopy(module), steps, "eager, one thread"))
     torch.set_num_threads(threads)
     for label, values in (("onnxtrain against eager", ours), (f"eager with 1 against {threads} threads", control)):
-        print(f"free runs, {label}: above 1e-6 at {first_above(values, 1e-6)}, above 1e-4 at {first_above(values, 1e-4)}, "
-              f"largest {max(values):.1e}, mean of the last 50 {sum(values[-50:]) / len(values[-50:]):.1e}")
+        print(f"free runs, {label}: above 1e-6 at {first_above(values, 1e-6)}, above 1e-4 at "
+              f"{first_above(values, 1e-4)}, largest {max(values):.1e}, mean of the last 50 "
+              f"{sum(values[-50:]) / len(values[-50:]):.1e}")
     if plot:
         draw(plot, {"onnxtrain against eager": ours, "eager, 1 thread against all": control,
                     "onnxtrain from eager's weights": losses})

@@ -4,10 +4,10 @@
 
 GB/s counts what a step must move: parameter, gradient and two moments read, parameter and moments written, that is 28
 bytes a float32 parameter and 14 a bfloat16 one; SGD with momentum 20, LAMB 40 (its second pass reads parameter and
-moments again). With clipping torch runs clip_grad_norm_ and then its step; ours is one call. Above the table stands what
-torch.add reaches on this machine. "no arithmetic" is a loop that reads and writes what a step must and computes nothing (it
-needs a C compiler): the machine's own limit in the same rounds. Its last column against torch fused's is the most that anything
-could win there.
+moments again). With clipping torch runs clip_grad_norm_ and then its step; ours is one call. Above the table stands
+what torch.add reaches on this machine. "no arithmetic" is a loop that reads and writes what a step must and computes
+nothing (it needs a C compiler): the machine's own limit in the same rounds. Its last column against torch fused's is
+the most that anything could win there.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ def make(shapes: list[tuple[int, ...]], dtype: torch.dtype) -> list[torch.nn.Par
 LIMIT = r"""
 #include <stdint.h>
 __attribute__((target_clones("avx512f", "avx2", "default")))
-static void touch_part(int64_t *restrict a, int64_t *restrict b, int64_t *restrict c, const int64_t *restrict d, int64_t n)
+static void touch_part(int64_t *restrict a, int64_t *restrict b, int64_t *restrict c, const int64_t *restrict d,
+                       int64_t n)
 {
     for (int64_t i = 0; i < n; i++) a[i] ^= d[i], b[i] ^= d[i], c[i] ^= d[i];
 }
@@ -93,7 +94,8 @@ class NoArithmetic:
         self.held = [(p.detach(), p.grad, torch.zeros_like(p), torch.zeros_like(p)) for p in params]
         width = self.held[0][0].element_size()
         rows = [(*(t.data_ptr() + 8 * first for t in tensors), min(PART, words - first))
-                for tensors in self.held for words in [tensors[0].numel() * width // 8] for first in range(0, words, PART)]
+                for tensors in self.held for words in [tensors[0].numel() * width // 8]
+                for first in range(0, words, PART)]
         self.columns = [(ctypes.c_int64 * len(rows))(*column) for column in zip(*rows)]
 
     def step(self) -> None:
@@ -153,7 +155,8 @@ def run(case: str, rounds: int, scale: float, only: list[str]) -> list[tuple[str
     peers = {name: make_peer for name, make_peer in peers.items() if not only or name in only}
     if not limit_library():
         peers.pop("no arithmetic", None)
-    steps = {name: stepper(make_peer, make(shapes, dtype), clip, name == "onnxtrain") for name, make_peer in peers.items()}
+    steps = {name: stepper(make_peer, make(shapes, dtype), clip, name == "onnxtrain")
+             for name, make_peer in peers.items()}
     times: dict[str, list[float]] = {name: [] for name in steps}
     gc.collect()
     gc.freeze()
@@ -166,7 +169,8 @@ def run(case: str, rounds: int, scale: float, only: list[str]) -> list[tuple[str
             step()
             times[name].append(time.perf_counter() - start)
     ours = median(times["onnxtrain"])
-    return [(case, name, 1e3 * median(t), total * width / median(t) / 1e9, median(t) / ours) for name, t in times.items()]
+    return [(case, name, 1e3 * median(t), total * width / median(t) / 1e9, median(t) / ours)
+            for name, t in times.items()]
 
 
 def bandwidth() -> float:
@@ -193,7 +197,8 @@ def main() -> None:
         print("| case | peer | ms a step | GB/s | peer / onnxtrain |\n| --- | --- | --- | --- | --- |")
     for case in args.case or CASES:
         for row in run(case, args.rounds, args.scale, [*args.peer, "onnxtrain"] if args.peer else []):
-            text = "| {} | {} | {:.1f} | {:.1f} | {:.2f} |" if args.markdown else "{:<20}{:<14}{:>9.1f} ms{:>8.1f} GB/s{:>8.2f}x"
+            text = ("| {} | {} | {:.1f} | {:.1f} | {:.2f} |" if args.markdown
+                    else "{:<20}{:<14}{:>9.1f} ms{:>8.1f} GB/s{:>8.2f}x")
             print(text.format(*row), flush=True)
 
 

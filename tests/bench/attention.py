@@ -1,6 +1,7 @@
 """
-Attention, forward and backward, out of one product of Q, K and V: the fused node against the nodes one by one and against
-torch's scaled_dot_product_attention. Interleaved rounds, minima: python tests/bench/attention.py [--rounds 15] [--threads 2] [--bf16]
+Attention, forward and backward, out of one product of Q, K and V: the fused node against the nodes one by one and
+against torch's scaled_dot_product_attention. Interleaved rounds, minima: python tests/bench/attention.py [--rounds 15]
+[--threads 2] [--bf16]
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ SHAPES = [
 
 
 def model_of(batch: int, heads: int, length: int, size: int, causal: bool, dropout: float, narrow: bool) -> bytes:
-    """x (B, S, 3 H D) to (B, S, H D), as an exporter writes it; `narrow`: products in bfloat16, as autocast has them."""
+    """x (B, S, 3 H D) to (B, S, H D), as an exporter writes it; `narrow`: products in bfloat16,
+    as autocast has them.
+    """
     constants: list[onnx.TensorProto] = []
     nodes: list[onnx.NodeProto] = []
 
@@ -60,12 +63,14 @@ def model_of(batch: int, heads: int, length: int, size: int, causal: bool, dropo
         (p,) = op("Dropout", p, constant(torch.tensor(dropout)), constant(torch.tensor(True)))
     (y,) = op("Transpose", *op("MatMul", cast(p, onnx.TensorProto.BFLOAT16), v), perm=[0, 2, 1, 3])
     (y,) = op("Reshape", y, constant(torch.tensor([batch, length, heads * size])))
-    x = helper.make_tensor_value_info("x", onnx.TensorProto.BFLOAT16 if narrow else onnx.TensorProto.FLOAT, (batch, length, 3 * heads * size))
+    x = helper.make_tensor_value_info("x", onnx.TensorProto.BFLOAT16 if narrow else onnx.TensorProto.FLOAT,
+                                      (batch, length, 3 * heads * size))
     graph = helper.make_graph(nodes, "attention", [x], [onnx.ValueInfoProto(name=y)], constants)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10).SerializeToString()
 
 
-def ours(model: bytes, x: torch.Tensor, dy: torch.Tensor, disabled: list[str]) -> tuple[Callable[[], None], Callable[[], None]]:
+def ours(model: bytes, x: torch.Tensor, dy: torch.Tensor,
+         disabled: list[str]) -> tuple[Callable[[], None], Callable[[], None]]:
     """Forward alone, and forward and backward."""
     session = _C.Session(model)
 
@@ -88,7 +93,8 @@ def torchs(x: torch.Tensor, dy: torch.Tensor, batch: int, heads: int, length: in
 
     def run(x: torch.Tensor) -> torch.Tensor:
         q, k, v = (t.view(batch, length, heads, size).transpose(1, 2) for t in x.split(heads * size, 2))
-        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, dropout_p=dropout).transpose(1, 2).reshape(dy.shape)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=causal, dropout_p=dropout)
+        return y.transpose(1, 2).reshape(dy.shape)
 
     def forward() -> None:
         with torch.no_grad():
@@ -128,7 +134,8 @@ def main() -> None:
         model = model_of(batch, heads, length, size, causal, dropout, args.bf16)
         x, dy = torch.randn(batch, length, 3 * heads * size), torch.randn(batch, length, heads * size)
         x, dy = (t.bfloat16() if args.bf16 else t for t in (x, dy))
-        sides = [ours(model, x, dy, []), ours(model, x, dy, ["fuse_attention"]), torchs(x, dy, batch, heads, length, size, causal, dropout)]
+        sides = [ours(model, x, dy, []), ours(model, x, dy, ["fuse_attention"]),
+                 torchs(x, dy, batch, heads, length, size, causal, dropout)]
         times = best([side[0] for side in sides] + [side[1] for side in sides], args.rounds)
         cells = "".join("".join(f"{t:>9.2f}" for t in part) + f"{part[1] / part[0]:>5.2f}{part[2] / part[0]:>5.2f}"
                         for part in (times[:3], times[3:]))

@@ -1,4 +1,5 @@
-"""Milliseconds of each convolution kernel, forward and both gradients, in interleaved rounds: python tests/bench/conv.py [PATTERN]
+"""Milliseconds of each convolution kernel, forward and both gradients, in interleaved rounds: python
+tests/bench/conv.py [PATTERN]
 
 PATTERN keeps the shapes whose name has it. "-": the kernel declines the shape.
 
@@ -61,7 +62,8 @@ def sessions_of(x: torch.Tensor, w: torch.Tensor, stride: int, pad: int, groups:
     sessions = {}
     for kernel in KERNELS:
         others = {other for other in KERNELS if other != kernel} | {"ref"}
-        _C.disable_kernels([f"{prefix}_{other}" for other in others for prefix in ("conv", "conv_grad_input", "conv_grad_weight")])
+        _C.disable_kernels([f"{prefix}_{other}" for other in others
+                            for prefix in ("conv", "conv_grad_input", "conv_grad_weight")])
         session = session_of(tuple(x.shape), tuple(w.shape), stride, pad, groups)
         try:
             step(session, x, w)

@@ -1,9 +1,11 @@
-"""GFLOP/s of each provider over the products of the workloads, and the share of the best square product of the same run.
+"""GFLOP/s of each provider over the products of the workloads, and the share of the best square product of the same
+run.
 
     python tests/bench/gemm.py [--rounds 3] [--threads N] [--only BERT]
 
-Providers take turns, and the best of all rounds counts. "torch" is torch's BLAS, "onednn" oneDNN's sgemm, "matmul" oneDNN's
-primitive, which adds a bias for nothing; the last two columns are bfloat16 operands with bfloat16 and float32 results.
+Providers take turns, and the best of all rounds counts. "torch" is torch's BLAS, "onednn" oneDNN's sgemm, "matmul"
+oneDNN's primitive, which adds a bias for nothing; the last two columns are bfloat16 operands with bfloat16 and float32
+results.
 """
 
 from __future__ import annotations
@@ -69,7 +71,8 @@ def main() -> None:
     for shape in shapes:
         row = [rates[shape, provider] for provider in providers]
         shares.append(max(rates[shape, p] for p in floats) / peak)
-        print(f"{shape[0]:<34}{shape[3]:>7}{shape[4]:>7}{shape[5]:>7}" + "".join(f"{rate:>20.0f}" for rate in row) + f"{shares[-1]:>14.0%}")
+        print(f"{shape[0]:<34}{shape[3]:>7}{shape[4]:>7}{shape[5]:>7}" + "".join(f"{rate:>20.0f}" for rate in row)
+              + f"{shares[-1]:>14.0%}")
     print(f"geometric mean of the share: {math.exp(sum(map(math.log, shares)) / len(shares)):.0%}")
 
 

@@ -1,15 +1,17 @@
-"""Training steps on a GPU: ORTModule, eager PyTorch and torch.compile (default and max-autotune), all with AdamW(fused=True).
+"""Training steps on a GPU: ORTModule, eager PyTorch and torch.compile (default and max-autotune), all with
+AdamW(fused=True).
 
-    python tests/bench/gpu.py [--model NAME ...] [--kinds onnxtrain,eager,compile,max-autotune] [--rounds 20] [--only steps|adam|mlp]
+    python tests/bench/gpu.py [--model NAME ...] [--kinds onnxtrain,eager,compile,max-autotune] [--rounds 20] [--only
+    steps|adam|mlp]
                               [--limit SECONDS]
 
-All kinds train one module with one optimizer, so that the largest model fits once; rounds take turns, and medians are compared.
-TFLOP/s counts the products of forward and backward alone (recomputed ones not), and its share is of 790, what bf16 products reach
-on an H200. Peak memory is that of a step without what the other kinds hold. Then FusedAdam's bandwidth beside a copy's and torch's
-fused AdamW, and the CPU time of a small MLP's step above that of a bare autograd Function. Goals that are missed end it with 1.
-A kind that is not ready after --limit seconds (max-autotune may take minutes to compile) is left out, and said; FusedAdam and the MLP
-come first, as they are quick. A step of ours that PyTorch ran in our place counts as a failure.
-`--device cpu --tiny` runs the same code on small sizes, for its test.
+All kinds train one module with one optimizer, so that the largest model fits once; rounds take turns, and medians are
+compared. TFLOP/s counts the products of forward and backward alone (recomputed ones not), and its share is of 790, what
+bf16 products reach on an H200. Peak memory is that of a step without what the other kinds hold. Then FusedAdam's
+bandwidth beside a copy's and torch's fused AdamW, and the CPU time of a small MLP's step above that of a bare autograd
+Function. Goals that are missed end it with 1. A kind that is not ready after --limit seconds (max-autotune may take
+minutes to compile) is left out, and said; FusedAdam and the MLP come first, as they are quick. A step of ours that
+PyTorch ran in our place counts as a failure. `--device cpu --tiny` runs the same code on small sizes, for its test.
 """
 
 from __future__ import annotations
@@ -122,7 +124,9 @@ class Task(NamedTuple):
 
 
 def decoder_flops(tokens: int, weights: int, layers: int, width: int, length: int) -> float:
-    """Six per token and weight in a product; two products of attention forward and four backward, 2 * width * length each."""
+    """Six per token and weight in a product; two products of attention forward and four backward,
+    2 * width * length each.
+    """
     return tokens * (6.0 * weights + 12.0 * layers * width * length)
 
 
@@ -237,7 +241,8 @@ def held(device: str) -> int:
     return torch.cuda.memory_allocated() if device == "cuda" else 0
 
 
-def measure(task: Task, kinds: tuple[str, ...], rounds: int, device: str, limit: int = 0) -> dict[str, tuple[float, float]]:
+def measure(task: Task, kinds: tuple[str, ...], rounds: int, device: str,
+            limit: int = 0) -> dict[str, tuple[float, float]]:
     """Per kind: median seconds of a step, and the peak bytes of one. A kind that fails is left out, and says why."""
     module = task.module.to(device)
     task = task._replace(batch=tuple(t.to(device) for t in task.batch))
@@ -270,12 +275,14 @@ def measure(task: Task, kinds: tuple[str, ...], rounds: int, device: str, limit:
 
 def table(name: str, task: Task, results: dict[str, tuple[float, float]]) -> list[str]:
     """Lines of a table of one model."""
-    lines = [f"{name}: {task.tokens} tokens, {task.flops / 1e12:.3g} TFLOP a step, {'bf16 autocast' if task.autocast else 'float32'}",
+    lines = [f"{name}: {task.tokens} tokens, {task.flops / 1e12:.3g} TFLOP a step, "
+             f"{'bf16 autocast' if task.autocast else 'float32'}",
              f"  {'kind':14}{'ms':>10}{'tokens/s':>12}{'TFLOP/s':>10}{'of 790':>9}{'peak GiB':>10}{'ours is':>10}"]
     ours = results.get("onnxtrain", (0.0, 0.0))[0]
     for kind, (took, peak) in results.items():
         rate = task.flops / took
-        lines.append(f"  {kind:14}{took * 1e3:10.3f}{task.tokens / took:12.0f}{rate / 1e12:10.1f}{rate / PEAK:9.1%}{peak / 2**30:10.2f}"
+        lines.append(f"  {kind:14}{took * 1e3:10.3f}{task.tokens / took:12.0f}{rate / 1e12:10.1f}"
+                     f"{rate / PEAK:9.1%}{peak / 2**30:10.2f}"
                      f"{f'{took / ours:.2f} x' if ours else '-':>10}")
     return lines
 
@@ -296,7 +303,8 @@ def missed(name: str, results: dict[str, tuple[float, float]]) -> list[str]:
 def adam(rounds: int, device: str, tiny: bool) -> list[str]:
     """Bandwidth of FusedAdam on GPT-2's parameters, of torch's fused AdamW, and of a copy; the goals missed."""
     shapes = adam_bench.shapes_of("gpt2", 0.02 if tiny else 1.0)
-    kinds = {"torch": lambda params: torch.optim.AdamW(params, 1e-4, fused=True), "onnxtrain": lambda params: FusedAdam(params, 1e-4)}
+    kinds = {"torch": lambda params: torch.optim.AdamW(params, 1e-4, fused=True),
+             "onnxtrain": lambda params: FusedAdam(params, 1e-4)}
     steps: dict[str, Callable[[], object]] = {}
     count = 0
     for kind, make in kinds.items():
@@ -319,18 +327,23 @@ def adam(rounds: int, device: str, tiny: bool) -> list[str]:
     for _ in range(rounds):
         for kind, step in steps.items():
             times[kind].append(seconds(step, device))
-    rates = {kind: (8 * source.numel() if kind == "copy" else 28 * count) / statistics.median(took) for kind, took in times.items()}
+    rates = {kind: (8 * source.numel() if kind == "copy" else 28 * count) / statistics.median(took)
+             for kind, took in times.items()}
     print("FusedAdam, GPT-2's parameters:", ", ".join(f"{kind} {rate / 1e9:.0f} GB/s" for kind, rate in rates.items()),
           f"({rates['onnxtrain'] / rates['copy']:.1%} of the copy, {rates['onnxtrain'] / rates['torch']:.2f} x torch)")
-    found = [] if rates["onnxtrain"] >= OF_COPY * rates["copy"] else [f"FusedAdam is at {rates['onnxtrain'] / rates['copy']:.1%} of a copy"]
+    found = ([] if rates["onnxtrain"] >= OF_COPY * rates["copy"]
+             else [f"FusedAdam is at {rates['onnxtrain'] / rates['copy']:.1%} of a copy"])
     return found if rates["onnxtrain"] >= rates["torch"] else [*found, "FusedAdam is slower than torch's fused AdamW"]
 
 
 def mlp(rounds: int, device: str) -> list[str]:
-    """CPU time of a 784-500-10 step with graphs above a bare autograd Function with the same inputs; nothing waits for the device."""
+    """CPU time of a 784-500-10 step with graphs above a bare autograd Function with the same inputs;
+    nothing waits for the device.
+    """
     module = workloads.mlp().module.to(device)
     x, grad = torch.randn(64, 784, device=device), torch.randn(64, 10, device=device)
-    model, stored = ORTModule(module), [torch.zeros(64, 10, device=device), [None, *(torch.zeros_like(p) for p in module.parameters())]]
+    model, stored = ORTModule(module), [torch.zeros(64, 10, device=device),
+                                        [None, *(torch.zeros_like(p) for p in module.parameters())]]
 
     def clear() -> None:
         for p in module.parameters():
@@ -357,7 +370,8 @@ def mlp(rounds: int, device: str) -> list[str]:
             times[kind].append((time.perf_counter() - start) / 20)
     above = (statistics.median(times["ours"]) - statistics.median(times["bare"])) * 1e6
     print(f"MLP: {above:.1f} microseconds of CPU a step above a bare autograd Function")
-    return [] if above < MLP_MICROSECONDS or device == "cpu" else [f"MLP: {above:.1f} microseconds, the goal is {MLP_MICROSECONDS}"]
+    return ([] if above < MLP_MICROSECONDS or device == "cpu"
+            else [f"MLP: {above:.1f} microseconds, the goal is {MLP_MICROSECONDS}"])
 
 
 def main(arguments: list[str]) -> int:

@@ -1,10 +1,13 @@
-"""How a step's time grows with sequence, batch, layers and vocabulary, against eager and torch.compile: a table and a plot.
+"""How a step's time grows with sequence, batch, layers and vocabulary, against eager and torch.compile: a table and a
+plot.
 
-    python tests/bench/growth.py [--axis sequence|batch|layers|vocabulary]... [--rounds 5] [--results growth.json] [--plot growth.svg]
+    python tests/bench/growth.py [--axis sequence|batch|layers|vocabulary]... [--rounds 5] [--results growth.json]
+    [--plot growth.svg]
 
-A GPT of 4 layers, 256 wide, 4 heads, 2 x 128 tokens of 8,192 words, its loss inside, each with its fused AdamW; one of the four
-sizes at a time takes the values of AXES. Peers of a point take turns; torch.compile meets each size for the first time, so that
-it specialises. Points already in the results are kept, whatever else is asked for; the plot is of all of them.
+A GPT of 4 layers, 256 wide, 4 heads, 2 x 128 tokens of 8,192 words, its loss inside, each with its fused AdamW; one of
+the four sizes at a time takes the values of AXES. Peers of a point take turns; torch.compile meets each size for the
+first time, so that it specialises. Points already in the results are kept, whatever else is asked for; the plot is of
+all of them.
 
 A knee is where our time grows by a higher power of the size than both peers' from one point to the next.
 """
@@ -76,7 +79,8 @@ def print_axis(axis: str, points: list[tuple[int, dict[str, float]]]) -> None:
         knee = "; a knee" if peers and peers[2] > max(peers[:2]) + KNEE else ""
         growth = ", ".join(f"{p:.2f}" for p in peers) + knee
         ratio = min(ms["eager"], ms["torch.compile"]) / ms["onnxtrain"]
-        print(f"| {size} | {ms['eager']:.1f} | {ms['torch.compile']:.1f} | {ms['onnxtrain']:.1f} | {ratio:.2f} | {growth} |")
+        print(f"| {size} | {ms['eager']:.1f} | {ms['torch.compile']:.1f} | {ms['onnxtrain']:.1f} | {ratio:.2f} | "
+              f"{growth} |")
 
 
 def plot(results: dict[str, dict[str, dict[str, float]]], path: Path) -> None:
@@ -111,13 +115,15 @@ def main() -> None:
     warnings.filterwarnings("ignore")
     results = json.loads(args.results.read_text()) if args.results.exists() else {}
     wanted = [(axis, size) for axis in args.axis or AXES for size in AXES[axis] if not args.most or size <= args.most]
-    for axis, size in tqdm([(axis, size) for axis, size in wanted if str(size) not in results.get(axis, {})], unit="point"):
+    for axis, size in tqdm([(axis, size) for axis, size in wanted if str(size) not in results.get(axis, {})],
+                           unit="point"):
         results.setdefault(axis, {})[str(size)] = measure(BASE | {axis: size}, args.rounds)
         partial = args.results.with_name(args.results.name + ".partial")
         partial.write_text(json.dumps(results, indent=1))
         os.replace(partial, args.results)
         gc.collect()
-    results = {axis: dict(sorted(results[axis].items(), key=lambda item: int(item[0]))) for axis in AXES if axis in results}
+    results = {axis: dict(sorted(results[axis].items(), key=lambda item: int(item[0]))) for axis in AXES
+               if axis in results}
     for axis, points in results.items():
         print_axis(axis, [(int(size), ms) for size, ms in points.items()])
         print()

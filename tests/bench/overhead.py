@@ -41,7 +41,9 @@ class Many(nn.Module):
 
 
 def medians(steps, rounds: int = 300, each: int = 20) -> list[float]:  # noqa: ANN001
-    """Seconds a step of each, the median of short rounds that take turns: what disturbs one round disturbs its neighbour."""
+    """Seconds a step of each, the median of short rounds that take turns:
+    what disturbs one round disturbs its neighbour.
+    """
     times: list[list[float]] = [[] for _ in steps]
     for _ in range(rounds):
         for step, own in zip(steps, times):
@@ -53,7 +55,9 @@ def medians(steps, rounds: int = 300, each: int = 20) -> list[float]:  # noqa: A
 
 
 def checks(model: ORTModule, x: torch.Tensor) -> float:
-    """Seconds of what every step checks before it runs, the least of many: attributes, guards, weights and their flags."""
+    """Seconds of what every step checks before it runs, the least of many: attributes, guards,
+    weights and their flags.
+    """
     (program,) = next(iter(model._programs.values()))
     times = []
     for _ in range(1000):
@@ -86,8 +90,8 @@ def main() -> None:
         ours(), bare()
         a, b = medians((ours, bare), 300 if n < 1000 else 40)
         print(f"{n:>4} parameters: checks {1e6 * checks(model, x):.1f} us a step (goal 20 for 150)")
-        print(f"{n:>4} parameters: ours {1e6 * a:.0f} us, bare Function {1e6 * b:.0f} us, above it {1e6 * (a - b):.0f} us "
-              f"(goal {20 + 0.3 * n:.0f})")
+        print(f"{n:>4} parameters: ours {1e6 * a:.0f} us, bare Function {1e6 * b:.0f} us, above it {1e6 * (a - b):.0f} "
+              f"us (goal {20 + 0.3 * n:.0f})")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""The first step of GPT-2 124M in a fresh process, eager against ours with a warm ORTMODULE_CACHE_DIR: python tests/bench/start.py
+"""The first step of GPT-2 124M in a fresh process, eager against ours with a warm ORTMODULE_CACHE_DIR: python
+tests/bench/start.py
 
-Each figure is from the first call of the model to its loss and gradients, imports and construction apart; medians, of wall
-clock and of processor time (which a busy machine disturbs less).
+Each figure is from the first call of the model to its loss and gradients, imports and construction apart; medians, of
+wall clock and of processor time (which a busy machine disturbs less).
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ def main() -> None:
         environment = {**os.environ, "ORTMODULE_CACHE_DIR": folder}
 
         def run(kind: str) -> list[float]:
-            done = subprocess.run([sys.executable, "-W", "ignore", __file__, kind], env=environment, capture_output=True, text=True, check=True)
+            done = subprocess.run([sys.executable, "-W", "ignore", __file__, kind], env=environment,
+                                  capture_output=True, text=True, check=True)
             return [float(word) for word in done.stdout.split()[-7:]]
 
         cold = run("ours")
@@ -60,12 +62,15 @@ def main() -> None:
         for _ in range(ROUNDS):
             for kind, own in times.items():
                 first, first_cpu, second, second_cpu, exports, cached, loss = run(kind)
-                assert abs(loss - cold[6]) < 1e-3 and (kind == "eager" or (exports, cached) == (0, 1)), (exports, cached, loss)
+                assert (abs(loss - cold[6]) < 1e-3
+                        and (kind == "eager" or (exports, cached) == (0, 1))), (exports, cached, loss)
                 own.append((first, first_cpu))
-                print(f"{kind:>6}: first step {first:.2f} s ({first_cpu:.2f} of the processor), second {second:.2f} s ({second_cpu:.2f})")
+                print(f"{kind:>6}: first step {first:.2f} s ({first_cpu:.2f} of the processor), second {second:.2f} s "
+                      f"({second_cpu:.2f})")
         for position, what in enumerate(("wall clock", "processor time")):
             eager, ours = (statistics.median(pair[position] for pair in own) for own in times.values())
-            print(f"{what}, median: eager {eager:.2f} s, ours from the cache {ours:.2f} s, above it {ours - eager:.2f} s (goal 0.50)")
+            print(f"{what}, median: eager {eager:.2f} s, ours from the cache {ours:.2f} s, above it {ours - eager:.2f} "
+                  "s (goal 0.50)")
 
 
 if __name__ == "__main__":

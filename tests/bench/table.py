@@ -1,4 +1,5 @@
-"""The table of `step.py --all`: whole steps of every peer in interleaved rounds, rates, shares of the machine's peak, memory.
+"""The table of `step.py --all`: whole steps of every peer in interleaved rounds, rates, shares of the machine's peak,
+memory.
 
 Peers of a row take turns in one run; eager under jemalloc is a process of its own that steps when it is told to. Rates
 count the operations of products, convolutions and attention that torch's FlopCounterMode finds in an eager step; the
@@ -47,7 +48,8 @@ class Row:
         return f"{self.name}{' bf16' if self.bf16 else ''}, {self.optimizer}, loss {'inside' if inside else 'outside'}"
 
 
-FLOAT32 = [Row("mlp", "sgd"), Row("transformer", "sgd"), Row("bert", "adamw"), Row("resnet18", "sgd"), Row("gpt2", "adamw")]
+FLOAT32 = [Row("mlp", "sgd"), Row("transformer", "sgd"), Row("bert", "adamw"), Row("resnet18", "sgd"),
+           Row("gpt2", "adamw")]
 BF16 = [Row(name, "adamw", bf16=True) for name in ("transformer", "bert", "gpt2")]
 OTHER_LOSS = [dataclasses.replace(row, loss_inside=row.name not in ("bert", "gpt2")) for row in (*FLOAT32, *BF16)]
 LEAST = {"peer": 1.4, "row": 1.1, "mlp": 1.2, "jemalloc": 1.15, "bf16": 1.5, "share": 0.75, "memory": 0.5}
@@ -123,7 +125,8 @@ def decode(text: str) -> Row:
     return Row(name, optimizer, bf16 == "1", None if inside == "" else inside == "1")
 
 
-WRAPS: dict[str, Callable[[nn.Module], nn.Module]] = {"eager": lambda m: m, "torch.compile": torch.compile, "onnxtrain": ORTModule}
+WRAPS: dict[str, Callable[[nn.Module], nn.Module]] = {"eager": lambda m: m, "torch.compile": torch.compile,
+                                                      "onnxtrain": ORTModule}
 
 
 def make_work(row: Row) -> Workload:
@@ -272,7 +275,8 @@ def measure(row: Row, args: argparse.Namespace) -> Result:
     assert counts["fallback_steps"] == 0, counts["reasons"]
     for peer in peers.values():
         peer.close()
-    memory = {} if args.no_memory else {name: peak_memory(row, name, torch.get_num_threads()) for name in ("eager", "onnxtrain")}
+    memory = ({} if args.no_memory else {name: peak_memory(row, name, torch.get_num_threads())
+                                         for name in ("eager", "onnxtrain")})
     return Result(row, {name: median(t) for name, t in times.items()}, operations / 1e9, peak.rate, memory, first)
 
 
@@ -281,12 +285,13 @@ def print_row(result: Result, markdown: bool) -> None:
     for name, seconds in result.seconds.items():
         rate = result.rate / seconds
         memory = f"{result.memory[name]:.0f} MiB" if name in result.memory else "-"
-        cells = (str(result.row), name, f"{1e3 * seconds:.2f}", f"{seconds / ours:.2f}", f"{rate:.0f}", f"{rate / result.peak:.0%}",
-                 memory, f"{result.first[name]:.1f}")
+        cells = (str(result.row), name, f"{1e3 * seconds:.2f}", f"{seconds / ours:.2f}", f"{rate:.0f}",
+                 f"{rate / result.peak:.0%}", memory, f"{result.first[name]:.1f}")
         if markdown:
             print("| " + " | ".join(cells) + " |", flush=True)
         else:
-            print("{:<38}{:<17}{:>10} ms{:>7}x ours{:>7} GFLOP/s{:>6} of peak{:>11}{:>8} s first".format(*cells), flush=True)
+            print("{:<38}{:<17}{:>10} ms{:>7}x ours{:>7} GFLOP/s{:>6} of peak{:>11}{:>8} s first".format(*cells),
+                  flush=True)
 
 
 def geometric_mean(values: list[float]) -> float:
@@ -296,31 +301,36 @@ def geometric_mean(values: list[float]) -> float:
 def print_summary(results: list[Result]) -> None:
     """Each goal beside what was measured."""
     def over_peer(result: Result) -> float:
-        return min(result.seconds[name] for name in ("eager", "torch.compile") if name in result.seconds) / result.seconds["onnxtrain"]
+        return min(result.seconds[name] for name in ("eager", "torch.compile")
+                   if name in result.seconds) / result.seconds["onnxtrain"]
 
     for label, wanted, goal in (("float32", FLOAT32, LEAST["peer"]), ("bf16", BF16, LEAST["bf16"])):
         rows = [r for r in results if r.row in wanted]
         if rows:
-            print(f"{label}: {geometric_mean([over_peer(r) for r in rows]):.2f}x the better of eager and torch.compile in the geometric "
-                  f"mean (goal {goal}); least {min(map(over_peer, rows)):.2f}x, {min(rows, key=over_peer).row}")
+            print(f"{label}: {geometric_mean([over_peer(r) for r in rows]):.2f}x the better of eager and torch.compile "
+                  f"in the geometric mean (goal {goal}); least {min(map(over_peer, rows)):.2f}x, "
+                  f"{min(rows, key=over_peer).row}")
     for r in results:
         notes = [f"{over_peer(r):.2f}x the better peer (goal {LEAST['mlp'] if r.row.name == 'mlp' else LEAST['row']})"]
         if "eager, jemalloc" in r.seconds:
-            notes.append(f"{r.seconds['eager, jemalloc'] / r.seconds['onnxtrain']:.2f}x eager with jemalloc (goal {LEAST['jemalloc']})")
+            notes.append(f"{r.seconds['eager, jemalloc'] / r.seconds['onnxtrain']:.2f}x eager with jemalloc (goal "
+                         f"{LEAST['jemalloc']})")
         if r.row.name in ("bert", "gpt2", "transformer") and not r.row.bf16:
             notes.append(f"{r.rate / r.seconds['onnxtrain'] / r.peak:.0%} of the peak (goal {LEAST['share']:.0%})")
         if r.memory and r.row.name in ("bert", "gpt2"):
-            notes.append(f"{r.memory['onnxtrain'] / max(r.memory['eager'], 1):.0%} of eager's memory (goal {LEAST['memory']:.0%})")
+            notes.append(f"{r.memory['onnxtrain'] / max(r.memory['eager'], 1):.0%} of eager's memory (goal "
+                         f"{LEAST['memory']:.0%})")
         print(f"{r.row}: {'; '.join(notes)}")
 
 
 def print_table(args: argparse.Namespace) -> None:
     rows = [row for row in (*FLOAT32, *BF16, *OTHER_LOSS) if not args.workload or row.name in args.workload]
     print(f"{torch.get_num_threads()} threads, torch {torch.__version__}, {_C.build_info()['isa']} (ONNXTRAIN_ISA), "
-          f"{'jemalloc ' + str(jemalloc()) if jemalloc() else 'no libjemalloc.so.2: its rows are left out'}; {args.rounds} rounds, medians")
+          f"{'jemalloc ' + str(jemalloc()) if jemalloc() else 'no libjemalloc.so.2: its rows are left out'}; "
+          f"{args.rounds} rounds, medians")
     if args.markdown:
-        print("| workload | peer | ms a step | peer / onnxtrain | GFLOP/s | of the peak | peak memory beyond parameters, gradients, "
-              "state | first step, s |\n| --- | --- | --- | --- | --- | --- | --- | --- |")
+        print("| workload | peer | ms a step | peer / onnxtrain | GFLOP/s | of the peak | peak memory beyond "
+              "parameters, gradients, state | first step, s |\n| --- | --- | --- | --- | --- | --- | --- | --- |")
     results = []
     for row in rows:
         results.append(measure(row, args))

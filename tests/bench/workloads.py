@@ -42,8 +42,8 @@ def transformer() -> Workload:
 
 def cnn() -> Workload:
     """Two convolutions with BatchNorm, pooling and two linear layers, 64 images of 1 x 28 x 28."""
-    module = nn.Sequential(nn.Conv2d(1, 32, 3), nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2),
-                           nn.Flatten(), nn.Linear(9216, 128), nn.ReLU(), nn.Linear(128, 10))
+    module = nn.Sequential(nn.Conv2d(1, 32, 3), nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(),
+                           nn.MaxPool2d(2), nn.Flatten(), nn.Linear(9216, 128), nn.ReLU(), nn.Linear(128, 10))
     x, y = torch.randn(64, 1, 28, 28), torch.randint(0, 10, (64,))
     return Workload(module, (x, y), lambda m, x, y: F.cross_entropy(m(x), y), 10, (x[:63], y[:63]))
 
@@ -53,8 +53,8 @@ class Residual(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU(),
-                                  nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False), nn.BatchNorm2d(outputs))
+        self.body = nn.Sequential(nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False), nn.BatchNorm2d(outputs),
+                                  nn.ReLU(), nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False), nn.BatchNorm2d(outputs))
         same = inputs == outputs and stride == 1
         self.skip = nn.Identity() if same else nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False),
                                                              nn.BatchNorm2d(outputs))
@@ -85,7 +85,8 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, length, width = x.shape
-        q, k, v = (t.view(batch, length, self.heads, -1).transpose(1, 2) for t in self.qkv(self.ln1(x)).split(width, dim=2))
+        q, k, v = (t.view(batch, length, self.heads, -1).transpose(1, 2)
+                   for t in self.qkv(self.ln1(x)).split(width, dim=2))
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(y.transpose(1, 2).reshape(batch, length, width))
         return x + self.mlp(self.ln2(x))
@@ -98,7 +99,8 @@ def scores_or_loss(scores: torch.Tensor, targets: torch.Tensor | None) -> torch.
 class GPT2(nn.Module):
     """GPT-2 with tied embeddings; forward gives the loss of predicting `targets`, or the scores without them."""
 
-    def __init__(self, words: int = 50257, width: int = 768, heads: int = 12, layers: int = 12, positions: int = 1024) -> None:
+    def __init__(self, words: int = 50257, width: int = 768, heads: int = 12, layers: int = 12,
+                 positions: int = 1024) -> None:
         super().__init__()
         self.words, self.positions = nn.Embedding(words, width), nn.Embedding(positions, width)
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
@@ -107,7 +109,8 @@ class GPT2(nn.Module):
         self.head.weight = self.words.weight
         for name, p in self.named_parameters():
             if p.dim() > 1:
-                nn.init.normal_(p, std=0.02 / math.sqrt(2 * layers) if name.endswith(("out.weight", "mlp.2.weight")) else 0.02)
+                nn.init.normal_(p, std=0.02 / math.sqrt(2 * layers) if name.endswith(("out.weight", "mlp.2.weight"))
+                                else 0.02)
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
         x = self.words(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))

@@ -26,7 +26,8 @@ def flat(outputs: Sequence[Any]) -> list[torch.Tensor]:
 
 
 def step(session: _C.Session, inputs: Sequence[torch.Tensor], seed: int = 0,
-         wanted: Sequence[int] | None = None) -> tuple[list[torch.Tensor], list[torch.Tensor | None], list[torch.Tensor]]:
+         wanted: Sequence[int] | None = None) -> tuple[list[torch.Tensor], list[torch.Tensor | None],
+                                                       list[torch.Tensor]]:
     """Outputs, input gradients for output gradients that depend on nothing but shapes, and those output gradients."""
     mask = bytes(t.is_floating_point() and (wanted is None or i in wanted) for i, t in enumerate(inputs))
     outputs, run = session.forward(inputs, mask, seed)
@@ -41,7 +42,9 @@ def step(session: _C.Session, inputs: Sequence[torch.Tensor], seed: int = 0,
 
 
 def check(session: _C.Session, inputs: Sequence[torch.Tensor], expected: Callable[..., Any], seed: int = 0) -> None:
-    """Outputs and every gradient of one call against torch; `expected` gives what the session does, sequences flattened."""
+    """Outputs and every gradient of one call against torch; `expected` gives what the session does,
+    sequences flattened.
+    """
     outputs, grads, out_grads = step(session, inputs, seed)
     leaves = [t.clone().requires_grad_() if t.is_floating_point() else t for t in inputs]
     want = expected(*leaves)
@@ -52,7 +55,8 @@ def check(session: _C.Session, inputs: Sequence[torch.Tensor], expected: Callabl
         assert torch.allclose(got, value, rtol=1e-12, atol=1e-12, equal_nan=True), (k, got, value)
     pairs = [(v, g) for v, g in zip(want, out_grads) if v.requires_grad]
     floats = [t for t in leaves if t.is_floating_point()]
-    reference = iter(torch.autograd.grad([v for v, _ in pairs], floats, [g.to(v.dtype) for v, g in pairs], allow_unused=True)
+    reference = iter(torch.autograd.grad([v for v, _ in pairs], floats, [g.to(v.dtype) for v, g in pairs],
+                                         allow_unused=True)
                      if pairs else [None] * len(floats))
     for k, (leaf, got) in enumerate(zip(leaves, grads)):
         if not leaf.is_floating_point():

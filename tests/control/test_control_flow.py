@@ -51,7 +51,8 @@ def test_if_on_a_shape_needs_no_probe():
     }""")
     check(session, [randn(9)], torch.sin)
     check(session, [randn(3)], torch.cos)
-    assert session.stats()["probe_runs"] == 0 and not any("Sin" in node for node, _, backward in session.kernels() if not backward)
+    assert (session.stats()["probe_runs"] == 0 and not any("Sin" in node for node, _, backward in session.kernels()
+                                                           if not backward))
 
 
 def test_if_on_computed_values_nested_and_of_other_shapes():
@@ -291,9 +292,12 @@ def test_a_loop_that_never_ends_is_refused():
 
 BAD = [
     ("y = If(c) <then_branch = a () => (p) { p = Sin(x) }>", "attribute else_branch is missing"),
-    ("y = If(x) <then_branch = a () => (p) { p = Sin(x) }, else_branch = b () => (p) { p = Cos(x) }>", "one bool is expected"),
-    ("y, z = If(c) <then_branch = a () => (p) { p = Sin(x) }, else_branch = b () => (p) { p = Cos(x) }>", "has 1 outputs, at least 2"),
-    ("y = Loop(n, c, x) <body = b (int64 i, bool d) => (bool e, p) { e = Identity(d)  p = Sin(x) }>", "body has 2 inputs, 3 are given"),
+    ("y = If(x) <then_branch = a () => (p) { p = Sin(x) }, else_branch = b () => (p) { p = Cos(x) }>",
+     "one bool is expected"),
+    ("y, z = If(c) <then_branch = a () => (p) { p = Sin(x) }, else_branch = b () => (p) { p = Cos(x) }>",
+     "has 1 outputs, at least 2"),
+    ("y = Loop(n, c, x) <body = b (int64 i, bool d) => (bool e, p) { e = Identity(d)  p = Sin(x) }>",
+     "body has 2 inputs, 3 are given"),
     ("y = Loop(n, c, x) <body = b (int64 i, bool d, s) => (bool e) { e = Identity(d) }>", "the body has 1 outputs"),
     ("y = Scan<num_scan_inputs = 3, body = b (s) => (p) { p = Sin(s) }>(x)", "num_scan_inputs is 3"),
     ("y = Scan<num_scan_inputs = 1, scan_input_axes = [4], body = b (s) => (p) { p = Sin(s) }>(x)", "axis 4"),

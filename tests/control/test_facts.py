@@ -17,7 +17,8 @@ def session_of(nodes, inputs, outputs, constants=None, opset=20) -> _C.Session:
     values = [numpy_helper.from_array(np.asarray(v), k) for k, v in (constants or {}).items()]
     outs = [helper.ValueInfoProto(name=name) for name in outputs]
     graph = helper.make_graph(nodes, "facts", infos, outs, values)
-    return _C.Session(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10).SerializeToString())
+    return _C.Session(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)],
+                                        ir_version=10).SerializeToString())
 
 
 def backward(run, inputs, outputs, grads):
@@ -135,8 +136,10 @@ def test_a_fact_of_nothing():
 def test_a_float_that_decides_and_is_a_value_as_well():
     """The depth of OneHot decides, its values carry a gradient: one float as both keeps that gradient."""
     nodes = [helper.make_node("Mul", ["x", "x"], ["d"]), helper.make_node("Unsqueeze", ["d", "zero"], ["d1"]),
-             helper.make_node("Concat", ["off", "d1"], ["values"], axis=0), helper.make_node("OneHot", ["i", "d", "values"], ["y"])]
-    session = session_of(nodes, {"x": (T.DOUBLE, []), "i": (T.INT64, ["n"])}, ["y"], {"zero": np.array([0]), "off": np.array([0.5])})
+             helper.make_node("Concat", ["off", "d1"], ["values"], axis=0),
+             helper.make_node("OneHot", ["i", "d", "values"], ["y"])]
+    session = session_of(nodes, {"x": (T.DOUBLE, []), "i": (T.INT64, ["n"])}, ["y"],
+                         {"zero": np.array([0]), "off": np.array([0.5])})
     inputs = [torch.tensor(2.0, dtype=torch.float64), torch.tensor([0, 3, 1])]
     outputs, run = session.forward(inputs, b"\1\0")
     assert outputs[0].shape == (3, 4) and float(outputs[0][1, 3]) == 4.0

@@ -42,7 +42,8 @@ def test_what_has_no_body_stays_to_be_named():
 CASES = [
     ("y = Celu<alpha = 1.5>(x)", "Celu", lambda x: torch.celu(x, 1.5)),
     ("y = Celu(x)", "Celu", torch.celu),
-    ("y = Shrink<lambd = 0.4, bias = 0.1>(x)", "Shrink", lambda x: torch.where(x < -0.4, x + 0.1, torch.where(x > 0.4, x - 0.1, x * 0))),
+    ("y = Shrink<lambd = 0.4, bias = 0.1>(x)", "Shrink",
+     lambda x: torch.where(x < -0.4, x + 0.1, torch.where(x > 0.4, x - 0.1, x * 0))),
     ("y = ThresholdedRelu<alpha = 0.3>(x)", "ThresholdedRelu", lambda x: torch.where(x > 0.3, x, x * 0)),
     ("y = Mish(x)", "Mish", torch.nn.functional.mish),
     ("y = Softsign(x)", "Softsign", torch.nn.functional.softsign),
@@ -110,4 +111,5 @@ def test_absent_inputs_reach_the_body():
     x, w, past = (randn(*shape).float() for shape in ((2, 4, 8), (4, 1, 4), (2, 4, 3)))
     (y, present), _ = session.forward([x, w, past], bytes(3))
     all_ = torch.cat([past, x], -1)
-    assert torch.allclose(y, torch.nn.functional.conv1d(all_, w, groups=4), atol=1e-5) and torch.equal(present, all_[..., -3:])
+    assert (torch.allclose(y, torch.nn.functional.conv1d(all_, w, groups=4), atol=1e-5)
+            and torch.equal(present, all_[..., -3:]))

@@ -152,7 +152,8 @@ def test_inputs_and_outputs_of_the_backend():
     assert not has and has_list and np.array_equal(total, np.concatenate([a, b, x]))
     longer, has, has_list, total = rep.run({"s": [], "o": a, "p": None, "x": x})
     assert len(longer) == 1 and has and not has_list and np.array_equal(total, -x)
-    for wrong, match in (([a, None, None, x], "'s' holds a sequence"), ([None, None, None, x], "'s' is a sequence, None"),
+    for wrong, match in (([a, None, None, x], "'s' holds a sequence"),
+                         ([None, None, None, x], "'s' is a sequence, None"),
                          ([[a], [a], None, x], "'o' holds a tensor"), ([[a], None, None, [x]], "'x' is a tensor")):
         with pytest.raises(TypeError, match=match):
             rep.run(wrong)

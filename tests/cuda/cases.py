@@ -1,13 +1,16 @@
-"""Every operator case of tests/ops on a device against the CPU; run as a script, so that it can be run under a sanitizer.
+"""Every operator case of tests/ops on a device against the CPU; run as a script, so that it can be run under a
+sanitizer.
 
     python tests/cuda/cases.py PLUGIN DEVICE [part/parts]
 
 PLUGIN "" is the CUDA one beside the extension.
 
-Operators that the device has no kernel for are tried as well, until one of their cases passes: many are built from others.
+Operators that the device has no kernel for are tried as well, until one of their cases passes: many are built from
+others.
 
-Prints one JSON object: `ran`, the kernels of the device that a passing case used, as "Op:kernel"; `passed`; `refused`, reasons
-by case; `built`, per operator without a kernel whether a case passed; `failed`, a list of (case, message). A case is refused where the device lacks an operator: by name, which is checked.
+Prints one JSON object: `ran`, the kernels of the device that a passing case used, as "Op:kernel"; `passed`; `refused`,
+reasons by case; `built`, per operator without a kernel whether a case passed; `failed`, a list of (case, message). A
+case is refused where the device lacks an operator: by name, which is checked.
 """
 
 from __future__ import annotations
@@ -86,7 +89,8 @@ TRIALS = 12  # of one operator
 
 
 def built(case: Case, device: str, report: dict) -> bool:
-    """Whether the device runs a case of an operator that it has no kernel for, by kernels of others: what is folded away needs none. A
+    """Whether the device runs a case of an operator that it has no kernel for, by kernels of others: what is folded
+    away needs none. A
     difference is a failure."""
     try:
         return bool(compare(case, harness._arrays(case, case.dtypes[0]), device))
@@ -113,7 +117,8 @@ def main(plugin: str, device: str, part: str = "0/1") -> None:
             continue
         if zlib.crc32(str(case).encode()) % parts != index:
             continue
-        for dtype in case.dtypes if any(isinstance(i, harness.R) and i.is_float for i in case.inputs) else case.dtypes[:1]:
+        for dtype in case.dtypes if any(isinstance(i, harness.R) and i.is_float
+                                        for i in case.inputs) else case.dtypes[:1]:
             what = f"{case} {np.dtype(dtype)}"
             print(what, file=sys.stderr, flush=True)
             try:

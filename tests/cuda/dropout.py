@@ -1,4 +1,5 @@
-"""Dropout by the numbers of torch's CUDA kernel, against that kernel written down again in NumPy; on a GPU against torch itself.
+"""Dropout by the numbers of torch's CUDA kernel, against that kernel written down again in NumPy; on a GPU against
+torch itself.
 
     python tests/cuda/dropout.py PLUGIN DEVICE
 
@@ -18,6 +19,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 import numpy as np  # noqa: E402
 import onnx  # noqa: E402
 import torch  # noqa: E402
+from checks import run_checks  # noqa: E402
 
 import onnxtrain  # noqa: E402
 from onnxtrain import _C  # noqa: E402
@@ -60,13 +62,16 @@ def on_gpu() -> bool:
 
 
 def philox(counter: list[np.ndarray], key: tuple[int, int]) -> list[np.ndarray]:
-    """Philox4x32-10 of Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011; words as uint64 arrays."""
+    """Philox4x32-10 of Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011;
+    words as uint64 arrays.
+    """
     low = np.uint64(0xFFFFFFFF)
     c = [np.asarray(word, dtype=np.uint64) for word in counter]
     k = [key[0], key[1]]
     for _ in range(10):
         left, right = c[0] * np.uint64(0xD2511F53), c[2] * np.uint64(0xCD9E8D57)
-        c = [(right >> np.uint64(32)) ^ c[1] ^ np.uint64(k[0]), right & low, (left >> np.uint64(32)) ^ c[3] ^ np.uint64(k[1]), left & low]
+        c = [(right >> np.uint64(32)) ^ c[1] ^ np.uint64(k[0]), right & low,
+             (left >> np.uint64(32)) ^ c[3] ^ np.uint64(k[1]), left & low]
         k = [(k[0] + 0x9E3779B9) & 0xFFFFFFFF, (k[1] + 0xBB67AE85) & 0xFFFFFFFF]
     return c
 
@@ -76,7 +81,8 @@ def known_answers() -> None:
     for counter, key, want in (
             ([0] * 4, (0, 0), "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
             ([0xFFFFFFFF] * 4, (0xFFFFFFFF,) * 2, "408f276d 41c83b0e a20bc7c6 6d5451fd"),
-            ([0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344], (0xA4093822, 0x299F31D0), "d16cfe09 94fdcceb 5001e420 24126ea1")):
+            ([0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344], (0xA4093822, 0x299F31D0),
+             "d16cfe09 94fdcceb 5001e420 24126ea1")):
         got = " ".join(f"{int(word):08x}" for word in philox(counter, key))
         assert got == want, (got, want)
 
@@ -90,14 +96,18 @@ class Threads:
     def uniform4(self) -> np.ndarray:
         """(4, threads) of float32 in (0, 1]."""
         zero = np.zeros_like(self.subsequence)
-        words = philox([zero + np.uint64(self.block & 0xFFFFFFFF), zero + np.uint64(self.block >> 32), self.subsequence, zero],
+        words = philox([zero + np.uint64(self.block & 0xFFFFFFFF), zero + np.uint64(self.block >> 32),
+                        self.subsequence, zero],
                        (self.seed & 0xFFFFFFFF, self.seed >> 32))
         self.block += 1
-        return np.stack([word.astype(np.uint32).astype(np.float32) * np.float32(2**-32) + np.float32(2**-33) for word in words])
+        return np.stack([word.astype(np.uint32).astype(np.float32) * np.float32(2**-32) + np.float32(2**-33)
+                         for word in words])
 
 
 def eager(n: int, dtype: torch.dtype, p: float, seed: int, offset: int, blocks: int) -> tuple[np.ndarray, int]:
-    """Which of n elements torch.native_dropout keeps, and the generator's offset behind it: a loop as its threads run it."""
+    """Which of n elements torch.native_dropout keeps, and the generator's offset behind it:
+    a loop as its threads run it.
+    """
     grid = min(blocks, (n + 255) // 256)
     threads = grid * 256
     state = Threads(threads, seed, offset)
@@ -161,7 +171,8 @@ def wanted(x: torch.Tensor, p: float, seed: int, offset: int) -> tuple[torch.Ten
 
 def same_numbers() -> None:
     """Every vector width, tails, more rounds than one, ratios that float32 cannot hold."""
-    shapes = {torch.float32: [[4], [3, 5], [2, 3, 7], [1024], [61, 100], [5001]], torch.float16: [[8, 600], [12, 3], [4, 2001], [7, 7]],
+    shapes = {torch.float32: [[4], [3, 5], [2, 3, 7], [1024], [61, 100], [5001]],
+              torch.float16: [[8, 600], [12, 3], [4, 2001], [7, 7]],
               torch.bfloat16: [[16, 512], [50, 9], [3, 4099]], torch.float64: [[6, 700], [33, 31]]}
     for case, (dtype, shape) in enumerate((d, s) for d, all_of in shapes.items() for s in all_of):
         p = (0.1, 0.3, 0.5, 0.9)[case % 4]
@@ -184,7 +195,9 @@ CHAIN = """g (float[64, 40] x, float[40] b) => (float[64, 40] y, float[64, 40] z
 
 
 def in_order() -> None:
-    """Two nodes of one program, in groups with their neighbours: the second begins where the first has ended; step after step."""
+    """Two nodes of one program, in groups with their neighbours: the second begins where the first has ended;
+    step after step.
+    """
     made = session(CHAIN)
     torch.manual_seed(0)
     x, b = place(torch.randn(64, 40)), place(torch.randn(40))
@@ -196,7 +209,8 @@ def in_order() -> None:
         d, _, at = wanted(y, 0.5, 99, at)
         outputs, run = made.forward([x, b], b"\x01\x01", given)
         backward(run, [x, b], outputs, [torch.ones_like(x)] * 2)
-        assert torch.allclose(outputs[0], y, rtol=1e-5, atol=1e-6) and torch.allclose(outputs[1], d * x, rtol=1e-5, atol=1e-5), step
+        assert torch.allclose(outputs[0], y, rtol=1e-5, atol=1e-6), step
+        assert torch.allclose(outputs[1], d * x, rtol=1e-5, atol=1e-5), step
         assert given.get_offset() == at, step
     assert made.graphs()[0][1] and made.graphs()[0][2] > 1, made.graphs()
 
@@ -207,8 +221,9 @@ def compiled() -> None:
         return
     folder = ROOT / "cuda"
     log = Path(f"/tmp/ont_compiled_{os.getpid()}")
-    os.environ["ONT_EMULATE_JIT"] = (f"echo x >> {log} && c++ -std=c++17 -O1 -fPIC -shared -DONT_EMULATE -ffp-contract=off -fvisibility=hidden "
-                                     f"-I{folder} -I{ROOT}/csrc -x c++ -o %s %s {folder}/emulate/emulate.cc -lpthread")
+    os.environ["ONT_EMULATE_JIT"] = (f"echo x >> {log} && c++ -std=c++17 -O1 -fPIC -shared -DONT_EMULATE "
+                                     f"-ffp-contract=off -fvisibility=hidden -I{folder} -I{ROOT}/csrc -x c++ -o %s %s "
+                                     f"{folder}/emulate/emulate.cc -lpthread")
     try:
         in_order()
         before = len(log.read_text().splitlines())
@@ -244,7 +259,9 @@ def masks() -> None:
 
 
 def own_numbers() -> None:
-    """Where contents decide about the graph, and in attention, the numbers are ours: other ones at each step, by the generator."""
+    """Where contents decide about the graph, and in attention, the numbers are ours: other ones at each step,
+    by the generator.
+    """
     made = session("""g (float[40, 30] x) => (int64[N] y, float s) <float p = {0.5}, bool t = {1}, int64 zero = {0}, int64 one = {1}> {
         a = Dropout(x, p, t)  s = ReduceSum <keepdims = 0> (a)  n = Cast <to = 7> (s)  y = Range(zero, n, one) }""")
     x, given = place(torch.full((40, 30), 0.5)), generator(7, 0)  # what is kept counts one
@@ -259,7 +276,8 @@ def own_numbers() -> None:
         d = Dropout(r, p, t)  o = MatMul(d, v) }"""
     attention = session(text)
     tensors = [place(torch.randn(2, 2, 40, 16)) for _ in range(3)]
-    results = [attention.forward(tensors, b"\x00" * 3, given)[0][0] for given in (generator(1, 0), generator(1, 0), generator(1, 4))]
+    results = [attention.forward(tensors, b"\x00" * 3, given)[0][0]
+               for given in (generator(1, 0), generator(1, 0), generator(1, 4))]
     assert torch.equal(results[0], results[1]) and not torch.allclose(results[0], results[2])
     assert any(op == "FusedAttention" for _, op, *_ in attention.timeline())
 
@@ -268,7 +286,8 @@ def modules() -> None:
     """ORTModule on a GPU: a model's dropout is eager's, forward and backward, and so is what torch draws behind it."""
     if not on_gpu():
         return
-    layers = [torch.nn.Linear(64, 128), torch.nn.Dropout(0.1), torch.nn.Tanh(), torch.nn.Dropout(0.3), torch.nn.Linear(128, 8)]
+    layers = [torch.nn.Linear(64, 128), torch.nn.Dropout(0.1), torch.nn.Tanh(), torch.nn.Dropout(0.3),
+              torch.nn.Linear(128, 8)]
     model, x = torch.nn.Sequential(*layers).to(DEVICE), torch.randn(96, 64, device=DEVICE)
     found = []
     for module in (model, onnxtrain.ORTModule(model)):
@@ -290,16 +309,8 @@ def main(plugin: str, device: str) -> None:
     global DEVICE
     DEVICE = device
     _C.open_plugin(plugin or None)
-    report: dict = {"passed": 0, "failed": []}
-    for check in CHECKS:
-        print(check.__name__, file=sys.stderr, flush=True)
-        try:
-            _C.set_timing(check is own_numbers)  # steps that are timed are not replayed
-            check()
-            report["passed"] += 1
-        except Exception as error:  # noqa: BLE001 - reported
-            report["failed"].append((check.__name__, f"{type(error).__name__}: {error}"[:1000]))
-    print(json.dumps(report))
+    # Steps that are timed are not replayed.
+    print(json.dumps(run_checks(CHECKS, lambda check: _C.set_timing(check is own_numbers))))
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
     python tests/cuda/flash.py PLUGIN DEVICE
 
-Every comparison of that file's cases is between the nodes one by one on the CPU and FusedAttention on the device. Prints one JSON object
-as cases.py does.
+Every comparison of that file's cases is between the nodes one by one on the CPU and FusedAttention on the device.
+Prints one JSON object as cases.py does.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ PLUGIN, DEVICE = "", "cpu"
 USED: set[str] = set()
 REPORT: dict = {"ran": [], "passed": 0, "failed": []}
 # Of the CPU's kernels, or of when the CPU does not fuse; the last ones are long, and here with fewer columns.
-LEFT_OUT = ("test_kernels_agree", "test_narrow_floats[7", "test_narrow_floats[2048", "test_memory_does_not", "test_few_heads_are_split", "test_many_blocks",
+LEFT_OUT = ("test_kernels_agree", "test_narrow_floats[7", "test_narrow_floats[2048", "test_memory_does_not",
+            "test_few_heads_are_split", "test_many_blocks",
             "test_against_torch", "[300-")
 disable_passes, disabled = _C.disable_passes, []
 
@@ -47,7 +48,8 @@ def step(model: bytes, tensors: list, wants: list, seed: int = 11) -> tuple[list
     if run is not None:
         saved = [given[i] for i in run.saved_inputs] + [outputs[i] for i in run.saved_outputs]
         torch.manual_seed(5)
-        grads = list(run.backward(saved, [torch.randn(y.shape, dtype=torch.float64).to(y.dtype).to(place) for y in outputs]))
+        grads = list(run.backward(saved, [torch.randn(y.shape, dtype=torch.float64).to(y.dtype).to(place)
+                                          for y in outputs]))
     if device == DEVICE:
         USED.update(f"{op}:{kernel}" for _, op, kernel, *_ in session.timeline())
     return [y.cpu() for y in outputs], [None if g is None else g.cpu() for g in grads], session.text("program")
@@ -82,7 +84,8 @@ def cases_of_the_graph() -> None:
 
     graphs.step, graphs.compare, _C.disable_passes = step, fewer, remember
     file = Path(graphs.__file__)
-    status = pytest.main(["-q", "-p", "no:cacheprovider", "--no-header", "-o", "addopts=", str(file)], plugins=[results])
+    status = pytest.main(["-q", "-p", "no:cacheprovider", "--no-header", "-o", "addopts=", str(file)],
+                         plugins=[results])
     assert status in (0, 1), status
 
 
@@ -97,24 +100,28 @@ TENSOR_CORES = [
 ]
 
 
-def tensor_cores(dtype: torch.dtype, rows: int, columns: int, heads: int, kv: int, size: int, v_size: int, what: str) -> None:
+def tensor_cores(dtype: torch.dtype, rows: int, columns: int, heads: int, kv: int, size: int, v_size: int,
+                 what: str) -> None:
     """Numbers of the device's 16-bit kernels, beside those of float64 on the CPU from the same 16-bit operands."""
     torch.manual_seed(0)
     results = []
-    operands = [torch.randn(2, h, n, d).to(dtype) for h, n, d in ((heads, rows, size), (kv, columns, size), (kv, columns, v_size))]
+    operands = [torch.randn(2, h, n, d).to(dtype) for h, n, d in ((heads, rows, size), (kv, columns, size),
+                                                                  (kv, columns, v_size))]
     mask, hidden = torch.randn(heads, rows, columns).to(dtype), torch.rand(2, 1, rows, columns) < 0.3
     for wide in (False, True):
         m = graphs.Model(torch.float64 if wide else dtype)
         q, k, v = (m.input(t) for t in operands)
         if kv != heads:
-            k, v = (m("Reshape", m("Expand", m("Unsqueeze", t, m.ints(2)), m.ints(2, kv, heads // kv, columns, d)), m.ints(2, heads, columns, d))
+            k, v = (m("Reshape", m("Expand", m("Unsqueeze", t, m.ints(2)), m.ints(2, kv, heads // kv, columns, d)),
+                      m.ints(2, heads, columns, d))
                     for t, d in ((k, size), (v, v_size)))
         factor = m.constant(size**-0.5, torch.float64 if wide else torch.float32)
         s = m("MatMul", q, m("Transpose", k, perm=[0, 1, 3, 2]))
         s = m("Mul", s, factor if wide else m("Cast", factor, to=graphs.TYPES[dtype]))
         if "causal" in what:
             seen = torch.ones(rows, columns, dtype=torch.bool).tril(columns - rows)
-            s = m("Where", m.constant(seen, torch.bool), s, m("Cast", m.constant(float("-inf"), torch.float32), to=graphs.TYPES[m.dtype]))
+            s = m("Where", m.constant(seen, torch.bool), s,
+                  m("Cast", m.constant(float("-inf"), torch.float32), to=graphs.TYPES[m.dtype]))
         if "mask" in what:
             s = m("Add", s, m.input(mask))
         if "where" in what:

@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
-# Everything of cuda/ on a GPU, in one command or part by part, each part within ten minutes: the build, operators, programs with CUDA
-# graphs, dropout against torch's, whole models, optimizers and attention, the same under compute-sanitizer, the benchmark with its goals.
-# Needs a CUDA build of torch in $PYTHON's environment, nvcc, and compute-sanitizer (of the CUDA toolkit).
+# Everything of cuda/ on a GPU, in one command or part by part, each part within ten minutes: the build, operators,
+# programs with CUDA graphs, dropout against torch's, whole models, optimizers and attention, the same under
+# compute-sanitizer, the benchmark with its goals. Needs a CUDA build of torch in $PYTHON's environment, nvcc, and
+# compute-sanitizer (of the CUDA toolkit).
 #
 #     PYTHON=python bash tests/cuda/gpu.sh [--quick] [PART...]       quick: an eighth of the operators under each sanitizer
 #
-# Parts, all by default: build check memcheck racecheck synccheck bench. The others build where there is nothing built. LIMIT: seconds
-# that one script may take (500). OUT: a folder for what is printed, part by part, so that a run that is cut off has left what it found.
+# Parts, all by default: build check memcheck racecheck synccheck bench. The others build where there is nothing built.
+# LIMIT: seconds that one script may take (500). OUT: a folder for what is printed, part by part, so that a run that is
+# cut off has left what it found.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 python=${PYTHON:-python}

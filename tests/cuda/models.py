@@ -1,10 +1,11 @@
-"""Training steps of whole models on a device against the CPU: MLP, CNN, ResNet, GPT-2, BERT, Llama-style and the sample, small.
+"""Training steps of whole models on a device against the CPU: MLP, CNN, ResNet, GPT-2, BERT, Llama-style and the
+sample, small.
 
     python tests/cuda/models.py PLUGIN DEVICE ["NAME,NAME bf16,..."]
 
-Each is exported as ORTModule exports it and trained for steps on both, with and without bfloat16 autocast where that is how it is
-used; outputs and parameters must agree. Prints one JSON object as cases.py does, and `nodes`, per model: how many steps its
-programs have and which operators.
+Each is exported as ORTModule exports it and trained for steps on both, with and without bfloat16 autocast where that is
+how it is used; outputs and parameters must agree. Prints one JSON object as cases.py does, and `nodes`, per model: how
+many steps its programs have and which operators.
 """
 
 from __future__ import annotations
@@ -42,15 +43,16 @@ def mlp() -> Model:
 
 
 def cnn() -> Model:
-    return images(nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 6, 3), nn.ReLU(), nn.MaxPool2d(2),
-                                nn.Flatten(), nn.Linear(24, 16), nn.ReLU(), nn.Linear(16, 10)), 3, 1, 8, 8)
+    return images(nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 6, 3), nn.ReLU(),
+                                nn.MaxPool2d(2), nn.Flatten(), nn.Linear(24, 16), nn.ReLU(), nn.Linear(16, 10)), 3, 1,
+                  8, 8)
 
 
 def resnet() -> Model:
     """ResNet-18's stem, a plain block, one that halves, and its head."""
-    return images(nn.Sequential(nn.Conv2d(3, 4, 7, 2, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(3, 2, 1),
-                                workloads.Residual(4, 4, 1), workloads.Residual(4, 6, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
-                                nn.Linear(6, 10)), 2, 3, 16, 16)
+    return images(nn.Sequential(nn.Conv2d(3, 4, 7, 2, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(),
+                                nn.MaxPool2d(3, 2, 1), workloads.Residual(4, 4, 1), workloads.Residual(4, 6, 2),
+                                nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 10)), 2, 3, 16, 16)
 
 
 def task(name: str) -> Callable[[], Model]:
@@ -69,10 +71,12 @@ def task(name: str) -> Callable[[], Model]:
 
 
 MODELS = {"mlp": mlp, "cnn": cnn, "resnet": resnet, **{name: task(name) for name in bench.TASKS}}
-EVERY = [*MODELS, *(f"{name} bf16" for name in ("resnet", "gpt2", "bert", "llama"))]  # these under bfloat16 autocast as well
+# These under bfloat16 autocast as well.
+EVERY = [*MODELS, *(f"{name} bf16" for name in ("resnet", "gpt2", "bert", "llama"))]
 
 
-def train(model: nn.Module, batch: tuple[torch.Tensor, ...], loss: Callable[..., torch.Tensor], half: bool) -> tuple[list, list]:
+def train(model: nn.Module, batch: tuple[torch.Tensor, ...], loss: Callable[..., torch.Tensor],
+          half: bool) -> tuple[list, list]:
     """Losses and parameters of two steps; under autocast of one, since roundings differ more after each."""
     optimizer, losses = torch.optim.SGD(model.parameters(), 0.05), []
     for _ in range(1 if half else 2):
@@ -82,7 +86,8 @@ def train(model: nn.Module, batch: tuple[torch.Tensor, ...], loss: Callable[...,
         value.backward()
         optimizer.step()
         losses.append(value.item())
-    return losses, [p.detach().cpu() for p in [*model.parameters(), *(b for b in model.buffers() if b.is_floating_point())]]
+    return losses, [p.detach().cpu()
+                    for p in [*model.parameters(), *(b for b in model.buffers() if b.is_floating_point())]]
 
 
 def compare(name: str, half: bool, device: str) -> tuple[set[str], dict[str, int]]:
@@ -99,8 +104,10 @@ def compare(name: str, half: bool, device: str) -> tuple[set[str], dict[str, int
     tol = 3e-2 if half else 2e-4
     assert max(abs(a - b) for a, b in zip(losses, got_losses, strict=True)) < tol, (losses, got_losses)
     for k, (a, b) in enumerate(zip(want, got, strict=True)):
-        assert (a - b).abs().max().item() <= tol * max(1.0, a.abs().max().item()), f"parameter {k}: {(a - b).abs().max().item()}"
-    steps = [(op, kernel) for programs in model._programs.values() for program in programs for session in program.sessions
+        far = (a - b).abs().max().item()
+        assert far <= tol * max(1.0, a.abs().max().item()), f"parameter {k}: {far}"
+    steps = [(op, kernel) for programs in model._programs.values() for program in programs
+             for session in program.sessions
              for _, op, kernel, *_ in session.timeline()]
     if name == "gpt2":  # its GELU is in the products, both ways
         assert {"GeluMatMul", "GeluMatMulGrad"} <= {op for op, _ in steps}, sorted({op for op, _ in steps})

@@ -19,6 +19,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "optim")]
 
 import test_fp16_optimizer  # noqa: E402
 import torch  # noqa: E402
+from checks import refusal, run_checks  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 import onnxtrain  # noqa: E402
@@ -34,16 +35,19 @@ PLACE = DEVICE = "cpu"
 
 
 class Entry(ctypes.Structure):
-    _fields_ = [("param", ctypes.c_void_p), ("grad", ctypes.c_void_p), ("state", ctypes.c_void_p * 3), ("master", ctypes.c_void_p),
-                ("step", ctypes.c_void_p), ("count", ctypes.c_int64), ("param_dtype", ctypes.c_int32), ("grad_dtype", ctypes.c_int32),
+    _fields_ = [("param", ctypes.c_void_p), ("grad", ctypes.c_void_p), ("state", ctypes.c_void_p * 3),
+                ("master", ctypes.c_void_p), ("step", ctypes.c_void_p), ("count", ctypes.c_int64),
+                ("param_dtype", ctypes.c_int32), ("grad_dtype", ctypes.c_int32),
                 ("state_dtype", ctypes.c_int32), ("fresh", ctypes.c_int32), ("first_chunk", ctypes.c_int64)]
 
 
 class Job(ctypes.Structure):
-    _fields_ = [("tensors", ctypes.c_void_p), ("chunk_tensor", ctypes.c_void_p), ("n_tensors", ctypes.c_int64), ("n_chunks", ctypes.c_int64),
-                ("rule", ctypes.c_int32), ("maximize", ctypes.c_int32), ("hyper", ctypes.c_double * 12), ("max_norm", ctypes.c_double),
-                ("found_inf", ctypes.c_void_p), ("inv_scale", ctypes.c_void_p), ("norm", ctypes.c_void_p), ("work", ctypes.c_void_p),
-                ("factor", ctypes.c_void_p), ("lr", ctypes.c_void_p), ("wide_out", ctypes.c_void_p), ("all_narrow", ctypes.c_int32)]
+    _fields_ = [("tensors", ctypes.c_void_p), ("chunk_tensor", ctypes.c_void_p), ("n_tensors", ctypes.c_int64),
+                ("n_chunks", ctypes.c_int64), ("rule", ctypes.c_int32), ("maximize", ctypes.c_int32),
+                ("hyper", ctypes.c_double * 12), ("max_norm", ctypes.c_double),
+                ("found_inf", ctypes.c_void_p), ("inv_scale", ctypes.c_void_p), ("norm", ctypes.c_void_p),
+                ("work", ctypes.c_void_p), ("factor", ctypes.c_void_p), ("lr", ctypes.c_void_p),
+                ("wide_out", ctypes.c_void_p), ("all_narrow", ctypes.c_int32)]
 
 
 class Engine:
@@ -64,8 +68,9 @@ class Engine:
             pointers = [s.data_ptr() for s in self.states[k]] + [None] * (3 - len(self.states[k]))
             master = self.masters[k]
             entries[k] = Entry(param.data_ptr(), grad.data_ptr(), (ctypes.c_void_p * 3)(*pointers),
-                               None if master is None else master.data_ptr(), self.steps[k].data_ptr(), param.numel(), NUMBER[param.dtype],
-                               NUMBER[grad.dtype], NUMBER[self.states[k][0].dtype] if self.states[k] else 1, self.taken == 0, len(chunks))
+                               None if master is None else master.data_ptr(), self.steps[k].data_ptr(), param.numel(),
+                               NUMBER[param.dtype], NUMBER[grad.dtype], NUMBER[self.states[k][0].dtype]
+                               if self.states[k] else 1, self.taken == 0, len(chunks))
             chunks += [k] * -(-param.numel() // CHUNK)
         table = torch.tensor(chunks or [0], dtype=torch.int32, device=PLACE)
         rows = torch.frombuffer(bytearray(entries), dtype=torch.uint8).to(PLACE)
@@ -90,8 +95,8 @@ def gradients(step: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
     return [torch.randn(p.shape).to(PLACE, dtype) for p in tensors()]
 
 
-def against(make: Callable[[list[Tensor]], torch.optim.Optimizer], rule: int, hyper: list[float], states: int, tol: float = 2e-6,
-            clip: float = -1.0, dtype: torch.dtype = torch.float32) -> None:
+def against(make: Callable[[list[Tensor]], torch.optim.Optimizer], rule: int, hyper: list[float], states: int,
+            tol: float = 2e-6, clip: float = -1.0, dtype: torch.dtype = torch.float32) -> None:
     ours, theirs = tensors(dtype), [p.requires_grad_() for p in tensors(dtype)]
     engine, optimizer = Engine(rule, hyper, ours, states), make(theirs)
     for step in range(4):
@@ -110,9 +115,10 @@ def against(make: Callable[[list[Tensor]], torch.optim.Optimizer], rule: int, hy
 def adamw() -> None:
     for amsgrad in (False, True):
         hyper = [1e-2, 0.9, 0.99, 1e-8, 0.1, 2, 1, amsgrad]
-        against(lambda p: torch.optim.AdamW(p, 1e-2, (0.9, 0.99), 1e-8, 0.1, amsgrad=amsgrad), ADAM, hyper, 3 if amsgrad else 2)
-    against(lambda p: torch.optim.AdamW(p, 1e-2, (0.9, 0.99), 1e-8, 0.1), ADAM, [1e-2, 0.9, 0.99, 1e-8, 0.1, 2, 1, 0], 2, 1e-12,
-            dtype=torch.float64)
+        against(lambda p: torch.optim.AdamW(p, 1e-2, (0.9, 0.99), 1e-8, 0.1, amsgrad=amsgrad), ADAM, hyper,
+                3 if amsgrad else 2)
+    against(lambda p: torch.optim.AdamW(p, 1e-2, (0.9, 0.99), 1e-8, 0.1), ADAM, [1e-2, 0.9, 0.99, 1e-8, 0.1, 2, 1, 0],
+            2, 1e-12, dtype=torch.float64)
 
 
 def adam_l2() -> None:
@@ -121,7 +127,8 @@ def adam_l2() -> None:
 
 def sgd() -> None:
     for momentum, dampening, nesterov in ((0, 0, False), (0.9, 0.1, False), (0.9, 0, True)):
-        against(lambda p: torch.optim.SGD(p, 0.1, momentum, dampening, 0.01, nesterov), SGD, [0.1, momentum, dampening, 0.01, nesterov], 1)
+        against(lambda p: torch.optim.SGD(p, 0.1, momentum, dampening, 0.01, nesterov), SGD,
+                [0.1, momentum, dampening, 0.01, nesterov], 1)
 
 
 def adagrad() -> None:
@@ -165,7 +172,8 @@ def unscale_and_skip() -> None:
             if bad:
                 grads[1][7] = float("inf")
             job = engine.job(grads)
-            assert LIBRARY.ont_launch_optim_unscale(ctypes.byref(job), ctypes.c_void_p(engine.found_inf.data_ptr()), None) == 0
+            assert LIBRARY.ont_launch_optim_unscale(ctypes.byref(job), ctypes.c_void_p(engine.found_inf.data_ptr()),
+                                                    None) == 0
             assert engine.found_inf.item() == bad
             assert torch.allclose(grads[0].float(), raw[0].float() / 8, rtol=1e-3, atol=1e-6)
             engine.inv_scale.fill_(1)
@@ -187,7 +195,9 @@ def with_gradients(kinds: list[torch.dtype], scale: float = 1.0) -> list[Tensor]
 
 
 def clip_grad_norm() -> None:
-    """clip_grad_norm_() outside of a step, against torch's on the same numbers, every dtype, where and where not it clips."""
+    """clip_grad_norm_() outside of a step, against torch's on the same numbers, every dtype,
+    where and where not it clips.
+    """
     _engine.device_of = lambda _: DEVICE
     used = []
     whole = _clip._lists._call
@@ -202,7 +212,8 @@ def clip_grad_norm() -> None:
                     w.grad = w.detach().clone()
                 want = torch.nn.utils.clip_grad_norm_(wide, limit)
                 got = onnxtrain.optim.clip_grad_norm_(ours, limit)
-                assert torch.allclose(got.double(), want, rtol=1e-6) and got.dtype == (torch.float64 if torch.float64 in kinds else torch.float32)
+                assert (torch.allclose(got.double(), want, rtol=1e-6)
+                        and got.dtype == (torch.float64 if torch.float64 in kinds else torch.float32))
                 for p, w in zip(ours, wide, strict=True):
                     assert close(p.grad, w.grad, p.dtype), (kinds, limit, p.dtype, p.shape)
         assert used == ["clip"] * 9, used
@@ -233,7 +244,9 @@ def clip_grad_norm() -> None:
 
 
 def recorded() -> None:
-    """On a stream that somebody records: the tensors of the call before, or a refusal; what was recorded stays valid."""
+    """On a stream that somebody records: the tensors of the call before, or a refusal;
+    what was recorded stays valid.
+    """
     _engine.device_of = lambda _: DEVICE
     params = with_gradients([torch.float32])
     grads = [p.grad for p in params]
@@ -244,13 +257,13 @@ def recorded() -> None:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             norm = clip()
-            refused = said(lambda: onnxtrain.optim.clip_grad_norm_(other, 1.0))
+            refused = refusal(lambda: onnxtrain.optim.clip_grad_norm_(other, 1.0))
         replay = graph.replay
     else:
         norm = torch.zeros((), dtype=torch.float64)
         LIBRARY.ont_emulate_capture_begin()
         _clip._lists._call(DEVICE, "clip", grads, out=norm, max_norm=1.0)
-        refused = said(lambda: onnxtrain.optim.clip_grad_norm_(other, 1.0))
+        refused = refusal(lambda: onnxtrain.optim.clip_grad_norm_(other, 1.0))
         LIBRARY.ont_emulate_capture_end.restype = ctypes.c_void_p
         graph = ctypes.c_void_p(LIBRARY.ont_emulate_capture_end())
 
@@ -266,14 +279,6 @@ def recorded() -> None:
         replay()
         assert torch.allclose(norm.double(), want, rtol=1e-6), step
         assert torch.allclose(torch.cat([g.flatten() for g in grads]).norm().double(), torch.ones_like(want), rtol=1e-4)
-
-
-def said(call: Callable[[], object]) -> str:
-    try:
-        call()
-    except _C.UnsupportedError as error:
-        return str(error)
-    return ""
 
 
 def fp16_optimizers() -> None:
@@ -296,9 +301,12 @@ def fp16_optimizers() -> None:
 
 
 def zero() -> None:
-    """What DeepSpeed's ZeRO asks for: the overflow of each dtype, the norm of each gradient, a factor that the step reads there."""
+    """What DeepSpeed's ZeRO asks for: the overflow of each dtype, the norm of each gradient,
+    a factor that the step reads there.
+    """
     _engine.device_of = lambda _: DEVICE
-    lists, grads = fp16_optimizer._Lists(), [p.grad for p in with_gradients([torch.float16, torch.float32, torch.float64])]
+    lists, grads = fp16_optimizer._Lists(), [p.grad
+                                             for p in with_gradients([torch.float16, torch.float32, torch.float64])]
     place = lists.place(grads)
     assert place == DEVICE
     sums = lists.sums(place, grads)
@@ -363,13 +371,18 @@ def close(a: Tensor, b: Tensor, dtype: torch.dtype) -> bool:
     return torch.allclose(a.double().cpu(), b.double().cpu(), rtol=tol, atol=tol, equal_nan=True)
 
 
-def pair(make: Callable[..., torch.optim.Optimizer], kinds: list[torch.dtype], **options: object) -> list[torch.optim.Optimizer]:
-    """The same optimizer on the CPU and on the device, with two groups: tensors of every kind in the first, one in the second."""
+def pair(make: Callable[..., torch.optim.Optimizer], kinds: list[torch.dtype],
+         **options: object) -> list[torch.optim.Optimizer]:
+    """The same optimizer on the CPU and on the device, with two groups: tensors of every kind in the first,
+    one in the second.
+    """
     made = []
     for where in ("cpu", PLACE):
         torch.manual_seed(3)
-        params = [torch.randn(shape).to(where, kind).requires_grad_() for kind in kinds for shape in ((5, 7), (300,), (1,), (0,))]
-        made.append(make([{"params": params}, {"params": [torch.randn(33).to(where, kinds[0]).requires_grad_()], "lr": 3e-3}], **options))
+        params = [torch.randn(shape).to(where, kind).requires_grad_() for kind in kinds
+                  for shape in ((5, 7), (300,), (1,), (0,))]
+        made.append(make([{"params": params}, {"params": [torch.randn(33).to(where, kinds[0]).requires_grad_()],
+                                               "lr": 3e-3}], **options))
     return made
 
 
@@ -405,7 +418,8 @@ def classes() -> None:
     every = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
     for name, make in MAKERS.items():
         for kinds, options in ((every, {}), ([torch.bfloat16, torch.float16], {"master_weights": True}),
-                               ([torch.float32], {"max_grad_norm": 2.0}), ([torch.float32, torch.float64], {"maximize": True})):
+                               ([torch.float32], {"max_grad_norm": 2.0}),
+                               ([torch.float32, torch.float64], {"maximize": True})):
             trajectory(pair(make, kinds, **options), f"{name} {options}")
 
 
@@ -430,7 +444,8 @@ def scaler() -> None:
         for optimizer, device in zip(optimizers, ("", DEVICE), strict=True):
             _engine.device_of = lambda _, device=device: device
             give([optimizer], 7)
-            optimizer.found_inf, optimizer.grad_scale = torch.tensor(float(bad), device=PLACE), torch.tensor(8.0, device=PLACE)
+            optimizer.found_inf = torch.tensor(float(bad), device=PLACE)
+            optimizer.grad_scale = torch.tensor(8.0, device=PLACE)
             before = [p.detach().clone() for g in optimizer.param_groups for p in g["params"]]
             optimizer.step()
             now = [p for g in optimizer.param_groups for p in g["params"]]
@@ -470,7 +485,8 @@ def refusals() -> None:
         assert torch.equal(param, before)
 
 
-CHECKS = [clip_grad_norm, recorded, fp16_optimizers, zero, classes, rates_on_the_device, scaler, saved_and_loaded, refusals, adamw, adam_l2, sgd, adagrad, lamb, lion, clip, unscale_and_skip, halves, maximize]
+CHECKS = [clip_grad_norm, recorded, fp16_optimizers, zero, classes, rates_on_the_device, scaler, saved_and_loaded,
+          refusals, adamw, adam_l2, sgd, adagrad, lamb, lion, clip, unscale_and_skip, halves, maximize]
 
 
 def main(plugin: str, device: str) -> None:
@@ -479,16 +495,7 @@ def main(plugin: str, device: str) -> None:
     DEVICE = device
     LIBRARY = ctypes.CDLL(plugin)
     PLACE = "cuda" if device.startswith("cuda") else "cpu"
-    report: dict = {"ran": [], "passed": 0, "failed": []}
-    for check in CHECKS:
-        print(check.__name__, file=sys.stderr, flush=True)
-        try:
-            with torch.no_grad():
-                check()
-            report["passed"] += 1
-        except Exception as error:  # noqa: BLE001 - reported
-            report["failed"].append((check.__name__, f"{type(error).__name__}: {error}"[:400]))
-    print(json.dumps(report))
+    print(json.dumps(run_checks(map(torch.no_grad(), CHECKS))))
 
 
 if __name__ == "__main__":

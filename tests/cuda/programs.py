@@ -1,4 +1,5 @@
-"""Whole programs on a device against the CPU: an MLP and a transformer with dropout, forward and backward, faults and probes.
+"""Whole programs on a device against the CPU: an MLP and a transformer with dropout, forward and backward, faults and
+probes.
 
     python tests/cuda/programs.py PLUGIN DEVICE
 
@@ -22,6 +23,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 import onnx  # noqa: E402
 import smoke  # noqa: E402
 import torch  # noqa: E402
+from checks import refusal, run_checks  # noqa: E402
 from onnx import TensorProto, helper  # noqa: E402
 from torch import nn  # noqa: E402
 
@@ -36,8 +38,8 @@ PLUGIN = ""
 def exported(module: nn.Module, inputs: tuple) -> tuple[bytes, list[torch.Tensor]]:
     """The module's model, weights as inputs behind its own, and the tensors to call it with."""
     buffer = io.BytesIO()
-    torch.onnx.export(module, inputs, buffer, dynamo=False, training=torch.onnx.TrainingMode.TRAINING, do_constant_folding=False,
-                      export_params=True, opset_version=17, keep_initializers_as_inputs=True)
+    torch.onnx.export(module, inputs, buffer, dynamo=False, training=torch.onnx.TrainingMode.TRAINING,
+                      do_constant_folding=False, export_params=True, opset_version=17, keep_initializers_as_inputs=True)
     model = onnx.load_model_from_string(buffer.getvalue())
     state = dict(module.named_parameters()) | dict(module.named_buffers())
     names = [i.name for i in model.graph.initializer if i.name in state]
@@ -50,7 +52,8 @@ def exported(module: nn.Module, inputs: tuple) -> tuple[bytes, list[torch.Tensor
     return model.SerializeToString(), [*inputs, *(state[n].detach() for n in names)]
 
 
-def step(model: bytes, tensors: list[torch.Tensor], device: str, seed: int, mask: bytes | None = None) -> tuple[list, list, set[str]]:
+def step(model: bytes, tensors: list[torch.Tensor], device: str, seed: int,
+         mask: bytes | None = None) -> tuple[list, list, set[str]]:
     """Outputs and gradients of one step, and the kernels it used."""
     session = _C.Session(model, 16, device)
     tensors = [t.to(place(device)) for t in tensors]
@@ -75,14 +78,16 @@ def operators(session: _C.Session) -> set[tuple[str, str]]:
     return {(op, kernel) for _, op, kernel, *_ in session.timeline()}
 
 
-def agree(model: bytes, tensors: list[torch.Tensor], tol: float = 2e-5, seed: int = 3, mask: bytes | None = None) -> set[str]:
+def agree(model: bytes, tensors: list[torch.Tensor], tol: float = 2e-5, seed: int = 3,
+          mask: bytes | None = None) -> set[str]:
     want, got = step(model, tensors, "cpu", seed, mask), step(model, tensors, DEVICE, seed, mask)
     for kind in (0, 1):
         for k, (a, b) in enumerate(zip(want[kind], got[kind], strict=True)):
             assert (a is None) == (b is None)
             if a is not None:
                 worst = (a.double() - b.double()).abs().max().item() if a.numel() else 0.0
-                assert worst <= tol * max(1.0, a.double().abs().max().item()), f"{('output', 'gradient')[kind]} {k}: {worst}"
+                assert worst <= tol * max(1.0,
+                                          a.double().abs().max().item()), f"{('output', 'gradient')[kind]} {k}: {worst}"
     return got[2]
 
 
@@ -98,7 +103,8 @@ def mlp_halves() -> set[str]:
             g (TYPE[8, 20] x, TYPE[20, 12] w, TYPE[12] b) => (TYPE[8, 12] z) { y = Gemm(x, w, b) t = Tanh(y) s = Sigmoid(t) z = Softmax(s) }
             '''.replace("TYPE", {torch.float16: "float16", torch.bfloat16: "bfloat16"}[dtype]))
         torch.manual_seed(0)
-        used |= agree(model.SerializeToString(), [t.to(dtype) for t in (torch.randn(8, 20), torch.randn(20, 12), torch.randn(12))], 3e-2)
+        used |= agree(model.SerializeToString(),
+                      [t.to(dtype) for t in (torch.randn(8, 20), torch.randn(20, 12), torch.randn(12))], 3e-2)
     return used
 
 
@@ -114,13 +120,17 @@ VISION = """<ir_version: 10, opset_import: ["" : 17]>
 
 
 def vision() -> set[str]:
-    """A convolutional network in all float dtypes: statistics of 16-bit images are float32, and nothing is widened on the way."""
+    """A convolutional network in all float dtypes: statistics of 16-bit images are float32,
+    and nothing is widened on the way.
+    """
     used: set[str] = set()
-    for dtype, name, tol in ((torch.float32, "float", 2e-5), (torch.float16, "float16", 1e-2), (torch.bfloat16, "bfloat16", 6e-2)):
+    for dtype, name, tol in ((torch.float32, "float", 2e-5), (torch.float16, "float16", 1e-2),
+                             (torch.bfloat16, "bfloat16", 6e-2)):
         torch.manual_seed(0)
         text = onnx.parser.parse_model(VISION.replace("TYPE", name)).SerializeToString()
         images = [torch.randn(2, 3, 9, 8), torch.randn(4, 3, 3, 3) / 5, torch.randn(4)]
-        tensors = [t.to(dtype) for t in images] + [torch.rand(4) + 0.5, torch.randn(4), torch.randn(4), torch.rand(4) + 0.5]
+        tensors = [t.to(dtype) for t in images] + [torch.rand(4) + 0.5, torch.randn(4), torch.randn(4),
+                                                   torch.rand(4) + 0.5]
         model = _C.Session(text, 16, DEVICE)
         mask = bytes([1, 1, 1, 1, 1, 0, 0])
         used |= agree(text, tensors, tol, mask=mask)
@@ -156,12 +166,15 @@ LINEAR = """<ir_version: 10, opset_import: ["" : 20]> g (TYPE[2, 4, 12] x, TYPE[
 
 
 def gelu_epilogues() -> set[str]:
-    """A linear layer with GELU: forward with what the gradient reads, without it, and the gradient with the bias'. The other form
+    """A linear layer with GELU: forward with what the gradient reads, without it, and the gradient with the bias'. The
+    other form
     of GELU and rows that the library does not take stay apart."""
     used: set[str] = set()
-    for dtype, name, tol in ((torch.float32, "float", 2e-5), (torch.float16, "float16", 4e-3), (torch.bfloat16, "bfloat16", 3e-2)):
+    for dtype, name, tol in ((torch.float32, "float", 2e-5), (torch.float16, "float16", 4e-3),
+                             (torch.bfloat16, "bfloat16", 3e-2)):
         torch.manual_seed(0)
-        tensors = [t.to(dtype) for t in (torch.randn(2, 4, 12), torch.randn(12, 16) / 3, torch.randn(16), torch.randn(16, 12) / 4)]
+        tensors = [t.to(dtype) for t in (torch.randn(2, 4, 12), torch.randn(12, 16) / 3, torch.randn(16),
+                                         torch.randn(16, 12) / 4)]
         text = LINEAR.replace("TYPE", name)
         names = agree(onnx.parser.parse_model(text.replace("FORM", "tanh")).SerializeToString(), tensors, tol)
         assert {"GeluMatMul:cuda_gelu_matmul", "GeluMatMulGrad:cuda_gelu_matmul"} <= names, names
@@ -188,7 +201,9 @@ def loss() -> set[str]:
 def fault() -> set[str]:
     """An index out of range is an IndexError that names operator, value and position; the session goes on."""
     node = helper.make_node("Gather", ["x", "i"], ["y"], name="lookup")
-    graph = helper.make_graph([node], "g", [helper.make_tensor_value_info("x", 1, (5, 3)), helper.make_tensor_value_info("i", 7, (4,))],
+    graph = helper.make_graph([node], "g",
+                              [helper.make_tensor_value_info("x", 1, (5, 3)),
+                               helper.make_tensor_value_info("i", 7, (4,))],
                               [onnx.ValueInfoProto(name="y")])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8).SerializeToString()
     session, x = _C.Session(model, 16, DEVICE), torch.randn(5, 3, device=place(DEVICE))
@@ -198,7 +213,8 @@ def fault() -> set[str]:
             torch.cuda.synchronize()
             session.forward([x, torch.tensor([0, 1, 2, 2], device=x.device)], b"\0\0")
     except IndexError as error:
-        assert "Gather 'lookup'" in str(error) and "index 9 at position 2" in str(error) and "5 entries" in str(error), str(error)
+        assert ("Gather 'lookup'" in str(error) and "index 9 at position 2" in str(error)
+                and "5 entries" in str(error)), str(error)
     else:
         raise AssertionError("an index out of range passed")
     (y,), _ = session.forward([x, torch.tensor([0, 1, -1, 2], device=x.device)], b"\0\0")
@@ -207,7 +223,9 @@ def fault() -> set[str]:
 
 
 def rare() -> set[str]:
-    """What the operators' own cases fold away or do not have: a Range that is too long to be folded, and a cast of a kind that no group has."""
+    """What the operators' own cases fold away or do not have: a Range that is too long to be folded,
+    and a cast of a kind that no group has.
+    """
     text = """<ir_version: 10, opset_import: ["" : 20]> g (float[2, 3] x, double[1] like) => (double[2, 3] y, float[300000] r)
               <float first = {1.5}, float last = {300001.5}, float by = {1.0}> { y = CastLike(x, like)  r = Range(first, last, by) }"""
     model = onnx.parser.parse_model(text).SerializeToString()
@@ -221,7 +239,8 @@ def rare() -> set[str]:
 
 def strided() -> set[str]:
     """Strided inputs are made row-major on the device."""
-    model = onnx.parser.parse_model('<ir_version: 8, opset_import: ["" : 18]> g (float[4, 6] x) => (float[4, 6] y) { y = Exp(x) }')
+    model = onnx.parser.parse_model('<ir_version: 8, opset_import: ["" : 18]> g (float[4, 6] x) => (float[4, 6] y) { y '
+                                    '= Exp(x) }')
     session, x = _C.Session(model.SerializeToString(), 16, DEVICE), torch.randn(6, 4, device=place(DEVICE)).t()
     (y,), _ = session.forward([x], b"\0")
     assert torch.allclose(y, x.exp(), rtol=1e-6)
@@ -242,7 +261,8 @@ def ortmodule() -> set[str]:
     got, ours = smoke.train(wrapped, batches)
     assert max(abs(a - b) for a, b in zip(want, got, strict=True)) < 1e-4, (want, got)
     assert smoke.farthest(ours, first) < 1e-4
-    assert "CUDA graph, backward: recorded 0 times, replayed 0; step by step now: steps are timed" in onnxtrain.explain(wrapped)
+    told = onnxtrain.explain(wrapped)
+    assert "CUDA graph, backward: recorded 0 times, replayed 0; step by step now: steps are timed" in told
     names = {f"{op}:{kernel}" for program in _report._programs for session in program.sessions
              for op, kernel in operators(session)}
     assert "MatMul:cuda_matmul" in names or "Gemm:cuda_matmul" in names or "FusedMatMul:cuda_matmul" in names, names
@@ -250,7 +270,9 @@ def ortmodule() -> set[str]:
 
 
 class Replayed:
-    """A module's session beside one that is never recorded; each step runs in both and must give the same, bit for bit."""
+    """A module's session beside one that is never recorded; each step runs in both and must give the same,
+    bit for bit.
+    """
 
     def __init__(self, programs: int = 16) -> None:
         torch.manual_seed(0)
@@ -295,7 +317,8 @@ def untimed(check: Callable[[], None]) -> set[str]:
 
 
 def graphs() -> set[str]:
-    """Phases are recorded after two calls and replayed: new contents and seeds are seen, an address that changes is noticed, and
+    """Phases are recorded after two calls and replayed: new contents and seeds are seen, an address that changes is
+    noticed, and
     why a call was not a replay is said."""
 
     def check() -> None:
@@ -320,7 +343,9 @@ def graphs() -> set[str]:
 
 
 def graph_shapes() -> set[str]:
-    """Another size is another program with graphs of its own; the first one's are replayed again when its size comes back."""
+    """Another size is another program with graphs of its own;
+    the first one's are replayed again when its size comes back.
+    """
 
     def check() -> None:
         both = Replayed()
@@ -368,11 +393,11 @@ def graph_of_the_caller() -> set[str]:
         if DEVICE.startswith("cuda"):
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
-                refused = caught(lambda: both.forward(both.recorded, 1))
+                refused = refusal(lambda: both.forward(both.recorded, 1))
         else:
             library = ctypes.CDLL(PLUGIN)
             library.ont_emulate_capture_begin()
-            refused = caught(lambda: both.forward(both.recorded, 1))
+            refused = refusal(lambda: both.forward(both.recorded, 1))
             library.ont_emulate_capture_end()
         assert "records this stream" in refused, refused
         both.step(2)
@@ -380,18 +405,13 @@ def graph_of_the_caller() -> set[str]:
     return untimed(check)
 
 
-def caught(call: Callable[[], object]) -> str:
-    try:
-        call()
-    except _C.UnsupportedError as error:
-        return str(error)
-    return ""
-
-
 GROUPS = {  # text of a graph: broadcasts, vectors of four, odd counts, dropout, casts, several results
-    "vector": "g (float[6, 8] x, float[6, 8] y) => (float[6, 8] z, float[6, 8] t) { a = Mul(x, y) t = Tanh(a) z = Gelu(t) }",
+    "vector": "g (float[6, 8] x, float[6, 8] y) => (float[6, 8] z, float[6, 8] t) { a = Mul(x, y) t = Tanh(a) z = "
+              "Gelu(t) }",
     "odd": "g (float[5, 7] x, float[5, 7] y) => (float[5, 7] z) { a = Sub(x, y) b = Exp(a) z = Sigmoid(b) }",
-    "broadcast": "g (float[5, 1, 7] x, float[3, 1] y) => (float[5, 3, 7] z) { a = Add(x, y) b = LeakyRelu <alpha = 0.2> (a) z = Softplus(b) }",
+    "broadcast":
+              "g (float[5, 1, 7] x, float[3, 1] y) => (float[5, 3, 7] z) { a = Add(x, y) b = LeakyRelu <alpha = 0.2> "
+              "(a) z = Softplus(b) }",
     "double": "g (double[6, 8] x, double[8] y) => (double[6, 8] z) { a = Div(x, y) b = Erf(a) z = Mul(b, x) }",
 }
 
@@ -402,7 +422,8 @@ def groups() -> set[str]:
         model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 20]> {text}')
         torch.manual_seed(0)
         dtypes = {1: torch.float32, 11: torch.float64}
-        tensors = [torch.randn([d.dim_value for d in i.type.tensor_type.shape.dim], dtype=dtypes[i.type.tensor_type.elem_type])
+        tensors = [torch.randn([d.dim_value for d in i.type.tensor_type.shape.dim],
+                               dtype=dtypes[i.type.tensor_type.elem_type])
                    for i in model.graph.input]
         used |= agree(model.SerializeToString(), tensors)
     return used
@@ -417,8 +438,9 @@ def generated() -> set[str]:
     mlp_halves()
     refused = MESSAGES.count("interpreted")
     assert refused
-    os.environ["ONT_EMULATE_JIT"] = (f"c++ -std=c++17 -O1 -fPIC -shared -DONT_EMULATE -ffp-contract=off -fvisibility=hidden -I{folder} "
-                                     f"-I{ROOT}/csrc -x c++ -o %s %s {folder}/emulate/emulate.cc -lpthread")
+    os.environ["ONT_EMULATE_JIT"] = (f"c++ -std=c++17 -O1 -fPIC -shared -DONT_EMULATE -ffp-contract=off "
+                                     f"-fvisibility=hidden -I{folder} -I{ROOT}/csrc -x c++ -o %s %s "
+                                     f"{folder}/emulate/emulate.cc -lpthread")
     try:
         used = groups() | mlp()
         assert MESSAGES.count("interpreted") == refused, MESSAGES.text
@@ -443,7 +465,8 @@ class Messages(logging.Handler):
 
 MESSAGES = Messages()
 
-PROGRAMS: list[Callable[[], set[str]]] = [mlp, mlp_halves, gelu_epilogues, transformer, loss, fault, strided, rare, graphs, graph_shapes, graph_freed,
+PROGRAMS: list[Callable[[], set[str]]] = [mlp, mlp_halves, gelu_epilogues, transformer, loss, fault, strided, rare,
+                                          graphs, graph_shapes, graph_freed,
                                            graph_of_the_caller, vision, generated, ortmodule]
 
 
@@ -454,17 +477,7 @@ def main(plugin: str, device: str) -> None:
     _C.open_plugin(plugin or None)
     _C.set_timing(True)
     DEVICE = device
-    report: dict = {"ran": [], "passed": 0, "failed": []}
-    ran: set[str] = set()
-    for program in PROGRAMS:
-        print(program.__name__, file=sys.stderr, flush=True)
-        try:
-            ran |= program()
-            report["passed"] += 1
-        except Exception as error:  # noqa: BLE001 - reported
-            report["failed"].append((program.__name__, f"{type(error).__name__}: {error}"[:1000]))
-    report["ran"] = sorted(ran)
-    print(json.dumps(report))
+    print(json.dumps(run_checks(PROGRAMS)))
 
 
 if __name__ == "__main__":

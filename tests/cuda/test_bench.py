@@ -28,7 +28,8 @@ def test_products_are_counted_as_torch_counts_them(name):
 
 def test_the_largest_models_have_the_sizes_that_their_names_say():
     with torch.device("meta"):
-        sizes = {name: sum(p.numel() for p in gpu.TASKS[name](tiny=False).module.parameters()) for name in ("gpt2", "bert", "llama")}
+        sizes = {name: sum(p.numel() for p in gpu.TASKS[name](tiny=False).module.parameters())
+                 for name in ("gpt2", "bert", "llama")}
     assert sizes["gpt2"] == 124439808 and 1.2e9 < sizes["llama"] < 1.3e9 and 1.08e8 < sizes["bert"] < 1.4e8, sizes
 
 
@@ -40,23 +41,30 @@ def test_a_table_states_rates_and_shares():
 
 
 def test_goals_that_are_missed_are_named():
-    assert not gpu.missed("gpt2", {"onnxtrain": (1.0, 0), "eager": (1.5, 0), "compile": (1.2, 0), "max-autotune": (1.11, 0)})
-    found = gpu.missed("gpt2", {"onnxtrain": (1.0, 0), "eager": (1.4, 0), "compile": (1.2, 0), "max-autotune": (1.0, 0)})
+    assert not gpu.missed("gpt2", {"onnxtrain": (1.0, 0), "eager": (1.5, 0), "compile": (1.2, 0),
+                                   "max-autotune": (1.11, 0)})
+    found = gpu.missed("gpt2", {"onnxtrain": (1.0, 0), "eager": (1.4, 0), "compile": (1.2, 0),
+                                "max-autotune": (1.0, 0)})
     assert found == ["gpt2: 1.40 x eager, the goal is 1.45", "gpt2: 1.00 x max-autotune, the goal is 1.1"]
     assert gpu.missed("gpt2", {"eager": (1.0, 0)}) == ["gpt2: onnxtrain did not run"]
 
 
 def test_every_part_runs(capsys):
-    """With one of the models, which the seed names; all with ONNXTRAIN_SLOW=1. tests/cuda/models.py trains them as well."""
+    """With one of the models, which the seed names; all with ONNXTRAIN_SLOW=1.
+    tests/cuda/models.py trains them as well.
+    """
     seed = random.randrange(1000)
-    names = list(gpu.TASKS) if os.environ.get("ONNXTRAIN_SLOW") == "1" else random.Random(seed).sample(list(gpu.TASKS), 1)
+    names = (list(gpu.TASKS) if os.environ.get("ONNXTRAIN_SLOW") == "1"
+             else random.Random(seed).sample(list(gpu.TASKS), 1))
     print(f"seed {seed}: {names}")
-    gpu.main(["--device", "cpu", "--tiny", "--rounds", "2", "--kinds", "onnxtrain,eager", "--limit", "300", "--model", *names])
+    gpu.main(["--device", "cpu", "--tiny", "--rounds", "2", "--kinds", "onnxtrain,eager", "--limit", "300", "--model",
+              *names])
     printed = capsys.readouterr()
     assert not printed.err, printed.err
     for name in names:
         assert f"\n{name}: " in printed.out
-    assert printed.out.count("onnxtrain ") >= len(names) + 1 and "GB/s" in printed.out and "microseconds of CPU" in printed.out
+    assert (printed.out.count("onnxtrain ") >= len(names) + 1 and "GB/s" in printed.out and "microseconds of CPU"
+            in printed.out)
 
 
 def test_a_kind_that_takes_too_long_is_left_out(monkeypatch, capsys):
@@ -64,7 +72,8 @@ def test_a_kind_that_takes_too_long_is_left_out(monkeypatch, capsys):
     slow = [False, True]
     monkeypatch.setattr(gpu, "warm_up", lambda model, step: time.sleep(60) if slow.pop(0) else None)
     found = gpu.measure(gpu.TASKS["gpt2"](tiny=True), ("eager", "max-autotune"), 1, "cpu", 1)
-    assert list(found) == ["eager"] and "max-autotune failed: TimeoutError: not ready after 1 seconds" in capsys.readouterr().err
+    assert (list(found) == ["eager"] and "max-autotune failed: TimeoutError: not ready after 1 seconds"
+            in capsys.readouterr().err)
 
 
 def test_a_step_that_pytorch_ran_is_no_step_of_ours(monkeypatch):

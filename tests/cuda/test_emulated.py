@@ -1,4 +1,6 @@
-"""CUDA's kernels without a GPU: the same sources, emulated on the host under AddressSanitizer, against the CPU's kernels."""
+"""CUDA's kernels without a GPU: the same sources, emulated on the host under AddressSanitizer,
+against the CPU's kernels.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,11 @@ FOLDER = ROOT / "build" / "emulated"
 
 
 def sanitizer() -> str:
-    """The libraries that must be in the process before any other: the sanitizer's, and the one whose exceptions it watches."""
-    found = [subprocess.run(["gcc", f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout.strip()
+    """The libraries that must be in the process before any other: the sanitizer's,
+    and the one whose exceptions it watches.
+    """
+    found = [subprocess.run(["gcc", f"-print-file-name={name}"], capture_output=True, text=True,
+                            check=True).stdout.strip()
              for name in ("libasan.so", "libstdc++.so.6")]
     return " ".join(found)
 
@@ -29,8 +34,8 @@ def run(script: str, plugin: Path, *arguments: str, **environment: str) -> dict:
     """The JSON that a script of this folder prints, run under the sanitizer."""
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "LD_PRELOAD": sanitizer(),
            "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0", **environment}
-    done = subprocess.run([sys.executable, str(ROOT / "tests/cuda" / script), str(plugin), "emulated", *arguments], env=env, cwd=ROOT,
-                          capture_output=True, text=True)
+    done = subprocess.run([sys.executable, str(ROOT / "tests/cuda" / script), str(plugin), "emulated", *arguments],
+                          env=env, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, f"{script}: status {done.returncode}\n{done.stderr[-6000:]}"
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -45,15 +50,21 @@ def plugin() -> Path:
 
 @pytest.fixture(scope="session")
 def models() -> dict:
-    """Whole models without the sanitizer, under which their export takes minutes. ONNXTRAIN_SLOW=1 runs all, else a sample."""
-    made = subprocess.run([sys.executable, str(ROOT / "cuda/emulate/build.py"), str(FOLDER / "plain")], capture_output=True, text=True)
+    """Whole models without the sanitizer, under which their export takes minutes. ONNXTRAIN_SLOW=1 runs all,
+    else a sample.
+    """
+    made = subprocess.run([sys.executable, str(ROOT / "cuda/emulate/build.py"), str(FOLDER / "plain")],
+                          capture_output=True, text=True)
     assert made.returncode == 0, made.stderr[-4000:]
-    every = ["mlp", "cnn", "resnet", "gpt2", "bert", "llama", "sample", "resnet bf16", "gpt2 bf16", "bert bf16", "llama bf16"]
+    every = ["mlp", "cnn", "resnet", "gpt2", "bert", "llama", "sample", "resnet bf16", "gpt2 bf16", "bert bf16",
+             "llama bf16"]
     seed = random.randrange(1000)
     chosen = every if os.environ.get("ONNXTRAIN_SLOW") == "1" else random.Random(seed).sample(every, 4)
     print(f"models, seed {seed}: {', '.join(chosen)}")
-    command = [sys.executable, str(ROOT / "tests/cuda/models.py"), made.stdout.splitlines()[-1], "emulated", ",".join(chosen)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    command = [sys.executable, str(ROOT / "tests/cuda/models.py"), made.stdout.splitlines()[-1], "emulated",
+               ",".join(chosen)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr[-4000:]
     return {**json.loads(done.stdout.splitlines()[-1]), "chosen": chosen}
 
@@ -75,10 +86,12 @@ def test_cases_agree_with_the_cpu(cases):
 
 def test_operators_that_are_built_from_others_are_as_documented(cases):
     """docs/operators.md says which of them run on CUDA."""
-    listed = dict(re.findall(r"^\| (\w+) \| \d+ \|.*\| ([\w ]*) \|$", (ROOT / "docs/operators.md").read_text(encoding="utf-8"), re.M))
+    listed = dict(re.findall(r"^\| (\w+) \| \d+ \|.*\| ([\w ]*) \|$",
+                             (ROOT / "docs/operators.md").read_text(encoding="utf-8"), re.M))
     parts = {name for name, cell in listed.items() if cell == "parts"}
     assert len(parts & set(cases["built"])) > 25
-    wrong = [name for name, runs in cases["built"].items() if listed.get(name) in ("parts", "") and runs != (listed[name] == "parts")]
+    wrong = [name for name, runs in cases["built"].items() if listed.get(name) in ("parts", "")
+             and runs != (listed[name] == "parts")]
     assert not wrong, wrong
 
 
@@ -91,7 +104,8 @@ def test_threads_in_reverse(plugin):
 def test_refusals_name_the_operator(cases):
     assert cases["refused"]
     for what, message in cases["refused"].items():
-        assert what.split("-")[0].split(" ")[0] in message and "no kernel of device emulated takes it" in message, (what, message)
+        assert (what.split("-")[0].split(" ")[0] in message and "no kernel of device emulated takes it"
+                in message), (what, message)
 
 
 def test_programs_agree_with_the_cpu(programs):
@@ -100,15 +114,20 @@ def test_programs_agree_with_the_cpu(programs):
 
 
 def test_models_train_as_on_the_cpu(models):
-    """The engine runs all of each model on the device: a node that no kernel takes would have been refused, and fallen back."""
+    """The engine runs all of each model on the device: a node that no kernel takes would have been refused,
+    and fallen back.
+    """
     assert not models["failed"], "\n".join(f"{what}: {message}" for what, message in models["failed"])
-    assert models["passed"] == len(models["chosen"]) and all(sum(counts.values()) > 5 for counts in models["nodes"].values())
+    assert (models["passed"] == len(models["chosen"])
+            and all(sum(counts.values()) > 5 for counts in models["nodes"].values()))
 
 
-@pytest.mark.parametrize(("script", "order"), [("optim.py", ""), ("dropout.py", ""), ("flash.py", ""), ("flash.py", "reverse")])
+@pytest.mark.parametrize(("script", "order"), [("optim.py", ""), ("dropout.py", ""), ("flash.py", ""),
+                                               ("flash.py", "reverse")])
 def test_kernels_agree_with_torch(plugin, script, order):
     report = run(script, plugin, ONT_EMULATE_ORDER=order)
-    assert report["passed"] >= (7 if script == "dropout.py" else 10) and not report["failed"], "\n".join(f"{what}: {message}" for what, message in report["failed"])
+    assert (report["passed"] >= (7 if script == "dropout.py" else 10)
+            and not report["failed"]), "\n".join(f"{what}: {message}" for what, message in report["failed"])
 
 
 def unproven(claimed: list, ran: set[str]) -> list[str]:
@@ -118,9 +137,11 @@ def unproven(claimed: list, ran: set[str]) -> list[str]:
 
 def test_every_claimed_operator_ran(plugin, cases, programs):
     """An operator that the device's table claims, and that no case ran there, is named."""
-    script = "import sys, json; from onnxtrain import _C; _C.open_plugin(sys.argv[1]); print(json.dumps(_C.device_operators('emulated')))"
-    done = subprocess.run([sys.executable, "-c", script, str(plugin)], capture_output=True, text=True, check=True, cwd=ROOT,
-                          env={**os.environ, "PYTHONPATH": str(ROOT), "LD_PRELOAD": sanitizer(), "ASAN_OPTIONS": "detect_leaks=0"})
+    script = ("import sys, json; from onnxtrain import _C; _C.open_plugin(sys.argv[1]); "
+              "print(json.dumps(_C.device_operators('emulated')))")
+    done = subprocess.run([sys.executable, "-c", script, str(plugin)], capture_output=True, text=True, check=True,
+                          cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), "LD_PRELOAD": sanitizer(),
+                                         "ASAN_OPTIONS": "detect_leaks=0"})
     ran = set(cases["ran"]) | set(programs["ran"])
     claimed = json.loads(done.stdout)
     assert len(claimed) > 100 and not unproven(claimed, ran)

@@ -1,4 +1,6 @@
-"""Accelerate around a wrapped model: prepare, accumulate, clip, mixed precision, unwrap and state, equal to eager's run."""
+"""Accelerate around a wrapped model: prepare, accumulate, clip, mixed precision, unwrap and state,
+equal to eager's run.
+"""
 
 import copy
 import inspect

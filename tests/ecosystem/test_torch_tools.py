@@ -1,4 +1,6 @@
-"""torch's own training tools around a wrapped module: optimizers, schedulers, GradScaler, averages, saving, fit loops by contract."""
+"""torch's own training tools around a wrapped module: optimizers, schedulers, GradScaler, averages, saving,
+fit loops by contract.
+"""
 
 import copy
 import io
@@ -68,9 +70,11 @@ def same(plain, model, rtol=1e-3, atol=1e-5):
 OPTIMIZERS = {
     "SGD": (torch.optim.SGD, {"lr": 0.05, "momentum": 0.9, "nesterov": True}), "Adam": (torch.optim.Adam, {"lr": 1e-2}),
     "AdamW fused": (torch.optim.AdamW, {"lr": 1e-2, "fused": True}), "NAdam": (torch.optim.NAdam, {"lr": 1e-2}),
-    "AdamW foreach": (torch.optim.AdamW, {"lr": 1e-2, "foreach": True, "amsgrad": True}), "RAdam": (torch.optim.RAdam, {"lr": 1e-2}),
-    "Adagrad": (torch.optim.Adagrad, {"lr": 1e-2}), "Adadelta": (torch.optim.Adadelta, {}), "Adamax": (torch.optim.Adamax, {}),
-    "RMSprop": (torch.optim.RMSprop, {"lr": 1e-3}), "ASGD": (torch.optim.ASGD, {}), "LBFGS": (torch.optim.LBFGS, {"lr": 0.1, "max_iter": 3}),
+    "AdamW foreach": (torch.optim.AdamW, {"lr": 1e-2, "foreach": True, "amsgrad": True}),
+    "RAdam": (torch.optim.RAdam, {"lr": 1e-2}),
+    "Adagrad": (torch.optim.Adagrad, {"lr": 1e-2}), "Adadelta": (torch.optim.Adadelta, {}),
+    "Adamax": (torch.optim.Adamax, {}), "RMSprop": (torch.optim.RMSprop, {"lr": 1e-3}), "ASGD": (torch.optim.ASGD, {}),
+    "LBFGS": (torch.optim.LBFGS, {"lr": 0.1, "max_iter": 3}),
 }
 
 
@@ -88,10 +92,14 @@ def test_optimizers(wrapped, name):
 
 SCHEDULES = {
     "StepLR": lambda o: lr_scheduler.StepLR(o, 2), "MultiStepLR": lambda o: lr_scheduler.MultiStepLR(o, [2, 4]),
-    "ExponentialLR": lambda o: lr_scheduler.ExponentialLR(o, 0.8), "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=8),
-    "CosineAnnealingLR": lambda o: lr_scheduler.CosineAnnealingLR(o, 5), "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, lambda e: 0.9**e),
-    "CyclicLR": lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1, step_size_up=2), "ReduceLROnPlateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=0),
-    "SequentialLR": lambda o: lr_scheduler.SequentialLR(o, [lr_scheduler.LinearLR(o), lr_scheduler.PolynomialLR(o)], [2]),
+    "ExponentialLR": lambda o: lr_scheduler.ExponentialLR(o, 0.8),
+    "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=8),
+    "CosineAnnealingLR": lambda o: lr_scheduler.CosineAnnealingLR(o, 5),
+    "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, lambda e: 0.9**e),
+    "CyclicLR": lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1, step_size_up=2),
+    "ReduceLROnPlateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=0),
+    "SequentialLR": lambda o: lr_scheduler.SequentialLR(o, [lr_scheduler.LinearLR(o), lr_scheduler.PolynomialLR(o)],
+                                                        [2]),
 }
 
 
@@ -113,7 +121,8 @@ def test_grad_scaler_skips_a_step_that_overflows(wrapped):
     plain, model = pair(wrapped)
     scales = []
     for m in (plain, model):
-        optimizer, scaler = torch.optim.SGD(m.parameters(), 0.05), torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=2)
+        optimizer = torch.optim.SGD(m.parameters(), 0.05)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=2)
         seen = []
         for step in range(5):
             x = torch.randn(8, 6, generator=torch.Generator().manual_seed(step))
@@ -136,7 +145,8 @@ def test_averages_of_the_wrapped_module(wrapped):
     averages = []
     for m in (plain, model):
         optimizer = torch.optim.SGD(m.parameters(), 0.05)
-        pairs = [swa_utils.AveragedModel(m), swa_utils.AveragedModel(m, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.9), use_buffers=True)]
+        pairs = [swa_utils.AveragedModel(m),
+                 swa_utils.AveragedModel(m, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.9), use_buffers=True)]
         schedule = swa_utils.SWALR(optimizer, 0.02, anneal_epochs=2)
         for _ in range(4):
             steps(m, optimizer, schedule, 1)
@@ -151,7 +161,8 @@ def test_averages_of_the_wrapped_module(wrapped):
     loader = [(torch.randn(8, 6, generator=torch.Generator().manual_seed(s)),) for s in range(3)]
     for pairs in averages:
         swa_utils.update_bn(loader, pairs[0])  # batch statistics of a module in train mode under no_grad
-    torch.testing.assert_close(averages[1][0].module.norm.running_var, averages[0][0].module.norm.running_var, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(averages[1][0].module.norm.running_var, averages[0][0].module.norm.running_var,
+                               rtol=1e-4, atol=1e-5)
 
 
 def test_saving_the_module_and_a_checkpoint_of_a_run():

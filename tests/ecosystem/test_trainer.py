@@ -1,4 +1,6 @@
-"""transformers' Trainer with a wrapped model: the losses, weights and checkpoints of eager's run, every step in the engine."""
+"""transformers' Trainer with a wrapped model: the losses, weights and checkpoints of eager's run,
+every step in the engine.
+"""
 
 import copy
 
@@ -34,16 +36,17 @@ class Sentences(torch.utils.data.Dataset):
 def bert(layers=2):
     torch.manual_seed(0)
     return transformers.BertForSequenceClassification(transformers.BertConfig(
-        vocab_size=90, hidden_size=32, num_hidden_layers=layers, num_attention_heads=4, intermediate_size=64, num_labels=2,
-        max_position_embeddings=32, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+        vocab_size=90, hidden_size=32, num_hidden_layers=layers, num_attention_heads=4, intermediate_size=64,
+        num_labels=2, max_position_embeddings=32, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
     ))
 
 
 def run(model, folder, **options):
     """A run of STEPS steps with an evaluation at its end; the trainer, its losses, what evaluation said."""
-    options = {"per_device_train_batch_size": 4, "max_steps": STEPS, "logging_steps": 1, "learning_rate": 3e-3, "seed": 3,
-               "save_strategy": "no", "report_to": [], "disable_tqdm": True, "use_cpu": True, "warmup_steps": 5,
-               "lr_scheduler_type": "cosine", "weight_decay": 0.01, "label_names": ["labels"]} | options
+    options = {"per_device_train_batch_size": 4, "max_steps": STEPS, "logging_steps": 1, "learning_rate": 3e-3,
+               "seed": 3, "save_strategy": "no", "report_to": [], "disable_tqdm": True, "use_cpu": True,
+               "warmup_steps": 5, "lr_scheduler_type": "cosine", "weight_decay": 0.01,
+               "label_names": ["labels"]} | options
     trainer = transformers.Trainer(model=model, args=transformers.TrainingArguments(output_dir=str(folder), **options),
                                    train_dataset=Sentences(4 * STEPS + 2), eval_dataset=Sentences(10))
     trainer.train()
@@ -51,8 +54,9 @@ def run(model, folder, **options):
     return trainer, losses, trainer.evaluate()["eval_loss"]
 
 
-@pytest.mark.parametrize("options", [{}, {"gradient_accumulation_steps": 2, "label_smoothing_factor": 0.1, "max_steps": 10},
-                                     {"bf16": True, "max_steps": 10}], ids=["plain", "accumulation", "bf16"])
+@pytest.mark.parametrize("options",
+                         [{}, {"gradient_accumulation_steps": 2, "label_smoothing_factor": 0.1, "max_steps": 10},
+                          {"bf16": True, "max_steps": 10}], ids=["plain", "accumulation", "bf16"])
 def test_bert_classification(tmp_path, options):
     plain = bert(1 if options else 2)
     model = ORTModule(copy.deepcopy(plain))
@@ -60,7 +64,8 @@ def test_bert_classification(tmp_path, options):
     trainer, got, got_eval = run(model, tmp_path / "ours", **options)
     tolerance = 5e-2 if "bf16" in options else 1e-3
     assert len(got) == options.get("max_steps", STEPS)
-    assert got == pytest.approx(want, rel=tolerance, abs=tolerance) and got_eval == pytest.approx(want_eval, rel=tolerance)
+    assert (got == pytest.approx(want, rel=tolerance, abs=tolerance)
+            and got_eval == pytest.approx(want_eval, rel=tolerance))
     if not options:
         for (name, a), b in zip(plain.named_parameters(), model.parameters(), strict=True):
             torch.testing.assert_close(b, a, rtol=2e-2, atol=2e-4, msg=name)

@@ -1,4 +1,6 @@
-"""DeepSpeed's ZeRO 1 and 2 around a wrapped module: two processes over gloo, losses, norms and weights equal to eager's."""
+"""DeepSpeed's ZeRO 1 and 2 around a wrapped module: two processes over gloo, losses,
+norms and weights equal to eager's.
+"""
 
 from __future__ import annotations
 

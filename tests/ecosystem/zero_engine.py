@@ -24,7 +24,8 @@ STEPS = 5
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.embed, self.fc, self.norm, self.head = nn.Embedding(20, 16), nn.Linear(16, 33), nn.LayerNorm(33), nn.Linear(33, 3)
+        self.embed, self.fc = nn.Embedding(20, 16), nn.Linear(16, 33)
+        self.norm, self.head = nn.LayerNorm(33), nn.Linear(33, 3)
         self.unused = nn.Linear(2, 2)
 
     def forward(self, words: torch.Tensor, labels: torch.Tensor | None = None) -> torch.Tensor:
@@ -44,7 +45,8 @@ def train(module: nn.Module, stage: int, kind: str, folder: str) -> dict:
     losses, norms = [], []
     for _ in range(STEPS):
         for _ in range(2):
-            words, labels = torch.randint(0, 20, (4, 7), generator=generator), torch.randint(0, 3, (4,), generator=generator)
+            words = torch.randint(0, 20, (4, 7), generator=generator)
+            labels = torch.randint(0, 3, (4,), generator=generator)
             loss = engine(words, labels=labels)
             engine.backward(loss)
             engine.step()

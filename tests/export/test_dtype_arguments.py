@@ -32,7 +32,8 @@ WIDER = {
 }
 PLAIN = {
     "softmax": lambda x: torch.softmax(x, 0) + torch.log_softmax(x, -1),
-    "softmax of a number": lambda x: torch.softmax(x.sum(), 0) * x + torch.log_softmax(x.mean(), -1, dtype=torch.float32),
+    "softmax of a number": lambda x: (torch.softmax(x.sum(), 0) * x
+                                      + torch.log_softmax(x.mean(), -1, dtype=torch.float32)),
     "mean": lambda x: x.mean() + x.mean(0) + x.mean((), keepdim=True) + x[0, 0].mean(dim=0),
     "sum": lambda x: x.sum() * x.sum((0, 1)) + x.sum(0, keepdim=True) + x[0, 0].sum(),
     "sum of integers": lambda x: (x > 0).sum(1) * (x > 1).int().sum() + x.sum(0, keepdim=True).sum(),

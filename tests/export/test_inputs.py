@@ -1,4 +1,6 @@
-"""Inputs of an export: those with a gradient of their own, those that forward leaves unused, those of no supported kind."""
+"""Inputs of an export: those with a gradient of their own, those that forward leaves unused,
+those of no supported kind.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What torch.onnx need not trace a second time: the numbers are the same, and whatever is not plain goes the long way."""
+"""What torch.onnx need not trace a second time: the numbers are the same,
+and whatever is not plain goes the long way.
+"""
 
 import contextlib
 
@@ -63,8 +65,10 @@ CASES = {  # (module, arguments, decompositions are left out, so is promotion)
     "block": (Block, (TOKENS, TOKENS), True, False),
     "convolutions": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 5)),
                      (torch.randn(3, 3, 8, 8),), True, True),
-    "encoder layer": (lambda: nn.TransformerEncoderLayer(16, 4, 32, batch_first=True), (torch.randn(3, 5, 16),), None, None),
-    "integers and floats": (lambda: type("Mixed", (nn.Module,), {"forward": lambda self, x, n: (x / 2 + n) * (n > 3)})(),
+    "encoder layer": (lambda: nn.TransformerEncoderLayer(16, 4, 32, batch_first=True), (torch.randn(3, 5, 16),), None,
+                      None),
+    "integers and floats": (lambda: type("Mixed", (nn.Module,),
+                                         {"forward": lambda self, x, n: (x / 2 + n) * (n > 3)})(),
                             (X, torch.arange(4)), True, False),
     "mutated buffer": (Counting, (X,), False, None),
     "branch": (Branching, (X,), False, False),
@@ -122,7 +126,8 @@ class Shapes(nn.Module):
 
     def forward(self, x):
         y = x.transpose(1, 2).reshape(x.shape[0], 15, 2)
-        return x.flatten().sum() + y.flatten(1).square().sum() + x.flatten(0, 1).exp().sum() + (x.transpose(0, 1).contiguous() * 2).sum()
+        flat = x.flatten().sum() + y.flatten(1).square().sum() + x.flatten(0, 1).exp().sum()
+        return flat + (x.transpose(0, 1).contiguous() * 2).sum()
 
 
 @pytest.mark.parametrize("rows", [4, 1, 0])

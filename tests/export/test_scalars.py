@@ -1,4 +1,6 @@
-"""Numbers of Python in the exported graph: of 53 bits until they meet a tensor, as in PyTorch, also those made of sizes."""
+"""Numbers of Python in the exported graph: of 53 bits until they meet a tensor, as in PyTorch,
+also those made of sizes.
+"""
 
 import math
 
@@ -20,7 +22,8 @@ CONSTANT = {
     "power": lambda x: (x.abs() + 1) ** 0.3,
     "addcmul": lambda x: torch.addcmul(x, x, x, value=0.3),
     "addcdiv": lambda x: torch.addcdiv(x, x, x + 2, value=0.3),
-    "arange": lambda x: torch.arange(0, 0.9, 0.3, dtype=x.dtype)[:, None] * x[:3] + torch.arange(0.1, 2.7, dtype=x.dtype)[:, None] * x[:3],
+    "arange": lambda x: torch.arange(0, 0.9, 0.3, dtype=x.dtype)[:, None] * x[:3]
+    + torch.arange(0.1, 2.7, dtype=x.dtype)[:, None] * x[:3],
     "arange of one": lambda x: torch.arange(2.3, dtype=x.dtype)[:, None] * x[:3],
     "arithmetic": lambda x: (0.1 - x) * 0.3 + x / 0.7,
     "where": lambda x: torch.where(x > 0.2, x, 0.3),
@@ -73,12 +76,14 @@ def test_numbers_have_all_their_bits(table, dtype):
         for name, got, want in zip(table, ours(x), module(x), strict=True):
             assert got.dtype == want.dtype, name
             tolerance = 4 * torch.finfo(dtype).eps
-            torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance, msg=lambda m, name=name: f"{name}, {rows} rows: {m}")
+            torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance,
+                                       msg=lambda m, name=name: f"{name}, {rows} rows: {m}")
     counts = onnxtrain.stats(ours)
     assert counts["fallback_steps"] == 0, counts["reasons"]
 
 
-@pytest.mark.parametrize("bounds", [(0, 1, 0.1), (0, 0.9, 0.3), (1, 2.3, 0.1), (0, 4.2, 0.7), (3, -1, -0.4), (0, 1e3, 0.1)], ids=str)
+@pytest.mark.parametrize("bounds", [(0, 1, 0.1), (0, 0.9, 0.3), (1, 2.3, 0.1), (0, 4.2, 0.7), (3, -1, -0.4),
+                                    (0, 1e3, 0.1)], ids=str)
 def test_as_many_steps_as_torch(bounds):
     """Counted in float32, 0.1 makes one more of some ranges, one less of others."""
     class Steps(nn.Module):

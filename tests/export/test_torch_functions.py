@@ -1,4 +1,5 @@
-"""Functions of torch through ORTModule: outputs and gradients are eager's, in float64 where it can, or the module says that it runs in PyTorch.
+"""Functions of torch through ORTModule: outputs and gradients are eager's, in float64 where it can, or the module says
+that it runs in PyTorch.
 
 A run takes a sample by a printed seed; ONNXTRAIN_SLOW=1 takes all.
 """
@@ -12,21 +13,23 @@ import pytest
 import torch
 import torch.nn as nn
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1])]
+from harness import drawn_seed  # noqa: E402
 from torch_functions import FUNCTIONS  # noqa: E402
 
 import onnxtrain  # noqa: E402
 from onnxtrain._export.special import SPECIAL  # noqa: E402
 from onnxtrain.ortmodule import ORTModule  # noqa: E402
 
-SEED = int(os.environ.get("ONNXTRAIN_MODELS_SEED") or random.Random(os.environ.get("PYTEST_XDIST_TESTRUNUID")).randrange(2**31))
+SEED = drawn_seed("ONNXTRAIN_MODELS_SEED")
 #: Of these torch.onnx leaves out an argument, or gives other numbers: always run.
-MENDED = ["conv3d", "multilabel_margin", "avg_pool_div", "avg_pool_div_pad", "avg_pool3d_div", "sr_mean", "sr_mean_ns", "sr_amin_ns", "hypot",
-          "copysign", "fmax", "fmin", "cumprod", "lgamma", "digamma", "polygamma", "erfinv", "multigammaln", "cov", "corrcoef", "logcumsumexp0", "max_ties",
+MENDED = ["conv3d", "multilabel_margin", "avg_pool_div", "avg_pool_div_pad", "avg_pool3d_div", "sr_mean", "sr_mean_ns",
+          "sr_amin_ns", "hypot", "copysign", "fmax", "fmin", "cumprod", "lgamma", "digamma", "polygamma", "erfinv",
+          "multigammaln", "cov", "corrcoef", "logcumsumexp0", "max_ties",
           "up_nex_sf", "up_aa_sf", "up_bic_aa_sf", "up_tri_sf", "up_bil_sf_ac", "emb_bag_freq"]
 #: What no exporter translates: these run in PyTorch, and say so.
-IN_PYTORCH = {"bessel_j0", "cholesky", "combinations", "diagonal_scatter", "i0", "i0e", "i1", "inverse", "lstsq", "ndtri", "solve",
-              "torch_embedding_pad", "zeta"}
+IN_PYTORCH = {"bessel_j0", "cholesky", "combinations", "diagonal_scatter", "i0", "i0e", "i1", "inverse", "lstsq",
+              "ndtri", "solve", "torch_embedding_pad", "zeta"}
 CHOSEN = sorted(FUNCTIONS) if os.environ.get("ONNXTRAIN_SLOW") == "1" else sorted(
     {*MENDED, *random.Random(SEED).sample(sorted(FUNCTIONS), 20)})
 print(f"ONNXTRAIN_MODELS_SEED={SEED}: {len(CHOSEN)} of {len(FUNCTIONS)} functions")
@@ -65,7 +68,8 @@ def test_function(name):
     torch.testing.assert_close(got, want, rtol=tol, atol=tol, equal_nan=True)
     for g, w in zip(got_grads, want_grads, strict=True):
         zero = next((torch.zeros_like(t) for t in (w, g) if t is not None), None)
-        torch.testing.assert_close(zero if g is None else g, zero if w is None else w, rtol=tol, atol=tol, equal_nan=True)
+        torch.testing.assert_close(zero if g is None else g, zero if w is None else w, rtol=tol, atol=tol,
+                                   equal_nan=True)
     counts = onnxtrain.stats(model)
     assert counts["engine_steps"] + counts["fallback_steps"] == 1
     assert (name in IN_PYTORCH) == bool(counts["fallback_steps"]), counts["reasons"]
@@ -73,7 +77,8 @@ def test_function(name):
 
 
 EDGES = torch.cat([torch.linspace(-7.3, 20, 150), torch.tensor([1e-8, 0.5, 1.0, 2.0, 1e5])]).double()
-PAIRS = (torch.tensor([0.0, -0.0, 1.5, -2.0, 3.0, float("nan"), 1.0, 0.5]).double(), torch.tensor([-0.0, 0.0, -0.0, 2.0, float("nan"), 1.0, 1.0, -0.5]).double())
+PAIRS = (torch.tensor([0.0, -0.0, 1.5, -2.0, 3.0, float("nan"), 1.0, 0.5]).double(),
+         torch.tensor([-0.0, 0.0, -0.0, 2.0, float("nan"), 1.0, 1.0, -0.5]).double())
 
 
 @pytest.mark.parametrize("ours, theirs, inputs", [
@@ -85,7 +90,8 @@ PAIRS = (torch.tensor([0.0, -0.0, 1.5, -2.0, 3.0, float("nan"), 1.0, 0.5]).doubl
     (SPECIAL[torch.copysign], torch.copysign, PAIRS),
     (SPECIAL[torch.fmax], torch.fmax, PAIRS),
     (SPECIAL[torch.fmin], torch.fmin, PAIRS),
-    (lambda x: SPECIAL[torch.cumprod](x, 1), lambda x: torch.cumprod(x, 1), (torch.tensor([[1.0, 0.0, 2.0, 3.0, -1.0], [0.0, 2.0, 0.0, 1.0, 4.0]]).double(),)),
+    (lambda x: SPECIAL[torch.cumprod](x, 1), lambda x: torch.cumprod(x, 1),
+     (torch.tensor([[1.0, 0.0, 2.0, 3.0, -1.0], [0.0, 2.0, 0.0, 1.0, 4.0]]).double(),)),
 ], ids=["lgamma", "digamma", "polygamma", "erfinv", "hypot", "copysign", "fmax", "fmin", "cumprod"])
 def test_replacement_in_eager(ours, theirs, inputs):
     results = []

@@ -1,4 +1,6 @@
-"""Attention as exporters write it becomes one node, forward and backward; the numbers stay those of the nodes one by one."""
+"""Attention as exporters write it becomes one node, forward and backward;
+the numbers stay those of the nodes one by one.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,10 @@ from onnx import helper, numpy_helper
 from onnxtrain import _C
 
 SEED = int(os.environ.get("ONNXTRAIN_FUSE_SEED", random.randrange(2**31)))
-TYPES = {torch.float32: onnx.TensorProto.FLOAT, torch.float64: onnx.TensorProto.DOUBLE, torch.bfloat16: onnx.TensorProto.BFLOAT16,
-         torch.float16: onnx.TensorProto.FLOAT16, torch.bool: onnx.TensorProto.BOOL, torch.int64: onnx.TensorProto.INT64}
+TYPES = {torch.float32: onnx.TensorProto.FLOAT, torch.float64: onnx.TensorProto.DOUBLE,
+         torch.bfloat16: onnx.TensorProto.BFLOAT16,
+         torch.float16: onnx.TensorProto.FLOAT16, torch.bool: onnx.TensorProto.BOOL,
+         torch.int64: onnx.TensorProto.INT64}
 
 
 @pytest.fixture(autouse=True)
@@ -62,10 +66,12 @@ class Model:
         return outputs[0] if n == 1 else outputs
 
     def heads(self, x: str, batch: int, length: int, heads: int, size: int) -> str:
-        return self("Transpose", self("Reshape", x, self.ints(batch, length, heads, size), allowzero=1), perm=[0, 2, 1, 3])
+        return self("Transpose", self("Reshape", x, self.ints(batch, length, heads, size), allowzero=1),
+                    perm=[0, 2, 1, 3])
 
     def bytes(self, *outputs: str) -> bytes:
-        graph = helper.make_graph(self.nodes, "g", self.inputs, [onnx.ValueInfoProto(name=y) for y in outputs], self.constants)
+        graph = helper.make_graph(self.nodes, "g", self.inputs, [onnx.ValueInfoProto(name=y) for y in outputs],
+                                  self.constants)
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10).SerializeToString()
 
 
@@ -90,11 +96,12 @@ def count(text: str) -> int:
 def compare(model: Model, *outputs: str, fused: int | None = 1, tol: float = 1e-10, every_subset: bool = True,
             inner: int = 99):
     """
-    The same with and without the pass, for every subset of inputs that wants gradients; with it there are `fused` nodes, and
-    fewer nodes in all. The first `inner` inputs go into attention. The text of the last program.
+    The same with and without the pass, for every subset of inputs that wants gradients; with it there are `fused`
+    nodes, and fewer nodes in all. The first `inner` inputs go into attention. The text of the last program.
     """
     data, floats = model.bytes(*outputs), [i for i, t in enumerate(model.tensors) if t.is_floating_point()]
-    subsets = [s for r in range(len(floats) + 1) for s in itertools.combinations(floats, r)] if every_subset else [tuple(floats)]
+    subsets = ([s for r in range(len(floats) + 1) for s in itertools.combinations(floats, r)] if every_subset
+               else [tuple(floats)])
     for subset in subsets:
         wants = [i in subset for i in range(len(model.tensors))]
         _C.disable_passes(["fuse_attention"])
@@ -104,12 +111,14 @@ def compare(model: Model, *outputs: str, fused: int | None = 1, tol: float = 1e-
         for what, (expected, got) in enumerate(zip([*plain_y, *plain_grads], [*y, *grads], strict=True)):
             assert (expected is None) == (got is None), (subset, what)
             if expected is not None:
-                torch.testing.assert_close(got, expected, rtol=tol, atol=tol, equal_nan=True, msg=lambda m: f"{subset} {what}: {m}")
+                torch.testing.assert_close(got, expected, rtol=tol, atol=tol, equal_nan=True,
+                                           msg=lambda m: f"{subset} {what}: {m}")
         if fused is not None:
             assert "FusedAttention" not in plain
             assert text.count("FusedAttention ") == fused, text
             assert text.count("FusedAttentionGrad ") == (fused if any(i < inner for i in subset) else 0), text
-            assert not fused or count(text) < count(plain) or model.dtype in (torch.bfloat16, torch.float16)  # casts around it
+            # Casts around it.
+            assert not fused or count(text) < count(plain) or model.dtype in (torch.bfloat16, torch.float16)
             assert not fused or "Softmax" not in text
     return text
 
@@ -117,8 +126,8 @@ def compare(model: Model, *outputs: str, fused: int | None = 1, tol: float = 1e-
 SIZES = dict(B=2, H=3, S=5, T=7, D=4)
 
 
-def plain_attention(m: Model, q: str, k: str, v: str, *, scale="q", d=4, mask=None, where=None, fill=-math.inf, drop=0.0,
-                    transposed=False) -> str:
+def plain_attention(m: Model, q: str, k: str, v: str, *, scale="q", d=4, mask=None, where=None, fill=-math.inf,
+                    drop=0.0, transposed=False) -> str:
     """softmax(scale Q K' + mask) V in the words of the exporters."""
     kt = k if transposed else m("Transpose", k, perm=[0, 1, 3, 2])
     factor = 1 / math.sqrt(d)
@@ -152,7 +161,8 @@ def heads_model(dtype=torch.float64, B=2, H=3, S=5, T=7, D=4, E=4, **options):
     if where is not None:
         flag, tensor = where
         where = flag + m.input(tensor)
-    y = plain_attention(m, m.heads(q, B, S, H, D), m.heads(k, B, T, H, D), m.heads(v, B, T, H, E), d=D or 1, mask=mask, where=where, **options)
+    y = plain_attention(m, m.heads(q, B, S, H, D), m.heads(k, B, T, H, D), m.heads(v, B, T, H, E), d=D or 1, mask=mask,
+                        where=where, **options)
     y = m("Reshape", m("Transpose", y, perm=[0, 2, 1, 3]), m.ints(B, S, H * E), allowzero=1)
     return m, y
 
@@ -172,7 +182,8 @@ def rough(shape, lowest=-math.inf):
     return mask
 
 
-@pytest.mark.parametrize("shape", [(2, 3, 5, 7), (2, 1, 1, 7), (5, 7), (3, 5, 7), (3, 1, 1), (1, 5, 1), (7,), (2, 1, 5, 7)])
+@pytest.mark.parametrize("shape", [(2, 3, 5, 7), (2, 1, 1, 7), (5, 7), (3, 5, 7), (3, 1, 1), (1, 5, 1), (7,),
+                                   (2, 1, 5, 7)])
 def test_masks_that_are_added_have_gradients(shape):
     torch.manual_seed(SEED)
     m, y = heads_model(mask=torch.randn(shape, dtype=torch.float64))
@@ -207,7 +218,8 @@ def test_masks_that_replace(flag, fill, shape):
         hidden[..., 0] = False
     if shape[-1] == 1 and math.isinf(fill):
         hidden[:] = False
-    m, y = heads_model(where=(flag, hidden if flag else ~hidden), fill=fill, mask=torch.randn(5, 7, dtype=torch.float64))
+    m, y = heads_model(where=(flag, hidden if flag else ~hidden), fill=fill,
+                       mask=torch.randn(5, 7, dtype=torch.float64))
     compare(m, y, every_subset=shape == (5, 7))
 
 
@@ -364,7 +376,8 @@ def test_few_heads_are_split_over_threads():
 def test_kernels_agree(kernel):
     _C.disable_kernels(kernel.split(","))
     for dtype, tol in ((torch.float64, 1e-10), (torch.float32, 2e-5)):
-        m, y = heads_model(dtype, S=9, T=21, mask=rough((1, 3, 9, 21)), where=("", torch.rand(2, 1, 1, 21) < 1.1), drop=0.3)
+        m, y = heads_model(dtype, S=9, T=21, mask=rough((1, 3, 9, 21)), where=("", torch.rand(2, 1, 1, 21) < 1.1),
+                           drop=0.3)
         compare(m, y, tol=tol, every_subset=False)
 
 
@@ -453,7 +466,8 @@ def test_grouped_queries_copy_no_key(how, drop):
     q, k, v = m.random(B, KV * G, S, D), m.random(B, KV, T, D), m.random(B, KV, T, D)
     mask = m.random(B, 1, S, T)
     if how == "expand":
-        k, v = (m("Reshape", m("Expand", m("Unsqueeze", t, m.ints(2)), m.ints(B, KV, G, T, D)), m.ints(B, KV * G, T, D)) for t in (k, v))
+        k, v = (m("Reshape", m("Expand", m("Unsqueeze", t, m.ints(2)), m.ints(B, KV, G, T, D)),
+                  m.ints(B, KV * G, T, D)) for t in (k, v))
         y = plain_attention(m, q, k, v, mask=mask, drop=drop)
     else:
         s = m("MatMul", m("Reshape", q, m.ints(B, KV, G * S, D)), m("Transpose", k, perm=[0, 1, 3, 2]))
@@ -476,7 +490,8 @@ def test_one_batch_dim_as_multihead_attention_has_it(drop):
     B, H, S, D = 2, 3, 5, 4
     m = Model()
     x, mask = m.random(S, B, 3 * H * D), rough((B, 1, 1, S))
-    q, k, v = (m("Transpose", m("Reshape", t, m.ints(S, B * H, D)), perm=[1, 0, 2]) for t in m("Split", x, n=3, axis=2, num_outputs=3))
+    q, k, v = (m("Transpose", m("Reshape", t, m.ints(S, B * H, D)), perm=[1, 0, 2])
+               for t in m("Split", x, n=3, axis=2, num_outputs=3))
     s = m("MatMul", m("Mul", q, m.constant(0.5)), m("Transpose", k, perm=[0, 2, 1]))
     s = m("Reshape", m("Add", m("Reshape", s, m.ints(B, H, S, S)), m.input(mask)), m.ints(B * H, S, S))
     p = m("Softmax", s, axis=2)
@@ -498,7 +513,8 @@ def test_batch_first_costs_no_transpose(last, packed_weights):
         linear = m("Add", m("MatMul", x, m.random(7, 3 * H * D)), m.random(3 * H * D))
         parts = m("Split", linear, n=3, axis=2, num_outputs=3)
     else:
-        parts = [m("Add", m.random(H * D), m("MatMul", x, m("Transpose", m.random(H * D, 7), perm=[1, 0]))) for _ in range(3)]
+        parts = [m("Add", m.random(H * D), m("MatMul", x, m("Transpose", m.random(H * D, 7), perm=[1, 0])))
+                 for _ in range(3)]
     q, k, v = (m("Transpose", m("Reshape", t, m.ints(S, B * H, D)), perm=[1, 0, 2]) for t in parts)
     q, k, v = (m("Reshape", t, m.ints(B, H, S, D)) for t in (q, k, v))
     y = m("Transpose", plain_attention(m, q, k, v, mask=m.input(rough((B, 1, 1, S))), drop=0.2), perm=[2, 0, 1, 3])
@@ -540,7 +556,9 @@ def test_rows_taken_out_are_zero():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("columns", [7, 2048])
 def test_narrow_floats(dtype, columns):
-    """In float32 all the way where there is much of it; short rows are faster apart, with products of their own type."""
+    """In float32 all the way where there is much of it; short rows are faster apart,
+    with products of their own type.
+    """
     torch.manual_seed(SEED)
     m = Model(dtype)
     q, k, v, mask = m.random(2, 3, 5, 4), m.random(2, 3, columns, 4), m.random(2, 3, columns, 4), m.random(5, columns)
@@ -605,10 +623,10 @@ def declined(name):
     return m, [m("MatMul", p, v)]
 
 
-@pytest.mark.parametrize("name", ["another axis", "log", "scaled after the mask", "masked three times", "added after replacing",
-                                  "scale not known", "tanh", "scores used elsewhere", "probabilities used elsewhere",
-                                  "probabilities handed out", "dropout's choice used", "probabilities transposed",
-                                  "probabilities scaled", "second operand"])
+@pytest.mark.parametrize("name", ["another axis", "log", "scaled after the mask", "masked three times",
+                                  "added after replacing", "scale not known", "tanh", "scores used elsewhere",
+                                  "probabilities used elsewhere", "probabilities handed out", "dropout's choice used",
+                                  "probabilities transposed", "probabilities scaled", "second operand"])
 def test_what_is_something_else_stays(name):
     m, outputs = declined(name)
     compare(m, *outputs, fused=0, every_subset=False)

@@ -1,4 +1,5 @@
-"""BatchNormalization with a residual and a Relu behind it becomes one node, and so do their gradients; other readers keep them
+"""BatchNormalization with a residual and a Relu behind it becomes one node, and so do their gradients; other readers
+keep them
 apart. Against torch in float64, with gradients of every subset of the inputs."""
 
 import itertools
@@ -19,8 +20,8 @@ SHAPES = [(4, 3, 5), (3, 5, 1), (2, 3, 7, 7), (2, 2, 33, 40), (5, 4, 1, 17), (2,
 
 def norm(x, y, training, k=0, statistics=False):
     outputs = [y, f"mean{k}", f"var{k}"] if statistics else [y]
-    return helper.make_node("BatchNormalization", [x, *(f"{n}{k}" for n in "sbmv")], outputs, epsilon=EPS, momentum=MOMENTUM,
-                            training_mode=int(training))
+    return helper.make_node("BatchNormalization", [x, *(f"{n}{k}" for n in "sbmv")], outputs, epsilon=EPS,
+                            momentum=MOMENTUM, training_mode=int(training))
 
 
 def operands(shape, dtype, k=0):
@@ -76,7 +77,8 @@ def kernels(request):
 @pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
 @pytest.mark.parametrize("form", ["relu", "add", "add relu", "radd relu"])
 def test_forms(form, training, shape, dtype, kernels):
-    inputs = {"x": random(*shape, dtype=dtype, seed=1), "r": random(*shape, dtype=dtype, seed=2), **operands(shape, dtype)}
+    inputs = {"x": random(*shape, dtype=dtype, seed=1), "r": random(*shape, dtype=dtype, seed=2),
+              **operands(shape, dtype)}
     nodes = [norm("x", "n", training, statistics=training)]
     at = "n"
     if "add" in form:
@@ -148,7 +150,8 @@ def test_block(shortcut, dtype):
 def test_by_name(dtype):
     """Without the pass the nodes are apart, and the numbers are the same to rounding."""
     shape = (4, 3, 9, 9)
-    inputs = {"x": random(*shape, dtype=dtype, seed=1), "r": random(*shape, dtype=dtype, seed=2), **operands(shape, dtype)}
+    inputs = {"x": random(*shape, dtype=dtype, seed=1), "r": random(*shape, dtype=dtype, seed=2),
+              **operands(shape, dtype)}
     nodes = [norm("x", "n", True), helper.make_node("Add", ["n", "r"], ["a"]), helper.make_node("Relu", ["a"], ["y"])]
     results = []
     for off in ([], ["fuse_batchnorm"]):
@@ -173,15 +176,17 @@ def test_by_name(dtype):
 def test_stays_apart(other, dtype):
     """Somebody else reads y; the residual is a row, or y itself; a running mean is read in between."""
     shape = (4, 3, 5)
-    inputs = {"x": random(*shape, dtype=dtype, seed=1), "r": random(*((1, 3, 1) if other == "broadcast" else shape), dtype=dtype, seed=2),
+    inputs = {"x": random(*shape, dtype=dtype, seed=1), "r": random(*((1, 3, 1) if other == "broadcast" else shape),
+                                                                    dtype=dtype, seed=2),
               **operands(shape, dtype)}
     between = [helper.make_node("Exp", ["n"], ["z"])] if other == "reader" else []
     if other == "statistics":
-        between = [helper.make_node("Sum", ["mean0", "b0"], ["z"]), helper.make_node("Unsqueeze", ["z", "axes"], ["zz"]),
+        between = [helper.make_node("Sum", ["mean0", "b0"], ["z"]),
+                   helper.make_node("Unsqueeze", ["z", "axes"], ["zz"]),
                    helper.make_node("Mul", ["r", "zz"], ["rr"])]
     residual = {"itself": "n", "statistics": "rr"}.get(other, "r")
-    nodes = [helper.make_node("Constant", [], ["axes"], value_ints=[0, 2]), norm("x", "n", True, statistics=True), *between,
-             helper.make_node("Add", ["n", residual], ["a"]), helper.make_node("Relu", ["a"], ["y"])]
+    nodes = [helper.make_node("Constant", [], ["axes"], value_ints=[0, 2]), norm("x", "n", True, statistics=True),
+             *between, helper.make_node("Add", ["n", residual], ["a"]), helper.make_node("Relu", ["a"], ["y"])]
     outputs = ["y", "n"] if other == "output" else ["y", "z"] if other == "reader" else ["y"]
     session = session_of(nodes, inputs, outputs)
 
@@ -200,7 +205,8 @@ def test_stays_apart(other, dtype):
 def test_step_is_repeatable():
     """What runs in place of an operand leaves the caller's tensors as they were."""
     shape, dtype = (2, 3, 4, 4), torch.float32
-    inputs = {"x": random(*shape, dtype=dtype, seed=1), "r": random(*shape, dtype=dtype, seed=2), **operands(shape, dtype)}
+    inputs = {"x": random(*shape, dtype=dtype, seed=1), "r": random(*shape, dtype=dtype, seed=2),
+              **operands(shape, dtype)}
     inputs = {n: t for n, t in inputs.items()}
     nodes = [norm("x", "n", False), helper.make_node("Add", ["n", "r"], ["a"]), helper.make_node("Relu", ["a"], ["y"])]
     session = session_of(nodes, inputs)

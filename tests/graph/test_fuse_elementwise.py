@@ -55,7 +55,9 @@ def both(model, tensors, **kwargs):
 
 
 def random_model(rng):
-    """A graph of elementwise nodes, and of products, sums and softmaxes between them that a group must not close around."""
+    """A graph of elementwise nodes, and of products, sums and softmaxes between them that a group must not close
+    around.
+    """
     names = [(f"in{i}", rng.choice(SHAPES) if i else SHAPES[0]) for i in range(4)]
     nodes, full, loose = [], ["in0"], [name for name, _ in names[1:]]
     weights = ("w", (64, 64))
@@ -80,9 +82,10 @@ def random_model(rng):
             nodes.append(helper.make_node("ReduceMean", [x, "axes"], [name + "m"], keepdims=1))
             nodes.append(helper.make_node("Sub", [x, name + "m"], [name]))
         full.append(name)
-    constants = [helper.make_node("Constant", [], ["ratio"], value=helper.make_tensor("r", onnx.TensorProto.FLOAT, [], [0.25])),
-                 helper.make_node("Constant", [], ["training"], value=helper.make_tensor("t", onnx.TensorProto.BOOL, [], [True])),
-                 helper.make_node("Constant", [], ["axes"], value=helper.make_tensor("a", onnx.TensorProto.INT64, [1], [-1]))]
+    constants = [helper.make_node("Constant", [], [output], value=helper.make_tensor(*value))
+                 for output, *value in (("ratio", "r", onnx.TensorProto.FLOAT, [], [0.25]),
+                                        ("training", "t", onnx.TensorProto.BOOL, [], [True]),
+                                        ("axes", "a", onnx.TensorProto.INT64, [1], [-1]))]
     outputs = list(dict.fromkeys([full[-1], rng.choice(full[1:])]))
     return model_of(constants + nodes, [*names, weights], outputs), [*names, weights]
 
@@ -135,7 +138,8 @@ def test_a_model_cannot_bring_steps_of_its_own():
                             parameters=[0.0, 0.0], results=[0])
     graph = helper.make_graph([node], "g", [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, (4,))],
                               [onnx.ValueInfoProto(name="y")])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20), helper.make_opsetid("ai.onnxtrain", 1)],
+    model = helper.make_model(graph,
+                              opset_imports=[helper.make_opsetid("", 20), helper.make_opsetid("ai.onnxtrain", 1)],
                               ir_version=10)
     with pytest.raises(ValueError, match="for the engine alone"):
         _C.Session(model.SerializeToString())
@@ -144,7 +148,8 @@ def test_a_model_cannot_bring_steps_of_its_own():
 def test_result_over_an_operand():
     """The last result takes an operand's place while earlier steps still read it, tile by tile."""
     nodes = [helper.make_node("Exp", ["x"], ["e"]), helper.make_node("MatMul", ["e", "w"], ["m"]),
-             helper.make_node("Tanh", ["m"], ["t"]), helper.make_node("Add", ["t", "m"], ["s"]), helper.make_node("Mul", ["s", "m"], ["y"])]
+             helper.make_node("Tanh", ["m"], ["t"]), helper.make_node("Add", ["t", "m"], ["s"]),
+             helper.make_node("Mul", ["s", "m"], ["y"])]
     x, w = torch.randn(300, 64) * 0.1, torch.randn(64, 64) * 0.1
     model = model_of(nodes, [("x", (300, 64)), ("w", (64, 64))], ["y"])
     both(model, [x, w], wants=b"\0\0")

@@ -1,4 +1,6 @@
-"""GELU in products: the pass, and the plain kernels that devices' are held against, on the CPU, where it runs only when asked for."""
+"""GELU in products: the pass, and the plain kernels that devices' are held against, on the CPU,
+where it runs only when asked for.
+"""
 
 from __future__ import annotations
 
@@ -34,16 +36,20 @@ def step(text: str, tensors: list[torch.Tensor], mask: bytes) -> tuple[list[torc
         grad = torch.randn(outputs[0].shape).to(outputs[0].dtype)
         grads = run.backward([tensors[i] for i in run.saved_inputs] + [outputs[i] for i in run.saved_outputs], [grad])
     _C.set_timing(False)
-    return [outputs[0], *(g for g in grads if g is not None)], {(op, kernel) for _, op, kernel, *_ in session.timeline()}
+    return [outputs[0], *(g for g in grads if g is not None)], {(op, kernel)
+                                                                for _, op, kernel, *_ in session.timeline()}
 
 
-@pytest.mark.parametrize("text", [MODEL.replace("DIMS", "9, "), MODEL.replace("DIMS", "2, 4, "), GEMM], ids=["matmul", "batch", "gemm"])
+@pytest.mark.parametrize("text", [MODEL.replace("DIMS", "9, "), MODEL.replace("DIMS", "2, 4, "), GEMM],
+                         ids=["matmul", "batch", "gemm"])
 @pytest.mark.parametrize("dtype, name, tol", [(torch.float32, "float", 1e-5), (torch.float64, "double", 1e-12)])
-@pytest.mark.parametrize("mask", [b"\0\0\0\0", b"\1\1\1\1", b"\1\0\0\0", b"\0\0\1\0", b"\0\1\0\1"], ids=lambda m: m.hex())
+@pytest.mark.parametrize("mask", [b"\0\0\0\0", b"\1\1\1\1", b"\1\0\0\0", b"\0\0\1\0", b"\0\1\0\1"],
+                         ids=lambda m: m.hex())
 def test_as_apart(text, dtype, name, tol, mask):
     torch.manual_seed(0)
     model = onnx.parser.parse_model(text.replace("TYPE", name))
-    tensors = [torch.randn([d.dim_value for d in i.type.tensor_type.shape.dim], dtype=torch.float64).to(dtype) / 2 for i in model.graph.input]
+    tensors = [torch.randn([d.dim_value for d in i.type.tensor_type.shape.dim], dtype=torch.float64).to(dtype) / 2
+               for i in model.graph.input]
     got, used = step(text.replace("TYPE", name), tensors, mask)
     assert ("GeluMatMul", "gelu_matmul_ref") in used and not any(op == "Gelu" for op, _ in used), used
     backward = {op for op, _ in used if op in ("GeluMatMulGrad", "GeluGrad")}
@@ -57,5 +63,6 @@ def test_as_apart(text, dtype, name, tol, mask):
 
 
 def test_the_other_form_stays_apart():
-    _, used = step(GEMM.replace("TYPE", "float").replace("tanh", "none"), [torch.randn(s) for s in ((9, 12), (16, 12), (16,), (7, 16))], bytes(4))
+    _, used = step(GEMM.replace("TYPE", "float").replace("tanh", "none"),
+                   [torch.randn(s) for s in ((9, 12), (16, 12), (16,), (7, 16))], bytes(4))
     assert not any(op.startswith("GeluMatMul") for op, _ in used), used

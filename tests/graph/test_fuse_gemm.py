@@ -1,4 +1,6 @@
-"""A row added to a product, and a Cast of a 16-bit product to float32, become part of the product; other readers keep them apart."""
+"""A row added to a product, and a Cast of a 16-bit product to float32, become part of the product;
+other readers keep them apart.
+"""
 
 import numpy as np
 import onnx
@@ -81,7 +83,9 @@ def test_row(case, dtype, kernels):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_cast(dtype, kernels):
-    """Through a view as well. The gradient is rounded to the operands' type before it is multiplied, as the Cast does."""
+    """Through a view as well. The gradient is rounded to the operands' type before it is multiplied,
+    as the Cast does.
+    """
     a, b, row = (random(*s, dtype=dtype, seed=i) for i, s in enumerate(((2, 9, 70), (70, 50), (50,))))
     nodes = [helper.make_node("MatMul", ["a", "b"], ["m"]), helper.make_node("Add", ["m", "row"], ["z"]),
              helper.make_node("Reshape", ["z", "flat"], ["v"]), helper.make_node("Cast", ["v"], ["y"], to=1)]
@@ -101,7 +105,8 @@ def test_kept(keep):
     """The product is an output or has another reader; what is added is no row, or makes the result larger."""
     a, b = random(5, 6, dtype=torch.float32, seed=1), random(6, 7, dtype=torch.float32, seed=2)
     row = random(*{"column": (5, 1), "longer": (3, 5, 7)}.get(keep, (7,)), dtype=torch.float32, seed=3)
-    nodes = [helper.make_node("MatMul", ["a", "b"], ["z"]), helper.make_node("Add", ["z", "z" if keep == "itself" else "row"], ["y"])]
+    nodes = [helper.make_node("MatMul", ["a", "b"], ["z"]),
+             helper.make_node("Add", ["z", "z" if keep == "itself" else "row"], ["y"])]
     outputs = ["y"]
     if keep == "output":
         outputs.append("z")

@@ -19,7 +19,8 @@ def session_of(op_type, a, b, perm_a=None, perm_b=None, **attrs):
     nodes.append(helper.make_node(op_type, names, ["y"], **attrs))
     inputs = [helper.make_tensor_value_info(n, onnx.TensorProto.DOUBLE, x.shape) for n, x in (("a", a), ("b", b))]
     graph = helper.make_graph(nodes, "g", inputs, [onnx.ValueInfoProto(name="y")])
-    return _C.Session(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10).SerializeToString())
+    return _C.Session(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)],
+                                        ir_version=10).SerializeToString())
 
 
 def step(session, a, b, dy):

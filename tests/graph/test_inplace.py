@@ -12,7 +12,9 @@ RNG = np.random.default_rng(0)
 
 @pytest.mark.parametrize("small, large", [((4,), (4, 4)), ((2, 1), (2, 4)), ((1,), (2, 2)), ((4, 1), (4, 4))])
 def test_comparison_has_the_bytes_of_a_broadcast_operand(small, large):
-    """(4,) float32 and (4, 4) bool are 16 bytes both: a result written over the operand would be read back as a number."""
+    """(4,) float32 and (4, 4) bool are 16 bytes both: a result written over the operand would be read back as a
+    number.
+    """
     nodes = [helper.make_node("Neg", ["x"], ["n"]), helper.make_node("Greater", ["n", "y"], ["g"]),
              helper.make_node("Not", ["g"], ["z"])]
     inputs = [helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, s) for n, s in (("x", small), ("y", large))]

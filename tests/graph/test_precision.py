@@ -24,16 +24,20 @@ def random(*shape, seed):
 A, B, C = random(3, 40, 200, seed=1), random(200, 70, seed=2), random(70, seed=3)
 FORMS = {
     "MatMul": (["a", "b"], {}, lambda a, b: a @ b, (A, B)),
-    "Gemm": (["a", "b", "c"], {"transB": 1, "alpha": 0.5}, lambda a, b, c: 0.5 * a @ b.T + c, (A[0], B.T.contiguous(), C)),
+    "Gemm": (["a", "b", "c"], {"transB": 1, "alpha": 0.5}, lambda a, b, c: 0.5 * a @ b.T + c,
+             (A[0], B.T.contiguous(), C)),
     "FusedMatMul": (["a", "b"], {"transA": 1, "domain": "ai.onnxtrain"}, lambda a, b: a.mT @ b, (A.mT.contiguous(), B)),
 }
 
 
 def off_by(form, precision):
-    """Largest error of the value and of each gradient over that tensor's largest entry; products of 16 bits in the program."""
+    """Largest error of the value and of each gradient over that tensor's largest entry;
+    products of 16 bits in the program.
+    """
     names, attrs, compute, tensors = FORMS[form]
     infos = [helper.make_tensor_value_info(n, 1, t.shape) for n, t in zip(names, tensors)]
-    graph = helper.make_graph([helper.make_node(form, names, ["y"], **attrs)], "g", infos, [onnx.ValueInfoProto(name="y")])
+    graph = helper.make_graph([helper.make_node(form, names, ["y"], **attrs)], "g", infos,
+                              [onnx.ValueInfoProto(name="y")])
     opsets = [helper.make_opsetid("", 20), helper.make_opsetid("ai.onnxtrain", 1)]
     session = _C.Session(helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString())
     _C.set_matmul_precision(precision, True)
@@ -43,7 +47,8 @@ def off_by(form, precision):
     dy = random(*y.shape, seed=4)
     grads = run.backward([tensors[i] for i in run.saved_inputs] + [ys[i] for i in run.saved_outputs], [dy])
     expected = (y, *torch.autograd.grad(y, leaves, dy.double()))
-    errors = [((got.double() - want).abs().max() / want.abs().max()).item() for got, want in zip((*ys, *grads), expected, strict=True)]
+    errors = [((got.double() - want).abs().max() / want.abs().max()).item()
+              for got, want in zip((*ys, *grads), expected, strict=True)]
     return errors, session.text("program").count("-> bfloat16") + session.text("program").count("bfloat16[")
 
 

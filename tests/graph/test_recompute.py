@@ -1,4 +1,6 @@
-"""What backward computes again instead of keeping it: the same bits in less memory, by the rule of passes/recompute.c."""
+"""What backward computes again instead of keeping it: the same bits in less memory,
+by the rule of passes/recompute.c.
+"""
 
 import copy
 import os
@@ -12,13 +14,14 @@ import pytest
 import torch
 from onnx import helper
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "models"))
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "models"), str(Path(__file__).resolve().parents[1])]
 import test_models  # noqa: E402
+from harness import drawn_seed  # noqa: E402
 from onnxtrain import _C  # noqa: E402
 from onnxtrain.ortmodule import ORTModule, _program  # noqa: E402
 from test_fuse_elementwise import random_model  # noqa: E402
 
-SEED = int(os.environ.get("ONNXTRAIN_RECOMPUTE_SEED") or random.Random(os.environ.get("PYTEST_XDIST_TESTRUNUID")).randrange(2**31))
+SEED = drawn_seed("ONNXTRAIN_RECOMPUTE_SEED")
 print(f"ONNXTRAIN_RECOMPUTE_SEED={SEED}")
 ZOO = {**test_models.MODELS, **{f"dropped-{name}": model for name, model in test_models.RANDOM.items()}}
 ZOO = {name: model for name, model in ZOO.items() if model.engine}
@@ -37,7 +40,8 @@ def run(model, tensors, wants=None, seed=7, level=0):
     """(session, run's saved inputs, outputs and gradients as bytes) of one step in a session of its own."""
     session = _C.Session(model, recompute=level)
     outputs, run = session.forward(tensors, wants or b"\1" * len(tensors), seed)
-    flat = [y for output in outputs if output is not None for y in (output if isinstance(output, (list, tuple)) else [output])]
+    flat = [y for output in outputs if output is not None
+            for y in (output if isinstance(output, (list, tuple)) else [output])]
     kept = [bits(y) for y in flat]
     if run is None:
         return session, (), kept
@@ -91,17 +95,20 @@ def network(rows, width, layers=3, ratio=0.1):
             helper.make_node("Add", [x, f"o{i}"], [f"x{i}"]),
         ]
         x = f"x{i}"
-    constants = [onnx.numpy_helper.from_array(np.array(ratio, np.float32), "ratio"), onnx.numpy_helper.from_array(np.array(True), "on")]
+    constants = [onnx.numpy_helper.from_array(np.array(ratio, np.float32), "ratio"),
+                 onnx.numpy_helper.from_array(np.array(True), "on")]
     values = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape) for name, shape in names]
     graph = helper.make_graph(nodes, "g", values, [onnx.ValueInfoProto(name=x)], constants)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10).SerializeToString(), tensors
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)],
+                             ir_version=10).SerializeToString(), tensors
 
 
 def test_a_block_keeps_neither_norm_nor_activation():
     ways = in_all_ways(*network(256, 1024, layers=4))
     off, rule, layers = ways["off"], ways["rule"], ways["layers"]
     per_layer = 256 * 1024 * 4
-    assert rule["recomputed_nodes"] >= 9  # a norm, a GELU and a dropout in each block but the last, where backward begins at once
+    # A norm, a GELU and a dropout in each block but the last, where backward begins at once.
+    assert rule["recomputed_nodes"] >= 9
     assert rule["recomputed_bytes"] >= 3 * (per_layer + 4 * per_layer)  # n and d; a was not kept before
     assert rule["slab_bytes"] <= off["slab_bytes"] - 2 * 5 * per_layer
     assert layers["recomputed_bytes"] > rule["recomputed_bytes"] and layers["slab_bytes"] < rule["slab_bytes"]
@@ -115,7 +122,8 @@ def test_the_copies_stand_in_backward_before_their_reader():
     forward, backward = session.text("program").split("# backward")
     assert forward.count("LayerNormalization") == backward.count("LayerNormalization") == 2
     assert forward.count("Gelu") == 2 and "Gelu" in backward
-    assert backward.index("LayerNormGrad") < backward.rindex("LayerNormalization")  # of the first block, behind the last one's
+    # Of the first block, behind the last one's.
+    assert backward.index("LayerNormGrad") < backward.rindex("LayerNormalization")
     _C.disable_passes(["recompute"])
     plain, before, _ = run(model, tensors)
     assert "LayerNormalization" not in plain.text("program").split("# backward")[1]

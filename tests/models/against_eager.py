@@ -1,7 +1,7 @@
 """A model of the zoo through ORTModule beside the same model in eager PyTorch: what differs, and where it ran.
 
-Used by test_transformers.py, which asserts, and by tools/models.py, which writes the table. Every function gives a Result,
-whose `problems` are sentences; it does not raise for a difference.
+Used by test_transformers.py, which asserts, and by tools/models.py, which writes the table. Every function gives a
+Result, whose `problems` are sentences; it does not raise for a difference.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class Result:
         return self
 
 
-def made(name: str, attention: str, where: str, seed: int, dropout: float = 0.0) -> tuple[torch.nn.Module, dict[str, Any]]:
+def made(name: str, attention: str, where: str, seed: int,
+         dropout: float = 0.0) -> tuple[torch.nn.Module, dict[str, Any]]:
     """A model in train mode and its arguments; no labels where the loss is outside, but a decoder's words."""
     torch.manual_seed(seed)
     module, kwargs = ZOO[name][0](attention, dropout)
@@ -151,7 +152,8 @@ def _three_steps(module: torch.nn.Module, model: torch.nn.Module, kwargs: dict[s
 
 
 def bfloat16(name: str, attention: str, where: str, seed: int = 0) -> Result:
-    """Under autocast, the mean of three steps: as far from eager float32 as eager bfloat16 is, twice, as each rounds in its
+    """Under autocast, the mean of three steps: as far from eager float32 as eager bfloat16 is, twice, as each rounds in
+    its
     own way. The loss is one number, exact by chance: four roundings of it are admitted."""
     module, kwargs = made(name, attention, where, seed)
     half, model, result = copy.deepcopy(module), ORTModule(copy.deepcopy(module)), Result()
@@ -174,7 +176,9 @@ def bfloat16(name: str, attention: str, where: str, seed: int = 0) -> Result:
 
 
 def dropped(name: str, attention: str, where: str = "inside", draws: int = 80) -> Result:
-    """With dropout: loss and gradients have eager's distribution, and the gradient is that of the masks that were drawn."""
+    """With dropout: loss and gradients have eager's distribution,
+    and the gradient is that of the masks that were drawn.
+    """
     module, kwargs = made(name, attention, where, 0, dropout=0.2)
     model, result = ORTModule(copy.deepcopy(module)), Result()
     samples = []
@@ -193,7 +197,8 @@ def dropped(name: str, attention: str, where: str = "inside", draws: int = 80) -
             continue
         error = (sum(v[k] for v in variances) / draws).sqrt()
         result.see(what, ((means[0][k] - means[1][k]).abs() / error).item(), 4.0, f"mean of {what}, in standard errors")
-        result.see("spread", (variances[1][k] / variances[0][k]).sqrt().log().abs().item(), 0.45, f"logarithm of the spreads of {what}")
+        result.see("spread", (variances[1][k] / variances[0][k]).sqrt().log().abs().item(), 0.45,
+                   f"logarithm of the spreads of {what}")
     slope_of(model, kwargs, where, result)
     return result.ran(model, draws + 3)
 

@@ -1,9 +1,10 @@
-"""Random modules: expressions of torch functions over a few tensors, for comparing ORTModule with eager where passes meet.
+"""Random modules: expressions of torch functions over a few tensors, for comparing ORTModule with eager where passes
+meet.
 
     python tests/models/random_modules.py [--seed N] [--count 100] [--only SEED]
 
-A module is made of its seed alone: parameters, arguments and a list of steps, each a function of tensors made before. What is
-not used by a later step flows into the result, so that every step has a gradient.
+A module is made of its seed alone: parameters, arguments and a list of steps, each a function of tensors made before.
+What is not used by a later step flows into the result, so that every step has a gradient.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ class Maker:
 
     def add(self, name: str, f: Callable[..., Tensor], at: tuple[int, ...], parameters: tuple[int, ...] = ()) -> None:
         value = f(*(self.tensors[i] for i in at), *(self.parameters[i] for i in parameters))
-        if not value.numel() or value.numel() > LARGEST or not bool(value.isfinite().all()) or float(value.abs().max()) > 50:
+        if (not value.numel() or value.numel() > LARGEST or not bool(value.isfinite().all())
+            or float(value.abs().max()) > 50):
             return
         self.steps.append((name, f, at, parameters))
         self.used.update(at)
@@ -70,25 +72,31 @@ class Maker:
 
 UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu, "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "tanh": torch.tanh,
-    "sigmoid": torch.sigmoid, "silu": F.silu, "softplus": F.softplus, "elu": F.elu, "leaky": lambda x: F.leaky_relu(x, 0.1),
+    "sigmoid": torch.sigmoid, "silu": F.silu, "softplus": F.softplus, "elu": F.elu,
+    "leaky": lambda x: F.leaky_relu(x, 0.1),
     "square": torch.square, "neg": torch.neg, "exp": lambda x: (-x.abs()).exp(), "abs": torch.abs, "sin": torch.sin,
-    "sqrt": lambda x: (x.abs() + 0.5).sqrt(), "log": lambda x: (x.abs() + 0.5).log(), "reciprocal": lambda x: 1 / (x.abs() + 1),
-    "clamp": lambda x: x.clamp(-0.7, 0.9), "hardswish": F.hardswish, "mish": F.mish, "erf": torch.erf, "scaled": lambda x: x * 0.3,
-    "shifted": lambda x: 1.5 - x, "power": lambda x: x**3 * 0.1, "where": lambda x: torch.where(x > 0.2, x, 0.5 * x),
+    "sqrt": lambda x: (x.abs() + 0.5).sqrt(), "log": lambda x: (x.abs() + 0.5).log(),
+    "reciprocal": lambda x: 1 / (x.abs() + 1),
+    "clamp": lambda x: x.clamp(-0.7, 0.9), "hardswish": F.hardswish, "mish": F.mish, "erf": torch.erf,
+    "scaled": lambda x: x * 0.3, "shifted": lambda x: 1.5 - x, "power": lambda x: x**3 * 0.1,
+    "where": lambda x: torch.where(x > 0.2, x, 0.5 * x),
     "masked": lambda x: x.masked_fill(x < -0.5, 0.25), "detached": lambda x: x * x.detach().sigmoid(),
-    "rsqrt": lambda x: torch.rsqrt(x.square().mean(-1, keepdim=True) + 0.1) * x, "rounded": lambda x: x + x.detach().round(),
+    "rsqrt": lambda x: torch.rsqrt(x.square().mean(-1, keepdim=True) + 0.1) * x,
+    "rounded": lambda x: x + x.detach().round(),
     "dropped": lambda x: F.dropout(x, 0.0), "half": lambda x: x.float().to(x.dtype) if x.dtype == torch.float32 else x,
 }
 REDUCE: dict[str, Callable[..., Tensor]] = {
     "sum": lambda x, d, k: x.sum(d, keepdim=k) * 0.3, "mean": lambda x, d, k: x.mean(d, keepdim=k),
     "amax": lambda x, d, k: x.amax(d, keepdim=k), "logsumexp": lambda x, d, k: x.logsumexp(d, keepdim=k),
-    "norm": lambda x, d, k: (x.square().sum(d, keepdim=k) + 0.1).sqrt(), "var": lambda x, d, k: x.var(d, unbiased=False, keepdim=k),
+    "norm": lambda x, d, k: (x.square().sum(d, keepdim=k) + 0.1).sqrt(),
+    "var": lambda x, d, k: x.var(d, unbiased=False, keepdim=k),
     "prod": lambda x, d, k: (x.sigmoid() + 0.5).prod(d[0] if isinstance(d, tuple) else d, keepdim=k),
     "min": lambda x, d, k: x.amin(d, keepdim=k),
 }
 BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": lambda a, b: a / (b.abs() + 1), "maximum": torch.maximum,
-    "pick": lambda a, b: torch.where(a > b, a, b * 0.5), "lerp": lambda a, b: torch.lerp(a, b, 0.3), "gate": lambda a, b: F.silu(a) * b,
+    "add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": lambda a, b: a / (b.abs() + 1),
+    "maximum": torch.maximum, "pick": lambda a, b: torch.where(a > b, a, b * 0.5),
+    "lerp": lambda a, b: torch.lerp(a, b, 0.3), "gate": lambda a, b: F.silu(a) * b,
 }
 
 
@@ -139,12 +147,14 @@ def matmul(m: Maker) -> None:
     elif kind == 1:
         m.add("gram transposed", lambda x: x.mT @ x * x.shape[-2] ** -0.5, (a,))
     else:
-        fits = (lambda t: t.dim() >= 2 and t.shape[-2] == x.shape[-1] and t.shape[:-2] == x.shape[:-2]) if kind == 2 else (
-            lambda t: t.dim() >= 2 and t.shape[-1] == x.shape[-1] and broadcastable(t[..., 0, 0], x[..., 0, 0]))
+        fits = (lambda t: t.dim() >= 2 and t.shape[-2] == x.shape[-1]
+                and t.shape[:-2] == x.shape[:-2]) if kind == 2 else (
+lambda t: t.dim() >= 2 and t.shape[-1] == x.shape[-1] and broadcastable(t[..., 0, 0], x[..., 0, 0]))
         b = m.pick(fits)
         if b is not None:
             scale = x.shape[-1] ** -0.5
-            m.add("matmul", (lambda x, y: x @ y * scale) if kind == 2 else (lambda x, y: scale * (x @ y.transpose(-1, -2))), (a, b))
+            m.add("matmul", (lambda x, y: x @ y * scale) if kind == 2
+                  else (lambda x, y: scale * (x @ y.transpose(-1, -2))), (a, b))
 
 
 def reshape(m: Maker) -> None:
@@ -189,7 +199,8 @@ def part(m: Maker) -> None:
         index = torch.tensor([m.rng.randrange(n) for _ in range(m.rng.randint(1, 6))])
         m.add("index_select", lambda x: x.index_select(d, index), (a,))
     elif kind == 3:
-        b = m.pick(lambda t: t.dim() == len(shape) and all(x == y for i, (x, y) in enumerate(zip(t.shape, shape)) if i != d))
+        b = m.pick(lambda t: t.dim() == len(shape) and all(x == y for i, (x, y) in enumerate(zip(t.shape, shape))
+                                                           if i != d))
         m.add("cat", lambda x, y: torch.cat([x, y, x], d), (a, b))
     elif kind == 4 and n % 2 == 0:
         m.add("chunks", lambda x: x.chunk(2, d)[0] * x.chunk(2, d)[1].tanh(), (a,))
@@ -202,7 +213,8 @@ def part(m: Maker) -> None:
         pads = [0, 0] * (len(shape) - 1 - d) + [1, m.rng.randint(0, 2)]
         m.add("pad", lambda x: F.pad(x, pads, value=0.5), (a,))
     elif kind == 7:
-        m.add("halves rotated", lambda x: torch.cat((-x.narrow(d, n // 2, n - n // 2), x.narrow(d, 0, n // 2)), d), (a,))
+        m.add("halves rotated", lambda x: torch.cat((-x.narrow(d, n // 2, n - n // 2), x.narrow(d, 0, n // 2)), d),
+              (a,))
 
 
 def reduce(m: Maker) -> None:
@@ -228,7 +240,8 @@ def norm(m: Maker) -> None:
         m.add("rms_norm", lambda x, w: F.rms_norm(x, (wide,), w, 1e-3), (a,), (weight,))
     elif kind == 2:
         b = m.pick(lambda t: t.shape == m.tensors[a].shape)
-        m.add("residual layer_norm", lambda x, y, w, b: F.layer_norm(x + F.dropout(y, 0.0), (wide,), w, b, 1e-3), (a, b), (weight, bias))
+        m.add("residual layer_norm", lambda x, y, w, b: F.layer_norm(x + F.dropout(y, 0.0), (wide,), w, b, 1e-3),
+              (a, b), (weight, bias))
     elif kind == 3:
         m.add("softmax", lambda x: x.softmax(-1), (a,))
     else:
@@ -273,7 +286,7 @@ def image(m: Maker) -> None:
     channels = m.tensors[a].shape[1]
     kind = m.rng.randrange(7)
     if kind < 2:
-        out, size, stride, pad = m.rng.choice((2, 4, 6)), m.rng.choice((1, 2, 3)), m.rng.choice((1, 1, 2)), m.rng.choice((0, 1))
+        out, size, stride, pad = map(m.rng.choice, ((2, 4, 6), (1, 2, 3), (1, 1, 2), (0, 1)))
         weight = m.parameter(out, channels, size, size, scale=(channels * size * size) ** -0.5)
         bias = (m.parameter(out),) if kind else ()
         m.add("conv2d", lambda x, w, *b: F.conv2d(x, w, *(b or (None,)), stride, pad), (a,), (weight, *bias))
@@ -312,8 +325,8 @@ def gather(m: Maker) -> None:
         m.add("sorted", lambda x: x.topk(min(3, shape[d]), d)[0], (a,))
 
 
-KINDS = {unary: 6, binary: 6, with_parameter: 3, linear: 5, matmul: 3, reshape: 5, part: 4, reduce: 3, norm: 4, attention: 2,
-         image: 4, gather: 2}
+KINDS = {unary: 6, binary: 6, with_parameter: 3, linear: 5, matmul: 3, reshape: 5, part: 4, reduce: 3, norm: 4,
+         attention: 2, image: 4, gather: 2}
 SHAPES = [(4,), (3, 8), (6, 6), (2, 5, 8), (4, 3, 12), (2, 4, 6, 6), (1, 3, 9, 8), (2, 2, 3, 4)]
 
 
@@ -365,7 +378,8 @@ def train(model: nn.Module, module: RandomModule, dtype: torch.dtype, steps: int
         generator = torch.Generator().manual_seed(step)
         for p in model.parameters():
             p.grad = None
-        loss = sum((r * torch.randn(r.shape, generator=generator, dtype=torch.float64).to(dtype)).sum() for r in results)
+        loss = sum((r * torch.randn(r.shape, generator=generator, dtype=torch.float64).to(dtype)).sum()
+                   for r in results)
         if not isinstance(loss, Tensor) or not loss.requires_grad:
             return [r.detach() for r in results]
         loss.backward()

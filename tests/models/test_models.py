@@ -1,7 +1,9 @@
-"""Real models in small, through ORTModule against eager: three steps each, in train and eval mode, training in float64 too.
+"""Real models in small, through ORTModule against eager: three steps each, in train and eval mode, training in float64
+too.
 
-Loss, every output, every gradient (inputs included) and every buffer must agree, and every step must have run in the engine.
-With dropout on it is the distribution that must agree: a run draws some models by a printed seed, ONNXTRAIN_SLOW=1 takes all.
+Loss, every output, every gradient (inputs included) and every buffer must agree, and every step must have run in the
+engine. With dropout on it is the distribution that must agree: a run draws some models by a printed seed,
+ONNXTRAIN_SLOW=1 takes all.
 """
 
 from __future__ import annotations
@@ -20,9 +22,10 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1])]
 import onnxtrain  # noqa: E402
 import zoo  # noqa: E402
+from harness import drawn_seed  # noqa: E402
 from onnxtrain.ortmodule import ORTModule  # noqa: E402
 
 # Of the largest entry of a tensor. In float32 two orders of summation are compared; float64 shows what is a defect.
@@ -50,7 +53,8 @@ def pixels(outputs: Any) -> Tensor:
 
 
 def squares(outputs: Any) -> Tensor:
-    return (outputs * torch.linspace(-1, 1, outputs.numel()).to(outputs).view_as(outputs)).square().mean() + outputs.mean()
+    return (outputs * torch.linspace(-1, 1,
+                                     outputs.numel()).to(outputs).view_as(outputs)).square().mean() + outputs.mean()
 
 
 def real_or_not(outputs: Any) -> Tensor:
@@ -60,13 +64,15 @@ def real_or_not(outputs: Any) -> Tensor:
 def elbo(outputs: Any) -> Tensor:
     image, mean, logvar = outputs
     target = torch.linspace(0, 1, image.numel()).to(image).view_as(image)
-    return F.binary_cross_entropy(image, target, reduction="sum") - 0.5 * (1 + logvar - mean.square() - logvar.exp()).sum()
+    divergence = 0.5 * (1 + logvar - mean.square() - logvar.exp()).sum()
+    return F.binary_cross_entropy(image, target, reduction="sum") - divergence
 
 
 def both_sides(outputs: Any) -> Tensor:
     real, fake, fooled = (o.float() for o in outputs)
     entropy = F.binary_cross_entropy_with_logits
-    return entropy(real, torch.ones_like(real)) + entropy(fake, torch.zeros_like(fake)) + entropy(fooled, torch.ones_like(fooled))
+    return (entropy(real, torch.ones_like(real)) + entropy(fake, torch.zeros_like(fake))
+            + entropy(fooled, torch.ones_like(fooled)))
 
 
 def a_graph() -> tuple[Tensor, ...]:
@@ -109,7 +115,8 @@ MODELS = {
     "super-resolution": Model(zoo.SuperResolution, images(2, 3, 9, 7), squares),
     "spatial-transformer": Model(zoo.SpatialTransformer, images(3, 1, 16, 16), classify),
     "lstm": Model(zoo.RecurrentLM, tokens(3, 7), next_token),
-    "lstm-bidirectional": Model(lambda: zoo.RecurrentLM(nn.LSTM, layers=1, bidirectional=True), tokens(3, 7), next_token),
+    "lstm-bidirectional": Model(lambda: zoo.RecurrentLM(nn.LSTM, layers=1, bidirectional=True), tokens(3, 7),
+                                next_token),
     "gru": Model(lambda: zoo.RecurrentLM(nn.GRU), tokens(3, 7), next_token),
     "rnn": Model(lambda: zoo.RecurrentLM(nn.RNN, layers=1), tokens(3, 7), next_token),
     "wavenet": Model(zoo.WaveNet, images(2, 1, 20), squares),
@@ -129,14 +136,16 @@ def assert_same(ours: Tensor | None, eager: Tensor | None, what: str, scale: flo
     assert torch.isfinite(eager).all(), f"{what}: eager is not finite"
     largest = max(eager.abs().max().item() if eager.numel() else 0.0, scale)
     error = (ours - eager).abs().max().item() if eager.numel() else 0.0
-    assert error <= TOLERANCE[eager.dtype] * max(largest, 1e-6), f"{what}: error {error:.3g}, largest entry {largest:.3g}"
+    assert error <= TOLERANCE[eager.dtype] * max(largest,
+                                                 1e-6), f"{what}: error {error:.3g}, largest entry {largest:.3g}"
 
 
 def flat(outputs: Any) -> list[Tensor]:
     return list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
 
 
-def step(model: nn.Module, inputs: tuple[Tensor, ...], loss: Callable[[Any], Tensor]) -> tuple[Tensor, list[Tensor], list[Tensor | None]]:
+def step(model: nn.Module, inputs: tuple[Tensor, ...],
+         loss: Callable[[Any], Tensor]) -> tuple[Tensor, list[Tensor], list[Tensor | None]]:
     leaves = [x.clone().requires_grad_(x.is_floating_point()) for x in inputs]
     model.zero_grad()
     outputs = model(*leaves)
@@ -177,7 +186,8 @@ def test_model(name: str, training: bool, dtype: torch.dtype) -> None:
         assert counts["engine_steps"] == 3 and counts["fallback_steps"] == 0, counts["reasons"]
         assert counts["exports"] == 1, "one export serves all steps"
     else:
-        assert counts["engine_steps"] + counts["fallback_steps"] == 3 and bool(counts["fallback_steps"]) == bool(counts["reasons"])
+        assert (counts["engine_steps"] + counts["fallback_steps"] == 3
+                and bool(counts["fallback_steps"]) == bool(counts["reasons"]))
 
 
 def distance(expected: nn.Module, got: nn.Module) -> float:
@@ -208,8 +218,10 @@ def test_bfloat16_autocast(name: str) -> None:
     assert mine <= 2 * theirs + 1e-2 * abs(values[0]), values
     assert distance(exact, ours) <= 2 * distance(exact, half) + 1e-2
     counts = onnxtrain.stats(ours)
-    assert counts["engine_steps"] + counts["fallback_steps"] == 1 and bool(counts["fallback_steps"]) == bool(counts["reasons"])
-    assert counts["engine_steps"] == 1 or not model.engine or name == "graph", counts["reasons"]  # nn.GRUCell: see test_fallback.py
+    assert (counts["engine_steps"] + counts["fallback_steps"] == 1
+            and bool(counts["fallback_steps"]) == bool(counts["reasons"]))
+    # nn.GRUCell: see test_fallback.py.
+    assert counts["engine_steps"] == 1 or not model.engine or name == "graph", counts["reasons"]
 
 
 class Dropped(nn.Module):
@@ -232,11 +244,12 @@ class Dropped(nn.Module):
 
 # Of these nothing can be dropped: tokens in, one layer, or packed sequences, which run in PyTorch.
 UNDROPPED = {"lstm-bidirectional", "rnn", "lstm-packed", "gru-packed"}
-RANDOM = {name: Model(lambda m=model: Dropped(m.make()), model.data, model.loss) for name, model in MODELS.items() if name not in UNDROPPED}
+RANDOM = {name: Model(lambda m=model: Dropped(m.make()), model.data, model.loss) for name, model in MODELS.items()
+          if name not in UNDROPPED}
 RANDOM["sampling-vae"] = Model(zoo.SamplingVAE, lambda: (torch.rand(3, 1, 16, 16),), elbo)
-# Workers of one run must collect the same cases.
-SEED = int(os.environ.get("ONNXTRAIN_MODELS_SEED") or random.Random(os.environ.get("PYTEST_XDIST_TESTRUNUID")).randrange(2**31))
-DRAWN = sorted(RANDOM) if os.environ.get("ONNXTRAIN_SLOW") == "1" else sorted(random.Random(SEED).sample(sorted(RANDOM), 6))
+SEED = drawn_seed("ONNXTRAIN_MODELS_SEED")
+DRAWN = (sorted(RANDOM) if os.environ.get("ONNXTRAIN_SLOW") == "1"
+         else sorted(random.Random(SEED).sample(sorted(RANDOM), 6)))
 print(f"ONNXTRAIN_MODELS_SEED={SEED}: {len(DRAWN)} of {len(RANDOM)} random models")
 
 

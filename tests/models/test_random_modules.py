@@ -1,14 +1,17 @@
 """Random modules through ORTModule against eager: a few, by a printed seed; ONNXTRAIN_SLOW=1 takes many."""
 
 import os
-import random
+import sys
+from pathlib import Path
 
 import pytest
 
-import random_modules
+sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1])]
+import random_modules  # noqa: E402
+from harness import drawn_seed  # noqa: E402
 
 COUNT = 200 if os.environ.get("ONNXTRAIN_SLOW") else 5
-SEED = int(os.environ.get("ONNXTRAIN_MODELS_SEED") or random.Random(os.environ.get("PYTEST_XDIST_TESTRUNUID")).randrange(2**31))
+SEED = drawn_seed("ONNXTRAIN_MODELS_SEED")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -1,7 +1,7 @@
 """Models of `transformers` in small, through ORTModule against eager; see against_eager.py for what is compared.
 
-Every step in the engine, or a failure that names the reason. A run takes a sample by a printed seed; ONNXTRAIN_SLOW=1 takes
-all. docs/models.md is the table of all of them.
+Every step in the engine, or a failure that names the reason. A run takes a sample by a printed seed; ONNXTRAIN_SLOW=1
+takes all. docs/models.md is the table of all of them.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("transformers")
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1])]
 import against_eager as against  # noqa: E402
+from harness import drawn_seed  # noqa: E402
 from transformers_zoo import CASES, UNDROPPED  # noqa: E402
 
-# Workers of one run must collect the same cases.
-SEED = int(os.environ.get("ONNXTRAIN_MODELS_SEED") or random.Random(os.environ.get("PYTEST_XDIST_TESTRUNUID")).randrange(2**31))
+SEED = drawn_seed("ONNXTRAIN_MODELS_SEED")
 EVERY = {
     "three_steps": [(name, attention, where) for name, attention in CASES for where in ("inside", "outside")],
     "bfloat16": [(name, attention, where) for name, attention in CASES for where in ("inside", "outside")],

@@ -1,4 +1,6 @@
-"""Small versions of the vision and sequence models that people train, written with torch.nn. Imported by test_models.py."""
+"""Small versions of the vision and sequence models that people train, written with torch.nn.
+Imported by test_models.py.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ class ResNet18(nn.Module):
 
     def __init__(self, width: int = 8, classes: int = 10) -> None:
         super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, width, 7, 2, 3, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1))
+        self.stem = nn.Sequential(nn.Conv2d(3, width, 7, 2, 3, bias=False), nn.BatchNorm2d(width),
+                                  nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1))
         blocks, c_in = [], width
         for stage in range(4):
             c_out = width << stage
@@ -68,7 +71,8 @@ class ResNet50(nn.Module):
 
     def __init__(self, width: int = 4, classes: int = 10) -> None:
         super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, width, 7, 2, 3, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1))
+        self.stem = nn.Sequential(nn.Conv2d(3, width, 7, 2, 3, bias=False), nn.BatchNorm2d(width),
+                                  nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1))
         blocks, c_in = [], width
         for stage, count in enumerate((3, 4, 6, 3)):
             for i in range(count):
@@ -99,8 +103,8 @@ class InvertedResidual(nn.Module):
         wide = c_in * 4
         self.body = nn.Sequential(
             nn.Conv2d(c_in, wide, 1, bias=False), nn.BatchNorm2d(wide), activation(),
-            nn.Conv2d(wide, wide, kernel, stride, kernel // 2, groups=wide, bias=False), nn.BatchNorm2d(wide), activation(),
-            SqueezeExcite(wide), nn.Conv2d(wide, c_out, 1, bias=False), nn.BatchNorm2d(c_out))
+            nn.Conv2d(wide, wide, kernel, stride, kernel // 2, groups=wide, bias=False), nn.BatchNorm2d(wide),
+            activation(), SqueezeExcite(wide), nn.Conv2d(wide, c_out, 1, bias=False), nn.BatchNorm2d(c_out))
         self.skip = stride == 1 and c_in == c_out
 
     def forward(self, x: Tensor) -> Tensor:
@@ -114,7 +118,8 @@ class MobileNet(nn.Module):
         super().__init__()
         self.features = nn.Sequential(
             nn.Conv2d(3, 8, 3, 2, 1, bias=False), nn.BatchNorm2d(8), nn.Hardswish(),
-            InvertedResidual(8, 8, 1, 3, nn.ReLU6), InvertedResidual(8, 12, 2, 5, nn.Hardswish), InvertedResidual(12, 12, 1, 3, nn.Hardswish),
+            InvertedResidual(8, 8, 1, 3, nn.ReLU6), InvertedResidual(8, 12, 2, 5, nn.Hardswish),
+            InvertedResidual(12, 12, 1, 3, nn.Hardswish),
             nn.Conv2d(12, 32, 1, bias=False), nn.BatchNorm2d(32, momentum=0.03), nn.Hardswish())
         self.head = nn.Sequential(nn.Linear(32, 24), nn.SiLU(), nn.Linear(24, classes))
 
@@ -146,7 +151,8 @@ class GroupNormCNN(nn.Module):
         super().__init__()
         self.body = nn.Sequential(
             nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.SiLU(), nn.AvgPool2d(2),
-            nn.Conv2d(8, 12, 3, stride=2, padding=1, groups=4), nn.GroupNorm(3, 12), nn.GELU(), nn.Conv2d(12, 12, 3, dilation=2, padding=2),
+            nn.Conv2d(8, 12, 3, stride=2, padding=1, groups=4), nn.GroupNorm(3, 12), nn.GELU(),
+            nn.Conv2d(12, 12, 3, dilation=2, padding=2),
             nn.GroupNorm(1, 12), nn.Mish())
         self.fc = nn.Linear(12, classes)
 
@@ -184,7 +190,8 @@ class ViT(nn.Module):
         self.patches = nn.Conv2d(3, width, 8, 8)
         self.token = nn.Parameter(torch.randn(1, 1, width) * 0.02)
         self.positions = nn.Parameter(torch.randn(1, 17, width) * 0.02)
-        layer = nn.TransformerEncoderLayer(width, 4, 32, dropout=0.0, activation="gelu", batch_first=True, norm_first=True)
+        layer = nn.TransformerEncoderLayer(width, 4, 32, dropout=0.0, activation="gelu", batch_first=True,
+                                           norm_first=True)
         self.encoder = nn.TransformerEncoder(layer, 2, norm=nn.LayerNorm(width), enable_nested_tensor=False)
         self.head = nn.Linear(width, classes)
 
@@ -199,7 +206,8 @@ class ViT(nn.Module):
 
 def double_conv(c_in: int, c_out: int) -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(c_in, c_out, 3, padding=1, bias=False), nn.BatchNorm2d(c_out), nn.ReLU(inplace=True),
-                         nn.Conv2d(c_out, c_out, 3, padding=1, bias=False), nn.BatchNorm2d(c_out), nn.ReLU(inplace=True))
+                         nn.Conv2d(c_out, c_out, 3, padding=1, bias=False), nn.BatchNorm2d(c_out),
+                         nn.ReLU(inplace=True))
 
 
 class UNet(nn.Module):
@@ -210,8 +218,10 @@ class UNet(nn.Module):
         self.enter, self.down1, self.down2 = double_conv(3, 6), double_conv(6, 8), double_conv(8, 12)
         self.bilinear = bilinear
         if bilinear:
-            self.up1 = nn.Sequential(nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True), nn.Conv2d(12, 8, 1))
-            self.up2 = nn.Sequential(nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True), nn.Conv2d(8, 6, 1))
+            self.up1 = nn.Sequential(nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True),
+                                     nn.Conv2d(12, 8, 1))
+            self.up2 = nn.Sequential(nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True),
+                                     nn.Conv2d(8, 6, 1))
         else:
             self.up1, self.up2 = nn.ConvTranspose2d(12, 8, 2, 2), nn.ConvTranspose2d(8, 6, 2, 2)
         self.merge1, self.merge2 = double_conv(16, 8), double_conv(12, 6)
@@ -278,7 +288,8 @@ class SamplingVAE(VAE):
 
 
 class GAN(nn.Module):
-    """Both halves in one module: the loss of the generator through the discriminator, and that of the discriminator, whose fakes
+    """Both halves in one module: the loss of the generator through the discriminator, and that of the discriminator,
+    whose fakes
     are detached."""
 
     def __init__(self) -> None:
@@ -335,7 +346,8 @@ class SpatialTransformer(nn.Module):
 
 
 class RecurrentLM(nn.Module):
-    def __init__(self, kind: type[nn.RNNBase] = nn.LSTM, words: int = 30, width: int = 12, layers: int = 2, bidirectional: bool = False) -> None:
+    def __init__(self, kind: type[nn.RNNBase] = nn.LSTM, words: int = 30, width: int = 12, layers: int = 2,
+                 bidirectional: bool = False) -> None:
         super().__init__()
         self.embed = nn.Embedding(words, width)
         self.rnn = kind(width, width, layers, batch_first=True, bidirectional=bidirectional)
@@ -355,7 +367,9 @@ class PackedLM(RecurrentLM):
 
 
 class GraphNet(nn.Module):
-    """Messages along edges, summed at their targets by scatter_add and divided by the degree; then by index_add with gates."""
+    """Messages along edges, summed at their targets by scatter_add and divided by the degree;
+    then by index_add with gates.
+    """
 
     def __init__(self, width: int = 8, classes: int = 3) -> None:
         super().__init__()
@@ -381,7 +395,8 @@ class CheckpointedTransformer(nn.Module):
     def __init__(self, reentrant: bool = False, dropout: float = 0.0, words: int = 30, width: int = 16) -> None:
         super().__init__()
         self.embed, self.position = nn.Embedding(words, width), nn.Parameter(torch.randn(1, 7, width) * 0.1)
-        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(width, 4, 32, dropout, batch_first=True, norm_first=i > 0) for i in range(3))
+        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(width, 4, 32, dropout, batch_first=True,
+                                                               norm_first=i > 0) for i in range(3))
         self.head, self.reentrant = nn.Linear(width, words), reentrant
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -399,7 +414,8 @@ class WaveNet(nn.Module):
         super().__init__()
         self.enter = nn.Conv1d(1, channels, 1)
         self.filters = nn.ModuleList(nn.Conv1d(channels, channels, 2, dilation=2**i) for i in range(3))
-        self.gates = nn.ModuleList(nn.utils.parametrizations.weight_norm(nn.Conv1d(channels, channels, 2, dilation=2**i)) for i in range(3))
+        self.gates = nn.ModuleList(nn.utils.parametrizations.weight_norm(nn.Conv1d(channels, channels, 2,
+                                                                                   dilation=2**i)) for i in range(3))
         self.mixes = nn.ModuleList(nn.Conv1d(channels, channels, 1) for _ in range(3))
         self.out = nn.Conv1d(channels, 1, 1)
 

@@ -4,7 +4,8 @@
 
 `core` feeds mutants to onnxtrain._C in a child process: load, build a program, run forward and backward. `loader` feeds
 them to loader_check.c under sanitizers: load, write, load again. Each mutant follows from seed and index, and from the
-models that it is made of: those of loader_models.py and, for `core`, those of tests/ops and of the onnx wheel's backend suite.
+models that it is made of: those of loader_models.py and, for `core`, those of tests/ops and of the onnx wheel's backend
+suite.
 """
 
 from __future__ import annotations
@@ -159,7 +160,8 @@ def mutate_attribute(rng: random.Random, node) -> None:
     elif attribute.type == onnx.AttributeProto.FLOAT:
         attribute.f = rng.choice([0.0, -1.0, 1e30, float("nan"), float("inf"), 0.5])
     elif attribute.type == onnx.AttributeProto.STRING:
-        attribute.s = rng.choice([b"", b"none", b"mean", b"NOTSET", b"SAME_UPPER", b"VALID", b"reverse", b"linear", b"\xff"])
+        attribute.s = rng.choice([b"", b"none", b"mean", b"NOTSET", b"SAME_UPPER", b"VALID", b"reverse", b"linear",
+                                  b"\xff"])
     elif attribute.type == onnx.AttributeProto.INTS:
         kind = rng.randrange(3)
         if kind and len(attribute.ints):
@@ -197,7 +199,8 @@ def mutate_constant(rng: random.Random, tensor) -> None:
 
 
 def mutate_meaning(rng: random.Random, data: bytes) -> bytes:
-    """A well-formed model whose attributes, sizes, dtypes, constants and operands do not go together: for the core behind the
+    """A well-formed model whose attributes, sizes, dtypes, constants and operands do not go together: for the core
+    behind the
     loader."""
     model = onnx.ModelProto.FromString(data)
     graph = model.graph
@@ -267,7 +270,8 @@ def groups_of(target: str) -> tuple[list[list[bytes]], list[str]]:
     groups = [[make().SerializeToString() for make in loader_models.ALL.values()]]
     if target == "core":
         groups += [operator_models(), node_models()]
-    operators = {node.op_type for group in groups for data in group for node in onnx.ModelProto.FromString(data).graph.node}
+    operators = {node.op_type for group in groups for data in group
+                 for node in onnx.ModelProto.FromString(data).graph.node}
     return groups, sorted(operators)
 
 

@@ -127,7 +127,8 @@ def control():
         "body", [value("i", [], TensorProto.INT64), value("c", [], TensorProto.BOOL), onnx.ValueInfoProto(name="s")],
         [value("c2", [], TensorProto.BOOL), onnx.ValueInfoProto(name="s2"), value("out", [3])])
     return model(
-        [helper.make_node("SequenceEmpty", [], ["e"]), helper.make_node("Loop", ["n", "", "e"], ["all", "y"], body=body),
+        [helper.make_node("SequenceEmpty", [], ["e"]),
+         helper.make_node("Loop", ["n", "", "e"], ["all", "y"], body=body),
          helper.make_node("ConcatFromSequence", ["all"], ["z"], axis=0)],
         [value("x", [4, 3]), value("w", [3]), value("flag", [], TensorProto.BOOL)],
         [value("y", ["k", 3]), value("z", ["m"])], [numpy_helper.from_array(np.array(2, np.int64), "n")])

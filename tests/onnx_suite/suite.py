@@ -1,7 +1,7 @@
 """The backend suite that the `onnx` wheel ships, as (kind, name, function) triples, and the list of what is not passed.
 
-Run as a script it prints counts, failures by message and missing operators; `-v` every failure; `--update` takes what passes
-off the list and puts new failures on it, with what they say as a reason to be judged.
+Run as a script it prints counts, failures by message and missing operators; `-v` every failure; `--update` takes what
+passes off the list and puts new failures on it, with what they say as a reason to be judged.
 """
 
 from __future__ import annotations

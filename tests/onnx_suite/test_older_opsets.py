@@ -1,7 +1,9 @@
-"""Every node of the backend suite under each older opset that its operator has a version in, where the checker accepts it there.
+"""Every node of the backend suite under each older opset that its operator has a version in, where the checker accepts
+it there.
 
-The result is the evaluator's under that opset; where that has none, the evaluator's of the version that the suite was written
-for, which is the same unless the specification changed its meaning: for those operators, what it was stands here.
+The result is the evaluator's under that opset; where that has none, the evaluator's of the version that the suite was
+written for, which is the same unless the specification changed its meaning: for those operators, what it was stands
+here.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ from onnxtrain import _C, backend  # noqa: E402
 
 SEED = int(os.environ.get("ONNXTRAIN_TEST_SEED", "20"))
 SLOW = os.environ.get("ONNXTRAIN_SLOW") == "1"
-# Refusals that are right: before opset 7 operands broadcast only where an attribute says so, and batch normalisation trained
-# with its running statistics as outputs.
+# Refusals that are right: before opset 7 operands broadcast only where an attribute says so, and batch normalisation
+# trained with its running statistics as outputs.
 REFUSALS = ("the operands differ in shape and broadcast is 0", "C has another shape than the result and broadcast is 0",
             "PRelu", "is_test is 0, which asks for training")
 # Before opset 13 these normalised all dims from the axis on, by default from 1, together.
@@ -56,9 +58,11 @@ def at_opset(model: onnx.ModelProto, opset: int) -> onnx.ModelProto | None:
         onnx.checker.check_model(older)
         schema = onnx.defs.get_schema(older.graph.node[0].op_type, opset)
         elem = {v.name: v.type.tensor_type.elem_type for v in [*older.graph.input, *older.graph.output]}
-        for formals, names in ((schema.inputs, older.graph.node[0].input), (schema.outputs, older.graph.node[0].output)):
+        for formals, names in ((schema.inputs, older.graph.node[0].input),
+                               (schema.outputs, older.graph.node[0].output)):
             for i, name in enumerate(names):
-                if name and f"tensor({onnx.TensorProto.DataType.Name(elem[name]).lower()})" not in formals[min(i, len(formals) - 1)].types:
+                if (name and f"tensor({onnx.TensorProto.DataType.Name(elem[name]).lower()})" not
+                    in formals[min(i, len(formals) - 1)].types):
                     return None
         onnx.shape_inference.infer_shapes(older, strict_mode=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, KeyError, IndexError):
@@ -73,7 +77,9 @@ def targets() -> list[tuple[str, int, int]]:
     for name in sorted(have & set(examples())):
         for i, (model, _) in enumerate(examples()[name]):
             own = model.opset_import[0].version
-            found += [(name, i, opset) for opset in {max(v, 1) for v in versions()[name]} | {v - 1 for v in versions()[name] if v > 1} if opset < own]
+            found += [(name, i, opset)
+                      for opset in {max(v, 1) for v in versions()[name]} | {v - 1 for v in versions()[name] if v > 1}
+                      if opset < own]
     return sorted(found)
 
 
@@ -84,7 +90,8 @@ def flattened(model: onnx.ModelProto, inputs: list[Any]) -> list[Any]:
     node = helper.make_node(model.graph.node[0].op_type, ["x"], ["y"], axis=1)
     rows = x.reshape(int(np.prod(x.shape[:axis], dtype=int)), -1)
     values = [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(x.dtype), rows.shape) for n in "xy"]
-    two = helper.make_model(helper.make_graph([node], "rows", values[:1], values[1:]), opset_imports=[helper.make_opsetid("", 13)])
+    two = helper.make_model(helper.make_graph([node], "rows", values[:1], values[1:]),
+                            opset_imports=[helper.make_opsetid("", 13)])
     return [reference(two, [rows])[0].reshape(x.shape)]
 
 
@@ -114,7 +121,9 @@ def check(name: str, index: int, opset: int) -> str:
 def sampled() -> list[Any]:
     every = targets()
     chosen = every if SLOW else random.Random(SEED).sample(every, 700)
-    return [pytest.param(*target, id=f"seed{SEED}-{target[0]}-{target[2]}-{examples()[target[0]][target[1]][0].graph.name}") for target in chosen]
+    return [pytest.param(*target,
+                         id=f"seed{SEED}-{target[0]}-{target[2]}-{examples()[target[0]][target[1]][0].graph.name}")
+            for target in chosen]
 
 
 @pytest.mark.parametrize("name, index, opset", sampled())
@@ -122,7 +131,8 @@ def test_older(name, index, opset):
     assert check(name, index, opset) in ("compared", "runs", "refused", "no node of that opset")
 
 
-@pytest.mark.parametrize("name, opset", [("Softmax", 11), ("Softmax", 12), ("PRelu", 7), ("PRelu", 8), ("Add", 7), ("BatchNormalization", 9)])
+@pytest.mark.parametrize("name, opset", [("Softmax", 11), ("Softmax", 12), ("PRelu", 7), ("PRelu", 8), ("Add", 7),
+                                         ("BatchNormalization", 9)])
 def test_older_meanings_are_compared(name, opset):
     """Not everything is "no node of that opset"."""
     assert "compared" in [check(name, i, opset) for i in range(len(examples()[name]))]

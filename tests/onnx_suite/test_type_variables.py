@@ -1,7 +1,9 @@
-"""Every operator in every type that the specification gives its inputs: the result is the reference evaluator's, or the type is refused by name.
+"""Every operator in every type that the specification gives its inputs: the result is the reference evaluator's, or the
+type is refused by name.
 
-A node of the operator, from the backend suite of the `onnx` wheel, is run with each type variable of its inputs in turn set to
-each of its types. Where the evaluator cannot compute in a type, it computes in float64 or int64 on the same values.
+A node of the operator, from the backend suite of the `onnx` wheel, is run with each type variable of its inputs in turn
+set to each of its types. Where the evaluator cannot compute in a type, it computes in float64 or int64 on the same
+values.
 """
 
 from __future__ import annotations
@@ -32,10 +34,12 @@ SEED = int(os.environ.get("ONNXTRAIN_TEST_SEED", "20"))
 SLOW = os.environ.get("ONNXTRAIN_SLOW") == "1"
 TOLERANCE = {"double": 1e-6, "float": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
 # Drawn at random; or a result of which the specification leaves the rest open.
-NOT_COMPARED = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout"}
+NOT_COMPARED = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli",
+                "Dropout"}
 # (operator, variable, type): refused, with the reason.
 REFUSED = {
-    ("Col2Im", "T", "bool"): "sums of bools", **{("GridSample", "T1", t): "interpolates between integers" for t in (*tool.INTS, "bool")}}
+    ("Col2Im", "T", "bool"): "sums of bools", **{("GridSample", "T1", t): "interpolates between integers"
+                                                 for t in (*tool.INTS, "bool")}}
 
 
 @functools.cache
@@ -51,7 +55,8 @@ def usable(example: tuple[onnx.ModelProto, list[Any]]) -> bool:
     """Tensors of numbers in and out: sequences and optionals hold tensors of any type and compute nothing."""
     model, inputs = example
     values = [*model.graph.input, *model.graph.output]
-    return all(v.type.HasField("tensor_type") for v in values) and all(isinstance(a, np.ndarray) and a.dtype.kind not in "OUSc" for a in inputs)
+    return (all(v.type.HasField("tensor_type") for v in values)
+            and all(isinstance(a, np.ndarray) and a.dtype.kind not in "OUSc" for a in inputs))
 
 
 def size(example: tuple[onnx.ModelProto, list[Any]]) -> tuple[int, int]:
@@ -60,14 +65,16 @@ def size(example: tuple[onnx.ModelProto, list[Any]]) -> tuple[int, int]:
 
 
 def schema_of(model: onnx.ModelProto) -> onnx.defs.OpSchema:
-    return onnx.defs.get_schema(model.graph.node[0].op_type, max(o.version for o in model.opset_import if o.domain in ("", "ai.onnx")))
+    return onnx.defs.get_schema(model.graph.node[0].op_type,
+                                max(o.version for o in model.opset_import if o.domain in ("", "ai.onnx")))
 
 
 def variables(model: onnx.ModelProto) -> dict[str, list[str]]:
     """Type variables of the node's present tensor inputs, with their types."""
     schema = schema_of(model)
     constrained = {t.type_param_str for t in schema.type_constraints}
-    names = {schema.inputs[min(i, len(schema.inputs) - 1)].type_str for i, name in enumerate(model.graph.node[0].input) if name}
+    names = {schema.inputs[min(i, len(schema.inputs) - 1)].type_str for i, name in enumerate(model.graph.node[0].input)
+             if name}
     return {name: [t for t in tool.allowed(schema, name) if t in tool.ORDER] for name in sorted(names & constrained)}
 
 
@@ -121,7 +128,8 @@ def check(name: str, variable: str, dtype: str) -> str:
         if dtype not in variables(model).get(variable, []):
             continue
         schema = schema_of(model)
-        together = {v for v, allowed in variables(model).items() if dtype in allowed and v.rstrip("0123456789") == variable.rstrip("0123456789")}
+        together = {v for v, allowed in variables(model).items() if dtype in allowed
+                    and v.rstrip("0123456789") == variable.rstrip("0123456789")}
         for chosen in ({variable}, together) if together != {variable} else ({variable},):
             with warnings.catch_warnings(), np.errstate(all="ignore"):
                 warnings.simplefilter("ignore")
@@ -141,7 +149,9 @@ def check(name: str, variable: str, dtype: str) -> str:
                     wide_type = "double" if dtype in TOLERANCE else "int64"
                     if wide_type not in variables(model)[variable]:
                         wide_type = "float"
-                    wide, more = tool.with_dtype(model, [np.asarray(b) if isinstance(b, np.ndarray) else a for a, b in zip(inputs, arrays)], schema, chosen, tool.number_of(wide_type))
+                    wide, more = tool.with_dtype(model, [np.asarray(b) if isinstance(b, np.ndarray) else a
+                                                         for a, b in zip(inputs, arrays)], schema, chosen,
+                                                 tool.number_of(wide_type))
                     precise = reference(wide, more)
                     want = precise if precise is not None else want
                 if want is None:
@@ -171,7 +181,8 @@ def sampled() -> list[Any]:
 def test_type(name, variable, dtype):
     outcome = check(name, variable, dtype)
     if (name, variable, dtype) in REFUSED:
-        assert outcome.startswith("UnsupportedError") and name in outcome, f"{name} now takes {variable} = {dtype}: {outcome}"
+        assert (outcome.startswith("UnsupportedError")
+                and name in outcome), f"{name} now takes {variable} = {dtype}: {outcome}"
     else:
         assert outcome in ("compared", "runs"), f"{name} with {variable} = {dtype}: {outcome}"
 
@@ -180,6 +191,8 @@ def test_most_are_compared():
     """Few operators have no reference: those that draw, and those that the evaluator computes in no type."""
     names = {name for name, _, _ in targets()}
     assert len(names) > 150 and len(targets()) > 1300
-    silent = {n for n in names - NOT_COMPARED if all(check(*t) == "runs" for t in targets() if t[0] == n and t[2] == "float")}
-    assert silent <= {"GlobalLpPool", "MaxRoiPool", "Scatter", "MeanVarianceNormalization", "ConstantOfShape", "Where"} | {
-        n for n in names if not any(t[2] == "float" for t in targets() if t[0] == n)}, silent
+    silent = {n for n in names - NOT_COMPARED
+              if all(check(*t) == "runs" for t in targets() if t[0] == n and t[2] == "float")}
+    assert silent <= {"GlobalLpPool", "MaxRoiPool", "Scatter", "MeanVarianceNormalization", "ConstantOfShape",
+                      "Where"} | {
+n for n in names if not any(t[2] == "float" for t in targets() if t[0] == n)}, silent

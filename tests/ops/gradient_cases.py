@@ -1,4 +1,6 @@
-"""The gradient cases of all test files here, and further ones made of them: empty, rank 0, broadcast, and one value given twice."""
+"""The gradient cases of all test files here, and further ones made of them: empty, rank 0, broadcast,
+and one value given twice.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,8 @@ def gradient_cases() -> tuple[tuple[str, Case], ...]:
 def descriptor(case: Case) -> tuple[str, str, int]:
     """(domain, name, since) of what the registry has for the operator of the case."""
     return max((op["domain"], op["name"], op["since"]) for op in _C.operators()
-               if (op["domain"], op["name"]) == (case.domain, case.op_type) and (case.domain or op["since"] <= case.opset))
+               if (op["domain"], op["name"]) == (case.domain, case.op_type)
+               and (case.domain or op["since"] <= case.opset))
 
 
 def with_arrays(case: Case, arrays: Sequence[np.ndarray | None], kind: str) -> Case:
@@ -62,7 +65,8 @@ def defined(case: Case) -> bool:
 
 def emptied(arrays: Sequence[np.ndarray | None], marked: set[tuple[int, int]]) -> list[np.ndarray | None]:
     """The arrays with the (array, dim) pairs of `marked` cut to 0."""
-    return [a if a is None else a[tuple(slice(0) if (i, k) in marked else slice(None) for k in range(a.ndim))] for i, a in enumerate(arrays)]
+    return [a if a is None else a[tuple(slice(0) if (i, k) in marked else slice(None) for k in range(a.ndim))]
+            for i, a in enumerate(arrays)]
 
 
 def empty(case: Case) -> Iterator[Case]:
@@ -75,7 +79,8 @@ def empty(case: Case) -> Iterator[Case]:
         if n == 0 or not arrays[i].dtype.kind == "f":
             continue
         same = {(j, m) for j, m in axes if arrays[j].shape[m] == n}
-        for marked in ({(i, k)}, {(j, m) for j, m in same if m == k}, {(j, m) for j, m in same if m - arrays[j].ndim == k - rank}, same):
+        for marked in ({(i, k)}, {(j, m) for j, m in same if m == k},
+                       {(j, m) for j, m in same if m - arrays[j].ndim == k - rank}, same):
             marked = marked | {(i, k)}
             made = with_arrays(case, emptied(arrays, marked), "empty" + "".join(f"_{j}.{m}" for j, m in sorted(marked)))
             if defined(made):
@@ -90,20 +95,23 @@ def scalar(case: Case) -> Iterator[Case]:
     arrays = _arrays(case, np.float64)
     floats = [i for i in _run_inputs(case, arrays) if arrays[i].dtype.kind == "f" and arrays[i].size and arrays[i].ndim]
     for chosen in [*([tuple(floats)] if len(floats) > 1 else []), *((i,) for i in floats)]:
-        made = with_arrays(case, [a.reshape(-1)[0] * np.ones(()) if i in chosen else a for i, a in enumerate(arrays)], f"scalar{chosen}")
+        made = with_arrays(case, [a.reshape(-1)[0] * np.ones(()) if i in chosen else a for i, a in enumerate(arrays)],
+                           f"scalar{chosen}")
         if defined(made):
             yield made
 
 
 def plain(case: Case) -> tuple:
     """What cases have in common that differ in shapes alone."""
-    return descriptor(case), str(case.attrs), case.n_outputs, tuple(i and isinstance(i, R) and (i.const, i.is_float) for i in case.inputs)
+    return descriptor(case), str(case.attrs), case.n_outputs, tuple(i and isinstance(i, R) and (i.const, i.is_float)
+                                                                    for i in case.inputs)
 
 
 def broadcast(case: Case) -> Iterator[Case]:
     """Every combination of shapes that broadcast, for operators that do."""
     arrays = _arrays(case, np.float64)
-    if case.op_type not in BROADCAST or case.opset < 7 or any(a is None or not a.size for a in arrays) or len(arrays) > 3:
+    if (case.op_type not in BROADCAST or case.opset < 7 or any(a is None or not a.size for a in arrays)
+        or len(arrays) > 3):
         return
     varied = [i for i in range(len(arrays)) if not _is_const(case, i)]
     for shapes in itertools.product(SHAPES, repeat=len(varied)):

@@ -25,7 +25,8 @@ CASES = [
 NAMES = ("Q", "K", "V", "mask", "past_k", "past_v", "lens")
 
 
-def attend(names, heads=None, kv_heads=None, scale=None, causal=False, softcap=0.0, left=-1, right=-1, mode=0, n_outputs=1):
+def attend(names, heads=None, kv_heads=None, scale=None, causal=False, softcap=0.0, left=-1, right=-1, mode=0,
+           n_outputs=1):
     """The specification's formula, masks as additions of -inf, on the inputs called `names`."""
 
     def run(*tensors):
@@ -70,8 +71,8 @@ def attend(names, heads=None, kv_heads=None, scale=None, causal=False, softcap=0
     return run
 
 
-def attention(name, q=(2, 2, 3, 4), k=None, v=None, mask=None, past=0, lens=None, n_outputs=1, mode=0, opset=24, alloc=False,
-              **attrs):
+def attention(name, q=(2, 2, 3, 4), k=None, v=None, mask=None, past=0, lens=None, n_outputs=1, mode=0, opset=24,
+              alloc=False, **attrs):
     k = k or q
     inputs = [R(*q), R(*k), R(*(v or k)), mask, None, None, lens]
     if past:
@@ -84,7 +85,8 @@ def attention(name, q=(2, 2, 3, 4), k=None, v=None, mask=None, past=0, lens=None
     given = {onnx_names[key]: value for key, value in attrs.items()} | ({"qk_matmul_output_mode": mode} if mode else {})
     run = attend(names, mode=mode, n_outputs=n_outputs, **attrs)
     if mode == 0 and n_outputs > 3:  # the reference evaluator shows the capped scores here, against its specification
-        attrs_reference = {"reference": lambda *a: [t.numpy() for t in run(*(torch.from_numpy(x) for x in a if x is not None))]}
+        attrs_reference = {"reference": lambda
+                           *a: [t.numpy() for t in run(*(torch.from_numpy(x) for x in a if x is not None))]}
     else:
         attrs_reference = {}
     # No gradient through outputs that hold -inf.
@@ -145,8 +147,8 @@ def rotate(heads=None, interleaved=0, turned=0):
 
 def rotary(name, x, *caches, **attrs):
     names = {"heads": "num_heads", "interleaved": "interleaved", "turned": "rotary_embedding_dim"}
-    return Case("RotaryEmbedding", [R(*x), *caches], {names[k]: v for k, v in attrs.items()}, opset=23, torch=rotate(**attrs),
-                name=name)
+    return Case("RotaryEmbedding", [R(*x), *caches], {names[k]: v for k, v in attrs.items()}, opset=23,
+                torch=rotate(**attrs), name=name)
 
 
 IDS = V([[2, 0, 1], [4, 4, 3]], np.int64)
@@ -171,7 +173,8 @@ def shaped(op, *inputs, opset=24, **attrs):
 
 QKV = (R(2, 2, 3, 4),) * 3
 ERRORS = [
-    (shaped("Attention", R(2, 3, 8), R(2, 3, 8), R(2, 3, 8), q_num_heads=3, kv_num_heads=2), ValueError, "8 features for 3 heads"),
+    (shaped("Attention", R(2, 3, 8), R(2, 3, 8), R(2, 3, 8), q_num_heads=3, kv_num_heads=2), ValueError,
+     "8 features for 3 heads"),
     (shaped("Attention", R(2, 3, 3, 4), R(2, 2, 3, 4), R(2, 2, 3, 4)), ValueError, "Q has 3 heads"),
     (shaped("Attention", *QKV, R(2, 2, 2)), ValueError, "attn_mask"),
     (shaped("Attention", *QKV, None, R(2, 2, 1, 4)), ValueError, "come together"),

@@ -14,12 +14,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from harness import OURS, Case, R, call, expect_error, model_of, run_case, session_of  # noqa: E402
 from onnxtrain import _C  # noqa: E402
 
-KINDS = {"INT": "i", "FLOAT": "f", "STRING": "s", "TENSOR": "t", "GRAPH": "g", "INTS": "I", "FLOATS": "F", "STRINGS": "S",
+KINDS = {"INT": "i", "FLOAT": "f", "STRING": "s", "TENSOR": "t", "GRAPH": "g", "INTS": "I", "FLOATS": "F",
+         "STRINGS": "S",
          "TYPE_PROTO": "i"}  # of a type the loader keeps the element's dtype
 # Of the specification, and refused: to leave it out of account would give other numbers than the model asks for.
 REFUSED: dict[tuple[str, str], str] = {}
 # Ours, on operators of the specification: set by the loader or by a pass.
-OWN = {("BatchNormalization", "saves_statistics"), ("Dropout", "torch_layout"), *((op["name"], "rng_stream") for op in _C.operators() if op["random"]),
+OWN = {("BatchNormalization", "saves_statistics"), ("Dropout", "torch_layout"),
+       *((op["name"], "rng_stream") for op in _C.operators() if op["random"]),
        *((name, "rng_salt") for name in ("If", "Loop", "Scan", "SequenceMap"))}
 
 
@@ -29,7 +31,8 @@ def declared(op: dict) -> dict[str, str]:
 
 def specified(op: dict) -> dict[str, str]:
     """Attributes, with their kinds, of every version of the operator that the descriptor stands for."""
-    later = [o["since"] for o in _C.operators() if (o["domain"], o["name"]) == (op["domain"], op["name"]) and o["since"] > op["since"]]
+    later = [o["since"] for o in _C.operators() if (o["domain"], o["name"]) == (op["domain"], op["name"])
+             and o["since"] > op["since"]]
     end = min(later, default=1000)
     versions = sorted((s for s in onnx.defs.get_all_schemas_with_history() if (s.domain, s.name) == ("", op["name"])),
                       key=lambda s: s.since_version)
@@ -97,18 +100,21 @@ def test_kind_is_checked(case, match):
 def test_operators_of_the_engine_alone():
     """What passes build trusts its operands; a model that names it is refused by name."""
     own = {op["name"] for op in _C.operators() if op["domain"] == OURS}
-    for name in sorted(own - {"StopGradient", "HardTanh", "Im2Col", "FusedMatMul", "SumTo", "GroupedMatMul", "CTCLoss"}):
+    for name in sorted(own - {"StopGradient", "HardTanh", "Im2Col", "FusedMatMul", "SumTo", "GroupedMatMul",
+                              "CTCLoss"}):
         with pytest.raises(ValueError, match=f"node 0 .*{OURS}.{name} is for the engine alone"):
             _C.Session(model_of(Case(name, [X, X], domain=OURS), [np.ones(3, np.float32)] * 2))
     for shape in ([2] * 13, [4, 4], [-1], [2**62, 2**62]):
         with pytest.raises(ValueError, match="SumTo 'node'"):
-            call(session_of(Case("SumTo", [X], {"shape": shape}, domain=OURS), [np.ones((3, 4), np.float32)]), [torch.ones(3, 4)], b"\0", None)
+            call(session_of(Case("SumTo", [X], {"shape": shape}, domain=OURS), [np.ones((3, 4), np.float32)]),
+                 [torch.ones(3, 4)], b"\0", None)
 
 
 def test_storage_order_only_orders_indices():
     pool = {"kernel_shape": [2, 2], "storage_order": 1}
     run_case(Case("MaxPool", [IMAGE], pool, torch=lambda x: torch.nn.functional.max_pool2d(x, 2, 1)))
-    expect_error(Case("MaxPool", [IMAGE], {"kernel_shape": [2, 2], "storage_order": 2}), ValueError, "storage_order is 2")
+    expect_error(Case("MaxPool", [IMAGE], {"kernel_shape": [2, 2], "storage_order": 2}), ValueError,
+                 "storage_order is 2")
 
 
 def test_stash_type():

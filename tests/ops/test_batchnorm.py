@@ -51,8 +51,8 @@ CASES = [
     train(2, 3, 2, 3, 2, name="five dims", alloc=False),
     train(4, 1, 7, name="one channel", alloc=False),
     train(3, 70, 33, name="many channels", alloc=False),
-    *[Case("BatchNormalization", operands(4, 3, 5), {"epsilon": EPS}, opset=opset, grad=[0, 1, 2], torch=inference, tol=1e-4,
-           reference=by_torch(inference), name=f"inference v{opset}", alloc=False) for opset in (9, 14, 15)],
+    *[Case("BatchNormalization", operands(4, 3, 5), {"epsilon": EPS}, opset=opset, grad=[0, 1, 2], torch=inference,
+           tol=1e-4, reference=by_torch(inference), name=f"inference v{opset}", alloc=False) for opset in (9, 14, 15)],
 ]
 
 
@@ -69,13 +69,15 @@ CELLS = [R(4, 3, 5), R(3, 5), R(3, 5), R(3, 5), R(3, 5, low=0.5)]
 for opset in (1, 6, 7):
     test = {"is_test": 1} if opset < 7 else {}
     CASES += [
-        Case("BatchNormalization", operands(4, 3, 5), {"epsilon": EPS} | test, opset=opset, grad=[0, 1, 2], torch=inference, tol=1e-4,
-             reference=by_torch(inference), name=f"inference v{opset}", alloc=False),
+        Case("BatchNormalization", operands(4, 3, 5), {"epsilon": EPS} | test, opset=opset, grad=[0, 1, 2],
+             torch=inference, tol=1e-4, reference=by_torch(inference), name=f"inference v{opset}", alloc=False),
         train(4, 3, 5, opset=opset, name=f"training v{opset}", alloc=False),
-        Case("BatchNormalization", CELLS, {"epsilon": EPS, "spatial": 0} | test, opset=opset, grad=[0, 1, 2], torch=by_cell(inference), tol=1e-4,
-             reference=by_torch(by_cell(inference)), name=f"by cell v{opset}", alloc=opset == 7),
-        Case("BatchNormalization", CELLS, {"epsilon": EPS, "momentum": MOMENTUM, "spatial": 0}, opset=opset, grad=[0, 1, 2], n_outputs=3, tol=1e-3,
-             torch=by_cell(training), reference=by_torch(by_cell(training)), no_grad_outputs=[1, 2], name=f"by cell, training v{opset}",
+        Case("BatchNormalization", CELLS, {"epsilon": EPS, "spatial": 0} | test, opset=opset, grad=[0, 1, 2],
+             torch=by_cell(inference), tol=1e-4, reference=by_torch(by_cell(inference)), name=f"by cell v{opset}",
+             alloc=opset == 7),
+        Case("BatchNormalization", CELLS, {"epsilon": EPS, "momentum": MOMENTUM, "spatial": 0}, opset=opset,
+             grad=[0, 1, 2], n_outputs=3, tol=1e-3, torch=by_cell(training), reference=by_torch(by_cell(training)),
+             no_grad_outputs=[1, 2], name=f"by cell, training v{opset}",
              alloc=False),
     ]
 
@@ -96,7 +98,8 @@ def test_statistics_far_from_zero():
 def test_outputs_that_are_refused():
     plain = {"epsilon": EPS}
     expect_error(Case("BatchNormalization", operands(4, 3), plain, n_outputs=3, opset=15), ValueError, "training_mode")
-    expect_error(Case("BatchNormalization", operands(4, 3), plain, n_outputs=5, opset=9), UnsupportedError, "saved_mean")
+    expect_error(Case("BatchNormalization", operands(4, 3), plain, n_outputs=5, opset=9), UnsupportedError,
+                 "saved_mean")
     expect_error(Case("BatchNormalization", operands(4, 3), plain | {"training_mode": 1}, n_outputs=5, opset=15),
                  UnsupportedError, "saved_mean")
     expect_error(Case("BatchNormalization", operands(4, 3), plain, opset=6), UnsupportedError, "is_test is 0")
@@ -114,12 +117,13 @@ def test_mixed_dtypes(x, affine, statistics, training_mode):
         wide = [a.double() for a in map(torch.from_numpy, arrays)]
         results = training(*wide) if training_mode else (inference(*wide),)
         return [r.numpy().astype(d) for r, d in zip(results, (x, statistics, statistics))]
-    case = Case("BatchNormalization", specs, {"epsilon": EPS, "momentum": MOMENTUM, "training_mode": training_mode}, n_outputs=3 if training_mode else 1,
-                opset=15, reference=f, grad=False, alloc=False, tol=2e-3)
+    case = Case("BatchNormalization", specs, {"epsilon": EPS, "momentum": MOMENTUM, "training_mode": training_mode},
+                n_outputs=3 if training_mode else 1, opset=15, reference=f, grad=False, alloc=False, tol=2e-3)
     run_case(case)
     arrays = [spec.make(i) for i, spec in enumerate(specs)]
     tensors = [torch.from_numpy(a) for a in arrays]
-    outputs, grads = call(session_of(case, arrays), tensors, bytes([1, 1, 1, 0, 0]), [torch.ones(4, 3, 5, dtype=tensors[0].dtype), None, None])
+    outputs, grads = call(session_of(case, arrays), tensors, bytes([1, 1, 1, 0, 0]),
+                          [torch.ones(4, 3, 5, dtype=tensors[0].dtype), None, None])
     leaves = [t.double().requires_grad_(i < 3) for i, t in enumerate(tensors)]
     y = training(*leaves)[0] if training_mode else inference(*leaves)
     for got, want in zip(grads, torch.autograd.grad(y, leaves[:3], torch.ones_like(y))):

@@ -45,7 +45,8 @@ def by_torch(f):
 CASES = [
     Case("Conv", [R(2, 3, 7), R(4, 3, 3)], torch=conv()),
     Case("Conv", [R(2, 3, 7, 6), R(4, 3, 3, 2), R(4)], torch=conv()),
-    Case("Conv", [R(2, 3, 7, 6), R(4, 3, 3, 3)], {"pads": [1, 1, 1, 1], "strides": [2, 2]}, torch=conv(padding=1, stride=2)),
+    Case("Conv", [R(2, 3, 7, 6), R(4, 3, 3, 3)], {"pads": [1, 1, 1, 1], "strides": [2, 2]},
+         torch=conv(padding=1, stride=2)),
     Case("Conv", [R(2, 4, 7, 6), R(6, 2, 3, 3), R(6)], {"group": 2, "dilations": [2, 1], "pads": [2, 1, 2, 1]},
          torch=conv(groups=2, dilation=(2, 1), padding=(2, 1))),
     Case("Conv", [R(2, 4, 5, 5), R(4, 1, 3, 3)], {"group": 4}, torch=conv(groups=4), name="depthwise"),
@@ -66,10 +67,11 @@ def transposed(**options):
 
 
 CASES += [
-    Case("Conv", [R(2, 16, 9, 9), R(32, 16, 3, 3), R(32)], {"pads": [1, 1, 1, 1]}, torch=conv(padding=1), name="blocked",
+    Case("Conv", [R(2, 16, 9, 9), R(32, 16, 3, 3), R(32)], {"pads": [1, 1, 1, 1]}, torch=conv(padding=1),
+         name="blocked",
          alloc=False, tol=1e-4),  # Winograd's errors are relative to the largest entry, 36, not to each
-    Case("Conv", [R(2, 32, 10, 10), R(32, 1, 3, 3), R(32)], {"group": 32, "strides": [2, 2]}, torch=conv(groups=32, stride=2),
-         name="depthwise blocked", alloc=False),
+    Case("Conv", [R(2, 32, 10, 10), R(32, 1, 3, 3), R(32)], {"group": 32, "strides": [2, 2]},
+         torch=conv(groups=32, stride=2), name="depthwise blocked", alloc=False),
     Case("Conv", [R(0, 2, 5, 5), R(3, 2, 3, 3), R(3)], torch=conv(), name="no images, bias"),
     Case("Conv", [R(1, 2, 9), R(3, 2, 2)], {"strides": [3]}, torch=conv(stride=3), name="cells that no window reads"),
     Case("ConvTranspose", [R(2, 3, 5), R(3, 4, 3), R(4)], torch=transposed()),
@@ -77,8 +79,10 @@ CASES += [
     Case("ConvTranspose", [R(2, 4, 4, 5), R(4, 3, 3, 3), R(6)],
          {"strides": [2, 3], "pads": [1, 0, 1, 0], "group": 2, "output_padding": [1, 2], "dilations": [1, 2]},
          torch=transposed(stride=(2, 3), padding=(1, 0), groups=2, output_padding=(1, 2), dilation=(1, 2)),
-         reference=by_torch(transposed(stride=(2, 3), padding=(1, 0), groups=2, output_padding=(1, 2), dilation=(1, 2)))),
-    Case("ConvTranspose", [R(1, 2, 3, 2, 3), R(2, 3, 2, 2, 2)], {"strides": [2, 1, 2]}, torch=transposed(stride=(2, 1, 2))),
+         reference=by_torch(transposed(stride=(2, 3), padding=(1, 0), groups=2, output_padding=(1, 2),
+                                       dilation=(1, 2)))),
+    Case("ConvTranspose", [R(1, 2, 3, 2, 3), R(2, 3, 2, 2, 2)], {"strides": [2, 1, 2]},
+         torch=transposed(stride=(2, 1, 2))),
     Case("ConvTranspose", [R(2, 16, 5, 5), R(16, 32, 4, 4), R(32)], {"strides": [2, 2], "pads": [1, 1, 1, 1]},
          torch=transposed(stride=2, padding=1), name="blocked", alloc=False),
 ]
@@ -87,26 +91,27 @@ for rank, size in ((1, (9,)), (2, (7, 6)), (3, (4, 5, 3))):
         attrs = {"kernel_shape": [k] * rank, "strides": [s] * rank, "pads": [p] * 2 * rank, "ceil_mode": int(ceil)}
         name = f"{rank}d-{k}-{s}-{p}-{d}-{ceil}"
         f = max_pool(k, s, p, d, ceil)
-        CASES.append(Case("MaxPool", [R(2, 2, *size)], attrs | {"dilations": [d] * rank}, torch=f, reference=by_torch(f),
-                          name=name, alloc=rank == 1))
+        CASES.append(Case("MaxPool", [R(2, 2, *size)], attrs | {"dilations": [d] * rank}, torch=f,
+                          reference=by_torch(f), name=name, alloc=rank == 1))
         for include in (False, True) if d == 1 else ():
             f = average_pool(k, s, p, ceil, include)
             CASES.append(Case("AveragePool", [R(2, 2, *size)], attrs | {"count_include_pad": int(include)}, torch=f,
                               reference=by_torch(f), name=f"{name}-{include}", alloc=False))
 CASES += [
-    Case("MaxPool", [V(np.ones((1, 1, 4, 4)))], {"kernel_shape": [2, 2], "strides": [2, 2]}, torch=max_pool(2, 2, 0, 1, False),
-         fd=False, name="ties"),
+    Case("MaxPool", [V(np.ones((1, 1, 4, 4)))], {"kernel_shape": [2, 2], "strides": [2, 2]},
+         torch=max_pool(2, 2, 0, 1, False), fd=False, name="ties"),
     Case("MaxPool", [R(2, 3, 7, 6)], {"kernel_shape": [3, 2], "strides": [2, 1], "pads": [1, 0, 1, 1]}, n_outputs=2,
-         torch=lambda x: F.max_pool2d(F.pad(x, (0, 1, 1, 1), value=-np.inf), (3, 2), (2, 1)), reference=max_with_indices,
-         name="indices"),
+         torch=lambda x: F.max_pool2d(F.pad(x, (0, 1, 1, 1), value=-np.inf), (3, 2), (2, 1)),
+         reference=max_with_indices, name="indices"),
     Case("AveragePool", [R(1, 2, 7, 6)], {"kernel_shape": [2, 3], "dilations": [2, 1], "pads": [1, 1, 0, 1]}, opset=19,
          name="dilated"),
-    Case("MaxPool", [V([[[1.0, np.nan, 2.0, 3.0, -np.inf, -np.inf]]])], {"kernel_shape": [2], "strides": [2]}, grad=False,
-         reference=lambda x: np.array([[[np.nan, 3.0, -np.inf]]], x.dtype), name="NaN and infinity"),
+    Case("MaxPool", [V([[[1.0, np.nan, 2.0, 3.0, -np.inf, -np.inf]]])], {"kernel_shape": [2], "strides": [2]},
+         grad=False, reference=lambda x: np.array([[[np.nan, 3.0, -np.inf]]], x.dtype), name="NaN and infinity"),
     Case("GlobalAveragePool", [R(2, 3, 4, 5)], torch=lambda x: x.mean((2, 3), True)),
     Case("GlobalMaxPool", [R(2, 3, 4, 5)], torch=lambda x: x.amax((2, 3), True)),
-    *[Case("BatchNormalization", [R(*shape), R(3), R(3), R(3), R(3, low=0.5)], {"epsilon": 2.0**-10}, opset=15, grad=[0, 1, 2], tol=1e-4,
-           torch=lambda x, s, b, m, v: F.batch_norm(x, m, v, s, b, False, 0.1, 2.0**-10), name=f"inference-{len(shape)}")
+    *[Case("BatchNormalization", [R(*shape), R(3), R(3), R(3), R(3, low=0.5)], {"epsilon": 2.0**-10}, opset=15,
+           grad=[0, 1, 2], tol=1e-4, torch=lambda x, s, b, m, v: F.batch_norm(x, m, v, s, b, False, 0.1, 2.0**-10),
+           name=f"inference-{len(shape)}")
       for shape in ((4, 3), (2, 3, 4, 5))],
 ]
 
@@ -118,8 +123,10 @@ def train_batch_norm(x, s, b, m, v):
 
 
 CASES += [
-    Case("BatchNormalization", [R(*shape), R(3), R(3), R(3), R(3, low=0.5)], {"epsilon": 2.0**-10, "training_mode": 1, "momentum": 0.75},
-         n_outputs=3, opset=15, grad=[0, 1, 2], torch=train_batch_norm, no_grad_outputs=[1, 2], tol=1e-4, name=f"training-{len(shape)}")
+    Case("BatchNormalization", [R(*shape), R(3), R(3), R(3), R(3, low=0.5)],
+         {"epsilon": 2.0**-10, "training_mode": 1, "momentum": 0.75},
+         n_outputs=3, opset=15, grad=[0, 1, 2], torch=train_batch_norm, no_grad_outputs=[1, 2], tol=1e-4,
+         name=f"training-{len(shape)}")
     for shape in ((4, 3), (2, 3, 4, 5))
 ]
 

@@ -1,4 +1,5 @@
-"""Conv and ConvTranspose over a sampled grid of every attribute: 1 to 3 dims, groups, dilations, strides, uneven and automatic padding.
+"""Conv and ConvTranspose over a sampled grid of every attribute: 1 to 3 dims, groups, dilations, strides, uneven and
+automatic padding.
 
 ONNXTRAIN_TEST_SEED fixes the sample and is in each case's name. 16-bit floats go through the widening pass.
 """
@@ -54,7 +55,8 @@ def sampled(count):
         rank = rng.choice((1, 2, 2, 3))
         group = rng.choice((1, 1, 2, 3))
         c_in, c_out = group * rng.choice((1, 2)), group * rng.choice((1, 2, 3))
-        case = {"kernel": [rng.choice((1, 2, 3)) for _ in range(rank)], "strides": [rng.choice((1, 1, 2, 3)) for _ in range(rank)],
+        case = {"kernel": [rng.choice((1, 2, 3)) for _ in range(rank)],
+                "strides": [rng.choice((1, 1, 2, 3)) for _ in range(rank)],
                 "dilations": [rng.choice((1, 1, 2)) for _ in range(rank)], "group": group}
         spatial = [rng.randint(2, 6 if rank < 3 else 4) for _ in range(rank)]
         kind = rng.choice(("none", "pads", "pads", "SAME_UPPER", "SAME_LOWER", "VALID"))
@@ -63,15 +65,18 @@ def sampled(count):
         elif kind != "none":
             case["auto_pad"] = kind
         begin, end = pads_of(case, spatial)
-        if any(s + b + e < (k - 1) * d + 1 for s, b, e, k, d in zip(spatial, begin, end, case["kernel"], case["dilations"])):
+        if any(s + b + e < (k - 1) * d + 1 for s, b, e, k, d in zip(spatial, begin, end, case["kernel"],
+                                                                    case["dilations"])):
             continue
-        inputs = [R(rng.choice((1, 2)), c_in, *spatial), R(c_out, c_in // group, *case["kernel"])] + ([R(c_out)] if rng.random() < 0.5 else [])
+        inputs = [R(rng.choice((1, 2)), c_in, *spatial), R(c_out, c_in // group, *case["kernel"])]
+        inputs += [R(c_out)] if rng.random() < 0.5 else []
         attrs = {k: v for k, v in case.items() if k != "kernel"}
         if rng.random() < 0.3:
             attrs["kernel_shape"] = case["kernel"]
         f = by_torch(case)
         made += 1
-        yield Case("Conv", inputs, attrs, torch=f, alloc=False, tol=1e-4, tol64=1e-10, name=f"seed{SEED}-{made}-{inputs[0].shape}-{case}",
+        yield Case("Conv", inputs, attrs, torch=f, alloc=False, tol=1e-4, tol64=1e-10,
+                   name=f"seed{SEED}-{made}-{inputs[0].shape}-{case}",
                    reference=lambda *a, f=f: f(*map(torch.from_numpy, a)).numpy())
 
 
@@ -98,7 +103,8 @@ def sampled_transposed(count):
         full = [(s - 1) * t + (n - 1) * d + 1 for s, t, n, d in zip(spatial, strides, kernel, dilations)]
         if any(n - b - e < 1 for n, b, e in zip(full, *pads)):
             pads = [[0] * rank] * 2
-        inputs = [R(rng.choice((1, 2)), c_in, *spatial), R(c_in, c_out, *kernel)] + ([R(c_out * group)] if rng.random() < 0.5 else [])
+        inputs = [R(rng.choice((1, 2)), c_in, *spatial), R(c_in, c_out, *kernel)]
+        inputs += [R(c_out * group)] if rng.random() < 0.5 else []
 
         def f(x, w, bias=None, strides=strides, dilations=dilations, group=group, extra=extra, pads=pads, full=full):
             y = TRANSPOSED[x.dim() - 2](x, w, None, strides, 0, 0, group, dilations)
@@ -107,8 +113,10 @@ def sampled_transposed(count):
                 y = y.narrow(d + 2, b, n + more - b - e)
             return y if bias is None else y + bias.reshape(-1, *[1] * (x.dim() - 2))
 
-        attrs = {"strides": strides, "dilations": dilations, "group": group, "output_padding": extra, "pads": pads[0] + pads[1]}
-        yield Case("ConvTranspose", inputs, attrs, torch=f, alloc=False, tol=1e-4, tol64=1e-10, name=f"seed{SEED}-{k}-{inputs[0].shape}-{kernel}-{attrs}",
+        attrs = {"strides": strides, "dilations": dilations, "group": group, "output_padding": extra,
+                 "pads": pads[0] + pads[1]}
+        yield Case("ConvTranspose", inputs, attrs, torch=f, alloc=False, tol=1e-4, tol64=1e-10,
+                   name=f"seed{SEED}-{k}-{inputs[0].shape}-{kernel}-{attrs}",
                    reference=lambda *a, f=f: f(*map(torch.from_numpy, a)).numpy())
 
 
@@ -125,13 +133,15 @@ OPERATORS = [
     ("Conv", [(2, 4, 6, 5), (6, 2, 3, 3), (6,)], {"group": 2, "pads": [1, 0, 1, 2], "strides": [2, 1]},
      lambda x, w, b: F.conv2d(F.pad(x, (0, 2, 1, 1)), w, b, (2, 1), groups=2)),
     ("Conv", [(2, 2, 9), (3, 2, 4), (3,)], {"dilations": [2]}, lambda x, w, b: F.conv1d(x, w, b, dilation=2)),
-    ("ConvTranspose", [(2, 4, 3, 3), (4, 3, 3, 3), (3,)], {"strides": [2, 2], "pads": [1, 1, 1, 1]}, lambda x, w, b: F.conv_transpose2d(x, w, b, 2, 1)),
+    ("ConvTranspose", [(2, 4, 3, 3), (4, 3, 3, 3), (3,)], {"strides": [2, 2], "pads": [1, 1, 1, 1]},
+     lambda x, w, b: F.conv_transpose2d(x, w, b, 2, 1)),
     ("MaxPool", [(2, 3, 6, 6)], {"kernel_shape": [2, 2], "strides": [2, 2]}, lambda x: F.max_pool2d(x, 2)),
     ("AveragePool", [(2, 3, 6, 6)], {"kernel_shape": [3, 3]}, lambda x: F.avg_pool2d(x, 3, 1)),
     ("GlobalAveragePool", [(2, 3, 6, 6)], {}, lambda x: x.mean((2, 3), keepdim=True)),
     ("GroupNormalization", [(2, 4, 6), (4,), (4,)], {"num_groups": 2}, lambda x, s, b: F.group_norm(x, 2, s, b)),
     ("InstanceNormalization", [(2, 4, 6), (4,), (4,)], {}, lambda x, s, b: F.instance_norm(x, weight=s, bias=b)),
-    ("LRN", [(2, 4, 6)], {"size": 3}, lambda x: x / (1 + 1e-4 / 3 * F.pad(x.square(), (0, 0, 1, 1)).unfold(1, 3, 1).sum(-1)) ** 0.75),
+    ("LRN", [(2, 4, 6)], {"size": 3},
+     lambda x: x / (1 + 1e-4 / 3 * F.pad(x.square(), (0, 0, 1, 1)).unfold(1, 3, 1).sum(-1)) ** 0.75),
     ("GridSample", [(2, 3, 4, 5), (2, 3, 2, 2)], {}, lambda x, g: F.grid_sample(x, g, align_corners=False)),
     ("DepthToSpace", [(1, 4, 2, 3)], {"blocksize": 2, "mode": "CRD"}, lambda x: F.pixel_shuffle(x, 2)),
 ]
@@ -140,7 +150,9 @@ OPERATORS = [
 @pytest.mark.parametrize("dtype", HALVES, ids=["float16", "bfloat16"])
 @pytest.mark.parametrize("op, shapes, attrs, f", OPERATORS, ids=[f"{o[0]}-{i}" for i, o in enumerate(OPERATORS)])
 def test_halves(op, shapes, attrs, f, dtype):
-    """Results and gradients are those of float64 arithmetic on the rounded inputs, rounded once more, give or take a unit."""
+    """Results and gradients are those of float64 arithmetic on the rounded inputs, rounded once more,
+    give or take a unit.
+    """
     generator = torch.Generator().manual_seed(3)
     tensors = [(torch.rand(*shape, generator=generator) * 2 - 1).to(dtype) for shape in shapes]
     session = half_session(op, shapes, attrs, dtype)
@@ -165,4 +177,5 @@ def half_session(op, shapes, attrs, dtype):
     node = helper.make_node(op, names, ["y"], **attrs)
     inputs = [helper.make_tensor_value_info(n, number, s) for n, s in zip(names, shapes)]
     graph = helper.make_graph([node], "half", inputs, [ValueInfoProto(name="y")])
-    return _C.Session(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)], ir_version=10).SerializeToString())
+    return _C.Session(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)],
+                                        ir_version=10).SerializeToString())

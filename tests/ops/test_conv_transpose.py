@@ -1,4 +1,5 @@
-"""ConvTranspose with every way of stating its size, against torch's full result cut and padded as the specification says.
+"""ConvTranspose with every way of stating its size, against torch's full result cut and padded as the specification
+says.
 
 The grid is sampled; ONNXTRAIN_TEST_SEED fixes it and is in each case's name.
 """
@@ -55,7 +56,8 @@ def by_torch(f):
 def case_of(spatial, channels, out_channels, kernel, attrs, bias, name, **options):
     f = full_then_cut(attrs)
     group = attrs.get("group", 1)
-    inputs = [R(2, channels, *spatial), R(channels, out_channels // group, *kernel)] + ([R(out_channels)] if bias else [])
+    inputs = [R(2, channels, *spatial), R(channels, out_channels // group, *kernel)]
+    inputs += [R(out_channels)] if bias else []
     return Case("ConvTranspose", inputs, attrs, torch=f, reference=by_torch(f), name=name, opset=22, tol=1e-4,
                 **{"alloc": False, **options})
 
@@ -86,7 +88,8 @@ def sampled(count):
         # torch.nn.functional.pad cannot cut away more than there is
         if any(n - front - behind < 1 or front >= n or behind >= n for n, (front, behind) in zip(full, cut)):
             continue
-        yield case_of(spatial, 4, 4, kernel, attrs, rng.random() < 0.5, f"seed{SEED}-{count}-{spatial}-{kernel}-{attrs}")
+        yield case_of(spatial, 4, 4, kernel, attrs, rng.random() < 0.5,
+                      f"seed{SEED}-{count}-{spatial}-{kernel}-{attrs}")
         count -= 1
 
 
@@ -102,12 +105,14 @@ CASES = [
     case_of((3, 3), 1, 2, (3, 3), {"strides": [3, 2], "output_shape": [10, 8]}, False, "output_shape"),
     case_of((3, 3), 1, 2, (3, 3), {"strides": [3, 2], "output_shape": [10, 8], "output_padding": [1, 1]}, True,
             "output_shape and output_padding"),
-    case_of((3,), 2, 3, (2,), {"strides": [2], "output_shape": [11]}, True, "output_shape beyond the windows", alloc=True),
+    case_of((3,), 2, 3, (2,), {"strides": [2], "output_shape": [11]}, True, "output_shape beyond the windows",
+            alloc=True),
     case_of((3, 3), 2, 2, (3, 3), {"strides": [2, 2], "auto_pad": "SAME_UPPER"}, True, "same", alloc=True),
     case_of((2, 2), 2, 2, (3, 3), {"strides": [1, 1], "dilations": [3, 3], "output_padding": [2, 2]}, True,
             "output_padding from the dilation", alloc=False),
     Case("ConvTranspose", [R(0, 2, 4, 4), R(2, 3, 3, 3), R(3)], {"strides": [2, 2]}, name="no images",
-         torch=lambda x, w, b: F.conv_transpose2d(x, w, b, 2), reference=by_torch(lambda x, w, b: F.conv_transpose2d(x, w, b, 2))),
+         torch=lambda x, w, b: F.conv_transpose2d(x, w, b, 2),
+         reference=by_torch(lambda x, w, b: F.conv_transpose2d(x, w, b, 2))),
 ]
 
 
@@ -118,8 +123,8 @@ def test_conv_transpose(case):
 
 def test_four_entries_of_output_shape():
     f = full_then_cut({"strides": [3, 2], "output_shape": [10, 8]})
-    run_case(Case("ConvTranspose", [R(1, 1, 3, 3), R(1, 2, 3, 3)], {"strides": [3, 2], "output_shape": [1, 2, 10, 8]}, torch=f,
-                  reference=by_torch(f), tol=1e-4, alloc=False))
+    run_case(Case("ConvTranspose", [R(1, 1, 3, 3), R(1, 2, 3, 3)], {"strides": [3, 2], "output_shape": [1, 2, 10, 8]},
+                  torch=f, reference=by_torch(f), tol=1e-4, alloc=False))
 
 
 def test_refusals():
@@ -137,8 +142,10 @@ def test_refusals():
 def test_sizes_of_torch():
     """What torch accepts, its own arguments: the attributes name the same geometry."""
     for stride, padding, extra, dilation in ((2, 1, 1, 1), (3, 0, 2, 2), (1, 2, 1, 2)):
-        attrs = {"strides": [stride] * 2, "pads": [padding] * 4, "output_padding": [extra] * 2, "dilations": [dilation] * 2}
+        attrs = {"strides": [stride] * 2, "pads": [padding] * 4, "output_padding": [extra] * 2,
+                 "dilations": [dilation] * 2}
         f = lambda x, w: F.conv_transpose2d(x, w, None, stride, padding, extra, 1, dilation)  # noqa: B023, E731
         x, w = torch.randn(1, 2, 4, 4), torch.randn(2, 3, 3, 3)
         assert torch.allclose(f(x, w), full_then_cut(attrs)(x, w), atol=1e-5)
-        run_case(Case("ConvTranspose", [R(1, 2, 4, 4), R(2, 3, 3, 3)], attrs, torch=f, reference=by_torch(f), tol=1e-4, alloc=False))
+        run_case(Case("ConvTranspose", [R(1, 2, 4, 4), R(2, 3, 3, 3)], attrs, torch=f, reference=by_torch(f), tol=1e-4,
+                      alloc=False))

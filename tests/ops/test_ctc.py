@@ -23,7 +23,8 @@ def losses(blank=0, zero=False):
 
 def case(x, targets, frames, lengths, blank=0, zero=0, ints=INTS, name="", **more):
     # Torch's gradient assumes that log_probs come from a log-softmax, so differences would give another one.
-    return Case("CTCLoss", [x, V(targets, ints), V(frames, ints), V(lengths, ints)], {"blank": blank, "zero_infinity": zero},
+    return Case("CTCLoss", [x, V(targets, ints), V(frames, ints), V(lengths, ints)],
+                {"blank": blank, "zero_infinity": zero},
                 domain="ai.onnxtrain", torch=losses(blank, bool(zero)), fd=False, name=name, **more)
 
 
@@ -41,10 +42,11 @@ CASES = [
     case(X, PADDED, [6, 0, 0], [4, 0, 2], zero=1, name="no frames"),
     case(X, [[1, 1, 1], [2, 2, 2], [3, 3, 3]], [6, 5, 6], [3, 3, 2], name="repeated targets"),
     case(R(1, 2, 3, low=-3.0, high=-0.1), [[1], [2]], [1, 1], [1, 0], name="one frame"),
-    case(R(0, 2, 3), [[1], [2]], [0, 0], [1, 0], name="no time", reference=lambda x, *_: np.array([np.inf, 0], x.dtype), grad=False),
+    case(R(0, 2, 3), [[1], [2]], [0, 0], [1, 0], name="no time",
+         reference=lambda x, *_: np.array([np.inf, 0], x.dtype), grad=False),
     case(R(4, 0, 3), [], [], [], name="no batch", reference=lambda x, *_: np.zeros(0, x.dtype), grad=False),
-    case(R(50, 4, 30, low=-6.0, high=-0.1), np.arange(80).reshape(4, 20) % 29 + 1, [50, 45, 44, 50], [20, 20, 7, 13], alloc=False,
-         name="long"),
+    case(R(50, 4, 30, low=-6.0, high=-0.1), np.arange(80).reshape(4, 20) % 29 + 1, [50, 45, 44, 50], [20, 20, 7, 13],
+         alloc=False, name="long"),
 ]
 
 
@@ -74,7 +76,8 @@ def test_an_infinite_loss_has_torchs_gradient():
     (case(X, PADDED, [6, 6, -1], [4, 3, 2]), IndexError, "input length -1 of sample 2"),
     (case(X, PADDED, [6, 6, 6], [4, 5, 2]), IndexError, "target length 5 of sample 1 is outside 0 to 4"),
     (case(X, [1, 2, 3], [6, 6, 6], [2, 1, 1]), IndexError, "target length 1 of sample 2 is outside 0 to 0"),
-    (case(X, [[1, 5], [1, 1], [1, 1]], [6, 6, 6], [2, 1, 1]), IndexError, "target 5 of sample 0 is out of range for 5 classes"),
+    (case(X, [[1, 5], [1, 1], [1, 1]], [6, 6, 6], [2, 1, 1]), IndexError,
+     "target 5 of sample 0 is out of range for 5 classes"),
     (case(X, PADDED, [6, 6], [4, 3, 2]), ValueError, "input_lengths are"),
     (case(X, PADDED, [6, 6, 6], [4, 3, 2], blank=5), ValueError, "blank is 5 of 5 classes"),
     (case(X, PADDED, [6, 6, 6], [4, 3, 2], ints=np.float64), TypeError, "targets are double"),

@@ -55,9 +55,11 @@ CASES = [
     case("axis 0", (4, 3, 2), axis=0), case("axis -3", (2, 4, 3, 1), axis=-3), case("inverse", (2, 5, 2), inverse=1),
     case("inverse padded", (2, 5, 2), n=7, inverse=1, axis=1), case("irfft", (2, 4, 2), inverse=1, onesided=1),
     case("irfft odd", (2, 4, 2), n=7, inverse=1, onesided=1), case("irfft padded", (3, 2), n=9, inverse=1, onesided=1),
-    case("v17", (2, 4, 3, 2), opset=17), case("v17 axis", (2, 4, 3, 1), opset=17, axis=2, onesided=1), case("one", (1, 1, 2)),
+    case("v17", (2, 4, 3, 2), opset=17), case("v17 axis", (2, 4, 3, 1), opset=17, axis=2, onesided=1),
+    case("one", (1, 1, 2)),
     Case("STFT", [R(2, 16, 1), C(3), R(6), C(6)], opset=17, torch=stft(3, length=6)),
-    Case("STFT", [R(1, 9, 1), C(2), None, C(4)], {"onesided": 0}, opset=17, torch=stft(2, length=4, onesided=0), name="no window"),
+    Case("STFT", [R(1, 9, 1), C(2), None, C(4)], {"onesided": 0}, opset=17, torch=stft(2, length=4, onesided=0),
+         name="no window"),
     Case("STFT", [R(2, 9, 2), C(2), R(4)], {"onesided": 0}, opset=17, torch=stft(2, onesided=0), name="complex"),
 ]
 
@@ -67,7 +69,8 @@ def test_transforms(case):
     run_case(case)
 
 
-@pytest.mark.parametrize("arguments", [(8, 16, 8192, 0.0, 4096.0), (20, 200, 16000, 20.0, 7600.0), (3, 7, 100, 5.0, 40.0)])
+@pytest.mark.parametrize("arguments", [(8, 16, 8192, 0.0, 4096.0), (20, 200, 16000, 20.0, 7600.0),
+                                       (3, 7, 100, 5.0, 40.0)])
 def test_mel(arguments):
     dtypes = [np.int64] * 3 + [np.float32] * 2
     run_case(Case("MelWeightMatrix", [C(v, d) for v, d in zip(arguments, dtypes)], opset=17, grad=False))

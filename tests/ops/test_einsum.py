@@ -1,4 +1,6 @@
-"""Einsum by expansion against torch.einsum: contractions, diagonals, ellipses, broadcast dims; integer matrix products."""
+"""Einsum by expansion against torch.einsum: contractions, diagonals, ellipses, broadcast dims;
+integer matrix products.
+"""
 
 import sys
 from pathlib import Path
@@ -43,10 +45,12 @@ EQUATIONS = [
 CASES = [Case("Einsum", [R(*s) for s in shapes], {"equation": e}, torch=lambda *x, e=e: torch.einsum(e, *x),
               reference=lambda *x, e=e: np.asarray(np.einsum(e, *x), x[0].dtype)) for e, shapes in EQUATIONS]
 CASES += [
-    Case("Einsum", [R(2, 3, dtype=np.int32, low=-9, high=9), R(3, 2, dtype=np.int32, low=-9, high=9)], {"equation": "ij,jk->ki"}, grad=False),
+    Case("Einsum", [R(2, 3, dtype=np.int32, low=-9, high=9), R(3, 2, dtype=np.int32, low=-9, high=9)],
+         {"equation": "ij,jk->ki"}, grad=False),
     *(Case("MatMul", [R(2, 3, 4, dtype=t, low=0, high=99), R(4, 5, dtype=t, low=0, high=99)], grad=False)
       for t in (np.int32, np.int64, np.uint32, np.uint64)),
-    Case("Gemm", [R(4, 3, dtype=np.int32, low=-9, high=9), R(4, 2, dtype=np.int32, low=-9, high=9), R(1, 2, dtype=np.int32, low=-9, high=9)],
+    Case("Gemm", [R(4, 3, dtype=np.int32, low=-9, high=9), R(4, 2, dtype=np.int32, low=-9, high=9),
+                  R(1, 2, dtype=np.int32, low=-9, high=9)],
          {"transA": 1, "alpha": 2.0, "beta": 3.0}, grad=False, reference=lambda a, b, c: 2 * a.T @ b + 3 * c),
 ]
 

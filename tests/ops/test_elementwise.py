@@ -56,13 +56,14 @@ CASES += [
     Case("HardSigmoid", [V([-3.0, 0.0, 1.0])], {"alpha": 0.5, "beta": 0.5}, name="strict", torch=lambda x: torch.where(
         (0.5 * x + 0.5 > 0) & (0.5 * x + 0.5 < 1), 0.5 * x + 0.5, (0.5 * x + 0.5).detach().clamp(0, 1))),
     # the bounds themselves: 3 / 6 + 1 / 2 is one, and flat
-    Case("HardSigmoid", [V([-4.0, -3.0, -1.0, 0.0, 3.0, 4.0])], {"alpha": 1 / 6, "beta": 0.5}, torch=lambda x: F.relu6(x + 3) / 6,
-         name="kink"),
+    Case("HardSigmoid", [V([-4.0, -3.0, -1.0, 0.0, 3.0, 4.0])], {"alpha": 1 / 6, "beta": 0.5},
+         torch=lambda x: F.relu6(x + 3) / 6, name="kink"),
     Case("HardTanh", [V([-2.0, -1.0, 0.0, 0.5, 1.0, 2.0]), C(-1.0, "float"), C(1.0, "float")], domain=OURS,
          torch=lambda x, a, b: F.hardtanh(x), name="kink"),
     Case("HardSwish", [V([-3.5, -1.0, 0.0, 2.0, 3.5])], torch=F.hardswish),
     Case("Gelu", [R(5, 7, low=-5, high=5)], torch=F.gelu, fd=True),
-    Case("Gelu", [R(5, 7, low=-5, high=5)], {"approximate": "tanh"}, torch=lambda x: F.gelu(x, approximate="tanh"), fd=True),
+    Case("Gelu", [R(5, 7, low=-5, high=5)], {"approximate": "tanh"}, torch=lambda x: F.gelu(x, approximate="tanh"),
+         fd=True),
     Case("Gelu", [V([-1e4, -30.0, 0.0, 30.0, 1e4])], torch=F.gelu, name="tails"),
     Case("Softplus", [V([-800.0, -90.0, 0.0, 90.0, 800.0])], torch=F.softplus, name="tails"),
     Case("Sigmoid", [V([-800.0, -90.0, 0.0, 90.0, 800.0])], torch=torch.sigmoid, name="tails"),
@@ -80,9 +81,11 @@ CASES += [
 ]
 
 # ---- two operands ----
-SHAPES = [((3, 4), (3, 4)), ((), ()), ((3, 4), ()), ((), (2, 3)), ((2, 3, 5), (5,)), ((4,), (2, 3, 4)), ((3, 1), (1, 4)),
-          ((2, 3, 5), (2, 3, 1)), ((2, 1, 5), (3, 1)), ((2, 3, 5), (1, 3, 1)), ((2, 0, 3), (1, 3)), ((1,), (1, 1, 1))]
-BINARY = {"Add": torch.add, "Sub": torch.sub, "Mul": torch.mul, "Div": torch.div, "Min": torch.minimum, "Max": torch.maximum}
+SHAPES = [((3, 4), (3, 4)), ((), ()), ((3, 4), ()), ((), (2, 3)), ((2, 3, 5), (5,)), ((4,), (2, 3, 4)),
+          ((3, 1), (1, 4)), ((2, 3, 5), (2, 3, 1)), ((2, 1, 5), (3, 1)), ((2, 3, 5), (1, 3, 1)), ((2, 0, 3), (1, 3)),
+          ((1,), (1, 1, 1))]
+BINARY = {"Add": torch.add, "Sub": torch.sub, "Mul": torch.mul, "Div": torch.div, "Min": torch.minimum,
+          "Max": torch.maximum}
 CASES += [Case(name, [R(*a), R(*b, apart=0.3)], torch=f, alloc=name in ("Mul", "Max"))
           for name, f in BINARY.items() for a, b in SHAPES]
 CASES += [flat(name, R(2, 5, low=-9, high=9, dtype=t), R(5, low=1, high=9, dtype=t)) for name in BINARY for t in INTS
@@ -127,7 +130,8 @@ CASES += [
 ]
 
 # ---- selection ----
-for c, x, y in [((3, 4), (3, 4), (3, 4)), ((3, 4), (), (4,)), ((4,), (3, 4), ()), ((3, 1), (1, 4), (2, 1, 1)), ((), (2,), (2,))]:
+for c, x, y in [((3, 4), (3, 4), (3, 4)), ((3, 4), (), (4,)), ((4,), (3, 4), ()), ((3, 1), (1, 4), (2, 1, 1)),
+                ((), (2,), (2,))]:
     CASES.append(Case("Where", [R(*c, dtype=bool), R(*x), R(*y)], torch=torch.where, alloc=c == (3, 4)))
 CASES += [flat("Where", R(3, 4, dtype=bool), R(3, 4, low=0, high=9, dtype=t), R(4, low=0, high=9, dtype=t))
           for t in (np.int64, np.int32, np.uint8, bool)]
@@ -137,15 +141,16 @@ CASES += [
     Case("Clip", [EDGE, C(-1.0, "float")], torch=lambda x, a: torch.clamp(x, min=-1), name="min"),
     Case("Clip", [EDGE, None, C(1.0, "float")], torch=lambda x, b: torch.clamp(x, max=1), name="max"),
     Case("Clip", [EDGE], torch=lambda x: x.clone(), name="none"),
-    Case("Clip", [EDGE, C(1.0, "float"), C(-1.0, "float")], torch=lambda x, a, b: torch.clamp(x, 1, -1), name="crossed"),
+    Case("Clip", [EDGE, C(1.0, "float"), C(-1.0, "float")], torch=lambda x, a, b: torch.clamp(x, 1, -1),
+         name="crossed"),
     Case("Clip", [V([-2.0, -1.0, 0.5, 1.0, 3.0])], {"min": -1.0, "max": 1.0}, opset=6, name="attributes",
          torch=lambda x: torch.clamp(x, -1, 1)),
     flat("Clip", V([-5, 0, 5], np.int64), C(-1), C(2), name="ints"),
 ]
 
 # ---- conversion ----
-TO = {"FLOAT": np.float32, "DOUBLE": np.float64, "INT64": np.int64, "INT32": np.int32, "BOOL": np.bool_, "UINT8": np.uint8,
-      "INT8": np.int8, "INT16": np.int16, "FLOAT16": np.float16}
+TO = {"FLOAT": np.float32, "DOUBLE": np.float64, "INT64": np.int64, "INT32": np.int32, "BOOL": np.bool_,
+      "UINT8": np.uint8, "INT8": np.int8, "INT16": np.int16, "FLOAT16": np.float16}
 for source in (np.float32, np.float64, np.int64, np.int32, np.bool_, np.uint8, np.float16):
     contents = np.array([0, 1, 2, 100] if source is not np.bool_ else [False, True, True, False]).astype(source)
     CASES += [flat("Cast", V(contents, source), attrs={"to": getattr(TensorProto, name)}, alloc=False,
@@ -153,7 +158,8 @@ for source in (np.float32, np.float64, np.int64, np.int32, np.bool_, np.uint8, n
 CASES += [
     flat("Cast", V([-1.9, -0.5, 0.5, 1.9], np.float32), attrs={"to": TensorProto.INT64}, name="truncates"),
     flat("Cast", V([0.0, 0.1, -3.0, NAN], np.float32), attrs={"to": TensorProto.BOOL}, name="to-bool"),
-    flat("Cast", V([2**24 + 1, 2**53 + 1, -(2**62) - 3], np.int64), attrs={"to": TensorProto.FLOAT}, name="rounds-once"),
+    flat("Cast", V([2**24 + 1, 2**53 + 1, -(2**62) - 3], np.int64), attrs={"to": TensorProto.FLOAT},
+         name="rounds-once"),
     Case("Cast", [R(3, 4)], {"to": TensorProto.DOUBLE}, torch=lambda x: x.double(), dtypes=(np.float32,)),
     Case("Cast", [R(3, 4)], {"to": TensorProto.FLOAT}, torch=lambda x: x,
          reference=lambda x: x.astype(np.float32), dtypes=(np.float32,), name="same"),

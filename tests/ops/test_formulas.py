@@ -20,7 +20,9 @@ def pad(pads, mode="constant", value=0.0):
     """torch's pads come from the last dim; the others are in the order of ONNX."""
     n = len(pads) // 2
     turned = [p for d in reversed(range(n)) for p in (pads[d], pads[n + d])]
-    return lambda x, *_: F.pad(x, turned, value=value) if mode == "constant" else F.pad(x[None, None], turned, mode=mode)[0, 0]
+    if mode == "constant":
+        return lambda x, *_: F.pad(x, turned, value=value)
+    return lambda x, *_: F.pad(x[None, None], turned, mode=mode)[0, 0]
 
 
 def numpy_pad(pads, mode):
@@ -47,24 +49,30 @@ PADS = [([1, 2, 0, 3], "reflect"), ([2, 1, 1, 0], "edge"), ([2, 3, 3, 1], "wrap"
 TORCH_MODE = {"reflect": "reflect", "edge": "replicate", "wrap": "circular"}
 
 CASES = [
-    *(Case("Celu", [R(3, 4)], {"alpha": a}, torch=lambda x, a=a: F.celu(x, a), reference=lambda x, a=a: F.celu(torch.tensor(x), a))
+    *(Case("Celu", [R(3, 4)], {"alpha": a}, torch=lambda x, a=a: F.celu(x, a),
+           reference=lambda x, a=a: F.celu(torch.tensor(x), a))
       for a in (1.0, 0.25, 3.0)),
     Case("Celu", [V([0.0, 1e30, -1e30])], torch=F.celu, name="extremes", dtypes=[np.float64]),
     Case("ThresholdedRelu", [R(3, 4)], {"alpha": 0.5}, torch=lambda x: F.threshold(x, 0.5, 0.0)),
     Case("ThresholdedRelu", [R()], torch=lambda x: F.threshold(x, 1.0, 0.0), name="scalar"),
     *(Case("Shrink", [R(3, 4)], {"bias": b, "lambd": 0.75}, torch=shrink(b, 0.75)) for b in (0.0, 0.75)),
     flat("Shrink", R(7, low=-4, high=4, dtype=np.int32), attrs={"lambd": 1.5, "bias": 1.0}),
-    *(flat("Hardmax", R(2, 3, 4), attrs={"axis": a}, reference=lambda x, a=a: (x == x.max(a, keepdims=True)).astype(x.dtype))
+    *(flat("Hardmax", R(2, 3, 4), attrs={"axis": a},
+           reference=lambda x, a=a: (x == x.max(a, keepdims=True)).astype(x.dtype))
       for a in (0, 1, -1)),
     flat("Hardmax", V([[1.0, 3, 3]]), reference=lambda x: np.array([[0, 1, 0]], x.dtype), name="ties"),
-    flat("Hardmax", R(2, 3, 2), opset=11, reference=lambda x: np.eye(6, dtype=x.dtype)[x.reshape(2, 6).argmax(1)].reshape(2, 3, 2)),
+    flat("Hardmax", R(2, 3, 2), opset=11,
+         reference=lambda x: np.eye(6, dtype=x.dtype)[x.reshape(2, 6).argmax(1)].reshape(2, 3, 2)),
     flat("Hardmax", R(2, 0), reference=lambda x: x, name="empty"),
-    *(Case("LpNormalization", [R(3, 4, apart=0.1)], {"p": p, "axis": a}, torch=lambda x, p=p, a=a: x / x.norm(p, a, keepdim=True),
+    *(Case("LpNormalization", [R(3, 4, apart=0.1)], {"p": p, "axis": a},
+           torch=lambda x, p=p, a=a: x / x.norm(p, a, keepdim=True),
            reference=lambda x, p=p, a=a: x / np.linalg.norm(x, p, a, keepdims=True))
       for p in (1, 2) for a in (0, -1)),
-    Case("LpNormalization", [V([[0.0, 0], [3, 4]])], grad=False, reference=lambda x: np.array([[0, 0], [0.6, 0.8]], x.dtype)),
+    Case("LpNormalization", [V([[0.0, 0], [3, 4]])], grad=False,
+         reference=lambda x: np.array([[0, 0], [0.6, 0.8]], x.dtype)),
     Case("SwiGLU", [R(3, 4), R(3, 4)], {"alpha": 1.5}, opset=28, torch=lambda a, b: a * torch.sigmoid(1.5 * a) * b),
-    *(Case("OneHot", [V([[0, 4], [-1, 2]], np.int64), C(5), R(2)], {"axis": a}, torch=lambda i, d, v, a=a: one_hot(i, d, v).movedim(-1, a))
+    *(Case("OneHot", [V([[0, 4], [-1, 2]], np.int64), C(5), R(2)], {"axis": a},
+           torch=lambda i, d, v, a=a: one_hot(i, d, v).movedim(-1, a))
       for a in (-1, 0, 1)),
     flat("OneHot", V([0, 7, -6], np.int64), C(5), V([1.0, 2.0]), reference=lambda i, d, v: np.where(
         np.arange(5) == np.array([[0], [7], [-1]]), v[1], v[0]), name="out of range"),
@@ -74,11 +82,14 @@ CASES = [
     Case("Tile", [R(2, 3), C([1, 0])], torch=lambda x, r: x.tile(1, 0), name="nothing"),
     Case("Tile", [R(2, 3), C([1, 1])], torch=lambda x, r: x + 0, name="as it is"),
     Case("Tile", [R(), C([], np.int64)], torch=lambda x, r: x + 0, name="scalar"),
-    Case("TensorScatter", [R(2, 5, 3), R(2, 2, 3), V([4, 1], np.int64)], {"mode": "circular", "axis": 1}, opset=24, torch=scatter_cache),
+    Case("TensorScatter", [R(2, 5, 3), R(2, 2, 3), V([4, 1], np.int64)], {"mode": "circular", "axis": 1}, opset=24,
+         torch=scatter_cache),
     Case("TensorScatter", [R(2, 5, 3), R(2, 2, 3)], opset=24,
          torch=lambda c, u: scatter_cache(c, u, torch.zeros(2, dtype=torch.int64)), name="from the start"),
-    *(flat(op, R(3, 4, 2), attrs={"axis": a, "keepdims": k}) for op in ("ArgMax", "ArgMin") for a in (0, 1, -1) for k in (0, 1)),
-    *(flat("ArgMax", V([3, 1, 3, 0, 0], t), attrs={"select_last_index": s}) for s in (0, 1) for t in (np.int8, np.uint32, np.uint64, np.float16)),
+    *(flat(op, R(3, 4, 2), attrs={"axis": a, "keepdims": k}) for op in ("ArgMax", "ArgMin") for a in (0, 1, -1)
+      for k in (0, 1)),
+    *(flat("ArgMax", V([3, 1, 3, 0, 0], t), attrs={"select_last_index": s}) for s in (0, 1)
+      for t in (np.int8, np.uint32, np.uint64, np.float16)),
     flat("ArgMin", V([3.0, np.nan, 0.0]), reference=lambda x: np.array([1])),
     flat("ArgMax", R(0, 3), attrs={"axis": 1, "keepdims": 0}, name="empty"),
     *(Case("TopK", [R(3, 7), C([3])], {"largest": b}, n_outputs=2, torch=lambda x, k, b=b: x.topk(3, largest=bool(b)))
@@ -88,24 +99,32 @@ CASES = [
     Case("TopK", [R(3, 4), C([4])], n_outputs=1, torch=lambda x, k: x.topk(4)[0], name="values only"),
     flat("TopK", V([1, 2, 2, 1, 2], np.int32), C([4]), n_outputs=2,
          reference=lambda x, k: (np.array([2, 2, 2, 1], np.int32), np.array([1, 2, 4, 0]))),
-    flat("TopK", V([1.0, np.nan, 2]), C([2]), n_outputs=2, reference=lambda x, k: (np.array([np.nan, 2], x.dtype), np.array([1, 2])), name="nan"),
-    *(Case("Pad", [R(3, 4), C(p)], {"mode": m}, torch=pad(p, TORCH_MODE[m]), reference=numpy_pad(p, m)) for p, m in PADS),
+    flat("TopK", V([1.0, np.nan, 2]), C([2]), n_outputs=2,
+         reference=lambda x, k: (np.array([np.nan, 2], x.dtype), np.array([1, 2])), name="nan"),
+    *(Case("Pad", [R(3, 4), C(p)], {"mode": m}, torch=pad(p, TORCH_MODE[m]), reference=numpy_pad(p, m))
+      for p, m in PADS),
     Case("Pad", [R(3, 4), C([1, 2, 0, 3])], torch=pad([1, 2, 0, 3])),
-    Case("Pad", [R(3, 4), C([1, -1, -2, 3])], torch=pad([1, -1, -2, 3]), reference=lambda x, p: F.pad(torch.tensor(x), (-1, 3, 1, -2)).numpy(), name="negative"),
-    Case("Pad", [R(3, 4), C([1, 2]), V(0.5), C([-1])], torch=lambda x, p, v, a: torch.cat([v.expand(3, 1), x, v.expand(3, 2)], 1), name="value and axes"),
+    Case("Pad", [R(3, 4), C([1, -1, -2, 3])], torch=pad([1, -1, -2, 3]),
+         reference=lambda x, p: F.pad(torch.tensor(x), (-1, 3, 1, -2)).numpy(), name="negative"),
+    Case("Pad", [R(3, 4), C([1, 2]), V(0.5), C([-1])],
+         torch=lambda x, p, v, a: torch.cat([v.expand(3, 1), x, v.expand(3, 2)], 1), name="value and axes"),
     Case("Pad", [R(2, 3)], {"pads": [0, 1, 2, 0], "value": 1.5}, opset=2, torch=pad([0, 1, 2, 0], value=1.5)),
     Case("Pad", [R(0, 3), C([1, 0, 1, 0])], torch=pad([1, 0, 1, 0]), name="empty"),
-    Case("Pad", [R(3), C([5, 6])], {"mode": "reflect"}, fd=True, name="several times", reference=lambda x, p: np.pad(x, (5, 6), mode="reflect")),
+    Case("Pad", [R(3), C([5, 6])], {"mode": "reflect"}, fd=True, name="several times",
+         reference=lambda x, p: np.pad(x, (5, 6), mode="reflect")),
     Case("Pad", [R(), C([], np.int64)], torch=lambda x, p: x + 0, reference=lambda x, p: x, name="scalar"),
     flat("Pad", R(2, 3, dtype=np.int16, low=-9, high=9), C([0, 1, 0, 1]), C(7, np.int16)),
     Case("ReverseSequence", [R(4, 3, 2), V([4, 0, 2], np.int64)], torch=lambda x, n: torch.stack(
         [torch.cat([x[:k, b].flip(0), x[k:, b]]) for b, k in enumerate(n.tolist())], 1)),
-    Case("ReverseSequence", [R(2, 3), V([1, 3], np.int64)], {"batch_axis": 0, "time_axis": 1}, torch=lambda x, n: torch.stack(
-        [torch.cat([x[b, :k].flip(0), x[b, k:]]) for b, k in enumerate(n.tolist())])),
+    Case("ReverseSequence", [R(2, 3), V([1, 3], np.int64)], {"batch_axis": 0, "time_axis": 1},
+         torch=lambda x, n: torch.stack(
+[torch.cat([x[b, :k].flip(0), x[b, k:]]) for b, k in enumerate(n.tolist())])),
     flat("EyeLike", R(3, 4, dtype=np.int32, high=2), attrs={"k": 1}),
     flat("EyeLike", R(3, 2), attrs={"k": -1, "dtype": 11}),
-    *(flat(op, C(n), attrs={"periodic": p, "output_datatype": 11}, opset=17, tol64=1e-6, reference=lambda n, w=w, p=p: getattr(torch, w)(
-        int(n), periodic=bool(p), dtype=torch.float64).numpy()) for op, w in (("HannWindow", "hann_window"), ("BlackmanWindow", "blackman_window"))
+    *(flat(op, C(n), attrs={"periodic": p, "output_datatype": 11}, opset=17, tol64=1e-6,
+           reference=lambda n, w=w, p=p: getattr(torch, w)(
+int(n), periodic=bool(p), dtype=torch.float64).numpy())
+      for op, w in (("HannWindow", "hann_window"), ("BlackmanWindow", "blackman_window"))
       for p in (0, 1) for n in (1, 9) if n > 1 or not p),
     flat("HammingWindow", C(8), opset=17),
 ]

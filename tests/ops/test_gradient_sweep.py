@@ -1,4 +1,5 @@
-"""Every gradient case once more: empty, of rank 0, broadcast, one value as two inputs, gradients from strided memory, subsets.
+"""Every gradient case once more: empty, of rank 0, broadcast, one value as two inputs, gradients from strided memory,
+subsets.
 
 Expected are torch's outputs and gradients in float64, to 1e-11 (or the case's own tolerance). A run takes a sample by
 ONNXTRAIN_TEST_SEED, which stands in each test's name; ONNXTRAIN_SLOW=1 takes all.
@@ -17,9 +18,11 @@ import pytest
 import torch
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
-from gradient_cases import BROADCAST, broadcast, empty, emptied, every_case, gradient_cases, plain, repeated, scalar, with_arrays  # noqa: E402
-from harness import (_arrays, _expanded, _grad_inputs, _offset, _output_grads, _run_inputs, _tensor, _tol, _torch_grads,  # noqa: E402
-                     _torch_outputs, _transposed, assert_close, call, check_gradients, model_of, session_of)
+from gradient_cases import (BROADCAST, broadcast, empty, emptied, every_case, gradient_cases,  # noqa: E402
+                            plain, repeated, scalar, with_arrays)
+from harness import (_arrays, _expanded, _grad_inputs, _offset, _output_grads, _run_inputs, _tensor,  # noqa: E402
+                     _tol, _torch_grads, _torch_outputs, _transposed, assert_close, call, check_gradients, model_of,
+                     session_of)
 
 from onnxtrain import _C  # noqa: E402
 
@@ -29,18 +32,23 @@ CASES = list(gradient_cases())
 
 # What shapes that torch's function accepts may be refused with: the specification asks for more than the function does.
 REFUSALS = [re.compile(p) for p in (
-    r"axis -?\d+ is out of range for rank 0", r"axis -?\d+$", r"must have \d+ entries of", r"does not fit", r"do not fit", r"differ in shape",
-    r"batch sizes differ", r"broadcast is 0", r"would be broadcast", r"does not broadcast to the input's", r"must be a vector",
-    r"input \d is .*\], expected", r"updates are .*(the data|expected)", r"hidden_size is \d+, R has 0", r"kernel_shape is not the weight.s", r"the time axis has 0",
-    r"axis \d has 0 entries, not 1", r"must have rank 3", r"rotary_embedding_dim is \d+ of 0", r"must have one entry per head",
-    r"past_state (has another shape|is not)", r"update is .*the cache", r"\d+ repeats, the input has rank 0", r"\d+ entries for 0 axes",
+    r"axis -?\d+ is out of range for rank 0", r"axis -?\d+$", r"must have \d+ entries of", r"does not fit",
+    r"do not fit", r"differ in shape", r"batch sizes differ", r"broadcast is 0", r"would be broadcast",
+    r"does not broadcast to the input's", r"must be a vector",
+    r"input \d is .*\], expected", r"updates are .*(the data|expected)", r"hidden_size is \d+, R has 0",
+    r"kernel_shape is not the weight.s", r"the time axis has 0",
+    r"axis \d has 0 entries, not 1", r"must have rank 3", r"rotary_embedding_dim is \d+ of 0",
+    r"must have one entry per head", r"past_state (has another shape|is not)", r"update is .*the cache",
+    r"\d+ repeats, the input has rank 0", r"\d+ entries for 0 axes",
     r"the input has rank 0, expected", r"axis \d has no cell, and would have \d",
     # Means, norms and windows of nothing: PyTorch gives NaN, or refuses too.
     r"planes of the input are empty", r"kernel dim \d is 0", r"has 0 cells, the kernel \d",
 )]
-# Where torch's result for empty operands has a wrong shape or no gradient (torch 2.13): (operator, part of its variant's name).
+# Where torch's result for empty operands has a wrong shape or no gradient (torch 2.13): (operator, part of its
+# variant's name).
 TORCH_IS_WRONG = [("Conv", "empty"), ("SpaceToDepth", "empty"), ("DepthToSpace", "empty"),
-                  *(("GroupNormalization", f"empty_0.{k}") for k in (2, 3, 4))]  # its gradient of the scale is NaN, that of InstanceNormalization 0
+                  # Its gradient of the scale is NaN, that of InstanceNormalization 0.
+                  *(("GroupNormalization", f"empty_0.{k}") for k in (2, 3, 4))]
 # The case's function does not broadcast what the operator does.
 FUNCTION_DIFFERS = [("Expand", "scalar"), ("Sub", "scalar")]
 
@@ -61,11 +69,13 @@ def check(variant) -> None:
         return
     wanted = _torch_outputs(variant, [None if a is None else _tensor(a) for a in arrays])
     if any(g.shape != w.shape for g, w in zip(outputs, wanted)):
-        assert excused(variant), f"{variant}: shapes {[tuple(o.shape) for o in outputs]}, torch's {[tuple(w.shape) for w in wanted]}"
+        shapes, theirs = [tuple(o.shape) for o in outputs], [tuple(w.shape) for w in wanted]
+        assert excused(variant), f"{variant}: shapes {shapes}, torch's {theirs}"
         return
     for k, (got, want) in enumerate(zip(outputs, wanted)):
         assert_close(got.numpy(), want.detach().to(got.dtype).numpy(), f"{variant} output {k}", _tol(variant, dtype))
-    if any(variant.op_type == op and part in variant.name for op, part in TORCH_IS_WRONG) and not all(o.numel() for o in outputs):
+    if (any(variant.op_type == op and part in variant.name for op, part in TORCH_IS_WRONG)
+        and not all(o.numel() for o in outputs)):
         return  # nor can torch differentiate these
     check_gradients(variant, dtype)
 
@@ -94,8 +104,9 @@ def test_scalar(case):
         check(variant)
 
 
-@pytest.mark.parametrize("case", sampled(one_of_each([c for c in CASES if c[1].op_type in BROADCAST and c[1].opset >= 7 and all(
-    s is not None and np.prod(s.shape, dtype=int) for s in c[1].inputs)]), 12))
+@pytest.mark.parametrize("case",
+                         sampled(one_of_each([c for c in CASES if c[1].op_type in BROADCAST and c[1].opset >= 7 and all(
+s is not None and np.prod(s.shape, dtype=int) for s in c[1].inputs)]), 12))
 def test_broadcast(case):
     variants = list(broadcast(case))
     for variant in variants if SLOW else random.Random(SEED).sample(variants, min(60, len(variants))):
@@ -111,7 +122,9 @@ def shared_session(case, arrays, i: int, j: int) -> _C.Session:
     return _C.Session(model.SerializeToString())
 
 
-@pytest.mark.parametrize("case", sampled([c for c in CASES if len(_grad_inputs(c[1], _arrays(c[1], c[1].dtypes[-1]))) > 1], 120))
+@pytest.mark.parametrize("case",
+                         sampled([c for c in CASES if len(_grad_inputs(c[1], _arrays(c[1], c[1].dtypes[-1]))) > 1],
+                                 120))
 def test_repeated(case):
     """One graph input read twice, and one tensor bound to two graph inputs."""
     dtype = case.dtypes[-1]
@@ -137,16 +150,22 @@ def test_repeated(case):
         _, apart = call(session_of(variant, arrays), list(tensors.values()), bytes(k in inputs for k in run), grads)
         for k, got in zip(run, apart):
             if k in inputs:
-                assert_close(np.zeros_like(arrays[k]) if got is None else got.numpy(), wanted[k].astype(arrays[k].dtype), f"{variant} gradient of {k}", _tol(variant, dtype))
+                assert_close(np.zeros_like(arrays[k]) if got is None else got.numpy(),
+                             wanted[k].astype(arrays[k].dtype), f"{variant} gradient of {k}", _tol(variant, dtype))
         left = [k for k in run if k != j]
-        _, merged = call(shared_session(variant, arrays, i, j), [tensors[k] for k in left], bytes(k in inputs for k in left), grads)
+        _, merged = call(shared_session(variant, arrays, i, j), [tensors[k] for k in left],
+                         bytes(k in inputs for k in left), grads)
         both = merged[left.index(i)]
-        assert_close(np.zeros_like(arrays[i]) if both is None else both.numpy(), (wanted[i] + wanted[j]).astype(arrays[i].dtype), f"{variant} gradient of both", _tol(variant, dtype))
+        assert_close(np.zeros_like(arrays[i]) if both is None else both.numpy(),
+                     (wanted[i] + wanted[j]).astype(arrays[i].dtype), f"{variant} gradient of both",
+                     _tol(variant, dtype))
 
 
 @pytest.mark.parametrize("case", sampled(CASES, 200))
 def test_strided_gradients(case):
-    """Inputs and gradients of outputs transposed, at an offset, with gaps and of stride 0: the numbers of contiguous ones."""
+    """Inputs and gradients of outputs transposed, at an offset, with gaps and of stride 0:
+    the numbers of contiguous ones.
+    """
     dtype = case.dtypes[-1]
     arrays = _arrays(case, dtype)
     run, inputs = _run_inputs(case, arrays), _grad_inputs(case, arrays)
@@ -156,14 +175,16 @@ def test_strided_gradients(case):
     for how in (_transposed, _offset, _expanded):
         tensors = [how(_tensor(arrays[i])) if how is not _expanded else _tensor(arrays[i]) for i in run]
         strided = [None if g is None else how(g) for g in grads]
-        _, want = call(session, [t.contiguous() for t in tensors], mask, [None if g is None else g.contiguous() for g in strided])
+        _, want = call(session, [t.contiguous() for t in tensors], mask,
+                       [None if g is None else g.contiguous() for g in strided])
         _, got = call(session, tensors, mask, strided)
         for i, g, w in zip(run, got, want):
             assert (g is None) == (w is None)
             assert g is None or torch.equal(g.nan_to_num(), w.nan_to_num()), f"{case} gradient of {i}, {how.__name__}"
 
 
-@pytest.mark.parametrize("case", sampled([c for c in CASES if len(_grad_inputs(c[1], _arrays(c[1], c[1].dtypes[-1]))) > 3], 60))
+@pytest.mark.parametrize("case",
+                         sampled([c for c in CASES if len(_grad_inputs(c[1], _arrays(c[1], c[1].dtypes[-1]))) > 3], 60))
 def test_subsets(case):
     """Gradients of any few of many inputs are those of all of them."""
     dtype = case.dtypes[-1]
@@ -179,17 +200,23 @@ def test_subsets(case):
         _, got = call(session, tensors, bytes(i in subset for i in run), grads)
         for i, g, w in zip(run, got, want):
             assert (g is None) == (i not in subset or w is None), f"{case}: gradient of {i}, asked for {subset}"
-            assert g is None or np.allclose(g, w, rtol=1e-12, atol=1e-12, equal_nan=True), f"{case}: gradient of {i} of {subset}"
+            assert (g is None or np.allclose(g, w, rtol=1e-12, atol=1e-12,
+                                             equal_nan=True)), f"{case}: gradient of {i} of {subset}"
 
 
 @pytest.mark.parametrize("case", sampled(every_case(), 300))
 def test_nothing_empty_breaks(case):
-    """Any input of any dtype with a dim of 0, or of rank 0, whether that makes sense or not: it runs, or the message says why not."""
+    """Any input of any dtype with a dim of 0, or of rank 0, whether that makes sense or not: it runs,
+    or the message says why not.
+    """
     arrays = _arrays(case, case.dtypes[-1])
     axes = [(i, k) for i, a in enumerate(arrays) if isinstance(a, np.ndarray) for k in range(a.ndim)]
-    variants = [with_arrays(case, emptied(arrays, {at, *((i, k) for i, k in axes if all_ and arrays[i].shape[k] == arrays[at[0]].shape[at[1]])}), "empty")
+    variants = [with_arrays(case,
+                            emptied(arrays, {at, *((i, k) for i, k in axes if all_
+                                                   and arrays[i].shape[k] == arrays[at[0]].shape[at[1]])}), "empty")
                 for at in axes for all_ in (False, True)]
-    variants += [with_arrays(case, [a.reshape(-1)[0].reshape(()) if i == k else a for k, a in enumerate(arrays)], "scalar")
+    variants += [with_arrays(case, [a.reshape(-1)[0].reshape(()) if i == k else a for k, a in enumerate(arrays)],
+                             "scalar")
                  for i, given in enumerate(arrays) if isinstance(given, np.ndarray) and given.size]
     for variant in variants:
         arrays = _arrays(variant, variant.dtypes[-1])
@@ -209,5 +236,6 @@ def test_nothing_empty_breaks(case):
 def test_a_refusal_is_not_any_error():
     """Patterns are narrow: other messages of the engine do not pass for a refusal of a shape."""
     assert not any(p.search(m) for p in REFUSALS for m in (
-        "Add 'node': no kernel for int4", "gradient of Gather 'node': the operator has no gradient", "Conv 'node': pads has 3 entries"))
+        "Add 'node': no kernel for int4", "gradient of Gather 'node': the operator has no gradient",
+        "Conv 'node': pads has 3 entries"))
     assert with_arrays(CASES[0][1], _arrays(CASES[0][1], np.float64), "same").name.endswith("same")

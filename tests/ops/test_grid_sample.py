@@ -1,4 +1,6 @@
-"""GridSample and AffineGrid against torch, in every mode and padding, with the gradients to the image and to the grid."""
+"""GridSample and AffineGrid against torch, in every mode and padding,
+with the gradients to the image and to the grid.
+"""
 
 import itertools
 import sys
@@ -34,8 +36,10 @@ CASES = [case_of((2, 3, 5, 4), (3, 6), *kind) for kind in ALL]
 CASES += [case_of((2, 2, 3, 4, 5), (2, 3, 4), *kind) for kind in ALL if kind[0] != "cubic"]
 CASES += [case_of((1, 2, 1, 4), (3, 2), *kind) for kind in ALL]  # one row
 CASES += [case_of((1, 2, 5, 4), (3, 6), mode, "zeros", 0, opset=16) for mode in NAMES]
-CASES += [case_of((1, 2, 4, 4), (2, 3), "linear", "zeros", 0, alloc=True), case_of((0, 2, 4, 4), (2, 3), "linear", "zeros", 0),
-          case_of((1, 2, 4, 4), (0, 3), "linear", "zeros", 0), case_of((2, 5, 30, 40), (50, 20), "linear", "zeros", 0, fd=False)]
+CASES += [case_of((1, 2, 4, 4), (2, 3), "linear", "zeros", 0, alloc=True),
+          case_of((0, 2, 4, 4), (2, 3), "linear", "zeros", 0),
+          case_of((1, 2, 4, 4), (0, 3), "linear", "zeros", 0),
+          case_of((2, 5, 30, 40), (50, 20), "linear", "zeros", 0, fd=False)]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -54,13 +58,16 @@ def by_rows(mode, padding, corners):
 @pytest.mark.parametrize("mode, padding, corners", [k for k in ALL if k[0] != "cubic"])
 def test_one_dim(mode, padding, corners):
     f = by_rows(mode, padding, corners)
-    run_case(Case("GridSample", [R(2, 3, 5), R(2, 7, 1, low=-1.6, high=1.6)], {"mode": mode, "padding_mode": padding, "align_corners": corners},
-                  torch=f, reference=lambda x, g: f(torch.from_numpy(x), torch.from_numpy(g)).numpy(), tol=2e-4, alloc=False))
+    run_case(Case("GridSample", [R(2, 3, 5), R(2, 7, 1, low=-1.6, high=1.6)],
+                  {"mode": mode, "padding_mode": padding, "align_corners": corners},
+                  torch=f, reference=lambda x, g: f(torch.from_numpy(x), torch.from_numpy(g)).numpy(), tol=2e-4,
+                  alloc=False))
 
 
 def test_cubic_in_three_dims():
     """torch has no such mode: along each axis in turn it is the cubic of the other tests."""
-    run_case(Case("GridSample", [R(1, 2, 3, 4, 3), R(1, 2, 2, 2, 3, low=-1, high=1)], {"mode": "cubic", "padding_mode": "border"},
+    run_case(Case("GridSample", [R(1, 2, 3, 4, 3), R(1, 2, 2, 2, 3, low=-1, high=1)],
+                  {"mode": "cubic", "padding_mode": "border"},
                   tol=1e-3, tol64=1e-5, alloc=False))
 
 
@@ -77,16 +84,19 @@ def test_points_nowhere():
 @pytest.mark.parametrize("corners", [0, 1])
 def test_affine_grid(size, corners):
     reference = lambda t, s: F.affine_grid(torch.from_numpy(t), size, bool(corners)).numpy()  # noqa: E731
-    run_case(Case("AffineGrid", [R(size[0], len(size) - 2, len(size) - 1), C(size)], {"align_corners": corners}, name=f"{size}-{corners}",
-                  torch=lambda t, s: F.affine_grid(t, size, bool(corners)), reference=reference, alloc=size == (2, 3, 4, 5)))
+    run_case(Case("AffineGrid", [R(size[0], len(size) - 2, len(size) - 1), C(size)], {"align_corners": corners},
+                  name=f"{size}-{corners}", torch=lambda t, s: F.affine_grid(t, size, bool(corners)),
+                  reference=reference, alloc=size == (2, 3, 4, 5)))
 
 
 def test_refusals():
     x, grid = R(1, 2, 3, 3), R(1, 2, 2, 2)
     expect_error(Case("GridSample", [x, grid], {"mode": "area"}), ValueError, "mode is 'area'")
     expect_error(Case("GridSample", [x, grid], {"padding_mode": "wrap"}), ValueError, "padding_mode is 'wrap'")
-    expect_error(Case("GridSample", [x, R(1, 2, 2, 3)], {}), ValueError, "the grid does not fit an input of 2 spatial dims")
+    expect_error(Case("GridSample", [x, R(1, 2, 2, 3)], {}), ValueError,
+                 "the grid does not fit an input of 2 spatial dims")
     expect_error(Case("GridSample", [R(1, 2, 3, 3, 3, 3), R(1, 2, 2, 2, 2, 4)], {}), UnsupportedError, "4 spatial dims")
     expect_error(Case("GridSample", [R(1, 2, 0, 3), grid], {}), ValueError, "planes of the input are empty")
     expect_error(Case("AffineGrid", [R(1, 2, 3), C([1, 1, 3])], {}), ValueError, "size has 3 entries")
-    expect_error(Case("AffineGrid", [R(1, 2, 4), C([1, 1, 3, 3])], {}), ValueError, "theta does not have the shape (1, 2, 3)")
+    expect_error(Case("AffineGrid", [R(1, 2, 4), C([1, 1, 3, 3])], {}), ValueError,
+                 "theta does not have the shape (1, 2, 3)")

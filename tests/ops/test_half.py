@@ -1,4 +1,6 @@
-"""Every operator's cases once more in float16 and bfloat16, forward and backward, against our own float64 of the same inputs."""
+"""Every operator's cases once more in float16 and bfloat16, forward and backward,
+against our own float64 of the same inputs.
+"""
 
 import importlib
 import sys
@@ -25,7 +27,8 @@ def cases():
         if path.stem in (Path(__file__).stem, "test_random", "test_random_fill"):
             continue
         for case in getattr(importlib.import_module(path.stem), "CASES", []):
-            if isinstance(case, Case) and case.op_type not in ROUGH and "dtype" not in case.attrs and case.dtypes == Case("", []).dtypes:
+            if (isinstance(case, Case) and case.op_type not in ROUGH and "dtype" not in case.attrs
+                and case.dtypes == Case("", []).dtypes):
                 if any(isinstance(i, R) and i.is_float for i in case.inputs):
                     found.append(pytest.param(case, id=f"{path.stem[5:]}-{case}"))
     return found
@@ -40,18 +43,22 @@ def compute(case, arrays, dtype):
     values = [v.to(dtype) if v is not None and f else v for v, f in zip(values, is_float)]
     elem = {torch.float16: 10, torch.bfloat16: 16, torch.float64: 11}[dtype]
     names = ["" if v is None else f"x{i}" for i, v in enumerate(values)]
-    constants = [helper.make_tensor(names[i], elem, list(arrays[i].shape), values[i].double().flatten().tolist()) if is_float[i]
+    constants = [helper.make_tensor(names[i], elem, list(arrays[i].shape), values[i].double().flatten().tolist())
+                 if is_float[i]
                  else numpy_helper.from_array(arrays[i], names[i]) for i in range(len(values)) if _is_const(case, i)]
-    inputs = [helper.make_tensor_value_info(names[i], elem if is_float[i] else helper.np_dtype_to_tensor_dtype(arrays[i].dtype),
+    inputs = [helper.make_tensor_value_info(names[i], elem if is_float[i]
+                                            else helper.np_dtype_to_tensor_dtype(arrays[i].dtype),
                                             arrays[i].shape) for i in run]
-    node = helper.make_node(case.op_type, names, [f"y{i}" for i in range(case.n_outputs)], domain=case.domain, **case.attrs)
+    node = helper.make_node(case.op_type, names, [f"y{i}" for i in range(case.n_outputs)], domain=case.domain,
+                            **case.attrs)
     graph = helper.make_graph([node], "half", inputs, [ValueInfoProto(name=o) for o in node.output], constants)
     opsets = [helper.make_opsetid("", case.opset)] + ([helper.make_opsetid(case.domain, 1)] if case.domain else [])
     session = _C.Session(helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString())
     tensors = [values[i] for i in run]
     outputs, _ = call(session, tensors, bytes(len(run)), None)
     rng = np.random.default_rng(7)
-    grads = [torch.from_numpy(np.asarray(rng.uniform(-1, 1, tuple(o.shape)))).bfloat16().to(o.dtype) if o.is_floating_point() and
+    grads = [torch.from_numpy(np.asarray(rng.uniform(-1, 1, tuple(o.shape)))).bfloat16().to(o.dtype)
+             if o.is_floating_point() and
              k not in case.no_grad_outputs else None for k, o in enumerate(outputs)]
     outputs, in_grads = call(session, tensors, bytes(i in wanted for i in run), grads)
     return [t for t in (*outputs, *in_grads)]
@@ -61,7 +68,8 @@ def compute(case, arrays, dtype):
 @pytest.mark.parametrize("case", cases())
 def test_half(case, dtype, tol):
     arrays = _arrays(case, np.float32)
-    rounded = [torch.from_numpy(np.array(a, order="C")).to(dtype).double().numpy() if isinstance(s, R) and s.is_float else a
+    rounded = [torch.from_numpy(np.array(a, order="C")).to(dtype).double().numpy() if isinstance(s, R) and s.is_float
+               else a
                for s, a in zip(case.inputs, arrays)]
     got, want = compute(case, arrays, dtype), compute(case, rounded, torch.float64)
     for k, (g, w) in enumerate(zip(got, want, strict=True)):

@@ -58,34 +58,43 @@ REDUCTIONS = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
 INDEX = [[0, 2, 1], [3, 0, -1], [0, 2, 1]]  # (3, 3) into 4 entries; row 2 repeats row 0
 
 CASES = [
-    Case("GatherElements", [R(4, 3), V(INDEX, np.int64)], {"axis": 0}, torch=lambda x, i: x.gather(0, torch.where(i < 0, i + 4, i))),
+    Case("GatherElements", [R(4, 3), V(INDEX, np.int64)], {"axis": 0},
+         torch=lambda x, i: x.gather(0, torch.where(i < 0, i + 4, i))),
     Case("GatherElements", [R(2, 3, 4), V([[[0], [1], [3]], [[2], [2], [0]]], np.int64)], {"axis": -1},
          torch=lambda x, i: x.gather(2, i), reference=lambda x, i: np.take_along_axis(x, i, 2), name="last axis"),
     Case("GatherElements", [R(2, 3, 4), R(1, 3, 2, high=2, low=0, dtype=np.int32)], {"axis": 0},
-         torch=lambda x, i: x.gather(0, i.long()), reference=lambda x, i: np.take_along_axis(x[:, :, :2], i, 0), name="fewer indices"),
+         torch=lambda x, i: x.gather(0, i.long()), reference=lambda x, i: np.take_along_axis(x[:, :, :2], i, 0),
+         name="fewer indices"),
     Case("GatherElements", [R(3, 4), R(0, 4, dtype=np.int64)], torch=lambda x, i: x.gather(0, i), name="none"),
     Case("ScatterElements", [R(4, 3), V(INDEX[:2], np.int64), R(2, 3)], torch=along(0)),
-    Case("ScatterElements", [R(2, 4, 3), V([[[0, 3, 1]], [[2, 1, 0]]], np.int64), R(2, 1, 3)], {"axis": 1}, torch=along(1)),
+    Case("ScatterElements", [R(2, 4, 3), V([[[0, 3, 1]], [[2, 1, 0]]], np.int64), R(2, 1, 3)], {"axis": 1},
+         torch=along(1)),
     Case("Scatter", [R(4, 3), V(INDEX[:2], np.int64), R(2, 3)], opset=9, torch=along(0), reference=put),
-    Case("ScatterElements", [R(4, 3), R(0, 3, dtype=np.int64), R(0, 3)], {"reduction": "add"}, torch=along(0, "sum"), name="none"),
-    *(Case("ScatterElements", [R(4, 3), V(INDEX, np.int64), R(3, 3)], {"reduction": ours}, torch=along(0, theirs), opset=18)
+    Case("ScatterElements", [R(4, 3), R(0, 3, dtype=np.int64), R(0, 3)], {"reduction": "add"}, torch=along(0, "sum"),
+         name="none"),
+    *(Case("ScatterElements", [R(4, 3), V(INDEX, np.int64), R(3, 3)], {"reduction": ours}, torch=along(0, theirs),
+           opset=18)
       for ours, theirs in REDUCTIONS.items()),
-    Case("ScatterElements", [V([1.0, 0, 0, 2]), V([0, 1, 1, 2, 3, 3], np.int64), V([0.0, 3, 2, 4, 0, 0])], {"reduction": "mul"},
-         opset=18, torch=along(0, "prod"), name="zeros in a product"),
-    Case("ScatterElements", [V([1.0, 2, 3]), V([0, 0, 1, 1], np.int64), V([1.0, 1, 2, -5])], {"reduction": "max"}, opset=18,
-         torch=along(0, "amax"), name="ties", fd=False),
+    Case("ScatterElements", [V([1.0, 0, 0, 2]), V([0, 1, 1, 2, 3, 3], np.int64), V([0.0, 3, 2, 4, 0, 0])],
+         {"reduction": "mul"}, opset=18, torch=along(0, "prod"), name="zeros in a product"),
+    Case("ScatterElements", [V([1.0, 2, 3]), V([0, 0, 1, 1], np.int64), V([1.0, 1, 2, -5])], {"reduction": "max"},
+         opset=18, torch=along(0, "amax"), name="ties", fd=False),
     *(Case("ScatterElements", [R(4, dtype=t, low=0, high=9), V([1, 1, 3], np.int64), R(3, dtype=t, low=0, high=5)],
-           {"reduction": r}, opset=18, grad=False) for t in (np.int8, np.uint8, np.int64, np.uint32) for r in ("add", "max")),
+           {"reduction": r}, opset=18, grad=False) for t in (np.int8, np.uint8, np.int64, np.uint32)
+      for r in ("add", "max")),
     Case("GatherND", [R(4, 3, 2), V([[0, 1], [3, -1], [0, 1]], np.int64)], torch=gather_nd(0)),
     Case("GatherND", [R(2, 3, 2), V([[[0], [2]], [[1], [1]]], np.int64)], {"batch_dims": 1}, torch=gather_nd(1)),
     Case("GatherND", [R(2, 2, 3), V([[[0], [2]], [[1], [1]]], np.int64)], {"batch_dims": 2},
          reference=lambda x, i: np.take_along_axis(x, i, 2)[..., 0], name="elements"),
     Case("GatherND", [R(3, 2), R(0, 1, dtype=np.int64)], torch=gather_nd(0), name="none"),
     Case("ScatterND", [R(4, 3), V([[1], [3]], np.int64), R(2, 3)], torch=at_tuples()),
-    Case("ScatterND", [R(2, 3, 2), V([[[0, 2], [1, -1]], [[0, 0], [1, 0]]], np.int64), R(2, 2, 2)], torch=at_tuples(), name="tuples"),
-    *(Case("ScatterND", [R(3, 2), V([[1], [0], [1]], np.int64), R(3, 2)], {"reduction": ours}, opset=18, torch=at_tuples(theirs))
+    Case("ScatterND", [R(2, 3, 2), V([[[0, 2], [1, -1]], [[0, 0], [1, 0]]], np.int64), R(2, 2, 2)], torch=at_tuples(),
+         name="tuples"),
+    *(Case("ScatterND", [R(3, 2), V([[1], [0], [1]], np.int64), R(3, 2)], {"reduction": ours}, opset=18,
+           torch=at_tuples(theirs))
       for ours, theirs in REDUCTIONS.items()),
-    Case("ScatterND", [R(3, 2), R(0, 1, dtype=np.int64), R(0, 2)], {"reduction": "max"}, opset=18, torch=at_tuples("amax"), name="none"),
+    Case("ScatterND", [R(3, 2), R(0, 1, dtype=np.int64), R(0, 2)], {"reduction": "max"}, opset=18,
+         torch=at_tuples("amax"), name="none"),
     *(Case("CumSum", [R(2, 4, 3), C(1)], {"exclusive": e, "reverse": r},
            torch=lambda x, a, e=e, r=r: running(x, 1, torch.cumsum, 0.0, e, r)) for e in (0, 1) for r in (0, 1)),
     Case("CumSum", [R(5), C(-1, np.int32)], torch=lambda x, a: x.cumsum(0)),
@@ -97,7 +106,8 @@ CASES = [
     *(Case(op, [R(2, 3, dtype=t, low=0, high=100), R(3, dtype=t, low=0, high=100)], grad=False)
       for op in ("BitwiseAnd", "BitwiseOr", "BitwiseXor") for t in (np.int8, np.int16, np.uint32, np.int64)),
     Case("BitwiseNot", [R(2, 3, dtype=np.int16, low=-50, high=50)], grad=False),
-    *(Case("BitShift", [R(2, 3, dtype=t, low=0, high=100), R(2, 1, dtype=t, low=0, high=8)], {"direction": d}, grad=False)
+    *(Case("BitShift", [R(2, 3, dtype=t, low=0, high=100), R(2, 1, dtype=t, low=0, high=8)], {"direction": d},
+           grad=False)
       for t in (np.uint8, np.uint16, np.uint32, np.uint64) for d in ("LEFT", "RIGHT")),
     Case("BitShift", [V([-8, -1, 100, -5], np.int8), V([1, 9, -1, 2], np.int8)], {"direction": "RIGHT"}, grad=False,
          reference=lambda x, y: np.array([-4, -1, 0, -2], np.int8), name="signed"),

@@ -23,7 +23,8 @@ def old(op_type, inputs, attrs=None, opset=1, **more):
     more.setdefault("alloc", False)
     more.setdefault("kernels", False)  # those of the operators of today
     return Case(op_type, inputs, attrs or {}, opset=opset, name=more.pop("name", f"v{opset} {attrs or ''}"),
-                reference=lambda *a: [t.numpy() for t in _tuple(torch_(*[torch.from_numpy(np.array(v)) for v in a]))], **more)
+                reference=lambda *a: [t.numpy() for t in _tuple(torch_(*[torch.from_numpy(np.array(v)) for v in a]))],
+                **more)
 
 
 def _tuple(value):
@@ -31,13 +32,13 @@ def _tuple(value):
 
 
 UNARY = {
-    "Abs": torch.abs, "Exp": torch.exp, "Log": torch.log, "Neg": torch.neg, "Reciprocal": torch.reciprocal, "Relu": torch.relu,
-    "Sigmoid": torch.sigmoid, "Sqrt": torch.sqrt, "Tanh": torch.tanh, "Elu": F.elu, "LeakyRelu": F.leaky_relu,
-    "HardSigmoid": lambda x: torch.clamp(0.2 * x + 0.5, 0, 1),
+    "Abs": torch.abs, "Exp": torch.exp, "Log": torch.log, "Neg": torch.neg, "Reciprocal": torch.reciprocal,
+    "Relu": torch.relu, "Sigmoid": torch.sigmoid, "Sqrt": torch.sqrt, "Tanh": torch.tanh, "Elu": F.elu,
+    "LeakyRelu": F.leaky_relu, "HardSigmoid": lambda x: torch.clamp(0.2 * x + 0.5, 0, 1),
 }
 BINARY = {"Add": torch.add, "Sub": torch.sub, "Mul": torch.mul, "Div": torch.div, "Pow": torch.pow}
-LOGIC = {"And": torch.logical_and, "Or": torch.logical_or, "Xor": torch.logical_xor, "Equal": torch.eq, "Greater": torch.gt,
-         "Less": torch.lt}
+LOGIC = {"And": torch.logical_and, "Or": torch.logical_or, "Xor": torch.logical_xor, "Equal": torch.eq,
+         "Greater": torch.gt, "Less": torch.lt}
 
 
 def logic_inputs(name, *shape):
@@ -50,7 +51,8 @@ CASES = [
     old("Ceil", [X], CONSUMED, grad=False, torch=torch.ceil),
     old("Floor", [X], CONSUMED, grad=False, torch=torch.floor),
     old("Clip", [X], {"min": 0.4, "max": 1.1, **CONSUMED}, torch=lambda x: x.clamp(0.4, 1.1)),
-    old("Selu", [R(3, 4)], CONSUMED, torch=lambda x: 1.0507 * torch.where(x > 0, x, 1.6732 * (x.exp() - 1)), tol64=1e-6),
+    old("Selu", [R(3, 4)], CONSUMED, torch=lambda x: 1.0507 * torch.where(x > 0, x, 1.6732 * (x.exp() - 1)),
+        tol64=1e-6),
     *[old(name, [X, X], torch=fn) for name, fn in BINARY.items()],
     *[old(name, [X, R(3, low=0.5, high=1.5)], {"broadcast": 1, "axis": 1}, torch=lambda x, y, fn=fn: fn(x, y[:, None]))
       for name, fn in BINARY.items()],
@@ -66,7 +68,8 @@ CASES = [
     old("Min", [R(2, 3), R(2, 3)], opset=6, torch=torch.minimum),
     old("PRelu", [R(2, 3, 4, apart=0.1), R(3)], opset=6, torch=lambda x, s: torch.where(x < 0, x * s[:, None], x)),
     old("PRelu", [R(2, 3, apart=0.1), R(1)], CONSUMED, torch=lambda x, s: torch.where(x < 0, x * s, x)),
-    old("Gemm", [R(2, 3), R(4, 3), R(4)], {"broadcast": 1, "transB": 1, "beta": 0.5}, opset=6, torch=lambda a, b, c: a @ b.T + c / 2),
+    old("Gemm", [R(2, 3), R(4, 3), R(4)], {"broadcast": 1, "transB": 1, "beta": 0.5}, opset=6,
+        torch=lambda a, b, c: a @ b.T + c / 2),
     old("Gemm", [R(2, 3), R(3, 4), R(2, 4)], torch=lambda a, b, c: a @ b + c),
     old("Cast", [X], {"to": "INT64"}, grad=False, torch=lambda x: x.long()),
     old("Cast", [R(3, dtype=np.int64)], {"to": "DOUBLE"}, grad=False, torch=lambda x: x.double()),
@@ -76,8 +79,8 @@ CASES = [
     old("Split", [R(4, 2)], n_outputs=2, torch=lambda x: x.split(2)),
     old("Tile", [X, C([2.0], np.float32), C([1.0], np.float32)], torch=lambda x, n, a: x.repeat(1, 2, 1)),
     old("Dropout", [X], {"is_test": 1, "ratio": 0.7}, opset=6, torch=lambda x: x * 1),
-    *[old("BatchNormalization", [R(4, 3, 2), R(3), R(3), R(3), R(3, low=0.5, high=2)], attrs, opset=opset, grad=[0, 1, 2],
-          torch=lambda x, s, b, m, v: F.batch_norm(x, m, v, s, b, False, 0.1, 1e-5), tol64=1e-9)
+    *[old("BatchNormalization", [R(4, 3, 2), R(3), R(3), R(3), R(3, low=0.5, high=2)], attrs, opset=opset,
+          grad=[0, 1, 2], torch=lambda x, s, b, m, v: F.batch_norm(x, m, v, s, b, False, 0.1, 1e-5), tol64=1e-9)
       for attrs, opset in (({"is_test": 1, "spatial": 1}, 6), ({"is_test": 1, **CONSUMED}, 1), ({"spatial": 1}, 7))],
 ]
 

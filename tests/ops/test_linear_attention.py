@@ -39,11 +39,14 @@ def in_numpy(compute):
 def linear(rule, q_heads, heads, d_k, d_v, *rest, past=False, steps=3, **attrs):
     gated, delta = "gated" in rule, "delta" in rule
     compute = recurrence(q_heads, heads, gated, delta, past, attrs.get("scale"))
-    inputs = [R(2, steps, q_heads * d_k), R(2, steps, heads * d_k), R(2, steps, heads * d_v), R(2, heads, d_k, d_v) if past else None, *rest]
+    inputs = [R(2, steps, q_heads * d_k), R(2, steps, heads * d_k), R(2, steps, heads * d_v), R(2, heads, d_k, d_v)
+              if past else None, *rest]
     while inputs[-1] is None:
         inputs.pop()
-    return Case("LinearAttention", inputs, {"update_rule": rule, "q_num_heads": q_heads, "kv_num_heads": heads, **attrs}, n_outputs=2,
-                opset=27, torch=compute, reference=in_numpy(compute), tol=1e-4, alloc=steps == 1, name=f"{rule} {q_heads} {heads} {past} {len(rest)}{attrs}")
+    return Case("LinearAttention", inputs, {"update_rule": rule, "q_num_heads": q_heads, "kv_num_heads": heads,
+                                            **attrs}, n_outputs=2,
+                opset=27, torch=compute, reference=in_numpy(compute), tol=1e-4, alloc=steps == 1,
+                name=f"{rule} {q_heads} {heads} {past} {len(rest)}{attrs}")
 
 
 def conv(k, bias, past, activation):
@@ -58,8 +61,8 @@ def conv(k, bias, past, activation):
     inputs = [R(2, 3, 5), R(3, 1, k), R(3) if bias else None, R(2, 3, k - 1) if past else None]
     while inputs[-1] is None:
         inputs.pop()
-    return Case("CausalConvWithState", inputs, {"activation": activation} if activation else {}, n_outputs=2, opset=27, torch=compute,
-                reference=in_numpy(compute), name=f"{k} {bias} {past} {activation}")
+    return Case("CausalConvWithState", inputs, {"activation": activation} if activation else {}, n_outputs=2, opset=27,
+                torch=compute, reference=in_numpy(compute), name=f"{k} {bias} {past} {activation}")
 
 
 CASES = [
@@ -70,7 +73,8 @@ CASES = [
     linear("delta", 2, 2, 3, 2, None, R(2, 3, 2, low=0, high=1)),
     linear("gated_delta", 4, 2, 3, 2, R(2, 3, 6, high=0), R(2, 3, 1, low=0, high=1), past=True),
     linear("gated_delta", 2, 1, 3, 2, R(2, 1, 1, high=0), R(2, 1, 1, low=0, high=1), steps=1),
-    *(conv(k, b, p, a) for k, b, p, a in ((3, False, False, None), (3, True, True, "silu"), (1, True, False, "swish"), (4, False, True, None))),
+    *(conv(k, b, p, a) for k, b, p, a in ((3, False, False, None), (3, True, True, "silu"), (1, True, False, "swish"),
+                                          (4, False, True, None))),
 ]
 
 
@@ -84,5 +88,7 @@ def test_errors():
     heads = {"q_num_heads": 2, "kv_num_heads": 2}
     expect_error(Case("LinearAttention", x, {**heads, "update_rule": "gated"}, opset=27), ValueError, "needs decay")
     expect_error(Case("LinearAttention", x, {**heads, "update_rule": "cubic"}, opset=27), NotImplementedError, "cubic")
-    expect_error(Case("LinearAttention", x, {"q_num_heads": 3, "kv_num_heads": 2, "update_rule": "linear"}, opset=27), ValueError, "multiple")
-    expect_error(Case("CausalConvWithState", [R(1, 2, 4), R(2, 1, 3)], {"activation": "relu"}, opset=27), NotImplementedError, "relu")
+    expect_error(Case("LinearAttention", x, {"q_num_heads": 3, "kv_num_heads": 2, "update_rule": "linear"}, opset=27),
+                 ValueError, "multiple")
+    expect_error(Case("CausalConvWithState", [R(1, 2, 4), R(2, 1, 3)], {"activation": "relu"}, opset=27),
+                 NotImplementedError, "relu")

@@ -54,28 +54,31 @@ CASES = [
     Case("MatMul", [R(3, 5, 7), R(7, 16)], torch=torch.matmul, name="small, one vector", alloc=False),
     Case("MatMul", [R(9), R(9, 100)], torch=torch.matmul, name="small, one row", alloc=False),
     Case("MatMul", [R(64, 10), R(10, 500)], torch=torch.matmul, name="small, shared among threads", alloc=False),
-    Case("FusedMatMul", [R(9, 11), R(9, 33)], {"transA": 1}, domain="ai.onnxtrain", torch=fused(1, 0, 1), name="small, A transposed",
-         alloc=False),
-    *[Case("Gemm", [R(9, 11) if ta else R(11, 9), R(9, 35), R(*c)], {"transA": ta}, torch=gemm(ta, 0, 1, 1), name=f"small {ta} {c}",
-           alloc=False) for ta in (0, 1) for c in ((35,), (1, 35), (11, 1), (11, 35), ())],
+    Case("FusedMatMul", [R(9, 11), R(9, 33)], {"transA": 1}, domain="ai.onnxtrain", torch=fused(1, 0, 1),
+         name="small, A transposed", alloc=False),
+    *[Case("Gemm", [R(9, 11) if ta else R(11, 9), R(9, 35), R(*c)], {"transA": ta}, torch=gemm(ta, 0, 1, 1),
+           name=f"small {ta} {c}", alloc=False) for ta in (0, 1) for c in ((35,), (1, 35), (11, 1), (11, 35), ())],
     *[Case("FusedMatMul", [R(3, 4) if not ta else R(4, 3), R(4, 5) if not tb else R(5, 4)],
            {"transA": ta, "transB": tb, "alpha": 0.5}, domain="ai.onnxtrain", torch=fused(ta, tb, 0.5))
       for ta in (0, 1) for tb in (0, 1)],
     *[Case("FusedMatMul", [R(2, 3, 4) if not ta else R(2, 4, 3), R(2, 4, 5) if not tb else R(2, 5, 4)],
            {"transA": ta, "transB": tb}, domain="ai.onnxtrain", torch=fused(ta, tb, 1))
       for ta in (0, 1) for tb in (0, 1)],
-    Case("FusedMatMul", [R(2, 4, 3), R(4, 5)], {"transA": 1}, domain="ai.onnxtrain", torch=fused(1, 0, 1), name="shared B"),
+    Case("FusedMatMul", [R(2, 4, 3), R(4, 5)], {"transA": 1}, domain="ai.onnxtrain", torch=fused(1, 0, 1),
+         name="shared B"),
     *[Case("Gemm", [R(3, 4) if not ta else R(4, 3), R(4, 5) if not tb else R(5, 4), R(*c)],
            {"transA": ta, "transB": tb, "alpha": 0.5, "beta": 2.0}, torch=gemm(ta, tb, 0.5, 2.0))
       for ta in (0, 1) for tb in (0, 1) for c in ((5,), (3, 1), (), (3, 5))],
     Case("Gemm", [R(3, 4), R(4, 5)], torch=gemm(0, 0, 1, 1)),
-    *[Case("GroupedMatMul", [R(7, 3), R(len(ends), 5, 3) if trans else R(len(ends), 3, 5), V(ends, dtype)], {"transB": trans},
-           domain="ai.onnxtrain", torch=grouped(trans), name=f"{trans} {ends}")
+    *[Case("GroupedMatMul", [R(7, 3), R(len(ends), 5, 3) if trans else R(len(ends), 3, 5), V(ends, dtype)],
+           {"transB": trans}, domain="ai.onnxtrain", torch=grouped(trans), name=f"{trans} {ends}")
       for trans in (0, 1) for ends, dtype in (([2, 2, 7], np.int64), ([0, 3, 5], np.int32), ([0, 0], np.int64))],
-    Case("GroupedMatMul", [R(4, 0), R(2, 0, 5), V([1, 4], np.int64)], domain="ai.onnxtrain", torch=grouped(0), name="K is 0"),
-    Case("GroupedMatMul", [R(0, 3), R(2, 3, 5), V([0, 0], np.int64)], domain="ai.onnxtrain", torch=grouped(0), name="no rows"),
-    Case("GroupedMatMul", [R(400, 65), R(3, 65, 70), V([130, 250, 400], np.int64)], domain="ai.onnxtrain", torch=grouped(0),
-         name="measured", alloc=False),
+    Case("GroupedMatMul", [R(4, 0), R(2, 0, 5), V([1, 4], np.int64)], domain="ai.onnxtrain", torch=grouped(0),
+         name="K is 0"),
+    Case("GroupedMatMul", [R(0, 3), R(2, 3, 5), V([0, 0], np.int64)], domain="ai.onnxtrain", torch=grouped(0),
+         name="no rows"),
+    Case("GroupedMatMul", [R(400, 65), R(3, 65, 70), V([130, 250, 400], np.int64)], domain="ai.onnxtrain",
+         torch=grouped(0), name="measured", alloc=False),
 ]
 
 

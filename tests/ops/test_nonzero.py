@@ -12,7 +12,8 @@ from harness import C, Case, R, V, call, expect_error, run_case, session_of  # n
 from onnxtrain import _C  # noqa: E402
 
 MASK = np.array([True, False, True, True, False])
-DTYPES = [np.bool_, np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64, np.float16, np.float32, np.float64]
+DTYPES = [np.bool_, np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64, np.float16,
+          np.float32, np.float64]
 
 
 def boxes_of(n, seed=0):
@@ -40,8 +41,10 @@ def nms_by_torch(boxes, scores, most, iou, score):
 
 
 CASES = [
-    *[Case("NonZero", [R(3, 4, low=0, high=2, dtype=d)], grad=False, name=np.dtype(d).name, alloc=d is np.bool_) for d in DTYPES],
-    Case("NonZero", [V([0.0, -0.0, 1.0, float("nan")])], grad=False, name="signed zero and NaN", reference=lambda x: np.array([[2, 3]])),
+    *[Case("NonZero", [R(3, 4, low=0, high=2, dtype=d)], grad=False, name=np.dtype(d).name, alloc=d is np.bool_)
+      for d in DTYPES],
+    Case("NonZero", [V([0.0, -0.0, 1.0, float("nan")])], grad=False, name="signed zero and NaN",
+         reference=lambda x: np.array([[2, 3]])),
     Case("NonZero", [np.zeros((2, 3), np.int64)], grad=False, name="none"),
     Case("NonZero", [np.ones((2, 0, 3), np.int64)], grad=False, name="empty"),
     Case("NonZero", [np.array(3)], grad=False, name="scalar", reference=lambda x: np.zeros((0, 1), np.int64)),
@@ -55,15 +58,17 @@ CASES = [
     Case("Unique", [V([2.0, float("nan"), 1.0, float("nan")])], n_outputs=4, grad=False, name="NaN"),
     Case("Unique", [R(3, 4, low=0, high=3, dtype=np.int32)], n_outputs=4, grad=False, name="flattened"),
     Case("Unique", [V([[1, 0], [1, 0], [2, 3], [0, 9]], np.int64)], {"axis": 0}, n_outputs=4, grad=False),
-    Case("Unique", [V([[[1, 1], [0, 1], [1, 1]], [[0, 1], [0, 1], [0, 1]]], np.int64)], {"axis": -2, "sorted": 0}, n_outputs=4,
+    Case("Unique", [V([[[1, 1], [0, 1], [1, 1]], [[0, 1], [0, 1], [0, 1]]], np.int64)], {"axis": -2, "sorted": 0},
+         n_outputs=4,
          grad=False, name="inner axis, order of appearance",  # the reference evaluator takes from axis 0
          reference=lambda x: [x[:, :2], np.array([0, 1]), np.array([0, 1, 0]), np.array([2, 1])]),
     Case("Unique", [V([2**63, 5, 2**63 + 1, 5], np.uint64)], n_outputs=4, grad=False, name="large unsigned"),
     Case("Unique", [np.zeros(0, np.int64)], n_outputs=4, grad=False, name="empty",
          reference=lambda x: [np.zeros(0, np.int64)] * 4),
-    *[Case("NonMaxSuppression", [boxes_of(20), np.random.default_rng(1).uniform(0, 1, (2, 3, 20)).astype(np.float32), C([most]),
-                                 C([iou], np.float32), C([score], np.float32)], grad=False, name=f"{most} {iou} {score}",
-           reference=lambda b, s, m, i, t: nms_by_torch(b, s, m[0], i[0], t[0]), alloc=most == 3)
+    *[Case("NonMaxSuppression", [boxes_of(20), np.random.default_rng(1).uniform(0, 1, (2, 3, 20)).astype(np.float32),
+                                 C([most]), C([iou], np.float32), C([score], np.float32)], grad=False,
+           name=f"{most} {iou} {score}", reference=lambda b, s, m, i, t: nms_by_torch(b, s, m[0], i[0], t[0]),
+           alloc=most == 3)
       for most, iou, score in ((3, 0.3, 0.2), (20, 0.5, 0.0), (20, 0.1, 0.9), (0, 0.5, 0.5))],
 ]
 
@@ -110,7 +115,8 @@ ERRORS = [
     (Case("Compress", [R(5), np.array([1, 0, 1])]), ValueError, "bool"),
     (Case("Compress", [R(2, 2), np.array([False, False, True])], {"axis": 0}), IndexError, "out of"),
     (Case("Unique", [R(2, 2)], {"axis": 2}), ValueError, "axis 2"),
-    (Case("NonMaxSuppression", [np.zeros((1, 3, 4), np.float32), np.zeros((1, 1, 2), np.float32)]), ValueError, "expected [batch"),
+    (Case("NonMaxSuppression", [np.zeros((1, 3, 4), np.float32), np.zeros((1, 1, 2), np.float32)]), ValueError,
+     "expected [batch"),
 ]
 
 

@@ -1,4 +1,6 @@
-"""Number types beyond float: remainders, powers, reductions of every dtype and of nothing; determinants; n-gram counts."""
+"""Number types beyond float: remainders, powers, reductions of every dtype and of nothing; determinants;
+n-gram counts.
+"""
 
 import sys
 from pathlib import Path
@@ -42,20 +44,27 @@ CASES = [
     *(flat("Mod", R(5, dtype=t, low=0, high=100), R(5, dtype=t, low=1, high=9)) for t in INTS),
     *(flat("Pow", R(4, dtype=np.float32), R(4, dtype=t, low=0, high=4)) for t in INTS),
     flat("Pow", R(4, dtype=np.uint8, low=0, high=4), R(4, dtype=np.uint8, low=0, high=3)),
-    *(flat(op, R(3, 4, dtype=t, low=0, high=3), C([1])) for t in INTS for op in ("ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd")),
+    *(flat(op, R(3, 4, dtype=t, low=0, high=3), C([1])) for t in INTS
+      for op in ("ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd")),
     *(flat(op, R(3, 4, dtype=np.bool_), C([0])) for op in ("ReduceMax", "ReduceMin")),
-    *(Case(op, [R(*shape, low=0.1 if op == "ReduceLogSum" else -2, apart=0.05), C(axes)], {"keepdims": 0}, torch=f(tuple(axes)), fd=False, alloc=False)
-      for op, f in REDUCTIONS.items() for shape, axes in (((3, 70, 5), [2]), ((3, 37, 19), [0, 2]), ((5, 3, 300), [1]), ((4, 3, 5, 33), [0, 2]),
-                                                          ((5001,), [0]), ((2, 3, 40), [0]), ((2, 3, 4), [0, 1]))),
-    *(Case(op, [V([[1.0, np.nan, 2], [np.inf, 0, -np.inf], [-np.inf] * 3, [np.inf, np.inf, 1]]), C([1])], {"keepdims": 0}, grad=False,
-           reference=lambda x, a, f=f: f((1,))(torch.tensor(x), a).numpy(), name="not finite") for op, f in REDUCTIONS.items() if op != "ReduceLogSum"),
-    *(flat(op, R(2, 0, dtype=t), C([1]), reference=lambda x, a, v=v: np.full((2, 1), v, x.dtype), name=f"of nothing {np.dtype(t)}")
-      for op, t, v in (("ReduceMax", np.float32, -np.inf), ("ReduceMin", np.float64, np.inf), ("ReduceMax", np.int32, -2**31),
-                       ("ReduceMin", np.int64, 2**63 - 1), ("ReduceMax", np.bool_, False), ("ReduceMin", np.bool_, True),
+    *(Case(op, [R(*shape, low=0.1 if op == "ReduceLogSum" else -2, apart=0.05), C(axes)], {"keepdims": 0},
+           torch=f(tuple(axes)), fd=False, alloc=False)
+      for op, f in REDUCTIONS.items() for shape, axes in (((3, 70, 5), [2]), ((3, 37, 19), [0, 2]), ((5, 3, 300), [1]),
+                                                          ((4, 3, 5, 33), [0, 2]), ((5001,), [0]), ((2, 3, 40), [0]),
+                                                          ((2, 3, 4), [0, 1]))),
+    *(Case(op, [V([[1.0, np.nan, 2], [np.inf, 0, -np.inf], [-np.inf] * 3, [np.inf, np.inf, 1]]), C([1])],
+           {"keepdims": 0}, grad=False, reference=lambda x, a, f=f: f((1,))(torch.tensor(x), a).numpy(),
+           name="not finite") for op, f in REDUCTIONS.items() if op != "ReduceLogSum"),
+    *(flat(op, R(2, 0, dtype=t), C([1]), reference=lambda x, a, v=v: np.full((2, 1), v, x.dtype),
+           name=f"of nothing {np.dtype(t)}")
+      for op, t, v in (("ReduceMax", np.float32, -np.inf), ("ReduceMin", np.float64, np.inf),
+                       ("ReduceMax", np.int32, -2**31), ("ReduceMin", np.int64, 2**63 - 1),
+                       ("ReduceMax", np.bool_, False), ("ReduceMin", np.bool_, True),
                        ("ReduceProd", np.int64, 1))),
     Case("ReduceProd", [R(3, 4), C([1])], torch=lambda x, a: x.prod(1, keepdim=True)),
     Case("ReduceProd", [R(2, 3, 2), C([0, 2])], {"keepdims": 0}, torch=lambda x, a: x.prod(2).prod(0)),
-    Case("ReduceProd", [V([[1.0, 0, 3], [0, 2, 0], [4, 5, 6]]), C([1])], torch=lambda x, a: x.prod(1, keepdim=True), name="zeros"),
+    Case("ReduceProd", [V([[1.0, 0, 3], [0, 2, 0], [4, 5, 6]]), C([1])], torch=lambda x, a: x.prod(1, keepdim=True),
+         name="zeros"),
     Case("ReduceProd", [R(2, 0), C([1])], torch=lambda x, a: x.prod(1, keepdim=True), name="empty"),
     *(flat("PRelu", R(2, 3, dtype=t, low=lo, high=9), R(3, dtype=t, low=0, high=9))
       for t, lo in ((np.int32, -9), (np.int64, -9), (np.uint32, 0), (np.uint64, 0))),
@@ -70,18 +79,23 @@ CASES = [
     old("PRelu", (2, 3, 4), (3,), torch=lambda x, s: torch.prelu(x, s)),
     old("PRelu", (2, 3), (1,), torch=lambda x, s: torch.prelu(x, s)),
     old("Gemm", (3, 2), (3, 4), (4,), transA=1, broadcast=1, torch=lambda a, b, c: a.T @ b + c),
-    Case("BatchNormalization", [R(4, 3, 2), R(3), R(3), R(3), R(3, low=0.5, high=2)], {"is_test": 1}, opset=6, grad=[0, 1, 2],
+    Case("BatchNormalization", [R(4, 3, 2), R(3), R(3), R(3), R(3, low=0.5, high=2)], {"is_test": 1}, opset=6,
+         grad=[0, 1, 2],
          torch=lambda x, w, b, m, v: torch.nn.functional.batch_norm(x, m, v, w, b), reference=lambda x, w, b, m, v: (
              (x - m[:, None]) / np.sqrt(v[:, None] + 1e-5) * w[:, None] + b[:, None]).astype(x.dtype)),
     Case("Det", [R(2, 3, 4, 4)], torch=torch.linalg.det),
     Case("Det", [V([[1.0, 2], [2, 4]])], torch=lambda x: x[0, 0] * x[1, 1] - x[0, 1] * x[1, 0], name="singular"),
-    Case("Det", [V([[0.0, 0, 0], [0, 1, 2], [0, 3, 4]])], torch=lambda x: (x[0] * torch.linalg.cross(x[1], x[2])).sum(), name="zero row"),
+    Case("Det", [V([[0.0, 0, 0], [0, 1, 2], [0, 3, 4]])],
+         torch=lambda x: (x[0] * torch.linalg.cross(x[1], x[2])).sum(), name="zero row"),
     Case("Det", [R(3, 1, 1)], torch=torch.linalg.det, name="one"),
     Case("Det", [R(2, 0, 0)], torch=torch.linalg.det, name="empty"),
-    *(flat("TfIdfVectorizer", V(TOKENS, t), attrs={**COUNTS, "max_skip_count": k}) for k in (0, 3) for t in (np.int32, np.int64)),
-    *(flat("TfIdfVectorizer", V(TOKENS, np.int64), attrs={**COUNTS, "mode": m, "max_skip_count": 1, "weights": [1.0, 2, 3, 4, 5]})
+    *(flat("TfIdfVectorizer", V(TOKENS, t), attrs={**COUNTS, "max_skip_count": k}) for k in (0, 3)
+      for t in (np.int32, np.int64)),
+    *(flat("TfIdfVectorizer", V(TOKENS, np.int64),
+           attrs={**COUNTS, "mode": m, "max_skip_count": 1, "weights": [1.0, 2, 3, 4, 5]})
       for m in ("IDF", "TFIDF")),
-    flat("TfIdfVectorizer", V([], np.int64), attrs={**COUNTS, "max_skip_count": 1}, reference=lambda x: np.zeros(5, np.float32), name="empty"),
+    flat("TfIdfVectorizer", V([], np.int64), attrs={**COUNTS, "max_skip_count": 1},
+         reference=lambda x: np.zeros(5, np.float32), name="empty"),
 ]
 
 
@@ -94,5 +108,7 @@ def test_errors():
     expect_error(Case("Mod", [R(2, dtype=np.uint64), V([1, 0], np.uint64)]), ValueError, "zero")
     expect_error(Case("Add", [R(2, 3), R(3)], opset=6), ValueError, "broadcast is 0")
     expect_error(Case("Det", [R(2, 3)]), ValueError, "square")
-    expect_error(Case("TfIdfVectorizer", [V([1], np.int64)], {**COUNTS, "pool_strings": ["a"], "max_skip_count": 0}), NotImplementedError, "strings")
-    expect_error(Case("TfIdfVectorizer", [V([1], np.int64)], {**COUNTS, "max_skip_count": 0, "ngram_counts": [0, 99]}), ValueError, "ngram_counts")
+    expect_error(Case("TfIdfVectorizer", [V([1], np.int64)], {**COUNTS, "pool_strings": ["a"], "max_skip_count": 0}),
+                 NotImplementedError, "strings")
+    expect_error(Case("TfIdfVectorizer", [V([1], np.int64)], {**COUNTS, "max_skip_count": 0, "ngram_counts": [0, 99]}),
+                 ValueError, "ngram_counts")

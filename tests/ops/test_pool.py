@@ -52,14 +52,17 @@ class Windows:
         self.spatial = tuple(spatial)
         ones = [1] * rank
         pads = attrs.get("pads", [0] * 2 * rank)
-        axes = [axis_windows(spatial[i], attrs["kernel_shape"][i], attrs.get("strides", ones)[i], attrs.get("dilations", ones)[i], pads[i],
-                             pads[rank + i], bool(attrs.get("ceil_mode", 0)), attrs.get("auto_pad", "NOTSET")) for i in range(rank)]
+        axes = [axis_windows(spatial[i], attrs["kernel_shape"][i], attrs.get("strides", ones)[i],
+                             attrs.get("dilations", ones)[i], pads[i],
+                             pads[rank + i], bool(attrs.get("ceil_mode", 0)), attrs.get("auto_pad", "NOTSET"))
+                for i in range(rank)]
         self.out = tuple(len(cells) for cells, _ in axes)
         n, most = math.prod(self.out), math.prod(attrs["kernel_shape"])
         self.table = np.full((n, most), math.prod(spatial))  # the cell after the last one stands for none
         self.inside, self.padded = np.zeros(n), np.zeros(n)
         for row, at in enumerate(np.ndindex(*self.out)):
-            cells = [np.ravel_multi_index(c, self.spatial) for c in itertools.product(*[axes[i][0][o] for i, o in enumerate(at)])]
+            cells = [np.ravel_multi_index(c, self.spatial)
+                     for c in itertools.product(*[axes[i][0][o] for i, o in enumerate(at)])]
             self.table[row, :len(cells)] = cells
             self.inside[row] = len(cells)
             self.padded[row] = math.prod(axes[i][1][o] for i, o in enumerate(at))
@@ -109,8 +112,8 @@ def pool_case(op, spatial, attrs, name, **options):
         f = lambda x: w.mean(x, attrs.get("count_include_pad", 0))  # noqa: E731
     else:
         f = lambda x: w.norm(x, attrs.get("p", 2))  # noqa: E731
-    return Case(op, [R(2, 2, *spatial, apart=0.05)], attrs, torch=f, reference=by_torch(f), opset=22, tol=2e-4, name=name,
-                **{"alloc": False, **options})
+    return Case(op, [R(2, 2, *spatial, apart=0.05)], attrs, torch=f, reference=by_torch(f), opset=22, tol=2e-4,
+                name=name, **{"alloc": False, **options})
 
 
 def sampled(count):
@@ -132,7 +135,8 @@ def sampled(count):
             attrs["count_include_pad"] = rng.randint(0, 1)
         if op == "LpPool":
             attrs["p"] = rng.randint(1, 3)
-        if any((k - 1) * d + 1 > n for k, d, n in zip(kernel, dilations, spatial)) or not Windows(spatial, attrs).inside.all():
+        if (any((k - 1) * d + 1 > n for k, d, n in zip(kernel, dilations, spatial))
+            or not Windows(spatial, attrs).inside.all()):
             continue
         yield pool_case(op, spatial, attrs, f"seed{SEED}-{count}-{spatial}-{attrs}")
         count -= 1
@@ -163,41 +167,48 @@ def nan_input():
 
 TIES = np.random.default_rng(4).integers(0, 2, (2, 3, 9, 17)).astype(np.float64)
 CASES = [
-    Case("MaxPool", [V(TIES)], {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1] * 4}, fd=False, alloc=False, name="ties",
-         torch=torch_max(kernel_size=3, stride=2, padding=1)),
+    Case("MaxPool", [V(TIES)], {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1] * 4}, fd=False, alloc=False,
+         name="ties", torch=torch_max(kernel_size=3, stride=2, padding=1)),
     Case("MaxPool", [V(TIES)], {"kernel_shape": [2, 3], "strides": [1, 1], "dilations": [2, 1]}, fd=False, alloc=False,
          name="ties-dilated", torch=torch_max(kernel_size=(2, 3), stride=1, dilation=(2, 1))),
-    Case("MaxPool", [V(TIES.reshape(2, 3, 3, 3, 17))], {"kernel_shape": [2, 2, 3]}, fd=False, alloc=False, name="ties-3d",
-         torch=torch_max(kernel_size=(2, 2, 3), stride=1)),
-    Case("MaxPool", [V(nan_input())], {"kernel_shape": [3, 3], "strides": [1, 2], "pads": [1] * 4}, fd=False, alloc=False,
-         reference=by_torch(torch_max(kernel_size=3, stride=(1, 2), padding=1)), name="NaN and infinity",
+    Case("MaxPool", [V(TIES.reshape(2, 3, 3, 3, 17))], {"kernel_shape": [2, 2, 3]}, fd=False, alloc=False,
+         name="ties-3d", torch=torch_max(kernel_size=(2, 2, 3), stride=1)),
+    Case("MaxPool", [V(nan_input())], {"kernel_shape": [3, 3], "strides": [1, 2], "pads": [1] * 4}, fd=False,
+         alloc=False, reference=by_torch(torch_max(kernel_size=3, stride=(1, 2), padding=1)), name="NaN and infinity",
          torch=torch_max(kernel_size=3, stride=(1, 2), padding=1)),
-    Case("MaxPool", [R(0, 2, 5, 5)], {"kernel_shape": [2, 2]}, torch=torch_max(kernel_size=2, stride=1), name="no images"),
-    Case("MaxPool", [R(1, 1, 40, 70)], {"kernel_shape": [5, 5], "pads": [2] * 4, "strides": [3, 3]}, alloc=False, name="large",
-         torch=torch_max(kernel_size=5, stride=3, padding=2), fd=False),
-    Case("MaxPool", [R(1, 1, 300)], {"kernel_shape": [2], "strides": [70]}, torch=torch_max(kernel_size=2, stride=70), fd=False,
-         name="long strides"),
-    Case("AveragePool", [R(1, 2, 5, 40)], {"kernel_shape": [3, 4], "pads": [1, 2, 1, 2], "strides": [2, 1]}, fd=False, alloc=False,
-         torch=torch_mean(kernel_size=(3, 4), stride=(2, 1), padding=(1, 2), count_include_pad=False), name="large"),
-    Case("AveragePool", [R(1, 2, 6, 6)], {"kernel_shape": [3, 3], "pads": [1] * 4, "strides": [2, 2], "ceil_mode": 1, "count_include_pad": 1},
+    Case("MaxPool", [R(0, 2, 5, 5)], {"kernel_shape": [2, 2]}, torch=torch_max(kernel_size=2, stride=1),
+         name="no images"),
+    Case("MaxPool", [R(1, 1, 40, 70)], {"kernel_shape": [5, 5], "pads": [2] * 4, "strides": [3, 3]}, alloc=False,
+         name="large", torch=torch_max(kernel_size=5, stride=3, padding=2), fd=False),
+    Case("MaxPool", [R(1, 1, 300)], {"kernel_shape": [2], "strides": [70]}, torch=torch_max(kernel_size=2, stride=70),
+         fd=False, name="long strides"),
+    Case("AveragePool", [R(1, 2, 5, 40)], {"kernel_shape": [3, 4], "pads": [1, 2, 1, 2], "strides": [2, 1]}, fd=False,
+         alloc=False, torch=torch_mean(kernel_size=(3, 4), stride=(2, 1), padding=(1, 2), count_include_pad=False),
+         name="large"),
+    Case("AveragePool", [R(1, 2, 6, 6)], {"kernel_shape": [3, 3], "pads": [1] * 4, "strides": [2, 2], "ceil_mode": 1,
+                                          "count_include_pad": 1},
          torch=torch_mean(kernel_size=3, stride=2, padding=1, ceil_mode=True, count_include_pad=True), opset=19,
-         reference=by_torch(torch_mean(kernel_size=3, stride=2, padding=1, ceil_mode=True, count_include_pad=True)), name="ceil"),
+         reference=by_torch(torch_mean(kernel_size=3, stride=2, padding=1, ceil_mode=True, count_include_pad=True)),
+         name="ceil"),
     Case("LpPool", [R(2, 2, 7, 5, low=0.1)], {"kernel_shape": [2, 3], "strides": [2, 1], "p": 3}, opset=18, tol=1e-4,
-         torch=lambda x: F.lp_pool2d(x, 3, (2, 3), (2, 1)), reference=by_torch(lambda x: F.lp_pool2d(x, 3, (2, 3), (2, 1)))),
-    Case("LpPool", [R(1, 2, 6, apart=0.1)], {"kernel_shape": [2], "p": 1.5}, opset=1, tol=1e-4, name="p of opset 1", kernels=False,
-         torch=lambda x: (F.avg_pool1d(x.abs() ** 1.5, 2, 1) * 2) ** (1 / 1.5),
+         torch=lambda x: F.lp_pool2d(x, 3, (2, 3), (2, 1)),
+         reference=by_torch(lambda x: F.lp_pool2d(x, 3, (2, 3), (2, 1)))),
+    Case("LpPool", [R(1, 2, 6, apart=0.1)], {"kernel_shape": [2], "p": 1.5}, opset=1, tol=1e-4, name="p of opset 1",
+         kernels=False, torch=lambda x: (F.avg_pool1d(x.abs() ** 1.5, 2, 1) * 2) ** (1 / 1.5),
          reference=by_torch(lambda x: (F.avg_pool1d(x.abs() ** 1.5, 2, 1) * 2) ** (1 / 1.5))),
     Case("GlobalLpPool", [R(2, 3, 4, 5, apart=0.1)], torch=lambda x: x.flatten(2).norm(2, -1)[..., None, None],
          reference=by_torch(lambda x: x.flatten(2).norm(2, -1)[..., None, None])),
     Case("GlobalLpPool", [R(2, 3, 7, apart=0.1)], {"p": 3}, torch=lambda x: x.norm(3, -1, True), tol=1e-4,
          reference=by_torch(lambda x: x.norm(3, -1, True))),
-    Case("GlobalMaxPool", [R(2, 3, 4, 5, 2, 2)], torch=lambda x: x.flatten(2).amax(-1)[..., None, None, None, None], name="four dims",
-         reference=by_torch(lambda x: x.flatten(2).amax(-1)[..., None, None, None, None])),
+    Case("GlobalMaxPool", [R(2, 3, 4, 5, 2, 2)], torch=lambda x: x.flatten(2).amax(-1)[..., None, None, None, None],
+         name="four dims", reference=by_torch(lambda x: x.flatten(2).amax(-1)[..., None, None, None, None])),
     Case("GlobalMaxPool", [V(TIES)], torch=lambda x: F.adaptive_max_pool2d(x, 1), fd=False, alloc=False, name="ties"),
     Case("GlobalAveragePool", [R(2, 40, 70)], torch=lambda x: x.mean(2, True), fd=False, alloc=False, name="long"),
-    *[Case("MaxPool", [R(2, 3, 7, 8, dtype=dtype, low=low, high=100)], {"kernel_shape": [3, 2], "strides": [2, 1], "pads": [1, 0, 1, 1]},
+    *[Case("MaxPool", [R(2, 3, 7, 8, dtype=dtype, low=low, high=100)],
+           {"kernel_shape": [3, 2], "strides": [2, 1], "pads": [1, 0, 1, 1]},
            opset=12, grad=False, alloc=False, name=np.dtype(dtype).name,
-           reference=by_torch(lambda x: Windows((7, 8), {"kernel_shape": [3, 2], "strides": [2, 1], "pads": [1, 0, 1, 1]})
+           reference=by_torch(lambda x: Windows((7, 8),
+                                                {"kernel_shape": [3, 2], "strides": [2, 1], "pads": [1, 0, 1, 1]})
                               .maximum(x.double()).to(x.dtype))) for dtype, low in ((np.int8, -100), (np.uint8, 0))],
 ]
 
@@ -225,7 +236,8 @@ def test_windows_without_a_cell():
                 reference=lambda x: np.concatenate([[-np.inf], x[0, 0], [-np.inf]]).astype(x.dtype)[None, None])
     run_case(case)
     x = torch.randn(1, 1, 2, dtype=torch.float64)
-    _, grads = call(session_of(case, [x.numpy()]), [x], b"\1", [torch.arange(4.0, dtype=torch.float64).reshape(1, 1, 4)])
+    _, grads = call(session_of(case, [x.numpy()]), [x], b"\1",
+                    [torch.arange(4.0, dtype=torch.float64).reshape(1, 1, 4)])
     assert grads[0].tolist() == [[[1.0, 2.0]]]
 
 
@@ -246,7 +258,8 @@ def test_windows_far_larger_than_the_plane(op, height):
 def unpool(shape, pooled, **options):
     def run(x):
         indices = pooled(torch.from_numpy(R(*shape).make(11)), **options, return_indices=True)[1]
-        return (F.max_unpool1d, F.max_unpool2d, F.max_unpool3d)[x.dim() - 3](x, indices, options["kernel_size"], options["stride"],
+        return (F.max_unpool1d, F.max_unpool2d, F.max_unpool3d)[x.dim() - 3](x, indices, options["kernel_size"],
+                                                                             options["stride"],
                                                                           output_size=shape[2:])
 
     return run
@@ -260,7 +273,8 @@ def unpool_case(shape, pooled, k, s):
     f = (F.max_unpool1d, F.max_unpool2d, F.max_unpool3d)[len(shape) - 3]
     rank = len(shape) - 2
     return Case("MaxUnpool", [R(*y.shape), flat.numpy()], {"kernel_shape": [k] * rank, "strides": [s] * rank},
-                torch=lambda x, _: f(x, indices, k, s), reference=lambda x, _: f(torch.from_numpy(x), indices, k, s).numpy())
+                torch=lambda x, _: f(x, indices, k, s), reference=lambda x, _: f(torch.from_numpy(x), indices, k,
+                                                                                 s).numpy())
 
 
 UNPOOL = [unpool_case((2, 2, 8), F.max_pool1d, 2, 2), unpool_case((2, 2, 6, 9), F.max_pool2d, 3, 3),
@@ -276,19 +290,24 @@ def test_unpool_into_a_larger_shape():
     indices = np.array([[[[5, 7], [13, 15]]]])
     expected = np.zeros((1, 1, 5, 5))
     expected[0, 0, [1, 1, 3, 3], [1, 3, 1, 3]] = [1, 2, 3, 4]
-    run_case(Case("MaxUnpool", [V([[[[1.0, 2.0], [3.0, 4.0]]]]), indices, C([1, 1, 5, 5])], {"kernel_shape": [2, 2], "strides": [2, 2]},
+    run_case(Case("MaxUnpool", [V([[[[1.0, 2.0], [3.0, 4.0]]]]), indices, C([1, 1, 5, 5])],
+                  {"kernel_shape": [2, 2], "strides": [2, 2]},
                   reference=lambda x, i, s: expected.astype(x.dtype)))
 
 
 def test_unpool_index_out_of_range():
     for index in (-1, 16):
-        case = Case("MaxUnpool", [R(1, 1, 2, 2), np.full((1, 1, 2, 2), index)], {"kernel_shape": [2, 2], "strides": [2, 2]})
+        case = Case("MaxUnpool", [R(1, 1, 2, 2), np.full((1, 1, 2, 2), index)],
+                    {"kernel_shape": [2, 2], "strides": [2, 2]})
         expect_error(case, IndexError, f"index {index} of 16 cells")
 
 
 def test_refusals():
-    expect_error(Case("MaxPool", [R(1, 1, 4)], {"kernel_shape": [2], "storage_order": 2}), ValueError, "storage_order is 2")
-    expect_error(Case("MaxPool", [R(1, 1, 4, 4)], {"kernel_shape": [2]}), ValueError, "kernel_shape has 1 entries, expected 2")
+    expect_error(Case("MaxPool", [R(1, 1, 4)], {"kernel_shape": [2], "storage_order": 2}), ValueError,
+                 "storage_order is 2")
+    expect_error(Case("MaxPool", [R(1, 1, 4, 4)], {"kernel_shape": [2]}), ValueError,
+                 "kernel_shape has 1 entries, expected 2")
     expect_error(Case("LpPool", [R(1, 1, 4)], {"kernel_shape": [2], "p": 0}), _C.UnsupportedError, "p is 0")
-    expect_error(Case("AveragePool", [R(1, 1, 4)], {"kernel_shape": [2], "auto_pad": "SAME"}), ValueError, "auto_pad is 'SAME'")
+    expect_error(Case("AveragePool", [R(1, 1, 4)], {"kernel_shape": [2], "auto_pad": "SAME"}), ValueError,
+                 "auto_pad is 'SAME'")
     expect_error(Case("GlobalMaxPool", [R(1, 1, 0)]), ValueError, "planes of the input are empty")

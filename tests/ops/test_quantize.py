@@ -1,4 +1,6 @@
-"""Quantisation: levels against the reference evaluator, gradients straight through against torch's fake quantisation."""
+"""Quantisation: levels against the reference evaluator, gradients straight through against torch's fake
+quantisation.
+"""
 
 import sys
 from pathlib import Path
@@ -25,21 +27,27 @@ CASES = [
     flat("QuantizeLinear", V([np.inf, -np.inf, 1e30, 0.5, 1.5, 2.5, -0.5]), V(1.0), name="extremes",
          reference=lambda x, s: np.array([255, 0, 255, 0, 2, 2, 0], np.uint8)),
     flat("QuantizeLinear", R(2, 3, 4, low=-9, high=9), SCALE, V([1, 2, 3], np.int16), attrs={"axis": 1}, opset=21),
-    flat("QuantizeLinear", R(2, 5, low=-9, high=9), R(2, 2, low=0.1, high=1), attrs={"axis": 1, "block_size": 3, "output_dtype": 3}, opset=21),
+    flat("QuantizeLinear", R(2, 5, low=-9, high=9), R(2, 2, low=0.1, high=1),
+         attrs={"axis": 1, "block_size": 3, "output_dtype": 3}, opset=21),
     flat("QuantizeLinear", R(0, 3), V(1.0), name="empty"),
-    Case("DequantizeLinear", [R(2, 3, 4, low=-100, high=100, dtype=np.int8), SCALE, V([1, 2, 3], np.int8)], {"axis": 1}, opset=21,
-         torch=lambda x, s, z: (x.to(s.dtype) - z[:, None]) * s[:, None], dtypes=[np.float32]),
-    Case("DequantizeLinear", [R(2, 5, low=-100, high=100, dtype=np.int16), R(2, 2)], {"axis": 1, "block_size": 3}, opset=21,
-         torch=lambda x, s: x * s.repeat_interleave(3, 1)[:, :5], dtypes=[np.float32]),
-    Case("DequantizeLinear", [R(4, low=-100, high=100, dtype=np.int32), R()], opset=21, torch=lambda x, s: x * s, dtypes=[np.float32]),
-    flat("MatMulInteger", R(3, 4, dtype=np.uint8, high=255, low=0), R(4, 2, dtype=np.int8, low=-128, high=127), V([9, 8, 7], np.uint8),
-         V(3, np.int8), opset=10, reference=lambda a, b, za, zb: (a.astype(np.int32) - za[:, None]) @ (b.astype(np.int32) - zb)),
-    flat("MatMulInteger", R(2, 3, 4, dtype=np.uint8, high=255, low=0), R(4, 2, dtype=np.uint8, low=0, high=255), None, V([1, 200], np.uint8),
-         opset=10, reference=lambda a, b, za, zb: a.astype(np.int32) @ (b.astype(np.int32) - zb)),
-    flat("ConvInteger", R(1, 2, 5, 5, dtype=np.uint8, high=255, low=0), R(3, 2, 3, 3, dtype=np.uint8, high=255, low=0), V(3, np.uint8),
-         V([1, 2, 3], np.uint8), attrs={"pads": [1, 1, 1, 1], "strides": [2, 1]}, opset=10, reference=lambda x, w, zx, zw: torch.conv2d(
-             torch.tensor(x).double() - float(zx), torch.tensor(w).double() - torch.tensor(zw)[:, None, None, None].double(), padding=1,
-             stride=(2, 1)).int().numpy()),
+    Case("DequantizeLinear", [R(2, 3, 4, low=-100, high=100, dtype=np.int8), SCALE, V([1, 2, 3], np.int8)],
+         {"axis": 1}, opset=21, torch=lambda x, s, z: (x.to(s.dtype) - z[:, None]) * s[:, None], dtypes=[np.float32]),
+    Case("DequantizeLinear", [R(2, 5, low=-100, high=100, dtype=np.int16), R(2, 2)], {"axis": 1, "block_size": 3},
+         opset=21, torch=lambda x, s: x * s.repeat_interleave(3, 1)[:, :5], dtypes=[np.float32]),
+    Case("DequantizeLinear", [R(4, low=-100, high=100, dtype=np.int32), R()], opset=21, torch=lambda x, s: x * s,
+         dtypes=[np.float32]),
+    flat("MatMulInteger", R(3, 4, dtype=np.uint8, high=255, low=0), R(4, 2, dtype=np.int8, low=-128, high=127),
+         V([9, 8, 7], np.uint8), V(3, np.int8), opset=10,
+         reference=lambda a, b, za, zb: (a.astype(np.int32) - za[:, None]) @ (b.astype(np.int32) - zb)),
+    flat("MatMulInteger", R(2, 3, 4, dtype=np.uint8, high=255, low=0), R(4, 2, dtype=np.uint8, low=0, high=255), None,
+         V([1, 200], np.uint8), opset=10,
+         reference=lambda a, b, za, zb: a.astype(np.int32) @ (b.astype(np.int32) - zb)),
+    flat("ConvInteger", R(1, 2, 5, 5, dtype=np.uint8, high=255, low=0), R(3, 2, 3, 3, dtype=np.uint8, high=255, low=0),
+         V(3, np.uint8),
+         V([1, 2, 3], np.uint8), attrs={"pads": [1, 1, 1, 1], "strides": [2, 1]}, opset=10,
+         reference=lambda x, w, zx, zw: torch.conv2d(
+torch.tensor(x).double() - float(zx), torch.tensor(w).double() - torch.tensor(zw)[:, None, None, None].double(),
+padding=1, stride=(2, 1)).int().numpy()),
 ]
 
 
@@ -51,10 +59,13 @@ def test_op(case):
 def fake_quantize(x_shape, scale, zero, dtype, **attrs):
     """A session of DequantizeLinear(QuantizeLinear(x, scale, zero), scale, zero)."""
     inputs = ["x", "s", "z"]
-    nodes = [helper.make_node("QuantizeLinear", inputs, ["q"], **attrs), helper.make_node("DequantizeLinear", ["q", "s", "z"], ["y"], **attrs)]
-    graph = helper.make_graph(nodes, "fake", [helper.make_tensor_value_info("x", 1, x_shape), helper.make_tensor_value_info("s", 1, scale.shape)],
+    nodes = [helper.make_node("QuantizeLinear", inputs, ["q"], **attrs),
+             helper.make_node("DequantizeLinear", ["q", "s", "z"], ["y"], **attrs)]
+    graph = helper.make_graph(nodes, "fake", [helper.make_tensor_value_info("x", 1, x_shape),
+                                              helper.make_tensor_value_info("s", 1, scale.shape)],
                               [onnx.ValueInfoProto(name="y")], [numpy_helper.from_array(np.asarray(zero, dtype), "z")])
-    return _C.Session(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10).SerializeToString())
+    return _C.Session(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)],
+                                        ir_version=10).SerializeToString())
 
 
 @pytest.mark.parametrize("per_channel", [False, True])
@@ -68,9 +79,11 @@ def test_straight_through(per_channel, mask):
     (y,), grads = call(fake_quantize(x.shape, scale, zero, np.int8, **attrs), [x, scale], mask, [dy])
     xt, st = x.clone().requires_grad_(), scale.clone().requires_grad_()
     if per_channel:
-        want = torch._fake_quantize_learnable_per_channel_affine(xt, st, torch.tensor(zero, dtype=torch.float32), 1, -128, 127, 1.0)
+        want = torch._fake_quantize_learnable_per_channel_affine(xt, st, torch.tensor(zero, dtype=torch.float32), 1,
+                                                                 -128, 127, 1.0)
     else:
-        want = torch._fake_quantize_learnable_per_tensor_affine(xt, st.reshape(1), torch.tensor([float(zero)]), -128, 127, 1.0)
+        want = torch._fake_quantize_learnable_per_tensor_affine(xt, st.reshape(1), torch.tensor([float(zero)]), -128,
+                                                                127, 1.0)
     dx, ds = torch.autograd.grad(want, [xt, st], dy)
     assert_close(y.numpy(), want.detach().numpy(), "levels")
     assert (mask[0] == 1) == (grads[0] is not None) and (mask[1] == 1) == (grads[1] is not None)
@@ -82,6 +95,8 @@ def test_straight_through(per_channel, mask):
 
 
 def test_errors():
-    expect_error(Case("QuantizeLinear", [R(2, 3), V([1.0, 2.0])], dtypes=[np.float32]), ValueError, "the scale of shape [2]")
+    expect_error(Case("QuantizeLinear", [R(2, 3), V([1.0, 2.0])], dtypes=[np.float32]), ValueError,
+                 "the scale of shape [2]")
     expect_error(Case("DequantizeLinear", [R(2, dtype=np.bool_), V(1.0)], dtypes=[np.float32]), TypeError, "bool")
-    expect_error(Case("DequantizeLinear", [R(2, dtype=np.int8), V(1.0), C(1, np.uint8)], dtypes=[np.float32]), TypeError, "zero point")
+    expect_error(Case("DequantizeLinear", [R(2, dtype=np.int8), V(1.0), C(1, np.uint8)], dtypes=[np.float32]),
+                 TypeError, "zero point")

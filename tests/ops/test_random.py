@@ -20,11 +20,14 @@ def model(nodes=1, ratio=0.3, training=True, mask=False, elem=TensorProto.FLOAT,
     """`nodes` Dropouts side by side over one input x."""
     outputs = [f"y{i}" for i in range(nodes)] + [f"m{i}" for i in range(nodes) if mask]
     graph = helper.make_graph(
-        [helper.make_node("Dropout", ["x", "ratio", "training"], [f"y{i}"] + ([f"m{i}"] if mask else []), name=f"drop{i}")
+        [helper.make_node("Dropout", ["x", "ratio", "training"], [f"y{i}"] + ([f"m{i}"] if mask else []),
+                          name=f"drop{i}")
          for i in range(nodes)], "drop", [helper.make_tensor_value_info("x", elem, None)],
         [ValueInfoProto(name=o) for o in outputs],
-        [numpy_helper.from_array(np.array(ratio, np.float32), "ratio"), numpy_helper.from_array(np.array(training), "training")])
-    return _C.Session(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10).SerializeToString())
+        [numpy_helper.from_array(np.array(ratio, np.float32), "ratio"),
+         numpy_helper.from_array(np.array(training), "training")])
+    return _C.Session(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)],
+                                        ir_version=10).SerializeToString())
 
 
 def masks(session, n, seed):
@@ -153,7 +156,8 @@ def test_random_is_reported_and_never_folded():
     constant = helper.make_graph(
         [helper.make_node("Dropout", ["x", "ratio", "training"], ["y"], name="drop")], "g", [],
         [ValueInfoProto(name="y")],
-        [numpy_helper.from_array(np.ones(1000, np.float32), "x"), numpy_helper.from_array(np.array(0.5, np.float32), "ratio"),
+        [numpy_helper.from_array(np.ones(1000, np.float32), "x"),
+         numpy_helper.from_array(np.array(0.5, np.float32), "ratio"),
          numpy_helper.from_array(np.array(True), "training")])
     made = helper.make_model(constant, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
     session = _C.Session(made.SerializeToString())

@@ -1,4 +1,6 @@
-"""RandomNormal, RandomUniform, Bernoulli, Multinomial: distributions, seeds, independence of elements, nodes and runs."""
+"""RandomNormal, RandomUniform, Bernoulli, Multinomial: distributions, seeds, independence of elements,
+nodes and runs.
+"""
 
 import math
 
@@ -14,11 +16,13 @@ N = 200_000
 
 def draw(op_type, key=0, x=None, nodes=1, opset=22, **attrs):
     """Outputs of `nodes` equal nodes as float64 arrays."""
-    inputs = [] if x is None else [helper.make_tensor_value_info("x", helper.np_dtype_to_tensor_dtype(x.dtype), x.shape)]
+    inputs = ([] if x is None
+              else [helper.make_tensor_value_info("x", helper.np_dtype_to_tensor_dtype(x.dtype), x.shape)])
     made = [helper.make_node(op_type, ["x"] if inputs else [], [f"y{i}"], **attrs) for i in range(nodes)]
     graph = helper.make_graph(made, "draw", inputs, [ValueInfoProto(name=f"y{i}") for i in range(nodes)])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
-    outputs, _ = _C.Session(model.SerializeToString()).forward([torch.from_numpy(x)] if inputs else [], bytes(len(inputs)), key)
+    outputs, _ = _C.Session(model.SerializeToString()).forward([torch.from_numpy(x)] if inputs else [],
+                                                               bytes(len(inputs)), key)
     return [o.double().numpy() for o in outputs] if nodes > 1 else outputs[0].double().numpy()
 
 
@@ -26,7 +30,8 @@ def draw(op_type, key=0, x=None, nodes=1, opset=22, **attrs):
 def test_uniform(dtype):
     y = draw("RandomUniform", shape=[N], low=0.0, high=1.0, dtype=dtype)
     assert y.min() >= 0 and y.max() < 1
-    assert abs(y.mean() - 0.5) < 5 / math.sqrt(12 * N) + (2**-8 if dtype == TensorProto.BFLOAT16 else 2**-11 if dtype == TensorProto.FLOAT16 else 0)
+    assert abs(y.mean() - 0.5) < 5 / math.sqrt(12 * N) + (2**-8 if dtype == TensorProto.BFLOAT16 else 2**-11
+                                                          if dtype == TensorProto.FLOAT16 else 0)
     assert abs(y.var() - 1 / 12) < 0.002
     assert abs(np.corrcoef(y[:-1], y[1:])[0, 1]) < 5 / math.sqrt(N)
 

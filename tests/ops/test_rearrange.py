@@ -1,4 +1,6 @@
-"""Operators on images that only move elements, against torch and NumPy; and columns of windows, against fold and unfold."""
+"""Operators on images that only move elements, against torch and NumPy; and columns of windows,
+against fold and unfold.
+"""
 
 import itertools
 import sys
@@ -44,25 +46,28 @@ def centre(shape, sizes, axes=None):
         return x
 
     attrs = {} if axes is None else {"axes": axes}
-    return Case("CenterCropPad", [R(*shape), C(sizes)], attrs, torch=lambda x, s: f(x), reference=by_torch(f), name=f"{shape}-{sizes}-{axes}",
-                alloc=axes is None)
+    return Case("CenterCropPad", [R(*shape), C(sizes)], attrs, torch=lambda x, s: f(x), reference=by_torch(f),
+                name=f"{shape}-{sizes}-{axes}", alloc=axes is None)
 
 
 CASES = []
 for size, mode in itertools.product((1, 2, 3), ("DCR", "CRD")):
     x, y = R(2, 2 * size * size, 2, 3), R(2, 2, 2 * size, 3 * size)
     CASES += [
-        Case("DepthToSpace", [x], {"blocksize": size, "mode": mode}, torch=lambda x, s=size, m=mode: depth_to_space(x, s, m),
+        Case("DepthToSpace", [x], {"blocksize": size, "mode": mode},
+             torch=lambda x, s=size, m=mode: depth_to_space(x, s, m),
              alloc=size == 2, opset=13),
-        Case("SpaceToDepth", [y], {"blocksize": size} | ({"mode": mode} if mode == "CRD" else {}), alloc=False, opset=13 if mode == "DCR" else 28,
-             torch=lambda x, s=size, m=mode: space_to_depth(x, s, m), reference=by_torch(lambda x, s=size, m=mode: space_to_depth(x, s, m))),
+        Case("SpaceToDepth", [y], {"blocksize": size} | ({"mode": mode} if mode == "CRD" else {}), alloc=False,
+             opset=13 if mode == "DCR" else 28, torch=lambda x, s=size, m=mode: space_to_depth(x, s, m),
+             reference=by_torch(lambda x, s=size, m=mode: space_to_depth(x, s, m))),
     ]
 CASES += [
-    Case("DepthToSpace", [R(1, 4, 2, 2)], {"blocksize": 2}, opset=1, torch=lambda x: depth_to_space(x, 2, "DCR"), alloc=False,
-         reference=by_torch(lambda x: depth_to_space(x, 2, "DCR"))),
+    Case("DepthToSpace", [R(1, 4, 2, 2)], {"blocksize": 2}, opset=1, torch=lambda x: depth_to_space(x, 2, "DCR"),
+         alloc=False, reference=by_torch(lambda x: depth_to_space(x, 2, "DCR"))),
     Case("DepthToSpace", [R(0, 4, 2, 2)], {"blocksize": 2}, torch=lambda x: x.reshape(0, 1, 4, 4), alloc=False),
     Case("DepthToSpace", [R(1, 4, 2, 2, dtype=np.uint8, low=0, high=9)], {"blocksize": 2}, alloc=False),
-    centre((4, 7, 3), [6, 3, 3]), centre((4, 7, 3), [9, 7, 4]), centre((4, 7, 3), [5, 8], [1, -1]), centre((5,), [0]), centre((5,), [10]),
+    centre((4, 7, 3), [6, 3, 3]), centre((4, 7, 3), [9, 7, 4]), centre((4, 7, 3), [5, 8], [1, -1]), centre((5,), [0]),
+    centre((5,), [10]),
     Case("CenterCropPad", [R(3, 4, dtype=np.int64, low=0, high=9), C([5, 2])], {}, alloc=False),
     Case("CenterCropPad", [R(3, 4, dtype=np.bool_), C([2, 7])], {}, alloc=False),
 ]
@@ -84,16 +89,17 @@ FOLDS = [
 @pytest.mark.parametrize("image, block, attrs", FOLDS, ids=str)
 @pytest.mark.parametrize("batch", [0, 2])
 def test_columns(image, block, attrs, batch):
-    options = {"kernel_size": block, "dilation": tuple(attrs.get("dilations", (1, 1))), "stride": tuple(attrs.get("strides", (1, 1))),
+    options = {"kernel_size": block, "dilation": tuple(attrs.get("dilations", (1, 1))),
+               "stride": tuple(attrs.get("strides", (1, 1))),
                "padding": tuple(attrs.get("pads", (0, 0))[:2])}
     windows = F.unfold(torch.zeros(1, 1, *image), **options).shape[2]
     fold = lambda x, *rest: F.fold(x, image, **options)  # noqa: E731
-    case = Case("Col2Im", [R(batch, 3 * block[0] * block[1], windows), C(image), C(block)], attrs, torch=fold, reference=by_torch(fold),
-                alloc=batch == 2, name=f"{image}-{block}-{attrs}-{batch}")
+    case = Case("Col2Im", [R(batch, 3 * block[0] * block[1], windows), C(image), C(block)], attrs, torch=fold,
+                reference=by_torch(fold), alloc=batch == 2, name=f"{image}-{block}-{attrs}-{batch}")
     run_case(case)
     unfold = lambda x: F.unfold(x, **options)  # noqa: E731
-    run_case(Case("Im2Col", [R(2, 3, *image)], attrs | {"image_shape": image, "block_shape": block}, domain=OURS, torch=unfold, alloc=False,
-                  grad=False))
+    run_case(Case("Im2Col", [R(2, 3, *image)], attrs | {"image_shape": image, "block_shape": block}, domain=OURS,
+                  torch=unfold, alloc=False, grad=False))
 
 
 def test_columns_of_other_ranks():
@@ -110,6 +116,8 @@ def test_refusals():
     expect_error(Case("SpaceToDepth", [R(1, 4, 2, 2)], {"blocksize": 0}), ValueError, "blocksize is 0")
     expect_error(Case("CenterCropPad", [R(3, 4), C([2])], {}), ValueError, "shape has 1 entries for 2 axes")
     expect_error(Case("CenterCropPad", [R(3, 4), C([2, 2])], {"axes": [0, -2]}), ValueError, "axis 0 twice")
-    expect_error(Case("Col2Im", [R(1, 4, 5), C([3, 4]), C([2, 2])], {}), ValueError, "the input is not (batch, channels * 4, 6)")
+    expect_error(Case("Col2Im", [R(1, 4, 5), C([3, 4]), C([2, 2])], {}), ValueError,
+                 "the input is not (batch, channels * 4, 6)")
     expect_error(Case("Col2Im", [R(1, 4, 5), C([1, 4]), C([2, 2])], {}), ValueError, "the block does not fit in dim 0")
-    expect_error(Case("Col2Im", [R(1, 4, 5), C([2, 2, 2, 2]), C([1, 1, 1, 1])], {}), UnsupportedError, "an image of 4 dims")
+    expect_error(Case("Col2Im", [R(1, 4, 5), C([2, 2, 2, 2]), C([1, 1, 1, 1])], {}), UnsupportedError,
+                 "an image of 4 dims")

@@ -14,11 +14,13 @@ from onnxtrain import UnsupportedError  # noqa: E402
 
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 ACTS = {
-    "relu": lambda x, a, b: F.relu(x), "tanh": lambda x, a, b: torch.tanh(x), "sigmoid": lambda x, a, b: torch.sigmoid(x),
+    "relu": lambda x, a, b: F.relu(x), "tanh": lambda x, a, b: torch.tanh(x),
+    "sigmoid": lambda x, a, b: torch.sigmoid(x),
     "affine": lambda x, a, b: a * x + b, "leakyrelu": lambda x, a, b: F.leaky_relu(x, a),
     "thresholdedrelu": lambda x, a, b: torch.where(x > a, x, torch.zeros_like(x)),
     "scaledtanh": lambda x, a, b: a * torch.tanh(b * x), "hardsigmoid": lambda x, a, b: (a * x + b).clamp(0, 1),
-    "elu": lambda x, a, b: F.elu(x, a), "softsign": lambda x, a, b: F.softsign(x), "softplus": lambda x, a, b: F.softplus(x),
+    "elu": lambda x, a, b: F.elu(x, a), "softsign": lambda x, a, b: F.softsign(x),
+    "softplus": lambda x, a, b: F.softplus(x),
 }
 PARAMETERS = {"affine": (1, 0), "leakyrelu": (0.01,), "thresholdedrelu": (1.0,), "scaledtanh": (1, 1),
               "hardsigmoid": (0.2, 0.5), "elu": (1.0,)}
@@ -77,7 +79,8 @@ def network(op, attrs, names, n_outputs):
         ys, hs, cs = [], [], []
         for d in range(directions):
             reverse = attrs.get("direction") == "reverse" or d == 1
-            state = [given[k].transpose(0, 1)[d] if attrs.get("layout") and k in given else given[k][d] if k in given else zeros
+            state = [given[k].transpose(0, 1)[d] if attrs.get("layout") and k in given else given[k][d] if k in given
+                     else zeros
                      for k in ("h0", "c0")]
             bias = given["B"][d] if "B" in given else x.new_zeros(2 * GATES[op] * hidden)
             peep = given["P"][d] if "P" in given else x.new_zeros(3 * hidden)
@@ -99,7 +102,8 @@ def network(op, attrs, names, n_outputs):
     return run
 
 
-def case(op, *given, steps=3, batch=2, size=3, hidden=2, lens=None, name="", opset=22, alloc=False, n_outputs=None, **attrs):
+def case(op, *given, steps=3, batch=2, size=3, hidden=2, lens=None, name="", opset=22, alloc=False, n_outputs=None,
+         **attrs):
     """`given` names the optional inputs: B, h0, c0, P."""
     d = 2 if attrs.get("direction") == "bidirectional" else 1
     g, swap = GATES[op], bool(attrs.get("layout"))
@@ -108,7 +112,8 @@ def case(op, *given, steps=3, batch=2, size=3, hidden=2, lens=None, name="", ops
               "R": (d, g * hidden, hidden), "B": (d, 2 * g * hidden), "lens": None, "h0": state, "c0": state,
               "P": (d, 3 * hidden)}
     order = ["X", "W", "R", "B", "lens", "h0"] + (["c0", "P"] if op == "LSTM" else [])
-    inputs = [lens if k == "lens" else R(*shapes[k], low=-1, high=1) if k in given or k in "XWR" else None for k in order]
+    inputs = [lens if k == "lens" else R(*shapes[k], low=-1, high=1) if k in given or k in "XWR" else None
+              for k in order]
     while inputs[-1] is None:
         inputs.pop()
     names = [k for k, v in zip(order, inputs) if v is not None]
@@ -116,14 +121,16 @@ def case(op, *given, steps=3, batch=2, size=3, hidden=2, lens=None, name="", ops
     attrs["hidden_size"] = hidden
     run = network(op, attrs, names, n_outputs)
     return Case(op, inputs, attrs, n_outputs=n_outputs, opset=opset, torch=run, alloc=alloc, fd=False,
-                reference=lambda *arrays: [t.numpy() for t in run(*(torch.from_numpy(a) for a in arrays if a is not None))],
+                reference=lambda *arrays: [t.numpy()
+                                           for t in run(*(torch.from_numpy(a) for a in arrays if a is not None))],
                 name=name or "-".join([*given, *(f"{k}={v}" for k, v in attrs.items() if k != "hidden_size")]))
 
 
 LENS = V([3, 1, 2], np.int32)
 CASES = [
-    case("RNN", alloc=True), case("RNN", "B", "h0", direction="bidirectional", opset=14), case("RNN", "B", activations=["Relu"]),
-    case("RNN", "B", "h0", direction="reverse", layout=1), case("RNN", batch=3, lens=LENS, direction="bidirectional", name="lens"),
+    case("RNN", alloc=True), case("RNN", "B", "h0", direction="bidirectional", opset=14),
+    case("RNN", "B", activations=["Relu"]), case("RNN", "B", "h0", direction="reverse", layout=1),
+    case("RNN", batch=3, lens=LENS, direction="bidirectional", name="lens"),
     case("RNN", "B", clip=0.25), case("RNN", steps=1, name="one step"), case("RNN", opset=7, name="v7"),
     case("GRU", alloc=True), case("GRU", "B", "h0"), case("GRU", "B", "h0", linear_before_reset=1),
     case("GRU", "B", "h0", direction="bidirectional", linear_before_reset=1), case("GRU", "B", direction="reverse"),

@@ -25,7 +25,9 @@ def reduction(f, **defaults):
 
 
 def by_torch(f):
-    """reference= from torch: the reference evaluator rounds statistics to float32, and knows Softmax from opset 13 on."""
+    """reference= from torch: the reference evaluator rounds statistics to float32,
+    and knows Softmax from opset 13 on.
+    """
     return lambda *arrays: f(*map(torch.from_numpy, arrays)).numpy()
 
 
@@ -45,25 +47,30 @@ LSE = reduction(lambda x, a, k: torch.logsumexp(x, a, k))
 SHAPES = [((2, 3, 4), [1], 1), ((2, 3, 4), [-1], 0), ((2, 3, 4), [0, 2], 1), ((2, 3, 4), [0, 1], 0), ((5,), None, 0)]
 
 CASES = [make(name, *args, alloc=i == 0) for name, make in [
-    ("ReduceSum", SUM), ("ReduceMean", MEAN), ("ReduceMax", MAX), ("ReduceMin", MIN), ("ReduceL1", L1), ("ReduceL2", L2),
-    ("ReduceSumSquare", SQUARE), ("ReduceLogSum", LOG_SUM), ("ReduceLogSumExp", LSE)] for i, args in enumerate(SHAPES)]
+    ("ReduceSum", SUM), ("ReduceMean", MEAN), ("ReduceMax", MAX), ("ReduceMin", MIN), ("ReduceL1", L1),
+    ("ReduceL2", L2), ("ReduceSumSquare", SQUARE), ("ReduceLogSum", LOG_SUM), ("ReduceLogSumExp", LSE)]
+         for i, args in enumerate(SHAPES)]
 CASES += [
     Case("ReduceSum", [R(2, 3)], {"axes": [1]}, opset=11, torch=lambda x: x.sum(1, True), name="attribute"),
     Case("ReduceSum", [R(2, 3), C([], np.int64)], {"noop_with_empty_axes": 1}, torch=lambda x: x + 0, name="noop"),
     Case("ReduceSum", [R(2, 0), C([1])], torch=lambda x: x.sum(1, True), name="empty"),
     Case("ReduceMax", [V([[1.0, 3.0, 3.0], [2.0, 2.0, 2.0]]), C([1])], torch=lambda x: x.amax(1, True), name="ties"),
     Case("ReduceSum", [R(3, 5, low=-9, high=9, dtype=np.int64), C([0])], grad=False),
-    Case("SumTo", [R(4, 2, 3)], {"shape": [2, 1]}, domain="ai.onnxtrain", torch=lambda x: x.sum((0, 2)).reshape(2, 1), grad=False),
+    Case("SumTo", [R(4, 2, 3)], {"shape": [2, 1]}, domain="ai.onnxtrain", torch=lambda x: x.sum((0, 2)).reshape(2, 1),
+         grad=False),
     *[Case(op, [R(*shape)], {"axis": axis}, torch=lambda x, f=f, a=axis: f(x, a))
       for op, f in (("Softmax", F.softmax), ("LogSoftmax", F.log_softmax))
       for shape, axis in (((3, 5), -1), ((3, 5), 0), ((2, 3, 4), 1), ((1,), 0), ((3, 37), 1), ((0, 4), 1))],
-    Case("Softmax", [R(2, 3, 4)], {"axis": 1}, opset=11, torch=flattened, reference=by_torch(flattened), name="flattens"),
-    *[Case("LayerNormalization", [R(*shape), R(*shape[axis:]), R(*shape[axis:])], {"axis": axis, "epsilon": 2.0**-10}, tol=1e-4,
-           torch=(norm := lambda x, s, b, n=shape[axis:]: F.layer_norm(x, n, s, b, 2.0**-10)), reference=by_torch(norm))
+    Case("Softmax", [R(2, 3, 4)], {"axis": 1}, opset=11, torch=flattened, reference=by_torch(flattened),
+         name="flattens"),
+    *[Case("LayerNormalization", [R(*shape), R(*shape[axis:]), R(*shape[axis:])], {"axis": axis, "epsilon": 2.0**-10},
+           tol=1e-4, torch=(norm := lambda x, s, b, n=shape[axis:]: F.layer_norm(x, n, s, b, 2.0**-10)),
+           reference=by_torch(norm))
       for shape, axis in (((3, 5), 1), ((2, 3, 4), 2), ((2, 3, 4), 1), ((40, 33), 1))],
     Case("LayerNormalization", [R(4, 6), R(6)], tol=1e-4, torch=lambda x, s: F.layer_norm(x, (6,), s), name="no bias"),
     Case("Gather", [R(5, 3), V([[0, 4], [-1, 2]], np.int64)], torch=lambda x, i: x[i]),
-    Case("Gather", [R(2, 5, 3), V([1, 1, 4], np.int32)], {"axis": 1}, torch=lambda x, i: x[:, i.long()], name="repeated"),
+    Case("Gather", [R(2, 5, 3), V([1, 1, 4], np.int32)], {"axis": 1}, torch=lambda x, i: x[:, i.long()],
+         name="repeated"),
     Case("Gather", [R(5), V(3, np.int64)], torch=lambda x, i: x[i], name="scalar"),
     Case("Gather", [R(5, 3), V(np.zeros((0,)), np.int64)], torch=lambda x, i: x[i], name="no index"),
 ]
@@ -84,9 +91,10 @@ for kind in ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"):
             for weighted in (False, True):
                 attrs = {"reduction": mode} | ({} if ignore is None else {"ignore_index": ignore})
                 inputs = [R(6, 5), V(LABELS, np.int64)] + ([R(5, low=0.1)] if weighted else [])
-                CASES.append(Case(kind, inputs, attrs, torch=cross_entropy(kind, mode, ignore), grad=[0], alloc=weighted,
-                                  name=f"{mode}-{ignore}-{weighted}"))
-    CASES.append(Case(kind, [R(2, 5, 3), V([LABELS[:3], LABELS[3:]], np.int32)], {}, torch=cross_entropy(kind, "mean", None),
+                CASES.append(Case(kind, inputs, attrs, torch=cross_entropy(kind, mode, ignore), grad=[0],
+                                  alloc=weighted, name=f"{mode}-{ignore}-{weighted}"))
+    CASES.append(Case(kind, [R(2, 5, 3), V([LABELS[:3], LABELS[3:]], np.int32)], {},
+                      torch=cross_entropy(kind, "mean", None),
                       grad=[0], name="spatial"))
 
 

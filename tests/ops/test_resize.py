@@ -1,4 +1,5 @@
-"""Resize and Upsample against torch.nn.functional.interpolate, and against the reference evaluator where torch has no such mode.
+"""Resize and Upsample against torch.nn.functional.interpolate, and against the reference evaluator where torch has no
+such mode.
 
 The grid is sampled; ONNXTRAIN_TEST_SEED fixes it and is in each case's name.
 """
@@ -30,19 +31,22 @@ def interpolate(size, mode, **options):
 
 def sizes_case(shape, size, attrs, f, name="", **options):
     inputs = [R(*shape), None, None, C([*shape[:2], *size])]
-    return Case("Resize", inputs, attrs, torch=f, reference=by_torch(f), name=name, **{"alloc": False, "tol": 1e-4, **options})
+    return Case("Resize", inputs, attrs, torch=f, reference=by_torch(f), name=name,
+                **{"alloc": False, "tol": 1e-4, **options})
 
 
 CASES = []
-SHAPES = [((2, 3, 7), (11,)), ((2, 3, 7), (3,)), ((2, 3, 5, 6), (9, 4)), ((2, 2, 5, 6), (5, 12)), ((1, 2, 4, 5, 6), (7, 3, 6)),
-          ((1, 2, 3, 4), (1, 1))]
+SHAPES = [((2, 3, 7), (11,)), ((2, 3, 7), (3,)), ((2, 3, 5, 6), (9, 4)), ((2, 2, 5, 6), (5, 12)),
+          ((1, 2, 4, 5, 6), (7, 3, 6)), ((1, 2, 3, 4), (1, 1))]
 LINEAR = {3: "linear", 4: "bilinear", 5: "trilinear"}
 for shape, size in SHAPES:
     name = f"{shape}-{size}"
     CASES += [
-        sizes_case(shape, size, {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"},
+        sizes_case(shape, size, {"mode": "nearest", "coordinate_transformation_mode": "asymmetric",
+                                 "nearest_mode": "floor"},
                    interpolate(size, "nearest"), f"nearest-{name}"),
-        sizes_case(shape, size, {"mode": "nearest", "coordinate_transformation_mode": "half_pixel", "nearest_mode": "round_prefer_ceil"},
+        sizes_case(shape, size, {"mode": "nearest", "coordinate_transformation_mode": "half_pixel",
+                                 "nearest_mode": "round_prefer_ceil"},
                    interpolate(size, "nearest-exact"), f"nearest-exact-{name}"),
         sizes_case(shape, size, {"mode": "linear"}, interpolate(size, LINEAR[len(shape)]), f"linear-{name}"),
         sizes_case(shape, size, {"mode": "linear", "coordinate_transformation_mode": "align_corners"},
@@ -50,7 +54,8 @@ for shape, size in SHAPES:
     ]
     if len(shape) == 4:
         CASES += [
-            sizes_case(shape, size, {"mode": "cubic", "cubic_coeff_a": -0.75}, interpolate(size, "bicubic"), f"cubic-{name}"),
+            sizes_case(shape, size, {"mode": "cubic", "cubic_coeff_a": -0.75}, interpolate(size, "bicubic"),
+                       f"cubic-{name}"),
             sizes_case(shape, size, {"mode": "cubic", "coordinate_transformation_mode": "align_corners"},
                        interpolate(size, "bicubic", align_corners=True), f"cubic-corners-{name}"),
             sizes_case(shape, size, {"mode": "linear", "antialias": 1, "exclude_outside": 1},
@@ -67,21 +72,25 @@ CASES += [
     Case("Resize", [R(1, 2, 4, 6), None, C([1, 1, 2, 0.5], np.float32)], {"mode": "linear"}, name="scales", alloc=False,
          torch=lambda x, *r: F.interpolate(x, scale_factor=(2, 0.5), mode="bilinear"), tol=1e-4),
     Case("Resize", [R(1, 1, 10), None, C([1, 1, 0.7], np.float32)],
-         {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}, name="seven of ten cells",
-         torch=lambda x, *r: F.interpolate(x, scale_factor=0.7, mode="nearest"), alloc=False,
+         {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"},
+         name="seven of ten cells", torch=lambda x, *r: F.interpolate(x, scale_factor=0.7, mode="nearest"), alloc=False,
          reference=by_torch(lambda x: F.interpolate(x, scale_factor=0.7, mode="nearest"))),
     Case("Resize", [R(1, 1, 9), None, C([1, 1, 1 / 3], np.float32)],
          {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}, name="a third",
          torch=lambda x, *r: F.interpolate(x, scale_factor=1 / 3, mode="nearest"), alloc=False,
          reference=by_torch(lambda x: F.interpolate(x, scale_factor=1 / 3, mode="nearest"))),
     Case("Upsample", [R(1, 2, 3, 4), C([1, 1, 2, 3], np.float32)], {"mode": "nearest"}, opset=9, alloc=False,
-         torch=lambda x, s: F.interpolate(x, scale_factor=(2, 3)), reference=by_torch(lambda x: F.interpolate(x, scale_factor=(2, 3)))),
+         torch=lambda x, s: F.interpolate(x, scale_factor=(2, 3)),
+         reference=by_torch(lambda x: F.interpolate(x, scale_factor=(2, 3)))),
     Case("Upsample", [R(1, 2, 3, 4)], {"mode": "nearest", "scales": [1.0, 1.0, 2.0, 1.0]}, opset=7, alloc=False,
-         torch=lambda x: F.interpolate(x, scale_factor=(2, 1)), reference=by_torch(lambda x: F.interpolate(x, scale_factor=(2, 1)))),
-    Case("Upsample", [R(1, 2, 3, 4)], {"mode": "nearest", "height_scale": 1.0, "width_scale": 3.0}, opset=1, alloc=False,
-         torch=lambda x: F.interpolate(x, scale_factor=(1, 3)), reference=by_torch(lambda x: F.interpolate(x, scale_factor=(1, 3)))),
+         torch=lambda x: F.interpolate(x, scale_factor=(2, 1)),
+         reference=by_torch(lambda x: F.interpolate(x, scale_factor=(2, 1)))),
+    Case("Upsample", [R(1, 2, 3, 4)], {"mode": "nearest", "height_scale": 1.0, "width_scale": 3.0}, opset=1,
+         alloc=False, torch=lambda x: F.interpolate(x, scale_factor=(1, 3)),
+         reference=by_torch(lambda x: F.interpolate(x, scale_factor=(1, 3)))),
     Case("Resize", [R(1, 2, 3, 4), C([1, 1, 2, 2], np.float32)], {"mode": "nearest"}, opset=10, alloc=False,
-         torch=lambda x, s: F.interpolate(x, scale_factor=2), reference=by_torch(lambda x: F.interpolate(x, scale_factor=2))),
+         torch=lambda x, s: F.interpolate(x, scale_factor=2),
+         reference=by_torch(lambda x: F.interpolate(x, scale_factor=2))),
 ]
 
 
@@ -90,7 +99,8 @@ def test_torch(case):
     run_case(case)
 
 
-COORDINATES = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric", "tf_crop_and_resize")
+COORDINATES = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric",
+               "tf_crop_and_resize")
 
 
 def sampled(count):
@@ -133,7 +143,8 @@ def sampled(count):
             if attrs["coordinate_transformation_mode"] in ("half_pixel", "pytorch_half_pixel", "asymmetric"):
                 attrs["keep_aspect_ratio_policy"] = rng.choice(("stretch", "not_larger", "not_smaller"))
         attrs.pop("axes", None) if len(axes) == rank else None
-        yield Case("Resize", inputs, attrs, opset=19, name=f"seed{SEED}-{k}-{shape}-{attrs}", alloc=False, tol=2e-4, tol64=1e-5)
+        yield Case("Resize", inputs, attrs, opset=19, name=f"seed{SEED}-{k}-{shape}-{attrs}", alloc=False, tol=2e-4,
+                   tol64=1e-5)
 
 
 SAMPLED = list(sampled(90))
@@ -146,13 +157,16 @@ def test_sampled(case):
 
 def test_sizes_that_depend_on_data():
     f = lambda x, *rest: F.interpolate(x, scale_factor=(2, 0.5), mode="bilinear")  # noqa: E731
-    for inputs in ([R(1, 2, 4, 6), None, V([1, 1, 2, 0.5], np.float32)], [R(1, 2, 4, 6), None, None, V([1, 2, 8, 3], np.int64)]):
-        run_case(Case("Resize", inputs, {"mode": "linear"}, torch=f, reference=by_torch(f), grad=[0], alloc=False, tol=1e-4))
+    for inputs in ([R(1, 2, 4, 6), None, V([1, 1, 2, 0.5], np.float32)],
+                   [R(1, 2, 4, 6), None, None, V([1, 2, 8, 3], np.int64)]):
+        run_case(Case("Resize", inputs, {"mode": "linear"}, torch=f, reference=by_torch(f), grad=[0], alloc=False,
+                      tol=1e-4))
 
 
 def test_axes_from_the_end():
-    run_case(Case("Resize", [R(2, 4, 3), None, None, C([6, 5])], {"mode": "linear", "axes": [-1, 1]}, name="axes from the end", alloc=False,
-                  opset=19, reference=by_torch(lambda x: F.interpolate(x[:, None], size=(5, 6), mode="bilinear")[:, 0]),
+    run_case(Case("Resize", [R(2, 4, 3), None, None, C([6, 5])], {"mode": "linear", "axes": [-1, 1]},
+                  name="axes from the end", alloc=False, opset=19,
+                  reference=by_torch(lambda x: F.interpolate(x[:, None], size=(5, 6), mode="bilinear")[:, 0]),
                   torch=lambda x, s: F.interpolate(x[:, None], size=(5, 6), mode="bilinear")[:, 0]))
 
 
@@ -160,7 +174,8 @@ def test_other_dtypes():
     for dtype in (np.uint8, np.int64, np.bool_):
         f = lambda x, *rest: np.repeat(np.repeat(x, 2, 2), 3, 3)  # noqa: E731
         run_case(Case("Resize", [R(1, 2, 3, 4, dtype=dtype, low=0, high=2), None, C([1, 1, 2, 3], np.float32)],
-                      {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}, reference=f, grad=False, alloc=False))
+                      {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}, reference=f,
+                      grad=False, alloc=False))
 
 
 def test_old_resize_rounds_by_direction():
@@ -174,16 +189,21 @@ def test_old_resize_rounds_by_direction():
 def test_refusals():
     x = R(1, 1, 4)
     expect_error(Case("Resize", [x], {}), ValueError, "neither scales nor sizes")
-    expect_error(Case("Resize", [x, None, C([1, 1, 2], np.float32), C([1, 1, 8])], {}), ValueError, "both scales and sizes")
+    expect_error(Case("Resize", [x, None, C([1, 1, 2], np.float32), C([1, 1, 8])], {}), ValueError,
+                 "both scales and sizes")
     expect_error(Case("Resize", [x, None, C([2], np.float32)], {}), ValueError, "scales has 1 entries for 3 axes")
     expect_error(Case("Resize", [x, None, C([1, 1, 0], np.float32)], {}), ValueError, "the scale of axis 2 is 0")
     expect_error(Case("Resize", [x, None, C([1, 1, 2], np.float32)], {"mode": "area"}), ValueError, "mode is 'area'")
-    expect_error(Case("Resize", [x, None, C([1, 1, 2], np.float32)], {"nearest_mode": "up"}), ValueError, "nearest_mode is 'up'")
-    expect_error(Case("Resize", [x, None, C([1, 1, 2], np.float32)], {"antialias": 1}), UnsupportedError, "antialias with mode 'nearest'")
+    expect_error(Case("Resize", [x, None, C([1, 1, 2], np.float32)], {"nearest_mode": "up"}), ValueError,
+                 "nearest_mode is 'up'")
+    expect_error(Case("Resize", [x, None, C([1, 1, 2], np.float32)], {"antialias": 1}), UnsupportedError,
+                 "antialias with mode 'nearest'")
     expect_error(Case("Resize", [x, None, C([1, 1, 2], np.float32)], {"axes": [1, 1, -2]}), ValueError, "axis 1 twice")
     expect_error(Case("Resize", [x, None, None, C([1, 1, -1])], {}), ValueError, "the size of axis 2 is -1")
-    expect_error(Case("Resize", [x, None, C([1, 1, 2], np.float32)], {"coordinate_transformation_mode": "tf_crop_and_resize"}),
+    expect_error(Case("Resize", [x, None, C([1, 1, 2], np.float32)],
+                      {"coordinate_transformation_mode": "tf_crop_and_resize"}),
                  ValueError, "roi has 0 entries")
     expect_error(Case("Resize", [R(1, 1, 0), None, None, C([1, 1, 2])], {}), ValueError, "axis 2 has no cell")
     expect_error(Case("Upsample", [x, C([1, 1, 2], np.float32)], {}), ValueError, "Upsample is not in opset 20")
-    expect_error(Case("Resize", [R(1, 1, 4, dtype=np.int64), None, C([1, 1, 2], np.float32)], {"mode": "linear"}), UnsupportedError, "dtype")
+    expect_error(Case("Resize", [R(1, 1, 4, dtype=np.int64), None, C([1, 1, 2], np.float32)], {"mode": "linear"}),
+                 UnsupportedError, "dtype")

@@ -49,11 +49,14 @@ def session(op_type, times, more, attrs, twice):
     if twice:
         nodes.append(helper.make_node(op_type, ["y" if n == "x" else n for n in names], ["z"], **attrs))
     outputs = [ValueInfoProto(name="y"), *([ValueInfoProto(name="z")] if twice else [])]
-    graph = helper.make_graph(nodes, "shared", [helper.make_tensor_value_info("x", TensorProto.DOUBLE, [3, 3])], outputs, constants)
-    return _C.Session(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 28)], ir_version=10).SerializeToString())
+    graph = helper.make_graph(nodes, "shared", [helper.make_tensor_value_info("x", TensorProto.DOUBLE, [3, 3])],
+                              outputs, constants)
+    return _C.Session(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 28)],
+                                        ir_version=10).SerializeToString())
 
 
-@pytest.mark.parametrize("node, twice", [(n, t) for n, t in itertools.product(NODES, (False, True)) if not t or n[0] not in ("Concat", "Einsum")],
+@pytest.mark.parametrize("node, twice", [(n, t) for n, t in itertools.product(NODES, (False, True)) if not t
+                                         or n[0] not in ("Concat", "Einsum")],
                          ids=lambda v: f"{v[0]}-{v[3]}" if isinstance(v, tuple) else "chain" if v else "one")
 def test_shared(node, twice):
     op_type, times, more, attrs, function = node

@@ -8,7 +8,8 @@ from onnx import helper
 
 from onnxtrain import _C
 
-COLUMNS = [((700, 3052), [0]), ((3, 50, 1000), [1]), ((4, 6, 16), [0, 1]), ((5, 16), [0]), ((3, 50, 513), [1]), ((2, 1, 9, 512), [2])]
+COLUMNS = [((700, 3052), [0]), ((3, 50, 1000), [1]), ((4, 6, 16), [0, 1]), ((5, 16), [0]), ((3, 50, 513), [1]),
+           ((2, 1, 9, 512), [2])]
 OTHERS = [((1, 600), [0]), ((2, 3, 4), [0]), ((9, 0), [0]), ((0, 20), [0]), ((30, 40), [1])]
 
 
@@ -17,8 +18,10 @@ def reduced(op_type, x, axes, keepdims):
     constant = onnx.numpy_helper.from_array(np.array(axes, dtype=np.int64), "axes")
     code = 16 if x.dtype == torch.bfloat16 else 10
     graph = helper.make_graph([helper.make_node(op_type, ["x", "axes"], ["y"], keepdims=keepdims)], "g",
-                              [helper.make_tensor_value_info("x", code, x.shape)], [onnx.ValueInfoProto(name="y")], [constant])
-    session = _C.Session(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10).SerializeToString())
+                              [helper.make_tensor_value_info("x", code, x.shape)], [onnx.ValueInfoProto(name="y")],
+                              [constant])
+    session = _C.Session(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)],
+                                           ir_version=10).SerializeToString())
     (y,), _ = session.forward([x], b"\0")
     return y, [kernel for node, kernel, _ in session.kernels() if node.startswith("Reduce")]
 

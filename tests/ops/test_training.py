@@ -1,4 +1,6 @@
-"""Domain ai.onnx.preview.training: the suite's tests of Adagrad, Adam and Momentum, their formulas, and Gradient within a graph."""
+"""Domain ai.onnx.preview.training: the suite's tests of Adagrad, Adam and Momentum, their formulas,
+and Gradient within a graph.
+"""
 
 import numpy as np
 import onnx.backend.test.loader as loader
@@ -35,8 +37,8 @@ def step(op_type, arrays, n_outputs, **attrs):
 def test_adam_formula(t):
     x, g, v, h = (np.random.default_rng(i).uniform(-1, 1, (3, 2)) for i in range(4))
     h = np.abs(h)
-    got = step("Adam", [np.array(0.1), np.array(t), x, g, v, h], 3, alpha=0.8, beta=0.9, epsilon=1e-3, norm_coefficient=0.01,
-               norm_coefficient_post=0.02)
+    got = step("Adam", [np.array(0.1), np.array(t), x, g, v, h], 3, alpha=0.8, beta=0.9, epsilon=1e-3,
+               norm_coefficient=0.01, norm_coefficient_post=0.02)
     alpha, beta, eps, norm, post = 0.8, 0.9, 1e-3, 0.01, 0.02
     rate = 0.1 * np.sqrt(1 - beta**t) / (1 - alpha**t) if t else 0.1
     g = g + norm * x
@@ -49,7 +51,8 @@ def test_adam_formula(t):
 def test_momentum_formula(t, mode):
     arrays = [np.random.default_rng(i).uniform(-1, 1, 4) for i in range(3)]
     x, g, v = arrays
-    got = step("Momentum", [np.array(0.1), np.array(t), *arrays], 2, alpha=0.5, beta=0.25, norm_coefficient=0.0, mode=mode)
+    got = step("Momentum", [np.array(0.1), np.array(t), *arrays], 2, alpha=0.5, beta=0.25, norm_coefficient=0.0,
+               mode=mode)
     v = 0.5 * v + (0.25 if t else 1) * g
     for a, b in zip(got, (x - 0.1 * (g + 0.5 * v if mode == "nesterov" else v), v), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-12)
@@ -58,23 +61,28 @@ def test_momentum_formula(t, mode):
 def test_errors_of_steps():
     x = np.zeros(2)
     with pytest.raises(ValueError, match="mode"):
-        step("Momentum", [np.array(0.1), np.array(1), x, x, x], 2, alpha=0.5, beta=0.5, norm_coefficient=0.0, mode="heavy")
+        step("Momentum", [np.array(0.1), np.array(1), x, x, x], 2, alpha=0.5, beta=0.5, norm_coefficient=0.0,
+             mode="heavy")
     with pytest.raises(ValueError, match="same shapes"):
         step("Adagrad", [np.array(0.1), np.array(1), x, np.zeros(3), x], 2)
 
 
 def gradient(nodes, given, xs, y, outputs, zs=()):
     """A session of the nodes and a Gradient of y by xs at the values that it names."""
-    node = helper.make_node("Gradient", [*xs, *zs], [f"d{i}" for i in range(len(xs))], domain=TRAINING, xs=list(xs), y=y,
-                            **({"zs": list(zs)} if zs else {}))
-    graph = helper.make_graph([*nodes, node, *outputs], "g", [helper.make_tensor_value_info(n, TensorProto.DOUBLE, [3]) for n in given],
-                              [ValueInfoProto(name=o) for o in ([f"d{i}" for i in range(len(xs))] if not outputs else [outputs[-1].output[0]])])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20), helper.make_opsetid(TRAINING, 1)], ir_version=10)
+    node = helper.make_node("Gradient", [*xs, *zs], [f"d{i}" for i in range(len(xs))], domain=TRAINING, xs=list(xs),
+                            y=y, **({"zs": list(zs)} if zs else {}))
+    graph = helper.make_graph([*nodes, node, *outputs], "g", [helper.make_tensor_value_info(n, TensorProto.DOUBLE, [3])
+                                                              for n in given],
+                              [ValueInfoProto(name=o) for o in ([f"d{i}" for i in range(len(xs))] if not outputs
+                                                                else [outputs[-1].output[0]])])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20), helper.make_opsetid(TRAINING, 1)],
+                              ir_version=10)
     return _C.Session(model.SerializeToString())
 
 
 A, B = (torch.tensor(v, dtype=torch.float64) for v in ([0.5, -1.0, 2.0], [1.5, 2.0, -0.5]))
-MUL = [helper.make_node("Mul", ["a", "b"], ["c"]), helper.make_node("Sin", ["c"], ["s"]), helper.make_node("Mul", ["s", "a"], ["y"])]
+MUL = [helper.make_node("Mul", ["a", "b"], ["c"]), helper.make_node("Sin", ["c"], ["s"]),
+       helper.make_node("Mul", ["s", "a"], ["y"])]
 
 
 def test_gradient_of_a_chain():
@@ -91,7 +99,8 @@ def test_named_values_are_independent():
 
 
 def test_what_nothing_depends_on_is_zero():
-    (da, db), _ = gradient([helper.make_node("Exp", ["a"], ["y"])], ["a", "b"], ["a", "b"], "y", []).forward([A, B], b"\0\0")
+    made = gradient([helper.make_node("Exp", ["a"], ["y"])], ["a", "b"], ["a", "b"], "y", [])
+    (da, db), _ = made.forward([A, B], b"\0\0")
     torch.testing.assert_close(da, A.exp())
     assert not db.any()
 
@@ -111,9 +120,11 @@ def test_gradient_is_used_and_differentiated():
 def test_errors_of_gradient():
     with pytest.raises(UnsupportedError, match="names 'q'"):
         node = helper.make_node("Gradient", ["a"], ["d"], domain=TRAINING, xs=["q"], y="y")
-        graph = helper.make_graph([*MUL, node], "g", [helper.make_tensor_value_info(n, TensorProto.DOUBLE, [3]) for n in "ab"],
+        graph = helper.make_graph([*MUL, node], "g", [helper.make_tensor_value_info(n, TensorProto.DOUBLE, [3])
+                                                      for n in "ab"],
                                   [ValueInfoProto(name="d")])
         opsets = [helper.make_opsetid("", 20), helper.make_opsetid(TRAINING, 1)]
-        _C.Session(helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString()).forward([A, B], b"\0\0")
+        model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+        _C.Session(model.SerializeToString()).forward([A, B], b"\0\0")
     with pytest.raises(UnsupportedError, match="y 'nowhere'"):
         gradient(MUL, ["a", "b"], ["a"], "nowhere", []).forward([A, B], b"\0\0")

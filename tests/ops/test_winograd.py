@@ -1,4 +1,5 @@
-"""Winograd's convolution through its kernels against torch in float64, beside oneDNN's; what it takes and what it declines.
+"""Winograd's convolution through its kernels against torch in float64, beside oneDNN's; what it takes and what it
+declines.
 
 The grid is sampled; ONNXTRAIN_TEST_SEED fixes it and is in each case's name, ONNXTRAIN_SLOW=1 makes it longer.
 """
@@ -41,7 +42,8 @@ def session(x, w, pads, bias=True, **attributes):
     shapes = (x.shape, w.shape, w.shape[:1])
     inputs = [helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, s) for n, s in zip(names, shapes)]
     graph = helper.make_graph([node], "conv", inputs, [onnx.ValueInfoProto(name="y")])
-    return _C.Session(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10).SerializeToString())
+    return _C.Session(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)],
+                                        ir_version=10).SerializeToString())
 
 
 def step(s, inputs, dy):
@@ -85,7 +87,7 @@ def check(case, limit=4e-6):
 def sampled(count):
     rng = random.Random(SEED)
     while count:
-        n, c, k, h, w = rng.randint(1, 4), rng.randint(1, 70), rng.randint(1, 70), rng.randint(1, 38), rng.randint(1, 38)
+        n, c, k, h, w = (rng.randint(1, most) for most in (4, 70, 70, 38, 38))
         pads = [rng.randint(0, 2) for _ in range(4)]
         if h + pads[0] + pads[2] >= 3 and w + pads[1] + pads[3] >= 3:
             yield n, c, k, h, w, pads
@@ -93,8 +95,9 @@ def sampled(count):
 
 
 EDGES = [
-    (1, 1, 1, 1, 1, [1, 1, 1, 1]), (1, 1, 1, 3, 3, [0, 0, 0, 0]), (1, 16, 32, 4, 4, [1, 1, 1, 1]), (1, 17, 33, 5, 5, [2, 2, 2, 2]),
-    (3, 15, 31, 6, 7, [0, 1, 2, 0]), (2, 64, 64, 8, 8, [0, 0, 0, 0]), (1, 3, 20, 2, 530, [1, 1, 1, 1]), (1, 20, 3, 37, 1, [2, 2, 2, 2]),
+    (1, 1, 1, 1, 1, [1, 1, 1, 1]), (1, 1, 1, 3, 3, [0, 0, 0, 0]), (1, 16, 32, 4, 4, [1, 1, 1, 1]),
+    (1, 17, 33, 5, 5, [2, 2, 2, 2]), (3, 15, 31, 6, 7, [0, 1, 2, 0]), (2, 64, 64, 8, 8, [0, 0, 0, 0]),
+    (1, 3, 20, 2, 530, [1, 1, 1, 1]), (1, 20, 3, 37, 1, [2, 2, 2, 2]),
     (9, 65, 40, 4, 4, [1, 1, 1, 1]), (40, 16, 16, 8, 4, [1, 1, 1, 1]), (5, 130, 16, 9, 12, [1, 0, 1, 0]),
 ]
 
@@ -157,7 +160,9 @@ SHAPES = [(4, 64, 64, 32, 32), (8, 128, 128, 16, 16), (16, 256, 256, 8, 8), (32,
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_accuracy_beside_the_direct_way(shape):
-    """What the choice of the polynomials' points is for: at most about four times oneDNN's rounding, six allowed here."""
+    """What the choice of the polynomials' points is for: at most about four times oneDNN's rounding,
+    six allowed here.
+    """
     pads = [1, 1, 1, 1]
     x, w, b, dy = data(*shape, pads)
     want = expected(x, w, b, dy, pads)
@@ -165,7 +170,8 @@ def test_accuracy_beside_the_direct_way(shape):
     for kernel in KERNELS[:2]:
         only(kernel)
         got = step(session(x, w, pads), [x, w, b], dy)
-        found[kernel] = [((a.double() - e).square().mean().sqrt() / e.abs().max()).item() for a, e in zip(got, want)][:3]
+        found[kernel] = [((a.double() - e).square().mean().sqrt() / e.abs().max()).item()
+                         for a, e in zip(got, want)][:3]
     for ours, direct in zip(found["f32_winograd"], found["f32_onednn"]):
         assert ours < 6 * direct + 1e-9, found
 
@@ -237,7 +243,9 @@ def test_what_is_declined(shapes, pads, attributes):
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_what_is_not_finite_stays_so(value):
-    """Whatever the direct way makes of it is not finite here either; it spreads no further than the tiles that hold it."""
+    """Whatever the direct way makes of it is not finite here either;
+    it spreads no further than the tiles that hold it.
+    """
     pads = [1, 1, 1, 1]
     x, w, b, dy = data(2, 20, 24, 13, 14, pads)
     x[1, 3, 6, 5] = value

@@ -14,7 +14,8 @@ SHAPES = ((37, 19), (), (3, 4, 5, 2), (2049,))
 
 def make_params(seed: int = 0, dtype: torch.dtype = torch.float64, shapes: Iterable[tuple[int, ...]] = SHAPES) -> list:
     generator = torch.Generator().manual_seed(seed)
-    return [torch.nn.Parameter(torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)) for shape in shapes]
+    return [torch.nn.Parameter(torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype))
+            for shape in shapes]
 
 
 @functools.lru_cache(maxsize=4)

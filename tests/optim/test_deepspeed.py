@@ -31,7 +31,8 @@ def results(tmp_path_factory) -> list[dict]:
     out = tmp_path_factory.mktemp("zero") / "out"
     environment = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
                    "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1",
-                   "PYTHONPATH": os.pathsep.join([str(Path(onnxtrain.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])}
+                   "PYTHONPATH": os.pathsep.join([str(Path(onnxtrain.__file__).parents[1]),
+                                                  os.environ.get("PYTHONPATH", "")])}
     workers = [subprocess.Popen([sys.executable, str(HERE / "zero_worker.py"), str(out)],
                                 env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}, stdout=subprocess.PIPE,
                                 stderr=subprocess.STDOUT, text=True) for rank in range(2)]

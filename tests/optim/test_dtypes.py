@@ -14,7 +14,8 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 NARROW = (torch.bfloat16, torch.float16)
 MAKERS = {
     "adam": lambda p, **o: FusedAdam(p, lr=0.01, weight_decay=0.1, adam_w_mode=AdamWMode.ADAMW_TORCH, **o),
-    "adam l2 amsgrad": lambda p, **o: FusedAdam(p, lr=0.01, weight_decay=0.1, adam_w_mode=AdamWMode.ADAM_L2_REGULARIZATION,
+    "adam l2 amsgrad": lambda p, **o: FusedAdam(p, lr=0.01, weight_decay=0.1,
+                                                adam_w_mode=AdamWMode.ADAM_L2_REGULARIZATION,
                                                 amsgrad=True, **o),
     "sgd": lambda p, **o: SGD(p, lr=0.01, weight_decay=0.1, **o),
     "sgd nesterov": lambda p, **o: SGD(p, lr=0.01, momentum=0.9, nesterov=True, **o),
@@ -157,7 +158,9 @@ def test_all_bfloat16_numbers_pass_the_loops_unchanged(size, offset):
 @pytest.mark.parametrize("mode", [0, 1, 2])
 @pytest.mark.parametrize("any_bits", [False, True])
 def test_adam_in_bfloat16_is_the_same_in_long_and_short_tensors(mode, any_bits):
-    """32 elements at a time have a loop of their own; tensors of 31 do not reach it. Any bits: infinities, NaN, subnormals."""
+    """32 elements at a time have a loop of their own; tensors of 31 do not reach it. Any bits: infinities, NaN,
+    subnormals.
+    """
     generator = torch.Generator().manual_seed(mode)
     count = 31 * 32 * 50
 

@@ -1,4 +1,6 @@
-"""FP16_Optimizer where no other library is needed: what it refuses, and Apex's and Megatron's attributes by stand-ins."""
+"""FP16_Optimizer where no other library is needed: what it refuses,
+and Apex's and Megatron's attributes by stand-ins.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ def zero_like(source: str) -> object:
 
 def test_unknown_versions_of_deepspeed_are_left_alone_with_a_warning():
     optimizer = zero_like("class DeepSpeedZeroOptimizer:\n    def has_overflow_serial(self, params): return 'new'\n")
-    with pytest.warns(UserWarning, match=r"unchanged: has_overflow_serial\(\) of this version of DeepSpeed is not known"):
+    with pytest.warns(UserWarning,
+                      match=r"unchanged: has_overflow_serial\(\) of this version of DeepSpeed is not known"):
         FP16_Optimizer(optimizer)
     assert optimizer.has_overflow_serial([]) == "new" and not vars(optimizer)
 

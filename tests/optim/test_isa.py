@@ -24,10 +24,13 @@ made = {}
 shapes = [(1,), (7,), (16, 33), (5000,)]
 for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
     for name, make in {
-        "adam": lambda p: FusedAdam(p, lr=0.01, weight_decay=0.1, max_grad_norm=1.0), "amsgrad": lambda p: FusedAdam(p, amsgrad=True),
-        "sgd": lambda p: SGD(p, lr=0.01, momentum=0.9, nesterov=True), "adagrad": lambda p: Adagrad(p, weight_decay=0.1),
+        "adam": lambda p: FusedAdam(p, lr=0.01, weight_decay=0.1, max_grad_norm=1.0),
+        "amsgrad": lambda p: FusedAdam(p, amsgrad=True),
+        "sgd": lambda p: SGD(p, lr=0.01, momentum=0.9, nesterov=True),
+        "adagrad": lambda p: Adagrad(p, weight_decay=0.1),
         "lamb": lambda p: Lamb(p, weight_decay=0.1), "lion": lambda p: Lion(p, lr=2.0**-7, betas=(0.75, 0.875)),
-        "int8": lambda p: FusedAdam(p, state_dtype="int8"), "random": lambda p: SGD(p, lr=0.01, stochastic_rounding=True),
+        "int8": lambda p: FusedAdam(p, state_dtype="int8"),
+        "random": lambda p: SGD(p, lr=0.01, stochastic_rounding=True),
         "master": lambda p: FusedAdam(p, lr=0.01, master_weights=True)}.items():
         torch.manual_seed(0)
         params = make_params(dtype=dtype, shapes=shapes)
@@ -41,8 +44,8 @@ torch.save({"isa": _C.build_info()["isa"], "made": made}, sys.argv[1])
 
 
 def take_steps(isa: str, out: Path) -> dict:
-    subprocess.run([sys.executable, "-c", STEPS, str(out), str(HERE), str(Path(onnxtrain.__file__).parents[1])], check=True, timeout=300,
-                   env={**os.environ, "ONNXTRAIN_ISA": isa})
+    subprocess.run([sys.executable, "-c", STEPS, str(out), str(HERE), str(Path(onnxtrain.__file__).parents[1])],
+                   check=True, timeout=300, env={**os.environ, "ONNXTRAIN_ISA": isa})
     return torch.load(out)
 
 

@@ -147,7 +147,8 @@ def test_the_core_packs_as_the_definition(size):
 
 @pytest.mark.parametrize("make", [
     lambda p, s: FusedAdam(p, lr=0.01, eps=1e-8, adam_w_mode=AdamWMode.ADAMW_TORCH, state_dtype=s),
-    lambda p, s: FusedAdam(p, lr=0.01, amsgrad=True, state_dtype=s), lambda p, s: SGD(p, lr=0.02, momentum=0.9, state_dtype=s),
+    lambda p, s: FusedAdam(p, lr=0.01, amsgrad=True, state_dtype=s),
+    lambda p, s: SGD(p, lr=0.02, momentum=0.9, state_dtype=s),
     lambda p, s: Adagrad(p, lr=0.1, state_dtype=s), lambda p, s: Lamb(p, lr=0.01, weight_decay=0.01, state_dtype=s),
     lambda p, s: Lion(p, lr=0.003, state_dtype=s)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -190,7 +191,9 @@ def test_doubles_keep_double_state():
 
 
 def test_every_second_element_with_8_bits():
-    """zeros_like of a parameter with holes is dense: its order is not that of the scales only where dims are permuted."""
+    """zeros_like of a parameter with holes is dense: its order is not that of the scales only where dims are
+    permuted.
+    """
     p = torch.nn.Parameter(torch.zeros(30, 40)[:, ::2])
     p.grad = torch.randn(30, 20)
     optimizer = FusedAdam([p], state_dtype="int8", lr=0.1)

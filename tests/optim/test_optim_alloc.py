@@ -1,4 +1,6 @@
-"""A failing allocation at every point of a step: MemoryError, nothing touched, and the next step goes on as if nothing was."""
+"""A failing allocation at every point of a step: MemoryError, nothing touched,
+and the next step goes on as if nothing was.
+"""
 
 from __future__ import annotations
 

@@ -23,5 +23,6 @@ def test_examples():
 def test_everything_is_named():
     for name in onnxtrain.optim.__all__:
         assert f"`{name}" in TEXT, name
-    for option in ("max_grad_norm", "amsgrad", "maximize", "master_weights", "stochastic_rounding", "state_dtype", "bias_correction"):
+    for option in ("max_grad_norm", "amsgrad", "maximize", "master_weights", "stochastic_rounding", "state_dtype",
+                   "bias_correction"):
         assert option in inspect.signature(FusedAdam).parameters and option in TEXT, option

@@ -18,8 +18,10 @@ PAIRS = {
               lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1)),
     "amsgrad": (lambda p: FusedAdam(p, lr=0.01, eps=1e-8, adam_w_mode=T, weight_decay=0.1, amsgrad=True),
                 lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1, amsgrad=True)),
-    "sgd": (lambda p: SGD(p, lr=0.01, momentum=0.9, dampening=0.1), lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, dampening=0.1)),
-    "adagrad": (lambda p: Adagrad(p, initial_accumulator_value=0.1), lambda p: torch.optim.Adagrad(p, initial_accumulator_value=0.1)),
+    "sgd": (lambda p: SGD(p, lr=0.01, momentum=0.9, dampening=0.1),
+            lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, dampening=0.1)),
+    "adagrad": (lambda p: Adagrad(p, initial_accumulator_value=0.1),
+                lambda p: torch.optim.Adagrad(p, initial_accumulator_value=0.1)),
 }
 OURS = {**{name: pair[0] for name, pair in PAIRS.items()},
         "lamb": lambda p: Lamb(p, lr=0.01, weight_decay=0.1), "lion": lambda p: Lion(p, lr=0.001, weight_decay=0.1),
@@ -120,8 +122,8 @@ def test_checkpoint_of_onnxruntime_training():
     drive(straight, FusedAdam(straight, lr=0.01, weight_decay=0.1), reference, 12)
     state = optimizer.state_dict()
     old = {"state": {k: {n: v[n] for n in ("exp_avg", "exp_avg_sq")} for k, v in state["state"].items()},
-           "param_groups": [{"lr": 0.01, "bias_correction": True, "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.1,
-                             "step": 7, "params": state["param_groups"][0]["params"]}]}
+           "param_groups": [{"lr": 0.01, "bias_correction": True, "betas": (0.9, 0.999), "eps": 1e-6,
+                             "weight_decay": 0.1, "step": 7, "params": state["param_groups"][0]["params"]}]}
     fresh = FusedAdam(params)
     fresh.load_state_dict(old)
     assert "step" not in fresh.param_groups[0] and fresh.state[params[0]]["step"].item() == 7
@@ -173,7 +175,8 @@ def test_int8_state_leaves_as_float32_for_torch_and_comes_back():
     for p in params:
         assert torch.equal(back.state[p]["exp_avg"], optimizer.state[p]["exp_avg"])
         assert torch.equal(back.state[p]["exp_avg_sq"], optimizer.state[p]["exp_avg_sq"])
-        torch.testing.assert_close(back.state[p]["exp_avg_scale"], optimizer.state[p]["exp_avg_scale"], rtol=1e-6, atol=0)
+        torch.testing.assert_close(back.state[p]["exp_avg_scale"], optimizer.state[p]["exp_avg_scale"], rtol=1e-6,
+                                   atol=0)
 
 
 def test_what_is_refused():
@@ -188,11 +191,15 @@ def test_what_is_refused():
 
 @pytest.mark.parametrize("make", [
     lambda p: FusedAdam(p, lr=-1.0), lambda p: FusedAdam(p, lr=float("nan")), lambda p: FusedAdam(p, betas=(1.0, 0.9)),
-    lambda p: FusedAdam(p, betas=(0.9, -0.1)), lambda p: FusedAdam(p, eps=-1e-8), lambda p: FusedAdam(p, weight_decay=-1),
-    lambda p: FusedAdam(p, adam_w_mode=7), lambda p: FusedAdam(p, state_dtype="int4"), lambda p: FusedAdam(p, max_grad_norm=-1.0),
-    lambda p: FusedAdam(p, state_dtype=torch.float16), lambda p: FusedAdam(p, master_weights=True, stochastic_rounding=True),
+    lambda p: FusedAdam(p, betas=(0.9, -0.1)), lambda p: FusedAdam(p, eps=-1e-8),
+    lambda p: FusedAdam(p, weight_decay=-1),
+    lambda p: FusedAdam(p, adam_w_mode=7), lambda p: FusedAdam(p, state_dtype="int4"),
+    lambda p: FusedAdam(p, max_grad_norm=-1.0),
+    lambda p: FusedAdam(p, state_dtype=torch.float16),
+    lambda p: FusedAdam(p, master_weights=True, stochastic_rounding=True),
     lambda p: SGD(p, lr=-1), lambda p: SGD(p, momentum=-1), lambda p: SGD(p, nesterov=True),
-    lambda p: SGD(p, nesterov=True, momentum=0.9, dampening=0.1), lambda p: Adagrad(p, lr_decay=-1), lambda p: Lion(p, betas=(0.9, 1.0)),
+    lambda p: SGD(p, nesterov=True, momentum=0.9, dampening=0.1), lambda p: Adagrad(p, lr_decay=-1),
+    lambda p: Lion(p, betas=(0.9, 1.0)),
     lambda p: Lamb(p, ratio_min=2.0, ratio_max=1.0),
 ])
 def test_hyperparameters_out_of_range(make):

@@ -1,4 +1,6 @@
-"""The quick walk over plain tensors: the careful one's numbers, and its refusals whenever something stops being plain."""
+"""The quick walk over plain tensors: the careful one's numbers,
+and its refusals whenever something stops being plain.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,15 @@ from problem import make_params
 SHAPES = [(i % 41 + 2,) for i in range(150)] + [(3, 70), (2, 3, 4, 5, 2, 2), (70_001,)]
 RULES = {"adam": FusedAdam, "amsgrad": lambda p: FusedAdam(p, amsgrad=True, weight_decay=0.1, adam_w_mode=0),
          "clipped": lambda p: FusedAdam(p, max_grad_norm=1.0), "sgd": lambda p: SGD(p, lr=0.1),
-         "momentum": lambda p: SGD(p, lr=0.1, momentum=0.9, dampening=0.5), "adagrad": Adagrad, "lamb": Lamb, "lion": Lion}
+         "momentum": lambda p: SGD(p, lr=0.1, momentum=0.9, dampening=0.5), "adagrad": Adagrad, "lamb": Lamb,
+         "lion": Lion}
 
 
 def set_grads(params, step: int, dtype: torch.dtype) -> None:
     for i, p in enumerate(params):
         missing = i > 1 and (i + step) % 13 == 0
-        p.grad = None if missing else torch.cos(torch.arange(p.numel(), dtype=torch.float64) + i + step).to(dtype).view_as(p)
+        p.grad = (None if missing
+                  else torch.cos(torch.arange(p.numel(), dtype=torch.float64) + i + step).to(dtype).view_as(p))
 
 
 def quick_steps(optimizer) -> int:
@@ -36,7 +40,8 @@ def threads(request):
     torch.set_num_threads(before)
 
 
-CASES = [(name, dtype, 1) for name in RULES for dtype in (torch.float32, torch.bfloat16, torch.float64)] + [("clipped", torch.float32, 2)]
+CASES = [(name, dtype, 1) for name in RULES for dtype in (torch.float32, torch.bfloat16, torch.float64)]
+CASES += [("clipped", torch.float32, 2)]
 
 
 @pytest.mark.parametrize(("name", "dtype", "threads"), CASES, indirect=["threads"])

@@ -1,4 +1,6 @@
-"""What one step does around the rule: closures, clipping, scaling, refusals that touch nothing, versions, many tensors."""
+"""What one step does around the rule: closures, clipping, scaling, refusals that touch nothing, versions,
+many tensors.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,8 @@ def test_no_gradients_at_all():
 
 @pytest.mark.parametrize("kind", ALL)
 def test_empty_tensors_and_missing_gradients(kind):
-    params = [torch.nn.Parameter(torch.zeros(0, 3)), torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(2))]
+    params = [torch.nn.Parameter(torch.zeros(0, 3)), torch.nn.Parameter(torch.ones(2)),
+              torch.nn.Parameter(torch.ones(2))]
     for p in params[:2]:
         p.grad = torch.ones_like(p)
     optimizer = ALL[kind](params)
@@ -163,7 +166,8 @@ def test_sparse_gradients_are_refused_by_name(kind):
     table(torch.tensor([1, 2])).sum().backward()
     dense.grad = torch.ones(3)
     optimizer = ALL[kind]([dense, table.weight])
-    with pytest.raises(RuntimeError, match=f"{ALL[kind].__name__} does not support sparse gradients.*parameter 1 of group 0"):
+    with pytest.raises(RuntimeError,
+                       match=f"{ALL[kind].__name__} does not support sparse gradients.*parameter 1 of group 0"):
         optimizer.step()
     assert torch.equal(dense, torch.ones(3)), "nothing was updated"
     assert kind == "adagrad" or dense not in optimizer.state, "and no state was made"
@@ -390,7 +394,8 @@ def test_thousands_of_tensors_in_groups():
     b = torch.optim.AdamW([{"params": theirs[i::7], "lr": 0.01 * (i + 1)} for i in range(7)])
     for step in range(3):
         for i, (p, q) in enumerate(zip(ours, theirs)):
-            p.grad = q.grad = None if (i + step) % 11 == 0 else torch.sin(torch.arange(p.numel(), dtype=torch.float64) + i)
+            p.grad = q.grad = (None if (i + step) % 11 == 0
+                               else torch.sin(torch.arange(p.numel(), dtype=torch.float64) + i))
         a.step()
         b.step()
     for p, q in zip(ours, theirs):

@@ -35,7 +35,8 @@ both("adamw amsgrad", FusedAdam, torch.optim.AdamW, {"adam_w_mode": TORCH}, lr=1
      weight_decay=0.1)
 both("adamw maximize", FusedAdam, torch.optim.AdamW, {"adam_w_mode": TORCH}, lr=1e-3, eps=1e-8, maximize=True,
      weight_decay=0.02)
-both("adamw tensor lr", FusedAdam, torch.optim.AdamW, {"adam_w_mode": TORCH}, lr=torch.tensor(1e-2, dtype=torch.float64),
+both("adamw tensor lr", FusedAdam, torch.optim.AdamW, {"adam_w_mode": TORCH},
+     lr=torch.tensor(1e-2, dtype=torch.float64),
      eps=1e-8, weight_decay=0.0)
 add("adam l2 as torch's", lambda p: _torch_l2(p), lambda p: torch.optim.Adam(p, lr=1e-2, weight_decay=0.1))
 both("sgd", SGD, torch.optim.SGD, lr=1e-2)
@@ -55,12 +56,15 @@ for mode in (0, 1, 2):
             partial(lambda options, mode, p: FusedAdam(p, adam_w_mode=AdamWMode(mode), **options), options, mode),
             partial(lambda options, mode, p: Reference(p, adam, mode=mode, **options), options, mode))
 LAMB = {"lr": 1e-2, "betas": (0.9, 0.99), "eps": 1e-6, "weight_decay": 0.1, "bias_correction": True}
-for name, changed in {"lamb": {}, "lamb no decay": {"weight_decay": 0.0}, "lamb uncorrected": {"bias_correction": False},
+for name, changed in {"lamb": {}, "lamb no decay": {"weight_decay": 0.0},
+                      "lamb uncorrected": {"bias_correction": False},
                       "lamb maximize": {"maximize": True}, "lamb limits": {"ratio_min": 0.3, "ratio_max": 1.5}}.items():
-    add(name, partial(lambda o, p: Lamb(p, **o), LAMB | changed), partial(lambda o, p: Reference(p, lamb, **o), LAMB | changed))
+    add(name, partial(lambda o, p: Lamb(p, **o), LAMB | changed),
+        partial(lambda o, p: Reference(p, lamb, **o), LAMB | changed))
 LION = {"lr": 1e-3, "betas": (0.9, 0.99), "weight_decay": 0.1}
 for name, changed in {"lion": {}, "lion betas": {"betas": (0.5, 0.6)}, "lion maximize": {"maximize": True}}.items():
-    add(name, partial(lambda o, p: Lion(p, **o), LION | changed), partial(lambda o, p: Reference(p, lion, **o), LION | changed))
+    add(name, partial(lambda o, p: Lion(p, **o), LION | changed),
+        partial(lambda o, p: Reference(p, lion, **o), LION | changed))
 
 
 def _torch_l2(params):
@@ -132,7 +136,8 @@ def test_groups_with_their_own_options_and_a_group_added_later():
     def drive(cls, **options):
         params = make_params(shapes=[(7, 3), (11,), (4,)])
         problem = Problem(params)
-        optimizer = cls([{"params": params[:1], "lr": 0.03, "weight_decay": 0.2}, {"params": params[1:2], "betas": (0.5, 0.6)}],
+        optimizer = cls([{"params": params[:1], "lr": 0.03, "weight_decay": 0.2},
+                         {"params": params[1:2], "betas": (0.5, 0.6)}],
                         lr=0.01, eps=1e-8, **options)
         for i in range(100):
             if i == 40:

@@ -11,7 +11,8 @@ from onnxtrain.optim import SGD, AdamWMode, FusedAdam
 from onnxtrain.ortmodule import ORTModule
 
 PAIRS = {
-    "adamw": (lambda p: FusedAdam(p, lr=1e-2, eps=1e-8, weight_decay=0.1, adam_w_mode=AdamWMode.ADAMW_TORCH, max_grad_norm=0.5),
+    "adamw": (lambda p: FusedAdam(p, lr=1e-2, eps=1e-8, weight_decay=0.1, adam_w_mode=AdamWMode.ADAMW_TORCH,
+                                  max_grad_norm=0.5),
               lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.1)),
     "sgd": (lambda p: SGD(p, lr=5e-2, momentum=0.9, nesterov=True, max_grad_norm=0.5),
             lambda p: torch.optim.SGD(p, lr=5e-2, momentum=0.9, nesterov=True)),

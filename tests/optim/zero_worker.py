@@ -59,10 +59,12 @@ def train(kind: str, stage: int, inner: str, wrapped: bool) -> dict:
             engine.backward(loss)
             engine.step()
         norm = zero._global_grad_norm
-        seen.append({"loss": loss.item(), "scale": float(zero.loss_scale), "norm": float(norm), "overflow": bool(zero.overflow),
+        seen.append({"loss": loss.item(), "scale": float(zero.loss_scale), "norm": float(norm),
+                     "overflow": bool(zero.overflow),
                      "changed": any(not torch.equal(p, b) for p, b in zip(model.parameters(), before))})
     masters = [p.detach().clone() for p in zero.single_partition_of_fp32_groups]
-    return {"seen": seen, "params": [p.detach().clone() for p in model.parameters()], "masters": masters, "calls": calls}
+    return {"seen": seen, "params": [p.detach().clone() for p in model.parameters()], "masters": masters,
+            "calls": calls}
 
 
 def main(out: str) -> None:

@@ -1,4 +1,6 @@
-"""Runs the same code on eager PyTorch and on ORTModule and compares: results, gradients of arguments and of parameters."""
+"""Runs the same code on eager PyTorch and on ORTModule and compares: results,
+gradients of arguments and of parameters.
+"""
 
 import copy
 
@@ -68,8 +70,10 @@ def step(*args, **kwargs):
     """A use: one forward, backward from every output that has a gradient, gradients of the arguments returned."""
 
     def use(model):
-        given = pytree.tree_map_only(torch.Tensor, lambda t: t.detach().clone().requires_grad_(t.requires_grad), (args, kwargs))
-        tensors = [t for t in pytree.tree_leaves(given) if isinstance(t, torch.Tensor)]  # before ORTModule knows more containers
+        given = pytree.tree_map_only(torch.Tensor, lambda t: t.detach().clone().requires_grad_(t.requires_grad),
+                                     (args, kwargs))
+        # Before ORTModule knows more containers.
+        tensors = [t for t in pytree.tree_leaves(given) if isinstance(t, torch.Tensor)]
         result = model(*given[0], **given[1])
         roots = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor) and t.requires_grad]
         if roots:

@@ -129,7 +129,8 @@ def test_json_config(tmp_path):
     assert manager._debug_options.logging.log_level.name == "ERROR" and manager._fallback_manager.policy.value == 1
     model(torch.ones(1, 3))
     assert next(iter(model._programs.values()))[0].exported.opset == 18
-    for content, error in (({"Unknown": 1}, ValueError), ({"UseStaticShape": 1}, TypeError), ({"SkipCheck": ["X"]}, KeyError)):
+    for content, error in (({"Unknown": 1}, ValueError), ({"UseStaticShape": 1}, TypeError),
+                           ({"SkipCheck": ["X"]}, KeyError)):
         path.write_text(json.dumps(content))
         with pytest.raises(error):
             load_from_json(model, str(path))
@@ -153,7 +154,8 @@ def test_nested_data_and_back():
 
     data = {"a": [torch.ones(2), 1, None], "b": (2.5, {"c": torch.zeros(3, dtype=torch.int64)}, "s", True)}
     tensors, schema = extract_data_and_schema(data)
-    assert [t.shape for t in tensors] == [(2,), (3,)] and schema["a"][0].name == "a_0" and schema["b"][1]["c"].shape_dims == 1
+    assert ([t.shape for t in tensors] == [(2,), (3,)] and schema["a"][0].name == "a_0"
+            and schema["b"][1]["c"].shape_dims == 1)
     back = unflatten_data_using_schema(tensors, schema)
     assert back["b"][0] == 2.5 and back["b"][1]["c"] is data["b"][1]["c"] and back["a"][1:] == [1, None]
     tensors, schema = extract_data_and_schema(data, constant_as_tensor=True)
@@ -214,7 +216,8 @@ def test_a_script_may_set_the_opset(monkeypatch, caplog):
     monkeypatch.setattr(ours, "ONNX_OPSET_VERSION", 19)
     model = ORTModule(nn.Linear(2, 2))
     model(torch.ones(1, 2))
-    exported = model._torch_module._execution_manager(True)._graph_transition_manager._exported_model_info.exported_model
+    manager = model._torch_module._execution_manager(True)._graph_transition_manager
+    exported = manager._exported_model_info.exported_model
     assert exported.opset_import[0].version == 19 and model._torch_module._flattened_module.training
     assert "was asked for" not in caplog.text
     monkeypatch.setattr(ours, "ONNX_OPSET_VERSION", 9)

@@ -32,7 +32,8 @@ def nested(self, x):
 
 
 def attention(self, x):
-    return torch.cond(x.sum() > 0, lambda x: F.scaled_dot_product_attention(0.1 * self.fc(x)[None], x[None], x[None])[0],
+    return torch.cond(x.sum() > 0, lambda x: F.scaled_dot_product_attention(0.1 * self.fc(x)[None], x[None],
+                                                                            x[None])[0],
                       lambda x: self.two(x), (x,))
 
 

@@ -62,7 +62,8 @@ def test_every_stage_is_written_and_passes_the_checker(tmp_path):
     assert len(kinds["training", "execution_model"]) > len(kinds["training", "optimized_pre_grad"])
     assert "SoftmaxCrossEntropyGrad" in kinds["training", "optimized"]
     assert not any(kind.endswith("Grad") for kind in kinds["inference", "execution_model"])
-    sizes = [d.dim_value for d in onnx.load(tmp_path / "m_execution_model_training.onnx").graph.input[0].type.tensor_type.shape.dim]
+    sizes = [d.dim_value for d
+             in onnx.load(tmp_path / "m_execution_model_training.onnx").graph.input[0].type.tensor_type.shape.dim]
     assert all(sizes)
 
 
@@ -132,7 +133,8 @@ def test_start_is_said_once_per_mode_on_rank_0(caplog, monkeypatch):
     assert "is ready" not in caplog.text
 
 
-@pytest.mark.parametrize(("level", "info", "warning"), [("INFO", True, True), ("WARNING", False, True), ("ERROR", False, False)])
+@pytest.mark.parametrize(("level", "info", "warning"),
+                         [("INFO", True, True), ("WARNING", False, True), ("ERROR", False, False)])
 def test_log_level_and_its_variable(level, info, warning, caplog, monkeypatch):
     caplog.set_level(logging.DEBUG, "onnxtrain")
     for by_variable in (False, True):

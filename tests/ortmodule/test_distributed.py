@@ -74,7 +74,8 @@ def worker(rank, port, queue):
         search = {"find_unused_parameters": True}
         cases = [(search, False, True), (search, True, True),
                  (search | {"bucket_cap_mb": 0.001, "gradient_as_bucket_view": True}, False, True),
-                 ({"broadcast_buffers": False}, False, False), ({"static_graph": True, "bucket_cap_mb": 0.001}, False, False)]
+                 ({"broadcast_buffers": False}, False, False),
+                 ({"static_graph": True, "bucket_cap_mb": 0.001}, False, False)]
         for options, custom, unused in cases:
             torch.manual_seed(0)
             module = Net(custom, unused)
@@ -84,7 +85,8 @@ def worker(rank, port, queue):
             for a, b in zip(ours, weights):
                 torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
             counts = onnxtrain.stats(inner)
-            assert counts["fallback_steps"] == 0 and counts["engine_steps"] == (3 if "static_graph" in options else 6), counts
+            assert (counts["fallback_steps"] == 0 and counts["engine_steps"] == (3 if "static_graph" in options
+                                                                                 else 6)), counts
             gathered = [torch.empty_like(ours[0]) for _ in range(WORLD)]
             dist.all_gather(gathered, ours[0])
             assert torch.equal(gathered[0], gathered[1])

@@ -1,4 +1,6 @@
-"""Every way in which a call runs in PyTorch: explain() has its reason in one paragraph, FALLBACK_DISABLE makes it an error."""
+"""Every way in which a call runs in PyTorch: explain() has its reason in one paragraph,
+FALLBACK_DISABLE makes it an error.
+"""
 
 import os
 
@@ -12,7 +14,8 @@ from agree import X, Y, Linear, module
 from onnxtrain import UnsupportedError, _C
 from onnxtrain.ortmodule import ORTModule, _program
 from onnxtrain.ortmodule._fallback import (
-    ORTModuleDeviceException, ORTModuleFallbackException, ORTModuleIOError, ORTModuleONNXModelException, ORTModuleTorchModelException,
+    ORTModuleDeviceException, ORTModuleFallbackException, ORTModuleIOError, ORTModuleONNXModelException,
+    ORTModuleTorchModelException,
 )
 
 
@@ -81,9 +84,10 @@ KINDS = {
     "hook": (_hooked, _calls((Y,)), "has the forward hook", ORTModuleTorchModelException),
     "function in place": (module(lambda self, x: _in_place_function().apply(self.fc(x))), _calls((Y,)),
                           "changes its input in place", ORTModuleTorchModelException),
-    "argument": (module(lambda self, x: self.fc(x.tensor)), _calls((Unknown(Y),)), "does not support input type Unknown",
-                 ORTModuleIOError),
-    "result": (module(lambda self, x: Unknown(self.fc(x))), _calls((Y,)), "Unsupported flatten data type", ORTModuleIOError),
+    "argument": (module(lambda self, x: self.fc(x.tensor)), _calls((Unknown(Y),)),
+                 "does not support input type Unknown", ORTModuleIOError),
+    "result": (module(lambda self, x: Unknown(self.fc(x))), _calls((Y,)), "Unsupported flatten data type",
+               ORTModuleIOError),
     "attribute that keeps changing": (module(_restless, factor=nn.Identity), _changing, "keep changing",
                                       ORTModuleTorchModelException),
     "device": (lambda: nn.Linear(4, 4, device="meta"), _calls((torch.empty(3, 4, device="meta"),)), "meta",
@@ -194,6 +198,7 @@ def test_arguments_that_forward_refuses_leave_no_trace():
 
 
 def test_the_exceptions_are_of_one_family():
-    for error in (ORTModuleTorchModelException, ORTModuleIOError, ORTModuleDeviceException, ORTModuleONNXModelException):
+    for error in (ORTModuleTorchModelException, ORTModuleIOError, ORTModuleDeviceException,
+                  ORTModuleONNXModelException):
         assert issubclass(error, ORTModuleFallbackException)
     assert "ORTMODULE_FALLBACK_POLICY" not in os.environ and X.requires_grad

@@ -62,7 +62,8 @@ def lack(monkeypatch, *operators):
 
         for node in onnx.load_model_from_string(model).graph.node:
             if node.op_type in operators:
-                raise UnsupportedError(f"operator ai.onnx.{node.op_type} (opset 20), used by node '{node.name}', is not supported")
+                raise UnsupportedError(f"operator ai.onnx.{node.op_type} (opset 20), used by node '{node.name}', is "
+                                       "not supported")
         return real(model, *args, **kwargs)
 
     monkeypatch.setattr(_program._C, "Session", session)
@@ -92,7 +93,8 @@ def test_random_operators_run_by_torch_draw_from_its_generator(monkeypatch):
 
 def test_an_operator_whose_gradient_is_lost_is_refused_and_the_module_runs_in_pytorch(monkeypatch, caplog):
     call = functions.OperatorCall.__call__
-    monkeypatch.setattr(functions.OperatorCall, "__call__", lambda self, tensors: [t.detach() for t in call(self, tensors)])
+    monkeypatch.setattr(functions.OperatorCall, "__call__",
+                        lambda self, tensors: [t.detach() for t in call(self, tensors)])
     monkeypatch.setenv("ONNXTRAIN_EXPORTER", "dynamo")
     with caplog.at_level(logging.WARNING, "onnxtrain"):
         model = both(distances)

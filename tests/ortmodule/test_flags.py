@@ -1,4 +1,6 @@
-"""What forward sees and changes of gradients: grad mode, requires_grad, parameters frozen inside; a train-mode module under no_grad."""
+"""What forward sees and changes of gradients: grad mode, requires_grad, parameters frozen inside;
+a train-mode module under no_grad.
+"""
 
 import contextlib
 
@@ -32,7 +34,8 @@ def in_every_mode(model, n=1):
     return results
 
 
-@pytest.mark.parametrize("asks", [lambda: torch.is_grad_enabled(), lambda: by_another_name(), lambda: torch.is_inference_mode_enabled()],
+@pytest.mark.parametrize("asks", [lambda: torch.is_grad_enabled(), lambda: by_another_name(),
+                                  lambda: torch.is_inference_mode_enabled()],
                          ids=["grad", "imported", "inference"])
 def test_branches_on_the_grad_mode(asks):
     model = both(module(lambda self, x: self.fc(x) * (2.0 if asks() else 3.0)), lambda m: in_every_mode(m, 2))
@@ -43,7 +46,8 @@ def test_branches_on_requires_grad_of_arguments_parameters_and_results():
     def forward(self, x):
         h = self.fc(x) * (2.0 if x.requires_grad else 3.0)
         k = h * (5.0 if self.fc.weight.requires_grad else 7.0)
-        return k * (0.5 if h.requires_grad else 0.25) + (1.0 if h.detach().requires_grad else 0.0) + (x.is_leaf + (h.grad_fn is None))
+        return k * (0.5 if h.requires_grad else 0.25) + (1.0 if h.detach().requires_grad
+                                                         else 0.0) + (x.is_leaf + (h.grad_fn is None))
 
     def use(model):
         results = []
@@ -58,7 +62,8 @@ def test_branches_on_requires_grad_of_arguments_parameters_and_results():
 
 
 def test_forward_that_does_not_ask_shares_one_graph():
-    model = both(module(lambda self, x: self.fc(x)), lambda m: [m.eval(), *in_every_mode(m)[1:], step(X)(m), step(Y)(m)][1:])
+    model = both(module(lambda self, x: self.fc(x)),
+                 lambda m: [m.eval(), *in_every_mode(m)[1:], step(X)(m), step(Y)(m)][1:])
     assert in_engine(model, 8)["exports"] == 2  # train and eval
 
 
@@ -69,7 +74,8 @@ def test_train_mode_under_no_grad_keeps_batch_statistics_and_dropout():
             with mode():
                 results.append(model(X * 3).clone())
             results[-1] = results[-1].detach().clone()
-            results += [model.norm.running_mean.clone(), model.norm.running_var.clone(), model.norm.num_batches_tracked.clone()]
+            results += [model.norm.running_mean.clone(), model.norm.running_var.clone(),
+                        model.norm.num_batches_tracked.clone()]
         model.eval()
         with torch.no_grad():
             results += [model(X), model.norm.num_batches_tracked.clone()]
@@ -113,7 +119,8 @@ def detached_first(self, x):
     return self.two(self.fc(x).detach().requires_grad_(False)) + self.fc(x)
 
 
-@pytest.mark.parametrize("forward", [frozen_for_a_while, frozen_to_the_end, bias_alone, detached_first], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("forward", [frozen_for_a_while, frozen_to_the_end, bias_alone, detached_first],
+                         ids=lambda f: f.__name__)
 def test_requires_grad_changed_inside_forward(forward):
     def use(model):
         first = step(X)(model)
@@ -156,6 +163,7 @@ def test_gradients_read_inside_forward_run_in_pytorch():
 
 def test_arguments_that_forward_does_not_use():
     made = module(lambda self, unused, x, also=None: self.fc(x))
-    square = X.detach()[:1].expand(4, 4).clone().requires_grad_(True)  # of the shape of the weight, which must not take its place
+    # Of the shape of the weight, which must not take its place.
+    square = X.detach()[:1].expand(4, 4).clone().requires_grad_(True)
     in_engine(both(made, step(square, X, also=Y)))
     in_engine(both(made, step(Y, X)))

@@ -1,4 +1,6 @@
-"""What a user passes in, gets back and finds on a module: the same code on eager PyTorch and on ORTModule, results compared."""
+"""What a user passes in, gets back and finds on a module: the same code on eager PyTorch and on ORTModule,
+results compared.
+"""
 
 import copy
 import dataclasses
@@ -74,10 +76,12 @@ OUTPUTS = {
     "ordered dict": lambda m, x, y: OrderedDict(b=m.fc(x), a=y + 1),
     "named tuple": lambda m, x, y: Pair(m.fc(x), Pair(x * y, None)),
     "size": lambda m, x, y: (m.fc(x), x.shape[0]),
-    "numbers made of sizes": lambda m, x, y: {"n": x.size(1) * 2 + len(x), "t": torch.tensor(x.shape[0]), "y": m.fc(x), "s": y.numel()},
+    "numbers made of sizes": lambda m, x, y: {"n": x.size(1) * 2 + len(x), "t": torch.tensor(x.shape[0]), "y": m.fc(x),
+                                              "s": y.numel()},
     "nothing": lambda m, x, y: (None, m.fc(x), {"none": None}),
     "an empty container": lambda m, x, y: (m.fc(x), [], {}),
-    "complete nesting": lambda m, x, y: Pair({"fc": m.fc(x), "bag": [Pair(y + 1, None), {"deep": (x * y, 3)}]}, Bag([x - y])),
+    "complete nesting": lambda m, x, y: Pair({"fc": m.fc(x), "bag": [Pair(y + 1, None), {"deep": (x * y, 3)}]},
+                                             Bag([x - y])),
     "registered": lambda m, x, y: Bag([m.fc(x), y]),
 }
 
@@ -152,7 +156,8 @@ def test_values_are_constants_of_their_own_graph(exporter):
     def forward(self, x, k, how="add", flag=False):
         return (self.fc(x) + k if how == "add" else self.fc(x) * k) * (2 if flag else 1)
 
-    calls = [(1, "add", False), (2, "add", False), (2, "mul", False), (2, "mul", True), (1, "add", False), (2.0, "mul", True)]
+    calls = [(1, "add", False), (2, "add", False), (2, "mul", False), (2, "mul", True), (1, "add", False),
+             (2.0, "mul", True)]
     model = both(module(forward), lambda m: [m(X, *call) for call in calls])
     assert in_engine(model)["engine_steps"] == len(calls)
 
@@ -362,7 +367,8 @@ def test_what_cannot_be_wrapped(monkeypatch):
     model, x = ORTModule(inner), torch.ones(1, 2)
     assert torch.equal(model(x), inner(x))
     counts = onnxtrain.stats(model)
-    assert (counts["engine_steps"], counts["fallback_steps"]) == (0, 1) and "DistributedDataParallel" in counts["reasons"][0]
+    assert ((counts["engine_steps"], counts["fallback_steps"]) == (0, 1) and "DistributedDataParallel"
+            in counts["reasons"][0])
     model._fallback.policy = model._fallback.policy  # a script that sets it does not bring the engine back
     assert model._fallback.forced
     monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_DISABLE")
@@ -391,7 +397,8 @@ def test_print_and_len_of_children():
     assert buffer.getvalue().startswith("ORTModule(")
 
 
-# --- what Python looks up on the class ----------------------------------------------------------------------------------
+# --- what Python looks up on the class
+# ----------------------------------------------------------------------------------
 
 
 def test_a_wrapped_container_is_one():
@@ -403,7 +410,8 @@ def test_a_wrapped_container_is_one():
         results += [model(X), model(X)]
         del model[1]
         results.append(model(X))
-        return results, len(model), [type(layer).__name__ for layer in model], model[0].weight in set(model.parameters())
+        return results, len(model), [type(layer).__name__
+                                     for layer in model], model[0].weight in set(model.parameters())
 
     torch.manual_seed(0)
     made = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
@@ -457,7 +465,8 @@ def test_a_subclass_of_the_wrapper_around_a_container():
     assert type(pickle.loads(pickle.dumps(model))).__name__ == "Sub"
 
 
-# --- tensors and calls that no graph stands for -------------------------------------------------------------------------
+# --- tensors and calls that no graph stands for
+# -------------------------------------------------------------------------
 
 
 class Tagged(torch.Tensor):
@@ -490,7 +499,8 @@ def test_traces_and_modes_of_the_dispatcher_see_every_operator():
         with forward_ad.dual_level():
             tangent = forward_ad.unpack_dual(m(forward_ad.make_dual(Y, Y))).tangent
         exported = torch.export.export(m, (Y,), strict=False).module()
-        return tangent, first, counted.get_total_flops(), make_fx(m)(Y)(Y), exported(Y), torch.jit.trace(m, (Y,), check_trace=False)(Y), m(Y)
+        traced = torch.jit.trace(m, (Y,), check_trace=False)
+        return tangent, first, counted.get_total_flops(), make_fx(m)(Y)(Y), exported(Y), traced(Y), m(Y)
 
     model = both(Linear, use)
     counts = onnxtrain.stats(model)

@@ -28,7 +28,8 @@ LOOKUPS = {
     "sparse with padding": (lambda: nn.Embedding(7, 4, sparse=True, padding_idx=2), (ROWS,)),
     "by frequency": (lambda: nn.Embedding(7, 4, scale_grad_by_freq=True, padding_idx=-1), (ROWS,)),
     "sparse bag": (lambda: nn.EmbeddingBag(7, 4, sparse=True), (ROWS,)),
-    "sparse bag with offsets": (lambda: nn.EmbeddingBag(7, 4, sparse=True, mode="sum"), (ROWS.view(-1), torch.tensor([0, 1, 4]))),
+    "sparse bag with offsets": (lambda: nn.EmbeddingBag(7, 4, sparse=True, mode="sum"),
+                                (ROWS.view(-1), torch.tensor([0, 1, 4]))),
     "bag by frequency": (lambda: nn.EmbeddingBag(7, 4, scale_grad_by_freq=True, mode="sum"), (ROWS,)),
     "sparse bag with weights": (lambda: nn.EmbeddingBag(7, 4, sparse=True, mode="sum"),
                                 (ROWS, None, torch.rand(2, 3, requires_grad=True))),
@@ -44,7 +45,8 @@ def test_gradients_are_torchs(name):
     for _ in range(2):
         for model in (eager, ours):
             model.zero_grad()
-            given = [a.detach().clone().requires_grad_(a.requires_grad) if isinstance(a, torch.Tensor) else a for a in args]
+            given = [a.detach().clone().requires_grad_(a.requires_grad) if isinstance(a, torch.Tensor) else a
+                     for a in args]
             model(*given).square().sum().backward()
             model.given = given[-1].grad if isinstance(given[-1], torch.Tensor) else None
         for p, q in zip(eager.parameters(), ours.parameters()):
@@ -58,7 +60,8 @@ def test_gradients_are_torchs(name):
 def test_sparse_adam_trains():
     def use(model):
         model.lookup.weight.grad = None
-        sparse, dense = torch.optim.SparseAdam([model.lookup.weight], lr=0.1), torch.optim.SGD(model.fc.parameters(), lr=0.1)
+        sparse = torch.optim.SparseAdam([model.lookup.weight], lr=0.1)
+        dense = torch.optim.SGD(model.fc.parameters(), lr=0.1)
         losses = []
         for step in range(4):
             for optimizer in (sparse, dense):
@@ -103,4 +106,5 @@ def test_functional_form_of_torch_itself():
     model = ORTModule(Direct())
     model(ROWS).backward()
     in_engine(model)
-    assert torch.equal(model.weight.grad.to_dense(), 2 * torch.bincount(ROWS.view(-1), minlength=7)[:, None].expand(7, 4).float())
+    counts = torch.bincount(ROWS.view(-1), minlength=7)
+    assert torch.equal(model.weight.grad.to_dense(), 2 * counts[:, None].expand(7, 4).float())

@@ -344,7 +344,8 @@ def test_scaler_schedulers_and_averages():
         model = wrap(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1)))
         optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=6)
-        average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+        average = torch.optim.swa_utils.AveragedModel(model,
+                                                      multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
         scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
         for _ in range(5):
             optimizer.zero_grad()

@@ -59,9 +59,9 @@ def wants_a_gradient(m, x):
 
 
 FORWARDS = {
-    "ctc": ctc(), "ctc sum": ctc(reduction="sum"), "ctc none": ctc(reduction="none", zero_infinity=True), "ctc in a row": ctc_in_a_row,
-    "ctc of one": ctc_of_one, "ctc of numbers": ctc_of_numbers, "grouped": grouped, "selected": selected,
-    "selected by row": selected_by_row, "wants a gradient": wants_a_gradient,
+    "ctc": ctc(), "ctc sum": ctc(reduction="sum"), "ctc none": ctc(reduction="none", zero_infinity=True),
+    "ctc in a row": ctc_in_a_row, "ctc of one": ctc_of_one, "ctc of numbers": ctc_of_numbers, "grouped": grouped,
+    "selected": selected, "selected by row": selected_by_row, "wants a gradient": wants_a_gradient,
 }
 
 

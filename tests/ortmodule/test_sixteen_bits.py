@@ -23,6 +23,10 @@ FUNCTIONS = {
     "norm": lambda m, x: torch.linalg.vector_norm(m.fc(x), dim=-1),
     "cross_entropy": lambda m, x: F.cross_entropy(m.fc(x), torch.tensor([0, 3, 1, 2, 5])),
     "mse_loss": lambda m, x: F.mse_loss(m.fc(x), x),
+    "l1_loss": lambda m, x: F.l1_loss(m.fc(x), x.to(m.fc(x).dtype), reduction="none"),
+    "mse_loss to integers": lambda m, x: F.mse_loss(m.fc(x), torch.arange(8).expand(5, 8)),
+    "abs": lambda m, x: m.fc(x).abs(),
+    "cumsum": lambda m, x: m.fc(x).cumsum(0),
     "residual": lambda m, x: x + m.fc(x),
     "attention": lambda m, x: F.scaled_dot_product_attention(*(m.fc(x)[None, None],) * 3),
     "batch_norm": lambda m, x: m.batch(m.fc(x)),
@@ -49,7 +53,9 @@ def results(model, x, autocast):
 @pytest.mark.parametrize("autocast", [True, False], ids=["autocast", "module"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_types_and_values_are_those_of_pytorch(dtype, autocast):
-    """Each result has eager's type; its distance to float32 is about that of eager's, so nothing was rounded more often."""
+    """Each result has eager's type; its distance to float32 is about that of eager's,
+    so nothing was rounded more often.
+    """
     torch.manual_seed(0)
     exact = Many()
     x = torch.randn(5, 8)
@@ -61,12 +67,13 @@ def test_types_and_values_are_those_of_pytorch(dtype, autocast):
     counts = onnxtrain.stats(ours)
     assert counts["fallback_steps"] == 0, counts["reasons"]
     least = 4 * torch.finfo(dtype).eps
-    for name, t, w, g in zip([*FUNCTIONS, *(n for n, _ in exact.named_parameters())], (*true, *true_grads), (*want, *want_grads),
-                             (*got, *got_grads), strict=True):
+    for name, t, w, g in zip([*FUNCTIONS, *(n for n, _ in exact.named_parameters())], (*true, *true_grads),
+                             (*want, *want_grads), (*got, *got_grads), strict=True):
         assert g.dtype == w.dtype, f"{name}: {g.dtype}, expected {w.dtype}"
         size = float(t.abs().max())
         mine, theirs = (float((y.float() - t).abs().max()) for y in (g, w))
-        assert mine <= 2 * theirs + least * max(size, 1), f"{name}: off by {mine:.1e}, eager by {theirs:.1e}, of {size:.1e}"
+        assert mine <= 2 * theirs + least * max(size,
+                                                1), f"{name}: off by {mine:.1e}, eager by {theirs:.1e}, of {size:.1e}"
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -78,7 +85,8 @@ def test_a_module_of_that_type_trains(dtype):
     losses = []
     for model in (copy.deepcopy(module), ORTModule(copy.deepcopy(module))):
         if isinstance(model, ORTModule):
-            optimizer = FusedAdam(model.parameters(), lr=1e-2, eps=1e-4, adam_w_mode=AdamWMode.ADAMW_TORCH, weight_decay=0.01)
+            optimizer = FusedAdam(model.parameters(), lr=1e-2, eps=1e-4, adam_w_mode=AdamWMode.ADAMW_TORCH,
+                                  weight_decay=0.01)
         else:
             optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-4, weight_decay=0.01)
         for _ in range(10):

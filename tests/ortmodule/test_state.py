@@ -1,4 +1,6 @@
-"""Whatever changes on the wrapped module itself is seen at the next step: no graph is used that is no longer its own."""
+"""Whatever changes on the wrapped module itself is seen at the next step:
+no graph is used that is no longer its own.
+"""
 
 import copy
 import logging

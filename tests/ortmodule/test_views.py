@@ -1,4 +1,6 @@
-"""Results that share memory with arguments, weights or one another, and arguments that forward changes in place: as in eager."""
+"""Results that share memory with arguments, weights or one another, and arguments that forward changes in place:
+as in eager.
+"""
 
 import copy
 

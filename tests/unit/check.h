@@ -1,6 +1,6 @@
 /*
- * Checks of the C unit tests. A file of tests is a list of TEST(name) { ... }; check.c runs the one that is named on its
- * command line, test_unit.py makes a pytest case of each. A check that fails prints where and ends the process.
+ * Checks of the C unit tests. A file of tests is a list of TEST(name) { ... }; check.c runs the one that is named on
+ * its command line, test_unit.py makes a pytest case of each. A check that fails prints where and ends the process.
  */
 #ifndef ONT_TESTS_CHECK_H
 #define ONT_TESTS_CHECK_H
@@ -35,7 +35,8 @@ int64_t check_between(int64_t low, int64_t high);
     do { \
         long long actual_ = (long long)(actual), expected_ = (long long)(expected); \
         if (actual_ != expected_) \
-            check_failed(__FILE__, __LINE__, "%s is %lld, expected %s = %lld", #actual, actual_, #expected, expected_); \
+            check_failed(__FILE__, __LINE__, "%s is %lld, expected %s = %lld", #actual, actual_, #expected, \
+                         expected_); \
     } while (0)
 
 #define CHECK_TEXT(actual, expected) \
@@ -59,7 +60,8 @@ int64_t check_between(int64_t low, int64_t high);
         if (status_ != (status)) \
             check_failed(__FILE__, __LINE__, "%s: %s, expected %s", #call, ont_status_name(status_), #status); \
         if (!strstr(ont_error_message(), (text))) \
-            check_failed(__FILE__, __LINE__, "%s: message '%s' does not contain '%s'", #call, ont_error_message(), (text)); \
+            check_failed(__FILE__, __LINE__, "%s: message '%s' does not contain '%s'", #call, ont_error_message(), \
+                         (text)); \
     } while (0)
 
 #endif

@@ -444,8 +444,9 @@ TEST(print_is_unambiguous)
     for (size_t i = 0; i < sizeof odd / sizeof *odd; i++) {
         char expected[200];
         in->name = odd[i][0];
-        snprintf(expected, sizeof expected, "\"two words\" (float %s) => (undefined %%1)\n{\n  undefined %%1 = Neg (%s)\n}\n",
-                 odd[i][1], odd[i][1]);
+        snprintf(expected, sizeof expected,
+                 "\"two words\" (float %s) => (undefined %%1)\n{\n  undefined %%1 = Neg (%s)\n}\n", odd[i][1],
+                 odd[i][1]);
         check_print(g, expected);
     }
     ont_graph_destroy(g);
@@ -463,7 +464,8 @@ TEST(print_constants)
     CHECK_OK(ont_graph_add_constant(g, "unread", &(ont_tensor){ONT_INT64, {1, {3}}, sizeof three, three}, &unread));
     CHECK_OK(ont_graph_add_constant(g, "large", &(ont_tensor){ONT_FLOAT32, {1, {100}}, sizeof many, many}, &large));
     CHECK_OK(ont_graph_set_outputs(g, (ont_value *[]){small, large}, 2));
-    check_print(g, "g () => (int64[3] small, float[100] large)\n  int64[3] small = {1, -2, 3}\n  float[100] large\n{\n}\n");
+    check_print(g, "g () => (int64[3] small, float[100] large)\n  int64[3] small = {1, -2, 3}\n  float[100] "
+                   "large\n{\n}\n");
     ont_graph_destroy(g);
 }
 
@@ -487,7 +489,8 @@ TEST(graph_random_edits)
                 values[n_values++] = nodes[n_nodes++]->outputs[0];
             } else if (kind < 7) { /* an input, replaced by a value that is older than the node */
                 ont_node *n = nodes[check_between(0, n_nodes - 1)];
-                if (n->n_inputs) ont_node_set_input(n, (uint32_t)check_between(0, n->n_inputs - 1), values[check_between(0, 4)]);
+                if (n->n_inputs)
+                    ont_node_set_input(n, (uint32_t)check_between(0, n->n_inputs - 1), values[check_between(0, 4)]);
             } else if (kind < 9) {
                 ont_value_replace_uses(g, values[check_between(0, n_values - 1)], values[check_between(0, 4)]);
             } else if (!nodes[n_nodes - 1]->outputs[0]->uses) {

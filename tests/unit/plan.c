@@ -22,7 +22,8 @@ static uint32_t random_blocks(ont_plan_block *blocks, uint32_t most, uint32_t n_
     uint32_t n = (uint32_t)check_between(1, most);
     for (uint32_t i = 0; i < n; i++) {
         uint32_t a = (uint32_t)check_between(0, n_steps - 1), b = (uint32_t)check_between(0, n_steps - 1);
-        size_t bytes = (size_t)check_between(0, 3) ? (size_t)check_between(1, (int64_t)most_bytes) : 64u << check_between(0, 4);
+        size_t bytes = (size_t)check_between(0, 3) ? (size_t)check_between(1, (int64_t)most_bytes)
+                                                   : 64u << check_between(0, 4);
         blocks[i] = (ont_plan_block){.bytes = bytes, .first = a < b ? a : b, .last = a < b ? b : a, .offset = 1};
     }
     return n;
@@ -197,7 +198,8 @@ static ont_value *input(model *m, int64_t count)
 }
 
 /* A node of one output; a step of the program unless it is a view. */
-static ont_value *op(model *m, const char *type, ont_value *a, ont_value *b, int64_t count, uint32_t inplace, size_t work)
+static ont_value *op(model *m, const char *type, ont_value *a, ont_value *b, int64_t count, uint32_t inplace,
+                     size_t work)
 {
     ont_node *node;
     CHECK_OK(ont_graph_add_node(m->g, NULL, "", type, (ont_value *[]){a, b}, b ? 2 : 1, NULL, 1, &node));
@@ -426,7 +428,8 @@ static void random_model(model *m)
     int forward_values = n;
     for (int k = 0; k < n_nodes; k++) {
         int64_t low = check_between(0, 2) && n > 4 ? n - 4 : 0; /* mostly recent values, so that many die early */
-        ont_value *a = values[check_between(low, n - 1)], *b = check_between(0, 1) ? values[check_between(low, n - 1)] : NULL;
+        ont_value *a = values[check_between(low, n - 1)],
+                  *b = check_between(0, 1) ? values[check_between(low, n - 1)] : NULL;
         bool view = !check_between(0, 4);
         int64_t count = view || check_between(0, 3) ? a->shape.dims[0] : counts[check_between(0, 5)];
         uint32_t inplace = (uint32_t)check_between(0, 3);
@@ -437,7 +440,8 @@ static void random_model(model *m)
             forward_values = n;
         }
     }
-    uint32_t n_forward = (uint32_t)check_between(1, MOST_OUTPUTS / 2), n_back = (uint32_t)check_between(0, MOST_OUTPUTS / 2);
+    uint32_t n_forward = (uint32_t)check_between(1, MOST_OUTPUTS / 2),
+             n_back = (uint32_t)check_between(0, MOST_OUTPUTS / 2);
     for (uint32_t i = 0; i < n_forward; i++) outputs[i] = values[check_between(0, forward_values - 1)];
     for (uint32_t i = 0; i < n_back; i++) outputs[n_forward + i] = values[check_between(0, n - 1)];
     plan(m, outputs, n_forward + n_back, n_forward, split);
@@ -474,7 +478,8 @@ TEST(plan_allocation_failures)
         ont_arena_init(&arena);
         ont_plan left = {.slab_bytes = 12345};
         ont_alloc_fail_after(k);
-        ont_status status = ont_plan_memory(m.g, m.steps, m.n_steps, m.split, m.n_forward_outputs, is_view, &arena, &left);
+        ont_status status = ont_plan_memory(m.g, m.steps, m.n_steps, m.split, m.n_forward_outputs, is_view, &arena,
+                                            &left);
         bool fired = ont_alloc_fail_fired();
         ont_alloc_fail_after(-1);
         CHECK_INT(status, fired ? ONT_ENOMEM : ONT_OK);

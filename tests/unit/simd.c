@@ -25,13 +25,15 @@ static int tables(const ont_simd_table **out)
                   __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     if (avx2) out[n++] = &ont_simd_table_avx2;
     if (avx512) out[n++] = &ont_simd_table_avx512;
-    printf("avx2 %s, avx512 %s\n", avx2 ? "tested" : "not of this processor", avx512 ? "tested" : "not of this processor");
+    printf("avx2 %s, avx512 %s\n", avx2 ? "tested" : "not of this processor",
+           avx512 ? "tested" : "not of this processor");
     return n;
 }
 
 static const char *const names[] = {
 #define X(name, expression) #name,
-    ONT_UNARY_FLOAT_LIST(X) ONT_UNARY_NUMBER_LIST(X) ONT_BINARY_FLOAT_LIST(X) ONT_BINARY_NUMBER_LIST(X) ONT_COMPARE_LIST(X)
+    ONT_UNARY_FLOAT_LIST(X) ONT_UNARY_NUMBER_LIST(X) ONT_BINARY_FLOAT_LIST(X) ONT_BINARY_NUMBER_LIST(X)
+        ONT_COMPARE_LIST(X)
 #undef X
 };
 
@@ -70,7 +72,8 @@ static double uniform(double low, double high)
 /* Numbers of every size, and for floats now and then one that is special. Integers are not 0: they may be divisors. */
 static void fill(ont_dtype dtype, void *data, int64_t n, bool special)
 {
-    static const double odd[] = {0, -0.0, INFINITY, -INFINITY, NAN, FLT_MAX, -FLT_MAX, FLT_MIN, 1e-40, -1e-40, 88.7, -103.9, 1, -1};
+    static const double odd[] = {0,       -0.0,  INFINITY, -INFINITY, NAN,    FLT_MAX, -FLT_MAX,
+                                 FLT_MIN, 1e-40, -1e-40,   88.7,      -103.9, 1,       -1};
     for (int64_t i = 0; i < n; i++) {
         double x = uniform(-1, 1) * pow(10, (double)check_between(-3, 1));
         if (dtype == ONT_INT32 || dtype == ONT_INT64) {
@@ -83,7 +86,8 @@ static void fill(ont_dtype dtype, void *data, int64_t n, bool special)
     }
 }
 
-/* Near in the sense of one or two roundings of a value of that size, and of its summands, which are of order 1 or below. */
+/* Near in the sense of one or two roundings of a value of that size, and of its summands, which are of order 1 or
+ * below. */
 static bool near(ont_dtype dtype, double got, double want, double scale)
 {
     if (isnan(want) || isnan(got)) return isnan(want) && isnan(got);
@@ -94,15 +98,15 @@ static bool near(ont_dtype dtype, double got, double want, double scale)
 
 static const double parameters[2] = {0.3, 0.7};
 
-static void check_result(const char *isa, int loop, ont_dtype in, ont_dtype out, const void *a, const void *b, int64_t sb,
-                         const void *got, const void *want, int64_t n)
+static void check_result(const char *isa, int loop, ont_dtype in, ont_dtype out, const void *a, const void *b,
+                         int64_t sb, const void *got, const void *want, int64_t n)
 {
     for (int64_t i = 0; i < n; i++) {
         double x = load(in, a, i), y = b ? load(in, b, sb ? i : 0) : 0;
         double scale = isfinite(y) && fabs(y) > 1 ? fabs(y) : 1;
         if (!near(out, load(out, got, i), load(out, want, i), scale))
-            check_failed(__FILE__, __LINE__, "%s %s of %s: (%.9g, %.9g) gives %.9g, expected %.9g", isa, loop_name(loop),
-                         ont_dtype_name(in), x, y, load(out, got, i), load(out, want, i));
+            check_failed(__FILE__, __LINE__, "%s %s of %s: (%.9g, %.9g) gives %.9g, expected %.9g", isa,
+                         loop_name(loop), ont_dtype_name(in), x, y, load(out, got, i), load(out, want, i));
     }
 }
 
@@ -172,8 +176,8 @@ static void check_binary(const ont_simd_table *t, int loop, ont_dtype dtype, int
         double x = load(dtype, a, sa ? i : 0), y = load(dtype, b, sb ? i : 0);
         double scale = isfinite(y) && fabs(y) > 1 ? fabs(y) : 1;
         if (!near(out, load(out, got, i), load(out, want, i), scale))
-            check_failed(__FILE__, __LINE__, "%s %s of %s: (%.9g, %.9g) gives %.9g, expected %.9g", t->isa, loop_name(loop),
-                         ont_dtype_name(dtype), x, y, load(out, got, i), load(out, want, i));
+            check_failed(__FILE__, __LINE__, "%s %s of %s: (%.9g, %.9g) gives %.9g, expected %.9g", t->isa,
+                         loop_name(loop), ont_dtype_name(dtype), x, y, load(out, got, i), load(out, want, i));
     }
     if (sa && out == dtype && n) {
         t->binary[loop][dtype](a, 1, b, sb, a, n, parameters); /* onto its first operand */
@@ -267,8 +271,8 @@ static void check_near(const char *what, const float *got, const float *want, in
 {
     for (int64_t i = 0; i < n; i++)
         if (!(fabs((double)got[i] - (double)want[i]) <= tolerance * (1 + fabs((double)want[i]))))
-            check_failed(__FILE__, __LINE__, "%s: element %lld is %.9g, expected %.9g", what, (long long)i, (double)got[i],
-                         (double)want[i]);
+            check_failed(__FILE__, __LINE__, "%s: element %lld is %.9g, expected %.9g", what, (long long)i,
+                         (double)got[i], (double)want[i]);
 }
 
 TEST(simd_reductions_of_a_row)
@@ -312,7 +316,8 @@ TEST(simd_softmax_of_a_row)
     for (int k = 0; k < count; k++)
         for (int i = 1; i < N_LENGTHS; i++) {
             int64_t n = lengths[i];
-            float *x = exact(ONT_FLOAT32, n), *dy = exact(ONT_FLOAT32, n), *y = exact(ONT_FLOAT32, n), *dx = exact(ONT_FLOAT32, n);
+            float *x = exact(ONT_FLOAT32, n), *dy = exact(ONT_FLOAT32, n), *y = exact(ONT_FLOAT32, n),
+                  *dx = exact(ONT_FLOAT32, n);
             float want[ROOM], want_dx[ROOM];
             normal(x, n);
             normal(dy, n);
@@ -394,7 +399,8 @@ TEST(simd_dropout_draws_one_stream)
             int64_t first = check_between(0, ROOM - 1), n = check_between(0, ROOM - first);
             memset(part, 0xff, sizeof part);
             memset(part_mask, 0xff, sizeof part_mask);
-            all[k]->dropout(x + first, round % 3 ? part : NULL, round % 3 < 2 ? part_mask : NULL, first, n, key, stream, threshold, 1.6f);
+            all[k]->dropout(x + first, round % 3 ? part : NULL, round % 3 < 2 ? part_mask : NULL, first, n, key, stream,
+                            threshold, 1.6f);
             for (int64_t i = 0; i < n; i++) {
                 if (round % 3) CHECK(part[i] == whole[first + i]);
                 if (round % 3 < 2) CHECK(part_mask[i] == mask[first + i]);
@@ -410,7 +416,8 @@ TEST(simd_dropout_draws_one_stream)
         }
 }
 
-/* The known answer of Random123's test set for Philox4x32-10 with counter and key of zeros. A mask says word >= threshold. */
+/* The known answer of Random123's test set for Philox4x32-10 with counter and key of zeros. A mask says whether a word
+   is at least the threshold. */
 TEST(simd_philox_known_answer)
 {
     static const uint32_t want[4] = {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8};

@@ -1,4 +1,5 @@
-"""Builds the layers that need no Python (base, ir, plan, simd) with the tests in *.c under AddressSanitizer and UBSan, and
+"""Builds the layers that need no Python (base, ir, plan, simd) with the tests in *.c under AddressSanitizer and UBSan,
+and
 runs each TEST(name) as a case. A failing random test prints ONNXTRAIN_UNIT_SEED, which repeats it.
 """
 
@@ -19,8 +20,9 @@ ROOT = HERE.parents[1]
 LAYERS = ("base", "ir", "plan", "simd")
 SOURCES = sorted(HERE.glob("*.c"))
 TESTS = [(source.stem, name) for source in SOURCES for name in re.findall(r"^TEST\((\w+)\)", source.read_text(), re.M)]
-COMMON = ["-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-g", "-fwrapv", "-ffp-contract=off", "-fno-math-errno",
-          "-fno-trapping-math", "-fopenmp", "-fno-omit-frame-pointer", f"-I{ROOT / 'csrc'}", f"-I{HERE}"]
+COMMON = ["-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-g", "-fwrapv", "-ffp-contract=off",
+          "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-fno-omit-frame-pointer", f"-I{ROOT / 'csrc'}",
+          f"-I{HERE}"]
 CHECKED = ["-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
 # The inner loops as they are shipped: UBSan's checks would keep them from being vectorised.
 LOOPS = ["-O3", "-fsanitize=address"]
@@ -46,13 +48,15 @@ def program(tmp_path_factory) -> Path:
 
     def compile_one(job: tuple[Path, Path, list[str]]) -> None:
         source, target, flags = job
-        done = subprocess.run([*cc, *COMMON, *flags, "-c", str(source), "-o", str(target)], capture_output=True, text=True)
+        done = subprocess.run([*cc, *COMMON, *flags, "-c", str(source), "-o", str(target)], capture_output=True,
+                              text=True)
         assert done.returncode == 0, f"{source}:\n{done.stderr}"
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(compile_one, jobs))
     made = folder / "unit"
-    subprocess.run([*cc, *COMMON, *CHECKED, *(str(target) for _, target, _ in jobs), "-lm", "-ldl", "-o", str(made)], check=True)
+    subprocess.run([*cc, *COMMON, *CHECKED, *(str(target) for _, target, _ in jobs), "-lm", "-ldl", "-o", str(made)],
+                   check=True)
     return made
 
 

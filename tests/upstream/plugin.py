@@ -35,12 +35,16 @@ class _Stream:
 
 
 def _autocast(enabled: bool = True, dtype: torch.dtype = torch.bfloat16, cache_enabled: bool = True) -> Any:
-    """torch.cuda.amp.autocast's own parameters, for the CPU; there it has no float16 where bfloat16 was not asked for."""
+    """torch.cuda.amp.autocast's own parameters, for the CPU;
+    there it has no float16 where bfloat16 was not asked for.
+    """
     return torch.autocast("cpu", dtype=dtype, enabled=enabled, cache_enabled=cache_enabled)
 
 
 def _answering(name: str, value: Any) -> Any:
-    """A function of its own for each name: torch._dynamo keeps a table of torch's functions and wants no two the same."""
+    """A function of its own for each name: torch._dynamo keeps a table of torch's functions and wants no two the
+    same.
+    """
 
     def answer(*_: Any, **__: Any) -> Any:
         return value
@@ -66,7 +70,9 @@ def _read_as_cpu() -> None:
 
 
 def _without_hub() -> None:
-    """bert-base-uncased without a network: transformers' defaults are its configuration; its weights are random ones."""
+    """bert-base-uncased without a network: transformers' defaults are its configuration;
+    its weights are random ones.
+    """
     try:
         import transformers
     except ImportError:

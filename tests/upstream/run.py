@@ -1,9 +1,9 @@
 """Runs the test files of the old onnxruntime-training release from a copy of its repository, on the CPU.
 
-`python tests/upstream/run.py CHECKOUT` copies the folder of its Python tests to a temporary one, reads "cuda" as "cpu" in
-it, makes `onnxruntime.training` importable through onnxtrain's alias and runs pytest with plugin.py, which writes a line
-of JSON for each case: outcome, time, steps in the engine and in PyTorch. `--report FILE...` makes a table of such lines.
-Nothing of that repository is kept here, and no test of this project needs it.
+`python tests/upstream/run.py CHECKOUT` copies the folder of its Python tests to a temporary one, reads "cuda" as "cpu"
+in it, makes `onnxruntime.training` importable through onnxtrain's alias and runs pytest with plugin.py, which writes a
+line of JSON for each case: outcome, time, steps in the engine and in PyTorch. `--report FILE...` makes a table of such
+lines. Nothing of that repository is kept here, and no test of this project needs it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ def prepared(checkout: Path, folder: Path) -> None:
 
 
 def report(files: list[str]) -> str:
-    """A table of cases per file, and the cases that failed or passed without the engine. A later line of a case counts."""
+    """A table of cases per file, and the cases that failed or passed without the engine.
+    A later line of a case counts.
+    """
     cases: dict[str, dict] = {}
     for name in files:
         for line in Path(name).read_text(encoding="utf-8").splitlines():
@@ -86,12 +88,14 @@ def main() -> int:
         shutil.copy(Path(__file__).with_name("plugin.py"), folder / "conftest.py")
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         settings = {"every": given.every, "at": given.at, "first": given.first,
-                    "seconds": given.seconds, "out": str(given.out.resolve()), "only": given.only and str(Path(given.only).resolve()),
-                    "known": [str(Path(known).resolve()) for known in given.known]}
+                    "seconds": given.seconds, "out": str(given.out.resolve()), "only": given.only
+                    and str(Path(given.only).resolve()), "known": [str(Path(known).resolve()) for known in given.known]}
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short", "--show-capture=no",
-                   "--continue-on-collection-errors", "--rootdir", name, *(["-k", given.keyword] if given.keyword else []),
+                   "--continue-on-collection-errors", "--rootdir", name,
+                   *(["-k", given.keyword] if given.keyword else []),
                    *(f"orttraining_test_{file}.py" for file in given.files)]
-        return subprocess.run(command, cwd=folder, env={**os.environ, "PYTHONPATH": path, "UPSTREAM": json.dumps(settings)},
+        return subprocess.run(command, cwd=folder,
+                              env={**os.environ, "PYTHONPATH": path, "UPSTREAM": json.dumps(settings)},
                               check=False).returncode
 
 

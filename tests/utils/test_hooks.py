@@ -23,7 +23,8 @@ class Net(nn.Module):
         return self.fc2(h), h
 
 
-NAMES = ["Linear_1_0th_output", "ReLU_2_0th_output", "hidden", "Linear_3_0th_output", "Net_0_0th_output", "Net_0_1th_output"]
+NAMES = ["Linear_1_0th_output", "ReLU_2_0th_output", "hidden", "Linear_3_0th_output", "Net_0_0th_output",
+         "Net_0_1th_output"]
 
 
 class Recorder(SubscriberBase):
@@ -106,7 +107,9 @@ def test_statistics_are_files(tmp_path, wrap):
         order = (folder / step / "order.txt").read_text().split()
         assert sorted(order) == sorted(f"{name}_{way}" for name in NAMES for way in ("forward", "backward"))
         assert {path.name for path in (folder / step).iterdir()} == {*order, "order.txt"}
-        assert order.index("Linear_1_0th_output_forward") < order.index("hidden_forward") < order.index("hidden_backward")
+        names = ("Linear_1_0th_output_forward", "hidden_forward", "hidden_backward")
+        first, second, third = map(order.index, names)
+        assert first < second < third
     lines = dict(line.split(": ") for line in (folder / "step_1" / "hidden_forward").read_text().splitlines())
     hidden = net.act(nn.functional.linear(x, net.fc1.weight, net.fc1.bias)).double().detach()
     assert lines["shape"] == "(6, 5)" and lines["dtype"] == "torch.float32"
@@ -124,7 +127,8 @@ def test_nan_inf_and_empty_tensors_have_statistics(tmp_path):
     subscriber.forward_activation("a", torch.tensor([float("nan"), float("inf"), 1.0, 3.0]), 0)
     subscriber.forward_activation("b", torch.empty(0, 2), 0)
     subscriber.forward_activation("c", torch.tensor([-1, 0, 4]), 0)
-    read = {name: dict(line.split(": ") for line in (tmp_path / "out" / "step_0" / f"{name}_forward").read_text().splitlines())
+    read = {name: dict(line.split(": ")
+                       for line in (tmp_path / "out" / "step_0" / f"{name}_forward").read_text().splitlines())
             for name in "abc"}
     assert (read["a"]["nan"], read["a"]["inf"], read["a"]["mean"], read["a"]["max"]) == ("1", "1", "2", "3")
     assert read["b"]["shape"] == "(0, 2)" and read["b"]["mean"] == "nan"

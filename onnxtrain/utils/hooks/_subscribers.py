@@ -1,7 +1,7 @@
 """Subscribers of a module's activations: forward hooks that pass each output through a torch.autograd.Function.
 
-In a module wrapped by ORTModule those functions are nodes of the graph, so subscribers are called at every step there as
-well; subscribe before wrapping. What a subscriber does with a tensor is its own business, see _statistics.py.
+In a module wrapped by ORTModule those functions are nodes of the graph, so subscribers are called at every step there
+as well; subscribe before wrapping. What a subscriber does with a tensor is its own business, see _statistics.py.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ class SubscriberBase:
         return (self.start_step is None or step >= self.start_step) and (self.end_step is None or step < self.end_step)
 
     def forward_activation(self, name: str, tensor: Tensor, step: int) -> None:
-        """An output of a module, of any shape and dtype, or what was given to inspect_activation(); not to be changed."""
+        """An output of a module, of any shape and dtype, or what was given to inspect_activation();
+        not to be changed.
+        """
 
     def backward_activation(self, name: str, gradient: Tensor, step: int) -> None:
         """The gradient that arrives at it, with its shape and dtype; not to be changed."""
@@ -171,6 +173,7 @@ def inspect_activation(activation_name: str, tensor: Tensor) -> Tensor:
         TypeError: tensor is no Tensor.
     """
     if not isinstance(tensor, Tensor):
-        raise TypeError(f"inspect_activation({activation_name!r}) was given a {type(tensor).__name__}, expected a Tensor")
+        raise TypeError(f"inspect_activation({activation_name!r}) was given a {type(tensor).__name__}, expected a "
+                        "Tensor")
     subscription = _running.subscription
     return tensor if subscription is None else _Tap.apply(subscription, activation_name, tensor)

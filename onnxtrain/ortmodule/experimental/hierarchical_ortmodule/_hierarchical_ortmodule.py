@@ -15,7 +15,8 @@ class HierarchicalORTModule(torch.nn.Module):
     """Runs what it can of a module in the engine, submodule by submodule.
 
     Args:
-        module: the user's; its submodules are replaced by wrapped ones in place, at the first call, which runs in PyTorch.
+        module: the user's; its submodules are replaced by wrapped ones in place, at the first call, which runs in
+        PyTorch.
         debug_options: those of every wrapped part.
     """
 

@@ -1,0 +1,27 @@
+/*
+ * What a call of Session.forward() and one of Run.backward() share: arguments as a tuple, tensors borrowed for the time
+ * of the call, and blocks that leave as tensors. Included by session.c and run_object.c only.
+ */
+#ifndef ONT_PY_CALL_H
+#define ONT_PY_CALL_H
+
+#include "py/dlpack.h"
+
+/* Borrowed tensors of one call: views, and what keeps them alive on the fallback path. */
+typedef struct ont_borrowed {
+    ont_view *views;
+    PyObject **keep;
+    Py_ssize_t n;
+} ont_borrowed;
+
+/* Room for n, all empty; -1 and MemoryError, with nothing to give back. */
+int ont_borrowed_init(ont_borrowed *b, Py_ssize_t n);
+void ont_borrowed_deinit(ont_borrowed *b);
+
+/* Wraps blocks as tensors (None where NULL); takes all references over, also on failure. */
+PyObject *ont_wrap_blocks(const ont_state *state, ont_block **blocks, uint32_t n);
+
+/* A tuple of any iterable; ValueError with `what` where it has not as many items as expected. */
+PyObject *ont_sequence(PyObject *object, Py_ssize_t expected, const char *what);
+
+#endif

@@ -1,0 +1,207 @@
+/*
+ * The Python type Run: a forward that waits for its backward, made by Session.forward(). Drops the GIL around kernels.
+ */
+#include "py/call.h" /* Python.h before any system header */
+
+#include "base/alloc.h"
+
+typedef struct run_object {
+    PyObject_HEAD
+    ont_run *run; /* NULL: backward has run, or released */
+    ont_session_object *session;
+    PyObject *saved_inputs, *saved_outputs, *differentiable;
+} run_object;
+
+/* A tuple of indices i with flags[i]. */
+static PyObject *flagged(const uint8_t *flags, uint32_t n)
+{
+    Py_ssize_t count = 0;
+    for (uint32_t i = 0; i < n; i++) count += flags[i] != 0;
+    PyObject *tuple = PyTuple_New(count);
+    Py_ssize_t at = 0;
+    for (uint32_t i = 0; tuple && i < n; i++) {
+        if (!flags[i]) continue;
+        PyObject *item = PyLong_FromUnsignedLong(i);
+        if (!item || PyTuple_SetItem(tuple, at++, item) < 0) Py_CLEAR(tuple);
+    }
+    return tuple;
+}
+
+PyObject *ont_run_object_new(ont_session_object *session, ont_run *run)
+{
+    PyTypeObject *type = session->state->run_type;
+    run_object *self = (run_object *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
+    if (!self) {
+        ont_run_release(run);
+        return NULL;
+    }
+    const ont_program *p = ont_run_program(run);
+    self->run = run;
+    self->session = (ont_session_object *)Py_NewRef((PyObject *)session);
+    self->saved_inputs = flagged(p->saved_inputs, p->grads.n_forward_inputs);
+    self->saved_outputs = flagged(p->saved_outputs, p->grads.n_forward_outputs);
+    self->differentiable = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)p->grads.n_forward_outputs);
+    if (!self->saved_inputs || !self->saved_outputs || !self->differentiable) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    char *flags = PyBytes_AsString(self->differentiable);
+    for (uint32_t i = 0; i < p->grads.n_forward_outputs; i++) flags[i] = p->grads.grad_input[i] >= 0;
+    return (PyObject *)self;
+}
+
+static void run_dealloc(PyObject *object)
+{
+    run_object *self = (run_object *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    ont_run_release(self->run);
+    Py_XDECREF(self->saved_inputs);
+    Py_XDECREF(self->saved_outputs);
+    Py_XDECREF(self->differentiable);
+    Py_XDECREF((PyObject *)self->session);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+    Py_DECREF(type);
+}
+
+static PyObject *run_saved_inputs(PyObject *object, void *closure)
+{
+    (void)closure;
+    return Py_NewRef(((run_object *)object)->saved_inputs);
+}
+
+static PyObject *run_saved_outputs(PyObject *object, void *closure)
+{
+    (void)closure;
+    return Py_NewRef(((run_object *)object)->saved_outputs);
+}
+
+static PyObject *run_differentiable(PyObject *object, void *closure)
+{
+    (void)closure;
+    return Py_NewRef(((run_object *)object)->differentiable);
+}
+
+static PyObject *run_release(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    run_object *self = (run_object *)object;
+    ont_run *run = self->run;
+    self->run = NULL;
+    ont_run_release(run);
+    Py_RETURN_NONE;
+}
+
+/* Checks that a saved tensor is what the program was built for: a hook may have replaced it. */
+static int check_saved(const ont_view *view, const ont_value *input)
+{
+    ont_shape shape = ont_shape_of(view->rank <= ONT_MAX_RANK ? view->rank : 0, view->dims);
+    if (view->dtype == ont_dtype_carrier(input->dtype) && view->rank <= ONT_MAX_RANK &&
+        ont_shape_equal(&shape, &input->shape)) return 0;
+    PyErr_Format(PyExc_ValueError, "saved input '%s' came back with another dtype or shape", input->name);
+    return -1;
+}
+
+typedef struct backward_call {
+    ont_borrowed inputs, grads;
+    PyObject *saved, *given; /* tuples */
+} backward_call;
+
+static int borrow_backward(run_object *self, const ont_program *p, backward_call *call)
+{
+    const ont_state *state = self->session->state;
+    Py_ssize_t n_saved = PyTuple_Size(self->saved_inputs);
+    for (Py_ssize_t k = 0; k < n_saved; k++) {
+        Py_ssize_t i = PyLong_AsSsize_t(PyTuple_GetItem(self->saved_inputs, k));
+        ont_view *view = &call->inputs.views[i];
+        PyObject *saved = PyTuple_GetItem(call->saved, k);
+        if (ont_dlpack_borrow_on(state, p->device, saved, "saved", k, view, &call->inputs.keep[i]) < 0) return -1;
+        if (check_saved(view, p->graph->inputs[i]) < 0) return -1;
+    }
+    for (Py_ssize_t i = 0; i < call->grads.n; i++) {
+        PyObject *grad = PyTuple_GetItem(call->given, i);
+        ont_view *view = &call->grads.views[i];
+        if (grad == Py_None)
+            view->rank = -1;
+        else if (ont_dlpack_borrow_on(state, p->device, grad, "gradient of output", i, view, &call->grads.keep[i]) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* Takes the run over, also on failure. */
+static PyObject *backward_borrowed(run_object *self, ont_run *run, const backward_call *call)
+{
+    uint32_t n = ont_run_program(run)->grads.n_forward_inputs;
+    ont_block **in_grads = ont_calloc(n + 1, sizeof *in_grads);
+    if (!in_grads) {
+        ont_run_release(run);
+        return PyErr_NoMemory();
+    }
+    ont_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = ont_run_backward(run, call->inputs.views, NULL, call->grads.views, in_grads);
+    Py_END_ALLOW_THREADS
+    PyObject *result = status == ONT_OK ? ont_wrap_blocks(self->session->state, in_grads, n)
+                                        : ont_raise(self->session->state, status);
+    ont_free(in_grads);
+    return result;
+}
+
+static PyObject *run_backward(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    run_object *self = (run_object *)object;
+    char *names[] = {"saved", "grads", NULL};
+    PyObject *saved, *grads;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO:backward", names, &saved, &grads)) return NULL;
+    ont_run *run = self->run;
+    if (!run)
+        return PyErr_Format(PyExc_RuntimeError, "backward of this run was already called, or the run was released: its "
+                                                "activations are gone (retain_graph is not supported)");
+    self->run = NULL; /* once; and what follows may run Python code, which could release it */
+    const ont_program *p = ont_run_program(run);
+    backward_call call = {0};
+    PyObject *result = NULL;
+    Py_ssize_t n_saved = PyTuple_Size(self->saved_inputs) + PyTuple_Size(self->saved_outputs);
+    call.saved = ont_sequence(saved, n_saved, "saved tensors");
+    call.given = call.saved ? ont_sequence(grads, (Py_ssize_t)p->grads.n_forward_outputs, "gradients") : NULL;
+    if (!call.given) goto done;
+    if (ont_borrowed_init(&call.inputs, (Py_ssize_t)p->grads.n_forward_inputs) < 0) goto done;
+    if (ont_borrowed_init(&call.grads, (Py_ssize_t)p->grads.n_forward_outputs) < 0) goto done_inputs;
+    if (borrow_backward(self, p, &call) == 0) {
+        result = backward_borrowed(self, run, &call);
+        run = NULL;
+    }
+    ont_borrowed_deinit(&call.grads);
+done_inputs:
+    ont_borrowed_deinit(&call.inputs);
+done:
+    self->run = run; /* arguments that do not fit leave it open */
+    Py_XDECREF(call.saved);
+    Py_XDECREF(call.given);
+    return result;
+}
+
+static PyMethodDef run_methods[] = {
+    {"backward", (PyCFunction)(void (*)(void))run_backward, METH_VARARGS | METH_KEYWORDS,
+     "backward(saved, grads) -> one gradient or None per graph input"},
+    {"release", run_release, METH_NOARGS, "release() gives the activations back"},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef run_getset[] = {
+    {"saved_inputs", run_saved_inputs, NULL, "indices of the graph inputs that backward reads", NULL},
+    {"saved_outputs", run_saved_outputs, NULL, "indices of the graph outputs that backward reads", NULL},
+    {"differentiable", run_differentiable, NULL, "one byte per graph output", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+PyType_Spec ont_run_spec = {
+    .name = "onnxtrain._C.Run",
+    .basicsize = sizeof(run_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = (PyType_Slot[]){{Py_tp_dealloc, run_dealloc},
+                             {Py_tp_methods, run_methods},
+                             {Py_tp_getset, run_getset},
+                             {Py_tp_doc, "A forward that waits for its backward."},
+                             {0, NULL}},
+};
