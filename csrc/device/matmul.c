@@ -44,13 +44,11 @@ static void find_library(void)
     FUNCTION_LIST(X)
 #undef X
     if (dnn.engine_create(&dnn.engine, dnnl_cpu, 0) != dnnl_success) return;
-    /* An instruction set is the bits of all that it contains. Where ours is held down, so is the library's. */
-    const char *asked = getenv("ONNXTRAIN_ISA");
-    bool held = asked && *asked && strcmp(asked, "avx512");
+    /* An instruction set is the bits of all that it contains. */
     unsigned isa = (unsigned)dnn.get_effective_cpu_isa();
-    dnn.bf16 = !held && (isa & dnnl_cpu_isa_avx512_core_bf16) == dnnl_cpu_isa_avx512_core_bf16;
-    dnn.fp16 = !held && (isa & dnnl_cpu_isa_avx512_core_fp16) == dnnl_cpu_isa_avx512_core_fp16;
-    dnn.tiles = !held && (isa & dnnl_cpu_isa_avx512_core_amx) == dnnl_cpu_isa_avx512_core_amx;
+    dnn.bf16 = (isa & dnnl_cpu_isa_avx512_core_bf16) == dnnl_cpu_isa_avx512_core_bf16;
+    dnn.fp16 = (isa & dnnl_cpu_isa_avx512_core_fp16) == dnnl_cpu_isa_avx512_core_fp16;
+    dnn.tiles = (isa & dnnl_cpu_isa_avx512_core_amx) == dnnl_cpu_isa_avx512_core_amx;
     dnn.ready = true;
 }
 

@@ -18,8 +18,14 @@ typedef struct loss_state {
     int64_t rows, classes, inner; /* scores are (rows, classes, inner) */
     loss_reduction reduction;
     bool ignores, wide, softmax;
+    ont_dtype half; /* of 16-bit scores whose loss is float32; else undefined */
     int64_t ignored;
 } loss_state;
+
+static bool is_half(ont_dtype dtype)
+{
+    return dtype == ONT_BFLOAT16 || dtype == ONT_FLOAT16;
+}
 
 static ont_status read_state(const ont_node *node, loss_state *s)
 {
@@ -29,6 +35,7 @@ static ont_status read_state(const ont_node *node, loss_state *s)
     *s = (loss_state){.rows = x->shape.dims[0], .classes = x->shape.dims[1],
                       .inner = ont_shape_count_range(&x->shape, 2, x->shape.rank), .ignores = ignore != NULL,
                       .ignored = ignore ? ignore->i : 0, .wide = label->dtype == ONT_INT64,
+                      .half = is_half(x->dtype) ? x->dtype : ONT_UNDEFINED,
                       .softmax = !strncmp(node->op->name, "SoftmaxCross", 12)};
     if (!strcmp(reduction, "none"))
         s->reduction = LOSS_NONE;
@@ -60,14 +67,16 @@ static ont_status loss_infer(ont_graph *g, ont_node *node)
     }
     const ont_value *weight = ont_node_in(node, 2);
     if (weight && (weight->dtype != x->dtype || ont_shape_count(&weight->shape) != x->shape.dims[1]))
-        return ont_fail(ONT_EINVAL, "weights must be %" PRId64 " entries of %s", x->shape.dims[1],
-                        ont_dtype_name(x->dtype));
+        return ont_fail(ONT_EINVAL, "weights must be %" PRId64 " entries of %s", x->shape.dims[1], ont_dtype_name(x->dtype));
     ONT_TRY(read_state(node, &s));
+    ont_dtype dtype = (ont_dtype)ont_attr_int(node, "stash_type", x->dtype);
+    if (dtype != x->dtype && (dtype != ONT_FLOAT32 || !is_half(x->dtype)))
+        return ont_fail(ONT_EUNSUPPORTED, "stash_type %d for scores in %s", (int)dtype, ont_dtype_name(x->dtype));
     ONT_TRY(ont_infer_out(node, 1, x->dtype, &x->shape));
     ont_shape pairs = expected;
     pairs.dims[pairs.rank++] = 2;
-    ONT_TRY(ont_infer_out(node, 2, x->dtype, &pairs));
-    return ont_infer_out(node, 0, x->dtype, s.reduction == LOSS_NONE ? &expected : &(ont_shape){0});
+    ONT_TRY(ont_infer_out(node, 2, dtype, &pairs));
+    return ont_infer_out(node, 0, dtype, s.reduction == LOSS_NONE ? &expected : &(ont_shape){0});
 }
 
 static int64_t label_at(const loss_state *s, const void *labels, int64_t i)
@@ -82,8 +91,7 @@ static ont_status check_labels(const loss_state *s, const ont_value *value, cons
         int64_t label = label_at(s, labels, i);
         if (s->ignores && label == s->ignored) continue;
         if (label < 0 || label >= s->classes)
-            return ont_fail(ONT_EINDEX,
-                            "label %" PRId64 " at position %" PRId64 " of '%s' is out of range for %" PRId64 " classes",
+            return ont_fail(ONT_EINDEX, "label %" PRId64 " at position %" PRId64 " of '%s' is out of range for %" PRId64 " classes",
                             label, i, value->name, s->classes);
     }
     return ONT_OK;
@@ -95,7 +103,7 @@ static ont_status prepare(const ont_node *node, ont_arena *arena, ont_prepared *
     if (!s) return ONT_ENOMEM;
     ONT_TRY(read_state(node, s));
     size_t positions = (size_t)ont_shape_count(&ont_node_in(node, 1)->shape);
-    size_t size = ont_dtype_size(ont_node_in(node, 0)->dtype);
+    size_t size = s->half ? sizeof(float) : ont_dtype_size(ont_node_in(node, 0)->dtype);
     if (s->softmax && !ont_node_out(node, 2)) out->work_bytes = 2 * positions * size;
     out->state = s;
     return ONT_OK;
@@ -115,6 +123,19 @@ static void *pairs_of(const ont_call *call)
 static void *log_probabilities(const ont_call *call)
 {
     return call->node->n_outputs > 1 ? call->out[1] : NULL;
+}
+
+static void widen_scores(const loss_state *s, const void *scores, int64_t at, float *to, int64_t n)
+{
+    const uint16_t *from = (const uint16_t *)scores + at;
+    (s->half == ONT_BFLOAT16 ? ont_simd()->bfloat_to_float : ont_simd()->half_to_float)(from, to, n);
+}
+
+static float half_score(const ont_call *call, int64_t at)
+{
+    float score;
+    widen_scores(call->state, call->in[0], at, &score, 1);
+    return score;
 }
 
 #define LOSS(suffix, type, exp_, log_) \
@@ -147,7 +168,8 @@ static void *log_probabilities(const ont_call *call)
             bool counts = !(s->ignores && label == s->ignored); \
             type w = !counts ? 0 : weights ? weights[label] : 1; \
             int64_t at = (i / s->inner * s->classes + label) * s->inner + i % s->inner; \
-            type term = !counts ? 0 : -w * (pairs ? (x[at] - pairs[2 * i]) - pairs[2 * i + 1] : x[at]); \
+            type score = !counts ? 0 : s->half ? (type)half_score(call, at) : x[at]; \
+            type term = !counts ? 0 : -w * (pairs ? (score - pairs[2 * i]) - pairs[2 * i + 1] : score); \
             if (s->reduction == LOSS_NONE) loss[i] = term; \
             sum += (double)term; \
             norm += (double)w; \
@@ -237,11 +259,56 @@ static ont_status loss_fast(const ont_call *call)
     return ONT_OK;
 }
 
-static const char *accept_rows(const ont_node *node)
+static const char *accept_any_rows(const ont_node *node)
 {
     loss_state s;
-    if (ont_node_in(node, 0)->dtype != ONT_FLOAT32) return "dtype";
     return read_state(node, &s) == ONT_OK && s.inner == 1 && s.softmax ? NULL : "not rows";
+}
+
+static const char *accept_rows(const ont_node *node)
+{
+    return ont_node_in(node, 0)->dtype == ONT_FLOAT32 ? accept_any_rows(node) : "dtype";
+}
+
+enum { PIECE = 1024 }; /* of a row in 16 bits: it is widened in pieces that stay in cache */
+
+static void half_rows(void *context, int64_t first, int64_t last)
+{
+    const ont_call *call = context;
+    const loss_state *s = call->state;
+    float *pairs = pairs_of(call), piece[PIECE];
+    for (int64_t i = first; i < last && s->classes; i++) {
+        float most = -INFINITY, largest, log_sum;
+        double sum = 0; /* of exp(x - most) */
+        for (int64_t at = 0; at < s->classes; at += PIECE) {
+            int64_t n = s->classes - at < PIECE ? s->classes - at : PIECE;
+            widen_scores(s, call->in[0], i * s->classes + at, piece, n);
+            ont_simd()->log_sum_exp(piece, n, &largest, &log_sum);
+            if (largest > most || isnan(largest)) {
+                sum = sum > 0 ? sum * exp((double)most - (double)largest) : sum;
+                most = largest;
+            }
+            sum += largest == -INFINITY ? 0 : exp((double)log_sum + ((double)largest - (double)most));
+        }
+        pairs[2 * i] = most;
+        pairs[2 * i + 1] = (float)log(sum);
+    }
+}
+
+static ont_status loss_half(const ont_call *call)
+{
+    const loss_state *s = call->state;
+    ONT_TRY(check_labels(s, ont_node_in(call->node, 1), call->in[1]));
+    ont_parallel(s->rows, grain(s), half_rows, (void *)call);
+    reduce_f32(call);
+    return ONT_OK;
+}
+
+static const char *accept_half_rows(const ont_node *node)
+{
+    if (!is_half(ont_node_in(node, 0)->dtype) || node->outputs[0]->dtype != ONT_FLOAT32) return "dtype";
+    if (ont_node_in(node, 2)) return "class weights";
+    return node->n_outputs > 1 && node->outputs[1] ? "log-probabilities" : accept_any_rows(node);
 }
 
 /* ---- gradients: (scores, labels, weights or nothing, dloss, and pairs for SoftmaxCrossEntropyGrad) ---- */
@@ -252,7 +319,7 @@ static ont_status grad_infer(ont_graph *g, ont_node *node)
     ont_value *x;
     ONT_TRY(ont_need_input(node, 0, &x));
     ont_dtype to = (ont_dtype)ont_attr_int(node, "to", x->dtype);
-    if (to != x->dtype && (x->dtype != ONT_FLOAT32 || (to != ONT_BFLOAT16 && to != ONT_FLOAT16)))
+    if (to != x->dtype && (x->dtype != ONT_FLOAT32 || !is_half(to)))
         return ont_fail(ONT_EUNSUPPORTED, "gradient of %s scores as type %d", ont_dtype_name(x->dtype), (int)to);
     return ont_infer_out(node, 0, to, &x->shape);
 }
@@ -293,7 +360,6 @@ static void grad_fast_rows(void *context, int64_t first, int64_t last)
 /* The same in 16 bits, rounded once: in pieces that stay in cache. */
 static void grad_half_rows(void *context, int64_t first, int64_t last)
 {
-    enum { PIECE = 1024 };
     const grad_job_f32 *job = context;
     const ont_call *call = job->call;
     const loss_state *s = call->state;
@@ -309,10 +375,11 @@ static void grad_half_rows(void *context, int64_t first, int64_t last)
             continue;
         }
         float scale = grad_scale_f32(job, i, label);
-        const float *x = (const float *)call->in[0] + i * s->classes;
+        const float *x = (const float *)call->in[0] + (s->half ? 0 : i * s->classes);
         for (int64_t at = 0; at < s->classes; at += PIECE) {
             int64_t n = s->classes - at < PIECE ? s->classes - at : PIECE;
-            simd->scaled_softmax(x + at, pairs[2 * i], pairs[2 * i + 1], scale, piece, n);
+            if (s->half) widen_scores(s, call->in[0], i * s->classes + at, piece, n);
+            simd->scaled_softmax(s->half ? piece : x + at, pairs[2 * i], pairs[2 * i + 1], scale, piece, n);
             if (label >= at && label < at + n) piece[label - at] -= scale;
             (brain ? simd->float_to_bfloat : simd->float_to_half)(piece, dx + at, n);
         }
@@ -340,6 +407,8 @@ static const char *accept_grad_rows(const ont_node *node)
 
 static const char *accept_grad_half(const ont_node *node)
 {
+    ont_dtype x = ont_node_in(node, 0)->dtype, pairs = ont_node_in(node, 4) ? ont_node_in(node, 4)->dtype : ONT_UNDEFINED;
+    if (is_half(x)) return pairs == ONT_FLOAT32 && same_dtype(node) && !ont_node_in(node, 2) ? accept_any_rows(node) : "dtypes";
     return same_dtype(node) ? "the dtype of the scores" : accept_rows(node);
 }
 
@@ -407,27 +476,26 @@ static void loss_grad(ont_grad *g)
 
 static const ont_kernel loss_kernels[] = {
     {.name = "cross_entropy_f32_rows", .accept = accept_rows, .prepare = prepare, .run = loss_fast},
+    {.name = "cross_entropy_half_rows", .accept = accept_half_rows, .prepare = prepare, .run = loss_half},
     {.name = "cross_entropy_ref", .accept = ont_accept_float, .prepare = prepare, .run = loss_ref},
 };
 static const ont_kernel grad_kernels[] = {
-    {.name = "cross_entropy_grad_f32_rows", .accept = accept_grad_rows, .prepare = grad_prepare, .run = grad_fast,
-     .inplace = 1},
-    {.name = "cross_entropy_grad_half", .accept = accept_grad_half, .prepare = grad_prepare, .run = grad_half},
+    {.name = "cross_entropy_grad_f32_rows", .accept = accept_grad_rows, .prepare = grad_prepare, .run = grad_fast, .inplace = 1},
+    {.name = "cross_entropy_grad_half", .accept = accept_grad_half, .prepare = grad_prepare, .run = grad_half, .inplace = 1},
     {.name = "cross_entropy_grad_ref", .accept = accept_grad, .prepare = grad_prepare, .run = grad_run, .inplace = 1},
 };
 
-#define LOSS_OP(domain_, name_, suffix_, since_) \
+#define LOSS_OP(domain_, name_, suffix_, since_, attributes_) \
     const ont_op ont_op_##name_##suffix_ = {.domain = domain_, .name = #name_, .since = since_, .min_inputs = 2, \
-                                            .max_inputs = 3, .nondiff_inputs = 6, \
-                                            .attributes = "ignore_index:i reduction:s", \
+                                            .max_inputs = 3, .nondiff_inputs = 6, .attributes = attributes_, \
                                             .infer = loss_infer, .grad = loss_grad, ONT_KERNELS(loss_kernels)}
 #define LOSS_GRAD_OP(name_, operands) \
     const ont_op ont_op_##name_ = {.domain = ONT_DOMAIN, .name = #name_, .since = 1, .min_inputs = operands, \
                                    .max_inputs = operands, .attributes = "ignore_index:i reduction:s to:i", \
                                    .infer = grad_infer, \
                                    ONT_KERNELS(grad_kernels)}
-LOSS_OP("", SoftmaxCrossEntropyLoss, , 12);
-LOSS_OP("", NegativeLogLikelihoodLoss, , 12);
-LOSS_OP(ONT_DOMAIN, SoftmaxCrossEntropyLoss, Pairs, 1);
+LOSS_OP("", SoftmaxCrossEntropyLoss, , 12, "ignore_index:i reduction:s");
+LOSS_OP("", NegativeLogLikelihoodLoss, , 12, "ignore_index:i reduction:s");
+LOSS_OP(ONT_DOMAIN, SoftmaxCrossEntropyLoss, Pairs, 1, "ignore_index:i reduction:s stash_type:i");
 LOSS_GRAD_OP(SoftmaxCrossEntropyGrad, 5);
 LOSS_GRAD_OP(NegativeLogLikelihoodGrad, 4);

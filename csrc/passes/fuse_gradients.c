@@ -1,8 +1,7 @@
 /*
- * What happens to a gradient as large as its table or its scores at once, instead of in a pass over memory of its own: the
- * gradient of a cross-entropy goes to the 16 bits that the product behind it reads, and rows of a Gather's gradient are
- * added to what another reader of the table sends back (tied embeddings, parts of one QKV product). After differentiation,
- * before widening, which would put Casts between the nodes. A result that anybody else reads stays.
+ * A gradient as large as its table is not passed over twice: rows of a Gather's gradient are added to what another reader of
+ * the table sends back (tied embeddings, parts of one QKV product). After differentiation, before widening, which would put
+ * Casts between the nodes. A result that anybody else reads stays.
  */
 #include <string.h>
 
@@ -20,34 +19,9 @@ static ont_node *only_reader(const ont_graph *g, const ont_value *y)
     return y->uses->user;
 }
 
-/* ---- SoftmaxCrossEntropyGrad, views, Cast ---- */
-
 static bool is_half(ont_dtype dtype)
 {
     return dtype == ONT_BFLOAT16 || dtype == ONT_FLOAT16;
-}
-
-static ont_status narrow_scores_grad(ont_graph *g, ont_node *node)
-{
-    const ont_value *y = node->outputs[0];
-    ont_node *cast = only_reader(g, y);
-    if (y->dtype != ONT_FLOAT32 || ont_node_in(node, 0)->dtype != ONT_FLOAT32) return ONT_OK;
-    while (cast && cast->op->flags & ONT_OP_VIEW && cast->inputs[0].value == y) {
-        y = cast->outputs[0];
-        cast = only_reader(g, y);
-    }
-    if (!cast || !is_op(cast, "", "Cast") || !is_half(cast->outputs[0]->dtype)) return ONT_OK;
-    ont_dtype to = cast->outputs[0]->dtype;
-    ONT_TRY(ont_attr_set_int(g, node, "to", to));
-    if (!ont_op_has_kernel(node, NULL)) return ont_attr_set_int(g, node, "to", ONT_FLOAT32);
-    ont_value *last = ont_node_in(cast, 0);
-    for (ont_value *v = last;; v = v->def->inputs[0].value) {
-        v->dtype = to;
-        if (v->def == node) break;
-    }
-    ont_value_replace_uses(g, cast->outputs[0], last);
-    ont_graph_remove_node(g, cast);
-    return ONT_OK;
 }
 
 /* ---- GatherGrad, Add ---- */
@@ -85,15 +59,11 @@ ont_status ont_pass_fuse_gradients(ont_graph *g)
     if (g->device) return ONT_OK; /* the forms below are the CPU kernels' */
     for (ont_node *node = g->first, *next; node; node = next) {
         next = node->next;
-        if (is_op(node, ONT_DOMAIN, "SoftmaxCrossEntropyGrad")) {
-            ONT_TRY(narrow_scores_grad(g, node));
-            next = node->next;
-        } else if (is_op(node, ONT_DOMAIN, "GatherGrad")) {
-            ont_node *before = node->prev;
-            ONT_TRY(add_rows_to(g, node));
-            next = before ? before->next : g->first;
-            if (next == node) next = node->next;
-        }
+        if (!is_op(node, ONT_DOMAIN, "GatherGrad")) continue;
+        ont_node *before = node->prev;
+        ONT_TRY(add_rows_to(g, node));
+        next = before ? before->next : g->first;
+        if (next == node) next = node->next;
     }
     return ONT_OK;
 }

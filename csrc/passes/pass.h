@@ -55,7 +55,10 @@ ont_status ont_pass_fuse_gemm(ont_graph *g) ONT_MUST_USE;
 /* Puts GELU and its gradient into products, on devices that have them. See fuse_gelu.c. */
 ont_status ont_pass_fuse_gelu(ont_graph *g) ONT_MUST_USE;
 
-/* Writes the gradient of scores in 16 bits, and adds a Gather's gradient to another's in place. See fuse_gradients.c. */
+/* Has cross-entropy read and write scores and gradient in the 16 bits that they are had in. See fuse_loss.c. */
+ont_status ont_pass_fuse_loss(ont_graph *g) ONT_MUST_USE;
+
+/* Adds a Gather's gradient to another's in place. See fuse_gradients.c. */
 ont_status ont_pass_fuse_gradients(ont_graph *g) ONT_MUST_USE;
 
 /* Joins BatchNormalization with the Add and Relu behind it, and their gradients. See fuse_batchnorm.c. */

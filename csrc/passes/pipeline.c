@@ -29,6 +29,7 @@ static const pass after_grad[] = {
     {"fuse_transpose", ont_pass_fuse_transpose, false, NULL, false},
     {"cse", ont_pass_cse, false, NULL, false},
     {"precision", ont_pass_precision, false, NULL, false},
+    {"fuse_loss", ont_pass_fuse_loss, false, NULL, false},
     {"fuse_gemm", ont_pass_fuse_gemm, false, "FusedMatMul", false},
     {"fuse_gelu", ont_pass_fuse_gelu, false, "GeluMatMul", true},
     {"fuse_gradients", ont_pass_fuse_gradients, false, NULL, false},

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from onnxtrain import _C
 from onnxtrain._export import gradients, views
 from onnxtrain.export import Exported
-from onnxtrain.ortmodule import _random
+from onnxtrain.ortmodule import _outside_loss, _random
 from onnxtrain.ortmodule._chain import Chain
 from onnxtrain.ortmodule._reach import Conditional, Reach
 
@@ -109,6 +109,7 @@ class Program:
         self.changed = exported.state.difference
         self.modes = exported.modes
         self.steps = 0
+        self._watched = device != "cpu"  # whether losses of its outputs find the engine
         self.step_seconds = 0.0  # of all its forwards
         self.used = 0.0  # when; the clock of time.monotonic()
         self._bind_inputs(module)
@@ -236,6 +237,8 @@ class Program:
         if random is not None and any([bool(outputs[index]) != wanted for index, wanted in self._checks]):
             _random.restore(self.device, random)
             raise CheckError("a check in forward does not hold")
+        if not self._watched and True in flags:
+            self._watched = _outside_loss.watch(_ORTModuleFunction._backward_cls, outputs)
         for index, leaf in self._written:
             leaves[leaf].copy_(outputs[index])  # under autograd, as forward's own change was
         if self._buffers or self._assignments:

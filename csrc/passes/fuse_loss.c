@@ -1,0 +1,123 @@
+/*
+ * Cross-entropy of 16-bit scores without a float32 copy of them: SoftmaxCrossEntropyLoss and its gradient read the 16 bits that
+ * were cast for them, and the gradient is written in the 16 bits that the product behind it reads, over the scores where
+ * nobody wants these any more. The loss is computed in float32, as it was. After differentiation, before fuse_gemm, which would
+ * have the product in front write float32. What anybody else reads stays.
+ */
+#include <string.h>
+
+#include "passes/pass.h"
+
+static bool is_op(const ont_node *node, const char *domain, const char *op_type)
+{
+    return !strcmp(node->op_type, op_type) && !strcmp(node->domain, domain);
+}
+
+/* The only reader of a value; NULL where there are others, or it is on the other side of the split. */
+static ont_node *only_reader(const ont_graph *g, const ont_value *y)
+{
+    if (!y->uses || y->uses->next || ont_value_is_output(g, y) || y->uses->user->backward != y->def->backward) return NULL;
+    return y->uses->user;
+}
+
+static bool is_half(ont_dtype dtype)
+{
+    return dtype == ONT_BFLOAT16 || dtype == ONT_FLOAT16;
+}
+
+static bool is_view(const ont_node *node)
+{
+    return node && node->op->flags & ONT_OP_VIEW;
+}
+
+/* ---- SoftmaxCrossEntropyGrad, views, Cast ---- */
+
+static ont_status narrow_gradient(ont_graph *g, ont_node *node)
+{
+    const ont_value *y = node->outputs[0];
+    ont_node *cast = only_reader(g, y);
+    if (y->dtype != ONT_FLOAT32 || ont_node_in(node, 0)->dtype != ONT_FLOAT32) return ONT_OK;
+    while (is_view(cast) && cast->inputs[0].value == y) {
+        y = cast->outputs[0];
+        cast = only_reader(g, y);
+    }
+    if (!cast || !is_op(cast, "", "Cast") || !is_half(cast->outputs[0]->dtype)) return ONT_OK;
+    ont_dtype to = cast->outputs[0]->dtype;
+    ONT_TRY(ont_attr_set_int(g, node, "to", to));
+    if (!ont_op_has_kernel(node, NULL)) return ont_attr_set_int(g, node, "to", ONT_FLOAT32);
+    ont_value *last = ont_node_in(cast, 0);
+    for (ont_value *v = last;; v = v->def->inputs[0].value) {
+        v->dtype = to;
+        if (v->def == node) break;
+    }
+    ont_value_replace_uses(g, cast->outputs[0], last);
+    ont_graph_remove_node(g, cast);
+    return ONT_OK;
+}
+
+/* ---- Cast, views, SoftmaxCrossEntropyLoss and its gradient ---- */
+
+/* Nobody but the loss and its gradient reads the scores. */
+static bool only_these_read(const ont_graph *g, const ont_value *scores, const ont_node *loss, const ont_node *grad)
+{
+    if (ont_value_is_output(g, scores)) return false;
+    for (const ont_use *use = scores->uses; use; use = use->next)
+        if ((use->user != loss && use->user != grad) || use != &use->user->inputs[0]) return false;
+    return true;
+}
+
+/* The Cast of 16-bit scores, with nothing but views of them between; NULL: none, or others read what is between. */
+static ont_node *cast_before(const ont_graph *g, const ont_value *scores)
+{
+    ont_node *node = scores->def;
+    while (is_view(node) && node->inputs[0].value->def && node->inputs[0].value->dtype == ONT_FLOAT32) {
+        const ont_value *before = node->inputs[0].value;
+        if (before->uses->next || ont_value_is_output(g, before)) return NULL;
+        node = before->def;
+    }
+    return node && is_op(node, "", "Cast") && is_half(ont_node_in(node, 0)->dtype) ? node : NULL;
+}
+
+static ont_node *loss_of(const ont_node *grad)
+{
+    ont_node *loss = ont_node_in(grad, 4)->def;
+    return loss && is_op(loss, ONT_DOMAIN, "SoftmaxCrossEntropyLoss") && ont_node_in(loss, 0) == ont_node_in(grad, 0) ? loss : NULL;
+}
+
+/* Whether what makes the scores writes 16 bits itself; where it is widened, its float32 result is had without rounding. */
+static bool is_made_narrow(const ont_value *scores)
+{
+    const ont_node *node = scores->def;
+    while (is_view(node)) node = node->inputs[0].value->def;
+    return !node || ont_op_has_kernel(node, NULL);
+}
+
+static ont_status narrow_scores(ont_graph *g, ont_node *grad)
+{
+    ont_value *scores = ont_node_in(grad, 0);
+    ont_node *loss = loss_of(grad), *cast = cast_before(g, scores);
+    if (!loss || !cast || !only_these_read(g, scores, loss, grad)) return ONT_OK;
+    ont_value *narrow = ont_node_in(cast, 0);
+    if (ont_attr_int(grad, "to", ONT_FLOAT32) != (int64_t)narrow->dtype || loss->outputs[1] || !is_made_narrow(narrow)) return ONT_OK;
+    ont_value *y = cast->outputs[0];
+    scores->dtype = narrow->dtype; /* for accept() */
+    bool fits = ont_op_has_kernel(loss, NULL) && ont_op_has_kernel(grad, NULL);
+    scores->dtype = ONT_FLOAT32;
+    if (!fits) return ONT_OK;
+    ONT_TRY(ont_attr_set_int(g, loss, "stash_type", ONT_FLOAT32));
+    for (ont_value *v = scores; v != y; v = v->def->inputs[0].value) v->dtype = narrow->dtype;
+    ont_value_replace_uses(g, y, narrow);
+    ont_graph_remove_node(g, cast);
+    return ONT_OK;
+}
+
+ont_status ont_pass_fuse_loss(ont_graph *g)
+{
+    if (g->device) return ONT_OK; /* the forms below are the CPU kernels' */
+    for (ont_node *node = g->first; node; node = node->next) {
+        if (!is_op(node, ONT_DOMAIN, "SoftmaxCrossEntropyGrad")) continue;
+        ONT_TRY(narrow_gradient(g, node));
+        ONT_TRY(narrow_scores(g, node));
+    }
+    return ONT_OK;
+}

@@ -1,0 +1,198 @@
+"""torch's cross_entropy of the engine's scores: the same loss and gradients as eager's, by the engine where that is said, and by
+torch's own kernels for all else."""
+
+import copy
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+import onnxtrain
+from onnxtrain.ortmodule import ORTModule, _outside_loss
+
+ROWS, CLASSES = 96, 4096
+
+
+class Head(nn.Module):
+    def __init__(self, classes=CLASSES):
+        super().__init__()
+        self.fc = nn.Linear(16, classes)
+
+    def forward(self, x):
+        return self.fc(x)
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """The sessions' losses that were computed: (dtype of the scores, reduction)."""
+    found = []
+    apply = _outside_loss._Loss.apply
+    monkeypatch.setattr(_outside_loss._Loss, "apply",
+                        lambda session, scores, *rest: found.append((scores.dtype, rest[1])) or apply(session, scores, *rest))
+    return found
+
+
+def models(classes=CLASSES):
+    torch.manual_seed(0)
+    eager = Head(classes)
+    ours = ORTModule(copy.deepcopy(eager))
+    x = torch.randn(ROWS, 16)
+    target = torch.randint(0, classes, (ROWS,))
+    ours(x).sum().backward()  # the first large scores put the kernels in their place
+    ours.zero_grad()
+    return eager, ours, x, target
+
+
+def step(model, x, loss, autocast=None):
+    with torch.autocast("cpu", autocast or torch.bfloat16, enabled=autocast is not None):
+        value = loss(model(x))
+    value.sum().backward()
+    return value, [p.grad for p in model.parameters()]
+
+
+def agree(ours, eager, tolerance):
+    (got, got_grads), (want, want_grads) = ours, eager
+    assert got.dtype == want.dtype and got.shape == want.shape
+    assert torch.allclose(got, want, rtol=tolerance, atol=tolerance)
+    for one, other in zip(got_grads, want_grads):
+        assert one.dtype == other.dtype
+        assert (one - other).abs().max() <= tolerance * other.abs().max()
+
+
+IN_ENGINE = {
+    "module": lambda y, t: nn.CrossEntropyLoss()(y, t),
+    "view": lambda y, t: F.cross_entropy(y.view(2, -1, CLASSES).view(-1, CLASSES), t),
+    "sum": lambda y, t: F.cross_entropy(y, t, reduction="sum"),
+    "none": lambda y, t: F.cross_entropy(y, t, reduction="none"),
+    "ignore_index": lambda y, t: F.cross_entropy(y, t.where(t % 3 != 0, -1), ignore_index=-1),
+    "shifted": lambda y, t: F.cross_entropy(y[:-1].reshape(-1, CLASSES), t[1:]),
+    "scaled": lambda y, t: 128 * F.cross_entropy(y, t),
+    "twice": lambda y, t: F.cross_entropy(y, t) + F.cross_entropy(y, t.flip(0)),
+}
+
+
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", IN_ENGINE)
+def test_runs_in_the_engine(name, autocast, runs):
+    eager, ours, x, target = models()
+    loss = IN_ENGINE[name]
+    results = step(ours, x, lambda y: loss(y, target), autocast)
+    assert [dtype for dtype, _ in runs] == [autocast or torch.float32] * (2 if name == "twice" else 1)
+    runs.clear()
+    agree(results, step(eager, x, lambda y: loss(y, target), autocast), {None: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}[autocast])
+    assert not runs
+
+
+IN_TORCH = {
+    "weight": lambda y, t: F.cross_entropy(y, t, weight=torch.linspace(0.5, 2, CLASSES)),
+    "label_smoothing": lambda y, t: F.cross_entropy(y, t, label_smoothing=0.1),
+    "probabilities": lambda y, t: F.cross_entropy(y, F.one_hot(t, CLASSES).float()),
+    "a batch of positions": lambda y, t: F.cross_entropy(y.view(2, -1, CLASSES).transpose(1, 2), t.view(2, -1)),
+    "computed further": lambda y, t: F.cross_entropy(torch.stack([y, y]).sum(0).relu().sigmoid().tanh().exp().neg().abs().sqrt(), t),
+    "few": lambda y, t: F.cross_entropy(y[:4], t[:4]),
+}
+
+
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", IN_TORCH)
+def test_runs_in_torch(name, autocast, runs):
+    eager, ours, x, target = models()
+    loss = IN_TORCH[name]
+    agree(step(ours, x, lambda y: loss(y, target), autocast), step(eager, x, lambda y: loss(y, target), autocast),
+          1e-5 if autocast is None else 2e-2)
+    assert not runs
+
+
+def test_a_module_of_bfloat16_has_torchs_loss(runs):
+    """Outside autocast the loss of 16-bit scores has 16 bits."""
+    eager, _, x, target = models()
+    eager = eager.bfloat16()
+    ours = ORTModule(copy.deepcopy(eager))
+    agree(step(ours, x.bfloat16(), lambda y: F.cross_entropy(y, target)), step(eager, x.bfloat16(), lambda y: F.cross_entropy(y, target)),
+          2e-2)
+    assert not runs
+
+
+def test_torchs_own_errors():
+    _, ours, x, target = models()
+    with pytest.raises(IndexError, match="Target 4096 is out of bounds"):
+        F.cross_entropy(ours(x), target.clone().fill_(CLASSES))
+    with pytest.raises(ValueError, match="batch_size"):
+        F.cross_entropy(ours(x), target[1:])
+
+
+def test_gradients_of_the_scores_again_and_further(runs):
+    """retain_graph and create_graph between loss and scores, as torch's own loss has them."""
+    eager, ours, x, target = models()
+    found = []
+    for model in (ours, eager):
+        scores = model(x)
+        loss = F.cross_entropy(scores, target)
+        first = torch.autograd.grad(loss, scores, retain_graph=True)[0]
+        second = torch.autograd.grad(loss, scores, retain_graph=True)[0]
+        third = torch.autograd.grad(loss, scores, create_graph=True)[0]
+        curvature = torch.autograd.grad(third.square().sum(), scores)[0]
+        found.append((first, second, third, curvature))
+    assert len(runs) == 1
+    for got, want in zip(*found):
+        assert (got - want).abs().max() <= 1e-5 * want.abs().max()
+
+
+def test_evaluation_and_changed_scores(runs):
+    eager, ours, x, target = models()
+    with torch.no_grad():
+        assert torch.allclose(F.cross_entropy(ours(x), target), F.cross_entropy(eager(x), target))
+    assert not runs
+    scores = ours(x)
+    loss = F.cross_entropy(scores, target)
+    with torch.no_grad():
+        scores.zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_compiled_and_exported_losses_are_torchs(runs):
+    eager, ours, x, target = models()
+    compiled = torch.compile(lambda y: F.cross_entropy(y, target), backend="aot_eager")
+    agree(step(ours, x, compiled), step(eager, x, lambda y: F.cross_entropy(y, target)), 1e-5)
+    program = torch.export.export(nn.CrossEntropyLoss(), (eager(x).detach(), target))
+    assert any("cross_entropy" in str(node.target) for node in program.graph.nodes)
+    per_row = torch.func.vmap(torch.func.grad(lambda y, t: F.cross_entropy(y, t)), in_dims=(0, 0))
+    assert per_row(eager(x).detach(), target).shape == (ROWS, CLASSES)
+    assert not runs
+
+
+def test_scores_that_are_freed(runs):
+    """No block of the core outlives loss and scores."""
+    _, ours, x, target = models()
+
+    def once():
+        step(ours, x, lambda y: F.cross_entropy(y, target))
+        ours.zero_grad()
+
+    once()
+    before = onnxtrain._C.live_blocks()
+    for _ in range(3):
+        once()
+        F.cross_entropy(ours(x), target)  # never differentiated
+    assert onnxtrain._C.live_blocks() <= before
+    assert len(runs) == 7
+
+
+def test_it_can_be_left_out():
+    code = """if True:
+        import torch
+        from onnxtrain.ortmodule import ORTModule, _outside_loss
+        model = ORTModule(torch.nn.Linear(16, 4096))
+        loss = torch.nn.functional.cross_entropy(model(torch.randn(96, 16)), torch.zeros(96, dtype=torch.long))
+        loss.backward()
+        print(_outside_loss._library is None, type(loss.grad_fn).__name__)
+    """
+    for disabled, expected in (("cse,outside_loss", "True NllLossBackward0"), ("", "False _LossBackward")):
+        done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "ONNXTRAIN_DISABLE": disabled}, capture_output=True,
+                              text=True, check=True)
+        assert done.stdout.strip() == expected
