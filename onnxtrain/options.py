@@ -1,4 +1,5 @@
-"""The environment variables that onnxtrain reads: one list, from which the parser, docs/environment.md and a test are made.
+"""The environment variables that onnxtrain reads: one list, from which the parser, docs/environment.md and a test are
+made.
 
 A value out of range is one warning that names variable, value and choices, and the default is used. `python -m
 onnxtrain.options` prints the documentation.
@@ -73,8 +74,8 @@ def _names(text: str) -> tuple[str, ...]:
 class Variable:
     """One variable: `parse` raises ValueError or KeyError for a value that is none of `choices`.
 
-    `effect` is None where the variable is accepted for scripts that set it, and `instead` says what happens here; a value
-    other than the default is answered with one line of that.
+    `effect` is None where the variable is accepted for scripts that set it, and `instead` says what happens here; a
+    value other than the default is answered with one line of that.
     """
 
     name: str
@@ -121,8 +122,8 @@ _FLAG = "0, 1"
 _NAMES = [
     Variable("ORTMODULE_ONNX_OPSET_VERSION", _default_opset, _integer(7, 25),
              "a number from 7 to 25",
-             "opset of the export, or the nearest one that there is: 18 to 22 by torch's default exporter; 12 to 17 by the "
-             "TorchScript one, which freezes sizes, so that a new size is a new export", default_text="20"),
+             "opset of the export, or the nearest one that there is: 18 to 22 by torch's default exporter; 12 to 17 by "
+             "the TorchScript one, which freezes sizes, so that a new size is a new export", default_text="20"),
     Variable("ORTMODULE_LOG_LEVEL", None, _one_of("VERBOSE", "DEVINFO", "INFO", "WARNING", "ERROR", "FATAL"),
              "VERBOSE, DEVINFO, INFO, WARNING, ERROR, FATAL", "overrides DebugOptions(log_level=)"),
     Variable("ORTMODULE_SAVE_ONNX_PATH", "", str, "a folder", "where DebugOptions(save_onnx=True) writes"),
@@ -134,8 +135,8 @@ _NAMES = [
     Variable("ONNXTRAIN_EXPORTER", "auto", _one_of("auto", "dynamo", "torchscript"), "auto, dynamo, torchscript",
              "auto tries torch's default exporter, then the TorchScript one, compared with eager first"),
     Variable("ORTMODULE_ENABLE_CUSTOM_AUTOGRAD", True, _boolean, _FLAG,
-             "1 runs torch.autograd.Function with its own forward and backward, as a PythonOp node; 0 traces through it, "
-             "which is accepted where one step then equals eager's",
+             "1 runs torch.autograd.Function with its own forward and backward, as a PythonOp node; 0 traces through "
+             "it, which is accepted where one step then equals eager's",
              older=(("ORTMODULE_DISABLE_CUSTOM_AUTOGRAD_SUPPORT", _inverted),)),
     Variable("ORTMODULE_SKIPPED_AUTOGRAD_FUNCTIONS", (), _names, "full names of classes, joined by commas",
              "these are traced through like plain functions: autograd differentiates their forward"),
@@ -153,38 +154,51 @@ _NAMES = [
     Variable("ORTMODULE_ENABLE_SPARSE_OPTIMIZER", True, _boolean, _FLAG, None, "every row is computed",
              older=(("ORTMODULE_ENABLE_LABEL_SPARSE_OPTIMIZER", _boolean),)),
     Variable("ORTMODULE_ENABLE_EMBEDDING_SPARSE_OPTIMIZER", True, _boolean, _FLAG, None, "every row is computed"),
-    Variable("ORTMODULE_MEMORY_OPT_LEVEL", 0, _integer(0, 2), "0, 1, 2", "0 recomputes in backward what is elementwise, a norm or "
-             "moved data, on the CPU, for at most 3% of a step; 1 and 2 products and attention as well, on every device, for at "
-             "most 40% of a step. What that is follows from the memory plan, and inputs that it reads must not change before backward"),
-    Variable("ORTMODULE_MEMORY_OPT_CONFIG", "", str, "a path or a list", None, "it names parts of another graph; here the memory plan "
+    Variable("ORTMODULE_MEMORY_OPT_LEVEL", 0, _integer(0, 2), "0, 1, 2",
+             "0 recomputes in backward what is elementwise, a norm or "
+             "moved data, on the CPU, for at most 3% of a step; 1 and 2 products and attention as well, on every "
+             "device, for at most 40% of a step. What that is follows from the memory plan, and inputs that it reads "
+             "must not change before backward"),
+    Variable("ORTMODULE_MEMORY_OPT_CONFIG", "", str, "a path or a list", None,
+             "it names parts of another graph; here the memory plan "
              "says what is recomputed, within the bounds of ORTMODULE_MEMORY_OPT_LEVEL"),
     Variable("ORTMODULE_PRINT_INPUT_DENSITY", False, _boolean, _FLAG, None, "no operator depends on density"),
-    Variable("ORTMODULE_PRINT_MEMORY_STATS", False, _boolean, _FLAG, "prints the planned memory, on the first ten steps and then "
+    Variable("ORTMODULE_PRINT_MEMORY_STATS", False, _boolean, _FLAG,
+             "prints the planned memory, on the first ten steps and then "
              "at powers of two"),
     Variable("ORTMODULE_ENABLE_MEM_EFFICIENT_GRAD_MGMT", False, _boolean, _FLAG, None,
              "gradients are always handed out from a pool, without a copy"),
-    Variable("ORTMODULE_ENABLE_ZERO_STAGE3", False, _boolean, _FLAG, None, "ZeRO 3 is not supported; stages 1 and 2 need nothing"),
+    Variable("ORTMODULE_ENABLE_ZERO_STAGE3", False, _boolean, _FLAG, None,
+             "ZeRO 3 is not supported; stages 1 and 2 need nothing"),
     Variable("ORTMODULE_USE_TRITON", False, _boolean, _FLAG, None, "kernels are compiled when onnxtrain is built"),
     Variable("ORTMODULE_TRITON_CONFIG_FILE", "", str, "a path", None, "there are no Triton kernels"),
     Variable("ORTMODULE_TRITON_DEBUG", False, _boolean, _FLAG, None, "there are no Triton kernels"),
     Variable("ORTMODULE_USE_FLASH_ATTENTION", False, _boolean, _FLAG, None, "attention is fused where the engine can"),
-    Variable("ORTMODULE_USE_EFFICIENT_ATTENTION", False, _boolean, _FLAG, None, "attention is fused where the engine can"),
+    Variable("ORTMODULE_USE_EFFICIENT_ATTENTION", False, _boolean, _FLAG, None,
+             "attention is fused where the engine can"),
     Variable("ORTMODULE_ATEN_SDPA_FALLBACK", "", str, "0, 1", None, "attention is fused where the engine can"),
-    Variable("ORTMODULE_ENABLE_TUNING", False, _boolean, _FLAG, None, "GEMM is always chosen by measurement, once per shape"),
+    Variable("ORTMODULE_ENABLE_TUNING", False, _boolean, _FLAG, None,
+             "GEMM is always chosen by measurement, once per shape"),
     Variable("ORTMODULE_MAX_TUNING_DURATION_MS", 0, _integer(0, 10**9), "milliseconds", None,
              "a measurement takes a few milliseconds"),
     Variable("ORTMODULE_TUNING_RESULTS_PATH", "", str, "a folder", None, "measurements are not saved"),
     Variable("ORTMODULE_JSON_CONFIG_PATH", "", str, "a path", "overrides the path given to load_from_json"),
-    Variable("ORTMODULE_CUDA_GRAPH", True, _boolean, _FLAG, "on CUDA, a phase is recorded after two calls and replayed as one graph; "
+    Variable("ORTMODULE_CUDA_GRAPH", True, _boolean, _FLAG,
+             "on CUDA, a phase is recorded after two calls and replayed as one graph; "
              "explain() says where it is not, and why"),
-    Variable("ONNXTRAIN_ISA", None, _one_of("plain", "avx2", "avx512"), "plain, avx2, avx512", "kernels of at most this "
+    Variable("ONNXTRAIN_ISA", None, _one_of("plain", "avx2", "avx512"), "plain, avx2, avx512",
+             "kernels of at most this "
              "instruction set; read by the core", default_text="the best that the processor has"),
-    Variable("ONNXTRAIN_GEMM", None, _one_of("torch", "onednn", "primitive", "plain"), "torch, onednn, primitive, plain",
-             "every product by this provider; read by the core", default_text="chosen by measurement"),
-    Variable("ONNXTRAIN_FLUSH_DENORMALS", True, _boolean, _FLAG, "denormal floats count as zero while the engine's kernels run; "
+    Variable("ONNXTRAIN_GEMM", None, _one_of("torch", "onednn", "primitive", "plain"),
+             "torch, onednn, primitive, plain", "every product by this provider; read by the core",
+             default_text="chosen by measurement"),
+    Variable("ONNXTRAIN_FLUSH_DENORMALS", True, _boolean, _FLAG,
+             "denormal floats count as zero while the engine's kernels run; "
              "read by the core"),
-    Variable("ONNXTRAIN_DISABLE", "", str, "names of passes joined by commas", "leaves out passes that only make a graph "
-             "faster; `winograd` is that convolution, `outside_loss` torch's cross_entropy of a module's scores by the engine"),
+    Variable("ONNXTRAIN_DISABLE", "", str, "names of passes joined by commas",
+             "leaves out passes that only make a graph "
+             "faster; `winograd` is that convolution, `outside_loss` torch's cross_entropy of a module's scores by the "
+             "engine"),
 ]
 VARIABLES = {variable.name: variable for variable in _NAMES}
 
@@ -206,8 +220,10 @@ def say_what_is_ignored() -> None:
 def documentation() -> str:
     """docs/environment.md."""
     lines = ["# Environment variables", "",
-             "Made from `onnxtrain/options.py` by `python -m onnxtrain.options`. A value that is none of the choices is",
-             "answered with a warning that names them, and the default is used. They are read when a module is wrapped or",
+             "Made from `onnxtrain/options.py` by `python -m onnxtrain.options`. A value that is none of the choices "
+             "is",
+             "answered with a warning that names them, and the default is used. They are read when a module is wrapped "
+             "or",
              "exported, not at import.", "", "| variable | default | choices | effect |", "| --- | --- | --- | --- |"]
     for variable in _NAMES:
         effect = variable.effect or f"accepted, no effect: {variable.instead}"

@@ -67,7 +67,8 @@ static ont_status loss_infer(ont_graph *g, ont_node *node)
     }
     const ont_value *weight = ont_node_in(node, 2);
     if (weight && (weight->dtype != x->dtype || ont_shape_count(&weight->shape) != x->shape.dims[1]))
-        return ont_fail(ONT_EINVAL, "weights must be %" PRId64 " entries of %s", x->shape.dims[1], ont_dtype_name(x->dtype));
+        return ont_fail(ONT_EINVAL, "weights must be %" PRId64 " entries of %s", x->shape.dims[1],
+                        ont_dtype_name(x->dtype));
     ONT_TRY(read_state(node, &s));
     ont_dtype dtype = (ont_dtype)ont_attr_int(node, "stash_type", x->dtype);
     if (dtype != x->dtype && (dtype != ONT_FLOAT32 || !is_half(x->dtype)))
@@ -91,7 +92,8 @@ static ont_status check_labels(const loss_state *s, const ont_value *value, cons
         int64_t label = label_at(s, labels, i);
         if (s->ignores && label == s->ignored) continue;
         if (label < 0 || label >= s->classes)
-            return ont_fail(ONT_EINDEX, "label %" PRId64 " at position %" PRId64 " of '%s' is out of range for %" PRId64 " classes",
+            return ont_fail(ONT_EINDEX,
+                            "label %" PRId64 " at position %" PRId64 " of '%s' is out of range for %" PRId64 " classes",
                             label, i, value->name, s->classes);
     }
     return ONT_OK;
@@ -407,8 +409,10 @@ static const char *accept_grad_rows(const ont_node *node)
 
 static const char *accept_grad_half(const ont_node *node)
 {
-    ont_dtype x = ont_node_in(node, 0)->dtype, pairs = ont_node_in(node, 4) ? ont_node_in(node, 4)->dtype : ONT_UNDEFINED;
-    if (is_half(x)) return pairs == ONT_FLOAT32 && same_dtype(node) && !ont_node_in(node, 2) ? accept_any_rows(node) : "dtypes";
+    ont_dtype x = ont_node_in(node, 0)->dtype,
+              pairs = ont_node_in(node, 4) ? ont_node_in(node, 4)->dtype : ONT_UNDEFINED;
+    if (is_half(x))
+        return pairs == ONT_FLOAT32 && same_dtype(node) && !ont_node_in(node, 2) ? accept_any_rows(node) : "dtypes";
     return same_dtype(node) ? "the dtype of the scores" : accept_rows(node);
 }
 
@@ -480,8 +484,10 @@ static const ont_kernel loss_kernels[] = {
     {.name = "cross_entropy_ref", .accept = ont_accept_float, .prepare = prepare, .run = loss_ref},
 };
 static const ont_kernel grad_kernels[] = {
-    {.name = "cross_entropy_grad_f32_rows", .accept = accept_grad_rows, .prepare = grad_prepare, .run = grad_fast, .inplace = 1},
-    {.name = "cross_entropy_grad_half", .accept = accept_grad_half, .prepare = grad_prepare, .run = grad_half, .inplace = 1},
+    {.name = "cross_entropy_grad_f32_rows", .accept = accept_grad_rows, .prepare = grad_prepare, .run = grad_fast,
+     .inplace = 1},
+    {.name = "cross_entropy_grad_half", .accept = accept_grad_half, .prepare = grad_prepare, .run = grad_half,
+     .inplace = 1},
     {.name = "cross_entropy_grad_ref", .accept = accept_grad, .prepare = grad_prepare, .run = grad_run, .inplace = 1},
 };
 

@@ -1,15 +1,16 @@
 """Whole training steps against eager and torch.compile, in interleaved rounds of one run; medians and ratios.
 
-    python tests/bench/step.py [--workload mlp|transformer|cnn|resnet18|gpt2|bert]... [--rounds 7] [--no-compile] [--markdown]
-    python tests/bench/step.py --all [--workload ...] [--threads N] [--no-memory] [--no-compile] [--markdown]
+    python tests/bench/step.py [--workload mlp|transformer|cnn|resnet18|gpt2|bert]... [--rounds 7] [--no-compile]
+    [--markdown] python tests/bench/step.py --all [--workload ...] [--threads N] [--no-memory] [--no-compile]
+    [--markdown]
 
---all is the table of table.py: float32 and bf16 rows with the optimizers that the workloads are known with, the loss inside
-and outside the module, eager under jemalloc, GFLOP/s and share of the peak, memory. With ONNXTRAIN_ISA=avx2 the whole process,
-torch and its libraries too, is held down to AVX2.
+--all is the table of table.py: float32 and bf16 rows with the optimizers that the workloads are known with, the loss
+inside and outside the module, eager under jemalloc, GFLOP/s and share of the peak, memory. With ONNXTRAIN_ISA=avx2 the
+whole process, torch and its libraries too, is held down to AVX2.
 
 Prints for ours the first step (a process that has imported everything) split into export and build, the build for a new
-size of a dynamic dim, and the planned slab; and for eager and ours the peak resident memory of five steps above what the
-process held before them, for ours after export, each in a process of its own (--no-memory leaves that out).
+size of a dynamic dim, and the planned slab; and for eager and ours the peak resident memory of five steps above what
+the process held before them, for ours after export, each in a process of its own (--no-memory leaves that out).
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-if os.environ.get("ONNXTRAIN_ISA") == "avx2":  # read by ATen and TorchInductor, MKL, and torch's oneDNN, when they are loaded
+# Read by ATen and TorchInductor, MKL, and torch's oneDNN, when they are loaded.
+if os.environ.get("ONNXTRAIN_ISA") == "avx2":
     os.environ.update(ATEN_CPU_CAPABILITY="avx2", MKL_ENABLE_INSTRUCTIONS="AVX2", ONEDNN_MAX_CPU_ISA="AVX2")
 
 import torch  # noqa: E402
@@ -128,8 +130,8 @@ def run(name: str, rounds: int, with_compile: bool, with_memory: bool) -> list[t
     resized = session.stats()
     print(f"{name}: first step {ours.first:.2f} s, of which export {counts['export_seconds']:.2f}, build "
           f"{stats['build_seconds'] + counts['build_seconds']:.3f}; build for a new size "
-          f"{1e3 * (resized['build_seconds'] - stats['build_seconds']):.1f} ms; slab {stats['slab_bytes'] / 2**20:.1f} MiB "
-          f"(lower bound {stats['slab_lower_bound'] / 2**20:.1f})")
+          f"{1e3 * (resized['build_seconds'] - stats['build_seconds']):.1f} ms; slab {stats['slab_bytes'] / 2**20:.1f} "
+          f"MiB (lower bound {stats['slab_lower_bound'] / 2**20:.1f})")
     if with_memory:
         print(f"{name}: peak resident memory of five steps: eager {peak(name, 'eager'):.0f} MiB, onnxtrain "
               f"{peak(name, 'onnxtrain'):.0f} MiB")

@@ -21,9 +21,12 @@ def parts_session(dtype, index_shape, width=6):
     nodes = [helper.make_node("Neg", ["x"], ["t"])]
     nodes += [helper.make_node("Gather", ["t", f"i{k}"], [f"g{k}"], axis=1) for k in range(3)]
     nodes += [helper.make_node("Mul", ["t", "c"], ["whole"])]
-    graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info(n, ELEM[dtype], [2, 5, width]) for n in ("x", "c")],
-                              [helper.make_tensor_value_info(n, ELEM[dtype], None) for n in ("g0", "g1", "g2", "whole")], constants)
-    return _C.Session(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10).SerializeToString()), \
+    graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info(n, ELEM[dtype], [2, 5, width])
+                                           for n in ("x", "c")],
+                              [helper.make_tensor_value_info(n, ELEM[dtype], None)
+                               for n in ("g0", "g1", "g2", "whole")], constants)
+    return _C.Session(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)],
+                                        ir_version=10).SerializeToString()), \
         [torch.from_numpy(np.array(numpy_helper.to_array(c))) for c in constants]
 
 
@@ -69,7 +72,8 @@ def test_leaves_the_program_as_it_was():
     """A second run of the same program has the same numbers: nothing that is read again was added to."""
     x, c = random(2, 5, 6, dtype=torch.float32, seed=4), random(2, 5, 6, dtype=torch.float32, seed=5)
     session, _ = parts_session(torch.float32, (2, 4))
-    dys = [random(2, 2, 4, 6, dtype=torch.float32, seed=6 + k) for k in range(3)] + [random(2, 5, 6, dtype=torch.float32, seed=9)]
+    dys = [random(2, 2, 4, 6, dtype=torch.float32, seed=6 + k)
+           for k in range(3)] + [random(2, 5, 6, dtype=torch.float32, seed=9)]
     kept = [d.clone() for d in dys]
     first, _ = step(session, [x, c], dys)
     second, _ = step(session, [x, c], dys)
