@@ -106,7 +106,8 @@ class Variable:
         """The default as a user would write it."""
         if self.default_text is not None:
             return self.default_text
-        return {True: "1", False: "0", None: "not set", "": "not set", (): "not set"}.get(self.default, str(self.default))
+        texts = {True: "1", False: "0", None: "not set", "": "not set", (): "not set"}
+        return texts.get(self.default, str(self.default))
 
 
 _said: set[str] = set()
@@ -195,10 +196,8 @@ _NAMES = [
     Variable("ONNXTRAIN_FLUSH_DENORMALS", True, _boolean, _FLAG,
              "denormal floats count as zero while the engine's kernels run; "
              "read by the core"),
-    Variable("ONNXTRAIN_DISABLE", "", str, "names of passes joined by commas",
-             "leaves out passes that only make a graph "
-             "faster; `winograd` is that convolution, `outside_loss` torch's cross_entropy of a module's scores by the "
-             "engine"),
+    Variable("ONNXTRAIN_DISABLE", "", str, "names of passes joined by commas", "leaves out passes that only make a graph "
+             "faster; `winograd` is that convolution, `outside_loss` torch's cross_entropy of a module's scores by the engine"),
 ]
 VARIABLES = {variable.name: variable for variable in _NAMES}
 

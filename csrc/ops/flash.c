@@ -11,26 +11,11 @@
 
 #include "base/parallel.h"
 #include "device/gemm.h"
-#include "ops/fused_attention.h"
-#include "simd/attention.h"
-#include "simd/simd.h"
+#include "ops/flash.h"
 
 enum { BLOCK_ROWS = 256, BLOCK_COLUMNS = 256 };
 
-typedef struct flash_state {
-    ont_attention a;
-    size_t z;                       /* bytes of an element */
-    ont_dtype dtype;
-    const ont_gemm_provider *gemm;
-    const ont_attention_loops *loops;
-    const ont_simd_table *simd;
-    int64_t row_block, column_block;
-    int64_t slots;                  /* pieces of scratch: no more threads than these work at once */
-    size_t slot_bytes;
-    int64_t targets[4];             /* gradient: output of each operand, -1: none */
-    /* Leads apart for every gradient wanted, and those that some of them share. */
-    int64_t apart[ONT_ATTENTION_LEADS], shared[ONT_ATTENTION_LEADS], n_apart, n_shared;
-} flash_state;
+typedef ont_flash flash_state;
 
 /* Scratch of one thread. */
 typedef struct scratch {
@@ -52,36 +37,19 @@ static scratch scratch_of(const flash_state *s, char *work, int64_t slot)
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-ont_status ont_flash_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
+ont_status ont_flash_begin(const ont_node *node, ont_arena *arena, ont_flash **state)
 {
-    flash_state *s = ont_arena_alloc(arena, sizeof *s);
+    ont_flash *s = ont_arena_alloc(arena, sizeof *s);
     if (!s) return ONT_ENOMEM;
+    *s = (ont_flash){.dtype = ont_node_in(node, 0)->dtype};
     ONT_TRY(ont_attention_read(node, &s->a));
-    s->dtype = ont_node_in(node, 0)->dtype;
     s->z = ont_dtype_size(s->dtype);
     s->loops = ont_simd_attention(s->dtype);
     s->simd = ont_simd();
-    s->row_block = least(s->a.rows, BLOCK_ROWS);
-    s->column_block = least(s->a.columns, BLOCK_COLUMNS);
-    ont_gemm typical = {.dtype = s->dtype, .trans_b = true, .m = s->row_block, .n = s->column_block, .k = s->a.size,
-                        .lda = s->a.size, .ldb = s->a.size, .ldc = s->column_block, .alpha = s->a.scale};
-    s->gemm = ont_gemm_choose(&typical, NULL);
     s->slots = ont_parallel_threads();
-    size_t block = rounded((size_t)(s->row_block * s->column_block) * s->z), line = rounded((size_t)s->row_block * sizeof(double));
-    s->slot_bytes = 2 * block + 3 * line + rounded((size_t)(s->row_block * s->column_block));
-    for (int i = 0; i < 4; i++) s->targets[i] = -1;
-    out->state = s;
-    out->work_bytes = s->slot_bytes * (size_t)s->slots;
-    return ONT_OK;
-}
-
-ont_status ont_flash_prepare_grad(const ont_node *node, ont_arena *arena, ont_prepared *out)
-{
-    ONT_TRY(ont_flash_prepare(node, arena, out));
-    flash_state *s = out->state;
-    size_t n;
+    size_t n = 0;
     const int64_t *targets = ont_attr_ints(node, "targets", &n);
-    for (size_t i = 0; i < n && i < 4; i++) s->targets[i] = targets[i];
+    for (size_t i = 0; i < 4; i++) s->targets[i] = i < n ? targets[i] : -1;
     s->n_apart = s->n_shared = 1;
     for (int d = 0; d < s->a.n_leads; d++) {
         bool shared = false;
@@ -91,13 +59,29 @@ ont_status ont_flash_prepare_grad(const ont_node *node, ont_arena *arena, ont_pr
         s->n_apart *= s->apart[d];
         s->n_shared *= s->shared[d];
     }
+    *state = s;
+    return ONT_OK;
+}
+
+ont_status ont_flash_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
+{
+    flash_state *s;
+    ONT_TRY(ont_flash_begin(node, arena, &s));
+    s->row_block = least(s->a.rows, BLOCK_ROWS);
+    s->column_block = least(s->a.columns, BLOCK_COLUMNS);
+    ont_gemm typical = {.dtype = s->dtype, .trans_b = true, .m = s->row_block, .n = s->column_block, .k = s->a.size,
+                        .lda = s->a.size, .ldb = s->a.size, .ldc = s->column_block, .alpha = s->a.scale};
+    s->gemm = ont_gemm_choose(&typical, NULL);
+    size_t block = rounded((size_t)(s->row_block * s->column_block) * s->z), line = rounded((size_t)s->row_block * sizeof(double));
+    s->slot_bytes = 2 * block + 3 * line + rounded((size_t)(s->row_block * s->column_block));
+    out->state = s;
+    out->work_bytes = s->slot_bytes * (size_t)s->slots;
     return ONT_OK;
 }
 
 /* ---- operands ---- */
 
-/* Row i of lead l of a view. `base` may be NULL: an absent operand. */
-static char *row_at(const flash_state *s, int view, const void *base, int64_t l, int64_t i)
+char *ont_flash_row_at(const flash_state *s, int view, const void *base, int64_t l, int64_t i)
 {
     size_t z = view == ONT_ATTENTION_KEEP || view == ONT_ATTENTION_EMPTY ? 1 : s->z;
     return base ? (char *)base + (ont_attention_at(&s->a, view, l) + i * s->a.view[view].row) * (int64_t)z : NULL;
@@ -132,13 +116,10 @@ static double number(const flash_state *s, const void *data, int64_t i)
 
 /* ---- a block ---- */
 
-/* Rows [i0, i0 + m) and columns [j0, j0 + n) of lead l. */
-typedef struct block {
-    int64_t l, i0, m, j0, n;
-} block;
+typedef ont_flash_block block;
 
-/* Dropout's choice: word e of the stream for element e of the scores, whole rows in one go where the block has them. */
-static void choose_kept(const ont_call *call, const flash_state *s, const block *k, uint8_t *kept)
+/* Whole rows in one go where the block has them. */
+void ont_flash_choose_kept(const ont_call *call, const flash_state *s, const block *k, uint8_t *kept)
 {
     const ont_attention *a = &s->a;
     int64_t first = (k->l * a->rows + k->i0) * a->columns + k->j0;
@@ -148,8 +129,7 @@ static void choose_kept(const ont_call *call, const flash_state *s, const block 
         s->simd->dropout(NULL, NULL, kept + r * k->n, first + r * a->columns, k->n, call->seed, a->stream, a->threshold, 1);
 }
 
-/* Masks of row r of a block. */
-static ont_attention_row row_of(const ont_call *call, const flash_state *s, const block *k, int64_t r, const uint8_t *kept)
+ont_attention_row ont_flash_row_of(const ont_call *call, const flash_state *s, const block *k, int64_t r, const uint8_t *kept)
 {
     const ont_attention *a = &s->a;
     const ont_matrix_view *bias = &a->view[ONT_ATTENTION_BIAS], *keep = &a->view[ONT_ATTENTION_KEEP];
@@ -157,8 +137,8 @@ static ont_attention_row row_of(const ont_call *call, const flash_state *s, cons
     ont_attention_row row = {.n = k->n, .visible = visible < 0 ? 0 : least(visible, k->n), .bias_step = bias->column,
                              .keep_step = keep->column, .keep_if = a->keep_if, .fill = a->fill,
                              .keep_scale = a->keep_scale};
-    const char *b = row_at(s, ONT_ATTENTION_BIAS, input(call, ONT_ATTENTION_BIAS), k->l, i);
-    const char *m = row_at(s, ONT_ATTENTION_KEEP, input(call, ONT_ATTENTION_KEEP), k->l, i);
+    const char *b = ont_flash_row_at(s, ONT_ATTENTION_BIAS, input(call, ONT_ATTENTION_BIAS), k->l, i);
+    const char *m = ont_flash_row_at(s, ONT_ATTENTION_KEEP, input(call, ONT_ATTENTION_KEEP), k->l, i);
     row.bias = b ? b + k->j0 * bias->column * (int64_t)s->z : NULL;
     row.keep = m ? (const uint8_t *)m + k->j0 * keep->column : NULL;
     row.kept = a->drops ? kept + r * k->n : NULL;
@@ -168,14 +148,14 @@ static ont_attention_row row_of(const ont_call *call, const flash_state *s, cons
 static void scores_of(const ont_call *call, const flash_state *s, const block *k, char *scores)
 {
     const ont_attention *a = &s->a;
-    product(s, false, true, k->m, k->n, a->size, a->scale, row_at(s, ONT_ATTENTION_Q, call->in[0], k->l, k->i0),
-            a->view[ONT_ATTENTION_Q].row, row_at(s, ONT_ATTENTION_K, call->in[1], k->l, k->j0), a->view[ONT_ATTENTION_K].row, 0,
+    product(s, false, true, k->m, k->n, a->size, a->scale, ont_flash_row_at(s, ONT_ATTENTION_Q, call->in[0], k->l, k->i0),
+            a->view[ONT_ATTENTION_Q].row, ont_flash_row_at(s, ONT_ATTENTION_K, call->in[1], k->l, k->j0), a->view[ONT_ATTENTION_K].row, 0,
             scores, k->n);
 }
 
-static bool is_empty(const ont_call *call, const flash_state *s, int64_t l, int64_t i)
+bool ont_flash_is_empty(const ont_call *call, const flash_state *s, int64_t l, int64_t i)
 {
-    const char *empty = row_at(s, ONT_ATTENTION_EMPTY, input(call, ONT_ATTENTION_EMPTY), l, i);
+    const char *empty = ont_flash_row_at(s, ONT_ATTENTION_EMPTY, input(call, ONT_ATTENTION_EMPTY), l, i);
     return empty && *empty;
 }
 
@@ -185,11 +165,11 @@ static void finish_rows(const ont_call *call, const flash_state *s, const block 
 {
     const ont_attention *a = &s->a;
     void *stats = call->node->n_outputs > 1 ? call->out[1] : NULL;
-    char *y = row_at(s, ONT_ATTENTION_Y, call->out[0], k->l, k->i0);
+    char *y = ont_flash_row_at(s, ONT_ATTENTION_Y, call->out[0], k->l, k->i0);
     int64_t step = a->view[ONT_ATTENTION_Y].row * (int64_t)s->z;
     for (int64_t r = 0; r < k->m; r++, y += step) {
         int64_t at = (k->l * a->rows + k->i0 + r) * 2;
-        if (ont_attention_is_void(a, w->sum[r]) || is_empty(call, s, k->l, k->i0 + r))
+        if (ont_attention_is_void(a, w->sum[r]) || ont_flash_is_empty(call, s, k->l, k->i0 + r))
             memset(y, 0, (size_t)a->v_size * s->z);
         else
             scale_row(s, y, a->v_size, 1 / w->sum[r]);
@@ -208,7 +188,7 @@ static void forward_rows(const ont_call *call, const flash_state *s, block k, co
 {
     const ont_attention *a = &s->a;
     int64_t columns = ont_attention_visible(a, k.i0 + k.m - 1), ldy = a->view[ONT_ATTENTION_Y].row;
-    char *y = row_at(s, ONT_ATTENTION_Y, call->out[0], k.l, k.i0);
+    char *y = ont_flash_row_at(s, ONT_ATTENTION_Y, call->out[0], k.l, k.i0);
     for (int64_t r = 0; r < k.m; r++) {
         w->most[r] = -INFINITY;
         w->sum[r] = 0;
@@ -217,14 +197,14 @@ static void forward_rows(const ont_call *call, const flash_state *s, block k, co
     for (k.j0 = 0; k.j0 < columns; k.j0 += s->column_block) {
         k.n = least(s->column_block, a->columns - k.j0);
         scores_of(call, s, &k, w->scores);
-        if (a->drops) choose_kept(call, s, &k, w->kept);
+        if (a->drops) ont_flash_choose_kept(call, s, &k, w->kept);
         for (int64_t r = 0; r < k.m; r++) {
             double shrink;
-            ont_attention_row row = row_of(call, s, &k, r, w->kept);
+            ont_attention_row row = ont_flash_row_of(call, s, &k, r, w->kept);
             s->loops->softmax(w->scores + r * k.n * (int64_t)s->z, &row, &w->most[r], &w->sum[r], &shrink);
             if (k.j0 && shrink != 1) scale_row(s, y + r * ldy * (int64_t)s->z, a->v_size, shrink);
         }
-        product(s, false, false, k.m, a->v_size, k.n, 1, w->scores, k.n, row_at(s, ONT_ATTENTION_V, call->in[2], k.l, k.j0),
+        product(s, false, false, k.m, a->v_size, k.n, 1, w->scores, k.n, ont_flash_row_at(s, ONT_ATTENTION_V, call->in[2], k.l, k.j0),
                 a->view[ONT_ATTENTION_V].row, k.j0 ? 1 : 0, y, ldy);
     }
     finish_rows(call, s, &k, w);
@@ -260,9 +240,9 @@ typedef struct piece {
     bool zero_q, zero_k, zero_v;
 } piece;
 
-static void zero_rows(const flash_state *s, int view, void *base, int64_t l, int64_t first, int64_t last, int64_t width)
+void ont_flash_zero_rows(const flash_state *s, int view, void *base, int64_t l, int64_t first, int64_t last, int64_t width)
 {
-    char *row = row_at(s, view, base, l, first);
+    char *row = ont_flash_row_at(s, view, base, l, first);
     int64_t step = s->a.view[view].row * (int64_t)s->z;
     for (int64_t r = first; row && r < last; r++, row += step) memset(row, 0, (size_t)width * s->z);
 }
@@ -272,8 +252,8 @@ static void begin_rows(const ont_call *call, const flash_state *s, const block *
 {
     const ont_attention *a = &s->a;
     const void *stats = call->in[ONT_ATTENTION_STATS];
-    const char *y = row_at(s, ONT_ATTENTION_Y, call->in[ONT_ATTENTION_Y], k->l, k->i0);
-    const char *dy = row_at(s, ONT_ATTENTION_Y, call->in[ONT_ATTENTION_DY], k->l, k->i0);
+    const char *y = ont_flash_row_at(s, ONT_ATTENTION_Y, call->in[ONT_ATTENTION_Y], k->l, k->i0);
+    const char *dy = ont_flash_row_at(s, ONT_ATTENTION_Y, call->in[ONT_ATTENTION_DY], k->l, k->i0);
     int64_t step = a->view[ONT_ATTENTION_Y].row * (int64_t)s->z;
     for (int64_t r = 0; r < k->m; r++) {
         int64_t at = (k->l * a->rows + k->i0 + r) * 2;
@@ -287,16 +267,16 @@ static void block_grad(const ont_call *call, const flash_state *s, const block *
 {
     const ont_attention *a = &s->a;
     const int64_t ldy = a->view[ONT_ATTENTION_Y].row;
-    const char *dy = row_at(s, ONT_ATTENTION_Y, call->in[ONT_ATTENTION_DY], k->l, k->i0);
+    const char *dy = ont_flash_row_at(s, ONT_ATTENTION_Y, call->in[ONT_ATTENTION_DY], k->l, k->i0);
     scores_of(call, s, k, w->scores);
-    product(s, false, true, k->m, k->n, a->v_size, 1, dy, ldy, row_at(s, ONT_ATTENTION_V, call->in[2], k->l, k->j0),
+    product(s, false, true, k->m, k->n, a->v_size, 1, dy, ldy, ont_flash_row_at(s, ONT_ATTENTION_V, call->in[2], k->l, k->j0),
             a->view[ONT_ATTENTION_V].row, 0, w->gradient, k->n);
-    if (a->drops) choose_kept(call, s, k, w->kept);
+    if (a->drops) ont_flash_choose_kept(call, s, k, w->kept);
     for (int64_t r = 0; r < k->m; r++) {
         size_t bytes = (size_t)k->n * s->z;
         char *scores = w->scores + (size_t)r * bytes, *gradient = w->gradient + (size_t)r * bytes;
-        ont_attention_row row = row_of(call, s, k, r, w->kept);
-        if (ont_attention_is_void(a, w->sum[r]) || is_empty(call, s, k->l, k->i0 + r)) {
+        ont_attention_row row = ont_flash_row_of(call, s, k, r, w->kept);
+        if (ont_attention_is_void(a, w->sum[r]) || ont_flash_is_empty(call, s, k->l, k->i0 + r)) {
             memset(scores, 0, bytes);
             memset(gradient, 0, bytes);
         } else {
@@ -308,21 +288,21 @@ static void block_grad(const ont_call *call, const flash_state *s, const block *
     int64_t ldq = a->view[ONT_ATTENTION_Q].row, ldk = a->view[ONT_ATTENTION_K].row, ldv = a->view[ONT_ATTENTION_V].row;
     if (p->dv)
         product(s, true, false, k->n, a->v_size, k->m, 1, w->scores, k->n, dy, ldy, 1,
-                row_at(s, ONT_ATTENTION_V, p->dv, k->l, k->j0), ldv);
+                ont_flash_row_at(s, ONT_ATTENTION_V, p->dv, k->l, k->j0), ldv);
     if (p->dq)
         product(s, false, false, k->m, a->size, k->n, a->scale, w->gradient, k->n,
-                row_at(s, ONT_ATTENTION_K, call->in[1], k->l, k->j0), ldk, 1, row_at(s, ONT_ATTENTION_Q, p->dq, k->l, k->i0), ldq);
+                ont_flash_row_at(s, ONT_ATTENTION_K, call->in[1], k->l, k->j0), ldk, 1, ont_flash_row_at(s, ONT_ATTENTION_Q, p->dq, k->l, k->i0), ldq);
     if (p->dk)
         product(s, true, false, k->n, a->size, k->m, a->scale, w->gradient, k->n,
-                row_at(s, ONT_ATTENTION_Q, call->in[0], k->l, k->i0), ldq, 1, row_at(s, ONT_ATTENTION_K, p->dk, k->l, k->j0), ldk);
+                ont_flash_row_at(s, ONT_ATTENTION_Q, call->in[0], k->l, k->i0), ldq, 1, ont_flash_row_at(s, ONT_ATTENTION_K, p->dk, k->l, k->j0), ldk);
 }
 
 static void run_piece(const ont_call *call, const flash_state *s, const piece *p, const scratch *w)
 {
     const ont_attention *a = &s->a;
-    if (p->zero_q) zero_rows(s, ONT_ATTENTION_Q, p->dq, p->l, p->i0, p->i1, a->size);
-    if (p->zero_k) zero_rows(s, ONT_ATTENTION_K, p->dk, p->l, p->j0, p->j1, a->size);
-    if (p->zero_v) zero_rows(s, ONT_ATTENTION_V, p->dv, p->l, p->j0, p->j1, a->v_size);
+    if (p->zero_q) ont_flash_zero_rows(s, ONT_ATTENTION_Q, p->dq, p->l, p->i0, p->i1, a->size);
+    if (p->zero_k) ont_flash_zero_rows(s, ONT_ATTENTION_K, p->dk, p->l, p->j0, p->j1, a->size);
+    if (p->zero_v) ont_flash_zero_rows(s, ONT_ATTENTION_V, p->dv, p->l, p->j0, p->j1, a->v_size);
     block k = {.l = p->l};
     for (k.i0 = p->i0; k.i0 < p->i1; k.i0 += s->row_block) {
         k.m = least(s->row_block, p->i1 - k.i0);
@@ -338,8 +318,7 @@ static void run_piece(const ont_call *call, const flash_state *s, const piece *p
     }
 }
 
-/* Lead number u of those apart, entry v of those that share its gradients. */
-static int64_t lead_of(const flash_state *s, int64_t u, int64_t v)
+int64_t ont_flash_lead_of(const flash_state *s, int64_t u, int64_t v)
 {
     int64_t l = 0, step = 1;
     for (int d = s->a.n_leads - 1; d >= 0; d--) {
@@ -351,8 +330,7 @@ static int64_t lead_of(const flash_state *s, int64_t u, int64_t v)
     return l;
 }
 
-/* Whether lead l is the first that writes to its gradient through `view`. */
-static bool is_first(const flash_state *s, int view, int64_t l)
+bool ont_flash_is_first(const flash_state *s, int view, int64_t l)
 {
     bool first = true;
     for (int d = s->a.n_leads - 1; d >= 0; d--) {
@@ -377,14 +355,14 @@ static void run_unit(const backward *b, int64_t u, int64_t at, const scratch *w)
     const flash_state *s = b->s;
     const ont_attention *a = &s->a;
     for (int64_t v = 0; v < s->n_shared; v++) {
-        piece p = {.l = lead_of(s, u, v), .i1 = a->rows, .j1 = a->columns};
+        piece p = {.l = ont_flash_lead_of(s, u, v), .i1 = a->rows, .j1 = a->columns};
         if (b->phase != PHASE_COLUMNS) p.dq = b->grads[0];
         if (b->phase != PHASE_ROWS) p.dk = b->grads[1], p.dv = b->grads[2], p.dbias = b->grads[3];
         if (b->phase == PHASE_COLUMNS) p.j0 = at * s->column_block, p.j1 = least(a->columns, p.j0 + s->column_block);
         if (b->phase == PHASE_ROWS) p.i0 = at * s->row_block, p.i1 = least(a->rows, p.i0 + s->row_block);
-        p.zero_q = is_first(s, ONT_ATTENTION_Q, p.l);
-        p.zero_k = is_first(s, ONT_ATTENTION_K, p.l);
-        p.zero_v = is_first(s, ONT_ATTENTION_V, p.l);
+        p.zero_q = ont_flash_is_first(s, ONT_ATTENTION_Q, p.l);
+        p.zero_k = ont_flash_is_first(s, ONT_ATTENTION_K, p.l);
+        p.zero_v = ont_flash_is_first(s, ONT_ATTENTION_V, p.l);
         run_piece(b->call, s, &p, w);
     }
 }

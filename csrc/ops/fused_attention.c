@@ -8,6 +8,7 @@
  */
 #include <math.h>
 
+#include "ops/flash.h"
 #include "ops/fused_attention.h"
 #include "ops/random.h"
 
@@ -268,13 +269,15 @@ const char *ont_attention_accept(const ont_node *node)
 }
 
 static const ont_kernel forward_kernels[] = {
+    {.name = "attention_tiles", .accept = ont_flash_tiles_accept, .prepare = ont_flash_tiles_prepare, .run = ont_flash_tiles_run},
     {.name = "attention_flash", .accept = ont_attention_accept, .prepare = ont_flash_prepare, .run = ont_flash_run},
     {.name = "attention_ref", .accept = ont_attention_accept, .prepare = ont_attention_prepare_ref,
      .run = ont_attention_run_ref},
 };
 static const ont_kernel backward_kernels[] = {
-    {.name = "attention_grad_flash", .accept = ont_attention_accept, .prepare = ont_flash_prepare_grad,
-     .run = ont_flash_run_grad},
+    {.name = "attention_grad_tiles", .accept = ont_flash_tiles_accept, .prepare = ont_flash_tiles_prepare_grad,
+     .run = ont_flash_tiles_run_grad},
+    {.name = "attention_grad_flash", .accept = ont_attention_accept, .prepare = ont_flash_prepare, .run = ont_flash_run_grad},
     {.name = "attention_grad_ref", .accept = ont_attention_accept, .prepare = ont_attention_prepare_ref,
      .run = ont_attention_run_grad_ref},
 };

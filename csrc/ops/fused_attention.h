@@ -72,10 +72,9 @@ static inline int64_t ont_attention_visible(const ont_attention *a, int64_t row)
     return n < 0 ? 0 : n > a->columns ? a->columns : n;
 }
 
-/* Kernels: blocks with products, in ops/flash.c; one row after the other, in ops/fused_attention_ref.c. */
+/* Kernels: blocks with a library's products, in ops/flash.c; one row after the other, in ops/fused_attention_ref.c. */
 const char *ont_attention_accept(const ont_node *node);
 ont_status ont_flash_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out);
-ont_status ont_flash_prepare_grad(const ont_node *node, ont_arena *arena, ont_prepared *out);
 ont_status ont_flash_run(const ont_call *call);
 ont_status ont_flash_run_grad(const ont_call *call);
 ont_status ont_attention_prepare_ref(const ont_node *node, ont_arena *arena, ont_prepared *out);

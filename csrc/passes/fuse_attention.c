@@ -11,11 +11,11 @@
 #include <math.h>
 #include <string.h>
 
-#include "base/number.h"
 #include "ops/fused_attention.h"
 #include "ops/random.h"
 #include "passes/move_transpose.h"
 #include "passes/pass.h"
+#include "passes/step_mask.h"
 #include "passes/strides.h"
 
 typedef struct match {
@@ -390,29 +390,19 @@ static bool find_views(match *m)
 enum { LOWEST = -1000000000 }; /* scores this far below the others have no probability */
 
 /*
- * Whether a constant mask lets row i see the columns up to i + diagonal, and nothing else. Every row must see one: what rows
- * without any give depends on how they were hidden.
+ * Whether a mask that is known lets row i see the columns up to i + diagonal, and nothing else. Every row must see one: what
+ * rows without any give depends on how they were hidden.
  */
 static bool is_causal(const match *m, const ont_value *mask, const ont_shape *shape, bool bias, int64_t *diagonal)
 {
-    int rank = mask->shape.rank;
-    if (mask->kind != ONT_VALUE_CONSTANT || !mask->data || ont_shape_count(&mask->shape) != m->rows * m->columns) return false;
-    if (rank < 2 || mask->shape.dims[rank - 1] != m->columns || mask->shape.dims[rank - 2] != m->rows) return false;
+    ont_step_mask step;
     if (shape->rank < 2 || shape->dims[shape->rank - 2] != m->rows || (!bias && m->fill > LOWEST)) return false;
-    const ont_tensor *data = mask->data;
-    for (int64_t i = 0; i < m->rows; i++) {
-        int64_t seen = 0;
-        for (int64_t j = 0; j < m->columns; j++) {
-            double x = ont_number_at(data->data, data->dtype, i * m->columns + j);
-            bool sees = bias ? x == 0 : (x != 0) == m->keep_if;
-            if ((sees && seen != j) || (bias && !sees && !(x < LOWEST))) return false;
-            seen += sees;
-        }
-        if (i == 0) *diagonal = seen - 1;
-        int64_t expected = i + *diagonal + 1;
-        if (*diagonal < 0 || seen != (expected > m->columns ? m->columns : expected)) return false;
-    }
-    return true;
+    if (!ont_step_mask_of(mask, m->rows, m->columns, &step)) return false;
+    bool lower = bias ? step.lower == 0 : (step.lower != 0) == m->keep_if;
+    bool upper = bias ? !(step.upper < LOWEST) : (step.upper != 0) == m->keep_if;
+    if (bias && upper && step.upper != 0) return false;
+    *diagonal = upper ? m->columns - 1 : step.diagonal;
+    return lower && *diagonal >= 0;
 }
 
 static void find_causal(match *m)
@@ -439,13 +429,15 @@ static void find_causal(match *m)
 
 /*
  * The node computes 16-bit floats in float32, while products apart are faster in their own type: there it pays where the
- * scores are so many that memory decides. tests/bench/attention.py --bf16. A device's kernel takes them as they are.
+ * scores are so many that memory decides, and earlier where half of them need no computing. tests/bench/attention.py --bf16.
+ * A device's kernel takes them as they are.
  */
-enum { NARROW_COLUMNS = 2048 };
+enum { NARROW_COLUMNS = 2048, NARROW_CAUSAL_COLUMNS = 512 };
 
 static bool is_worth(const match *m, ont_dtype dtype)
 {
-    return m->g->device || dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64 || m->columns >= NARROW_COLUMNS;
+    return m->g->device || dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64 ||
+           m->columns >= (m->causal ? NARROW_CAUSAL_COLUMNS : NARROW_COLUMNS);
 }
 
 static bool find(match *m)
@@ -461,11 +453,11 @@ static bool find(match *m)
     if (!find_scores(m) || !find_values(m)) return false;
     const ont_value *q = ont_node_in(m->scores, 0), *k = ont_node_in(m->scores, 1), *v = ont_node_in(m->values, 1);
     if (!q || !k || !v || q->dtype != k->dtype || q->dtype != v->dtype || m->y->dtype != q->dtype) return false;
-    if (!ont_dtype_is_float(q->dtype) || !is_worth(m, q->dtype) || !ont_shape_count(&q->shape) || !ont_shape_count(&v->shape)) return false;
+    if (!ont_dtype_is_float(q->dtype) || !ont_shape_count(&q->shape) || !ont_shape_count(&v->shape)) return false;
     if (m->y->shape.rank < 2 || ont_shape_count_range(&m->y->shape, 0, m->y->shape.rank - 1) != m->outer) return false;
     if (m->second && m->second->dtype != m->bias->dtype) return false;
     find_causal(m);
-    return true;
+    return is_worth(m, q->dtype);
 }
 
 static bool has(const match *m, int which)

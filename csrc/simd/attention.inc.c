@@ -4,6 +4,9 @@
  */
 #include <math.h>
 #include <string.h>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
 
 #include "simd/attention.h"
 #include "simd/math.h"
@@ -18,7 +21,12 @@
 #else
 #define VEXP f32_exp
 #endif
+#if defined(__AVX2__)
+#define VECTORS
+#include "simd/attention_vectors.h"
+#endif
 #include "simd/attention_rows.h"
+#undef VECTORS
 #define NUM double
 #define F(name) PASTE(name, _f64)
 #define VEXP exp

@@ -1,6 +1,6 @@
 /*
- * Bodies of the loops of attention for one dtype: NUM, F(name) and VEXP say which. Part of attention.inc.c, included by
- * nothing else. Sums run in 16 partial sums, as in rows.h.
+ * Bodies of the loops of attention for one dtype: NUM, F(name) and VEXP say which; with VECTORS, what runs over the elements
+ * of a row is attention_vectors.h's. Part of attention.inc.c, included by nothing else. Sums run in 16 partial sums, as in rows.h.
  */
 #define LANES 16
 
@@ -23,23 +23,21 @@ static void F(mask)(NUM *s, const ont_attention_row *row)
         for (int64_t i = 0; i < n; i++) s[i] = fill;
 }
 
-/* NaN loses every comparison: it comes back through the sum. */
-static NUM F(largest)(const NUM *s, int64_t n)
+#ifndef VECTORS
+
+/* The largest of s and `least`. NaN loses every comparison: it comes back through the sum. */
+static NUM F(largest)(const NUM *s, int64_t n, NUM least)
 {
-    NUM part[LANES], best = -(NUM)INFINITY;
-    for (int lane = 0; lane < LANES; lane++) part[lane] = -(NUM)INFINITY;
-    int64_t i = 0;
-    for (; i + LANES <= n; i += LANES)
-        for (int lane = 0; lane < LANES; lane++) part[lane] = s[i + lane] > part[lane] ? s[i + lane] : part[lane];
-    for (; i < n; i++) best = s[i] > best ? s[i] : best;
-    for (int lane = 0; lane < LANES; lane++) best = part[lane] > best ? part[lane] : best;
-    return best;
+    for (int64_t i = 0; i < n; i++) least = s[i] > least ? s[i] : least;
+    return least;
 }
 
-static NUM F(total)(const NUM *s, int64_t n)
+/* s becomes exp(s - base); their sum. */
+static NUM F(exponentials)(NUM *s, int64_t n, NUM base)
 {
     NUM part[LANES] = {0};
     int64_t i = 0;
+    for (int64_t k = 0; k < n; k++) s[k] = VEXP(s[k] - base);
     for (; i + LANES <= n; i += LANES)
         for (int lane = 0; lane < LANES; lane++) part[lane] += s[i + lane];
     for (; i < n; i++) part[0] += s[i];
@@ -48,17 +46,27 @@ static NUM F(total)(const NUM *s, int64_t n)
     return part[0];
 }
 
+/* s becomes the probabilities, dp the gradients of the scores. */
+static void F(gradients)(NUM *restrict s, NUM *restrict dp, int64_t n, NUM base, NUM inverse, NUM delta)
+{
+    for (int64_t i = 0; i < n; i++) {
+        NUM p = VEXP(s[i] - base) * inverse;
+        dp[i] = p * (dp[i] - delta);
+        s[i] = p;
+    }
+}
+
+#endif
+
 static void F(softmax)(void *scores, const ont_attention_row *row, double *most, double *sum, double *shrink)
 {
     NUM *s = scores;
     int64_t n = row->visible;
     F(mask)(s, row);
-    NUM before = (NUM)*most, best = F(largest)(s, n);
-    if (before > best) best = before;
+    NUM before = (NUM)*most, best = F(largest)(s, n, before);
     NUM base = best == -(NUM)INFINITY ? 0 : best;
-    for (int64_t i = 0; i < n; i++) s[i] = VEXP(s[i] - base);
     *shrink = before == best ? 1 : (double)VEXP(before - base);
-    *sum = *sum * *shrink + (double)F(total)(s, n);
+    *sum = *sum * *shrink + (double)F(exponentials)(s, n, base);
     *most = (double)best;
     for (int64_t i = n; i < row->n; i++) s[i] = 0;
     const uint8_t *kept = row->kept;
@@ -82,11 +90,7 @@ static void F(grad)(void *scores, void *gradient, const ont_attention_row *row, 
             s[i] = kept[i] ? p * scale : 0;
         }
     } else {
-        for (int64_t i = 0; i < n; i++) {
-            NUM p = VEXP(s[i] - base) * inverse;
-            dp[i] = p * (dp[i] - delta);
-            s[i] = p;
-        }
+        F(gradients)(s, dp, n, base, inverse, delta);
     }
     for (int64_t i = n; i < row->n; i++) s[i] = dp[i] = 0;
     if (!row->keep) return;

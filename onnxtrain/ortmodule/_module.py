@@ -63,10 +63,16 @@ class Fallen(NamedTuple):
 
 def _describe(leaf: Any) -> Any:
     if isinstance(leaf, torch.Tensor):
-        described = leaf.dtype, leaf.dim(), leaf.device.type
-        plain = type(leaf) in PLAIN_TENSORS and leaf.layout is torch.strided and not leaf.is_nested
-        return described if plain else (*described, type(leaf), leaf.layout, leaf.is_nested)
+        if leaf.layout is torch.strided and type(leaf) in PLAIN_TENSORS and not leaf.is_nested:
+            return leaf.dtype, leaf.ndim, leaf.device.type
+        return leaf.dtype, leaf.dim(), leaf.device.type, type(leaf), leaf.layout, leaf.is_nested
     return type(leaf), leaf
+
+
+def _torch_modes() -> tuple[Any, ...]:
+    """What of torch's global state goes into a graph."""
+    return (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), torch.is_autocast_enabled("cuda"),
+            torch.get_autocast_dtype("cuda"), torch.get_default_dtype(), torch._C._get_deterministic_algorithms())
 
 
 class ORTModule(torch.nn.Module):
@@ -145,15 +151,18 @@ class ORTModule(torch.nn.Module):
             return self._in_torch(args, kwargs)
         if self._lazy and self._still_lazy():
             return self._in_torch(args, kwargs)
-        if kwargs or any([type(arg) is not torch.Tensor for arg in args]):
+        schema: list[Any] = []
+        for arg in args:
+            if type(arg) is not torch.Tensor:
+                break
+            schema.append(_describe(arg))
+        if kwargs or len(schema) < len(args):
             leaves, spec = pytree.tree_flatten((args, kwargs))
+            schema = [_describe(leaf) for leaf in leaves]
         else:
             leaves, spec = list(args), None  # tensors in a row are their own leaves
         grad_enabled = torch.is_grad_enabled()
-        key = Key(tuple([_describe(leaf) for leaf in leaves]), spec, self._module.training and grad_enabled,
-                  (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), torch.is_autocast_enabled("cuda"),
-                   torch.get_autocast_dtype("cuda"), torch.get_default_dtype(),
-                   torch.are_deterministic_algorithms_enabled()))
+        key = Key(tuple(schema), spec, self._module.training and grad_enabled, _torch_modes())
         try:
             programs = self._programs.get(key, ())
         except TypeError:  # an argument that has no hash is no constant of a graph

@@ -1,8 +1,7 @@
 """Whole training steps against eager and torch.compile, in interleaved rounds of one run; medians and ratios.
 
     python tests/bench/step.py [--workload mlp|transformer|cnn|resnet18|gpt2|bert]... [--rounds 7] [--no-compile]
-    [--markdown] python tests/bench/step.py --all [--workload ...] [--threads N] [--no-memory] [--no-compile]
-    [--markdown]
+    python tests/bench/step.py --all [--workload ...] [--threads N] [--no-memory] [--no-compile] [--markdown]
 
 --all is the table of table.py: float32 and bf16 rows with the optimizers that the workloads are known with, the loss
 inside and outside the module, eager under jemalloc, GFLOP/s and share of the peak, memory. With ONNXTRAIN_ISA=avx2 the

@@ -1,0 +1,439 @@
+/*
+ * FusedAttention and its gradient in blocks of float32 with products of our own (simd/attention_product.h): operands are laid
+ * out once in scratch, padded to whole vectors, and what a causal mask hides is left out tile by tile. flash.c has the same
+ * with a library's products, and what both share. Source: Dao, FlashAttention-2, 2023.
+ *
+ * Forward, a unit of work is a block of rows; the gradient's is a lead, whose blocks of columns are taken one after the other:
+ * gradients of K and V are summed in scratch, the one of Q in place. Units are taken as threads are free, the longest first.
+ */
+#include <math.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/parallel.h"
+#include "ops/flash.h"
+
+enum { BLOCK_ROWS = 128, BLOCK_COLUMNS = 384 }; /* two blocks of scores, and what they are made of, in a second cache */
+enum { RESIDENT_FLOATS = 1 << 20 };
+
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t padded(int64_t n) { return (n + ONT_TILE_LANES - 1) / ONT_TILE_LANES * ONT_TILE_LANES; }
+
+/* Blocks of about one size, a multiple of a vector. */
+static int64_t block_of(int64_t n, int64_t longest)
+{
+    int64_t blocks = (n + longest - 1) / longest;
+    return least(n, padded((n + blocks - 1) / blocks));
+}
+
+/* Scratch of one thread; rows of size, v_size and columns are padded. */
+typedef struct scratch {
+    float *q, *dy;               /* of a block of rows; q times the scale */
+    float *keys, *values;        /* of blocks of columns: transposed, and as they are; in the gradient both are transposed */
+    float *plain;                /* keys of a block times the scale, as they are */
+    float *scores, *gradient;    /* a block */
+    float *y, *dq, *dk, *dv;     /* y and dq of a block of rows, dk and dv of a block of columns */
+    double *most, *sum, *delta;  /* per row */
+    uint8_t *kept;
+    int64_t lead, packed;        /* which lead's columns are laid out, and how many */
+} scratch;
+
+/* `base` is NULL where only the bytes are wanted. */
+typedef struct space {
+    char *base;
+    size_t used;
+} space;
+
+static void *take(space *room, int64_t count, size_t size)
+{
+    size_t at = room->used;
+    room->used += ((size_t)count * size + 63) / 64 * 64;
+    return room->base ? room->base + at : NULL;
+}
+
+static scratch scratch_of(const ont_flash *s, bool backward, space *room)
+{
+    int64_t m = s->row_block, n = padded(s->column_block), size = padded(s->a.size), v_size = padded(s->a.v_size);
+    int64_t columns = s->resident ? n * ((s->a.columns + s->column_block - 1) / s->column_block) : n;
+    int64_t rows = backward ? s->a.rows : m;
+    scratch w = {.lead = -1};
+    w.q = take(room, m * size, sizeof(float));
+    w.keys = take(room, s->a.size * columns, sizeof(float));
+    w.values = take(room, v_size * columns, sizeof(float));
+    w.scores = take(room, m * n, sizeof(float));
+    w.most = take(room, rows, sizeof(double));
+    w.sum = take(room, rows, sizeof(double));
+    if (s->a.drops) w.kept = take(room, m * n, 1);
+    if (!backward) {
+        w.y = take(room, m * v_size, sizeof(float));
+    } else {
+        w.dy = take(room, m * v_size, sizeof(float));
+        w.plain = take(room, n * size, sizeof(float));
+        w.gradient = take(room, m * n, sizeof(float));
+        w.dq = take(room, m * size, sizeof(float));
+        w.dk = take(room, n * size, sizeof(float));
+        w.dv = take(room, n * v_size, sizeof(float));
+        w.delta = take(room, rows, sizeof(double));
+    }
+    return w;
+}
+
+const char *ont_flash_tiles_accept(const ont_node *node)
+{
+    if (ont_node_in(node, ONT_ATTENTION_Q)->dtype != ONT_FLOAT32) return "dtype";
+    if (!ont_simd_tiles()) return "no products for this instruction set";
+    return getenv("ONNXTRAIN_GEMM") ? "ONNXTRAIN_GEMM names another" : ont_attention_accept(node);
+}
+
+static ont_status prepare(const ont_node *node, ont_arena *arena, bool backward, ont_prepared *out)
+{
+    ont_flash *s;
+    space room = {0};
+    ONT_TRY(ont_flash_begin(node, arena, &s));
+    s->tiles = ont_simd_tiles();
+    s->row_block = block_of(s->a.rows, BLOCK_ROWS);
+    s->column_block = block_of(s->a.columns, BLOCK_COLUMNS);
+    s->resident = !backward && s->a.columns * (padded(s->a.size) + padded(s->a.v_size)) <= RESIDENT_FLOATS;
+    (void)scratch_of(s, backward, &room);
+    s->slot_bytes = room.used;
+    out->state = s;
+    out->work_bytes = s->slot_bytes * (size_t)s->slots;
+    return ONT_OK;
+}
+
+ont_status ont_flash_tiles_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
+{
+    return prepare(node, arena, false, out);
+}
+
+ont_status ont_flash_tiles_prepare_grad(const ont_node *node, ont_arena *arena, ont_prepared *out)
+{
+    return prepare(node, arena, true, out);
+}
+
+/* ---- operands and products of a block ---- */
+
+static const float *rows_of(const ont_flash *s, int view, const void *base, int64_t l, int64_t i)
+{
+    return (const float *)(const void *)ont_flash_row_at(s, view, base, l, i);
+}
+
+/* The part of a product over block k that its mask leaves, and the edge that attention_product.h speaks of. */
+static void cut(const ont_flash *s, const ont_flash_block *k, ont_tile_part part, ont_tile_product *p)
+{
+    p->edge = k->i0 + s->a.diagonal + 1 - k->j0;
+    p->part = s->a.causal && p->edge < k->n ? part : ONT_TILE_ALL;
+}
+
+/* scores (m, padded n) = rows (m, size) times columns (size, padded n) */
+static void scores_product(const ont_flash *s, const ont_flash_block *k, const float *rows, const float *columns, int64_t size,
+                           float *scores)
+{
+    ont_tile_product p = {.m = k->m, .n = padded(k->n), .k = size, .lda = padded(size), .ldb = padded(s->column_block),
+                          .ldc = padded(s->column_block), .a = rows, .b = columns, .c = scores};
+    cut(s, k, ONT_TILE_RESULT_SEEN, &p);
+    s->tiles->product(&p);
+}
+
+/* c (m, size) = or += scores (m, n) times b (n, size) */
+static void rows_product(const ont_flash *s, const ont_flash_block *k, const float *scores, const float *b, int64_t size, bool add,
+                         float *c)
+{
+    ont_tile_product p = {.m = k->m, .n = padded(size), .k = k->n, .lda = padded(s->column_block), .ldb = padded(size),
+                          .ldc = padded(size), .add = add, .a = scores, .b = b, .c = c};
+    cut(s, k, ONT_TILE_SUM_SEEN, &p);
+    s->tiles->product(&p);
+}
+
+/* c (n, size) += scores' (n, m) times b (m, size) */
+static void columns_product(const ont_flash *s, const ont_flash_block *k, const float *scores, const float *b, int64_t size, float *c)
+{
+    ont_tile_product p = {.m = k->n, .n = padded(size), .k = k->m, .lda = padded(s->column_block), .ldb = padded(size),
+                          .ldc = padded(size), .trans_a = true, .add = true, .a = scores, .b = b, .c = c};
+    cut(s, k, ONT_TILE_SUM_SEEING, &p);
+    s->tiles->product(&p);
+}
+
+static void copy_q(const ont_call *call, const ont_flash *s, const ont_flash_block *k, const scratch *w)
+{
+    const ont_attention *a = &s->a;
+    s->tiles->copy(rows_of(s, ONT_ATTENTION_Q, call->in[0], k->l, k->i0), a->view[ONT_ATTENTION_Q].row, k->m, a->size,
+                   (float)a->scale, w->q, padded(a->size));
+}
+
+/* ---- forward ---- */
+
+/* Lays the block's columns out, unless they are: keys transposed, values as they are. */
+static void pack(const ont_call *call, const ont_flash *s, const ont_flash_block *k, scratch *w, const float **keys,
+                 const float **values)
+{
+    const ont_attention *a = &s->a;
+    int64_t ld = padded(s->column_block), at = s->resident ? k->j0 / s->column_block * ld : 0;
+    float *to_keys = w->keys + at * a->size, *to_values = w->values + at * padded(a->v_size);
+    *keys = to_keys;
+    *values = to_values;
+    if (w->lead != k->l || !s->resident) w->packed = 0;
+    w->lead = k->l;
+    if (s->resident && k->j0 < w->packed) return;
+    s->tiles->transpose(rows_of(s, ONT_ATTENTION_K, call->in[1], k->l, k->j0), a->view[ONT_ATTENTION_K].row, k->n, a->size, to_keys,
+                        ld);
+    s->tiles->copy(rows_of(s, ONT_ATTENTION_V, call->in[2], k->l, k->j0), a->view[ONT_ATTENTION_V].row, k->n, a->v_size, 1,
+                   to_values, padded(a->v_size));
+    w->packed = k->j0 + k->n;
+}
+
+static void finish_rows(const ont_call *call, const ont_flash *s, const ont_flash_block *k, const scratch *w)
+{
+    const ont_attention *a = &s->a;
+    float *stats = call->node->n_outputs > 1 ? call->out[1] : NULL;
+    for (int64_t r = 0; r < k->m; r++) {
+        int64_t at = (k->l * a->rows + k->i0 + r) * 2;
+        char *y = ont_flash_row_at(s, ONT_ATTENTION_Y, call->out[0], k->l, k->i0 + r);
+        float inverse = (float)(1 / w->sum[r]);
+        if (ont_attention_is_void(a, w->sum[r]) || ont_flash_is_empty(call, s, k->l, k->i0 + r))
+            memset(y, 0, (size_t)a->v_size * sizeof(float));
+        else
+            s->simd->binary[ONT_LOOP_Mul][ONT_FLOAT32](w->y + r * padded(a->v_size), 1, &inverse, 0, y, a->v_size, NULL);
+        if (!stats) continue;
+        stats[at] = (float)w->most[r];
+        stats[at + 1] = (float)w->sum[r];
+    }
+}
+
+/* Scores of a block become exp(score - largest so far), and what the rows have so far is brought to the new largest. */
+static void softmax_rows(const ont_call *call, const ont_flash *s, const ont_flash_block *k, const scratch *w)
+{
+    int64_t ld = padded(s->column_block), width = padded(s->a.v_size);
+    if (s->a.drops) ont_flash_choose_kept(call, s, k, w->kept);
+    for (int64_t r = 0; r < k->m; r++) {
+        double shrink;
+        ont_attention_row row = ont_flash_row_of(call, s, k, r, w->kept);
+        s->loops->softmax(w->scores + r * ld, &row, &w->most[r], &w->sum[r], &shrink);
+        if (!k->j0 || shrink == 1) continue;
+        float factor = (float)shrink, *y = w->y + r * width;
+        s->simd->binary[ONT_LOOP_Mul][ONT_FLOAT32](y, 1, &factor, 0, y, width, NULL);
+    }
+}
+
+/* The result of rows [i0, i0 + m): first exp(scores - largest so far) V, in the end divided by the sum. */
+static void forward_rows(const ont_call *call, const ont_flash *s, ont_flash_block k, scratch *w)
+{
+    const ont_attention *a = &s->a;
+    int64_t columns = ont_attention_visible(a, k.i0 + k.m - 1);
+    for (int64_t r = 0; r < k.m; r++) {
+        w->most[r] = -INFINITY;
+        w->sum[r] = 0;
+    }
+    if (!columns) memset(w->y, 0, (size_t)(k.m * padded(a->v_size)) * sizeof(float));
+    copy_q(call, s, &k, w);
+    for (k.j0 = 0; k.j0 < columns; k.j0 += s->column_block) {
+        const float *keys, *values;
+        k.n = least(s->column_block, a->columns - k.j0);
+        pack(call, s, &k, w, &keys, &values);
+        scores_product(s, &k, w->q, keys, a->size, w->scores);
+        softmax_rows(call, s, &k, w);
+        rows_product(s, &k, w->scores, values, a->v_size, k.j0 > 0, w->y);
+    }
+    finish_rows(call, s, &k, w);
+}
+
+typedef struct forward {
+    const ont_call *call;
+    atomic_int_least64_t next; /* unit */
+} forward;
+
+static void forward_slots(void *context, int64_t first, int64_t last)
+{
+    forward *f = context;
+    const ont_flash *s = f->call->state;
+    int64_t per_lead = (s->a.rows + s->row_block - 1) / s->row_block;
+    for (int64_t slot = first; slot < last; slot++) {
+        space room = {.base = (char *)f->call->work + (size_t)slot * s->slot_bytes};
+        scratch w = scratch_of(s, false, &room);
+        for (int64_t u; (u = atomic_fetch_add(&f->next, 1)) < s->a.count * per_lead;) {
+            ont_flash_block k = {.l = u / per_lead, .i0 = (per_lead - 1 - u % per_lead) * s->row_block};
+            k.m = least(s->row_block, s->a.rows - k.i0);
+            forward_rows(f->call, s, k, &w);
+        }
+    }
+}
+
+ont_status ont_flash_tiles_run(const ont_call *call)
+{
+    forward f = {.call = call};
+    ont_parallel(((const ont_flash *)call->state)->slots, 1, forward_slots, &f);
+    return ONT_OK;
+}
+
+/* ---- gradient ---- */
+
+/* What one piece of the gradient's work is: blocks of one lead, and which gradients it adds to. */
+typedef struct piece {
+    int64_t l, i0, i1, j0, j1;
+    float *dq, *dk, *dv, *dbias;
+    bool first_k, first_v; /* nothing was written there before */
+} piece;
+
+/* delta: sum over the row of probability times its gradient, which is the result's row times its gradient. */
+static void begin_piece(const ont_call *call, const ont_flash *s, const piece *p, const scratch *w)
+{
+    const ont_attention *a = &s->a;
+    const float *stats = (const float *)call->in[ONT_ATTENTION_STATS] + p->l * a->rows * 2;
+    int64_t step = a->view[ONT_ATTENTION_Y].row;
+    const float *y = rows_of(s, ONT_ATTENTION_Y, call->in[ONT_ATTENTION_Y], p->l, p->i0);
+    const float *dy = rows_of(s, ONT_ATTENTION_Y, call->in[ONT_ATTENTION_DY], p->l, p->i0);
+    for (int64_t i = p->i0; i < p->i1; i++, y += step, dy += step) {
+        w->delta[i] = s->loops->dot(y, dy, a->v_size);
+        w->most[i] = (double)stats[2 * i];
+        w->sum[i] = (double)stats[2 * i + 1];
+    }
+}
+
+/* The bias's gradient in row r of a block; NULL: zeros. */
+static void put_bias(const ont_flash *s, const ont_flash_block *k, const piece *p, int64_t r, const float *gradient)
+{
+    if (!p->dbias) return;
+    float *to = p->dbias + (k->l * s->a.rows + k->i0 + r) * s->a.columns + k->j0;
+    if (gradient) memcpy(to, gradient, (size_t)k->n * sizeof(float));
+    else memset(to, 0, (size_t)k->n * sizeof(float));
+}
+
+/* Scores and gradients of probabilities become probabilities and gradients of scores. */
+static void grad_rows(const ont_call *call, const ont_flash *s, const ont_flash_block *k, const scratch *w, const piece *p)
+{
+    int64_t ld = padded(s->column_block);
+    size_t bytes = (size_t)k->n * sizeof(float);
+    if (s->a.drops) ont_flash_choose_kept(call, s, k, w->kept);
+    for (int64_t r = 0; r < k->m; r++) {
+        int64_t i = k->i0 + r;
+        float *scores = w->scores + r * ld, *gradient = w->gradient + r * ld;
+        ont_attention_row row = ont_flash_row_of(call, s, k, r, w->kept);
+        if (ont_attention_is_void(&s->a, w->sum[i]) || ont_flash_is_empty(call, s, k->l, i)) {
+            memset(scores, 0, bytes);
+            memset(gradient, 0, bytes);
+        } else {
+            s->loops->grad(scores, gradient, &row, w->most[i], w->sum[i], w->delta[i]);
+        }
+        put_bias(s, k, p, r, gradient);
+    }
+}
+
+static void block_grad(const ont_call *call, const ont_flash *s, const ont_flash_block *k, const scratch *w, const piece *p)
+{
+    const ont_attention *a = &s->a;
+    copy_q(call, s, k, w);
+    s->tiles->copy(rows_of(s, ONT_ATTENTION_Y, call->in[ONT_ATTENTION_DY], k->l, k->i0), a->view[ONT_ATTENTION_Y].row, k->m, a->v_size,
+                   1, w->dy, padded(a->v_size));
+    scores_product(s, k, w->q, w->keys, a->size, w->scores);
+    scores_product(s, k, w->dy, w->values, a->v_size, w->gradient);
+    grad_rows(call, s, k, w, p);
+    if (p->dv) columns_product(s, k, w->scores, w->dy, a->v_size, w->dv);
+    if (p->dk) columns_product(s, k, w->gradient, w->q, a->size, w->dk);
+    if (!p->dq) return;
+    rows_product(s, k, w->gradient, w->plain, a->size, false, w->dq);
+    s->tiles->put(w->dq, padded(a->size), k->m, a->size, true,
+                  (float *)(void *)ont_flash_row_at(s, ONT_ATTENTION_Q, p->dq, k->l, k->i0), a->view[ONT_ATTENTION_Q].row);
+}
+
+/* The columns of a block: both transposed for the scores, the keys as they are for the gradient of Q. */
+static void pack_columns(const ont_call *call, const ont_flash *s, const ont_flash_block *k, const scratch *w, const piece *p)
+{
+    const ont_attention *a = &s->a;
+    int64_t ld = padded(s->column_block), size = padded(a->size), v_size = padded(a->v_size);
+    const float *keys = rows_of(s, ONT_ATTENTION_K, call->in[1], k->l, k->j0);
+    s->tiles->transpose(keys, a->view[ONT_ATTENTION_K].row, k->n, a->size, w->keys, ld);
+    s->tiles->transpose(rows_of(s, ONT_ATTENTION_V, call->in[2], k->l, k->j0), a->view[ONT_ATTENTION_V].row, k->n, a->v_size,
+                        w->values, ld);
+    if (p->dq) s->tiles->copy(keys, a->view[ONT_ATTENTION_K].row, k->n, a->size, (float)a->scale, w->plain, size);
+    if (p->dk) memset(w->dk, 0, (size_t)(k->n * size) * sizeof(float));
+    if (p->dv) memset(w->dv, 0, (size_t)(k->n * v_size) * sizeof(float));
+}
+
+static void run_piece(const ont_call *call, const ont_flash *s, const piece *p, const scratch *w)
+{
+    const ont_attention *a = &s->a;
+    ont_flash_block k = {.l = p->l};
+    begin_piece(call, s, p, w);
+    for (k.j0 = p->j0; k.j0 < p->j1; k.j0 += s->column_block) {
+        k.n = least(s->column_block, p->j1 - k.j0);
+        pack_columns(call, s, &k, w, p);
+        for (k.i0 = p->i0; k.i0 < p->i1; k.i0 += s->row_block) {
+            k.m = least(s->row_block, p->i1 - k.i0);
+            if (ont_attention_visible(a, k.i0 + k.m - 1) > k.j0)
+                block_grad(call, s, &k, w, p);
+            else
+                for (int64_t r = 0; r < k.m; r++) put_bias(s, &k, p, r, NULL);
+        }
+        if (p->dk)
+            s->tiles->put(w->dk, padded(a->size), k.n, a->size, !p->first_k,
+                          (float *)(void *)ont_flash_row_at(s, ONT_ATTENTION_K, p->dk, k.l, k.j0), a->view[ONT_ATTENTION_K].row);
+        if (p->dv)
+            s->tiles->put(w->dv, padded(a->v_size), k.n, a->v_size, !p->first_v,
+                          (float *)(void *)ont_flash_row_at(s, ONT_ATTENTION_V, p->dv, k.l, k.j0), a->view[ONT_ATTENTION_V].row);
+    }
+}
+
+enum { PHASE_ALL, PHASE_COLUMNS, PHASE_ROWS };
+
+typedef struct backward {
+    const ont_call *call;
+    const ont_flash *s;
+    float *grads[4];
+    int phase;
+    int64_t blocks; /* pieces per lead */
+    atomic_int_least64_t next; /* unit */
+} backward;
+
+static void run_unit(const backward *b, int64_t u, int64_t at, const scratch *w)
+{
+    const ont_flash *s = b->s;
+    const ont_attention *a = &s->a;
+    for (int64_t v = 0; v < s->n_shared; v++) {
+        piece p = {.l = ont_flash_lead_of(s, u, v), .i1 = a->rows, .j1 = a->columns};
+        if (b->phase != PHASE_COLUMNS) p.dq = b->grads[0];
+        if (b->phase != PHASE_ROWS) p.dk = b->grads[1], p.dv = b->grads[2], p.dbias = b->grads[3];
+        if (b->phase == PHASE_COLUMNS) p.j0 = at * s->column_block, p.j1 = least(a->columns, p.j0 + s->column_block);
+        if (b->phase == PHASE_ROWS) p.i0 = (b->blocks - 1 - at) * s->row_block, p.i1 = least(a->rows, p.i0 + s->row_block);
+        p.first_k = ont_flash_is_first(s, ONT_ATTENTION_K, p.l);
+        p.first_v = ont_flash_is_first(s, ONT_ATTENTION_V, p.l);
+        if (ont_flash_is_first(s, ONT_ATTENTION_Q, p.l))
+            ont_flash_zero_rows(s, ONT_ATTENTION_Q, p.dq, p.l, p.i0, p.i1, a->size);
+        run_piece(b->call, s, &p, w);
+    }
+}
+
+static void backward_slots(void *context, int64_t first, int64_t last)
+{
+    backward *b = context;
+    for (int64_t slot = first; slot < last; slot++) {
+        space room = {.base = (char *)b->call->work + (size_t)slot * b->s->slot_bytes};
+        scratch w = scratch_of(b->s, true, &room);
+        for (int64_t u; (u = atomic_fetch_add(&b->next, 1)) < b->s->n_apart * b->blocks;)
+            run_unit(b, u / b->blocks, u % b->blocks, &w);
+    }
+}
+
+static void run_phase(backward *b, int phase, int64_t blocks)
+{
+    b->phase = phase;
+    b->blocks = blocks;
+    atomic_store(&b->next, 0);
+    ont_parallel(b->s->slots, 1, backward_slots, b);
+}
+
+ont_status ont_flash_tiles_run_grad(const ont_call *call)
+{
+    const ont_flash *s = call->state;
+    backward b = {.call = call, .s = s};
+    for (int i = 0; i < 4; i++) b.grads[i] = s->targets[i] < 0 ? NULL : call->out[s->targets[i]];
+    ont_attention_clear(call, &s->a, s->targets);
+    int64_t rows = (s->a.rows + s->row_block - 1) / s->row_block, columns = (s->a.columns + s->column_block - 1) / s->column_block;
+    if (s->n_apart >= least(s->slots, ont_parallel_threads()) || rows * columns == 1) {
+        run_phase(&b, PHASE_ALL, 1);
+        return ONT_OK;
+    }
+    if (b.grads[1] || b.grads[2] || b.grads[3]) run_phase(&b, PHASE_COLUMNS, columns);
+    if (b.grads[0]) run_phase(&b, PHASE_ROWS, rows);
+    return ONT_OK;
+}
