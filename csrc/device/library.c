@@ -14,7 +14,8 @@
 static void *torch_library, *dnnl_library;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-/* Where ONNXTRAIN_ISA holds our loops down, it holds oneDNN's kernels down as well, which it can before the first of them. */
+/* Where ONNXTRAIN_ISA holds our loops down, it holds oneDNN's kernels down as well, which it can before the first of
+ * them. */
 static void hold_down(void)
 {
     const char *asked = getenv("ONNXTRAIN_ISA");

@@ -409,8 +409,10 @@ static const char *accept_grad_rows(const ont_node *node)
 
 static const char *accept_grad_half(const ont_node *node)
 {
-    ont_dtype x = ont_node_in(node, 0)->dtype, pairs = ont_node_in(node, 4) ? ont_node_in(node, 4)->dtype : ONT_UNDEFINED;
-    if (is_half(x)) return pairs == ONT_FLOAT32 && same_dtype(node) && !ont_node_in(node, 2) ? accept_any_rows(node) : "dtypes";
+    ont_dtype x = ont_node_in(node, 0)->dtype,
+              pairs = ont_node_in(node, 4) ? ont_node_in(node, 4)->dtype : ONT_UNDEFINED;
+    if (is_half(x))
+        return pairs == ONT_FLOAT32 && same_dtype(node) && !ont_node_in(node, 2) ? accept_any_rows(node) : "dtypes";
     return same_dtype(node) ? "the dtype of the scores" : accept_rows(node);
 }
 
@@ -482,8 +484,10 @@ static const ont_kernel loss_kernels[] = {
     {.name = "cross_entropy_ref", .accept = ont_accept_float, .prepare = prepare, .run = loss_ref},
 };
 static const ont_kernel grad_kernels[] = {
-    {.name = "cross_entropy_grad_f32_rows", .accept = accept_grad_rows, .prepare = grad_prepare, .run = grad_fast, .inplace = 1},
-    {.name = "cross_entropy_grad_half", .accept = accept_grad_half, .prepare = grad_prepare, .run = grad_half, .inplace = 1},
+    {.name = "cross_entropy_grad_f32_rows", .accept = accept_grad_rows, .prepare = grad_prepare, .run = grad_fast,
+     .inplace = 1},
+    {.name = "cross_entropy_grad_half", .accept = accept_grad_half, .prepare = grad_prepare, .run = grad_half,
+     .inplace = 1},
     {.name = "cross_entropy_grad_ref", .accept = accept_grad, .prepare = grad_prepare, .run = grad_run, .inplace = 1},
 };
 

@@ -70,23 +70,23 @@ def _session(dtype: torch.dtype, reduction: str, ignore_index: int) -> _C.Sessio
     return _C.Session(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10).SerializeToString())
 
 
-def _is_ours(scores: Tensor, kind: type) -> bool:
+def _is_ours(scores: Tensor, kinds: tuple[type, ...]) -> bool:
     """Whether the engine made them, perhaps with views and copies in between."""
     node = scores.grad_fn
     for _ in range(_MAX_NODES):
-        if node is None or type(node) is kind:
+        if node is None or type(node) in kinds:
             return node is not None
         following = node.next_functions
         node = following[0][0] if following else None
     return False
 
 
-def _in_engine(kind: type, dtypes: tuple[torch.dtype, ...], scores: Tensor, target: Tensor, weight: Tensor | None, reduction: int,
+def _in_engine(kinds: tuple[type, ...], dtypes: tuple[torch.dtype, ...], scores: Tensor, target: Tensor, weight: Tensor | None, reduction: int,
                ignore_index: Any, label_smoothing: float) -> Tensor | None:
     """The loss, where the engine is to compute it."""
     if (type(scores) is not Tensor or weight is not None or label_smoothing or scores.numel() < LEAST_ELEMENTS
             or scores.dtype not in dtypes or scores.dim() != 2 or target.dim() != 1 or target.dtype is not torch.int64
-            or type(target) is not Tensor or type(ignore_index) is not int or not torch.is_grad_enabled() or not _is_ours(scores, kind)):
+            or type(target) is not Tensor or type(ignore_index) is not int or not torch.is_grad_enabled() or not _is_ours(scores, kinds)):
         return None
     name = _REDUCTIONS[reduction]
     try:
@@ -96,23 +96,23 @@ def _in_engine(kind: type, dtypes: tuple[torch.dtype, ...], scores: Tensor, targ
         return None  # torch says what is wrong, in its own words
 
 
-def _replacement(key: str, kind: type, dtypes: tuple[torch.dtype, ...]) -> Any:
+def _replacement(key: str, kinds: tuple[type, ...], dtypes: tuple[torch.dtype, ...]) -> Any:
     """A kernel for one key of the dispatcher, which falls back on the one that stands there."""
     there = torch.library.get_kernel(OPERATOR, key)
 
     def cross_entropy_loss(keys: Any, scores: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1,
                            ignore_index: Any = -100, label_smoothing: float = 0.0) -> Tensor:
-        loss = _in_engine(kind, dtypes, scores, target, weight, reduction, ignore_index, label_smoothing)
+        loss = _in_engine(kinds, dtypes, scores, target, weight, reduction, ignore_index, label_smoothing)
         return there.call_boxed(keys, scores, target, weight, reduction, ignore_index, label_smoothing) if loss is None else loss
 
     return cross_entropy_loss
 
 
-def watch(kind: type, outputs: tuple[Tensor, ...]) -> bool:
+def watch(kinds: tuple[type, ...], outputs: tuple[Tensor, ...]) -> bool:
     """Sees to it that losses of such outputs reach the engine.
 
     Args:
-        kind: class of the engine's autograd nodes.
+        kinds: classes of the engine's autograd nodes.
         outputs: of a step.
 
     Returns:
@@ -130,5 +130,5 @@ def watch(kind: type, outputs: tuple[Tensor, ...]) -> bool:
     with warnings.catch_warnings():  # torch says once that a kernel is replaced
         warnings.filterwarnings("ignore", message="[^$]*Overriding a previously registered kernel")
         for key, dtypes in (("AutogradCPU", (torch.float32,)), ("AutocastCPU", (torch.float32, torch.bfloat16, torch.float16))):
-            _library.impl("cross_entropy_loss", _replacement(key, kind, dtypes), key, with_keyset=True, allow_override=True)
+            _library.impl("cross_entropy_loss", _replacement(key, kinds, dtypes), key, with_keyset=True, allow_override=True)
     return True

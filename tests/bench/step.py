@@ -3,9 +3,9 @@
     python tests/bench/step.py [--workload mlp|transformer|cnn|resnet18|gpt2|bert]... [--rounds 7] [--no-compile]
     python tests/bench/step.py --all [--workload ...] [--threads N] [--no-memory] [--no-compile] [--markdown]
 
---all is the table of table.py: float32 and bf16 rows with the optimizers that the workloads are known with, the loss inside
-and outside the module, eager under jemalloc, GFLOP/s and share of the peak, memory. With ONNXTRAIN_ISA=avx2 the whole process,
-torch and its libraries too, is held down to AVX2.
+--all is the table of table.py: float32 and bf16 rows with the optimizers that the workloads are known with, the loss
+inside and outside the module, eager under jemalloc, GFLOP/s and share of the peak, memory. With ONNXTRAIN_ISA=avx2 the
+whole process, torch and its libraries too, is held down to AVX2.
 
 Prints for ours the first step (a process that has imported everything) split into export and build, the build for a new
 size of a dynamic dim, and the planned slab; and for eager and ours the peak resident memory of five steps above what
@@ -26,7 +26,8 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-if os.environ.get("ONNXTRAIN_ISA") == "avx2":  # read by ATen and TorchInductor, MKL, and torch's oneDNN, when they are loaded
+# Read by ATen and TorchInductor, MKL, and torch's oneDNN, when they are loaded.
+if os.environ.get("ONNXTRAIN_ISA") == "avx2":
     os.environ.update(ATEN_CPU_CAPABILITY="avx2", MKL_ENABLE_INSTRUCTIONS="AVX2", ONEDNN_MAX_CPU_ISA="AVX2")
 
 import torch  # noqa: E402

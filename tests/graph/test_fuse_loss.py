@@ -12,7 +12,9 @@ CODE = {torch.bfloat16: 16, torch.float16: 10}
 
 
 def loss_session(dtype, reduction, ignored, shape, order="cast", outputs=(), weights=False):
-    """MatMul in 16 bits, Cast to float32, cross-entropy: as autocast exports a head with its loss. `order`: where a Reshape is."""
+    """MatMul in 16 bits, Cast to float32, cross-entropy: as autocast exports a head with its loss. `order`:
+    where a Reshape is.
+    """
     rows, width, classes = shape
     nodes = [helper.make_node("MatMul", ["a", "w"], ["z"])]
     to_rows, shape_of_rows = "z", helper.make_tensor("shape", 7, [2], [-1, classes])
@@ -34,7 +36,8 @@ def loss_session(dtype, reduction, ignored, shape, order="cast", outputs=(), wei
     y = helper.make_tensor_value_info("y", 1, [rows] if reduction == "none" else [])
     graph = helper.make_graph(nodes, "g", inputs, [y, *[helper.make_tensor_value_info(n, 1, None) for n in outputs]],
                               [shape_of_rows] if order != "cast" else [])
-    return _C.Session(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10).SerializeToString())
+    return _C.Session(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)],
+                                        ir_version=10).SerializeToString())
 
 
 def run_loss(session, tensors, dy, off=()):
@@ -66,7 +69,8 @@ def test_scores(shape, order, reduction, dtype):
     session = loss_session(dtype, reduction, -7, shape, order)
     got, text = run_loss(session, tensors, dy)
     narrow = any(kernel in ("matmul_half", "gemm_half") for _, kernel, _ in session.kernels())
-    apart, text_apart = run_loss(loss_session(dtype, reduction, -7, shape, order), tensors, dy, ["fuse_loss", "fuse_gemm"])
+    apart, text_apart = run_loss(loss_session(dtype, reduction, -7, shape, order), tensors, dy,
+                                 ["fuse_loss", "fuse_gemm"])
     assert "stash_type" not in text_apart
     assert ("stash_type" in text) == narrow, text  # where the product in front of it writes 16 bits itself
     assert not narrow or ("Cast" not in text and text_apart.count("Cast") == 2), text
@@ -91,9 +95,11 @@ def test_masked_columns_and_rows_of_no_weight(dtype):
     graph = helper.make_graph(
         [helper.make_node("Cast", ["x"], ["s"], to=1),
          helper.make_node("SoftmaxCrossEntropyLoss", ["s", "labels"], ["y"], ignore_index=-100)], "g",
-        [helper.make_tensor_value_info("x", CODE[dtype], [rows, classes]), helper.make_tensor_value_info("labels", 7, [rows])],
+        [helper.make_tensor_value_info("x", CODE[dtype], [rows, classes]),
+         helper.make_tensor_value_info("labels", 7, [rows])],
         [helper.make_tensor_value_info("y", 1, [])])
-    session = _C.Session(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10).SerializeToString())
+    session = _C.Session(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)],
+                                           ir_version=10).SerializeToString())
     for target in (labels, torch.full_like(labels, -100)):
         (y,), run = session.forward([scores, target], b"\1\0")
         saved = [(scores, target)[i] for i in run.saved_inputs] + [y for _ in run.saved_outputs]
@@ -111,7 +117,8 @@ def test_what_others_read_stays(what):
     shape = (7, 12, 33)
     a, w, labels = batch(shape, torch.bfloat16)
     weights = [random(33, dtype=torch.float32, seed=7).abs()] if what == "weights" else []
-    session = loss_session(torch.bfloat16, "mean", -7, shape, outputs=("c",) if what == "output" else (), weights=bool(weights))
+    session = loss_session(torch.bfloat16, "mean", -7, shape, outputs=("c",) if what == "output" else (),
+                           weights=bool(weights))
     got, text = run_loss(session, [a, w, labels, *weights], torch.tensor(1.0))
     assert "stash_type" not in text
     a64, w64 = a.double().requires_grad_(), w.double().requires_grad_()

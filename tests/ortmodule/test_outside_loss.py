@@ -1,4 +1,5 @@
-"""torch's cross_entropy of the engine's scores: the same loss and gradients as eager's, by the engine where that is said, and by
+"""torch's cross_entropy of the engine's scores: the same loss and gradients as eager's, by the engine where that is
+said, and by
 torch's own kernels for all else."""
 
 import copy
@@ -32,7 +33,8 @@ def runs(monkeypatch):
     found = []
     apply = _outside_loss._Loss.apply
     monkeypatch.setattr(_outside_loss._Loss, "apply",
-                        lambda session, scores, *rest: found.append((scores.dtype, rest[1])) or apply(session, scores, *rest))
+                        lambda session, scores, *rest: found.append((scores.dtype, rest[1]))
+                        or apply(session, scores, *rest))
     return found
 
 
@@ -83,7 +85,8 @@ def test_runs_in_the_engine(name, autocast, runs):
     results = step(ours, x, lambda y: loss(y, target), autocast)
     assert [dtype for dtype, _ in runs] == [autocast or torch.float32] * (2 if name == "twice" else 1)
     runs.clear()
-    agree(results, step(eager, x, lambda y: loss(y, target), autocast), {None: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}[autocast])
+    agree(results, step(eager, x, lambda y: loss(y, target), autocast),
+          {None: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}[autocast])
     assert not runs
 
 
@@ -92,7 +95,8 @@ IN_TORCH = {
     "label_smoothing": lambda y, t: F.cross_entropy(y, t, label_smoothing=0.1),
     "probabilities": lambda y, t: F.cross_entropy(y, F.one_hot(t, CLASSES).float()),
     "a batch of positions": lambda y, t: F.cross_entropy(y.view(2, -1, CLASSES).transpose(1, 2), t.view(2, -1)),
-    "computed further": lambda y, t: F.cross_entropy(torch.stack([y, y]).sum(0).relu().sigmoid().tanh().exp().neg().abs().sqrt(), t),
+    "computed further": lambda y, t:
+                F.cross_entropy(torch.stack([y, y]).sum(0).relu().sigmoid().tanh().exp().neg().abs().sqrt(), t),
     "few": lambda y, t: F.cross_entropy(y[:4], t[:4]),
 }
 
@@ -112,7 +116,8 @@ def test_a_module_of_bfloat16_has_torchs_loss(runs):
     eager, _, x, target = models()
     eager = eager.bfloat16()
     ours = ORTModule(copy.deepcopy(eager))
-    agree(step(ours, x.bfloat16(), lambda y: F.cross_entropy(y, target)), step(eager, x.bfloat16(), lambda y: F.cross_entropy(y, target)),
+    agree(step(ours, x.bfloat16(), lambda y: F.cross_entropy(y, target)),
+          step(eager, x.bfloat16(), lambda y: F.cross_entropy(y, target)),
           2e-2)
     assert not runs
 
@@ -193,6 +198,6 @@ def test_it_can_be_left_out():
         print(_outside_loss._library is None, type(loss.grad_fn).__name__)
     """
     for disabled, expected in (("cse,outside_loss", "True NllLossBackward0"), ("", "False _LossBackward")):
-        done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "ONNXTRAIN_DISABLE": disabled}, capture_output=True,
-                              text=True, check=True)
+        done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "ONNXTRAIN_DISABLE": disabled},
+                              capture_output=True, text=True, check=True)
         assert done.stdout.strip() == expected
