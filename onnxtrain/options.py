@@ -196,8 +196,10 @@ _NAMES = [
     Variable("ONNXTRAIN_FLUSH_DENORMALS", True, _boolean, _FLAG,
              "denormal floats count as zero while the engine's kernels run; "
              "read by the core"),
-    Variable("ONNXTRAIN_DISABLE", "", str, "names of passes joined by commas", "leaves out passes that only make a graph "
-             "faster; `winograd` is that convolution, `outside_loss` torch's cross_entropy of a module's scores by the engine"),
+    Variable("ONNXTRAIN_DISABLE", "", str, "names of passes joined by commas",
+             "leaves out passes that only make a graph "
+             "faster; `winograd` is that convolution, `outside_loss` torch's cross_entropy of a module's scores by the "
+             "engine"),
 ]
 VARIABLES = {variable.name: variable for variable in _NAMES}
 
