@@ -286,7 +286,20 @@ def cuda_graph(monkeypatch, **_):
     assert told == [False, True]
 
 
+def efficient_gradients(monkeypatch, **_):
+    results = []
+    for text in ("0", "1"):
+        monkeypatch.setenv("ORTMODULE_ENABLE_MEM_EFFICIENT_GRAD_MGMT", text)
+        model = ORTModule(nn.Linear(4, 2))
+        y = model(torch.ones(3, 4)).sum()
+        y.backward()
+        assert torch.equal(model.weight.grad, torch.full((2, 4), 3.0))
+        results.append(sum(node is not None for node, _ in y.grad_fn.next_functions[0][0].next_functions))
+    assert results == [2, 1]  # weight and bias, or the anchor
+
+
 EFFECTS = {
+    "ORTMODULE_ENABLE_MEM_EFFICIENT_GRAD_MGMT": efficient_gradients,
     "ONNXTRAIN_FLUSH_DENORMALS": flush_denormals,
     "ORTMODULE_CUDA_GRAPH": cuda_graph,
     "ORTMODULE_ONNX_OPSET_VERSION": opset, "ORTMODULE_LOG_LEVEL": log_level, "ORTMODULE_SAVE_ONNX_PATH": save_path,

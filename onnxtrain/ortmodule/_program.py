@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
-from onnxtrain import _C
+from onnxtrain import _C, options
 from onnxtrain._export import gradients, views
 from onnxtrain.export import Exported
-from onnxtrain.ortmodule import _outside_loss, _random
+from onnxtrain.ortmodule import _held, _outside_loss, _random
 from onnxtrain.ortmodule._chain import Chain
 from onnxtrain.ortmodule._reach import Conditional, Reach
 
@@ -71,6 +71,9 @@ def _backward_once(ctx: Any, *grads: Tensor | None) -> Any:
     return (None, None, *_gradients(ctx, grads))
 
 
+_NODES = (_ORTModuleFunction._backward_cls, _held.HeldFunction._backward_cls)
+
+
 class Agent:
     """One set of gradients of a program; scripts compare agents to see whether it changed."""
 
@@ -106,6 +109,9 @@ class Program:
         self.reach = Reach(model)
         self.conditional = (Conditional(*exported.conditional) if exported.conditional[1] and self.chain is None
                             else None)
+        self._held: _held.Held | None = None
+        if self.chain is None and self.conditional is None and options.read("ORTMODULE_ENABLE_MEM_EFFICIENT_GRAD_MGMT"):
+            self._held = _held.Held(_gradients, [source.kind != "parameter" for source in exported.inputs])
         self.changed = exported.state.difference
         self.modes = exported.modes
         self.steps = 0
@@ -222,7 +228,9 @@ class Program:
             if self.chain is not None:
                 outputs = self.chain(tensors, grad_enabled)
             elif True in flags:
-                outputs = _ORTModuleFunction.apply(self, mask, *tensors)
+                outputs = self._held.apply(self, mask, tensors) if self._held is not None else None
+                if outputs is None:
+                    outputs = _ORTModuleFunction.apply(self, mask, *tensors)
             else:
                 outputs, _ = self.session.forward(tensors, mask, self.seed())
         except (ValueError, TypeError, BufferError, IndexError) as error:
@@ -238,7 +246,7 @@ class Program:
             _random.restore(self.device, random)
             raise CheckError("a check in forward does not hold")
         if not self._watched and True in flags:
-            self._watched = _outside_loss.watch(_ORTModuleFunction._backward_cls, outputs)
+            self._watched = _outside_loss.watch(_NODES, outputs)
         for index, leaf in self._written:
             leaves[leaf].copy_(outputs[index])  # under autograd, as forward's own change was
         if self._buffers or self._assignments:

@@ -1,0 +1,142 @@
+"""Attention of float32 in blocks with products of our own, against the kernel that takes one row after the other."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import subprocess
+import sys
+
+import pytest
+import torch
+from test_fuse_attention import Model, added, lower, plain_attention, rough, step
+
+from onnxtrain import _C
+
+SEED = int(os.environ.get("ONNXTRAIN_TILES_SEED", random.randrange(2**31)))
+TILES = ["attention_tiles", "attention_grad_tiles"]
+FLASH = ["attention_flash", "attention_grad_flash"]
+# rows, columns, size of a head, size of its values: below, at and beyond vectors, tiles and blocks
+SIZES = [(1, 1, 1, 1), (5, 3, 7, 9), (33, 47, 16, 17), (64, 64, 64, 64), (129, 385, 33, 100), (257, 800, 100, 20), (400, 390, 48, 128),
+         (300, 771, 80, 112), (13, 1200, 8, 8)]
+
+
+@pytest.fixture(autouse=True)
+def as_it_was():
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+    _C.disable_kernels([])
+
+
+def masked(m: Model, S: int, T: int, how: str) -> dict[str, str]:
+    """Options of plain_attention."""
+    if how == "bias":
+        return {"mask": m.input(rough((1, 1, S, T)))}
+    if how == "padding":
+        seen = torch.rand(1, 1, 1, T) < 0.8
+        seen[..., 0] = True
+        return {"where": m.input(seen)}
+    if how.startswith("causal"):
+        return {"mask": added(m, lower(m, S, T, int(how.split()[1])), S, T)}
+    return {}
+
+
+def agree(m: Model, y: str, kernels: list[str], others: list[str], threads: int, hint: object) -> None:
+    """`kernels` declined against `others` declined, for all gradients at once and for each alone."""
+    floats = [i for i, t in enumerate(m.tensors) if t.is_floating_point()]
+    data = m.bytes(y)
+    for subset in (floats, *([i] for i in floats)):
+        wants = [i in subset for i in range(len(m.tensors))]
+        _C.disable_kernels(others)
+        torch.set_num_threads(1)
+        expected = step(data, m.tensors, wants)
+        _C.disable_kernels(kernels)
+        torch.set_num_threads(threads)
+        got = step(data, m.tensors, wants)
+        for a, b in zip([*got[0], *got[1]], [*expected[0], *expected[1]], strict=True):
+            assert (a is None) == (b is None)
+            if a is not None:
+                scale = max(1.0, float(b.abs().max()))
+                torch.testing.assert_close(a, b, rtol=3e-5, atol=3e-5 * scale, equal_nan=True, msg=lambda text: f"{hint} seed {SEED} {subset}: {text}")
+
+
+@pytest.mark.parametrize("how", ["plain", "bias", "padding", "causal 0", "causal 70"])
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_against_rows_one_by_one(sizes, how):
+    S, T, D, E = sizes
+    torch.manual_seed(SEED)
+    m = Model(torch.float32)
+    heads = random.Random(str((SEED, sizes, how))).choice([1, 2, 3])  # fewer than threads: over blocks
+    q, k, v = m.random(1, heads, S, D), m.random(1, heads, T, D), m.random(1, heads, T, E)
+    y = plain_attention(m, q, k, v, d=D, drop=0.25 if (S + T) % 2 else 0.0, **masked(m, S, T, how))
+    agree(m, y, [], TILES + FLASH, threads=2, hint=heads)
+
+
+@pytest.mark.parametrize("pair", [(TILES[:1], TILES[1:]), (TILES[1:], TILES[:1]), (TILES, [])], ids=["backward", "forward", "neither"])
+def test_statistics_are_those_of_the_other_kernels(pair):
+    """A forward in tiles may be followed by a gradient of a library's products, and the other way round."""
+    torch.manual_seed(SEED)
+    m = Model(torch.float32)
+    q, k, v = m.random(2, 2, 150, 20), m.random(2, 2, 500, 20), m.random(2, 2, 500, 20)
+    y = plain_attention(m, q, k, v, d=20, drop=0.3, **masked(m, 150, 500, "bias"))
+    agree(m, y, pair[0], pair[1], threads=2, hint=pair)
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_heads_that_share_keys_add_up(threads):
+    torch.manual_seed(SEED)
+    m = Model(torch.float32)
+    q, k, v = m.random(2, 6, 140, 24), m.random(2, 2, 400, 24), m.random(2, 2, 400, 24)
+
+    def repeated(x: str) -> str:
+        wide = m("Expand", m("Unsqueeze", x, m.ints(2)), m.ints(2, 2, 3, 400, 24))
+        return m("Reshape", wide, m.ints(2, 6, 400, 24))
+
+    y = plain_attention(m, q, repeated(k), repeated(v), d=24, **masked(m, 140, 400, "causal 260"))
+    agree(m, y, [], TILES + FLASH, threads, "shared")
+
+
+def test_hidden_blocks_give_the_bias_no_gradient():
+    torch.manual_seed(SEED)
+    m = Model(torch.float32)
+    q, k, v = m.random(1, 2, 300, 16), m.random(1, 2, 900, 16), m.random(1, 2, 900, 16)
+    bias = m.input(torch.randn(1, 2, 300, 900))
+    s = m("Add", m("MatMul", q, m("Transpose", k, perm=[0, 1, 3, 2])), added(m, lower(m, 300, 900, 0), 300, 900))
+    y = m("MatMul", m("Softmax", m("Add", s, bias), axis=-1), v)
+    assert "causal = 1" in step(m.bytes(y), m.tensors, [1, 1, 1, 1])[2]
+    agree(m, y, [], TILES + FLASH, 2, "causal and bias")
+
+
+def test_rows_without_a_column_and_values_that_are_not_finite():
+    torch.manual_seed(SEED)
+    mask = rough((40, 300))
+    mask[7] = -math.inf
+    m = Model(torch.float32)
+    q, k, v = m.random(1, 2, 40, 16), m.random(1, 2, 300, 16), m.random(1, 2, 300, 16)
+    y = plain_attention(m, q, k, v, d=16, mask=m.input(mask))
+    agree(m, y, [], TILES + FLASH, 2, "an empty row")
+    assert step(m.bytes(y), m.tensors, [0, 0, 0, 0])[0][0][:, :, 7].isnan().all()
+    for place, value in ((0, math.nan), (1, math.inf), (2, -math.inf), (2, math.nan)):
+        m = Model(torch.float32)
+        q, k, v = m.random(1, 1, 40, 16), m.random(1, 1, 300, 16), m.random(1, 1, 300, 16)
+        m.tensors[place][0, 0, 30, 5] = value
+        agree(m, plain_attention(m, q, k, v, d=16), [], TILES + FLASH, 2, (place, value))
+
+
+def test_far_scores_neither_overflow_nor_underflow():
+    """Scores hundreds apart: exponentials of 0 and rows whose largest score comes in the last block."""
+    torch.manual_seed(SEED)
+    m = Model(torch.float32)
+    q, k, v = m.random(1, 2, 30, 16), m.random(1, 2, 900, 16), m.random(1, 2, 900, 16)
+    m.tensors[1] *= torch.linspace(1, 60, 900)[:, None]
+    agree(m, plain_attention(m, q, k, v, d=16), [], TILES + FLASH, 2, "far")
+
+
+def test_the_other_instruction_sets():
+    """In a process of its own: the set is chosen once."""
+    code = f"import sys, pytest; sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', {__file__!r}, '-k', 'rows_one_by_one and 129']))"
+    for isa in ("avx2", "plain"):
+        done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "ONNXTRAIN_ISA": isa}, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
