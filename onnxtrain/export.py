@@ -7,17 +7,15 @@ switches are left exactly as they were, also after a failure. Nothing here knows
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import enum
 import inspect
 import io
-import logging
 import re
 import time
 import types
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -29,7 +27,7 @@ from onnxtrain._export import attributes, exclusive, functions
 from onnxtrain._export import flags as flags_of
 from onnxtrain._export import graph as onnx_graph
 from onnxtrain._export import guards as shape_guards
-from onnxtrain._export import mutations, retrace, rewrite, sizes, state, trees, views
+from onnxtrain._export import messages, mutations, retrace, rewrite, sizes, state, trees, views
 from onnxtrain._export.domain import register_symbolics
 from onnxtrain._export.errors import ArgumentError, ExportError, Untraceable
 from onnxtrain._export.exported import Assignment, Exported, GraphInput, GraphOutput
@@ -224,7 +222,7 @@ def _run(
     start = time.perf_counter()
     try:
         with (exclusive.exclusive(), state.unchanged(module), state.random_unchanged(),
-              rewrite.patched(module, notes, custom), _quiet()):
+              rewrite.patched(module, notes, custom), messages.quiet()):
             names = _names(module, args, kwargs)
             _refuse_lost(module, leaves, names)
             _refuse_nothing(module, args, kwargs)
@@ -240,13 +238,13 @@ def _run(
         error.state = _state(flat)
         raise
     except Exception as error:
-        if isinstance(_root(error), ArgumentError):
-            argument = ArgumentError(str(_root(error)))
+        if isinstance(messages.root(error), ArgumentError):
+            argument = ArgumentError(str(messages.root(error)))
             argument.state = _state(flat)
-            raise argument from _root(error)
-        failure = ExportError(_reason(error, exporter))
+            raise argument from messages.root(error)
+        failure = ExportError(messages.reason(error, exporter))
         failure.state = _state(flat)
-        raise failure from _root(error)
+        raise failure from messages.root(error)
     exported.seconds["total"] = time.perf_counter() - start
     exported.functions, exported.same = tuple(flat.traced.functions), tuple(flat.traced.same.items())
     exported.modes, exported.flags = modes if flat.traced.consulted else None, flat.traced.flags
@@ -314,42 +312,6 @@ def _refuse_nothing(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict
     for name, value in given.items():
         raise ArgumentError(f"ORTModule does not support input type {type(value)} for input {name}: neither the "
                             "arguments nor the module hold a tensor, so there is nothing to run.")
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """The exporters warn of what is put right here, and print a traced graph when they fail."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "torch._export", "torch.fx",
-                                                    "onnxscript", "onnx_ir")]
-    levels = [logger.level for logger in loggers]
-    try:
-        for logger in loggers:
-            logger.setLevel(logging.CRITICAL)
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), \
-                contextlib.redirect_stderr(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels):
-            logger.setLevel(level)
-
-
-def _root(error: BaseException) -> BaseException:
-    """The exception that the exporters wrapped."""
-    while (inner := error.__cause__) is not None:
-        error = inner
-    return error
-
-
-def _reason(error: BaseException, exporter: str) -> str:
-    root = _root(error)
-    if isinstance(root, Untraceable):
-        return str(root)
-    text = " ".join(str(root).split())
-    text = re.sub(r"\x1b\[\d+m", "", text).split(" For more information")[0].split("Caused by:")[0]
-    if type(root).__name__ == "GuardOnDataDependentSymNode":
-        text = f"Python code branches on, or reads, the value of a tensor: {text}"
-    return f"The {exporter} exporter stopped with {type(root).__name__}: {text[:800].strip()}"
 
 
 def _names(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
@@ -476,16 +438,6 @@ def _torch_export(flat: _Flat, tensors: tuple[Tensor, ...]) -> torch.export.Expo
 # --- the TorchScript exporter -----------------------------------------------------------------------------------------
 
 
-def _quiet() -> contextlib.AbstractContextManager[None]:
-    """torch.onnx, asked for no log, switches it on for good: a graph that it cannot translate is then printed whole."""
-    try:
-        from torch.onnx._internal.torchscript_exporter import utils
-
-        return state.replaced(utils, "setup_onnx_logging", lambda verbose: contextlib.nullcontext())
-    except (ImportError, AttributeError):  # another torch: as it does
-        return contextlib.nullcontext()
-
-
 def _torchscript(flat: _Flat, names: list[str], leaves: list[Any], opset: int, notes: list[str]) -> Exported:
     """Sizes are frozen (a trace does not say which of them it used); branches too, hence needs_verification."""
     import onnx_ir as ir
@@ -499,7 +451,7 @@ def _torchscript(flat: _Flat, names: list[str], leaves: list[Any], opset: int, n
     register_symbolics(opset)
     file = io.BytesIO()
     start = time.perf_counter()
-    with state.unchanged(module), state.private_buffers(module), _quiet():
+    with state.unchanged(module), state.private_buffers(module), messages.no_log():
         torch.onnx.export(
             flat, tensors, file, dynamo=False, opset_version=opset, keep_initializers_as_inputs=True,
             do_constant_folding=False, training=torch.onnx.TrainingMode.PRESERVE, export_params=False,

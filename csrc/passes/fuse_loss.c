@@ -84,12 +84,27 @@ static ont_node *loss_of(const ont_node *grad)
     return loss && is_op(loss, ONT_DOMAIN, "SoftmaxCrossEntropyLoss") && ont_node_in(loss, 0) == ont_node_in(grad, 0) ? loss : NULL;
 }
 
-/* Whether what makes the scores writes 16 bits itself; where it is widened, its float32 result is had without rounding. */
+static const ont_node *behind_views(const ont_value *value)
+{
+    const ont_node *node = value->def;
+    while (is_view(node)) node = node->inputs[0].value->def;
+    return node;
+}
+
+/*
+ * Whether what makes the scores writes 16 bits itself, a product with the row that fuse_gemm is about to make part of it
+ * included; where it is widened, its float32 result is had without rounding.
+ */
 static bool is_made_narrow(const ont_value *scores)
 {
-    const ont_node *node = scores->def;
-    while (is_view(node)) node = node->inputs[0].value->def;
-    return !node || ont_op_has_kernel(node, NULL);
+    const ont_node *node = behind_views(scores);
+    if (!node || ont_op_has_kernel(node, NULL)) return true;
+    for (uint32_t i = 0; is_op(node, "", "Add") && i < 2; i++) {
+        const ont_node *product = behind_views(node->inputs[i].value);
+        bool is_product = product && (is_op(product, "", "MatMul") || is_op(product, ONT_DOMAIN, "FusedMatMul"));
+        if (is_product && ont_op_has_kernel(product, NULL)) return true;
+    }
+    return false;
 }
 
 static ont_status narrow_scores(ont_graph *g, ont_node *grad)

@@ -1,9 +1,9 @@
 """Parameters that autograd does not see: one node takes the engine's gradients and puts them into `.grad` itself.
 
 Autograd's own way costs 3 to 4 microseconds for each parameter of a step, a node for each. With
-ORTMODULE_ENABLE_MEM_EFFICIENT_GRAD_MGMT=1 the parameters hang on one node by an anchor, a tensor of no elements, whatever their
-number. The price: they are not in the graph, so torch.autograd.grad(loss, parameters) finds nothing, and backward(inputs=...)
-gives them nothing. Called by _program.py.
+ORTMODULE_ENABLE_MEM_EFFICIENT_GRAD_MGMT=1 the parameters hang on one node by an anchor, a tensor of no elements,
+whatever their number. The price: they are not in the graph, so torch.autograd.grad(loss, parameters) finds nothing, and
+backward(inputs=...) gives them nothing. Called by _program.py.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from torch import Tensor
 
 
 def allowed() -> bool:
-    """Whether nothing that hooks into autograd's accumulation of gradients, as data parallel training does, is at work."""
-    return "horovod" not in sys.modules and not (torch.distributed.is_available() and torch.distributed.is_initialized())
+    """Whether nothing that hooks into autograd's accumulation of gradients, as data parallel training does, is here."""
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return not distributed and "horovod" not in sys.modules
 
 
 class Held:
@@ -41,7 +42,8 @@ class Held:
         """One forward; None where a parameter is not a leaf, or others watch how gradients are accumulated."""
         if not allowed() or False in [tensors[index].is_leaf for index in self.hidden]:
             return None
-        return HeldFunction.apply(self, program, mask, tensors, self.anchor, *[tensors[index] for index in self.seen])
+        seen = [tensors[index] for index in self.seen]
+        return HeldFunction.apply(self, program, mask, tensors, self.anchor, *seen)
 
 
 class HeldFunction(torch.autograd.Function):
@@ -75,7 +77,7 @@ class HeldFunction(torch.autograd.Function):
 
 
 def _accumulate(weights: list[Tensor | None], grads: list[Tensor | None]) -> None:
-    """As autograd's AccumulateGrad does for each, tensor hooks and post-accumulate hooks included. `grads` is used up."""
+    """As autograd's AccumulateGrad for each, tensor hooks and post-accumulate hooks included. `grads` is used up."""
     sums: list[Tensor] = []
     more: list[Tensor] = []
     waiting: list[Tensor] = []

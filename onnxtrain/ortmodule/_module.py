@@ -6,7 +6,7 @@ import contextlib
 import logging
 import re
 import types
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.autograd import forward_ad
@@ -18,12 +18,13 @@ from onnxtrain._export import cache, exclusive, trees
 from onnxtrain._export.attributes import State
 from onnxtrain._export.errors import DefinitionError
 from onnxtrain._export.function_apply import CustomFunctions
-from onnxtrain.export import PLAIN_TENSORS, ArgumentError, ExportError, export, grad_modes, is_final, order
+from onnxtrain.export import ArgumentError, ExportError, export, grad_modes, is_final, order
 from onnxtrain.ortmodule._device import device_of
 from onnxtrain.ortmodule import _announce, _special
 from onnxtrain.ortmodule._debug import STAGES, DebugOptions
 from onnxtrain.ortmodule._fallback import Fallback, FallbackPolicy, ORTModuleTorchModelException
 from onnxtrain.ortmodule._forward import Forward, calls_forward_of
+from onnxtrain.ortmodule._key import MAX_TRIES, Fallen, Key, describe, torch_modes
 from onnxtrain.ortmodule._managers import View
 from onnxtrain.ortmodule._program import CheckError, Program, StaleError
 from onnxtrain.ortmodule._verify import compare, tolerance, verify
@@ -38,41 +39,6 @@ _QUOTED = re.compile(r"'([^']+)'")
 _UNTRANSLATED = re.compile(r"No ONNX function found for <OpOverload\(op='(aten\.\w+)', overload='(\w+)'\)>")
 _TRANSFORMED = "a transform of torch.func"
 MAX_REFUSED = 64  # arguments that are known to be wrong
-MAX_TRIES = 3  # of an export that failed, each after a change of the module
-
-
-class Key(NamedTuple):
-    """What a program was exported for; sizes are the guards' business, the module's own state is State's."""
-
-    schema: tuple[Any, ...]  # per leaf: (dtype, ndim, device type), or the value of what is no tensor
-    spec: pytree.TreeSpec | None  # None: positional tensors only
-    training: bool
-    torch_modes: tuple[Any, ...]  # autocast, default dtype, determinism
-
-
-class Fallen(NamedTuple):
-    """Why a signature runs in PyTorch."""
-
-    reason: str
-    state: State | None  # where it has changed, the export is tried again
-    tries: int
-
-    def holds(self) -> bool:
-        return self.state is None or self.tries >= MAX_TRIES or self.state.difference() is None
-
-
-def _describe(leaf: Any) -> Any:
-    if isinstance(leaf, torch.Tensor):
-        if leaf.layout is torch.strided and type(leaf) in PLAIN_TENSORS and not leaf.is_nested:
-            return leaf.dtype, leaf.ndim, leaf.device.type
-        return leaf.dtype, leaf.dim(), leaf.device.type, type(leaf), leaf.layout, leaf.is_nested
-    return type(leaf), leaf
-
-
-def _torch_modes() -> tuple[Any, ...]:
-    """What of torch's global state goes into a graph."""
-    return (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), torch.is_autocast_enabled("cuda"),
-            torch.get_autocast_dtype("cuda"), torch.get_default_dtype(), torch._C._get_deterministic_algorithms())
 
 
 class ORTModule(torch.nn.Module):
@@ -155,14 +121,14 @@ class ORTModule(torch.nn.Module):
         for arg in args:
             if type(arg) is not torch.Tensor:
                 break
-            schema.append(_describe(arg))
+            schema.append(describe(arg))
         if kwargs or len(schema) < len(args):
             leaves, spec = pytree.tree_flatten((args, kwargs))
-            schema = [_describe(leaf) for leaf in leaves]
+            schema = [describe(leaf) for leaf in leaves]
         else:
             leaves, spec = list(args), None  # tensors in a row are their own leaves
         grad_enabled = torch.is_grad_enabled()
-        key = Key(tuple(schema), spec, self._module.training and grad_enabled, _torch_modes())
+        key = Key(tuple(schema), spec, self._module.training and grad_enabled, torch_modes())
         try:
             programs = self._programs.get(key, ())
         except TypeError:  # an argument that has no hash is no constant of a graph

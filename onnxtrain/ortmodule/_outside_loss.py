@@ -1,9 +1,9 @@
 """The loss outside the module: torch's cross_entropy of scores that the engine made runs in the engine as well.
 
-Over a large vocabulary torch's own loss writes the scores three times over, in fresh memory at every step, and takes longer
-than the rest of a small model's. So two entries of torch's dispatcher are replaced (`torch.library`) when the engine first
-hands out large scores with a gradient: they look at where scores come from, and hand everything else to the kernels that
-stood there before. Called by _program.py. ONNXTRAIN_DISABLE=outside_loss leaves it out.
+Over a large vocabulary torch's own loss writes the scores three times over, in fresh memory at every step, and takes
+longer than the rest of a small model's. So two entries of torch's dispatcher are replaced (`torch.library`) when the
+engine first hands out large scores with a gradient: they look at where scores come from, and hand everything else to
+the kernels that stood there before. Called by _program.py. ONNXTRAIN_DISABLE=outside_loss leaves it out.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class _Loss(torch.autograd.Function):
     """Mean, sum or each of the cross-entropies of rows of scores, by a session."""
 
     @staticmethod
-    def forward(ctx: Any, session: _C.Session, scores: Tensor, target: Tensor, reduction: str, ignore_index: int) -> Tensor:
+    def forward(ctx: Any, session: _C.Session, scores: Tensor, target: Tensor, reduction: str,
+                ignore_index: int) -> Tensor:
         (loss,), ctx.run = session.forward((scores, target), b"\1\0", 0)
         ctx.reduction, ctx.ignore_index = reduction, ignore_index
         ctx.save_for_backward(scores, target)
@@ -47,7 +48,8 @@ class _Loss(torch.autograd.Function):
         else:  # a second time, or to be differentiated again: torch computes it
             with torch.enable_grad():
                 leaf = scores if differentiable else scores.detach().requires_grad_()
-                loss = F.nll_loss(F.log_softmax(leaf.float(), 1), target, reduction=ctx.reduction, ignore_index=ctx.ignore_index)
+                loss = F.nll_loss(F.log_softmax(leaf.float(), 1), target, reduction=ctx.reduction,
+                                  ignore_index=ctx.ignore_index)
                 found = torch.autograd.grad(loss, leaf, grad, create_graph=differentiable)[0]
         return None, found, None, None, None
 
@@ -58,8 +60,11 @@ def _session(dtype: torch.dtype, reduction: str, ignore_index: int) -> _C.Sessio
     import onnx
     from onnx import helper
 
-    kinds = {torch.float32: onnx.TensorProto.FLOAT, torch.bfloat16: onnx.TensorProto.BFLOAT16, torch.float16: onnx.TensorProto.FLOAT16}
-    nodes = [] if dtype == torch.float32 else [helper.make_node("Cast", ["scores"], ["wide"], to=onnx.TensorProto.FLOAT)]
+    kinds = {torch.float32: onnx.TensorProto.FLOAT, torch.bfloat16: onnx.TensorProto.BFLOAT16,
+             torch.float16: onnx.TensorProto.FLOAT16}
+    nodes = []
+    if dtype != torch.float32:
+        nodes.append(helper.make_node("Cast", ["scores"], ["wide"], to=onnx.TensorProto.FLOAT))
     nodes.append(helper.make_node("SoftmaxCrossEntropyLoss", ["wide" if nodes else "scores", "target"], ["loss"],
                                   name="cross_entropy_loss", reduction=reduction, ignore_index=ignore_index))
     graph = helper.make_graph(
@@ -67,7 +72,8 @@ def _session(dtype: torch.dtype, reduction: str, ignore_index: int) -> _C.Sessio
         [helper.make_tensor_value_info("scores", kinds[dtype], ["N", "C"]),
          helper.make_tensor_value_info("target", onnx.TensorProto.INT64, ["N"])],
         [helper.make_tensor_value_info("loss", onnx.TensorProto.FLOAT, ["N"] if reduction == "none" else [])])
-    return _C.Session(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10).SerializeToString())
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    return _C.Session(model.SerializeToString())
 
 
 def _is_ours(scores: Tensor, kinds: tuple[type, ...]) -> bool:
@@ -81,12 +87,13 @@ def _is_ours(scores: Tensor, kinds: tuple[type, ...]) -> bool:
     return False
 
 
-def _in_engine(kinds: tuple[type, ...], dtypes: tuple[torch.dtype, ...], scores: Tensor, target: Tensor, weight: Tensor | None, reduction: int,
-               ignore_index: Any, label_smoothing: float) -> Tensor | None:
+def _in_engine(kinds: tuple[type, ...], dtypes: tuple[torch.dtype, ...], scores: Tensor, target: Tensor,
+               weight: Tensor | None, reduction: int, ignore_index: Any, label_smoothing: float) -> Tensor | None:
     """The loss, where the engine is to compute it."""
     if (type(scores) is not Tensor or weight is not None or label_smoothing or scores.numel() < LEAST_ELEMENTS
             or scores.dtype not in dtypes or scores.dim() != 2 or target.dim() != 1 or target.dtype is not torch.int64
-            or type(target) is not Tensor or type(ignore_index) is not int or not torch.is_grad_enabled() or not _is_ours(scores, kinds)):
+            or type(target) is not Tensor or type(ignore_index) is not int or not torch.is_grad_enabled()
+            or not _is_ours(scores, kinds)):
         return None
     name = _REDUCTIONS[reduction]
     try:
@@ -102,8 +109,9 @@ def _replacement(key: str, kinds: tuple[type, ...], dtypes: tuple[torch.dtype, .
 
     def cross_entropy_loss(keys: Any, scores: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1,
                            ignore_index: Any = -100, label_smoothing: float = 0.0) -> Tensor:
-        loss = _in_engine(kinds, dtypes, scores, target, weight, reduction, ignore_index, label_smoothing)
-        return there.call_boxed(keys, scores, target, weight, reduction, ignore_index, label_smoothing) if loss is None else loss
+        given = scores, target, weight, reduction, ignore_index, label_smoothing
+        loss = _in_engine(kinds, dtypes, *given)
+        return there.call_boxed(keys, *given) if loss is None else loss
 
     return cross_entropy_loss
 
@@ -129,6 +137,8 @@ def watch(kinds: tuple[type, ...], outputs: tuple[Tensor, ...]) -> bool:
     _library = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():  # torch says once that a kernel is replaced
         warnings.filterwarnings("ignore", message="[^$]*Overriding a previously registered kernel")
-        for key, dtypes in (("AutogradCPU", (torch.float32,)), ("AutocastCPU", (torch.float32, torch.bfloat16, torch.float16))):
-            _library.impl("cross_entropy_loss", _replacement(key, kinds, dtypes), key, with_keyset=True, allow_override=True)
+        for key, dtypes in (("AutogradCPU", (torch.float32,)),
+                            ("AutocastCPU", (torch.float32, torch.bfloat16, torch.float16))):
+            kernel = _replacement(key, kinds, dtypes)
+            _library.impl("cross_entropy_loss", kernel, key, with_keyset=True, allow_override=True)
     return True

@@ -11,12 +11,14 @@ from test_fuse_gemm import random
 CODE = {torch.bfloat16: 16, torch.float16: 10}
 
 
-def loss_session(dtype, reduction, ignored, shape, order="cast", outputs=(), weights=False):
+def loss_session(dtype, reduction, ignored, shape, order="cast", outputs=(), weights=False, bias=False):
     """MatMul in 16 bits, Cast to float32, cross-entropy: as autocast exports a head with its loss. `order`:
     where a Reshape is.
     """
     rows, width, classes = shape
-    nodes = [helper.make_node("MatMul", ["a", "w"], ["z"])]
+    nodes = [helper.make_node("MatMul", ["a", "w"], ["p" if bias else "z"])]
+    if bias:
+        nodes.append(helper.make_node("Add", ["p", "b"], ["z"]))
     to_rows, shape_of_rows = "z", helper.make_tensor("shape", 7, [2], [-1, classes])
     if order == "view, cast":
         nodes.append(helper.make_node("Reshape", ["z", "shape"], ["v"]))
@@ -33,6 +35,8 @@ def loss_session(dtype, reduction, ignored, shape, order="cast", outputs=(), wei
               helper.make_tensor_value_info("labels", 7, [rows])]
     if weights:
         inputs.append(helper.make_tensor_value_info("weights", 1, [classes]))
+    if bias:
+        inputs.append(helper.make_tensor_value_info("b", CODE[dtype], [classes]))
     y = helper.make_tensor_value_info("y", 1, [rows] if reduction == "none" else [])
     graph = helper.make_graph(nodes, "g", inputs, [y, *[helper.make_tensor_value_info(n, 1, None) for n in outputs]],
                               [shape_of_rows] if order != "cast" else [])
@@ -81,6 +85,24 @@ def test_scores(shape, order, reduction, dtype):
     a64, w64 = a.double().requires_grad_(), w.double().requires_grad_()
     loss = F.cross_entropy(a64 @ w64, labels, reduction=reduction, ignore_index=-7)
     loss.backward(dy.double())
+    for one, want in zip(got[1:], (a64.grad, w64.grad)):
+        assert (one.reshape(want.shape).double() - want).abs().max() <= 2e-2 * want.abs().max()
+
+
+@pytest.mark.parametrize("order", ["cast", "view, cast"])
+def test_scores_with_a_bias(order):
+    """The row is part of the product, which still writes 16 bits."""
+    shape = (7, 12, 2500)
+    a, w, labels = batch(shape, torch.bfloat16)
+    bias = random(2500, dtype=torch.bfloat16, seed=8)
+    session = loss_session(torch.bfloat16, "mean", -7, shape, order, bias=True)
+    got, text = run_loss(session, [a if order == "cast" else a[None], w, labels, bias], torch.tensor(1.0))
+    narrow = any(kernel in ("matmul_half", "gemm_half") for _, kernel, _ in session.kernels())
+    assert ("stash_type" in text) == narrow and (not narrow or "Add" not in text and "Cast" not in text), text
+    a64, w64 = a.double().requires_grad_(), w.double().requires_grad_()
+    loss = F.cross_entropy(a64 @ w64 + bias.double(), labels, ignore_index=-7)
+    loss.backward()
+    assert torch.allclose(got[0].double(), loss, rtol=1e-2)
     for one, want in zip(got[1:], (a64.grad, w64.grad)):
         assert (one.reshape(want.shape).double() - want).abs().max() <= 2e-2 * want.abs().max()
 

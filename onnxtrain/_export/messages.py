@@ -1,0 +1,60 @@
+"""What the exporters say: kept quiet while they work, and told in a sentence when they stop. Called by export.py."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import re
+import warnings
+from collections.abc import Iterator
+
+from onnxtrain._export import state
+from onnxtrain._export.errors import Untraceable
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """The exporters warn of what is put right here, and print a traced graph when they fail."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "torch._export", "torch.fx",
+                                                    "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), \
+                contextlib.redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels):
+            logger.setLevel(level)
+
+
+def root(error: BaseException) -> BaseException:
+    """The exception that the exporters wrapped."""
+    while (inner := error.__cause__) is not None:
+        error = inner
+    return error
+
+
+def reason(error: BaseException, exporter: str) -> str:
+    """The one sentence of an ExportError."""
+    cause = root(error)
+    if isinstance(cause, Untraceable):
+        return str(cause)
+    text = " ".join(str(cause).split())
+    text = re.sub(r"\x1b\[\d+m", "", text).split(" For more information")[0].split("Caused by:")[0]
+    if type(cause).__name__ == "GuardOnDataDependentSymNode":
+        text = f"Python code branches on, or reads, the value of a tensor: {text}"
+    return f"The {exporter} exporter stopped with {type(cause).__name__}: {text[:800].strip()}"
+
+
+def no_log() -> contextlib.AbstractContextManager[None]:
+    """torch.onnx, asked for no log, switches it on for good: a graph that it cannot translate is then printed whole."""
+    try:
+        from torch.onnx._internal.torchscript_exporter import utils
+
+        return state.replaced(utils, "setup_onnx_logging", lambda verbose: contextlib.nullcontext())
+    except (ImportError, AttributeError):  # another torch: as it does
+        return contextlib.nullcontext()

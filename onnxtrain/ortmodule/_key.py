@@ -1,0 +1,51 @@
+"""What an export holds for: the schema of a call and torch's modes; and the calls that are known to run in PyTorch.
+
+Made by _module.py at every call, so every microsecond here is one of a step's.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils import _pytree as pytree
+
+from onnxtrain._export.attributes import State
+from onnxtrain.export import PLAIN_TENSORS
+
+MAX_TRIES = 3  # of an export that failed, each after a change of the module
+
+
+class Key(NamedTuple):
+    """What a program was exported for; sizes are the guards' business, the module's own state is State's."""
+
+    schema: tuple[Any, ...]  # per leaf: (dtype, ndim, device type), or the value of what is no tensor
+    spec: pytree.TreeSpec | None  # None: positional tensors only
+    training: bool
+    torch_modes: tuple[Any, ...]  # autocast, default dtype, determinism
+
+
+class Fallen(NamedTuple):
+    """Why a signature runs in PyTorch."""
+
+    reason: str
+    state: State | None  # where it has changed, the export is tried again
+    tries: int
+
+    def holds(self) -> bool:
+        return self.state is None or self.tries >= MAX_TRIES or self.state.difference() is None
+
+
+def describe(leaf: Any) -> Any:
+    """What of one argument goes into the schema."""
+    if isinstance(leaf, torch.Tensor):
+        if leaf.layout is torch.strided and type(leaf) in PLAIN_TENSORS and not leaf.is_nested:
+            return leaf.dtype, leaf.ndim, leaf.device.type
+        return leaf.dtype, leaf.dim(), leaf.device.type, type(leaf), leaf.layout, leaf.is_nested
+    return type(leaf), leaf
+
+
+def torch_modes() -> tuple[Any, ...]:
+    """What of torch's global state goes into a graph."""
+    return (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), torch.is_autocast_enabled("cuda"),
+            torch.get_autocast_dtype("cuda"), torch.get_default_dtype(), torch._C._get_deterministic_algorithms())
