@@ -20,8 +20,11 @@
 #include "simd/simd.h"
 
 enum {
-    TILE = 2 << 20,   /* elements: 8 MiB */
+    TILE = 1 << 20,   /* elements: 4 MiB; and where there are few scores, */
+    SHARE = 16,       /* that part of them, but not less than */
+    LEAST = 1 << 17,
     ROWS = 2048,      /* of a chunk, at most: with more, tiles would be too narrow for a product */
+    WIDE = 2 << 20,   /* elements of a chunk of h, as far as it has 128 rows */
     COLUMNS = 256,    /* of the row's gradient, summed at a time */
     IN_H = 0, IN_W, IN_LABELS, IN_ROW, IN_DLOSS, IN_PAIRS,
     OUT_H = 0, OUT_W, OUT_ROW,
@@ -155,6 +158,13 @@ static int64_t at_least(int64_t least, int64_t x)
     return x > least ? x : least;
 }
 
+/* Elements of a tile. */
+static int64_t tile_of(const stream_state *s)
+{
+    int64_t columns = s->labels.classes / SHARE, rows = at_least(1, s->labels.count);
+    return columns >= TILE / rows ? TILE : at_least(LEAST, columns * rows);
+}
+
 static const ont_gemm_provider *provider(bool plain, int64_t m, int64_t n, int64_t k, bool trans_a, bool trans_b)
 {
     ont_gemm gemm = {.dtype = ONT_FLOAT32, .trans_a = trans_a, .trans_b = trans_b, .m = m, .n = n, .k = k,
@@ -168,9 +178,9 @@ static ont_status prepare_with(bool plain, const ont_node *node, ont_arena *aren
     stream_state *s = ont_arena_alloc(arena, sizeof *s);
     if (!s) return ONT_ENOMEM;
     ONT_TRY(read_state(node, s));
-    int64_t classes = s->labels.classes, chunk = at_least(128, TILE / at_least(1, s->width));
+    int64_t classes = s->labels.classes, chunk = at_least(128, WIDE / at_least(1, s->width));
     s->chunk = even_parts(s->labels.count, plain ? 2 : chunk < ROWS ? chunk : ROWS);
-    s->block = even_parts(classes, plain ? 3 : at_least(64, TILE / s->chunk));
+    s->block = even_parts(classes, plain ? 3 : at_least(64, tile_of(s) / s->chunk));
     if (!plain && s->block < classes) s->block = (s->block + 15) / 16 * 16; /* whole vectors */
     s->to_scores = provider(plain, s->chunk, s->block, s->width, false, s->trans_w);
     s->to_h = provider(plain, s->chunk, s->width, s->block, false, !s->trans_w);
