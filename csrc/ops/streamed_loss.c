@@ -20,8 +20,8 @@
 #include "simd/simd.h"
 
 enum {
-    TILE = 1 << 20,   /* elements: 4 MiB; and where there are few scores, */
-    SHARE = 16,       /* that part of them, but not less than */
+    TILE = 2 << 20,   /* elements: 8 MiB; and where there are few scores, */
+    SHARE = 8,        /* that part of them, but not less than */
     LEAST = 1 << 17,
     ROWS = 2048,      /* of a chunk, at most: with more, tiles would be too narrow for a product */
     WIDE = 2 << 20,   /* elements of a chunk of h, as far as it has 128 rows */
