@@ -169,9 +169,9 @@ _NAMES = [
              "prints the planned memory, on the first ten steps and then "
              "at powers of two"),
     Variable("ORTMODULE_ENABLE_MEM_EFFICIENT_GRAD_MGMT", False, _boolean, _FLAG,
-             "1 hides parameters from autograd: one node puts their gradients into .grad, which saves microseconds a parameter. "
-             "torch.autograd.grad(loss, parameters) and backward(inputs=...) do not reach them then. Without effect where "
-             "torch.distributed is initialized"),
+             "1 hides parameters from autograd: one node puts their gradients into .grad, which saves microseconds a "
+             "parameter. torch.autograd.grad(loss, parameters) and backward(inputs=...) do not reach them then. "
+             "Without effect where torch.distributed is initialized"),
     Variable("ORTMODULE_ENABLE_ZERO_STAGE3", False, _boolean, _FLAG, None,
              "ZeRO 3 is not supported; stages 1 and 2 need nothing"),
     Variable("ORTMODULE_USE_TRITON", False, _boolean, _FLAG, None, "kernels are compiled when onnxtrain is built"),
@@ -199,8 +199,10 @@ _NAMES = [
     Variable("ONNXTRAIN_FLUSH_DENORMALS", True, _boolean, _FLAG,
              "denormal floats count as zero while the engine's kernels run; "
              "read by the core"),
-    Variable("ONNXTRAIN_DISABLE", "", str, "names of passes joined by commas", "leaves out passes that only make a graph "
-             "faster; `winograd` is that convolution, `outside_loss` torch's cross_entropy of a module's scores by the engine"),
+    Variable("ONNXTRAIN_DISABLE", "", str, "names of passes joined by commas",
+             "leaves out passes that only make a graph "
+             "faster; `winograd` is that convolution, `outside_loss` torch's cross_entropy of a module's scores by the "
+             "engine"),
 ]
 VARIABLES = {variable.name: variable for variable in _NAMES}
 

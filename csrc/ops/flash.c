@@ -44,7 +44,7 @@ ont_status ont_flash_begin(const ont_node *node, ont_arena *arena, ont_flash **s
     *s = (ont_flash){.dtype = ont_node_in(node, 0)->dtype};
     ONT_TRY(ont_attention_read(node, &s->a));
     s->z = ont_dtype_size(s->dtype);
-    s->loops = ont_simd_attention(s->dtype);
+    s->loops = ont_simd_attention(s->dtype == ONT_BFLOAT16 ? ONT_FLOAT32 : s->dtype); /* scores are float32 */
     s->simd = ont_simd();
     s->slots = ont_parallel_threads();
     size_t n = 0;

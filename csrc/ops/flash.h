@@ -17,6 +17,7 @@ typedef struct ont_flash {
     ont_dtype dtype;
     const ont_gemm_provider *gemm;  /* one of the two does the products */
     const ont_tile_loops *tiles;
+    const ont_tile_pairs *pairs;    /* tiles: of bfloat16, else NULL */
     const ont_attention_loops *loops;
     const ont_simd_table *simd;
     int64_t row_block, column_block;
@@ -49,7 +50,7 @@ int64_t ont_flash_lead_of(const ont_flash *s, int64_t u, int64_t v);
 /* Whether lead l is the first that writes to its gradient through `view`. */
 bool ont_flash_is_first(const ont_flash *s, int view, int64_t l);
 
-/* The kernels of flash_tiles.c: float32, instruction sets with vectors of eight and more. */
+/* The kernels of flash_tiles.c: float32 with vectors of eight and more, bfloat16 where the processor multiplies pairs of it. */
 const char *ont_flash_tiles_accept(const ont_node *node);
 ont_status ont_flash_tiles_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out);
 ont_status ont_flash_tiles_prepare_grad(const ont_node *node, ont_arena *arena, ont_prepared *out);

@@ -1,5 +1,5 @@
 /*
- * FusedAttention and its gradient in blocks of float32 with products of our own (simd/attention_product.h): operands are laid
+ * FusedAttention and its gradient in blocks of float32 or bfloat16 with products of our own (simd/attention_product.h): operands are laid
  * out once in scratch, padded to whole vectors, and what a causal mask hides is left out tile by tile. flash.c has the same
  * with a library's products, and what both share. Source: Dao, FlashAttention-2, 2023.
  *
@@ -27,13 +27,19 @@ static int64_t block_of(int64_t n, int64_t longest)
     return least(n, padded((n + blocks - 1) / blocks));
 }
 
-/* Scratch of one thread; rows of size, v_size and columns are padded. */
+/*
+ * Scratch of one thread; rows of size, v_size and columns are padded. Of bfloat16, operands are words of two (simd/
+ * attention_product.h): along a row, or of two rows where they are summed over rows.
+ */
 typedef struct scratch {
     float *q, *dy;               /* of a block of rows; q times the scale */
+    float *q_joined, *dy_joined; /* words: of two rows */
     float *keys, *values;        /* of blocks of columns: transposed, and as they are; in the gradient both are transposed */
     float *plain;                /* keys of a block times the scale, as they are */
     float *scores, *gradient;    /* a block */
-    float *y, *dq, *dk, *dv;     /* y and dq of a block of rows, dk and dv of a block of columns */
+    float *narrow, *joined;      /* words: a block rounded, along rows and of two rows */
+    float *line;                 /* words: of rows that are to be transposed, or two rows of float32 */
+    float *y, *dq, *dk, *dv;     /* y and dq of a block of rows, dk and dv of a block of columns; words: dq of all rows */
     double *most, *sum, *delta;  /* per row */
     uint8_t *kept;
     int64_t lead, packed;        /* which lead's columns are laid out, and how many */
@@ -64,6 +70,16 @@ static scratch scratch_of(const ont_flash *s, bool backward, space *room)
     w.scores = take(room, m * n, sizeof(float));
     w.most = take(room, rows, sizeof(double));
     w.sum = take(room, rows, sizeof(double));
+    if (s->pairs) {
+        int64_t longest = size > v_size ? size : v_size;
+        w.narrow = take(room, m * n / 2, sizeof(float));
+        w.line = take(room, (n > 4 ? n : 4) * longest / 2, sizeof(float));
+    }
+    if (s->pairs && backward) {
+        w.joined = take(room, (m + 1) / 2 * n, sizeof(float));
+        w.q_joined = take(room, (m + 1) / 2 * size, sizeof(float));
+        w.dy_joined = take(room, (m + 1) / 2 * v_size, sizeof(float));
+    }
     if (s->a.drops) w.kept = take(room, m * n, 1);
     if (!backward) {
         w.y = take(room, m * v_size, sizeof(float));
@@ -71,7 +87,7 @@ static scratch scratch_of(const ont_flash *s, bool backward, space *room)
         w.dy = take(room, m * v_size, sizeof(float));
         w.plain = take(room, n * size, sizeof(float));
         w.gradient = take(room, m * n, sizeof(float));
-        w.dq = take(room, m * size, sizeof(float));
+        w.dq = take(room, (s->pairs ? rows : m) * size, sizeof(float));
         w.dk = take(room, n * size, sizeof(float));
         w.dv = take(room, n * v_size, sizeof(float));
         w.delta = take(room, rows, sizeof(double));
@@ -79,8 +95,26 @@ static scratch scratch_of(const ont_flash *s, bool backward, space *room)
     return w;
 }
 
+/* Sums over several leads would be rounded between them. */
+static const char *refuses_pairs(const ont_node *node)
+{
+    ont_attention a;
+    for (uint32_t i = 0; i < node->n_inputs; i++) {
+        const ont_value *v = ont_node_in(node, i);
+        if (v && i != ONT_ATTENTION_STATS && v->dtype != ONT_BFLOAT16 && v->dtype != ONT_BOOL) return "dtypes differ";
+    }
+    if (!ont_simd_tile_pairs()) return "no products of bfloat16";
+    if (ont_node_in(node, ONT_ATTENTION_BIAS)) return "a bias";
+    if (ont_attention_read(node, &a) != ONT_OK || a.size % 2 || a.v_size % 2) return "odd sizes";
+    for (int d = 0; d < a.n_leads; d++)
+        for (int i = 0; i < 3; i++)
+            if (a.leads[d] > 1 && !a.view[i].lead[d]) return "shared operands";
+    return getenv("ONNXTRAIN_GEMM") ? "ONNXTRAIN_GEMM names another" : NULL;
+}
+
 const char *ont_flash_tiles_accept(const ont_node *node)
 {
+    if (ont_node_in(node, ONT_ATTENTION_Q)->dtype == ONT_BFLOAT16) return refuses_pairs(node);
     if (ont_node_in(node, ONT_ATTENTION_Q)->dtype != ONT_FLOAT32) return "dtype";
     if (!ont_simd_tiles()) return "no products for this instruction set";
     return getenv("ONNXTRAIN_GEMM") ? "ONNXTRAIN_GEMM names another" : ont_attention_accept(node);
@@ -92,6 +126,7 @@ static ont_status prepare(const ont_node *node, ont_arena *arena, bool backward,
     space room = {0};
     ONT_TRY(ont_flash_begin(node, arena, &s));
     s->tiles = ont_simd_tiles();
+    s->pairs = s->dtype == ONT_BFLOAT16 ? ont_simd_tile_pairs() : NULL;
     s->row_block = block_of(s->a.rows, BLOCK_ROWS);
     s->column_block = block_of(s->a.columns, BLOCK_COLUMNS);
     s->resident = !backward && s->a.columns * (padded(s->a.size) + padded(s->a.v_size)) <= RESIDENT_FLOATS;
@@ -114,52 +149,71 @@ ont_status ont_flash_tiles_prepare_grad(const ont_node *node, ont_arena *arena, 
 
 /* ---- operands and products of a block ---- */
 
-static const float *rows_of(const ont_flash *s, int view, const void *base, int64_t l, int64_t i)
+static const void *rows_of(const ont_flash *s, int view, const void *base, int64_t l, int64_t i)
 {
-    return (const float *)(const void *)ont_flash_row_at(s, view, base, l, i);
+    return ont_flash_row_at(s, view, base, l, i);
 }
 
-/* The part of a product over block k that its mask leaves, and the edge that attention_product.h speaks of. */
-static void cut(const ont_flash *s, const ont_flash_block *k, ont_tile_part part, ont_tile_product *p)
+/* Runs a product over block k; the part that its mask leaves, and the edge that attention_product.h speaks of. */
+static void run_product(const ont_flash *s, const ont_flash_block *k, ont_tile_part part, ont_tile_product *p)
 {
     p->edge = k->i0 + s->a.diagonal + 1 - k->j0;
     p->part = s->a.causal && p->edge < k->n ? part : ONT_TILE_ALL;
+    (s->pairs ? s->pairs->product : s->tiles->product)(p);
 }
 
-/* scores (m, padded n) = rows (m, size) times columns (size, padded n) */
+/* Words of `n` elements that are summed over. */
+static int64_t words(const ont_flash *s, int64_t n) { return s->pairs ? (n + 1) / 2 : n; }
+
+/* scores (m, padded n) = rows (m, size) times columns (size, padded n); of pairs, times the factor */
 static void scores_product(const ont_flash *s, const ont_flash_block *k, const float *rows, const float *columns, int64_t size,
-                           float *scores)
+                           double factor, float *scores)
 {
-    ont_tile_product p = {.m = k->m, .n = padded(k->n), .k = size, .lda = padded(size), .ldb = padded(s->column_block),
-                          .ldc = padded(s->column_block), .a = rows, .b = columns, .c = scores};
-    cut(s, k, ONT_TILE_RESULT_SEEN, &p);
-    s->tiles->product(&p);
+    ont_tile_product p = {.m = k->m, .n = padded(k->n), .k = words(s, size), .lda = words(s, padded(size)), .ldb = padded(s->column_block),
+                          .ldc = padded(s->column_block), .factor = s->pairs ? (float)factor : 1, .a = rows, .b = columns, .c = scores};
+    run_product(s, k, ONT_TILE_RESULT_SEEN, &p);
 }
 
 /* c (m, size) = or += scores (m, n) times b (n, size) */
 static void rows_product(const ont_flash *s, const ont_flash_block *k, const float *scores, const float *b, int64_t size, bool add,
                          float *c)
 {
-    ont_tile_product p = {.m = k->m, .n = padded(size), .k = k->n, .lda = padded(s->column_block), .ldb = padded(size),
-                          .ldc = padded(size), .add = add, .a = scores, .b = b, .c = c};
-    cut(s, k, ONT_TILE_SUM_SEEN, &p);
-    s->tiles->product(&p);
+    ont_tile_product p = {.m = k->m, .n = padded(size), .k = words(s, k->n), .lda = words(s, padded(s->column_block)), .ldb = padded(size),
+                          .ldc = padded(size), .add = add, .factor = 1, .a = scores, .b = b, .c = c};
+    run_product(s, k, ONT_TILE_SUM_SEEN, &p);
 }
 
 /* c (n, size) += scores' (n, m) times b (m, size) */
 static void columns_product(const ont_flash *s, const ont_flash_block *k, const float *scores, const float *b, int64_t size, float *c)
 {
-    ont_tile_product p = {.m = k->n, .n = padded(size), .k = k->m, .lda = padded(s->column_block), .ldb = padded(size),
-                          .ldc = padded(size), .trans_a = true, .add = true, .a = scores, .b = b, .c = c};
-    cut(s, k, ONT_TILE_SUM_SEEING, &p);
-    s->tiles->product(&p);
+    ont_tile_product p = {.m = k->n, .n = padded(size), .k = words(s, k->m), .lda = padded(s->column_block), .ldb = padded(size),
+                          .ldc = padded(size), .trans_a = true, .add = true, .factor = 1, .a = scores, .b = b, .c = c};
+    run_product(s, k, ONT_TILE_SUM_SEEING, &p);
 }
 
-static void copy_q(const ont_call *call, const ont_flash *s, const ont_flash_block *k, const scratch *w)
+/* Rows [i, i + n) of a view, as A of a product. */
+static void lay(const ont_flash *s, int view, const void *base, int64_t l, int64_t i, int64_t n, int64_t size, double factor, float *y)
 {
-    const ont_attention *a = &s->a;
-    s->tiles->copy(rows_of(s, ONT_ATTENTION_Q, call->in[0], k->l, k->i0), a->view[ONT_ATTENTION_Q].row, k->m, a->size,
-                   (float)a->scale, w->q, padded(a->size));
+    const void *x = rows_of(s, view, base, l, i);
+    if (s->pairs) s->pairs->copy(x, s->a.view[view].row, n, size, y, padded(size) / 2);
+    else s->tiles->copy(x, s->a.view[view].row, n, size, (float)factor, y, padded(size));
+}
+
+/* The same as B of a product that sums over them. */
+static void lay_summed(const ont_flash *s, int view, const void *base, int64_t l, int64_t i, int64_t n, int64_t size, double factor,
+                       float *y)
+{
+    if (s->pairs) s->pairs->copy_joined(rows_of(s, view, base, l, i), s->a.view[view].row, n, size, y, padded(size));
+    else lay(s, view, base, l, i, n, size, factor, y);
+}
+
+/* The same transposed, as B of a product that sums over the size. */
+static void lay_transposed(const ont_flash *s, const scratch *w, int view, const void *base, int64_t l, int64_t i, int64_t n, int64_t size,
+                           float *y)
+{
+    int64_t stride = s->a.view[view].row, ld = padded(s->column_block);
+    if (s->pairs) lay(s, view, base, l, i, n, size, 1, w->line);
+    s->tiles->transpose(s->pairs ? w->line : rows_of(s, view, base, l, i), s->pairs ? padded(size) / 2 : stride, n, words(s, size), y, ld);
 }
 
 /* ---- forward ---- */
@@ -176,10 +230,8 @@ static void pack(const ont_call *call, const ont_flash *s, const ont_flash_block
     if (w->lead != k->l || !s->resident) w->packed = 0;
     w->lead = k->l;
     if (s->resident && k->j0 < w->packed) return;
-    s->tiles->transpose(rows_of(s, ONT_ATTENTION_K, call->in[1], k->l, k->j0), a->view[ONT_ATTENTION_K].row, k->n, a->size, to_keys,
-                        ld);
-    s->tiles->copy(rows_of(s, ONT_ATTENTION_V, call->in[2], k->l, k->j0), a->view[ONT_ATTENTION_V].row, k->n, a->v_size, 1,
-                   to_values, padded(a->v_size));
+    lay_transposed(s, w, ONT_ATTENTION_K, call->in[1], k->l, k->j0, k->n, a->size, to_keys);
+    lay_summed(s, ONT_ATTENTION_V, call->in[2], k->l, k->j0, k->n, a->v_size, 1, to_values);
     w->packed = k->j0 + k->n;
 }
 
@@ -191,10 +243,13 @@ static void finish_rows(const ont_call *call, const ont_flash *s, const ont_flas
         int64_t at = (k->l * a->rows + k->i0 + r) * 2;
         char *y = ont_flash_row_at(s, ONT_ATTENTION_Y, call->out[0], k->l, k->i0 + r);
         float inverse = (float)(1 / w->sum[r]);
+        float *row = w->y + r * padded(a->v_size);
         if (ont_attention_is_void(a, w->sum[r]) || ont_flash_is_empty(call, s, k->l, k->i0 + r))
-            memset(y, 0, (size_t)a->v_size * sizeof(float));
+            memset(y, 0, (size_t)a->v_size * s->z);
         else
-            s->simd->binary[ONT_LOOP_Mul][ONT_FLOAT32](w->y + r * padded(a->v_size), 1, &inverse, 0, y, a->v_size, NULL);
+            s->simd->binary[ONT_LOOP_Mul][ONT_FLOAT32](row, 1, &inverse, 0, s->pairs ? (void *)row : y, a->v_size, NULL);
+        if (s->pairs && !ont_attention_is_void(a, w->sum[r]) && !ont_flash_is_empty(call, s, k->l, k->i0 + r))
+            s->simd->float_to_bfloat(row, y, a->v_size);
         if (!stats) continue;
         stats[at] = (float)w->most[r];
         stats[at + 1] = (float)w->sum[r];
@@ -214,6 +269,7 @@ static void softmax_rows(const ont_call *call, const ont_flash *s, const ont_fla
         float factor = (float)shrink, *y = w->y + r * width;
         s->simd->binary[ONT_LOOP_Mul][ONT_FLOAT32](y, 1, &factor, 0, y, width, NULL);
     }
+    if (s->pairs) s->pairs->narrow(w->scores, ld, k->m, k->n, w->narrow, ld / 2);
 }
 
 /* The result of rows [i0, i0 + m): first exp(scores - largest so far) V, in the end divided by the sum. */
@@ -226,14 +282,14 @@ static void forward_rows(const ont_call *call, const ont_flash *s, ont_flash_blo
         w->sum[r] = 0;
     }
     if (!columns) memset(w->y, 0, (size_t)(k.m * padded(a->v_size)) * sizeof(float));
-    copy_q(call, s, &k, w);
+    lay(s, ONT_ATTENTION_Q, call->in[0], k.l, k.i0, k.m, a->size, a->scale, w->q);
     for (k.j0 = 0; k.j0 < columns; k.j0 += s->column_block) {
         const float *keys, *values;
         k.n = least(s->column_block, a->columns - k.j0);
         pack(call, s, &k, w, &keys, &values);
-        scores_product(s, &k, w->q, keys, a->size, w->scores);
+        scores_product(s, &k, w->q, keys, a->size, a->scale, w->scores);
         softmax_rows(call, s, &k, w);
-        rows_product(s, &k, w->scores, values, a->v_size, k.j0 > 0, w->y);
+        rows_product(s, &k, s->pairs ? w->narrow : w->scores, values, a->v_size, k.j0 > 0, w->y);
     }
     finish_rows(call, s, &k, w);
 }
@@ -271,7 +327,8 @@ ont_status ont_flash_tiles_run(const ont_call *call)
 /* What one piece of the gradient's work is: blocks of one lead, and which gradients it adds to. */
 typedef struct piece {
     int64_t l, i0, i1, j0, j1;
-    float *dq, *dk, *dv, *dbias;
+    void *dq, *dk, *dv;
+    float *dbias;
     bool first_k, first_v; /* nothing was written there before */
 } piece;
 
@@ -280,14 +337,20 @@ static void begin_piece(const ont_call *call, const ont_flash *s, const piece *p
 {
     const ont_attention *a = &s->a;
     const float *stats = (const float *)call->in[ONT_ATTENTION_STATS] + p->l * a->rows * 2;
-    int64_t step = a->view[ONT_ATTENTION_Y].row;
-    const float *y = rows_of(s, ONT_ATTENTION_Y, call->in[ONT_ATTENTION_Y], p->l, p->i0);
-    const float *dy = rows_of(s, ONT_ATTENTION_Y, call->in[ONT_ATTENTION_DY], p->l, p->i0);
-    for (int64_t i = p->i0; i < p->i1; i++, y += step, dy += step) {
-        w->delta[i] = s->loops->dot(y, dy, a->v_size);
+    float *wide = w->line, *wide_dy = s->pairs ? wide + padded(a->v_size) : NULL;
+    for (int64_t i = p->i0; i < p->i1; i++) {
+        const void *y = rows_of(s, ONT_ATTENTION_Y, call->in[ONT_ATTENTION_Y], p->l, i);
+        const void *dy = rows_of(s, ONT_ATTENTION_Y, call->in[ONT_ATTENTION_DY], p->l, i);
+        if (s->pairs) {
+            s->simd->bfloat_to_float(y, wide, a->v_size);
+            s->simd->bfloat_to_float(dy, wide_dy, a->v_size);
+        }
+        w->delta[i] = s->pairs ? s->loops->dot(wide, wide_dy, a->v_size) : s->loops->dot(y, dy, a->v_size);
         w->most[i] = (double)stats[2 * i];
         w->sum[i] = (double)stats[2 * i + 1];
     }
+    if (s->pairs && p->dq)
+        memset(w->dq + p->i0 * padded(a->size), 0, (size_t)((p->i1 - p->i0) * padded(a->size)) * sizeof(float));
 }
 
 /* The bias's gradient in row r of a block; NULL: zeros. */
@@ -319,35 +382,61 @@ static void grad_rows(const ont_call *call, const ont_flash *s, const ont_flash_
     }
 }
 
+/* The products behind the rows; of bfloat16, of what the rows gave, rounded. */
+static void products_behind(const ont_flash *s, const ont_flash_block *k, const scratch *w, const piece *p)
+{
+    const ont_attention *a = &s->a;
+    int64_t ld = padded(s->column_block);
+    const float *rows = w->gradient, *columns = w->scores;
+    if (s->pairs) s->pairs->narrow_joined(w->scores, ld, k->m, k->n, w->joined, ld), columns = w->joined;
+    if (p->dv) columns_product(s, k, columns, s->pairs ? w->dy_joined : w->dy, a->v_size, w->dv);
+    if (s->pairs) s->pairs->narrow_joined(w->gradient, ld, k->m, k->n, w->joined, ld);
+    if (p->dk) columns_product(s, k, s->pairs ? w->joined : w->gradient, s->pairs ? w->q_joined : w->q, a->size, w->dk);
+    if (!p->dq) return;
+    if (s->pairs) s->pairs->narrow(w->gradient, ld, k->m, k->n, w->narrow, ld / 2), rows = w->narrow;
+    rows_product(s, k, rows, w->plain, a->size, s->pairs, s->pairs ? w->dq + k->i0 * padded(a->size) : w->dq);
+    if (!s->pairs)
+        s->tiles->put(w->dq, padded(a->size), k->m, a->size, true, (float *)(void *)ont_flash_row_at(s, ONT_ATTENTION_Q, p->dq, k->l, k->i0),
+                      a->view[ONT_ATTENTION_Q].row);
+}
+
 static void block_grad(const ont_call *call, const ont_flash *s, const ont_flash_block *k, const scratch *w, const piece *p)
 {
     const ont_attention *a = &s->a;
-    copy_q(call, s, k, w);
-    s->tiles->copy(rows_of(s, ONT_ATTENTION_Y, call->in[ONT_ATTENTION_DY], k->l, k->i0), a->view[ONT_ATTENTION_Y].row, k->m, a->v_size,
-                   1, w->dy, padded(a->v_size));
-    scores_product(s, k, w->q, w->keys, a->size, w->scores);
-    scores_product(s, k, w->dy, w->values, a->v_size, w->gradient);
+    const void *q = call->in[0], *dy = call->in[ONT_ATTENTION_DY];
+    lay(s, ONT_ATTENTION_Q, q, k->l, k->i0, k->m, a->size, a->scale, w->q);
+    lay(s, ONT_ATTENTION_Y, dy, k->l, k->i0, k->m, a->v_size, 1, w->dy);
+    if (s->pairs && p->dk) lay_summed(s, ONT_ATTENTION_Q, q, k->l, k->i0, k->m, a->size, 1, w->q_joined);
+    if (s->pairs && p->dv) lay_summed(s, ONT_ATTENTION_Y, dy, k->l, k->i0, k->m, a->v_size, 1, w->dy_joined);
+    scores_product(s, k, w->q, w->keys, a->size, a->scale, w->scores);
+    scores_product(s, k, w->dy, w->values, a->v_size, 1, w->gradient);
     grad_rows(call, s, k, w, p);
-    if (p->dv) columns_product(s, k, w->scores, w->dy, a->v_size, w->dv);
-    if (p->dk) columns_product(s, k, w->gradient, w->q, a->size, w->dk);
-    if (!p->dq) return;
-    rows_product(s, k, w->gradient, w->plain, a->size, false, w->dq);
-    s->tiles->put(w->dq, padded(a->size), k->m, a->size, true,
-                  (float *)(void *)ont_flash_row_at(s, ONT_ATTENTION_Q, p->dq, k->l, k->i0), a->view[ONT_ATTENTION_Q].row);
+    products_behind(s, k, w, p);
 }
 
 /* The columns of a block: both transposed for the scores, the keys as they are for the gradient of Q. */
 static void pack_columns(const ont_call *call, const ont_flash *s, const ont_flash_block *k, const scratch *w, const piece *p)
 {
     const ont_attention *a = &s->a;
-    int64_t ld = padded(s->column_block), size = padded(a->size), v_size = padded(a->v_size);
-    const float *keys = rows_of(s, ONT_ATTENTION_K, call->in[1], k->l, k->j0);
-    s->tiles->transpose(keys, a->view[ONT_ATTENTION_K].row, k->n, a->size, w->keys, ld);
-    s->tiles->transpose(rows_of(s, ONT_ATTENTION_V, call->in[2], k->l, k->j0), a->view[ONT_ATTENTION_V].row, k->n, a->v_size,
-                        w->values, ld);
-    if (p->dq) s->tiles->copy(keys, a->view[ONT_ATTENTION_K].row, k->n, a->size, (float)a->scale, w->plain, size);
-    if (p->dk) memset(w->dk, 0, (size_t)(k->n * size) * sizeof(float));
-    if (p->dv) memset(w->dv, 0, (size_t)(k->n * v_size) * sizeof(float));
+    lay_transposed(s, w, ONT_ATTENTION_K, call->in[1], k->l, k->j0, k->n, a->size, w->keys);
+    lay_transposed(s, w, ONT_ATTENTION_V, call->in[2], k->l, k->j0, k->n, a->v_size, w->values);
+    if (p->dq) lay_summed(s, ONT_ATTENTION_K, call->in[1], k->l, k->j0, k->n, a->size, a->scale, w->plain);
+    if (p->dk) memset(w->dk, 0, (size_t)(k->n * padded(a->size)) * sizeof(float));
+    if (p->dv) memset(w->dv, 0, (size_t)(k->n * padded(a->v_size)) * sizeof(float));
+}
+
+/* Sums of rows [i, i + n) go to the gradient through a view; of pairs, times the factor. */
+static void put(const ont_flash *s, float *sums, int view, void *base, int64_t l, int64_t i, int64_t n, int64_t size, double factor,
+                bool first)
+{
+    int64_t ld = padded(size);
+    float f = (float)factor;
+    if (!s->pairs)
+        s->tiles->put(sums, ld, n, size, !first, (float *)(void *)ont_flash_row_at(s, view, base, l, i), s->a.view[view].row);
+    for (int64_t r = 0; s->pairs && r < n; r++, sums += ld) {
+        if (f != 1) s->simd->binary[ONT_LOOP_Mul][ONT_FLOAT32](sums, 1, &f, 0, sums, size, NULL);
+        s->simd->float_to_bfloat(sums, ont_flash_row_at(s, view, base, l, i + r), size);
+    }
 }
 
 static void run_piece(const ont_call *call, const ont_flash *s, const piece *p, const scratch *w)
@@ -365,13 +454,11 @@ static void run_piece(const ont_call *call, const ont_flash *s, const piece *p, 
             else
                 for (int64_t r = 0; r < k.m; r++) put_bias(s, &k, p, r, NULL);
         }
-        if (p->dk)
-            s->tiles->put(w->dk, padded(a->size), k.n, a->size, !p->first_k,
-                          (float *)(void *)ont_flash_row_at(s, ONT_ATTENTION_K, p->dk, k.l, k.j0), a->view[ONT_ATTENTION_K].row);
-        if (p->dv)
-            s->tiles->put(w->dv, padded(a->v_size), k.n, a->v_size, !p->first_v,
-                          (float *)(void *)ont_flash_row_at(s, ONT_ATTENTION_V, p->dv, k.l, k.j0), a->view[ONT_ATTENTION_V].row);
+        if (p->dk) put(s, w->dk, ONT_ATTENTION_K, p->dk, k.l, k.j0, k.n, a->size, a->scale, p->first_k);
+        if (p->dv) put(s, w->dv, ONT_ATTENTION_V, p->dv, k.l, k.j0, k.n, a->v_size, 1, p->first_v);
     }
+    if (s->pairs && p->dq)
+        put(s, w->dq + p->i0 * padded(a->size), ONT_ATTENTION_Q, p->dq, p->l, p->i0, p->i1 - p->i0, a->size, a->scale, true);
 }
 
 enum { PHASE_ALL, PHASE_COLUMNS, PHASE_ROWS };
@@ -379,7 +466,7 @@ enum { PHASE_ALL, PHASE_COLUMNS, PHASE_ROWS };
 typedef struct backward {
     const ont_call *call;
     const ont_flash *s;
-    float *grads[4];
+    void *grads[4];
     int phase;
     int64_t blocks; /* pieces per lead */
     atomic_int_least64_t next; /* unit */
@@ -397,7 +484,7 @@ static void run_unit(const backward *b, int64_t u, int64_t at, const scratch *w)
         if (b->phase == PHASE_ROWS) p.i0 = (b->blocks - 1 - at) * s->row_block, p.i1 = least(a->rows, p.i0 + s->row_block);
         p.first_k = ont_flash_is_first(s, ONT_ATTENTION_K, p.l);
         p.first_v = ont_flash_is_first(s, ONT_ATTENTION_V, p.l);
-        if (ont_flash_is_first(s, ONT_ATTENTION_Q, p.l))
+        if (!s->pairs && ont_flash_is_first(s, ONT_ATTENTION_Q, p.l))
             ont_flash_zero_rows(s, ONT_ATTENTION_Q, p.dq, p.l, p.i0, p.i1, a->size);
         run_piece(b->call, s, &p, w);
     }

@@ -428,16 +428,20 @@ static void find_causal(match *m)
 /* ---- the node ---- */
 
 /*
- * The node computes 16-bit floats in float32, while products apart are faster in their own type: there it pays where the
- * scores are so many that memory decides, and earlier where half of them need no computing. tests/bench/attention.py --bf16.
- * A device's kernel takes them as they are.
+ * Where no kernel takes 16-bit floats as they are, the node computes them in float32, while products apart are faster in their
+ * own type: there it pays where the scores are so many that memory decides, and earlier where half of them need no computing.
+ * With one it pays from where blocks gain more than rounding between them costs. tests/bench/attention.py --bf16.
  */
-enum { NARROW_COLUMNS = 2048, NARROW_CAUSAL_COLUMNS = 512 };
+enum { NARROW_COLUMNS = 256, WIDENED_COLUMNS = 2048, WIDENED_CAUSAL_COLUMNS = 512 };
 
-static bool is_worth(const match *m, ont_dtype dtype)
+static bool is_narrow(ont_dtype dtype) { return dtype != ONT_FLOAT32 && dtype != ONT_FLOAT64; }
+
+/* The node is built, and the parts are still there. */
+static bool is_worth(const match *m, const ont_node *node)
 {
-    return m->g->device || dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64 ||
-           m->columns >= (m->causal ? NARROW_CAUSAL_COLUMNS : NARROW_COLUMNS);
+    if (m->g->device) return ont_op_has_kernel(node, m->g->device); /* nothing widens it there */
+    return !is_narrow(ont_node_in(node, 0)->dtype) || m->columns >= (m->causal ? WIDENED_CAUSAL_COLUMNS : WIDENED_COLUMNS) ||
+           ont_op_has_kernel(node, NULL);
 }
 
 static bool find(match *m)
@@ -456,8 +460,9 @@ static bool find(match *m)
     if (!ont_dtype_is_float(q->dtype) || !ont_shape_count(&q->shape) || !ont_shape_count(&v->shape)) return false;
     if (m->y->shape.rank < 2 || ont_shape_count_range(&m->y->shape, 0, m->y->shape.rank - 1) != m->outer) return false;
     if (m->second && m->second->dtype != m->bias->dtype) return false;
+    if (!m->g->device && is_narrow(q->dtype) && m->columns < NARROW_COLUMNS) return false;
     find_causal(m);
-    return is_worth(m, q->dtype);
+    return true;
 }
 
 static bool has(const match *m, int which)
@@ -567,7 +572,7 @@ static ont_status fuse(ont_graph *g, match *m, bool *done)
     ont_value *y = ont_build_done(&b, node);
     ONT_TRY(b.status);
     *done = true;
-    if (g->device && !ont_op_has_kernel(node, g->device)) return ONT_OK; /* nothing widens it there: the parts stay */
+    if (!is_worth(m, node)) return ONT_OK;
     ont_value_replace_uses(g, m->result, y);
     return ONT_OK;
 }

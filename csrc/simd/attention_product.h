@@ -22,7 +22,7 @@ typedef enum ont_tile_part {
 } ont_tile_part;
 
 /*
- * C (m, n) = A B, or += with `add`. n is a multiple of ONT_TILE_LANES; A is (m, k), or with `trans_a` stored as (k, m); B is
+ * C (m, n) = factor A B, or factor (C + A B) with `add`. n is a multiple of ONT_TILE_LANES; A is (m, k), or with `trans_a` stored as (k, m); B is
  * (k, n). ld: elements between rows as stored.
  */
 typedef struct ont_tile_product {
@@ -30,6 +30,7 @@ typedef struct ont_tile_product {
     bool trans_a, add;
     ont_tile_part part;
     int64_t edge;
+    float factor;
     const float *a, *b;
     float *c;
 } ont_tile_product;
@@ -44,6 +45,23 @@ typedef struct ont_tile_loops {
     void (*put)(const float *x, int64_t ld, int64_t rows, int64_t width, bool add, float *y, int64_t stride);
 } ont_tile_loops;
 
+/*
+ * The same for bfloat16 with sums in float32, where the processor multiplies pairs. A word is two elements that follow each
+ * other along k: of a row, or with `joined` in the name, of two rows. Products count k, A and B in words; edge counts elements.
+ */
+typedef struct ont_tile_pairs {
+    void (*product)(const ont_tile_product *p);
+    /* y (rows, ld) = x, the rest of each row 0; a row of x has no odd element */
+    void (*copy)(const uint16_t *x, int64_t stride, int64_t rows, int64_t width, float *y, int64_t ld);
+    /* y (rows / 2 rounded up, ld) = x, the rest 0; ld is a multiple of ONT_TILE_LANES */
+    void (*copy_joined)(const uint16_t *x, int64_t stride, int64_t rows, int64_t width, float *y, int64_t ld);
+    /* The same of float32, rounded: up to `width` rounded up to a vector of x, 0 from width on */
+    void (*narrow)(const float *x, int64_t ldx, int64_t rows, int64_t width, float *y, int64_t ld);
+    void (*narrow_joined)(const float *x, int64_t ldx, int64_t rows, int64_t width, float *y, int64_t ld);
+} ont_tile_pairs;
+
+/* NULL where the processor has no such products. */
+const ont_tile_pairs *ont_simd_tile_pairs(void);
 /* Loops of the running instruction set; NULL where a library's products are faster. */
 const ont_tile_loops *ont_simd_tiles(void);
 

@@ -4,6 +4,11 @@
  */
 #include "simd/attention_product.h"
 
+#include <string.h>
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
 #define PASTE_(a, b) a##b
 #define PASTE(a, b) PASTE_(a, b)
 #define INLINE static inline __attribute__((always_inline))
@@ -25,59 +30,24 @@ typedef float quad_any __attribute__((vector_size(16), aligned(4), may_alias));
 
 INLINE vec load(const float *p) { return *(const vec_any *)p; }
 INLINE void store(float *p, vec v) { *(vec_any *)p = v; }
+/* A word in all lanes: a float, or two of bfloat16 that are nothing as a float. */
+INLINE vec spread(const float *p)
+{
+#if defined(__AVX512F__)
+    int32_t word;
+    memcpy(&word, p, sizeof word);
+    return (vec)_mm512_set1_epi32(word);
+#else
+    return *p - (vec){0};
+#endif
+}
 INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
-/* Rows [i, i + rows) of C, `vectors` vectors from column j on. */
-INLINE void tile(const ont_tile_product *p, int64_t i, int64_t j, const int rows, const int vectors, const bool trans)
-{
-    int64_t first = p->part == ONT_TILE_SUM_SEEING ? most(0, i - p->edge + 1) : 0;
-    int64_t last = p->part == ONT_TILE_SUM_SEEN ? least(p->k, i + rows - 1 + p->edge) : p->k;
-    const float *a = p->a + (trans ? i + first * p->lda : i * p->lda + first), *b = p->b + j + first * p->ldb;
-    float *c = p->c + i * p->ldc + j;
-    vec sum[ROWS][VECTORS];
-    for (int r = 0; r < rows; r++)
-        for (int v = 0; v < vectors; v++) sum[r][v] = p->add ? load(c + r * p->ldc + v * LANES) : (vec){0};
-    const int64_t step_m = trans ? 1 : p->lda, step_k = trans ? p->lda : 1;
-    for (int64_t k = first; k < last; k++, a += step_k, b += p->ldb) {
-        vec line[VECTORS];
-        for (int v = 0; v < vectors; v++) line[v] = load(b + v * LANES);
-        for (int r = 0; r < rows; r++) {
-            vec x = a[r * step_m] - (vec){0};
-            for (int v = 0; v < vectors; v++) sum[r][v] += x * line[v];
-        }
-    }
-    for (int r = 0; r < rows; r++)
-        for (int v = 0; v < vectors; v++) store(c + r * p->ldc + v * LANES, sum[r][v]);
-}
-
-/* One panel of columns: tiles of `rows` rows, and what is left in smaller ones. */
-INLINE void panel(const ont_tile_product *p, int64_t j, const int rows, const int vectors, const bool trans)
-{
-    /* Rows above this one do not see the panel. */
-    int64_t i = p->part == ONT_TILE_RESULT_SEEN ? least(p->m, most(0, j - p->edge + 1)) : 0;
-    for (; i + rows <= p->m && p->m - i != rows + 2; i += rows) tile(p, i, j, rows, vectors, trans);
-    for (; i + 4 <= p->m; i += 4) tile(p, i, j, 4, vectors, trans);
-    for (; i + 2 <= p->m; i += 2) tile(p, i, j, 2, vectors, trans);
-    if (i < p->m) tile(p, i, j, 1, vectors, trans);
-}
-
-INLINE void panels(const ont_tile_product *p, const bool trans)
-{
-    int64_t j = 0;
-    for (; j + VECTORS * LANES <= p->n; j += VECTORS * LANES) panel(p, j, 6, VECTORS, trans);
-#if defined(__AVX512F__)
-    if (j + 3 * LANES <= p->n) panel(p, j, 8, 3, trans);
-    else if (j + 2 * LANES <= p->n) panel(p, j, 12, 2, trans);
-    else if (j < p->n) panel(p, j, 12, 1, trans);
-#endif
-}
-
-static void product(const ont_tile_product *p)
-{
-    if (p->trans_a) panels(p, true);
-    else panels(p, false);
-}
+#define T(name) name
+#define STEP 1
+#define MULTIPLY(sum, x, line) ((sum) + (x) * (line))
+#include "simd/attention_tile.h"
 
 /* Four rows become four columns. */
 INLINE void turn(quad r[4])
@@ -130,3 +100,7 @@ static void put(const float *x, int64_t ld, int64_t rows, int64_t width, bool ad
 
 extern const ont_tile_loops PASTE(ont_tile_loops_, ONT_ISA);
 const ont_tile_loops PASTE(ont_tile_loops_, ONT_ISA) = {product, transpose, copy, put};
+
+#if defined(__AVX512F__)
+#include "simd/attention_pairs.h"
+#endif

@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 
+import onnx
 import pytest
 import torch
 from test_fuse_attention import Model, added, lower, plain_attention, rough, step
@@ -132,6 +133,50 @@ def test_far_scores_neither_overflow_nor_underflow():
     q, k, v = m.random(1, 2, 30, 16), m.random(1, 2, 900, 16), m.random(1, 2, 900, 16)
     m.tensors[1] *= torch.linspace(1, 60, 900)[:, None]
     agree(m, plain_attention(m, q, k, v, d=16), [], TILES + FLASH, 2, "far")
+
+
+def narrow_model(S: int, T: int, D: int, E: int, how: str) -> tuple[Model, str]:
+    """Products in bfloat16 and a softmax in float32, as autocast has them."""
+    m = Model(torch.bfloat16)
+    q, k, v = m.random(2, 3, S, D), m.random(2, 3, T, D), m.random(2, 3, T, E)
+    s = m("Cast", m("MatMul", q, m("Transpose", k, perm=[0, 1, 3, 2])), to=onnx.TensorProto.FLOAT)
+    s = m("Mul", s, m.constant(D ** -0.5, torch.float32))
+    if how == "causal":
+        s = m("Add", s, m.constant(torch.full((S, T), -math.inf).triu(1), torch.float32))
+    if how == "padding":
+        s = m("Where", m.input(torch.arange(T).expand(2, 1, 1, T) < T - T // 3), s, m.constant(-math.inf, torch.float32))
+    p = m("Softmax", s, axis=-1)
+    if how == "dropout":
+        p = m("Dropout", p, m.constant(0.3, torch.float32), m.constant(True, torch.bool))
+    return m, m("MatMul", m("Cast", p, to=onnx.TensorProto.BFLOAT16), v)
+
+
+@pytest.mark.parametrize("how", ["plain", "causal", "padding", "dropout"])
+@pytest.mark.parametrize("sizes", [(1, 600, 2, 2), (70, 1025, 64, 32), (513, 513, 64, 64), (130, 515, 34, 100)], ids=str)
+def test_bfloat16_is_no_worse_than_its_parts(sizes, how):
+    """Against the same computed in float64 where nothing is dropped, against the parts where something is."""
+    torch.manual_seed(SEED)
+    S, T, D, E = sizes
+    m, y = narrow_model(S, T, D, E, how)
+    data, wants = m.bytes(y), [t.is_floating_point() for t in m.tensors]
+    fused = step(data, m.tensors, wants)
+    _C.disable_passes(["fuse_attention"])
+    apart = step(data, m.tensors, wants)
+    _C.disable_passes([])
+    leaves = [t.double().requires_grad_() for t in m.tensors[:3]]
+    mask = torch.full((S, T), -math.inf, dtype=torch.float64).triu(1) if how == "causal" else None
+    mask = m.tensors[3] if how == "padding" else mask
+    exact = torch.nn.functional.scaled_dot_product_attention(*leaves, attn_mask=mask)
+    torch.manual_seed(5)
+    exact.backward(torch.randn(exact.shape, dtype=torch.float64).bfloat16().double())
+    for i, truth in enumerate([exact.detach(), *(leaf.grad for leaf in leaves)]):
+        got, other = (([*r[0], *r[1]])[i].double() for r in (fused, apart))
+        assert got.shape == truth.shape
+        most = float(other.abs().max())
+        if how == "dropout":
+            assert float((got - other).abs().max()) < 0.03 * most + 1e-3, (SEED, i)
+        else:
+            assert float((got - truth).norm()) <= 1.3 * float((other - truth).norm()) + 2**-8 * float(truth.norm()), (SEED, i)
 
 
 def test_the_other_instruction_sets():
