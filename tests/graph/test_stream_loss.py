@@ -1,6 +1,5 @@
 """Heads whose scores are never stored where memory is asked for: where the pass applies, and that nothing else changes."""
 
-import os
 import sys
 from pathlib import Path
 
@@ -8,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn as nn
-import torch.nn.functional as F
 from onnx import helper
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "bench")]
