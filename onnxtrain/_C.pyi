@@ -19,7 +19,8 @@ class Session:
             blocks that launches (not the CPU), and no contents decide about the graph.
         recompute: what backward may compute again instead of keeping it. 0: elementwise operators and norms, on the
         CPU, at most
-            3% of a step; 1: products and attention too, on every device, at most 40% of a step.
+            3% of a step; 1: products and attention too, on every device, at most 40% of a step, and on the CPU the
+            scores of a large vocabulary, of which never more than a tile exists.
 
     Raises:
         ValueError: the model is truncated, malformed or inconsistent; the message names the place.

@@ -158,7 +158,8 @@ _NAMES = [
     Variable("ORTMODULE_MEMORY_OPT_LEVEL", 0, _integer(0, 2), "0, 1, 2",
              "0 recomputes in backward what is elementwise, a norm or "
              "moved data, on the CPU, for at most 3% of a step; 1 and 2 products and attention as well, on every "
-             "device, for at most 40% of a step. What that is follows from the memory plan, and inputs that it reads "
+             "device, for at most 40% of a step, and on the CPU never store the scores of a large vocabulary whose "
+             "loss is in the module. What that is follows from the memory plan, and inputs that it reads "
              "must not change before backward"),
     Variable("ORTMODULE_MEMORY_OPT_CONFIG", "", str, "a path or a list", None,
              "it names parts of another graph; here the memory plan "

@@ -93,6 +93,7 @@ struct ont_graph {
         int level;      /* asked for; passes/recompute.h */
         uint32_t nodes; /* that run again in backward, and the bytes that are not kept for it */
         size_t bytes;
+        double work;    /* spent on them so far, as passes/recompute.c counts */
     } recompute;
 };
 

@@ -9,17 +9,14 @@
 #include <string.h>
 
 #include "base/parallel.h"
-#include "ops/op.h"
+#include "ops/loss.h"
 #include "simd/simd.h"
-
-typedef enum loss_reduction { LOSS_NONE, LOSS_SUM, LOSS_MEAN } loss_reduction;
 
 typedef struct loss_state {
     int64_t rows, classes, inner; /* scores are (rows, classes, inner) */
-    loss_reduction reduction;
-    bool ignores, wide, softmax;
+    ont_labels labels;
+    bool softmax;
     ont_dtype half; /* of 16-bit scores whose loss is float32; else undefined */
-    int64_t ignored;
 } loss_state;
 
 static bool is_half(ont_dtype dtype)
@@ -27,25 +24,31 @@ static bool is_half(ont_dtype dtype)
     return dtype == ONT_BFLOAT16 || dtype == ONT_FLOAT16;
 }
 
-static ont_status read_state(const ont_node *node, loss_state *s)
+ont_status ont_labels_read(const ont_node *node, const ont_value *labels, int64_t classes, ont_labels *l)
 {
-    const ont_value *x = ont_node_in(node, 0), *label = ont_node_in(node, 1);
     const char *reduction = ont_attr_string(node, "reduction", "mean");
     const ont_attr *ignore = ont_attr_find(node, "ignore_index", ONT_ATTR_INT);
-    *s = (loss_state){.rows = x->shape.dims[0], .classes = x->shape.dims[1],
-                      .inner = ont_shape_count_range(&x->shape, 2, x->shape.rank), .ignores = ignore != NULL,
-                      .ignored = ignore ? ignore->i : 0, .wide = label->dtype == ONT_INT64,
-                      .half = is_half(x->dtype) ? x->dtype : ONT_UNDEFINED,
-                      .softmax = !strncmp(node->op->name, "SoftmaxCross", 12)};
+    *l = (ont_labels){.count = ont_shape_count(&labels->shape), .classes = classes, .wide = labels->dtype == ONT_INT64,
+                      .ignores = ignore != NULL, .ignored = ignore ? ignore->i : 0};
     if (!strcmp(reduction, "none"))
-        s->reduction = LOSS_NONE;
+        l->reduction = ONT_REDUCE_NONE;
     else if (!strcmp(reduction, "sum"))
-        s->reduction = LOSS_SUM;
+        l->reduction = ONT_REDUCE_SUM;
     else if (!strcmp(reduction, "mean"))
-        s->reduction = LOSS_MEAN;
+        l->reduction = ONT_REDUCE_MEAN;
     else
         return ont_fail(ONT_EINVAL, "reduction is '%s'", reduction);
     return ONT_OK;
+}
+
+static ont_status read_state(const ont_node *node, loss_state *s)
+{
+    const ont_value *x = ont_node_in(node, 0);
+    *s = (loss_state){.rows = x->shape.dims[0], .classes = x->shape.dims[1],
+                      .inner = ont_shape_count_range(&x->shape, 2, x->shape.rank),
+                      .half = is_half(x->dtype) ? x->dtype : ONT_UNDEFINED,
+                      .softmax = !strncmp(node->op->name, "SoftmaxCross", 12)};
+    return ont_labels_read(node, ont_node_in(node, 1), s->classes, &s->labels);
 }
 
 static ont_status loss_infer(ont_graph *g, ont_node *node)
@@ -77,24 +80,18 @@ static ont_status loss_infer(ont_graph *g, ont_node *node)
     ont_shape pairs = expected;
     pairs.dims[pairs.rank++] = 2;
     ONT_TRY(ont_infer_out(node, 2, dtype, &pairs));
-    return ont_infer_out(node, 0, dtype, s.reduction == LOSS_NONE ? &expected : &(ont_shape){0});
+    return ont_infer_out(node, 0, dtype, s.labels.reduction == ONT_REDUCE_NONE ? &expected : &(ont_shape){0});
 }
 
-static int64_t label_at(const loss_state *s, const void *labels, int64_t i)
+ont_status ont_labels_check(const ont_labels *l, const ont_value *value, const void *labels)
 {
-    return s->wide ? ((const int64_t *)labels)[i] : ((const int32_t *)labels)[i];
-}
-
-/* Labels out of range are refused before anything is computed from them. */
-static ont_status check_labels(const loss_state *s, const ont_value *value, const void *labels)
-{
-    for (int64_t i = 0; i < s->rows * s->inner; i++) {
-        int64_t label = label_at(s, labels, i);
-        if (s->ignores && label == s->ignored) continue;
-        if (label < 0 || label >= s->classes)
+    for (int64_t i = 0; i < l->count; i++) {
+        int64_t label = ont_label_at(l, labels, i);
+        if (!ont_label_counts(l, label)) continue;
+        if (label < 0 || label >= l->classes)
             return ont_fail(ONT_EINDEX,
                             "label %" PRId64 " at position %" PRId64 " of '%s' is out of range for %" PRId64 " classes",
-                            label, i, value->name, s->classes);
+                            label, i, value->name, l->classes);
     }
     return ONT_OK;
 }
@@ -166,18 +163,18 @@ static float half_score(const ont_call *call, int64_t at)
         type *loss = call->out[0]; \
         double sum = 0, norm = 0; \
         for (int64_t i = 0; i < s->rows * s->inner; i++) { \
-            int64_t label = label_at(s, call->in[1], i); \
-            bool counts = !(s->ignores && label == s->ignored); \
+            int64_t label = ont_label_at(&s->labels, call->in[1], i); \
+            bool counts = ont_label_counts(&s->labels, label); \
             type w = !counts ? 0 : weights ? weights[label] : 1; \
             int64_t at = (i / s->inner * s->classes + label) * s->inner + i % s->inner; \
             type score = !counts ? 0 : s->half ? (type)half_score(call, at) : x[at]; \
             type term = !counts ? 0 : -w * (pairs ? (score - pairs[2 * i]) - pairs[2 * i + 1] : score); \
-            if (s->reduction == LOSS_NONE) loss[i] = term; \
+            if (s->labels.reduction == ONT_REDUCE_NONE) loss[i] = term; \
             sum += (double)term; \
             norm += (double)w; \
         } \
-        if (s->reduction == LOSS_SUM) *loss = (type)sum; \
-        if (s->reduction == LOSS_MEAN) *loss = (type)(sum / norm); \
+        if (s->labels.reduction == ONT_REDUCE_SUM) *loss = (type)sum; \
+        if (s->labels.reduction == ONT_REDUCE_MEAN) *loss = (type)(sum / norm); \
     } \
     typedef struct grad_job_##suffix { \
         const ont_call *call; \
@@ -187,8 +184,8 @@ static float half_score(const ont_call *call, int64_t at)
     { \
         const loss_state *s = job->call->state; \
         const type *weights = job->call->in[2], *dy = job->call->in[3]; \
-        type scale = (weights ? weights[label] : 1) * dy[s->reduction == LOSS_NONE ? i : 0]; \
-        return s->reduction == LOSS_MEAN ? (type)((double)scale / job->norm) : scale; \
+        type scale = (weights ? weights[label] : 1) * dy[s->labels.reduction == ONT_REDUCE_NONE ? i : 0]; \
+        return s->labels.reduction == ONT_REDUCE_MEAN ? (type)((double)scale / job->norm) : scale; \
     } \
     static void grad_rows_##suffix(void *context, int64_t first, int64_t last) \
     { \
@@ -197,8 +194,9 @@ static float half_score(const ont_call *call, int64_t at)
         const loss_state *s = call->state; \
         const type *pairs = s->softmax ? call->in[4] : NULL; \
         for (int64_t i = first; i < last; i++) { \
-            int64_t label = label_at(s, call->in[1], i), at = i / s->inner * s->classes * s->inner + i % s->inner; \
-            bool counts = !(s->ignores && label == s->ignored); \
+            int64_t label = ont_label_at(&s->labels, call->in[1], i); \
+            int64_t at = i / s->inner * s->classes * s->inner + i % s->inner; \
+            bool counts = ont_label_counts(&s->labels, label); \
             const type *x = (const type *)call->in[0] + at; \
             type *dx = (type *)call->out[0] + at, scale = counts ? grad_scale_##suffix(job, i, label) : 0; \
             for (int64_t c = 0; c < s->classes; c++) \
@@ -213,8 +211,8 @@ static float half_score(const ont_call *call, int64_t at)
         const type *weights = call->in[2]; \
         double norm = 0; \
         for (int64_t i = 0; i < s->rows * s->inner; i++) { \
-            int64_t label = label_at(s, call->in[1], i); \
-            if (!(s->ignores && label == s->ignored)) norm += weights ? (double)weights[label] : 1; \
+            int64_t label = ont_label_at(&s->labels, call->in[1], i); \
+            if (ont_label_counts(&s->labels, label)) norm += weights ? (double)weights[label] : 1; \
         } \
         return norm; \
     }
@@ -225,7 +223,7 @@ static ont_status loss_ref(const ont_call *call)
 {
     const loss_state *s = call->state;
     bool f32 = ont_node_in(call->node, 0)->dtype == ONT_FLOAT32;
-    ONT_TRY(check_labels(s, ont_node_in(call->node, 1), call->in[1]));
+    ONT_TRY(ont_labels_check(&s->labels, ont_node_in(call->node, 1), call->in[1]));
     if (s->softmax) ont_parallel(s->rows * s->inner, 1, f32 ? log_sum_exp_f32 : log_sum_exp_f64, (void *)call);
     void *logp = log_probabilities(call);
     if (!s->softmax && logp) memcpy(logp, call->in[0], (size_t)(s->rows * s->classes * s->inner) * (f32 ? 4 : 8));
@@ -255,7 +253,7 @@ static void fast_rows(void *context, int64_t first, int64_t last)
 static ont_status loss_fast(const ont_call *call)
 {
     const loss_state *s = call->state;
-    ONT_TRY(check_labels(s, ont_node_in(call->node, 1), call->in[1]));
+    ONT_TRY(ont_labels_check(&s->labels, ont_node_in(call->node, 1), call->in[1]));
     ont_parallel(s->rows, grain(s), fast_rows, (void *)call);
     reduce_f32(call);
     return ONT_OK;
@@ -300,7 +298,7 @@ static void half_rows(void *context, int64_t first, int64_t last)
 static ont_status loss_half(const ont_call *call)
 {
     const loss_state *s = call->state;
-    ONT_TRY(check_labels(s, ont_node_in(call->node, 1), call->in[1]));
+    ONT_TRY(ont_labels_check(&s->labels, ont_node_in(call->node, 1), call->in[1]));
     ont_parallel(s->rows, grain(s), half_rows, (void *)call);
     reduce_f32(call);
     return ONT_OK;
@@ -346,9 +344,9 @@ static void grad_fast_rows(void *context, int64_t first, int64_t last)
     const loss_state *s = call->state;
     const float *pairs = call->in[4];
     for (int64_t i = first; i < last; i++) {
-        int64_t label = label_at(s, call->in[1], i);
+        int64_t label = ont_label_at(&s->labels, call->in[1], i);
         float *dx = (float *)call->out[0] + i * s->classes;
-        if (s->ignores && label == s->ignored) {
+        if (!ont_label_counts(&s->labels, label)) {
             memset(dx, 0, (size_t)s->classes * sizeof *dx);
             continue;
         }
@@ -370,9 +368,9 @@ static void grad_half_rows(void *context, int64_t first, int64_t last)
     bool brain = call->node->outputs[0]->dtype == ONT_BFLOAT16;
     float piece[PIECE];
     for (int64_t i = first; i < last; i++) {
-        int64_t label = label_at(s, call->in[1], i);
+        int64_t label = ont_label_at(&s->labels, call->in[1], i);
         uint16_t *dx = (uint16_t *)call->out[0] + i * s->classes;
-        if (s->ignores && label == s->ignored) {
+        if (!ont_label_counts(&s->labels, label)) {
             memset(dx, 0, (size_t)s->classes * sizeof *dx);
             continue;
         }

@@ -58,6 +58,9 @@ ont_status ont_pass_fuse_gelu(ont_graph *g) ONT_MUST_USE;
 /* Has cross-entropy read and write scores and gradient in the 16 bits that they are had in. See fuse_loss.c. */
 ont_status ont_pass_fuse_loss(ont_graph *g) ONT_MUST_USE;
 
+/* Has cross-entropy compute the scores it reads, where memory is asked for, so that they are never stored. See stream_loss.c. */
+ont_status ont_pass_stream_loss(ont_graph *g) ONT_MUST_USE;
+
 /* Adds a Gather's gradient to another's in place. See fuse_gradients.c. */
 ont_status ont_pass_fuse_gradients(ont_graph *g) ONT_MUST_USE;
 

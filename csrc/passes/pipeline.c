@@ -38,6 +38,7 @@ static const pass after_grad[] = {
     {"dce", ont_pass_dce, true, NULL, false},
     {"fuse_gemm", ont_pass_fuse_gemm, false, "FusedMatMul", false},
     {"fuse_batchnorm", ont_pass_fuse_batchnorm, false, "FusedBatchNorm", false},
+    {"stream_loss", ont_pass_stream_loss, false, NULL, false},
     {"recompute", ont_pass_recompute, false, NULL, false},
     {"fuse_elementwise", ont_pass_fuse_elementwise, false, "FusedElementwise", false},
 };

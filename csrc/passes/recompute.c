@@ -61,7 +61,7 @@ void ont_recompute_everywhere(bool on)
     __atomic_store_n(&everywhere, on, __ATOMIC_RELAXED);
 }
 
-static bool is_everywhere(void)
+bool ont_recompute_is_everywhere(void)
 {
     return __atomic_load_n(&everywhere, __ATOMIC_RELAXED);
 }
@@ -114,9 +114,20 @@ static bool is_cheap(const ont_node *node)
     return node->op->tile || node->op->flags & ONT_OP_CHEAP;
 }
 
-/* Operations, all that matters: with |A| = mk, |B| = kn and |C| = mn, a product's mnk is the root of their product. */
-static double work_of(const ont_node *node)
+/* Cross-entropy with its head's product: once in forward, and in backward once more for each of its gradients. */
+static double work_of_streamed(const ont_node *node, bool backward)
 {
+    const ont_value *h = ont_node_in(node, 0);
+    int64_t width = h->shape.dims[h->shape.rank - 1];
+    double product = width ? 2 * count(h) * count(ont_node_in(node, 1)) / (double)width : 0;
+    return !backward ? product : product * (1 + (ont_node_out(node, 0) != NULL) + (ont_node_out(node, 1) != NULL));
+}
+
+/* All that matters: with |A| = mk, |B| = kn and |C| = mn, a product's mnk is the root of their product. */
+double ont_recompute_work(const ont_node *node)
+{
+    static const char *const streamed[] = {"StreamedCrossEntropy", NULL}, *const back[] = {"StreamedCrossEntropyGrad", NULL};
+    if (is_named(node, streamed) || is_named(node, back)) return work_of_streamed(node, is_named(node, back));
     double in0 = count(ont_node_in(node, 0)), out = count(ont_node_out(node, 0));
     if (is_view(node)) return 0;
     if (is_product(node) || is_convolution(node)) return 2 * sqrt(in0 * count(ont_node_in(node, 1)) * out);
@@ -128,11 +139,23 @@ static double work_of(const ont_node *node)
     return (in0 > out ? in0 : out) * WORK_OF_ELEMENT;
 }
 
+double ont_recompute_work_of_graph(const ont_graph *g)
+{
+    double work = 0;
+    for (const ont_node *node = g->first; node; node = node->next) work += ont_recompute_work(node);
+    return work;
+}
+
+double ont_recompute_share(int level)
+{
+    return level >= ONT_RECOMPUTE_LAYERS ? 0.4 : 0.03;
+}
+
 static bool may_repeat(const pass_state *s, const ont_node *node)
 {
     if (node->backward || !node->outputs[0]) return false;
     if (is_view(node) || is_cheap(node)) return true;
-    if (s->g->recompute.level < ONT_RECOMPUTE_LAYERS && !is_everywhere()) return false;
+    if (s->g->recompute.level < ONT_RECOMPUTE_LAYERS && !ont_recompute_is_everywhere()) return false;
     return is_product(node) || is_attention(node) || is_convolution(node);
 }
 
@@ -234,7 +257,7 @@ static bool keeps(const plan *p, const ont_value *root)
 static bool gather(const pass_state *s, plan *p, const ont_node *node)
 {
     if (++p->depth > DEEPEST || !may_repeat(s, node)) return false;
-    p->work += work_of(node);
+    p->work += ont_recompute_work(node);
     for (uint32_t i = 0; i < node->n_inputs; i++) {
         const ont_value *v = node->inputs[i].value;
         if (!v || is_free(s, root_of(v), p->to) || keeps(p, root_of(v))) continue;
@@ -402,6 +425,7 @@ static ont_status rewrite(pass_state *s, const plan *p)
     l->first_backward = NOWHERE;
     s->g->recompute.bytes += p->gain - p->loss;
     s->budget -= p->work;
+    s->g->recompute.work += p->work;
     count_order(s);
     return ONT_OK;
 }
@@ -424,7 +448,7 @@ static bool improves(pass_state *s, const plan *p, uint32_t top)
 {
     int64_t before = s->alive[top];
     if (p->from >= top || p->to <= top || p->work > s->budget) return false;
-    if (!is_everywhere() && p->gain * LEAST_SHARE < (size_t)before) return false;
+    if (!ont_recompute_is_everywhere() && p->gain * LEAST_SHARE < (size_t)before) return false;
     apply(s, p, 1);
     if (s->alive[highest(s)] <= before && s->alive[top] < before) return true;
     apply(s, p, -1);
@@ -450,10 +474,9 @@ static ont_status recompute(pass_state *s)
 {
     ONT_TRY(begin(s));
     find_lives(s);
-    double work = 0;
-    for (const ont_node *node = s->g->first; node; node = node->next) work += work_of(node);
-    s->budget = is_everywhere() ? 1e300 : work * (s->g->recompute.level >= ONT_RECOMPUTE_LAYERS ? 0.4 : 0.03);
-    if (s->alive[highest(s)] < LEAST_PEAK && !is_everywhere()) return ONT_OK;
+    double share = ont_recompute_share(s->g->recompute.level);
+    s->budget = ont_recompute_is_everywhere() ? 1e300 : ont_recompute_work_of_graph(s->g) * share - s->g->recompute.work;
+    if (s->alive[highest(s)] < LEAST_PEAK && !ont_recompute_is_everywhere()) return ONT_OK;
     candidate *candidates = ont_calloc((size_t)s->n_slots + 1, sizeof *candidates);
     if (!candidates) return ONT_ENOMEM;
     uint32_t n = 0;
@@ -472,7 +495,7 @@ ont_status ont_pass_recompute(ont_graph *g)
 {
     pass_state s = {.g = g};
     bool backward = g->last && g->last->backward;
-    if (!backward || (g->device && g->recompute.level == ONT_RECOMPUTE_CHEAP && !is_everywhere())) return ONT_OK;
+    if (!backward || (g->device && g->recompute.level == ONT_RECOMPUTE_CHEAP && !ont_recompute_is_everywhere())) return ONT_OK;
     ont_status status = recompute(&s);
     ont_free(s.lives);
     ont_free(s.slot);

@@ -13,7 +13,13 @@ enum {
     ONT_RECOMPUTE_LEVELS,
 };
 
+/* The part of a step's work that may be added to it at a level, and the work of a node and of a graph: operations. */
+double ont_recompute_share(int level);
+double ont_recompute_work(const ont_node *node);
+double ont_recompute_work_of_graph(const ont_graph *g);
+
 /* For tests: whatever can be recomputed is, where it saves anything at all, however small the graph. */
 void ont_recompute_everywhere(bool on);
+bool ont_recompute_is_everywhere(void);
 
 #endif

@@ -1,0 +1,33 @@
+/*
+ * What the operators with labels share: the reduction, and the check of labels before anything is computed from them.
+ */
+#ifndef ONT_OPS_LOSS_H
+#define ONT_OPS_LOSS_H
+
+#include "ops/op.h"
+
+typedef enum ont_reduction { ONT_REDUCE_NONE, ONT_REDUCE_SUM, ONT_REDUCE_MEAN } ont_reduction;
+
+typedef struct ont_labels {
+    int64_t count, classes;
+    bool wide, ignores; /* int64, else int32; whether `ignored` counts as no label */
+    int64_t ignored;
+    ont_reduction reduction;
+} ont_labels;
+
+/* From the attributes of a loss, or of its gradient, and the labels that it reads. */
+ont_status ont_labels_read(const ont_node *node, const ont_value *labels, int64_t classes, ont_labels *l) ONT_MUST_USE;
+/* EINDEX names the first that is out of range, and its position. */
+ont_status ont_labels_check(const ont_labels *l, const ont_value *value, const void *labels) ONT_MUST_USE;
+
+static inline int64_t ont_label_at(const ont_labels *l, const void *labels, int64_t i)
+{
+    return l->wide ? ((const int64_t *)labels)[i] : ((const int32_t *)labels)[i];
+}
+
+static inline bool ont_label_counts(const ont_labels *l, int64_t label)
+{
+    return !l->ignores || label != l->ignored;
+}
+
+#endif

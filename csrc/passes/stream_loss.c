@@ -1,0 +1,220 @@
+/*
+ * Scores of a large vocabulary are not stored where memory is asked for (recompute level 1 and more): a product, the
+ * cross-entropy behind it and their gradients become StreamedCrossEntropy and StreamedCrossEntropyGrad, which compute a
+ * tile of scores at a time (ops/streamed_loss.c), forward and again in backward. After differentiation, when products
+ * have their row (fuse_gemm); before recompute, from whose share of a step the second product is taken.
+ *
+ * Only where nobody but the loss and its gradient reads the scores, and nobody but the head's gradients reads theirs.
+ * Devices have no such kernel, and 16-bit scores stay with fuse_loss.c.
+ */
+#include <string.h>
+
+#include "ops/matmul.h"
+#include "passes/recompute.h"
+
+enum { LEAST_SCORES = 4 << 20 }; /* bytes */
+
+/* What is replaced. */
+typedef struct head {
+    ont_node *loss, *grad, *product;
+    ont_value *h, *w, *row;                    /* row: NULL without */
+    ont_product p;
+    ont_value *grad_h, *grad_w, *grad_row;     /* NULL: not wanted */
+} head;
+
+static bool is_op(const ont_node *node, const char *domain, const char *op_type)
+{
+    return !strcmp(node->op_type, op_type) && !strcmp(node->domain, domain);
+}
+
+static bool is_view(const ont_node *node)
+{
+    return node->op->flags & ONT_OP_VIEW;
+}
+
+static const ont_value *root_of(const ont_value *v)
+{
+    while (v->def && is_view(v->def)) v = v->def->inputs[0].value;
+    return v;
+}
+
+static int64_t last_dim(const ont_value *v)
+{
+    return v->shape.rank ? v->shape.dims[v->shape.rank - 1] : 0;
+}
+
+/* A product of float32 matrices with nothing on top; `row`: a row added is allowed. */
+static bool is_product(const ont_node *node, bool row, ont_product *p)
+{
+    bool gemm = is_op(node, "", "Gemm");
+    if (!gemm && !is_op(node, "", "MatMul") && !is_op(node, ONT_DOMAIN, "FusedMatMul")) return false;
+    if (ont_product_read(node, p) != ONT_OK || p->alpha != 1 || p->vector_a || p->vector_b) return false;
+    if (ont_node_in(node, 0)->dtype != ONT_FLOAT32 || node->outputs[0]->dtype != ONT_FLOAT32) return false;
+    const ont_value *c = ont_node_in(node, 2);
+    if (!c) return true;
+    return row && c->dtype == ONT_FLOAT32 && ont_product_is_row(p, &c->shape) && ont_attr_float(node, "beta", 1.0) == 1;
+}
+
+/* ---- forward: product, views, loss ---- */
+
+/* Nobody reads the value but `views` of it that lead to the loss and its gradient, and these two as their scores. */
+static bool only_loss_reads(const ont_graph *g, const ont_value *v, const head *x)
+{
+    if (ont_value_is_output(g, v)) return false;
+    for (const ont_use *use = v->uses; use; use = use->next) {
+        if (use != &use->user->inputs[0]) return false;
+        if (use->user == x->loss || use->user == x->grad) continue;
+        if (!is_view(use->user) || !only_loss_reads(g, use->user->outputs[0], x)) return false;
+    }
+    return true;
+}
+
+static bool same_labels(const ont_node *loss, const ont_node *grad)
+{
+    const ont_attr *a = ont_attr_find(loss, "ignore_index", ONT_ATTR_INT);
+    const ont_attr *b = ont_attr_find(grad, "ignore_index", ONT_ATTR_INT);
+    if (!a != !b || (a && a->i != b->i) || ont_node_in(loss, 1) != ont_node_in(grad, 1)) return false;
+    return !strcmp(ont_attr_string(loss, "reduction", "mean"), ont_attr_string(grad, "reduction", "mean"));
+}
+
+/* The loss whose gradient `grad` is, without class weights and log-probabilities, over rows of float32 scores. */
+static bool find_loss(ont_node *grad, head *x)
+{
+    const ont_value *scores = ont_node_in(grad, 0), *pairs = ont_node_in(grad, 4);
+    ont_node *loss = pairs ? pairs->def : NULL;
+    if (!loss || !is_op(loss, ONT_DOMAIN, "SoftmaxCrossEntropyLoss") || ont_node_in(loss, 0) != scores) return false;
+    if (loss->outputs[1] || ont_node_in(loss, 2) || ont_node_in(grad, 2) || !same_labels(loss, grad)) return false;
+    if (scores->dtype != ONT_FLOAT32 || grad->outputs[0]->dtype != ONT_FLOAT32 || !loss->outputs[0]) return false;
+    x->loss = loss;
+    x->grad = grad;
+    return ont_shape_count_range(&scores->shape, 2, scores->shape.rank) == 1;
+}
+
+static bool find_product(const ont_graph *g, head *x)
+{
+    const ont_value *scores = ont_node_in(x->grad, 0), *made = root_of(scores);
+    ont_node *node = made->def;
+    if (!node || node->backward || !is_product(node, true, &x->p) || x->p.trans_a) return false;
+    x->product = node;
+    x->h = ont_node_in(node, 0);
+    x->w = ont_node_in(node, 1);
+    x->row = ont_node_in(node, 2);
+    bool rows = x->w->shape.rank == 2 && last_dim(made) == x->p.n && scores->shape.dims[1] == x->p.n;
+    return rows && only_loss_reads(g, made, x);
+}
+
+/* ---- backward: views of the scores' gradient, and what is computed from it ---- */
+
+static bool is_matrix(const ont_value *v, int64_t rows, int64_t columns)
+{
+    return v->shape.rank == 2 && v->shape.dims[0] == rows && v->shape.dims[1] == columns;
+}
+
+/* The first of its kind, of the operand's shape. */
+static bool note(ont_value **gradient, ont_node *node, const ont_value *operand)
+{
+    if (*gradient || !ont_shape_equal(&node->outputs[0]->shape, &operand->shape)) return false;
+    *gradient = node->outputs[0];
+    return true;
+}
+
+/* Whether `node`, whose input `at` is the scores' gradient, is a gradient of the head. */
+static bool take_reader(head *x, ont_node *node, uint32_t at)
+{
+    ont_product p;
+    if (is_op(node, ONT_DOMAIN, "SumTo")) return x->row && note(&x->grad_row, node, x->row);
+    if (!is_product(node, false, &p)) return false;
+    ont_value *d = ont_node_in(node, at), *other = ont_node_in(node, !at);
+    if (!at && !p.trans_a) /* of h: d W', in the rows of h */
+        return other == x->w && p.trans_b != x->p.trans_b && last_dim(d) == x->p.n && note(&x->grad_h, node, x->h);
+    /* of W: d' h, or h' d, as W is stored */
+    int64_t rows = x->p.n ? ont_shape_count(&d->shape) / x->p.n : 0;
+    if (at != !x->p.trans_b || !p.trans_a || p.trans_b || root_of(other) != root_of(x->h)) return false;
+    return is_matrix(d, rows, x->p.n) && is_matrix(other, rows, x->p.k) && note(&x->grad_w, node, x->w);
+}
+
+static bool find_gradients(const ont_graph *g, head *x, const ont_value *d)
+{
+    if (ont_value_is_output(g, d)) return false;
+    for (const ont_use *use = d->uses; use; use = use->next) {
+        ont_node *user = use->user;
+        uint32_t at = (uint32_t)(use - user->inputs);
+        bool found = is_view(user) && !at ? find_gradients(g, x, user->outputs[0]) : at < 2 && take_reader(x, user, at);
+        if (!found) return false;
+    }
+    return true;
+}
+
+/* ---- rewriting ---- */
+
+static ont_status copy_attributes(ont_graph *g, ont_node *node, const head *x)
+{
+    const ont_attr *ignored = ont_attr_find(x->loss, "ignore_index", ONT_ATTR_INT);
+    const char *reduction = ont_attr_string(x->loss, "reduction", "mean");
+    if (ignored) ONT_TRY(ont_attr_set_int(g, node, "ignore_index", ignored->i));
+    ONT_TRY(ont_attr_set_int(g, node, "transB", x->p.trans_b));
+    return ont_attr_set_string(g, node, "reduction", reduction, strlen(reduction));
+}
+
+static ont_status stream_forward(ont_graph *g, const head *x, ont_value **pairs)
+{
+    ont_value *operands[] = {x->h, x->w, ont_node_in(x->loss, 1), x->row};
+    ont_builder b = {.graph = g, .before = x->loss, .origin = x->loss->origin};
+    ont_node *node = ont_build_node(&b, ONT_DOMAIN, "StreamedCrossEntropy", operands, 4, 2);
+    if (!node) return b.status;
+    node->name = x->loss->name;
+    ONT_TRY(copy_attributes(g, node, x));
+    ont_build_done(&b, node);
+    ONT_TRY(b.status);
+    ont_value_replace_uses(g, x->loss->outputs[0], node->outputs[0]);
+    *pairs = node->outputs[1];
+    return ONT_OK;
+}
+
+static ont_status stream_backward(ont_graph *g, const head *x, ont_value *pairs)
+{
+    ont_value *operands[] = {x->h, x->w, ont_node_in(x->loss, 1), x->row, ont_node_in(x->grad, 3), pairs};
+    ont_value *const gradients[] = {x->grad_h, x->grad_w, x->grad_row};
+    ont_builder b = {.graph = g, .before = x->grad, .backward = true, .origin = x->grad->origin};
+    ont_node *node = ont_build_node(&b, ONT_DOMAIN, "StreamedCrossEntropyGrad", operands, 6, 3);
+    if (!node) return b.status;
+    for (uint32_t i = 0; i < 3; i++)
+        if (!gradients[i]) node->outputs[i] = NULL;
+    ONT_TRY(copy_attributes(g, node, x));
+    ont_build_done(&b, node);
+    ONT_TRY(b.status);
+    for (uint32_t i = 0; i < 3; i++)
+        if (gradients[i]) ont_value_replace_uses(g, gradients[i], node->outputs[i]);
+    return ONT_OK;
+}
+
+/* Whether the product once more is within what a step may take longer. */
+static bool is_affordable(const ont_graph *g, const head *x)
+{
+    double allowed = ont_recompute_work_of_graph(g) * ont_recompute_share(g->recompute.level);
+    return ont_recompute_work(x->product) + g->recompute.work <= allowed;
+}
+
+static ont_status stream(ont_graph *g, const head *x)
+{
+    ont_value *pairs = NULL;
+    size_t bytes = (size_t)ont_shape_count(&x->product->outputs[0]->shape) * sizeof(float);
+    if (!ont_recompute_is_everywhere() && (bytes < LEAST_SCORES || !is_affordable(g, x))) return ONT_OK;
+    g->recompute.work += ont_recompute_work(x->product);
+    g->recompute.bytes += bytes;
+    g->recompute.nodes++;
+    ONT_TRY(stream_forward(g, x, &pairs));
+    return stream_backward(g, x, pairs);
+}
+
+ont_status ont_pass_stream_loss(ont_graph *g)
+{
+    uint32_t before = g->n_nodes;
+    if (g->device || g->recompute.level < ONT_RECOMPUTE_LAYERS) return ONT_OK;
+    for (ont_node *node = g->first; node; node = node->next) {
+        head x = {0};
+        if (!is_op(node, ONT_DOMAIN, "SoftmaxCrossEntropyGrad") || !find_loss(node, &x)) continue;
+        if (find_product(g, &x) && find_gradients(g, &x, node->outputs[0])) ONT_TRY(stream(g, &x));
+    }
+    return g->n_nodes == before ? ONT_OK : ont_pass_dce(g);
+}
