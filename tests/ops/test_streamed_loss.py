@@ -155,6 +155,6 @@ H, W, LABELS = R(3, 4), R(4, 5), V([0, 1, 2], np.int64)
     ([H, W, LABELS], {"reduction": "max"}, ValueError, "reduction is 'max'"),
     ([H, W, LABELS], {"transA": 1}, _C.UnsupportedError, "transA"),
     ([R(3, 4, dtype=np.float64), R(4, 5, dtype=np.float64), LABELS], {}, _C.UnsupportedError, "operands must be float"),
-], ids=str)
+], ids=lambda value: value if isinstance(value, str) else "")
 def test_refused(inputs, attrs, error, match):
     expect_error(Case("StreamedCrossEntropy", inputs, attrs, domain=OURS, dtypes=(np.float32,)), error, match)
