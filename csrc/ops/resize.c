@@ -154,7 +154,7 @@ static ont_status prepare(const ont_node *node, ont_arena *arena, ont_prepared *
         type *y = to; \
         for (int64_t r = 0; r < p->outer; r++, x += t->in * p->inner) \
             for (int64_t o = 0; o < t->out; o++, y += p->inner) { \
-                if (p->inner > 1) { \
+                if (p->inner != 1) { \
                     row_##suffix(t, o, x, y, p->inner); \
                     continue; \
                 } \

@@ -86,7 +86,7 @@ static ont_status check_operands(const ont_node *node, const ont_value *h, const
     bool fits = !row || (row->shape.rank && ont_shape_count(&row->shape) == classes &&
                          row->shape.dims[row->shape.rank - 1] == classes);
     if (!fits)
-        return ont_fail(ONT_EINVAL, "the row added is %s, expected %" PRId64 " classes",
+        return ont_fail(ONT_EINVAL, "the row added is %s: it must have %" PRId64 " entries of one row",
                         ont_shape_text(&row->shape, tw), classes);
     return ONT_OK;
 }

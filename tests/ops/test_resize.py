@@ -10,13 +10,14 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from harness import C, Case, R, V, expect_error, run_case  # noqa: E402
-from onnxtrain import UnsupportedError  # noqa: E402
+from onnxtrain import _C, UnsupportedError  # noqa: E402
 
 SEED = int(os.environ.get("ONNXTRAIN_TEST_SEED", "20"))
 
@@ -207,3 +208,19 @@ def test_refusals():
     expect_error(Case("Upsample", [x, C([1, 1, 2], np.float32)], {}), ValueError, "Upsample is not in opset 20")
     expect_error(Case("Resize", [R(1, 1, 4, dtype=np.int64), None, C([1, 1, 2], np.float32)], {"mode": "linear"}),
                  UnsupportedError, "dtype")
+
+
+@pytest.mark.parametrize("sizes", [[3, 1, 2, 0], [3, 1, 0, 2], [0, 1, 2, 3]], ids=str)
+def test_nothing_is_left(sizes):
+    """An axis that becomes empty, and others that are resized behind and in front of it: nothing is read or written."""
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("Resize", ["x", "", "", "sizes"], ["y"], mode="linear", antialias=1)], "g",
+        [onnx.helper.make_tensor_value_info("x", 1, [3, 1, 4, 4])], [onnx.helper.make_tensor_value_info("y", 1, None)],
+        [onnx.numpy_helper.from_array(np.array(sizes, dtype=np.int64), "sizes")])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 19)], ir_version=9)
+    x = torch.randn(3, 1, 4, 4)
+    (y,), run = _C.Session(model.SerializeToString()).forward([x], b"\1")
+    assert list(y.shape) == sizes
+    if run is not None:
+        (dx,) = run.backward([[x][i] for i in run.saved_inputs] + [y for _ in run.saved_outputs], [torch.empty(sizes)])
+        assert torch.equal(dx, torch.zeros_like(x))

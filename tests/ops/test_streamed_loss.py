@@ -150,7 +150,7 @@ H, W, LABELS = R(3, 4), R(4, 5), V([0, 1, 2], np.int64)
     ([H, W, V([0, 1, 2], np.int16)], {}, TypeError, "labels are int16"),
     ([H, R(5, 4), LABELS], {}, ValueError, "h is [3, 4] and W [5, 4]"),
     ([H, R(1, 4, 5), LABELS], {}, ValueError, "W [1, 4, 5]"),
-    ([H, W, LABELS, R(4)], {}, ValueError, "the row added is [4], expected 5 classes"),
+    ([H, W, LABELS, R(4)], {}, ValueError, "the row added is [4]: it must have 5 entries"),
     ([H, W, LABELS, R(5, 1)], {}, ValueError, "the row added is [5, 1]"),
     ([H, W, LABELS], {"reduction": "max"}, ValueError, "reduction is 'max'"),
     ([H, W, LABELS], {"transA": 1}, _C.UnsupportedError, "transA"),
