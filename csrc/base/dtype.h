@@ -48,6 +48,7 @@ typedef enum ont_dtype {
 size_t ont_dtype_size(ont_dtype dtype);      /* bytes; 0 where undefined or string */
 const char *ont_dtype_name(ont_dtype dtype); /* "float", "int64", ...; "?" where unknown */
 int ont_dtype_bits(ont_dtype dtype);         /* of an element in a file: 6, 4 and 2 are packed there, not in memory */
+static inline bool ont_dtype_is_half(ont_dtype dtype) { return dtype == ONT_BFLOAT16 || dtype == ONT_FLOAT16; }
 bool ont_dtype_is_float(ont_dtype dtype);    /* float16, bfloat16, float32, float64: can carry a gradient */
 bool ont_dtype_is_int(ont_dtype dtype);      /* signed or unsigned integer, bool excluded */
 bool ont_dtype_is_narrow_float(ont_dtype dtype);

@@ -390,3 +390,19 @@ fail:
     ont_graph_destroy(g);
     return status;
 }
+
+bool ont_node_is(const ont_node *node, const char *domain, const char *op_type)
+{
+    return node && !strcmp(node->op_type, op_type) && !strcmp(node->domain, domain);
+}
+
+ont_node *ont_only_reader(const ont_graph *g, const ont_value *value)
+{
+    return value->uses && !value->uses->next && !ont_value_is_output(g, value) ? value->uses->user : NULL;
+}
+
+ont_node *ont_reader_beside(const ont_graph *g, const ont_value *value)
+{
+    ont_node *reader = ont_only_reader(g, value);
+    return reader && reader->backward == value->def->backward ? reader : NULL;
+}

@@ -135,6 +135,13 @@ void ont_value_replace_uses(ont_graph *g, ont_value *from, ont_value *to); /* gr
 bool ont_value_is_output(const ont_graph *g, const ont_value *value);
 uint32_t ont_value_n_uses(const ont_value *value);
 
+/* False for NULL. */
+bool ont_node_is(const ont_node *node, const char *domain, const char *op_type);
+/* The only reader of a value; NULL where there are others, the caller of the graph among them. */
+ont_node *ont_only_reader(const ont_graph *g, const ont_value *value);
+/* The same, NULL also where it is on the other side of the split between forward and backward. */
+ont_node *ont_reader_beside(const ont_graph *g, const ont_value *value);
+
 static inline ont_value *ont_node_in(const ont_node *node, uint32_t index)
 {
     return index < node->n_inputs ? node->inputs[index].value : NULL;

@@ -55,11 +55,6 @@ static const cast_loop cast_loops[ONT_DTYPE_COUNT][ONT_DTYPE_COUNT] = {
     ROW_OF(UINT64),  ROW_OF(UINT32),  ROW_OF(UINT16), ROW_OF(UINT8), ROW_OF(BOOL),
 };
 
-static bool is_half(ont_dtype dtype)
-{
-    return dtype == ONT_FLOAT16 || dtype == ONT_BFLOAT16;
-}
-
 static bool is_plain(ont_dtype dtype)
 {
     return cast_loops[ONT_FLOAT64][dtype] != NULL;
@@ -85,11 +80,11 @@ static void cast_by_float(const char *x, ont_dtype from, char *y, ont_dtype to, 
         const char *in = x + (size_t)at * ont_dtype_size(from);
         char *out = y + (size_t)at * ont_dtype_size(to);
         float *middle = to == ONT_FLOAT32 ? (float *)out : piece;
-        if (is_half(from))
+        if (ont_dtype_is_half(from))
             half_to_float(in, from, middle, m);
         else if (from != ONT_FLOAT32)
             cast_loops[ONT_FLOAT32][from](in, middle, m);
-        if (is_half(to))
+        if (ont_dtype_is_half(to))
             float_to_half(from == ONT_FLOAT32 ? (const float *)in : middle, out, to, m);
         else if (to != ONT_FLOAT32)
             cast_loops[to][ONT_FLOAT32](middle, out, m);
@@ -140,7 +135,7 @@ static ont_status cast_infer(ont_graph *g, ont_node *node)
 
 static bool is_number(ont_dtype dtype)
 {
-    return is_plain(dtype) || is_half(dtype) || ont_dtype_is_narrow(dtype);
+    return is_plain(dtype) || ont_dtype_is_half(dtype) || ont_dtype_is_narrow(dtype);
 }
 
 static const char *cast_accept(const ont_node *node)

@@ -19,11 +19,6 @@ typedef struct loss_state {
     ont_dtype half; /* of 16-bit scores whose loss is float32; else undefined */
 } loss_state;
 
-static bool is_half(ont_dtype dtype)
-{
-    return dtype == ONT_BFLOAT16 || dtype == ONT_FLOAT16;
-}
-
 ont_status ont_labels_read(const ont_node *node, const ont_value *labels, int64_t classes, ont_labels *l)
 {
     const char *reduction = ont_attr_string(node, "reduction", "mean");
@@ -46,7 +41,7 @@ static ont_status read_state(const ont_node *node, loss_state *s)
     const ont_value *x = ont_node_in(node, 0);
     *s = (loss_state){.rows = x->shape.dims[0], .classes = x->shape.dims[1],
                       .inner = ont_shape_count_range(&x->shape, 2, x->shape.rank),
-                      .half = is_half(x->dtype) ? x->dtype : ONT_UNDEFINED,
+                      .half = ont_dtype_is_half(x->dtype) ? x->dtype : ONT_UNDEFINED,
                       .softmax = !strncmp(node->op->name, "SoftmaxCross", 12)};
     return ont_labels_read(node, ont_node_in(node, 1), s->classes, &s->labels);
 }
@@ -74,7 +69,7 @@ static ont_status loss_infer(ont_graph *g, ont_node *node)
                         ont_dtype_name(x->dtype));
     ONT_TRY(read_state(node, &s));
     ont_dtype dtype = (ont_dtype)ont_attr_int(node, "stash_type", x->dtype);
-    if (dtype != x->dtype && (dtype != ONT_FLOAT32 || !is_half(x->dtype)))
+    if (dtype != x->dtype && (dtype != ONT_FLOAT32 || !ont_dtype_is_half(x->dtype)))
         return ont_fail(ONT_EUNSUPPORTED, "stash_type %d for scores in %s", (int)dtype, ont_dtype_name(x->dtype));
     ONT_TRY(ont_infer_out(node, 1, x->dtype, &x->shape));
     ont_shape pairs = expected;
@@ -306,7 +301,7 @@ static ont_status loss_half(const ont_call *call)
 
 static const char *accept_half_rows(const ont_node *node)
 {
-    if (!is_half(ont_node_in(node, 0)->dtype) || node->outputs[0]->dtype != ONT_FLOAT32) return "dtype";
+    if (!ont_dtype_is_half(ont_node_in(node, 0)->dtype) || node->outputs[0]->dtype != ONT_FLOAT32) return "dtype";
     if (ont_node_in(node, 2)) return "class weights";
     return node->n_outputs > 1 && node->outputs[1] ? "log-probabilities" : accept_any_rows(node);
 }
@@ -319,7 +314,7 @@ static ont_status grad_infer(ont_graph *g, ont_node *node)
     ont_value *x;
     ONT_TRY(ont_need_input(node, 0, &x));
     ont_dtype to = (ont_dtype)ont_attr_int(node, "to", x->dtype);
-    if (to != x->dtype && (x->dtype != ONT_FLOAT32 || !is_half(to)))
+    if (to != x->dtype && (x->dtype != ONT_FLOAT32 || !ont_dtype_is_half(to)))
         return ont_fail(ONT_EUNSUPPORTED, "gradient of %s scores as type %d", ont_dtype_name(x->dtype), (int)to);
     return ont_infer_out(node, 0, to, &x->shape);
 }
@@ -409,7 +404,7 @@ static const char *accept_grad_half(const ont_node *node)
 {
     ont_dtype x = ont_node_in(node, 0)->dtype,
               pairs = ont_node_in(node, 4) ? ont_node_in(node, 4)->dtype : ONT_UNDEFINED;
-    if (is_half(x))
+    if (ont_dtype_is_half(x))
         return pairs == ONT_FLOAT32 && same_dtype(node) && !ont_node_in(node, 2) ? accept_any_rows(node) : "dtypes";
     return same_dtype(node) ? "the dtype of the scores" : accept_rows(node);
 }

@@ -35,25 +35,14 @@ typedef struct match {
     int64_t inner[ONT_ATTENTION_INPUTS + 1];         /* stride of columns: K, V, bias, keep */
 } match;
 
-static bool is_op(const ont_node *node, const char *domain, const char *op_type)
-{
-    return node && !strcmp(node->op_type, op_type) && !strcmp(node->domain, domain);
-}
-
 static bool is_product(const ont_node *node)
 {
-    return is_op(node, "", "MatMul") || is_op(node, ONT_DOMAIN, "FusedMatMul");
+    return ont_node_is(node, "", "MatMul") || ont_node_is(node, ONT_DOMAIN, "FusedMatMul");
 }
 
 static ont_node *maker(const ont_value *v)
 {
     return v && v->kind == ONT_VALUE_NODE ? v->def : NULL;
-}
-
-/* The one reader of v; NULL where there are others, the caller of the graph among them. */
-static ont_node *only_reader(const ont_graph *g, const ont_value *v)
-{
-    return v->uses && !v->uses->next && !ont_value_is_output(g, v) ? v->uses->user : NULL;
 }
 
 static bool is_single_or_narrow(ont_dtype dtype)
@@ -64,7 +53,7 @@ static bool is_single_or_narrow(ont_dtype dtype)
 /* Between scores and softmax of 16-bit products: the node computes in float32 all the way. */
 static bool is_plain_cast(const ont_node *node)
 {
-    return is_op(node, "", "Cast") && is_single_or_narrow(ont_node_in(node, 0)->dtype) &&
+    return ont_node_is(node, "", "Cast") && is_single_or_narrow(ont_node_in(node, 0)->dtype) &&
            is_single_or_narrow(node->outputs[0]->dtype);
 }
 
@@ -92,7 +81,7 @@ static int scores_operand(const match *m, const ont_node *node)
             const ont_node *def = maker(v);
             if (!def) break;
             if (is_product(def)) return i;
-            int next = is_op(def, "", "Where") ? (is_all_scores(m, ont_node_in(def, 1)) ? 1 : 2) : 0;
+            int next = ont_node_is(def, "", "Where") ? (is_all_scores(m, ont_node_in(def, 1)) ? 1 : 2) : 0;
             if (next == 0 && !is_all_scores(m, ont_node_in(def, 0))) next = 1;
             v = ont_node_in(def, (uint32_t)next);
         }
@@ -103,7 +92,7 @@ static int scores_operand(const match *m, const ont_node *node)
 /* `mask` without what repeats it: Expand and Identity, as long as it still broadcasts to `shape`. */
 static ont_value *unrepeated(ont_value *mask, const ont_shape *shape)
 {
-    for (ont_node *def; (def = maker(mask)) && (is_op(def, "", "Expand") || is_op(def, "", "Identity"));) {
+    for (ont_node *def; (def = maker(mask)) && (ont_node_is(def, "", "Expand") || ont_node_is(def, "", "Identity"));) {
         ont_value *x = ont_node_in(def, 0);
         ont_shape both;
         if (!x || ont_shape_broadcast(&x->shape, shape, &both) != ONT_OK || !ont_shape_equal(&both, shape)) break;
@@ -140,7 +129,7 @@ static ont_value *take_where(match *m, ont_node *node)
 static ont_value *take_scale(match *m, ont_node *node)
 {
     double factor;
-    bool divides = is_op(node, "", "Div");
+    bool divides = ont_node_is(node, "", "Div");
     int i = scores_operand(m, node);
     if (i < 0 || (divides && i) || !number(node, (uint32_t)(1 - i), &factor)) return NULL;
     m->scale *= divides ? 1 / factor : factor;
@@ -152,7 +141,7 @@ static bool find_scores(match *m)
     ont_value *x = ont_node_in(m->softmax, 0);
     for (int depth = 0; depth < 16 && is_all_scores(m, x); depth++) {
         ont_node *node = maker(x);
-        if (!node || !only_reader(m->g, x)) return false;
+        if (!node || !ont_only_reader(m->g, x)) return false;
         if (is_product(node)) {
             m->scores = node;
             m->scale *= ont_attr_float(node, "alpha", 1);
@@ -160,11 +149,11 @@ static bool find_scores(match *m)
         }
         if (ont_view_keeps_order(node) || is_plain_cast(node))
             x = ont_node_in(node, 0);
-        else if (is_op(node, "", "Add"))
+        else if (ont_node_is(node, "", "Add"))
             x = take_add(m, node);
-        else if (is_op(node, "", "Where"))
+        else if (ont_node_is(node, "", "Where"))
             x = take_where(m, node);
-        else if (is_op(node, "", "Mul") || is_op(node, "", "Div"))
+        else if (ont_node_is(node, "", "Mul") || ont_node_is(node, "", "Div"))
             x = take_scale(m, node);
         else
             return false;
@@ -193,12 +182,12 @@ static ont_value *without_nan(match *m, ont_value *p)
     ont_node *where = NULL, *is_nan = NULL;
     int n = 0;
     for (const ont_use *use = p->uses; use; use = use->next, n++) {
-        if (is_op(use->user, "", "Where")) where = use->user;
-        if (is_op(use->user, "", "IsNaN")) is_nan = use->user;
+        if (ont_node_is(use->user, "", "Where")) where = use->user;
+        if (ont_node_is(use->user, "", "IsNaN")) is_nan = use->user;
     }
     double zero;
     if (n != 2 || !where || !is_nan || ont_value_is_output(m->g, p) || ont_node_in(where, 0) != is_nan->outputs[0]) return p;
-    if (only_reader(m->g, is_nan->outputs[0]) != where || ont_node_in(where, 2) != p || !number(where, 1, &zero) || zero != 0) return p;
+    if (ont_only_reader(m->g, is_nan->outputs[0]) != where || ont_node_in(where, 2) != p || !number(where, 1, &zero) || zero != 0) return p;
     if (!ont_shape_equal(&p->shape, &where->outputs[0]->shape)) return p;
     m->zero_nan = true;
     return where->outputs[0];
@@ -208,14 +197,14 @@ static bool find_values(match *m)
 {
     ont_value *p = without_nan(m, m->softmax->outputs[0]);
     for (int depth = 0; depth < 8 && is_all_scores(m, p); depth++) {
-        ont_node *node = only_reader(m->g, p);
+        ont_node *node = ont_only_reader(m->g, p);
         if (!node || ont_node_in(node, 0) != p) return false;
         if (is_product(node)) {
             m->values = node;
             m->y = node->outputs[0];
             return !ont_attr_int(node, "transA", 0) && ont_attr_float(node, "alpha", 1) == 1;
         }
-        if (is_op(node, "", "Dropout") ? !take_dropout(m, node) : !ont_view_keeps_order(node) && !is_plain_cast(node)) return false;
+        if (ont_node_is(node, "", "Dropout") ? !take_dropout(m, node) : !ont_view_keeps_order(node) && !is_plain_cast(node)) return false;
         p = node->outputs[0];
     }
     return false;
@@ -225,11 +214,11 @@ static bool find_values(match *m)
 static void take_empty(match *m)
 {
     ont_value *y = m->y;
-    for (ont_node *node; (node = only_reader(m->g, y)) && ont_view_keeps_order(node) && ont_node_in(node, 0) == y;)
+    for (ont_node *node; (node = ont_only_reader(m->g, y)) && ont_view_keeps_order(node) && ont_node_in(node, 0) == y;)
         y = node->outputs[0];
-    ont_node *node = only_reader(m->g, y);
+    ont_node *node = ont_only_reader(m->g, y);
     double zero;
-    if (!is_op(node, "", "Where") || ont_node_in(node, 2) != y || !number(node, 1, &zero) || zero != 0) return;
+    if (!ont_node_is(node, "", "Where") || ont_node_in(node, 2) != y || !number(node, 1, &zero) || zero != 0) return;
     ont_value *cond = ont_node_in(node, 0);
     ont_shape *shape = &node->outputs[0]->shape;
     int last = shape->rank - 1;
@@ -246,8 +235,8 @@ static void find_result(match *m)
 {
     m->result = m->y;
     for (ont_value *v = m->y;;) {
-        ont_node *node = only_reader(m->g, v);
-        bool moves = is_op(node, "", "Transpose");
+        ont_node *node = ont_only_reader(m->g, v);
+        bool moves = ont_node_is(node, "", "Transpose");
         if (!node || ont_node_in(node, 0) != v || !(moves || ont_view_keeps_order(node))) return;
         v = node->outputs[0];
         if (moves) m->result = v;
@@ -583,7 +572,7 @@ ont_status ont_pass_fuse_attention(ont_graph *g)
     ONT_TRY(ont_move_transposes(g, &changed));
     if (changed) ONT_TRY(ont_pass_dce(g)); /* what was replaced reads what the match counts the readers of */
     for (ont_node *node = g->first; node; node = node->next) {
-        if (!is_op(node, "", "Softmax")) continue;
+        if (!ont_node_is(node, "", "Softmax")) continue;
         match m = {.g = g, .softmax = node, .scale = 1};
         ONT_TRY(fuse(g, &m, &changed));
     }

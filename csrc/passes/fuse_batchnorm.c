@@ -10,18 +10,6 @@
 enum { BIAS = 2, RESIDUAL = 5 }; /* operands of the norm, and of its gradient */
 enum { MEAN = 2, DY = 4, GRAD_Y = 5, GRAD_BIAS = 6 };
 
-static bool is_op(const ont_node *node, const char *domain, const char *op_type)
-{
-    return node && !strcmp(node->op_type, op_type) && !strcmp(node->domain, domain);
-}
-
-/* The only reader of a value; NULL where there are others, or it is on the other side of the split. */
-static ont_node *only_reader(const ont_graph *g, const ont_value *y)
-{
-    if (!y->uses || y->uses->next || ont_value_is_output(g, y) || y->uses->user->backward != y->def->backward) return NULL;
-    return y->uses->user;
-}
-
 /*
  * Where the joined node goes: to the norm's own place, or behind the residual. NULL where somebody reads a result of the norm
  * that is not y before that.
@@ -46,16 +34,16 @@ static ont_node *find_place(const ont_node *norm, const ont_value *residual, con
 static ont_status fuse_forward(ont_graph *g, ont_node *norm, ont_node **next)
 {
     ont_value *y = norm->outputs[0], *residual = NULL;
-    ont_node *add = only_reader(g, y), *relu;
-    if (is_op(add, "", "Add") && ont_node_in(add, 0) != ont_node_in(add, 1)) {
+    ont_node *add = ont_reader_beside(g, y), *relu;
+    if (ont_node_is(add, "", "Add") && ont_node_in(add, 0) != ont_node_in(add, 1)) {
         residual = ont_node_in(add, ont_node_in(add, 0) == y);
         if (!ont_shape_equal(&residual->shape, &y->shape) || residual->def == norm) return ONT_OK;
-        relu = only_reader(g, add->outputs[0]);
+        relu = ont_reader_beside(g, add->outputs[0]);
     } else {
         relu = add;
         add = NULL;
     }
-    if (!is_op(relu, "", "Relu")) relu = NULL;
+    if (!ont_node_is(relu, "", "Relu")) relu = NULL;
     ont_node *last = relu ? relu : add, *place = last ? find_place(norm, residual, last) : NULL;
     if (!place) return ONT_OK;
     ont_node *before = norm->prev;
@@ -89,8 +77,8 @@ static bool is_read_in_passing(const ont_graph *g, const ont_value *dy, const on
     if (dy->def && dy->def->op->tile && !dy->uses->next && dy->def->backward == dx->def->backward) return false;
     for (const ont_use *use = dx->uses; use; use = use->next) {
         const ont_node *user = use->user;
-        bool norm = is_op(user, ONT_DOMAIN, "BatchNormGrad") && use == &user->inputs[DY];
-        if (!norm && !is_op(user, "", "Add")) return false;
+        bool norm = ont_node_is(user, ONT_DOMAIN, "BatchNormGrad") && use == &user->inputs[DY];
+        if (!norm && !ont_node_is(user, "", "Add")) return false;
     }
     return true;
 }
@@ -99,12 +87,12 @@ static ont_status fuse_backward(ont_graph *g, ont_node *norm)
 {
     ont_value *dx = ont_node_in(norm, DY);
     ont_node *relu = dx->def;
-    if (norm->n_inputs != DY + 1 || !is_op(relu, ONT_DOMAIN, "ReluGrad") || relu->backward != norm->backward) return ONT_OK;
+    if (norm->n_inputs != DY + 1 || !ont_node_is(relu, ONT_DOMAIN, "ReluGrad") || relu->backward != norm->backward) return ONT_OK;
     ont_value *y = ont_node_in(relu, 0), *dy = ont_node_in(relu, 1);
     if (!ont_shape_equal(&y->shape, &dx->shape) || !ont_shape_equal(&dy->shape, &dx->shape)) return ONT_OK;
     if (!is_read_in_passing(g, dy, dx)) return ONT_OK;
     const ont_node *made = y->def; /* y = relu(norm(x)): its sign is found without y */
-    bool anew = is_op(made, ONT_DOMAIN, "FusedBatchNorm") && !ont_node_in(made, RESIDUAL) && ont_node_in(norm, MEAN)->def == made;
+    bool anew = ont_node_is(made, ONT_DOMAIN, "FusedBatchNorm") && !ont_node_in(made, RESIDUAL) && ont_node_in(norm, MEAN)->def == made;
     ont_value *inputs[GRAD_BIAS + 1] = {0};
     for (uint32_t i = 0; i < DY; i++) inputs[i] = ont_node_in(norm, i);
     inputs[DY] = dy;
@@ -127,9 +115,9 @@ ont_status ont_pass_fuse_batchnorm(ont_graph *g)
 {
     for (ont_node *node = g->first, *next; node; node = next) {
         next = node->next;
-        if (is_op(node, "", "BatchNormalization"))
+        if (ont_node_is(node, "", "BatchNormalization"))
             ONT_TRY(fuse_forward(g, node, &next));
-        else if (is_op(node, ONT_DOMAIN, "BatchNormGrad"))
+        else if (ont_node_is(node, ONT_DOMAIN, "BatchNormGrad"))
             ONT_TRY(fuse_backward(g, node));
     }
     return ONT_OK;

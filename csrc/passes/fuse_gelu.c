@@ -7,11 +7,6 @@
 
 #include "passes/pass.h"
 
-static bool is_op(const ont_node *node, const char *domain, const char *op_type)
-{
-    return !strcmp(node->op_type, op_type) && !strcmp(node->domain, domain);
-}
-
 static bool is_tanh_form(const ont_node *node)
 {
     return !strcmp(ont_attr_string(node, "approximate", "none"), "tanh");
@@ -20,7 +15,7 @@ static bool is_tanh_form(const ont_node *node)
 /* A B without a scale, and with as many operands. */
 static bool is_product(const ont_node *node, uint32_t operands)
 {
-    bool gemm = is_op(node, "", "Gemm"), fused = is_op(node, ONT_DOMAIN, "FusedMatMul"), plain = is_op(node, "", "MatMul");
+    bool gemm = ont_node_is(node, "", "Gemm"), fused = ont_node_is(node, ONT_DOMAIN, "FusedMatMul"), plain = ont_node_is(node, "", "MatMul");
     uint32_t n = node->n_inputs;
     if (n > 2 && !ont_node_in(node, 2)) n = 2;
     if (!gemm && !fused && !plain) return false;
@@ -73,8 +68,8 @@ static bool sums_rows(const ont_node *node, const ont_value *x)
     int64_t axes[ONT_MAX_RANK], seen = 0;
     int n = -1;
     if (to->rank != 1 || to->dims[0] != x->shape.dims[x->shape.rank - 1] || ont_node_in(node, 0) != x) return false;
-    if (is_op(node, ONT_DOMAIN, "SumTo")) return true;
-    if (!is_op(node, "", "ReduceSum") || x->shape.rank < 2) return false;
+    if (ont_node_is(node, ONT_DOMAIN, "SumTo")) return true;
+    if (!ont_node_is(node, "", "ReduceSum") || x->shape.rank < 2) return false;
     if (ont_const_ints(node, node->n_inputs > 1 ? 1 : -1, "axes", axes, ONT_MAX_RANK, &n) != ONT_OK || n < 0) return false;
     for (int i = 0; i < n; i++) seen |= (int64_t)1 << (axes[i] < 0 ? axes[i] + x->shape.rank : axes[i]);
     return seen == ((int64_t)1 << (x->shape.rank - 1)) - 1;
@@ -111,7 +106,7 @@ ont_status ont_pass_fuse_gelu(ont_graph *g)
 {
     for (ont_node *node = g->first, *next; node; node = next) {
         next = node->next;
-        bool forward = is_op(node, "", "Gelu"), backward = is_op(node, ONT_DOMAIN, "GeluGrad");
+        bool forward = ont_node_is(node, "", "Gelu"), backward = ont_node_is(node, ONT_DOMAIN, "GeluGrad");
         if ((!forward && !backward) || !is_tanh_form(node)) continue;
         ONT_TRY(forward ? fuse_forward(g, node) : fuse_backward(g, node, &next));
     }

@@ -8,21 +8,9 @@
 #include "ops/matmul.h"
 #include "passes/pass.h"
 
-static bool is_op(const ont_node *node, const char *domain, const char *op_type)
-{
-    return !strcmp(node->op_type, op_type) && !strcmp(node->domain, domain);
-}
-
 static bool is_product(const ont_node *node)
 {
-    return is_op(node, "", "MatMul") || is_op(node, ONT_DOMAIN, "FusedMatMul");
-}
-
-/* The only reader of a value; NULL where there are others, or it is on the other side of the split. */
-static ont_node *only_reader(const ont_graph *g, const ont_value *y)
-{
-    if (!y->uses || y->uses->next || ont_value_is_output(g, y) || y->uses->user->backward != y->def->backward) return NULL;
-    return y->uses->user;
+    return ont_node_is(node, "", "MatMul") || ont_node_is(node, ONT_DOMAIN, "FusedMatMul");
 }
 
 /* ---- a row added ---- */
@@ -32,7 +20,7 @@ static ont_value *row_added(const ont_node *product, const ont_node *reader)
 {
     const ont_value *y = product->outputs[0];
     ont_product p;
-    if (!is_op(reader, "", "Add") || product->n_inputs > 2 || ont_attr_float(product, "alpha", 1.0) != 1) return NULL;
+    if (!ont_node_is(reader, "", "Add") || product->n_inputs > 2 || ont_attr_float(product, "alpha", 1.0) != 1) return NULL;
     if (ont_product_read(product, &p) != ONT_OK || p.vector_b || !ont_dtype_is_float(y->dtype)) return NULL;
     ont_value *row = ont_node_in(reader, ont_node_in(reader, 0) == y);
     if (row == y || row->dtype != y->dtype || y->dtype != ont_node_in(product, 0)->dtype) return NULL;
@@ -64,13 +52,13 @@ static ont_status join(ont_graph *g, ont_node *product, ont_node *reader, ont_va
 static ont_node *cast_behind(const ont_graph *g, const ont_node *product)
 {
     const ont_value *y = product->outputs[0];
-    ont_node *reader = only_reader(g, y);
+    ont_node *reader = ont_reader_beside(g, y);
     if (y->dtype != ONT_BFLOAT16 && y->dtype != ONT_FLOAT16) return NULL;
     while (reader && reader->op->flags & ONT_OP_VIEW && reader->inputs[0].value == y) {
         y = reader->outputs[0];
-        reader = only_reader(g, y);
+        reader = ont_reader_beside(g, y);
     }
-    return reader && is_op(reader, "", "Cast") && reader->outputs[0]->dtype == ONT_FLOAT32 ? reader : NULL;
+    return reader && ont_node_is(reader, "", "Cast") && reader->outputs[0]->dtype == ONT_FLOAT32 ? reader : NULL;
 }
 
 static ont_status absorb_cast(ont_graph *g, ont_node *product, ont_node *cast)
@@ -97,7 +85,7 @@ ont_status ont_pass_fuse_gemm(ont_graph *g)
     for (ont_node *node = g->first, *next; node; node = next) {
         next = node->next;
         if (!is_product(node)) continue;
-        ont_node *reader = only_reader(g, node->outputs[0]), *cast;
+        ont_node *reader = ont_reader_beside(g, node->outputs[0]), *cast;
         ont_value *row = reader ? row_added(node, reader) : NULL;
         if (row && next == reader) next = reader->next;
         if (row) ONT_TRY(join(g, node, reader, row, &node));

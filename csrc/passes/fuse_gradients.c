@@ -7,36 +7,19 @@
 
 #include "passes/pass.h"
 
-static bool is_op(const ont_node *node, const char *domain, const char *op_type)
-{
-    return !strcmp(node->op_type, op_type) && !strcmp(node->domain, domain);
-}
-
-/* The only reader of a value; NULL where there are others, or it is on the other side of the split. */
-static ont_node *only_reader(const ont_graph *g, const ont_value *y)
-{
-    if (!y->uses || y->uses->next || ont_value_is_output(g, y) || y->uses->user->backward != y->def->backward) return NULL;
-    return y->uses->user;
-}
-
-static bool is_half(ont_dtype dtype)
-{
-    return dtype == ONT_BFLOAT16 || dtype == ONT_FLOAT16;
-}
-
 /* ---- GatherGrad, Add ---- */
 
 /* Where rounding would differ: 16-bit rows that meet are summed in float32 first, and only then added to the others. */
 static bool adds_exactly(const ont_node *node)
 {
-    return !is_half(node->outputs[0]->dtype) || ont_shape_count(&ont_node_in(node, 1)->shape) == 1;
+    return !ont_dtype_is_half(node->outputs[0]->dtype) || ont_shape_count(&ont_node_in(node, 1)->shape) == 1;
 }
 
 static ont_status add_rows_to(ont_graph *g, ont_node *node)
 {
     ont_value *y = node->outputs[0];
-    ont_node *add = only_reader(g, y);
-    if (node->n_inputs > 2 || !add || !is_op(add, "", "Add") || !adds_exactly(node)) return ONT_OK;
+    ont_node *add = ont_reader_beside(g, y);
+    if (node->n_inputs > 2 || !add || !ont_node_is(add, "", "Add") || !adds_exactly(node)) return ONT_OK;
     ont_value *other = ont_node_in(add, ont_node_in(add, 0) == y);
     if (other == y || !other->def || other->def->backward != node->backward || ont_value_is_output(g, other)) return ONT_OK;
     if (!ont_shape_equal(&other->shape, &y->shape) || other->dtype != y->dtype) return ONT_OK;
@@ -59,7 +42,7 @@ ont_status ont_pass_fuse_gradients(ont_graph *g)
     if (g->device) return ONT_OK; /* the forms below are the CPU kernels' */
     for (ont_node *node = g->first, *next; node; node = next) {
         next = node->next;
-        if (!is_op(node, ONT_DOMAIN, "GatherGrad")) continue;
+        if (!ont_node_is(node, ONT_DOMAIN, "GatherGrad")) continue;
         ont_node *before = node->prev;
         ONT_TRY(add_rows_to(g, node));
         next = before ? before->next : g->first;

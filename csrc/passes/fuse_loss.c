@@ -8,23 +8,6 @@
 
 #include "passes/pass.h"
 
-static bool is_op(const ont_node *node, const char *domain, const char *op_type)
-{
-    return !strcmp(node->op_type, op_type) && !strcmp(node->domain, domain);
-}
-
-/* The only reader of a value; NULL where there are others, or it is on the other side of the split. */
-static ont_node *only_reader(const ont_graph *g, const ont_value *y)
-{
-    if (!y->uses || y->uses->next || ont_value_is_output(g, y) || y->uses->user->backward != y->def->backward) return NULL;
-    return y->uses->user;
-}
-
-static bool is_half(ont_dtype dtype)
-{
-    return dtype == ONT_BFLOAT16 || dtype == ONT_FLOAT16;
-}
-
 static bool is_view(const ont_node *node)
 {
     return node && node->op->flags & ONT_OP_VIEW;
@@ -35,13 +18,13 @@ static bool is_view(const ont_node *node)
 static ont_status narrow_gradient(ont_graph *g, ont_node *node)
 {
     const ont_value *y = node->outputs[0];
-    ont_node *cast = only_reader(g, y);
+    ont_node *cast = ont_reader_beside(g, y);
     if (y->dtype != ONT_FLOAT32 || ont_node_in(node, 0)->dtype != ONT_FLOAT32) return ONT_OK;
     while (is_view(cast) && cast->inputs[0].value == y) {
         y = cast->outputs[0];
-        cast = only_reader(g, y);
+        cast = ont_reader_beside(g, y);
     }
-    if (!cast || !is_op(cast, "", "Cast") || !is_half(cast->outputs[0]->dtype)) return ONT_OK;
+    if (!cast || !ont_node_is(cast, "", "Cast") || !ont_dtype_is_half(cast->outputs[0]->dtype)) return ONT_OK;
     ont_dtype to = cast->outputs[0]->dtype;
     ONT_TRY(ont_attr_set_int(g, node, "to", to));
     if (!ont_op_has_kernel(node, NULL)) return ont_attr_set_int(g, node, "to", ONT_FLOAT32);
@@ -75,13 +58,13 @@ static ont_node *cast_before(const ont_graph *g, const ont_value *scores)
         if (before->uses->next || ont_value_is_output(g, before)) return NULL;
         node = before->def;
     }
-    return node && is_op(node, "", "Cast") && is_half(ont_node_in(node, 0)->dtype) ? node : NULL;
+    return node && ont_node_is(node, "", "Cast") && ont_dtype_is_half(ont_node_in(node, 0)->dtype) ? node : NULL;
 }
 
 static ont_node *loss_of(const ont_node *grad)
 {
     ont_node *loss = ont_node_in(grad, 4)->def;
-    return loss && is_op(loss, ONT_DOMAIN, "SoftmaxCrossEntropyLoss") && ont_node_in(loss, 0) == ont_node_in(grad, 0) ? loss : NULL;
+    return loss && ont_node_is(loss, ONT_DOMAIN, "SoftmaxCrossEntropyLoss") && ont_node_in(loss, 0) == ont_node_in(grad, 0) ? loss : NULL;
 }
 
 static const ont_node *behind_views(const ont_value *value)
@@ -99,9 +82,9 @@ static bool is_made_narrow(const ont_value *scores)
 {
     const ont_node *node = behind_views(scores);
     if (!node || ont_op_has_kernel(node, NULL)) return true;
-    for (uint32_t i = 0; is_op(node, "", "Add") && i < 2; i++) {
+    for (uint32_t i = 0; ont_node_is(node, "", "Add") && i < 2; i++) {
         const ont_node *product = behind_views(node->inputs[i].value);
-        bool is_product = product && (is_op(product, "", "MatMul") || is_op(product, ONT_DOMAIN, "FusedMatMul"));
+        bool is_product = product && (ont_node_is(product, "", "MatMul") || ont_node_is(product, ONT_DOMAIN, "FusedMatMul"));
         if (is_product && ont_op_has_kernel(product, NULL)) return true;
     }
     return false;
@@ -130,7 +113,7 @@ ont_status ont_pass_fuse_loss(ont_graph *g)
 {
     if (g->device) return ONT_OK; /* the forms below are the CPU kernels' */
     for (ont_node *node = g->first; node; node = node->next) {
-        if (!is_op(node, ONT_DOMAIN, "SoftmaxCrossEntropyGrad")) continue;
+        if (!ont_node_is(node, ONT_DOMAIN, "SoftmaxCrossEntropyGrad")) continue;
         ONT_TRY(narrow_gradient(g, node));
         ONT_TRY(narrow_scores(g, node));
     }

@@ -8,15 +8,10 @@
 
 #include "passes/pass.h"
 
-static bool is_op(const ont_node *node, const char *domain, const char *op_type)
-{
-    return !strcmp(node->op_type, op_type) && !strcmp(node->domain, domain);
-}
-
 /* What `v` is the transpose of in its last two dims; NULL where it is anything else. */
 static ont_value *transposed(const ont_value *v)
 {
-    if (!v || v->kind != ONT_VALUE_NODE || v->shape.rank < 2 || !is_op(v->def, "", "Transpose")) return NULL;
+    if (!v || v->kind != ONT_VALUE_NODE || v->shape.rank < 2 || !ont_node_is(v->def, "", "Transpose")) return NULL;
     int rank = v->shape.rank;
     size_t n;
     const int64_t *perm = ont_attr_ints(v->def, "perm", &n);
@@ -43,7 +38,7 @@ static ont_status absorb(ont_graph *g, ont_node *node)
     static const char *const flags[] = {"transA", "transB"};
     for (uint32_t i = 0; i < 2; i++) {
         for (ont_value *x; (x = transposed(ont_node_in(node, i)));) {
-            if (is_op(node, "", "MatMul")) ONT_TRY(become_fused(node));
+            if (ont_node_is(node, "", "MatMul")) ONT_TRY(become_fused(node));
             ONT_TRY(ont_attr_set_int(g, node, flags[i], !ont_attr_int(node, flags[i], 0)));
             ont_node_set_input(node, i, x);
         }
@@ -54,7 +49,7 @@ static ont_status absorb(ont_graph *g, ont_node *node)
 ont_status ont_pass_fuse_transpose(ont_graph *g)
 {
     for (ont_node *node = g->first; node; node = node->next)
-        if (is_op(node, "", "MatMul") || is_op(node, "", "Gemm") || is_op(node, ONT_DOMAIN, "FusedMatMul"))
+        if (ont_node_is(node, "", "MatMul") || ont_node_is(node, "", "Gemm") || ont_node_is(node, ONT_DOMAIN, "FusedMatMul"))
             ONT_TRY(absorb(g, node));
     return ont_pass_dce(g);
 }

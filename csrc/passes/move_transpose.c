@@ -10,33 +10,23 @@
 
 #include "passes/strides.h"
 
-static bool is_op(const ont_node *node, const char *domain, const char *op_type)
-{
-    return node && !strcmp(node->op_type, op_type) && !strcmp(node->domain, domain);
-}
-
 static ont_node *maker(const ont_value *v)
 {
     return v && v->kind == ONT_VALUE_NODE ? v->def : NULL;
-}
-
-static ont_node *only_reader(const ont_graph *g, const ont_value *v)
-{
-    return v->uses && !v->uses->next && !ont_value_is_output(g, v) ? v->uses->user : NULL;
 }
 
 /* The permutation of a Transpose that leaves the last dim where it is; NULL: of another node. */
 static const int64_t *moves_rows(const ont_node *node)
 {
     size_t n;
-    const int64_t *perm = is_op(node, "", "Transpose") ? ont_attr_ints(node, "perm", &n) : NULL;
+    const int64_t *perm = ont_node_is(node, "", "Transpose") ? ont_attr_ints(node, "perm", &n) : NULL;
     return perm && n > 2 && perm[n - 1] == (int64_t)n - 1 ? perm : NULL;
 }
 
 /* Rows times a matrix: the product of a linear layer. */
 static bool is_linear(const ont_node *node)
 {
-    if (!is_op(node, "", "MatMul") && !is_op(node, ONT_DOMAIN, "FusedMatMul") && !is_op(node, "", "Gemm")) return false;
+    if (!ont_node_is(node, "", "MatMul") && !ont_node_is(node, ONT_DOMAIN, "FusedMatMul") && !ont_node_is(node, "", "Gemm")) return false;
     const ont_value *c = ont_node_in(node, 2), *y = node->outputs[0];
     if (c && ont_shape_count(&c->shape) != 1 && ont_shape_count(&c->shape) != y->shape.dims[y->shape.rank - 1]) return false;
     if (c && c->shape.rank && c->shape.dims[c->shape.rank - 1] != ont_shape_count(&c->shape)) return false; /* one a row */
@@ -45,14 +35,14 @@ static bool is_linear(const ont_node *node)
 
 static bool is_batched(const ont_node *node)
 {
-    return (is_op(node, "", "MatMul") || is_op(node, ONT_DOMAIN, "FusedMatMul")) && ont_node_in(node, 0)->shape.rank > 2 &&
+    return (ont_node_is(node, "", "MatMul") || ont_node_is(node, ONT_DOMAIN, "FusedMatMul")) && ont_node_in(node, 0)->shape.rank > 2 &&
            ont_node_in(node, 1)->shape.rank > 2;
 }
 
 /* Which operand of an Add is a vector along the last dim of the other, its bias; -1: none. */
 static int bias_of(const ont_node *node)
 {
-    for (int i = 0; is_op(node, "", "Add") && i < 2; i++) {
+    for (int i = 0; ont_node_is(node, "", "Add") && i < 2; i++) {
         const ont_value *bias = ont_node_in(node, (uint32_t)i), *x = ont_node_in(node, (uint32_t)(1 - i));
         if (bias->shape.rank == 1 && x->shape.rank >= 2 && ont_shape_equal(&x->shape, &node->outputs[0]->shape)) return i;
     }
@@ -61,8 +51,8 @@ static int bias_of(const ont_node *node)
 
 static bool is_view(const ont_node *node)
 {
-    return ont_view_keeps_order(node) || is_op(node, "", "Transpose") || is_op(node, "", "Gather") || is_op(node, "", "Split") ||
-           is_op(node, "", "Slice") || is_op(node, "", "Mul") || is_op(node, "", "Div");
+    return ont_view_keeps_order(node) || ont_node_is(node, "", "Transpose") || ont_node_is(node, "", "Gather") || ont_node_is(node, "", "Split") ||
+           ont_node_is(node, "", "Slice") || ont_node_is(node, "", "Mul") || ont_node_is(node, "", "Div");
 }
 
 /* Whether every reader of v is a view that ends in a product of two batches. */
@@ -89,11 +79,11 @@ static bool comes_from_attention(const ont_graph *g, const ont_value *v)
 {
     for (int depth = 0; depth < 10; depth++) {
         const ont_node *node = maker(v);
-        if (!node || !only_reader(g, v)) return false;
+        if (!node || !ont_only_reader(g, v)) return false;
         if (is_batched(node)) return true;
-        if (is_op(node, "", "Where"))
+        if (ont_node_is(node, "", "Where"))
             v = ont_node_in(node, 2);
-        else if (is_op(node, "", "Transpose") || ont_view_keeps_order(node))
+        else if (ont_node_is(node, "", "Transpose") || ont_view_keeps_order(node))
             v = ont_node_in(node, 0);
         else
             return false;
@@ -118,9 +108,9 @@ static ont_status move_behind(ont_graph *g, ont_node *linear, bool *changed)
 {
     ont_node *transpose = maker(ont_node_in(linear, 0));
     const int64_t *perm = moves_rows(transpose);
-    if (!perm || is_op(linear, "", "Gemm")) return ONT_OK;
+    if (!perm || ont_node_is(linear, "", "Gemm")) return ONT_OK;
     ont_value *y = linear->outputs[0];
-    ont_node *add = only_reader(g, y);
+    ont_node *add = ont_only_reader(g, y);
     if (bias_of(add) < 0 || ont_node_in(add, (uint32_t)(1 - bias_of(add))) != y) add = NULL;
     ont_value *last = add ? add->outputs[0] : y;
     if (!leads_to_attention(g, last, 0)) return ONT_OK;
@@ -136,7 +126,7 @@ static ont_status move_behind(ont_graph *g, ont_node *linear, bool *changed)
 /* The value that the only reader of `v` reads, behind nodes that keep the order. */
 static ont_value *before_views(const ont_graph *g, ont_value *v)
 {
-    while (maker(v) && ont_view_keeps_order(v->def) && only_reader(g, v)) v = ont_node_in(v->def, 0);
+    while (maker(v) && ont_view_keeps_order(v->def) && ont_only_reader(g, v)) v = ont_node_in(v->def, 0);
     return v;
 }
 
@@ -144,12 +134,12 @@ static ont_value *before_views(const ont_graph *g, ont_value *v)
 static ont_status move_before(ont_graph *g, ont_node *transpose, bool *changed)
 {
     const int64_t *perm = moves_rows(transpose);
-    ont_value *w = perm ? ont_node_in(transpose, 0) : NULL, *y = w && only_reader(g, w) ? before_views(g, w) : NULL;
+    ont_value *w = perm ? ont_node_in(transpose, 0) : NULL, *y = w && ont_only_reader(g, w) ? before_views(g, w) : NULL;
     ont_node *add = y ? maker(y) : NULL;
     int i = bias_of(add);
     if (i < 0) add = NULL;
     else y = ont_node_in(add, (uint32_t)(1 - i));
-    ont_node *linear = y && only_reader(g, y) ? maker(y) : NULL;
+    ont_node *linear = y && ont_only_reader(g, y) ? maker(y) : NULL;
     if (!is_linear(linear)) return ONT_OK;
     ont_value *x = ont_node_in(linear, 0);
     int rank = w->shape.rank;

@@ -24,11 +24,6 @@ int ont_passes_precision(void)
     return __atomic_load_n(&chosen, __ATOMIC_RELAXED);
 }
 
-static bool is_op(const ont_node *node, const char *domain, const char *op_type)
-{
-    return !strcmp(node->op_type, op_type) && !strcmp(node->domain, domain);
-}
-
 /* Rounding the operands costs a pass over each: worth it for large products alone. */
 static bool gains(const ont_product *p)
 {
@@ -39,8 +34,8 @@ static bool gains(const ont_product *p)
 static bool takes(const ont_node *node, bool everywhere)
 {
     ont_product p;
-    bool gemm = is_op(node, "", "Gemm");
-    if (!gemm && !is_op(node, "", "MatMul") && !is_op(node, ONT_DOMAIN, "FusedMatMul")) return false;
+    bool gemm = ont_node_is(node, "", "Gemm");
+    if (!gemm && !ont_node_is(node, "", "MatMul") && !ont_node_is(node, ONT_DOMAIN, "FusedMatMul")) return false;
     if (ont_node_in(node, 0)->dtype != ONT_FLOAT32 || ont_node_in(node, 1)->dtype != ONT_FLOAT32) return false;
     if (ont_product_read(node, &p) != ONT_OK || p.vector_a || p.vector_b) return false;
     if (gemm && ont_node_in(node, 2) && ont_attr_float(node, "beta", 1.0) != 1) return false;

@@ -22,11 +22,6 @@ typedef struct head {
     ont_value *grad_h, *grad_w, *grad_row;     /* NULL: not wanted */
 } head;
 
-static bool is_op(const ont_node *node, const char *domain, const char *op_type)
-{
-    return !strcmp(node->op_type, op_type) && !strcmp(node->domain, domain);
-}
-
 static bool is_view(const ont_node *node)
 {
     return node->op->flags & ONT_OP_VIEW;
@@ -46,8 +41,8 @@ static int64_t last_dim(const ont_value *v)
 /* A product of float32 matrices with nothing on top; `row`: a row added is allowed. */
 static bool is_product(const ont_node *node, bool row, ont_product *p)
 {
-    bool gemm = is_op(node, "", "Gemm");
-    if (!gemm && !is_op(node, "", "MatMul") && !is_op(node, ONT_DOMAIN, "FusedMatMul")) return false;
+    bool gemm = ont_node_is(node, "", "Gemm");
+    if (!gemm && !ont_node_is(node, "", "MatMul") && !ont_node_is(node, ONT_DOMAIN, "FusedMatMul")) return false;
     if (ont_product_read(node, p) != ONT_OK || p->alpha != 1 || p->vector_a || p->vector_b) return false;
     if (ont_node_in(node, 0)->dtype != ONT_FLOAT32 || node->outputs[0]->dtype != ONT_FLOAT32) return false;
     const ont_value *c = ont_node_in(node, 2);
@@ -82,7 +77,7 @@ static bool find_loss(ont_node *grad, head *x)
 {
     const ont_value *scores = ont_node_in(grad, 0), *pairs = ont_node_in(grad, 4);
     ont_node *loss = pairs ? pairs->def : NULL;
-    if (!loss || !is_op(loss, ONT_DOMAIN, "SoftmaxCrossEntropyLoss") || ont_node_in(loss, 0) != scores) return false;
+    if (!loss || !ont_node_is(loss, ONT_DOMAIN, "SoftmaxCrossEntropyLoss") || ont_node_in(loss, 0) != scores) return false;
     if (loss->outputs[1] || ont_node_in(loss, 2) || ont_node_in(grad, 2) || !same_labels(loss, grad)) return false;
     if (scores->dtype != ONT_FLOAT32 || grad->outputs[0]->dtype != ONT_FLOAT32 || !loss->outputs[0]) return false;
     x->loss = loss;
@@ -122,7 +117,7 @@ static bool note(ont_value **gradient, ont_node *node, const ont_value *operand)
 static bool take_reader(head *x, ont_node *node, uint32_t at)
 {
     ont_product p;
-    if (is_op(node, ONT_DOMAIN, "SumTo")) return x->row && note(&x->grad_row, node, x->row);
+    if (ont_node_is(node, ONT_DOMAIN, "SumTo")) return x->row && note(&x->grad_row, node, x->row);
     if (!is_product(node, false, &p)) return false;
     ont_value *d = ont_node_in(node, at), *other = ont_node_in(node, !at);
     if (!at && !p.trans_a) /* of h: d W', in the rows of h */
@@ -213,7 +208,7 @@ ont_status ont_pass_stream_loss(ont_graph *g)
     if (g->device || g->recompute.level < ONT_RECOMPUTE_LAYERS) return ONT_OK;
     for (ont_node *node = g->first; node; node = node->next) {
         head x = {0};
-        if (!is_op(node, ONT_DOMAIN, "SoftmaxCrossEntropyGrad") || !find_loss(node, &x)) continue;
+        if (!ont_node_is(node, ONT_DOMAIN, "SoftmaxCrossEntropyGrad") || !find_loss(node, &x)) continue;
         if (find_product(g, &x) && find_gradients(g, &x, node->outputs[0])) ONT_TRY(stream(g, &x));
     }
     return g->n_nodes == before ? ONT_OK : ont_pass_dce(g);

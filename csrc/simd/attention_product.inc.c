@@ -9,27 +9,10 @@
 #include <immintrin.h>
 #endif
 
-#define PASTE_(a, b) a##b
-#define PASTE(a, b) PASTE_(a, b)
-#define INLINE static inline __attribute__((always_inline))
+#include "simd/lanes.h"
 
-#if defined(__AVX512F__)
-enum { LANES = 16, VECTORS = 4 }; /* VECTORS: of a tile's row */
-#elif defined(__AVX2__)
-enum { LANES = 8, VECTORS = 2 };
-#else
-enum { LANES = 4, VECTORS = 2 };
-#endif
-enum { ROWS = 12 };
+enum { ROWS = 12, VECTORS = LANES == 16 ? 4 : 2 }; /* VECTORS: of a tile's row */
 
-typedef float vec __attribute__((vector_size(LANES * 4)));
-typedef float vec_any __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
-typedef float quad __attribute__((vector_size(16)));
-typedef int32_t places __attribute__((vector_size(16)));
-typedef float quad_any __attribute__((vector_size(16), aligned(4), may_alias));
-
-INLINE vec load(const float *p) { return *(const vec_any *)p; }
-INLINE void store(float *p, vec v) { *(vec_any *)p = v; }
 /* A word in all lanes: a float, or two of bfloat16 that are nothing as a float. */
 INLINE vec spread(const float *p)
 {
@@ -48,19 +31,6 @@ INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 #define STEP 1
 #define MULTIPLY(sum, x, line) ((sum) + (x) * (line))
 #include "simd/attention_tile.h"
-
-/* Four rows become four columns. */
-INLINE void turn(quad r[4])
-{
-    quad a = __builtin_shuffle(r[0], r[1], (places){0, 4, 1, 5});
-    quad b = __builtin_shuffle(r[2], r[3], (places){0, 4, 1, 5});
-    quad c = __builtin_shuffle(r[0], r[1], (places){2, 6, 3, 7});
-    quad d = __builtin_shuffle(r[2], r[3], (places){2, 6, 3, 7});
-    r[0] = __builtin_shuffle(a, b, (places){0, 1, 4, 5});
-    r[1] = __builtin_shuffle(a, b, (places){2, 3, 6, 7});
-    r[2] = __builtin_shuffle(c, d, (places){0, 1, 4, 5});
-    r[3] = __builtin_shuffle(c, d, (places){2, 3, 6, 7});
-}
 
 static void transpose(const float *x, int64_t stride, int64_t rows, int64_t width, float *y, int64_t ld)
 {

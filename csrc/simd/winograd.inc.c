@@ -6,27 +6,9 @@
 
 #include "simd/winograd.h"
 
-#define PASTE_(a, b) a##b
-#define PASTE(a, b) PASTE_(a, b)
-#define INLINE static inline __attribute__((always_inline))
+#include "simd/lanes.h"
 
-/* Lanes of a vector; rows of a product that are computed at once, by two vectors: what the registers hold. */
-#if defined(__AVX512F__)
-enum { LANES = 16, ROWS = 8 };
-#elif defined(__AVX2__)
-enum { LANES = 8, ROWS = 4 };
-#else
-enum { LANES = 4, ROWS = 4 };
-#endif
-
-typedef float vec __attribute__((vector_size(LANES * 4)));
-typedef float vec_any __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
-typedef float quad __attribute__((vector_size(16)));
-typedef int32_t places __attribute__((vector_size(16)));
-typedef float quad_any __attribute__((vector_size(16), aligned(4), may_alias));
-
-INLINE vec load(const float *p) { return *(const vec_any *)p; }
-INLINE void store(float *p, vec v) { *(vec_any *)p = v; }
+enum { ROWS = LANES == 16 ? 8 : 4 }; /* of a product that are computed at once, by two vectors: what the registers hold */
 
 /* The points of the polynomials are 0, A, -A, B, -B and infinity; their squares and products are exact. */
 #define A 0.625f
@@ -41,19 +23,6 @@ INLINE void store(float *p, vec v) { *(vec_any *)p = v; }
 #define FB (1 / (2 * B2 * (B2 - A2)))
 
 /* ---- sixteen channels side by side, and back ---- */
-
-/* Four rows become four columns. */
-INLINE void turn(quad r[4])
-{
-    quad a = __builtin_shuffle(r[0], r[1], (places){0, 4, 1, 5});
-    quad b = __builtin_shuffle(r[2], r[3], (places){0, 4, 1, 5});
-    quad c = __builtin_shuffle(r[0], r[1], (places){2, 6, 3, 7});
-    quad d = __builtin_shuffle(r[2], r[3], (places){2, 6, 3, 7});
-    r[0] = __builtin_shuffle(a, b, (places){0, 1, 4, 5});
-    r[1] = __builtin_shuffle(a, b, (places){2, 3, 6, 7});
-    r[2] = __builtin_shuffle(c, d, (places){0, 1, 4, 5});
-    r[3] = __builtin_shuffle(c, d, (places){2, 3, 6, 7});
-}
 
 static void gather(const float *x, int64_t stride, int64_t lanes, int64_t width, float *out)
 {

@@ -26,13 +26,15 @@ class Held:
     """What one program's steps need: the anchor, and how to run backward.
 
     Args:
+        forward: (ctx, program, mask, tensors) -> outputs; saves on ctx what `gradients` wants.
         gradients: (ctx, gradients of the outputs) -> one per input of the graph, or None.
         inputs: for each input of the graph, whether autograd has to see it: those of the user's call.
     """
 
-    def __init__(self, gradients: Callable[[Any, tuple[Tensor | None, ...]], Sequence[Tensor | None]],
+    def __init__(self, forward: Callable[[Any, Any, bytes, Sequence[Tensor]], Any],
+                 gradients: Callable[[Any, tuple[Tensor | None, ...]], Sequence[Tensor | None]],
                  inputs: Sequence[bool]) -> None:
-        self.gradients = gradients
+        self.forward, self.gradients = forward, gradients
         self.seen = [index for index, seen in enumerate(inputs) if seen]
         self.hidden = [index for index, seen in enumerate(inputs) if not seen]
         self.anchor = torch.empty(0, requires_grad=True)
@@ -50,19 +52,11 @@ class HeldFunction(torch.autograd.Function):
     """As _ORTModuleFunction, with the anchor and the inputs of the user's call as its inputs."""
 
     @staticmethod
-    def forward(ctx: Any, held: Held, program: Any, mask: bytes, tensors: list[Tensor], anchor: Tensor, *seen: Tensor) -> Any:
-        outputs, run = program.session.forward(tensors, mask, program.seed())
-        ctx.set_materialize_grads(False)
-        ctx.reach, ctx.held, ctx.run = program.reach, held, run
-        if run is None:
-            ctx.mark_non_differentiable(*outputs)
-            return outputs
+    def forward(ctx: Any, held: Held, program: Any, mask: bytes, tensors: list[Tensor], anchor: Tensor,
+                *seen: Tensor) -> Any:
+        ctx.held = held
         ctx.weights = [tensors[index] if mask[index] else None for index in held.hidden]
-        ctx.save_for_backward(*[tensors[i] for i in run.saved_inputs], *[outputs[i] for i in run.saved_outputs])
-        flat = [output for output, flag in zip(outputs, run.differentiable) if not flag]
-        if flat:
-            ctx.mark_non_differentiable(*flat)
-        return outputs
+        return held.forward(ctx, program, mask, tensors)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:

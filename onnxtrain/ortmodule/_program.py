@@ -38,26 +38,31 @@ class _ORTModuleFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, program: Program, mask: bytes, *tensors: Tensor) -> Any:
-        outputs, run = program.session.forward(tensors, mask, program.seed())
-        ctx.set_materialize_grads(False)
-        ctx.reach = program.reach
-        if program.conditional is not None:
-            return program.conditional.forward(ctx, program.reach, mask, tensors, outputs, run)
-        if run is None:
-            ctx.mark_non_differentiable(*outputs)
-            return outputs
-        ctx.run = run
-        ctx.save_for_backward(*[tensors[i] for i in run.saved_inputs], *[outputs[i] for i in run.saved_outputs])
-        flat = [output for output, flag in zip(outputs, run.differentiable) if not flag]
-        if flat:
-            ctx.mark_non_differentiable(*flat)
-        return outputs
+        return _forward(ctx, program, mask, tensors)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         if torch.is_grad_enabled():
             return _backward_once(ctx, *grads)
         return (None, None, *_gradients(ctx, grads))
+
+
+def _forward(ctx: Any, program: Program, mask: bytes, tensors: Sequence[Tensor]) -> Any:
+    """Runs the engine, and marks and saves what an autograd node has to."""
+    outputs, run = program.session.forward(tensors, mask, program.seed())
+    ctx.set_materialize_grads(False)
+    ctx.reach = program.reach
+    if program.conditional is not None:
+        return program.conditional.forward(ctx, program.reach, mask, tensors, outputs, run)
+    if run is None:
+        ctx.mark_non_differentiable(*outputs)
+        return outputs
+    ctx.run = run
+    ctx.save_for_backward(*[tensors[i] for i in run.saved_inputs], *[outputs[i] for i in run.saved_outputs])
+    flat = [output for output, flag in zip(outputs, run.differentiable) if not flag]
+    if flat:
+        ctx.mark_non_differentiable(*flat)
+    return outputs
 
 
 def _gradients(ctx: Any, grads: tuple[Tensor | None, ...]) -> Sequence[Tensor | None]:
@@ -111,7 +116,7 @@ class Program:
                             else None)
         self._held: _held.Held | None = None
         if self.chain is None and self.conditional is None and options.read("ORTMODULE_ENABLE_MEM_EFFICIENT_GRAD_MGMT"):
-            self._held = _held.Held(_gradients, [source.kind != "parameter" for source in exported.inputs])
+            self._held = _held.Held(_forward, _gradients, [source.kind != "parameter" for source in exported.inputs])
         self.changed = exported.state.difference
         self.modes = exported.modes
         self.steps = 0
