@@ -1,10 +1,11 @@
 /*
- * FusedAttention and its gradient in blocks: products of rows of Q with columns of K go to a GEMM provider, the loops of
- * simd/attention.h run between them, and no buffer of rows times columns exists. Source: Dao, FlashAttention-2, 2023.
+ * FusedAttention and its gradient in blocks: products of rows of Q with columns of K go to a GEMM provider, the loops
+ * of simd/attention.h run between them, and no buffer of rows times columns exists. Source: Dao, FlashAttention-2,
+ * 2023.
  *
- * One matrix of the batch (a lead) is one unit of work. A K that several leads share (grouped queries) has one gradient:
- * those leads are run by one thread, one after the other, and the first of them zeroes it. With fewer units than threads
- * the gradient goes over blocks instead, once for K and V by columns, once for Q by rows.
+ * One matrix of the batch (a lead) is one unit of work. A K that several leads share (grouped queries) has one
+ * gradient: those leads are run by one thread, one after the other, and the first of them zeroes it. With fewer units
+ * than threads the gradient goes over blocks instead, once for K and V by columns, once for Q by rows.
  */
 #include <math.h>
 #include <string.h>
@@ -28,10 +29,12 @@ static size_t rounded(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 static scratch scratch_of(const flash_state *s, char *work, int64_t slot)
 {
-    size_t block = rounded((size_t)(s->row_block * s->column_block) * s->z), line = rounded((size_t)s->row_block * sizeof(double));
+    size_t block = rounded((size_t)(s->row_block * s->column_block) * s->z),
+           line = rounded((size_t)s->row_block * sizeof(double));
     char *at = work + (size_t)slot * s->slot_bytes;
     return (scratch){.scores = at, .gradient = at + block, .most = (double *)(void *)(at + 2 * block),
-                     .sum = (double *)(void *)(at + 2 * block + line), .delta = (double *)(void *)(at + 2 * block + 2 * line),
+                     .sum = (double *)(void *)(at + 2 * block + line),
+                     .delta = (double *)(void *)(at + 2 * block + 2 * line),
                      .kept = (uint8_t *)at + 2 * block + 3 * line};
 }
 
@@ -72,7 +75,8 @@ ont_status ont_flash_prepare(const ont_node *node, ont_arena *arena, ont_prepare
     ont_gemm typical = {.dtype = s->dtype, .trans_b = true, .m = s->row_block, .n = s->column_block, .k = s->a.size,
                         .lda = s->a.size, .ldb = s->a.size, .ldc = s->column_block, .alpha = s->a.scale};
     s->gemm = ont_gemm_choose(&typical, NULL);
-    size_t block = rounded((size_t)(s->row_block * s->column_block) * s->z), line = rounded((size_t)s->row_block * sizeof(double));
+    size_t block = rounded((size_t)(s->row_block * s->column_block) * s->z),
+           line = rounded((size_t)s->row_block * sizeof(double));
     s->slot_bytes = 2 * block + 3 * line + rounded((size_t)(s->row_block * s->column_block));
     out->state = s;
     out->work_bytes = s->slot_bytes * (size_t)s->slots;
@@ -93,8 +97,8 @@ static const void *input(const ont_call *call, uint32_t i)
 }
 
 /* C = alpha op(A) op(B) + beta C; a leading dim that no row uses may be anything, BLAS wants it long enough. */
-static void product(const flash_state *s, bool ta, bool tb, int64_t m, int64_t n, int64_t k, double alpha, const void *a,
-                    int64_t lda, const void *b, int64_t ldb, double beta, void *c, int64_t ldc)
+static void product(const flash_state *s, bool ta, bool tb, int64_t m, int64_t n, int64_t k, double alpha,
+                    const void *a, int64_t lda, const void *b, int64_t ldb, double beta, void *c, int64_t ldc)
 {
     int64_t wa = ta ? m : k, wb = tb ? k : n;
     ont_gemm g = {.dtype = s->dtype, .trans_a = ta, .trans_b = tb, .m = m, .n = n, .k = k, .lda = lda < wa ? wa : lda,
@@ -126,10 +130,12 @@ void ont_flash_choose_kept(const ont_call *call, const flash_state *s, const blo
     if (k->n == a->columns)
         s->simd->dropout(NULL, NULL, kept, first, k->m * k->n, call->seed, a->stream, a->threshold, 1);
     for (int64_t r = 0; k->n != a->columns && r < k->m; r++)
-        s->simd->dropout(NULL, NULL, kept + r * k->n, first + r * a->columns, k->n, call->seed, a->stream, a->threshold, 1);
+        s->simd->dropout(NULL, NULL, kept + r * k->n, first + r * a->columns, k->n, call->seed, a->stream, a->threshold,
+                         1);
 }
 
-ont_attention_row ont_flash_row_of(const ont_call *call, const flash_state *s, const block *k, int64_t r, const uint8_t *kept)
+ont_attention_row ont_flash_row_of(const ont_call *call, const flash_state *s, const block *k, int64_t r,
+                                   const uint8_t *kept)
 {
     const ont_attention *a = &s->a;
     const ont_matrix_view *bias = &a->view[ONT_ATTENTION_BIAS], *keep = &a->view[ONT_ATTENTION_KEEP];
@@ -148,9 +154,10 @@ ont_attention_row ont_flash_row_of(const ont_call *call, const flash_state *s, c
 static void scores_of(const ont_call *call, const flash_state *s, const block *k, char *scores)
 {
     const ont_attention *a = &s->a;
-    product(s, false, true, k->m, k->n, a->size, a->scale, ont_flash_row_at(s, ONT_ATTENTION_Q, call->in[0], k->l, k->i0),
-            a->view[ONT_ATTENTION_Q].row, ont_flash_row_at(s, ONT_ATTENTION_K, call->in[1], k->l, k->j0), a->view[ONT_ATTENTION_K].row, 0,
-            scores, k->n);
+    product(s, false, true, k->m, k->n, a->size, a->scale,
+            ont_flash_row_at(s, ONT_ATTENTION_Q, call->in[0], k->l, k->i0), a->view[ONT_ATTENTION_Q].row,
+            ont_flash_row_at(s, ONT_ATTENTION_K, call->in[1], k->l, k->j0), a->view[ONT_ATTENTION_K].row, 0, scores,
+            k->n);
 }
 
 bool ont_flash_is_empty(const ont_call *call, const flash_state *s, int64_t l, int64_t i)
@@ -204,8 +211,9 @@ static void forward_rows(const ont_call *call, const flash_state *s, block k, co
             s->loops->softmax(w->scores + r * k.n * (int64_t)s->z, &row, &w->most[r], &w->sum[r], &shrink);
             if (k.j0 && shrink != 1) scale_row(s, y + r * ldy * (int64_t)s->z, a->v_size, shrink);
         }
-        product(s, false, false, k.m, a->v_size, k.n, 1, w->scores, k.n, ont_flash_row_at(s, ONT_ATTENTION_V, call->in[2], k.l, k.j0),
-                a->view[ONT_ATTENTION_V].row, k.j0 ? 1 : 0, y, ldy);
+        product(s, false, false, k.m, a->v_size, k.n, 1, w->scores, k.n,
+                ont_flash_row_at(s, ONT_ATTENTION_V, call->in[2], k.l, k.j0), a->view[ONT_ATTENTION_V].row,
+                k.j0 ? 1 : 0, y, ldy);
     }
     finish_rows(call, s, &k, w);
 }
@@ -240,7 +248,8 @@ typedef struct piece {
     bool zero_q, zero_k, zero_v;
 } piece;
 
-void ont_flash_zero_rows(const flash_state *s, int view, void *base, int64_t l, int64_t first, int64_t last, int64_t width)
+void ont_flash_zero_rows(const flash_state *s, int view, void *base, int64_t l, int64_t first, int64_t last,
+                         int64_t width)
 {
     char *row = ont_flash_row_at(s, view, base, l, first);
     int64_t step = s->a.view[view].row * (int64_t)s->z;
@@ -269,8 +278,9 @@ static void block_grad(const ont_call *call, const flash_state *s, const block *
     const int64_t ldy = a->view[ONT_ATTENTION_Y].row;
     const char *dy = ont_flash_row_at(s, ONT_ATTENTION_Y, call->in[ONT_ATTENTION_DY], k->l, k->i0);
     scores_of(call, s, k, w->scores);
-    product(s, false, true, k->m, k->n, a->v_size, 1, dy, ldy, ont_flash_row_at(s, ONT_ATTENTION_V, call->in[2], k->l, k->j0),
-            a->view[ONT_ATTENTION_V].row, 0, w->gradient, k->n);
+    product(s, false, true, k->m, k->n, a->v_size, 1, dy, ldy,
+            ont_flash_row_at(s, ONT_ATTENTION_V, call->in[2], k->l, k->j0), a->view[ONT_ATTENTION_V].row, 0,
+            w->gradient, k->n);
     if (a->drops) ont_flash_choose_kept(call, s, k, w->kept);
     for (int64_t r = 0; r < k->m; r++) {
         size_t bytes = (size_t)k->n * s->z;
@@ -283,7 +293,8 @@ static void block_grad(const ont_call *call, const flash_state *s, const block *
             s->loops->grad(scores, gradient, &row, w->most[r], w->sum[r], w->delta[r]);
         }
         if (p->dbias)
-            memcpy((char *)p->dbias + ((k->l * a->rows + k->i0 + r) * a->columns + k->j0) * (int64_t)s->z, gradient, bytes);
+            memcpy((char *)p->dbias + ((k->l * a->rows + k->i0 + r) * a->columns + k->j0) * (int64_t)s->z, gradient,
+                   bytes);
     }
     int64_t ldq = a->view[ONT_ATTENTION_Q].row, ldk = a->view[ONT_ATTENTION_K].row, ldv = a->view[ONT_ATTENTION_V].row;
     if (p->dv)
@@ -291,10 +302,12 @@ static void block_grad(const ont_call *call, const flash_state *s, const block *
                 ont_flash_row_at(s, ONT_ATTENTION_V, p->dv, k->l, k->j0), ldv);
     if (p->dq)
         product(s, false, false, k->m, a->size, k->n, a->scale, w->gradient, k->n,
-                ont_flash_row_at(s, ONT_ATTENTION_K, call->in[1], k->l, k->j0), ldk, 1, ont_flash_row_at(s, ONT_ATTENTION_Q, p->dq, k->l, k->i0), ldq);
+                ont_flash_row_at(s, ONT_ATTENTION_K, call->in[1], k->l, k->j0), ldk, 1,
+                ont_flash_row_at(s, ONT_ATTENTION_Q, p->dq, k->l, k->i0), ldq);
     if (p->dk)
         product(s, true, false, k->n, a->size, k->m, a->scale, w->gradient, k->n,
-                ont_flash_row_at(s, ONT_ATTENTION_Q, call->in[0], k->l, k->i0), ldq, 1, ont_flash_row_at(s, ONT_ATTENTION_K, p->dk, k->l, k->j0), ldk);
+                ont_flash_row_at(s, ONT_ATTENTION_Q, call->in[0], k->l, k->i0), ldq, 1,
+                ont_flash_row_at(s, ONT_ATTENTION_K, p->dk, k->l, k->j0), ldk);
 }
 
 static void run_piece(const ont_call *call, const flash_state *s, const piece *p, const scratch *w)
@@ -383,7 +396,8 @@ ont_status ont_flash_run_grad(const ont_call *call)
     backward b = {.call = call, .s = s, .blocks = 1};
     for (int i = 0; i < 4; i++) b.grads[i] = s->targets[i] < 0 ? NULL : call->out[s->targets[i]];
     ont_attention_clear(call, &s->a, s->targets);
-    int64_t rows = (s->a.rows + s->row_block - 1) / s->row_block, columns = (s->a.columns + s->column_block - 1) / s->column_block;
+    int64_t rows = (s->a.rows + s->row_block - 1) / s->row_block,
+            columns = (s->a.columns + s->column_block - 1) / s->column_block;
     if (s->n_apart >= least(s->slots, ont_parallel_threads()) || rows * columns == 1) {
         ont_parallel(s->slots, 1, backward_slots, &b);
         return ONT_OK;

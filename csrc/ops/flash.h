@@ -1,6 +1,6 @@
 /*
- * What the kernels of FusedAttention that work in blocks share: flash.c, whose products are a library's, and flash_tiles.c,
- * whose products are our own. Functions are in flash.c.
+ * What the kernels of FusedAttention that work in blocks share: flash.c, whose products are a library's, and
+ * flash_tiles.c, whose products are our own. Functions are in flash.c.
  */
 #ifndef ONT_OPS_FLASH_H
 #define ONT_OPS_FLASH_H
@@ -44,13 +44,17 @@ void ont_flash_choose_kept(const ont_call *call, const ont_flash *s, const ont_f
 ont_attention_row ont_flash_row_of(const ont_call *call, const ont_flash *s, const ont_flash_block *k, int64_t r,
                                    const uint8_t *kept);
 bool ont_flash_is_empty(const ont_call *call, const ont_flash *s, int64_t l, int64_t i);
-void ont_flash_zero_rows(const ont_flash *s, int view, void *base, int64_t l, int64_t first, int64_t last, int64_t width);
+void ont_flash_zero_rows(const ont_flash *s, int view, void *base, int64_t l, int64_t first, int64_t last,
+                         int64_t width);
 /* Lead number u of those apart, entry v of those that share its gradients. */
 int64_t ont_flash_lead_of(const ont_flash *s, int64_t u, int64_t v);
 /* Whether lead l is the first that writes to its gradient through `view`. */
 bool ont_flash_is_first(const ont_flash *s, int view, int64_t l);
 
-/* The kernels of flash_tiles.c: float32 with vectors of eight and more, bfloat16 where the processor multiplies pairs of it. */
+/*
+ * The kernels of flash_tiles.c: float32 with vectors of eight and more, bfloat16 where the processor multiplies pairs
+ * of it.
+ */
 const char *ont_flash_tiles_accept(const ont_node *node);
 ont_status ont_flash_tiles_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out);
 ont_status ont_flash_tiles_prepare_grad(const ont_node *node, ont_arena *arena, ont_prepared *out);

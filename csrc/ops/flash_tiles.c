@@ -1,10 +1,11 @@
 /*
- * FusedAttention and its gradient in blocks of float32 or bfloat16 with products of our own (simd/attention_product.h): operands are laid
- * out once in scratch, padded to whole vectors, and what a causal mask hides is left out tile by tile. flash.c has the same
- * with a library's products, and what both share. Source: Dao, FlashAttention-2, 2023.
+ * FusedAttention and its gradient in blocks of float32 or bfloat16 with products of our own (simd/attention_product.h):
+ * operands are laid out once in scratch, padded to whole vectors, and what a causal mask hides is left out tile by
+ * tile. flash.c has the same with a library's products, and what both share. Source: Dao, FlashAttention-2, 2023.
  *
- * Forward, a unit of work is a block of rows; the gradient's is a lead, whose blocks of columns are taken one after the other:
- * gradients of K and V are summed in scratch, the one of Q in place. Units are taken as threads are free, the longest first.
+ * Forward, a unit of work is a block of rows; the gradient's is a lead, whose blocks of columns are taken one after the
+ * other: gradients of K and V are summed in scratch, the one of Q in place. Units are taken as threads are free, the
+ * longest first.
  */
 #include <math.h>
 #include <stdatomic.h>
@@ -34,12 +35,12 @@ static int64_t block_of(int64_t n, int64_t longest)
 typedef struct scratch {
     float *q, *dy;               /* of a block of rows; q times the scale */
     float *q_joined, *dy_joined; /* words: of two rows */
-    float *keys, *values;        /* of blocks of columns: transposed, and as they are; in the gradient both are transposed */
+    float *keys, *values;        /* of columns: transposed, and as they are; in the gradient both transposed */
     float *plain;                /* keys of a block times the scale, as they are */
     float *scores, *gradient;    /* a block */
     float *narrow, *joined;      /* words: a block rounded, along rows and of two rows */
     float *line;                 /* words: of rows that are to be transposed, or two rows of float32 */
-    float *y, *dq, *dk, *dv;     /* y and dq of a block of rows, dk and dv of a block of columns; words: dq of all rows */
+    float *y, *dq, *dk, *dv;     /* y, dq of a block of rows, dk, dv of a block of columns; words: dq of all rows */
     double *most, *sum, *delta;  /* per row */
     uint8_t *kept;
     int64_t lead, packed;        /* which lead's columns are laid out, and how many */
@@ -166,33 +167,38 @@ static void run_product(const ont_flash *s, const ont_flash_block *k, ont_tile_p
 static int64_t words(const ont_flash *s, int64_t n) { return s->pairs ? (n + 1) / 2 : n; }
 
 /* scores (m, padded n) = rows (m, size) times columns (size, padded n); of pairs, times the factor */
-static void scores_product(const ont_flash *s, const ont_flash_block *k, const float *rows, const float *columns, int64_t size,
-                           double factor, float *scores)
+static void scores_product(const ont_flash *s, const ont_flash_block *k, const float *rows, const float *columns,
+                           int64_t size, double factor, float *scores)
 {
-    ont_tile_product p = {.m = k->m, .n = padded(k->n), .k = words(s, size), .lda = words(s, padded(size)), .ldb = padded(s->column_block),
-                          .ldc = padded(s->column_block), .factor = s->pairs ? (float)factor : 1, .a = rows, .b = columns, .c = scores};
+    ont_tile_product p = {.m = k->m, .n = padded(k->n), .k = words(s, size), .lda = words(s, padded(size)),
+                          .ldb = padded(s->column_block), .ldc = padded(s->column_block),
+                          .factor = s->pairs ? (float)factor : 1, .a = rows, .b = columns, .c = scores};
     run_product(s, k, ONT_TILE_RESULT_SEEN, &p);
 }
 
 /* c (m, size) = or += scores (m, n) times b (n, size) */
-static void rows_product(const ont_flash *s, const ont_flash_block *k, const float *scores, const float *b, int64_t size, bool add,
-                         float *c)
+static void rows_product(const ont_flash *s, const ont_flash_block *k, const float *scores, const float *b,
+                         int64_t size, bool add, float *c)
 {
-    ont_tile_product p = {.m = k->m, .n = padded(size), .k = words(s, k->n), .lda = words(s, padded(s->column_block)), .ldb = padded(size),
-                          .ldc = padded(size), .add = add, .factor = 1, .a = scores, .b = b, .c = c};
+    ont_tile_product p = {.m = k->m, .n = padded(size), .k = words(s, k->n), .lda = words(s, padded(s->column_block)),
+                          .ldb = padded(size), .ldc = padded(size), .add = add, .factor = 1, .a = scores, .b = b,
+                          .c = c};
     run_product(s, k, ONT_TILE_SUM_SEEN, &p);
 }
 
 /* c (n, size) += scores' (n, m) times b (m, size) */
-static void columns_product(const ont_flash *s, const ont_flash_block *k, const float *scores, const float *b, int64_t size, float *c)
+static void columns_product(const ont_flash *s, const ont_flash_block *k, const float *scores, const float *b,
+                            int64_t size, float *c)
 {
-    ont_tile_product p = {.m = k->n, .n = padded(size), .k = words(s, k->m), .lda = padded(s->column_block), .ldb = padded(size),
-                          .ldc = padded(size), .trans_a = true, .add = true, .factor = 1, .a = scores, .b = b, .c = c};
+    ont_tile_product p = {.m = k->n, .n = padded(size), .k = words(s, k->m), .lda = padded(s->column_block),
+                          .ldb = padded(size), .ldc = padded(size), .trans_a = true, .add = true, .factor = 1,
+                          .a = scores, .b = b, .c = c};
     run_product(s, k, ONT_TILE_SUM_SEEING, &p);
 }
 
 /* Rows [i, i + n) of a view, as A of a product. */
-static void lay(const ont_flash *s, int view, const void *base, int64_t l, int64_t i, int64_t n, int64_t size, double factor, float *y)
+static void lay(const ont_flash *s, int view, const void *base, int64_t l, int64_t i, int64_t n, int64_t size,
+                double factor, float *y)
 {
     const void *x = rows_of(s, view, base, l, i);
     if (s->pairs) s->pairs->copy(x, s->a.view[view].row, n, size, y, padded(size) / 2);
@@ -200,20 +206,21 @@ static void lay(const ont_flash *s, int view, const void *base, int64_t l, int64
 }
 
 /* The same as B of a product that sums over them. */
-static void lay_summed(const ont_flash *s, int view, const void *base, int64_t l, int64_t i, int64_t n, int64_t size, double factor,
-                       float *y)
+static void lay_summed(const ont_flash *s, int view, const void *base, int64_t l, int64_t i, int64_t n, int64_t size,
+                       double factor, float *y)
 {
     if (s->pairs) s->pairs->copy_joined(rows_of(s, view, base, l, i), s->a.view[view].row, n, size, y, padded(size));
     else lay(s, view, base, l, i, n, size, factor, y);
 }
 
 /* The same transposed, as B of a product that sums over the size. */
-static void lay_transposed(const ont_flash *s, const scratch *w, int view, const void *base, int64_t l, int64_t i, int64_t n, int64_t size,
-                           float *y)
+static void lay_transposed(const ont_flash *s, const scratch *w, int view, const void *base, int64_t l, int64_t i,
+                           int64_t n, int64_t size, float *y)
 {
     int64_t stride = s->a.view[view].row, ld = padded(s->column_block);
     if (s->pairs) lay(s, view, base, l, i, n, size, 1, w->line);
-    s->tiles->transpose(s->pairs ? w->line : rows_of(s, view, base, l, i), s->pairs ? padded(size) / 2 : stride, n, words(s, size), y, ld);
+    s->tiles->transpose(s->pairs ? w->line : rows_of(s, view, base, l, i), s->pairs ? padded(size) / 2 : stride, n,
+                        words(s, size), y, ld);
 }
 
 /* ---- forward ---- */
@@ -247,7 +254,8 @@ static void finish_rows(const ont_call *call, const ont_flash *s, const ont_flas
         if (ont_attention_is_void(a, w->sum[r]) || ont_flash_is_empty(call, s, k->l, k->i0 + r))
             memset(y, 0, (size_t)a->v_size * s->z);
         else
-            s->simd->binary[ONT_LOOP_Mul][ONT_FLOAT32](row, 1, &inverse, 0, s->pairs ? (void *)row : y, a->v_size, NULL);
+            s->simd->binary[ONT_LOOP_Mul][ONT_FLOAT32](row, 1, &inverse, 0, s->pairs ? (void *)row : y, a->v_size,
+                                                       NULL);
         if (s->pairs && !ont_attention_is_void(a, w->sum[r]) && !ont_flash_is_empty(call, s, k->l, k->i0 + r))
             s->simd->float_to_bfloat(row, y, a->v_size);
         if (!stats) continue;
@@ -363,7 +371,8 @@ static void put_bias(const ont_flash *s, const ont_flash_block *k, const piece *
 }
 
 /* Scores and gradients of probabilities become probabilities and gradients of scores. */
-static void grad_rows(const ont_call *call, const ont_flash *s, const ont_flash_block *k, const scratch *w, const piece *p)
+static void grad_rows(const ont_call *call, const ont_flash *s, const ont_flash_block *k, const scratch *w,
+                      const piece *p)
 {
     int64_t ld = padded(s->column_block);
     size_t bytes = (size_t)k->n * sizeof(float);
@@ -396,11 +405,13 @@ static void products_behind(const ont_flash *s, const ont_flash_block *k, const 
     if (s->pairs) s->pairs->narrow(w->gradient, ld, k->m, k->n, w->narrow, ld / 2), rows = w->narrow;
     rows_product(s, k, rows, w->plain, a->size, s->pairs, s->pairs ? w->dq + k->i0 * padded(a->size) : w->dq);
     if (!s->pairs)
-        s->tiles->put(w->dq, padded(a->size), k->m, a->size, true, (float *)(void *)ont_flash_row_at(s, ONT_ATTENTION_Q, p->dq, k->l, k->i0),
+        s->tiles->put(w->dq, padded(a->size), k->m, a->size, true,
+                      (float *)(void *)ont_flash_row_at(s, ONT_ATTENTION_Q, p->dq, k->l, k->i0),
                       a->view[ONT_ATTENTION_Q].row);
 }
 
-static void block_grad(const ont_call *call, const ont_flash *s, const ont_flash_block *k, const scratch *w, const piece *p)
+static void block_grad(const ont_call *call, const ont_flash *s, const ont_flash_block *k, const scratch *w,
+                       const piece *p)
 {
     const ont_attention *a = &s->a;
     const void *q = call->in[0], *dy = call->in[ONT_ATTENTION_DY];
@@ -415,7 +426,8 @@ static void block_grad(const ont_call *call, const ont_flash *s, const ont_flash
 }
 
 /* The columns of a block: both transposed for the scores, the keys as they are for the gradient of Q. */
-static void pack_columns(const ont_call *call, const ont_flash *s, const ont_flash_block *k, const scratch *w, const piece *p)
+static void pack_columns(const ont_call *call, const ont_flash *s, const ont_flash_block *k, const scratch *w,
+                         const piece *p)
 {
     const ont_attention *a = &s->a;
     lay_transposed(s, w, ONT_ATTENTION_K, call->in[1], k->l, k->j0, k->n, a->size, w->keys);
@@ -426,13 +438,14 @@ static void pack_columns(const ont_call *call, const ont_flash *s, const ont_fla
 }
 
 /* Sums of rows [i, i + n) go to the gradient through a view; of pairs, times the factor. */
-static void put(const ont_flash *s, float *sums, int view, void *base, int64_t l, int64_t i, int64_t n, int64_t size, double factor,
-                bool first)
+static void put(const ont_flash *s, float *sums, int view, void *base, int64_t l, int64_t i, int64_t n, int64_t size,
+                double factor, bool first)
 {
     int64_t ld = padded(size);
     float f = (float)factor;
     if (!s->pairs)
-        s->tiles->put(sums, ld, n, size, !first, (float *)(void *)ont_flash_row_at(s, view, base, l, i), s->a.view[view].row);
+        s->tiles->put(sums, ld, n, size, !first, (float *)(void *)ont_flash_row_at(s, view, base, l, i),
+                      s->a.view[view].row);
     for (int64_t r = 0; s->pairs && r < n; r++, sums += ld) {
         if (f != 1) s->simd->binary[ONT_LOOP_Mul][ONT_FLOAT32](sums, 1, &f, 0, sums, size, NULL);
         s->simd->float_to_bfloat(sums, ont_flash_row_at(s, view, base, l, i + r), size);
@@ -458,7 +471,8 @@ static void run_piece(const ont_call *call, const ont_flash *s, const piece *p, 
         if (p->dv) put(s, w->dv, ONT_ATTENTION_V, p->dv, k.l, k.j0, k.n, a->v_size, 1, p->first_v);
     }
     if (s->pairs && p->dq)
-        put(s, w->dq + p->i0 * padded(a->size), ONT_ATTENTION_Q, p->dq, p->l, p->i0, p->i1 - p->i0, a->size, a->scale, true);
+        put(s, w->dq + p->i0 * padded(a->size), ONT_ATTENTION_Q, p->dq, p->l, p->i0, p->i1 - p->i0, a->size, a->scale,
+            true);
 }
 
 enum { PHASE_ALL, PHASE_COLUMNS, PHASE_ROWS };
@@ -481,7 +495,8 @@ static void run_unit(const backward *b, int64_t u, int64_t at, const scratch *w)
         if (b->phase != PHASE_COLUMNS) p.dq = b->grads[0];
         if (b->phase != PHASE_ROWS) p.dk = b->grads[1], p.dv = b->grads[2], p.dbias = b->grads[3];
         if (b->phase == PHASE_COLUMNS) p.j0 = at * s->column_block, p.j1 = least(a->columns, p.j0 + s->column_block);
-        if (b->phase == PHASE_ROWS) p.i0 = (b->blocks - 1 - at) * s->row_block, p.i1 = least(a->rows, p.i0 + s->row_block);
+        if (b->phase == PHASE_ROWS)
+            p.i0 = (b->blocks - 1 - at) * s->row_block, p.i1 = least(a->rows, p.i0 + s->row_block);
         p.first_k = ont_flash_is_first(s, ONT_ATTENTION_K, p.l);
         p.first_v = ont_flash_is_first(s, ONT_ATTENTION_V, p.l);
         if (!s->pairs && ont_flash_is_first(s, ONT_ATTENTION_Q, p.l))
@@ -515,7 +530,8 @@ ont_status ont_flash_tiles_run_grad(const ont_call *call)
     backward b = {.call = call, .s = s};
     for (int i = 0; i < 4; i++) b.grads[i] = s->targets[i] < 0 ? NULL : call->out[s->targets[i]];
     ont_attention_clear(call, &s->a, s->targets);
-    int64_t rows = (s->a.rows + s->row_block - 1) / s->row_block, columns = (s->a.columns + s->column_block - 1) / s->column_block;
+    int64_t rows = (s->a.rows + s->row_block - 1) / s->row_block,
+            columns = (s->a.columns + s->column_block - 1) / s->column_block;
     if (s->n_apart >= least(s->slots, ont_parallel_threads()) || rows * columns == 1) {
         run_phase(&b, PHASE_ALL, 1);
         return ONT_OK;

@@ -269,7 +269,8 @@ const char *ont_attention_accept(const ont_node *node)
 }
 
 static const ont_kernel forward_kernels[] = {
-    {.name = "attention_tiles", .accept = ont_flash_tiles_accept, .prepare = ont_flash_tiles_prepare, .run = ont_flash_tiles_run},
+    {.name = "attention_tiles", .accept = ont_flash_tiles_accept, .prepare = ont_flash_tiles_prepare,
+     .run = ont_flash_tiles_run},
     {.name = "attention_flash", .accept = ont_attention_accept, .prepare = ont_flash_prepare, .run = ont_flash_run},
     {.name = "attention_ref", .accept = ont_attention_accept, .prepare = ont_attention_prepare_ref,
      .run = ont_attention_run_ref},
@@ -277,7 +278,8 @@ static const ont_kernel forward_kernels[] = {
 static const ont_kernel backward_kernels[] = {
     {.name = "attention_grad_tiles", .accept = ont_flash_tiles_accept, .prepare = ont_flash_tiles_prepare_grad,
      .run = ont_flash_tiles_run_grad},
-    {.name = "attention_grad_flash", .accept = ont_attention_accept, .prepare = ont_flash_prepare, .run = ont_flash_run_grad},
+    {.name = "attention_grad_flash", .accept = ont_attention_accept, .prepare = ont_flash_prepare,
+     .run = ont_flash_run_grad},
     {.name = "attention_grad_ref", .accept = ont_attention_accept, .prepare = ont_attention_prepare_ref,
      .run = ont_attention_run_grad_ref},
 };

@@ -75,7 +75,7 @@ typedef struct matmul_state {
     size_t c_bytes;
     bool parallel_batch;
     bool row;                            /* input 2 is one row, added as it is */
-    ont_dnnl_matmul *primitive;          /* where it is faster; adds the row while the result is in a register. Or NULL */
+    ont_dnnl_matmul *primitive; /* where it is faster; adds the row while the result is in a register. Or NULL */
 } matmul_state;
 
 /* Scales of Gemm are floats: with integers only whole ones are exact. */
@@ -89,7 +89,8 @@ static const char *int_accept(const ont_node *node)
 void ont_product_fold(ont_product *p)
 {
     int64_t batch_a = ont_shape_count_range(&p->a, 0, p->a.rank - 2);
-    if (ont_shape_count_range(&p->b, 0, p->b.rank - 2) != 1 || p->trans_a || batch_a != ont_shape_count(&p->batch)) return;
+    if (ont_shape_count_range(&p->b, 0, p->b.rank - 2) != 1 || p->trans_a || batch_a != ont_shape_count(&p->batch))
+        return;
     p->m *= batch_a;
     p->a = ont_shape_of(2, (int64_t[]){p->m, p->k});
     p->b = ont_shape_of(2, p->b.dims + p->b.rank - 2);
@@ -130,7 +131,8 @@ static ont_status matmul_prepare_with(bool plain, const ont_node *node, ont_aren
     const ont_value *c = ont_node_in(node, 2);
     s->row = c && ont_product_is_row(&p, &c->shape) && ont_attr_float(node, "beta", 1.0) == 1;
     bool adds_row = s->row && p.alpha == 1 && dtype == ONT_FLOAT32;
-    if (c ? !adds_row || !(primitive || !strcmp(s->provider->name, "onednn")) : !primitive || s->count != 1) return ONT_OK;
+    if (c ? !adds_row || !(primitive || !strcmp(s->provider->name, "onednn")) : !primitive || s->count != 1)
+        return ONT_OK;
     ont_prepared handle = {0};
     ont_status status = ont_product_primitive(node, &handle);
     s->primitive = handle.state;
@@ -270,7 +272,8 @@ static void matmul_grad(ont_grad *g)
 static const ont_kernel matmul_kernels[] = {
     {.name = "matmul_half", .accept = ont_matmul_half_accept, .prepare = ont_matmul_half_prepare,
      .run = ont_matmul_half_run, .release = ont_matmul_half_release},
-    {.name = "matmul_small", .accept = ont_matmul_small_accept, .prepare = ont_matmul_small_prepare, .run = ont_matmul_small_run},
+    {.name = "matmul_small", .accept = ont_matmul_small_accept, .prepare = ont_matmul_small_prepare,
+     .run = ont_matmul_small_run},
     {.name = "matmul_blas", .accept = ont_accept_float, .prepare = matmul_prepare, .run = matmul_run,
      .release = matmul_release},
     {.name = "matmul_ref", .accept = ont_accept_float, .prepare = matmul_prepare_ref, .run = matmul_run,
@@ -352,7 +355,8 @@ static void gemm_grad(ont_grad *g)
 static const ont_kernel gemm_kernels[] = {
     {.name = "gemm_half", .accept = ont_matmul_half_accept, .prepare = ont_matmul_half_prepare,
      .run = ont_matmul_half_run, .release = ont_matmul_half_release},
-    {.name = "gemm_small", .accept = ont_matmul_small_accept, .prepare = ont_matmul_small_prepare, .run = ont_matmul_small_run},
+    {.name = "gemm_small", .accept = ont_matmul_small_accept, .prepare = ont_matmul_small_prepare,
+     .run = ont_matmul_small_run},
     {.name = "gemm_blas", .accept = ont_accept_float, .prepare = matmul_prepare, .run = gemm_run,
      .release = matmul_release},
     {.name = "gemm_ref", .accept = ont_accept_float, .prepare = matmul_prepare_ref, .run = gemm_run,

@@ -1,6 +1,6 @@
 /*
- * A linear layer with GELU (tanh form) as one operator, and its gradient: for devices whose library does both in the product's
- * epilogue. Made by passes/fuse_gelu.c alone; the kernels here are the plain reference.
+ * A linear layer with GELU (tanh form) as one operator, and its gradient: for devices whose library does both in the
+ * product's epilogue. Made by passes/fuse_gelu.c alone; the kernels here are the plain reference.
  *
  *   GeluMatMul     (A, B, row) -> gelu(A B + row)[, A B + row]
  *   GeluMatMulGrad (A, B, x)   -> A B * gelu'(x)[, its sum over the rows]
@@ -19,10 +19,12 @@ static ont_status gelu_infer(ont_graph *g, ont_node *node)
     const ont_value *third = ont_node_in(node, 2);
     ont_shape shape = p.batch, row = {.rank = 1, .dims = {p.n}};
     ont_dtype dtype = ont_node_in(node, 0)->dtype;
-    if (p.vector_a || p.vector_b || p.alpha != 1 || shape.rank + 2 > ONT_MAX_RANK) return ont_fail(ONT_EUNSUPPORTED, "operands");
+    if (p.vector_a || p.vector_b || p.alpha != 1 || shape.rank + 2 > ONT_MAX_RANK)
+        return ont_fail(ONT_EUNSUPPORTED, "operands");
     shape.dims[shape.rank++] = p.m;
     shape.dims[shape.rank++] = p.n;
-    if (third->dtype != dtype || (grad ? !ont_shape_equal(&third->shape, &shape) : !ont_product_is_row(&p, &third->shape)))
+    if (third->dtype != dtype ||
+        (grad ? !ont_shape_equal(&third->shape, &shape) : !ont_product_is_row(&p, &third->shape)))
         return ont_fail(ONT_EUNSUPPORTED, "the third operand");
     if (node->n_outputs > 1) ONT_TRY(ont_infer_out(node, 1, dtype, grad ? &row : &shape));
     return ont_infer_out(node, 0, dtype, &shape);
@@ -57,7 +59,8 @@ static double gelu_slope(double x)
             for (int64_t j = 0; j < p->n; j++) { \
                 double sum = grad ? 0 : (double)third[j]; \
                 for (int64_t k = 0; k < p->k; k++) \
-                    sum += (double)a[p->trans_a ? k * p->m + i : i * p->k + k] * (double)b[p->trans_b ? j * p->k + k : k * p->n + j]; \
+                    sum += (double)a[p->trans_a ? k * p->m + i : i * p->k + k] * \
+                           (double)b[p->trans_b ? j * p->k + k : k * p->n + j]; \
                 int64_t at = i * p->n + j; \
                 y[at] = (type)(grad ? sum * gelu_slope((double)third[at]) : gelu(sum)); \
                 if (second && grad) second[j] += y[at]; \

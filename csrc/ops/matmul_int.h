@@ -1,5 +1,6 @@
 /*
- * The GEMM provider for 32- and 64-bit integers, signed or not, and the scaled C of Gemm. alpha and beta are whole numbers.
+ * The GEMM provider for 32- and 64-bit integers, signed or not, and the scaled C of Gemm. alpha and beta are whole
+ * numbers.
  */
 #ifndef ONT_OPS_MATMUL_INT_H
 #define ONT_OPS_MATMUL_INT_H

@@ -1,7 +1,7 @@
 /*
  * Kernels of MatMul, Gemm and FusedMatMul for small float32 products, of which a library's call is half the time: the
- * gradient of a classifier's last layer takes 18 us in a BLAS and 5 here. The second operand is not transposed: columns of the
- * result are lanes of vectors, and a product of two rows would end in a sum over lanes.
+ * gradient of a classifier's last layer takes 18 us in a BLAS and 5 here. The second operand is not transposed: columns
+ * of the result are lanes of vectors, and a product of two rows would end in a sum over lanes.
  */
 #include <stdlib.h>
 
@@ -26,7 +26,8 @@ const char *ont_matmul_small_accept(const ont_node *node)
     ont_product_fold(&p);
     if (ont_shape_count(&p.batch) != 1) return "a batch of products";
     if (p.alpha != 1) return "a scale";
-    if (c && (!ont_product_is_row(&p, &c->shape) || ont_attr_float(node, "beta", 1.0) != 1)) return "more than a row is added";
+    if (c && (!ont_product_is_row(&p, &c->shape) || ont_attr_float(node, "beta", 1.0) != 1))
+        return "more than a row is added";
     if (2.0 * (double)p.m * (double)p.n * (double)p.k >= LARGE) return "a large product";
     if (p.k > LONG) return "long sums";
     if (p.trans_b) return "the second operand is transposed";

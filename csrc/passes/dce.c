@@ -38,7 +38,8 @@ static bool attr_equal(const ont_attr *a, const ont_attr *b)
     case ONT_ATTR_INT: return a->i == b->i;
     case ONT_ATTR_FLOAT: return a->f == b->f;
     case ONT_ATTR_STRING: return a->count == b->count && !memcmp(a->s, b->s, a->count);
-    case ONT_ATTR_INTS: return a->count == b->count && (!a->count || !memcmp(a->ints, b->ints, a->count * sizeof *a->ints));
+    case ONT_ATTR_INTS:
+        return a->count == b->count && (!a->count || !memcmp(a->ints, b->ints, a->count * sizeof *a->ints));
     case ONT_ATTR_FLOATS:
         return a->count == b->count && (!a->count || !memcmp(a->floats, b->floats, a->count * sizeof *a->floats));
     default: return false; /* tensors, graphs: not worth comparing */

@@ -1,10 +1,10 @@
 /*
  * Finds softmax(scale Q K' + masks) V, dropout on the probabilities included, and makes it one FusedAttention node that
- * reads Q, K and V where they lie before they were split, transposed and repeated (strides.c). Before differentiation, so that
- * the gradient is the node's own, and writes straight into the product that Q, K and V came out of.
+ * reads Q, K and V where they lie before they were split, transposed and repeated (strides.c). Before differentiation,
+ * so that the gradient is the node's own, and writes straight into the product that Q, K and V came out of.
  *
- * A softmax is the start: up to the product of scores, down to the product with V. Whatever lies between must have no other
- * reader, and be of a kind that the node has: anything else leaves the graph as it is.
+ * A softmax is the start: up to the product of scores, down to the product with V. Whatever lies between must have no
+ * other reader, and be of a kind that the node has: anything else leaves the graph as it is.
  */
 #include "passes/fuse_attention.h"
 
@@ -29,7 +29,7 @@ typedef struct match {
     ont_shape bias_shape, keep_shape, empty_shape; /* what they broadcast to */
     bool keep_if, causal, zero_nan;
     int64_t diagonal;
-    ont_value *y;                        /* rows of the result, as the product gives them or with the empty ones zeroed */
+    ont_value *y;                        /* rows of the result, as the product gives them or empty ones zeroed */
     ont_value *result;                   /* the same in the order in which they are wanted */
     ont_strided_view view[ONT_ATTENTION_INPUTS + 1]; /* over rows of all matrices */
     int64_t inner[ONT_ATTENTION_INPUTS + 1];         /* stride of columns: K, V, bias, keep */
@@ -63,13 +63,14 @@ static bool is_plain_cast(const ont_node *node)
 static bool number(const ont_node *node, uint32_t index, double *value)
 {
     const ont_value *v = ont_node_in(node, index);
-    return v && v->kind == ONT_VALUE_CONSTANT && v->data && ont_dtype_is_float(v->dtype) && ont_shape_count(&v->shape) == 1 &&
-           ont_const_scalar(node, index, value) == ONT_OK;
+    return v && v->kind == ONT_VALUE_CONSTANT && v->data && ont_dtype_is_float(v->dtype) &&
+           ont_shape_count(&v->shape) == 1 && ont_const_scalar(node, index, value) == ONT_OK;
 }
 
 static bool is_all_scores(const match *m, const ont_value *v)
 {
-    return v && v->shape.rank && v->shape.dims[v->shape.rank - 1] == m->columns && ont_shape_count(&v->shape) == m->outer * m->columns;
+    return v && v->shape.rank && v->shape.dims[v->shape.rank - 1] == m->columns &&
+           ont_shape_count(&v->shape) == m->outer * m->columns;
 }
 
 /* Which operand of an Add, Mul or Div holds the scores: the one that has all of them and comes from a product. */
@@ -174,8 +175,8 @@ static bool take_dropout(match *m, ont_node *node)
 }
 
 /*
- * Where(IsNaN(p), 0, p), as the TorchScript exporter has it for rows that a mask hides entirely. The sum of a row is a number
- * in all of its entries or in none, so whole rows are replaced; they have no gradient, as in torch.
+ * Where(IsNaN(p), 0, p), as the TorchScript exporter has it for rows that a mask hides entirely. The sum of a row is a
+ * number in all of its entries or in none, so whole rows are replaced; they have no gradient, as in torch.
  */
 static ont_value *without_nan(match *m, ont_value *p)
 {
@@ -186,8 +187,11 @@ static ont_value *without_nan(match *m, ont_value *p)
         if (ont_node_is(use->user, "", "IsNaN")) is_nan = use->user;
     }
     double zero;
-    if (n != 2 || !where || !is_nan || ont_value_is_output(m->g, p) || ont_node_in(where, 0) != is_nan->outputs[0]) return p;
-    if (ont_only_reader(m->g, is_nan->outputs[0]) != where || ont_node_in(where, 2) != p || !number(where, 1, &zero) || zero != 0) return p;
+    if (n != 2 || !where || !is_nan || ont_value_is_output(m->g, p) || ont_node_in(where, 0) != is_nan->outputs[0])
+        return p;
+    if (ont_only_reader(m->g, is_nan->outputs[0]) != where || ont_node_in(where, 2) != p || !number(where, 1, &zero) ||
+        zero != 0)
+        return p;
     if (!ont_shape_equal(&p->shape, &where->outputs[0]->shape)) return p;
     m->zero_nan = true;
     return where->outputs[0];
@@ -204,7 +208,9 @@ static bool find_values(match *m)
             m->y = node->outputs[0];
             return !ont_attr_int(node, "transA", 0) && ont_attr_float(node, "alpha", 1) == 1;
         }
-        if (ont_node_is(node, "", "Dropout") ? !take_dropout(m, node) : !ont_view_keeps_order(node) && !is_plain_cast(node)) return false;
+        if (ont_node_is(node, "", "Dropout") ? !take_dropout(m, node)
+                                             : !ont_view_keeps_order(node) && !is_plain_cast(node))
+            return false;
         p = node->outputs[0];
     }
     return false;
@@ -246,7 +252,8 @@ static void find_result(match *m)
 /* ---- views ---- */
 
 /* One operand of a product as a view of [batch..., rows, columns], its two last dims swapped where `flip`. */
-static bool matrix_view(const match *m, const ont_node *product, uint32_t index, bool flip, bool parts, ont_strided_view *view)
+static bool matrix_view(const match *m, const ont_node *product, uint32_t index, bool flip, bool parts,
+                        ont_strided_view *view)
 {
     ont_value *v = ont_node_in(product, index);
     ont_shape shape = v->shape, full = product->outputs[0]->shape;
@@ -270,7 +277,9 @@ static bool matrix_view(const match *m, const ont_node *product, uint32_t index,
     return true;
 }
 
-/* Takes the innermost group of `size` entries off a view: it must be one run of `stride`, any where that is negative. */
+/*
+ * Takes the innermost group of `size` entries off a view: it must be one run of `stride`, any where that is negative.
+ */
 static bool take_inner(ont_strided_view *view, int64_t outer, int64_t size, int64_t *stride)
 {
     int counts[2];
@@ -294,7 +303,8 @@ static bool key_view(match *m, int which, int64_t batch, int64_t size)
 static bool operand_views(match *m, bool parts)
 {
     const ont_node *s = m->scores, *p = m->values;
-    bool flip_q = ont_attr_int(s, "transA", 0) != 0, flip_k = !ont_attr_int(s, "transB", 0), flip_v = ont_attr_int(p, "transB", 0) != 0;
+    bool flip_q = ont_attr_int(s, "transA", 0) != 0, flip_k = !ont_attr_int(s, "transB", 0),
+         flip_v = ont_attr_int(p, "transB", 0) != 0;
     if (!matrix_view(m, s, 0, flip_q, parts, &m->view[ONT_ATTENTION_Q]) ||
         !matrix_view(m, s, 1, flip_k, parts, &m->view[ONT_ATTENTION_K]) ||
         !matrix_view(m, p, 1, flip_v, parts, &m->view[ONT_ATTENTION_V]))
@@ -308,7 +318,10 @@ static bool operand_views(match *m, bool parts)
            key_view(m, ONT_ATTENTION_V, ont_shape_count_range(last, 0, last->rank - 2), m->v_size);
 }
 
-/* Whether Q, K and V together are all of the tensors that they are parts of: else their gradients would be mostly zeros. */
+/*
+ * Whether Q, K and V together are all of the tensors that they are parts of: else their gradients would be mostly
+ * zeros.
+ */
 static bool is_whole(const match *m)
 {
     for (int i = 0; i < 3; i++) {
@@ -327,7 +340,8 @@ static bool is_whole(const match *m)
 
 static bool mask_view(match *m, int which, ont_value *mask, const ont_shape *shape, int64_t width)
 {
-    ont_view_limits limits = {.parts = false, .stop = which == ONT_ATTENTION_BIAS ? mask : NULL}; /* its gradient has its shape */
+    ont_view_limits limits = {.parts = false,
+                              .stop = which == ONT_ATTENTION_BIAS ? mask : NULL}; /* its gradient has its shape */
     ont_strided_view *view = &m->view[which];
     ont_view_of(mask, &limits, view);
     return ont_view_expand(view, &mask->shape, shape) && take_inner(view, m->outer, width, &m->inner[which]) &&
@@ -350,7 +364,8 @@ static bool result_view(match *m)
     }
     for (int i = view->n_factors - 1; i >= 0; i--) { /* turned: by stride in the product, largest first */
         for (int k = 0; k < view->n_factors; k++)
-            if (turned[k].stride == view->factors[i].stride) turned[k].stride = -step; /* strides of a permutation are unique */
+            if (turned[k].stride == view->factors[i].stride)
+                turned[k].stride = -step; /* strides of a permutation are unique */
         step *= view->factors[i].size;
     }
     for (int i = 0; i < view->n_factors; i++) view->factors[i] = (ont_factor){turned[i].size, -turned[i].stride};
@@ -379,8 +394,8 @@ static bool find_views(match *m)
 enum { LOWEST = -1000000000 }; /* scores this far below the others have no probability */
 
 /*
- * Whether a mask that is known lets row i see the columns up to i + diagonal, and nothing else. Every row must see one: what
- * rows without any give depends on how they were hidden.
+ * Whether a mask that is known lets row i see the columns up to i + diagonal, and nothing else. Every row must see one:
+ * what rows without any give depends on how they were hidden.
  */
 static bool is_causal(const match *m, const ont_value *mask, const ont_shape *shape, bool bias, int64_t *diagonal)
 {
@@ -417,9 +432,10 @@ static void find_causal(match *m)
 /* ---- the node ---- */
 
 /*
- * Where no kernel takes 16-bit floats as they are, the node computes them in float32, while products apart are faster in their
- * own type: there it pays where the scores are so many that memory decides, and earlier where half of them need no computing.
- * With one it pays from where blocks gain more than rounding between them costs. tests/bench/attention.py --bf16.
+ * Where no kernel takes 16-bit floats as they are, the node computes them in float32, while products apart are faster
+ * in their own type: there it pays where the scores are so many that memory decides, and earlier where half of them
+ * need no computing. With one it pays from where blocks gain more than rounding between them costs.
+ * tests/bench/attention.py --bf16.
  */
 enum { NARROW_COLUMNS = 256, WIDENED_COLUMNS = 2048, WIDENED_CAUSAL_COLUMNS = 512 };
 
@@ -429,8 +445,8 @@ static bool is_narrow(ont_dtype dtype) { return dtype != ONT_FLOAT32 && dtype !=
 static bool is_worth(const match *m, const ont_node *node)
 {
     if (m->g->device) return ont_op_has_kernel(node, m->g->device); /* nothing widens it there */
-    return !is_narrow(ont_node_in(node, 0)->dtype) || m->columns >= (m->causal ? WIDENED_CAUSAL_COLUMNS : WIDENED_COLUMNS) ||
-           ont_op_has_kernel(node, NULL);
+    return !is_narrow(ont_node_in(node, 0)->dtype) ||
+           m->columns >= (m->causal ? WIDENED_CAUSAL_COLUMNS : WIDENED_COLUMNS) || ont_op_has_kernel(node, NULL);
 }
 
 static bool find(match *m)
@@ -439,7 +455,8 @@ static bool find(match *m)
     int rank = x->shape.rank, axis;
     if (rank < 2 || !ont_shape_count(&x->shape)) return false;
     bool flattens = m->softmax->version < 13; /* everything from the axis on is one dim */
-    if (ont_shape_axis(ont_attr_int(m->softmax, "axis", flattens ? 1 : -1), rank, &axis) != ONT_OK || axis != rank - 1) return false;
+    if (ont_shape_axis(ont_attr_int(m->softmax, "axis", flattens ? 1 : -1), rank, &axis) != ONT_OK || axis != rank - 1)
+        return false;
     m->rows = x->shape.dims[rank - 2];
     m->columns = x->shape.dims[rank - 1];
     m->outer = ont_shape_count_range(&x->shape, 0, rank - 1);
@@ -481,8 +498,8 @@ static bool find_leads(match *m, ont_attention *a)
         a->view[i].column = m->inner[i];
     }
     if (m->rows == 1) return true;
-    return a->view[ONT_ATTENTION_Q].row >= m->size && a->view[ONT_ATTENTION_Y].row >= m->v_size && !a->view[ONT_ATTENTION_K].row &&
-           !a->view[ONT_ATTENTION_V].row;
+    return a->view[ONT_ATTENTION_Q].row >= m->size && a->view[ONT_ATTENTION_Y].row >= m->v_size &&
+           !a->view[ONT_ATTENTION_K].row && !a->view[ONT_ATTENTION_V].row;
 }
 
 static void set_view(ont_builder *b, ont_node *node, const ont_attention *a, int which)
@@ -531,7 +548,8 @@ static void set_attributes(ont_builder *b, ont_node *node, const match *m, const
         set_int(b, node, "diagonal", m->diagonal);
     }
     double ratio = m->dropout ? ont_attr_float(m->dropout, "ratio", 0.5) : 0;
-    if (m->dropout && ont_node_in(m->dropout, 1) && b->status == ONT_OK) b->status = ont_const_scalar(m->dropout, 1, &ratio);
+    if (m->dropout && ont_node_in(m->dropout, 1) && b->status == ONT_OK)
+        b->status = ont_const_scalar(m->dropout, 1, &ratio);
     if (!m->dropout) return;
     set_float(b, node, "ratio", ratio);
     set_int(b, node, "rng_stream", (int64_t)ont_random_stream(m->dropout));
@@ -553,7 +571,8 @@ static ont_status fuse(ont_graph *g, match *m, bool *done)
         a.leads[0] = 1;
     }
     ont_builder b = {.graph = g, .before = m->result->def, .status = ONT_OK};
-    ont_value *inputs[ONT_ATTENTION_INPUTS] = {m->view[0].root, m->view[1].root, m->view[2].root, m->bias, m->keep, NULL};
+    ont_value *inputs[ONT_ATTENTION_INPUTS] = {m->view[0].root, m->view[1].root, m->view[2].root,
+                                               m->bias,         m->keep,         NULL};
     if (m->keep) inputs[ONT_ATTENTION_KEEP] = m->view[ONT_ATTENTION_KEEP].root;
     if (m->empty) inputs[ONT_ATTENTION_EMPTY] = m->view[ONT_ATTENTION_EMPTY].root;
     ont_node *node = ont_build_node(&b, ONT_DOMAIN, "FusedAttention", inputs, ONT_ATTENTION_INPUTS, 2);

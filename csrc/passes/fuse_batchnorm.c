@@ -1,7 +1,8 @@
 /*
- * Joins BatchNormalization with the residual's Add and the Relu behind it: one pass over memory in place of three. In the
- * backward part the Relu's gradient becomes part of BatchNormGrad, which reads y and dy anew in each of its passes; a
- * residual's Add there does the same as part of an elementwise group. After differentiation, before elementwise groups.
+ * Joins BatchNormalization with the residual's Add and the Relu behind it: one pass over memory in place of three. In
+ * the backward part the Relu's gradient becomes part of BatchNormGrad, which reads y and dy anew in each of its passes;
+ * a residual's Add there does the same as part of an elementwise group. After differentiation, before elementwise
+ * groups.
  */
 #include <string.h>
 
@@ -11,8 +12,8 @@ enum { BIAS = 2, RESIDUAL = 5 }; /* operands of the norm, and of its gradient */
 enum { MEAN = 2, DY = 4, GRAD_Y = 5, GRAD_BIAS = 6 };
 
 /*
- * Where the joined node goes: to the norm's own place, or behind the residual. NULL where somebody reads a result of the norm
- * that is not y before that.
+ * Where the joined node goes: to the norm's own place, or behind the residual. NULL where somebody reads a result of
+ * the norm that is not y before that.
  */
 static ont_node *find_place(const ont_node *norm, const ont_value *residual, const ont_node *last)
 {
@@ -51,7 +52,8 @@ static ont_status fuse_forward(ont_graph *g, ont_node *norm, ont_node **next)
     for (uint32_t i = 0; i < RESIDUAL; i++) inputs[i] = ont_node_in(norm, i);
     inputs[RESIDUAL] = residual;
     ont_builder b = {.graph = g, .before = place, .backward = norm->backward, .origin = norm->origin};
-    ont_node *fused = ont_build_node(&b, ONT_DOMAIN, "FusedBatchNorm", inputs, RESIDUAL + (residual != NULL), norm->n_outputs);
+    ont_node *fused = ont_build_node(&b, ONT_DOMAIN, "FusedBatchNorm", inputs, RESIDUAL + (residual != NULL),
+                                     norm->n_outputs);
     if (!fused) return b.status;
     ONT_TRY(ont_attr_copy_all(g, fused, norm));
     ONT_TRY(ont_attr_set_int(g, fused, "relu", relu != NULL));
@@ -68,8 +70,8 @@ static ont_status fuse_forward(ont_graph *g, ont_node *norm, ont_node **next)
 }
 
 /*
- * Whether all who read a Relu's gradient can as well read what it is made of. Where dy is a sum of two gradients, the Relu's
- * becomes part of the pass that adds them, which costs less.
+ * Whether all who read a Relu's gradient can as well read what it is made of. Where dy is a sum of two gradients, the
+ * Relu's becomes part of the pass that adds them, which costs less.
  */
 static bool is_read_in_passing(const ont_graph *g, const ont_value *dy, const ont_value *dx)
 {
@@ -87,12 +89,14 @@ static ont_status fuse_backward(ont_graph *g, ont_node *norm)
 {
     ont_value *dx = ont_node_in(norm, DY);
     ont_node *relu = dx->def;
-    if (norm->n_inputs != DY + 1 || !ont_node_is(relu, ONT_DOMAIN, "ReluGrad") || relu->backward != norm->backward) return ONT_OK;
+    if (norm->n_inputs != DY + 1 || !ont_node_is(relu, ONT_DOMAIN, "ReluGrad") || relu->backward != norm->backward)
+        return ONT_OK;
     ont_value *y = ont_node_in(relu, 0), *dy = ont_node_in(relu, 1);
     if (!ont_shape_equal(&y->shape, &dx->shape) || !ont_shape_equal(&dy->shape, &dx->shape)) return ONT_OK;
     if (!is_read_in_passing(g, dy, dx)) return ONT_OK;
     const ont_node *made = y->def; /* y = relu(norm(x)): its sign is found without y */
-    bool anew = ont_node_is(made, ONT_DOMAIN, "FusedBatchNorm") && !ont_node_in(made, RESIDUAL) && ont_node_in(norm, MEAN)->def == made;
+    bool anew = ont_node_is(made, ONT_DOMAIN, "FusedBatchNorm") && !ont_node_in(made, RESIDUAL) &&
+                ont_node_in(norm, MEAN)->def == made;
     ont_value *inputs[GRAD_BIAS + 1] = {0};
     for (uint32_t i = 0; i < DY; i++) inputs[i] = ont_node_in(norm, i);
     inputs[DY] = dy;

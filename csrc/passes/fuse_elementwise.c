@@ -1,11 +1,11 @@
 /*
- * Makes one node of elementwise nodes of one shape that feed each other, so that what lies between them never leaves the
- * cache. Runs last, on the graph of forward and backward, and never across the two.
+ * Makes one node of elementwise nodes of one shape that feed each other, so that what lies between them never leaves
+ * the cache. Runs last, on the graph of forward and backward, and never across the two.
  *
- * Greedy, in the order of the graph: a node joins the groups of its producers one by one. A group runs at one place, so it
- * must lie behind everything that its operands need and before everybody else who reads its results: with `place` of a
- * node its position, doubled to leave room between, and of a group the last place that its readers leave it, a group is
- * free of cycles exactly when all its operands' places lie below its own and all its readers' above.
+ * Greedy, in the order of the graph: a node joins the groups of its producers one by one. A group runs at one place, so
+ * it must lie behind everything that its operands need and before everybody else who reads its results: with `place` of
+ * a node its position, doubled to leave room between, and of a group the last place that its readers leave it, a group
+ * is free of cycles exactly when all its operands' places lie below its own and all its readers' above.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -118,10 +118,11 @@ static int index_of(ont_value *const *values, int n, const ont_value *v)
 }
 
 /*
- * The group as a program; `operands` and `results` are its values in order, the last step's result first. False where it
- * is too large in one way or another, or leaves a step's result unread.
+ * The group as a program; `operands` and `results` are its values in order, the last step's result first. False where
+ * it is too large in one way or another, or leaves a step's result unread.
  */
-static bool write_program(const fusion *f, const group *a, ont_tile_program *p, ont_value **operands, ont_value **results)
+static bool write_program(const fusion *f, const group *a, ont_tile_program *p, ont_value **operands,
+                          ont_value **results)
 {
     *p = (ont_tile_program){.n_steps = a->n};
     for (int i = 0; i < a->n; i++) {
@@ -205,11 +206,13 @@ static ont_status replace(fusion *f, const group *a, ont_node *before)
 {
     ont_tile_program p;
     ont_value *operands[ONT_TILE_OPERANDS], *results[ONT_TILE_RESULTS];
-    if (!write_program(f, a, &p, operands, results)) return ont_fail(ONT_EINTERNAL, "a group that was found cannot be written");
+    if (!write_program(f, a, &p, operands, results))
+        return ont_fail(ONT_EINTERNAL, "a group that was found cannot be written");
     const ont_node *last = f->nodes[a->member[a->n - 1]];
     ont_builder b = {.graph = f->g, .before = before, .backward = last->backward, .origin = last->origin,
                      .scope = last->name};
-    ont_node *node = ont_build_node(&b, ONT_DOMAIN, "FusedElementwise", operands, (uint32_t)p.n_operands, (uint32_t)p.n_results);
+    ont_node *node = ont_build_node(&b, ONT_DOMAIN, "FusedElementwise", operands, (uint32_t)p.n_operands,
+                                    (uint32_t)p.n_results);
     if (!node) return b.status;
     ONT_TRY(ont_tile_write(f->g, node, &p));
     ONT_TRY(set_formula(f->g, node, f, a));

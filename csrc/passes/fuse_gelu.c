@@ -1,7 +1,7 @@
 /*
- * GELU (tanh form) into the product before it, and its gradient into the product that gives what it is multiplied with, together
- * with the bias' gradient: for devices that have such products (ops/matmul_gelu.c). Behind fuse_gemm, which joins the bias, and
- * before widening, which would put Casts between.
+ * GELU (tanh form) into the product before it, and its gradient into the product that gives what it is multiplied with,
+ * together with the bias' gradient: for devices that have such products (ops/matmul_gelu.c). Behind fuse_gemm, which
+ * joins the bias, and before widening, which would put Casts between.
  */
 #include <string.h>
 
@@ -15,7 +15,8 @@ static bool is_tanh_form(const ont_node *node)
 /* A B without a scale, and with as many operands. */
 static bool is_product(const ont_node *node, uint32_t operands)
 {
-    bool gemm = ont_node_is(node, "", "Gemm"), fused = ont_node_is(node, ONT_DOMAIN, "FusedMatMul"), plain = ont_node_is(node, "", "MatMul");
+    bool gemm = ont_node_is(node, "", "Gemm"), fused = ont_node_is(node, ONT_DOMAIN, "FusedMatMul"),
+         plain = ont_node_is(node, "", "MatMul");
     uint32_t n = node->n_inputs;
     if (n > 2 && !ont_node_in(node, 2)) n = 2;
     if (!gemm && !fused && !plain) return false;
@@ -70,7 +71,8 @@ static bool sums_rows(const ont_node *node, const ont_value *x)
     if (to->rank != 1 || to->dims[0] != x->shape.dims[x->shape.rank - 1] || ont_node_in(node, 0) != x) return false;
     if (ont_node_is(node, ONT_DOMAIN, "SumTo")) return true;
     if (!ont_node_is(node, "", "ReduceSum") || x->shape.rank < 2) return false;
-    if (ont_const_ints(node, node->n_inputs > 1 ? 1 : -1, "axes", axes, ONT_MAX_RANK, &n) != ONT_OK || n < 0) return false;
+    if (ont_const_ints(node, node->n_inputs > 1 ? 1 : -1, "axes", axes, ONT_MAX_RANK, &n) != ONT_OK || n < 0)
+        return false;
     for (int i = 0; i < n; i++) seen |= (int64_t)1 << (axes[i] < 0 ? axes[i] + x->shape.rank : axes[i]);
     return seen == ((int64_t)1 << (x->shape.rank - 1)) - 1;
 }
@@ -82,7 +84,9 @@ static ont_node *sum_of(const ont_value *dx)
     return NULL;
 }
 
-/* dx = A B * gelu'(x), where nobody else reads A B; and the sum of dx over its rows. *next is the node to go on with. */
+/*
+ * dx = A B * gelu'(x), where nobody else reads A B; and the sum of dx over its rows. *next is the node to go on with.
+ */
 static ont_status fuse_backward(ont_graph *g, ont_node *grad, ont_node **next)
 {
     ont_value *x = ont_node_in(grad, 0), *dy = ont_node_in(grad, 1), *dx = grad->outputs[0];

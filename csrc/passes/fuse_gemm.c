@@ -1,7 +1,8 @@
 /*
- * What happens to a matrix product at once, while its result is in a register: the row that a linear layer adds, and the
- * way of a 16-bit product to float32. After differentiation, so that the rules see the parts: before widening, which would
- * put Casts between them, and once more for the Casts that it did put there. A result that anybody else reads stays.
+ * What happens to a matrix product at once, while its result is in a register: the row that a linear layer adds, and
+ * the way of a 16-bit product to float32. After differentiation, so that the rules see the parts: before widening,
+ * which would put Casts between them, and once more for the Casts that it did put there. A result that anybody else
+ * reads stays.
  */
 #include <string.h>
 
@@ -20,7 +21,8 @@ static ont_value *row_added(const ont_node *product, const ont_node *reader)
 {
     const ont_value *y = product->outputs[0];
     ont_product p;
-    if (!ont_node_is(reader, "", "Add") || product->n_inputs > 2 || ont_attr_float(product, "alpha", 1.0) != 1) return NULL;
+    if (!ont_node_is(reader, "", "Add") || product->n_inputs > 2 || ont_attr_float(product, "alpha", 1.0) != 1)
+        return NULL;
     if (ont_product_read(product, &p) != ONT_OK || p.vector_b || !ont_dtype_is_float(y->dtype)) return NULL;
     ont_value *row = ont_node_in(reader, ont_node_in(reader, 0) == y);
     if (row == y || row->dtype != y->dtype || y->dtype != ont_node_in(product, 0)->dtype) return NULL;

@@ -1,7 +1,7 @@
 /*
- * A gradient as large as its table is not passed over twice: rows of a Gather's gradient are added to what another reader of
- * the table sends back (tied embeddings, parts of one QKV product). After differentiation, before widening, which would put
- * Casts between the nodes. A result that anybody else reads stays.
+ * A gradient as large as its table is not passed over twice: rows of a Gather's gradient are added to what another
+ * reader of the table sends back (tied embeddings, parts of one QKV product). After differentiation, before widening,
+ * which would put Casts between the nodes. A result that anybody else reads stays.
  */
 #include <string.h>
 
@@ -21,7 +21,8 @@ static ont_status add_rows_to(ont_graph *g, ont_node *node)
     ont_node *add = ont_reader_beside(g, y);
     if (node->n_inputs > 2 || !add || !ont_node_is(add, "", "Add") || !adds_exactly(node)) return ONT_OK;
     ont_value *other = ont_node_in(add, ont_node_in(add, 0) == y);
-    if (other == y || !other->def || other->def->backward != node->backward || ont_value_is_output(g, other)) return ONT_OK;
+    if (other == y || !other->def || other->def->backward != node->backward || ont_value_is_output(g, other))
+        return ONT_OK;
     if (!ont_shape_equal(&other->shape, &y->shape) || other->dtype != y->dtype) return ONT_OK;
     ont_value *inputs[] = {ont_node_in(node, 0), ont_node_in(node, 1), other};
     ont_builder b = {.graph = g, .before = add, .backward = node->backward, .origin = node->origin};

@@ -1,8 +1,8 @@
 /*
- * Cross-entropy of 16-bit scores without a float32 copy of them: SoftmaxCrossEntropyLoss and its gradient read the 16 bits that
- * were cast for them, and the gradient is written in the 16 bits that the product behind it reads, over the scores where
- * nobody wants these any more. The loss is computed in float32, as it was. After differentiation, before fuse_gemm, which would
- * have the product in front write float32. What anybody else reads stays.
+ * Cross-entropy of 16-bit scores without a float32 copy of them: SoftmaxCrossEntropyLoss and its gradient read the 16
+ * bits that were cast for them, and the gradient is written in the 16 bits that the product behind it reads, over the
+ * scores where nobody wants these any more. The loss is computed in float32, as it was. After differentiation, before
+ * fuse_gemm, which would have the product in front write float32. What anybody else reads stays.
  */
 #include <string.h>
 
@@ -64,7 +64,10 @@ static ont_node *cast_before(const ont_graph *g, const ont_value *scores)
 static ont_node *loss_of(const ont_node *grad)
 {
     ont_node *loss = ont_node_in(grad, 4)->def;
-    return loss && ont_node_is(loss, ONT_DOMAIN, "SoftmaxCrossEntropyLoss") && ont_node_in(loss, 0) == ont_node_in(grad, 0) ? loss : NULL;
+    return loss && ont_node_is(loss, ONT_DOMAIN, "SoftmaxCrossEntropyLoss") &&
+                   ont_node_in(loss, 0) == ont_node_in(grad, 0)
+               ? loss
+               : NULL;
 }
 
 static const ont_node *behind_views(const ont_value *value)
@@ -75,8 +78,8 @@ static const ont_node *behind_views(const ont_value *value)
 }
 
 /*
- * Whether what makes the scores writes 16 bits itself, a product with the row that fuse_gemm is about to make part of it
- * included; where it is widened, its float32 result is had without rounding.
+ * Whether what makes the scores writes 16 bits itself, a product with the row that fuse_gemm is about to make part of
+ * it included; where it is widened, its float32 result is had without rounding.
  */
 static bool is_made_narrow(const ont_value *scores)
 {
@@ -84,7 +87,8 @@ static bool is_made_narrow(const ont_value *scores)
     if (!node || ont_op_has_kernel(node, NULL)) return true;
     for (uint32_t i = 0; ont_node_is(node, "", "Add") && i < 2; i++) {
         const ont_node *product = behind_views(node->inputs[i].value);
-        bool is_product = product && (ont_node_is(product, "", "MatMul") || ont_node_is(product, ONT_DOMAIN, "FusedMatMul"));
+        bool is_product = product &&
+                          (ont_node_is(product, "", "MatMul") || ont_node_is(product, ONT_DOMAIN, "FusedMatMul"));
         if (is_product && ont_op_has_kernel(product, NULL)) return true;
     }
     return false;
@@ -96,7 +100,8 @@ static ont_status narrow_scores(ont_graph *g, ont_node *grad)
     ont_node *loss = loss_of(grad), *cast = cast_before(g, scores);
     if (!loss || !cast || !only_these_read(g, scores, loss, grad)) return ONT_OK;
     ont_value *narrow = ont_node_in(cast, 0);
-    if (ont_attr_int(grad, "to", ONT_FLOAT32) != (int64_t)narrow->dtype || loss->outputs[1] || !is_made_narrow(narrow)) return ONT_OK;
+    if (ont_attr_int(grad, "to", ONT_FLOAT32) != (int64_t)narrow->dtype || loss->outputs[1] || !is_made_narrow(narrow))
+        return ONT_OK;
     ont_value *y = cast->outputs[0];
     scores->dtype = narrow->dtype; /* for accept() */
     bool fits = ont_op_has_kernel(loss, NULL) && ont_op_has_kernel(grad, NULL);

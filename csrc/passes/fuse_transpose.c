@@ -1,6 +1,6 @@
 /*
- * Absorbs transposes into matrix products. Before differentiation, so that the gradients need none either: a linear layer
- * comes out of the exporter as a product with a transposed weight.
+ * Absorbs transposes into matrix products. Before differentiation, so that the gradients need none either: a linear
+ * layer comes out of the exporter as a product with a transposed weight.
  */
 #include "passes/fuse_transpose.h"
 
@@ -49,7 +49,8 @@ static ont_status absorb(ont_graph *g, ont_node *node)
 ont_status ont_pass_fuse_transpose(ont_graph *g)
 {
     for (ont_node *node = g->first; node; node = node->next)
-        if (ont_node_is(node, "", "MatMul") || ont_node_is(node, "", "Gemm") || ont_node_is(node, ONT_DOMAIN, "FusedMatMul"))
+        if (ont_node_is(node, "", "MatMul") || ont_node_is(node, "", "Gemm") ||
+            ont_node_is(node, ONT_DOMAIN, "FusedMatMul"))
             ONT_TRY(absorb(g, node));
     return ont_pass_dce(g);
 }

@@ -7,8 +7,8 @@
 #include "ops/op.h"
 
 /*
- * A Transpose of the last two dims that feeds MatMul, FusedMatMul or Gemm becomes transA or transB of it; a MatMul becomes
- * a FusedMatMul. Transposes that nobody reads any more are removed. Shapes must be inferred.
+ * A Transpose of the last two dims that feeds MatMul, FusedMatMul or Gemm becomes transA or transB of it; a MatMul
+ * becomes a FusedMatMul. Transposes that nobody reads any more are removed. Shapes must be inferred.
  */
 ont_status ont_pass_fuse_transpose(ont_graph *g) ONT_MUST_USE;
 

@@ -45,7 +45,8 @@ static ont_status run_folded(ont_node *node, const ont_kernel *kernel, ont_tenso
     const void **in = ont_arena_array(arena, node->n_inputs + 1, sizeof *in);
     void **out = ont_arena_array(arena, node->n_outputs + 1, sizeof *out);
     if (!in || !out) return ONT_ENOMEM;
-    for (uint32_t i = 0; i < node->n_inputs; i++) in[i] = node->inputs[i].value ? node->inputs[i].value->data->data : NULL;
+    for (uint32_t i = 0; i < node->n_inputs; i++)
+        in[i] = node->inputs[i].value ? node->inputs[i].value->data->data : NULL;
     for (uint32_t i = 0; i < node->n_outputs; i++) out[i] = results[i] ? results[i]->data : NULL;
     ont_prepared prepared = {0};
     if (kernel->prepare) ONT_TRY(kernel->prepare(node, arena, &prepared));
@@ -97,8 +98,8 @@ static ont_status check_containers(const ont_node *node)
     for (uint32_t i = 0; i < node->n_inputs; i++) {
         const ont_value *v = node->inputs[i].value;
         if (v && v->container != ONT_TENSOR)
-            return ont_fail(ONT_ETYPE, "%s '%s': input %u ('%s') is %s, a tensor is expected", node->op_type, node->name, i,
-                            v->name, v->container == ONT_SEQUENCE ? "a sequence" : "an optional");
+            return ont_fail(ONT_ETYPE, "%s '%s': input %u ('%s') is %s, a tensor is expected", node->op_type,
+                            node->name, i, v->name, v->container == ONT_SEQUENCE ? "a sequence" : "an optional");
     }
     return ONT_OK;
 }
@@ -114,8 +115,10 @@ static ont_status infer_node(ont_graph *g, ont_node *node, ont_node **next)
     if (present < node->op->min_inputs || present > node->op->max_inputs)
         return ont_fail(ONT_EINVAL, "%s '%s': %u inputs, expected %u to %u", node->op_type, node->name, present,
                         node->op->min_inputs, node->op->max_inputs);
-    for (uint32_t i = 0; !*node->domain && i < node->op->min_inputs; i++) /* of ours, what passes build may leave out any */
-        if (!ont_node_in(node, i)) return ont_fail(ONT_EINVAL, "%s '%s': input %u is missing", node->op_type, node->name, i);
+    for (uint32_t i = 0; !*node->domain && i < node->op->min_inputs;
+         i++) /* of ours, what passes build may leave out any */
+        if (!ont_node_in(node, i))
+            return ont_fail(ONT_EINVAL, "%s '%s': input %u is missing", node->op_type, node->name, i);
     ONT_TRY(ont_op_check_attributes(node));
     if (node->op->flags & ONT_OP_GRADIENT)
         return ont_context(ont_pass_gradient_node(g, node, next), "%s '%s'", node->op_type, node->name);
@@ -142,7 +145,9 @@ static bool waits(const ont_node *node)
     return false;
 }
 
-/* From `node` to the end. *first is the first node that waits for contents, or NULL; asked: those that ask themselves. */
+/*
+ * From `node` to the end. *first is the first node that waits for contents, or NULL; asked: those that ask themselves.
+ */
 static ont_status walk(ont_graph *g, ont_node *node, ont_node **first, bool *asked)
 {
     *first = NULL;
@@ -178,9 +183,10 @@ static ont_status list_needs(ont_graph *g, ont_facts *facts)
             size_t bytes;
             ONT_TRY(ont_shape_bytes(&v->shape, v->dtype, &bytes));
             if (v->learned || bytes > ONT_FACT_BYTES)
-                return ont_fail(ONT_EUNSUPPORTED, v->learned ? "%s '%s': its input '%s' would have to be a constant"
-                                                             : "%s '%s': its input '%s' depends on data and is larger than "
-                                                               "what may decide about a program",
+                return ont_fail(ONT_EUNSUPPORTED,
+                                v->learned ? "%s '%s': its input '%s' would have to be a constant"
+                                           : "%s '%s': its input '%s' depends on data and is larger than "
+                                             "what may decide about a program",
                                 node->op_type, node->name, v->name);
             facts->needs[facts->n_needs++] = v;
         }
@@ -232,7 +238,8 @@ ont_status ont_pass_infer_facts(ont_graph *g, ont_facts *facts)
         in_vain = !facts->n_needs; /* all that asked may be gone */
         if (facts->n_needs && facts->used == facts->n) return ONT_OK; /* to be probed */
         if (facts->used + facts->n_needs > facts->n) return ont_fail(ONT_EINTERNAL, "a probe is incomplete");
-        for (uint32_t i = 0; i < facts->n_needs; i++) ONT_TRY(learn(g, facts->needs[i], &facts->tensors[facts->used++]));
+        for (uint32_t i = 0; i < facts->n_needs; i++)
+            ONT_TRY(learn(g, facts->needs[i], &facts->tensors[facts->used++]));
         from = g->first; /* the node it was may be gone */
     }
 }

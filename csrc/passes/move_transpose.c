@@ -1,8 +1,9 @@
 /*
- * A linear layer (a product with a matrix, and a bias) works row by row, so a transpose that moves whole rows may stand before
- * or behind it. nn.MultiheadAttention has one in front of its first layer and one behind its last, from batch-first to its
- * own order and back: between the layers they come to nothing, since FusedAttention reads and writes through strides.
- * fuse_attention begins with this; nothing is moved where no product of two batches is on the other side.
+ * A linear layer (a product with a matrix, and a bias) works row by row, so a transpose that moves whole rows may stand
+ * before or behind it. nn.MultiheadAttention has one in front of its first layer and one behind its last, from
+ * batch-first to its own order and back: between the layers they come to nothing, since FusedAttention reads and writes
+ * through strides. fuse_attention begins with this; nothing is moved where no product of two batches is on the other
+ * side.
  */
 #include "passes/move_transpose.h"
 
@@ -26,17 +27,22 @@ static const int64_t *moves_rows(const ont_node *node)
 /* Rows times a matrix: the product of a linear layer. */
 static bool is_linear(const ont_node *node)
 {
-    if (!ont_node_is(node, "", "MatMul") && !ont_node_is(node, ONT_DOMAIN, "FusedMatMul") && !ont_node_is(node, "", "Gemm")) return false;
+    if (!ont_node_is(node, "", "MatMul") && !ont_node_is(node, ONT_DOMAIN, "FusedMatMul") &&
+        !ont_node_is(node, "", "Gemm"))
+        return false;
     const ont_value *c = ont_node_in(node, 2), *y = node->outputs[0];
-    if (c && ont_shape_count(&c->shape) != 1 && ont_shape_count(&c->shape) != y->shape.dims[y->shape.rank - 1]) return false;
-    if (c && c->shape.rank && c->shape.dims[c->shape.rank - 1] != ont_shape_count(&c->shape)) return false; /* one a row */
-    return !ont_attr_int(node, "transA", 0) && ont_node_in(node, 0)->shape.rank >= 2 && ont_node_in(node, 1)->shape.rank == 2;
+    if (c && ont_shape_count(&c->shape) != 1 && ont_shape_count(&c->shape) != y->shape.dims[y->shape.rank - 1])
+        return false;
+    if (c && c->shape.rank && c->shape.dims[c->shape.rank - 1] != ont_shape_count(&c->shape))
+        return false; /* one a row */
+    return !ont_attr_int(node, "transA", 0) && ont_node_in(node, 0)->shape.rank >= 2 &&
+           ont_node_in(node, 1)->shape.rank == 2;
 }
 
 static bool is_batched(const ont_node *node)
 {
-    return (ont_node_is(node, "", "MatMul") || ont_node_is(node, ONT_DOMAIN, "FusedMatMul")) && ont_node_in(node, 0)->shape.rank > 2 &&
-           ont_node_in(node, 1)->shape.rank > 2;
+    return (ont_node_is(node, "", "MatMul") || ont_node_is(node, ONT_DOMAIN, "FusedMatMul")) &&
+           ont_node_in(node, 0)->shape.rank > 2 && ont_node_in(node, 1)->shape.rank > 2;
 }
 
 /* Which operand of an Add is a vector along the last dim of the other, its bias; -1: none. */
@@ -44,15 +50,17 @@ static int bias_of(const ont_node *node)
 {
     for (int i = 0; ont_node_is(node, "", "Add") && i < 2; i++) {
         const ont_value *bias = ont_node_in(node, (uint32_t)i), *x = ont_node_in(node, (uint32_t)(1 - i));
-        if (bias->shape.rank == 1 && x->shape.rank >= 2 && ont_shape_equal(&x->shape, &node->outputs[0]->shape)) return i;
+        if (bias->shape.rank == 1 && x->shape.rank >= 2 && ont_shape_equal(&x->shape, &node->outputs[0]->shape))
+            return i;
     }
     return -1;
 }
 
 static bool is_view(const ont_node *node)
 {
-    return ont_view_keeps_order(node) || ont_node_is(node, "", "Transpose") || ont_node_is(node, "", "Gather") || ont_node_is(node, "", "Split") ||
-           ont_node_is(node, "", "Slice") || ont_node_is(node, "", "Mul") || ont_node_is(node, "", "Div");
+    return ont_view_keeps_order(node) || ont_node_is(node, "", "Transpose") || ont_node_is(node, "", "Gather") ||
+           ont_node_is(node, "", "Split") || ont_node_is(node, "", "Slice") || ont_node_is(node, "", "Mul") ||
+           ont_node_is(node, "", "Div");
 }
 
 /* Whether every reader of v is a view that ends in a product of two batches. */
@@ -163,7 +171,8 @@ ont_status ont_move_transposes(ont_graph *g, bool *changed)
 {
     for (ont_node *node = g->first; node; node = node->next) {
         ont_dtype dtype = node->outputs[0] ? node->outputs[0]->dtype : ONT_UNDEFINED;
-        if (dtype != ONT_FLOAT32 && dtype != ONT_FLOAT64) continue; /* attention of 16-bit floats is mostly left apart */
+        if (dtype != ONT_FLOAT32 && dtype != ONT_FLOAT64)
+            continue; /* attention of 16-bit floats is mostly left apart */
         if (is_linear(node)) ONT_TRY(move_behind(g, node, changed));
         if (moves_rows(node)) ONT_TRY(move_before(g, node, changed));
     }

@@ -32,13 +32,15 @@ typedef struct ont_facts {
 ont_status ont_pass_infer_facts(ont_graph *g, ont_facts *facts) ONT_MUST_USE;
 
 /*
- * Takes sequences and optionals among the graph's outputs apart: their items stand there instead. counts, one per output
- * as they were: ONT_RESULT_TENSOR, ONT_RESULT_NONE (an optional without element), or the length of a sequence.
+ * Takes sequences and optionals among the graph's outputs apart: their items stand there instead. counts, one per
+ * output as they were: ONT_RESULT_TENSOR, ONT_RESULT_NONE (an optional without element), or the length of a sequence.
  */
 enum { ONT_RESULT_TENSOR = -1, ONT_RESULT_NONE = -2 };
 ont_status ont_pass_flatten(ont_graph *g, int32_t *counts) ONT_MUST_USE;
 
-/* Dropout on a GPU by torch's numbers, where graph->torch_random; graph->random_offset in any case. See torch_random.c. */
+/*
+ * Dropout on a GPU by torch's numbers, where graph->torch_random; graph->random_offset in any case. See torch_random.c.
+ */
 ont_status ont_pass_torch_random(ont_graph *g) ONT_MUST_USE;
 
 /* Removes nodes whose outputs nobody reads, and drops optional outputs (from the second on) that nobody reads. */
@@ -58,7 +60,10 @@ ont_status ont_pass_fuse_gelu(ont_graph *g) ONT_MUST_USE;
 /* Has cross-entropy read and write scores and gradient in the 16 bits that they are had in. See fuse_loss.c. */
 ont_status ont_pass_fuse_loss(ont_graph *g) ONT_MUST_USE;
 
-/* Has cross-entropy compute the scores it reads, where memory is asked for, so that they are never stored. See stream_loss.c. */
+/*
+ * Has cross-entropy compute the scores it reads, where memory is asked for, so that they are never stored. See
+ * stream_loss.c.
+ */
 ont_status ont_pass_stream_loss(ont_graph *g) ONT_MUST_USE;
 
 /* Adds a Gather's gradient to another's in place. See fuse_gradients.c. */
@@ -67,7 +72,9 @@ ont_status ont_pass_fuse_gradients(ont_graph *g) ONT_MUST_USE;
 /* Joins BatchNormalization with the Add and Relu behind it, and their gradients. See fuse_batchnorm.c. */
 ont_status ont_pass_fuse_batchnorm(ont_graph *g) ONT_MUST_USE;
 
-/* Makes one node of elementwise nodes of one shape that feed each other; after differentiation. See fuse_elementwise.c. */
+/*
+ * Makes one node of elementwise nodes of one shape that feed each other; after differentiation. See fuse_elementwise.c.
+ */
 ont_status ont_pass_fuse_elementwise(ont_graph *g) ONT_MUST_USE;
 
 /* Computes again in backward what is cheap to compute and large to keep. See recompute.c. */

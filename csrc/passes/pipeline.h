@@ -11,14 +11,14 @@ ont_status ont_passes_before_grad(ont_graph *g, ont_facts *facts) ONT_MUST_USE;
 ont_status ont_passes_after_grad(ont_graph *g) ONT_MUST_USE;
 
 /*
- * Comma-separated pass names that are skipped from now on (for a bisect); NULL or "": none. "+name" has a pass that is for devices
- * run on the CPU as well.
+ * Comma-separated pass names that are skipped from now on (for a bisect); NULL or "": none. "+name" has a pass that is
+ * for devices run on the CPU as well.
  */
 ont_status ont_passes_disable(const char *names) ONT_MUST_USE;
 
 /*
- * torch's float32 matmul precision, for programs built from now on; `everywhere` (for tests) also where nothing is gained by
- * it. ont_passes_precision() tells settings apart: part of a program's key.
+ * torch's float32 matmul precision, for programs built from now on; `everywhere` (for tests) also where nothing is
+ * gained by it. ont_passes_precision() tells settings apart: part of a program's key.
  */
 typedef enum ont_precision { ONT_PRECISION_HIGHEST, ONT_PRECISION_HIGH, ONT_PRECISION_MEDIUM } ont_precision;
 void ont_passes_set_precision(ont_precision precision, bool everywhere);

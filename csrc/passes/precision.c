@@ -1,10 +1,9 @@
 /*
- * torch.set_float32_matmul_precision(): float32 products by 16-bit ones that sum in float32, where the processor has them
- * and the product gains. "medium" rounds both operands to bfloat16. "high" takes each as the sum of two bfloat16 and leaves
- * out the product of the small ones: three products, 2^-16 of the operands' size off, for processors with tiles (AMX), where a
- * 16-bit product costs an eighth. "highest" changes nothing.
- * Source of the split: Henry, Tang and Heinecke, "Leveraging the bfloat16 Artificial Intelligence Datatype For
- * Higher-Precision Computations", 2019.
+ * torch.set_float32_matmul_precision(): float32 products by 16-bit ones that sum in float32, where the processor has
+ * them and the product gains. "medium" rounds both operands to bfloat16. "high" takes each as the sum of two bfloat16
+ * and leaves out the product of the small ones: three products, 2^-16 of the operands' size off, for processors with
+ * tiles (AMX), where a 16-bit product costs an eighth. "highest" changes nothing. Source of the split: Henry, Tang and
+ * Heinecke, "Leveraging the bfloat16 Artificial Intelligence Datatype For Higher-Precision Computations", 2019.
  */
 #include <string.h>
 
@@ -47,8 +46,10 @@ static ont_value *product(ont_builder *b, const ont_node *like, ont_value *x, on
 {
     ont_node *node = x && y ? ont_build_node(b, ONT_DOMAIN, "FusedMatMul", (ont_value *[]){x, y}, 2, 1) : NULL;
     if (node) b->status = ont_attr_set_int(b->graph, node, "transA", ont_attr_int(like, "transA", 0));
-    if (node && b->status == ONT_OK) b->status = ont_attr_set_int(b->graph, node, "transB", ont_attr_int(like, "transB", 0));
-    if (node && b->status == ONT_OK) b->status = ont_attr_set_float(b->graph, node, "alpha", ont_attr_float(like, "alpha", 1.0));
+    if (node && b->status == ONT_OK)
+        b->status = ont_attr_set_int(b->graph, node, "transB", ont_attr_int(like, "transB", 0));
+    if (node && b->status == ONT_OK)
+        b->status = ont_attr_set_float(b->graph, node, "alpha", ont_attr_float(like, "alpha", 1.0));
     if (node && b->status == ONT_OK) b->status = ont_attr_set_int(b->graph, node, "to", ONT_FLOAT32);
     return ont_build_done(b, node);
 }

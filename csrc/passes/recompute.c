@@ -1,18 +1,21 @@
 /*
- * Recomputes in backward what is cheap to compute and large to keep: a forward value that only backward still needs is not
- * kept where copies of the nodes that made it, run just before its first reader there, give it again from what is alive
- * at that time anyway. The copies are the same operators with the same attributes and random streams, so every bit is the same.
+ * Recomputes in backward what is cheap to compute and large to keep: a forward value that only backward still needs is
+ * not kept where copies of the nodes that made it, run just before its first reader there, give it again from what is
+ * alive at that time anyway. The copies are the same operators with the same attributes and random streams, so every
+ * bit is the same.
  *
- * The rule. A profile says how many bytes are alive at each node. Of the values that lie idle across its highest point, the one
- * with the most bytes a unit of work goes first, as long as
+ * The rule. A profile says how many bytes are alive at each node. Of the values that lie idle across its highest point,
+ * the one with the most bytes a unit of work goes first, as long as
  *   - the profile's highest point does not rise, and what has to be kept instead is at most half of what is not kept;
- *   - all copies together are at most 3% of the step's work. An element of an elementwise node, of a norm or of moved data
- *     counts as 128 operations of a product (0.5 ns against 250 GFLOP/s: GELU of 4 x 64 x 3072 takes 0.4 ms on two cores);
- *   - the step has 8 MiB of activations, and the value 1/1024 of the highest point: a call of a kernel is not free either.
- * Above ONT_RECOMPUTE_CHEAP products and attention may be done again too, for 40% of the step: somewhat more than a forward.
+ *   - all copies together are at most 3% of the step's work. An element of an elementwise node, of a norm or of moved
+ * data counts as 128 operations of a product (0.5 ns against 250 GFLOP/s: GELU of 4 x 64 x 3072 takes 0.4 ms on two
+ * cores);
+ *   - the step has 8 MiB of activations, and the value 1/1024 of the highest point: a call of a kernel is not free
+ * either. Above ONT_RECOMPUTE_CHEAP products and attention may be done again too, for 40% of the step: somewhat more
+ * than a forward.
  *
- * Graph inputs that no gradient rule reads are left alone at the lowest level, so that whoever may change a tensor between
- * forward and backward under eager may do so here; a norm's scale and bias are not, which eager keeps as well.
+ * Graph inputs that no gradient rule reads are left alone at the lowest level, so that whoever may change a tensor
+ * between forward and backward under eager may do so here; a norm's scale and bias are not, which eager keeps as well.
  *
  * Source of the idea: Chen, Xu, Zhang and Guestrin, Training Deep Nets with Sublinear Memory Cost, 2016.
  */
@@ -38,7 +41,7 @@ typedef struct pass_state {
     ont_graph *g;
     uint32_t n_values, n_slots; /* as the pass found them */
     life *lives;
-    uint32_t *slot, *order;     /* by node id: position in the graph as it was (a copy has its reader's), and as it is */
+    uint32_t *slot, *order; /* by node id: position in the graph as it was (a copy has its reader's), and as it is */
     uint32_t capacity;          /* of both */
     int64_t *alive;             /* bytes by slot */
     double budget;              /* work that may still be added */
@@ -126,7 +129,8 @@ static double work_of_streamed(const ont_node *node, bool backward)
 /* All that matters: with |A| = mk, |B| = kn and |C| = mn, a product's mnk is the root of their product. */
 double ont_recompute_work(const ont_node *node)
 {
-    static const char *const streamed[] = {"StreamedCrossEntropy", NULL}, *const back[] = {"StreamedCrossEntropyGrad", NULL};
+    static const char *const streamed[] = {"StreamedCrossEntropy", NULL}, *const back[] = {"StreamedCrossEntropyGrad",
+                                                                                           NULL};
     if (is_named(node, streamed) || is_named(node, back)) return work_of_streamed(node, is_named(node, back));
     double in0 = count(ont_node_in(node, 0)), out = count(ont_node_out(node, 0));
     if (is_view(node)) return 0;
@@ -340,7 +344,10 @@ static ont_status grow(pass_state *s)
 
 static ont_status again(pass_state *s, const plan *p, const ont_value *v, ont_value **made);
 
-/* A copy of the node in front of p->before, with the outputs that have a use there; its operands are made again where need be. */
+/*
+ * A copy of the node in front of p->before, with the outputs that have a use there; its operands are made again where
+ * need be.
+ */
 static ont_status copy_node(pass_state *s, const plan *p, const ont_node *node, ont_node **copy)
 {
     ont_graph *g = s->g;
@@ -356,7 +363,8 @@ static ont_status copy_node(pass_state *s, const plan *p, const ont_node *node, 
             read_at(&s->lives[root->id], p->to, true);
     }
     ont_node *made;
-    ONT_TRY(ont_graph_add_node(g, p->before, node->domain, node->op_type, inputs, node->n_inputs, NULL, node->n_outputs, &made));
+    ONT_TRY(ont_graph_add_node(g, p->before, node->domain, node->op_type, inputs, node->n_inputs, NULL, node->n_outputs,
+                               &made));
     ONT_TRY(ont_attr_copy_all(g, made, node));
     made->name = ont_arena_format(&g->arena, "%s_recompute", node->name);
     if (!made->name) return ONT_ENOMEM;
@@ -475,7 +483,8 @@ static ont_status recompute(pass_state *s)
     ONT_TRY(begin(s));
     find_lives(s);
     double share = ont_recompute_share(s->g->recompute.level);
-    s->budget = ont_recompute_is_everywhere() ? 1e300 : ont_recompute_work_of_graph(s->g) * share - s->g->recompute.work;
+    s->budget = ont_recompute_is_everywhere() ? 1e300
+                                              : ont_recompute_work_of_graph(s->g) * share - s->g->recompute.work;
     if (s->alive[highest(s)] < LEAST_PEAK && !ont_recompute_is_everywhere()) return ONT_OK;
     candidate *candidates = ont_calloc((size_t)s->n_slots + 1, sizeof *candidates);
     if (!candidates) return ONT_ENOMEM;
@@ -495,7 +504,8 @@ ont_status ont_pass_recompute(ont_graph *g)
 {
     pass_state s = {.g = g};
     bool backward = g->last && g->last->backward;
-    if (!backward || (g->device && g->recompute.level == ONT_RECOMPUTE_CHEAP && !ont_recompute_is_everywhere())) return ONT_OK;
+    if (!backward || (g->device && g->recompute.level == ONT_RECOMPUTE_CHEAP && !ont_recompute_is_everywhere()))
+        return ONT_OK;
     ont_status status = recompute(&s);
     ont_free(s.lives);
     ont_free(s.slot);

@@ -1,6 +1,6 @@
 /*
- * Recomputing in backward what is cheap to compute and dear to keep. What a session asks for, and what was done, lie in the
- * graph (ir/graph.h): passes see nothing else.
+ * Recomputing in backward what is cheap to compute and dear to keep. What a session asks for, and what was done, lie in
+ * the graph (ir/graph.h): passes see nothing else.
  */
 #ifndef ONT_PASSES_RECOMPUTE_H
 #define ONT_PASSES_RECOMPUTE_H

@@ -1,7 +1,8 @@
 /*
- * What a mask is, read off the nodes that make it: Trilu, Where, comparisons of ranges and what lies between them. Masks of
- * many rows are not folded (infer.c), so there are no contents to look at; those that are constants are looked at.
- * fuse_attention.c asks, for a causal mask needs no reading. Nothing is computed element by element except constants' scan.
+ * What a mask is, read off the nodes that make it: Trilu, Where, comparisons of ranges and what lies between them.
+ * Masks of many rows are not folded (infer.c), so there are no contents to look at; those that are constants are looked
+ * at. fuse_attention.c asks, for a causal mask needs no reading. Nothing is computed element by element except
+ * constants' scan.
  */
 #include "passes/step_mask.h"
 
@@ -103,14 +104,16 @@ static bool of_view(walk *w, const ont_node *node, form *f)
     const ont_shape *a = &x->shape, *b = &node->outputs[0]->shape;
     if (!form_of(w, x, f)) return false;
     if (is_uniform(f) || is_op(node, "Expand") || is_op(node, "Identity")) return true;
-    return a->rank >= 2 && b->rank >= 2 && a->dims[a->rank - 1] == b->dims[b->rank - 1] && a->dims[a->rank - 2] == b->dims[b->rank - 2];
+    return a->rank >= 2 && b->rank >= 2 && a->dims[a->rank - 1] == b->dims[b->rank - 1] &&
+           a->dims[a->rank - 2] == b->dims[b->rank - 2];
 }
 
 static bool of_trilu(walk *w, const ont_node *node, form *f)
 {
     const ont_shape *shape = &node->outputs[0]->shape;
     double k = 0;
-    if (shape->rank < 2 || shape->dims[shape->rank - 1] != w->columns || shape->dims[shape->rank - 2] != w->rows) return false;
+    if (shape->rank < 2 || shape->dims[shape->rank - 1] != w->columns || shape->dims[shape->rank - 2] != w->rows)
+        return false;
     if (ont_node_in(node, 1) && ont_const_scalar(node, 1, &k) != ONT_OK) return false;
     if (!form_of(w, ont_node_in(node, 0), f) || !is_uniform(f)) return false;
     bool upper = ont_attr_int(node, "upper", 1) != 0;
@@ -169,9 +172,11 @@ static bool of_two(walk *w, const ont_node *node, form *f)
 static bool of_comparison(walk *w, const ont_node *node, form *f)
 {
     form a, b;
-    if (!form_of(w, ont_node_in(node, 0), &a) || !form_of(w, ont_node_in(node, 1), &b) || !(a.linear && b.linear)) return false;
+    if (!form_of(w, ont_node_in(node, 0), &a) || !form_of(w, ont_node_in(node, 1), &b) || !(a.linear && b.linear))
+        return false;
     double along = a.per_column - b.per_column, base = a.base - b.base;
-    bool less = is_op(node, "Less") || is_op(node, "LessOrEqual"), equal = is_op(node, "LessOrEqual") || is_op(node, "GreaterOrEqual");
+    bool less = is_op(node, "Less") || is_op(node, "LessOrEqual"),
+         equal = is_op(node, "LessOrEqual") || is_op(node, "GreaterOrEqual");
     if (a.per_row - b.per_row != -along || (along != 1 && along != -1) || !(base >= -1e9 && base <= 1e9)) return false;
     if (along < 0) base = -base, less = !less;
     bool meets = less == equal; /* the diagonal column - row = -base is on the lower side */
@@ -183,7 +188,8 @@ static bool of_one(walk *w, const ont_node *node, form *f)
 {
     if (!form_of(w, ont_node_in(node, 0), f) || f->linear) return false;
     bool boolean = node->outputs[0]->dtype == ONT_BOOL, flip = is_op(node, "Not");
-    if (!boolean && !ont_dtype_is_float(node->outputs[0]->dtype)) return false; /* what -inf is as an integer is not asked for */
+    if (!boolean && !ont_dtype_is_float(node->outputs[0]->dtype))
+        return false; /* what -inf is as an integer is not asked for */
     if (boolean) {
         f->step.lower = (f->step.lower != 0) != flip;
         f->step.upper = (f->step.upper != 0) != flip;
@@ -198,7 +204,8 @@ static bool is_any(const ont_node *node, const char *const *names, size_t n)
     return false;
 }
 
-#define IS_ANY(node, ...) is_any(node, (const char *const[]){__VA_ARGS__}, sizeof((const char *[]){__VA_ARGS__}) / sizeof(char *))
+#define IS_ANY(node, ...)                                                                                              \
+    is_any(node, (const char *const[]){__VA_ARGS__}, sizeof((const char *[]){__VA_ARGS__}) / sizeof(char *))
 
 static bool form_of(walk *w, const ont_value *v, form *f)
 {

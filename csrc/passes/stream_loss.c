@@ -77,7 +77,8 @@ static bool find_loss(ont_node *grad, head *x)
 {
     const ont_value *scores = ont_node_in(grad, 0), *pairs = ont_node_in(grad, 4);
     ont_node *loss = pairs ? pairs->def : NULL;
-    if (!loss || !ont_node_is(loss, ONT_DOMAIN, "SoftmaxCrossEntropyLoss") || ont_node_in(loss, 0) != scores) return false;
+    if (!loss || !ont_node_is(loss, ONT_DOMAIN, "SoftmaxCrossEntropyLoss") || ont_node_in(loss, 0) != scores)
+        return false;
     if (loss->outputs[1] || ont_node_in(loss, 2) || ont_node_in(grad, 2) || !same_labels(loss, grad)) return false;
     if (scores->dtype != ONT_FLOAT32 || grad->outputs[0]->dtype != ONT_FLOAT32 || !loss->outputs[0]) return false;
     x->loss = loss;

@@ -199,8 +199,10 @@ static bool slice(ont_strided_view *view, const ont_node *node, const ont_shape 
     if (ont_const_ints(node, 4, NULL, steps, ONT_MAX_RANK, &n_steps) != ONT_OK) return false;
     for (int i = 0; i < n; i++) {
         int axis;
-        if (ont_shape_axis(n_axes < 0 ? i : axes[i], x->rank, &axis) != ONT_OK || (n_steps >= 0 && steps[i] != 1)) return false;
-        int64_t size = node->outputs[0]->shape.dims[axis], start = starts[i] < 0 ? starts[i] + x->dims[axis] : starts[i];
+        if (ont_shape_axis(n_axes < 0 ? i : axes[i], x->rank, &axis) != ONT_OK || (n_steps >= 0 && steps[i] != 1))
+            return false;
+        int64_t size = node->outputs[0]->shape.dims[axis],
+                start = starts[i] < 0 ? starts[i] + x->dims[axis] : starts[i];
         ont_shape before = *x; /* the axes done so far have their new sizes */
         for (int j = 0; j < i; j++) {
             int other;
@@ -236,8 +238,12 @@ static int scaled(const ont_node *node, double *factor)
     if (!divides && !is_op(node, "Mul")) return -1;
     for (int i = 1; i >= (divides ? 1 : 0); i--) {
         const ont_value *x = ont_node_in(node, (uint32_t)(1 - i)), *c = ont_node_in(node, (uint32_t)i);
-        if (!x || !c || !c->data || ont_shape_count(&c->shape) != 1 || !ont_shape_equal(&x->shape, &node->outputs[0]->shape)) continue;
-        if (c->kind != ONT_VALUE_CONSTANT || !ont_dtype_is_float(c->dtype) || ont_const_scalar(node, (uint32_t)i, factor) != ONT_OK) continue;
+        if (!x || !c || !c->data || ont_shape_count(&c->shape) != 1 ||
+            !ont_shape_equal(&x->shape, &node->outputs[0]->shape))
+            continue;
+        if (c->kind != ONT_VALUE_CONSTANT || !ont_dtype_is_float(c->dtype) ||
+            ont_const_scalar(node, (uint32_t)i, factor) != ONT_OK)
+            continue;
         if (divides) *factor = 1 / *factor;
         return 1 - i;
     }
@@ -264,7 +270,8 @@ void ont_view_of(ont_value *v, const ont_view_limits *limits, ont_strided_view *
     double factor = 1;
     int from = limits->scales ? scaled(v->def, &factor) : -1;
     ont_value *x = ont_node_in(v->def, from >= 0 ? (uint32_t)from : 0);
-    if (!x || x->container != ONT_TENSOR || !x->has_shape || (from < 0 && v->def_index && !is_op(v->def, "Split"))) return;
+    if (!x || x->container != ONT_TENSOR || !x->has_shape || (from < 0 && v->def_index && !is_op(v->def, "Split")))
+        return;
     ont_strided_view below;
     ont_view_of(x, limits, &below);
     below.scale *= factor;

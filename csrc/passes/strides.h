@@ -1,6 +1,7 @@
 /*
- * Values as strided views of the tensors that they are made of: Reshape, Transpose, Expand, Split, Slice, Gather of one index
- * and the like move nothing, so a kernel that takes strides can read what stands before them. For passes; knows no kernels.
+ * Values as strided views of the tensors that they are made of: Reshape, Transpose, Expand, Split, Slice, Gather of one
+ * index and the like move nothing, so a kernel that takes strides can read what stands before them. For passes; knows
+ * no kernels.
  */
 #ifndef ONT_PASSES_STRIDES_H
 #define ONT_PASSES_STRIDES_H
@@ -35,8 +36,8 @@ bool ont_view_keeps_order(const ont_node *node);
 void ont_view_of(ont_value *v, const ont_view_limits *limits, ont_strided_view *view);
 
 /*
- * Splits and merges the factors into groups whose sizes are `sizes`, outermost first; counts[i] factors belong to group i. False
- * where they do not divide.
+ * Splits and merges the factors into groups whose sizes are `sizes`, outermost first; counts[i] factors belong to group
+ * i. False where they do not divide.
  */
 bool ont_view_regroup(ont_strided_view *view, const int64_t *sizes, int n, int *counts);
 
@@ -44,8 +45,9 @@ bool ont_view_regroup(ont_strided_view *view, const int64_t *sizes, int n, int *
 bool ont_view_expand(ont_strided_view *view, const ont_shape *x, const ont_shape *y);
 
 /*
- * The same factors in all n lists, each as fine as the finest of them needs; then merged where all of them can be. `split`
- * is an index from the innermost entry that no factor may reach across. False where sizes do not divide or there are too many.
+ * The same factors in all n lists, each as fine as the finest of them needs; then merged where all of them can be.
+ * `split` is an index from the innermost entry that no factor may reach across. False where sizes do not divide or
+ * there are too many.
  */
 bool ont_view_refine(ont_strided_view **views, int n, int64_t split);
 

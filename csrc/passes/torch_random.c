@@ -1,11 +1,12 @@
 /*
- * Gives every Dropout node the words that torch's CUDA kernel would draw at its place, and counts by how much torch's generator
- * moves on. torch launches T = 256 min(most blocks, ceil(n / 256)) threads for n elements; each draws fours of words from its
- * own subsequence of Philox4x32-10, from the generator's offset on, which then moves by 4 ceil(n / 4T). How elements are dealt to
- * threads follows from how many of them one access of 16 bytes holds (cuda/math.cuh).
+ * Gives every Dropout node the words that torch's CUDA kernel would draw at its place, and counts by how much torch's
+ * generator moves on. torch launches T = 256 min(most blocks, ceil(n / 256)) threads for n elements; each draws fours
+ * of words from its own subsequence of Philox4x32-10, from the generator's offset on, which then moves by 4 ceil(n /
+ * 4T). How elements are dealt to threads follows from how many of them one access of 16 bytes holds (cuda/math.cuh).
  *
- * Runs before fusion and before anything changes a dtype, on a graph in its model's order, which is that of eager's calls. Source:
- * the behaviour of torch.native_dropout on CUDA, torch 2.10 to 2.13, for tensors that lie row by row at aligned addresses.
+ * Runs before fusion and before anything changes a dtype, on a graph in its model's order, which is that of eager's
+ * calls. Source: the behaviour of torch.native_dropout on CUDA, torch 2.10 to 2.13, for tensors that lie row by row at
+ * aligned addresses.
  */
 #include <string.h>
 
@@ -34,7 +35,8 @@ static ont_status lay_out(ont_graph *g, ont_node *node)
     const ont_value *x = ont_node_in(node, 0);
     double ratio = 0.5, training = 0;
     if (!number(node, 1, "ratio", &ratio) || !number(node, 2, "training_mode", &training)) return ONT_OK;
-    int64_t n = ont_shape_count(&x->shape), most = ont_random_blocks(g), blocks = (n + ONT_LAYOUT_THREADS - 1) / ONT_LAYOUT_THREADS;
+    int64_t n = ont_shape_count(&x->shape), most = ont_random_blocks(g),
+            blocks = (n + ONT_LAYOUT_THREADS - 1) / ONT_LAYOUT_THREADS;
     if (!training || !(ratio > 0) || !(ratio < 1) || !n || ont_attr_find(node, "seed", ONT_ATTR_INT)) return ONT_OK;
     if (blocks > most) blocks = most;
     uint64_t layout = (g->random_offset / 4) | (uint64_t)(blocks - 1) << ONT_LAYOUT_BLOCKS |

@@ -12,7 +12,10 @@ typedef struct widening {
     ont_dtype to[ONT_DTYPE_COUNT]; /* UNDEFINED: stays */
 } widening;
 
-/* Tried in this order. uint64 is not among them: int64 has not its range, so operators have kernels of their own for it. */
+/*
+ * Tried in this order. uint64 is not among them: int64 has not its range, so operators have kernels of their own for
+ * it.
+ */
 static const widening widenings[] = {
     {"float32", {[ONT_FLOAT16] = ONT_FLOAT32, [ONT_BFLOAT16] = ONT_FLOAT32}},
     {"int32", {[ONT_INT8] = ONT_INT32, [ONT_INT16] = ONT_INT32, [ONT_UINT8] = ONT_INT32, [ONT_UINT16] = ONT_INT32}},

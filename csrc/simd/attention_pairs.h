@@ -41,7 +41,8 @@ INLINE __m256i rounded(const float *x, int64_t n)
 static void narrow(const float *x, int64_t ldx, int64_t rows, int64_t width, float *y, int64_t ld)
 {
     for (int64_t i = 0; i < rows; i++, x += ldx, y += ld)
-        for (int64_t k = 0; k < width; k += LANES) _mm256_storeu_si256((__m256i *)(void *)(y + k / 2), rounded(x + k, width - k));
+        for (int64_t k = 0; k < width; k += LANES)
+            _mm256_storeu_si256((__m256i *)(void *)(y + k / 2), rounded(x + k, width - k));
 }
 
 static void narrow_joined(const float *x, int64_t ldx, int64_t rows, int64_t width, float *y, int64_t ld)
@@ -49,7 +50,8 @@ static void narrow_joined(const float *x, int64_t ldx, int64_t rows, int64_t wid
     for (int64_t i = 0; i < rows; i += 2, x += 2 * ldx, y += ld)
         for (int64_t k = 0; k < width; k += LANES) {
             __m512i low = _mm512_cvtepu16_epi32(rounded(x + k, width - k));
-            __m512i high = i + 1 < rows ? _mm512_cvtepu16_epi32(rounded(x + ldx + k, width - k)) : _mm512_setzero_si512();
+            __m512i high = i + 1 < rows ? _mm512_cvtepu16_epi32(rounded(x + ldx + k, width - k))
+                                        : _mm512_setzero_si512();
             _mm512_storeu_si512(y + k, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
         }
 }

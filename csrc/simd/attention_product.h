@@ -1,6 +1,7 @@
 /*
- * Products of blocks of attention in float32 on the calling thread, compiled once per instruction set. ops/flash_tiles.c
- * calls them with operands that it laid out in scratch: contiguous, short of a core's second cache, rows padded to whole vectors.
+ * Products of blocks of attention in float32 on the calling thread, compiled once per instruction set.
+ * ops/flash_tiles.c calls them with operands that it laid out in scratch: contiguous, short of a core's second cache,
+ * rows padded to whole vectors.
  */
 #ifndef ONT_SIMD_ATTENTION_PRODUCT_H
 #define ONT_SIMD_ATTENTION_PRODUCT_H
@@ -11,8 +12,8 @@
 enum { ONT_TILE_LANES = 16 }; /* the longest vector of any set */
 
 /*
- * What of a causal block is computed. Row r of the scores sees columns below r + edge; what is left out of sums is zero in A,
- * what is left out of the result is not written.
+ * What of a causal block is computed. Row r of the scores sees columns below r + edge; what is left out of sums is zero
+ * in A, what is left out of the result is not written.
  */
 typedef enum ont_tile_part {
     ONT_TILE_ALL,
@@ -22,8 +23,8 @@ typedef enum ont_tile_part {
 } ont_tile_part;
 
 /*
- * C (m, n) = factor A B, or factor (C + A B) with `add`. n is a multiple of ONT_TILE_LANES; A is (m, k), or with `trans_a` stored as (k, m); B is
- * (k, n). ld: elements between rows as stored.
+ * C (m, n) = factor A B, or factor (C + A B) with `add`. n is a multiple of ONT_TILE_LANES; A is (m, k), or with
+ * `trans_a` stored as (k, m); B is (k, n). ld: elements between rows as stored.
  */
 typedef struct ont_tile_product {
     int64_t m, n, k, lda, ldb, ldc;
@@ -37,7 +38,8 @@ typedef struct ont_tile_product {
 
 typedef struct ont_tile_loops {
     void (*product)(const ont_tile_product *p);
-    /* y (width, ld) = transposed x of `rows` rows `stride` apart; columns from `rows` up to a multiple of ONT_TILE_LANES are 0. */
+    /* y (width, ld) = transposed x of `rows` rows `stride` apart; columns from `rows` up to a multiple of
+     * ONT_TILE_LANES are 0. */
     void (*transpose)(const float *x, int64_t stride, int64_t rows, int64_t width, float *y, int64_t ld);
     /* y (rows, ld) = factor x, the rest of each row up to a multiple of ONT_TILE_LANES 0. */
     void (*copy)(const float *x, int64_t stride, int64_t rows, int64_t width, float factor, float *y, int64_t ld);
@@ -46,8 +48,9 @@ typedef struct ont_tile_loops {
 } ont_tile_loops;
 
 /*
- * The same for bfloat16 with sums in float32, where the processor multiplies pairs. A word is two elements that follow each
- * other along k: of a row, or with `joined` in the name, of two rows. Products count k, A and B in words; edge counts elements.
+ * The same for bfloat16 with sums in float32, where the processor multiplies pairs. A word is two elements that follow
+ * each other along k: of a row, or with `joined` in the name, of two rows. Products count k, A and B in words; edge
+ * counts elements.
  */
 typedef struct ont_tile_pairs {
     void (*product)(const ont_tile_product *p);

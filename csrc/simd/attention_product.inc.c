@@ -1,6 +1,7 @@
 /*
- * Products of blocks of attention, compiled once per instruction set with ONT_ISA naming it. See attention_product.h. Vectors
- * are the compiler's; a tile's sums stay in registers over all of k, and as many rows are in a tile as keep the multipliers busy.
+ * Products of blocks of attention, compiled once per instruction set with ONT_ISA naming it. See attention_product.h.
+ * Vectors are the compiler's; a tile's sums stay in registers over all of k, and as many rows are in a tile as keep the
+ * multipliers busy.
  */
 #include "simd/attention_product.h"
 
@@ -34,7 +35,8 @@ INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
 static void transpose(const float *x, int64_t stride, int64_t rows, int64_t width, float *y, int64_t ld)
 {
-    int64_t whole = rows / 4 * 4, quads = width / 4 * 4, padded = (rows + ONT_TILE_LANES - 1) / ONT_TILE_LANES * ONT_TILE_LANES;
+    int64_t whole = rows / 4 * 4, quads = width / 4 * 4,
+            padded = (rows + ONT_TILE_LANES - 1) / ONT_TILE_LANES * ONT_TILE_LANES;
     for (int64_t i = 0; i < whole; i += 4) {
         const float *from = x + i * stride;
         for (int64_t k = 0; k < quads; k += 4) {

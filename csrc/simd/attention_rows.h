@@ -1,6 +1,7 @@
 /*
- * Bodies of the loops of attention for one dtype: NUM, F(name) and VEXP say which; with VECTORS, what runs over the elements
- * of a row is attention_vectors.h's. Part of attention.inc.c, included by nothing else. Sums run in 16 partial sums, as in rows.h.
+ * Bodies of the loops of attention for one dtype: NUM, F(name) and VEXP say which; with VECTORS, what runs over the
+ * elements of a row is attention_vectors.h's. Part of attention.inc.c, included by nothing else. Sums run in 16 partial
+ * sums, as in rows.h.
  */
 #define LANES 16
 

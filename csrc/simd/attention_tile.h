@@ -1,9 +1,10 @@
 /*
- * The product of attention_product.inc.c, once for float32 and once for pairs of bfloat16: T(name), STEP (elements of a sum in
- * a word) and MULTIPLY(sum, x, line) say which. Included by nothing else.
+ * The product of attention_product.inc.c, once for float32 and once for pairs of bfloat16: T(name), STEP (elements of a
+ * sum in a word) and MULTIPLY(sum, x, line) say which. Included by nothing else.
  */
 /* Rows [i, i + rows) of C, `vectors` vectors from column j on. */
-INLINE void T(tile)(const ont_tile_product *p, int64_t i, int64_t j, const int rows, const int vectors, const bool trans)
+INLINE void T(tile)(const ont_tile_product *p, int64_t i, int64_t j, const int rows, const int vectors,
+                    const bool trans)
 {
     int64_t first = p->part == ONT_TILE_SUM_SEEING ? least(p->k, most(0, i - p->edge + 1) / STEP) : 0;
     int64_t last = p->part == ONT_TILE_SUM_SEEN ? least(p->k, (i + rows - 1 + p->edge + STEP - 1) / STEP) : p->k;

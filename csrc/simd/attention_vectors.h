@@ -1,7 +1,7 @@
 /*
- * What attention_rows.h calls per element, for float32 in vectors of the running set: the compiler leaves the largest score to
- * scalar code and the sum to a pass of its own, and scales exponentials in six instructions, where AVX-512 has one. Part of
- * attention.inc.c, included by nothing else.
+ * What attention_rows.h calls per element, for float32 in vectors of the running set: the compiler leaves the largest
+ * score to scalar code and the sum to a pass of its own, and scales exponentials in six instructions, where AVX-512 has
+ * one. Part of attention.inc.c, included by nothing else.
  */
 #if defined(__AVX512F__)
 enum { WIDTH = 16 };

@@ -8,7 +8,8 @@
 
 #include "simd/lanes.h"
 
-enum { ROWS = LANES == 16 ? 8 : 4 }; /* of a product that are computed at once, by two vectors: what the registers hold */
+/* Rows of a product that are computed at once, by two vectors: what the registers hold. */
+enum { ROWS = LANES == 16 ? 8 : 4 };
 
 /* The points of the polynomials are 0, A, -A, B, -B and infinity; their squares and products are exact. */
 #define A 0.625f
