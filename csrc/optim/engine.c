@@ -323,6 +323,17 @@ static void trust_ratios(ont_optim *o)
     }
 }
 
+static void update_all(pass *p)
+{
+    const ont_optim_rule *rule = p->request->rule;
+    run_pass(p, update_body);
+    p->meanwhile = false;
+    if (rule->second == rule->rule) return;
+    trust_ratios(p->o);
+    p->rule = rule->second;
+    run_pass(p, update_body);
+}
+
 ont_status ont_optim_run(ont_optim *o, const ont_optim_request *request, double *norm)
 {
     ONT_TRY(cut(o));
@@ -336,14 +347,32 @@ ont_status ont_optim_run(ont_optim *o, const ont_optim_request *request, double 
     for (size_t i = 0; i < o->n_updates; i++) o->updates[i].grad *= factor;
     p.meanwhile = true;
     for (size_t i = 0; i < o->n_tensors; i++) p.counts_matter |= o->tensors[i].stochastic;
-    run_pass(&p, update_body);
-    p.meanwhile = false;
-    if (request->rule->second != request->rule->rule) {
-        trust_ratios(o);
-        p.rule = request->rule->second;
-        run_pass(&p, update_body);
-    }
+    update_all(&p);
     if (p.counts_matter) count_up(o);
+    return ONT_OK;
+}
+
+ont_status ont_optim_prepare_apply(ont_optim *o)
+{
+    int64_t most = 0;
+    for (size_t i = 0; i < o->n_tensors; i++) most = o->tensors[i].count > most ? o->tensors[i].count : most;
+    size_t n = (size_t)((most + CHUNK - 1) / CHUNK);
+    ONT_TRY(ont_optim_reserve(&o->chunks, &o->chunks_capacity, n, sizeof *o->chunks));
+    ONT_TRY(ont_optim_reserve(&o->batches, &o->batches_capacity, n + 1, sizeof *o->batches));
+    ONT_TRY(ont_optim_reserve(&o->sums, &o->sums_capacity, 2 * n, sizeof *o->sums));
+    return ont_optim_reserve(&o->ratios, &o->ratios_capacity, 1, sizeof *o->ratios);
+}
+
+ont_status ont_optim_apply(ont_optim *o, const ont_optim_request *request, uint32_t tensor, const void *gradient)
+{
+    ont_optim one = *o; /* with the memory that was reserved */
+    one.tensors = &o->tensors[tensor];
+    one.n_tensors = 1;
+    memcpy(&one.tensors->data[ONT_OPERAND_GRAD], &gradient, sizeof gradient);
+    ONT_TRY(cut(&one));
+    pass p = {.o = &one, .loops = ont_optim_loops(), .request = request, .rule = request->rule->rule};
+    update_all(&p);
+    count_up(&one);
     return ONT_OK;
 }
 

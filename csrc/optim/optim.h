@@ -126,6 +126,20 @@ ont_status ont_optim_check(ont_optim *o, bool *overlaps, ont_optim_overlap *wher
 ont_status ont_optim_run(ont_optim *o, const ont_optim_request *request, double *norm) ONT_MUST_USE;
 
 /*
+ * The same one tensor at a time, as its gradient comes: row-major, in place of the address that the tensor has. Without
+ * norm and clipping. Every bit is as ont_optim_run() has it. After prepare nothing is allocated.
+ */
+ont_status ont_optim_prepare_apply(ont_optim *o) ONT_MUST_USE;
+ont_status ont_optim_apply(ont_optim *o, const ont_optim_request *request, uint32_t tensor,
+                           const void *gradient) ONT_MUST_USE;
+/*
+ * After ont_optim_check(): whether bytes [first, last) lie in memory that is written, and where. Those of parameter
+ * `own` do not count, UINT32_MAX: all do.
+ */
+bool ont_optim_is_written(const ont_optim *o, uintptr_t first, uintptr_t last, uint32_t own,
+                          ont_optim_overlap *where);
+
+/*
  * Of tensors that have gradients only: the sum of squares of each, in double and in a fixed order, so that it is finite
  * exactly where all elements are (but for float64 beyond 1e154).
  */

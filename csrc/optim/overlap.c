@@ -210,3 +210,21 @@ ont_status ont_optim_check(ont_optim *o, bool *overlaps, ont_optim_overlap *wher
     *overlaps = bad;
     return ONT_OK;
 }
+
+bool ont_optim_is_written(const ont_optim *o, uintptr_t first, uintptr_t last, uint32_t own, ont_optim_overlap *where)
+{
+    uintptr_t from = first > o->reach ? first - o->reach : 0;
+    size_t low = 0, high = o->n_checked;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        if (o->sorted[middle].first < from) low = middle + 1;
+        else high = middle;
+    }
+    for (size_t i = low ? low - 1 : 0; i < o->n_checked && o->sorted[i].first < last; i++) {
+        const ont_optim_range *r = &o->sorted[i];
+        if (r->last <= first || (r->tensor == own && r->operand == ONT_OPERAND_PARAM)) continue;
+        *where = (ont_optim_overlap){.other_tensor = r->tensor, .other_operand = r->operand};
+        return true;
+    }
+    return false;
+}

@@ -24,6 +24,7 @@ typedef struct planner {
     const ont_plan_step *steps;
     uint32_t n_steps, split, n_forward_outputs;
     bool (*is_view)(const ont_node *);
+    const ont_value *const *applied;
     storage *s; /* per value id */
     ont_plan *plan;
 } planner;
@@ -68,11 +69,20 @@ static void mark_lifetimes(planner *p)
     }
 }
 
+/* Whether the output is read between two steps, and is no block. */
+static bool is_applied(const planner *p, uint32_t output)
+{
+    return p->applied && p->applied[output] &&
+           p->s[root_of(p, p->g->outputs[output]->id)].kind != ONT_PLACE_INPUT;
+}
+
 /* Gives each graph output the storage it is computed in, or asks for a copy and keeps the source alive until then. */
 static void claim_outputs(planner *p)
 {
     for (uint32_t i = 0; i < p->g->n_outputs; i++) {
         storage *s = &p->s[root_of(p, p->g->outputs[i]->id)];
+        p->plan->apply_before[i] = ONT_PLAN_BLOCK;
+        if (is_applied(p, i)) continue;
         bool forward = i < p->n_forward_outputs;
         uint32_t end = forward ? p->split : p->n_steps;
         /* A gradient that forward already computed cannot lie in a block that backward makes. */
@@ -82,9 +92,25 @@ static void claim_outputs(planner *p)
             s->kind = ONT_PLACE_OUTPUT;
         } else {
             p->plan->copied_outputs[i] = true;
-            if (s->kind == ONT_PLACE_SLAB && end) extend(s, end - 1);
+            if (end) extend(s, end - 1); /* of an input: that nobody may overwrite before */
             s->copied = true;
         }
+    }
+}
+
+/* Finds for each output that is applied the first step before which it can be, and keeps it until then. */
+static void place_applied(planner *p)
+{
+    for (uint32_t i = 0; i < p->g->n_outputs; i++) {
+        if (!is_applied(p, i)) continue;
+        storage *s = &p->s[root_of(p, p->g->outputs[i]->id)];
+        const storage *target = &p->s[root_of(p, p->applied[i]->id)];
+        uint32_t at = p->split;
+        if (s->kind != ONT_PLACE_CONSTANT && s->first != NOWHERE && s->first >= at) at = s->first + 1;
+        if (target->first != NOWHERE && target->last >= at) at = target->last + 1;
+        if (at) extend(s, at - 1);
+        s->copied = true;
+        p->plan->apply_before[i] = at;
     }
 }
 
@@ -171,21 +197,23 @@ done:
 }
 
 ont_status ont_plan_memory(const ont_graph *g, const ont_plan_step *steps, uint32_t n_steps, uint32_t split,
-                           uint32_t n_forward_outputs, bool (*is_view)(const ont_node *), ont_arena *arena,
-                           ont_plan *plan)
+                           uint32_t n_forward_outputs, bool (*is_view)(const ont_node *),
+                           const ont_value *const *applied, ont_arena *arena, ont_plan *plan)
 {
     ont_plan result = {0};
     result.places = ont_arena_array(arena, g->n_values + 1, sizeof *result.places);
     result.work_offsets = ont_arena_array(arena, n_steps + 1, sizeof *result.work_offsets);
     result.copied_outputs = ont_arena_array(arena, g->n_outputs + 1, sizeof *result.copied_outputs);
-    if (!result.places || !result.work_offsets || !result.copied_outputs) return ONT_ENOMEM;
-    planner p = {g, steps, n_steps, split, n_forward_outputs, is_view, NULL, &result};
+    result.apply_before = ont_arena_array(arena, g->n_outputs + 1, sizeof *result.apply_before);
+    if (!result.places || !result.work_offsets || !result.copied_outputs || !result.apply_before) return ONT_ENOMEM;
+    planner p = {g, steps, n_steps, split, n_forward_outputs, is_view, applied, NULL, &result};
     p.s = ont_calloc(g->n_values + 1, sizeof *p.s);
     if (!p.s) return ONT_ENOMEM;
     ont_status status;
     ONT_TRYGOTO(status, done, init_storage(&p));
     mark_lifetimes(&p);
     claim_outputs(&p);
+    place_applied(&p);
     share_inplace(&p);
     ONT_TRYGOTO(status, done, assign(&p, arena));
     *plan = result;

@@ -34,13 +34,20 @@ typedef struct ont_plan { /* arrays live in the arena given */
     size_t slab_bytes;
     size_t lower_bound;    /* most bytes live at one step: no plan can need less */
     uint32_t inplace_count;
+    uint32_t *apply_before; /* per graph output: the step before which it is applied, ONT_PLAN_BLOCK: it is a block */
 } ont_plan;
 
 enum { ONT_PLAN_ALIGN = 64 };
+#define ONT_PLAN_BLOCK UINT32_MAX
 
 /*
  * Steps [0, split) are forward, the rest backward; graph outputs [0, n_forward_outputs) belong to the forward phase.
  * `is_view(node)` tells whether a node's output 0 is its input 0's storage.
+ *
+ * applied: NULL, or for each graph output NULL or the graph input that somebody will overwrite who reads this output
+ * between two steps of the backward phase. Such an output is no block: it lies in the slab until then, which is as soon
+ * as it is computed and no later step reads that input. An output that is itself a graph input stays a block, with what
+ * the input held before anything was overwritten.
  *
  * Offsets are assigned greedily, each into the tightest gap among blocks alive at the same time: by decreasing size,
  * then, as long as the plan is longer than its lower bound, in other orders, in which the block that stuck out goes
@@ -48,8 +55,8 @@ enum { ONT_PLAN_ALIGN = 64 };
  * by breadth); Joslin and Clements, "Squeaky Wheel Optimization", 1999.
  */
 ont_status ont_plan_memory(const ont_graph *g, const ont_plan_step *steps, uint32_t n_steps, uint32_t split,
-                           uint32_t n_forward_outputs, bool (*is_view)(const ont_node *), ont_arena *arena,
-                           ont_plan *plan) ONT_MUST_USE;
+                           uint32_t n_forward_outputs, bool (*is_view)(const ont_node *),
+                           const ont_value *const *applied, ont_arena *arena, ont_plan *plan) ONT_MUST_USE;
 
 /* One block of the assignment problem; exposed for tests. */
 typedef struct ont_plan_block {

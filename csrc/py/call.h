@@ -21,6 +21,19 @@ void ont_borrowed_deinit(ont_borrowed *b);
 /* Wraps blocks as tensors (None where NULL); takes all references over, also on failure. */
 PyObject *ont_wrap_blocks(const ont_state *state, ont_block **blocks, uint32_t n);
 
+/*
+ * Run.backward() with somebody who takes the gradients that are applied. check: sees every tensor that backward will
+ * read, inputs that it does not read with data NULL, before anything is run; -1 with an exception.
+ */
+typedef struct ont_applier {
+    ont_sink sink; /* called without the GIL */
+    int (*check)(void *context, const ont_borrowed *inputs, const ont_borrowed *grads);
+} ont_applier;
+
+PyObject *ont_run_object_backward(PyObject *run, PyObject *saved, PyObject *grads, const ont_applier *applier);
+/* The program of a Run that is still open; NULL with TypeError or RuntimeError. */
+const ont_program *ont_run_object_program(const ont_state *state, PyObject *run);
+
 /* A tuple of any iterable; ValueError with `what` where it has not as many items as expected. */
 PyObject *ont_sequence(PyObject *object, Py_ssize_t expected, const char *what);
 

@@ -25,7 +25,7 @@ static int check_arguments(const ont_walk *w, PyObject *groups, PyObject *hyper)
     return 0;
 }
 
-static int check_overlap(ont_updater *self)
+int ont_optim_check_overlap(ont_updater *self)
 {
     bool overlaps = false;
     ont_optim_overlap where;
@@ -91,7 +91,7 @@ static PyObject *run_step(ont_updater *self, PyObject *updated, double max_norm,
     return max_norm >= 0 ? PyFloat_FromDouble(norm) : Py_NewRef(Py_None);
 }
 
-static void let_go(ont_updater *self)
+void ont_optim_let_go(ont_updater *self)
 {
     for (size_t i = 0; i < self->n_held; i++) {
         if (i + HELD_AHEAD < self->n_held) __builtin_prefetch(self->held[i + HELD_AHEAD], 1);
@@ -107,7 +107,7 @@ static PyObject *careful_step(ont_walk *w, PyObject *groups, PyObject *hyper, Py
     PyObject *result = NULL;
     self->work.n_tensors = self->work.n_updates = 0; /* what the quick walk may have left */
     w->updated = PyList_New(0);
-    if (w->updated && ont_optim_careful(w, groups, hyper) == 0 && check_overlap(self) == 0) {
+    if (w->updated && ont_optim_careful(w, groups, hyper) == 0 && ont_optim_check_overlap(self) == 0) {
         if (!w->device) result = run_step(self, w->updated, max_norm, unscale, seed);
         else if (mark_updated(self, w->updated) == 0) result = ont_optim_device_step(w, scalars, max_norm);
     }
@@ -136,13 +136,13 @@ static PyObject *updater_step(PyObject *object, PyObject *args)
     PyObject *result = NULL;
     int quick = ont_optim_quick(&w, groups, hyper);
     self->quick_steps += quick > 0;
-    if (quick > 0 && check_overlap(self) == 0)
+    if (quick > 0 && ont_optim_check_overlap(self) == 0)
         result = run_step(self, NULL, max_norm, unscale, seed);
     else if (quick == 0)
         result = careful_step(&w, groups, hyper, scalars, max_norm, unscale, seed);
     if (!result) self->n_order = 0;
     else self->steps++;
-    let_go(self);
+    ont_optim_let_go(self);
     self->busy = false;
     return result;
 }
@@ -228,6 +228,8 @@ static PyMethodDef updater_methods[] = {
     {"step", updater_step, METH_VARARGS,
      "step(groups, hyper, state, prepare, max_norm, unscale, seed, device=\"\", scalars=None) -> norm of all "
      "gradients, or None"},
+    {"backward", ont_updater_backward, METH_VARARGS,
+     "backward(run, saved, grads, groups, hyper, state, prepare, seed, targets, done) -> gradients of the other inputs"},
     {"walks", updater_walks, METH_NOARGS, "walks() -> steps so far, and how many of them walked the quick way"},
     {NULL, NULL, 0, NULL},
 };

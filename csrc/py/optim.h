@@ -84,11 +84,21 @@ typedef struct ont_updater {
     bool busy;
 } ont_updater;
 
+/* A parameter whose gradient comes later, from the engine's backward, where it is an input of the program. */
+typedef struct ont_expected {
+    PyObject *param;        /* borrowed; NULL: not one of them */
+    const ont_value *input;
+    uint32_t number, tensor; /* among those expected; of the walk */
+    bool found;
+} ont_expected;
+
 /* One call of step(). */
 typedef struct ont_walk {
     ont_updater *self;
     PyObject *states, *prepare, *updated;
     const ont_device *device; /* NULL: the CPU */
+    ont_expected *expected;   /* by position, NULL: the walk is for parameters that have gradients */
+    size_t n_expected;
     bool known, changed; /* the state dict is as last time; it was changed by prepare() */
     size_t position;     /* among all parameters */
     Py_ssize_t group, index;
@@ -111,6 +121,13 @@ typedef struct ont_entries {
 PyObject *ont_optim_device_step(ont_walk *w, PyObject *scalars, double max_norm);
 int ont_optim_device_group(ont_walk *w); /* a group begins */
 void ont_optim_device_free(ont_step_tables *t);
+
+/* py/optim.c: -1 with ValueError where tensors of the walk share memory. */
+int ont_optim_check_overlap(ont_updater *self);
+void ont_optim_let_go(ont_updater *self); /* of what the walk held */
+
+/* py/optim_backward.c: Updater.backward(). */
+PyObject *ont_updater_backward(PyObject *object, PyObject *args);
 
 /* py/optim_walk.c: the careful walk, and what both walks use. -1 with an exception. */
 int ont_optim_careful(ont_walk *w, PyObject *groups, PyObject *hyper);

@@ -280,7 +280,21 @@ static int finish_tensor(ont_walk *w, ont_optim_tensor *t, const ont_view *view,
     return ont_optim_take_update(w, t, step, first);
 }
 
-/* One parameter; both are held. */
+/* The gradient comes later, row-major; until then the parameter stands in its place. */
+static int expect_gradient(const ont_walk *w, ont_optim_tensor *t, const ont_view *param)
+{
+    ont_expected *e = &w->expected[w->position];
+    ont_shape shape = ont_shape_of(param->rank <= ONT_MAX_RANK ? param->rank : 0, param->dims);
+    if (param->rank > ONT_MAX_RANK || param->dtype != e->input->dtype || !ont_shape_equal(&shape, &e->input->shape))
+        return ont_blame(w, PyExc_ValueError, "the parameter", " has another dtype or shape than forward saw");
+    t->data[ONT_OPERAND_GRAD] = t->data[ONT_OPERAND_PARAM];
+    t->dtype[ONT_OPERAND_GRAD] = t->dtype[ONT_OPERAND_PARAM];
+    e->tensor = (uint32_t)(w->self->work.n_tensors - 1);
+    e->found = true;
+    return 0;
+}
+
+/* One parameter; both are held. grad: NULL where it is expected later. */
 static int take_param(ont_walk *w, PyObject *param, PyObject *grad)
 {
     ont_updater *self = w->self;
@@ -304,7 +318,7 @@ static int take_param(ont_walk *w, PyObject *param, PyObject *grad)
     t->data[ONT_OPERAND_PARAM] = view.data;
     t->dtype[ONT_OPERAND_PARAM] = (uint8_t)view.dtype;
     strides[ONT_OPERAND_PARAM] = view.strides;
-    if (take_operand(w, t, grad, ONT_OPERAND_GRAD, &view, strides) < 0) return -1;
+    if (!grad ? expect_gradient(w, t, &view) : take_operand(w, t, grad, ONT_OPERAND_GRAD, &view, strides)) return -1;
     if ((w->needs || self->rule->has_step || wants_master(w, t)) &&
         take_state(w, t, param, &view, strides, &step, &first) < 0)
         return -1;
@@ -333,6 +347,20 @@ int ont_optim_parse_hyper(ont_walk *w, PyObject *numbers)
     return 0;
 }
 
+/* Of a walk that expects gradients: 1 where this is one of its parameters, 0 where not. */
+static int is_expected(const ont_walk *w, PyObject *param, PyObject *grad)
+{
+    const ont_expected *e = w->position < w->n_expected ? &w->expected[w->position] : NULL;
+    if (!e || !e->param) return 0;
+    if (e->param != param)
+        return ont_blame(w, PyExc_RuntimeError, "the parameter", " is not the one that forward read");
+    if (grad != Py_None)
+        return ont_blame(w, PyExc_RuntimeError, "its .grad",
+                         " is there already, and step_in_backward() would leave it out: call zero_grad() before "
+                         "backward; gradients cannot be accumulated");
+    return 1;
+}
+
 static int take_group(ont_walk *w, PyObject *group)
 {
     ont_updater *self = w->self;
@@ -358,8 +386,8 @@ static int take_group(ont_walk *w, PyObject *group)
         if (w->position + AHEAD < self->n_slots) ont_warm_up(&self->slots[w->position + AHEAD]);
         PyObject *grad = PyObject_GetAttr(param, self->key_grad);
         if (!grad || ont_hold(self, grad) < 0) return -1;
-        if (grad == Py_None) continue;
-        if (take_param(w, param, grad) < 0) return -1;
+        int taken = w->expected ? is_expected(w, param, grad) : grad != Py_None;
+        if (taken < 0 || (taken && take_param(w, param, w->expected ? NULL : grad) < 0)) return -1;
     }
     return 0;
 }

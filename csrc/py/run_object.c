@@ -9,7 +9,7 @@ typedef struct run_object {
     PyObject_HEAD
     ont_run *run; /* NULL: backward has run, or released */
     ont_session_object *session;
-    PyObject *saved_inputs, *saved_outputs, *differentiable;
+    PyObject *saved_inputs, *saved_outputs, *differentiable, *applied;
 } run_object;
 
 /* A tuple of indices i with flags[i]. */
@@ -23,6 +23,17 @@ static PyObject *flagged(const uint8_t *flags, uint32_t n)
         if (!flags[i]) continue;
         PyObject *item = PyLong_FromUnsignedLong(i);
         if (!item || PyTuple_SetItem(tuple, at++, item) < 0) Py_CLEAR(tuple);
+    }
+    return tuple;
+}
+
+/* A tuple of the inputs whose gradients are applied, in that order. */
+static PyObject *applied_inputs(const ont_program *p)
+{
+    PyObject *tuple = PyTuple_New((Py_ssize_t)p->n_applies);
+    for (uint32_t i = 0; tuple && i < p->n_applies; i++) {
+        PyObject *item = PyLong_FromUnsignedLong(p->applies[i].input);
+        if (!item || PyTuple_SetItem(tuple, (Py_ssize_t)i, item) < 0) Py_CLEAR(tuple);
     }
     return tuple;
 }
@@ -45,6 +56,10 @@ PyObject *ont_run_object_new(ont_session_object *session, ont_run *run)
         Py_DECREF(self);
         return NULL;
     }
+    if (p->n_applies && !(self->applied = applied_inputs(p))) {
+        Py_DECREF(self);
+        return NULL;
+    }
     char *flags = PyBytes_AsString(self->differentiable);
     for (uint32_t i = 0; i < p->grads.n_forward_outputs; i++) flags[i] = p->grads.grad_input[i] >= 0;
     return (PyObject *)self;
@@ -58,6 +73,7 @@ static void run_dealloc(PyObject *object)
     Py_XDECREF(self->saved_inputs);
     Py_XDECREF(self->saved_outputs);
     Py_XDECREF(self->differentiable);
+    Py_XDECREF(self->applied);
     Py_XDECREF((PyObject *)self->session);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
     Py_DECREF(type);
@@ -79,6 +95,13 @@ static PyObject *run_differentiable(PyObject *object, void *closure)
 {
     (void)closure;
     return Py_NewRef(((run_object *)object)->differentiable);
+}
+
+static PyObject *run_applied(PyObject *object, void *closure)
+{
+    (void)closure;
+    PyObject *applied = ((run_object *)object)->applied;
+    return applied ? Py_NewRef(applied) : PyTuple_New(0);
 }
 
 static PyObject *run_release(PyObject *object, PyObject *unused)
@@ -129,7 +152,7 @@ static int borrow_backward(run_object *self, const ont_program *p, backward_call
 }
 
 /* Takes the run over, also on failure. */
-static PyObject *backward_borrowed(run_object *self, ont_run *run, const backward_call *call)
+static PyObject *backward_borrowed(run_object *self, ont_run *run, const backward_call *call, const ont_sink *sink)
 {
     uint32_t n = ont_run_program(run)->grads.n_forward_inputs;
     ont_block **in_grads = ont_calloc(n + 1, sizeof *in_grads);
@@ -139,7 +162,7 @@ static PyObject *backward_borrowed(run_object *self, ont_run *run, const backwar
     }
     ont_status status;
     Py_BEGIN_ALLOW_THREADS
-    status = ont_run_backward(run, call->inputs.views, NULL, call->grads.views, in_grads);
+    status = ont_run_backward(run, call->inputs.views, NULL, call->grads.views, sink, in_grads);
     Py_END_ALLOW_THREADS
     PyObject *result = status == ONT_OK ? ont_wrap_blocks(self->session->state, in_grads, n)
                                         : ont_raise(self->session->state, status);
@@ -147,16 +170,24 @@ static PyObject *backward_borrowed(run_object *self, ont_run *run, const backwar
     return result;
 }
 
-static PyObject *run_backward(PyObject *object, PyObject *args, PyObject *kwargs)
+const ont_program *ont_run_object_program(const ont_state *state, PyObject *object)
+{
+    if (!PyObject_TypeCheck(object, state->run_type)) {
+        PyErr_Format(PyExc_TypeError, "a Run is expected");
+        return NULL;
+    }
+    ont_run *run = ((run_object *)object)->run;
+    if (!run)
+        PyErr_Format(PyExc_RuntimeError, "backward of this run was already called, or the run was released: its "
+                                         "activations are gone (retain_graph is not supported)");
+    return run ? ont_run_program(run) : NULL;
+}
+
+PyObject *ont_run_object_backward(PyObject *object, PyObject *saved, PyObject *grads, const ont_applier *applier)
 {
     run_object *self = (run_object *)object;
-    char *names[] = {"saved", "grads", NULL};
-    PyObject *saved, *grads;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO:backward", names, &saved, &grads)) return NULL;
+    if (!ont_run_object_program(self->session->state, object)) return NULL;
     ont_run *run = self->run;
-    if (!run)
-        return PyErr_Format(PyExc_RuntimeError, "backward of this run was already called, or the run was released: its "
-                                                "activations are gone (retain_graph is not supported)");
     self->run = NULL; /* once; and what follows may run Python code, which could release it */
     const ont_program *p = ont_run_program(run);
     backward_call call = {0};
@@ -167,8 +198,9 @@ static PyObject *run_backward(PyObject *object, PyObject *args, PyObject *kwargs
     if (!call.given) goto done;
     if (ont_borrowed_init(&call.inputs, (Py_ssize_t)p->grads.n_forward_inputs) < 0) goto done;
     if (ont_borrowed_init(&call.grads, (Py_ssize_t)p->grads.n_forward_outputs) < 0) goto done_inputs;
-    if (borrow_backward(self, p, &call) == 0) {
-        result = backward_borrowed(self, run, &call);
+    if (borrow_backward(self, p, &call) == 0 &&
+        (!applier || applier->check(applier->sink.context, &call.inputs, &call.grads) == 0)) {
+        result = backward_borrowed(self, run, &call, applier ? &applier->sink : NULL);
         run = NULL;
     }
     ont_borrowed_deinit(&call.grads);
@@ -181,6 +213,14 @@ done:
     return result;
 }
 
+static PyObject *run_backward(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    char *names[] = {"saved", "grads", NULL};
+    PyObject *saved, *grads;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO:backward", names, &saved, &grads)) return NULL;
+    return ont_run_object_backward(object, saved, grads, NULL);
+}
+
 static PyMethodDef run_methods[] = {
     {"backward", (PyCFunction)(void (*)(void))run_backward, METH_VARARGS | METH_KEYWORDS,
      "backward(saved, grads) -> one gradient or None per graph input"},
@@ -191,6 +231,7 @@ static PyMethodDef run_methods[] = {
 static PyGetSetDef run_getset[] = {
     {"saved_inputs", run_saved_inputs, NULL, "indices of the graph inputs that backward reads", NULL},
     {"saved_outputs", run_saved_outputs, NULL, "indices of the graph outputs that backward reads", NULL},
+    {"applied", run_applied, NULL, "indices of the graph inputs whose gradients are applied, in that order", NULL},
     {"differentiable", run_differentiable, NULL, "one byte per graph output", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };

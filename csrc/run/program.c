@@ -134,7 +134,7 @@ static ont_status mark_saved(ont_program *p)
 static ont_status differentiate(ont_program *p, const uint8_t *wants)
 {
     bool any = false;
-    for (uint32_t i = 0; wants && i < p->graph->n_inputs; i++) any |= wants[i] != 0;
+    for (uint32_t i = 0; wants && i < p->graph->n_inputs; i++) any |= wants[i] != ONT_WANT_NOTHING;
     if (any) {
         ONT_TRY(ont_pass_grad(p->graph, wants, &p->grads));
         p->differentiable = p->graph->n_outputs > p->grads.n_forward_outputs;
@@ -166,10 +166,44 @@ static ont_status flatten_results(ont_program *p)
     return ont_pass_flatten(p->graph, p->result_counts);
 }
 
+/* Per graph output: the input that its gradient is applied to; all NULL, or NULL, where none is. */
+static ont_status find_applied(ont_program *p, const uint8_t *wants, const ont_value ***applied)
+{
+    *applied = NULL;
+    for (uint32_t i = 0; wants && p->differentiable && i < p->grads.n_forward_inputs; i++) {
+        if (wants[i] != ONT_WANT_APPLIED || p->grads.grad_output[i] < 0) continue;
+        if (p->device)
+            return ont_fail(ONT_EUNSUPPORTED, "input '%s': gradients are applied within backward on the CPU only",
+                            p->graph->inputs[i]->name);
+        if (!*applied) *applied = ont_arena_array(&p->arena, p->graph->n_outputs + 1, sizeof **applied);
+        if (!*applied) return ONT_ENOMEM;
+        (*applied)[p->grads.grad_output[i]] = p->graph->inputs[i];
+    }
+    return ONT_OK;
+}
+
+/* In the order of steps; inputs whose gradients become ready together in that of the graph. */
+static ont_status order_applies(ont_program *p, const ont_value *const *applied)
+{
+    if (!applied) return ONT_OK;
+    p->applies = ont_arena_array(&p->arena, p->grads.n_forward_inputs + 1, sizeof *p->applies);
+    if (!p->applies) return ONT_ENOMEM;
+    for (uint32_t i = 0; i < p->grads.n_forward_inputs; i++) {
+        int32_t output = p->grads.grad_output[i];
+        if (output < 0 || p->plan.apply_before[output] == ONT_PLAN_BLOCK) continue;
+        ont_apply a = {p->plan.apply_before[output], i, p->graph->outputs[output]->id};
+        uint32_t at = p->n_applies++;
+        for (; at && p->applies[at - 1].before > a.before; at--) p->applies[at] = p->applies[at - 1];
+        p->applies[at] = a;
+    }
+    return ONT_OK;
+}
+
 static ont_status build(ont_program *p, const ont_graph *loaded, const ont_view *inputs, const uint8_t *wants,
                         ont_facts *facts)
 {
     ont_plan_step *needs;
+    const ont_value **applied;
     ONT_TRY(ont_graph_clone(loaded, &p->graph));
     p->graph->device = p->device;
     p->graph->torch_random = loaded->torch_random;
@@ -183,8 +217,10 @@ static ont_status build(ont_program *p, const ont_graph *loaded, const ont_view 
     if (bound == ONT_OK) bound = bind_steps(p, &needs);
     ont_place_leave(p->device, &scope);
     ONT_TRY(bound);
-    ONT_TRY(ont_plan_memory(p->graph, needs, p->n_steps, p->split, p->grads.n_forward_outputs, is_view, &p->arena,
-                            &p->plan));
+    ONT_TRY(find_applied(p, p->probe ? NULL : wants, &applied));
+    ONT_TRY(ont_plan_memory(p->graph, needs, p->n_steps, p->split, p->grads.n_forward_outputs, is_view, applied,
+                            &p->arena, &p->plan));
+    ONT_TRY(order_applies(p, applied));
     for (uint32_t t = 0; t < p->n_steps; t++) p->steps[t].work_offset = p->plan.work_offsets[t];
     ONT_TRY(mark_saved(p));
     return ont_place_constants(p);

@@ -25,6 +25,8 @@ struct ont_run {
     ont_block **outputs;   /* per graph output: blocks that the run references; gradients while backward runs */
     ont_block **copies;    /* row-major copies of strided inputs, as many as n_copies */
     uint32_t n_copies, max_copies;
+    const ont_sink *sink;  /* while backward runs */
+    uint32_t n_applied, mode; /* gradients handed to it so far, and how it has floats treated */
     bool used;
     ont_replay replays[2]; /* forward, backward */
     ont_run *next;         /* in the program's idle list */
@@ -189,6 +191,27 @@ static double now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
+/* Hands over the gradients that are due before step t. */
+static ont_status apply_due(ont_run *run, uint32_t t)
+{
+    const ont_program *p = run->program;
+    ont_status status = ONT_OK;
+    uint32_t mode = ont_float_mode();
+    ont_float_mode_set(run->mode);
+    while (status == ONT_OK && run->n_applied < p->n_applies && p->applies[run->n_applied].before <= t) {
+        const ont_apply *a = &p->applies[run->n_applied++];
+        status = run->sink->apply(run->sink->context, a->input, run->pointers[a->value]);
+    }
+    ont_float_mode_set(mode);
+    return status;
+}
+
+static bool is_due(const ont_run *run, uint32_t t)
+{
+    const ont_program *p = run->program;
+    return run->sink && run->n_applied < p->n_applies && p->applies[run->n_applied].before <= t;
+}
+
 static ont_status execute_steps(ont_run *run, uint32_t first, uint32_t last)
 {
     const ont_program *p = run->program;
@@ -197,6 +220,7 @@ static ont_status execute_steps(ont_run *run, uint32_t first, uint32_t last)
     bool timed = __atomic_load_n(&timing, __ATOMIC_RELAXED);
     for (uint32_t t = first; t < last; t++) {
         const ont_step *step = &p->steps[t];
+        if (is_due(run, t)) ONT_TRY(apply_due(run, t));
         for (uint32_t i = 0; i < step->node->n_inputs; i++)
             run->in[i] = step->in[i] == ONT_STEP_ABSENT ? NULL : run->pointers[step->in[i]];
         for (uint32_t i = 0; i < step->node->n_outputs; i++)
@@ -357,6 +381,7 @@ static ont_status take_outputs(ont_run *run, uint32_t first, uint32_t last)
 {
     for (uint32_t i = first; i < last; i++) {
         const ont_value *v = run->program->graph->outputs[i];
+        if (run->program->plan.apply_before[i] != ONT_PLAN_BLOCK) continue;
         ONT_TRY(ont_pool_take(run->pool, v->dtype, &v->shape, &run->outputs[i]));
     }
     return ONT_OK;
@@ -480,16 +505,22 @@ static void hand_out_gradients(ont_run *run, ont_block **in_grads)
 }
 
 ont_status ont_run_backward(ont_run *run, const ont_view *inputs, const ont_view *outputs, const ont_view *grads,
-                            ont_block **in_grads)
+                            const ont_sink *sink, ont_block **in_grads)
 {
     const ont_program *p = run->program;
     ont_scope scope;
     void **data = ont_calloc(p->graph->n_inputs + 1, sizeof *data);
     ont_status status = data ? enter(run, &scope) : ONT_ENOMEM;
     if (status != ONT_OK) goto done;
-    status = bind_backward(run, inputs, outputs, grads, data);
+    status = p->n_applies && !sink ? ont_fail(ONT_EINVAL, "nobody takes the gradients that are applied") : ONT_OK;
+    run->sink = sink;
+    run->n_applied = 0;
+    run->mode = ont_float_mode();
+    if (status == ONT_OK) status = bind_backward(run, inputs, outputs, grads, data);
     if (status == ONT_OK) status = execute(run, data, p->split, p->n_steps);
     if (status == ONT_OK) status = copy_outputs(run, p->grads.n_forward_outputs, p->graph->n_outputs);
+    if (status == ONT_OK && is_due(run, p->n_steps)) status = apply_due(run, p->n_steps);
+    run->sink = NULL;
     if (status == ONT_OK && p->device && p->device->kind->waits) status = ont_place_check(p);
     if (status == ONT_OK) hand_out_gradients(run, in_grads);
     ont_place_leave(p->device, &scope);

@@ -23,12 +23,23 @@ ont_status ont_run_forward(ont_program *program, ont_pool *pool, const ont_view 
                            ont_block **outputs, ont_run **run) ONT_MUST_USE;
 
 /*
+ * Takes the gradients of inputs that were asked for with ONT_WANT_APPLIED, one after the other on the thread that runs
+ * backward, and may overwrite the input: `gradient`, row-major and of the input's dtype and shape, is gone afterwards.
+ * Floats are treated as the caller of backward has it. A failure ends backward.
+ */
+typedef struct ont_sink {
+    ont_status (*apply)(void *context, uint32_t input, const void *gradient);
+    void *context;
+} ont_sink;
+
+/*
  * Executes the backward part, once. `inputs` and `outputs` hold the tensors that saved_inputs and saved_outputs ask
  * for (others are ignored), `grads` one per forward output (data NULL with rank -1: zero). in_grads: per forward
- * input a block for the caller, or NULL where none flows. The slab is given back on success and on failure.
+ * input a block for the caller, or NULL where none flows. The slab is given back on success and on failure. sink: what
+ * gradients that are applied go to; NULL where the program has none.
  */
 ont_status ont_run_backward(ont_run *run, const ont_view *inputs, const ont_view *outputs, const ont_view *grads,
-                            ont_block **in_grads) ONT_MUST_USE;
+                            const ont_sink *sink, ont_block **in_grads) ONT_MUST_USE;
 
 void ont_run_release(ont_run *run); /* the run is gone afterwards; its slab may serve the next one */
 const ont_program *ont_run_program(const ont_run *run);

@@ -109,7 +109,7 @@ static ont_status make_key(ont_session *s, const ont_view *inputs, const uint8_t
                                            << 32; /* an empty one adds no word of its own, and is known all the same */
     for (uint32_t i = 0; i < s->graph->n_inputs; i++) {
         const ont_view *v = &inputs[i];
-        *at++ = (int64_t)v->dtype | (int64_t)(wants && wants[i]) << 8 | (int64_t)v->rank << 16;
+        *at++ = (int64_t)v->dtype | (int64_t)(wants ? wants[i] : ONT_WANT_NOTHING) << 8 | (int64_t)v->rank << 16;
         for (int d = 0; d < v->rank; d++) *at++ = v->dims[d];
     }
     for (uint32_t i = 0; i < search->n_facts; i++) { /* their types follow from what stands before them */

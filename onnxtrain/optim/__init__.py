@@ -3,8 +3,10 @@
 from onnxtrain.optim._adagrad import Adagrad
 from onnxtrain.optim._adam import AdamWMode, FusedAdam
 from onnxtrain.optim._clip import clip_grad_norm_
+from onnxtrain.optim._in_backward import StepInBackward, step_in_backward
 from onnxtrain.optim._lamb import Lamb
 from onnxtrain.optim._lion import Lion
 from onnxtrain.optim._sgd import SGD
 
-__all__ = ["SGD", "Adagrad", "AdamWMode", "FusedAdam", "Lamb", "Lion", "clip_grad_norm_"]
+__all__ = ["SGD", "Adagrad", "AdamWMode", "FusedAdam", "Lamb", "Lion", "StepInBackward", "clip_grad_norm_",
+           "step_in_backward"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -85,6 +85,8 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     # ---- the step ----
 
+    _in_backward: Any = None  # of _in_backward.py: updates that the engine's backward has done since the last step
+
     def _setup(self) -> None:
         self._updater = _C.Updater(self._rule, type(self).__name__)
         self._fresh: list[tuple[Tensor, str]] = []
@@ -110,6 +112,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if self._in_backward is not None:
+            self._in_backward.close(self)
         found_inf, scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
         first = next((p for group in self.param_groups for p in group["params"] if p.grad is not None), None)
         if first is not None and (place := device_of(first)):
@@ -159,24 +163,38 @@ class FusedOptimizer(torch.optim.Optimizer):
     def _run(self, limit: float, unscale: float, place: str = "",
              scalars: tuple[Tensor | None, ...] = (None, None, None)) -> float | None:
         groups = self.param_groups
-        rates = scalars[3:] or (None,) * len(groups)
-        hyper = [(-1.0 if group["maximize"] else 1.0,
-                  MASTER * group["master_weights"] + STOCHASTIC * group["stochastic_rounding"],
-                  *self._hyper(group if rate is None else {**group, "lr": 0.0}))
-                 for group, rate in zip(groups, rates)]
-        seed = (torch.initial_seed() + 0x9E3779B97F4A7C15 * self._steps) & (2**64 - 1)
+        hyper = self._hypers(scalars[3:] or (None,) * len(groups))
         try:
-            norm = self._updater.step(groups, hyper, self.state, self._prepare, limit, unscale, seed, place, scalars)
+            norm = self._updater.step(groups, hyper, self.state, self._prepare, limit, unscale, self._seed(), place,
+                                      scalars)
         except BaseException:
-            for param, name in self._fresh:  # as if the step had not been tried
-                del self.state[param][name]
-                if not self.state[param]:
-                    del self.state[param]
+            self._drop_fresh()
             raise
         finally:
             self._fresh.clear()
         self._steps += 1
         return norm
+
+    def _hypers(self, rates: Sequence[Tensor | None] = ()) -> list[tuple[float, ...]]:
+        """For each group its sign, flags and the rule's numbers; the rate is 0 where there is a tensor of it."""
+        groups = self.param_groups
+        return [(-1.0 if group["maximize"] else 1.0,
+                 MASTER * group["master_weights"] + STOCHASTIC * group["stochastic_rounding"],
+                 *self._hyper(group if rate is None else {**group, "lr": 0.0}))
+                for group, rate in zip(groups, rates or (None,) * len(groups))]
+
+    def _seed(self) -> int:
+        """Of this step's stochastic rounding."""
+        return (torch.initial_seed() + 0x9E3779B97F4A7C15 * self._steps) & (2**64 - 1)
+
+    def _drop_fresh(self, kept: Container[int] = ()) -> None:
+        """As if a step had not been tried: without the state that it has made, but for parameters of these ids."""
+        for param, name in self._fresh:
+            if id(param) in kept:
+                continue
+            del self.state[param][name]
+            if not self.state[param]:
+                del self.state[param]
 
     def _prepare(self, param: Tensor, index: int) -> bool:
         """Completes a parameter's state; called by the core where something is missing.
@@ -228,6 +246,8 @@ class FusedOptimizer(torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Drops the gradients, or fills them with zeros where ``set_to_none`` (default: ``set_grad_none``) is False."""
         to_none = self._set_grad_none if set_to_none is None else set_to_none
+        if self._in_backward is not None:
+            self._in_backward.refuse(f"{type(self).__name__}.zero_grad() cannot take gradients back")
         if not to_none or torch.autograd._profiler_enabled():
             return super().zero_grad(to_none)
         for group in self.param_groups:  # without the profiler's record, half of the time of a small step's call
@@ -293,6 +313,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         Raises:
             ValueError: the groups do not fit; or they ask for an option that there is not here.
         """
+        if self._in_backward is not None:
+            self._in_backward.refuse(f"{type(self).__name__}.load_state_dict()")
         seen: list[dict[str, Any]] = []
         before = self.register_load_state_dict_pre_hook(lambda _, given: seen.append(given))
         after = self.register_load_state_dict_post_hook(lambda _: self._take_saved(seen[-1]), prepend=True)

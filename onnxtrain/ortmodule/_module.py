@@ -31,7 +31,7 @@ from onnxtrain.ortmodule._verify import compare, tolerance, verify
 from onnxtrain.ortmodule.options import RuntimeOptions
 
 _OWN = frozenset(("_module", "_debug", "_programs", "_counters", "_fallback", "_fallen", "_refused", "_announced",
-                  "_runtime", "_view", "_lazy"))
+                  "_runtime", "_view", "_lazy", "_in_backward"))
 MAX_PROGRAMS = 32  # exports kept per schema; the one that was made first goes
 MAX_STATES = 8  # exports of one schema because of attributes that change; the next such change is a fallback
 MAX_BY_TORCH = 8  # operators of one graph that torch runs; with more, torch runs the module
@@ -307,10 +307,18 @@ class ORTModule(torch.nn.Module):
         """A graph that does not run even for the arguments that it was exported with is the exporter's fault,
         or eager's.
         """
+        program.in_backward = self.__dict__.get("_in_backward")
         try:
             return self._run(program, leaves, grad_enabled)
         except (TypeError, ValueError) as error:
             raise ExportError(f"The exported graph does not run: {error}.") from error
+
+    def _join(self, handle: Any) -> None:
+        """For onnxtrain.optim.step_in_backward(): the optimizer that backward updates parameters by, or None."""
+        self._in_backward = handle
+        for programs in self._programs.values():
+            for program in programs:
+                program.in_backward = handle
 
     @staticmethod
     def _is_restless(known: list[Program]) -> bool:

@@ -47,6 +47,19 @@ class _ORTModuleFunction(torch.autograd.Function):
         return (None, None, *_gradients(ctx, grads))
 
 
+class _SteppingFunction(torch.autograd.Function):
+    """The same where the optimizer's step is in backward (onnxtrain/optim/_in_backward.py)."""
+
+    @staticmethod
+    def forward(ctx: Any, program: Program, mask: bytes, stepping: Any, targets: Any, *tensors: Tensor) -> Any:
+        ctx.stepping, ctx.targets = stepping, targets
+        return _forward(ctx, program, mask, tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        return (None, None, None, None, *ctx.stepping.gradients(ctx, grads))
+
+
 def _forward(ctx: Any, program: Program, mask: bytes, tensors: Sequence[Tensor]) -> Any:
     """Runs the engine, and marks and saves what an autograd node has to."""
     outputs, run = program.session.forward(tensors, mask, program.seed())
@@ -76,7 +89,7 @@ def _backward_once(ctx: Any, *grads: Tensor | None) -> Any:
     return (None, None, *_gradients(ctx, grads))
 
 
-_NODES = (_ORTModuleFunction._backward_cls, _held.HeldFunction._backward_cls)
+_NODES = (_ORTModuleFunction._backward_cls, _SteppingFunction._backward_cls, _held.HeldFunction._backward_cls)
 
 
 class Agent:
@@ -117,6 +130,7 @@ class Program:
         self._held: _held.Held | None = None
         if self.chain is None and self.conditional is None and options.read("ORTMODULE_ENABLE_MEM_EFFICIENT_GRAD_MGMT"):
             self._held = _held.Held(_forward, _gradients, [source.kind != "parameter" for source in exported.inputs])
+        self.in_backward: Any = None  # onnxtrain.optim.StepInBackward: what updates parameters meanwhile
         self.changed = exported.state.difference
         self.modes = exported.modes
         self.steps = 0
@@ -233,7 +247,16 @@ class Program:
             if self.chain is not None:
                 outputs = self.chain(tensors, grad_enabled)
             elif True in flags:
-                outputs = self._held.apply(self, mask, tensors) if self._held is not None else None
+                targets = None
+                if self.in_backward is not None and self.conditional is None:
+                    targets = self.in_backward.targets(tensors, flags)
+                if targets is not None:
+                    outputs = _SteppingFunction.apply(self, self.in_backward.mask(flags, targets), self.in_backward,
+                                                      targets, *tensors)
+                elif self._held is not None:
+                    outputs = self._held.apply(self, mask, tensors)
+                else:
+                    outputs = None
                 if outputs is None:
                     outputs = _ORTModuleFunction.apply(self, mask, *tensors)
             else:

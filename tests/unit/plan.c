@@ -217,7 +217,7 @@ static void plan(model *m, ont_value *const *outputs, uint32_t n, uint32_t n_for
     CHECK_OK(ont_graph_verify(m->g));
     m->n_forward_outputs = n_forward;
     m->split = split;
-    CHECK_OK(ont_plan_memory(m->g, m->steps, m->n_steps, split, n_forward, is_view, &m->arena, &m->plan));
+    CHECK_OK(ont_plan_memory(m->g, m->steps, m->n_steps, split, n_forward, is_view, NULL, &m->arena, &m->plan));
     CHECK(m->plan.lower_bound <= m->plan.slab_bytes);
 }
 
@@ -478,7 +478,7 @@ TEST(plan_allocation_failures)
         ont_arena_init(&arena);
         ont_plan left = {.slab_bytes = 12345};
         ont_alloc_fail_after(k);
-        ont_status status = ont_plan_memory(m.g, m.steps, m.n_steps, m.split, m.n_forward_outputs, is_view, &arena,
+        ont_status status = ont_plan_memory(m.g, m.steps, m.n_steps, m.split, m.n_forward_outputs, is_view, NULL, &arena,
                                             &left);
         bool fired = ont_alloc_fail_fired();
         ont_alloc_fail_after(-1);

@@ -1,0 +1,210 @@
+/*
+ * Updater.backward(): a Run's backward whose gradients go into the update of their parameters one by one, as soon as
+ * the engine has them. Everything that can fail for a parameter (its state, shapes, shared memory) is looked at before
+ * backward begins. Called by onnxtrain/optim/_in_backward.py; knows nothing of kernels.
+ */
+#include "py/optim.h" /* Python.h before any system header */
+
+#include "base/alloc.h"
+#include "py/call.h"
+
+typedef struct target {
+    uint32_t tensor;
+    bool applied; /* else backward has a gradient that nobody wants */
+} target;
+
+typedef struct application {
+    ont_updater *self;
+    ont_optim_request request;
+    target *targets;     /* per input of the program */
+    uint32_t n_inputs;
+    uint32_t *number;    /* per input: among the targets */
+    char *done;          /* per target, in the caller's order */
+} application;
+
+/* ---- while backward runs, without the GIL ---- */
+
+static ont_status apply(void *context, uint32_t input, const void *gradient)
+{
+    application *a = context;
+    const target *t = &a->targets[input];
+    if (!t->applied) return ONT_OK;
+    ONT_TRY(ont_optim_apply(&a->self->work, &a->request, t->tensor, gradient));
+    a->done[a->number[input]] = 1;
+    return ONT_OK;
+}
+
+/* ---- before ---- */
+
+static int refuse_shared(const application *a, const ont_view *view, uint32_t own, const char *what, Py_ssize_t index)
+{
+    ont_optim_overlap where;
+    int64_t span = 1;
+    for (int d = 0; d < view->rank; d++) {
+        if (!view->dims[d]) return 0;
+        if (view->strides) span += (view->dims[d] - 1) * view->strides[d];
+    }
+    if (!view->strides) span = ont_view_count(view);
+    uintptr_t first = (uintptr_t)view->data;
+    if (!ont_optim_is_written(&a->self->work, first, first + (size_t)span * ont_dtype_size(view->dtype), own, &where))
+        return 0;
+    PyErr_Format(PyExc_ValueError,
+                 "%U: %s %zd, which backward reads, shares memory with %s number %u, counted over all groups, which is "
+                 "updated meanwhile: nothing has been updated",
+                 a->self->name, what, index, ont_operand_text[where.other_operand],
+                 a->self->work.tensors[where.other_tensor].stream);
+    return -1;
+}
+
+/* What backward reads must not change under it: an input may be a parameter itself, of which the engine knows. */
+static int check(void *context, const ont_borrowed *inputs, const ont_borrowed *grads)
+{
+    const application *a = context;
+    for (Py_ssize_t i = 0; i < inputs->n; i++) {
+        uint32_t own = i < (Py_ssize_t)a->n_inputs && a->targets[i].applied ? a->targets[i].tensor : UINT32_MAX;
+        if (inputs->views[i].data && refuse_shared(a, &inputs->views[i], own, "input", i) < 0) return -1;
+    }
+    for (Py_ssize_t i = 0; i < grads->n; i++)
+        if (grads->views[i].rank >= 0 && grads->views[i].data &&
+            refuse_shared(a, &grads->views[i], UINT32_MAX, "the gradient of output", i) < 0)
+            return -1;
+    return 0;
+}
+
+/* One (input, position, parameter): into a table by position, which grows. */
+static int read_target(application *a, const ont_program *p, PyObject *item, uint32_t number, ont_walk *w,
+                       size_t *capacity)
+{
+    Py_ssize_t input, position;
+    PyObject *param;
+    if (!PyArg_ParseTuple(item, "nnO:target", &input, &position, &param)) return -1;
+    bool fits = input >= 0 && input < (Py_ssize_t)a->n_inputs && position >= 0 && position < INT32_MAX;
+    bool known = false;
+    for (uint32_t i = 0; fits && i < p->n_applies; i++) known |= p->applies[i].input == (uint32_t)input;
+    if (!known || a->targets[input].applied)
+        return PyErr_Format(PyExc_ValueError, "input %zd is none whose gradient is applied", input), -1;
+    if ((size_t)position >= w->n_expected) {
+        if (ont_optim_reserve(&w->expected, capacity, (size_t)position + 1, sizeof *w->expected) != ONT_OK)
+            return PyErr_NoMemory(), -1;
+        while (w->n_expected <= (size_t)position) w->expected[w->n_expected++] = (ont_expected){0};
+    }
+    ont_expected *e = &w->expected[position];
+    if (e->param) return PyErr_Format(PyExc_ValueError, "position %zd comes twice", position), -1;
+    *e = (ont_expected){.param = param, .input = p->graph->inputs[input], .number = number};
+    a->targets[input].applied = true;
+    a->number[input] = number;
+    return 0;
+}
+
+static int read_targets(application *a, const ont_program *p, PyObject *targets, ont_walk *w)
+{
+    size_t capacity = 0;
+    a->n_inputs = p->grads.n_forward_inputs;
+    a->targets = ont_calloc(a->n_inputs + 1, sizeof *a->targets);
+    a->number = ont_calloc(a->n_inputs + 1, sizeof *a->number);
+    w->expected = ont_malloc(sizeof *w->expected);
+    if (!a->targets || !a->number || !w->expected) return PyErr_NoMemory(), -1;
+    capacity = 1;
+    for (Py_ssize_t i = 0; i < PyList_Size(targets); i++)
+        if (read_target(a, p, PyList_GetItem(targets, i), (uint32_t)i, w, &capacity) < 0) return -1;
+    return 0;
+}
+
+/* Where the walk has put each of them. */
+static int find_tensors(application *a, const ont_walk *w, Py_ssize_t n)
+{
+    uint32_t *tensor = ont_calloc((size_t)n + 1, sizeof *tensor);
+    bool all = true;
+    if (!tensor) return PyErr_NoMemory(), -1;
+    for (size_t i = 0; i < w->n_expected; i++) {
+        const ont_expected *e = &w->expected[i];
+        all &= !e->param || e->found;
+        if (e->param) tensor[e->number] = e->tensor;
+    }
+    for (uint32_t i = 0; i < a->n_inputs; i++) a->targets[i].tensor = tensor[a->number[i]];
+    ont_free(tensor);
+    if (all) return 0;
+    PyErr_Format(PyExc_RuntimeError, "%U: its groups have lost a parameter between forward and backward",
+                 a->self->name);
+    return -1;
+}
+
+/* ---- after ---- */
+
+/* Counts the versions of what was updated, also where backward failed. An exception that is set stays. */
+static int mark_done(ont_updater *self, PyObject *targets, const char *done)
+{
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    PyObject *updated = PyList_New(0), *result = NULL;
+    bool good = updated != NULL;
+    for (Py_ssize_t i = 0; good && i < PyList_Size(targets); i++)
+        if (done[i]) good = PyList_Append(updated, PyTuple_GetItem(PyList_GetItem(targets, i), 2)) == 0;
+    if (good) result = PyObject_CallFunctionObjArgs(self->increment_version, updated, NULL);
+    Py_XDECREF(updated);
+    Py_XDECREF(result);
+    if (type) PyErr_Restore(type, value, trace);
+    return result ? 0 : -1;
+}
+
+/* ---- the call ---- */
+
+typedef struct arguments {
+    PyObject *run, *saved, *grads, *groups, *hyper, *targets, *done;
+} arguments;
+
+static int prepare(application *a, ont_walk *w, const arguments *in, const ont_program *p)
+{
+    ont_updater *self = a->self;
+    if (read_targets(a, p, in->targets, w) < 0) return -1;
+    if (!(w->updated = PyList_New(0)) || ont_optim_careful(w, in->groups, in->hyper) < 0) return -1;
+    if (find_tensors(a, w, PyList_Size(in->targets)) < 0 || ont_optim_check_overlap(self) < 0) return -1;
+    if (ont_optim_prepare_apply(&self->work) == ONT_OK) return 0;
+    PyErr_NoMemory();
+    return -1;
+}
+
+static bool arguments_fit(const arguments *in, const ont_walk *w)
+{
+    return PyList_Check(in->groups) && PyList_Check(in->hyper) && PyList_Check(in->targets) &&
+           PyByteArray_Check(in->done) && PyDict_Check(w->states) &&
+           PyList_Size(in->groups) == PyList_Size(in->hyper) &&
+           PyByteArray_Size(in->done) == PyList_Size(in->targets);
+}
+
+PyObject *ont_updater_backward(PyObject *object, PyObject *args)
+{
+    ont_updater *self = (ont_updater *)object;
+    ont_walk w = {.self = self};
+    application a = {.self = self};
+    arguments in;
+    unsigned long long seed;
+    if (!PyArg_ParseTuple(args, "OOOOOOOKOO:backward", &in.run, &in.saved, &in.grads, &in.groups, &in.hyper, &w.states,
+                          &w.prepare, &seed, &in.targets, &in.done))
+        return NULL;
+    if (!arguments_fit(&in, &w))
+        return PyErr_Format(PyExc_TypeError, "%U: backward() needs lists of groups, of their numbers and of targets, a "
+                                             "dict of state, and a bytearray with a byte per target", self->name);
+    if (self->busy) return PyErr_Format(PyExc_RuntimeError, "%U: an update is already running", self->name);
+    const ont_program *p = ont_run_object_program(self->state, in.run);
+    if (!p) return NULL;
+    self->busy = true;
+    ont_optim_clear(&self->work);
+    PyObject *result = NULL;
+    if (prepare(&a, &w, &in, p) == 0) {
+        ont_applier applier = {.sink = {apply, &a}, .check = check};
+        a.request = (ont_optim_request){.rule = self->rule, .unscale = 1, .max_norm = -1, .seed = seed};
+        a.done = PyByteArray_AsString(in.done);
+        result = ont_run_object_backward(in.run, in.saved, in.grads, &applier);
+        if (mark_done(self, in.targets, a.done) < 0) Py_CLEAR(result);
+    }
+    if (!result) self->n_order = 0;
+    else self->steps++;
+    ont_optim_let_go(self);
+    Py_XDECREF(w.updated);
+    ont_free(w.expected);
+    ont_free(a.targets);
+    ont_free(a.number);
+    self->busy = false;
+    return result;
+}

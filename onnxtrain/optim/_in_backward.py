@@ -1,0 +1,300 @@
+"""The optimizer's update within the engine's backward, one parameter after the other as soon as its gradient is final.
+
+step_in_backward() joins an optimizer of this package and an ORTModule. What it does at each step is here: which
+parameters take part in a forward, what is refused before backward, and what step() still has to find out. The arithmetic
+is the core's (csrc/py/optim_backward.c). Called by _engine.py and by onnxtrain/ortmodule/_program.py.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import optimizer as torch_optimizer
+
+from onnxtrain import _C
+from onnxtrain.optim._engine import FusedOptimizer
+
+WANT_APPLIED = 2  # a byte of a mask; csrc/run/program.h
+MOST_NAMES = 8  # of parameters in a message
+
+
+class Open:
+    """What an optimizer's step in backward has done since the last step(). Shared by the optimizer's models."""
+
+    def __init__(self, optimizer: FusedOptimizer) -> None:
+        self.updater = _C.Updater(optimizer._rule, type(optimizer).__name__)
+        self.handles: list[StepInBackward] = []
+        self.updated: dict[int, tuple[Tensor, str]] = {}  # by id: the parameter and its name
+        self.hyper: list[tuple[float, ...]] = []  # of those updates
+
+    def names(self) -> str:
+        """The updated parameters, for a message."""
+        return listed([name for _, name in self.updated.values()])
+
+    def close(self, optimizer: FusedOptimizer) -> None:
+        """Begins step(): the updates in backward were whole and right, and are over.
+
+        Raises:
+            RuntimeError: they were not what a step now would do; the step stays open.
+        """
+        if not self.updated:
+            return
+        where = f"{type(optimizer).__name__}.step(): backward has updated {len(self.updated)} parameters already"
+        if getattr(optimizer, "found_inf", None) is not None or getattr(optimizer, "grad_scale", None) is not None:
+            raise RuntimeError(f"{where}, by gradients that a GradScaler has scaled and not unscaled: "
+                               "step_in_backward() does not work with a GradScaler")
+        refuse_options(optimizer, where)
+        if optimizer._hypers() != self.hyper:
+            raise RuntimeError(f"{where}, with other hyperparameters than the groups have now: change them after step() "
+                               "or before backward")
+        late = [name for param, name in self.updated.values() if param.grad is not None]
+        if late:
+            raise RuntimeError(f"{where}, of which {listed(late)} have a further gradient from outside the module, "
+                               "which came too late: step_in_backward() is for parameters that one call of the module "
+                               "uses")
+        self.updated.clear()
+
+    def refuse(self, what: str) -> None:
+        """Raises RuntimeError for what would drop gradients or begin something new while updates wait for step()."""
+        if self.updated:
+            raise RuntimeError(f"{what}: backward has updated {len(self.updated)} parameters already "
+                               f"({self.names()}); call step() first, which closes the step")
+
+
+def listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:MOST_NAMES]) + (f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else "")
+
+
+def refuse_options(optimizer: FusedOptimizer, where: str) -> None:
+    """Raises RuntimeError for options that need all gradients at once, or change them."""
+    if optimizer.max_grad_norm is not None:
+        raise RuntimeError(f"{where}: max_grad_norm clips by the norm of all gradients, which are never there at once")
+    if not isinstance(optimizer.next_unscale, Tensor) and optimizer.next_unscale == 1.0:
+        return
+    raise RuntimeError(f"{where}: next_unscale is set, and gradients are applied as they are")
+
+
+class StepInBackward:
+    """What step_in_backward() returns: the bond of one optimizer and one model. Ends with either, or by remove()."""
+
+    def __init__(self, optimizer: FusedOptimizer, model: Any) -> None:
+        self._optimizer, self._model = weakref.ref(optimizer), weakref.ref(model)
+
+    def remove(self) -> None:
+        """Takes the bond back: from the next forward on, gradients go to ``.grad`` and step() applies them.
+
+        Raises:
+            RuntimeError: updates of a backward wait for step().
+        """
+        optimizer, model = self._optimizer(), self._model()
+        if optimizer is not None and optimizer._in_backward is not None:
+            optimizer._in_backward.refuse("StepInBackward.remove()")
+            optimizer._in_backward.handles.remove(self)
+            if not optimizer._in_backward.handles:
+                optimizer._in_backward = None
+        if model is not None:
+            model._join(None)
+
+    # ---- forward ----
+
+    def targets(self, tensors: Sequence[Tensor], flags: Sequence[bool]) -> dict[int, tuple[int, Tensor]] | None:
+        """The inputs of a call that the optimizer updates: index to position among its parameters, and parameter.
+
+        Args:
+            tensors: inputs of the graph.
+            flags: which of them want a gradient.
+
+        Returns:
+            None where there are none, or the optimizer is gone: gradients then go to ``.grad``.
+        """
+        optimizer = self._optimizer()
+        if optimizer is None or optimizer._in_backward is None:
+            return None
+        position = {id(param): i for i, param in enumerate(p for g in optimizer.param_groups for p in g["params"])}
+        found = {i: (position[id(tensor)], tensor) for i, (tensor, flag) in enumerate(zip(tensors, flags))
+                 if flag and id(tensor) in position}
+        return found or None
+
+    @staticmethod
+    def mask(flags: Sequence[bool], targets: dict[int, tuple[int, Tensor]]) -> bytes:
+        """The engine's mask of a call: bytes 0, 1 for a gradient, 2 for one that is applied."""
+        return bytes([WANT_APPLIED if i in targets else flag for i, flag in enumerate(flags)])
+
+    # ---- backward ----
+
+    def gradients(self, ctx: Any, grads: tuple[Tensor | None, ...]) -> Sequence[Tensor | None]:
+        """Runs the engine's backward of a node and updates parameters on the way.
+
+        Args:
+            ctx: the autograd node, with ``run``, ``reach`` and ``targets``.
+            grads: of the outputs.
+
+        Returns:
+            One gradient per input of the graph, None where it was applied or there is none.
+
+        Raises:
+            RuntimeError: something does not fit (nothing was updated then), or an operator failed; then notes of the
+                exception say which parameters were updated.
+        """
+        optimizer = self._optimizer()
+        if optimizer is None or optimizer._in_backward is None:
+            raise RuntimeError("step_in_backward() was taken back, or its optimizer is gone, between forward and "
+                               "backward")
+        shared, run = optimizer._in_backward, ctx.run
+        reached = ctx.reach.drop(run.differentiable, grads, list(range(len(ctx.next_functions))))
+        targets = [(i, *ctx.targets[i]) for i in run.applied if reached[i] is not None]
+        hyper = optimizer._hypers()
+        self._refuse(ctx, optimizer, targets, hyper)
+        done = bytearray(len(targets))
+        try:
+            found = shared.updater.backward(run, ctx.saved_tensors, grads, optimizer.param_groups, hyper,
+                                            optimizer.state, optimizer._prepare, optimizer._seed(), targets, done)
+        except BaseException as error:
+            updated = {id(target[2]) for target, flag in zip(targets, done) if flag}
+            optimizer._drop_fresh(updated)
+            if updated:
+                error.add_note(self._note(targets, done))
+            raise
+        finally:
+            optimizer._fresh.clear()
+            if any(done):
+                names = self._names()
+                shared.hyper = hyper
+                for (_, position, param), flag in zip(targets, done):
+                    if flag:
+                        shared.updated[id(param)] = param, names.get(id(param), f"parameter {position}")
+        return found if len(grads) == 1 else ctx.reach.drop(run.differentiable, grads, found)
+
+    def _refuse(self, ctx: Any, optimizer: FusedOptimizer, targets: list[tuple[int, int, Tensor]],
+                hyper: list[tuple[float, ...]]) -> None:
+        shared = optimizer._in_backward
+        where = "backward after step_in_backward()"
+        if torch.is_grad_enabled():
+            raise RuntimeError(f"{where}: create_graph=True would differentiate through parameters that are updated "
+                               "meanwhile")
+        if not_alone():
+            raise RuntimeError(f"{where}: torch.distributed or horovod is in use, which would have to average gradients "
+                               "that are never there at once")
+        refuse_options(optimizer, where)
+        if optimizer._optimizer_step_pre_hooks or torch_optimizer._global_optimizer_pre_hooks:
+            raise RuntimeError(f"{where}: the optimizer has hooks that run before step(), and updates come before them")
+        if any(id(param) in shared.updated for _, _, param in targets):
+            raise RuntimeError(f"{where}: {len(shared.updated)} parameters were updated by a backward before it, and "
+                               "step() was not called since: gradients cannot be accumulated over several backwards or "
+                               "over several calls of the module")
+        if shared.updated and hyper != shared.hyper:
+            raise RuntimeError(f"{where}: hyperparameters have changed since another module's backward of this step")
+        for i, position, param in targets:
+            if param._backward_hooks or getattr(param, "_post_accumulate_grad_hooks", None):
+                raise RuntimeError(f"{where}: {self._name(param, position)} has a hook that wants to see its gradient")
+            if not executes(ctx.next_functions[i][0]):
+                raise RuntimeError(f"{where}: torch.autograd.grad() and backward(inputs=...) ask for some gradients, and "
+                                   f"{self._name(param, position)} would be updated although they leave it alone")
+
+    def _names(self) -> dict[int, str]:
+        model = self._model()
+        return {} if model is None else {id(param): name for name, param in model._module.named_parameters()}
+
+    def _name(self, param: Tensor, position: int) -> str:
+        return self._names().get(id(param), f"parameter {position}")
+
+    def _note(self, targets: list[tuple[int, int, Tensor]], done: bytearray) -> str:
+        names = self._names()
+        updated = [names.get(id(param), f"parameter {position}")
+                   for (_, position, param), flag in zip(targets, done) if flag]
+        return (f"{len(updated)} of {len(targets)} parameters had been updated when this was raised, and their states: "
+                f"{', '.join(updated)}. The others are as they were. step() closes the step so.")
+
+
+def executes(node: Any) -> bool:
+    """Whether the backward that runs goes on to this node."""
+    try:
+        return torch._C._will_engine_execute_node(node)
+    except RuntimeError:  # torch.autograd.grad() wants this leaf's gradient itself
+        return False
+
+
+def not_alone() -> bool:
+    """Whether something may be here that gradients of several processes are joined by."""
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return distributed or "horovod" in sys.modules
+
+
+def own_classes(optimizer: FusedOptimizer) -> list[type]:
+    """The classes between the optimizer and those of this package."""
+    return [kind for kind in type(optimizer).__mro__ if not kind.__module__.startswith(("onnxtrain.", "torch."))]
+
+
+def step_in_backward(optimizer: FusedOptimizer, model: Any) -> StepInBackward:
+    """Has ``loss.backward()`` update the model's parameters one by one, so that gradients never exist all at once.
+
+    From the next forward on, the engine's backward applies the optimizer's rule to each parameter as soon as its
+    gradient is final and no later part of backward reads the parameter. ``.grad`` of those parameters stays None, and
+    ``optimizer.step()`` is still to be called: it closes the step. Parameters, states and all that follows from them
+    are bit by bit what backward and then step() give. The idea is that of
+    ``torch.distributed.optim._apply_optimizer_in_backward``; it saves the memory of gradients that are not needed
+    together, and a pass over it.
+
+    Hyperparameters are those that the groups have when backward begins; learning rate schedulers, called after
+    ``step()``, work as ever. Where the engine leaves a call to PyTorch, or runs the graph in pieces around functions of
+    torch, gradients go to ``.grad`` and ``step()`` applies them; likewise those of the optimizer's parameters that are
+    not the model's. Several models may have the same optimizer.
+
+    ``torch.nn.utils.clip_grad_norm_`` and whatever else looks at ``.grad`` between backward and step finds nothing.
+
+    Args:
+        optimizer: one of onnxtrain.optim, without ``max_grad_norm``.
+        model: an ORTModule on the CPU, some of whose parameters the optimizer holds.
+
+    Returns:
+        The bond, whose ``remove()`` takes it back.
+
+    Raises:
+        TypeError: the optimizer is another one, or has a step() of its own; the model is no ORTModule (pass it itself,
+            not what is wrapped around it).
+        ValueError: ``max_grad_norm`` is set; no parameter is shared; a parameter is on a device; the model has an
+            optimizer already.
+        RuntimeError: torch.distributed is initialized, or horovod imported.
+
+    What does not fit later is a RuntimeError of ``backward()`` before anything is updated: a second backward before
+    ``step()``, be it of another call of the module; a ``.grad`` that is there already; hooks on a parameter or before
+    the step; ``create_graph=True``; ``torch.autograd.grad`` and ``backward(inputs=...)``; memory that backward reads and
+    the update writes (ValueError). ``step()`` raises where it finds out only then that updates were not the right ones:
+    a parameter was used outside the module as well, a GradScaler has scaled the loss, hyperparameters have changed since
+    backward. ``zero_grad()``, ``load_state_dict()`` and ``remove()`` raise between backward and ``step()``. Where an
+    operator fails in the middle of backward, a note of its exception says which parameters were updated; ``step()`` then
+    closes the step for these, and the others are as they were.
+    """
+    from onnxtrain.ortmodule import ORTModule
+
+    if not isinstance(optimizer, FusedOptimizer):
+        raise TypeError(f"step_in_backward() takes an optimizer of onnxtrain.optim, not {type(optimizer).__name__}")
+    if any("step" in kind.__dict__ for kind in own_classes(optimizer)):
+        raise TypeError(f"{type(optimizer).__name__} has a step() of its own, which step_in_backward() would pass by")
+    if not isinstance(model, ORTModule):
+        raise TypeError(f"step_in_backward() takes an ORTModule, not {type(model).__name__}")
+    if optimizer.max_grad_norm is not None:
+        raise ValueError("max_grad_norm clips by the norm of all gradients, which step_in_backward() never has at once")
+    if not_alone():
+        raise RuntimeError("step_in_backward() does not work with torch.distributed or horovod, which average gradients "
+                           "that it never has at once")
+    held = {id(param) for group in optimizer.param_groups for param in group["params"]}
+    shared = [(name, param) for name, param in model.named_parameters() if id(param) in held]
+    if not shared:
+        raise ValueError(f"{type(optimizer).__name__} holds no parameter of the model")
+    there = [f"{name} on {param.device}" for name, param in shared if param.device.type != "cpu"]
+    if there:
+        raise ValueError(f"step_in_backward() is for parameters on the CPU: {listed(there)}")
+    if model.__dict__.get("_in_backward") is not None:
+        raise ValueError("the model has an optimizer already whose step is in backward; remove() its bond first")
+    handle = StepInBackward(optimizer, model)
+    if optimizer._in_backward is None:
+        optimizer._in_backward = Open(optimizer)
+    optimizer._in_backward.handles.append(handle)
+    model._join(handle)
+    return handle
