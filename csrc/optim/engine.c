@@ -373,6 +373,7 @@ ont_status ont_optim_apply(ont_optim *o, const ont_optim_request *request, uint3
     pass p = {.o = &one, .loops = ont_optim_loops(), .request = request, .rule = request->rule->rule};
     update_all(&p);
     count_up(&one);
+    one.tensors->data[ONT_OPERAND_GRAD] = NULL; /* gone, and as it was: ont_optim_check() compares */
     return ONT_OK;
 }
 

@@ -151,7 +151,7 @@ static bool find_grad(const ont_optim *o, const ont_optim_range *grad, ont_optim
 static bool check_grads(ont_optim *o, ont_optim_overlap *where)
 {
     for (size_t i = 0; i < o->n_tensors; i++) {
-        if (!o->tensors[i].count) continue;
+        if (!o->tensors[i].count || !o->tensors[i].data[ONT_OPERAND_GRAD]) continue; /* or it comes later */
         ont_optim_range grad = range_of(&o->tensors[i], (uint32_t)i, ONT_OPERAND_GRAD);
         bool known;
         ont_optim_range *place = place_of(o, &grad, &known);

@@ -280,7 +280,7 @@ static int finish_tensor(ont_walk *w, ont_optim_tensor *t, const ont_view *view,
     return ont_optim_take_update(w, t, step, first);
 }
 
-/* The gradient comes later, row-major; until then the parameter stands in its place. */
+/* The gradient comes later, row-major; while the walk looks at the tensor, the parameter stands in its place. */
 static int expect_gradient(const ont_walk *w, ont_optim_tensor *t, const ont_view *param)
 {
     ont_expected *e = &w->expected[w->position];
@@ -323,6 +323,7 @@ static int take_param(ont_walk *w, PyObject *param, PyObject *grad)
         take_state(w, t, param, &view, strides, &step, &first) < 0)
         return -1;
     if (finish_tensor(w, t, &view, strides, step, first) < 0) return -1;
+    if (!grad) t->data[ONT_OPERAND_GRAD] = NULL;
     return PyList_Append(w->updated, param);
 }
 
