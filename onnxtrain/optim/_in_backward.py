@@ -102,12 +102,12 @@ class StepInBackward:
 
     # ---- forward ----
 
-    def targets(self, tensors: Sequence[Tensor], flags: Sequence[bool]) -> dict[int, tuple[int, Tensor]] | None:
+    def targets(self, tensors: Sequence[Tensor], flags: bytes) -> dict[int, tuple[int, Tensor]] | None:
         """The inputs of a call that the optimizer updates: index to position among its parameters, and parameter.
 
         Args:
             tensors: inputs of the graph.
-            flags: which of them want a gradient.
+            flags: which of them want a gradient, a byte each.
 
         Returns:
             None where there are none, or the optimizer is gone: gradients then go to ``.grad``.
@@ -121,7 +121,7 @@ class StepInBackward:
         return found or None
 
     @staticmethod
-    def mask(flags: Sequence[bool], targets: dict[int, tuple[int, Tensor]]) -> bytes:
+    def mask(flags: bytes, targets: dict[int, tuple[int, Tensor]]) -> bytes:
         """The engine's mask of a call: bytes 0, 1 for a gradient, 2 for one that is applied."""
         return bytes([WANT_APPLIED if i in targets else flag for i, flag in enumerate(flags)])
 
@@ -146,7 +146,9 @@ class StepInBackward:
             raise RuntimeError("step_in_backward() was taken back, or its optimizer is gone, between forward and "
                                "backward")
         shared, run = optimizer._in_backward, ctx.run
-        reached = ctx.reach.drop(run.differentiable, grads, list(range(len(ctx.next_functions))))
+        reached: Sequence[int | None] = range(len(ctx.next_functions))
+        if len(grads) > 1:
+            reached = ctx.reach.drop(run.differentiable, grads, reached)
         targets = [(i, *ctx.targets[i]) for i in run.applied if reached[i] is not None]
         hyper = optimizer._hypers()
         self._refuse(ctx, optimizer, targets, hyper)
