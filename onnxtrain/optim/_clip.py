@@ -13,6 +13,7 @@ from torch import Tensor
 
 from onnxtrain import _C
 from onnxtrain.optim import _engine
+from onnxtrain.optim._in_backward import refuse_clipping
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -131,11 +132,13 @@ def clip_grad_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float, norm
         The norm of all gradients together before clipping, 0-dim float32 (float64 where a gradient is).
 
     Raises:
-        RuntimeError: the norm is not finite and ``error_if_nonfinite`` is set.
+        RuntimeError: the norm is not finite and ``error_if_nonfinite`` is set; or the gradients have been applied in
+            backward (``step_in_backward()``).
         ValueError: gradients share memory.
         UnsupportedError: the stream is recorded, and the gradients are not those of the call before.
     """
     params = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    refuse_clipping(params)
     grads = [p.grad for p in params if p.grad is not None]
     unique = len({id(g) for g in grads}) == len(grads)
     place = there(grads) if unique and float(norm_type) == 2.0 else ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,18 +24,22 @@ WANT_APPLIED = 2  # a byte of a mask; csrc/run/program.h
 MOST_NAMES = 8  # of parameters in a message
 
 
+OPEN: weakref.WeakSet[Open] = weakref.WeakSet()
+
+
 class Open:
     """What an optimizer's step in backward has done since the last step(). Shared by the optimizer's models."""
 
     def __init__(self, optimizer: FusedOptimizer) -> None:
         self.updater = _C.Updater(optimizer._rule, type(optimizer).__name__)
         self.handles: list[StepInBackward] = []
-        self.updated: dict[int, tuple[Tensor, str]] = {}  # by id: the parameter and its name
+        self.updated: dict[int, tuple[Tensor, int, StepInBackward]] = {}  # by id: parameter, position, whose backward
         self.hyper: list[tuple[float, ...]] = []  # of those updates
+        OPEN.add(self)
 
     def names(self) -> str:
         """The updated parameters, for a message."""
-        return listed([name for _, name in self.updated.values()])
+        return listed([bond.name(param, position) for param, position, bond in self.updated.values()])
 
     def close(self, optimizer: FusedOptimizer) -> None:
         """Begins step(): the updates in backward were whole and right, and are over.
@@ -52,7 +57,8 @@ class Open:
         if optimizer._hypers() != self.hyper:
             raise RuntimeError(f"{where}, with other hyperparameters than the groups have now: change them after step() "
                                "or before backward")
-        late = [name for param, name in self.updated.values() if param.grad is not None]
+        late = [bond.name(param, position) for param, position, bond in self.updated.values()
+                if param.grad is not None]
         if late:
             raise RuntimeError(f"{where}, of which {listed(late)} have a further gradient from outside the module, "
                                "which came too late: step_in_backward() is for parameters that one call of the module "
@@ -64,6 +70,13 @@ class Open:
         if self.updated:
             raise RuntimeError(f"{what}: backward has updated {len(self.updated)} parameters already "
                                f"({self.names()}); call step() first, which closes the step")
+
+
+def refuse_clipping(params: Sequence[Tensor]) -> None:
+    """Raises RuntimeError where the gradients to be clipped have been applied already."""
+    for shared in OPEN:
+        if shared.updated and any(id(param) in shared.updated for param in params):
+            shared.refuse("clip_grad_norm_() finds no gradients")
 
 
 def listed(names: Sequence[str]) -> str:
@@ -118,6 +131,9 @@ class StepInBackward:
         position = {id(param): i for i, param in enumerate(p for g in optimizer.param_groups for p in g["params"])}
         found = {i: (position[id(tensor)], tensor) for i, (tensor, flag) in enumerate(zip(tensors, flags))
                  if flag and id(tensor) in position}
+        if len({at for at, _ in found.values()}) < len(found):  # one that is two inputs has the sum of their gradients
+            count = Counter(at for at, _ in found.values())
+            found = {i: target for i, target in found.items() if count[target[0]] == 1}
         return found or None
 
     @staticmethod
@@ -149,7 +165,8 @@ class StepInBackward:
         reached: Sequence[int | None] = range(len(ctx.next_functions))
         if len(grads) > 1:
             reached = ctx.reach.drop(run.differentiable, grads, reached)
-        targets = [(i, *ctx.targets[i]) for i in run.applied if reached[i] is not None]
+        targets = [(i, *ctx.targets[i]) for i in run.applied
+                   if reached[i] is not None and ctx.targets[i][1].requires_grad]  # as autograd, which asks again
         hyper = optimizer._hypers()
         self._refuse(ctx, optimizer, targets, hyper)
         done = bytearray(len(targets))
@@ -165,11 +182,9 @@ class StepInBackward:
         finally:
             optimizer._fresh.clear()
             if any(done):
-                names = self._names()
                 shared.hyper = hyper
-                for (_, position, param), flag in zip(targets, done):
-                    if flag:
-                        shared.updated[id(param)] = param, names.get(id(param), f"parameter {position}")
+                shared.updated.update([(id(param), (param, position, self))
+                                       for (_, position, param), flag in zip(targets, done) if flag])
         return found if len(grads) == 1 else ctx.reach.drop(run.differentiable, grads, found)
 
     def _refuse(self, ctx: Any, optimizer: FusedOptimizer, targets: list[tuple[int, int, Tensor]],
@@ -193,22 +208,23 @@ class StepInBackward:
             raise RuntimeError(f"{where}: hyperparameters have changed since another module's backward of this step")
         for i, position, param in targets:
             if param._backward_hooks or getattr(param, "_post_accumulate_grad_hooks", None):
-                raise RuntimeError(f"{where}: {self._name(param, position)} has a hook that wants to see its gradient")
+                raise RuntimeError(f"{where}: {self.name(param, position)} has a hook that wants to see its gradient")
+            if getattr(param, "grad_dtype", None) not in (None, param.dtype):
+                raise RuntimeError(f"{where}: {self.name(param, position)} wants gradients of another dtype than its own")
             if not executes(ctx.next_functions[i][0]):
                 raise RuntimeError(f"{where}: torch.autograd.grad() and backward(inputs=...) ask for some gradients, and "
-                                   f"{self._name(param, position)} would be updated although they leave it alone")
+                                   f"{self.name(param, position)} would be updated although they leave it alone")
 
     def _names(self) -> dict[int, str]:
         model = self._model()
         return {} if model is None else {id(param): name for name, param in model._module.named_parameters()}
 
-    def _name(self, param: Tensor, position: int) -> str:
+    def name(self, param: Tensor, position: int) -> str:
+        """The model's of a parameter, for a message."""
         return self._names().get(id(param), f"parameter {position}")
 
     def _note(self, targets: list[tuple[int, int, Tensor]], done: bytearray) -> str:
-        names = self._names()
-        updated = [names.get(id(param), f"parameter {position}")
-                   for (_, position, param), flag in zip(targets, done) if flag]
+        updated = [self.name(param, position) for (_, position, param), flag in zip(targets, done) if flag]
         return (f"{len(updated)} of {len(targets)} parameters had been updated when this was raised, and their states: "
                 f"{', '.join(updated)}. The others are as they were. step() closes the step so.")
 
@@ -247,7 +263,8 @@ def step_in_backward(optimizer: FusedOptimizer, model: Any) -> StepInBackward:
     torch, gradients go to ``.grad`` and ``step()`` applies them; likewise those of the optimizer's parameters that are
     not the model's. Several models may have the same optimizer.
 
-    ``torch.nn.utils.clip_grad_norm_`` and whatever else looks at ``.grad`` between backward and step finds nothing.
+    ``torch.nn.utils.clip_grad_norm_`` and whatever else looks at ``.grad`` between backward and step finds nothing
+    there, and does nothing; ``onnxtrain.optim.clip_grad_norm_`` raises.
 
     Args:
         optimizer: one of onnxtrain.optim, without ``max_grad_norm``.

@@ -246,7 +246,7 @@ class Program:
                 outputs = self.chain(tensors, grad_enabled)
             elif wanted:
                 targets = None
-                if self.in_backward is not None and self.conditional is None:
+                if self.in_backward is not None and self.conditional is None and self.device == "cpu":
                     targets = self.in_backward.targets(tensors, mask)
                 if targets is not None:
                     outputs = _SteppingFunction.apply(self, self.in_backward.mask(mask, targets), self.in_backward,

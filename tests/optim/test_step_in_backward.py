@@ -495,6 +495,7 @@ def test_hook_before_the_step(joined):
     untouched(model, optimizer, loss_of(model, tokens), RuntimeError, "hooks that run before step")
 
 
+@pytest.mark.filterwarnings("ignore:Using backward")
 def test_some_gradients_only(joined):
     model, optimizer, tokens = joined
     loss = loss_of(model, tokens)
@@ -527,6 +528,16 @@ def test_clipping():
     step_in_backward(optimizer, a)
     optimizer.max_grad_norm = 1.0
     untouched(a, optimizer, loss_of(a, torch.randint(40, (3, 7))), RuntimeError, "max_grad_norm")
+
+
+def test_clipping_by_hand(joined):
+    model, optimizer, tokens = joined
+    loss_of(model, tokens).backward()
+    with pytest.raises(RuntimeError, match="finds no gradients"):
+        onnxtrain.optim.clip_grad_norm_(model.parameters(), 1.0)
+    assert not onnxtrain.optim.clip_grad_norm_([nn.Parameter(torch.ones(2))], 1.0)
+    optimizer.step()
+    assert not onnxtrain.optim.clip_grad_norm_(model.parameters(), 1.0)
 
 
 def test_grad_scaler(joined):
@@ -582,6 +593,24 @@ def test_parameter_replaced(joined):
     at = next(i for i, p in enumerate(params) if p is model.up.bias)
     params[at] = nn.Parameter(model.up.bias.detach().clone())
     untouched(model, optimizer, loss, RuntimeError, "is not the one that forward read")
+
+
+def test_parameter_frozen_meanwhile():
+    a, x, b, y = pair(OPTIMIZERS["adam"])
+    tokens = torch.randint(40, (3, 7))
+    for model, optimizer in ((a, x), (b, y)):
+        loss = loss_of(model, tokens)
+        model.up.weight.requires_grad_(False)
+        loss.backward()
+        optimizer.step()
+    assert a.up.weight not in x.state
+    same(a, b, x, y)
+
+
+def test_gradients_of_another_dtype(joined):
+    model, optimizer, tokens = joined
+    model.up.weight.grad_dtype = torch.float64
+    untouched(model, optimizer, loss_of(model, tokens), RuntimeError, "up.weight wants gradients of another dtype")
 
 
 def test_memory_that_backward_reads():
