@@ -159,10 +159,11 @@ static bool is_view(const ont_node *node)
     return !strcmp(node->op_type, "View");
 }
 
-enum { MOST_STEPS = 64 };
+enum { MOST_STEPS = 64, MOST_OUTPUTS = 8 };
 
 typedef struct model {
     ont_graph *g;
+    const ont_value *applied[MOST_OUTPUTS];
     ont_plan_step steps[MOST_STEPS];
     uint32_t n_steps, split, n_forward_outputs;
     ont_arena arena;
@@ -217,7 +218,7 @@ static void plan(model *m, ont_value *const *outputs, uint32_t n, uint32_t n_for
     CHECK_OK(ont_graph_verify(m->g));
     m->n_forward_outputs = n_forward;
     m->split = split;
-    CHECK_OK(ont_plan_memory(m->g, m->steps, m->n_steps, split, n_forward, is_view, NULL, &m->arena, &m->plan));
+    CHECK_OK(ont_plan_memory(m->g, m->steps, m->n_steps, split, n_forward, is_view, m->applied, &m->arena, &m->plan));
     CHECK(m->plan.lower_bound <= m->plan.slab_bytes);
 }
 
@@ -311,6 +312,29 @@ TEST(plan_outputs)
     end(&m);
 }
 
+TEST(plan_applied)
+{
+    model m;
+    begin(&m);
+    ont_value *weight = input(&m, 16), *bias = input(&m, 16), *x = input(&m, 16);
+    ont_value *y = op(&m, "F", x, weight, 16, 0, 0);
+    ont_value *early = op(&m, "F", y, NULL, 16, 0, 0), *late = op(&m, "F", early, weight, 16, 3, 0);
+    ont_value *last = op(&m, "F", late, NULL, 16, 1, 0);
+    /* The gradient of weight is there before the step that reads weight, which must not be written over it. */
+    ont_value *outputs[] = {y, early, last, x};
+    m.applied[1] = weight;
+    m.applied[2] = bias;
+    m.applied[3] = x;
+    plan(&m, outputs, 4, 1, 1);
+    CHECK_INT(m.plan.apply_before[1], 3);
+    CHECK_INT(m.plan.apply_before[2], 4);
+    CHECK(m.plan.apply_before[0] == ONT_PLAN_BLOCK && m.plan.apply_before[3] == ONT_PLAN_BLOCK);
+    CHECK(place(&m, early).kind == ONT_PLACE_SLAB && !same_place(&m, early, late));
+    CHECK(place(&m, last).kind == ONT_PLACE_SLAB && m.plan.copied_outputs[3] && !m.plan.copied_outputs[2]);
+    CHECK_INT(m.plan.slab_bytes, 128);
+    end(&m);
+}
+
 TEST(plan_unread_values_have_no_place)
 {
     model m;
@@ -326,12 +350,13 @@ TEST(plan_unread_values_have_no_place)
 
 /* ---- a machine that plays plans ---- */
 
-enum { MOST_OUTPUTS = 8, UNITS = 1 << 16 };
+enum { UNITS = 1 << 16 };
 
 /* Each unit of 4 bytes holds the tag of the value that was written there last. */
 typedef struct machine {
     uint32_t slab[UNITS], outputs[MOST_OUTPUTS][UNITS / 64];
     uint32_t tag[4096]; /* per value id: what reading it must find */
+    bool applied[4096]; /* per input: it was overwritten */
 } machine;
 
 static machine play_area;
@@ -347,7 +372,10 @@ static uint32_t *memory(const model *m, const ont_value *v)
 static void check_intact(const model *m, const ont_value *v)
 {
     ont_place p = place(m, v);
-    if (p.kind == ONT_PLACE_INPUT) return;
+    if (p.kind == ONT_PLACE_INPUT) {
+        CHECK(!play_area.applied[play_area.tag[v->id] - 1]);
+        return;
+    }
     const uint32_t *at = memory(m, v);
     for (int64_t i = 0; i < v->shape.dims[0]; i++)
         if (at[i] != play_area.tag[v->id])
@@ -396,6 +424,25 @@ static void play_step(const model *m, uint32_t t)
     for (int64_t i = 0; i < out->shape.dims[0]; i++) to[i] = out->id + 1;
 }
 
+/* Outputs that are read before step t, or behind the last one. */
+static void play_applied(const model *m, uint32_t t)
+{
+    for (uint32_t i = m->n_forward_outputs; i < m->g->n_outputs; i++) {
+        if (m->plan.apply_before[i] != t) continue;
+        CHECK(m->applied[i] && t >= m->split && !m->plan.copied_outputs[i]);
+        check_intact(m, m->g->outputs[i]);
+        play_area.applied[m->applied[i]->id] = true;
+    }
+}
+
+/* Whether the output became a block although it was to be applied: it is an input itself. */
+static bool is_block(const model *m, uint32_t output)
+{
+    bool block = m->plan.apply_before[output] == ONT_PLAN_BLOCK;
+    CHECK(block == (!m->applied[output] || place(m, m->g->outputs[output]).kind == ONT_PLACE_INPUT));
+    return block;
+}
+
 static void play(const model *m)
 {
     memset(&play_area, 0, sizeof play_area);
@@ -409,10 +456,11 @@ static void play(const model *m)
             bool forward = i < m->n_forward_outputs, due = t == (forward ? m->split : m->n_steps);
             const ont_value *v = m->g->outputs[i];
             ont_place p = place(m, v);
-            if (!due) continue;
+            if (!due || !is_block(m, i)) continue;
             check_intact(m, v);
             CHECK(m->plan.copied_outputs[i] || (p.kind == ONT_PLACE_OUTPUT && p.index == i));
         }
+        if (t >= m->split) play_applied(m, t);
         if (t < m->n_steps) play_step(m, t);
     }
 }
@@ -444,6 +492,8 @@ static void random_model(model *m)
              n_back = (uint32_t)check_between(0, MOST_OUTPUTS / 2);
     for (uint32_t i = 0; i < n_forward; i++) outputs[i] = values[check_between(0, forward_values - 1)];
     for (uint32_t i = 0; i < n_back; i++) outputs[n_forward + i] = values[check_between(0, n - 1)];
+    bool some = check_between(0, 1); /* as gradients of the inputs, an input's own at most once */
+    for (uint32_t i = 0; some && i < n_back && i < (uint32_t)n_inputs; i++) m->applied[n_forward + i] = values[i];
     plan(m, outputs, n_forward + n_back, n_forward, split);
 }
 
@@ -478,8 +528,8 @@ TEST(plan_allocation_failures)
         ont_arena_init(&arena);
         ont_plan left = {.slab_bytes = 12345};
         ont_alloc_fail_after(k);
-        ont_status status = ont_plan_memory(m.g, m.steps, m.n_steps, m.split, m.n_forward_outputs, is_view, NULL, &arena,
-                                            &left);
+        ont_status status = ont_plan_memory(m.g, m.steps, m.n_steps, m.split, m.n_forward_outputs, is_view,
+                                            m.applied, &arena, &left);
         bool fired = ont_alloc_fail_fired();
         ont_alloc_fail_after(-1);
         CHECK_INT(status, fired ? ONT_ENOMEM : ONT_OK);
