@@ -1,11 +1,14 @@
 """Whole training steps against eager and torch.compile, in interleaved rounds of one run; medians and ratios.
 
     python tests/bench/step.py [--workload mlp|transformer|cnn|resnet18|gpt2|bert]... [--rounds 7] [--no-compile]
+    python tests/bench/step.py --in-backward [--workload ...] [--bf16] [--rounds 7] [--no-memory]
     python tests/bench/step.py --all [--workload ...] [--threads N] [--no-memory] [--no-compile] [--markdown]
 
 --all is the table of table.py: float32 and bf16 rows with the optimizers that the workloads are known with, the loss
 inside and outside the module, eager under jemalloc, GFLOP/s and share of the peak, memory. With ONNXTRAIN_ISA=avx2 the
 whole process, torch and its libraries too, is held down to AVX2.
+
+--in-backward compares FusedAdam's step after backward with the same one in backward (onnxtrain.optim.step_in_backward).
 
 Prints for ours the first step (a process that has imported everything) split into export and build, the build for a new
 size of a dynamic dim, and the planned slab; and for eager and ours the peak resident memory of five steps above what
@@ -35,6 +38,7 @@ import torch.nn as nn  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import onnxtrain  # noqa: E402
+from onnxtrain.optim import FusedAdam, step_in_backward  # noqa: E402
 from onnxtrain.ortmodule import ORTModule  # noqa: E402
 from table import after_export, print_table, resident, serve  # noqa: E402
 from table import print_peak as print_peak_beyond  # noqa: E402
@@ -65,6 +69,27 @@ class Peer:
         return (time.perf_counter() - start) / steps
 
 
+STEPS = ("after", "within")  # backward
+
+
+class Adam(Peer):
+    """Ours by FusedAdam, whose step is after backward or within it."""
+
+    def __init__(self, step: str, module: nn.Module, bf16: bool) -> None:
+        super().__init__(step, module, ORTModule)
+        self.bf16 = bf16
+        self.optimizer = FusedAdam(self.model.parameters(), lr=1e-4)
+        if step == "within":
+            step_in_backward(self.optimizer, self.model)
+
+    def step(self, batch: tuple[torch.Tensor, ...], work: Workload) -> None:
+        self.optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.bf16):
+            loss = work.loss(self.model, *batch)
+        loss.backward()
+        self.optimizer.step()
+
+
 def median(values: list[float]) -> float:
     ordered = sorted(values)
     return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
@@ -80,7 +105,7 @@ def forget_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
-def print_peak(name: str, peer_name: str) -> None:
+def print_peak(name: str, peer_name: str, bf16: bool) -> None:
     """In a process of its own: MiB that five steps take above what was held before them, for ours after export."""
     torch.manual_seed(0)
     work = WORKLOADS[name]()
@@ -90,7 +115,10 @@ def print_peak(name: str, peer_name: str) -> None:
         forget_peak()
         before[0] = resident("VmRSS")
 
-    peer = Peer(peer_name, work.module, ORTModule if peer_name == "onnxtrain" else lambda m: m)
+    if peer_name in STEPS:
+        peer = Adam(peer_name, work.module, bf16)
+    else:
+        peer = Peer(peer_name, work.module, ORTModule if peer_name == "onnxtrain" else lambda m: m)
     del work.module.__dict__["_modules"]  # the peer has its own copy
     start()
     with after_export(start):
@@ -99,8 +127,8 @@ def print_peak(name: str, peer_name: str) -> None:
     print(f"PEAK {resident('VmHWM') - before[0]:.0f}")
 
 
-def peak(name: str, peer: str) -> float:
-    command = [sys.executable, __file__, "--workload", name, "--peak-of", peer]
+def peak(name: str, peer: str, *options: str) -> float:
+    command = [sys.executable, __file__, "--workload", name, "--peak-of", peer, *options]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return float(output.split("PEAK")[1])
 
@@ -138,6 +166,25 @@ def run(name: str, rounds: int, with_compile: bool, with_memory: bool) -> list[t
     return [(name, p.name, 1e3 * median(p.times), base / median(p.times), p.first) for p in peers]
 
 
+def run_in_backward(name: str, rounds: int, bf16: bool, with_memory: bool) -> None:
+    """FusedAdam's step after backward and in it, in interleaved rounds; what they give is compared as well."""
+    torch.manual_seed(0)
+    work = WORKLOADS[name]()
+    peers = [Adam(step, work.module, bf16) for step in STEPS]
+    for peer in peers:
+        peer.timed(work, 2)
+    for _ in range(rounds):
+        for peer in peers:
+            peer.times.append(peer.timed(work, work.steps))
+    assert all(torch.equal(p, q) for p, q in zip(*(peer.model.parameters() for peer in peers), strict=True))
+    for peer in peers:
+        session = next(iter(peer.model._programs.values()))[0].session.stats()
+        memory = f", peak of five steps {peak(name, peer.name, *['--bf16'] * bf16):.0f} MiB" if with_memory else ""
+        print(f"{name} {'bf16' if bf16 else 'float32'}, step {peer.name}: {1e3 * median(peer.times):.2f} ms, "
+              f"slab {session['slab_bytes'] / 2**20:.1f} MiB, outputs and gradients "
+              f"{session['pool_peak_bytes'] / 2**20:.1f}{memory}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--workload", choices=WORKLOADS, action="append")
@@ -146,10 +193,12 @@ def main() -> None:
     parser.add_argument("--no-memory", action="store_true")
     parser.add_argument("--markdown", action="store_true")
     parser.add_argument("--all", action="store_true", help="the whole table; --workload keeps some of its rows")
+    parser.add_argument("--in-backward", action="store_true", help="FusedAdam's step after backward and within it")
+    parser.add_argument("--bf16", action="store_true", help="with --in-backward: under autocast")
     parser.add_argument("--threads", type=int, help="torch.set_num_threads, for every peer")
     parser.add_argument("--serve", metavar="ROW", help=argparse.SUPPRESS)
     parser.add_argument("--beyond", metavar="ROW", help=argparse.SUPPRESS)
-    parser.add_argument("--peak-of", choices=("eager", "onnxtrain"), help=argparse.SUPPRESS)
+    parser.add_argument("--peak-of", choices=("eager", "onnxtrain", *STEPS), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.threads:
         torch.set_num_threads(args.threads)
@@ -161,7 +210,11 @@ def main() -> None:
         return print_table(args)
     names = args.workload or ["mlp", "transformer", "cnn"]
     if args.peak_of:
-        return print_peak(names[0], args.peak_of)
+        return print_peak(names[0], args.peak_of, args.bf16)
+    if args.in_backward:
+        for name in args.workload or ["gpt2"]:
+            run_in_backward(name, args.rounds, args.bf16, not args.no_memory)
+        return None
     rows = [row for name in names for row in run(name, args.rounds, not args.no_compile, not args.no_memory)]
     if args.markdown:
         print("| workload | peer | ms a step | eager / peer | first step, s |\n| --- | --- | --- | --- | --- |")
