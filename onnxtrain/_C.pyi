@@ -124,6 +124,11 @@ class Run:
             IndexError: there are fewer than the graph has.
         """
 
+    @property
+    def applied(self) -> tuple[int, ...]:
+        """Indices of the graph inputs whose gradients Updater.backward() applies, in that order: those with grad_mask 2
+        that a gradient flows to; not where the gradient is itself an input of backward, which comes out."""
+
     def backward(self, saved: Sequence[Tensor], grads: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
         """Runs the backward part once.
 
@@ -136,6 +141,7 @@ class Run:
 
         Raises:
             RuntimeError: called a second time, or after release().
+            ValueError: there are gradients to be applied.
         """
 
     def release(self) -> None:
@@ -279,6 +285,26 @@ class Updater:
             RuntimeError: a gradient is sparse.
             TypeError, ValueError: a tensor is of a kind that is not supported, or shares memory with another.
             Nothing was updated then.
+        """
+
+    def backward(self, run: Run, saved: Sequence[Tensor], grads: Sequence[Tensor | None], groups: list[dict],
+                 hyper: list[tuple[float, ...]], state: dict, prepare: Callable[[Tensor, int], bool], seed: int,
+                 targets: list[tuple[int, int, Tensor]], done: bytearray) -> tuple[Tensor | None, ...]:
+        """Run.backward() that updates each target as soon as its gradient is final and backward reads it no more.
+
+        Args:
+            run, saved, grads: as there.
+            groups, hyper, state, prepare, seed: as in step().
+            targets: an input of the graph among run.applied, the parameter's position over all groups, and itself.
+                Gradients of other inputs with grad_mask 2 are dropped.
+            done: a byte for each target, which becomes 1 when it has been updated; right also where this raises.
+
+        Returns:
+            One gradient per graph input; None where it was applied or none flows.
+
+        Raises:
+            RuntimeError: a parameter has a ``.grad`` or is not where its position says; the run is over.
+            TypeError, ValueError: as step(); or backward reads memory that is updated. Nothing was updated then.
         """
 
 def sums_of_squares(tensors: Sequence[Tensor]) -> list[float]:
