@@ -21,6 +21,7 @@ typedef struct pass {
 static const pass before_grad[] = { /* behind inference */
     {"cse", ont_pass_cse, false, NULL, false},
     {"fuse_transpose", ont_pass_fuse_transpose, false, NULL, false},
+    {"fuse_rotary", ont_pass_fuse_rotary, false, "Rotate", false},
     {"fuse_attention", ont_pass_fuse_attention, false, "FusedAttention", false},
 };
 

@@ -168,7 +168,7 @@ class ORTModule(torch.nn.Module):
         return Key(tuple([describe(leaf) for leaf in leaves]), spec, *mode), leaves
 
     def _unhashable(self, leaves: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call with an argument that is neither tensor nor constant, unless it is a container that can be taken apart."""
+        """A call with an argument that is neither tensor nor constant, unless it is a container that comes apart."""
         if any([trees.register(leaf) for leaf in leaves if not isinstance(leaf, torch.Tensor)]):
             return self._call(args, kwargs)
         kinds = ", ".join(sorted({type(leaf).__name__ for leaf in leaves if getattr(leaf, "__hash__", None) is None}))

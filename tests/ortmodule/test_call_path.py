@@ -1,5 +1,5 @@
-"""What a call is recognised by, and which tensors it takes: signature() and gather() of the core, and that no two kinds of
-call are taken for one."""
+"""What a call is recognised by, and which tensors it takes: signature() and gather() of the core, and that no two kinds
+of call are taken for one."""
 
 import copy
 
@@ -29,7 +29,8 @@ def test_signatures_tell_dtypes_ranks_devices_and_counts_apart():
 
 def test_signatures_do_not_depend_on_sizes_strides_or_gradients():
     a = torch.zeros(4, 5)
-    for b in (torch.zeros(1, 0), a.t()[1:], a.clone().requires_grad_(), torch.empty(0, 2), a.clone().requires_grad_() * 2):
+    leaf = a.clone().requires_grad_()
+    for b in (torch.zeros(1, 0), a.t()[1:], leaf, torch.empty(0, 2), leaf * 2):
         assert _C.signature((a,)) == _C.signature((b,))
 
 
@@ -59,7 +60,8 @@ def test_gather_takes_what_is_there_now():
 
 
 @pytest.mark.parametrize("sources, leaves, error", [
-    ([({}, "gone")], [], KeyError), ([({"a": None}, "a")], [], AttributeError), ([(None, 2)], [torch.zeros(1)], IndexError),
+    ([({}, "gone")], [], KeyError), ([({"a": None}, "a")], [], AttributeError),
+    ([(None, 2)], [torch.zeros(1)], IndexError),
     ([(None, "x")], [torch.zeros(1)], TypeError), ([3], [], TypeError), ([()], [], TypeError),
     ([([], "a")], [], TypeError)], ids=str)
 def test_gather_says_what_is_missing(sources, leaves, error):
@@ -83,7 +85,8 @@ def test_calls_that_differ_in_one_thing_run_as_eager_would():
     model = ORTModule(copy.deepcopy(eager))
     x, y = torch.randn(2, 3), torch.randn(2, 3)
     calls = [((x,), {}), ((x, y), {}), ((x,), {"y": y}), ((x.double(),), {}), ((x[0],), {}), ((x, y.double()), {}),
-             ((nn.Parameter(x), y), {}), ((x.as_subclass(Tagged),), {}), ((x, 2.0), {}), ((x.t().contiguous().t(),), {})]
+             ((nn.Parameter(x), y), {}), ((x.as_subclass(Tagged),), {}), ((x, 2.0), {}),
+             ((x.t().contiguous().t(),), {})]
     exports = []
     for _ in range(3):
         for args, kwargs in calls:
