@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import gc
+import os
+import sys
 import weakref
+from pathlib import Path
 
 import onnx
 import pytest
@@ -16,7 +19,12 @@ from onnx import helper
 import onnxtrain
 from onnxtrain import _C
 from onnxtrain.optim import SGD, Adagrad, FusedAdam, Lamb, Lion, step_in_backward
-from onnxtrain.ortmodule import ORTModule
+from onnxtrain.ortmodule import DebugOptions, ORTModule
+
+TESTS = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(TESTS), str(TESTS / "models")]
+import random_modules  # noqa: E402
+from harness import drawn_seed  # noqa: E402
 
 OPTIMIZERS = {
     "sgd": lambda p: SGD(p, lr=0.1),
@@ -133,6 +141,48 @@ def test_same_bits_with_threads(threads):
         train(*pair(OPTIMIZERS["lamb"]))
     finally:
         torch.set_num_threads(1)
+
+
+SEED = drawn_seed("ONNXTRAIN_MODELS_SEED")
+
+
+@pytest.mark.parametrize("index", range(100 if os.environ.get("ONNXTRAIN_SLOW") else 4))
+def test_same_bits_of_random_modules(monkeypatch, index):
+    seed = SEED + index
+    module = random_modules.RandomModule(seed)
+    if not any(p.requires_grad for p in module.parameters()):
+        return
+    monkeypatch.setenv("ORTMODULE_MEMORY_OPT_LEVEL", str(seed % 2))
+    _C.recompute_everywhere(seed % 3 == 0)
+    _C.disable_passes(["fuse_elementwise", "cse"] if seed % 5 == 0 else [])
+    try:
+        a, x, b, y = pair(list(OPTIMIZERS.values())[seed % len(OPTIMIZERS)], lambda: module)
+        for step in range(3):
+            arguments = [a.roll(step, 0) * (1 + 0.1 * step) for a in module.arguments]
+            for model, optimizer in ((a, x), (b, y)):
+                generator = torch.Generator().manual_seed(step)
+                results = model(*arguments)
+                results = [results] if isinstance(results, torch.Tensor) else results
+                loss = sum((r * torch.randn(r.shape, generator=generator)).sum() for r in results)
+                optimizer.zero_grad()
+                if loss.requires_grad:
+                    loss.backward()
+                optimizer.step()
+            for p, q in zip(a.parameters(), b.parameters(), strict=True):
+                assert torch.equal(p.nan_to_num(7), q.nan_to_num(7)), f"ONNXTRAIN_MODELS_SEED={seed}"
+    finally:
+        _C.recompute_everywhere(False)
+        _C.disable_passes([])
+
+
+def test_verified_against_eager():
+    """The first step is compared with eager PyTorch, which takes a backward of its own."""
+    torch.manual_seed(0)
+    module = Net()
+    a, b = ORTModule(copy.deepcopy(module), DebugOptions(verify=True)), ORTModule(copy.deepcopy(module))
+    x, y = OPTIMIZERS["adam"](a.parameters()), OPTIMIZERS["adam"](b.parameters())
+    step_in_backward(x, a)
+    train(a, x, b, y, steps=2)
 
 
 def test_every_parameter_with_a_gradient_is_updated():
@@ -767,15 +817,12 @@ def test_failure_in_the_middle():
     same(a, b, x, y)
 
 
-@pytest.mark.parametrize("name", ["adam", "lamb"])
-def test_failing_allocations(name):
-    """Wherever memory ends, a parameter is as before or whole, and the exception's note says which."""
-    a, x, b, y = pair(OPTIMIZERS[name], lambda: nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)))
+def fail_everywhere(model, optimizer):
+    """Backward with the next allocation failing, then the one after that, until none does; the blocks held then."""
     for at in range(400):
-        x.state.clear()
-        batch = torch.randn(2, 5)
-        before = [p.detach().clone() for p in a.parameters()]
-        loss = a(batch).square().mean()
+        optimizer.state.clear()
+        before = [p.detach().clone() for p in model.parameters()]
+        loss = model(torch.randn(2, 5)).square().mean()
         _C.fail_allocation_after(at)
         try:
             loss.backward()
@@ -783,13 +830,23 @@ def test_failing_allocations(name):
         except MemoryError as error:
             fired = _C.fail_allocation_after(-1)
             note = getattr(error, "__notes__", [""])[0]
-            changed = [n for (n, p), q in zip(a.named_parameters(), before) if not torch.equal(p, q)]
-            assert all(n in note for n in changed) and len(x.state) == len(changed)
-            x.step()
-            for p, q in zip(a.parameters(), before):
-                p.data.copy_(q)
+            changed = [n for (n, p), q in zip(model.named_parameters(), before) if not torch.equal(p, q)]
+            assert all(n in note for n in changed) and len(optimizer.state) == len(changed)
+        optimizer.step()
+        for p, q in zip(model.parameters(), before):
+            assert fired or not torch.equal(p, q)
+            p.data.copy_(q)
         if not fired:
-            break
-    assert at > 5 and not fired
-    x.step()
-    assert all(not torch.equal(p, q) for p, q in zip(a.parameters(), before))
+            assert at > 5
+            del loss
+            gc.collect()
+            return _C.live_blocks()
+    raise AssertionError("it never succeeds")
+
+
+@pytest.mark.parametrize("name", ["adam", "lamb"])
+def test_failing_allocations(name):
+    """Wherever memory ends, a parameter is as before or whole, the exception's note says which, and nothing leaks."""
+    model, optimizer, _, _ = pair(OPTIMIZERS[name], lambda: nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)))
+    first = fail_everywhere(model, optimizer)
+    assert fail_everywhere(model, optimizer) == first
