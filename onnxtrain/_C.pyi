@@ -45,8 +45,8 @@ class Session:
 
         Args:
             tensors: one per graph input, in order, on the CPU. Read in place; copied only where not contiguous.
-            grad_mask: one byte per graph input, 1 where its gradient will be wanted, 2 where Updater.backward() will apply
-                it (on the CPU).
+            grad_mask: one byte per graph input, 1 where its gradient will be wanted, 2 where Updater.backward() will
+                apply it (on the CPU).
             seed: key of the counter-based generator that dropout uses in this run; or a generator of torch's for CUDA,
             whose seed
                 and offset are read, and whose offset is moved on as far as eager's dropout would move it.

@@ -126,8 +126,8 @@ ont_status ont_optim_check(ont_optim *o, bool *overlaps, ont_optim_overlap *wher
 ont_status ont_optim_run(ont_optim *o, const ont_optim_request *request, double *norm) ONT_MUST_USE;
 
 /*
- * The same one tensor at a time, as its gradient comes: of the strides that its layout was made for, and no address. Without
- * norm and clipping. Every bit is as ont_optim_run() has it. After prepare nothing is allocated.
+ * The same one tensor at a time, as its gradient comes, for which the tensor has the strides in its layout, and NULL.
+ * Without norm and clipping. Every bit is as ont_optim_run() has it. After prepare nothing is allocated.
  */
 ont_status ont_optim_prepare_apply(ont_optim *o) ONT_MUST_USE;
 ont_status ont_optim_apply(ont_optim *o, const ont_optim_request *request, uint32_t tensor,

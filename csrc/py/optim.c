@@ -229,7 +229,8 @@ static PyMethodDef updater_methods[] = {
      "step(groups, hyper, state, prepare, max_norm, unscale, seed, device=\"\", scalars=None) -> norm of all "
      "gradients, or None"},
     {"backward", ont_updater_backward, METH_VARARGS,
-     "backward(run, saved, grads, groups, hyper, state, prepare, seed, targets, done) -> gradients of the other inputs"},
+     "backward(run, saved, grads, groups, hyper, state, prepare, seed, targets, done) -> gradients of the other "
+     "inputs"},
     {"walks", updater_walks, METH_NOARGS, "walks() -> steps so far, and how many of them walked the quick way"},
     {NULL, NULL, 0, NULL},
 };

@@ -5,6 +5,8 @@
  */
 #include "py/optim.h" /* Python.h before any system header */
 
+#include <string.h>
+
 #include "base/alloc.h"
 #include "py/call.h"
 
@@ -19,7 +21,7 @@ typedef struct application {
     target *targets;     /* per input of the program */
     uint32_t n_inputs;
     uint32_t *number;    /* per input: among the targets */
-    char *done;          /* per target, in the caller's order */
+    uint8_t *done;       /* per target, in the caller's order */
 } application;
 
 /* ---- while backward runs, without the GIL ---- */
@@ -77,6 +79,7 @@ static int read_target(application *a, const ont_program *p, PyObject *item, uin
 {
     Py_ssize_t input, position;
     PyObject *param;
+    if (!PyTuple_Check(item)) return PyErr_Format(PyExc_TypeError, "a target is no tuple"), -1;
     if (!PyArg_ParseTuple(item, "nnO:target", &input, &position, &param)) return -1;
     bool fits = input >= 0 && input < (Py_ssize_t)a->n_inputs && position >= 0 && position < INT32_MAX;
     bool known = false;
@@ -102,11 +105,12 @@ static int read_targets(application *a, const ont_program *p, PyObject *targets,
     a->n_inputs = p->grads.n_forward_inputs;
     a->targets = ont_calloc(a->n_inputs + 1, sizeof *a->targets);
     a->number = ont_calloc(a->n_inputs + 1, sizeof *a->number);
+    a->done = ont_calloc((size_t)PyTuple_Size(targets) + 1, 1);
     w->expected = ont_malloc(sizeof *w->expected);
-    if (!a->targets || !a->number || !w->expected) return PyErr_NoMemory(), -1;
+    if (!a->targets || !a->number || !a->done || !w->expected) return PyErr_NoMemory(), -1;
     capacity = 1;
-    for (Py_ssize_t i = 0; i < PyList_Size(targets); i++)
-        if (read_target(a, p, PyList_GetItem(targets, i), (uint32_t)i, w, &capacity) < 0) return -1;
+    for (Py_ssize_t i = 0; i < PyTuple_Size(targets); i++)
+        if (read_target(a, p, PyTuple_GetItem(targets, i), (uint32_t)i, w, &capacity) < 0) return -1;
     return 0;
 }
 
@@ -131,15 +135,20 @@ static int find_tensors(application *a, const ont_walk *w, Py_ssize_t n)
 
 /* ---- after ---- */
 
-/* Counts the versions of what was updated, also where backward failed. An exception that is set stays. */
-static int mark_done(ont_updater *self, PyObject *targets, const char *done)
+/*
+ * Tells the caller what was updated, and counts its versions, also where backward failed. An exception that is set
+ * stays.
+ */
+static int mark_done(ont_updater *self, PyObject *targets, const uint8_t *done, PyObject *told)
 {
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
     PyObject *updated = PyList_New(0), *result = NULL;
     bool good = updated != NULL;
-    for (Py_ssize_t i = 0; good && i < PyList_Size(targets); i++)
-        if (done[i]) good = PyList_Append(updated, PyTuple_GetItem(PyList_GetItem(targets, i), 2)) == 0;
+    if (PyByteArray_Size(told) == PyTuple_Size(targets))
+        memcpy(PyByteArray_AsString(told), done, (size_t)PyTuple_Size(targets));
+    for (Py_ssize_t i = 0; good && i < PyTuple_Size(targets); i++)
+        if (done[i]) good = PyList_Append(updated, PyTuple_GetItem(PyTuple_GetItem(targets, i), 2)) == 0;
     if (good) result = PyObject_CallFunctionObjArgs(self->increment_version, updated, NULL);
     Py_XDECREF(updated);
     Py_XDECREF(result);
@@ -158,7 +167,7 @@ static int prepare(application *a, ont_walk *w, const arguments *in, const ont_p
     ont_updater *self = a->self;
     if (read_targets(a, p, in->targets, w) < 0) return -1;
     if (!(w->updated = PyList_New(0)) || ont_optim_careful(w, in->groups, in->hyper) < 0) return -1;
-    if (find_tensors(a, w, PyList_Size(in->targets)) < 0 || ont_optim_check_overlap(self) < 0) return -1;
+    if (find_tensors(a, w, PyTuple_Size(in->targets)) < 0 || ont_optim_check_overlap(self) < 0) return -1;
     if (ont_optim_prepare_apply(&self->work) == ONT_OK) return 0;
     PyErr_NoMemory();
     return -1;
@@ -187,16 +196,15 @@ PyObject *ont_updater_backward(PyObject *object, PyObject *args)
                                              "dict of state, and a bytearray with a byte per target", self->name);
     if (self->busy) return PyErr_Format(PyExc_RuntimeError, "%U: an update is already running", self->name);
     const ont_program *p = ont_run_object_program(self->state, in.run);
-    if (!p) return NULL;
+    if (!p || !(in.targets = PyList_AsTuple(in.targets))) return NULL;
     self->busy = true;
     ont_optim_clear(&self->work);
     PyObject *result = NULL;
     if (prepare(&a, &w, &in, p) == 0) {
         ont_applier applier = {.sink = {apply, &a}, .check = check};
         a.request = (ont_optim_request){.rule = self->rule, .unscale = 1, .max_norm = -1, .seed = seed};
-        a.done = PyByteArray_AsString(in.done);
         result = ont_run_object_backward(in.run, in.saved, in.grads, &applier);
-        if (mark_done(self, in.targets, a.done) < 0) Py_CLEAR(result);
+        if (mark_done(self, in.targets, a.done, in.done) < 0) Py_CLEAR(result);
     }
     if (!result) self->n_order = 0;
     else self->steps++;
@@ -205,6 +213,8 @@ PyObject *ont_updater_backward(PyObject *object, PyObject *args)
     ont_free(w.expected);
     ont_free(a.targets);
     ont_free(a.number);
+    ont_free(a.done);
+    Py_DECREF(in.targets);
     self->busy = false;
     return result;
 }

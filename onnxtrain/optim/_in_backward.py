@@ -1,8 +1,8 @@
 """The optimizer's update within the engine's backward, one parameter after the other as soon as its gradient is final.
 
 step_in_backward() joins an optimizer of this package and an ORTModule. What it does at each step is here: which
-parameters take part in a forward, what is refused before backward, and what step() still has to find out. The arithmetic
-is the core's (csrc/py/optim_backward.c). Called by _engine.py and by onnxtrain/ortmodule/_program.py.
+parameters take part in a forward, what is refused before backward, and what step() still has to find out. The
+arithmetic is the core's (csrc/py/optim_backward.c). Called by _engine.py and by onnxtrain/ortmodule/_program.py.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Open:
                                "step_in_backward() does not work with a GradScaler")
         refuse_options(optimizer, where)
         if optimizer._hypers() != self.hyper:
-            raise RuntimeError(f"{where}, with other hyperparameters than the groups have now: change them after step() "
-                               "or before backward")
+            raise RuntimeError(f"{where}, with other hyperparameters than the groups have now: change them after "
+                               "step() or before backward")
         late = [bond.name(param, position) for param, position, bond in self.updated.values()
                 if param.grad is not None]
         if late:
@@ -195,8 +195,8 @@ class StepInBackward:
             raise RuntimeError(f"{where}: create_graph=True would differentiate through parameters that are updated "
                                "meanwhile")
         if not_alone():
-            raise RuntimeError(f"{where}: torch.distributed or horovod is in use, which would have to average gradients "
-                               "that are never there at once")
+            raise RuntimeError(f"{where}: torch.distributed or horovod is in use, which would have to average "
+                               "gradients that are never there at once")
         refuse_options(optimizer, where)
         if optimizer._optimizer_step_pre_hooks or torch_optimizer._global_optimizer_pre_hooks:
             raise RuntimeError(f"{where}: the optimizer has hooks that run before step(), and updates come before them")
@@ -210,10 +210,11 @@ class StepInBackward:
             if param._backward_hooks or getattr(param, "_post_accumulate_grad_hooks", None):
                 raise RuntimeError(f"{where}: {self.name(param, position)} has a hook that wants to see its gradient")
             if getattr(param, "grad_dtype", None) not in (None, param.dtype):
-                raise RuntimeError(f"{where}: {self.name(param, position)} wants gradients of another dtype than its own")
+                raise RuntimeError(f"{where}: {self.name(param, position)} wants gradients of another dtype than "
+                                   "its own")
             if not executes(ctx.next_functions[i][0]):
-                raise RuntimeError(f"{where}: torch.autograd.grad() and backward(inputs=...) ask for some gradients, and "
-                                   f"{self.name(param, position)} would be updated although they leave it alone")
+                raise RuntimeError(f"{where}: torch.autograd.grad() and backward(inputs=...) ask for some gradients, "
+                                   f"and {self.name(param, position)} would be updated although they leave it alone")
 
     def _names(self) -> dict[int, str]:
         model = self._model()
@@ -282,12 +283,12 @@ def step_in_backward(optimizer: FusedOptimizer, model: Any) -> StepInBackward:
 
     What does not fit later is a RuntimeError of ``backward()`` before anything is updated: a second backward before
     ``step()``, be it of another call of the module; a ``.grad`` that is there already; hooks on a parameter or before
-    the step; ``create_graph=True``; ``torch.autograd.grad`` and ``backward(inputs=...)``; memory that backward reads and
-    the update writes (ValueError). ``step()`` raises where it finds out only then that updates were not the right ones:
-    a parameter was used outside the module as well, a GradScaler has scaled the loss, hyperparameters have changed since
-    backward. ``zero_grad()``, ``load_state_dict()`` and ``remove()`` raise between backward and ``step()``. Where an
-    operator fails in the middle of backward, a note of its exception says which parameters were updated; ``step()`` then
-    closes the step for these, and the others are as they were.
+    the step; ``create_graph=True``; ``torch.autograd.grad`` and ``backward(inputs=...)``; memory that backward reads
+    and the update writes (ValueError). ``step()`` raises where it finds out only then that updates were not the right ones:
+    a parameter was used outside the module as well, a GradScaler has scaled the loss, hyperparameters have changed
+    since backward. ``zero_grad()``, ``load_state_dict()`` and ``remove()`` raise between backward and ``step()``. Where an
+    operator fails in the middle of backward, a note of its exception says which parameters were updated; ``step()``
+    then closes the step for these, and the others are as they were.
     """
     from onnxtrain.ortmodule import ORTModule
 
@@ -300,8 +301,8 @@ def step_in_backward(optimizer: FusedOptimizer, model: Any) -> StepInBackward:
     if optimizer.max_grad_norm is not None:
         raise ValueError("max_grad_norm clips by the norm of all gradients, which step_in_backward() never has at once")
     if not_alone():
-        raise RuntimeError("step_in_backward() does not work with torch.distributed or horovod, which average gradients "
-                           "that it never has at once")
+        raise RuntimeError("step_in_backward() does not work with torch.distributed or horovod, which average "
+                           "gradients that it never has at once")
     held = {id(param) for group in optimizer.param_groups for param in group["params"]}
     shared = [(name, param) for name, param in model.named_parameters() if id(param) in held]
     if not shared:

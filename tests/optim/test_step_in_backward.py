@@ -1,4 +1,4 @@
-"""step_in_backward(): every bit as backward and then step() have it, and an exception for everything that does not fit."""
+"""step_in_backward(): every bit as backward and then step() have it, and an exception for what does not fit."""
 
 from __future__ import annotations
 
@@ -525,7 +525,8 @@ def test_core_refuses_targets(opened):
             ([(1, 0, params[0]), (1, 1, params[1])], ValueError, "input 1"),
             ([(1, 0, params[0]), (2, 0, params[0])], ValueError, "position 0 comes twice"),
             ([(1, 1, params[0])], RuntimeError, "not the one that forward read"),
-            ([(1, 7, params[0])], RuntimeError, "lost a parameter"), ([(1, 2)], TypeError, None), ([3], Exception, None)):
+            ([(1, 7, params[0])], RuntimeError, "lost a parameter"),
+            ([(1, 2)], TypeError, None), ([3], TypeError, None)):
         with pytest.raises(error, match=match):
             backward(run(), targets)
     with pytest.raises(TypeError, match="a byte per target"):
