@@ -302,10 +302,9 @@ static void run_units(void *context, int64_t first, int64_t last)
         int64_t from = unit * s->unit, to = s->count - from < s->unit ? s->count : from + s->unit;
         walker w = {.call = call, .s = s, .at = from, .unit = unit}, *at = &w;
         for (int k = 0; k < s->program.n_sinks; k++) {
-            const ont_sink *sink = &s->sinks[k];
-            size_t bytes = (size_t)sink->tail * sum_size(sink);
-            char *sums = (char *)call->work + s->work[k] + bytes * (size_t)unit;
-            if (sink->form == ONT_SINK_COLUMNS) memset(sums, 0, bytes);
+            size_t bytes = (size_t)s->sinks[k].tail * sum_size(&s->sinks[k]);
+            if (s->sinks[k].form != ONT_SINK_COLUMNS) continue;
+            memset((char *)call->work + s->work[k] + bytes * (size_t)unit, 0, bytes);
         }
         ont_bcast_range(&s->walk, base, row, &at, from, to);
         for (int k = 0; k < s->program.n_sinks; k++)

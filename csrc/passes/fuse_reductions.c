@@ -42,14 +42,24 @@ static bool read_program(fused *f)
     return true;
 }
 
-/* The reductions among the readers of result k that go together with those found so far. */
-static void find_sinks(fused *f, int k)
+static bool is_view_of(const ont_node *node, const ont_value *v)
 {
-    const ont_value *v = f->node->outputs[k];
+    return node->op->flags & ONT_OP_VIEW && node->n_outputs == 1 && node->inputs[0].value == v &&
+           node->outputs[0]->dtype == v->dtype;
+}
+
+/* The reductions among the readers of `v`, which is result k or a view of it, that go together with those found so
+ * far. */
+static void find_sinks(fused *f, int k, const ont_value *v)
+{
     for (const ont_use *use = v->uses; use && f->p.n_sinks < ONT_TILE_SINKS; use = use->next) {
         ont_node *reader = use->user;
         int n = f->p.n_sinks;
         if (reader->backward != f->node->backward || ont_node_in(reader, 0) != v) continue;
+        if (is_view_of(reader, v)) {
+            find_sinks(f, k, reader->outputs[0]);
+            continue;
+        }
         if (!ont_sink_of(reader, &f->sinks[n]) || !ont_sink_unit(f->sinks, n + 1, f->count)) continue;
         f->p.sink[n] = f->p.result[k];
         f->reductions[n] = reader;
@@ -57,14 +67,27 @@ static void find_sinks(fused *f, int k)
     }
 }
 
+/* By anything but the reductions and views that only they read. */
 static bool is_read_besides(const fused *f, const ont_value *v)
 {
     for (const ont_use *use = v->uses; use; use = use->next) {
-        bool ours = false;
+        bool ours = is_view_of(use->user, v) && !is_read_besides(f, use->user->outputs[0]);
         for (int k = 0; k < f->p.n_sinks; k++) ours |= use->user == f->reductions[k];
         if (!ours) return true;
     }
     return ont_value_is_output(f->g, v);
+}
+
+/* Removes views of `v` that nobody reads any more. */
+static void prune_views(ont_graph *g, const ont_value *v)
+{
+    for (const ont_use *use = v->uses, *next; use; use = next) {
+        ont_node *view = use->user;
+        next = use->next;
+        if (!is_view_of(view, v)) continue;
+        prune_views(g, view->outputs[0]);
+        if (!view->outputs[0]->uses && !ont_value_is_output(g, view->outputs[0])) ont_graph_remove_node(g, view);
+    }
 }
 
 static ont_status set_formula(fused *f, ont_node *node)
@@ -107,11 +130,12 @@ static ont_status rewrite(fused *f)
     ONT_TRY(set_formula(f, node));
     ont_build_done(&b, node);
     ONT_TRY(b.status);
-    for (int k = 0; k < f->p.n_results; k++) ont_value_replace_uses(f->g, f->results[k], node->outputs[k]);
     for (int k = 0; k < f->p.n_sinks; k++) {
         ont_value_replace_uses(f->g, f->reductions[k]->outputs[0], node->outputs[f->p.n_results + k]);
         ont_graph_remove_node(f->g, f->reductions[k]);
     }
+    for (int k = 0; k < n_results; k++) prune_views(f->g, f->node->outputs[k]);
+    for (int k = 0; k < f->p.n_results; k++) ont_value_replace_uses(f->g, f->results[k], node->outputs[k]);
     ont_graph_remove_node(f->g, f->node);
     return ONT_OK;
 }
@@ -123,7 +147,7 @@ ont_status ont_pass_fuse_reductions(ont_graph *g)
         fused f = {.g = g, .node = node};
         next = node->next;
         if (!read_program(&f)) continue;
-        for (int k = 0; k < f.p.n_results; k++) find_sinks(&f, k);
+        for (int k = 0; k < f.p.n_results; k++) find_sinks(&f, k, node->outputs[k]);
         if (!f.p.n_sinks) continue;
         ONT_TRY(rewrite(&f));
         next = before ? before->next : g->first; /* what stood behind it may be gone */

@@ -277,6 +277,24 @@ def test_not_across_the_split():
     torch.testing.assert_close(got[2].double(), want.reshape(1), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("viewed", [False, True], ids=["for sums", "for others too"])
+def test_through_views(viewed):
+    """A bias gradient sums what a Reshape sees; the view goes with its last reader."""
+    nodes = [helper.make_node("Tanh", ["x"], ["t"]), helper.make_node("Reshape", ["t", "flat"], ["f"]),
+             helper.make_node("Reshape", ["f", "deep"], ["g"]), helper.make_node("ReduceSum", ["f", "first"], ["s"]),
+             helper.make_node("ReduceMean", ["g", "last"], ["m"]), helper.make_node("MatMul", ["f", "w"], ["p"])]
+    outputs = ["s", "m", "p"] if viewed else ["s", "m"]
+    model = graph_of(nodes[:len(nodes) - (not viewed)], [("x", (8, 50, 96)), ("w", (96, 3))], outputs, torch.float32,
+                     {"flat": [400, 96], "deep": [2, 200, 96], "first": [0], "last": [2]})
+    x, w = drawn(8, 50, 96, seed=1), drawn(96, 3, seed=2)
+    got, text = forward(model, [x, w])
+    assert "Tanh ReduceSum ReduceMean" in text or "Tanh ReduceMean ReduceSum" in text, text
+    assert text.count("= Reshape") == viewed
+    t = x.double().tanh().reshape(400, 96)
+    for y, want in zip(got, (t.sum(0, keepdim=True), t.reshape(2, 200, 96).mean(2, keepdim=True), t @ w.double())):
+        torch.testing.assert_close(y.double(), want, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("number", range(40))
 def test_random_graphs(number):
     """Groups of all sorts with reductions among them, and gradients of broadcast operands, forward and backward."""
