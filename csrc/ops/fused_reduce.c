@@ -193,7 +193,8 @@ typedef struct walker {
     const fused_reduce *s;
     int64_t at;   /* elements before the tile that runs next, of all */
     int64_t unit;
-    int64_t base; /* elements before what ont_tile_run() was given */
+    int64_t row[ONT_TILE_SINKS];  /* of each sink, and the elements that are left of it: tiles come in order */
+    int64_t left[ONT_TILE_SINKS];
     double sum[ONT_TILE_SINKS];
     bool started[ONT_TILE_SINKS];
 } walker;
@@ -229,33 +230,33 @@ static void put(const ont_sink *sink, void *out, int64_t at, double sum)
         ((float *)out)[at] = (float)sum;
 }
 
-static void drain_rows(walker *w, int k, const char *x, int64_t at, int64_t n)
+static void drain_rows(walker *w, int k, const char *x, int64_t n)
 {
     const ont_sink *sink = &w->s->sinks[k];
     size_t size = ont_dtype_size(sink->dtype);
-    int64_t row = sink->form == ONT_SINK_WHOLE ? w->s->count : sink->n;
-    void *out = w->call->out[w->s->program.n_results + k];
-    for (int64_t m; n; x += (size_t)m * size, at += m, n -= m) {
-        m = row - at % row < n ? row - at % row : n;
+    for (int64_t m; n; x += (size_t)m * size, n -= m) {
+        m = w->left[k] < n ? w->left[k] : n;
         w->sum[k] = joined(sink, w->started[k], w->sum[k], row_of(w->s, sink, x, m));
         w->started[k] = true;
-        if (sink->form == ONT_SINK_WHOLE || (at + m) % row) continue;
-        put(sink, out, at / row, w->sum[k]);
+        w->left[k] -= m;
+        if (w->left[k]) continue;
+        put(sink, w->call->out[w->s->program.n_results + k], w->row[k]++, w->sum[k]);
+        w->left[k] = sink->n;
         w->sum[k] = 0;
         w->started[k] = false;
     }
 }
 
-static void drain_columns(walker *w, int k, const char *x, int64_t at, int64_t n)
+static void drain_columns(walker *w, int k, const char *x, int64_t n)
 {
     const ont_simd_table *simd = w->s->simd;
     const ont_sink *sink = &w->s->sinks[k];
     size_t size = ont_dtype_size(sink->dtype);
     char *sums = (char *)w->call->work + w->s->work[k] + (size_t)(w->unit * sink->tail) * sum_size(sink);
-    for (int64_t m, column; n; x += (size_t)m * size, at += m, n -= m) {
-        column = at % sink->tail;
-        m = sink->tail - column < n ? sink->tail - column : n;
-        char *to = sums + (size_t)column * sum_size(sink);
+    for (int64_t m; n; x += (size_t)m * size, n -= m) {
+        char *to = sums + (size_t)(sink->tail - w->left[k]) * sum_size(sink);
+        m = w->left[k] < n ? w->left[k] : n;
+        w->left[k] = w->left[k] == m ? sink->tail : w->left[k] - m;
         float wide[ONT_TILE];
         switch (sink->dtype) {
         case ONT_FLOAT32: simd->add_to((float *)to, (const float *)x, m); break;
@@ -270,10 +271,10 @@ static void drain_columns(walker *w, int k, const char *x, int64_t at, int64_t n
     }
 }
 
-static void drain(void *context, int k, const void *x, int64_t at, int64_t n)
+static void drain(void *context, int k, const void *x, int64_t n)
 {
     walker *w = context;
-    (w->s->sinks[k].form == ONT_SINK_COLUMNS ? drain_columns : drain_rows)(w, k, x, w->base + at, n);
+    (w->s->sinks[k].form == ONT_SINK_COLUMNS ? drain_columns : drain_rows)(w, k, x, n);
 }
 
 static void row(const void *context, const ont_bcast *b, char *const *at, int64_t n)
@@ -287,7 +288,6 @@ static void row(const void *context, const ont_bcast *b, char *const *at, int64_
     }
     for (int k = 0; k < s->program.n_results; k++)
         bind.result[k] = (char *)w->call->out[k] + (size_t)w->at * s->result_size[k];
-    w->base = w->at;
     ont_tile_run(s->simd, &s->program, &bind, n);
     w->at += n;
 }
@@ -302,8 +302,11 @@ static void run_units(void *context, int64_t first, int64_t last)
         int64_t from = unit * s->unit, to = s->count - from < s->unit ? s->count : from + s->unit;
         walker w = {.call = call, .s = s, .at = from, .unit = unit}, *at = &w;
         for (int k = 0; k < s->program.n_sinks; k++) {
-            size_t bytes = (size_t)s->sinks[k].tail * sum_size(&s->sinks[k]);
-            if (s->sinks[k].form != ONT_SINK_COLUMNS) continue;
+            const ont_sink *sink = &s->sinks[k];
+            size_t bytes = (size_t)sink->tail * sum_size(sink);
+            w.row[k] = from / sink->n;
+            w.left[k] = sink->form == ONT_SINK_ROWS ? sink->n : sink->form == ONT_SINK_COLUMNS ? sink->tail : INT64_MAX;
+            if (sink->form != ONT_SINK_COLUMNS) continue;
             memset((char *)call->work + s->work[k] + bytes * (size_t)unit, 0, bytes);
         }
         ont_bcast_range(&s->walk, base, row, &at, from, to);

@@ -110,7 +110,7 @@ void ont_tile_run(const ont_simd_table *simd, const ont_tile_program *p, const o
         for (int step = 0; step < p->n_steps; step++) {
             run_step(&t, step, m);
             for (int k = 0; k < p->n_sinks; k++)
-                if (p->sink[k] == step) bind->drain(bind->context, k, result_of(&t, step), t.at, m);
+                if (p->sink[k] == step) bind->drain(bind->context, k, result_of(&t, step), m);
         }
     }
 }

@@ -60,8 +60,8 @@ typedef struct ont_tile_bind {
     int64_t first; /* index of the first element, for Dropout */
     uint64_t seed;
     int64_t tile;  /* elements of a tile, at most ONT_TILE, which is what 0 stands for */
-    /* Sink k's n elements from element `at` on of this run, while they are in the cache; NULL without sinks. */
-    void (*drain)(void *context, int k, const void *x, int64_t at, int64_t n);
+    /* Sink k's next n elements, while they are in the cache; NULL without sinks. */
+    void (*drain)(void *context, int k, const void *x, int64_t n);
     void *context;
 } ont_tile_bind;
 

@@ -9,6 +9,8 @@
 #include "ops/fused_reduce.h"
 #include "passes/pass.h"
 
+enum { LARGE = 1 << 22 }; /* elements that no cache keeps until they are read again */
+
 typedef struct fused {
     ont_graph *g;
     ont_node *node; /* elementwise, one or a group */
@@ -76,6 +78,15 @@ static bool is_read_besides(const fused *f, const ont_value *v)
         if (!ours) return true;
     }
     return ont_value_is_output(f->g, v);
+}
+
+/* Sums of rows alone gain nothing where their elements are stored all the same and stay in a cache. */
+static bool gains(const fused *f)
+{
+    bool gain = f->count >= LARGE;
+    for (int k = 0; k < f->p.n_sinks; k++) gain |= f->sinks[k].form != ONT_SINK_ROWS;
+    for (int k = 0; k < f->p.n_results; k++) gain |= !is_read_besides(f, f->node->outputs[k]);
+    return gain;
 }
 
 /* Removes views of `v` that nobody reads any more. */
@@ -148,7 +159,7 @@ ont_status ont_pass_fuse_reductions(ont_graph *g)
         next = node->next;
         if (!read_program(&f)) continue;
         for (int k = 0; k < f.p.n_results; k++) find_sinks(&f, k, node->outputs[k]);
-        if (!f.p.n_sinks) continue;
+        if (!f.p.n_sinks || !gains(&f)) continue;
         ONT_TRY(rewrite(&f));
         next = before ? before->next : g->first; /* what stood behind it may be gone */
         while (next && next != node && ont_node_is(next, ONT_DOMAIN, "FusedReduce")) next = next->next;

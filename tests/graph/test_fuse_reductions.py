@@ -94,7 +94,8 @@ def test_layouts(shape, axes, op_type, dtype):
         for stored in (False, True):
             model = chain_then(op_type, shape, axes, keepdims, dtype, stored)
             got, text = forward(model, [x, b])
-            assert ("FusedReduce" in text) == taken, text
+            gains = not stored or columns or got[0].numel() == 1
+            assert ("FusedReduce" in text) == (taken and gains), text
             others = apart(model, [x, b])
             close(got[0], REDUCED[op_type](exact, axes, bool(keepdims)), others[0], dtype)
             if stored:
@@ -109,6 +110,17 @@ def test_what_stays_apart(shape, axes):
     assert "FusedReduce" not in text
     exact = ((x.double() * b.double()).tanh() + x.double()).sum(axes, keepdim=True)
     torch.testing.assert_close(got[0].double(), exact, rtol=1e-5, atol=1e-4)
+
+
+def test_large_rows_that_are_stored():
+    """Beyond the caches, sums of rows are joined with what is stored as well."""
+    for rows, joined in ((8191, False), (8192, True)):
+        x, b = drawn(rows, 512, seed=1), drawn(512, seed=2)
+        model = chain_then("ReduceSum", (rows, 512), [1], 0, torch.float32, True)
+        got, text = forward(model, [x, b])
+        assert ("FusedReduce" in text) == joined
+        exact = ((x.double() * b.double()).tanh() + x.double()).sum(1)
+        torch.testing.assert_close(got[0].double(), exact, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
