@@ -108,9 +108,8 @@ class BuildCore(build_ext):
 
     def flags(self, *includes: Path) -> list[str]:
         flags = ["-std=c11", "-fPIC", "-fvisibility=hidden", "-fopenmp", "-fno-math-errno", "-fno-trapping-math",
-                 "-fwrapv",
-                 "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-g1", f'-DONT_VERSION="{VERSION}"',
-                 "-D_GNU_SOURCE",
+                 "-fwrapv", "-ffp-contract=off", "-Wall", "-Wextra", "-Wpointer-arith", "-Werror", "-g1",
+                 f'-DONT_VERSION="{VERSION}"', "-D_GNU_SOURCE",
                  "-DPy_LIMITED_API=0x030B0000", f"-I{ROOT / 'csrc'}", f"-I{sysconfig.get_paths()['include']}"]
         flags += [f"-isystem{path}" for path in includes]
         sanitize = os.environ.get("ONNXTRAIN_SANITIZE")

@@ -117,6 +117,13 @@ class Run:
     def differentiable(self) -> bytes:
         """One byte per graph output, 1 where it depends on a masked input."""
 
+    def saved(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Of all graph inputs and outputs those that backward() wants back.
+
+        Raises:
+            IndexError: there are fewer than the graph has.
+        """
+
     def backward(self, saved: Sequence[Tensor], grads: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
         """Runs the backward part once.
 
@@ -279,6 +286,30 @@ def sums_of_squares(tensors: Sequence[Tensor]) -> list[float]:
 
     Raises:
         TypeError: a tensor is no dense CPU tensor of a float dtype.
+    """
+
+def signature(args: tuple[Any, ...]) -> bytes | None:
+    """Equal bytes for arguments that are all plain torch.Tensors of equal dtypes, ranks and kinds of device.
+
+    None where one is anything else (a parameter, a subclass, sparse, nested), or where torch cannot be asked this way.
+
+    Raises:
+        TypeError: args is no tuple.
+    """
+
+def gather(sources: list[tuple[dict[str, Any] | None, Any]], leaves: Sequence[Any],
+           grad_enabled: bool) -> tuple[tuple[Any, ...], bytes]:
+    """The tensors that a graph's inputs are now, and one byte for each: whether it wants a gradient.
+
+    Args:
+        sources: (dict, name in it), or (None, index of a leaf).
+        leaves: arguments of the call.
+        grad_enabled: where False, none wants one.
+
+    Raises:
+        KeyError, AttributeError: a name is gone, or what it stands for is no tensor now.
+        IndexError: there is no such leaf.
+        TypeError: a source is neither.
     """
 
 def grad_tables() -> Any:

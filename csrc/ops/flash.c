@@ -8,6 +8,7 @@
  * than threads the gradient goes over blocks instead, once for K and V by columns, once for Q by rows.
  */
 #include <math.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #include "base/parallel.h"
@@ -241,13 +242,6 @@ ont_status ont_flash_run(const ont_call *call)
 
 /* ---- gradient ---- */
 
-/* What one piece of the gradient's work is: blocks of one lead, and which gradients it adds to. */
-typedef struct piece {
-    int64_t l, i0, i1, j0, j1;
-    void *dq, *dk, *dv, *dbias;
-    bool zero_q, zero_k, zero_v;
-} piece;
-
 void ont_flash_zero_rows(const flash_state *s, int view, void *base, int64_t l, int64_t first, int64_t last,
                          int64_t width)
 {
@@ -272,7 +266,8 @@ static void begin_rows(const ont_call *call, const flash_state *s, const block *
     }
 }
 
-static void block_grad(const ont_call *call, const flash_state *s, const block *k, const scratch *w, const piece *p)
+static void block_grad(const ont_call *call, const flash_state *s, const block *k, const scratch *w,
+                       const ont_flash_piece *p)
 {
     const ont_attention *a = &s->a;
     const int64_t ldy = a->view[ONT_ATTENTION_Y].row;
@@ -310,28 +305,33 @@ static void block_grad(const ont_call *call, const flash_state *s, const block *
                 ont_flash_row_at(s, ONT_ATTENTION_K, p->dk, k->l, k->j0), ldk);
 }
 
-static void run_piece(const ont_call *call, const flash_state *s, const piece *p, const scratch *w)
+static void run_piece(const ont_call *call, const flash_state *s, const ont_flash_piece *p, int64_t slot)
 {
     const ont_attention *a = &s->a;
-    if (p->zero_q) ont_flash_zero_rows(s, ONT_ATTENTION_Q, p->dq, p->l, p->i0, p->i1, a->size);
-    if (p->zero_k) ont_flash_zero_rows(s, ONT_ATTENTION_K, p->dk, p->l, p->j0, p->j1, a->size);
-    if (p->zero_v) ont_flash_zero_rows(s, ONT_ATTENTION_V, p->dv, p->l, p->j0, p->j1, a->v_size);
+    scratch w = scratch_of(s, call->work, slot);
+    if (ont_flash_is_first(s, ONT_ATTENTION_Q, p->l))
+        ont_flash_zero_rows(s, ONT_ATTENTION_Q, p->dq, p->l, p->i0, p->i1, a->size);
+    if (ont_flash_is_first(s, ONT_ATTENTION_K, p->l))
+        ont_flash_zero_rows(s, ONT_ATTENTION_K, p->dk, p->l, p->j0, p->j1, a->size);
+    if (ont_flash_is_first(s, ONT_ATTENTION_V, p->l))
+        ont_flash_zero_rows(s, ONT_ATTENTION_V, p->dv, p->l, p->j0, p->j1, a->v_size);
     block k = {.l = p->l};
     for (k.i0 = p->i0; k.i0 < p->i1; k.i0 += s->row_block) {
         k.m = least(s->row_block, p->i1 - k.i0);
         int64_t columns = least(ont_attention_visible(a, k.i0 + k.m - 1), p->j1);
-        begin_rows(call, s, &k, w);
+        begin_rows(call, s, &k, &w);
         for (int64_t r = 0; p->dbias && columns < p->j1 && r < k.m; r++) /* what is not visited below */
             memset((char *)p->dbias + ((k.l * a->rows + k.i0 + r) * a->columns + p->j0) * (int64_t)s->z, 0,
                    (size_t)(p->j1 - p->j0) * s->z);
         for (k.j0 = p->j0; k.j0 < columns; k.j0 += s->column_block) {
             k.n = least(s->column_block, p->j1 - k.j0);
-            block_grad(call, s, &k, w, p);
+            block_grad(call, s, &k, &w, p);
         }
     }
 }
 
-int64_t ont_flash_lead_of(const flash_state *s, int64_t u, int64_t v)
+/* Lead number u of those apart, entry v of those that share its gradients. */
+static int64_t lead_of(const flash_state *s, int64_t u, int64_t v)
 {
     int64_t l = 0, step = 1;
     for (int d = s->a.n_leads - 1; d >= 0; d--) {
@@ -357,56 +357,64 @@ enum { PHASE_ALL, PHASE_COLUMNS, PHASE_ROWS };
 
 typedef struct backward {
     const ont_call *call;
-    const flash_state *s;
+    ont_flash_run_piece *run;
     void *grads[4];
     int phase;
-    int64_t blocks; /* pieces per lead */
+    int64_t blocks;            /* pieces per lead */
+    atomic_int_least64_t next; /* unit */
 } backward;
 
-static void run_unit(const backward *b, int64_t u, int64_t at, const scratch *w)
+/* Piece `at` of lead u of those apart, and of each that shares its gradients; rows with most columns come first. */
+static void run_unit(const backward *b, int64_t u, int64_t at, int64_t slot)
 {
-    const flash_state *s = b->s;
-    const ont_attention *a = &s->a;
+    const flash_state *s = b->call->state;
     for (int64_t v = 0; v < s->n_shared; v++) {
-        piece p = {.l = ont_flash_lead_of(s, u, v), .i1 = a->rows, .j1 = a->columns};
+        ont_flash_piece p = {.l = lead_of(s, u, v), .i1 = s->a.rows, .j1 = s->a.columns};
         if (b->phase != PHASE_COLUMNS) p.dq = b->grads[0];
         if (b->phase != PHASE_ROWS) p.dk = b->grads[1], p.dv = b->grads[2], p.dbias = b->grads[3];
-        if (b->phase == PHASE_COLUMNS) p.j0 = at * s->column_block, p.j1 = least(a->columns, p.j0 + s->column_block);
-        if (b->phase == PHASE_ROWS) p.i0 = at * s->row_block, p.i1 = least(a->rows, p.i0 + s->row_block);
-        p.zero_q = ont_flash_is_first(s, ONT_ATTENTION_Q, p.l);
-        p.zero_k = ont_flash_is_first(s, ONT_ATTENTION_K, p.l);
-        p.zero_v = ont_flash_is_first(s, ONT_ATTENTION_V, p.l);
-        run_piece(b->call, s, &p, w);
+        if (b->phase == PHASE_COLUMNS) p.j0 = at * s->column_block, p.j1 = least(s->a.columns, p.j0 + s->column_block);
+        if (b->phase == PHASE_ROWS) {
+            p.i0 = (b->blocks - 1 - at) * s->row_block;
+            p.i1 = least(s->a.rows, p.i0 + s->row_block);
+        }
+        b->run(b->call, s, &p, slot);
     }
 }
 
 static void backward_slots(void *context, int64_t first, int64_t last)
 {
-    const backward *b = context;
-    for (int64_t slot = first; slot < last; slot++) {
-        scratch w = scratch_of(b->s, b->call->work, slot);
-        for (int64_t u = slot; u < b->s->n_apart * b->blocks; u += b->s->slots)
-            run_unit(b, u / b->blocks, u % b->blocks, &w);
-    }
+    backward *b = context;
+    int64_t units = ((const flash_state *)b->call->state)->n_apart * b->blocks;
+    for (int64_t slot = first; slot < last; slot++)
+        for (int64_t u; (u = atomic_fetch_add(&b->next, 1)) < units;) run_unit(b, u / b->blocks, u % b->blocks, slot);
 }
 
-ont_status ont_flash_run_grad(const ont_call *call)
+static void run_phase(backward *b, int phase, int64_t blocks)
+{
+    b->phase = phase;
+    b->blocks = blocks;
+    atomic_store(&b->next, 0);
+    ont_parallel(((const flash_state *)b->call->state)->slots, 1, backward_slots, b);
+}
+
+ont_status ont_flash_backward(const ont_call *call, ont_flash_run_piece *run)
 {
     const flash_state *s = call->state;
-    backward b = {.call = call, .s = s, .blocks = 1};
+    backward b = {.call = call, .run = run};
     for (int i = 0; i < 4; i++) b.grads[i] = s->targets[i] < 0 ? NULL : call->out[s->targets[i]];
     ont_attention_clear(call, &s->a, s->targets);
     int64_t rows = (s->a.rows + s->row_block - 1) / s->row_block,
             columns = (s->a.columns + s->column_block - 1) / s->column_block;
     if (s->n_apart >= least(s->slots, ont_parallel_threads()) || rows * columns == 1) {
-        ont_parallel(s->slots, 1, backward_slots, &b);
+        run_phase(&b, PHASE_ALL, 1);
         return ONT_OK;
     }
-    b.phase = PHASE_COLUMNS;
-    b.blocks = columns;
-    if (b.grads[1] || b.grads[2] || b.grads[3]) ont_parallel(s->slots, 1, backward_slots, &b);
-    b.phase = PHASE_ROWS;
-    b.blocks = rows;
-    if (b.grads[0]) ont_parallel(s->slots, 1, backward_slots, &b);
+    if (b.grads[1] || b.grads[2] || b.grads[3]) run_phase(&b, PHASE_COLUMNS, columns);
+    if (b.grads[0]) run_phase(&b, PHASE_ROWS, rows);
     return ONT_OK;
+}
+
+ont_status ont_flash_run_grad(const ont_call *call)
+{
+    return ont_flash_backward(call, run_piece);
 }

@@ -46,10 +46,20 @@ ont_attention_row ont_flash_row_of(const ont_call *call, const ont_flash *s, con
 bool ont_flash_is_empty(const ont_call *call, const ont_flash *s, int64_t l, int64_t i);
 void ont_flash_zero_rows(const ont_flash *s, int view, void *base, int64_t l, int64_t first, int64_t last,
                          int64_t width);
-/* Lead number u of those apart, entry v of those that share its gradients. */
-int64_t ont_flash_lead_of(const ont_flash *s, int64_t u, int64_t v);
 /* Whether lead l is the first that writes to its gradient through `view`. */
 bool ont_flash_is_first(const ont_flash *s, int view, int64_t l);
+
+/* What one piece of the gradient's work is: blocks of one lead, and the gradients it adds to, NULL where none. */
+typedef struct ont_flash_piece {
+    int64_t l, i0, i1, j0, j1;
+    void *dq, *dk, *dv, *dbias;
+} ont_flash_piece;
+
+/* Runs a piece in the scratch of a slot. */
+typedef void ont_flash_run_piece(const ont_call *call, const ont_flash *s, const ont_flash_piece *p, int64_t slot);
+
+/* The gradient as pieces over all threads: of whole leads, or where these are too few by columns and then by rows. */
+ont_status ont_flash_backward(const ont_call *call, ont_flash_run_piece *run);
 
 /*
  * The kernels of flash_tiles.c: float32 with vectors of eight and more, bfloat16 where the processor multiplies pairs

@@ -332,16 +332,8 @@ ont_status ont_flash_tiles_run(const ont_call *call)
 
 /* ---- gradient ---- */
 
-/* What one piece of the gradient's work is: blocks of one lead, and which gradients it adds to. */
-typedef struct piece {
-    int64_t l, i0, i1, j0, j1;
-    void *dq, *dk, *dv;
-    float *dbias;
-    bool first_k, first_v; /* nothing was written there before */
-} piece;
-
 /* delta: sum over the row of probability times its gradient, which is the result's row times its gradient. */
-static void begin_piece(const ont_call *call, const ont_flash *s, const piece *p, const scratch *w)
+static void begin_piece(const ont_call *call, const ont_flash *s, const ont_flash_piece *p, const scratch *w)
 {
     const ont_attention *a = &s->a;
     const float *stats = (const float *)call->in[ONT_ATTENTION_STATS] + p->l * a->rows * 2;
@@ -362,17 +354,18 @@ static void begin_piece(const ont_call *call, const ont_flash *s, const piece *p
 }
 
 /* The bias's gradient in row r of a block; NULL: zeros. */
-static void put_bias(const ont_flash *s, const ont_flash_block *k, const piece *p, int64_t r, const float *gradient)
+static void put_bias(const ont_flash *s, const ont_flash_block *k, const ont_flash_piece *p, int64_t r,
+                     const float *gradient)
 {
     if (!p->dbias) return;
-    float *to = p->dbias + (k->l * s->a.rows + k->i0 + r) * s->a.columns + k->j0;
+    float *to = (float *)p->dbias + (k->l * s->a.rows + k->i0 + r) * s->a.columns + k->j0;
     if (gradient) memcpy(to, gradient, (size_t)k->n * sizeof(float));
     else memset(to, 0, (size_t)k->n * sizeof(float));
 }
 
 /* Scores and gradients of probabilities become probabilities and gradients of scores. */
 static void grad_rows(const ont_call *call, const ont_flash *s, const ont_flash_block *k, const scratch *w,
-                      const piece *p)
+                      const ont_flash_piece *p)
 {
     int64_t ld = padded(s->column_block);
     size_t bytes = (size_t)k->n * sizeof(float);
@@ -392,7 +385,7 @@ static void grad_rows(const ont_call *call, const ont_flash *s, const ont_flash_
 }
 
 /* The products behind the rows; of bfloat16, of what the rows gave, rounded. */
-static void products_behind(const ont_flash *s, const ont_flash_block *k, const scratch *w, const piece *p)
+static void products_behind(const ont_flash *s, const ont_flash_block *k, const scratch *w, const ont_flash_piece *p)
 {
     const ont_attention *a = &s->a;
     int64_t ld = padded(s->column_block);
@@ -411,7 +404,7 @@ static void products_behind(const ont_flash *s, const ont_flash_block *k, const 
 }
 
 static void block_grad(const ont_call *call, const ont_flash *s, const ont_flash_block *k, const scratch *w,
-                       const piece *p)
+                       const ont_flash_piece *p)
 {
     const ont_attention *a = &s->a;
     const void *q = call->in[0], *dy = call->in[ONT_ATTENTION_DY];
@@ -427,7 +420,7 @@ static void block_grad(const ont_call *call, const ont_flash *s, const ont_flash
 
 /* The columns of a block: both transposed for the scores, the keys as they are for the gradient of Q. */
 static void pack_columns(const ont_call *call, const ont_flash *s, const ont_flash_block *k, const scratch *w,
-                         const piece *p)
+                         const ont_flash_piece *p)
 {
     const ont_attention *a = &s->a;
     lay_transposed(s, w, ONT_ATTENTION_K, call->in[1], k->l, k->j0, k->n, a->size, w->keys);
@@ -452,9 +445,14 @@ static void put(const ont_flash *s, float *sums, int view, void *base, int64_t l
     }
 }
 
-static void run_piece(const ont_call *call, const ont_flash *s, const piece *p, const scratch *w)
+static void run_piece(const ont_call *call, const ont_flash *s, const ont_flash_piece *p, int64_t slot)
 {
     const ont_attention *a = &s->a;
+    space room = {.base = (char *)call->work + (size_t)slot * s->slot_bytes};
+    scratch own = scratch_of(s, true, &room), *w = &own;
+    bool first_k = ont_flash_is_first(s, ONT_ATTENTION_K, p->l), first_v = ont_flash_is_first(s, ONT_ATTENTION_V, p->l);
+    if (!s->pairs && ont_flash_is_first(s, ONT_ATTENTION_Q, p->l))
+        ont_flash_zero_rows(s, ONT_ATTENTION_Q, p->dq, p->l, p->i0, p->i1, a->size);
     ont_flash_block k = {.l = p->l};
     begin_piece(call, s, p, w);
     for (k.j0 = p->j0; k.j0 < p->j1; k.j0 += s->column_block) {
@@ -467,76 +465,15 @@ static void run_piece(const ont_call *call, const ont_flash *s, const piece *p, 
             else
                 for (int64_t r = 0; r < k.m; r++) put_bias(s, &k, p, r, NULL);
         }
-        if (p->dk) put(s, w->dk, ONT_ATTENTION_K, p->dk, k.l, k.j0, k.n, a->size, a->scale, p->first_k);
-        if (p->dv) put(s, w->dv, ONT_ATTENTION_V, p->dv, k.l, k.j0, k.n, a->v_size, 1, p->first_v);
+        if (p->dk) put(s, w->dk, ONT_ATTENTION_K, p->dk, k.l, k.j0, k.n, a->size, a->scale, first_k);
+        if (p->dv) put(s, w->dv, ONT_ATTENTION_V, p->dv, k.l, k.j0, k.n, a->v_size, 1, first_v);
     }
     if (s->pairs && p->dq)
         put(s, w->dq + p->i0 * padded(a->size), ONT_ATTENTION_Q, p->dq, p->l, p->i0, p->i1 - p->i0, a->size, a->scale,
             true);
 }
 
-enum { PHASE_ALL, PHASE_COLUMNS, PHASE_ROWS };
-
-typedef struct backward {
-    const ont_call *call;
-    const ont_flash *s;
-    void *grads[4];
-    int phase;
-    int64_t blocks; /* pieces per lead */
-    atomic_int_least64_t next; /* unit */
-} backward;
-
-static void run_unit(const backward *b, int64_t u, int64_t at, const scratch *w)
-{
-    const ont_flash *s = b->s;
-    const ont_attention *a = &s->a;
-    for (int64_t v = 0; v < s->n_shared; v++) {
-        piece p = {.l = ont_flash_lead_of(s, u, v), .i1 = a->rows, .j1 = a->columns};
-        if (b->phase != PHASE_COLUMNS) p.dq = b->grads[0];
-        if (b->phase != PHASE_ROWS) p.dk = b->grads[1], p.dv = b->grads[2], p.dbias = b->grads[3];
-        if (b->phase == PHASE_COLUMNS) p.j0 = at * s->column_block, p.j1 = least(a->columns, p.j0 + s->column_block);
-        if (b->phase == PHASE_ROWS)
-            p.i0 = (b->blocks - 1 - at) * s->row_block, p.i1 = least(a->rows, p.i0 + s->row_block);
-        p.first_k = ont_flash_is_first(s, ONT_ATTENTION_K, p.l);
-        p.first_v = ont_flash_is_first(s, ONT_ATTENTION_V, p.l);
-        if (!s->pairs && ont_flash_is_first(s, ONT_ATTENTION_Q, p.l))
-            ont_flash_zero_rows(s, ONT_ATTENTION_Q, p.dq, p.l, p.i0, p.i1, a->size);
-        run_piece(b->call, s, &p, w);
-    }
-}
-
-static void backward_slots(void *context, int64_t first, int64_t last)
-{
-    backward *b = context;
-    for (int64_t slot = first; slot < last; slot++) {
-        space room = {.base = (char *)b->call->work + (size_t)slot * b->s->slot_bytes};
-        scratch w = scratch_of(b->s, true, &room);
-        for (int64_t u; (u = atomic_fetch_add(&b->next, 1)) < b->s->n_apart * b->blocks;)
-            run_unit(b, u / b->blocks, u % b->blocks, &w);
-    }
-}
-
-static void run_phase(backward *b, int phase, int64_t blocks)
-{
-    b->phase = phase;
-    b->blocks = blocks;
-    atomic_store(&b->next, 0);
-    ont_parallel(b->s->slots, 1, backward_slots, b);
-}
-
 ont_status ont_flash_tiles_run_grad(const ont_call *call)
 {
-    const ont_flash *s = call->state;
-    backward b = {.call = call, .s = s};
-    for (int i = 0; i < 4; i++) b.grads[i] = s->targets[i] < 0 ? NULL : call->out[s->targets[i]];
-    ont_attention_clear(call, &s->a, s->targets);
-    int64_t rows = (s->a.rows + s->row_block - 1) / s->row_block,
-            columns = (s->a.columns + s->column_block - 1) / s->column_block;
-    if (s->n_apart >= least(s->slots, ont_parallel_threads()) || rows * columns == 1) {
-        run_phase(&b, PHASE_ALL, 1);
-        return ONT_OK;
-    }
-    if (b.grads[1] || b.grads[2] || b.grads[3]) run_phase(&b, PHASE_COLUMNS, columns);
-    if (b.grads[0]) run_phase(&b, PHASE_ROWS, rows);
-    return ONT_OK;
+    return ont_flash_backward(call, run_piece);
 }

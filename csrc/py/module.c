@@ -16,6 +16,7 @@
 #include "passes/recompute.h"
 #include "py/grads.h"
 #include "py/peek.h"
+#include "py/step.h"
 #include "run/run.h"
 #include "simd/simd.h"
 
@@ -225,6 +226,8 @@ static PyObject *measure_gemm(PyObject *module, PyObject *args)
 static PyMethodDef methods[] = {
     {"measure_gemm", measure_gemm, METH_VARARGS,
      "measure_gemm(provider, trans_a, trans_b, m, n, k) -> seconds or None"},
+    {"signature", ont_signature, METH_O, "signature(args) -> bytes of the arguments' kinds, or None"},
+    {"gather", ont_gather, METH_VARARGS, "gather(sources, leaves, grad_enabled) -> (tensors, which want gradients)"},
     {"build_info", build_info, METH_NOARGS, "build_info() -> what this build and machine have"},
     {"operators", operators, METH_NOARGS, "operators() -> the operator registry"},
     {"disable_kernels", disable_kernels, METH_O, "disable_kernels(names): they decline from now on"},
@@ -264,7 +267,9 @@ static int add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **type)
 static int module_exec(PyObject *module)
 {
     ont_state *state = ont_get_state(module);
-    if (ont_dlpack_init(state) < 0) return -1;
+    state->requires_grad = PyUnicode_InternFromString("requires_grad");
+    state->is_nested = PyUnicode_InternFromString("is_nested");
+    if (!state->requires_grad || !state->is_nested || ont_dlpack_init(state) < 0) return -1;
     ont_device_init(state);
     ont_peek_init(state);
     if (add_type(module, &ont_session_spec, &state->session_type) < 0) return -1;
@@ -297,6 +302,8 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(state->unsupported_error);
     Py_VISIT(state->tensor_type);
     Py_VISIT(state->parameter_type);
+    Py_VISIT(state->requires_grad);
+    Py_VISIT(state->is_nested);
     return 0;
 }
 
@@ -310,6 +317,8 @@ static int module_clear(PyObject *module)
     Py_CLEAR(state->unsupported_error);
     Py_CLEAR(state->tensor_type);
     Py_CLEAR(state->parameter_type);
+    Py_CLEAR(state->requires_grad);
+    Py_CLEAR(state->is_nested);
     return 0;
 }
 

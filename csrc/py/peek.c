@@ -240,6 +240,16 @@ bool ont_peek(const ont_state *state, PyObject *tensor, ont_view *view)
     return handle && ont_peek_at(handle, view);
 }
 
+bool ont_peek_kind_of(void *handle, ont_peek_kind *kind)
+{
+    int32_t layout, device, dtype;
+    int64_t dim;
+    if (shim.layout(handle, &layout) || layout != shim.strided || shim.device(handle, &device)) return false;
+    if (shim.dtype(handle, &dtype) || shim.dim(handle, &dim)) return false;
+    *kind = (ont_peek_kind){dtype, device, (int32_t)dim};
+    return true;
+}
+
 bool ont_peek_at(void *handle, ont_view *view)
 {
     int32_t layout, device, dtype;

@@ -18,6 +18,12 @@ void ont_peek_init(ont_state *state);
  */
 bool ont_peek(const ont_state *state, PyObject *tensor, ont_view *view);
 
+/* Of what kind a strided tensor of any device is, by torch's own numbers; false for another layout. */
+typedef struct ont_peek_kind {
+    int32_t dtype, device, rank;
+} ont_peek_kind;
+bool ont_peek_kind_of(void *handle, ont_peek_kind *kind);
+
 /*
  * The same in steps, for walks that may not run a line of Python. A handle is NULL where `tensor` is not exactly a
  * torch.Tensor or Parameter, a gradient where there is none. ont_peek_plain() tells whether gradients and versions can

@@ -16,6 +16,7 @@ typedef struct ont_state { /* per module */
     PyTypeObject *session_type, *run_type, *watch_type, *updater_type;
     PyObject *unsupported_error;
     PyObject *tensor_type, *parameter_type; /* torch.Tensor, torch.nn.Parameter */
+    PyObject *requires_grad, *is_nested;    /* names */
     const struct dlpack_exchange_api *dlpack;
 } ont_state;
 

@@ -81,6 +81,29 @@ static PyObject *run_differentiable(PyObject *object, void *closure)
     return Py_NewRef(((run_object *)object)->differentiable);
 }
 
+/* Appends to `to` from `at` on the items of `from` at `indices`; the next place, or -1. */
+static Py_ssize_t pick(PyObject *to, Py_ssize_t at, PyObject *from, PyObject *indices)
+{
+    Py_ssize_t n = PyTuple_Size(indices);
+    for (Py_ssize_t k = 0; k < n && at >= 0; k++) {
+        PyObject *item = PySequence_GetItem(from, PyLong_AsSsize_t(PyTuple_GetItem(indices, k)));
+        at = item && PyTuple_SetItem(to, at, item) == 0 ? at + 1 : -1;
+    }
+    return at;
+}
+
+static PyObject *run_saved(PyObject *object, PyObject *args)
+{
+    run_object *self = (run_object *)object;
+    PyObject *inputs, *outputs;
+    if (!PyArg_ParseTuple(args, "OO:saved", &inputs, &outputs)) return NULL;
+    PyObject *saved = PyTuple_New(PyTuple_Size(self->saved_inputs) + PyTuple_Size(self->saved_outputs));
+    Py_ssize_t at = saved ? pick(saved, 0, inputs, self->saved_inputs) : -1;
+    if (at >= 0) at = pick(saved, at, outputs, self->saved_outputs);
+    if (at < 0) Py_CLEAR(saved);
+    return saved;
+}
+
 static PyObject *run_release(PyObject *object, PyObject *unused)
 {
     (void)unused;
@@ -184,6 +207,7 @@ done:
 static PyMethodDef run_methods[] = {
     {"backward", (PyCFunction)(void (*)(void))run_backward, METH_VARARGS | METH_KEYWORDS,
      "backward(saved, grads) -> one gradient or None per graph input"},
+    {"saved", run_saved, METH_VARARGS, "saved(inputs, outputs) -> those of both that backward reads"},
     {"release", run_release, METH_NOARGS, "release() gives the activations back"},
     {NULL, NULL, 0, NULL},
 };

@@ -28,6 +28,7 @@ class Stage:
         if segment.model is not None:
             self.session = _C.Session(segment.model, device=device, torch_random=_random.as_torch(device),
                                       recompute=min(memory_level, 1))
+        self.random = self.session is not None and self.session.random
         self.reach, self.conditional = Reach(segment.model) if segment.model is not None else None, None
         self.inputs, self.outputs, self.calls = segment.inputs, segment.outputs, segment.calls
         if self.session is not None:

@@ -30,8 +30,8 @@ from onnxtrain.ortmodule._program import CheckError, Program, StaleError
 from onnxtrain.ortmodule._verify import compare, tolerance, verify
 from onnxtrain.ortmodule.options import RuntimeOptions
 
-_OWN = frozenset(("_module", "_debug", "_programs", "_counters", "_fallback", "_fallen", "_refused", "_announced",
-                  "_runtime", "_view", "_lazy"))
+_OWN = frozenset(("_module", "_debug", "_programs", "_known", "_counters", "_fallback", "_fallen", "_refused",
+                  "_announced", "_runtime", "_view", "_lazy"))
 MAX_PROGRAMS = 32  # exports kept per schema; the one that was made first goes
 MAX_STATES = 8  # exports of one schema because of attributes that change; the next such change is a fallback
 MAX_BY_TORCH = 8  # operators of one graph that torch runs; with more, torch runs the module
@@ -75,6 +75,7 @@ class ORTModule(torch.nn.Module):
         self._counters = _report.Counters()
         self._module = module
         self._programs: dict[Key, list[Program]] = {}
+        self._known: dict[tuple[bytes, tuple[Any, ...]], tuple[Key, list[Program]]] = {}  # by what C says of tensors
         self._fallen: dict[Key | str, Fallen] = {}
         self._refused: set[tuple[Key, tuple[torch.Size, ...]]] = set()
         self._announced: set[bool] = set()
@@ -117,30 +118,22 @@ class ORTModule(torch.nn.Module):
             return self._in_torch(args, kwargs)
         if self._lazy and self._still_lazy():
             return self._in_torch(args, kwargs)
-        schema: list[Any] = []
-        for arg in args:
-            if type(arg) is not torch.Tensor:
-                break
-            schema.append(describe(arg))
-        if kwargs or len(schema) < len(args):
-            leaves, spec = pytree.tree_flatten((args, kwargs))
-            schema = [describe(leaf) for leaf in leaves]
-        else:
-            leaves, spec = list(args), None  # tensors in a row are their own leaves
         grad_enabled = torch.is_grad_enabled()
-        key = Key(tuple(schema), spec, self._module.training and grad_enabled, torch_modes())
-        try:
-            programs = self._programs.get(key, ())
-        except TypeError:  # an argument that has no hash is no constant of a graph
-            if any([trees.register(leaf) for leaf in leaves if not isinstance(leaf, torch.Tensor)]):
-                return self._call(args, kwargs)
-            kinds = ", ".join(sorted({type(leaf).__name__ for leaf in leaves
-                                      if getattr(leaf, "__hash__", None) is None}))
-            self._fall_back(kinds, FallbackPolicy.FALLBACK_UNSUPPORTED_DATA,
-                            f"ORTModule does not support input type {kinds}: an argument is, or holds, one, and it is "
-                            "neither tensor nor constant", None, None)
-            return self._in_torch(args, kwargs)
-        tensors = leaves if spec is None else [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        mode = self._module.training and grad_enabled, torch_modes()
+        signature = None if kwargs else _C.signature(args)
+        known = None if signature is None else self._known.get((signature, mode))
+        if known is not None:
+            key, programs = known
+            tensors = leaves = list(args)
+        else:
+            key, leaves = self._key(args, kwargs, mode)
+            try:
+                programs = self._programs.get(key, ())
+            except TypeError:  # an argument that has no hash is no constant of a graph
+                return self._unhashable(leaves, args, kwargs)
+            if signature is not None and programs:
+                self._known[signature, mode] = key, programs
+            tensors = leaves if key.spec is None else [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         for program in programs:
             if program.guards(tensors) is None and program.changed() is None and (
                     program.modes is None or program.modes == grad_modes(self._module, tensors, grad_enabled)):
@@ -164,6 +157,25 @@ class ORTModule(torch.nn.Module):
         if fallen is not None and not self._fallback.retry and fallen.holds():
             return self._in_torch(args, kwargs)
         return self._export_and_run(key, leaves, tensors, grad_enabled, args, kwargs)
+
+    @staticmethod
+    def _key(args: tuple[Any, ...], kwargs: dict[str, Any], mode: tuple[Any, ...]) -> tuple[Key, list[Any]]:
+        """What an export holds for, and the call's leaves; tensors in a row are their own."""
+        if kwargs or any([type(arg) is not torch.Tensor for arg in args]):
+            leaves, spec = pytree.tree_flatten((args, kwargs))
+        else:
+            leaves, spec = list(args), None
+        return Key(tuple([describe(leaf) for leaf in leaves]), spec, *mode), leaves
+
+    def _unhashable(self, leaves: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call with an argument that is neither tensor nor constant, unless it is a container that comes apart."""
+        if any([trees.register(leaf) for leaf in leaves if not isinstance(leaf, torch.Tensor)]):
+            return self._call(args, kwargs)
+        kinds = ", ".join(sorted({type(leaf).__name__ for leaf in leaves if getattr(leaf, "__hash__", None) is None}))
+        self._fall_back(kinds, FallbackPolicy.FALLBACK_UNSUPPORTED_DATA,
+                        f"ORTModule does not support input type {kinds}: an argument is, or holds, one, and it is "
+                        "neither tensor nor constant", None, None)
+        return self._in_torch(args, kwargs)
 
     def _run(self, program: Program, leaves: list[Any], grad_enabled: bool) -> Any:
         """One step in the engine, traced and its memory printed where that was asked for."""

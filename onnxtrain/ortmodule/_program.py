@@ -22,6 +22,7 @@ from onnxtrain.ortmodule._chain import Chain
 from onnxtrain.ortmodule._reach import Conditional, Reach
 
 
+LOOK_EVERY = 16  # steps between two looks at how large the outputs are, for the loss behind them
 _precision = "highest"  # what the engine was told last
 
 
@@ -49,19 +50,19 @@ class _ORTModuleFunction(torch.autograd.Function):
 
 def _forward(ctx: Any, program: Program, mask: bytes, tensors: Sequence[Tensor]) -> Any:
     """Runs the engine, and marks and saves what an autograd node has to."""
-    outputs, run = program.session.forward(tensors, mask, program.seed())
+    outputs, run = program.session.forward(tensors, mask, program.seed() if program.random else 0)
     ctx.set_materialize_grads(False)
-    ctx.reach = program.reach
+    if len(outputs) > 1:
+        ctx.reach = program.reach
     if program.conditional is not None:
         return program.conditional.forward(ctx, program.reach, mask, tensors, outputs, run)
     if run is None:
         ctx.mark_non_differentiable(*outputs)
         return outputs
     ctx.run = run
-    ctx.save_for_backward(*[tensors[i] for i in run.saved_inputs], *[outputs[i] for i in run.saved_outputs])
-    flat = [output for output, flag in zip(outputs, run.differentiable) if not flag]
-    if flat:
-        ctx.mark_non_differentiable(*flat)
+    ctx.save_for_backward(*run.saved(tensors, outputs))
+    if 0 in run.differentiable:
+        ctx.mark_non_differentiable(*[output for output, flag in zip(outputs, run.differentiable) if not flag])
     return outputs
 
 
@@ -106,6 +107,7 @@ class Program:
             self.chain, self.sessions = None, [_C.Session(model, device=device, torch_random=_random.as_torch(device),
                                                           recompute=min(memory_level, 1))]
         self.session = self.sessions[0] if self.sessions else None
+        self.random = self.session is not None and self.session.random
         self.build_seconds = time.perf_counter() - start
         self.exported = exported
         self.device = device
@@ -125,7 +127,6 @@ class Program:
         self.used = 0.0  # when; the clock of time.monotonic()
         self._bind_inputs(module)
         self._bind_outputs(module)
-        self._masks: dict[tuple[bool, ...], bytes] = {}
         self._agents: dict[bytes, Agent] = {}
         self._mask = b""  # of the latest step
 
@@ -212,18 +213,15 @@ class Program:
         """
         start = time.monotonic()
         try:
-            tensors = [owner[name] if owner is not None else leaves[name] for owner, name in self._gather]
+            tensors, mask = _C.gather(self._gather, leaves, grad_enabled)
             if self._written:  # backward wants them as they were
                 old = {leaf for _, leaf in self._written}
-                tensors = [t.clone() if owner is None and name in old else t
-                           for t, (owner, name) in zip(tensors, self._gather)]
-            flags = tuple([grad_enabled and tensor.requires_grad for tensor in tensors])
+                tensors = tuple([t.clone() if owner is None and name in old else t
+                                 for t, (owner, name) in zip(tensors, self._gather)])
         except (AttributeError, KeyError):
             raise StaleError("a weight is gone") from None
-        mask = self._masks.get(flags)
-        if mask is None:
-            mask = self._masks[flags] = bytes(flags)
         self._mask = mask
+        wanted = 1 in mask
         global _precision
         if _precision != (asked := torch.get_float32_matmul_precision()):
             _C.set_matmul_precision(asked)
@@ -232,12 +230,12 @@ class Program:
         try:
             if self.chain is not None:
                 outputs = self.chain(tensors, grad_enabled)
-            elif True in flags:
+            elif wanted:
                 outputs = self._held.apply(self, mask, tensors) if self._held is not None else None
                 if outputs is None:
                     outputs = _ORTModuleFunction.apply(self, mask, *tensors)
             else:
-                outputs, _ = self.session.forward(tensors, mask, self.seed())
+                outputs, _ = self.session.forward(tensors, mask, self.seed() if self.random else 0)
         except (ValueError, TypeError, BufferError, IndexError) as error:
             self._check_weights(tensors)
             if (any([isinstance(leaf, Tensor) and leaf.is_neg() for leaf in leaves]) and not self._written
@@ -247,10 +245,10 @@ class Program:
                 _random.restore(self.device, random)
                 raise CheckError(str(error)) from error
             raise
-        if random is not None and any([bool(outputs[index]) != wanted for index, wanted in self._checks]):
+        if random is not None and any([bool(outputs[index]) != holds for index, holds in self._checks]):
             _random.restore(self.device, random)
             raise CheckError("a check in forward does not hold")
-        if not self._watched and True in flags:
+        if wanted and not self._watched and not self.steps % LOOK_EVERY:
             self._watched = _outside_loss.watch(_NODES, outputs)
         for index, leaf in self._written:
             leaves[leaf].copy_(outputs[index])  # under autograd, as forward's own change was

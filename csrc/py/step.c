@@ -1,0 +1,83 @@
+/*
+ * What ORTModule asks at every call, before the engine runs: of what kind the arguments are, and which tensors the
+ * graph's inputs are now. In C since a step of a small model is a few microseconds. Knows of no session.
+ */
+#include "py/step.h" /* Python.h before any system header */
+
+#include <string.h>
+
+#include "py/peek.h"
+
+enum { KIND_BYTES = sizeof(ont_peek_kind) };
+
+/* Whether a tensor is of torch's own nested kind, which has the type and the layout of a plain one. */
+static int is_nested(const ont_state *state, PyObject *tensor)
+{
+    PyObject *answer = PyObject_GetAttr(tensor, state->is_nested);
+    int nested = answer ? answer == Py_True : -1;
+    Py_XDECREF(answer);
+    return nested;
+}
+
+/* signature(args) -> bytes that are equal for arguments of equal dtypes, ranks and device types, or None. */
+PyObject *ont_signature(PyObject *module, PyObject *args)
+{
+    const ont_state *state = ont_get_state(module);
+    if (!PyTuple_Check(args)) return PyErr_Format(PyExc_TypeError, "signature() takes a tuple");
+    Py_ssize_t n = PyTuple_Size(args);
+    PyObject *signature = PyBytes_FromStringAndSize(NULL, n * KIND_BYTES);
+    char *to = signature ? PyBytes_AsString(signature) : NULL;
+    for (Py_ssize_t i = 0; to && i < n; i++, to += KIND_BYTES) {
+        PyObject *tensor = PyTuple_GetItem(args, i);
+        ont_peek_kind kind;
+        void *handle = (PyObject *)Py_TYPE(tensor) == state->tensor_type ? ont_peek_handle(state, tensor) : NULL;
+        int nested = handle && ont_peek_kind_of(handle, &kind) ? is_nested(state, tensor) : 1;
+        if (nested) {
+            Py_DECREF(signature);
+            if (nested < 0) return NULL;
+            Py_RETURN_NONE;
+        }
+        memcpy(to, &kind, KIND_BYTES);
+    }
+    return signature;
+}
+
+/* The tensor of one source: (dict, name), or (None, index of an argument). A new reference. */
+static PyObject *tensor_of(PyObject *source, PyObject *leaves)
+{
+    PyObject *owner = PyTuple_Check(source) && PyTuple_Size(source) == 2 ? PyTuple_GetItem(source, 0) : NULL;
+    if (!owner || (owner != Py_None && !PyDict_Check(owner)))
+        return PyErr_Format(PyExc_TypeError, "a source is (dict, name) or (None, index of an argument)");
+    PyObject *name = PyTuple_GetItem(source, 1);
+    if (owner == Py_None) {
+        Py_ssize_t index = PyLong_AsSsize_t(name);
+        return index == -1 && PyErr_Occurred() ? NULL : PySequence_GetItem(leaves, index);
+    }
+    PyObject *tensor = PyDict_GetItemWithError(owner, name);
+    if (!tensor && !PyErr_Occurred()) PyErr_SetObject(PyExc_KeyError, name);
+    return Py_XNewRef(tensor);
+}
+
+/* gather(sources, leaves, grad_enabled) -> (tensors, one byte each: whether it wants a gradient). */
+PyObject *ont_gather(PyObject *module, PyObject *args)
+{
+    const ont_state *state = ont_get_state(module);
+    PyObject *sources, *leaves;
+    int grad_enabled;
+    if (!PyArg_ParseTuple(args, "O!Op:gather", &PyList_Type, &sources, &leaves, &grad_enabled)) return NULL;
+    Py_ssize_t n = PyList_Size(sources);
+    PyObject *tensors = PyTuple_New(n), *mask = PyBytes_FromStringAndSize(NULL, n);
+    char *flags = mask ? PyBytes_AsString(mask) : NULL;
+    for (Py_ssize_t i = 0; tensors && flags && i < n; i++) {
+        PyObject *tensor = tensor_of(PyList_GetItem(sources, i), leaves);
+        PyObject *wants = tensor && grad_enabled ? PyObject_GetAttr(tensor, state->requires_grad) : NULL;
+        flags[i] = wants == Py_True;
+        if (!tensor || (grad_enabled && !wants)) flags = NULL;
+        Py_XDECREF(wants);
+        if (tensor) PyTuple_SetItem(tensors, i, tensor);
+    }
+    PyObject *result = tensors && flags ? PyTuple_Pack(2, tensors, mask) : NULL;
+    Py_XDECREF(tensors);
+    Py_XDECREF(mask);
+    return result;
+}
