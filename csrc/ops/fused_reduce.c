@@ -52,7 +52,8 @@ int64_t ont_sink_unit(const ont_sink *sinks, int n, int64_t count)
         if (own > piece) piece = own;
     }
     if (columns && least < count / UNITS) least = count / UNITS;
-    if (columns && least < 8 * piece) least = 8 * piece;
+    int64_t rows = piece <= 8192 ? 8 : 32; /* whose sums are small beside them */
+    if (columns && least < rows * piece) least = rows * piece;
     return (least + piece - 1) / piece * piece;
 }
 

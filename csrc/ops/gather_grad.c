@@ -240,6 +240,7 @@ static void choose_blocks(sorting *t)
         if (t->blocks < 1) t->blocks = 1;
     }
     t->width = (s->inner + t->blocks - 1) / t->blocks;
+    t->blocks = (s->inner + t->width - 1) / t->width;
 }
 
 static ont_status sorted_run(const ont_call *call)
