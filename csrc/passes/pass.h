@@ -54,6 +54,8 @@ ont_status ont_pass_precision(ont_graph *g) ONT_MUST_USE;
 
 /* Joins products with the row added to them, and with their Cast to float32. See fuse_gemm.c. */
 ont_status ont_pass_fuse_gemm(ont_graph *g) ONT_MUST_USE;
+/* Makes one node of a rotary position embedding. See fuse_rotary.c. */
+ont_status ont_pass_fuse_rotary(ont_graph *g) ONT_MUST_USE;
 /* Puts GELU and its gradient into products, on devices that have them. See fuse_gelu.c. */
 ont_status ont_pass_fuse_gelu(ont_graph *g) ONT_MUST_USE;
 

@@ -22,6 +22,7 @@ typedef struct pass {
 static const pass before_grad[] = { /* behind inference */
     {"cse", ont_pass_cse, false, NULL, false, NULL},
     {"fuse_transpose", ont_pass_fuse_transpose, false, NULL, false, NULL},
+    {"fuse_rotary", ont_pass_fuse_rotary, false, "Rotate", false, NULL},
     {"fuse_attention", ont_pass_fuse_attention, false, "FusedAttention", false, NULL},
 };
 

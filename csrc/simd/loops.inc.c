@@ -347,4 +347,6 @@ const ont_simd_table PASTE(ont_simd_table_, ONT_ISA) = {
     .layernorm = row_layernorm,
     .layernorm_grad = row_layernorm_grad,
     .dropout = row_dropout,
+    .rotate = row_rotate,
+    .rotate_wide = row_rotate_wide,
 };

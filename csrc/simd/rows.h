@@ -60,6 +60,20 @@ static void row_add_to(float *acc, const float *x, int64_t n)
     for (int64_t i = 0; i < n; i++) acc[i] += x[i];
 }
 
+/* Both halves are read before either is written, and no step reads what another writes. */
+#define ROTATE(name, type) \
+    static void name(const type *x, const type *c, const type *s, type *y, int64_t half, bool back) \
+    { \
+        _Pragma("GCC ivdep") for (int64_t i = 0; i < half; i++) \
+        { \
+            type a = x[i], b = x[half + i], p = back ? -s[half + i] : s[i], q = back ? -s[i] : s[half + i]; \
+            y[i] = a * c[i] - b * p; \
+            y[half + i] = b * c[half + i] + a * q; \
+        } \
+    }
+ROTATE(row_rotate, float)
+ROTATE(row_rotate_wide, double)
+
 static void row_softmax(const float *x, float *y, int64_t n)
 {
     float most = row_max(x, n);

@@ -1,0 +1,159 @@
+/*
+ * Makes one Rotate node of a rotary position embedding as models write it, x * cos + concat(-b, a) * sin with a and b
+ * the halves of x, and puts it in front of the Transpose that gives x, which attention then reads through. Before
+ * differentiation and fuse_attention. 16-bit floats, whose parts are rounded one by one, stay as they are.
+ */
+#include <string.h>
+
+#include "ops/compose.h"
+#include "passes/pass.h"
+
+typedef struct match {
+    ont_value *x, *cos, *sin;
+    ont_dtype dtype; /* that the angles have; x itself may be narrower, with Casts behind its parts */
+} match;
+
+static ont_node *maker(const ont_value *v, const char *op_type)
+{
+    ont_node *node = v && v->kind == ONT_VALUE_NODE ? v->def : NULL;
+    return node && ont_node_is(node, "", op_type) ? node : NULL;
+}
+
+/* What a Cast from 16 bits was made of; v itself where it comes from none. */
+static ont_value *before_cast(ont_value *v)
+{
+    const ont_node *cast = maker(v, "Cast");
+    return cast && ont_dtype_is_half(ont_node_in(cast, 0)->dtype) ? ont_node_in(cast, 0) : v;
+}
+
+static int64_t last_dim(const ont_value *v)
+{
+    return v->shape.rank ? v->shape.dims[v->shape.rank - 1] : 0;
+}
+
+static bool is_last(int64_t axis, const ont_value *v)
+{
+    return axis == -1 || axis == v->shape.rank - 1;
+}
+
+/* One integer of a constant input; `otherwise` where the input is absent. */
+static bool has_number(const ont_node *node, uint32_t index, int64_t otherwise, int64_t *number)
+{
+    int n;
+    *number = otherwise;
+    if (!ont_node_in(node, index)) return true;
+    return ont_const_ints(node, (int)index, NULL, number, 1, &n) == ONT_OK && n == 1;
+}
+
+/* What `half` is half number `which` of, by a Split or a Slice; NULL: of nothing. */
+static ont_value *half_of(const ont_value *half, int which)
+{
+    const ont_node *split = maker(half, "Split"), *slice = maker(half, "Slice");
+    const ont_node *node = split ? split : slice;
+    ont_value *x = node ? ont_node_in(node, 0) : NULL;
+    if (!x || last_dim(x) != 2 * last_dim(half) || !last_dim(half)) return NULL;
+    if (split) {
+        bool fits = split->n_outputs == 2 && split->outputs[which] == half;
+        return fits && is_last(ont_attr_int(split, "axis", 0), x) ? x : NULL;
+    }
+    int64_t start, axis, step;
+    if (!ont_node_in(slice, 1) || !ont_node_in(slice, 3) || !has_number(slice, 1, 0, &start) ||
+        !has_number(slice, 3, 0, &axis) || !has_number(slice, 4, 1, &step) || !is_last(axis, x))
+        return NULL;
+    if (start < 0) start += last_dim(x);
+    return step == 1 && start == which * last_dim(half) ? x : NULL;
+}
+
+/* The x of concat(-b, a), where a and b are its halves; NULL: v is something else. */
+static ont_value *unturned(ont_value *v)
+{
+    const ont_node *concat = maker(before_cast(v), "Concat");
+    if (!concat || concat->n_inputs != 2 || !is_last(ont_attr_int(concat, "axis", 0), concat->outputs[0])) return NULL;
+    const ont_node *neg = maker(ont_node_in(concat, 0), "Neg");
+    ont_value *x = neg ? half_of(ont_node_in(neg, 0), 1) : NULL;
+    return x && half_of(ont_node_in(concat, 1), 0) == x ? x : NULL;
+}
+
+/* Whether angles have a whole row, and broadcast to x. */
+static bool are_angles(const ont_value *angles, const ont_value *x)
+{
+    ont_shape shape;
+    return last_dim(angles) == last_dim(x) && ont_shape_broadcast(&x->shape, &angles->shape, &shape) == ONT_OK &&
+           ont_shape_equal(&shape, &x->shape);
+}
+
+/* sum = plain + rotated, in either order, and so the products. */
+static bool find(const ont_node *sum, match *m)
+{
+    for (uint32_t order = 0; order < 8; order++) {
+        uint32_t first = order & 1, turned = order >> 1 & 1, same = order >> 2 & 1;
+        const ont_node *rotated = maker(ont_node_in(sum, first), "Mul");
+        const ont_node *plain = maker(ont_node_in(sum, 1 - first), "Mul");
+        if (!rotated || !plain) return false;
+        ont_value *x = unturned(ont_node_in(rotated, turned));
+        if (!x || before_cast(ont_node_in(plain, same)) != x) continue;
+        *m = (match){x, ont_node_in(plain, 1 - same), ont_node_in(rotated, 1 - turned), sum->outputs[0]->dtype};
+        return m->cos->dtype == m->dtype && m->sin->dtype == m->dtype && are_angles(m->cos, x) && are_angles(m->sin, x);
+    }
+    return false;
+}
+
+/* Angles as they broadcast to what a Transpose reads; a view where the dims that they have keep their order. */
+static ont_value *before_transpose(ont_builder *b, ont_value *angles, const int64_t *perm, int rank)
+{
+    ont_shape full = ont_shape_of(rank, (int64_t[ONT_MAX_RANK]){0}), turned = full;
+    int64_t inverse[ONT_MAX_RANK], latest = -1;
+    bool ordered = true;
+    for (int d = 0; d < rank; d++) {
+        int from = d - (rank - angles->shape.rank);
+        full.dims[d] = from < 0 ? 1 : angles->shape.dims[from];
+        turned.dims[perm[d]] = full.dims[d];
+        inverse[perm[d]] = d;
+    }
+    for (int d = 0; d < rank; d++) {
+        if (turned.dims[d] == 1) continue;
+        ordered &= inverse[d] > latest;
+        latest = inverse[d];
+    }
+    if (ordered) return ont_build_reshape(b, angles, &turned);
+    ont_value *wide = ont_build_reshape(b, angles, &full);
+    return wide ? ont_build_transpose(b, wide, inverse) : NULL;
+}
+
+static ont_status fuse(ont_graph *g, ont_node *sum, const match *m)
+{
+    ont_builder b = {.graph = g, .before = sum, .backward = sum->backward, .origin = sum};
+    ont_value *x = m->x, *cos = m->cos, *sin = m->sin;
+    const ont_node *transpose = maker(x, "Transpose");
+    size_t rank = 0;
+    const int64_t *perm = transpose ? ont_attr_ints(transpose, "perm", &rank) : NULL;
+    if (perm && perm[rank - 1] != (int64_t)rank - 1) perm = NULL;
+    if (perm) {
+        x = ont_node_in(transpose, 0);
+        cos = before_transpose(&b, cos, perm, (int)rank);
+        sin = before_transpose(&b, sin, perm, (int)rank);
+    }
+    if (x->dtype != m->dtype) x = ont_build_cast(&b, x, m->dtype);
+    ont_value *inputs[] = {x, cos, sin};
+    ont_node *node = x && cos && sin ? ont_build_node(&b, ONT_DOMAIN, "Rotate", inputs, 3, 1) : NULL;
+    if (node) node->name = sum->name;
+    ont_value *y = ont_build_done(&b, node);
+    if (perm && y) y = ont_build_transpose(&b, y, perm);
+    ONT_TRY(b.status);
+    ont_value_replace_uses(g, sum->outputs[0], y);
+    return ONT_OK;
+}
+
+ont_status ont_pass_fuse_rotary(ont_graph *g)
+{
+    bool changed = false;
+    for (ont_node *node = g->first; node; node = node->next) {
+        match m;
+        if (!ont_node_is(node, "", "Add")) continue;
+        ont_dtype dtype = node->outputs[0]->dtype;
+        if ((dtype != ONT_FLOAT32 && dtype != ONT_FLOAT64) || !find(node, &m)) continue;
+        ONT_TRY(fuse(g, node, &m));
+        changed = true;
+    }
+    return changed ? ont_pass_dce(g) : ONT_OK;
+}
