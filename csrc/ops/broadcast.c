@@ -17,18 +17,19 @@ static bool mergeable(const int64_t (*strides)[ONT_MAX_RANK], int n, const int64
     return true;
 }
 
-void ont_bcast_init(ont_bcast *b, const ont_node *node, int n_in)
+/* Operand 0 is a result of this shape, or NULL. */
+static void init(ont_bcast *b, const ont_node *node, int n_in, const ont_shape *shape, const ont_value *out)
 {
-    const ont_value *out = node->outputs[0];
     int64_t strides[ONT_BCAST_MAX][ONT_MAX_RANK], dims[ONT_MAX_RANK + 1] = {0};
     int64_t full[ONT_BCAST_MAX][ONT_MAX_RANK];
     int rank = 0;
-    *b = (ont_bcast){.n = n_in + 1, .count = ont_shape_count(&out->shape)};
+    *b = (ont_bcast){.n = n_in + 1, .count = ont_shape_count(shape)};
     for (int k = 0; k < b->n; k++)
-        ont_shape_broadcast_strides(k ? &node->inputs[k - 1].value->shape : &out->shape, &out->shape, full[k]);
-    for (int d = 0; d < out->shape.rank; d++) {
-        if (out->shape.dims[d] == 1) continue;
-        dims[rank] = out->shape.dims[d];
+        ont_shape_broadcast_strides(k ? &node->inputs[k - 1].value->shape : shape, shape, full[k]);
+    if (!out) memset(full[0], 0, sizeof full[0]);
+    for (int d = 0; d < shape->rank; d++) {
+        if (shape->dims[d] == 1) continue;
+        dims[rank] = shape->dims[d];
         for (int k = 0; k < b->n; k++) strides[k][rank] = full[k][d];
         rank++;
         if (rank < 2 || !mergeable((const int64_t(*)[ONT_MAX_RANK])strides, b->n, dims, rank - 2)) continue;
@@ -40,12 +41,22 @@ void ont_bcast_init(ont_bcast *b, const ont_node *node, int n_in)
     b->rank = rank ? rank - 1 : 0;
     for (int k = 0; k < b->n; k++) {
         const ont_value *v = k ? node->inputs[k - 1].value : out;
-        int64_t size = (int64_t)ont_dtype_size(v->dtype);
+        int64_t size = v ? (int64_t)ont_dtype_size(v->dtype) : 0;
         b->inner_stride[k] = rank ? strides[k][rank - 1] : 0;
         b->step[k] = b->inner_stride[k] * size;
         for (int d = 0; d < b->rank; d++) b->strides[k][d] = strides[k][d] * size;
     }
     memcpy(b->dims, dims, (size_t)b->rank * sizeof *dims);
+}
+
+void ont_bcast_init(ont_bcast *b, const ont_node *node, int n_in)
+{
+    init(b, node, n_in, &node->outputs[0]->shape, node->outputs[0]);
+}
+
+void ont_bcast_init_over(ont_bcast *b, const ont_node *node, int n_in, const ont_shape *shape)
+{
+    init(b, node, n_in, shape, NULL);
 }
 
 typedef struct job {
@@ -81,6 +92,13 @@ static void walk(void *context, int64_t first, int64_t last)
             index[d] = 0;
         }
     }
+}
+
+void ont_bcast_range(const ont_bcast *b, char *const *base, ont_bcast_row row, const void *context, int64_t first,
+                     int64_t last)
+{
+    job j = {b, base, row, context};
+    walk(&j, first, last);
 }
 
 void ont_bcast_run(const ont_bcast *b, char *const *base, ont_bcast_row row, const void *context)

@@ -23,8 +23,14 @@ typedef struct ont_bcast {
 /* Operands are out(0) and the node's first `n_in` inputs. */
 void ont_bcast_init(ont_bcast *b, const ont_node *node, int n_in);
 
+/* The same over a shape that is no output's: operand 0 stands still. */
+void ont_bcast_init_over(ont_bcast *b, const ont_node *node, int n_in, const ont_shape *shape);
+
 /* A row: pointers in the order of operands, n elements. */
 typedef void (*ont_bcast_row)(const void *context, const ont_bcast *b, char *const *at, int64_t n);
+/* Elements [first, last) on the calling thread, in order. */
+void ont_bcast_range(const ont_bcast *b, char *const *base, ont_bcast_row row, const void *context, int64_t first,
+                     int64_t last);
 void ont_bcast_run(const ont_bcast *b, char *const *base, ont_bcast_row row, const void *context);
 
 #endif

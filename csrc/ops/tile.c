@@ -104,9 +104,14 @@ void ont_tile_run(const ont_simd_table *simd, const ont_tile_program *p, const o
 {
     _Alignas(64) char registers[ONT_TILE_REGISTERS * ONT_TILE * 8];
     tile t = {p, bind, simd, 0, registers};
-    for (; t.at < n; t.at += ONT_TILE) {
-        int64_t m = n - t.at < ONT_TILE ? n - t.at : ONT_TILE;
-        for (int step = 0; step < p->n_steps; step++) run_step(&t, step, m);
+    int64_t size = bind->tile ? bind->tile : ONT_TILE;
+    for (; t.at < n; t.at += size) {
+        int64_t m = n - t.at < size ? n - t.at : size;
+        for (int step = 0; step < p->n_steps; step++) {
+            run_step(&t, step, m);
+            for (int k = 0; k < p->n_sinks; k++)
+                if (p->sink[k] == step) bind->drain(bind->context, k, result_of(&t, step), m);
+        }
     }
 }
 
@@ -114,7 +119,7 @@ void ont_tile_run(const ont_simd_table *simd, const ont_tile_program *p, const o
 
 ont_status ont_tile_write(ont_graph *g, ont_node *node, const ont_tile_program *p)
 {
-    int64_t steps[ONT_TILE_STEPS * INTS_PER_STEP], results[ONT_TILE_RESULTS];
+    int64_t steps[ONT_TILE_STEPS * INTS_PER_STEP], results[ONT_TILE_RESULTS], sinks[ONT_TILE_SINKS];
     double parameters[ONT_TILE_STEPS * 2];
     for (int j = 0; j < p->n_steps; j++) {
         const ont_tile_step *s = &p->steps[j];
@@ -124,6 +129,8 @@ ont_status ont_tile_write(ont_graph *g, ont_node *node, const ont_tile_program *
         memcpy(parameters + 2 * j, s->p, sizeof s->p);
     }
     for (int k = 0; k < p->n_results; k++) results[k] = p->result[k];
+    for (int k = 0; k < p->n_sinks; k++) sinks[k] = p->sink[k];
+    if (p->n_sinks) ONT_TRY(ont_attr_set_ints(g, node, "sinks", sinks, (size_t)p->n_sinks));
     ONT_TRY(ont_attr_set_ints(g, node, "steps", steps, (size_t)p->n_steps * INTS_PER_STEP));
     ONT_TRY(ont_attr_set_floats(g, node, "parameters", parameters, (size_t)p->n_steps * 2));
     return ont_attr_set_ints(g, node, "results", results, (size_t)p->n_results);
@@ -153,15 +160,16 @@ static bool is_sound(const ont_tile_program *p, int step)
 ont_status ont_tile_read(const ont_node *node, ont_tile_program *p)
 {
     static const int arity[ONT_TILE_KINDS] = {1, 2, 3, 1, 1};
-    size_t n_steps, n_parameters, n_results;
-    const int64_t *steps = ont_attr_ints(node, "steps", &n_steps),
-                  *results = ont_attr_ints(node, "results", &n_results);
+    size_t n_steps, n_parameters, n_results, n_sinks;
+    const int64_t *steps = ont_attr_ints(node, "steps", &n_steps);
+    const int64_t *results = ont_attr_ints(node, "results", &n_results);
+    const int64_t *sinks = ont_attr_ints(node, "sinks", &n_sinks);
     const double *parameters = ont_attr_floats(node, "parameters", &n_parameters);
     *p = (ont_tile_program){.n_operands = (int)node->n_inputs, .n_steps = (int)(n_steps / INTS_PER_STEP),
-                            .n_results = (int)n_results};
+                            .n_results = (int)n_results, .n_sinks = (int)n_sinks};
     bool sound = n_steps && n_steps % INTS_PER_STEP == 0 && n_steps <= ONT_TILE_STEPS * INTS_PER_STEP &&
-                 n_parameters == n_steps / INTS_PER_STEP * 2 && n_results && n_results <= ONT_TILE_RESULTS &&
-                 node->n_inputs <= ONT_TILE_OPERANDS;
+                 n_parameters == n_steps / INTS_PER_STEP * 2 && n_results + n_sinks && n_results <= ONT_TILE_RESULTS &&
+                 n_sinks <= ONT_TILE_SINKS && node->n_inputs <= ONT_TILE_OPERANDS;
     for (int j = 0; sound && j < p->n_steps; j++) {
         const int64_t *s = steps + j * INTS_PER_STEP;
         sound = s[0] >= 0 && s[0] < ONT_TILE_KINDS && s[1] >= 0 && s[1] < ONT_LOOP_COUNT && is_dtype(s[2]) &&
@@ -177,11 +185,15 @@ ont_status ont_tile_read(const ont_node *node, ont_tile_program *p)
         sound = results[k] >= 0 && results[k] < p->n_steps;
         p->result[k] = (int)results[k];
     }
+    for (size_t k = 0; sound && k < n_sinks; k++) {
+        sound = sinks[k] >= 0 && sinks[k] < p->n_steps;
+        p->sink[k] = (int)sinks[k];
+    }
     for (uint32_t i = 0; sound && i < node->n_inputs; i++) {
         sound = ont_node_in(node, i) != NULL;
         if (sound) p->operand_size[i] = ont_dtype_size(ont_node_in(node, i)->dtype);
     }
-    if (!sound || p->result[0] != p->n_steps - 1 || !ont_tile_link(p))
+    if (!sound || (!n_sinks && p->result[0] != p->n_steps - 1) || !ont_tile_link(p))
         return ont_fail(ONT_EINVAL, "the steps make no program");
     return ONT_OK;
 }

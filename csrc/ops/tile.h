@@ -17,6 +17,7 @@ enum {
     ONT_TILE_STEPS = 24,
     ONT_TILE_OPERANDS = 14,
     ONT_TILE_RESULTS = 6,
+    ONT_TILE_SINKS = 4,
 };
 
 typedef enum ont_tile_kind {
@@ -40,11 +41,12 @@ struct ont_tile_step {
 };
 
 typedef struct ont_tile_program {
-    int n_operands, n_steps, n_results;
+    int n_operands, n_steps, n_results, n_sinks;
     size_t operand_size[ONT_TILE_OPERANDS];
     ont_tile_step steps[ONT_TILE_STEPS];
-    int result[ONT_TILE_RESULTS]; /* the step of each; result 0 is the last step's, so it may share any operand's
+    int result[ONT_TILE_RESULTS]; /* the step of each; where result 0 is the last step's, it may share any operand's
                                      storage */
+    int sink[ONT_TILE_SINKS];     /* steps whose results go to a reduction, stored or not */
     int place[ONT_TILE_STEPS];    /* by ont_tile_link(): register, or -1 - k for result k */
 } ont_tile_program;
 
@@ -57,6 +59,10 @@ typedef struct ont_tile_bind {
     char *result[ONT_TILE_RESULTS];
     int64_t first; /* index of the first element, for Dropout */
     uint64_t seed;
+    int64_t tile;  /* elements of a tile, at most ONT_TILE, which is what 0 stands for */
+    /* Sink k's next n elements, while they are in the cache; NULL without sinks. */
+    void (*drain)(void *context, int k, const void *x, int64_t n);
+    void *context;
 } ont_tile_bind;
 
 void ont_tile_run(const ont_simd_table *simd, const ont_tile_program *p, const ont_tile_bind *bind, int64_t n);
@@ -64,7 +70,7 @@ void ont_tile_run(const ont_simd_table *simd, const ont_tile_program *p, const o
 /* Between these the vector loops convert. */
 bool ont_tile_casts(ont_dtype from, ont_dtype to);
 
-/* The program in a node's attributes, and back; `p` linked. */
+/* The program in a node's attributes, and back; `p` linked. Without sinks there is a result, the last step's. */
 ont_status ont_tile_write(ont_graph *g, ont_node *node, const ont_tile_program *p) ONT_MUST_USE;
 ont_status ont_tile_read(const ont_node *node, ont_tile_program *p) ONT_MUST_USE;
 

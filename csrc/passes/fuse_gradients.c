@@ -9,17 +9,11 @@
 
 /* ---- GatherGrad, Add ---- */
 
-/* Where rounding would differ: 16-bit rows that meet are summed in float32 first, and only then added to the others. */
-static bool adds_exactly(const ont_node *node)
-{
-    return !ont_dtype_is_half(node->outputs[0]->dtype) || ont_shape_count(&ont_node_in(node, 1)->shape) == 1;
-}
-
 static ont_status add_rows_to(ont_graph *g, ont_node *node)
 {
     ont_value *y = node->outputs[0];
     ont_node *add = ont_reader_beside(g, y);
-    if (node->n_inputs > 2 || !add || !ont_node_is(add, "", "Add") || !adds_exactly(node)) return ONT_OK;
+    if (node->n_inputs > 2 || !add || !ont_node_is(add, "", "Add")) return ONT_OK;
     ont_value *other = ont_node_in(add, ont_node_in(add, 0) == y);
     if (other == y || !other->def || other->def->backward != node->backward || ont_value_is_output(g, other))
         return ONT_OK;

@@ -16,32 +16,34 @@ typedef struct pass {
     bool required;
     const char *makes; /* an operator of our domain: skipped where the device has no kernel of that name */
     bool devices;      /* gains nothing on the CPU, and runs there where "+name" asks for it: for tests */
+    const char *part_of; /* another pass, without which it is left out as well */
 } pass;
 
 static const pass before_grad[] = { /* behind inference */
-    {"cse", ont_pass_cse, false, NULL, false},
-    {"fuse_transpose", ont_pass_fuse_transpose, false, NULL, false},
-    {"fuse_rotary", ont_pass_fuse_rotary, false, "Rotate", false},
-    {"fuse_attention", ont_pass_fuse_attention, false, "FusedAttention", false},
+    {"cse", ont_pass_cse, false, NULL, false, NULL},
+    {"fuse_transpose", ont_pass_fuse_transpose, false, NULL, false, NULL},
+    {"fuse_rotary", ont_pass_fuse_rotary, false, "Rotate", false, NULL},
+    {"fuse_attention", ont_pass_fuse_attention, false, "FusedAttention", false, NULL},
 };
 
 static const pass after_grad[] = {
-    {"infer", ont_pass_infer, true, NULL, false}, /* folds what the rules built of constants */
-    {"fuse_transpose", ont_pass_fuse_transpose, false, NULL, false},
-    {"cse", ont_pass_cse, false, NULL, false},
-    {"precision", ont_pass_precision, false, NULL, false},
-    {"fuse_loss", ont_pass_fuse_loss, false, NULL, false},
-    {"fuse_gemm", ont_pass_fuse_gemm, false, "FusedMatMul", false},
-    {"fuse_gelu", ont_pass_fuse_gelu, false, "GeluMatMul", true},
-    {"fuse_gradients", ont_pass_fuse_gradients, false, NULL, false},
-    {"widen", ont_pass_widen, true, NULL, false},
-    {"cse", ont_pass_cse, false, NULL, false},
-    {"dce", ont_pass_dce, true, NULL, false},
-    {"fuse_gemm", ont_pass_fuse_gemm, false, "FusedMatMul", false},
-    {"fuse_batchnorm", ont_pass_fuse_batchnorm, false, "FusedBatchNorm", false},
-    {"stream_loss", ont_pass_stream_loss, false, NULL, false},
-    {"recompute", ont_pass_recompute, false, NULL, false},
-    {"fuse_elementwise", ont_pass_fuse_elementwise, false, "FusedElementwise", false},
+    {"infer", ont_pass_infer, true, NULL, false, NULL}, /* folds what the rules built of constants */
+    {"fuse_transpose", ont_pass_fuse_transpose, false, NULL, false, NULL},
+    {"cse", ont_pass_cse, false, NULL, false, NULL},
+    {"precision", ont_pass_precision, false, NULL, false, NULL},
+    {"fuse_loss", ont_pass_fuse_loss, false, NULL, false, NULL},
+    {"fuse_gemm", ont_pass_fuse_gemm, false, "FusedMatMul", false, NULL},
+    {"fuse_gelu", ont_pass_fuse_gelu, false, "GeluMatMul", true, NULL},
+    {"fuse_gradients", ont_pass_fuse_gradients, false, NULL, false, NULL},
+    {"widen", ont_pass_widen, true, NULL, false, NULL},
+    {"cse", ont_pass_cse, false, NULL, false, NULL},
+    {"dce", ont_pass_dce, true, NULL, false, NULL},
+    {"fuse_gemm", ont_pass_fuse_gemm, false, "FusedMatMul", false, NULL},
+    {"fuse_batchnorm", ont_pass_fuse_batchnorm, false, "FusedBatchNorm", false, NULL},
+    {"stream_loss", ont_pass_stream_loss, false, NULL, false, NULL},
+    {"recompute", ont_pass_recompute, false, NULL, false, NULL},
+    {"fuse_elementwise", ont_pass_fuse_elementwise, false, "FusedElementwise", false, NULL},
+    {"fuse_reductions", ont_pass_fuse_reductions, false, "FusedReduce", false, "fuse_elementwise"},
 };
 
 static char disabled[512];
@@ -58,10 +60,10 @@ ont_status ont_passes_disable(const char *names)
 }
 
 /* Whether the list has the name behind `mark`. */
-static bool is_listed(const pass *p, char mark)
+static bool is_listed(const char *name, char mark)
 {
-    size_t length = strlen(p->name);
-    for (const char *at = disabled; (at = strstr(at, p->name)); at += length)
+    size_t length = strlen(name);
+    for (const char *at = disabled; (at = strstr(at, name)); at += length)
         if (at[-1] == mark && at[length] == ',' && (mark == ',' || at[-2] == ',')) return true;
     return false;
 }
@@ -76,8 +78,10 @@ static bool is_lacking(const ont_graph *g, const char *makes)
 static ont_status run_passes(const pass *passes, size_t n, ont_graph *g)
 {
     for (size_t i = 0; i < n; i++) {
-        if ((!passes[i].required && is_listed(&passes[i], ',')) || is_lacking(g, passes[i].makes)) continue;
-        if (passes[i].devices && !g->device && !is_listed(&passes[i], '+')) continue;
+        const char *name = passes[i].name, *whole = passes[i].part_of;
+        if ((!passes[i].required && is_listed(name, ',')) || is_lacking(g, passes[i].makes)) continue;
+        if (whole && is_listed(whole, ',')) continue;
+        if (passes[i].devices && !g->device && !is_listed(name, '+')) continue;
         ONT_TRY(passes[i].run(g));
 #ifndef NDEBUG
         ONT_TRY(ont_context(ont_graph_verify(g), "after pass %s", passes[i].name));

@@ -45,7 +45,7 @@ def test_rows(index_shape, width, dtype):
     tolerance = {torch.float32: 1e-6, torch.float64: 1e-14, torch.bfloat16: 3e-2, torch.float16: 4e-3}[dtype]
     assert (got[4].double() - x64.grad).abs().max() <= tolerance * x64.grad.abs().max()
     one = index_shape in ((), (1,))
-    assert ("Add" not in text) == (one or dtype.itemsize > 2), text
+    assert " = Add (" not in text and " = Cast " not in text, text
     _C.disable_passes(["fuse_gradients", "fuse_elementwise"])
     try:
         apart, text = step(parts_session(dtype, index_shape, width)[0], [x, c], dys)
