@@ -137,8 +137,8 @@ typedef struct ont_simd_table {
     void (*dropout)(const float *x, float *y, uint8_t *mask, int64_t first, int64_t n, uint64_t key, uint64_t stream,
                     uint32_t threshold, float scale);
     /*
-     * y = x * c + (-b, a) * s of a row x = (a, b) of two halves; with `back` x * c + (q, -p) where (p, q) = x * s. Here y
-     * may be x.
+     * y = x * c + (-b, a) * s of a row x = (a, b) of two halves; with `back` x * c + (q, -p) where (p, q) = x * s.
+     * y may be x.
      */
     void (*rotate)(const float *x, const float *c, const float *s, float *y, int64_t half, bool back);
     void (*rotate_wide)(const double *x, const double *c, const double *s, double *y, int64_t half, bool back);

@@ -282,13 +282,13 @@ def step_in_backward(optimizer: FusedOptimizer, model: Any) -> StepInBackward:
         RuntimeError: torch.distributed is initialized, or horovod imported.
 
     What does not fit later is a RuntimeError of ``backward()`` before anything is updated: a second backward before
-    ``step()``, be it of another call of the module; a ``.grad`` that is there already; hooks on a parameter or before
-    the step; ``create_graph=True``; ``torch.autograd.grad`` and ``backward(inputs=...)``; memory that backward reads
-    and the update writes (ValueError). ``step()`` raises where it finds out only then that updates were not the right ones:
-    a parameter was used outside the module as well, a GradScaler has scaled the loss, hyperparameters have changed
-    since backward. ``zero_grad()``, ``load_state_dict()`` and ``remove()`` raise between backward and ``step()``. Where an
-    operator fails in the middle of backward, a note of its exception says which parameters were updated; ``step()``
-    then closes the step for these, and the others are as they were.
+    ``step()``, be it of another call of the module; a ``.grad`` that is there already; hooks on a parameter or
+    before the step; ``create_graph=True``; ``torch.autograd.grad`` and ``backward(inputs=...)``; memory that
+    backward reads and the update writes (ValueError). ``step()`` raises where it finds out only then that updates
+    were not the right ones: a parameter was used outside the module as well, a GradScaler has scaled the loss,
+    hyperparameters have changed since backward. ``zero_grad()``, ``load_state_dict()`` and ``remove()`` raise
+    between backward and ``step()``. Where an operator fails in the middle of backward, a note of its exception says
+    which parameters were updated; ``step()`` then closes the step for these, and the others are as they were.
     """
     from onnxtrain.ortmodule import ORTModule
 
