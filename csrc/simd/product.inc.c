@@ -4,24 +4,9 @@
  */
 #include "simd/product.h"
 
-#define PASTE_(a, b) a##b
-#define PASTE(a, b) PASTE_(a, b)
-#define INLINE static inline __attribute__((always_inline))
+#include "simd/lanes.h"
 
-#if defined(__AVX512F__)
-enum { LANES = 16 };
-#elif defined(__AVX2__)
-enum { LANES = 8 };
-#else
-enum { LANES = 4 };
-#endif
 enum { ROWS = 6 }; /* of a tile: twelve sums, or six */
-
-typedef float vec __attribute__((vector_size(LANES * 4)));
-typedef float vec_any __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
-
-INLINE vec load(const float *p) { return *(const vec_any *)p; }
-INLINE void store(float *p, vec v) { *(vec_any *)p = v; }
 
 /* Rows [i, i + rows) of C, `vectors` vectors from column j on. A's element (r, k) is a[r * step_m + k * step_k]. */
 INLINE void tile(const ont_product_part *p, int64_t step_m, int64_t step_k, int64_t i, int64_t j, const int rows,
