@@ -26,15 +26,8 @@ static ont_status infer(ont_graph *g, ont_node *node)
 typedef struct fused_state {
     ont_tile_program program;
     ont_bcast walk;
-    size_t result_size[ONT_TILE_RESULTS];
     const ont_simd_table *simd;
 } fused_state;
-
-static const char *accept(const ont_node *node)
-{
-    ont_tile_program p;
-    return ont_tile_read(node, &p) == ONT_OK ? NULL : "steps";
-}
 
 static ont_status prepare_with(const ont_simd_table *simd, const ont_node *node, ont_arena *arena, ont_prepared *out)
 {
@@ -42,7 +35,6 @@ static ont_status prepare_with(const ont_simd_table *simd, const ont_node *node,
     if (!s) return ONT_ENOMEM;
     ONT_TRY(ont_tile_read(node, &s->program));
     ont_bcast_init(&s->walk, node, (int)node->n_inputs);
-    for (uint32_t k = 0; k < node->n_outputs; k++) s->result_size[k] = ont_dtype_size(node->outputs[k]->dtype);
     s->simd = simd;
     out->state = s;
     return ONT_OK;
@@ -62,13 +54,9 @@ static void row(const void *context, const ont_bcast *b, char *const *at, int64_
 {
     const ont_call *call = context;
     const fused_state *s = call->state;
-    ont_tile_bind bind = {.first = (at[0] - (char *)call->out[0]) / (int64_t)s->result_size[0], .seed = call->seed};
-    for (int i = 0; i < s->program.n_operands; i++) {
-        bind.operand[i] = at[i + 1];
-        bind.stride[i] = b->inner_stride[i + 1];
-    }
-    for (int k = 0; k < s->program.n_results; k++)
-        bind.result[k] = (char *)call->out[k] + (size_t)bind.first * s->result_size[k];
+    ont_tile_bind bind = {.first = (at[0] - (char *)call->out[0]) / (int64_t)s->program.result_size[0],
+                          .seed = call->seed};
+    ont_tile_bind_row(&bind, &s->program, call, b, at);
     ont_tile_run(s->simd, &s->program, &bind, n);
 }
 
@@ -82,8 +70,8 @@ static ont_status run(const ont_call *call)
 }
 
 static const ont_kernel kernels[] = {
-    {.name = "fused_simd", .accept = accept, .prepare = prepare, .run = run, .inplace = UINT32_MAX},
-    {.name = "fused_ref", .accept = accept, .prepare = prepare_ref, .run = run, .inplace = UINT32_MAX},
+    {.name = "fused_simd", .accept = ont_tile_accept, .prepare = prepare, .run = run, .inplace = UINT32_MAX},
+    {.name = "fused_ref", .accept = ont_tile_accept, .prepare = prepare_ref, .run = run, .inplace = UINT32_MAX},
 };
 
 const ont_op ont_op_FusedElementwise = {.domain = ONT_DOMAIN, .name = "FusedElementwise", .since = 1, .min_inputs = 1,

@@ -126,7 +126,6 @@ typedef struct fused_reduce {
     size_t work[ONT_TILE_SINKS]; /* where the units' sums begin in the scratch memory */
     ont_bcast walk;
     int64_t count, unit, units, tile;
-    size_t result_size[ONT_TILE_RESULTS];
     const ont_simd_table *simd;
 } fused_reduce;
 
@@ -157,8 +156,6 @@ static ont_status prepare_with(const ont_simd_table *simd, const ont_node *node,
             out->work_bytes += ((size_t)(s->units * sink->tail) * sum_size(sink) + 63) / 64 * 64;
     }
     s->tile = ONT_TILE / row * row;
-    for (int k = 0; k < s->program.n_results; k++)
-        s->result_size[k] = ont_dtype_size(s->program.steps[s->program.result[k]].out);
     out->state = s;
     return ONT_OK;
 }
@@ -171,12 +168,6 @@ static ont_status prepare(const ont_node *node, ont_arena *arena, ont_prepared *
 static ont_status prepare_ref(const ont_node *node, ont_arena *arena, ont_prepared *out)
 {
     return prepare_with(ont_simd_plain(), node, arena, out);
-}
-
-static const char *accept(const ont_node *node)
-{
-    ont_tile_program p;
-    return ont_tile_read(node, &p) == ONT_OK ? NULL : "steps";
 }
 
 /* Only the last step's result may take an operand's place: earlier ones would be written before operands are read. */
@@ -283,12 +274,7 @@ static void row(const void *context, const ont_bcast *b, char *const *at, int64_
     walker *w = *(walker *const *)context;
     const fused_reduce *s = w->s;
     ont_tile_bind bind = {.first = w->at, .seed = w->call->seed, .tile = s->tile, .drain = drain, .context = w};
-    for (int i = 0; i < s->program.n_operands; i++) {
-        bind.operand[i] = at[i + 1];
-        bind.stride[i] = b->inner_stride[i + 1];
-    }
-    for (int k = 0; k < s->program.n_results; k++)
-        bind.result[k] = (char *)w->call->out[k] + (size_t)w->at * s->result_size[k];
+    ont_tile_bind_row(&bind, &s->program, w->call, b, at);
     ont_tile_run(s->simd, &s->program, &bind, n);
     w->at += n;
 }
@@ -368,8 +354,8 @@ static ont_status run(const ont_call *call)
 
 static const ont_kernel kernels[] = {
     {.name = "fused_reduce_over", .accept = accept_inplace, .prepare = prepare, .run = run, .inplace = UINT32_MAX},
-    {.name = "fused_reduce", .accept = accept, .prepare = prepare, .run = run},
-    {.name = "fused_reduce_ref", .accept = accept, .prepare = prepare_ref, .run = run},
+    {.name = "fused_reduce", .accept = ont_tile_accept, .prepare = prepare, .run = run},
+    {.name = "fused_reduce_ref", .accept = ont_tile_accept, .prepare = prepare_ref, .run = run},
 };
 
 const ont_op ont_op_FusedReduce = {.domain = ONT_DOMAIN, .name = "FusedReduce", .since = 1, .min_inputs = 1,

@@ -100,6 +100,17 @@ static void run_step(const tile *t, int step, int64_t n)
     }
 }
 
+void ont_tile_bind_row(ont_tile_bind *bind, const ont_tile_program *p, const ont_call *call, const ont_bcast *walk,
+                       char *const *at)
+{
+    for (int i = 0; i < p->n_operands; i++) {
+        bind->operand[i] = at[i + 1];
+        bind->stride[i] = walk->inner_stride[i + 1];
+    }
+    for (int k = 0; k < p->n_results; k++)
+        bind->result[k] = (char *)call->out[k] + (size_t)bind->first * p->result_size[k];
+}
+
 void ont_tile_run(const ont_simd_table *simd, const ont_tile_program *p, const ont_tile_bind *bind, int64_t n)
 {
     _Alignas(64) char registers[ONT_TILE_REGISTERS * ONT_TILE * 8];
@@ -184,6 +195,7 @@ ont_status ont_tile_read(const ont_node *node, ont_tile_program *p)
     for (size_t k = 0; sound && k < n_results; k++) {
         sound = results[k] >= 0 && results[k] < p->n_steps;
         p->result[k] = (int)results[k];
+        if (sound) p->result_size[k] = ont_dtype_size(p->steps[p->result[k]].out);
     }
     for (size_t k = 0; sound && k < n_sinks; k++) {
         sound = sinks[k] >= 0 && sinks[k] < p->n_steps;
@@ -196,4 +208,10 @@ ont_status ont_tile_read(const ont_node *node, ont_tile_program *p)
     if (!sound || (!n_sinks && p->result[0] != p->n_steps - 1) || !ont_tile_link(p))
         return ont_fail(ONT_EINVAL, "the steps make no program");
     return ONT_OK;
+}
+
+const char *ont_tile_accept(const ont_node *node)
+{
+    ont_tile_program p;
+    return ont_tile_read(node, &p) == ONT_OK ? NULL : "steps";
 }

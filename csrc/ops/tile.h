@@ -8,7 +8,7 @@
 #ifndef ONT_OPS_TILE_H
 #define ONT_OPS_TILE_H
 
-#include "ops/op.h"
+#include "ops/broadcast.h"
 #include "simd/simd.h"
 
 enum {
@@ -42,7 +42,7 @@ struct ont_tile_step {
 
 typedef struct ont_tile_program {
     int n_operands, n_steps, n_results, n_sinks;
-    size_t operand_size[ONT_TILE_OPERANDS];
+    size_t operand_size[ONT_TILE_OPERANDS], result_size[ONT_TILE_RESULTS]; /* by ont_tile_read() */
     ont_tile_step steps[ONT_TILE_STEPS];
     int result[ONT_TILE_RESULTS]; /* the step of each; where result 0 is the last step's, it may share any operand's
                                      storage */
@@ -65,6 +65,9 @@ typedef struct ont_tile_bind {
     void *context;
 } ont_tile_bind;
 
+/* A row of a walk whose operand 0 is no input: its operands, and the call's results from element bind->first on. */
+void ont_tile_bind_row(ont_tile_bind *bind, const ont_tile_program *p, const ont_call *call, const ont_bcast *walk,
+                       char *const *at);
 void ont_tile_run(const ont_simd_table *simd, const ont_tile_program *p, const ont_tile_bind *bind, int64_t n);
 
 /* Between these the vector loops convert. */
@@ -73,6 +76,7 @@ bool ont_tile_casts(ont_dtype from, ont_dtype to);
 /* The program in a node's attributes, and back; `p` linked. Without sinks there is a result, the last step's. */
 ont_status ont_tile_write(ont_graph *g, ont_node *node, const ont_tile_program *p) ONT_MUST_USE;
 ont_status ont_tile_read(const ont_node *node, ont_tile_program *p) ONT_MUST_USE;
+const char *ont_tile_accept(const ont_node *node); /* an accept(): whether there is one */
 
 /* The tile() of operators with ont_unary_kernels or ont_binary_kernels. */
 bool ont_unary_tile(const ont_node *node, ont_tile_step *step);
