@@ -9,10 +9,8 @@
 #endif
 
 #include "simd/attention.h"
+#include "simd/macros.h"
 #include "simd/math.h"
-
-#define PASTE_(a, b) a##b
-#define PASTE(a, b) PASTE_(a, b)
 
 #define NUM float
 #define F(name) PASTE(name, _f32)

@@ -6,10 +6,7 @@
 #include <string.h>
 
 #include "simd/batchnorm.h"
-
-#define PASTE_(a, b) a##b
-#define PASTE(a, b) PASTE_(a, b)
-#define INLINE static inline __attribute__((always_inline))
+#include "simd/macros.h"
 
 #if defined(__AVX512F__)
 enum { BYTES = 64 };

@@ -7,9 +7,7 @@
 
 #include <stdint.h>
 
-#define PASTE_(a, b) a##b
-#define PASTE(a, b) PASTE_(a, b)
-#define INLINE static inline __attribute__((always_inline))
+#include "simd/macros.h"
 
 #if defined(__AVX512F__)
 enum { LANES = 16 };

@@ -3,11 +3,10 @@
  * in the table ont_simd_<isa>. In the plain build all math is libm's: it is the reference that the others are tested
  * against.
  */
+#include "simd/macros.h"
 #include "simd/math.h"
 #include "simd/simd.h"
 
-#define PASTE_(a, b) a##b
-#define PASTE(a, b) PASTE_(a, b)
 #define TEXT_(a) #a
 #define TEXT(a) TEXT_(a)
 

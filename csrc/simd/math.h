@@ -9,7 +9,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#define INLINE static inline __attribute__((always_inline))
+#include "simd/macros.h"
 
 INLINE float f32_from_bits(uint32_t bits)
 {

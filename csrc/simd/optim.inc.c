@@ -2,15 +2,13 @@
  * The optimizers' inner loops, compiled once per instruction set with ONT_ISA naming it (and ONT_ISA_PLAIN set for
  * the first); ends in the table ont_optim_table_<isa>. See optim.h for what each must do.
  */
+#include "simd/macros.h"
 #include "simd/math.h"
 #include "simd/optim.h"
 
 #if defined(__F16C__) || defined(__AVX512BW__)
 #include <immintrin.h>
 #endif
-
-#define PASTE_(a, b) a##b
-#define PASTE(a, b) PASTE_(a, b)
 
 enum { LANES = 16, PIECE = 4096, ADAM_VECTOR = 32 };
 

@@ -5,10 +5,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "simd/macros.h"
 #include "simd/pool.h"
-
-#define PASTE_(a, b) a##b
-#define PASTE(a, b) PASTE_(a, b)
 
 #define NUM float
 #define CELL int32_t
