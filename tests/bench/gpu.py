@@ -45,75 +45,6 @@ KINDS = ("onnxtrain", "eager", "compile", "max-autotune")
 OVER_EAGER, OVER_COMPILE, OF_COPY, MLP_MICROSECONDS = 1.45, 1.1, 0.9, 25.0
 
 
-class RMSNorm(nn.Module):
-    """Root mean square normalization (Zhang and Sennrich, 2019)."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        wide = x.float()
-        return self.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)).to(x.dtype)
-
-
-def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotary positions (Su et al., 2021) for x (batch, heads, length, size)."""
-    a, b = x.chunk(2, -1)
-    return x * cos + torch.cat((-b, a), -1) * sin
-
-
-class LlamaBlock(nn.Module):
-    """Grouped-query attention with rotary positions, and a gated MLP."""
-
-    def __init__(self, width: int, heads: int, kv_heads: int, hidden: int) -> None:
-        super().__init__()
-        self.heads, self.kv_heads, self.size = heads, kv_heads, width // heads
-        self.norm1, self.norm2 = RMSNorm(width), RMSNorm(width)
-        self.q, self.out = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
-        self.k, self.v = (nn.Linear(width, kv_heads * self.size, bias=False) for _ in range(2))
-        self.gate, self.up = (nn.Linear(width, hidden, bias=False) for _ in range(2))
-        self.down = nn.Linear(hidden, width, bias=False)
-
-    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        batch, length, width = x.shape
-        y = self.norm1(x)
-        q, k, v = (f(y).view(batch, length, -1, self.size).transpose(1, 2) for f in (self.q, self.k, self.v))
-        q, k = rotated(q, cos, sin), rotated(k, cos, sin)
-        k, v = (t.repeat_interleave(self.heads // self.kv_heads, 1) for t in (k, v))
-        y = F.scaled_dot_product_attention(q, k.to(v.dtype), v, is_causal=True) if q.dtype == v.dtype else \
-            F.scaled_dot_product_attention(q.to(v.dtype), k.to(v.dtype), v, is_causal=True)
-        x = x + self.out(y.transpose(1, 2).reshape(batch, length, width))
-        y = self.norm2(x)
-        return x + self.down(F.silu(self.gate(y)) * self.up(y))
-
-
-class Llama(nn.Module):
-    """A decoder in the style of Llama 3 with tied embeddings; forward gives the loss of predicting `targets`."""
-
-    def __init__(self, words: int = 128256, width: int = 2048, heads: int = 32, kv_heads: int = 8, hidden: int = 8192,
-                 layers: int = 16, positions: int = 2048) -> None:
-        super().__init__()
-        self.words = nn.Embedding(words, width)
-        self.blocks = nn.ModuleList(LlamaBlock(width, heads, kv_heads, hidden) for _ in range(layers))
-        self.norm = RMSNorm(width)
-        self.head = nn.Linear(width, words, bias=False)
-        self.head.weight = self.words.weight
-        size = width // heads
-        angles = torch.arange(positions)[:, None] / 500000 ** (torch.arange(0, size, 2) / size)
-        self.register_buffer("cos", torch.cat((angles, angles), -1).cos(), persistent=False)
-        self.register_buffer("sin", torch.cat((angles, angles), -1).sin(), persistent=False)
-        for p in self.parameters():
-            if p.dim() > 1:
-                nn.init.normal_(p, std=0.02)
-
-    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        x, length = self.words(tokens), tokens.shape[1]
-        for block in self.blocks:
-            x = block(x, self.cos[:length], self.sin[:length])
-        return workloads.scores_or_loss(self.head(self.norm(x)), targets)
-
-
 class Task(NamedTuple):
     module: nn.Module
     batch: tuple[torch.Tensor, ...]
@@ -157,7 +88,7 @@ def bert(tiny: bool) -> Task:
 def llama(tiny: bool) -> Task:
     """Llama-style of 1.2 billion parameters, 4 x 2048 tokens."""
     sizes = (96, 16, 4, 2, 32, 2, 8) if tiny else (128256, 2048, 32, 8, 8192, 16, 2048)
-    module = Llama(*sizes)
+    module = workloads.Llama(*sizes)
     return language_task(module, sizes[0], 2 if tiny else 4, sizes[-1], sizes[-2], sizes[1])
 
 

@@ -1,12 +1,12 @@
 """Whole training steps against eager and torch.compile, in interleaved rounds of one run; medians and ratios.
 
-    python tests/bench/step.py [--workload mlp|transformer|cnn|resnet18|gpt2|bert]... [--rounds 7] [--no-compile]
+    python tests/bench/step.py [--workload mlp|transformer|cnn|resnet18|gpt2|bert|llama]... [--rounds 7] [--no-compile]
     python tests/bench/step.py --in-backward [--workload ...] [--bf16] [--rounds 7] [--no-memory]
     python tests/bench/step.py --all [--workload ...] [--threads N] [--no-memory] [--no-compile] [--markdown]
 
 --all is the table of table.py: float32 and bf16 rows with the optimizers that the workloads are known with, the loss
-inside and outside the module, eager under jemalloc, GFLOP/s and share of the peak, memory. With ONNXTRAIN_ISA=avx2 the
-whole process, torch and its libraries too, is held down to AVX2.
+inside and outside the module, eager under jemalloc, GFLOP/s and share of the peak, memory; llama is in it only where
+--workload names it. With ONNXTRAIN_ISA=avx2 the whole process, torch and its libraries too, is held down to AVX2.
 
 --in-backward compares FusedAdam's step after backward with the same one in backward (onnxtrain.optim.step_in_backward).
 

@@ -31,7 +31,7 @@ import onnxtrain
 from onnxtrain import _C
 from onnxtrain.optim import SGD, AdamWMode, FusedAdam
 from onnxtrain.ortmodule import ORTModule, _module
-from workloads import WORKLOADS, Workload, workload
+from workloads import LOSS_INSIDE, WORKLOADS, Workload, workload
 
 STEP = Path(__file__).with_name("step.py")
 
@@ -44,14 +44,15 @@ class Row:
     loss_inside: bool | None = None  # None: where the workload has it
 
     def __str__(self) -> str:
-        inside = self.name in ("bert", "gpt2") if self.loss_inside is None else self.loss_inside
+        inside = self.name in LOSS_INSIDE if self.loss_inside is None else self.loss_inside
         return f"{self.name}{' bf16' if self.bf16 else ''}, {self.optimizer}, loss {'inside' if inside else 'outside'}"
 
 
 FLOAT32 = [Row("mlp", "sgd"), Row("transformer", "sgd"), Row("bert", "adamw"), Row("resnet18", "sgd"),
            Row("gpt2", "adamw")]
 BF16 = [Row(name, "adamw", bf16=True) for name in ("transformer", "bert", "gpt2")]
-OTHER_LOSS = [dataclasses.replace(row, loss_inside=row.name not in ("bert", "gpt2")) for row in (*FLOAT32, *BF16)]
+OTHER_LOSS = [dataclasses.replace(row, loss_inside=row.name not in LOSS_INSIDE) for row in (*FLOAT32, *BF16)]
+ASKED = [Row("llama", "adamw"), Row("llama", "adamw", bf16=True)]  # only where --workload names them
 LEAST = {"peer": 1.4, "row": 1.1, "mlp": 1.2, "jemalloc": 1.15, "bf16": 1.5, "share": 0.75, "memory": 0.5}
 
 
@@ -324,7 +325,9 @@ def print_summary(results: list[Result]) -> None:
 
 
 def print_table(args: argparse.Namespace) -> None:
-    rows = [row for row in (*FLOAT32, *BF16, *OTHER_LOSS) if not args.workload or row.name in args.workload]
+    rows = [*FLOAT32, *BF16, *OTHER_LOSS]
+    if args.workload:
+        rows = [row for row in (*rows, *ASKED) if row.name in args.workload]
     print(f"{torch.get_num_threads()} threads, torch {torch.__version__}, {_C.build_info()['isa']} (ONNXTRAIN_ISA), "
           f"{'jemalloc ' + str(jemalloc()) if jemalloc() else 'no libjemalloc.so.2: its rows are left out'}; "
           f"{args.rounds} rounds, medians")
@@ -340,4 +343,4 @@ def print_table(args: argparse.Namespace) -> None:
     print_summary(results)
 
 
-assert {row.name for row in FLOAT32} <= set(WORKLOADS)
+assert {row.name for row in (*FLOAT32, *ASKED)} <= set(WORKLOADS)

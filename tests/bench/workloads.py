@@ -149,7 +149,84 @@ def bert() -> Workload:
     return Workload(Bert(), (x, y), lambda m, x, y: m(x, y), 1, (x[:7], y[:7]))
 
 
-WORKLOADS: dict[str, Callable[[], Workload]] = {f.__name__: f for f in (mlp, transformer, cnn, resnet18, gpt2, bert)}
+class RMSNorm(nn.Module):
+    """Root mean square normalization (Zhang and Sennrich, 2019)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        return self.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)).to(x.dtype)
+
+
+def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotary positions (Su et al., 2021) for x (batch, heads, length, size)."""
+    a, b = x.chunk(2, -1)
+    return x * cos + torch.cat((-b, a), -1) * sin
+
+
+class LlamaBlock(nn.Module):
+    """Grouped-query attention with rotary positions, and a gated MLP."""
+
+    def __init__(self, width: int, heads: int, kv_heads: int, hidden: int) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.size = heads, kv_heads, width // heads
+        self.norm1, self.norm2 = RMSNorm(width), RMSNorm(width)
+        self.q, self.out = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
+        self.k, self.v = (nn.Linear(width, kv_heads * self.size, bias=False) for _ in range(2))
+        self.gate, self.up = (nn.Linear(width, hidden, bias=False) for _ in range(2))
+        self.down = nn.Linear(hidden, width, bias=False)
+
+    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        y = self.norm1(x)
+        q, k, v = (f(y).view(batch, length, -1, self.size).transpose(1, 2) for f in (self.q, self.k, self.v))
+        q, k = rotated(q, cos, sin), rotated(k, cos, sin)
+        k, v = (t.repeat_interleave(self.heads // self.kv_heads, 1) for t in (k, v))
+        y = F.scaled_dot_product_attention(q.to(v.dtype), k.to(v.dtype), v, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).reshape(batch, length, width))
+        y = self.norm2(x)
+        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+
+
+class Llama(nn.Module):
+    """A decoder in the style of Llama 3; forward gives the loss of predicting `targets`, or the scores without them."""
+
+    def __init__(self, words: int = 128256, width: int = 2048, heads: int = 32, kv_heads: int = 8, hidden: int = 8192,
+                 layers: int = 16, positions: int = 2048, tied: bool = True) -> None:
+        super().__init__()
+        self.words = nn.Embedding(words, width)
+        self.blocks = nn.ModuleList(LlamaBlock(width, heads, kv_heads, hidden) for _ in range(layers))
+        self.norm = RMSNorm(width)
+        self.head = nn.Linear(width, words, bias=False)
+        if tied:
+            self.head.weight = self.words.weight
+        size = width // heads
+        angles = torch.arange(positions)[:, None] / 500000 ** (torch.arange(0, size, 2) / size)
+        self.register_buffer("cos", torch.cat((angles, angles), -1).cos(), persistent=False)
+        self.register_buffer("sin", torch.cat((angles, angles), -1).sin(), persistent=False)
+        for p in self.parameters():
+            if p.dim() > 1:
+                nn.init.normal_(p, std=0.02)
+
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
+        x, length = self.words(tokens), tokens.shape[1]
+        for block in self.blocks:
+            x = block(x, self.cos[:length], self.sin[:length])
+        return scores_or_loss(self.head(self.norm(x)), targets)
+
+
+def llama() -> Workload:
+    """Llama-style, 4 layers, 512 wide, 8 heads of queries and 4 of keys, 8 x 128 tokens, vocabulary 32000, untied."""
+    x, y = torch.randint(0, 32000, (8, 128)), torch.randint(0, 32000, (8, 128))
+    return Workload(Llama(32000, 512, 8, 4, 1376, 4, tied=False), (x, y), lambda m, x, y: m(x, y), 1, (x[:7], y[:7]))
+
+
+WORKLOADS: dict[str, Callable[[], Workload]] = {f.__name__: f for f in (mlp, transformer, cnn, resnet18, gpt2, bert,
+                                                                        llama)}
+LOSS_INSIDE = ("gpt2", "bert", "llama")
 
 
 class WithLoss(nn.Module):
@@ -167,7 +244,7 @@ class WithLoss(nn.Module):
 def workload(name: str, loss_inside: bool | None = None) -> Workload:
     """As WORKLOADS has it, or with its loss moved inside the module or outside."""
     work = WORKLOADS[name]()
-    within = name in ("gpt2", "bert")
+    within = name in LOSS_INSIDE
     if loss_inside is None or loss_inside == within:
         return work
     if loss_inside:
