@@ -193,7 +193,7 @@ _NAMES = [
     Variable("ONNXTRAIN_ISA", None, _one_of("plain", "avx2", "avx512"), "plain, avx2, avx512",
              "kernels of at most this "
              "instruction set; read by the core", default_text="the best that the processor has"),
-    Variable("ONNXTRAIN_GEMM", None, _one_of("torch", "onednn", "primitive", "plain"),
+    Variable("ONNXTRAIN_GEMM", None, _one_of("torch", "onednn", "primitive", "tiled", "plain"),
              "torch, onednn, primitive, plain", "every product by this provider; read by the core",
              default_text="chosen by measurement"),
     Variable("ONNXTRAIN_FLUSH_DENORMALS", True, _boolean, _FLAG,

@@ -1,20 +1,13 @@
 /*
- * GEMM providers and the choice among them. See gemm.h.
+ * GEMM providers. See gemm.h; gemm_choice.c chooses among them.
  */
 #include "device/gemm.h"
 
 #include <dlfcn.h>
-#include <math.h>
 #include <pthread.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
 
-#include "base/alloc.h"
-#include "base/log.h"
 #include "base/parallel.h"
 #include "device/library.h"
-#include "device/matmul.h"
 
 /* ---- torch's BLAS: Fortran interface, column-major, 32-bit integers ---- */
 
@@ -133,192 +126,29 @@ const ont_gemm_provider *ont_gemm_plain(void)
     return &providers[N_PROVIDERS - 1];
 }
 
-/* ---- choice ---- */
+/* ---- a row ---- */
 
-/* The interfaces used take 32-bit sizes; larger products go to the plain loop. */
-static bool fits(const ont_gemm *g)
-{
-    return g->m <= INT32_MAX && g->n <= INT32_MAX && g->k <= INT32_MAX && g->lda <= INT32_MAX && g->ldb <= INT32_MAX &&
-           g->ldc <= INT32_MAX;
-}
+typedef struct row_job {
+    const ont_gemm *g;
+    const void *row;
+    void *c;
+} row_job;
 
-static double seconds(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-/* Operands of a product for a measurement, whose pages are touched, and the product as a handle of matmul.h. */
-typedef struct scratch {
-    void *data[4]; /* A, B, C, and the handle's */
-    size_t bytes[4];
-    ont_dnnl_matmul *handle;
-} scratch;
-
-static void make_handle(scratch *s, const ont_gemm *g)
-{
-    ont_matmul m = {.dtype = g->dtype, .out = g->dtype, .trans_a = g->trans_a, .trans_b = g->trans_b, .alpha = 1};
-    m.a = ont_shape_of(2, (int64_t[]){g->trans_a ? g->k : g->m, g->lda});
-    m.b = ont_shape_of(2, (int64_t[]){g->trans_b ? g->n : g->k, g->ldb});
-    m.c = ont_shape_of(2, (int64_t[]){g->m, g->n});
-    if (ont_dnnl_matmul_create(&m, &s->handle) == ONT_OK) s->bytes[3] = ont_dnnl_matmul_work_bytes(s->handle);
-}
-
-static bool scratch_init(scratch *s, const ont_gemm *g, bool with_handle)
-{
-    size_t size = ont_dtype_size(g->dtype);
-    memset(s, 0, sizeof *s);
-    if (with_handle && g->dtype == ONT_FLOAT32) make_handle(s, g);
-    s->bytes[0] = (size_t)((g->trans_a ? g->k : g->m) * g->lda) * size;
-    s->bytes[1] = (size_t)((g->trans_b ? g->n : g->k) * g->ldb) * size;
-    s->bytes[2] = (size_t)(g->m * g->ldc) * size;
-    bool all = true;
-    for (int i = 0; i < 4; i++) {
-        s->data[i] = ont_buffer_alloc(s->bytes[i]);
-        if (s->data[i]) memset(s->data[i], 0, s->bytes[i]);
-        all &= s->data[i] != NULL;
+#define ADD_ROW(name, type) \
+    static void name(void *context, int64_t first, int64_t last) \
+    { \
+        const row_job *j = context; \
+        const type *row = j->row; \
+        for (int64_t i = first; i < last; i++) { \
+            type *c = (type *)j->c + i * j->g->ldc; \
+            for (int64_t k = 0; k < j->g->n; k++) c[k] += row[k]; \
+        } \
     }
-    return all;
-}
+ADD_ROW(add_row_f32, float)
+ADD_ROW(add_row_f64, double)
 
-static void scratch_deinit(scratch *s)
+void ont_gemm_add_row(const ont_gemm *g, int64_t matrices, const void *row, void *c)
 {
-    for (int i = 0; i < 4; i++) ont_buffer_free(s->data[i], s->bytes[i]);
-    ont_dnnl_matmul_destroy(s->handle);
-}
-
-/* Seconds of one run of a provider, or of the handle where it is NULL; negative where there is none. */
-static double timed(const ont_gemm_provider *p, const ont_gemm *g, const scratch *s)
-{
-    if (p ? !p->available(g->dtype) : !s->handle) return -1;
-    double start = seconds();
-    if (p)
-        p->run(g, s->data[0], s->data[1], s->data[2]);
-    else if (ont_dnnl_matmul_run(s->handle, s->data[0], s->data[1], NULL, s->data[2], s->data[3]) != ONT_OK)
-        return -1;
-    return seconds() - start;
-}
-
-enum { ROUNDS = 4 }; /* the first warms up */
-static const double LONG = 0.02;
-
-/*
- * Best seconds of each of n providers, NULL being the handle, which take turns: what slows a moment down meets all of
- * them. False without memory; a provider that is not there is left out.
- */
-static bool measure(const ont_gemm_provider *const *p, int n, const ont_gemm *g, double *best)
-{
-    scratch s;
-    bool all = scratch_init(&s, g, !p[n - 1]);
-    double start = seconds();
-    for (int i = 0; i < n; i++) best[i] = -1;
-    for (int round = 0; all && round < ROUNDS; round++) {
-        for (int i = 0; i < n; i++) {
-            double took = timed(p[i], g, &s);
-            if (round && took >= 0 && (best[i] < 0 || took < best[i])) best[i] = took;
-        }
-        if (round && seconds() - start > LONG * n) break;
-    }
-    scratch_deinit(&s);
-    return all;
-}
-
-double ont_gemm_measure(const ont_gemm_provider *provider, const ont_gemm *g)
-{
-    double best;
-    return measure(&provider, 1, g, &best) ? best : -1;
-}
-
-typedef struct known {
-    ont_gemm shape;
-    const ont_gemm_provider *best;
-    bool primitive;
-} known;
-
-enum { KNOWN = 512 };
-static known cache[KNOWN];
-static size_t n_known;
-static pthread_mutex_t cache_lock = PTHREAD_MUTEX_INITIALIZER;
-
-/* Half powers of two: a batch of another size is no new measurement, else building its program would be one. */
-static int64_t rounded(int64_t dim)
-{
-    return dim > 0 ? (int64_t)round(2 * log2((double)dim)) : -1;
-}
-
-static bool same_kind(const ont_gemm *a, const ont_gemm *b)
-{
-    return a->dtype == b->dtype && a->trans_a == b->trans_a && a->trans_b == b->trans_b &&
-           rounded(a->m) == rounded(b->m) && rounded(a->n) == rounded(b->n) && rounded(a->k) == rounded(b->k);
-}
-
-/* The same kind of product, its longest dim halved until it takes about a millisecond: building must stay short. */
-static ont_gemm sample_of(const ont_gemm *g)
-{
-    ont_gemm s = *g;
-    while (2.0 * (double)s.m * (double)s.n * (double)s.k > 2e8) {
-        int64_t *longest = s.m >= s.n ? &s.m : &s.n;
-        if (s.k > *longest) longest = &s.k;
-        *longest /= 2;
-    }
-    s.lda = s.trans_a ? s.m : s.k;
-    s.ldb = s.trans_b ? s.k : s.n;
-    s.ldc = s.n;
-    return s;
-}
-
-/* The plain loop is not measured. False without memory. */
-static bool fastest(const ont_gemm *g, known *found)
-{
-    ont_gemm sample = sample_of(g);
-    const ont_gemm_provider *contestants[N_PROVIDERS]; /* the handle stands in the plain loop's place */
-    double took[N_PROVIDERS], least = 0;
-    for (int i = 0; i < N_PROVIDERS; i++) contestants[i] = i + 1 < N_PROVIDERS ? &providers[i] : NULL;
-    *found = (known){.shape = *g};
-    if (!measure(contestants, N_PROVIDERS, &sample, took)) return false;
-    for (int i = 0; i < N_PROVIDERS; i++) {
-        if (took[i] < 0) continue;
-        ont_log(ONT_LOG_DEBUG, "gemm %lldx%lldx%lld: %s %.0f us", (long long)g->m, (long long)g->n, (long long)g->k,
-                contestants[i] ? contestants[i]->name : "primitive", took[i] * 1e6);
-        if (!contestants[i])
-            found->primitive = !found->best || took[i] < least;
-        else if (!found->best || took[i] < least)
-            found->best = contestants[i], least = took[i];
-    }
-    return found->best != NULL;
-}
-
-/* What is known of this kind of product, measured now where nothing is; `first` without memory to measure. */
-static known recall(const ont_gemm *g, const ont_gemm_provider *first)
-{
-    known found = {.best = NULL};
-    pthread_mutex_lock(&cache_lock);
-    for (size_t i = 0; i < n_known && !found.best; i++)
-        if (same_kind(&cache[i].shape, g)) found = cache[i];
-    if (!found.best) {
-        if (!fastest(g, &found)) found = (known){.best = first};
-        else if (n_known < KNOWN) cache[n_known++] = found;
-    }
-    pthread_mutex_unlock(&cache_lock);
-    return found;
-}
-
-const ont_gemm_provider *ont_gemm_choose(const ont_gemm *g, bool *primitive)
-{
-    const char *asked = getenv("ONNXTRAIN_GEMM");
-    const ont_gemm_provider *first = ont_gemm_plain();
-    bool ignored;
-    if (!primitive) primitive = &ignored;
-    *primitive = asked && !strcmp(asked, "primitive") && g->dtype == ONT_FLOAT32 && !ont_dnnl_matmul_refuses(g->dtype);
-    for (int i = N_PROVIDERS - 1; i >= 0; i--) {
-        if (!fits(g) || !providers[i].available(g->dtype)) continue;
-        if (asked && !strcmp(asked, providers[i].name)) return &providers[i];
-        first = &providers[i];
-    }
-    double flops = 2.0 * (double)g->m * (double)g->n * (double)g->k;
-    if (*primitive || !fits(g) || flops < 1e6 || !dnnl_available(g->dtype) || !torch_available(g->dtype)) return first;
-    known found = recall(g, first);
-    *primitive = found.primitive;
-    return found.best;
+    row_job j = {g, row, c};
+    ont_parallel(matrices * g->m, 16384 / g->n + 1, g->dtype == ONT_FLOAT32 ? add_row_f32 : add_row_f64, &j);
 }

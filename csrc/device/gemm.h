@@ -1,7 +1,7 @@
 /*
  * GEMM providers behind one table: torch's own BLAS found in the process, oneDNN's where its library is beside the
- * extension, and a plain loop. The choice is measured per kind of product (sizes within a factor of 1.4), once a
- * process.
+ * extension, and a plain loop. Two other ways need a handle or scratch: oneDNN's primitive (matmul.h) and our own
+ * kernel (tiled.h). The choice is measured per kind of product (sizes within a factor of 1.4), once a process.
  */
 #ifndef ONT_DEVICE_GEMM_H
 #define ONT_DEVICE_GEMM_H
@@ -25,13 +25,18 @@ typedef struct ont_gemm_provider {
 
 /* In no order of speed: ont_gemm_choose() measures. The last one is always available. */
 const ont_gemm_provider *ont_gemm_providers(size_t *count);
+typedef enum ont_gemm_way { ONT_GEMM_PROVIDER, ONT_GEMM_PRIMITIVE, ONT_GEMM_TILED } ont_gemm_way;
+
 /*
- * ONNXTRAIN_GEMM=torch|onednn|primitive|plain fixes it. Small products are not measured. `primitive`, where it is not
- * NULL, says whether a handle of matmul.h is faster than the provider that is returned.
+ * The fastest provider, and where `way` is not NULL the fastest way, of products to whose rows one is added with `row`,
+ * which costs a provider another pass. ONNXTRAIN_GEMM=torch|onednn|primitive|tiled|plain fixes it. Small products are
+ * not measured.
  */
-const ont_gemm_provider *ont_gemm_choose(const ont_gemm *g, bool *primitive);
+const ont_gemm_provider *ont_gemm_choose(const ont_gemm *g, bool row, ont_gemm_way *way);
 const ont_gemm_provider *ont_gemm_plain(void);
-/* Seconds of the best of a few runs on scratch memory; negative where there is no memory for it. */
-double ont_gemm_measure(const ont_gemm_provider *provider, const ont_gemm *g);
+/* C += row (n) for so many matrices, one behind the other. */
+void ont_gemm_add_row(const ont_gemm *g, int64_t matrices, const void *row, void *c);
+/* Seconds of the best of a few runs on scratch memory; negative where there is no memory for it, or no such way. */
+double ont_gemm_measure(ont_gemm_way way, const ont_gemm_provider *provider, const ont_gemm *g);
 
 #endif

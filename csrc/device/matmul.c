@@ -30,7 +30,7 @@ static struct {
     FUNCTION_LIST(X)
 #undef X
     dnnl_engine_t engine;
-    bool ready, bf16, fp16, tiles;
+    bool ready, bf16, fp16;
 } dnn;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
@@ -48,7 +48,6 @@ static void find_library(void)
     unsigned isa = (unsigned)dnn.get_effective_cpu_isa();
     dnn.bf16 = (isa & dnnl_cpu_isa_avx512_core_bf16) == dnnl_cpu_isa_avx512_core_bf16;
     dnn.fp16 = (isa & dnnl_cpu_isa_avx512_core_fp16) == dnnl_cpu_isa_avx512_core_fp16;
-    dnn.tiles = (isa & dnnl_cpu_isa_avx512_core_amx) == dnnl_cpu_isa_avx512_core_amx;
     dnn.ready = true;
 }
 
@@ -65,12 +64,6 @@ const char *ont_dnnl_matmul_refuses(ont_dtype dtype)
     if (!dnn.ready) return "oneDNN is not found";
     if (dtype == ONT_FLOAT32 || (dtype == ONT_BFLOAT16 && dnn.bf16) || (dtype == ONT_FLOAT16 && dnn.fp16)) return NULL;
     return dtype == ONT_BFLOAT16 || dtype == ONT_FLOAT16 ? "this processor has no products of that dtype" : "dtype";
-}
-
-bool ont_dnnl_matmul_tiles(void)
-{
-    pthread_once(&once, find_library);
-    return dnn.ready && dnn.tiles;
 }
 
 /* ---- one product ---- */

@@ -23,8 +23,6 @@ typedef struct ont_dnnl_matmul ont_dnnl_matmul;
 
 /* NULL, or why oneDNN does not take the dtype on this processor: it has arithmetic in it, not only conversions. */
 const char *ont_dnnl_matmul_refuses(ont_dtype dtype);
-/* Whether 16-bit products run on tiles (AMX), eight times as fast as float32 ones. */
-bool ont_dnnl_matmul_tiles(void);
 /* EUNSUPPORTED where the library declines the product. */
 ont_status ont_dnnl_matmul_create(const ont_matmul *m, ont_dnnl_matmul **result) ONT_MUST_USE;
 void ont_dnnl_matmul_destroy(ont_dnnl_matmul *matmul);

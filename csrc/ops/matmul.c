@@ -7,6 +7,7 @@
 #include "base/parallel.h"
 #include "device/gemm.h"
 #include "device/matmul.h"
+#include "device/tiled.h"
 #include "ops/matmul.h"
 #include "ops/matmul_int.h"
 
@@ -75,7 +76,9 @@ typedef struct matmul_state {
     size_t c_bytes;
     bool parallel_batch;
     bool row;                            /* input 2 is one row, added as it is */
-    ont_dnnl_matmul *primitive; /* where it is faster; adds the row while the result is in a register. Or NULL */
+    /* Where one is faster; both add the row while the result is in a register. NULL, and without a kernel, else. */
+    ont_dnnl_matmul *primitive;
+    ont_tiled tiled;
 } matmul_state;
 
 /* Scales of Gemm are floats: with integers only whole ones are exact. */
@@ -114,25 +117,33 @@ static ont_status matmul_prepare_with(bool plain, const ont_node *node, ont_aren
     ont_product_fold(&p);
     ont_dtype dtype = ont_node_in(node, 0)->dtype;
     size_t size = ont_dtype_size(dtype);
-    bool primitive = false;
+    const ont_value *c = ont_node_in(node, 2);
+    ont_gemm_way way = ONT_GEMM_PROVIDER;
+    const ont_gemm_kernel *split = ont_attr_int(node, "split", 0) ? ont_simd_gemm_split() : NULL;
     s->gemm = (ont_gemm){.dtype = dtype, .trans_a = p.trans_a, .trans_b = p.trans_b, .m = p.m, .n = p.n, .k = p.k,
                          .lda = p.a.dims[p.a.rank - 1], .ldb = p.b.dims[p.b.rank - 1], .ldc = p.n, .alpha = p.alpha};
     s->batch = p.batch;
     s->count = ont_shape_count(&p.batch);
+    s->row = c && ont_product_is_row(&p, &c->shape) && ont_attr_float(node, "beta", 1.0) == 1;
     batch_strides(&p.a, &p.batch, size, s->stride_a);
     batch_strides(&p.b, &p.batch, size, s->stride_b);
     s->c_bytes = (size_t)(p.m * p.n) * size;
     if (ont_dtype_is_int(dtype))
         s->provider = &ont_gemm_int;
+    else if (split && !plain && p.m && p.n && p.k)
+        s->provider = ont_gemm_plain(), way = ONT_GEMM_TILED;
     else
-        s->provider = plain || !(p.m && p.n && p.k) ? ont_gemm_plain() : ont_gemm_choose(&s->gemm, &primitive);
+        s->provider = plain || !(p.m && p.n && p.k) ? ont_gemm_plain() : ont_gemm_choose(&s->gemm, s->row, &way);
     s->parallel_batch = s->count > 1;
     out->state = s;
-    const ont_value *c = ont_node_in(node, 2);
-    s->row = c && ont_product_is_row(&p, &c->shape) && ont_attr_float(node, "beta", 1.0) == 1;
     bool adds_row = s->row && p.alpha == 1 && dtype == ONT_FLOAT32;
-    if (c ? !adds_row || !(primitive || !strcmp(s->provider->name, "onednn")) : !primitive || s->count != 1)
+    if (c ? !adds_row : s->count != 1) return ONT_OK;
+    if (way == ONT_GEMM_TILED && s->count == 1) {
+        ont_tiled_cut(&s->tiled, split ? split : ont_simd_gemm(), &s->gemm, ont_parallel_threads());
+        out->work_bytes = ont_tiled_work_bytes(&s->tiled);
         return ONT_OK;
+    }
+    if (way != ONT_GEMM_PRIMITIVE && !(c && !strcmp(s->provider->name, "onednn"))) return ONT_OK;
     ont_prepared handle = {0};
     ont_status status = ont_product_primitive(node, &handle);
     s->primitive = handle.state;
@@ -173,33 +184,21 @@ static void matmul_batch(void *context, int64_t first, int64_t last)
     }
 }
 
-#define ADD_ROW(name, type) \
-    static void name(void *context, int64_t first, int64_t last) \
-    { \
-        const ont_call *call = context; \
-        int64_t n = ((const matmul_state *)call->state)->gemm.n; \
-        const type *row = call->in[2]; \
-        for (int64_t i = first; i < last; i++) { \
-            type *y = (type *)call->out[0] + i * n; \
-            for (int64_t j = 0; j < n; j++) y[j] += row[j]; \
-        } \
-    }
-ADD_ROW(add_row_f32, float)
-ADD_ROW(add_row_f64, double)
-
 static ont_status matmul_run(const ont_call *call)
 {
     const matmul_state *s = call->state;
     if (!s->c_bytes || !s->count) return ONT_OK;
     if (s->primitive)
         return ont_dnnl_matmul_run(s->primitive, call->in[0], call->in[1], call->in[2], call->out[0], call->work);
+    if (s->tiled.kernel) {
+        ont_tiled_run(&s->tiled, call->in[0], call->in[1], s->row ? call->in[2] : NULL, call->out[0], call->work);
+        return ONT_OK;
+    }
     if (s->parallel_batch)
         ont_parallel(s->count, 1, matmul_batch, (void *)call);
     else
         matmul_batch((void *)call, 0, s->count);
-    if (s->row)
-        ont_parallel(s->count * s->gemm.m, 16384 / s->gemm.n + 1,
-                     call->node->outputs[0]->dtype == ONT_FLOAT32 ? add_row_f32 : add_row_f64, (void *)call);
+    if (s->row) ont_gemm_add_row(&s->gemm, s->count, call->in[2], call->out[0]);
     return ONT_OK;
 }
 
@@ -285,7 +284,7 @@ const ont_op ont_op_MatMul = {.domain = "", .name = "MatMul", .since = 1, .min_i
                               ONT_KERNELS(matmul_kernels)};
 const ont_op ont_op_FusedMatMul = {.domain = ONT_DOMAIN, .name = "FusedMatMul", .since = 1, .min_inputs = 2,
                                    .max_inputs = 3, .flags = ONT_OP_MODEL,
-                                   .attributes = "transA:i transB:i alpha:f to:i",
+                                   .attributes = "transA:i transB:i alpha:f to:i split:i",
                                    .infer = matmul_infer, .grad = matmul_grad, ONT_KERNELS(matmul_kernels)};
 
 /* ---- Gemm: alpha op(A) op(B) + beta C, two dims, C broadcast ---- */
@@ -324,7 +323,7 @@ static ont_status gemm_run(const ont_call *call)
     const matmul_state *s = call->state;
     const ont_value *c = ont_node_in(call->node, 2), *y = call->node->outputs[0];
     if (!s->c_bytes) return ONT_OK;
-    if (s->primitive) return matmul_run(call);
+    if (s->primitive || s->tiled.kernel) return matmul_run(call);
     ont_gemm gemm = s->gemm;
     if (c) {
         int64_t strides[ONT_MAX_RANK];

@@ -26,7 +26,7 @@ bool ont_product_is_row(const ont_product *p, const ont_shape *c);
 ont_status ont_product_primitive(const ont_node *node, ont_prepared *out) ONT_MUST_USE;
 
 /* matmul_half.c: 16-bit floats with the sum in float32, where the processor has such products. */
-bool ont_matmul_half_is_fast(bool by_tiles); /* for bfloat16; by_tiles: many times as fast as float32 */
+bool ont_matmul_half_is_fast(void); /* for bfloat16 */
 const char *ont_matmul_half_accept(const ont_node *node);
 ont_status ont_matmul_half_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out) ONT_MUST_USE;
 ont_status ont_matmul_half_run(const ont_call *call) ONT_MUST_USE;

@@ -17,9 +17,9 @@ static const char *refuses_c(const ont_node *node, const ont_product *p)
     return ont_product_is_row(p, &c->shape) ? NULL : "C is no row";
 }
 
-bool ont_matmul_half_is_fast(bool by_tiles)
+bool ont_matmul_half_is_fast(void)
 {
-    return by_tiles ? ont_dnnl_matmul_tiles() : !ont_dnnl_matmul_refuses(ONT_BFLOAT16);
+    return !ont_dnnl_matmul_refuses(ONT_BFLOAT16);
 }
 
 const char *ont_matmul_half_accept(const ont_node *node)

@@ -2,13 +2,15 @@
  * torch.set_float32_matmul_precision(): float32 products by 16-bit ones that sum in float32, where the processor has
  * them and the product gains. "medium" rounds both operands to bfloat16. "high" takes each as the sum of two bfloat16
  * and leaves out the product of the small ones: three products, 2^-16 of the operands' size off, for processors with
- * tiles (AMX), where a 16-bit product costs an eighth. "highest" changes nothing. Source of the split: Henry, Tang and
+ * tiles (AMX), where a 16-bit product costs an eighth. One kernel makes the parts while it lays operands out, and adds
+ * the products up in its registers (simd/gemm_split.h). "highest" changes nothing. Source of the split: Henry, Tang and
  * Heinecke, "Leveraging the bfloat16 Artificial Intelligence Datatype For Higher-Precision Computations", 2019.
  */
 #include <string.h>
 
 #include "ops/matmul.h"
 #include "passes/pipeline.h"
+#include "simd/gemm_kernel.h"
 
 static int chosen = ONT_PRECISION_HIGHEST; /* with EVERYWHERE */
 enum { EVERYWHERE = 8 };
@@ -42,7 +44,8 @@ static bool takes(const ont_node *node, bool everywhere)
     return everywhere || gains(&p);
 }
 
-static ont_value *product(ont_builder *b, const ont_node *like, ont_value *x, ont_value *y)
+static ont_value *product(ont_builder *b, const ont_node *like, ont_value *x, ont_value *y, const char *attr,
+                          int64_t value)
 {
     ont_node *node = x && y ? ont_build_node(b, ONT_DOMAIN, "FusedMatMul", (ont_value *[]){x, y}, 2, 1) : NULL;
     if (node) b->status = ont_attr_set_int(b->graph, node, "transA", ont_attr_int(like, "transA", 0));
@@ -50,7 +53,7 @@ static ont_value *product(ont_builder *b, const ont_node *like, ont_value *x, on
         b->status = ont_attr_set_int(b->graph, node, "transB", ont_attr_int(like, "transB", 0));
     if (node && b->status == ONT_OK)
         b->status = ont_attr_set_float(b->graph, node, "alpha", ont_attr_float(like, "alpha", 1.0));
-    if (node && b->status == ONT_OK) b->status = ont_attr_set_int(b->graph, node, "to", ONT_FLOAT32);
+    if (node && b->status == ONT_OK) b->status = ont_attr_set_int(b->graph, node, attr, value);
     return ont_build_done(b, node);
 }
 
@@ -64,13 +67,18 @@ static ont_value *rest(ont_builder *b, ont_value *x, ont_value *rounded)
 static ont_status lower(ont_graph *g, ont_node *node, ont_precision precision)
 {
     ont_builder b = {.graph = g, .before = node, .backward = node->backward, .origin = node->origin};
-    ont_value *x = ont_node_in(node, 0), *y = ont_node_in(node, 1), *c = ont_node_in(node, 2);
-    ont_value *x16 = ont_build_cast(&b, x, ONT_BFLOAT16), *y16 = ont_build_cast(&b, y, ONT_BFLOAT16);
-    ont_value *sum = product(&b, node, x16, y16);
-    if (precision == ONT_PRECISION_HIGH) {
-        ont_value *left = product(&b, node, x16, rest(&b, y, y16));
-        ont_value *right = product(&b, node, rest(&b, x, x16), y16);
-        sum = ont_build2(&b, "Add", sum, ont_build2(&b, "Add", left, right));
+    ont_value *x = ont_node_in(node, 0), *y = ont_node_in(node, 1), *c = ont_node_in(node, 2), *sum;
+    if (precision == ONT_PRECISION_HIGH && ont_simd_gemm_split()) {
+        if (ont_node_is(node, ONT_DOMAIN, "FusedMatMul")) return ont_attr_set_int(g, node, "split", 1);
+        sum = product(&b, node, x, y, "split", 1);
+    } else {
+        ont_value *x16 = ont_build_cast(&b, x, ONT_BFLOAT16), *y16 = ont_build_cast(&b, y, ONT_BFLOAT16);
+        sum = product(&b, node, x16, y16, "to", ONT_FLOAT32);
+        if (precision == ONT_PRECISION_HIGH) {
+            ont_value *left = product(&b, node, x16, rest(&b, y, y16), "to", ONT_FLOAT32);
+            ont_value *right = product(&b, node, rest(&b, x, x16), y16, "to", ONT_FLOAT32);
+            sum = ont_build2(&b, "Add", sum, ont_build2(&b, "Add", left, right));
+        }
     }
     if (c) sum = ont_build2(&b, "Add", sum, c);
     ONT_TRY(b.status);
@@ -85,7 +93,8 @@ ont_status ont_pass_precision(ont_graph *g)
     bool everywhere = now & EVERYWHERE;
     ont_precision precision = (ont_precision)(now & ~EVERYWHERE);
     if (precision == ONT_PRECISION_HIGHEST || g->device) return ONT_OK;
-    if (!everywhere && !ont_matmul_half_is_fast(precision == ONT_PRECISION_HIGH)) return ONT_OK;
+    bool fast = precision == ONT_PRECISION_HIGH ? ont_simd_gemm_split() != NULL : ont_matmul_half_is_fast();
+    if (!everywhere && !fast) return ONT_OK;
     for (ont_node *node = g->first, *next; node; node = next) {
         next = node->next;
         if (takes(node, everywhere)) ONT_TRY(lower(g, node, precision));

@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "base/parallel.h"
 #include "device/gemm.h"
+#include "simd/gemm_kernel.h"
 #include "device/matmul.h"
 #include "passes/pipeline.h"
 #include "passes/recompute.h"
@@ -143,16 +144,18 @@ static PyObject *build_info(PyObject *module, PyObject *unused)
     ont_op_all(&n);
     const ont_gemm_provider *providers = ont_gemm_providers(&n_providers);
     PyObject *gemm = PyList_New(0);
-    for (size_t i = 0; gemm && i < n_providers; i++) {
-        PyObject *name = providers[i].available(ONT_FLOAT32) ? PyUnicode_FromString(providers[i].name)
-                                                             : Py_NewRef(Py_None);
-        if (!name || (name != Py_None && PyList_Append(gemm, name) < 0)) Py_CLEAR(gemm);
+    for (size_t i = 0; gemm && i <= n_providers; i++) {
+        bool ours = i == n_providers;
+        if (ours ? !ont_simd_gemm() : !providers[i].available(ONT_FLOAT32)) continue;
+        PyObject *name = PyUnicode_FromString(ours ? "tiled" : providers[i].name);
+        if (!name || PyList_Append(gemm, name) < 0) Py_CLEAR(gemm);
         Py_XDECREF(name);
     }
     if (!gemm) return NULL;
-    return Py_BuildValue("{ss sn si sO ss sN}", "version", ONT_VERSION, "operators", (Py_ssize_t)n, "threads",
+    return Py_BuildValue("{ss sn si sO ss sN sO}", "version", ONT_VERSION, "operators", (Py_ssize_t)n, "threads",
                          ont_parallel_threads(), "dlpack_exchange", ont_get_state(module)->dlpack ? Py_True : Py_False,
-                         "isa", ont_simd()->isa, "gemm", gemm);
+                         "isa", ont_simd()->isa, "gemm", gemm, "split_products",
+                         ont_simd_gemm_split() ? Py_True : Py_False);
 }
 
 static PyObject *set_flush_denormals(PyObject *module, PyObject *args)
@@ -210,15 +213,16 @@ static PyObject *measure_gemm(PyObject *module, PyObject *args)
     size_t count;
     const ont_gemm_provider *providers = ont_gemm_providers(&count), *found = NULL;
     ont_gemm g = {ONT_FLOAT32, trans_a, trans_b, m, n, k, trans_a ? m : k, trans_b ? k : n, n, 1, 0};
-    bool half = !strcmp(name, "bfloat16"), mixed = !strcmp(name, "bfloat16 to float32");
+    bool half = !strcmp(name, "bfloat16"), mixed = !strcmp(name, "bfloat16 to float32"), tiled = !strcmp(name, "tiled");
     bool primitive = half || mixed || !strcmp(name, "matmul");
     ont_dtype dtype = half || mixed ? ONT_BFLOAT16 : ONT_FLOAT32;
     for (size_t i = 0; i < count; i++)
         if (!strcmp(providers[i].name, name) && providers[i].available(ONT_FLOAT32)) found = &providers[i];
-    if (primitive ? ont_dnnl_matmul_refuses(dtype) != NULL : !found) Py_RETURN_NONE;
+    if (primitive ? ont_dnnl_matmul_refuses(dtype) != NULL : tiled ? !ont_simd_gemm() : !found) Py_RETURN_NONE;
     double took;
     Py_BEGIN_ALLOW_THREADS
-    took = found ? ont_gemm_measure(found, &g) : measure_primitive(&g, dtype, half ? ONT_BFLOAT16 : ONT_FLOAT32);
+    took = primitive ? measure_primitive(&g, dtype, half ? ONT_BFLOAT16 : ONT_FLOAT32)
+                     : ont_gemm_measure(tiled ? ONT_GEMM_TILED : ONT_GEMM_PROVIDER, found, &g);
     Py_END_ALLOW_THREADS
     return took < 0 ? PyErr_NoMemory() : PyFloat_FromDouble(took);
 }

@@ -30,9 +30,14 @@ FORMS = {
 }
 
 
+def tiles():
+    """Whether one kernel of ours makes the parts and multiplies them."""
+    return _C.build_info()["split_products"]
+
+
 def off_by(form, precision):
-    """Largest error of the value and of each gradient over that tensor's largest entry;
-    products of 16 bits in the program.
+    """Largest error of the value and of each gradient over that tensor's largest entry; 16-bit tensors and split
+    products in the program.
     """
     names, attrs, compute, tensors = FORMS[form]
     infos = [helper.make_tensor_value_info(n, 1, t.shape) for n, t in zip(names, tensors)]
@@ -49,15 +54,16 @@ def off_by(form, precision):
     expected = (y, *torch.autograd.grad(y, leaves, dy.double()))
     errors = [((got.double() - want).abs().max() / want.abs().max()).item()
               for got, want in zip((*ys, *grads), expected, strict=True)]
-    return errors, session.text("program").count("-> bfloat16") + session.text("program").count("bfloat16[")
+    text = session.text("program")
+    return errors, text.count("-> bfloat16") + text.count("bfloat16["), text.count("split")
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_accuracy(form):
-    exact, none = off_by(form, "highest")
-    three, some = off_by(form, "high")
-    one, few = off_by(form, "medium")
-    assert none == 0 and some > few > 0
+    exact, none, _ = off_by(form, "highest")
+    three, some, split = off_by(form, "high")
+    one, few, _ = off_by(form, "medium")
+    assert none == 0 and few > 0 and (split if tiles() else some > few)
     for highest, high, medium in list(zip(exact, three, one))[:3]:
         assert highest < 1e-6 and high < 2e-5 and 1e-4 < medium < 1e-2
 

@@ -1,0 +1,223 @@
+/*
+ * Large float32 products in parts, blocks and chunks. See tiled.h.
+ */
+#include "device/tiled.h"
+
+#include <unistd.h>
+
+#include "base/parallel.h"
+
+enum {
+    BLOCK_ROWS = 112,    /* about as many: sums of a block pass the second cache once a chunk */
+    WHOLE = 4 << 20,     /* bytes of an operand that is laid out whole: it is read again from the last cache */
+    STREAM = 16 << 20,   /* bytes of a result that no cache keeps */
+    LINE = 64,
+};
+
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+static int64_t ceiling(int64_t a, int64_t b) { return (a + b - 1) / b; }
+static int64_t padded(int64_t a, int64_t step) { return ceiling(a, step) * step; }
+
+static int64_t second_cache(void)
+{
+    long bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
+    return most(512 << 10, least(bytes, 2 << 20));
+}
+
+/* ---- cuts ---- */
+
+/*
+ * As nearly square parts as there are, so that little of A and B is laid out by more than one; but where a weight has
+ * its outputs as rows (C's columns with B transposed, C's rows with A transposed), threads share these if there are
+ * enough.
+ */
+static void cut_parts(ont_tiled *t, int64_t threads)
+{
+    const ont_gemm *g = &t->gemm;
+    int64_t rows = t->kernel->rows, columns = t->kernel->columns, best = INT64_MAX;
+    int64_t most_m = ceiling(g->m, rows), most_n = ceiling(g->n, columns);
+    t->parts_m = t->parts_n = 1;
+    if (g->trans_b && !g->trans_a && most_n >= 4 * threads) {
+        t->parts_n = threads;
+    } else if (g->trans_a && !g->trans_b && most_m >= 4 * threads) {
+        t->parts_m = threads;
+    } else {
+        for (int64_t m = 1; m <= threads; m++) {
+            int64_t n = threads / m, sides;
+            if (m * n != threads || m > most_m || n > most_n) continue;
+            sides = ceiling(g->m, m) + ceiling(g->n, n);
+            if (sides < best) best = sides, t->parts_m = m, t->parts_n = n;
+        }
+    }
+    t->part_m = padded(ceiling(g->m, t->parts_m), rows);
+    t->part_n = padded(ceiling(g->n, t->parts_n), columns);
+    t->parts_m = ceiling(g->m, t->part_m);
+    t->parts_n = ceiling(g->n, t->part_n);
+}
+
+/* Even blocks of at most `limit`, in whole panels. */
+static int64_t even(int64_t size, int64_t limit, int64_t panel)
+{
+    limit = most(limit / panel * panel, panel);
+    return padded(ceiling(size, ceiling(size, limit)), panel);
+}
+
+static void cut_blocks(ont_tiled *t)
+{
+    const ont_gemm_kernel *kernel = t->kernel;
+    int64_t k = padded(t->gemm.k, kernel->step), cache = second_cache(), sums = cache / 8 / (int64_t)sizeof(float),
+            laid = cache / 4 / kernel->bytes;
+    int64_t m = t->part_m, n = t->part_n;
+    t->chunk = even(k, kernel->chunk, most(kernel->step, 16));
+    t->chunk = least(t->chunk, k);
+    bool whole_a = m * k * kernel->bytes <= WHOLE, whole_b = n * k * kernel->bytes <= WHOLE;
+    if ((k > 2 * t->chunk && m * n <= 4 * sums) || (!whole_a && !whole_b)) {
+        t->order = ONT_TILED_CHUNKS;
+        t->block_m = even(m, 512, kernel->rows);
+        t->block_n = even(n, 4 * sums / t->block_m, kernel->columns);
+    } else if (whole_a && (n >= m || !whole_b)) {
+        t->order = ONT_TILED_COLUMNS;
+        t->block_m = even(m, BLOCK_ROWS, kernel->rows);
+        t->block_n = even(n, least(laid / k, sums / t->block_m), kernel->columns);
+    } else {
+        t->order = ONT_TILED_ROWS;
+        t->block_m = even(m, least(laid / k, 2 * BLOCK_ROWS), kernel->rows);
+        t->block_n = even(n, sums / t->block_m, kernel->columns);
+    }
+}
+
+void ont_tiled_cut(ont_tiled *t, const ont_gemm_kernel *kernel, const ont_gemm *g, int threads)
+{
+    *t = (ont_tiled){.gemm = *g, .kernel = kernel};
+    cut_parts(t, threads);
+    cut_blocks(t);
+    int64_t k = padded(g->k, kernel->step);
+    int64_t a = t->order == ONT_TILED_COLUMNS ? t->part_m * k : t->block_m * (t->order == ONT_TILED_ROWS ? k : t->chunk),
+            b = t->order == ONT_TILED_ROWS ? t->part_n * k : t->block_n * (t->order == ONT_TILED_COLUMNS ? k : t->chunk);
+    t->a_bytes = (size_t)padded(a * kernel->bytes, LINE);
+    t->b_bytes = (size_t)padded(b * kernel->bytes, LINE);
+    t->part_bytes = t->a_bytes + t->b_bytes + (size_t)(t->block_m * t->block_n) * sizeof(float) + LINE;
+    t->stream = (double)g->m * (double)g->n * sizeof(float) >= STREAM;
+}
+
+size_t ont_tiled_work_bytes(const ont_tiled *t)
+{
+    return (size_t)(t->parts_m * t->parts_n) * (size_t)padded((int64_t)t->part_bytes, LINE);
+}
+
+/* ---- run ---- */
+
+typedef struct part {
+    const ont_tiled *t;
+    const float *a, *b, *row;
+    float *c;
+    char *laid_a, *laid_b;
+    float *sums;
+    int64_t a_first, a_rows; /* what of A and B lies in laid_a and laid_b: of all of k, or of a chunk */
+    int64_t b_first, b_columns;
+} part;
+
+static void lay_a(part *p, int64_t i, int64_t rows, int64_t k, int64_t depth, char *to)
+{
+    const ont_gemm *g = &p->t->gemm;
+    p->t->kernel->lay_a(&(ont_gemm_source){.x = p->a + (g->trans_a ? k * g->lda + i : i * g->lda + k), .ld = g->lda,
+                                           .count = rows, .k = depth, .across = g->trans_a}, to);
+}
+
+static void lay_b(part *p, int64_t j, int64_t columns, int64_t k, int64_t depth, char *to)
+{
+    const ont_gemm *g = &p->t->gemm;
+    p->t->kernel->lay_b(&(ont_gemm_source){.x = p->b + (g->trans_b ? j * g->ldb + k : k * g->ldb + j), .ld = g->ldb,
+                                           .count = columns, .k = depth, .across = !g->trans_b}, to);
+}
+
+/* All of k, chunk by chunk. */
+static void lay_all_a(part *p, int64_t i, int64_t rows)
+{
+    const ont_tiled *t = p->t;
+    p->a_first = i;
+    p->a_rows = padded(rows, t->kernel->rows);
+    for (int64_t k = 0; k < t->gemm.k; k += t->chunk)
+        lay_a(p, i, rows, k, least(t->chunk, t->gemm.k - k), p->laid_a + k * p->a_rows * t->kernel->bytes);
+}
+
+static void lay_all_b(part *p, int64_t j, int64_t columns)
+{
+    const ont_tiled *t = p->t;
+    p->b_first = j;
+    p->b_columns = padded(columns, t->kernel->columns);
+    for (int64_t k = 0; k < t->gemm.k; k += t->chunk)
+        lay_b(p, j, columns, k, least(t->chunk, t->gemm.k - k), p->laid_b + k * p->b_columns * t->kernel->bytes);
+}
+
+static void block(part *p, int64_t i, int64_t rows, int64_t j, int64_t columns)
+{
+    const ont_tiled *t = p->t;
+    const ont_gemm *g = &t->gemm;
+    const ont_gemm_kernel *kernel = t->kernel;
+    ont_gemm_block b = {.m = rows, .n = columns, .sums = p->sums, .ld = padded(columns, kernel->columns)};
+    b.place = (ont_gemm_place){p->c + i * g->ldc + j, g->ldc, p->row ? p->row + j : NULL, (float)g->alpha, t->stream};
+    for (int64_t k = 0; k < g->k; k += t->chunk) {
+        int64_t depth = least(t->chunk, g->k - k);
+        b.k = padded(depth, kernel->step);
+        b.add = k > 0;
+        b.last = k + depth == g->k;
+        if (t->order == ONT_TILED_CHUNKS) {
+            lay_a(p, i, rows, k, depth, p->laid_a);
+            lay_b(p, j, columns, k, depth, p->laid_b);
+            b.a = p->laid_a;
+            b.b = p->laid_b;
+        } else {
+            b.a = p->laid_a + (k * p->a_rows + (i - p->a_first) * b.k) * kernel->bytes;
+            b.b = p->laid_b + (k * p->b_columns + (j - p->b_first) * b.k) * kernel->bytes;
+        }
+        kernel->multiply(&b);
+    }
+}
+
+static void region(part *p, int64_t first_m, int64_t last_m, int64_t first_n, int64_t last_n)
+{
+    const ont_tiled *t = p->t;
+    if (t->order == ONT_TILED_ROWS) {
+        lay_all_b(p, first_n, last_n - first_n);
+        for (int64_t i = first_m; i < last_m; i += t->block_m) {
+            int64_t rows = least(t->block_m, last_m - i);
+            lay_all_a(p, i, rows);
+            for (int64_t j = first_n; j < last_n; j += t->block_n)
+                block(p, i, rows, j, least(t->block_n, last_n - j));
+        }
+        return;
+    }
+    if (t->order == ONT_TILED_COLUMNS) lay_all_a(p, first_m, last_m - first_m);
+    for (int64_t j = first_n; j < last_n; j += t->block_n) {
+        int64_t columns = least(t->block_n, last_n - j);
+        if (t->order == ONT_TILED_COLUMNS) lay_all_b(p, j, columns);
+        for (int64_t i = first_m; i < last_m; i += t->block_m) block(p, i, least(t->block_m, last_m - i), j, columns);
+    }
+}
+
+typedef struct job {
+    part common;
+    char *work;
+} job;
+
+static void parts(void *context, int64_t first, int64_t last)
+{
+    const job *j = context;
+    const ont_tiled *t = j->common.t;
+    for (int64_t index = first; index < last; index++) {
+        part p = j->common;
+        int64_t m = index / t->parts_n * t->part_m, n = index % t->parts_n * t->part_n;
+        p.laid_a = j->work + (size_t)index * (size_t)padded((int64_t)t->part_bytes, LINE);
+        p.laid_b = p.laid_a + t->a_bytes;
+        p.sums = (float *)(void *)(p.laid_b + t->b_bytes);
+        region(&p, m, least(m + t->part_m, t->gemm.m), n, least(n + t->part_n, t->gemm.n));
+    }
+}
+
+void ont_tiled_run(const ont_tiled *t, const float *a, const float *b, const float *row, float *c, void *work)
+{
+    job j = {{.t = t, .a = a, .b = b, .row = row, .c = c}, work};
+    ont_parallel(t->parts_m * t->parts_n, 1, parts, &j);
+}

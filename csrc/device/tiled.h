@@ -1,0 +1,38 @@
+/*
+ * Large float32 products by simd/gemm_kernel.h: how a product is cut into parts for threads and into blocks that stay in
+ * a core's second cache. A row that is added, a scale and a result past the caches cost no pass of their own, and parts
+ * follow from shapes alone: a thread computes the same rows of a weight's gradient as it multiplies rows of the weight,
+ * which are then in its cache.
+ */
+#ifndef ONT_DEVICE_TILED_H
+#define ONT_DEVICE_TILED_H
+
+#include "device/gemm.h"
+#include "simd/gemm_kernel.h"
+
+typedef enum ont_tiled_order {
+    ONT_TILED_COLUMNS, /* A is laid out whole, B by blocks of columns */
+    ONT_TILED_ROWS,    /* B whole, A by blocks of rows */
+    ONT_TILED_CHUNKS,  /* neither: both by chunks of k, once for each block of the result */
+} ont_tiled_order;
+
+/* One product, cut. */
+typedef struct ont_tiled {
+    ont_gemm gemm;
+    const ont_gemm_kernel *kernel;
+    ont_tiled_order order;
+    int64_t parts_m, parts_n; /* one for each thread */
+    int64_t part_m, part_n;   /* of a part, at most */
+    int64_t block_m, block_n;
+    int64_t chunk;            /* of k */
+    size_t a_bytes, b_bytes, part_bytes; /* laid out, and of a part's scratch */
+    bool stream;
+} ont_tiled;
+
+/* `threads` of them at most have a part each. `g` is float32 with beta 0, no dim is 0. */
+void ont_tiled_cut(ont_tiled *t, const ont_gemm_kernel *kernel, const ont_gemm *g, int threads);
+size_t ont_tiled_work_bytes(const ont_tiled *t);
+/* C = alpha op(A) op(B) + row (n), which may be NULL; `work` has ont_tiled_work_bytes(). */
+void ont_tiled_run(const ont_tiled *t, const float *a, const float *b, const float *row, float *c, void *work);
+
+#endif

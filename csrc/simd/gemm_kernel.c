@@ -1,0 +1,43 @@
+/*
+ * Chooses the kernel of large products: the instruction set is the one that simd.c chose.
+ */
+#include "simd/gemm_kernel.h"
+
+#include <cpuid.h>
+#include <pthread.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "simd/simd.h"
+
+extern const ont_gemm_kernel ont_gemm_kernel_avx2, ont_gemm_kernel_avx512, ont_gemm_split_avx512;
+
+const ont_gemm_kernel *ont_simd_gemm(void)
+{
+    const char *isa = ont_simd()->isa;
+    return !strcmp(isa, "avx512") ? &ont_gemm_kernel_avx512 : !strcmp(isa, "avx2") ? &ont_gemm_kernel_avx2 : NULL;
+}
+
+/* The processor has tiles with bfloat16 products, and the system lets this process use them. */
+static bool has_tiles(void)
+{
+    enum { REQUEST = 0x1023, TILE_DATA = 18, AMX_BF16 = 1 << 22, AMX_TILE = 1 << 24 }; /* arch_prctl; bits of cpuid 7 */
+    unsigned a, b, c, d;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & (AMX_BF16 | AMX_TILE)) != (AMX_BF16 | AMX_TILE)) return false;
+    return __builtin_cpu_supports("avx512bf16") && syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
+}
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static bool tiles;
+
+static void look(void)
+{
+    tiles = has_tiles();
+}
+
+const ont_gemm_kernel *ont_simd_gemm_split(void)
+{
+    pthread_once(&once, look);
+    return tiles && !strcmp(ont_simd()->isa, "avx512") ? &ont_gemm_split_avx512 : NULL;
+}

@@ -1,0 +1,88 @@
+"""Large float32 products by our own kernel: exact ones, and those of two bfloat16 parts."""
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import helper
+
+from onnxtrain import _C
+
+# m, n, k: one of each, sides of tiles and their neighbours, several blocks and chunks, results that pass the caches
+SHAPES = [(1, 1, 1), (6, 16, 3), (13, 31, 17), (14, 32, 512), (15, 33, 513), (113, 577, 200), (700, 41, 1300),
+          (33, 900, 1025), (300, 14003, 40), (1100, 1100, 90), (64, 500, 784), (9, 2000, 2100)]
+FLAGS = [(False, False), (False, True), (True, False), (True, True)]
+
+
+@pytest.fixture(autouse=True)
+def tiled(monkeypatch):
+    if "tiled" not in _C.build_info()["gemm"]:
+        pytest.skip("no kernel for this instruction set")
+    monkeypatch.setenv("ONNXTRAIN_GEMM", "tiled")
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def product(a, b, row=None, **attrs):
+    """FusedMatMul of two tensors through a session of its own."""
+    tensors = [a, b] if row is None else [a, b, row]
+    names = ["a", "b", "c"][:len(tensors)]
+    infos = [helper.make_tensor_value_info(n, 1, t.shape) for n, t in zip(names, tensors)]
+    node = helper.make_node("FusedMatMul", names, ["y"], domain="ai.onnxtrain", **attrs)
+    graph = helper.make_graph([node], "g", infos, [onnx.ValueInfoProto(name="y")])
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("ai.onnxtrain", 1)]
+    session = _C.Session(helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString())
+    return session.forward(tensors, b"\0" * len(tensors))[0][0]
+
+
+def operands(m, n, k, trans_a, trans_b, seed=0):
+    rng = np.random.default_rng(seed)
+    a, b = (torch.from_numpy(rng.uniform(-1, 1, shape)).float()
+            for shape in ((k, m) if trans_a else (m, k), (n, k) if trans_b else (k, n)))
+    return a, b, torch.from_numpy(rng.uniform(-1, 1, n)).float()
+
+
+def exact(a, b, trans_a, trans_b):
+    return (a.T if trans_a else a).double() @ (b.T if trans_b else b).double()
+
+
+@pytest.mark.parametrize("split", [0, 1])
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: "x".join(map(str, s)))
+@pytest.mark.parametrize("trans_a, trans_b", FLAGS)
+def test_against_float64(shape, trans_a, trans_b, split):
+    if split and not _C.build_info()["split_products"]:
+        pytest.skip("no tiles in this processor")
+    a, b, row = operands(*shape, trans_a, trans_b)
+    want = exact(a, b, trans_a, trans_b)
+    attrs = {"transA": int(trans_a), "transB": int(trans_b), "split": split}
+    blas = torch.mm(a.T if trans_a else a, b.T if trans_b else b) - want
+    bound = 2e-5 * shape[2] ** 0.5 if split else 1e-6 + 4 * blas.abs().max()
+    assert (product(a, b, **attrs) - want).abs().max() < bound
+    assert (product(a, b, row, **attrs) - (want + row)).abs().max() < bound + 1e-6
+    assert (product(a, b, alpha=0.5, **attrs) - 0.5 * want).abs().max() < bound
+
+
+@pytest.mark.parametrize("shape", [(700, 41, 1300), (64, 500, 784), (300, 14003, 40)], ids=str)
+@pytest.mark.parametrize("trans_a, trans_b", FLAGS)
+def test_any_number_of_threads(shape, trans_a, trans_b):
+    """Every sum runs over k in the same order."""
+    a, b, row = operands(*shape, trans_a, trans_b)
+    results = []
+    for threads in (1, 2, 3, 8):
+        torch.set_num_threads(threads)
+        results.append(product(a, b, row, transA=int(trans_a), transB=int(trans_b)))
+    assert all(torch.equal(results[0], other) for other in results[1:])
+
+
+def test_what_is_not_finite():
+    """It stays in its row and column; what is laid out beyond an edge meets nothing."""
+    a, b, _ = operands(30, 70, 40, False, False)
+    a[7, 5], b[9, 60] = float("inf"), float("nan")
+    got = product(a, b)
+    assert torch.equal(torch.isfinite(got), torch.isfinite(a @ b)) and torch.isfinite(got[:7, :60]).all()
+
+
+def test_of_no_element():
+    assert product(torch.zeros(0, 5), torch.zeros(5, 3)).shape == (0, 3)
+    assert product(torch.zeros(2, 0), torch.zeros(0, 3)).eq(0).all()
