@@ -10,7 +10,7 @@
 
 /* C (M, N) = alpha * op(A) (M, K) * op(B) (K, N) + beta * C, row-major; ld: elements between rows as stored. */
 typedef struct ont_gemm {
-    ont_dtype dtype; /* float32 or float64 */
+    ont_dtype dtype; /* float32 or float64; bfloat16 for the ways that are no provider's */
     bool trans_a, trans_b;
     int64_t m, n, k;
     int64_t lda, ldb, ldc;
@@ -33,10 +33,12 @@ typedef enum ont_gemm_way { ONT_GEMM_PROVIDER, ONT_GEMM_PRIMITIVE, ONT_GEMM_TILE
  * not measured.
  */
 const ont_gemm_provider *ont_gemm_choose(const ont_gemm *g, bool row, ont_gemm_way *way);
+/* The same of 16-bit operands, whose result is of their dtype or float32: the primitive or our own kernel. */
+ont_gemm_way ont_gemm_choose_half(const ont_gemm *g, ont_dtype out, bool row);
 const ont_gemm_provider *ont_gemm_plain(void);
 /* C += row (n) for so many matrices, one behind the other. */
 void ont_gemm_add_row(const ont_gemm *g, int64_t matrices, const void *row, void *c);
 /* Seconds of the best of a few runs on scratch memory; negative where there is no memory for it, or no such way. */
-double ont_gemm_measure(ont_gemm_way way, const ont_gemm_provider *provider, const ont_gemm *g);
+double ont_gemm_measure(ont_gemm_way way, const ont_gemm_provider *provider, const ont_gemm *g, ont_dtype out);
 
 #endif

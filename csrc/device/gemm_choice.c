@@ -40,9 +40,9 @@ typedef struct scratch {
     ont_tiled tiled;
 } scratch;
 
-static void make_handle(scratch *s, const ont_gemm *g, bool row)
+static void make_handle(scratch *s, const ont_gemm *g, ont_dtype out, bool row)
 {
-    ont_matmul m = {.dtype = g->dtype, .out = g->dtype, .trans_a = g->trans_a, .trans_b = g->trans_b, .bias = row,
+    ont_matmul m = {.dtype = g->dtype, .out = out, .trans_a = g->trans_a, .trans_b = g->trans_b, .bias = row,
                     .alpha = 1};
     m.a = ont_shape_of(2, (int64_t[]){g->trans_a ? g->k : g->m, g->lda});
     m.b = ont_shape_of(2, (int64_t[]){g->trans_b ? g->n : g->k, g->ldb});
@@ -50,23 +50,29 @@ static void make_handle(scratch *s, const ont_gemm *g, bool row)
     if (ont_dnnl_matmul_create(&m, &s->handle) == ONT_OK) s->bytes[HANDLE_WORK] = ont_dnnl_matmul_work_bytes(s->handle);
 }
 
-static void make_tiled(scratch *s, const ont_gemm *g)
+static const ont_gemm_kernel *kernel_of(ont_dtype dtype)
 {
-    ont_tiled_cut(&s->tiled, ont_simd_gemm(), g, ont_parallel_threads());
+    return dtype == ONT_FLOAT32 ? ont_simd_gemm() : dtype == ONT_BFLOAT16 ? ont_simd_gemm_pairs() : NULL;
+}
+
+static void make_tiled(scratch *s, const ont_gemm *g, ont_dtype out)
+{
+    if (!kernel_of(g->dtype)) return;
+    ont_tiled_cut(&s->tiled, kernel_of(g->dtype), g, out, ont_parallel_threads());
     s->bytes[TILED_WORK] = ont_tiled_work_bytes(&s->tiled);
 }
 
-static bool scratch_init(scratch *s, const ont_gemm *g, bool row, const contestant *all, int n)
+static bool scratch_init(scratch *s, const ont_gemm *g, ont_dtype out, bool row, const contestant *all, int n)
 {
     size_t size = ont_dtype_size(g->dtype);
     memset(s, 0, sizeof *s);
     for (int i = 0; i < n; i++) {
-        if (all[i].way == ONT_GEMM_PRIMITIVE) make_handle(s, g, row);
-        if (all[i].way == ONT_GEMM_TILED && ont_simd_gemm()) make_tiled(s, g);
+        if (all[i].way == ONT_GEMM_PRIMITIVE) make_handle(s, g, out, row);
+        if (all[i].way == ONT_GEMM_TILED) make_tiled(s, g, out);
     }
     s->bytes[A] = (size_t)((g->trans_a ? g->k : g->m) * g->lda) * size;
     s->bytes[B] = (size_t)((g->trans_b ? g->n : g->k) * g->ldb) * size;
-    s->bytes[C] = (size_t)(g->m * g->ldc) * size;
+    s->bytes[C] = (size_t)(g->m * g->ldc) * ont_dtype_size(out);
     s->bytes[ROW] = (size_t)g->n * size;
     bool enough = true;
     for (int i = 0; i < N_BUFFERS; i++) {
@@ -122,10 +128,10 @@ enum { ROUNDS = 4 }; /* the first warms up */
 static const double LONG = 0.02;
 
 /* Everybody takes turns: what slows a moment down meets all of them. False without memory. */
-static bool measure(contestant *all, int n, const ont_gemm *g, bool row)
+static bool measure(contestant *all, int n, const ont_gemm *g, ont_dtype out, bool row)
 {
     scratch s;
-    bool enough = scratch_init(&s, g, row, all, n);
+    bool enough = scratch_init(&s, g, out, row, all, n);
     double start = seconds();
     for (int i = 0; i < n; i++) all[i].took = -1;
     for (int round = 0; enough && round < ROUNDS; round++) {
@@ -139,17 +145,19 @@ static bool measure(contestant *all, int n, const ont_gemm *g, bool row)
     return enough;
 }
 
-double ont_gemm_measure(ont_gemm_way way, const ont_gemm_provider *provider, const ont_gemm *g)
+double ont_gemm_measure(ont_gemm_way way, const ont_gemm_provider *provider, const ont_gemm *g, ont_dtype out)
 {
     contestant one = {way, provider, -1};
-    return measure(&one, 1, g, false) ? one.took : -1;
+    return measure(&one, 1, g, out, false) ? one.took : -1;
 }
 
 /* ---- what is known ---- */
 
 typedef struct known {
     ont_gemm shape;
+    ont_dtype out;
     bool row;
+    bool measured;
     ont_gemm_way way;
     const ont_gemm_provider *best; /* of the providers */
 } known;
@@ -165,10 +173,10 @@ static int64_t rounded(int64_t dim)
     return dim > 0 ? (int64_t)round(2 * log2((double)dim)) : -1;
 }
 
-static bool same_kind(const known *k, const ont_gemm *b, bool row)
+static bool same_kind(const known *k, const ont_gemm *b, ont_dtype out, bool row)
 {
     const ont_gemm *a = &k->shape;
-    return a->dtype == b->dtype && a->trans_a == b->trans_a && a->trans_b == b->trans_b && k->row == row &&
+    return a->dtype == b->dtype && k->out == out && a->trans_a == b->trans_a && a->trans_b == b->trans_b && k->row == row &&
            rounded(a->m) == rounded(b->m) && rounded(a->n) == rounded(b->n) && rounded(a->k) == rounded(b->k);
 }
 
@@ -202,7 +210,7 @@ static const char *name_of(const contestant *p)
 }
 
 /* The plain loop is not measured. False without memory. */
-static bool fastest(const ont_gemm *g, bool row, known *found)
+static bool fastest(const ont_gemm *g, ont_dtype out, bool row, known *found)
 {
     size_t count;
     const ont_gemm_provider *providers = ont_gemm_providers(&count);
@@ -210,32 +218,30 @@ static bool fastest(const ont_gemm *g, bool row, known *found)
     contestant all[8] = {{ONT_GEMM_PRIMITIVE, NULL, -1}, {ONT_GEMM_TILED, NULL, -1}};
     int n = 2;
     double least = 0, least_provider = 0;
-    for (size_t i = 0; i + 1 < count; i++) all[n++] = (contestant){ONT_GEMM_PROVIDER, &providers[i], -1};
-    *found = (known){.shape = *g, .row = row};
-    if (!measure(all, n, &sample, row)) return false;
+    for (size_t i = 0; i + 1 < count && g->dtype == out && !ont_dtype_is_half(out); i++)
+        all[n++] = (contestant){ONT_GEMM_PROVIDER, &providers[i], -1};
+    *found = (known){.shape = *g, .out = out, .row = row};
+    if (!measure(all, n, &sample, out, row)) return false;
     for (int i = 0; i < n; i++) {
         double took = all[i].took;
         if (took < 0) continue;
-        ont_log(ONT_LOG_DEBUG, "gemm %lldx%lldx%lld%s: %s %.0f us", (long long)g->m, (long long)g->n, (long long)g->k,
-                row ? " and a row" : "", name_of(&all[i]), took * 1e6);
+        ont_log(ONT_LOG_DEBUG, "gemm %s %lldx%lldx%lld%s: %s %.0f us", ont_dtype_name(g->dtype), (long long)g->m,
+                (long long)g->n, (long long)g->k, row ? " and a row" : "", name_of(&all[i]), took * 1e6);
         if (least == 0 || took < least) least = took, found->way = all[i].way;
         if (all[i].way == ONT_GEMM_PROVIDER && (least_provider == 0 || took < least_provider))
             least_provider = took, found->best = all[i].provider;
     }
-    return found->best != NULL;
+    return found->measured = least > 0;
 }
 
-/* What is known of this kind of product, measured now where nothing is; `first` without memory to measure. */
-static known recall(const ont_gemm *g, bool row, const ont_gemm_provider *first)
+/* What is known of this kind of product, measured now where nothing is; not `measured` without memory for it. */
+static known recall(const ont_gemm *g, ont_dtype out, bool row)
 {
-    known found = {.best = NULL};
+    known found = {.measured = false};
     pthread_mutex_lock(&cache_lock);
-    for (size_t i = 0; i < n_known && !found.best; i++)
-        if (same_kind(&cache[i], g, row)) found = cache[i];
-    if (!found.best) {
-        if (!fastest(g, row, &found)) found = (known){.best = first};
-        else if (n_known < KNOWN) cache[n_known++] = found;
-    }
+    for (size_t i = 0; i < n_known && !found.measured; i++)
+        if (same_kind(&cache[i], g, out, row)) found = cache[i];
+    if (!found.measured && fastest(g, out, row, &found) && n_known < KNOWN) cache[n_known++] = found;
     pthread_mutex_unlock(&cache_lock);
     return found;
 }
@@ -274,7 +280,18 @@ const ont_gemm_provider *ont_gemm_choose(const ont_gemm *g, bool row, ont_gemm_w
         libraries += first != ont_gemm_plain();
     }
     if (asked_way(asked, g, way) || !fits(g) || operations(g) < 1e6 || libraries < 2) return first;
-    known found = recall(g, row, first);
+    known found = recall(g, g->dtype, row);
+    if (!found.best) return first;
     *way = found.way;
     return found.best;
+}
+
+ont_gemm_way ont_gemm_choose_half(const ont_gemm *g, ont_dtype out, bool row)
+{
+    const char *asked = getenv("ONNXTRAIN_GEMM");
+    if (!kernel_of(g->dtype)) return ONT_GEMM_PRIMITIVE;
+    if (asked && *asked) return strcmp(asked, "tiled") ? ONT_GEMM_PRIMITIVE : ONT_GEMM_TILED;
+    if (operations(g) < 1e7) return ONT_GEMM_PRIMITIVE;
+    known found = recall(g, out, row);
+    return found.measured ? found.way : ONT_GEMM_PRIMITIVE;
 }

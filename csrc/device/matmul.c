@@ -7,7 +7,6 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include <oneapi/dnnl/dnnl.h>
 
@@ -206,41 +205,4 @@ ont_status ont_dnnl_matmul_run(ont_dnnl_matmul *h, const void *a, const void *b,
     pthread_mutex_unlock(&h->lock);
     if (status == dnnl_success) return ONT_OK;
     return ont_fail(ONT_EINTERNAL, "oneDNN: product failed with status %d", (int)status);
-}
-
-/* ---- measurement ---- */
-
-static double seconds(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-double ont_dnnl_matmul_measure(const ont_matmul *m)
-{
-    enum { ROUNDS = 4 }; /* the first warms up */
-    ont_dnnl_matmul *h;
-    if (ont_dnnl_matmul_create(m, &h) != ONT_OK) return -1;
-    size_t size = ont_dtype_size(m->dtype),
-           bytes[5] = {(size_t)ont_shape_count(&m->a) * size, (size_t)ont_shape_count(&m->b) * size,
-                       (size_t)m->c.dims[m->c.rank - 1] * size, (size_t)ont_shape_count(&m->c) * ont_dtype_size(m->out),
-                       h->work_bytes};
-    void *data[5];
-    bool all = true;
-    for (int i = 0; i < 5; i++) {
-        data[i] = ont_buffer_alloc(bytes[i]);
-        if (data[i]) memset(data[i], 0, bytes[i]);
-        all &= data[i] != NULL;
-    }
-    double best = -1;
-    for (int round = 0; all && round < ROUNDS; round++) {
-        double start = seconds();
-        if (ont_dnnl_matmul_run(h, data[0], data[1], data[2], data[3], data[4]) != ONT_OK) break;
-        double took = seconds() - start;
-        if (round && (best < 0 || took < best)) best = took;
-    }
-    for (int i = 0; i < 5; i++) ont_buffer_free(data[i], bytes[i]);
-    ont_dnnl_matmul_destroy(h);
-    return best;
 }

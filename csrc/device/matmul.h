@@ -30,7 +30,4 @@ size_t ont_dnnl_matmul_work_bytes(const ont_dnnl_matmul *matmul);
 /* Calls on one handle take turns. */
 ont_status ont_dnnl_matmul_run(ont_dnnl_matmul *matmul, const void *a, const void *b, const void *bias, void *c,
                                void *work) ONT_MUST_USE;
-/* Seconds of the best of a few runs on scratch memory; negative where there is no memory, or no such product. */
-double ont_dnnl_matmul_measure(const ont_matmul *m);
-
 #endif

@@ -67,11 +67,11 @@ static void cut_blocks(ont_tiled *t)
 {
     const ont_gemm_kernel *kernel = t->kernel;
     int64_t k = padded(t->gemm.k, kernel->step), cache = second_cache(), sums = cache / 8 / (int64_t)sizeof(float),
-            laid = cache / 4 / kernel->bytes;
+            laid = cache / 4 / kernel->laid;
     int64_t m = t->part_m, n = t->part_n;
     t->chunk = even(k, kernel->chunk, most(kernel->step, 16));
     t->chunk = least(t->chunk, k);
-    bool whole_a = m * k * kernel->bytes <= WHOLE, whole_b = n * k * kernel->bytes <= WHOLE;
+    bool whole_a = m * k * kernel->laid <= WHOLE, whole_b = n * k * kernel->laid <= WHOLE;
     if ((k > 2 * t->chunk && m * n <= 4 * sums) || (!whole_a && !whole_b)) {
         t->order = ONT_TILED_CHUNKS;
         t->block_m = even(m, 512, kernel->rows);
@@ -87,18 +87,18 @@ static void cut_blocks(ont_tiled *t)
     }
 }
 
-void ont_tiled_cut(ont_tiled *t, const ont_gemm_kernel *kernel, const ont_gemm *g, int threads)
+void ont_tiled_cut(ont_tiled *t, const ont_gemm_kernel *kernel, const ont_gemm *g, ont_dtype out, int threads)
 {
-    *t = (ont_tiled){.gemm = *g, .kernel = kernel};
+    *t = (ont_tiled){.gemm = *g, .kernel = kernel, .out = out};
     cut_parts(t, threads);
     cut_blocks(t);
     int64_t k = padded(g->k, kernel->step);
     int64_t a = t->order == ONT_TILED_COLUMNS ? t->part_m * k : t->block_m * (t->order == ONT_TILED_ROWS ? k : t->chunk),
             b = t->order == ONT_TILED_ROWS ? t->part_n * k : t->block_n * (t->order == ONT_TILED_COLUMNS ? k : t->chunk);
-    t->a_bytes = (size_t)padded(a * kernel->bytes, LINE);
-    t->b_bytes = (size_t)padded(b * kernel->bytes, LINE);
+    t->a_bytes = (size_t)padded(a * kernel->laid, LINE);
+    t->b_bytes = (size_t)padded(b * kernel->laid, LINE);
     t->part_bytes = t->a_bytes + t->b_bytes + (size_t)(t->block_m * t->block_n) * sizeof(float) + LINE;
-    t->stream = (double)g->m * (double)g->n * sizeof(float) >= STREAM;
+    t->stream = (double)g->m * (double)g->n * (double)ont_dtype_size(out) >= STREAM;
 }
 
 size_t ont_tiled_work_bytes(const ont_tiled *t)
@@ -110,8 +110,8 @@ size_t ont_tiled_work_bytes(const ont_tiled *t)
 
 typedef struct part {
     const ont_tiled *t;
-    const float *a, *b, *row;
-    float *c;
+    const char *a, *b, *row;
+    char *c;
     char *laid_a, *laid_b;
     float *sums;
     int64_t a_first, a_rows; /* what of A and B lies in laid_a and laid_b: of all of k, or of a chunk */
@@ -121,14 +121,16 @@ typedef struct part {
 static void lay_a(part *p, int64_t i, int64_t rows, int64_t k, int64_t depth, char *to)
 {
     const ont_gemm *g = &p->t->gemm;
-    p->t->kernel->lay_a(&(ont_gemm_source){.x = p->a + (g->trans_a ? k * g->lda + i : i * g->lda + k), .ld = g->lda,
+    int64_t at = g->trans_a ? k * g->lda + i : i * g->lda + k;
+    p->t->kernel->lay_a(&(ont_gemm_source){.x = p->a + at * p->t->kernel->element, .ld = g->lda,
                                            .count = rows, .k = depth, .across = g->trans_a}, to);
 }
 
 static void lay_b(part *p, int64_t j, int64_t columns, int64_t k, int64_t depth, char *to)
 {
     const ont_gemm *g = &p->t->gemm;
-    p->t->kernel->lay_b(&(ont_gemm_source){.x = p->b + (g->trans_b ? j * g->ldb + k : k * g->ldb + j), .ld = g->ldb,
+    int64_t at = g->trans_b ? j * g->ldb + k : k * g->ldb + j;
+    p->t->kernel->lay_b(&(ont_gemm_source){.x = p->b + at * p->t->kernel->element, .ld = g->ldb,
                                            .count = columns, .k = depth, .across = !g->trans_b}, to);
 }
 
@@ -139,7 +141,7 @@ static void lay_all_a(part *p, int64_t i, int64_t rows)
     p->a_first = i;
     p->a_rows = padded(rows, t->kernel->rows);
     for (int64_t k = 0; k < t->gemm.k; k += t->chunk)
-        lay_a(p, i, rows, k, least(t->chunk, t->gemm.k - k), p->laid_a + k * p->a_rows * t->kernel->bytes);
+        lay_a(p, i, rows, k, least(t->chunk, t->gemm.k - k), p->laid_a + k * p->a_rows * t->kernel->laid);
 }
 
 static void lay_all_b(part *p, int64_t j, int64_t columns)
@@ -148,7 +150,7 @@ static void lay_all_b(part *p, int64_t j, int64_t columns)
     p->b_first = j;
     p->b_columns = padded(columns, t->kernel->columns);
     for (int64_t k = 0; k < t->gemm.k; k += t->chunk)
-        lay_b(p, j, columns, k, least(t->chunk, t->gemm.k - k), p->laid_b + k * p->b_columns * t->kernel->bytes);
+        lay_b(p, j, columns, k, least(t->chunk, t->gemm.k - k), p->laid_b + k * p->b_columns * t->kernel->laid);
 }
 
 static void block(part *p, int64_t i, int64_t rows, int64_t j, int64_t columns)
@@ -157,7 +159,10 @@ static void block(part *p, int64_t i, int64_t rows, int64_t j, int64_t columns)
     const ont_gemm *g = &t->gemm;
     const ont_gemm_kernel *kernel = t->kernel;
     ont_gemm_block b = {.m = rows, .n = columns, .sums = p->sums, .ld = padded(columns, kernel->columns)};
-    b.place = (ont_gemm_place){p->c + i * g->ldc + j, g->ldc, p->row ? p->row + j : NULL, (float)g->alpha, t->stream};
+    bool half = t->out == ONT_BFLOAT16;
+    b.place = (ont_gemm_place){.c = p->c + (i * g->ldc + j) * (half ? 2 : 4), .ldc = g->ldc, .alpha = (float)g->alpha,
+                               .row = p->row ? p->row + j * kernel->element : NULL, .half = half,
+                               .half_row = kernel->element == 2, .stream = t->stream};
     for (int64_t k = 0; k < g->k; k += t->chunk) {
         int64_t depth = least(t->chunk, g->k - k);
         b.k = padded(depth, kernel->step);
@@ -169,8 +174,8 @@ static void block(part *p, int64_t i, int64_t rows, int64_t j, int64_t columns)
             b.a = p->laid_a;
             b.b = p->laid_b;
         } else {
-            b.a = p->laid_a + (k * p->a_rows + (i - p->a_first) * b.k) * kernel->bytes;
-            b.b = p->laid_b + (k * p->b_columns + (j - p->b_first) * b.k) * kernel->bytes;
+            b.a = p->laid_a + (k * p->a_rows + (i - p->a_first) * b.k) * kernel->laid;
+            b.b = p->laid_b + (k * p->b_columns + (j - p->b_first) * b.k) * kernel->laid;
         }
         kernel->multiply(&b);
     }
@@ -216,7 +221,7 @@ static void parts(void *context, int64_t first, int64_t last)
     }
 }
 
-void ont_tiled_run(const ont_tiled *t, const float *a, const float *b, const float *row, float *c, void *work)
+void ont_tiled_run(const ont_tiled *t, const void *a, const void *b, const void *row, void *c, void *work)
 {
     job j = {{.t = t, .a = a, .b = b, .row = row, .c = c}, work};
     ont_parallel(t->parts_m * t->parts_n, 1, parts, &j);

@@ -1,5 +1,5 @@
 /*
- * Large float32 products by simd/gemm_kernel.h: how a product is cut into parts for threads and into blocks that stay in
+ * Large products by simd/gemm_kernel.h: how a product is cut into parts for threads and into blocks that stay in
  * a core's second cache. A row that is added, a scale and a result past the caches cost no pass of their own, and parts
  * follow from shapes alone: a thread computes the same rows of a weight's gradient as it multiplies rows of the weight,
  * which are then in its cache.
@@ -19,7 +19,8 @@ typedef enum ont_tiled_order {
 /* One product, cut. */
 typedef struct ont_tiled {
     ont_gemm gemm;
-    const ont_gemm_kernel *kernel;
+    const ont_gemm_kernel *kernel; /* which says what A, B and the row are made of */
+    ont_dtype out;                 /* float32, or A's dtype */
     ont_tiled_order order;
     int64_t parts_m, parts_n; /* one for each thread */
     int64_t part_m, part_n;   /* of a part, at most */
@@ -29,10 +30,10 @@ typedef struct ont_tiled {
     bool stream;
 } ont_tiled;
 
-/* `threads` of them at most have a part each. `g` is float32 with beta 0, no dim is 0. */
-void ont_tiled_cut(ont_tiled *t, const ont_gemm_kernel *kernel, const ont_gemm *g, int threads);
+/* `threads` of them at most have a part each. beta is 0, and no dim. */
+void ont_tiled_cut(ont_tiled *t, const ont_gemm_kernel *kernel, const ont_gemm *g, ont_dtype out, int threads);
 size_t ont_tiled_work_bytes(const ont_tiled *t);
 /* C = alpha op(A) op(B) + row (n), which may be NULL; `work` has ont_tiled_work_bytes(). */
-void ont_tiled_run(const ont_tiled *t, const float *a, const float *b, const float *row, float *c, void *work);
+void ont_tiled_run(const ont_tiled *t, const void *a, const void *b, const void *row, void *c, void *work);
 
 #endif

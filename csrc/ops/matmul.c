@@ -139,7 +139,8 @@ static ont_status matmul_prepare_with(bool plain, const ont_node *node, ont_aren
     bool adds_row = s->row && p.alpha == 1 && dtype == ONT_FLOAT32;
     if (c ? !adds_row : s->count != 1) return ONT_OK;
     if (way == ONT_GEMM_TILED && s->count == 1) {
-        ont_tiled_cut(&s->tiled, split ? split : ont_simd_gemm(), &s->gemm, ont_parallel_threads());
+        ont_tiled_cut(&s->tiled, split ? split : ont_simd_gemm(), &s->gemm, ONT_FLOAT32,
+                      ont_parallel_threads());
         out->work_bytes = ont_tiled_work_bytes(&s->tiled);
         return ONT_OK;
     }

@@ -191,13 +191,38 @@ static PyObject *recompute_everywhere(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
-static double measure_primitive(const ont_gemm *g, ont_dtype dtype, ont_dtype out)
+/* The provider, or one of the ways that are none's, by name. */
+static bool find_way(const char *name, ont_gemm_way *way, const ont_gemm_provider **provider, ont_gemm *g, ont_dtype *out)
 {
-    ont_matmul m = {.dtype = dtype, .out = out, .trans_a = g->trans_a, .trans_b = g->trans_b, .alpha = 1};
-    m.a = ont_shape_of(2, g->trans_a ? (int64_t[]){g->k, g->m} : (int64_t[]){g->m, g->k});
-    m.b = ont_shape_of(2, g->trans_b ? (int64_t[]){g->n, g->k} : (int64_t[]){g->k, g->n});
-    m.c = ont_shape_of(2, (int64_t[]){g->m, g->n});
-    return ont_dnnl_matmul_measure(&m);
+    static const struct {
+        const char *name;
+        ont_gemm_way way;
+        ont_dtype dtype, out;
+    } ways[] = {
+        {"matmul", ONT_GEMM_PRIMITIVE, ONT_FLOAT32, ONT_FLOAT32},
+        {"bfloat16", ONT_GEMM_PRIMITIVE, ONT_BFLOAT16, ONT_BFLOAT16},
+        {"bfloat16 to float32", ONT_GEMM_PRIMITIVE, ONT_BFLOAT16, ONT_FLOAT32},
+        {"tiled", ONT_GEMM_TILED, ONT_FLOAT32, ONT_FLOAT32},
+        {"tiled bfloat16", ONT_GEMM_TILED, ONT_BFLOAT16, ONT_BFLOAT16},
+        {"tiled bfloat16 to float32", ONT_GEMM_TILED, ONT_BFLOAT16, ONT_FLOAT32},
+    };
+    size_t count;
+    const ont_gemm_provider *providers = ont_gemm_providers(&count);
+    g->dtype = *out = ONT_FLOAT32;
+    for (size_t i = 0; i < count; i++) {
+        if (strcmp(providers[i].name, name)) continue;
+        *provider = &providers[i];
+        return providers[i].available(ONT_FLOAT32);
+    }
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+        if (strcmp(ways[i].name, name)) continue;
+        *way = ways[i].way;
+        g->dtype = ways[i].dtype;
+        *out = ways[i].out;
+        if (*way == ONT_GEMM_PRIMITIVE) return !ont_dnnl_matmul_refuses(g->dtype);
+        return (g->dtype == ONT_FLOAT32 ? ont_simd_gemm() : ont_simd_gemm_pairs()) != NULL;
+    }
+    return false;
 }
 
 /* (provider, trans_a, trans_b, m, n, k) -> seconds of the best of a few runs; None where the provider is not there. */
@@ -210,19 +235,14 @@ static PyObject *measure_gemm(PyObject *module, PyObject *args)
     if (!PyArg_ParseTuple(args, "sppLLL:measure_gemm", &name, &trans_a, &trans_b, &m, &n, &k)) return NULL;
     if (m < 1 || n < 1 || k < 1 || m > INT32_MAX || n > INT32_MAX || k > INT32_MAX)
         return PyErr_Format(PyExc_ValueError, "m, n and k must be positive 32-bit numbers");
-    size_t count;
-    const ont_gemm_provider *providers = ont_gemm_providers(&count), *found = NULL;
     ont_gemm g = {ONT_FLOAT32, trans_a, trans_b, m, n, k, trans_a ? m : k, trans_b ? k : n, n, 1, 0};
-    bool half = !strcmp(name, "bfloat16"), mixed = !strcmp(name, "bfloat16 to float32"), tiled = !strcmp(name, "tiled");
-    bool primitive = half || mixed || !strcmp(name, "matmul");
-    ont_dtype dtype = half || mixed ? ONT_BFLOAT16 : ONT_FLOAT32;
-    for (size_t i = 0; i < count; i++)
-        if (!strcmp(providers[i].name, name) && providers[i].available(ONT_FLOAT32)) found = &providers[i];
-    if (primitive ? ont_dnnl_matmul_refuses(dtype) != NULL : tiled ? !ont_simd_gemm() : !found) Py_RETURN_NONE;
+    ont_gemm_way way = ONT_GEMM_PROVIDER;
+    const ont_gemm_provider *provider = NULL;
+    ont_dtype out;
+    if (!find_way(name, &way, &provider, &g, &out)) Py_RETURN_NONE;
     double took;
     Py_BEGIN_ALLOW_THREADS
-    took = primitive ? measure_primitive(&g, dtype, half ? ONT_BFLOAT16 : ONT_FLOAT32)
-                     : ont_gemm_measure(tiled ? ONT_GEMM_TILED : ONT_GEMM_PROVIDER, found, &g);
+    took = ont_gemm_measure(way, provider, &g, out);
     Py_END_ALLOW_THREADS
     return took < 0 ? PyErr_NoMemory() : PyFloat_FromDouble(took);
 }

@@ -11,7 +11,8 @@
 
 #include "simd/simd.h"
 
-extern const ont_gemm_kernel ont_gemm_kernel_avx2, ont_gemm_kernel_avx512, ont_gemm_split_avx512;
+extern const ont_gemm_kernel ont_gemm_kernel_avx2, ont_gemm_kernel_avx512, ont_gemm_split_avx512,
+    ont_gemm_pairs_avx512;
 
 const ont_gemm_kernel *ont_simd_gemm(void)
 {
@@ -40,4 +41,10 @@ const ont_gemm_kernel *ont_simd_gemm_split(void)
 {
     pthread_once(&once, look);
     return tiles && !strcmp(ont_simd()->isa, "avx512") ? &ont_gemm_split_avx512 : NULL;
+}
+
+const ont_gemm_kernel *ont_simd_gemm_pairs(void)
+{
+    bool has = __builtin_cpu_supports("avx512bf16") && !strcmp(ont_simd()->isa, "avx512");
+    return has ? &ont_gemm_pairs_avx512 : NULL;
 }

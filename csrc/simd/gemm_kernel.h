@@ -16,18 +16,19 @@
 /* What one panel after the other is laid out from: `count` rows of k elements, or with `across` the same as (k, count);
  * ld: elements between rows as stored. */
 typedef struct ont_gemm_source {
-    const float *x;
+    const void *x;
     int64_t ld, count, k;
     bool across;
 } ont_gemm_source;
 
 /* A result's place: c (m, n) = alpha sums + row, which may be NULL. */
 typedef struct ont_gemm_place {
-    float *c;
+    void *c;
     int64_t ldc;
-    const float *row;
+    const void *row;
     float alpha;
-    bool stream; /* past the caches */
+    bool half, half_row; /* bfloat16, else float32 */
+    bool stream;         /* past the caches */
 } ont_gemm_place;
 
 /*
@@ -47,7 +48,7 @@ typedef struct ont_gemm_kernel {
     int rows, columns; /* of a panel */
     int step;          /* k is laid out in multiples of it */
     int chunk;         /* of k, about: what a panel holds at a time */
-    int bytes;         /* of an element that is laid out */
+    int element, laid; /* bytes of an element as stored, and laid out */
     void (*lay_a)(const ont_gemm_source *s, void *panels);
     void (*lay_b)(const ont_gemm_source *s, void *panels);
     void (*multiply)(const ont_gemm_block *b);
@@ -60,5 +61,7 @@ const ont_gemm_kernel *ont_simd_gemm(void);
  * off. NULL without tiles (AMX).
  */
 const ont_gemm_kernel *ont_simd_gemm_split(void);
+/* Of bfloat16, to bfloat16 or float32; NULL where the processor does not multiply pairs of them. */
+const ont_gemm_kernel *ont_simd_gemm_pairs(void);
 
 #endif

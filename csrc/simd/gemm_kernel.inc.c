@@ -106,7 +106,7 @@ INLINE void lay_along(const ont_gemm_source *s, const int64_t width, float *pane
     const int64_t group = width < LANES ? width : LANES;
     for (int64_t i = 0; i < s->count; i += width, panels += width * s->k)
         for (int64_t g = 0; g < width; g += group) {
-            const float *x = s->x + (i + g) * s->ld;
+            const float *x = (const float *)s->x + (i + g) * s->ld;
             int64_t rows = least(group, s->count - i - g), k = 0;
             int64_t next = group * s->ld - s->k; /* from behind a row to the row of the next group */
             if (rows == group)
@@ -130,84 +130,31 @@ static void lay_b(const ont_gemm_source *s, void *panels)
     else lay_along(s, COLUMNS, panels);
 }
 
-/* ---- products ---- */
+/* ---- results ---- */
 
-/* Lines that the next tiles read first, one fetched per step of k. */
-typedef struct ahead {
-    const float *a, *b;
-    int64_t lines_a, lines_b;
-} ahead;
-
-typedef void (*tile_fn)(const ont_gemm_block *p, const float *a, const float *b, float *sums, const ont_gemm_place *to,
-                        const ahead *next);
-
-INLINE void tile(const ont_gemm_block *p, const float *a, const float *b, float *sums, const ont_gemm_place *to,
-                 const ahead *next, const int rows)
+INLINE ont_gemm_place moved(const ont_gemm_place *to, int64_t i, int64_t j)
 {
-    vec sum[ROWS][2];
-    for (int r = 0; r < rows; r++)
-        for (int v = 0; v < 2; v++) sum[r][v] = (vec){0};
-#define STEP \
-    do { \
-        vec b0 = load(b), b1 = load(b + LANES); \
-        for (int r = 0; r < rows; r++) { \
-            vec x = a[r] - (vec){0}; \
-            sum[r][0] += x * b0; \
-            sum[r][1] += x * b1; \
-        } \
-        a += ROWS; \
-        b += COLUMNS; \
-    } while (0)
-    int64_t k = 0, last = least(p->k, next->lines_a);
-    for (const float *line = next->a; k < last; k++, line += LINE) {
-        __builtin_prefetch(line, 0, 2);
-        STEP;
-    }
-    last = least(p->k, k + next->lines_b);
-    for (const float *line = next->b; k < last; k++, line += LINE) {
-        __builtin_prefetch(line, 0, 2);
-        STEP;
-    }
-#pragma GCC unroll 2
-    for (; k < p->k; k++) STEP;
-#undef STEP
-    if (p->add) /* chunks are summed apart: errors of a long sum stay small */
-        for (int r = 0; r < rows; r++)
-            for (int v = 0; v < 2; v++) sum[r][v] += load(sums + r * p->ld + v * LANES);
-    if (!to) {
-        for (int r = 0; r < rows; r++)
-            for (int v = 0; v < 2; v++) store(sums + r * p->ld + v * LANES, sum[r][v]);
-        return;
-    }
-    vec row[2];
-    for (int v = 0; v < 2; v++) row[v] = to->row ? load(to->row + v * LANES) : (vec){0};
-    for (int r = 0; r < rows; r++)
-        for (int v = 0; v < 2; v++) store(to->c + r * to->ldc + v * LANES, to->alpha * sum[r][v] + row[v]);
+    ont_gemm_place at = *to;
+    at.c = (char *)to->c + (i * to->ldc + j) * (to->half ? 2 : 4);
+    if (to->row) at.row = (const char *)to->row + j * (to->half_row ? 2 : 4);
+    return at;
 }
 
-#define TILE(rows) \
-    static void tile_##rows(const ont_gemm_block *p, const float *a, const float *b, float *sums, \
-                            const ont_gemm_place *to, const ahead *next) \
-    { \
-        tile(p, a, b, sums, to, next, rows); \
-    }
-#define TILES(X) X(1) X(2) X(3) X(4) X(5) X(6)
-#define MORE_TILES(X) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14)
-#define NAME(rows) tile_##rows,
-TILES(TILE)
-#if WIDE
-MORE_TILES(TILE)
-static const tile_fn tiles[] = {NULL, TILES(NAME) MORE_TILES(NAME)};
-#else
-static const tile_fn tiles[] = {NULL, TILES(NAME)};
-#endif
+/* Two vectors of row r. */
+INLINE void write_f32(const ont_gemm_place *to, int64_t r, const vec sums[2])
+{
+    float *c = (float *)to->c + r * to->ldc;
+    const float *row = to->row;
+    for (int v = 0; v < 2; v++)
+        store(c + v * LANES, to->alpha * sums[v] + (row ? load(row + v * LANES) : (vec){0}));
+}
 
 /* Rows and columns of sums go to their place. */
-static void put(const float *sums, int64_t ld, int64_t m, int64_t n, const ont_gemm_place *to)
+static void put_f32(const float *sums, int64_t ld, int64_t m, int64_t n, const ont_gemm_place *to)
 {
     const float alpha = to->alpha, *row = to->row;
     for (int64_t i = 0; i < m; i++, sums += ld) {
-        float *c = to->c + i * to->ldc;
+        float *c = (float *)to->c + i * to->ldc;
         int64_t j = 0;
 #if WIDE
         if (to->stream) {
@@ -224,36 +171,35 @@ static void put(const float *sums, int64_t ld, int64_t m, int64_t n, const ont_g
 #endif
 }
 
-/* Panels of A pass by each panel of B; meanwhile the next of each come nearer. Whole tiles go to their place at once,
- * but what passes the caches goes in long rows. */
-static void multiply(const ont_gemm_block *p)
-{
-    int64_t panels = (p->m + ROWS - 1) / ROWS, lines_a = p->k * ROWS / LINE, lines_b = p->k * COLUMNS / LINE,
-            share = (lines_b + panels - 1) / panels, at_once = p->last && !p->place.stream ? p->n / COLUMNS * COLUMNS : 0;
-    for (int64_t j = 0; j < p->n; j += COLUMNS) {
-        const float *b = (const float *)p->b + j * p->k;
-        for (int64_t i = 0, panel = 0; i < p->m; i += ROWS, panel++) {
-            const float *a = (const float *)p->a + i * p->k;
-            ont_gemm_place to = {p->place.c + i * p->place.ldc + j, p->place.ldc, p->place.row ? p->place.row + j : NULL,
-                                 p->place.alpha, false};
-            ahead next = {0};
-            if (!j && i + ROWS < p->m) next.a = a + ROWS * p->k, next.lines_a = lines_a;
-            if (j + COLUMNS < p->n)
-                next.b = b + COLUMNS * p->k + panel * share * LINE, next.lines_b = least(share, lines_b - panel * share);
-            tiles[least(ROWS, p->m - i)](p, a, b, p->sums + i * p->ld + j, j < at_once ? &to : NULL, &next);
-        }
-    }
-    if (!p->last || at_once == p->n) return;
-    ont_gemm_place rest = p->place;
-    rest.c += at_once;
-    if (rest.row) rest.row += at_once;
-    put(p->sums + at_once, p->ld, p->m, p->n - at_once, &rest);
-}
+/* ---- products ---- */
 
-extern const ont_gemm_kernel PASTE(ont_gemm_kernel_, ONT_ISA);
-const ont_gemm_kernel PASTE(ont_gemm_kernel_, ONT_ISA) = {ROWS, COLUMNS, 1, 512, sizeof(float), lay_a, lay_b,
-                                                          multiply};
+/* Lines that the next tiles read first, one fetched per step of k. */
+typedef struct ahead {
+    const float *a, *b;
+    int64_t lines_a, lines_b;
+} ahead;
+
+typedef void (*tile_fn)(const ont_gemm_block *p, const float *a, const float *b, float *sums, const ont_gemm_place *to,
+                        const ahead *next);
 
 #if WIDE
+#define ALL_TILES(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14)
+#else
+#define ALL_TILES(X) X(1) X(2) X(3) X(4) X(5) X(6)
+#endif
+
+#define T(name) name##_f32
+#define DEPTH 1
+#define SPREAD(a) (*(a) - (vec){0})
+#define MULTIPLY(sum, x, line) ((sum) + (x) * (line))
+#include "simd/gemm_tile.h"
+
+extern const ont_gemm_kernel PASTE(ont_gemm_kernel_, ONT_ISA);
+const ont_gemm_kernel PASTE(ont_gemm_kernel_, ONT_ISA) = {
+    .rows = ROWS, .columns = COLUMNS, .step = 1, .chunk = 512, .element = 4, .laid = 4,
+    .lay_a = lay_a, .lay_b = lay_b, .multiply = multiply_f32};
+
+#if WIDE
+#include "simd/gemm_pairs.h"
 #include "simd/gemm_split.h"
 #endif

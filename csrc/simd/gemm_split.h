@@ -86,8 +86,9 @@ INLINE void lay_split(const ont_gemm_source *s, const bool columns, float *panel
                 int64_t first = i + half * HALF, k = step * DEEP, left = s->count - first, depth = s->k - k;
                 vec large[HALF], small[HALF];
                 if (left < 0) left = 0;
-                if (s->across) words_across(s->x + k * s->ld + (left ? first : 0), s->ld, left, depth, large, small);
-                else words_along(s->x + first * s->ld + k, s->ld, left, depth, large, small);
+                const float *x = s->x;
+                if (s->across) words_across(x + k * s->ld + (left ? first : 0), s->ld, left, depth, large, small);
+                else words_along(x + (left ? first : 0) * s->ld + k, s->ld, left, depth, large, small);
                 if (s->across != columns) {
                     turn_all(large);
                     turn_all(small);
@@ -168,11 +169,12 @@ static void multiply_split(const ont_gemm_block *p)
             split_tile(a, b, steps, p->sums + i * p->ld + j, p->ld, p->add, a + panel);
         }
     _tile_release();
-    if (p->last) put(p->sums, p->ld, p->m, p->n, &p->place);
+    if (p->last) put_f32(p->sums, p->ld, p->m, p->n, &p->place);
 }
 
 extern const ont_gemm_kernel PASTE(ont_gemm_split_, ONT_ISA);
-const ont_gemm_kernel PASTE(ont_gemm_split_, ONT_ISA) = {SPLIT_SIDE, SPLIT_SIDE, DEEP, 256, sizeof(float),
-                                                         lay_split_a, lay_split_b, multiply_split};
+const ont_gemm_kernel PASTE(ont_gemm_split_, ONT_ISA) = {
+    .rows = SPLIT_SIDE, .columns = SPLIT_SIDE, .step = DEEP, .chunk = 256, .element = 4, .laid = 4,
+    .lay_a = lay_split_a, .lay_b = lay_split_b, .multiply = multiply_split};
 
 #pragma GCC pop_options

@@ -4,8 +4,8 @@ run.
     python tests/bench/gemm.py [--rounds 3] [--threads N] [--only BERT]
 
 Providers take turns, and the best of all rounds counts. "torch" is torch's BLAS, "onednn" oneDNN's sgemm, "matmul"
-oneDNN's primitive, which adds a bias for nothing; the last two columns are bfloat16 operands with bfloat16 and float32
-results.
+oneDNN's primitive, which adds a bias for nothing, "tiled" our own kernel, which does so as well; the last four columns
+are bfloat16 operands with bfloat16 and float32 results, by the primitive and by our own kernel.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SHAPES = [SQUARE, *[shape for name, rows, inputs, outputs in LAYERS for shape in
     (name, False, True, rows, outputs, inputs),
     (f"{name}, input gradient", False, False, rows, inputs, outputs),
     (f"{name}, weight gradient", True, False, outputs, inputs, rows))]]
-HALF = ("bfloat16", "bfloat16 to float32")
+HALF = ("bfloat16", "bfloat16 to float32", "tiled bfloat16", "tiled bfloat16 to float32")
 
 
 def best(provider: str, shape: tuple, before: float) -> float:
@@ -66,12 +66,13 @@ def main() -> None:
     floats = [p for p in providers if p not in HALF]
     peak = max(rates[SQUARE, provider] for provider in floats)
     print(f"{torch.get_num_threads()} threads; the square product at {peak:.0f} GFLOP/s is 100%\n"
-          f"{'product':<34}{'M':>7}{'N':>7}{'K':>7}" + "".join(f"{name:>20}" for name in providers) + "   best float32")
+          f"{'product':<34}{'M':>7}{'N':>7}{'K':>7}" + "".join(f"{name:>{max(11, len(name) + 2)}}" for name in providers) + "   best float32")
     shares = []
     for shape in shapes:
         row = [rates[shape, provider] for provider in providers]
         shares.append(max(rates[shape, p] for p in floats) / peak)
-        print(f"{shape[0]:<34}{shape[3]:>7}{shape[4]:>7}{shape[5]:>7}" + "".join(f"{rate:>20.0f}" for rate in row)
+        print(f"{shape[0]:<34}{shape[3]:>7}{shape[4]:>7}{shape[5]:>7}" + "".join(
+            f"{rate:>{max(11, len(name) + 2)}.0f}" for rate, name in zip(row, providers))
               + f"{shares[-1]:>14.0%}")
     print(f"geometric mean of the share: {math.exp(sum(map(math.log, shares)) / len(shares)):.0%}")
 

@@ -1,4 +1,4 @@
-"""Large float32 products by our own kernel: exact ones, and those of two bfloat16 parts."""
+"""Large products by our own kernel: of float32, of two bfloat16 parts each, and of bfloat16."""
 
 import numpy as np
 import onnx
@@ -28,7 +28,8 @@ def product(a, b, row=None, **attrs):
     """FusedMatMul of two tensors through a session of its own."""
     tensors = [a, b] if row is None else [a, b, row]
     names = ["a", "b", "c"][:len(tensors)]
-    infos = [helper.make_tensor_value_info(n, 1, t.shape) for n, t in zip(names, tensors)]
+    kind = {torch.float32: 1, torch.bfloat16: 16}[a.dtype]
+    infos = [helper.make_tensor_value_info(n, kind, t.shape) for n, t in zip(names, tensors)]
     node = helper.make_node("FusedMatMul", names, ["y"], domain="ai.onnxtrain", **attrs)
     graph = helper.make_graph([node], "g", infos, [onnx.ValueInfoProto(name="y")])
     opsets = [helper.make_opsetid("", 20), helper.make_opsetid("ai.onnxtrain", 1)]
@@ -60,6 +61,23 @@ def test_against_float64(shape, trans_a, trans_b, split):
     assert (product(a, b, **attrs) - want).abs().max() < bound
     assert (product(a, b, row, **attrs) - (want + row)).abs().max() < bound + 1e-6
     assert (product(a, b, alpha=0.5, **attrs) - 0.5 * want).abs().max() < bound
+
+
+@pytest.mark.skipif(_C.measure_gemm("tiled bfloat16", False, False, 8, 8, 8) is None, reason="no such instructions")
+@pytest.mark.parametrize("shape", [*SHAPES, (601, 15001, 7)], ids=lambda s: "x".join(map(str, s)))
+@pytest.mark.parametrize("trans_a, trans_b", FLAGS)
+def test_bfloat16(shape, trans_a, trans_b):
+    """Sums are float32, and rounded once."""
+    a, b, row = (t.bfloat16() for t in operands(*shape, trans_a, trans_b))
+    want = exact(a, b, trans_a, trans_b)
+    attrs = {"transA": int(trans_a), "transB": int(trans_b)}
+    bound = 2e-6 + 6e-8 * shape[2]
+    for got, expected in ((product(a, b, to=1, **attrs), want), (product(a, b, row, to=1, **attrs), want + row),
+                          (product(a, b, alpha=0.5, to=1, **attrs), 0.5 * want)):
+        assert got.dtype == torch.float32 and (got - expected).abs().max() < bound
+    for got, expected in ((product(a, b, **attrs), want), (product(a, b, row, **attrs), want + row)):
+        assert got.dtype == torch.bfloat16
+        assert ((got - expected).abs() <= 2 ** -8 * expected.abs() + bound).all()
 
 
 @pytest.mark.parametrize("shape", [(700, 41, 1300), (64, 500, 784), (300, 14003, 40)], ids=str)
