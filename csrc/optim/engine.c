@@ -249,8 +249,8 @@ static void squares_body(pass *p, size_t chunk, size_t next)
 }
 
 /*
- * In stretches, always the same ones: LAMB's sums depend on them. Meanwhile as much of the next chunk is asked for;
- * that it may be shorter, or of another type, does no harm.
+ * In stretches. Meanwhile as much of the next chunk is asked for; that it may be shorter, or of another type, does no
+ * harm.
  */
 static void update_small(pass *p, const ont_update *u, size_t chunk, size_t next, void *at[], double *sums)
 {

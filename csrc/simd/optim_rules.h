@@ -107,7 +107,7 @@ static void S(adam)(const ont_update *u, int64_t n, void *param, const void *gra
 }
 
 INLINE void S(lamb_element)(const S(coefficients) c, const STORED *p, const STORED *grad, STORED *m, STORED *v,
-                            NUM *pp, NUM *uu)
+                            double *pp, double *uu)
 {
     NUM x = GET(*p), g = GET(*grad) * c.grad, m1 = GET(*m), v1 = GET(*v);
     m1 += c.one_minus_beta1 * (g - m1);
@@ -115,11 +115,14 @@ INLINE void S(lamb_element)(const S(coefficients) c, const STORED *p, const STOR
     *m = PUT(m1);
     *v = PUT(v1);
     NUM step = c.correct * m1 / (SQRT(v1) + c.eps) + c.decay * x;
-    *pp += x * x;
-    *uu += step * step;
+    *pp += (double)x * (double)x;
+    *uu += (double)step * (double)step;
 }
 
-/* Moments, and the squared norms of the parameter and of the step u that lamb_apply() will take. */
+/*
+ * Moments, and the squared norms of the parameter and of the step u that lamb_apply() will take: summed in double, so
+ * that the ratio of the two is the same float in whatever order and pieces memory is walked.
+ */
 static void S(lamb)(const ont_update *u, int64_t n, void *param, const void *grad, void *const *state, double *sums)
 {
     S(coefficients) c = S(rounded)(u);
@@ -128,14 +131,14 @@ static void S(lamb)(const ont_update *u, int64_t n, void *param, const void *gra
     STORED *restrict m = state[0], *restrict v = state[1];
     for (int64_t done = 0; done < n; done += PIECE) {
         int64_t end = done + PIECE < n ? done + PIECE : n, i = done;
-        NUM pp[LANES] = {0}, uu[LANES] = {0};
+        double pp[LANES] = {0}, uu[LANES] = {0};
         for (; i + LANES <= end; i += LANES)
             for (int k = 0; k < LANES; k++)
                 S(lamb_element)(c, p + i + k, gradient + i + k, m + i + k, v + i + k, &pp[k], &uu[k]);
         for (; i < end; i++) S(lamb_element)(c, &p[i], &gradient[i], &m[i], &v[i], &pp[0], &uu[0]);
         for (int lane = 0; lane < LANES; lane++) {
-            sums[0] += (double)pp[lane];
-            sums[1] += (double)uu[lane];
+            sums[0] += pp[lane];
+            sums[1] += uu[lane];
         }
     }
 }
