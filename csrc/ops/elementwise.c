@@ -6,6 +6,7 @@
 
 #include <string.h>
 
+#include "base/fetch.h"
 #include "base/number.h"
 #include "base/parallel.h"
 #include "ops/broadcast.h"
@@ -58,6 +59,8 @@ static void parameters(const ont_node *node, double *p)
 
 /* ---- unary ---- */
 
+enum { FETCHED = 1024 }; /* elements between which memory is asked for */
+
 typedef struct unary_state {
     ont_unary_loop loop;
     double p[2];
@@ -101,8 +104,14 @@ static void unary_range(void *context, int64_t first, int64_t last)
 {
     const ont_call *call = context;
     const unary_state *s = call->state;
-    s->loop((const char *)call->in[0] + (size_t)first * s->in_size, (char *)call->out[0] + (size_t)first * s->out_size,
-            last - first, s->p);
+    for (int64_t n; first < last; first += n) {
+        const char *x = (const char *)call->in[0] + (size_t)first * s->in_size;
+        char *y = (char *)call->out[0] + (size_t)first * s->out_size;
+        n = last - first < FETCHED ? last - first : FETCHED;
+        ont_fetch_ahead(x, (size_t)n * s->in_size);
+        ont_fetch_to_write(y, (size_t)n * s->out_size);
+        s->loop(x, y, n, s->p);
+    }
 }
 
 static ont_status unary_run(const ont_call *call)
@@ -172,7 +181,13 @@ static ont_status binary_prepare_ref(const ont_node *node, ont_arena *arena, ont
 static void binary_row(const void *context, const ont_bcast *b, char *const *at, int64_t n)
 {
     const binary_state *s = context;
-    s->loop(at[1], b->inner_stride[1], at[2], b->inner_stride[2], at[0], n, s->p);
+    for (int64_t done = 0, m; done < n; done += m) {
+        m = n - done < FETCHED ? n - done : FETCHED;
+        for (int k = 0; k < 3; k++)
+            if (b->inner_stride[k]) ont_fetch_ahead(at[k] + done * b->step[k], (size_t)(m * b->step[k]));
+        s->loop(at[1] + done * b->step[1], b->inner_stride[1], at[2] + done * b->step[2], b->inner_stride[2],
+                at[0] + done * b->step[0], m, s->p);
+    }
 }
 
 static bool has_zero(const void *data, ont_dtype dtype, int64_t n)
