@@ -176,8 +176,9 @@ static int64_t rounded(int64_t dim)
 static bool same_kind(const known *k, const ont_gemm *b, ont_dtype out, bool row)
 {
     const ont_gemm *a = &k->shape;
-    return a->dtype == b->dtype && k->out == out && a->trans_a == b->trans_a && a->trans_b == b->trans_b && k->row == row &&
-           rounded(a->m) == rounded(b->m) && rounded(a->n) == rounded(b->n) && rounded(a->k) == rounded(b->k);
+    return a->dtype == b->dtype && k->out == out && k->row == row && a->trans_a == b->trans_a &&
+           a->trans_b == b->trans_b && rounded(a->m) == rounded(b->m) && rounded(a->n) == rounded(b->n) &&
+           rounded(a->k) == rounded(b->k);
 }
 
 static double operations(const ont_gemm *g)

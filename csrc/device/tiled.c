@@ -93,8 +93,9 @@ void ont_tiled_cut(ont_tiled *t, const ont_gemm_kernel *kernel, const ont_gemm *
     cut_parts(t, threads);
     cut_blocks(t);
     int64_t k = padded(g->k, kernel->step);
-    int64_t a = t->order == ONT_TILED_COLUMNS ? t->part_m * k : t->block_m * (t->order == ONT_TILED_ROWS ? k : t->chunk),
-            b = t->order == ONT_TILED_ROWS ? t->part_n * k : t->block_n * (t->order == ONT_TILED_COLUMNS ? k : t->chunk);
+    bool columns = t->order == ONT_TILED_COLUMNS, rows = t->order == ONT_TILED_ROWS;
+    int64_t a = columns ? t->part_m * k : t->block_m * (rows ? k : t->chunk),
+            b = rows ? t->part_n * k : t->block_n * (columns ? k : t->chunk);
     t->a_bytes = (size_t)padded(a * kernel->laid, LINE);
     t->b_bytes = (size_t)padded(b * kernel->laid, LINE);
     t->part_bytes = t->a_bytes + t->b_bytes + (size_t)(t->block_m * t->block_n) * sizeof(float) + LINE;

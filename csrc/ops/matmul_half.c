@@ -1,6 +1,6 @@
 /*
- * The kernel of products of 16-bit floats: oneDNN's, or our own where that is faster. Both sum in float32 and round once.
- * Where the processor has no such products it declines, and passes/widen.c has them computed in float32.
+ * The kernel of products of 16-bit floats: oneDNN's, or our own where that is faster. Both sum in float32 and round
+ * once. Where the processor has no such products it declines, and passes/widen.c has them computed in float32.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -38,7 +38,8 @@ const char *ont_matmul_half_accept(const ont_node *node)
     const char *refusal = ont_dnnl_matmul_refuses(dtype);
     if (refusal) return refusal;
     const char *asked = getenv("ONNXTRAIN_GEMM");
-    if (asked && *asked && strcmp(asked, "onednn") && strcmp(asked, "tiled")) return "ONNXTRAIN_GEMM asks for another provider";
+    if (asked && *asked && strcmp(asked, "onednn") && strcmp(asked, "tiled"))
+        return "ONNXTRAIN_GEMM asks for another provider";
     if (ont_product_read(node, &p) != ONT_OK) return "operands";
     if (!(p.m && p.n && p.k && ont_shape_count(&p.batch))) return "nothing to multiply";
     return refuses_c(node, &p);

@@ -192,7 +192,8 @@ static PyObject *recompute_everywhere(PyObject *module, PyObject *args)
 }
 
 /* The provider, or one of the ways that are none's, by name. */
-static bool find_way(const char *name, ont_gemm_way *way, const ont_gemm_provider **provider, ont_gemm *g, ont_dtype *out)
+static bool find_way(const char *name, ont_gemm_way *way, const ont_gemm_provider **provider, ont_gemm *g,
+                     ont_dtype *out)
 {
     static const struct {
         const char *name;

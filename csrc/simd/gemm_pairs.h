@@ -29,9 +29,10 @@ INLINE void pairs_across(const ont_gemm_source *s, const int64_t width, float *p
             for (int64_t l = 0; l < width; l += LANES) {
                 __mmask16 inside = (__mmask16)first_of_32(least(LANES, s->count - i - l)),
                           kept = (__mmask16)first_of_32(width - l);
-                __m512i low = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(inside, x + (inside ? i + l : 0)));
+                const uint16_t *at = x + (inside ? i + l : 0);
+                __m512i low = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(inside, at));
                 __m512i high = _mm512_setzero_si512();
-                if (second) high = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(inside, x + s->ld + (inside ? i + l : 0)));
+                if (second) high = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(inside, at + s->ld));
                 _mm512_mask_storeu_epi32(to + l, kept, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
             }
     }

@@ -33,7 +33,8 @@ INLINE split_words split_row(const float *x, int64_t n)
 
 INLINE __m512i joined(__m256bh low, __m256bh high)
 {
-    return _mm512_or_si512(_mm512_cvtepu16_epi32((__m256i)low), _mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)high), 16));
+    __m512i above = _mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)high), 16);
+    return _mm512_or_si512(_mm512_cvtepu16_epi32((__m256i)low), above);
 }
 
 /* Sixteen elements of two rows: elements above each other share a word. */
@@ -112,7 +113,8 @@ static void lay_split_b(const ont_gemm_source *s, void *panels)
 }
 
 /* Tiles 0 to 3 hold sums, 4 and 5 halves of A, 6 and 7 of B. */
-INLINE void split_tile(const float *a, const float *b, int64_t steps, float *sums, int64_t ld, bool add, const float *next)
+INLINE void split_tile(const float *a, const float *b, int64_t steps, float *sums, int64_t ld, bool add,
+                       const float *next)
 {
     enum { ROW_BYTES = 64 };
     int64_t stride = ld * (int64_t)sizeof(float);
@@ -165,7 +167,8 @@ static void multiply_split(const ont_gemm_block *p)
     _tile_loadconfig(&shape);
     for (int64_t j = 0; j < p->n; j += SPLIT_SIDE)
         for (int64_t i = 0; i < p->m; i += SPLIT_SIDE) {
-            const float *a = (const float *)p->a + i / SPLIT_SIDE * panel, *b = (const float *)p->b + j / SPLIT_SIDE * panel;
+            const float *a = (const float *)p->a + i / SPLIT_SIDE * panel;
+            const float *b = (const float *)p->b + j / SPLIT_SIDE * panel;
             split_tile(a, b, steps, p->sums + i * p->ld + j, p->ld, p->add, a + panel);
         }
     _tile_release();

@@ -48,6 +48,11 @@ def best(provider: str, shape: tuple, before: float) -> float:
     return max(before, 2e-9 * m * n * k / took) if took else 0.0
 
 
+def print_line(name: str, sizes: tuple, providers: list[str], cells: list[str], last: str) -> None:
+    columns = (f"{cell:>{max(10, len(provider)) + 2}}" for cell, provider in zip(cells, providers))
+    print(f"{name:<34}" + "".join(f"{size:>7}" for size in sizes) + "".join(columns) + f"{last:>14}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=3)
@@ -65,15 +70,13 @@ def main() -> None:
                 rates[shape, provider] = best(provider, shape, rates[shape, provider])
     floats = [p for p in providers if p not in HALF]
     peak = max(rates[SQUARE, provider] for provider in floats)
-    print(f"{torch.get_num_threads()} threads; the square product at {peak:.0f} GFLOP/s is 100%\n"
-          f"{'product':<34}{'M':>7}{'N':>7}{'K':>7}" + "".join(f"{name:>{max(11, len(name) + 2)}}" for name in providers) + "   best float32")
+    print(f"{torch.get_num_threads()} threads; the square product at {peak:.0f} GFLOP/s is 100%")
+    print_line("product", ("M", "N", "K"), providers, providers, "best float32")
     shares = []
     for shape in shapes:
         row = [rates[shape, provider] for provider in providers]
         shares.append(max(rates[shape, p] for p in floats) / peak)
-        print(f"{shape[0]:<34}{shape[3]:>7}{shape[4]:>7}{shape[5]:>7}" + "".join(
-            f"{rate:>{max(11, len(name) + 2)}.0f}" for rate, name in zip(row, providers))
-              + f"{shares[-1]:>14.0%}")
+        print_line(shape[0], shape[3:], providers, [f"{rate:.0f}" for rate in row], f"{shares[-1]:.0%}")
     print(f"geometric mean of the share: {math.exp(sum(map(math.log, shares)) / len(shares)):.0%}")
 
 

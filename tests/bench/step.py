@@ -2,11 +2,14 @@
 
     python tests/bench/step.py [--workload mlp|transformer|cnn|resnet18|gpt2|bert|llama]... [--rounds 7] [--no-compile]
     python tests/bench/step.py --in-backward [--workload ...] [--bf16] [--rounds 7] [--no-memory]
+    python tests/bench/step.py --precisions [--workload ...] [--rounds 7]
     python tests/bench/step.py --all [--workload ...] [--threads N] [--no-memory] [--no-compile] [--markdown]
 
 --all is the table of table.py: float32 and bf16 rows with the optimizers that the workloads are known with, the loss
 inside and outside the module, eager under jemalloc, GFLOP/s and share of the peak, memory; llama is in it only where
 --workload names it. With ONNXTRAIN_ISA=avx2 the whole process, torch and its libraries too, is held down to AVX2.
+
+--precisions compares torch.set_float32_matmul_precision("highest"), "high" and "medium", ours and eager at each.
 
 --in-backward compares FusedAdam's step after backward with the same one in backward (onnxtrain.optim.step_in_backward).
 
@@ -185,6 +188,29 @@ def run_in_backward(name: str, rounds: int, bf16: bool, with_memory: bool) -> No
               f"{session['pool_peak_bytes'] / 2**20:.1f}{memory}")
 
 
+def run_precisions(name: str, rounds: int) -> None:
+    """Every step of a round under another torch.set_float32_matmul_precision(); losses of a first step side by side."""
+    torch.manual_seed(0)
+    work = WORKLOADS[name]()
+    peers = {(kind, precision): Peer(precision, work.module, ORTModule if kind == "onnxtrain" else lambda m: m)
+             for kind in ("eager", "onnxtrain") for precision in ("highest", "high", "medium")}
+    losses = {}
+    for turn in range(rounds + 2):
+        for key, peer in peers.items():
+            torch.set_float32_matmul_precision(peer.name)
+            if turn == 0:
+                torch.manual_seed(1)
+                losses[key] = work.loss(peer.model, *work.batch).item()
+            took = peer.timed(work, work.steps)
+            if turn > 1:
+                peer.times.append(took)
+    torch.set_float32_matmul_precision("highest")
+    for (kind, precision), peer in peers.items():
+        exact = median(peers[kind, "highest"].times)
+        print(f"{name:<14}{kind:<11}{precision:<9}{1e3 * median(peer.times):>9.2f} ms a step"
+              f"{exact / median(peer.times):>6.2f}x highest   first loss {losses[kind, precision]:.6f}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--workload", choices=WORKLOADS, action="append")
@@ -193,6 +219,7 @@ def main() -> None:
     parser.add_argument("--no-memory", action="store_true")
     parser.add_argument("--markdown", action="store_true")
     parser.add_argument("--all", action="store_true", help="the whole table; --workload keeps some of its rows")
+    parser.add_argument("--precisions", action="store_true", help="torch.set_float32_matmul_precision() at each setting")
     parser.add_argument("--in-backward", action="store_true", help="FusedAdam's step after backward and within it")
     parser.add_argument("--bf16", action="store_true", help="with --in-backward: under autocast")
     parser.add_argument("--threads", type=int, help="torch.set_num_threads, for every peer")
@@ -211,6 +238,10 @@ def main() -> None:
     names = args.workload or ["mlp", "transformer", "cnn"]
     if args.peak_of:
         return print_peak(names[0], args.peak_of, args.bf16)
+    if args.precisions:
+        for name in names:
+            run_precisions(name, args.rounds)
+        return None
     if args.in_backward:
         for name in args.workload or ["gpt2"]:
             run_in_backward(name, args.rounds, args.bf16, not args.no_memory)
