@@ -9,7 +9,8 @@
 
 enum {
     BLOCK_ROWS = 112,    /* about as many: sums of a block pass the second cache once a chunk */
-    WHOLE = 4 << 20,     /* bytes of an operand that is laid out whole: it is read again from the last cache */
+    WHOLE = 4 << 20,     /* bytes of an operand that a part lays out whole: it is read again from the last cache */
+    ALL_WHOLE = 64 << 20, /* of all parts' */
     STREAM = 16 << 20,   /* bytes of a result that no cache keeps */
     LINE = 64,
 };
@@ -71,7 +72,8 @@ static void cut_blocks(ont_tiled *t)
     int64_t m = t->part_m, n = t->part_n;
     t->chunk = even(k, kernel->chunk, most(kernel->step, 16));
     t->chunk = least(t->chunk, k);
-    bool whole_a = m * k * kernel->laid <= WHOLE, whole_b = n * k * kernel->laid <= WHOLE;
+    int64_t whole = least(WHOLE, ALL_WHOLE / (t->parts_m * t->parts_n));
+    bool whole_a = m * k * kernel->laid <= whole, whole_b = n * k * kernel->laid <= whole;
     if ((k > 2 * t->chunk && m * n <= 4 * sums) || (!whole_a && !whole_b)) {
         t->order = ONT_TILED_CHUNKS;
         t->block_m = even(m, 512, kernel->rows);

@@ -89,6 +89,11 @@ static const char *int_accept(const ont_node *node)
     return alpha == (double)(int32_t)alpha && beta == (double)(int32_t)beta ? NULL : "alpha or beta is a fraction";
 }
 
+bool ont_matmul_splits(void)
+{
+    return ont_simd_gemm_split() != NULL;
+}
+
 void ont_product_fold(ont_product *p)
 {
     int64_t batch_a = ont_shape_count_range(&p->a, 0, p->a.rank - 2);
@@ -130,7 +135,7 @@ static ont_status matmul_prepare_with(bool plain, const ont_node *node, ont_aren
     s->c_bytes = (size_t)(p.m * p.n) * size;
     if (ont_dtype_is_int(dtype))
         s->provider = &ont_gemm_int;
-    else if (split && !plain && p.m && p.n && p.k)
+    else if (split && !plain && p.m && p.n && p.k && s->count == 1)
         s->provider = ont_gemm_plain(), way = ONT_GEMM_TILED;
     else
         s->provider = plain || !(p.m && p.n && p.k) ? ont_gemm_plain() : ont_gemm_choose(&s->gemm, s->row, &way);

@@ -27,6 +27,8 @@ ont_status ont_product_primitive(const ont_node *node, ont_prepared *out) ONT_MU
 
 /* matmul_half.c: 16-bit floats with the sum in float32, where the processor has such products. */
 bool ont_matmul_half_is_fast(void); /* for bfloat16 */
+/* Whether FusedMatMul with `split` takes operands as sums of two bfloat16: else it is exact. */
+bool ont_matmul_splits(void);
 const char *ont_matmul_half_accept(const ont_node *node);
 ont_status ont_matmul_half_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out) ONT_MUST_USE;
 ont_status ont_matmul_half_run(const ont_call *call) ONT_MUST_USE;

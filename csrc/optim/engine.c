@@ -23,6 +23,7 @@ enum {
     TURN = 1 << 10, /* elements of each of two streams that are read in turn */
     LINE = 64,
     STEPS_AHEAD = 16,
+    SHARES = 64, /* threads beyond share them */
 };
 
 ont_status ont_optim_reserve(void *array, size_t *capacity, size_t need, size_t size)
@@ -145,6 +146,12 @@ static ont_status cut(ont_optim *o)
     return ONT_OK;
 }
 
+/* Batches that one thread takes first, step after step: what it wrote of them is in its cache. */
+typedef struct share {
+    _Alignas(LINE) atomic_size_t next;
+    size_t end;
+} share;
+
 typedef struct pass {
     ont_optim *o;
     const ont_optim_table *loops;
@@ -154,7 +161,8 @@ typedef struct pass {
     bool meanwhile;
     bool counts_matter; /* random numbers follow from the count before the step */
     bool backwards; /* every other pass begins with what the one before has left in the cache */
-    atomic_size_t next;
+    size_t shares;
+    share share[SHARES];
 } pass;
 
 /* By one thread: nothing forbids that two parameters share a count. */
@@ -168,6 +176,18 @@ static void count_up(const ont_optim *o)
     }
 }
 
+/* What is left of one share. */
+static void take_share(pass *p, share *s)
+{
+    for (;;) {
+        size_t batch = atomic_fetch_add_explicit(&s->next, 1, memory_order_relaxed);
+        if (batch >= s->end) return;
+        if (p->backwards) batch = p->o->n_batches - 1 - batch;
+        size_t c = (size_t)p->o->batches[batch], end = (size_t)p->o->batches[batch + 1];
+        for (; c < end; c++) p->body(p, c, c + 1 < end ? c + 1 : c);
+    }
+}
+
 static void take_batches(void *context, int64_t first, int64_t last)
 {
     (void)last;
@@ -176,21 +196,23 @@ static void take_batches(void *context, int64_t first, int64_t last)
         p->request->meanwhile(p->request->context);
         if (!p->counts_matter) count_up(p->o);
     }
-    for (;;) {
-        size_t batch = atomic_fetch_add_explicit(&p->next, 1, memory_order_relaxed);
-        if (batch >= p->o->n_batches) return;
-        if (p->backwards) batch = p->o->n_batches - 1 - batch;
-        size_t c = (size_t)p->o->batches[batch], end = (size_t)p->o->batches[batch + 1];
-        for (; c < end; c++) p->body(p, c, c + 1 < end ? c + 1 : c);
+    for (size_t k = 0; k < p->shares; k++) {
+        size_t which = ((size_t)first + k) % p->shares;
+        take_share(p, &p->share[p->backwards ? p->shares - 1 - which : which]);
     }
 }
 
 static void run_pass(pass *p, void (*body)(pass *, size_t, size_t))
 {
+    size_t n = p->o->n_batches;
     p->body = body;
-    atomic_store_explicit(&p->next, 0, memory_order_relaxed);
     int64_t threads = ont_parallel_threads();
-    if (threads > (int64_t)p->o->n_batches) threads = p->o->n_batches ? (int64_t)p->o->n_batches : 1;
+    if (threads > (int64_t)n) threads = n ? (int64_t)n : 1;
+    p->shares = (size_t)(threads < SHARES ? threads : SHARES);
+    for (size_t k = 0; k < p->shares; k++) {
+        atomic_store_explicit(&p->share[k].next, n * k / p->shares, memory_order_relaxed);
+        p->share[k].end = n * (k + 1) / p->shares;
+    }
     ont_parallel(threads, 1, take_batches, p); /* every thread comes once, and takes until nothing is left */
     p->backwards = !p->backwards;
 }

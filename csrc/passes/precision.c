@@ -10,7 +10,6 @@
 
 #include "ops/matmul.h"
 #include "passes/pipeline.h"
-#include "simd/gemm_kernel.h"
 
 static int chosen = ONT_PRECISION_HIGHEST; /* with EVERYWHERE */
 enum { EVERYWHERE = 8 };
@@ -68,7 +67,7 @@ static ont_status lower(ont_graph *g, ont_node *node, ont_precision precision)
 {
     ont_builder b = {.graph = g, .before = node, .backward = node->backward, .origin = node->origin};
     ont_value *x = ont_node_in(node, 0), *y = ont_node_in(node, 1), *c = ont_node_in(node, 2), *sum;
-    if (precision == ONT_PRECISION_HIGH && ont_simd_gemm_split()) {
+    if (precision == ONT_PRECISION_HIGH && ont_matmul_splits()) {
         if (ont_node_is(node, ONT_DOMAIN, "FusedMatMul")) return ont_attr_set_int(g, node, "split", 1);
         sum = product(&b, node, x, y, "split", 1);
     } else {
@@ -93,7 +92,7 @@ ont_status ont_pass_precision(ont_graph *g)
     bool everywhere = now & EVERYWHERE;
     ont_precision precision = (ont_precision)(now & ~EVERYWHERE);
     if (precision == ONT_PRECISION_HIGHEST || g->device) return ONT_OK;
-    bool fast = precision == ONT_PRECISION_HIGH ? ont_simd_gemm_split() != NULL : ont_matmul_half_is_fast();
+    bool fast = precision == ONT_PRECISION_HIGH ? ont_matmul_splits() : ont_matmul_half_is_fast();
     if (!everywhere && !fast) return ONT_OK;
     for (ont_node *node = g->first, *next; node; node = next) {
         next = node->next;

@@ -24,6 +24,7 @@ def random(*shape, seed):
 A, B, C = random(3, 40, 200, seed=1), random(200, 70, seed=2), random(70, seed=3)
 FORMS = {
     "MatMul": (["a", "b"], {}, lambda a, b: a @ b, (A, B)),
+    "batch": (["a", "b"], {}, lambda a, b: a @ b, (A, random(3, 200, 70, seed=6))),
     "Gemm": (["a", "b", "c"], {"transB": 1, "alpha": 0.5}, lambda a, b, c: 0.5 * a @ b.T + c,
              (A[0], B.T.contiguous(), C)),
     "FusedMatMul": (["a", "b"], {"transA": 1, "domain": "ai.onnxtrain"}, lambda a, b: a.mT @ b, (A.mT.contiguous(), B)),
@@ -41,7 +42,8 @@ def off_by(form, precision):
     """
     names, attrs, compute, tensors = FORMS[form]
     infos = [helper.make_tensor_value_info(n, 1, t.shape) for n, t in zip(names, tensors)]
-    graph = helper.make_graph([helper.make_node(form, names, ["y"], **attrs)], "g", infos,
+    op = "MatMul" if form == "batch" else form
+    graph = helper.make_graph([helper.make_node(op, names, ["y"], **attrs)], "g", infos,
                               [onnx.ValueInfoProto(name="y")])
     opsets = [helper.make_opsetid("", 20), helper.make_opsetid("ai.onnxtrain", 1)]
     session = _C.Session(helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString())

@@ -18,7 +18,8 @@ def test_suite(name):
     message = run_one(function)
     _counts.setdefault(kind, collections.Counter())["passed" if message is None else "not passed"] += 1
     if name in LISTED:
-        assert message is not None, f"{name} passes: take it off not_passed.txt"
+        fails = message is not None or "on some processors" in LISTED[name]
+        assert fails, f"{name} passes: take it off not_passed.txt"
     else:
         assert message is None, message
 
