@@ -47,14 +47,17 @@ ONT_MATH2(vfmod, fmodf, fmod)
 #define TWO_INV_SQRT_PI ((NUM)1.12837916709551257390)
 #define SQRT_2_PI ((NUM)0.79788456080286535588)
 #define GELU_C ((NUM)0.044715)
+#define GELU_W(a) ((2 * SQRT_2_PI) * ((a) + GELU_C * (a) * (a) * (a))) /* (1 + tanh(w / 2)) / 2 is sigmoid(w) */
 
+template <class NUM> ONT_DEVICE NUM vexp_low(NUM a) { return vexp(a); }
+template <class NUM> ONT_DEVICE NUM vnormal(NUM a) { return HALF * (1 + verf(a * INV_SQRT2)); }
 template <class NUM> ONT_DEVICE NUM vsigmoid(NUM a) { return 1 / (1 + vexp(-a)); }
 /* tanh(log(1 + e)), e not negative */
 template <class NUM> ONT_DEVICE NUM tanh_softplus(NUM e) { return e * (e + 2) / (e * (e + 2) + 2); }
 template <class NUM> ONT_DEVICE NUM gelu_tanh_slope(NUM a)
 {
-    NUM t = vtanh(SQRT_2_PI * (a + GELU_C * a * a * a));
-    return HALF * (1 + t) + HALF * a * (1 - t * t) * SQRT_2_PI * (1 + 3 * GELU_C * a * a);
+    NUM w = GELU_W(a), e = vexp(w < 0 ? w : -w), s = 1 / (1 + e);
+    return (w < 0 ? e * s : s) + a * e * s * s * (2 * SQRT_2_PI) * (1 + 3 * GELU_C * a * a);
 }
 /* Of integers: by -1 it wraps; by 0, which the kernel reports, it is 0. */
 ONT_DEVICE float vdiv(float a, float b) { return a / b; }

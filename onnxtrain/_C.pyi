@@ -195,14 +195,12 @@ def disable_passes(names: Sequence[str]) -> None:
 
 def set_flush_denormals(on: bool) -> None:
     """Whether denormal floats count as zero while programs run, on their threads alone; ONNXTRAIN_FLUSH_DENORMALS=0
-    turns it
-    off when the process starts."""
+    turns it off when the process starts."""
 
 def set_matmul_precision(precision: str, everywhere: bool = False) -> None:
     """Float32 products of programs built from now on: "highest" exactly, "medium" by bfloat16 operands where the
-    processor has
-    such products and the product is large, "high" by three of them where it has tiles (AMX). With `everywhere` (for
-    tests) at any size and on any processor.
+    processor has such products and the product is large, "high" by operands of two bfloat16 parts each where it has
+    tiles (AMX). With `everywhere` (for tests) at any size, and "medium" on any processor.
 
     Raises:
         ValueError: another name.

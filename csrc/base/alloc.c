@@ -101,10 +101,10 @@ char *ont_strdup(const char *text)
 
 /* Large ones begin at a huge page, and have such pages as far as they are full: the rest of a last one would be zeroed
  * and kept for nothing, which for gradients of some MiB is a tenth of them. */
-static void *buffer_alloc(size_t bytes, bool fleeting)
+void *ont_buffer_alloc(size_t bytes)
 {
     enum { HUGE_PAGE = 2 << 20, CACHE_LINE = 64 };
-    size_t align = bytes >= HUGE_PAGE && !fleeting ? HUGE_PAGE : CACHE_LINE;
+    size_t align = bytes >= HUGE_PAGE ? HUGE_PAGE : CACHE_LINE;
     size_t rounded;
     void *block;
     if (__builtin_add_overflow(bytes ? bytes : 1, CACHE_LINE - 1, &rounded) || must_fail()) return counted(NULL, bytes);
@@ -115,16 +115,6 @@ static void *buffer_alloc(size_t bytes, bool fleeting)
         madvise(block, rounded & ~(size_t)(HUGE_PAGE - 1), MADV_HUGEPAGE); /* a hint: refusal costs speed only */
     atomic_fetch_add_explicit(&live_bytes, (int64_t)bytes, memory_order_relaxed);
     return block;
-}
-
-void *ont_buffer_alloc(size_t bytes)
-{
-    return buffer_alloc(bytes, false);
-}
-
-void *ont_buffer_alloc_fleeting(size_t bytes)
-{
-    return buffer_alloc(bytes, true);
 }
 
 void ont_buffer_free(void *block, size_t bytes)

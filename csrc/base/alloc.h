@@ -17,9 +17,6 @@ char *ont_strdup(const char *text);
 
 /* 64-byte aligned tensor memory; huge pages are advised from 2 MiB on. Contents are undefined. */
 void *ont_buffer_alloc(size_t bytes);
-/* The same without the advice: for what goes back to the system soon. A fresh huge page is dear where memory is a
- * guest's. */
-void *ont_buffer_alloc_fleeting(size_t bytes);
 void ont_buffer_free(void *block, size_t bytes);
 /* Contents are lost from now on: the system takes the pages where it needs them, and those that it left cost nothing
  * again. */

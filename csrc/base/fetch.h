@@ -1,6 +1,6 @@
 /*
  * Memory asked for before it is needed. A processor's own prefetching ends at a page, and where pages are small that is
- * every 4 KiB: a loop over 80 MiB in place that asks a page ahead took 3.6 ms, and 12.3 without.
+ * every 4 KiB: a loop of little arithmetic over memory that no cache holds asks a page ahead.
  */
 #ifndef ONT_BASE_FETCH_H
 #define ONT_BASE_FETCH_H
@@ -9,19 +9,14 @@
 
 enum { ONT_FETCH_PAGE = 4096, ONT_FETCH_LINE = 64 }; /* bytes */
 
-/* What lies beyond an array does no harm. */
-static inline void ont_fetch(const void *at, size_t bytes)
-{
-    for (size_t line = 0; line < bytes; line += ONT_FETCH_LINE) __builtin_prefetch((const char *)at + line, 0);
-}
-
-/* To be read, one page behind what the caller walks over next. */
+/* `bytes` a page behind `at`, to be read. What lies beyond an array does no harm. */
 static inline void ont_fetch_ahead(const void *at, size_t bytes)
 {
-    ont_fetch((const char *)at + ONT_FETCH_PAGE, bytes);
+    for (size_t line = 0; line < bytes; line += ONT_FETCH_LINE)
+        __builtin_prefetch((const char *)at + ONT_FETCH_PAGE + line, 0);
 }
 
-/* To be written. */
+/* The same, to be written. */
 static inline void ont_fetch_to_write(const void *at, size_t bytes)
 {
     for (size_t line = 0; line < bytes; line += ONT_FETCH_LINE)

@@ -25,7 +25,16 @@ typedef struct ont_gemm_provider {
 
 /* In no order of speed: ont_gemm_choose() measures. The last one is always available. */
 const ont_gemm_provider *ont_gemm_providers(size_t *count);
-typedef enum ont_gemm_way { ONT_GEMM_PROVIDER, ONT_GEMM_PRIMITIVE, ONT_GEMM_TILED } ont_gemm_way;
+typedef enum ont_gemm_way {
+    ONT_GEMM_PROVIDER,
+    ONT_GEMM_PRIMITIVE,
+    ONT_GEMM_TILED,
+    ONT_GEMM_SPLIT, /* tiled, of float32 operands in two parts each: less exact, and never chosen by itself */
+} ont_gemm_way;
+
+struct ont_gemm_kernel;
+/* The kernel of our own that goes this way; NULL: the way has none, or this processor. */
+const struct ont_gemm_kernel *ont_gemm_kernel_of(ont_gemm_way way, ont_dtype dtype);
 
 /*
  * The fastest provider, and where `way` is not NULL the fastest way, of products to whose rows one is added with `row`,

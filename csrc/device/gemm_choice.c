@@ -6,9 +6,9 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/alloc.h"
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/parallel.h"
 #include "device/gemm.h"
@@ -16,13 +16,6 @@
 #include "device/tiled.h"
 
 /* ---- measurement ---- */
-
-static double seconds(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 typedef struct contestant {
     ont_gemm_way way;
@@ -50,15 +43,16 @@ static void make_handle(scratch *s, const ont_gemm *g, ont_dtype out, bool row)
     if (ont_dnnl_matmul_create(&m, &s->handle) == ONT_OK) s->bytes[HANDLE_WORK] = ont_dnnl_matmul_work_bytes(s->handle);
 }
 
-static const ont_gemm_kernel *kernel_of(ont_dtype dtype)
+const ont_gemm_kernel *ont_gemm_kernel_of(ont_gemm_way way, ont_dtype dtype)
 {
+    if (way == ONT_GEMM_SPLIT && dtype == ONT_FLOAT32) return ont_simd_gemm_split();
+    if (way != ONT_GEMM_TILED) return NULL;
     return dtype == ONT_FLOAT32 ? ont_simd_gemm() : dtype == ONT_BFLOAT16 ? ont_simd_gemm_pairs() : NULL;
 }
 
-static void make_tiled(scratch *s, const ont_gemm *g, ont_dtype out)
+static void make_tiled(scratch *s, const ont_gemm_kernel *kernel, const ont_gemm *g, ont_dtype out)
 {
-    if (!kernel_of(g->dtype)) return;
-    ont_tiled_cut(&s->tiled, kernel_of(g->dtype), g, out, ont_parallel_threads());
+    ont_tiled_cut(&s->tiled, kernel, g, out, ont_parallel_threads());
     s->bytes[TILED_WORK] = ont_tiled_work_bytes(&s->tiled);
 }
 
@@ -67,8 +61,9 @@ static bool scratch_init(scratch *s, const ont_gemm *g, ont_dtype out, bool row,
     size_t size = ont_dtype_size(g->dtype);
     memset(s, 0, sizeof *s);
     for (int i = 0; i < n; i++) {
+        const ont_gemm_kernel *kernel = ont_gemm_kernel_of(all[i].way, g->dtype);
         if (all[i].way == ONT_GEMM_PRIMITIVE) make_handle(s, g, out, row);
-        if (all[i].way == ONT_GEMM_TILED) make_tiled(s, g, out);
+        if (kernel) make_tiled(s, kernel, g, out);
     }
     s->bytes[A] = (size_t)((g->trans_a ? g->k : g->m) * g->lda) * size;
     s->bytes[B] = (size_t)((g->trans_b ? g->n : g->k) * g->ldb) * size;
@@ -106,7 +101,7 @@ static double timed(const contestant *p, const ont_gemm *g, bool row, const scra
 {
     void *const *d = s->data;
     share_out(s);
-    double start = seconds();
+    double start = ont_seconds();
     switch (p->way) {
     case ONT_GEMM_PROVIDER:
         if (!p->provider->available(g->dtype)) return -1;
@@ -118,10 +113,11 @@ static double timed(const contestant *p, const ont_gemm *g, bool row, const scra
         if (ont_dnnl_matmul_run(s->handle, d[A], d[B], row ? d[ROW] : NULL, d[C], d[HANDLE_WORK]) != ONT_OK) return -1;
         break;
     case ONT_GEMM_TILED:
+    case ONT_GEMM_SPLIT:
         if (!s->tiled.kernel) return -1;
         ont_tiled_run(&s->tiled, d[A], d[B], row ? d[ROW] : NULL, d[C], d[TILED_WORK]);
     }
-    return seconds() - start;
+    return ont_seconds() - start;
 }
 
 enum { ROUNDS = 4 }; /* the first warms up */
@@ -132,14 +128,14 @@ static bool measure(contestant *all, int n, const ont_gemm *g, ont_dtype out, bo
 {
     scratch s;
     bool enough = scratch_init(&s, g, out, row, all, n);
-    double start = seconds();
+    double start = ont_seconds();
     for (int i = 0; i < n; i++) all[i].took = -1;
     for (int round = 0; enough && round < ROUNDS; round++) {
         for (int i = 0; i < n; i++) {
             double took = timed(&all[i], g, row, &s);
             if (round && took >= 0 && (all[i].took < 0 || took < all[i].took)) all[i].took = took;
         }
-        if (round && seconds() - start > LONG * n) break;
+        if (round && ont_seconds() - start > LONG * n) break;
     }
     scratch_deinit(&s);
     return enough;
@@ -207,7 +203,7 @@ static ont_gemm sample_of(const ont_gemm *g)
 
 static const char *name_of(const contestant *p)
 {
-    return p->way == ONT_GEMM_PROVIDER ? p->provider->name : p->way == ONT_GEMM_PRIMITIVE ? "primitive" : "tiled";
+    return p->provider ? p->provider->name : p->way == ONT_GEMM_PRIMITIVE ? "primitive" : "tiled";
 }
 
 /* The plain loop is not measured. False without memory. */
@@ -290,9 +286,9 @@ const ont_gemm_provider *ont_gemm_choose(const ont_gemm *g, bool row, ont_gemm_w
 ont_gemm_way ont_gemm_choose_half(const ont_gemm *g, ont_dtype out, bool row)
 {
     const char *asked = getenv("ONNXTRAIN_GEMM");
-    if (!kernel_of(g->dtype)) return ONT_GEMM_PRIMITIVE;
+    if (!ont_gemm_kernel_of(ONT_GEMM_TILED, g->dtype)) return ONT_GEMM_PRIMITIVE;
     if (asked && *asked) return strcmp(asked, "tiled") ? ONT_GEMM_PRIMITIVE : ONT_GEMM_TILED;
-    if (operations(g) < 1e7) return ONT_GEMM_PRIMITIVE;
+    if (operations(g) < 1e7 || ont_simd_gemm_split()) return ONT_GEMM_PRIMITIVE; /* oneDNN has the tiles as well */
     known found = recall(g, out, row);
     return found.measured ? found.way : ONT_GEMM_PRIMITIVE;
 }

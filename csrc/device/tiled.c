@@ -111,49 +111,44 @@ size_t ont_tiled_work_bytes(const ont_tiled *t)
 
 /* ---- run ---- */
 
+/* A by its rows, or B by its columns, and what of it is laid out: some of them, of all of k or of a chunk. */
+typedef struct operand {
+    const char *x;
+    int64_t ld, panel;
+    bool across; /* stored (k, count) */
+    void (*lay)(const ont_gemm_source *s, void *panels);
+    char *laid;
+    int64_t first, count;
+} operand;
+
 typedef struct part {
     const ont_tiled *t;
-    const char *a, *b, *row;
+    operand a, b;
+    const char *row;
     char *c;
-    char *laid_a, *laid_b;
     float *sums;
-    int64_t a_first, a_rows; /* what of A and B lies in laid_a and laid_b: of all of k, or of a chunk */
-    int64_t b_first, b_columns;
 } part;
 
-static void lay_a(part *p, int64_t i, int64_t rows, int64_t k, int64_t depth, char *to)
+static void lay(const ont_tiled *t, const operand *o, int64_t first, int64_t count, int64_t k, int64_t depth, char *to)
 {
-    const ont_gemm *g = &p->t->gemm;
-    int64_t at = g->trans_a ? k * g->lda + i : i * g->lda + k;
-    p->t->kernel->lay_a(&(ont_gemm_source){.x = p->a + at * p->t->kernel->element, .ld = g->lda,
-                                           .count = rows, .k = depth, .across = g->trans_a}, to);
-}
-
-static void lay_b(part *p, int64_t j, int64_t columns, int64_t k, int64_t depth, char *to)
-{
-    const ont_gemm *g = &p->t->gemm;
-    int64_t at = g->trans_b ? j * g->ldb + k : k * g->ldb + j;
-    p->t->kernel->lay_b(&(ont_gemm_source){.x = p->b + at * p->t->kernel->element, .ld = g->ldb,
-                                           .count = columns, .k = depth, .across = !g->trans_b}, to);
+    int64_t at = o->across ? k * o->ld + first : first * o->ld + k;
+    o->lay(&(ont_gemm_source){.x = o->x + at * t->kernel->element, .ld = o->ld, .count = count, .k = depth,
+                              .across = o->across}, to);
 }
 
 /* All of k, chunk by chunk. */
-static void lay_all_a(part *p, int64_t i, int64_t rows)
+static void lay_all(const ont_tiled *t, operand *o, int64_t first, int64_t count)
 {
-    const ont_tiled *t = p->t;
-    p->a_first = i;
-    p->a_rows = padded(rows, t->kernel->rows);
+    o->first = first;
+    o->count = padded(count, o->panel);
     for (int64_t k = 0; k < t->gemm.k; k += t->chunk)
-        lay_a(p, i, rows, k, least(t->chunk, t->gemm.k - k), p->laid_a + k * p->a_rows * t->kernel->laid);
+        lay(t, o, first, count, k, least(t->chunk, t->gemm.k - k), o->laid + k * o->count * t->kernel->laid);
 }
 
-static void lay_all_b(part *p, int64_t j, int64_t columns)
+/* Where panels lie that were laid out so, of a chunk of `depth`. */
+static const char *laid_at(const ont_tiled *t, const operand *o, int64_t first, int64_t k, int64_t depth)
 {
-    const ont_tiled *t = p->t;
-    p->b_first = j;
-    p->b_columns = padded(columns, t->kernel->columns);
-    for (int64_t k = 0; k < t->gemm.k; k += t->chunk)
-        lay_b(p, j, columns, k, least(t->chunk, t->gemm.k - k), p->laid_b + k * p->b_columns * t->kernel->laid);
+    return o->laid + (k * o->count + (first - o->first) * depth) * t->kernel->laid;
 }
 
 static void block(part *p, int64_t i, int64_t rows, int64_t j, int64_t columns)
@@ -162,7 +157,7 @@ static void block(part *p, int64_t i, int64_t rows, int64_t j, int64_t columns)
     const ont_gemm *g = &t->gemm;
     const ont_gemm_kernel *kernel = t->kernel;
     ont_gemm_block b = {.m = rows, .n = columns, .sums = p->sums, .ld = padded(columns, kernel->columns)};
-    bool half = t->out == ONT_BFLOAT16;
+    bool half = t->out == ONT_BFLOAT16, chunks = t->order == ONT_TILED_CHUNKS;
     b.place = (ont_gemm_place){.c = p->c + (i * g->ldc + j) * (half ? 2 : 4), .ldc = g->ldc, .alpha = (float)g->alpha,
                                .row = p->row ? p->row + j * kernel->element : NULL, .half = half,
                                .half_row = kernel->element == 2, .stream = t->stream};
@@ -171,15 +166,12 @@ static void block(part *p, int64_t i, int64_t rows, int64_t j, int64_t columns)
         b.k = padded(depth, kernel->step);
         b.add = k > 0;
         b.last = k + depth == g->k;
-        if (t->order == ONT_TILED_CHUNKS) {
-            lay_a(p, i, rows, k, depth, p->laid_a);
-            lay_b(p, j, columns, k, depth, p->laid_b);
-            b.a = p->laid_a;
-            b.b = p->laid_b;
-        } else {
-            b.a = p->laid_a + (k * p->a_rows + (i - p->a_first) * b.k) * kernel->laid;
-            b.b = p->laid_b + (k * p->b_columns + (j - p->b_first) * b.k) * kernel->laid;
+        if (chunks) {
+            lay(t, &p->a, i, rows, k, depth, p->a.laid);
+            lay(t, &p->b, j, columns, k, depth, p->b.laid);
         }
+        b.a = chunks ? p->a.laid : laid_at(t, &p->a, i, k, b.k);
+        b.b = chunks ? p->b.laid : laid_at(t, &p->b, j, k, b.k);
         kernel->multiply(&b);
     }
 }
@@ -188,19 +180,19 @@ static void region(part *p, int64_t first_m, int64_t last_m, int64_t first_n, in
 {
     const ont_tiled *t = p->t;
     if (t->order == ONT_TILED_ROWS) {
-        lay_all_b(p, first_n, last_n - first_n);
+        lay_all(t, &p->b, first_n, last_n - first_n);
         for (int64_t i = first_m; i < last_m; i += t->block_m) {
             int64_t rows = least(t->block_m, last_m - i);
-            lay_all_a(p, i, rows);
+            lay_all(t, &p->a, i, rows);
             for (int64_t j = first_n; j < last_n; j += t->block_n)
                 block(p, i, rows, j, least(t->block_n, last_n - j));
         }
         return;
     }
-    if (t->order == ONT_TILED_COLUMNS) lay_all_a(p, first_m, last_m - first_m);
+    if (t->order == ONT_TILED_COLUMNS) lay_all(t, &p->a, first_m, last_m - first_m);
     for (int64_t j = first_n; j < last_n; j += t->block_n) {
         int64_t columns = least(t->block_n, last_n - j);
-        if (t->order == ONT_TILED_COLUMNS) lay_all_b(p, j, columns);
+        if (t->order == ONT_TILED_COLUMNS) lay_all(t, &p->b, j, columns);
         for (int64_t i = first_m; i < last_m; i += t->block_m) block(p, i, least(t->block_m, last_m - i), j, columns);
     }
 }
@@ -217,15 +209,20 @@ static void parts(void *context, int64_t first, int64_t last)
     for (int64_t index = first; index < last; index++) {
         part p = j->common;
         int64_t m = index / t->parts_n * t->part_m, n = index % t->parts_n * t->part_n;
-        p.laid_a = j->work + (size_t)index * (size_t)padded((int64_t)t->part_bytes, LINE);
-        p.laid_b = p.laid_a + t->a_bytes;
-        p.sums = (float *)(void *)(p.laid_b + t->b_bytes);
+        p.a.laid = j->work + (size_t)index * (size_t)padded((int64_t)t->part_bytes, LINE);
+        p.b.laid = p.a.laid + t->a_bytes;
+        p.sums = (float *)(void *)(p.b.laid + t->b_bytes);
         region(&p, m, least(m + t->part_m, t->gemm.m), n, least(n + t->part_n, t->gemm.n));
     }
 }
 
 void ont_tiled_run(const ont_tiled *t, const void *a, const void *b, const void *row, void *c, void *work)
 {
-    job j = {{.t = t, .a = a, .b = b, .row = row, .c = c}, work};
+    const ont_gemm *g = &t->gemm;
+    const ont_gemm_kernel *kernel = t->kernel;
+    job j = {{.t = t, .row = row, .c = c,
+              .a = {.x = a, .ld = g->lda, .panel = kernel->rows, .across = g->trans_a, .lay = kernel->lay_a},
+              .b = {.x = b, .ld = g->ldb, .panel = kernel->columns, .across = !g->trans_b, .lay = kernel->lay_b}},
+             work};
     ont_parallel(t->parts_m * t->parts_n, 1, parts, &j);
 }

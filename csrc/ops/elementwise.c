@@ -183,7 +183,8 @@ static void binary_row(const void *context, const ont_bcast *b, char *const *at,
     const binary_state *s = context;
     for (int64_t done = 0, m; done < n; done += m) {
         m = n - done < FETCHED ? n - done : FETCHED;
-        for (int k = 0; k < 3; k++)
+        ont_fetch_to_write(at[0] + done * b->step[0], (size_t)(m * b->step[0]));
+        for (int k = 1; k < 3; k++)
             if (b->inner_stride[k]) ont_fetch_ahead(at[k] + done * b->step[k], (size_t)(m * b->step[k]));
         s->loop(at[1] + done * b->step[1], b->inner_stride[1], at[2] + done * b->step[2], b->inner_stride[2],
                 at[0] + done * b->step[0], m, s->p);

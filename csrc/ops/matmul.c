@@ -91,7 +91,7 @@ static const char *int_accept(const ont_node *node)
 
 bool ont_matmul_splits(void)
 {
-    return ont_simd_gemm_split() != NULL;
+    return ont_gemm_kernel_of(ONT_GEMM_SPLIT, ONT_FLOAT32) != NULL;
 }
 
 void ont_product_fold(ont_product *p)
@@ -124,7 +124,7 @@ static ont_status matmul_prepare_with(bool plain, const ont_node *node, ont_aren
     size_t size = ont_dtype_size(dtype);
     const ont_value *c = ont_node_in(node, 2);
     ont_gemm_way way = ONT_GEMM_PROVIDER;
-    const ont_gemm_kernel *split = ont_attr_int(node, "split", 0) ? ont_simd_gemm_split() : NULL;
+    bool split = ont_attr_int(node, "split", 0) && ont_matmul_splits();
     s->gemm = (ont_gemm){.dtype = dtype, .trans_a = p.trans_a, .trans_b = p.trans_b, .m = p.m, .n = p.n, .k = p.k,
                          .lda = p.a.dims[p.a.rank - 1], .ldb = p.b.dims[p.b.rank - 1], .ldc = p.n, .alpha = p.alpha};
     s->batch = p.batch;
@@ -136,16 +136,16 @@ static ont_status matmul_prepare_with(bool plain, const ont_node *node, ont_aren
     if (ont_dtype_is_int(dtype))
         s->provider = &ont_gemm_int;
     else if (split && !plain && p.m && p.n && p.k && s->count == 1)
-        s->provider = ont_gemm_plain(), way = ONT_GEMM_TILED;
+        s->provider = ont_gemm_plain(), way = ONT_GEMM_SPLIT;
     else
         s->provider = plain || !(p.m && p.n && p.k) ? ont_gemm_plain() : ont_gemm_choose(&s->gemm, s->row, &way);
     s->parallel_batch = s->count > 1;
     out->state = s;
     bool adds_row = s->row && p.alpha == 1 && dtype == ONT_FLOAT32;
     if (c ? !adds_row : s->count != 1) return ONT_OK;
-    if (way == ONT_GEMM_TILED && s->count == 1) {
-        ont_tiled_cut(&s->tiled, split ? split : ont_simd_gemm(), &s->gemm, ONT_FLOAT32,
-                      ont_parallel_threads());
+    const ont_gemm_kernel *kernel = ont_gemm_kernel_of(way, dtype);
+    if (kernel && s->count == 1) {
+        ont_tiled_cut(&s->tiled, kernel, &s->gemm, ONT_FLOAT32, ont_parallel_threads());
         out->work_bytes = ont_tiled_work_bytes(&s->tiled);
         return ONT_OK;
     }

@@ -79,8 +79,8 @@ static ont_status cut(const ont_node *node, half_state *s)
     ont_dtype out = node->outputs[0]->dtype;
     bool row = node->n_inputs > 2 && node->inputs[2].value;
     if (g.dtype != ONT_BFLOAT16 || ont_shape_count(&p.batch) != 1) return ONT_OK;
-    if (ont_gemm_choose_half(&g, out, row) == ONT_GEMM_TILED)
-        ont_tiled_cut(&s->tiled, ont_simd_gemm_pairs(), &g, out, ont_parallel_threads());
+    const ont_gemm_kernel *kernel = ont_gemm_kernel_of(ont_gemm_choose_half(&g, out, row), g.dtype);
+    if (kernel) ont_tiled_cut(&s->tiled, kernel, &g, out, ont_parallel_threads());
     return ONT_OK;
 }
 

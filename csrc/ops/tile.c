@@ -5,7 +5,6 @@
 
 #include <string.h>
 
-#include "base/fetch.h"
 enum { INTS_PER_STEP = 8 };
 
 bool ont_tile_casts(ont_dtype from, ont_dtype to)
@@ -112,17 +111,6 @@ void ont_tile_bind_row(ont_tile_bind *bind, const ont_tile_program *p, const ont
         bind->result[k] = (char *)call->out[k] + (size_t)bind->first * p->result_size[k];
 }
 
-/* What the tile behind the next ones reads and writes. */
-static void fetch(const tile *t, int64_t n)
-{
-    const ont_tile_program *p = t->p;
-    for (int i = 0; i < p->n_operands; i++)
-        if (t->bind->stride[i] == 1)
-            ont_fetch_ahead(t->bind->operand[i] + (size_t)t->at * p->operand_size[i], (size_t)n * p->operand_size[i]);
-    for (int k = 0; k < p->n_results; k++)
-        ont_fetch_to_write(t->bind->result[k] + (size_t)t->at * p->result_size[k], (size_t)n * p->result_size[k]);
-}
-
 void ont_tile_run(const ont_simd_table *simd, const ont_tile_program *p, const ont_tile_bind *bind, int64_t n)
 {
     _Alignas(64) char registers[ONT_TILE_REGISTERS * ONT_TILE * 8];
@@ -130,7 +118,6 @@ void ont_tile_run(const ont_simd_table *simd, const ont_tile_program *p, const o
     int64_t size = bind->tile ? bind->tile : ONT_TILE;
     for (; t.at < n; t.at += size) {
         int64_t m = n - t.at < size ? n - t.at : size;
-        fetch(&t, m);
         for (int step = 0; step < p->n_steps; step++) {
             run_step(&t, step, m);
             for (int k = 0; k < p->n_sinks; k++)

@@ -5,9 +5,9 @@
  */
 #include <pthread.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/alloc.h"
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/parallel.h"
 #include "ops/conv_onednn.h"
@@ -61,13 +61,6 @@ static ont_conv sample_of(const ont_conv *c)
     return s;
 }
 
-static double seconds(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 typedef struct trial {
     ont_dnnl_conv *direct;
     ont_winograd winograd;
@@ -116,11 +109,11 @@ static bool measure(const ont_conv *c, ont_conv_kind kind, int threads, double b
     bool ok = trial_init(&t, c, kind, threads);
     best[0] = best[1] = 1e9;
     for (int round = 0; ok && round < ROUNDS; round++) {
-        double start = seconds();
+        double start = ont_seconds();
         ok = ont_dnnl_conv_run(t.direct, t.data[0], t.data[1], t.data[2], NULL, t.data[3]) == ONT_OK;
-        double middle = seconds();
+        double middle = ont_seconds();
         run_winograd(&t);
-        double took[2] = {middle - start, seconds() - middle};
+        double took[2] = {middle - start, ont_seconds() - middle};
         for (int i = 0; round && i < 2; i++)
             if (took[i] < best[i]) best[i] = took[i];
     }

@@ -161,8 +161,8 @@ typedef struct pass {
     bool meanwhile;
     bool counts_matter; /* random numbers follow from the count before the step */
     bool backwards; /* every other pass begins with what the one before has left in the cache */
-    size_t shares;
-    share share[SHARES];
+    size_t n_shares;
+    share *shares; /* of this time over the batches */
 } pass;
 
 /* By one thread: nothing forbids that two parameters share a count. */
@@ -196,22 +196,24 @@ static void take_batches(void *context, int64_t first, int64_t last)
         p->request->meanwhile(p->request->context);
         if (!p->counts_matter) count_up(p->o);
     }
-    for (size_t k = 0; k < p->shares; k++) {
-        size_t which = ((size_t)first + k) % p->shares;
-        take_share(p, &p->share[p->backwards ? p->shares - 1 - which : which]);
+    for (size_t k = 0; k < p->n_shares; k++) {
+        size_t which = ((size_t)first + k) % p->n_shares;
+        take_share(p, &p->shares[p->backwards ? p->n_shares - 1 - which : which]);
     }
 }
 
 static void run_pass(pass *p, void (*body)(pass *, size_t, size_t))
 {
     size_t n = p->o->n_batches;
+    share shares[SHARES];
     p->body = body;
+    p->shares = shares;
     int64_t threads = ont_parallel_threads();
     if (threads > (int64_t)n) threads = n ? (int64_t)n : 1;
-    p->shares = (size_t)(threads < SHARES ? threads : SHARES);
-    for (size_t k = 0; k < p->shares; k++) {
-        atomic_store_explicit(&p->share[k].next, n * k / p->shares, memory_order_relaxed);
-        p->share[k].end = n * (k + 1) / p->shares;
+    p->n_shares = (size_t)(threads < SHARES ? threads : SHARES);
+    for (size_t k = 0; k < p->n_shares; k++) {
+        atomic_init(&shares[k].next, n * k / p->n_shares);
+        shares[k].end = n * (k + 1) / p->n_shares;
     }
     ont_parallel(threads, 1, take_batches, p); /* every thread comes once, and takes until nothing is left */
     p->backwards = !p->backwards;

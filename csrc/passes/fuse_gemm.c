@@ -37,10 +37,7 @@ static ont_status join(ont_graph *g, ont_node *product, ont_node *reader, ont_va
     ont_node *node = ont_build_node(&b, ONT_DOMAIN, "FusedMatMul", inputs, 3, 1);
     if (!node) return b.status;
     node->name = product->name;
-    ONT_TRY(ont_attr_set_int(g, node, "transA", ont_attr_int(product, "transA", 0)));
-    ONT_TRY(ont_attr_set_int(g, node, "transB", ont_attr_int(product, "transB", 0)));
-    int64_t split = ont_attr_int(product, "split", 0);
-    if (split) ONT_TRY(ont_attr_set_int(g, node, "split", split));
+    ONT_TRY(ont_attr_copy_all(g, node, product));
     ont_build_done(&b, node);
     ONT_TRY(b.status);
     ont_value_replace_uses(g, reader->outputs[0], node->outputs[0]);

@@ -18,7 +18,8 @@ ont_status ont_passes_disable(const char *names) ONT_MUST_USE;
 
 /*
  * torch's float32 matmul precision, for programs built from now on; `everywhere` (for tests) also where nothing is
- * gained by it. ont_passes_precision() tells settings apart: part of a program's key.
+ * gained by it, but for "high" without tiles (AMX), which changes nothing. ont_passes_precision() tells settings apart:
+ * part of a program's key.
  */
 typedef enum ont_precision { ONT_PRECISION_HIGHEST, ONT_PRECISION_HIGH, ONT_PRECISION_MEDIUM } ont_precision;
 void ont_passes_set_precision(ont_precision precision, bool everywhere);

@@ -56,28 +56,16 @@ static ont_value *product(ont_builder *b, const ont_node *like, ont_value *x, on
     return ont_build_done(b, node);
 }
 
-/* x less its rounded part, rounded. */
-static ont_value *rest(ont_builder *b, ont_value *x, ont_value *rounded)
-{
-    ont_value *back = ont_build_cast(b, rounded, ONT_FLOAT32);
-    return ont_build_cast(b, ont_build2(b, "Sub", x, back), ONT_BFLOAT16);
-}
-
 static ont_status lower(ont_graph *g, ont_node *node, ont_precision precision)
 {
     ont_builder b = {.graph = g, .before = node, .backward = node->backward, .origin = node->origin};
     ont_value *x = ont_node_in(node, 0), *y = ont_node_in(node, 1), *c = ont_node_in(node, 2), *sum;
-    if (precision == ONT_PRECISION_HIGH && ont_matmul_splits()) {
+    if (precision == ONT_PRECISION_HIGH) {
         if (ont_node_is(node, ONT_DOMAIN, "FusedMatMul")) return ont_attr_set_int(g, node, "split", 1);
         sum = product(&b, node, x, y, "split", 1);
     } else {
         ont_value *x16 = ont_build_cast(&b, x, ONT_BFLOAT16), *y16 = ont_build_cast(&b, y, ONT_BFLOAT16);
         sum = product(&b, node, x16, y16, "to", ONT_FLOAT32);
-        if (precision == ONT_PRECISION_HIGH) {
-            ont_value *left = product(&b, node, x16, rest(&b, y, y16), "to", ONT_FLOAT32);
-            ont_value *right = product(&b, node, rest(&b, x, x16), y16, "to", ONT_FLOAT32);
-            sum = ont_build2(&b, "Add", sum, ont_build2(&b, "Add", left, right));
-        }
     }
     if (c) sum = ont_build2(&b, "Add", sum, c);
     ONT_TRY(b.status);
@@ -92,8 +80,8 @@ ont_status ont_pass_precision(ont_graph *g)
     bool everywhere = now & EVERYWHERE;
     ont_precision precision = (ont_precision)(now & ~EVERYWHERE);
     if (precision == ONT_PRECISION_HIGHEST || g->device) return ONT_OK;
-    bool fast = precision == ONT_PRECISION_HIGH ? ont_matmul_splits() : ont_matmul_half_is_fast();
-    if (!everywhere && !fast) return ONT_OK;
+    bool has = precision == ONT_PRECISION_HIGH ? ont_matmul_splits() : everywhere || ont_matmul_half_is_fast();
+    if (!has) return ONT_OK;
     for (ont_node *node = g->first, *next; node; node = next) {
         next = node->next;
         if (takes(node, everywhere)) ONT_TRY(lower(g, node, precision));

@@ -11,7 +11,6 @@
 #include "base/log.h"
 #include "base/parallel.h"
 #include "device/gemm.h"
-#include "simd/gemm_kernel.h"
 #include "device/matmul.h"
 #include "passes/pipeline.h"
 #include "passes/recompute.h"
@@ -146,7 +145,7 @@ static PyObject *build_info(PyObject *module, PyObject *unused)
     PyObject *gemm = PyList_New(0);
     for (size_t i = 0; gemm && i <= n_providers; i++) {
         bool ours = i == n_providers;
-        if (ours ? !ont_simd_gemm() : !providers[i].available(ONT_FLOAT32)) continue;
+        if (ours ? !ont_gemm_kernel_of(ONT_GEMM_TILED, ONT_FLOAT32) : !providers[i].available(ONT_FLOAT32)) continue;
         PyObject *name = PyUnicode_FromString(ours ? "tiled" : providers[i].name);
         if (!name || PyList_Append(gemm, name) < 0) Py_CLEAR(gemm);
         Py_XDECREF(name);
@@ -155,7 +154,7 @@ static PyObject *build_info(PyObject *module, PyObject *unused)
     return Py_BuildValue("{ss sn si sO ss sN sO}", "version", ONT_VERSION, "operators", (Py_ssize_t)n, "threads",
                          ont_parallel_threads(), "dlpack_exchange", ont_get_state(module)->dlpack ? Py_True : Py_False,
                          "isa", ont_simd()->isa, "gemm", gemm, "split_products",
-                         ont_simd_gemm_split() ? Py_True : Py_False);
+                         ont_gemm_kernel_of(ONT_GEMM_SPLIT, ONT_FLOAT32) ? Py_True : Py_False);
 }
 
 static PyObject *set_flush_denormals(PyObject *module, PyObject *args)
@@ -204,6 +203,7 @@ static bool find_way(const char *name, ont_gemm_way *way, const ont_gemm_provide
         {"bfloat16", ONT_GEMM_PRIMITIVE, ONT_BFLOAT16, ONT_BFLOAT16},
         {"bfloat16 to float32", ONT_GEMM_PRIMITIVE, ONT_BFLOAT16, ONT_FLOAT32},
         {"tiled", ONT_GEMM_TILED, ONT_FLOAT32, ONT_FLOAT32},
+        {"split", ONT_GEMM_SPLIT, ONT_FLOAT32, ONT_FLOAT32},
         {"tiled bfloat16", ONT_GEMM_TILED, ONT_BFLOAT16, ONT_BFLOAT16},
         {"tiled bfloat16 to float32", ONT_GEMM_TILED, ONT_BFLOAT16, ONT_FLOAT32},
     };
@@ -221,7 +221,7 @@ static bool find_way(const char *name, ont_gemm_way *way, const ont_gemm_provide
         g->dtype = ways[i].dtype;
         *out = ways[i].out;
         if (*way == ONT_GEMM_PRIMITIVE) return !ont_dnnl_matmul_refuses(g->dtype);
-        return (g->dtype == ONT_FLOAT32 ? ont_simd_gemm() : ont_simd_gemm_pairs()) != NULL;
+        return ont_gemm_kernel_of(*way, g->dtype) != NULL;
     }
     return false;
 }

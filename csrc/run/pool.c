@@ -87,7 +87,7 @@ static ont_status block_alloc(const ont_device *device, ont_block *block)
 {
     block->device = device;
     if (!device) {
-        block->data = (block->bytes < LARGE_BLOCK ? ont_buffer_alloc : ont_buffer_alloc_fleeting)(block->bytes);
+        block->data = ont_buffer_alloc(block->bytes);
         return block->data ? ONT_OK : ONT_ENOMEM;
     }
     ont_memory memory = {0};

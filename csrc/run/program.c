@@ -5,20 +5,13 @@
 
 #include <inttypes.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/alloc.h"
+#include "base/clock.h"
 #include "base/log.h"
 #include "passes/pipeline.h"
 #include "run/place.h"
 #include "run/run.h"
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 /* Puts the call's shape on one input, checked against what the model declares; symbols get one size each. */
 static ont_status specialise_input(ont_value *input, const ont_view *view, int64_t *sizes, const ont_graph *g)
@@ -246,7 +239,7 @@ ont_status ont_program_build(const ont_graph *loaded, const ont_view *inputs, co
                              ont_program **program)
 {
     ont_facts known = {.tensors = facts, .n = n_facts};
-    double start = now();
+    double start = ont_seconds();
     ont_program *p = ont_calloc(1, sizeof *p);
     if (!p) return ONT_ENOMEM;
     ont_arena_init(&p->arena);
@@ -259,7 +252,7 @@ ont_status ont_program_build(const ont_graph *loaded, const ont_view *inputs, co
         ont_program_unref(p);
         return status;
     }
-    p->build_seconds = now() - start;
+    p->build_seconds = ont_seconds() - start;
     ont_log(ONT_LOG_INFO, "%s of %u steps (%u forward), slab %.1f MiB (lower bound %.1f), built in %.1f ms",
             p->probe ? "probe" : "program", p->n_steps, p->split, (double)p->plan.slab_bytes / 0x1p20,
             (double)p->plan.lower_bound / 0x1p20, p->build_seconds * 1e3);

@@ -5,9 +5,9 @@
 
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/alloc.h"
+#include "base/clock.h"
 #include "base/denormals.h"
 #include "run/place.h"
 #include "run/replay.h"
@@ -184,13 +184,6 @@ void ont_run_set_timing(bool on)
     __atomic_store_n(&timing, on, __ATOMIC_RELAXED);
 }
 
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 /* Hands over the gradients that are due before step t. */
 static ont_status apply_due(ont_run *run, uint32_t t)
 {
@@ -229,9 +222,9 @@ static ont_status execute_steps(ont_run *run, uint32_t first, uint32_t last)
         call.state = step->state;
         call.step = (int32_t)t;
         call.work = run->slab + step->work_offset;
-        if (timed) p->times[t][0] = now();
+        if (timed) p->times[t][0] = ont_seconds();
         ont_status status = step->kernel->run(&call);
-        if (timed) p->times[t][1] = now();
+        if (timed) p->times[t][1] = ont_seconds();
         if (status != ONT_OK) return ont_context(status, "%s '%s'", step->node->op_type, step->node->name);
     }
     return ONT_OK;

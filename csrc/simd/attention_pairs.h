@@ -23,19 +23,17 @@ static void copy_joined(const uint16_t *x, int64_t stride, int64_t rows, int64_t
 {
     for (int64_t i = 0; i < rows; i += 2, x += 2 * stride, y += ld)
         for (int64_t k = 0; k < ld; k += LANES) {
-            __mmask16 inside = k >= width ? 0 : width - k >= LANES ? 0xffff : (__mmask16)((1u << (width - k)) - 1);
-            __mmask16 second = i + 1 < rows ? inside : 0;
-            __m512i low = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(inside, x + (inside ? k : 0)));
-            __m512i high = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(second, x + (second ? stride + k : 0)));
-            _mm512_storeu_si512(y + k, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+            __mmask16 inside = first_of_16(width - k), second = i + 1 < rows ? inside : 0;
+            __m256i low = _mm256_maskz_loadu_epi16(inside, x + (inside ? k : 0));
+            __m256i high = _mm256_maskz_loadu_epi16(second, x + (second ? stride + k : 0));
+            _mm512_storeu_si512(y + k, joined(low, high));
         }
 }
 
 /* Sixteen floats rounded; those from `n` on are 0. */
 INLINE __m256i rounded(const float *x, int64_t n)
 {
-    __mmask16 inside = n >= LANES ? 0xffff : n <= 0 ? 0 : (__mmask16)((1u << n) - 1);
-    return (__m256i)_mm512_cvtneps_pbh(_mm512_maskz_loadu_ps(inside, x));
+    return (__m256i)_mm512_cvtneps_pbh(_mm512_maskz_loadu_ps(first_of_16(n), x));
 }
 
 static void narrow(const float *x, int64_t ldx, int64_t rows, int64_t width, float *y, int64_t ld)
@@ -49,10 +47,8 @@ static void narrow_joined(const float *x, int64_t ldx, int64_t rows, int64_t wid
 {
     for (int64_t i = 0; i < rows; i += 2, x += 2 * ldx, y += ld)
         for (int64_t k = 0; k < width; k += LANES) {
-            __m512i low = _mm512_cvtepu16_epi32(rounded(x + k, width - k));
-            __m512i high = i + 1 < rows ? _mm512_cvtepu16_epi32(rounded(x + ldx + k, width - k))
-                                        : _mm512_setzero_si512();
-            _mm512_storeu_si512(y + k, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+            __m256i high = i + 1 < rows ? rounded(x + ldx + k, width - k) : _mm256_setzero_si256();
+            _mm512_storeu_si512(y + k, joined(rounded(x + k, width - k), high));
         }
 }
 

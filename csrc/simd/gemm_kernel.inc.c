@@ -8,6 +8,8 @@
 #include <string.h>
 #if defined(__AVX512F__)
 #include <immintrin.h>
+
+#include "simd/words.h"
 #endif
 
 #include "simd/lanes.h"

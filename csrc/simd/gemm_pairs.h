@@ -7,11 +7,6 @@
 
 /* ---- panels ---- */
 
-INLINE __mmask32 first_of_32(int64_t n)
-{
-    return n >= 32 ? UINT32_MAX : n <= 0 ? 0 : ((uint32_t)1 << n) - 1;
-}
-
 /* Panels of `width` words of an operand stored (k, count): two rows share a line. */
 INLINE void pairs_across(const ont_gemm_source *s, const int64_t width, float *panels)
 {
@@ -27,13 +22,11 @@ INLINE void pairs_across(const ont_gemm_source *s, const int64_t width, float *p
         float *to = panels;
         for (int64_t i = 0; i < s->count; i += width, to += width * steps)
             for (int64_t l = 0; l < width; l += LANES) {
-                __mmask16 inside = (__mmask16)first_of_32(least(LANES, s->count - i - l)),
-                          kept = (__mmask16)first_of_32(width - l);
+                __mmask16 inside = first_of_16(s->count - i - l);
                 const uint16_t *at = x + (inside ? i + l : 0);
-                __m512i low = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(inside, at));
-                __m512i high = _mm512_setzero_si512();
-                if (second) high = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(inside, at + s->ld));
-                _mm512_mask_storeu_epi32(to + l, kept, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+                __m256i low = _mm256_maskz_loadu_epi16(inside, at), high = _mm256_setzero_si256();
+                if (second) high = _mm256_maskz_loadu_epi16(inside, at + s->ld);
+                _mm512_mask_storeu_epi32(to + l, first_of_16(width - l), joined(low, high));
             }
     }
 }
@@ -59,9 +52,8 @@ INLINE void pairs_along(const ont_gemm_source *s, const int64_t width, float *pa
                 }
                 turn_all(v);
                 float *to = panels + step * width + g;
-                __mmask16 kept = (__mmask16)first_of_32(group);
                 for (int64_t l = 0; l < least(LANES, steps - step); l++)
-                    _mm512_mask_storeu_ps(to + l * width, kept, (__m512)v[l]);
+                    _mm512_mask_storeu_ps(to + l * width, first_of_16(group), (__m512)v[l]);
             }
         }
 }
@@ -80,20 +72,15 @@ static void lay_pairs_b(const ont_gemm_source *s, void *panels)
 
 /* ---- results ---- */
 
-INLINE __m512 wide(__m256i x)
-{
-    return (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16);
-}
-
 /* Up to 32 results, of which `inside` are written. */
-INLINE void write_lanes(const ont_gemm_place *to, const float *sums, const uint16_t *row, char *c, __mmask32 inside,
+INLINE void write_lanes(const ont_gemm_place *to, const vec sums[2], const uint16_t *row, char *c, __mmask32 inside,
                         bool stream)
 {
     __m512 y[2];
     for (int v = 0; v < 2; v++) {
         __mmask16 part = (__mmask16)(inside >> (v * LANES));
-        y[v] = (__m512)(to->alpha * (vec)_mm512_maskz_loadu_ps(part, sums + v * LANES));
-        if (row) y[v] += wide(_mm256_maskz_loadu_epi16(part, row + v * LANES));
+        y[v] = (__m512)(to->alpha * sums[v]);
+        if (row) y[v] += widened(_mm256_maskz_loadu_epi16(part, row + v * LANES));
     }
     if (to->half) {
         __m512i narrow = (__m512i)_mm512_cvtne2ps_pbh(y[1], y[0]);
@@ -108,10 +95,13 @@ INLINE void write_lanes(const ont_gemm_place *to, const float *sums, const uint1
 
 INLINE void write_pairs(const ont_gemm_place *to, int64_t r, const vec sums[2])
 {
-    float both[2 * LANES];
-    store(both, sums[0]);
-    store(both + LANES, sums[1]);
-    write_lanes(to, both, to->row, (char *)to->c + r * to->ldc * (to->half ? 2 : 4), UINT32_MAX, false);
+    write_lanes(to, sums, to->row, (char *)to->c + r * to->ldc * (to->half ? 2 : 4), UINT32_MAX, false);
+}
+
+/* Up to 32 sums, those from n on 0. */
+INLINE void load_lanes(const float *sums, int64_t n, vec to[2])
+{
+    for (int v = 0; v < 2; v++) to[v] = (vec)_mm512_maskz_loadu_ps(first_of_16(n - v * LANES), sums + v * LANES);
 }
 
 static void put_pairs(const float *sums, int64_t ld, int64_t m, int64_t n, const ont_gemm_place *to)
@@ -121,10 +111,15 @@ static void put_pairs(const float *sums, int64_t ld, int64_t m, int64_t n, const
         char *c = (char *)to->c + i * to->ldc * size;
         const uint16_t *row = to->row;
         int64_t head = to->stream ? least(n, (int64_t)(-(uintptr_t)c & 63) / size) : 0;
-        if (head) write_lanes(to, sums, row, c, first_of_32(head), false);
+        vec both[2];
+        if (head) {
+            load_lanes(sums, head, both);
+            write_lanes(to, both, row, c, first_of_32(head), false);
+        }
         for (int64_t j = head; j < n; j += 2 * LANES) {
             __mmask32 inside = first_of_32(n - j);
-            write_lanes(to, sums + j, row ? row + j : NULL, c + j * size, inside, to->stream && inside == UINT32_MAX);
+            load_lanes(sums + j, n - j, both);
+            write_lanes(to, both, row ? row + j : NULL, c + j * size, inside, to->stream && inside == UINT32_MAX);
         }
     }
     if (to->stream) _mm_sfence();

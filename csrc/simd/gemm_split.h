@@ -15,34 +15,28 @@ typedef struct split_words {
     __m512i large, small;
 } split_words;
 
-INLINE __m512 widened(__m256bh x)
+INLINE __m256i rounded(__m512 x)
 {
-    return (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)x), 16);
+    return (__m256i)_mm512_cvtneps_pbh(x);
+}
+
+/* What rounding takes from x. */
+INLINE __m512 rest(__m512 x)
+{
+    return _mm512_sub_ps(x, widened(rounded(x)));
 }
 
 /* 32 elements of one row: neighbours share a word. */
 INLINE split_words split_row(const float *x, int64_t n)
 {
-    __mmask16 low = n >= HALF ? 0xffff : (__mmask16)((1u << n) - 1),
-              high = n >= DEEP ? 0xffff : n <= HALF ? 0 : (__mmask16)((1u << (n - HALF)) - 1);
-    __m512 a = _mm512_maskz_loadu_ps(low, x), b = _mm512_maskz_loadu_ps(high, x + HALF);
-    __m256bh a16 = _mm512_cvtneps_pbh(a), b16 = _mm512_cvtneps_pbh(b);
-    return (split_words){(__m512i)_mm512_cvtne2ps_pbh(b, a),
-                         (__m512i)_mm512_cvtne2ps_pbh(_mm512_sub_ps(b, widened(b16)), _mm512_sub_ps(a, widened(a16)))};
-}
-
-INLINE __m512i joined(__m256bh low, __m256bh high)
-{
-    __m512i above = _mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)high), 16);
-    return _mm512_or_si512(_mm512_cvtepu16_epi32((__m256i)low), above);
+    __m512 a = _mm512_maskz_loadu_ps(first_of_16(n), x), b = _mm512_maskz_loadu_ps(first_of_16(n - HALF), x + HALF);
+    return (split_words){(__m512i)_mm512_cvtne2ps_pbh(b, a), (__m512i)_mm512_cvtne2ps_pbh(rest(b), rest(a))};
 }
 
 /* Sixteen elements of two rows: elements above each other share a word. */
 INLINE split_words split_pair(__m512 a, __m512 b)
 {
-    __m256bh a16 = _mm512_cvtneps_pbh(a), b16 = _mm512_cvtneps_pbh(b);
-    return (split_words){joined(a16, b16), joined(_mm512_cvtneps_pbh(_mm512_sub_ps(a, widened(a16))),
-                                                  _mm512_cvtneps_pbh(_mm512_sub_ps(b, widened(b16))))};
+    return (split_words){joined(rounded(a), rounded(b)), joined(rounded(rest(a)), rounded(rest(b)))};
 }
 
 /* Up to 16 rows of up to 32 elements as words, one row a vector; zeros behind them. */
@@ -63,7 +57,7 @@ INLINE void words_along(const float *x, int64_t ld, int64_t rows, int64_t depth,
 /* The same of an operand stored (k, count): a vector holds the words of up to 16 columns. */
 INLINE void words_across(const float *x, int64_t ld, int64_t columns, int64_t depth, vec large[HALF], vec small[HALF])
 {
-    __mmask16 inside = columns >= HALF ? 0xffff : (__mmask16)((1u << columns) - 1);
+    __mmask16 inside = first_of_16(columns);
     for (int64_t k = 0; k < DEEP; k += 2) {
         __m512 a = _mm512_setzero_ps(), b = a;
         __builtin_prefetch(x + (k + DEEP) * ld);

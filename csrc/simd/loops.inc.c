@@ -14,20 +14,27 @@
 
 #if ONT_ISA_PLAIN
 #define f32_vexp expf
+#define f32_vexp_low expf
 #define f32_vtanh tanhf
 #define f32_verf erff
+INLINE float f32_vnormal(float a) { return 0.5f * (1 + erff(a * 0.707106781f)); }
 INLINE float f32_vsigmoid(float a) { return 1 / (1 + expf(-a)); }
 #else
 #define f32_vexp f32_exp
+#define f32_vexp_low f32_exp_low
+#define f32_vnormal f32_normal
 #define f32_vtanh f32_tanh
 #define f32_verf f32_erf
 #define f32_vsigmoid f32_sigmoid
 #endif
 INLINE double f64_vsigmoid(double a) { return 1 / (1 + exp(-a)); }
+INLINE double f64_vnormal(double a) { return 0.5 * (1 + erf(a * 0.70710678118654752440)); }
 
 #define GENERIC(f32, f64) _Generic((NUM)0, float: f32, double: f64)
 #define vsqrt(a) GENERIC(sqrtf, sqrt)(a)
 #define vexp(a) GENERIC(f32_vexp, exp)(a)
+#define vexp_low(a) GENERIC(f32_vexp_low, exp)(a) /* of what is below 88 */
+#define vnormal(a) GENERIC(f32_vnormal, f64_vnormal)(a)
 #define vlog(a) GENERIC(logf, log)(a)
 #define vlog1p(a) GENERIC(log1pf, log1p)(a)
 #define verf(a) GENERIC(f32_verf, erf)(a)
@@ -60,11 +67,11 @@ INLINE double f64_vsigmoid(double a) { return 1 / (1 + exp(-a)); }
 #define HALF ((NUM)0.5)
 #define THIRD ((NUM)(1.0 / 3))
 #define SIXTH ((NUM)(1.0 / 6))
-#define INV_SQRT2 ((NUM)0.70710678118654752440)
 #define INV_SQRT_2PI ((NUM)0.39894228040143267794)
 #define TWO_INV_SQRT_PI ((NUM)1.12837916709551257390)
 #define SQRT_2_PI ((NUM)0.79788456080286535588)
 #define GELU_C ((NUM)0.044715)
+#define GELU_W(a) ((2 * SQRT_2_PI) * ((a) + GELU_C * (a) * (a) * (a))) /* (1 + tanh(w / 2)) / 2 is sigmoid(w) */
 
 /* Integer division by -1 wraps and by 0 is refused by the kernel before it comes here; narrow types divide as int. */
 INLINE int32_t div_i32(int32_t a, int32_t b) { return b == -1 ? (int32_t)(0u - (uint32_t)a) : a / b; }
@@ -85,15 +92,15 @@ INLINE double tanh_softplus_f64(double e) { return e * (e + 2) / (e * (e + 2) + 
 #define NUM float
 INLINE float gelu_tanh_slope_f32(float a)
 {
-    float t = vtanh(SQRT_2_PI * (a + GELU_C * a * a * a));
-    return HALF * (1 + t) + HALF * a * (1 - t * t) * SQRT_2_PI * (1 + 3 * GELU_C * a * a);
+    float w = GELU_W(a), e = vexp_low(w < 0 ? w : -w), s = 1 / (1 + e);
+    return (w < 0 ? e * s : s) + a * e * s * s * (2 * SQRT_2_PI) * (1 + 3 * GELU_C * a * a);
 }
 #undef NUM
 #define NUM double
 INLINE double gelu_tanh_slope_f64(double a)
 {
-    double t = vtanh(SQRT_2_PI * (a + GELU_C * a * a * a));
-    return HALF * (1 + t) + HALF * a * (1 - t * t) * SQRT_2_PI * (1 + 3 * GELU_C * a * a);
+    double w = GELU_W(a), e = vexp_low(w < 0 ? w : -w), s = 1 / (1 + e);
+    return (w < 0 ? e * s : s) + a * e * s * s * (2 * SQRT_2_PI) * (1 + 3 * GELU_C * a * a);
 }
 #undef NUM
 #define gelu_tanh_slope(a) GENERIC(gelu_tanh_slope_f32, gelu_tanh_slope_f64)(a)

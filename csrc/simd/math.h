@@ -40,6 +40,30 @@ INLINE float f32_exp(float x)
     return x != x ? x : y;
 }
 
+/*
+ * exp of what is below 88, in half the steps: 0 where the result is below 2^-126, and the bits of a sum are those of
+ * the power already.
+ */
+INLINE float f32_exp_low(float x)
+{
+    const float magic = 12582912.0f + 127; /* 1.5 * 2^23: what is added to it is rounded, and is in its last bits */
+    float clamped = x < -88.0f ? -88.0f : x;
+    float shifted = clamped * 1.44269504f + magic;
+    float k = shifted - magic;
+    float r = clamped - k * 0.693359375f;
+    r = r + k * 2.12194440e-4f;
+    float p = 1.98948709e-4f;
+    p = p * r + 1.39296169e-3f;
+    p = p * r + 8.33330402e-3f;
+    p = p * r + 4.16665033e-2f;
+    p = p * r + 1.66666667e-1f;
+    p = p * r + 0.5f;
+    p = p * r * r + r + 1.0f;
+    uint32_t bits;
+    memcpy(&bits, &shifted, sizeof bits);
+    return p * f32_from_bits(bits << 23);
+}
+
 INLINE float f32_tanh(float x)
 {
     float a = x < 0 ? -x : x;
@@ -50,8 +74,8 @@ INLINE float f32_tanh(float x)
     small = small * z + 1.33314422036e-1f;
     small = small * z - 3.33332819422e-1f;
     small = x + x * z * small;
-    float e = f32_exp(2 * a);
-    float large = 1 - 2 / (e + 1);
+    float e = f32_exp_low(-2 * a);
+    float large = 1 - 2 * e / (1 + e);
     large = x < 0 ? -large : large;
     return a < 0.625f ? small : large;
 }
@@ -78,14 +102,37 @@ INLINE float f32_erf(float x)
     q = q * t + 2.59847644e-1f;
     q = q * t + 2.84887384e-1f;
     q = q * t - 1.52479086e-4f;
-    float large = 1 - q * f32_exp(-c * c);
+    float large = 1 - q * f32_exp_low(-c * c);
     large = x < 0 ? -large : large;
     return x != x ? x : a < 1 ? small : large;
 }
 
+/*
+ * The normal distribution up to x: below -u it has exp(-u^2 / 2 + R(u)), where R is nearly a line; a polynomial fitted
+ * on [0, 6] so that the result is 5e-8 off (weighted least squares, 6e-9 before rounding).
+ */
+INLINE float f32_normal(float x)
+{
+    float u = x < 0 ? -x : x, c = u > 6 ? 6 : u;
+    float r = -1.75554966e-8f;
+    r = r * c + 5.34055573e-7f;
+    r = r * c - 6.95617928e-6f;
+    r = r * c + 4.92978688e-5f;
+    r = r * c - 1.81357711e-4f;
+    r = r * c - 2.5323372e-5f;
+    r = r * c + 4.84533748e-3f;
+    r = r * c - 3.63692529e-2f;
+    r = r * c + 1.8169865e-1f;
+    r = r * c - 7.97885358e-1f;
+    r = r * c - 6.93147182e-1f;
+    float below = f32_exp_low(r - 0.5f * u * u);
+    return x < 0 ? below : 1 - below;
+}
+
 INLINE float f32_sigmoid(float x)
 {
-    return 1 / (1 + f32_exp(-x));
+    float e = f32_exp_low(x < 0 ? x : -x), s = 1 / (1 + e);
+    return x < 0 ? e * s : s;
 }
 
 /*

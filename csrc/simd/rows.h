@@ -8,11 +8,7 @@
 #include "base/fetch.h"
 #include "simd/philox_blocks.h"
 
-enum {
-    LANES = 16,
-    FETCHED = 256,     /* elements between which memory is asked for */
-    FAST_AHEAD = 4096, /* elements that a loop of little arithmetic asks ahead */
-};
+enum { LANES = 16, FETCHED = 256 }; /* the latter: elements between which memory is asked for */
 
 #define REDUCE_SUM(n, term, result) \
     do { \
@@ -50,25 +46,19 @@ static float row_dot(const float *x, const float *y, int64_t n)
 static float row_max(const float *x, int64_t n)
 {
     int32_t best = INT32_MIN, nan = 0;
-    for (int64_t at = 0; at < n; at += FETCHED) {
-        ont_fetch(x + at + FAST_AHEAD, FETCHED * sizeof *x);
-        for (int64_t i = at, end = at + FETCHED < n ? at + FETCHED : n; i < end; i++) {
-            int32_t bits;
-            memcpy(&bits, &x[i], sizeof bits);
-            int32_t magnitude = bits & 0x7fffffff, key = bits < 0 ? -magnitude : magnitude;
-            nan |= magnitude > 0x7f800000;
-            best = key > best ? key : best;
-        }
+    for (int64_t i = 0; i < n; i++) {
+        int32_t bits;
+        memcpy(&bits, &x[i], sizeof bits);
+        int32_t magnitude = bits & 0x7fffffff, key = bits < 0 ? -magnitude : magnitude;
+        nan |= magnitude > 0x7f800000;
+        best = key > best ? key : best;
     }
     return nan ? NAN : best < 0 ? -f32_from_bits((uint32_t)-best) : f32_from_bits((uint32_t)best);
 }
 
 static void row_add_to(float *acc, const float *x, int64_t n)
 {
-    for (int64_t at = 0; at < n; at += FETCHED) {
-        ont_fetch(x + at + FAST_AHEAD, FETCHED * sizeof *x);
-        for (int64_t i = at, end = at + FETCHED < n ? at + FETCHED : n; i < end; i++) acc[i] += x[i];
-    }
+    for (int64_t i = 0; i < n; i++) acc[i] += x[i];
 }
 
 /* Both halves are read before either is written, and no step reads what another writes. */
@@ -88,7 +78,7 @@ ROTATE(row_rotate_wide, double)
 static void row_softmax(const float *x, float *y, int64_t n)
 {
     float most = row_max(x, n);
-    for (int64_t i = 0; i < n; i++) y[i] = f32_vexp(x[i] - most);
+    for (int64_t i = 0; i < n; i++) y[i] = f32_vexp_low(x[i] - most);
     float scale = 1 / row_sum(y, n);
     for (int64_t i = 0; i < n; i++) y[i] *= scale;
 }
@@ -98,7 +88,7 @@ static void row_softmax(const float *x, float *y, int64_t n)
 static void row_log_sum_exp(const float *x, int64_t n, float *most, float *log_sum)
 {
     float sum, largest = row_max(x, n);
-    REDUCE_SUM(n, f32_vexp(x[i] - largest), sum);
+    REDUCE_SUM(n, f32_vexp_low(x[i] - largest), sum);
     *most = largest;
     *log_sum = logf(sum);
 }
@@ -115,7 +105,7 @@ static void row_scaled_softmax(const float *x, float most, float log_sum, float 
     for (int64_t at = 0; at < n; at += FETCHED) {
         ont_fetch_to_write(x + at, FETCHED * sizeof *x); /* y takes its place, mostly */
         for (int64_t i = at, end = at + FETCHED < n ? at + FETCHED : n; i < end; i++)
-            y[i] = scale * f32_vexp((x[i] - most) - log_sum);
+            y[i] = scale * f32_vexp_low((x[i] - most) - log_sum);
     }
 }
 
@@ -128,7 +118,7 @@ static void row_softmax_grad(const float *y, const float *dy, float *dx, int64_t
 static void row_log_softmax_grad(const float *y, const float *dy, float *dx, int64_t n)
 {
     float sum = row_sum(dy, n);
-    for (int64_t i = 0; i < n; i++) dx[i] = dy[i] - f32_vexp(y[i]) * sum;
+    for (int64_t i = 0; i < n; i++) dx[i] = dy[i] - f32_vexp_low(y[i]) * sum;
 }
 
 static void row_layernorm(const float *x, const float *scale, const float *bias, float eps, float *y, float *mean,

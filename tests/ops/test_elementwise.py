@@ -189,6 +189,34 @@ def test_refuses(case, error, match):
     expect_error(case, error, match)
 
 
+# operator, attributes, torch function, error of the value and of the slope over max(1, |value|) and max(1, |slope|)
+CURVES = [
+    ("Exp", {}, torch.exp, 2e-7, 2e-7), ("Tanh", {}, torch.tanh, 2e-7, 3e-7), ("Sigmoid", {}, torch.sigmoid, 2e-7, 2e-7),
+    ("Erf", {}, torch.erf, 3e-7, 4e-7), ("Gelu", {}, F.gelu, 2e-7, 4e-7),
+    ("Gelu", {"approximate": "tanh"}, lambda a: F.gelu(a, approximate="tanh"), 3e-7, 1e-6),
+    ("Swish", {}, F.silu, 2e-7, 1e-6), ("Elu", {}, F.elu, 2e-7, 2e-7), ("Selu", {}, F.selu, 3e-7, 3e-7),
+    ("Softplus", {}, F.softplus, 2e-7, 2e-7), ("Mish", {}, F.mish, 3e-7, 1e-6),
+]
+
+
+@pytest.mark.parametrize("op_type, attrs, function, bound, slope_bound", CURVES,
+                         ids=[f"{name}{attrs or ''}" for name, attrs, *_ in CURVES])
+def test_whole_curve(op_type, attrs, function, bound, slope_bound):
+    """Value and slope beside float64's, where parts of a formula meet, in the tails, and what is not finite."""
+    from harness import call, session_of
+    x = torch.cat([torch.linspace(-110, 85, 40_001), torch.linspace(-7, 7, 100_001), torch.tensor([0.0, -0.0, 1e-30])])
+    case = Case(op_type, [x.numpy()], attrs, opset=24)
+    ends = torch.tensor([INF, -INF, NAN, 1e4, -1e4])
+    (y,), (slope,) = call(session_of(case, [x.numpy()]), [x], b"\1", [torch.ones_like(x)])
+    wide = x.double().requires_grad_()
+    want = function(wide)
+    want_slope, = torch.autograd.grad(want.sum(), wide)
+    for got, expected, allowed in ((y, want.detach(), bound), (slope, want_slope, slope_bound)):
+        assert ((got.double() - expected).abs() / expected.abs().clamp(min=1)).max() < allowed
+    (got,), _ = call(session_of(case, [ends.numpy()]), [ends], b"\1", [torch.ones_like(ends)])
+    assert torch.allclose(got.double(), function(ends.double()), equal_nan=True)
+
+
 BIG = 300_001  # more than one thread's share, and a tail
 
 

@@ -11,6 +11,8 @@ from onnxtrain import _C
 # m, n, k: one of each, sides of tiles and their neighbours, several blocks and chunks, results that pass the caches
 SHAPES = [(1, 1, 1), (6, 16, 3), (13, 31, 17), (14, 32, 512), (15, 33, 513), (113, 577, 200), (700, 41, 1300),
           (33, 900, 1025), (300, 14003, 40), (1100, 1100, 90), (64, 500, 784), (9, 2000, 2100)]
+KINDS = {"float32": lambda: True, "split": lambda: _C.build_info()["split_products"],
+         "bfloat16": lambda: _C.measure_gemm("tiled bfloat16", False, False, 8, 8, 8) is not None}
 FLAGS = [(False, False), (False, True), (True, False), (True, True)]
 
 
@@ -52,7 +54,7 @@ def exact(a, b, trans_a, trans_b):
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: "x".join(map(str, s)))
 @pytest.mark.parametrize("trans_a, trans_b", FLAGS)
 def test_against_float64(shape, trans_a, trans_b, split):
-    if split and not _C.build_info()["split_products"]:
+    if split and not KINDS["split"]():
         pytest.skip("no tiles in this processor")
     a, b, row = operands(*shape, trans_a, trans_b)
     want = exact(a, b, trans_a, trans_b)
@@ -63,7 +65,7 @@ def test_against_float64(shape, trans_a, trans_b, split):
     assert (product(a, b, alpha=0.5, **attrs) - 0.5 * want).abs().max() < bound
 
 
-@pytest.mark.skipif(_C.measure_gemm("tiled bfloat16", False, False, 8, 8, 8) is None, reason="no such instructions")
+@pytest.mark.skipif(not KINDS["bfloat16"](), reason="no such instructions")
 @pytest.mark.parametrize("shape", [*SHAPES, (601, 15001, 7)], ids=lambda s: "x".join(map(str, s)))
 @pytest.mark.parametrize("trans_a, trans_b", FLAGS)
 def test_bfloat16(shape, trans_a, trans_b):
@@ -92,12 +94,18 @@ def test_any_number_of_threads(shape, trans_a, trans_b):
     assert all(torch.equal(results[0], other) for other in results[1:])
 
 
-def test_what_is_not_finite():
+@pytest.mark.parametrize("kind", ["float32", "split", "bfloat16"])
+def test_what_is_not_finite(kind):
     """It stays in its row and column; what is laid out beyond an edge meets nothing."""
+    if not KINDS[kind]():
+        pytest.skip("no such instructions")
     a, b, _ = operands(30, 70, 40, False, False)
     a[7, 5], b[9, 60] = float("inf"), float("nan")
-    got = product(a, b)
-    assert torch.equal(torch.isfinite(got), torch.isfinite(a @ b)) and torch.isfinite(got[:7, :60]).all()
+    if kind == "bfloat16":
+        a, b = a.bfloat16(), b.bfloat16()
+    got = product(a, b, split=int(kind == "split"))
+    assert torch.equal(torch.isfinite(got), torch.isfinite(a.double() @ b.double()))
+    assert torch.isfinite(got[:7, :60]).all()
 
 
 def test_of_no_element():

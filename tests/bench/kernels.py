@@ -1,0 +1,80 @@
+"""Medians of every kernel of a workload's step, by operator, kernel, result and phase.
+
+    python tests/bench/kernels.py mlp|transformer|cnn|resnet18|gpt2|bert|llama [--bf16] [--loss inside|outside]
+                                  [--steps 20] [--top 25] [--threads N]
+
+The first column is what a step spends there: the medians of its nodes, added up. Steps are whole ones, with
+the optimizer of `step.py --all`, so that kernels meet the caches as they do there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import json
+import statistics
+import tempfile
+import warnings
+from collections import defaultdict
+from pathlib import Path
+
+import torch
+
+from onnxtrain.ortmodule import DebugOptions, LogLevel, ORTModule
+from table import ASKED, BF16, FLOAT32, LocalPeer, Row, make_work
+from workloads import WORKLOADS
+
+warnings.filterwarnings("ignore")
+WARM_UP = 3
+
+
+def row_of(args: argparse.Namespace) -> Row:
+    known = {row.name: row.optimizer for row in (*FLOAT32, *BF16, *ASKED) if row.bf16 == args.bf16}
+    inside = None if args.loss is None else args.loss == "inside"
+    return Row(args.workload, known.get(args.workload, "adamw"), args.bf16, inside)
+
+
+def trace(row: Row, steps: int) -> list[dict]:
+    """Events of `steps` steps."""
+    with tempfile.TemporaryDirectory() as folder:
+        options = DebugOptions(log_level=LogLevel.WARNING, profile=Path(folder, "trace.json"))
+        peer = LocalPeer(row, make_work(row), lambda module: ORTModule(module, options))
+        for _ in range(WARM_UP + steps):
+            peer.step()
+        options.trace.write()
+        atexit.unregister(options.trace.write)
+        events = json.loads(Path(folder, "trace.json").read_text())["traceEvents"]
+    calls = sorted(e["ts"] for e in events if e.get("cat") == "module")
+    return [e for e in events if e.get("cat") in ("forward", "backward") and e["ts"] >= calls[WARM_UP]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("workload", choices=WORKLOADS)
+    parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--loss", choices=("inside", "outside"))
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--top", type=int, default=25)
+    parser.add_argument("--threads", type=int)
+    args = parser.parse_args()
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    row = row_of(args)
+    times: dict[tuple[str, ...], list[float]] = defaultdict(list)
+    for event in trace(row, args.steps):
+        what = event["args"]
+        times[event["name"], what["operator"], what["kernel"], what["shape"], event["cat"]].append(event["dur"] / 1e3)
+    rows: dict[tuple[str, ...], list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for (_, *key), samples in times.items():
+        calls = len(samples) / args.steps
+        rows[tuple(key)][0] += statistics.median(samples) * calls
+        rows[tuple(key)][1] += calls
+    total = sum(ms for ms, _ in rows.values())
+    print(f"{row}: {total:.2f} ms in kernels, {torch.get_num_threads()} threads, {args.steps} steps")
+    print(f"{'ms a step':>10} {'calls':>6}  operator, kernel, result, phase")
+    for key, (ms, calls) in sorted(rows.items(), key=lambda item: -item[1][0])[:args.top]:
+        print(f"{ms:10.3f} {calls:6.0f}  {'  '.join(key)}")
+
+
+if __name__ == "__main__":
+    main()
