@@ -30,8 +30,8 @@ static int64_t second_cache(void)
 
 /*
  * As nearly square parts as there are, so that little of A and B is laid out by more than one; but where a weight has
- * its outputs as rows (C's columns with B transposed, C's rows with A transposed), threads share these if there are
- * enough.
+ * its outputs as rows (C's columns with B transposed, C's rows with A transposed, or turned), threads share these if
+ * there are enough.
  */
 static void cut_parts(ont_tiled *t, int64_t threads)
 {
@@ -39,15 +39,16 @@ static void cut_parts(ont_tiled *t, int64_t threads)
     int64_t rows = t->kernel->rows, columns = t->kernel->columns, best = INT64_MAX;
     int64_t most_m = ceiling(g->m, rows), most_n = ceiling(g->n, columns);
     t->parts_m = t->parts_n = 1;
-    if (g->trans_b && !g->trans_a && most_n >= 4 * threads) {
+    if (g->trans_b && !g->trans_a && !t->turned && most_n >= 4 * threads) {
         t->parts_n = threads;
-    } else if (g->trans_a && !g->trans_b && most_m >= 4 * threads) {
+    } else if ((t->turned || (g->trans_a && !g->trans_b)) && most_m >= 4 * threads) {
         t->parts_m = threads;
     } else {
+        int64_t laying = t->direct ? 3 : 1; /* B is laid out, which costs more than reading A */
         for (int64_t m = 1; m <= threads; m++) {
             int64_t n = threads / m, sides;
             if (m * n != threads || m > most_m || n > most_n) continue;
-            sides = ceiling(g->m, m) + ceiling(g->n, n);
+            sides = ceiling(g->m, m) + laying * ceiling(g->n, n);
             if (sides < best) best = sides, t->parts_m = m, t->parts_n = n;
         }
     }
@@ -68,15 +69,15 @@ static void cut_blocks(ont_tiled *t)
 {
     const ont_gemm_kernel *kernel = t->kernel;
     int64_t k = padded(t->gemm.k, kernel->step), cache = second_cache(), sums = cache / 8 / (int64_t)sizeof(float),
-            laid = cache / 4 / kernel->laid;
+            laid = cache / (t->direct ? 2 : 4) / kernel->laid;
     int64_t m = t->part_m, n = t->part_n;
-    t->chunk = even(k, kernel->chunk, most(kernel->step, 16));
+    t->chunk = even(k, t->direct ? 2 * kernel->chunk : kernel->chunk, most(kernel->step, 16));
     t->chunk = least(t->chunk, k);
     int64_t whole = least(WHOLE, ALL_WHOLE / (t->parts_m * t->parts_n));
-    bool whole_a = m * k * kernel->laid <= whole, whole_b = n * k * kernel->laid <= whole;
+    bool whole_a = t->direct || m * k * kernel->laid <= whole, whole_b = n * k * kernel->laid <= whole;
     if ((k > 2 * t->chunk && m * n <= 4 * sums) || (!whole_a && !whole_b)) {
         t->order = ONT_TILED_CHUNKS;
-        t->block_m = even(m, 512, kernel->rows);
+        t->block_m = even(m, t->direct ? 1024 : 512, kernel->rows);
         t->block_n = even(n, 4 * sums / t->block_m, kernel->columns);
     } else if (whole_a && (n >= m || !whole_b)) {
         t->order = ONT_TILED_COLUMNS;
@@ -89,16 +90,26 @@ static void cut_blocks(ont_tiled *t)
     }
 }
 
+/* A linear layer's weight is larger than its input: it becomes the operand that is read as it is stored. */
+static void turn(ont_tiled *t)
+{
+    ont_gemm *g = &t->gemm, by = t->gemm;
+    t->turned = true;
+    g->m = by.n, g->n = by.m;
+    g->lda = by.ldb, g->ldb = by.lda;
+}
+
 void ont_tiled_cut(ont_tiled *t, const ont_gemm_kernel *kernel, const ont_gemm *g, ont_dtype out, int threads)
 {
-    *t = (ont_tiled){.gemm = *g, .kernel = kernel, .out = out};
+    *t = (ont_tiled){.gemm = *g, .kernel = kernel, .out = out, .direct = kernel->direct && !g->trans_a};
+    if (t->direct && g->trans_b && g->n > threads * g->m && g->m >= kernel->columns / 2) turn(t);
     cut_parts(t, threads);
     cut_blocks(t);
     int64_t k = padded(g->k, kernel->step);
     bool columns = t->order == ONT_TILED_COLUMNS, rows = t->order == ONT_TILED_ROWS;
     int64_t a = columns ? t->part_m * k : t->block_m * (rows ? k : t->chunk),
             b = rows ? t->part_n * k : t->block_n * (columns ? k : t->chunk);
-    t->a_bytes = (size_t)padded(a * kernel->laid, LINE);
+    t->a_bytes = t->direct ? 0 : (size_t)padded(a * kernel->laid, LINE);
     t->b_bytes = (size_t)padded(b * kernel->laid, LINE);
     t->part_bytes = t->a_bytes + t->b_bytes + (size_t)(t->block_m * t->block_n) * sizeof(float) + LINE;
     t->stream = (double)g->m * (double)g->n * (double)ont_dtype_size(out) >= STREAM;
@@ -129,10 +140,14 @@ typedef struct part {
     float *sums;
 } part;
 
+static const char *stored_at(const ont_tiled *t, const operand *o, int64_t first, int64_t k)
+{
+    return o->x + (o->across ? k * o->ld + first : first * o->ld + k) * t->kernel->element;
+}
+
 static void lay(const ont_tiled *t, const operand *o, int64_t first, int64_t count, int64_t k, int64_t depth, char *to)
 {
-    int64_t at = o->across ? k * o->ld + first : first * o->ld + k;
-    o->lay(&(ont_gemm_source){.x = o->x + at * t->kernel->element, .ld = o->ld, .count = count, .k = depth,
+    o->lay(&(ont_gemm_source){.x = stored_at(t, o, first, k), .ld = o->ld, .count = count, .k = depth,
                               .across = o->across}, to);
 }
 
@@ -158,19 +173,20 @@ static void block(part *p, int64_t i, int64_t rows, int64_t j, int64_t columns)
     const ont_gemm_kernel *kernel = t->kernel;
     ont_gemm_block b = {.m = rows, .n = columns, .sums = p->sums, .ld = padded(columns, kernel->columns)};
     bool half = t->out == ONT_BFLOAT16, chunks = t->order == ONT_TILED_CHUNKS;
-    b.place = (ont_gemm_place){.c = p->c + (i * g->ldc + j) * (half ? 2 : 4), .ldc = g->ldc, .alpha = (float)g->alpha,
-                               .row = p->row ? p->row + j * kernel->element : NULL, .half = half,
-                               .half_row = kernel->element == 2, .stream = t->stream};
+    int64_t row = t->turned ? j : i, column = t->turned ? i : j;
+    b.place = (ont_gemm_place){.c = p->c + (row * g->ldc + column) * (half ? 2 : 4), .ldc = g->ldc,
+                               .alpha = (float)g->alpha, .row = p->row ? p->row + column * kernel->element : NULL,
+                               .half = half, .half_row = kernel->element == 2, .stream = t->stream,
+                               .turned = t->turned};
     for (int64_t k = 0; k < g->k; k += t->chunk) {
         int64_t depth = least(t->chunk, g->k - k);
         b.k = padded(depth, kernel->step);
         b.add = k > 0;
         b.last = k + depth == g->k;
-        if (chunks) {
-            lay(t, &p->a, i, rows, k, depth, p->a.laid);
-            lay(t, &p->b, j, columns, k, depth, p->b.laid);
-        }
-        b.a = chunks ? p->a.laid : laid_at(t, &p->a, i, k, b.k);
+        if (chunks && !t->direct) lay(t, &p->a, i, rows, k, depth, p->a.laid);
+        if (chunks) lay(t, &p->b, j, columns, k, depth, p->b.laid);
+        b.lda = t->direct ? p->a.ld : 0;
+        b.a = t->direct ? stored_at(t, &p->a, i, k) : chunks ? p->a.laid : laid_at(t, &p->a, i, k, b.k);
         b.b = chunks ? p->b.laid : laid_at(t, &p->b, j, k, b.k);
         kernel->multiply(&b);
     }
@@ -183,13 +199,13 @@ static void region(part *p, int64_t first_m, int64_t last_m, int64_t first_n, in
         lay_all(t, &p->b, first_n, last_n - first_n);
         for (int64_t i = first_m; i < last_m; i += t->block_m) {
             int64_t rows = least(t->block_m, last_m - i);
-            lay_all(t, &p->a, i, rows);
+            if (!t->direct) lay_all(t, &p->a, i, rows);
             for (int64_t j = first_n; j < last_n; j += t->block_n)
                 block(p, i, rows, j, least(t->block_n, last_n - j));
         }
         return;
     }
-    if (t->order == ONT_TILED_COLUMNS) lay_all(t, &p->a, first_m, last_m - first_m);
+    if (t->order == ONT_TILED_COLUMNS && !t->direct) lay_all(t, &p->a, first_m, last_m - first_m);
     for (int64_t j = first_n; j < last_n; j += t->block_n) {
         int64_t columns = least(t->block_n, last_n - j);
         if (t->order == ONT_TILED_COLUMNS) lay_all(t, &p->b, j, columns);
@@ -221,8 +237,10 @@ void ont_tiled_run(const ont_tiled *t, const void *a, const void *b, const void 
     const ont_gemm *g = &t->gemm;
     const ont_gemm_kernel *kernel = t->kernel;
     job j = {{.t = t, .row = row, .c = c,
-              .a = {.x = a, .ld = g->lda, .panel = kernel->rows, .across = g->trans_a, .lay = kernel->lay_a},
-              .b = {.x = b, .ld = g->ldb, .panel = kernel->columns, .across = !g->trans_b, .lay = kernel->lay_b}},
+              .a = {.x = t->turned ? b : a, .ld = g->lda, .panel = kernel->rows, .across = g->trans_a,
+                    .lay = kernel->lay_a},
+              .b = {.x = t->turned ? a : b, .ld = g->ldb, .panel = kernel->columns, .across = !g->trans_b,
+                    .lay = kernel->lay_b}},
              work};
     ont_parallel(t->parts_m * t->parts_n, 1, parts, &j);
 }

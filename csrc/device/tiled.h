@@ -2,7 +2,8 @@
  * Large products by simd/gemm_kernel.h: how a product is cut into parts for threads and into blocks that stay in
  * a core's second cache. A row that is added, a scale and a result past the caches cost no pass of their own, and parts
  * follow from shapes alone: a thread computes the same rows of a weight's gradient as it multiplies rows of the weight,
- * which are then in its cache.
+ * which are then in its cache. Float32 rows of A that lie along k are read as they are stored; where those of B do too
+ * and are more, as a linear layer's weight, the transposed result is computed, whose A they are.
  */
 #ifndef ONT_DEVICE_TILED_H
 #define ONT_DEVICE_TILED_H
@@ -18,9 +19,10 @@ typedef enum ont_tiled_order {
 
 /* One product, cut. */
 typedef struct ont_tiled {
-    ont_gemm gemm;
+    ont_gemm gemm;                 /* with `turned` that of the transposed result, but for ldc */
     const ont_gemm_kernel *kernel; /* which says what A, B and the row are made of */
     ont_dtype out;                 /* float32, or A's dtype */
+    bool turned, direct;           /* the latter: A is not laid out */
     ont_tiled_order order;
     int64_t parts_m, parts_n; /* one for each thread */
     int64_t part_m, part_n;   /* of a part, at most */

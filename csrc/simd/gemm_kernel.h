@@ -29,15 +29,17 @@ typedef struct ont_gemm_place {
     float alpha;
     bool half, half_row; /* bfloat16, else float32 */
     bool stream;         /* past the caches */
+    bool turned;         /* c is (n, m), and the row is added along m */
 } ont_gemm_place;
 
 /*
  * sums (m, n) = A B, or with `add` sums + A B; in the end, with `last`, put in its place. ld is a multiple of the
- * kernel's columns and at least n.
+ * kernel's columns and at least n. B is laid out, and so is A where lda is 0: else it is read as it is stored, (m, k).
  */
 typedef struct ont_gemm_block {
     int64_t m, n, k;
     const void *a, *b;
+    int64_t lda;
     float *sums;
     int64_t ld;
     bool add, last;
@@ -49,6 +51,7 @@ typedef struct ont_gemm_kernel {
     int step;          /* k is laid out in multiples of it */
     int chunk;         /* of k, about: what a panel holds at a time */
     int element, laid; /* bytes of an element as stored, and laid out */
+    bool direct;       /* takes an A that is not laid out, and turned places */
     void (*lay_a)(const ont_gemm_source *s, void *panels);
     void (*lay_b)(const ont_gemm_source *s, void *panels);
     void (*multiply)(const ont_gemm_block *b);

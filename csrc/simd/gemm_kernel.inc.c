@@ -134,11 +134,13 @@ static void lay_b(const ont_gemm_source *s, void *panels)
 
 /* ---- results ---- */
 
+/* The place of what is behind sums (i, j). */
 INLINE ont_gemm_place moved(const ont_gemm_place *to, int64_t i, int64_t j)
 {
     ont_gemm_place at = *to;
-    at.c = (char *)to->c + (i * to->ldc + j) * (to->half ? 2 : 4);
-    if (to->row) at.row = (const char *)to->row + j * (to->half_row ? 2 : 4);
+    int64_t row = to->turned ? j : i, column = to->turned ? i : j;
+    at.c = (char *)to->c + (row * to->ldc + column) * (to->half ? 2 : 4);
+    if (to->row) at.row = (const char *)to->row + column * (to->half_row ? 2 : 4);
     return at;
 }
 
@@ -149,6 +151,45 @@ INLINE void write_f32(const ont_gemm_place *to, int64_t r, const vec sums[2])
     const float *row = to->row;
     for (int v = 0; v < 2; v++)
         store(c + v * LANES, to->alpha * sums[v] + (row ? load(row + v * LANES) : (vec){0}));
+}
+
+/* The first n lanes, those behind them 0. */
+INLINE vec load_first(const float *x, int64_t n)
+{
+#if WIDE
+    return (vec)_mm512_maskz_loadu_ps(first_of_16(n), x);
+#else
+    vec v = {0};
+    memcpy(&v, x, (size_t)n * sizeof *x);
+    return v;
+#endif
+}
+
+INLINE void store_first(float *x, int64_t n, vec v)
+{
+#if WIDE
+    _mm512_mask_storeu_ps(x, first_of_16(n), (__m512)v);
+#else
+    memcpy(x, &v, (size_t)n * sizeof *x);
+#endif
+}
+
+/* Two vectors of each row become 2 LANES rows. */
+INLINE void write_turned(const ont_gemm_place *to, vec sums[ROWS][2], const int rows)
+{
+    for (int first = 0; first < rows; first += LANES) {
+        const int n = rows - first < LANES ? rows - first : LANES;
+        vec add = to->row ? load_first((const float *)to->row + first, n) : (vec){0};
+        for (int v = 0; v < 2; v++) {
+            vec x[LANES];
+#pragma GCC unroll 16
+            for (int l = 0; l < LANES; l++) x[l] = l < n ? sums[first + l][v] : (vec){0};
+            turn_all(x);
+#pragma GCC unroll 16
+            for (int l = 0; l < LANES; l++)
+                store_first((float *)to->c + (v * LANES + l) * to->ldc + first, n, to->alpha * x[l] + add);
+        }
+    }
 }
 
 /* Rows and columns of sums go to their place. */
@@ -173,6 +214,27 @@ static void put_f32(const float *sums, int64_t ld, int64_t m, int64_t n, const o
 #endif
 }
 
+/* Rows and columns of sums change places, some at a time, on their way. */
+static void put_turned(const float *sums, int64_t ld, int64_t m, int64_t n, const ont_gemm_place *to)
+{
+    enum { AT_ONCE = 128 };
+    float turned[LANES * AT_ONCE];
+    for (int64_t i = 0; i < m; i += AT_ONCE)
+        for (int64_t j = 0; j < n; j += LANES) {
+            int64_t rows = least(AT_ONCE, m - i);
+            for (int64_t r = 0; r < rows; r += LANES) {
+                vec x[LANES];
+#pragma GCC unroll 16
+                for (int l = 0; l < LANES; l++) x[l] = i + r + l < m ? load(sums + (i + r + l) * ld + j) : (vec){0};
+                turn_all(x);
+#pragma GCC unroll 16
+                for (int l = 0; l < LANES; l++) store(turned + l * AT_ONCE + r, x[l]);
+            }
+            ont_gemm_place at = moved(to, i, j);
+            put_f32(turned, AT_ONCE, least(LANES, n - j), rows, &at);
+        }
+}
+
 /* ---- products ---- */
 
 /* Lines that the next tiles read first, one fetched per step of k. */
@@ -190,15 +252,30 @@ typedef void (*tile_fn)(const ont_gemm_block *p, const float *a, const float *b,
 #define ALL_TILES(X) X(1) X(2) X(3) X(4) X(5) X(6)
 #endif
 
-#define T(name) name##_f32
+#define T(name) name##_laid
+#define W(name) name##_f32
+#define STORED 0
 #define DEPTH 1
 #define SPREAD(a) (*(a) - (vec){0})
 #define MULTIPLY(sum, x, line) ((sum) + (x) * (line))
 #include "simd/gemm_tile.h"
 
+#define T(name) name##_stored
+#define W(name) name##_f32
+#define STORED 1
+#define DEPTH 1
+#define SPREAD(a) (*(a) - (vec){0})
+#define MULTIPLY(sum, x, line) ((sum) + (x) * (line))
+#include "simd/gemm_tile.h"
+
+static void multiply_f32(const ont_gemm_block *p)
+{
+    (p->lda ? multiply_stored : multiply_laid)(p);
+}
+
 extern const ont_gemm_kernel PASTE(ont_gemm_kernel_, ONT_ISA);
 const ont_gemm_kernel PASTE(ont_gemm_kernel_, ONT_ISA) = {
-    .rows = ROWS, .columns = COLUMNS, .step = 1, .chunk = 512, .element = 4, .laid = 4,
+    .rows = ROWS, .columns = COLUMNS, .step = 1, .chunk = 512, .element = 4, .laid = 4, .direct = true,
     .lay_a = lay_a, .lay_b = lay_b, .multiply = multiply_f32};
 
 #if WIDE

@@ -135,6 +135,8 @@ INLINE vec spread_word(const float *a)
 }
 
 #define T(name) name##_pairs
+#define W(name) name##_pairs
+#define STORED 0
 #define DEPTH 2
 #define SPREAD(a) spread_word(a)
 #define MULTIPLY(sum, x, line) (vec)_mm512_dpbf16_ps((__m512)(sum), (__m512bh)(x), (__m512bh)(line))

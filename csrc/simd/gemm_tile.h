@@ -1,10 +1,22 @@
 /*
- * Products of panels and what becomes of their sums: part of gemm_kernel.inc.c, once for float32 and once for pairs of
- * bfloat16. T(name) names the functions, MULTIPLY(sum, a, line) is one step of k, write() and put() are before it.
+ * Products of tiles and what becomes of their sums: part of gemm_kernel.inc.c, for float32 with A in panels and as it
+ * is stored (STORED), and for pairs of bfloat16. T(name) names the functions, MULTIPLY(sum, a, line) is one step of k,
+ * W(write) and W(put) are before it.
  */
+#if STORED
+#define ALONG_ROWS const float *row[(ROWS + 2) / 3]; for (int g = 0; 3 * g < ROWS; g++) row[g] = a + 3 * g * p->lda
+#define ELEMENT(r) (row[(r) / 3] + (r) % 3 * p->lda) /* addresses of a register and its double */
+#define NEXT_ELEMENTS for (int g = 0; 3 * g < rows; g++) row[g]++
+#else
+#define ALONG_ROWS (void)0
+#define ELEMENT(r) (a + (r))
+#define NEXT_ELEMENTS a += ROWS
+#endif
+
 INLINE void T(tile)(const ont_gemm_block *p, const float *a, const float *b, float *sums, const ont_gemm_place *to,
                     const ahead *next, const int rows)
 {
+    ALONG_ROWS;
     vec sum[ROWS][2];
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < 2; v++) sum[r][v] = (vec){0};
@@ -12,14 +24,18 @@ INLINE void T(tile)(const ont_gemm_block *p, const float *a, const float *b, flo
     do { \
         vec b0 = load(b), b1 = load(b + LANES); \
         for (int r = 0; r < rows; r++) { \
-            vec x = SPREAD(a + r); \
+            vec x = SPREAD(ELEMENT(r)); \
             sum[r][0] = MULTIPLY(sum[r][0], x, b0); \
             sum[r][1] = MULTIPLY(sum[r][1], x, b1); \
         } \
-        a += ROWS; \
+        NEXT_ELEMENTS; \
         b += COLUMNS; \
     } while (0)
-    int64_t steps = p->k / DEPTH, k = 0, last = least(steps, next->lines_a);
+    int64_t steps = p->k / DEPTH, k = 0;
+#if STORED
+    (void)next;
+#else
+    int64_t last = least(steps, next->lines_a);
     for (const float *line = next->a; k < last; k++, line += LINE) {
         __builtin_prefetch(line, 0, 2);
         STEP;
@@ -29,15 +45,22 @@ INLINE void T(tile)(const ont_gemm_block *p, const float *a, const float *b, flo
         __builtin_prefetch(line, 0, 2);
         STEP;
     }
-#pragma GCC unroll 2
+#endif
+#pragma GCC unroll 4
     for (; k < steps; k++) STEP;
 #undef STEP
     if (p->add) /* chunks are summed apart: errors of a long sum stay small */
         for (int r = 0; r < rows; r++)
             for (int v = 0; v < 2; v++) sum[r][v] += load(sums + r * p->ld + v * LANES);
+#if STORED
+    if (to && to->turned) {
+        write_turned(to, sum, rows);
+        return;
+    }
+#endif
     for (int r = 0; r < rows; r++)
         if (to) {
-            T(write)(to, r, sum[r]);
+            W(write)(to, r, sum[r]);
         } else {
             store(sums + r * p->ld, sum[r][0]);
             store(sums + r * p->ld + LANES, sum[r][1]);
@@ -56,6 +79,24 @@ static const tile_fn T(tiles)[] = {NULL, ALL_TILES(NAME)};
 #undef TILE
 #undef NAME
 
+#if STORED
+/* Each tile's rows of A stay in the first cache, and all panels of B pass by. */
+static void T(multiply)(const ont_gemm_block *p)
+{
+    int64_t whole = p->last && !p->place.stream ? p->n / COLUMNS * COLUMNS : 0;
+    for (int64_t i = 0; i < p->m; i += ROWS) {
+        const float *a = (const float *)p->a + i * p->lda;
+        const tile_fn tile = T(tiles)[least(ROWS, p->m - i)];
+        for (int64_t j = 0; j < p->n; j += COLUMNS) {
+            ont_gemm_place to = moved(&p->place, i, j);
+            tile(p, a, (const float *)p->b + j * p->k, p->sums + i * p->ld + j, j < whole ? &to : NULL, &(ahead){0});
+        }
+    }
+    if (!p->last || whole == p->n) return;
+    ont_gemm_place rest = moved(&p->place, 0, whole);
+    (p->place.turned ? put_turned : W(put))(p->sums + whole, p->ld, p->m, p->n - whole, &rest);
+}
+#else
 /* Panels of A pass by each panel of B; meanwhile the next of each come nearer. Whole tiles go to their place at once,
  * but what passes the caches goes in long rows. */
 static void T(multiply)(const ont_gemm_block *p)
@@ -78,9 +119,16 @@ static void T(multiply)(const ont_gemm_block *p)
     }
     if (!p->last || at_once == p->n) return;
     ont_gemm_place rest = moved(&p->place, 0, at_once);
-    T(put)(p->sums + at_once, p->ld, p->m, p->n - at_once, &rest);
+    W(put)(p->sums + at_once, p->ld, p->m, p->n - at_once, &rest);
 }
 
+#endif
+
+#undef ALONG_ROWS
+#undef ELEMENT
+#undef NEXT_ELEMENTS
+#undef W
+#undef STORED
 #undef T
 #undef DEPTH
 #undef SPREAD
