@@ -14,19 +14,19 @@
 #endif
 
 INLINE void T(tile)(const ont_gemm_block *p, const float *a, const float *b, float *sums, const ont_gemm_place *to,
-                    const ahead *next, const int rows)
+                    const ahead *next, const int rows, const int vectors)
 {
     ALONG_ROWS;
     vec sum[ROWS][2];
     for (int r = 0; r < rows; r++)
-        for (int v = 0; v < 2; v++) sum[r][v] = (vec){0};
+        for (int v = 0; v < vectors; v++) sum[r][v] = (vec){0};
 #define STEP \
     do { \
-        vec b0 = load(b), b1 = load(b + LANES); \
+        vec b0 = load(b), b1 = vectors > 1 ? load(b + LANES) : b0; \
         for (int r = 0; r < rows; r++) { \
             vec x = SPREAD(ELEMENT(r)); \
             sum[r][0] = MULTIPLY(sum[r][0], x, b0); \
-            sum[r][1] = MULTIPLY(sum[r][1], x, b1); \
+            if (vectors > 1) sum[r][1] = MULTIPLY(sum[r][1], x, b1); \
         } \
         NEXT_ELEMENTS; \
         b += COLUMNS; \
@@ -51,7 +51,7 @@ INLINE void T(tile)(const ont_gemm_block *p, const float *a, const float *b, flo
 #undef STEP
     if (p->add) /* chunks are summed apart: errors of a long sum stay small */
         for (int r = 0; r < rows; r++)
-            for (int v = 0; v < 2; v++) sum[r][v] += load(sums + r * p->ld + v * LANES);
+            for (int v = 0; v < vectors; v++) sum[r][v] += load(sums + r * p->ld + v * LANES);
 #if STORED
     if (to && to->turned) {
         write_turned(to, sum, rows);
@@ -62,8 +62,7 @@ INLINE void T(tile)(const ont_gemm_block *p, const float *a, const float *b, flo
         if (to) {
             W(write)(to, r, sum[r]);
         } else {
-            store(sums + r * p->ld, sum[r][0]);
-            store(sums + r * p->ld + LANES, sum[r][1]);
+            for (int v = 0; v < vectors; v++) store(sums + r * p->ld + v * LANES, sum[r][v]);
         }
 }
 
@@ -71,13 +70,22 @@ INLINE void T(tile)(const ont_gemm_block *p, const float *a, const float *b, flo
     static void T(tile_##rows)(const ont_gemm_block *p, const float *a, const float *b, float *sums, \
                                const ont_gemm_place *to, const ahead *next) \
     { \
-        T(tile)(p, a, b, sums, to, next, rows); \
+        T(tile)(p, a, b, sums, to, next, rows, 2); \
+    } \
+    static void T(narrow_##rows)(const ont_gemm_block *p, const float *a, const float *b, float *sums, \
+                                 const ont_gemm_place *to, const ahead *next) \
+    { \
+        (void)to; \
+        T(tile)(p, a, b, sums, NULL, next, rows, 1); \
     }
 #define NAME(rows) T(tile_##rows),
+#define NARROW(rows) T(narrow_##rows),
 ALL_TILES(TILE)
-static const tile_fn T(tiles)[] = {NULL, ALL_TILES(NAME)};
+/* By the number of vectors, less one, and of rows: a last panel that is no more than half full costs half. */
+static const tile_fn T(tiles)[2][ROWS + 1] = {{NULL, ALL_TILES(NARROW)}, {NULL, ALL_TILES(NAME)}};
 #undef TILE
 #undef NAME
+#undef NARROW
 
 #if STORED
 /* Each tile's rows of A stay in the first cache, and all panels of B pass by. */
@@ -86,9 +94,10 @@ static void T(multiply)(const ont_gemm_block *p)
     int64_t whole = p->last && !p->place.stream ? p->n / COLUMNS * COLUMNS : 0;
     for (int64_t i = 0; i < p->m; i += ROWS) {
         const float *a = (const float *)p->a + i * p->lda;
-        const tile_fn tile = T(tiles)[least(ROWS, p->m - i)];
+        int64_t rows = least(ROWS, p->m - i);
         for (int64_t j = 0; j < p->n; j += COLUMNS) {
             ont_gemm_place to = moved(&p->place, i, j);
+            const tile_fn tile = T(tiles)[p->n - j > LANES][rows];
             tile(p, a, (const float *)p->b + j * p->k, p->sums + i * p->ld + j, j < whole ? &to : NULL, &(ahead){0});
         }
     }
@@ -114,7 +123,8 @@ static void T(multiply)(const ont_gemm_block *p)
             if (j + COLUMNS < p->n)
                 next.b = b + COLUMNS * steps + panel * share * LINE,
                 next.lines_b = least(share, lines_b - panel * share);
-            T(tiles)[least(ROWS, p->m - i)](p, a, b, p->sums + i * p->ld + j, j < at_once ? &to : NULL, &next);
+            const tile_fn tile = T(tiles)[p->n - j > LANES][least(ROWS, p->m - i)];
+            tile(p, a, b, p->sums + i * p->ld + j, j < at_once ? &to : NULL, &next);
         }
     }
     if (!p->last || at_once == p->n) return;

@@ -61,12 +61,12 @@
     X(ReluGrad, a > 0 ? b : 0) \
     X(SigmoidGrad, b * a * (1 - a)) \
     X(TanhGrad, b * (1 - a * a)) \
-    X(ErfGrad, b * TWO_INV_SQRT_PI * vexp_low(-a * a)) \
+    X(ErfGrad, b * TWO_INV_SQRT_PI * vexp(-a * a)) \
     X(GeluErfGrad, b * (vnormal(a) + a * INV_SQRT_2PI * vexp_low(-HALF * a * a))) \
     X(GeluTanhGrad, b * gelu_tanh_slope(a)) \
     X(LeakyReluGrad, a > 0 ? b : P0 * b) \
-    X(EluGrad, a > 0 ? b : b * P0 * vexp_low(a)) \
-    X(SeluGrad, b * P1 * (a > 0 ? 1 : P0 * vexp_low(a))) \
+    X(EluGrad, a > 0 ? b : b * P0 * vexp(a)) \
+    X(SeluGrad, b * P1 * (a > 0 ? 1 : P0 * vexp(a))) \
     X(SoftplusGrad, b * vsigmoid(a)) \
     X(HardSigmoidGrad, a > -P1 / P0 && a < (1 - P1) / P0 ? P0 * b : 0) \
     X(HardSwishGrad, a <= -3 ? 0 : a < 3 ? b * (a * THIRD + HALF) : b) \
