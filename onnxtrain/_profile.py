@@ -40,7 +40,8 @@ class Profile:
         self._lock = threading.Lock()
         self._seen: dict[int, float] = {}  # per session: start of the latest step that has been read
         self._sessions: dict[int, Any] = {}
-        atexit.register(self.write)
+        self._written = 0  # events in the file
+        atexit.register(self._write_rest)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Profile:
         return self
@@ -95,6 +96,14 @@ class Profile:
         fresh.write_text(json.dumps({"traceEvents": [*names, *self._events], "displayTimeUnit": "ms"}),
                          encoding="utf-8")
         fresh.replace(self.path)
+        self._written = len(self._events)
+
+    def _write_rest(self) -> None:
+        """When the process ends; not again what write() has written."""
+        for session in list(self._sessions.values()):
+            self.read(session)
+        if len(self._events) > self._written:
+            self.write()
 
 
 def _module_of(node: str) -> str:

@@ -98,7 +98,7 @@ static void T(multiply)(const ont_gemm_block *p)
         for (int64_t j = 0; j < p->n; j += COLUMNS) {
             ont_gemm_place to = moved(&p->place, i, j);
             const tile_fn tile = T(tiles)[p->n - j > LANES][rows];
-            tile(p, a, (const float *)p->b + j * p->k, p->sums + i * p->ld + j, j < whole ? &to : NULL, &(ahead){0});
+            tile(p, a, (const float *)p->b + j * p->k, p->sums + i * p->ld + j, j < whole ? &to : NULL, NULL);
         }
     }
     if (!p->last || whole == p->n) return;

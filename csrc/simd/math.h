@@ -18,15 +18,10 @@ INLINE float f32_from_bits(uint32_t bits)
     return x;
 }
 
-/* exp: x = k ln 2 + r, a polynomial in r (least squares on Chebyshev-spaced points, error 5e-10), then scaled by 2^k.
- */
-INLINE float f32_exp(float x)
+/* exp(r), x = k ln 2 + r: a polynomial (least squares on Chebyshev-spaced points, error 5e-10). */
+INLINE float f32_exp_rest(float x, float k)
 {
-    float clamped = x > 89.0f ? 89.0f : x;
-    clamped = clamped < -104.0f ? -104.0f : clamped;
-    float k = clamped * 1.44269504f;
-    k = (k + 12582912.0f) - 12582912.0f; /* round to nearest */
-    float r = clamped - k * 0.693359375f;
+    float r = x - k * 0.693359375f;
     r = r + k * 2.12194440e-4f;
     float p = 1.98948709e-4f;
     p = p * r + 1.39296169e-3f;
@@ -34,7 +29,17 @@ INLINE float f32_exp(float x)
     p = p * r + 4.16665033e-2f;
     p = p * r + 1.66666667e-1f;
     p = p * r + 0.5f;
-    p = p * r * r + r + 1.0f;
+    return p * r * r + r + 1.0f;
+}
+
+/* exp, by k to the nearest: what is left, scaled by 2^k. */
+INLINE float f32_exp(float x)
+{
+    float clamped = x > 89.0f ? 89.0f : x;
+    clamped = clamped < -104.0f ? -104.0f : clamped;
+    float k = clamped * 1.44269504f;
+    k = (k + 12582912.0f) - 12582912.0f; /* round to nearest */
+    float p = f32_exp_rest(clamped, k);
     int32_t n = (int32_t)k, half = n >> 1; /* in two steps, so that neither scale overflows or is denormal */
     float y = p * f32_from_bits((uint32_t)(half + 127) << 23) * f32_from_bits((uint32_t)(n - half + 127) << 23);
     return x != x ? x : y;
@@ -50,15 +55,7 @@ INLINE float f32_exp_low(float x)
     float clamped = x < -88.0f ? -88.0f : x;
     float shifted = clamped * 1.44269504f + magic;
     float k = shifted - magic;
-    float r = clamped - k * 0.693359375f;
-    r = r + k * 2.12194440e-4f;
-    float p = 1.98948709e-4f;
-    p = p * r + 1.39296169e-3f;
-    p = p * r + 8.33330402e-3f;
-    p = p * r + 4.16665033e-2f;
-    p = p * r + 1.66666667e-1f;
-    p = p * r + 0.5f;
-    p = p * r * r + r + 1.0f;
+    float p = f32_exp_rest(clamped, k);
     uint32_t bits;
     memcpy(&bits, &shifted, sizeof bits);
     return p * f32_from_bits(bits << 23);

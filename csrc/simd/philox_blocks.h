@@ -18,6 +18,7 @@ enum { PHILOX_LANES = 8 };
 typedef __m512i philox_vec;
 #define PHILOX_SET(v) _mm512_set1_epi64((int64_t)(v))
 #define PHILOX_MUL(a, b) _mm512_mul_epu32(a, b)
+/* by the port of shuffles: shifts would share that of the products */
 #define PHILOX_HIGH(a) (__m512i)_mm512_movehdup_ps((__m512)(a))
 #define PHILOX_XOR(a, b, c) _mm512_ternarylogic_epi64(a, b, c, 0x96)
 #define PHILOX_FIRST(block) _mm512_add_epi64(PHILOX_SET(block), _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7))

@@ -10,7 +10,6 @@ the optimizer of `step.py --all`, so that kernels meet the caches as they do the
 from __future__ import annotations
 
 import argparse
-import atexit
 import json
 import statistics
 import tempfile
@@ -42,7 +41,6 @@ def trace(row: Row, steps: int) -> list[dict]:
         for _ in range(WARM_UP + steps):
             peer.step()
         options.trace.write()
-        atexit.unregister(options.trace.write)
         events = json.loads(Path(folder, "trace.json").read_text())["traceEvents"]
     calls = sorted(e["ts"] for e in events if e.get("cat") == "module")
     return [e for e in events if e.get("cat") in ("forward", "backward") and e["ts"] >= calls[WARM_UP]]

@@ -2,6 +2,8 @@
 
 import json
 import logging
+import subprocess
+import sys
 
 import onnx
 import pytest
@@ -191,3 +193,23 @@ def test_lines_of_the_level_asked_for_are_seen_whatever_the_loggers_level(caplog
     for level, times in ((LogLevel.INFO, 1), (LogLevel.WARNING, 0)):
         ORTModule(Named(), DebugOptions(level))(torch.ones(2), "four")
         assert capsys.readouterr().err.count(said) == times
+
+
+def test_profile_is_not_written_twice(tmp_path):
+    """What write() has written is not written again when the process ends, as into a folder that is gone by then."""
+    folder = tmp_path / "traces"
+    script = f"""
+import shutil, torch
+from onnxtrain.ortmodule import DebugOptions, LogLevel, ORTModule
+from pathlib import Path
+folder = Path({str(folder)!r})
+folder.mkdir()
+options = DebugOptions(log_level=LogLevel.WARNING, profile=folder / "trace.json")
+ORTModule(torch.nn.Linear(3, 3), options)(torch.ones(2, 3)).sum().backward()
+options.trace.write()
+assert (folder / "trace.json").stat().st_size > 0
+shutil.rmtree(folder)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    assert not folder.exists()
