@@ -102,7 +102,7 @@ static void turn(ont_tiled *t)
 void ont_tiled_cut(ont_tiled *t, const ont_gemm_kernel *kernel, const ont_gemm *g, ont_dtype out, int threads)
 {
     *t = (ont_tiled){.gemm = *g, .kernel = kernel, .out = out, .direct = kernel->direct && !g->trans_a};
-    if (t->direct && g->trans_b && g->n > threads * g->m && g->m >= kernel->columns / 2) turn(t);
+    if (t->direct && g->trans_b && g->n > threads * g->m && g->k >= g->m && g->m >= kernel->columns / 2) turn(t);
     cut_parts(t, threads);
     cut_blocks(t);
     int64_t k = padded(g->k, kernel->step);
@@ -112,7 +112,7 @@ void ont_tiled_cut(ont_tiled *t, const ont_gemm_kernel *kernel, const ont_gemm *
     t->a_bytes = t->direct ? 0 : (size_t)padded(a * kernel->laid, LINE);
     t->b_bytes = (size_t)padded(b * kernel->laid, LINE);
     t->part_bytes = t->a_bytes + t->b_bytes + (size_t)(t->block_m * t->block_n) * sizeof(float) + LINE;
-    t->stream = (double)g->m * (double)g->n * (double)ont_dtype_size(out) >= STREAM;
+    t->stream = (!t->direct || t->turned) && (double)g->m * (double)g->n * (double)ont_dtype_size(out) >= STREAM;
 }
 
 size_t ont_tiled_work_bytes(const ont_tiled *t)

@@ -34,6 +34,7 @@ INLINE void T(tile)(const ont_gemm_block *p, const float *a, const float *b, flo
     int64_t steps = p->k / DEPTH, k = 0;
 #if STORED
     (void)next;
+    if (to && !to->turned) fetch_place(to, rows);
 #else
     int64_t last = least(steps, next->lines_a);
     for (const float *line = next->a; k < last; k++, line += LINE) {
