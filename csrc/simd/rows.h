@@ -83,14 +83,43 @@ static void row_softmax(const float *x, float *y, int64_t n)
     for (int64_t i = 0; i < n; i++) y[i] *= scale;
 }
 
-/* The row's largest element and the logarithm of the sum of exp(x - largest): two numbers, for their sum would round.
+/* part += exp(x - most), lane by lane. */
+INLINE void add_exponentials(const float *x, int64_t n, float most, float part[LANES])
+{
+    float sums[LANES];
+    int64_t i = 0;
+    memcpy(sums, part, sizeof sums);
+    for (; i + LANES <= n; i += LANES)
+        for (int lane = 0; lane < LANES; lane++) sums[lane] += f32_vexp_low(x[i + lane] - most);
+    for (; i < n; i++) sums[0] += f32_vexp_low(x[i] - most);
+    memcpy(part, sums, sizeof sums);
+}
+
+/*
+ * The row's largest element and the logarithm of the sum of exp(x - largest): two numbers, for their sum would round.
+ * Read once, a page at a time: where a page has a larger element, what was summed before it becomes smaller. A row of
+ * nothing but -inf has NaN, as in torch.
  */
 static void row_log_sum_exp(const float *x, int64_t n, float *most, float *log_sum)
 {
-    float sum, largest = row_max(x, n);
-    REDUCE_SUM(n, f32_vexp_low(x[i] - largest), sum);
+    enum { PAGE = ONT_FETCH_PAGE / sizeof(float) };
+    float part[LANES] = {0}, largest = -INFINITY, sum;
+    for (int64_t page = 0; page < n; page += PAGE) {
+        int64_t end = page + PAGE < n ? page + PAGE : n;
+        float here = row_max(x + page, end - page);
+        if (!(here <= largest)) {
+            float less = f32_vexp_low(largest - here);
+            for (int lane = 0; lane < LANES; lane++) part[lane] *= less;
+            largest = here;
+        }
+        for (int64_t at = page; at < end; at += FETCHED) {
+            ont_fetch_ahead(x + at, FETCHED * sizeof *x);
+            if (largest > -INFINITY) add_exponentials(x + at, end - at < FETCHED ? end - at : FETCHED, largest, part);
+        }
+    }
+    REDUCE_SUM(LANES, part[i], sum);
     *most = largest;
-    *log_sum = logf(sum);
+    *log_sum = n && largest == -INFINITY ? NAN : logf(sum);
 }
 
 static void row_log_softmax(const float *x, float *y, int64_t n)
