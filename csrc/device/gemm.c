@@ -5,9 +5,11 @@
 
 #include <dlfcn.h>
 #include <pthread.h>
+#include <string.h>
 
 #include "base/parallel.h"
 #include "device/library.h"
+#include "simd/simd.h"
 
 /* ---- torch's BLAS: Fortran interface, column-major, 32-bit integers ---- */
 
@@ -151,4 +153,26 @@ void ont_gemm_add_row(const ont_gemm *g, int64_t matrices, const void *row, void
 {
     row_job j = {g, row, c};
     ont_parallel(matrices * g->m, 16384 / g->n + 1, g->dtype == ONT_FLOAT32 ? add_row_f32 : add_row_f64, &j);
+}
+
+/* ---- sums ---- */
+
+typedef struct sum_job {
+    const ont_gemm *g;
+    const float *a;
+    float *sums;
+} sum_job;
+
+static void sum_columns(void *context, int64_t first, int64_t last)
+{
+    const sum_job *j = context;
+    memset(j->sums + first, 0, (size_t)(last - first) * sizeof *j->sums);
+    for (int64_t k = 0; k < j->g->k; k++)
+        ont_simd()->add_to(j->sums + first, j->a + k * j->g->lda + first, last - first);
+}
+
+void ont_gemm_sum(const ont_gemm *g, const float *a, float *sums)
+{
+    sum_job j = {g, a, sums};
+    ont_parallel(g->m, 16384 / (g->k + 1) + 16, sum_columns, &j);
 }

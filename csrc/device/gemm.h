@@ -32,21 +32,38 @@ typedef enum ont_gemm_way {
     ONT_GEMM_SPLIT, /* tiled, of float32 operands in two parts each: less exact, and never chosen by itself */
 } ont_gemm_way;
 
+/* What goes along with a product: a row (n) added to each of C's, and sums (m) of op(A) along k: A is float32 and
+ * transposed. */
+enum { ONT_GEMM_ROW = 1, ONT_GEMM_SUMS = 2 };
+
+/* Ways of one very large product, among which its own runs decide. */
+typedef struct ont_gemm_trial ont_gemm_trial;
+
 struct ont_gemm_kernel;
 /* The kernel of our own that goes this way; NULL: the way has none, or this processor. */
 const struct ont_gemm_kernel *ont_gemm_kernel_of(ont_gemm_way way, ont_dtype dtype);
 
 /*
- * The fastest provider, and where `way` is not NULL the fastest way, of products to whose rows one is added with `row`,
- * which costs a provider another pass. ONNXTRAIN_GEMM=torch|onednn|primitive|tiled|plain fixes it. Small products are
- * not measured.
+ * The fastest provider, and where `way` is not NULL the fastest way, of products `with` those things, each of which
+ * costs a provider another pass. ONNXTRAIN_GEMM=torch|onednn|primitive|tiled|plain fixes it. Small products are not
+ * measured.
  */
-const ont_gemm_provider *ont_gemm_choose(const ont_gemm *g, bool row, ont_gemm_way *way);
+const ont_gemm_provider *ont_gemm_choose(const ont_gemm *g, int with, ont_gemm_way *way);
 /* The same of 16-bit operands, whose result is of their dtype or float32: the primitive or our own kernel. */
 ont_gemm_way ont_gemm_choose_half(const ont_gemm *g, ont_dtype out, bool row);
 const ont_gemm_provider *ont_gemm_plain(void);
+/*
+ * Of products so large that a sample says little of them: NULL where the choice above stands. It outlives the caller,
+ * who asks it before each run which way to go, and tells it how long that took in seconds. Every way that was near the
+ * best takes its turn a few times, then it is always the fastest.
+ */
+ont_gemm_trial *ont_gemm_try(const ont_gemm *g, int with);
+ont_gemm_way ont_gemm_trial_next(ont_gemm_trial *trial, const ont_gemm_provider **provider);
+void ont_gemm_trial_note(ont_gemm_trial *trial, ont_gemm_way way, const ont_gemm_provider *provider, double seconds);
 /* C += row (n) for so many matrices, one behind the other. */
 void ont_gemm_add_row(const ont_gemm *g, int64_t matrices, const void *row, void *c);
+/* sums (m) = A (k, m) along k: it is float32, and transposed in the product. */
+void ont_gemm_sum(const ont_gemm *g, const float *a, float *sums);
 /* Seconds of the best of a few runs on scratch memory; negative where there is no memory for it, or no such way. */
 double ont_gemm_measure(ont_gemm_way way, const ont_gemm_provider *provider, const ont_gemm *g, ont_dtype out);
 

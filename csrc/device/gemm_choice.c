@@ -4,6 +4,7 @@
  */
 #include <math.h>
 #include <pthread.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -23,7 +24,7 @@ typedef struct contestant {
     double took;                       /* best seconds; negative where it is not there */
 } contestant;
 
-enum { A, B, C, ROW, HANDLE_WORK, TILED_WORK, N_BUFFERS, LINE = 64 };
+enum { A, B, C, ROW, SUMS, HANDLE_WORK, TILED_WORK, N_BUFFERS, LINE = 64 };
 
 /* Operands of a product whose pages are touched, and the product as each way takes it. */
 typedef struct scratch {
@@ -33,9 +34,10 @@ typedef struct scratch {
     ont_tiled tiled;
 } scratch;
 
-static void make_handle(scratch *s, const ont_gemm *g, ont_dtype out, bool row)
+static void make_handle(scratch *s, const ont_gemm *g, ont_dtype out, int with)
 {
-    ont_matmul m = {.dtype = g->dtype, .out = out, .trans_a = g->trans_a, .trans_b = g->trans_b, .bias = row,
+    ont_matmul m = {.dtype = g->dtype, .out = out, .trans_a = g->trans_a, .trans_b = g->trans_b,
+                    .bias = with & ONT_GEMM_ROW,
                     .alpha = 1};
     m.a = ont_shape_of(2, (int64_t[]){g->trans_a ? g->k : g->m, g->lda});
     m.b = ont_shape_of(2, (int64_t[]){g->trans_b ? g->n : g->k, g->ldb});
@@ -56,19 +58,20 @@ static void make_tiled(scratch *s, const ont_gemm_kernel *kernel, const ont_gemm
     s->bytes[TILED_WORK] = ont_tiled_work_bytes(&s->tiled);
 }
 
-static bool scratch_init(scratch *s, const ont_gemm *g, ont_dtype out, bool row, const contestant *all, int n)
+static bool scratch_init(scratch *s, const ont_gemm *g, ont_dtype out, int with, const contestant *all, int n)
 {
     size_t size = ont_dtype_size(g->dtype);
     memset(s, 0, sizeof *s);
     for (int i = 0; i < n; i++) {
         const ont_gemm_kernel *kernel = ont_gemm_kernel_of(all[i].way, g->dtype);
-        if (all[i].way == ONT_GEMM_PRIMITIVE) make_handle(s, g, out, row);
+        if (all[i].way == ONT_GEMM_PRIMITIVE) make_handle(s, g, out, with);
         if (kernel) make_tiled(s, kernel, g, out);
     }
     s->bytes[A] = (size_t)((g->trans_a ? g->k : g->m) * g->lda) * size;
     s->bytes[B] = (size_t)((g->trans_b ? g->n : g->k) * g->ldb) * size;
     s->bytes[C] = (size_t)(g->m * g->ldc) * ont_dtype_size(out);
     s->bytes[ROW] = (size_t)g->n * size;
+    s->bytes[SUMS] = (size_t)g->m * sizeof(float);
     bool enough = true;
     for (int i = 0; i < N_BUFFERS; i++) {
         s->data[i] = ont_buffer_alloc(s->bytes[i]);
@@ -97,25 +100,28 @@ static void share_out(const scratch *s)
 }
 
 /* Seconds of one run; negative where there is no such way. */
-static double timed(const contestant *p, const ont_gemm *g, bool row, const scratch *s)
+static double timed(const contestant *p, const ont_gemm *g, int with, const scratch *s)
 {
-    void *const *d = s->data;
+    void *const *d = s->data, *row = with & ONT_GEMM_ROW ? d[ROW] : NULL;
+    float *sums = with & ONT_GEMM_SUMS ? d[SUMS] : NULL;
     share_out(s);
     double start = ont_seconds();
     switch (p->way) {
     case ONT_GEMM_PROVIDER:
         if (!p->provider->available(g->dtype)) return -1;
         p->provider->run(g, d[A], d[B], d[C]);
-        if (row) ont_gemm_add_row(g, 1, d[ROW], d[C]);
+        if (row) ont_gemm_add_row(g, 1, row, d[C]);
+        if (sums) ont_gemm_sum(g, d[A], sums);
         break;
     case ONT_GEMM_PRIMITIVE:
         if (!s->handle) return -1;
-        if (ont_dnnl_matmul_run(s->handle, d[A], d[B], row ? d[ROW] : NULL, d[C], d[HANDLE_WORK]) != ONT_OK) return -1;
+        if (ont_dnnl_matmul_run(s->handle, d[A], d[B], row, d[C], d[HANDLE_WORK]) != ONT_OK) return -1;
+        if (sums) ont_gemm_sum(g, d[A], sums);
         break;
     case ONT_GEMM_TILED:
     case ONT_GEMM_SPLIT:
         if (!s->tiled.kernel) return -1;
-        ont_tiled_run(&s->tiled, d[A], d[B], row ? d[ROW] : NULL, d[C], d[TILED_WORK]);
+        ont_tiled_run(&s->tiled, d[A], d[B], row, d[C], sums, d[TILED_WORK]);
     }
     return ont_seconds() - start;
 }
@@ -124,15 +130,15 @@ enum { ROUNDS = 4 }; /* the first warms up */
 static const double LONG = 0.02;
 
 /* Everybody takes turns: what slows a moment down meets all of them. False without memory. */
-static bool measure(contestant *all, int n, const ont_gemm *g, ont_dtype out, bool row)
+static bool measure(contestant *all, int n, const ont_gemm *g, ont_dtype out, int with)
 {
     scratch s;
-    bool enough = scratch_init(&s, g, out, row, all, n);
+    bool enough = scratch_init(&s, g, out, with, all, n);
     double start = ont_seconds();
     for (int i = 0; i < n; i++) all[i].took = -1;
     for (int round = 0; enough && round < ROUNDS; round++) {
         for (int i = 0; i < n; i++) {
-            double took = timed(&all[i], g, row, &s);
+            double took = timed(&all[i], g, with, &s);
             if (round && took >= 0 && (all[i].took < 0 || took < all[i].took)) all[i].took = took;
         }
         if (round && ont_seconds() - start > LONG * n) break;
@@ -144,21 +150,30 @@ static bool measure(contestant *all, int n, const ont_gemm *g, ont_dtype out, bo
 double ont_gemm_measure(ont_gemm_way way, const ont_gemm_provider *provider, const ont_gemm *g, ont_dtype out)
 {
     contestant one = {way, provider, -1};
-    return measure(&one, 1, g, out, false) ? one.took : -1;
+    return measure(&one, 1, g, out, 0) ? one.took : -1;
 }
 
 /* ---- what is known ---- */
 
+enum { KNOWN = 512, WAYS = 8, TURNS = 3 };
+static const double HUGE_OPERATIONS = 4e9, NEAR = 1.1, VERY_NEAR = 1.05;
+
+/* Those of a product, its own runs of which decide. */
+struct ont_gemm_trial {
+    contestant ways[WAYS];
+    int turns[WAYS], n, decided; /* the latter: a way, or -1 */
+};
+
 typedef struct known {
     ont_gemm shape;
     ont_dtype out;
-    bool row;
+    int with;
     bool measured;
     ont_gemm_way way;
     const ont_gemm_provider *best; /* of the providers */
+    ont_gemm_trial trial;          /* of huge products */
 } known;
 
-enum { KNOWN = 512 };
 static known cache[KNOWN];
 static size_t n_known;
 static pthread_mutex_t cache_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -169,10 +184,10 @@ static int64_t rounded(int64_t dim)
     return dim > 0 ? (int64_t)round(2 * log2((double)dim)) : -1;
 }
 
-static bool same_kind(const known *k, const ont_gemm *b, ont_dtype out, bool row)
+static bool same_kind(const known *k, const ont_gemm *b, ont_dtype out, int with)
 {
     const ont_gemm *a = &k->shape;
-    return a->dtype == b->dtype && k->out == out && k->row == row && a->trans_a == b->trans_a &&
+    return a->dtype == b->dtype && k->out == out && k->with == with && a->trans_a == b->trans_a &&
            a->trans_b == b->trans_b && rounded(a->m) == rounded(b->m) && rounded(a->n) == rounded(b->n) &&
            rounded(a->k) == rounded(b->k);
 }
@@ -188,7 +203,7 @@ static double operations(const ont_gemm *g)
  */
 static ont_gemm sample_of(const ont_gemm *g)
 {
-    double limit = operations(g) >= 4e9 ? 2e9 : 2e8;
+    double limit = operations(g) >= HUGE_OPERATIONS ? 2e9 : 2e8;
     ont_gemm s = *g;
     while (operations(&s) > limit) {
         int64_t *longest = s.m >= s.n ? &s.m : &s.n;
@@ -206,39 +221,57 @@ static const char *name_of(const contestant *p)
     return p->provider ? p->provider->name : p->way == ONT_GEMM_PRIMITIVE ? "primitive" : "tiled";
 }
 
+static void log_time(const char *what, const ont_gemm *g, int with, const contestant *p)
+{
+    static const char *const along[] = {"", " and a row", " and sums", " and a row and sums"};
+    ont_log(ONT_LOG_DEBUG, "%s %s %lldx%lldx%lld%s: %s %.0f us", what, ont_dtype_name(g->dtype), (long long)g->m,
+            (long long)g->n, (long long)g->k, along[with], name_of(p), p->took * 1e6);
+}
+
 /* The plain loop is not measured. False without memory. */
-static bool fastest(const ont_gemm *g, ont_dtype out, bool row, known *found)
+static bool fastest(const ont_gemm *g, ont_dtype out, int with, known *found)
 {
     size_t count;
     const ont_gemm_provider *providers = ont_gemm_providers(&count);
     ont_gemm sample = sample_of(g);
-    contestant all[8] = {{ONT_GEMM_PRIMITIVE, NULL, -1}, {ONT_GEMM_TILED, NULL, -1}};
+    contestant all[WAYS] = {{ONT_GEMM_PRIMITIVE, NULL, -1}, {ONT_GEMM_TILED, NULL, -1}};
     int n = 2;
     double least = 0, least_provider = 0;
     for (size_t i = 0; i + 1 < count && g->dtype == out && !ont_dtype_is_half(out); i++)
         all[n++] = (contestant){ONT_GEMM_PROVIDER, &providers[i], -1};
-    *found = (known){.shape = *g, .out = out, .row = row};
-    if (!measure(all, n, &sample, out, row)) return false;
+    *found = (known){.shape = *g, .out = out, .with = with};
+    if (!measure(all, n, &sample, out, with)) return false;
     for (int i = 0; i < n; i++) {
         double took = all[i].took;
         if (took < 0) continue;
-        ont_log(ONT_LOG_DEBUG, "gemm %s %lldx%lldx%lld%s: %s %.0f us", ont_dtype_name(g->dtype), (long long)g->m,
-                (long long)g->n, (long long)g->k, row ? " and a row" : "", name_of(&all[i]), took * 1e6);
+        log_time("gemm", g, with, &all[i]);
         if (least == 0 || took < least) least = took, found->way = all[i].way;
         if (all[i].way == ONT_GEMM_PROVIDER && (least_provider == 0 || took < least_provider))
             least_provider = took, found->best = all[i].provider;
     }
+    ont_gemm_trial *trial = &found->trial;
+    for (int i = 0; i < n; i++)
+        if (all[i].took >= 0 && all[i].took <= NEAR * least) trial->ways[trial->n++] = all[i];
+    for (int i = 0; i < trial->n; i++) trial->ways[i].took = -1;
+    trial->decided = -1;
     return found->measured = least > 0;
 }
 
+static known *find(const ont_gemm *g, ont_dtype out, int with)
+{
+    for (size_t i = 0; i < n_known; i++)
+        if (same_kind(&cache[i], g, out, with)) return &cache[i];
+    return NULL;
+}
+
 /* What is known of this kind of product, measured now where nothing is; not `measured` without memory for it. */
-static known recall(const ont_gemm *g, ont_dtype out, bool row)
+static known recall(const ont_gemm *g, ont_dtype out, int with)
 {
     known found = {.measured = false};
     pthread_mutex_lock(&cache_lock);
-    for (size_t i = 0; i < n_known && !found.measured; i++)
-        if (same_kind(&cache[i], g, out, row)) found = cache[i];
-    if (!found.measured && fastest(g, out, row, &found) && n_known < KNOWN) cache[n_known++] = found;
+    const known *before = find(g, out, with);
+    if (before) found = *before;
+    else if (fastest(g, out, with, &found) && n_known < KNOWN) cache[n_known++] = found;
     pthread_mutex_unlock(&cache_lock);
     return found;
 }
@@ -261,7 +294,7 @@ static bool asked_way(const char *asked, const ont_gemm *g, ont_gemm_way *way)
     return *way != ONT_GEMM_PROVIDER;
 }
 
-const ont_gemm_provider *ont_gemm_choose(const ont_gemm *g, bool row, ont_gemm_way *way)
+const ont_gemm_provider *ont_gemm_choose(const ont_gemm *g, int with, ont_gemm_way *way)
 {
     const char *asked = getenv("ONNXTRAIN_GEMM");
     size_t count;
@@ -277,7 +310,7 @@ const ont_gemm_provider *ont_gemm_choose(const ont_gemm *g, bool row, ont_gemm_w
         libraries += first != ont_gemm_plain();
     }
     if (asked_way(asked, g, way) || !fits(g) || operations(g) < 1e6 || libraries < 2) return first;
-    known found = recall(g, g->dtype, row);
+    known found = recall(g, g->dtype, with);
     if (!found.best) return first;
     *way = found.way;
     return found.best;
@@ -289,6 +322,68 @@ ont_gemm_way ont_gemm_choose_half(const ont_gemm *g, ont_dtype out, bool row)
     if (!ont_gemm_kernel_of(ONT_GEMM_TILED, g->dtype)) return ONT_GEMM_PRIMITIVE;
     if (asked && *asked) return strcmp(asked, "tiled") ? ONT_GEMM_PRIMITIVE : ONT_GEMM_TILED;
     if (operations(g) < 1e7 || ont_simd_gemm_split()) return ONT_GEMM_PRIMITIVE; /* oneDNN has the tiles as well */
-    known found = recall(g, out, row);
+    known found = recall(g, out, row ? ONT_GEMM_ROW : 0);
     return found.measured ? found.way : ONT_GEMM_PRIMITIVE;
+}
+
+/* ---- trials ---- */
+
+ont_gemm_trial *ont_gemm_try(const ont_gemm *g, int with)
+{
+    const char *asked = getenv("ONNXTRAIN_GEMM");
+    if ((asked && *asked) || operations(g) < HUGE_OPERATIONS || g->dtype != ONT_FLOAT32) return NULL;
+    pthread_mutex_lock(&cache_lock);
+    known *k = find(g, g->dtype, with);
+    pthread_mutex_unlock(&cache_lock);
+    return k && k->trial.n > 1 ? &k->trial : NULL;
+}
+
+/* Whether the way has turns left: two, of which the first warms up, and more where it was near the best. */
+static bool has_turns(const ont_gemm_trial *trial, int way)
+{
+    double least = trial->ways[way].took;
+    for (int i = 0; i < trial->n; i++)
+        if (trial->ways[i].took >= 0 && trial->ways[i].took < least) least = trial->ways[i].took;
+    return trial->turns[way] < 2 || (trial->turns[way] < TURNS && trial->ways[way].took <= VERY_NEAR * least);
+}
+
+/* The way whose turn it is; -1 where none has turns left. */
+static int next_turn(const ont_gemm_trial *trial)
+{
+    int next = -1;
+    for (int i = 0; i < trial->n; i++)
+        if (has_turns(trial, i) && (next < 0 || trial->turns[i] < trial->turns[next])) next = i;
+    return next;
+}
+
+static void decide(ont_gemm_trial *trial)
+{
+    const known *k = (const known *)(const void *)((const char *)trial - offsetof(known, trial));
+    trial->decided = 0;
+    for (int i = 0; i < trial->n; i++) {
+        log_time("gemm in place", &k->shape, k->with, &trial->ways[i]);
+        if (trial->ways[i].took < trial->ways[trial->decided].took) trial->decided = i;
+    }
+}
+
+ont_gemm_way ont_gemm_trial_next(ont_gemm_trial *trial, const ont_gemm_provider **provider)
+{
+    pthread_mutex_lock(&cache_lock);
+    contestant way = trial->ways[trial->decided >= 0 ? trial->decided : next_turn(trial)];
+    pthread_mutex_unlock(&cache_lock);
+    *provider = way.provider;
+    return way.way;
+}
+
+void ont_gemm_trial_note(ont_gemm_trial *trial, ont_gemm_way way, const ont_gemm_provider *provider, double seconds)
+{
+    pthread_mutex_lock(&cache_lock);
+    for (int i = 0; i < trial->n && trial->decided < 0; i++) {
+        contestant *p = &trial->ways[i];
+        if (p->way != way || p->provider != provider) continue;
+        trial->turns[i]++;
+        if (p->took < 0 || seconds < p->took) p->took = seconds;
+    }
+    if (trial->decided < 0 && next_turn(trial) < 0) decide(trial);
+    pthread_mutex_unlock(&cache_lock);
 }

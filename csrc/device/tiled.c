@@ -3,6 +3,7 @@
  */
 #include "device/tiled.h"
 
+#include <string.h>
 #include <unistd.h>
 
 #include "base/parallel.h"
@@ -112,6 +113,8 @@ void ont_tiled_cut(ont_tiled *t, const ont_gemm_kernel *kernel, const ont_gemm *
     t->a_bytes = t->direct ? 0 : (size_t)padded(a * kernel->laid, LINE);
     t->b_bytes = (size_t)padded(b * kernel->laid, LINE);
     t->part_bytes = t->a_bytes + t->b_bytes + (size_t)(t->block_m * t->block_n) * sizeof(float) + LINE;
+    t->sum_bytes = kernel->direct && !t->direct ? (size_t)padded(t->part_m * (int64_t)sizeof(float), LINE) : 0;
+    t->part_bytes += t->sum_bytes;
     t->stream = (!t->direct || t->turned) && (double)g->m * (double)g->n * (double)ont_dtype_size(out) >= STREAM;
 }
 
@@ -130,6 +133,7 @@ typedef struct operand {
     void (*lay)(const ont_gemm_source *s, void *panels);
     char *laid;
     int64_t first, count;
+    float *sums, *chunk; /* along k, of all rows or NULL, and scratch for those of a chunk */
 } operand;
 
 typedef struct part {
@@ -138,6 +142,7 @@ typedef struct part {
     const char *row;
     char *c;
     float *sums;
+    int64_t first_n;
 } part;
 
 static const char *stored_at(const ont_tiled *t, const operand *o, int64_t first, int64_t k)
@@ -147,8 +152,13 @@ static const char *stored_at(const ont_tiled *t, const operand *o, int64_t first
 
 static void lay(const ont_tiled *t, const operand *o, int64_t first, int64_t count, int64_t k, int64_t depth, char *to)
 {
-    o->lay(&(ont_gemm_source){.x = stored_at(t, o, first, k), .ld = o->ld, .count = count, .k = depth,
-                              .across = o->across}, to);
+    ont_gemm_source s = {.x = stored_at(t, o, first, k), .ld = o->ld, .count = count, .k = depth, .across = o->across};
+    if (o->sums) {
+        s.sums = k ? o->chunk : o->sums + first;
+        memset(s.sums, 0, (size_t)count * sizeof *s.sums);
+    }
+    o->lay(&s, to);
+    for (int64_t i = 0; o->sums && k && i < count; i++) o->sums[first + i] += o->chunk[i];
 }
 
 /* All of k, chunk by chunk. */
@@ -183,7 +193,9 @@ static void block(part *p, int64_t i, int64_t rows, int64_t j, int64_t columns)
         b.k = padded(depth, kernel->step);
         b.add = k > 0;
         b.last = k + depth == g->k;
-        if (chunks && !t->direct) lay(t, &p->a, i, rows, k, depth, p->a.laid);
+        operand a = p->a;
+        if (j > p->first_n) a.sums = NULL;
+        if (chunks && !t->direct) lay(t, &a, i, rows, k, depth, a.laid);
         if (chunks) lay(t, &p->b, j, columns, k, depth, p->b.laid);
         b.lda = t->direct ? p->a.ld : 0;
         b.a = t->direct ? stored_at(t, &p->a, i, k) : chunks ? p->a.laid : laid_at(t, &p->a, i, k, b.k);
@@ -227,18 +239,21 @@ static void parts(void *context, int64_t first, int64_t last)
         int64_t m = index / t->parts_n * t->part_m, n = index % t->parts_n * t->part_n;
         p.a.laid = j->work + (size_t)index * (size_t)padded((int64_t)t->part_bytes, LINE);
         p.b.laid = p.a.laid + t->a_bytes;
-        p.sums = (float *)(void *)(p.b.laid + t->b_bytes);
+        p.a.chunk = (float *)(void *)(p.b.laid + t->b_bytes);
+        p.sums = (float *)(void *)(p.b.laid + t->b_bytes + t->sum_bytes);
+        p.first_n = n;
+        if (n) p.a.sums = NULL; /* the first part of the same rows sums them */
         region(&p, m, least(m + t->part_m, t->gemm.m), n, least(n + t->part_n, t->gemm.n));
     }
 }
 
-void ont_tiled_run(const ont_tiled *t, const void *a, const void *b, const void *row, void *c, void *work)
+void ont_tiled_run(const ont_tiled *t, const void *a, const void *b, const void *row, void *c, float *sums, void *work)
 {
     const ont_gemm *g = &t->gemm;
     const ont_gemm_kernel *kernel = t->kernel;
     job j = {{.t = t, .row = row, .c = c,
               .a = {.x = t->turned ? b : a, .ld = g->lda, .panel = kernel->rows, .across = g->trans_a,
-                    .lay = kernel->lay_a},
+                    .lay = kernel->lay_a, .sums = sums},
               .b = {.x = t->turned ? a : b, .ld = g->ldb, .panel = kernel->columns, .across = !g->trans_b,
                     .lay = kernel->lay_b}},
              work};

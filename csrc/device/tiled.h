@@ -28,14 +28,17 @@ typedef struct ont_tiled {
     int64_t part_m, part_n;   /* of a part, at most */
     int64_t block_m, block_n;
     int64_t chunk;            /* of k */
-    size_t a_bytes, b_bytes, part_bytes; /* laid out, and of a part's scratch */
+    size_t a_bytes, b_bytes, sum_bytes, part_bytes; /* laid out, of A's sums, and of all of a part's scratch */
     bool stream;
 } ont_tiled;
 
 /* `threads` of them at most have a part each. beta is 0, and no dim. */
 void ont_tiled_cut(ont_tiled *t, const ont_gemm_kernel *kernel, const ont_gemm *g, ont_dtype out, int threads);
 size_t ont_tiled_work_bytes(const ont_tiled *t);
-/* C = alpha op(A) op(B) + row (n), which may be NULL; `work` has ont_tiled_work_bytes(). */
-void ont_tiled_run(const ont_tiled *t, const void *a, const void *b, const void *row, void *c, void *work);
+/*
+ * C = alpha op(A) op(B) + row (n), which may be NULL; `work` has ont_tiled_work_bytes(). sums, where not NULL: (m), op(A)
+ * summed along k, by kernels that are `direct` where A is transposed: it is read once for both.
+ */
+void ont_tiled_run(const ont_tiled *t, const void *a, const void *b, const void *row, void *c, float *sums, void *work);
 
 #endif

@@ -75,7 +75,7 @@ ont_status ont_flash_prepare(const ont_node *node, ont_arena *arena, ont_prepare
     s->column_block = least(s->a.columns, BLOCK_COLUMNS);
     ont_gemm typical = {.dtype = s->dtype, .trans_b = true, .m = s->row_block, .n = s->column_block, .k = s->a.size,
                         .lda = s->a.size, .ldb = s->a.size, .ldc = s->column_block, .alpha = s->a.scale};
-    s->gemm = ont_gemm_choose(&typical, false, NULL);
+    s->gemm = ont_gemm_choose(&typical, 0, NULL);
     size_t block = rounded((size_t)(s->row_block * s->column_block) * s->z),
            line = rounded((size_t)s->row_block * sizeof(double));
     s->slot_bytes = 2 * block + 3 * line + rounded((size_t)(s->row_block * s->column_block));

@@ -71,7 +71,7 @@ static ont_status prepare(const ont_node *node, ont_arena *arena, bool gradient,
     s->gemm.m = gradient ? columns : usual;
     s->gemm.k = gradient ? usual : columns;
     s->gemm.ldb = w->shape.dims[w->shape.rank - 1];
-    s->provider = plain || !(s->gemm.m && n && s->gemm.k) ? ont_gemm_plain() : ont_gemm_choose(&s->gemm, false, NULL);
+    s->provider = plain || !(s->gemm.m && n && s->gemm.k) ? ont_gemm_plain() : ont_gemm_choose(&s->gemm, 0, NULL);
     out->state = s;
     return ONT_OK;
 }

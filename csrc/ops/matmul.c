@@ -1,9 +1,11 @@
 /*
  * MatMul, Gemm, and FusedMatMul, our form with transposes and a scale as attributes, which the gradient rules use so
- * that no operand is transposed in memory.
+ * that no operand is transposed in memory. A second output of it is A summed along k, as a linear layer's bias has its
+ * gradient (passes/fuse_sums.c).
  */
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/parallel.h"
 #include "device/gemm.h"
 #include "device/matmul.h"
@@ -62,6 +64,10 @@ static ont_status matmul_infer(ont_graph *g, ont_node *node)
     ont_dtype to = (ont_dtype)ont_attr_int(node, "to", dtype);
     if (to != dtype && (to != ONT_FLOAT32 || (dtype != ONT_BFLOAT16 && dtype != ONT_FLOAT16)))
         return ont_fail(ONT_EUNSUPPORTED, "product of %s to type %d", ont_dtype_name(dtype), (int)to);
+    ont_shape rows = ont_shape_of(1, &p.m);
+    if (node->n_outputs > 1 && (!p.trans_a || p.a.rank != 2 || dtype != ONT_FLOAT32))
+        return ont_fail(ONT_EUNSUPPORTED, "sums of an A that is no transposed matrix of float32");
+    ONT_TRY(ont_infer_out(node, 1, dtype, &rows));
     return ont_infer_out(node, 0, to, &shape);
 }
 
@@ -69,16 +75,19 @@ static ont_status matmul_infer(ont_graph *g, ont_node *node)
 
 typedef struct matmul_state {
     ont_gemm gemm;
-    const ont_gemm_provider *provider;
+    ont_gemm_way way;
+    const ont_gemm_provider *provider; /* of this way, or where there is no handle for another */
+    ont_gemm_trial *trial;             /* not NULL: it says each time which way and provider */
     ont_shape batch;
     int64_t count;                       /* matrices */
     int64_t stride_a[ONT_MAX_RANK], stride_b[ONT_MAX_RANK]; /* bytes per batch index */
     size_t c_bytes;
     bool parallel_batch;
     bool row;                            /* input 2 is one row, added as it is */
-    /* Where one is faster; both add the row while the result is in a register. NULL, and without a kernel, else. */
+    /* Where one may be faster; both add the row while the result is in a register. NULL, and without a kernel, else. */
     ont_dnnl_matmul *primitive;
     ont_tiled tiled;
+    bool tiled_sums; /* of A's columns, while it lays them out */
 } matmul_state;
 
 /* Scales of Gemm are floats: with integers only whole ones are exact. */
@@ -113,6 +122,30 @@ static void batch_strides(const ont_shape *operand, const ont_shape *batch, size
     for (int d = 0; d < batch->rank; d++) strides[d] *= matrix;
 }
 
+/* Scratch is one way's at a time. */
+static void want_work(ont_prepared *out, size_t bytes)
+{
+    if (bytes > out->work_bytes) out->work_bytes = bytes;
+}
+
+static void prepare_tiled(matmul_state *s, ont_prepared *out)
+{
+    const ont_gemm_kernel *kernel = ont_gemm_kernel_of(s->trial ? ONT_GEMM_TILED : s->way, s->gemm.dtype);
+    if (!kernel || s->count != 1) return;
+    ont_tiled_cut(&s->tiled, kernel, &s->gemm, ONT_FLOAT32, ont_parallel_threads());
+    s->tiled_sums = kernel->direct;
+    want_work(out, ont_tiled_work_bytes(&s->tiled));
+}
+
+static ont_status prepare_primitive(matmul_state *s, const ont_node *node, ont_prepared *out)
+{
+    ont_prepared handle = {0};
+    ont_status status = ont_product_primitive(node, &handle);
+    s->primitive = handle.state;
+    want_work(out, handle.work_bytes);
+    return status == ONT_EUNSUPPORTED ? ONT_OK : status;
+}
+
 static ont_status matmul_prepare_with(bool plain, const ont_node *node, ont_arena *arena, ont_prepared *out)
 {
     ont_product p;
@@ -123,38 +156,31 @@ static ont_status matmul_prepare_with(bool plain, const ont_node *node, ont_aren
     ont_dtype dtype = ont_node_in(node, 0)->dtype;
     size_t size = ont_dtype_size(dtype);
     const ont_value *c = ont_node_in(node, 2);
-    ont_gemm_way way = ONT_GEMM_PROVIDER;
     bool split = ont_attr_int(node, "split", 0) && ont_matmul_splits();
     s->gemm = (ont_gemm){.dtype = dtype, .trans_a = p.trans_a, .trans_b = p.trans_b, .m = p.m, .n = p.n, .k = p.k,
                          .lda = p.a.dims[p.a.rank - 1], .ldb = p.b.dims[p.b.rank - 1], .ldc = p.n, .alpha = p.alpha};
     s->batch = p.batch;
     s->count = ont_shape_count(&p.batch);
     s->row = c && ont_product_is_row(&p, &c->shape) && ont_attr_float(node, "beta", 1.0) == 1;
+    s->way = ONT_GEMM_PROVIDER;
+    int with = (s->row ? ONT_GEMM_ROW : 0) | (ont_node_out(node, 1) ? ONT_GEMM_SUMS : 0);
     batch_strides(&p.a, &p.batch, size, s->stride_a);
     batch_strides(&p.b, &p.batch, size, s->stride_b);
     s->c_bytes = (size_t)(p.m * p.n) * size;
     if (ont_dtype_is_int(dtype))
         s->provider = &ont_gemm_int;
     else if (split && !plain && p.m && p.n && p.k && s->count == 1)
-        s->provider = ont_gemm_plain(), way = ONT_GEMM_SPLIT;
+        s->provider = ont_gemm_plain(), s->way = ONT_GEMM_SPLIT;
     else
-        s->provider = plain || !(p.m && p.n && p.k) ? ont_gemm_plain() : ont_gemm_choose(&s->gemm, s->row, &way);
+        s->provider = plain || !(p.m && p.n && p.k) ? ont_gemm_plain() : ont_gemm_choose(&s->gemm, with, &s->way);
     s->parallel_batch = s->count > 1;
     out->state = s;
     bool adds_row = s->row && p.alpha == 1 && dtype == ONT_FLOAT32;
     if (c ? !adds_row : s->count != 1) return ONT_OK;
-    const ont_gemm_kernel *kernel = ont_gemm_kernel_of(way, dtype);
-    if (kernel && s->count == 1) {
-        ont_tiled_cut(&s->tiled, kernel, &s->gemm, ONT_FLOAT32, ont_parallel_threads());
-        out->work_bytes = ont_tiled_work_bytes(&s->tiled);
-        return ONT_OK;
-    }
-    if (way != ONT_GEMM_PRIMITIVE && !(c && !strcmp(s->provider->name, "onednn"))) return ONT_OK;
-    ont_prepared handle = {0};
-    ont_status status = ont_product_primitive(node, &handle);
-    s->primitive = handle.state;
-    out->work_bytes = handle.work_bytes;
-    return status == ONT_EUNSUPPORTED ? ONT_OK : status;
+    if (!plain && !split && s->count == 1) s->trial = ont_gemm_try(&s->gemm, with);
+    prepare_tiled(s, out);
+    if (s->way == ONT_GEMM_PROVIDER && c && !strcmp(s->provider->name, "onednn")) s->way = ONT_GEMM_PRIMITIVE;
+    return s->trial || s->way == ONT_GEMM_PRIMITIVE ? prepare_primitive(s, node, out) : ONT_OK;
 }
 
 static void matmul_release(void *state)
@@ -190,21 +216,40 @@ static void matmul_batch(void *context, int64_t first, int64_t last)
     }
 }
 
+static ont_status run_way(const ont_call *call, ont_gemm_way way, const ont_gemm_provider *provider)
+{
+    const matmul_state *s = call->state;
+    const void *a = call->in[0], *b = call->in[1], *row = s->row ? call->in[2] : NULL;
+    void *y = call->out[0];
+    float *sums = call->node->n_outputs > 1 ? call->out[1] : NULL;
+    bool summed = false;
+    if (way == ONT_GEMM_PRIMITIVE && s->primitive) {
+        ONT_TRY(ont_dnnl_matmul_run(s->primitive, a, b, row, y, call->work));
+    } else if ((way == ONT_GEMM_TILED || way == ONT_GEMM_SPLIT) && s->tiled.kernel) {
+        summed = s->tiled_sums;
+        ont_tiled_run(&s->tiled, a, b, row, y, summed ? sums : NULL, call->work);
+    } else {
+        if (s->parallel_batch) ont_parallel(s->count, 1, matmul_batch, (void *)call);
+        else if (s->count == 1) provider->run(&s->gemm, a, b, y);
+        if (row) ont_gemm_add_row(&s->gemm, s->count, row, y);
+    }
+    if (sums && !summed) ont_gemm_sum(&s->gemm, a, sums);
+    return ONT_OK;
+}
+
 static ont_status matmul_run(const ont_call *call)
 {
     const matmul_state *s = call->state;
-    if (!s->c_bytes || !s->count) return ONT_OK;
-    if (s->primitive)
-        return ont_dnnl_matmul_run(s->primitive, call->in[0], call->in[1], call->in[2], call->out[0], call->work);
-    if (s->tiled.kernel) {
-        ont_tiled_run(&s->tiled, call->in[0], call->in[1], s->row ? call->in[2] : NULL, call->out[0], call->work);
+    if (!s->c_bytes || !s->count) {
+        if (call->node->n_outputs > 1 && call->out[1]) ont_gemm_sum(&s->gemm, call->in[0], call->out[1]);
         return ONT_OK;
     }
-    if (s->parallel_batch)
-        ont_parallel(s->count, 1, matmul_batch, (void *)call);
-    else
-        matmul_batch((void *)call, 0, s->count);
-    if (s->row) ont_gemm_add_row(&s->gemm, s->count, call->in[2], call->out[0]);
+    if (!s->trial) return run_way(call, s->way, s->provider);
+    const ont_gemm_provider *provider;
+    ont_gemm_way way = ont_gemm_trial_next(s->trial, &provider);
+    double start = ont_seconds();
+    ONT_TRY(run_way(call, way, provider ? provider : s->provider));
+    ont_gemm_trial_note(s->trial, way, provider, ont_seconds() - start);
     return ONT_OK;
 }
 
@@ -329,7 +374,7 @@ static ont_status gemm_run(const ont_call *call)
     const matmul_state *s = call->state;
     const ont_value *c = ont_node_in(call->node, 2), *y = call->node->outputs[0];
     if (!s->c_bytes) return ONT_OK;
-    if (s->primitive || s->tiled.kernel) return matmul_run(call);
+    if (s->primitive || s->tiled.kernel || s->trial) return matmul_run(call);
     ont_gemm gemm = s->gemm;
     if (c) {
         int64_t strides[ONT_MAX_RANK];

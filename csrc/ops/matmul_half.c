@@ -105,7 +105,7 @@ ont_status ont_matmul_half_run(const ont_call *call)
     const half_state *s = call->state;
     const void *row = call->node->n_inputs > 2 ? call->in[2] : NULL;
     if (s->handle) return ont_dnnl_matmul_run(s->handle, call->in[0], call->in[1], row, call->out[0], call->work);
-    ont_tiled_run(&s->tiled, call->in[0], call->in[1], row, call->out[0], call->work);
+    ont_tiled_run(&s->tiled, call->in[0], call->in[1], row, call->out[0], NULL, call->work);
     return ONT_OK;
 }
 

@@ -26,6 +26,7 @@ const char *ont_matmul_small_accept(const ont_node *node)
     ont_product_fold(&p);
     if (ont_shape_count(&p.batch) != 1) return "a batch of products";
     if (p.alpha != 1) return "a scale";
+    if (node->n_outputs > 1) return "sums of an operand";
     if (c && (!ont_product_is_row(&p, &c->shape) || ont_attr_float(node, "beta", 1.0) != 1))
         return "more than a row is added";
     if (2.0 * (double)p.m * (double)p.n * (double)p.k >= LARGE) return "a large product";

@@ -169,7 +169,7 @@ static const ont_gemm_provider *provider(bool plain, int64_t m, int64_t n, int64
 {
     ont_gemm gemm = {.dtype = ONT_FLOAT32, .trans_a = trans_a, .trans_b = trans_b, .m = m, .n = n, .k = k,
                      .lda = trans_a ? m : k, .ldb = trans_b ? k : n, .ldc = n, .alpha = 1};
-    return plain || !(m && n && k) ? ont_gemm_plain() : ont_gemm_choose(&gemm, false, NULL);
+    return plain || !(m && n && k) ? ont_gemm_plain() : ont_gemm_choose(&gemm, 0, NULL);
 }
 
 static ont_status prepare_with(bool plain, const ont_node *node, ont_arena *arena, ont_prepared *out)

@@ -82,6 +82,9 @@ ont_status ont_pass_fuse_elementwise(ont_graph *g) ONT_MUST_USE;
 /* Makes reductions part of the group whose results they read. See fuse_reductions.c. */
 ont_status ont_pass_fuse_reductions(ont_graph *g) ONT_MUST_USE;
 
+/* Has products sum the columns of what they read. See fuse_sums.c. */
+ont_status ont_pass_fuse_sums(ont_graph *g) ONT_MUST_USE;
+
 /* Computes again in backward what is cheap to compute and large to keep. See recompute.c. */
 ont_status ont_pass_recompute(ont_graph *g) ONT_MUST_USE;
 

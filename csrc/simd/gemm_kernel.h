@@ -19,6 +19,7 @@ typedef struct ont_gemm_source {
     const void *x;
     int64_t ld, count, k;
     bool across;
+    float *sums; /* not NULL: (count), to which all of k is added; of float32 with `across` */
 } ont_gemm_source;
 
 /* A result's place: c (m, n) = alpha sums + row, which may be NULL. */
@@ -51,7 +52,7 @@ typedef struct ont_gemm_kernel {
     int step;          /* k is laid out in multiples of it */
     int chunk;         /* of k, about: what a panel holds at a time */
     int element, laid; /* bytes of an element as stored, and laid out */
-    bool direct;       /* takes an A that is not laid out, and turned places */
+    bool direct;       /* takes an A that is not laid out, turned places, and sums while it lays out */
     void (*lay_a)(const ont_gemm_source *s, void *panels);
     void (*lay_b)(const ont_gemm_source *s, void *panels);
     void (*multiply)(const ont_gemm_block *b);

@@ -57,6 +57,13 @@ INLINE void turn_all(vec x[LANES])
             }
 }
 
+INLINE void add_row(float *sums, const float *x, int64_t n)
+{
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES) store(sums + i, load(sums + i) + load(x + i));
+    for (; i < n; i++) sums[i] += x[i];
+}
+
 /* Panels of `width` of an operand stored (k, count). */
 INLINE void lay_across(const ont_gemm_source *s, const int64_t width, float *panels)
 {
@@ -66,6 +73,7 @@ INLINE void lay_across(const ont_gemm_source *s, const int64_t width, float *pan
         int64_t i = 0;
         if (k + AHEAD < s->k)
             for (int64_t line = 0; line < s->count; line += LINE) __builtin_prefetch(x + AHEAD * s->ld + line);
+        if (s->sums) add_row(s->sums, x, s->count);
         for (; i + width <= s->count; i += width, to += width * s->k) memcpy(to, x + i, (size_t)width * sizeof *to);
         if (i == s->count) continue;
         memcpy(to, x + i, (size_t)(s->count - i) * sizeof *to);

@@ -240,6 +240,9 @@ def median(values: list[float]) -> float:
     return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
 
 
+WARM_UP = 12  # steps: the engine's first ones measure ways of its largest products
+
+
 @dataclasses.dataclass
 class Result:
     row: Row
@@ -265,7 +268,7 @@ def measure(row: Row, args: argparse.Namespace) -> Result:
     first = {}
     for name, peer in peers.items():
         first[name] = peer.timed(1)
-        peer.timed(2)
+        peer.timed(WARM_UP)
     times: dict[str, list[float]] = {name: [] for name in peers}
     gc.collect()
     for _ in range(args.rounds):

@@ -1,0 +1,69 @@
+/*
+ * A linear layer's bias has its gradient from the product that is its weight's: both read the gradient of the layer's
+ * output, the one its columns' sums, and where it does not fit a cache reading it is what the sums cost. Behind
+ * fuse_reductions, which has those of values that it computes.
+ */
+#include "base/alloc.h"
+#include "ops/matmul.h"
+#include "passes/pass.h"
+
+static bool is_view(const ont_node *node)
+{
+    return node && node->op->flags & ONT_OP_VIEW && node->outputs[0]->dtype == node->inputs[0].value->dtype;
+}
+
+/* A product that sums `v`, or a view of it, along its first dim; v has so many columns. */
+static ont_node *product_of(const ont_value *v, int64_t columns)
+{
+    for (const ont_use *use = v->uses; use; use = use->next) {
+        ont_node *reader = use->user;
+        ont_product p;
+        if (ont_node_in(reader, 0) != v) continue;
+        ont_node *behind = is_view(reader) ? product_of(reader->outputs[0], columns) : NULL;
+        if (behind) return behind;
+        if (ont_node_is(reader, ONT_DOMAIN, "FusedMatMul") && reader->n_outputs == 1 &&
+            ont_product_read(reader, &p) == ONT_OK && p.trans_a && p.a.rank == 2 && p.m == columns)
+            return reader;
+    }
+    return NULL;
+}
+
+/* Whether all that reads `v` comes behind `node`. */
+static bool is_read_behind(const ont_value *v, const ont_node *node, const uint32_t *order)
+{
+    for (const ont_use *use = v->uses; use; use = use->next)
+        if (order[use->user->id] <= order[node->id]) return false;
+    return true;
+}
+
+static ont_status fuse(ont_graph *g, ont_node *sum, const uint32_t *order)
+{
+    const ont_value *x = ont_node_in(sum, 0), *v = x;
+    ont_value *y = sum->outputs[0], *sums;
+    if (x->dtype != ONT_FLOAT32 || y->shape.rank != 1 || x->shape.rank < 2) return ONT_OK;
+    int64_t columns = y->shape.dims[0];
+    if (columns != x->shape.dims[x->shape.rank - 1]) return ONT_OK;
+    while (is_view(v->def)) v = v->def->inputs[0].value;
+    ont_node *product = product_of(v, columns);
+    if (!product || product->backward != sum->backward || !is_read_behind(y, product, order)) return ONT_OK;
+    ONT_TRY(ont_node_want_output(g, product, 1, &sums));
+    ONT_TRY(product->op->infer(g, product));
+    ont_value_replace_uses(g, y, sums);
+    ont_graph_remove_node(g, sum);
+    return ONT_OK;
+}
+
+ont_status ont_pass_fuse_sums(ont_graph *g)
+{
+    if (g->device) return ONT_OK; /* the CPU's kernels have sums */
+    uint32_t *order = ont_calloc(g->n_nodes ? g->n_nodes : 1, sizeof *order), position = 0;
+    if (!order) return ONT_ENOMEM;
+    ont_status status = ONT_OK;
+    for (ont_node *node = g->first; node; node = node->next) order[node->id] = ++position;
+    for (ont_node *node = g->first, *next; node && status == ONT_OK; node = next) {
+        next = node->next;
+        if (ont_node_is(node, ONT_DOMAIN, "SumTo")) status = fuse(g, node, order);
+    }
+    ont_free(order);
+    return status;
+}
