@@ -1,7 +1,8 @@
 /*
  * GEMM providers behind one table: torch's own BLAS found in the process, oneDNN's where its library is beside the
  * extension, and a plain loop. Two other ways need a handle or scratch: oneDNN's primitive (matmul.h) and our own
- * kernel (tiled.h). The choice is measured per kind of product (sizes within a factor of 1.4), once a process.
+ * kernel (tiled.h). The choice is measured per kind of product (sizes within a factor of 1.4), once a process: on
+ * scratch memory, and of the largest products in their first runs.
  */
 #ifndef ONT_DEVICE_GEMM_H
 #define ONT_DEVICE_GEMM_H

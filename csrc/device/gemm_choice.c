@@ -1,6 +1,7 @@
 /*
- * Which way a product goes: measured on scratch memory per kind of product (sizes within a factor of 1.4), once a
- * process. See gemm.h.
+ * Which way a product goes, per kind of product (sizes within a factor of 1.4), once a process: measured on scratch
+ * memory, and where that holds a small part of the product only, among those near the best in its own first runs. See
+ * gemm.h.
  */
 #include <math.h>
 #include <pthread.h>

@@ -91,7 +91,10 @@ static void cut_blocks(ont_tiled *t)
     }
 }
 
-/* A linear layer's weight is larger than its input: it becomes the operand that is read as it is stored. */
+/*
+ * A linear layer's weight is larger than its input: it becomes the operand that is read as it is stored. Where the
+ * input has more rows than k, turning the result would be more work than laying out the weight.
+ */
 static void turn(ont_tiled *t)
 {
     ont_gemm *g = &t->gemm, by = t->gemm;

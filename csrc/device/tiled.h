@@ -3,7 +3,8 @@
  * a core's second cache. A row that is added, a scale and a result past the caches cost no pass of their own, and parts
  * follow from shapes alone: a thread computes the same rows of a weight's gradient as it multiplies rows of the weight,
  * which are then in its cache. Float32 rows of A that lie along k are read as they are stored; where those of B do too
- * and are more, as a linear layer's weight, the transposed result is computed, whose A they are.
+ * and are more, as a linear layer's weight, the transposed result is computed, whose A they are, unless turning that
+ * result would be more than laying them out.
  */
 #ifndef ONT_DEVICE_TILED_H
 #define ONT_DEVICE_TILED_H
@@ -36,8 +37,8 @@ typedef struct ont_tiled {
 void ont_tiled_cut(ont_tiled *t, const ont_gemm_kernel *kernel, const ont_gemm *g, ont_dtype out, int threads);
 size_t ont_tiled_work_bytes(const ont_tiled *t);
 /*
- * C = alpha op(A) op(B) + row (n), which may be NULL; `work` has ont_tiled_work_bytes(). sums, where not NULL: (m), op(A)
- * summed along k, by kernels that are `direct` where A is transposed: it is read once for both.
+ * C = alpha op(A) op(B) + row (n), which may be NULL; `work` has ont_tiled_work_bytes(). sums, where not NULL: (m),
+ * op(A) summed along k, by kernels that are `direct` where A is transposed: it is read once for both.
  */
 void ont_tiled_run(const ont_tiled *t, const void *a, const void *b, const void *row, void *c, float *sums, void *work);
 

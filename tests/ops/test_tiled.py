@@ -26,17 +26,26 @@ def tiled(monkeypatch):
     torch.set_num_threads(threads)
 
 
-def product(a, b, row=None, **attrs):
-    """FusedMatMul of two tensors through a session of its own."""
+def session_of(a, b, row=None, outputs=("y",), **attrs):
+    """FusedMatMul of two tensors, and what it takes."""
     tensors = [a, b] if row is None else [a, b, row]
     names = ["a", "b", "c"][:len(tensors)]
     kind = {torch.float32: 1, torch.bfloat16: 16}[a.dtype]
     infos = [helper.make_tensor_value_info(n, kind, t.shape) for n, t in zip(names, tensors)]
-    node = helper.make_node("FusedMatMul", names, ["y"], domain="ai.onnxtrain", **attrs)
-    graph = helper.make_graph([node], "g", infos, [onnx.ValueInfoProto(name="y")])
+    node = helper.make_node("FusedMatMul", names, list(outputs), domain="ai.onnxtrain", **attrs)
+    graph = helper.make_graph([node], "g", infos, [onnx.ValueInfoProto(name=name) for name in outputs])
     opsets = [helper.make_opsetid("", 20), helper.make_opsetid("ai.onnxtrain", 1)]
-    session = _C.Session(helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString())
+    return _C.Session(helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString()), tensors
+
+
+def product(a, b, row=None, **attrs):
+    session, tensors = session_of(a, b, row, **attrs)
     return session.forward(tensors, b"\0" * len(tensors))[0][0]
+
+
+def product_and_sums(a, b, row=None, **attrs):
+    session, tensors = session_of(a, b, row, ("y", "sums"), **attrs)
+    return session.forward(tensors, b"\0" * len(tensors))[0]
 
 
 def operands(m, n, k, trans_a, trans_b, seed=0):
@@ -111,3 +120,64 @@ def test_what_is_not_finite(kind):
 def test_of_no_element():
     assert product(torch.zeros(0, 5), torch.zeros(5, 3)).shape == (0, 3)
     assert product(torch.zeros(2, 0), torch.zeros(0, 3)).eq(0).all()
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, (9000, 60, 700), (2500, 2500, 1100)], ids=lambda s: "x".join(map(str, s)))
+@pytest.mark.parametrize("way", ["tiled", "torch", "primitive", "split", "reference"])
+def test_sums_of_what_is_read(shape, way, monkeypatch):
+    """A summed along k: by our kernel while it lays A out, in a pass of their own beside the others."""
+    if way == "split" and not KINDS["split"]():
+        pytest.skip("no tiles in this processor")
+    monkeypatch.setenv("ONNXTRAIN_GEMM", way if way in ("torch", "primitive") else "tiled")
+    a, b, row = operands(*shape, True, False)
+    attrs = {"transA": 1, "split": int(way == "split")}
+    _C.disable_kernels(["matmul_blas"] if way == "reference" else [])
+    try:
+        alone = product(a, b, **attrs)
+        y, sums = product_and_sums(a, b, **attrs)
+        added, again = product_and_sums(a, b, row, **attrs)
+    finally:
+        _C.disable_kernels([])
+    assert torch.equal(y, alone) and torch.equal(sums, again)
+    assert (added - (exact(a, b, True, False) + row)).abs().max() < 2e-5 * shape[2] ** 0.5
+    assert sums.shape == (shape[0],) and (sums - a.double().sum(0)).abs().max() < 2e-6 + 1e-7 * shape[2]
+
+
+@pytest.mark.parametrize("shape", [(700, 41, 1300), (9000, 60, 700), (2500, 2500, 1100)], ids=str)
+def test_sums_on_any_number_of_threads(shape):
+    a, b, _ = operands(*shape, True, False)
+    results = []
+    for threads in (1, 2, 3, 8):
+        torch.set_num_threads(threads)
+        results.append(product_and_sums(a, b, transA=1)[1])
+    assert all(torch.equal(results[0], other) for other in results[1:])
+
+
+def test_sums_of_no_element():
+    assert [t.shape for t in product_and_sums(torch.zeros(5, 0), torch.zeros(5, 3), transA=1)] == [(0, 3), (0,)]
+    y, sums = product_and_sums(torch.ones(5, 2), torch.zeros(5, 0), transA=1)
+    assert y.shape == (2, 0) and sums.tolist() == [5, 5]
+    y, sums = product_and_sums(torch.zeros(0, 2), torch.zeros(0, 3), transA=1)
+    assert y.eq(0).all() and sums.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("what", ["not transposed", "bfloat16"])
+def test_sums_that_there_are_not(what):
+    dtype = torch.bfloat16 if what == "bfloat16" else torch.float32
+    with pytest.raises(_C.UnsupportedError, match="sums of an A that is no transposed matrix of float32"):
+        product_and_sums(torch.ones(4, 4, dtype=dtype), torch.ones(4, 4, dtype=dtype), transA=int(what == "bfloat16"))
+
+
+@pytest.mark.parametrize("with_sums", [False, True])
+def test_a_huge_product_is_measured_where_it_runs(with_sums, monkeypatch):
+    """Every way has its turns, each gives the product, and then one of them stays."""
+    monkeypatch.delenv("ONNXTRAIN_GEMM")
+    m, n, k = 1300, 1290, 1280 + with_sums
+    a, b, row = operands(m, n, k, True, False)
+    a, want = a.contiguous(), exact(a, b, True, False) + row
+    session, tensors = session_of(a, b, row, ("y", "sums") if with_sums else ("y",), transA=1)
+    results = [session.forward(tensors, b"\0" * 3)[0] for _ in range(20)]
+    for y, *sums in results:
+        assert (y - want).abs().max() < 1e-4
+        assert not sums or (sums[0] - a.double().sum(0)).abs().max() < 1e-3
+    assert all(torch.equal(results[-1][0], y) for y, *_ in results[-3:])
