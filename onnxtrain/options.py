@@ -194,8 +194,9 @@ _NAMES = [
              "kernels of at most this "
              "instruction set; read by the core", default_text="the best that the processor has"),
     Variable("ONNXTRAIN_GEMM", None, _one_of("torch", "onednn", "primitive", "tiled", "plain"),
-             "torch, onednn, primitive, plain", "every product by this provider; read by the core",
-             default_text="chosen by measurement"),
+             "torch, onednn, primitive, tiled, plain",
+             "every product by this provider, so that the same step has the same last bits in every process; read by "
+             "the core", default_text="chosen by measurement, of products beyond 4e9 operations in the first steps"),
     Variable("ONNXTRAIN_FLUSH_DENORMALS", True, _boolean, _FLAG,
              "denormal floats count as zero while the engine's kernels run; "
              "read by the core"),

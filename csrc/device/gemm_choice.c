@@ -5,7 +5,6 @@
  */
 #include <math.h>
 #include <pthread.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -38,8 +37,7 @@ typedef struct scratch {
 static void make_handle(scratch *s, const ont_gemm *g, ont_dtype out, int with)
 {
     ont_matmul m = {.dtype = g->dtype, .out = out, .trans_a = g->trans_a, .trans_b = g->trans_b,
-                    .bias = with & ONT_GEMM_ROW,
-                    .alpha = 1};
+                    .bias = with & ONT_GEMM_ROW, .alpha = 1};
     m.a = ont_shape_of(2, (int64_t[]){g->trans_a ? g->k : g->m, g->lda});
     m.b = ont_shape_of(2, (int64_t[]){g->trans_b ? g->n : g->k, g->ldb});
     m.c = ont_shape_of(2, (int64_t[]){g->m, g->n});
@@ -159,8 +157,10 @@ double ont_gemm_measure(ont_gemm_way way, const ont_gemm_provider *provider, con
 enum { KNOWN = 512, WAYS = 8, TURNS = 3 };
 static const double HUGE_OPERATIONS = 4e9, NEAR = 1.1, VERY_NEAR = 1.05;
 
-/* Those of a product, its own runs of which decide. */
+/* Ways of a kind of product, whose own runs decide. */
 struct ont_gemm_trial {
+    ont_gemm shape; /* of the first one */
+    int with;
     contestant ways[WAYS];
     int turns[WAYS], n, decided; /* the latter: a way, or -1 */
 };
@@ -172,7 +172,7 @@ typedef struct known {
     bool measured;
     ont_gemm_way way;
     const ont_gemm_provider *best; /* of the providers */
-    ont_gemm_trial trial;          /* of huge products */
+    ont_gemm_trial trial;
 } known;
 
 static known cache[KNOWN];
@@ -251,10 +251,10 @@ static bool fastest(const ont_gemm *g, ont_dtype out, int with, known *found)
             least_provider = took, found->best = all[i].provider;
     }
     ont_gemm_trial *trial = &found->trial;
+    *trial = (ont_gemm_trial){.shape = *g, .with = with, .decided = -1};
     for (int i = 0; i < n; i++)
-        if (all[i].took >= 0 && all[i].took <= NEAR * least) trial->ways[trial->n++] = all[i];
-    for (int i = 0; i < trial->n; i++) trial->ways[i].took = -1;
-    trial->decided = -1;
+        if (all[i].took >= 0 && all[i].took <= NEAR * least)
+            trial->ways[trial->n++] = (contestant){all[i].way, all[i].provider, -1};
     return found->measured = least > 0;
 }
 
@@ -359,10 +359,9 @@ static int next_turn(const ont_gemm_trial *trial)
 
 static void decide(ont_gemm_trial *trial)
 {
-    const known *k = (const known *)(const void *)((const char *)trial - offsetof(known, trial));
     trial->decided = 0;
     for (int i = 0; i < trial->n; i++) {
-        log_time("gemm in place", &k->shape, k->with, &trial->ways[i]);
+        log_time("gemm in place", &trial->shape, trial->with, &trial->ways[i]);
         if (trial->ways[i].took < trial->ways[trial->decided].took) trial->decided = i;
     }
 }

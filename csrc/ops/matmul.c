@@ -131,7 +131,7 @@ static void want_work(ont_prepared *out, size_t bytes)
 static void prepare_tiled(matmul_state *s, ont_prepared *out)
 {
     const ont_gemm_kernel *kernel = ont_gemm_kernel_of(s->trial ? ONT_GEMM_TILED : s->way, s->gemm.dtype);
-    if (!kernel || s->count != 1) return;
+    if (!kernel) return;
     ont_tiled_cut(&s->tiled, kernel, &s->gemm, ONT_FLOAT32, ont_parallel_threads());
     s->tiled_sums = kernel->direct;
     want_work(out, ont_tiled_work_bytes(&s->tiled));
@@ -178,6 +178,7 @@ static ont_status matmul_prepare_with(bool plain, const ont_node *node, ont_aren
     bool adds_row = s->row && p.alpha == 1 && dtype == ONT_FLOAT32;
     if (c ? !adds_row : s->count != 1) return ONT_OK;
     if (!plain && !split && s->count == 1) s->trial = ont_gemm_try(&s->gemm, with);
+    if (s->count != 1 && s->way != ONT_GEMM_PRIMITIVE) s->way = ONT_GEMM_PROVIDER;
     prepare_tiled(s, out);
     if (s->way == ONT_GEMM_PROVIDER && c && !strcmp(s->provider->name, "onednn")) s->way = ONT_GEMM_PRIMITIVE;
     return s->trial || s->way == ONT_GEMM_PRIMITIVE ? prepare_primitive(s, node, out) : ONT_OK;

@@ -61,7 +61,7 @@ def both(model, tensors):
     _C.disable_passes([])
     fused, text = step(model, tensors)
     for want, got in zip(apart, fused, strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-4)  # of some way or other
     return plain, text
 
 
