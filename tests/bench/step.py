@@ -175,11 +175,12 @@ def run_in_backward(name: str, rounds: int, bf16: bool, with_memory: bool) -> No
     work = WORKLOADS[name]()
     Adam(STEPS[0], work.module, bf16).timed(work, WARM_UP)  # what it finds of large products holds for the others
     peers = [Adam(step, work.module, bf16) for step in STEPS]
-    for peer in peers:
-        peer.timed(work, 2)
-    for _ in range(rounds):
+    for turn in range(rounds + 1):
         for peer in peers:
-            peer.times.append(peer.timed(work, work.steps))
+            torch.manual_seed(turn)  # the same dropout
+            took = peer.timed(work, work.steps if turn else 2)
+            if turn:
+                peer.times.append(took)
     assert all(torch.equal(p, q) for p, q in zip(*(peer.model.parameters() for peer in peers), strict=True))
     for peer in peers:
         session = next(iter(peer.model._programs.values()))[0].session.stats()
