@@ -145,7 +145,6 @@ typedef struct part {
     const char *row;
     char *c;
     float *sums;
-    int64_t first_n;
 } part;
 
 static const char *stored_at(const ont_tiled *t, const operand *o, int64_t first, int64_t k)
@@ -196,9 +195,7 @@ static void block(part *p, int64_t i, int64_t rows, int64_t j, int64_t columns)
         b.k = padded(depth, kernel->step);
         b.add = k > 0;
         b.last = k + depth == g->k;
-        operand a = p->a;
-        if (j > p->first_n) a.sums = NULL;
-        if (chunks && !t->direct) lay(t, &a, i, rows, k, depth, a.laid);
+        if (chunks && !t->direct) lay(t, &p->a, i, rows, k, depth, p->a.laid);
         if (chunks) lay(t, &p->b, j, columns, k, depth, p->b.laid);
         b.lda = t->direct ? p->a.ld : 0;
         b.a = t->direct ? stored_at(t, &p->a, i, k) : chunks ? p->a.laid : laid_at(t, &p->a, i, k, b.k);
@@ -225,6 +222,7 @@ static void region(part *p, int64_t first_m, int64_t last_m, int64_t first_n, in
         int64_t columns = least(t->block_n, last_n - j);
         if (t->order == ONT_TILED_COLUMNS) lay_all(t, &p->b, j, columns);
         for (int64_t i = first_m; i < last_m; i += t->block_m) block(p, i, least(t->block_m, last_m - i), j, columns);
+        p->a.sums = NULL; /* all of A has been laid out once */
     }
 }
 
@@ -244,7 +242,6 @@ static void parts(void *context, int64_t first, int64_t last)
         p.b.laid = p.a.laid + t->a_bytes;
         p.a.chunk = (float *)(void *)(p.b.laid + t->b_bytes);
         p.sums = (float *)(void *)(p.b.laid + t->b_bytes + t->sum_bytes);
-        p.first_n = n;
         if (n) p.a.sums = NULL; /* the first part of the same rows sums them */
         region(&p, m, least(m + t->part_m, t->gemm.m), n, least(n + t->part_n, t->gemm.n));
     }

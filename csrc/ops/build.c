@@ -8,6 +8,19 @@
 #include "base/number.h"
 #include "ops/op.h"
 
+/* ---- views ---- */
+
+bool ont_node_is_view(const ont_node *node)
+{
+    return node && node->op->flags & ONT_OP_VIEW;
+}
+
+const ont_value *ont_value_root(const ont_value *v)
+{
+    while (ont_node_is_view(v->def)) v = v->def->inputs[0].value;
+    return v;
+}
+
 /* ---- shape inference ---- */
 
 ont_status ont_infer_out(ont_node *node, uint32_t index, ont_dtype dtype, const ont_shape *shape)

@@ -87,7 +87,6 @@ typedef struct matmul_state {
     /* Where one may be faster; both add the row while the result is in a register. NULL, and without a kernel, else. */
     ont_dnnl_matmul *primitive;
     ont_tiled tiled;
-    bool tiled_sums; /* of A's columns, while it lays them out */
 } matmul_state;
 
 /* Scales of Gemm are floats: with integers only whole ones are exact. */
@@ -133,7 +132,6 @@ static void prepare_tiled(matmul_state *s, ont_prepared *out)
     const ont_gemm_kernel *kernel = ont_gemm_kernel_of(s->trial ? ONT_GEMM_TILED : s->way, s->gemm.dtype);
     if (!kernel) return;
     ont_tiled_cut(&s->tiled, kernel, &s->gemm, ONT_FLOAT32, ont_parallel_threads());
-    s->tiled_sums = kernel->direct;
     want_work(out, ont_tiled_work_bytes(&s->tiled));
 }
 
@@ -227,11 +225,11 @@ static ont_status run_way(const ont_call *call, ont_gemm_way way, const ont_gemm
     if (way == ONT_GEMM_PRIMITIVE && s->primitive) {
         ONT_TRY(ont_dnnl_matmul_run(s->primitive, a, b, row, y, call->work));
     } else if ((way == ONT_GEMM_TILED || way == ONT_GEMM_SPLIT) && s->tiled.kernel) {
-        summed = s->tiled_sums;
+        summed = s->tiled.kernel->direct;
         ont_tiled_run(&s->tiled, a, b, row, y, summed ? sums : NULL, call->work);
     } else {
         if (s->parallel_batch) ont_parallel(s->count, 1, matmul_batch, (void *)call);
-        else if (s->count == 1) provider->run(&s->gemm, a, b, y);
+        else provider->run(&s->gemm, a, b, y);
         if (row) ont_gemm_add_row(&s->gemm, s->count, row, y);
     }
     if (sums && !summed) ont_gemm_sum(&s->gemm, a, sums);

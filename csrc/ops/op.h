@@ -208,6 +208,11 @@ enum {
     ONT_OP_CHEAP = 1 << 7, /* beside elementwise ones: a few passes over memory, worth less than keeping its result */
 };
 
+/* False for NULL. */
+bool ont_node_is_view(const ont_node *node);
+/* The value whose storage `v` shows, through views. */
+const ont_value *ont_value_root(const ont_value *v);
+
 struct ont_op {
     const char *domain; /* "" is ai.onnx; ONT_DOMAIN is ours */
     const char *name;

@@ -8,11 +8,6 @@
 
 #include "passes/pass.h"
 
-static bool is_view(const ont_node *node)
-{
-    return node && node->op->flags & ONT_OP_VIEW;
-}
-
 /* ---- SoftmaxCrossEntropyGrad, views, Cast ---- */
 
 static ont_status narrow_gradient(ont_graph *g, ont_node *node)
@@ -20,7 +15,7 @@ static ont_status narrow_gradient(ont_graph *g, ont_node *node)
     const ont_value *y = node->outputs[0];
     ont_node *cast = ont_reader_beside(g, y);
     if (y->dtype != ONT_FLOAT32 || ont_node_in(node, 0)->dtype != ONT_FLOAT32) return ONT_OK;
-    while (is_view(cast) && cast->inputs[0].value == y) {
+    while (ont_node_is_view(cast) && cast->inputs[0].value == y) {
         y = cast->outputs[0];
         cast = ont_reader_beside(g, y);
     }
@@ -53,7 +48,7 @@ static bool only_these_read(const ont_graph *g, const ont_value *scores, const o
 static ont_node *cast_before(const ont_graph *g, const ont_value *scores)
 {
     ont_node *node = scores->def;
-    while (is_view(node) && node->inputs[0].value->def && node->inputs[0].value->dtype == ONT_FLOAT32) {
+    while (ont_node_is_view(node) && node->inputs[0].value->def && node->inputs[0].value->dtype == ONT_FLOAT32) {
         const ont_value *before = node->inputs[0].value;
         if (before->uses->next || ont_value_is_output(g, before)) return NULL;
         node = before->def;
@@ -73,7 +68,7 @@ static ont_node *loss_of(const ont_node *grad)
 static const ont_node *behind_views(const ont_value *value)
 {
     const ont_node *node = value->def;
-    while (is_view(node)) node = node->inputs[0].value->def;
+    while (ont_node_is_view(node)) node = node->inputs[0].value->def;
     return node;
 }
 

@@ -7,11 +7,6 @@
 #include "ops/matmul.h"
 #include "passes/pass.h"
 
-static bool is_view(const ont_node *node)
-{
-    return node && node->op->flags & ONT_OP_VIEW && node->outputs[0]->dtype == node->inputs[0].value->dtype;
-}
-
 /* A product that sums `v`, or a view of it, along its first dim; v has so many columns. */
 static ont_node *product_of(const ont_value *v, int64_t columns)
 {
@@ -19,9 +14,9 @@ static ont_node *product_of(const ont_value *v, int64_t columns)
         ont_node *reader = use->user;
         ont_product p;
         if (ont_node_in(reader, 0) != v) continue;
-        ont_node *behind = is_view(reader) ? product_of(reader->outputs[0], columns) : NULL;
+        ont_node *behind = ont_node_is_view(reader) ? product_of(reader->outputs[0], columns) : NULL;
         if (behind) return behind;
-        if (ont_node_is(reader, ONT_DOMAIN, "FusedMatMul") && reader->n_outputs == 1 &&
+        if (ont_node_is(reader, ONT_DOMAIN, "FusedMatMul") && reader->n_outputs == 1 && v->dtype == ONT_FLOAT32 &&
             ont_product_read(reader, &p) == ONT_OK && p.trans_a && p.a.rank == 2 && p.m == columns)
             return reader;
     }
@@ -38,13 +33,12 @@ static bool is_read_behind(const ont_value *v, const ont_node *node, const uint3
 
 static ont_status fuse(ont_graph *g, ont_node *sum, const uint32_t *order)
 {
-    const ont_value *x = ont_node_in(sum, 0), *v = x;
+    const ont_value *x = ont_node_in(sum, 0);
     ont_value *y = sum->outputs[0], *sums;
     if (x->dtype != ONT_FLOAT32 || y->shape.rank != 1 || x->shape.rank < 2) return ONT_OK;
     int64_t columns = y->shape.dims[0];
     if (columns != x->shape.dims[x->shape.rank - 1]) return ONT_OK;
-    while (is_view(v->def)) v = v->def->inputs[0].value;
-    ont_node *product = product_of(v, columns);
+    ont_node *product = product_of(ont_value_root(x), columns);
     if (!product || product->backward != sum->backward || !is_read_behind(y, product, order)) return ONT_OK;
     ONT_TRY(ont_node_want_output(g, product, 1, &sums));
     ONT_TRY(product->op->infer(g, product));

@@ -69,17 +69,6 @@ bool ont_recompute_is_everywhere(void)
     return __atomic_load_n(&everywhere, __ATOMIC_RELAXED);
 }
 
-static bool is_view(const ont_node *node)
-{
-    return node->op->flags & ONT_OP_VIEW;
-}
-
-static const ont_value *root_of(const ont_value *v)
-{
-    while (v->def && is_view(v->def)) v = v->def->inputs[0].value;
-    return v;
-}
-
 /* ---- work ---- */
 
 static double count(const ont_value *v)
@@ -133,7 +122,7 @@ double ont_recompute_work(const ont_node *node)
                                                                                            NULL};
     if (is_named(node, streamed) || is_named(node, back)) return work_of_streamed(node, is_named(node, back));
     double in0 = count(ont_node_in(node, 0)), out = count(ont_node_out(node, 0));
-    if (is_view(node)) return 0;
+    if (ont_node_is_view(node)) return 0;
     if (is_product(node) || is_convolution(node)) return 2 * sqrt(in0 * count(ont_node_in(node, 1)) * out);
     if (is_attention(node)) { /* scores of every row with every column, and as much again for the values */
         size_t n;
@@ -158,7 +147,7 @@ double ont_recompute_share(int level)
 static bool may_repeat(const pass_state *s, const ont_node *node)
 {
     if (node->backward || !node->outputs[0]) return false;
-    if (is_view(node) || is_cheap(node)) return true;
+    if (ont_node_is_view(node) || is_cheap(node)) return true;
     if (s->g->recompute.level < ONT_RECOMPUTE_LAYERS && !ont_recompute_is_everywhere()) return false;
     return is_product(node) || is_attention(node) || is_convolution(node);
 }
@@ -200,18 +189,19 @@ static void find_lives(pass_state *s)
         if (v->kind == ONT_VALUE_NODE && v->has_shape)
             s->lives[i].bytes = (size_t)ont_shape_count(&v->shape) * ont_dtype_size(v->dtype);
     }
-    for (uint32_t i = 0; i < g->n_outputs; i++) s->lives[root_of(g->outputs[i])->id].bytes = 0;
+    for (uint32_t i = 0; i < g->n_outputs; i++) s->lives[ont_value_root(g->outputs[i])->id].bytes = 0;
     uint32_t at = 0;
     for (const ont_node *node = g->first; node; node = node->next, at++) {
         s->slot[node->id] = at;
-        if (is_view(node)) continue;
+        if (ont_node_is_view(node)) continue;
         for (uint32_t i = 0; i < node->n_outputs; i++) {
             if (!node->outputs[i]) continue;
             life *l = &s->lives[node->outputs[i]->id];
             l->first = l->last = l->last_forward = at;
         }
         for (uint32_t i = 0; i < node->n_inputs; i++)
-            if (node->inputs[i].value) read_at(&s->lives[root_of(node->inputs[i].value)->id], at, node->backward);
+            if (node->inputs[i].value)
+                read_at(&s->lives[ont_value_root(node->inputs[i].value)->id], at, node->backward);
     }
     for (uint32_t i = 0; i < g->n_values; i++)
         for (uint32_t t = s->lives[i].first; s->lives[i].bytes && t != NOWHERE && t <= s->lives[i].last; t++)
@@ -264,8 +254,8 @@ static bool gather(const pass_state *s, plan *p, const ont_node *node)
     p->work += ont_recompute_work(node);
     for (uint32_t i = 0; i < node->n_inputs; i++) {
         const ont_value *v = node->inputs[i].value;
-        if (!v || is_free(s, root_of(v), p->to) || keeps(p, root_of(v))) continue;
-        const ont_value *root = root_of(v);
+        if (!v || is_free(s, ont_value_root(v), p->to) || keeps(p, ont_value_root(v))) continue;
+        const ont_value *root = ont_value_root(v);
         if (root->kind == ONT_VALUE_INPUT) {
             if (!may_hold(s, node)) return false;
             continue;
@@ -288,7 +278,7 @@ static void first_reader(const pass_state *s, const ont_value *v, ont_node **fir
 {
     for (const ont_use *use = v->uses; use; use = use->next) {
         ont_node *user = use->user;
-        if (is_view(user) && use == &user->inputs[0]) first_reader(s, user->outputs[0], first);
+        if (ont_node_is_view(user) && use == &user->inputs[0]) first_reader(s, user->outputs[0], first);
         if (user->backward && (!*first || s->order[user->id] < s->order[(*first)->id])) *first = user;
     }
 }
@@ -297,7 +287,7 @@ static bool find_plan(const pass_state *s, ont_node *node, plan *p)
 {
     const ont_value *v = ont_node_out(node, 0);
     *p = (plan){.node = node};
-    if (is_view(node) || !v || !may_repeat(s, node) || is_graph_output(s, v)) return false;
+    if (ont_node_is_view(node) || !v || !may_repeat(s, node) || is_graph_output(s, v)) return false;
     const life *l = &s->lives[v->id];
     if (l->first_backward == NOWHERE || !l->bytes) return false;
     p->gain = l->bytes;
@@ -355,7 +345,7 @@ static ont_status copy_node(pass_state *s, const plan *p, const ont_node *node, 
     if (!inputs) return ONT_ENOMEM;
     for (uint32_t i = 0; i < node->n_inputs; i++) {
         ont_value *v = node->inputs[i].value;
-        const ont_value *root = v ? root_of(v) : NULL;
+        const ont_value *root = v ? ont_value_root(v) : NULL;
         inputs[i] = v;
         if (root && !is_free(s, root, p->to) && !keeps(p, root) && root->kind != ONT_VALUE_INPUT)
             ONT_TRY(again(s, p, v, &inputs[i]));
@@ -381,7 +371,7 @@ static ont_status copy_node(pass_state *s, const plan *p, const ont_node *node, 
         made->outputs[i]->has_shape = true;
         made->outputs[i]->shape = node->outputs[i]->shape;
     }
-    g->recompute.nodes += !is_view(node);
+    g->recompute.nodes += !ont_node_is_view(node);
     ONT_TRY(grow(s));
     s->slot[made->id] = p->to;
     *copy = made;
@@ -409,7 +399,7 @@ static ont_status redirect(pass_state *s, const plan *p, ont_value *old, ont_val
             continue;
         }
         ont_node *first = NULL, *copy;
-        if (!is_view(user) || use != &user->inputs[0]) continue;
+        if (!ont_node_is_view(user) || use != &user->inputs[0]) continue;
         first_reader(s, user->outputs[0], &first);
         if (!first) continue;
         ont_value *view = user->outputs[0];

@@ -22,17 +22,6 @@ typedef struct head {
     ont_value *grad_h, *grad_w, *grad_row;     /* NULL: not wanted */
 } head;
 
-static bool is_view(const ont_node *node)
-{
-    return node->op->flags & ONT_OP_VIEW;
-}
-
-static const ont_value *root_of(const ont_value *v)
-{
-    while (v->def && is_view(v->def)) v = v->def->inputs[0].value;
-    return v;
-}
-
 static int64_t last_dim(const ont_value *v)
 {
     return v->shape.rank ? v->shape.dims[v->shape.rank - 1] : 0;
@@ -59,7 +48,7 @@ static bool only_loss_reads(const ont_graph *g, const ont_value *v, const head *
     for (const ont_use *use = v->uses; use; use = use->next) {
         if (use != &use->user->inputs[0]) return false;
         if (use->user == x->loss || use->user == x->grad) continue;
-        if (!is_view(use->user) || !only_loss_reads(g, use->user->outputs[0], x)) return false;
+        if (!ont_node_is_view(use->user) || !only_loss_reads(g, use->user->outputs[0], x)) return false;
     }
     return true;
 }
@@ -88,7 +77,7 @@ static bool find_loss(ont_node *grad, head *x)
 
 static bool find_product(const ont_graph *g, head *x)
 {
-    const ont_value *scores = ont_node_in(x->grad, 0), *made = root_of(scores);
+    const ont_value *scores = ont_node_in(x->grad, 0), *made = ont_value_root(scores);
     ont_node *node = made->def;
     if (!node || node->backward || !is_product(node, true, &x->p) || x->p.trans_a) return false;
     x->product = node;
@@ -125,7 +114,7 @@ static bool take_reader(head *x, ont_node *node, uint32_t at)
         return other == x->w && p.trans_b != x->p.trans_b && last_dim(d) == x->p.n && note(&x->grad_h, node, x->h);
     /* of W: d' h, or h' d, as W is stored */
     int64_t rows = x->p.n ? ont_shape_count(&d->shape) / x->p.n : 0;
-    if (at != !x->p.trans_b || !p.trans_a || p.trans_b || root_of(other) != root_of(x->h)) return false;
+    if (at != !x->p.trans_b || !p.trans_a || p.trans_b || ont_value_root(other) != ont_value_root(x->h)) return false;
     return is_matrix(d, rows, x->p.n) && is_matrix(other, rows, x->p.k) && note(&x->grad_w, node, x->w);
 }
 
@@ -135,7 +124,8 @@ static bool find_gradients(const ont_graph *g, head *x, const ont_value *d)
     for (const ont_use *use = d->uses; use; use = use->next) {
         ont_node *user = use->user;
         uint32_t at = (uint32_t)(use - user->inputs);
-        bool found = is_view(user) && !at ? find_gradients(g, x, user->outputs[0]) : at < 2 && take_reader(x, user, at);
+        bool found = ont_node_is_view(user) && !at ? find_gradients(g, x, user->outputs[0])
+                                                   : at < 2 && take_reader(x, user, at);
         if (!found) return false;
     }
     return true;

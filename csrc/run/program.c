@@ -57,11 +57,6 @@ static ont_status specialise(ont_graph *g, const ont_view *inputs)
     return ONT_OK;
 }
 
-static bool is_view(const ont_node *node)
-{
-    return node->op->flags & ONT_OP_VIEW;
-}
-
 static ont_status bind_step(ont_program *p, const ont_node *node, ont_step *step, ont_plan_step *need)
 {
     const ont_kernel *kernel;
@@ -88,13 +83,13 @@ static ont_status bind_step(ont_program *p, const ont_node *node, ont_step *step
 static ont_status bind_steps(ont_program *p, ont_plan_step **needs)
 {
     uint32_t n = 0;
-    for (const ont_node *node = p->graph->first; node; node = node->next) n += !is_view(node);
+    for (const ont_node *node = p->graph->first; node; node = node->next) n += !ont_node_is_view(node);
     p->steps = ont_arena_array(&p->arena, n + 1, sizeof *p->steps);
     *needs = ont_arena_array(&p->arena, n + 1, sizeof **needs);
     p->times = ont_arena_array(&p->arena, n + 1, sizeof *p->times);
     if (!p->steps || !*needs || !p->times) return ONT_ENOMEM;
     for (const ont_node *node = p->graph->first; node; node = node->next) {
-        if (is_view(node)) continue;
+        if (ont_node_is_view(node)) continue;
         if (!node->backward) p->split = p->n_steps + 1;
         ONT_TRY(bind_step(p, node, &p->steps[p->n_steps], &(*needs)[p->n_steps]));
         p->n_steps++;
@@ -211,8 +206,8 @@ static ont_status build(ont_program *p, const ont_graph *loaded, const ont_view 
     ont_place_leave(p->device, &scope);
     ONT_TRY(bound);
     ONT_TRY(find_applied(p, p->probe ? NULL : wants, &applied));
-    ONT_TRY(ont_plan_memory(p->graph, needs, p->n_steps, p->split, p->grads.n_forward_outputs, is_view, applied,
-                            &p->arena, &p->plan));
+    ONT_TRY(ont_plan_memory(p->graph, needs, p->n_steps, p->split, p->grads.n_forward_outputs, ont_node_is_view,
+                            applied, &p->arena, &p->plan));
     ONT_TRY(order_applies(p, applied));
     for (uint32_t t = 0; t < p->n_steps; t++) p->steps[t].work_offset = p->plan.work_offsets[t];
     ONT_TRY(mark_saved(p));

@@ -59,9 +59,7 @@ INLINE void turn_all(vec x[LANES])
 
 INLINE void add_row(float *sums, const float *x, int64_t n)
 {
-    int64_t i = 0;
-    for (; i + LANES <= n; i += LANES) store(sums + i, load(sums + i) + load(x + i));
-    for (; i < n; i++) sums[i] += x[i];
+    for (int64_t i = 0; i < n; i++) sums[i] += x[i];
 }
 
 /* Panels of `width` of an operand stored (k, count). */

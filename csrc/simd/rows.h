@@ -113,7 +113,7 @@ static void row_log_sum_exp(const float *x, int64_t n, float *most, float *log_s
             largest = here;
         }
         for (int64_t at = page; at < end; at += FETCHED) {
-            ont_fetch_ahead(x + at, FETCHED * sizeof *x);
+            if (n > PAGE) ont_fetch_ahead(x + at, FETCHED * sizeof *x);
             if (largest > -INFINITY) add_exponentials(x + at, end - at < FETCHED ? end - at : FETCHED, largest, part);
         }
     }
