@@ -199,12 +199,12 @@ static double operations(const ont_gemm *g)
 }
 
 /*
- * The same kind of product, its longest dim halved until it takes about a millisecond: building must stay short. Of one
- * with a side that is much longer than the others more is left, or it would no longer be of that kind.
+ * The same kind of product, its longest dim halved until it takes some 10 ms: building must stay short. A smaller part
+ * says too little: there are libraries that take 256x3072x768 twice as long as its eighth lets expect.
  */
 static ont_gemm sample_of(const ont_gemm *g)
 {
-    double limit = operations(g) >= HUGE_OPERATIONS ? 2e9 : 2e8;
+    double limit = operations(g) >= HUGE_OPERATIONS ? HUGE_OPERATIONS / 2 : HUGE_OPERATIONS;
     ont_gemm s = *g;
     while (operations(&s) > limit) {
         int64_t *longest = s.m >= s.n ? &s.m : &s.n;

@@ -7,7 +7,10 @@
 
 #include "base/alloc.h"
 
-enum { LARGE_BLOCK = 16 << 20 }; /* the system may have its pages while a run waits for its backward */
+enum {
+    LARGE_BLOCK = 16 << 20, /* the system may have its pages while a run waits for its backward */
+    STALE = 4,              /* times as many blocks as were live at once */
+};
 
 struct ont_pool {
     pthread_mutex_t lock;
@@ -15,7 +18,8 @@ struct ont_pool {
     ont_block *cached; /* most recently returned first */
     ont_pool_stats stats;
     size_t idle_bytes; /* cached, and not in the statistics: memory that nobody has to do without */
-    uint64_t refs;     /* the owner's, and one a live block */
+    uint64_t refs;       /* the owner's, and one a live block */
+    uint64_t live, peak; /* blocks */
     int open_runs;
 };
 
@@ -123,6 +127,7 @@ ont_status ont_pool_take(ont_pool *pool, ont_dtype dtype, const ont_shape *shape
     pool->refs++;
     pool->stats.taken++;
     pool->stats.live_bytes += bytes;
+    if (++pool->live > pool->peak) pool->peak = pool->live;
     if (pool->stats.live_bytes > pool->stats.peak_bytes) pool->stats.peak_bytes = pool->stats.live_bytes;
     pthread_mutex_unlock(&pool->lock);
     *result = block;
@@ -135,26 +140,55 @@ ont_block *ont_block_ref(ont_block *block)
     return block;
 }
 
+/* Whether a block that comes back is kept: what fits under the peak was needed at once before and will be again. */
+static bool fits(const ont_pool *pool, const ont_block *block)
+{
+    size_t cached = block->idle ? pool->idle_bytes : pool->stats.cached_bytes;
+    return pool->stats.live_bytes + cached + block->bytes <= pool->stats.peak_bytes;
+}
+
+/*
+ * Unlinks the oldest of the cached blocks that are counted with `block`, if so many were taken since it came back that
+ * some step would have asked for it: its shape is gone. NULL: there is none.
+ */
+static ont_block *take_stale(ont_pool *pool, const ont_block *block)
+{
+    ont_block **oldest = NULL;
+    for (ont_block **link = &pool->cached; *link; link = &(*link)->next)
+        if ((*link)->idle == block->idle) oldest = link;
+    if (!oldest || pool->stats.taken - (*oldest)->since <= STALE * pool->peak) return NULL;
+    ont_block *found = *oldest;
+    *oldest = found->next;
+    *(found->idle ? &pool->idle_bytes : &pool->stats.cached_bytes) -= found->bytes;
+    return found;
+}
+
 void ont_block_unref(ont_block *block)
 {
     if (!block || __atomic_sub_fetch(&block->refs, 1, __ATOMIC_ACQ_REL) > 0) return;
     ont_pool *pool = block->pool;
     pthread_mutex_lock(&pool->lock);
     pool->stats.live_bytes -= block->bytes;
-    /* What fits under the peak was needed at once before and will be again; what does not is given back, oldest first.
-     */
+    pool->live--;
     block->idle = pool->open_runs && block->bytes >= LARGE_BLOCK;
-    size_t *cached = block->idle ? &pool->idle_bytes : &pool->stats.cached_bytes;
-    bool keep = !pool->device && pool->stats.live_bytes + *cached + block->bytes <= pool->stats.peak_bytes;
-    if (keep) {
+    ont_block *away = NULL, *old;
+    while (!pool->device && !fits(pool, block) && (old = take_stale(pool, block))) {
+        old->next = away;
+        away = old;
+    }
+    if (!pool->device && fits(pool, block)) {
         if (block->idle) ont_buffer_idle(block->data, block->bytes);
+        block->since = pool->stats.taken;
         block->next = pool->cached;
         pool->cached = block;
-        *cached += block->bytes;
+        *(block->idle ? &pool->idle_bytes : &pool->stats.cached_bytes) += block->bytes;
+    } else {
+        block->next = away;
+        away = block;
     }
     bool last = --pool->refs == 0;
     pthread_mutex_unlock(&pool->lock);
-    if (!keep) block_free(block);
+    blocks_free(away);
     if (last) pool_destroy(pool);
 }
 

@@ -3,10 +3,10 @@
  *
  * A block goes back when its last reference is dropped, from any thread, with or without the GIL, also after the
  * session is gone: the pool lives as long as its last block. Fresh pages cost ten times a warm write, so blocks are
- * kept by exact size, up to what was once live at the same time. The pages of a large block that comes back between a
- * forward and its backward are the system's for the asking: there a step holds most memory, and what is not ours has to
- * fit beside it. Such blocks are counted apart, else they would be kept in the place of others that the step needs as
- * well.
+ * kept by exact size, up to what was once live at the same time; one that nobody asks for any more makes way. The pages
+ * of a large block that comes back between a forward and its backward are the system's for the asking: there a step
+ * holds most memory, and what is not ours has to fit beside it. Such blocks are counted apart, else they would be kept
+ * in the place of others that the step needs as well.
  */
 #ifndef ONT_RUN_POOL_H
 #define ONT_RUN_POOL_H
@@ -27,7 +27,8 @@ typedef struct ont_block {
     ont_pool *pool;
     struct ont_block *next;
     int refs;
-    bool idle; /* cached, and the system may have its pages */
+    bool idle;      /* cached, and the system may have its pages */
+    uint64_t since; /* cached: how many were taken before */
 } ont_block;
 
 typedef struct ont_pool_stats {

@@ -8,7 +8,7 @@
 #include "base/fetch.h"
 #include "simd/philox_blocks.h"
 
-enum { LANES = 16, FETCHED = 256 }; /* the latter: elements between which memory is asked for */
+enum { LANES = 16, FETCHED = 256, PAGE = ONT_FETCH_PAGE / sizeof(float) }; /* elements: asked for at a time */
 
 #define REDUCE_SUM(n, term, result) \
     do { \
@@ -102,7 +102,6 @@ INLINE void add_exponentials(const float *x, int64_t n, float most, float part[L
  */
 static void row_log_sum_exp(const float *x, int64_t n, float *most, float *log_sum)
 {
-    enum { PAGE = ONT_FETCH_PAGE / sizeof(float) };
     float part[LANES] = {0}, largest = -INFINITY, sum;
     for (int64_t page = 0; page < n; page += PAGE) {
         int64_t end = page + PAGE < n ? page + PAGE : n;
@@ -132,7 +131,10 @@ static void row_log_softmax(const float *x, float *y, int64_t n)
 static void row_scaled_softmax(const float *x, float most, float log_sum, float scale, float *y, int64_t n)
 {
     for (int64_t at = 0; at < n; at += FETCHED) {
-        ont_fetch_to_write(x + at, FETCHED * sizeof *x); /* y takes its place, mostly */
+        if (n > PAGE) {
+            ont_fetch_to_write(y + at, FETCHED * sizeof *y);
+            if (y != x) ont_fetch_ahead(x + at, FETCHED * sizeof *x);
+        }
         for (int64_t i = at, end = at + FETCHED < n ? at + FETCHED : n; i < end; i++)
             y[i] = scale * f32_vexp_low((x[i] - most) - log_sum);
     }

@@ -1,0 +1,71 @@
+"""Memory of outputs and gradients is used again, step after step, whatever shapes went before and whatever is held."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from onnxtrain.ortmodule import ORTModule
+
+WARM, STEPS, INPUTS = 30, 10, 96
+
+
+class WithLoss(nn.Module):
+    """Gradients are all that is large, and live at the same time: x's, of some size, beside the weight's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(INPUTS, 70)
+
+    def forward(self, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(self.layer(x), t)
+
+
+def made_anew(model: ORTModule) -> int:
+    """Blocks that were not had from the pool."""
+    sessions = [program.session.stats() for known in model._programs.values() for program in known]
+    return sum(s["blocks_taken"] - s["blocks_reused"] for s in sessions)
+
+
+def step(model: ORTModule, rows: int) -> torch.Tensor:
+    loss = model(torch.randn(rows, INPUTS, requires_grad=True), torch.arange(rows) % 7)
+    loss.backward()
+    for p in model.parameters():
+        p.grad = None
+    return loss
+
+
+@pytest.mark.parametrize("before, after", [(300, 500), (500, 300), (500, 500), (2000, 300), (300, 2000)])
+def test_shapes_that_are_gone_make_way(before: int, after: int):
+    model = ORTModule(WithLoss())
+    for rows in [before] * 5 + [after] * WARM:
+        step(model, rows)
+    count = made_anew(model)
+    for _ in range(STEPS):
+        step(model, after)
+    assert made_anew(model) == count
+
+
+def test_what_a_script_holds():
+    """The name that keeps the last step's loss until it is bound again, as in most training loops: at most these few
+    bytes, which are more than was live before, are had anew."""
+    model = ORTModule(WithLoss())
+    for _ in range(WARM):
+        loss = step(model, 500)
+    count = made_anew(model)
+    for _ in range(STEPS):
+        loss = step(model, 500)
+    assert made_anew(model) - count <= STEPS and loss.isfinite()
+
+
+def test_two_sizes_in_turns():
+    """The last batch of an epoch is a smaller one: what the others need stays."""
+    model = ORTModule(WithLoss())
+    for i in range(WARM):
+        step(model, 500 if i % 5 else 300)
+    count = made_anew(model)
+    for i in range(STEPS):
+        step(model, 500 if i % 5 else 300)
+    assert made_anew(model) - count <= 6  # the gradient of the smaller batch, and what was given up for it
