@@ -18,6 +18,12 @@ char *ont_strdup(const char *text);
 /* 64-byte aligned tensor memory; huge pages are advised from 2 MiB on. Contents are undefined. */
 void *ont_buffer_alloc(size_t bytes);
 void ont_buffer_free(void *block, size_t bytes);
+/*
+ * The same straight from the system, zeroed, and back to it at once: for what is needed once. What the heap had given
+ * would stay with it, and make it keep as large blocks from then on.
+ */
+void *ont_pages_alloc(size_t bytes);
+void ont_pages_free(void *block, size_t bytes);
 /* Contents are lost from now on: the system takes the pages where it needs them, and those that it left cost nothing
  * again. */
 void ont_buffer_idle(void *block, size_t bytes);

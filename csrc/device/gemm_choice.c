@@ -73,7 +73,7 @@ static bool scratch_init(scratch *s, const ont_gemm *g, ont_dtype out, int with,
     s->bytes[SUMS] = (size_t)g->m * sizeof(float);
     bool enough = true;
     for (int i = 0; i < N_BUFFERS; i++) {
-        s->data[i] = ont_buffer_alloc(s->bytes[i]);
+        s->data[i] = ont_pages_alloc(s->bytes[i]);
         if (s->data[i]) memset(s->data[i], 0, s->bytes[i]);
         enough &= s->data[i] != NULL;
     }
@@ -82,7 +82,7 @@ static bool scratch_init(scratch *s, const ont_gemm *g, ont_dtype out, int with,
 
 static void scratch_deinit(scratch *s)
 {
-    for (int i = 0; i < N_BUFFERS; i++) ont_buffer_free(s->data[i], s->bytes[i]);
+    for (int i = 0; i < N_BUFFERS; i++) ont_pages_free(s->data[i], s->bytes[i]);
     ont_dnnl_matmul_destroy(s->handle);
 }
 

@@ -9,7 +9,7 @@
 
 enum {
     LARGE_BLOCK = 16 << 20, /* the system may have its pages while a run waits for its backward */
-    STALE = 4,              /* times as many blocks as were live at once */
+    STALE = 2,              /* times as many blocks as were live at once */
 };
 
 struct ont_pool {

@@ -27,7 +27,7 @@ import torch
 from tqdm import tqdm
 
 import onnxtrain
-from table import WRAPS, LocalPeer, Row
+from table import WARM_UP, WRAPS, LocalPeer, Row
 from workloads import GPT2, Workload
 
 AXES = {
@@ -55,7 +55,7 @@ def measure(sizes: dict[str, int], rounds: int) -> dict[str, float]:
     peers = {name: LocalPeer(Row("gpt2", "adamw"), work, wrap) for name, wrap in WRAPS.items()}
     steps = {}
     for name, peer in peers.items():
-        peer.timed(2)
+        peer.timed(WARM_UP)
         steps[name] = max(1, math.ceil(ROUND_SECONDS / peer.timed(1)))
     times: dict[str, list[float]] = {name: [] for name in peers}
     for _ in range(rounds):

