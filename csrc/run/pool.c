@@ -12,12 +12,16 @@ enum {
     STALE = 2,              /* times as many blocks as were live at once */
 };
 
+typedef struct shelf {
+    ont_block *newest, *oldest; /* that came back */
+    size_t bytes;
+} shelf;
+
 struct ont_pool {
     pthread_mutex_t lock;
     const ont_device *device;
-    ont_block *cached; /* most recently returned first */
+    shelf cached, idle; /* the latter is not in the statistics: memory that nobody has to do without */
     ont_pool_stats stats;
-    size_t idle_bytes; /* cached, and not in the statistics: memory that nobody has to do without */
     uint64_t refs;       /* the owner's, and one a live block */
     uint64_t live, peak; /* blocks */
     int open_runs;
@@ -46,15 +50,68 @@ static void block_free(ont_block *block)
 
 static void blocks_free(ont_block *list)
 {
-    for (ont_block *next; list; list = next) {
-        next = list->next;
+    for (ont_block *older; list; list = older) {
+        older = list->older;
         block_free(list);
     }
 }
 
+/* ---- shelves ---- */
+
+static shelf *shelf_of(ont_pool *pool, const ont_block *block)
+{
+    return block->idle ? &pool->idle : &pool->cached;
+}
+
+static void put_on(shelf *s, ont_block *block)
+{
+    block->newer = NULL;
+    block->older = s->newest;
+    *(s->newest ? &s->newest->newer : &s->oldest) = block;
+    s->newest = block;
+    s->bytes += block->bytes;
+}
+
+static void take_off(shelf *s, ont_block *block)
+{
+    *(block->newer ? &block->newer->older : &s->newest) = block->older;
+    *(block->older ? &block->older->newer : &s->oldest) = block->newer;
+    s->bytes -= block->bytes;
+}
+
+/* Takes off a block of exactly that size; NULL where there is none. */
+static ont_block *find_on(shelf *s, size_t bytes)
+{
+    ont_block *block = s->newest;
+    while (block && block->bytes != bytes) block = block->older;
+    if (block) take_off(s, block);
+    return block;
+}
+
+/* Whether a block that comes back is kept: what fits under the peak was needed at once before and will be again. */
+static bool fits(const ont_pool *pool, const shelf *s, const ont_block *block)
+{
+    return !pool->device && pool->stats.live_bytes + s->bytes + block->bytes <= pool->stats.peak_bytes;
+}
+
+/*
+ * Takes off the oldest block, if so many were taken since it came back that some step would have asked for it: its
+ * shape is gone. NULL: there is none.
+ */
+static ont_block *take_stale(const ont_pool *pool, shelf *s)
+{
+    ont_block *oldest = s->oldest;
+    if (!oldest || pool->stats.taken - oldest->since <= STALE * pool->peak) return NULL;
+    take_off(s, oldest);
+    return oldest;
+}
+
+/* ---- pools ---- */
+
 static void pool_destroy(ont_pool *pool)
 {
-    blocks_free(pool->cached);
+    blocks_free(pool->cached.newest);
+    blocks_free(pool->idle.newest);
     pthread_mutex_destroy(&pool->lock);
     ont_free(pool);
 }
@@ -63,28 +120,14 @@ void ont_pool_unref(ont_pool *pool)
 {
     if (!pool) return;
     pthread_mutex_lock(&pool->lock);
-    ont_block *cached = pool->cached;
-    pool->cached = NULL;
-    pool->stats.cached_bytes = pool->idle_bytes = 0;
+    ont_block *cached = pool->cached.newest, *idle = pool->idle.newest;
+    pool->cached = pool->idle = (shelf){0};
     pool->stats.peak_bytes = 0; /* nobody will take again: keep nothing */
     bool last = --pool->refs == 0;
     pthread_mutex_unlock(&pool->lock);
     blocks_free(cached);
+    blocks_free(idle);
     if (last) pool_destroy(pool);
-}
-
-/* Unlinks a cached block of exactly that size; NULL where there is none. */
-static ont_block *take_cached(ont_pool *pool, size_t bytes)
-{
-    for (ont_block **link = &pool->cached; *link; link = &(*link)->next) {
-        ont_block *block = *link;
-        if (block->bytes != bytes) continue;
-        *link = block->next;
-        *(block->idle ? &pool->idle_bytes : &pool->stats.cached_bytes) -= bytes;
-        pool->stats.reused++;
-        return block;
-    }
-    return NULL;
 }
 
 static ont_status block_alloc(const ont_device *device, ont_block *block)
@@ -106,7 +149,9 @@ ont_status ont_pool_take(ont_pool *pool, ont_dtype dtype, const ont_shape *shape
     size_t bytes;
     ONT_TRY(ont_shape_bytes(shape, dtype, &bytes));
     pthread_mutex_lock(&pool->lock);
-    ont_block *block = take_cached(pool, bytes);
+    ont_block *block = find_on(&pool->cached, bytes);
+    if (!block) block = find_on(&pool->idle, bytes);
+    if (block) pool->stats.reused++;
     pthread_mutex_unlock(&pool->lock);
     if (!block) {
         block = ont_calloc(1, sizeof *block);
@@ -120,7 +165,6 @@ ont_status ont_pool_take(ont_pool *pool, ont_dtype dtype, const ont_shape *shape
     }
     block->pool = pool;
     block->refs = 1;
-    block->next = NULL;
     block->dtype = dtype;
     block->shape = *shape;
     pthread_mutex_lock(&pool->lock);
@@ -140,29 +184,6 @@ ont_block *ont_block_ref(ont_block *block)
     return block;
 }
 
-/* Whether a block that comes back is kept: what fits under the peak was needed at once before and will be again. */
-static bool fits(const ont_pool *pool, const ont_block *block)
-{
-    size_t cached = block->idle ? pool->idle_bytes : pool->stats.cached_bytes;
-    return pool->stats.live_bytes + cached + block->bytes <= pool->stats.peak_bytes;
-}
-
-/*
- * Unlinks the oldest of the cached blocks that are counted with `block`, if so many were taken since it came back that
- * some step would have asked for it: its shape is gone. NULL: there is none.
- */
-static ont_block *take_stale(ont_pool *pool, const ont_block *block)
-{
-    ont_block **oldest = NULL;
-    for (ont_block **link = &pool->cached; *link; link = &(*link)->next)
-        if ((*link)->idle == block->idle) oldest = link;
-    if (!oldest || pool->stats.taken - (*oldest)->since <= STALE * pool->peak) return NULL;
-    ont_block *found = *oldest;
-    *oldest = found->next;
-    *(found->idle ? &pool->idle_bytes : &pool->stats.cached_bytes) -= found->bytes;
-    return found;
-}
-
 void ont_block_unref(ont_block *block)
 {
     if (!block || __atomic_sub_fetch(&block->refs, 1, __ATOMIC_ACQ_REL) > 0) return;
@@ -171,19 +192,18 @@ void ont_block_unref(ont_block *block)
     pool->stats.live_bytes -= block->bytes;
     pool->live--;
     block->idle = pool->open_runs && block->bytes >= LARGE_BLOCK;
-    ont_block *away = NULL, *old;
-    while (!pool->device && !fits(pool, block) && (old = take_stale(pool, block))) {
-        old->next = away;
-        away = old;
+    shelf *to = shelf_of(pool, block);
+    ont_block *away = NULL, *stale;
+    while (!pool->device && !fits(pool, to, block) && (stale = take_stale(pool, to))) {
+        stale->older = away;
+        away = stale;
     }
-    if (!pool->device && fits(pool, block)) {
+    if (fits(pool, to, block)) {
         if (block->idle) ont_buffer_idle(block->data, block->bytes);
         block->since = pool->stats.taken;
-        block->next = pool->cached;
-        pool->cached = block;
-        *(block->idle ? &pool->idle_bytes : &pool->stats.cached_bytes) += block->bytes;
+        put_on(to, block);
     } else {
-        block->next = away;
+        block->older = away;
         away = block;
     }
     bool last = --pool->refs == 0;
@@ -203,5 +223,6 @@ void ont_pool_get_stats(ont_pool *pool, ont_pool_stats *stats)
 {
     pthread_mutex_lock(&pool->lock);
     *stats = pool->stats;
+    stats->cached_bytes = pool->cached.bytes;
     pthread_mutex_unlock(&pool->lock);
 }

@@ -25,10 +25,11 @@ typedef struct ont_block {
     /* private to the pool */
     void *owner;
     ont_pool *pool;
-    struct ont_block *next;
     int refs;
-    bool idle;      /* cached, and the system may have its pages */
-    uint64_t since; /* cached: how many were taken before */
+    /* where it is kept: */
+    struct ont_block *newer, *older;
+    bool idle;      /* the system may have its pages */
+    uint64_t since; /* how many were taken before it came back */
 } ont_block;
 
 typedef struct ont_pool_stats {
