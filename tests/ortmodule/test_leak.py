@@ -1,4 +1,4 @@
-"""Some thousand training steps leave nothing behind: blocks and bytes of the core, Python objects, resident memory."""
+"""A thousand training steps leave nothing behind: blocks and bytes of the core, Python objects, resident memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import nn
 from onnxtrain import _C
 from onnxtrain.ortmodule import ORTModule
 
-STEPS = 1020  # a multiple of what they go round in: both counts are of the same place
+STEPS = 1000
 WARM = 200  # until caches of torch, of Python and of the pool are filled
 
 
@@ -24,7 +24,8 @@ def counts(model: ORTModule) -> dict[str, int]:
     gc.collect()
     sessions = [program.session.stats() for known in model._programs.values() for program in known]
     return {"blocks of the core": _C.live_blocks(), "bytes lent": sum(s["pool_live_bytes"] for s in sessions),
-            "bytes kept": sum(s["pool_cached_bytes"] for s in sessions), "objects": len(gc.get_objects())}
+            "bytes kept": sum(s["pool_cached_bytes"] for s in sessions),
+            "most bytes": sum(s["pool_peak_bytes"] for s in sessions), "objects": len(gc.get_objects())}
 
 
 def resident() -> int:
@@ -87,8 +88,11 @@ def test_nothing_is_left(kind):
         if (i - WARM + 1) % (STEPS // 4) == 0:
             pages.append(resident())
     after = counts(model)
-    assert after.pop("objects") - before.pop("objects") < 50
-    assert after == before
+    assert after["bytes kept"] <= after["most bytes"]  # which of them depends on the sizes of the last steps
+    for some in ("objects", "blocks of the core"):
+        assert after[some] - before[some] < 50, some
+    for none in ("bytes lent", "most bytes"):
+        assert after[none] == before[none], none
     if "libasan" not in Path("/proc/self/maps").read_text():  # that one keeps what is freed
         # The heap grows now and then as it fragments; a leak grows in every quarter.
         growth = min(b - a for a, b in zip(pages, pages[1:])) / (STEPS // 4)
