@@ -176,24 +176,32 @@ static void scores_product(const ont_flash *s, const ont_flash_block *k, const f
     run_product(s, k, ONT_TILE_RESULT_SEEN, &p);
 }
 
+/* Sums of some rows of a view: in scratch, rows padded, or in the gradient itself. */
+typedef struct target {
+    float *c;
+    int64_t ld;
+    bool add; /* to what is there */
+} target;
+
 /* c (m, size) = or += scores (m, n) times b (n, size) */
 static void rows_product(const ont_flash *s, const ont_flash_block *k, const float *scores, const float *b,
-                         int64_t size, bool add, float *c)
+                         int64_t size, const target *to)
 {
     ont_tile_product p = {.m = k->m, .n = padded(size), .k = words(s, k->n), .lda = words(s, padded(s->column_block)),
-                          .ldb = padded(size), .ldc = padded(size), .add = add, .factor = 1, .a = scores, .b = b,
-                          .c = c};
+                          .ldb = padded(size), .ldc = to->ld, .add = to->add, .factor = 1, .a = scores, .b = b,
+                          .c = to->c};
     run_product(s, k, ONT_TILE_SUM_SEEN, &p);
 }
 
-/* c (n, size) += scores' (n, m) times b (m, size) */
+/* c (n, size) = or += scores' (n, m) times b (m, size); what follows is added */
 static void columns_product(const ont_flash *s, const ont_flash_block *k, const float *scores, const float *b,
-                            int64_t size, float *c)
+                            int64_t size, target *to)
 {
     ont_tile_product p = {.m = k->n, .n = padded(size), .k = words(s, k->m), .lda = padded(s->column_block),
-                          .ldb = padded(size), .ldc = padded(size), .trans_a = true, .add = true, .factor = 1,
-                          .a = scores, .b = b, .c = c};
+                          .ldb = padded(size), .ldc = to->ld, .trans_a = true, .add = to->add, .factor = 1,
+                          .a = scores, .b = b, .c = to->c};
     run_product(s, k, ONT_TILE_SUM_SEEING, &p);
+    to->add = true;
 }
 
 /* Rows [i, i + n) of a view, as A of a product. */
@@ -297,7 +305,8 @@ static void forward_rows(const ont_call *call, const ont_flash *s, ont_flash_blo
         pack(call, s, &k, w, &keys, &values);
         scores_product(s, &k, w->q, keys, a->size, a->scale, w->scores);
         softmax_rows(call, s, &k, w);
-        rows_product(s, &k, s->pairs ? w->narrow : w->scores, values, a->v_size, k.j0 > 0, w->y);
+        rows_product(s, &k, s->pairs ? w->narrow : w->scores, values, a->v_size,
+                     &(target){w->y, padded(a->v_size), k.j0 > 0});
     }
     finish_rows(call, s, &k, w);
 }
@@ -384,27 +393,48 @@ static void grad_rows(const ont_call *call, const ont_flash *s, const ont_flash_
     }
 }
 
+/* Float32 in whole vectors is summed where it goes. */
+static bool is_direct(const ont_flash *s, int64_t size) { return !s->pairs && size == padded(size); }
+
+static target target_of(const ont_flash *s, float *sums, int view, void *base, int64_t l, int64_t i, int64_t size)
+{
+    if (!is_direct(s, size)) return (target){sums, padded(size), false};
+    return (target){(float *)(void *)ont_flash_row_at(s, view, base, l, i), s->a.view[view].row,
+                    !ont_flash_is_first(s, view, l)};
+}
+
+static void grad_of_q(const ont_flash *s, const ont_flash_block *k, const scratch *w, const float *rows,
+                      const ont_flash_piece *p)
+{
+    int64_t size = s->a.size, ld = padded(size), stride = s->a.view[ONT_ATTENTION_Q].row;
+    if (s->pairs) {
+        rows_product(s, k, rows, w->plain, size, &(target){w->dq + k->i0 * ld, ld, true});
+        return;
+    }
+    float *dq = (float *)(void *)ont_flash_row_at(s, ONT_ATTENTION_Q, p->dq, k->l, k->i0);
+    bool direct = is_direct(s, size);
+    rows_product(s, k, rows, w->plain, size, direct ? &(target){dq, stride, true} : &(target){w->dq, ld, false});
+    if (!direct) s->tiles->put(w->dq, ld, k->m, size, true, dq, stride);
+}
+
 /* The products behind the rows; of bfloat16, of what the rows gave, rounded. */
-static void products_behind(const ont_flash *s, const ont_flash_block *k, const scratch *w, const ont_flash_piece *p)
+static void products_behind(const ont_flash *s, const ont_flash_block *k, const scratch *w, const ont_flash_piece *p,
+                            target *dk, target *dv)
 {
     const ont_attention *a = &s->a;
     int64_t ld = padded(s->column_block);
     const float *rows = w->gradient, *columns = w->scores;
     if (s->pairs) s->pairs->narrow_joined(w->scores, ld, k->m, k->n, w->joined, ld), columns = w->joined;
-    if (p->dv) columns_product(s, k, columns, s->pairs ? w->dy_joined : w->dy, a->v_size, w->dv);
+    if (p->dv) columns_product(s, k, columns, s->pairs ? w->dy_joined : w->dy, a->v_size, dv);
     if (s->pairs) s->pairs->narrow_joined(w->gradient, ld, k->m, k->n, w->joined, ld);
-    if (p->dk) columns_product(s, k, s->pairs ? w->joined : w->gradient, s->pairs ? w->q_joined : w->q, a->size, w->dk);
+    if (p->dk) columns_product(s, k, s->pairs ? w->joined : w->gradient, s->pairs ? w->q_joined : w->q, a->size, dk);
     if (!p->dq) return;
     if (s->pairs) s->pairs->narrow(w->gradient, ld, k->m, k->n, w->narrow, ld / 2), rows = w->narrow;
-    rows_product(s, k, rows, w->plain, a->size, s->pairs, s->pairs ? w->dq + k->i0 * padded(a->size) : w->dq);
-    if (!s->pairs)
-        s->tiles->put(w->dq, padded(a->size), k->m, a->size, true,
-                      (float *)(void *)ont_flash_row_at(s, ONT_ATTENTION_Q, p->dq, k->l, k->i0),
-                      a->view[ONT_ATTENTION_Q].row);
+    grad_of_q(s, k, w, rows, p);
 }
 
 static void block_grad(const ont_call *call, const ont_flash *s, const ont_flash_block *k, const scratch *w,
-                       const ont_flash_piece *p)
+                       const ont_flash_piece *p, target *dk, target *dv)
 {
     const ont_attention *a = &s->a;
     const void *q = call->in[0], *dy = call->in[ONT_ATTENTION_DY];
@@ -415,7 +445,7 @@ static void block_grad(const ont_call *call, const ont_flash *s, const ont_flash
     scores_product(s, k, w->q, w->keys, a->size, a->scale, w->scores);
     scores_product(s, k, w->dy, w->values, a->v_size, 1, w->gradient);
     grad_rows(call, s, k, w, p);
-    products_behind(s, k, w, p);
+    products_behind(s, k, w, p, dk, dv);
 }
 
 /* The columns of a block: both transposed for the scores, the keys as they are for the gradient of Q. */
@@ -426,8 +456,6 @@ static void pack_columns(const ont_call *call, const ont_flash *s, const ont_fla
     lay_transposed(s, w, ONT_ATTENTION_K, call->in[1], k->l, k->j0, k->n, a->size, w->keys);
     lay_transposed(s, w, ONT_ATTENTION_V, call->in[2], k->l, k->j0, k->n, a->v_size, w->values);
     if (p->dq) lay_summed(s, ONT_ATTENTION_K, call->in[1], k->l, k->j0, k->n, a->size, a->scale, w->plain);
-    if (p->dk) memset(w->dk, 0, (size_t)(k->n * padded(a->size)) * sizeof(float));
-    if (p->dv) memset(w->dv, 0, (size_t)(k->n * padded(a->v_size)) * sizeof(float));
 }
 
 /* Sums of rows [i, i + n) go to the gradient through a view; of pairs, times the factor. */
@@ -445,12 +473,22 @@ static void put(const ont_flash *s, float *sums, int view, void *base, int64_t l
     }
 }
 
+/* A block's sums are complete: zeros, where nothing saw its columns. */
+static void finish_columns(const ont_flash *s, const ont_flash_block *k, const target *t, int view, void *base,
+                           int64_t size)
+{
+    if (!base) return;
+    for (int64_t r = 0; r < k->n && !t->add; r++) memset(t->c + r * t->ld, 0, (size_t)size * sizeof(float));
+    if (is_direct(s, size)) return;
+    put(s, t->c, view, base, k->l, k->j0, k->n, size, view == ONT_ATTENTION_K ? s->a.scale : 1,
+        ont_flash_is_first(s, view, k->l));
+}
+
 static void run_piece(const ont_call *call, const ont_flash *s, const ont_flash_piece *p, int64_t slot)
 {
     const ont_attention *a = &s->a;
     space room = {.base = (char *)call->work + (size_t)slot * s->slot_bytes};
     scratch own = scratch_of(s, true, &room), *w = &own;
-    bool first_k = ont_flash_is_first(s, ONT_ATTENTION_K, p->l), first_v = ont_flash_is_first(s, ONT_ATTENTION_V, p->l);
     if (!s->pairs && ont_flash_is_first(s, ONT_ATTENTION_Q, p->l))
         ont_flash_zero_rows(s, ONT_ATTENTION_Q, p->dq, p->l, p->i0, p->i1, a->size);
     ont_flash_block k = {.l = p->l};
@@ -458,15 +496,17 @@ static void run_piece(const ont_call *call, const ont_flash *s, const ont_flash_
     for (k.j0 = p->j0; k.j0 < p->j1; k.j0 += s->column_block) {
         k.n = least(s->column_block, p->j1 - k.j0);
         pack_columns(call, s, &k, w, p);
+        target dk = target_of(s, w->dk, ONT_ATTENTION_K, p->dk, k.l, k.j0, a->size),
+               dv = target_of(s, w->dv, ONT_ATTENTION_V, p->dv, k.l, k.j0, a->v_size);
         for (k.i0 = p->i0; k.i0 < p->i1; k.i0 += s->row_block) {
             k.m = least(s->row_block, p->i1 - k.i0);
             if (ont_attention_visible(a, k.i0 + k.m - 1) > k.j0)
-                block_grad(call, s, &k, w, p);
+                block_grad(call, s, &k, w, p, &dk, &dv);
             else
                 for (int64_t r = 0; r < k.m; r++) put_bias(s, &k, p, r, NULL);
         }
-        if (p->dk) put(s, w->dk, ONT_ATTENTION_K, p->dk, k.l, k.j0, k.n, a->size, a->scale, first_k);
-        if (p->dv) put(s, w->dv, ONT_ATTENTION_V, p->dv, k.l, k.j0, k.n, a->v_size, 1, first_v);
+        finish_columns(s, &k, &dk, ONT_ATTENTION_K, p->dk, a->size);
+        finish_columns(s, &k, &dv, ONT_ATTENTION_V, p->dv, a->v_size);
     }
     if (s->pairs && p->dq)
         put(s, w->dq + p->i0 * padded(a->size), ONT_ATTENTION_Q, p->dq, p->l, p->i0, p->i1 - p->i0, a->size, a->scale,

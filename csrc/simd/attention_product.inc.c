@@ -35,23 +35,25 @@ INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 #define MULTIPLY(sum, x, line) ((sum) + (x) * (line))
 #include "simd/attention_tile.h"
 
+/* LANES rows of LANES elements at a time; rows behind the last are 0. */
 static void transpose(const float *x, int64_t stride, int64_t rows, int64_t width, float *y, int64_t ld)
 {
-    int64_t whole = rows / 4 * 4, quads = width / 4 * 4,
-            padded = (rows + ONT_TILE_LANES - 1) / ONT_TILE_LANES * ONT_TILE_LANES;
-    for (int64_t i = 0; i < whole; i += 4) {
-        const float *from = x + i * stride;
-        for (int64_t k = 0; k < quads; k += 4) {
-            quad r[4];
-            for (int l = 0; l < 4; l++) r[l] = *(const quad_any *)(from + l * stride + k);
-            turn(r);
-            for (int l = 0; l < 4; l++) *(quad_any *)(y + (k + l) * ld + i) = r[l];
+    int64_t padded = (rows + ONT_TILE_LANES - 1) / ONT_TILE_LANES * ONT_TILE_LANES;
+    for (int64_t i = 0; i < padded; i += LANES)
+        for (int64_t k = 0; k < width; k += LANES) {
+            const float *from = x + i * stride + k;
+            int64_t lines = least(LANES, width - k), n = least(LANES, rows - i);
+            vec v[LANES];
+#pragma GCC unroll 16
+            for (int r = 0; r < LANES; r++) {
+                v[r] = (vec){0};
+                if (r >= n) continue;
+                if (lines == LANES) v[r] = load(from + r * stride);
+                else memcpy(&v[r], from + r * stride, (size_t)lines * sizeof *x);
+            }
+            turn_all(v);
+            for (int64_t l = 0; l < lines; l++) store(y + (k + l) * ld + i, v[l]);
         }
-        for (int64_t k = quads; k < width; k++)
-            for (int l = 0; l < 4; l++) y[k * ld + i + l] = from[l * stride + k];
-    }
-    for (int64_t k = 0; k < width; k++)
-        for (int64_t i = whole; i < padded; i++) y[k * ld + i] = i < rows ? x[i * stride + k] : 0;
 }
 
 static void copy(const float *x, int64_t stride, int64_t rows, int64_t width, float factor, float *y, int64_t ld)

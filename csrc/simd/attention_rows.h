@@ -57,6 +57,18 @@ static void F(gradients)(NUM *restrict s, NUM *restrict dp, int64_t n, NUM base,
     }
 }
 
+static NUM F(products)(const NUM *x, const NUM *y, int64_t n)
+{
+    NUM part[LANES] = {0};
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        for (int lane = 0; lane < LANES; lane++) part[lane] += x[i + lane] * y[i + lane];
+    for (; i < n; i++) part[0] += x[i] * y[i];
+    for (int half = LANES / 2; half; half /= 2)
+        for (int lane = 0; lane < half; lane++) part[lane] += part[lane + half];
+    return part[0];
+}
+
 #endif
 
 static void F(softmax)(void *scores, const ont_attention_row *row, double *most, double *sum, double *shrink)
@@ -104,15 +116,7 @@ static void F(grad)(void *scores, void *gradient, const ont_attention_row *row, 
 
 static double F(dot)(const void *a, const void *b, int64_t n)
 {
-    const NUM *x = a, *y = b;
-    NUM part[LANES] = {0};
-    int64_t i = 0;
-    for (; i + LANES <= n; i += LANES)
-        for (int lane = 0; lane < LANES; lane++) part[lane] += x[i + lane] * y[i + lane];
-    for (; i < n; i++) part[0] += x[i] * y[i];
-    for (int half = LANES / 2; half; half /= 2)
-        for (int lane = 0; lane < half; lane++) part[lane] += part[lane + half];
-    return (double)part[0];
+    return (double)F(products)(a, b, n);
 }
 
 #undef LANES

@@ -4,6 +4,8 @@
  * one. Part of attention.inc.c, included by nothing else.
  */
 #if defined(__AVX512F__)
+#include "simd/words.h"
+
 enum { WIDTH = 16 };
 typedef __m512 vec;
 #define LOAD _mm512_loadu_ps
@@ -45,41 +47,70 @@ INLINE vec exponential(vec x)
 #endif
 }
 
-/* The last elements of a row, fewer than a vector, and `rest` in the other lanes. */
-INLINE vec load_tail(const float *p, int64_t n, float rest)
+#if defined(__AVX512F__)
+
+/* Up to a vector of elements, and `rest` in the other lanes. */
+INLINE vec load_first(const float *p, int64_t n, float rest)
 {
-    float lanes[WIDTH];
-    for (int64_t i = 0; i < WIDTH; i++) lanes[i] = i < n ? p[i] : rest;
-    return LOAD(lanes);
+    return _mm512_mask_loadu_ps(SET(rest), first_of_16(n), p);
 }
 
-INLINE void store_tail(float *p, int64_t n, vec x)
+INLINE void store_first(float *p, int64_t n, vec x)
 {
-    float lanes[WIDTH];
-    STORE(lanes, x);
-    for (int64_t i = 0; i < n; i++) p[i] = lanes[i];
+    _mm512_mask_storeu_ps(p, first_of_16(n), x);
 }
+
+INLINE float largest_lane(vec x) { return _mm512_reduce_max_ps(x); }
+INLINE float sum_of_lanes(vec x) { return _mm512_reduce_add_ps(x); }
+
+#else
+
+INLINE __m256i first_lanes(int64_t n)
+{
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+
+INLINE vec load_first(const float *p, int64_t n, float rest)
+{
+    __m256i inside = first_lanes(n < WIDTH ? n : WIDTH);
+    return _mm256_blendv_ps(SET(rest), _mm256_maskload_ps(p, inside), _mm256_castsi256_ps(inside));
+}
+
+INLINE void store_first(float *p, int64_t n, vec x)
+{
+    _mm256_maskstore_ps(p, first_lanes(n < WIDTH ? n : WIDTH), x);
+}
+
+INLINE float largest_lane(vec x)
+{
+    __m128 y = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    y = _mm_max_ps(y, _mm_movehl_ps(y, y));
+    return _mm_cvtss_f32(_mm_max_ss(y, _mm_movehdup_ps(y)));
+}
+
+INLINE float sum_of_lanes(vec x)
+{
+    __m128 y = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    y = _mm_add_ps(y, _mm_movehl_ps(y, y));
+    return _mm_cvtss_f32(_mm_add_ss(y, _mm_movehdup_ps(y)));
+}
+
+#endif
 
 INLINE float largest_f32(const float *s, int64_t n, float least)
 {
-    float lanes[WIDTH];
     vec a = SET(least), b = a;
     int64_t i = 0;
     for (; i + 2 * WIDTH <= n; i += 2 * WIDTH) {
         a = LARGER(LOAD(s + i), a);
         b = LARGER(LOAD(s + i + WIDTH), b);
     }
-    for (; i + WIDTH <= n; i += WIDTH) a = LARGER(LOAD(s + i), a);
-    if (i < n) b = LARGER(load_tail(s + i, n - i, least), b);
-    STORE(lanes, LARGER(a, b));
-    for (int half = WIDTH / 2; half; half /= 2)
-        for (int l = 0; l < half; l++) lanes[l] = lanes[l] > lanes[l + half] ? lanes[l] : lanes[l + half];
-    return lanes[0];
+    for (; i < n; i += WIDTH) a = LARGER(load_first(s + i, n - i, least), a);
+    return largest_lane(LARGER(a, b));
 }
 
 INLINE float exponentials_f32(float *s, int64_t n, float base)
 {
-    float lanes[WIDTH];
     vec start = SET(base), a = SET(0), b = a;
     int64_t i = 0;
     for (; i + 2 * WIDTH <= n; i += 2 * WIDTH) {
@@ -90,14 +121,11 @@ INLINE float exponentials_f32(float *s, int64_t n, float base)
         b += y;
     }
     for (; i < n; i += WIDTH) {
-        vec x = exponential(load_tail(s + i, n - i, -INFINITY) - start);
-        store_tail(s + i, n - i < WIDTH ? n - i : WIDTH, x);
+        vec x = exponential(load_first(s + i, n - i, -INFINITY) - start);
+        store_first(s + i, n - i, x);
         a += x;
     }
-    STORE(lanes, a + b);
-    for (int half = WIDTH / 2; half; half /= 2)
-        for (int l = 0; l < half; l++) lanes[l] += lanes[l + half];
-    return lanes[0];
+    return sum_of_lanes(a + b);
 }
 
 INLINE void gradients_f32(float *s, float *dp, int64_t n, float most, float factor, float delta)
@@ -110,7 +138,19 @@ INLINE void gradients_f32(float *s, float *dp, int64_t n, float most, float fact
         STORE(dp + i, p * (LOAD(dp + i) - middle));
     }
     if (i == n) return;
-    vec p = exponential(load_tail(s + i, n - i, -INFINITY) - base) * inverse;
-    store_tail(s + i, n - i, p);
-    store_tail(dp + i, n - i, p * (load_tail(dp + i, n - i, 0) - middle));
+    vec p = exponential(load_first(s + i, n - i, -INFINITY) - base) * inverse;
+    store_first(s + i, n - i, p);
+    store_first(dp + i, n - i, p * (load_first(dp + i, n - i, 0) - middle));
+}
+
+INLINE float products_f32(const float *x, const float *y, int64_t n)
+{
+    vec a = SET(0), b = a;
+    int64_t i = 0;
+    for (; i + 2 * WIDTH <= n; i += 2 * WIDTH) {
+        a += LOAD(x + i) * LOAD(y + i);
+        b += LOAD(x + i + WIDTH) * LOAD(y + i + WIDTH);
+    }
+    for (; i < n; i += WIDTH) a += load_first(x + i, n - i, 0) * load_first(y + i, n - i, 0);
+    return sum_of_lanes(a + b);
 }

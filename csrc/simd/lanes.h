@@ -39,4 +39,36 @@ INLINE void turn(quad r[4])
     r[3] = __builtin_shuffle(c, d, (places){2, 3, 6, 7});
 }
 
+typedef int32_t lanes_of __attribute__((vector_size(LANES * 4)));
+
+/* LANES rows become columns: blocks of 1, 2, 4 and 8 change places over the diagonal. */
+INLINE void turn_all(vec x[LANES])
+{
+#if defined(__AVX512F__)
+    static const lanes_of low[] = {{0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30},
+                                   {0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29},
+                                   {0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27},
+                                   {0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23}};
+    static const lanes_of high[] = {{1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31},
+                                    {2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31},
+                                    {4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31},
+                                    {8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31}};
+#elif defined(__AVX2__)
+    static const lanes_of low[] = {{0, 8, 2, 10, 4, 12, 6, 14}, {0, 1, 8, 9, 4, 5, 12, 13}, {0, 1, 2, 3, 8, 9, 10, 11}};
+    static const lanes_of high[] = {{1, 9, 3, 11, 5, 13, 7, 15}, {2, 3, 10, 11, 6, 7, 14, 15},
+                                    {4, 5, 6, 7, 12, 13, 14, 15}};
+#else
+    static const lanes_of low[] = {{0, 4, 2, 6}, {0, 1, 4, 5}}, high[] = {{1, 5, 3, 7}, {2, 3, 6, 7}};
+#endif
+#pragma GCC unroll 4
+    for (int level = 0; level < (int)(sizeof low / sizeof *low); level++)
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; i++)
+            if (!(i & 1 << level)) {
+                vec a = x[i], b = x[i + (1 << level)];
+                x[i] = __builtin_shuffle(a, b, low[level]);
+                x[i + (1 << level)] = __builtin_shuffle(a, b, high[level]);
+            }
+}
+
 #endif
