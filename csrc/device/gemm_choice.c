@@ -252,7 +252,7 @@ static bool fastest(const ont_gemm *g, ont_dtype out, int with, known *found)
     }
     ont_gemm_trial *trial = &found->trial;
     *trial = (ont_gemm_trial){.shape = *g, .with = with, .decided = -1};
-    for (int i = 0; i < n; i++)
+    for (int i = 0; i < n; i++) /* one library: each keeps buffers of its own from its first large product on */
         if (all[i].took >= 0 && all[i].took <= NEAR * least && (!all[i].provider || all[i].provider == found->best))
             trial->ways[trial->n++] = (contestant){all[i].way, all[i].provider, -1};
     return found->measured = least > 0;

@@ -172,7 +172,8 @@ def test_sums_that_there_are_not(what):
 
 @pytest.mark.parametrize("with_sums", [False, True])
 def test_a_huge_product_is_measured_where_it_runs(with_sums, monkeypatch, caplog):
-    """Every way that the sample has near the best has its turns, each gives the product, and then the fastest stays."""
+    """Every way that the sample has near the best has its turns, but one library at most; each gives the product, and
+    then the fastest stays."""
     monkeypatch.delenv("ONNXTRAIN_GEMM")
     m, n, k = 1300, 1290, 1280
     a, b, row = operands(m, n, k, True, False)
@@ -192,5 +193,8 @@ def test_a_huge_product_is_measured_where_it_runs(with_sums, monkeypatch, caplog
     lines = [record.getMessage() for record in caplog.records if what in record.getMessage()]
     took = {place: {line.split(what)[1].split()[0]: int(line.split()[-2]) for line in lines
                     if line.startswith(place + what)} for place in ("gemm", "gemm in place")}
-    near = {way for way, us in took["gemm"].items() if us <= 1.1 * min(took["gemm"].values())}
-    assert len(took["gemm"]) > 1 and set(took["gemm in place"]) == (near if len(near) > 1 else set())
+    sample = took["gemm"]
+    libraries = sample.keys() - {"primitive", "tiled"}
+    faster = min(libraries, key=sample.__getitem__)
+    near = {way for way, us in sample.items() if us <= 1.1 * min(sample.values()) and way not in libraries - {faster}}
+    assert len(sample) > 1 and set(took["gemm in place"]) == (near if len(near) > 1 else set())
