@@ -40,7 +40,8 @@ typedef struct scratch {
     float *scores, *gradient;    /* a block */
     float *narrow, *joined;      /* words: a block rounded, along rows and of two rows */
     float *line;                 /* words: of rows that are to be transposed, or two rows of float32 */
-    float *y, *dq, *dk, *dv;     /* y, dq of a block of rows, dk, dv of a block of columns; words: dq of all rows */
+    float *y, *dq, *dk, *dv;     /* y, dq of a block of rows, dk, dv of a block of columns; words: dq of all rows;
+                                  * NULL where they are summed where they go */
     double *most, *sum, *delta;  /* per row */
     uint8_t *kept;
     int64_t lead, packed;        /* which lead's columns are laid out, and how many */
@@ -58,6 +59,9 @@ static void *take(space *room, int64_t count, size_t size)
     room->used += ((size_t)count * size + 63) / 64 * 64;
     return room->base ? room->base + at : NULL;
 }
+
+/* Gradients of float32 in whole vectors are summed where they go. */
+static bool is_direct(const ont_flash *s, int64_t size) { return !s->pairs && size == padded(size); }
 
 static scratch scratch_of(const ont_flash *s, bool backward, space *room)
 {
@@ -88,9 +92,11 @@ static scratch scratch_of(const ont_flash *s, bool backward, space *room)
         w.dy = take(room, m * v_size, sizeof(float));
         w.plain = take(room, n * size, sizeof(float));
         w.gradient = take(room, m * n, sizeof(float));
-        w.dq = take(room, (s->pairs ? rows : m) * size, sizeof(float));
-        w.dk = take(room, n * size, sizeof(float));
-        w.dv = take(room, n * v_size, sizeof(float));
+        if (!is_direct(s, s->a.size)) {
+            w.dq = take(room, (s->pairs ? rows : m) * size, sizeof(float));
+            w.dk = take(room, n * size, sizeof(float));
+        }
+        if (!is_direct(s, s->a.v_size)) w.dv = take(room, n * v_size, sizeof(float));
         w.delta = take(room, rows, sizeof(double));
     }
     return w;
@@ -393,9 +399,6 @@ static void grad_rows(const ont_call *call, const ont_flash *s, const ont_flash_
     }
 }
 
-/* Float32 in whole vectors is summed where it goes. */
-static bool is_direct(const ont_flash *s, int64_t size) { return !s->pairs && size == padded(size); }
-
 static target target_of(const ont_flash *s, float *sums, int view, void *base, int64_t l, int64_t i, int64_t size)
 {
     if (!is_direct(s, size)) return (target){sums, padded(size), false};
@@ -403,18 +406,36 @@ static target target_of(const ont_flash *s, float *sums, int view, void *base, i
                     !ont_flash_is_first(s, view, l)};
 }
 
+/* Sums of rows [i, i + n) go to the gradient through a view; of pairs, times the factor. */
+static void put(const ont_flash *s, float *sums, int view, void *base, int64_t l, int64_t i, int64_t n, int64_t size,
+                double factor, bool first)
+{
+    int64_t ld = padded(size);
+    float f = (float)factor;
+    if (!s->pairs)
+        s->tiles->put(sums, ld, n, size, !first, (float *)(void *)ont_flash_row_at(s, view, base, l, i),
+                      s->a.view[view].row);
+    for (int64_t r = 0; s->pairs && r < n; r++, sums += ld) {
+        if (f != 1) s->simd->binary[ONT_LOOP_Mul][ONT_FLOAT32](sums, 1, &f, 0, sums, size, NULL);
+        s->simd->float_to_bfloat(sums, ont_flash_row_at(s, view, base, l, i + r), size);
+    }
+}
+
 static void grad_of_q(const ont_flash *s, const ont_flash_block *k, const scratch *w, const float *rows,
                       const ont_flash_piece *p)
 {
-    int64_t size = s->a.size, ld = padded(size), stride = s->a.view[ONT_ATTENTION_Q].row;
+    int64_t size = s->a.size, ld = padded(size);
     if (s->pairs) {
         rows_product(s, k, rows, w->plain, size, &(target){w->dq + k->i0 * ld, ld, true});
         return;
     }
-    float *dq = (float *)(void *)ont_flash_row_at(s, ONT_ATTENTION_Q, p->dq, k->l, k->i0);
-    bool direct = is_direct(s, size);
-    rows_product(s, k, rows, w->plain, size, direct ? &(target){dq, stride, true} : &(target){w->dq, ld, false});
-    if (!direct) s->tiles->put(w->dq, ld, k->m, size, true, dq, stride);
+    if (is_direct(s, size)) {
+        float *dq = (float *)(void *)ont_flash_row_at(s, ONT_ATTENTION_Q, p->dq, k->l, k->i0);
+        rows_product(s, k, rows, w->plain, size, &(target){dq, s->a.view[ONT_ATTENTION_Q].row, true});
+        return;
+    }
+    rows_product(s, k, rows, w->plain, size, &(target){w->dq, ld, false});
+    put(s, w->dq, ONT_ATTENTION_Q, p->dq, k->l, k->i0, k->m, size, 1, false);
 }
 
 /* The products behind the rows; of bfloat16, of what the rows gave, rounded. */
@@ -456,21 +477,6 @@ static void pack_columns(const ont_call *call, const ont_flash *s, const ont_fla
     lay_transposed(s, w, ONT_ATTENTION_K, call->in[1], k->l, k->j0, k->n, a->size, w->keys);
     lay_transposed(s, w, ONT_ATTENTION_V, call->in[2], k->l, k->j0, k->n, a->v_size, w->values);
     if (p->dq) lay_summed(s, ONT_ATTENTION_K, call->in[1], k->l, k->j0, k->n, a->size, a->scale, w->plain);
-}
-
-/* Sums of rows [i, i + n) go to the gradient through a view; of pairs, times the factor. */
-static void put(const ont_flash *s, float *sums, int view, void *base, int64_t l, int64_t i, int64_t n, int64_t size,
-                double factor, bool first)
-{
-    int64_t ld = padded(size);
-    float f = (float)factor;
-    if (!s->pairs)
-        s->tiles->put(sums, ld, n, size, !first, (float *)(void *)ont_flash_row_at(s, view, base, l, i),
-                      s->a.view[view].row);
-    for (int64_t r = 0; s->pairs && r < n; r++, sums += ld) {
-        if (f != 1) s->simd->binary[ONT_LOOP_Mul][ONT_FLOAT32](sums, 1, &f, 0, sums, size, NULL);
-        s->simd->float_to_bfloat(sums, ont_flash_row_at(s, view, base, l, i + r), size);
-    }
 }
 
 /* A block's sums are complete: zeros, where nothing saw its columns. */
