@@ -30,13 +30,13 @@ INLINE vec exponential(vec x)
 #else
     vec k = _mm256_round_ps(x * SET(1.44269504f), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 #endif
-    vec r = x - k * SET(0.693359375f) + k * SET(2.12194440e-4f), p = SET(1.98948709e-4f);
-    p = p * r + SET(1.39296169e-3f);
-    p = p * r + SET(8.33330402e-3f);
-    p = p * r + SET(4.16665033e-2f);
-    p = p * r + SET(1.66666667e-1f);
-    p = p * r + SET(0.5f);
-    p = p * (r * r) + r + SET(1.0f);
+    vec r = x - k * SET(0.693359375f) + k * SET(2.12194440e-4f), p = SET(1.381446689e-3f);
+    p = p * r + SET(8.36878055e-3f);
+    p = p * r + SET(4.166839422e-2f);
+    p = p * r + SET(1.666652011e-1f);
+    p = p * r + SET(4.999999341e-1f);
+    p = p * r + SET(1.0f);
+    p = p * r + SET(1.0f);
 #if defined(__AVX512F__)
     return _mm512_scalef_ps(p, k);
 #else

@@ -25,25 +25,40 @@ INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* ---- panels ---- */
 
-INLINE void add_row(float *sums, const float *x, int64_t n)
+enum { TOGETHER = 8 }; /* rows of an operand stored (k, count) that are laid out at a time */
+
+/* Rows of x are added one by one. */
+INLINE void add_rows(float *sums, const float *x, int64_t ld, int64_t rows, int64_t n)
 {
-    for (int64_t i = 0; i < n; i++) sums[i] += x[i];
+    int64_t i = 0;
+    for (; rows == TOGETHER && i + LANES <= n; i += LANES) {
+        vec sum = load(sums + i);
+#pragma GCC unroll 8
+        for (int r = 0; r < TOGETHER; r++) sum += load(x + r * ld + i);
+        store(sums + i, sum);
+    }
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t j = i; j < n; j++) sums[j] += x[r * ld + j];
 }
 
-/* Panels of `width` of an operand stored (k, count). */
+/*
+ * Panels of `width` of an operand stored (k, count). Some rows at a time, so that a panel gets lines that lie together;
+ * asking for the next rows gains nothing then.
+ */
 INLINE void lay_across(const ont_gemm_source *s, const int64_t width, float *panels)
 {
     const float *x = s->x;
-    for (int64_t k = 0; k < s->k; k++, x += s->ld, panels += width) {
+    for (int64_t k = 0; k < s->k; k += TOGETHER, x += TOGETHER * s->ld, panels += TOGETHER * width) {
+        const int64_t rows = least(TOGETHER, s->k - k);
         float *to = panels;
         int64_t i = 0;
-        if (k + AHEAD < s->k)
-            for (int64_t line = 0; line < s->count; line += LINE) __builtin_prefetch(x + AHEAD * s->ld + line);
-        if (s->sums) add_row(s->sums, x, s->count);
-        for (; i + width <= s->count; i += width, to += width * s->k) memcpy(to, x + i, (size_t)width * sizeof *to);
-        if (i == s->count) continue;
-        memcpy(to, x + i, (size_t)(s->count - i) * sizeof *to);
-        memset(to + s->count - i, 0, (size_t)(width - s->count + i) * sizeof *to);
+        if (s->sums) add_rows(s->sums, x, s->ld, rows, s->count);
+        for (; i + width <= s->count; i += width, to += width * s->k)
+            for (int64_t r = 0; r < rows; r++) memcpy(to + r * width, x + r * s->ld + i, (size_t)width * sizeof *to);
+        for (int64_t r = 0; i < s->count && r < rows; r++) {
+            memcpy(to + r * width, x + r * s->ld + i, (size_t)(s->count - i) * sizeof *to);
+            memset(to + r * width + s->count - i, 0, (size_t)(width - s->count + i) * sizeof *to);
+        }
     }
 }
 

@@ -18,18 +18,18 @@ INLINE float f32_from_bits(uint32_t bits)
     return x;
 }
 
-/* exp(r), x = k ln 2 + r: a polynomial (least squares on Chebyshev-spaced points, error 5e-10). */
+/* exp(r), x = k ln 2 + r: a polynomial (weighted least squares until its relative error, 3.1e-9, is even). */
 INLINE float f32_exp_rest(float x, float k)
 {
     float r = x - k * 0.693359375f;
     r = r + k * 2.12194440e-4f;
-    float p = 1.98948709e-4f;
-    p = p * r + 1.39296169e-3f;
-    p = p * r + 8.33330402e-3f;
-    p = p * r + 4.16665033e-2f;
-    p = p * r + 1.66666667e-1f;
-    p = p * r + 0.5f;
-    return p * r * r + r + 1.0f;
+    float p = 1.381446689e-3f;
+    p = p * r + 8.36878055e-3f;
+    p = p * r + 4.166839422e-2f;
+    p = p * r + 1.666652011e-1f;
+    p = p * r + 4.999999341e-1f;
+    p = p * r + 1.0f;
+    return p * r + 1.0f;
 }
 
 /* exp, by k to the nearest: what is left, scaled by 2^k. */

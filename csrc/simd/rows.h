@@ -8,7 +8,7 @@
 #include "base/fetch.h"
 #include "simd/philox_blocks.h"
 
-enum { LANES = 16, FETCHED = 256, PAGE = ONT_FETCH_PAGE / sizeof(float) }; /* elements: asked for at a time */
+enum { LANES = 16, PAGE = ONT_FETCH_PAGE / sizeof(float) }; /* elements */
 
 #define REDUCE_SUM(n, term, result) \
     do { \
@@ -83,42 +83,61 @@ static void row_softmax(const float *x, float *y, int64_t n)
     for (int64_t i = 0; i < n; i++) y[i] *= scale;
 }
 
-/* part += exp(x - most), lane by lane. */
-INLINE void add_exponentials(const float *x, int64_t n, float most, float part[LANES])
+/*
+ * part += exp(x - base) and top = the larger of top and x, lane by lane; what lies a page behind is asked for, a line at
+ * a time, while there is arithmetic to do. A NaN is in the sums.
+ */
+INLINE void add_exponentials(const float *x, int64_t n, bool ahead, float base, float part[LANES], float top[LANES])
 {
-    float sums[LANES];
+    float sums[LANES], most[LANES];
     int64_t i = 0;
     memcpy(sums, part, sizeof sums);
-    for (; i + LANES <= n; i += LANES)
-        for (int lane = 0; lane < LANES; lane++) sums[lane] += f32_vexp_low(x[i + lane] - most);
-    for (; i < n; i++) sums[0] += f32_vexp_low(x[i] - most);
+    memcpy(most, top, sizeof most);
+    for (; i + LANES <= n; i += LANES) {
+        if (ahead) ont_fetch_ahead(x + i, sizeof sums);
+        for (int lane = 0; lane < LANES; lane++) {
+            sums[lane] += f32_vexp_low(x[i + lane] - base);
+            most[lane] = x[i + lane] > most[lane] ? x[i + lane] : most[lane];
+        }
+    }
+    for (; i < n; i++) {
+        sums[0] += f32_vexp_low(x[i] - base);
+        most[0] = x[i] > most[0] ? x[i] : most[0];
+    }
     memcpy(part, sums, sizeof sums);
+    memcpy(top, most, sizeof most);
 }
 
 /*
  * The row's largest element and the logarithm of the sum of exp(x - largest): two numbers, for their sum would round.
- * Read once, a page at a time: where a page has a larger element, what was summed before it becomes smaller. A row of
- * nothing but -inf has NaN, as in torch.
+ * Read once: exponentials are of what is above the first page's largest element, which is as good as the row's until a
+ * page has one so much larger that its exponential leaves float32; then that page is read again, above its own. A row
+ * of nothing but -inf has NaN, as in torch.
  */
 static void row_log_sum_exp(const float *x, int64_t n, float *most, float *log_sum)
 {
-    float part[LANES] = {0}, largest = -INFINITY, sum;
+    const float far = 60;
+    float part[LANES] = {0}, largest = -INFINITY, base = -INFINITY, sum;
     for (int64_t page = 0; page < n; page += PAGE) {
-        int64_t end = page + PAGE < n ? page + PAGE : n;
-        float here = row_max(x + page, end - page);
-        if (!(here <= largest)) {
-            float less = f32_vexp_low(largest - here);
-            for (int lane = 0; lane < LANES; lane++) part[lane] *= less;
-            largest = here;
+        int64_t count = n - page < PAGE ? n - page : PAGE;
+        float top[LANES], sums[LANES];
+        if (base == -INFINITY) base = row_max(x + page, count);
+        if (base == -INFINITY) continue;
+        for (int lane = 0; lane < LANES; lane++) top[lane] = -INFINITY, sums[lane] = part[lane];
+        add_exponentials(x + page, count, n > PAGE, base, sums, top);
+        for (int lane = 0; lane < LANES; lane++) largest = top[lane] > largest ? top[lane] : largest;
+        if (largest - base > far) {
+            float less = f32_vexp_low(base - largest);
+            for (int lane = 0; lane < LANES; lane++) sums[lane] = part[lane] * less;
+            base = largest;
+            add_exponentials(x + page, count, false, base, sums, top);
         }
-        for (int64_t at = page; at < end; at += FETCHED) {
-            if (n > PAGE) ont_fetch_ahead(x + at, FETCHED * sizeof *x);
-            if (largest > -INFINITY) add_exponentials(x + at, end - at < FETCHED ? end - at : FETCHED, largest, part);
-        }
+        memcpy(part, sums, sizeof part);
     }
     REDUCE_SUM(LANES, part[i], sum);
+    if (sum != sum) largest = row_max(x, n); /* NaN or inf, whichever there is */
     *most = largest;
-    *log_sum = n && largest == -INFINITY ? NAN : logf(sum);
+    *log_sum = !n ? -INFINITY : largest == -INFINITY ? NAN : logf(sum * f32_vexp_low(base - largest));
 }
 
 static void row_log_softmax(const float *x, float *y, int64_t n)
@@ -128,16 +147,21 @@ static void row_log_softmax(const float *x, float *y, int64_t n)
     for (int64_t i = 0; i < n; i++) y[i] = (x[i] - most) - log_sum;
 }
 
+/* y may be x. */
 static void row_scaled_softmax(const float *x, float most, float log_sum, float scale, float *y, int64_t n)
 {
-    for (int64_t at = 0; at < n; at += FETCHED) {
+    int64_t i = 0;
+    for (; i < n && (uintptr_t)(y + i) % ONT_FETCH_LINE; i++) y[i] = scale * f32_vexp_low((x[i] - most) - log_sum);
+    for (; i + LANES <= n; i += LANES) {
+        float out[LANES];
         if (n > PAGE) {
-            ont_fetch_to_write(y + at, FETCHED * sizeof *y);
-            if (y != x) ont_fetch_ahead(x + at, FETCHED * sizeof *x);
+            ont_fetch_to_write(y + i, sizeof out);
+            if (y != x) ont_fetch_ahead(x + i, sizeof out);
         }
-        for (int64_t i = at, end = at + FETCHED < n ? at + FETCHED : n; i < end; i++)
-            y[i] = scale * f32_vexp_low((x[i] - most) - log_sum);
+        for (int lane = 0; lane < LANES; lane++) out[lane] = scale * f32_vexp_low((x[i + lane] - most) - log_sum);
+        memcpy(y + i, out, sizeof out);
     }
+    for (; i < n; i++) y[i] = scale * f32_vexp_low((x[i] - most) - log_sum);
 }
 
 static void row_softmax_grad(const float *y, const float *dy, float *dx, int64_t n)

@@ -17,8 +17,10 @@ def rows_of(n):
     """Rows that rise, fall and lie far from 0, and such as have pages without a number or with too large ones."""
     rng = np.random.default_rng(n)
     ramp = np.linspace(-60, 60, n) if n > 1 else np.zeros(1)
+    page = np.arange(n) // 1024
     rows = np.stack([rng.normal(size=n), ramp, ramp[::-1], 1e4 + rng.normal(size=n), -1e30 * np.ones(n),
-                     *[rng.normal(size=n) for _ in range(8)], np.full(n, -INF)]).astype(np.float32)
+                     *[rng.normal(size=n) for _ in range(8)], np.full(n, -INF), 59 * page + rng.normal(size=n),
+                     61 * page + rng.normal(size=n)]).astype(np.float32)
     rows[5, :n // 2] = -INF
     rows[6, n // 2:] = -INF
     rows[7, -1] = 500
