@@ -59,7 +59,7 @@ static void parameters(const ont_node *node, double *p)
 
 /* ---- unary ---- */
 
-enum { FETCHED = 1024 }; /* elements between which memory is asked for */
+enum { FETCHED = 128 }; /* elements between which memory is asked for */
 
 typedef struct unary_state {
     ont_unary_loop loop;

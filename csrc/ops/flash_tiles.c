@@ -17,6 +17,9 @@
 
 enum { BLOCK_ROWS = 128, BLOCK_COLUMNS = 384 }; /* two blocks of scores, and what they are made of, in a second cache */
 enum { RESIDENT_FLOATS = 1 << 20 };
+/* Of values in bfloat16: the gradient takes a row's sum of them from what was rounded, which over fewer is less exact
+ * than the parts are (tests/graph/test_attention_tiles.py). */
+enum { LEAST_VALUES = 16 };
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t padded(int64_t n) { return (n + ONT_TILE_LANES - 1) / ONT_TILE_LANES * ONT_TILE_LANES; }
@@ -113,6 +116,7 @@ static const char *refuses_pairs(const ont_node *node)
     if (!ont_simd_tile_pairs()) return "no products of bfloat16";
     if (ont_node_in(node, ONT_ATTENTION_BIAS)) return "a bias";
     if (ont_attention_read(node, &a) != ONT_OK || a.size % 2 || a.v_size % 2) return "odd sizes";
+    if (a.v_size < LEAST_VALUES) return "few values a row";
     for (int d = 0; d < a.n_leads; d++)
         for (int i = 0; i < 3; i++)
             if (a.leads[d] > 1 && !a.view[i].lead[d]) return "shared operands";

@@ -139,7 +139,7 @@ static ont_status prepare_with(const ont_simd_table *simd, const ont_node *node,
     fused_reduce *s = ont_arena_alloc(arena, sizeof *s);
     ont_shape shape;
     if (!s) return ONT_ENOMEM;
-    *s = (fused_reduce){.simd = simd, .tile = ONT_TILE};
+    *s = (fused_reduce){.simd = simd};
     ONT_TRY(ont_tile_read(node, &s->program));
     ONT_TRY(shape_of(node, &shape));
     s->count = ont_shape_count(&shape);
@@ -155,7 +155,7 @@ static ont_status prepare_with(const ont_simd_table *simd, const ont_node *node,
         if (sink->form != ONT_SINK_ROWS)
             out->work_bytes += ((size_t)(s->units * sink->tail) * sum_size(sink) + 63) / 64 * 64;
     }
-    s->tile = ONT_TILE / row * row;
+    s->tile = row < ONT_TILE_USUAL ? ONT_TILE_USUAL / row * row : row;
     out->state = s;
     return ONT_OK;
 }

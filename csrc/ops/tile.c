@@ -5,6 +5,8 @@
 
 #include <string.h>
 
+#include "base/fetch.h"
+
 enum { INTS_PER_STEP = 8 };
 
 bool ont_tile_casts(ont_dtype from, ont_dtype to)
@@ -111,14 +113,39 @@ void ont_tile_bind_row(ont_tile_bind *bind, const ont_tile_program *p, const ont
         bind->result[k] = (char *)call->out[k] + (size_t)bind->first * p->result_size[k];
 }
 
+/* Of the `bytes` behind `at` that the next tile takes, one step's share. */
+static void fetch_share(const char *at, size_t bytes, int step, int n_steps)
+{
+    size_t lines = bytes / ONT_FETCH_LINE, first = lines * (size_t)step / (size_t)n_steps;
+    size_t last = lines * (size_t)(step + 1) / (size_t)n_steps;
+    for (; first < last; first++) __builtin_prefetch(at + first * ONT_FETCH_LINE);
+}
+
+/*
+ * The next tile, of this row or the one behind it, is asked for a few lines at a time, between the steps of this one of
+ * m elements.
+ */
+static void fetch_next(const tile *t, int step, int64_t m)
+{
+    const ont_tile_program *p = t->p;
+    const size_t behind = (size_t)(t->at + m);
+    for (int i = 0; i < p->n_operands; i++)
+        if (t->bind->stride[i])
+            fetch_share(t->bind->operand[i] + behind * p->operand_size[i], (size_t)m * p->operand_size[i], step,
+                        p->n_steps);
+    for (int k = 0; k < p->n_results; k++)
+        fetch_share(t->bind->result[k] + behind * p->result_size[k], (size_t)m * p->result_size[k], step, p->n_steps);
+}
+
 void ont_tile_run(const ont_simd_table *simd, const ont_tile_program *p, const ont_tile_bind *bind, int64_t n)
 {
     _Alignas(64) char registers[ONT_TILE_REGISTERS * ONT_TILE * 8];
     tile t = {p, bind, simd, 0, registers};
-    int64_t size = bind->tile ? bind->tile : ONT_TILE;
+    int64_t size = bind->tile ? bind->tile : ONT_TILE_USUAL;
     for (; t.at < n; t.at += size) {
         int64_t m = n - t.at < size ? n - t.at : size;
         for (int step = 0; step < p->n_steps; step++) {
+            fetch_next(&t, step, m);
             run_step(&t, step, m);
             for (int k = 0; k < p->n_sinks; k++)
                 if (p->sink[k] == step) bind->drain(bind->context, k, result_of(&t, step), m);

@@ -12,7 +12,8 @@
 #include "simd/simd.h"
 
 enum {
-    ONT_TILE = 1024, /* elements */
+    ONT_TILE = 1024, /* elements at most */
+    ONT_TILE_USUAL = 512,
     ONT_TILE_REGISTERS = 8,
     ONT_TILE_STEPS = 24,
     ONT_TILE_OPERANDS = 14,
@@ -59,7 +60,7 @@ typedef struct ont_tile_bind {
     char *result[ONT_TILE_RESULTS];
     int64_t first; /* index of the first element, for Dropout */
     uint64_t seed;
-    int64_t tile;  /* elements of a tile, at most ONT_TILE, which is what 0 stands for */
+    int64_t tile;  /* elements of a tile; 0 stands for ONT_TILE_USUAL */
     /* Sink k's next n elements, while they are in the cache; NULL without sinks. */
     void (*drain)(void *context, int k, const void *x, int64_t n);
     void *context;

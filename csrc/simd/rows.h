@@ -84,8 +84,8 @@ static void row_softmax(const float *x, float *y, int64_t n)
 }
 
 /*
- * part += exp(x - base) and top = the larger of top and x, lane by lane; what lies a page behind is asked for, a line at
- * a time, while there is arithmetic to do. A NaN is in the sums.
+ * part += exp(x - base) and top = the larger of top and x, lane by lane, a NaN in the sums only. `ahead`: what lies a
+ * page behind is asked for, a line at a time, while there is arithmetic to do.
  */
 INLINE void add_exponentials(const float *x, int64_t n, bool ahead, float base, float part[LANES], float top[LANES])
 {
