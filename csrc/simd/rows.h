@@ -110,9 +110,9 @@ INLINE void add_exponentials(const float *x, int64_t n, bool ahead, float base, 
 
 /*
  * The row's largest element and the logarithm of the sum of exp(x - largest): two numbers, for their sum would round.
- * Read once: exponentials are of what is above the first page's largest element, which is as good as the row's until a
- * page has one so much larger that its exponential leaves float32; then that page is read again, above its own. A row
- * of nothing but -inf has NaN, as in torch.
+ * Read once: exponentials are of x less the first page's largest element, which is as good as the row's until a page
+ * has one so far above it that its exponential leaves float32; then that page is read again, less its own. A row of
+ * nothing but -inf has NaN, as in torch.
  */
 static void row_log_sum_exp(const float *x, int64_t n, float *most, float *log_sum)
 {
@@ -151,7 +151,6 @@ static void row_log_softmax(const float *x, float *y, int64_t n)
 static void row_scaled_softmax(const float *x, float most, float log_sum, float scale, float *y, int64_t n)
 {
     int64_t i = 0;
-    for (; i < n && (uintptr_t)(y + i) % ONT_FETCH_LINE; i++) y[i] = scale * f32_vexp_low((x[i] - most) - log_sum);
     for (; i + LANES <= n; i += LANES) {
         float out[LANES];
         if (n > PAGE) {
