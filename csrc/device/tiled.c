@@ -10,6 +10,7 @@
 
 enum {
     BLOCK_ROWS = 112,    /* about as many: sums of a block pass the second cache once a chunk */
+    TURNED_ROWS = 224,   /* of a result whose rows these become a part of */
     WHOLE = 4 << 20,     /* bytes of an operand that a part lays out whole: it is read again from the last cache */
     ALL_WHOLE = 64 << 20, /* of all parts' */
     STREAM = 16 << 20,   /* bytes of a result that no cache keeps */
@@ -42,6 +43,8 @@ static void cut_parts(ont_tiled *t, int64_t threads)
     t->parts_m = t->parts_n = 1;
     if (g->trans_b && !g->trans_a && !t->turned && most_n >= 4 * threads) {
         t->parts_n = threads;
+    } else if (t->turned && !t->direct) {
+        t->parts_n = least(threads, most_n);
     } else if ((t->turned || (g->trans_a && !g->trans_b)) && most_m >= 4 * threads) {
         t->parts_m = threads;
     } else {
@@ -72,7 +75,8 @@ static void cut_blocks(ont_tiled *t)
     int64_t k = padded(t->gemm.k, kernel->step), cache = second_cache(), sums = cache / 8 / (int64_t)sizeof(float),
             laid = cache / (t->direct ? 2 : 4) / kernel->laid;
     int64_t m = t->part_m, n = t->part_n;
-    t->chunk = even(k, t->direct ? 2 * kernel->chunk : kernel->chunk, most(kernel->step, 16));
+    bool longer = t->direct || (kernel->direct && k <= 2 * kernel->chunk);
+    t->chunk = even(k, longer ? 2 * kernel->chunk : kernel->chunk, most(kernel->step, 16));
     t->chunk = least(t->chunk, k);
     int64_t whole = least(WHOLE, ALL_WHOLE / (t->parts_m * t->parts_n));
     bool whole_a = t->direct || m * k * kernel->laid <= whole, whole_b = n * k * kernel->laid <= whole;
@@ -82,7 +86,7 @@ static void cut_blocks(ont_tiled *t)
         t->block_n = even(n, 4 * sums / t->block_m, kernel->columns);
     } else if (whole_a && (n >= m || !whole_b)) {
         t->order = ONT_TILED_COLUMNS;
-        t->block_m = even(m, BLOCK_ROWS, kernel->rows);
+        t->block_m = even(m, t->turned && !t->direct ? TURNED_ROWS : BLOCK_ROWS, kernel->rows);
         t->block_n = even(n, least(laid / k, sums / t->block_m), kernel->columns);
     } else {
         t->order = ONT_TILED_ROWS;
@@ -92,9 +96,26 @@ static void cut_blocks(ont_tiled *t)
 }
 
 /*
- * A linear layer's weight is larger than its input: it becomes the operand that is read as it is stored. Where the
- * input has more rows than k, turning the result would be more work than laying out the weight.
+ * Whether the transposed result may be computed. A linear layer's weight is larger than its input: it becomes the
+ * operand that is read as it is stored. Where the input has more rows than k, turning the result would be more work
+ * than laying out the weight.
  */
+static bool may_be_turned(const ont_tiled *t)
+{
+    const ont_gemm *g = &t->gemm;
+    return t->direct && g->trans_b && g->n > g->m && g->k >= g->m && g->m >= t->kernel->columns / 2;
+}
+
+/* Where both are laid out, columns of which the last panel has a quarter or less become rows: of these a tile may have
+ * any number. */
+static bool has_better_rows(const ont_tiled *t)
+{
+    const ont_gemm *g = &t->gemm;
+    int64_t columns = t->kernel->columns, rest = g->n % columns;
+    return t->kernel->direct && g->trans_a && !g->trans_b && g->n > columns && g->n <= TURNED_ROWS && rest &&
+           rest <= columns / 4 && g->m >= 16 * g->n;
+}
+
 static void turn(ont_tiled *t)
 {
     ont_gemm *g = &t->gemm, by = t->gemm;
@@ -106,7 +127,9 @@ static void turn(ont_tiled *t)
 void ont_tiled_cut(ont_tiled *t, const ont_gemm_kernel *kernel, const ont_gemm *g, ont_dtype out, int threads)
 {
     *t = (ont_tiled){.gemm = *g, .kernel = kernel, .out = out, .direct = kernel->direct && !g->trans_a};
-    if (t->direct && g->trans_b && g->n > threads * g->m && g->k >= g->m && g->m >= kernel->columns / 2) turn(t);
+    bool wide = may_be_turned(t);
+    t->paired = t->direct && !wide; /* any number of threads has the same sums */
+    if (wide ? g->n > threads * g->m : has_better_rows(t)) turn(t);
     cut_parts(t, threads);
     cut_blocks(t);
     int64_t k = padded(g->k, kernel->step);
@@ -116,7 +139,8 @@ void ont_tiled_cut(ont_tiled *t, const ont_gemm_kernel *kernel, const ont_gemm *
     t->a_bytes = t->direct ? 0 : (size_t)padded(a * kernel->laid, LINE);
     t->b_bytes = (size_t)padded(b * kernel->laid, LINE);
     t->part_bytes = t->a_bytes + t->b_bytes + (size_t)(t->block_m * t->block_n) * sizeof(float) + LINE;
-    t->sum_bytes = kernel->direct && !t->direct ? (size_t)padded(t->part_m * (int64_t)sizeof(float), LINE) : 0;
+    int64_t summed = t->turned ? t->part_n : t->part_m;
+    t->sum_bytes = kernel->direct && !t->direct ? (size_t)padded(summed * (int64_t)sizeof(float), LINE) : 0;
     t->part_bytes += t->sum_bytes;
     t->stream = (!t->direct || t->turned) && (double)g->m * (double)g->n * (double)ont_dtype_size(out) >= STREAM;
 }
@@ -136,7 +160,7 @@ typedef struct operand {
     void (*lay)(const ont_gemm_source *s, void *panels);
     char *laid;
     int64_t first, count;
-    float *sums, *chunk; /* along k, of all rows or NULL, and scratch for those of a chunk */
+    float *sums, *chunk; /* along k, of all of them or NULL, and scratch for those of a chunk */
 } operand;
 
 typedef struct part {
@@ -154,7 +178,8 @@ static const char *stored_at(const ont_tiled *t, const operand *o, int64_t first
 
 static void lay(const ont_tiled *t, const operand *o, int64_t first, int64_t count, int64_t k, int64_t depth, char *to)
 {
-    ont_gemm_source s = {.x = stored_at(t, o, first, k), .ld = o->ld, .count = count, .k = depth, .across = o->across};
+    ont_gemm_source s = {.x = stored_at(t, o, first, k), .ld = o->ld, .count = count, .k = depth, .across = o->across,
+                         .paired = t->paired};
     if (o->sums) {
         s.sums = k ? o->chunk : o->sums + first;
         memset(s.sums, 0, (size_t)count * sizeof *s.sums);
@@ -183,7 +208,8 @@ static void block(part *p, int64_t i, int64_t rows, int64_t j, int64_t columns)
     const ont_tiled *t = p->t;
     const ont_gemm *g = &t->gemm;
     const ont_gemm_kernel *kernel = t->kernel;
-    ont_gemm_block b = {.m = rows, .n = columns, .sums = p->sums, .ld = padded(columns, kernel->columns)};
+    ont_gemm_block b = {.m = rows, .n = columns, .sums = p->sums, .ld = padded(columns, kernel->columns),
+                        .paired = t->paired};
     bool half = t->out == ONT_BFLOAT16, chunks = t->order == ONT_TILED_CHUNKS;
     int64_t row = t->turned ? j : i, column = t->turned ? i : j;
     b.place = (ont_gemm_place){.c = p->c + (row * g->ldc + column) * (half ? 2 : 4), .ldc = g->ldc,
@@ -240,7 +266,7 @@ static void parts(void *context, int64_t first, int64_t last)
         int64_t m = index / t->parts_n * t->part_m, n = index % t->parts_n * t->part_n;
         p.a.laid = j->work + (size_t)index * (size_t)padded((int64_t)t->part_bytes, LINE);
         p.b.laid = p.a.laid + t->a_bytes;
-        p.a.chunk = (float *)(void *)(p.b.laid + t->b_bytes);
+        p.a.chunk = p.b.chunk = (float *)(void *)(p.b.laid + t->b_bytes);
         p.sums = (float *)(void *)(p.b.laid + t->b_bytes + t->sum_bytes);
         if (n) p.a.sums = NULL; /* the first part of the same rows sums them */
         region(&p, m, least(m + t->part_m, t->gemm.m), n, least(n + t->part_n, t->gemm.n));
@@ -253,9 +279,9 @@ void ont_tiled_run(const ont_tiled *t, const void *a, const void *b, const void 
     const ont_gemm_kernel *kernel = t->kernel;
     job j = {{.t = t, .row = row, .c = c,
               .a = {.x = t->turned ? b : a, .ld = g->lda, .panel = kernel->rows, .across = g->trans_a,
-                    .lay = kernel->lay_a, .sums = sums},
+                    .lay = kernel->lay_a, .sums = t->turned ? NULL : sums},
               .b = {.x = t->turned ? a : b, .ld = g->ldb, .panel = kernel->columns, .across = !g->trans_b,
-                    .lay = kernel->lay_b}},
+                    .lay = kernel->lay_b, .sums = t->turned ? sums : NULL}},
              work};
     ont_parallel(t->parts_m * t->parts_n, 1, parts, &j);
 }

@@ -23,7 +23,7 @@ typedef struct ont_tiled {
     ont_gemm gemm;                 /* with `turned` that of the transposed result, but for ldc */
     const ont_gemm_kernel *kernel; /* which says what A, B and the row are made of */
     ont_dtype out;                 /* float32, or A's dtype */
-    bool turned, direct;           /* the latter: A is not laid out */
+    bool turned, direct, paired;   /* A is not laid out; as an ont_gemm_block's */
     ont_tiled_order order;
     int64_t parts_m, parts_n; /* one for each thread */
     int64_t part_m, part_n;   /* of a part, at most */

@@ -19,6 +19,7 @@ typedef struct ont_gemm_source {
     const void *x;
     int64_t ld, count, k;
     bool across;
+    bool paired;  /* of B, for a product that is */
     float *sums; /* not NULL: (count), to which all of k is added; of float32 with `across` */
 } ont_gemm_source;
 
@@ -44,6 +45,8 @@ typedef struct ont_gemm_block {
     float *sums;
     int64_t ld;
     bool add, last;
+    bool paired; /* a last panel of B with a quarter of its columns or less has two steps of k side by side, and sums
+                    over even and odd k; only where A is read as it is stored */
     ont_gemm_place place;
 } ont_gemm_block;
 

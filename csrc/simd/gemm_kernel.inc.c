@@ -19,7 +19,7 @@
 #else
 #define WIDE 0
 #endif
-enum { ROWS = WIDE ? 14 : 6, COLUMNS = 2 * LANES, LINE = 64 / sizeof(float), AHEAD = 8 };
+enum { ROWS = WIDE ? 14 : 6, COLUMNS = 2 * LANES, REST = LANES / 2, LINE = 64 / sizeof(float), AHEAD = 8 };
 
 INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
@@ -115,10 +115,28 @@ static void lay_a(const ont_gemm_source *s, void *panels)
     else lay_along(s, ROWS, panels);
 }
 
+/* The columns from `first` on, a quarter of a panel or less, where a line holds two steps of k side by side. */
+INLINE void lay_rest(const ont_gemm_source *s, int64_t first, float *to)
+{
+    const int64_t n = s->count - first, next = s->across ? 1 : s->ld;
+    for (int64_t k = 0; k < s->k; k += 2, to += LANES) {
+        const float *x = (const float *)s->x + (s->across ? k * s->ld + first : first * s->ld + k);
+        const float *odd = k + 1 < s->k ? x + (s->across ? s->ld : 1) : NULL;
+        float line[LANES] = {0};
+        for (int64_t j = 0; j < n; j++) line[2 * j] = x[j * next];
+        for (int64_t j = 0; odd && j < n; j++) line[2 * j + 1] = odd[j * next];
+        memcpy(to, line, sizeof line);
+    }
+}
+
 static void lay_b(const ont_gemm_source *s, void *panels)
 {
-    if (s->across) lay_across(s, COLUMNS, panels);
-    else lay_along(s, COLUMNS, panels);
+    ont_gemm_source whole = *s;
+    int64_t rest = s->count % COLUMNS;
+    if (s->paired && rest <= REST) whole.count -= rest;
+    if (s->across) lay_across(&whole, COLUMNS, panels);
+    else lay_along(&whole, COLUMNS, panels);
+    if (whole.count < s->count) lay_rest(s, whole.count, (float *)panels + whole.count * s->k);
 }
 
 /* ---- results ---- */
@@ -216,7 +234,7 @@ static void put_f32(const float *sums, int64_t ld, int64_t m, int64_t n, const o
 /* Rows and columns of sums change places, some at a time, on their way. */
 static void put_turned(const float *sums, int64_t ld, int64_t m, int64_t n, const ont_gemm_place *to)
 {
-    enum { AT_ONCE = 128 };
+    enum { AT_ONCE = 256 };
     float turned[LANES * AT_ONCE];
     for (int64_t i = 0; i < m; i += AT_ONCE)
         for (int64_t j = 0; j < n; j += LANES) {

@@ -35,6 +35,14 @@ INLINE void T(tile)(const ont_gemm_block *p, const float *a, const float *b, flo
 #if STORED
     (void)next;
     if (to && !to->turned) fetch_place(to, rows);
+    if (to && to->turned) {
+        const float *c = to->c;
+        for (int64_t last = least(steps, vectors * LANES); k < last; k++, c += to->ldc) {
+            __builtin_prefetch(c, 1);
+            __builtin_prefetch(c + rows - 1, 1);
+            STEP;
+        }
+    }
 #else
     int64_t last = least(steps, next->lines_a);
     for (const float *line = next->a; k < last; k++, line += LINE) {
@@ -89,6 +97,48 @@ static const tile_fn T(tiles)[2][ROWS + 1] = {{NULL, ALL_TILES(NARROW)}, {NULL, 
 #undef NARROW
 
 #if STORED
+/* Two elements of A, side by side in all of a vector. */
+INLINE vec T(pair)(const float *a, int64_t n)
+{
+    typedef int64_t words __attribute__((vector_size(sizeof(vec))));
+    int64_t both = 0;
+    memcpy(&both, a, (size_t)n * sizeof *a);
+    return (vec)(both + (words){0});
+}
+
+/* Columns of which two steps of k make a vector: sums over even k lie beside those over odd k. */
+INLINE void T(rest_tile)(const ont_gemm_block *p, const float *a, const float *b, float *sums, const int rows)
+{
+    ALONG_ROWS;
+    vec sum[ROWS];
+    for (int r = 0; r < rows; r++) sum[r] = (vec){0};
+    int64_t k = 0;
+#pragma GCC unroll 4
+    for (; k + 2 <= p->k; k += 2, b += LANES) {
+        vec line = load(b);
+        for (int r = 0; r < rows; r++) sum[r] = MULTIPLY(sum[r], T(pair)(ELEMENT(r), 2), line);
+        for (int g = 0; 3 * g < rows; g++) row[g] += 2;
+    }
+    for (int r = 0; r < rows; r++) {
+        if (k < p->k) sum[r] = MULTIPLY(sum[r], T(pair)(ELEMENT(r), 1), load(b));
+        float *to = sums + r * p->ld;
+        for (int j = 0; j < REST; j++) to[j] = sum[r][2 * j] + sum[r][2 * j + 1] + (p->add ? to[j] : 0);
+    }
+}
+
+#define REST_TILE(rows) \
+    static void T(rest_##rows)(const ont_gemm_block *p, const float *a, const float *b, float *sums, \
+                               const ont_gemm_place *to, const ahead *next) \
+    { \
+        (void)to, (void)next; \
+        T(rest_tile)(p, a, b, sums, rows); \
+    }
+#define NAME(rows) T(rest_##rows),
+ALL_TILES(REST_TILE)
+static const tile_fn T(rests)[ROWS + 1] = {NULL, ALL_TILES(NAME)};
+#undef REST_TILE
+#undef NAME
+
 /* Each tile's rows of A stay in the first cache, and all panels of B pass by. */
 static void T(multiply)(const ont_gemm_block *p)
 {
@@ -98,7 +148,7 @@ static void T(multiply)(const ont_gemm_block *p)
         int64_t rows = least(ROWS, p->m - i);
         for (int64_t j = 0; j < p->n; j += COLUMNS) {
             ont_gemm_place to = moved(&p->place, i, j);
-            const tile_fn tile = T(tiles)[p->n - j > LANES][rows];
+            const tile_fn tile = p->paired && p->n - j <= REST ? T(rests)[rows] : T(tiles)[p->n - j > LANES][rows];
             tile(p, a, (const float *)p->b + j * p->k, p->sums + i * p->ld + j, j < whole ? &to : NULL, NULL);
         }
     }
@@ -113,7 +163,7 @@ static void T(multiply)(const ont_gemm_block *p)
 {
     int64_t steps = p->k / DEPTH, panels = (p->m + ROWS - 1) / ROWS, lines_a = steps * ROWS / LINE,
             lines_b = steps * COLUMNS / LINE, share = (lines_b + panels - 1) / panels,
-            at_once = p->last && !p->place.stream ? p->n / COLUMNS * COLUMNS : 0;
+            at_once = p->last && !p->place.stream && !p->place.turned ? p->n / COLUMNS * COLUMNS : 0;
     for (int64_t j = 0; j < p->n; j += COLUMNS) {
         const float *b = (const float *)p->b + j * steps;
         for (int64_t i = 0, panel = 0; i < p->m; i += ROWS, panel++) {
@@ -130,7 +180,7 @@ static void T(multiply)(const ont_gemm_block *p)
     }
     if (!p->last || at_once == p->n) return;
     ont_gemm_place rest = moved(&p->place, 0, at_once);
-    W(put)(p->sums + at_once, p->ld, p->m, p->n - at_once, &rest);
+    (p->place.turned ? put_turned : W(put))(p->sums + at_once, p->ld, p->m, p->n - at_once, &rest);
 }
 
 #endif
