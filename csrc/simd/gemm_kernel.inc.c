@@ -151,16 +151,6 @@ INLINE ont_gemm_place moved(const ont_gemm_place *to, int64_t i, int64_t j)
     return at;
 }
 
-/* The lines that a tile is about to write come while it is summed. */
-INLINE void fetch_place(const ont_gemm_place *to, int rows)
-{
-    for (int r = 0; r < rows; r++) {
-        const float *c = (const float *)to->c + r * to->ldc;
-        for (int at = 0; at < COLUMNS; at += LINE) __builtin_prefetch(c + at, 1);
-        __builtin_prefetch(c + COLUMNS - 1, 1);
-    }
-}
-
 /* Two vectors of row r. */
 INLINE void write_f32(const ont_gemm_place *to, int64_t r, const vec sums[2])
 {

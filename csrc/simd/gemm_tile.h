@@ -32,19 +32,20 @@ INLINE void T(tile)(const ont_gemm_block *p, const float *a, const float *b, flo
         b += COLUMNS; \
     } while (0)
     int64_t steps = p->k / DEPTH, k = 0;
-#if STORED
-    (void)next;
-    if (to && !to->turned) fetch_place(to, rows);
-    if (to && to->turned) {
-        const float *c = to->c;
-        for (int64_t last = least(steps, vectors * LANES); k < last; k++, c += to->ldc) {
+    if (to) { /* the lines that will be written come while sums are made, those of a row at each step */
+        const int64_t size = to->half ? 2 : 4, width = (to->turned ? rows : COLUMNS) * size;
+        const char *c = to->c;
+        for (int64_t last = least(steps, to->turned ? COLUMNS : rows); k < last; k++, c += to->ldc * size) {
             __builtin_prefetch(c, 1);
-            __builtin_prefetch(c + rows - 1, 1);
+            __builtin_prefetch(c + width / 2, 1);
+            __builtin_prefetch(c + width - 1, 1);
             STEP;
         }
     }
+#if STORED
+    (void)next;
 #else
-    int64_t last = least(steps, next->lines_a);
+    int64_t last = least(steps, k + next->lines_a);
     for (const float *line = next->a; k < last; k++, line += LINE) {
         __builtin_prefetch(line, 0, 2);
         STEP;

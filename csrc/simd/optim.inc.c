@@ -2,6 +2,7 @@
  * The optimizers' inner loops, compiled once per instruction set with ONT_ISA naming it (and ONT_ISA_PLAIN set for
  * the first); ends in the table ont_optim_table_<isa>. See optim.h for what each must do.
  */
+#include "base/fetch.h"
 #include "simd/macros.h"
 #include "simd/math.h"
 #include "simd/optim.h"
@@ -10,7 +11,7 @@
 #include <immintrin.h>
 #endif
 
-enum { LANES = 16, PIECE = 4096, ADAM_VECTOR = 32 };
+enum { LANES = 16, PIECE = 4096, ADAM_VECTOR = 32, AT_ONCE = 128 };
 
 /* ---- 16-bit floats ---- */
 

@@ -173,11 +173,23 @@ INLINE void S(sgd_rule)(const S(coefficients) *c, S(element) *e, bool nesterov)
 INLINE void S(sgd_momentum)(const S(coefficients) *c, S(element) *e) { S(sgd_rule)(c, e, false); }
 INLINE void S(sgd_nesterov)(const S(coefficients) *c, S(element) *e) { S(sgd_rule)(c, e, true); }
 
+/* Two streams and hardly any arithmetic: both are asked for a few lines at a time. */
+static void S(sgd_alone)(const S(coefficients) c, int64_t n, STORED *param, const STORED *grad)
+{
+    int64_t i = 0;
+    for (; i + AT_ONCE <= n; i += AT_ONCE) {
+        ont_fetch_to_write(param + i, AT_ONCE * sizeof *param);
+        ont_fetch_ahead(grad + i, AT_ONCE * sizeof *grad);
+        S(each)(c, AT_ONCE, param + i, grad + i, NULL, 0, S(sgd_plain));
+    }
+    S(each)(c, n - i, param + i, grad + i, NULL, 0, S(sgd_plain));
+}
+
 static void S(sgd)(const ont_update *u, int64_t n, void *param, const void *grad, void *const *state, double *sums)
 {
     (void)sums;
     S(coefficients) c = S(rounded)(u);
-    if (!(u->flags & ONT_UPDATE_MOMENTUM)) S(each)(c, n, param, grad, state, 0, S(sgd_plain));
+    if (!(u->flags & ONT_UPDATE_MOMENTUM)) S(sgd_alone)(c, n, param, grad);
     else if (u->flags & ONT_UPDATE_NESTEROV) S(each)(c, n, param, grad, state, 1, S(sgd_nesterov));
     else S(each)(c, n, param, grad, state, 1, S(sgd_momentum));
 }

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from onnxtrain import _C
 from onnxtrain.optim._quant import pack, unpack
@@ -86,6 +88,21 @@ class FusedOptimizer(torch.optim.Optimizer):
     # ---- the step ----
 
     _in_backward: Any = None  # of _in_backward.py: updates that the engine's backward has done since the last step
+
+    @staticmethod
+    def profile_hook_step(step: Callable[..., Any]) -> Callable[..., Any]:
+        """torch's wrapper of ``step``; called past it where no hook and no profiler waits, which is the half of a small
+        step's call that is not the update.
+        """
+        wrapped = torch.optim.Optimizer.profile_hook_step(step)
+
+        @functools.wraps(step)
+        def hooked(self: FusedOptimizer, *args: Any, **kwargs: Any) -> Any:
+            waiting = (self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks or _global_optimizer_pre_hooks
+                       or _global_optimizer_post_hooks or torch.autograd._profiler_enabled())
+            return wrapped(self, *args, **kwargs) if waiting else step(self, *args, **kwargs)
+
+        return hooked
 
     def _setup(self) -> None:
         self._updater = _C.Updater(self._rule, type(self).__name__)

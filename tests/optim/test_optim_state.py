@@ -8,6 +8,7 @@ import pickle
 
 import pytest
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from onnxtrain.optim import SGD, Adagrad, AdamWMode, FusedAdam, Lamb, Lion
 from problem import Problem, make_params
@@ -205,6 +206,28 @@ def test_what_is_refused():
 def test_hyperparameters_out_of_range(make):
     with pytest.raises(ValueError):
         make(make_params())
+
+
+def test_hooks_of_all_optimizers_and_the_profiler_see_a_step():
+    """Without them a step goes past torch's wrapper."""
+    model = torch.nn.Linear(3, 2)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    seen = []
+    hooks = [register(lambda o, *_, name=name: seen.append((o, name))) for name, register in (
+        ("before", register_optimizer_step_pre_hook),
+        ("after", register_optimizer_step_post_hook))]
+    try:
+        optimizer.step()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    optimizer.step()
+    assert seen == [(optimizer, "before"), (optimizer, "after")]
+    with torch.profiler.profile() as profile:
+        optimizer.step()
+    assert "Optimizer.step#SGD.step" in {event.name for event in profile.events()}
 
 
 def test_hooks_and_names():
