@@ -116,6 +116,7 @@ static bool has_better_rows(const ont_tiled *t)
            rest <= columns / 4 && g->m >= 16 * g->n;
 }
 
+/* From here on it is the transposed result's operands that are A and B. */
 static void turn(ont_tiled *t)
 {
     ont_gemm *g = &t->gemm, by = t->gemm;

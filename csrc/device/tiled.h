@@ -4,7 +4,8 @@
  * follow from shapes alone: a thread computes the same rows of a weight's gradient as it multiplies rows of the weight,
  * which are then in its cache. Float32 rows of A that lie along k are read as they are stored; where those of B do too
  * and are more, as a linear layer's weight, the transposed result is computed, whose A they are, unless turning that
- * result would be more than laying them out.
+ * result would be more than laying them out. A last panel of few columns costs what they are: with such an A it has two
+ * steps of k in a vector, and else the transposed result is computed, where they are rows.
  */
 #ifndef ONT_DEVICE_TILED_H
 #define ONT_DEVICE_TILED_H

@@ -169,14 +169,17 @@ def test_bfloat16_is_no_worse_than_its_parts(sizes, how):
     exact = torch.nn.functional.scaled_dot_product_attention(*leaves, attn_mask=mask)
     torch.manual_seed(5)
     exact.backward(torch.randn(exact.shape, dtype=torch.float64).bfloat16().double())
-    for i, truth in enumerate([exact.detach(), *(leaf.grad for leaf in leaves)]):
+    truths = [exact.detach(), *(leaf.grad for leaf in leaves)]
+    rounding = 1e-6 * max(float(truth.norm()) for truth in truths)  # float32's, of a gradient that is 0: a row sees one key
+    for i, truth in enumerate(truths):
         got, other = (([*r[0], *r[1]])[i].double() for r in (fused, apart))
         assert got.shape == truth.shape
         most = float(other.abs().max())
         if how == "dropout":
             assert float((got - other).abs().max()) < 0.03 * most + 1e-3, (SEED, i)
         else:
-            assert float((got - truth).norm()) <= 1.3 * float((other - truth).norm()) + 2**-8 * float(truth.norm()), (SEED, i)
+            bound = 1.3 * float((other - truth).norm()) + 2**-8 * float(truth.norm()) + rounding
+            assert float((got - truth).norm()) <= bound, (SEED, i)
 
 
 def test_the_other_instruction_sets():
