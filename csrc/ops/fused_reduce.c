@@ -1,6 +1,6 @@
 /*
- * FusedReduce. See fused_reduce.h. Row sums are those of simd/ for each tile, put together in double; columns are added
- * up row by row in float32 (float64 in float64), a unit at a time.
+ * FusedReduce. See fused_reduce.h. Sums add up as ops/sums.h says: rows' blocks that tiles cut wait until they are
+ * whole.
  */
 #include "ops/fused_reduce.h"
 
@@ -8,14 +8,14 @@
 
 #include "base/parallel.h"
 #include "ops/broadcast.h"
+#include "ops/sums.h"
 
 enum {
     SHORT = 64,         /* columns, or elements of a row, below which the calls cost more than memory does */
     LONG = 1 << 16,     /* of a row, beyond which too few threads would share them */
     WIDE = 1 << 20,     /* columns */
     FEW = 32,           /* rows that are added up */
-    UNITS = 64,         /* with columns, each of which keeps sums of its own */
-    UNIT = 16384,       /* elements */
+    UNIT = 16384,       /* elements, where there are no columns */
     INTS_PER_SINK = 4,  /* kind, form, n, tail; rank and dims follow */
 };
 
@@ -40,21 +40,34 @@ bool ont_sink_of(const ont_node *node, ont_sink *sink)
     return !half && s.n >= SHORT && (sink->form == ONT_SINK_WHOLE || s.n <= LONG);
 }
 
+static int64_t least_common_multiple(int64_t a, int64_t b)
+{
+    int64_t x = a, y = b;
+    while (y) {
+        int64_t rest = x % y;
+        x = y;
+        y = rest;
+    }
+    return a / x * b;
+}
+
+/* Columns say how long a unit is; it holds whole rows. */
 int64_t ont_sink_unit(const ont_sink *sinks, int n, int64_t count)
 {
-    int64_t piece = 1, least = UNIT;
-    bool columns = false;
+    int64_t columns = 0, piece = 1;
     for (int k = 0; k < n; k++) {
         const ont_sink *s = &sinks[k];
-        int64_t own = s->form == ONT_SINK_ROWS ? s->n : s->tail; /* a unit holds whole ones */
-        columns |= s->form == ONT_SINK_COLUMNS;
-        if (piece % own && own % piece) return 0;
-        if (own > piece) piece = own;
+        if (s->form == ONT_SINK_COLUMNS) {
+            int64_t unit = ont_sum_unit(s->n, s->tail) * s->tail;
+            if (columns && columns != unit) return 0;
+            columns = unit;
+        } else if (s->form == ONT_SINK_ROWS) {
+            piece = least_common_multiple(piece, s->n);
+            if (piece > LONG) return 0;
+        }
     }
-    if (columns && least < count / UNITS) least = count / UNITS;
-    int64_t rows = piece <= 8192 ? 8 : 32; /* whose sums are small beside them */
-    if (columns && least < rows * piece) least = rows * piece;
-    return (least + piece - 1) / piece * piece;
+    if (columns) return columns % piece && columns < count ? 0 : columns;
+    return (UNIT + piece - 1) / piece * piece;
 }
 
 ont_status ont_sinks_write(ont_graph *g, ont_node *node, const ont_sink *sinks, int n)
@@ -123,7 +136,8 @@ static ont_status infer(ont_graph *g, ont_node *node)
 typedef struct fused_reduce {
     ont_tile_program program;
     ont_sink sinks[ONT_TILE_SINKS];
-    size_t work[ONT_TILE_SINKS]; /* where the units' sums begin in the scratch memory */
+    size_t work[ONT_TILE_SINKS]; /* where the sums of units or blocks begin in the scratch memory, */
+    size_t cut[ONT_TILE_SINKS];  /* and of all: for every unit, the block that it begins within */
     ont_bcast walk;
     int64_t count, unit, units, tile;
     const ont_simd_table *simd;
@@ -132,6 +146,16 @@ typedef struct fused_reduce {
 static size_t sum_size(const ont_sink *s)
 {
     return s->form != ONT_SINK_COLUMNS || s->dtype == ONT_FLOAT64 ? sizeof(double) : sizeof(float);
+}
+
+static int64_t blocks_of(int64_t count)
+{
+    return (count + ONT_SUM_BLOCK - 1) / ONT_SUM_BLOCK;
+}
+
+static size_t whole_lines(size_t bytes)
+{
+    return (bytes + 63) / 64 * 64;
 }
 
 static ont_status prepare_with(const ont_simd_table *simd, const ont_node *node, ont_arena *arena, ont_prepared *out)
@@ -152,8 +176,11 @@ static ont_status prepare_with(const ont_simd_table *simd, const ont_node *node,
         const ont_sink *sink = &s->sinks[k];
         if (sink->form == ONT_SINK_ROWS && sink->n <= ONT_TILE && sink->n > row) row = sink->n;
         s->work[k] = out->work_bytes;
-        if (sink->form != ONT_SINK_ROWS)
-            out->work_bytes += ((size_t)(s->units * sink->tail) * sum_size(sink) + 63) / 64 * 64;
+        int64_t sums = sink->form == ONT_SINK_ROWS ? 0 : sink->form == ONT_SINK_WHOLE ? blocks_of(s->count)
+                                                                                      : s->units * sink->tail;
+        s->cut[k] = out->work_bytes += whole_lines((size_t)sums * sum_size(sink));
+        if (sink->form == ONT_SINK_WHOLE && s->unit % ONT_SUM_BLOCK)
+            out->work_bytes += (size_t)s->units * ONT_SUM_BLOCK * ont_dtype_size(sink->dtype);
     }
     s->tile = row < ONT_TILE_USUAL ? ONT_TILE_USUAL / row * row : row;
     out->state = s;
@@ -180,38 +207,34 @@ static const char *accept_inplace(const ont_node *node)
 
 /* ---- run ---- */
 
+typedef union block {
+    float f32[ONT_SUM_BLOCK];
+    double f64[ONT_SUM_BLOCK];
+} block;
+
+/* The block of all elements that a unit begins within: the unit before holds the first of its elements. */
+static char *cut_block(const ont_call *call, int k, int64_t unit)
+{
+    const fused_reduce *s = call->state;
+    size_t bytes = ONT_SUM_BLOCK * ont_dtype_size(s->sinks[k].dtype);
+    return (char *)call->work + s->cut[k] + (size_t)unit * bytes;
+}
+
 typedef struct walker {
     const ont_call *call;
     const fused_reduce *s;
+    int64_t unit, from;
     int64_t at;   /* elements before the tile that runs next, of all */
-    int64_t unit;
-    int64_t row[ONT_TILE_SINKS];  /* of each sink, and the elements that are left of it: tiles come in order */
+    int64_t row[ONT_TILE_SINKS];  /* of each sink (of all: block), and the elements that are left of it: tiles come in
+                                     order */
     int64_t left[ONT_TILE_SINKS];
+    int64_t held[ONT_TILE_SINKS]; /* elements of a block that a tile cut, and where they are: its own memory, or that of
+                                     a block that the unit began within */
+    void *block[ONT_TILE_SINKS];
+    block *own;
     double sum[ONT_TILE_SINKS];
     bool started[ONT_TILE_SINKS];
 } walker;
-
-static double row_of(const fused_reduce *s, const ont_sink *sink, const void *x, int64_t n)
-{
-    double part[8] = {0}, sum = 0;
-    if (sink->dtype == ONT_FLOAT32) {
-        if (sink->kind == ONT_REDUCE_MAX) return (double)s->simd->max(x, n);
-        if (sink->kind == ONT_REDUCE_SUM_SQUARE) return (double)s->simd->dot(x, x, n);
-        return (double)s->simd->sum(x, n);
-    }
-    int64_t i = 0;
-    for (; i + 8 <= n; i += 8)
-        for (int lane = 0; lane < 8; lane++) part[lane] += ((const double *)x)[i + lane];
-    for (; i < n; i++) part[0] += ((const double *)x)[i];
-    for (int lane = 0; lane < 8; lane++) sum += part[lane];
-    return sum;
-}
-
-static double joined(const ont_sink *sink, bool started, double sum, double more)
-{
-    if (sink->kind != ONT_REDUCE_MAX) return sum + more;
-    return !started || more > sum || more != more ? more : sum;
-}
 
 static void put(const ont_sink *sink, void *out, int64_t at, double sum)
 {
@@ -222,26 +245,55 @@ static void put(const ont_sink *sink, void *out, int64_t at, double sum)
         ((float *)out)[at] = (float)sum;
 }
 
-static void drain_rows(walker *w, int k, const char *x, int64_t n)
+static void put_block(const ont_call *call, int k, int64_t block, const void *x)
+{
+    const fused_reduce *s = call->state;
+    const ont_sink *sink = &s->sinks[k];
+    int64_t rest = s->count - block * ONT_SUM_BLOCK, n = rest < ONT_SUM_BLOCK ? rest : ONT_SUM_BLOCK;
+    ((double *)((char *)call->work + s->work[k]))[block] = ont_sum_block(s->simd, sink->kind, sink->dtype, x, n);
+}
+
+/* Of a block: the next sum of all, or another part of the row, which is put where the row ends. */
+static void drain_block(walker *w, int k, const void *x, int64_t n)
 {
     const ont_sink *sink = &w->s->sinks[k];
-    size_t size = ont_dtype_size(sink->dtype);
+    if (sink->form == ONT_SINK_WHOLE) {
+        int64_t block = w->row[k]++;
+        if (block * ONT_SUM_BLOCK >= w->from)
+            put_block(w->call, k, block, x);
+        else
+            w->block[k] = &w->own[k];
+        return;
+    }
+    double more = ont_sum_block(w->s->simd, sink->kind, sink->dtype, x, n);
+    w->sum[k] = ont_sum_join(sink->kind, w->started[k], w->sum[k], more);
+    w->started[k] = true;
+    if (w->left[k]) return;
+    put(sink, w->call->out[w->s->program.n_results + k], w->row[k]++, w->sum[k]);
+    w->left[k] = sink->n;
+    w->sum[k] = 0;
+    w->started[k] = false;
+}
+
+static void drain_rows(walker *w, int k, const char *x, int64_t n)
+{
+    size_t size = ont_dtype_size(w->s->sinks[k].dtype);
     for (int64_t m; n; x += (size_t)m * size, n -= m) {
-        m = w->left[k] < n ? w->left[k] : n;
-        w->sum[k] = joined(sink, w->started[k], w->sum[k], row_of(w->s, sink, x, m));
-        w->started[k] = true;
+        int64_t held = w->held[k], most = ONT_SUM_BLOCK - held, rest = w->left[k] < most ? w->left[k] : most;
+        m = rest < n ? rest : n;
         w->left[k] -= m;
-        if (w->left[k]) continue;
-        put(sink, w->call->out[w->s->program.n_results + k], w->row[k]++, w->sum[k]);
-        w->left[k] = sink->n;
-        w->sum[k] = 0;
-        w->started[k] = false;
+        if (m == rest && !held) {
+            drain_block(w, k, x, m);
+            continue;
+        }
+        memcpy((char *)w->block[k] + (size_t)held * size, x, (size_t)m * size);
+        w->held[k] = m < rest ? held + m : 0;
+        if (m == rest) drain_block(w, k, w->block[k], held + m);
     }
 }
 
 static void drain_columns(walker *w, int k, const char *x, int64_t n)
 {
-    const ont_simd_table *simd = w->s->simd;
     const ont_sink *sink = &w->s->sinks[k];
     size_t size = ont_dtype_size(sink->dtype);
     char *sums = (char *)w->call->work + w->s->work[k] + (size_t)(w->unit * sink->tail) * sum_size(sink);
@@ -249,17 +301,7 @@ static void drain_columns(walker *w, int k, const char *x, int64_t n)
         char *to = sums + (size_t)(sink->tail - w->left[k]) * sum_size(sink);
         m = w->left[k] < n ? w->left[k] : n;
         w->left[k] = w->left[k] == m ? sink->tail : w->left[k] - m;
-        float wide[ONT_TILE];
-        switch (sink->dtype) {
-        case ONT_FLOAT32: simd->add_to((float *)to, (const float *)x, m); break;
-        case ONT_BFLOAT16: simd->add_bfloat_rows((float *)to, x, 1, m, m); break;
-        case ONT_FLOAT16:
-            simd->half_to_float(x, wide, m);
-            simd->add_to((float *)to, wide, m);
-            break;
-        default:
-            for (int64_t i = 0; i < m; i++) ((double *)to)[i] += ((const double *)x)[i];
-        }
+        ont_sum_rows(w->s->simd, sink->dtype, to, x, 1, m, m);
     }
 }
 
@@ -279,6 +321,30 @@ static void row(const void *context, const ont_bcast *b, char *const *at, int64_
     w->at += n;
 }
 
+/* A unit, at its first element. */
+static void begin(walker *w, int k)
+{
+    const fused_reduce *s = w->s;
+    const ont_sink *sink = &s->sinks[k];
+    size_t bytes = (size_t)sink->tail * sum_size(sink);
+    w->block[k] = &w->own[k];
+    switch (sink->form) {
+    case ONT_SINK_ROWS:
+        w->row[k] = w->from / sink->n;
+        w->left[k] = sink->n;
+        return;
+    case ONT_SINK_COLUMNS:
+        w->left[k] = sink->tail;
+        memset((char *)w->call->work + s->work[k] + bytes * (size_t)w->unit, 0, bytes);
+        return;
+    case ONT_SINK_WHOLE:
+        w->row[k] = w->from / ONT_SUM_BLOCK;
+        w->left[k] = s->count - w->from;
+        w->held[k] = w->from % ONT_SUM_BLOCK;
+        if (w->held[k]) w->block[k] = cut_block(w->call, k, w->unit);
+    }
+}
+
 static void run_units(void *context, int64_t first, int64_t last)
 {
     const ont_call *call = context;
@@ -287,18 +353,14 @@ static void run_units(void *context, int64_t first, int64_t last)
     for (int i = 0; i < s->program.n_operands; i++) base[i + 1] = (char *)(uintptr_t)call->in[i];
     for (int64_t unit = first; unit < last; unit++) {
         int64_t from = unit * s->unit, to = s->count - from < s->unit ? s->count : from + s->unit;
-        walker w = {.call = call, .s = s, .at = from, .unit = unit}, *at = &w;
-        for (int k = 0; k < s->program.n_sinks; k++) {
-            const ont_sink *sink = &s->sinks[k];
-            size_t bytes = (size_t)sink->tail * sum_size(sink);
-            w.row[k] = from / sink->n;
-            w.left[k] = sink->form == ONT_SINK_ROWS ? sink->n : sink->form == ONT_SINK_COLUMNS ? sink->tail : INT64_MAX;
-            if (sink->form != ONT_SINK_COLUMNS) continue;
-            memset((char *)call->work + s->work[k] + bytes * (size_t)unit, 0, bytes);
-        }
+        block own[ONT_TILE_SINKS];
+        walker w = {.call = call, .s = s, .unit = unit, .from = from, .at = from, .own = own}, *at = &w;
+        for (int k = 0; k < s->program.n_sinks; k++) begin(&w, k);
         ont_bcast_range(&s->walk, base, row, &at, from, to);
         for (int k = 0; k < s->program.n_sinks; k++)
-            if (s->sinks[k].form == ONT_SINK_WHOLE) ((double *)((char *)call->work + s->work[k]))[unit] = w.sum[k];
+            if (w.held[k])
+                memcpy(cut_block(call, k, unit + 1), w.block[k],
+                       (size_t)w.held[k] * ont_dtype_size(s->sinks[k].dtype));
     }
 }
 
@@ -306,8 +368,12 @@ static void join_whole(const ont_call *call, int k)
 {
     const fused_reduce *s = call->state;
     const double *sums = (const double *)((const char *)call->work + s->work[k]);
-    double sum = sums[0];
-    for (int64_t unit = 1; unit < s->units; unit++) sum = joined(&s->sinks[k], true, sum, sums[unit]);
+    double sum = 0;
+    for (int64_t unit = 1; unit < s->units && s->unit % ONT_SUM_BLOCK; unit++) {
+        int64_t from = unit * s->unit;
+        if (from % ONT_SUM_BLOCK) put_block(call, k, from / ONT_SUM_BLOCK, cut_block(call, k, unit));
+    }
+    for (int64_t i = 0; i < blocks_of(s->count); i++) sum = ont_sum_join(s->sinks[k].kind, i, sum, sums[i]);
     put(&s->sinks[k], call->out[s->program.n_results + k], 0, sum);
 }
 
@@ -322,21 +388,12 @@ static void join_columns(void *context, int64_t first, int64_t last)
     const joining *j = context;
     const fused_reduce *s = j->call->state;
     const ont_sink *sink = &s->sinks[j->k];
-    char *sums = (char *)j->call->work + s->work[j->k], *out = j->call->out[s->program.n_results + j->k];
-    int64_t n = last - first;
-    if (sink->dtype == ONT_FLOAT64) {
-        double *total = (double *)sums + first;
-        for (int64_t unit = 1; unit < s->units; unit++)
-            for (int64_t i = 0; i < n; i++) total[i] += total[unit * sink->tail + i];
-        for (int64_t i = 0; i < n; i++) put(sink, out, first + i, total[i]);
-        return;
-    }
-    float *total = (float *)sums + first;
-    for (int64_t unit = 1; unit < s->units; unit++) s->simd->add_to(total, total + unit * sink->tail, n);
-    for (int64_t i = 0; sink->kind == ONT_REDUCE_MEAN && i < n; i++) total[i] /= (float)sink->n;
-    if (sink->dtype == ONT_FLOAT32) memcpy((float *)out + first, total, (size_t)n * sizeof *total);
-    if (sink->dtype == ONT_BFLOAT16) s->simd->float_to_bfloat(total, (uint16_t *)out + first, n);
-    if (sink->dtype == ONT_FLOAT16) s->simd->float_to_half(total, (uint16_t *)out + first, n);
+    size_t size = sum_size(sink), line = (size_t)sink->tail * size;
+    char *total = (char *)j->call->work + s->work[j->k] + (size_t)first * size;
+    char *out = (char *)j->call->out[s->program.n_results + j->k] + (size_t)first * ont_dtype_size(sink->dtype);
+    ont_sum_rows(s->simd, size == sizeof(double) ? ONT_FLOAT64 : ONT_FLOAT32, total, total + line, s->units - 1,
+                 sink->tail, last - first);
+    ont_sum_put(s->simd, sink->kind, sink->dtype, total, sink->n, out, last - first);
 }
 
 static ont_status run(const ont_call *call)

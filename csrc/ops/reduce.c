@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "base/parallel.h"
-#include "ops/reduce.h"
+#include "ops/sums.h"
 
 static ont_reduce_kind kind_of(const ont_node *node)
 {
@@ -127,7 +127,12 @@ static ont_status reduce_prepare(const ont_node *node, ont_arena *arena, ont_pre
     return ont_reduce_read(node, s);
 }
 
-/* ---- fast: float32 sum or mean over one run of dims ---- */
+/* ---- sum or mean over one run of dims, added up as sums.h says; 16-bit columns, as a bias has its gradient, in
+ * float32, rounded once ---- */
+
+/* Columns of a unit of work: wide ones read pages of memory as a whole, where there are enough of them for every
+ * thread. */
+enum { STRIP = 512, WIDE_STRIP = 2048, LINE = 16 };
 
 static const char *accept_one_run(const ont_node *node)
 {
@@ -154,89 +159,117 @@ static const char *accept_sum_f32(const ont_node *node)
     return ont_node_in(node, 0)->dtype == ONT_FLOAT32 ? accept_one_run(node) : "dtype";
 }
 
-static void sum_rows(void *context, int64_t first, int64_t last)
+static const char *accept_sum_f64(const ont_node *node)
 {
-    const ont_call *call = context;
-    const ont_reduce *s = call->state;
-    float scale = s->kind == ONT_REDUCE_MEAN ? 1 / (float)s->n : 1;
-    for (int64_t i = first; i < last; i++)
-        ((float *)call->out[0])[i] = scale * s->simd->sum((const float *)call->in[0] + i * s->n, s->n);
-}
-
-/* Columns [first, last) of every lead: rows are added whole, in order. */
-static void sum_columns(void *context, int64_t first, int64_t last)
-{
-    const ont_call *call = context;
-    const ont_reduce *s = call->state;
-    float scale = 1 / (float)s->n;
-    for (int64_t o = 0; o < s->lead; o++) {
-        const float *x = (const float *)call->in[0] + o * s->n * s->tail;
-        float *y = (float *)call->out[0] + o * s->tail;
-        memcpy(y + first, x + first, (size_t)(last - first) * sizeof *y);
-        for (int64_t r = 1; r < s->n; r++) s->simd->add_to(y + first, x + r * s->tail + first, last - first);
-        for (int64_t i = first; s->kind == ONT_REDUCE_MEAN && i < last; i++) y[i] *= scale;
-    }
-}
-
-static ont_status sum_run(const ont_call *call)
-{
-    const ont_reduce *s = call->state;
-    if (s->tail == 1)
-        ont_parallel(s->lead, 16384 / s->n + 1, sum_rows, (void *)call);
-    else
-        ont_parallel(s->tail, 16384 / (s->n * s->lead) + 16, sum_columns, (void *)call);
-    return ONT_OK;
-}
-
-/* ---- the same over rows of 16-bit floats, as a bias has its gradient: summed in float32, rounded once ---- */
-
-/* Columns of a unit of work: wide ones read pages of memory as a whole, where there are enough of them for every
- * thread. */
-enum { STRIP = 512, WIDE_STRIP = 2048 };
-
-static int64_t strip_of(const ont_reduce *s)
-{
-    return s->tail >= 4 * WIDE_STRIP ? WIDE_STRIP : STRIP;
+    return ont_node_in(node, 0)->dtype == ONT_FLOAT64 ? accept_one_run(node) : "dtype";
 }
 
 static const char *accept_sum_half(const ont_node *node)
 {
-    const ont_value *x = ont_node_in(node, 0);
     ont_reduce s;
-    if (x->dtype != ONT_BFLOAT16 && x->dtype != ONT_FLOAT16) return "dtype";
+    if (!ont_dtype_is_half(ont_node_in(node, 0)->dtype)) return "dtype";
     const char *refusal = accept_one_run(node);
     if (refusal) return refusal;
-    return ont_reduce_read(node, &s) == ONT_OK && s.n > 0 && s.tail >= 16 ? NULL : "not along columns";
+    return ont_reduce_read(node, &s) == ONT_OK && s.n > 0 && s.tail >= LINE ? NULL : "not along columns";
+}
+
+static int64_t blocks_of(const ont_reduce *s)
+{
+    return (s->n + ONT_SUM_BLOCK - 1) / ONT_SUM_BLOCK;
+}
+
+static ont_status sum_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
+{
+    ONT_TRY(reduce_prepare(node, arena, out));
+    const ont_reduce *s = out->state;
+    if (s->tail == 1 && s->lead == 1) out->work_bytes = (size_t)blocks_of(s) * sizeof(double);
+    return ONT_OK;
+}
+
+static void put(const ont_call *call, int64_t i, double sum)
+{
+    const ont_reduce *s = call->state;
+    if (s->kind == ONT_REDUCE_MEAN) sum /= (double)s->n;
+    if (call->node->outputs[0]->dtype == ONT_FLOAT64)
+        ((double *)call->out[0])[i] = sum;
+    else
+        ((float *)call->out[0])[i] = (float)sum;
+}
+
+/* Blocks [first, last) of a row. */
+static double sum_blocks(const ont_reduce *s, ont_dtype dtype, const void *row, int64_t first, int64_t last)
+{
+    double sum = 0;
+    for (int64_t at = first * ONT_SUM_BLOCK; first < last; first++, at += ONT_SUM_BLOCK) {
+        int64_t n = s->n - at < ONT_SUM_BLOCK ? s->n - at : ONT_SUM_BLOCK;
+        sum += ont_sum_block(s->simd, s->kind, dtype, (const char *)row + (size_t)at * ont_dtype_size(dtype), n);
+    }
+    return sum;
+}
+
+static void sum_rows(void *context, int64_t first, int64_t last)
+{
+    const ont_call *call = context;
+    const ont_reduce *s = call->state;
+    ont_dtype dtype = call->node->outputs[0]->dtype;
+    size_t bytes = (size_t)s->n * ont_dtype_size(dtype);
+    int64_t blocks = blocks_of(s);
+    for (int64_t row = first; row < last; row++)
+        put(call, row, sum_blocks(s, dtype, (const char *)call->in[0] + (size_t)row * bytes, 0, blocks));
+}
+
+static void sum_one_row(void *context, int64_t first, int64_t last)
+{
+    const ont_call *call = context;
+    ont_dtype dtype = call->node->outputs[0]->dtype;
+    for (int64_t k = first; k < last; k++)
+        ((double *)call->work)[k] = sum_blocks(call->state, dtype, call->in[0], k, k + 1);
+}
+
+/* Strips a lead has, and columns of each: about as many, so that threads share them. */
+static int64_t strips_of(const ont_reduce *s, int64_t *columns)
+{
+    int64_t most = s->tail >= 4 * WIDE_STRIP ? WIDE_STRIP : STRIP, strips = (s->tail + most - 1) / most;
+    *columns = ((s->tail + strips - 1) / strips + LINE - 1) / LINE * LINE;
+    return (s->tail + *columns - 1) / *columns;
 }
 
 static void sum_strips(void *context, int64_t first, int64_t last)
 {
     const ont_call *call = context;
     const ont_reduce *s = call->state;
-    bool brain = call->node->outputs[0]->dtype == ONT_BFLOAT16;
-    void (*widen)(const void *, float *, int64_t) = brain ? s->simd->bfloat_to_float : s->simd->half_to_float;
-    int64_t strip = strip_of(s), strips = (s->tail + strip - 1) / strip;
-    for (int64_t unit = first; unit < last; unit++) {
-        int64_t from = unit % strips * strip, n = s->tail - from < strip ? s->tail - from : strip;
-        const uint16_t *x = (const uint16_t *)call->in[0] + unit / strips * s->n * s->tail + from;
-        float sum[WIDE_STRIP], row[WIDE_STRIP];
-        widen(x, sum, n);
-        if (brain) s->simd->add_bfloat_rows(sum, x + s->tail, s->n - 1, s->tail, n);
-        for (int64_t r = 1; r < s->n && !brain; r++) {
-            widen(x + r * s->tail, row, n);
-            s->simd->add_to(sum, row, n);
+    ont_dtype dtype = call->node->outputs[0]->dtype;
+    size_t size = ont_dtype_size(dtype), sum_size = dtype == ONT_FLOAT64 ? sizeof(double) : sizeof(float);
+    int64_t columns, strips = strips_of(s, &columns), unit = ont_sum_unit(s->n, s->tail);
+    for (int64_t i = first; i < last; i++) {
+        int64_t lead = i / strips, from = i % strips * columns, n = s->tail - from < columns ? s->tail - from : columns;
+        const char *x = (const char *)call->in[0] + (size_t)(lead * s->n * s->tail + from) * size;
+        double total[WIDE_STRIP], more[WIDE_STRIP]; /* or float */
+        for (int64_t row = 0, rows; row < s->n; row += rows) {
+            rows = s->n - row < unit ? s->n - row : unit;
+            memset(row ? more : total, 0, (size_t)n * sum_size);
+            ont_sum_rows(s->simd, dtype, row ? more : total, x + (size_t)(row * s->tail) * size, rows, s->tail, n);
+            if (row) ont_sum_rows(s->simd, sum_size == size ? dtype : ONT_FLOAT32, total, more, 1, n, n);
         }
-        for (int64_t i = 0; s->kind == ONT_REDUCE_MEAN && i < n; i++) sum[i] /= (float)s->n;
-        uint16_t *y = (uint16_t *)call->out[0] + unit / strips * s->tail + from;
-        (brain ? s->simd->float_to_bfloat : s->simd->float_to_half)(sum, y, n);
+        ont_sum_put(s->simd, s->kind, dtype, total, s->n, (char *)call->out[0] + (size_t)(lead * s->tail + from) * size,
+                    n);
     }
 }
 
-static ont_status sum_half_run(const ont_call *call)
+static ont_status sum_run(const ont_call *call)
 {
     const ont_reduce *s = call->state;
-    int64_t strip = strip_of(s);
-    ont_parallel(s->lead * ((s->tail + strip - 1) / strip), 32 / s->n + 1, sum_strips, (void *)call);
+    if (s->tail > 1) {
+        int64_t columns, strips = strips_of(s, &columns);
+        ont_parallel(s->lead * strips, 16384 / (columns * s->n) + 1, sum_strips, (void *)call);
+    } else if (s->lead > 1) {
+        ont_parallel(s->lead, 16384 / s->n + 1, sum_rows, (void *)call);
+    } else {
+        double sum = 0;
+        ont_parallel(blocks_of(s), 16384 / ONT_SUM_BLOCK, sum_one_row, (void *)call);
+        for (int64_t k = 0; k < blocks_of(s); k++) sum += ((const double *)call->work)[k];
+        put(call, 0, sum);
+    }
     return ONT_OK;
 }
 
@@ -334,8 +367,9 @@ static ont_status ref_run(const ont_call *call)
 }
 
 static const ont_kernel kernels[] = {
-    {.name = "reduce_sum_f32", .accept = accept_sum_f32, .prepare = reduce_prepare, .run = sum_run},
-    {.name = "reduce_sum_half", .accept = accept_sum_half, .prepare = reduce_prepare, .run = sum_half_run},
+    {.name = "reduce_sum_f32", .accept = accept_sum_f32, .prepare = sum_prepare, .run = sum_run},
+    {.name = "reduce_sum_f64", .accept = accept_sum_f64, .prepare = sum_prepare, .run = sum_run},
+    {.name = "reduce_sum_half", .accept = accept_sum_half, .prepare = sum_prepare, .run = sum_run},
     {.name = "reduce_rows", .accept = ont_reduce_rows_accept, .prepare = reduce_prepare, .run = ont_reduce_rows_run},
     {.name = "reduce_ref", .accept = accept_ref, .prepare = reduce_prepare, .run = ref_run},
 };

@@ -3,7 +3,7 @@
  * and where it is kept rows are combined into the output's row. reduce.c has the state, the gradients and the
  * reference.
  */
-#include "ops/reduce.h"
+#include "ops/sums.h"
 
 #include <float.h>
 #include <math.h>
@@ -13,7 +13,7 @@
 
 enum {
     LANES = 16,   /* partial results, so that the compiler may use vectors */
-    PIECE = 4096, /* elements summed in float32 before the sum goes on in double */
+    PIECE = 4096, /* elements whose log_sum_exp is taken at a time; of others a block of sums.h */
     BLOCK = 256,  /* columns of a unit of work */
 };
 
@@ -116,14 +116,15 @@ static void reduce_outputs(void *context, int64_t first, int64_t last)
     const ont_call *call = context;
     const ont_reduce *s = call->state;
     int64_t run = s->reduced[s->n_reduced - 1], runs = s->each / run;
-    bool splits = s->kind != ONT_REDUCE_MAX && s->kind != ONT_REDUCE_MIN;
+    bool extremum = s->kind == ONT_REDUCE_MAX || s->kind == ONT_REDUCE_MIN;
+    int64_t piece = extremum ? run : s->kind == ONT_REDUCE_LOG_SUM_EXP ? PIECE : ONT_SUM_BLOCK;
     for (int64_t o = first; o < last; o++) {
         const float *x = (const float *)call->in[0] + offset_of(s->kept, s->kept_stride, s->n_kept, o);
         partial p = {0};
         for (int64_t r = 0; r < runs; r++) {
             const float *row = x + offset_of(s->reduced, s->reduced_stride, s->n_reduced - 1, r);
             for (int64_t at = 0, n; at < run; at += n) {
-                n = splits && run - at > PIECE ? PIECE : run - at;
+                n = run - at < piece ? run - at : piece;
                 add_row(s, &p, row + at, n);
             }
         }

@@ -2,8 +2,7 @@
  * Recomputes in backward what is cheap to compute and large to keep: a forward value that only backward still needs is
  * not kept where copies of the nodes that made it, run just before its first reader there, give it again from what is
  * alive at that time anyway. The copies are the same operators with the same attributes and random streams, so every
- * bit is the same, but where fuse_reductions joins copies with a sum: a group adds up its tiles, and which elements
- * these hold follows from all that the group reads.
+ * bit is the same, in whatever group they come to stand: sums add up as ops/sums.h says.
  *
  * The rule. A profile says how many bytes are alive at each node. Of the values that lie idle across its highest point,
  * the one with the most bytes a unit of work goes first, as long as

@@ -71,6 +71,11 @@ static NUM F(products)(const NUM *x, const NUM *y, int64_t n)
 
 #endif
 
+static void F(drop)(NUM *restrict x, const uint8_t *kept, int64_t n, NUM scale)
+{
+    for (int64_t i = 0; i < n; i++) x[i] = kept[i] ? x[i] * scale : 0;
+}
+
 static void F(softmax)(void *scores, const ont_attention_row *row, double *most, double *sum, double *shrink)
 {
     NUM *s = scores;
@@ -82,10 +87,16 @@ static void F(softmax)(void *scores, const ont_attention_row *row, double *most,
     *sum = *sum * *shrink + (double)F(exponentials)(s, n, base);
     *most = (double)best;
     for (int64_t i = n; i < row->n; i++) s[i] = 0;
-    const uint8_t *kept = row->kept;
-    if (!kept) return;
-    NUM scale = (NUM)row->keep_scale;
-    for (int64_t i = 0; i < n; i++) s[i] = kept[i] ? s[i] * scale : 0;
+    if (row->kept) F(drop)(s, row->kept, n, (NUM)row->keep_scale);
+}
+
+/* Where one key has all of a row's probability: that key's own gradient, so that the score's is 0. Delta, the same sum
+ * in another order, would miss that by its rounding. */
+static NUM F(delta_of_one)(const NUM *s, const NUM *dp, int64_t n, NUM base, NUM delta)
+{
+    for (int64_t i = 0; i < n; i++)
+        if (s[i] == base) return dp[i];
+    return delta;
 }
 
 static void F(grad)(void *scores, void *gradient, const ont_attention_row *row, double most, double sum, double delta_)
@@ -94,17 +105,10 @@ static void F(grad)(void *scores, void *gradient, const ont_attention_row *row, 
     int64_t n = row->visible;
     NUM base = most == -INFINITY ? 0 : (NUM)most, inverse = (NUM)(1 / sum), delta = (NUM)delta_;
     F(mask)(s, row);
-    if (row->kept) {
-        NUM scale = (NUM)row->keep_scale;
-        const uint8_t *kept = row->kept;
-        for (int64_t i = 0; i < n; i++) {
-            NUM p = VEXP(s[i] - base) * inverse;
-            dp[i] = p * (kept[i] ? dp[i] * scale - delta : -delta);
-            s[i] = kept[i] ? p * scale : 0;
-        }
-    } else {
-        F(gradients)(s, dp, n, base, inverse, delta);
-    }
+    if (row->kept) F(drop)(dp, row->kept, n, (NUM)row->keep_scale);
+    if (sum == 1) delta = F(delta_of_one)(s, dp, n, base, delta);
+    F(gradients)(s, dp, n, base, inverse, delta);
+    if (row->kept) F(drop)(s, row->kept, n, (NUM)row->keep_scale);
     for (int64_t i = n; i < row->n; i++) s[i] = dp[i] = 0;
     if (!row->keep) return;
     uint8_t wanted = row->keep_if; /* a score that was replaced has no gradient */

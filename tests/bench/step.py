@@ -221,7 +221,8 @@ def main() -> None:
     parser.add_argument("--no-memory", action="store_true")
     parser.add_argument("--markdown", action="store_true")
     parser.add_argument("--all", action="store_true", help="the whole table; --workload keeps some of its rows")
-    parser.add_argument("--precisions", action="store_true", help="torch.set_float32_matmul_precision() at each setting")
+    parser.add_argument("--precisions", action="store_true",
+                        help="torch.set_float32_matmul_precision() at each setting")
     parser.add_argument("--in-backward", action="store_true", help="FusedAdam's step after backward and within it")
     parser.add_argument("--bf16", action="store_true", help="with --in-backward: under autocast")
     parser.add_argument("--threads", type=int, help="torch.set_num_threads, for every peer")

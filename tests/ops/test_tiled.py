@@ -128,7 +128,8 @@ def test_of_no_element():
     assert product(torch.zeros(2, 0), torch.zeros(0, 3)).eq(0).all()
 
 
-@pytest.mark.parametrize("shape", [*SHAPES, *TURNED, (9000, 60, 700), (2500, 2500, 1100)], ids=lambda s: "x".join(map(str, s)))
+@pytest.mark.parametrize("shape", [*SHAPES, *TURNED, (9000, 60, 700), (2500, 2500, 1100)],
+                         ids=lambda s: "x".join(map(str, s)))
 @pytest.mark.parametrize("way", ["tiled", "torch", "primitive", "split", "reference"])
 def test_sums_of_what_is_read(shape, way, monkeypatch):
     """A summed along k: by our kernel while it lays A out, in a pass of their own beside the others."""
