@@ -108,7 +108,6 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._updater = _C.Updater(self._rule, type(self).__name__)
         self._fresh: list[tuple[Tensor, str]] = []
 
-    @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Updates every parameter that has a gradient, in one call of the core.
 
@@ -148,6 +147,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             return torch.tensor(self.grad_norm, dtype=torch.float32)
         return loss
 
+    @torch.no_grad()
     def _step_on(self, place: str, param: Tensor, found_inf: Tensor | None, scale: Tensor | None) -> Tensor | None:
         """The step on a CUDA device: a few launches on torch's current stream, and nothing that waits for them.
 
@@ -213,6 +213,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             if not self.state[param]:
                 del self.state[param]
 
+    @torch.no_grad()
     def _prepare(self, param: Tensor, index: int) -> bool:
         """Completes a parameter's state; called by the core where something is missing.
 

@@ -140,7 +140,10 @@ class ORTModule(torch.nn.Module):
                 if program.steps < self._debug.verify:
                     self._debug.log(logging.WARNING, "%s", verify(self._module, program.exported, args, kwargs))
                 try:
-                    result = self._run(program, leaves, grad_enabled)
+                    if self._debug.trace is None and not self._runtime.print_memory_stats:
+                        result = program(leaves, grad_enabled)
+                    else:
+                        result = self._run(program, leaves, grad_enabled)
                 except StaleError as error:
                     programs.remove(program)
                     self._debug.log(logging.WARNING, "ORTModule: %s: exporting again", error)

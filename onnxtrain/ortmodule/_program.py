@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_dead_tensor_wrapper, unwrap_if_dead
 from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
@@ -46,6 +47,11 @@ class _ORTModuleFunction(torch.autograd.Function):
         if torch.is_grad_enabled():
             return _backward_once(ctx, *grads)
         return (None, None, *_gradients(ctx, grads))
+
+
+# Past the look at transforms of torch.func that takes as long as the engine's own part of a small step: with one active
+# no program runs, and what an earlier one left behind is looked for where the engine refuses it.
+_apply = super(torch.autograd.Function, _ORTModuleFunction).apply
 
 
 class _SteppingFunction(torch.autograd.Function):
@@ -256,11 +262,14 @@ class Program:
                 else:
                     outputs = None
                 if outputs is None:
-                    outputs = _ORTModuleFunction.apply(self, mask, *tensors)
+                    outputs = _apply(self, mask, *tensors)
             else:
                 outputs, _ = self.session.forward(tensors, mask, self.seed() if self.random else 0)
         except (ValueError, TypeError, BufferError, IndexError) as error:
             self._check_weights(tensors)
+            if any([isinstance(leaf, Tensor) and is_dead_tensor_wrapper(leaf) for leaf in leaves]):
+                return self([unwrap_if_dead(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves],
+                            grad_enabled)
             if (any([isinstance(leaf, Tensor) and leaf.is_neg() for leaf in leaves]) and not self._written
                 and self._views is None):
                 return self([leaf.resolve_neg() if isinstance(leaf, Tensor) else leaf for leaf in leaves], grad_enabled)

@@ -289,6 +289,26 @@ def test_transforms_of_torch_func_run_in_pytorch():
     assert reason.startswith("torch.func differentiates")
 
 
+def test_what_a_transform_left_behind_is_an_argument_like_any():
+    """A tensor kept from within torch.func.grad is a wrapper whose level is gone; torch unwraps it wherever it comes."""
+    kept = []
+
+    def square(x):
+        kept.append(x * 2)
+        return (x * x).sum()
+
+    torch.func.grad(square)(Y)
+    assert torch._C._functorch.is_dead_tensor_wrapper(kept[0])
+
+    def use(m):
+        first = m(Y)
+        out = m(kept[0])
+        (first.sum() + out.square().sum()).backward()
+        return out, [p.grad for p in m.parameters()]
+
+    in_engine(both(Linear, use), 2)
+
+
 def test_threads_with_their_own_modes():
     model, errors = ORTModule(Linear()), []
     want = model.module(Y).detach()
