@@ -8,7 +8,7 @@
 #include "base/alloc.h"
 
 enum {
-    LARGE_BLOCK = 16 << 20, /* the system may have its pages while a run waits for its backward */
+    LARGE_BLOCK = 16 << 20, /* the system may have its pages if it came back while a run waits for its backward */
     STALE = 2,              /* times as many blocks as were live at once */
 };
 
@@ -106,6 +106,19 @@ static ont_block *take_stale(const ont_pool *pool, shelf *s)
     return oldest;
 }
 
+/*
+ * What was offered before lies behind what was not. Only memory that nobody has had yet may find too little left, and a
+ * step that takes none goes without the calls: 0.7 ms for 77 MiB in huge pages, each of which is a message to the other
+ * cores.
+ */
+static void offer_idle(ont_pool *pool)
+{
+    for (ont_block *block = pool->idle.newest; block && !block->offered; block = block->older) {
+        ont_buffer_idle(block->data, block->bytes);
+        block->offered = true;
+    }
+}
+
 /* ---- pools ---- */
 
 static void pool_destroy(ont_pool *pool)
@@ -152,6 +165,7 @@ ont_status ont_pool_take(ont_pool *pool, ont_dtype dtype, const ont_shape *shape
     ont_block *block = find_on(&pool->cached, bytes);
     if (!block) block = find_on(&pool->idle, bytes);
     if (block) pool->stats.reused++;
+    else offer_idle(pool);
     pthread_mutex_unlock(&pool->lock);
     if (!block) {
         block = ont_calloc(1, sizeof *block);
@@ -199,7 +213,7 @@ void ont_block_unref(ont_block *block)
         away = stale;
     }
     if (fits(pool, to, block)) {
-        if (block->idle) ont_buffer_idle(block->data, block->bytes);
+        block->offered = false;
         block->since = pool->stats.taken;
         put_on(to, block);
     } else {

@@ -4,9 +4,9 @@
  * A block goes back when its last reference is dropped, from any thread, with or without the GIL, also after the
  * session is gone: the pool lives as long as its last block. Fresh pages cost ten times a warm write, so blocks are
  * kept by exact size, up to what was once live at the same time; one that nobody asks for any more makes way. The pages
- * of a large block that comes back between a forward and its backward are the system's for the asking: there a step
- * holds most memory, and what is not ours has to fit beside it. Such blocks are counted apart, else they would be kept
- * in the place of others that the step needs as well.
+ * of a large block that came back between a forward and its backward, where a step holds most memory, are the system's
+ * for the asking as soon as the pool takes memory from it. Such blocks are counted apart, else they would be kept in the
+ * place of others that the step needs as well.
  */
 #ifndef ONT_RUN_POOL_H
 #define ONT_RUN_POOL_H
@@ -28,7 +28,7 @@ typedef struct ont_block {
     int refs;
     /* where it is kept: */
     struct ont_block *newer, *older;
-    bool idle;      /* the system may have its pages */
+    bool idle, offered; /* the system may have its pages, and has been told */
     uint64_t since; /* how many were taken before it came back */
 } ont_block;
 

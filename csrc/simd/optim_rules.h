@@ -173,13 +173,26 @@ INLINE void S(sgd_rule)(const S(coefficients) *c, S(element) *e, bool nesterov)
 INLINE void S(sgd_momentum)(const S(coefficients) *c, S(element) *e) { S(sgd_rule)(c, e, false); }
 INLINE void S(sgd_nesterov)(const S(coefficients) *c, S(element) *e) { S(sgd_rule)(c, e, true); }
 
-/* Two streams and hardly any arithmetic: both are asked for a few lines at a time. */
+INLINE bool S(is_zero)(const STORED *x)
+{
+    uint64_t words[AT_ONCE * sizeof *x / sizeof(uint64_t)], any = 0;
+    memcpy(words, x, sizeof words);
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++) any |= words[i];
+    return !any;
+}
+
+/*
+ * Two streams and hardly any arithmetic: both are asked for a few lines at a time. Where the gradient is +0, as in most
+ * rows of an embedding's, the parameter is what it was, and is neither read nor written.
+ */
 static void S(sgd_alone)(const S(coefficients) c, int64_t n, STORED *param, const STORED *grad)
 {
+    const bool skips = c.l2 == 0 && c.rate > 0 && c.rate < (NUM)INFINITY && c.grad > 0 && c.grad < (NUM)INFINITY;
     int64_t i = 0;
     for (; i + AT_ONCE <= n; i += AT_ONCE) {
-        ont_fetch_to_write(param + i, AT_ONCE * sizeof *param);
         ont_fetch_ahead(grad + i, AT_ONCE * sizeof *grad);
+        if (skips && S(is_zero)(grad + i)) continue;
+        ont_fetch_to_write(param + i, AT_ONCE * sizeof *param);
         S(each)(c, AT_ONCE, param + i, grad + i, NULL, 0, S(sgd_plain));
     }
     S(each)(c, n - i, param + i, grad + i, NULL, 0, S(sgd_plain));

@@ -466,3 +466,34 @@ def test_same_trajectory_with_and_without_gradient_views():
 
     for a, b in zip(trajectory(adamw, torch.float32, 20, bucketed), trajectory(adamw, torch.float32, 20)):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("options", [{}, {"weight_decay": 0.1}, {"maximize": True}, {"momentum": 0.9},
+                                     {"scale": float("inf")}], ids=str)
+def test_sgd_where_most_rows_of_a_gradient_are_zero(options, dtype):
+    """An embedding's: such rows keep every bit as far as torch's do; a penalty or an infinite factor reaches them."""
+    ours, theirs = make_params(dtype=dtype, shapes=[(300, 100)]), make_params(dtype=dtype, shapes=[(300, 100)])
+    grad = torch.zeros(300, 100, dtype=dtype)
+    grad[[3, 117, 118, 299]] = torch.randn(4, 100).to(dtype)
+    grad[7, 3] = -0.0
+    for p in (*ours, *theirs):
+        p.grad = grad.clone()
+        with torch.no_grad():
+            p[20], p[21, :3] = -0.0, torch.tensor([torch.inf, -torch.inf, torch.nan])
+    before = ours[0].detach().clone()
+    options = {"lr": 0.1, **options}
+    scale = options.pop("scale", 1.0)
+    optimizer = SGD(ours, **options)
+    optimizer.next_unscale = scale
+    optimizer.step()
+    theirs[0].grad *= scale
+    torch.optim.SGD(theirs, **options).step()
+    tolerance = 4 * torch.finfo(dtype).eps
+    torch.testing.assert_close(ours[0], theirs[0], rtol=tolerance, atol=tolerance, equal_nan=True)
+    still = (grad == 0).all(1)
+    if scale == 1 and "weight_decay" not in options:
+        same = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+        still[7] = still[20] = False  # a zero's sign: of what rounds the same way
+        assert torch.equal(ours[0][still].view(same), before[still].view(same))
+        assert torch.equal(ours[0][20], before[20])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,6 +11,7 @@ from torch import nn
 
 from onnxtrain.ortmodule import ORTModule
 
+SMAPS = Path("/proc/self/smaps")
 WARM, STEPS, INPUTS = 30, 10, 96
 
 
@@ -69,3 +72,30 @@ def test_two_sizes_in_turns():
     for i in range(STEPS):
         step(model, 500 if i % 5 else 300)
     assert made_anew(model) - count <= 2 * STEPS  # of four a step
+
+
+def offered() -> int:
+    """Bytes of this process that the system may take without asking."""
+    return sum(1024 * int(line.split()[1]) for line in SMAPS.read_text().splitlines() if line.startswith("LazyFree:"))
+
+
+@pytest.mark.skipif(not SMAPS.exists() or "LazyFree:" not in SMAPS.read_text(), reason="no LazyFree in /proc/self/smaps")
+def test_idle_memory_is_offered_where_more_is_taken():
+    """Scores that are gone before their gradient is there: the system may have their pages once the pool takes fresh
+    memory, and a step that takes none does not offer them."""
+    model, x = ORTModule(nn.Linear(64, 9000)), torch.randn(900, 64)
+    scores = 900 * 9000 * 4
+
+    def step() -> None:
+        y = model(x)
+        z = y * 1.0  # keeps nothing of y for backward
+        del y
+        z.backward(torch.zeros_like(z))
+        model.zero_grad()
+
+    before = offered()
+    step()
+    assert offered() - before > scores * 9 // 10
+    for _ in range(STEPS):
+        step()
+    assert offered() - before < scores // 10
