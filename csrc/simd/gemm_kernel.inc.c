@@ -25,7 +25,7 @@ INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* ---- panels ---- */
 
-enum { TOGETHER = 8 }; /* rows of an operand stored (k, count) that are laid out at a time */
+enum { TOGETHER = 16 }; /* rows of an operand stored (k, count) that are laid out at a time */
 
 /* Rows of x are added one by one. */
 INLINE void add_rows(float *sums, const float *x, int64_t ld, int64_t rows, int64_t n)
@@ -33,7 +33,7 @@ INLINE void add_rows(float *sums, const float *x, int64_t ld, int64_t rows, int6
     int64_t i = 0;
     for (; rows == TOGETHER && i + LANES <= n; i += LANES) {
         vec sum = load(sums + i);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int r = 0; r < TOGETHER; r++) sum += load(x + r * ld + i);
         store(sums + i, sum);
     }
