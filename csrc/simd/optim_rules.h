@@ -173,12 +173,17 @@ INLINE void S(sgd_rule)(const S(coefficients) *c, S(element) *e, bool nesterov)
 INLINE void S(sgd_momentum)(const S(coefficients) *c, S(element) *e) { S(sgd_rule)(c, e, false); }
 INLINE void S(sgd_nesterov)(const S(coefficients) *c, S(element) *e) { S(sgd_rule)(c, e, true); }
 
+/* Whether all bits are; of most gradients the first line says no. */
 INLINE bool S(is_zero)(const STORED *x)
 {
-    uint64_t words[AT_ONCE * sizeof *x / sizeof(uint64_t)], any = 0;
-    memcpy(words, x, sizeof words);
-    for (size_t i = 0; i < sizeof words / sizeof *words; i++) any |= words[i];
-    return !any;
+    enum { WORDS = ONT_FETCH_LINE / sizeof(uint64_t), LINE = ONT_FETCH_LINE / sizeof *x };
+    for (int64_t at = 0; at < AT_ONCE; at += LINE) {
+        uint64_t words[WORDS], any = 0;
+        memcpy(words, x + at, sizeof words);
+        for (int i = 0; i < WORDS; i++) any |= words[i];
+        if (any) return false;
+    }
+    return true;
 }
 
 /*

@@ -201,7 +201,9 @@ class FusedOptimizer(torch.optim.Optimizer):
                 for group, rate in zip(groups, rates or (None,) * len(groups))]
 
     def _seed(self) -> int:
-        """Of this step's stochastic rounding."""
+        """Of this step's stochastic rounding; 0 without any."""
+        if not any([group["stochastic_rounding"] for group in self.param_groups]):
+            return 0
         return (torch.initial_seed() + 0x9E3779B97F4A7C15 * self._steps) & (2**64 - 1)
 
     def _drop_fresh(self, kept: Container[int] = ()) -> None:
