@@ -244,14 +244,17 @@ static void sum_strips(void *context, int64_t first, int64_t last)
     for (int64_t i = first; i < last; i++) {
         int64_t lead = i / strips, from = i % strips * columns, n = s->tail - from < columns ? s->tail - from : columns;
         const char *x = (const char *)call->in[0] + (size_t)(lead * s->n * s->tail + from) * size;
-        double total[WIDE_STRIP], more[WIDE_STRIP]; /* or float */
+        union {
+            float f32[WIDE_STRIP];
+            double f64[WIDE_STRIP];
+        } total, more;
         for (int64_t row = 0, rows; row < s->n; row += rows) {
             rows = s->n - row < unit ? s->n - row : unit;
-            memset(row ? more : total, 0, (size_t)n * sum_size);
-            ont_sum_rows(s->simd, dtype, row ? more : total, x + (size_t)(row * s->tail) * size, rows, s->tail, n);
-            if (row) ont_sum_rows(s->simd, sum_size == size ? dtype : ONT_FLOAT32, total, more, 1, n, n);
+            memset(row ? &more : &total, 0, (size_t)n * sum_size);
+            ont_sum_rows(s->simd, dtype, row ? &more : &total, x + (size_t)(row * s->tail) * size, rows, s->tail, n);
+            if (row) ont_sum_rows(s->simd, sum_size == size ? dtype : ONT_FLOAT32, &total, &more, 1, n, n);
         }
-        ont_sum_put(s->simd, s->kind, dtype, total, s->n, (char *)call->out[0] + (size_t)(lead * s->tail + from) * size,
+        ont_sum_put(s->simd, s->kind, dtype, &total, s->n, (char *)call->out[0] + (size_t)(lead * s->tail + from) * size,
                     n);
     }
 }
