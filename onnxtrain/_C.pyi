@@ -130,17 +130,22 @@ class Run:
         """Indices of the graph inputs whose gradients Updater.backward() applies, in that order: those with grad_mask 2
         that a gradient flows to; not where the gradient is itself an input of backward, which comes out."""
 
-    def backward(self, saved: Sequence[Tensor], grads: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+    def backward(self, saved: Sequence[Tensor], grads: Sequence[Tensor | None],
+                 spent: Sequence[int] = ()) -> tuple[Tensor | None, ...]:
         """Runs the backward part once.
 
         Args:
             saved: the tensors named by saved_inputs, then those named by saved_outputs.
             grads: gradient of each graph output; None is zero.
+            spent: indices of graph inputs that nobody else reads, now or later. Where the plan allows it the gradient
+                of such an input is computed over it, on the CPU, and the saved tensor itself is returned. Where
+                backward fails it may be half overwritten.
 
         Returns:
             One gradient per graph input; None where grad_mask was 0 or no gradient flows.
 
         Raises:
+            IndexError: an item of spent is no graph input.
             RuntimeError: called a second time, or after release().
             ValueError: there are gradients to be applied.
         """

@@ -25,6 +25,7 @@ typedef struct planner {
     uint32_t n_steps, split, n_forward_outputs;
     bool (*is_view)(const ont_node *);
     const ont_value *const *applied;
+    const int32_t *gradient_of;
     storage *s; /* per value id */
     ont_plan *plan;
 } planner;
@@ -157,6 +158,35 @@ static void share_inplace(planner *p)
     }
 }
 
+/* Whether step t, the last that reads storage `from` and the first that writes `to`, may do so in one place. */
+static bool writes_over(const planner *p, uint32_t t, uint32_t from, uint32_t to)
+{
+    const ont_node *node = p->steps[t].node;
+    const ont_value *out = ont_node_out(node, 0);
+    if (!out || root_of(p, out->id) != to) return false;
+    for (uint32_t i = 0; i < node->n_inputs; i++) {
+        const ont_value *in = node->inputs[i].value;
+        if (!in || root_of(p, in->id) != from) continue;
+        return i < 32 && p->steps[t].inplace >> i & 1 && sole_reader(p, node, i, from) &&
+               ont_shape_equal(&in->shape, &out->shape);
+    }
+    return false;
+}
+
+/* Finds the gradients that may lie over their inputs, when storage is shared and lifetimes are known. */
+static void find_over_inputs(planner *p)
+{
+    for (uint32_t i = p->n_forward_outputs; p->gradient_of && i < p->g->n_outputs; i++) {
+        if (p->gradient_of[i] < 0) continue;
+        const ont_value *input = p->g->inputs[p->gradient_of[i]], *output = p->g->outputs[i];
+        uint32_t from = root_of(p, input->id), to = root_of(p, output->id);
+        const storage *f = &p->s[from], *o = &p->s[to];
+        if (o->output != i || f->kind != ONT_PLACE_INPUT || f->first == NOWHERE || f->bytes != o->bytes) continue;
+        p->plan->over_input[i] =
+            f->last < o->first || (f->last == o->first && !f->copied && writes_over(p, f->last, from, to));
+    }
+}
+
 static ont_status assign(planner *p, ont_arena *arena)
 {
     uint32_t n = 0, capacity = p->g->n_values + p->n_steps;
@@ -198,15 +228,19 @@ done:
 
 ont_status ont_plan_memory(const ont_graph *g, const ont_plan_step *steps, uint32_t n_steps, uint32_t split,
                            uint32_t n_forward_outputs, bool (*is_view)(const ont_node *),
-                           const ont_value *const *applied, ont_arena *arena, ont_plan *plan)
+                           const ont_value *const *applied, const int32_t *gradient_of, ont_arena *arena,
+                           ont_plan *plan)
 {
     ont_plan result = {0};
     result.places = ont_arena_array(arena, g->n_values + 1, sizeof *result.places);
     result.work_offsets = ont_arena_array(arena, n_steps + 1, sizeof *result.work_offsets);
     result.copied_outputs = ont_arena_array(arena, g->n_outputs + 1, sizeof *result.copied_outputs);
     result.apply_before = ont_arena_array(arena, g->n_outputs + 1, sizeof *result.apply_before);
-    if (!result.places || !result.work_offsets || !result.copied_outputs || !result.apply_before) return ONT_ENOMEM;
-    planner p = {g, steps, n_steps, split, n_forward_outputs, is_view, applied, NULL, &result};
+    result.over_input = ont_arena_array(arena, g->n_outputs + 1, sizeof *result.over_input);
+    if (!result.places || !result.work_offsets || !result.copied_outputs || !result.apply_before ||
+        !result.over_input)
+        return ONT_ENOMEM;
+    planner p = {g, steps, n_steps, split, n_forward_outputs, is_view, applied, gradient_of, NULL, &result};
     p.s = ont_calloc(g->n_values + 1, sizeof *p.s);
     if (!p.s) return ONT_ENOMEM;
     ont_status status;
@@ -215,6 +249,7 @@ ont_status ont_plan_memory(const ont_graph *g, const ont_plan_step *steps, uint3
     claim_outputs(&p);
     place_applied(&p);
     share_inplace(&p);
+    find_over_inputs(&p);
     ONT_TRYGOTO(status, done, assign(&p, arena));
     *plan = result;
 done:

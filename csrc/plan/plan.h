@@ -35,6 +35,7 @@ typedef struct ont_plan { /* arrays live in the arena given */
     size_t lower_bound;    /* most bytes live at one step: no plan can need less */
     uint32_t inplace_count;
     uint32_t *apply_before; /* per graph output: the step before which it is applied, ONT_PLAN_BLOCK: it is a block */
+    bool *over_input;       /* per graph output, a gradient: it may be computed over the input that it belongs to */
 } ont_plan;
 
 enum { ONT_PLAN_ALIGN = 64 };
@@ -49,6 +50,11 @@ enum { ONT_PLAN_ALIGN = 64 };
  * as it is computed and no later step reads that input. An output that is itself a graph input stays a block, with what
  * the input held before anything was overwritten.
  *
+ * gradient_of: NULL, or for each graph output the index of the graph input whose gradient it is, or -1. Where every step
+ * that reads such an input comes before its gradient is written, or is the one that writes it and may work in place,
+ * the gradient may lie in the input's memory if that is nobody else's, which only the caller of backward knows: the
+ * plan gives it a block, and says in over_input that it need not be one.
+ *
  * Offsets are assigned greedily, each into the tightest gap among blocks alive at the same time: by decreasing size,
  * then, as long as the plan is longer than its lower bound, in other orders, in which the block that stuck out goes
  * first. Sources: Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020 (greedy by size,
@@ -56,7 +62,8 @@ enum { ONT_PLAN_ALIGN = 64 };
  */
 ont_status ont_plan_memory(const ont_graph *g, const ont_plan_step *steps, uint32_t n_steps, uint32_t split,
                            uint32_t n_forward_outputs, bool (*is_view)(const ont_node *),
-                           const ont_value *const *applied, ont_arena *arena, ont_plan *plan) ONT_MUST_USE;
+                           const ont_value *const *applied, const int32_t *gradient_of, ont_arena *arena,
+                           ont_plan *plan) ONT_MUST_USE;
 
 /* One block of the assignment problem; exposed for tests. */
 typedef struct ont_plan_block {

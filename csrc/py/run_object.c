@@ -150,6 +150,7 @@ static int check_saved(const ont_view *view, const ont_value *input)
 typedef struct backward_call {
     ont_borrowed inputs, grads;
     PyObject *saved, *given; /* tuples */
+    uint8_t *spent;          /* per graph input, or NULL; see run.h */
 } backward_call;
 
 static int borrow_backward(run_object *self, const ont_program *p, backward_call *call)
@@ -174,8 +175,20 @@ static int borrow_backward(run_object *self, const ont_program *p, backward_call
     return 0;
 }
 
+/* Saved inputs that hold their own gradients now, in the places of these. */
+static PyObject *put_spent(const run_object *self, const backward_call *call, PyObject *gradients)
+{
+    Py_ssize_t n = call->spent ? PyTuple_Size(self->saved_inputs) : 0;
+    for (Py_ssize_t k = 0; gradients && k < n; k++) {
+        Py_ssize_t i = PyLong_AsSsize_t(PyTuple_GetItem(self->saved_inputs, k));
+        if (!call->spent[i]) continue;
+        if (PyTuple_SetItem(gradients, i, Py_NewRef(PyTuple_GetItem(call->saved, k))) < 0) Py_CLEAR(gradients);
+    }
+    return gradients;
+}
+
 /* Takes the run over, also on failure. */
-static PyObject *backward_borrowed(run_object *self, ont_run *run, const backward_call *call, const ont_sink *sink)
+static PyObject *backward_borrowed(run_object *self, ont_run *run, backward_call *call, const ont_sink *sink)
 {
     uint32_t n = ont_run_program(run)->grads.n_forward_inputs;
     ont_block **in_grads = ont_calloc(n + 1, sizeof *in_grads);
@@ -185,12 +198,12 @@ static PyObject *backward_borrowed(run_object *self, ont_run *run, const backwar
     }
     ont_status status;
     Py_BEGIN_ALLOW_THREADS
-    status = ont_run_backward(run, call->inputs.views, NULL, call->grads.views, sink, in_grads);
+    status = ont_run_backward(run, call->inputs.views, NULL, call->grads.views, sink, call->spent, in_grads);
     Py_END_ALLOW_THREADS
     PyObject *result = status == ONT_OK ? ont_wrap_blocks(self->session->state, in_grads, n)
                                         : ont_raise(self->session->state, status);
     ont_free(in_grads);
-    return result;
+    return put_spent(self, call, result);
 }
 
 const ont_program *ont_run_object_program(const ont_state *state, PyObject *object)
@@ -206,7 +219,28 @@ const ont_program *ont_run_object_program(const ont_state *state, PyObject *obje
     return run ? ont_run_program(run) : NULL;
 }
 
-PyObject *ont_run_object_backward(PyObject *object, PyObject *saved, PyObject *grads, const ont_applier *applier)
+/* Flags of the inputs that `indices` names; -1 with an exception. */
+static int read_spent(const ont_program *p, PyObject *indices, uint8_t **spent)
+{
+    PyObject *tuple = PySequence_Tuple(indices);
+    if (!tuple) return -1;
+    Py_ssize_t n = PyTuple_Size(tuple);
+    if (n && !(*spent = ont_calloc(p->grads.n_forward_inputs + 1, 1))) PyErr_NoMemory();
+    for (Py_ssize_t k = 0; k < n && !PyErr_Occurred(); k++) {
+        Py_ssize_t i = PyLong_AsSsize_t(PyTuple_GetItem(tuple, k));
+        if (PyErr_Occurred()) break;
+        if (i < 0 || i >= (Py_ssize_t)p->grads.n_forward_inputs)
+            PyErr_Format(PyExc_IndexError, "spent: there is no input %zd, the graph has %u", i,
+                         (unsigned)p->grads.n_forward_inputs);
+        else
+            (*spent)[i] = 1;
+    }
+    Py_DECREF(tuple);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+PyObject *ont_run_object_backward(PyObject *object, PyObject *saved, PyObject *grads, PyObject *spent,
+                                  const ont_applier *applier)
 {
     run_object *self = (run_object *)object;
     if (!ont_run_object_program(self->session->state, object)) return NULL;
@@ -219,6 +253,7 @@ PyObject *ont_run_object_backward(PyObject *object, PyObject *saved, PyObject *g
     call.saved = ont_sequence(saved, n_saved, "saved tensors");
     call.given = call.saved ? ont_sequence(grads, (Py_ssize_t)p->grads.n_forward_outputs, "gradients") : NULL;
     if (!call.given) goto done;
+    if (spent && read_spent(p, spent, &call.spent) < 0) goto done;
     if (ont_borrowed_init(&call.inputs, (Py_ssize_t)p->grads.n_forward_inputs) < 0) goto done;
     if (ont_borrowed_init(&call.grads, (Py_ssize_t)p->grads.n_forward_outputs) < 0) goto done_inputs;
     if (borrow_backward(self, p, &call) == 0 &&
@@ -231,6 +266,7 @@ done_inputs:
     ont_borrowed_deinit(&call.inputs);
 done:
     self->run = run; /* arguments that do not fit leave it open */
+    ont_free(call.spent);
     Py_XDECREF(call.saved);
     Py_XDECREF(call.given);
     return result;
@@ -238,15 +274,15 @@ done:
 
 static PyObject *run_backward(PyObject *object, PyObject *args, PyObject *kwargs)
 {
-    char *names[] = {"saved", "grads", NULL};
-    PyObject *saved, *grads;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO:backward", names, &saved, &grads)) return NULL;
-    return ont_run_object_backward(object, saved, grads, NULL);
+    char *names[] = {"saved", "grads", "spent", NULL};
+    PyObject *saved, *grads, *spent = NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|O:backward", names, &saved, &grads, &spent)) return NULL;
+    return ont_run_object_backward(object, saved, grads, spent, NULL);
 }
 
 static PyMethodDef run_methods[] = {
     {"backward", (PyCFunction)(void (*)(void))run_backward, METH_VARARGS | METH_KEYWORDS,
-     "backward(saved, grads) -> one gradient or None per graph input"},
+     "backward(saved, grads, spent=()) -> one gradient or None per graph input"},
     {"saved", run_saved, METH_VARARGS, "saved(inputs, outputs) -> those of both that backward reads"},
     {"release", run_release, METH_NOARGS, "release() gives the activations back"},
     {NULL, NULL, 0, NULL},

@@ -170,6 +170,17 @@ static ont_status find_applied(ont_program *p, const uint8_t *wants, const ont_v
     return ONT_OK;
 }
 
+/* Per graph output: the input whose gradient it is, -1 for others. */
+static ont_status find_gradients(ont_program *p, int32_t **gradient_of)
+{
+    *gradient_of = ont_arena_array(&p->arena, p->graph->n_outputs + 1, sizeof **gradient_of);
+    if (!*gradient_of) return ONT_ENOMEM;
+    for (uint32_t i = 0; i < p->graph->n_outputs; i++) (*gradient_of)[i] = -1;
+    for (uint32_t i = 0; p->differentiable && i < p->grads.n_forward_inputs; i++)
+        if (p->grads.grad_output[i] >= 0) (*gradient_of)[p->grads.grad_output[i]] = (int32_t)i;
+    return ONT_OK;
+}
+
 /* In the order of steps; inputs whose gradients become ready together in that of the graph. */
 static ont_status order_applies(ont_program *p, const ont_value *const *applied)
 {
@@ -192,6 +203,7 @@ static ont_status build(ont_program *p, const ont_graph *loaded, const ont_view 
 {
     ont_plan_step *needs;
     const ont_value **applied;
+    int32_t *gradient_of;
     ONT_TRY(ont_graph_clone(loaded, &p->graph));
     p->graph->device = p->device;
     p->graph->torch_random = loaded->torch_random;
@@ -206,8 +218,9 @@ static ont_status build(ont_program *p, const ont_graph *loaded, const ont_view 
     ont_place_leave(p->device, &scope);
     ONT_TRY(bound);
     ONT_TRY(find_applied(p, p->probe ? NULL : wants, &applied));
+    ONT_TRY(find_gradients(p, &gradient_of));
     ONT_TRY(ont_plan_memory(p->graph, needs, p->n_steps, p->split, p->grads.n_forward_outputs, ont_node_is_view,
-                            applied, &p->arena, &p->plan));
+                            applied, gradient_of, &p->arena, &p->plan));
     ONT_TRY(order_applies(p, applied));
     for (uint32_t t = 0; t < p->n_steps; t++) p->steps[t].work_offset = p->plan.work_offsets[t];
     ONT_TRY(mark_saved(p));

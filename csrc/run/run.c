@@ -23,6 +23,7 @@ struct ont_run {
     const void **in;       /* scratch for one step */
     void **out;
     ont_block **outputs;   /* per graph output: blocks that the run references; gradients while backward runs */
+    void **over;           /* per graph output: the spent input that this gradient lies in, while backward runs */
     ont_block **copies;    /* row-major copies of strided inputs, as many as n_copies */
     uint32_t n_copies, max_copies;
     const ont_sink *sink;  /* while backward runs */
@@ -56,6 +57,7 @@ static void run_destroy(ont_run *run)
     ont_free(run->in);
     ont_free(run->out);
     ont_free(run->outputs);
+    ont_free(run->over);
     ont_free(run->copies);
     ont_free(run);
 }
@@ -93,8 +95,9 @@ static ont_status run_create(ont_program *p, ont_run **result)
     run->in = ont_calloc(p->max_in + 1, sizeof *run->in);
     run->out = ont_calloc(p->max_out + 1, sizeof *run->out);
     run->outputs = ont_calloc(p->graph->n_outputs + 1, sizeof *run->outputs);
+    run->over = ont_calloc(p->graph->n_outputs + 1, sizeof *run->over);
     run->copies = ont_calloc(run->max_copies, sizeof *run->copies);
-    if (!run->slab || !run->pointers || !run->in || !run->out || !run->outputs || !run->copies) {
+    if (!run->slab || !run->pointers || !run->in || !run->out || !run->outputs || !run->over || !run->copies) {
         run_destroy(run);
         return status == ONT_OK ? ONT_ENOMEM : status;
     }
@@ -129,6 +132,7 @@ void ont_run_release(ont_run *run)
     for (uint32_t i = 0; i < p->graph->n_outputs; i++) {
         ont_block_unref(run->outputs[i]);
         run->outputs[i] = NULL;
+        run->over[i] = NULL;
     }
     for (uint32_t i = 0; i < run->n_copies; i++) ont_block_unref(run->copies[i]);
     run->n_copies = 0;
@@ -174,8 +178,9 @@ static void set_bound_pointers(ont_run *run, void *const *inputs)
     for (uint32_t i = 0; i < p->graph->n_values; i++) {
         const ont_place *place = &p->plan.places[i];
         if (place->kind == ONT_PLACE_INPUT && inputs[place->index]) run->pointers[i] = inputs[place->index];
-        if (place->kind == ONT_PLACE_OUTPUT && run->outputs[place->index])
-            run->pointers[i] = run->outputs[place->index]->data;
+        if (place->kind != ONT_PLACE_OUTPUT) continue;
+        if (run->outputs[place->index]) run->pointers[i] = run->outputs[place->index]->data;
+        if (run->over[place->index]) run->pointers[i] = run->over[place->index];
     }
 }
 
@@ -374,7 +379,7 @@ static ont_status take_outputs(ont_run *run, uint32_t first, uint32_t last)
 {
     for (uint32_t i = first; i < last; i++) {
         const ont_value *v = run->program->graph->outputs[i];
-        if (run->program->plan.apply_before[i] != ONT_PLAN_BLOCK) continue;
+        if (run->program->plan.apply_before[i] != ONT_PLAN_BLOCK || run->over[i]) continue;
         ONT_TRY(ont_pool_take(run->pool, v->dtype, &v->shape, &run->outputs[i]));
     }
     return ONT_OK;
@@ -470,8 +475,21 @@ static ont_status bind_gradient(ont_run *run, const ont_value *input, const ont_
     return materialise(run, view, data);
 }
 
+/* Lets gradients lie in spent inputs. Copies of strided ones are not what the caller has; a device would have to record
+ * its steps anew. */
+static void use_spent(ont_run *run, const ont_view *inputs, void *const *data, uint8_t *spent)
+{
+    const ont_program *p = run->program;
+    for (uint32_t i = 0; spent && i < p->grads.n_forward_inputs; i++) {
+        int32_t output = p->grads.grad_output[i];
+        spent[i] = spent[i] && !p->device && p->saved_inputs[i] && output >= 0 && p->plan.over_input[output] &&
+                   data[i] && data[i] == inputs[i].data;
+        if (spent[i]) run->over[output] = data[i];
+    }
+}
+
 static ont_status bind_backward(ont_run *run, const ont_view *inputs, const ont_view *outputs, const ont_view *grads,
-                                void **data)
+                                uint8_t *spent, void **data)
 {
     const ont_program *p = run->program;
     for (uint32_t i = 0; i < p->grads.n_forward_inputs; i++)
@@ -480,6 +498,7 @@ static ont_status bind_backward(ont_run *run, const ont_view *inputs, const ont_
         int32_t input = p->grads.grad_input[i];
         if (input >= 0) ONT_TRY(bind_gradient(run, p->graph->inputs[input], &grads[i], &data[input]));
     }
+    use_spent(run, inputs, data, spent);
     ONT_TRY(take_outputs(run, p->grads.n_forward_outputs, p->graph->n_outputs));
     set_bound_pointers(run, data);
     (void)outputs; /* the run holds their blocks; the caller has asked autograd that they are unchanged */
@@ -498,7 +517,7 @@ static void hand_out_gradients(ont_run *run, ont_block **in_grads)
 }
 
 ont_status ont_run_backward(ont_run *run, const ont_view *inputs, const ont_view *outputs, const ont_view *grads,
-                            const ont_sink *sink, ont_block **in_grads)
+                            const ont_sink *sink, uint8_t *spent, ont_block **in_grads)
 {
     const ont_program *p = run->program;
     ont_scope scope;
@@ -509,7 +528,7 @@ ont_status ont_run_backward(ont_run *run, const ont_view *inputs, const ont_view
     run->sink = sink;
     run->n_applied = 0;
     run->mode = ont_float_mode();
-    if (status == ONT_OK) status = bind_backward(run, inputs, outputs, grads, data);
+    if (status == ONT_OK) status = bind_backward(run, inputs, outputs, grads, spent, data);
     if (status == ONT_OK) status = execute(run, data, p->split, p->n_steps);
     if (status == ONT_OK) status = copy_outputs(run, p->grads.n_forward_outputs, p->graph->n_outputs);
     if (status == ONT_OK && is_due(run, p->n_steps)) status = apply_due(run, p->n_steps);

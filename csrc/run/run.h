@@ -37,9 +37,13 @@ typedef struct ont_sink {
  * for (others are ignored), `grads` one per forward output (data NULL with rank -1: zero). in_grads: per forward
  * input a block for the caller, or NULL where none flows. The slab is given back on success and on failure. sink: what
  * gradients that are applied go to; NULL where the program has none.
+ *
+ * spent: NULL, or per forward input whether backward may overwrite what `inputs` has of it, which nobody else reads or
+ * will. Where that saves a block the gradient is computed there: in_grads is NULL, spent stays set. It is cleared for
+ * all others. On failure such inputs may be half overwritten.
  */
 ont_status ont_run_backward(ont_run *run, const ont_view *inputs, const ont_view *outputs, const ont_view *grads,
-                            const ont_sink *sink, ont_block **in_grads) ONT_MUST_USE;
+                            const ont_sink *sink, uint8_t *spent, ont_block **in_grads) ONT_MUST_USE;
 
 void ont_run_release(ont_run *run); /* the run is gone afterwards; its slab may serve the next one */
 const ont_program *ont_run_program(const ont_run *run);

@@ -4,13 +4,19 @@ Over a large vocabulary torch's own loss writes the scores three times over, in 
 longer than the rest of a small model's. So two entries of torch's dispatcher are replaced (`torch.library`) when the
 engine first hands out large scores with a gradient: they look at where scores come from, and hand everything else to
 the kernels that stood there before. Called by _program.py. ONNXTRAIN_DISABLE=outside_loss leaves it out.
+
+Scores that nobody refers to any more when backward comes, as in `cross_entropy(model(x), target)`, hold their gradient
+afterwards: one tensor of the vocabulary's size in place of two.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
+import sys
+import threading
 import warnings
+import weakref
 from typing import Any
 
 import torch
@@ -27,31 +33,146 @@ _log = logging.getLogger("onnxtrain")
 _library: torch.library.Library | None = None
 
 
-class _Loss(torch.autograd.Function):
-    """Mean, sum or each of the cross-entropies of rows of scores, by a session."""
+def _source(scores: Tensor) -> Tensor:
+    """The tensor that they are a view of, or they themselves."""
+    base = scores._base
+    return scores if base is None else base
+
+
+def _references(scores: Tensor) -> tuple[int, ...]:
+    """How many refer to scores, to what they are a view of, and to their memory, from Python and from C++; whether
+    other processes may."""
+    source = _source(scores)
+    memory = source.untyped_storage()
+    return (scores._use_count(), sys.getrefcount(scores), weakref.getweakrefcount(scores),
+            source._use_count(), sys.getrefcount(source), weakref.getweakrefcount(source),
+            torch._C._storage_Use_Count(memory._cdata), sys.getrefcount(memory), weakref.getweakrefcount(memory),
+            memory.is_shared())
+
+
+def _saved_by_hooks() -> bool:
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+def _saved(ctx: Any) -> tuple[Tensor, Tensor, tuple[int, ...] | None]:
+    """The saved scores and target, and the references to scores where their graph goes with this backward: the one way
+    in which _Loss and _Probe count."""
+    scores, target = ctx.saved_tensors
+    counts = ctx.counts and not torch._C._autograd._get_current_graph_task_keep_graph()
+    return scores, target, _references(scores) if counts else None
+
+
+class _Probe(torch.autograd.Function):
+    """Saves its input as _Loss does, and counts in backward who refers to it."""
 
     @staticmethod
-    def forward(ctx: Any, session: _C.Session, scores: Tensor, target: Tensor, reduction: str,
-                ignore_index: int) -> Tensor:
+    def forward(ctx: Any, found: list[tuple[int, ...]], scores: Tensor, target: Tensor) -> Tensor:
+        ctx.found, ctx.counts = found, True
+        ctx.save_for_backward(scores, target)
+        return scores.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        ctx.found.append(_saved(ctx)[2])
+        return None, None, None
+
+
+class _Copy(torch.autograd.Function):
+    """Stands for the engine's node in a probe."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+def _probe(view: bool, hold: Any) -> tuple[int, ...]:
+    """The references of scores that hold(source, scores) keeps in its result until backward is over."""
+    found: list[tuple[int, ...]] = []
+
+    def forward() -> tuple[Tensor, Any]:
+        source = _Copy.apply(torch.zeros(2, 2, requires_grad=True))
+        scores = source.view(-1, 2) if view else source
+        return _Probe.apply(found, scores, torch.zeros(2)), hold(source, scores)
+
+    loss, held = forward()
+    loss.backward()
+    del held
+    return found[0]
+
+
+_HOLDERS = {  # who may still read scores, each of which must show in their references
+    "a variable": lambda source, scores: scores,
+    "what they are a view of": lambda source, scores: source,
+    "a view": lambda source, scores: source.view(-1),
+    "a detached tensor": lambda source, scores: scores.detach(),
+    "memory": lambda source, scores: source.untyped_storage(),
+    "NumPy": lambda source, scores: scores.detach().numpy(),
+    "a weak reference": lambda source, scores: weakref.ref(scores),
+    "another gradient": lambda source, scores: scores.square(),
+    "a gradient of what they are a view of": lambda source, scores: source.square(),
+    "DLPack": lambda source, scores: torch.utils.dlpack.to_dlpack(scores.detach()),
+}
+
+
+@functools.lru_cache(maxsize=2)
+def _references_alone(view: bool) -> tuple[int, ...] | None:
+    """What _references() gives in backward where only the saved tensor refers to scores; None where that cannot be
+    told, with this torch, from scores that somebody else holds."""
+    found: list[tuple[int, ...]] = []
+
+    def probe() -> None:
+        try:
+            alone = None if _saved_by_hooks() else _probe(view, lambda source, scores: None)
+            unseen = [name for name, hold in _HOLDERS.items() if _probe(view, hold) == alone]
+        except Exception as error:  # counters of torch's own, which another version may not have
+            unseen = [str(error)]
+        if unseen:
+            _log.debug("gradients of scores lie apart from them: %s", ", ".join(unseen))
+        else:
+            found.append(alone)
+
+    thread = threading.Thread(target=probe)  # where no mode or hook of the caller's is in force
+    thread.start()
+    thread.join()
+    return found[0] if found else None
+
+
+class _Loss(torch.autograd.Function):
+    """Mean, sum or each of the cross-entropies of rows of scores, by a session. alone: _references() of scores whose
+    gradient may be written over them, or None."""
+
+    @staticmethod
+    def forward(ctx: Any, session: _C.Session, scores: Tensor, target: Tensor, reduction: str, ignore_index: int,
+                alone: tuple[int, ...] | None) -> Tensor:
         (loss,), ctx.run = session.forward((scores, target), b"\1\0", 0)
         ctx.reduction, ctx.ignore_index = reduction, ignore_index
+        ctx.alone, ctx.counts, ctx.spent = alone, alone is not None, False
         ctx.save_for_backward(scores, target)
         return loss
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        scores, target = ctx.saved_tensors
+        scores, target, references = _saved(ctx)
         run, ctx.run = ctx.run, None
         differentiable = torch.is_grad_enabled()
         if run is not None and not differentiable:
-            found = run.backward([(scores, target)[i] for i in run.saved_inputs], (grad,))[0]
+            ctx.spent = references is not None and references == ctx.alone
+            found = run.backward([(scores, target)[i] for i in run.saved_inputs], (grad,),
+                                 (0,) if ctx.spent else ())[0]
+            found = found.detach() if found is scores else found
+        elif ctx.spent:
+            raise RuntimeError("cross_entropy_loss: backward failed half-way before, and its scores are gone")
         else:  # a second time, or to be differentiated again: torch computes it
             with torch.enable_grad():
                 leaf = scores if differentiable else scores.detach().requires_grad_()
                 loss = F.nll_loss(F.log_softmax(leaf.float(), 1), target, reduction=ctx.reduction,
                                   ignore_index=ctx.ignore_index)
                 found = torch.autograd.grad(loss, leaf, grad, create_graph=differentiable)[0]
-        return None, found, None, None, None
+        return None, found, None, None, None, None
 
 
 @functools.lru_cache(maxsize=64)
@@ -96,8 +217,12 @@ def _in_engine(kinds: tuple[type, ...], dtypes: tuple[torch.dtype, ...], scores:
             or not _is_ours(scores, kinds)):
         return None
     name = _REDUCTIONS[reduction]
+    # Of memory that the engine made only tensors know; what hooks pack and unpack is theirs.
+    alone = _references_alone(scores._base is not None) if type(_source(scores).grad_fn) in kinds else None
+    if alone is not None and _saved_by_hooks():
+        alone = None
     try:
-        return _Loss.apply(_session(scores.dtype, name, ignore_index), scores, target, name, ignore_index)
+        return _Loss.apply(_session(scores.dtype, name, ignore_index), scores, target, name, ignore_index, alone)
     except (ValueError, TypeError, IndexError, BufferError) as error:
         _log.debug("cross_entropy_loss runs in PyTorch: %s", error)
         return None  # torch says what is wrong, in its own words

@@ -6,6 +6,7 @@ import copy
 import os
 import subprocess
 import sys
+import weakref
 
 import pytest
 import torch
@@ -120,6 +121,175 @@ def test_a_module_of_bfloat16_has_torchs_loss(runs):
           step(eager, x.bfloat16(), lambda y: F.cross_entropy(y, target)),
           2e-2)
     assert not runs
+
+
+def gradient_of_scores(model, x, loss, hold, autocast=None):
+    """(the gradients of scores, where they lie, where the scores lay, what `hold` kept of the scores)."""
+    gradients, places = [], []
+
+    def forward():
+        with torch.autocast("cpu", autocast or torch.bfloat16, enabled=autocast is not None):
+            scores = model(x)
+            scores.register_hook(lambda g: (gradients.append(g.clone()), places.append(g.data_ptr())) and None)
+            return loss(scores), hold(scores), scores.data_ptr()
+
+    value, held, place = forward()
+    value.backward()
+    return gradients, places, place, held
+
+
+ALONE = {
+    "as they are": lambda y, t: F.cross_entropy(y, t),
+    "view": lambda y, t: F.cross_entropy(y.view(2, -1, CLASSES).view(-1, CLASSES), t),
+    "flatten": lambda y, t: nn.CrossEntropyLoss()(y.unflatten(0, (2, -1)).flatten(0, 1), t),
+    "scaled": lambda y, t: 128 * F.cross_entropy(y, t),
+}
+
+
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", ALONE)
+def test_scores_that_nobody_reads_hold_their_gradient(name, autocast, runs):
+    _, ours, x, target = models()
+    loss = lambda y: ALONE[name](y, target)  # noqa: E731
+    (over,), (there,), place, _ = gradient_of_scores(ours, x, loss, lambda y: None, autocast=autocast)
+    assert there == place
+    (apart,), (there,), place, scores = gradient_of_scores(ours, x, loss, lambda y: y, autocast=autocast)
+    assert there != place
+    assert over.dtype == apart.dtype and torch.equal(over, apart)
+    with torch.no_grad(), torch.autocast("cpu", autocast or torch.bfloat16, enabled=autocast is not None):
+        assert torch.equal(scores, ours(x))
+    assert len(runs) == 2
+
+
+READERS = {  # what keeps the scores, and what it reads of them afterwards
+    "a variable": (lambda y: y, lambda y: y),
+    "a list": (lambda y: [y], lambda kept: kept[0]),
+    "a view": (lambda y: y.view(-1), lambda kept: kept.view(-1, CLASSES)),
+    "detached": (lambda y: y.detach(), lambda kept: kept),
+    "data": (lambda y: y.data, lambda kept: kept),
+    "a frame": (lambda y: (lambda: y), lambda kept: kept()),
+    "its own attribute": (lambda y: setattr(y, "own", y) or weakref.ref(y), lambda kept: kept()),
+    "memory": (lambda y: y.untyped_storage(), lambda kept: torch.empty(0).set_(kept).view(-1, CLASSES)),
+    "NumPy": (lambda y: y.detach().numpy(), torch.as_tensor),
+    "DLPack": (lambda y: torch.from_dlpack(y.detach()), lambda kept: kept),
+    "another gradient": (lambda y: y.square(), lambda kept: kept.grad_fn(torch.ones(ROWS, CLASSES)) / 2),
+}
+
+
+@pytest.mark.parametrize("view", [False, True], ids=["as they are", "view"])
+@pytest.mark.parametrize("name", READERS)
+def test_scores_that_somebody_reads_stay(name, view):
+    _, ours, x, target = models()
+    hold, read = READERS[name]
+    expected = ours(x).detach()
+    _, (there,), place, held = gradient_of_scores(
+        ours, x, lambda y: F.cross_entropy(y.view(-1, CLASSES) if view else y, target), hold)
+    assert there != place
+    assert torch.equal(read(held).detach(), expected)
+
+
+@pytest.mark.parametrize("hold", [lambda y: weakref.ref(y), lambda y: y.detach().share_memory_().is_shared()],
+                         ids=["a weak reference", "another process"])
+def test_scores_that_somebody_might_read_stay(hold):
+    _, ours, x, target = models()
+    _, (there,), place, _ = gradient_of_scores(ours, x, lambda y: F.cross_entropy(y, target), hold)
+    assert there != place
+
+
+def test_scores_of_a_retained_graph_stay():
+    eager, ours, x, target = models()
+
+    def forward():
+        scores = ours(x)
+        return F.cross_entropy(scores, target), torch.autograd.graph.get_gradient_edge(scores), scores.data_ptr()
+
+    loss, scores, place = forward()
+    found = [torch.autograd.grad(loss, scores, retain_graph=retain)[0] for retain in (True, True, False)]
+    leaf = eager(x).detach().requires_grad_()
+    F.cross_entropy(leaf, target).backward()
+    for gradient in found:
+        assert gradient.data_ptr() != place
+        assert (gradient - leaf.grad).abs().max() <= 1e-5 * leaf.grad.abs().max()
+    loss, scores, place = forward()
+    assert torch.autograd.grad(loss, scores)[0].data_ptr() == place
+
+
+@pytest.mark.parametrize("efficient", ["0", "1"])
+@pytest.mark.parametrize("last", [nn.Tanh(), nn.LogSoftmax(1), nn.Softmax(1), nn.ReLU(), nn.Flatten()], ids=repr)
+def test_scores_that_the_modules_own_backward_reads(last, efficient, monkeypatch):
+    monkeypatch.setenv("ORTMODULE_ENABLE_MEM_EFFICIENT_GRAD_MGMT", efficient)
+    torch.manual_seed(0)
+    eager = nn.Sequential(nn.Linear(16, CLASSES), last)
+    ours = ORTModule(copy.deepcopy(eager))
+    x, target = torch.randn(ROWS, 16), torch.randint(0, CLASSES, (ROWS,))
+    for _ in range(3):
+        agree(step(ours, x, lambda y: F.cross_entropy(y, target)),
+              step(eager, x, lambda y: F.cross_entropy(y, target)), 1e-5)
+        ours.zero_grad()
+        eager.zero_grad()
+
+
+def test_scores_that_hooks_pack_stay():
+    eager, ours, x, target = models()
+    kept = {}
+
+    def pack(tensor):
+        kept[len(kept)] = tensor
+        return len(kept) - 1
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, kept.__getitem__):
+        loss = F.cross_entropy(ours(x), target)
+    loss.backward()
+    assert any(torch.equal(tensor, ours(x)) for tensor in kept.values())
+    kept.clear()
+    loss = F.cross_entropy(ours(x), target)
+    loss.grad_fn._raw_saved_tensors[0].register_hooks(pack, kept.__getitem__)
+    loss.backward()
+    assert torch.equal(kept[0], ours(x))
+
+
+def test_two_losses_of_the_same_scores():
+    """The first of their backwards leaves the scores for the second."""
+    eager, ours, x, target = models()
+    for loss in (lambda y: F.cross_entropy(y, target) + F.cross_entropy(y, target.flip(0), reduction="sum"),
+                 lambda y: F.cross_entropy(y, target) + y.square().mean(),
+                 lambda y: y.logsumexp(1).mean() + F.cross_entropy(y.view(-1, CLASSES), target)):
+        agree(step(ours, x, loss), step(eager, x, loss), 1e-5)
+        ours.zero_grad()
+        eager.zero_grad()
+
+
+def test_scores_that_are_lost_are_not_read_again():
+    """Where backward fails when it may have begun to write, a second one says so."""
+    _, ours, x, target = models()
+    loss = F.cross_entropy(ours(x), target)
+    node = loss.grad_fn
+    run = node.run
+
+    class Failing:
+        saved_inputs = run.saved_inputs
+
+        def backward(self, saved, grads, spent):
+            assert spent == (0,)
+            raise MemoryError("no memory")
+
+    node.run = Failing()
+    with pytest.raises(MemoryError, match="no memory"):
+        loss.backward(retain_graph=False)
+    with pytest.raises(RuntimeError, match="its scores are gone|second time"):
+        loss.backward()
+
+
+def test_without_torchs_counters(monkeypatch):
+    """A torch that does not count: gradients lie apart, as they did."""
+    monkeypatch.setattr(_outside_loss, "_references", lambda scores: (1,))
+    _outside_loss._references_alone.cache_clear()
+    try:
+        _, ours, x, target = models()
+        _, (there,), place, _ = gradient_of_scores(ours, x, lambda y: F.cross_entropy(y, target), lambda y: None)
+        assert there != place
+    finally:
+        _outside_loss._references_alone.cache_clear()
 
 
 def test_torchs_own_errors():
