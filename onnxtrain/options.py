@@ -193,8 +193,8 @@ _NAMES = [
     Variable("ONNXTRAIN_ISA", None, _one_of("plain", "avx2", "avx512"), "plain, avx2, avx512",
              "kernels of at most this "
              "instruction set; read by the core", default_text="the best that the processor has"),
-    Variable("ONNXTRAIN_GEMM", None, _one_of("torch", "onednn", "primitive", "tiled", "plain"),
-             "torch, onednn, primitive, tiled, plain",
+    Variable("ONNXTRAIN_GEMM", None, _one_of("torch", "shares", "onednn", "primitive", "tiled", "plain"),
+             "torch, shares, onednn, primitive, tiled, plain",
              "every product by this provider, so that the same step has the same last bits in every process; read by "
              "the core", default_text="chosen by measurement, of products beyond 4e9 operations in the first steps"),
     Variable("ONNXTRAIN_FLUSH_DENORMALS", True, _boolean, _FLAG,

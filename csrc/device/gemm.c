@@ -56,6 +56,48 @@ static void torch_run(const ont_gemm *g, const void *a, const void *b, void *c)
     }
 }
 
+/* ---- torch's, a product of its own for each thread ---- */
+
+enum { UNIT = 16 }; /* rows or columns that stay together: a line of the cache */
+
+typedef struct shares_job {
+    const ont_gemm *g;
+    const char *a, *b;
+    char *c;
+    bool columns;
+} shares_job;
+
+static bool shares_available(ont_dtype dtype)
+{
+    return ont_parallel_threads() > 1 && torch_available(dtype);
+}
+
+static void run_share(void *context, int64_t first, int64_t last)
+{
+    const shares_job *j = context;
+    ont_gemm g = *j->g;
+    int64_t *length = j->columns ? &g.n : &g.m, size = (int64_t)ont_dtype_size(g.dtype);
+    first *= UNIT;
+    *length = (last * UNIT < *length ? last * UNIT : *length) - first;
+    int64_t a = j->columns ? 0 : g.trans_a ? first : first * g.lda;
+    int64_t b = !j->columns ? 0 : g.trans_b ? first * g.ldb : first;
+    int64_t c = j->columns ? first : first * g.ldc;
+    torch_run(&g, j->a + a * size, j->b + b * size, j->c + c * size);
+}
+
+/*
+ * Shared out by rows as loops over the result are, or by columns where B is the largest of the three: each thread then
+ * has of the largest matrix what it had when it was written, and will have when it is next read. A library that is
+ * called by several threads at once runs in each by itself.
+ */
+static void shares_run(const ont_gemm *g, const void *a, const void *b, void *c)
+{
+    shares_job j = {g, a, b, c, g->m < g->n && g->m < g->k};
+    ont_parallel(((j.columns ? g->n : g->m) + UNIT - 1) / UNIT, 1, run_share, &j);
+}
+
+/* ---- oneDNN's ---- */
+
 static bool dnnl_available(ont_dtype dtype)
 {
     pthread_once(&once, find_providers);
@@ -112,6 +154,7 @@ static void plain_run(const ont_gemm *g, const void *a, const void *b, void *c)
 
 static const ont_gemm_provider providers[] = {
     {"torch", torch_available, torch_run},
+    {"shares", shares_available, shares_run},
     {"onednn", dnnl_available, dnnl_run},
     {"plain", plain_available, plain_run},
 };

@@ -1,8 +1,8 @@
 /*
- * GEMM providers behind one table: torch's own BLAS found in the process, oneDNN's where its library is beside the
- * extension, and a plain loop. Two other ways need a handle or scratch: oneDNN's primitive (matmul.h) and our own
- * kernel (tiled.h). The choice is measured per kind of product (sizes within a factor of 1.4), once a process: on
- * scratch memory, and of the largest products in their first runs.
+ * GEMM providers behind one table: torch's own BLAS found in the process, the same in shares of ours, oneDNN's where
+ * its library is beside the extension, and a plain loop. Two other ways need a handle or scratch: oneDNN's primitive
+ * (matmul.h) and our own kernel (tiled.h). The choice is measured per kind of product (sizes within a factor of 1.4),
+ * once a process: on scratch memory, and of the largest products in their first runs.
  */
 #ifndef ONT_DEVICE_GEMM_H
 #define ONT_DEVICE_GEMM_H
@@ -46,8 +46,8 @@ const struct ont_gemm_kernel *ont_gemm_kernel_of(ont_gemm_way way, ont_dtype dty
 
 /*
  * The fastest provider, and where `way` is not NULL the fastest way, of products `with` those things, each of which
- * costs a provider another pass. ONNXTRAIN_GEMM=torch|onednn|primitive|tiled|plain fixes it. Small products are not
- * measured.
+ * costs a provider another pass. ONNXTRAIN_GEMM=torch|shares|onednn|primitive|tiled|plain fixes it. Small products are
+ * not measured.
  */
 const ont_gemm_provider *ont_gemm_choose(const ont_gemm *g, int with, ont_gemm_way *way);
 /* The same of 16-bit operands, whose result is of their dtype or float32: the primitive or our own kernel. */

@@ -2,9 +2,9 @@
  * FusedReduce: steps of tile.h whose results are reduced while they are in the cache, made by passes/fuse_reductions.c.
  * The result of a step is stored only where somebody else reads it.
  *
- * The elements are cut into units, whose borders follow from shapes alone: those of the columns (ops/sums.h), with whole
- * rows in each. A block of all elements that a border cuts is summed behind them. So a sum has the bits of the same sum
- * apart.
+ * The elements are cut into units, whose borders follow from shapes alone: those of the columns (ops/sums.h), with
+ * whole rows in each. A block of all elements that a border cuts is summed behind them. So a sum has the bits of the
+ * same sum apart.
  */
 #ifndef ONT_OPS_FUSED_REDUCE_H
 #define ONT_OPS_FUSED_REDUCE_H

@@ -254,8 +254,8 @@ static void sum_strips(void *context, int64_t first, int64_t last)
             ont_sum_rows(s->simd, dtype, row ? &more : &total, x + (size_t)(row * s->tail) * size, rows, s->tail, n);
             if (row) ont_sum_rows(s->simd, sum_size == size ? dtype : ONT_FLOAT32, &total, &more, 1, n, n);
         }
-        ont_sum_put(s->simd, s->kind, dtype, &total, s->n, (char *)call->out[0] + (size_t)(lead * s->tail + from) * size,
-                    n);
+        char *at = (char *)call->out[0] + (size_t)(lead * s->tail + from) * size;
+        ont_sum_put(s->simd, s->kind, dtype, &total, s->n, at, n);
     }
 }
 

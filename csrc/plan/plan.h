@@ -50,10 +50,10 @@ enum { ONT_PLAN_ALIGN = 64 };
  * as it is computed and no later step reads that input. An output that is itself a graph input stays a block, with what
  * the input held before anything was overwritten.
  *
- * gradient_of: NULL, or for each graph output the index of the graph input whose gradient it is, or -1. Where every step
- * that reads such an input comes before its gradient is written, or is the one that writes it and may work in place,
- * the gradient may lie in the input's memory if that is nobody else's, which only the caller of backward knows: the
- * plan gives it a block, and says in over_input that it need not be one.
+ * gradient_of: NULL, or for each graph output the index of the graph input whose gradient it is, or -1. Where every
+ * step that reads such an input comes before its gradient is written, or is the one that writes it and may work in
+ * place, the gradient may lie in the input's memory if that is nobody else's, which only the caller of backward knows:
+ * the plan gives it a block, and says in over_input that it need not be one.
  *
  * Offsets are assigned greedily, each into the tightest gap among blocks alive at the same time: by decreasing size,
  * then, as long as the plan is longer than its lower bound, in other orders, in which the block that stuck out goes

@@ -30,7 +30,8 @@ typedef struct ont_applier {
     int (*check)(void *context, const ont_borrowed *inputs, const ont_borrowed *grads);
 } ont_applier;
 
-/* spent: NULL, or a sequence of inputs that may be overwritten, as in run.h; a tensor that is comes back as its gradient. */
+/* spent: NULL, or a sequence of inputs that may be overwritten, as in run.h; a tensor that is comes back as its
+ * gradient. */
 PyObject *ont_run_object_backward(PyObject *run, PyObject *saved, PyObject *grads, PyObject *spent,
                                   const ont_applier *applier);
 /* The program of a Run that is still open; NULL with TypeError or RuntimeError. */

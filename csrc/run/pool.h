@@ -5,8 +5,8 @@
  * session is gone: the pool lives as long as its last block. Fresh pages cost ten times a warm write, so blocks are
  * kept by exact size, up to what was once live at the same time; one that nobody asks for any more makes way. The pages
  * of a large block that came back between a forward and its backward, where a step holds most memory, are the system's
- * for the asking as soon as the pool takes memory from it. Such blocks are counted apart, else they would be kept in the
- * place of others that the step needs as well.
+ * for the asking as soon as the pool takes memory from it. Such blocks are counted apart, else they would be kept in
+ * the place of others that the step needs as well.
  */
 #ifndef ONT_RUN_POOL_H
 #define ONT_RUN_POOL_H
