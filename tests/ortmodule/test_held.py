@@ -2,6 +2,8 @@
 eager's."""
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
@@ -184,6 +186,12 @@ def test_data_parallel_training_keeps_autograds_way(tmp_path, held):
     try:
         model = nn.parallel.DistributedDataParallel(ours)
         sum(r.square().sum() for r in model(x)).backward()
+        # A reducer that outlives the group is the last to hold it, and its destructor waits for gloo's thread with the
+        # GIL, which that thread may want (torch 2.13, with any module).
+        gone = weakref.ref(model)
+        del model
+        gc.collect()
+        assert gone() is None
     finally:
         torch.distributed.destroy_process_group()
     sum(r.square().sum() for r in eager(x)).backward()
