@@ -133,6 +133,18 @@ static bool may_join_output(const planner *p, const storage *from, const storage
     return forward ? from->last < p->split : from->first >= p->split;
 }
 
+/*
+ * Whether step t may write its result over its input i, which lies in storage `from`, if nobody reads that later. Of
+ * one size element by element: a row of floats has the bytes of the matrix of bools that it broadcasts to.
+ */
+static bool fits_in_place(const planner *p, uint32_t t, uint32_t i, uint32_t from)
+{
+    const ont_node *node = p->steps[t].node;
+    const ont_value *in = node->inputs[i].value, *out = ont_node_out(node, 0);
+    return i < 32 && p->steps[t].inplace >> i & 1 && p->s[from].bytes == p->s[root_of(p, out->id)].bytes &&
+           ont_shape_count(&in->shape) == ont_shape_count(&out->shape) && sole_reader(p, node, i, from);
+}
+
 static void share_inplace(planner *p)
 {
     for (uint32_t t = 0; t < p->n_steps; t++) {
@@ -141,14 +153,11 @@ static void share_inplace(planner *p)
         if (!p->steps[t].inplace || !out) continue;
         for (uint32_t i = 0; i < node->n_inputs && i < 32; i++) {
             const ont_value *in = node->inputs[i].value;
-            if (!in || !(p->steps[t].inplace >> i & 1)) continue;
+            if (!in) continue;
             uint32_t from = root_of(p, in->id), to = root_of(p, out->id);
             storage *f = &p->s[from], *o = &p->s[to];
             if (from == to || f->kind != ONT_PLACE_SLAB || f->copied || f->last != t || o->first != t) continue;
-            /* Of one size element by element: a row of floats has the bytes of the matrix of bools that it broadcasts
-             * to. */
-            if (f->bytes != o->bytes || ont_shape_count(&in->shape) != ont_shape_count(&out->shape)) continue;
-            if (!sole_reader(p, node, i, from)) continue;
+            if (!fits_in_place(p, t, i, from)) continue;
             if (o->kind == ONT_PLACE_OUTPUT && !may_join_output(p, f, o)) continue;
             if (f->first < o->first) o->first = f->first;
             f->parent = to;
@@ -166,9 +175,7 @@ static bool writes_over(const planner *p, uint32_t t, uint32_t from, uint32_t to
     if (!out || root_of(p, out->id) != to) return false;
     for (uint32_t i = 0; i < node->n_inputs; i++) {
         const ont_value *in = node->inputs[i].value;
-        if (!in || root_of(p, in->id) != from) continue;
-        return i < 32 && p->steps[t].inplace >> i & 1 && sole_reader(p, node, i, from) &&
-               ont_shape_equal(&in->shape, &out->shape);
+        if (in && root_of(p, in->id) == from) return fits_in_place(p, t, i, from);
     }
     return false;
 }

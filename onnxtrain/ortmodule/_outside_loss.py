@@ -58,7 +58,7 @@ def _saved(ctx: Any) -> tuple[Tensor, Tensor, tuple[int, ...] | None]:
     """The saved scores and target, and the references to scores where their graph goes with this backward: the one way
     in which _Loss and _Probe count."""
     scores, target = ctx.saved_tensors
-    counts = ctx.counts and not torch._C._autograd._get_current_graph_task_keep_graph()
+    counts = ctx.alone is not None and not torch._C._autograd._get_current_graph_task_keep_graph()
     return scores, target, _references(scores) if counts else None
 
 
@@ -67,7 +67,7 @@ class _Probe(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, found: list[tuple[int, ...]], scores: Tensor, target: Tensor) -> Tensor:
-        ctx.found, ctx.counts = found, True
+        ctx.found, ctx.alone = found, ()
         ctx.save_for_backward(scores, target)
         return scores.new_zeros(())
 
@@ -150,7 +150,7 @@ class _Loss(torch.autograd.Function):
                 alone: tuple[int, ...] | None) -> Tensor:
         (loss,), ctx.run = session.forward((scores, target), b"\1\0", 0)
         ctx.reduction, ctx.ignore_index = reduction, ignore_index
-        ctx.alone, ctx.counts, ctx.spent = alone, alone is not None, False
+        ctx.alone, ctx.spent = alone, False
         ctx.save_for_backward(scores, target)
         return loss
 
