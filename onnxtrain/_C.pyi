@@ -21,6 +21,8 @@ class Session:
         CPU, at most
             3% of a step; 1: products and attention too, on every device, at most 40% of a step, and on the CPU the
             scores of a large vocabulary, of which never more than a tile exists.
+        parameters: one byte per graph input, not 0 for a module's parameter: it changes between steps alone, so that
+            backward may round it to 16 bits again instead of keeping what forward rounded it to. Empty: none is one.
 
     Raises:
         ValueError: the model is truncated, malformed or inconsistent; the message names the place.
@@ -28,7 +30,7 @@ class Session:
     """
 
     def __init__(self, model: bytes, programs: int = 16, device: str = "", torch_random: bool = False,
-                 recompute: int = 0) -> None: ...
+                 recompute: int = 0, parameters: bytes = b"") -> None: ...
     @property
     def inputs(self) -> list[tuple[str, str, tuple[int | str, ...]]]:
         """(name, dtype such as "float" or "int64", dims) of every graph input, in order."""

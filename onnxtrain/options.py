@@ -156,8 +156,8 @@ _NAMES = [
              older=(("ORTMODULE_ENABLE_LABEL_SPARSE_OPTIMIZER", _boolean),)),
     Variable("ORTMODULE_ENABLE_EMBEDDING_SPARSE_OPTIMIZER", True, _boolean, _FLAG, None, "every row is computed"),
     Variable("ORTMODULE_MEMORY_OPT_LEVEL", 0, _integer(0, 2), "0, 1, 2",
-             "0 recomputes in backward what is elementwise, a norm or "
-             "moved data, on the CPU, for at most 3% of a step; 1 and 2 products and attention as well, on every "
+             "0 recomputes in backward what is elementwise, a norm, "
+             "moved data or a rounded weight, on the CPU, for at most 3% of a step; 1 and 2 products and attention as well, on every "
              "device, for at most 40% of a step, and on the CPU never store the scores of a large vocabulary whose "
              "loss is in the module. What that is follows from the memory plan, and inputs that it reads "
              "must not change before backward"),

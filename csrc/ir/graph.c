@@ -287,6 +287,7 @@ static ont_status clone_values(const ont_graph *from, ont_graph *g, ont_value **
         ont_value *v;
         ONT_TRY(ont_graph_add_input(g, old->name, old->dtype, old->has_shape ? &old->shape : NULL, &v));
         v->made_up = old->made_up;
+        v->parameter = old->parameter;
         v->data = old->data;
         map[old->id] = v;
     }

@@ -48,6 +48,7 @@ struct ont_value {
     ont_node *def;      /* producing node, of kind NODE */
     uint32_t def_index; /* which output of it */
     uint32_t input;     /* which graph input, of kind INPUT */
+    bool parameter;     /* of kind INPUT: a module's, which changes between steps alone */
     ont_use *uses;
     ont_container container; /* not TENSOR: exists only while a program is built; see ops/sequence.c */
     const ont_tensor *data; /* contents where known at build time; a NODE value keeps its node until folded */

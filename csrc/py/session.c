@@ -47,14 +47,14 @@ enum { MOST_PROGRAMS = 4096 };
 static int session_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     ont_session_object *self = (ont_session_object *)object;
-    char *names[] = {"model", "programs", "device", "torch_random", "recompute", NULL};
-    const char *bytes;
-    Py_ssize_t size;
+    char *names[] = {"model", "programs", "device", "torch_random", "recompute", "parameters", NULL};
+    const char *bytes, *parameters = NULL;
+    Py_ssize_t size, n_parameters = 0;
     const char *device_name = "";
     const ont_device *device;
     int programs = 16, torch_random = 0, recompute = ONT_RECOMPUTE_CHEAP;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y#|ispi:Session", names, &bytes, &size, &programs, &device_name,
-                                     &torch_random, &recompute))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y#|ispiy#:Session", names, &bytes, &size, &programs, &device_name,
+                                     &torch_random, &recompute, &parameters, &n_parameters))
         return -1;
     if (recompute < 0 || recompute >= ONT_RECOMPUTE_LEVELS) {
         PyErr_Format(PyExc_ValueError, "recompute is %d, expected 0 to %d", recompute, ONT_RECOMPUTE_LEVELS - 1);
@@ -71,8 +71,17 @@ static int session_init(PyObject *object, PyObject *args, PyObject *kwargs)
     if (ont_device_by_name(self->state, device_name, &device) < 0) return -1;
     ont_graph *graph;
     ont_status status = ont_onnx_load((const uint8_t *)bytes, (size_t)size, &graph);
-    if (status == ONT_OK) graph->torch_random = torch_random;
-    if (status == ONT_OK) graph->recompute.level = recompute; /* of every program: they are copies */
+    if (n_parameters && status == ONT_OK && (size_t)n_parameters != graph->n_inputs) {
+        PyErr_Format(PyExc_ValueError, "parameters has %zd bytes, expected one for each of the graph's %u inputs",
+                     n_parameters, graph->n_inputs);
+        ont_graph_destroy(graph);
+        return -1;
+    }
+    if (status == ONT_OK) { /* of every program: they are copies */
+        graph->torch_random = torch_random;
+        graph->recompute.level = recompute;
+        for (Py_ssize_t i = 0; i < n_parameters; i++) graph->inputs[i]->parameter = parameters[i];
+    }
     if (status == ONT_OK) status = ont_session_create(graph, (uint32_t)programs, device, &self->session);
     if (status == ONT_OK) return 0;
     ont_raise(self->state, status);

@@ -7,7 +7,7 @@ functions are torch's business, and backward runs through segments and functions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import torch
@@ -23,11 +23,12 @@ from onnxtrain.ortmodule._reach import Reach
 class Stage:
     """One segment: what an autograd node of the engine needs of a program."""
 
-    def __init__(self, segment: segments.Segment, device: str, memory_level: int) -> None:
+    def __init__(self, segment: segments.Segment, parameters: Container[str], device: str, memory_level: int) -> None:
         self.session = None
         if segment.model is not None:
             self.session = _C.Session(segment.model, device=device, torch_random=_random.as_torch(device),
-                                      recompute=min(memory_level, 1))
+                                      recompute=min(memory_level, 1),
+                                      parameters=bytes([name in parameters for name in segment.inputs]))
         self.random = self.session is not None and self.session.random
         self.reach, self.conditional = Reach(segment.model) if segment.model is not None else None, None
         self.inputs, self.outputs, self.calls = segment.inputs, segment.outputs, segment.calls
@@ -48,6 +49,8 @@ class Chain:
     Args:
         model: with PythonOp nodes.
         calls: by the nodes' keys.
+        names, outputs: of the graph's inputs and outputs.
+        parameters: those of the names that are the module's parameters.
         apply: (stage, mask, tensors) -> outputs, under autograd.
         device: that the segments run on.
         memory_level: ORTMODULE_MEMORY_OPT_LEVEL.
@@ -56,8 +59,9 @@ class Chain:
     """
 
     def __init__(self, model: bytes, calls: Sequence[Call], names: Sequence[str], outputs: Sequence[str],
-                 apply: Callable[..., Any], device: str = "cpu", memory_level: int = 0) -> None:
-        self.stages = [Stage(segment, device, memory_level) for segment in segments.cut(model)]
+                 parameters: Container[str], apply: Callable[..., Any], device: str = "cpu",
+                 memory_level: int = 0) -> None:
+        self.stages = [Stage(segment, parameters, device, memory_level) for segment in segments.cut(model)]
         self.sessions = [stage.session for stage in self.stages if stage.session is not None]
         self._calls, self._names, self._outputs, self._apply = calls, names, outputs, apply
 

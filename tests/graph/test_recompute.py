@@ -36,9 +36,9 @@ def switches_as_they_were():
     _C.recompute_everywhere(False)
 
 
-def run(model, tensors, wants=None, seed=7, level=0):
+def run(model, tensors, wants=None, seed=7, level=0, parameters=b""):
     """(session, run's saved inputs, outputs and gradients as bytes) of one step in a session of its own."""
-    session = _C.Session(model, recompute=level)
+    session = _C.Session(model, recompute=level, parameters=parameters)
     outputs, run = session.forward(tensors, wants or b"\1" * len(tensors), seed)
     flat = [y for output in outputs if output is not None
             for y in (output if isinstance(output, (list, tuple)) else [output])]
@@ -155,9 +155,58 @@ def test_an_input_that_eager_would_not_keep_is_not_kept():
         assert saved == ((0, 1, 2) if level else (2,))
 
 
-def test_the_level_is_checked():
+def layers_in_half(layers=4, width=1024, rows=2048):
+    """Linear layers of weights that are rounded to bfloat16 first, as autocast does; (model, tensors, parameters)."""
+    shapes = {"x": (rows, width), **{f"w{i}": (width, width) for i in range(layers)}}
+    nodes, at = [helper.make_node("Cast", ["x"], ["h0"], to=onnx.TensorProto.BFLOAT16)], "h0"
+    for i in range(layers):
+        nodes += [helper.make_node("Cast", [f"w{i}"], [f"n{i}"], to=onnx.TensorProto.BFLOAT16),
+                  helper.make_node("MatMul", [at, f"n{i}"], [f"p{i}"]), helper.make_node("Tanh", [f"p{i}"], [f"t{i}"])]
+        at = f"t{i}"
+    values = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape) for name, shape in shapes.items()]
+    graph = helper.make_graph(nodes, "g", values, [onnx.ValueInfoProto(name=at)])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10).SerializeToString()
+    generator = torch.Generator().manual_seed(SEED)
+    tensors = [torch.randn(shape, generator=generator) * shape[0] ** -0.5 for shape in shapes.values()]
+    return model, tensors, bytes([name != "x" for name in shapes])
+
+
+def test_a_weight_in_16_bits_is_not_kept():
+    """Its parameter is there in backward anyway. What else is rounded may be written meanwhile, as under eager."""
+    model, tensors, parameters = layers_in_half()
+    weight = tensors[1].numel() * 2
+    session, saved, _ = run(model, tensors)
+    before = session.stats()
+    assert saved == () and before["recomputed_nodes"] == 0
+    session, saved, _ = run(model, tensors, parameters=parameters)
+    after = session.stats()
+    assert saved == (1, 2, 3, 4)
+    assert after["recomputed_nodes"] == 4 and after["recomputed_bytes"] == 4 * weight
+    assert after["slab_bytes"] <= before["slab_bytes"] - 3 * weight
+    in_all_ways(model, tensors, parameters=parameters)
+
+
+def test_a_weight_that_changes_before_backward_is_found():
+    torch.manual_seed(SEED)
+    layers = [torch.nn.Linear(1024, 1024) for _ in range(4)]
+    model, x = ORTModule(torch.nn.Sequential(*layers)), torch.randn(2048, 1024)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(x).float().sum()
+    with torch.no_grad():
+        layers[1].weight.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    with torch.autocast("cpu", torch.bfloat16):
+        model(x).float().sum().backward()
+    for layer in layers:
+        assert layer.weight.grad.isfinite().all() and layer.weight.grad.any()
+
+
+def test_the_arguments_are_checked():
     with pytest.raises(ValueError, match="recompute is 2, expected 0 to 1"):
         _C.Session(network(8, 8)[0], recompute=2)
+    with pytest.raises(ValueError, match="parameters has 2 bytes, expected one for each of the graph's 13 inputs"):
+        _C.Session(network(8, 8)[0], parameters=b"\1\0")
 
 
 @pytest.mark.parametrize("index", range(8))
@@ -174,12 +223,13 @@ class Recorder:
 
     def __init__(self, model, *args, **kwargs):
         self._model, self._session = model, SESSION(model, *args, **kwargs)
+        self._parameters = kwargs["parameters"]
 
     def __getattr__(self, name):
         return getattr(self._session, name)
 
     def forward(self, tensors, mask, seed=0):
-        self.calls.append((self._model, [t.detach().clone() for t in tensors], mask, seed))
+        self.calls.append((self._model, [t.detach().clone() for t in tensors], mask, seed, self._parameters))
         return self._session.forward(tensors, mask, seed)
 
 
@@ -198,6 +248,6 @@ def test_models(name, bf16, monkeypatch):
     calls = Recorder.calls
     monkeypatch.undo()
     assert bool(calls) == (not bf16 or name not in IN_PYTORCH)
-    for proto, tensors, mask, seed in calls:
-        for stats in in_all_ways(proto, tensors, wants=mask, seed=seed).values():
+    for proto, tensors, mask, seed, parameters in calls:
+        for stats in in_all_ways(proto, tensors, wants=mask, seed=seed, parameters=parameters).values():
             assert stats["slab_bytes"] <= 1.05 * stats["slab_lower_bound"] + 4096
