@@ -4,6 +4,9 @@
 #include "device/gemm.h"
 
 #include <dlfcn.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 #include <pthread.h>
 #include <string.h>
 
@@ -25,6 +28,7 @@ typedef int (*dnnl_sgemm_fn)(char, char, int64_t, int64_t, int64_t, float, const
 static sgemm_fn torch_sgemm;
 static dgemm_fn torch_dgemm;
 static dnnl_sgemm_fn dnnl_sgemm;
+static void (*mkl_free_buffers)(void);
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static void find_providers(void)
@@ -33,6 +37,7 @@ static void find_providers(void)
     if (torch) {
         *(void **)&torch_sgemm = dlsym(torch, "sgemm_");
         *(void **)&torch_dgemm = dlsym(torch, "dgemm_");
+        *(void **)&mkl_free_buffers = dlsym(torch, "mkl_serv_free_buffers"); /* MKL's own name of it */
     }
     if (dnnl) *(void **)&dnnl_sgemm = dlsym(dnnl, "dnnl_sgemm");
 }
@@ -153,10 +158,10 @@ static void plain_run(const ont_gemm *g, const void *a, const void *b, void *c)
 }
 
 static const ont_gemm_provider providers[] = {
-    {"torch", torch_available, torch_run},
-    {"shares", shares_available, shares_run},
-    {"onednn", dnnl_available, dnnl_run},
-    {"plain", plain_available, plain_run},
+    {"torch", torch_available, torch_run, false},
+    {"shares", shares_available, shares_run, true},
+    {"onednn", dnnl_available, dnnl_run, false},
+    {"plain", plain_available, plain_run, false},
 };
 enum { N_PROVIDERS = sizeof providers / sizeof *providers };
 
@@ -169,6 +174,15 @@ const ont_gemm_provider *ont_gemm_providers(size_t *count)
 const ont_gemm_provider *ont_gemm_plain(void)
 {
     return &providers[N_PROVIDERS - 1];
+}
+
+void ont_gemm_release(void)
+{
+    pthread_once(&once, find_providers);
+    if (mkl_free_buffers) mkl_free_buffers();
+#ifdef __GLIBC__
+    (void)malloc_trim(0);
+#endif
 }
 
 /* ---- a row ---- */

@@ -2,7 +2,8 @@
  * GEMM providers behind one table: torch's own BLAS found in the process, the same in shares of ours, oneDNN's where
  * its library is beside the extension, and a plain loop. Two other ways need a handle or scratch: oneDNN's primitive
  * (matmul.h) and our own kernel (tiled.h). The choice is measured per kind of product (sizes within a factor of 1.4),
- * once a process: on scratch memory, and of the largest products in their first runs.
+ * once a process: on scratch memory, and of the largest products in their first runs. Providers keep buffers of their
+ * own, and must be the faster by it.
  */
 #ifndef ONT_DEVICE_GEMM_H
 #define ONT_DEVICE_GEMM_H
@@ -22,6 +23,7 @@ typedef struct ont_gemm_provider {
     const char *name;
     bool (*available)(ont_dtype dtype);
     void (*run)(const ont_gemm *g, const void *a, const void *b, void *c);
+    bool alone; /* each thread calls the library for its own share */
 } ont_gemm_provider;
 
 /* In no order of speed: ont_gemm_choose() measures. The last one is always available. */
@@ -53,6 +55,9 @@ const ont_gemm_provider *ont_gemm_choose(const ont_gemm *g, int with, ont_gemm_w
 /* The same of 16-bit operands, whose result is of their dtype or float32: the primitive or our own kernel. */
 ont_gemm_way ont_gemm_choose_half(const ont_gemm *g, ont_dtype out, bool row);
 const ont_gemm_provider *ont_gemm_plain(void);
+
+/* Memory that libraries keep and do not use goes back to the system: not all of those that are measured are used. */
+void ont_gemm_release(void);
 /*
  * Of products so large that a sample says little of them: NULL where the choice above stands. It outlives the caller,
  * who asks it before each run which way to go, and tells it how long that took in seconds. Every way that was near the

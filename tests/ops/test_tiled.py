@@ -177,8 +177,8 @@ def test_sums_that_there_are_not(what):
 
 @pytest.mark.parametrize("with_sums", [False, True])
 def test_a_huge_product_is_measured_where_it_runs(with_sums, monkeypatch, caplog):
-    """Every way that the sample has near the best has its turns, but one library at most; each gives the product, and
-    then the fastest stays."""
+    """Every way that the sample has near the best has its turns, but one library at most, which counts as slower for
+    the buffers that it keeps; each gives the product, and then the fastest stays."""
     monkeypatch.delenv("ONNXTRAIN_GEMM")
     m, n, k = 1300, 1290, 1280
     a, b, row = operands(m, n, k, True, False)
@@ -200,6 +200,8 @@ def test_a_huge_product_is_measured_where_it_runs(with_sums, monkeypatch, caplog
                     if line.startswith(place + what)} for place in ("gemm", "gemm in place")}
     sample = took["gemm"]
     libraries = sample.keys() - {"primitive", "tiled"}
-    faster = min(libraries, key=sample.__getitem__)
-    near = {way for way, us in sample.items() if us <= 1.1 * min(sample.values()) and way not in libraries - {faster}}
+    alone = libraries if torch.get_num_threads() == 1 else {"shares"}  # which each thread calls for itself
+    counted = {way: us * (1 if way not in libraries else 1.03 if way in alone else 1.06) for way, us in sample.items()}
+    faster = min(libraries, key=counted.__getitem__)
+    near = {way for way, us in counted.items() if us <= 1.1 * min(counted.values()) and way not in libraries - {faster}}
     assert len(sample) > 1 and set(took["gemm in place"]) == (near if len(near) > 1 else set())
