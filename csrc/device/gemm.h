@@ -3,7 +3,7 @@
  * its library is beside the extension, and a plain loop. Two other ways need a handle or scratch: oneDNN's primitive
  * (matmul.h) and our own kernel (tiled.h). The choice is measured per kind of product (sizes within a factor of 1.4),
  * once a process: on scratch memory, and of the largest products in their first runs. Providers keep buffers of their
- * own, and must be the faster by it.
+ * own, and where one call has several threads it must be the faster by it.
  */
 #ifndef ONT_DEVICE_GEMM_H
 #define ONT_DEVICE_GEMM_H

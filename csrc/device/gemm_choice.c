@@ -156,7 +156,7 @@ double ont_gemm_measure(ont_gemm_way way, const ont_gemm_provider *provider, con
 /* ---- what is known ---- */
 
 enum { KNOWN = 512, WAYS = 8, TURNS = 3 };
-static const double HUGE_OPERATIONS = 4e9, NEAR = 1.1, VERY_NEAR = 1.05, SLIGHTLY = 1.03, CLEARLY = 1.06;
+static const double HUGE_OPERATIONS = 4e9, NEAR = 1.1, VERY_NEAR = 1.05, SLIGHTLY = 1.03;
 
 /* Ways of a kind of product, whose own runs decide. */
 struct ont_gemm_trial {
@@ -231,14 +231,14 @@ static void log_time(const char *what, const ont_gemm *g, int with, const contes
 }
 
 /*
- * What a time counts as. Libraries keep buffers of their own from their first product on: a little for each thread that
- * calls by itself, more where one call has several threads. Our own kernel and oneDNN's primitive have theirs in the
+ * What a time counts as. A library keeps buffers of its own from its first product on, large ones where one call has
+ * several threads, which therefore must be slightly faster. Our own kernel and oneDNN's primitive have theirs in the
  * slab.
  */
 static double counted(const contestant *p)
 {
-    if (!p->provider) return p->took;
-    return p->took * (p->provider->alone || ont_parallel_threads() == 1 ? SLIGHTLY : CLEARLY);
+    bool several = p->provider && !p->provider->alone && ont_parallel_threads() > 1;
+    return several ? p->took * SLIGHTLY : p->took;
 }
 
 /* The plain loop is not measured. False without memory. */

@@ -72,6 +72,26 @@ INLINE void S(each)(const S(coefficients) c, int64_t n, STORED *restrict p, cons
     }
 }
 
+/* each() where there are states: a few lines at a time, and of every operand as much is asked for a page ahead. */
+INLINE void S(each_ahead)(const S(coefficients) c, int64_t n, STORED *p, const STORED *grad, void *const *state,
+                          int states, void (*rule)(const S(coefficients) *c, S(element) *e))
+{
+    const size_t bytes = AT_ONCE * sizeof *p;
+    int64_t i = 0;
+    for (;; i += AT_ONCE) {
+        void *s[ONT_RULE_STATES] = {NULL};
+        for (int k = 0; k < states; k++) s[k] = (STORED *)state[k] + i;
+        if (i + AT_ONCE > n) {
+            S(each)(c, n - i, p + i, grad + i, s, states, rule);
+            return;
+        }
+        ont_fetch_ahead(grad + i, bytes);
+        ont_fetch_to_write(p + i, bytes);
+        for (int k = 0; k < states; k++) ont_fetch_to_write(s[k], bytes);
+        S(each)(c, AT_ONCE, p + i, grad + i, s, states, rule);
+    }
+}
+
 /* The gradient with its penalty; without one, an infinite parameter stays what it is. */
 INLINE NUM S(penalised)(const S(coefficients) *c, const S(element) *e)
 {
@@ -100,10 +120,10 @@ static void S(adam)(const ont_update *u, int64_t n, void *param, const void *gra
     (void)sums;
     S(coefficients) c = S(rounded)(u);
     bool amsgrad = u->flags & ONT_UPDATE_AMSGRAD;
-    if (amsgrad && u->l2 != 0) S(each)(c, n, param, grad, state, 3, S(adam_most_l2));
-    else if (amsgrad) S(each)(c, n, param, grad, state, 3, S(adam_most));
-    else if (u->l2 != 0) S(each)(c, n, param, grad, state, 2, S(adam_l2));
-    else S(each)(c, n, param, grad, state, 2, S(adam_plain));
+    if (amsgrad && u->l2 != 0) S(each_ahead)(c, n, param, grad, state, 3, S(adam_most_l2));
+    else if (amsgrad) S(each_ahead)(c, n, param, grad, state, 3, S(adam_most));
+    else if (u->l2 != 0) S(each_ahead)(c, n, param, grad, state, 2, S(adam_l2));
+    else S(each_ahead)(c, n, param, grad, state, 2, S(adam_plain));
 }
 
 INLINE void S(lamb_element)(const S(coefficients) c, const STORED *p, const STORED *grad, STORED *m, STORED *v,
@@ -208,8 +228,8 @@ static void S(sgd)(const ont_update *u, int64_t n, void *param, const void *grad
     (void)sums;
     S(coefficients) c = S(rounded)(u);
     if (!(u->flags & ONT_UPDATE_MOMENTUM)) S(sgd_alone)(c, n, param, grad);
-    else if (u->flags & ONT_UPDATE_NESTEROV) S(each)(c, n, param, grad, state, 1, S(sgd_nesterov));
-    else S(each)(c, n, param, grad, state, 1, S(sgd_momentum));
+    else if (u->flags & ONT_UPDATE_NESTEROV) S(each_ahead)(c, n, param, grad, state, 1, S(sgd_nesterov));
+    else S(each_ahead)(c, n, param, grad, state, 1, S(sgd_momentum));
 }
 
 INLINE void S(adagrad_rule)(const S(coefficients) *c, S(element) *e)
@@ -222,7 +242,7 @@ INLINE void S(adagrad_rule)(const S(coefficients) *c, S(element) *e)
 static void S(adagrad)(const ont_update *u, int64_t n, void *param, const void *grad, void *const *state, double *sums)
 {
     (void)sums;
-    S(each)(S(rounded)(u), n, param, grad, state, 1, S(adagrad_rule));
+    S(each_ahead)(S(rounded)(u), n, param, grad, state, 1, S(adagrad_rule));
 }
 
 INLINE void S(lion_rule)(const S(coefficients) *c, S(element) *e)
@@ -236,7 +256,7 @@ INLINE void S(lion_rule)(const S(coefficients) *c, S(element) *e)
 static void S(lion)(const ont_update *u, int64_t n, void *param, const void *grad, void *const *state, double *sums)
 {
     (void)sums;
-    S(each)(S(rounded)(u), n, param, grad, state, 1, S(lion_rule));
+    S(each_ahead)(S(rounded)(u), n, param, grad, state, 1, S(lion_rule));
 }
 
 /* p = keep_before p + grad g; p is not read where keep_before is 0. */
