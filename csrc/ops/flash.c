@@ -365,11 +365,13 @@ typedef struct backward {
 } backward;
 
 /* Piece `at` of lead u of those apart, and of each that shares its gradients; rows with most columns come first. */
-static void run_unit(const backward *b, int64_t u, int64_t at, int64_t slot)
+static void run_unit(const backward *b, int64_t u, int64_t at, int64_t next, int64_t slot)
 {
     const flash_state *s = b->call->state;
     for (int64_t v = 0; v < s->n_shared; v++) {
-        ont_flash_piece p = {.l = lead_of(s, u, v), .i1 = s->a.rows, .j1 = s->a.columns};
+        ont_flash_piece p = {.l = lead_of(s, u, v), .i1 = s->a.rows, .j1 = s->a.columns, .next = -1};
+        if (v + 1 < s->n_shared) p.next = lead_of(s, u, v + 1);
+        else if (next < s->n_apart) p.next = lead_of(s, next, 0);
         if (b->phase != PHASE_COLUMNS) p.dq = b->grads[0];
         if (b->phase != PHASE_ROWS) p.dk = b->grads[1], p.dv = b->grads[2], p.dbias = b->grads[3];
         if (b->phase == PHASE_COLUMNS) p.j0 = at * s->column_block, p.j1 = least(s->a.columns, p.j0 + s->column_block);
@@ -386,7 +388,10 @@ static void backward_slots(void *context, int64_t first, int64_t last)
     backward *b = context;
     int64_t units = ((const flash_state *)b->call->state)->n_apart * b->blocks;
     for (int64_t slot = first; slot < last; slot++)
-        for (int64_t u; (u = atomic_fetch_add(&b->next, 1)) < units;) run_unit(b, u / b->blocks, u % b->blocks, slot);
+        for (int64_t next, u = atomic_fetch_add(&b->next, 1); u < units; u = next) {
+            next = atomic_fetch_add(&b->next, 1);
+            run_unit(b, u / b->blocks, u % b->blocks, next / b->blocks, slot);
+        }
 }
 
 static void run_phase(backward *b, int phase, int64_t blocks)

@@ -52,6 +52,7 @@ bool ont_flash_is_first(const ont_flash *s, int view, int64_t l);
 /* What one piece of the gradient's work is: blocks of one lead, and the gradients it adds to, NULL where none. */
 typedef struct ont_flash_piece {
     int64_t l, i0, i1, j0, j1;
+    int64_t next; /* the lead that the same thread takes behind it, or -1 */
     void *dq, *dk, *dv, *dbias;
 } ont_flash_piece;
 

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/fetch.h"
 #include "base/parallel.h"
 #include "ops/flash.h"
 
@@ -20,6 +21,8 @@ enum { RESIDENT_FLOATS = 1 << 20 };
 /* Of values in bfloat16: the gradient takes a row's sum of them from what was rounded, which over fewer is less exact
  * than the parts are (tests/graph/test_attention_tiles.py). */
 enum { LEAST_VALUES = 16 };
+
+enum { WISHES = 8, LINES = 16, NEAR_BYTES = 1 << 18 };
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t padded(int64_t n) { return (n + ONT_TILE_LANES - 1) / ONT_TILE_LANES * ONT_TILE_LANES; }
@@ -30,6 +33,19 @@ static int64_t block_of(int64_t n, int64_t longest)
     int64_t blocks = (n + longest - 1) / longest;
     return least(n, padded((n + blocks - 1) / blocks));
 }
+
+/*
+ * What a thread's next unit of work reads and writes. Rows of a lead lie too far apart for what a processor asks for by
+ * itself: where a unit is one block, some are asked for before each tile and each row of this one.
+ */
+typedef struct ahead {
+    struct {
+        const char *row;
+        int64_t step, rows;
+        size_t bytes;
+    } wishes[WISHES];
+    int n, at; /* `at`: the one whose row is next */
+} ahead;
 
 /*
  * Scratch of one thread; rows of size, v_size and columns are padded. Of bfloat16, operands are words of two (simd/
@@ -48,6 +64,7 @@ typedef struct scratch {
     double *most, *sum, *delta;  /* per row */
     uint8_t *kept;
     int64_t lead, packed;        /* which lead's columns are laid out, and how many */
+    ahead *ahead;
 } scratch;
 
 /* `base` is NULL where only the bytes are wanted. */
@@ -165,9 +182,41 @@ static const void *rows_of(const ont_flash *s, int view, const void *base, int64
     return ont_flash_row_at(s, view, base, l, i);
 }
 
-/* Runs a product over block k; the part that its mask leaves, and the edge that attention_product.h speaks of. */
-static void run_product(const ont_flash *s, const ont_flash_block *k, ont_tile_part part, ont_tile_product *p)
+/* All rows of a lead through a view; `base` may be NULL. */
+static void wish(ahead *a, const ont_flash *s, int view, const void *base, int64_t l, int64_t rows, int64_t size)
 {
+    if (!base) return;
+    a->wishes[a->n].row = rows_of(s, view, base, l, 0);
+    a->wishes[a->n].step = s->a.view[view].row * (int64_t)s->z;
+    a->wishes[a->n].rows = rows;
+    a->wishes[a->n++].bytes = (size_t)size * s->z;
+}
+
+/* Whether a lead is one block, and its operands find room in the cache beside those of the lead before. */
+static bool asks_ahead(const ont_flash *s, int64_t next)
+{
+    int64_t row = (s->a.size + s->a.v_size) * (int64_t)s->z;
+    return next >= 0 && s->a.rows <= s->row_block && s->a.columns <= s->column_block &&
+           2 * (s->a.rows + s->a.columns) * row <= NEAR_BYTES;
+}
+
+/* Asks for some lines. */
+static void ask(void *context)
+{
+    ahead *a = context;
+    for (size_t lines = 0; lines < LINES && a->at < a->n;) {
+        lines += ont_fetch_lines(a->wishes[a->at].row, a->wishes[a->at].bytes);
+        a->wishes[a->at].row += a->wishes[a->at].step;
+        if (!--a->wishes[a->at].rows) a->at++;
+    }
+}
+
+/* Runs a product over block k; the part that its mask leaves, and the edge that attention_product.h speaks of. */
+static void run_product(const ont_flash *s, const ont_flash_block *k, const scratch *w, ont_tile_part part,
+                        ont_tile_product *p)
+{
+    p->meanwhile = w->ahead->n ? ask : NULL;
+    p->context = w->ahead;
     p->edge = k->i0 + s->a.diagonal + 1 - k->j0;
     p->part = s->a.causal && p->edge < k->n ? part : ONT_TILE_ALL;
     (s->pairs ? s->pairs->product : s->tiles->product)(p);
@@ -177,13 +226,13 @@ static void run_product(const ont_flash *s, const ont_flash_block *k, ont_tile_p
 static int64_t words(const ont_flash *s, int64_t n) { return s->pairs ? (n + 1) / 2 : n; }
 
 /* scores (m, padded n) = rows (m, size) times columns (size, padded n); of pairs, times the factor */
-static void scores_product(const ont_flash *s, const ont_flash_block *k, const float *rows, const float *columns,
-                           int64_t size, double factor, float *scores)
+static void scores_product(const ont_flash *s, const ont_flash_block *k, const scratch *w, const float *rows,
+                           const float *columns, int64_t size, double factor, float *scores)
 {
     ont_tile_product p = {.m = k->m, .n = padded(k->n), .k = words(s, size), .lda = words(s, padded(size)),
                           .ldb = padded(s->column_block), .ldc = padded(s->column_block),
                           .factor = s->pairs ? (float)factor : 1, .a = rows, .b = columns, .c = scores};
-    run_product(s, k, ONT_TILE_RESULT_SEEN, &p);
+    run_product(s, k, w, ONT_TILE_RESULT_SEEN, &p);
 }
 
 /* Sums of some rows of a view: in scratch, rows padded, or in the gradient itself. */
@@ -194,23 +243,23 @@ typedef struct target {
 } target;
 
 /* c (m, size) = or += scores (m, n) times b (n, size) */
-static void rows_product(const ont_flash *s, const ont_flash_block *k, const float *scores, const float *b,
-                         int64_t size, const target *to)
+static void rows_product(const ont_flash *s, const ont_flash_block *k, const scratch *w, const float *scores,
+                         const float *b, int64_t size, const target *to)
 {
     ont_tile_product p = {.m = k->m, .n = padded(size), .k = words(s, k->n), .lda = words(s, padded(s->column_block)),
                           .ldb = padded(size), .ldc = to->ld, .add = to->add, .factor = 1, .a = scores, .b = b,
                           .c = to->c};
-    run_product(s, k, ONT_TILE_SUM_SEEN, &p);
+    run_product(s, k, w, ONT_TILE_SUM_SEEN, &p);
 }
 
 /* c (n, size) = or += scores' (n, m) times b (m, size); what follows is added */
-static void columns_product(const ont_flash *s, const ont_flash_block *k, const float *scores, const float *b,
-                            int64_t size, target *to)
+static void columns_product(const ont_flash *s, const ont_flash_block *k, const scratch *w, const float *scores,
+                            const float *b, int64_t size, target *to)
 {
     ont_tile_product p = {.m = k->n, .n = padded(size), .k = words(s, k->m), .lda = padded(s->column_block),
                           .ldb = padded(size), .ldc = to->ld, .trans_a = true, .add = to->add, .factor = 1,
                           .a = scores, .b = b, .c = to->c};
-    run_product(s, k, ONT_TILE_SUM_SEEING, &p);
+    run_product(s, k, w, ONT_TILE_SUM_SEEING, &p);
     to->add = true;
 }
 
@@ -288,6 +337,7 @@ static void softmax_rows(const ont_call *call, const ont_flash *s, const ont_fla
     int64_t ld = padded(s->column_block), width = padded(s->a.v_size);
     if (s->a.drops) ont_flash_choose_kept(call, s, k, w->kept);
     for (int64_t r = 0; r < k->m; r++) {
+        ask(w->ahead);
         double shrink;
         ont_attention_row row = ont_flash_row_of(call, s, k, r, w->kept);
         s->loops->softmax(w->scores + r * ld, &row, &w->most[r], &w->sum[r], &shrink);
@@ -313,12 +363,20 @@ static void forward_rows(const ont_call *call, const ont_flash *s, ont_flash_blo
         const float *keys, *values;
         k.n = least(s->column_block, a->columns - k.j0);
         pack(call, s, &k, w, &keys, &values);
-        scores_product(s, &k, w->q, keys, a->size, a->scale, w->scores);
+        scores_product(s, &k, w, w->q, keys, a->size, a->scale, w->scores);
         softmax_rows(call, s, &k, w);
-        rows_product(s, &k, s->pairs ? w->narrow : w->scores, values, a->v_size,
+        rows_product(s, &k, w, s->pairs ? w->narrow : w->scores, values, a->v_size,
                      &(target){w->y, padded(a->v_size), k.j0 > 0});
     }
     finish_rows(call, s, &k, w);
+}
+
+static void wish_forward(const ont_call *call, const ont_flash *s, ahead *soon, int64_t l)
+{
+    wish(soon, s, ONT_ATTENTION_K, call->in[1], l, s->a.columns, s->a.size);
+    wish(soon, s, ONT_ATTENTION_Q, call->in[0], l, s->a.rows, s->a.size);
+    wish(soon, s, ONT_ATTENTION_V, call->in[2], l, s->a.columns, s->a.v_size);
+    wish(soon, s, ONT_ATTENTION_Y, call->out[0], l, s->a.rows, s->a.v_size);
 }
 
 typedef struct forward {
@@ -330,11 +388,15 @@ static void forward_slots(void *context, int64_t first, int64_t last)
 {
     forward *f = context;
     const ont_flash *s = f->call->state;
-    int64_t per_lead = (s->a.rows + s->row_block - 1) / s->row_block;
+    int64_t per_lead = (s->a.rows + s->row_block - 1) / s->row_block, units = s->a.count * per_lead;
     for (int64_t slot = first; slot < last; slot++) {
         space room = {.base = (char *)f->call->work + (size_t)slot * s->slot_bytes};
         scratch w = scratch_of(s, false, &room);
-        for (int64_t u; (u = atomic_fetch_add(&f->next, 1)) < s->a.count * per_lead;) {
+        for (int64_t next, u = atomic_fetch_add(&f->next, 1); u < units; u = next) {
+            next = atomic_fetch_add(&f->next, 1);
+            ahead soon = {.n = 0};
+            w.ahead = &soon;
+            if (asks_ahead(s, next < units ? next : -1)) wish_forward(f->call, s, &soon, next);
             ont_flash_block k = {.l = u / per_lead, .i0 = (per_lead - 1 - u % per_lead) * s->row_block};
             k.m = least(s->row_block, s->a.rows - k.i0);
             forward_rows(f->call, s, k, &w);
@@ -390,6 +452,7 @@ static void grad_rows(const ont_call *call, const ont_flash *s, const ont_flash_
     size_t bytes = (size_t)k->n * sizeof(float);
     if (s->a.drops) ont_flash_choose_kept(call, s, k, w->kept);
     for (int64_t r = 0; r < k->m; r++) {
+        ask(w->ahead);
         int64_t i = k->i0 + r;
         float *scores = w->scores + r * ld, *gradient = w->gradient + r * ld;
         ont_attention_row row = ont_flash_row_of(call, s, k, r, w->kept);
@@ -430,15 +493,15 @@ static void grad_of_q(const ont_flash *s, const ont_flash_block *k, const scratc
 {
     int64_t size = s->a.size, ld = padded(size);
     if (s->pairs) {
-        rows_product(s, k, rows, w->plain, size, &(target){w->dq + k->i0 * ld, ld, true});
+        rows_product(s, k, w, rows, w->plain, size, &(target){w->dq + k->i0 * ld, ld, true});
         return;
     }
     if (is_direct(s, size)) {
         float *dq = (float *)(void *)ont_flash_row_at(s, ONT_ATTENTION_Q, p->dq, k->l, k->i0);
-        rows_product(s, k, rows, w->plain, size, &(target){dq, s->a.view[ONT_ATTENTION_Q].row, true});
+        rows_product(s, k, w, rows, w->plain, size, &(target){dq, s->a.view[ONT_ATTENTION_Q].row, true});
         return;
     }
-    rows_product(s, k, rows, w->plain, size, &(target){w->dq, ld, false});
+    rows_product(s, k, w, rows, w->plain, size, &(target){w->dq, ld, false});
     put(s, w->dq, ONT_ATTENTION_Q, p->dq, k->l, k->i0, k->m, size, 1, false);
 }
 
@@ -450,9 +513,9 @@ static void products_behind(const ont_flash *s, const ont_flash_block *k, const 
     int64_t ld = padded(s->column_block);
     const float *rows = w->gradient, *columns = w->scores;
     if (s->pairs) s->pairs->narrow_joined(w->scores, ld, k->m, k->n, w->joined, ld), columns = w->joined;
-    if (p->dv) columns_product(s, k, columns, s->pairs ? w->dy_joined : w->dy, a->v_size, dv);
+    if (p->dv) columns_product(s, k, w, columns, s->pairs ? w->dy_joined : w->dy, a->v_size, dv);
     if (s->pairs) s->pairs->narrow_joined(w->gradient, ld, k->m, k->n, w->joined, ld);
-    if (p->dk) columns_product(s, k, s->pairs ? w->joined : w->gradient, s->pairs ? w->q_joined : w->q, a->size, dk);
+    if (p->dk) columns_product(s, k, w, s->pairs ? w->joined : w->gradient, s->pairs ? w->q_joined : w->q, a->size, dk);
     if (!p->dq) return;
     if (s->pairs) s->pairs->narrow(w->gradient, ld, k->m, k->n, w->narrow, ld / 2), rows = w->narrow;
     grad_of_q(s, k, w, rows, p);
@@ -467,8 +530,8 @@ static void block_grad(const ont_call *call, const ont_flash *s, const ont_flash
     lay(s, ONT_ATTENTION_Y, dy, k->l, k->i0, k->m, a->v_size, 1, w->dy);
     if (s->pairs && p->dk) lay_summed(s, ONT_ATTENTION_Q, q, k->l, k->i0, k->m, a->size, 1, w->q_joined);
     if (s->pairs && p->dv) lay_summed(s, ONT_ATTENTION_Y, dy, k->l, k->i0, k->m, a->v_size, 1, w->dy_joined);
-    scores_product(s, k, w->q, w->keys, a->size, a->scale, w->scores);
-    scores_product(s, k, w->dy, w->values, a->v_size, 1, w->gradient);
+    scores_product(s, k, w, w->q, w->keys, a->size, a->scale, w->scores);
+    scores_product(s, k, w, w->dy, w->values, a->v_size, 1, w->gradient);
     grad_rows(call, s, k, w, p);
     products_behind(s, k, w, p, dk, dv);
 }
@@ -494,11 +557,27 @@ static void finish_columns(const ont_flash *s, const ont_flash_block *k, const t
         ont_flash_is_first(s, view, k->l));
 }
 
+static void wish_backward(const ont_call *call, const ont_flash *s, const ont_flash_piece *p, ahead *soon)
+{
+    const ont_attention *a = &s->a;
+    wish(soon, s, ONT_ATTENTION_Y, call->in[ONT_ATTENTION_Y], p->next, a->rows, a->v_size);
+    wish(soon, s, ONT_ATTENTION_Y, call->in[ONT_ATTENTION_DY], p->next, a->rows, a->v_size);
+    wish(soon, s, ONT_ATTENTION_K, call->in[1], p->next, a->columns, a->size);
+    wish(soon, s, ONT_ATTENTION_V, call->in[2], p->next, a->columns, a->v_size);
+    wish(soon, s, ONT_ATTENTION_Q, call->in[0], p->next, a->rows, a->size);
+    wish(soon, s, ONT_ATTENTION_V, p->dv, p->next, a->columns, a->v_size);
+    wish(soon, s, ONT_ATTENTION_K, p->dk, p->next, a->columns, a->size);
+    wish(soon, s, ONT_ATTENTION_Q, p->dq, p->next, a->rows, a->size);
+}
+
 static void run_piece(const ont_call *call, const ont_flash *s, const ont_flash_piece *p, int64_t slot)
 {
     const ont_attention *a = &s->a;
     space room = {.base = (char *)call->work + (size_t)slot * s->slot_bytes};
     scratch own = scratch_of(s, true, &room), *w = &own;
+    ahead soon = {.n = 0};
+    w->ahead = &soon;
+    if (asks_ahead(s, p->next)) wish_backward(call, s, p, &soon);
     if (!s->pairs && ont_flash_is_first(s, ONT_ATTENTION_Q, p->l))
         ont_flash_zero_rows(s, ONT_ATTENTION_Q, p->dq, p->l, p->i0, p->i1, a->size);
     ont_flash_block k = {.l = p->l};

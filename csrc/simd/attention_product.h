@@ -34,6 +34,8 @@ typedef struct ont_tile_product {
     float factor;
     const float *a, *b;
     float *c;
+    void (*meanwhile)(void *context); /* called before each tile; may be NULL */
+    void *context;
 } ont_tile_product;
 
 typedef struct ont_tile_loops {

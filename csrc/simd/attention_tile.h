@@ -10,6 +10,7 @@ INLINE void T(tile)(const ont_tile_product *p, int64_t i, int64_t j, const int r
     int64_t last = p->part == ONT_TILE_SUM_SEEN ? least(p->k, (i + rows - 1 + p->edge + STEP - 1) / STEP) : p->k;
     const float *a = p->a + (trans ? i + first * p->lda : i * p->lda + first), *b = p->b + j + first * p->ldb;
     float *c = p->c + i * p->ldc + j;
+    if (p->meanwhile) p->meanwhile(p->context);
     vec sum[ROWS][VECTORS];
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < vectors; v++) sum[r][v] = p->add ? load(c + r * p->ldc + v * LANES) : (vec){0};
