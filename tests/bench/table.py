@@ -4,7 +4,8 @@ memory.
 Peers of a row take turns in one run, each with a step that is not timed, as the peak has a product; eager under
 jemalloc is a process of its own that steps when it is told to. Rates count the operations of products, convolutions and
 attention that torch's FlopCounterMode finds in an eager step; the peak is torch's own on a square product of 2048, in
-the row's dtype, measured between the rounds and as they are.
+the row's dtype, measured before and after each turn: a turn's share is of the mean of both, as a shared machine's speed
+goes by the minute, and a row's share is the median of its turns'.
 """
 
 from __future__ import annotations
@@ -215,29 +216,31 @@ def count_operations(row: Row) -> float:
 
 
 class Peak:
-    """Rate of torch's square product, GFLOP/s, as steps are timed: each round's mean, and the median of rounds."""
+    """Rate of torch's square product, GFLOP/s, as steps are timed: each sample's mean, and the median of samples."""
 
     AT_ONCE = 8  # products: about as long as a step
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.a, self.b = (torch.rand(2048, 2048).to(dtype) for _ in range(2))
         self.c = torch.empty_like(self.a)
-        self.rounds: list[float] = []
+        self.samples: list[float] = []
         self.least = math.inf
 
-    def sample(self) -> None:
+    def sample(self) -> float:
+        """The rate just now, GFLOP/s."""
         times = []
-        torch.mm(self.a, self.b, out=self.c)  # what a round before left in the caches
+        torch.mm(self.a, self.b, out=self.c)  # what a turn before left in the caches
         for _ in range(self.AT_ONCE):
             start = time.perf_counter()
             torch.mm(self.a, self.b, out=self.c)
             times.append(time.perf_counter() - start)
-        self.rounds.append(sum(times) / len(times))
+        self.samples.append(2e-9 * 2048**3 * len(times) / sum(times))
         self.least = min(self.least, *times)
+        return self.samples[-1]
 
     @property
     def rate(self) -> float:
-        return 2e-9 * 2048**3 / median(self.rounds)
+        return median(self.samples)
 
     @property
     def best(self) -> float:
@@ -262,6 +265,7 @@ class Result:
     seconds: dict[str, float]
     rate: float  # GFLOP/s of a peer that takes one second
     peak: Peak
+    share: dict[str, float]  # of the peak
     memory: dict[str, float]
     first: dict[str, float]
 
@@ -283,19 +287,24 @@ def measure(row: Row, args: argparse.Namespace) -> Result:
         first[name] = peer.timed(1)
         peer.timed(WARM_UP)
     times: dict[str, list[float]] = {name: [] for name in peers}
+    shares: dict[str, list[float]] = {name: [] for name in peers}
     gc.collect()
+    before = peak.sample()
     for _ in range(args.rounds):
-        peak.sample()
         for name, peer in peers.items():
             peer.timed(1)  # finds the peer before it in the caches, as no step of a training does
             times[name].append(peer.timed(work.steps))
+            after = peak.sample()
+            shares[name].append(operations / 1e9 / times[name][-1] / ((before + after) / 2))
+            before = after
     counts = onnxtrain.stats(peers["onnxtrain"].model)
     assert counts["fallback_steps"] == 0, counts["reasons"]
     for peer in peers.values():
         peer.close()
     memory = ({} if args.no_memory else {name: peak_memory(row, name, torch.get_num_threads())
                                          for name in ("eager", "onnxtrain")})
-    return Result(row, {name: median(t) for name, t in times.items()}, operations / 1e9, peak, memory, first)
+    return Result(row, {name: median(t) for name, t in times.items()}, operations / 1e9, peak,
+                  {name: median(s) for name, s in shares.items()}, memory, first)
 
 
 def print_row(result: Result, markdown: bool) -> None:
@@ -304,7 +313,7 @@ def print_row(result: Result, markdown: bool) -> None:
         rate = result.rate / seconds
         memory = f"{result.memory[name]:.0f} MiB" if name in result.memory else "-"
         cells = (str(result.row), name, f"{1e3 * seconds:.2f}", f"{seconds / ours:.2f}", f"{rate:.0f}",
-                 f"{rate / result.peak.rate:.0%}", memory, f"{result.first[name]:.1f}")
+                 f"{result.share[name]:.0%}", memory, f"{result.first[name]:.1f}")
         if markdown:
             print("| " + " | ".join(cells) + " |", flush=True)
         else:
@@ -335,7 +344,7 @@ def print_summary(results: list[Result]) -> None:
                          f"{LEAST['jemalloc']})")
         if r.row.name in ("bert", "gpt2", "transformer") and not r.row.bf16:
             rate = r.rate / r.seconds["onnxtrain"]
-            notes.append(f"{rate / r.peak.rate:.0%} of the peak, {r.peak.rate:.0f} GFLOP/s (goal {LEAST['share']:.0%}; "
+            notes.append(f"{r.share['onnxtrain']:.0%} of the peak, {r.peak.rate:.0f} GFLOP/s (goal {LEAST['share']:.0%}; "
                          f"{rate / r.peak.best:.0%} of the best single product)")
         if r.memory and r.row.name in ("bert", "gpt2"):
             notes.append(f"{r.memory['onnxtrain'] / max(r.memory['eager'], 1):.0%} of eager's memory (goal "
