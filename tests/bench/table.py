@@ -5,7 +5,8 @@ Peers of a row take turns in one run, each with a step that is not timed, as the
 jemalloc is a process of its own that steps when it is told to. Rates count the operations of products, convolutions and
 attention that torch's FlopCounterMode finds in an eager step; the peak is torch's own on a square product of 2048, in
 the row's dtype, measured before and after each turn: a turn's share is of the mean of both, as a shared machine's speed
-goes by the minute, and a row's share is the median of its turns'.
+goes by the minute, and a row's share is the median of its turns'. A peer whose step takes longer than PATIENCE, as
+torch's in bfloat16 does where the processor has no such products, is timed in its second step and has no other turn.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ FLOAT32 = [Row("mlp", "sgd"), Row("transformer", "sgd"), Row("bert", "adamw"), R
 BF16 = [Row(name, "adamw", bf16=True) for name in ("transformer", "bert", "gpt2")]
 OTHER_LOSS = [dataclasses.replace(row, loss_inside=row.name not in LOSS_INSIDE) for row in (*FLOAT32, *BF16)]
 ASKED = [Row("llama", "adamw"), Row("llama", "adamw", bf16=True)]  # only where --workload names them
+PATIENCE = 4.0  # seconds: no step, and no product for the peak, that takes longer is waited for again
 LEAST = {"peer": 1.4, "row": 1.1, "mlp": 1.2, "jemalloc": 1.15, "bf16": 1.5, "share": 0.75, "memory": 0.5}
 
 
@@ -193,8 +195,9 @@ def print_peak(text: str, peer_name: str, forget_peak: Callable[[], None]) -> No
     del work.module.__dict__["_modules"]  # the peer has its own copy
     start()
     with after_export(start):
-        for _ in range(5):
-            peer.step()
+        for taken in range(5):
+            if peer.timed(1) > PATIENCE and taken:
+                break  # the second step holds gradients and state beside all else, as any later one
     print(f"PEAK {resident('VmHWM') - before[0] - peer.held() / 2**20:.0f}")
 
 
@@ -228,12 +231,16 @@ class Peak:
 
     def sample(self) -> float:
         """The rate just now, GFLOP/s."""
-        times = []
+        if self.samples and self.least > PATIENCE:
+            return self.samples[-1]
+        times: list[float] = []
         torch.mm(self.a, self.b, out=self.c)  # what a turn before left in the caches
         for _ in range(self.AT_ONCE):
             start = time.perf_counter()
             torch.mm(self.a, self.b, out=self.c)
             times.append(time.perf_counter() - start)
+            if times[-1] > PATIENCE:
+                break
         self.samples.append(2e-9 * 2048**3 * len(times) / sum(times))
         self.least = min(self.least, *times)
         return self.samples[-1]
@@ -272,7 +279,7 @@ class Result:
 
 def measure(row: Row, args: argparse.Namespace) -> Result:
     """All peers of one row, in turns."""
-    operations = count_operations(row)
+    operations = count_operations(dataclasses.replace(row, bf16=False))  # as many, and not for minutes
     work = make_work(row)
     library = jemalloc()
     peers: dict[str, LocalPeer | RemotePeer] = {"eager": LocalPeer(row, work, WRAPS["eager"])}
@@ -282,16 +289,21 @@ def measure(row: Row, args: argparse.Namespace) -> Result:
         peers["eager, jemalloc"] = RemotePeer(row, library, torch.get_num_threads())
     peers["onnxtrain"] = LocalPeer(row, work, WRAPS["onnxtrain"])
     peak = Peak(torch.bfloat16 if row.bf16 else torch.float32)
-    first = {}
+    first, quick = {}, dict(peers)
+    times: dict[str, list[float]] = {name: [] for name in peers}
     for name, peer in peers.items():
         first[name] = peer.timed(1)
-        peer.timed(WARM_UP)
-    times: dict[str, list[float]] = {name: [] for name in peers}
-    shares: dict[str, list[float]] = {name: [] for name in peers}
+        second = peer.timed(1)
+        if second > PATIENCE:
+            times[name].append(second)
+            del quick[name]
+        else:
+            peer.timed(WARM_UP - 1)
     gc.collect()
     before = peak.sample()
+    shares = {name: [operations / 1e9 / t / before for t in times[name]] for name in peers}
     for _ in range(args.rounds):
-        for name, peer in peers.items():
+        for name, peer in quick.items():
             peer.timed(1)  # finds the peer before it in the caches, as no step of a training does
             times[name].append(peer.timed(work.steps))
             after = peak.sample()
