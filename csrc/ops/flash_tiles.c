@@ -182,10 +182,10 @@ static const void *rows_of(const ont_flash *s, int view, const void *base, int64
     return ont_flash_row_at(s, view, base, l, i);
 }
 
-/* All rows of a lead through a view; `base` may be NULL. */
+/* All rows of a lead through a view, if there are any; `base` may be NULL. */
 static void wish(ahead *a, const ont_flash *s, int view, const void *base, int64_t l, int64_t rows, int64_t size)
 {
-    if (!base) return;
+    if (!base || rows < 1) return;
     a->wishes[a->n].row = rows_of(s, view, base, l, 0);
     a->wishes[a->n].step = s->a.view[view].row * (int64_t)s->z;
     a->wishes[a->n].rows = rows;
