@@ -177,11 +177,12 @@ def test_a_weight_in_16_bits_is_not_kept():
     weight = tensors[1].numel() * 2
     session, saved, _ = run(model, tensors)
     before = session.stats()
-    assert saved == () and before["recomputed_nodes"] == 0
+    assert saved == ()  # where the processor has no products of 16 bits, Casts back to float32 run again anyway
     session, saved, _ = run(model, tensors, parameters=parameters)
     after = session.stats()
     assert saved == (1, 2, 3, 4)
-    assert after["recomputed_nodes"] == 4 and after["recomputed_bytes"] == 4 * weight
+    assert after["recomputed_nodes"] == before["recomputed_nodes"] + 4
+    assert after["recomputed_bytes"] == before["recomputed_bytes"] + 4 * weight
     assert after["slab_bytes"] <= before["slab_bytes"] - 3 * weight
     in_all_ways(model, tensors, parameters=parameters)
 
