@@ -10,7 +10,8 @@
  *   - all copies together are at most 3% of the step's work. An element of an elementwise node, of a norm or of moved
  * data counts as 128 operations of a product (0.5 ns against 250 GFLOP/s: GELU of 4 x 64 x 3072 takes 0.4 ms on two
  * cores). A parameter's element that is rounded to 16 bits counts as 24: it takes 0.22 ns, but then both products find
- * it in the cache, where they read it from memory before (GPT-2 of 4 x 64: 20 ms of Casts more, 14 of products less);
+ * it in the cache, where they read it from memory before (GPT-2 of 4 x 64: 20 ms of Casts more, 14 of products less).
+ * That it is widened again, where no product takes 16 bits, is done in the same pass over it, and counts as 1;
  *   - the step has 8 MiB of activations, and the value 1/1024 of the highest point: a call of a kernel is not free
  * either. Above ONT_RECOMPUTE_CHEAP products and attention may be done again too, for 40% of the step: somewhat more
  * than a forward.
@@ -118,6 +119,15 @@ static bool rounds_parameter(const ont_node *node)
            ont_dtype_size(to->dtype) < ont_dtype_size(from->dtype);
 }
 
+/* That a rounded parameter becomes float32 again: one group with the rounding. */
+static bool widens_parameter(const ont_node *node)
+{
+    const ont_value *from = ont_node_in(node, 0);
+    const ont_node *rounding = from ? ont_value_root(from)->def : NULL;
+    return rounding && !strcmp(node->op_type, "Cast") && rounds_parameter(rounding) &&
+           ont_dtype_size(node->outputs[0]->dtype) > ont_dtype_size(from->dtype);
+}
+
 /* Cross-entropy with its head's product: once in forward, and in backward once more for each of its gradients. */
 static double work_of_streamed(const ont_node *node, bool backward)
 {
@@ -135,6 +145,7 @@ double ont_recompute_work(const ont_node *node)
     if (is_named(node, streamed) || is_named(node, back)) return work_of_streamed(node, is_named(node, back));
     double in0 = count(ont_node_in(node, 0)), out = count(ont_node_out(node, 0));
     if (ont_node_is_view(node)) return 0;
+    if (widens_parameter(node)) return out;
     if (is_product(node) || is_convolution(node)) return 2 * sqrt(in0 * count(ont_node_in(node, 1)) * out);
     if (is_attention(node)) { /* scores of every row with every column, and as much again for the values */
         size_t n;
