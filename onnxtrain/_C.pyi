@@ -197,7 +197,8 @@ def disable_kernels(names: Sequence[str]) -> None:
 def disable_passes(names: Sequence[str]) -> None:
     """Optional passes with these names are skipped from now on, as by ONNXTRAIN_DISABLE=name,... when the process
     starts.
-    Programs already built stay as they are. "+name" has a pass that is for devices (fuse_gelu) run on the CPU as well.
+    Programs already built stay as they are. "+name" has a pass that is for devices (fuse_gelu) run on the CPU as well,
+    and "+schedule" another order of steps taken whatever it gains.
     """
 
 def set_flush_denormals(on: bool) -> None:

@@ -202,8 +202,8 @@ _NAMES = [
              "read by the core"),
     Variable("ONNXTRAIN_DISABLE", "", str, "names of passes joined by commas",
              "leaves out passes that only make a graph "
-             "faster; `winograd` is that convolution, `outside_loss` torch's cross_entropy of a module's scores by the "
-             "engine"),
+             "faster; `schedule` is another order of steps, `winograd` that convolution, `outside_loss` torch's "
+             "cross_entropy of a module's scores by the engine"),
 ]
 VARIABLES = {variable.name: variable for variable in _NAMES}
 

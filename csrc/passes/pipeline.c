@@ -69,6 +69,16 @@ static bool is_listed(const char *name, char mark)
     return false;
 }
 
+bool ont_pass_is_disabled(const char *name)
+{
+    return is_listed(name, ',');
+}
+
+bool ont_pass_is_asked_for(const char *name)
+{
+    return is_listed(name, '+');
+}
+
 static bool is_lacking(const ont_graph *g, const char *makes)
 {
     uint32_t n = 0;
@@ -80,9 +90,9 @@ static ont_status run_passes(const pass *passes, size_t n, ont_graph *g)
 {
     for (size_t i = 0; i < n; i++) {
         const char *name = passes[i].name, *whole = passes[i].part_of;
-        if ((!passes[i].required && is_listed(name, ',')) || is_lacking(g, passes[i].makes)) continue;
-        if (whole && is_listed(whole, ',')) continue;
-        if (passes[i].devices && !g->device && !is_listed(name, '+')) continue;
+        if ((!passes[i].required && ont_pass_is_disabled(name)) || is_lacking(g, passes[i].makes)) continue;
+        if (whole && ont_pass_is_disabled(whole)) continue;
+        if (passes[i].devices && !g->device && !ont_pass_is_asked_for(name)) continue;
         ONT_TRY(passes[i].run(g));
 #ifndef NDEBUG
         ONT_TRY(ont_context(ont_graph_verify(g), "after pass %s", passes[i].name));

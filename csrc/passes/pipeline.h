@@ -12,9 +12,11 @@ ont_status ont_passes_after_grad(ont_graph *g) ONT_MUST_USE;
 
 /*
  * Comma-separated pass names that are skipped from now on (for a bisect); NULL or "": none. "+name" has a pass that is
- * for devices run on the CPU as well.
+ * for devices run on the CPU as well, and "+schedule" another order of steps taken whatever it gains: for tests.
  */
 ont_status ont_passes_disable(const char *names) ONT_MUST_USE;
+bool ont_pass_is_disabled(const char *name);
+bool ont_pass_is_asked_for(const char *name); /* by "+name" */
 
 /*
  * torch's float32 matmul precision, for programs built from now on; `everywhere` (for tests) also where nothing is

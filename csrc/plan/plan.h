@@ -65,6 +65,15 @@ ont_status ont_plan_memory(const ont_graph *g, const ont_plan_step *steps, uint3
                            const ont_value *const *applied, const int32_t *gradient_of, ont_arena *arena,
                            ont_plan *plan) ONT_MUST_USE;
 
+/*
+ * An order of steps [first, last), all of them of one phase, in which less is alive at once than in theirs, it may be:
+ * order[i] is the step that becomes step i, for i of that range alone. It is built from its end or from its start, and
+ * neither is always the better one. See order.c.
+ */
+ont_status ont_plan_order(const ont_graph *g, const ont_plan_step *steps, uint32_t n_steps, uint32_t first,
+                          uint32_t last, bool from_end, bool (*is_view)(const ont_node *),
+                          uint32_t *order) ONT_MUST_USE;
+
 /* One block of the assignment problem; exposed for tests. */
 typedef struct ont_plan_block {
     size_t bytes;

@@ -12,6 +12,7 @@
 #include "passes/pipeline.h"
 #include "run/place.h"
 #include "run/run.h"
+#include "run/schedule.h"
 
 /* Puts the call's shape on one input, checked against what the model declares; symbols get one size each. */
 static ont_status specialise_input(ont_value *input, const ont_view *view, int64_t *sizes, const ont_graph *g)
@@ -219,8 +220,7 @@ static ont_status build(ont_program *p, const ont_graph *loaded, const ont_view 
     ONT_TRY(bound);
     ONT_TRY(find_applied(p, p->probe ? NULL : wants, &applied));
     ONT_TRY(find_gradients(p, &gradient_of));
-    ONT_TRY(ont_plan_memory(p->graph, needs, p->n_steps, p->split, p->grads.n_forward_outputs, ont_node_is_view,
-                            applied, gradient_of, &p->arena, &p->plan));
+    ONT_TRY(ont_program_schedule(p, needs, applied, gradient_of));
     ONT_TRY(order_applies(p, applied));
     for (uint32_t t = 0; t < p->n_steps; t++) p->steps[t].work_offset = p->plan.work_offsets[t];
     ONT_TRY(mark_saved(p));
