@@ -10,8 +10,8 @@
 #include "base/log.h"
 #include "passes/pipeline.h"
 
-/* MOST_STEPS: choosing an order looks at every step that is ready, for each step. */
-enum { LEAST_GAIN = 1 << 20, LEAST_SHARE = 32, MOST_STEPS = 1 << 13 };
+/* The most: an order looks at every step that is ready, for each step, and the walks follow views of views. */
+enum { LEAST_GAIN = 1 << 20, LEAST_SHARE = 32, MOST_STEPS = 1 << 13, MOST_NODES = 1 << 15 };
 
 typedef struct scheduler {
     ont_program *p;
@@ -109,8 +109,9 @@ static ont_status try_orders(scheduler *s, ont_plan_step *needs, bool always)
     s->given = s->needs = given;
     s->bytes = before;
     for (int i = 0; i < 6; i++) {
-        bool backward = i % 4 < 2; /* backward, forward, and backward once more */
-        ONT_TRY(try_order(s, backward ? p->split : 0, backward ? p->n_steps : p->split, i % 2 == 0, always && i % 2 == 0));
+        bool backward = i % 4 < 2, from_end = i % 2 == 0; /* backward, forward, and backward once more */
+        uint32_t first = backward ? p->split : 0, last = backward ? p->n_steps : p->split;
+        ONT_TRY(try_order(s, first, last, from_end, always && from_end));
     }
     bool gains = s->bytes + LEAST_GAIN <= before && s->bytes <= before - before / LEAST_SHARE;
     if (!s->changed || !(gains || always)) return ONT_OK;
@@ -130,7 +131,7 @@ ont_status ont_program_schedule(ont_program *p, ont_plan_step *needs, const ont_
     scheduler s = {.p = p, .applied = applied, .gradient_of = gradient_of};
     ONT_TRY(plan_of(&s, needs, &p->arena, &p->plan));
     bool always = ont_pass_is_asked_for("schedule");
-    if (ont_pass_is_disabled("schedule") || p->n_steps > MOST_STEPS) return ONT_OK;
+    if (ont_pass_is_disabled("schedule") || p->n_steps > MOST_STEPS || p->graph->n_nodes > MOST_NODES) return ONT_OK;
     if (!always && p->plan.slab_bytes < LEAST_GAIN) return ONT_OK;
     ont_arena_init(&s.arena);
     ont_status status = try_orders(&s, needs, always);

@@ -6,7 +6,8 @@ jemalloc is a process of its own that steps when it is told to. Rates count the 
 attention that torch's FlopCounterMode finds in an eager step; the peak is torch's own on a square product of 2048, in
 the row's dtype, measured before and after each turn: a turn's share is of the mean of both, as a shared machine's speed
 goes by the minute, and a row's share is the median of its turns'. A peer whose step takes longer than PATIENCE, as
-torch's in bfloat16 does where the processor has no such products, is timed in its second step and has no other turn.
+torch's in bfloat16 does where the processor has no such products, is timed in its second step and has no other turn;
+these rows are measured only where --workload names theirs.
 """
 
 from __future__ import annotations
@@ -368,6 +369,9 @@ def print_table(args: argparse.Namespace) -> None:
     rows = [*FLOAT32, *BF16, *OTHER_LOSS]
     if args.workload:
         rows = [row for row in (*rows, *ASKED) if row.name in args.workload]
+    elif not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        rows = [row for row in rows if not row.bf16]
+        print("this processor has no bfloat16 products, and torch takes minutes a step: --workload has such rows")
     print(f"{torch.get_num_threads()} threads, torch {torch.__version__}, {_C.build_info()['isa']} (ONNXTRAIN_ISA), "
           f"{'jemalloc ' + str(jemalloc()) if jemalloc() else 'no libjemalloc.so.2: its rows are left out'}; "
           f"{args.rounds} rounds, medians")
