@@ -249,6 +249,21 @@ def measure_gemm(provider: str, trans_a: bool, trans_b: bool, m: int, n: int, k:
     or
     oneDNN's "matmul", "bfloat16" and "bfloat16 to float32" by the operands and the result."""
 
+def measured_products() -> str:
+    """Which way each kind of product goes, as far as this process has measured or was told it: a line for each, for
+    remember_products() in another process on the same machine.
+    """
+
+def remember_products(text: str) -> int:
+    """Takes what measured_products() said in another process, so that these kinds are not measured again.
+
+    Lines that do not parse, that name what is not here, or whose kind is known already are passed over. No text makes a
+    product wrong, only slow.
+
+    Returns:
+        How many kinds it learnt.
+    """
+
 class Updater:
     """One optimizer's update of all its parameters in one call; onnxtrain/optim/_engine.py drives it."""
 

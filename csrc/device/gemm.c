@@ -72,11 +72,6 @@ typedef struct shares_job {
     bool columns;
 } shares_job;
 
-static bool shares_available(ont_dtype dtype)
-{
-    return ont_parallel_threads() > 1 && torch_available(dtype);
-}
-
 static void run_share(void *context, int64_t first, int64_t last)
 {
     const shares_job *j = context;
@@ -159,7 +154,7 @@ static void plain_run(const ont_gemm *g, const void *a, const void *b, void *c)
 
 static const ont_gemm_provider providers[] = {
     {"torch", torch_available, torch_run, false},
-    {"shares", shares_available, shares_run, true},
+    {"shares", torch_available, shares_run, true},
     {"onednn", dnnl_available, dnnl_run, false},
     {"plain", plain_available, plain_run, false},
 };
@@ -169,6 +164,11 @@ const ont_gemm_provider *ont_gemm_providers(size_t *count)
 {
     *count = N_PROVIDERS;
     return providers;
+}
+
+bool ont_gemm_is_there(const ont_gemm_provider *provider, ont_dtype dtype, int threads)
+{
+    return provider->available(dtype) && (threads > 1 || !provider->alone);
 }
 
 const ont_gemm_provider *ont_gemm_plain(void)

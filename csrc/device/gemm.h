@@ -1,9 +1,10 @@
 /*
  * GEMM providers behind one table: torch's own BLAS found in the process, the same in shares of ours, oneDNN's where
  * its library is beside the extension, and a plain loop. Two other ways need a handle or scratch: oneDNN's primitive
- * (matmul.h) and our own kernel (tiled.h). The choice is measured per kind of product (sizes within a factor of 1.4),
- * once a process: on scratch memory, and of the largest products in their first runs. Providers keep buffers of their
- * own, and where one call has several threads it must be the faster by it.
+ * (matmul.h) and our own kernel (tiled.h). The choice is measured per kind of product (sizes within a factor of 1.4)
+ * and number of threads, once a process, or once a machine where its text is kept: on scratch memory, and of the
+ * largest products in their first runs. Providers keep buffers of their own, and where one call has several threads it
+ * must be the faster by it.
  */
 #ifndef ONT_DEVICE_GEMM_H
 #define ONT_DEVICE_GEMM_H
@@ -21,7 +22,7 @@ typedef struct ont_gemm {
 
 typedef struct ont_gemm_provider {
     const char *name;
-    bool (*available)(ont_dtype dtype);
+    bool (*available)(ont_dtype dtype); /* see ont_gemm_is_there() */
     void (*run)(const ont_gemm *g, const void *a, const void *b, void *c);
     bool alone; /* each thread calls the library for its own share */
 } ont_gemm_provider;
@@ -55,6 +56,8 @@ const ont_gemm_provider *ont_gemm_choose(const ont_gemm *g, int with, ont_gemm_w
 /* The same of 16-bit operands, whose result is of their dtype or float32: the primitive or our own kernel. */
 ont_gemm_way ont_gemm_choose_half(const ont_gemm *g, ont_dtype out, bool row);
 const ont_gemm_provider *ont_gemm_plain(void);
+/* Whether products of so many threads can go there: shares of one thread are the library itself. */
+bool ont_gemm_is_there(const ont_gemm_provider *provider, ont_dtype dtype, int threads);
 
 /* Memory that libraries keep and do not use goes back to the system: not all of those that are measured are used. */
 void ont_gemm_release(void);
@@ -66,6 +69,16 @@ void ont_gemm_release(void);
 ont_gemm_trial *ont_gemm_try(const ont_gemm *g, int with);
 ont_gemm_way ont_gemm_trial_next(ont_gemm_trial *trial, const ont_gemm_provider **provider);
 void ont_gemm_trial_note(ont_gemm_trial *trial, ont_gemm_way way, const ont_gemm_provider *provider, double seconds);
+/*
+ * What was measured, for ont_gemm_remember() in another process on the same machine: a line for each kind of product
+ * and number of threads. NULL without memory; ont_free() takes it back.
+ */
+char *ont_gemm_measured(void);
+/*
+ * Takes such text in place of measurements, and answers how many kinds it learnt. Lines of another form, of ways that
+ * are not here and of kinds already known are passed over; any text leads to correct products.
+ */
+int ont_gemm_remember(const char *text);
 /* C += row (n) for so many matrices, one behind the other. */
 void ont_gemm_add_row(const ont_gemm *g, int64_t matrices, const void *row, void *c);
 /* sums (m) = A (k, m) along k: it is float32, and transposed in the product. */

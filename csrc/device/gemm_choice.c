@@ -1,10 +1,12 @@
 /*
- * Which way a product goes, per kind of product (sizes within a factor of 1.4), once a process: measured on scratch
- * memory, and where that holds a small part of the product only, among those near the best in its own first runs. See
- * gemm.h.
+ * Which way a product goes, per kind of product (sizes within a factor of 1.4) and number of threads, once a process:
+ * measured on scratch memory, and where that holds a small part of the product only, among those near the best in its
+ * own first runs. What was found goes to the next process as text. See gemm.h.
  */
+#include <inttypes.h>
 #include <math.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -107,7 +109,7 @@ static double timed(const contestant *p, const ont_gemm *g, int with, const scra
     double start = ont_seconds();
     switch (p->way) {
     case ONT_GEMM_PROVIDER:
-        if (!p->provider->available(g->dtype)) return -1;
+        if (!ont_gemm_is_there(p->provider, g->dtype, ont_parallel_threads())) return -1;
         p->provider->run(g, d[A], d[B], d[C]);
         if (row) ont_gemm_add_row(g, 1, row, d[C]);
         if (sums) ont_gemm_sum(g, d[A], sums);
@@ -169,7 +171,7 @@ struct ont_gemm_trial {
 typedef struct known {
     ont_gemm shape;
     ont_dtype out;
-    int with;
+    int with, threads;
     bool measured;
     ont_gemm_way way;
     const ont_gemm_provider *best; /* of the providers */
@@ -186,12 +188,12 @@ static int64_t rounded(int64_t dim)
     return dim > 0 ? (int64_t)round(2 * log2((double)dim)) : -1;
 }
 
-static bool same_kind(const known *k, const ont_gemm *b, ont_dtype out, int with)
+static bool same_kind(const known *k, const ont_gemm *b, ont_dtype out, int with, int threads)
 {
     const ont_gemm *a = &k->shape;
-    return a->dtype == b->dtype && k->out == out && k->with == with && a->trans_a == b->trans_a &&
-           a->trans_b == b->trans_b && rounded(a->m) == rounded(b->m) && rounded(a->n) == rounded(b->n) &&
-           rounded(a->k) == rounded(b->k);
+    return a->dtype == b->dtype && k->out == out && k->with == with && k->threads == threads &&
+           a->trans_a == b->trans_a && a->trans_b == b->trans_b && rounded(a->m) == rounded(b->m) &&
+           rounded(a->n) == rounded(b->n) && rounded(a->k) == rounded(b->k);
 }
 
 static double operations(const ont_gemm *g)
@@ -252,7 +254,7 @@ static bool fastest(const ont_gemm *g, ont_dtype out, int with, known *found)
     double least = 0, least_provider = 0;
     for (size_t i = 0; i + 1 < count && g->dtype == out && !ont_dtype_is_half(out); i++)
         all[n++] = (contestant){ONT_GEMM_PROVIDER, &providers[i], -1};
-    *found = (known){.shape = *g, .out = out, .with = with};
+    *found = (known){.shape = *g, .out = out, .with = with, .threads = ont_parallel_threads()};
     if (!measure(all, n, &sample, out, with)) return false;
     for (int i = 0; i < n; i++) {
         double took = counted(&all[i]);
@@ -272,10 +274,10 @@ static bool fastest(const ont_gemm *g, ont_dtype out, int with, known *found)
     return found->measured = least > 0;
 }
 
-static known *find(const ont_gemm *g, ont_dtype out, int with)
+static known *find(const ont_gemm *g, ont_dtype out, int with, int threads)
 {
     for (size_t i = 0; i < n_known; i++)
-        if (same_kind(&cache[i], g, out, with)) return &cache[i];
+        if (same_kind(&cache[i], g, out, with, threads)) return &cache[i];
     return NULL;
 }
 
@@ -284,7 +286,7 @@ static known recall(const ont_gemm *g, ont_dtype out, int with)
 {
     known found = {.measured = false};
     pthread_mutex_lock(&cache_lock);
-    const known *before = find(g, out, with);
+    const known *before = find(g, out, with, ont_parallel_threads());
     if (before) found = *before;
     else if (fastest(g, out, with, &found) && n_known < KNOWN) cache[n_known++] = found;
     pthread_mutex_unlock(&cache_lock);
@@ -319,7 +321,7 @@ const ont_gemm_provider *ont_gemm_choose(const ont_gemm *g, int with, ont_gemm_w
     if (!way) way = &ignored;
     *way = ONT_GEMM_PROVIDER;
     for (size_t i = count; i-- > 0;) {
-        if (!fits(g) || !providers[i].available(g->dtype)) continue;
+        if (!fits(g) || !ont_gemm_is_there(&providers[i], g->dtype, ont_parallel_threads())) continue;
         if (asked && !strcmp(asked, providers[i].name)) return &providers[i];
         first = &providers[i];
         libraries += first != ont_gemm_plain();
@@ -348,7 +350,7 @@ ont_gemm_trial *ont_gemm_try(const ont_gemm *g, int with)
     const char *asked = getenv("ONNXTRAIN_GEMM");
     if ((asked && *asked) || operations(g) < HUGE_OPERATIONS || g->dtype != ONT_FLOAT32) return NULL;
     pthread_mutex_lock(&cache_lock);
-    known *k = find(g, g->dtype, with);
+    known *k = find(g, g->dtype, with, ont_parallel_threads());
     pthread_mutex_unlock(&cache_lock);
     return k && k->trial.n > 1 ? &k->trial : NULL;
 }
@@ -400,4 +402,118 @@ void ont_gemm_trial_note(ont_gemm_trial *trial, ont_gemm_way way, const ont_gemm
     }
     if (trial->decided < 0 && next_turn(trial) < 0) decide(trial);
     pthread_mutex_unlock(&cache_lock);
+}
+
+/* ---- from process to process ---- */
+
+enum { LINE_BYTES = 320, WORD_BYTES = 16 };
+#define WORD "%15s"
+
+static void append(char *line, const char *word)
+{
+    size_t length = strlen(line);
+    snprintf(line + length, LINE_BYTES - length, " %s", word);
+}
+
+/* Of a trial that has ended what it chose; of one that has not, those that take part as well. */
+static void write_line(const known *k, char *line)
+{
+    const ont_gemm *g = &k->shape;
+    const ont_gemm_trial *trial = &k->trial;
+    bool open = operations(g) >= HUGE_OPERATIONS && trial->decided < 0;
+    contestant way = {k->way, k->way == ONT_GEMM_PROVIDER ? k->best : NULL, -1};
+    if (trial->decided >= 0) way = trial->ways[trial->decided];
+    const ont_gemm_provider *best = way.provider ? way.provider : k->best;
+    snprintf(line, LINE_BYTES, "%s %s %d %d %d %d %" PRId64 " %" PRId64 " %" PRId64, ont_dtype_name(g->dtype),
+             ont_dtype_name(k->out), k->with, k->threads, g->trans_a, g->trans_b, g->m, g->n, g->k);
+    append(line, best ? best->name : "-");
+    append(line, name_of(&way));
+    for (int i = 0; open && i < trial->n; i++) append(line, name_of(&trial->ways[i]));
+    strcat(line, "\n");
+}
+
+char *ont_gemm_measured(void)
+{
+    pthread_mutex_lock(&cache_lock);
+    char *text = ont_calloc(n_known + 1, LINE_BYTES), *end = text;
+    for (size_t i = 0; text && i < n_known; i++) {
+        write_line(&cache[i], end);
+        end += strlen(end);
+    }
+    pthread_mutex_unlock(&cache_lock);
+    return text;
+}
+
+static ont_dtype float_named(const char *name)
+{
+    static const ont_dtype floats[] = {ONT_FLOAT32, ONT_FLOAT64, ONT_BFLOAT16, ONT_FLOAT16};
+    for (size_t i = 0; i < sizeof floats / sizeof *floats; i++)
+        if (!strcmp(ont_dtype_name(floats[i]), name)) return floats[i];
+    return ONT_UNDEFINED;
+}
+
+/* False where this process does not have it. */
+static bool way_named(const char *name, ont_dtype dtype, int threads, contestant *way)
+{
+    *way = (contestant){ONT_GEMM_PRIMITIVE, NULL, -1};
+    if (!strcmp(name, "primitive")) return !ont_dnnl_matmul_refuses(dtype);
+    way->way = ONT_GEMM_TILED;
+    if (!strcmp(name, "tiled")) return ont_gemm_kernel_of(way->way, dtype) != NULL;
+    way->way = ONT_GEMM_PROVIDER;
+    size_t count;
+    const ont_gemm_provider *providers = ont_gemm_providers(&count);
+    for (size_t i = 0; i + 1 < count && !ont_dtype_is_half(dtype); i++) {
+        if (strcmp(providers[i].name, name)) continue;
+        way->provider = &providers[i];
+        return ont_gemm_is_there(way->provider, dtype, threads);
+    }
+    return false;
+}
+
+/* Whether it is a line of write_line() whose ways are all here. */
+static bool read_line(const char *line, known *k)
+{
+    char dtype[WORD_BYTES], out[WORD_BYTES], best[WORD_BYTES], word[WORD_BYTES];
+    int with, threads, trans_a, trans_b, at, length;
+    int64_t m, n, depth;
+    if (sscanf(line, WORD WORD "%d %d %d %d %" SCNd64 "%" SCNd64 "%" SCNd64 WORD "%n", dtype, out, &with, &threads,
+               &trans_a, &trans_b, &m, &n, &depth, best, &at) != 10)
+        return false;
+    ont_gemm shape = {float_named(dtype), trans_a, trans_b, m, n, depth, trans_a ? m : depth, trans_b ? depth : n, n, 1,
+                      0};
+    *k = (known){.shape = shape, .out = float_named(out), .with = with, .threads = threads, .measured = true,
+                 .trial = {.shape = shape, .with = with, .decided = -1}};
+    if (!shape.dtype || !k->out || m < 1 || n < 1 || depth < 1) return false;
+    contestant way;
+    if (strcmp(best, "-")) {
+        if (!way_named(best, shape.dtype, threads, &way) || !way.provider) return false;
+        k->best = way.provider;
+    }
+    int words = 0;
+    for (; sscanf(line + at, WORD "%n", word, &length) == 1; words++, at += length) {
+        if (words > WAYS || !way_named(word, shape.dtype, threads, &way)) return false;
+        if (words) k->trial.ways[k->trial.n++] = way;
+        else if (way.provider && way.provider != k->best) return false;
+        else k->way = way.way;
+    }
+    return words > 0;
+}
+
+int ont_gemm_remember(const char *text)
+{
+    int taken = 0;
+    char line[LINE_BYTES];
+    pthread_mutex_lock(&cache_lock);
+    for (size_t length; *text && n_known < KNOWN; text += length + (text[length] == '\n')) {
+        length = strcspn(text, "\n");
+        if (length >= sizeof line) continue;
+        memcpy(line, text, length);
+        line[length] = 0;
+        known k;
+        if (!read_line(line, &k) || find(&k.shape, k.out, k.with, k.threads)) continue;
+        cache[n_known++] = k;
+        taken++;
+    }
+    pthread_mutex_unlock(&cache_lock);
+    return taken;
 }

@@ -145,7 +145,9 @@ static PyObject *build_info(PyObject *module, PyObject *unused)
     PyObject *gemm = PyList_New(0);
     for (size_t i = 0; gemm && i <= n_providers; i++) {
         bool ours = i == n_providers;
-        if (ours ? !ont_gemm_kernel_of(ONT_GEMM_TILED, ONT_FLOAT32) : !providers[i].available(ONT_FLOAT32)) continue;
+        if (ours ? !ont_gemm_kernel_of(ONT_GEMM_TILED, ONT_FLOAT32)
+                 : !ont_gemm_is_there(&providers[i], ONT_FLOAT32, ont_parallel_threads()))
+            continue;
         PyObject *name = PyUnicode_FromString(ours ? "tiled" : providers[i].name);
         if (!name || PyList_Append(gemm, name) < 0) Py_CLEAR(gemm);
         Py_XDECREF(name);
@@ -213,7 +215,7 @@ static bool find_way(const char *name, ont_gemm_way *way, const ont_gemm_provide
     for (size_t i = 0; i < count; i++) {
         if (strcmp(providers[i].name, name)) continue;
         *provider = &providers[i];
-        return providers[i].available(ONT_FLOAT32);
+        return ont_gemm_is_there(&providers[i], ONT_FLOAT32, ont_parallel_threads());
     }
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
         if (strcmp(ways[i].name, name)) continue;
@@ -248,9 +250,29 @@ static PyObject *measure_gemm(PyObject *module, PyObject *args)
     return took < 0 ? PyErr_NoMemory() : PyFloat_FromDouble(took);
 }
 
+static PyObject *measured_products(PyObject *module, PyObject *unused)
+{
+    (void)module, (void)unused;
+    char *text = ont_gemm_measured();
+    PyObject *result = text ? ont_text(text) : PyErr_NoMemory();
+    ont_free(text);
+    return result;
+}
+
+static PyObject *remember_products(PyObject *module, PyObject *args)
+{
+    (void)module;
+    const char *text;
+    if (!PyArg_ParseTuple(args, "s:remember_products", &text)) return NULL;
+    return PyLong_FromLong(ont_gemm_remember(text));
+}
+
 static PyMethodDef methods[] = {
     {"measure_gemm", measure_gemm, METH_VARARGS,
      "measure_gemm(provider, trans_a, trans_b, m, n, k) -> seconds or None"},
+    {"measured_products", measured_products, METH_NOARGS, "measured_products() -> text of what was measured"},
+    {"remember_products", remember_products, METH_VARARGS,
+     "remember_products(text) -> kinds of products that need not be measured"},
     {"signature", ont_signature, METH_O, "signature(args) -> bytes of the arguments' kinds, or None"},
     {"gather", ont_gather, METH_VARARGS, "gather(sources, leaves, grad_enabled) -> (tensors, which want gradients)"},
     {"build_info", build_info, METH_NOARGS, "build_info() -> what this build and machine have"},

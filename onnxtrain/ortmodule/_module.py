@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from onnxtrain import UnsupportedError, _C, _report, options
-from onnxtrain._export import cache, exclusive, trees
+from onnxtrain._export import cache, exclusive, products, trees
 from onnxtrain._export.attributes import State
 from onnxtrain._export.errors import DefinitionError
 from onnxtrain._export.function_apply import CustomFunctions
@@ -270,6 +270,8 @@ class ORTModule(torch.nn.Module):
                 self._debug.log(logging.INFO, "Received input of type %s is treated as a constant by ORT by default.",
                                 type(leaf))
         _C.set_log_level(self._debug.log_level.logging_level)
+        if self._runtime.cache_dir:
+            products.recall(self._runtime.cache_dir)
         choice = options.read("ONNXTRAIN_EXPORTER")
         failures: list[tuple[str, Exception]] = []
         exporters = list(order(self._runtime.onnx_opset_version)) if choice == "auto" else [choice]
@@ -306,6 +308,8 @@ class ORTModule(torch.nn.Module):
             del known[:-MAX_PROGRAMS]
             self._fallen.pop(key, None)
             self._announce(key, program, failures)
+            if self._runtime.cache_dir:
+                products.keep(self._runtime.cache_dir)
             _report.engine_step(self._counters)
             return result
         self._give_up(key, failures)

@@ -219,6 +219,11 @@ def count_operations(row: Row) -> float:
     return float(counter.get_total_flops())
 
 
+def multiplies_bfloat16() -> bool:
+    """Whether the processor has bfloat16 products that torch uses."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
 class Peak:
     """Rate of torch's square product, GFLOP/s, as steps are timed: each sample's mean, and the median of samples."""
 
@@ -289,7 +294,7 @@ def measure(row: Row, args: argparse.Namespace) -> Result:
     if library:
         peers["eager, jemalloc"] = RemotePeer(row, library, torch.get_num_threads())
     peers["onnxtrain"] = LocalPeer(row, work, WRAPS["onnxtrain"])
-    peak = Peak(torch.bfloat16 if row.bf16 else torch.float32)
+    peak = Peak(torch.bfloat16 if row.bf16 and multiplies_bfloat16() else torch.float32)
     first, quick = {}, dict(peers)
     times: dict[str, list[float]] = {name: [] for name in peers}
     for name, peer in peers.items():
@@ -369,7 +374,7 @@ def print_table(args: argparse.Namespace) -> None:
     rows = [*FLOAT32, *BF16, *OTHER_LOSS]
     if args.workload:
         rows = [row for row in (*rows, *ASKED) if row.name in args.workload]
-    elif not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    elif not multiplies_bfloat16():
         rows = [row for row in rows if not row.bf16]
         print("this processor has no bfloat16 products, and torch takes minutes a step: --workload has such rows")
     print(f"{torch.get_num_threads()} threads, torch {torch.__version__}, {_C.build_info()['isa']} (ONNXTRAIN_ISA), "

@@ -1,0 +1,88 @@
+"""Which way products go, kept on disk beside exports: what one process measured the next on the same machine knows.
+
+The name of the file says what a measurement depends on but its sizes and threads, which are in each line: processor,
+versions, instructions. Whatever is in it, products are right; a foreign file costs time.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import hashlib
+import logging
+import os
+import platform
+import tempfile
+from pathlib import Path
+
+import torch
+
+from onnxtrain import _C
+
+_log = logging.getLogger("onnxtrain")
+FORMAT = 1
+MAX_BYTES = 1 << 20
+_written: dict[str, str] = {}  # by folder: what is in its file, as far as this process knows
+
+
+@functools.cache
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    return next((line for line in lines if line.startswith("model name")), platform.processor() or platform.machine())
+
+
+def path(folder: str) -> Path:
+    """The file of this machine in the folder."""
+    build = _C.build_info()
+    parts = [FORMAT, torch.__version__, build["version"], build["isa"], _processor(), os.cpu_count()]
+    return Path(folder) / f"products-{hashlib.sha256(repr(parts).encode()).hexdigest()[:16]}.txt"
+
+
+def _read(folder: str) -> str:
+    try:
+        with path(folder).open("rb") as file:
+            return file.read(MAX_BYTES).decode(errors="replace").replace("\0", " ")
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        _log.warning("ORTModule: what products cost is not read from %s: %s", folder, error)
+        return ""
+
+
+def recall(folder: str) -> None:
+    """Reads the folder's file, once a process, and writes once more when the process ends: new sizes are measured
+    without a word to Python, and very large products in their first runs."""
+    if folder in _written:
+        return
+    _written[folder] = _read(folder)
+    learnt = _C.remember_products(_written[folder])
+    _log.info("ORTModule: %d kinds of products are known from %s", learnt, folder)
+    atexit.register(_at_exit, folder)
+
+
+def _at_exit(folder: str) -> None:
+    if os.path.isdir(folder):  # else it was a temporary one
+        keep(folder)
+
+
+def keep(folder: str) -> None:
+    """Writes the folder's file where something was measured since; failures of the disk are logged, never raised."""
+    if _C.measured_products() == _written.get(folder):
+        return
+    _C.remember_products(_read(folder))  # of processes that ran beside this one
+    text = _C.measured_products()
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=folder, prefix=".", delete=False) as file:
+            try:
+                file.write(text)
+            except BaseException:
+                os.unlink(file.name)
+                raise
+        os.replace(file.name, path(folder))
+        _written[folder] = text
+    except OSError as error:
+        _log.warning("ORTModule: what products cost is not kept in %s: %s", folder, error)
