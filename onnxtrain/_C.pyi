@@ -252,6 +252,9 @@ def measure_gemm(provider: str, trans_a: bool, trans_b: bool, m: int, n: int, k:
 def measured_products() -> str:
     """Which way each kind of product goes, as far as this process has measured or was told it: a line for each, for
     remember_products() in another process on the same machine.
+
+    Raises:
+        MemoryError: for the text.
     """
 
 def remember_products(text: str) -> int:
@@ -262,6 +265,9 @@ def remember_products(text: str) -> int:
 
     Returns:
         How many kinds it learnt.
+
+    Raises:
+        ValueError: a null character.
     """
 
 class Updater:

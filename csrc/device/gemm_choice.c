@@ -420,7 +420,7 @@ static void write_line(const known *k, char *line)
 {
     const ont_gemm *g = &k->shape;
     const ont_gemm_trial *trial = &k->trial;
-    bool open = operations(g) >= HUGE_OPERATIONS && trial->decided < 0;
+    bool open = operations(g) >= HUGE_OPERATIONS && trial->n > 1 && trial->decided < 0;
     contestant way = {k->way, k->way == ONT_GEMM_PROVIDER ? k->best : NULL, -1};
     if (trial->decided >= 0) way = trial->ways[trial->decided];
     const ont_gemm_provider *best = way.provider ? way.provider : k->best;

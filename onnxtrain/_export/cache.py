@@ -16,7 +16,6 @@ import logging
 import os
 import sys
 import sysconfig
-import tempfile
 import types
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -29,6 +28,7 @@ from torch.utils import _pytree as pytree
 
 from onnxtrain._export import attributes, views
 from onnxtrain._export import guards as shape_guards
+from onnxtrain._export.files import replacing
 
 _log = logging.getLogger("onnxtrain")
 FORMAT = 4
@@ -213,17 +213,11 @@ def store(folder: str, name: str, module: torch.nn.Module, exported: Any) -> boo
     """Keeps an export; whether that was possible. Failures of the disk are logged, never raised."""
     try:
         meta = json.dumps(_meta(module, exported))
-        Path(folder).mkdir(parents=True, exist_ok=True)
         entry = hashlib.sha256(meta.encode() + exported.model).hexdigest()[:16]
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=".", delete=False) as file:
-            try:
-                with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-                    archive.writestr("meta.json", meta)
-                    archive.writestr("model.onnx", exported.model)
-            except BaseException:
-                os.unlink(file.name)
-                raise
-        os.replace(file.name, Path(folder) / f"{name}-{entry}.zip")
+        with (replacing(Path(folder) / f"{name}-{entry}.zip") as file,
+              zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive):
+            archive.writestr("meta.json", meta)
+            archive.writestr("model.onnx", exported.model)
         return True
     except NotKept as reason:
         _log.info("ORTModule: this export is not kept in %s: %s", folder, reason)

@@ -12,12 +12,12 @@ import hashlib
 import logging
 import os
 import platform
-import tempfile
 from pathlib import Path
 
 import torch
 
 from onnxtrain import _C
+from onnxtrain._export.files import replacing
 
 _log = logging.getLogger("onnxtrain")
 FORMAT = 1
@@ -75,14 +75,8 @@ def keep(folder: str) -> None:
     _C.remember_products(_read(folder))  # of processes that ran beside this one
     text = _C.measured_products()
     try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=folder, prefix=".", delete=False) as file:
-            try:
-                file.write(text)
-            except BaseException:
-                os.unlink(file.name)
-                raise
-        os.replace(file.name, path(folder))
+        with replacing(path(folder)) as file:
+            file.write(text.encode())
         _written[folder] = text
     except OSError as error:
         _log.warning("ORTModule: what products cost is not kept in %s: %s", folder, error)

@@ -14,6 +14,7 @@ import argparse
 import copy
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -63,26 +64,34 @@ def farthest(expected: nn.Module, got: nn.Module) -> float:
                for a, b in zip(expected.parameters(), got.parameters()))
 
 
+def along(sample: Sample, eager: nn.Module, copies: list[nn.Module], steps: int) -> Iterator[tuple[int, float]]:
+    """Eager trains; at each step the copies take its weights, and the caller has the step and eager's loss, whose
+    gradients are in the parameters.
+    """
+    optimizer = torch.optim.SGD(eager.parameters(), lr=5.0)
+    for step in tqdm(range(steps), desc="from equal weights", mininterval=2):
+        with torch.no_grad():
+            for copied in copies:
+                for theirs, own in zip(eager.parameters(), copied.parameters()):
+                    own.copy_(theirs)
+        yield step, sample.gradients(eager, step)
+        nn.utils.clip_grad_norm_(eager.parameters(), 0.5)
+        optimizer.step()
+
+
 def from_equal_weights(sample: Sample, module: nn.Module, steps: int) -> tuple[list[float], list[float], list[float]]:
     """Per step: relative difference of the loss, distance of the gradients, and that of eager with one thread."""
     eager, single, ours = copy.deepcopy(module), copy.deepcopy(module), ORTModule(copy.deepcopy(module))
-    optimizer = torch.optim.SGD(eager.parameters(), lr=5.0)
     losses, gradients, control = [], [], []
     threads = torch.get_num_threads()
-    for step in tqdm(range(steps), desc="from equal weights", mininterval=2):
-        for copied in (single, ours):
-            with torch.no_grad():
-                for theirs, own in zip(eager.parameters(), copied.parameters()):
-                    own.copy_(theirs)
-        expected, got = sample.gradients(eager, step), sample.gradients(ours, step)
+    for step, expected in along(sample, eager, [single, ours], steps):
+        got = sample.gradients(ours, step)
         torch.set_num_threads(1)
         sample.gradients(single, step)
         torch.set_num_threads(threads)
         losses.append(abs(got - expected) / expected)
         gradients.append(farthest(eager, ours))
         control.append(farthest(eager, single))
-        nn.utils.clip_grad_norm_(eager.parameters(), 0.5)
-        optimizer.step()
     counts = onnxtrain.stats(ours)
     assert counts["engine_steps"] == steps and not counts["fallback_steps"], counts
     return losses, gradients, control

@@ -19,7 +19,7 @@ import torch
 import torch.nn as nn
 from tqdm import tqdm
 
-from accuracy import Sample, farthest
+from accuracy import Sample, along, farthest
 from model import TransformerModel
 from onnxtrain.ortmodule import ORTModule
 
@@ -68,11 +68,11 @@ def explain(sample: Sample, step: int, eager: nn.Module, ours: nn.Module) -> boo
     rows = [("as it is", exact)] + [(f"with the ReLU of {size:.1e} in layer {layer} turned",
                                      in_float64(sample, eager, step, (layer, i))[0]) for size, layer, i in nearest]
     explained = True
-    print(f"step {step + 1}: onnxtrain and eager differ by {farthest(eager, ours):.1e}")
+    tqdm.write(f"step {step + 1}: onnxtrain and eager differ by {farthest(eager, ours):.1e}")
     for name, module in (("onnxtrain", ours), ("eager", eager)):
         off, what = min((farthest(reference, module), label) for label, reference in rows)
         explained &= off < ROUNDING
-        print(f"  {name}: float64's gradient {what}, but for {off:.1e}")
+        tqdm.write(f"  {name}: float64's gradient {what}, but for {off:.1e}")
     return explained
 
 
@@ -85,18 +85,11 @@ def main() -> None:
     torch.manual_seed(0)
     eager = TransformerModel(sample.words, dropout=0.0)
     ours = ORTModule(copy.deepcopy(eager))
-    optimizer = torch.optim.SGD(eager.parameters(), lr=5.0)
     unexplained = []
-    for step in tqdm(range(args.steps), mininterval=2):
-        with torch.no_grad():
-            for theirs, own in zip(eager.parameters(), ours.parameters()):
-                own.copy_(theirs)
-        sample.gradients(eager, step)
+    for step, _ in along(sample, eager, [ours], args.steps):
         sample.gradients(ours, step)
         if farthest(eager, ours) > LIMIT and not explain(sample, step, eager, ours):
             unexplained.append(step + 1)
-        nn.utils.clip_grad_norm_(eager.parameters(), 0.5)
-        optimizer.step()
     if unexplained:
         raise SystemExit(f"not explained: steps {unexplained}")
 

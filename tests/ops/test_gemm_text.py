@@ -30,7 +30,7 @@ needs_torch = pytest.mark.skipif("torch" not in WAYS, reason="torch brings no BL
 
 @needs_torch
 def test_lines_are_taken_once():
-    huge = line(m=40001, n=400001, ways=("torch", "torch"))  # its own runs decide between two ways
+    huge = line(m=40001, n=400001, ways=("torch", "torch", "torch"))  # its own runs decide between two ways
     assert _C.remember_products(huge + line(m=40001) + line(m=40002) + line(m=400001, n=3)) == 3
     known = _C.measured_products()
     assert huge in known and line(m=40001) in known and line(m=40002) not in known  # within a factor of 1.4: one kind
@@ -79,6 +79,32 @@ def test_products_go_the_way_that_the_text_says():
     new, taken = map(int, script(STEPS, text, json.dumps(WIDTHS)).splitlines()[-1].split()[1:])
     assert taken % 48 == 0 and taken >= 48 * len(set(WAYS) - {"shares"})
     assert (new > 0) == (taken < text.count("\n"))
+
+
+# Arguments: text, whose first kind is the product of this layer.
+TRIAL = """
+import sys, torch
+from onnxtrain import _C
+from onnxtrain.ortmodule import ORTModule
+torch.set_num_threads(2)
+_C.remember_products(sys.argv[1])
+net = ORTModule(torch.nn.Linear(1024, 2048))
+x = torch.randn(1024, 1024)
+with torch.no_grad():
+    for _ in range(8):
+        net(x)
+print(_C.measured_products().splitlines()[0])
+"""
+
+
+@needs_torch
+def test_runs_of_their_own_decide_once():
+    ways = ["torch", "primitive", "tiled"]
+    text = "".join(line(with_=1, threads=2, m=1024, n=2048, k=1024, ways=("torch", *pair))
+                   for pair in (("torch", way) for way in ways[1:]))  # the first line whose ways are here counts
+    first = script(TRIAL, text).splitlines()[-1]
+    assert len(first.split()) == 11 and first.split()[-1] in ways  # no word of others any more
+    assert script(TRIAL, first).splitlines()[-1] == first
 
 
 # Arguments: text, seed. What it learns of mutants stays in this process.
