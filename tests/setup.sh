@@ -63,7 +63,9 @@ build_extension() {
     stamp="$("$PYTHON" -V) $(hash_of "${sources[@]}") ${ONNXTRAIN_SANITIZE:-}"
     [ "$(cat "$VENV/.build-$kind" 2>/dev/null)" = "$stamp" ] && [ -e "$PACKAGE/onnxtrain/_C.abi3.so" ] && return
     echo "building the extension"
-    (cd "$ROOT" && "$PYTHON" setup.py -q "${command[@]}" 2>"$VENV/build.log") || {
+    mkdir -p "$PACKAGE"
+    # egg_info: what the package registers with torch.compile, without an installation.
+    (cd "$ROOT" && "$PYTHON" setup.py -q egg_info --egg-base "$PACKAGE" "${command[@]}" 2>"$VENV/build.log") || {
         cat "$VENV/build.log" >&2
         exit 1
     }

@@ -4,7 +4,8 @@
 
 An MLP and the getting-started transformer in small take five SGD steps each through ORTModule and in eager from equal
 weights: losses, first gradients and final weights agree, and every step ran in the engine. `--installed` also checks
-that the package comes from site-packages, that it brings its own libraries, and that the process holds one libgomp.
+that the package comes from site-packages, that it brings its own libraries, that the process holds one libgomp, and that
+torch.compile knows the backend.
 """
 
 from __future__ import annotations
@@ -124,6 +125,15 @@ def check_installed() -> None:
     assert {"torch", "onednn"} <= set(_C.build_info()["gemm"]), _C.build_info()["gemm"]
 
 
+def compiles() -> None:
+    """torch.compile finds the backend by its entry point."""
+    model, batch = mlp()
+    x, _ = batch()
+    steps = onnxtrain.stats()["engine_steps"]
+    torch.testing.assert_close(torch.compile(model, backend="onnxtrain")(x), model(x))
+    assert onnxtrain.stats()["engine_steps"] == steps + 1, "torch.compile did not reach the engine"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--installed", action="store_true")
@@ -135,6 +145,7 @@ def main() -> int:
     drops_out()
     if options.installed:
         check_installed()
+        compiles()
     info = _C.build_info()
     print(f"smoke ok: CPython {platform.python_version()}, torch {torch.__version__}, onnxtrain "
           f"{onnxtrain.__version__}, {info['isa']}, GEMM {' '.join(info['gemm'])}, C exchange "

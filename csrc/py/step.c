@@ -30,7 +30,7 @@ PyObject *ont_signature(PyObject *module, PyObject *args)
     for (Py_ssize_t i = 0; to && i < n; i++, to += KIND_BYTES) {
         PyObject *tensor = PyTuple_GetItem(args, i);
         ont_peek_kind kind;
-        void *handle = (PyObject *)Py_TYPE(tensor) == state->tensor_type ? ont_peek_handle(state, tensor) : NULL;
+        void *handle = ont_peek_handle(state, tensor);
         int nested = handle && ont_peek_kind_of(handle, &kind) ? is_nested(state, tensor) : 1;
         if (nested) {
             Py_DECREF(signature);

@@ -18,7 +18,7 @@ from onnxtrain._export import cache, exclusive, products, trees
 from onnxtrain._export.attributes import State
 from onnxtrain._export.errors import DefinitionError
 from onnxtrain._export.function_apply import CustomFunctions
-from onnxtrain.export import ArgumentError, ExportError, export, grad_modes, is_final, order
+from onnxtrain.export import PLAIN_TENSORS, ArgumentError, ExportError, export, grad_modes, is_final, order
 from onnxtrain.ortmodule._device import device_of
 from onnxtrain.ortmodule import _announce, _special
 from onnxtrain.ortmodule._debug import STAGES, DebugOptions
@@ -26,7 +26,7 @@ from onnxtrain.ortmodule._fallback import Fallback, FallbackPolicy, ORTModuleTor
 from onnxtrain.ortmodule._forward import Forward, calls_forward_of
 from onnxtrain.ortmodule._key import MAX_TRIES, Fallen, Key, describe, torch_modes
 from onnxtrain.ortmodule._managers import View
-from onnxtrain.ortmodule._program import CheckError, Program, StaleError
+from onnxtrain.ortmodule._program import CheckError, Program, SharedMemoryError, StaleError
 from onnxtrain.ortmodule._verify import compare, tolerance, verify
 from onnxtrain.ortmodule.options import RuntimeOptions
 
@@ -150,6 +150,8 @@ class ORTModule(torch.nn.Module):
                     break
                 except CheckError as error:
                     return self._checked_by_torch(error, args, kwargs)
+                except SharedMemoryError as error:
+                    return self._by_torch(str(error), args, kwargs)
                 except UnsupportedError as error:
                     self._fall_back(key, FallbackPolicy.FALLBACK_UNSUPPORTED_ONNX_MODEL, str(error), error,
                                     program.exported.state)
@@ -164,7 +166,7 @@ class ORTModule(torch.nn.Module):
     @staticmethod
     def _key(args: tuple[Any, ...], kwargs: dict[str, Any], mode: tuple[Any, ...]) -> tuple[Key, list[Any]]:
         """What an export holds for, and the call's leaves; tensors in a row are their own."""
-        if kwargs or any([type(arg) is not torch.Tensor for arg in args]):
+        if kwargs or any([type(arg) not in PLAIN_TENSORS for arg in args]):
             leaves, spec = pytree.tree_flatten((args, kwargs))
         else:
             leaves, spec = list(args), None
@@ -211,6 +213,14 @@ class ORTModule(torch.nn.Module):
                             "ORTModule: %s has lazy parameters: PyTorch runs the call that gives them their shapes",
                             type(self._module).__name__)
         return self._lazy
+
+    def _by_torch(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call that a graph cannot stand for; the reason is said once, and in stats() and explain()."""
+        if reason not in self._counters.reasons:
+            self._debug.log(logging.WARNING, "ORTModule: PyTorch runs this call of %s, since %s",
+                            type(self._module).__name__, reason)
+        self._note(reason)
+        return self._in_torch(args, kwargs)
 
     def _in_torch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         _report.count(self._counters, fallback_steps=1)
@@ -293,6 +303,8 @@ class ORTModule(torch.nn.Module):
                     known.append(program)
                     _report.register(program)
                 return self._checked_by_torch(error, args, kwargs)
+            except SharedMemoryError as error:
+                return self._by_torch(str(error), args, kwargs)
             except (ExportError, UnsupportedError, StaleError) as error:
                 lacking = self._lacking(error, program)
                 if lacking is not None and lacking not in by_torch and len(by_torch) < MAX_BY_TORCH:

@@ -35,6 +35,10 @@ class CheckError(Exception):
     """A check of forward's may have fired, of which the engine knows nothing more: PyTorch has to run this call."""
 
 
+class SharedMemoryError(Exception):
+    """An argument that forward changes in place shares memory with another one: PyTorch has to run this call."""
+
+
 class _ORTModuleFunction(torch.autograd.Function):
     """The autograd node of one run: all gradients at once, from one call of the engine."""
 
@@ -97,6 +101,16 @@ def _backward_once(ctx: Any, *grads: Tensor | None) -> Any:
 
 
 _NODES = (_ORTModuleFunction._backward_cls, _SteppingFunction._backward_cls, _held.HeldFunction._backward_cls)
+
+
+def _refuse_shared(leaves: Sequence[Any], written: set[int]) -> None:
+    """Raises SharedMemoryError where one of the arguments that forward changes in place shares memory with another
+    argument: in a graph the other one's readers would see what it held before.
+    """
+    storages = [leaf.untyped_storage().data_ptr() if isinstance(leaf, Tensor) else 0 for leaf in leaves]
+    for index in written:
+        if storages[index] and storages.count(storages[index]) > 1:
+            raise SharedMemoryError("an argument that forward changes in place shares memory with another argument")
 
 
 class Agent:
@@ -232,12 +246,14 @@ class Program:
         Raises:
             StaleError: a weight has another dtype or shape than at the export, or is gone.
             CheckError: as it says; the random state is as before the call.
+            SharedMemoryError: as it says; nothing has run.
         """
         start = time.monotonic()
         try:
             tensors, mask = _C.gather(self._gather, leaves, grad_enabled)
             if self._written:  # backward wants them as they were
                 old = {leaf for _, leaf in self._written}
+                _refuse_shared(leaves, old)
                 tensors = tuple([t.clone() if owner is None and name in old else t
                                  for t, (owner, name) in zip(tensors, self._gather)])
         except (AttributeError, KeyError):

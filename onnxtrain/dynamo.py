@@ -1,0 +1,193 @@
+"""torch.compile(model, backend="onnxtrain"): every graph that Dynamo captures runs in the engine, forward and backward.
+
+Dynamo reads the user's Python, guards what it read, and cuts the graph where it cannot follow. What arrives here is a
+torch.fx graph of tensor operations, whose parameters and buffers are arguments. torch finds `backend` by an entry point
+of the package (group "torch_dynamo_backends"), so nothing has to be imported.
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onnxtrain.ortmodule import ORTModule
+
+_log = logging.getLogger("onnxtrain")
+_KINDS = ((torch.SymInt, int), (torch.SymFloat, float), (torch.SymBool, bool))
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+_ARITHMETIC = frozenset((operator.add, operator.sub, operator.mul, operator.truediv,
+                         torch.add, torch.sub, torch.mul, torch.div))
+
+
+def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None,
+            options: dict[str, Any] | None = None) -> Callable[..., Any]:
+    """Compiles one graph of Dynamo's; torch.compile calls it.
+
+    Args:
+        graph: tensor operations; each placeholder has a fake tensor or a symbolic number in meta["example_value"].
+        example_inputs: not read: the graph is exported at its first call, with that call's tensors.
+        mode: as torch.compile takes it. The engine works in one way, which serves all of them.
+        options: there are none.
+
+    Returns:
+        A function of the graph's arguments. What the engine lacks runs in PyTorch, as ORTMODULE_FALLBACK_POLICY allows;
+        that is said once.
+
+    Raises:
+        ValueError: torch.compile has no such mode.
+        TypeError: options were given.
+    """
+    if mode is not None and mode not in MODES:
+        raise ValueError(f"torch.compile(backend='onnxtrain'): mode is {mode!r}, expected one of {', '.join(MODES)}")
+    if options:
+        raise TypeError(f"torch.compile(backend='onnxtrain') takes no options, got {', '.join(map(str, options))}")
+    graph = _copied(graph)
+    try:
+        numbers = _Numbers(graph)
+    except LookupError as error:
+        _log.warning("torch.compile(backend='onnxtrain'): PyTorch runs a graph of %d nodes, since %s",
+                     len(graph.graph.nodes), error)
+        return graph
+    if numbers:
+        numbers.take_out()
+    floats = _floats_as_arguments(graph)
+    kept = _sizes_from_tensors(graph)
+    graph.recompile()
+    if not any(isinstance(_example(node), Tensor) for node in graph.graph.nodes):
+        return graph  # arithmetic on sizes
+    model = ORTModule(graph)
+    model._announced.update((True, False))  # a table for each graph would bury what matters
+    enables_grad = any(node.target is torch._C._set_grad_enabled and node.args == (True,) for node in graph.graph.nodes)
+
+    def call(*given: Any) -> Any:
+        arguments = tuple([given[i].item() if i in floats else given[i] for i in kept])
+        if enables_grad and not torch.is_grad_enabled():
+            results = model._by_torch("it enables gradients under its caller's no_grad()", arguments, {})
+        else:
+            results = model(*arguments)
+        return numbers.put_back(results, given) if numbers else results
+
+    return call
+
+
+def _copied(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """The same operations and attributes; Dynamo goes on reading the arguments of its own graph."""
+    own = torch.fx.Graph()
+    own.output(own.graph_copy(graph.graph, {}))
+    return torch.fx.GraphModule(graph, own)
+
+
+def _placeholders(graph: torch.fx.GraphModule) -> list[torch.fx.Node]:
+    return [node for node in graph.graph.nodes if node.op == "placeholder"]
+
+
+def _example(node: torch.fx.Node) -> Any:
+    return node.meta.get("example_value")
+
+
+def _floats_as_arguments(graph: torch.fx.GraphModule) -> frozenset[int]:
+    """Undoes Dynamo's way with a float that changes: a tensor without dims, of which the graph asks item().
+
+    In arithmetic with a tensor of floats the tensor itself gives the same result, and is no constant of an export.
+    Elsewhere (an eps, a momentum) the graph takes the number. Returns the arguments that are to be numbers.
+    """
+    floats = set()
+    for index, placeholder in enumerate(_placeholders(graph)):
+        value, asked = _example(placeholder), list(placeholder.users)
+        if not (isinstance(value, Tensor) and value.dim() == 0 and value.dtype is torch.float64 and asked
+                and all(node.op == "call_method" and node.target == "item" for node in asked)):
+            continue
+        users = [user for node in asked for user in node.users]
+        as_tensor = all(map(_is_arithmetic_with_floats, users))
+        for node in asked:
+            node.replace_all_uses_with(placeholder)
+            graph.graph.erase_node(node)
+        if not as_tensor:
+            floats.add(index)
+            placeholder.meta["example_value"] = None
+    return frozenset(floats)
+
+
+def _is_arithmetic_with_floats(node: torch.fx.Node) -> bool:
+    """Whether a node adds, subtracts, multiplies or divides a number and a tensor of floats that has dims."""
+    others = [value for value in map(_example, node.all_input_nodes) if isinstance(value, Tensor)]
+    return (node.op == "call_function" and node.target in _ARITHMETIC and not node.kwargs and len(others) == 1
+            and others[0].dim() > 0 and others[0].is_floating_point())
+
+
+def _expression(value: Any) -> Any:
+    """The formula of a symbolic size."""
+    return value.node.expr if isinstance(value, torch.SymInt) else None
+
+
+def _sizes_from_tensors(graph: torch.fx.GraphModule) -> list[int]:
+    """Reads every size that is an argument off a tensor that has it; returns the arguments that are left."""
+    placeholders = _placeholders(graph)
+    owners = {expression: (node, axis) for node in placeholders if isinstance(_example(node), Tensor)
+              for axis, size in enumerate(_example(node).shape) if (expression := _expression(size)) is not None}
+    kept = []
+    for index, placeholder in enumerate(placeholders):
+        owner = owners.get(_expression(_example(placeholder)))
+        if owner is None:
+            kept.append(index)
+            continue
+        with graph.graph.inserting_after(placeholders[-1]):
+            size = graph.graph.call_method("size", owner)
+        placeholder.replace_all_uses_with(size)
+    for index in set(range(len(placeholders))).difference(kept):
+        graph.graph.erase_node(placeholders[index])
+    return kept
+
+
+class _Numbers:
+    """The sizes and other numbers among a graph's results, which are no business of the engine's.
+
+    Raises LookupError where one of them does not follow from the graph's arguments.
+    """
+
+    def __init__(self, graph: torch.fx.GraphModule) -> None:
+        self._output = next(node for node in reversed(graph.graph.nodes) if node.op == "output")
+        self._results = list(self._output.args[0])
+        self._tensors = [i for i, node in enumerate(self._results)
+                         if isinstance(node, torch.fx.Node) and isinstance(_example(node), Tensor)]
+        self._formulas: dict[int, tuple[type, Any]] = {}
+        for i, node in enumerate(self._results):
+            if i not in self._tensors and isinstance(node, torch.fx.Node):
+                value = _example(node)
+                kind = next((plain for symbolic, plain in _KINDS if isinstance(value, symbolic)), None)
+                if kind is None:
+                    raise LookupError(f"the result {node} is {type(value).__name__}")
+                self._formulas[i] = kind, value.node.expr
+        symbols = {_expression(_example(node)): i for i, node in enumerate(_placeholders(graph))}
+        wanted = set().union(*[formula.free_symbols for _, formula in self._formulas.values()])
+        if unknown := wanted.difference(symbols):
+            raise LookupError(f"a result depends on {', '.join(map(str, unknown))}, which is no argument")
+        self._symbols = [(symbol, symbols[symbol]) for symbol in wanted]
+        self._known: dict[tuple[int, ...], dict[int, Any]] = {}
+
+    def take_out(self) -> None:
+        """Leaves the graph with its tensors as results."""
+        self._output.args = (tuple(self._results[i] for i in self._tensors),)
+
+    def put_back(self, left: Sequence[Tensor], given: Sequence[Any]) -> tuple[Any, ...]:
+        """All results, from those that are left and the graph's arguments."""
+        values = tuple([given[i] for _, i in self._symbols])
+        numbers = self._known.get(values)
+        if numbers is None:
+            bound = {symbol: value for (symbol, _), value in zip(self._symbols, values)}
+            numbers = {i: kind(formula.subs(bound)) for i, (kind, formula) in self._formulas.items()}
+            self._known[values] = numbers
+        whole = [None if isinstance(result, torch.fx.Node) else result for result in self._results]
+        for i, value in zip(self._tensors, left):
+            whole[i] = value
+        for i, value in numbers.items():
+            whole[i] = value
+        return tuple(whole)
+
+    def __bool__(self) -> bool:
+        return len(self._tensors) < len(self._results)

@@ -1,0 +1,213 @@
+"""torch.compile with the engine as its backend, against eager: results, gradients, state; what Python changes between
+steps; sizes, numbers and graph breaks; what is refused."""
+
+import copy
+import functools
+import logging
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+import onnxtrain
+from agree import equal
+from onnxtrain import dynamo
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def counts():
+    stats = onnxtrain.stats()
+    return {name: stats[name] for name in ("engine_steps", "fallback_steps", "exports")}
+
+
+def both(module, use, engine_steps, fallback_steps=0, exports=None, **options):
+    """use(model) on eager and on the compiled copy: results, gradients and buffers agree; the engine took so many steps."""
+    eager, compiled = module, torch.compile(copy.deepcopy(module), backend=dynamo.backend, **options)
+    torch.manual_seed(1)
+    want = use(eager)
+    before = counts()
+    torch.manual_seed(1)
+    got = use(compiled)
+    taken = {name: value - before[name] for name, value in counts().items()}
+    equal(got, want)
+    for (name, p), q in zip(eager.named_parameters(), compiled.parameters(), strict=True):
+        assert (p.grad is None) == (q.grad is None), name
+        if p.grad is not None:
+            torch.testing.assert_close(q.grad, p.grad, rtol=1e-4, atol=1e-5)
+    for (name, a), b in zip(eager.named_buffers(), compiled.buffers(), strict=True):
+        torch.testing.assert_close(b, a, rtol=1e-5, atol=1e-5, msg=name)
+    steps = taken["engine_steps"], taken["fallback_steps"]
+    assert steps == (engine_steps, fallback_steps), onnxtrain.stats()["reasons"]
+    if exports is not None:
+        assert taken["exports"] == exports
+    return compiled
+
+
+def trained(*batches):
+    def use(model):
+        losses = []
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        for batch in batches:
+            optimizer.zero_grad()
+            loss = model(batch).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+        return losses
+    return use
+
+
+class Made(nn.Module):
+    def __init__(self, forward, **attributes):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self._made = forward
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+    def forward(self, *args):
+        return self._made(self, *args)
+
+
+X = torch.arange(12.0).reshape(3, 4) / 10
+Y = 0.3 - X
+
+
+@pytest.mark.parametrize("options", [dict(), dict(fullgraph=True), dict(dynamic=True), dict(mode="reduce-overhead")],
+                         ids=str)
+def test_training_steps(options):
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 5))
+    both(module, trained(*torch.randn(3, 2, 3, 6, 6)), engine_steps=3, exports=1, **options)
+
+
+def test_a_transformer_layer_with_dropout_follows_the_seed():
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.5, batch_first=True)
+    compiled = torch.compile(layer, backend=dynamo.backend, fullgraph=True)
+    x = torch.randn(2, 5, 8)
+    results = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        results.append(compiled(x))
+    assert torch.equal(results[0], results[1]) and not torch.equal(results[0], results[2])
+    layer.eval()
+    equal(compiled(x), layer(x))
+
+
+def test_other_batch_sizes_are_two_exports_at_most():
+    module = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2))
+    both(module, trained(*[torch.randn(n, 4) for n in (3, 5, 7, 9, 2)]), engine_steps=5, exports=2)
+
+
+def test_sizes_and_changing_numbers_are_no_exports():
+    def forward(self, x, scale):
+        h = self.fc(x) * scale
+        return h.sum(), x.shape[0] * 2 + 1, x.numel() > 8, h.reshape(-1)
+
+    def use(model):
+        out = [model(torch.ones(n, 4), n / 3) for n in range(2, 8)]
+        sum(o[0] for o in out).backward()
+        return [o[1:3] for o in out], [o[0].detach() for o in out]
+    both(Made(forward), use, engine_steps=6, exports=2)
+
+
+def test_a_graph_break_leaves_two_graphs_in_the_engine():
+    def forward(self, x):
+        h = self.fc(x)
+        torch._dynamo.graph_break()
+        return self.fc(h.relu())
+    both(Made(forward), trained(X, Y), engine_steps=4)
+
+
+def test_a_branch_on_a_value_takes_both_ways():
+    def forward(self, x):
+        h = self.fc(x)
+        return h * 2 if h.sum() > 0 else h - 1
+    both(Made(forward), trained(X, -9 * X, X), engine_steps=6)
+
+
+class Box:
+    value = 2.0
+
+
+def changed(change):
+    def use(model):
+        first = model(X).detach()
+        change(getattr(model, "_orig_mod", model))
+        return first, model(X).detach()
+    return use
+
+
+@pytest.mark.parametrize("forward, attributes, change", [
+    (lambda self, x: self.act(self.fc(x)), dict(act=functools.partial(F.leaky_relu, negative_slope=0.1)),
+     lambda m: setattr(m, "act", functools.partial(F.leaky_relu, negative_slope=0.9))),
+    (lambda self, x: self.fc(x) * self.cfg["a"]["b"]["c"]["d"], dict(cfg={"a": {"b": {"c": {"d": 2.0}}}}),
+     lambda m: m.cfg["a"]["b"]["c"].update(d=5.0)),
+    (lambda self, x: self.fc(x) * self.box.value, dict(box=Box()), lambda m: setattr(m.box, "value", 5.0)),
+    (lambda self, x: self.fc(x) * self.table[0], dict(table=[2.0] * 1025), lambda m: m.table.__setitem__(0, 5.0)),
+], ids=["partial", "nested dict", "object", "long list"])
+def test_state_that_forward_reads_is_watched(forward, attributes, change):
+    both(Made(forward, **attributes), changed(change), engine_steps=2)
+
+
+def test_one_tensor_passed_twice_and_then_two():
+    def use(model):
+        return model(X, X), model(X, Y)
+    both(Made(lambda self, x, y: self.fc(x) - 2 * y), use, engine_steps=2)
+
+
+def test_arguments_changed_in_place_and_sharing_memory():
+    def forward(self, x, y):
+        x.add_(1)
+        return self.fc(x) + y
+
+    def use(model):
+        x, base = X.clone(), X.clone()
+        return model(x, Y).detach(), x, model(base, base.view(3, 4)).detach(), base
+    both(Made(forward), use, engine_steps=1, fallback_steps=1)
+
+
+def test_gradients_enabled_under_no_grad_are_had(caplog):
+    def forward(self, x):
+        with torch.enable_grad():
+            return self.fc(x)
+
+    def use(model):
+        with torch.no_grad():
+            out = model(X)
+        out.sum().backward()
+        return out
+    with caplog.at_level(logging.WARNING):
+        both(Made(forward), use, engine_steps=0, fallback_steps=1)
+    assert "enables gradients" in caplog.text
+
+
+def test_gradients_of_arguments_and_no_grad():
+    def use(model):
+        x = X.clone().requires_grad_()
+        model(x).sum().backward()
+        with torch.no_grad():
+            quiet = model(x)
+        return x.grad, quiet
+    both(Made(lambda self, x: self.fc(x).sin()), use, engine_steps=2)
+
+
+@pytest.mark.parametrize("options, error", [(dict(mode="quick"), ValueError), (dict(options={"a": 1}), TypeError)])
+def test_what_there_is_not_is_refused(options, error):
+    graph = torch.fx.symbolic_trace(nn.ReLU())
+    with pytest.raises(error, match="onnxtrain"):
+        dynamo.backend(graph, [X], **options)
+
+
+def test_the_entry_point_names_the_backend():
+    project = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml").read_text())
+    module, name = project["project"]["entry-points"]["torch_dynamo_backends"]["onnxtrain"].split(":")
+    assert getattr(__import__(module, fromlist=[name]), name) is dynamo.backend
