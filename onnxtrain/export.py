@@ -341,7 +341,7 @@ def _names(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
 
 def _dynamo(flat: _Flat, names: list[str], leaves: list[Any], opset: int, notes: list[str]) -> Exported:
     module = flat.module
-    tensors = tuple(_without_grad(leaf) for leaf in leaves if isinstance(leaf, Tensor))
+    tensors = _apart([_without_grad(leaf) for leaf in leaves if isinstance(leaf, Tensor)], module)
     owned = _owned(module)
     start = time.perf_counter()
     program, relaxed = _trace(flat, tensors)
@@ -388,6 +388,19 @@ def _without_grad(tensor: Tensor) -> Tensor:
     if type(tensor) not in (Tensor, torch.nn.Parameter) or not tensor.is_leaf or tensor.grad is None:
         return tensor
     return tensor.detach().requires_grad_(tensor.requires_grad)
+
+
+def _apart(tensors: Sequence[Tensor], module: torch.nn.Module) -> tuple[Tensor, ...]:
+    """The same tensors as so many objects: torch.export takes one that is passed twice, or that the module holds, for
+    one input, and the program would be wrong for two.
+    """
+    seen = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
+    apart = []
+    for tensor in tensors:
+        again = id(tensor) in seen
+        seen.add(id(tensor))
+        apart.append(tensor.detach().requires_grad_(tensor.requires_grad) if again else tensor)
+    return tuple(apart)
 
 
 def _owned(module: torch.nn.Module) -> dict[int, tuple[str, str]]:

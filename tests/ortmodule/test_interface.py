@@ -145,6 +145,15 @@ INPUTS = {
 }
 
 
+def test_one_tensor_twice_and_then_two():
+    def use(model):
+        x, y, w = X.detach().clone().requires_grad_(), Y.detach().clone().requires_grad_(), model.fc.weight
+        results = [model(x, x, w), model(x, y, w), model(y, x, w.detach() * 2)]
+        sum(r.square().sum() for r in results).backward()
+        return [r.detach() for r in results], x.grad, y.grad
+    in_engine(both(module(lambda self, x, y, w: self.fc(x) - 2 * y + x @ w.t()), use))
+
+
 @pytest.mark.parametrize("name", INPUTS)
 def test_inputs(name, exporter):
     forward, args, kwargs = INPUTS[name]
