@@ -8,12 +8,10 @@ switches are left exactly as they were, also after a failure. Nothing here knows
 from __future__ import annotations
 
 import dataclasses
-import enum
 import inspect
 import io
 import re
 import time
-import types
 import warnings
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -27,14 +25,14 @@ from onnxtrain._export import attributes, exclusive, functions
 from onnxtrain._export import flags as flags_of
 from onnxtrain._export import graph as onnx_graph
 from onnxtrain._export import guards as shape_guards
-from onnxtrain._export import messages, mutations, retrace, rewrite, sizes, state, trees, views
+from onnxtrain._export import messages, mutations, refusals, retrace, rewrite, sizes, state, trees, views
 from onnxtrain._export.domain import register_symbolics
 from onnxtrain._export.errors import ArgumentError, ExportError, Untraceable
 from onnxtrain._export.exported import Assignment, Exported, GraphInput, GraphOutput
 from onnxtrain._export.function_apply import CustomFunctions
+from onnxtrain._export.refusals import PLAIN_TENSORS as PLAIN_TENSORS
 from onnxtrain._export.translations import registry_reused, translations, wide_numbers
 
-PLAIN_TENSORS = frozenset((Tensor, torch.nn.Parameter, torch.nn.Buffer))
 SMALL_CONSTANT = 1024  # elements; larger constants become graph inputs
 DYNAMO_OPSETS = (18, 22)
 TORCHSCRIPT_OPSETS = (12, 20)
@@ -89,21 +87,15 @@ class _Flat(torch.nn.Module):
         )
         traced, module = self.traced, self.module
         functions.begin(traced.functions)
-        held = attributes.containers(module)
         versions, before = [(leaf._version, leaf.shape) for leaf in leaves], pytree.tree_leaves((args, kwargs))
         checked: list[tuple[Tensor, bool]] = []
         flags = flags_of.Flags(dict(module.named_parameters()))
         patch = rewrite.Rewrite(barriers, flags, None if barriers else checked)
-        with state.no_hidden_draws(), flags_of.noting_modes(flags, module), patch, \
+        with state.nothing_lost(module, traced.record.writes), flags_of.noting_modes(flags, module), patch, \
                 attributes.recording(traced.record, module):
             results, traced.out_spec = trees.flatten(module(*args, **kwargs))
             results = [leaf.item() if patch.is_number(leaf) else leaf for leaf in results]
         traced.consulted, traced.flags = flags.consulted, flags.changed
-        if (lost := attributes.changed_container(held)) is not None:
-            raise Untraceable(
-                f"The module changes its {type(getattr(*lost)).__name__} {lost[1]!r} in place inside forward; a graph "
-                "would lose that."
-            )
         traced.out_tensors = [i for i, leaf in enumerate(results) if isinstance(leaf, Tensor)]
         flat = mutations.unchanged_containers((args, kwargs), spec, before)
         own = {id(leaf): i for i, leaf in enumerate(flat)}
@@ -114,7 +106,7 @@ class _Flat(torch.nn.Module):
             traced.written = [own[id(leaf)] for leaf in mutations.written(leaves, versions)]
             if barriers:
                 views.refuse(results, traced, [*leaves, *module.parameters()])
-        traced.out_constants = {i: _concrete(leaf) for i, leaf in enumerate(results) if not isinstance(leaf, Tensor)}
+        traced.out_constants = {i: refusals.concrete(leaf) for i, leaf in enumerate(results) if not isinstance(leaf, Tensor)}
         buffers = dict(self.module.named_buffers())
         traced.buffers = list(buffers)
         assigned = _assigned(module, traced)
@@ -133,31 +125,17 @@ def _assigned(module: torch.nn.Module, traced: _Traced) -> list[Tensor]:
     for (child, name), before in traced.record.writes.items():
         value = attributes.attribute(child, name)
         if (child not in names or value is before or name in child._buffers
-            or attributes.follows_parameters(child, name)):
+            or state.follows_parameters(child, name)):
             continue  # made by forward itself; no change; an output already; torch's own
         if (value is attributes.ABSENT or any(isinstance(v, (torch.nn.Module, torch.nn.Parameter))
                                               for v in (value, before))):
             raise Untraceable(f"The module exchanges its {name!r} inside forward; a graph would lose that.")
         leaves, spec = trees.flatten(value)
         where = tuple(i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor))
-        constants = {i: _concrete(leaf) for i, leaf in enumerate(leaves) if i not in where}
+        constants = {i: refusals.concrete(leaf) for i, leaf in enumerate(leaves) if i not in where}
         traced.assignments.append(Assignment(names[child], name, spec, constants, where))
         tensors += [leaves[i].clone() for i in where]
     return tensors
-
-
-def _concrete(leaf: Any) -> Any:
-    """A size among the outputs: asking for its value leaves a guard on it."""
-    for symbolic, plain in ((torch.SymBool, bool), (torch.SymInt, int), (torch.SymFloat, float)):
-        if isinstance(leaf, symbolic):
-            return plain(leaf)
-    if not isinstance(leaf, _PLAIN):
-        raise ArgumentError(
-            f"ORTModule fails to extract schema from data: Unsupported flatten data type: {type(leaf)}. It is, or is "
-            "in, a result or an attribute set in forward, and its tensors would be lost; register it with "
-            "torch.utils._pytree.register_pytree_node, or torch.export.register_dataclass."
-        )
-    return leaf
 
 
 def export(
@@ -224,8 +202,8 @@ def _run(
         with (exclusive.exclusive(), state.unchanged(module), state.random_unchanged(),
               rewrite.patched(module, notes, custom), messages.quiet()):
             names = _names(module, args, kwargs)
-            _refuse_lost(module, leaves, names)
-            _refuse_nothing(module, args, kwargs)
+            refusals.refuse_lost(module, leaves, names)
+            refusals.refuse_nothing(module, args, kwargs)
             if module.training != training:
                 module.train(training)
             with torch.enable_grad():
@@ -273,45 +251,6 @@ def _state(flat: _Flat, free: frozenset[tuple[int, str]] = frozenset()) -> attri
     for child in flat.module.modules():
         record.reads.setdefault(child, set()).update(_HOOKS)
     return attributes.State(flat.module, record, free)
-
-
-_PLAIN = (type(None), bool, int, float, complex, str, bytes, enum.Enum, slice, range, torch.dtype, torch.device,
-          torch.layout, torch.memory_format, type, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
-
-
-def _refuse_lost(module: torch.nn.Module, leaves: Sequence[Any], names: Sequence[str]) -> None:
-    """What a trace would drop, or freeze, without a word."""
-    for name, child in module.named_modules():
-        if child._backward_hooks or child._backward_pre_hooks:
-            raise ExportError(f"Module {name or 'itself'} has a backward hook; a graph would lose it.")
-        for hook in (*child._forward_pre_hooks.values(), *child._forward_hooks.values()):
-            origin = getattr(hook, "__module__", type(hook).__module__) or ""
-            if origin.split(".")[0] != "torch" and not origin.startswith("onnxtrain.utils.hooks"):
-                raise ExportError(
-                    f"Module {name or 'itself'} has the forward hook "
-                    f"{getattr(hook, '__qualname__', type(hook).__name__)}; "
-                    "what it does besides its result would be lost."
-                )
-    for leaf, name in zip(leaves, names):
-        if isinstance(leaf, Tensor) and type(leaf) not in PLAIN_TENSORS:
-            raise ArgumentError(f"ORTModule does not support input type {type(leaf)} for input {name}: a subclass of "
-                                "Tensor has results of its own kind.")
-        if not isinstance(leaf, (Tensor, *_PLAIN)):
-            raise ArgumentError(
-                f"ORTModule does not support input type {type(leaf)} for input {name}: its tensors would be frozen; "
-                "register it with torch.utils._pytree.register_pytree_node, or torch.export.register_dataclass."
-            )
-
-
-def _refuse_nothing(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """A call without any tensor, of a module that has none: there is nothing to run."""
-    if any(isinstance(leaf, Tensor) for leaf in (*pytree.tree_leaves((args, kwargs)), *module.parameters(),
-                                                 *module.buffers())):
-        return
-    given = {**dict(zip(inspect.signature(module.forward).parameters, args)), **kwargs}
-    for name, value in given.items():
-        raise ArgumentError(f"ORTModule does not support input type {type(value)} for input {name}: neither the "
-                            "arguments nor the module hold a tensor, so there is nothing to run.")
 
 
 def _names(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from onnxtrain._export import exclusive
-from onnxtrain._export.state import replaced
+from onnxtrain._export.snapshot import ABSENT
+from onnxtrain._export.state import follows_parameters, replaced
 
 MAX_ITEMS = 1024  # a plain container with more is compared by identity alone
 MAX_DEPTH = 4  # of containers and objects within an attribute
@@ -33,16 +34,6 @@ _OPAQUE = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType
 
 
 _MACHINERY = {"__dict__", "__class__", "_call_impl", "_compiled_call_impl", "_slow_forward", "_wrapped_call_impl"}
-
-
-class Absent:
-    """Stands for an attribute that is not there."""
-
-    def __repr__(self) -> str:
-        return "not there"
-
-
-ABSENT = Absent()
 
 
 @dataclasses.dataclass
@@ -133,43 +124,6 @@ def attribute(module: torch.nn.Module, name: str) -> Any:
         if name in attributes.get(store, ()):
             return attributes[store][name]
     return ABSENT
-
-
-# torch's own lists of a module's parameters, which follow the parameters by themselves
-_FOLLOWS = {"_flat_weights", "_flat_weight_refs"}
-
-
-def follows_parameters(child: torch.nn.Module, name: str) -> bool:
-    """Whether the attribute only lists parameters: forward brings it up to date, which is no change of the module."""
-    return isinstance(child, torch.nn.RNNBase) and name in _FOLLOWS
-
-
-def containers(module: torch.nn.Module) -> dict[tuple[torch.nn.Module, str], Any]:
-    """Shallow copies of the plain lists, dicts and sets that modules hold, to see which of them forward changes."""
-    standard = _standard_attributes()
-    return {
-        (child, name): list(value) if not isinstance(value, dict) else [i for item in value.items() for i in item]
-        for child in module.modules()
-        for name, value in child.__dict__.items()
-        if isinstance(value, (list, dict, set)) and name not in standard and len(value) <= MAX_ITEMS
-        and not follows_parameters(child, name)
-    }
-
-
-def _standard_attributes() -> set[str]:
-    return set(torch.nn.Module().__dict__)
-
-
-def changed_container(before: dict[tuple[torch.nn.Module, str], Any]) -> tuple[torch.nn.Module, str] | None:
-    """One of the containers whose items are others now."""
-    for (child, name), items in before.items():
-        value = child.__dict__.get(name)
-        if not isinstance(value, (list, dict, set)):
-            continue  # assigned anew: a write
-        now = list(value) if not isinstance(value, dict) else [i for item in value.items() for i in item]
-        if len(now) != len(items) or any(a is not b for a, b in zip(now, items)):
-            return child, name
-    return None
 
 
 # --- comparing at later steps -----------------------------------------------------------------------------------------

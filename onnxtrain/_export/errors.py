@@ -22,6 +22,10 @@ class Untraceable(Exception):
     """Something was reached that a trace would lose without a word; the message is a sentence."""
 
 
+class Changed(Untraceable):
+    """Forward changes what a graph would not: perhaps at its first call only, in which the module sets itself up."""
+
+
 class CustomFunctionError(Untraceable):
     """A torch.autograd.Function was reached; tracing through it would lose its backward."""
 

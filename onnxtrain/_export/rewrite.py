@@ -91,6 +91,9 @@ class Rewrite(TorchFunctionMode):
         if self._flags.frozen:
             barrier = torch.ops.onnxtrain.stop_gradient if self._barriers else torch.detach
             args, kwargs = self._flags.stopped((args, kwargs), barrier)
+        if any([type(value) is torch.Generator for value in (*args, *(kwargs or {}).values())]):
+            raise Untraceable(f"The module draws from a torch.Generator of its own, in {func.__name__}; a graph draws "
+                              "from torch's.")
         rewrite = _REWRITES.get(func)
         if func is Tensor.__bool__ and self._checked is not None and args[0].numel() == 1:
             answer = checks.answer(sys._getframe(1))

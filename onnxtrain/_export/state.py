@@ -9,46 +9,23 @@ from __future__ import annotations
 import contextlib
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
-from onnxtrain._export.errors import Untraceable
-
-_CONTAINERS = (dict, list, set)
-
-
-def _copy(value: Any) -> Any:
-    """A shallow copy of a plain container, enough to undo append, item assignment and clear."""
-    return value.copy() if isinstance(value, _CONTAINERS) else value
-
-
-def _restore_container(target: Any, saved: Any) -> None:
-    """Puts the saved items back into the same object, which others may hold."""
-    if isinstance(target, list):
-        target[:] = saved
-    else:
-        target.clear()
-        target.update(saved)
+from onnxtrain._export.errors import Changed, Untraceable
+from onnxtrain._export.snapshot import Change, Snapshot, repr_of
 
 
 @contextlib.contextmanager
 def unchanged(module: torch.nn.Module) -> Iterator[None]:
-    """Restores attributes, parameters, buffers, submodules and training flags of `module` and everything below it."""
-    saved: list[tuple[torch.nn.Module, dict[str, Any], dict[str, Any]]] = []
-    for child in module.modules():
-        attributes = dict(child.__dict__)
-        contents = {name: _copy(value) for name, value in attributes.items() if isinstance(value, _CONTAINERS)}
-        saved.append((child, attributes, contents))
+    """Restores `module` and all plain objects that it leads to: attributes, registries, hooks, helpers, caches."""
+    before = Snapshot(module)
     try:
         yield
     finally:
-        for child, attributes, contents in saved:
-            child.__dict__.clear()
-            child.__dict__.update(attributes)
-            for name, items in contents.items():
-                _restore_container(attributes[name], items)
+        before.restore()
 
 
 @contextlib.contextmanager
@@ -70,20 +47,52 @@ def random_unchanged() -> Iterator[None]:
             torch.cuda.set_rng_state_all(cuda_states)
 
 
+# torch's own lists of a module's parameters, which follow the parameters by themselves
+_FOLLOWS = {"_flat_weights", "_flat_weight_refs"}
+
+
+def follows_parameters(child: Any, name: str) -> bool:
+    """Whether the attribute only lists parameters: forward brings it up to date, which is no change of the module."""
+    return isinstance(child, torch.nn.RNNBase) and name in _FOLLOWS
+
+
 @contextlib.contextmanager
-def no_hidden_draws() -> Iterator[None]:
-    """Refuses a forward that draws from Python's or NumPy's generator: a trace freezes the number drawn."""
-    numpy = sys.modules.get("numpy")
-    python_before, before = random.getstate(), None if numpy is None else numpy.random.get_state()
+def nothing_lost(module: torch.nn.Module, writes: Mapping[tuple[Any, str], Any]) -> Iterator[None]:
+    """Refuses a forward that changes what a graph could not change at each step.
+
+    Args:
+        writes: (module, attribute) pairs that forward has assigned, filled meanwhile: these are the caller's business.
+
+    Raises:
+        Untraceable: it draws from a generator that is not torch's own; a trace freezes the number drawn.
+        Changed: it changes a container, an object, hooks, or a module that is not part of `module`.
+    """
+    python, numpy = random.getstate(), sys.modules.get("numpy")
+    numbers = None if numpy is None else repr_of(numpy.random.get_state())
+    before, children = Snapshot(module, follows_parameters), set(module.modules())
     yield
-    drawn = ["Python's random"] if random.getstate() != python_before else []
-    if before is not None:
-        after = numpy.random.get_state()
-        if after[2] != before[2] or (after[1] != before[1]).any() or after[3:] != before[3:]:
-            drawn.append("numpy.random")
+    drawn = ["Python's random"] if random.getstate() != python else []
+    if numpy is not None and numbers is not None and repr_of(numpy.random.get_state()) != numbers:
+        drawn.append("numpy.random")
+    changes = before.changes()
+    drawn += [f"its own generator {change.path!r}" for change in changes if change.draws]
     if drawn:
         raise Untraceable(f"The module draws from {' and '.join(drawn)} inside forward; a graph would freeze the "
                           "number.")
+    for change in changes:
+        if lost := [key for key in change.keys if not _is_assigned(change, key, writes, children)]:
+            change.keys = lost
+            raise Changed(f"The module changes its {change.kind} {change.places()[0]!r} in place inside forward; a "
+                          "graph would lose that.")
+
+
+def _is_assigned(change: Change, key: Any, writes: Mapping[tuple[Any, str], Any], children: set[Any]) -> bool:
+    """Whether it is an attribute of the module's own that was set in the way that is recorded, or a buffer."""
+    if change.owner not in children if isinstance(change.owner, torch.nn.Module) else True:
+        return False
+    if change.store == "_buffers":
+        return True  # each is an output
+    return (change.owner, key) in writes or change.store is None and follows_parameters(change.owner, key)
 
 
 @contextlib.contextmanager
