@@ -25,9 +25,9 @@ from onnxtrain._export import attributes, exclusive, functions
 from onnxtrain._export import flags as flags_of
 from onnxtrain._export import graph as onnx_graph
 from onnxtrain._export import guards as shape_guards
-from onnxtrain._export import messages, mutations, refusals, retrace, rewrite, sizes, state, trees, views
+from onnxtrain._export import messages, mutations, refusals, retrace, rewrite, sizes, snapshot, state, trees, views
 from onnxtrain._export.domain import register_symbolics
-from onnxtrain._export.errors import ArgumentError, ExportError, Untraceable
+from onnxtrain._export.errors import ArgumentError, Changed, ExportError, Untraceable
 from onnxtrain._export.exported import Assignment, Exported, GraphInput, GraphOutput
 from onnxtrain._export.function_apply import CustomFunctions
 from onnxtrain._export.refusals import PLAIN_TENSORS as PLAIN_TENSORS
@@ -64,6 +64,7 @@ class _Traced:
     consulted: bool = False  # whether forward asks for requires_grad, or for grad mode
     flags: tuple[tuple[str, bool], ...] = ()
     functions: list[functions.Call] = dataclasses.field(default_factory=list, compare=False)
+    settings: list[state.Setting] = dataclasses.field(default_factory=list, compare=False)
     record: attributes.Record = dataclasses.field(default_factory=attributes.Record, compare=False)
 
 
@@ -78,6 +79,7 @@ class _Flat(torch.nn.Module):
         self.traced = _Traced()
         self.by_torch: tuple[str, ...] = ()
         self.planes = "dynamic"
+        self.settings: list[state.Setting] = []
 
     def forward(self, *leaves: Tensor) -> tuple[Tensor, ...]:
         example, spec, barriers = self._call
@@ -91,7 +93,7 @@ class _Flat(torch.nn.Module):
         checked: list[tuple[Tensor, bool]] = []
         flags = flags_of.Flags(dict(module.named_parameters()))
         patch = rewrite.Rewrite(barriers, flags, None if barriers else checked)
-        with state.nothing_lost(module, traced.record.writes), flags_of.noting_modes(flags, module), patch, \
+        with state.nothing_lost(module, traced.record.writes, traced.settings), flags_of.noting_modes(flags, module), patch, \
                 attributes.recording(traced.record, module):
             results, traced.out_spec = trees.flatten(module(*args, **kwargs))
             results = [leaf.item() if patch.is_number(leaf) else leaf for leaf in results]
@@ -106,7 +108,8 @@ class _Flat(torch.nn.Module):
             traced.written = [own[id(leaf)] for leaf in mutations.written(leaves, versions)]
             if barriers:
                 views.refuse(results, traced, [*leaves, *module.parameters()])
-        traced.out_constants = {i: refusals.concrete(leaf) for i, leaf in enumerate(results) if not isinstance(leaf, Tensor)}
+        traced.out_constants = {i: refusals.concrete(leaf) for i, leaf in enumerate(results)
+                                if not isinstance(leaf, Tensor)}
         buffers = dict(self.module.named_buffers())
         traced.buffers = list(buffers)
         assigned = _assigned(module, traced)
@@ -223,6 +226,9 @@ def _run(
         failure = ExportError(messages.reason(error, exporter))
         failure.state = _state(flat)
         raise failure from messages.root(error)
+    exported.settings = tuple(flat.settings)
+    if flat.settings:
+        exported.state.take()  # as the module is again; the caller may apply them
     exported.seconds["total"] = time.perf_counter() - start
     exported.functions, exported.same = tuple(flat.traced.functions), tuple(flat.traced.same.items())
     exported.modes, exported.flags = modes if flat.traced.consulted else None, flat.traced.flags
@@ -246,8 +252,9 @@ _HOOKS = {"_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 def _state(flat: _Flat, free: frozenset[tuple[int, str]] = frozenset()) -> attributes.State:
     """The attributes that forward has read, hooks always among them."""
     record = flat.traced.record
-    for child in [child for child in record.reads if child is flat or type(child) is torch.nn.Module]:
-        del record.reads[child]  # the exporter's own
+    for child in [child for child in record.reads
+                  if child is flat or type(child) is torch.nn.Module or snapshot.is_wrapper(child)]:
+        del record.reads[child]  # the exporter's own, and ours
     for child in flat.module.modules():
         record.reads.setdefault(child, set()).update(_HOOKS)
     return attributes.State(flat.module, record, free)
@@ -284,6 +291,8 @@ def _dynamo(flat: _Flat, names: list[str], leaves: list[Any], opset: int, notes:
     owned = _owned(module)
     start = time.perf_counter()
     program, relaxed = _trace(flat, tensors)
+    if settings := flat.traced.settings:
+        program, relaxed = _settled(flat, tensors, program, settings)
     functions.begin(flat.traced.functions)
     guards = shape_guards.from_program(program, relaxed)
     if (violated := guards(tensors)) is not None:
@@ -378,6 +387,30 @@ def _trace(flat: _Flat, tensors: tuple[Tensor, ...]) -> tuple[torch.export.Expor
     return program, set()
 
 
+def _settled(
+    flat: _Flat, tensors: tuple[Tensor, ...], first: torch.export.ExportedProgram, settings: list[state.Setting],
+) -> tuple[torch.export.ExportedProgram, set[str]]:
+    """A trace of a forward that gives objects plain values, once they have these: as long as it is the same program,
+    forward has only noted what it found, and the caller may set them for good.
+
+    Raises:
+        Changed: it is another one, or the values change again.
+    """
+    for setting in settings:
+        setting.apply()
+    flat.traced = _Traced()
+    program, relaxed = _trace(flat, tensors)
+    if flat.traced.settings or not (sizes.same_program(first, program) and sizes.same_constants(first, program)):
+        _refuse_settings(settings)
+    flat.settings = settings
+    return program, relaxed
+
+
+def _refuse_settings(settings: list[state.Setting]) -> None:
+    if settings:
+        raise Changed(f"The module changes {settings[0].place!r} inside forward; a graph would lose that.")
+
+
 def _torch_export(flat: _Flat, tensors: tuple[Tensor, ...]) -> torch.export.ExportedProgram:
     auto = torch.export.Dim.AUTO
     fixed = flat.planes == "fixed"
@@ -410,6 +443,7 @@ def _torchscript(flat: _Flat, names: list[str], leaves: list[Any], opset: int, n
             input_names=[f"leaves_{i}" for i in range(len(tensors))],
         )
     done = time.perf_counter()
+    _refuse_settings(flat.traced.settings)
     import onnx
 
     model = ir.serde.deserialize_model(onnx.load_from_string(file.getvalue()))

@@ -146,9 +146,10 @@ class State:
         self._bound = bound
         self._ties = _ties(module)
         self._module = module
-        self._take()
+        self.take()
 
-    def _take(self) -> None:
+    def take(self) -> None:
+        """From now on, what the modules hold now is what has to stay."""
         snapshot = _Snapshot(self._bound)
         for child, name, read in self._reads:
             snapshot.add_module(child, name, read)
@@ -182,7 +183,7 @@ class State:
             before, now = self._values.get(path, ABSENT), snapshot.values.get(path, ABSENT)
             if before is not now and before != now:
                 return f"attribute {path} is {_show(now)}, and was {_show(before)}"
-        self._take()
+        self.take()
         return None
 
 

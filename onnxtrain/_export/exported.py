@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from onnxtrain._export import attributes, functions
 from onnxtrain._export import guards as shape_guards
+from onnxtrain._export.state import Setting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,4 +80,14 @@ class Exported:
     # Leaf of the output -> leaf of the input, or parameter, that it is itself.
     same: tuple[tuple[int, int | str], ...] = ()
     views: list[Any] | None = None  # results that are none of the graph's, as views.find() gives them
+    # Plain values that forward gives to objects at its first call, and that change nothing of what it computes.
+    settings: tuple[Setting, ...] = ()
     flags: tuple[tuple[str, bool], ...] = ()  # parameters whose requires_grad forward sets, and to what
+
+    def settle(self) -> None:
+        """Does what forward would have done at its first call: gives objects those plain values."""
+        for setting in self.settings:
+            setting.apply()
+        if self.settings:
+            self.state.take()
+        self.settings = ()

@@ -65,7 +65,7 @@ def _same(a: Any, b: Any) -> bool:
     return type(a) is type(b) and type(a) in _COMPARED and (a == b or a != a and b != b)
 
 
-# --- one object: how it is copied, compared and put back ---------------------------------------------------------------
+# --- one object: how it is copied, compared and put back -----------------------------------------------------------
 
 
 class _Dict:
@@ -249,25 +249,40 @@ def _generator(value: Any, kind: type) -> _Generator | None:
     return None
 
 
-# --- all of them --------------------------------------------------------------------------------------------------------
+# --- all of them ------------------------------------------------------------------------------------------------------
 
 
 class Change:
     """One object that is another now.
 
     Attributes:
+        entry: what it was.
         path: how the module leads to it, as "child.meter".
         kind: its type's name.
         owner: the object whose `__dict__`, or whose dict `store`, it is; None of other things.
         keys: what of it is another; None for the whole.
     """
 
-    def __init__(self, path: str, kind: str, owner: Any, store: str | None, keys: list[Any], draws: bool) -> None:
-        self.path, self.kind, self.owner, self.store, self.keys, self.draws = path, kind, owner, store, keys, draws
+    def __init__(self, entry: Any, path: str, kind: str, owner: Any, store: str | None, keys: list[Any]) -> None:
+        self.entry, self.path, self.kind, self.owner, self.store, self.keys = entry, path, kind, owner, store, keys
 
-    def places(self) -> list[str]:
-        """Names of what has changed."""
-        return [self.path if key is None else f"{self.path}.{key}".lstrip(".") for key in self.keys]
+    @property
+    def draws(self) -> bool:
+        """Whether it is a generator, from which numbers were drawn."""
+        return isinstance(self.entry, _Generator)
+
+    def place(self, key: Any) -> str:
+        """The name of one of its keys."""
+        return self.path if key is None else f"{self.path}.{key}".lstrip(".")
+
+    def settings(self) -> list[tuple[dict[str, Any], str, Any]] | None:
+        """(attributes, name, value) where an object that is no module has got other numbers, strings or None alone."""
+        if self.owner is None or isinstance(self.owner, torch.nn.Module):
+            return None
+        before, now = dict(self.entry.items), self.entry.value
+        if all([type(before.get(key)) in _VALUES and type(now.get(key, ABSENT)) in _VALUES for key in self.keys]):
+            return [(now, key, now[key]) for key in self.keys]
+        return None
 
 
 class Snapshot:
@@ -280,6 +295,7 @@ class Snapshot:
     def __init__(self, module: torch.nn.Module,
                  skipped: Callable[[Any, str], bool] = lambda _owner, _name: False) -> None:
         self._skipped = skipped
+        self._slots: dict[type, list[Any]] = {}  # of the classes met
         self._entries: list[tuple[Any, str, Any, str | None]] = []  # (entry, path, owner, store)
         self._seen: dict[int, Any] = {}
         self._caches: list[tuple[Any, int]] = []  # functions with an lru_cache, and how often they had missed
@@ -297,8 +313,8 @@ class Snapshot:
         for entry, path, owner, store in self._entries:
             if keys := entry.changed():
                 kind = type(entry.value if owner is None else owner).__name__
-                found.append(Change(path, kind, owner, store, keys, isinstance(entry, _Generator)))
-        found += [Change(cache.__qualname__, "functools.lru_cache", None, None, [None], False)
+                found.append(Change(entry, path, kind, owner, store, keys))
+        found += [Change(None, cache.__qualname__, "functools.lru_cache", None, None, [None])
                   for cache, misses in self._caches if cache.cache_info().misses != misses and _holds_fakes(cache)]
         return found
 
@@ -368,7 +384,7 @@ class Snapshot:
 
     def _object(self, value: Any, path: str) -> None:
         """Its attributes, those in slots, and its class's."""
-        if _is_wrapper(value):
+        if isinstance(value, torch.nn.Module) and is_wrapper(value):
             self._push([("", object.__getattribute__(value, "__dict__").get("_module"))], path, 1)
             return
         self._rest(value, path)
@@ -376,6 +392,8 @@ class Snapshot:
     def _rest(self, value: Any, path: str) -> None:
         """What an object holds besides its items."""
         kind = type(value)
+        if kind is dict or kind is list or kind is set:
+            return
         try:
             attributes = object.__getattribute__(value, "__dict__")
         except AttributeError:
@@ -383,9 +401,11 @@ class Snapshot:
         if type(attributes) is dict and (attributes or not isinstance(value, (dict, list, set, collections.deque))):
             self._seen[id(attributes)] = attributes
             self._add(_Dict(attributes), path, value)
-        if slots := _slots(kind):
+        if kind not in self._slots:
+            self._slots[kind] = _slots(kind)
+            self._pending.extend([(base, base.__qualname__) for base in kind.__mro__[:-1] if not _is_others(base)])
+        if slots := self._slots[kind]:
             self._add(_Slots(value, slots), path)
-        self._pending.extend([(base, base.__qualname__) for base in kind.__mro__[:-1] if not _is_others(base)])
 
     def _add(self, entry: Any, path: str, owner: Any = None) -> None:
         self._entries.append((entry, path, owner, None))
@@ -415,9 +435,9 @@ class Snapshot:
         self._push([("", item) for item in list(names.values()) if type(item) is _LRU][:MAX_ITEMS], path, 1)
 
 
-def _is_wrapper(value: Any) -> bool:
+def is_wrapper(value: torch.nn.Module) -> bool:
     """Whether it is an ORTModule, whose own programs and counts are no part of the user's module."""
-    return isinstance(value, torch.nn.Module) and type(value).__module__.startswith("onnxtrain.")
+    return any([kind.__module__.startswith("onnxtrain.ortmodule") for kind in type(value).__mro__])
 
 
 def _holds_fakes(cache: Any) -> bool:

@@ -10,7 +10,7 @@ import contextlib
 import random
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -57,11 +57,13 @@ def follows_parameters(child: Any, name: str) -> bool:
 
 
 @contextlib.contextmanager
-def nothing_lost(module: torch.nn.Module, writes: Mapping[tuple[Any, str], Any]) -> Iterator[None]:
+def nothing_lost(module: torch.nn.Module, writes: Mapping[tuple[Any, str], Any],
+                 settings: list[Setting]) -> Iterator[None]:
     """Refuses a forward that changes what a graph could not change at each step.
 
     Args:
         writes: (module, attribute) pairs that forward has assigned, filled meanwhile: these are the caller's business.
+        settings: filled with plain values that it has given to objects that are no modules, as `config.kind = "a"`.
 
     Raises:
         Untraceable: it draws from a generator that is not torch's own; a trace freezes the number drawn.
@@ -82,8 +84,23 @@ def nothing_lost(module: torch.nn.Module, writes: Mapping[tuple[Any, str], Any])
     for change in changes:
         if lost := [key for key in change.keys if not _is_assigned(change, key, writes, children)]:
             change.keys = lost
-            raise Changed(f"The module changes its {change.kind} {change.places()[0]!r} in place inside forward; a "
-                          "graph would lose that.")
+            if (found := change.settings()) is None:
+                raise Changed(f"The module changes its {change.kind} {change.place(lost[0])!r} in place inside forward; "
+                              "a graph would lose that.")
+            settings += [Setting(*setting, change.place(setting[1])) for setting in found]
+
+
+class Setting(NamedTuple):
+    """A plain value that forward has given to an attribute of an object that is no module."""
+
+    attributes: dict[str, Any]
+    name: str
+    value: Any
+    place: str
+
+    def apply(self) -> None:
+        """Gives it that value for good."""
+        self.attributes[self.name] = self.value
 
 
 def _is_assigned(change: Change, key: Any, writes: Mapping[tuple[Any, str], Any], children: set[Any]) -> bool:

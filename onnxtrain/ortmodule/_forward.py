@@ -1,15 +1,23 @@
 """ORTModule.forward: a method that has the signature of the wrapped module's, and is found again in what others wrap
 around it.
 
+And what a library sets in its place: that reaches the engine, or becomes the module's own forward, said once.
+
 Used by _module.py; knows of the model that _call() runs it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
+import logging
+import threading
 import types
 from typing import Any
+
+from onnxtrain import _report
+from onnxtrain._export import exclusive
 
 
 class Forward:
@@ -86,3 +94,80 @@ def calls_forward_of(model: Any, value: Any) -> bool:
                     return True
         value = getattr(value, "__wrapped__", getattr(value, "func", None))
     return False
+
+
+_running = threading.local()  # .adopted: those whose function runs in this thread
+
+
+class Adopted:
+    """A forward that was set on the wrapper, and does not come to the wrapper's own, as the module's: it is exported.
+
+    Where it calls the forward that it found on the wrapper, it gets the one that the module had.
+    """
+
+    def __init__(self, value: Any, model: Any) -> None:
+        module = model._module
+        if isinstance(value, types.MethodType) and value.__self__ is model:
+            value = types.MethodType(value.__func__, module)
+        self._function, self._before = value, module.forward
+        functools.update_wrapper(self, value)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        stack = _running.__dict__.setdefault("adopted", [])
+        stack.append(self)
+        try:
+            return self._function(*args, **kwargs)
+        finally:
+            stack.pop()
+
+    @classmethod
+    def put(cls, value: Any, model: Any) -> None:
+        """Makes it the module's forward."""
+        model._module.forward = cls(value, model)
+        model.__dict__["_call"] = cls.calls(model)
+
+    @staticmethod
+    def calls(model: Any) -> Any:
+        """ORTModule._call of a model whose module may have such a forward."""
+
+        def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            own = model._module.__dict__.get("forward")
+            if any([own is running for running in getattr(_running, "adopted", ())]):
+                return own._before(*args, **kwargs)
+            return type(model)._call(model, args, kwargs)
+
+        return call
+
+
+def watched(model: Any) -> Any:
+    """What calls a model on which somebody has set a forward: torch's own way, and a look at whether it came to the
+    engine, or to the fallback.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if exclusive.here():
+            return model._call_impl(*args, **kwargs)
+        counters, forward = model._counters, model.__dict__.get("forward")
+        before = counters.engine_steps + counters.fallback_steps
+        result = model._call_impl(*args, **kwargs)
+        if forward is not None and counters.engine_steps + counters.fallback_steps == before:
+            _past(model, forward)
+        return result
+
+    return call
+
+
+def _past(model: Any, forward: Any) -> None:
+    """A step that no one but this forward ran: counted, said, and the last of its kind."""
+    _report.count(model._counters, fallback_steps=1)
+    name = getattr(forward, "__qualname__", type(forward).__name__)
+    text = f"the forward {name}, set on the wrapper, runs past the wrapper's own"
+    stays = model.__dict__.get("forward") is forward
+    if stays:
+        del model.__dict__["forward"], model.__dict__["_compiled_call_impl"]
+        Adopted.put(forward, model)
+    if text not in model._counters.reasons:
+        model._note(text)
+        model._debug.log(logging.WARNING, "ORTModule: %s: %s, so that this call ran in PyTorch%s",
+                         type(model._module).__name__, text,
+                         ". From now on it is the module's own forward, and is exported" if stays else "")

@@ -25,7 +25,7 @@ from onnxtrain.ortmodule._debug import STAGES, DebugOptions
 from onnxtrain.ortmodule._fallback import (
     Fallback, FallbackPolicy, ORTModuleFallbackException, ORTModuleTorchModelException,
 )
-from onnxtrain.ortmodule._forward import Forward, calls_forward_of
+from onnxtrain.ortmodule._forward import Adopted, Forward, calls_forward_of, watched
 from onnxtrain.ortmodule._key import MAX_TRIES, Fallen, Key, describe, torch_modes
 from onnxtrain.ortmodule._managers import View
 from onnxtrain.ortmodule._program import CheckError, Program, SharedMemoryError, StaleError
@@ -321,6 +321,7 @@ class ORTModule(torch.nn.Module):
                 if isinstance(error, ExportError) and is_final(exporter, error):
                     break
                 continue
+            program.exported.settle()
             if self._debug.save_onnx:
                 self._save(program, key.training)
             known.append(program)
@@ -365,8 +366,8 @@ class ORTModule(torch.nn.Module):
             return False
         self._set_up.add(sizes)
         self._note(f"for a first call, {change} PyTorch runs it, and the module may have set itself up")
-        self._debug.log(logging.INFO, "ORTModule: %s: %s This call runs in PyTorch, in case it is where the module sets "
-                        "itself up; the next one is exported", type(self._module).__name__, change)
+        self._debug.log(logging.INFO, "ORTModule: %s: %s This call runs in PyTorch, in case the module sets itself up "
+                        "in it; the next one is exported", type(self._module).__name__, change)
         return True
 
     def _join(self, handle: Any) -> None:
@@ -543,6 +544,10 @@ class ORTModule(torch.nn.Module):
             super().__setattr__(name, value)
         elif name in _OF_ORTMODULE or _special.is_custom_method(self._module, name) or calls_forward_of(self, value):
             self.__dict__[name] = value
+            if name == "forward":
+                self.__dict__["_compiled_call_impl"] = watched(self)
+        elif name == "forward" and callable(value):
+            Adopted.put(value, self)
         else:
             setattr(self._module, name, value)
 
