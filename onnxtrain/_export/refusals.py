@@ -5,7 +5,9 @@ Hooks that a forward itself registers, at its first call, are part of that forwa
 
 from __future__ import annotations
 
+import builtins
 import contextlib
+import dis
 import enum
 import inspect
 import types
@@ -55,9 +57,27 @@ def is_plain(leaf: Any) -> bool:
     return isinstance(leaf, PLAIN)
 
 
+_HARMLESS = (isinstance, len, type, tuple, list, dict, int, float, bool, getattr, hasattr, zip, range, min, max)
+
+
+def _touches_arguments_only(hook: Any) -> bool:
+    """Whether a function names nothing but its arguments: a trace sees all that such a hook does."""
+    if type(hook) is not types.FunctionType or hook.__closure__ or hook.__defaults__ or hook.__kwdefaults__:
+        return False
+    for step in dis.get_instructions(hook):
+        if isinstance(step.argval, types.CodeType) or step.opname in ("IMPORT_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"):
+            return False
+        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            value = hook.__globals__.get(step.argval, getattr(builtins, step.argval, None))
+            if not any([value is harmless for harmless in _HARMLESS]):
+                return False
+    return True
+
+
 def _refuse_hook(hook: Any, where: str, kind: str) -> None:
     origin = getattr(hook, "__module__", type(hook).__module__) or ""
-    if origin.split(".")[0] != "torch" and not origin.startswith("onnxtrain.utils.hooks") and hook not in _own_hooks:
+    if not (origin.split(".")[0] == "torch" or origin.startswith("onnxtrain.utils.hooks") or hook in _own_hooks
+            or _touches_arguments_only(hook)):
         raise ExportError(f"{where} the {kind} hook {getattr(hook, '__qualname__', type(hook).__name__)}; what it does "
                           "besides its result would be lost.")
 

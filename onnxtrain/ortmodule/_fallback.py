@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 
 from onnxtrain import UnsupportedError, options
+from onnxtrain._export.errors import ExportError
 
 
 class ORTModuleFallbackException(Exception):
@@ -29,6 +30,13 @@ class ORTModuleInitException(ORTModuleFallbackException):
 
 class ORTModuleONNXModelException(ORTModuleFallbackException, UnsupportedError):
     """The graph holds an operator that the engine does not have; the message names it and its node."""
+
+
+def named(exporter: str, error: Exception) -> ExportError:
+    """What came up from torch's exporters, or from the graph that they made, without a name."""
+    result = ExportError(f"The export by the {exporter} exporter stopped with {type(error).__name__}: {error}")
+    result.__cause__ = error
+    return result
 
 
 class FallbackPolicy(enum.IntFlag):

@@ -11,6 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from onnxtrain._export.attributes import State
+from onnxtrain._export.errors import Changed
 from onnxtrain.export import PLAIN_TENSORS
 
 MAX_TRIES = 3  # of an export that failed, each after a change of the module
@@ -34,6 +35,24 @@ class Fallen(NamedTuple):
 
     def holds(self) -> bool:
         return self.state is None or self.tries >= MAX_TRIES or self.state.difference() is None
+
+
+class SetUps:
+    """Calls that ran in PyTorch since forward changed what a graph could not: it may do so at a first call alone.
+
+    The next call with these sizes tells: a module that changes again does so at every call, and falls back.
+    """
+
+    def __init__(self) -> None:
+        self._had: set[tuple[Key, Any]] = set()
+
+    def admit(self, sizes: tuple[Key, Any], failures: list[tuple[str, Exception]]) -> Changed | None:
+        """What forward changes, where a call of this key and these sizes may run so; None where it may not."""
+        change = next((error.__cause__ for _, error in failures if isinstance(error.__cause__, Changed)), None)
+        if change is None or sizes in self._had or sum([key == sizes[0] for key, _ in self._had]) >= MAX_TRIES:
+            return None
+        self._had.add(sizes)
+        return change
 
 
 def describe(leaf: Any) -> Any:

@@ -16,24 +16,24 @@ from torch.utils import _pytree as pytree
 from onnxtrain import UnsupportedError, _C, _report, options
 from onnxtrain._export import cache, exclusive, products, refusals, trees
 from onnxtrain._export.attributes import State
-from onnxtrain._export.errors import Changed, DefinitionError
+from onnxtrain._export.errors import DefinitionError
 from onnxtrain._export.function_apply import CustomFunctions
 from onnxtrain.export import PLAIN_TENSORS, ArgumentError, ExportError, export, grad_modes, is_final, order
 from onnxtrain.ortmodule._device import device_of
 from onnxtrain.ortmodule import _announce, _special
 from onnxtrain.ortmodule._debug import STAGES, DebugOptions
 from onnxtrain.ortmodule._fallback import (
-    Fallback, FallbackPolicy, ORTModuleFallbackException, ORTModuleTorchModelException,
+    Fallback, FallbackPolicy, ORTModuleFallbackException, ORTModuleTorchModelException, named,
 )
 from onnxtrain.ortmodule._forward import Adopted, Forward, calls_forward_of, watched
-from onnxtrain.ortmodule._key import MAX_TRIES, Fallen, Key, describe, torch_modes
+from onnxtrain.ortmodule._key import MAX_TRIES, Fallen, Key, SetUps, describe, torch_modes
 from onnxtrain.ortmodule._managers import View
 from onnxtrain.ortmodule._program import CheckError, Program, SharedMemoryError, StaleError
 from onnxtrain.ortmodule._verify import compare, tolerance, verify
 from onnxtrain.ortmodule.options import RuntimeOptions
 
 _OWN = frozenset(("_module", "_debug", "_programs", "_known", "_counters", "_fallback", "_fallen", "_refused",
-                  "_announced", "_set_up", "_runtime", "_view", "_lazy", "_in_backward"))
+                  "_announced", "_set_ups", "_runtime", "_view", "_lazy", "_in_backward"))
 MAX_PROGRAMS = 32  # exports kept per schema; the one that was made first goes
 MAX_STATES = 8  # exports of one schema because of attributes that change; the next such change is a fallback
 MAX_BY_TORCH = 8  # operators of one graph that torch runs; with more, torch runs the module
@@ -81,7 +81,7 @@ class ORTModule(torch.nn.Module):
         self._fallen: dict[Key | str, Fallen] = {}
         self._refused: set[tuple[Key, tuple[torch.Size, ...]]] = set()
         self._announced: set[bool] = set()
-        self._set_up: set[tuple[Key, tuple[torch.Size, ...]]] = set()
+        self._set_ups = SetUps()
         self._lazy = any(is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers()))
         self.__dict__["training"] = module.training
         for store in ("_parameters", "_buffers", "_modules"):  # the very dicts: torch's own walks find everything here
@@ -311,7 +311,7 @@ class ORTModule(torch.nn.Module):
                 raise  # meant for the user
             except Exception as error:
                 if not isinstance(error, (ExportError, UnsupportedError, StaleError)):
-                    error = _named(exporter, error)
+                    error = named(exporter, error)
                 lacking = self._lacking(error, program)
                 if lacking is not None and lacking not in by_torch and len(by_torch) < MAX_BY_TORCH:
                     by_torch.append(lacking)  # once more, with this operator run by torch
@@ -356,19 +356,13 @@ class ORTModule(torch.nn.Module):
             raise ExportError(f"The exported graph does not run: {error}.") from error
 
     def _sets_up(self, sizes: tuple[Key, Any], failures: list[tuple[str, Exception]]) -> bool:
-        """Whether this call may be one in which the module sets itself up, by hooks or a cache, in PyTorch.
-
-        The next one with these sizes tells: a module that changes again does so at every call, and falls back.
-        """
-        change = next((error.__cause__ for _, error in failures if isinstance(error.__cause__, Changed)), None)
-        times = sum([key == sizes[0] for key, _ in self._set_up])
-        if change is None or sizes in self._set_up or times >= MAX_TRIES:
-            return False
-        self._set_up.add(sizes)
-        self._note(f"for a first call, {change} PyTorch runs it, and the module may have set itself up")
-        self._debug.log(logging.INFO, "ORTModule: %s: %s This call runs in PyTorch, in case the module sets itself up "
-                        "in it; the next one is exported", type(self._module).__name__, change)
-        return True
+        """Whether this call may be one in which the module sets itself up, by hooks or a cache, in PyTorch."""
+        change = self._set_ups.admit(sizes, failures)
+        if change is not None:
+            self._note(f"for a first call: {change} PyTorch runs it, and the module may have set itself up")
+            self._debug.log(logging.INFO, "ORTModule: %s: %s This call runs in PyTorch, in case the module sets itself "
+                            "up in it; the next one is exported", type(self._module).__name__, change)
+        return change is not None
 
     def _join(self, handle: Any) -> None:
         """For onnxtrain.optim.step_in_backward(): the optimizer that backward updates parameters by, or None."""
@@ -601,13 +595,6 @@ class ORTModule(torch.nn.Module):
 
     def __repr__(self) -> str:
         return f"ORTModule({self._module!r})"
-
-
-def _named(exporter: str, error: Exception) -> ExportError:
-    """What came up from torch's exporters, or from the graph they made, without a name."""
-    named = ExportError(f"The export by the {exporter} exporter stopped with {type(error).__name__}: {error}")
-    named.__cause__ = error
-    return named
 
 
 def _leave_alone(function: Any) -> None:
