@@ -120,12 +120,41 @@ class Run:
     def differentiable(self) -> bytes:
         """One byte per graph output, 1 where it depends on a masked input."""
 
-    def saved(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def saved(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], call: Any = ...) -> tuple[Tensor, ...]:
         """Of all graph inputs and outputs those that backward() wants back.
 
+        With `call`, any object, the run holds it and the inputs until forget(): ``again()`` reads these inputs.
+
         Raises:
-            IndexError: there are fewer than the graph has.
+            IndexError, ValueError: there are fewer than the graph has.
         """
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...] | None:
+        """The graph inputs that saved() holds."""
+    @property
+    def call(self) -> Any:
+        """What saved() holds beside them, or None."""
+    @property
+    def over(self) -> bool:
+        """Whether backward() has run, or release()."""
+
+    def changed(self) -> list[int]:
+        """Indices of held inputs that were changed in place since saved().
+
+        Raises:
+            RuntimeError: no inputs are held.
+        """
+
+    def again(self) -> None:
+        """Runs forward once more on the held inputs, with the same random numbers, so that backward() can run again.
+
+        Raises:
+            RuntimeError: no inputs are held. ValueError, TypeError: one has another dtype or shape now.
+        """
+
+    def forget(self) -> None:
+        """Lets go of what saved() holds."""
 
     @property
     def applied(self) -> tuple[int, ...]:
@@ -148,7 +177,7 @@ class Run:
 
         Raises:
             IndexError: an item of spent is no graph input.
-            RuntimeError: called a second time, or after release().
+            RuntimeError: called a second time without again(), or after release().
             ValueError: there are gradients to be applied.
         """
 

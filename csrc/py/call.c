@@ -23,6 +23,15 @@ int ont_borrowed_init(ont_borrowed *b, Py_ssize_t n)
     return -1;
 }
 
+int ont_borrow_inputs(const ont_state *state, const ont_device *device, PyObject *tensors, ont_borrowed *b)
+{
+    for (Py_ssize_t i = 0; i < b->n; i++) {
+        PyObject *tensor = PyTuple_GetItem(tensors, i);
+        if (ont_dlpack_borrow_on(state, device, tensor, "input", i, &b->views[i], &b->keep[i]) < 0) return -1;
+    }
+    return 0;
+}
+
 PyObject *ont_wrap_blocks(const ont_state *state, ont_block **blocks, uint32_t n)
 {
     PyObject *tuple = PyTuple_New((Py_ssize_t)n);

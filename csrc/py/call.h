@@ -18,6 +18,9 @@ typedef struct ont_borrowed {
 int ont_borrowed_init(ont_borrowed *b, Py_ssize_t n);
 void ont_borrowed_deinit(ont_borrowed *b);
 
+/* Borrows a tuple of graph inputs, as many as there is room for; -1 with an exception. */
+int ont_borrow_inputs(const ont_state *state, const ont_device *device, PyObject *tensors, ont_borrowed *b);
+
 /* Wraps blocks as tensors (None where NULL); takes all references over, also on failure. */
 PyObject *ont_wrap_blocks(const ont_state *state, ont_block **blocks, uint32_t n);
 

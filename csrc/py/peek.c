@@ -30,6 +30,7 @@ static struct shim {
     bool plain; /* these have been tried */
     void *(*grad)(const void *impl);       /* const at::Tensor &c10::TensorImpl::grad() const */
     void (*count_up)(const void *tensor);  /* void torch::autograd::impl::bump_version(const at::Tensor &) */
+    int64_t (*version)(const void *tensor); /* int64_t at::TensorBase::_version() const; NULL: by Python */
     shim_status (*defined)(void *tensor, bool *defined);
 } shim;
 
@@ -136,7 +137,8 @@ static bool find_plain_functions(void *library)
 {
     return find(library, "aoti_torch_is_defined", &shim.defined) &&
            find(library, "_ZNK3c1010TensorImpl4gradEv", &shim.grad) &&
-           find(library, "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE", &shim.count_up);
+           find(library, "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE", &shim.count_up) &&
+           (find(library, "_ZNK2at10TensorBase8_versionEv", &shim.version) || true);
 }
 
 static int version_of(PyObject *tensor)
@@ -160,7 +162,7 @@ static bool behaves(const ont_state *state, PyObject *tensor, PyObject *grad, bo
     if (!counts) return true;
     int before = version_of(tensor);
     ont_peek_count_up(handle);
-    return before >= 0 && version_of(tensor) == before + 1;
+    return before >= 0 && version_of(tensor) == before + 1 && (!shim.version || shim.version(handle) == before + 1);
 }
 
 /* Tries them on a tensor with a gradient, on one without, and on one of inference mode. */
@@ -232,6 +234,16 @@ bool ont_peek_counts(const void *handle, const void **version)
 void ont_peek_count_up(void *handle)
 {
     shim.count_up(handle);
+}
+
+int64_t ont_peek_version(const ont_state *state, PyObject *tensor)
+{
+    const void *version;
+    void *handle = shim.plain && shim.version ? ont_peek_handle(state, tensor) : NULL;
+    if (handle) return ont_peek_counts(handle, &version) ? shim.version(handle) : -1;
+    int counted = version_of(tensor);
+    PyErr_Clear();
+    return counted;
 }
 
 bool ont_peek(const ont_state *state, PyObject *tensor, ont_view *view)

@@ -40,6 +40,9 @@ void *ont_peek_grad(void *handle);
 bool ont_peek_counts(const void *handle, const void **version);
 void ont_peek_count_up(void *handle);
 
+/* How often any tensor was changed in place, -1 where it does not count. Raises nothing. */
+int64_t ont_peek_version(const ont_state *state, PyObject *tensor);
+
 /*
  * Of a tensor that was just peeked at: addresses that torch will read with it, NULL for what it has not. They tell the
  * cache what to fetch at the next step and must not be followed: they may point anywhere.

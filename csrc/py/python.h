@@ -41,6 +41,6 @@ typedef struct ont_session_object {
 PyObject *ont_session_infer(PyObject *session, PyObject *unused); /* infer.c */
 
 /* A Run for a run that forward() left open; steals `run`. */
-PyObject *ont_run_object_new(ont_session_object *session, ont_run *run);
+PyObject *ont_run_object_new(ont_session_object *session, ont_run *run, const ont_random *random);
 
 #endif

@@ -1,15 +1,21 @@
 /*
  * The Python type Run: a forward that waits for its backward, made by Session.forward(). Drops the GIL around kernels.
+ * What it was called with may be held, so that it can run once more after its backward (retain_graph).
  */
 #include "py/call.h" /* Python.h before any system header */
 
 #include "base/alloc.h"
+#include "py/peek.h"
 
 typedef struct run_object {
     PyObject_HEAD
     ont_run *run; /* NULL: backward has run, or released */
     ont_session_object *session;
     PyObject *saved_inputs, *saved_outputs, *differentiable, *applied;
+    ont_program *program; /* for again() */
+    ont_random random;
+    PyObject *inputs, *call; /* held by saved(): a tuple of all graph inputs, and what the caller adds; or NULL */
+    int64_t *versions;       /* of the inputs, when they were held */
 } run_object;
 
 /* A tuple of indices i with flags[i]. */
@@ -38,7 +44,7 @@ static PyObject *applied_inputs(const ont_program *p)
     return tuple;
 }
 
-PyObject *ont_run_object_new(ont_session_object *session, ont_run *run)
+PyObject *ont_run_object_new(ont_session_object *session, ont_run *run, const ont_random *random)
 {
     PyTypeObject *type = session->state->run_type;
     run_object *self = (run_object *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
@@ -48,6 +54,8 @@ PyObject *ont_run_object_new(ont_session_object *session, ont_run *run)
     }
     const ont_program *p = ont_run_program(run);
     self->run = run;
+    self->program = ont_program_ref((ont_program *)p);
+    self->random = *random;
     self->session = (ont_session_object *)Py_NewRef((PyObject *)session);
     self->saved_inputs = flagged(p->saved_inputs, p->grads.n_forward_inputs);
     self->saved_outputs = flagged(p->saved_outputs, p->grads.n_forward_outputs);
@@ -65,11 +73,21 @@ PyObject *ont_run_object_new(ont_session_object *session, ont_run *run)
     return (PyObject *)self;
 }
 
+static void let_go(run_object *self)
+{
+    Py_CLEAR(self->inputs);
+    Py_CLEAR(self->call);
+    ont_free(self->versions);
+    self->versions = NULL;
+}
+
 static void run_dealloc(PyObject *object)
 {
     run_object *self = (run_object *)object;
     PyTypeObject *type = Py_TYPE(object);
+    let_go(self);
     ont_run_release(self->run);
+    ont_program_unref(self->program);
     Py_XDECREF(self->saved_inputs);
     Py_XDECREF(self->saved_outputs);
     Py_XDECREF(self->differentiable);
@@ -115,11 +133,27 @@ static Py_ssize_t pick(PyObject *to, Py_ssize_t at, PyObject *from, PyObject *in
     return at;
 }
 
+/* Holds the inputs, as they are now, and what comes with them. */
+static int hold(run_object *self, PyObject *inputs, PyObject *call)
+{
+    Py_ssize_t n = self->program->grads.n_forward_inputs;
+    PyObject *tuple = ont_sequence(inputs, n, "inputs");
+    if (!tuple) return -1;
+    let_go(self);
+    self->inputs = tuple;
+    self->call = Py_NewRef(call);
+    if (!(self->versions = ont_calloc((size_t)n + 1, sizeof *self->versions))) return PyErr_NoMemory(), -1;
+    for (Py_ssize_t i = 0; i < n; i++)
+        self->versions[i] = ont_peek_version(self->session->state, PyTuple_GetItem(tuple, i));
+    return 0;
+}
+
 static PyObject *run_saved(PyObject *object, PyObject *args)
 {
     run_object *self = (run_object *)object;
-    PyObject *inputs, *outputs;
-    if (!PyArg_ParseTuple(args, "OO:saved", &inputs, &outputs)) return NULL;
+    PyObject *inputs, *outputs, *call = NULL;
+    if (!PyArg_ParseTuple(args, "OO|O:saved", &inputs, &outputs, &call)) return NULL;
+    if (call && hold(self, inputs, call) < 0) return NULL;
     PyObject *saved = PyTuple_New(PyTuple_Size(self->saved_inputs) + PyTuple_Size(self->saved_outputs));
     Py_ssize_t at = saved ? pick(saved, 0, inputs, self->saved_inputs) : -1;
     if (at >= 0) at = pick(saved, at, outputs, self->saved_outputs);
@@ -133,11 +167,60 @@ static PyObject *run_release(PyObject *object, PyObject *unused)
     run_object *self = (run_object *)object;
     ont_run *run = self->run;
     self->run = NULL;
+    let_go(self);
     ont_run_release(run);
     Py_RETURN_NONE;
 }
 
-/* Checks that a saved tensor is what the program was built for: a hook may have replaced it. */
+static PyObject *run_forget(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    let_go((run_object *)object);
+    Py_RETURN_NONE;
+}
+
+static PyObject *run_inputs(PyObject *object, void *closure)
+{
+    (void)closure;
+    PyObject *inputs = ((run_object *)object)->inputs;
+    return Py_NewRef(inputs ? inputs : Py_None);
+}
+
+static PyObject *run_call(PyObject *object, void *closure)
+{
+    (void)closure;
+    PyObject *call = ((run_object *)object)->call;
+    return Py_NewRef(call ? call : Py_None);
+}
+
+static PyObject *run_over(PyObject *object, void *closure)
+{
+    (void)closure;
+    return PyBool_FromLong(!((run_object *)object)->run);
+}
+
+/* NULL and RuntimeError where the inputs are not held. */
+static PyObject *held_inputs(run_object *self)
+{
+    if (!self->inputs) PyErr_Format(PyExc_RuntimeError, "the inputs of this run are not held");
+    return self->inputs;
+}
+
+static PyObject *run_changed(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    run_object *self = (run_object *)object;
+    PyObject *inputs = held_inputs(self), *list = inputs ? PyList_New(0) : NULL;
+    for (Py_ssize_t i = 0; list && i < PyTuple_Size(inputs); i++) {
+        if (ont_peek_version(self->session->state, PyTuple_GetItem(inputs, i)) == self->versions[i]) continue;
+        PyObject *index = PyLong_FromSsize_t(i);
+        if (!index || PyList_Append(list, index) < 0) Py_CLEAR(list);
+        Py_XDECREF(index);
+    }
+    return list;
+}
+
+/* Checks that a tensor is still what the program was built for: a hook may have replaced it, resize_() changed it. */
 static int check_saved(const ont_view *view, const ont_value *input)
 {
     ont_shape shape = ont_shape_of(view->rank <= ONT_MAX_RANK ? view->rank : 0, view->dims);
@@ -145,6 +228,49 @@ static int check_saved(const ont_view *view, const ont_value *input)
         ont_shape_equal(&shape, &input->shape)) return 0;
     PyErr_Format(PyExc_ValueError, "saved input '%s' came back with another dtype or shape", input->name);
     return -1;
+}
+
+/* The forward once more, with the same random numbers; its outputs are dropped. A new run, or NULL with an exception. */
+static ont_run *run_once_more(run_object *self, const ont_borrowed *in)
+{
+    ont_program *program = self->program;
+    uint32_t n = program->grads.n_forward_outputs;
+    ont_block **outputs = ont_calloc(n + 1, sizeof *outputs);
+    if (!outputs) return PyErr_NoMemory(), NULL;
+    ont_run *run = NULL;
+    ont_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = ont_run_forward(program, ont_session_pool(self->session->session), in->views, &self->random, outputs,
+                             &run);
+    Py_END_ALLOW_THREADS
+    for (uint32_t i = 0; status == ONT_OK && i < n; i++) ont_block_unref(outputs[i]);
+    ont_free(outputs);
+    if (status != ONT_OK) ont_raise(self->session->state, status);
+    return run;
+}
+
+static PyObject *run_again(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    run_object *self = (run_object *)object;
+    PyObject *inputs = Py_XNewRef(held_inputs(self));
+    ont_borrowed in;
+    if (!inputs || ont_borrowed_init(&in, PyTuple_Size(inputs)) < 0) {
+        Py_XDECREF(inputs);
+        return NULL;
+    }
+    ont_run *run = NULL;
+    bool fits = ont_borrow_inputs(self->session->state, self->program->device, inputs, &in) == 0;
+    for (Py_ssize_t i = 0; fits && i < in.n; i++)
+        fits = check_saved(&in.views[i], self->program->graph->inputs[i]) == 0;
+    if (fits) run = run_once_more(self, &in);
+    ont_borrowed_deinit(&in);
+    Py_DECREF(inputs);
+    if (!run) return NULL;
+    ont_run *before = self->run; /* of another thread that was quicker */
+    self->run = run;
+    ont_run_release(before);
+    Py_RETURN_NONE;
 }
 
 typedef struct backward_call {
@@ -215,7 +341,7 @@ const ont_program *ont_run_object_program(const ont_state *state, PyObject *obje
     ont_run *run = ((run_object *)object)->run;
     if (!run)
         PyErr_Format(PyExc_RuntimeError, "backward of this run was already called, or the run was released: its "
-                                         "activations are gone (retain_graph is not supported)");
+                                         "activations are gone");
     return run ? ont_run_program(run) : NULL;
 }
 
@@ -283,7 +409,11 @@ static PyObject *run_backward(PyObject *object, PyObject *args, PyObject *kwargs
 static PyMethodDef run_methods[] = {
     {"backward", (PyCFunction)(void (*)(void))run_backward, METH_VARARGS | METH_KEYWORDS,
      "backward(saved, grads, spent=()) -> one gradient or None per graph input"},
-    {"saved", run_saved, METH_VARARGS, "saved(inputs, outputs) -> those of both that backward reads"},
+    {"saved", run_saved, METH_VARARGS,
+     "saved(inputs, outputs[, call]) -> those of both that backward reads; with a call, holds it and the inputs"},
+    {"changed", run_changed, METH_NOARGS, "changed() -> indices of held inputs that were changed in place since"},
+    {"again", run_again, METH_NOARGS, "again() runs forward once more on the held inputs, for a further backward()"},
+    {"forget", run_forget, METH_NOARGS, "forget() lets go of what saved() holds"},
     {"release", run_release, METH_NOARGS, "release() gives the activations back"},
     {NULL, NULL, 0, NULL},
 };
@@ -291,6 +421,9 @@ static PyMethodDef run_methods[] = {
 static PyGetSetDef run_getset[] = {
     {"saved_inputs", run_saved_inputs, NULL, "indices of the graph inputs that backward reads", NULL},
     {"saved_outputs", run_saved_outputs, NULL, "indices of the graph outputs that backward reads", NULL},
+    {"inputs", run_inputs, NULL, "the held inputs, or None", NULL},
+    {"call", run_call, NULL, "what saved() was given as call, or None", NULL},
+    {"over", run_over, NULL, "whether backward() has run, or release()", NULL},
     {"applied", run_applied, NULL, "indices of the graph inputs whose gradients are applied, in that order", NULL},
     {"differentiable", run_differentiable, NULL, "one byte per graph output", NULL},
     {NULL, NULL, NULL, NULL, NULL},

@@ -270,7 +270,7 @@ static PyObject *forward_borrowed(ont_session_object *self, const ont_borrowed *
         ont_raise(self->state, status);
     } else {
         PyObject *tensors = regroup(program, ont_wrap_blocks(self->state, outputs, n));
-        PyObject *open = !run ? Py_NewRef(Py_None) : ont_run_object_new(self, run);
+        PyObject *open = !run ? Py_NewRef(Py_None) : ont_run_object_new(self, run, &random);
         if (tensors && open) result = PyTuple_Pack(2, tensors, open);
         Py_XDECREF(tensors);
         Py_XDECREF(open);
@@ -298,12 +298,8 @@ static PyObject *session_forward(PyObject *object, PyObject *args, PyObject *kwa
     ont_borrowed in;
     PyObject *result = NULL;
     if (ont_borrowed_init(&in, n) == 0) {
-        Py_ssize_t i = 0;
-        const ont_device *device = ont_session_device(self->session);
-        while (i < n && ont_dlpack_borrow_on(self->state, device, PyTuple_GetItem(tuple, i), "input", i, &in.views[i],
-                                             &in.keep[i]) == 0)
-            i++;
-        if (i == n) result = forward_borrowed(self, &in, (const uint8_t *)mask, seed);
+        if (ont_borrow_inputs(self->state, ont_session_device(self->session), tuple, &in) == 0)
+            result = forward_borrowed(self, &in, (const uint8_t *)mask, seed);
         ont_borrowed_deinit(&in);
     }
     Py_DECREF(tuple);

@@ -147,7 +147,7 @@ class StepInBackward:
         """Runs the engine's backward of a node and updates parameters on the way.
 
         Args:
-            ctx: the autograd node, with ``run``, ``reach`` and ``targets``.
+            ctx: the autograd node, with ``run``, ``program`` and ``targets``.
             grads: of the outputs.
 
         Returns:
@@ -164,7 +164,7 @@ class StepInBackward:
         shared, run = optimizer._in_backward, ctx.run
         reached: Sequence[int | None] = range(len(ctx.next_functions))
         if len(grads) > 1:
-            reached = ctx.reach.drop(run.differentiable, grads, reached)
+            reached = ctx.program.reach.drop(run.differentiable, grads, reached)
         targets = [(i, *ctx.targets[i]) for i in run.applied
                    if reached[i] is not None and ctx.targets[i][1].requires_grad]  # as autograd, which asks again
         hyper = optimizer._hypers()
@@ -185,7 +185,7 @@ class StepInBackward:
                 shared.hyper = hyper
                 shared.updated.update([(id(param), (param, position, self))
                                        for (_, position, param), flag in zip(targets, done) if flag])
-        return found if len(grads) == 1 else ctx.reach.drop(run.differentiable, grads, found)
+        return found if len(grads) == 1 else ctx.program.reach.drop(run.differentiable, grads, found)
 
     def _refuse(self, ctx: Any, optimizer: FusedOptimizer, targets: list[tuple[int, int, Tensor]],
                 hyper: list[tuple[float, ...]]) -> None:

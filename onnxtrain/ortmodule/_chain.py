@@ -32,11 +32,16 @@ class Stage:
         self.random = self.session is not None and self.session.random
         self.reach, self.conditional = Reach(segment.model) if segment.model is not None else None, None
         self.inputs, self.outputs, self.calls = segment.inputs, segment.outputs, segment.calls
+        self.double = None  # torch knows no module that is this segment
         if self.session is not None:
             given = [name for name, _, _ in self.session.inputs]
             if given != self.inputs:
                 raise ValueError(f"a segment has the inputs {given}, expected {self.inputs}")
         self._device = device
+
+    def name(self, index: int) -> str:
+        """Of one input, for a message."""
+        return self.inputs[index]
 
     def seed(self) -> int | torch.Generator:
         """What this run's dropout follows from."""
@@ -51,7 +56,7 @@ class Chain:
         calls: by the nodes' keys.
         names, outputs: of the graph's inputs and outputs.
         parameters: those of the names that are the module's parameters.
-        apply: (stage, mask, tensors) -> outputs, under autograd.
+        apply: (stage, mask, leaves of the call, tensors) -> outputs, under autograd.
         device: that the segments run on.
         memory_level: ORTMODULE_MEMORY_OPT_LEVEL.
 
@@ -73,7 +78,7 @@ class Chain:
                 given = [values[name] for name in stage.inputs]
                 flags = bytes([grad_enabled and tensor.requires_grad for tensor in given])
                 if any(flags):
-                    made = self._apply(stage, flags, *given)
+                    made = self._apply(stage, flags, (), *given)
                 else:
                     made, _ = stage.session.forward(given, flags, stage.seed())
                 values.update(zip(stage.outputs, made))

@@ -26,12 +26,12 @@ class Held:
     """What one program's steps need: the anchor, and how to run backward.
 
     Args:
-        forward: (ctx, program, mask, tensors) -> outputs; saves on ctx what `gradients` wants.
+        forward: (ctx, program, mask, leaves, tensors) -> outputs; saves on ctx what `gradients` wants.
         gradients: (ctx, gradients of the outputs) -> one per input of the graph, or None.
         inputs: for each input of the graph, whether autograd has to see it: those of the user's call.
     """
 
-    def __init__(self, forward: Callable[[Any, Any, bytes, Sequence[Tensor]], Any],
+    def __init__(self, forward: Callable[[Any, Any, bytes, Any, Sequence[Tensor]], Any],
                  gradients: Callable[[Any, tuple[Tensor | None, ...]], Sequence[Tensor | None]],
                  inputs: Sequence[bool]) -> None:
         self.forward, self.gradients = forward, gradients
@@ -40,23 +40,23 @@ class Held:
         self.anchor = torch.empty(0, requires_grad=True)
         self.node = torch.autograd.graph.get_gradient_edge(self.anchor).node
 
-    def apply(self, program: Any, mask: bytes, tensors: list[Tensor]) -> Any:
+    def apply(self, program: Any, mask: bytes, leaves: Any, tensors: Sequence[Tensor]) -> Any:
         """One forward; None where a parameter is not a leaf, or others watch how gradients are accumulated."""
         if not allowed() or False in [tensors[index].is_leaf for index in self.hidden]:
             return None
         seen = [tensors[index] for index in self.seen]
-        return HeldFunction.apply(self, program, mask, tensors, self.anchor, *seen)
+        return HeldFunction.apply(self, program, mask, leaves, tensors, self.anchor, *seen)
 
 
 class HeldFunction(torch.autograd.Function):
     """As _ORTModuleFunction, with the anchor and the inputs of the user's call as its inputs."""
 
     @staticmethod
-    def forward(ctx: Any, held: Held, program: Any, mask: bytes, tensors: list[Tensor], anchor: Tensor,
+    def forward(ctx: Any, held: Held, program: Any, mask: bytes, leaves: Any, tensors: Sequence[Tensor], anchor: Tensor,
                 *seen: Tensor) -> Any:
         ctx.held = held
         ctx.weights = [tensors[index] if mask[index] else None for index in held.hidden]
-        return held.forward(ctx, program, mask, tensors)
+        return held.forward(ctx, program, mask, leaves, tensors)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
@@ -67,7 +67,7 @@ class HeldFunction(torch.autograd.Function):
         found = list(held.gradients(ctx, grads))
         if torch._C._will_engine_execute_node(held.node):  # not under torch.autograd.grad or backward(inputs=...)
             _accumulate(ctx.weights, [found[index] for index in held.hidden])
-        return (None, None, None, None, None, *[found[index] for index in held.seen])
+        return (None, None, None, None, None, None, *[found[index] for index in held.seen])
 
 
 def _accumulate(weights: list[Tensor | None], grads: list[Tensor | None]) -> None:

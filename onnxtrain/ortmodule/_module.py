@@ -20,8 +20,9 @@ from onnxtrain._export.errors import DefinitionError
 from onnxtrain._export.function_apply import CustomFunctions
 from onnxtrain.export import PLAIN_TENSORS, ArgumentError, ExportError, export, grad_modes, is_final, order
 from onnxtrain.ortmodule._device import device_of
-from onnxtrain.ortmodule import _announce, _special
+from onnxtrain.ortmodule import _announce, _sharded, _special
 from onnxtrain.ortmodule._debug import STAGES, DebugOptions
+from onnxtrain.ortmodule._double import Double
 from onnxtrain.ortmodule._fallback import (
     Fallback, FallbackPolicy, ORTModuleFallbackException, ORTModuleTorchModelException, named,
 )
@@ -69,7 +70,7 @@ class ORTModule(torch.nn.Module):
         if isinstance(module, ORTModule):
             raise ORTModuleTorchModelException("ORTModule does not support an ORTModule as its module")
         super().__init__()
-        self.__class__ = _special.classed(type(self), module)
+        object.__setattr__(self, "__class__", _special.classed(type(self), module))
         self._debug = debug_options if debug_options is not None else DebugOptions()
         self._fallback = Fallback()
         self._runtime = RuntimeOptions()
@@ -96,6 +97,7 @@ class ORTModule(torch.nn.Module):
     # ---- running ----
 
     forward = Forward()
+    _ort_is_root = False  # of the walks over modules
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The module's own forward: same arguments, same result."""
@@ -268,6 +270,9 @@ class ORTModule(torch.nn.Module):
         if reason:
             self._debug.log(logging.WARNING, "ORTModule: %s, so the export at hand does not fit: exporting again",
                             reason)
+        if (sharded := _sharded.reason(self._module)) is not None:
+            self._fall_back(key, FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL, sharded, None, None)
+            return self._in_torch(args, kwargs)
         try:
             device = device_of((*tensors, *self._module.parameters(), *self._module.buffers()))
         except UnsupportedError as error:
@@ -297,6 +302,8 @@ class ORTModule(torch.nn.Module):
                 with exclusive.exclusive():
                     program = self._cached(key, tensors, device) or self._program(key, exporter, args, kwargs, failures,
                                                                                   tuple(by_torch), device)
+                if program.chain is None:
+                    program.double = Double(self._module, key, self._fallback, self._counters, self._debug)
                 if self._debug.verify:
                     self._debug.log(logging.WARNING, "%s", verify(self._module, program.exported, args, kwargs))
                 result = self._first_run(program, leaves, grad_enabled)
@@ -534,6 +541,9 @@ class ORTModule(torch.nn.Module):
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _OWN:
             self.__dict__[name] = value  # past torch's registration: the wrapped module is no child
+        elif name == "__class__":
+            object.__setattr__(self, name, value)  # fully_shard's is a subclass with state that belongs to the wrapper
+            self.__dict__["_ort_is_root"] = True
         elif "_module" not in self.__dict__ or name in self.__dict__ or name == "training":
             super().__setattr__(name, value)
         elif name in _OF_ORTMODULE or _special.is_custom_method(self._module, name) or calls_forward_of(self, value):
@@ -627,12 +637,15 @@ def _delegate(name: str) -> None:
     original = getattr(torch.nn.Module, name)
 
     def method(self: ORTModule, *args: Any, **kwargs: Any) -> Any:
+        if name in _WALKS and self._ort_is_root:
+            return original(self, *args, **kwargs)
         return getattr(self._module, name)(*args, **kwargs)
 
     method.__name__, method.__doc__ = name, original.__doc__
     setattr(ORTModule, name, method)
 
 
+_WALKS = ("modules", "named_modules")  # the wrapped module comes first, unless a library gave the wrapper a class
 for _name in ("state_dict", "load_state_dict", "parameters", "named_parameters", "buffers", "named_buffers", "children",
               "named_children", "modules", "named_modules", "zero_grad", "get_parameter", "get_buffer", "get_submodule",
               "register_buffer", "register_parameter", "share_memory", "extra_repr", "_load_from_state_dict",

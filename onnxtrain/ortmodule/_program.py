@@ -12,18 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C._functorch import is_dead_tensor_wrapper, unwrap_if_dead
-from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
 from onnxtrain import _C, options
 from onnxtrain._export import gradients, views
 from onnxtrain.export import Exported
-from onnxtrain.ortmodule import _held, _outside_loss, _random
+from onnxtrain.ortmodule import _double, _held, _outside_loss, _random
 from onnxtrain.ortmodule._chain import Chain
 from onnxtrain.ortmodule._reach import Conditional, Reach
 
 
 LOOK_EVERY = 16  # steps between two looks at how large the outputs are, for the loss behind them
+_keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 _precision = "highest"  # what the engine was told last
 
 
@@ -43,14 +43,14 @@ class _ORTModuleFunction(torch.autograd.Function):
     """The autograd node of one run: all gradients at once, from one call of the engine."""
 
     @staticmethod
-    def forward(ctx: Any, program: Program, mask: bytes, *tensors: Tensor) -> Any:
-        return _forward(ctx, program, mask, tensors)
+    def forward(ctx: Any, program: Program, mask: bytes, leaves: Any, *tensors: Tensor) -> Any:
+        return _forward(ctx, program, mask, leaves, tensors)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         if torch.is_grad_enabled():
-            return _backward_once(ctx, *grads)
-        return (None, None, *_gradients(ctx, grads))
+            return (None, None, None, *_double.gradients(ctx, grads, _gradients))
+        return (None, None, None, *_gradients(ctx, grads))
 
 
 # Past the look at transforms of torch.func that takes as long as the engine's own part of a small step: with one active
@@ -64,43 +64,50 @@ class _SteppingFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, program: Program, mask: bytes, stepping: Any, targets: Any, *tensors: Tensor) -> Any:
         ctx.stepping, ctx.targets = stepping, targets
-        return _forward(ctx, program, mask, tensors)
+        return _forward(ctx, program, mask, None, tensors)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         return (None, None, None, None, *ctx.stepping.gradients(ctx, grads))
 
 
-def _forward(ctx: Any, program: Program, mask: bytes, tensors: Sequence[Tensor]) -> Any:
+def _forward(ctx: Any, program: Program, mask: bytes, leaves: Any, tensors: Sequence[Tensor]) -> Any:
     """Runs the engine, and marks and saves what an autograd node has to."""
     outputs, run = program.session.forward(tensors, mask, program.seed() if program.random else 0)
     ctx.set_materialize_grads(False)
-    if len(outputs) > 1:
-        ctx.reach = program.reach
+    ctx.program = program
     if program.conditional is not None:
-        return program.conditional.forward(ctx, program.reach, mask, tensors, outputs, run)
+        return program.conditional.forward(ctx, program.reach, mask, leaves, tensors, outputs, run)
     if run is None:
         ctx.mark_non_differentiable(*outputs)
         return outputs
     ctx.run = run
-    ctx.save_for_backward(*run.saved(tensors, outputs))
+    ctx.save_for_backward(*run.saved(tensors, outputs, leaves))
     if 0 in run.differentiable:
         ctx.mark_non_differentiable(*[output for output, flag in zip(outputs, run.differentiable) if not flag])
     return outputs
 
 
 def _gradients(ctx: Any, grads: tuple[Tensor | None, ...]) -> Sequence[Tensor | None]:
-    found = ctx.run.backward(ctx.saved_tensors, grads)
-    return found if len(grads) == 1 else ctx.reach.drop(ctx.run.differentiable, grads, found)
+    run, saved = ctx.run, ctx.saved_tensors
+    if run.over:
+        _forward_again(ctx)
+    found = run.backward(saved, grads)
+    if not _keeps_graph():
+        run.forget()
+    return found if len(grads) == 1 else ctx.program.reach.drop(run.differentiable, grads, found)
 
 
-@once_differentiable
-def _backward_once(ctx: Any, *grads: Tensor | None) -> Any:
-    """Under create_graph=True: what comes out raises where it is differentiated again."""
-    return (None, None, *_gradients(ctx, grads))
+def _forward_again(ctx: Any) -> None:
+    """For a further backward of a graph that was retained: only the first one has the activations."""
+    _double.refuse_changes(ctx.program, ctx.run, "a further backward, which runs forward again,")
+    ctx.run.again()
 
 
 _NODES = (_ORTModuleFunction._backward_cls, _SteppingFunction._backward_cls, _held.HeldFunction._backward_cls)
+
+
+_UNSEEN = ("buffer", "check")  # results without a gradient
 
 
 def _refuse_shared(leaves: Sequence[Any], written: set[int]) -> None:
@@ -154,6 +161,7 @@ class Program:
         self._held: _held.Held | None = None
         if self.chain is None and self.conditional is None and options.read("ORTMODULE_ENABLE_MEM_EFFICIENT_GRAD_MGMT"):
             self._held = _held.Held(_forward, _gradients, [source.kind != "parameter" for source in exported.inputs])
+        self.double: _double.Double | None = None  # how backward under create_graph=True runs the module
         self.in_backward: Any = None  # onnxtrain.optim.StepInBackward: what updates parameters meanwhile
         self.changed = exported.state.difference
         self.modes = exported.modes
@@ -168,7 +176,7 @@ class Program:
 
     def _bind_inputs(self, module: torch.nn.Module) -> None:
         """Weights are looked up in their owners at each step, so a replaced parameter is seen."""
-        self._gather: list[tuple[dict[str, Any] | None, Any]] = []
+        self.sources: list[tuple[dict[str, Any] | None, Any]] = []
         self._expected: list[tuple[str, torch.dtype, torch.Size] | None] = []
         for source in self.exported.inputs:
             expected = None
@@ -176,13 +184,13 @@ class Program:
                 path, _, name = source.target.rpartition(".")
                 owner = module.get_submodule(path)
                 store = {"parameter": "_parameters", "buffer": "_buffers", "attribute": "__dict__"}[source.kind]
-                self._gather.append((getattr(owner, store), name))
+                self.sources.append((getattr(owner, store), name))
                 tensor = getattr(owner, store)[name]
                 expected = (source.target, tensor.dtype, tensor.shape)
             elif source.kind == "constant":
-                self._gather.append(({"constant": source.target}, "constant"))
+                self.sources.append(({"constant": source.target}, "constant"))
             else:
-                self._gather.append((None, source.target))
+                self.sources.append((None, source.target))
             self._expected.append(expected)
 
     def _bind_outputs(self, module: torch.nn.Module) -> None:
@@ -203,6 +211,7 @@ class Program:
             else:
                 path, _, name = target.target.rpartition(".")
                 self._buffers.append((index, module.get_submodule(path)._buffers, name))
+        self.changing = self._changing()
         self._assignments = [
             (module.get_submodule(self.exported.assignments[i].module), self.exported.assignments[i], outputs)
             for i, outputs in sorted(kept.items())
@@ -217,6 +226,18 @@ class Program:
                 path, _, name = source.rpartition(".")
                 self._parameters.append((leaf, module.get_submodule(path)._parameters, name))
         self._single = (self.exported.out_spec.is_leaf() and len(self._user_outputs) == 1)
+
+    def _changing(self) -> frozenset[int]:
+        """Inputs of the graph that forward changes, and that its results or gradients depend on as they were."""
+        inputs = self.exported.inputs
+        leaves = {leaf for _, leaf in self._written}
+        found = {i for i, source in enumerate(inputs) if source.kind == "user" and source.target in leaves}
+        buffers = {self.exported.outputs[index].target for index, _, _ in self._buffers}
+        own = {i for i, source in enumerate(inputs) if source.kind == "buffer" and source.target in buffers}
+        if own:
+            results = tuple([i for i, target in enumerate(self.exported.outputs) if target.kind not in _UNSEEN])
+            found |= own & self.reach.read(results)
+        return frozenset(found)
 
     @property
     def agent(self) -> Agent:
@@ -236,6 +257,11 @@ class Program:
         """Session.save() of a graph in one piece; of the first segment otherwise."""
         return self.session.save(stage)
 
+    def name(self, index: int) -> str:
+        """Of one input of the graph, for a message."""
+        source = self.exported.inputs[index]
+        return f"{source.kind} {source.target}" if source.kind in ("parameter", "buffer") else f"input {source.name}"
+
     def seed(self) -> int | torch.Generator:
         """What this run's dropout follows from."""
         return _random.seed(self.session, self.device)
@@ -250,16 +276,15 @@ class Program:
         """
         start = time.monotonic()
         try:
-            tensors, mask = _C.gather(self._gather, leaves, grad_enabled)
-            if self._written:  # backward wants them as they were
-                old = {leaf for _, leaf in self._written}
-                _refuse_shared(leaves, old)
-                tensors = tuple([t.clone() if owner is None and name in old else t
-                                 for t, (owner, name) in zip(tensors, self._gather)])
+            tensors, mask = _C.gather(self.sources, leaves, grad_enabled)
         except (AttributeError, KeyError):
             raise StaleError("a weight is gone") from None
         self._mask = mask
         wanted = 1 in mask
+        if self._written:
+            _refuse_shared(leaves, {leaf for _, leaf in self._written})
+        if self.changing and wanted:  # backward wants them as they were
+            tensors = tuple([t.clone() if i in self.changing else t for i, t in enumerate(tensors)])
         global _precision
         if _precision != (asked := torch.get_float32_matmul_precision()):
             _C.set_matmul_precision(asked)
@@ -276,11 +301,11 @@ class Program:
                     outputs = _SteppingFunction.apply(self, self.in_backward.mask(mask, targets), self.in_backward,
                                                       targets, *tensors)
                 elif self._held is not None:
-                    outputs = self._held.apply(self, mask, tensors)
+                    outputs = self._held.apply(self, mask, leaves, tensors)
                 else:
                     outputs = None
                 if outputs is None:
-                    outputs = _apply(self, mask, *tensors)
+                    outputs = _apply(self, mask, leaves, *tensors)
             else:
                 outputs, _ = self.session.forward(tensors, mask, self.seed() if self.random else 0)
         except (ValueError, TypeError, BufferError, IndexError) as error:

@@ -20,11 +20,19 @@ class Reach:
     def __init__(self, model: bytes) -> None:
         self._model = model
         self._made: dict[str, set[str]] | None = None
-        self._known: dict[tuple[int, ...], frozenset[int]] = {}
+        self._stops: set[str] = set()  # values that no gradient passes
+        self._known: dict[tuple[tuple[int, ...], bool], frozenset[int]] = {}
 
     def inputs(self, outputs: tuple[int, ...]) -> frozenset[int]:
-        """Indices of the graph inputs that any of these outputs depends on."""
-        if outputs not in self._known:
+        """Indices of the graph inputs that a gradient of any of these outputs flows to."""
+        return self._from(outputs, False)
+
+    def read(self, outputs: tuple[int, ...]) -> frozenset[int]:
+        """Indices of the graph inputs that any of these outputs depends on, with a gradient or without."""
+        return self._from(outputs, True)
+
+    def _from(self, outputs: tuple[int, ...], through: bool) -> frozenset[int]:
+        if (outputs, through) not in self._known:
             if self._made is None:
                 self._read()
             stack, seen = [self._outputs[i] for i in outputs], set()
@@ -32,9 +40,10 @@ class Reach:
                 name = stack.pop()
                 if name not in seen:
                     seen.add(name)
-                    stack += self._made.get(name, ())
-            self._known[outputs] = frozenset(i for i, name in enumerate(self._inputs) if name in seen)
-        return self._known[outputs]
+                    stack += self._made.get(name, ()) if through or name not in self._stops else ()
+            found = frozenset(i for i, name in enumerate(self._inputs) if name in seen)
+            self._known[outputs, through] = found
+        return self._known[outputs, through]
 
     def _read(self) -> None:
         import onnx
@@ -57,9 +66,13 @@ class Reach:
         self._outputs = [value.name for value in graph.output]
         self._made = {}
         for node in graph.node:
-            found = set() if node.op_type == "StopGradient" else reads(node)
+            found = reads(node)
+            if node.op_type == "StopGradient":
+                self._stops.update(node.output)
             for name in node.output:
                 self._made[name] = found
+            if node.op_type == "BatchNormalization" and any(a.name == "training_mode" and a.i for a in node.attribute):
+                self._made[node.output[0]] = set(node.input[:3])  # running statistics are written, not read
 
     def drop(self, differentiable: bytes, given: Sequence[Tensor | None],
              found: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
@@ -81,8 +94,8 @@ class Conditional:
     def __init__(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         self._inputs, self.outputs = inputs, frozenset(outputs)
 
-    def forward(self, ctx: Any, reach: Reach, mask: bytes, tensors: Sequence[Tensor], outputs: Sequence[Tensor],
-                run: Any) -> Sequence[Tensor]:
+    def forward(self, ctx: Any, reach: Reach, mask: bytes, leaves: Any, tensors: Sequence[Tensor],
+                outputs: Sequence[Tensor], run: Any) -> Sequence[Tensor]:
         """Marks and saves what the node's forward has to, and leaves ctx.run."""
         zeros = {i: (tensors[i].shape, tensors[i].dtype) for i in self._inputs if mask[i]}
         known = bytes(len(outputs)) if run is None else run.differentiable
@@ -92,7 +105,7 @@ class Conditional:
         if flat:
             ctx.mark_non_differentiable(*flat)
         if run is not None:
-            ctx.save_for_backward(*[tensors[i] for i in run.saved_inputs], *[outputs[i] for i in run.saved_outputs])
+            ctx.save_for_backward(*run.saved(tensors, outputs, leaves))
         ctx.run = _Run(self, reach, run, known, flags, len(tensors), zeros)
         return outputs
 
@@ -104,6 +117,20 @@ class _Run:
                  zeros: dict[int, Any]) -> None:
         self._rule, self._reach, self._run, self._known, self.differentiable = rule, reach, run, known, flags
         self._count, self._zeros = count, zeros
+
+    @property
+    def over(self) -> bool:
+        return self._run is not None and self._run.over
+
+    def changed(self) -> list[int]:
+        return self._run.changed()
+
+    def again(self) -> None:
+        self._run.again()
+
+    def forget(self) -> None:
+        if self._run is not None:
+            self._run.forget()
 
     def backward(self, saved: Sequence[Tensor], grads: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
         given = [grad if flag else None for grad, flag in zip(grads, self._known)]

@@ -239,18 +239,6 @@ def test_a_head_that_is_not_used_is_left_alone_by_the_optimizer():
     in_engine(both(made, use, 1e-4), 4)
 
 
-def test_second_and_double_backward_say_what_to_do():
-    model = ORTModule(Linear())
-    loss = model(X).square().sum()
-    loss.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="already called.*retain_graph is not supported"):
-        loss.backward()
-    x = X.detach().clone().requires_grad_(True)
-    (grad,) = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable|differentiate"):
-        grad.sum().backward()
-
-
 def test_saved_tensors_changed_in_place_are_an_error():
     model = ORTModule(module(lambda self, x: self.fc(x).exp())())
     out = model(Y)

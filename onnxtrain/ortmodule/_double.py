@@ -1,0 +1,216 @@
+"""backward(create_graph=True): the module runs once more, in PyTorch, which can differentiate its gradients again.
+
+The engine's gradients are numbers; a gradient penalty, MAML's inner loop or a Hessian-vector product want a graph of
+them. So the node of a forward, asked for one, calls the module as it was called, on the very tensors of that forward,
+and leaves the rest to autograd. Called by _program.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from onnxtrain import _C
+from onnxtrain._export import state, trees
+from onnxtrain.ortmodule._fallback import FallbackPolicy, ORTModuleTorchModelException
+
+_NOTE = ("backward(create_graph=True) runs the module a second time, in PyTorch, whose gradients can be differentiated "
+         "again")
+
+
+def refuse_changes(program: Any, run: Any, who: str) -> None:
+    """Raises RuntimeError where a tensor that forward read, and that its results depend on, was changed in place."""
+    changed = run.changed()
+    if not changed:
+        return
+    reached = program.reach.read(tuple([i for i, flag in enumerate(run.differentiable) if flag]))
+    for index in changed:
+        if index in reached:
+            raise RuntimeError(f"one of the variables needed for gradient computation has been modified by an inplace "
+                               f"operation: {program.name(index)} of the module, which {who} needs as it was")
+
+
+def gradients(ctx: Any, grads: tuple[Tensor | None, ...], plain: Callable[..., Any]) -> Sequence[Tensor | None]:
+    """One gradient per input of the graph, that autograd can differentiate.
+
+    Args:
+        ctx: the autograd node, with ``program`` and ``run``.
+        grads: of the outputs of the graph.
+        plain: gives the engine's own, for a graph that PyTorch cannot run again: these raise where they are
+            differentiated.
+    """
+    program = ctx.program
+    lacking = _lacking(program)
+    if lacking is None:
+        return program.double.gradients(ctx, grads)
+    with torch.no_grad():
+        found = list(plain(ctx, grads))
+    there = [index for index, grad in enumerate(found) if grad is not None]
+    message = f"gradients of an ORTModule cannot be differentiated again here: {lacking}"
+    barrier = torch._C._functions.DelayedError(message.encode(), len(there))
+    delayed = barrier(*[found[index].detach().requires_grad_() for index in there])
+    for index, grad in zip(there, (delayed,) if isinstance(delayed, Tensor) else delayed):
+        found[index] = grad
+    return found
+
+
+def _lacking(program: Any) -> str | None:
+    """Why PyTorch cannot repeat a forward of the engine."""
+    if program.double is None:
+        return "functions of PyTorch cut its graph into pieces, of which PyTorch knows no module"
+    if program.conditional is not None:
+        return "it has a torch.cond, whose gradients PyTorch does not differentiate"
+    if program.random and _draws(program.exported.model):
+        return ("it draws random numbers, for dropout say, and PyTorch would draw others than the engine has drawn; put "
+                "such layers into eval(), or set ORTMODULE_FALLBACK_POLICY=FALLBACK_FORCE_TORCH_FORWARD")
+    return None
+
+
+@functools.lru_cache(maxsize=16)
+def _draws(model: bytes) -> bool:
+    """Whether a graph draws random numbers; a Dropout that is off, or drops nothing, does not."""
+    import onnx
+
+    graph = onnx.load_model_from_string(model).graph
+    known = {(op["domain"], op["name"]) for op in _C.operators() if op["random"]}
+    numbers = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    numbers |= {node.output[0]: onnx.numpy_helper.to_array(node.attribute[0].t) for node in graph.node
+                if node.op_type == "Constant" and node.attribute[0].name == "value"}
+    for node in graph.node:
+        if (node.domain, node.op_type) not in known and not any(a.HasField("g") for a in node.attribute):
+            continue
+        ratio, training = [numbers.get(name) for name in (*node.input, "", "")[1:3]]
+        off = ratio is not None and not ratio.any() or training is not None and not training.any()
+        if node.op_type != "Dropout" or not off:
+            return True
+    return False
+
+
+class Double:
+    """How one program's module is called again.
+
+    Args:
+        module: the wrapped one.
+        key: what the program was exported for, with the structure of a call and torch's modes.
+        fallback: the policy.
+        counters: of the module; gets the note, once.
+        debug: writes it to the log.
+    """
+
+    def __init__(self, module: torch.nn.Module, key: Any, fallback: Any, counters: Any, debug: Any) -> None:
+        self._module, self._key, self._fallback, self._counters, self._debug = module, key, fallback, counters, debug
+
+    def _say(self) -> None:
+        if _NOTE not in self._counters.reasons:
+            self._counters.reasons.append(_NOTE)
+            self._debug.log(logging.WARNING, "ORTModule: %s: %s", type(self._module).__name__, _NOTE)
+
+    def gradients(self, ctx: Any, grads: tuple[Tensor | None, ...]) -> list[Tensor | None]:
+        """See gradients(). Raises RuntimeError where the module or its tensors are not what they were in forward."""
+        program, run = ctx.program, ctx.run
+        if not self._fallback.allows(FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL):
+            raise ORTModuleTorchModelException(f"{_NOTE}; the policy {self._fallback.policy.name} does not allow that")
+        _ = ctx.saved_tensors  # raises where the graph is gone, or one of them was changed
+        refuse_changes(program, run, "create_graph=True, which runs the module again in PyTorch,")
+        if (difference := program.changed()) is not None:
+            raise RuntimeError(f"create_graph=True runs the module again in PyTorch, and since its forward "
+                               f"{difference}")
+        self._say()
+        wanted = [i for i, (node, _) in enumerate(ctx.next_functions) if node is not None and _executes(node)]
+        inputs = [tensor.view_as(tensor) for tensor in run.inputs]  # of which no other depends on another
+        placed = [tensor.clone() if i in program.changing or source.kind == "buffer" else tensor  # what may be written
+                  for i, (tensor, source) in enumerate(zip(inputs, program.exported.inputs))]
+        with self._modes(), state.random_unchanged(), state.unchanged(self._module):
+            outputs = self._outputs(program, placed, run.call, grads)
+        roots = [(output, grad) for output, grad in zip(outputs, grads) if grad is not None and output.requires_grad]
+        found: list[Tensor | None] = [None] * len(inputs)
+        if roots and wanted:
+            for i, grad in zip(wanted, torch.autograd.grad(
+                    [output for output, _ in roots], [inputs[i] for i in wanted], [grad for _, grad in roots],
+                    create_graph=True, allow_unused=True)):
+                found[i] = grad
+        self._refuse_lost(program, grads, wanted, found)
+        return found
+
+    def _outputs(self, program: Any, inputs: Sequence[Tensor], leaves: Sequence[Any],
+                 grads: tuple[Tensor | None, ...]) -> list[Tensor | None]:
+        """Calls the module, on whose attributes the inputs stand meanwhile; its results by the graph's outputs."""
+        given = list(leaves)
+        places: dict[int, Tensor] = {}
+        for (owner, name), tensor in zip(program.sources, inputs):
+            if owner is None:
+                given[name] = tensor
+            elif isinstance(owner[name], Tensor):
+                places[id(owner[name])] = tensor
+        _substitute(self._module, places)
+        args, kwargs = (given, {}) if self._key.spec is None else pytree.tree_unflatten(given, self._key.spec)
+        results, _ = trees.flatten(self._module(*args, **kwargs))
+        outputs: list[Tensor | None] = []
+        for target, grad in zip(program.exported.outputs, grads):
+            if grad is None:
+                outputs.append(None)
+            elif target.kind == "user":
+                outputs.append(results[target.target])
+            elif target.kind == "argument":
+                outputs.append(given[target.target])
+            else:
+                raise RuntimeError(f"create_graph=True: a gradient comes through the {target.kind} {target.name} that "
+                                   "forward sets, which is not supported")
+        return outputs
+
+    @contextlib.contextmanager
+    def _modes(self) -> Iterator[None]:
+        """Torch's modes of the forward."""
+        on, dtype, cuda_on, cuda_dtype, default, _ = self._key.torch_modes
+        before = torch.get_default_dtype()
+        with torch.enable_grad(), torch.autocast("cpu", dtype, on), contextlib.ExitStack() as stack:
+            if cuda_on:
+                stack.enter_context(torch.autocast("cuda", cuda_dtype, True))
+            torch.set_default_dtype(default)
+            try:
+                yield
+            finally:
+                torch.set_default_dtype(before)
+
+    @staticmethod
+    def _refuse_lost(program: Any, grads: tuple[Tensor | None, ...], wanted: Sequence[int],
+                     found: Sequence[Tensor | None]) -> None:
+        """A parameter that forward reads from a place where it was not exchanged would silently have no gradient."""
+        reached = program.reach.inputs(tuple([i for i, grad in enumerate(grads) if grad is not None]))
+        for index in wanted:
+            if found[index] is None and index in reached:
+                raise RuntimeError(f"create_graph=True: PyTorch found no gradient of {program.name(index)}, which the "
+                                   "engine's graph depends on")
+
+
+def _executes(node: Any) -> bool:
+    """Whether the backward that runs goes on to this node."""
+    try:
+        return torch._C._will_engine_execute_node(node)
+    except RuntimeError:  # a leaf of torch.autograd.grad()
+        return True
+
+
+def _substitute(module: torch.nn.Module, places: dict[int, Tensor]) -> None:
+    """Puts tensors in the places of others, wherever the module holds these; state.unchanged() takes them back.
+
+    Buffers that are in no place are exchanged for copies, since forward may write them.
+    """
+    for child in module.modules():
+        child._buffers.update([(name, places.get(id(buffer), buffer.clone())) for name, buffer in child._buffers.items()
+                               if buffer is not None])
+        for store in (child._parameters, *[held for held in child.__dict__.values() if type(held) is dict]):
+            if store is not child._buffers:
+                store.update([(name, places[id(value)]) for name, value in store.items() if id(value) in places])
+        for held in child.__dict__.values():
+            if type(held) is list:  # an RNN has its weights in one as well
+                held[:] = [places.get(id(value), value) for value in held]
+        child.__dict__.update([(name, places[id(value)]) for name, value in child.__dict__.items()
+                               if id(value) in places])

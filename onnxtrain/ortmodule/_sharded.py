@@ -1,0 +1,26 @@
+"""Whether a module's weights are in pieces on several processes, which its own hooks put together layer by layer.
+
+Only PyTorch's calls of those layers run the hooks, so no graph of the whole can stand for them. Asked by _module.py
+before an export.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+
+def reason(module: torch.nn.Module) -> str | None:
+    """Why such a module runs in PyTorch; None where every weight is whole, as it is inside fully_shard(ORTModule(m))."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    kinds = (fsdp.FSDPModule, fsdp.FullyShardedDataParallel) if fsdp is not None else ()
+    for name, child in module.named_modules():
+        if isinstance(child, kinds):
+            return (f"{'its module ' + name if name else 'it'} is sharded already ({type(child).__name__}): wrap with "
+                    "ORTModule first, and shard the ORTModule")
+    for name, parameter in module.named_parameters():
+        if is_traceable_wrapper_subclass(parameter):
+            return f"its parameter {name} is a {type(parameter).__name__}, of which the engine knows no memory"
+    return None
