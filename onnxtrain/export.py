@@ -25,7 +25,9 @@ from onnxtrain._export import attributes, exclusive, functions
 from onnxtrain._export import flags as flags_of
 from onnxtrain._export import graph as onnx_graph
 from onnxtrain._export import guards as shape_guards
-from onnxtrain._export import messages, mutations, refusals, retrace, rewrite, sizes, snapshot, state, trees, views
+from onnxtrain._export import (
+    messages, mutations, refusals, retrace, rewrite, sizes, snapshot, state, trees, views, whole_numbers,
+)
 from onnxtrain._export.domain import register_symbolics
 from onnxtrain._export.errors import ArgumentError, Changed, ExportError, Untraceable
 from onnxtrain._export.exported import Assignment, Exported, GraphInput, GraphOutput
@@ -97,6 +99,9 @@ class _Flat(torch.nn.Module):
                 attributes.recording(traced.record, module):
             results, traced.out_spec = trees.flatten(module(*args, **kwargs))
             results = [leaf.item() if patch.is_number(leaf) else leaf for leaf in results]
+        if patch.unread is not None:
+            raise Untraceable(f"Python code reads the value of a tensor by {patch.unread}, and goes on where that "
+                              "fails.")
         traced.consulted, traced.flags = flags.consulted, flags.changed
         traced.out_tensors = [i for i, leaf in enumerate(results) if isinstance(leaf, Tensor)]
         flat = mutations.unchanged_containers((args, kwargs), spec, before)
@@ -373,7 +378,6 @@ def _trace(flat: _Flat, tensors: tuple[Tensor, ...]) -> tuple[torch.export.Expor
         return program, set()
     traced = flat.traced
     for larger, places in sizes.enlarged(tensors):
-        flat.traced = _Traced()
         try:
             candidate = _torch_export(flat, larger)
         except Exception:  # a 1 that has to be one: a channel, a mask that broadcasts
@@ -416,8 +420,13 @@ def _torch_export(flat: _Flat, tensors: tuple[Tensor, ...]) -> torch.export.Expo
     fixed = flat.planes == "fixed"
     dynamic = [tuple({axis: auto for axis in range(2 if fixed and t.dim() > 3 and t.is_floating_point() else t.dim())}
                      for t in tensors)]
-    with state.unchanged(flat.module):
-        return torch.export.export(flat, tensors, strict=False, dynamic_shapes=dynamic)
+
+    def trace() -> torch.export.ExportedProgram:
+        flat.traced = _Traced()
+        with state.unchanged(flat.module):
+            return torch.export.export(flat, tensors, strict=False, dynamic_shapes=dynamic)
+
+    return whole_numbers.traced(trace)
 
 
 # --- the TorchScript exporter -----------------------------------------------------------------------------------------

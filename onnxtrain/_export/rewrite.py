@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
-from onnxtrain._export import checks, replacements
+from onnxtrain._export import checks, replacements, whole_numbers
 from onnxtrain._export.errors import Untraceable
 from onnxtrain._export.exclusive import only_here
 from onnxtrain._export.flags import Flags
@@ -79,6 +79,7 @@ class Rewrite(TorchFunctionMode):
         self._flags = flags
         self._checked = checked
         self._values = _FrozenValues() if barriers else None
+        self.unread: str | None = None  # what failed to read a tensor's contents; forward may have caught the exception
 
     def is_number(self, leaf: Any) -> bool:
         """Whether a TorchScript trace has made a tensor of what is a size, or computed from sizes."""
@@ -102,6 +103,14 @@ class Rewrite(TorchFunctionMode):
                 return answer
         if self._values is not None:
             self._values.before(func, args)
+        elif func in _READERS:
+            try:
+                return func(*args, **(kwargs or {}))
+            except Exception:  # the class that torch raises of an unknown number is another one in each version
+                self.unread = func.__name__
+                if func is Tensor.__int__:
+                    whole_numbers.note(sys._getframe(1))
+                raise
         result = (rewrite or func)(*args, **(kwargs or {}))
         if self._values is not None:
             self._values.after(func, args, kwargs, result)
@@ -113,17 +122,19 @@ class Rewrite(TorchFunctionMode):
         return result
 
 
+_READERS = frozenset(
+    getattr(Tensor, name) for name in
+    ("__bool__", "__int__", "__float__", "__complex__", "__index__", "item", "tolist", "numpy", "__array__",
+     "__contains__") if hasattr(Tensor, name)
+)
+
+
 class _FrozenValues:
     """Stops a TorchScript trace where Python reads the contents of a tensor, which would be frozen into the graph.
 
     Sizes are tensors in such a trace; those, and what forward makes of them and of constants alone, may be read.
     """
 
-    _READERS = frozenset(
-        getattr(Tensor, name) for name in
-        ("__bool__", "__int__", "__float__", "__complex__", "__index__", "item", "tolist", "numpy", "__array__",
-         "__contains__") if hasattr(Tensor, name)
-    )
     _SIZES = frozenset((Tensor.shape.__get__, Tensor.size, Tensor.dim, Tensor.numel, Tensor.ndim.__get__,
                         Tensor.__len__, torch.numel))
     _RANDOM = ("rand", "bernoulli", "normal", "uniform", "multinomial", "exponential", "geometric", "poisson", "cauchy",
@@ -141,7 +152,7 @@ class _FrozenValues:
         return isinstance(leaf, Tensor) and leaf in self._numbers
 
     def before(self, func: Any, args: tuple[Any, ...]) -> None:
-        if func in self._READERS and isinstance(args[0], Tensor) and args[0] not in self._free:
+        if func in _READERS and isinstance(args[0], Tensor) and args[0] not in self._free:
             raise Untraceable("Python code branches on, or reads, the value of a tensor; TorchScript would freeze it.")
 
     def after(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any) -> None:

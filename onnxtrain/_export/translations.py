@@ -222,6 +222,10 @@ def _numbers(op: Any) -> Table:
     def truediv(self, other):
         return op.Div(*(op.Cast(x, to=onnx.TensorProto.DOUBLE) for x in (self, other)))
 
+    def floordiv(self, other):
+        """Rounded down: -1 // 2 is -1, where Div of whole numbers gives 0. Mod has Python's sign."""
+        return op.Div(op.Sub(self, op.Mod(self, other)), other)
+
     def scaled(x, number):
         """A product with a number, which may be made of sizes."""
         return x if number == 1 else op.Mul(x, op.CastLike(number, x))
@@ -279,6 +283,7 @@ def _numbers(op: Any) -> Table:
         aten.pow.Tensor_Scalar: power,
         torch.sym_float: real,
         operator.truediv: truediv,
+        operator.floordiv: floordiv,
         aten.softplus.default: softplus,
         aten.addcmul.default: addcmul,
         aten.addcdiv.default: addcdiv,

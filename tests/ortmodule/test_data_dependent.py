@@ -110,3 +110,72 @@ def test_step_equals_eager(kind):
     counts = onnxtrain.stats(ours)
     assert counts["fallback_steps"] == 0, counts["reasons"]
     assert counts["engine_steps"] == 4
+
+
+class Pooled(nn.Module):
+    """The sum of each group's rows; how many groups there are, Python's int() reads from the tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x, group):
+        groups = int(group.max()) + 1
+        return x.new_zeros(groups, 4).index_add(0, group, self.fc(x))
+
+
+class FirstHalf(Pooled):
+    """A whole number that may be negative, halved and rounded down; and one that decides nothing but a factor."""
+
+    def forward(self, x, n):
+        return self.fc(x)[: int(n) // 2] * (int(n) % 3)
+
+
+class Kinds(Pooled):
+    """`int` is also read where it is not called."""
+
+    def forward(self, x, n):
+        assert isinstance(3, int) and type(3) is int and int() == 0 and int("11", 2) == 3
+        return self.fc(x) * int(n) * sum(map(int, "12"))
+
+
+@pytest.mark.parametrize("kind, numbers", [(Pooled, ([0, 1, 1, 2, 0, 2], [0, 0, 0, 1, 1, 1], [3, 0, 1, 1, 2, 2],
+                                                     [0, 0, 0, 0, 0, 0])),
+                                           (FirstHalf, (5, 4, -1, -4, 0)), (Kinds, (2, 1, 0, -3))])
+def test_int_of_a_tensor(kind, numbers):
+    torch.manual_seed(0)
+    eager = kind()
+    ours = ORTModule(copy.deepcopy(eager))
+    code = kind.forward.__code__
+    for number in numbers:
+        number, x = torch.tensor(number), torch.randn(6, 4)
+        expected, got = eager(x, number), ours(x, number)
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+        for module, y in ((eager, expected), (ours, got)):
+            module.zero_grad()
+            y.square().sum().backward()
+        for p, q in zip(eager.parameters(), ours.parameters()):
+            torch.testing.assert_close(q.grad, p.grad, rtol=1e-5, atol=1e-5)
+    counts = onnxtrain.stats(ours)
+    assert (counts["engine_steps"], counts["fallback_steps"], counts["exports"]) == (len(numbers), 0, 1), counts
+    assert kind.forward.__code__ is code
+
+
+class Forgiving(Pooled):
+    """What a trace cannot read raises there, and forward catches it."""
+
+    def forward(self, x, n):
+        try:
+            factor = 3.0 if n > 0 else 2.0
+        except Exception:
+            factor = 1.0
+        return self.fc(x) * factor
+
+
+def test_an_exception_of_the_trace_that_forward_catches():
+    model = ORTModule(Forgiving())
+    for number in (1, -1):
+        x = torch.randn(6, 4)
+        torch.testing.assert_close(model(x, torch.tensor(number)), model.module(x, torch.tensor(number)))
+    counts = onnxtrain.stats(model)
+    assert counts["fallback_steps"] == 2 and "goes on where that fails" in counts["reasons"][0]
