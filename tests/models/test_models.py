@@ -8,6 +8,7 @@ ONNXTRAIN_SLOW=1 takes all.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import os
@@ -26,7 +27,9 @@ sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve
 import onnxtrain  # noqa: E402
 import zoo  # noqa: E402
 from harness import drawn_seed  # noqa: E402
+import onnxtrain.export  # noqa: E402
 from onnxtrain.ortmodule import ORTModule  # noqa: E402
+from structure import fakes, structure  # noqa: E402
 
 # Of the largest entry of a tensor. In float32 two orders of summation are compared; float64 shows what is a defect.
 TOLERANCE = {torch.float32: 2e-3, torch.float64: 1e-9}
@@ -330,3 +333,17 @@ def test_two_modules_in_one_step() -> None:
         for (label, p), q in zip(a.named_buffers(), b.buffers(), strict=True):
             torch.testing.assert_close(q, p, rtol=1e-7, atol=1e-9, msg=label)
         assert onnxtrain.stats(b)["fallback_steps"] == 0, onnxtrain.stats(b)["reasons"]
+
+
+LEFT = sorted(MODELS) if os.environ.get("ONNXTRAIN_SLOW") == "1" else ["checkpoint", "graph", "lstm-packed"]
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_an_export_leaves_the_module_as_it_was(name: str) -> None:
+    torch.manual_seed(0)
+    module, inputs = MODELS[name].make(), MODELS[name].data()
+    module(*inputs)  # some set themselves up
+    before, drawn = structure(module), torch.get_rng_state()
+    with contextlib.suppress(onnxtrain.export.ExportError):
+        onnxtrain.export.export(module, inputs, {}, training=True)
+    assert structure(module) == before and not fakes(module) and torch.equal(torch.get_rng_state(), drawn)

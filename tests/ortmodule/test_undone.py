@@ -5,75 +5,20 @@ happens as in eager PyTorch, or the module runs there, by name.
 import collections
 import copy
 import functools
-import gc
 import random
-import types
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn as nn
-from torch._subclasses.fake_tensor import FakeTensor
 
-import onnxtrain
-import onnxtrain.export
-from onnxtrain.ortmodule import ORTModule, ORTModuleTorchModelException
-
-
-def structure(root):
-    """What an object leads to, as text: attributes, slots, items, hooks, closures; tensors by identity and version."""
-    lines, seen, pending = [], set(), [(root, "")]
-    while pending:
-        value, path = pending.pop()
-        if isinstance(value, torch.Tensor):
-            lines.append(f"{path} {type(value).__name__} {id(value)} {value._version} {value.requires_grad}")
-            continue
-        if isinstance(value, (int, float, str, bool, type(None), types.ModuleType, torch.dtype, torch.device)):
-            lines.append(f"{path} {value!r}")
-            continue
-        if id(value) in seen:
-            continue
-        seen.add(id(value))
-        lines.append(f"{path} {type(value).__qualname__} {id(value)}")
-        parts = []
-        if isinstance(value, dict):
-            parts += [(f"[{key!r}]", item) for key, item in dict.items(value)]
-        elif isinstance(value, (list, tuple, collections.deque)):
-            parts += [(f"[{i}]", item) for i, item in enumerate(value)]
-        elif isinstance(value, np.ndarray):
-            lines.append(f"{path} {value.tolist()}")
-        elif isinstance(value, random.Random):
-            lines.append(f"{path} {hash(value.getstate())}")
-        elif isinstance(value, types.FunctionType):
-            parts += [(f"<{i}>", cell.cell_contents) for i, cell in enumerate(value.__closure__ or ())]
-        elif isinstance(value, functools.partial):
-            parts += [(".func", value.func), (".keywords", value.keywords)]
-        if not isinstance(value, (type, types.FunctionType)):
-            parts += [(f".{name}", item) for name, item in getattr(value, "__dict__", {}).items()]
-            names = [name for kind in type(value).__mro__ for name in vars(kind).get("__slots__", ())]
-            parts += [(f".{name}", getattr(value, name)) for name in names if hasattr(value, name)]
-            if type(value).__module__ == __name__:
-                parts += [(f".{type(value).__name__}.{name}", item) for name, item in vars(type(value)).items()
-                          if not callable(item) and not name.startswith("__")]
-        pending += [(part, path + name) for name, part in parts]
-    return sorted(lines)
-
-
-def fakes(root):
-    """Tensors of a trace that an object leads to."""
-    seen, pending, found = set(), [root], []
-    while pending:
-        value = pending.pop()
-        if id(value) in seen or isinstance(value, (types.ModuleType, types.FrameType)):
-            continue
-        seen.add(id(value))
-        if isinstance(value, (FakeTensor, torch.SymInt)):
-            found.append(value)
-        elif isinstance(value, types.FunctionType):
-            pending += [cell.cell_contents for cell in value.__closure__ or ()]
-        elif not isinstance(value, torch.Tensor) and (not isinstance(value, type) or value.__module__ == __name__):
-            pending += gc.get_referents(value)
-    return found
+sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
+import onnxtrain  # noqa: E402
+import onnxtrain.export  # noqa: E402
+from onnxtrain.ortmodule import ORTModule, ORTModuleTorchModelException  # noqa: E402
+from structure import fakes, structure  # noqa: E402
 
 
 class Box:
