@@ -26,6 +26,8 @@ enum { BYTES = 16 };
 #include "simd/batchnorm_loops.h"
 
 const ont_batchnorm_loops PASTE(ont_batchnorm_loops_, ONT_ISA)[] = {
-    {sum_f32, squares_f32, apply_f32, grad_sums_f32, grad_f32},
-    {sum_f64, squares_f64, apply_f64, grad_sums_f64, grad_f64},
+    {sum_f32, squares_f32, apply_f32, grad_sums_f32, grad_f32, rows_squares_f32, rows_apply_f32, rows_grad_sums_f32,
+     rows_grad_f32, join_f32},
+    {sum_f64, squares_f64, apply_f64, grad_sums_f64, grad_f64, rows_squares_f64, rows_apply_f64, rows_grad_sums_f64,
+     rows_grad_f64, join_f64},
 };

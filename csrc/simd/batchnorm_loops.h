@@ -205,6 +205,8 @@ static void F(grad)(const ont_channel *c, ont_relu_mask mask, const void *x, con
         F(grad_form)(c, ONT_MASK_V, x, NULL, dy, f, d, e, dx, n);
 }
 
+#include "simd/batchnorm_rows.h"
+
 #undef MASKED
 #undef VALUE
 #undef FOR_BLOCKS

@@ -15,7 +15,7 @@ from test_fuse_gemm import random, session_of
 EPS, MOMENTUM = 2.0**-10, 0.75
 TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-12}
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-SHAPES = [(4, 3, 5), (3, 5, 1), (2, 3, 7, 7), (2, 2, 33, 40), (5, 4, 1, 17), (2, 1, 2, 3, 5)]
+SHAPES = [(4, 3, 5), (3, 5, 1), (2, 3, 7, 7), (2, 2, 33, 40), (5, 4, 1, 17), (2, 1, 2, 3, 5), (37, 3)]
 
 
 def norm(x, y, training, k=0, statistics=False):
@@ -64,10 +64,12 @@ def subsets(names):
     return [s for n in range(len(names) + 1) for s in itertools.combinations(names, n)]
 
 
-@pytest.fixture(params=["simd", "ref"])
+KERNELS = ["rows", "simd", "ref"]
+
+
+@pytest.fixture(params=KERNELS)
 def kernels(request):
-    other = {"simd": "ref", "ref": "simd"}[request.param]
-    _C.disable_kernels([f"batchnorm_{other}", f"batchnorm_grad_{other}"])
+    _C.disable_kernels([f"batchnorm_{part}{other}" for part in ("", "grad_") for other in KERNELS if other != request.param])
     yield
     _C.disable_kernels([])
 

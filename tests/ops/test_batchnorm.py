@@ -1,5 +1,7 @@
 """BatchNormalization: the forms of older opsets, the sizes that break sums, and outputs that are refused."""
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from harness import Case, R, call, expect_error, run_case, session_of  # noqa: E402
-from onnxtrain import UnsupportedError  # noqa: E402
+from onnxtrain import UnsupportedError, _C  # noqa: E402
 
 EPS, MOMENTUM = 2.0**-10, 0.75
 
@@ -129,3 +131,61 @@ def test_mixed_dtypes(x, affine, statistics, training_mode):
     for got, want in zip(grads, torch.autograd.grad(y, leaves[:3], torch.ones_like(y))):
         torch.testing.assert_close(got.double(), want, atol=2e-2, rtol=2e-3)
         assert got.dtype in (tensors[0].dtype, tensors[1].dtype)
+
+
+def step(arrays, threads=1, disabled=(), training_mode=1):
+    """Outputs and gradients of one node, and the names of its kernels."""
+    attrs = {"epsilon": EPS, "momentum": MOMENTUM, "training_mode": training_mode}
+    case = Case("BatchNormalization", operands(*arrays[0].shape), attrs,
+                n_outputs=3 if training_mode else 1, opset=15)
+    _C.disable_kernels(list(disabled))
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        session = session_of(case, arrays)
+        dy = torch.from_numpy(R(*arrays[0].shape).make(7).astype(arrays[0].dtype))
+        outputs, grads = call(session, [torch.from_numpy(a) for a in arrays], bytes([1, 1, 1, 0, 0]),
+                              [dy, None, None] if training_mode else [dy])
+        return [t.numpy() for t in (*outputs, *grads[:3])], {kernel for _, kernel, _ in session.kernels()}
+    finally:
+        torch.set_num_threads(before)
+        _C.disable_kernels([])
+
+
+ROWS = [*[(35, c) for c in range(1, 18)], (1, 3), (2, 5, 16), (130, 1), (67, 129), (33, 1030), (700, 3, 2), (40, 21, 7),
+        (9, 300, 5), (66, 40, 3, 3), (1600, 640), (20, 2, 8, 8)]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("shape", ROWS, ids=str)
+def test_rows(shape, dtype):
+    """All channels of some rows at a time, as the reference has it, with the same bits for any number of threads."""
+    arrays = [spec.make(i).astype(dtype) for i, spec in enumerate(operands(*shape))]
+    arrays[0] = arrays[0] + 30 * arrays[3].reshape(-1, *[1] * (len(shape) - 2))
+    arrays[0][0] += 200  # an outlier in the row that the first differences are from
+    for training_mode in (1, 0):
+        ours, kernels = step(arrays, training_mode=training_mode)
+        assert kernels == {"batchnorm_rows", "batchnorm_grad_rows"}
+        others, _ = step(arrays, disabled=["batchnorm_rows", "batchnorm_grad_rows", "batchnorm_simd", "batchnorm_grad_simd"],
+                         training_mode=training_mode)
+        for got, want in zip(ours, others, strict=True):
+            np.testing.assert_allclose(got, want, rtol=0, atol=(2e-5 if dtype is np.float32 else 1e-11) * max(1, abs(want).max()))
+        for threads in (2, 3) if shape[0] * shape[1] > 4000 else ():
+            again, _ = step(arrays, threads, training_mode=training_mode)
+            assert all(np.array_equal(a, b) for a, b in zip(ours, again, strict=True))
+
+
+@pytest.mark.parametrize("isa", ["avx2", "plain"])
+def test_rows_with_less(isa):
+    """In a process of its own: the instruction set is chosen once."""
+    options = ["-q", "-p", "no:cacheprovider", __file__, "-k", "test_rows and not less"]
+    done = subprocess.run([sys.executable, "-m", "pytest", *options], env={**os.environ, "ONNXTRAIN_ISA": isa},
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+
+
+@pytest.mark.parametrize("shape, kernel", [((1568, 640), "rows"), ((256, 2048, 1, 1), "rows"), ((200000, 3), "rows"),
+                                           ((32, 16, 7, 7), "rows"), ((4, 3, 64, 64), "simd"), ((2, 8, 5, 5), "simd")], ids=str)
+def test_no_channel_by_channel_walk_over_far_elements(shape, kernel):
+    arrays = [np.ones(spec.shape, np.float32) for spec in operands(*shape)]
+    assert step(arrays)[1] == {f"batchnorm_{kernel}", f"batchnorm_grad_{kernel}"}

@@ -1,0 +1,175 @@
+/*
+ * Bodies of batchnorm.inc.c that go over several rows, each column with numbers of its own; included by
+ * batchnorm_loops.h alone, whose types they have. Four rows are summed before they meet the sum so far, which is read
+ * and written once for them.
+ */
+
+/* GET(p): a vector there; PUT(p, v) writes one. Whole vectors and then what is left of the row. */
+#define FOR_COLUMNS(n, STEP) \
+    do { \
+        int64_t j = 0; \
+        for (; j + LANES <= (n); j += LANES) STEP(F(load), F(store)); \
+        if (j < (n)) { \
+            const int64_t some = (n) - j; \
+            STEP(GET_SOME, PUT_SOME); \
+        } \
+    } while (0)
+#define GET_SOME(p) F(load_some)((p), some)
+#define PUT_SOME(p, v) F(store_some)((p), (v), some)
+
+/* a, b = the sums of x - x[0] and of its square over the rows */
+static void F(rows_squares)(const void *data, int64_t stride, int64_t rows, int64_t n, void *sums, void *squares)
+{
+    const NUM *x = data;
+    NUM *a = sums, *b = squares;
+    memset(a, 0, (size_t)n * sizeof *a);
+    memset(b, 0, (size_t)n * sizeof *b);
+    int64_t i = 0;
+    for (; i + 4 <= rows; i += 4) {
+        const NUM *p = x + i * stride, *q = p + stride, *r = q + stride, *t = r + stride;
+#define STEP(GET, PUT) \
+    do { \
+        VEC c_ = GET(x + j), p_ = GET(p + j) - c_, q_ = GET(q + j) - c_, r_ = GET(r + j) - c_, t_ = GET(t + j) - c_; \
+        PUT(a + j, GET(a + j) + ((p_ + q_) + (r_ + t_))); \
+        PUT(b + j, GET(b + j) + ((p_ * p_ + q_ * q_) + (r_ * r_ + t_ * t_))); \
+    } while (0)
+        FOR_COLUMNS(n, STEP);
+#undef STEP
+    }
+    for (; i < rows; i++) {
+        const NUM *p = x + i * stride;
+#define STEP(GET, PUT) \
+    do { \
+        VEC p_ = GET(p + j) - GET(x + j); \
+        PUT(a + j, GET(a + j) + p_); \
+        PUT(b + j, GET(b + j) + p_ * p_); \
+    } while (0)
+        FOR_COLUMNS(n, STEP);
+#undef STEP
+    }
+}
+
+/* Sums of differences from x become those from `base`, and are added. */
+static void F(join)(const void *first, const void *base_row, int64_t rows, const void *sums, const void *squares,
+                    int64_t n, double *sum, double *dot)
+{
+    const NUM *x = first, *base = base_row, *a = sums, *b = squares;
+    const double m = (double)rows;
+    for (int64_t j = 0; !x && j < n; j++) {
+        sum[j] += (double)a[j];
+        dot[j] += (double)b[j];
+    }
+    for (int64_t j = 0; x && j < n; j++) {
+        double off = (double)x[j] - (double)base[j], a_ = (double)a[j];
+        sum[j] += a_ + m * off;
+        dot[j] += (double)b[j] + off * (2 * a_ + m * off);
+    }
+}
+
+INLINE void F(rows_apply_form)(const ont_channels *c, const NUM *x, const NUM *res, bool relu, NUM *y, int64_t stride,
+                               int64_t rows, int64_t n)
+{
+    const NUM *centre = c->centre, *slopes = c->slope, *shifts = c->shift;
+    for (int64_t i = 0; i < rows; i++, x += stride, y += stride) {
+#define STEP(GET, PUT) \
+    do { \
+        VEC m = GET(centre + j), slope = GET(slopes + j), shift = GET(shifts + j), v = VALUE(GET(x + j)); \
+        if (res) v += GET(res + j); \
+        PUT(y + j, relu ? F(rectified)(v) : v); \
+    } while (0)
+        FOR_COLUMNS(n, STEP);
+#undef STEP
+        if (res) res += stride;
+    }
+}
+
+static void F(rows_apply)(const ont_channels *c, const void *x, const void *residual, bool relu, void *y,
+                          int64_t stride, int64_t rows, int64_t n)
+{
+    if (residual && relu)
+        F(rows_apply_form)(c, x, residual, true, y, stride, rows, n);
+    else if (residual)
+        F(rows_apply_form)(c, x, residual, false, y, stride, rows, n);
+    else if (relu)
+        F(rows_apply_form)(c, x, NULL, true, y, stride, rows, n);
+    else
+        F(rows_apply_form)(c, x, NULL, false, y, stride, rows, n);
+}
+
+/* What counts of dy, as g_, and x - centre, as d_, at k. */
+#define TAKE(GET, k) \
+    VEC x_ = GET(x + (k)), g_ = GET(dy + (k)), d_ = x_ - m; \
+    if (mask == ONT_MASK_Y) g_ = F(where)(GET(y + (k)) > 0, g_); \
+    if (mask == ONT_MASK_V) g_ = F(where)(VALUE(x_) > 0, g_)
+
+INLINE void F(rows_grad_sums_form)(const ont_channels *c, ont_relu_mask mask, const NUM *x, const NUM *y, const NUM *dy,
+                                   int64_t stride, int64_t rows, int64_t n, NUM *a, NUM *b)
+{
+    const NUM *centre = c->centre, *slopes = c->slope, *shifts = c->shift;
+    memset(a, 0, (size_t)n * sizeof *a);
+    memset(b, 0, (size_t)n * sizeof *b);
+    int64_t i = 0;
+    for (; i < rows; i += 4) {
+        const int64_t some_rows = rows - i < 4 ? rows - i : 4, start = i * stride;
+#define STEP(GET, PUT) \
+    do { \
+        VEC m = GET(centre + j), slope = mask == ONT_MASK_V ? GET(slopes + j) : (VEC){0}; \
+        VEC shift = mask == ONT_MASK_V ? GET(shifts + j) : (VEC){0}, s_ = {0}, e_ = {0}; \
+        (void)slope, (void)shift; \
+        for (int64_t k = start + j, left = some_rows; left; left--, k += stride) { \
+            TAKE(GET, k); \
+            s_ += g_; \
+            e_ += g_ * d_; \
+        } \
+        PUT(a + j, GET(a + j) + s_); \
+        PUT(b + j, GET(b + j) + e_); \
+    } while (0)
+        FOR_COLUMNS(n, STEP);
+#undef STEP
+    }
+}
+
+static void F(rows_grad_sums)(const ont_channels *c, ont_relu_mask mask, const void *x, const void *y, const void *dy,
+                              int64_t stride, int64_t rows, int64_t n, void *a, void *b)
+{
+    if (mask == ONT_MASK_NONE)
+        F(rows_grad_sums_form)(c, ONT_MASK_NONE, x, NULL, dy, stride, rows, n, a, b);
+    else if (mask == ONT_MASK_Y)
+        F(rows_grad_sums_form)(c, ONT_MASK_Y, x, y, dy, stride, rows, n, a, b);
+    else
+        F(rows_grad_sums_form)(c, ONT_MASK_V, x, NULL, dy, stride, rows, n, a, b);
+}
+
+INLINE void F(rows_grad_form)(const ont_channels *c, ont_relu_mask mask, const NUM *x, const NUM *y, const NUM *dy,
+                              const NUM *mean_dy, const NUM *mean_dot, NUM *dx, int64_t stride, int64_t rows, int64_t n)
+{
+    const NUM *centre = c->centre, *slopes = c->slope, *shifts = c->shift;
+    for (int64_t i = 0; i < rows; i++, x += stride, dy += stride, dx += stride) {
+#define STEP(GET, PUT) \
+    do { \
+        VEC m = GET(centre + j), slope = GET(slopes + j), shift = mask == ONT_MASK_V ? GET(shifts + j) : (VEC){0}; \
+        (void)shift; \
+        TAKE(GET, j); \
+        PUT(dx + j, slope * (g_ - GET(mean_dy + j) - d_ * GET(mean_dot + j))); \
+    } while (0)
+        FOR_COLUMNS(n, STEP);
+#undef STEP
+        if (mask == ONT_MASK_Y) y += stride;
+    }
+}
+
+static void F(rows_grad)(const ont_channels *c, ont_relu_mask mask, const void *x, const void *y, const void *dy,
+                         const void *mean_dy, const void *mean_dot, void *dx, int64_t stride, int64_t rows, int64_t n)
+{
+    if (mask == ONT_MASK_NONE)
+        F(rows_grad_form)(c, ONT_MASK_NONE, x, NULL, dy, mean_dy, mean_dot, dx, stride, rows, n);
+    else if (mask == ONT_MASK_Y)
+        F(rows_grad_form)(c, ONT_MASK_Y, x, y, dy, mean_dy, mean_dot, dx, stride, rows, n);
+    else
+        F(rows_grad_form)(c, ONT_MASK_V, x, NULL, dy, mean_dy, mean_dot, dx, stride, rows, n);
+}
+
+#undef TAKE
+#undef GET_SOME
+#undef PUT_SOME
+#undef FOR_COLUMNS
