@@ -26,7 +26,7 @@ from onnxtrain._export import flags as flags_of
 from onnxtrain._export import graph as onnx_graph
 from onnxtrain._export import guards as shape_guards
 from onnxtrain._export import (
-    messages, mutations, refusals, retrace, rewrite, sizes, snapshot, state, trees, views, whole_numbers,
+    messages, mutations, refusals, retrace, rewrite, sizes, snapshot, state, trees, values, views, whole_numbers,
 )
 from onnxtrain._export.domain import register_symbolics
 from onnxtrain._export.errors import ArgumentError, Changed, ExportError, Untraceable
@@ -82,6 +82,7 @@ class _Flat(torch.nn.Module):
         self.by_torch: tuple[str, ...] = ()
         self.planes = "dynamic"
         self.settings: list[state.Setting] = []
+        self.watched = False
 
     def forward(self, *leaves: Tensor) -> tuple[Tensor, ...]:
         example, spec, barriers = self._call
@@ -94,9 +95,11 @@ class _Flat(torch.nn.Module):
         versions, before = [(leaf._version, leaf.shape) for leaf in leaves], pytree.tree_leaves((args, kwargs))
         checked: list[tuple[Tensor, bool]] = []
         flags = flags_of.Flags(dict(module.named_parameters()))
-        patch = rewrite.Rewrite(barriers, flags, None if barriers else checked)
-        with state.nothing_lost(module, traced.record.writes, traced.settings), flags_of.noting_modes(flags, module), patch, \
-                attributes.recording(traced.record, module):
+        patch = rewrite.Rewrite(barriers, flags, None if barriers else checked, self.watched)
+        if self.watched:
+            traced.record.entered = values.Entered()
+        with (state.nothing_lost(module, traced.record.writes, traced.settings), flags_of.noting_modes(flags, module),
+              patch, attributes.recording(traced.record, module), values.watching(traced.record.entered)):
             results, traced.out_spec = trees.flatten(module(*args, **kwargs))
             results = [leaf.item() if patch.is_number(leaf) else leaf for leaf in results]
         if patch.unread is not None:
@@ -149,7 +152,7 @@ def _assigned(module: torch.nn.Module, traced: _Traced) -> list[Tensor]:
 def export(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, training: bool, opset: int = 20,
     exporter: Literal["auto", "dynamo", "torchscript"] = "auto", custom: CustomFunctions | None = None,
-    by_torch: tuple[str, ...] = (), planes: Literal["dynamic", "fixed"] = "dynamic",
+    by_torch: tuple[str, ...] = (), planes: Literal["dynamic", "fixed"] = "dynamic", watched: bool = False,
 ) -> Exported:
     """Exports `module` for arguments like these.
 
@@ -163,22 +166,23 @@ def export(
         planes: "fixed" exports for these heights and widths alone: dims from the third on of floats of four and more
         dims.
             Sizes after strides, windows and pooling are long formulas, which take torch.export minutes to compare.
+        watched: say in Exported.outside what forward reads outside of the module, for another process to compare.
 
     Raises:
         ExportError: neither can export it faithfully.
     """
     if exporter != "auto":
-        return _run(module, args, kwargs, training, opset, exporter, custom, by_torch, planes)
+        return _run(module, args, kwargs, training, opset, exporter, custom, by_torch, planes, watched)
     names = {"dynamo": "The default exporter", "torchscript": "TorchScript's exporter"}
     first, second = order(opset)
     try:
-        return _run(module, args, kwargs, training, opset, first, custom, by_torch, planes)
+        return _run(module, args, kwargs, training, opset, first, custom, by_torch, planes, watched)
     except ExportError as error:
         if is_final(first, error):
             raise  # the other would not trace it either
         reason = error
     try:
-        exported = _run(module, args, kwargs, training, opset, second, custom, by_torch, planes)
+        exported = _run(module, args, kwargs, training, opset, second, custom, by_torch, planes, watched)
     except ExportError as error:
         raise ExportError(f"{reason} {names[second]}: {error}") from reason
     exported.notes.append(f"{names[second]} was used, because of the other one: {reason}")
@@ -187,7 +191,7 @@ def export(
 
 def _run(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool, opset: int, exporter: str,
-    custom: CustomFunctions | None, by_torch: tuple[str, ...], planes: str,
+    custom: CustomFunctions | None, by_torch: tuple[str, ...], planes: str, watched: bool,
 ) -> Exported:
     """One exporter, inside everything that has to be undone after it."""
     run, opsets = (_dynamo, DYNAMO_OPSETS) if exporter == "dynamo" else (_torchscript, TORCHSCRIPT_OPSETS)
@@ -200,7 +204,7 @@ def _run(
 
     def flattened() -> _Flat:
         flat = _Flat(module, leaves, spec, barriers=exporter == "torchscript")
-        flat.by_torch, flat.planes = by_torch, planes
+        flat.by_torch, flat.planes, flat.watched = by_torch, planes, watched
         return flat
 
     flat = flattened()
@@ -237,6 +241,7 @@ def _run(
     exported.seconds["total"] = time.perf_counter() - start
     exported.functions, exported.same = tuple(flat.traced.functions), tuple(flat.traced.same.items())
     exported.modes, exported.flags = modes if flat.traced.consulted else None, flat.traced.flags
+    exported.outside = values.described(flat.traced.record.entered, module)
     if custom.inlined:
         notes.append("Traced through, as asked for, and differentiated as plain operators: "
                      f"{', '.join(custom.inlined)}.")

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onnxtrain._export import exclusive
+from onnxtrain._export import exclusive, values
 from onnxtrain._export.snapshot import ABSENT
 from onnxtrain._export.state import follows_parameters, replaced
 
@@ -38,10 +38,13 @@ _MACHINERY = {"__dict__", "__class__", "_call_impl", "_compiled_call_impl", "_sl
 
 @dataclasses.dataclass
 class Record:
-    """Attributes of modules, by object: those read, and those assigned with what they were before."""
+    """Attributes of modules, by object: those read, and those assigned with what they were before. Where the export may
+    be kept on disk, the code that ran as well.
+    """
 
     reads: dict[torch.nn.Module, set[str]] = dataclasses.field(default_factory=dict)
     writes: dict[tuple[torch.nn.Module, str], Any] = dataclasses.field(default_factory=dict)
+    entered: values.Entered | None = None
 
 
 @contextlib.contextmanager
@@ -101,6 +104,8 @@ def _compiled_parts(record: Record, module: torch.nn.Module, ours: dict[str, Any
             return plain(*args, **kwargs)
         for child in module.modules():
             record.reads.setdefault(child, set()).add("__dict__")
+        if record.entered is not None:
+            record.entered.unseen = "torch's compiler reads a part of forward, as in torch.cond"
         exclusive.inlined = True
         try:
             for name in ours:

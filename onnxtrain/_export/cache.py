@@ -1,22 +1,25 @@
 """Exports kept on disk: ORTMODULE_CACHE_DIR. A second process loads the graph and never imports torch.onnx.
 
 The name of a file is a digest of everything that a trace depends on: structure and weights' shapes of the module, the
-source of the program's own files, versions, schema, mode, autocast. What forward read of the module's attributes is
-kept in the file and compared with the module at hand. What cannot be compared is not kept. The file is a zip of JSON
-and ONNX; loading it runs no code: expressions of guards are parsed and admitted by kind.
+source of the program's own files, versions, schema, mode, autocast. What forward read of the module's attributes, and
+outside of the module (values.py), is kept in the file and compared with what is at hand. What cannot be compared is not
+kept. The file is a zip of JSON and ONNX, with the hash of both in its name; loading it runs no code: expressions of
+guards are parsed and admitted by kind, containers are those that are registered (trees.py), nothing is imported.
 """
 
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
+import importlib.metadata
 import inspect
+import io
 import json
 import logging
 import os
 import sys
 import sysconfig
-import types
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,19 +27,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
-from onnxtrain._export import attributes, views
+from onnxtrain._export import attributes, files, trees, values, views
 from onnxtrain._export import guards as shape_guards
-from onnxtrain._export.files import replacing
+from onnxtrain._export.errors import NotKept
 
 _log = logging.getLogger("onnxtrain")
-FORMAT = 4
-MAX_ENTRIES = 16  # per digest: exports that differ in sizes, or in attributes
-
-
-class NotKept(Exception):
-    """Something of an export cannot be written down, or compared in another process; the message says what."""
+FORMAT = 5
+MAX_ENTRIES = 16  # per digest: exports that differ in sizes, attributes, or values outside of the module
+MAX_BYTES = 1 << 29  # of all exports in the folder
 
 
 # --- the digest -------------------------------------------------------------------------------------------------------
@@ -68,15 +67,15 @@ def _classes(module: torch.nn.Module) -> Iterator[type]:
 
 
 def _source_files(module: torch.nn.Module) -> list[str]:
-    files = set(_own_files())
+    found = set(_own_files())
     for kind in _classes(module):
         try:
-            files.add(os.path.realpath(inspect.getfile(kind)))
+            found.add(os.path.realpath(inspect.getfile(kind)))
         except (TypeError, OSError):
             raise NotKept(f"the source of {kind.__qualname__} is not known") from None
-    if any(not os.path.exists(path) for path in files):
+    if any(not os.path.exists(path) for path in found):
         raise NotKept("a class has no source file")
-    return sorted(files)
+    return sorted(found)
 
 
 def _structure(module: torch.nn.Module) -> list[Any]:
@@ -94,6 +93,18 @@ def _structure(module: torch.nn.Module) -> list[Any]:
     return rows
 
 
+@functools.cache
+def _versions() -> list[str | None]:
+    """Of what translates, and of NumPy. Other packages count by the files that a trace enters: values.py."""
+    found: list[str | None] = []
+    for name in ("numpy", "onnx", "onnx-ir", "onnxscript"):
+        try:
+            found.append(importlib.metadata.version(name))
+        except importlib.metadata.PackageNotFoundError:
+            found.append(None)
+    return found
+
+
 def digest(module: torch.nn.Module, key: Any, settings: Sequence[Any]) -> str:
     """A name for all exports of this module with this schema. Raises NotKept where part of it has no stable name."""
     from onnxtrain import _C
@@ -101,9 +112,9 @@ def digest(module: torch.nn.Module, key: Any, settings: Sequence[Any]) -> str:
     code = hashlib.sha256()
     for path in _source_files(module):
         code.update(hashlib.sha256(Path(path).read_bytes()).digest())
-    spec = None if key.spec is None else pytree.treespec_dumps(key.spec)
+    spec = None if key.spec is None else json.dumps(trees.written(key.spec))
     schema = [item if isinstance(item, tuple) else repr(item) for item in key.schema]
-    parts = [FORMAT, torch.__version__, _C.build_info()["version"], sys.version_info[:2], code.hexdigest(),
+    parts = [FORMAT, torch.__version__, _C.build_info()["version"], sys.version, _versions(), code.hexdigest(),
              _structure(module), repr(schema), spec, key.training, repr(key.torch_modes), *map(repr, settings),
              torch.are_deterministic_algorithms_enabled()]
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:40]
@@ -112,51 +123,36 @@ def digest(module: torch.nn.Module, key: Any, settings: Sequence[Any]) -> str:
 # --- what forward read of the module ----------------------------------------------------------------------------------
 
 
-def _stable(value: Any) -> str:
-    """An entry of a State's values, the same in every process."""
-    if value is None or value is attributes.ABSENT or isinstance(value, str):
-        return f"={value!r}"
-    if isinstance(value, attributes._Identity):
-        return _identity(value.value)
-    kind, content = value
-    if isinstance(content, frozenset):
-        content = sorted(map(repr, content))
-    if (isinstance(content, tuple) and not all(isinstance(item, (str, int, float, bool, type(None)))
-                                               for item in content)):
-        raise NotKept(f"an attribute holds {content!r}")
-    return f"{kind.__module__}.{kind.__qualname__}:{content!r}"
+class _Written(attributes._Snapshot):
+    """A State's values, each as a text that is the same in every process that has the same one."""
 
+    def __init__(self, state: attributes.State, names: dict[int, str]) -> None:
+        super().__init__(state._bound)
+        self._writer = values.Writer()
+        for child, name, read in [entry for entry in state._reads if id(entry[0]) in names]:
+            self.add_module(child, name, read)
+        self.add_global_hooks()
+        self.texts = {path: self._text(path, value) for path, value in self.values.items()}
 
-def _identity(value: Any) -> str:
-    if isinstance(value, torch.nn.Module):
-        return f"module {type(value).__module__}.{type(value).__qualname__}"
-    if isinstance(value, Tensor):
-        plain = value.detach().contiguous().cpu()
-        digest = hashlib.sha256(plain.view(-1).view(torch.uint8).numpy()).hexdigest()
-        return f"tensor {plain.dtype} {tuple(plain.shape)} {digest}"
-    if isinstance(value, types.MethodType):
-        return f"method {_identity(value.__func__)}"
-    if isinstance(value, types.FunctionType):
-        if value.__closure__ or value.__defaults__ or value.__kwdefaults__:
-            raise NotKept(f"an attribute is the function {value.__qualname__}, with values of its own")
-        digest = hashlib.sha256(value.__code__.co_code).hexdigest()
-        return f"function {value.__module__}.{value.__qualname__} {digest} {value.__code__.co_consts!r}"
-    if isinstance(value, (type, types.BuiltinFunctionType, types.ModuleType)):
-        name = getattr(value, "__qualname__", value.__name__)
-        return f"{type(value).__name__} {getattr(value, '__module__', '')}.{name}"
-    if isinstance(value, logging.Logger):
-        return f"logger {value.name}"
-    raise NotKept(f"an attribute is a {type(value).__qualname__}")
+    def _value(self, path: str, value: Any, depth: int) -> None:
+        self.values[path] = f"={value!r}" if value is attributes.ABSENT else self._writer.write(value, path)
+
+    def _text(self, path: str, value: Any) -> str:
+        if isinstance(value, str):
+            return value
+        return self._writer.write(value.value if isinstance(value, attributes._Identity) else value, path)
 
 
 def _state_out(module: torch.nn.Module, state: attributes.State) -> dict[str, Any]:
     names = {id(child): name for name, child in module.named_modules()}
-    if any(id(child) not in names for child, _, _ in state._reads):
-        raise NotKept("forward reads a module outside of the one that is wrapped")
+    reads = [(names.get(id(child)), child, sorted(read)) for child, _, read in state._reads]
+    for name, child, read in reads:
+        if name is None and "call_super_init" not in read:  # which __init__ asks for: forward made this one itself
+            raise NotKept(f"forward reads a {type(child).__qualname__} outside of the module that is wrapped")
     return {
-        "reads": [(names[id(child)], sorted(read)) for child, _, read in state._reads],
+        "reads": [(name, read) for name, _, read in reads if name is not None],
         "bound": sorted((names[owner], name) for owner, name in state._bound),
-        "values": {path: _stable(value) for path, value in state._values.items()},
+        "values": _Written(state, names).texts,
     }
 
 
@@ -166,8 +162,11 @@ def _state_in(module: torch.nn.Module, data: dict[str, Any]) -> attributes.State
     record = attributes.Record({modules[name]: set(read) for name, read in data["reads"]})
     bound = frozenset((id(modules[name]), attribute) for name, attribute in data["bound"])
     state = attributes.State(module, record, bound)
-    if {path: _stable(value) for path, value in state._values.items()} != data["values"]:
-        return None
+    texts = _Written(state, {id(child): name for name, child in modules.items()}).texts
+    for path in (*data["values"], *texts):
+        if texts.get(path) != data["values"].get(path):
+            _log.debug("ORTModule: an export on disk is for another value of the attribute %s", path)
+            return None
     return state
 
 
@@ -176,17 +175,10 @@ def _state_in(module: torch.nn.Module, data: dict[str, Any]) -> attributes.State
 _PLAIN = (type(None), bool, int, float, str)
 
 
-def _plain(values: dict[int, Any]) -> list[Any]:
-    if not all(type(value) in _PLAIN for value in values.values()):
+def _plain(constants: dict[int, Any]) -> list[Any]:
+    if not all(type(value) in _PLAIN for value in constants.values()):
         raise NotKept("the result holds a value that is no plain constant")
-    return sorted(values.items())
-
-
-def _spec_out(spec: pytree.TreeSpec) -> str:
-    text = pytree.treespec_dumps(spec)
-    if pytree.treespec_loads(text) != spec:
-        raise NotKept("the result's structure cannot be written down")
-    return text
+    return sorted(constants.items())
 
 
 def _meta(module: torch.nn.Module, exported: Any) -> dict[str, Any]:
@@ -196,12 +188,14 @@ def _meta(module: torch.nn.Module, exported: Any) -> dict[str, Any]:
         raise NotKept("the module calls a torch.autograd.Function")
     if any(source.kind == "constant" for source in exported.inputs):
         raise NotKept("forward uses a large tensor that is no part of the module")
+    if not isinstance(exported.outside, dict):
+        raise NotKept(exported.outside or "nobody watched what forward reads outside of the module")
     return {
-        "inputs": [(i.kind, i.name, i.target) for i in exported.inputs],
+        "outside": exported.outside, "inputs": [(i.kind, i.name, i.target) for i in exported.inputs],
         "outputs": [(o.kind, o.name, o.target) for o in exported.outputs],
-        "out_spec": _spec_out(exported.out_spec), "out_constants": _plain(exported.out_constants),
+        "out_spec": trees.written(exported.out_spec), "out_constants": _plain(exported.out_constants),
         "guards": exported.guards.source,  # type: ignore[attr-defined]
-        "assignments": [(a.module, a.name, _spec_out(a.spec), _plain(a.constants), a.tensors)
+        "assignments": [(a.module, a.name, trees.written(a.spec), _plain(a.constants), a.tensors)
                         for a in exported.assignments],
         "state": _state_out(module, exported.state), "exporter": exported.exporter, "opset": exported.opset,
         "notes": exported.notes, "conditional": exported.conditional, "same": exported.same,
@@ -209,15 +203,22 @@ def _meta(module: torch.nn.Module, exported: Any) -> dict[str, Any]:
     }
 
 
+def _entry(meta: bytes, model: bytes) -> str:
+    return hashlib.sha256(hashlib.sha256(meta).digest() + model).hexdigest()
+
+
 def store(folder: str, name: str, module: torch.nn.Module, exported: Any) -> bool:
     """Keeps an export; whether that was possible. Failures of the disk are logged, never raised."""
+    if not files.usable(folder):
+        return False
     try:
-        meta = json.dumps(_meta(module, exported))
-        entry = hashlib.sha256(meta.encode() + exported.model).hexdigest()[:16]
-        with (replacing(Path(folder) / f"{name}-{entry}.zip") as file,
+        meta = json.dumps(_meta(module, exported)).encode()
+        with (files.replacing(Path(folder) / f"{name}-{_entry(meta, exported.model)}.zip") as file,
               zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive):
             archive.writestr("meta.json", meta)
             archive.writestr("model.onnx", exported.model)
+        files.evict(Path(folder), f"{name}-*.zip", count=MAX_ENTRIES)
+        files.evict(Path(folder), "[0-9a-f]" * 40 + "-*.zip", size=MAX_BYTES)
         return True
     except NotKept as reason:
         _log.info("ORTModule: this export is not kept in %s: %s", folder, reason)
@@ -228,14 +229,18 @@ def store(folder: str, name: str, module: torch.nn.Module, exported: Any) -> boo
 
 def load(folder: str, name: str, module: torch.nn.Module, tensors: Sequence[Tensor]) -> Any | None:
     """An export that holds for this module and these sizes, or None. A file that cannot be read is passed over."""
-    for path in sorted(Path(folder).glob(f"{name}-*.zip"))[:MAX_ENTRIES]:
+    if not files.usable(folder):
+        return None
+    for path in files.newest(Path(folder), f"{name}-*.zip")[:MAX_ENTRIES]:
         try:
             exported = _read(path, module, tensors)
-        except (OSError, KeyError, ValueError, TypeError, zipfile.BadZipFile, NotKept, NotImplementedError,
-                SyntaxError) as error:
-            _log.warning("ORTModule: %s is passed over: %s", path, error)
+        except FileNotFoundError:  # another process has just removed it
+            continue
+        except Exception as error:  # whatever it holds, the module is exported then
+            _log.warning("ORTModule: %s is passed over: %s: %s", path, type(error).__name__, error)
             continue
         if exported is not None:
+            files.used(path)
             return exported
     return None
 
@@ -254,17 +259,26 @@ def _tupled(value: Any) -> Any:
 def _read(path: Path, module: torch.nn.Module, tensors: Sequence[Tensor]) -> Any | None:
     from onnxtrain.export import Assignment, Exported, GraphInput, GraphOutput
 
-    with zipfile.ZipFile(path) as archive:
-        meta = json.loads(archive.read("meta.json"))
-        model = archive.read("model.onnx")
+    with zipfile.ZipFile(io.BytesIO(files.content(path, MAX_BYTES))) as archive:
+        if sum(part.file_size for part in archive.infolist()) > MAX_BYTES:
+            raise ValueError("it is too large")
+        text, model = archive.read("meta.json"), archive.read("model.onnx")
+    if not path.stem.endswith(f"-{_entry(text, model)}"):
+        raise ValueError("its content is not what its name says")
+    meta = json.loads(text)
     guards = _guards(meta["guards"])
-    if guards(tensors) is not None or (state := _state_in(module, meta["state"])) is None:
+    if guards(tensors) is not None:
+        return None
+    if (other := values.differs(meta["outside"], module)) is not None:
+        _log.debug("ORTModule: %s is passed over: %s is another", path, other)
+        return None
+    if (state := _state_in(module, meta["state"])) is None:
         return None
     return Exported(
         model, tuple(GraphInput(*i) for i in meta["inputs"]),
         tuple(GraphOutput(kind, name, _tupled(target)) for kind, name, target in meta["outputs"]),
-        pytree.treespec_loads(meta["out_spec"]), dict(map(tuple, meta["out_constants"])), guards,
-        tuple(Assignment(owner, name, pytree.treespec_loads(spec), dict(map(tuple, constants)), tuple(leaves))
+        trees.read(meta["out_spec"]), dict(map(tuple, meta["out_constants"])), guards,
+        tuple(Assignment(owner, name, trees.read(spec), dict(map(tuple, constants)), tuple(leaves))
               for owner, name, spec, constants, leaves in meta["assignments"]),
         state, meta["exporter"], meta["opset"], {"total": 0.0}, [*meta["notes"], f"Loaded from {path}."],
         conditional=tuple(tuple(part) for part in meta["conditional"]),

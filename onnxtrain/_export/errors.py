@@ -32,3 +32,7 @@ class CustomFunctionError(Untraceable):
 
 class DefinitionError(ValueError):
     """A gradient that the user registered is not a definition; no other exporter would mend it."""
+
+
+class NotKept(Exception):
+    """Something of an export cannot be written down, or compared in another process; the message says what."""

@@ -83,6 +83,9 @@ class Exported:
     # Plain values that forward gives to objects at its first call, and that change nothing of what it computes.
     settings: tuple[Setting, ...] = ()
     flags: tuple[tuple[str, bool], ...] = ()  # parameters whose requires_grad forward sets, and to what
+    # What was read outside of the module, as values.written() gives it, or why that cannot be compared in another
+    # process; None where nobody asked.
+    outside: dict[str, Any] | str | None = None
 
     def settle(self) -> None:
         """Does what forward would have done at its first call: gives objects those plain values."""

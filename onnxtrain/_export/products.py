@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from onnxtrain import _C
-from onnxtrain._export.files import replacing
+from onnxtrain._export import files
 
 _log = logging.getLogger("onnxtrain")
 FORMAT = 1
@@ -43,8 +43,7 @@ def path(folder: str) -> Path:
 
 def _read(folder: str) -> str:
     try:
-        with path(folder).open("rb") as file:
-            return file.read(MAX_BYTES).decode(errors="replace").replace("\0", " ")
+        return files.content(path(folder), MAX_BYTES).decode(errors="replace").replace("\0", " ")
     except FileNotFoundError:
         return ""
     except OSError as error:
@@ -55,7 +54,7 @@ def _read(folder: str) -> str:
 def recall(folder: str) -> None:
     """Reads the folder's file, once a process, and writes once more when the process ends: new sizes are measured
     without a word to Python, and very large products in their first runs."""
-    if folder in _written:
+    if folder in _written or not files.usable(folder):
         return
     _written[folder] = _read(folder)
     learnt = _C.remember_products(_written[folder])
@@ -70,12 +69,12 @@ def _at_exit(folder: str) -> None:
 
 def keep(folder: str) -> None:
     """Writes the folder's file where something was measured since; failures of the disk are logged, never raised."""
-    if _C.measured_products() == _written.get(folder):
+    if _C.measured_products() == _written.get(folder) or not files.usable(folder):
         return
     _C.remember_products(_read(folder))  # of processes that ran beside this one
     text = _C.measured_products()
     try:
-        with replacing(path(folder)) as file:
+        with files.replacing(path(folder)) as file:
             file.write(text.encode())
         _written[folder] = text
     except OSError as error:

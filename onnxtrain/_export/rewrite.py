@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
-from onnxtrain._export import checks, replacements, whole_numbers
+from onnxtrain._export import checks, replacements, values, whole_numbers
 from onnxtrain._export.errors import Untraceable
 from onnxtrain._export.exclusive import only_here
 from onnxtrain._export.flags import Flags
@@ -71,10 +71,13 @@ class Rewrite(TorchFunctionMode):
         None:
             such a condition is a branch on a value like others.
         flags: which tensors require a gradient.
+        watched: values.watching() notes what forward enters.
     """
 
-    def __init__(self, barriers: bool, flags: Flags, checked: list[tuple[Tensor, bool]] | None = None) -> None:
+    def __init__(self, barriers: bool, flags: Flags, checked: list[tuple[Tensor, bool]] | None = None,
+                 watched: bool = False) -> None:
         super().__init__()
+        self._watched = watched
         self._barriers = barriers
         self._flags = flags
         self._checked = checked
@@ -111,7 +114,11 @@ class Rewrite(TorchFunctionMode):
                 if func is Tensor.__int__:
                     whole_numbers.note(sys._getframe(1))
                 raise
-        result = (rewrite or func)(*args, **(kwargs or {}))
+        call = rewrite or func
+        if self._watched and not torch.compiler.is_dynamo_compiling():
+            result = values.unwatched(call, *args, **(kwargs or {}))
+        else:
+            result = call(*args, **(kwargs or {}))
         if self._values is not None:
             self._values.after(func, args, kwargs, result)
         if self._barriers and (func in _DETACHING or not torch.is_grad_enabled()):

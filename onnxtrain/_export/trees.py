@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import sys
 import threading
 from typing import Any
 
 from torch.utils import _pytree as pytree
+
+from onnxtrain._export.errors import NotKept
 
 _lock = threading.Lock()
 
@@ -86,3 +89,82 @@ def _register_mapping(kind: type) -> None:
     pytree.register_pytree_node(kind, take_apart, build, flatten_with_keys_fn=with_keys,
                                 serialized_type_name=f"{kind.__module__}.{kind.__qualname__}",
                                 to_dumpable_context=list, from_dumpable_context=tuple)
+
+
+# --- on disk ----------------------------------------------------------------------------------------------------------
+
+_PLAIN = (type(None), bool, int, float, str)
+_BY_NAME = {"tuple": tuple, "list": list, "dict": dict, "OrderedDict": collections.OrderedDict}
+
+
+def _registered(name: str) -> type | None:
+    """A class of that name which pytree takes apart in this process. Nothing is imported for it."""
+    return next((kind for kind in pytree.SUPPORTED_NODES
+                 if isinstance(kind, type) and f"{kind.__module__}.{kind.__qualname__}" == name), None)
+
+
+def _loaded(name: str) -> type | None:
+    """A class of that name in a module that this process has imported, if it is one that register() takes."""
+    module, kind = name, None
+    while kind is None and "." in module:
+        module = module.rpartition(".")[0]
+        kind = vars(sys.modules[module]).get(name[len(module) + 1:]) if module in sys.modules else None
+    if not isinstance(kind, type):
+        return None
+    with _lock:
+        if dataclasses.is_dataclass(kind) and not issubclass(kind, dict):
+            _register_dataclass(kind)
+        elif issubclass(kind, dict) and not dataclasses.is_dataclass(kind):
+            _register_mapping(kind)
+        else:
+            return None
+    return kind
+
+
+def written(spec: pytree.TreeSpec) -> Any:
+    """A structure as JSON has it: plain containers, and classes that are registered with pytree under their names.
+
+    Raises:
+        NotKept: other containers, or keys that are no plain values.
+    """
+    if spec.is_leaf():
+        return None
+    kind = spec.type
+    name = next((name for name, known in _BY_NAME.items() if known is kind), None)
+    if name is None:
+        name = f"{getattr(kind, '__module__', '')}.{getattr(kind, '__qualname__', '')}"
+        if _registered(name) is not kind or kind.__module__ in ("collections", "torch.return_types"):
+            raise NotKept(f"an argument or a result is, or holds, a {name}")
+    return [name, _context_out(spec._context), [written(child) for child in spec._children]]
+
+
+def read(data: Any) -> pytree.TreeSpec:
+    """The structure of written().
+
+    Raises:
+        ValueError: it names a container that is not registered in this process, or is none at all.
+    """
+    if data is None:
+        return pytree.treespec_leaf()
+    name, context, children = data
+    kind = _BY_NAME.get(name) or _registered(name) or _loaded(name)
+    if kind is None or kind.__module__ == "collections" and name not in _BY_NAME:
+        raise ValueError(f"{name!r} is no container that is registered here")
+    return pytree.TreeSpec(kind, _context_in(context), [read(child) for child in children])
+
+
+def _context_out(value: Any) -> Any:
+    """Lists stay lists, tuples become {"": ...}."""
+    if type(value) in _PLAIN:
+        return value
+    if type(value) is list:
+        return [_context_out(item) for item in value]
+    if type(value) is tuple:
+        return {"": [_context_out(item) for item in value]}
+    raise NotKept(f"a container has the key {value!r}")
+
+
+def _context_in(value: Any) -> Any:
+    if isinstance(value, dict):
+        return tuple(_context_in(item) for item in value[""])
+    return [_context_in(item) for item in value] if isinstance(value, list) else value

@@ -425,7 +425,7 @@ class ORTModule(torch.nn.Module):
         custom = CustomFunctions(runtime.enable_custom_autograd_function, runtime.skipped_autograd_functions)
         exported = export(self._module, args, kwargs, training=self._module.training, opset=runtime.onnx_opset_version,
                           exporter=exporter, custom=custom, by_torch=by_torch,
-                          planes="dynamic" if self._programs.get(key) else "fixed")
+                          planes="dynamic" if self._programs.get(key) else "fixed", watched=bool(runtime.cache_dir))
         _report.count(self._counters, exports=1, export_seconds=exported.seconds.get("total", 0.0))
         try:
             program = Program(self._module, exported, device=device,

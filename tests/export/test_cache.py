@@ -1,6 +1,11 @@
 """Exports on disk: a second process loads them; whatever changes the graph is a miss; bad files are passed over."""
 
+import argparse
+import collections
 import copy
+import functools
+import importlib
+import itertools
 import json
 import logging
 import os
@@ -140,38 +145,54 @@ class Calls(Net):
 
 def test_what_cannot_be_written_down_is_not_kept(folder, caplog):
     module = Net()
-    module.mode = lambda: 3  # an attribute that has a value of its own
-    module.mode.__defaults__ = (1,)
+    module.mode = itertools.count()  # its place in the count is nowhere to be read
     with caplog.at_level(logging.INFO, "onnxtrain"):
         assert counts(module) == (1, 0) and counts(Calls()) == (1, 0)
     assert "not kept" in caplog.text and not list(folder.glob("*.zip"))
 
 
 def rewrite(path, change):
+    """Under a name that fits, so that only what is inside can be refused."""
     with zipfile.ZipFile(path) as archive:
         meta, model = json.loads(archive.read("meta.json")), archive.read("model.onnx")
     change(meta)
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("meta.json", json.dumps(meta))
+    text = json.dumps(meta).encode()
+    path.unlink()
+    with zipfile.ZipFile(path.with_name(f"{path.stem.split('-')[0]}-{cache._entry(text, model)}.zip"), "w") as archive:
+        archive.writestr("meta.json", text)
         archive.writestr("model.onnx", model)
 
 
-def test_bad_files_are_passed_over(folder, caplog, tmp_path):
+def swap(path, change):
+    """Other content under the old name."""
+    name = path.name
+    rewrite(path, change)
+    next(path.parent.glob("*.zip")).rename(path.with_name(name))
+
+
+def test_bad_files_are_passed_over(folder, caplog, tmp_path, monkeypatch):
+    marker = tmp_path / "marker"
+    (tmp_path / "code_of_a_stranger.py").write_text(f"import pathlib; pathlib.Path({str(marker)!r}).touch()")
+    monkeypatch.syspath_prepend(tmp_path)
     assert counts(Net()) == (1, 0)
     (path,) = folder.glob("*.zip")
     whole = path.read_bytes()
-    marker = tmp_path / "marker"
     evil = f"__import__('pathlib').Path({str(marker)!r}).touch() or True"
     changes = [lambda: path.write_bytes(whole[:100]), lambda: path.write_bytes(b""),
                lambda: rewrite(path, lambda meta: meta.pop("outputs")),
+               lambda: swap(path, lambda meta: meta["notes"].append("another")),
+               lambda: rewrite(path, lambda meta: meta.update(out_spec=["collections.defaultdict", [], []])),
+               lambda: rewrite(path, lambda meta: meta.update(out_spec=["code_of_a_stranger.Kind", [], []])),
+               lambda: rewrite(path, lambda meta: meta.update(out_spec=["subprocess.Popen", [], []])),
                lambda: rewrite(path, lambda meta: meta["guards"][1].append([evil, "x"])),
                lambda: rewrite(path, lambda meta: meta["guards"][2].append(["s0", evil])),
                lambda: rewrite(path, lambda meta: meta["guards"][1].append(["torch.ones(1).sum() > 0", "x"]))]
     for change in changes:
-        path.write_bytes(whole)
-        change()
-        for other in set(folder.glob("*.zip")) - {path}:
+        for other in folder.glob("*.zip"):
             other.unlink()
+        path.write_bytes(whole)
+        path.chmod(0o600)
+        change()
         caplog.clear()
         with caplog.at_level(logging.WARNING, "onnxtrain"):
             assert counts(Net()) == (1, 0)
@@ -186,6 +207,175 @@ def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path, monkeypatch, cap
     assert "cannot keep" in caplog.text
 
 
-def test_closures_are_not_compared():
-    with pytest.raises(cache.NotKept):
-        cache._identity((lambda n: lambda: n)(3))
+# --- what forward reads outside of the module -----------------------------------------------------------------------
+
+SCALE = 2.0
+OPTIONS = {"bias": [1.0, 2.0]}
+ARGS = argparse.Namespace(width=argparse.Namespace(gain=2.0), run="a")
+
+
+class Settings:
+    gain = 2.0
+
+
+def made(gain):
+    def by(h):
+        return h * gain
+
+    return by
+
+
+BY = made(2.0)
+PART = functools.partial(torch.mul, other=2.0)
+KIND = collections.namedtuple("KIND", "gain bias")
+
+
+def by_default(h, gain=2.0):
+    return h * gain
+
+
+class Outside(Net):
+    def forward(self, x):
+        h = self.fc(x) * SCALE + OPTIONS["bias"][1] * ARGS.width.gain + Settings.gain + KIND(1.0, 2.0).bias
+        h = PART(by_default(BY(h))) * float(os.environ.get("SCALE_OF_THE_RUN", "1"))
+        return {"out": self.last(h), "rows": [None]}
+
+    def last(self, h):
+        return h
+
+
+def test_values_that_forward_reads_elsewhere_are_compared(folder, monkeypatch):
+    here = sys.modules[__name__]
+    assert counts(Outside()) == (1, 0) and counts(Outside()) == (0, 1)
+    for change in (lambda: monkeypatch.setattr(here, "SCALE", 3.0),
+                   lambda: monkeypatch.setattr(ARGS.width, "gain", 3.0),
+                   lambda: monkeypatch.setitem(OPTIONS, "bias", [1.0, 3.0]),
+                   lambda: monkeypatch.setattr(Settings, "gain", 3.0),
+                   lambda: monkeypatch.setattr(here, "BY", made(3.0)),
+                   lambda: monkeypatch.setattr(here, "PART", functools.partial(torch.mul, other=3.0)),
+                   lambda: monkeypatch.setattr(by_default, "__defaults__", (3.0,)),
+                   lambda: monkeypatch.setattr(Outside, "last", lambda self, h: -h),
+                   lambda: monkeypatch.setenv("SCALE_OF_THE_RUN", "3")):
+        change()
+        assert counts(Outside()) == (1, 0)
+    monkeypatch.setattr(ARGS, "run", "b")  # which forward does not read
+    assert counts(Outside()) == (0, 1)
+    monkeypatch.undo()
+    monkeypatch.setenv("ORTMODULE_CACHE_DIR", str(folder))
+    assert counts(Outside()) == (0, 1)
+
+
+def test_a_package_whose_helper_changes_is_exported_again(folder, tmp_path, monkeypatch):
+    place = tmp_path / "site-packages"
+    place.mkdir()
+    monkeypatch.syspath_prepend(place)
+    (place / "a_helper.py").write_text("def helped(h):\n    return h * 2\n")
+    helper = importlib.import_module("a_helper")
+
+    class Helped(Net):
+        def forward(self, x):
+            return {"out": helper.helped(self.fc(x)), "rows": [None]}
+
+    assert counts(Helped()) == (1, 0) and counts(Helped()) == (0, 1)
+    (place / "a_helper.py").write_text("def helped(h):\n    return h * 22\n")
+    importlib.reload(helper)
+    assert counts(Helped()) == (1, 0)
+    monkeypatch.delitem(sys.modules, "a_helper")
+
+
+ENDLESS = itertools.count(2)
+SET_IN_FORWARD = 0
+
+
+class Endless(Net):
+    def forward(self, x):
+        return {"out": self.fc(x) * len([ENDLESS]), "rows": [None]}
+
+
+class Setting(Net):
+    def forward(self, x):
+        global SET_IN_FORWARD
+        SET_IN_FORWARD += 0
+        return {"out": self.fc(x) * SET_IN_FORWARD, "rows": [None]}
+
+
+@pytest.mark.parametrize("kind, words", [(Endless, "test_cache.ENDLESS is a itertools.count"),
+                                         (Setting, "sets the global test_cache.SET_IN_FORWARD")])
+def test_what_another_process_cannot_compare_is_not_kept(folder, caplog, kind, words):
+    with caplog.at_level(logging.INFO, "onnxtrain"):
+        assert counts(kind()) == (1, 0)
+    assert words in caplog.text and not list(folder.glob("*.zip"))
+
+
+class MakesItsLoss(Net):
+    def forward(self, x):
+        return {"out": nn.MSELoss()(self.fc(x), self.held.expand(x.size(0), -1)), "rows": [None]}
+
+
+def test_modules_that_forward_makes_itself_are_no_hindrance(folder):
+    assert counts(MakesItsLoss()) == (1, 0) and counts(MakesItsLoss()) == (0, 1)
+
+
+# --- whose files ------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_that_others_may_write_to_is_not_used(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("ORTMODULE_CACHE_DIR", str(tmp_path / "made"))
+    assert counts(Net()) == (1, 0)
+    assert (tmp_path / "made").stat().st_mode & 0o077 == 0
+    (path,) = (tmp_path / "made").glob("*.zip")
+    path.chmod(0o666)
+    with caplog.at_level(logging.WARNING, "onnxtrain"):
+        assert counts(Net()) == (1, 0)
+        assert "others may write to it (mode 666)" in caplog.text
+        (tmp_path / "made").chmod(0o770)
+        for _ in range(2):
+            assert counts(Net()) == (1, 0)
+    assert caplog.text.count("is not used: others may write to it (mode 770)") == 1
+
+
+def test_a_folder_of_another_user_is_not_used(folder, monkeypatch, caplog):
+    assert counts(Net()) == (1, 0)
+    monkeypatch.setattr(os, "geteuid", lambda: folder.stat().st_uid + 1)
+    with caplog.at_level(logging.WARNING, "onnxtrain"):
+        assert counts(Net()) == (1, 0)
+    assert "is not used: it belongs to user" in caplog.text
+
+
+def test_the_exports_used_longest_ago_go(folder, monkeypatch):
+    monkeypatch.setattr(cache, "MAX_ENTRIES", 2)
+    for step, scale in enumerate((2.0, 3.0, 2.0, 4.0)):  # the second 2.0 is a use of the first
+        counts(Net(scale=scale))
+        for path in folder.glob("*.zip"):
+            if path.stat().st_mtime > 1e9:
+                os.utime(path, (step, step))
+    assert len(list(folder.glob("*.zip"))) == 2
+    assert counts(Net(scale=2.0)) == (0, 1) and counts(Net(scale=3.0)) == (1, 0)
+    monkeypatch.setattr(cache, "MAX_BYTES", 1)
+    other, left = folder / "kept.zip", folder / ".onnxtrain-left"
+    other.touch(), left.touch()
+    os.utime(left, (0, 0))
+    assert counts(Net(width=5)) == (1, 0)
+    assert len(list(folder.glob("*.zip"))) == 2 and other.exists() and not left.exists()
+
+
+def test_processes_side_by_side_evict_and_read(folder):
+    script = """
+        import pathlib, sys
+        from onnxtrain._export import files
+        folder = pathlib.Path(sys.argv[1])
+        for step in range(200):
+            with files.replacing(folder / f"x-{sys.argv[2]}-{step}.zip") as file:
+                file.write(b"whole")
+            files.evict(folder, "x-*.zip", count=4)
+            for path in files.newest(folder, "x-*.zip"):
+                try:
+                    assert files.content(path, 100) == b"whole"
+                except FileNotFoundError:
+                    pass
+        """
+    command = [sys.executable, "-c", textwrap.dedent(script), str(folder)]
+    running = [subprocess.Popen([*command, number], env={**os.environ, "PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE)
+               for number in "01"]
+    assert [(process.communicate()[1], process.returncode) for process in running] == [(b"", 0)] * 2
+    assert 1 <= len(list(folder.iterdir())) <= 5
