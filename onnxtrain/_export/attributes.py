@@ -294,8 +294,16 @@ class _Snapshot:
             self._container(path, value.__dict__, depth, type(value))
         else:
             self.values[path] = _Identity(value)
+            if isinstance(value, types.FunctionType) and value.__closure__ and depth < MAX_DEPTH:
+                self._closure(path, value, depth)
             if isinstance(value, Tensor) and not value.is_inference():
                 self.tensors.append((path, value, value._version))
+
+    def _closure(self, path: str, value: types.FunctionType, depth: int) -> None:
+        """Containers and objects that a function has from around it; a variable that is set anew is not seen."""
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__):
+            with contextlib.suppress(ValueError):  # one that is still empty
+                self._value(f"{path}.{name}", cell.cell_contents, depth + 1)
 
     def _container(self, path: str, value: Any, depth: int, kind: type | None = None) -> None:
         self.values[path] = (kind or type(value), len(value))
