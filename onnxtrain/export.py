@@ -21,7 +21,7 @@ import torch.utils.checkpoint
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from onnxtrain._export import attributes, exclusive, functions
+from onnxtrain._export import attributes, exclusive, filled, functions
 from onnxtrain._export import flags as flags_of
 from onnxtrain._export import graph as onnx_graph
 from onnxtrain._export import guards as shape_guards
@@ -61,6 +61,8 @@ class _Traced:
     assignments: list[Assignment] = dataclasses.field(default_factory=list)
     same: dict[int, int | str] = dataclasses.field(default_factory=dict)
     checks: list[bool] = dataclasses.field(default_factory=list)
+    filled: list[filled.Filled] = dataclasses.field(default_factory=list)
+    given: dict[int, int] = dataclasses.field(default_factory=dict)  # leaf of the output -> cache that it is
     written: list[int] = dataclasses.field(default_factory=list)  # leaves of the input that forward changes in place
     views: list[Any] | None = None
     consulted: bool = False  # whether forward asks for requires_grad, or for grad mode
@@ -84,6 +86,14 @@ class _Flat(torch.nn.Module):
         self.settings: list[state.Setting] = []
         self.watched = False
 
+    def arguments(self) -> Any:
+        """(args, kwargs) of the example."""
+        return pytree.tree_unflatten(self._call[0], self._call[1])
+
+    def tensors(self) -> list[Tensor]:
+        """The leaves of the example that are inputs of forward."""
+        return [leaf for leaf in self._call[0] if isinstance(leaf, Tensor)]
+
     def forward(self, *leaves: Tensor) -> tuple[Tensor, ...]:
         example, spec, barriers = self._call
         given = iter(leaves)
@@ -93,6 +103,7 @@ class _Flat(torch.nn.Module):
         traced, module = self.traced, self.module
         functions.begin(traced.functions)
         versions, before = [(leaf._version, leaf.shape) for leaf in leaves], pytree.tree_leaves((args, kwargs))
+        caches = filled.Watch((args, kwargs))
         checked: list[tuple[Tensor, bool]] = []
         flags = flags_of.Flags(dict(module.named_parameters()))
         patch = rewrite.Rewrite(barriers, flags, None if barriers else checked, self.watched)
@@ -100,12 +111,15 @@ class _Flat(torch.nn.Module):
             traced.record.entered = values.Entered()
         with (state.nothing_lost(module, traced.record.writes, traced.settings), flags_of.noting_modes(flags, module),
               patch, attributes.recording(traced.record, module), values.watching(traced.record.entered)):
-            results, traced.out_spec = trees.flatten(module(*args, **kwargs))
+            results, traced.out_spec = trees.flatten(module(*args, **kwargs), caches.holds)
             results = [leaf.item() if patch.is_number(leaf) else leaf for leaf in results]
         if patch.unread is not None:
             raise Untraceable(f"Python code reads the value of a tensor by {patch.unread}, and goes on where that "
                               "fails.")
         traced.consulted, traced.flags = flags.consulted, flags.changed
+        traced.given = {i: caches.index(leaf) for i, leaf in enumerate(results) if caches.holds(leaf)}
+        results = [None if i in traced.given else leaf for i, leaf in enumerate(results)]
+        traced.filled, kept = caches.take()
         traced.out_tensors = [i for i, leaf in enumerate(results) if isinstance(leaf, Tensor)]
         flat = mutations.unchanged_containers((args, kwargs), spec, before)
         own = {id(leaf): i for i, leaf in enumerate(flat)}
@@ -126,7 +140,7 @@ class _Flat(torch.nn.Module):
         traced.checks = [wanted for _, wanted in checked]
         # Cloned, so that torch.export sees no output that is an input. Those that forward left alone are dropped later.
         return (*(results[i] for i in traced.out_tensors), *(b.clone() for b in buffers.values()), *assigned,
-                *(condition for condition, _ in checked), *(flat[i].clone() for i in traced.written))
+                *(condition for condition, _ in checked), *(flat[i].clone() for i in traced.written), *kept)
 
 
 def _assigned(module: torch.nn.Module, traced: _Traced) -> list[Tensor]:
@@ -240,6 +254,7 @@ def _run(
         exported.state.take()  # as the module is again; the caller may apply them
     exported.seconds["total"] = time.perf_counter() - start
     exported.functions, exported.same = tuple(flat.traced.functions), tuple(flat.traced.same.items())
+    exported.filled, exported.given = tuple(flat.traced.filled), tuple(flat.traced.given.items())
     exported.modes, exported.flags = modes if flat.traced.consulted else None, flat.traced.flags
     exported.outside = values.described(flat.traced.record.entered, module)
     if custom.inlined:
@@ -423,8 +438,10 @@ def _refuse_settings(settings: list[state.Setting]) -> None:
 def _torch_export(flat: _Flat, tensors: tuple[Tensor, ...]) -> torch.export.ExportedProgram:
     auto = torch.export.Dim.AUTO
     fixed = flat.planes == "fixed"
-    dynamic = [tuple({axis: auto for axis in range(2 if fixed and t.dim() > 3 and t.is_floating_point() else t.dim())}
-                     for t in tensors)]
+    grows = {id(t) for cache in filled.among(flat.arguments()) for t in pytree.tree_leaves(cache)}
+    dynamic = [tuple({axis: auto for axis in range(2 if fixed and t.dim() > 3 and t.is_floating_point()
+                                                   and id(given) not in grows else t.dim())}
+                     for t, given in zip(tensors, flat.tensors()))]
 
     def trace() -> torch.export.ExportedProgram:
         flat.traced = _Traced()
@@ -511,6 +528,7 @@ def _finish(
     targets += [("attribute", (i, leaf)) for i, assignment in enumerate(assignments) for leaf in assignment.tensors]
     targets += [("check", wanted) for wanted in flat.traced.checks]
     targets += [("argument", leaf) for leaf in flat.traced.written]
+    targets += [("cache", (each.index, leaf)) for each in flat.traced.filled for leaf in each.tensors]
     data = {id(value) for value in graph.inputs if bound.get(value.name, ("user", None))[0] != "constant"}
     cached = _caches(assignments, [v for v, (kind, _) in zip(graph.outputs, targets) if kind == "attribute"], data)
     if len(graph.outputs) != len(targets):

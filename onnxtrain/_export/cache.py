@@ -186,6 +186,10 @@ def _meta(module: torch.nn.Module, exported: Any) -> dict[str, Any]:
         raise NotKept("forward asks which tensors require a gradient, or for grad mode")
     if exported.functions:
         raise NotKept("the module calls a torch.autograd.Function")
+    if exported.filled or exported.given:
+        raise NotKept("forward fills a cache that it is given")
+    if exported.filled or exported.given:
+        raise NotKept("forward fills a cache that it is given")
     if any(source.kind == "constant" for source in exported.inputs):
         raise NotKept("forward uses a large tensor that is no part of the module")
     if not isinstance(exported.outside, dict):

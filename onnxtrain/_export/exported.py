@@ -11,7 +11,7 @@ from typing import Any, Literal
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from onnxtrain._export import attributes, functions
+from onnxtrain._export import attributes, filled, functions
 from onnxtrain._export import guards as shape_guards
 from onnxtrain._export.state import Setting
 
@@ -27,15 +27,17 @@ class GraphInput:
 
 @dataclasses.dataclass(frozen=True)
 class GraphOutput:
-    """One output of the graph, and what it is for. Outputs of kind "user" and "attribute" may receive a gradient.
+    """One output of the graph, and what it is for. Outputs of kind "user", "attribute", "argument" and "cache" may
+    receive a gradient.
 
     A "check" is a condition; where it is not as in `target`, forward raises, and nothing of the step holds. An
-    "argument" is what an argument of the caller's holds after forward, which changes it in place.
+    "argument" is what an argument of the caller's holds after forward, which changes it in place, a "cache" what forward
+    leaves in a cache among the arguments.
     """
 
-    kind: Literal["user", "buffer", "attribute", "check", "argument"]
+    kind: Literal["user", "buffer", "attribute", "check", "argument", "cache"]
     name: str  # in the graph
-    # Leaf of the user's output; name of the buffer; (assignment, leaf of its value); leaf of the input.
+    # Leaf of the user's output; name of the buffer; (assignment or cache, leaf of its value); leaf of the input.
     target: int | str | tuple[int, int] | bool
 
 
@@ -82,6 +84,8 @@ class Exported:
     views: list[Any] | None = None  # results that are none of the graph's, as views.find() gives them
     # Plain values that forward gives to objects at its first call, and that change nothing of what it computes.
     settings: tuple[Setting, ...] = ()
+    filled: tuple[filled.Filled, ...] = ()  # caches among the arguments that forward fills
+    given: tuple[tuple[int, int], ...] = ()  # leaf of the output -> cache among the arguments that it is
     flags: tuple[tuple[str, bool], ...] = ()  # parameters whose requires_grad forward sets, and to what
     # What was read outside of the module, as values.written() gives it, or why that cannot be compared in another
     # process; None where nobody asked.

@@ -1,4 +1,4 @@
-"""Containers that torch's pytree does not know by itself: dataclasses, and subclasses of dict.
+"""Containers that torch's pytree does not know by itself: dataclasses, subclasses of dict, and transformers' caches.
 
 Called where a leaf turns up that is none. A class is registered once per process, after which torch.export and
 ORTModule take its instances apart and build equal ones, without calling __init__ again.
@@ -10,8 +10,10 @@ import collections
 import dataclasses
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch.utils import _pytree as pytree
 
 from onnxtrain._export.errors import NotKept
@@ -26,30 +28,51 @@ def register(leaf: Any) -> bool:
         if kind in pytree.SUPPORTED_NODES:
             return True  # by another thread
         if dataclasses.is_dataclass(leaf) and not isinstance(leaf, (type, dict)):
-            _register_dataclass(kind)
+            _register_object(kind)
         elif isinstance(leaf, dict) and not getattr(leaf, "__dict__", None):
             _register_mapping(kind)
+        elif isinstance(leaf, cache_kinds(parts=True)):
+            _register_object(kind)
         else:
             return False
     return True
 
 
-def flatten(tree: Any) -> tuple[list[Any], pytree.TreeSpec]:
+def cache_kinds(parts: bool = False) -> tuple[type, ...]:
+    """transformers' classes of caches, or of those and of their layers, where it is in use."""
+    module = sys.modules.get("transformers.cache_utils")
+    names = ("Cache", "CacheLayerMixin", "LinearAttentionCacheLayerMixin", "DummyLayer") if parts else ("Cache",)
+    return tuple([getattr(module, name) for name in names if hasattr(module, name)])
+
+
+def flatten(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[list[Any], pytree.TreeSpec]:
     """pytree.tree_flatten, with every class registered that can be."""
     while True:
-        leaves, spec = pytree.tree_flatten(tree)
-        if not any([register(leaf) for leaf in leaves if not isinstance(leaf, _COMMON)]):
+        leaves, spec = pytree.tree_flatten(tree, is_leaf)
+        if not any([register(leaf) for leaf in leaves
+                    if not isinstance(leaf, _COMMON) and not (is_leaf is not None and is_leaf(leaf))]):
             return leaves, spec
 
 
-_COMMON = (type(None), bool, int, float, str)
+class Leaves(list[Any]):
+    """The leaves of a call, and the arguments themselves, of which some are filled."""
+
+    __slots__ = ("arguments",)
+
+    def __init__(self, leaves: list[Any], arguments: Any) -> None:
+        super().__init__(leaves)
+        self.arguments = arguments
 
 
-def _register_dataclass(kind: type) -> None:
+_COMMON = (type(None), bool, int, float, str, torch.Tensor)
+
+
+def _register_object(kind: type) -> None:
     """Every attribute that the instance holds, fields or not, in order; those that are not set are left so."""
 
     def names(value: Any) -> tuple[str, ...]:
-        fields = [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
+        fields = ([field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
+                  if dataclasses.is_dataclass(value) else ())
         return tuple(dict.fromkeys((*fields, *getattr(value, "__dict__", ()))))
 
     def take_apart(value: Any) -> tuple[list[Any], tuple[str, ...]]:

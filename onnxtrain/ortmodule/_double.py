@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from onnxtrain import _C
-from onnxtrain._export import state, trees
+from onnxtrain._export import filled, state, trees
 from onnxtrain.ortmodule._fallback import FallbackPolicy, ORTModuleTorchModelException
 
 _NOTE = ("backward(create_graph=True) runs the module a second time, in PyTorch, whose gradients can be differentiated "
@@ -151,7 +151,8 @@ class Double:
                 places[id(owner[name])] = tensor
         _substitute(self._module, places)
         args, kwargs = (given, {}) if self._key.spec is None else pytree.tree_unflatten(given, self._key.spec)
-        results, _ = trees.flatten(self._module(*args, **kwargs))
+        caches = filled.Watch((args, kwargs))
+        results, _ = trees.flatten(self._module(*args, **kwargs), caches.holds)
         outputs: list[Tensor | None] = []
         for target, grad in zip(program.exported.outputs, grads):
             if grad is None:
@@ -160,6 +161,9 @@ class Double:
                 outputs.append(results[target.target])
             elif target.kind == "argument":
                 outputs.append(given[target.target])
+            elif target.kind == "cache":
+                cache, leaf = target.target
+                outputs.append(trees.flatten(filled.among((args, kwargs))[cache])[0][leaf])
             else:
                 raise RuntimeError(f"create_graph=True: a gradient comes through the {target.kind} {target.name} that "
                                    "forward sets, which is not supported")

@@ -173,6 +173,7 @@ class ORTModule(torch.nn.Module):
         """What an export holds for, and the call's leaves; tensors in a row are their own."""
         if kwargs or any([type(arg) not in PLAIN_TENSORS for arg in args]):
             leaves, spec = pytree.tree_flatten((args, kwargs))
+            leaves = trees.Leaves(leaves, (args, kwargs))
         else:
             leaves, spec = list(args), None
         return Key(tuple([describe(leaf) for leaf in leaves]), spec, *mode), leaves

@@ -6,7 +6,7 @@ The step path is here. Called by _module.py for inputs whose schema and guards f
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch._C._functorch import is_dead_tensor_wrapper, unwrap_if_dead
 from torch.utils import _pytree as pytree
 
 from onnxtrain import _C, options
-from onnxtrain._export import gradients, views
+from onnxtrain._export import filled, gradients, trees, views
 from onnxtrain.export import Exported
 from onnxtrain.ortmodule import _double, _held, _outside_loss, _random
 from onnxtrain.ortmodule._chain import Chain
@@ -105,6 +105,12 @@ def _forward_again(ctx: Any) -> None:
 
 
 _NODES = (_ORTModuleFunction._backward_cls, _SteppingFunction._backward_cls, _held.HeldFunction._backward_cls)
+
+
+def _changed(leaves: Sequence[Any], change: Callable[[Tensor], Tensor]) -> list[Any]:
+    """The leaves of a call with other tensors."""
+    return trees.Leaves([change(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves],
+                        getattr(leaves, "arguments", None))
 
 
 _UNSEEN = ("buffer", "check")  # results without a gradient
@@ -198,6 +204,7 @@ class Program:
         self._buffers: list[tuple[int, dict[str, Any], str]] = []
         self._checks: list[tuple[int, bool]] = []
         self._written: list[tuple[int, int]] = []  # (output, leaf of the input)
+        self._kept: list[tuple[int, tuple[int, int]]] = []  # (output, (cache, leaf of it))
         kept: dict[int, dict[int, int]] = {i: {} for i, a in enumerate(self.exported.assignments) if not a.tensors}
         for index, target in enumerate(self.exported.outputs):
             if target.kind == "user":
@@ -206,6 +213,8 @@ class Program:
                 self._checks.append((index, target.target))
             elif target.kind == "argument":
                 self._written.append((index, target.target))
+            elif target.kind == "cache":
+                self._kept.append((index, target.target))
             elif target.kind == "attribute":
                 kept.setdefault(target.target[0], {})[target.target[1]] = index
             else:
@@ -311,11 +320,10 @@ class Program:
         except (ValueError, TypeError, BufferError, IndexError) as error:
             self._check_weights(tensors)
             if any([isinstance(leaf, Tensor) and is_dead_tensor_wrapper(leaf) for leaf in leaves]):
-                return self([unwrap_if_dead(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves],
-                            grad_enabled)
+                return self(_changed(leaves, unwrap_if_dead), grad_enabled)
             if (any([isinstance(leaf, Tensor) and leaf.is_neg() for leaf in leaves]) and not self._written
                 and self._views is None):
-                return self([leaf.resolve_neg() if isinstance(leaf, Tensor) else leaf for leaf in leaves], grad_enabled)
+                return self(_changed(leaves, Tensor.resolve_neg), grad_enabled)
             if random is not None:  # what a check would have found, perhaps
                 _random.restore(self.device, random)
                 raise CheckError(str(error)) from error
@@ -334,7 +342,7 @@ class Program:
         self.steps += 1
         self.used = time.monotonic()
         self.step_seconds += self.used - start
-        if self._single:
+        if self._single and not self.exported.filled:
             return outputs[self._user_outputs[0][0]]
         return self._structured(outputs, leaves)
 
@@ -379,4 +387,9 @@ class Program:
             flat[leaf] = owner[name]
         if self._views is not None:
             self._views(flat, leaves, self._weight)
+        if self.exported.filled or self.exported.given:
+            caches = filled.among(leaves.arguments)  # type: ignore[attr-defined]
+            filled.put_back(caches, self.exported.filled, {key: outputs[index] for index, key in self._kept}, leaves)
+            for leaf, cache in self.exported.given:
+                flat[leaf] = caches[cache]
         return pytree.tree_unflatten(flat, self.exported.out_spec)

@@ -6,8 +6,8 @@ be false. So a wrapper of a class that has some is of a subclass that has the sa
 
 from __future__ import annotations
 
-import functools
 import types
+import weakref
 from typing import Any
 
 import torch
@@ -27,20 +27,38 @@ def _delegated(name: str) -> Any:
     return method
 
 
+class _Looking(type):
+    """Of a wrapper's class: what it has not, the wrapped module's class has, as for getattr(type(self), name) in
+    transformers' generate()."""
+
+    def __getattr__(cls, name: str) -> Any:
+        wrapped = None if name.startswith("__") or name == "_wrapped_class" else cls._wrapped_class()
+        if wrapped is None:
+            raise AttributeError(f"type object {cls.__name__!r} has no attribute {name!r}")
+        return getattr(wrapped, name)
+
+
+_made: weakref.WeakKeyDictionary[type, dict[type, type]] = weakref.WeakKeyDictionary()  # by the wrapped class
+
+
 def classed(kind: type, module: torch.nn.Module) -> type:
-    """`kind`, or a subclass of it with those of the methods above that the module's class has."""
+    """`kind`, or a subclass of it with those of the methods above that the module's class has, and its attributes."""
     kind = getattr(kind, "_plain_class", kind)
-    own = tuple(name for name in _NAMES if getattr(type(module), name, None) is not None
-                and not hasattr(torch.nn.Module, name))
-    return _subclass(kind, own) if own else kind
+    own = _made.setdefault(type(module), {})
+    if kind not in own:
+        own[kind] = _subclass(kind, type(module))
+    return own[kind]
 
 
-@functools.lru_cache(maxsize=None)
-def _subclass(kind: type, names: tuple[str, ...]) -> type:
-    body = {name: _delegated(name) for name in names}
+def _subclass(kind: type, wrapped: type) -> type:
+    body: dict[str, Any] = {name: _delegated(name) for name in _NAMES
+                            if getattr(wrapped, name, None) is not None and not hasattr(torch.nn.Module, name)}
+    more = [name for name in dir(wrapped) if not name.startswith("__") and not hasattr(torch.nn.Module, name)]
+    if not body and (not more or wrapped.__module__.split(".")[0] == "torch"):
+        return kind
     body |= {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__,
-             "_plain_class": kind, "__slots__": ()}
-    return type(kind.__name__, (kind,), body)
+             "_plain_class": kind, "_wrapped_class": weakref.ref(wrapped), "__slots__": ()}
+    return (_Looking if type(kind) is type else type(kind))(kind.__name__, (kind,), body)
 
 
 def blank(kind: type) -> Any:

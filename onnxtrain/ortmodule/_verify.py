@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from onnxtrain._export import state
+from onnxtrain._export import state, trees
 from onnxtrain._export.exclusive import exclusive, only_here
 from onnxtrain.export import Exported
 from onnxtrain.ortmodule._device import device_of
@@ -163,7 +163,8 @@ def compare(module: torch.nn.Module, exported: Exported, args: tuple[Any, ...], 
                       device_of((*module.parameters(), *module.buffers())))
     calls = (lambda leaves, spec: module(*pytree.tree_unflatten(leaves, spec)[0],
                                          **pytree.tree_unflatten(leaves, spec)[1]),
-             lambda leaves, spec: program(leaves, torch.is_grad_enabled()))
+             lambda leaves, spec: program(trees.Leaves(leaves, pytree.tree_unflatten(leaves, spec)),
+                                          torch.is_grad_enabled()))
     every = exported.modes is None  # else forward looks, and the graph is true for what it saw
     grad, inference = (True, False) if every else exported.modes[:2]
     with exclusive(), torch.inference_mode(inference), torch.set_grad_enabled(grad), \
