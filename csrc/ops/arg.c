@@ -96,13 +96,13 @@ static ont_status arg_prepare(const ont_node *node, ont_arena *arena, ont_prepar
     return ONT_OK;
 }
 
-/* float32 along the last axis: a row's extremum is compared without a call per element. */
-static int64_t arg_row_f32(const float *x, int64_t n, bool largest, bool last)
+/* float32: an extremum of n numbers, `step` apart, is compared without a call per element. */
+static int64_t arg_row_f32(const float *x, int64_t step, int64_t n, bool largest, bool last)
 {
     int64_t best = 0;
     float most = x[0];
     for (int64_t i = 1; i < n; i++) {
-        float v = x[i];
+        float v = x[i * step];
         bool better = largest ? v > most : v < most, nan = v != v;
         if (better || nan || (last && v == most)) {
             if (most != most && !(nan && last)) continue;
@@ -113,6 +113,36 @@ static int64_t arg_row_f32(const float *x, int64_t n, bool largest, bool last)
     return best;
 }
 
+enum { STRIP = 256, NARROW = 8 }; /* columns */
+
+/* float32 along another axis: lines [first, last) of one outer index, strips of them side by side, row by row. */
+static void arg_columns_f32(const float *x, const line_state *s, bool largest, int64_t first, int64_t last,
+                            int64_t *out)
+{
+    float most[STRIP];
+    int32_t best[STRIP];
+    for (int64_t j = first; s->inner < NARROW && j < last; j++)
+        out[j] = arg_row_f32(x + j, s->inner, s->n, largest, s->last);
+    for (int64_t from = first; s->inner >= NARROW && from < last; from += STRIP) {
+        int64_t w = last - from < STRIP ? last - from : STRIP;
+        memcpy(most, x + from, (size_t)w * sizeof *most);
+        memset(best, 0, sizeof best);
+        for (int64_t k = 1; k < s->n; k++) {
+            const float *row = x + k * s->inner + from;
+            const float sign = largest ? 1 : -1;
+            const int32_t take_equal = s->last ? -1 : 0, here = (int32_t)k;
+            for (int64_t j = 0; j < w; j++) {
+                float v = row[j], m = most[j];
+                int32_t nan = -(v != v), old_nan = -(m != m), equal = (-(v == m) | (nan & old_nan)) & take_equal;
+                int32_t better = (-(v * sign > m * sign) | (nan & ~old_nan) | equal);
+                best[j] = (better & here) | (~better & best[j]);
+                most[j] = better ? v : m;
+            }
+        }
+        for (int64_t j = 0; j < w; j++) out[from + j] = best[j];
+    }
+}
+
 static void arg_lines(void *context, int64_t first, int64_t last)
 {
     const ont_call *call = context;
@@ -121,7 +151,17 @@ static void arg_lines(void *context, int64_t first, int64_t last)
     if (s->inner == 1 && ont_node_in(call->node, 0)->dtype == ONT_FLOAT32) {
         bool largest = s->better == better_of(ONT_FLOAT32, LARGER);
         for (int64_t line = first; line < last; line++)
-            ((int64_t *)call->out[0])[line] = arg_row_f32((const float *)x + line * s->n, s->n, largest, s->last);
+            ((int64_t *)call->out[0])[line] = arg_row_f32((const float *)x + line * s->n, 1, s->n, largest, s->last);
+        return;
+    }
+    if (ont_node_in(call->node, 0)->dtype == ONT_FLOAT32 && s->n <= INT32_MAX) {
+        bool largest = s->better == better_of(ONT_FLOAT32, LARGER);
+        for (int64_t line = first, end; line < last; line = end) {
+            int64_t outer = line / s->inner, from = line % s->inner;
+            end = last < (outer + 1) * s->inner ? last : (outer + 1) * s->inner;
+            arg_columns_f32((const float *)call->in[0] + outer * s->n * s->inner, s, largest, from, from + end - line,
+                            (int64_t *)call->out[0] + outer * s->inner);
+        }
         return;
     }
     for (int64_t line = first; line < last; line++) {

@@ -194,8 +194,8 @@ static float half_score(const ont_call *call, int64_t at)
             bool counts = ont_label_counts(&s->labels, label); \
             const type *x = (const type *)call->in[0] + at; \
             type *dx = (type *)call->out[0] + at, scale = counts ? grad_scale_##suffix(job, i, label) : 0; \
-            for (int64_t c = 0; c < s->classes; c++) \
-                dx[c * s->inner] = !pairs || !counts ? 0 \
+            for (int64_t c = 0; pairs && c < s->classes; c++) \
+                dx[c * s->inner] = !counts ? 0 \
                                    : scale * exp_((x[c * s->inner] - pairs[2 * i]) - pairs[2 * i + 1]); \
             if (counts) dx[label * s->inner] -= scale; \
         } \
@@ -251,6 +251,110 @@ static ont_status loss_fast(const ont_call *call)
     ONT_TRY(ont_labels_check(&s->labels, ont_node_in(call->node, 1), call->in[1]));
     ont_parallel(s->rows, grain(s), fast_rows, (void *)call);
     reduce_f32(call);
+    return ONT_OK;
+}
+
+/* ---- float32 scores with a class's side by side, as an image has them: strips of positions, class by class ---- */
+
+enum { STRIP = 256, FEW = 8 };
+
+static const char *accept_columns(const ont_node *node)
+{
+    loss_state s;
+    if (ont_node_in(node, 0)->dtype != ONT_FLOAT32) return "dtype";
+    if (read_state(node, &s) != ONT_OK || !s.softmax || !s.classes) return "no softmax over classes";
+    return s.inner < FEW ? "few positions lie side by side" : NULL;
+}
+
+/* Of strip i of all: its first score, first position, and how many they are. */
+static int64_t strip_at(const loss_state *s, int64_t i, int64_t *position, int64_t *w)
+{
+    int64_t strips = (s->inner + STRIP - 1) / STRIP, from = i % strips * STRIP, row = i / strips;
+    *w = s->inner - from < STRIP ? s->inner - from : STRIP;
+    *position = row * s->inner + from;
+    return row * s->classes * s->inner + from;
+}
+
+static void for_strips(const loss_state *s, ont_range_fn body, void *context)
+{
+    int64_t w = s->inner < STRIP ? s->inner : STRIP;
+    ont_parallel(s->rows * ((s->inner + STRIP - 1) / STRIP), 4096 / (s->classes * w) + 1, body, context);
+}
+
+static void pair_strips(void *context, int64_t first, int64_t last)
+{
+    const ont_call *call = context;
+    const loss_state *s = call->state;
+    const ont_simd_table *simd = ont_simd();
+    ont_binary_loop less = simd->binary[ONT_LOOP_Sub][ONT_FLOAT32];
+    float most[STRIP], sum[STRIP], t[STRIP], *logp = log_probabilities(call);
+    for (int64_t i = first, position, w; i < last; i++) {
+        int64_t at = strip_at(s, i, &position, &w), end = at + s->classes * s->inner;
+        const float *x = call->in[0];
+        float *pairs = (float *)pairs_of(call) + 2 * position;
+        memcpy(most, x + at, (size_t)w * sizeof *most);
+        memset(sum, 0, sizeof sum);
+        for (int64_t c = at + s->inner; c < end; c += s->inner)
+            simd->binary[ONT_LOOP_Max][ONT_FLOAT32](most, 1, x + c, 1, most, w, NULL);
+        for (int64_t c = at; c < end; c += s->inner) {
+            less(x + c, 1, most, 1, t, w, NULL);
+            simd->unary[ONT_LOOP_Exp][ONT_FLOAT32](t, t, w, NULL);
+            simd->add_to(sum, t, w);
+        }
+        simd->unary[ONT_LOOP_Log][ONT_FLOAT32](sum, sum, w, NULL);
+        for (int64_t c = at; logp && c < end; c += s->inner) {
+            less(x + c, 1, most, 1, logp + c, w, NULL);
+            less(logp + c, 1, sum, 1, logp + c, w, NULL);
+        }
+        for (int64_t j = 0; j < w; j++) pairs[2 * j] = most[j], pairs[2 * j + 1] = sum[j];
+    }
+}
+
+static ont_status loss_columns(const ont_call *call)
+{
+    const loss_state *s = call->state;
+    ONT_TRY(ont_labels_check(&s->labels, ont_node_in(call->node, 1), call->in[1]));
+    for_strips(s, pair_strips, (void *)call);
+    reduce_f32(call);
+    return ONT_OK;
+}
+
+static void grad_strips(void *context, int64_t first, int64_t last)
+{
+    const grad_job_f32 *job = context;
+    const ont_call *call = job->call;
+    const loss_state *s = call->state;
+    const ont_simd_table *simd = ont_simd();
+    ont_binary_loop less = simd->binary[ONT_LOOP_Sub][ONT_FLOAT32];
+    float most[STRIP], log_sum[STRIP], scale[STRIP], *dx = call->out[0];
+    int64_t labels[STRIP];
+    for (int64_t i = first, position, w; i < last; i++) {
+        int64_t at = strip_at(s, i, &position, &w), end = at + s->classes * s->inner;
+        const float *x = call->in[0], *pairs = (const float *)call->in[4] + 2 * position;
+        for (int64_t j = 0; j < w; j++) {
+            labels[j] = ont_label_at(&s->labels, call->in[1], position + j);
+            if (!ont_label_counts(&s->labels, labels[j])) labels[j] = -1;
+            scale[j] = labels[j] < 0 ? 0 : grad_scale_f32(job, position + j, labels[j]);
+            most[j] = pairs[2 * j];
+            log_sum[j] = pairs[2 * j + 1];
+        }
+        for (int64_t c = at; c < end; c += s->inner) {
+            less(x + c, 1, most, 1, dx + c, w, NULL);
+            less(dx + c, 1, log_sum, 1, dx + c, w, NULL);
+            simd->unary[ONT_LOOP_Exp][ONT_FLOAT32](dx + c, dx + c, w, NULL);
+            simd->binary[ONT_LOOP_Mul][ONT_FLOAT32](dx + c, 1, scale, 1, dx + c, w, NULL);
+        }
+        for (int64_t j = 0; j < w; j++) {
+            if (labels[j] >= 0) dx[at + j + labels[j] * s->inner] -= scale[j];
+            for (int64_t c = at; labels[j] < 0 && c < end; c += s->inner) dx[c + j] = 0; /* not 0 * NaN */
+        }
+    }
+}
+
+static ont_status grad_columns(const ont_call *call)
+{
+    grad_job_f32 job = {call, grad_norm_f32(call)};
+    for_strips(call->state, grad_strips, &job);
     return ONT_OK;
 }
 
@@ -322,6 +426,8 @@ static ont_status grad_infer(ont_graph *g, ont_node *node)
 static ont_status grad_run(const ont_call *call)
 {
     const loss_state *s = call->state;
+    if (!s->softmax) memset(call->out[0], 0, (size_t)ont_shape_count(&call->node->outputs[0]->shape) *
+                                                 ont_dtype_size(call->node->outputs[0]->dtype));
     if (ont_node_in(call->node, 0)->dtype == ONT_FLOAT32) {
         grad_job_f32 job = {call, grad_norm_f32(call)};
         ont_parallel(s->rows * s->inner, grain(s), grad_rows_f32, &job);
@@ -414,6 +520,11 @@ static const char *accept_grad(const ont_node *node)
     return same_dtype(node) ? ont_accept_float(node) : "another dtype";
 }
 
+static const char *accept_grad_columns(const ont_node *node)
+{
+    return same_dtype(node) ? accept_columns(node) : "another dtype";
+}
+
 static ont_status grad_fast(const ont_call *call)
 {
     const loss_state *s = call->state;
@@ -474,6 +585,7 @@ static void loss_grad(ont_grad *g)
 static const ont_kernel loss_kernels[] = {
     {.name = "cross_entropy_f32_rows", .accept = accept_rows, .prepare = prepare, .run = loss_fast},
     {.name = "cross_entropy_half_rows", .accept = accept_half_rows, .prepare = prepare, .run = loss_half},
+    {.name = "cross_entropy_f32_columns", .accept = accept_columns, .prepare = prepare, .run = loss_columns},
     {.name = "cross_entropy_ref", .accept = ont_accept_float, .prepare = prepare, .run = loss_ref},
 };
 static const ont_kernel grad_kernels[] = {
@@ -481,6 +593,8 @@ static const ont_kernel grad_kernels[] = {
      .inplace = 1},
     {.name = "cross_entropy_grad_half", .accept = accept_grad_half, .prepare = grad_prepare, .run = grad_half,
      .inplace = 1},
+    {.name = "cross_entropy_grad_f32_columns", .accept = accept_grad_columns, .prepare = grad_prepare,
+     .run = grad_columns, .inplace = 1},
     {.name = "cross_entropy_grad_ref", .accept = accept_grad, .prepare = grad_prepare, .run = grad_run, .inplace = 1},
 };
 

@@ -160,6 +160,27 @@ static void finish_columns(const ont_reduce *s, float *y, int64_t n)
     }
 }
 
+/* y = log(sum(exp(x))) of n columns, whose rows are those of the reduced dims. */
+static void log_sum_exp_columns(const ont_reduce *s, float *y, const float *x, int64_t n)
+{
+    float most[BLOCK], e[BLOCK];
+    memcpy(most, x, (size_t)n * sizeof *most);
+    memset(y, 0, (size_t)n * sizeof *y);
+    for (int64_t r = 1; r < s->each; r++)
+        s->simd->binary[ONT_LOOP_Max][ONT_FLOAT32](
+            most, 1, x + offset_of(s->reduced, s->reduced_stride, s->n_reduced, r), 1, most, n, NULL);
+    for (int64_t i = 0; i < n; i++)
+        if (isinf(most[i])) most[i] = 0; /* then the sum is infinite, or 0, by itself */
+    for (int64_t r = 0; r < s->each; r++) {
+        s->simd->binary[ONT_LOOP_Sub][ONT_FLOAT32](x + offset_of(s->reduced, s->reduced_stride, s->n_reduced, r), 1,
+                                                   most, 1, e, n, NULL);
+        s->simd->unary[ONT_LOOP_Exp][ONT_FLOAT32](e, e, n, NULL);
+        s->simd->add_to(y, e, n);
+    }
+    s->simd->unary[ONT_LOOP_Log][ONT_FLOAT32](y, y, n, NULL);
+    s->simd->add_to(y, most, n);
+}
+
 /* A unit is a block of columns of one output row. */
 static void reduce_units(void *context, int64_t first, int64_t last)
 {
@@ -171,6 +192,10 @@ static void reduce_units(void *context, int64_t first, int64_t last)
         const float *x = (const float *)call->in[0] + offset_of(s->kept, s->kept_stride, s->n_kept - 1, row) + start;
         float *y = (float *)call->out[0] + row * width + start;
         bool extremum = s->kind == ONT_REDUCE_MAX || s->kind == ONT_REDUCE_MIN;
+        if (s->kind == ONT_REDUCE_LOG_SUM_EXP) {
+            log_sum_exp_columns(s, y, x, n);
+            continue;
+        }
         if (extremum)
             memcpy(y, x, (size_t)n * sizeof *y);
         else
@@ -192,8 +217,7 @@ const char *ont_reduce_rows_accept(const ont_node *node)
     if (!s.outputs || !s.each || !s.n_reduced) return "nothing to reduce";
     if (s.kind == ONT_REDUCE_PROD) return "a product";
     if (s.reduced_stride[s.n_reduced - 1] == 1) return NULL;
-    if (s.kept[s.n_kept - 1] < 8) return "rows are too short";
-    return s.kind == ONT_REDUCE_LOG_SUM_EXP ? "not along the last axis" : NULL;
+    return s.kept[s.n_kept - 1] < 8 ? "rows are too short" : NULL;
 }
 
 ont_status ont_reduce_rows_run(const ont_call *call)

@@ -99,6 +99,102 @@ static ont_status backward_simd(const ont_call *call)
     return ONT_OK;
 }
 
+/* ---- another axis of float32: strips of columns that lie side by side, row by row ---- */
+
+enum { STRIP = 256, NARROW = 8 };
+
+static const char *accept_columns(const ont_node *node)
+{
+    softmax_state s;
+    if (ont_node_in(node, 0)->dtype != ONT_FLOAT32) return "dtype";
+    if (softmax_layout(node, &ont_node_in(node, 0)->shape, &s) != ONT_OK || !s.n) return "nothing along the axis";
+    return s.inner < NARROW ? "few columns lie side by side" : NULL;
+}
+
+static void forward_strip(const softmax_state *s, const float *x, float *y, int64_t w)
+{
+    float most[STRIP], sum[STRIP] = {0}, e[STRIP];
+    memcpy(most, x, (size_t)w * sizeof *most);
+    for (int64_t k = 1; k < s->n; k++)
+        s->simd->binary[ONT_LOOP_Max][ONT_FLOAT32](most, 1, x + k * s->inner, 1, most, w, NULL);
+    for (int64_t k = 0; k < s->n; k++) {
+        float *row = y + k * s->inner, *exponentials = s->log ? e : row;
+        s->simd->binary[ONT_LOOP_Sub][ONT_FLOAT32](x + k * s->inner, 1, most, 1, row, w, NULL);
+        s->simd->unary[ONT_LOOP_Exp][ONT_FLOAT32](row, exponentials, w, NULL);
+        s->simd->add_to(sum, exponentials, w);
+    }
+    s->simd->unary[s->log ? ONT_LOOP_Log : ONT_LOOP_Reciprocal][ONT_FLOAT32](sum, sum, w, NULL);
+    ont_binary_loop last = s->simd->binary[s->log ? ONT_LOOP_Sub : ONT_LOOP_Mul][ONT_FLOAT32];
+    for (int64_t k = 0; k < s->n; k++) last(y + k * s->inner, 1, sum, 1, y + k * s->inner, w, NULL);
+}
+
+static void backward_strip(const softmax_state *s, const float *y, const float *dy, float *dx, int64_t w)
+{
+    float sum[STRIP] = {0}, t[STRIP];
+    ont_binary_loop mul = s->simd->binary[ONT_LOOP_Mul][ONT_FLOAT32], less = s->simd->binary[ONT_LOOP_Sub][ONT_FLOAT32];
+    for (int64_t k = 0; k < s->n; k++) {
+        if (!s->log) mul(dy + k * s->inner, 1, y + k * s->inner, 1, t, w, NULL);
+        s->simd->add_to(sum, s->log ? dy + k * s->inner : t, w);
+    }
+    for (int64_t k = 0; k < s->n; k++) {
+        int64_t at = k * s->inner;
+        if (s->log) {
+            s->simd->unary[ONT_LOOP_Exp][ONT_FLOAT32](y + at, t, w, NULL);
+            mul(t, 1, sum, 1, t, w, NULL);
+            less(dy + at, 1, t, 1, dx + at, w, NULL);
+        } else {
+            less(dy + at, 1, sum, 1, t, w, NULL);
+            mul(y + at, 1, t, 1, dx + at, w, NULL);
+        }
+    }
+}
+
+/* Of strip i of all: where it begins, and its columns. */
+static int64_t strip_at(const softmax_state *s, int64_t i, int64_t *w)
+{
+    int64_t strips = (s->inner + STRIP - 1) / STRIP, from = i % strips * STRIP;
+    *w = s->inner - from < STRIP ? s->inner - from : STRIP;
+    return i / strips * s->n * s->inner + from;
+}
+
+static void forward_strips(void *context, int64_t first, int64_t last)
+{
+    const ont_call *call = context;
+    for (int64_t i = first, w; i < last; i++) {
+        int64_t at = strip_at(call->state, i, &w);
+        forward_strip(call->state, (const float *)call->in[0] + at, (float *)call->out[0] + at, w);
+    }
+}
+
+static void backward_strips(void *context, int64_t first, int64_t last)
+{
+    const ont_call *call = context;
+    for (int64_t i = first, w; i < last; i++) {
+        int64_t at = strip_at(call->state, i, &w);
+        backward_strip(call->state, (const float *)call->in[0] + at, (const float *)call->in[1] + at,
+                       (float *)call->out[0] + at, w);
+    }
+}
+
+static void for_strips(const ont_call *call, ont_range_fn body)
+{
+    const softmax_state *s = call->state;
+    int64_t strips = (s->inner + STRIP - 1) / STRIP, w = s->inner < STRIP ? s->inner : STRIP;
+    ont_parallel(s->outer * strips, 4096 / (s->n * w) + 1, body, (void *)call);
+}
+
+static ont_status forward_columns(const ont_call *call)
+{
+    for_strips(call, forward_strips);
+    return ONT_OK;
+}
+
+static ont_status backward_columns(const ont_call *call)
+{
+    for_strips(call, backward_strips);
+    return ONT_OK;
+}
+
 /* ---- reference: any axis, float32 and float64 ---- */
 
 #define REFERENCE(suffix, type, exp_, log_) \
@@ -175,10 +271,14 @@ static void log_softmax_grad(ont_grad *g) { softmax_grad_as(g, "LogSoftmaxGrad")
 
 static const ont_kernel forward_kernels[] = {
     {.name = "softmax_f32_rows", .accept = accept_rows, .prepare = prepare, .run = forward_simd, .inplace = 1},
+    {.name = "softmax_f32_columns", .accept = accept_columns, .prepare = prepare, .run = forward_columns,
+     .inplace = 1},
     {.name = "softmax_ref", .accept = ont_accept_float, .prepare = prepare, .run = forward_ref},
 };
 static const ont_kernel backward_kernels[] = {
     {.name = "softmax_grad_f32_rows", .accept = accept_rows, .prepare = prepare, .run = backward_simd, .inplace = 2},
+    {.name = "softmax_grad_f32_columns", .accept = accept_columns, .prepare = prepare, .run = backward_columns,
+     .inplace = 2},
     {.name = "softmax_grad_ref", .accept = ont_accept_float, .prepare = prepare, .run = backward_ref},
 };
 

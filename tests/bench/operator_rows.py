@@ -449,7 +449,7 @@ PAIRS = {"mse": F.mse_loss, "l1": F.l1_loss, "smooth_l1": F.smooth_l1_loss, "hub
          "bce": lambda x, t: F.binary_cross_entropy(torch.sigmoid(x), t), "mse none": lambda x, t: F.mse_loss(x, t, reduction="none"),
          "kl_div": lambda x, t: F.kl_div(F.log_softmax(x, -1), t, reduction="batchmean"),
          "multilabel": F.multilabel_soft_margin_loss, "hinge": lambda x, t: F.hinge_embedding_loss(x, 2 * (t > 0.5) - 1.0),
-         "gaussian_nll": lambda x, t: F.gaussian_nll_loss(x, t, torch.ones(1))}
+         "gaussian_nll": lambda x, t: F.gaussian_nll_loss(x, t, torch.ones(1000, 1))}
 for name, f in PAIRS.items():
     add(name, f, R(1000, 1000), N(1000, 1000))
 add("bce_with_logits pos_weight", lambda x, t, w: F.binary_cross_entropy_with_logits(x, t, pos_weight=w), R(20000, 50), N(20000, 50), N(50))
