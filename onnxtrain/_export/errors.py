@@ -36,3 +36,9 @@ class DefinitionError(ValueError):
 
 class NotKept(Exception):
     """Something of an export cannot be written down, or compared in another process; the message says what."""
+
+
+class StaleError(Exception):
+    """A weight, or what a torch.autograd.Function returns, is not what the graph was exported for; the message says
+    which.
+    """

@@ -7,6 +7,7 @@ through the function's forward and differentiate that, and its own backward woul
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,8 @@ import onnx
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
+
+from onnxtrain._export.errors import StaleError
 
 DOMAIN = "ai.onnxtrain"
 _library = torch.library.Library("onnxtrain", "FRAGMENT")
@@ -24,12 +27,19 @@ class Unrunnable(Exception):
     """A function that cannot be a node; the message is a sentence."""
 
 
+# Functions whose results' shapes follow from sizes by a way of their own.
+_by_size: weakref.WeakSet[type] = weakref.WeakSet()
+# Of one result: its dtype, and of each dim its size, or the (tensor, axis) of the arguments whose size it is.
+Shape = tuple[torch.dtype, list[int | tuple[int, int]]]
+
+
 @dataclasses.dataclass
 class Call:
     """One call of Function.apply in a forward.
 
     function is the class; leaves are its flattened arguments, None where a tensor stands; results is, per item that
-    forward returns, the index of the node's output, or a value that is no tensor.
+    forward returns, the index of the node's output, or a value that is no tensor. shapes are the results' where the
+    trace went by them alone, and whatever else forward asks of sizes is no condition of the graph: it runs anew.
     """
 
     function: type[torch.autograd.Function]
@@ -38,6 +48,7 @@ class Call:
     spec: pytree.TreeSpec
     single: bool = True
     results: tuple[tuple[int | None, Any], ...] = ()
+    shapes: list[Shape] | None = None
 
     @property
     def convention(self) -> str:
@@ -59,13 +70,40 @@ class Call:
         return pytree.tree_unflatten(leaves, self.spec)
 
     def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Runs it under autograd's own rules; the tensors that it returns."""
+        """Runs it under autograd's own rules; the tensors that it returns.
+
+        Raises:
+            StaleError: they have other shapes than the trace was told.
+        """
         result = self.function.apply(*self.arguments(tensors))
         items = (result,) if self.single else result
-        return [items[place] for place, (index, _) in enumerate(self.results) if index is not None]
+        made = [items[place] for place, (index, _) in enumerate(self.results) if index is not None]
+        for tensor, (dtype, dims) in zip(made, self.shapes or ()):
+            expected = [dim if isinstance(dim, int) else tensors[dim[0]].shape[dim[1]] for dim in dims]
+            if tensor.dtype != dtype or list(tensor.shape) != expected:
+                _by_size.add(self.function)
+                raise StaleError(f"{name_of(self.function)} returns {tensor.dtype} {list(tensor.shape)} for these "
+                                 f"sizes, expected {dtype} {expected}")
+        return made
 
     def dry_run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Runs forward alone, on fake tensors, for what it returns; fills in `results`."""
+        """Runs forward alone, on fake tensors, for what it returns; fills in `results` and `shapes`.
+
+        A loop over chunks of rows, say, would tie the graph to one number of rows. So what forward asks of sizes leaves
+        no guards, where its results are tensors with sizes of the arguments: that is looked at when it really runs.
+        """
+        env = next((dim.node.shape_env for tensor in tensors for dim in tensor.shape
+                    if isinstance(dim, torch.SymInt)), None)
+        if env is not None and self.function not in _by_size:
+            with env.suppress_guards():
+                made = self._dry_forward(tensors)
+                if all(index is not None or value is None for index, value in self.results):
+                    self.shapes = _shapes(tensors, made)
+            if self.shapes is not None:
+                return made
+        return self._dry_forward(tensors)
+
+    def _dry_forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         global _inside
         context = torch.autograd.function.FunctionCtx()
         arguments = self.arguments(tensors)
@@ -98,6 +136,19 @@ class Call:
         self.results = tuple(results)
         if not found:
             raise Unrunnable(f"torch.autograd.Function {name_of(self.function)} returns no tensor.")
+
+
+def _shapes(tensors: Sequence[Tensor], made: Sequence[Tensor]) -> list[Shape] | None:
+    """What results have of their arguments' sizes; None where a size is neither one of those nor a number."""
+    places = {dim.node.expr: (i, axis) for i, tensor in enumerate(tensors) for axis, dim in enumerate(tensor.shape)
+              if isinstance(dim, torch.SymInt)}
+    shapes = []
+    for result in made:
+        dims = [places.get(dim.node.expr) if isinstance(dim, torch.SymInt) else dim for dim in result.shape]
+        if None in dims:
+            return None
+        shapes.append((result.dtype, dims))
+    return shapes
 
 
 class OperatorCall(Call):

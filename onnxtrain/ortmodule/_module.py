@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from onnxtrain import UnsupportedError, _C, _report, options
 from onnxtrain._export import cache, exclusive, products, refusals, trees
 from onnxtrain._export.attributes import State
-from onnxtrain._export.errors import DefinitionError
+from onnxtrain._export.errors import DefinitionError, StaleError
 from onnxtrain._export.function_apply import CustomFunctions
 from onnxtrain.export import PLAIN_TENSORS, ArgumentError, ExportError, export, grad_modes, is_final, order
 from onnxtrain.ortmodule._device import device_of
@@ -29,7 +29,7 @@ from onnxtrain.ortmodule._fallback import (
 from onnxtrain.ortmodule._forward import Adopted, Forward, calls_forward_of, watched
 from onnxtrain.ortmodule._key import MAX_TRIES, Fallen, Key, SetUps, describe, torch_modes
 from onnxtrain.ortmodule._managers import View
-from onnxtrain.ortmodule._program import CheckError, Program, SharedMemoryError, StaleError
+from onnxtrain.ortmodule._program import CheckError, Program, SharedMemoryError
 from onnxtrain.ortmodule._verify import compare, tolerance, verify
 from onnxtrain.ortmodule.options import RuntimeOptions
 

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from onnxtrain import _C, options
 from onnxtrain._export import filled, gradients, trees, views
+from onnxtrain._export.errors import StaleError
 from onnxtrain.export import Exported
 from onnxtrain.ortmodule import _double, _held, _outside_loss, _random
 from onnxtrain.ortmodule._chain import Chain
@@ -25,10 +26,6 @@ from onnxtrain.ortmodule._reach import Conditional, Reach
 LOOK_EVERY = 16  # steps between two looks at how large the outputs are, for the loss behind them
 _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 _precision = "highest"  # what the engine was told last
-
-
-class StaleError(Exception):
-    """A weight of the module is no longer what the graph was exported for; the message says which."""
 
 
 class CheckError(Exception):

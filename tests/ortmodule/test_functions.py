@@ -291,3 +291,52 @@ def test_explained():
     model = ORTModule(linear_with(Wrong))
     model(torch.randn(2, 4)).sum().backward()
     assert "1 torch.autograd.Function" in onnxtrain.explain(model)
+
+
+class Chunked(torch.autograd.Function):
+    """Two rows at a time, into a result that is there before."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        result = torch.zeros(x.shape[0])
+        for start in range(0, x.shape[0], 2):
+            result[start:start + 2] = x[start:start + 2].square().sum(1)
+        return result
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 2 * ctx.saved_tensors[0] * grad.unsqueeze(1)
+
+
+class Cropped(Chunked):
+    """Of five rows and more, the first four alone."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x[:4].square().sum(1) if x.shape[0] > 4 else x.square().sum(1)
+
+    @staticmethod
+    def backward(ctx, grad):
+        grad = F.pad(grad, (0, ctx.saved_tensors[0].shape[0] - grad.shape[0]))
+        return 2 * ctx.saved_tensors[0] * grad.unsqueeze(1)
+
+
+@pytest.mark.parametrize(("function", "sizes", "exports"),
+                         [(Chunked, (3, 6, 2, 7, 5), 1), (Cropped, (3, 6, 4, 7, 3), 3)])
+def test_sizes_that_only_the_function_asks_for(function, sizes, exports):
+    plain = linear_with(function)
+    model = ORTModule(copy.deepcopy(plain))
+    for rows in sizes:
+        x = torch.randn(rows, 4)
+        for module in (plain, model):
+            module.zero_grad()
+            y = module(x)
+            (y * torch.arange(1.0, len(y) + 1)).sum().backward()
+        torch.testing.assert_close(model(x), plain(x))
+        for a, b in zip(plain.parameters(), model.parameters(), strict=True):
+            torch.testing.assert_close(b.grad, a.grad)
+    counts = onnxtrain.stats(model)
+    assert counts["fallback_steps"] == 0 and counts["engine_steps"] == 2 * len(sizes), counts
+    assert counts["exports"] == exports
