@@ -34,7 +34,7 @@ Made by `python tools/operators.py` from the registry of this build; a test hold
   An operator with two lines means something else in older opsets.
 - **Gradient**: *rule*: the operator has one; *parts*: the operator is built from others, or hands its inputs on, and the gradient is
   that of those; *none*:
-  nothing flows, as in PyTorch (indices, comparisons, rounding).
+  nothing flows, as in PyTorch (indices, comparisons); behind a rounding the gradient is zeros.
 - **Dtypes**: those of its main type variable that run; 16-bit floats are computed in float32 and small integers in larger ones
   where there is no kernel for them. *not*: types of the specification that do not run. Strings and complex numbers, which no
   operator takes as values, are left out.

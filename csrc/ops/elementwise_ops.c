@@ -14,8 +14,8 @@
                                    .tile = ont_unary_tile, ONT_KERNELS(ont_unary_kernels)}
 #define UNARY_FLAT(name_, since_) \
     const ont_op ont_op_##name_ = {.domain = "", .name = #name_, .since = since_, .min_inputs = 1, .max_inputs = 1, \
-                                   .flags = ONT_OP_NO_GRAD, .attributes = "", .infer = ont_infer_same, \
-                                   .tile = ont_unary_tile, ONT_KERNELS(ont_unary_kernels)}
+                                   .flags = ONT_OP_NO_GRAD | ONT_OP_FLAT, .attributes = "", \
+                                   .infer = ont_infer_same, .tile = ont_unary_tile, ONT_KERNELS(ont_unary_kernels)}
 #define BINARY(domain_, name_, since_, grad_) BINARY_WITH(domain_, name_, since_, grad_, "")
 #define BINARY_WITH(domain_, name_, since_, grad_, attributes_) \
     const ont_op ont_op_##name_ = {.domain = domain_, .name = #name_, .since = since_, .min_inputs = 2, \

@@ -206,6 +206,9 @@ enum {
     /* Of our domain, and a model may name it. The others there are made by passes and trust their operands: refused. */
     ONT_OP_MODEL = 1 << 6,
     ONT_OP_CHEAP = 1 << 7, /* beside elementwise ones: a few passes over memory, worth less than keeping its result */
+    /* Beside NO_GRAD: differentiable, with a slope of zero everywhere. What reaches an output through such alone has a
+     * gradient of zeros, where behind another NO_GRAD it has none. */
+    ONT_OP_FLAT = 1 << 8,
 };
 
 /* False for NULL. */

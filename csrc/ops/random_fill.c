@@ -194,14 +194,14 @@ static const ont_kernel fill_kernels[] = {{.name = "fill_ref", .accept = ont_acc
 static const ont_kernel multinomial_kernels[] = {{.name = "multinomial_ref", .accept = ont_accept_any,
                                                   .run = multinomial_run}};
 
-#define RANDOM(name_, since_, n_, attributes_, infer_, kernels_) \
+#define RANDOM(name_, since_, n_, flags_, attributes_, infer_, kernels_) \
     const ont_op ont_op_##name_ = {.domain = "", .name = #name_, .since = since_, .min_inputs = n_, .max_inputs = n_, \
-                                   .flags = ONT_OP_RANDOM | ONT_OP_NO_GRAD, \
+                                   .flags = ONT_OP_RANDOM | ONT_OP_NO_GRAD | flags_, \
                                        .attributes = attributes_ " seed:f rng_stream:i", \
                                    .infer = infer_, ONT_KERNELS(kernels_)}
-RANDOM(RandomNormal, 1, 0, "dtype:i mean:f scale:f shape:I", shape_infer, fill_kernels);
-RANDOM(RandomUniform, 1, 0, "dtype:i low:f high:f shape:I", shape_infer, fill_kernels);
-RANDOM(RandomNormalLike, 1, 1, "dtype:i mean:f scale:f", like_infer, fill_kernels);
-RANDOM(RandomUniformLike, 1, 1, "dtype:i low:f high:f", like_infer, fill_kernels);
-RANDOM(Bernoulli, 15, 1, "dtype:i", like_infer, fill_kernels);
-RANDOM(Multinomial, 7, 1, "dtype:i sample_size:i", multinomial_infer, multinomial_kernels);
+RANDOM(RandomNormal, 1, 0, 0, "dtype:i mean:f scale:f shape:I", shape_infer, fill_kernels);
+RANDOM(RandomUniform, 1, 0, 0, "dtype:i low:f high:f shape:I", shape_infer, fill_kernels);
+RANDOM(RandomNormalLike, 1, 1, 0, "dtype:i mean:f scale:f", like_infer, fill_kernels);
+RANDOM(RandomUniformLike, 1, 1, 0, "dtype:i low:f high:f", like_infer, fill_kernels);
+RANDOM(Bernoulli, 15, 1, ONT_OP_FLAT, "dtype:i", like_infer, fill_kernels);
+RANDOM(Multinomial, 7, 1, 0, "dtype:i sample_size:i", multinomial_infer, multinomial_kernels);

@@ -9,6 +9,8 @@
 typedef struct walk {
     ont_graph *g;
     bool *needs;         /* per forward value: a wanted input reaches it differentiably */
+    bool *flat;          /* the same, operators whose slope is zero included */
+    bool *live;          /* of those: an output depends on it so */
     ont_value **grads;   /* per forward value: gradient so far */
     uint32_t n_values;   /* forward values */
     ont_node *last;      /* last forward node */
@@ -41,6 +43,34 @@ static void mark_needs(walk *w, const uint8_t *wants, uint32_t n_inputs, const b
     }
 }
 
+/* Whether `node` is one for eager's autograd, too: with a slope, or with one of zero. */
+static bool counts(const ont_node *node)
+{
+    return !(node->op->flags & ONT_OP_NO_GRAD) || node->op->flags & ONT_OP_FLAT;
+}
+
+/* After mark_needs(): what autograd would call requires_grad, and of that what an output depends on. */
+static void mark_flat(walk *w)
+{
+    memcpy(w->flat, w->needs, w->n_values * sizeof *w->flat);
+    for (const ont_node *node = w->g->first; node; node = node->next) {
+        bool flat = false;
+        for (uint32_t i = 0; counts(node) && i < node->n_inputs && !flat; i++)
+            flat = flows(node, i) && w->flat[node->inputs[i].value->id];
+        for (uint32_t i = 0; flat && i < node->n_outputs; i++)
+            if (node->outputs[i] && ont_dtype_is_float(node->outputs[i]->dtype) &&
+                !(i < 64 && (node->op->nondiff_outputs >> i & 1)))
+                w->flat[node->outputs[i]->id] = true;
+    }
+    for (uint32_t i = 0; i < w->g->n_outputs; i++) w->live[w->g->outputs[i]->id] = w->flat[w->g->outputs[i]->id];
+    for (const ont_node *node = w->last; node; node = node->prev) {
+        bool live = false;
+        for (uint32_t i = 0; i < node->n_outputs; i++) live |= node->outputs[i] && w->live[node->outputs[i]->id];
+        for (uint32_t i = 0; live && counts(node) && i < node->n_inputs; i++)
+            if (flows(node, i) && w->flat[node->inputs[i].value->id]) w->live[node->inputs[i].value->id] = true;
+    }
+}
+
 /* Adds `grad` to what `value` has, reduced to its shape where a rule gave the broadcast one. */
 static ont_status accumulate(walk *w, ont_builder *b, ont_value *value, ont_value *grad)
 {
@@ -59,13 +89,13 @@ static ont_status add_output_grads(walk *w, ont_gradients *r, uint32_t n_outputs
     for (uint32_t i = 0; i < n_outputs; i++) {
         ont_value *out = w->g->outputs[i], *grad;
         r->grad_input[i] = -1;
-        if (!w->needs[out->id]) continue;
+        if (!w->flat[out->id]) continue;
         char *name = ont_arena_format(&w->g->arena, "%%grad_output_%u", i);
         if (!name) return ONT_ENOMEM;
         ONT_TRY(ont_graph_add_input(w->g, name, out->dtype, &out->shape, &grad));
         grad->made_up = true;
         r->grad_input[i] = (int32_t)grad->input;
-        ONT_TRY(accumulate(w, &b, out, grad));
+        if (w->needs[out->id]) ONT_TRY(accumulate(w, &b, out, grad));
     }
     return ONT_OK;
 }
@@ -109,13 +139,17 @@ static ont_status append_outputs(walk *w, ont_gradients *r)
     ont_value **outputs = ont_arena_array(&g->arena, n + r->n_forward_inputs + 1, sizeof *outputs);
     if (!outputs) return ONT_ENOMEM;
     memcpy(outputs, g->outputs, n * sizeof *outputs);
+    ont_builder b = {.graph = g, .backward = true, .status = ONT_OK};
     for (uint32_t i = 0; i < r->n_forward_inputs; i++) {
-        uint32_t id = g->inputs[i]->id;
+        const ont_value *in = g->inputs[i];
+        ont_value *grad = w->needs[in->id] ? w->grads[in->id] : NULL;
         r->grad_output[i] = -1;
-        if (!w->needs[id] || !w->grads[id]) continue;
+        if (!grad && w->live[in->id]) grad = ont_build_full(&b, in->dtype, &in->shape, 0);
+        if (!grad) continue;
         r->grad_output[i] = (int32_t)n;
-        outputs[n++] = w->grads[id];
+        outputs[n++] = grad;
     }
+    ONT_TRY(b.status);
     return ont_graph_set_outputs(g, outputs, n);
 }
 
@@ -127,8 +161,11 @@ ont_status ont_pass_grad(ont_graph *g, const uint8_t *wants, ont_gradients *grad
     r.grad_output = ont_arena_array(&g->arena, g->n_inputs + 1, sizeof *r.grad_output);
     w.needs = ont_arena_array(&g->arena, g->n_values + 1, sizeof *w.needs);
     w.grads = ont_arena_array(&g->arena, g->n_values + 1, sizeof *w.grads);
-    if (!r.grad_input || !r.grad_output || !w.needs || !w.grads) return ONT_ENOMEM;
+    w.flat = ont_arena_array(&g->arena, g->n_values + 1, sizeof *w.flat);
+    w.live = ont_arena_array(&g->arena, g->n_values + 1, sizeof *w.live);
+    if (!r.grad_input || !r.grad_output || !w.needs || !w.grads || !w.flat || !w.live) return ONT_ENOMEM;
     mark_needs(&w, wants, r.n_forward_inputs, NULL);
+    mark_flat(&w);
     ONT_TRY(add_output_grads(&w, &r, r.n_forward_outputs));
     for (ont_node *node = w.last; node; node = node->prev)
         ONT_TRY(ont_context(differentiate(&w, node), "gradient of %s '%s'", node->op_type, node->name));
