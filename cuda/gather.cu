@@ -15,7 +15,7 @@ ONT_DEVICE int64_t raw_index(const ont_gather &g, const void *indices, int64_t i
 ONT_DEVICE int64_t index_at(const ont_gather &g, const void *indices, int64_t i)
 {
     int64_t given = raw_index(g, indices, i), v = given < 0 ? given + g.table : given;
-    if (v >= 0 && v < g.table) return v;
+    if (v >= 0 && v < g.table && (given >= 0 || g.from_end)) return v;
     ont_report(g.fault, ONT_FAULT_INDEX, g.step, given, i, g.table);
     return -1;
 }

@@ -37,6 +37,7 @@ typedef struct ont_gather {
     int64_t outer, table, inner, count;
     int32_t size, wide; /* bytes of an element; indices are int64 */
     int32_t dtype, step;
+    int32_t from_end; /* indices below 0 are allowed */
     ont_fault *fault;
 } ont_gather;
 int ont_launch_gather(const ont_gather *g, const void *data, const void *indices, void *out, void *stream);

@@ -1,5 +1,5 @@
 /*
- * Gather along an axis. Its gradient's kernels stand in gather_grad.c.
+ * Gather along an axis, and the check of indices alone. The gradient's kernels stand in gather_grad.c.
  */
 #include "ops/gather.h"
 
@@ -11,7 +11,7 @@ ont_status ont_gather_check(const ont_gather *s, const ont_value *value, const v
 {
     for (int64_t i = 0; i < s->count; i++) {
         int64_t v = ont_index_at(indices, s->wide, i), row = v;
-        if (!ont_index_wrap(&row, s->table)) return ont_index_fail(value, v, i, s->table);
+        if (!ont_index_wrap(&row, s->table) || (v < 0 && !s->from_end)) return ont_index_fail(value, v, i, s->table);
     }
     return ONT_OK;
 }
@@ -44,14 +44,16 @@ ont_status ont_gather_prepare(const ont_node *node, const ont_value *table, cons
     *s = (ont_gather){.outer = ont_shape_count_range(&table->shape, 0, axis), .table = table->shape.dims[axis],
                       .inner = ont_shape_count_range(&table->shape, axis + 1, table->shape.rank),
                       .count = ont_shape_count(&index->shape), .size = ont_dtype_size(table->dtype),
-                      .wide = index->dtype == ONT_INT64};
+                      .wide = index->dtype == ONT_INT64, .from_end = true};
     out->state = s;
     return ONT_OK;
 }
 
 static ont_status gather_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
 {
-    return ont_gather_prepare(node, ont_node_in(node, 0), ont_node_in(node, 1), arena, out);
+    ONT_TRY(ont_gather_prepare(node, ont_node_in(node, 0), ont_node_in(node, 1), arena, out));
+    ((ont_gather *)out->state)->from_end = ont_index_from_end(node);
+    return ONT_OK;
 }
 
 /* Elements [first, last) of the result: rows may be few and long. */
@@ -92,6 +94,42 @@ static void gather_grad(ont_grad *g)
 static const ont_kernel gather_kernels[] = {
     {.name = "gather_ref", .accept = ont_accept_any, .prepare = gather_prepare, .run = gather_run},
 };
-const ont_op ont_op_Gather = {.domain = "", .name = "Gather", .since = 1, .min_inputs = 2, .max_inputs = 2,
-                              .nondiff_inputs = 2, .attributes = "axis:i", .infer = gather_infer, .grad = gather_grad,
-                              ONT_KERNELS(gather_kernels)};
+#define GATHER(name_, domain_, flags_) \
+    const ont_op ont_op_##name_ = {.domain = domain_, .name = #name_, .since = 1, .min_inputs = 2, \
+                                     .max_inputs = 2, .flags = flags_, .nondiff_inputs = 2, .attributes = "axis:i", \
+                                     .infer = gather_infer, .grad = gather_grad, ONT_KERNELS(gather_kernels)}
+GATHER(Gather, "", 0);
+GATHER(TorchGather, ONT_DOMAIN, ONT_OP_MODEL);
+
+/* ---- InRange: indices, a limit -> the indices; none is below 0, nor at a limit of 0 or more, or above */
+
+static ont_status in_range_infer(ont_graph *g, ont_node *node)
+{
+    ont_value *index, *limit;
+    ONT_TRY(ont_need_input(node, 0, &index));
+    ONT_TRY(ont_need_input(node, 1, &limit));
+    ONT_TRY(ont_index_dtype(index));
+    if (limit->dtype != ONT_INT64 || ont_shape_count(&limit->shape) != 1)
+        return ont_fail(ONT_EINVAL, "the limit must be one int64");
+    return ont_infer_same(g, node);
+}
+
+static ont_status in_range_run(const ont_call *call)
+{
+    const ont_value *index = ont_node_in(call->node, 0);
+    int64_t limit = *(const int64_t *)call->in[1], n = ont_shape_count(&index->shape);
+    bool wide = index->dtype == ONT_INT64;
+    for (int64_t i = 0; i < n; i++) {
+        int64_t v = ont_index_at(call->in[0], wide, i);
+        if (v < 0 || (limit >= 0 && v >= limit)) return ont_index_fail(index, v, i, limit);
+    }
+    if (n && call->out[0] != call->in[0]) memcpy(call->out[0], call->in[0], (size_t)n * ont_dtype_size(index->dtype));
+    return ONT_OK;
+}
+
+static const ont_kernel in_range_kernels[] = {
+    {.name = "in_range_ref", .accept = ont_accept_any, .run = in_range_run, .inplace = 1},
+};
+const ont_op ont_op_InRange = {.domain = ONT_DOMAIN, .name = "InRange", .since = 1, .min_inputs = 2, .max_inputs = 2,
+                               .flags = ONT_OP_NO_GRAD | ONT_OP_MODEL, .attributes = "", .infer = in_range_infer,
+                               ONT_KERNELS(in_range_kernels)};

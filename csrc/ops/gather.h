@@ -11,6 +11,7 @@ typedef struct ont_gather {
     int64_t count;               /* indices */
     size_t size;
     bool wide;                   /* int64 indices */
+    bool from_end;               /* indices below 0 are allowed */
 } ont_gather;
 
 /* Index i as a row of the table, once ont_gather_check() has passed. */

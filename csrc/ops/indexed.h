@@ -27,6 +27,12 @@ static inline bool ont_index_wrap(int64_t *value, int64_t size)
     return *value >= 0 && *value < size;
 }
 
+/* Whether an index may count from the end. torch's lookups refuse that: they are exported under our domain. */
+static inline bool ont_index_from_end(const ont_node *node)
+{
+    return !*node->op->domain;
+}
+
 static inline ont_status ont_index_fail(const ont_value *indices, int64_t value, int64_t position, int64_t size)
 {
     return ont_fail(ONT_EINDEX,

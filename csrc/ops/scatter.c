@@ -17,7 +17,7 @@ typedef struct lines {
     int64_t inner;        /* adjacent lines that lie side by side in both tensors */
     int64_t index_dims[ONT_MAX_RANK], index_strides[ONT_MAX_RANK], data_strides[ONT_MAX_RANK];
     size_t element;
-    bool wide;
+    bool wide, from_end;
     ont_dtype dtype;
     ont_scatter reduction;
 } lines;
@@ -40,7 +40,7 @@ static ont_status elements_infer(ont_graph *g, ont_node *node)
     ont_value *x, *index, *updates = NULL;
     int axis;
     ont_scatter reduction;
-    bool scatter = strcmp(node->op->name, "GatherElements");
+    bool scatter = node->op->max_inputs > 2;
     ONT_TRY(ont_need_input(node, 0, &x));
     ONT_TRY(ont_need_input(node, 1, &index));
     if (scatter) ONT_TRY(ont_need_input(node, 2, &updates));
@@ -84,6 +84,7 @@ static ont_status elements_prepare(const ont_node *node, ont_arena *arena, ont_p
     s->element = ont_dtype_size(x->dtype);
     s->dtype = x->dtype;
     s->wide = index->dtype == ONT_INT64;
+    s->from_end = ont_index_from_end(node);
     out->state = s;
     return ONT_OK;
 }
@@ -106,7 +107,8 @@ static ont_status check_indices(const lines *s, const ont_call *call)
     int64_t n = s->count * s->n;
     for (int64_t i = 0; i < n; i++) {
         int64_t given = ont_index_at(call->in[1], s->wide, i), index = given;
-        if (!ont_index_wrap(&index, s->size)) return ont_index_fail(ont_node_in(call->node, 1), given, i, s->size);
+        if (!ont_index_wrap(&index, s->size) || (given < 0 && !s->from_end))
+            return ont_index_fail(ont_node_in(call->node, 1), given, i, s->size);
     }
     return ONT_OK;
 }
@@ -300,12 +302,20 @@ static const ont_kernel scatter_kernels[] = {
     {.name = "scatter_elements_ref", .accept = ont_scatter_accept, .prepare = elements_prepare, .run = scatter_run,
      .inplace = 1},
 };
-const ont_op ont_op_GatherElements = {.domain = "", .name = "GatherElements", .since = 11, .min_inputs = 2,
-                                      .max_inputs = 2, .nondiff_inputs = 2, .attributes = "axis:i",
-                                      .infer = elements_infer, .grad = gather_grad, ONT_KERNELS(gather_kernels)};
-const ont_op ont_op_ScatterElements = {.domain = "", .name = "ScatterElements", .since = 11, .min_inputs = 3,
-                                       .max_inputs = 3, .nondiff_inputs = 2, .attributes = "axis:i reduction:s",
-                                       .infer = elements_infer, .grad = ont_scatter_grad, ONT_KERNELS(scatter_kernels)};
+#define GATHER_ELEMENTS(name_, domain_, since_, flags_) \
+    const ont_op ont_op_##name_ = {.domain = domain_, .name = #name_, .since = since_, \
+                                               .min_inputs = 2, .max_inputs = 2, .flags = flags_, .nondiff_inputs = 2, \
+                                               .attributes = "axis:i", .infer = elements_infer, .grad = gather_grad, \
+                                               ONT_KERNELS(gather_kernels)}
+#define SCATTER_ELEMENTS(name_, domain_, since_, flags_) \
+    const ont_op ont_op_##name_ = {.domain = domain_, .name = #name_, .since = since_, \
+                                               .min_inputs = 3, .max_inputs = 3, .flags = flags_, .nondiff_inputs = 2, \
+                                               .attributes = "axis:i reduction:s", .infer = elements_infer, \
+                                               .grad = ont_scatter_grad, ONT_KERNELS(scatter_kernels)}
+GATHER_ELEMENTS(GatherElements, "", 11, 0);
+GATHER_ELEMENTS(TorchGatherElements, ONT_DOMAIN, 1, ONT_OP_MODEL);
+SCATTER_ELEMENTS(ScatterElements, "", 11, 0);
+SCATTER_ELEMENTS(TorchScatterElements, ONT_DOMAIN, 1, ONT_OP_MODEL);
 const ont_op ont_op_Scatter = {.domain = "", .name = "Scatter", .since = 9, .min_inputs = 3, .max_inputs = 3,
                                .nondiff_inputs = 2, .attributes = "axis:i", .infer = elements_infer,
                                .grad = ont_scatter_grad, ONT_KERNELS(scatter_kernels)};

@@ -109,7 +109,8 @@ static ont_status read_gather(const ont_node *node, const ont_value *table, cons
     *s = (ont_gather){.outer = ont_shape_count_range(&table->shape, 0, axis), .table = table->shape.dims[axis],
                       .inner = ont_shape_count_range(&table->shape, axis + 1, table->shape.rank),
                       .count = ont_shape_count(&index->shape), .size = (int32_t)ont_dtype_size(table->dtype),
-                      .wide = index->dtype == ONT_INT64, .dtype = table->dtype};
+                      .wide = index->dtype == ONT_INT64, .dtype = table->dtype,
+                      .from_end = !*node->domain || !strcmp(node->op_type, "GatherGrad")};
     out->state = s;
     return ONT_OK;
 }

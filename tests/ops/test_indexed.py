@@ -138,3 +138,32 @@ def test_errors():
     expect_error(Case("GatherND", [R(4, 2), V([[0, 2]], np.int64)]), IndexError, "index 2")
     expect_error(Case("ScatterND", [R(4, 2), V([[1]], np.int64), R(2, 2)]), ValueError, "updates")
     expect_error(Case("BitShift", [R(2, dtype=np.uint8), R(2, dtype=np.uint8)], {"direction": "UP"}), ValueError, "UP")
+
+
+TORCHS = {  # lookups whose indices do not count from the end
+    "TorchGather": ([4, 0, 4], [], lambda x, i: x[i]),
+    "TorchGatherElements": ([[4, 0, 1]], [], lambda x, i: x.gather(0, i)),
+    "TorchScatterElements": ([[4, 0, 1]], [R(1, 3)], lambda x, i, v: x.scatter(0, i, v)),
+}
+
+
+@pytest.mark.parametrize("name", TORCHS)
+@pytest.mark.parametrize("index", [-1, 5])
+def test_indices_do_not_count_from_the_end(name, index):
+    good, more, torch_function = TORCHS[name]
+    run_case(Case(name, [R(5, 3), V(good, np.int64), *more], domain="ai.onnxtrain", torch=torch_function))
+    bad = V(np.full_like(good, index), np.int64)
+    case = Case(name, [R(5, 3), bad, *more], domain="ai.onnxtrain")
+    expect_error(case, IndexError, f"index {index} at position 0")
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.int32])
+def test_in_range(dtype):
+    limit = C(3, np.int64)
+    for values, below in (([0, 2, 1], limit), ([0, 2, 9], C(-1, np.int64))):
+        run_case(Case("InRange", [V(values, dtype), below], domain="ai.onnxtrain", torch=lambda i, n: i.clone()))
+    for values, position in (([0, 3, 1], 1), ([0, 0, -1], 2)):
+        expect_error(Case("InRange", [V(values, dtype), limit], domain="ai.onnxtrain"), IndexError,
+                     f"index {values[position]} at position {position} of")
+    two = Case("InRange", [V([0], dtype), V([1, 2], np.int64)], domain="ai.onnxtrain")
+    expect_error(two, ValueError, "must be one int64")
