@@ -297,13 +297,13 @@ static ont_status hard_tanh_infer(ont_graph *g, ont_node *node)
     return clip_infer(g, node);
 }
 
-/* As torch's hardtanh and relu6: one between the bounds, and at them nothing. */
+/* As torch's hardtanh and relu6: one between the bounds and of NaN, and at them nothing. */
 static void hard_tanh_grad(ont_grad *g)
 {
     ont_builder *b = &g->b;
     ont_value *zero = ont_build_scalar(b, I(0)->dtype, 0), *dy = GO(0);
-    dy = ont_build3(b, "Where", ont_build2(b, "Greater", O(0), I(1)), dy, zero);
-    GI(0, ont_build3(b, "Where", ont_build2(b, "Less", O(0), I(2)), dy, zero));
+    dy = ont_build3(b, "Where", ont_build2(b, "LessOrEqual", O(0), I(1)), zero, dy);
+    GI(0, ont_build3(b, "Where", ont_build2(b, "GreaterOrEqual", O(0), I(2)), zero, dy));
 }
 
 static const ont_kernel clip_kernels[] = {{.name = "clip_ref", .accept = clip_accept, .run = clip_run, .inplace = 1}};

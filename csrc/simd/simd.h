@@ -49,8 +49,8 @@
 /* for float32, float64 and every integer type */
 #define ONT_UNARY_NUMBER_LIST(X) \
     X(Relu, a < 0 ? 0 : a) \
-    X(Neg, 0 - a) \
-    X(Abs, a < 0 ? 0 - a : a) \
+    X(Neg, -a) \
+    X(Abs, a <= 0 ? 0 - a : a) \
     X(Sign, (a > 0) - (a < 0))
 
 /* float32, float64; the second operand of a gradient is dy */
@@ -65,8 +65,8 @@
     X(GeluErfGrad, b * (vnormal(a) + a * INV_SQRT_2PI * vexp_low(-HALF * a * a))) \
     X(GeluTanhGrad, b * gelu_tanh_slope(a)) \
     X(LeakyReluGrad, a > 0 ? b : P0 * b) \
-    X(EluGrad, a > 0 ? b : b * P0 * vexp(a)) \
-    X(SeluGrad, b * P1 * (a > 0 ? 1 : P0 * vexp(a))) \
+    X(EluGrad, a <= 0 ? b * P0 * vexp(a) : b) \
+    X(SeluGrad, b * P1 * (a <= 0 ? P0 * vexp(a) : 1)) \
     X(SoftplusGrad, b * vsigmoid(a)) \
     X(HardSigmoidGrad, a > -P1 / P0 && a < (1 - P1) / P0 ? P0 * b : 0) \
     X(HardSwishGrad, a <= -3 ? 0 : a < 3 ? b * (a * THIRD + HALF) : b) \
