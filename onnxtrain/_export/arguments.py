@@ -1,4 +1,5 @@
-"""Operators of which torch.onnx's own translation leaves an argument out of account, and so gives other numbers.
+"""Operators of which torch.onnx's own translation leaves an argument out of account, and so gives other numbers, or
+takes an index below 0, which torch refuses, for one that counts from the end.
 
 translations.py adds this table to its own. What ONNX has no words for is refused by name, and the module runs in
 PyTorch.
@@ -19,9 +20,9 @@ Table = dict[Any, Callable[..., Any]]
 aten = torch.ops.aten
 
 
-def arguments(op: Any) -> Table:
-    """The translations, for operators of one opset."""
-    return _windows(op) | _scatters(op) | _lookups(op)
+def arguments(op: Any, own: Any) -> Table:
+    """The translations, for operators of one opset and of our domain."""
+    return _windows(op) | _scatters(op, own) | _lookups(op, own)
 
 
 def _constant(op: Any, value: float, like: Any) -> Any:
@@ -77,7 +78,7 @@ def _windows(op: Any) -> Table:
     return {aten.avg_pool2d.default: avg_pool(2), aten.avg_pool3d.default: avg_pool(3), aten.conv3d.default: conv3d}
 
 
-def _scatters(op: Any) -> Table:
+def _scatters(op: Any, own: Any) -> Table:
     """Means, which ONNX's operator does not know, and reductions that leave out what was there."""
     reductions = {"sum": "add", "mean": "add", "prod": "mul", "amin": "min", "amax": "max"}
     neutral = {"sum": 0.0, "mean": 0.0, "prod": 1.0, "amin": math.inf, "amax": -math.inf}
@@ -93,8 +94,8 @@ def _scatters(op: Any) -> Table:
                 raise Untraceable("The module uses scatter_reduce of integers with include_self=False, which ONNX "
                                   "cannot say.")
             start = op.Expand(_constant(op, neutral[reduce], src), op.Shape(index))
-            self = op.ScatterElements(self, index, start, axis=dim)
-        total = op.ScatterElements(self, index, _part(op, src, index), axis=dim, reduction=reductions[reduce])
+            self = own.TorchScatterElements(self, index, start, axis=dim)
+        total = own.TorchScatterElements(self, index, _part(op, src, index), axis=dim, reduction=reductions[reduce])
         if reduce != "mean":
             return total
         if not src.dtype.is_floating_point():
@@ -104,7 +105,21 @@ def _scatters(op: Any) -> Table:
         counts = op.ScatterElements(counts, index, op.Expand(one, op.Shape(index)), axis=dim, reduction="add")
         return op.Div(total, op.Max(counts, one))
 
-    return {aten.scatter_reduce.two: scatter_reduce}
+    def scatter(self, dim, index, src, reduction="none"):
+        rank = len(self.shape)
+        one = op.Constant(value_ints=[1])
+        self, index, src = (x if len(x.shape) else op.Reshape(x, one) for x in (self, index, src))
+        y = own.TorchScatterElements(self, index, _part(op, src, index), axis=dim, reduction=reduction)
+        return y if rank else op.Squeeze(y, op.Constant(value_ints=[0]))
+
+    def scatter_value(self, dim, index, value):
+        rank, one = len(self.shape), op.Constant(value_ints=[1])
+        self, index = (x if len(x.shape) else op.Reshape(x, one) for x in (self, index))
+        y = own.TorchScatterElements(self, index, op.Expand(_constant(op, value, self), op.Shape(index)), axis=dim)
+        return y if rank else op.Squeeze(y, op.Constant(value_ints=[0]))
+
+    return {aten.scatter_reduce.two: scatter_reduce, aten.scatter.src: scatter, aten.scatter.value: scatter_value,
+            aten.scatter_add.default: lambda self, dim, index, src: scatter(self, dim, index, src, "add")}
 
 
 class _Ranked:
@@ -123,14 +138,26 @@ def _part(op: Any, src: Any, index: Any) -> Any:
     return op.Slice(src, starts, op.Shape(index), axes)
 
 
-def _lookups(op: Any) -> Table:
-    """torch.embedding called by itself."""
+def _lookups(op: Any, own: Any) -> Table:
+    """Lookups by indices that do not count from the end."""
+
+    def index_select(self, dim, index):
+        row = op.Constant(value_ints=[-1])
+        y = own.TorchGather(self if len(self.shape) else op.Reshape(self, row), op.Reshape(index, row), axis=dim)
+        return y if len(self.shape) else op.Reshape(y, op.Constant(value_ints=[]))
+
+    def gather(self, dim, index, sparse_grad=False):
+        if len(self.shape) and len(index.shape):
+            return own.TorchGatherElements(self, index, axis=dim)
+        row = op.Constant(value_ints=[-1])
+        flat = own.TorchGatherElements(op.Reshape(self, row), op.Reshape(index, row), axis=0)
+        return op.Reshape(flat, op.Shape(index))
 
     def embedding(weight, indices, padding_idx=-1, scale_grad_by_freq=False, sparse=False):
         # F.embedding's own padding is replaced before it comes here.
         if sparse or scale_grad_by_freq or padding_idx >= 0:
             raise Untraceable("The module uses torch.embedding with padding_idx, scale_grad_by_freq or sparse, which "
                               "ONNX cannot say.")
-        return op.Gather(weight, indices, axis=0)
+        return own.TorchGather(weight, indices, axis=0)
 
-    return {aten.embedding.default: embedding}
+    return {aten.embedding.default: embedding, aten.index_select.default: index_select, aten.gather.default: gather}

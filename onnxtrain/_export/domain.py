@@ -2,7 +2,8 @@
 checkers.
 
 stop_gradient is a barrier for gradients; batch_norm hands out its batch statistics; ctc_loss has no reduction;
-grouped_mm, unlike torch's own, can be traced in every dtype. Imported before anything is traced;
+grouped_mm, unlike torch's own, can be traced in every dtype; in_range hands its indices on, and raises IndexError
+unless all are from 0 to below a limit (below any, where that is negative). Imported before anything is traced;
 translations.py says what the default exporter writes for them, register_symbolics() what the TorchScript exporter does.
 """
 
@@ -21,6 +22,7 @@ _library.define("stop_gradient(Tensor x) -> Tensor")
 _library.define("ctc_loss(Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths, int blank, "
                 "bool zero_infinity) -> Tensor")
 _library.define("grouped_mm(Tensor x, Tensor w, Tensor ends) -> Tensor")
+_library.define("in_range(Tensor x, SymInt limit) -> Tensor")
 
 
 def _batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -47,9 +49,19 @@ def _ctc_loss_fake(log_probs: Tensor, targets: Tensor, input_lengths: Tensor, ta
     return log_probs.new_empty(log_probs.shape[1])
 
 
+def _in_range(x: Tensor, limit: int) -> Tensor:
+    if x.numel() and (x.min() < 0 or 0 <= limit <= x.max()):
+        raise IndexError(f"an index is below 0, or not below {limit}")
+    return x.clone()
+
+
 _library.impl("batch_norm", _batch_norm, "CompositeExplicitAutograd")
+_library.impl("in_range", _in_range, "CompositeExplicitAutograd")
+torch.library.register_fake("onnxtrain::in_range", lambda x, limit: torch.empty_like(x), lib=_library)
 _library.impl("stop_gradient", lambda x: x.detach().clone(), "CompositeExplicitAutograd")
 torch.library.register_fake("onnxtrain::batch_norm", _batch_norm_fake, lib=_library)
+
+
 def _grouped_mm_fake(x: Tensor, w: Tensor, ends: Tensor) -> Tensor:
     return x.new_empty(x.shape[0], w.shape[2])
 
@@ -93,6 +105,28 @@ def _register_schemas() -> None:
                                          required=False)],
         )
     )
+    for name, more in (("Gather", ()), ("GatherElements", ()), ("ScatterElements", ("updates",))):
+        onnx.defs.register_schema(
+            schema(
+                f"Torch{name}", DOMAIN, DOMAIN_VERSION,
+                doc=f"ONNX's {name}, of indices that do not count from the end.",
+                inputs=[schema.FormalParameter("x", "T"), schema.FormalParameter("indices", "I"),
+                        *(schema.FormalParameter(other, "T") for other in more)],
+                outputs=[schema.FormalParameter("y", "T")],
+                type_constraints=[("T", types, "any tensor"), ("I", integers, "integers")],
+                attributes=[schema.Attribute("axis", schema.AttrType.INT, "as ONNX's", required=False),
+                            schema.Attribute("reduction", schema.AttrType.STRING, "as ONNX's", required=False)],
+            )
+        )
+    onnx.defs.register_schema(
+        schema(
+            "InRange", DOMAIN, DOMAIN_VERSION,
+            doc="Its indices, which have to be from 0 to below the limit, where that is not negative.",
+            inputs=[schema.FormalParameter("x", "I"), schema.FormalParameter("limit", "L")],
+            outputs=[schema.FormalParameter("y", "I")],
+            type_constraints=[("I", integers, "integers"), ("L", ["tensor(int64)"], "a number")],
+        )
+    )
     lengths = (("log_probs", "T"), ("targets", "I"), ("input_lengths", "J"), ("target_lengths", "K"))
     onnx.defs.register_schema(
         schema(
@@ -129,7 +163,12 @@ def register_symbolics(opset: int) -> None:
             training_mode_i=1, outputs=3,
         )
 
+    def in_range(g, x, limit):
+        return g.op(f"{DOMAIN}::InRange", x, limit).setType(x.type())
+
     register_custom_op_symbolic("onnxtrain::stop_gradient", stop_gradient, opset)
+    register_custom_op_symbolic("onnxtrain::in_range", in_range, opset)
+
     @symbolic_helper.parse_args("v", "v", "v", "v", "i", "i")
     def ctc_loss(g, log_probs, targets, input_lengths, target_lengths, blank, zero_infinity):
         losses = g.op(f"{DOMAIN}::CTCLoss", log_probs, targets, input_lengths, target_lengths, blank_i=blank,

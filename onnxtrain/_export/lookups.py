@@ -66,8 +66,33 @@ def embedding_bag(
     """F.embedding_bag; where its gradient is none of the engine's, as a node that torch runs."""
     if max_norm is not None:
         raise Untraceable("The module uses an embedding bag with max_norm, which changes the weight in forward.")
+    input = torch.ops.onnxtrain.in_range(input, weight.size(0))
     settings = dict(mode=mode, include_last_offset=include_last_offset, padding_idx=padding_idx)
     if sparse or scale_grad_by_freq:
         settings |= dict(sparse=sparse, scale_grad_by_freq=scale_grad_by_freq)
         return functions.record(EmbeddingBag, (input, weight, offsets, per_sample_weights, settings))
     return _embedding_bag(input, weight, offsets, per_sample_weights=per_sample_weights, **settings)
+
+
+def _from_front(theirs: Any) -> Any:
+    """`theirs`, with the check that no index is below 0, which its decomposition leaves out."""
+
+    def run(input: Tensor, dim: int, index: Tensor, source: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if input.dim() != source.dim() and input.dim() and source.dim():
+            raise Untraceable(f"PyTorch refuses a source of rank {source.dim()} for rank {input.dim()}.")
+        return theirs(input, dim, torch.ops.onnxtrain.in_range(index, -1), source, *args, **kwargs)
+
+    return run
+
+
+def one_hot(input: Tensor, num_classes: int = -1) -> Tensor:
+    """F.one_hot, whose decomposition compares and so takes any class."""
+    return _one_hot(torch.ops.onnxtrain.in_range(input, num_classes), num_classes)
+
+
+_one_hot = F.one_hot
+INDEXED: dict[Any, Any] = {
+    getattr(owner, name + tail): _from_front(getattr(owner, name + tail))
+    for name in ("index_add", "index_copy", "index_reduce")
+    for owner, tail in ((torch, ""), (Tensor, ""), (Tensor, "_"))
+}

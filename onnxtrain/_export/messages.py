@@ -17,7 +17,7 @@ from onnxtrain._export.errors import Untraceable
 def quiet() -> Iterator[None]:
     """The exporters warn of what is put right here, and print a traced graph when they fail."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "torch._export", "torch.fx",
-                                                    "onnxscript", "onnx_ir")]
+                                                    "torch._subclasses.fake_tensor", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]
     try:
         for logger in loggers:

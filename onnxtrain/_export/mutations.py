@@ -39,7 +39,14 @@ def mark_no_grad(program: torch.export.ExportedProgram) -> None:
 
 
 def check(program: torch.export.ExportedProgram) -> None:
-    """Refuses in-place changes that autograd does not see, on tensors whose gradient it does: no graph can say that."""
+    """Refuses in-place changes that autograd does not see, on tensors whose gradient it does: no graph can say that.
+
+    Nor can it say a complex number: torch.onnx writes it as two real ones.
+    """
+    for result in pytree.tree_leaves(next(node for node in program.graph.nodes if node.op == "output").args):
+        if isinstance(result, torch.fx.Node) and isinstance(value := result.meta.get("val"), torch.Tensor) \
+                and value.is_complex():
+            raise ExportError(f"The module returns, or keeps, a tensor of {value.dtype}, which no graph can say.")
     kinds = {spec.arg.name: spec.kind.name for spec in program.graph_signature.input_specs}
     outer = {node: node for node in program.graph.nodes}
     graphs: list[tuple[torch.fx.Graph, dict[torch.fx.Node, Any], bool]] = [(program.graph, outer, False)]

@@ -18,7 +18,7 @@ from torch import Tensor
 from onnxtrain._export import domain  # noqa: F401  defines torch.ops.onnxtrain
 from onnxtrain._export import functions
 from onnxtrain._export.errors import Untraceable
-from onnxtrain._export.lookups import Embedding, embedding_bag
+from onnxtrain._export.lookups import Embedding, embedding_bag, one_hot
 from onnxtrain._export.special import interpolate, multilabel_margin_loss
 
 # torch's own functions, since rewrite.patched() puts ours in their place
@@ -31,11 +31,14 @@ _F = types.SimpleNamespace(
 )
 
 
-class CumulativeMomentum:
+class CumulativeMomentum(float):
     """Stands for momentum=None during an export: F.batch_norm is handed it, and reads the count as a tensor.
 
     Without it _BatchNorm.forward calls float() on num_batches_tracked, which no exporter can trace.
     """
+
+    def __new__(cls, module: torch.nn.Module) -> CumulativeMomentum:
+        return super().__new__(cls, 0.0)
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.module = module
@@ -208,7 +211,7 @@ def nll_loss(
 
 def logsigmoid(input: Tensor) -> Tensor:
     """F.logsigmoid; the exporters write Log(Sigmoid(x)), minus infinity from x = -104 on."""
-    return -F.softplus(-input)
+    return -F.softplus(-input, threshold=math.inf)  # with one, float64 would lose digits below -20
 
 
 def binary_cross_entropy_with_logits(
@@ -317,6 +320,7 @@ PATCHES: dict[str, Callable[..., Any]] = {
     "group_norm": group_norm,
     "grouped_mm": grouped_mm,
     "embedding_bag": embedding_bag,
+    "one_hot": one_hot,
     "interpolate": interpolate,
     "multilabel_margin_loss": multilabel_margin_loss,
     "ctc_loss": ctc_loss,

@@ -19,10 +19,12 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
 from onnxtrain._export import checks, replacements, values, whole_numbers
+from onnxtrain._export.agreement import agreeing
 from onnxtrain._export.errors import Untraceable
 from onnxtrain._export.exclusive import only_here
 from onnxtrain._export.flags import Flags
 from onnxtrain._export.function_apply import CustomFunctions, applied, inlined_checkpoint
+from onnxtrain._export.lookups import INDEXED
 from onnxtrain._export.replacements import PATCHES
 from onnxtrain._export.special import SPECIAL
 from onnxtrain._export.state import replaced
@@ -44,11 +46,15 @@ def _refuse(what: str) -> Callable[..., Any]:
     return refuse
 
 
-_REWRITES: dict[Any, Callable[..., Any]] = {
+_REPLACED: dict[Any, Callable[..., Any]] = {
     **{getattr(F, name): function for name, function in PATCHES.items()},
     **SPECIAL,
     torch.batch_norm: _torch_batch_norm,
     torch.ctc_loss: _torch_ctc_loss,
+}
+_REWRITES: dict[Any, Callable[..., Any]] = {
+    **{theirs: agreeing(theirs, ours) for theirs, ours in _REPLACED.items()},
+    **INDEXED,
     torch.Tensor.data.__get__: lambda x: x.detach(),  # .data is invisible to a trace
     torch.Tensor.register_hook: _refuse("Tensor.register_hook()"),
     torch.Tensor.retain_grad: _refuse("Tensor.retain_grad()"),
@@ -211,7 +217,8 @@ def patched(module: torch.nn.Module, notes: list[str], custom: CustomFunctions) 
     fastpath = torch.backends.mha.get_fastpath_enabled()
     with contextlib.ExitStack() as stack:
         for name, function in PATCHES.items():
-            stack.enter_context(replaced(F, name, only_here(function, getattr(F, name))))
+            theirs = getattr(F, name)
+            stack.enter_context(replaced(F, name, only_here(agreeing(theirs, function), theirs)))
         stack.enter_context(replaced(transformer, "_detect_is_causal_mask", only_here(hinted, detect)))
         stack.enter_context(applied(notes, custom))
         stack.enter_context(

@@ -26,34 +26,40 @@ _GILES_FAR = (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.
               0.00943887047, 1.00167406, 2.83297682)
 
 
-def _pair(a: Any, b: Any) -> tuple[Tensor, Tensor]:
-    like = a if isinstance(a, Tensor) else b
-    return tuple(x if isinstance(x, Tensor) else torch.as_tensor(x, dtype=like.dtype) for x in (a, b))
+def _pair(a: Any, b: Any, *, real: bool = False) -> list[Tensor]:
+    """Both as torch promotes them, tensors or numbers; as `real` numbers where the function makes those of integers."""
+    dtype = torch.result_type(a, b)
+    if real and not dtype.is_floating_point:
+        dtype = torch.get_default_dtype()
+    pair = (x.to(dtype) if isinstance(x, Tensor) else torch.as_tensor(x, dtype=dtype) for x in (a, b))
+    return torch.broadcast_tensors(*pair)
 
 
 def hypot(input: Tensor, other: Tensor) -> Tensor:
-    """Divided by the larger operand first, so that no square overflows."""
+    """Divided by the larger operand first, so that no square overflows. Infinite beside a NaN, too."""
+    input, other = _pair(input, other)
     largest = torch.maximum(input.abs(), other.abs()).detach()
     scale = torch.where((largest > 0) & (largest < math.inf), largest, torch.ones_like(largest))
-    return scale * torch.sqrt((input / scale).square() + (other / scale).square())
+    result = scale * torch.sqrt((input / scale).square() + (other / scale).square())
+    return torch.where((input.abs() == math.inf) | (other.abs() == math.inf), math.inf, result)
 
 
-def copysign(input: Tensor, other: Any) -> Tensor:
-    """A zero has a sign as well, which its reciprocal shows."""
-    input, other = _pair(input, other)
-    if not other.is_floating_point() or not input.is_floating_point():
-        return torch.copysign(input, other)
-    negative = (other < 0) | ((other == 0) & (other.reciprocal() < 0))
-    return torch.where(negative, -input.abs(), input.abs())
+def copysign(input: Any, other: Any) -> Tensor:
+    """A zero has a sign as well, which its reciprocal shows. The other operand has a gradient, of zeros."""
+    input, other = _pair(input, other, real=True)
+    sign = other.detach()
+    negative = (sign < 0) | ((sign == 0) & (sign.reciprocal() < 0))
+    result = torch.where(negative, -input.abs(), input.abs())
+    return torch.where(torch.zeros_like(negative), torch.sign(other), result)
 
 
 def fmax(input: Tensor, other: Tensor) -> Tensor:
-    input, other = torch.broadcast_tensors(input, other)
+    input, other = _pair(input, other)
     return torch.where((input >= other) | (other != other), input, other)
 
 
 def fmin(input: Tensor, other: Tensor) -> Tensor:
-    input, other = torch.broadcast_tensors(input, other)
+    input, other = _pair(input, other)
     return torch.where((input <= other) | (other != other), input, other)
 
 
@@ -86,12 +92,10 @@ def logcumsumexp(input: Tensor, dim: int) -> Tensor:
 
 
 def xlogy(input: Any, other: Any) -> Tensor:
-    """Zero, and flat, where the first operand is zero, whatever the logarithm."""
-    input, other = _pair(input, other)
-    if not input.is_floating_point() or not other.is_floating_point():
-        return torch.xlogy(input, other)
-    input, other = torch.broadcast_tensors(input, other)
-    return input * torch.log(torch.where((input == 0) & (other <= 0), torch.ones_like(other), other))
+    """Zero where the first operand is zero, whatever the logarithm, unless that is NaN."""
+    input, other = _pair(input, other, real=True)
+    none = (input == 0) & ((other <= 0) | (other == math.inf))
+    return input * torch.log(torch.where(none, torch.ones_like(other), other))
 
 
 def _of_float(x: Tensor) -> bool:
@@ -108,6 +112,9 @@ def lgamma(input: Tensor) -> Tensor:
     if not _of_float(input):
         return torch.lgamma(input)
     x = input.double()
+    infinite = x.abs() == math.inf
+    square = x.square()  # infinite there, and so is its slope
+    x = torch.where(infinite, 1.0, x)
     low = x < 0.5
     z = torch.where(low, 1 - x, x) - 1
     total: Any = _LANCZOS[0]
@@ -117,13 +124,15 @@ def lgamma(input: Tensor) -> Tensor:
     value = 0.5 * math.log(2 * math.pi) + (z + 0.5) * torch.log(t) - t + torch.log(total)
     # x is put aside where it is not low, so that no slope of the other branch is infinite
     sine = torch.where(low, _sine(torch.where(low, x, 0.25)), 1.0)
-    return torch.where(low, math.log(math.pi) - torch.log(sine.abs()) - value, value).to(input.dtype)
+    value = torch.where(low, math.log(math.pi) - torch.log(sine.abs()) - value, value)
+    return torch.where(infinite, square, value).to(input.dtype)
 
 
 def digamma(input: Tensor) -> Tensor:
     if not _of_float(input):
         return torch.digamma(input)
-    x = input.double()
+    infinite = input == math.inf
+    x = torch.where(infinite, 1.0, input.double())
     low = x <= 0
     z = torch.where(low, 1 - x, x)
     value: Any = 0.0
@@ -137,8 +146,8 @@ def digamma(input: Tensor) -> Tensor:
     value = value + torch.log(z) - 0.5 / z - series
     inside = torch.where(low & (x != torch.floor(x)), x, 0.25)
     turn = math.pi / torch.tan(math.pi * (inside - torch.floor(inside).detach()))
-    reflected = torch.where(x == torch.floor(x), torch.where(x == 0, -math.inf, math.nan), value - turn)
-    return torch.where(low, reflected, value).to(input.dtype)
+    reflected = torch.where(x == torch.floor(x), torch.where(x == 0, -x.detach().reciprocal(), math.nan), value - turn)
+    return torch.where(infinite, math.inf, torch.where(low, reflected, value)).to(input.dtype)
 
 
 def polygamma(n: int, input: Tensor) -> Tensor:
@@ -187,8 +196,16 @@ def erfinv(input: Tensor) -> Tensor:
                             _horner(torch.sqrt(w.clamp(min=1e-30)) - 3, _GILES_FAR))
     for _ in range(3):  # the last one's slope in x is that of the inverse; in y it is flat
         y = y.detach() - (torch.erf(y.detach()) - inside) * (0.5 * math.sqrt(math.pi)) * torch.exp(y.detach().square())
-    edge = torch.where(x == 1, math.inf, torch.where(x == -1, -math.inf, math.nan))
+    edge = torch.where(x.abs() < 1, 1.0, x) * torch.where(x.abs() == 1, math.inf, math.nan)  # as is its slope
     return torch.where(x.abs() < 1, y, edge).to(input.dtype)
+
+
+def index_fill(input: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
+    """By a mask: an index that comes twice would give the value its gradient twice."""
+    if not isinstance(value, Tensor) or input.dim() == 0:
+        return torch.index_fill(input, dim, index, value)
+    hit = torch.zeros(input.shape[dim], dtype=torch.bool, device=input.device).index_fill(0, index, True)
+    return torch.where(hit.view([-1 if d == dim % input.dim() else 1 for d in range(input.dim())]), value, input)
 
 
 def cov(input: Tensor, *, correction: int = 1, fweights: Tensor | None = None,
@@ -270,7 +287,7 @@ def _resizing(
 
 
 _METHODS = ("hypot", "copysign", "fmax", "fmin", "cumprod", "lgamma", "digamma", "erfinv", "cov", "corrcoef",
-            "logcumsumexp", "xlogy")
+            "logcumsumexp", "xlogy", "index_fill")
 SPECIAL: dict[Any, Callable[..., Any]] = {
     torch.polygamma: polygamma,
     torch.special.polygamma: polygamma,

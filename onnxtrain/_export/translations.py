@@ -19,6 +19,7 @@ import torch
 from onnxtrain._export import functions
 from onnxtrain._export.arguments import arguments
 from onnxtrain._export.domain import DOMAIN, DOMAIN_VERSION
+from onnxtrain._export.elementary import elementary
 from onnxtrain._export.errors import Untraceable
 from onnxtrain._export.state import replaced
 
@@ -37,10 +38,12 @@ def translations(opset: int) -> Table:
     op = getattr(onnxscript, f"opset{opset}")
     own = onnxscript.values.Opset(DOMAIN, DOMAIN_VERSION)
     python_op = {torch.ops.onnxtrain.python_op.default: functions.translation()}
-    python_op |= functions.by_torch(("aten.multinomial.default",))  # so that a seed draws what it draws in PyTorch
-    return (_own(op, own) | _groups(op, own) | _splits(op) | _bounds(op,
-                                                                     own) | _functions(op) | _numbers(op) | _wider(op)
-            | arguments(op) | _picked(op) | _resized(op) | _reshaped(op) | python_op)
+    # So that a seed draws what it draws in PyTorch; where torch.onnx's formula has no right digit far from zero.
+    python_op |= functions.by_torch(("aten.multinomial.default", "aten.special_erfcx.default",
+                                     "aten.special_log_ndtr.default"))
+    return (_own(op, own) | _groups(op, own) | _splits(op) | _bounds(op, own) | _functions(op, own) | _numbers(op)
+            | _wider(op) | elementary(op, own) | arguments(op, own) | _picked(op) | _resized(op) | _reshaped(op)
+            | python_op)
 
 
 def _number(op: Any, value: float, like: Any) -> Any:
@@ -70,6 +73,7 @@ def _own(op: Any, own: Any) -> Table:
     return {
         torch.ops.onnxtrain.ctc_loss.default: ctc_loss,
         aten.detach.default: stop_gradient,
+        torch.ops.onnxtrain.in_range.default: lambda x, limit: own.InRange(x, limit),
         torch.ops.onnxtrain.stop_gradient.default: stop_gradient,
         torch.ops.onnxtrain.batch_norm.default: batch_norm,
     }
@@ -150,9 +154,15 @@ def _bounds(op: Any, own: Any) -> Table:
         return op.Clip(self, bound(min, self), bound(max, self))
 
     def clamp_tensor(self, min=None, max=None):
+        def beyond(outside, limit):
+            """A limit that is NaN wins, too; a constant is none."""
+            maker = limit.producer()
+            constant = maker is not None and maker.op_type == "Constant"
+            return outside if constant else op.Or(outside, op.Not(op.Equal(limit, limit)))
+
         if min is not None:
-            self = op.Where(op.Less(self, min), min, self)
-        return self if max is None else op.Where(op.Greater(self, max), max, self)
+            self = op.Where(beyond(op.Less(self, min), min), min, self)
+        return self if max is None else op.Where(beyond(op.Greater(self, max), max), max, self)
 
     return {
         aten.hardtanh.default: hardtanh,
@@ -161,11 +171,23 @@ def _bounds(op: Any, own: Any) -> Table:
         aten.clamp_min.default: lambda self, min: clamp(self, min=min),
         aten.clamp_max.default: lambda self, max: clamp(self, max=max),
         aten.clamp.Tensor: clamp_tensor,
+        aten.clamp_min.Tensor: lambda self, min: clamp_tensor(self, min=min),
+        aten.clamp_max.Tensor: lambda self, max: clamp_tensor(self, max=max),
     }
 
 
-def _functions(op: Any) -> Table:
+def _functions(op: Any, own: Any) -> Table:
     """Functions whose own translation lacks a dtype, or is not a number where the function is one."""
+
+    def native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps):
+        raise Untraceable("The module calls torch.native_batch_norm itself, whose statistics a graph would lose.")
+
+    def pad(self, pad, mode="constant", value=None):
+        from onnxscript.function_libs.torch_lib.ops import nn
+
+        if mode == "circular" and any(isinstance(n, int) and n < 0 for n in pad):
+            raise Untraceable("The module pads with mode 'circular' by a negative size, which ONNX means otherwise.")
+        return nn.aten_pad(self, pad, mode, value)
 
     def celu(self, alpha=1.0):
         """ONNX has it for float32 alone."""
@@ -181,19 +203,22 @@ def _functions(op: Any) -> Table:
         return op.Where(none, one, op.Div(op.Sin(angle), angle))
 
     def atan2(self, other):
-        """By the quotient that is at most one, so that neither it nor its slope is infinite."""
-        zero, one, quarter = (_number(op, v, self) for v in (0, 1, math.pi / 2))
+        """By the quotient that is at most one, so that neither it nor its slope is infinite; zeros have signs."""
+        if not self.dtype.is_floating_point() or self.dtype != other.dtype:
+            raise Untraceable("The module uses atan2 of integers, or of two dtypes.")
+        zero, one, half, quarter = (_number(op, v, self) for v in (0, 1, math.pi, math.pi / 2))
+        negative, backward = (op.Or(op.Less(x, zero), op.And(op.Equal(x, zero), op.Less(op.Reciprocal(x), zero)))
+                              for x in (self, other))
+        infinite = op.And(op.Equal(op.Abs(self), _number(op, math.inf, self)),
+                          op.Equal(op.Abs(other), _number(op, math.inf, self)))
+        self, other = (op.Where(infinite, op.Sign(own.StopGradient(x)), x) for x in (self, other))
+        # Of no direction at all, and flat there: its sign alone is left.
+        none = op.And(op.Equal(self, zero), op.Equal(other, zero))
+        self, other = op.Where(none, own.StopGradient(self), self), op.Where(none, one, other)
         flat = op.LessOrEqual(op.Abs(self), op.Abs(other))
-        below = op.Where(op.And(flat, op.Not(op.Equal(other, zero))), other, one)
-        negative = op.Less(self, zero)
-        turned = op.Where(op.Less(other, zero), _number(op, math.pi, self), zero)
-        turn = op.Where(negative, op.Neg(turned), turned)
-        # of no direction at all, and flat there
-        flat_side = op.Where(op.And(flat, op.Not(op.Equal(other, zero))), self, zero)
-        angle = op.Add(op.Atan(op.Div(flat_side, below)), turn)
-        steep = op.Where(flat, one, self)
-        up = op.Where(negative, op.Neg(quarter), quarter)
-        return op.Where(flat, angle, op.Sub(up, op.Atan(op.Div(op.Where(flat, zero, other), steep))))
+        angle = op.Atan(op.Div(op.Where(flat, self, other), op.Where(flat, other, self)))
+        turned = op.Where(backward, op.Add(angle, op.Where(negative, op.Neg(half), half)), angle)
+        return op.Where(flat, turned, op.Sub(op.Where(negative, op.Neg(quarter), quarter), angle))
 
     def masked_select(self, mask):
         """Both broadcast to one shape, in a row."""
@@ -202,6 +227,9 @@ def _functions(op: Any) -> Table:
         return op.Compress(op.Reshape(whole, row), op.Reshape(op.Expand(mask, op.Shape(whole)), row), axis=0)
 
     return {
+        aten.native_batch_norm.default: native_batch_norm,
+        aten._native_batch_norm_legit.default: native_batch_norm,
+        aten.pad.default: pad,
         aten.celu.default: celu,
         aten.sinc.default: sinc,
         aten.atan2.default: atan2,
@@ -320,11 +348,19 @@ def _wider(op: Any) -> Table:
 
         return translate
 
+    def vector_norm(self, ord=2.0, dim=None, keepdim=False, dtype=-1):
+        from onnxscript.function_libs.torch_lib.ops import linalg
+
+        norm = linalg.aten_linalg_vector_norm(cast(self, dtype), ord, dim=dim, keepdim=keepdim)
+        # of all entries it gives one number in any case
+        return op.Reshape(norm, op.Constant(value_ints=[1] * len(self.shape))) if keepdim and not dim else norm
+
     total = reduced(op.ReduceSum)
     return {
         aten.softmax.int: along_axis(op.Softmax),
         aten.log_softmax.int: along_axis(op.LogSoftmax),
         aten.mean.dim: reduced(op.ReduceMean),
+        aten.linalg_vector_norm.default: vector_norm,
         aten.sum.dim_IntList: total,
         aten.sum.default: lambda self, dtype=-1: total(self, dtype=dtype),
     }

@@ -61,7 +61,7 @@ def describe(leaf: Any) -> Any:
         if leaf.layout is torch.strided and type(leaf) in PLAIN_TENSORS and not leaf.is_nested:
             return leaf.dtype, leaf.ndim, leaf.device.type
         return leaf.dtype, leaf.dim(), leaf.device.type, type(leaf), leaf.layout, leaf.is_nested
-    return type(leaf), leaf
+    return type(leaf), repr(leaf) if isinstance(leaf, (float, complex)) else leaf  # -0.0 is not 0.0, NaN is NaN
 
 
 def torch_modes() -> tuple[Any, ...]:

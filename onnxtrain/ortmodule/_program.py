@@ -321,8 +321,9 @@ class Program:
             if (any([isinstance(leaf, Tensor) and leaf.is_neg() for leaf in leaves]) and not self._written
                 and self._views is None):
                 return self(_changed(leaves, Tensor.resolve_neg), grad_enabled)
-            if random is not None:  # what a check would have found, perhaps
-                _random.restore(self.device, random)
+            if random is not None or isinstance(error, IndexError):  # what a check would have found, perhaps
+                if random is not None:
+                    _random.restore(self.device, random)
                 raise CheckError(str(error)) from error
             raise
         if random is not None and any([bool(outputs[index]) != holds for index, holds in self._checks]):

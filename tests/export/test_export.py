@@ -41,6 +41,23 @@ class StopGradient(OpRun):
         return (x,)
 
 
+class TorchGather(OpRun):
+    op_domain = "ai.onnxtrain"
+
+    def _run(self, x, indices, axis=0):
+        return (np.take(x, indices, axis=axis or 0),)
+
+
+class TorchGatherElements(OpRun):
+    op_domain = "ai.onnxtrain"
+
+    def _run(self, x, indices, axis=0):
+        return (torch.from_numpy(x).gather(axis or 0, torch.from_numpy(indices)).numpy(),)
+
+
+OWN = [StopGradient, TorchGather, TorchGatherElements]
+
+
 def tensors_of(*tree: Any) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
 
@@ -59,7 +76,7 @@ def feeds_of(exported: Exported, module: nn.Module, args: tuple, kwargs: dict) -
 
 def evaluate(exported: Exported, module: nn.Module, args: tuple, kwargs: dict) -> dict[tuple[str, Any], np.ndarray]:
     """(kind, target) -> value of every graph output."""
-    evaluator = onnx.reference.ReferenceEvaluator(exported.model, new_ops=[StopGradient])
+    evaluator = onnx.reference.ReferenceEvaluator(exported.model, new_ops=OWN)
     values = evaluator.run(None, feeds_of(exported, module, args, kwargs))
     found = {(o.kind, o.target): v for o, v in zip(exported.outputs, values, strict=True)}
     if exported.views:  # made again from other results, arguments or weights

@@ -1,0 +1,142 @@
+"""Elementwise functions of which torch.onnx's own formula loses digits, or is another one at zeros, infinities and NaN.
+
+translations.py adds this table to its own. The logarithm of 1 + x by Kahan's correction (HP-15C Advanced Functions
+Handbook, 1982); a floored quotient from the exact remainder, as Python and torch have it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import onnx
+import torch
+
+Table = dict[Any, Callable[..., Any]]
+aten = torch.ops.aten
+
+
+def elementary(op: Any, own: Any) -> Table:
+    """The translations, for operators of one opset and of our domain."""
+    return _near_zero(op, own) | _divisions(op) | _flat(op)
+
+
+def _number(op: Any, value: float, like: Any) -> Any:
+    return op.Constant(value=onnx.helper.make_tensor("value", int(like.dtype), [], [value]))
+
+
+def _near_zero(op: Any, own: Any) -> Table:
+    def log1p(self):
+        one, zero = _number(op, 1, self), _number(op, 0, self)
+        plus = op.Add(self, one)
+        log, lost = op.Log(plus), op.Equal(plus, one)  # there it is x itself, to the last digit
+        near = op.And(op.Less(op.Abs(self), one), op.Not(lost))
+        rounded = op.Where(near, op.Sub(plus, one), one)
+        correction = op.Where(near, op.Mul(log, op.Div(op.Sub(self, rounded), rounded)), zero)
+        return op.Where(lost, self, op.Add(log, own.StopGradient(correction)))
+
+    def expm1(self):
+        one, zero = _number(op, 1, self), _number(op, 0, self)
+        near = op.Less(op.Abs(self), one)
+        part = op.Where(near, self, zero)
+        small = op.Mul(op.Tanh(op.Mul(part, _number(op, 0.5, self))), op.Add(op.Exp(part), one))
+        return op.Where(near, small, op.Sub(op.Exp(self), one))
+
+    def signbit(self):
+        zero = _number(op, 0, self)
+        if not self.dtype.is_floating_point():
+            return op.Less(self, zero)
+        return op.Or(op.Less(self, zero), op.And(op.Equal(self, zero), op.Less(op.Reciprocal(self), zero)))
+
+    def safe_softmax(self, dim, dtype=-1):
+        """Zeros where every entry is minus infinity, which is put aside: its slope is not a number."""
+        if dtype not in (None, -1):
+            self = op.Cast(self, to=int(dtype))
+        axes, zero = op.Constant(value_ints=[dim]), _number(op, 0, self)
+        empty = op.Equal(op.ReduceMax(self, axes, keepdims=1), _number(op, -math.inf, self))
+        return op.Where(empty, zero, op.Softmax(op.Where(empty, zero, self), axis=dim))
+
+    return {aten.log1p.default: log1p, aten.expm1.default: expm1, aten.signbit.default: signbit,
+            aten._safe_softmax.default: safe_softmax}
+
+
+def _divisions(op: Any) -> Table:
+    """Rounded quotients and remainders. By way of a rounded quotient, 1 // 0.1 is 10, not 9, and whole numbers beyond
+    2**24 are others.
+    """
+
+    def pair(self, other):
+        like = other if isinstance(self, (bool, int, float)) else self
+        return (_number(op, x, like) if isinstance(x, (bool, int, float)) else x for x in (self, other))
+
+    def opposite(a, b, zero):
+        return op.Xor(op.Less(a, zero), op.Less(b, zero))
+
+    def is_float(x):
+        return x.dtype.is_floating_point()
+
+    def truncated(self, other):
+        quotient = op.Div(self, other)
+        if not is_float(self):
+            return quotient
+        return op.Where(op.Less(quotient, _number(op, 0, self)), op.Ceil(quotient), op.Floor(quotient))
+
+    def floored(self, other):
+        zero, one = _number(op, 0, self), _number(op, 1, self)
+        if not is_float(self):
+            quotient = op.Div(self, other)
+            inexact = op.Not(op.Equal(op.Mul(quotient, other), self))
+            return op.Where(op.And(inexact, opposite(self, other, zero)), op.Sub(quotient, one), quotient)
+        rest = op.Mod(self, other, fmod=1)
+        whole = op.Div(op.Sub(self, rest), other)
+        below = op.And(op.Not(op.Equal(rest, zero)), opposite(rest, other, zero))
+        nearest = op.Round(op.Where(below, op.Sub(whole, one), whole))
+        return op.Where(op.Equal(other, zero), op.Floor(op.Div(self, other)), nearest)
+
+    def remainder(self, other):
+        self, other = pair(self, other)
+        if not is_float(self):
+            return op.Mod(self, other)
+        rest = op.Mod(self, other, fmod=1)
+        zero = _number(op, 0, self)
+        turned = op.And(op.Not(op.Equal(rest, zero)), opposite(rest, other, zero))
+        return op.Where(turned, op.Add(rest, other), rest)
+
+    def divide(self, other, rounding_mode=None):
+        self, other = pair(self, other)
+        if rounding_mode is None:
+            if not is_float(self):
+                number = _DEFAULTS[torch.get_default_dtype()]
+                self, other = op.Cast(self, to=number), op.Cast(other, to=number)
+            return op.Div(self, other)
+        return floored(self, other) if rounding_mode == "floor" else truncated(self, other)
+
+    def floor_divide(self, other):
+        return floored(*pair(self, other))
+
+    return {aten.div.Tensor_mode: divide, aten.div.Scalar_mode: divide, aten.floor_divide.default: floor_divide,
+            aten.remainder.Tensor: remainder, aten.remainder.Scalar: remainder, aten.remainder.Scalar_Tensor: remainder}
+
+
+_DEFAULTS = {torch.float32: onnx.TensorProto.FLOAT, torch.float64: onnx.TensorProto.DOUBLE,
+             torch.float16: onnx.TensorProto.FLOAT16, torch.bfloat16: onnx.TensorProto.BFLOAT16}
+
+
+def _flat(op: Any) -> Table:
+    """Functions whose slope is zero everywhere: eager's gradient is zeros then, and not none."""
+
+    def fill(self, value):
+        """What a tensor is filled with has a gradient of ones, what was there one of zeros."""
+        never = op.Constant(value=onnx.helper.make_tensor("never", onnx.TensorProto.BOOL, [], [False]))
+        filling = _number(op, value, self) if isinstance(value, (bool, int, float)) else op.CastLike(value, self)
+        return op.Where(never, self, filling)
+
+    def angle(self):
+        """Of a negative number pi, of others zero."""
+        sign = op.Sign(self)
+        turned = op.Mul(op.Sub(op.Abs(sign), sign), _number(op, math.pi / 2, self))
+        return op.Where(op.IsNaN(self), _number(op, math.nan, self), turned)
+
+    return {aten.fill.Scalar: fill, aten.fill.Tensor: fill, aten.zero.default: lambda self: fill(self, 0),
+            aten.angle.default: angle}

@@ -1,0 +1,135 @@
+"""What torch refuses, a wrapped module refuses: sizes, dtypes, names and indices, at the first and at later calls."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn, tensor
+
+import onnxtrain
+from onnxtrain.ortmodule import DebugOptions, LogLevel, ORTModule
+
+SCORES = torch.linspace(-2, 2, 20).view(5, 4)
+ROW = SCORES[:3, :1]
+IMAGE = torch.linspace(-1, 1, 24).view(1, 4, 2, 3)
+QUERY = torch.linspace(-1, 1, 24).view(1, 3, 8)
+
+
+class Function(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args):
+        return self.function(*args)
+
+
+def wrapped(function):
+    return ORTModule(Function(function), DebugOptions(log_level=LogLevel.ERROR))
+
+
+def raised(function, *args):
+    with pytest.raises(Exception) as caught:
+        function(*args)
+    return caught.type, str(caught.value)
+
+
+def attention(mask, **kwargs):
+    return lambda q, m: F.scaled_dot_product_attention(q, q, q, attn_mask=m if mask else None, **kwargs)
+
+
+REFUSED = {
+    "bce_sizes": (F.binary_cross_entropy_with_logits, SCORES[:, :1], torch.rand(5)),
+    "bce_reduction": (lambda x, t: F.binary_cross_entropy_with_logits(x, t, reduction="batchmean"), SCORES, SCORES),
+    "cross_entropy_of_floats": (F.cross_entropy, SCORES, torch.ones(5, 1)),
+    "cross_entropy_reduction": (lambda x, t: F.cross_entropy(x, t, reduction="avg", label_smoothing=0.1), SCORES,
+                                tensor([0, 1, 2, 3, 0])),
+    "cross_entropy_of_one_label": (lambda x, t: F.cross_entropy(x, t, label_smoothing=0.1), SCORES, tensor([1])),
+    "cross_entropy_smoothing": (lambda x, t: F.cross_entropy(x, t, label_smoothing=1.5), SCORES,
+                                tensor([0, 1, 2, 3, 0])),
+    "nll_transposed": (lambda x, t: F.nll_loss(x.log_softmax(1), t), IMAGE, torch.zeros(1, 3, 2, dtype=torch.long)),
+    "attention_integer_mask": (attention(True), QUERY, tensor([[1, 1, 0]] * 3)),
+    "attention_two_masks": (attention(True, is_causal=True), QUERY, torch.ones(3, 3)),
+    "layer_norm_size": (lambda x, w: F.layer_norm(x, (3,), w), SCORES, torch.ones(3)),
+    "group_norm_groups": (lambda x, w: F.group_norm(x, 3, w), IMAGE, torch.ones(4)),
+    "batch_norm_of_one": (lambda x, w: F.batch_norm(x, None, None, w, training=True), SCORES[:1], torch.ones(4)),
+    "multilabel_sizes": (F.multilabel_margin_loss, SCORES, torch.zeros(5, 3, dtype=torch.long)),
+    "ctc_reduction": (lambda x, t: F.ctc_loss(x, t, (5,), (2,), reduction="batchmean"), SCORES.unsqueeze(1),
+                      tensor([[1, 2]])),
+    "index_add_rank": (lambda x, s: x.index_add(0, tensor([0, 1]), s), SCORES, torch.ones(2)),
+}
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_refused_by_torch(name):
+    function, *args = REFUSED[name]
+    assert raised(wrapped(function), *args) == raised(function, *args)
+
+
+LATER = {
+    "bce": (F.binary_cross_entropy_with_logits, SCORES, SCORES.sigmoid(), SCORES[:1].sigmoid()),
+    "soft_cross_entropy": (F.cross_entropy, SCORES, SCORES.softmax(1), SCORES[:1].softmax(1)),
+    "nll": (F.nll_loss, SCORES, tensor([0, 1, 2, 3, 0]), tensor([0, 1])),
+    "smooth_cross_entropy": (lambda x, t: F.cross_entropy(x, t, label_smoothing=0.1), SCORES, tensor([0, 1, 2, 3, 0]),
+                             tensor([0, 1])),
+    "label": (F.cross_entropy, SCORES, tensor([0, 1, 2, 3, 0]), tensor([0, 1, 2, 3, 4])),
+}
+
+
+@pytest.mark.parametrize("name", sorted(LATER))
+def test_refused_later(name):
+    """After an export for good arguments, others of the same dtypes and ranks."""
+    function, x, good, bad = LATER[name]
+    model = wrapped(function)
+    torch.testing.assert_close(model(x, good), function(x, good))
+    assert onnxtrain.stats(model)["engine_steps"] == 1
+    assert raised(model, x, bad) == raised(function, x, bad)
+    torch.testing.assert_close(model(x, good), function(x, good))
+    assert onnxtrain.stats(model)["engine_steps"] == 2
+
+
+# (function of x and indices, an index that torch refuses; None: it counts from the end)
+INDEXED = {
+    "embedding": (lambda x, i: F.embedding(i, x), -1),
+    "embedding_padded": (lambda x, i: F.embedding(i, x, padding_idx=0), -1),
+    "embedding_above": (lambda x, i: F.embedding(i, x), 5),
+    "embedding_bag": (lambda x, i: F.embedding_bag(i.unsqueeze(0), x), -1),
+    "index_select": (lambda x, i: x.index_select(0, i), -1),
+    "gather": (lambda x, i: x.gather(0, i.unsqueeze(1)), -1),
+    "scatter": (lambda x, i: x.scatter(0, i.unsqueeze(1), x), -1),
+    "scatter_value": (lambda x, i: x.scatter(0, i.unsqueeze(1), 1.5), -1),
+    "scatter_add": (lambda x, i: x.scatter_add(0, i.unsqueeze(1), x), -1),
+    "scatter_reduce": (lambda x, i: x.scatter_reduce(0, i.unsqueeze(1), x, "amax"), -1),
+    "index_add": (lambda x, i: x.index_add(0, i, x[:3]), -1),
+    "index_add_in_place": (lambda x, i: (x * 1).index_add_(0, i, x[:3]), -1),
+    "index_copy": (lambda x, i: x.index_copy(0, i, x[:3]), -1),
+    "one_hot": (lambda x, i: x[:3] * F.one_hot(i, 5)[:, :4], -1),
+    "one_hot_above": (lambda x, i: x[:3] * F.one_hot(i, 5)[:, :4], 5),
+    "index": (lambda x, i: x[i], None),
+    "take": (lambda x, i: x.take(i), None),
+    "index_fill": (lambda x, i: x.index_fill(0, i, 2.0), None),
+}
+
+
+@pytest.mark.parametrize("name", sorted(INDEXED))
+def test_indices(name):
+    function, bad = INDEXED[name]
+    model, good = wrapped(function), tensor([0, 1, 4])
+    x = SCORES.clone().requires_grad_()
+    torch.testing.assert_close(model(x, good), function(x, good))
+    last = tensor([0, -1 if bad is None else bad, 2])
+    if bad is None:
+        torch.testing.assert_close(model(x, last), function(x, last))
+    else:
+        assert raised(model, x, last) == raised(function, x, last)
+    assert onnxtrain.stats(model)["engine_steps"] == 1 + (bad is None)
+
+
+def test_a_complex_result_is_refused_by_name():
+    """An exporter writes it as two real numbers."""
+    model = wrapped(lambda x: torch.fft.rfft(x))
+    got = model(SCORES)
+    assert got.dtype == torch.complex64
+    assert "complex64" in onnxtrain.stats(model)["reasons"][0]
+    model = wrapped(lambda x: torch.fft.rfft(x).abs())
+    torch.testing.assert_close(model(SCORES), torch.fft.rfft(SCORES).abs())
+    assert onnxtrain.stats(model)["engine_steps"] == 1

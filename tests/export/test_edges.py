@@ -1,0 +1,199 @@
+"""Values and gradients where formulas break: signed zeros, infinities, NaN, ties, integers and mixed dtypes.
+
+Many functions share a module, each with an input of its own, so that one export is for all of them.
+"""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn, tensor
+
+import onnxtrain
+from onnxtrain.ortmodule import DebugOptions, LogLevel, ORTModule
+
+INF, NAN = math.inf, math.nan
+VALUES = tensor([0.0, -0.0, 1.0, -1.0, 0.5, -2.5, 1e-6, INF, -INF, NAN])
+FINITE = tensor([0.0, -0.0, 1.0, -1.0, 0.5, -2.5, 1e-6])
+FIRST, SECOND = FINITE.repeat_interleave(len(FINITE)), FINITE.repeat(len(FINITE))
+TIES = tensor([[1.0, 1.0, 0.0], [2.0, -0.0, 0.0], [-1.0, -1.0, -1.0]])
+
+
+class Functions(nn.Module):
+    """Each function of inputs of its own."""
+
+    def __init__(self, functions):
+        super().__init__()
+        self.functions = functions
+
+    def forward(self, inputs):
+        return [function(*own) for function, own in zip(self.functions, inputs)]
+
+
+def step(model, inputs):
+    leaves = [[x.clone().requires_grad_(x.is_floating_point()) for x in own] for own in inputs]
+    results = model(leaves)
+    terms = [(y * torch.linspace(0.5, 1.5, y.numel(), dtype=y.dtype).view(y.shape)).sum() for y in results
+             if y.requires_grad]
+    if terms:
+        torch.stack([t.double() for t in terms]).sum().backward()
+    return results, [[x.grad for x in own] for own in leaves]
+
+
+def agree(table, inputs, gradients=True):
+    """The functions of a table by name, each on copies of `inputs`."""
+    functions, given = list(table.values()), [inputs] * len(table)
+    model = ORTModule(Functions(functions), DebugOptions(log_level=LogLevel.ERROR))
+    want, want_grads = step(Functions(functions), given)
+    got, got_grads = step(model, given)
+    wrong = []
+    for name, w, g, w_grads, g_grads in zip(table, want, got, want_grads, got_grads, strict=True):
+        if (w.dtype, w.shape, w.requires_grad) != (g.dtype, g.shape, g.requires_grad):
+            wrong.append(f"{name}: {g.dtype} {tuple(g.shape)} {g.requires_grad}")
+            continue
+        pairs = [("value", w.detach(), g.detach())]
+        if gradients:
+            pairs += [(f"gradient {i}", a, b) for i, (a, b) in enumerate(zip(w_grads, g_grads, strict=True))]
+        for what, a, b in pairs:
+            if a is None or b is None:
+                wrong += [f"{name}: {what} {b} for {a}"] * (a is not b)
+            elif not torch.allclose(b.double(), a.double(), rtol=1e-5, atol=1e-7, equal_nan=True):
+                wrong.append(f"{name}: {what} {b.tolist()} for {a.tolist()}")
+    assert not wrong, "\n".join(wrong)
+    assert onnxtrain.stats(model)["engine_steps"] == 1, onnxtrain.stats(model)["reasons"]
+
+
+UNARY = {
+    "abs": torch.abs, "neg": torch.neg, "sign": torch.sign, "round": torch.round, "floor": torch.floor,
+    "ceil": torch.ceil, "trunc": torch.trunc, "angle": torch.angle, "hardtanh": F.hardtanh, "relu6": F.relu6,
+    "elu": F.elu,
+    "selu": F.selu, "celu": F.celu, "logsigmoid": F.logsigmoid, "log1p": torch.log1p, "expm1": torch.expm1,
+    "erfinv": torch.erfinv, "square": torch.square, "reciprocal": torch.reciprocal, "isnan": torch.isnan,
+    "isinf": torch.isinf, "signbit": torch.signbit, "one over abs": lambda x: 1 / x.abs(),
+    "one over neg": lambda x: 1 / -x,
+    "nan_to_num": torch.nan_to_num,
+}
+
+
+def test_unary():
+    agree(UNARY, [VALUES])
+
+
+def test_unary_values():
+    """Eager's slopes at poles are not numbers in some of these."""
+    agree({"lgamma": torch.lgamma, "digamma": torch.digamma, "softplus": F.softplus, "sinc": torch.sinc}, [VALUES],
+          gradients=False)
+
+
+def test_small_numbers_keep_their_digits():
+    tiny = tensor([1e-7, -1e-7, 3e-6, 1e-4, 0.02])
+    model = ORTModule(Functions([torch.log1p, torch.expm1]), DebugOptions(log_level=LogLevel.ERROR))
+    for got, function in zip(model([[tiny], [tiny]]), (torch.log1p, torch.expm1), strict=True):
+        torch.testing.assert_close(got, function(tiny), rtol=1e-6, atol=0)
+
+
+BINARY = {
+    "maximum": torch.maximum, "minimum": torch.minimum, "fmax": torch.fmax, "fmin": torch.fmin, "atan2": torch.atan2,
+    "hypot": torch.hypot, "copysign": torch.copysign, "clamp_min": torch.clamp_min, "clamp_max": torch.clamp_max,
+    "where": lambda a, b: torch.where(a > b, a, b), "distance": lambda a, b: (a - b).abs(),
+    "floor": lambda a, b: torch.div(a, b.abs() + 0.1, rounding_mode="floor"),
+    "trunc": lambda a, b: torch.div(a, b.abs() + 0.1, rounding_mode="trunc"),
+    "remainder": lambda a, b: torch.remainder(a, b.abs() + 0.1), "fmod": lambda a, b: torch.fmod(a, b.abs() + 0.1),
+}
+
+
+def test_binary():
+    agree(BINARY, [FIRST, SECOND])
+
+
+def test_infinite_operands():
+    a, b = VALUES.repeat_interleave(len(VALUES)), VALUES.repeat(len(VALUES))
+    agree({"hypot": torch.hypot, "atan2": torch.atan2, "xlogy": torch.xlogy, "copysign": torch.copysign,
+           "fmax": torch.fmax, "maximum": torch.maximum, "clamp_min": torch.clamp_min, "clamp_max": torch.clamp_max},
+          [a, b], gradients=False)
+    numbers = VALUES[:-1]
+    a, b = numbers.repeat_interleave(len(numbers)), numbers.repeat(len(numbers))
+    agree({"sign of atan2": lambda a, b: torch.signbit(torch.atan2(a, b))}, [a, b])
+
+
+REDUCED = {
+    "max": torch.max, "min": torch.min, "max_dim": lambda x: x.max(1)[0], "min_dim": lambda x: x.min(1)[0],
+    "amax": lambda x: x.amax(1), "amin": lambda x: x.amin(0), "topk": lambda x: x.topk(2)[0],
+    "sort": lambda x: x.sort(stable=True)[0], "median": lambda x: x.median(1)[0], "cummax": lambda x: x.cummax(1)[0],
+    "norm": lambda x: (x * 0).norm(), "norm_inf": lambda x: x.norm(INF, dim=1), "prod": lambda x: x.prod(1),
+    "max_pool": lambda x: F.max_pool1d(x.unsqueeze(0), 2, 1), "relu": F.relu, "clamp": lambda x: x.clamp(-1, 1),
+    "argmax": lambda x: x.argmax(1), "argmin": lambda x: x.argmin(1),
+    "argsort": lambda x: x.argsort(stable=True, dim=1),
+}
+
+
+def test_ties():
+    agree(REDUCED, [TIES])
+
+
+def test_whole_numbers():
+    a, b = tensor([7, -7, 2**30 + 1, -(2**40) - 1, 0]), tensor([2, 2, 3, 7, 5])
+    agree({"floor": lambda a, b: torch.div(a, b, rounding_mode="floor"),
+           "trunc": lambda a, b: torch.div(a, b, rounding_mode="trunc"), "floor_divide": torch.floor_divide,
+           "remainder": torch.remainder, "fmod": torch.fmod, "true": torch.div,
+           "xlogy": lambda a, b: torch.xlogy(a, 0.5), "copysign": lambda a, b: torch.copysign(a, -0.5),
+           "xlogy of both": lambda a, b: torch.xlogy(a.abs(), b)}, [a, b])
+
+
+def test_mixed_dtypes():
+    wide = SECOND.double()
+    agree({name: BINARY[name] for name in ("fmax", "fmin", "copysign", "hypot")}, [FIRST, wide])
+
+
+def test_norm_of_all_entries():
+    agree({"kept": lambda x: torch.linalg.vector_norm(x, keepdim=True), "one": lambda x: torch.linalg.vector_norm(x, 3),
+           "old": lambda x: torch.linalg.norm(x, keepdim=True), "frobenius": torch.linalg.norm}, [TIES])
+
+
+def test_functions_that_torch_runs():
+    """erfcx and log_ndtr by ONNX's Erf have no digit left where it is one."""
+    agree({"erfcx": torch.special.erfcx, "log_ndtr": torch.special.log_ndtr}, [torch.linspace(-12, 9, 22)])
+
+
+def test_logsigmoid_in_float64():
+    agree({"logsigmoid": F.logsigmoid, "bce": lambda x: F.binary_cross_entropy_with_logits(x, torch.zeros_like(x))},
+          [tensor([-700.0, -30.0, -20.5, 0.0, 20.5, 30.0, 700.0]).double()])
+
+
+class Rounded(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.flat, self.free, self.function = nn.Linear(4, 4), nn.Linear(4, 4), function
+
+    def forward(self, x):
+        return self.function(self.flat(x)), self.free(x)
+
+
+@pytest.mark.parametrize("function", [torch.round, torch.floor, torch.sign, lambda x: torch.floor(x / 0.3) * 0.3,
+                                      lambda x: torch.bernoulli(x.sigmoid())])
+def test_only_through_a_rounding(function):
+    """Eager's gradients are zeros, with which AdamW decays a weight, and not none."""
+    torch.manual_seed(0)
+    module, x = Rounded(function), torch.randn(3, 4)
+    model = ORTModule(module, DebugOptions(log_level=LogLevel.ERROR))
+    rounded, free = model(x)
+    assert rounded.requires_grad
+    (rounded.sum() + free.sum()).backward()
+    assert torch.equal(module.flat.weight.grad, torch.zeros(4, 4)) and module.free.weight.grad.any()
+    module.zero_grad()
+    model(x)[0].sum().backward()
+    assert torch.equal(module.flat.bias.grad, torch.zeros(4)) and module.free.weight.grad is None
+    assert onnxtrain.stats(model)["engine_steps"] == 2
+
+
+def test_zeros_of_either_sign_among_the_arguments():
+    class Signed(nn.Module):
+        def forward(self, x, s):
+            return torch.copysign(x, torch.full_like(x, s))
+
+    model = ORTModule(Signed(), DebugOptions(log_level=LogLevel.ERROR))
+    assert torch.equal(model(TIES, 0.0), TIES.abs()) and torch.equal(model(TIES, -0.0), -TIES.abs())
+    for _ in range(2):
+        model(TIES, NAN)
+    assert onnxtrain.stats(model)["exports"] == 3
