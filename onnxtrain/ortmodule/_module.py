@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-import types
 from typing import Any
 
 import torch
@@ -535,9 +534,7 @@ class ORTModule(torch.nn.Module):
         function = getattr(value, "__func__", None)
         if function is None or value.__self__ is not module or hasattr(torch.nn.Module, name):
             return value
-        if not isinstance(function, types.FunctionType) or "__class__" in function.__code__.co_freevars:
-            return value  # super() needs an instance of its own class
-        return types.MethodType(function, self)  # so that self(...) inside runs here
+        return _special.bound(self, value)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _OWN:

@@ -6,6 +6,7 @@ be false. So a wrapper of a class that has some is of a subclass that has the sa
 
 from __future__ import annotations
 
+import functools
 import types
 import weakref
 from typing import Any
@@ -59,6 +60,77 @@ def _subclass(kind: type, wrapped: type) -> type:
     body |= {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__,
              "_plain_class": kind, "_wrapped_class": weakref.ref(wrapped), "__slots__": ()}
     return (_Looking if type(kind) is type else type(kind))(kind.__name__, (kind,), body)
+
+
+class _StandIn(metaclass=_Looking):
+    """What a method of the module's class has as `self` where it calls super(), which wants an instance of that class:
+    in all else the wrapper, so that self(...) runs there."""
+
+    __slots__ = ("_ort_model",)
+
+    def __init__(self, model: Any) -> None:
+        object.__setattr__(self, "_ort_model", model)
+
+    @property
+    def __class__(self) -> type:  # what super() and isinstance() ask
+        return type(self._ort_model._module)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ort_model._module if name == "__dict__" else self._ort_model, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._ort_model._module, name, value)
+        if name == "training":
+            self._ort_model.__dict__[name] = value
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._ort_model, name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._ort_model(*args, **kwargs)
+
+    def __eq__(self, other: object) -> bool:
+        return other is self._ort_model or type(other) is type(self) and other._ort_model is self._ort_model
+
+    def __hash__(self) -> int:
+        return hash(self._ort_model)
+
+    def __repr__(self) -> str:
+        return repr(self._ort_model)
+
+
+_stand_ins: weakref.WeakKeyDictionary[type, type] = weakref.WeakKeyDictionary()
+
+
+def bound(model: Any, value: types.MethodType) -> Any:
+    """A method of the wrapped module, bound to the wrapper, so that self(...) inside runs there."""
+    function = value.__func__
+    if not isinstance(function, types.FunctionType):
+        return value
+    if not _calls_super(function):
+        return types.MethodType(function, model)
+    wrapped = type(model._module)
+    if wrapped not in _stand_ins:
+        body: dict[str, Any] = {name: _delegated(name) for name in _NAMES if getattr(wrapped, name, None) is not None}
+        _stand_ins[wrapped] = _Looking(wrapped.__name__, (_StandIn,),
+                                       {**body, "__slots__": (), "_wrapped_class": weakref.ref(wrapped)})
+    stand_in = _stand_ins[wrapped](model)
+
+    @functools.wraps(value)
+    def method(*args: Any, **kwargs: Any) -> Any:
+        result = function(stand_in, *args, **kwargs)
+        return model if result is stand_in else result
+
+    return method
+
+
+def _calls_super(function: Any) -> bool:
+    """Whether a function, or one that it is a decorator's wrapper of, names the class that it is defined in."""
+    while function is not None:
+        if isinstance(function, types.FunctionType) and "__class__" in function.__code__.co_freevars:
+            return True
+        function = getattr(function, "__wrapped__", None)
+    return False
 
 
 def blank(kind: type) -> Any:

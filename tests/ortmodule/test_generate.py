@@ -161,3 +161,38 @@ def test_methods_that_are_looked_up_on_the_class():
     with pytest.raises(AttributeError, match="no attribute 'missing'"):
         type(model).missing  # noqa: B018
     assert onnxtrain.stats(copy.deepcopy(model))["engine_steps"] == 0
+
+
+class Derived(Base):
+    def run(self, x):
+        return super().run(x) + self(x)
+
+    @torch.no_grad()
+    def decorated(self, x):
+        assert isinstance(self, Derived) and self.__class__ is Derived and super().run.__func__ is Base.run
+        return self.run(x)
+
+    def freeze(self):
+        super().train(False)
+        self.frozen = True
+        return self
+
+    def on(self):
+        super().requires_grad_(True)
+        return {self: len(list(self.parameters()))}, self == self
+
+
+def test_methods_that_call_super_run_in_the_engine():
+    """They ran on the wrapped module itself, in PyTorch, and nothing counted them."""
+    model, x = ORTModule(Derived()), torch.randn(2, 4)
+    equal(model.run(x), model.module.run(x))
+    assert in_engine(model)["engine_steps"] == 3
+    equal(model.decorated(x), model.module.decorated(x))
+    assert in_engine(model)["engine_steps"] == 6
+    assert model.freeze() is model and model.module.frozen and not model.training and not model.module.training
+    assert not model.fc.training and "frozen" not in model.__dict__
+    held, same = model.on()
+    assert same and held == {model: 2} and repr(next(iter(held))) == repr(model)
+    import inspect
+
+    assert list(inspect.signature(model.run).parameters) == ["x"]
