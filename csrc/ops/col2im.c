@@ -33,7 +33,7 @@ static ont_status read_window(const ont_node *node, ont_window *w)
 {
     int64_t pads[2 * ONT_WINDOW_RANK], image[2 * ONT_WINDOW_RANK];
     bool inputs = !*node->op->domain;
-    *w = (ont_window){.in_count = 1, .out_count = 1, .kernel_count = 1};
+    *w = (ont_window){0};
     ONT_TRY(ont_const_ints(node, inputs ? 1 : -1, "image_shape", image, 2 * ONT_WINDOW_RANK, &w->rank));
     if (w->rank < 1 || w->rank > ONT_WINDOW_RANK)
         return ont_fail(ONT_EUNSUPPORTED, "an image of %d dims, 1 to %d are supported", w->rank, ONT_WINDOW_RANK);
@@ -48,11 +48,8 @@ static ont_status read_window(const ont_node *node, ont_window *w)
         int64_t span = w->in[d] + w->begin[d] + w->end[d] - (w->kernel[d] - 1) * w->dilation[d] - 1;
         if (span < 0) return ont_fail(ONT_EINVAL, "the block does not fit in dim %d of the image", d);
         w->out[d] = span / w->stride[d] + 1;
-        w->in_count *= w->in[d];
-        w->out_count *= w->out[d];
-        w->kernel_count *= w->kernel[d];
     }
-    return ONT_OK;
+    return ont_window_count(w);
 }
 
 static ont_status col2im_infer(ont_graph *g, ont_node *node)
@@ -80,7 +77,10 @@ static ont_status im2col_infer(ont_graph *g, ont_node *node)
     bool fits = x->shape.rank == w.rank + 2;
     for (int d = 0; fits && d < w.rank; d++) fits = x->shape.dims[d + 2] == w.in[d];
     if (!fits) return ont_fail(ONT_EINVAL, "the input is not (batch, channels, image)");
-    ont_shape shape = {.rank = 3, .dims = {x->shape.dims[0], x->shape.dims[1] * w.kernel_count, w.out_count}};
+    ont_shape shape = {.rank = 3, .dims = {x->shape.dims[0], 0, w.out_count}};
+    if (__builtin_mul_overflow(x->shape.dims[1], w.kernel_count, &shape.dims[1]))
+        return ont_fail(ONT_EINVAL, "%" PRId64 " channels of %" PRId64 " cells are beyond 64 bits", x->shape.dims[1],
+                        w.kernel_count);
     return ont_infer_out(node, 0, x->dtype, &shape);
 }
 

@@ -25,7 +25,7 @@ static ont_status read_node(const ont_node *node, const ont_shape *x, const int6
     ONT_TRY(ont_window_init(node, x, kernel, &s->w));
     s->n = x->dims[0];
     s->c = x->dims[1];
-    if (s->groups < 1 || s->c % s->groups)
+    if (s->groups < 1 || s->groups > INT32_MAX || s->c % s->groups)
         return ont_fail(ONT_EINVAL, "%" PRId64 " channels are not divisible into offset_group = %" PRId64, s->c,
                         s->groups);
     s->sampler = (ont_sampler){.rank = s->w.rank, .mode = ONT_SAMPLE_LINEAR, .padding = ONT_SAMPLE_ZEROS};
@@ -36,8 +36,9 @@ static ont_status read_node(const ont_node *node, const ont_shape *x, const int6
 /* (batch, groups * window cells * `each`, output cells ...) */
 static bool has_shape(const ont_value *v, const deform *s, int64_t each)
 {
+    int64_t channels;
     bool fits = v->shape.rank == s->w.rank + 2 && v->shape.dims[0] == s->n &&
-                v->shape.dims[1] == s->groups * s->w.kernel_count * each;
+                !__builtin_mul_overflow(s->groups * each, s->w.kernel_count, &channels) && v->shape.dims[1] == channels;
     for (int d = 0; d < s->w.rank && fits; d++) fits = v->shape.dims[d + 2] == s->w.out[d];
     return fits;
 }

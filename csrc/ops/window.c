@@ -46,9 +46,30 @@ static ont_status set_output(const ont_node *node, ont_window *w, int d, const c
     return ONT_OK;
 }
 
+/* With zeros taken as ones, as for shapes: an order of multiplication is none of a caller's concern. */
+static ont_status count(const char *what, const int64_t *dims, int rank, int64_t *result)
+{
+    int64_t product = 1;
+    bool empty = false;
+    for (int d = 0; d < rank; d++) {
+        empty |= !dims[d];
+        if (__builtin_mul_overflow(product, dims[d] ? dims[d] : 1, &product))
+            return ont_fail(ONT_EINVAL, "the number of cells of the %s is beyond 64 bits", what);
+    }
+    *result = empty ? 0 : product;
+    return ONT_OK;
+}
+
+ont_status ont_window_count(ont_window *w)
+{
+    ONT_TRY(count("image", w->in, w->rank, &w->in_count));
+    ONT_TRY(count("result", w->out, w->rank, &w->out_count));
+    return count("window", w->kernel, w->rank, &w->kernel_count);
+}
+
 ont_status ont_window_init(const ont_node *node, const ont_shape *x, const int64_t *kernel, ont_window *w)
 {
-    *w = (ont_window){.rank = x->rank - 2, .in_count = 1, .out_count = 1, .kernel_count = 1};
+    *w = (ont_window){.rank = x->rank - 2};
     if (w->rank < 1 || w->rank > ONT_WINDOW_RANK)
         return ont_fail(ONT_EUNSUPPORTED, "%d spatial dims, 1 to %d are supported", w->rank, ONT_WINDOW_RANK);
     int64_t pads[2 * ONT_WINDOW_RANK];
@@ -71,11 +92,9 @@ ont_status ont_window_init(const ont_node *node, const ont_shape *x, const int64
         w->in[d] = x->dims[d + 2];
         w->begin[d] = explicit_pads ? pads[d] : 0;
         w->end[d] = explicit_pads ? pads[w->rank + d] : 0;
-        if (w->kernel[d] < 1) return ont_fail(ONT_EINVAL, "kernel dim %d is %" PRId64, d, w->kernel[d]);
+        if (w->kernel[d] < 1 || w->kernel[d] > INT32_MAX)
+            return ont_fail(ONT_EINVAL, "kernel dim %d is %" PRId64, d, w->kernel[d]);
         ONT_TRY(set_output(node, w, d, auto_pad));
-        w->in_count *= w->in[d];
-        w->out_count *= w->out[d];
-        w->kernel_count *= w->kernel[d];
     }
-    return ONT_OK;
+    return ont_window_count(w);
 }

@@ -16,6 +16,9 @@ typedef struct ont_window {
     int64_t in_count, out_count, kernel_count;
 } ont_window;
 
+/* The products of in, out and kernel. EINVAL where one overflows. */
+ont_status ont_window_count(ont_window *w) ONT_MUST_USE;
+
 /*
  * Reads kernel_shape (or takes `kernel`, of the weight), strides, dilations, pads, auto_pad and ceil_mode. x is
  * (N, C, spatial ...). EINVAL for windows that do not fit, EUNSUPPORTED for more than three spatial dims.

@@ -3,6 +3,7 @@ against fold and unfold.
 """
 
 import itertools
+import subprocess
 import sys
 from pathlib import Path
 
@@ -121,3 +122,32 @@ def test_refusals():
     expect_error(Case("Col2Im", [R(1, 4, 5), C([1, 4]), C([2, 2])], {}), ValueError, "the block does not fit in dim 0")
     expect_error(Case("Col2Im", [R(1, 4, 5), C([2, 2, 2, 2]), C([1, 1, 1, 1])], {}), UnsupportedError,
                  "an image of 4 dims")
+
+
+HOSTILE = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from harness import OURS, C, Case, R, expect_error
+
+BIG, LESS = [1 << 22, 1 << 21, 1 << 21], [1 << 21, 1 << 21, 1 << 20]
+PADS = [[b - 1 for b in block] + [0, 0, 0] for block in (BIG, LESS)]
+ONE = [1, 1, 1]
+for case, match in (
+        (Case("Col2Im", [R(1, 8, 1), C(BIG), C(BIG)]), "cells of the image is beyond 64 bits"),
+        (Case("Col2Im", [R(1, 8, 1), C(ONE), C(BIG)], {"pads": PADS[0]}), "cells of the window is beyond 64 bits"),
+        (Case("Im2Col", [R(1, 8, 1, 1, 1)], {"image_shape": ONE, "block_shape": BIG, "pads": PADS[0]}, domain=OURS),
+         "cells of the window is beyond 64 bits"),
+        (Case("Im2Col", [R(1, 8, 1, 1, 1)], {"image_shape": ONE, "block_shape": LESS, "pads": PADS[1]}, domain=OURS),
+         "8 channels of 4611686018427387904 cells are beyond 64 bits"),
+        (Case("AveragePool", [R(1, 1, 1, 1, 1)], {"kernel_shape": BIG, "pads": PADS[0]}),
+         "cells of the window is beyond 64 bits")):
+    print(case, flush=True)
+    expect_error(case, ValueError, match)
+"""
+
+
+def test_windows_of_more_cells_than_64_bits_count():
+    """In a process of its own, which a remainder by a product that has become zero would end."""
+    done = subprocess.run([sys.executable, "-c", HOSTILE, str(Path(__file__).resolve().parents[1])],
+                          capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout}{done.stderr[-2000:]}"
