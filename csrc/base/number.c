@@ -95,17 +95,17 @@ uint8_t ont_narrow_float(double value, ont_dtype dtype, bool saturate)
 
 int64_t ont_f64_to_i64(double v)
 {
-    return v >= 0x1p63 ? INT64_MAX : v < -0x1p63 ? INT64_MIN : v != v ? 0 : (int64_t)v;
+    return v >= -0x1p63 && v < 0x1p63 ? (int64_t)v : INT64_MIN;
+}
+
+int32_t ont_f64_to_i32(double v)
+{
+    return v > -0x1p31 - 1 && v < 0x1p31 ? (int32_t)v : INT32_MIN;
 }
 
 uint64_t ont_f64_to_u64(double v)
 {
-    return v >= 0x1p64 ? UINT64_MAX : v >= 0x1p63 ? (uint64_t)v : (uint64_t)ont_f64_to_i64(v);
-}
-
-static int64_t clamp(double v, double low, double high)
-{
-    return v != v ? 0 : (int64_t)(v < low ? low : v > high ? high : v);
+    return v >= 0x1p64 ? 0 : v >= 0x1p63 ? (uint64_t)v : (uint64_t)ont_f64_to_i64(v);
 }
 
 static float bfloat_at(uint16_t half)
@@ -153,9 +153,10 @@ void ont_number_put(void *data, ont_dtype dtype, int64_t i, double v)
     case ONT_FLOAT16: ((_Float16 *)data)[i] = (_Float16)v; break;
     case ONT_BFLOAT16: ((uint16_t *)data)[i] = bfloat(v); break;
     case ONT_BOOL: ((uint8_t *)data)[i] = v != 0; break;
-    case ONT_INT8: ((int8_t *)data)[i] = (int8_t)clamp(v, INT8_MIN, INT8_MAX); break;
-    case ONT_INT16: ((int16_t *)data)[i] = (int16_t)clamp(v, INT16_MIN, INT16_MAX); break;
-    case ONT_INT32: ((int32_t *)data)[i] = (int32_t)clamp(v, INT32_MIN, INT32_MAX); break;
+    case ONT_INT8:
+    case ONT_INT16:
+    case ONT_UINT16:
+    case ONT_INT32: ont_integer_put(data, dtype, i, ont_f64_to_i32(v)); break;
     case ONT_UINT64: ((uint64_t *)data)[i] = ont_f64_to_u64(v); break;
     case ONT_FLOAT8E4M3FN:
     case ONT_FLOAT8E4M3FNUZ:

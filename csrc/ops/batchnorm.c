@@ -280,7 +280,7 @@ void ont_bn_grad_settle(const ont_call *call, int64_t c, double *sum, double *do
             for (int64_t n = 0; n < s->n; n++) { \
                 int64_t at = (n * s->c + c) * s->d; \
                 for (int64_t i = 0; i < s->d; i++) { \
-                    bool on = y ? y[at + i] > 0 : !bias || (x[at + i] - mean[c]) * a + bias[c] > 0; \
+                    bool on = !(y ? y[at + i] <= 0 : bias && (x[at + i] - mean[c]) * a + bias[c] <= 0); \
                     double g = on ? (double)dy[at + i] : 0; \
                     sum += g; \
                     dot += g * (double)(x[at + i] - mean[c]); \
@@ -294,7 +294,7 @@ void ont_bn_grad_settle(const ont_call *call, int64_t c, double *sum, double *do
             for (int64_t n = 0; dx && n < s->n; n++) { \
                 int64_t at = (n * s->c + c) * s->d; \
                 for (int64_t i = 0; i < s->d; i++) { \
-                    bool on = y ? y[at + i] > 0 : !bias || (x[at + i] - mean[c]) * a + bias[c] > 0; \
+                    bool on = !(y ? y[at + i] <= 0 : bias && (x[at + i] - mean[c]) * a + bias[c] <= 0); \
                     dx[at + i] = factor * ((on ? dy[at + i] : 0) - shift - (x[at + i] - mean[c]) * slope); \
                 } \
             } \

@@ -11,8 +11,6 @@
 
 typedef void (*cast_loop)(const void *x, void *y, int64_t n);
 
-/* Float to integer outside the range is undefined in C and in ONNX: signed types saturate here, unsigned ones wrap as
- * NumPy's do; NaN gives 0. */
 #define CAST_LOOP(to_name, to, from_name, from) \
     static void cast_##from_name##_##to_name(const void *x, void *y, int64_t n) \
     { \
@@ -20,15 +18,12 @@ typedef void (*cast_loop)(const void *x, void *y, int64_t n);
         to *out = y; \
         for (int64_t i = 0; i < n; i++) out[i] = CONVERT(to, in[i]); \
     }
-#define INT_LIMITS(to) _Generic((to)0, int64_t: 0x1p63, int32_t: 0x1p31, int16_t: 0x1p15, int8_t: 0x1p7, default: 0.0)
-#define SIGNED(to, v) \
-    ((v) >= INT_LIMITS(to) ? (to)(INT_LIMITS(to) == 0x1p63 ? INT64_MAX : (int64_t)INT_LIMITS(to) - 1) \
-     : (v) < -INT_LIMITS(to) ? (to)(INT_LIMITS(to) == 0x1p63 ? INT64_MIN : -(int64_t)INT_LIMITS(to)) \
-     : (v) != (v) ? (to)0 : (to)(v))
+/* What ont_f64_to_i32() and ont_f64_to_i64() do, in the float's own type; written out, so that it becomes vectors. */
+#define LOW_32(to, v) (to)((v) >= -0x1p31f && (v) < 0x1p31f ? (int32_t)(v) : INT32_MIN)
+#define LOW_64(to, v) (to)((v) >= -0x1p63f && (v) < 0x1p63f ? (int64_t)(v) : INT64_MIN)
 #define FROM_FLOAT(to, v) \
     _Generic((to)0, float: (to)(v), double: (to)(v), bool: (to)(v), uint64_t: (to)ont_f64_to_u64((double)(v)), \
-             uint32_t: (to)ont_f64_to_i64((double)(v)), uint16_t: (to)ont_f64_to_i64((double)(v)), \
-             uint8_t: (to)ont_f64_to_i64((double)(v)), default: SIGNED(to, v))
+             uint32_t: LOW_64(to, v), uint8_t: LOW_64(to, v), int64_t: LOW_64(to, v), default: LOW_32(to, v))
 #define CONVERT(to, v) _Generic((v), float: FROM_FLOAT(to, v), double: FROM_FLOAT(to, v), default: (to)(v))
 
 #define PLAIN_LIST(X, to_name, to) \
@@ -102,6 +97,7 @@ typedef struct cast_state {
 static void cast_each(const cast_state *s, const void *x, void *y, int64_t n)
 {
     bool whole = !ont_dtype_is_float(s->from) && !ont_dtype_is_narrow_float(s->from);
+    if (s->from == ONT_UINT64 && ont_dtype_is_float(s->to)) whole = false; /* not all of them are an int64 */
     bool narrow_float = ont_dtype_is_narrow_float(s->to);
     for (int64_t i = 0; i < n; i++) {
         if (narrow_float) {

@@ -137,9 +137,9 @@ static void F(apply)(const ont_channel *c, const void *x, const void *residual, 
         F(apply_form)(c, x, NULL, false, y, n);
 }
 
-/* dy as the mask has it */
+/* dy as the mask has it; it passes where the result is NaN, as in torch */
 #define MASKED(g, x_, y_) \
-    (mask == ONT_MASK_NONE ? (g) : F(where)(mask == ONT_MASK_Y ? (y_) > 0 : VALUE(x_) > 0, (g)))
+    (mask == ONT_MASK_NONE ? (g) : F(where)(~(mask == ONT_MASK_Y ? (y_) <= 0 : VALUE(x_) <= 0), (g)))
 
 INLINE void F(grad_sums_form)(const ont_channel *c, ont_relu_mask mask, const NUM *x, const NUM *y, const NUM *dy,
                               int64_t n, double *a, double *b)

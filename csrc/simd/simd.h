@@ -58,7 +58,7 @@
     X(Pow, vpow(a, b)) \
     X(Fmod, vfmod(a, b)) \
     X(PRelu, a < 0 ? a * b : a) \
-    X(ReluGrad, a > 0 ? b : 0) \
+    X(ReluGrad, a <= 0 ? 0 : b) \
     X(SigmoidGrad, b * a * (1 - a)) \
     X(TanhGrad, b * (1 - a * a)) \
     X(ErfGrad, b * TWO_INV_SQRT_PI * vexp(-a * a)) \

@@ -216,3 +216,29 @@ def test_step_is_repeatable():
     first, _ = session.forward(list(inputs.values()), bytes(len(inputs)))
     second, _ = session.forward(list(inputs.values()), bytes(len(inputs)))
     assert torch.equal(first[0], second[0]) and all(torch.equal(kept[n], t) for n, t in inputs.items())
+
+
+@DTYPES
+@pytest.mark.parametrize("residual", [False, True], ids=["alone", "residual"])
+@pytest.mark.parametrize("shape", [(3, 4, 5, 7), (2, 3, 33, 40)], ids=str)
+def test_gradients_pass_where_the_result_is_nan(residual, shape, dtype, kernels):
+    """A Relu hands on what comes back, as torch's does: earlier layers see that something is wrong."""
+    inputs = {"x": random(*shape, dtype=dtype, seed=1), "r": random(*shape, dtype=dtype, seed=2),
+              **operands(shape, dtype)}
+    inputs["r" if residual else "x"][1, 1, 2, 3] = float("nan")
+    nodes = [norm("x", "n", True), helper.make_node("Add", ["n", "r"], ["a"])][:1 + residual]
+    nodes.append(helper.make_node("Relu", [nodes[-1].output[0]], ["y"]))
+    if not residual:
+        del inputs["r"]
+    session, names = session_of(nodes, inputs), list(inputs)
+    wanted = [n for n in ("x", "s0", "b0", "r") if n in inputs]
+    tensors, dy = list(inputs.values()), random(*shape, dtype=dtype, seed=3)
+    ys, run = session.forward(tensors, bytes(n in wanted for n in names))
+    grads = run.backward([tensors[i] for i in run.saved_inputs] + [ys[i] for i in run.saved_outputs], [dy])
+    leaves = wide(inputs, wanted)
+    y = reference(leaves["x"], leaves, True) + (leaves["r"] if residual else 0)
+    wants = torch.autograd.grad(y.relu(), [leaves[n] for n in wanted], dy.double())
+    assert "FusedBatchNorm" in session.text("program")
+    for name, want in zip(wanted, wants):
+        torch.testing.assert_close(grads[names.index(name)].double(), want, rtol=1e-3 if dtype == torch.float32 else 1e-9,
+                                   atol=1e-4 if dtype == torch.float32 else 1e-10, equal_nan=True)
