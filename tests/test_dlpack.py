@@ -2,6 +2,7 @@
 
 import gc
 import subprocess
+import sys
 import sysconfig
 from pathlib import Path
 
@@ -68,6 +69,19 @@ def test_negative_view_is_refused_or_read_right():
         session().forward([x], b"\0")
 
 
+@pytest.mark.parametrize("z", [torch.tensor([1 + 2j, 3 + 4j]), torch.tensor(1 + 2j)], ids=["vector", "number"])
+def test_conjugate_view_is_refused(z):
+    node = helper.make_node("Identity", ["x"], ["y"])
+    graph = helper.make_graph([node], "g", [helper.make_tensor_value_info("x", TensorProto.COMPLEX64, None)],
+                              [helper.make_tensor_value_info("y", TensorProto.COMPLEX64, None)])
+    identity = _C.Session(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)]).SerializeToString())
+    (y,), _ = identity.forward([z], b"\0")
+    assert torch.equal(y, z)
+    assert z.conj().is_conj()
+    with pytest.raises(TypeError, match="resolve_conj"):
+        identity.forward([z.conj()], b"\0")
+
+
 @pytest.mark.parametrize("x, match", [
     (torch.ones(2).to_sparse(), None), (torch.ones(2, device="meta"), None), (3.0, "torch.Tensor"),
     (None, "torch.Tensor"), (torch.ones(2, dtype=torch.float64), "double"),
@@ -91,3 +105,48 @@ def test_outputs_live_on_their_own_in_every_order():
     del view
     gc.collect()
     assert _C.live_blocks() < live, "session, pool and blocks are gone"
+
+
+FALLBACK = """
+import sys
+import torch
+del torch.Tensor.__dlpack_c_exchange_api__  # a torch without it
+from onnx import TensorProto, helper
+from onnxtrain import _C
+import torch.utils.dlpack as dlpack
+
+assert not _C.build_info()["dlpack_exchange"]
+graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "g",
+                          [helper.make_tensor_value_info("x", TensorProto.FLOAT, None)],
+                          [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)])
+session = _C.Session(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)]).SerializeToString())
+take = dlpack.from_dlpack
+
+def taken_then_fails(capsule):
+    take(capsule)
+    raise RuntimeError("behind it")
+
+def fails(capsule):
+    raise RuntimeError("before it")
+
+x = torch.arange(300_000.0)
+for broken in (taken_then_fails, fails):
+    for _ in range(5):
+        dlpack.from_dlpack = broken
+        try:
+            session.forward([x], b"\\0")
+            sys.exit("no error")
+        except RuntimeError:
+            pass
+        dlpack.from_dlpack = take
+        (y,), _ = session.forward([x], b"\\0")
+        (z,), _ = session.forward([x * 2], b"\\0")
+        assert torch.equal(y, -x) and torch.equal(z, -2 * x), "one block for two results"
+        del y, z
+        assert session.stats()["pool_live_bytes"] == 0, session.stats()
+"""
+
+
+def test_a_block_goes_back_once_where_torch_fails_to_take_it():
+    done = subprocess.run([sys.executable, "-c", FALLBACK], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, f"exit {done.returncode}: {done.stderr[-2000:]}"

@@ -38,7 +38,7 @@ typedef struct ont_applier {
 PyObject *ont_run_object_backward(PyObject *run, PyObject *saved, PyObject *grads, PyObject *spent,
                                   const ont_applier *applier);
 /* The program of a Run that is still open; NULL with TypeError or RuntimeError. */
-const ont_program *ont_run_object_program(const ont_state *state, PyObject *run);
+ont_program *ont_run_object_program(const ont_state *state, PyObject *run);
 
 /* A tuple of any iterable; ValueError with `what` where it has not as many items as expected. */
 PyObject *ont_sequence(PyObject *object, Py_ssize_t expected, const char *what);

@@ -92,14 +92,29 @@ static int borrow_by_protocol(const ont_device *device, PyObject *tensor, const 
     return 0;
 }
 
-/* DLPack exports the memory of a conjugate or negative view without the flag: such a tensor must be resolved first. */
-static int is_lazy(PyObject *tensor, const ont_view *view)
+static int says(PyObject *tensor, const char *method)
 {
-    if (view->dtype != ONT_COMPLEX64 && view->dtype != ONT_COMPLEX128 && !ont_dtype_is_float(view->dtype)) return 0;
-    PyObject *answer = PyObject_CallMethod(tensor, "is_neg", NULL);
-    int lazy = answer ? PyObject_IsTrue(answer) : -1;
+    PyObject *answer = PyObject_CallMethod(tensor, method, NULL);
+    int yes = answer ? PyObject_IsTrue(answer) : -1;
     Py_XDECREF(answer);
-    return lazy;
+    return yes;
+}
+
+/*
+ * DLPack exports the memory of a conjugate or negative view without the flag: such a tensor must be resolved first.
+ * Negative ones are imaginary parts of conjugates: strided, or a single number. Others skip the call.
+ */
+static int refuse_lazy(PyObject *tensor, const ont_view *view, const char *what, Py_ssize_t index)
+{
+    bool complex = view->dtype == ONT_COMPLEX64 || view->dtype == ONT_COMPLEX128;
+    ont_shape shape = ont_shape_of(view->rank <= ONT_MAX_RANK ? view->rank : 0, view->dims);
+    int conjugate = complex ? says(tensor, "is_conj") : 0;
+    bool may_be = complex || (ont_dtype_is_float(view->dtype) &&
+                              (!ont_view_is_contiguous(view) || ont_shape_count(&shape) == 1));
+    int negative = may_be && conjugate >= 0 ? says(tensor, "is_neg") : 0;
+    if (conjugate < 0 || negative < 0) return -1;
+    if (conjugate) return refuse(what, index, "a conjugate view: call resolve_conj() first");
+    return negative ? refuse(what, index, "a negative view: call resolve_neg() first") : 0;
 }
 
 int ont_dlpack_borrow(const ont_state *state, PyObject *tensor, const char *what, Py_ssize_t index, ont_view *view,
@@ -119,14 +134,7 @@ int ont_dlpack_borrow_on(const ont_state *state, const ont_device *device, PyObj
     dlpack_tensor borrowed;
     if (state->dlpack->tensor_from_object(tensor, &borrowed) < 0) return refused_by_torch(what, index);
     if (view_of(device, &borrowed, what, index, view) < 0) return -1;
-    /* Negative views are imaginary parts of conjugates: strided, or a single number. Others skip the attribute call. */
-    ont_shape shape = ont_shape_of(view->rank <= ONT_MAX_RANK ? view->rank : 0, view->dims);
-    if (!ont_view_is_contiguous(view) || ont_shape_count(&shape) == 1) {
-        int lazy = is_lazy(tensor, view);
-        if (lazy < 0) return -1;
-        if (lazy) return refuse(what, index, "a negative view: call resolve_neg() first");
-    }
-    return 0;
+    return refuse_lazy(tensor, view, what, index);
 }
 
 typedef struct wrapped {
@@ -177,7 +185,8 @@ static PyObject *wrap_by_protocol(ont_block *block)
     PyObject *capsule = PyCapsule_New(&w->managed, "dltensor", NULL);
     PyObject *module = capsule ? PyImport_ImportModule("torch.utils.dlpack") : NULL;
     PyObject *tensor = module ? PyObject_CallMethod(module, "from_dlpack", "O", capsule) : NULL;
-    if (!tensor) wrapped_legacy_delete(&w->managed); /* not consumed */
+    bool taken = capsule && !PyCapsule_IsValid(capsule, "dltensor"); /* whoever renames a capsule owns what it holds */
+    if (!tensor && !taken) wrapped_legacy_delete(&w->managed);
     Py_XDECREF(module);
     Py_XDECREF(capsule);
     return tensor;

@@ -195,10 +195,11 @@ PyObject *ont_updater_backward(PyObject *object, PyObject *args)
         return PyErr_Format(PyExc_TypeError, "%U: backward() needs lists of groups, of their numbers and of targets, a "
                                              "dict of state, and a bytearray with a byte per target", self->name);
     if (self->busy) return PyErr_Format(PyExc_RuntimeError, "%U: an update is already running", self->name);
-    const ont_program *p = ont_run_object_program(self->state, in.run);
+    ont_program *p = ont_run_object_program(self->state, in.run);
     if (!p || !(in.targets = PyList_AsTuple(in.targets))) return NULL;
     self->busy = true;
     ont_optim_clear(&self->work);
+    ont_program_ref(p); /* the preparation of state is Python, which may release the run */
     PyObject *result = NULL;
     if (prepare(&a, &w, &in, p) == 0) {
         ont_applier applier = {.sink = {apply, &a}, .check = check};
@@ -209,6 +210,7 @@ PyObject *ont_updater_backward(PyObject *object, PyObject *args)
     if (!result) self->n_order = 0;
     else self->steps++;
     ont_optim_let_go(self);
+    ont_program_unref(p);
     Py_XDECREF(w.updated);
     ont_free(w.expected);
     ont_free(a.targets);

@@ -332,7 +332,7 @@ static PyObject *backward_borrowed(run_object *self, ont_run *run, backward_call
     return put_spent(self, call, result);
 }
 
-const ont_program *ont_run_object_program(const ont_state *state, PyObject *object)
+ont_program *ont_run_object_program(const ont_state *state, PyObject *object)
 {
     if (!PyObject_TypeCheck(object, state->run_type)) {
         PyErr_Format(PyExc_TypeError, "a Run is expected");

@@ -247,6 +247,32 @@ static int advance(PyObject *generator, const ont_random *random, const ont_prog
     return result ? 0 : -1;
 }
 
+/* Of a program that the caller has a reference to; returns (outputs, Run or None). */
+static PyObject *run_forward(ont_session_object *self, ont_program *program, const ont_borrowed *in,
+                             const ont_random *random)
+{
+    uint32_t n = program->grads.n_forward_outputs;
+    ont_block **outputs = ont_calloc(n + 1, sizeof *outputs);
+    if (!outputs) return PyErr_NoMemory();
+    ont_run *run = NULL;
+    ont_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = ont_run_forward(program, ont_session_pool(self->session), in->views, random, outputs, &run);
+    Py_END_ALLOW_THREADS
+    PyObject *result = NULL;
+    if (status != ONT_OK) {
+        ont_raise(self->state, status);
+    } else {
+        PyObject *tensors = regroup(program, ont_wrap_blocks(self->state, outputs, n));
+        PyObject *open = !run ? Py_NewRef(Py_None) : ont_run_object_new(self, run, random);
+        if (tensors && open) result = PyTuple_Pack(2, tensors, open);
+        Py_XDECREF(tensors);
+        Py_XDECREF(open);
+    }
+    ont_free(outputs);
+    return result;
+}
+
 /* Runs the forward of a borrowed call; returns (outputs, Run or None). */
 static PyObject *forward_borrowed(ont_session_object *self, const ont_borrowed *in, const uint8_t *wants,
                                   PyObject *seed)
@@ -256,27 +282,9 @@ static PyObject *forward_borrowed(ont_session_object *self, const ont_borrowed *
     if (read_random(seed, &random) < 0) return NULL;
     ont_status status = find_program(self, in, wants, &random, &program);
     if (status != ONT_OK) return ont_raise(self->state, status);
-    if (advance(seed, &random, program) < 0) return NULL;
-    uint32_t n = program->grads.n_forward_outputs;
-    ont_block **outputs = ont_calloc(n + 1, sizeof *outputs);
-    if (!outputs) return PyErr_NoMemory();
-    ont_run *run = NULL;
-    ont_program_ref(program); /* another thread may push it out of the cache meanwhile */
-    Py_BEGIN_ALLOW_THREADS
-    status = ont_run_forward(program, ont_session_pool(self->session), in->views, &random, outputs, &run);
-    Py_END_ALLOW_THREADS
-    PyObject *result = NULL;
-    if (status != ONT_OK) {
-        ont_raise(self->state, status);
-    } else {
-        PyObject *tensors = regroup(program, ont_wrap_blocks(self->state, outputs, n));
-        PyObject *open = !run ? Py_NewRef(Py_None) : ont_run_object_new(self, run, &random);
-        if (tensors && open) result = PyTuple_Pack(2, tensors, open);
-        Py_XDECREF(tensors);
-        Py_XDECREF(open);
-    }
+    ont_program_ref(program); /* a generator's method, or another thread, may push it out of the cache meanwhile */
+    PyObject *result = advance(seed, &random, program) < 0 ? NULL : run_forward(self, program, in, &random);
     ont_program_unref(program);
-    ont_free(outputs);
     return result;
 }
 

@@ -45,6 +45,7 @@ PyObject *ont_signature(PyObject *module, PyObject *args)
 /* The tensor of one source: (dict, name), or (None, index of an argument). A new reference. */
 static PyObject *tensor_of(PyObject *source, PyObject *leaves)
 {
+    if (!source) return NULL; /* the list has been made shorter */
     PyObject *owner = PyTuple_Check(source) && PyTuple_Size(source) == 2 ? PyTuple_GetItem(source, 0) : NULL;
     if (!owner || (owner != Py_None && !PyDict_Check(owner)))
         return PyErr_Format(PyExc_TypeError, "a source is (dict, name) or (None, index of an argument)");
@@ -69,7 +70,8 @@ PyObject *ont_gather(PyObject *module, PyObject *args)
     PyObject *tensors = PyTuple_New(n), *mask = PyBytes_FromStringAndSize(NULL, n);
     char *flags = mask ? PyBytes_AsString(mask) : NULL;
     for (Py_ssize_t i = 0; tensors && flags && i < n; i++) {
-        PyObject *tensor = tensor_of(PyList_GetItem(sources, i), leaves);
+        PyObject *source = Py_XNewRef(PyList_GetItem(sources, i)), *tensor = tensor_of(source, leaves);
+        Py_XDECREF(source);
         PyObject *wants = tensor && grad_enabled ? PyObject_GetAttr(tensor, state->requires_grad) : NULL;
         flags[i] = wants == Py_True;
         if (!tensor || (grad_enabled && !wants)) flags = NULL;

@@ -149,7 +149,7 @@ void ont_run_release(ont_run *run)
     ont_program_unref(p);
 }
 
-const ont_program *ont_run_program(const ont_run *run)
+ont_program *ont_run_program(const ont_run *run)
 {
     return run->program;
 }

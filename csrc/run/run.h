@@ -46,7 +46,7 @@ ont_status ont_run_backward(ont_run *run, const ont_view *inputs, const ont_view
                             const ont_sink *sink, uint8_t *spent, ont_block **in_grads) ONT_MUST_USE;
 
 void ont_run_release(ont_run *run); /* the run is gone afterwards; its slab may serve the next one */
-const ont_program *ont_run_program(const ont_run *run);
+ont_program *ont_run_program(const ont_run *run);
 void ont_run_free_idle(ont_program *program); /* called by the program when it goes */
 
 /* From now on every run notes in its program when each step began and ended; concurrent runs overwrite each other's. */

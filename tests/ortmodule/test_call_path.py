@@ -69,6 +69,19 @@ def test_gather_says_what_is_missing(sources, leaves, error):
         _C.gather(sources, leaves, True)
 
 
+def test_gather_of_a_list_that_is_made_shorter():
+    sources = [(None, 0)] * 3
+
+    class Shortens(torch.Tensor):
+        @property
+        def requires_grad(self):
+            del sources[1:]
+            return False
+
+    with pytest.raises(IndexError):
+        _C.gather(sources, [torch.zeros(2).as_subclass(Shortens)], True)
+
+
 class Sum(nn.Module):
     def __init__(self):
         super().__init__()
