@@ -234,6 +234,9 @@ def set_flush_denormals(on: bool) -> None:
     """Whether denormal floats count as zero while programs run, on their threads alone; ONNXTRAIN_FLUSH_DENORMALS=0
     turns it off when the process starts."""
 
+def set_deterministic(on: bool) -> None:
+    """Kernels of programs that are asked for from now on are chosen by rule, not by measurement."""
+
 def set_matmul_precision(precision: str, everywhere: bool = False) -> None:
     """Float32 products of programs built from now on: "highest" exactly, "medium" by bfloat16 operands where the
     processor has such products and the product is large, "high" by operands of two bfloat16 parts each where it has

@@ -183,7 +183,7 @@ _NAMES = [
              "attention is fused where the engine can"),
     Variable("ORTMODULE_ATEN_SDPA_FALLBACK", "", str, "0, 1", None, "attention is fused where the engine can"),
     Variable("ORTMODULE_ENABLE_TUNING", False, _boolean, _FLAG, None,
-             "GEMM is always chosen by measurement, once per shape"),
+             "GEMM is chosen by measurement, once per shape"),
     Variable("ORTMODULE_MAX_TUNING_DURATION_MS", 0, _integer(0, 10**9), "milliseconds", None,
              "a measurement takes a few milliseconds"),
     Variable("ORTMODULE_TUNING_RESULTS_PATH", "", str, "a folder", None, "measurements are not saved"),

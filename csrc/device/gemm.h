@@ -48,6 +48,13 @@ struct ont_gemm_kernel;
 const struct ont_gemm_kernel *ont_gemm_kernel_of(ont_gemm_way way, ont_dtype dtype);
 
 /*
+ * With `on` no stopwatch decides from now on, for torch.use_deterministic_algorithms(): the same product goes the same
+ * way in every process on such a processor.
+ */
+void ont_gemm_by_rule(bool on);
+bool ont_gemm_is_by_rule(void);
+
+/*
  * The fastest provider, and where `way` is not NULL the fastest way, of products `with` those things, each of which
  * costs a provider another pass. ONNXTRAIN_GEMM=torch|shares|onednn|primitive|tiled|plain fixes it. Small products are
  * not measured.

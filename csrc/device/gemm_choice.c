@@ -1,7 +1,8 @@
 /*
  * Which way a product goes, per kind of product (sizes within a factor of 1.4) and number of threads, once a process:
  * measured on scratch memory, and where that holds a small part of the product only, among those near the best in its
- * own first runs. What was found goes to the next process as text. See gemm.h.
+ * own first runs. What was found goes to the next process as text. Where a stopwatch may not decide, a rule does. See
+ * gemm.h.
  */
 #include <inttypes.h>
 #include <math.h>
@@ -281,19 +282,46 @@ static known *find(const ont_gemm *g, ont_dtype out, int with, int threads)
     return NULL;
 }
 
-/* What is known of this kind of product, measured now where nothing is; not `measured` without memory for it. */
+/* False where nothing is known of this kind of product yet. */
+static bool look_up(const ont_gemm *g, ont_dtype out, int with, known *found)
+{
+    pthread_mutex_lock(&cache_lock);
+    const known *before = find(g, out, with, ont_parallel_threads());
+    if (before) *found = *before;
+    pthread_mutex_unlock(&cache_lock);
+    return before != NULL;
+}
+
+/*
+ * What is known of this kind of product, measured now where nothing is; not `measured` without memory for it. Nobody
+ * waits for a measurement, and a log may do as it likes: no lock is held meanwhile. What another thread has found by
+ * then stands.
+ */
 static known recall(const ont_gemm *g, ont_dtype out, int with)
 {
     known found = {.measured = false};
+    if (look_up(g, out, with, &found) || !fastest(g, out, with, &found)) return found;
     pthread_mutex_lock(&cache_lock);
-    const known *before = find(g, out, with, ont_parallel_threads());
+    const known *before = find(g, out, with, found.threads);
     if (before) found = *before;
-    else if (fastest(g, out, with, &found) && n_known < KNOWN) cache[n_known++] = found;
+    else if (n_known < KNOWN) cache[n_known++] = found;
     pthread_mutex_unlock(&cache_lock);
     return found;
 }
 
 /* ---- choice ---- */
+
+static bool by_rule;
+
+void ont_gemm_by_rule(bool on)
+{
+    __atomic_store_n(&by_rule, on, __ATOMIC_RELAXED);
+}
+
+bool ont_gemm_is_by_rule(void)
+{
+    return __atomic_load_n(&by_rule, __ATOMIC_RELAXED);
+}
 
 /* The interfaces used take 32-bit sizes; larger products go to the plain loop. */
 static bool fits(const ont_gemm *g)
@@ -326,7 +354,12 @@ const ont_gemm_provider *ont_gemm_choose(const ont_gemm *g, int with, ont_gemm_w
         first = &providers[i];
         libraries += first != ont_gemm_plain();
     }
-    if (asked_way(asked, g, way) || !fits(g) || operations(g) < 1e6 || libraries < 2) return first;
+    if (asked_way(asked, g, way) || !fits(g) || operations(g) < 1e6) return first;
+    if (ont_gemm_is_by_rule()) { /* our own kernel: its sums depend on no address and no number of threads */
+        if (ont_gemm_kernel_of(ONT_GEMM_TILED, g->dtype)) *way = ONT_GEMM_TILED;
+        return first;
+    }
+    if (libraries < 2) return first;
     known found = recall(g, g->dtype, with);
     if (!found.best) return first;
     *way = found.way;
@@ -339,6 +372,7 @@ ont_gemm_way ont_gemm_choose_half(const ont_gemm *g, ont_dtype out, bool row)
     if (!ont_gemm_kernel_of(ONT_GEMM_TILED, g->dtype)) return ONT_GEMM_PRIMITIVE;
     if (asked && *asked) return strcmp(asked, "tiled") ? ONT_GEMM_PRIMITIVE : ONT_GEMM_TILED;
     if (operations(g) < 1e7 || ont_simd_gemm_split()) return ONT_GEMM_PRIMITIVE; /* oneDNN has the tiles as well */
+    if (ont_gemm_is_by_rule()) return ONT_GEMM_TILED;
     known found = recall(g, out, row ? ONT_GEMM_ROW : 0);
     return found.measured ? found.way : ONT_GEMM_PRIMITIVE;
 }
@@ -348,7 +382,8 @@ ont_gemm_way ont_gemm_choose_half(const ont_gemm *g, ont_dtype out, bool row)
 ont_gemm_trial *ont_gemm_try(const ont_gemm *g, int with)
 {
     const char *asked = getenv("ONNXTRAIN_GEMM");
-    if ((asked && *asked) || operations(g) < HUGE_OPERATIONS || g->dtype != ONT_FLOAT32) return NULL;
+    if ((asked && *asked) || operations(g) < HUGE_OPERATIONS || g->dtype != ONT_FLOAT32 || ont_gemm_is_by_rule())
+        return NULL;
     pthread_mutex_lock(&cache_lock);
     known *k = find(g, g->dtype, with, ont_parallel_threads());
     pthread_mutex_unlock(&cache_lock);
@@ -376,10 +411,8 @@ static int next_turn(const ont_gemm_trial *trial)
 static void decide(ont_gemm_trial *trial)
 {
     trial->decided = 0;
-    for (int i = 0; i < trial->n; i++) {
-        log_time("gemm in place", &trial->shape, trial->with, &trial->ways[i]);
+    for (int i = 0; i < trial->n; i++)
         if (trial->ways[i].took < trial->ways[trial->decided].took) trial->decided = i;
-    }
 }
 
 ont_gemm_way ont_gemm_trial_next(ont_gemm_trial *trial, const ont_gemm_provider **provider)
@@ -400,8 +433,12 @@ void ont_gemm_trial_note(ont_gemm_trial *trial, ont_gemm_way way, const ont_gemm
         trial->turns[i]++;
         if (p->took < 0 || seconds < p->took) p->took = seconds;
     }
-    if (trial->decided < 0 && next_turn(trial) < 0) decide(trial);
+    bool ends = trial->decided < 0 && next_turn(trial) < 0;
+    if (ends) decide(trial);
+    const ont_gemm_trial ended = *trial;
     pthread_mutex_unlock(&cache_lock);
+    for (int i = 0; ends && i < ended.n; i++) /* a log may wait for Python, which may wait for the lock */
+        log_time("gemm in place", &ended.shape, ended.with, &ended.ways[i]);
 }
 
 /* ---- from process to process ---- */

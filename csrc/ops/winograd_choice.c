@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/parallel.h"
+#include "device/gemm.h"
 #include "ops/conv_onednn.h"
 #include "ops/winograd.h"
 
@@ -141,24 +142,42 @@ static bool same_sample(const ont_conv *a, const ont_conv *b)
     return same;
 }
 
+static const known *find(const known *k)
+{
+    for (size_t i = 0; i < n_known; i++)
+        if (cache[i].kind == k->kind && cache[i].threads == k->threads && same_sample(&cache[i].sample, &k->sample))
+            return &cache[i];
+    return NULL;
+}
+
+/* What is known of the kind of k, and whether there is room to note more. */
+static bool look_up(known *k, bool *room)
+{
+    pthread_mutex_lock(&cache_lock);
+    const known *before = find(k);
+    if (before) *k = *before;
+    *room = n_known < KNOWN;
+    pthread_mutex_unlock(&cache_lock);
+    return before != NULL;
+}
+
+/* No lock is held while it measures and logs, which may wait for Python; what another thread has found by then stands. */
 static bool is_faster(const ont_conv *c, ont_conv_kind kind)
 {
     known k = {.sample = sample_of(c), .kind = kind, .threads = ont_parallel_threads()};
     double took[2];
-    size_t i = 0;
+    bool room;
+    if (look_up(&k, &room)) return k.faster;
+    if (!room || !measure(&k.sample, kind, k.threads, took)) return false;
+    k.faster = took[1] < GAIN * took[0];
+    ont_log(ONT_LOG_DEBUG,
+            "convolution of %lld to %lld channels, %lld x %lld, part %d: oneDNN %.0f us, Winograd %.0f us",
+            (long long)c->c, (long long)c->o, (long long)c->out[1], (long long)c->out[2], (int)kind, took[0] * 1e6,
+            took[1] * 1e6);
     pthread_mutex_lock(&cache_lock);
-    while (i < n_known && !(cache[i].kind == kind && cache[i].threads == k.threads &&
-                            same_sample(&cache[i].sample, &k.sample))) i++;
-    if (i < n_known)
-        k.faster = cache[i].faster;
-    else if (n_known < KNOWN && measure(&k.sample, kind, k.threads, took)) {
-        k.faster = took[1] < GAIN * took[0];
-        ont_log(ONT_LOG_DEBUG,
-                "convolution of %lld to %lld channels, %lld x %lld, part %d: oneDNN %.0f us, Winograd %.0f us",
-                (long long)c->c, (long long)c->o, (long long)c->out[1], (long long)c->out[2], (int)kind, took[0] * 1e6,
-                took[1] * 1e6);
-        cache[n_known++] = k;
-    }
+    const known *before = find(&k);
+    if (before) k = *before;
+    else if (n_known < KNOWN) cache[n_known++] = k;
     pthread_mutex_unlock(&cache_lock);
     return k.faster;
 }
@@ -185,6 +204,7 @@ const char *ont_winograd_accept(const ont_node *node)
     if (ont_conv_read(node, &c, &kind) != ONT_OK) return "the window does not fit";
     const char *refusal = ont_winograd_refuses(&c);
     if (refusal || !has_rival(node)) return refusal;
+    if (ont_gemm_is_by_rule()) return "no stopwatch may decide";
     if (multiplications(&c) < SMALLEST || share(&c, kind) > GAIN) return "too few multiplications saved";
     return is_faster(&c, kind) ? NULL : "oneDNN is faster";
 }

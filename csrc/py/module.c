@@ -168,6 +168,15 @@ static PyObject *set_flush_denormals(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
+static PyObject *set_deterministic(PyObject *module, PyObject *args)
+{
+    (void)module;
+    int on;
+    if (!PyArg_ParseTuple(args, "p:set_deterministic", &on)) return NULL;
+    ont_gemm_by_rule(on);
+    Py_RETURN_NONE;
+}
+
 static PyObject *set_matmul_precision(PyObject *module, PyObject *args)
 {
     (void)module;
@@ -291,6 +300,8 @@ static PyMethodDef methods[] = {
      "scale_tensors(sources, targets, factor, keep) -> all were finite"},
     {"set_flush_denormals", set_flush_denormals, METH_VARARGS,
      "set_flush_denormals(on): kernels take denormals as zero"},
+    {"set_deterministic", set_deterministic, METH_VARARGS,
+     "set_deterministic(on): programs' kernels are chosen by rule, not by measurement"},
     {"set_matmul_precision", set_matmul_precision, METH_VARARGS, "set_matmul_precision(name, everywhere=False)"},
     {"recompute_everywhere", recompute_everywhere, METH_VARARGS,
      "recompute_everywhere(on): also where it is too small or too dear"},

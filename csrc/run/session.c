@@ -7,10 +7,12 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/parallel.h"
+#include "device/gemm.h"
 #include "passes/pipeline.h"
 
 typedef struct entry {
-    int64_t *key; /* number of facts, precision of products; per input dtype, wants, rank, dims; the facts */
+    int64_t *key; /* the first word, see make_key(); per input dtype, wants, rank, dims; the facts */
     size_t key_length;
     ont_program *program;
     uint64_t used;
@@ -105,8 +107,10 @@ static ont_status make_key(ont_session *s, const ont_view *inputs, const uint8_t
         s->key_capacity = n;
     }
     int64_t *at = s->key;
-    *at++ = (int64_t)search->n_facts | (int64_t)ont_passes_precision()
-                                           << 32; /* an empty one adds no word of its own, and is known all the same */
+    /* Number of facts, since an empty one adds no word of its own, and is known all the same; what kernels are chosen
+     * by; the threads that they are cut for. */
+    *at++ = (int64_t)search->n_facts | (int64_t)ont_passes_precision() << 32 | (int64_t)ont_gemm_is_by_rule() << 39 |
+            (int64_t)ont_parallel_threads() << 40;
     for (uint32_t i = 0; i < s->graph->n_inputs; i++) {
         const ont_view *v = &inputs[i];
         *at++ = (int64_t)v->dtype | (int64_t)(wants ? wants[i] : ONT_WANT_NOTHING) << 8 | (int64_t)v->rank << 16;

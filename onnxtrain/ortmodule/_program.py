@@ -25,7 +25,7 @@ from onnxtrain.ortmodule._reach import Conditional, Reach
 
 LOOK_EVERY = 16  # steps between two looks at how large the outputs are, for the loss behind them
 _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
-_precision = "highest"  # what the engine was told last
+_modes = ("highest", False)  # precision of products and determinism, as the engine was told last
 
 
 class CheckError(Exception):
@@ -291,10 +291,11 @@ class Program:
             _refuse_shared(leaves, {leaf for _, leaf in self._written})
         if self.changing and wanted:  # backward wants them as they were
             tensors = tuple([t.clone() if i in self.changing else t for i, t in enumerate(tensors)])
-        global _precision
-        if _precision != (asked := torch.get_float32_matmul_precision()):
-            _C.set_matmul_precision(asked)
-            _precision = asked
+        global _modes
+        if _modes != (asked := (torch.get_float32_matmul_precision(), torch._C._get_deterministic_algorithms())):
+            _C.set_matmul_precision(asked[0])
+            _C.set_deterministic(asked[1])
+            _modes = asked
         random = _random.state(self.device) if self._checks else None
         try:
             if self.chain is not None:
