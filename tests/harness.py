@@ -45,6 +45,15 @@ def drawn_seed(variable: str) -> int:
     return int(os.environ.get(variable) or random.Random(os.environ.get("PYTEST_XDIST_TESTRUNUID")).randrange(2**31))
 
 
+_counts = itertools.cycle([int(n) for n in os.environ.get("ONNXTRAIN_TEST_TURNS", "").split(",") if n])
+
+
+def turn_threads() -> None:
+    """Another number of threads from here on, where ONNXTRAIN_TEST_TURNS lists some (tests/threads.py)."""
+    if (count := next(_counts, None)) is not None:
+        torch.set_num_threads(count)
+
+
 class R:
     """Random input: uniform in [low, high] for "float" (each float dtype of the case in turn),
     integers in [low, high).

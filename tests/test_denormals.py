@@ -27,7 +27,7 @@ def torch_keeps(shape):
     return int(((torch.full(shape, TINY) + TINY) != 0).sum())
 
 
-@pytest.fixture(params=[1, 2], ids=["one thread", "two threads"], autouse=True)
+@pytest.fixture(params=[1, 2, 4], ids="{} threads".format, autouse=True)
 def threads(request):
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)

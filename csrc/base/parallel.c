@@ -17,22 +17,38 @@ void ont_parallel(int64_t n, int64_t grain, ont_range_fn body, void *context)
     if (n <= 0) return;
     if (grain < 1) grain = 1;
     int64_t parts = n / grain;
-    int threads = parts > 1 ? ont_parallel_threads() : 1;
-    if (threads > parts) threads = (int)parts;
-    if (threads <= 1) {
+    if (parts <= 1 || ont_parallel_threads() <= 1) {
         body(context, 0, n);
         return;
     }
-    uint32_t mode = ont_float_mode();
-#pragma omp parallel num_threads(threads)
+    uint32_t mode = ont_denormals_pause();
+#pragma omp parallel
     {
         uint32_t before = ont_float_mode();
         ont_float_mode_set(mode);
         int64_t team = omp_get_num_threads(), me = omp_get_thread_num();
+        if (team > parts) team = parts;
         int64_t share = n / team, rest = n % team;
         int64_t first = me * share + (me < rest ? me : rest);
         int64_t last = first + share + (me < rest);
-        if (first < last) body(context, first, last);
+        if (me < team) body(context, first, last);
         ont_float_mode_set(before);
     }
+    ont_float_mode_set(mode);
+}
+
+ont_outside ont_outside_enter(int threads)
+{
+    ont_outside before = {.mode = ont_denormals_pause(), .threads = 0};
+    if (threads && threads != omp_get_max_threads()) {
+        before.threads = omp_get_max_threads();
+        omp_set_num_threads(threads);
+    }
+    return before;
+}
+
+void ont_outside_leave(ont_outside before)
+{
+    if (before.threads) omp_set_num_threads(before.threads);
+    ont_float_mode_set(before.mode);
 }

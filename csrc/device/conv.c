@@ -9,6 +9,7 @@
 #include <oneapi/dnnl/dnnl.h>
 
 #include "base/alloc.h"
+#include "base/parallel.h"
 #include "device/library.h"
 
 /* ---- the library's functions ---- */
@@ -69,6 +70,7 @@ typedef struct operand {
 struct ont_dnnl_conv {
     ont_conv_kind kind;
     pthread_mutex_t lock; /* memory objects hold one call's pointers */
+    int threads;          /* that the primitive was made for */
     dnnl_stream_t stream;
     dnnl_primitive_desc_t hint, desc;
     dnnl_primitive_t primitive;
@@ -277,7 +279,9 @@ ont_status ont_dnnl_conv_run(ont_dnnl_conv *h, const void *x, const void *w, con
                              void *work)
 {
     pthread_mutex_lock(&h->lock);
+    ont_outside before = ont_outside_enter(h->threads);
     dnnl_status_t status = execute(h, (const void *[]){x, w, y}, bias, work);
+    ont_outside_leave(before);
     pthread_mutex_unlock(&h->lock);
     if (status == dnnl_success) return ONT_OK;
     return ont_fail(ONT_EINTERNAL, "oneDNN: convolution failed with status %d", (int)status);
@@ -314,6 +318,7 @@ ont_status ont_dnnl_conv_create(const ont_conv *c, ont_conv_kind kind, bool bias
     if (!h) return ONT_ENOMEM;
     h->kind = kind;
     pthread_mutex_init(&h->lock, NULL);
+    h->threads = ont_parallel_threads();
     ont_status status = create_in(h, c, bias, wants_blocked(c, kind));
     if (status != ONT_OK) {
         ont_dnnl_conv_destroy(h);

@@ -11,6 +11,7 @@
 #include <oneapi/dnnl/dnnl.h>
 
 #include "base/alloc.h"
+#include "base/parallel.h"
 #include "device/library.h"
 
 /* ---- the library's functions ---- */
@@ -71,6 +72,7 @@ enum { TENSOR_A, TENSOR_B, TENSOR_BIAS, TENSOR_C, TENSOR_SCRATCH, N_TENSORS };
 
 struct ont_dnnl_matmul {
     pthread_mutex_t lock; /* memory objects hold one call's pointers */
+    int threads;          /* that the primitive was made for */
     dnnl_stream_t stream;
     dnnl_primitive_attr_t attr;
     dnnl_primitive_desc_t desc;
@@ -169,6 +171,7 @@ ont_status ont_dnnl_matmul_create(const ont_matmul *m, ont_dnnl_matmul **result)
     ont_dnnl_matmul *h = ont_calloc(1, sizeof *h);
     if (!h) return ONT_ENOMEM;
     pthread_mutex_init(&h->lock, NULL);
+    h->threads = ont_parallel_threads();
     ont_status status = create_in(h, m);
     if (status != ONT_OK) {
         ont_dnnl_matmul_destroy(h);
@@ -201,7 +204,9 @@ ont_status ont_dnnl_matmul_run(ont_dnnl_matmul *h, const void *a, const void *b,
 {
     void *data[N_TENSORS] = {(void *)(uintptr_t)a, (void *)(uintptr_t)b, (void *)(uintptr_t)bias, c, work};
     pthread_mutex_lock(&h->lock);
+    ont_outside before = ont_outside_enter(h->threads);
     dnnl_status_t status = execute(h, data);
+    ont_outside_leave(before);
     pthread_mutex_unlock(&h->lock);
     if (status == dnnl_success) return ONT_OK;
     return ont_fail(ONT_EINTERNAL, "oneDNN: product failed with status %d", (int)status);

@@ -26,7 +26,7 @@ from torch import Tensor
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1])]
 import onnxtrain  # noqa: E402
 import zoo  # noqa: E402
-from harness import drawn_seed  # noqa: E402
+from harness import drawn_seed, turn_threads  # noqa: E402
 import onnxtrain.export  # noqa: E402
 from onnxtrain.ortmodule import ORTModule  # noqa: E402
 from structure import fakes, structure  # noqa: E402
@@ -151,8 +151,10 @@ def step(model: nn.Module, inputs: tuple[Tensor, ...],
          loss: Callable[[Any], Tensor]) -> tuple[Tensor, list[Tensor], list[Tensor | None]]:
     leaves = [x.clone().requires_grad_(x.is_floating_point()) for x in inputs]
     model.zero_grad()
+    turn_threads()
     outputs = model(*leaves)
     value = loss(outputs)
+    turn_threads()
     value.backward()
     return value.detach(), [o.detach() for o in flat(outputs)], [x.grad for x in leaves]
 

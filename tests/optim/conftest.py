@@ -1,7 +1,10 @@
-"""One thread for the many small steps here; the tests that are about threads set their own number."""
+"""One thread for the many small steps here, or as many as ONNXTRAIN_TEST_THREADS says (tests/threads.py); the tests that
+are about threads set their own number.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +14,6 @@ import torch
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> Iterator[None]:
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(int(os.environ.get("ONNXTRAIN_TEST_THREADS", "1")))
     yield
     torch.set_num_threads(before)
