@@ -43,6 +43,8 @@ make_environment() {
         numpy onednn-cpu-gomp==2023.2.0 onednn-devel-cpu-gomp==2023.2.0 "pytest>=8" "pytest-xdist>=3" "matplotlib>=3.8" "tqdm>=4.66"
     "$PYTHON" -m pip install -q --disable-pip-version-check "transformers>=5" "accelerate>=1" ||
         echo "transformers and accelerate cannot be installed here: they are not tested" >&2
+    "$PYTHON" -m pip install -q --disable-pip-version-check "diffusers>=0.38" ||
+        echo "diffusers cannot be installed here: it is not tested" >&2
     # Built from source against the torch that is there; no operators of its own are compiled.
     DS_BUILD_OPS=0 "$PYTHON" -m pip install -q --disable-pip-version-check --no-build-isolation "deepspeed>=0.19" ||
         echo "deepspeed cannot be installed here: ZeRO is not tested" >&2

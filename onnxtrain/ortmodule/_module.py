@@ -29,7 +29,7 @@ from onnxtrain.ortmodule._forward import Adopted, Forward, calls_forward_of, wat
 from onnxtrain.ortmodule._key import MAX_TRIES, Fallen, Key, SetUps, describe, torch_modes
 from onnxtrain.ortmodule._managers import View
 from onnxtrain.ortmodule._program import CheckError, Program, SharedMemoryError
-from onnxtrain.ortmodule._verify import compare, tolerance, verify
+from onnxtrain.ortmodule._verify import VerificationError, compare, tolerance, verify
 from onnxtrain.ortmodule.options import RuntimeOptions
 
 _OWN = frozenset(("_module", "_debug", "_programs", "_known", "_counters", "_fallback", "_fallen", "_refused",
@@ -314,7 +314,7 @@ class ORTModule(torch.nn.Module):
                 return self._checked_by_torch(error, args, kwargs)
             except SharedMemoryError as error:
                 return self._by_torch(str(error), args, kwargs)
-            except (DefinitionError, ORTModuleFallbackException):
+            except (DefinitionError, VerificationError, ORTModuleFallbackException):
                 raise  # meant for the user
             except Exception as error:
                 if not isinstance(error, (ExportError, UnsupportedError, StaleError)):
