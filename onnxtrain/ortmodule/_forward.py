@@ -120,6 +120,10 @@ class Adopted:
         finally:
             stack.pop()
 
+    @property
+    def __code__(self) -> types.CodeType:
+        return self._function.__code__
+
     @classmethod
     def put(cls, value: Any, model: Any) -> None:
         """Makes it the module's forward."""
