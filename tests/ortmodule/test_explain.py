@@ -54,7 +54,7 @@ def _in_place_function():
 
 def _hooked():
     made = Linear()
-    made.register_forward_hook(lambda *_: None)
+    made.register_forward_hook(lambda *_: print(end=""))
     return made
 
 
