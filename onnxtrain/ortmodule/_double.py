@@ -8,7 +8,6 @@ and leaves the rest to autograd. Called by _program.py.
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -17,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from onnxtrain import _C
 from onnxtrain._export import filled, state, trees
+from onnxtrain.ortmodule import _masks
 from onnxtrain.ortmodule._fallback import FallbackPolicy, ORTModuleTorchModelException
 
 _NOTE = ("backward(create_graph=True) runs the module a second time, in PyTorch, whose gradients can be differentiated "
@@ -54,11 +53,24 @@ def gradients(ctx: Any, grads: tuple[Tensor | None, ...], plain: Callable[..., A
         found = list(plain(ctx, grads))
     there = [index for index, grad in enumerate(found) if grad is not None]
     message = f"gradients of an ORTModule cannot be differentiated again here: {lacking}"
-    barrier = torch._C._functions.DelayedError(message.encode(), len(there))
-    delayed = barrier(*[found[index].detach().requires_grad_() for index in there])
-    for index, grad in zip(there, (delayed,) if isinstance(delayed, Tensor) else delayed):
+    sources = [tensor for tensor in (*(ctx.run.inputs or ()), *grads) if tensor is not None and tensor.requires_grad]
+    delayed = _Refusal.apply(message, len(there), *[found[index] for index in there], *sources)
+    for index, grad in zip(there, delayed):
         found[index] = grad
     return found
+
+
+class _Refusal(torch.autograd.Function):
+    """Gradients as they are, which hang on what they are gradients of, and raise where a second derivative comes by."""
+
+    @staticmethod
+    def forward(ctx: Any, message: str, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.message = message
+        return tuple([tensor.view_as(tensor) for tensor in tensors[:count]])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        raise RuntimeError(ctx.message)
 
 
 def _lacking(program: Any) -> str | None:
@@ -67,30 +79,11 @@ def _lacking(program: Any) -> str | None:
         return "functions of PyTorch cut its graph into pieces, of which PyTorch knows no module"
     if program.conditional is not None:
         return "it has a torch.cond, whose gradients PyTorch does not differentiate"
-    if program.random and _draws(program.exported.model):
-        return ("it draws random numbers, for dropout say, and PyTorch would draw others than the engine has drawn; put "
-                "such layers into eval(), or set ORTMODULE_FALLBACK_POLICY=FALLBACK_FORCE_TORCH_FORWARD")
+    if program.random and (program.device != "cpu" or _masks.model_with(program.exported.model) is None):
+        return ("it draws random numbers other than the masks of dropout on the CPU, and PyTorch would draw others than "
+                "the engine has drawn; put such layers into eval(), or set "
+                "ORTMODULE_FALLBACK_POLICY=FALLBACK_FORCE_TORCH_FORWARD")
     return None
-
-
-@functools.lru_cache(maxsize=16)
-def _draws(model: bytes) -> bool:
-    """Whether a graph draws random numbers; a Dropout that is off, or drops nothing, does not."""
-    import onnx
-
-    graph = onnx.load_model_from_string(model).graph
-    known = {(op["domain"], op["name"]) for op in _C.operators() if op["random"]}
-    numbers = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
-    numbers |= {node.output[0]: onnx.numpy_helper.to_array(node.attribute[0].t) for node in graph.node
-                if node.op_type == "Constant" and node.attribute[0].name == "value"}
-    for node in graph.node:
-        if (node.domain, node.op_type) not in known and not any(a.HasField("g") for a in node.attribute):
-            continue
-        ratio, training = [numbers.get(name) for name in (*node.input, "", "")[1:3]]
-        off = ratio is not None and not ratio.any() or training is not None and not training.any()
-        if node.op_type != "Dropout" or not off:
-            return True
-    return False
 
 
 class Double:
@@ -106,6 +99,7 @@ class Double:
 
     def __init__(self, module: torch.nn.Module, key: Any, fallback: Any, counters: Any, debug: Any) -> None:
         self._module, self._key, self._fallback, self._counters, self._debug = module, key, fallback, counters, debug
+        self._source: _masks.Source | None = None
 
     def _say(self) -> None:
         if _NOTE not in self._counters.reasons:
@@ -123,12 +117,17 @@ class Double:
             raise RuntimeError(f"create_graph=True runs the module again in PyTorch, and since its forward "
                                f"{difference}")
         self._say()
+        if program.random and self._source is None:
+            self._source = _masks.Source(program.exported.model)
+        masks = self._source.masks(run.inputs, ctx.seed) if self._source is not None else None
         wanted = [i for i, (node, _) in enumerate(ctx.next_functions) if node is not None and _executes(node)]
         inputs = [tensor.view_as(tensor) for tensor in run.inputs]  # of which no other depends on another
         placed = [tensor.clone() if i in program.changing or source.kind == "buffer" else tensor  # what may be written
                   for i, (tensor, source) in enumerate(zip(inputs, program.exported.inputs))]
-        with self._modes(), state.random_unchanged(), state.unchanged(self._module):
+        with self._modes(), state.random_unchanged(), state.unchanged(self._module), masks or contextlib.nullcontext():
             outputs = self._outputs(program, placed, run.call, grads)
+        if masks is not None:
+            masks.check(outputs)
         roots = [(output, grad) for output, grad in zip(outputs, grads) if grad is not None and output.requires_grad]
         found: list[Tensor | None] = [None] * len(inputs)
         if roots and wanted:

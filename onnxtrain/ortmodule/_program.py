@@ -70,9 +70,10 @@ class _SteppingFunction(torch.autograd.Function):
 
 def _forward(ctx: Any, program: Program, mask: bytes, leaves: Any, tensors: Sequence[Tensor]) -> Any:
     """Runs the engine, and marks and saves what an autograd node has to."""
-    outputs, run = program.session.forward(tensors, mask, program.seed() if program.random else 0)
+    seed = program.seed() if program.random else 0
+    outputs, run = program.session.forward(tensors, mask, seed)
     ctx.set_materialize_grads(False)
-    ctx.program = program
+    ctx.program, ctx.seed = program, seed
     if program.conditional is not None:
         return program.conditional.forward(ctx, program.reach, mask, leaves, tensors, outputs, run)
     if run is None:

@@ -122,6 +122,10 @@ class _Run:
     def over(self) -> bool:
         return self._run is not None and self._run.over
 
+    @property
+    def inputs(self) -> Sequence[Tensor] | None:
+        return None if self._run is None else self._run.inputs
+
     def changed(self) -> list[int]:
         return self._run.changed()
 

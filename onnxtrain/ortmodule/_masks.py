@@ -1,0 +1,137 @@
+"""The engine's dropout in PyTorch: for _double.py, which runs a module again and has to drop what its forward dropped.
+
+The graph, with the masks as further outputs, gives them from the seed of the forward. PyTorch's dropouts come in the
+order of the graph's nodes; that each has had its own mask shows in the results, which are the engine's then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from onnxtrain import _C
+from onnxtrain._export import state
+from onnxtrain._export.exclusive import exclusive, only_here
+
+_TOLERANCE = 0.01  # of a result's largest entry, for rounding; another mask changes results by far more
+
+
+@functools.lru_cache(maxsize=4)
+def model_with(model: bytes) -> tuple[bytes, int] | None:
+    """The graph with the mask of each active Dropout as an output at the end, and their number; None where it draws
+    anything else."""
+    import onnx
+
+    proto = onnx.load_model_from_string(model)
+    graph = proto.graph
+    drawing = {(op["domain"], op["name"]) for op in _C.operators() if op["random"]}
+    numbers = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    numbers |= {node.output[0]: onnx.numpy_helper.to_array(node.attribute[0].t) for node in graph.node
+                if node.op_type == "Constant" and node.attribute[0].name == "value"}
+    count = 0
+    for node in graph.node:
+        if any(attribute.HasField("g") for attribute in node.attribute):
+            return None
+        if (node.domain, node.op_type) not in drawing:
+            continue
+        ratio, training = [numbers.get(name) for name in (*node.input, "", "")[1:3]]
+        if node.op_type != "Dropout" or ratio is None or training is None:
+            return None
+        if not ratio.any() or not training.any():
+            continue
+        mask = f"mask_{count}/{node.output[0]}"
+        del node.output[1:]
+        node.output.append(mask)
+        graph.output.append(onnx.helper.make_tensor_value_info(mask, onnx.TensorProto.BOOL, None))
+        count += 1
+    return proto.SerializeToString(), count
+
+
+class Source:
+    """Of the masks of one graph; see model_with()."""
+
+    def __init__(self, model: bytes) -> None:
+        whole, self._count = model_with(model)  # type: ignore[misc]
+        self._session = _C.Session(whole)
+
+    def masks(self, inputs: Sequence[Tensor], seed: int) -> Masks:
+        """Those of the forward with these inputs and this seed."""
+        with torch.no_grad():
+            found, _ = self._session.forward(inputs, bytes(len(inputs)), seed)
+        return Masks(found[len(found) - self._count:], found[:len(found) - self._count])
+
+
+class Masks:
+    """While it is entered, this thread's dropouts take these masks, one after the other.
+
+    Raises RuntimeError where they are not as many, or not of those shapes.
+    """
+
+    def __init__(self, masks: Sequence[Tensor], results: Sequence[Tensor]) -> None:
+        self._masks, self._results = list(masks), results
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Masks:
+        attention = F.scaled_dot_product_attention
+        self._stack.enter_context(exclusive())
+        for name, function in (("dropout", self._dropout), ("scaled_dot_product_attention", self._attention(attention))):
+            self._stack.enter_context(state.replaced(F, name, only_here(function, getattr(F, name))))
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.close()
+
+    def check(self, outputs: Sequence[Tensor | None]) -> None:
+        """Raises RuntimeError where PyTorch has not dropped what the engine dropped: results are others then."""
+        if self._masks:
+            self._refuse(f"{len(self._masks)} masks are left over")
+        for index, (ours, theirs) in enumerate(zip(self._results, outputs)):
+            if theirs is None or not theirs.numel():
+                continue
+            error = (ours.double() - theirs.detach().double()).abs().max()
+            if not error <= _TOLERANCE * ours.abs().max().double():
+                self._refuse(f"result {index} is another, by {error.item():.1e}")
+
+    @staticmethod
+    def _refuse(what: str) -> None:
+        raise RuntimeError("create_graph=True runs the module again in PyTorch, which could not be given the masks of the "
+                           f"engine's dropout: {what}; put such layers into eval(), or set "
+                           "ORTMODULE_FALLBACK_POLICY=FALLBACK_FORCE_TORCH_FORWARD")
+
+    def _dropout(self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        if not training or p == 0:
+            return input
+        if not self._masks:
+            self._refuse("there are too few")
+        mask = self._masks.pop(0)
+        if mask.shape != input.shape:
+            self._refuse(f"one is {tuple(mask.shape)} for an input of {tuple(input.shape)}")
+        scaled = mask * (0.0 if p == 1 else 1 / (1 - p))
+        return input.mul_(scaled) if inplace else input * scaled.to(input.dtype)
+
+    def _attention(self, original: Any) -> Any:
+        def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+                                         dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
+                                         enable_gqa: bool = False) -> Tensor:
+            if dropout_p == 0:
+                return original(query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
+            if enable_gqa:
+                groups = query.shape[-3] // key.shape[-3]
+                key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
+            scores = query @ key.transpose(-2, -1) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+            if is_causal:
+                attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+            if attn_mask is not None and attn_mask.dtype is torch.bool:
+                scores = scores.masked_fill(~attn_mask, -math.inf)
+            elif attn_mask is not None:
+                scores = scores + attn_mask
+            return self._dropout(scores.softmax(-1), dropout_p) @ value
+
+        return scaled_dot_product_attention
