@@ -31,11 +31,17 @@ def register(leaf: Any) -> bool:
             _register_object(kind)
         elif isinstance(leaf, dict) and not getattr(leaf, "__dict__", None):
             _register_mapping(kind)
-        elif isinstance(leaf, cache_kinds(parts=True)):
+        elif isinstance(leaf, cache_kinds(parts=True)) and not _counts(leaf):
             _register_object(kind)
         else:
             return False
     return True
+
+
+def _counts(leaf: Any) -> bool:
+    """Whether an object holds plain numbers: a constant of a graph each, so that one that counts tokens would need a
+    graph for each token."""
+    return any([type(value) in (int, float) for value in vars(leaf).values()])
 
 
 def cache_kinds(parts: bool = False) -> tuple[type, ...]:

@@ -102,6 +102,19 @@ def _cache_argument(model):
     return "past_key_values" if "past_key_values" in names else "cache"
 
 
+def test_a_cache_that_counts_in_a_number_is_said():
+    """A window's layers do; a graph would hold for one count alone, so there is no export at all."""
+    torch.manual_seed(0)
+    eager = transformers.MistralForCausalLM(transformers.MistralConfig(
+        num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, hidden_size=16, intermediate_size=24,
+        vocab_size=40, max_position_embeddings=48, sliding_window=4, **SPECIAL)).eval()
+    ours = ORTModule(copy.deepcopy(eager))
+    same_tokens(eager, ours, 6, do_sample=False)
+    counts = onnxtrain.stats(ours)
+    assert counts["fallback_steps"] > 2 and counts["exports"] == counts["engine_steps"] == 0
+    assert any("DynamicSlidingWindowLayer" in reason for reason in counts["reasons"])
+
+
 def test_training_through_a_cache():
     """A prompt of weights: gradients flow into what the caller put into the cache, and out of what forward left."""
     eager, ours = pair(llama)
