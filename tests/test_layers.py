@@ -79,6 +79,11 @@ def test_core_never_includes_cuda():
     assert not wrong
 
 
+def test_no_answers_by_locale():
+    """isalpha() and its kin say yes to bytes above 127 in some locales, and what they say indexes tables."""
+    assert not [path for path in SOURCES if ("ctype.h", False) in includes(path)]
+
+
 def test_no_torch_headers():
     wrong = [f"{path.relative_to(ROOT)}: {name}" for path in SOURCES for name, _ in includes(path)
              if name.startswith(("torch/", "ATen/", "c10/"))]

@@ -407,7 +407,7 @@ static bool scan_begin(ont_builder *b, ont_node *node, uint32_t before, scan *s)
     *s = (scan){.node = node, .body = ont_body_of(b, node, "body", node->n_outputs)};
     if (!s->body) return false;
     int64_t n_scanned = ont_attr_int(node, "num_scan_inputs", 0);
-    uint32_t own = s->body->first_capture - before;
+    uint32_t own = s->body->first_capture > before ? s->body->first_capture - before : 0;
     if (n_scanned < 1 || n_scanned > own || s->body->n_outputs < own - (uint32_t)n_scanned)
         ont_build_fail(b, ONT_EINVAL, "num_scan_inputs is %" PRId64 ", with %u inputs and %u outputs of the body",
                        n_scanned, own, s->body->n_outputs);
@@ -451,7 +451,8 @@ static void scan8_expand(ont_builder *b, ont_node *node, ont_value **outputs)
     const int64_t *directions = ont_attr_ints(node, "directions", &n_directions);
     const ont_value *first = ont_node_in(node, 1);
     if (ont_node_in(node, 0)) ont_build_fail(b, ONT_EUNSUPPORTED, "sequence_lens of opset 8");
-    if (!first || !first->shape.rank || !first->shape.dims[0]) ont_build_fail(b, ONT_EUNSUPPORTED, "no batches");
+    if (!first || !first->shape.rank || first->shape.dims[0] < 1 || first->shape.dims[0] > MOST_ITERATIONS)
+        ont_build_fail(b, ONT_EUNSUPPORTED, "no batches, or more than %d", MOST_ITERATIONS);
     if (b->status != ONT_OK) return;
     uint32_t batches = (uint32_t)first->shape.dims[0], width = s.body->n_outputs;
     scanned all = {.width = width};

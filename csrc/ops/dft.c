@@ -7,7 +7,7 @@
 
 #include "ops/compose.h"
 
-enum { MAX_ENTRIES = 1 << 24 }; /* of a transform's matrix */
+enum { MAX_ENTRIES = 1 << 24, MAX_SAMPLES = 1 << 28 }; /* of a transform's matrix; of all frames together */
 
 typedef struct transform {
     int64_t given;      /* entries of the signal that are used, at most `length` */
@@ -32,17 +32,21 @@ static double entry(const transform *t, int64_t n, int p, int64_t k, int r)
     return scale * (r ? c : -s);
 }
 
+/* Asked before anything of that size is made: lengths are numbers in the model, with no memory behind them. */
+static ont_status check_matrix(const transform *t)
+{
+    int64_t most = MAX_ENTRIES / (t->parts * t->results);
+    if (t->bins <= most && t->given <= most / (t->bins + (t->bins == 0))) return ONT_OK;
+    return ont_fail(ONT_EUNSUPPORTED,
+                    "a transform of %" PRId64 " x %d to %" PRId64 " x %d numbers: its matrix has more than %d entries",
+                    t->given, t->parts, t->bins, t->results, MAX_ENTRIES);
+}
+
 /* x: (..., given, parts) to (..., bins, results) */
 static ont_value *apply(ont_builder *b, const transform *t, ont_value *x)
 {
     if (b->status != ONT_OK || !x) return NULL;
     int64_t rows = t->given * t->parts, columns = t->bins * t->results;
-    if (columns && rows > MAX_ENTRIES / columns) {
-        ont_build_fail(b, ONT_EUNSUPPORTED,
-                       "a transform of %" PRId64 " to %" PRId64 " numbers: its matrix has more than %d "
-                       "entries", rows, columns, MAX_ENTRIES);
-        return NULL;
-    }
     double *m = ont_arena_array(&b->graph->arena, (size_t)(rows * columns) + 1, sizeof *m);
     if (!m) {
         ont_build_fail(b, ONT_ENOMEM, "out of memory");
@@ -104,7 +108,7 @@ static ont_status read_dft(const ont_node *node, transform *t, int *axis)
     t->given = dim < most ? dim : most;
     t->bins = t->onesided && !t->inverse ? t->length / 2 + 1 : t->length;
     t->results = real ? 1 : 2;
-    return ONT_OK;
+    return check_matrix(t);
 }
 
 static ont_status dft_infer(ont_graph *g, ont_node *node)
@@ -174,7 +178,10 @@ static ont_status read_stft(const ont_node *node, transform *t, int64_t *step, i
     t->given = t->length;
     t->bins = t->onesided ? t->length / 2 + 1 : t->length;
     t->results = 2;
-    return ONT_OK;
+    ONT_TRY(check_matrix(t));
+    if (*frames <= MAX_SAMPLES / t->length) return ONT_OK;
+    return ont_fail(ONT_EUNSUPPORTED, "%" PRId64 " frames of %" PRId64 " samples: together more than %d", *frames,
+                    t->length, MAX_SAMPLES);
 }
 
 static ont_status stft_infer(ont_graph *g, ont_node *node)

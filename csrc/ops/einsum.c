@@ -3,7 +3,6 @@
  * result lacks, then operands are contracted from left to right, each pair as one batched MatMul. A label is a letter;
  * the dims of "..." get labels of their own, counted from the right, and dims of 1 broadcast.
  */
-#include <ctype.h>
 #include <string.h>
 
 #include "ops/op.h"
@@ -31,6 +30,12 @@ typedef struct equation {
     int ellipsis;        /* dims of the longest "..." */
 } equation;
 
+/* Of any locale: a label is an index. */
+static bool is_letter(char c)
+{
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+}
+
 static int find(const term *t, int label)
 {
     for (int d = 0; d < t->n; d++)
@@ -42,7 +47,7 @@ static int find(const term *t, int label)
 static const char *parse_term(ont_builder *b, const equation *e, const char *at, int rank, term *t)
 {
     int letters = 0;
-    for (const char *p = at; *p && *p != ',' && *p != '-'; p++) letters += isalpha((unsigned char)*p) != 0;
+    for (const char *p = at; *p && *p != ',' && *p != '-'; p++) letters += is_letter(*p);
     t->n = 0;
     for (; *at && *at != ',' && *at != '-'; at++) {
         if (*at == ' ') continue;
@@ -51,7 +56,7 @@ static const char *parse_term(ont_builder *b, const equation *e, const char *at,
             if (dims < 0 || dims > ONT_MAX_RANK || t->n + dims > ONT_MAX_RANK) break;
             for (int d = dims; d > 0; d--) t->labels[t->n++] = (uint8_t)(ELLIPSIS + d - 1);
             at += 2;
-        } else if (isalpha((unsigned char)*at) && t->n < ONT_MAX_RANK) {
+        } else if (is_letter(*at) && t->n < ONT_MAX_RANK) {
             t->labels[t->n++] = (uint8_t)*at;
         } else {
             break;
@@ -208,7 +213,7 @@ static void implicit_result(const equation *e, const char *text, term *result)
 {
     int count[LABELS] = {0};
     for (; *text; text++)
-        if (isalpha((unsigned char)*text)) count[(unsigned char)*text]++;
+        if (is_letter(*text)) count[(unsigned char)*text]++;
     result->n = 0;
     for (int d = e->ellipsis; d > 0; d--) result->labels[result->n++] = (uint8_t)(ELLIPSIS + d - 1);
     for (int c = 0; c < ELLIPSIS; c++)

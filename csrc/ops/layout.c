@@ -273,6 +273,8 @@ static ont_status split_sizes(const ont_node *node, int64_t dim, int64_t *sizes)
     }
     for (int i = 0; i < n; i++) {
         if (sizes[i] < 0) return ont_fail(ONT_EINVAL, "split size %" PRId64, sizes[i]);
+        if (sizes[i] > dim - sum)
+            return ont_fail(ONT_EINVAL, "split sizes add up to more than the %" PRId64 " of the axis", dim);
         sum += sizes[i];
     }
     return sum == dim ? ONT_OK

@@ -39,7 +39,8 @@ static ont_status read_pool(const ont_node *node, pool *p)
         return ont_fail(ONT_EINVAL, "%zu weights for %zu n-grams", p->n_weights, p->n_places);
     p->columns = 0;
     for (size_t i = 0; i < p->n_places; i++) {
-        if (p->places[i] < 0) return ont_fail(ONT_EINVAL, "ngram_indexes has %" PRId64, p->places[i]);
+        if (p->places[i] < 0 || p->places[i] > INT32_MAX)
+            return ont_fail(ONT_EINVAL, "ngram_indexes has %" PRId64, p->places[i]);
         if (p->places[i] >= p->columns) p->columns = p->places[i] + 1;
     }
     size_t grams = 0;

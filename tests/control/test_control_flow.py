@@ -311,6 +311,13 @@ def test_errors(line, match):
         session.forward([randn(2), torch.tensor(False), torch.tensor(2)], bytes(3))
 
 
+def test_a_scan_of_opset_8_without_inputs():
+    """Its inputs less the leading sequence_lens must not wrap: 2^32 - 1 of them are 32 GiB of pointers."""
+    text = "g () => (y) { y = Scan<num_scan_inputs = 4294967295, body = b (s) => (p) { p = Sin(s) }>() }"
+    with pytest.raises(ValueError, match="num_scan_inputs is 4294967295, with 0 inputs"):
+        session_of(text, opset=8).forward([], b"")
+
+
 def test_unknown_names_and_operators_in_a_body_are_named():
     text = "g (double[2] x, bool c) => (y) { y = If(c) <then_branch = a () => (p) { p = Sin(NAME) }, else_branch = b () => (p) { p = Cos(x) }> }"
     with pytest.raises(ValueError, match="then_branch.*input 'nowhere' is not defined"):

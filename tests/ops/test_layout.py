@@ -90,6 +90,7 @@ ERRORS = [
     (flat("Slice", R(2, 3), C([0]), C([1]), C([0]), C([0])), ValueError, "step"),
     (flat("Concat", R(2, 3), R(3, 2), attrs={"axis": 0}), ValueError, "does not join"),
     (flat("Split", R(5), C([2, 2]), n_outputs=2), ValueError, "add up to 4"),
+    (flat("Split", R(2), C([2**59, 2, *[2**59] * 31]), n_outputs=33), ValueError, "more than the 2"),  # 2 mod 2^64
     (flat("Squeeze", R(2, 3), C([0])), ValueError, "not 1"),
     (flat("Expand", R(2, 3), C([4, 3])), ValueError, "broadcast"),
 ]
