@@ -32,6 +32,22 @@ need_packages() {
 # Prints a hash over the files named: a stamp is true as long as it is the same.
 hash_of() { (cd "$ROOT" && find "$@" -type f -not -name '*.pyc' -print0 | sort -z | xargs -0 sha256sum | sha256sum | cut -c1-16); }
 
+# Libraries that users have around a module: in one call, which resolves them once, or else each by itself, so that one
+# that cannot be had loses no other. They are to take the torch that is there.
+install_clients() {
+    local client install=("$PYTHON" -m pip install -q --disable-pip-version-check "torch==$TORCH")
+    local clients=("transformers>=5" "accelerate>=1" "peft>=0.19" "lightning>=2.6" "torch_geometric>=2.7"
+        "sentence-transformers>=5" "trl>=1" "datasets>=4" "diffusers>=0.38")
+    "${install[@]}" "${clients[@]}" || for client in "${clients[@]}"; do
+        "${install[@]}" "$client" || echo "$client cannot be installed here: it is not tested" >&2
+    done
+    # Apart, and without what it asks for: PyPI's torchvision has operators for a torch with CUDA alone, and fails to be
+    # imported by whoever finds it. Only tests/ecosystem/test_timm.py looks here.
+    "$PYTHON" -m pip install -q --disable-pip-version-check --no-deps --upgrade --target "$VENV/vision" "timm>=1" \
+        "torchvision==0.$(($(cut -d. -f2 <<<"$TORCH") + 15)).*" ||
+        echo "timm cannot be installed here: it is not tested" >&2
+}
+
 make_environment() {
     PYTHON=$VENV/bin/python
     local stamp
@@ -41,10 +57,7 @@ make_environment() {
     [ -x "$PYTHON" ] || "${ONNXTRAIN_PYTHON:-python3}" -m venv "$VENV"
     "$PYTHON" -m pip install -q --disable-pip-version-check "setuptools>=77" wheel "torch==$TORCH" "onnx>=1.19" "onnxscript>=0.5" \
         numpy onednn-cpu-gomp==2023.2.0 onednn-devel-cpu-gomp==2023.2.0 "pytest>=8" "pytest-xdist>=3" "matplotlib>=3.8" "tqdm>=4.66"
-    "$PYTHON" -m pip install -q --disable-pip-version-check "transformers>=5" "accelerate>=1" ||
-        echo "transformers and accelerate cannot be installed here: they are not tested" >&2
-    "$PYTHON" -m pip install -q --disable-pip-version-check "diffusers>=0.38" ||
-        echo "diffusers cannot be installed here: it is not tested" >&2
+    install_clients
     # Built from source against the torch that is there; no operators of its own are compiled.
     DS_BUILD_OPS=0 "$PYTHON" -m pip install -q --disable-pip-version-check --no-build-isolation "deepspeed>=0.19" ||
         echo "deepspeed cannot be installed here: ZeRO is not tested" >&2

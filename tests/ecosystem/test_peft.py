@@ -1,5 +1,5 @@
-"""peft's LoRA adapters: put into a model that is then wrapped, and into a wrapped model; equal to eager with adapters on,
-off, merged, exchanged and saved.
+"""peft's LoRA adapters: put into a model that is then wrapped, and into a wrapped model; equal to eager with adapters
+on, off, merged, exchanged and saved.
 """
 
 import copy

@@ -1,5 +1,5 @@
-"""sentence-transformers with its transformer wrapped, trained by its own trainer on pairs: losses, weights and vectors are
-those of eager's run, and what is saved loads as the plain model.
+"""sentence-transformers with its transformer wrapped, trained by its own trainer on pairs: losses, weights and vectors
+are those of eager's run, and what is saved loads as the plain model.
 """
 
 import random

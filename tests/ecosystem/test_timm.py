@@ -1,7 +1,8 @@
-"""timm's families of models, small ones, trained for three steps: in float64, loss and every gradient of every step equal
-to eager's, all steps in the engine.
+"""timm's families of models, small ones, trained for three steps: in float64, loss and every gradient of every step
+equal to eager's, all steps in the engine.
 """
 
+import contextlib
 import copy
 import pathlib
 import sys
@@ -10,16 +11,22 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-# tests/setup.sh puts timm here, apart: a torchvision without its operators must not be found by transformers.
+# tests/setup.sh puts timm here, apart, with a torchvision that is not to be found by others.
 sys.path.append(str(pathlib.Path(sys.prefix) / "vision"))
 try:
-    for _name in ("nms", "qnms"):  # torchvision describes them when it is imported, and PyPI's has them for CUDA alone
+    with contextlib.suppress(ImportError):
+        import torchvision  # noqa: F401
+except RuntimeError:  # its operators, which are not used here, want a torch with CUDA: declared, it is imported without
+    for _name in ("nms", "qnms"):
         torch.library.define(f"torchvision::{_name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+try:
     timm = pytest.importorskip("timm")
     from timm.models import efficientnet, levit, metaformer, mlp_mixer, mobilenetv3, resnet, swin_transformer
     from timm.models._efficientnet_builder import decode_arch_def
 finally:
     sys.path.pop()
+    for _name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+        del sys.modules[_name]
 
 import onnxtrain  # noqa: E402
 from onnxtrain.ortmodule import ORTModule  # noqa: E402

@@ -1,5 +1,5 @@
 """trl's SFTTrainer and DPOTrainer around a small Llama that is wrapped: losses and weights of eager's run, steps in the
-engine. SFT's loss is a torch.autograd.Function that goes over the batch's tokens, whose number is another in each batch.
+engine. The loss is a torch.autograd.Function that goes over a batch's tokens, whose number is another in each batch.
 """
 
 import os
