@@ -90,9 +90,18 @@ def one_hot(input: Tensor, num_classes: int = -1) -> Tensor:
     return _one_hot(torch.ops.onnxtrain.in_range(input, num_classes), num_classes)
 
 
+def _masked_scatter(theirs: Any) -> Any:
+    def run(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
+        if mask.dtype != torch.bool:
+            raise Untraceable(f"PyTorch refuses a mask of {mask.dtype} in masked_scatter.")
+        return theirs(input, mask, source)
+
+    return run
+
+
 _one_hot = F.one_hot
 INDEXED: dict[Any, Any] = {
     getattr(owner, name + tail): _from_front(getattr(owner, name + tail))
     for name in ("index_add", "index_copy", "index_reduce")
     for owner, tail in ((torch, ""), (Tensor, ""), (Tensor, "_"))
-}
+} | {theirs: _masked_scatter(theirs) for theirs in (torch.masked_scatter, Tensor.masked_scatter, Tensor.masked_scatter_)}

@@ -61,6 +61,8 @@ _REWRITES: dict[Any, Callable[..., Any]] = {
     torch.Tensor.grad.__get__: _refuse("the getter of Tensor.grad"),
     torch.Tensor.backward: _refuse("Tensor.backward()"),
     torch.autograd.grad: _refuse("torch.autograd.grad()"),
+    torch.native_batch_norm: _refuse("torch.native_batch_norm()"),  # its statistics
+    torch._native_batch_norm_legit: _refuse("torch._native_batch_norm_legit()"),
 }
 
 

@@ -179,9 +179,6 @@ def _bounds(op: Any, own: Any) -> Table:
 def _functions(op: Any, own: Any) -> Table:
     """Functions whose own translation lacks a dtype, or is not a number where the function is one."""
 
-    def native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps):
-        raise Untraceable("The module calls torch.native_batch_norm itself, whose statistics a graph would lose.")
-
     def pad(self, pad, mode="constant", value=None):
         from onnxscript.function_libs.torch_lib.ops import nn
 
@@ -227,8 +224,6 @@ def _functions(op: Any, own: Any) -> Table:
         return op.Compress(op.Reshape(whole, row), op.Reshape(op.Expand(mask, op.Shape(whole)), row), axis=0)
 
     return {
-        aten.native_batch_norm.default: native_batch_norm,
-        aten._native_batch_norm_legit.default: native_batch_norm,
         aten.pad.default: pad,
         aten.celu.default: celu,
         aten.sinc.default: sinc,
@@ -338,7 +333,7 @@ def _wider(op: Any) -> Table:
 
     def reduced(kind):
         def translate(self, dim=None, keepdim=False, dtype=-1):
-            rank, x = len(self.shape), cast(self, dtype)
+            rank, x = 1 if self.shape is None else len(self.shape), cast(self, dtype)
             if not rank:
                 return op.Identity(x)
             axes = [dim] if isinstance(dim, int) else list(dim or ())
@@ -351,6 +346,8 @@ def _wider(op: Any) -> Table:
     def vector_norm(self, ord=2.0, dim=None, keepdim=False, dtype=-1):
         from onnxscript.function_libs.torch_lib.ops import linalg
 
+        if ord == 0:  # how many are not zero: flat
+            return total(op.Sign(op.Abs(cast(self, dtype))), dim, keepdim)
         norm = linalg.aten_linalg_vector_norm(cast(self, dtype), ord, dim=dim, keepdim=keepdim)
         # of all entries it gives one number in any case
         return op.Reshape(norm, op.Constant(value_ints=[1] * len(self.shape))) if keepdim and not dim else norm
