@@ -7,7 +7,12 @@
 
 #include "base/parallel.h"
 
-enum { GRAIN = 8192 }; /* elements worth a thread */
+enum {
+    GRAIN = 8192, /* elements worth a thread */
+    SHORT = 32,   /* elements of a row below which several are laid out as one, */
+    TILE = 512,   /* of so many elements, */
+    LAID = 4,     /* where there are no more operands */
+};
 
 /* Whether dims d and d + 1 are one dim for every operand. */
 static bool mergeable(const int64_t (*strides)[ONT_MAX_RANK], int n, const int64_t *dims, int d)
@@ -44,7 +49,11 @@ static void init(ont_bcast *b, const ont_node *node, int n_in, const ont_shape *
         int64_t size = v ? (int64_t)ont_dtype_size(v->dtype) : 0;
         b->inner_stride[k] = rank ? strides[k][rank - 1] : 0;
         b->step[k] = b->inner_stride[k] * size;
+        b->size[k] = size;
+        b->dense[k] = b->inner_stride[k] == 1;
         for (int d = 0; d < b->rank; d++) b->strides[k][d] = strides[k][d] * size;
+        for (int64_t d = b->rank - 1, length = b->inner * size; d >= 0; length *= dims[d--])
+            b->dense[k] = b->dense[k] && b->strides[k][d] == length;
     }
     memcpy(b->dims, dims, (size_t)b->rank * sizeof *dims);
 }
@@ -66,10 +75,74 @@ typedef struct job {
     const void *context;
 } job;
 
+/* The n elements from `first` on of operand k, side by side. */
+static void lay_out(const ont_bcast *b, int k, const char *base, int64_t first, int64_t n, void *out)
+{
+    int64_t index[ONT_MAX_RANK], row = first / b->inner, column = first % b->inner, step = b->step[k];
+    for (int d = b->rank - 1; d >= 0; d--) {
+        index[d] = row % b->dims[d];
+        row /= b->dims[d];
+        base += index[d] * b->strides[k][d];
+    }
+    for (int64_t at = 0, m; at < n; at += m, column = 0) {
+        const char *from = base + column * step;
+        m = b->inner - column < n - at ? b->inner - column : n - at;
+        switch (b->size[k]) {
+#define COPY(bytes, type) \
+    case bytes: \
+        for (int64_t i = 0; i < m; i++) ((type *)out)[at + i] = *(const type *)(from + i * step); \
+        break;
+            COPY(1, uint8_t)
+            COPY(2, uint16_t)
+            COPY(4, uint32_t)
+            COPY(8, uint64_t)
+#undef COPY
+        }
+        for (int d = b->rank - 1; d >= 0; d--) {
+            base += b->strides[k][d];
+            if (++index[d] < b->dims[d]) break;
+            base -= b->dims[d] * b->strides[k][d];
+            index[d] = 0;
+        }
+    }
+}
+
+static bool is_short(const ont_bcast *b)
+{
+    bool fits = b->rank && b->inner < SHORT && b->n <= LAID && b->dense[0];
+    for (int k = 0; fits && k < b->n; k++)
+        fits = b->size[k] == 1 || b->size[k] == 2 || b->size[k] == 4 || b->size[k] == 8;
+    return fits;
+}
+
+/* Rows of a few elements: what does not lie as the output does is laid out so, some rows at a time. */
+static void walk_tiles(const job *j, int64_t first, int64_t last)
+{
+    ont_bcast flat = *j->b;
+    uint64_t laid[LAID][TILE];
+    char *at[LAID];
+    for (int k = 0; k < flat.n; k++) {
+        flat.inner_stride[k] = 1;
+        flat.step[k] = flat.size[k];
+    }
+    for (int64_t n; first < last; first += n) {
+        n = last - first < TILE ? last - first : TILE;
+        for (int k = 0; k < flat.n; k++) {
+            at[k] = flat.dense[k] ? j->base[k] + first * flat.size[k] : (char *)laid[k];
+            if (!flat.dense[k]) lay_out(j->b, k, j->base[k], first, n, laid[k]);
+        }
+        j->row(j->context, &flat, at, n);
+    }
+}
+
 static void walk(void *context, int64_t first, int64_t last)
 {
     const job *j = context;
     const ont_bcast *b = j->b;
+    if (is_short(b)) {
+        walk_tiles(j, first, last);
+        return;
+    }
     int64_t index[ONT_MAX_RANK], row = first / b->inner, column = first % b->inner;
     char *at[ONT_BCAST_MAX], *start[ONT_BCAST_MAX];
     for (int k = 0; k < b->n; k++) start[k] = j->base[k];

@@ -17,6 +17,8 @@ typedef struct ont_bcast {
     int64_t inner;          /* elements of a row */
     int64_t inner_stride[ONT_BCAST_MAX]; /* elements: 0 or 1 */
     int64_t step[ONT_BCAST_MAX];         /* inner stride in bytes */
+    int64_t size[ONT_BCAST_MAX];         /* of an element, in bytes */
+    bool dense[ONT_BCAST_MAX];           /* as the output lies */
     int64_t count;          /* output elements */
 } ont_bcast;
 

@@ -132,17 +132,18 @@ static void logic_row(const void *context, const ont_bcast *b, char *const *at, 
     const uint8_t *x = (const uint8_t *)at[1], *y = (const uint8_t *)at[2];
     uint8_t *out = (uint8_t *)at[0];
     int64_t sx = b->inner_stride[1], sy = b->inner_stride[2];
+/* Two dense rows apart, so that the compiler may use vectors; `out` may be an operand, element for element. */
+#define LOGIC(operator) \
+    if (sx == 1 && sy == 1) \
+        _Pragma("GCC ivdep") for (int64_t i = 0; i < n; i++) out[i] = (x[i] != 0) operator(y[i] != 0); \
+    else \
+        for (int64_t i = 0; i < n; i++) out[i] = (x[i * sx] != 0) operator(y[i * sy] != 0)
     switch (*(const logic *)context) {
-    case LOGIC_AND:
-        for (int64_t i = 0; i < n; i++) out[i] = x[i * sx] && y[i * sy];
-        break;
-    case LOGIC_OR:
-        for (int64_t i = 0; i < n; i++) out[i] = x[i * sx] || y[i * sy];
-        break;
-    case LOGIC_XOR:
-        for (int64_t i = 0; i < n; i++) out[i] = !x[i * sx] != !y[i * sy];
-        break;
+    case LOGIC_AND: LOGIC(&); break;
+    case LOGIC_OR: LOGIC(|); break;
+    case LOGIC_XOR: LOGIC(^); break;
     }
+#undef LOGIC
 }
 
 static ont_status logic_run(const ont_call *call)

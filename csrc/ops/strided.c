@@ -84,22 +84,30 @@ static void copy_pieces(void *context, int64_t first, int64_t last)
 {
     const job *j = context;
     const ont_strided *s = j->s;
+    int64_t index[ONT_MAX_RANK], rest = first;
+    const char *from = j->from;
+    char *to = j->to;
+    for (int d = j->outer - 1; d >= 0; d--) {
+        index[d] = rest % s->dims[d];
+        rest /= s->dims[d];
+        from += index[d] * s->from[d];
+        to += index[d] * s->to[d];
+    }
     for (int64_t piece = first; piece < last; piece++) {
-        int64_t rest = piece;
-        const char *from = j->from;
-        char *to = j->to;
-        for (int d = j->outer - 1; d >= 0; d--) {
-            int64_t index = rest % s->dims[d];
-            rest /= s->dims[d];
-            from += index * s->from[d];
-            to += index * s->to[d];
-        }
         if (s->rank - j->outer == 2)
             copy_tile(s, from, to);
         else if (s->rank > j->outer)
             copy_row(to, s->to[j->outer], from, s->from[j->outer], s->dims[j->outer], s->size);
         else
             memcpy(to, from, s->size);
+        for (int d = j->outer - 1; d >= 0; d--) {
+            from += s->from[d];
+            to += s->to[d];
+            if (++index[d] < s->dims[d]) break;
+            from -= s->dims[d] * s->from[d];
+            to -= s->dims[d] * s->to[d];
+            index[d] = 0;
+        }
     }
 }
 

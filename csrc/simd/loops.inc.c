@@ -13,6 +13,10 @@
 /* ---- math by dtype: the expressions of simd.h are type-generic through these ---- */
 
 #if ONT_ISA_PLAIN
+#define f32_vlog logf
+#define f32_vsinh sinhf
+#define f32_vcosh coshf
+#define f32_vlog1p log1pf
 #define f32_vexp expf
 #define f32_vexp_low expf
 #define f32_vtanh tanhf
@@ -20,6 +24,10 @@
 INLINE float f32_vnormal(float a) { return 0.5f * (1 + erff(a * 0.707106781f)); }
 INLINE float f32_vsigmoid(float a) { return 1 / (1 + expf(-a)); }
 #else
+#define f32_vlog f32_log
+#define f32_vsinh f32_sinh
+#define f32_vcosh f32_cosh
+#define f32_vlog1p f32_log1p
 #define f32_vexp f32_exp
 #define f32_vexp_low f32_exp_low
 #define f32_vnormal f32_normal
@@ -35,8 +43,8 @@ INLINE double f64_vnormal(double a) { return 0.5 * (1 + erf(a * 0.70710678118654
 #define vexp(a) GENERIC(f32_vexp, exp)(a)
 #define vexp_low(a) GENERIC(f32_vexp_low, exp)(a) /* of what is below 88 */
 #define vnormal(a) GENERIC(f32_vnormal, f64_vnormal)(a)
-#define vlog(a) GENERIC(logf, log)(a)
-#define vlog1p(a) GENERIC(log1pf, log1p)(a)
+#define vlog(a) GENERIC(f32_vlog, log)(a)
+#define vlog1p(a) GENERIC(f32_vlog1p, log1p)(a)
 #define verf(a) GENERIC(f32_verf, erf)(a)
 #define vtanh(a) GENERIC(f32_vtanh, tanh)(a)
 #define vsigmoid(a) GENERIC(f32_vsigmoid, f64_vsigmoid)(a)
@@ -46,8 +54,8 @@ INLINE double f64_vnormal(double a) { return 0.5 * (1 + erf(a * 0.70710678118654
 #define vasin(a) GENERIC(asinf, asin)(a)
 #define vacos(a) GENERIC(acosf, acos)(a)
 #define vatan(a) GENERIC(atanf, atan)(a)
-#define vsinh(a) GENERIC(sinhf, sinh)(a)
-#define vcosh(a) GENERIC(coshf, cosh)(a)
+#define vsinh(a) GENERIC(f32_vsinh, sinh)(a)
+#define vcosh(a) GENERIC(f32_vcosh, cosh)(a)
 #define vasinh(a) GENERIC(asinhf, asinh)(a)
 #define vacosh(a) GENERIC(acoshf, acosh)(a)
 #define vatanh(a) GENERIC(atanhf, atanh)(a)
@@ -62,8 +70,12 @@ INLINE double f64_vnormal(double a) { return 0.5 * (1 + erf(a * 0.70710678118654
 /* NaN in either operand comes through, as in torch.minimum */
 #define vminimum(x, y) ((x) != (x) || (x) < (y) ? (x) : (y))
 #define vmaximum(x, y) ((x) != (x) || (x) > (y) ? (x) : (y))
-#define P0 ((NUM)p[0])
-#define P1 ((NUM)p[1])
+#define P0 p0
+#define P1 p1
+/* Read before the loop: of a read in one branch alone the compiler makes no vectors. */
+#define PARAMETERS(p) \
+    const NUM p0 = p ? (NUM)p[0] : 0, p1 = p ? (NUM)p[1] : 0; \
+    (void)p0, (void)p1
 #define HALF ((NUM)0.5)
 #define THIRD ((NUM)(1.0 / 3))
 #define SIXTH ((NUM)(1.0 / 6))
@@ -112,7 +124,7 @@ INLINE double gelu_tanh_slope_f64(double a)
     { \
         const type *in = x; \
         type *out = y; \
-        (void)p; \
+        PARAMETERS(p); \
         for (int64_t i = 0; i < n; i++) { \
             type a = in[i]; \
             out[i] = (type)(expression); \
@@ -126,7 +138,7 @@ INLINE double gelu_tanh_slope_f64(double a)
     { \
         const type *in0 = x, *in1 = y; \
         result *out = z; \
-        (void)p; \
+        PARAMETERS(p); \
         if (sx && sy) { \
             for (int64_t i = 0; i < n; i++) { \
                 type a = in0[i], b = in1[i]; \

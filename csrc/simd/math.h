@@ -61,6 +61,61 @@ INLINE float f32_exp_low(float x)
     return p * f32_from_bits(bits << 23);
 }
 
+/*
+ * x = 2^k (1 + m), 1 + m between sqrt(1/2) and sqrt(2), and log(1 + m) by the polynomial of Cephes (Moshier): within
+ * an ulp.
+ */
+INLINE float f32_log(float x)
+{
+    const float least = 1.17549435e-38f;
+    float scaled = x < least ? x * 8388608.0f : x;
+    uint32_t bits;
+    memcpy(&bits, &scaled, sizeof bits);
+    int32_t e = (int32_t)(bits - 0x3f3504f3u) >> 23;
+    float m = f32_from_bits(bits - ((uint32_t)e << 23)) - 1.0f, z = m * m, k = (float)e - (x < least ? 23.0f : 0.0f);
+    float p = 7.0376836292e-2f;
+    p = p * m - 1.1514610310e-1f;
+    p = p * m + 1.1676998740e-1f;
+    p = p * m - 1.2420140846e-1f;
+    p = p * m + 1.4249322787e-1f;
+    p = p * m - 1.6668057665e-1f;
+    p = p * m + 2.0000714765e-1f;
+    p = p * m - 2.4999993993e-1f;
+    p = p * m + 3.3333331174e-1f;
+    float y = m * z * p - k * 2.12194440e-4f - 0.5f * z;
+    y = m + y + k * 0.693359375f;
+    y = x > 3.402823466e38f ? x : y;
+    y = x == 0 ? -INFINITY : y;
+    return x >= 0 ? y : NAN;
+}
+
+/* log(1 + x): what the sum rounded off is added. */
+INLINE float f32_log1p(float x)
+{
+    float u = 1.0f + x, log_u = f32_log(u);
+    float y = log_u + (x - (u - 1.0f)) / u;
+    return (u == 0) | (u > 3.402823466e38f) ? log_u : y;
+}
+
+/* By the root of e^|x|, whose square is beyond the largest number no sooner than the result. */
+INLINE float f32_cosh(float x)
+{
+    float root = f32_exp(0.5f * (x < 0 ? -x : x));
+    return 0.5f * root * root + 0.5f / (root * root);
+}
+
+INLINE float f32_sinh(float x)
+{
+    float a = x < 0 ? -x : x, z = x * x, root = f32_exp(0.5f * a);
+    float small = 2.03721912945e-4f;
+    small = small * z + 8.33028376239e-3f;
+    small = small * z + 1.66667160211e-1f;
+    small = x + x * z * small;
+    float large = 0.5f * root * root - 0.5f / (root * root);
+    large = x < 0 ? -large : large;
+    return a < 1.0f ? small : large;
+}
+
 INLINE float f32_tanh(float x)
 {
     float a = x < 0 ? -x : x;

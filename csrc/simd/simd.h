@@ -23,7 +23,7 @@
     X(LeakyRelu, a < 0 ? P0 * a : a) \
     X(Elu, a < 0 ? P0 * (vexp_low(a) - 1) : a) \
     X(Selu, P1 * (a > 0 ? a : P0 * (vexp_low(a) - 1))) \
-    X(Softplus, vmax(a, 0) + vlog1p(vexp_low(-vabs(a)))) \
+    X(Softplus, vmax(a, 0) + vlog1p(vexp(-vabs(a)))) /* with vexp_low gcc makes no vectors of it */ \
     X(Softsign, a / (1 + vabs(a))) \
     X(HardSigmoid, vmax(0, vmin(1, P0 * a + P1))) \
     X(HardSwish, a * vmax(0, vmin(1, a * SIXTH + HALF))) \

@@ -57,6 +57,16 @@ class EmbeddingBag(torch.autograd.Function):
         return None, found[0], None, found[1] if len(found) > 1 else None, None
 
 
+def _equal_bags(input: Tensor, weight: Tensor, mode: str, per_sample_weights: Tensor | None) -> Tensor:
+    """Bags (N, L) of as many rows each, in one piece: the exporter writes a loop over bags."""
+    rows = F.embedding(input, weight)
+    if per_sample_weights is not None:
+        if mode != "sum":
+            raise ValueError(f"embedding_bag: per_sample_weights are for mode 'sum', not '{mode}'")
+        rows = rows * per_sample_weights.unsqueeze(-1)
+    return rows.max(1)[0] if mode == "max" else rows.sum(1) if mode == "sum" else rows.mean(1)
+
+
 def embedding_bag(
     input: Tensor, weight: Tensor, offsets: Tensor | None = None, max_norm: float | None = None, norm_type: float = 2,
     scale_grad_by_freq: bool = False, mode: str = "mean", sparse: bool = False,
@@ -71,6 +81,8 @@ def embedding_bag(
     if sparse or scale_grad_by_freq:
         settings |= dict(sparse=sparse, scale_grad_by_freq=scale_grad_by_freq)
         return functions.record(EmbeddingBag, (input, weight, offsets, per_sample_weights, settings))
+    if offsets is None and padding_idx is None and input.dim() == 2 and input.shape[1] > 0:
+        return _equal_bags(input, weight, mode, per_sample_weights)
     return _embedding_bag(input, weight, offsets, per_sample_weights=per_sample_weights, **settings)
 
 
