@@ -79,7 +79,8 @@ OPTIONS = {  # (in the configuration, as arguments)
 }
 CHOSEN = [("bert", "both"), ("llama", "states configured, as a tuple"), ("segformer", "states")]
 if os.environ.get("ONNXTRAIN_SLOW") == "1":
-    CHOSEN = [(model, option) for model in MODELS for option in OPTIONS]
+    CHOSEN = [(model, option) for model in MODELS for option in OPTIONS
+              if (model, option) != ("t5", "states configured, as a tuple")]  # T5's own forward raises, in eager too
 
 
 def tensors(outputs: Any) -> list[tuple[str, Tensor]]:
