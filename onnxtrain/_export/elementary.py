@@ -88,6 +88,8 @@ def _divisions(op: Any) -> Table:
             quotient = op.Div(self, other)
             inexact = op.Not(op.Equal(op.Mul(quotient, other), self))
             return op.Where(op.And(inexact, opposite(self, other, zero)), op.Sub(quotient, one), quotient)
+        if (wide := _WIDER.get(int(self.dtype))) is not None:
+            return op.CastLike(op.Floor(op.Div(op.Cast(self, to=wide), op.Cast(other, to=wide))), self)
         rest = op.Mod(self, other, fmod=1)
         whole = op.Div(op.Sub(self, rest), other)
         below = op.And(op.Not(op.Equal(rest, zero)), opposite(rest, other, zero))
@@ -98,8 +100,15 @@ def _divisions(op: Any) -> Table:
         self, other = pair(self, other)
         if not is_float(self):
             return op.Mod(self, other)
-        rest = op.Mod(self, other, fmod=1)
         zero = _number(op, 0, self)
+        if (wide := _WIDER.get(int(self.dtype))) is not None:
+            x, y = op.Cast(self, to=wide), op.Cast(other, to=wide)
+            quotient = op.Floor(op.Div(x, y))
+            rest, maker = op.Sub(x, op.Mul(quotient, y)), other.producer()
+            if maker is None or maker.op_type != "Constant":  # it may be infinite, times nothing
+                rest = op.Where(op.Equal(quotient, op.Cast(zero, to=wide)), x, rest)
+            return op.CastLike(rest, self)
+        rest = op.Mod(self, other, fmod=1)
         turned = op.And(op.Not(op.Equal(rest, zero)), opposite(rest, other, zero))
         return op.Where(turned, op.Add(rest, other), rest)
 
@@ -119,6 +128,9 @@ def _divisions(op: Any) -> Table:
             aten.remainder.Tensor: remainder, aten.remainder.Scalar: remainder, aten.remainder.Scalar_Tensor: remainder}
 
 
+# Floats whose quotient, up to 2**28, has the right floor in a dtype with twice their digits.
+_WIDER = {int(onnx.TensorProto.FLOAT): onnx.TensorProto.DOUBLE, int(onnx.TensorProto.FLOAT16): onnx.TensorProto.FLOAT,
+          int(onnx.TensorProto.BFLOAT16): onnx.TensorProto.FLOAT}
 _DEFAULTS = {torch.float32: onnx.TensorProto.FLOAT, torch.float64: onnx.TensorProto.DOUBLE,
              torch.float16: onnx.TensorProto.FLOAT16, torch.bfloat16: onnx.TensorProto.BFLOAT16}
 
