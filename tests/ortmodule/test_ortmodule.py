@@ -398,6 +398,6 @@ def test_fallback_disabled_raises(monkeypatch):
 def test_out_of_range_index_is_an_index_error():
     model = ORTModule(nn.Embedding(5, 3))
     model(torch.tensor([1, 4]))
-    with pytest.raises(IndexError, match="out of range for 5 entries"):
+    with pytest.raises(IndexError, match="index out of range in self"):  # PyTorch's own
         model(torch.tensor([1, 5]))
     assert model(torch.tensor([0, 1])).shape == (2, 3)
