@@ -103,19 +103,30 @@ static ont_status prepare(const ont_node *node, ont_arena *arena, ont_prepared *
     return ONT_OK;
 }
 
-/* Cell of the image that cell k of window o lies on, or -1. */
-static int64_t cell_of(const ont_window *w, int64_t k, int64_t o)
+/* A row of windows, whose cells k lie in a row of the image: windows [low, high) inside it, that of window o at
+ * `at` + o * stride. */
+typedef struct span {
+    int64_t at, low, high, stride;
+} span;
+
+static span span_of(const ont_window *w, int64_t k, int64_t o)
 {
-    int64_t at = 0, step = 1;
-    for (int d = w->rank - 1; d >= 0; d--) {
+    int last = w->rank - 1;
+    int64_t at = 0, step = w->in[last], stride = w->stride[last], n = w->out[last];
+    int64_t shift = k % w->kernel[last] * w->dilation[last] - w->begin[last];
+    int64_t low = shift < 0 ? (stride - 1 - shift) / stride : 0, beyond = w->in[last] - shift;
+    int64_t high = beyond <= 0 ? 0 : (beyond - 1) / stride + 1;
+    k /= w->kernel[last];
+    for (int d = last - 1; d >= 0; d--) {
         int64_t i = o % w->out[d] * w->stride[d] + k % w->kernel[d] * w->dilation[d] - w->begin[d];
-        if (i < 0 || i >= w->in[d]) return -1;
+        if (i < 0 || i >= w->in[d]) return (span){0};
         at += i * step;
         step *= w->in[d];
         o /= w->out[d];
         k /= w->kernel[d];
     }
-    return at;
+    if (high > n) high = n;
+    return low < high ? (span){at + shift, low, high, stride} : (span){0};
 }
 
 #define COLUMNS(suffix, type) \
@@ -124,14 +135,18 @@ static int64_t cell_of(const ont_window *w, int64_t k, int64_t o)
         const ont_call *call = context; \
         const columns *s = call->state; \
         const ont_window *w = &s->w; \
+        const int64_t n = w->out[w->rank - 1]; \
         for (int64_t p = first; p < last; p++) { \
             const type *x = (const type *)call->in[0] + p * w->kernel_count * w->out_count; \
             type *y = (type *)call->out[0] + p * w->in_count; \
             memset(y, 0, (size_t)w->in_count * sizeof *y); \
             for (int64_t k = 0; k < w->kernel_count; k++) \
-                for (int64_t o = 0; o < w->out_count; o++) { \
-                    int64_t at = cell_of(w, k, o); \
-                    if (at >= 0) y[at] += x[k * w->out_count + o]; \
+                for (int64_t o = 0; o < w->out_count; o += n, x += n) { \
+                    const span r = span_of(w, k, o / n); \
+                    if (r.stride == 1) \
+                        for (int64_t i = r.low; i < r.high; i++) y[r.at + i] += x[i]; \
+                    else \
+                        for (int64_t i = r.low; i < r.high; i++) y[r.at + i * r.stride] += x[i]; \
                 } \
         } \
     } \
@@ -140,13 +155,15 @@ static int64_t cell_of(const ont_window *w, int64_t k, int64_t o)
         const ont_call *call = context; \
         const columns *s = call->state; \
         const ont_window *w = &s->w; \
+        const int64_t n = w->out[w->rank - 1]; \
         for (int64_t p = first; p < last; p++) { \
             const type *x = (const type *)call->in[0] + p * w->in_count; \
             type *y = (type *)call->out[0] + p * w->kernel_count * w->out_count; \
             for (int64_t k = 0; k < w->kernel_count; k++) \
-                for (int64_t o = 0; o < w->out_count; o++) { \
-                    int64_t at = cell_of(w, k, o); \
-                    y[k * w->out_count + o] = at >= 0 ? x[at] : 0; \
+                for (int64_t o = 0; o < w->out_count; o += n, y += n) { \
+                    const span r = span_of(w, k, o / n); \
+                    memset(y, 0, (size_t)n * sizeof *y); \
+                    for (int64_t i = r.low; i < r.high; i++) y[i] = x[r.at + i * r.stride]; \
                 } \
         } \
     }

@@ -63,16 +63,16 @@ INLINE float f32_exp_low(float x)
 
 /*
  * x = 2^k (1 + m), 1 + m between sqrt(1/2) and sqrt(2), and log(1 + m) by the polynomial of Cephes (Moshier): within
- * an ulp.
+ * an ulp. Numbers without an implied bit are told by their bits: while they are flushed, they compare as 0.
  */
 INLINE float f32_log(float x)
 {
-    const float least = 1.17549435e-38f;
-    float scaled = x < least ? x * 8388608.0f : x;
-    uint32_t bits;
+    uint32_t given, bits;
+    memcpy(&given, &x, sizeof given);
+    float scaled = given < 0x800000u ? (float)(int32_t)given : x, less = given < 0x800000u ? 149.0f : 0.0f;
     memcpy(&bits, &scaled, sizeof bits);
     int32_t e = (int32_t)(bits - 0x3f3504f3u) >> 23;
-    float m = f32_from_bits(bits - ((uint32_t)e << 23)) - 1.0f, z = m * m, k = (float)e - (x < least ? 23.0f : 0.0f);
+    float m = f32_from_bits(bits - ((uint32_t)e << 23)) - 1.0f, z = m * m, k = (float)e - less;
     float p = 7.0376836292e-2f;
     p = p * m - 1.1514610310e-1f;
     p = p * m + 1.1676998740e-1f;
@@ -85,8 +85,8 @@ INLINE float f32_log(float x)
     float y = m * z * p - k * 2.12194440e-4f - 0.5f * z;
     y = m + y + k * 0.693359375f;
     y = x > 3.402823466e38f ? x : y;
-    y = x == 0 ? -INFINITY : y;
-    return x >= 0 ? y : NAN;
+    y = given << 1 == 0 ? -INFINITY : y;
+    return (given <= 0x7f800000u) | (given == 0x80000000u) ? y : NAN;
 }
 
 /* log(1 + x): what the sum rounded off is added. */
