@@ -189,6 +189,8 @@ static int64_t least(int64_t a, int64_t b)
             for (int64_t p = 0, n; p < s->points; p += n) { \
                 n = least(BLOCK, s->points - p); \
                 read_block(call, call->in[1], image * s->points + p, n, false, &block); \
+                for (int64_t k = 0; k < n; k++) /* a point that is nowhere has given NaN to y, and reads no cell */ \
+                    if (block.weight[k][0] != block.weight[k][0]) block.taps[k] = 0; \
                 for (int64_t c = plane; c < end; c++) { \
                     const type *dy = (const type *)call->in[2] + c * s->points + p; \
                     for (int64_t k = 0; k < n; k++) \

@@ -65,8 +65,8 @@ static void cubic_taps(const ont_sampler *s, int axis, double x, axis_taps *t)
 
 static void axis_at(const ont_sampler *s, int axis, double x, axis_taps *t)
 {
-    if (!isfinite(x) && s->padding == ONT_SAMPLE_ZEROS &&
-        s->mode != ONT_SAMPLE_NEAREST) { /* as in torch: no silent zero */
+    if (!isfinite(x) && s->mode != ONT_SAMPLE_NEAREST &&
+        (s->padding == ONT_SAMPLE_ZEROS || s->mode == ONT_SAMPLE_CUBIC)) { /* as in torch: no silent zero */
         *t = (axis_taps){.n = 1, .weight = {NAN}, .slope = {NAN}};
         return;
     }

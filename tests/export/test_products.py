@@ -111,6 +111,26 @@ def test_a_folder_that_cannot_be_written(tmp_path, caplog):
     assert "not kept" in caplog.text and len(caplog.records) == 2  # it cannot be read either
 
 
+def test_a_folder_or_file_that_others_may_write_to(tmp_path, caplog):
+    folder, open_to_all = str(tmp_path / "ours"), tmp_path / "theirs"
+    line = KIND.format(m=7201, n=64)
+    (tmp_path / "ours").mkdir(mode=0o700)
+    products.path(folder).write_text(line)
+    products.path(folder).chmod(0o666)
+    open_to_all.mkdir()
+    open_to_all.chmod(0o777)
+    products.path(str(open_to_all)).write_text(line)
+    with caplog.at_level(logging.WARNING, logger="onnxtrain"):
+        for place in (folder, str(open_to_all)):
+            products.recall(place)
+            _C.remember_products(KIND.format(m=7202, n=len(place)))
+        products.keep(str(open_to_all))
+    assert "7201" not in _C.measured_products() and products.path(str(open_to_all)).read_text() == line
+    assert "mode 666" in caplog.text and "mode 777" in caplog.text
+    products.path(folder).unlink()
+    products._written[folder] = _C.measured_products()  # nothing is written when this process ends
+
+
 def test_files_of_processes_side_by_side_are_joined(tmp_path):
     folder = str(tmp_path)
     products.path(folder).write_text(KIND.format(m=7103, n=11))

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from harness import C, Case, R, V, expect_error, run_case  # noqa: E402
+from harness import C, Case, R, V, call, expect_error, run_case, session_of  # noqa: E402
 from onnxtrain import UnsupportedError  # noqa: E402
 
 NAMES = {"nearest": "nearest", "linear": "bilinear", "cubic": "bicubic"}
@@ -77,6 +77,29 @@ def test_points_nowhere():
     f = sample("linear", "zeros", 0)
     run_case(Case("GridSample", [R(1, 2, 3, 3), grid], {}, name="nowhere", torch=f, grad=False, alloc=False, fd=False,
                   reference=lambda x, g: f(torch.from_numpy(x), torch.from_numpy(g)).numpy()))
+
+
+@pytest.mark.parametrize("mode, padding", [("linear", "zeros"), ("cubic", "zeros")])
+def test_points_nowhere_read_no_cell(mode, padding):
+    """What they give is no number, but no cell of the image has a share in it."""
+    f = sample(mode, padding, 0)
+    x, grid = torch.randn(1, 2, 3, 3), torch.tensor([[[[np.nan, 0], [np.inf, 0], [0, -np.inf], [0.3, 0.2]]]])
+    session = session_of(Case("GridSample", [R(1, 2, 3, 3), R(1, 1, 4, 2)], {"mode": mode, "padding_mode": padding}),
+                         [x.numpy(), grid.numpy()])
+    outputs, grads = call(session, [x, grid], b"\1\0", [torch.ones(1, 2, 1, 4)])
+    want = x.clone().requires_grad_(True)
+    y = f(want, grid)
+    y.sum().backward()
+    torch.testing.assert_close(outputs[0], y.detach(), equal_nan=True)
+    torch.testing.assert_close(grads[0], want.grad)
+
+
+def test_cubic_points_nowhere_at_a_border():
+    f = sample("cubic", "border", 0)
+    x, grid = torch.randn(1, 2, 3, 3), torch.tensor([[[[np.nan, 0], [np.inf, 0], [0, -np.inf], [0.3, 0.2]]]])
+    session = session_of(Case("GridSample", [R(1, 2, 3, 3), R(1, 1, 4, 2)], {"mode": "cubic", "padding_mode": "border"}),
+                         [x.numpy(), grid.numpy()])
+    torch.testing.assert_close(call(session, [x, grid], bytes(2), None)[0][0], f(x, grid), equal_nan=True)
 
 
 @pytest.mark.filterwarnings("ignore:Since version 1.3.0")
