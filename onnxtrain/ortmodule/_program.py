@@ -323,8 +323,7 @@ class Program:
             if (any([isinstance(leaf, Tensor) and leaf.is_neg() for leaf in leaves]) and not self._written
                 and self._views is None):
                 return self(_changed(leaves, Tensor.resolve_neg), grad_enabled)
-            # What a check would have found, perhaps. A device finds an index out of range a call later, in which
-            # PyTorch would find nothing.
+            # What a check would have found, perhaps, or PyTorch finds as well. A device reports an index a call later.
             if random is not None or isinstance(error, IndexError) and self.device == "cpu":
                 if random is not None:
                     _random.restore(self.device, random)
