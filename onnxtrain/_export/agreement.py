@@ -24,6 +24,8 @@ from onnxtrain._export.errors import Untraceable
 _UNKNOWN = (symbolic_shapes.GuardOnDataDependentSymNode, fake_tensor.DataDependentOutputException,
             fake_tensor.DynamicOutputShapeException, fake_tensor.UnsupportedOperatorException, NotImplementedError)
 
+_STRICTER = frozenset((torch.nn.functional.grouped_mm,))  # its fake kernel takes bfloat16 alone, the real one all
+
 
 def agreeing(theirs: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
     """`ours` in the place of torch's `theirs`, for the length of a trace.
@@ -32,6 +34,8 @@ def agreeing(theirs: Callable[..., Any], ours: Callable[..., Any]) -> Callable[.
         Untraceable: torch refuses the arguments, or `ours` has another dtype or shape. PyTorch then runs the module,
             and raises what it has to.
     """
+    if theirs in _STRICTER:
+        return ours
     name = getattr(theirs, "__name__", str(theirs))
 
     @functools.wraps(ours)
