@@ -230,7 +230,7 @@ static int check_saved(const ont_view *view, const ont_value *input)
     return -1;
 }
 
-/* The forward once more, with the same random numbers; its outputs are dropped. A new run, or NULL with an exception. */
+/* The forward once more, with the same random numbers; its outputs are dropped. NULL with an exception. */
 static ont_run *run_once_more(run_object *self, const ont_borrowed *in)
 {
     ont_program *program = self->program;

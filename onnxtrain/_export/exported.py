@@ -31,8 +31,8 @@ class GraphOutput:
     receive a gradient.
 
     A "check" is a condition; where it is not as in `target`, forward raises, and nothing of the step holds. An
-    "argument" is what an argument of the caller's holds after forward, which changes it in place, a "cache" what forward
-    leaves in a cache among the arguments.
+    "argument" is what an argument of the caller's holds after forward, which changes it in place, a "cache" what
+    forward leaves in a cache among the arguments.
     """
 
     kind: Literal["user", "buffer", "attribute", "check", "argument", "cache"]

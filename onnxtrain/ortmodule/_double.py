@@ -80,8 +80,8 @@ def _lacking(program: Any) -> str | None:
     if program.conditional is not None:
         return "it has a torch.cond, whose gradients PyTorch does not differentiate"
     if program.random and (program.device != "cpu" or _masks.model_with(program.exported.model) is None):
-        return ("it draws random numbers other than the masks of dropout on the CPU, and PyTorch would draw others than "
-                "the engine has drawn; put such layers into eval(), or set "
+        return ("it draws random numbers other than the masks of dropout on the CPU, and PyTorch would draw others "
+                "than the engine has drawn; put such layers into eval(), or set "
                 "ORTMODULE_FALLBACK_POLICY=FALLBACK_FORCE_TORCH_FORWARD")
     return None
 

@@ -81,7 +81,8 @@ class Masks:
     def __enter__(self) -> Masks:
         attention = F.scaled_dot_product_attention
         self._stack.enter_context(exclusive())
-        for name, function in (("dropout", self._dropout), ("scaled_dot_product_attention", self._attention(attention))):
+        for name, function in (("dropout", self._dropout),
+                               ("scaled_dot_product_attention", self._attention(attention))):
             self._stack.enter_context(state.replaced(F, name, only_here(function, getattr(F, name))))
         return self
 
@@ -101,8 +102,8 @@ class Masks:
 
     @staticmethod
     def _refuse(what: str) -> None:
-        raise RuntimeError("create_graph=True runs the module again in PyTorch, which could not be given the masks of the "
-                           f"engine's dropout: {what}; put such layers into eval(), or set "
+        raise RuntimeError("create_graph=True runs the module again in PyTorch, which could not be given the masks of "
+                           f"the engine's dropout: {what}; put such layers into eval(), or set "
                            "ORTMODULE_FALLBACK_POLICY=FALLBACK_FORCE_TORCH_FORWARD")
 
     def _dropout(self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:

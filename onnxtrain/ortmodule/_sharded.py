@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
 def reason(module: torch.nn.Module) -> str | None:
-    """Why such a module runs in PyTorch; None where every weight is whole, as it is inside fully_shard(ORTModule(m))."""
+    """Why such a module runs in PyTorch; None where every weight is whole, as inside fully_shard(ORTModule(m))."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     kinds = (fsdp.FSDPModule, fsdp.FullyShardedDataParallel) if fsdp is not None else ()
     for name, child in module.named_modules():

@@ -198,7 +198,7 @@ class Dropping(nn.Module):
 
 @pytest.mark.parametrize("make", [Dropping, lambda: nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Tanh())])
 def test_dropout_is_the_one_of_the_forward(make):
-    """Second derivatives against differences of first ones, and first ones against the engine's: of one set of masks."""
+    """Second derivatives against differences of first ones, and first ones against the engine's: of one draw."""
     model = ORTModule(make().double())
     x = X.detach().double().requires_grad_(True)
     weights = list(model.parameters())
