@@ -28,7 +28,9 @@ static ont_status grad_prepare(const ont_node *node, ont_arena *arena, ont_prepa
 
 static void add_row(const ont_gather *s, void *to, const void *from, int64_t count)
 {
-    if (s->size == sizeof(float))
+    if (s->size == sizeof(float) && count == 1)
+        *(float *)to += *(const float *)from;
+    else if (s->size == sizeof(float))
         ont_simd()->add_to(to, from, count);
     else
         for (int64_t k = 0; k < count; k++) ((double *)to)[k] += ((const double *)from)[k];
