@@ -3,6 +3,7 @@
 import argparse
 import collections
 import copy
+import dataclasses
 import functools
 import importlib
 import itertools
@@ -18,9 +19,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn as nn
+from torch.utils import _pytree as pytree
 
 import onnxtrain
-from onnxtrain._export import cache
+from onnxtrain._export import cache, trees
 from onnxtrain.ortmodule import ORTModule
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -305,6 +307,25 @@ def test_what_another_process_cannot_compare_is_not_kept(folder, caplog, kind, w
     with caplog.at_level(logging.INFO, "onnxtrain"):
         assert counts(kind()) == (1, 0)
     assert words in caplog.text and not list(folder.glob("*.zip"))
+
+
+@dataclasses.dataclass
+class Result:
+    left: torch.Tensor
+    right: dict
+
+
+def test_containers_are_written_by_name_and_read_where_they_are_loaded():
+    ones = torch.ones(1)
+    tree = (collections.OrderedDict(a=[ones, None]), {("x", 1): ones, 2: (3,)})
+    leaves, spec = trees.flatten(tree)
+    assert pytree.tree_unflatten(leaves, trees.read(json.loads(json.dumps(trees.written(spec))))) == tree
+    spec = trees.read([f"{__name__}.Result", {"": ["left", "right"]}, [None, ["dict", ["k"], [None]]]])
+    assert pytree.tree_unflatten([ones, 5], spec) == Result(ones, {"k": 5})  # by a process that met none before
+    assert trees.written(trees.flatten(Result(ones, {"k": 5}))[1]) == trees.written(spec)
+    for other in (collections.defaultdict(list, a=ones), collections.deque([ones]), KIND(ones, ones)):
+        with pytest.raises(cache.NotKept):
+            trees.written(trees.flatten(other)[1])
 
 
 class MakesItsLoss(Net):

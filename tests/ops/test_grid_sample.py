@@ -97,8 +97,8 @@ def test_points_nowhere_read_no_cell(mode, padding):
 def test_cubic_points_nowhere_at_a_border():
     f = sample("cubic", "border", 0)
     x, grid = torch.randn(1, 2, 3, 3), torch.tensor([[[[np.nan, 0], [np.inf, 0], [0, -np.inf], [0.3, 0.2]]]])
-    session = session_of(Case("GridSample", [R(1, 2, 3, 3), R(1, 1, 4, 2)], {"mode": "cubic", "padding_mode": "border"}),
-                         [x.numpy(), grid.numpy()])
+    case = Case("GridSample", [R(1, 2, 3, 3), R(1, 1, 4, 2)], {"mode": "cubic", "padding_mode": "border"})
+    session = session_of(case, [x.numpy(), grid.numpy()])
     torch.testing.assert_close(call(session, [x, grid], bytes(2), None)[0][0], f(x, grid), equal_nan=True)
 
 
