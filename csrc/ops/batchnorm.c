@@ -88,9 +88,14 @@ static void bn_expand(ont_builder *b, ont_node *node, ont_value **outputs)
     const ont_shape shape = ont_node_in(node, BN_X)->shape, channels = ont_node_in(node, BN_SCALE)->shape;
     ont_shape flat = {.rank = 2, .dims = {shape.dims[0], ont_shape_count_range(&shape, 1, shape.rank)}};
     ont_shape entries = {.rank = 1, .dims = {flat.dims[1]}};
-    bool spatial = is_spatial(node);
+    bool spatial = is_spatial(node), same = spatial;
     for (uint32_t i = BN_X; i <= BN_RUNNING_VAR; i++)
         if (ont_node_in(node, i)->dtype == ONT_FLOAT64) wide = ONT_FLOAT64;
+    for (uint32_t i = BN_X; i <= BN_RUNNING_VAR; i++) same &= ont_node_in(node, i)->dtype == wide;
+    if (same) { /* it would stand for itself */
+        b->status = ont_fail(ONT_EUNSUPPORTED, "every kernel that takes it is disabled");
+        return;
+    }
     for (uint32_t i = BN_X; i <= BN_RUNNING_VAR; i++) {
         operands[i] = ont_build_cast(b, ont_node_in(node, i), wide);
         if (!spatial) operands[i] = ont_build_reshape(b, operands[i], i == BN_X ? &flat : &entries);

@@ -69,7 +69,8 @@ KERNELS = ["rows", "simd", "ref"]
 
 @pytest.fixture(params=KERNELS)
 def kernels(request):
-    _C.disable_kernels([f"batchnorm_{part}{other}" for part in ("", "grad_") for other in KERNELS if other != request.param])
+    kept = {request.param, "ref"} if request.param == "rows" else {request.param}  # rows leaves long pieces to others
+    _C.disable_kernels([f"batchnorm_{part}{other}" for part in ("", "grad_") for other in KERNELS if other not in kept])
     yield
     _C.disable_kernels([])
 
@@ -220,12 +221,12 @@ def test_step_is_repeatable():
 
 @DTYPES
 @pytest.mark.parametrize("residual", [False, True], ids=["alone", "residual"])
-@pytest.mark.parametrize("shape", [(3, 4, 5, 7), (2, 3, 33, 40)], ids=str)
+@pytest.mark.parametrize("shape", [(3, 4, 5, 7), (2, 3, 33, 40), (64, 40)], ids=str)
 def test_gradients_pass_where_the_result_is_nan(residual, shape, dtype, kernels):
     """A Relu hands on what comes back, as torch's does: earlier layers see that something is wrong."""
     inputs = {"x": random(*shape, dtype=dtype, seed=1), "r": random(*shape, dtype=dtype, seed=2),
               **operands(shape, dtype)}
-    inputs["r" if residual else "x"][1, 1, 2, 3] = float("nan")
+    inputs["r" if residual else "x"].view(-1)[shape[-1] + 3] = float("nan")
     nodes = [norm("x", "n", True), helper.make_node("Add", ["n", "r"], ["a"])][:1 + residual]
     nodes.append(helper.make_node("Relu", [nodes[-1].output[0]], ["y"]))
     if not residual:
