@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
+from torch.utils._device import DeviceContext
 
 from onnxtrain._export.attributes import State
 from onnxtrain._export.errors import Changed
@@ -68,3 +69,9 @@ def torch_modes() -> tuple[Any, ...]:
     """What of torch's global state goes into a graph."""
     return (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), torch.is_autocast_enabled("cuda"),
             torch.get_autocast_dtype("cuda"), torch.get_default_dtype(), torch._C._get_deterministic_algorithms())
+
+
+def function_mode() -> str | None:
+    """The name of a TorchFunctionMode that is on, but for torch.set_default_device()'s, which a trace sees."""
+    modes = [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
+    return next((type(mode).__qualname__ for mode in modes if type(mode) is not DeviceContext), None)

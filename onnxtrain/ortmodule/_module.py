@@ -26,7 +26,7 @@ from onnxtrain.ortmodule._fallback import (
     Fallback, FallbackPolicy, ORTModuleFallbackException, ORTModuleTorchModelException, named,
 )
 from onnxtrain.ortmodule._forward import Adopted, Forward, calls_forward_of, watched
-from onnxtrain.ortmodule._key import MAX_TRIES, Fallen, Key, SetUps, describe, torch_modes
+from onnxtrain.ortmodule._key import MAX_TRIES, Fallen, Key, SetUps, describe, function_mode, torch_modes
 from onnxtrain.ortmodule._managers import View
 from onnxtrain.ortmodule._program import CheckError, Program, SharedMemoryError
 from onnxtrain.ortmodule._verify import VerificationError, compare, tolerance, verify
@@ -120,6 +120,8 @@ class ORTModule(torch.nn.Module):
             self._note("a trace, a mode of torch's dispatcher or forward-mode differentiation wants to see every "
                        "operator")
             return self._in_torch(args, kwargs)
+        if torch._C._len_torch_function_stack() and function_mode() is not None:
+            return self._by_torch(f"the mode {function_mode()} wants to see every function of torch", args, kwargs)
         if self._lazy and self._still_lazy():
             return self._in_torch(args, kwargs)
         grad_enabled = torch.is_grad_enabled()

@@ -253,6 +253,26 @@ def test_saved_tensors_changed_in_place_are_an_error():
         out.sum().backward()
 
 
+class Doubled(torch.overrides.TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        return out * 2 if func is F.relu else out
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["after the export", "before it"])
+def test_function_modes_see_every_call(first):
+    def use(m):
+        with Doubled() if first else contextlib.nullcontext():
+            one = m(X)
+        with contextlib.nullcontext() if first else Doubled():
+            two = m(X)
+        with torch.device("cpu"):  # a mode of torch's own, which changes no function
+            return one, two, m(X)
+    model = both(module(lambda self, x: F.relu(self.fc(x))), use)
+    counts = onnxtrain.stats(model)
+    assert (counts["engine_steps"], counts["fallback_steps"]) == (2, 1) and "Doubled" in counts["reasons"][0]
+
+
 def test_functional_call():
     def use(m):
         fresh = {name: (p.detach() * 2).requires_grad_(True) for name, p in m.named_parameters()}
