@@ -105,7 +105,10 @@ def _register_schemas() -> None:
                                          required=False)],
         )
     )
-    for name, more in (("Gather", ()), ("GatherElements", ()), ("ScatterElements", ("updates",))):
+    axis = schema.Attribute("axis", schema.AttrType.INT, "as ONNX's", required=False)
+    reduction = schema.Attribute("reduction", schema.AttrType.STRING, "as ONNX's", required=False)
+    for name, more, attributes in (("Gather", (), [axis]), ("GatherElements", (), [axis]),
+                                   ("ScatterElements", ("updates",), [axis, reduction])):
         onnx.defs.register_schema(
             schema(
                 f"Torch{name}", DOMAIN, DOMAIN_VERSION,
@@ -114,8 +117,7 @@ def _register_schemas() -> None:
                         *(schema.FormalParameter(other, "T") for other in more)],
                 outputs=[schema.FormalParameter("y", "T")],
                 type_constraints=[("T", types, "any tensor"), ("I", integers, "integers")],
-                attributes=[schema.Attribute("axis", schema.AttrType.INT, "as ONNX's", required=False),
-                            schema.Attribute("reduction", schema.AttrType.STRING, "as ONNX's", required=False)],
+                attributes=attributes,
             )
         )
     onnx.defs.register_schema(

@@ -53,7 +53,7 @@ def _unbiased(var: Tensor, count: int) -> Tensor:
 
 
 def _update(running: Tensor, batch: Tensor, momentum: float | Tensor) -> None:
-    running.mul_(1 - momentum).add_(batch.to(running.dtype) * momentum)
+    running.mul_(1 - momentum).add_(batch.detach().to(running.dtype) * momentum)
 
 
 def batch_norm(

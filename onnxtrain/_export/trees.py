@@ -142,7 +142,7 @@ def _loaded(name: str) -> type | None:
         return None
     with _lock:
         if dataclasses.is_dataclass(kind) and not issubclass(kind, dict):
-            _register_dataclass(kind)
+            _register_object(kind)
         elif issubclass(kind, dict) and not dataclasses.is_dataclass(kind):
             _register_mapping(kind)
         else:
