@@ -166,7 +166,7 @@ def compare(function: Any, args: Any, kwargs: Any) -> tuple[str, str]:
         want, want_grads = run(function, args, kwargs)
         again = unseeded(function, args, kwargs)
     except Exception as error:  # noqa: BLE001
-        return "skipped", f"eager raises {type(error).__name__}"
+        return "skipped", f"eager raises {type(error).__name__}: {str(error)[:200]}"
     values = unlike(again, want, True) is None
     model = wrapped(function)
     try:

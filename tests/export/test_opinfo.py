@@ -24,7 +24,7 @@ REFUSED = ["complex", "gather", "index_add", "logcumsumexp", "masked_scatter", "
 def results(name, dtype, samples, errors):
     torch.manual_seed(0)
     found = [r for op in operators([name]) for r in of_operator(op, dtype, samples, errors, limit=0)]
-    assert found and {r.outcome for r in found} != {"skipped"}, f"no sample of {name}"
+    assert found and {r.outcome for r in found} != {"skipped"}, f"no sample of {name}: {found}"
     wrong = [f"{r.kind} {r.sample}: {r.text}" for r in found if r.outcome == "different"]
     assert not wrong, "\n".join(wrong)
     return found
