@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onnxtrain import _report
 from onnxtrain.ortmodule import ORTModule
 
 _log = logging.getLogger("onnxtrain")
@@ -52,7 +53,7 @@ def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], *, mode:
     except LookupError as error:
         _log.warning("torch.compile(backend='onnxtrain'): PyTorch runs a graph of %d nodes, since %s",
                      len(graph.graph.nodes), error)
-        return graph
+        return _counted(graph)
     if numbers:
         numbers.take_out()
     floats = _floats_as_arguments(graph)
@@ -71,6 +72,17 @@ def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], *, mode:
         else:
             results = model(*arguments)
         return numbers.put_back(results, given) if numbers else results
+
+    return call
+
+
+def _counted(graph: torch.fx.GraphModule) -> Callable[..., Any]:
+    """The graph in PyTorch, each call of which is a fallback step of stats()."""
+    counters = _report.Counters()
+
+    def call(*given: Any) -> Any:
+        _report.count(counters, fallback_steps=1)
+        return graph(*given)
 
     return call
 

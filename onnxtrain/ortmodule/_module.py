@@ -120,8 +120,8 @@ class ORTModule(torch.nn.Module):
             self._note("a trace, a mode of torch's dispatcher or forward-mode differentiation wants to see every "
                        "operator")
             return self._in_torch(args, kwargs)
-        if torch._C._len_torch_function_stack() and function_mode() is not None:
-            return self._by_torch(f"the mode {function_mode()} wants to see every function of torch", args, kwargs)
+        if torch._C._len_torch_function_stack() and (active := function_mode()) is not None:
+            return self._by_torch(f"the mode {active} wants to see every function of torch", args, kwargs)
         if self._lazy and self._still_lazy():
             return self._in_torch(args, kwargs)
         grad_enabled = torch.is_grad_enabled()

@@ -30,7 +30,7 @@ def counts():
 
 
 def both(module, use, engine_steps, fallback_steps=0, exports=None, **options):
-    """use(model) on eager and on the compiled copy: results, gradients and buffers agree; the engine took so many steps."""
+    """use(model) on eager and on the compiled copy: results, gradients, buffers agree; the engine took these steps."""
     eager, compiled = module, torch.compile(copy.deepcopy(module), backend=dynamo.backend, **options)
     torch.manual_seed(1)
     want = use(eager)
@@ -198,6 +198,17 @@ def test_gradients_of_arguments_and_no_grad():
             quiet = model(x)
         return x.grad, quiet
     both(Made(lambda self, x: self.fc(x).sin()), use, engine_steps=2)
+
+
+def test_a_result_that_is_not_known_runs_in_pytorch_and_is_counted(caplog):
+    graph = torch.fx.symbolic_trace(lambda x: (x.relu(),))  # without Dynamo's example values
+    before = counts()
+    with caplog.at_level(logging.WARNING):
+        run = dynamo.backend(graph, [X])
+    torch.testing.assert_close(run(Y), (Y.relu(),))
+    after = counts()
+    assert {name: after[name] - before[name] for name in after} == dict(engine_steps=0, fallback_steps=1, exports=0)
+    assert "PyTorch runs a graph" in caplog.text
 
 
 @pytest.mark.parametrize("options, error", [(dict(mode="quick"), ValueError), (dict(options={"a": 1}), TypeError)])
