@@ -269,6 +269,10 @@ def of_operator(op: Any, dtype: torch.dtype, samples: int, errors: int, limit: i
 def operators(names: list[str]) -> list[Any]:
     from torch.testing._internal.common_methods_invocations import op_db
 
+    for op in op_db:
+        # PyTorch Geometric, once imported, has functions of its own in the place of torch.index_select and torch.select.
+        if getattr(op.op, "__module__", None) and op.op.__module__.startswith("torch_geometric"):
+            op.op = getattr(torch._C._VariableFunctions, op.name)
     chosen = [op for op in op_db if op.name not in UNDETERMINED and not op.name.startswith(("sparse.", "jiterator"))]
     return [op for op in chosen if not names or op.name in names or f"{op.name}.{op.variant_test_name}" in names]
 
