@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.modules.module import _has_any_global_hook
+from torch.utils import checkpoint
 
 from onnxtrain import _report
 from onnxtrain.ortmodule import ORTModule
@@ -67,7 +69,11 @@ def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], *, mode:
 
     def call(*given: Any) -> Any:
         arguments = tuple([given[i].item() if i in floats else given[i] for i in kept])
-        if enables_grad and not torch.is_grad_enabled():
+        if _has_any_global_hook():
+            model._note("a hook of all modules would be run for the graph, which is none of the user's")
+            _report.count(model._counters, fallback_steps=1)
+            results = graph.forward(*arguments)
+        elif enables_grad and not torch.is_grad_enabled():
             results = model._by_torch("it enables gradients under its caller's no_grad()", arguments, {})
         else:
             results = model(*arguments)
@@ -91,7 +97,90 @@ def _copied(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """The same operations and attributes; Dynamo goes on reading the arguments of its own graph."""
     own = torch.fx.Graph()
     own.output(own.graph_copy(graph.graph, {}))
-    return torch.fx.GraphModule(graph, own)
+    copied = torch.fx.GraphModule(graph, own)
+    copied.meta.update(graph.meta)
+    for name, part in graph.named_children():
+        if isinstance(part, torch.fx.GraphModule) and hasattr(copied, name):
+            setattr(copied, name, _copied(part))
+    _undo_operators(copied)
+    return copied
+
+
+def _undo_operators(graph: torch.fx.GraphModule) -> None:
+    """Makes a torch.autograd.Function, a checkpoint() and an autocast() again of what Dynamo has made of them.
+
+    An export would go through Dynamo's operators: through a function's forward under no_grad(), without a gradient.
+    """
+    for node in list(graph.graph.nodes):
+        if node.target is torch.ops.higher_order.autograd_function_apply:
+            forward, backward = (getattr(graph, part.target) for part in node.args[:2])
+            node.target = _function(forward, backward, **node.kwargs)
+            node.args, node.kwargs = node.args[2:], {}
+        elif node.target is torch.ops.higher_order.tag_activation_checkpoint:
+            node.target = _checkpointed(getattr(graph, node.args[0].target))
+            node.args, node.kwargs = node.args[1:], {**node.kwargs, "use_reentrant": False}
+        else:
+            node.target = _AUTOCAST.get(node.target, node.target)
+    graph.graph.eliminate_dead_code(lambda node: node.op != "get_attr")
+    graph.recompile()
+
+
+def _enter_autocast(*args: Any) -> torch.autocast:
+    """In a trace, torch's function of this name notes the region and does not enter it."""
+    mode = torch.autocast(*args)
+    mode.__enter__()
+    return mode
+
+
+def _exit_autocast(mode: torch.autocast) -> None:
+    mode.__exit__(None, None, None)
+
+
+_AUTOCAST = {torch.amp.autocast_mode._enter_autocast: _enter_autocast,
+             torch.amp.autocast_mode._exit_autocast: _exit_autocast}
+
+
+def _checkpointed(part: torch.fx.GraphModule) -> Callable[..., Any]:
+    context = part.meta.get("_checkpoint_context_fn")
+
+    def apply(*args: Any, **options: Any) -> Any:
+        if context is not None:
+            options["context_fn"] = context
+        return checkpoint.checkpoint(part, *args, **options)
+
+    return apply
+
+
+def _function(run: torch.fx.GraphModule, differentiate: torch.fx.GraphModule, *,
+              non_differentiable_idx: Sequence[int] = (), saved_for_backward_idx: Sequence[int] = (),
+              dirty_idx: Sequence[int] = ()) -> Callable[..., Any]:
+    """What two of Dynamo's graphs compute: (results, what backward wants), and the gradients of the arguments."""
+    taken = _sizes_from_tensors(run)
+    run.recompile()
+
+    class Captured(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *args: Any) -> Any:
+            results, kept = run(*args)
+            places = results if isinstance(results, (tuple, list)) else (results,)
+            ctx.mark_dirty(*[places[i] for i in dirty_idx])
+            ctx.mark_non_differentiable(*[places[i] for i in non_differentiable_idx])
+            ctx.save_for_backward(*[kept[i] for i in saved_for_backward_idx])
+            ctx.others = [None if i in saved_for_backward_idx else value for i, value in enumerate(kept)]
+            return results
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            kept = list(ctx.others)
+            for i, tensor in zip(saved_for_backward_idx, ctx.saved_tensors, strict=True):
+                kept[i] = tensor
+            found = differentiate(*gradients, *kept)
+            return tuple([found[i] for i in taken])
+
+    def apply(*args: Any) -> Any:  # a target of a graph has a name and a module
+        return Captured.apply(*[args[i] for i in taken])
+
+    return apply
 
 
 def _placeholders(graph: torch.fx.GraphModule) -> list[torch.fx.Node]:

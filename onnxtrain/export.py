@@ -226,7 +226,7 @@ def _run(
     start = time.perf_counter()
     try:
         with (exclusive.exclusive(), state.unchanged(module), state.random_unchanged(),
-              rewrite.patched(module, notes, custom), messages.quiet()):
+              state.autocast_unchanged(), rewrite.patched(module, notes, custom), messages.quiet()):
             names = _names(module, args, kwargs)
             refusals.refuse_lost(module, leaves, names)
             refusals.refuse_nothing(module, args, kwargs)
@@ -327,10 +327,11 @@ def _dynamo(flat: _Flat, names: list[str], leaves: list[Any], opset: int, notes:
     mutations.check(program)
     mutations.mark_no_grad(program)
     traced = time.perf_counter()
+    drawn = functions.drawn_by_torch() if all(t.is_cpu for t in (*tensors, *module.parameters())) else {}
     with registry_reused(), wide_numbers(), retrace.spared():
         translated = torch.onnx.export(
             program, opset_version=opset, optimize=False, verbose=False,
-            custom_translation_table=translations(opset) | functions.by_torch(flat.by_torch),
+            custom_translation_table=translations(opset) | drawn | functions.by_torch(flat.by_torch),
         )
     done = time.perf_counter()
     model, signature = translated.model, translated.exported_program.graph_signature

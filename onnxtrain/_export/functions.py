@@ -95,7 +95,7 @@ class Call:
         env = next((dim.node.shape_env for tensor in tensors for dim in tensor.shape
                     if isinstance(dim, torch.SymInt)), None)
         if env is not None and self.function not in _by_size:
-            with env.suppress_guards():
+            with env.suppress_guards(), env.ignore_fresh_unbacked_symbols():
                 made = self._dry_forward(tensors)
                 if all(index is not None or value is None for index, value in self.results):
                     self.shapes = _shapes(tensors, made)
@@ -157,6 +157,8 @@ class OperatorCall(Call):
     def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Runs it under autograd's own rules."""
         overload: Any = self.function
+        if overload._schema.name.endswith("_like"):  # of sizes alone; autograd lacks some, which torch's own code spares
+            tensors = [tensor.detach() for tensor in tensors]
         args, kwargs = self.arguments(tensors)
         places = overload._schema.arguments
         args = [_plain(value, places[i]) for i, value in enumerate(args)]
@@ -191,7 +193,54 @@ def by_torch(names: Sequence[str]) -> dict[Any, Callable[..., Any]]:
     return table
 
 
+def drawn_by_torch() -> dict[Any, Callable[..., Any]]:
+    """Translations of operators that draw random numbers on the CPU: torch draws, so that a seed gives what it gives in
+    PyTorch.
+
+    One that only wants another tensor's sizes gets those, where they are known: no segment has to end before it.
+    """
+    import onnxscript
+
+    own, aten = onnxscript.values.Opset(DOMAIN, 1), torch.ops.aten
+    found: dict[Any, Callable[..., Any]] = {}
+    for packet in (aten.rand, aten.randn, aten.rand_like, aten.randn_like, aten.randint, aten.randint_like,
+                   aten.randperm, aten.bernoulli, aten.normal, aten.normal_functional, aten.uniform, aten.exponential,
+                   aten.log_normal, aten.cauchy, aten.geometric):
+        for name in packet.overloads():
+            overload = getattr(packet, name)
+            arguments = [argument.name for argument in overload._schema.arguments]
+            if name.endswith("out") or overload._schema.is_mutable or "names" in arguments:
+                continue
+            found[overload] = _drawn(own, overload)
+    return found
+
+
+def _drawn(own: Any, overload: Any) -> Callable[..., Any]:
+    sized = {torch.ops.aten.rand_like: torch.ops.aten.rand.default,
+             torch.ops.aten.randn_like: torch.ops.aten.randn.default}.get(overload.overloadpacket)
+    as_given, by_size = (_translation_of(own, one, 1) if one is not None else None for one in (overload, sized))
+
+    def translate(*args, **kwargs):
+        kwargs = {key: _torch_value(key, value) for key, value in kwargs.items()}
+        if by_size is not None and all(isinstance(size, int) for size in args[0].shape):
+            dtype = kwargs.get("dtype") or _torch_value("dtype", args[0].dtype)
+            return by_size([int(size) for size in args[0].shape], dtype=dtype)
+        return as_given(*args, **kwargs)
+
+    return translate
+
+
+def _torch_value(key: str, value: Any) -> Any:
+    """An option of a node as torch has it; torch.onnx has made its own kinds of dtypes and devices."""
+    from torch.onnx._internal.torchscript_exporter._type_utils import JitScalarType
+
+    if key in ("layout", "device", "pin_memory", "memory_format") or key == "dtype" and value in (None, -1):
+        return None
+    return JitScalarType.from_onnx_type(int(value)).dtype() if key == "dtype" else value
+
+
 def _translation_of(own: Any, overload: Any, outputs: int) -> Callable[..., Any]:
+    import onnxscript
     from torch.onnx._internal.exporter._tensors import SymbolicTensor
 
     def translate(*args, **kwargs):
@@ -200,7 +249,8 @@ def _translation_of(own: Any, overload: Any, outputs: int) -> Callable[..., Any]
         tensors = [leaves[i] for i in where]
         _calls.append(OperatorCall(overload, [None if i in where else leaf for i, leaf in enumerate(leaves)], where,
                                    spec, outputs == 1))
-        made = tuple(own.PythonOp(*tensors, key=len(_calls) - 1, output=index) for index in range(outputs))
+        given = tensors or [onnxscript.opset18.Constant(value_int=0)]  # a node has an input; this one is not looked at
+        made = tuple(own.PythonOp(*given, key=len(_calls) - 1, output=index) for index in range(outputs))
         return made[0] if outputs == 1 else made
 
     return translate

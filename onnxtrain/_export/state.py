@@ -47,6 +47,25 @@ def random_unchanged() -> Iterator[None]:
             torch.cuda.set_rng_state_all(cuda_states)
 
 
+@contextlib.contextmanager
+def autocast_unchanged() -> Iterator[None]:
+    """Leaves the regions of autocast that a graph of Dynamo's has entered and, where its trace failed, not left."""
+    devices = [(device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+               for device in ("cpu", "cuda")]
+    caches, depth = torch.is_autocast_cache_enabled(), torch.autocast_increment_nesting()
+    try:
+        yield
+    finally:
+        for device, enabled, dtype in devices:
+            torch.set_autocast_enabled(device, enabled)
+            torch.set_autocast_dtype(device, dtype)
+        torch.set_autocast_cache_enabled(caches)
+        while (left := torch.autocast_decrement_nesting()) >= depth:
+            pass
+        if not left:
+            torch.clear_autocast_cache()
+
+
 # torch's own lists of a module's parameters, which follow the parameters by themselves
 _FOLLOWS = {"_flat_weights", "_flat_weight_refs"}
 

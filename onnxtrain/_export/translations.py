@@ -186,6 +186,14 @@ def _functions(op: Any, own: Any) -> Table:
             raise Untraceable("The module pads with mode 'circular' by a negative size, which ONNX means otherwise.")
         return nn.aten_pad(self, pad, mode, value)
 
+    def dropout(self, p, train):
+        """Of nothing and of all: no number is drawn for those."""
+        from onnxscript.function_libs.torch_lib.ops import core
+
+        if not train or p == 0.0:
+            return op.Identity(self)
+        return op.Mul(self, _number(op, 0, self)) if p == 1.0 else core.aten_dropout(self, p, train)
+
     def celu(self, alpha=1.0):
         """ONNX has it for float32 alone."""
         if alpha == 1.0:
@@ -225,7 +233,7 @@ def _functions(op: Any, own: Any) -> Table:
 
     return {
         aten.pad.default: pad,
-        aten.celu.default: celu,
+        aten.dropout.default: dropout, aten.celu.default: celu,
         aten.sinc.default: sinc,
         aten.atan2.default: atan2,
         aten.masked_select.default: masked_select,

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from torch.utils import checkpoint
 
 import onnxtrain
 from agree import equal
@@ -188,6 +189,92 @@ def test_gradients_enabled_under_no_grad_are_had(caplog):
     with caplog.at_level(logging.WARNING):
         both(Made(forward), use, engine_steps=0, fallback_steps=1)
     assert "enables gradients" in caplog.text
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a, b, scale):
+        y, positive = a.exp(), a > 0
+        ctx.save_for_backward(y, b)
+        ctx.scale, ctx.rows = scale, a.shape[0]
+        ctx.mark_non_differentiable(positive)
+        return y * b, positive
+
+    @staticmethod
+    def backward(ctx, grad, _):
+        y, b = ctx.saved_tensors
+        return grad * y * b * ctx.scale * ctx.rows, grad * y, None  # another slope than autograd's
+
+
+@pytest.mark.parametrize("inside", [lambda f, *args: f(*args),
+                                    lambda f, *args: checkpoint.checkpoint(f, *args, use_reentrant=False)],
+                         ids=["plain", "in a checkpoint"])
+def test_an_autograd_function_keeps_its_backward(inside):
+    def forward(self, x):
+        h = self.fc(x)
+        y, positive = inside(lambda a, b: Doubled.apply(a, b, self.scale), h, x + 1)
+        return y * 3 + h, positive
+
+    def use(model):
+        out = []
+        for n in (3, 5, 7, 9):
+            model.scale = 1.0 + n
+            out.append(model(torch.ones(n, 4) / n))
+        sum(y.square().sum() for y, _ in out).backward()
+        return [[y.detach(), positive] for y, positive in out]
+    both(Made(forward), use, engine_steps=4)
+
+
+def test_a_checkpoint_is_part_of_the_graph():
+    def forward(self, x):
+        return checkpoint.checkpoint(lambda t: self.fc(t).tanh(), self.fc(x), use_reentrant=False)
+    both(Made(forward), trained(X, Y), engine_steps=2, exports=1)
+
+
+def test_autocast_inside_and_left_as_it_was_where_an_export_fails():
+    def forward(self, x):
+        h = self.fc(x)
+        with torch.autocast("cpu", torch.bfloat16):
+            h = self.fc(h)
+            if not self.good:
+                with torch.no_grad():
+                    self.fc.weight.clamp_(-1, 1)
+                h = self.fc(h)
+        return h.to(x.dtype) * 2
+
+    def use(model):
+        out = model(X)
+        assert out.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+        assert torch.autocast_increment_nesting() == 1 and torch.autocast_decrement_nesting() == 0
+        return (out.detach() * 8).round() / 8
+    both(Made(forward, good=True), use, engine_steps=1)
+    both(Made(forward, good=False), use, engine_steps=0, fallback_steps=1)
+
+
+@pytest.mark.parametrize("draw", [
+    lambda h: h * torch.rand(4) + torch.randn_like(h), lambda h: h + torch.randint(3, (h.shape[0], 1)),
+    lambda h: h * torch.bernoulli(torch.full((4,), 0.5)) + torch.empty_like(h).uniform_(),
+    lambda h: h[torch.randperm(3)] + torch.normal(h.detach(), 1.0) + torch.randint_like(h, 5),
+    lambda h: F.dropout(h, 0.0) + F.dropout(h, 1.0),
+], ids=["rand", "randint", "bernoulli", "others", "dropout of nothing and of all"])
+def test_a_seed_draws_what_eager_draws(draw):
+    def use(model):
+        out = model(X)
+        out.sum().backward()
+        return out.detach(), torch.rand(3)
+    both(Made(lambda self, x: draw(self.fc(x)).sin()), use, engine_steps=1)
+
+
+@pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning")
+def test_a_hook_of_all_modules_is_not_run_for_a_graph():
+    called = []
+    compiled = torch.compile(Made(lambda self, x: self.fc(x)), backend=dynamo.backend)
+    before = counts()
+    with nn.modules.module.register_module_forward_hook(lambda part, args, out: called.append(type(part)) or out * 2):
+        got = compiled(X)
+    assert not {torch.fx.GraphModule, onnxtrain.ortmodule.ORTModule}.intersection(called)
+    torch.testing.assert_close(got, compiled._orig_mod.fc(X) * 2 ** len(called))
+    assert counts()["engine_steps"] == before["engine_steps"] and counts()["fallback_steps"] > before["fallback_steps"]
 
 
 def test_gradients_of_arguments_and_no_grad():
