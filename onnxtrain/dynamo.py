@@ -19,6 +19,7 @@ from torch.utils import checkpoint
 
 from onnxtrain import _report
 from onnxtrain.ortmodule import ORTModule
+from onnxtrain.ortmodule._key import function_mode
 
 _log = logging.getLogger("onnxtrain")
 _KINDS = ((torch.SymInt, int), (torch.SymFloat, float), (torch.SymBool, bool))
@@ -73,6 +74,9 @@ def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], *, mode:
             model._note("a hook of all modules would be run for the graph, which is none of the user's")
             _report.count(model._counters, fallback_steps=1)
             results = graph.forward(*arguments)
+        elif torch._C._len_torch_function_stack() and function_mode() is not None:
+            with torch._C.DisableTorchFunction():  # the mode was asked when the graph was captured: not once more
+                results = model(*arguments)
         elif enables_grad and not torch.is_grad_enabled():
             results = model._by_torch("it enables gradients under its caller's no_grad()", arguments, {})
         else:

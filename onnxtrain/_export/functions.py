@@ -157,7 +157,7 @@ class OperatorCall(Call):
     def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Runs it under autograd's own rules."""
         overload: Any = self.function
-        if overload._schema.name.endswith("_like"):  # of sizes alone; autograd lacks some, which torch's own code spares
+        if overload._schema.name.endswith("_like"):  # of sizes alone; and autograd has no formula for some
             tensors = [tensor.detach() for tensor in tensors]
         args, kwargs = self.arguments(tensors)
         places = overload._schema.arguments

@@ -194,6 +194,15 @@ def _functions(op: Any, own: Any) -> Table:
             return op.Identity(self)
         return op.Mul(self, _number(op, 0, self)) if p == 1.0 else core.aten_dropout(self, p, train)
 
+    def native_dropout(self, p, train=True):
+        """What decompositions make of it."""
+        from onnxscript.function_libs.torch_lib.ops import core
+
+        if train and 0.0 < p < 1.0:
+            return core.aten_native_dropout(self, p, train)
+        kept = onnx.helper.make_tensor("kept", onnx.TensorProto.BOOL, [1], [not train or p == 0.0])
+        return dropout(self, p, train), op.ConstantOfShape(op.Shape(self), value=kept)
+
     def celu(self, alpha=1.0):
         """ONNX has it for float32 alone."""
         if alpha == 1.0:
@@ -233,7 +242,7 @@ def _functions(op: Any, own: Any) -> Table:
 
     return {
         aten.pad.default: pad,
-        aten.dropout.default: dropout, aten.celu.default: celu,
+        aten.dropout.default: dropout, aten.native_dropout.default: native_dropout, aten.celu.default: celu,
         aten.sinc.default: sinc,
         aten.atan2.default: atan2,
         aten.masked_select.default: masked_select,

@@ -255,7 +255,7 @@ def test_autocast_inside_and_left_as_it_was_where_an_export_fails():
     lambda h: h * torch.rand(4) + torch.randn_like(h), lambda h: h + torch.randint(3, (h.shape[0], 1)),
     lambda h: h * torch.bernoulli(torch.full((4,), 0.5)) + torch.empty_like(h).uniform_(),
     lambda h: h[torch.randperm(3)] + torch.normal(h.detach(), 1.0) + torch.randint_like(h, 5),
-    lambda h: F.dropout(h, 0.0) + F.dropout(h, 1.0),
+    lambda h: F.dropout(h, 0.0) + F.dropout(h, 1.0) * torch.arange(4),
 ], ids=["rand", "randint", "bernoulli", "others", "dropout of nothing and of all"])
 def test_a_seed_draws_what_eager_draws(draw):
     def use(model):
@@ -275,6 +275,20 @@ def test_a_hook_of_all_modules_is_not_run_for_a_graph():
     assert not {torch.fx.GraphModule, onnxtrain.ortmodule.ORTModule}.intersection(called)
     torch.testing.assert_close(got, compiled._orig_mod.fc(X) * 2 ** len(called))
     assert counts()["engine_steps"] == before["engine_steps"] and counts()["fallback_steps"] > before["fallback_steps"]
+
+
+def test_a_function_mode_is_asked_once():
+    class Twice(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            return out * 2 if func is torch.relu else out
+
+    def use(model):
+        out = [model(X)]
+        with Twice():
+            out += [model(X), model(Y)]
+        return [*out, model(Y)]
+    both(Made(lambda self, x: torch.relu(self.fc(x))), use, engine_steps=2, fallback_steps=2)
 
 
 def test_gradients_of_arguments_and_no_grad():
