@@ -24,6 +24,7 @@ from onnxtrain.ortmodule._key import function_mode
 _log = logging.getLogger("onnxtrain")
 _KINDS = ((torch.SymInt, int), (torch.SymFloat, float), (torch.SymBool, bool))
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+_TRANSFORMS = ("_grad_increment_nesting", "_jvp_increment_nesting")
 _ARITHMETIC = frozenset((operator.add, operator.sub, operator.mul, operator.truediv,
                          torch.add, torch.sub, torch.mul, torch.div))
 
@@ -52,6 +53,7 @@ def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], *, mode:
         raise TypeError(f"torch.compile(backend='onnxtrain') takes no options, got {', '.join(map(str, options))}")
     graph = _copied(graph)
     try:
+        _refuse_transforms(graph)
         numbers = _Numbers(graph)
     except LookupError as error:
         _log.warning("torch.compile(backend='onnxtrain'): PyTorch runs a graph of %d nodes, since %s",
@@ -92,9 +94,17 @@ def _counted(graph: torch.fx.GraphModule) -> Callable[..., Any]:
 
     def call(*given: Any) -> Any:
         _report.count(counters, fallback_steps=1)
-        return graph(*given)
+        return graph.forward(*given)
 
     return call
+
+
+def _refuse_transforms(graph: torch.fx.GraphModule) -> None:
+    """Raises LookupError where torch.func differentiates inside: a trace that fails there would leave it begun."""
+    for part in graph.modules():
+        if isinstance(part, torch.fx.GraphModule) and any(
+                getattr(node.target, "__name__", "") in _TRANSFORMS for node in part.graph.nodes):
+            raise LookupError("torch.func differentiates in it by an interpreter of its own")
 
 
 def _copied(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
@@ -123,6 +133,8 @@ def _undo_operators(graph: torch.fx.GraphModule) -> None:
         elif node.target is torch.ops.higher_order.tag_activation_checkpoint:
             node.target = _checkpointed(getattr(graph, node.args[0].target))
             node.args, node.kwargs = node.args[1:], {**node.kwargs, "use_reentrant": False}
+        elif node.target is torch._C._autograd._get_data_attr:  # which a trace takes for a constant
+            node.target = torch.detach
         else:
             node.target = _AUTOCAST.get(node.target, node.target)
     graph.graph.eliminate_dead_code(lambda node: node.op != "get_attr")

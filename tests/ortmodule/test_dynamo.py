@@ -277,6 +277,24 @@ def test_a_hook_of_all_modules_is_not_run_for_a_graph():
     assert counts()["engine_steps"] == before["engine_steps"] and counts()["fallback_steps"] > before["fallback_steps"]
 
 
+def test_the_data_of_a_tensor_is_no_constant():
+    def forward(self, x):
+        h = self.fc(x)
+        t = h.detach().clone()
+        t.data = t.data * 2
+        return h + t
+    both(Made(forward), lambda model: [model(X), model(Y), model(X * 2)], engine_steps=6)
+
+
+def test_torch_func_inside_is_pytorchs(caplog):
+    def forward(self, x):
+        h = self.fc(x)
+        return h + torch.func.grad(lambda t: t.sin().sum())(h)
+    with caplog.at_level(logging.WARNING):
+        both(Made(forward), lambda model: [model(X), model(Y)], engine_steps=0, fallback_steps=2)
+    assert "torch.func" in caplog.text
+
+
 def test_a_function_mode_is_asked_once():
     class Twice(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, func, types, args=(), kwargs=None):
