@@ -2,7 +2,8 @@
 
     python tests/capture/pairs.py --wrap dynamo|eager|ortmodule [--seed 0] [--count 1000]
     python tests/capture/pairs.py --seed N --count 1        # with the module's source
-    python tests/capture/pairs.py --with "state: set"       # every pair of one feature
+    python tests/capture/pairs.py --with "state: slots"     # every pair of one feature
+    python tests/capture/pairs.py --more --count 100        # those of more.txt with others
 
 features.txt holds the features. A seed names the pair, which of the two surrounds the other, and the steps between
 which something changes. After each step outputs, gradients, buffers, all Python state that the module leads to, random
@@ -15,6 +16,7 @@ import argparse
 import collections
 import contextlib
 import contextvars
+import copy
 import dataclasses
 import enum
 import functools
@@ -51,7 +53,7 @@ SECTIONS = ("module", "init", "class", "params", "forward", "result", "prepare",
             "known")
 GIVEN = dict(collections=collections, contextlib=contextlib, contextvars=contextvars, dataclasses=dataclasses,
              enum=enum, functools=functools, itertools=itertools, numpy=numpy, os=os, random=random, torch=torch,
-             types=types, typing=typing, nn=nn, F=F)
+             types=types, typing=typing, nn=nn, F=F, copy=copy)
 TOLERANCES = {torch.float64: 1e-7, torch.float32: 1e-4, torch.bfloat16: 2e-2}  # of the largest element, at least of 1
 WRITTEN = "modified by an inplace operation"  # eager cannot go back; within a graph there is nothing to go back over
 
@@ -75,6 +77,8 @@ def read(text: str) -> dict[str, dict[str, str]]:
 
 FEATURES = read((Path(__file__).parent / "features.txt").read_text())
 NAMES = list(FEATURES)
+MORE = read((Path(__file__).parent / "more.txt").read_text())
+FEATURES |= MORE
 KNOWN = {name for name, sections in FEATURES.items() if "known" in sections}  # different with any backend of Dynamo's
 
 
@@ -299,13 +303,18 @@ def trained(plan: Plan, wrap: Callable[[nn.Module], Callable[..., Any]]) -> list
     linecache.cache[name] = len(plan.source), None, plan.source.splitlines(True), name
     sys.modules["pair"] = types.ModuleType("pair")  # dataclasses look their module up
     space = vars(sys.modules["pair"])
-    space.update(GIVEN)
+    space.update(GIVEN, leaves=leaves)
     torch.manual_seed(plan.seed)
     try:
         exec(compile(plan.source, name, "exec"), space)
         module = space["Pair"]()
         call = wrap(module)
-        space.update(module=module, m=call if plan.through else module)
+
+        def again(x: Tensor) -> Any:
+            result = call(x, *space["args"], **space["kw"])
+            return sum(t.float().sum() for t in leaves(result) if t.is_floating_point())
+
+        space.update(module=module, m=call if plan.through else module, again=again)
         return [_step(plan, step, module, call, space) for step in range(plan.steps)]
     finally:
         for part in plan.parts:
@@ -483,12 +492,16 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=len(NAMES) // 2)
     parser.add_argument("--times", action="store_true", help="processor seconds of each")
+    parser.add_argument("--more", action="store_true", help="pairs with features of more.txt")
     parser.add_argument("--with", dest="feature", help="this feature with every other")
     args = parser.parse_args()
     torch.set_num_threads(1)
     logging.disable(logging.NOTSET)
     seeds = range(args.seed, args.seed + args.count)
     plans = [planned(seed) for seed in seeds]
+    if args.more:
+        plans = [planned(seed, (list(MORE)[seed % len(MORE)], random.Random(seed).choice(list(FEATURES))))
+                 for seed in seeds]
     if args.feature:
         plans = [planned(args.seed + i, (args.feature, other)) for i, other in enumerate(NAMES)]
     table: collections.Counter[str] = collections.Counter()
