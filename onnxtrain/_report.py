@@ -19,6 +19,10 @@ class Counters:
     export_seconds: float = 0.0
     build_seconds: float = 0.0
     reasons: list[str] = dataclasses.field(default_factory=list)
+    graph_breaks: list[str] = dataclasses.field(default_factory=list)
+    whole: Counters | None = None  # of the ORTModule of which this counts one graph: the steps are the whole's
+    engine_graphs: int = 0  # that ran for this one's steps, in the engine and in PyTorch
+    torch_graphs: int = 0
 
 
 _process = Counters()
@@ -27,6 +31,12 @@ _lock = threading.Lock()
 
 def count(module_counters: Counters, **amounts: Any) -> None:
     """Adds to a module's counters and to the process's."""
+    if module_counters.whole is not None:
+        whole, by_torch = module_counters.whole, amounts.pop("fallback_steps", 0)
+        whole.torch_graphs += by_torch
+        module_counters.fallback_steps += by_torch
+        count(whole, **amounts)
+        return
     with _lock:
         for name, amount in amounts.items():
             for counters in (module_counters, _process):
@@ -37,6 +47,9 @@ def engine_step(module_counters: Counters) -> None:
     """One more step in the engine, on the step path: without the lock, since the interpreter switches threads at calls
     and jumps only, and there is none within such a statement."""
     module_counters.engine_steps += 1
+    if module_counters.whole is not None:
+        module_counters.whole.engine_graphs += 1
+        return
     _process.engine_steps += 1
 
 
@@ -57,14 +70,17 @@ def stats(model: Any = None) -> dict[str, Any]:
         ORTMODULE_CACHE_DIR. specialisations, specialise_seconds,
         last_specialise_seconds: programs made for new sizes of dynamic dims or new sets of gradients, without an
         export.
-        slab_bytes: planned activations of the programs used last. reasons: one text for each fallback.
+        slab_bytes: planned activations of the programs used last. reasons: one text for each fallback. graph_breaks:
+        one for each kind of place where Dynamo cut a graph (ONNXTRAIN_CAPTURE=dynamo), and Python runs between two.
     """
     if model is None:
         counters, programs = _process, list(_programs)
     else:
-        counters, programs = model._counters, [program for known in model._programs.values() for program in known]
+        counters, programs = model._counters, [program for _, known in model._all_programs() for program in known]
     with _lock:
-        result = dataclasses.asdict(counters)
+        result = dataclasses.asdict(dataclasses.replace(counters, whole=None))
+    for name in ("whole", "engine_graphs", "torch_graphs"):
+        del result[name]
     sessions = [session.stats() for program in programs for session in program.sessions]
     latest = max(programs, key=lambda program: program.used, default=None)
     result["specialisations"] = sum(session["programs_built"] for session in sessions)
@@ -107,7 +123,7 @@ def _explained(mode: str, program: Any) -> list[str]:
 def explain(model: Any) -> str:
     """Prints and returns, for an ORTModule, which exporter was used, what ran where and why, and what it cost."""
     lines = [f"onnxtrain: {type(model.module).__name__}"]
-    for key, programs in model._programs.items():
+    for key, programs in model._all_programs():
         for program in programs:
             mode = "training" if key.training else "inference"
             lines += _explained(mode, program)
@@ -116,6 +132,7 @@ def explain(model: Any) -> str:
     if counts["specialisations"]:
         lines.append(f"  sizes: {counts['specialisations']} specialised in {counts['specialise_seconds'] * 1e3:.1f} "
                      f"ms, the latest in {counts['last_specialise_seconds'] * 1e3:.1f} ms")
+    lines += [f"  cut by Dynamo at: {reason}" for reason in counts["graph_breaks"]]
     lines += [f"  in PyTorch because: {reason}" for reason in counts["reasons"]]
     text = "\n".join(lines)
     print(text)

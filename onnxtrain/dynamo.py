@@ -19,6 +19,7 @@ from torch.utils import checkpoint
 
 from onnxtrain import _report
 from onnxtrain.ortmodule import ORTModule
+from onnxtrain.ortmodule._captured import Bound, Parts
 from onnxtrain.ortmodule._key import function_mode
 
 _log = logging.getLogger("onnxtrain")
@@ -51,11 +52,19 @@ def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], *, mode:
         raise ValueError(f"torch.compile(backend='onnxtrain'): mode is {mode!r}, expected one of {', '.join(MODES)}")
     if options:
         raise TypeError(f"torch.compile(backend='onnxtrain') takes no options, got {', '.join(map(str, options))}")
+    return compiled(graph, example_inputs)
+
+
+def compiled(graph: torch.fx.GraphModule, example_inputs: Sequence[Any],
+             parts: Parts | None = None) -> Callable[..., Any]:
+    """A function of the graph's arguments. With `parts`, the graph is one of an ORTModule's."""
     graph = _copied(graph)
     try:
         _refuse_transforms(graph)
         numbers = _Numbers(graph)
     except LookupError as error:
+        if parts is not None:
+            return parts.by_torch(graph, f"a graph of {len(graph.graph.nodes)} nodes runs in PyTorch, since {error}")
         _log.warning("torch.compile(backend='onnxtrain'): PyTorch runs a graph of %d nodes, since %s",
                      len(graph.graph.nodes), error)
         return _counted(graph)
@@ -66,21 +75,30 @@ def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], *, mode:
     graph.recompile()
     if not any(isinstance(_example(node), Tensor) for node in graph.graph.nodes):
         return graph  # arithmetic on sizes
-    model = ORTModule(graph)
-    model._announced.update((True, False))  # a table for each graph would bury what matters
+    bound: Bound | None = None
+    if parts is None:
+        model: Any = ORTModule(graph)
+        model._announced.update((True, False))  # a table for each graph would bury what matters
     enables_grad = any(node.target is torch._C._set_grad_enabled and node.args == (True,) for node in graph.graph.nodes)
 
     def call(*given: Any) -> Any:
-        arguments = tuple([given[i].item() if i in floats else given[i] for i in kept])
+        nonlocal bound, model
+        arguments = [given[i].item() if i in floats else given[i] for i in kept]
         if _has_any_global_hook():
             model._note("a hook of all modules would be run for the graph, which is none of the user's")
             _report.count(model._counters, fallback_steps=1)
             results = graph.forward(*arguments)
-        elif torch._C._len_torch_function_stack() and function_mode() is not None:
+            return numbers.put_back(results, given) if numbers else results
+        if parts is not None:
+            if bound is None or not bound.holds(arguments):
+                bound = parts.bind(graph, arguments)
+                model = bound.model
+            arguments = [arguments[i] for i in bound.arguments]
+        if torch._C._len_torch_function_stack() and function_mode() is not None:
             with torch._C.DisableTorchFunction():  # the mode was asked when the graph was captured: not once more
                 results = model(*arguments)
         elif enables_grad and not torch.is_grad_enabled():
-            results = model._by_torch("it enables gradients under its caller's no_grad()", arguments, {})
+            results = model._by_torch("it enables gradients under its caller's no_grad()", tuple(arguments), {})
         else:
             results = model(*arguments)
         return numbers.put_back(results, given) if numbers else results
@@ -164,6 +182,8 @@ def _checkpointed(part: torch.fx.GraphModule) -> Callable[..., Any]:
             options["context_fn"] = context
         return checkpoint.checkpoint(part, *args, **options)
 
+    if context is None:
+        apply.computes = key(part)  # type: ignore[attr-defined]
     return apply
 
 
@@ -196,7 +216,18 @@ def _function(run: torch.fx.GraphModule, differentiate: torch.fx.GraphModule, *,
     def apply(*args: Any) -> Any:  # a target of a graph has a name and a module
         return Captured.apply(*[args[i] for i in taken])
 
+    apply.computes = (key(run), key(differentiate), *non_differentiable_idx, None,  # type: ignore[attr-defined]
+                      *saved_for_backward_idx, None, *dirty_idx)
     return apply
+
+
+def key(graph: torch.fx.GraphModule) -> tuple[Any, ...]:
+    """What a graph computes: equal for two that compute the same."""
+    own = [getattr(graph, node.target.split(".")[0]) for node in graph.graph.nodes
+           if node.op in ("get_attr", "call_module")]
+    called = [getattr(node.target, "computes", node.target) for node in graph.graph.nodes if node.op == "call_function"]
+    return graph.code, tuple(called), tuple([key(part) if isinstance(part, torch.fx.GraphModule) else id(part)
+                                             for part in own])
 
 
 def _placeholders(graph: torch.fx.GraphModule) -> list[torch.fx.Node]:
@@ -253,9 +284,10 @@ def _sizes_from_tensors(graph: torch.fx.GraphModule) -> list[int]:
         if owner is None:
             kept.append(index)
             continue
-        with graph.graph.inserting_after(placeholders[-1]):
-            size = graph.graph.call_method("size", owner)
-        placeholder.replace_all_uses_with(size)
+        if placeholder.users:
+            with graph.graph.inserting_after(placeholders[-1]):
+                size = graph.graph.call_method("size", owner)
+            placeholder.replace_all_uses_with(size)
     for index in set(range(len(placeholders))).difference(kept):
         graph.graph.erase_node(placeholders[index])
     return kept

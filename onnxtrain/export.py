@@ -21,7 +21,7 @@ import torch.utils.checkpoint
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from onnxtrain._export import attributes, exclusive, filled, functions
+from onnxtrain._export import attributes, captured, exclusive, filled, functions
 from onnxtrain._export import flags as flags_of
 from onnxtrain._export import graph as onnx_graph
 from onnxtrain._export import guards as shape_guards
@@ -277,8 +277,9 @@ _HOOKS = {"_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 def _state(flat: _Flat, free: frozenset[tuple[int, str]] = frozenset()) -> attributes.State:
     """The attributes that forward has read, hooks always among them."""
     record = flat.traced.record
+    own = {flat, *flat.module.own_modules()} if isinstance(flat.module, captured.Graph) else {flat}
     for child in [child for child in record.reads
-                  if child is flat or type(child) is torch.nn.Module or snapshot.is_wrapper(child)]:
+                  if child in own or type(child) is torch.nn.Module or snapshot.is_wrapper(child)]:
         del record.reads[child]  # the exporter's own, and ours
     for child in flat.module.modules():
         record.reads.setdefault(child, set()).update(_HOOKS)

@@ -298,7 +298,15 @@ def efficient_gradients(monkeypatch, **_):
     assert results == [2, 1]  # weight and bias, or the anchor
 
 
+def capture(monkeypatch, **_):
+    monkeypatch.setenv("ONNXTRAIN_CAPTURE", "dynamo")
+    model = ran(Branching())
+    counts = onnxtrain.stats(model)
+    assert counts["engine_steps"] == 1 and counts["graph_breaks"]
+
+
 EFFECTS = {
+    "ONNXTRAIN_CAPTURE": capture,
     "ORTMODULE_ENABLE_MEM_EFFICIENT_GRAD_MGMT": efficient_gradients,
     "ONNXTRAIN_FLUSH_DENORMALS": flush_denormals,
     "ORTMODULE_CUDA_GRAPH": cuda_graph,

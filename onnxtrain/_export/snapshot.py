@@ -307,6 +307,10 @@ class Snapshot:
                 self._visit(value, path)
         self._pending.clear()
 
+    def objects(self) -> list[tuple[Any, str]]:
+        """What is kept as it was, each with how the module leads to it."""
+        return [(entry.value, path) for entry, path, *_ in self._entries]
+
     def changes(self) -> list[Change]:
         """What is not as it was."""
         found = []

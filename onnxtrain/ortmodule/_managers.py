@@ -80,7 +80,7 @@ class GraphTransitionManager:
     @property
     def _original_model_has_changed(self) -> bool:
         """Whether the latest export is stale, of either mode: they see the same module."""
-        programs = [p for known in self._manager._model._programs.values() for p in known]
+        programs = [p for _, known in self._manager._model._all_programs() for p in known]
         latest = max(programs, key=lambda program: program.used, default=None)
         return latest is not None and latest.changed() is not None
 
@@ -125,7 +125,7 @@ class GraphExecutionManager:
 
     def _latest(self) -> tuple[Any, Program] | None:
         """The program used last: those of this mode, and of no gradient but in train(), which count as inference."""
-        found = [(key, program) for key, known in self._model._programs.items() for program in known
+        found = [(key, program) for key, known in self._model._all_programs() for program in known
                  if key.training == self._training]
         return max(found, key=lambda pair: pair[1].used, default=None)
 

@@ -13,13 +13,15 @@ from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from onnxtrain import UnsupportedError, _C, _report, options
-from onnxtrain._export import cache, exclusive, products, refusals, trees
+from onnxtrain._export import cache, exclusive, products, refusals, trees, values
 from onnxtrain._export.attributes import State
+from onnxtrain._export.captured import Graph
 from onnxtrain._export.errors import DefinitionError, StaleError
 from onnxtrain._export.function_apply import CustomFunctions
 from onnxtrain.export import PLAIN_TENSORS, ArgumentError, ExportError, export, grad_modes, is_final, order
 from onnxtrain.ortmodule._device import device_of
 from onnxtrain.ortmodule import _announce, _sharded, _special
+from onnxtrain.ortmodule._captured import Parts
 from onnxtrain.ortmodule._debug import STAGES, DebugOptions
 from onnxtrain.ortmodule._double import Double
 from onnxtrain.ortmodule._fallback import (
@@ -33,7 +35,7 @@ from onnxtrain.ortmodule._verify import VerificationError, compare, tolerance, v
 from onnxtrain.ortmodule.options import RuntimeOptions
 
 _OWN = frozenset(("_module", "_debug", "_programs", "_known", "_counters", "_fallback", "_fallen", "_refused",
-                  "_announced", "_set_ups", "_runtime", "_view", "_lazy", "_in_backward"))
+                  "_announced", "_set_ups", "_parts", "_runtime", "_view", "_lazy", "_in_backward"))
 MAX_PROGRAMS = 32  # exports kept per schema; the one that was made first goes
 MAX_STATES = 8  # exports of one schema because of attributes that change; the next such change is a fallback
 MAX_BY_TORCH = 8  # operators of one graph that torch runs; with more, torch runs the module
@@ -82,6 +84,8 @@ class ORTModule(torch.nn.Module):
         self._refused: set[tuple[Key, tuple[torch.Size, ...]]] = set()
         self._announced: set[bool] = set()
         self._set_ups = SetUps()
+        by_dynamo = self._runtime.capture == "dynamo" and not isinstance(module, Graph)
+        self._parts = Parts(self) if by_dynamo else None
         self._lazy = any(is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers()))
         self.__dict__["training"] = module.training
         for store in ("_parameters", "_buffers", "_modules"):  # the very dicts: torch's own walks find everything here
@@ -124,6 +128,8 @@ class ORTModule(torch.nn.Module):
             return self._by_torch(f"the mode {active} wants to see every function of torch", args, kwargs)
         if self._lazy and self._still_lazy():
             return self._in_torch(args, kwargs)
+        if self._parts is not None:
+            return self._parts(args, kwargs)
         grad_enabled = torch.is_grad_enabled()
         mode = self._module.training and grad_enabled, torch_modes()
         signature = None if kwargs else _C.signature(args)
@@ -373,12 +379,21 @@ class ORTModule(torch.nn.Module):
                             "up in it; the next one is exported", type(self._module).__name__, change)
         return change is not None
 
+    def _all_programs(self) -> list[tuple[Key, list[Program]]]:
+        """The programs of each schema, those of its graphs among them."""
+        found = list(self._programs.items())
+        for graph in self._parts.models() if self._parts is not None else ():
+            found += graph._all_programs()
+        return found
+
     def _join(self, handle: Any) -> None:
         """For onnxtrain.optim.step_in_backward(): the optimizer that backward updates parameters by, or None."""
         self._in_backward = handle
         for programs in self._programs.values():
             for program in programs:
                 program.in_backward = handle
+        for graph in self._parts.models() if self._parts is not None else ():
+            graph._join(handle)
 
     @staticmethod
     def _is_restless(known: list[Program]) -> bool:
@@ -403,7 +418,10 @@ class ORTModule(torch.nn.Module):
         if not self._runtime.cache_dir:
             return None
         runtime = self._runtime
-        settings = (runtime.onnx_opset_version, runtime.enable_custom_autograd_function,
+        text = self._module.text if isinstance(self._module, Graph) else ""
+        if text is None:
+            return None  # it holds tensors of its own
+        settings = (text, runtime.onnx_opset_version, runtime.enable_custom_autograd_function,
                     runtime.skipped_autograd_functions, options.read("ONNXTRAIN_EXPORTER"))
         try:
             return cache.digest(self._module, key, settings)
@@ -427,7 +445,10 @@ class ORTModule(torch.nn.Module):
         custom = CustomFunctions(runtime.enable_custom_autograd_function, runtime.skipped_autograd_functions)
         exported = export(self._module, args, kwargs, training=self._module.training, opset=runtime.onnx_opset_version,
                           exporter=exporter, custom=custom, by_torch=by_torch,
-                          planes="dynamic" if self._programs.get(key) else "fixed", watched=bool(runtime.cache_dir))
+                          planes="dynamic" if self._programs.get(key) else "fixed",
+                          watched=bool(runtime.cache_dir) and not isinstance(self._module, Graph))
+        if isinstance(self._module, Graph):
+            exported.outside = values.described(values.Entered(), self._module)  # nothing: it holds tensor operations
         _report.count(self._counters, exports=1, export_seconds=exported.seconds.get("total", 0.0))
         try:
             program = Program(self._module, exported, device=device,

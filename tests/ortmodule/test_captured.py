@@ -1,0 +1,232 @@
+"""ORTModule on Dynamo (ONNXTRAIN_CAPTURE=dynamo), against eager: what Python reads and changes around the tensors, what
+is said of it, and what the module keeps of it."""
+
+import collections
+import copy
+import functools
+import random
+import types
+
+import pytest
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+import onnxtrain
+from agree import X, Y, both, in_engine, module, step
+from onnxtrain.ortmodule import ORTModule, ORTModuleTorchModelException
+
+HELPER = types.SimpleNamespace(scale=2.0)
+
+
+@pytest.fixture(autouse=True)
+def captured(monkeypatch):
+    torch._dynamo.reset()
+    monkeypatch.setenv("ONNXTRAIN_CAPTURE", "dynamo")
+    yield
+    torch._dynamo.reset()
+
+
+def counts(model):
+    found = onnxtrain.stats(model)
+    return found["engine_steps"], found["fallback_steps"], found["exports"]
+
+
+def three(change=lambda m: None):
+    """A use: three steps, the module changed before the second."""
+    def use(m):
+        results = [step(X)(m)[0]]
+        change(m)
+        return [*results, step(Y)(m)[0], step(X)(m)[0]]
+
+    return use
+
+
+def test_a_training_follows_eager():
+    def use(m):
+        optimizer = torch.optim.SGD(m.parameters(), lr=0.1)
+        losses = []
+        for rows in (4, 4, 6, 5):
+            optimizer.zero_grad()
+            loss = F.mse_loss(m(torch.linspace(-1, 1, 4 * rows).reshape(rows, 4)), torch.ones(rows, 2))
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+        return losses, [b.clone() for b in m.buffers()]
+
+    model = both(lambda: nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2)), use)
+    assert counts(model) == (4, 0, 1)  # the second capture, with a symbolic number of rows, is an equal graph
+
+
+def test_modes():
+    def use(m):
+        with torch.no_grad():
+            first = m(X)
+        m.eval()
+        second = step(X)(m)
+        m.train()
+        return first, second, step(X)(m)[0].shape
+
+    in_engine(both(lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), use), 3)
+
+
+CHANGES = {
+    "nested config": (lambda m, x: m.fc(x) * m.config.a.b["c"][0],
+                      {"config": lambda: types.SimpleNamespace(a=types.SimpleNamespace(b={"c": [2.0]}))},
+                      lambda m: m.config.a.b["c"].__setitem__(0, 5.0)),
+    "partial": (lambda m, x: m.act(m.fc(x)), {"act": lambda: functools.partial(F.leaky_relu, negative_slope=0.1)},
+                lambda m: setattr(m, "act", functools.partial(F.leaky_relu, negative_slope=0.9))),
+    "global": (lambda m, x: m.fc(x) * HELPER.scale, {}, lambda m: setattr(HELPER, "scale", HELPER.scale + 1)),
+    "submodule": (lambda m, x: m.fc(x), {}, lambda m: setattr(m, "fc", nn.Linear(4, 4).requires_grad_(False))),
+    "parameter": (lambda m, x: m.fc(x), {}, lambda m: setattr(m.fc, "weight", nn.Parameter(torch.ones(4, 4)))),
+    "frozen": (lambda m, x: m.fc(x), {}, lambda m: m.fc.weight.requires_grad_(False)),
+    "hook": (lambda m, x: m.fc(x), {}, lambda m: m.fc.register_forward_hook(lambda _m, _i, out: out * 3)),
+    "forward": (lambda m, x: m.fc(x), {}, lambda m: setattr(m.fc, "forward", lambda x: x * 7)),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_forward_reads_is_guarded(name):
+    forward, parts, change = CHANGES[name]
+    scale = HELPER.scale
+
+    def use(m):
+        HELPER.scale = scale
+        torch.manual_seed(3)
+        return three(change)(m)
+
+    in_engine(both(module(forward, **parts), use), 3)
+
+
+def test_a_tie_that_is_undone():
+    def make():
+        m = module(lambda m, x: m.head(x), head=lambda: nn.Linear(4, 4))()
+        m.head.weight = m.fc.weight
+        return m
+
+    def change(m):
+        m.fc.weight = nn.Parameter(torch.zeros(4, 4))
+
+    in_engine(both(make, three(change)), 3)
+
+
+def test_what_forward_changes_is_replayed():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.meter, self.seen = nn.Linear(4, 4), types.SimpleNamespace(calls=0), []
+
+        def forward(self, x):
+            self.meter.calls += 1
+            self.seen.append(x.shape[0])
+            return self.fc(x)
+
+    def use(m):
+        return three()(m), m.meter.calls, list(m.seen)
+
+    in_engine(both(Counting, use), 3)
+
+
+def test_one_tensor_twice_and_then_two():
+    forward = module(lambda m, x, y: m.fc(x) * y)
+    in_engine(both(forward, lambda m: (step(X, X)(m)[0], step(X, Y)(m)[0])), 2)
+
+
+def test_a_branch_on_a_value_is_two_graphs_in_the_engine():
+    model = both(module(lambda m, x: m.fc(x) if x.sum() > 0 else m.fc(-x)), lambda m: [m(X), m(-X), m(X)])
+    in_engine(model, 3)
+    assert any("branch" in text for text in onnxtrain.stats(model)["graph_breaks"])
+    assert "cut by Dynamo at: " in onnxtrain.explain(model)
+
+
+class Sevenfold(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.save_for_backward(x)
+        ctx.factor = factor
+        return x * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return grad * x * ctx.factor, None
+
+
+@pytest.mark.parametrize("forward", [
+    lambda m, x: Sevenfold.apply(m.fc(x), 7.0),
+    lambda m, x: torch.utils.checkpoint.checkpoint(lambda y: torch.relu(m.fc(y)), x, use_reentrant=False),
+], ids=["function", "checkpoint"])
+def test_functions_keep_their_own_backward(forward):
+    assert counts(both(module(forward), three()))[1:] == (0, 1)
+
+
+def test_a_second_gradient():
+    def use(m):
+        x = X.detach().clone().requires_grad_(True)
+        (grad,) = torch.autograd.grad(m(x).sum(), x, create_graph=True)
+        grad.square().sum().backward()
+        return grad.detach()
+
+    in_engine(both(lambda: nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)), use))
+
+
+@pytest.mark.parametrize("forward, parts, reason", [
+    (lambda m, x: m.fc(x) * m.rng.random(), {"rng": lambda: random.Random(3)}, "random.Random 'rng'"),
+    (lambda m, x: m.past.append(1) or m.fc(x) * len(m.past), {"past": lambda: collections.deque(maxlen=2)},
+     "deque(maxlen=2) 'past'"),
+], ids=["generator", "deque"])
+def test_what_dynamo_misreads_runs_in_pytorch(forward, parts, reason, monkeypatch):
+    make = module(forward, **parts)
+    model = both(make, three())
+    assert counts(model) == (0, 3, 0)
+    assert reason in onnxtrain.stats(model)["reasons"][0]
+    monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_DISABLE")
+    with pytest.raises(ORTModuleTorchModelException, match="Dynamo does not follow"):
+        ORTModule(make())(X)
+
+
+def test_a_capture_that_fails_runs_in_pytorch():
+    model = both(module(lambda m, x: m.fc(x) if torch.allclose(x, x + 0) else x), three())
+    assert counts(model)[0] + counts(model)[1] == 3
+
+
+def test_errors_are_eagers():
+    def use(m):
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            m(torch.ones(2, 3))
+        return step(X)(m)
+
+    assert counts(both(module(lambda m, x: m.fc(x)), use))[0] == 1
+
+
+def test_the_module_and_a_copy_of_it_are_whole():
+    model = ORTModule(module(lambda m, x: m.fc(x))())
+    before = dict(model.module.__dict__)
+    step(X)(model)
+    assert model.module.__dict__ == before and type(model.module.fc.weight) is nn.Parameter
+    other = copy.deepcopy(model)
+    torch.testing.assert_close(other(X), model(X))
+    in_engine(other)
+
+
+def test_names_are_the_users():
+    model = ORTModule(module(lambda m, first, *, second: m.fc(first) * second)())
+    model(X, second=Y)
+    (model_info,) = [model._torch_module._execution_manager(True)._graph_transition_manager._exported_model_info]
+    assert model_info.onnx_graph_input_names == ["first", "second"]
+    names = {i.name for i in model_info.exported_model.graph.input}
+    assert {"fc.weight", "fc.bias"} <= names
+
+
+def test_the_second_process_loads_its_graphs(tmp_path, monkeypatch):
+    monkeypatch.setenv("ORTMODULE_CACHE_DIR", str(tmp_path))
+    results = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        torch._dynamo.reset()
+        model = ORTModule(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+        results.append(model(X))
+    torch.testing.assert_close(*results)
+    assert counts(model)[2] == 0 and onnxtrain.stats(model)["cached_exports"] == 1
+    other = ORTModule(nn.Sequential(nn.Linear(4, 4), nn.Tanh()))
+    torch.testing.assert_close(other(X), other.module(X))
