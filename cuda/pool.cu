@@ -10,6 +10,12 @@
 /* ont_pool_span() on the device. */
 ONT_DEVICE void span(const ont_pool &p, int d, int64_t o, int64_t *first, int64_t *end, int64_t *padded)
 {
+    if (p.adaptive) {
+        *first = o * p.in[d] / p.out[d];
+        *end = ((o + 1) * p.in[d] + p.out[d] - 1) / p.out[d];
+        *padded = *end - *first;
+        return;
+    }
     int64_t start = o * p.stride[d] - p.begin[d], step = p.dilation[d], k = p.kernel[d];
     int64_t inside = start < p.in[d] ? (p.in[d] - start + step - 1) / step : 0;
     int64_t counted = start < p.limit[d] ? (p.limit[d] - start + step - 1) / step : 0;
@@ -125,6 +131,11 @@ __global__ void __launch_bounds__(ONT_THREADS) pool_winners_kernel(ont_pool p, c
 /* Outputs [first, last] whose windows reach over cell `at` of dim d. */
 ONT_DEVICE void outputs_over(const ont_pool &p, int d, int64_t at, int64_t *first, int64_t *last)
 {
+    if (p.adaptive) {
+        *first = at * p.out[d] / p.in[d];
+        *last = ((at + 1) * p.out[d] + p.in[d] - 1) / p.in[d] - 1;
+        return;
+    }
     int64_t reach = (p.kernel[d] - 1) * p.dilation[d], from = at + p.begin[d] - reach;
     *first = from > 0 ? (from + p.stride[d] - 1) / p.stride[d] : 0;
     *last = (at + p.begin[d]) / p.stride[d];

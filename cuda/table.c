@@ -44,6 +44,7 @@ const ont_kernel_list ont_cuda_lists[] = {
     ONE(ONT_DOMAIN, "GeluMatMul", 1, matmul, 1) ONE(ONT_DOMAIN, "GeluMatMulGrad", 1, matmul, 1)
     TWO("", "Conv", 1, conv) TWO(ONT_DOMAIN, "ConvGradInput", 1, conv) TWO(ONT_DOMAIN, "ConvGradWeight", 1, conv)
     POOL(MaxPool) POOL(AveragePool) POOL(GlobalMaxPool) POOL(GlobalAveragePool)
+    ONE(ONT_DOMAIN, "AdaptiveAveragePool", 1, pool, 0) ONE(ONT_DOMAIN, "AdaptiveAveragePoolGrad", 1, pool, 1)
     ONE("", "BatchNormalization", 1, batchnorm, 0) ONE(ONT_DOMAIN, "BatchNormGrad", 1, batchnorm, 1)
 };
 

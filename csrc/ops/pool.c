@@ -1,6 +1,7 @@
 /*
- * MaxPool, AveragePool and their global forms, and the kernels of all pooling operators. A maximum's gradient goes to
- * the first largest cell of a window, or the last NaN, found again from the input, as in torch.
+ * MaxPool, AveragePool, their global forms and ours:AdaptiveAveragePool (x, output sizes), and the kernels of all
+ * pooling operators. A maximum's gradient goes to the first largest cell of a window, or the last NaN, found again from
+ * the input, as in torch.
  */
 #include "ops/pool.h"
 
@@ -17,6 +18,7 @@ typedef struct pool_state {
     int parts;      /* ranges of planes with scratch of their own */
     size_t scratch; /* bytes each */
     size_t size;
+    bool small; /* planes are worked on side by side, one in a lane */
 } pool_state;
 
 /* ---- geometry ---- */
@@ -43,8 +45,44 @@ static ont_status read_global(const ont_shape *x, ont_pool *p)
 {
     int64_t count = ont_shape_count_range(x, 2, x->rank);
     if (count < 1) return ont_fail(ONT_EINVAL, "planes of the input are empty");
-    p->in[2] = p->kernel[2] = p->limit[2] = count;
+    for (int d = 0; d < 3; d++) p->in[d] = p->kernel[d] = p->limit[d] = d < 2 ? 1 : count;
     return ONT_OK;
+}
+
+/* Windows of one length, where the output divides the input, are those of AveragePool. */
+static ont_status read_adaptive(const ont_node *node, const ont_shape *x, ont_pool *p)
+{
+    const ont_value *dy = strstr(node->op->name, "Grad") ? ont_node_in(node, 1) : NULL;
+    int64_t sizes[3];
+    int rank = x->rank - 2, n = rank;
+    if (rank < 1 || rank > 3) return ont_fail(ONT_EUNSUPPORTED, "%d spatial dims, 1 to 3 are supported", rank);
+    if (dy)
+        memcpy(sizes, dy->shape.dims + 2, (size_t)rank * sizeof *sizes);
+    else
+        ONT_TRY(ont_const_ints(node, 1, NULL, sizes, 3, &n));
+    if (n != rank) return ont_fail(ONT_EINVAL, "%d output sizes for %d spatial dims", n, rank);
+    for (int d = 0; d < rank; d++) {
+        int e = 3 - rank + d;
+        if (sizes[d] < 0 || x->dims[2 + d] < 1)
+            return ont_fail(ONT_EINVAL, "size %" PRId64 " out of %" PRId64, sizes[d], x->dims[2 + d]);
+        p->in[e] = p->limit[e] = x->dims[2 + d];
+        p->out[e] = sizes[d];
+        if (p->out[e] && p->in[e] % p->out[e]) p->adaptive = true;
+    }
+    for (int e = 0; e < 3; e++) {
+        p->stride[e] = p->adaptive || !p->out[e] ? 0 : p->in[e] / p->out[e];
+        if (!p->adaptive && p->out[e]) p->kernel[e] = p->stride[e];
+    }
+    return ONT_OK;
+}
+
+/* One window that is the plane, as of the global forms. */
+static bool covers_plane(const ont_pool *p)
+{
+    for (int d = 0; d < 3; d++)
+        if (p->out[d] != 1 || p->begin[d] || p->limit[d] != p->in[d] || p->kernel[d] != p->in[d] || p->dilation[d] != 1)
+            return false;
+    return !p->column_major;
 }
 
 static ont_status read_norm(const ont_node *node, ont_pool *p)
@@ -61,7 +99,9 @@ ont_status ont_pool_read(const ont_node *node, const ont_shape *x, ont_pool *p)
     *p = (ont_pool){.in = {1, 1, 1}, .out = {1, 1, 1}, .kernel = {1, 1, 1}, .stride = {1, 1, 1}, .dilation = {1, 1, 1},
                     .limit = {1, 1, 1}, .p = 2};
     if (x->rank < 2) return ont_fail(ONT_EINVAL, "the input has rank %d, expected (batch, channels, ...)", x->rank);
-    if (strncmp(name, "Global", 6))
+    if (!strncmp(name, "Adaptive", 8))
+        ONT_TRY(read_adaptive(node, x, p));
+    else if (strncmp(name, "Global", 6))
         ONT_TRY(read_window(node, x, p));
     else
         ONT_TRY(read_global(x, p));
@@ -73,6 +113,7 @@ ont_status ont_pool_read(const ont_node *node, const ont_shape *x, ont_pool *p)
     p->column_major = order;
     p->in_count = p->in[0] * p->in[1] * p->in[2];
     p->out_count = p->out[0] * p->out[1] * p->out[2];
+    if (covers_plane(p)) ONT_TRY(read_global(x, p));
     return p->kind == ONT_POOL_LP ? read_norm(node, p) : ONT_OK;
 }
 
@@ -122,9 +163,12 @@ static ont_status prepare(const ont_node *node, ont_arena *arena, ont_prepared *
     s->loops = ont_simd_pool(x->dtype);
     s->size = ont_dtype_size(x->dtype);
     s->parts = ont_parallel_threads();
-    s->scratch = (ont_pool_scratch(&s->p) + 63) / 64 * 64;
-    double cells = (double)s->p.kernel[0] * (double)s->p.kernel[1] * (double)s->p.kernel[2];
-    double most = (double)s->p.planes * (double)s->p.out_count * cells / 32768 + 1;
+    s->small = ont_pool_small(&s->p);
+    s->scratch = s->small ? ont_pool_small_scratch(&s->p) : 0;
+    if (s->scratch < ont_pool_scratch(&s->p)) s->scratch = ont_pool_scratch(&s->p);
+    s->scratch = (s->scratch + 63) / 64 * 64;
+    double cells = (double)s->p.kernel[0] * (double)s->p.kernel[1] * (double)s->p.kernel[2] * (double)s->p.out_count;
+    double most = (double)s->p.planes * (s->p.adaptive ? (double)s->p.in_count : cells) / 32768 + 1;
     if (s->parts > most) s->parts = (int)most;
     out->state = s;
     out->work_bytes = s->scratch * (size_t)s->parts;
@@ -152,6 +196,12 @@ static void forward_rows(void *context, int64_t first, int64_t last)
     int64_t *indices = call->node->n_outputs > 1 ? call->out[1] : NULL, begin, end;
     for (int64_t part = first; part < last; part++) {
         part_planes(s, part, &begin, &end);
+        if (s->small && !indices) {
+            s->loops->small(&s->p, (const char *)call->in[0] + (size_t)(begin * s->p.in_count) * s->size,
+                            (char *)call->out[0] + (size_t)(begin * s->p.out_count) * s->size, end - begin,
+                            (char *)call->work + (size_t)part * s->scratch);
+            continue;
+        }
         for (int64_t i = begin; i < end; i++) {
             const char *x = (const char *)call->in[0] + (size_t)(i * s->p.in_count) * s->size;
             char *y = (char *)call->out[0] + (size_t)(i * s->p.out_count) * s->size;
@@ -172,6 +222,14 @@ static void backward_rows(void *context, int64_t first, int64_t last)
     int64_t begin, end;
     for (int64_t part = first; part < last; part++) {
         part_planes(s, part, &begin, &end);
+        if (s->small) {
+            size_t in_at = (size_t)(begin * s->p.in_count) * s->size;
+            s->loops->small_grad(&s->p, (const char *)call->in[0] + in_at,
+                                 (const char *)call->in[1] + (size_t)(begin * s->p.out_count) * s->size,
+                                 (char *)call->out[0] + in_at, end - begin,
+                                 (char *)call->work + (size_t)part * s->scratch);
+            continue;
+        }
         for (int64_t i = begin; i < end; i++) {
             size_t in_at = (size_t)(i * s->p.in_count) * s->size, out_at = (size_t)(i * s->p.out_count) * s->size;
             const char *x = (const char *)call->in[0] + in_at, *dy = (const char *)call->in[1] + out_at;
@@ -340,17 +398,20 @@ static void max_grad(ont_grad *g) { ont_pool_grad_as(g, "MaxPoolGrad", false); }
 static void average_grad(ont_grad *g) { ont_pool_grad_as(g, "AveragePoolGrad", false); }
 static void global_max_grad(ont_grad *g) { ont_pool_grad_as(g, "GlobalMaxPoolGrad", false); }
 static void global_average_grad(ont_grad *g) { ont_pool_grad_as(g, "GlobalAveragePoolGrad", false); }
+static void adaptive_grad(ont_grad *g) { ont_pool_grad_as(g, "AdaptiveAveragePoolGrad", false); }
 
-#define POOL_OP(name_, grad_, attributes_) \
-    const ont_op ont_op_##name_ = {.domain = "", .name = #name_, .since = 1, .min_inputs = 1, .max_inputs = 1, \
-                                   .attributes = attributes_, .nondiff_outputs = 2, .infer = ont_pool_infer, \
+#define POOL_OP(name_, domain_, inputs_, flags_, grad_, attributes_) \
+    const ont_op ont_op_##name_ = {.domain = domain_, .name = #name_, .since = 1, .min_inputs = inputs_, \
+                                   .max_inputs = inputs_, .flags = flags_, .attributes = attributes_, \
+                                   .nondiff_inputs = 2, .nondiff_outputs = 2, .infer = ont_pool_infer, \
                                    .grad = grad_, ONT_KERNELS(ont_pool_kernels)}; \
     const ont_op ont_op_##name_##Grad = {.domain = ONT_DOMAIN, .name = #name_ "Grad", .since = 1, .min_inputs = 2, \
                                          .max_inputs = 2, .attributes = attributes_ " shape:I", \
                                          .infer = ont_infer_same, \
                                          ONT_KERNELS(ont_pool_grad_kernels)}
 #define WINDOW_ATTRIBUTES "auto_pad:s ceil_mode:i dilations:I kernel_shape:I pads:I strides:I"
-POOL_OP(MaxPool, max_grad, WINDOW_ATTRIBUTES " storage_order:i");
-POOL_OP(AveragePool, average_grad, WINDOW_ATTRIBUTES " count_include_pad:i");
-POOL_OP(GlobalMaxPool, global_max_grad, "");
-POOL_OP(GlobalAveragePool, global_average_grad, "");
+POOL_OP(MaxPool, "", 1, 0, max_grad, WINDOW_ATTRIBUTES " storage_order:i");
+POOL_OP(AveragePool, "", 1, 0, average_grad, WINDOW_ATTRIBUTES " count_include_pad:i");
+POOL_OP(GlobalMaxPool, "", 1, 0, global_max_grad, "");
+POOL_OP(GlobalAveragePool, "", 1, 0, global_average_grad, "");
+POOL_OP(AdaptiveAveragePool, ONT_DOMAIN, 2, ONT_OP_MODEL, adaptive_grad, "");

@@ -16,17 +16,29 @@ typedef struct ont_pool {
     int64_t planes, in_count, out_count;
     int kind;
     bool include_pad;  /* a mean counts the padding */
+    bool adaptive;     /* output o covers cells [o in / out, (o + 1) in / out), rounded outwards; strides are 0 */
     bool column_major; /* of indices within a plane: storage_order 1 */
     double p;          /* of ONT_POOL_LP */
 } ont_pool;
 
+static inline int64_t ont_pool_steps(int64_t cells, int64_t step)
+{
+    return step == 1 ? cells : (cells + step - 1) / step;
+}
+
 /* Kernel positions [first, end) of a window that lie inside the input; `padded` counts those before the limit. */
 static inline void ont_pool_span(const ont_pool *p, int d, int64_t o, int64_t *first, int64_t *end, int64_t *padded)
 {
+    if (p->adaptive) {
+        *first = o * p->in[d] / p->out[d];
+        *end = ((o + 1) * p->in[d] + p->out[d] - 1) / p->out[d];
+        *padded = *end - *first;
+        return;
+    }
     int64_t start = o * p->stride[d] - p->begin[d], step = p->dilation[d], k = p->kernel[d];
-    int64_t inside = start < p->in[d] ? (p->in[d] - start + step - 1) / step : 0;
-    int64_t counted = start < p->limit[d] ? (p->limit[d] - start + step - 1) / step : 0;
-    *first = start < 0 ? (-start + step - 1) / step : 0;
+    int64_t inside = start < p->in[d] ? ont_pool_steps(p->in[d] - start, step) : 0;
+    int64_t counted = start < p->limit[d] ? ont_pool_steps(p->limit[d] - start, step) : 0;
+    *first = start < 0 ? ont_pool_steps(-start, step) : 0;
     *end = inside < k ? inside : k;
     if (*end < *first) *end = *first;
     *padded = counted < k ? counted : k;
@@ -54,6 +66,19 @@ static inline size_t ont_pool_scratch(const ont_pool *p)
     return (size_t)(ont_pool_row(p) + ont_pool_outputs(p)) * 16;
 }
 
+/* Planes that are worked on side by side: where rows are so short that most of a vector would be none of theirs. */
+enum { ONT_POOL_LANES = 32 };
+static inline bool ont_pool_small(const ont_pool *p)
+{
+    int64_t most = p->kind == ONT_POOL_LP ? 0 : 256;
+    return p->in_count <= most && p->out_count <= most && p->in[2] < p->in_count && p->planes >= ONT_POOL_LANES / 4;
+}
+
+static inline size_t ont_pool_small_scratch(const ont_pool *p)
+{
+    return (size_t)(2 * p->in_count + p->out_count) * ONT_POOL_LANES * 8;
+}
+
 /*
  * Planes of one dtype. `index` is the first index of the plane in the whole tensor; indices may be NULL. A maximum is
  * the first largest cell, or the last NaN, as in torch. Windows without a cell give the lowest value, 0, or 0 / 0.
@@ -64,6 +89,9 @@ typedef struct ont_pool_loops {
     void (*sum)(const ont_pool *p, const void *x, void *y, void *scratch); /* mean or p-norm; float dtypes */
     /* x and y are read for a p-norm only */
     void (*sum_grad)(const ont_pool *p, const void *x, const void *y, const void *dy, void *dx, void *scratch);
+    /* Maxima and means of many small planes, each in a lane of its own. */
+    void (*small)(const ont_pool *p, const void *x, void *y, int64_t planes, void *scratch);
+    void (*small_grad)(const ont_pool *p, const void *x, const void *dy, void *dx, int64_t planes, void *scratch);
 } ont_pool_loops;
 
 /* Loops of the running instruction set for float32, float64, int8 and uint8; NULL for others. */

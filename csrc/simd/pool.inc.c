@@ -44,8 +44,8 @@
 #include "simd/pool_plane.h"
 
 const ont_pool_loops PASTE(ont_pool_loops_, ONT_ISA)[] = {
-    {max_f32, max_grad_f32, sum_f32, sum_grad_f32},
-    {max_f64, max_grad_f64, sum_f64, sum_grad_f64},
-    {.max = max_i8},
-    {.max = max_u8},
+    {max_f32, max_grad_f32, sum_f32, sum_grad_f32, small_f32, small_grad_f32},
+    {max_f64, max_grad_f64, sum_f64, sum_grad_f64, small_f64, small_grad_f64},
+    {.max = max_i8, .small = small_i8},
+    {.max = max_u8, .small = small_u8},
 };

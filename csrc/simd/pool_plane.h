@@ -168,6 +168,178 @@ static void F(max)(const ont_pool *p, const void *in, void *out, int64_t *indice
     }
 }
 
+/* ---- small planes: as many side by side as there are lanes ---- */
+
+#define EACH_LANE(body) \
+    for (int l = 0; l < ONT_POOL_LANES; l++) body
+/* Every output `o` of a plane in order; within body EACH_CELL visits the cells of its window, in order, as `at`. */
+#define EACH_WINDOW(p, body) \
+    do { \
+        int64_t o = 0, d0_, d1_, h0_, h1_, w0_, w1_, padded_; \
+        for (int64_t od_ = 0; od_ < (p)->out[0]; od_++) { \
+            ont_pool_span(p, 0, od_, &d0_, &d1_, &padded_); \
+            for (int64_t oh_ = 0; oh_ < (p)->out[1]; oh_++) { \
+                ont_pool_span(p, 1, oh_, &h0_, &h1_, &padded_); \
+                for (int64_t ow_ = 0; ow_ < (p)->out[2]; ow_++, o++) { \
+                    ont_pool_span(p, 2, ow_, &w0_, &w1_, &padded_); \
+                    int64_t first_ = F(origin)(p, od_, oh_) + ow_ * (p)->stride[2]; \
+                    body \
+                } \
+            } \
+        } \
+    } while (0)
+#define EACH_CELL(p, body) \
+    for (int64_t kd_ = d0_; kd_ < d1_; kd_++) \
+        for (int64_t kh_ = h0_; kh_ < h1_; kh_++) { \
+            int64_t line_ = first_ + (kd_ * (p)->dilation[0] * (p)->in[1] + kh_ * (p)->dilation[1]) * (p)->in[2]; \
+            for (int64_t kw_ = w0_; kw_ < w1_; kw_++) { \
+                int64_t at = line_ + kw_ * (p)->dilation[2]; \
+                body \
+            } \
+        }
+
+/* Cells of up to as many planes as there are lanes. */
+static void F(to_lanes)(NUM *restrict lanes, const NUM *restrict x, int64_t count, int64_t planes)
+{
+    for (int64_t l = 0; l < planes; l++)
+        for (int64_t i = 0; i < count; i++) lanes[i * ONT_POOL_LANES + l] = x[l * count + i];
+}
+
+static void F(from_lanes)(NUM *restrict x, const NUM *restrict lanes, int64_t count, int64_t planes)
+{
+    for (int64_t l = 0; l < planes; l++)
+        for (int64_t i = 0; i < count; i++) x[l * count + i] = lanes[i * ONT_POOL_LANES + l];
+}
+
+/* Of one block of planes; x is laid out in lanes, and so is y. */
+static void F(max_block)(const ont_pool *p, const NUM *x, NUM *y)
+{
+    EACH_WINDOW(p, {
+        NUM most[ONT_POOL_LANES];
+        EACH_LANE(most[l] = LOWEST;)
+        EACH_CELL(p, {
+            const NUM *v = x + at * ONT_POOL_LANES;
+            EACH_LANE(most[l] = LARGER(v[l], most[l]) ? v[l] : most[l];)
+        })
+        memcpy(y + o * ONT_POOL_LANES, most, sizeof most);
+    });
+}
+
+#if FLOATS
+
+/* Cells of the windows along dim d that a mean counts. */
+static int64_t F(counted)(const ont_pool *p, int d, int64_t o)
+{
+    int64_t first, end, padded;
+    ont_pool_span(p, d, o, &first, &end, &padded);
+    return p->include_pad ? padded : end - first;
+}
+
+static NUM F(rows_counted)(const ont_pool *p, int64_t r)
+{
+    return (NUM)(F(counted)(p, 0, r / p->out[1]) * F(counted)(p, 1, r % p->out[1]));
+}
+
+static NUM F(cells_counted)(const ont_pool *p, int64_t o)
+{
+    return F(rows_counted)(p, o / p->out[2]) * (NUM)F(counted)(p, 2, o % p->out[2]);
+}
+
+static void F(mean_block)(const ont_pool *p, const NUM *x, NUM *y)
+{
+    EACH_WINDOW(p, {
+        NUM sum[ONT_POOL_LANES] = {0};
+        NUM *to = y + o * ONT_POOL_LANES;
+        NUM count = F(cells_counted)(p, o);
+        EACH_CELL(p, {
+            const NUM *v = x + at * ONT_POOL_LANES;
+            EACH_LANE(sum[l] += v[l];)
+        })
+        EACH_LANE(to[l] = sum[l] / count;)
+    });
+}
+
+/* dx is zeroed. */
+static void F(max_grad_block)(const ont_pool *p, const NUM *x, const NUM *dy, NUM *dx)
+{
+    EACH_WINDOW(p, {
+        const NUM *g = dy + o * ONT_POOL_LANES;
+        NUM most[ONT_POOL_LANES];
+        CELL winner[ONT_POOL_LANES];
+        EACH_LANE(most[l] = LOWEST;)
+        EACH_LANE(winner[l] = -1;)
+        EACH_CELL(p, {
+            const NUM *v = x + at * ONT_POOL_LANES;
+            CELL here = (CELL)at;
+            EACH_LANE({
+                bool wins = (v[l] > most[l]) | ISNAN(v[l]) | (winner[l] < 0);
+                most[l] = wins ? v[l] : most[l];
+                winner[l] = wins ? here : winner[l];
+            })
+        })
+        EACH_CELL(p, {
+            NUM *to = dx + at * ONT_POOL_LANES;
+            CELL here = (CELL)at;
+            EACH_LANE(to[l] += winner[l] == here ? g[l] : 0;)
+        })
+    });
+}
+
+static void F(mean_grad_block)(const ont_pool *p, const NUM *dy, NUM *dx)
+{
+    EACH_WINDOW(p, {
+        const NUM *g = dy + o * ONT_POOL_LANES;
+        NUM share[ONT_POOL_LANES];
+        NUM count = F(cells_counted)(p, o);
+        EACH_LANE(share[l] = g[l] / count;)
+        EACH_CELL(p, {
+            NUM *to = dx + at * ONT_POOL_LANES;
+            EACH_LANE(to[l] += share[l];)
+        })
+    });
+}
+
+static void F(small_grad)(const ont_pool *p, const void *in, const void *out_grad, void *in_grad, int64_t planes,
+                          void *scratch)
+{
+    const NUM *x = in, *dy = out_grad;
+    NUM *dx = in_grad, *sums = scratch, *back = sums + p->in_count * ONT_POOL_LANES;
+    NUM *wide = back + p->out_count * ONT_POOL_LANES;
+    for (int64_t n; planes > 0; planes -= n, x += n * p->in_count, dx += n * p->in_count, dy += n * p->out_count) {
+        n = planes < ONT_POOL_LANES ? planes : ONT_POOL_LANES;
+        if (n < ONT_POOL_LANES) memset(scratch, 0, ont_pool_small_scratch(p));
+        memset(sums, 0, (size_t)p->in_count * ONT_POOL_LANES * sizeof *sums);
+        F(to_lanes)(back, dy, p->out_count, n);
+        if (p->kind == ONT_POOL_MAX) {
+            F(to_lanes)(wide, x, p->in_count, n);
+            F(max_grad_block)(p, wide, back, sums);
+        } else {
+            F(mean_grad_block)(p, back, sums);
+        }
+        F(from_lanes)(dx, sums, p->in_count, n);
+    }
+}
+
+#endif
+
+static void F(small)(const ont_pool *p, const void *in, void *out, int64_t planes, void *scratch)
+{
+    const NUM *x = in;
+    NUM *y = out, *wide = scratch, *results = wide + p->in_count * ONT_POOL_LANES;
+    for (int64_t n; planes > 0; planes -= n, x += n * p->in_count, y += n * p->out_count) {
+        n = planes < ONT_POOL_LANES ? planes : ONT_POOL_LANES;
+        if (n < ONT_POOL_LANES) memset(scratch, 0, ont_pool_small_scratch(p));
+        F(to_lanes)(wide, x, p->in_count, n);
+#if FLOATS
+        if (p->kind == ONT_POOL_MEAN)
+            F(mean_block)(p, wide, results);
+        else
+#endif
+            F(max_block)(p, wide, results);
+        F(from_lanes)(y, results, p->out_count, n);
+    }
+}
+
 #if FLOATS
 
 static void F(max_grad)(const ont_pool *p, const void *in, const void *out_grad, void *in_grad, void *scratch)
@@ -222,18 +394,34 @@ static NUM F(sum_of)(const NUM *x, int64_t n)
     return part[0];
 }
 
-/* Cells of the windows along dim d that a mean counts. */
-static int64_t F(counted)(const ont_pool *p, int d, int64_t o)
-{
-    int64_t first, end, padded;
-    ont_pool_span(p, d, o, &first, &end, &padded);
-    return p->include_pad ? padded : end - first;
-}
-
 /* What a mean over these windows divides by, per column; 1 beyond the last output. */
 static void F(count_columns)(const ont_pool *p, NUM *counts)
 {
     for (int64_t i = 0; i < ont_pool_outputs(p); i++) counts[i] = i < p->out[2] ? (NUM)F(counted)(p, 2, i) : 1;
+}
+
+/* Sums of columns, one window after the other: those of an adaptive mean have no common length. */
+static void F(add_columns)(const ont_pool *p, NUM *y, const NUM *joined)
+{
+    for (int64_t o = 0; o < p->out[2]; o++) {
+        int64_t first = o * p->stride[2], end = first + p->kernel[2], padded;
+        if (p->adaptive) ont_pool_span(p, 2, o, &first, &end, &padded);
+        NUM sum = 0;
+        if (end - first < 16)
+            for (int64_t i = first; i < end; i++) sum += joined[i];
+        else
+            sum = F(sum_of)(joined + first, end - first);
+        y[o] = sum;
+    }
+}
+
+static void F(spread_columns)(const ont_pool *p, NUM *wide, const NUM *g)
+{
+    for (int64_t o = 0; o < p->out[2]; o++) {
+        int64_t first, end, padded;
+        ont_pool_span(p, 2, o, &first, &end, &padded);
+        for (int64_t i = first; i < end; i++) wide[i] += g[o];
+    }
 }
 
 /* n sums to means or norms. */
@@ -246,11 +434,6 @@ static void F(finish_row)(const ont_pool *p, NUM *restrict y, NUM rows, const NU
         for (int64_t i = 0; i < n; i++) y[i] = SQRT(y[i]);
     else if (p->p != 1)
         for (int64_t i = 0; i < n; i++) y[i] = POW(y[i], e);
-}
-
-static NUM F(rows_counted)(const ont_pool *p, int64_t r)
-{
-    return (NUM)(F(counted)(p, 0, r / p->out[1]) * F(counted)(p, 1, r % p->out[1]));
 }
 
 static void F(sum)(const ont_pool *p, const void *in, void *out, void *scratch)
@@ -266,8 +449,8 @@ static void F(sum)(const ont_pool *p, const void *in, void *out, void *scratch)
     for (int64_t r = 0; r < p->out[0] * p->out[1]; r++, y += width) {
         memset(joined, 0, (size_t)(row + n) * sizeof *joined);
         EACH_LINE(p, x, r / p->out[1], r % p->out[1], F(add_row)(p, joined + p->begin[2], line, p->in[2]););
-        if (width == 1 && p->dilation[2] == 1)
-            joined[row] = F(sum_of)(joined, p->kernel[2]);
+        if (p->adaptive || (p->dilation[2] == 1 && (width == 1 || (p->kernel[2] >= 16 && p->stride[2] > 2))))
+            F(add_columns)(p, joined + row, joined);
         else
             for (int64_t k = 0; k < p->kernel[2]; k++)
                 F(add_into)(joined + row, joined + k * p->dilation[2], p->stride[2], n);
@@ -313,7 +496,10 @@ static void F(sum_grad)(const ont_pool *p, const void *in, const void *out, cons
     for (int64_t r = 0; r < p->out[0] * p->out[1]; r++, dy += width) {
         F(start_row)(p, y ? y + r * width : NULL, dy, g, F(rows_counted)(p, r), counts);
         memset(wide, 0, (size_t)row * sizeof *wide);
-        for (int64_t k = 0; k < p->kernel[2]; k++) F(spread)(wide + k * p->dilation[2], g, p->stride[2], width);
+        if (p->adaptive)
+            F(spread_columns)(p, wide, g);
+        else
+            for (int64_t k = 0; k < p->kernel[2]; k++) F(spread)(wide + k * p->dilation[2], g, p->stride[2], width);
         EACH_LINE(p, dx, r / p->out[1], r % p->out[1], F(add_into)(line, wide + p->begin[2], 1, p->in[2]););
     }
     if (p->kind == ONT_POOL_LP)
@@ -335,3 +521,6 @@ static void F(sum_grad)(const ont_pool *p, const void *in, const void *out, cons
 #undef STRIDED
 #undef LARGER
 #undef EACH_LINE
+#undef EACH_WINDOW
+#undef EACH_CELL
+#undef EACH_LANE

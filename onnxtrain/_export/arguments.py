@@ -22,7 +22,7 @@ aten = torch.ops.aten
 
 def arguments(op: Any, own: Any) -> Table:
     """The translations, for operators of one opset and of our domain."""
-    return _windows(op) | _scatters(op, own) | _lookups(op, own)
+    return _windows(op, own) | _scatters(op, own) | _lookups(op, own)
 
 
 def _constant(op: Any, value: float, like: Any) -> Any:
@@ -42,8 +42,8 @@ def _batched(op: Any, x: Any, rank: int, apply: Callable[[Any], Any]) -> Any:
     return op.Squeeze(apply(op.Unsqueeze(x, zero)), zero)
 
 
-def _windows(op: Any) -> Table:
-    """divisor_override, and a convolution of three dims without bias."""
+def _windows(op: Any, own: Any) -> Table:
+    """divisor_override, adaptive means of any size, and a convolution of three dims without bias."""
 
     def avg_pool(rank: int) -> Callable[..., Any]:
         def pool(self, kernel_size, stride=(), padding=0, ceil_mode=False, count_include_pad=True,
@@ -69,13 +69,30 @@ def _windows(op: Any) -> Table:
 
         return pool
 
+    def adaptive_avg_pool(rank: int) -> Callable[..., Any]:
+        def pool(self, output_size):
+            whole = list(self.shape[-rank:])
+            if all(isinstance(n, int) and n > 0 for n in (*whole, *output_size)) and not any(
+                    n % size for n, size in zip(whole, output_size)):
+                return avg_pool(rank)(self, [n // size for n, size in zip(whole, output_size)])
+            if all(isinstance(size, int) for size in output_size):
+                sizes = op.Constant(value_ints=list(output_size))
+            else:
+                one = op.Constant(value_ints=[1])
+                sizes = op.Concat(*(op.Reshape(size, one) for size in output_size), axis=0)
+            return _batched(op, self, rank, lambda x: own.AdaptiveAveragePool(x, sizes))
+
+        return pool
+
     def conv3d(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
         return _batched(op, input, 3, lambda x: op.Conv(
             x, weight, bias, strides=_each(stride, 3), pads=_each(padding, 3) * 2, dilations=_each(dilation, 3),
             group=groups
         ))
 
-    return {aten.avg_pool2d.default: avg_pool(2), aten.avg_pool3d.default: avg_pool(3), aten.conv3d.default: conv3d}
+    return {aten.avg_pool2d.default: avg_pool(2), aten.avg_pool3d.default: avg_pool(3), aten.conv3d.default: conv3d,
+            aten._adaptive_avg_pool2d.default: adaptive_avg_pool(2),
+            aten._adaptive_avg_pool3d.default: adaptive_avg_pool(3)}
 
 
 def _scatters(op: Any, own: Any) -> Table:

@@ -129,6 +129,15 @@ def _register_schemas() -> None:
             type_constraints=[("I", integers, "integers"), ("L", ["tensor(int64)"], "a number")],
         )
     )
+    onnx.defs.register_schema(
+        schema(
+            "AdaptiveAveragePool", DOMAIN, DOMAIN_VERSION,
+            doc="Means over parts of each plane, as many as the sizes say, of cells [o in / out, (o + 1) in / out).",
+            inputs=[schema.FormalParameter("x", "T"), schema.FormalParameter("sizes", "I")],
+            outputs=[schema.FormalParameter("y", "T")],
+            type_constraints=[("T", types, "any tensor"), ("I", ["tensor(int64)"], "an integer for each spatial dim")],
+        )
+    )
     lengths = (("log_probs", "T"), ("targets", "I"), ("input_lengths", "J"), ("target_lengths", "K"))
     onnx.defs.register_schema(
         schema(

@@ -108,14 +108,16 @@ def mlp_halves() -> set[str]:
     return used
 
 
-VISION = """<ir_version: 10, opset_import: ["" : 17]>
-    g (TYPE[2, 3, 9, 8] x, TYPE[4, 3, 3, 3] w, TYPE[4] b, float[4] s, float[4] t, float[4] m, float[4] v) => (TYPE[2, 4, 1, 1] z, float[4] nm, float[4] nv, TYPE[2, 3, 5, 4] k) {
+VISION = """<ir_version: 10, opset_import: ["" : 17, "ai.onnxtrain" : 1]>
+    g (TYPE[2, 3, 9, 8] x, TYPE[4, 3, 3, 3] w, TYPE[4] b, float[4] s, float[4] t, float[4] m, float[4] v) => (TYPE[2, 4, 1, 1] z, float[4] nm, float[4] nv, TYPE[2, 3, 5, 4] k, TYPE[2, 4, 2, 3] q) {
         c = Conv <pads = [1, 1, 1, 1]> (x, w, b)
         n, nm, nv = BatchNormalization <training_mode = 1> (c, s, t, m, v)
         r = Sigmoid(n)
         a = AveragePool <kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1]> (r)
         k = MaxPool <kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1]> (x)
         z = GlobalAveragePool(a)
+        sizes = Constant <value_ints = [2, 3]> ()
+        q = ai.onnxtrain.AdaptiveAveragePool(r, sizes)
     }"""
 
 

@@ -112,7 +112,8 @@ def pool_case(op, spatial, attrs, name, **options):
         f = lambda x: w.mean(x, attrs.get("count_include_pad", 0))  # noqa: E731
     else:
         f = lambda x: w.norm(x, attrs.get("p", 2))  # noqa: E731
-    return Case(op, [R(2, 2, *spatial, apart=0.05)], attrs, torch=f, reference=by_torch(f), opset=22, tol=2e-4,
+    # two planes go row by row, ten side by side
+    return Case(op, [R(2, 1 + len(name) % 2 * 4, *spatial, apart=0.05)], attrs, torch=f, reference=by_torch(f), opset=22, tol=2e-4,
                 name=name, **{"alloc": False, **options})
 
 
@@ -176,6 +177,12 @@ CASES = [
     Case("MaxPool", [V(nan_input())], {"kernel_shape": [3, 3], "strides": [1, 2], "pads": [1] * 4}, fd=False,
          alloc=False, reference=by_torch(torch_max(kernel_size=3, stride=(1, 2), padding=1)), name="NaN and infinity",
          torch=torch_max(kernel_size=3, stride=(1, 2), padding=1)),
+    Case("MaxPool", [V(TIES[:, :, :, :16].reshape(24, 3, 4, 3))], {"kernel_shape": [2, 2], "pads": [1] * 4}, fd=False,
+         alloc=False, name="ties of small planes", torch=torch_max(kernel_size=2, stride=1, padding=1)),
+    Case("MaxPool", [V(np.tile(nan_input(), (5, 4, 1, 1)))], {"kernel_shape": [3, 3], "strides": [1, 2],
+                                                              "pads": [1] * 4}, fd=False, alloc=False,
+         reference=by_torch(torch_max(kernel_size=3, stride=(1, 2), padding=1)), name="NaN in small planes",
+         torch=torch_max(kernel_size=3, stride=(1, 2), padding=1)),
     Case("MaxPool", [R(0, 2, 5, 5)], {"kernel_shape": [2, 2]}, torch=torch_max(kernel_size=2, stride=1),
          name="no images"),
     Case("MaxPool", [R(1, 1, 40, 70)], {"kernel_shape": [5, 5], "pads": [2] * 4, "strides": [3, 3]}, alloc=False,
@@ -215,6 +222,27 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_pool(case):
+    run_case(case)
+
+
+def adaptive_case(shape, sizes, x=None, **options):
+    f = (F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d)[len(sizes) - 1]
+    return Case("AdaptiveAveragePool", [R(*shape) if x is None else V(x), C(sizes)], domain="ai.onnxtrain",
+                torch=lambda x, _=None: f(x, sizes), reference=lambda x, _: by_torch(lambda x: f(x, sizes))(x),
+                name=f"{shape}-{sizes}", alloc=False, tol=2e-5, **options)
+
+
+ADAPTIVE = [adaptive_case(shape, sizes) for shape, sizes in (
+    ((2, 2, 9), (4,)), ((2, 5, 9), (14,)), ((1, 3, 300), (7,)), ((2, 2, 9, 7), (3, 4)), ((2, 6, 9, 7), (3, 4)),
+    ((2, 2, 9, 7), (12, 20)), ((1, 2, 40, 70), (13, 17)), ((1, 2, 40, 70), (8, 3)), ((1, 2, 40, 70), (8, 7)),
+    ((2, 2, 28, 31), (7, 1)), ((0, 3, 9, 7), (3, 4)), ((2, 2, 7, 5, 9), (2, 3, 4)),
+    ((3, 4, 4, 5, 6), (3, 2, 7)), ((2, 2, 5, 5), (5, 5)), ((2, 2, 5, 5), (1, 1)))]
+ADAPTIVE += [adaptive_case((2, 3, 9, 7), (0, 4), grad=False), adaptive_case((2, 0, 9, 7), (3, 4), grad=False),
+             adaptive_case("NaN", (4, 5), np.tile(nan_input(), (2, 3, 1, 1)), fd=False)]
+
+
+@pytest.mark.parametrize("case", ADAPTIVE, ids=str)
+def test_adaptive_mean(case):
     run_case(case)
 
 
@@ -310,4 +338,7 @@ def test_refusals():
     expect_error(Case("LpPool", [R(1, 1, 4)], {"kernel_shape": [2], "p": 0}), _C.UnsupportedError, "p is 0")
     expect_error(Case("AveragePool", [R(1, 1, 4)], {"kernel_shape": [2], "auto_pad": "SAME"}), ValueError,
                  "auto_pad is 'SAME'")
+    for shape, sizes, message in (((1, 1, 4, 4), [2], "1 output sizes for 2 spatial dims"),
+                                  ((1, 1, 4), [-1], "size -1 out of 4"), ((1, 1, 0), [2], "size 2 out of 0")):
+        expect_error(Case("AdaptiveAveragePool", [R(*shape), C(sizes)], domain="ai.onnxtrain"), ValueError, message)
     expect_error(Case("GlobalMaxPool", [R(1, 1, 0)]), ValueError, "planes of the input are empty")

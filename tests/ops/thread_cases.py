@@ -40,6 +40,8 @@ CASES = [
     Case("ReduceMax", [R(300, 1001), C([1])]),
     Case("CumSum", [R(300, 501), C(1)]),
     Case("MaxPool", [R(3, 7, 65, 67)], {"kernel_shape": [3, 3], "strides": [2, 2]}),
+    Case("AdaptiveAveragePool", [R(3, 7, 65, 67), C([7, 13])], domain="ai.onnxtrain"),
+    Case("MaxPool", [R(70, 32, 8, 7)], {"kernel_shape": [3, 3]}),
     Case("AveragePool", [R(3, 7, 65, 67)], {"kernel_shape": [5, 5], "pads": [2, 2, 2, 2]}),
     Case("Gather", [R(3000, 128), R(5000, low=0, high=3000, dtype=np.int64)]),
     Case("Gather", [R(40, 1024), R(900, low=0, high=3, dtype=np.int64)]),  # most hits in one row
