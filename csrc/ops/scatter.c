@@ -3,6 +3,7 @@
  * reduction. Threads share out lines along the axis, which never meet, so results do not depend on their number.
  * Gradients of the reductions follow torch.scatter_reduce.
  */
+#include <stdatomic.h>
 #include <string.h>
 
 #include "base/number.h"
@@ -18,6 +19,7 @@ typedef struct lines {
     int64_t index_dims[ONT_MAX_RANK], index_strides[ONT_MAX_RANK], data_strides[ONT_MAX_RANK];
     size_t element;
     bool wide, from_end;
+    bool dense;           /* the axis is the last one, and lines lie one behind the other in both tensors */
     ont_dtype dtype;
     ont_scatter reduction;
 } lines;
@@ -81,6 +83,8 @@ static ont_status elements_prepare(const ont_node *node, ont_arena *arena, ont_p
     }
     ont_shape_strides(&index->shape, s->index_strides);
     ont_shape_strides(&x->shape, s->data_strides);
+    s->dense = s->axis == s->rank - 1;
+    for (int d = 1; d < s->axis; d++) s->dense = s->dense && s->index_dims[d] == x->shape.dims[d];
     s->element = ont_dtype_size(x->dtype);
     s->dtype = x->dtype;
     s->wide = index->dtype == ONT_INT64;
@@ -102,7 +106,8 @@ static void line_start(const lines *s, int64_t line, int64_t *in_index, int64_t 
     }
 }
 
-static ont_status check_indices(const lines *s, const ont_call *call)
+/* The first index out of range, as an error. */
+static ont_status find_outside(const lines *s, const ont_call *call)
 {
     int64_t n = s->count * s->n;
     for (int64_t i = 0; i < n; i++) {
@@ -123,96 +128,143 @@ static void combine_one(const lines *s, void *data, int64_t at, const void *upda
         ont_scatter_combine(s->dtype, s->reduction, to, v, 1);
 }
 
-/* A row of `run` neighbours: where in the data each index points. */
+/* n indices, `step` apart in their tensor from `index` on; those of neighbouring lines move on in the data as well. And
+ * so many rows more, one behind the other in both tensors, n indices and size entries long. */
 typedef struct row {
-    int64_t run, index, data; /* elements; where its indices and its lines begin */
+    int64_t n, index, step; /* elements */
+    int64_t data, data_step;
+    int64_t more;
 } row;
 
-static inline int64_t place_of(const lines *s, const void *indices, const row *r, int64_t i)
+typedef struct job {
+    const ont_call *call;
+    bool scatter;
+    _Atomic bool outside; /* an index was; its row is left out */
+} job;
+
+/* body sees `from`, the place in the tensor of indices, and `at`, that in the data. */
+#define EACH_INDEX(index_type, body) \
+    do { \
+        const index_type *given_ = call->in[1]; \
+        for (int64_t row_ = 0, from_ = r->index, data_ = r->data; row_ <= r->more; row_++, from_ += n, data_ += size) \
+            for (int64_t i = 0; i < n; i++) { \
+                int64_t from = from_ + i * step, k_ = given_[from], at = data_ + i * data_step; \
+                at += (k_ < 0 ? k_ + size : k_) * stride; \
+                body; \
+            } \
+    } while (0)
+#define BY_INDEX(body) \
+    do { \
+        if (s->wide) \
+            EACH_INDEX(int64_t, body); \
+        else \
+            EACH_INDEX(int32_t, body); \
+    } while (0)
+#define ROW \
+    const int64_t n = r->n, step = r->step, data_step = r->data_step, size = s->size, stride = s->data_strides[s->axis]
+
+static bool inside(const lines *s, const ont_call *call, const row *r)
 {
-    int64_t index = ont_index_at(indices, s->wide, r->index + i);
-    if (index < 0) index += s->size;
-    return r->data + i + index * s->data_strides[s->axis];
+    int64_t lowest = s->from_end ? -s->size : 0, n = r->n * (r->more + 1), step = r->step, size = s->size;
+    bool outside = false;
+    if (s->wide) {
+        const int64_t *given = (const int64_t *)call->in[1] + r->index;
+        for (int64_t i = 0; i < n; i++) outside |= (given[i * step] < lowest) | (given[i * step] >= size);
+    } else {
+        const int32_t *given = (const int32_t *)call->in[1] + r->index;
+        for (int64_t i = 0; i < n; i++) outside |= (given[i * step] < lowest) | (given[i * step] >= size);
+    }
+    return !outside;
 }
 
 static void gather_row(const lines *s, const ont_call *call, const row *r)
 {
+    ROW;
     switch (s->element) {
-#define ROW(bytes, type) \
-    case bytes: \
-        for (int64_t i = 0; i < r->run; i++) \
-            ((type *)call->out[0])[r->index + i] = ((const type *)call->in[0])[place_of(s, call->in[1], r, i)]; \
-        break;
-        ROW(1, uint8_t)
-        ROW(2, uint16_t)
-        ROW(4, uint32_t)
-        ROW(8, uint64_t)
-#undef ROW
+#define COPY(bytes, type) \
+    case bytes: BY_INDEX(((type *)call->out[0])[from] = ((const type *)call->in[0])[at]); break;
+        COPY(1, uint8_t)
+        COPY(2, uint16_t)
+        COPY(4, uint32_t)
+        COPY(8, uint64_t)
+#undef COPY
     default:
-        for (int64_t i = 0; i < r->run; i++)
-            memcpy((char *)call->out[0] + (size_t)(r->index + i) * s->element,
-                   (const char *)call->in[0] + (size_t)place_of(s, call->in[1], r, i) * s->element, s->element);
+        BY_INDEX(memcpy((char *)call->out[0] + (size_t)from * s->element,
+                        (const char *)call->in[0] + (size_t)at * s->element, s->element));
     }
 }
 
 static void scatter_row(const lines *s, const ont_call *call, const row *r)
 {
-    if (s->reduction == ONT_SCATTER_ADD && s->dtype == ONT_FLOAT32) {
-        for (int64_t i = 0; i < r->run; i++)
-            ((float *)call->out[0])[place_of(s, call->in[1], r, i)] += ((const float *)call->in[2])[r->index + i];
-        return;
+    ROW;
+    bool add = s->reduction == ONT_SCATTER_ADD, put = s->reduction == ONT_SCATTER_NONE;
+    if (add && s->dtype == ONT_FLOAT32)
+        BY_INDEX(((float *)call->out[0])[at] += ((const float *)call->in[2])[from]);
+    else if (add && s->dtype == ONT_FLOAT64)
+        BY_INDEX(((double *)call->out[0])[at] += ((const double *)call->in[2])[from]);
+    else if (put && s->element == 4)
+        BY_INDEX(((uint32_t *)call->out[0])[at] = ((const uint32_t *)call->in[2])[from]);
+    else if (put && s->element == 8)
+        BY_INDEX(((uint64_t *)call->out[0])[at] = ((const uint64_t *)call->in[2])[from]);
+    else
+        BY_INDEX(combine_one(s, call->out[0], at, call->in[2], from));
+}
+
+static void one_row(job *j, const row *r)
+{
+    const lines *s = j->call->state;
+    if (!inside(s, j->call, r))
+        j->outside = true;
+    else if (j->scatter)
+        scatter_row(s, j->call, r);
+    else
+        gather_row(s, j->call, r);
+}
+
+/*
+ * Lines [first, last): many neighbours go along the axis together, so that memory is read in rows; a few go one after
+ * the other. Either way the updates of an entry come in the order of their indices.
+ */
+static void each_run(void *context, int64_t first, int64_t last)
+{
+    job *j = context;
+    const lines *s = j->call->state;
+    int64_t together = 2048 / s->n + 1; /* short rows */
+    for (int64_t line = first; s->dense && line < last; line += together) {
+        int64_t rows = last - line < together ? last - line : together;
+        one_row(j, &(row){.n = s->n, .index = line * s->n, .step = 1, .data = line * s->size, .more = rows - 1});
     }
-    for (int64_t i = 0; i < r->run; i++)
-        combine_one(s, call->out[0], place_of(s, call->in[1], r, i), call->in[2], r->index + i);
-}
-
-/* Lines [first, last): a run of neighbours goes along the axis together, so that memory is read in rows. */
-static void each_run(const lines *s, int64_t first, int64_t last, const ont_call *call, bool scatter)
-{
-    for (int64_t line = first; line < last;) {
-        row r = {.run = s->inner - line % s->inner};
-        if (r.run > last - line) r.run = last - line;
-        line_start(s, line, &r.index, &r.data);
-        for (int64_t k = 0; k < s->n; k++) {
-            if (scatter)
-                scatter_row(s, call, &r);
-            else
-                gather_row(s, call, &r);
-            r.index += s->index_strides[s->axis];
-        }
-        line += r.run;
+    for (int64_t line = first; !s->dense && line < last;) {
+        int64_t run = s->inner - line % s->inner, index, data;
+        if (run > last - line) run = last - line;
+        line_start(s, line, &index, &data);
+        if (run >= 8 || run >= s->n)
+            for (int64_t k = 0; k < s->n; k++)
+                one_row(j, &(row){.n = run, .index = index + k * s->index_strides[s->axis], .step = 1, .data = data,
+                                  .data_step = 1});
+        else
+            for (int64_t i = 0; i < run; i++)
+                one_row(j, &(row){.n = s->n, .index = index + i, .step = s->index_strides[s->axis], .data = data + i});
+        line += run;
     }
 }
 
-static void gather_lines(void *context, int64_t first, int64_t last)
-{
-    const ont_call *call = context;
-    each_run(call->state, first, last, call, false);
-}
-
-static void scatter_lines(void *context, int64_t first, int64_t last)
-{
-    const ont_call *call = context;
-    each_run(call->state, first, last, call, true);
-}
-
-static ont_status gather_run(const ont_call *call)
+static ont_status each_line(const ont_call *call, bool scatter)
 {
     const lines *s = call->state;
-    ONT_TRY(check_indices(s, call));
-    if (s->n) ont_parallel(s->count, 4096 / s->n + 1, gather_lines, (void *)call);
-    return ONT_OK;
+    job j = {.call = call, .scatter = scatter};
+    if (s->n) ont_parallel(s->count, 4096 / s->n + 1, each_run, &j);
+    return j.outside ? find_outside(s, call) : ONT_OK;
 }
+
+static ont_status gather_run(const ont_call *call) { return each_line(call, false); }
 
 static ont_status scatter_run(const ont_call *call)
 {
     const lines *s = call->state;
-    const ont_value *y = call->node->outputs[0];
-    size_t bytes = (size_t)ont_shape_count(&y->shape) * s->element;
-    ONT_TRY(check_indices(s, call));
+    size_t bytes = (size_t)ont_shape_count(&call->node->outputs[0]->shape) * s->element;
     if (bytes && call->out[0] != call->in[0]) memcpy(call->out[0], call->in[0], bytes);
-    if (s->n) ont_parallel(s->count, 4096 / s->n + 1, scatter_lines, (void *)call);
-    return ONT_OK;
+    return each_line(call, true);
 }
 
 /* ---- gradients ---- */

@@ -47,6 +47,19 @@ def gather_nd(batch):
     return compute
 
 
+def lines_case(op, axis, data, index, dtype):
+    """Indices from both ends along lines of these shapes, against torch."""
+    gather = op == "GatherElements"
+
+    def f(x, i, *updates):
+        i = torch.where(i < 0, i + data[axis], i).long()
+        return x.gather(axis, i) if gather else x.scatter_add(axis, i, *updates)
+
+    return Case(op, [R(*data), R(*index, low=-data[axis], high=data[axis], dtype=dtype), *([] if gather else [R(*index)])],
+                {"axis": axis} | ({} if gather else {"reduction": "add"}), torch=f, alloc=False,
+                reference=lambda *arrays: f(*map(torch.from_numpy, arrays)).numpy())
+
+
 def put(x, index, updates):
     """ScatterElements along axis 0 in NumPy."""
     y = x.copy()
@@ -65,6 +78,11 @@ CASES = [
     Case("GatherElements", [R(2, 3, 4), R(1, 3, 2, high=2, low=0, dtype=np.int32)], {"axis": 0},
          torch=lambda x, i: x.gather(0, i.long()), reference=lambda x, i: np.take_along_axis(x[:, :, :2], i, 0),
          name="fewer indices"),
+    # rows of 5 that go many at a time, rows with fewer indices, lines of a part, a few neighbours, many
+    *(lines_case(op, axis, data, index, dtype) for op in ("GatherElements", "ScatterElements")
+      for axis, data, index, dtype in ((1, (900, 5), (900, 5), np.int64), (1, (700, 7), (650, 2), np.int32),
+                                       (2, (3, 5, 9), (3, 4, 8), np.int64), (1, (4, 50, 3), (4, 40, 3), np.int32),
+                                       (1, (4, 6, 17), (3, 5, 17), np.int64))),
     Case("GatherElements", [R(3, 4), R(0, 4, dtype=np.int64)], torch=lambda x, i: x.gather(0, i), name="none"),
     Case("ScatterElements", [R(4, 3), V(INDEX[:2], np.int64), R(2, 3)], torch=along(0)),
     Case("ScatterElements", [R(2, 4, 3), V([[[0, 3, 1]], [[2, 1, 0]]], np.int64), R(2, 1, 3)], {"axis": 1},
@@ -134,6 +152,11 @@ def test_op(case):
 def test_errors():
     expect_error(Case("GatherElements", [R(4, 3), V([[4, 0, 0]], np.int64)]), IndexError, "index 4")
     expect_error(Case("ScatterElements", [R(4), V([-5], np.int64), R(1)]), IndexError, "index -5")
+    for value in (5, -6):  # in a row far behind
+        index = np.zeros((5000, 2), np.int64)
+        index[4000, 1] = index[4500, 0] = value
+        expect_error(Case("GatherElements", [R(5000, 5), V(index, np.int64)], {"axis": 1}), IndexError,
+                     f"index {value} at position 8001")
     expect_error(Case("ScatterND", [R(4, 2), V([[4]], np.int64), R(1, 2)]), IndexError, "index 4")
     expect_error(Case("GatherND", [R(4, 2), V([[0, 2]], np.int64)]), IndexError, "index 2")
     expect_error(Case("ScatterND", [R(4, 2), V([[1]], np.int64), R(2, 2)]), ValueError, "updates")

@@ -46,6 +46,8 @@ CASES = [
     Case("Gather", [R(3000, 128), R(5000, low=0, high=3000, dtype=np.int64)]),
     Case("Gather", [R(40, 1024), R(900, low=0, high=3, dtype=np.int64)]),  # most hits in one row
     Case("GatherElements", [R(300, 401), R(300, 401, low=0, high=300, dtype=np.int64)], {"axis": 0}),
+    Case("ScatterElements", [R(5000, 7), R(5000, 7, low=0, high=7, dtype=np.int64), R(5000, 7)],
+         {"axis": 1, "reduction": "add"}),
     Case("Transpose", [R(61, 47, 53)], {"perm": [2, 0, 1]}),
     Case("TopK", [R(200, 700), C([50])], n_outputs=2, grad=(0,), no_grad_outputs=(1,)),
     Case("SoftmaxCrossEntropyLoss", [R(400, 1001), R(400, low=0, high=1001, dtype=np.int64)]),
