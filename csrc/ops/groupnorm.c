@@ -6,6 +6,7 @@
  */
 #include <inttypes.h>
 #include <math.h>
+#include <string.h>
 
 #include "base/parallel.h"
 #include "ops/compose.h"
@@ -15,6 +16,7 @@ enum { LANES = 16 }; /* partial sums, which vectorise */
 typedef struct groups_state {
     int64_t n, groups, channels, d; /* channels of a group, elements of a channel */
     double eps;
+    bool shorter; /* short channels: loops go over whole groups, by scales laid out like a group's elements */
 } groups_state;
 
 static ont_status layout(const ont_node *node, const ont_shape *x, groups_state *s)
@@ -26,6 +28,24 @@ static ont_status layout(const ont_node *node, const ont_shape *x, groups_state 
                         groups);
     *s = (groups_state){.n = x->dims[0], .groups = groups, .channels = x->dims[1] / groups,
                         .d = ont_shape_count_range(x, 2, x->rank), .eps = ont_attr_float(node, "epsilon", 1e-5)};
+    s->shorter = s->d <= 2 * LANES;
+    return ONT_OK;
+}
+
+/* x, scale and bias of one float dtype; scale and bias have `entries` each. */
+static ont_status check_operands(const ont_node *node, int64_t entries)
+{
+    ont_value *x;
+    ONT_TRY(ont_need_input(node, 0, &x));
+    if (!ont_dtype_is_float(x->dtype))
+        return ont_fail(ONT_ETYPE, "the input is %s, expected a float", ont_dtype_name(x->dtype));
+    for (uint32_t i = 1; i < 3; i++) {
+        ont_value *v;
+        ONT_TRY(ont_need_input(node, i, &v));
+        if (v->dtype != x->dtype || v->shape.rank != 1 || v->shape.dims[0] != entries)
+            return ont_fail(ONT_EINVAL, "%s '%s' must have %" PRId64 " entries of %s", i == 1 ? "scale" : "bias",
+                            v->name, entries, ont_dtype_name(x->dtype));
+    }
     return ONT_OK;
 }
 
@@ -33,9 +53,11 @@ static ont_status layout(const ont_node *node, const ont_shape *x, groups_state 
 static ont_status infer(ont_graph *g, ont_node *node)
 {
     (void)g;
-    const ont_value *x = ont_node_in(node, 0);
+    ont_value *x;
     groups_state s;
+    ONT_TRY(ont_need_input(node, 0, &x));
     ONT_TRY(layout(node, &x->shape, &s));
+    ONT_TRY(check_operands(node, x->shape.dims[1]));
     ont_shape saved = {.rank = 2, .dims = {s.n, s.groups}};
     ONT_TRY(ont_infer_out(node, 1, x->dtype, &saved));
     ONT_TRY(ont_infer_out(node, 2, x->dtype, &saved));
@@ -48,15 +70,17 @@ static ont_status prepare(const ont_node *node, ont_arena *arena, ont_prepared *
     if (!s) return ONT_ENOMEM;
     ONT_TRY(layout(node, &ont_node_in(node, 0)->shape, s));
     out->state = s;
-    return ONT_OK;
+    ont_shape wide = {.rank = 3, .dims = {2, s->groups * s->channels, s->d}};
+    return s->shorter ? ont_shape_bytes(&wide, ONT_FLOAT64, &out->work_bytes) : ONT_OK;
 }
 
-/* Backward: sums of dy and of dy * xhat per image and channel. */
+/* Backward: sums of dy and of dy * xhat per image and channel; of short channels per element, and the wide scales. */
 static ont_status prepare_grad(const ont_node *node, ont_arena *arena, ont_prepared *out)
 {
     ONT_TRY(prepare(node, arena, out));
     const groups_state *s = out->state;
     ont_shape sums = {.rank = 3, .dims = {2, s->n, s->groups * s->channels}};
+    if (s->shorter) sums = (ont_shape){.rank = 3, .dims = {3, s->groups * s->channels, s->d}};
     return ont_shape_bytes(&sums, ONT_FLOAT64, &out->work_bytes);
 }
 
@@ -159,8 +183,104 @@ static void *result(const ont_call *call, uint32_t index)
             if (dbias) dbias[c] = (type)sum; \
         } \
     }
+
+/* Short channels. The scales are in call->work where they are not those of the operands. */
+#define SHORT_CHANNELS(suffix, type) \
+    static void lay_out_##suffix(const groups_state *s, const type *each, type *to) \
+    { \
+        for (int64_t c = 0; s->d != 1 && c < s->groups * s->channels; c++) \
+            for (int64_t i = c * s->d; i < (c + 1) * s->d; i++) to[i] = each[c]; \
+    } \
+    static void short_forward_##suffix(void *context, int64_t first, int64_t last) \
+    { \
+        const ont_call *call = context; \
+        const groups_state *s = call->state; \
+        type *means = result(call, 1), *invs = result(call, 2), part[LANES]; \
+        int64_t m = s->channels * s->d; \
+        const type *scales = s->d == 1 ? call->in[1] : call->work; \
+        const type *biases = s->d == 1 ? call->in[2] : scales + s->groups * m; \
+        for (int64_t g = first; g < last; g++) { \
+            const type *x = (const type *)call->in[0] + g * m; \
+            const type *scale = scales + g % s->groups * m, *bias = biases + g % s->groups * m; \
+            type *restrict y = (type *)call->out[0] + g * m; \
+            double sum, square; \
+            LANE_SUM(m, x[i], sum); \
+            type mean = (type)(sum / (double)m); \
+            LANE_SUM(m, (x[i] - mean) * (x[i] - mean), square); \
+            type inv = (type)(1 / sqrt(square / (double)m + s->eps)); \
+            for (int64_t i = 0; i < m; i++) y[i] = (x[i] - mean) * (inv * scale[i]) + bias[i]; \
+            if (means) means[g] = mean; \
+            if (invs) invs[g] = inv; \
+        } \
+    } \
+    static void short_backward_##suffix(void *context, int64_t first, int64_t last) \
+    { \
+        const ont_call *call = context; \
+        const groups_state *s = call->state; \
+        const type *scales = s->d == 1 ? call->in[1] : call->work; \
+        type part[LANES]; \
+        int64_t m = s->channels * s->d; \
+        for (int64_t g = first; g < last; g++) { \
+            const type *x = (const type *)call->in[0] + g * m, *dy = (const type *)call->in[4] + g * m; \
+            const type *scale = scales + g % s->groups * m; \
+            type mean = ((const type *)call->in[2])[g], inv = ((const type *)call->in[3])[g]; \
+            type *restrict dx = (type *)call->out[0] + g * m; \
+            double sum, dot; \
+            LANE_SUM(m, dy[i] * scale[i], sum); \
+            LANE_SUM(m, dy[i] * (x[i] - mean) * scale[i], dot); \
+            type shift = (type)(sum / (double)m), slope = (type)(dot / (double)m * (double)inv * (double)inv); \
+            for (int64_t i = 0; i < m; i++) dx[i] = inv * (dy[i] * scale[i] - shift - (x[i] - mean) * slope); \
+        } \
+    } \
+    /* Channels [first, last): the images' dy and dy * xhat, added in order element by element, then along a channel. */ \
+    static void short_channels_##suffix(void *context, int64_t first, int64_t last) \
+    { \
+        const ont_call *call = context; \
+        const groups_state *s = call->state; \
+        type *dscale = result(call, 1), *dbias = result(call, 2); \
+        int64_t all = s->groups * s->channels * s->d, m = s->channels * s->d; \
+        double *sums = (double *)call->work + all, *dots = sums + all; \
+        memset(sums + first * s->d, 0, (size_t)((last - first) * s->d) * sizeof *sums); \
+        memset(dots + first * s->d, 0, (size_t)((last - first) * s->d) * sizeof *dots); \
+        for (int64_t c = first, end; c < last; c = end) { \
+            int64_t g = c / s->channels; \
+            end = (g + 1) * s->channels < last ? (g + 1) * s->channels : last; \
+            for (int64_t n = 0; n < s->n; n++) { \
+                const type *x = (const type *)call->in[0] + n * all, *dy = (const type *)call->in[4] + n * all; \
+                type mean = ((const type *)call->in[2])[n * s->groups + g]; \
+                double inv = (double)((const type *)call->in[3])[n * s->groups + g]; \
+                for (int64_t i = c * s->d; m && i < end * s->d; i++) { \
+                    sums[i] += (double)dy[i]; \
+                    dots[i] += (double)(dy[i] * (x[i] - mean)) * inv; \
+                } \
+            } \
+        } \
+        for (int64_t c = first; c < last; c++) { \
+            double sum = 0, dot = 0; \
+            for (int64_t i = c * s->d; i < (c + 1) * s->d; i++) sum += sums[i], dot += dots[i]; \
+            if (dscale) dscale[c] = (type)dot; \
+            if (dbias) dbias[c] = (type)sum; \
+        } \
+    } \
+    static void short_run_##suffix(const ont_call *call, int64_t grain) \
+    { \
+        const groups_state *s = call->state; \
+        lay_out_##suffix(s, call->in[1], call->work); \
+        lay_out_##suffix(s, call->in[2], (type *)call->work + s->groups * s->channels * s->d); \
+        ont_parallel(s->n * s->groups, grain, short_forward_##suffix, (void *)call); \
+    } \
+    static void short_run_grad_##suffix(const ont_call *call, int64_t grain) \
+    { \
+        const groups_state *s = call->state; \
+        lay_out_##suffix(s, call->in[1], call->work); \
+        if (call->out[0]) ont_parallel(s->n * s->groups, grain, short_backward_##suffix, (void *)call); \
+        if (result(call, 1) || result(call, 2)) \
+            ont_parallel(s->groups * s->channels, 16384 / (s->n * s->d + 1) + 1, short_channels_##suffix, (void *)call); \
+    }
 GROUPS(f32, float)
 GROUPS(f64, double)
+SHORT_CHANNELS(f32, float)
+SHORT_CHANNELS(f64, double)
 
 static int64_t grain(const groups_state *s)
 {
@@ -171,7 +291,10 @@ static ont_status run(const ont_call *call)
 {
     const groups_state *s = call->state;
     bool f32 = ont_node_in(call->node, 0)->dtype == ONT_FLOAT32;
-    ont_parallel(s->n * s->groups, grain(s), f32 ? forward_f32 : forward_f64, (void *)call);
+    if (s->shorter)
+        (f32 ? short_run_f32 : short_run_f64)(call, grain(s));
+    else
+        ont_parallel(s->n * s->groups, grain(s), f32 ? forward_f32 : forward_f64, (void *)call);
     return ONT_OK;
 }
 
@@ -179,6 +302,10 @@ static ont_status run_grad(const ont_call *call)
 {
     const groups_state *s = call->state;
     bool f32 = ont_node_in(call->node, 0)->dtype == ONT_FLOAT32;
+    if (s->shorter) {
+        (f32 ? short_run_grad_f32 : short_run_grad_f64)(call, grain(s));
+        return ONT_OK;
+    }
     ont_parallel(s->n * s->groups, grain(s), f32 ? backward_f32 : backward_f64, (void *)call);
     (f32 ? channels_f32 : channels_f64)(call);
     return ONT_OK;
@@ -200,23 +327,6 @@ static void grad(ont_grad *g)
 }
 
 /* ---- the operators of the specification ---- */
-
-/* x, scale and bias of one float dtype; scale and bias have `entries` each. */
-static ont_status check_operands(const ont_node *node, int64_t entries)
-{
-    ont_value *x;
-    ONT_TRY(ont_need_input(node, 0, &x));
-    if (!ont_dtype_is_float(x->dtype))
-        return ont_fail(ONT_ETYPE, "the input is %s, expected a float", ont_dtype_name(x->dtype));
-    for (uint32_t i = 1; i < 3; i++) {
-        ont_value *v;
-        ONT_TRY(ont_need_input(node, i, &v));
-        if (v->dtype != x->dtype || v->shape.rank != 1 || v->shape.dims[0] != entries)
-            return ont_fail(ONT_EINVAL, "%s '%s' must have %" PRId64 " entries of %s", i == 1 ? "scale" : "bias",
-                            v->name, entries, ont_dtype_name(x->dtype));
-    }
-    return ONT_OK;
-}
 
 static ont_status group_infer(ont_graph *g, ont_node *node)
 {
@@ -296,7 +406,7 @@ static const ont_kernel grad_kernels[] = {
     {.name = "groupnorm_grad_lanes", .accept = ont_accept_float, .prepare = prepare_grad, .run = run_grad},
 };
 const ont_op ont_op_GroupNorm = {.domain = ONT_DOMAIN, .name = "GroupNorm", .since = 1, .min_inputs = 3,
-                                 .max_inputs = 3, .nondiff_outputs = ~1ull, .attributes = "epsilon:f groups:i",
+                                 .max_inputs = 3, .flags = ONT_OP_MODEL, .nondiff_outputs = ~1ull, .attributes = "epsilon:f groups:i",
                                  .infer = infer, .grad = grad, ONT_KERNELS(kernels)};
 const ont_op ont_op_GroupNormGrad = {.domain = ONT_DOMAIN, .name = "GroupNormGrad", .since = 1, .min_inputs = 5,
                                      .max_inputs = 5, .attributes = "epsilon:f groups:i", .infer = ont_infer_norm_grad,

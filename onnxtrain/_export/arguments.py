@@ -22,7 +22,7 @@ aten = torch.ops.aten
 
 def arguments(op: Any, own: Any) -> Table:
     """The translations, for operators of one opset and of our domain."""
-    return _windows(op, own) | _scatters(op, own) | _lookups(op, own)
+    return _windows(op, own) | _grids(op) | _scatters(op, own) | _lookups(op, own)
 
 
 def _constant(op: Any, value: float, like: Any) -> Any:
@@ -40,6 +40,22 @@ def _batched(op: Any, x: Any, rank: int, apply: Callable[[Any], Any]) -> Any:
         return apply(x)
     zero = op.Constant(value_ints=[0])
     return op.Squeeze(apply(op.Unsqueeze(x, zero)), zero)
+
+
+def _sizes(op: Any, sizes: Sequence[Any]) -> Any:
+    """Numbers, some of them perhaps made of sizes, in one row."""
+    if all(isinstance(size, int) for size in sizes):
+        return op.Constant(value_ints=list(sizes))
+    one = op.Constant(value_ints=[1])
+    return op.Concat(*(op.Reshape(size, one) for size in sizes), axis=0)
+
+
+def _grids(op: Any) -> Table:
+    """An operator of opset 20, which torch.onnx writes as sums over elementwise products."""
+    if not hasattr(op, "AffineGrid"):
+        return {}
+    return {aten.affine_grid_generator.default: lambda theta, size, align_corners: op.AffineGrid(
+        theta, _sizes(op, size), align_corners=int(align_corners))}
 
 
 def _windows(op: Any, own: Any) -> Table:
@@ -75,12 +91,7 @@ def _windows(op: Any, own: Any) -> Table:
             if all(isinstance(n, int) and n > 0 for n in (*whole, *output_size)) and not any(
                     n % size for n, size in zip(whole, output_size)):
                 return avg_pool(rank)(self, [n // size for n, size in zip(whole, output_size)])
-            if all(isinstance(size, int) for size in output_size):
-                sizes = op.Constant(value_ints=list(output_size))
-            else:
-                one = op.Constant(value_ints=[1])
-                sizes = op.Concat(*(op.Reshape(size, one) for size in output_size), axis=0)
-            return _batched(op, self, rank, lambda x: own.AdaptiveAveragePool(x, sizes))
+            return _batched(op, self, rank, lambda x: own.AdaptiveAveragePool(x, _sizes(op, output_size)))
 
         return pool
 

@@ -138,6 +138,15 @@ def _register_schemas() -> None:
             type_constraints=[("T", types, "any tensor"), ("I", ["tensor(int64)"], "an integer for each spatial dim")],
         )
     )
+    onnx.defs.register_schema(
+        schema(
+            "GroupNorm", DOMAIN, DOMAIN_VERSION, doc="GroupNormalization with a scale and a bias for each channel.",
+            inputs=[schema.FormalParameter(name, "T") for name in ("x", "scale", "bias")],
+            outputs=[schema.FormalParameter("y", "T")], type_constraints=[("T", types, "any tensor")],
+            attributes=[schema.Attribute("groups", schema.AttrType.INT, "how many", required=True),
+                        schema.Attribute("epsilon", schema.AttrType.FLOAT, "as ONNX's", required=False)],
+        )
+    )
     lengths = (("log_probs", "T"), ("targets", "I"), ("input_lengths", "J"), ("target_lengths", "K"))
     onnx.defs.register_schema(
         schema(

@@ -66,6 +66,13 @@ def _own(op: Any, own: Any) -> Table:
             epsilon=eps, momentum=0.0, training_mode=1,
         )
 
+    def group_norm(input, num_groups, weight=None, bias=None, eps=1e-5, cudnn_enabled=True):
+        """One operator, whose scale and bias are per channel as ONNX's are from opset 21 on."""
+        channels = op.Shape(input, start=1, end=2)
+        one, zero = (op.Expand(op.CastLike(op.Constant(value_float=v), input), channels) for v in (1.0, 0.0))
+        return own.GroupNorm(input, one if weight is None else weight, zero if bias is None else bias,
+                             groups=num_groups, epsilon=eps)
+
     def ctc_loss(log_probs, targets, input_lengths, target_lengths, blank=0, zero_infinity=False):
         return own.CTCLoss(log_probs, targets, input_lengths, target_lengths, blank=blank,
                            zero_infinity=int(zero_infinity))
@@ -76,6 +83,7 @@ def _own(op: Any, own: Any) -> Table:
         torch.ops.onnxtrain.in_range.default: lambda x, limit: own.InRange(x, limit),
         torch.ops.onnxtrain.stop_gradient.default: stop_gradient,
         torch.ops.onnxtrain.batch_norm.default: batch_norm,
+        aten.group_norm.default: group_norm,
     }
 
 

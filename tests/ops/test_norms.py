@@ -66,7 +66,8 @@ def lp(shape, axis, p):
 CASES = [
     group((2, 6, 3, 5), 3, alloc=True), group((2, 6, 3, 5), 3, 18, alloc=True), group((3, 8, 20), 2), group((3, 8), 4),
     group((2, 6, 3, 5), 6, 18), group((2, 6, 3, 5), 1, 20), group((2, 4, 2, 3, 4), 2), group((0, 4, 3), 2),
-    group((4, 16, 17, 9), 4), instance((2, 3, 4, 5), alloc=True), instance((2, 3, 4), 6), instance((1, 2, 2, 3, 4), 1),
+    group((4, 16, 17, 9), 4), group((5, 24, 4, 8), 3), group((2, 8, 33), 4), group((40, 24), 2),
+    instance((2, 3, 4, 5), alloc=True), instance((2, 3, 4), 6), instance((1, 2, 2, 3, 4), 1),
     response((2, 5, 3, 4), 3), response((1, 6, 2), 4, alpha=0.5, beta=0.5, bias=2.0),
     response((1, 3, 2, 2), 7, alpha=0.3), response((2, 4), 1, alpha=0.25), response((0, 4, 3), 3),
     mean_variance((2, 3, 4, 5), None), mean_variance((3, 4, 2), [0, -1]), mean_variance((3, 4), [1]),
@@ -106,6 +107,8 @@ def test_refusals():
     expect_error(Case("GroupNormalization", [x, R(6), R(6)], {"num_groups": 3}, opset=18), ValueError,
                  "must have 3 entries")
     expect_error(Case("InstanceNormalization", [x, R(3), R(6)], {}), ValueError, "must have 6 entries")
+    expect_error(Case("GroupNorm", [x, R(6), R(3)], {"groups": 3}, domain="ai.onnxtrain"), ValueError, "must have 6 entries")
+    expect_error(Case("GroupNorm", [x, R(6), R(6)], {"groups": 4}, domain="ai.onnxtrain"), ValueError, "not divisible")
     expect_error(Case("LRN", [x], {"size": 0}), ValueError, "size is 0")
     expect_error(Case("LpNormalization", [x], {"p": 3}), ValueError, "p is 3")
     expect_error(Case("MeanVarianceNormalization", [x], {"axes": [1, -2]}), ValueError, "axis 1 twice")

@@ -33,6 +33,7 @@ CASES = [
     Case("LayerNormalization", [R(301, 257), R(257), R(257)]),
     Case("RMSNormalization", [R(301, 257), R(257)], opset=23),
     Case("GroupNormalization", [R(5, 12, 31, 33), R(12), R(12)], {"num_groups": 4}, opset=21),
+    Case("GroupNormalization", [R(70, 36, 4, 5), R(36), R(36)], {"num_groups": 4}, opset=21),
     Case("BatchNormalization", [R(9, 12, 31, 33), *CHANNELS], {"training_mode": 1}, n_outputs=3, grad=(0, 1, 2), no_grad_outputs=(1, 2)),
     Case("ReduceSum", [R(300, 1001), C([0])]),
     Case("ReduceMean", [R(300, 1001), C([1])]),
