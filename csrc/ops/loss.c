@@ -232,14 +232,50 @@ static int64_t grain(const loss_state *s)
     return 4096 / (s->classes + 1) + 1;
 }
 
+enum { STRIP = 256, FEW = 8, LAID_OUT = 8192 };
+
+/* Of w positions, whose classes are `stride` apart: the largest score and the logarithm of the sum of exponentials. */
+static void pair_columns(const float *x, int64_t stride, int64_t classes, int64_t w, float *most, float *log_sum)
+{
+    const ont_simd_table *simd = ont_simd();
+    float t[STRIP];
+    memcpy(most, x, (size_t)w * sizeof *most);
+    memset(log_sum, 0, (size_t)w * sizeof *log_sum);
+    for (int64_t c = 1; c < classes; c++)
+        simd->binary[ONT_LOOP_Max][ONT_FLOAT32](most, 1, x + c * stride, 1, most, w, NULL);
+    for (int64_t c = 0; c < classes; c++) {
+        simd->binary[ONT_LOOP_Sub][ONT_FLOAT32](x + c * stride, 1, most, 1, t, w, NULL);
+        simd->unary[ONT_LOOP_Exp][ONT_FLOAT32](t, t, w, NULL);
+        simd->add_to(log_sum, t, w);
+    }
+    simd->unary[ONT_LOOP_Log][ONT_FLOAT32](log_sum, log_sum, w, NULL);
+}
+
+/* Rows of a few classes, laid out as columns: a call for each row would take longer than its exponentials. */
+static void short_rows(const float *x, int64_t classes, int64_t rows, float *pairs)
+{
+    float columns[LAID_OUT], most[STRIP], log_sum[STRIP];
+    int64_t strip = LAID_OUT / classes < STRIP ? LAID_OUT / classes : STRIP;
+    for (int64_t w; rows > 0; rows -= w, x += w * classes, pairs += 2 * w) {
+        w = rows < strip ? rows : strip;
+        for (int64_t c = 0; c < classes; c++)
+            for (int64_t i = 0; i < w; i++) columns[c * strip + i] = x[i * classes + c];
+        pair_columns(columns, strip, classes, w, most, log_sum);
+        for (int64_t i = 0; i < w; i++) pairs[2 * i] = most[i], pairs[2 * i + 1] = log_sum[i];
+    }
+}
+
 static void fast_rows(void *context, int64_t first, int64_t last)
 {
     const ont_call *call = context;
     const loss_state *s = call->state;
     float *pairs = pairs_of(call), *logp = log_probabilities(call);
-    for (int64_t i = first; i < last && s->classes; i++) {
+    bool few = s->classes <= 48;
+    if (few && s->classes)
+        short_rows((const float *)call->in[0] + first * s->classes, s->classes, last - first, pairs + 2 * first);
+    for (int64_t i = first; i < last && s->classes && !(few && !logp); i++) {
         const float *x = (const float *)call->in[0] + i * s->classes;
-        ont_simd()->log_sum_exp(x, s->classes, &pairs[2 * i], &pairs[2 * i + 1]);
+        if (!few) ont_simd()->log_sum_exp(x, s->classes, &pairs[2 * i], &pairs[2 * i + 1]);
         float *row = logp ? logp + i * s->classes : NULL;
         for (int64_t c = 0; row && c < s->classes; c++) row[c] = (x[c] - pairs[2 * i]) - pairs[2 * i + 1];
     }
@@ -255,8 +291,6 @@ static ont_status loss_fast(const ont_call *call)
 }
 
 /* ---- float32 scores with a class's side by side, as an image has them: strips of positions, class by class ---- */
-
-enum { STRIP = 256, FEW = 8 };
 
 static const char *accept_columns(const ont_node *node)
 {
@@ -287,21 +321,12 @@ static void pair_strips(void *context, int64_t first, int64_t last)
     const loss_state *s = call->state;
     const ont_simd_table *simd = ont_simd();
     ont_binary_loop less = simd->binary[ONT_LOOP_Sub][ONT_FLOAT32];
-    float most[STRIP], sum[STRIP], t[STRIP], *logp = log_probabilities(call);
+    float most[STRIP], sum[STRIP], *logp = log_probabilities(call);
     for (int64_t i = first, position, w; i < last; i++) {
         int64_t at = strip_at(s, i, &position, &w), end = at + s->classes * s->inner;
         const float *x = call->in[0];
         float *pairs = (float *)pairs_of(call) + 2 * position;
-        memcpy(most, x + at, (size_t)w * sizeof *most);
-        memset(sum, 0, sizeof sum);
-        for (int64_t c = at + s->inner; c < end; c += s->inner)
-            simd->binary[ONT_LOOP_Max][ONT_FLOAT32](most, 1, x + c, 1, most, w, NULL);
-        for (int64_t c = at; c < end; c += s->inner) {
-            less(x + c, 1, most, 1, t, w, NULL);
-            simd->unary[ONT_LOOP_Exp][ONT_FLOAT32](t, t, w, NULL);
-            simd->add_to(sum, t, w);
-        }
-        simd->unary[ONT_LOOP_Log][ONT_FLOAT32](sum, sum, w, NULL);
+        pair_columns(x + at, s->inner, s->classes, w, most, sum);
         for (int64_t c = at; logp && c < end; c += s->inner) {
             less(x + c, 1, most, 1, logp + c, w, NULL);
             less(logp + c, 1, sum, 1, logp + c, w, NULL);

@@ -147,6 +147,7 @@ FUNCTIONS = {
                      uniform(2, 4, 3, 2, lo=-1, hi=1)),
     "grid_nearest3d": (lambda a, b: F.grid_sample(a, b, mode="nearest", align_corners=False), uniform(1, 2, 3, 4, 5),
                        uniform(1, 2, 3, 4, 3, lo=-1.2, hi=1.2)),
+    "affine_grid": (lambda t, a: F.affine_grid(t, a.size(), align_corners=True), uniform(2, 2, 3), IMAGE),
     "affine_grid3d": (lambda t: F.affine_grid(t, (2, 1, 3, 4, 5), align_corners=False), uniform(2, 3, 4)),
     "adaptive_avg": (lambda a: F.adaptive_avg_pool2d(a, (3, 4)), IMAGE),
     "adaptive_avg1": (lambda a: F.adaptive_avg_pool1d(a, 4), uniform(2, 3, 7)),

@@ -33,7 +33,7 @@ CASES = [
     *[Case("SoftmaxCrossEntropyLoss", [R(*shape), V(labels_of(shape, shape[1]), np.int64), R(shape[1], low=0.5)],
            {"reduction": mode, "ignore_index": 0}, n_outputs=2, grad=[0],
            torch=lambda x, t, w, m=mode: (F.cross_entropy(x, t, w, reduction=m, ignore_index=0), F.log_softmax(x, 1)), **FLOAT)
-      for shape in SHAPES[:4] for mode in ("mean", "none")],
+      for shape in (*SHAPES[:4], (700, 2), (300, 10), (260, 48), (5, 49)) for mode in ("mean", "none")],
     Case("Mul", [R(200, 5, 3), R(200, 1, 3)], torch=torch.mul, **FLOAT),
     Case("Add", [R(70, 1, 9), R(1, 11, 1)], torch=torch.add, **FLOAT),
     Case("Less", [R(300, 2), R(300, 1)], torch=torch.lt, grad=False, **FLOAT),
@@ -73,6 +73,19 @@ def test_what_is_not_finite():
         case = Case(kind, [R(3, 8)], axes, opset=13)
         (y,), _ = call(session_of(case, [x.numpy()]), [x], b"\0", None)
         torch.testing.assert_close(y, f(x), equal_nan=True)
+
+
+def test_few_classes_that_are_not_finite():
+    """A row of a few classes is laid out among others."""
+    x = torch.from_numpy(ODD.make(0).astype(np.float32)).T.repeat(50, 1).contiguous()  # (400, 3)
+    label = torch.arange(400) % 3
+    case = Case("SoftmaxCrossEntropyLoss", [R(400, 3), R(400, dtype=np.int64)], {"reduction": "none"})
+    want_x = x.clone().requires_grad_()
+    want = F.cross_entropy(want_x, label, reduction="none")
+    want.sum().backward()
+    (y,), (dx, _) = call(session_of(case, [x.numpy(), label.numpy()]), [x, label], b"\1\0", [torch.ones(400)])
+    torch.testing.assert_close(y, want.detach(), equal_nan=True)
+    torch.testing.assert_close(dx, want_x.grad, equal_nan=True)
 
 
 @pytest.mark.parametrize("kind, f, low, high", [("Log", torch.log, 0, 40), ("Softplus", F.softplus, -30, 30),
