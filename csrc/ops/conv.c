@@ -8,6 +8,7 @@
 #include "base/parallel.h"
 #include "device/gemm.h"
 #include "ops/conv_onednn.h"
+#include "ops/depthwise.h"
 #include "ops/window.h"
 #include "ops/winograd.h"
 
@@ -292,18 +293,21 @@ static void conv_grad(ont_grad *g)
 }
 
 static const ont_kernel forward_kernels[] = {
+    ONT_CONV_DEPTHWISE("conv_f32_depthwise", ont_depthwise_run),
     ONT_CONV_WINOGRAD("conv_f32_winograd"),
     ONT_CONV_ONEDNN("conv_f32_onednn"),
     {.name = "conv_gemm", .accept = ont_accept_float, .prepare = forward_prepare, .run = forward_run},
     {.name = "conv_ref", .accept = ont_accept_float, .prepare = forward_prepare_ref, .run = forward_run},
 };
 static const ont_kernel input_kernels[] = {
+    ONT_CONV_DEPTHWISE("conv_grad_input_f32_depthwise", ont_depthwise_run),
     ONT_CONV_WINOGRAD("conv_grad_input_f32_winograd"),
     ONT_CONV_ONEDNN("conv_grad_input_f32_onednn"),
     {.name = "conv_grad_input_gemm", .accept = ont_accept_float, .prepare = input_prepare, .run = input_grad_run},
     {.name = "conv_grad_input_ref", .accept = ont_accept_float, .prepare = input_prepare_ref, .run = input_grad_run},
 };
 static const ont_kernel weight_kernels[] = {
+    ONT_CONV_DEPTHWISE("conv_grad_weight_f32_depthwise", ont_depthwise_run_filters),
     ONT_CONV_WINOGRAD_GRAD("conv_grad_weight_f32_winograd"),
     ONT_CONV_ONEDNN("conv_grad_weight_f32_onednn"),
     {.name = "conv_grad_weight_gemm", .accept = ont_accept_float, .prepare = weight_prepare, .run = weight_grad_run},

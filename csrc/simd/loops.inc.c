@@ -356,6 +356,7 @@ const ont_simd_table PASTE(ont_simd_table_, ONT_ISA) = {
     .dot = row_dot,
     .max = row_max,
     .add_to = row_add_to,
+    .add_taps = row_add_taps,
     .softmax = row_softmax,
     .log_softmax = row_log_softmax,
     .log_sum_exp = row_log_sum_exp,

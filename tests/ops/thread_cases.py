@@ -63,6 +63,7 @@ CASES = [
     Case("Pad", [R(60, 70, 31), C([1, 2, 3, 4, 5, 6])], {"mode": "reflect"}),
     Case("Dropout", [R(90_001), C(0.3, np.float32), C(True, np.bool_)], n_outputs=1, grad=(0,)),
     Case("ScatterND", [R(500, 90), R(300, 1, low=0, high=500, dtype=np.int64), R(300, 90)], {"reduction": "add"}),
+    Case("Conv", [R(9, 24, 250), R(24, 1, 9), R(24)], {"pads": [4, 4], "group": 24}),
     Case("Conv", [R(3, 12, 33, 35), R(20, 12, 3, 3), R(20)], {"pads": [1, 1, 1, 1]}, kernels=False),
     Case("ConvTranspose", [R(3, 12, 17, 19), R(12, 8, 3, 3), R(8)], {"strides": [2, 2]}, kernels=False),
     Case("LSTM", [R(20, 16, 40), R(1, 256, 40), R(1, 256, 64), R(1, 512)], {"hidden_size": 64}, n_outputs=3),

@@ -1,0 +1,17 @@
+/*
+ * The kernel of a convolution of rows with a filter for each channel, and of its gradients; conv.c lists it first.
+ */
+#ifndef ONT_OPS_DEPTHWISE_H
+#define ONT_OPS_DEPTHWISE_H
+
+#include "ops/op.h"
+
+const char *ont_depthwise_accept(const ont_node *node);
+ont_status ont_depthwise_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out);
+ont_status ont_depthwise_run(const ont_call *call);         /* (x, w, bias) -> y, or (dy, w) -> dx */
+ont_status ont_depthwise_run_filters(const ont_call *call); /* (dy, x) -> dw */
+
+#define ONT_CONV_DEPTHWISE(kernel_name, run_) \
+    {.name = kernel_name, .accept = ont_depthwise_accept, .prepare = ont_depthwise_prepare, .run = run_}
+
+#endif
