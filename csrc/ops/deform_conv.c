@@ -153,7 +153,7 @@ static void place(const ont_window *w, int64_t k, int64_t o, double *x)
                     const type *offset = (const type *)call->in[1] + at * s->w.rank * points + o; \
                     place(&s->w, k, o, x); \
                     for (int d = 0; d < s->w.rank; d++) x[d] += (double)offset[d * points]; \
-                    int n = ont_sample_taps(&s->sampler, x, index, weight, NULL); \
+                    int n = ont_sample_taps(&s->sampler, x, index, weight, NULL, 0); \
                     double m = mask ? (double)mask[at * points + o] : 1; \
                     for (int64_t c = g * channels; c < (g + 1) * channels; c++) { \
                         const type *image = (const type *)call->in[0] + c * s->w.in_count; \
@@ -179,7 +179,7 @@ static void place(const ont_window *w, int64_t k, int64_t o, double *x)
                     const type *offset = (const type *)call->in[1] + at * s->w.rank * points + o; \
                     place(&s->w, k, o, x); \
                     for (int d = 0; d < s->w.rank; d++) x[d] += (double)offset[d * points]; \
-                    int n = ont_sample_taps(&s->sampler, x, index, weight, slope); \
+                    int n = ont_sample_taps(&s->sampler, x, index, weight, slope, ONT_SAMPLE_TAPS); \
                     double m = mask ? (double)mask[at * points + o] : 1, moved[ONT_SAMPLE_RANK] = {0}, value = 0; \
                     for (int64_t c = g * channels; c < (g + 1) * channels; c++) { \
                         const type *image = (const type *)call->in[0] + c * cells; \

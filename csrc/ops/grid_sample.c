@@ -15,13 +15,15 @@ enum { BLOCK = 16 }; /* points whose taps are kept while channel after channel r
 typedef struct grid_state {
     ont_sampler sampler;
     int64_t n, c, cells, points; /* cells of a plane of x, points of a plane of y */
+    int most;                    /* taps of a point */
 } grid_state;
 
 typedef struct grid_block {
     int taps[BLOCK];
-    int64_t index[BLOCK][ONT_SAMPLE_TAPS];
-    double weight[BLOCK][ONT_SAMPLE_TAPS];
-    double slope[BLOCK][ONT_SAMPLE_RANK * ONT_SAMPLE_TAPS];
+    int each; /* taps of every point; -1 where they differ */
+    int64_t index[BLOCK * ONT_SAMPLE_TAPS]; /* point by point, as many apart as it may have taps */
+    double weight[BLOCK * ONT_SAMPLE_TAPS];
+    double slope[ONT_SAMPLE_RANK * BLOCK * ONT_SAMPLE_TAPS];
 } grid_block;
 
 static ont_status read_attributes(const ont_node *node, ont_sampler *s)
@@ -65,7 +67,11 @@ static ont_status read_node(const ont_node *node, const ont_value *x, const ont_
     s->cells = ont_shape_count_range(&x->shape, 2, x->shape.rank);
     s->points = ont_shape_count_range(&grid->shape, 1, grid->shape.rank - 1);
     if (!s->cells && s->points && s->n && s->c) return ont_fail(ONT_EINVAL, "the planes of the input are empty");
-    for (int d = 0; d < s->sampler.rank; d++) s->sampler.dims[d] = x->shape.dims[d + 2];
+    s->most = 1;
+    for (int d = 0; d < s->sampler.rank; d++) {
+        s->sampler.dims[d] = x->shape.dims[d + 2];
+        s->most *= s->sampler.mode == ONT_SAMPLE_CUBIC ? 4 : s->sampler.mode == ONT_SAMPLE_LINEAR ? 2 : 1;
+    }
     return ONT_OK;
 }
 
@@ -126,8 +132,9 @@ static void read_block(const ont_call *call, const void *grid, int64_t first, in
             double u = f32 ? (double)((const float *)grid)[at] : ((const double *)grid)[at];
             x[d] = (u + 1) * cells_per_unit(sampler, d) - (sampler->corners ? 0 : 0.5);
         }
-        block->taps[p] = ont_sample_taps(sampler, x, block->index[p], block->weight[p],
-                                         slopes ? block->slope[p] : NULL);
+        block->taps[p] = ont_sample_taps(sampler, x, block->index + p * s->most, block->weight + p * s->most,
+                                         slopes ? block->slope + p * s->most : NULL, BLOCK * ONT_SAMPLE_TAPS);
+        block->each = !p || block->taps[p] == block->each ? block->taps[p] : -1;
     }
 }
 
@@ -137,6 +144,19 @@ static int64_t least(int64_t a, int64_t b)
 }
 
 #define GRID_SAMPLE(suffix, type) \
+    /* Of one point, whose taps begin at `from` of the block's. */ \
+    static inline __attribute__((always_inline)) double sum_of_##suffix(const grid_block *block, const type *x, \
+                                                                        int taps, int64_t from) \
+    { \
+        double sum = 0; \
+        for (int64_t t = from; t < from + taps; t++) sum += block->weight[t] * (double)x[block->index[t]]; \
+        return sum; \
+    } \
+    static inline __attribute__((always_inline)) void add_to_##suffix(const grid_block *block, const type *x, int taps, \
+                                                                      int64_t from, double dy, double *sums) \
+    { \
+        for (int64_t t = from; t < from + taps; t++) sums[t] += dy * (double)x[block->index[t]]; \
+    } \
     /* Points [first, last) of all images: y, or dgrid from dy. */ \
     static void points_##suffix(void *context, int64_t first, int64_t last) \
     { \
@@ -149,30 +169,34 @@ static int64_t least(int64_t a, int64_t b)
             int64_t image = p / s->points, at = p % s->points; \
             n = least(least(BLOCK, last - p), s->points - at); \
             read_block(call, call->in[1], p, n, backward, &block); \
-            double sums[BLOCK][ONT_SAMPLE_RANK] = {{0}}; \
+            double sums[BLOCK * ONT_SAMPLE_TAPS]; /* of x dy at each tap, over channels */ \
+            for (int64_t i = 0; backward && i < n * s->most; i++) sums[i] = 0; \
             for (int64_t c = 0; c < s->c; c++) { \
                 const type *x = (const type *)call->in[0] + (image * s->c + c) * s->cells; \
                 int64_t to = (image * s->c + c) * s->points + at; \
-                for (int64_t k = 0; k < n; k++) { \
-                    const int64_t *index = block.index[k]; \
-                    double sum = 0; \
-                    if (!backward) { \
-                        for (int t = 0; t < block.taps[k]; t++) sum += block.weight[k][t] * (double)x[index[t]]; \
-                        ((type *)call->out[0])[to + k] = (type)sum; \
-                        continue; \
-                    } \
-                    double dy = (double)((const type *)call->in[2])[to + k]; \
-                    for (int d = 0; d < rank; d++, sum = 0) { \
-                        const double *slope = block.slope[k] + d * ONT_SAMPLE_TAPS; \
-                        for (int t = 0; t < block.taps[k]; t++) sum += slope[t] * (double)x[index[t]]; \
-                        sums[k][d] += dy * sum; \
-                    } \
-                } \
+                type *y = backward ? NULL : (type *)call->out[0] + to; \
+                const type *dy = backward ? (const type *)call->in[2] + to : NULL; \
+                if (!backward && block.each == 1 && s->sampler.mode == ONT_SAMPLE_NEAREST) \
+                    for (int64_t k = 0; k < n; k++) y[k] = x[block.index[k]]; \
+                else if (!backward && block.each == 4 && s->most == 4) \
+                    for (int64_t k = 0; k < n; k++) y[k] = (type)sum_of_##suffix(&block, x, 4, k * 4); \
+                else if (!backward) \
+                    for (int64_t k = 0; k < n; k++) \
+                        y[k] = (type)sum_of_##suffix(&block, x, block.taps[k], k * s->most); \
+                else if (block.each == 4 && s->most == 4) \
+                    for (int64_t k = 0; k < n; k++) add_to_##suffix(&block, x, 4, k * 4, (double)dy[k], sums); \
+                else \
+                    for (int64_t k = 0; k < n; k++) \
+                        add_to_##suffix(&block, x, block.taps[k], k * s->most, (double)dy[k], sums); \
             } \
             for (int64_t k = 0; backward && k < n; k++) \
-                for (int d = 0; d < rank; d++) \
-                    ((type *)call->out[1])[(p + k) * rank + rank - 1 - d] = (type)(sums[k][d] * \
+                for (int d = 0; d < rank; d++) { \
+                    const double *slope = block.slope + d * BLOCK * ONT_SAMPLE_TAPS + k * s->most; \
+                    double sum = 0; \
+                    for (int t = 0; t < block.taps[k]; t++) sum += slope[t] * sums[k * s->most + t]; \
+                    ((type *)call->out[1])[(p + k) * rank + rank - 1 - d] = (type)(sum * \
                                                                                    cells_per_unit(&s->sampler, d)); \
+                } \
         } \
     } \
     /* Planes [first, last) of dx: every point of dy is spread over its taps. */ \
@@ -190,12 +214,19 @@ static int64_t least(int64_t a, int64_t b)
                 n = least(BLOCK, s->points - p); \
                 read_block(call, call->in[1], image * s->points + p, n, false, &block); \
                 for (int64_t k = 0; k < n; k++) /* a point that is nowhere has given NaN to y, and reads no cell */ \
-                    if (block.weight[k][0] != block.weight[k][0]) block.taps[k] = 0; \
+                    if (block.taps[k] && block.weight[k * s->most] != block.weight[k * s->most]) block.taps[k] = 0; \
                 for (int64_t c = plane; c < end; c++) { \
                     const type *dy = (const type *)call->in[2] + c * s->points + p; \
-                    for (int64_t k = 0; k < n; k++) \
-                        for (int t = 0; t < block.taps[k]; t++) \
-                            dx[c * s->cells + block.index[k][t]] += (type)block.weight[k][t] * dy[k]; \
+                    type *to = dx + c * s->cells; \
+                    for (int64_t k = 0; k < n; k++) { \
+                        const int64_t *index = block.index + k * s->most; \
+                        const double *weight = block.weight + k * s->most; \
+                        int taps = block.taps[k]; \
+                        if (taps == 4) \
+                            for (int t = 0; t < 4; t++) to[index[t]] += (type)weight[t] * dy[k]; \
+                        else \
+                            for (int t = 0; t < taps; t++) to[index[t]] += (type)weight[t] * dy[k]; \
+                    } \
                 } \
             } \
         } \
@@ -217,7 +248,10 @@ static ont_status grad_run(const ont_call *call)
     bool f32 = ont_node_in(call->node, 0)->dtype == ONT_FLOAT32;
     if (call->out[0])
         ont_parallel(s->n * s->c, 4096 / (s->points + 1) + 1, f32 ? planes_f32 : planes_f64, (void *)call);
-    return call->out[1] ? run(call) : ONT_OK;
+    if (!call->out[1]) return ONT_OK;
+    if (s->sampler.mode != ONT_SAMPLE_NEAREST) return run(call);
+    memset(call->out[1], 0, (size_t)(s->n * s->points * s->sampler.rank) * (f32 ? sizeof(float) : sizeof(double)));
+    return ONT_OK;
 }
 
 static void grad(ont_grad *g)

@@ -232,7 +232,7 @@ static void *result(const ont_call *call, uint32_t index)
             for (int64_t i = 0; i < m; i++) dx[i] = inv * (dy[i] * scale[i] - shift - (x[i] - mean) * slope); \
         } \
     } \
-    /* Channels [first, last): the images' dy and dy * xhat, added in order element by element, then along a channel. */ \
+    /* Channels [first, last): the images' dy and dy * xhat, added element by element, then along a channel. */ \
     static void short_channels_##suffix(void *context, int64_t first, int64_t last) \
     { \
         const ont_call *call = context; \
@@ -275,7 +275,8 @@ static void *result(const ont_call *call, uint32_t index)
         lay_out_##suffix(s, call->in[1], call->work); \
         if (call->out[0]) ont_parallel(s->n * s->groups, grain, short_backward_##suffix, (void *)call); \
         if (result(call, 1) || result(call, 2)) \
-            ont_parallel(s->groups * s->channels, 16384 / (s->n * s->d + 1) + 1, short_channels_##suffix, (void *)call); \
+            ont_parallel(s->groups * s->channels, 16384 / (s->n * s->d + 1) + 1, short_channels_##suffix, \
+                         (void *)call); \
     }
 GROUPS(f32, float)
 GROUPS(f64, double)
@@ -406,8 +407,8 @@ static const ont_kernel grad_kernels[] = {
     {.name = "groupnorm_grad_lanes", .accept = ont_accept_float, .prepare = prepare_grad, .run = run_grad},
 };
 const ont_op ont_op_GroupNorm = {.domain = ONT_DOMAIN, .name = "GroupNorm", .since = 1, .min_inputs = 3,
-                                 .max_inputs = 3, .flags = ONT_OP_MODEL, .nondiff_outputs = ~1ull, .attributes = "epsilon:f groups:i",
-                                 .infer = infer, .grad = grad, ONT_KERNELS(kernels)};
+                                 .max_inputs = 3, .flags = ONT_OP_MODEL, .nondiff_outputs = ~1ull,
+                                 .attributes = "epsilon:f groups:i", .infer = infer, .grad = grad, ONT_KERNELS(kernels)};
 const ont_op ont_op_GroupNormGrad = {.domain = ONT_DOMAIN, .name = "GroupNormGrad", .since = 1, .min_inputs = 5,
                                      .max_inputs = 5, .attributes = "epsilon:f groups:i", .infer = ont_infer_norm_grad,
                                      ONT_KERNELS(grad_kernels)};

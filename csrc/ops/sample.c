@@ -78,42 +78,38 @@ static void axis_at(const ont_sampler *s, int axis, double x, axis_taps *t)
     double sign = 1;
     x = padded(s, axis, x, &sign);
     if (s->mode == ONT_SAMPLE_NEAREST) {
-        *t = (axis_taps){.n = 1, .weight = {1}, .cell = {cell_at(s, axis, rint(x))}};
+        t->n = 1;
+        t->weight[0] = 1, t->slope[0] = 0;
+        t->cell[0] = cell_at(s, axis, rint(x));
         return;
     }
     double left = floor(x), f = x - left;
-    *t = (axis_taps){.n = 2, .weight = {1 - f, f}, .slope = {-sign, sign},
-                     .cell = {cell_at(s, axis, left), cell_at(s, axis, left + 1)}};
+    t->n = 2;
+    t->weight[0] = 1 - f, t->weight[1] = f;
+    t->slope[0] = -sign, t->slope[1] = sign;
+    t->cell[0] = cell_at(s, axis, left), t->cell[1] = cell_at(s, axis, left + 1);
 }
 
-int ont_sample_taps(const ont_sampler *s, const double *x, int64_t *index, double *weight, double *slope)
+int ont_sample_taps(const ont_sampler *s, const double *x, int64_t *index, double *weight, double *slope, int64_t apart)
 {
-    axis_taps axes[ONT_SAMPLE_RANK];
-    int total = 1, n = 0;
-    for (int d = 0; d < s->rank; d++) {
-        axis_at(s, d, x[d], &axes[d]);
-        total *= axes[d].n;
+    axis_taps axes[ONT_SAMPLE_RANK]; /* the last ones; those in front have one cell */
+    int n = 0, lead = ONT_SAMPLE_RANK - s->rank;
+    int64_t dims[ONT_SAMPLE_RANK] = {1, 1, 1};
+    for (int d = 0; d < lead; d++) axes[d].n = 1, axes[d].cell[0] = 0, axes[d].weight[0] = 1, axes[d].slope[0] = 0;
+    for (int d = lead; d < ONT_SAMPLE_RANK; d++) {
+        dims[d] = s->dims[d - lead];
+        axis_at(s, d - lead, x[d - lead], &axes[d]);
     }
-    for (int k = 0; k < total; k++) {
-        int64_t at = 0;
-        int which[ONT_SAMPLE_RANK] = {0};
-        bool inside = true;
-        for (int d = s->rank - 1, rest = k; d >= 0; rest /= axes[d--].n) which[d] = rest % axes[d].n;
-        double product = 1;
-        for (int d = 0; d < s->rank; d++) {
-            inside &= axes[d].cell[which[d]] >= 0;
-            at = at * s->dims[d] + axes[d].cell[which[d]];
-            product *= axes[d].weight[which[d]];
-        }
-        if (!inside) continue;
-        for (int d = 0; slope && d < s->rank; d++) {
-            double changed = axes[d].slope[which[d]];
-            for (int e = 0; e < s->rank; e++)
-                if (e != d) changed *= axes[e].weight[which[e]];
-            slope[d * ONT_SAMPLE_TAPS + n] = changed;
-        }
-        index[n] = at;
-        weight[n++] = product;
-    }
+    for (int i = 0; i < axes[0].n; i++)
+        for (int j = 0; j < axes[1].n; j++)
+            for (int k = 0; k < axes[2].n; k++) {
+                int64_t a = axes[0].cell[i], b = axes[1].cell[j], c = axes[2].cell[k];
+                if ((a | b | c) < 0) continue;
+                double u = axes[0].weight[i], v = axes[1].weight[j], w = axes[2].weight[k];
+                double slopes[] = {axes[0].slope[i] * v * w, axes[1].slope[j] * u * w, axes[2].slope[k] * u * v};
+                for (int d = 0; slope && d < s->rank; d++) slope[d * apart + n] = slopes[lead + d];
+                index[n] = (a * dims[1] + b) * dims[2] + c;
+                weight[n++] = u * v * w;
+            }
     return n;
 }

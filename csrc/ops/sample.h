@@ -22,8 +22,9 @@ typedef struct ont_sampler {
 
 /*
  * Cells around point x (in cells, one coordinate a dim): index[t] in the flat grid and weight[t]; returns how many,
- * cells of value zero left out. slope, where not NULL, gets d weight[t] / d x[d] at slope[d * ONT_SAMPLE_TAPS + t].
+ * cells of value zero left out. slope, where not NULL, gets d weight[t] / d x[d] at slope[d * apart + t].
  */
-int ont_sample_taps(const ont_sampler *s, const double *x, int64_t *index, double *weight, double *slope);
+int ont_sample_taps(const ont_sampler *s, const double *x, int64_t *index, double *weight, double *slope,
+                    int64_t apart);
 
 #endif

@@ -56,7 +56,8 @@ static float row_max(const float *x, int64_t n)
     return nan ? NAN : best < 0 ? -f32_from_bits((uint32_t)-best) : f32_from_bits((uint32_t)best);
 }
 
-static void row_add_taps(float *restrict y, const float *restrict x, const float *w, int64_t taps, int64_t step, int64_t n)
+static void row_add_taps(float *restrict y, const float *restrict x, const float *w, int64_t taps, int64_t step,
+                         int64_t n)
 {
     int64_t k = 0;
     for (; k + 4 <= taps; k += 4, x += 4 * step) {

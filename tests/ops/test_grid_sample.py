@@ -3,6 +3,7 @@ with the gradients to the image and to the grid.
 """
 
 import itertools
+import math
 import sys
 from pathlib import Path
 
@@ -123,3 +124,17 @@ def test_refusals():
     expect_error(Case("AffineGrid", [R(1, 2, 3), C([1, 1, 3])], {}), ValueError, "size has 3 entries")
     expect_error(Case("AffineGrid", [R(1, 2, 4), C([1, 1, 3, 3])], {}), ValueError,
                  "theta does not have the shape (1, 2, 3)")
+
+
+def test_nearest_has_no_slope():
+    """The grid's gradient is zero, beside cells that are infinite as well."""
+    x, grid = torch.randn(1, 2, 4, 5), torch.rand(1, 3, 6, 2) * 2 - 1
+    x[0, 0, 1], x[0, 1, 2, 2] = math.inf, math.nan
+    case = Case("GridSample", [R(*x.shape), R(*grid.shape)], {"mode": "nearest"})
+    leaves = [t.clone().requires_grad_() for t in (x, grid)]
+    want = F.grid_sample(*leaves, mode="nearest", align_corners=False)
+    want.sum().backward()
+    (y,), grads = call(session_of(case, [x.numpy(), grid.numpy()]), [x, grid], b"\1\1", [torch.ones(1, 2, 3, 6)])
+    torch.testing.assert_close(y, want.detach(), equal_nan=True)
+    for got, leaf in zip(grads, leaves):
+        torch.testing.assert_close(got, leaf.grad)
