@@ -52,7 +52,8 @@ CASES = [
     Case("Conv", [R(2, 4, 5, 5), R(4, 1, 3, 3)], {"group": 4}, torch=conv(groups=4), name="depthwise"),
     *(Case("Conv", [R(2, 5, length), R(5, 1, taps), R(5)], {"group": 5, "dilations": [step], "pads": [pad, pad]},
            torch=conv(groups=5, dilation=step, padding=pad), name=f"rows {length} {taps} {pad} {step}", alloc=False)
-      for length, taps, pad, step in ((40, 9, 4, 1), (40, 4, 0, 2), (7, 5, 9, 1), (6, 3, 8, 3), (4, 4, 0, 1), (20, 1, 2, 1))),
+      for length, taps, pad, step in ((40, 9, 4, 1), (40, 4, 0, 2), (7, 5, 9, 1), (6, 3, 8, 3), (4, 4, 0, 1),
+                                       (20, 1, 2, 1))),
     Case("Conv", [R(2, 4, 3, 20), R(4, 1, 1, 5)], {"group": 4, "pads": [0, 2, 0, 2]},
          torch=conv(groups=4, padding=(0, 2)), name="depthwise rows of an image"),
     Case("Conv", [R(0, 4, 20), R(4, 1, 5)], {"group": 4}, torch=conv(groups=4), name="depthwise rows, no image"),
