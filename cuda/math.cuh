@@ -14,6 +14,8 @@
 ONT_MATH1(vsqrt, sqrtf, sqrt)
 ONT_MATH1(vexp, expf, exp)
 ONT_MATH1(vlog, logf, log)
+ONT_MATH1(vexp2, exp2f, exp2)
+ONT_MATH1(vexpm1, expm1f, expm1)
 ONT_MATH1(vlog1p, log1pf, log1p)
 ONT_MATH1(verf, erff, erf)
 ONT_MATH1(vtanh, tanhf, tanh)
@@ -52,6 +54,11 @@ ONT_MATH2(vfmod, fmodf, fmod)
 template <class NUM> ONT_DEVICE NUM vexp_low(NUM a) { return vexp(a); }
 template <class NUM> ONT_DEVICE NUM vnormal(NUM a) { return HALF * (1 + verf(a * INV_SQRT2)); }
 template <class NUM> ONT_DEVICE NUM vsigmoid(NUM a) { return 1 / (1 + vexp(-a)); }
+template <class NUM> ONT_DEVICE NUM vremainder(NUM a, NUM b)
+{
+    NUM m = vfmod(a, b);
+    return m != 0 && (m < 0) != (b < 0) ? m + b : m;
+}
 /* tanh(log(1 + e)), e not negative */
 template <class NUM> ONT_DEVICE NUM tanh_softplus(NUM e) { return e * (e + 2) / (e * (e + 2) + 2); }
 template <class NUM> ONT_DEVICE NUM gelu_tanh_slope(NUM a)

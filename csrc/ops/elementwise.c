@@ -231,6 +231,12 @@ const ont_kernel ont_pow_kernels[4] = {
     {.name = "pow_ref", .accept = ont_pow_ref_accept, .prepare = ont_pow_ref_prepare, .run = ont_pow_ref_run},
 };
 
+const ont_kernel ont_mod_kernels[3] = {
+    {.name = "binary_simd", .accept = binary_accept, .prepare = binary_prepare, .run = binary_run, .inplace = 3},
+    {.name = "binary_ref", .accept = binary_accept, .prepare = binary_prepare_ref, .run = binary_run, .inplace = 3},
+    {.name = "mod_ref", .accept = ont_mod_accept, .prepare = ont_mod_prepare, .run = ont_mod_run, .inplace = 3},
+};
+
 const ont_kernel ont_prelu_kernels[3] = {
     {.name = "binary_simd", .accept = binary_accept, .prepare = binary_prepare, .run = binary_run, .inplace = 3},
     {.name = "binary_ref", .accept = binary_accept, .prepare = binary_prepare_ref, .run = binary_run, .inplace = 3},

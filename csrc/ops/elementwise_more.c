@@ -400,7 +400,7 @@ static ont_status mod_infer(ont_graph *g, ont_node *node)
     return ont_infer_broadcast(g, node);
 }
 
-static const char *mod_accept(const ont_node *node)
+const char *ont_mod_accept(const ont_node *node)
 {
     ont_dtype dtype = ont_node_in(node, 0)->dtype;
     bool has = dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64 || dtype == ONT_INT32 || dtype == ONT_INT64 ||
@@ -445,7 +445,12 @@ static bool has_zero(const void *data, ont_dtype dtype, int64_t n)
     return false;
 }
 
-static ont_status mod_run(const ont_call *call)
+ont_status ont_mod_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
+{
+    return prepare_pair(node, arena, out);
+}
+
+ont_status ont_mod_run(const ont_call *call)
 {
     const ont_value *divisor = ont_node_in(call->node, 1);
     static const ont_bcast_row rows[ONT_DTYPE_COUNT] = {
@@ -466,10 +471,6 @@ static void mod_grad(ont_grad *g)
     GI(0, GO(0));
     if (WANTS(1)) GI(1, U("Neg", B("Mul", GO(0), U("Round", B("Div", B("Sub", I(0), O(0)), I(1))))));
 }
-
-static const ont_kernel mod_kernels[] = {
-    {.name = "mod_ref", .accept = mod_accept, .prepare = prepare_pair, .run = mod_run, .inplace = 3},
-};
 
 /* ---- IsInf ---- */
 
@@ -518,7 +519,8 @@ const ont_op ont_op_Swish = {.domain = "", .name = "Swish", .since = 24, .min_in
                              .attributes = "alpha:f", .infer = ont_infer_same, .grad = swish_grad,
                              .tile = ont_unary_tile, ONT_KERNELS(ont_unary_kernels)};
 const ont_op ont_op_Mod = {.domain = "", .name = "Mod", .since = 10, .min_inputs = 2, .max_inputs = 2,
-                           .attributes = "fmod:i", .infer = mod_infer, .grad = mod_grad, ONT_KERNELS(mod_kernels)};
+                           .attributes = "fmod:i", .infer = mod_infer, .grad = mod_grad, .tile = ont_binary_tile,
+                           ONT_KERNELS(ont_mod_kernels)};
 const ont_op ont_op_IsInf = {.domain = "", .name = "IsInf", .since = 10, .min_inputs = 1, .max_inputs = 1,
                              .flags = ONT_OP_NO_GRAD, .attributes = "detect_negative:i detect_positive:i",
                              .infer = isinf_infer, ONT_KERNELS(isinf_kernels)};

@@ -19,6 +19,15 @@
 #define f32_vlog1p log1pf
 #define f32_vexp expf
 #define f32_vexp_low expf
+#define f32_vexp2 exp2f
+#define f32_vexpm1 expm1f
+#define f32_vsin sinf
+#define f32_vcos cosf
+#define f32_vtan tanf
+#define f32_vasin asinf
+#define f32_vacos acosf
+#define f32_vatan atanf
+#define f32_vfmod fmodf
 #define f32_vtanh tanhf
 #define f32_verf erff
 INLINE float f32_vnormal(float a) { return 0.5f * (1 + erff(a * 0.707106781f)); }
@@ -30,6 +39,15 @@ INLINE float f32_vsigmoid(float a) { return 1 / (1 + expf(-a)); }
 #define f32_vlog1p f32_log1p
 #define f32_vexp f32_exp
 #define f32_vexp_low f32_exp_low
+#define f32_vexp2 f32_exp2
+#define f32_vexpm1 f32_expm1
+#define f32_vsin f32_sin
+#define f32_vcos f32_cos
+#define f32_vtan f32_tan
+#define f32_vasin f32_asin
+#define f32_vacos f32_acos
+#define f32_vatan f32_atan
+#define f32_vfmod f32_fmod
 #define f32_vnormal f32_normal
 #define f32_vtanh f32_tanh
 #define f32_verf f32_erf
@@ -44,16 +62,18 @@ INLINE double f64_vnormal(double a) { return 0.5 * (1 + erf(a * 0.70710678118654
 #define vexp_low(a) GENERIC(f32_vexp_low, exp)(a) /* of what is below 88 */
 #define vnormal(a) GENERIC(f32_vnormal, f64_vnormal)(a)
 #define vlog(a) GENERIC(f32_vlog, log)(a)
+#define vexp2(a) GENERIC(f32_vexp2, exp2)(a)
+#define vexpm1(a) GENERIC(f32_vexpm1, expm1)(a)
 #define vlog1p(a) GENERIC(f32_vlog1p, log1p)(a)
 #define verf(a) GENERIC(f32_verf, erf)(a)
 #define vtanh(a) GENERIC(f32_vtanh, tanh)(a)
 #define vsigmoid(a) GENERIC(f32_vsigmoid, f64_vsigmoid)(a)
-#define vsin(a) GENERIC(sinf, sin)(a)
-#define vcos(a) GENERIC(cosf, cos)(a)
-#define vtan(a) GENERIC(tanf, tan)(a)
-#define vasin(a) GENERIC(asinf, asin)(a)
-#define vacos(a) GENERIC(acosf, acos)(a)
-#define vatan(a) GENERIC(atanf, atan)(a)
+#define vsin(a) GENERIC(f32_vsin, sin)(a)
+#define vcos(a) GENERIC(f32_vcos, cos)(a)
+#define vtan(a) GENERIC(f32_vtan, tan)(a)
+#define vasin(a) GENERIC(f32_vasin, asin)(a)
+#define vacos(a) GENERIC(f32_vacos, acos)(a)
+#define vatan(a) GENERIC(f32_vatan, atan)(a)
 #define vsinh(a) GENERIC(f32_vsinh, sinh)(a)
 #define vcosh(a) GENERIC(f32_vcosh, cosh)(a)
 #define vasinh(a) GENERIC(asinhf, asinh)(a)
@@ -63,7 +83,12 @@ INLINE double f64_vnormal(double a) { return 0.5 * (1 + erf(a * 0.70710678118654
 #define vceil(a) GENERIC(ceilf, ceil)(a)
 #define vround(a) GENERIC(rintf, rint)(a) /* half to even */
 #define vpow(a, b) GENERIC(powf, pow)(a, b)
-#define vfmod(a, b) GENERIC(fmodf, fmod)(a, b)
+#define vfmod(a, b) GENERIC(f32_vfmod, fmod)(a, b)
+#define vremainder(a, b) floored(vfmod(a, b), b)
+/* A remainder with the sign of the divisor; a zero is as fmod gives it, as in torch. */
+#define floored(m, b) GENERIC(floored_f32, floored_f64)(m, b)
+INLINE float floored_f32(float m, float b) { return (m != 0) & ((m < 0) != (b < 0)) ? m + b : m; }
+INLINE double floored_f64(double m, double b) { return (m != 0) & ((m < 0) != (b < 0)) ? m + b : m; }
 #define vabs(a) ((a) < 0 ? -(a) : (a))
 #define vmax(x, y) ((x) > (y) ? (x) : (NUM)(y))
 #define vmin(x, y) ((x) < (y) ? (x) : (NUM)(y))
@@ -159,13 +184,65 @@ INLINE double gelu_tanh_slope_f64(double a)
         } \
     }
 
+#if ONT_ISA_PLAIN
+#define CIRCULAR_LOOP(name, expression) UNARY_LOOP(name, f32, float, expression)
+#define REMAINDER_LOOP(name, expression) BINARY_LOOP(name, f32, float, float, expression)
+#else
+enum { BLOCK = 64 };
+#define far_Sin sinf
+#define far_Cos cosf
+#define far_Tan tanf
+#define far_Fmod fmodf
+#define far_Remainder(a, b) floored_f32(fmodf(a, b), b)
+
+/* Lanes out of reach are computed again by libm. The operand is kept for them, since the result may lie over it. */
+#define CIRCULAR_LOOP(name, expression) \
+    UNARY_LOOP(near_##name, f32, float, expression) \
+    static void name##_f32(const void *x, void *y, int64_t n, const double *p) \
+    { \
+        const float *in = x; \
+        float *out = y, kept[BLOCK]; \
+        for (int64_t m; n > 0; n -= m, in += m, out += m) { \
+            int far = 0; \
+            m = n < BLOCK ? n : BLOCK; \
+            for (int64_t i = 0; i < m; i++) far |= fabsf(in[i]) > F32_FAR; \
+            if (far) memcpy(kept, in, (size_t)m * sizeof *in); \
+            near_##name##_f32(in, out, m, p); \
+            for (int64_t i = 0; far && i < m; i++) \
+                if (fabsf(kept[i]) > F32_FAR) out[i] = far_##name(kept[i]); \
+        } \
+    }
+
+/* A number that stands for a row is laid out as one. */
+#define REMAINDER_LOOP(name, expression) \
+    BINARY_LOOP(near_##name, f32, float, float, expression) \
+    static void name##_f32(const void *x, int64_t sx, const void *y, int64_t sy, void *z, int64_t n, \
+                           const double *p) \
+    { \
+        const float *in0 = x, *in1 = y; \
+        float *out = z, row0[BLOCK], row1[BLOCK]; \
+        for (int64_t i = 0; !sx && i < BLOCK; i++) row0[i] = *in0; \
+        for (int64_t i = 0; !sy && i < BLOCK; i++) row1[i] = *in1; \
+        for (int64_t done = 0, m; done < n; done += m) { \
+            const float *a = sx ? in0 + done : row0, *b = sy ? in1 + done : row1; \
+            int far = 0; \
+            m = n - done < BLOCK ? n - done : BLOCK; \
+            for (int64_t i = 0; i < m; i++) far |= !(fabsf(a[i]) < F32_NEAR_QUOTIENT * fabsf(b[i])); \
+            if (!far) near_##name##_f32(a, 1, b, 1, out + done, m, p); \
+            for (int64_t i = 0; far && i < m; i++) out[done + i] = far_##name(a[i], b[i]); \
+        } \
+    }
+#endif
+
 #define NUM float
 #define X(name, expression) UNARY_LOOP(name, f32, float, expression)
-ONT_UNARY_FLOAT_LIST(X) ONT_UNARY_NUMBER_LIST(X)
+ONT_UNARY_DIRECT_LIST(X) ONT_UNARY_NUMBER_LIST(X)
 #undef X
+ONT_CIRCULAR_LIST(CIRCULAR_LOOP)
 #define X(name, expression) BINARY_LOOP(name, f32, float, float, expression)
-ONT_BINARY_FLOAT_LIST(X) ONT_BINARY_NUMBER_LIST(X)
+ONT_BINARY_DIRECT_LIST(X) ONT_BINARY_NUMBER_LIST(X)
 #undef X
+ONT_REMAINDER_LIST(REMAINDER_LOOP)
 #define X(name, expression) BINARY_LOOP(name, f32, float, uint8_t, expression)
 ONT_COMPARE_LIST(X)
 #undef X

@@ -6,6 +6,7 @@
 #define ONT_SIMD_MATH_H
 
 #include <math.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -16,6 +17,12 @@ INLINE float f32_from_bits(uint32_t bits)
     float x;
     memcpy(&x, &bits, sizeof x);
     return x;
+}
+
+/* |x| with the sign of `sign`, whose zeros have one too. */
+INLINE float f32_signed(float x, float sign)
+{
+    return __builtin_copysignf(x, sign);
 }
 
 /* exp(r), x = k ln 2 + r: a polynomial (weighted least squares until its relative error, 3.1e-9, is even). */
@@ -94,7 +101,50 @@ INLINE float f32_log1p(float x)
 {
     float u = 1.0f + x, log_u = f32_log(u);
     float y = log_u + (x - (u - 1.0f)) / u;
-    return (u == 0) | (u > 3.402823466e38f) ? log_u : y;
+    y = (u == 0) | (u > 3.402823466e38f) ? log_u : y;
+    return x == 0 ? x : y;
+}
+
+/* 2^x: k whole and what is left, of which the power is Taylor's series (2e-9). */
+INLINE float f32_exp2(float x)
+{
+    float clamped = x > 129.0f ? 129.0f : x;
+    clamped = clamped < -151.0f ? -151.0f : clamped;
+    float k = (clamped + 12582912.0f) - 12582912.0f, r = clamped - k;
+    float p = 1.5252734e-5f;
+    p = p * r + 1.5403530e-4f;
+    p = p * r + 1.3333558e-3f;
+    p = p * r + 9.6181291e-3f;
+    p = p * r + 5.5504109e-2f;
+    p = p * r + 2.4022651e-1f;
+    p = p * r + 6.9314718e-1f;
+    p = p * r + 1.0f;
+    int32_t n = (int32_t)k, half = n >> 1;
+    float y = p * f32_from_bits((uint32_t)(half + 127) << 23) * f32_from_bits((uint32_t)(n - half + 127) << 23);
+    return x != x ? x : y;
+}
+
+/*
+ * exp(x) - 1 = 2 (2^(k - 1) (exp(r) - 1) + 2^(k - 1) - 1/2), x = k ln 2 + r: only the last sum is rounded where it
+ * cancels. Half of the power, so that k may be 128.
+ */
+INLINE float f32_expm1(float x)
+{
+    float clamped = x > 89.0f ? 89.0f : x;
+    clamped = clamped < -20.0f ? -20.0f : clamped;
+    float k = (clamped * 1.44269504f + 12582912.0f) - 12582912.0f;
+    float r = clamped - k * 0.693359375f;
+    r = r + k * 2.12194440e-4f;
+    float p = 1.9841270e-4f;
+    p = p * r + 1.3888889e-3f;
+    p = p * r + 8.3333333e-3f;
+    p = p * r + 4.1666667e-2f;
+    p = p * r + 1.6666667e-1f;
+    p = p * r + 0.5f;
+    p = p * r * r + r;
+    float half_power = f32_from_bits((uint32_t)((int32_t)k + 126) << 23);
+    float y = 2 * (half_power * p + (half_power - 0.5f));
+    return (x != x) | (x == 0) ? x : y;
 }
 
 /* By the root of e^|x|, whose square is beyond the largest number no sooner than the result. */
@@ -125,11 +175,142 @@ INLINE float f32_tanh(float x)
     small = small * z - 5.37397155531e-2f;
     small = small * z + 1.33314422036e-1f;
     small = small * z - 3.33332819422e-1f;
-    small = x + x * z * small;
+    small = a + a * z * small;
     float e = f32_exp_low(-2 * a);
     float large = 1 - 2 * e / (1 + e);
-    large = x < 0 ? -large : large;
-    return a < 0.625f ? small : large;
+    return f32_signed(a < 0.625f ? small : large, x);
+}
+
+/*
+ * Sine, cosine and tangent of |x| up to F32_FAR. What is left of it by the nearest multiple of pi/2 is taken in three
+ * parts (Cody and Waite, "Software Manual for the Elementary Functions", 1980), of which the first is exact by fma;
+ * what the second rounded off is kept. Polynomials on [-pi/4, pi/4] are those of Cephes (Moshier).
+ */
+#define F32_FAR 131072.0f
+
+typedef struct f32_turned {
+    float r, rest; /* what is left, and what was rounded off of it */
+    uint32_t quarters;
+} f32_turned;
+
+INLINE f32_turned f32_turn(float x)
+{
+    float a = __builtin_fabsf(x), shifted = a * 0.636619772f + 12582912.0f, k = shifted - 12582912.0f;
+    uint32_t quarters;
+    memcpy(&quarters, &shifted, sizeof quarters);
+    float first = __builtin_fmaf(-k, 1.57079637f, a), second = k * 4.37113883e-8f, r = first + second;
+    float rest = (first - r + second) + __builtin_fmaf(k, 4.37113883e-8f, -second);
+    return (f32_turned){r, __builtin_fmaf(k, 1.71512489e-15f, rest), quarters};
+}
+
+/* The sine of what is left, or the cosine. */
+INLINE float f32_wave(f32_turned t, bool cosine)
+{
+    float r = t.r, z = r * r, s = -1.9515295891e-4f, c = 2.443315711809948e-5f;
+    s = s * z + 8.3321608736e-3f;
+    s = s * z - 1.6666654611e-1f;
+    s = r + (s * z * r + t.rest);
+    c = c * z - 1.388731625493765e-3f;
+    c = c * z + 4.166664568298827e-2f;
+    c = 1.0f - (0.5f * z - (c * z * z - r * t.rest));
+    return cosine ? c : s;
+}
+
+/* x, of the other sign where a bit of `sign` says so. */
+INLINE float f32_turned_over(float x, uint32_t sign)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return f32_from_bits(bits ^ (sign & 0x80000000u));
+}
+
+INLINE float f32_sin(float x)
+{
+    f32_turned t = f32_turn(x);
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return f32_turned_over(f32_wave(t, t.quarters & 1), bits ^ t.quarters << 30);
+}
+
+INLINE float f32_cos(float x)
+{
+    f32_turned t = f32_turn(x);
+    return f32_turned_over(f32_wave(t, !(t.quarters & 1)), (t.quarters + 1) << 30);
+}
+
+INLINE float f32_tan(float x)
+{
+    f32_turned t = f32_turn(x);
+    float r = t.r, z = r * r, p = 9.38540185543e-3f;
+    p = p * z + 3.11992232697e-3f;
+    p = p * z + 2.44301354525e-2f;
+    p = p * z + 5.34112807005e-2f;
+    p = p * z + 1.33387994085e-1f;
+    p = p * z + 3.33331568548e-1f;
+    p = r + (p * z * r + (z * t.rest + t.rest));
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return f32_turned_over(t.quarters & 1 ? -1 / p : p, bits);
+}
+
+/* By the tangent of what is left beyond pi/4 or pi/2; Cephes' polynomial, their last digits added apart. */
+INLINE float f32_atan(float x)
+{
+    float a = __builtin_fabsf(x);
+    bool steep = a > 2.414213562f, middle = a > 0.4142135624f;
+    float t = (steep ? -1.0f : middle ? a - 1.0f : a) / (steep ? a : middle ? a + 1.0f : 1.0f), z = t * t;
+    float p = 8.05374449538e-2f;
+    p = p * z - 1.38776856032e-1f;
+    p = p * z + 1.99777106478e-1f;
+    p = p * z - 3.33329491539e-1f;
+    p = p * z * t + (steep ? -4.37113883e-8f : middle ? -2.18556941e-8f : 0.0f);
+    return f32_signed((steep ? 1.57079637f : middle ? 0.785398185f : 0.0f) + (p + t), x);
+}
+
+/* The arc sine of a, not negative, less a; Cephes' polynomial up to 1/2. */
+INLINE float f32_asin_rest(float a)
+{
+    float z = a * a;
+    float p = 4.2163199048e-2f;
+    p = p * z + 2.4181311049e-2f;
+    p = p * z + 4.5470025998e-2f;
+    p = p * z + 7.4953002686e-2f;
+    p = p * z + 1.6666752422e-1f;
+    return p * z * a;
+}
+
+/* Beyond 1/2 by the half angle: asin a = pi/2 - 2 asin sqrt((1 - a) / 2). */
+INLINE float f32_asin(float x)
+{
+    float a = __builtin_fabsf(x);
+    float part = a > 0.5f ? __builtin_sqrtf(0.5f - 0.5f * a) : a, rest = f32_asin_rest(part);
+    float wide = 1.57079637f - (2 * part + (2 * rest + 4.37113883e-8f));
+    return f32_signed(a > 0.5f ? wide : part + rest, x);
+}
+
+INLINE float f32_acos(float x)
+{
+    float a = __builtin_fabsf(x);
+    float part = a > 0.5f ? __builtin_sqrtf(0.5f - 0.5f * a) : a, rest = f32_asin_rest(part);
+    float twice = 2 * part + 2 * rest;
+    float outer = x < 0 ? 3.14159274f - (twice + 8.74227766e-8f) : twice;
+    rest = x < 0 ? -rest : rest;
+    float inner = 1.57079637f - (x + (rest + 4.37113883e-8f));
+    return a > 0.5f ? outer : inner;
+}
+
+/*
+ * The exact remainder of a by b, |a| below 2^22 |b|: the quotient rounds to a whole number too large by 1 at most, and
+ * fma gives the difference without rounding.
+ */
+#define F32_NEAR_QUOTIENT 4194304.0f
+
+INLINE float f32_fmod(float a, float b)
+{
+    float x = __builtin_fabsf(a), y = __builtin_fabsf(b);
+    float r = __builtin_fmaf(-__builtin_floorf(x / y), y, x);
+    r = r < 0 ? r + y : r;
+    return f32_signed(x < y ? x : r, a);
 }
 
 INLINE float f32_erf(float x)

@@ -4,25 +4,34 @@
  * Kernels call through ont_simd(); their reference twins call ont_simd_plain(), whose loops use libm and no extension
  * beyond the baseline. All loops: `out` may equal an operand that has stride 1, partial overlap is not allowed, n >= 0,
  * no alignment is asked for. Accuracy of the vector math (float32): exp 1 ulp, tanh 2 ulp, erf 2 ulp of 1.0, the normal
- * distribution (Gelu) 5e-8.
+ * distribution (Gelu) 5e-8; sin, cos, exp2 1 ulp, asin, acos, expm1, log1p 2 ulp, tan, atan 2.5 ulp.
  */
 #ifndef ONT_SIMD_SIMD_H
 #define ONT_SIMD_SIMD_H
 
 #include "base/dtype.h"
 
+/* Of what is far from zero float32's vector math leaves the reduction to libm. */
+#define ONT_CIRCULAR_LIST(X) \
+    X(Sin, vsin(a)) \
+    X(Cos, vcos(a)) \
+    X(Tan, vtan(a))
+
 /* name, expression in `a` and parameters p0, p1 for float32 (vector math) and float64 (libm) */
-#define ONT_UNARY_FLOAT_LIST(X) \
+#define ONT_UNARY_DIRECT_LIST(X) \
     X(Sqrt, vsqrt(a)) \
     X(Reciprocal, 1 / a) \
     X(Exp, vexp(a)) \
     X(Log, vlog(a)) \
+    X(Exp2, vexp2(a)) \
+    X(Expm1, vexpm1(a)) \
+    X(Log1p, vlog1p(a)) \
     X(Erf, verf(a)) \
     X(Tanh, vtanh(a)) \
     X(Sigmoid, vsigmoid(a)) \
     X(LeakyRelu, a < 0 ? P0 * a : a) \
-    X(Elu, a < 0 ? P0 * (vexp_low(a) - 1) : a) \
-    X(Selu, P1 * (a > 0 ? a : P0 * (vexp_low(a) - 1))) \
+    X(Elu, a < 0 ? P0 * vexpm1(a) : a) \
+    X(Selu, P1 * (a < 0 ? P0 * vexpm1(a) : a)) \
     X(Softplus, vmax(a, 0) + vlog1p(vexp(-vabs(a)))) /* with vexp_low gcc makes no vectors of it */ \
     X(Softsign, a / (1 + vabs(a))) \
     X(HardSigmoid, vmax(0, vmin(1, P0 * a + P1))) \
@@ -31,9 +40,6 @@
     X(Swish, a * vsigmoid(P0 * a)) \
     X(GeluErf, a * vnormal(a)) \
     X(GeluTanh, a * vsigmoid(GELU_W(a))) \
-    X(Sin, vsin(a)) \
-    X(Cos, vcos(a)) \
-    X(Tan, vtan(a)) \
     X(Asin, vasin(a)) \
     X(Acos, vacos(a)) \
     X(Atan, vatan(a)) \
@@ -45,6 +51,7 @@
     X(Floor, vfloor(a)) \
     X(Ceil, vceil(a)) \
     X(Round, vround(a))
+#define ONT_UNARY_FLOAT_LIST(X) ONT_UNARY_DIRECT_LIST(X) ONT_CIRCULAR_LIST(X)
 
 /* for float32, float64 and every integer type */
 #define ONT_UNARY_NUMBER_LIST(X) \
@@ -53,10 +60,14 @@
     X(Abs, a <= 0 ? 0 - a : a) \
     X(Sign, (a > 0) - (a < 0))
 
-/* float32, float64; the second operand of a gradient is dy */
-#define ONT_BINARY_FLOAT_LIST(X) \
-    X(Pow, vpow(a, b)) \
+/* Exact, the first with the sign of a, the second of b; float32's vector math leaves large quotients to libm. */
+#define ONT_REMAINDER_LIST(X) \
     X(Fmod, vfmod(a, b)) \
+    X(Remainder, vremainder(a, b))
+
+/* float32, float64; the second operand of a gradient is dy */
+#define ONT_BINARY_DIRECT_LIST(X) \
+    X(Pow, vpow(a, b)) \
     X(PRelu, a < 0 ? a * b : a) \
     X(ReluGrad, a <= 0 ? 0 : b) \
     X(SigmoidGrad, b * a * (1 - a)) \
@@ -71,6 +82,7 @@
     X(HardSigmoidGrad, a > -P1 / P0 && a < (1 - P1) / P0 ? P0 * b : 0) \
     X(HardSwishGrad, a <= -3 ? 0 : a < 3 ? b * (a * THIRD + HALF) : b) \
     X(AbsGrad, b * (NUM)((a > 0) - (a < 0)))
+#define ONT_BINARY_FLOAT_LIST(X) ONT_BINARY_DIRECT_LIST(X) ONT_REMAINDER_LIST(X)
 
 /* float32, float64 and every integer type */
 #define ONT_BINARY_NUMBER_LIST(X) \

@@ -1,6 +1,8 @@
 """Unary, binary, comparison, logic, selection and conversion operators."""
 
+import os
 import platform
+import subprocess
 import sys
 from pathlib import Path
 
@@ -217,6 +219,88 @@ def test_whole_curve(op_type, attrs, function, bound, slope_bound):
         assert ((got.double() - expected).abs() / expected.abs().clamp(min=1)).max() < allowed
     (got,), _ = call(session_of(case, [ends.numpy()]), [ends], b"\1", [torch.ones_like(ends)])
     assert torch.allclose(got.double(), function(ends.double()), equal_nan=True)
+
+
+SPECIAL = torch.tensor([0.0, -0.0, INF, -INF, NAN, 1.0, -1.0, 0.5, -0.5, 2.0, 89.0, -89.0, 128.0, -150.0, 131072.0, -131072.0,
+                        131073.0, 1e10, -3e38, 3.4e38, 1.5707964, 3.1415927, 1e-30, -1e-30, 0.41421357, 2.4142137])
+ULPS = [("Sin", torch.sin, 1.1), ("Cos", torch.cos, 1.1), ("Tan", torch.tan, 2.5), ("Asin", torch.asin, 2),
+        ("Acos", torch.acos, 1.5), ("Atan", torch.atan, 2.2), ("Tanh", torch.tanh, 2)]
+
+
+def numbers(n, seed=0):
+    """Floats of every size, the special ones, and many about one; without those that are flushed to zero."""
+    generator = torch.Generator().manual_seed(seed)
+    bits = torch.randint(-2**31, 2**31, (n,), generator=generator).to(torch.int32).view(torch.float32)
+    x = torch.cat([SPECIAL, bits, torch.randn(n, generator=generator) * 3, torch.linspace(-200, 200, n)])
+    return x[(x.abs() >= 2e-38) | (x == 0) | x.isnan()]
+
+
+def ulps(got, want):
+    """The distance in units of float32's last digit; infinities, NaN and the signs of zeros are the same."""
+    rounded = want.float()
+    assert torch.equal(got.isnan(), rounded.isnan()) and torch.equal(got.isinf(), rounded.isinf())
+    assert torch.equal(got.signbit() & ~got.isnan(), rounded.signbit() & ~got.isnan())
+    want = want[rounded.abs() < INF]
+    unit = (torch.frexp(want)[1].clamp(min=-125) - 24.0).double().exp2()
+    flushed = (want.abs() < 2e-38) & (got[rounded.abs() < INF] == 0)
+    return ((got[rounded.abs() < INF].double() - want).abs() / unit).masked_fill(flushed, 0).max().item()
+
+
+@pytest.mark.parametrize("op_type, function, bound", ULPS, ids=[name for name, *_ in ULPS])
+def test_every_float(op_type, function, bound):
+    from harness import call, session_of
+    x = numbers(20_000)
+    (y,), _ = call(session_of(Case(op_type, [x.numpy()], opset=24), [x.numpy()]), [x], b"\0", None)
+    assert ulps(y, function(x.double())) <= bound
+    (single,), _ = call(session_of(Case(op_type, [x[:1].numpy()], opset=24), [x[:1].numpy()]), [x[:1]], b"\0", None)
+    assert torch.equal(single, y[:1])
+
+
+@pytest.mark.parametrize("op_type", ["Tanh", "Selu", "Elu", "Erf", "Sinh", "Asin", "Gelu", "Softsign", "Mish"])
+def test_sign_of_zero(op_type):
+    from harness import call, session_of
+    x = torch.tensor([0.0, -0.0] * 20)
+    (y,), _ = call(session_of(Case(op_type, [x.numpy()], opset=24), [x.numpy()]), [x], b"\0", None)
+    assert torch.equal(y.signbit(), x.signbit()) and not y.any()
+
+
+@pytest.mark.parametrize("op_type, alpha", [("Elu", {}), ("Selu", {})])
+def test_exponential_units_near_zero(op_type, alpha):
+    """exp(x) - 1 keeps its digits."""
+    from harness import call, session_of
+    x = -torch.logspace(-30, 1.5, 5000)
+    (y,), _ = call(session_of(Case(op_type, [x.numpy()], opset=24), [x.numpy()]), [x], b"\0", None)
+    want = {"Elu": F.elu, "Selu": F.selu}[op_type](x.double())
+    assert ((y.double() - want) / want).abs().max() < 4e-7
+
+
+@pytest.mark.parametrize("fmod", [1, 0])
+def test_exact_remainders(fmod):
+    """Of every two floats, small quotients and large ones, along rows and of one number; bit for bit."""
+    from harness import call, session_of
+    a, b = numbers(10_000), numbers(10_000, 1)
+    size = min(len(a), len(b))
+    a, b = a[:size], b[:size]
+    b = torch.where(torch.arange(size) % 2 == 0, b, a * torch.randn(size).exp2())
+    b = torch.where(b.abs() < 2e-38, 1.0, b)
+    for x, y in ((a, b), (a, torch.tensor(0.3)), (a, torch.tensor(-7.0)), (torch.tensor(5e6), b)):
+        case = Case("Mod", [x.numpy(), y.numpy()], {"fmod": fmod})
+        (got,), _ = call(session_of(case, [x.numpy(), y.numpy()]), [x, y], b"\0\0", None)
+        want = torch.fmod(x.double(), y.double()).float()  # of float32 torch's is NaN where the quotient overflows
+        kept = (want.abs() > 2e-38) | (want == 0)
+        if not fmod:  # a zero has the sign of the divisor
+            want = torch.where((want != 0) & (want.signbit() != y.signbit()), want + y, want)
+            want = torch.where(want == 0, torch.zeros_like(want).copysign(y), want)
+        kept &= (want.abs() > 2e-38) | (want == 0)  # others are flushed
+        assert torch.equal(got.isnan(), want.isnan())
+        assert torch.equal(got.view(torch.int32)[kept], want.view(torch.int32)[kept])
+
+
+def test_vector_math_of_avx2():
+    options = ["-q", "-p", "no:cacheprovider", __file__, "-k", "every_float or sign_of_zero or near_zero or exact_remainders"]
+    done = subprocess.run([sys.executable, "-m", "pytest", *options], env={**os.environ, "ONNXTRAIN_ISA": "avx2"},
+                          capture_output=True, text=True, timeout=300)
+    assert not done.returncode, done.stdout[-3000:]
 
 
 ELEM = {torch.float32: 1, torch.uint8: 2, torch.int8: 3, torch.uint16: 4, torch.int16: 5, torch.int32: 6, torch.int64: 7,
