@@ -224,8 +224,9 @@ const ont_kernel ont_binary_kernels[2] = {
     {.name = "binary_ref", .accept = binary_accept, .prepare = binary_prepare_ref, .run = binary_run, .inplace = 3},
 };
 
-const ont_kernel ont_pow_kernels[4] = {
+const ont_kernel ont_pow_kernels[5] = {
     {.name = "pow_constant", .accept = ont_pow_constant_accept, .run = ont_pow_constant_run, .inplace = 1},
+    {.name = "pow_of_two", .accept = ont_pow_of_two_accept, .run = ont_pow_of_two_run, .inplace = 2},
     {.name = "binary_simd", .accept = binary_accept, .prepare = binary_prepare, .run = binary_run, .inplace = 3},
     {.name = "binary_ref", .accept = binary_accept, .prepare = binary_prepare_ref, .run = binary_run, .inplace = 3},
     {.name = "pow_ref", .accept = ont_pow_ref_accept, .prepare = ont_pow_ref_prepare, .run = ont_pow_ref_run},

@@ -9,13 +9,15 @@
 
 extern const ont_kernel ont_unary_kernels[2];  /* by the operator's name, see simd.h */
 extern const ont_kernel ont_binary_kernels[2];
-extern const ont_kernel ont_pow_kernels[4]; /* the binary ones between two of their own */
+extern const ont_kernel ont_pow_kernels[5]; /* the binary ones between those of their own */
 extern const ont_kernel ont_prelu_kernels[3];
 extern const ont_kernel ont_mod_kernels[3];
 
 /* elementwise_more.c: a power that is a known number, and one whose operands are of any two number types */
 const char *ont_pow_constant_accept(const ont_node *node);
 ont_status ont_pow_constant_run(const ont_call *call);
+const char *ont_pow_of_two_accept(const ont_node *node);
+ont_status ont_pow_of_two_run(const ont_call *call);
 const char *ont_pow_ref_accept(const ont_node *node);
 ont_status ont_pow_ref_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out);
 ont_status ont_pow_ref_run(const ont_call *call);

@@ -243,6 +243,33 @@ ont_status ont_pow_constant_run(const ont_call *call)
     return ONT_OK;
 }
 
+/* Powers of two: the base is known, and the exponent has the shape of the result. */
+const char *ont_pow_of_two_accept(const ont_node *node)
+{
+    const ont_value *base = ont_node_in(node, 0), *e = ont_node_in(node, 1);
+    if (accept_float(node)) return accept_float(node);
+    if (base->dtype != e->dtype || !base->data || ont_shape_count(&base->shape) != 1 ||
+        base->shape.rank > e->shape.rank)
+        return "the base is not one known number";
+    double value = base->dtype == ONT_FLOAT32 ? (double)*(const float *)base->data->data
+                                              : *(const double *)base->data->data;
+    return value == 2 ? NULL : "the base is not 2";
+}
+
+static void pow_of_two_range(void *context, int64_t first, int64_t last)
+{
+    const ont_call *call = context;
+    ont_dtype dtype = call->node->outputs[0]->dtype;
+    size_t at = (size_t)first * ont_dtype_size(dtype);
+    ont_simd()->unary[ONT_LOOP_Exp2][dtype]((const char *)call->in[1] + at, (char *)call->out[0] + at, last - first, NULL);
+}
+
+ont_status ont_pow_of_two_run(const ont_call *call)
+{
+    ont_parallel(ont_shape_count(&call->node->outputs[0]->shape), 8192, pow_of_two_range, (void *)call);
+    return ONT_OK;
+}
+
 static bool is_number(ont_dtype dtype)
 {
     return dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64 || ont_dtype_is_int(dtype);
@@ -472,6 +499,20 @@ static void mod_grad(ont_grad *g)
     if (WANTS(1)) GI(1, U("Neg", B("Mul", GO(0), U("Round", B("Div", B("Sub", I(0), O(0)), I(1))))));
 }
 
+/* Of the quotient towards zero and of the step below it; not from y, which is infinite where b and a have unlike signs
+ * and b is infinite. */
+static void remainder_grad(ont_grad *g)
+{
+    GI(0, GO(0));
+    if (!WANTS(1)) return;
+    ont_node *node = ont_build_node(&g->b, "", "Mod", (ont_value *[]){I(0), I(1)}, 2, 1);
+    if (node) g->b.status = ont_attr_set_int(g->b.graph, node, "fmod", 1);
+    ont_value *rest = ont_build_done(&g->b, node);
+    ont_value *whole = U("Round", B("Div", B("Sub", I(0), rest), I(1)));
+    whole = ont_build3(&g->b, "Where", B("Equal", rest, O(0)), whole, B("Sub", whole, SCALAR(1)));
+    GI(1, U("Neg", B("Mul", GO(0), whole)));
+}
+
 /* ---- IsInf ---- */
 
 static ont_status isinf_infer(ont_graph *g, ont_node *node)
@@ -521,6 +562,11 @@ const ont_op ont_op_Swish = {.domain = "", .name = "Swish", .since = 24, .min_in
 const ont_op ont_op_Mod = {.domain = "", .name = "Mod", .since = 10, .min_inputs = 2, .max_inputs = 2,
                            .attributes = "fmod:i", .infer = mod_infer, .grad = mod_grad, .tile = ont_binary_tile,
                            ONT_KERNELS(ont_mod_kernels)};
+/* As torch's: of floats alone, and a zero has the sign of the dividend. */
+const ont_op ont_op_Remainder = {.domain = ONT_DOMAIN, .name = "Remainder", .since = 1, .min_inputs = 2,
+                                 .max_inputs = 2, .flags = ONT_OP_MODEL, .attributes = "",
+                                 .infer = ont_infer_broadcast, .grad = remainder_grad, .tile = ont_binary_tile,
+                                 ONT_KERNELS(ont_binary_kernels)};
 const ont_op ont_op_IsInf = {.domain = "", .name = "IsInf", .since = 10, .min_inputs = 1, .max_inputs = 1,
                              .flags = ONT_OP_NO_GRAD, .attributes = "detect_negative:i detect_positive:i",
                              .infer = isinf_infer, ONT_KERNELS(isinf_kernels)};

@@ -12,6 +12,11 @@
                                    .max_inputs = 1, \
                                    .attributes = attributes_, .infer = ont_infer_same, .grad = grad_, \
                                    .tile = ont_unary_tile, ONT_KERNELS(ont_unary_kernels)}
+/* Of our domain, and for models. */
+#define UNARY_OURS(name_, grad_) \
+    const ont_op ont_op_##name_ = {.domain = ONT_DOMAIN, .name = #name_, .since = 1, .min_inputs = 1, .max_inputs = 1, \
+                                   .flags = ONT_OP_MODEL, .attributes = "", .infer = ont_infer_same, .grad = grad_, \
+                                   .tile = ont_unary_tile, ONT_KERNELS(ont_unary_kernels)}
 #define UNARY_FLAT(name_, since_) \
     const ont_op ont_op_##name_ = {.domain = "", .name = #name_, .since = since_, .min_inputs = 1, .max_inputs = 1, \
                                    .flags = ONT_OP_NO_GRAD | ONT_OP_FLAT, .attributes = "", \
@@ -47,6 +52,8 @@ static void sqrt_grad(ont_grad *g) { GI(0, B("Div", B("Mul", GO(0), SCALAR(0.5))
 static void reciprocal_grad(ont_grad *g) { GI(0, U("Neg", B("Mul", GO(0), B("Mul", O(0), O(0))))); }
 static void exp_grad(ont_grad *g) { GI(0, B("Mul", GO(0), O(0))); }
 static void log_grad(ont_grad *g) { GI(0, B("Div", GO(0), I(0))); }
+static void log1p_grad(ont_grad *g) { GI(0, B("Div", GO(0), B("Add", I(0), SCALAR(1)))); }
+static void expm1_grad(ont_grad *g) { GI(0, B("Mul", GO(0), B("Add", O(0), SCALAR(1)))); }
 static void erf_grad(ont_grad *g) { GI(0, B("ours:ErfGrad", I(0), GO(0))); }
 static void tanh_grad(ont_grad *g) { GI(0, B("ours:TanhGrad", O(0), GO(0))); }
 static void sigmoid_grad(ont_grad *g) { GI(0, B("ours:SigmoidGrad", O(0), GO(0))); }
@@ -98,6 +105,8 @@ UNARY("", Erf, 9, erf_grad);
 UNARY("", Tanh, 6, tanh_grad);
 UNARY("", Sigmoid, 6, sigmoid_grad);
 UNARY("", Relu, 6, relu_grad);
+UNARY_OURS(Log1p, log1p_grad);
+UNARY_OURS(Expm1, expm1_grad);
 UNARY_WITH("", LeakyRelu, 6, leaky_relu_grad, "alpha:f");
 UNARY_WITH("", Elu, 6, elu_grad, "alpha:f");
 UNARY_WITH("", Selu, 6, selu_grad, "alpha:f gamma:f");

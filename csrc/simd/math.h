@@ -144,7 +144,7 @@ INLINE float f32_expm1(float x)
     p = p * r * r + r;
     float half_power = f32_from_bits((uint32_t)((int32_t)k + 126) << 23);
     float y = 2 * (half_power * p + (half_power - 0.5f));
-    return (x != x) | (x == 0) ? x : y;
+    return (x != x) | (__builtin_fabsf(x) < 1e-8f) ? x : y; /* of which half may be flushed to zero */
 }
 
 /* By the root of e^|x|, whose square is beyond the largest number no sooner than the result. */

@@ -93,6 +93,15 @@ def _register_schemas() -> None:
             outputs=[schema.FormalParameter("y", "T")], type_constraints=[("T", types, "any tensor")],
         )
     )
+    floats = ["tensor(float16)", "tensor(float)", "tensor(double)", "tensor(bfloat16)"]
+    for name, operands, doc in (("Log1p", "x", "log(1 + x)"), ("Expm1", "x", "exp(x) - 1"),
+                                ("Remainder", "xy", "As torch's: exact, with the sign of the divisor.")):
+        onnx.defs.register_schema(
+            schema(
+                name, DOMAIN, DOMAIN_VERSION, doc=doc, inputs=[schema.FormalParameter(x, "T") for x in operands],
+                outputs=[schema.FormalParameter("z", "T")], type_constraints=[("T", floats, "floats")],
+            )
+        )
     integers = ["tensor(int32)", "tensor(int64)"]
     onnx.defs.register_schema(
         schema(

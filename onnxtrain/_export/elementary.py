@@ -1,7 +1,7 @@
 """Elementwise functions of which torch.onnx's own formula loses digits, or is another one at zeros, infinities and NaN.
 
-translations.py adds this table to its own. The logarithm of 1 + x by Kahan's correction (HP-15C Advanced Functions
-Handbook, 1982); a floored quotient from the exact remainder, as Python and torch have it.
+translations.py adds this table to its own. A floored quotient comes from the exact remainder, as Python and torch have
+it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 def elementary(op: Any, own: Any) -> Table:
     """The translations, for operators of one opset and of our domain."""
-    return _near_zero(op, own) | _divisions(op) | _flat(op)
+    return _near_zero(op, own) | _divisions(op, own) | _flat(op)
 
 
 def _number(op: Any, value: float, like: Any) -> Any:
@@ -27,22 +27,6 @@ def _number(op: Any, value: float, like: Any) -> Any:
 
 
 def _near_zero(op: Any, own: Any) -> Table:
-    def log1p(self):
-        one, zero = _number(op, 1, self), _number(op, 0, self)
-        plus = op.Add(self, one)
-        log, lost = op.Log(plus), op.Equal(plus, one)  # there it is x itself, to the last digit
-        near = op.And(op.Less(op.Abs(self), one), op.Not(lost))
-        rounded = op.Where(near, op.Sub(plus, one), one)
-        correction = op.Where(near, op.Mul(log, op.Div(op.Sub(self, rounded), rounded)), zero)
-        return op.Where(lost, self, op.Add(log, own.StopGradient(correction)))
-
-    def expm1(self):
-        one, zero = _number(op, 1, self), _number(op, 0, self)
-        near = op.Less(op.Abs(self), one)
-        part = op.Where(near, self, zero)
-        small = op.Mul(op.Tanh(op.Mul(part, _number(op, 0.5, self))), op.Add(op.Exp(part), one))
-        return op.Where(near, small, op.Sub(op.Exp(self), one))
-
     def signbit(self):
         zero = _number(op, 0, self)
         if not self.dtype.is_floating_point():
@@ -57,11 +41,11 @@ def _near_zero(op: Any, own: Any) -> Table:
         empty = op.Equal(op.ReduceMax(self, axes, keepdims=1), _number(op, -math.inf, self))
         return op.Where(empty, zero, op.Softmax(op.Where(empty, zero, self), axis=dim))
 
-    return {aten.log1p.default: log1p, aten.expm1.default: expm1, aten.signbit.default: signbit,
-            aten._safe_softmax.default: safe_softmax}
+    return {aten.log1p.default: lambda self: own.Log1p(self), aten.expm1.default: lambda self: own.Expm1(self),
+            aten.signbit.default: signbit, aten._safe_softmax.default: safe_softmax}
 
 
-def _divisions(op: Any) -> Table:
+def _divisions(op: Any, own: Any) -> Table:
     """Rounded quotients and remainders. By way of a rounded quotient, 1 // 0.1 is 10, not 9, and whole numbers beyond
     2**24 are others.
     """
@@ -98,19 +82,7 @@ def _divisions(op: Any) -> Table:
 
     def remainder(self, other):
         self, other = pair(self, other)
-        if not is_float(self):
-            return op.Mod(self, other)
-        zero = _number(op, 0, self)
-        if (wide := _WIDER.get(int(self.dtype))) is not None:
-            x, y = op.Cast(self, to=wide), op.Cast(other, to=wide)
-            quotient = op.Floor(op.Div(x, y))
-            rest, maker = op.Sub(x, op.Mul(quotient, y)), other.producer()
-            if maker is None or maker.op_type != "Constant":  # it may be infinite, times nothing
-                rest = op.Where(op.Equal(quotient, op.Cast(zero, to=wide)), x, rest)
-            return op.CastLike(rest, self)
-        rest = op.Mod(self, other, fmod=1)
-        turned = op.And(op.Not(op.Equal(rest, zero)), opposite(rest, other, zero))
-        return op.Where(turned, op.Add(rest, other), rest)
+        return own.Remainder(self, other) if is_float(self) else op.Mod(self, other)
 
     def divide(self, other, rounding_mode=None):
         self, other = pair(self, other)

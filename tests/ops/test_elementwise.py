@@ -113,6 +113,15 @@ CASES += [
     flat("Mod", V([7, -7, 7, -7], np.int64), V([3, 3, -3, -3], np.int64)),
     flat("Mod", V([7, -7, 7, -7], np.int32), V([3, 3, -3, -3], np.int32), attrs={"fmod": 1}),
     Case("Mod", [R(3, 5, low=-9, high=9), R(5, low=1, high=2)], {"fmod": 1}, torch=torch.fmod),
+    Case("Remainder", [R(3, 5, low=-9, high=9), R(5, apart=0.5)], domain=OURS, torch=torch.remainder),
+    Case("Remainder", [V([4.0, -4.0, 4.0, -4.0, INF, -0.0, -6.0, 6.0]), V([INF, INF, -INF, -INF, 2.0, 2.0, 2.0, -2.0])],
+         domain=OURS, torch=torch.remainder, name="ends"),
+    Case("Log1p", [R(3, 17, low=-0.9, high=5)], domain=OURS, torch=torch.log1p, fd=True),
+    Case("Log1p", [V([-2.0, -1.0, -0.0, 1e-20, 1e30, INF, NAN])], domain=OURS, torch=torch.log1p, name="ends"),
+    Case("Expm1", [R(3, 17)], domain=OURS, torch=torch.expm1, fd=True),
+    Case("Expm1", [V([-INF, -200.0, -0.0, 1e-20, 80.0, INF, NAN])], domain=OURS, torch=torch.expm1, name="ends"),
+    Case("Pow", [C(2.0, "float"), R(3, 17, low=-9, high=9)], torch=torch.pow, name="of-two"),
+    Case("Pow", [C([[[2.0]]], "float"), R(3, 17)], torch=torch.pow, name="of-two-wider"),
 ]
 CASES += [Case(name, [R(3, 4), R(4), R(3, 1)][:n], torch=f) for n in (1, 2, 3) for name, f in {
     "Sum": lambda *x: sum(x), "Mean": lambda *x: sum(x) / len(x),
@@ -224,7 +233,9 @@ def test_whole_curve(op_type, attrs, function, bound, slope_bound):
 SPECIAL = torch.tensor([0.0, -0.0, INF, -INF, NAN, 1.0, -1.0, 0.5, -0.5, 2.0, 89.0, -89.0, 128.0, -150.0, 131072.0, -131072.0,
                         131073.0, 1e10, -3e38, 3.4e38, 1.5707964, 3.1415927, 1e-30, -1e-30, 0.41421357, 2.4142137])
 ULPS = [("Sin", torch.sin, 1.1), ("Cos", torch.cos, 1.1), ("Tan", torch.tan, 2.5), ("Asin", torch.asin, 2),
-        ("Acos", torch.acos, 1.5), ("Atan", torch.atan, 2.2), ("Tanh", torch.tanh, 2)]
+        ("Acos", torch.acos, 1.5), ("Atan", torch.atan, 2.2), ("Tanh", torch.tanh, 2), ("Expm1", torch.expm1, 2),
+        ("Log1p", torch.log1p, 2)]
+DOMAINS = dict.fromkeys(("Expm1", "Log1p", "Remainder"), OURS)
 
 
 def numbers(n, seed=0):
@@ -249,18 +260,26 @@ def ulps(got, want):
 @pytest.mark.parametrize("op_type, function, bound", ULPS, ids=[name for name, *_ in ULPS])
 def test_every_float(op_type, function, bound):
     from harness import call, session_of
-    x = numbers(20_000)
-    (y,), _ = call(session_of(Case(op_type, [x.numpy()], opset=24), [x.numpy()]), [x], b"\0", None)
+    x, domain = numbers(20_000), DOMAINS.get(op_type, "")
+    (y,), _ = call(session_of(Case(op_type, [x.numpy()], domain=domain, opset=24), [x.numpy()]), [x], b"\0", None)
     assert ulps(y, function(x.double())) <= bound
-    (single,), _ = call(session_of(Case(op_type, [x[:1].numpy()], opset=24), [x[:1].numpy()]), [x[:1]], b"\0", None)
-    assert torch.equal(single, y[:1])
 
 
-@pytest.mark.parametrize("op_type", ["Tanh", "Selu", "Elu", "Erf", "Sinh", "Asin", "Gelu", "Softsign", "Mish"])
+def test_every_float_as_a_power_of_two():
+    from harness import call, session_of
+    x, two = numbers(20_000), C(2.0, "float")
+    case = Case("Pow", [two, x.numpy()], opset=24)
+    arrays = [np.float32(2), x.numpy()]
+    (y,), _ = call(session_of(case, arrays), [x], b"\0", None)
+    assert ulps(y, x.double().exp2()) <= 1
+
+
+@pytest.mark.parametrize("op_type", ["Tanh", "Selu", "Elu", "Erf", "Sinh", "Asin", "Gelu", "Softsign", "Mish", "Log1p", "Expm1"])
 def test_sign_of_zero(op_type):
     from harness import call, session_of
     x = torch.tensor([0.0, -0.0] * 20)
-    (y,), _ = call(session_of(Case(op_type, [x.numpy()], opset=24), [x.numpy()]), [x], b"\0", None)
+    case = Case(op_type, [x.numpy()], domain=DOMAINS.get(op_type, ""), opset=24)
+    (y,), _ = call(session_of(case, [x.numpy()]), [x], b"\0", None)
     assert torch.equal(y.signbit(), x.signbit()) and not y.any()
 
 
@@ -274,7 +293,7 @@ def test_exponential_units_near_zero(op_type, alpha):
     assert ((y.double() - want) / want).abs().max() < 4e-7
 
 
-@pytest.mark.parametrize("fmod", [1, 0])
+@pytest.mark.parametrize("fmod", [1, 0, None])
 def test_exact_remainders(fmod):
     """Of every two floats, small quotients and large ones, along rows and of one number; bit for bit."""
     from harness import call, session_of
@@ -285,11 +304,14 @@ def test_exact_remainders(fmod):
     b = torch.where(b.abs() < 2e-38, 1.0, b)
     for x, y in ((a, b), (a, torch.tensor(0.3)), (a, torch.tensor(-7.0)), (torch.tensor(5e6), b)):
         case = Case("Mod", [x.numpy(), y.numpy()], {"fmod": fmod})
+        if fmod is None:
+            case = Case("Remainder", [x.numpy(), y.numpy()], domain=OURS)
         (got,), _ = call(session_of(case, [x.numpy(), y.numpy()]), [x, y], b"\0\0", None)
         want = torch.fmod(x.double(), y.double()).float()  # of float32 torch's is NaN where the quotient overflows
         kept = (want.abs() > 2e-38) | (want == 0)
-        if not fmod:  # a zero has the sign of the divisor
+        if not fmod:
             want = torch.where((want != 0) & (want.signbit() != y.signbit()), want + y, want)
+        if fmod == 0:  # a zero has the sign of the divisor
             want = torch.where(want == 0, torch.zeros_like(want).copysign(y), want)
         kept &= (want.abs() > 2e-38) | (want == 0)  # others are flushed
         assert torch.equal(got.isnan(), want.isnan())
