@@ -34,6 +34,7 @@ ONT_MATH1(vfloor, floorf, floor)
 ONT_MATH1(vceil, ceilf, ceil)
 ONT_MATH1(vround, rintf, rint)
 ONT_MATH2(vpow, powf, pow)
+ONT_MATH2(vatan2, atan2f, atan2)
 ONT_MATH2(vfmod, fmodf, fmod)
 
 #define vabs(a) ((a) < 0 ? -(a) : (a))

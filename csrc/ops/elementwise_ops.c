@@ -169,10 +169,22 @@ static void div_grad(ont_grad *g)
     if (WANTS(1)) GI(1, U("Neg", B("Div", B("Mul", GO(0), O(0)), I(1))));
 }
 
+/* atan2(y, x): (x, -y) dy / (x^2 + y^2); 0 where that square is, as torch has it */
+static void atan2_grad(ont_grad *g)
+{
+    ont_value *square = B("Add", B("Mul", I(0), I(0)), B("Mul", I(1), I(1))), *zero = SCALAR(0);
+    ont_value *inverse = ont_build3(&g->b, "Where", B("Equal", square, zero), zero, U("Reciprocal", square));
+    if (WANTS(0)) GI(0, B("Mul", GO(0), B("Mul", I(1), inverse)));
+    if (WANTS(1)) GI(1, B("Mul", GO(0), B("Mul", U("Neg", I(0)), inverse)));
+}
+
 BINARY("", Add, 7, add_grad);
 BINARY("", Sub, 7, sub_grad);
 BINARY("", Mul, 7, mul_grad);
 BINARY("", Div, 7, div_grad);
+const ont_op ont_op_Atan2 = {.domain = ONT_DOMAIN, .name = "Atan2", .since = 1, .min_inputs = 2, .max_inputs = 2,
+                             .flags = ONT_OP_MODEL, .attributes = "", .infer = ont_infer_broadcast, .grad = atan2_grad,
+                             .tile = ont_binary_tile, ONT_KERNELS(ont_binary_kernels)};
 COMPARE(Equal, 7);
 COMPARE(Greater, 7);
 COMPARE(Less, 7);

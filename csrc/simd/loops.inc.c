@@ -27,6 +27,7 @@
 #define f32_vasin asinf
 #define f32_vacos acosf
 #define f32_vatan atanf
+#define f32_vatan2 atan2f
 #define f32_vfmod fmodf
 #define f32_vtanh tanhf
 #define f32_verf erff
@@ -47,6 +48,7 @@ INLINE float f32_vsigmoid(float a) { return 1 / (1 + expf(-a)); }
 #define f32_vasin f32_asin
 #define f32_vacos f32_acos
 #define f32_vatan f32_atan
+#define f32_vatan2 f32_atan2
 #define f32_vfmod f32_fmod
 #define f32_vnormal f32_normal
 #define f32_vtanh f32_tanh
@@ -82,6 +84,7 @@ INLINE double f64_vnormal(double a) { return 0.5 * (1 + erf(a * 0.70710678118654
 #define vfloor(a) GENERIC(floorf, floor)(a)
 #define vceil(a) GENERIC(ceilf, ceil)(a)
 #define vround(a) GENERIC(rintf, rint)(a) /* half to even */
+#define vatan2(a, b) GENERIC(f32_vatan2, atan2)(a, b)
 #define vpow(a, b) GENERIC(powf, pow)(a, b)
 #define vfmod(a, b) GENERIC(f32_vfmod, fmod)(a, b)
 #define vremainder(a, b) floored(vfmod(a, b), b)

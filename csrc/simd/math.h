@@ -267,6 +267,19 @@ INLINE float f32_atan(float x)
     return f32_signed((steep ? 1.57079637f : middle ? 0.785398185f : 0.0f) + (p + t), x);
 }
 
+/* By the quotient that is at most one, from the nearer axis. */
+INLINE float f32_atan2(float y, float x)
+{
+    float a = __builtin_fabsf(y), b = __builtin_fabsf(x);
+    bool flat = a <= b, back = __builtin_copysignf(1.0f, x) < 0;
+    float low = flat ? a : b, high = flat ? b : a, q = low / high;
+    q = low == high ? (high == 0 ? 0.0f : 1.0f) : q; /* of infinities, too, and of zeros */
+    float axis = flat ? (back ? 3.14159274f : 0.0f) : 1.57079637f;
+    float rest = flat ? (back ? -8.74227766e-8f : 0.0f) : -4.37113883e-8f;
+    float angle = f32_atan(q);
+    return f32_signed(axis + ((flat == back ? -angle : angle) + rest), y);
+}
+
 /* The arc sine of a, not negative, less a; Cephes' polynomial up to 1/2. */
 INLINE float f32_asin_rest(float a)
 {

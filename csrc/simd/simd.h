@@ -4,7 +4,7 @@
  * Kernels call through ont_simd(); their reference twins call ont_simd_plain(), whose loops use libm and no extension
  * beyond the baseline. All loops: `out` may equal an operand that has stride 1, partial overlap is not allowed, n >= 0,
  * no alignment is asked for. Accuracy of the vector math (float32): exp 1 ulp, tanh 2 ulp, erf 2 ulp of 1.0, the normal
- * distribution (Gelu) 5e-8; sin, cos, exp2 1 ulp, asin, acos, expm1, log1p 2 ulp, tan, atan 2.5 ulp.
+ * distribution (Gelu) 5e-8; sin, cos, exp2 1 ulp, asin, acos, expm1, log1p 2 ulp, tan, atan, atan2 2.7 ulp.
  */
 #ifndef ONT_SIMD_SIMD_H
 #define ONT_SIMD_SIMD_H
@@ -68,6 +68,7 @@
 /* float32, float64; the second operand of a gradient is dy */
 #define ONT_BINARY_DIRECT_LIST(X) \
     X(Pow, vpow(a, b)) \
+    X(Atan2, vatan2(a, b)) \
     X(PRelu, a < 0 ? a * b : a) \
     X(ReluGrad, a <= 0 ? 0 : b) \
     X(SigmoidGrad, b * a * (1 - a)) \

@@ -95,7 +95,8 @@ def _register_schemas() -> None:
     )
     floats = ["tensor(float16)", "tensor(float)", "tensor(double)", "tensor(bfloat16)"]
     for name, operands, doc in (("Log1p", "x", "log(1 + x)"), ("Expm1", "x", "exp(x) - 1"),
-                                ("Remainder", "xy", "As torch's: exact, with the sign of the divisor.")):
+                                ("Remainder", "xy", "As torch's: exact, with the sign of the divisor."),
+                                ("Atan2", "yx", "The angle of (x, y)")):
         onnx.defs.register_schema(
             schema(
                 name, DOMAIN, DOMAIN_VERSION, doc=doc, inputs=[schema.FormalParameter(x, "T") for x in operands],

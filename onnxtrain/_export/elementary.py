@@ -54,9 +54,6 @@ def _divisions(op: Any, own: Any) -> Table:
         like = other if isinstance(self, (bool, int, float)) else self
         return (_number(op, x, like) if isinstance(x, (bool, int, float)) else x for x in (self, other))
 
-    def opposite(a, b, zero):
-        return op.Xor(op.Less(a, zero), op.Less(b, zero))
-
     def is_float(x):
         return x.dtype.is_floating_point()
 
@@ -67,18 +64,21 @@ def _divisions(op: Any, own: Any) -> Table:
         return op.Where(op.Less(quotient, _number(op, 0, self)), op.Ceil(quotient), op.Floor(quotient))
 
     def floored(self, other):
+        """One less than the quotient towards zero where that is not exact and negative."""
         zero, one = _number(op, 0, self), _number(op, 1, self)
         if not is_float(self):
             quotient = op.Div(self, other)
-            inexact = op.Not(op.Equal(op.Mul(quotient, other), self))
-            return op.Where(op.And(inexact, opposite(self, other, zero)), op.Sub(quotient, one), quotient)
-        if (wide := _WIDER.get(int(self.dtype))) is not None:
-            return op.CastLike(op.Floor(op.Div(op.Cast(self, to=wide), op.Cast(other, to=wide))), self)
-        rest = op.Mod(self, other, fmod=1)
+            negative = op.Where(op.Less(other, zero), op.Greater(self, zero), op.Less(self, zero))
+            lower = op.Where(negative, op.Sub(quotient, one), quotient)
+            return op.Where(op.Equal(op.Mul(quotient, other), self), quotient, lower)
+        if int(self.dtype) in _HALVES:
+            wide = op.Cast(self, to=onnx.TensorProto.FLOAT), op.Cast(other, to=onnx.TensorProto.FLOAT)
+            return op.CastLike(floored(*wide), self)
+        rest, quotient = op.Mod(self, other, fmod=1), op.Floor(op.Div(self, other))
         whole = op.Div(op.Sub(self, rest), other)
-        below = op.And(op.Not(op.Equal(rest, zero)), opposite(rest, other, zero))
-        nearest = op.Round(op.Where(below, op.Sub(whole, one), whole))
-        return op.Where(op.Equal(other, zero), op.Floor(op.Div(self, other)), nearest)
+        nearest = op.Round(op.Where(op.Equal(rest, own.Remainder(self, other)), whole, op.Sub(whole, one)))
+        nearest = op.Where(op.Equal(nearest, zero), op.Mul(quotient, zero), nearest)  # with the sign of the quotient
+        return op.Where(op.Equal(other, zero), quotient, nearest)
 
     def remainder(self, other):
         self, other = pair(self, other)
@@ -100,9 +100,7 @@ def _divisions(op: Any, own: Any) -> Table:
             aten.remainder.Tensor: remainder, aten.remainder.Scalar: remainder, aten.remainder.Scalar_Tensor: remainder}
 
 
-# Floats whose quotient, up to 2**28, has the right floor in a dtype with twice their digits.
-_WIDER = {int(onnx.TensorProto.FLOAT): onnx.TensorProto.DOUBLE, int(onnx.TensorProto.FLOAT16): onnx.TensorProto.FLOAT,
-          int(onnx.TensorProto.BFLOAT16): onnx.TensorProto.FLOAT}
+_HALVES = {int(onnx.TensorProto.FLOAT16), int(onnx.TensorProto.BFLOAT16)}
 _DEFAULTS = {torch.float32: onnx.TensorProto.FLOAT, torch.float64: onnx.TensorProto.DOUBLE,
              torch.float16: onnx.TensorProto.FLOAT16, torch.bfloat16: onnx.TensorProto.BFLOAT16}
 

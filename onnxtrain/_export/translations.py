@@ -225,22 +225,9 @@ def _functions(op: Any, own: Any) -> Table:
         return op.Where(none, one, op.Div(op.Sin(angle), angle))
 
     def atan2(self, other):
-        """By the quotient that is at most one, so that neither it nor its slope is infinite; zeros have signs."""
         if not self.dtype.is_floating_point() or self.dtype != other.dtype:
             raise Untraceable("The module uses atan2 of integers, or of two dtypes.")
-        zero, one, half, quarter = (_number(op, v, self) for v in (0, 1, math.pi, math.pi / 2))
-        negative, backward = (op.Or(op.Less(x, zero), op.And(op.Equal(x, zero), op.Less(op.Reciprocal(x), zero)))
-                              for x in (self, other))
-        infinite = op.And(op.Equal(op.Abs(self), _number(op, math.inf, self)),
-                          op.Equal(op.Abs(other), _number(op, math.inf, self)))
-        self, other = (op.Where(infinite, op.Sign(own.StopGradient(x)), x) for x in (self, other))
-        # Of no direction at all, and flat there: its sign alone is left.
-        none = op.And(op.Equal(self, zero), op.Equal(other, zero))
-        self, other = op.Where(none, own.StopGradient(self), self), op.Where(none, one, other)
-        flat = op.LessOrEqual(op.Abs(self), op.Abs(other))
-        angle = op.Atan(op.Div(op.Where(flat, self, other), op.Where(flat, other, self)))
-        turned = op.Where(backward, op.Add(angle, op.Where(negative, op.Neg(half), half)), angle)
-        return op.Where(flat, turned, op.Sub(op.Where(negative, op.Neg(quarter), quarter), angle))
+        return own.Atan2(self, other)
 
     def masked_select(self, mask):
         """Both broadcast to one shape, in a row."""

@@ -116,6 +116,9 @@ CASES += [
     Case("Remainder", [R(3, 5, low=-9, high=9), R(5, apart=0.5)], domain=OURS, torch=torch.remainder),
     Case("Remainder", [V([4.0, -4.0, 4.0, -4.0, INF, -0.0, -6.0, 6.0]), V([INF, INF, -INF, -INF, 2.0, 2.0, 2.0, -2.0])],
          domain=OURS, torch=torch.remainder, name="ends"),
+    Case("Atan2", [R(3, 5, apart=0.1), R(5, apart=0.1)], domain=OURS, torch=torch.atan2, fd=True),
+    Case("Atan2", [V([0.0, -0.0, 1.0, -1.0, 1e20, 2.0]), V([0.0, -0.0, 0.0, -0.0, 1e20, -2.0])], domain=OURS,
+         torch=torch.atan2, name="ends"),
     Case("Log1p", [R(3, 17, low=-0.9, high=5)], domain=OURS, torch=torch.log1p, fd=True),
     Case("Log1p", [V([-2.0, -1.0, -0.0, 1e-20, 1e30, INF, NAN])], domain=OURS, torch=torch.log1p, name="ends"),
     Case("Expm1", [R(3, 17)], domain=OURS, torch=torch.expm1, fd=True),
@@ -265,6 +268,18 @@ def test_every_float(op_type, function, bound):
     assert ulps(y, function(x.double())) <= bound
 
 
+def test_every_direction():
+    from harness import call, session_of
+    y, x = numbers(20_000), numbers(20_000, 1)
+    size = min(len(x), len(y))
+    n = len(SPECIAL)
+    y = torch.cat([y[:size], SPECIAL.repeat(n), torch.randn(5000)])
+    x = torch.cat([x[:size], SPECIAL.repeat_interleave(n), torch.randn(5000)])
+    case = Case("Atan2", [y.numpy(), x.numpy()], domain=OURS)
+    (got,), _ = call(session_of(case, [y.numpy(), x.numpy()]), [y, x], b"\0\0", None)
+    assert ulps(got, torch.atan2(y.double(), x.double())) <= 2.7
+
+
 def test_every_float_as_a_power_of_two():
     from harness import call, session_of
     x, two = numbers(20_000), C(2.0, "float")
@@ -319,7 +334,7 @@ def test_exact_remainders(fmod):
 
 
 def test_vector_math_of_avx2():
-    options = ["-q", "-p", "no:cacheprovider", __file__, "-k", "every_float or sign_of_zero or near_zero or exact_remainders"]
+    options = ["-q", "-p", "no:cacheprovider", __file__, "-k", "every_float or every_direction or sign_of_zero or near_zero or exact_remainders"]
     done = subprocess.run([sys.executable, "-m", "pytest", *options], env={**os.environ, "ONNXTRAIN_ISA": "avx2"},
                           capture_output=True, text=True, timeout=300)
     assert not done.returncode, done.stdout[-3000:]
