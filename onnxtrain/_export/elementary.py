@@ -68,9 +68,8 @@ def _divisions(op: Any, own: Any) -> Table:
         zero, one = _number(op, 0, self), _number(op, 1, self)
         if not is_float(self):
             quotient = op.Div(self, other)
-            negative = op.Where(op.Less(other, zero), op.Greater(self, zero), op.Less(self, zero))
-            lower = op.Where(negative, op.Sub(quotient, one), quotient)
-            return op.Where(op.Equal(op.Mul(quotient, other), self), quotient, lower)
+            rest = op.Sub(self, op.Mul(quotient, other))
+            return op.Add(quotient, op.Min(op.Mul(op.Sign(rest), op.Sign(other)), zero))
         if int(self.dtype) in _HALVES:
             wide = op.Cast(self, to=onnx.TensorProto.FLOAT), op.Cast(other, to=onnx.TensorProto.FLOAT)
             return op.CastLike(floored(*wide), self)
