@@ -56,50 +56,96 @@ static ont_status scan_prepare(const ont_node *node, ont_arena *arena, ont_prepa
     ONT_TRY(scan_axis(node, &axis));
     *s = (scan_state){.outer = ont_shape_count_range(&x->shape, 0, axis), .n = x->shape.dims[axis],
                       .inner = ont_shape_count_range(&x->shape, axis + 1, x->shape.rank),
-                      .product = !strncmp(node->op->name, "CumProd", 7), .exclusive = ont_attr_int(node, "exclusive",
+                      .product = strstr(node->op->name, "CumProd"), .exclusive = ont_attr_int(node, "exclusive",
                               0),
                       .reverse = ont_attr_int(node, "reverse", 0), .dtype = x->dtype};
     out->state = s;
     return ONT_OK;
 }
 
-/* Line i of outer * inner; floats are summed in double, so that float32 keeps its last digits over long axes. */
-#define SCAN_LINE(suffix, type, acc_type) \
-    static void scan_##suffix(const scan_state *s, const void *in, void *out, int64_t line) \
+enum { LANES = 64 }; /* lines that are walked at once */
+
+/* Lines are dealt out in groups: neighbours in memory, or along the last axis whole rows. */
+static int64_t groups_of(const scan_state *s)
+{
+    int64_t lanes = s->inner > 1 ? s->inner : s->outer, each = s->inner > 1 ? LANES : LANES / 8;
+    return (lanes + each - 1) / each * (s->inner > 1 ? s->outer : 1);
+}
+
+typedef struct scan_group {
+    int64_t start, step, apart, lanes; /* of the first element, from one to the next, between lines; how many lines */
+} scan_group;
+
+static scan_group group_at(const scan_state *s, int64_t group)
+{
+    scan_group g = {.step = s->reverse ? -s->inner : s->inner};
+    if (s->inner > 1) {
+        int64_t groups = (s->inner + LANES - 1) / LANES, lane = group % groups * LANES;
+        g.start = group / groups * s->n * s->inner + lane;
+        g.apart = 1;
+        g.lanes = s->inner - lane < LANES ? s->inner - lane : LANES;
+    } else {
+        int64_t row = group * (LANES / 8);
+        g.start = row * s->n;
+        g.apart = s->n;
+        g.lanes = s->outer - row < LANES / 8 ? s->outer - row : LANES / 8;
+    }
+    if (s->reverse) g.start += (s->n - 1) * s->inner;
+    return g;
+}
+
+/* For lane c at offset `at`; of neighbours the compiler makes vectors. `in` may be `out`, element for element. */
+#define EACH_LANE(g, body) \
+    if ((g).apart == 1) \
+        _Pragma("GCC ivdep") for (int64_t c = 0; c < (g).lanes; c++) { const int64_t at = c; body } \
+    else \
+        for (int64_t c = 0; c < (g).lanes; c++) { const int64_t at = c * (g).apart; body }
+
+/* Floats are summed in double, so that float32 keeps its last digits over long axes. */
+#define SCAN_GROUP(suffix, type, acc_type) \
+    static void scan_##suffix(const scan_state *s, const void *in, void *out, scan_group g) \
     { \
-        int64_t base = line / s->inner * s->n * s->inner + line % s->inner, step = s->reverse ? -s->inner : s->inner; \
-        const type *x = (const type *)in + base + (s->reverse ? (s->n - 1) * s->inner : 0); \
-        type *y = (type *)out + base + (s->reverse ? (s->n - 1) * s->inner : 0); \
-        acc_type acc = s->product ? 1 : 0; \
-        for (int64_t i = 0; i < s->n; i++, x += step, y += step) { \
-            type v = *x; \
-            if (s->exclusive) *y = (type)acc; \
-            acc = s->product ? acc * v : acc + v; \
-            if (!s->exclusive) *y = (type)acc; \
+        const type *x = (const type *)in + g.start; \
+        type *y = (type *)out + g.start; \
+        acc_type acc[LANES]; \
+        for (int64_t c = 0; c < g.lanes; c++) acc[c] = s->product ? 1 : 0; \
+        for (int64_t i = 0; i < s->n; i++, x += g.step, y += g.step) { \
+            if (s->exclusive && s->product) { \
+                EACH_LANE(g, type v = x[at]; y[at] = (type)acc[c]; acc[c] *= v;) \
+            } else if (s->exclusive) { \
+                EACH_LANE(g, type v = x[at]; y[at] = (type)acc[c]; acc[c] += v;) \
+            } else if (s->product) { \
+                EACH_LANE(g, acc[c] *= x[at]; y[at] = (type)acc[c];) \
+            } else { \
+                EACH_LANE(g, acc[c] += x[at]; y[at] = (type)acc[c];) \
+            } \
         } \
     }
-SCAN_LINE(f32, float, double)
-SCAN_LINE(f64, double, double)
-SCAN_LINE(u32, uint32_t, uint32_t)
-SCAN_LINE(u64, uint64_t, uint64_t)
+SCAN_GROUP(f32, float, double)
+SCAN_GROUP(f64, double, double)
+SCAN_GROUP(u32, uint32_t, uint32_t)
+SCAN_GROUP(u64, uint64_t, uint64_t)
 
-static void scan_lines(void *context, int64_t first, int64_t last)
+static void scan_groups(void *context, int64_t first, int64_t last)
 {
     const ont_call *call = context;
     const scan_state *s = call->state;
-    for (int64_t i = first; i < last; i++) switch (s->dtype) {
-        case ONT_FLOAT32: scan_f32(s, call->in[0], call->out[0], i); break;
-        case ONT_FLOAT64: scan_f64(s, call->in[0], call->out[0], i); break;
+    for (int64_t i = first; i < last; i++) {
+        scan_group g = group_at(s, i);
+        switch (s->dtype) {
+        case ONT_FLOAT32: scan_f32(s, call->in[0], call->out[0], g); break;
+        case ONT_FLOAT64: scan_f64(s, call->in[0], call->out[0], g); break;
         case ONT_INT32:
-        case ONT_UINT32: scan_u32(s, call->in[0], call->out[0], i); break;
-        default: scan_u64(s, call->in[0], call->out[0], i); break;
+        case ONT_UINT32: scan_u32(s, call->in[0], call->out[0], g); break;
+        default: scan_u64(s, call->in[0], call->out[0], g); break;
         }
+    }
 }
 
 static ont_status scan_run(const ont_call *call)
 {
     const scan_state *s = call->state;
-    if (s->n) ont_parallel(s->outer * s->inner, 16384 / s->n + 1, scan_lines, (void *)call);
+    if (s->n && s->outer && s->inner) ont_parallel(groups_of(s), 16384 / (s->n * 8) + 1, scan_groups, (void *)call);
     return ONT_OK;
 }
 
@@ -134,6 +180,11 @@ const ont_op ont_op_CumSum = {.domain = "", .name = "CumSum", .since = 11, .min_
 const ont_op ont_op_CumProd = {.domain = "", .name = "CumProd", .since = 26, .min_inputs = 2, .max_inputs = 2,
                                .nondiff_inputs = 2, .attributes = "exclusive:i reverse:i", .infer = scan_infer,
                                .grad = cumprod_grad, ONT_KERNELS(scan_kernels)};
+/* The same for models of any opset. */
+const ont_op ont_op_TorchCumProd = {.domain = ONT_DOMAIN, .name = "TorchCumProd", .since = 1, .min_inputs = 2,
+                                     .max_inputs = 2, .flags = ONT_OP_MODEL, .nondiff_inputs = 2,
+                                     .attributes = "exclusive:i reverse:i", .infer = scan_infer, .grad = cumprod_grad,
+                                     ONT_KERNELS(scan_kernels)};
 
 /* ---- CumProdGrad(x, dy): dx_k = sum over i >= k of dy_i times the product of x_j, j <= i, j not k ---- */
 
@@ -141,39 +192,47 @@ const ont_op ont_op_CumProd = {.domain = "", .name = "CumProd", .since = 26, .mi
  * dx_k = (x_0 ... x_{k-1}) S_k with S_k = dy_k + x_{k+1} S_{k+1}: no division, so zeros need no care. Exclusive: output
  * i + 1 is the product up to x_i, so its gradient takes the place of dy_i.
  */
-#define PROD_GRAD_LINE(suffix, type) \
-    static void prod_grad_##suffix(const scan_state *s, const void *in, const void *grad, void *out, int64_t line) \
+#define PROD_GRAD_GROUP(suffix, type) \
+    static void prod_grad_##suffix(const scan_state *s, const void *in, const void *grad, void *out, scan_group g) \
     { \
-        int64_t base = line / s->inner * s->n * s->inner + line % s->inner, step = s->reverse ? -s->inner : s->inner; \
-        int64_t start = base + (s->reverse ? (s->n - 1) * s->inner : 0), shift = s->exclusive; \
-        const type *x = (const type *)in + start, *dy = (const type *)grad + start; \
-        type *dx = (type *)out + start; \
-        double tail = 0, before = 1; \
-        for (int64_t k = s->n - 1; k >= 0; k--) { \
-            double own = k + shift < s->n ? (double)dy[(k + shift) * step] : 0; \
-            tail = own + (k + 1 < s->n ? (double)x[(k + 1) * step] * tail : 0); \
-            dx[k * step] = (type)tail; \
-        } \
+        const type *x = (const type *)in + g.start, *dy = (const type *)grad + g.start; \
+        type *dx = (type *)out + g.start; \
+        double tail[LANES], before[LANES]; \
+        for (int64_t c = 0; c < g.lanes; c++) before[c] = 1; \
         for (int64_t k = 0; k < s->n; k++) { \
-            dx[k * step] = (type)(before * (double)dx[k * step]); \
-            before *= (double)x[k * step]; \
+            const type *own = x + k * g.step; \
+            type *to = dx + k * g.step; \
+            EACH_LANE(g, to[at] = (type)before[c]; before[c] *= (double)own[at];) \
+        } \
+        for (int64_t k = s->n - 1, shift = s->exclusive; k >= 0; k--) { \
+            const type *next = x + (k + 1) * g.step, *own = dy + (k + shift) * g.step; \
+            type *to = dx + k * g.step; \
+            if (k + shift >= s->n) { \
+                EACH_LANE(g, to[at] = 0;) \
+            } else if (k + shift == s->n - 1) { \
+                EACH_LANE(g, tail[c] = (double)own[at]; to[at] = (type)((double)to[at] * tail[c]);) \
+            } else { \
+                EACH_LANE(g, tail[c] = (double)own[at] + (double)next[at] * tail[c]; \
+                          to[at] = (type)((double)to[at] * tail[c]);) \
+            } \
         } \
     }
-PROD_GRAD_LINE(f32, float)
-PROD_GRAD_LINE(f64, double)
+PROD_GRAD_GROUP(f32, float)
+PROD_GRAD_GROUP(f64, double)
 
-static void prod_grad_lines(void *context, int64_t first, int64_t last)
+static void prod_grad_groups(void *context, int64_t first, int64_t last)
 {
     const ont_call *call = context;
     const scan_state *s = call->state;
     for (int64_t i = first; i < last; i++)
-        (s->dtype == ONT_FLOAT32 ? prod_grad_f32 : prod_grad_f64)(s, call->in[0], call->in[1], call->out[0], i);
+        (s->dtype == ONT_FLOAT32 ? prod_grad_f32 : prod_grad_f64)(s, call->in[0], call->in[1], call->out[0],
+                                                                 group_at(s, i));
 }
 
 static ont_status prod_grad_run(const ont_call *call)
 {
     const scan_state *s = call->state;
-    if (s->n) ont_parallel(s->outer * s->inner, 8192 / s->n + 1, prod_grad_lines, (void *)call);
+    if (s->n && s->outer && s->inner) ont_parallel(groups_of(s), 8192 / (s->n * 8) + 1, prod_grad_groups, (void *)call);
     return ONT_OK;
 }
 

@@ -30,6 +30,18 @@ static float row_abs_sum(const float *x, int64_t n)
     return sum;
 }
 
+static double row_product(const float *x, int64_t n)
+{
+    double part[LANES], product = 1;
+    for (int lane = 0; lane < LANES; lane++) part[lane] = 1;
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        for (int lane = 0; lane < LANES; lane++) part[lane] *= (double)x[i + lane];
+    for (; i < n; i++) product *= (double)x[i];
+    for (int lane = 0; n >= LANES && lane < LANES; lane++) product *= part[lane];
+    return product;
+}
+
 /* NaN where there is one. By the order of the bits as integers, so that the compiler may use vectors. */
 static float row_min(const float *x, int64_t n)
 {
@@ -81,6 +93,7 @@ static void add_row(const ont_reduce *s, partial *p, const float *x, int64_t n)
         p->started = true;
         return;
     case ONT_REDUCE_LOG_SUM_EXP: add_log_sum_exp(s->simd, p, x, n); return;
+    case ONT_REDUCE_PROD: *p = (partial){.value = (p->started ? p->value : 1) * row_product(x, n), .started = true}; return;
     case ONT_REDUCE_L1: v = (double)row_abs_sum(x, n); break;
     case ONT_REDUCE_L2:
     case ONT_REDUCE_SUM_SQUARE: v = (double)s->simd->dot(x, x, n); break;
@@ -181,6 +194,17 @@ static void log_sum_exp_columns(const ont_reduce *s, float *y, const float *x, i
     s->simd->add_to(y, most, n);
 }
 
+static void multiply_columns(const ont_reduce *s, float *y, const float *x, int64_t n)
+{
+    double product[BLOCK];
+    for (int64_t i = 0; i < n; i++) product[i] = 1;
+    for (int64_t r = 0; r < s->each; r++) {
+        const float *row = x + offset_of(s->reduced, s->reduced_stride, s->n_reduced, r);
+        for (int64_t i = 0; i < n; i++) product[i] *= (double)row[i];
+    }
+    for (int64_t i = 0; i < n; i++) y[i] = (float)product[i];
+}
+
 /* A unit is a block of columns of one output row. */
 static void reduce_units(void *context, int64_t first, int64_t last)
 {
@@ -194,6 +218,10 @@ static void reduce_units(void *context, int64_t first, int64_t last)
         bool extremum = s->kind == ONT_REDUCE_MAX || s->kind == ONT_REDUCE_MIN;
         if (s->kind == ONT_REDUCE_LOG_SUM_EXP) {
             log_sum_exp_columns(s, y, x, n);
+            continue;
+        }
+        if (s->kind == ONT_REDUCE_PROD) {
+            multiply_columns(s, y, x, n);
             continue;
         }
         if (extremum)
@@ -215,7 +243,6 @@ const char *ont_reduce_rows_accept(const ont_node *node)
     if (x->dtype != ONT_FLOAT32) return "dtype";
     if (ont_reduce_read(node, &s) != ONT_OK) return "axes";
     if (!s.outputs || !s.each || !s.n_reduced) return "nothing to reduce";
-    if (s.kind == ONT_REDUCE_PROD) return "a product";
     if (s.reduced_stride[s.n_reduced - 1] == 1) return NULL;
     return s.kept[s.n_kept - 1] < 8 ? "rows are too short" : NULL;
 }

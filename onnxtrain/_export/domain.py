@@ -106,6 +106,16 @@ def _register_schemas() -> None:
     integers = ["tensor(int32)", "tensor(int64)"]
     onnx.defs.register_schema(
         schema(
+            "TorchCumProd", DOMAIN, DOMAIN_VERSION, doc="Running products along an axis.",
+            inputs=[schema.FormalParameter("x", "T"), schema.FormalParameter("axis", "I")],
+            outputs=[schema.FormalParameter("y", "T")],
+            type_constraints=[("T", types, "any tensor"), ("I", integers, "integers")],
+            attributes=[schema.Attribute(name, schema.AttrType.INT, "as CumSum's", required=False)
+                        for name in ("exclusive", "reverse")],
+        )
+    )
+    onnx.defs.register_schema(
+        schema(
             "GroupedMatMul", DOMAIN, DOMAIN_VERSION,
             doc="Runs of rows, which end where `ends` says, each times its own matrix.",
             inputs=[schema.FormalParameter(name, kind) for name, kind in (("x", "T"), ("w", "T"), ("ends", "I"))],
@@ -205,5 +215,16 @@ def register_symbolics(opset: int) -> None:
                       zero_infinity_i=zero_infinity)
         return losses.setType(log_probs.type().with_sizes([log_probs.type().sizes()[1]]))
 
+    @symbolic_helper.parse_args("v", "i", "v")
+    def cumprod(g, x, axis, dtype):
+        wanted = None if dtype.node().mustBeNone() else symbolic_helper._get_const(dtype, "i", "dtype")
+        if wanted is None and not symbolic_helper._is_fp(x):
+            wanted = symbolic_helper._type_utils.JitScalarType.INT64
+        if wanted is not None:
+            x = g.op("Cast", x, to_i=symbolic_helper._type_utils.JitScalarType(wanted).onnx_type())
+        y = g.op(f"{DOMAIN}::TorchCumProd", x, g.op("Constant", value_t=torch.tensor(axis)))
+        return y.setType(x.type())
+
+    register_custom_op_symbolic("aten::cumprod", cumprod, opset)
     register_custom_op_symbolic("onnxtrain::batch_norm", batch_norm, opset)
     register_custom_op_symbolic("onnxtrain::ctc_loss", ctc_loss, opset)

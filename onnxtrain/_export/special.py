@@ -63,22 +63,8 @@ def fmin(input: Tensor, other: Tensor) -> Tensor:
     return torch.where((input <= other) | (other != other), input, other)
 
 
-def cumprod(input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
-    """By doubling: after step k every entry is the product of the last 2**k. Exact where an entry is zero,
-    as no quotient is.
-    """
-    x = input if dtype is None else input.to(dtype)
-    if not x.is_floating_point() or x.dim() == 0:
-        return torch.cumprod(input, dim, dtype=dtype)
-    x, reach = x.movedim(dim, -1), 1
-    while reach < x.shape[-1]:
-        x = x * F.pad(x[..., :-reach], (reach, 0), value=1.0)
-        reach *= 2
-    return x.movedim(-1, dim)
-
-
 def logcumsumexp(input: Tensor, dim: int) -> Tensor:
-    """By doubling, as cumprod. Each sum is taken from its larger term, so that no power is infinite."""
+    """By doubling: after step k every entry is the sum of the last 2**k. Each sum is taken from its larger term, so that no power is infinite."""
     if not input.is_floating_point() or input.dim() == 0:
         return torch.logcumsumexp(input, dim)
     x, reach = input.movedim(dim, -1), 1
@@ -286,7 +272,7 @@ def _resizing(
         return out[(0, slice(None), *(slice(None) if k == d else 0 for k in range(rank)))].t().tolist()
 
 
-_METHODS = ("hypot", "copysign", "fmax", "fmin", "cumprod", "lgamma", "digamma", "erfinv", "cov", "corrcoef",
+_METHODS = ("hypot", "copysign", "fmax", "fmin", "lgamma", "digamma", "erfinv", "cov", "corrcoef",
             "logcumsumexp", "xlogy", "index_fill")
 SPECIAL: dict[Any, Callable[..., Any]] = {
     torch.polygamma: polygamma,

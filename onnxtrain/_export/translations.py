@@ -229,6 +229,12 @@ def _functions(op: Any, own: Any) -> Table:
             raise Untraceable("The module uses atan2 of integers, or of two dtypes.")
         return own.Atan2(self, other)
 
+    def cumprod(self, dim, dtype=-1):
+        if dtype in (None, -1):
+            dtype = self.dtype if self.dtype.is_floating_point() else onnx.TensorProto.INT64
+        self = op.Cast(self, to=int(dtype))
+        return own.TorchCumProd(self, op.Constant(value_int=dim)) if self.shape.rank() else self
+
     def masked_select(self, mask):
         """Both broadcast to one shape, in a row."""
         row = op.Constant(value_ints=[-1])
@@ -240,6 +246,7 @@ def _functions(op: Any, own: Any) -> Table:
         aten.dropout.default: dropout, aten.native_dropout.default: native_dropout, aten.celu.default: celu,
         aten.sinc.default: sinc,
         aten.atan2.default: atan2,
+        aten.cumprod.default: cumprod,
         aten.masked_select.default: masked_select,
     }
 

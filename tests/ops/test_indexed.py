@@ -8,7 +8,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from harness import C, Case, R, V, expect_error, run_case  # noqa: E402
+from harness import OURS, C, Case, R, V, expect_error, run_case  # noqa: E402
 
 
 def along(axis, reduce=None):
@@ -120,6 +120,11 @@ CASES = [
     Case("CumSum", [R(3, 4, dtype=np.int32, low=-9, high=9), C(1)], grad=False),
     *(Case("CumProd", [R(2, 4, 3), C(1)], {"exclusive": e, "reverse": r}, opset=26,
            torch=lambda x, a, e=e, r=r: running(x, 1, torch.cumprod, 1.0, e, r)) for e in (0, 1) for r in (0, 1)),
+    *(Case("TorchCumProd", [R(*shape), C(axis)], {"exclusive": e, "reverse": r}, domain=OURS, alloc=False,
+           torch=lambda x, a, e=e, r=r, d=axis: running(x, d, torch.cumprod, 1.0, e, r))
+      for shape, axis in (((2, 5, 130), 1), ((19, 6), 1), ((3, 9, 2), 0)) for e in (0, 1) for r in (0, 1)),
+    Case("TorchCumProd", [V([[0.0, 1e30, 1e30, 1e30], [1, 0, 2, 0]]), C(1)], domain=OURS,
+         torch=lambda x, a: x.cumprod(1), name="ends"),
     Case("CumProd", [V([2.0, 0, 3, 0, 4]), C(0)], opset=26, torch=lambda x, a: x.cumprod(0), name="zeros"),
     *(Case(op, [R(2, 3, dtype=t, low=0, high=100), R(3, dtype=t, low=0, high=100)], grad=False)
       for op in ("BitwiseAnd", "BitwiseOr", "BitwiseXor") for t in (np.int8, np.int16, np.uint32, np.int64)),
