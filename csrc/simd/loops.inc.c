@@ -27,6 +27,8 @@
 #define f32_vasin asinf
 #define f32_vacos acosf
 #define f32_vatan atanf
+#define f32_vatanh atanhf
+#define f32_vpow powf
 #define f32_vatan2 atan2f
 #define f32_vfmod fmodf
 #define f32_vtanh tanhf
@@ -48,6 +50,8 @@ INLINE float f32_vsigmoid(float a) { return 1 / (1 + expf(-a)); }
 #define f32_vasin f32_asin
 #define f32_vacos f32_acos
 #define f32_vatan f32_atan
+#define f32_vatanh f32_atanh
+#define f32_vpow f32_pow
 #define f32_vatan2 f32_atan2
 #define f32_vfmod f32_fmod
 #define f32_vnormal f32_normal
@@ -80,12 +84,12 @@ INLINE double f64_vnormal(double a) { return 0.5 * (1 + erf(a * 0.70710678118654
 #define vcosh(a) GENERIC(f32_vcosh, cosh)(a)
 #define vasinh(a) GENERIC(asinhf, asinh)(a)
 #define vacosh(a) GENERIC(acoshf, acosh)(a)
-#define vatanh(a) GENERIC(atanhf, atanh)(a)
+#define vatanh(a) GENERIC(f32_vatanh, atanh)(a)
 #define vfloor(a) GENERIC(floorf, floor)(a)
 #define vceil(a) GENERIC(ceilf, ceil)(a)
 #define vround(a) GENERIC(rintf, rint)(a) /* half to even */
 #define vatan2(a, b) GENERIC(f32_vatan2, atan2)(a, b)
-#define vpow(a, b) GENERIC(powf, pow)(a, b)
+#define vpow(a, b) GENERIC(f32_vpow, pow)(a, b)
 #define vfmod(a, b) GENERIC(f32_vfmod, fmod)(a, b)
 #define vremainder(a, b) floored(vfmod(a, b), b)
 /* A remainder with the sign of the divisor; a zero is as fmod gives it, as in torch. */
@@ -189,14 +193,18 @@ INLINE double gelu_tanh_slope_f64(double a)
 
 #if ONT_ISA_PLAIN
 #define CIRCULAR_LOOP(name, expression) UNARY_LOOP(name, f32, float, expression)
-#define REMAINDER_LOOP(name, expression) BINARY_LOOP(name, f32, float, float, expression)
+#define FAR_BINARY_LOOP(name, expression) BINARY_LOOP(name, f32, float, float, expression)
 #else
 enum { BLOCK = 64 };
 #define far_Sin sinf
 #define far_Cos cosf
 #define far_Tan tanf
+#define far_Pow powf
 #define far_Fmod fmodf
 #define far_Remainder(a, b) floored_f32(fmodf(a, b), b)
+#define is_far_Pow f32_pow_is_far
+#define is_far_Fmod(a, b) !(fabsf(a) < F32_NEAR_QUOTIENT * fabsf(b))
+#define is_far_Remainder is_far_Fmod
 
 /* Lanes out of reach are computed again by libm. The operand is kept for them, since the result may lie over it. */
 #define CIRCULAR_LOOP(name, expression) \
@@ -217,7 +225,7 @@ enum { BLOCK = 64 };
     }
 
 /* A number that stands for a row is laid out as one. */
-#define REMAINDER_LOOP(name, expression) \
+#define FAR_BINARY_LOOP(name, expression) \
     BINARY_LOOP(near_##name, f32, float, float, expression) \
     static void name##_f32(const void *x, int64_t sx, const void *y, int64_t sy, void *z, int64_t n, \
                            const double *p) \
@@ -230,9 +238,12 @@ enum { BLOCK = 64 };
             const float *a = sx ? in0 + done : row0, *b = sy ? in1 + done : row1; \
             int far = 0; \
             m = n - done < BLOCK ? n - done : BLOCK; \
-            for (int64_t i = 0; i < m; i++) far |= !(fabsf(a[i]) < F32_NEAR_QUOTIENT * fabsf(b[i])); \
-            if (!far) near_##name##_f32(a, 1, b, 1, out + done, m, p); \
-            for (int64_t i = 0; far && i < m; i++) out[done + i] = far_##name(a[i], b[i]); \
+            for (int64_t i = 0; i < m; i++) far |= is_far_##name(a[i], b[i]); \
+            if (far && sx) a = memcpy(row0, a, (size_t)m * sizeof *a); \
+            if (far && sy) b = memcpy(row1, b, (size_t)m * sizeof *b); \
+            near_##name##_f32(a, 1, b, 1, out + done, m, p); \
+            for (int64_t i = 0; far && i < m; i++) \
+                if (is_far_##name(a[i], b[i])) out[done + i] = far_##name(a[i], b[i]); \
         } \
     }
 #endif
@@ -245,7 +256,7 @@ ONT_CIRCULAR_LIST(CIRCULAR_LOOP)
 #define X(name, expression) BINARY_LOOP(name, f32, float, float, expression)
 ONT_BINARY_DIRECT_LIST(X) ONT_BINARY_NUMBER_LIST(X)
 #undef X
-ONT_REMAINDER_LIST(REMAINDER_LOOP)
+ONT_BINARY_FAR_LIST(FAR_BINARY_LOOP)
 #define X(name, expression) BINARY_LOOP(name, f32, float, uint8_t, expression)
 ONT_COMPARE_LIST(X)
 #undef X

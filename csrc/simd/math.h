@@ -105,12 +105,9 @@ INLINE float f32_log1p(float x)
     return x == 0 ? x : y;
 }
 
-/* 2^x: k whole and what is left, of which the power is Taylor's series (2e-9). */
-INLINE float f32_exp2(float x)
+/* 2^(k + r), k whole: Taylor's series (2e-9), scaled. */
+INLINE float f32_exp2_of(float k, float r)
 {
-    float clamped = x > 129.0f ? 129.0f : x;
-    clamped = clamped < -151.0f ? -151.0f : clamped;
-    float k = (clamped + 12582912.0f) - 12582912.0f, r = clamped - k;
     float p = 1.5252734e-5f;
     p = p * r + 1.5403530e-4f;
     p = p * r + 1.3333558e-3f;
@@ -120,8 +117,48 @@ INLINE float f32_exp2(float x)
     p = p * r + 6.9314718e-1f;
     p = p * r + 1.0f;
     int32_t n = (int32_t)k, half = n >> 1;
-    float y = p * f32_from_bits((uint32_t)(half + 127) << 23) * f32_from_bits((uint32_t)(n - half + 127) << 23);
+    return p * f32_from_bits((uint32_t)(half + 127) << 23) * f32_from_bits((uint32_t)(n - half + 127) << 23);
+}
+
+INLINE float f32_exp2(float x)
+{
+    float clamped = x > 129.0f ? 129.0f : x;
+    clamped = clamped < -151.0f ? -151.0f : clamped;
+    float k = (clamped + 12582912.0f) - 12582912.0f, y = f32_exp2_of(k, clamped - k);
     return x != x ? x : y;
+}
+
+/*
+ * |x|^y = 2^(y log2 |x|), the logarithm in double by the series of artanh (9e-12); of negative x, whole y alone. Of zeros
+ * and what is not finite, and of y whose last bit is not one, nothing is said.
+ */
+INLINE bool f32_pow_is_far(float x, float y)
+{
+    float a = __builtin_fabsf(x);
+    return !((a >= 1.17549435e-38f) & (a <= 3.402823466e38f) & (__builtin_fabsf(y) < 16777216.0f));
+}
+
+INLINE float f32_pow(float x, float y)
+{
+    uint32_t bits;
+    float a = __builtin_fabsf(x);
+    memcpy(&bits, &a, sizeof bits);
+    int32_t e = (int32_t)(bits - 0x3f3504f3u) >> 23;
+    double m = (double)f32_from_bits(bits - ((uint32_t)e << 23)), t = (m - 1) / (m + 1), z = t * t;
+    double p = 2.0 / 11;
+    p = p * z + 2.0 / 9;
+    p = p * z + 2.0 / 7;
+    p = p * z + 2.0 / 5;
+    p = p * z + 2.0 / 3;
+    p = p * z + 2.0;
+    double power = (double)y * ((double)e + p * t * 1.4426950408889634074);
+    power = power > 200 ? 200 : power;
+    power = power < -200 ? -200 : power;
+    double k = (power + 6755399441055744.0) - 6755399441055744.0;
+    float result = f32_exp2_of((float)k, (float)(power - k)), half = 0.5f * y;
+    bool whole = __builtin_floorf(y) == y, odd = __builtin_floorf(half) != half;
+    float negative = whole ? (odd ? -result : result) : NAN;
+    return x < 0 ? negative : result;
 }
 
 /*
@@ -164,6 +201,20 @@ INLINE float f32_sinh(float x)
     float large = 0.5f * root * root - 0.5f / (root * root);
     large = x < 0 ? -large : large;
     return a < 1.0f ? small : large;
+}
+
+/* Cephes' polynomial up to 1/2; beyond, half the logarithm of (1 + a) / (1 - a). */
+INLINE float f32_atanh(float x)
+{
+    float a = __builtin_fabsf(x), z = x * x;
+    float small = 1.81740078349e-1f;
+    small = small * z + 8.24370301058e-2f;
+    small = small * z + 1.46691431730e-1f;
+    small = small * z + 1.99782164500e-1f;
+    small = small * z + 3.33337300303e-1f;
+    small = a + a * z * small;
+    float large = 0.5f * f32_log1p(2 * a / (1 - a));
+    return f32_signed(a < 0.5f ? small : large, x);
 }
 
 INLINE float f32_tanh(float x)

@@ -4,7 +4,8 @@
  * Kernels call through ont_simd(); their reference twins call ont_simd_plain(), whose loops use libm and no extension
  * beyond the baseline. All loops: `out` may equal an operand that has stride 1, partial overlap is not allowed, n >= 0,
  * no alignment is asked for. Accuracy of the vector math (float32): exp 1 ulp, tanh 2 ulp, erf 2 ulp of 1.0, the normal
- * distribution (Gelu) 5e-8; sin, cos, exp2 1 ulp, asin, acos, expm1, log1p 2 ulp, tan, atan, atan2 2.7 ulp.
+ * distribution (Gelu) 5e-8; sin, cos, exp2 1 ulp, asin, acos, atanh, expm1, log1p,
+ * pow 2 ulp, tan, atan, atan2 2.7 ulp.
  */
 #ifndef ONT_SIMD_SIMD_H
 #define ONT_SIMD_SIMD_H
@@ -60,14 +61,14 @@
     X(Abs, a <= 0 ? 0 - a : a) \
     X(Sign, (a > 0) - (a < 0))
 
-/* Exact, the first with the sign of a, the second of b; float32's vector math leaves large quotients to libm. */
-#define ONT_REMAINDER_LIST(X) \
+/* Of some operands float32's vector math leaves the result to libm. Remainders are exact, with the sign of a or of b. */
+#define ONT_BINARY_FAR_LIST(X) \
+    X(Pow, vpow(a, b)) \
     X(Fmod, vfmod(a, b)) \
     X(Remainder, vremainder(a, b))
 
 /* float32, float64; the second operand of a gradient is dy */
 #define ONT_BINARY_DIRECT_LIST(X) \
-    X(Pow, vpow(a, b)) \
     X(Atan2, vatan2(a, b)) \
     X(PRelu, a < 0 ? a * b : a) \
     X(ReluGrad, a <= 0 ? 0 : b) \
@@ -83,7 +84,7 @@
     X(HardSigmoidGrad, a > -P1 / P0 && a < (1 - P1) / P0 ? P0 * b : 0) \
     X(HardSwishGrad, a <= -3 ? 0 : a < 3 ? b * (a * THIRD + HALF) : b) \
     X(AbsGrad, b * (NUM)((a > 0) - (a < 0)))
-#define ONT_BINARY_FLOAT_LIST(X) ONT_BINARY_DIRECT_LIST(X) ONT_REMAINDER_LIST(X)
+#define ONT_BINARY_FLOAT_LIST(X) ONT_BINARY_DIRECT_LIST(X) ONT_BINARY_FAR_LIST(X)
 
 /* float32, float64 and every integer type */
 #define ONT_BINARY_NUMBER_LIST(X) \

@@ -237,7 +237,7 @@ SPECIAL = torch.tensor([0.0, -0.0, INF, -INF, NAN, 1.0, -1.0, 0.5, -0.5, 2.0, 89
                         131073.0, 1e10, -3e38, 3.4e38, 1.5707964, 3.1415927, 1e-30, -1e-30, 0.41421357, 2.4142137])
 ULPS = [("Sin", torch.sin, 1.1), ("Cos", torch.cos, 1.1), ("Tan", torch.tan, 2.5), ("Asin", torch.asin, 2),
         ("Acos", torch.acos, 1.5), ("Atan", torch.atan, 2.2), ("Tanh", torch.tanh, 2), ("Expm1", torch.expm1, 2),
-        ("Log1p", torch.log1p, 2)]
+        ("Log1p", torch.log1p, 2), ("Atanh", torch.atanh, 2.5)]
 DOMAINS = dict.fromkeys(("Expm1", "Log1p", "Remainder"), OURS)
 
 
@@ -278,6 +278,21 @@ def test_every_direction():
     case = Case("Atan2", [y.numpy(), x.numpy()], domain=OURS)
     (got,), _ = call(session_of(case, [y.numpy(), x.numpy()]), [y, x], b"\0\0", None)
     assert ulps(got, torch.atan2(y.double(), x.double())) <= 2.7
+
+
+def test_every_power():
+    """Of every two floats, and of those whose power is finite."""
+    from harness import call, session_of
+    x, y = numbers(20_000), numbers(20_000, 1)
+    size = min(len(x), len(y))
+    n = len(SPECIAL)
+    near = torch.rand(20_000) * 4
+    x = torch.cat([x[:size], SPECIAL.repeat(n), near, near - 2, near.exp()])
+    y = torch.cat([y[:size], SPECIAL.repeat_interleave(n), torch.randn(20_000) * 20, torch.randint(-9, 9, (20_000,)).float(),
+                   torch.full((20_000,), 2.5)])
+    case = Case("Pow", [x.numpy(), y.numpy()], opset=24)
+    (got,), _ = call(session_of(case, [x.numpy(), y.numpy()]), [x, y], b"\0\0", None)
+    assert ulps(got, x.double().pow(y.double())) <= 1.6
 
 
 def test_every_float_as_a_power_of_two():
@@ -334,7 +349,7 @@ def test_exact_remainders(fmod):
 
 
 def test_vector_math_of_avx2():
-    options = ["-q", "-p", "no:cacheprovider", __file__, "-k", "every_float or every_direction or sign_of_zero or near_zero or exact_remainders"]
+    options = ["-q", "-p", "no:cacheprovider", __file__, "-k", "every_float or every_direction or every_power or sign_of_zero or near_zero or exact_remainders"]
     done = subprocess.run([sys.executable, "-m", "pytest", *options], env={**os.environ, "ONNXTRAIN_ISA": "avx2"},
                           capture_output=True, text=True, timeout=300)
     assert not done.returncode, done.stdout[-3000:]
