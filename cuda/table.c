@@ -17,7 +17,7 @@ const ont_kernel_list ont_cuda_lists[] = {
     EW(Selu) EW(HardSigmoid) EW(HardSwish) EW(Gelu) EW(Softplus) EW(Softsign) EW(Mish) EW(Sin) EW(Cos) EW(Tan) EW(Asin)
     EW(Acos) EW(Atan) EW(Sinh) EW(Cosh) EW(Asinh) EW(Acosh) EW(Atanh) EW(Sign) EW(Floor) EW(Ceil) EW(Round) EW(Swish)
     ONE("", "Add", 7, elementwise, 0) ONE("", "Sub", 7, elementwise, 0) ONE("", "Mul", 7, elementwise, 0)
-    ONE("", "Div", 7, elementwise, 0) ONE("", "Pow", 7, elementwise, 0) EW(Min) EW(Max)
+    ONE("", "Div", 7, elementwise, 0) ONE("", "Pow", 7, elementwise, 0) EW(Min) EW(Max) ONE("", "Mod", 10, elementwise, 0)
     ONE("", "Sum", 8, elementwise, 0) ONE("", "Equal", 7, elementwise, 0)
     ONE("", "Greater", 7, elementwise, 0) ONE("", "Less", 7, elementwise, 0) EW(GreaterOrEqual) EW(LessOrEqual)
     EW_OURS(AbsGrad) EW_OURS(ErfGrad) EW_OURS(TanhGrad) EW_OURS(SigmoidGrad) EW_OURS(ReluGrad) EW_OURS(LeakyReluGrad)
