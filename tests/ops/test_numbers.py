@@ -62,6 +62,12 @@ CASES = [
                        ("ReduceMax", np.bool_, False), ("ReduceMin", np.bool_, True),
                        ("ReduceProd", np.int64, 1))),
     Case("ReduceProd", [R(3, 4), C([1])], torch=lambda x, a: x.prod(1, keepdim=True)),
+    *(Case("ReduceProd", [R(*shape, low=0.9, high=1.1), C(axes)], {"keepdims": 0}, torch=lambda x, _, d=d: x.prod(d),
+           fd=False, alloc=False)
+      for shape, axes, d in (((3, 70, 5), [2], 2), ((3, 37, 19), [2], 2), ((5, 3, 300), [1], 1), ((33, 300), [0], 0),
+                             ((501,), [0], 0))),
+    Case("ReduceProd", [V([[np.nan, 1, 2], [np.inf, 0, 1], [0, -np.inf, 3], [-0.0, 1, 2]] * 10), C([1])], grad=False,
+         reference=lambda x, a: torch.tensor(x).prod(1, keepdim=True).numpy(), name="not-finite"),
     Case("ReduceProd", [R(2, 3, 2), C([0, 2])], {"keepdims": 0}, torch=lambda x, a: x.prod(2).prod(0)),
     Case("ReduceProd", [V([[1.0, 0, 3], [0, 2, 0], [4, 5, 6]]), C([1])], torch=lambda x, a: x.prod(1, keepdim=True),
          name="zeros"),
