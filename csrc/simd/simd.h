@@ -70,7 +70,7 @@
 /* float32, float64; the second operand of a gradient is dy */
 #define ONT_BINARY_DIRECT_LIST(X) \
     X(Atan2, vatan2(a, b)) \
-    X(PRelu, a < 0 ? a * b : a) \
+    X(PRelu, a > 0 ? a : a * b) \
     X(ReluGrad, a <= 0 ? 0 : b) \
     X(SigmoidGrad, b * a * (1 - a)) \
     X(TanhGrad, b * (1 - a * a)) \

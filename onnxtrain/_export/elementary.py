@@ -1,4 +1,4 @@
-"""Elementwise functions of which torch.onnx's own formula loses digits, or is another one at zeros, infinities and NaN.
+"""Functions of which torch.onnx's own formula loses digits, or is another one at zeros, infinities and NaN.
 
 translations.py adds this table to its own. A floored quotient comes from the exact remainder, as Python and torch have
 it.
@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 def elementary(op: Any, own: Any) -> Table:
     """The translations, for operators of one opset and of our domain."""
-    return _near_zero(op, own) | _divisions(op, own) | _flat(op)
+    return _near_zero(op, own) | _logarithms(op) | _deviations(op) | _divisions(op, own) | _flat(op)
 
 
 def _number(op: Any, value: float, like: Any) -> Any:
@@ -43,6 +43,74 @@ def _near_zero(op: Any, own: Any) -> Table:
 
     return {aten.log1p.default: lambda self: own.Log1p(self), aten.expm1.default: lambda self: own.Expm1(self),
             aten.signbit.default: signbit, aten._safe_softmax.default: safe_softmax}
+
+
+def _logarithms(op: Any) -> Table:
+    """The base with all its digits, no power that is infinite, and slopes at the ends of the range."""
+
+    def to_base(base):
+        """In float64, so that whole powers of the base have whole logarithms in float32."""
+
+        def translate(self):
+            log = op.Log(op.Cast(self, to=onnx.TensorProto.DOUBLE))
+            return op.CastLike(op.Div(log, op.Constant(value=onnx.helper.make_tensor(
+                "base", onnx.TensorProto.DOUBLE, [], [math.log(base)]))), self)
+
+        return translate
+
+    def of_sum(unit):
+        """log(exp(a) + exp(b)) is the larger one and softplus of minus the distance; `unit` is 1 in the base."""
+
+        def translate(self, other):
+            apart = op.Abs(op.Where(op.Equal(self, other), _number(op, 0, self), op.Sub(self, other)))
+            more = op.Softplus(op.Neg(apart if unit == 1 else op.Mul(apart, _number(op, unit, self))))
+            return op.Add(op.Max(self, other), more if unit == 1 else op.Div(more, _number(op, unit, self)))
+
+        return translate
+
+    def logit(self, eps=None):
+        one = _number(op, 1, self)
+        if eps is not None:
+            self = op.Clip(self, _number(op, eps, self), _number(op, 1 - eps, self))
+        return op.Sub(op.Log(self), op.Log(op.Sub(one, self)))
+
+    def entr(self):
+        """At zero it is that of a root: zero, and of an infinite slope."""
+        zero, one = _number(op, 0, self), _number(op, 1, self)
+        at_zero = op.Equal(self, zero)
+        x = op.Where(at_zero, one, self)
+        inside = op.Where(op.Less(x, zero), _number(op, -math.inf, self), op.Neg(op.Mul(x, op.Log(x))))
+        return op.Where(at_zero, op.Sqrt(op.Where(at_zero, self, one)), inside)
+
+    return {aten.log2.default: to_base(2), aten.log10.default: to_base(10), aten.logaddexp.default: of_sum(1),
+            aten.logaddexp2.default: of_sum(math.log(2)), aten.logit.default: logit, aten.special_entr.default: entr}
+
+
+def _deviations(op: Any) -> Table:
+    """Roots and powers of sums that are zero for constant rows: flat there, as in eager, where a root's slope is not a
+    number.
+    """
+
+    def root(variance, like):
+        constant = op.Equal(variance, _number(op, 0, like))
+        return op.Where(constant, variance, op.Sqrt(op.Where(constant, _number(op, 1, like), variance)))
+
+    def moments(self, dim, correction, keepdim):
+        from onnxscript.function_libs.torch_lib.ops import core
+
+        correction = 1.0 if correction is None else correction
+        if dim is None or not len(dim):
+            return core._aten_var_mean_onnx(self, correction=correction, keepdim=keepdim)
+        return core._aten_var_mean_dim_onnx(self, dims=dim, correction=correction, keepdim=keepdim)
+
+    def std(self, dim=None, correction=None, keepdim=False):
+        return root(moments(self, dim, correction, keepdim)[0], self)
+
+    def std_mean(self, dim=None, correction=None, keepdim=False):
+        variance, mean = moments(self, dim, correction, keepdim)
+        return root(variance, self), mean
+
+    return {aten.std.correction: std, aten.std_mean.correction: std_mean}
 
 
 def _divisions(op: Any, own: Any) -> Table:

@@ -84,6 +84,13 @@ def xlogy(input: Any, other: Any) -> Tensor:
     return input * torch.log(torch.where(none, torch.ones_like(other), other))
 
 
+def xlog1py(input: Any, other: Any) -> Tensor:
+    """As xlogy; torch's decomposition is a constant where the first operand is zero, of no slope."""
+    input, other = _pair(input, other, real=True)
+    none = (input == 0) & ((other <= -1) | (other == math.inf))
+    return input * torch.log1p(torch.where(none, torch.zeros_like(other), other))
+
+
 def _of_float(x: Tensor) -> bool:
     return x.is_floating_point()
 
@@ -131,8 +138,9 @@ def digamma(input: Tensor) -> Tensor:
         series = (series + _BERNOULLI[k] / (2 * (k + 1))) * square
     value = value + torch.log(z) - 0.5 / z - series
     inside = torch.where(low & (x != torch.floor(x)), x, 0.25)
-    turn = math.pi / torch.tan(math.pi * (inside - torch.floor(inside).detach()))
-    reflected = torch.where(x == torch.floor(x), torch.where(x == 0, -x.detach().reciprocal(), math.nan), value - turn)
+    turn = math.pi / torch.tan(math.pi * (inside - torch.floor(inside + 0.5).detach()))
+    pole = torch.where(x == 0, -torch.where(x == 0, x, 1.0).reciprocal(), math.nan)
+    reflected = torch.where(x == torch.floor(x), pole, value - turn)
     return torch.where(infinite, math.inf, torch.where(low, reflected, value)).to(input.dtype)
 
 
@@ -282,6 +290,7 @@ SPECIAL: dict[Any, Callable[..., Any]] = {
     torch.special.psi: digamma,
     torch.special.erfinv: erfinv,
     torch.special.xlogy: xlogy,
+    torch.special.xlog1py: xlog1py,
     torch.special.multigammaln: multigammaln,
     torch.mvlgamma: multigammaln,
     torch.Tensor.mvlgamma: multigammaln,

@@ -22,6 +22,7 @@ from onnxtrain._export.domain import DOMAIN, DOMAIN_VERSION
 from onnxtrain._export.elementary import elementary
 from onnxtrain._export.errors import Untraceable
 from onnxtrain._export.state import replaced
+from onnxtrain.utils.torch_io_helper import onnx_dtype_to_pytorch_dtype, pytorch_type_to_onnx_dtype
 
 Table = dict[Any, Callable[..., Any]]
 aten = torch.ops.aten
@@ -235,6 +236,14 @@ def _functions(op: Any, own: Any) -> Table:
         self = op.Cast(self, to=int(dtype))
         return own.TorchCumProd(self, op.Constant(value_int=dim)) if self.shape.rank() else self
 
+    def infinite(**signs):
+        """float64 stays as it is: beyond the range of float32 there are finite numbers."""
+        def translate(self):
+            wide = int(self.dtype) == onnx.TensorProto.DOUBLE
+            return op.IsInf(self if wide else op.Cast(self, to=onnx.TensorProto.FLOAT), **signs)
+
+        return translate
+
     def masked_select(self, mask):
         """Both broadcast to one shape, in a row."""
         row = op.Constant(value_ints=[-1])
@@ -247,6 +256,9 @@ def _functions(op: Any, own: Any) -> Table:
         aten.sinc.default: sinc,
         aten.atan2.default: atan2,
         aten.cumprod.default: cumprod,
+        aten.isinf.default: infinite(),
+        aten.isposinf.default: infinite(detect_negative=0),
+        aten.isneginf.default: infinite(detect_positive=0),
         aten.masked_select.default: masked_select,
     }
 
@@ -292,6 +304,13 @@ def _numbers(op: Any) -> Table:
             self = op.Cast(self, to=DEFAULTS[torch.get_default_dtype()])
         return op.Pow(self, op.CastLike(exponent, self))
 
+    def power_of_tensors(self, exponent):
+        """Both as torch promotes them; ONNX's result has the dtype of the base, whatever the exponent's is."""
+        kinds = [torch.empty([1] * len(x.shape or ()), dtype=onnx_dtype_to_pytorch_dtype(int(x.dtype)), device="meta")
+                 for x in (self, exponent)]
+        dtype = pytorch_type_to_onnx_dtype(torch.result_type(*kinds))
+        return op.Pow(*(x if int(x.dtype) == dtype else op.Cast(x, to=dtype) for x in (self, exponent)))
+
     def scalar_tensor(s, dtype=int(onnx.TensorProto.FLOAT), layout="", device="", pin_memory=False):
         """A number in the dtype it is wanted in: by way of float32, 0.1 would be another one in float64."""
         if isinstance(s, (bool, int, float)):
@@ -323,6 +342,7 @@ def _numbers(op: Any) -> Table:
         aten.arange.start: arange("aten_arange_start"),
         aten.arange.start_step: arange("aten_arange_start_step"),
         aten.pow.Tensor_Scalar: power,
+        aten.pow.Tensor_Tensor: power_of_tensors,
         torch.sym_float: real,
         operator.truediv: truediv,
         operator.floordiv: floordiv,
@@ -362,12 +382,30 @@ def _wider(op: Any) -> Table:
 
         return translate
 
+    def power_norm(self, ord, dim, keepdim):
+        """Flat in an entry that is zero, and where the norm is zero: elsewhere powers of zero have infinite slopes."""
+        one, nothing = _number(op, 1, self), _number(op, 0.0 if ord > 0 else math.inf, self)
+        x = op.Abs(self)
+        if ord < 1:
+            at_zero = op.Equal(x, _number(op, 0, self))
+            powers = op.Where(at_zero, nothing, op.Pow(op.Where(at_zero, one, x), _number(op, ord, self)))
+        else:
+            powers = op.Pow(x, _number(op, ord, self))
+        sums = total(powers, dim, keepdim)
+        empty = op.Equal(sums, nothing)
+        root = op.Pow(op.Where(empty, one, sums), _number(op, 1 / ord, self))
+        return op.Where(empty, _number(op, 0, self), root)
+
     def vector_norm(self, ord=2.0, dim=None, keepdim=False, dtype=-1):
         from onnxscript.function_libs.torch_lib.ops import linalg
 
         if ord == 0:  # how many are not zero: flat
             return total(op.Sign(op.Abs(cast(self, dtype))), dim, keepdim)
-        norm = linalg.aten_linalg_vector_norm(cast(self, dtype), ord, dim=dim, keepdim=keepdim)
+        self = cast(self, dtype)
+        if ord in (1, 2) or math.isinf(ord):
+            norm = linalg.aten_linalg_vector_norm(self, ord, dim=dim, keepdim=keepdim)
+        else:
+            norm = power_norm(self, float(ord), dim, keepdim)
         # of all entries it gives one number in any case
         return op.Reshape(norm, op.Constant(value_ints=[1] * len(self.shape))) if keepdim and not dim else norm
 

@@ -82,8 +82,30 @@ def test_unary():
 
 def test_unary_values():
     """Eager's slopes at poles are not numbers in some of these."""
-    agree({"lgamma": torch.lgamma, "digamma": torch.digamma, "softplus": F.softplus, "sinc": torch.sinc}, [VALUES],
-          gradients=False)
+    agree({"lgamma": torch.lgamma, "digamma": torch.digamma, "softplus": F.softplus, "sinc": torch.sinc,
+           "logit": lambda x: torch.logit(x, 0.1)}, [VALUES], gradients=False)
+
+
+def test_ends_of_the_interval():
+    agree({"logit": torch.logit, "logit within": lambda x: torch.logit(x, 0.1), "entr": torch.special.entr},
+          [tensor([0.0, 1e-6, 0.1, 0.5, 0.9, 1.0])])
+
+
+def test_logarithms_of_whole_powers():
+    twos, tens = torch.arange(-60.0, 60.0).exp2(), torch.logspace(-30, 30, 61, dtype=torch.float64).float()
+    model = ORTModule(Functions([torch.log2, torch.log10]), DebugOptions(log_level=LogLevel.ERROR))
+    for got, want in zip(model([[twos], [tens]]), (torch.log2(twos), torch.log10(tens)), strict=True):
+        assert torch.equal(got, want)
+
+
+def test_float64_keeps_its_digits_and_its_range():
+    class Wide(nn.Module):
+        def forward(self, x):
+            return x.log2(), x.log10(), x.isinf(), x.isposinf(), (-x).isneginf(), torch.nan_to_num(x, posinf=1.0)
+
+    x = tensor([0.3, 7.0, 1e300, INF]).double()
+    for got, want in zip(ORTModule(Wide(), DebugOptions(log_level=LogLevel.ERROR))(x), Wide()(x), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-15, atol=0)
 
 
 def test_small_numbers_keep_their_digits():
@@ -107,11 +129,23 @@ def test_binary():
     agree(BINARY, [FIRST, SECOND])
 
 
+def test_logarithms_of_sums():
+    """No power of the operands is infinite, nor is a slope lost where the first operand is zero."""
+    numbers = tensor([0.0, 1.0, -3.0, 88.0, -88.0, 200.0, -1e4, 1e30])
+    a, b = numbers.repeat_interleave(len(numbers)), numbers.repeat(len(numbers))
+    agree({"logaddexp": torch.logaddexp, "logaddexp2": torch.logaddexp2}, [a, b])
+    agree({"logaddexp": torch.logaddexp, "logaddexp2": torch.logaddexp2}, [tensor([INF, -INF, 1.0, INF]),
+                                                                           tensor([2.0, 2.0, -INF, -INF])])
+    agree({"xlog1py": torch.special.xlog1py}, [tensor([0.0, -0.0, 2.0, 0.0, 0.0]), tensor([1.0, 0.5, 3.0, -1.5, 0.0])])
+
+
 def test_infinite_operands():
     a, b = VALUES.repeat_interleave(len(VALUES)), VALUES.repeat(len(VALUES))
     agree({"hypot": torch.hypot, "atan2": torch.atan2, "xlogy": torch.xlogy, "copysign": torch.copysign,
            "fmax": torch.fmax, "maximum": torch.maximum, "clamp_min": torch.clamp_min, "clamp_max": torch.clamp_max,
-           "floor": lambda a, b: torch.div(a, b, rounding_mode="floor"), "remainder": torch.remainder}, [a, b], gradients=False)
+           "floor": lambda a, b: torch.div(a, b, rounding_mode="floor"), "remainder": torch.remainder,
+           "logaddexp": torch.logaddexp, "logaddexp2": torch.logaddexp2, "xlog1py": torch.special.xlog1py,
+           "prelu": lambda a, b: F.prelu(a.view(1, -1), b)}, [a, b], gradients=False)
     numbers = VALUES[:-1]
     a, b = numbers.repeat_interleave(len(numbers)), numbers.repeat(len(numbers))
     agree({"sign of atan2": lambda a, b: torch.signbit(torch.atan2(a, b))}, [a, b])
@@ -132,6 +166,14 @@ def test_ties():
     agree(REDUCED, [TIES])
 
 
+def test_sums_that_vanish():
+    """Deviations and norms of constant rows are flat there, where a root's slope is not a number."""
+    agree({"std": lambda x: x.std(1), "std of a population": lambda x: x.std(0, unbiased=False), "all": torch.std,
+           "std_mean": lambda x: torch.std_mean(x, 1, keepdim=True)[0],
+           **{f"norm {p}": lambda x, p=p: x.norm(p, dim=1) for p in (-1, 0.5, 1.5, 3, 4)},
+           "norm of all": lambda x: torch.linalg.vector_norm(x * 0, 3, keepdim=True)}, [TIES])
+
+
 def test_whole_numbers():
     a, b = tensor([7, -7, 2**30 + 1, -(2**40) - 1, 0]), tensor([2, 2, 3, 7, 5])
     agree({"floor": lambda a, b: torch.div(a, b, rounding_mode="floor"),
@@ -144,6 +186,11 @@ def test_whole_numbers():
 def test_mixed_dtypes():
     wide = SECOND.double()
     agree({name: BINARY[name] for name in ("fmax", "fmin", "copysign", "hypot")}, [FIRST, wide])
+    base, whole = tensor([0.5, 2.0, 3.0]), tensor([2, -1, 3])
+    agree({"float64": lambda x: torch.pow(x, base.double()), "of int64": lambda x: torch.pow(whole, x),
+           "of bfloat16": lambda x: torch.pow(base.bfloat16(), x), "of a number": lambda x: torch.pow(tensor(2), x),
+           "of one float64": lambda x: torch.pow(tensor(0.3).double(), x), "whole": lambda x: torch.pow(x, whole),
+           "one float64": lambda x: torch.pow(x, tensor(0.3).double())}, [base])
 
 
 def test_norm_of_all_entries():
