@@ -244,6 +244,19 @@ def _functions(op: Any, own: Any) -> Table:
 
         return translate
 
+    def shifted(direction):
+        """torch.onnx makes signed numbers of unsigned ones."""
+        def translate(self, other):
+            from onnxscript.function_libs.torch_lib.ops import core
+
+            like = other if isinstance(self, int) else self
+            self, other = (_number(op, x, like) if isinstance(x, int) else x for x in (self, other))
+            if like.dtype.is_signed():
+                return getattr(core, f"aten_bitwise_{direction}_shift")(self, other)
+            return op.BitShift(self, other, direction=direction.upper())
+
+        return translate
+
     def masked_select(self, mask):
         """Both broadcast to one shape, in a row."""
         row = op.Constant(value_ints=[-1])
@@ -256,6 +269,10 @@ def _functions(op: Any, own: Any) -> Table:
         aten.sinc.default: sinc,
         aten.atan2.default: atan2,
         aten.cumprod.default: cumprod,
+        **{getattr(getattr(aten, f"bitwise_{direction}_shift"), overload): shifted(direction)
+           for direction in ("left", "right") for overload in ("Tensor", "Tensor_Scalar", "Scalar_Tensor")},
+        aten.__lshift__.Scalar: shifted("left"),
+        aten.__rshift__.Scalar: shifted("right"),
         aten.isinf.default: infinite(),
         aten.isposinf.default: infinite(detect_negative=0),
         aten.isneginf.default: infinite(detect_positive=0),

@@ -183,6 +183,12 @@ def test_whole_numbers():
            "xlogy of both": lambda a, b: torch.xlogy(a.abs(), b)}, [a, b])
 
 
+def test_shifts_of_unsigned_numbers():
+    x = tensor([200, 7, 129, 0]).to(torch.uint8)
+    agree({"left": lambda x: x << 1, "right": lambda x: x >> 4, "of a number": lambda x: 3 << (x & 3),
+           "by each other": lambda x: (x >> (x & 3)) << (x & 1), "too far": lambda x: x << 9}, [x])
+
+
 def test_mixed_dtypes():
     wide = SECOND.double()
     agree({name: BINARY[name] for name in ("fmax", "fmin", "copysign", "hypot")}, [FIRST, wide])
