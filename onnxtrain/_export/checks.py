@@ -5,6 +5,9 @@ forward raises, the trace takes the answer that it does not, and the condition b
 where it has the other value runs in PyTorch, which raises as the user wrote it. Other branches on values are not
 touched.
 
+So are the bounds of sizes made of contents, `x.narrow(0, 0, int(n))`: what the graph makes of a negative one is empty,
+where torch raises.
+
 Used by rewrite.py. Python keeps the place of each instruction in the source, and the source says what hangs on it.
 """
 
@@ -16,6 +19,12 @@ import functools
 import itertools
 import linecache
 import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 Place = tuple[int, int, int, int]  # line, last line, column, last column
 
@@ -77,3 +86,40 @@ def answer(frame: types.FrameType) -> bool | None:
             if wanted is not None and (found := _answer(statement.test, place, wanted)) is not None:
                 return found
     return None
+
+
+def _number(x: Any) -> Tensor:
+    return torch.scalar_tensor(x, dtype=torch.int64)
+
+
+def _narrow(input: Tensor, dim: int, start: Any, length: Any) -> Tensor:
+    size, first, count = (_number(x) for x in (input.shape[dim], start, length))
+    first = torch.where(first < 0, first + size, first)
+    return (count >= 0) & (first >= 0) & (first + count <= size)
+
+
+def _arange(*bounds: Any, start: Any = 0, end: Any = None, step: Any = 1, **_: Any) -> Tensor:
+    if len(bounds) == 1:
+        bounds = (start, *bounds)
+    first, last, by = (*bounds, *(start, end, step)[len(bounds):])
+    return (_number(last) - _number(first)) * _number(by).sign() >= 0
+
+
+def _eye(n: Any, m: Any = 0, **_: Any) -> Tensor:
+    return (_number(n) >= 0) & (_number(m) >= 0)
+
+
+_SIZED: dict[Any, Callable[..., Tensor]] = {torch.narrow: _narrow, Tensor.narrow: _narrow, torch.arange: _arange,
+                                            torch.eye: _eye}
+
+
+def of_sizes(function: Any, args: Any, kwargs: dict[str, Any]) -> Tensor | None:
+    """What has to hold for torch not to raise in this call, where it takes whole numbers made of contents."""
+    condition = _SIZED.get(function)
+    if condition is None:
+        return None
+    numbers = (*args[function is not torch.arange and function is not torch.eye:], *kwargs.values())
+    if any(isinstance(x, (float, torch.SymFloat, Tensor)) for x in numbers):
+        return None
+    made = any(isinstance(x, torch.SymInt) and free_unbacked_symbols(x) for x in numbers)
+    return condition(*args, **kwargs) if made else None

@@ -122,6 +122,10 @@ class Rewrite(TorchFunctionMode):
                 if func is Tensor.__int__:
                     whole_numbers.note(sys._getframe(1))
                 raise
+        if self._checked is not None and not torch.compiler.is_dynamo_compiling():
+            holds = checks.of_sizes(func, args, kwargs or {})
+            if holds is not None:
+                self._checked.append((holds, True))
         call = rewrite or func
         if self._watched and not torch.compiler.is_dynamo_compiling():
             result = values.unwatched(call, *args, **(kwargs or {}))

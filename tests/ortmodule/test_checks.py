@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 
 import pytest
 import torch
@@ -138,3 +139,25 @@ def test_other_branches_fall_back(forward):
     model(X)
     counts = onnxtrain.stats(model)
     assert counts["engine_steps"] == 0 and "branches on, or reads, the value" in counts["reasons"][0]
+
+
+class Sized(nn.Module):
+    """Sizes made of contents: a negative one would leave nothing of the tensor."""
+
+    def forward(self, x, n):
+        first, count, last, rows = int(n[0]), int(n[1]), n[2].item(), int(n[3])
+        narrow = x.narrow(0, first, count)
+        return narrow * 2, torch.arange(1, last) * x.sum(), torch.eye(rows, 2), torch.arange(last, 3, -1)
+
+
+def test_sizes_made_of_contents():
+    model, x = ORTModule(Sized()), X.clone().requires_grad_(True)
+    for good in ((0, 2, 4, 1), (-3, 3, 5, 2), (3, 0, 3, 0)):
+        for got, want in zip(model(x, torch.tensor(good)), Sized()(x, torch.tensor(good)), strict=True):
+            assert torch.equal(got, want)
+    assert onnxtrain.stats(model)["exports"] == 1 and onnxtrain.stats(model)["engine_steps"] == 3
+    for sizes in ((-4, 1, 4, 1), (0, -1, 4, 1), (0, 4, 4, 1), (2, 2, 4, 1), (0, 1, 0, 1), (0, 1, 2, 1), (0, 1, 4, -1)):
+        with pytest.raises((RuntimeError, IndexError)) as eager:
+            Sized()(x, torch.tensor(sizes))
+        with pytest.raises(type(eager.value), match=re.escape(str(eager.value))):
+            model(x, torch.tensor(sizes))
