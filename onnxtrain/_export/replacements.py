@@ -276,11 +276,18 @@ def grouped_mm(
     mat_a: Tensor, mat_b: Tensor, *, offs: Tensor | None = None, bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """F.grouped_mm of rows in groups, (S, K), and a matrix for each, (E, K, N); other operands are torch's."""
+    """F.grouped_mm of rows in groups, (S, K), and a matrix for each, (E, K, N); other operands are torch's.
+
+    What torch refuses is said here: its fake kernel, by which agreement.py goes, takes bfloat16 alone, the real one more.
+    """
     if offs is None or bias is not None or mat_a.dim() != 2 or mat_b.dim() != 3 or mat_a.dtype != mat_b.dtype:
         return _F.grouped_mm(mat_a, mat_b, offs=offs, bias=bias, out_dtype=out_dtype)
-    y = torch.ops.onnxtrain.grouped_mm(mat_a, mat_b, offs)
-    return y if out_dtype is None else y.to(out_dtype)
+    rows = [max(int(x.stride(-1)), int(x.stride(-2))) * x.element_size() for x in (mat_a, mat_b)]
+    if (mat_a.dtype not in (torch.float32, torch.bfloat16, torch.float16) or offs.dtype != torch.int32
+            or out_dtype not in (None, mat_a.dtype) or any(row % 16 for row in rows)):
+        raise Untraceable("The module calls grouped_mm with dtypes, or rows that are no multiple of 16 bytes, which "
+                          "PyTorch refuses.")
+    return torch.ops.onnxtrain.grouped_mm(mat_a, mat_b, offs)
 
 
 def _lengths(value: Any, like: Tensor) -> Tensor:

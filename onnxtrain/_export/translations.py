@@ -244,6 +244,21 @@ def _functions(op: Any, own: Any) -> Table:
 
         return translate
 
+    def truth(extremum):
+        """Of no entry the extremum is the end of the range, so that it is compared with zero. Of uint8 torch's result
+        is one as well.
+        """
+        def translate(self, dim=None, keepdim=False):
+            boolean = op.Cast(self, to=onnx.TensorProto.BOOL)
+            if len(self.shape):
+                axes = [dim] if isinstance(dim, int) else list(dim or ())
+                numbers = op.Cast(boolean, to=onnx.TensorProto.INT64)
+                found = extremum(numbers, *([op.Constant(value_ints=axes)] if axes else []), keepdims=int(keepdim))
+                boolean = op.Greater(found, op.Constant(value_int=0))
+            return op.Cast(boolean, to=int(self.dtype)) if int(self.dtype) == onnx.TensorProto.UINT8 else boolean
+
+        return translate
+
     def shifted(direction):
         """torch.onnx makes signed numbers of unsigned ones."""
         def translate(self, other):
@@ -271,6 +286,8 @@ def _functions(op: Any, own: Any) -> Table:
         aten.cumprod.default: cumprod,
         **{getattr(getattr(aten, f"bitwise_{direction}_shift"), overload): shifted(direction)
            for direction in ("left", "right") for overload in ("Tensor", "Tensor_Scalar", "Scalar_Tensor")},
+        **{overload: truth(extremum) for name, extremum in (("any", op.ReduceMax), ("all", op.ReduceMin))
+           for packet in (getattr(aten, name),) for overload in (packet.default, packet.dim, packet.dims)},
         aten.__lshift__.Scalar: shifted("left"),
         aten.__rshift__.Scalar: shifted("right"),
         aten.isinf.default: infinite(),

@@ -65,6 +65,33 @@ def test_refused_by_torch(name):
     assert raised(wrapped(function), *args) == raised(function, *args)
 
 
+MATRICES = torch.linspace(-1, 1, 64).view(2, 8, 4)
+ENDS = tensor([2, 4], dtype=torch.int32)
+GROUPED = {
+    "int64 ends": lambda x: F.grouped_mm(x, MATRICES, offs=ENDS.long()),
+    "float64": lambda x: F.grouped_mm(x.double(), MATRICES.double(), offs=ENDS),
+    "odd rows": lambda x: F.grouped_mm(x[:, :7], MATRICES[:, :7, :3].contiguous(), offs=ENDS),
+    "another dtype": lambda x: F.grouped_mm(x, MATRICES, offs=ENDS, out_dtype=torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("name", sorted(GROUPED))
+def test_groups_refused_by_torch(name):
+    x = torch.linspace(-1, 1, 32).view(4, 8)
+    assert raised(wrapped(GROUPED[name]), x) == raised(GROUPED[name], x)
+
+
+@pytest.mark.parametrize("name", ["cross_entropy_reduction", "cross_entropy_of_one_label", "nll_transposed"])
+def test_refused_in_a_branch(name):
+    function, *args = REFUSED[name]
+
+    def branches(*given):
+        return torch.cond(given[0].sum() > -1e9, lambda *x: function(*x).sum(), lambda *x: x[0].sum(), given)
+
+    want, got = raised(branches, *args), raised(wrapped(branches), *args)
+    assert got[0] is want[0]
+
+
 LATER = {
     "bce": (F.binary_cross_entropy_with_logits, SCORES, SCORES.sigmoid(), SCORES[:1].sigmoid()),
     "soft_cross_entropy": (F.cross_entropy, SCORES, SCORES.softmax(1), SCORES[:1].softmax(1)),

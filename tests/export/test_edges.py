@@ -189,6 +189,12 @@ def test_shifts_of_unsigned_numbers():
            "by each other": lambda x: (x >> (x & 3)) << (x & 1), "too far": lambda x: x << 9}, [x])
 
 
+def test_truth_of_unsigned_numbers():
+    x = tensor([[200, 0, 129], [1, 0, 2]]).to(torch.uint8)
+    agree({"any": torch.any, "all": torch.all, "any of a row": lambda x: x.any(1), "all of two": lambda x: x.all((0, 1)),
+           "bool": lambda x: x.bool().any(0), "none": lambda x: x[:0].any(), "none is not": lambda x: x[:0].all()}, [x])
+
+
 def test_mixed_dtypes():
     wide = SECOND.double()
     agree({name: BINARY[name] for name in ("fmax", "fmin", "copysign", "hypot")}, [FIRST, wide])
