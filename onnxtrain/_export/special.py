@@ -202,6 +202,14 @@ def index_fill(input: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
     return torch.where(hit.view([-1 if d == dim % input.dim() else 1 for d in range(input.dim())]), value, input)
 
 
+def matrix_power(input: Tensor, n: int) -> Tensor:
+    """The power 0 has the shape of its batch, and a gradient of zeros."""
+    if n != 0:
+        return torch.linalg.matrix_power(input, n)
+    identity = torch.eye(input.shape[-1], dtype=input.dtype, device=input.device)
+    return torch.where(torch.zeros_like(input, dtype=torch.bool), input, identity)
+
+
 def cov(input: Tensor, *, correction: int = 1, fweights: Tensor | None = None,
         aweights: Tensor | None = None) -> Tensor:
     if fweights is not None or aweights is not None or input.dim() > 2:
@@ -291,6 +299,9 @@ SPECIAL: dict[Any, Callable[..., Any]] = {
     torch.special.erfinv: erfinv,
     torch.special.xlogy: xlogy,
     torch.special.xlog1py: xlog1py,
+    torch.linalg.matrix_power: matrix_power,
+    torch.matrix_power: matrix_power,
+    torch.Tensor.matrix_power: matrix_power,
     torch.special.multigammaln: multigammaln,
     torch.mvlgamma: multigammaln,
     torch.Tensor.mvlgamma: multigammaln,
