@@ -300,7 +300,8 @@ void ont_bn_grad_settle(const ont_call *call, int64_t c, double *sum, double *do
                 int64_t at = (n * s->c + c) * s->d; \
                 for (int64_t i = 0; i < s->d; i++) { \
                     bool on = !(y ? y[at + i] <= 0 : bias && (x[at + i] - mean[c]) * a + bias[c] <= 0); \
-                    dx[at + i] = factor * ((on ? dy[at + i] : 0) - shift - (x[at + i] - mean[c]) * slope); \
+                    type share = slope == 0 ? 0 : (x[at + i] - mean[c]) * slope; /* also of what is not finite */ \
+                    dx[at + i] = factor * ((on ? dy[at + i] : 0) - shift - share); \
                 } \
             } \
         } \

@@ -141,6 +141,9 @@ static void F(apply)(const ont_channel *c, const void *x, const void *residual, 
 #define MASKED(g, x_, y_) \
     (mask == ONT_MASK_NONE ? (g) : F(where)(~(mask == ONT_MASK_Y ? (y_) <= 0 : VALUE(x_) <= 0), (g)))
 
+/* (x - centre) * mean_dot; nothing where that is 0, as with running statistics, also of what is not finite */
+#define SHARE(d, e) F(where)((e) != 0, (d) * (e))
+
 INLINE void F(grad_sums_form)(const ont_channel *c, ont_relu_mask mask, const NUM *x, const NUM *y, const NUM *dy,
                               int64_t n, double *a, double *b)
 {
@@ -179,18 +182,19 @@ INLINE void F(grad_form)(const ont_channel *c, ont_relu_mask mask, const NUM *x,
                          NUM factor, NUM mean_dy, NUM mean_dot, NUM *dx, int64_t n)
 {
     const NUM m = (NUM)c->centre, slope = (NUM)c->slope, shift = (NUM)c->shift;
+    const VEC e = mean_dot + (VEC){0};
     (void)slope, (void)shift;
     int64_t i = 0;
     for (; i + LANES <= n; i += LANES) {
         VEC x_ = F(load)(x + i), y_ = mask == ONT_MASK_Y ? F(load)(y + i) : (VEC){0}, g = F(load)(dy + i);
         g = MASKED(g, x_, y_);
-        F(store)(dx + i, factor * (g - mean_dy - (x_ - m) * mean_dot));
+        F(store)(dx + i, factor * (g - mean_dy - SHARE(x_ - m, e)));
     }
     if (i == n) return;
     VEC x_ = F(load_some)(x + i, n - i), y_ = mask == ONT_MASK_Y ? F(load_some)(y + i, n - i) : (VEC){0};
     VEC g = F(load_some)(dy + i, n - i);
     g = MASKED(g, x_, y_);
-    F(store_some)(dx + i, factor * (g - mean_dy - (x_ - m) * mean_dot), n - i);
+    F(store_some)(dx + i, factor * (g - mean_dy - SHARE(x_ - m, e)), n - i);
 }
 
 static void F(grad)(const ont_channel *c, ont_relu_mask mask, const void *x, const void *y, const void *dy,
@@ -207,6 +211,7 @@ static void F(grad)(const ont_channel *c, ont_relu_mask mask, const void *x, con
 
 #include "simd/batchnorm_rows.h"
 
+#undef SHARE
 #undef MASKED
 #undef VALUE
 #undef FOR_BLOCKS

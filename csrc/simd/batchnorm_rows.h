@@ -96,11 +96,9 @@ static void F(rows_apply)(const ont_channels *c, const void *x, const void *resi
         F(rows_apply_form)(c, x, NULL, false, y, stride, rows, n);
 }
 
-/* What counts of dy, as g_, and x - centre, as d_, at k. dy passes where the result is NaN, as in torch. */
+/* What counts of dy, as g_, and x - centre, as d_, at k. */
 #define TAKE(GET, k) \
-    VEC x_ = GET(x + (k)), g_ = GET(dy + (k)), d_ = x_ - m; \
-    if (mask == ONT_MASK_Y) g_ = F(where)(~(GET(y + (k)) <= 0), g_); \
-    if (mask == ONT_MASK_V) g_ = F(where)(~(VALUE(x_) <= 0), g_)
+    VEC x_ = GET(x + (k)), d_ = x_ - m, g_ = MASKED(GET(dy + (k)), x_, GET(y + (k)))
 
 INLINE void F(rows_grad_sums_form)(const ont_channels *c, ont_relu_mask mask, const NUM *x, const NUM *y, const NUM *dy,
                                    int64_t stride, int64_t rows, int64_t n, NUM *a, NUM *b)
@@ -150,7 +148,8 @@ INLINE void F(rows_grad_form)(const ont_channels *c, ont_relu_mask mask, const N
         VEC m = GET(centre + j), slope = GET(slopes + j), shift = mask == ONT_MASK_V ? GET(shifts + j) : (VEC){0}; \
         (void)shift; \
         TAKE(GET, j); \
-        PUT(dx + j, slope * (g_ - GET(mean_dy + j) - d_ * GET(mean_dot + j))); \
+        VEC e_ = GET(mean_dot + j); \
+        PUT(dx + j, slope * (g_ - GET(mean_dy + j) - SHARE(d_, e_))); \
     } while (0)
         FOR_COLUMNS(n, STEP);
 #undef STEP

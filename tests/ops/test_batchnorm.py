@@ -175,6 +175,23 @@ def test_rows(shape, dtype):
             assert all(np.array_equal(a, b) for a, b in zip(ours, again, strict=True))
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("shape", [(4, 3), (33, 19), (2, 3, 64, 64)], ids=str)
+def test_rows_with_running_statistics_that_are_not_finite(shape, dtype):
+    """The input's gradient is that of a product, and finite wherever that is."""
+    arrays = [spec.make(i).astype(dtype) for i, spec in enumerate(operands(*shape))]
+    arrays[0].reshape(-1)[[1, 5]] = np.nan, np.inf
+    arrays[3][2] = np.inf
+    leaf = torch.from_numpy(arrays[0]).requires_grad_()
+    dy = torch.from_numpy(R(*shape).make(7).astype(dtype))
+    (want,) = torch.autograd.grad(inference(leaf, *map(torch.from_numpy, arrays[1:])), leaf, dy)
+    assert want.isfinite().all()
+    names = ["batchnorm_rows", "batchnorm_grad_rows", "batchnorm_simd", "batchnorm_grad_simd"]
+    for disabled in ([], names[:2], names):
+        (_, dx, *_), _ = step(arrays, disabled=disabled, training_mode=0)
+        np.testing.assert_allclose(dx, want.numpy(), rtol=1e-5)
+
+
 @pytest.mark.parametrize("isa", ["avx2", "plain"])
 def test_rows_with_less(isa):
     """In a process of its own: the instruction set is chosen once."""
