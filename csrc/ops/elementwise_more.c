@@ -492,11 +492,13 @@ ont_status ont_mod_run(const ont_call *call)
     return ONT_OK;
 }
 
-/* y = a - b trunc(a / b), or floor; that integer is the one nearest to (a - y) / b */
+/* y = a - b trunc(a / b), or floor; that integer is the one nearest to (a - y) / b, infinite as a / b where y is NaN */
 static void mod_grad(ont_grad *g)
 {
     GI(0, GO(0));
-    if (WANTS(1)) GI(1, U("Neg", B("Mul", GO(0), U("Round", B("Div", B("Sub", I(0), O(0)), I(1))))));
+    if (!WANTS(1)) return;
+    ont_value *y = ont_build3(&g->b, "Where", B("Equal", O(0), O(0)), O(0), SCALAR(0));
+    GI(1, U("Neg", B("Mul", GO(0), U("Round", B("Div", B("Sub", I(0), y), I(1))))));
 }
 
 /* Of the quotient towards zero and of the step below it; not from y, which is infinite where b and a have unlike signs

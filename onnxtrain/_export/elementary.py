@@ -87,30 +87,20 @@ def _logarithms(op: Any) -> Table:
 
 
 def _deviations(op: Any) -> Table:
-    """Roots and powers of sums that are zero for constant rows: flat there, as in eager, where a root's slope is not a
-    number.
-    """
+    """Flat where the variance is zero, as in eager, where the slope of its root is not a number."""
 
-    def root(variance, like):
-        constant = op.Equal(variance, _number(op, 0, like))
-        return op.Where(constant, variance, op.Sqrt(op.Where(constant, _number(op, 1, like), variance)))
-
-    def moments(self, dim, correction, keepdim):
+    def std(self, dim=None, correction=None, keepdim=False):
         from onnxscript.function_libs.torch_lib.ops import core
 
         correction = 1.0 if correction is None else correction
         if dim is None or not len(dim):
-            return core._aten_var_mean_onnx(self, correction=correction, keepdim=keepdim)
-        return core._aten_var_mean_dim_onnx(self, dims=dim, correction=correction, keepdim=keepdim)
+            variance = core._aten_var_onnx(self, correction=correction, keepdim=keepdim)
+        else:
+            variance = core._aten_var_dim_onnx(self, dims=dim, correction=correction, keepdim=keepdim)
+        constant = op.Equal(variance, _number(op, 0, self))
+        return op.Where(constant, variance, op.Sqrt(op.Where(constant, _number(op, 1, self), variance)))
 
-    def std(self, dim=None, correction=None, keepdim=False):
-        return root(moments(self, dim, correction, keepdim)[0], self)
-
-    def std_mean(self, dim=None, correction=None, keepdim=False):
-        variance, mean = moments(self, dim, correction, keepdim)
-        return root(variance, self), mean
-
-    return {aten.std.correction: std, aten.std_mean.correction: std_mean}
+    return {aten.std.correction: std}
 
 
 def _divisions(op: Any, own: Any) -> Table:

@@ -278,7 +278,7 @@ def grouped_mm(
 ) -> Tensor:
     """F.grouped_mm of rows in groups, (S, K), and a matrix for each, (E, K, N); other operands are torch's.
 
-    What torch refuses is said here: its fake kernel, by which agreement.py goes, takes bfloat16 alone, the real one more.
+    What torch refuses is said here: its fake kernel takes bfloat16 alone, and agreement.py goes by that one.
     """
     if offs is None or bias is not None or mat_a.dim() != 2 or mat_b.dim() != 3 or mat_a.dtype != mat_b.dtype:
         return _F.grouped_mm(mat_a, mat_b, offs=offs, bias=bias, out_dtype=out_dtype)

@@ -210,6 +210,13 @@ def matrix_power(input: Tensor, n: int) -> Tensor:
     return torch.where(torch.zeros_like(input, dtype=torch.bool), input, identity)
 
 
+def std_mean(input: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    """Apart: torch's decomposition has a root of the variance, whose slope is not a number for constant rows."""
+    dim = kwargs.get("dim", args[0] if args and not isinstance(args[0], bool) else None)
+    keepdim = kwargs.get("keepdim", args[2] if len(args) > 2 else False)
+    return torch.std(input, *args, **kwargs), torch.mean(input, dim, keepdim)
+
+
 def cov(input: Tensor, *, correction: int = 1, fweights: Tensor | None = None,
         aweights: Tensor | None = None) -> Tensor:
     if fweights is not None or aweights is not None or input.dim() > 2:
@@ -299,6 +306,7 @@ SPECIAL: dict[Any, Callable[..., Any]] = {
     torch.special.erfinv: erfinv,
     torch.special.xlogy: xlogy,
     torch.special.xlog1py: xlog1py,
+    torch.std_mean: std_mean,
     torch.linalg.matrix_power: matrix_power,
     torch.matrix_power: matrix_power,
     torch.Tensor.matrix_power: matrix_power,

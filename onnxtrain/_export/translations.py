@@ -417,18 +417,23 @@ def _wider(op: Any) -> Table:
         return translate
 
     def power_norm(self, ord, dim, keepdim):
-        """Flat in an entry that is zero, and where the norm is zero: elsewhere powers of zero have infinite slopes."""
-        one, nothing = _number(op, 1, self), _number(op, 0.0 if ord > 0 else math.inf, self)
-        x = op.Abs(self)
+        """Flat in an entry that is zero, and where the norm is zero, whose powers have infinite slopes. In float32 at
+        least: 1 / 3 in 16 bits is another root.
+        """
+        narrow = int(self.dtype) in (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
+        kind = onnx.TensorProto.FLOAT if narrow else int(self.dtype)
+        one, zero, nothing, power, root = (op.Constant(value=onnx.helper.make_tensor("value", kind, [], [value]))
+                                           for value in (1, 0, 0 if ord > 0 else math.inf, ord, 1 / ord))
+        x = op.Abs(op.Cast(self, to=kind) if narrow else self)
         if ord < 1:
-            at_zero = op.Equal(x, _number(op, 0, self))
-            powers = op.Where(at_zero, nothing, op.Pow(op.Where(at_zero, one, x), _number(op, ord, self)))
+            at_zero = op.Equal(x, zero)
+            powers = op.Where(at_zero, nothing, op.Pow(op.Where(at_zero, one, x), power))
         else:
-            powers = op.Pow(x, _number(op, ord, self))
+            powers = op.Pow(x, power)
         sums = total(powers, dim, keepdim)
         empty = op.Equal(sums, nothing)
-        root = op.Pow(op.Where(empty, one, sums), _number(op, 1 / ord, self))
-        return op.Where(empty, _number(op, 0, self), root)
+        norm = op.Where(empty, zero, op.Pow(op.Where(empty, one, sums), root))
+        return op.CastLike(norm, self) if narrow else norm
 
     def vector_norm(self, ord=2.0, dim=None, keepdim=False, dtype=-1):
         from onnxscript.function_libs.torch_lib.ops import linalg

@@ -172,7 +172,14 @@ def test_sums_that_vanish():
     agree({"std": lambda x: x.std(1), "std of a population": lambda x: x.std(0, unbiased=False), "all": torch.std,
            "std_mean": lambda x: torch.std_mean(x, 1, keepdim=True)[0],
            **{f"norm {p}": lambda x, p=p: x.norm(p, dim=1) for p in (-1, 0.5, 1.5, 3, 4)},
+           "mean": lambda x: torch.std_mean(x)[1], "of two": lambda x: torch.std_mean(x, (0, 1), correction=0)[0],
            "norm of all": lambda x: torch.linalg.vector_norm(x * 0, 3, keepdim=True)}, [TIES])
+    agree({"norm 3": lambda x: (x * 1e10).norm(3, dim=1), "std_mean": lambda x: torch.std_mean(x, 1)[0]},
+          [TIES.bfloat16()], gradients=False)
+
+
+def test_remainders_by_zero():
+    agree({"fmod": torch.fmod}, [tensor([1.0, -2.0, 0.0, INF, NAN]), tensor([0.0, 0.0, 0.0, 2.0, 1.0])])
 
 
 def test_whole_numbers():
@@ -192,8 +199,9 @@ def test_shifts_of_unsigned_numbers():
 
 def test_truth_of_unsigned_numbers():
     x = tensor([[200, 0, 129], [1, 0, 2]]).to(torch.uint8)
-    agree({"any": torch.any, "all": torch.all, "any of a row": lambda x: x.any(1), "all of two": lambda x: x.all((0, 1)),
-           "bool": lambda x: x.bool().any(0), "none": lambda x: x[:0].any(), "none is not": lambda x: x[:0].all()}, [x])
+    agree({"any": torch.any, "all": torch.all, "any of a row": lambda x: x.any(1),
+           "all of two": lambda x: x.all((0, 1)), "bool": lambda x: x.bool().any(0), "none": lambda x: x[:0].any(),
+           "none is not": lambda x: x[:0].all()}, [x])
 
 
 def test_mixed_dtypes():
