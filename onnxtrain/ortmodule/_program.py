@@ -114,12 +114,12 @@ def _changed(leaves: Sequence[Any], change: Callable[[Tensor], Tensor]) -> list[
 _UNSEEN = ("buffer", "check")  # results without a gradient
 
 
-def _refuse_shared(leaves: Sequence[Any], written: set[int]) -> None:
+def _refuse_shared(leaves: Sequence[Any], written: Sequence[tuple[int, int]]) -> None:
     """Raises SharedMemoryError where one of the arguments that forward changes in place shares memory with another
     argument: in a graph the other one's readers would see what it held before.
     """
     storages = [leaf.untyped_storage().data_ptr() if isinstance(leaf, Tensor) else 0 for leaf in leaves]
-    for index in written:
+    for _, index in written:
         if storages[index] and storages.count(storages[index]) > 1:
             raise SharedMemoryError("an argument that forward changes in place shares memory with another argument")
 
@@ -289,7 +289,7 @@ class Program:
         self._mask = mask
         wanted = 1 in mask
         if self._written:
-            _refuse_shared(leaves, {leaf for _, leaf in self._written})
+            _refuse_shared(leaves, self._written)
         if self.changing and wanted:  # backward wants them as they were
             tensors = tuple([t.clone() if i in self.changing else t for i, t in enumerate(tensors)])
         global _modes
