@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 def elementary(op: Any, own: Any) -> Table:
     """The translations, for operators of one opset and of our domain."""
-    return _near_zero(op, own) | _logarithms(op) | _deviations(op) | _divisions(op, own) | _flat(op)
+    return _near_zero(op, own) | _logarithms(op, own) | _deviations(op) | _divisions(op, own) | _flat(op)
 
 
 def _number(op: Any, value: float, like: Any) -> Any:
@@ -45,16 +45,21 @@ def _near_zero(op: Any, own: Any) -> Table:
             aten.signbit.default: signbit, aten._safe_softmax.default: safe_softmax}
 
 
-def _logarithms(op: Any) -> Table:
+def _logarithms(op: Any, own: Any) -> Table:
     """The base with all its digits, no power that is infinite, and slopes at the ends of the range."""
 
     def to_base(base):
-        """In float64, so that whole powers of the base have whole logarithms in float32."""
+        """What lies within the rounding error of a whole number is that one: 8 has the logarithm 3."""
 
         def translate(self):
-            log = op.Log(op.Cast(self, to=onnx.TensorProto.DOUBLE))
-            return op.CastLike(op.Div(log, op.Constant(value=onnx.helper.make_tensor(
-                "base", onnx.TensorProto.DOUBLE, [], [math.log(base)]))), self)
+            quotient = op.Div(op.Log(self), _number(op, math.log(base), self))
+            error = {onnx.TensorProto.FLOAT: 2.0**-22, onnx.TensorProto.DOUBLE: 2.0**-51}.get(int(self.dtype))
+            if error is None:
+                return quotient
+            whole = op.Round(quotient)
+            off = op.Sub(whole, quotient)
+            near = op.LessOrEqual(op.Abs(off), op.Mul(op.Abs(whole), _number(op, error, self)))
+            return op.Add(quotient, own.StopGradient(op.Where(near, off, _number(op, 0, self))))
 
         return translate
 
