@@ -95,13 +95,15 @@ def _deviations(op: Any) -> Table:
     """Flat where the variance is zero, as in eager, where the slope of its root is not a number."""
 
     def std(self, dim=None, correction=None, keepdim=False):
-        from onnxscript.function_libs.torch_lib.ops import core
-
         correction = 1.0 if correction is None else correction
-        if dim is None or not len(dim):
-            variance = core._aten_var_onnx(self, correction=correction, keepdim=keepdim)
-        else:
-            variance = core._aten_var_dim_onnx(self, dims=dim, correction=correction, keepdim=keepdim)
+        axes = [op.Constant(value_ints=list(dim))] if dim is not None and len(dim) else []
+        apart = op.Sub(self, op.ReduceMean(self, *axes, keepdims=1))
+        variance = op.ReduceMean(op.Mul(apart, apart), *axes, keepdims=int(keepdim))
+        if correction:  # of either sign; torch divides by nothing below zero
+            results = op.Max(op.Size(variance), op.Constant(value_int=1))  # there may be none
+            count = op.CastLike(op.Div(op.Size(self), results), self)
+            rest = op.Max(op.Sub(count, _number(op, correction, self)), _number(op, 0, self))
+            variance = op.Div(op.Mul(variance, count), rest)
         constant = op.Equal(variance, _number(op, 0, self))
         return op.Where(constant, variance, op.Sqrt(op.Where(constant, _number(op, 1, self), variance)))
 

@@ -174,6 +174,8 @@ def test_sums_that_vanish():
     agree({"std": lambda x: x.std(1), "std of a population": lambda x: x.std(0, unbiased=False), "all": torch.std,
            "std_mean": lambda x: torch.std_mean(x, 1, keepdim=True)[0],
            **{f"norm {p}": lambda x, p=p: x.norm(p, dim=1) for p in (-1, 0.5, 1.5, 3, 4)},
+           "of one": lambda x: x[:1].std(0), "of more": lambda x: x.std(1, correction=-1.5),
+           "of two dims": lambda x: x.std((0, 1)), "of no row": lambda x: x[:0].std(1), "none": lambda x: x[:0].std(0),
            "mean": lambda x: torch.std_mean(x)[1], "of two": lambda x: torch.std_mean(x, (0, 1), correction=0)[0],
            "norm of all": lambda x: torch.linalg.vector_norm(x * 0, 3, keepdim=True)}, [TIES])
     agree({"norm 3": lambda x: (x * 1e10).norm(3, dim=1), "std_mean": lambda x: torch.std_mean(x, 1)[0]},
