@@ -217,8 +217,8 @@ class Seen:
     def module(self, module: nn.Module) -> Any:
         values = {}
         for name, value in vars(module).items():
-            if name == "_is_torch_compile":
-                continue  # torch.compile's own
+            if name in ("_is_torch_compile", "_compile_kwargs"):
+                continue  # torch.compile's own, and Lightning's note of its arguments
             if "_hooks" in name:  # numbered by a counter of the process
                 values[name] = [self(hook) for hook in value.values()]
             else:
