@@ -64,7 +64,9 @@ def check(program: torch.export.ExportedProgram) -> None:
                 owner, _ = _owner(origins.get(owner))
             kind = kinds.get(getattr(owner, "name", None))
             if kind == "PARAMETER":
-                raise ExportError(f"The module changes its parameter {owner} in place ({node.target}) inside forward.")
+                text = f"The module changes its parameter {owner} in place ({node.target}) inside forward."
+                # TorchScript's exporter would differentiate the change; one batch does not always show that.
+                raise ExportError(text) from Untraceable(text)
             if hidden and kind != "BUFFER" and node.meta["val"].is_floating_point():
                 raise ExportError(
                     f"The module changes a tensor in place ({node.target}) behind autograd's back, through detach() or "

@@ -230,3 +230,22 @@ def test_the_second_process_loads_its_graphs(tmp_path, monkeypatch):
     assert counts(model)[2] == 0 and onnxtrain.stats(model)["cached_exports"] == 1
     other = ORTModule(nn.Sequential(nn.Linear(4, 4), nn.Tanh()))
     torch.testing.assert_close(other(X), other.module(X))
+
+
+@pytest.mark.parametrize("capture", ["export", "dynamo"])
+def test_a_parameter_changed_in_forward_runs_in_pytorch(capture, monkeypatch):
+    """TorchScript's exporter differentiates the clamp, which the first batch does not show."""
+    def forward(m, x):
+        with torch.no_grad():
+            m.fc.weight.clamp_(-1, 1)
+        return m.fc(x)
+
+    monkeypatch.setenv("ONNXTRAIN_CAPTURE", capture)
+
+    def use(m):
+        results = [step(X)(m)[0]]
+        with torch.no_grad():
+            m.fc.weight.mul_(9)
+        return [*results, step(X)(m)[0]]
+
+    assert counts(both(module(forward), use))[:2] == (0, 2)
