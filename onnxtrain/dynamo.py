@@ -83,17 +83,17 @@ def compiled(graph: torch.fx.GraphModule, example_inputs: Sequence[Any],
 
     def call(*given: Any) -> Any:
         nonlocal bound, model
-        arguments = [given[i].item() if i in floats else given[i] for i in kept]
+        arguments = inputs = [given[i].item() if i in floats else given[i] for i in kept]
+        if parts is not None:
+            if bound is None or not bound.holds(inputs):
+                bound = parts.bind(graph, inputs)
+                model = bound.model
+            arguments = [inputs[i] for i in bound.arguments]
         if _has_any_global_hook():
             model._note("a hook of all modules would be run for the graph, which is none of the user's")
             _report.count(model._counters, fallback_steps=1)
-            results = graph.forward(*arguments)
+            results = graph.forward(*inputs)
             return numbers.put_back(results, given) if numbers else results
-        if parts is not None:
-            if bound is None or not bound.holds(arguments):
-                bound = parts.bind(graph, arguments)
-                model = bound.model
-            arguments = [arguments[i] for i in bound.arguments]
         if torch._C._len_torch_function_stack() and function_mode() is not None:
             with torch._C.DisableTorchFunction():  # the mode was asked when the graph was captured: not once more
                 results = model(*arguments)

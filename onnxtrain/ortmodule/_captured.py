@@ -1,8 +1,8 @@
 """ORTModule on Dynamo: what the user's Python does is recorded and guarded by PyTorch, its graphs run in the engine.
 
 Dynamo reads the bytecode of forward, guards every value that it read, replays what forward changes, and cuts the graph
-where it cannot follow. Each graph that arrives becomes a Part: an ORTModule over a Graph, which is those tensor
-operations as a module that has the user's own parameters and buffers. Used by _module.py.
+where it cannot follow. Each graph that arrives is run by an ORTModule of its own over a Graph, which is those tensor
+operations as a module that has the user's parameters and buffers. Used by _module.py.
 """
 
 from __future__ import annotations

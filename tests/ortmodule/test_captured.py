@@ -249,3 +249,11 @@ def test_a_parameter_changed_in_forward_runs_in_pytorch(capture, monkeypatch):
         return [*results, step(X)(m)[0]]
 
     assert counts(both(module(forward), use))[:2] == (0, 2)
+
+
+def test_a_hook_of_every_module_from_the_first_call_on():
+    with torch.nn.modules.module.register_module_forward_hook(lambda _m, _i, out: out * 2):
+        model = ORTModule(module(lambda m, x: m.fc(x))())
+        model(X)
+    assert counts(model)[:2] == (0, 1)
+    torch.testing.assert_close(model(X), model.module(X))
