@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
+from onnxtrain._export.captured import Graph
 from onnxtrain._export.errors import ArgumentError, ExportError
 
 PLAIN_TENSORS = frozenset((Tensor, torch.nn.Parameter, torch.nn.Buffer))
@@ -95,6 +96,8 @@ def refuse_lost(module: torch.nn.Module, leaves: Sequence[Any], names: Sequence[
     for name, child in module.named_modules():
         if child._backward_hooks or child._backward_pre_hooks:
             raise ExportError(f"Module {name or 'itself'} has a backward hook; a graph would lose it.")
+        if isinstance(module, Graph):
+            continue  # Dynamo has captured what the others do
         for hook in (*child._forward_pre_hooks.values(), *child._forward_hooks.values()):
             _refuse_hook(hook, f"Module {name or 'itself'} has", "forward")
     for leaf, name in zip(leaves, names):

@@ -257,3 +257,15 @@ def test_a_hook_of_every_module_from_the_first_call_on():
         model(X)
     assert counts(model)[:2] == (0, 1)
     torch.testing.assert_close(model(X), model.module(X))
+
+
+def test_a_hook_that_counts_is_captured():
+    seen = []
+
+    def make():
+        m = module(lambda m, x: m.fc(x))()
+        m.fc.register_forward_hook(lambda _m, _i, out: seen.append(len(out)) or out * 3)
+        return m
+
+    in_engine(both(make, three()), 3)
+    assert seen == [3] * 6  # eager's three calls and ours
