@@ -25,11 +25,17 @@ INLINE float f32_signed(float x, float sign)
     return __builtin_copysignf(x, sign);
 }
 
+/* x - k ln 2, in two parts of ln 2, of which k times the first is exact (Cody and Waite). */
+INLINE float f32_less_ln2(float x, float k)
+{
+    float r = x - k * 0.693359375f;
+    return r + k * 2.12194440e-4f;
+}
+
 /* exp(r), x = k ln 2 + r: a polynomial (weighted least squares until its relative error, 3.1e-9, is even). */
 INLINE float f32_exp_rest(float x, float k)
 {
-    float r = x - k * 0.693359375f;
-    r = r + k * 2.12194440e-4f;
+    float r = f32_less_ln2(x, k);
     float p = 1.381446689e-3f;
     p = p * r + 8.36878055e-3f;
     p = p * r + 4.166839422e-2f;
@@ -170,8 +176,7 @@ INLINE float f32_expm1(float x)
     float clamped = x > 89.0f ? 89.0f : x;
     clamped = clamped < -20.0f ? -20.0f : clamped;
     float k = (clamped * 1.44269504f + 12582912.0f) - 12582912.0f;
-    float r = clamped - k * 0.693359375f;
-    r = r + k * 2.12194440e-4f;
+    float r = f32_less_ln2(clamped, k);
     float p = 1.9841270e-4f;
     p = p * r + 1.3888889e-3f;
     p = p * r + 8.3333333e-3f;
