@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import operator
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ from onnxtrain.ortmodule._key import function_mode
 
 _log = logging.getLogger("onnxtrain")
 _KINDS = ((torch.SymInt, int), (torch.SymFloat, float), (torch.SymBool, bool))
+MAX_NUMBERS = 1024  # sets of sizes, and what a graph's results are for them
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 _TRANSFORMS = ("_grad_increment_nesting", "_jvp_increment_nesting")
 _ARITHMETIC = frozenset((operator.add, operator.sub, operator.mul, operator.truediv,
@@ -56,7 +58,7 @@ def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], *, mode:
 
 
 def compiled(graph: torch.fx.GraphModule, example_inputs: Sequence[Any],
-             parts: Parts | None = None) -> Callable[..., Any]:
+             parts: weakref.ref[Parts] | None = None) -> Callable[..., Any]:
     """A function of the graph's arguments. With `parts`, the graph is one of an ORTModule's."""
     graph = _copied(graph)
     try:
@@ -64,7 +66,7 @@ def compiled(graph: torch.fx.GraphModule, example_inputs: Sequence[Any],
         numbers = _Numbers(graph)
     except LookupError as error:
         if parts is not None:
-            return parts.by_torch(graph, f"a graph of {len(graph.graph.nodes)} nodes runs in PyTorch, since {error}")
+            return parts().by_torch(graph, f"a graph of {len(graph.graph.nodes)} nodes runs in PyTorch, since {error}")
         _log.warning("torch.compile(backend='onnxtrain'): PyTorch runs a graph of %d nodes, since %s",
                      len(graph.graph.nodes), error)
         return _counted(graph)
@@ -86,7 +88,7 @@ def compiled(graph: torch.fx.GraphModule, example_inputs: Sequence[Any],
         arguments = inputs = [given[i].item() if i in floats else given[i] for i in kept]
         if parts is not None:
             if bound is None or not bound.holds(inputs):
-                bound = parts.bind(graph, inputs)
+                bound = parts().bind(graph, inputs)
                 model = bound.model
             arguments = [inputs[i] for i in bound.arguments]
         if _has_any_global_hook():
@@ -151,6 +153,8 @@ def _undo_operators(graph: torch.fx.GraphModule) -> None:
         elif node.target is torch.ops.higher_order.tag_activation_checkpoint:
             node.target = _checkpointed(getattr(graph, node.args[0].target))
             node.args, node.kwargs = node.args[1:], {**node.kwargs, "use_reentrant": False}
+        elif node.target is torch.ops.aten._assert_scalar.default:  # eager's operators check and say it themselves
+            graph.graph.erase_node(node)
         elif node.target is torch._C._autograd._get_data_attr:  # which a trace takes for a constant
             node.target = torch.detach
         else:
@@ -273,6 +277,11 @@ def _expression(value: Any) -> Any:
     return value.node.expr if isinstance(value, torch.SymInt) else None
 
 
+def _symbols(value: Any) -> set[Any]:
+    """Those in the formula of a symbolic number; a condition of a tensor's value is that its symbol is 1."""
+    return value.node.expr.free_symbols if isinstance(value, tuple(symbolic for symbolic, _ in _KINDS)) else set()
+
+
 def _sizes_from_tensors(graph: torch.fx.GraphModule) -> list[int]:
     """Reads every size that is an argument off a tensor that has it; returns the arguments that are left."""
     placeholders = _placeholders(graph)
@@ -314,22 +323,30 @@ class _Numbers:
                 self._formulas[i] = kind, value.node.expr
         symbols = {_expression(_example(node)): i for i, node in enumerate(_placeholders(graph))}
         wanted = set().union(*[formula.free_symbols for _, formula in self._formulas.values()])
-        if unknown := wanted.difference(symbols):
+        contents = {symbol: node.args[0] for node in graph.graph.nodes if node.op == "call_method"
+                    and node.target == "item" for symbol in _symbols(_example(node))}
+        if unknown := wanted.difference(symbols, contents):
             raise LookupError(f"a result depends on {', '.join(map(str, unknown))}, which is no argument")
-        self._symbols = [(symbol, symbols[symbol]) for symbol in wanted]
+        self._symbols = [(symbol, symbols[symbol]) for symbol in wanted.intersection(symbols)]
+        self._contents = [(symbol, contents[symbol]) for symbol in wanted.difference(symbols)]
         self._known: dict[tuple[int, ...], dict[int, Any]] = {}
 
     def take_out(self) -> None:
-        """Leaves the graph with its tensors as results."""
-        self._output.args = (tuple(self._results[i] for i in self._tensors),)
+        """Leaves the graph with its tensors as results, and with those that a number among them is read from."""
+        tensors = [self._results[i] for i in self._tensors]
+        self._output.args = (*tensors, *[tensor for _, tensor in self._contents]),
 
     def put_back(self, left: Sequence[Tensor], given: Sequence[Any]) -> tuple[Any, ...]:
         """All results, from those that are left and the graph's arguments."""
-        values = tuple([given[i] for _, i in self._symbols])
+        read = [tensor.item() for tensor in left[len(self._tensors):]]
+        values = tuple([given[i] for _, i in self._symbols] + [int(v) if isinstance(v, bool) else v for v in read])
         numbers = self._known.get(values)
         if numbers is None:
-            bound = {symbol: value for (symbol, _), value in zip(self._symbols, values)}
-            numbers = {i: kind(formula.subs(bound)) for i, (kind, formula) in self._formulas.items()}
+            bound = dict(zip([symbol for symbol, _ in (*self._symbols, *self._contents)], values))
+            numbers = {i: kind(bound[formula] if formula in bound else formula.subs(bound))
+                       for i, (kind, formula) in self._formulas.items()}
+            if len(self._known) == MAX_NUMBERS:
+                self._known.clear()
             self._known[values] = numbers
         whole = [None if isinstance(result, torch.fx.Node) else result for result in self._results]
         for i, value in zip(self._tensors, left):

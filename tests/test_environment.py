@@ -100,7 +100,7 @@ def ran(module=None, x=None, debug=None):
 
 
 def program(model):
-    (found,) = next(iter(model._programs.values()))
+    (found,) = model._all_programs()[0][1]
     return found
 
 
@@ -247,7 +247,7 @@ class Twice(torch.nn.Module):
 
 m = ORTModule(Twice())
 m(torch.ones(256, 256))
-p = next(iter(m._programs.values()))[0]
+p = m._all_programs()[0][1][0]
 """
 
 

@@ -1,4 +1,4 @@
-"""A graph that Dynamo captured, as a module with the user's own parameters and buffers, which can be exported."""
+"""A graph that Dynamo captured, as a module that holds the parameters and buffers of the user's, and can be exported."""
 
 from __future__ import annotations
 
@@ -6,30 +6,62 @@ import inspect
 import re
 import types
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.fx.traceback
 from torch import Tensor
 
-Place = tuple[dict[str, Any], str]  # of a tensor in a module: _parameters or _buffers, and its name there
+from onnxtrain._export import exclusive
+
+
+class Place(NamedTuple):
+    """Where a module holds a tensor."""
+
+    store: dict[str, Any]  # the _parameters or _buffers of one of its modules
+    name: str
+    path: str  # of that module
+    kind: str  # "_parameters" or "_buffers"
 
 
 class Graph(torch.nn.Module):
-    """Operations that Dynamo captured, as a module with the parameters and buffers of the user's, under their names.
+    """Operations that Dynamo captured, as a module with parameters and buffers of the user's, under their names.
+
+    The containers are its own, so that no export touches the user's module.
 
     Args:
         module: the user's.
         operations: takes parameters and buffers as arguments.
         places: for each argument of `operations` every place in `module` that holds it; empty for those that are
             arguments of the Graph.
+
+    Attributes:
+        held: for each argument of `operations` where the Graph has it: a dict and a name; None for its own arguments.
     """
 
     def __init__(self, module: torch.nn.Module, operations: torch.fx.GraphModule,
                  places: Sequence[Sequence[Place]]) -> None:
         super().__init__()
-        for store in ("_parameters", "_buffers", "_modules"):  # the very dicts, so that a new value is seen
-            self.__dict__[store] = module.__dict__[store]
-        self.__dict__.update(_user=module, _operations=operations, _places=tuple(places))
+        for part in operations.modules():
+            for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
+                _name_modules(node)
+        self.__dict__.update(_user=module, _operations=operations)
+        self.__dict__["held"] = [None if not held else (getattr(self._owner(held[0].path), held[0].kind), held[0].name)
+                                 for held in places]
+        self.hold(places)
+
+    def _owner(self, path: str) -> torch.nn.Module:
+        """The module of this path, made if there is none."""
+        owner: torch.nn.Module = self
+        for name in path.split(".") if path else ():
+            owner = owner._modules.setdefault(name, torch.nn.Module())  # type: ignore[assignment]
+        return owner
+
+    def hold(self, places: Sequence[Sequence[Place]]) -> None:
+        """Takes the tensors that stand at these places now."""
+        for held in places:
+            for place in held:
+                getattr(self._owner(place.path), place.kind)[place.name] = place.store[place.name]
 
     @property
     def training(self) -> bool:
@@ -65,7 +97,22 @@ class Graph(torch.nn.Module):
 
     def forward(self, *args: Any) -> Any:
         given = iter(args)
-        return self._operations.forward(*[held[0][0][held[0][1]] if held else next(given) for held in self._places])
+        inputs = [next(given) if held is None else held[0][held[1]] for held in self.held]
+        if not exclusive.here():
+            return self._operations.forward(*inputs)
+        with torch.fx.traceback.preserve_node_meta():  # names of the user's modules go into the export
+            return torch.fx.Interpreter(self._operations).run(*inputs)
+
+
+def _name_modules(node: torch.fx.Node) -> None:
+    """Notes the user's modules that an operation is in as torch.export does, by name; Dynamo has the Python expression
+    of each.
+    """
+    found = list((node.meta.get("nn_module_stack") or {}).items())
+    root = found[0][1][0] if found else ""
+    node.meta = {"nn_module_stack": {
+        str(key): ("module" + str(name).removeprefix(root), str(kind))
+        for key, (name, kind) in found if str(name).startswith(root)}} if found else {}
 
 
 def _names(module: torch.nn.Module, operations: torch.fx.GraphModule,
@@ -99,9 +146,10 @@ def _named(forward: Callable[..., Any], names: Sequence[str]) -> Callable[..., A
 def places_of(module: torch.nn.Module, inputs: Sequence[Any]) -> list[list[Place]]:
     """For each input of a graph the places where the module holds it; none for what is no parameter or buffer."""
     held: dict[int, list[Place]] = {}
-    for child in module.modules():
-        for store in (child._parameters, child._buffers):
+    for path, child in module.named_modules():
+        for kind in ("_parameters", "_buffers"):
+            store = getattr(child, kind)
             for name, tensor in store.items():
                 if tensor is not None:
-                    held.setdefault(id(tensor), []).append((store, name))
+                    held.setdefault(id(tensor), []).append(Place(store, name, path, kind))
     return [held.get(id(value), []) if isinstance(value, Tensor) else [] for value in inputs]

@@ -25,8 +25,10 @@ def exclusive() -> Iterator[None]:
     export.
     """
     global owner
+    from torch._dynamo.convert_frame import compile_lock
+
     set_tracing = getattr(torch._C._autograd, "_saved_tensors_hooks_set_tracing", None)
-    with _lock:
+    with compile_lock, _lock:  # Dynamo, in another thread, would read what is patched
         before, owner = owner, threading.get_ident()
         traced = set_tracing(True) if set_tracing is not None else None
         try:

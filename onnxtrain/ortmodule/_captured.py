@@ -8,21 +8,62 @@ operations as a module that has the user's parameters and buffers. Used by _modu
 from __future__ import annotations
 
 import collections
+import dataclasses
 import inspect
 import random
+import threading
 import types
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils import _pytree as pytree
 
 from onnxtrain import _report
 from onnxtrain._export.captured import Graph, Place, places_of
 from onnxtrain._export.snapshot import Snapshot
+from onnxtrain.ortmodule import _sharded
 from onnxtrain.ortmodule._fallback import FallbackPolicy
+from onnxtrain.ortmodule._key import describe
 
+TRY_AGAIN = 16  # calls in PyTorch, before Dynamo sees such a call again; then as many times that
 MAX_CAPTURES = 64  # of one mode; Dynamo runs the module in PyTorch after them
+# While it captures, Dynamo guards hooks, and follows what it would cut the graph for.
+_SETTINGS = {"skip_nnmodule_hook_guards": False, "allow_rnn": True, "capture_scalar_outputs": True,
+             "capture_dynamic_output_shape_ops": True, "optimize_ddp": False}
+
+
+class _Running(threading.local):
+    """Of each thread: the call of an ORTModule that goes on, and Dynamo's settings as they were before a capture."""
+
+    parts: Parts | None = None
+    before: Any = None
+
+    def capture_begins(self, _: Any = None) -> None:
+        """Puts _SETTINGS in force until the call is over."""
+        if self.parts is not None and self.before is None:
+            from torch._dynamo import config
+
+            self.before = config.patch({name: value for name, value in _SETTINGS.items() if hasattr(config, name)})
+            self.before.__enter__()
+
+    def restore(self) -> None:
+        """Puts the settings back that were there before."""
+        self.before.__exit__(None, None, None)
+        self.before = None
+
+
+_running = _Running()
+
+
+def _hear_of_captures() -> None:
+    """Lets Dynamo say when it begins one; torch._dynamo.reset() makes it forget that."""
+    from torch._dynamo.callback import callback_handler
+
+    if _running.capture_begins not in callback_handler.start_callbacks:
+        callback_handler.register_start_callback(_running.capture_begins)
 
 
 def _entry(module: torch.nn.Module) -> Callable[..., Any]:
@@ -31,6 +72,13 @@ def _entry(module: torch.nn.Module) -> Callable[..., Any]:
         return module(*args, **kwargs)
 
     return types.FunctionType(call.__code__.replace(), call.__globals__, "call", None, call.__closure__)
+
+
+def _forget(code: types.CodeType) -> None:
+    """What Dynamo compiled of a function that is gone, and all that it holds."""
+    import torch._dynamo
+
+    torch._dynamo.reset_code(code)
 
 
 def _is_of_dynamo(error: Exception) -> bool:
@@ -50,9 +98,9 @@ def _misread(module: torch.nn.Module) -> str | None:
     """
     for value, path in Snapshot(module).objects():
         if isinstance(value, random.Random):
-            return f"the random.Random {path!r}"
+            return f"Dynamo does not follow the random.Random {path!r}"
         if isinstance(value, collections.deque) and value.maxlen is not None:
-            return f"the deque(maxlen={value.maxlen}) {path!r}"
+            return f"Dynamo does not follow the deque(maxlen={value.maxlen}) {path!r}"
     return None
 
 
@@ -61,6 +109,25 @@ def _cuts() -> dict[str, int]:
     from torch._dynamo.utils import counters
 
     return counters["graph_break"]
+
+
+def _kind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """What tells calls apart that Dynamo may or may not follow."""
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    kind = tuple([describe(leaf) if isinstance(leaf, torch.Tensor) else type(leaf) for leaf in leaves]), spec
+    try:
+        hash(kind)
+    except TypeError:  # a spec may have a context without one
+        kind = kind[0], str(spec)
+    return kind
+
+
+@dataclasses.dataclass
+class _Refused:
+    """A kind of call that ran in PyTorch: after how many it is tried again, as the module may have changed."""
+
+    calls: int = 0
+    again: int = 0
 
 
 class Bound:
@@ -74,12 +141,12 @@ class Bound:
     def __init__(self, model: Any, places: Sequence[Sequence[Place]]) -> None:
         self.model = model
         self.arguments = [i for i, held in enumerate(places) if not held]
-        self._places = [(i, store, name) for i, held in enumerate(places) for store, name in held]
+        self._held = [(i, *held) for i, held in enumerate(model._module.held) if held is not None]
 
     def holds(self, inputs: Sequence[Any]) -> bool:
-        """Whether the module has these parameters and buffers in the same places: another may have been put there."""
-        for i, store, name in self._places:
-            if store.get(name) is not inputs[i]:
+        """Whether the model has these parameters and buffers: the user may have put others in their places."""
+        for i, store, name in self._held:
+            if store[name] is not inputs[i]:
                 return False
         return True
 
@@ -90,11 +157,12 @@ class Parts:
     def __init__(self, model: Any) -> None:
         self._module: torch.nn.Module = model._module
         self._model = weakref.ref(model)
+        self._here = weakref.ref(self)  # for what Dynamo keeps, which must not keep this
         self._graphs: dict[tuple[Any, ...], Any] = {}  # the ORTModule of each, by what it computes
         # By mode: each has its own code, and few sets of guards to try.
         self._calls: dict[tuple[bool, ...], Callable[..., Any]] = {}
         self._cuts: dict[str, int] = {}
-        self._hooks_unguarded: bool | None = None  # torch's setting, while a capture goes on
+        self._refused: dict[tuple[Any, ...], _Refused] = {}
 
     def models(self) -> Iterable[Any]:
         """The ORTModules of the graphs."""
@@ -104,13 +172,16 @@ class Parts:
         def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
             from onnxtrain import dynamo
 
-            self._note_cuts()
-            self._guard_hooks()
-            return dynamo.compiled(graph, example_inputs, self)
+            here()._note_cuts()
+            return dynamo.compiled(graph, example_inputs, here)
+
+        here = self._here
 
         known = inspect.signature(torch.compile).parameters
         limit = {"recompile_limit": MAX_CAPTURES, "isolate_recompiles": True} if "recompile_limit" in known else {}
-        return torch.compile(_entry(self._module), backend=backend, **limit)
+        entry = _entry(self._module)
+        weakref.finalize(self, _forget, entry.__code__).atexit = False
+        return torch.compile(entry, backend=backend, **limit)
 
     def bind(self, operations: torch.fx.GraphModule, inputs: Sequence[Any]) -> Bound:
         """What runs a graph for as long as these tensors, those that are no arguments, stand where they stand.
@@ -122,7 +193,7 @@ class Parts:
         from onnxtrain.ortmodule._module import ORTModule
 
         places = places_of(self._module, inputs)
-        key = dynamo.key(operations), *[(id(store), name) for held in places for store, name in held or [(None, "")]]
+        key = dynamo.key(operations), *[tuple([(place.path, place.name) for place in held]) for held in places]
         model = self._graphs.get(key)
         if model is None:
             whole = self._model()
@@ -130,31 +201,25 @@ class Parts:
             model._fallback, model._runtime, model._announced = whole._fallback, whole._runtime, whole._announced
             model._counters = _report.Counters(whole=whole._counters, reasons=whole._counters.reasons)
             model._in_backward = whole.__dict__.get("_in_backward")
+        else:
+            model._module.hold(places)
+        if (view := self._model().__dict__.get("_view")) is not None:
+            model.__dict__["_view"] = weakref.proxy(view)
         return Bound(model, places)
 
     def by_torch(self, operations: Callable[..., Any], reason: str) -> Callable[..., Any]:
         """What PyTorch runs, where the policy allows it."""
+        here = self._here
+
         def call(*given: Any, **named: Any) -> Any:
-            self._fall_back(reason)
-            self._model()._counters.torch_graphs += 1
+            here()._fall_back(reason)
+            here()._model()._counters.torch_graphs += 1
             return operations(*given, **named)
 
         return call
 
     def _fall_back(self, reason: str, cause: Exception | None = None) -> None:
         self._model()._fall_back(reason, FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL, reason, cause, None)
-
-    def _guard_hooks(self) -> None:
-        """Until this call is over, lets Dynamo guard hooks, which it leaves out unless told otherwise."""
-        if self._hooks_unguarded is None:
-            from torch._dynamo import config
-
-            self._hooks_unguarded, config.skip_nnmodule_hook_guards = config.skip_nnmodule_hook_guards, False
-
-    def _hooks_as_before(self) -> None:
-        from torch._dynamo import config
-
-        config.skip_nnmodule_hook_guards, self._hooks_unguarded = self._hooks_unguarded, None
 
     def _note_cuts(self) -> None:
         """Says where Dynamo has cut this module's graphs since the last look."""
@@ -165,33 +230,58 @@ class Parts:
                 found.append(line)
         self._cuts = dict(cuts)
 
+    def _settled(self, mode: tuple[bool, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether PyTorch runs this call since Dynamo captured nothing of one like it."""
+        refused = self._refused.get((mode, _kind(args, kwargs)))
+        if refused is None or self._model()._fallback.retry:
+            return False
+        refused.calls += 1
+        return refused.calls < refused.again
+
+    def _refuse(self, mode: tuple[bool, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Notes that Dynamo captured nothing of this call: it would leave out every later one of this code as well."""
+        self._calls.pop(mode, None)
+        refused = self._refused.setdefault((mode, _kind(args, kwargs)), _Refused())
+        refused.again = TRY_AGAIN * max(refused.again, 1)
+
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One call of the module: in the engine if each of its graphs is."""
-        counters = self._model()._counters
+        whole = self._model()
+        counters = whole._counters
         mode = self._module.training, torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        if self._refused and self._settled(mode, args, kwargs):
+            return whole._in_torch(args, kwargs)
         call = self._calls.get(mode)
         if call is None:
             self._cuts = self._cuts or dict(_cuts())
-            misread = _misread(self._module)
-            call = self._calls[mode] = self._compiled() if misread is None else self.by_torch(
-                self._module, f"Dynamo does not follow {misread}")
+            whole._say_constants(pytree.tree_leaves((args, kwargs)))
+            reason = _sharded.reason(self._module) or _misread(self._module)
+            call = self._calls[mode] = self._compiled() if reason is None else self.by_torch(self._module, reason)
         engine, by_torch = counters.engine_graphs, counters.torch_graphs
+        outer, _running.parts = _running.parts, self
+        _hear_of_captures()
+        if DistributedDataParallel._active_ddp_module is not None:  # asked for before a capture begins
+            _running.capture_begins()
         try:
             result = call(*args, **kwargs)
         except Exception as error:
             if (engine, by_torch) != (counters.engine_graphs, counters.torch_graphs) or not _is_of_dynamo(error):
                 raise
-            result = self._module(*args, **kwargs)  # forward's own errors are raised here
+            result = whole._in_torch(args, kwargs)  # forward's own errors are raised here
             self._fall_back(f"Dynamo could not capture it: {str(error).splitlines()[0]}", error)
+            self._refuse(mode, args, kwargs)
+            return result
         finally:
-            if self._hooks_unguarded is not None:
-                self._hooks_as_before()
+            _running.parts = outer
+            if _running.before is not None:
+                _running.restore()
         if counters.torch_graphs == by_torch and counters.engine_graphs > engine:
             _report.engine_step(counters)
         else:
             if counters.torch_graphs == by_torch:
                 self._note_cuts()
-                cut = next(iter(counters.graph_breaks), None)
+                cut = next(reversed(counters.graph_breaks), None)
                 self._fall_back("Dynamo captured no tensor operations of it" + (f": {cut}" if cut else ""))
+                self._refuse(mode, args, kwargs)
             _report.count(counters, fallback_steps=1)
         return result

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -292,10 +293,7 @@ class ORTModule(torch.nn.Module):
         except UnsupportedError as error:
             self._fall_back(key, FallbackPolicy.FALLBACK_UNSUPPORTED_ONNX_MODEL, str(error), error, None)
             return self._in_torch(args, kwargs)
-        for leaf in leaves:
-            if isinstance(leaf, str):
-                self._debug.log(logging.INFO, "Received input of type %s is treated as a constant by ORT by default.",
-                                type(leaf))
+        self._say_constants(leaves)
         _C.set_log_level(self._debug.log_level.logging_level)
         if self._runtime.cache_dir:
             products.recall(self._runtime.cache_dir)
@@ -359,6 +357,12 @@ class ORTModule(torch.nn.Module):
                 self._refused.clear()
             self._refused.add(sizes)
             raise
+
+    def _say_constants(self, leaves: Iterable[Any]) -> None:
+        for leaf in leaves:
+            if isinstance(leaf, str):
+                self._debug.log(logging.INFO, "Received input of type %s is treated as a constant by ORT by default.",
+                                type(leaf))
 
     def _first_run(self, program: Program, leaves: list[Any], grad_enabled: bool) -> Any:
         """A graph that does not run even for the arguments that it was exported with is the exporter's fault,

@@ -61,7 +61,7 @@ def slowest_kernel(model: ORTModule, step: Any) -> str:
     _C.set_timing(True)
     step()
     _C.set_timing(False)
-    events = [event for known in model._programs.values() for program in known for session in program.sessions
+    events = [event for _, known in model._all_programs() for program in known for session in program.sessions
               for event in session.timeline()]
     total = sum(end - start for *_, start, end in events)
     if not total:

@@ -154,7 +154,7 @@ def run(name: str, rounds: int, with_compile: bool, with_memory: bool) -> list[t
     ours = peers[-1]
     counts = onnxtrain.stats(ours.model)
     assert counts["fallback_steps"] == 0, counts["reasons"]
-    session = next(iter(ours.model._programs.values()))[0].session
+    session = ours.model._all_programs()[0][1][0].session
     stats = session.stats()
     ours.step(work.resized, work)
     resized = session.stats()
@@ -183,7 +183,7 @@ def run_in_backward(name: str, rounds: int, bf16: bool, with_memory: bool) -> No
                 peer.times.append(took)
     assert all(torch.equal(p, q) for p, q in zip(*(peer.model.parameters() for peer in peers), strict=True))
     for peer in peers:
-        session = next(iter(peer.model._programs.values()))[0].session.stats()
+        session = peer.model._all_programs()[0][1][0].session.stats()
         memory = f", peak of five steps {peak(name, peer.name, *['--bf16'] * bf16):.0f} MiB" if with_memory else ""
         print(f"{name} {'bf16' if bf16 else 'float32'}, step {peer.name}: {1e3 * median(peer.times):.2f} ms, "
               f"slab {session['slab_bytes'] / 2**20:.1f} MiB, outputs and gradients "

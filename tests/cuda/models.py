@@ -106,7 +106,7 @@ def compare(name: str, half: bool, device: str) -> tuple[set[str], dict[str, int
     for k, (a, b) in enumerate(zip(want, got, strict=True)):
         far = (a - b).abs().max().item()
         assert far <= tol * max(1.0, a.abs().max().item()), f"parameter {k}: {far}"
-    steps = [(op, kernel) for programs in model._programs.values() for program in programs
+    steps = [(op, kernel) for _, programs in model._all_programs() for program in programs
              for session in program.sessions
              for _, op, kernel, *_ in session.timeline()]
     if name == "gpt2":  # its GELU is in the products, both ways

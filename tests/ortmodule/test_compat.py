@@ -128,7 +128,7 @@ def test_json_config(tmp_path):
     assert (options.propagate_cast_ops_level, options.use_static_shape, options.skip_check.value) == (3, True, 10)
     assert manager._debug_options.logging.log_level.name == "ERROR" and manager._fallback_manager.policy.value == 1
     model(torch.ones(1, 3))
-    assert next(iter(model._programs.values()))[0].exported.opset == 18
+    assert model._all_programs()[0][1][0].exported.opset == 18
     for content, error in (({"Unknown": 1}, ValueError), ({"UseStaticShape": 1}, TypeError),
                            ({"SkipCheck": ["X"]}, KeyError)):
         path.write_text(json.dumps(content))

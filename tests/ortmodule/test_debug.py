@@ -72,7 +72,7 @@ def test_every_stage_is_written_and_passes_the_checker(tmp_path):
 def test_save_refuses_what_there_is_not():
     model = ORTModule(nn.Linear(2, 2))
     model(torch.ones(1, 2))
-    (program,) = next(iter(model._programs.values()))
+    (program,) = model._all_programs()[0][1]
     with pytest.raises(ValueError, match="expected post_processed"):
         program.session.save("final")
     fresh = _C.Session(program.exported.model)

@@ -95,7 +95,7 @@ def test_the_exporter_can_be_chosen(exporter, monkeypatch):
     model = ORTModule(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)))
     x = torch.randn(2, 3)
     torch.testing.assert_close(model(x), model.module(x))
-    (program,) = next(iter(model._programs.values()))
+    (program,) = model._all_programs()[0][1]
     assert program.exported.exporter == exporter
     assert onnxtrain.stats(model)["engine_steps"] == 1
     counted = ORTModule(Counted())

@@ -28,7 +28,7 @@ class WithLoss(nn.Module):
 
 def made_anew(model: ORTModule) -> int:
     """Blocks that were not had from the pool."""
-    sessions = [program.session.stats() for known in model._programs.values() for program in known]
+    sessions = [program.session.stats() for _, known in model._all_programs() for program in known]
     return sum(s["blocks_taken"] - s["blocks_reused"] for s in sessions)
 
 
