@@ -13,7 +13,7 @@ import io
 import re
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -439,11 +439,14 @@ def _refuse_settings(settings: list[state.Setting]) -> None:
 
 def _torch_export(flat: _Flat, tensors: tuple[Tensor, ...]) -> torch.export.ExportedProgram:
     auto = torch.export.Dim.AUTO
-    fixed = flat.planes == "fixed"
-    grows = {id(t) for cache in filled.among(flat.arguments()) for t in pytree.tree_leaves(cache)}
-    dynamic = [tuple({axis: auto for axis in range(2 if fixed and t.dim() > 3 and t.is_floating_point()
-                                                   and id(given) not in grows else t.dim())}
-                     for t, given in zip(tensors, flat.tensors()))]
+    if isinstance(flat.module, captured.Graph):
+        axes: list[Iterable[int]] = [*flat.module.dynamic]
+    else:
+        fixed = flat.planes == "fixed"
+        grows = {id(t) for cache in filled.among(flat.arguments()) for t in pytree.tree_leaves(cache)}
+        axes = [range(2 if fixed and t.dim() > 3 and t.is_floating_point() and id(given) not in grows else t.dim())
+                for t, given in zip(tensors, flat.tensors())]
+    dynamic = [tuple({axis: auto for axis in each} for each in axes)]
 
     def trace() -> torch.export.ExportedProgram:
         flat.traced = _Traced()

@@ -37,11 +37,16 @@ class Graph(torch.nn.Module):
 
     Attributes:
         held: for each argument of `operations` where the Graph has it: a dict and a name; None for its own arguments.
+        dynamic: of each tensor among its own arguments the axes whose sizes Dynamo found, or was told, to change.
     """
 
     def __init__(self, module: torch.nn.Module, operations: torch.fx.GraphModule,
                  places: Sequence[Sequence[Place]]) -> None:
         super().__init__()
+        examples = [node.meta.get("example_value") for node in operations.graph.nodes if node.op == "placeholder"]
+        self.__dict__["dynamic"] = [
+            {axis for axis, size in enumerate(example.shape) if isinstance(size, torch.SymInt)}
+            for example, held in zip(examples, places) if not held and isinstance(example, Tensor)]
         for part in operations.modules():
             for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
                 _name_modules(node)

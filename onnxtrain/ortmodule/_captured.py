@@ -8,16 +8,19 @@ operations as a module that has the user's parameters and buffers. Used by _modu
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import inspect
 import random
+import re
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.nn.modules.module import _has_any_global_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
@@ -36,23 +39,58 @@ _SETTINGS = {"skip_nnmodule_hook_guards": False, "allow_rnn": True, "capture_sca
 
 
 class _Running(threading.local):
-    """Of each thread: the call of an ORTModule that goes on, and Dynamo's settings as they were before a capture."""
+    """Of each thread: the call of an ORTModule that goes on, and what puts torch's settings back after a capture."""
 
-    parts: Parts | None = None
-    before: Any = None
+    arguments: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+    before: contextlib.ExitStack | None = None
 
     def capture_begins(self, _: Any = None) -> None:
-        """Puts _SETTINGS in force until the call is over."""
-        if self.parts is not None and self.before is None:
+        """Puts settings in force until the call is over."""
+        if self.arguments is not None and self.before is None:
             from torch._dynamo import config
 
-            self.before = config.patch({name: value for name, value in _SETTINGS.items() if hasattr(config, name)})
-            self.before.__enter__()
+            self.before = contextlib.ExitStack()
+            self.before.enter_context(config.patch({name: value for name, value in _SETTINGS.items()
+                                                    if hasattr(config, name)}))
+            if hasattr(torch.compiler.config, "dynamic_sources"):
+                sources = [torch.compiler.config.dynamic_sources, *_dynamic_sizes(*self.arguments)]
+                self.before.enter_context(torch.compiler.config.patch(dynamic_sources=",".join(filter(None, sources))))
 
     def restore(self) -> None:
         """Puts the settings back that were there before."""
-        self.before.__exit__(None, None, None)
+        self.before.close()  # type: ignore[union-attr]
         self.before = None
+
+
+def _tensors(name: str, value: Any, depth: int = 5) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of an argument, named as Dynamo names what it reads them from."""
+    if isinstance(value, torch.Tensor):
+        yield name, value
+    elif depth and not isinstance(value, torch.nn.Module):
+        parts: Iterable[tuple[str, Any]] = ()
+        if type(value) is dict:
+            parts = [(f"{name}[{key!r}]", part) for key, part in value.items()]
+        elif isinstance(value, dict):
+            parts = [(f"dict.__getitem__({name}, list(dict.keys({name}))[{i}])", part)
+                     for i, part in enumerate(value.values())]
+        elif isinstance(value, (list, tuple)):
+            parts = [(f"{name}[{i}]", part) for i, part in enumerate(value)]
+        elif type(getattr(value, "__dict__", None)) is dict:
+            parts = [(f"{name}.{key}", part) for key, part in value.__dict__.items()]
+        for name, part in parts:
+            yield from _tensors(name, part, depth - 1)
+
+
+def _dynamic_sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[str]:
+    """The sizes that are dynamic from the first call on: of images those of the planes are not, since what strides and
+    pooling make of them are long formulas.
+    """
+    for name, tensor in (*_tensors("L['args']", args), *_tensors("L['kwargs']", kwargs)):
+        if not tensor.is_nested:
+            pattern = re.sub(r"\\?[, :]", ".", re.escape(name))  # which torch takes for its own
+            image = tensor.dim() > 3 and tensor.is_floating_point() and ".layers[" not in name  # and of no cache
+            for axis in range(2 if image else tensor.dim()):
+                yield f"{pattern}$:{axis}"
 
 
 _running = _Running()
@@ -251,6 +289,8 @@ class Parts:
         mode = self._module.training, torch.is_grad_enabled(), torch.is_inference_mode_enabled()
         if self._refused and self._settled(mode, args, kwargs):
             return whole._in_torch(args, kwargs)
+        if _has_any_global_hook():
+            return whole._by_torch("all modules have a hook, which a graph would not run", args, kwargs)
         call = self._calls.get(mode)
         if call is None:
             self._cuts = self._cuts or dict(_cuts())
@@ -258,7 +298,7 @@ class Parts:
             reason = _sharded.reason(self._module) or _misread(self._module)
             call = self._calls[mode] = self._compiled() if reason is None else self.by_torch(self._module, reason)
         engine, by_torch = counters.engine_graphs, counters.torch_graphs
-        outer, _running.parts = _running.parts, self
+        outer, _running.arguments = _running.arguments, (args, kwargs)
         _hear_of_captures()
         if DistributedDataParallel._active_ddp_module is not None:  # asked for before a capture begins
             _running.capture_begins()
@@ -272,7 +312,7 @@ class Parts:
             self._refuse(mode, args, kwargs)
             return result
         finally:
-            _running.parts = outer
+            _running.arguments = outer
             if _running.before is not None:
                 _running.restore()
         if counters.torch_graphs == by_torch and counters.engine_graphs > engine:

@@ -44,6 +44,7 @@ X, LABELS = torch.randn(3, 4, generator=torch.Generator().manual_seed(0)), torch
     (X + 200, LABELS, RuntimeError, "out of range"),
     (X * 0, LABELS, RuntimeError, "all zero"),
 ], ids=["label", "finite", "below", "above", "zero"])
+@pytest.mark.capture("export")
 def test_a_check_fires(x, labels, error, text):
     model = ORTModule(Checked())
     model(X, LABELS).backward()
@@ -117,6 +118,7 @@ class Caught(nn.Module):
         return self.fc(x).sum()
 
 
+@pytest.mark.capture("export")
 def test_an_exception_that_forward_catches():
     eager = Caught()
     model = ORTModule(copy.deepcopy(eager))
@@ -130,6 +132,7 @@ def test_an_exception_that_forward_catches():
     lambda m, x: m.fc(x) if x.sum() > 0 else m.fc(-x),
     lambda m, x: m.fc(x if (x > 0).any() and x.sum() < 3 else -x),
 ], ids=["branch", "part of a branch"])
+@pytest.mark.capture("export")
 def test_other_branches_fall_back(forward):
     class Branch(Classified):
         def forward(self, x):

@@ -107,6 +107,13 @@ def test_views_of_the_inside():
     assert any("Grad" in kind for kind in kinds[0]) and not any("Grad" in kind for kind in kinds[1])
     assert training._onnx_models.exported_model.graph.input[0].name == "input"
     assert training._device.type == "cpu" and not model._is_training()
+
+
+@pytest.mark.capture("export")
+def test_a_changed_model_is_seen():
+    model = ORTModule(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)))
+    model(torch.ones(2, 4))
+    training = model._torch_module._execution_manager(True)
     assert not training._graph_transition_manager._original_model_has_changed
     model.module[1].eps = 0.5
     assert training._graph_transition_manager._original_model_has_changed

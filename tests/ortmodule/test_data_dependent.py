@@ -172,6 +172,7 @@ class Forgiving(Pooled):
         return self.fc(x) * factor
 
 
+@pytest.mark.capture("export")
 def test_an_exception_of_the_trace_that_forward_catches():
     model = ORTModule(Forgiving())
     for number in (1, -1):

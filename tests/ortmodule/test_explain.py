@@ -97,6 +97,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.capture("export")
 def test_the_reason_is_one_paragraph(kind):
     make, use, reason, _ = KINDS[kind]
     torch.manual_seed(0)
@@ -115,6 +116,7 @@ def test_the_reason_is_one_paragraph(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.capture("export")
 def test_forbidden_it_raises(kind, monkeypatch):
     make, use, _, error = KINDS[kind]
     monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_DISABLE")
@@ -158,6 +160,7 @@ def test_a_policy_that_forces_it(monkeypatch):
     assert len(onnxtrain.stats(model)["reasons"]) == 1
 
 
+@pytest.mark.capture("export")
 def test_a_check_that_fires(monkeypatch):
     monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_DISABLE")  # forward's own exception is no fallback
     model = ORTModule(module(_raises_sometimes)())

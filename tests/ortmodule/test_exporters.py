@@ -31,6 +31,7 @@ def detached(x):
     return x * x.detach()
 
 
+@pytest.mark.capture("export")
 def test_torchscript_takes_what_the_default_exporter_refuses(caplog):
     torch.manual_seed(0)
     module = Counted()
@@ -69,6 +70,7 @@ def test_torchscript_with_dropout_is_compared_without_and_run_with_it():
     assert module.drop.p == 0.3 and onnxtrain.stats(model)["engine_steps"] == 2
 
 
+@pytest.mark.capture("export")
 def test_a_wrong_gradient_is_refused(caplog, monkeypatch):
     torch.manual_seed(0)
     module = Counted(True)
@@ -90,6 +92,7 @@ def test_a_wrong_gradient_is_refused(caplog, monkeypatch):
 
 
 @pytest.mark.parametrize("exporter", ["dynamo", "torchscript"])
+@pytest.mark.capture("export")
 def test_the_exporter_can_be_chosen(exporter, monkeypatch):
     monkeypatch.setenv("ONNXTRAIN_EXPORTER", exporter)
     model = ORTModule(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)))

@@ -121,6 +121,7 @@ def detached_first(self, x):
 
 @pytest.mark.parametrize("forward", [frozen_for_a_while, frozen_to_the_end, bias_alone, detached_first],
                          ids=lambda f: f.__name__)
+@pytest.mark.capture("export")
 def test_requires_grad_changed_inside_forward(forward):
     def use(model):
         first = step(X)(model)
@@ -136,6 +137,7 @@ def test_what_forward_made_and_drops_again_may_want_a_gradient():
     in_engine(both(module(forward, **TWO), step(X)))
 
 
+@pytest.mark.capture("export")
 def test_flags_that_no_graph_can_keep_run_in_pytorch():
     def forward(self, x):
         hidden = self.fc(x).detach().requires_grad_(True)
@@ -145,12 +147,14 @@ def test_flags_that_no_graph_can_keep_run_in_pytorch():
     assert counts["fallback_steps"] == 1 and "requires_grad" in counts["reasons"][0]
 
 
+@pytest.mark.capture("export")
 def test_a_flag_of_an_argument_that_no_graph_can_keep_runs_in_pytorch():
     model = both(module(lambda self, x: self.fc(x.requires_grad_(True))), step(Y))
     counts = onnxtrain.stats(model)
     assert counts["fallback_steps"] == 1 and "Tensor.requires_grad_(True)" in counts["reasons"][0]
 
 
+@pytest.mark.capture("export")
 def test_gradients_read_inside_forward_run_in_pytorch():
     def use(model):
         step(X)(model)

@@ -102,6 +102,7 @@ def _cache_argument(model):
     return "past_key_values" if "past_key_values" in names else "cache"
 
 
+@pytest.mark.capture("export")
 def test_a_cache_that_counts_in_a_number_is_said():
     """A window's layers do; a graph would hold for one count alone, so there is no export at all."""
     torch.manual_seed(0)

@@ -203,6 +203,7 @@ class Sized(nn.Module):
         return self.fc(x) if x.size(0) > 4 else -self.fc(x)
 
 
+@pytest.mark.capture("export")
 def test_a_length_that_does_not_fit_exports_again_and_says_so(caplog):
     torch.manual_seed(0)
     model, short, long = ORTModule(Sized()), torch.randn(3, 4), torch.randn(7, 4)
@@ -377,6 +378,7 @@ class Branching(nn.Module):
         return x * 2 if x.sum() > 0 else x * 3
 
 
+@pytest.mark.capture("export")
 def test_fallback_is_said_once_and_counted(caplog):
     model = ORTModule(Branching())
     with caplog.at_level(logging.WARNING, "onnxtrain"):
@@ -389,6 +391,7 @@ def test_fallback_is_said_once_and_counted(caplog):
     assert "in PyTorch because" in onnxtrain.explain(model)
 
 
+@pytest.mark.capture("export")
 def test_fallback_disabled_raises(monkeypatch):
     monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_DISABLE")
     with pytest.raises(Exception, match="value"):

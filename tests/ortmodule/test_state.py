@@ -98,6 +98,7 @@ def test_a_change_is_seen(name):
         assert onnxtrain.stats(model)["engine_steps"] == 3, onnxtrain.stats(model)
 
 
+@pytest.mark.capture("export")
 def test_a_hook_runs_in_pytorch_until_it_is_removed():
     model = ORTModule(Child())
     seen, x = [], torch.randn(2, 4)
@@ -223,6 +224,7 @@ class Counter(nn.Module):
         return x * self.calls
 
 
+@pytest.mark.capture("export")
 def test_an_attribute_that_changes_at_every_call_ends_in_pytorch(caplog):
     model = ORTModule(Counter())
     with caplog.at_level(logging.WARNING, "onnxtrain"):
@@ -248,6 +250,7 @@ class Drawing(nn.Module):
         return x * random.random()
 
 
+@pytest.mark.capture("export")
 def test_effects_that_a_graph_would_lose_run_in_pytorch():
     model = ORTModule(Appending())
     model(torch.ones(1)), model(torch.ones(1))
