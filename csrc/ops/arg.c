@@ -1,11 +1,13 @@
 /*
  * ArgMax, ArgMin and TopK: positions of the largest or smallest entries along an axis. NaN counts as the largest and as
- * the smallest alike, as in torch; among equals the lower position comes first.
+ * the smallest alike, as in torch; among equals the lower position comes first. TorchTopK is TopK with torch's choice
+ * among equals.
  */
 #include <inttypes.h>
 #include <string.h>
 
 #include "base/parallel.h"
+#include "ops/introselect.h"
 #include "ops/op.h"
 
 typedef bool (*better_fn)(const void *x, int64_t a, int64_t b); /* whether element a comes before element b */
@@ -312,3 +314,98 @@ static const ont_kernel topk_kernels[] = {{.name = "topk_ref", .accept = accept,
 const ont_op ont_op_TopK = {.domain = "", .name = "TopK", .since = 1, .min_inputs = 1, .max_inputs = 2,
                             .nondiff_inputs = 2, .nondiff_outputs = 2, .attributes = "axis:i k:i largest:i sorted:i",
                             .infer = topk_infer, .grad = topk_grad, ONT_KERNELS(topk_kernels)};
+
+/* ---- TorchTopK ---- */
+
+typedef struct pick_state {
+    line_state lines;
+    int parts; /* of the lines, each with a row of its own in the scratch */
+    bool largest;
+} pick_state;
+
+static ont_status pick_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
+{
+    pick_state *s = ont_arena_alloc(arena, sizeof *s);
+    if (!s) return ONT_ENOMEM;
+    ONT_TRY(topk_prepare(node, arena, out));
+    s->lines = *(line_state *)out->state;
+    s->lines.sorted = ont_attr_int(node, "sorted", 1);
+    s->largest = ont_attr_int(node, "largest", 1);
+    double most = (double)s->lines.lines * (double)s->lines.n / 2048 + 1;
+    s->parts = ont_parallel_threads();
+    if (s->parts > most) s->parts = (int)most;
+    out->state = s;
+    out->work_bytes = (size_t)s->parts * (size_t)s->lines.n * sizeof(ont_ranked);
+    return ONT_OK;
+}
+
+/* Lower for what comes first; NaN is above all numbers. */
+static int64_t rank_of_float(double v, bool largest)
+{
+    int64_t bits;
+    if (v != v) return largest ? INT64_MIN : INT64_MAX;
+    if (v == 0) v = 0; /* of either sign */
+    memcpy(&bits, &v, sizeof bits);
+    bits ^= (bits >> 63) & INT64_MAX;
+    return largest ? ~bits : bits;
+}
+
+static int64_t rank_of_int(int64_t v, bool largest) { return largest ? ~v : v; }
+
+static void rank_line(ont_dtype dtype, const void *data, int64_t step, int64_t n, bool largest, ont_ranked *to)
+{
+#define RANK(name, type, kind, convert) \
+    case ONT_##name: \
+        for (int64_t i = 0; i < n; i++) \
+            to[i] = (ont_ranked){rank_of_##kind(convert(((const type *)data)[i * step]), largest), i}; \
+        break;
+#define WRAPPED(v) ((int64_t)((v) ^ (uint64_t)1 << 63))
+    switch (dtype) {
+        RANK(FLOAT32, float, float, )
+        RANK(FLOAT64, double, float, )
+        RANK(INT32, int32_t, int, )
+        RANK(UINT64, uint64_t, int, WRAPPED)
+    default:
+        RANK(INT64, int64_t, int, )
+    }
+#undef WRAPPED
+#undef RANK
+}
+
+static void pick_part(void *context, int64_t first, int64_t last)
+{
+    const ont_call *call = context;
+    const pick_state *s = call->state;
+    const line_state *l = &s->lines;
+    ont_dtype dtype = ont_node_in(call->node, 0)->dtype;
+    for (int64_t part = first; part < last; part++) {
+        ont_ranked *row = (ont_ranked *)call->work + part * l->n;
+        for (int64_t line = part * l->lines / s->parts; line < (part + 1) * l->lines / s->parts; line++) {
+            int64_t from = line / l->inner * l->n * l->inner + line % l->inner;
+            int64_t to = line / l->inner * l->k * l->inner + line % l->inner;
+            const char *x = (const char *)call->in[0] + (size_t)from * l->size;
+            rank_line(dtype, x, l->inner, l->n, s->largest, row);
+            ont_lowest_first(row, l->n, l->k, l->sorted);
+            for (int64_t i = 0; i < l->k; i++, to += l->inner) {
+                if (call->out[0])
+                    memcpy((char *)call->out[0] + (size_t)to * l->size, x + (size_t)(row[i].at * l->inner) * l->size,
+                           l->size);
+                if (call->node->n_outputs > 1 && call->out[1]) ((int64_t *)call->out[1])[to] = row[i].at;
+            }
+        }
+    }
+}
+
+static ont_status pick_run(const ont_call *call)
+{
+    const pick_state *s = call->state;
+    if (s->lines.k) ont_parallel(s->parts, 1, pick_part, (void *)call);
+    return ONT_OK;
+}
+
+static const ont_kernel pick_kernels[] = {{.name = "torch_topk", .accept = accept, .prepare = pick_prepare,
+                                           .run = pick_run}};
+const ont_op ont_op_TorchTopK = {.domain = ONT_DOMAIN, .name = "TorchTopK", .since = 1, .min_inputs = 2,
+                                 .max_inputs = 2, .flags = ONT_OP_MODEL, .nondiff_inputs = 2, .nondiff_outputs = 2,
+                                 .attributes = "axis:i largest:i sorted:i", .infer = topk_infer, .grad = topk_grad,
+                                 ONT_KERNELS(pick_kernels)};

@@ -116,6 +116,17 @@ def _register_schemas() -> None:
     )
     onnx.defs.register_schema(
         schema(
+            "TorchTopK", DOMAIN, DOMAIN_VERSION, doc="TopK with torch's choice among equals.",
+            inputs=[schema.FormalParameter("x", "T"), schema.FormalParameter("k", "I")],
+            outputs=[schema.FormalParameter("values", "T"), schema.FormalParameter("indices", "J")],
+            type_constraints=[("T", types, "any tensor"), ("I", integers, "integers"),
+                              ("J", ["tensor(int64)"], "positions")],
+            attributes=[schema.Attribute(name, schema.AttrType.INT, "as TopK's", required=False)
+                        for name in ("axis", "largest", "sorted")],
+        )
+    )
+    onnx.defs.register_schema(
+        schema(
             "GroupedMatMul", DOMAIN, DOMAIN_VERSION,
             doc="Runs of rows, which end where `ends` says, each times its own matrix.",
             inputs=[schema.FormalParameter(name, kind) for name, kind in (("x", "T"), ("w", "T"), ("ends", "I"))],

@@ -43,7 +43,7 @@ def translations(opset: int) -> Table:
     python_op |= functions.by_torch(("aten.multinomial.default", "aten.special_erfcx.default",
                                      "aten.special_log_ndtr.default"))
     return (_own(op, own) | _groups(op, own) | _splits(op) | _bounds(op, own) | _functions(op, own) | _numbers(op)
-            | _wider(op) | elementary(op, own) | arguments(op, own) | _picked(op) | _resized(op) | _reshaped(op)
+            | _wider(op) | elementary(op, own) | arguments(op, own) | _picked(op, own) | _resized(op) | _reshaped(op)
             | python_op)
 
 
@@ -459,7 +459,7 @@ def _wider(op: Any) -> Table:
     }
 
 
-def _picked(op: Any) -> Table:
+def _picked(op: Any, own: Any) -> Table:
     """max and min along a dimension: their gradient goes to the entry that is returned, not to all that are equal to
     it.
 
@@ -480,7 +480,15 @@ def _picked(op: Any) -> Table:
 
         return translate
 
-    return {aten.max.dim: along(op.ArgMax), aten.min.dim: along(op.ArgMin)}
+    def topk(self, k, dim=-1, largest=True, sorted=True):
+        """ONNX's takes the first ones of equals."""
+        count = op.Constant(value_ints=[k]) if isinstance(k, int) else op.Reshape(k, op.Constant(value_ints=[1]))
+        if len(self.shape):
+            return own.TorchTopK(self, count, axis=dim, largest=int(largest), sorted=int(sorted))
+        none = op.Constant(value_ints=[0])
+        return tuple(op.Squeeze(x, none) for x in own.TorchTopK(op.Unsqueeze(self, none), count))
+
+    return {aten.max.dim: along(op.ArgMax), aten.min.dim: along(op.ArgMin), aten.topk.default: topk}
 
 
 def _resized(op: Any) -> Table:

@@ -169,6 +169,20 @@ def test_ties():
     agree(REDUCED, [TIES])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_ties_among_many(dtype):
+    """Which of equals topk takes hangs on its algorithm: routes of a mixture of experts in 16 bits."""
+    x = (torch.arange(1320) ** 2 % 7).view(4, 330).to(dtype)
+    x[0, ::50] = NAN
+    agree({f"{k} {largest} {ordered} {part} {dim}": lambda x, k=k, largest=largest, ordered=ordered, part=part, dim=dim:
+           x[..., :48].topk(k, dim, largest, ordered)[part]
+           for k, dim, largest, ordered in ((1, 1, True, True), (2, 0, False, True), (10, 1, True, True),
+                                            (20, 1, False, True), (20, 1, True, False), (48, 1, True, True))
+           for part in (0, 1)}, [x])
+    agree({f"{k} of many": lambda x, k=k: x.topk(k)[0] for k in (1, 5, 6, 300)} | {
+        "of one": lambda x: x[1, 0].topk(1)[0], "where": lambda x: x.topk(3)[1]}, [x])
+
+
 def test_sums_that_vanish():
     """Deviations and norms of constant rows are flat there, where a root's slope is not a number."""
     agree({"std": lambda x: x.std(1), "std of a population": lambda x: x.std(0, unbiased=False), "all": torch.std,

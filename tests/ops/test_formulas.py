@@ -101,6 +101,14 @@ CASES = [
          reference=lambda x, k: (np.array([2, 2, 2, 1], np.int32), np.array([1, 2, 4, 0]))),
     flat("TopK", V([1.0, np.nan, 2]), C([2]), n_outputs=2,
          reference=lambda x, k: (np.array([np.nan, 2], x.dtype), np.array([1, 2])), name="nan"),
+    *(flat("TorchTopK", R(5, 300, 2, low=0, high=high, dtype=dtype), C([k]), n_outputs=2, domain="ai.onnxtrain",
+           attrs={"axis": 1, "largest": largest, "sorted": ordered}, alloc=False, name=f"of {high} numbers",
+           reference=lambda x, k, largest=largest, ordered=ordered: tuple(
+               y.numpy() for y in torch.from_numpy(x).topk(int(k[0]), 1, bool(largest), bool(ordered))))
+      for dtype in (np.float32, np.float64, np.int32, np.int64) for high in (1, 3, 1000)
+      for k, largest, ordered in ((0, 1, 1), (1, 1, 1), (4, 0, 1), (5, 1, 1), (40, 1, 0), (200, 0, 1), (300, 1, 1))),
+    Case("TorchTopK", [V([[0.0, -0.0, np.nan, 1, np.nan, -0.0, np.inf]] * 2), C([4])], n_outputs=2,
+         domain="ai.onnxtrain", torch=lambda x, k: x.topk(4), fd=False),
     *(Case("Pad", [R(3, 4), C(p)], {"mode": m}, torch=pad(p, TORCH_MODE[m]), reference=numpy_pad(p, m))
       for p, m in PADS),
     Case("Pad", [R(3, 4), C([1, 2, 0, 3])], torch=pad([1, 2, 0, 3])),

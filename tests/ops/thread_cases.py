@@ -50,7 +50,8 @@ CASES = [
     Case("ScatterElements", [R(5000, 7), R(5000, 7, low=0, high=7, dtype=np.int64), R(5000, 7)],
          {"axis": 1, "reduction": "add"}),
     Case("Transpose", [R(61, 47, 53)], {"perm": [2, 0, 1]}),
-    Case("TopK", [R(200, 700), C([50])], n_outputs=2, grad=(0,), no_grad_outputs=(1,)),
+    *(Case(op, [R(200, 700), C([50])], domain=domain, n_outputs=2, grad=(0,), no_grad_outputs=(1,))
+      for op, domain in (("TopK", ""), ("TorchTopK", "ai.onnxtrain"))),
     Case("SoftmaxCrossEntropyLoss", [R(400, 1001), R(400, low=0, high=1001, dtype=np.int64)]),
     Case("MatMul", [R(333, 257), R(257, 519)]),
     Case("Gemm", [R(3000, 256), R(1024, 256), R(1024)], {"transB": 1}),
