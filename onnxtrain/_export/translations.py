@@ -538,7 +538,22 @@ def _reshaped(op: Any) -> Table:
             parts.append(op.Shape(self, start=last + 1))
         return op.Reshape(self, op.Concat(*parts, axis=0) if len(parts) > 1 else parts[0], allowzero=1)
 
-    return {aten.reshape.default: reshape, aten.flatten.using_ints: flatten}
+    def repeat_interleave(self, repeats, dim=None, output_size=None):
+        """torch.onnx repeats the rows themselves where the number is made of sizes."""
+        if dim is None:
+            self, rank, axis = op.Reshape(self, op.Constant(value_ints=[-1])), 1, 0
+        else:
+            rank, axis = len(self.shape), dim % len(self.shape)
+        one = op.Constant(value_ints=[1])
+        count = op.Constant(value_ints=[repeats]) if isinstance(repeats, int) else op.Reshape(repeats, one)
+        spread = op.Expand(op.Unsqueeze(self, op.Constant(value_ints=[axis + 1])),
+                           op.Concat(*[one] * (axis + 1), count, *[one] * (rank - axis - 1), axis=0))
+        sizes = [op.Shape(self, start=d, end=d + 1) for d in range(rank)]
+        sizes[axis] = op.Mul(sizes[axis], count)
+        return op.Reshape(spread, op.Concat(*sizes, axis=0) if rank > 1 else sizes[0], allowzero=1)
+
+    return {aten.reshape.default: reshape, aten.flatten.using_ints: flatten,
+            aten.repeat_interleave.self_int: repeat_interleave}
 
 
 _registries: dict[Any, Any] = {}
