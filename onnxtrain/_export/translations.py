@@ -52,6 +52,14 @@ def _number(op: Any, value: float, like: Any) -> Any:
     return op.Constant(value=onnx.helper.make_tensor("value", int(like.dtype), [], [value]))
 
 
+def promoted(op: Any, *operands: Any) -> tuple[Any, ...]:
+    """Two operands as torch promotes them."""
+    kinds = [torch.empty([1] * len(x.shape or ()), dtype=onnx_dtype_to_pytorch_dtype(int(x.dtype)), device="meta")
+             for x in operands]
+    dtype = pytorch_type_to_onnx_dtype(torch.result_type(*kinds))
+    return tuple(x if int(x.dtype) == dtype else op.Cast(x, to=dtype) for x in operands)
+
+
 def _own(op: Any, own: Any) -> Table:
     """Operators of torch.ops.onnxtrain, and detach()."""
 
@@ -160,18 +168,34 @@ def _bounds(op: Any, own: Any) -> Table:
         return op.CastLike(value, like)  # made of sizes
 
     def clamp(self, min=None, max=None):
+        if any(isinstance(value, float) and math.isnan(value) for value in (min, max)):
+            return op.Where(op.Constant(value=onnx.helper.make_tensor("all", onnx.TensorProto.BOOL, [], [True])),
+                            _number(op, math.nan, self), self)
         return op.Clip(self, bound(min, self), bound(max, self))
 
-    def clamp_tensor(self, min=None, max=None):
-        def beyond(outside, limit):
-            """A limit that is NaN wins, too; a constant is none."""
-            maker = limit.producer()
-            constant = maker is not None and maker.op_type == "Constant"
-            return outside if constant else op.Or(outside, op.Not(op.Equal(limit, limit)))
+    def is_number(value):
+        maker = value.producer()
+        return maker is not None and maker.op_type == "Constant" and value.const_value is not None and not value.shape
 
-        if min is not None:
-            self = op.Where(beyond(op.Less(self, min), min), min, self)
-        return self if max is None else op.Where(beyond(op.Greater(self, max), max), max, self)
+    def clamp_tensor(self, min=None, max=None):
+        """Of NaN on either side nobody has a gradient. Type promotion makes constants of numbers."""
+        if all(value is None or is_number(value) for value in (min, max)):
+            return clamp(self, *(value and value.const_value.numpy().item() for value in (min, max)))
+        if not self.dtype.is_floating_point():
+            self = self if min is None else op.Where(op.Less(self, min), min, self)
+            return self if max is None else op.Where(op.Greater(self, max), max, self)
+        nan = _number(op, math.nan, self)
+        if max is None:
+            return op.Where(op.GreaterOrEqual(self, min), self, op.Where(op.Less(self, min), min, nan))
+        if min is None:
+            return op.Where(op.LessOrEqual(self, max), self, op.Where(op.Greater(self, max), max, nan))
+        inside = op.And(op.GreaterOrEqual(self, min), op.LessOrEqual(self, max))
+        above = op.Or(op.Greater(self, max), op.Less(max, min))
+        below = op.Less(self, min)
+        level = op.Where(op.And(below, op.Equal(min, max)), own.StopGradient(min), nan)  # flat, for torch
+        low = op.Where(op.And(below, op.Less(min, max)), min, level)
+        high = op.Where(op.And(above, op.Equal(self, self)), op.Where(op.Equal(min, min), max, nan), low)
+        return op.Where(inside, self, high)
 
     return {
         aten.hardtanh.default: hardtanh,
@@ -233,8 +257,8 @@ def _functions(op: Any, own: Any) -> Table:
     def cumprod(self, dim, dtype=-1):
         if dtype in (None, -1):
             dtype = self.dtype if self.dtype.is_floating_point() else onnx.TensorProto.INT64
-        self = op.Cast(self, to=int(dtype))
-        return own.TorchCumProd(self, op.Constant(value_int=dim)) if self.shape.rank() else self
+        x = op.Cast(self, to=int(dtype))
+        return own.TorchCumProd(x, op.Constant(value_int=dim)) if len(self.shape) else x
 
     def infinite(**signs):
         """float64 stays as it is: beyond the range of float32 there are finite numbers."""
@@ -278,7 +302,26 @@ def _functions(op: Any, own: Any) -> Table:
         whole = op.Expand(self, op.Shape(mask))
         return op.Compress(op.Reshape(whole, row), op.Reshape(op.Expand(mask, op.Shape(whole)), row), axis=0)
 
+    def bent(steep, unit):
+        """Half of the square up to `bend`, a line beyond; what is beyond is put aside, since its square has a slope
+        that is not a number where it is infinite.
+        """
+        def translate(self, target, reduction=1, bend=1.0):
+            pair = promoted(op, self, target)
+            like = self if pair[0] is self else target
+            apart = op.Abs(op.Sub(*pair))
+            far = op.GreaterOrEqual(apart, _number(op, bend, like))
+            inside = op.Where(far, _number(op, 0, like), apart)
+            square = op.Mul(op.Mul(inside, inside), _number(op, 0.5 * unit(bend), like))
+            line = op.Sub(apart, _number(op, 0.5 * bend, like))
+            losses = op.Where(far, line if steep(bend) == 1 else op.Mul(line, _number(op, steep(bend), like)), square)
+            return losses if not reduction else (op.ReduceMean if reduction == 1 else op.ReduceSum)(losses, keepdims=0)
+
+        return translate
+
     return {
+        aten.smooth_l1_loss.default: bent(lambda bend: 1, lambda bend: 1 / bend),
+        aten.huber_loss.default: bent(lambda bend: bend, lambda bend: 1),
         aten.pad.default: pad,
         aten.dropout.default: dropout, aten.native_dropout.default: native_dropout, aten.celu.default: celu,
         aten.sinc.default: sinc,
@@ -339,11 +382,8 @@ def _numbers(op: Any) -> Table:
         return op.Pow(self, op.CastLike(exponent, self))
 
     def power_of_tensors(self, exponent):
-        """Both as torch promotes them; ONNX's result has the dtype of the base, whatever the exponent's is."""
-        kinds = [torch.empty([1] * len(x.shape or ()), dtype=onnx_dtype_to_pytorch_dtype(int(x.dtype)), device="meta")
-                 for x in (self, exponent)]
-        dtype = pytorch_type_to_onnx_dtype(torch.result_type(*kinds))
-        return op.Pow(*(x if int(x.dtype) == dtype else op.Cast(x, to=dtype) for x in (self, exponent)))
+        """ONNX's result has the dtype of the base, whatever the exponent's is."""
+        return op.Pow(*promoted(op, self, exponent))
 
     def scalar_tensor(s, dtype=int(onnx.TensorProto.FLOAT), layout="", device="", pin_memory=False):
         """A number in the dtype it is wanted in: by way of float32, 0.1 would be another one in float64."""

@@ -72,7 +72,8 @@ UNARY = {
     "erfinv": torch.erfinv, "square": torch.square, "reciprocal": torch.reciprocal, "isnan": torch.isnan,
     "isinf": torch.isinf, "signbit": torch.signbit, "one over abs": lambda x: 1 / x.abs(),
     "one over neg": lambda x: 1 / -x,
-    "nan_to_num": torch.nan_to_num,
+    "nan_to_num": torch.nan_to_num, "clamp": lambda x: x.clamp(-1, 1), "clamp_max": lambda x: x.clamp(max=1),
+    "clamp by NaN": lambda x: x.clamp(NAN, 1.0), "clamp nothing": lambda x: x.clamp(1, -1),
 }
 
 
@@ -131,6 +132,36 @@ def test_binary():
     agree(BINARY, [FIRST, SECOND])
 
 
+def test_slopes_beside_infinity():
+    """Of an infinite or missing number on either side of what has a bend."""
+    a, b = VALUES.repeat_interleave(len(VALUES)), VALUES.repeat(len(VALUES))
+    agree({"clamp": lambda a, b: a.clamp(b, b + 1), "clamp_min": torch.clamp_min, "clamp_max": torch.clamp_max,
+           "huber": lambda a, b: F.huber_loss(a, b, reduction="none", delta=0.5),
+           "smooth_l1": lambda a, b: F.smooth_l1_loss(a, b, reduction="none", beta=0.5)}, [a, b])
+    agree({"clamp": torch.clamp}, [FINITE, FINITE.flip(0), FINITE.flip(0) * 0.5])
+    agree({"smooth_l1": lambda a, b: F.smooth_l1_loss(a, b, reduction="sum"), "huber": F.huber_loss},
+          [FIRST.bfloat16(), SECOND.bfloat16()])
+
+
+def test_repeats_made_of_sizes():
+    class Repeated(nn.Module):
+        def forward(self, x, n):
+            times = int(n.sum())
+            return (x.repeat_interleave(len(n)), x.repeat_interleave(len(n), -1), x.repeat_interleave(times, 0),
+                    x.sum().repeat_interleave(times), x[:, :0].repeat_interleave(times, 0))
+
+    model = ORTModule(Repeated(), DebugOptions(log_level=LogLevel.ERROR))
+    for n in ([2, 0], [2], [1, 1, 1], [0, 0]):
+        given, expected = TIES.clone().requires_grad_(), TIES.clone().requires_grad_()
+        got, want = model(given, tensor(n)), Repeated()(expected, tensor(n))
+        for ours, theirs in zip(got, want, strict=True):
+            assert torch.equal(ours, theirs) and ours.shape == theirs.shape
+        (got[1].square().sum() + got[2].sum()).backward()
+        (want[1].square().sum() + want[2].sum()).backward()
+        assert torch.equal(given.grad, expected.grad)
+    assert onnxtrain.stats(model)["fallback_steps"] == 0
+
+
 def test_logarithms_of_sums():
     """No power of the operands is infinite, nor is a slope lost where the first operand is zero."""
     numbers = tensor([0.0, 1.0, -3.0, 88.0, -88.0, 200.0, -1e4, 1e30])
@@ -159,6 +190,10 @@ REDUCED = {
     "sort": lambda x: x.sort(stable=True)[0], "median": lambda x: x.median(1)[0], "cummax": lambda x: x.cummax(1)[0],
     "norm": lambda x: (x * 0).norm(), "norm_inf": lambda x: x.norm(INF, dim=1), "prod": lambda x: x.prod(1),
     "max_pool": lambda x: F.max_pool1d(x.unsqueeze(0), 2, 1), "relu": F.relu, "clamp": lambda x: x.clamp(-1, 1),
+    "adaptive_max_pool": lambda x: F.adaptive_max_pool2d(x.unsqueeze(0), 1),
+    "one cell of a row": lambda x: F.adaptive_max_pool1d(x.unsqueeze(1), 1),
+    "one cell of three dims": lambda x: F.adaptive_max_pool3d(x.repeat(2, 2, 1, 1), 1, return_indices=True)[0],
+    "where": lambda x: F.adaptive_max_pool2d(x.repeat(2, 1, 2).unsqueeze(1), 1, return_indices=True)[1],
     "argmax": lambda x: x.argmax(1), "argmin": lambda x: x.argmin(1),
     "argsort": lambda x: x.argsort(stable=True, dim=1), "power 0": lambda x: torch.linalg.matrix_power(x, 0),
     "powers 0": lambda x: torch.stack([x, x]).matrix_power(0),
@@ -230,6 +265,10 @@ def test_mixed_dtypes():
            "of bfloat16": lambda x: torch.pow(base.bfloat16(), x), "of a number": lambda x: torch.pow(tensor(2), x),
            "of one float64": lambda x: torch.pow(tensor(0.3).double(), x), "whole": lambda x: torch.pow(x, whole),
            "one float64": lambda x: torch.pow(x, tensor(0.3).double())}, [base])
+
+
+def test_running_product_of_one_row():
+    agree({"cumprod": lambda x: x.cumprod(0), "of a number": lambda x: x[0].cumprod(0)}, [FINITE])
 
 
 def test_norm_of_all_entries():
