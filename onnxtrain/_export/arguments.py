@@ -14,6 +14,7 @@ from typing import Any
 import onnx
 import torch
 
+from onnxtrain._export import functions
 from onnxtrain._export.errors import Untraceable
 
 Table = dict[Any, Callable[..., Any]]
@@ -95,6 +96,22 @@ def _windows(op: Any, own: Any) -> Table:
 
         return pool
 
+    def adaptive_max_pool(name: str) -> tuple[Any, Callable[..., Any]]:
+        """torch.onnx shares out among equals the gradient of the only cell; it goes to the first."""
+        overload = getattr(aten, name).default
+        by_torch = functions.by_torch((f"aten.{name}.default",))[overload]
+
+        def pool(self, output_size):
+            rank = len(output_size)
+            if any(size != 1 for size in output_size):
+                return by_torch(self, output_size)
+            row = op.Concat(op.Shape(self, end=-rank), op.ReduceProd(op.Shape(self, start=-rank), keepdims=1), axis=0)
+            at = op.ArgMax(op.Reshape(self, row, allowzero=1), axis=-1, keepdims=1)
+            return (_batched(op, self, rank, op.GlobalMaxPool),
+                    op.Unsqueeze(at, op.Constant(value_ints=[-1] * (rank - 1))) if rank > 1 else at)
+
+        return overload, pool
+
     def conv3d(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
         return _batched(op, input, 3, lambda x: op.Conv(
             x, weight, bias, strides=_each(stride, 3), pads=_each(padding, 3) * 2, dilations=_each(dilation, 3),
@@ -103,7 +120,8 @@ def _windows(op: Any, own: Any) -> Table:
 
     return {aten.avg_pool2d.default: avg_pool(2), aten.avg_pool3d.default: avg_pool(3), aten.conv3d.default: conv3d,
             aten._adaptive_avg_pool2d.default: adaptive_avg_pool(2),
-            aten._adaptive_avg_pool3d.default: adaptive_avg_pool(3)}
+            aten._adaptive_avg_pool3d.default: adaptive_avg_pool(3),
+            **dict(map(adaptive_max_pool, ("adaptive_max_pool2d", "adaptive_max_pool3d")))}
 
 
 def _scatters(op: Any, own: Any) -> Table:
