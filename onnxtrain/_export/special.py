@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 import torch.utils._python_dispatch
-from torch import Tensor
+from torch import SymInt, Tensor
 
 _LANCZOS = (0.99999999999980993, 676.5203681218851, -1259.1392167224028, 771.32342877765313, -176.61502916214059,
             12.507343278686905, -0.13857109526572012, 9.9843695780195716e-6, 1.5056327351493116e-7)
@@ -261,37 +261,41 @@ def interpolate(
     input: Tensor, size: Any = None, scale_factor: Any = None, mode: str = "nearest", align_corners: bool | None = None,
     recompute_scale_factor: bool | None = None, antialias: bool = False,
 ) -> Tensor:
-    """F.interpolate; by fractions that do not divide, the exporters' coordinates are not torch's in most modes.
+    """F.interpolate; by fractions that do not divide, the exporters' coordinates are not torch's in most modes, nor
+    are their filters of antialiasing where corners are aligned.
 
     There it is a matrix for each dim, what torch's own kernel makes of the unit vectors: sizes become part of the
     export.
     """
     rank = input.dim() - 2
     scales = [scale_factor] * rank if isinstance(scale_factor, (int, float)) else scale_factor
-    if size is not None or not scales or all(float(s).is_integer() for s in scales):
+    whole = size is not None or not scales or all(float(s).is_integer() for s in scales)
+    if whole and not (antialias and align_corners) or size is not None and scales:
         return _interpolate(input, size, scale_factor, mode, align_corners, recompute_scale_factor, antialias)
-    for d, scale in enumerate(scales):
-        if scale != 1.0:
-            rows = _resizing(int(input.shape[d + 2]), d, rank, float(scale), mode, align_corners,
-                             recompute_scale_factor, antialias)
+    sizes = None if size is None else [int(s) for s in ([size] * rank if isinstance(size, (int, SymInt)) else size)]
+    for d in range(rank):
+        if sizes[d] != int(input.shape[d + 2]) if sizes else scales[d] != 1.0:
+            rows = _resizing(int(input.shape[d + 2]), d, rank, sizes and sizes[d], scales and float(scales[d]), mode,
+                             align_corners, recompute_scale_factor, antialias)
             matrix = torch.tensor(rows, dtype=input.dtype)  # (out, in)
             input = torch.matmul(input.movedim(d + 2, -1), matrix.transpose(0, 1)).movedim(-1, d + 2)
     return input
 
 
 def _resizing(
-    n: int, d: int, rank: int, scale: float, mode: str, align_corners: bool | None, recompute: bool | None,
-    antialias: bool
+    n: int, d: int, rank: int, size: int | None, scale: float | None, mode: str, align_corners: bool | None,
+    recompute: bool | None, antialias: bool
 ) -> list[list[float]]:
     # Without the dispatcher in Python, where an export has decompositions that are not the kernels' equal.
     with torch.utils._python_dispatch._disable_current_modes(), torch._C._DisablePythonDispatcher(), torch.no_grad():
         shape = [1, n, *(n if k == d else 1 for k in range(rank))]
-        scales = tuple(scale if k == d else 1.0 for k in range(rank))
+        sizes = None if size is None else tuple(size if k == d else 2 for k in range(rank))
+        scales = None if scale is None else tuple(scale if k == d else 1.0 for k in range(rank))
         # Two of each other dim: with one, torch 2.13 takes the unit vectors for channels-last and mixes them up.
         unit = torch.eye(n, dtype=torch.float64).view(shape).expand(1, n,
                                                                     *(n if k == d else 2 for k
                                                                       in range(rank))).contiguous()
-        out = _interpolate(unit, None, scales, mode, align_corners, recompute, antialias)
+        out = _interpolate(unit, sizes, scales, mode, align_corners, recompute, antialias)
         return out[(0, slice(None), *(slice(None) if k == d else 0 for k in range(rank)))].t().tolist()
 
 

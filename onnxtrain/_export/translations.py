@@ -552,8 +552,26 @@ def _resized(op: Any) -> Table:
 
         return overload, translate
 
+    def with_scales(name):
+        """A size and scales, of which torch takes the size for the result and the scales for its coordinates."""
+
+        def translate(self, output_size, *more):
+            from onnxscript.function_libs.torch_lib.ops import nn
+
+            scales = more[-len(output_size):] if len(more) >= len(output_size) else ()
+            if any(scale is not None and not (isinstance(old, int) and math.isclose(old * scale, new))
+                   for old, new, scale in zip(self.shape[2:], output_size, scales)):
+                raise Untraceable(f"The module calls {name} with a size and with scales that are not the quotients of "
+                                  "sizes, which ONNX cannot say.")
+            return getattr(nn, f"aten_{name}")(self, output_size, *more)
+
+        return getattr(aten, name).default, translate
+
     return dict((along("upsample_bilinear2d", "linear"), along("upsample_bicubic2d", "cubic"),
-                 along("upsample_trilinear3d", "linear")))
+                 along("upsample_trilinear3d", "linear"), *map(with_scales, (
+                     "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "upsample_linear1d",
+                     "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d", "_upsample_bilinear2d_aa",
+                     "_upsample_bicubic2d_aa"))))
 
 
 def _reshaped(op: Any) -> Table:
