@@ -10,6 +10,7 @@ guards are parsed and admitted by kind, containers are those that are registered
 from __future__ import annotations
 
 import ast
+import collections
 import functools
 import hashlib
 import importlib.metadata
@@ -31,9 +32,11 @@ from torch import Tensor
 from onnxtrain._export import attributes, files, trees, values, views
 from onnxtrain._export import guards as shape_guards
 from onnxtrain._export.errors import NotKept
+from onnxtrain._export.snapshot import Snapshot
+from onnxtrain._export.state import Setting
 
 _log = logging.getLogger("onnxtrain")
-FORMAT = 5
+FORMAT = 6
 MAX_ENTRIES = 16  # per digest: exports that differ in sizes, attributes, or values outside of the module
 MAX_BYTES = 1 << 29  # of all exports in the folder
 
@@ -170,6 +173,29 @@ def _state_in(module: torch.nn.Module, data: dict[str, Any]) -> attributes.State
     return state
 
 
+def _settings_out(module: torch.nn.Module, settings: Sequence[Setting]) -> list[tuple[str, str, Any]]:
+    """(how the module leads to the object, attribute, value) of what forward sets at its first call."""
+    if not settings:
+        return []
+    paths = {id(attributes): path for path, attributes in _objects(module).items()}
+    if not all(id(setting.attributes) in paths and type(setting.value) in _PLAIN for setting in settings):
+        raise NotKept(f"forward sets {settings[0].place!r} at its first call")
+    return [(paths[id(setting.attributes)], setting.name, setting.value) for setting in settings]
+
+
+def _settings_in(module: torch.nn.Module, data: Sequence[Any]) -> tuple[Setting, ...]:
+    """Raises KeyError where the module leads to no such object."""
+    found = _objects(module) if data else {}
+    return tuple(Setting(found[path], name, value, f"{path}.{name}") for path, name, value in data)
+
+
+def _objects(module: torch.nn.Module) -> dict[str, dict[str, Any]]:
+    """The attributes of what the module leads to, by the way to them, where one way leads to one object alone."""
+    ways = [(path, value) for value, path in Snapshot(module).objects() if type(value) is dict]
+    times = collections.Counter(path for path, _ in ways)
+    return {path: value for path, value in ways if times[path] == 1}
+
+
 # --- files ------------------------------------------------------------------------------------------------------------
 
 _PLAIN = (type(None), bool, int, float, str)
@@ -188,8 +214,6 @@ def _meta(module: torch.nn.Module, exported: Any) -> dict[str, Any]:
         raise NotKept("the module calls a torch.autograd.Function")
     if exported.filled or exported.given:
         raise NotKept("forward fills a cache that it is given")
-    if exported.filled or exported.given:
-        raise NotKept("forward fills a cache that it is given")
     if any(source.kind == "constant" for source in exported.inputs):
         raise NotKept("forward uses a large tensor that is no part of the module")
     if not isinstance(exported.outside, dict):
@@ -203,7 +227,7 @@ def _meta(module: torch.nn.Module, exported: Any) -> dict[str, Any]:
                         for a in exported.assignments],
         "state": _state_out(module, exported.state), "exporter": exported.exporter, "opset": exported.opset,
         "notes": exported.notes, "conditional": exported.conditional, "same": exported.same,
-        "views": exported.views,
+        "views": exported.views, "settings": _settings_out(module, exported.settings),
     }
 
 
@@ -287,7 +311,7 @@ def _read(path: Path, module: torch.nn.Module, tensors: Sequence[Tensor]) -> Any
         state, meta["exporter"], meta["opset"], {"total": 0.0}, [*meta["notes"], f"Loaded from {path}."],
         conditional=tuple(tuple(part) for part in meta["conditional"]),
         same=tuple(tuple(pair) for pair in meta["same"]),
-        views=_views(meta["views"]),
+        views=_views(meta["views"]), settings=_settings_in(module, meta["settings"]),
     )
 
 

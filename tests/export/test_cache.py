@@ -337,6 +337,35 @@ def test_modules_that_forward_makes_itself_are_no_hindrance(folder):
     assert counts(MakesItsLoss()) == (1, 0) and counts(MakesItsLoss()) == (0, 1)
 
 
+class Settled:
+    def __init__(self):
+        self.kind, self.inner = None, [argparse.Namespace(count=0)]
+
+
+class Settles(Net):
+    """As transformers notes what it found, in its configuration."""
+
+    def __init__(self):
+        super().__init__()
+        self.config = Settled()
+
+    def forward(self, x):
+        if self.config.kind is None:
+            self.config.kind = "float" if x.is_floating_point() else "integer"
+            self.config.inner[0].count = 3
+        return {"out": self.fc(x), "rows": [None]}
+
+
+def test_what_forward_sets_at_its_first_call_is_set_by_what_was_kept(folder):
+    for expected in (1, 0), (0, 1):
+        module = Settles()
+        assert counts(module) == expected
+        assert module.config.kind == "float" and module.config.inner[0].count == 3
+    module = Settles()
+    module.config.kind = "other"
+    assert counts(module) == (1, 0) and module.config.kind == "other"
+
+
 # --- whose files ------------------------------------------------------------------------------------------------------
 
 
