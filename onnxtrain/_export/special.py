@@ -224,7 +224,7 @@ def cov(input: Tensor, *, correction: int = 1, fweights: Tensor | None = None,
     rows = input if input.dim() == 2 else input.reshape(1, -1)
     centred = rows - rows.mean(1, keepdim=True)
     result = centred @ centred.transpose(0, 1) / max(rows.shape[1] - correction, 0)
-    return result if input.dim() == 2 else result.reshape(())
+    return result.reshape(()) if rows.shape[0] == 1 else result
 
 
 def corrcoef(input: Tensor) -> Tensor:

@@ -267,6 +267,14 @@ def test_mixed_dtypes():
            "one float64": lambda x: torch.pow(x, tensor(0.3).double())}, [base])
 
 
+def test_covariances_of_one_row():
+    model = ORTModule(Functions([torch.cov, torch.corrcoef]), DebugOptions(log_level=LogLevel.ERROR))
+    for x in (TIES[:1], TIES, TIES[:2], TIES[1]):
+        for got, want in zip(model([[x], [x]]), (torch.cov(x), torch.corrcoef(x)), strict=True):
+            torch.testing.assert_close(got, want, equal_nan=True)
+    assert onnxtrain.stats(model)["fallback_steps"] == 0
+
+
 def test_running_product_of_one_row():
     agree({"cumprod": lambda x: x.cumprod(0), "of a number": lambda x: x[0].cumprod(0)}, [FINITE])
 
