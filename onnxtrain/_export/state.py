@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from onnxtrain._export import exclusive
 from onnxtrain._export.errors import Changed, Untraceable
 from onnxtrain._export.snapshot import Change, Snapshot, repr_of
 
@@ -85,13 +86,15 @@ def nothing_lost(module: torch.nn.Module, writes: Mapping[tuple[Any, str], Any],
         settings: filled with plain values that it has given to objects that are no modules, as `config.kind = "a"`.
 
     Raises:
-        Untraceable: it draws from a generator that is not torch's own; a trace freezes the number drawn.
+        Untraceable: it draws from a generator that is not torch's own; a trace freezes the number drawn. Or it seeds
+            torch's own, or sets its state.
         Changed: it changes a container, an object, hooks, or a module that is not part of `module`.
     """
     python, numpy = random.getstate(), sys.modules.get("numpy")
     numbers = None if numpy is None else repr_of(numpy.random.get_state())
     before, children = Snapshot(module, follows_parameters), set(module.modules())
-    yield
+    with replaced(torch.random, "default_generator", _NotSeeded(torch.random.default_generator)):
+        yield
     drawn = ["Python's random"] if random.getstate() != python else []
     if numpy is not None and numbers is not None and repr_of(numpy.random.get_state()) != numbers:
         drawn.append("numpy.random")
@@ -107,6 +110,20 @@ def nothing_lost(module: torch.nn.Module, writes: Mapping[tuple[Any, str], Any],
                 raise Changed(f"The module changes its {change.kind} {change.place(lost[0])!r} in place inside forward; "
                               "a graph would lose that.")
             settings += [Setting(*setting, change.place(setting[1])) for setting in found]
+
+
+class _NotSeeded:
+    """torch's generator of the CPU, as torch.manual_seed and the like find it. torch's own tracers put back its state."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self._generator = generator
+
+    def __getattr__(self, name: str) -> Any:
+        seeds = name in ("manual_seed", "seed", "set_state") and exclusive.here()
+        if seeds and not sys._getframe(2).f_globals.get("__name__", "").startswith("torch._"):
+            raise Untraceable("The module seeds torch's random generator, or sets its state, inside forward; a graph "
+                              "would draw on from the caller's.")
+        return getattr(self._generator, name)
 
 
 class Setting(NamedTuple):

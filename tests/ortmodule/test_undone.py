@@ -424,6 +424,36 @@ def test_a_generator_of_torch_made_in_forward(draw):
     assert counts["fallback_steps"] == 2 and "torch.Generator of its own" in counts["reasons"][0]
 
 
+def _forked(h):
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        return torch.rand_like(h)
+
+
+def _put_back(h):
+    before = torch.get_rng_state()
+    drawn = torch.rand_like(h)
+    torch.set_rng_state(before)
+    return drawn
+
+
+@pytest.mark.parametrize("draw", [
+    lambda h: torch.manual_seed(3) and torch.dropout(h, 0.5, True), _forked, _put_back,
+    lambda h: torch.random.default_generator.manual_seed(3) and torch.rand(4),
+], ids=["manual_seed", "fork_rng", "set_rng_state", "generator"])
+def test_a_seed_in_forward(draw):
+    """As Reformer hashes, and LSH attention: the graph would draw from the caller's numbers."""
+    model, x = ORTModule(Base(lambda m, h: h + draw(h))), torch.randn(3, 4)
+    for seed in range(2):
+        torch.manual_seed(seed)
+        want, after = model.module(x), torch.rand(1)
+        torch.manual_seed(seed)
+        torch.testing.assert_close(model(x), want)
+        assert torch.equal(torch.rand(1), after)
+    counts = onnxtrain.stats(model)
+    assert counts["fallback_steps"] == 2 and "seeds torch's random generator" in counts["reasons"][0]
+
+
 @pytest.mark.parametrize("name", ["_cached", "_program", "_first_run"])
 def test_no_exception_of_an_export_is_without_a_name(monkeypatch, name):
     def broken(*_args, **_kwargs):
