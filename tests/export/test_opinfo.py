@@ -35,6 +35,11 @@ def test_samples(name):
     assert [r.text for r in results(name, torch.float32, 1, 0) if r.outcome == "torch"] == []
 
 
+@pytest.mark.parametrize("name", ["bernoulli", "exponential", "multinomial", "nn.functional.dropout2d", "randn_like"])
+def test_random_numbers_are_those_of_the_seed(name):
+    assert {r.outcome for r in results(name, torch.float32, 3, 0)} == {"engine"}
+
+
 @pytest.mark.parametrize("name", IN_PYTORCH)
 def test_in_pytorch_by_name(name):
     assert all("complex64" in r.text for r in results(name, torch.float32, 1, 0))
