@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 import torch.utils._python_dispatch
 from torch import SymInt, Tensor
+from torch.utils._pytree import tree_map_only
 
 _LANCZOS = (0.99999999999980993, 676.5203681218851, -1259.1392167224028, 771.32342877765313, -176.61502916214059,
             12.507343278686905, -0.13857109526572012, 9.9843695780195716e-6, 1.5056327351493116e-7)
@@ -299,6 +300,15 @@ def _resizing(
         return out[(0, slice(None), *(slice(None) if k == d else 0 for k in range(rank)))].t().tolist()
 
 
+def _of_fixed_ends(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """torch reads the ends where they are tensors: they have no gradient."""
+    def spaced(*args: Any, **kwargs: Any) -> Tensor:
+        args, kwargs = tree_map_only(Tensor, Tensor.detach, (args, kwargs))
+        return function(*args, **kwargs)
+
+    return spaced
+
+
 _METHODS = ("hypot", "copysign", "fmax", "fmin", "lgamma", "digamma", "erfinv", "cov", "corrcoef",
             "logcumsumexp", "xlogy", "index_fill")
 SPECIAL: dict[Any, Callable[..., Any]] = {
@@ -311,6 +321,8 @@ SPECIAL: dict[Any, Callable[..., Any]] = {
     torch.special.xlogy: xlogy,
     torch.special.xlog1py: xlog1py,
     torch.std_mean: std_mean,
+    torch.linspace: _of_fixed_ends(torch.linspace),
+    torch.logspace: _of_fixed_ends(torch.logspace),
     torch.linalg.matrix_power: matrix_power,
     torch.matrix_power: matrix_power,
     torch.Tensor.matrix_power: matrix_power,

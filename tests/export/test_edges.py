@@ -267,6 +267,11 @@ def test_mixed_dtypes():
            "one float64": lambda x: torch.pow(x, tensor(0.3).double())}, [base])
 
 
+def test_ends_have_no_gradient():
+    agree({"linspace": lambda x: torch.linspace(x[0], x[-1], 5) * x[1],
+           "logspace": lambda x: torch.logspace(x[3], end=x[2], steps=5) * x[4]}, [FINITE])
+
+
 def test_covariances_of_one_row():
     model = ORTModule(Functions([torch.cov, torch.corrcoef]), DebugOptions(log_level=LogLevel.ERROR))
     for x in (TIES[:1], TIES, TIES[:2], TIES[1]):
