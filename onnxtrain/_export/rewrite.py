@@ -113,7 +113,7 @@ class Rewrite(TorchFunctionMode):
                 self._checked.append((args[0].detach().reshape(()) != 0, answer))
                 return answer
         if self._values is not None:
-            self._values.before(func, args)
+            self._values.before(func, args, kwargs)
         elif func in _READERS:
             try:
                 return func(*args, **(kwargs or {}))
@@ -151,13 +151,22 @@ _READERS = frozenset(
 class _FrozenValues:
     """Stops a TorchScript trace where Python reads the contents of a tensor, which would be frozen into the graph.
 
-    Sizes are tensors in such a trace; those, and what forward makes of them and of constants alone, may be read.
+    Sizes are tensors in such a trace; those, and what forward makes of them and of constants alone, may be read. Not
+    those that hang on contents, as of `x[mask]`: neither they, nor the number of parts that such a tensor falls into.
     """
 
     _SIZES = frozenset((Tensor.shape.__get__, Tensor.size, Tensor.dim, Tensor.numel, Tensor.ndim.__get__,
                         Tensor.__len__, torch.numel))
+    _RANKS = frozenset((Tensor.dim, Tensor.ndim.__get__))
     _RANDOM = ("rand", "bernoulli", "normal", "uniform", "multinomial", "exponential", "geometric", "poisson", "cauchy",
                "dropout")
+
+    _COUNTED = ("nonzero", "argwhere", "unique", "_unique2", "unique_consecutive", "unique_dim", "masked_select",
+                "bincount", "repeat_interleave", "nms")  # how many there are hangs on contents
+    _PARTS = frozenset(getattr(owner, name) for owner in (torch, Tensor) for name in
+                       ("unbind", "split", "chunk", "tensor_split", "split_with_sizes")
+                       if hasattr(owner, name)) | {Tensor.__iter__, Tensor.__reversed__}
+    _WRITING = frozenset((Tensor.__format__, Tensor.__repr__))
 
     _TENSORS = ("tensor", "as_tensor", "scalar_tensor", "clone", "to", "long", "int", "float", "detach")  # of a number
 
@@ -165,25 +174,70 @@ class _FrozenValues:
         self._free = WeakIdKeyDictionary()
         # Sizes, and what arithmetic makes of them: Python's integers outside of a trace.
         self._numbers = WeakIdKeyDictionary()
+        # Tensors that have a size which hangs on contents: the dims that may be it, None where every one may.
+        self._loose = WeakIdKeyDictionary()
 
     def is_number(self, leaf: Any) -> bool:
         """Whether outside of a trace this tensor would be a number."""
         return isinstance(leaf, Tensor) and leaf in self._numbers
 
-    def before(self, func: Any, args: tuple[Any, ...]) -> None:
-        if func in _READERS and isinstance(args[0], Tensor) and args[0] not in self._free:
+    def before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+        x = args[0] if args and isinstance(args[0], Tensor) else None
+        if x is None:
+            return
+        reads = func in _READERS or func in self._WRITING and x in self._numbers
+        if reads and x not in self._free or self._falls_apart(func, x, args, kwargs or {}):
             raise Untraceable("Python code branches on, or reads, the value of a tensor; TorchScript would freeze it.")
+
+    def _falls_apart(self, func: Any, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether the number of parts, or what len() says, hangs on contents."""
+        if x not in self._loose or func is not Tensor.__len__ and func not in self._PARTS:
+            return False
+        place = 1 if "unbind" in func.__name__ else 2
+        dim = kwargs.get("dim", args[place] if len(args) > place and func in self._PARTS else 0)
+        dims = self._loose[x]
+        return dims is None or not isinstance(dim, int) or dim % max(x.dim(), 1) in dims
+
+    def _loosens(self, func: Any, name: str, args: tuple[Any, ...], given: list[Tensor], result: Any) -> Any:
+        """The dims of the result whose size hangs on contents; () where none does, None where any may."""
+        numbers = [t for t in given if t in self._numbers and t not in self._free]
+        if numbers and not isinstance(result, torch.Size) and any(t.dim() for t in tree_leaves(result)
+                                                                 if isinstance(t, Tensor)):
+            return None
+        if not all(t in self._free for t in given):
+            if name in self._COUNTED and (name != "repeat_interleave" or len(given) > 1 or not isinstance(args[1], int)):
+                return (0,)
+            if func in (torch.where, Tensor.where) and len(given) == 1:
+                return (0,)
+            if func is Tensor.__getitem__:
+                index = args[1] if isinstance(args[1], tuple) else (args[1],)
+                masks = [isinstance(i, Tensor) and i.dtype in (torch.bool, torch.uint8) and i not in self._free
+                         for i in index]
+                if any(masks):
+                    return (0,) if masks == [True] else None
+        found = [(t, self._loose[t]) for t in given if t in self._loose]
+        if not found:
+            return ()
+        shapes = {t.shape for t, _ in found} | ({result.shape} if isinstance(result, Tensor) else {None})
+        if len(shapes) > 1 or any(dims is None for _, dims in found):
+            return None
+        return tuple({dim for _, dims in found for dim in dims})
 
     def after(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any) -> None:
         given = [leaf for leaf in tree_leaves((args, kwargs or {})) if isinstance(leaf, Tensor)]
         name = getattr(func, "__name__", "")
-        free = (func in self._SIZES or not any(word in name for word in self._RANDOM)
-                and all(t in self._free for t in given))
+        if func in self._SIZES:
+            free, dims = func in self._RANKS or not any(t in self._loose for t in given), ()
+        else:
+            free = not any(word in name for word in self._RANDOM) and all(t in self._free for t in given)
+            dims = self._loosens(func, name, args, given, result)
         changed = given[:1] if name.endswith("_") or name == "__setitem__" else []
         number = func in self._SIZES or given and name not in self._TENSORS and all(t in self._numbers for t in given)
         made = [leaf for leaf in (result if isinstance(result, torch.Size) else tree_leaves(result))
                 if isinstance(leaf, Tensor)]
         for tensor in (*made, *changed):
+            if dims != () and tensor.dim():
+                self._loose[tensor] = dims
             if number and tensor.dim() == 0:
                 self._numbers[tensor] = True
             if free:

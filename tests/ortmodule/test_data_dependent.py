@@ -180,3 +180,53 @@ def test_an_exception_of_the_trace_that_forward_catches():
         torch.testing.assert_close(model(x, torch.tensor(number)), model.module(x, torch.tensor(number)))
     counts = onnxtrain.stats(model)
     assert counts["fallback_steps"] == 2 and "goes on where that fails" in counts["reasons"][0]
+
+
+class Counted(nn.Module):
+    """What Python makes of how many entries are positive."""
+
+    def __init__(self, count):
+        super().__init__()
+        self.fc, self.count = nn.Linear(4, 4), count
+
+    def forward(self, x):
+        return self.fc(x).sum() * self.count(x)
+
+
+READ = {
+    "len": lambda x: len(x[x > 0]),
+    "branch": lambda x: 2 if x[x > 0].shape[0] > 1 else 3,
+    "no entry": lambda x: 2 if (x > 0).nonzero().numel() == 0 else 3,
+    "range": lambda x: sum(x.sum() + i for i in range(torch.masked_select(x, x > 0).size(0))),
+    "of parts": lambda x: sum(len(part) * i for i, part in enumerate((x[x > 0] * 2).split(2))),
+    "iteration": lambda x: sum(i * y for i, y in enumerate(x[x > 0].relu())),
+    "where": lambda x: len(torch.where(x > 0)[0]),
+    "unique": lambda x: sum(i * n for i, n in enumerate((x > 0).sum(1).unique())),
+    "length": lambda x: 2 if torch.zeros((x > 0).nonzero().shape[0]).numel() > 3 else 3,
+}
+
+
+@pytest.mark.parametrize("exporter", ["auto", "torchscript"])
+@pytest.mark.parametrize("name", READ)
+def test_counts_of_contents_are_not_frozen(name, exporter, monkeypatch):
+    """The TorchScript exporter has a number for every size."""
+    if exporter != "auto":
+        monkeypatch.setenv("ONNXTRAIN_EXPORTER", exporter)
+    ours = ORTModule(Counted(READ[name]))
+    for shift in (0, 3, -9, 1, 9):
+        x = torch.arange(-6.0, 6.0).view(3, 4) + shift
+        torch.testing.assert_close(ours(x), ours.module(x))
+
+
+def test_columns_of_picked_rows_stay_in_the_torchscript_exporters_graph(monkeypatch):
+    class Columns(nn.Linear):
+        def forward(self, x):
+            a, b, _, _ = super().forward(x)[x[:, 0] > 0].unbind(1)
+            return a * b
+
+    monkeypatch.setenv("ONNXTRAIN_EXPORTER", "torchscript")
+    ours = ORTModule(Columns(4, 4))
+    for shift in (0, 3):
+        x = torch.arange(-6.0, 6.0).view(3, 4) + shift
+        torch.testing.assert_close(ours(x), ours.module(x))
+    assert onnxtrain.stats(ours)["engine_steps"] == 2
