@@ -19,7 +19,7 @@ from onnxtrain._export import domain  # noqa: F401  defines torch.ops.onnxtrain
 from onnxtrain._export import functions
 from onnxtrain._export.errors import Untraceable
 from onnxtrain._export.lookups import Embedding, embedding_bag, one_hot
-from onnxtrain._export.special import interpolate, multilabel_margin_loss
+from onnxtrain._export.special import interpolate, multi_margin_loss, multilabel_margin_loss
 
 # torch's own functions, since rewrite.patched() puts ours in their place
 _F = types.SimpleNamespace(
@@ -329,6 +329,7 @@ PATCHES: dict[str, Callable[..., Any]] = {
     "embedding_bag": embedding_bag,
     "one_hot": one_hot,
     "interpolate": interpolate,
+    "multi_margin_loss": multi_margin_loss,
     "multilabel_margin_loss": multilabel_margin_loss,
     "ctc_loss": ctc_loss,
     "binary_cross_entropy_with_logits": binary_cross_entropy_with_logits,

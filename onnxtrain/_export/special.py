@@ -248,8 +248,27 @@ def multilabel_margin_loss(
     labels = torch.where(given, labels, 0)
     each = given.unsqueeze(2) & (labels.unsqueeze(2) == torch.arange(classes))  # (N, label, class)
     counted = given.unsqueeze(2) & each.any(1).logical_not().unsqueeze(1)
-    margins = (1 - x.gather(1, labels).unsqueeze(2) + x.unsqueeze(1)).clamp(min=0)
-    losses = torch.where(counted, margins, 0.0).sum((1, 2)) / classes
+    margins = 1 - x.gather(1, labels).unsqueeze(2) + x.unsqueeze(1)
+    losses = torch.where(counted & (margins > 0), margins, 0.0).sum((1, 2)) / classes
+    if reduction == "none":
+        return losses if input.dim() == 2 else losses.squeeze(0)
+    return losses.sum() if reduction == "sum" else losses.mean()
+
+
+def multi_margin_loss(
+    input: Tensor, target: Tensor, p: int = 1, margin: float = 1.0, weight: Tensor | None = None,
+    size_average: bool | None = None, reduce: bool | None = None, reduction: str = "mean",
+) -> Tensor:
+    """torch's own decomposition has a slope where a margin is met exactly."""
+    if size_average is not None or reduce is not None:
+        reduction = F._Reduction.legacy_get_string(size_average, reduce)
+    x, label = torch.atleast_2d(input), torch.atleast_1d(target).unsqueeze(1)  # (N, C), (N, 1)
+    margins = margin - x.gather(1, label) + x
+    margins = torch.where((margins > 0) & (label != torch.arange(x.shape[1])), margins, 0.0)
+    terms = margins if p == 1 else margins * margins
+    if weight is not None:
+        terms = terms * weight[label]
+    losses = terms.sum(1) / x.shape[1]
     if reduction == "none":
         return losses if input.dim() == 2 else losses.squeeze(0)
     return losses.sum() if reduction == "sum" else losses.mean()
