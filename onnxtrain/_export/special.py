@@ -297,6 +297,10 @@ def interpolate(
         if sizes[d] != int(input.shape[d + 2]) if sizes else scales[d] != 1.0:
             rows = _resizing(int(input.shape[d + 2]), d, rank, sizes and sizes[d], scales and float(scales[d]), mode,
                              align_corners, recompute_scale_factor, antialias)
+            if mode.startswith("nearest"):
+                at = torch.tensor([row.index(1.0) for row in rows])
+                input = input.index_select(d + 2, at)
+                continue
             matrix = torch.tensor(rows, dtype=input.dtype)  # (out, in)
             input = torch.matmul(input.movedim(d + 2, -1), matrix.transpose(0, 1)).movedim(-1, d + 2)
     return input

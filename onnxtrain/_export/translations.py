@@ -528,7 +528,27 @@ def _picked(op: Any, own: Any) -> Table:
         none = op.Constant(value_ints=[0])
         return tuple(op.Squeeze(x, none) for x in own.TorchTopK(op.Unsqueeze(self, none), count))
 
-    return {aten.max.dim: along(op.ArgMax), aten.min.dim: along(op.ArgMin), aten.topk.default: topk}
+    def diagonal(self, offset=0, dim1=0, dim2=1):
+        """torch.onnx sums over products with zeros, which beside infinity are not numbers."""
+        if not isinstance(offset, int):
+            from onnxscript.function_libs.torch_lib.ops import core
+
+            return core.aten_diagonal(self, offset, dim1, dim2)
+        rank = len(self.shape)
+        ends = [dim1 % rank, dim2 % rank]
+        order = [d for d in range(rank) if d not in ends] + ends
+        x = self if order == sorted(order) else op.Transpose(self, perm=order)
+        rows, columns = op.Shape(x, start=rank - 2, end=rank - 1), op.Shape(x, start=rank - 1)
+        first, zero, one = (op.Constant(value_int=n) for n in (abs(offset), 0, 1))
+        length = (op.Min(rows, op.Sub(columns, first)) if offset >= 0 else op.Min(op.Sub(rows, first), columns))
+        steps = op.Mul(op.Range(zero, op.Squeeze(op.Max(length, zero)), one), op.Add(columns, one))
+        at = op.Add(steps, first if offset >= 0 else op.Mul(columns, first))
+        cells = op.Mul(rows, columns)
+        row = op.Concat(op.Shape(x, end=rank - 2), cells, axis=0) if rank > 2 else cells
+        return op.Gather(op.Reshape(x, row, allowzero=1), at, axis=rank - 2)
+
+    return {aten.max.dim: along(op.ArgMax), aten.min.dim: along(op.ArgMin), aten.topk.default: topk,
+            aten.diagonal.default: diagonal, aten.diagonal_copy.default: diagonal}
 
 
 def _resized(op: Any) -> Table:

@@ -272,6 +272,27 @@ def test_ends_have_no_gradient():
            "logspace": lambda x: torch.logspace(x[3], end=x[2], steps=5) * x[4]}, [FINITE])
 
 
+def test_infinity_beside_what_is_picked():
+    """No product with zero picks an entry."""
+    x = VALUES.repeat(6).view(3, 4, 5)
+    agree({f"diagonal {offset} {dims}": lambda x, offset=offset, dims=dims: x.diagonal(offset, *dims)
+           for offset in (0, 1, -1, 9) for dims in ((0, 1), (-2, -1), (2, 0))} | {
+        "of a matrix": lambda x: torch.diag(x[0]), "traces": lambda x: torch.einsum("iij->ij", x[:, :3]),
+        "of none": lambda x: x[:0].diagonal(0, 1, 2), "of truth": lambda x: (x > 0).diagonal(),
+        "nearest": lambda x: F.interpolate(x, scale_factor=1.5),
+        "exact": lambda x: F.interpolate(x.unsqueeze(0), scale_factor=(0.7, 2.3), mode="nearest-exact")}, [x])
+
+
+def test_margins_that_are_met():
+    scores, labels = tensor([[0.0, 1, 2], [1, 0, NAN], [2, 3, INF]]), tensor([1, 0, 2])
+    rows = tensor([[1, -1, 0], [0, 1, -1], [2, -1, 1]])
+    agree({"multi": lambda x: F.multi_margin_loss(x, labels), "square": lambda x: F.multi_margin_loss(x, labels, 2),
+           "weighted": lambda x: F.multi_margin_loss(x, labels, 1, 2.0, tensor([0.5, 1, 2]), reduction="none"),
+           "sum": lambda x: F.multi_margin_loss(x[:2], labels[:2], reduction="sum"),
+           "one": lambda x: F.multi_margin_loss(x[0], labels[0]),
+           "multilabel": lambda x: F.multilabel_margin_loss(x, rows, reduction="none")}, [scores])
+
+
 def test_covariances_of_one_row():
     model = ORTModule(Functions([torch.cov, torch.corrcoef]), DebugOptions(log_level=LogLevel.ERROR))
     for x in (TIES[:1], TIES, TIES[:2], TIES[1]):
