@@ -51,7 +51,7 @@ def _calling_ours(code: types.CodeType) -> types.CodeType | None:
 def note(frame: types.FrameType) -> None:
     """Says that the frame's function has stopped a trace with int() of a tensor."""
     code = frame.f_code
-    changed = None if code in _noted else _calling_ours(code)
+    changed = None if code in _noted or code is _whole.__code__ else _calling_ours(code)
     if changed is not None:
         functions = [weakref.ref(holder) for holder in gc.get_referrers(code)
                      if isinstance(holder, types.FunctionType) and holder.__code__ is code]

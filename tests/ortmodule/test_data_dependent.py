@@ -230,3 +230,11 @@ def test_columns_of_picked_rows_stay_in_the_torchscript_exporters_graph(monkeypa
         x = torch.arange(-6.0, 6.0).view(3, 4) + shift
         torch.testing.assert_close(ours(x), ours.module(x))
     assert onnxtrain.stats(ours)["engine_steps"] == 2
+
+
+def test_int_of_a_fraction_is_left_to_pytorch_by_name():
+    ours = ORTModule(Counted(lambda x: int(x.relu().sum())))
+    for shift in (0, 3):
+        x = torch.arange(-6.0, 6.0).view(3, 4) + shift
+        torch.testing.assert_close(ours(x), ours.module(x))
+    assert "Python code branches on, or reads" in onnxtrain.stats(ours)["reasons"][0].split("TorchScript")[0]
