@@ -8,6 +8,7 @@
 
 #include "base/parallel.h"
 #include "ops/sums.h"
+#include "simd/reduce.h"
 
 static ont_reduce_kind kind_of(const ont_node *node)
 {
@@ -214,6 +215,13 @@ static void sum_rows(void *context, int64_t first, int64_t last)
     ont_dtype dtype = call->node->outputs[0]->dtype;
     size_t bytes = (size_t)s->n * ont_dtype_size(dtype);
     int64_t blocks = blocks_of(s);
+    if (dtype == ONT_FLOAT32 && s->n < ONT_SHORT_ROW) {
+        float *y = (float *)call->out[0] + first;
+        ont_simd_reduce()->run[ONT_STEP_SUM][dtype]((const char *)call->in[0] + (size_t)first * bytes, y, last - first,
+                                                    s->n, 1, 1);
+        for (int64_t i = 0; s->kind == ONT_REDUCE_MEAN && i < last - first; i++) y[i] = (float)((double)y[i] / (double)s->n);
+        return;
+    }
     for (int64_t row = first; row < last; row++)
         put(call, row, sum_blocks(s, dtype, (const char *)call->in[0] + (size_t)row * bytes, 0, blocks));
 }
@@ -373,6 +381,8 @@ static const ont_kernel kernels[] = {
     {.name = "reduce_sum_f32", .accept = accept_sum_f32, .prepare = sum_prepare, .run = sum_run},
     {.name = "reduce_sum_f64", .accept = accept_sum_f64, .prepare = sum_prepare, .run = sum_run},
     {.name = "reduce_sum_half", .accept = accept_sum_half, .prepare = sum_prepare, .run = sum_run},
+    {.name = "reduce_run", .accept = ont_reduce_run_accept, .prepare = ont_reduce_run_prepare,
+     .run = ont_reduce_run_run},
     {.name = "reduce_rows", .accept = ont_reduce_rows_accept, .prepare = reduce_prepare, .run = ont_reduce_rows_run},
     {.name = "reduce_ref", .accept = accept_ref, .prepare = reduce_prepare, .run = ref_run},
 };

@@ -36,4 +36,9 @@ ont_status ont_reduce_read(const ont_node *node, ont_reduce *s) ONT_MUST_USE;
 const char *ont_reduce_rows_accept(const ont_node *node);
 ont_status ont_reduce_rows_run(const ont_call *call);
 
+/* reduce_run.c */
+const char *ont_reduce_run_accept(const ont_node *node);
+ont_status ont_reduce_run_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out) ONT_MUST_USE;
+ont_status ont_reduce_run_run(const ont_call *call);
+
 #endif

@@ -5,6 +5,8 @@
 
 #include <string.h>
 
+#include "simd/reduce.h"
+
 enum {
     UNIT = 16384,  /* elements of a unit of columns, or more: */
     UNITS = 64,    /* at most, each of which keeps sums of its own, */
@@ -50,6 +52,10 @@ void ont_sum_rows(const ont_simd_table *simd, ont_dtype dtype, void *sums, const
 {
     if (dtype == ONT_BFLOAT16) {
         simd->add_bfloat_rows(sums, x, rows, stride, n);
+        return;
+    }
+    if (dtype == ONT_FLOAT32 && n < ONT_NARROW && n == stride) {
+        ont_simd_reduce()->narrow_sums(sums, x, rows, n);
         return;
     }
     for (const char *row = x; rows; rows--, row += (size_t)stride * ont_dtype_size(dtype)) {

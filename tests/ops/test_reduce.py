@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from harness import C, Case, R, V, expect_error, run_case  # noqa: E402
+from harness import C, Case, R, V, call, expect_error, run_case, session_of  # noqa: E402
 
 
 def reduction(f, **defaults):
@@ -74,6 +74,40 @@ CASES += [
     Case("Gather", [R(5), V(3, np.int64)], torch=lambda x, i: x[i], name="scalar"),
     Case("Gather", [R(5, 3), V(np.zeros((0,)), np.int64)], torch=lambda x, i: x[i], name="no index"),
 ]
+
+
+# Around the sizes at which reduce_run.c and sums.c change loops: short rows, narrow columns, parts of a long run.
+RUNS = [((5000, 1), 1), ((301, 2), 1), ((70, 3), 1), ((9, 8), 1), ((40, 9), 1), ((40, 15), 1), ((40, 16), 1), ((6, 31), 1), ((6, 33), 1),
+        ((3, 65), 1), ((2, 4097), 1), ((100003,), 0), ((31, 3), 0), ((33, 3), 0), ((40001, 3), 0), ((20011, 7), 0), ((3, 8000), 0),
+        ((5, 700, 2), 1), ((60, 2, 4), 1), ((3, 9, 5), 1), ((2, 70, 513), 1), ((3, 40001, 1), 1)]
+
+
+def whole(dtype, shape):
+    values = np.random.default_rng(len(shape)).integers(0, 3, shape)
+    return (values - (dtype != bool and dtype != np.uint64)).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", [bool, np.int32, np.int64, np.uint64, np.float32, np.float64], ids=lambda d: d.__name__)
+@pytest.mark.parametrize("shape, axis", RUNS, ids=str)
+def test_run(shape, axis, dtype):
+    """Of whole numbers sums are exact in every order, and so are products of few of them."""
+    x = whole(dtype, shape)
+    few = np.where(np.arange(x.size).reshape(shape) % 97 == 0, x + 1, 1).astype(dtype)
+    wanted = [("ReduceMax", x, x.max(axis)), ("ReduceMin", x, x.min(axis))]
+    if dtype != bool:
+        wanted += [("ReduceSum", x, x.sum(axis, dtype=dtype))]
+    if dtype in (np.int32, np.int64, np.uint64):
+        wanted += [("ReduceProd", few + 1, (few + 1).prod(axis, dtype=dtype))]
+    if dtype in (np.float32, np.float64):
+        nan = x.copy()
+        nan[(0,) * x.ndim] = nan[(-1,) * x.ndim] = np.nan
+        with np.errstate(over="ignore"):
+            wanted += [("ReduceMean", x, x.mean(axis, dtype=np.float64).astype(dtype)), ("ReduceMax", nan, nan.max(axis)),
+                       ("ReduceMin", nan, nan.min(axis)), ("ReduceProd", few, few.prod(axis, dtype=np.float64).astype(dtype))]
+    for op, given, result in wanted:
+        session = session_of(Case(op, [R(*shape, dtype=dtype), C([axis])], {"keepdims": 0}, opset=20), [given, np.array([axis])])
+        (y,), _ = call(session, [torch.from_numpy(given)], b"\0", None)
+        np.testing.assert_allclose(y.numpy(), result, rtol=1e-6 if op == "ReduceMean" else 0, err_msg=op)
 
 
 def cross_entropy(kind, reduction, ignore):
