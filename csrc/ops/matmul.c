@@ -323,6 +323,8 @@ static const ont_kernel matmul_kernels[] = {
      .run = ont_matmul_half_run, .release = ont_matmul_half_release},
     {.name = "matmul_small", .accept = ont_matmul_small_accept, .prepare = ont_matmul_small_prepare,
      .run = ont_matmul_small_run},
+    {.name = "matmul_batch", .accept = ont_matmul_batch_accept, .prepare = ont_matmul_batch_prepare,
+     .run = ont_matmul_batch_run},
     {.name = "matmul_blas", .accept = ont_accept_float, .prepare = matmul_prepare, .run = matmul_run,
      .release = matmul_release},
     {.name = "matmul_ref", .accept = ont_accept_float, .prepare = matmul_prepare_ref, .run = matmul_run,

@@ -38,5 +38,8 @@ void ont_matmul_half_release(void *state);
 const char *ont_matmul_small_accept(const ont_node *node);
 ont_status ont_matmul_small_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out) ONT_MUST_USE;
 ont_status ont_matmul_small_run(const ont_call *call);
+const char *ont_matmul_batch_accept(const ont_node *node);
+ont_status ont_matmul_batch_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out) ONT_MUST_USE;
+ont_status ont_matmul_batch_run(const ont_call *call);
 
 #endif

@@ -7,13 +7,12 @@
 
 #include "simd/simd.h"
 
-void ont_product_loop_plain(const ont_product_part *p), ont_product_loop_avx2(const ont_product_part *p),
-    ont_product_loop_avx512(const ont_product_part *p);
+extern const ont_product_loops ont_product_loops_plain, ont_product_loops_avx2, ont_product_loops_avx512;
 
-ont_product_loop ont_simd_product(void)
+const ont_product_loops *ont_simd_product(void)
 {
     const char *isa = ont_simd()->isa;
-    return !strcmp(isa, "avx512") ? ont_product_loop_avx512
-           : !strcmp(isa, "avx2") ? ont_product_loop_avx2
-                                  : ont_product_loop_plain;
+    return !strcmp(isa, "avx512") ? &ont_product_loops_avx512
+           : !strcmp(isa, "avx2") ? &ont_product_loops_avx2
+                                  : &ont_product_loops_plain;
 }

@@ -21,8 +21,26 @@ typedef struct ont_product_part {
     float *c;
 } ont_product_part;
 
-typedef void (*ont_product_loop)(const ont_product_part *p);
+/*
+ * `count` products C (m, n) = alpha A B, one behind the other, n <= ONT_PRODUCT_FEW. A's element (r, k) is
+ * a[r * a_row + k * a_column], B's (k, j) b[k * b_row + j * b_column]; next: elements to the next matrix, 0 for the same.
+ */
+enum { ONT_PRODUCT_FEW = 8 };
+typedef struct ont_product_batch {
+    int64_t m, n, k, a_row, a_column, b_row, b_column, count, next_a, next_b;
+    float alpha;
+    const float *a, *b;
+    float *c;
+} ont_product_batch;
 
-ont_product_loop ont_simd_product(void);
+typedef void (*ont_product_loop)(const ont_product_part *p);
+typedef void (*ont_product_batch_loop)(const ont_product_batch *p);
+
+typedef struct ont_product_loops {
+    ont_product_loop one;
+    ont_product_batch_loop batch;
+} ont_product_loops;
+
+const ont_product_loops *ont_simd_product(void);
 
 #endif

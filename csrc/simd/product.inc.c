@@ -38,10 +38,8 @@ INLINE void tiles_of_rows(const ont_product_part *p, int64_t step_m, int64_t ste
     if (i < p->m) tile(p, step_m, step_k, i, j, 1, vectors);
 }
 
-void PASTE(ont_product_loop_, ONT_ISA)(const ont_product_part *p);
-
 /* The last vector may overlap the one before: the same sums are made and stored again. */
-void PASTE(ont_product_loop_, ONT_ISA)(const ont_product_part *p)
+static void one(const ont_product_part *p)
 {
     int64_t step_m = p->trans_a ? 1 : p->lda, step_k = p->trans_a ? p->lda : 1, j = 0;
     for (; j + 2 * LANES <= p->n; j += 2 * LANES) tiles_of_rows(p, step_m, step_k, j, 2);
@@ -51,3 +49,44 @@ void PASTE(ont_product_loop_, ONT_ISA)(const ont_product_part *p)
     }
     if (j < p->n) tiles_of_rows(p, step_m, step_k, p->n - LANES, 1);
 }
+
+INLINE void products(const ont_product_batch *p, const int64_t m, const int64_t n, const int64_t k, const int64_t b_column)
+{
+    const float *a = p->a, *b = p->b;
+    float *restrict c = p->c;
+    for (int64_t i = 0; i < p->count; i++, a += p->next_a, b += p->next_b)
+        for (int64_t r = 0; r < m; r++, c += n) {
+            float sum[ONT_PRODUCT_FEW] = {0};
+            for (int64_t t = 0; t < k; t++) {
+                float x = a[r * p->a_row + t * p->a_column];
+                for (int64_t j = 0; j < n; j++) sum[j] += x * b[t * p->b_row + j * b_column];
+            }
+            for (int64_t j = 0; j < n; j++) c[j] = p->alpha * sum[j];
+        }
+}
+
+/* The compiler knows the number of columns, and of the usual matrices all sizes. */
+INLINE void batch_of(const ont_product_batch *p, const int64_t b_column)
+{
+    bool square = p->m == p->n && p->k == p->n;
+    switch (p->n) {
+    case 1: products(p, p->m, 1, p->k, b_column); return;
+    case 2: square ? products(p, 2, 2, 2, b_column) : products(p, p->m, 2, p->k, b_column); return;
+    case 3: square ? products(p, 3, 3, 3, b_column) : products(p, p->m, 3, p->k, b_column); return;
+    case 4: square ? products(p, 4, 4, 4, b_column) : products(p, p->m, 4, p->k, b_column); return;
+    case 5: products(p, p->m, 5, p->k, b_column); return;
+    case 6: products(p, p->m, 6, p->k, b_column); return;
+    case 7: products(p, p->m, 7, p->k, b_column); return;
+    default: products(p, p->m, 8, p->k, b_column); return;
+    }
+}
+
+static void batch(const ont_product_batch *p)
+{
+    if (p->b_column == 1)
+        batch_of(p, 1);
+    else
+        batch_of(p, p->b_column);
+}
+
+const ont_product_loops PASTE(ont_product_loops_, ONT_ISA) = {one, batch};

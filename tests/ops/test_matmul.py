@@ -64,6 +64,14 @@ CASES = [
     *[Case("FusedMatMul", [R(2, 3, 4) if not ta else R(2, 4, 3), R(2, 4, 5) if not tb else R(2, 5, 4)],
            {"transA": ta, "transB": tb}, domain="ai.onnxtrain", torch=fused(ta, tb, 1))
       for ta in (0, 1) for tb in (0, 1)],
+    *[Case("FusedMatMul", [R(*lead_a, *((k, m) if ta else (m, k))), R(*lead_b, *((n, k) if tb else (k, n)))],
+           {"transA": ta, "transB": tb, "alpha": float(alpha)}, domain="ai.onnxtrain", torch=fused(ta, tb, alpha),
+           name=f"batch {m} {n} {k} {ta} {tb}", alloc=False)
+      for ta in (0, 1) for tb in (0, 1) for lead_a, lead_b, m, n, k, alpha in (
+          ((7,), (7,), 3, 3, 3, 1), ((5,), (5,), 2, 2, 2, 0.5), ((4,), (1,), 4, 4, 4, 1), ((3, 1, 2), (4, 1), 5, 7, 2, 1),
+          ((2, 3), (2, 3), 9, 8, 7, 1), ((1, 5), (3, 1), 3, 1, 6, 2), ((900,), (900,), 1, 5, 8, 1), ((6,), (6,), 11, 6, 1, 1))],
+    *[Case("MatMul", [R(6, m, k), R(6, k, n)], torch=torch.matmul, name=f"batch {m} {n} {k}")
+      for m, n, k in ((3, 4, 0), (3, 0, 2), (0, 3, 2))],
     Case("FusedMatMul", [R(2, 4, 3), R(4, 5)], {"transA": 1}, domain="ai.onnxtrain", torch=fused(1, 0, 1),
          name="shared B"),
     *[Case("Gemm", [R(3, 4) if not ta else R(4, 3), R(4, 5) if not tb else R(5, 4), R(*c)],
