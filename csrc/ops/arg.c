@@ -76,9 +76,9 @@ static ont_status arg_infer(ont_graph *g, ont_node *node)
 }
 
 typedef struct line_state {
-    int64_t n, inner, lines, k;
+    int64_t n, inner, lines, k, parts; /* of lines */
     better_fn better;
-    bool last, sorted;
+    bool last, descending;
     size_t size;
 } line_state;
 
@@ -115,7 +115,7 @@ static int64_t arg_row_f32(const float *x, int64_t step, int64_t n, bool largest
     return best;
 }
 
-enum { STRIP = 256, NARROW = 8 }; /* columns */
+enum { STRIP = 256, NARROW = 8, FOLD = 32 }; /* columns; rows of a long line that are read as one */
 
 /* float32 along another axis: lines [first, last) of one outer index, strips of them side by side, row by row. */
 static void arg_columns_f32(const float *x, const line_state *s, bool largest, int64_t first, int64_t last,
@@ -143,6 +143,49 @@ static void arg_columns_f32(const float *x, const line_state *s, bool largest, i
         }
         for (int64_t j = 0; j < w; j++) out[from + j] = best[j];
     }
+}
+
+/* Whether the number v at a line's row i comes before `most` at `best`. */
+static bool precedes(float v, int64_t i, float most, int64_t best, const line_state *s, bool largest)
+{
+    if (v == most || (v != v && most != most)) return s->last ? i > best : i < best;
+    return v != v || (largest ? v > most : v < most);
+}
+
+/* float32, long lines of few columns: FOLD rows become one, so that columns are many, and then of each line's FOLD
+ * positions the one is looked for, and in what is left. */
+static void arg_folded_f32(const float *x, const line_state *s, bool largest, int64_t *out)
+{
+    int64_t found[FOLD * NARROW], rows = s->n / FOLD;
+    line_state wide = *s;
+    wide.inner *= FOLD;
+    wide.n = rows;
+    arg_columns_f32(x, &wide, largest, 0, wide.inner, found);
+    for (int64_t j = 0; j < s->inner; j++) {
+        int64_t best = found[j] * FOLD;
+        float most = x[best * s->inner + j];
+        for (int64_t g = 1; g < FOLD + s->n % FOLD; g++) {
+            int64_t i = g < FOLD ? found[g * s->inner + j] * FOLD + g : (rows - 1) * FOLD + g;
+            float v = x[i * s->inner + j];
+            if (precedes(v, i, most, best, s, largest)) most = v, best = i;
+        }
+        out[j] = best;
+    }
+}
+
+static bool folds(const line_state *s, ont_dtype dtype)
+{
+    return dtype == ONT_FLOAT32 && s->inner < NARROW && s->n >= 4 * FOLD && s->n <= INT32_MAX;
+}
+
+static void arg_outer(void *context, int64_t first, int64_t last)
+{
+    const ont_call *call = context;
+    const line_state *s = call->state;
+    bool largest = s->better == better_of(ONT_FLOAT32, LARGER);
+    for (int64_t outer = first; outer < last; outer++)
+        arg_folded_f32((const float *)call->in[0] + outer * s->n * s->inner, s, largest,
+                       (int64_t *)call->out[0] + outer * s->inner);
 }
 
 static void arg_lines(void *context, int64_t first, int64_t last)
@@ -179,7 +222,10 @@ static void arg_lines(void *context, int64_t first, int64_t last)
 static ont_status arg_run(const ont_call *call)
 {
     const line_state *s = call->state;
-    ont_parallel(s->lines, 8192 / s->n + 1, arg_lines, (void *)call);
+    if (folds(s, ont_node_in(call->node, 0)->dtype))
+        ont_parallel(s->lines / s->inner, 8192 / (s->n * s->inner) + 1, arg_outer, (void *)call);
+    else
+        ont_parallel(s->lines, 8192 / s->n + 1, arg_lines, (void *)call);
     return ONT_OK;
 }
 
@@ -297,6 +343,139 @@ static ont_status topk_run(const ont_call *call)
     return ONT_OK;
 }
 
+/* ---- TopK of 32-bit numbers: each is a whole number of 64 bits, its order above its position ---- */
+
+enum { FEW = 48, DIGITS = 4, VALUES = 256 }; /* numbers that are sorted by insertion; of a radix sort */
+
+static const char *accept_keys(const ont_node *node)
+{
+    const ont_value *x = ont_node_in(node, 0);
+    int axis;
+    int64_t k;
+    if (x->dtype != ONT_FLOAT32 && x->dtype != ONT_INT32) return "dtype is none of float, int32";
+    if (topk_config(node, &axis, &k) != ONT_OK) return "k";
+    return x->shape.dims[axis] <= INT32_MAX ? NULL : "a long line";
+}
+
+static ont_status keys_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
+{
+    ONT_TRY(topk_prepare(node, arena, out));
+    line_state *s = out->state;
+    s->descending = ont_attr_int(node, "largest", 1) != 0;
+    s->parts = s->lines < ont_parallel_threads() ? s->lines : ont_parallel_threads();
+    out->work_bytes = (size_t)(2 * s->n * s->parts) * sizeof(uint64_t);
+    return ONT_OK;
+}
+
+/* Zeros are equal, and NaN are, above all numbers. */
+static void read_keys(const line_state *s, ont_dtype dtype, const void *x, uint64_t *keys)
+{
+    const uint32_t sign = 0x80000000u, flip = s->descending ? UINT32_MAX : 0;
+    for (int64_t i = 0; i < s->n; i++) {
+        uint32_t bits;
+        memcpy(&bits, (const char *)x + (size_t)(i * s->inner) * sizeof bits, sizeof bits);
+        if (dtype == ONT_FLOAT32) {
+            uint32_t magnitude = bits & ~sign;
+            bits = magnitude > 0x7f800000 ? ~sign : magnitude ? bits : 0;
+            bits ^= bits & sign ? ~sign : 0;
+        }
+        keys[i] = (uint64_t)(bits ^ sign ^ flip) << 32 | (uint64_t)i;
+    }
+}
+
+static void insertion_sort(uint64_t *keys, int64_t n)
+{
+    for (int64_t i = 1; i < n; i++) {
+        uint64_t key = keys[i];
+        int64_t at = i;
+        for (; at && keys[at - 1] > key; at--) keys[at] = keys[at - 1];
+        keys[at] = key;
+    }
+}
+
+/* By the upper halves, digit by digit from the lowest: the order of equal ones stays. Returns where they lie. */
+static uint64_t *radix_sort(uint64_t *keys, uint64_t *other, int64_t n)
+{
+    uint32_t count[DIGITS][VALUES] = {{0}};
+    for (int64_t i = 0; i < n; i++)
+        for (int d = 0; d < DIGITS; d++) count[d][keys[i] >> (32 + 8 * d) & (VALUES - 1)]++;
+    for (int d = 0; d < DIGITS; d++) {
+        int shift = 32 + 8 * d;
+        if (count[d][keys[0] >> shift & (VALUES - 1)] == n) continue;
+        uint32_t sum = 0;
+        for (int v = 0; v < VALUES; v++) {
+            uint32_t here = count[d][v];
+            count[d][v] = sum;
+            sum += here;
+        }
+        for (int64_t i = 0; i < n; i++) other[count[d][keys[i] >> shift & (VALUES - 1)]++] = keys[i];
+        uint64_t *swap = keys;
+        keys = other;
+        other = swap;
+    }
+    return keys;
+}
+
+static void key_down(uint64_t *heap, int64_t n, int64_t at, uint64_t key)
+{
+    for (int64_t child = 2 * at + 1; child < n; child = 2 * at + 1) {
+        child += child + 1 < n && heap[child + 1] > heap[child];
+        if (heap[child] <= key) break;
+        heap[at] = heap[child];
+        at = child;
+    }
+    heap[at] = key;
+}
+
+/* The first k, sorted: by a heap, whose root is the last of those kept. */
+static void select_first(uint64_t *keys, int64_t n, int64_t k)
+{
+    for (int64_t at = k / 2 - 1; at >= 0; at--) key_down(keys, k, at, keys[at]);
+    for (int64_t i = k; i < n; i++)
+        if (keys[i] < keys[0]) key_down(keys, k, 0, keys[i]);
+    for (int64_t end = k - 1; end > 0; end--) {
+        uint64_t last = keys[end];
+        keys[end] = keys[0];
+        key_down(keys, end, 0, last);
+    }
+}
+
+static void keys_lines(void *context, int64_t first, int64_t last)
+{
+    const ont_call *call = context;
+    const line_state *s = call->state;
+    ont_dtype dtype = ont_node_in(call->node, 0)->dtype;
+    for (int64_t part = first; part < last; part++) {
+        uint64_t *keys = (uint64_t *)call->work + 2 * s->n * part;
+        for (int64_t line = s->lines * part / s->parts; line < s->lines * (part + 1) / s->parts; line++) {
+            int64_t outer = line / s->inner, column = line % s->inner, to = outer * s->k * s->inner + column;
+            const char *x = (const char *)call->in[0] + (size_t)(outer * s->n * s->inner + column) * s->size;
+            uint64_t *sorted = keys;
+            read_keys(s, dtype, x, keys);
+            if (s->n <= FEW)
+                insertion_sort(keys, s->n);
+            else if (s->k <= FEW || s->k <= s->n / 64)
+                select_first(keys, s->n, s->k);
+            else
+                sorted = radix_sort(keys, keys + s->n, s->n);
+            for (int64_t i = 0; i < s->k; i++, to += s->inner) {
+                int64_t position = (int64_t)(sorted[i] & UINT32_MAX);
+                if (call->out[0])
+                    memcpy((char *)call->out[0] + (size_t)to * s->size,
+                           x + (size_t)(position * s->inner) * s->size, s->size);
+                if (call->node->n_outputs > 1 && call->out[1]) ((int64_t *)call->out[1])[to] = position;
+            }
+        }
+    }
+}
+
+static ont_status keys_run(const ont_call *call)
+{
+    const line_state *s = call->state;
+    if (s->k && s->lines) ont_parallel(s->parts, s->parts * 2048 / (s->n * s->lines) + 1, keys_lines, (void *)call);
+    return ONT_OK;
+}
+
 static void topk_grad(ont_grad *g)
 {
     ont_builder *b = &g->b;
@@ -309,7 +488,9 @@ static void topk_grad(ont_grad *g)
     GI(0, ont_build_done(b, node));
 }
 
-static const ont_kernel topk_kernels[] = {{.name = "topk_ref", .accept = accept, .prepare = topk_prepare,
+static const ont_kernel topk_kernels[] = {{.name = "topk_keys", .accept = accept_keys, .prepare = keys_prepare,
+                                           .run = keys_run},
+                                          {.name = "topk_ref", .accept = accept, .prepare = topk_prepare,
                                            .run = topk_run}};
 const ont_op ont_op_TopK = {.domain = "", .name = "TopK", .since = 1, .min_inputs = 1, .max_inputs = 2,
                             .nondiff_inputs = 2, .nondiff_outputs = 2, .attributes = "axis:i k:i largest:i sorted:i",

@@ -52,17 +52,36 @@ def test_agrees(case):
 
 @pytest.mark.parametrize("last", [0, 1])
 @pytest.mark.parametrize("kind", ["ArgMax", "ArgMin"])
-@pytest.mark.parametrize("shape", [(4, 5, 3), (2, 6, 8), (2, 5, 257)], ids=str)
+@pytest.mark.parametrize("shape", [(4, 5, 3), (2, 6, 8), (2, 5, 257), (3, 128, 1), (2, 131, 3), (2, 191, 7), (2, 20001, 2)], ids=str)
 def test_positions(shape, kind, last):
     """Ties, and NaN as the largest and the smallest, in the float32 kernel and in float64's element by element."""
     values = np.random.default_rng(1).integers(0, 4, shape).astype(np.float32)
-    values[0, 2, :3] = values[1, 1, 1] = values[1, 3, 1] = np.nan
+    values[0, 2, :3] = values[1, 1, -1] = values[1, 3, -1] = np.nan
     found = []
     for dtype in (np.float32, np.float64):
         case = Case(kind, [R(*shape)], {"axis": 1, "select_last_index": last})
         outputs, _ = call(session_of(case, [values.astype(dtype)]), [torch.from_numpy(values.astype(dtype))], b"\0", None)
         found.append(outputs[0].numpy())
     np.testing.assert_array_equal(*found)
+
+
+@pytest.mark.parametrize("largest", [0, 1])
+@pytest.mark.parametrize("shape, k", [((3, 1), 1), ((5, 2), 1), ((40, 16), 16), ((4, 48), 20), ((4, 49), 2), ((4, 49), 48), ((4, 49), 49),
+                                      ((3, 1000), 7), ((3, 1000), 500), ((2, 8000), 100), ((0, 5), 2), ((2, 60, 3), 55), ((2, 60, 3), 5)],
+                         ids=str)
+def test_order(shape, k, largest):
+    """TopK of ties, two zeros, NaN of both signs and infinities: float32 by its keys, float64 by comparisons, and whole numbers."""
+    values = np.random.default_rng(2).choice([-0.0, 0.0, 1, -1, 1e-40, -3e38, np.inf, -np.inf, np.nan, -np.nan, 7, -7], shape).astype(np.float32)
+    whole = np.nan_to_num(values, posinf=2.0**30, neginf=-2.0**30).clip(-2.0**31, 2.0**30)
+    for many, dtypes in ((values, (np.float32, np.float64)), (whole, (np.int32, np.int64))):
+        found = []
+        for dtype in dtypes:
+            case = Case("TopK", [R(*shape, dtype=dtype), C([k])], {"axis": 1, "largest": largest}, n_outputs=2)
+            x = many.astype(dtype)
+            (y, i), _ = call(session_of(case, [x, np.array([k])]), [torch.from_numpy(x)], b"\0", None)
+            found.append((y.double().numpy(), i.numpy()))
+        np.testing.assert_array_equal(found[0][0], found[1][0])
+        np.testing.assert_array_equal(found[0][1], found[1][1])
 
 
 def test_what_is_not_finite():
