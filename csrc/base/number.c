@@ -194,6 +194,27 @@ int64_t ont_integer_at(const void *data, ont_dtype dtype, int64_t i)
     }
 }
 
+/* Blocks are looked through to their end, so that the compiler may use vectors. */
+#define HAS_ZERO(type) \
+    for (int64_t i = 0; i < n && !found; i += BLOCK) { \
+        int64_t m = n - i < BLOCK ? n - i : BLOCK; \
+        for (int64_t j = 0; j < m; j++) found |= !((const type *)data)[i + j]; \
+    }
+
+bool ont_integers_have_zero(const void *data, ont_dtype dtype, int64_t n)
+{
+    enum { BLOCK = 4096 };
+    uint8_t found = 0;
+    if (dtype == ONT_INT64 || dtype == ONT_UINT64) {
+        HAS_ZERO(int64_t)
+    } else if (dtype == ONT_INT32 || dtype == ONT_UINT32) {
+        HAS_ZERO(int32_t)
+    } else {
+        for (int64_t i = 0; i < n && !found; i++) found = !ont_integer_at(data, dtype, i);
+    }
+    return found;
+}
+
 void ont_integer_put(void *data, ont_dtype dtype, int64_t i, int64_t v)
 {
     uint64_t bits = (uint64_t)v;

@@ -16,6 +16,7 @@ void ont_number_put(void *data, ont_dtype dtype, int64_t i, double value);
 /* Exact for integers and bool (uint64 by its bits); a float is truncated as ont_f64_to_i64 does. */
 int64_t ont_integer_at(const void *data, ont_dtype dtype, int64_t i);
 void ont_integer_put(void *data, ont_dtype dtype, int64_t i, int64_t value); /* wraps */
+bool ont_integers_have_zero(const void *data, ont_dtype dtype, int64_t n);
 
 /*
  * A float beyond an integer's range, or NaN: undefined in C and in ONNX. As torch on x86, whose instruction gives the

@@ -191,18 +191,11 @@ static void binary_row(const void *context, const ont_bcast *b, char *const *at,
     }
 }
 
-static bool has_zero(const void *data, ont_dtype dtype, int64_t n)
-{
-    for (int64_t i = 0; i < n; i++)
-        if (!ont_integer_at(data, dtype, i)) return true;
-    return false;
-}
-
 static ont_status binary_run(const ont_call *call)
 {
     const binary_state *s = call->state;
     const ont_value *divisor = ont_node_in(call->node, 1);
-    if (s->checks_zero && has_zero(call->in[1], divisor->dtype, ont_shape_count(&divisor->shape)))
+    if (s->checks_zero && ont_integers_have_zero(call->in[1], divisor->dtype, ont_shape_count(&divisor->shape)))
         return ont_fail(ONT_EINVAL, "integer division by zero in input '%s'", divisor->name);
     ont_bcast_run(&s->b, (char *const[]){call->out[0], (char *)call->in[0], (char *)call->in[1]}, binary_row, s);
     return ONT_OK;

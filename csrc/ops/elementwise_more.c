@@ -465,13 +465,6 @@ MOD_ROW(i32, int32_t, INT_MOD(int32_t))
 MOD_ROW(i64, int64_t, INT_MOD(int64_t))
 MOD_ROW(u64, uint64_t, lhs % rhs)
 
-static bool has_zero(const void *data, ont_dtype dtype, int64_t n)
-{
-    for (int64_t i = 0; i < n; i++)
-        if (!ont_integer_at(data, dtype, i)) return true;
-    return false;
-}
-
 ont_status ont_mod_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
 {
     return prepare_pair(node, arena, out);
@@ -483,7 +476,7 @@ ont_status ont_mod_run(const ont_call *call)
     static const ont_bcast_row rows[ONT_DTYPE_COUNT] = {
         [ONT_FLOAT32] = mod_row_f32, [ONT_FLOAT64] = mod_row_f64, [ONT_INT32] = mod_row_i32, [ONT_INT64] = mod_row_i64,
         [ONT_UINT64] = mod_row_u64};
-    if (ont_dtype_is_int(divisor->dtype) && has_zero(call->in[1], divisor->dtype, ont_shape_count(&divisor->shape)))
+    if (ont_dtype_is_int(divisor->dtype) && ont_integers_have_zero(call->in[1], divisor->dtype, ont_shape_count(&divisor->shape)))
         return ont_fail(ONT_EINVAL, "integer remainder of a division by zero in input '%s'", divisor->name);
     bool c_style = ont_attr_int(call->node, "fmod", 0) == 1;
     ont_bcast_run(call->state, (char *const[]){call->out[0], (char *)call->in[0], (char *)call->in[1]},

@@ -432,3 +432,12 @@ def test_threads_agree(op_type):
     finally:
         torch.set_num_threads(threads)
     assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize("at", [0, 4095, 4096, 9999])
+@pytest.mark.parametrize("op_type, dtype", [("Div", np.int64), ("Div", np.uint64), ("Div", np.int32), ("Div", np.int8), ("Mod", np.int64),
+                                            ("Mod", np.int32)], ids=str)
+def test_one_zero_among_divisors(op_type, dtype, at):
+    divisors = np.ones(10000, dtype)
+    divisors[at] = 0
+    expect_error(Case(op_type, [R(10000, low=1, high=9, dtype=dtype), V(divisors, dtype)], opset=14), ValueError, "by zero")
