@@ -73,11 +73,35 @@ static void copy_tile(const ont_strided *s, const char *from, char *to)
         }
 }
 
+/* Rows of n equal elements, one behind the other. */
+static void copy_repeats(char *to, const char *from, int64_t rows, int64_t n, size_t size)
+{
+#define REPEATS(type, times) \
+    for (int64_t i = 0; i < rows; i++) \
+        for (int64_t k = 0; k < (times); k++) ((type *)to)[i * (times) + k] = ((const type *)from)[i]
+#define EACH(type) \
+    switch (n) { \
+    case 2: REPEATS(type, 2); break; \
+    case 3: REPEATS(type, 3); break; \
+    case 4: REPEATS(type, 4); break; \
+    case 5: REPEATS(type, 5); break; \
+    default: REPEATS(type, n); break; \
+    }
+    if (size == sizeof(uint32_t)) {
+        EACH(uint32_t)
+    } else {
+        EACH(uint64_t)
+    }
+#undef EACH
+#undef REPEATS
+}
+
 typedef struct job {
     const ont_strided *s;
     const char *from;
     char *to;
-    int outer;   /* dims that are walked; the rest is one piece */
+    int outer;    /* dims that are walked; the rest is one piece */
+    bool repeats; /* a piece repeats one element a few times, and the next piece the next one */
 } job;
 
 static void copy_pieces(void *context, int64_t first, int64_t last)
@@ -93,17 +117,22 @@ static void copy_pieces(void *context, int64_t first, int64_t last)
         from += index[d] * s->from[d];
         to += index[d] * s->to[d];
     }
-    for (int64_t piece = first; piece < last; piece++) {
-        if (s->rank - j->outer == 2)
+    for (int64_t piece = first, step; piece < last; piece += step) {
+        step = 1;
+        if (j->repeats) {
+            int64_t left = s->dims[j->outer - 1] - index[j->outer - 1];
+            step = last - piece < left ? last - piece : left;
+            copy_repeats(to, from, step, s->dims[j->outer], s->size);
+        } else if (s->rank - j->outer == 2)
             copy_tile(s, from, to);
         else if (s->rank > j->outer)
             copy_row(to, s->to[j->outer], from, s->from[j->outer], s->dims[j->outer], s->size);
         else
             memcpy(to, from, s->size);
-        for (int d = j->outer - 1; d >= 0; d--) {
-            from += s->from[d];
-            to += s->to[d];
-            if (++index[d] < s->dims[d]) break;
+        for (int64_t d = j->outer - 1, by = step; d >= 0; d--, by = 1) {
+            from += by * s->from[d];
+            to += by * s->to[d];
+            if ((index[d] += by) < s->dims[d]) break;
             from -= s->dims[d] * s->from[d];
             to -= s->dims[d] * s->to[d];
             index[d] = 0;
@@ -114,11 +143,15 @@ static void copy_pieces(void *context, int64_t first, int64_t last)
 void ont_strided_copy(const ont_strided *s, const void *from, void *to)
 {
     if (!s->count) return;
-    job j = {s, (const char *)from + s->from_offset, (char *)to + s->to_offset, s->rank ? s->rank - 1 : 0};
+    job j = {s, (const char *)from + s->from_offset, (char *)to + s->to_offset, s->rank ? s->rank - 1 : 0, false};
     int last = s->rank - 1;
     bool crossed = s->rank >= 2 && s->from[last] != (int64_t)s->size && s->from[last] != 0 && s->dims[last - 1] > 1;
     /* With outer dims left to share, a piece is a 2-d tile walk. */
     if (crossed && s->rank > 2) j.outer = s->rank - 2;
+    enum { FEW = 16 };
+    int64_t size = (int64_t)s->size;
+    j.repeats = s->rank >= 2 && s->from[last] == 0 && s->to[last] == size && s->from[last - 1] == size &&
+                s->to[last - 1] == size * s->dims[last] && s->dims[last] <= FEW && (size == 4 || size == 8);
     int64_t pieces = 1;
     for (int d = 0; d < j.outer; d++) pieces *= s->dims[d];
     int64_t per_piece = s->count / pieces;

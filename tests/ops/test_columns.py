@@ -40,6 +40,9 @@ CASES = [
     Case("Where", [R(90, 1, 7, dtype=bool), R(90, 3, 7), R(7)], torch=torch.where, **FLOAT),
     Case("And", [R(600, 2, dtype=bool), R(600, 1, dtype=bool)], torch=torch.logical_and, alloc=False),
     *[Case("Gather", [R(5, 9), V(np.arange(7) - 4, np.int64)], {"axis": 1}, torch=lambda x, i: x[:, i], alloc=False)],
+    *[Case("Expand", [R(*lead, 1, dtype=dtype), C([*lead, n])], torch=lambda x, _, n=n: x.expand(*x.shape[:-1], n), alloc=False,
+           grad=dtype == np.float32) for lead in ((70,), (9, 700)) for n in (2, 3, 4, 5, 7, 16, 17) for dtype in (np.float32, np.int64)],
+    Case("Expand", [R(7, 1, 90, 1), C([7, 3, 90, 2])], torch=lambda x, _: x.expand(7, 3, 90, 2), alloc=False),
     *[Case("Expand", [R(60, 1, 3), C([60, 4, 3])], torch=lambda x, _: x.expand(60, 4, 3), **FLOAT)],
     Case("Transpose", [R(40, 3, 5, 2)], {"perm": [2, 0, 1, 3]}, torch=lambda x: x.permute(2, 0, 1, 3), **FLOAT),
 ]
