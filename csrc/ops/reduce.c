@@ -219,7 +219,8 @@ static void sum_rows(void *context, int64_t first, int64_t last)
         float *y = (float *)call->out[0] + first;
         ont_simd_reduce()->run[ONT_STEP_SUM][dtype]((const char *)call->in[0] + (size_t)first * bytes, y, last - first,
                                                     s->n, 1, 1);
-        for (int64_t i = 0; s->kind == ONT_REDUCE_MEAN && i < last - first; i++) y[i] = (float)((double)y[i] / (double)s->n);
+        for (int64_t i = 0; s->kind == ONT_REDUCE_MEAN && i < last - first; i++)
+            y[i] = (float)((double)y[i] / (double)s->n);
         return;
     }
     for (int64_t row = first; row < last; row++)
@@ -304,12 +305,13 @@ static ont_status sum_run(const ont_call *call)
     static acc_type walk_##suffix(const ont_reduce *s, const type *x, ont_reduce_kind kind, acc_type acc, \
                                   acc_type most) \
     { \
-        int64_t index[ONT_MAX_RANK] = {0}; \
-        for (int64_t e = 0; e < s->each; e++) { \
-            int64_t offset = 0; \
-            for (int d = 0; d < s->n_reduced; d++) offset += index[d] * s->reduced_stride[d]; \
-            acc = element_##suffix(kind, acc, (acc_type)x[offset], most); \
-            for (int d = s->n_reduced - 1; d >= 0 && ++index[d] == s->reduced[d]; d--) index[d] = 0; \
+        int64_t index[ONT_MAX_RANK] = {0}, last = s->n_reduced - 1; \
+        int64_t run = last < 0 ? 1 : s->reduced[last], stride = last < 0 ? 0 : s->reduced_stride[last]; \
+        for (int64_t e = 0; e < s->each; e += run) { \
+            const type *from = x; \
+            for (int64_t d = 0; d < last; d++) from += index[d] * s->reduced_stride[d]; \
+            for (int64_t k = 0; k < run; k++) acc = element_##suffix(kind, acc, (acc_type)from[k * stride], most); \
+            for (int64_t d = last - 1; d >= 0 && ++index[d] == s->reduced[d]; d--) index[d] = 0; \
         } \
         return acc; \
     } \

@@ -1,6 +1,7 @@
 /*
- * Reductions of any dtype over one run of dims, of float32 where rows are short or long, or columns few:
- * the rest is faster in reduce_rows.c. Where there are few results, parts of the run are reduced by themselves, and then their results.
+ * Reductions of any dtype over one run of dims, of float32 where rows are short or long, or columns few: the rest is
+ * faster in reduce_rows.c. Where there are few results, parts of the run are reduced by themselves, and then their
+ * results.
  */
 #include "ops/reduce.h"
 

@@ -23,7 +23,8 @@ typedef struct ont_product_part {
 
 /*
  * `count` products C (m, n) = alpha A B, one behind the other, n <= ONT_PRODUCT_FEW. A's element (r, k) is
- * a[r * a_row + k * a_column], B's (k, j) b[k * b_row + j * b_column]; next: elements to the next matrix, 0 for the same.
+ * a[r * a_row + k * a_column], B's (k, j) b[k * b_row + j * b_column]; next: elements to the next matrix, 0 for the
+ * same.
  */
 enum { ONT_PRODUCT_FEW = 8 };
 typedef struct ont_product_batch {

@@ -50,7 +50,8 @@ static void one(const ont_product_part *p)
     if (j < p->n) tiles_of_rows(p, step_m, step_k, p->n - LANES, 1);
 }
 
-INLINE void products(const ont_product_batch *p, const int64_t m, const int64_t n, const int64_t k, const int64_t b_column)
+INLINE void products(const ont_product_batch *p, const int64_t m, const int64_t n, const int64_t k,
+                     const int64_t b_column)
 {
     const float *a = p->a, *b = p->b;
     float *restrict c = p->c;

@@ -1,6 +1,6 @@
 /*
- * Reductions over one run of dims, (leads, n, stride) -> (leads, stride), compiled once per instruction set: short rows,
- * narrow columns, and every dtype. ops/reduce_run.c and the sums call them; they know memory, no nodes.
+ * Reductions over one run of dims, (leads, n, stride) -> (leads, stride), compiled once per instruction set: short
+ * rows, narrow columns, and every dtype. ops/reduce_run.c and the sums call them; they know memory, no nodes.
  */
 #ifndef ONT_SIMD_REDUCE_H
 #define ONT_SIMD_REDUCE_H
@@ -8,7 +8,7 @@
 #include "base/dtype.h"
 
 typedef enum ont_reduce_step {
-    ONT_STEP_SUM, /* not of bool and float64; of float32 in order, row by row, for stride 1 and n < ONT_SHORT_ROW only */
+    ONT_STEP_SUM, /* not of bool and float64; of float32 for stride 1 and n < ONT_SHORT_ROW only, in order */
     ONT_STEP_MAX, /* NaN where there is one */
     ONT_STEP_MIN,
     ONT_STEP_PROD, /* not of bool; of float32 in double */

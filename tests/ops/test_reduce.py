@@ -56,6 +56,9 @@ CASES += [
     Case("ReduceSum", [R(2, 0), C([1])], torch=lambda x: x.sum(1, True), name="empty"),
     Case("ReduceMax", [V([[1.0, 3.0, 3.0], [2.0, 2.0, 2.0]]), C([1])], torch=lambda x: x.amax(1, True), name="ties"),
     Case("ReduceSum", [R(3, 5, low=-9, high=9, dtype=np.int64), C([0])], grad=False),
+    *[Case(op, [R(2, 3, 4, 5, 3, low=-9, high=9, dtype=np.int64), C(axes)], grad=False, torch=lambda x, f=f, a=axes: f(x, a, True),
+           name=f"apart {axes}")
+      for op, f in (("ReduceSum", torch.sum), ("ReduceMax", torch.amax)) for axes in ([0, 2, 4], [1, 3], [0, 3])],
     Case("SumTo", [R(4, 2, 3)], {"shape": [2, 1]}, domain="ai.onnxtrain", torch=lambda x: x.sum((0, 2)).reshape(2, 1),
          grad=False),
     *[Case(op, [R(*shape)], {"axis": axis}, torch=lambda x, f=f, a=axis: f(x, a))
