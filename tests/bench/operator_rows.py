@@ -141,6 +141,7 @@ AXIS: list[tuple[str, Callable[..., Any]]] = [
 ALONE: list[tuple[str, Callable[..., Any]]] = [
     ("softmax", torch.softmax), ("log_softmax", torch.log_softmax), ("prod", torch.prod), ("argmax", torch.argmax),
     ("cumsum", torch.cumsum), ("cumprod", torch.cumprod), ("max values", lambda x, d: x.max(d)[0]),
+    ("int max", lambda x, d: x.long().amax(d)),
     ("l1 norm", lambda x, d: x.abs().sum(d)), ("any", lambda x, d: (x > 0).any(d)), ("median", lambda x, d: x.median(d)[0]),
     ("glu", lambda x, d: F.glu(x, d)), ("logcumsumexp", torch.logcumsumexp),
 ]
@@ -209,6 +210,7 @@ add("masked_fill", lambda x, m: x.masked_fill(m, -1e9), R(16, 8, 128, 128), B(16
 add("tril", torch.tril, R(64, 128, 128))
 add("int add", torch.add, I(100, 1000, 1000), I(100, 1000, 1000))
 add("int div", lambda x: x // 7, I(100, 1000, 1000))
+add("int div of tensors", lambda x, y: x // (y + 1), I(100, 1000, 1000), I(100, 1000, 1000))
 add("int mod", lambda x: x % 7, I(100, 1000, 1000))
 add("bool and", torch.logical_and, B(1000, 1000), B(1000, 1000))
 add("int to float", lambda x: x.float(), I(100, 1000, 1000))
@@ -293,6 +295,8 @@ add("one_hot", lambda i: F.one_hot(i, 100).float(), I(100, 10000))
 add("topk last", lambda x: x.topk(10, -1)[0], R(1000, 1000))
 add("topk many", lambda x: x.topk(500, -1)[0], R(256, 1000))
 add("topk first axis", lambda x: x.topk(10, 0)[0], R(1000, 256))
+add("sort", lambda x: x.sort(-1)[0], R(256, 1000))
+add("sort of few", lambda x: x.sort(-1)[0], R(20000, 16))
 add("topk 2 of few", lambda x: x.topk(2, -1)[0], R(50000, 8))
 add("sort", lambda x: x.sort(-1)[0], R(256, 1000))
 add("sort long", lambda x: x.sort(-1)[0], R(2, 100000))
@@ -385,7 +389,8 @@ for rows, inner, columns in [(512, 512, 512), (4096, 64, 64), (65536, 3, 64), (6
 module("Linear 3-D", lambda: nn.Linear(96, 384), R(8, 197, 96))
 module("Linear 4-D", lambda: nn.Linear(32, 32), R(8, 28, 28, 32))
 for left, right in [((4096,), (4096, 1024)), ((4096, 1024), (1024,)), ((1000000,), (1000000,)), ((64, 128, 64), (64, 64, 128)),
-                    ((4096, 8, 8), (4096, 8, 8)), ((20000, 3, 3), (20000, 3, 3)), ((20000, 4, 4), (20000, 4, 1)),
+                    ((4096, 8, 8), (4096, 8, 8)), ((20000, 3, 3), (20000, 3, 3)), ((20000, 2, 2), (20000, 2, 2)),
+                    ((20000, 1, 3), (20000, 3, 1)), ((20000, 4, 4), (20000, 4, 1)),
                     ((512, 1, 128), (512, 128, 64)), ((512, 64, 128), (512, 128, 1)), ((256, 49, 32), (256, 32, 49)),
                     ((16, 8, 64, 32), (16, 8, 32, 64)), ((16, 1, 64, 32), (16, 8, 32, 64)), ((64, 100, 64), (64, 64)),
                     ((100, 64), (64, 64, 64)), ((8, 1, 256, 64), (1, 8, 64, 256)), ((2000, 16, 5), (2000, 5, 16))]:
