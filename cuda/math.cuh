@@ -33,6 +33,8 @@ ONT_MATH1(vatanh, atanhf, atanh)
 ONT_MATH1(vfloor, floorf, floor)
 ONT_MATH1(vceil, ceilf, ceil)
 ONT_MATH1(vround, rintf, rint)
+ONT_MATH1(vlgamma, lgammaf, lgamma)
+ONT_MATH1(verfinv, erfinvf, erfinv)
 ONT_MATH2(vpow, powf, pow)
 ONT_MATH2(vatan2, atan2f, atan2)
 ONT_MATH2(vfmod, fmodf, fmod)
@@ -59,6 +61,27 @@ template <class NUM> ONT_DEVICE NUM vremainder(NUM a, NUM b)
 {
     NUM m = vfmod(a, b);
     return m != 0 && (m < 0) != (b < 0) ? m + b : m;
+}
+/* As simd/special.h has them: the series from 8 on, and below zero the reflection. */
+template <class NUM> ONT_DEVICE NUM vdigamma(NUM a)
+{
+    const double terms[] = {1.0 / 12, -691.0 / 32760, 1.0 / 132, -1.0 / 240, 1.0 / 252, -1.0 / 120, 1.0 / 12};
+    double x = (double)a, z = x < 0 ? 1 - x : x, y = 0, series = 0;
+    for (; z < 8; z += 1) y -= 1 / z;
+    for (double term : terms) series = series / (z * z) + term;
+    y += log(z) - 0.5 / z - series / (z * z);
+    double r = x - rint(x);
+    return (NUM)(!(x < 0) ? y : r == 0 ? r / r : y - 3.14159265358979323846 / tan(3.14159265358979323846 * r));
+}
+template <class NUM> ONT_DEVICE NUM vtrigamma(NUM a)
+{
+    const double terms[] = {7.0 / 6, -691.0 / 2730, 5.0 / 66, -1.0 / 30, 1.0 / 42, -1.0 / 30, 1.0 / 6};
+    double x = (double)a, z = x < 0.5 ? 1 - x : x, y = 0, series = 0;
+    for (; z < 8; z += 1) y += 1 / (z * z);
+    for (double term : terms) series = series / (z * z) + term;
+    y += 1 / z + 0.5 / (z * z) + series / (z * z * z);
+    double turn = 3.14159265358979323846 / sin(3.14159265358979323846 * (x - rint(x)));
+    return (NUM)(x < 0.5 ? turn * turn - y : y);
 }
 /* tanh(log(1 + e)), e not negative */
 template <class NUM> ONT_DEVICE NUM tanh_softplus(NUM e) { return e * (e + 2) / (e * (e + 2) + 2); }

@@ -54,6 +54,9 @@ static void exp_grad(ont_grad *g) { GI(0, B("Mul", GO(0), O(0))); }
 static void log_grad(ont_grad *g) { GI(0, B("Div", GO(0), I(0))); }
 static void log1p_grad(ont_grad *g) { GI(0, B("Div", GO(0), B("Add", I(0), SCALAR(1)))); }
 static void expm1_grad(ont_grad *g) { GI(0, B("Mul", GO(0), B("Add", O(0), SCALAR(1)))); }
+static void lgamma_grad(ont_grad *g) { GI(0, B("Mul", GO(0), U("ours:Digamma", I(0)))); }
+static void digamma_grad(ont_grad *g) { GI(0, B("Mul", GO(0), U("ours:Trigamma", I(0)))); }
+static void logit_grad(ont_grad *g) { GI(0, B("ours:LogitGrad", I(0), GO(0))); }
 static void erf_grad(ont_grad *g) { GI(0, B("ours:ErfGrad", I(0), GO(0))); }
 static void tanh_grad(ont_grad *g) { GI(0, B("ours:TanhGrad", O(0), GO(0))); }
 static void sigmoid_grad(ont_grad *g) { GI(0, B("ours:SigmoidGrad", O(0), GO(0))); }
@@ -79,6 +82,13 @@ static void acos_grad(ont_grad *g) { GI(0, U("Neg", B("Div", GO(0), U("Sqrt", B(
 static void asinh_grad(ont_grad *g) { GI(0, B("Div", GO(0), U("Sqrt", B("Add", SQUARE, SCALAR(1))))); }
 static void acosh_grad(ont_grad *g) { GI(0, B("Div", GO(0), U("Sqrt", B("Sub", SQUARE, SCALAR(1))))); }
 static void atanh_grad(ont_grad *g) { GI(0, B("Div", GO(0), B("Sub", SCALAR(1), SQUARE))); }
+
+/* half the root of pi, times exp(y^2) */
+static void erfinv_grad(ont_grad *g)
+{
+    ont_value *slope = U("Exp", B("Mul", O(0), O(0)));
+    GI(0, B("Mul", GO(0), B("Mul", SCALAR(0.88622692545275801365), slope)));
+}
 
 /* d/dx x / (1 + |x|) = 1 / (1 + |x|)^2 */
 static void softsign_grad(ont_grad *g)
@@ -107,6 +117,10 @@ UNARY("", Sigmoid, 6, sigmoid_grad);
 UNARY("", Relu, 6, relu_grad);
 UNARY_OURS(Log1p, log1p_grad);
 UNARY_OURS(Expm1, expm1_grad);
+UNARY_OURS(Lgamma, lgamma_grad);
+UNARY_OURS(Digamma, digamma_grad);
+UNARY_OURS(Erfinv, erfinv_grad);
+UNARY_OURS(Logit, logit_grad);
 UNARY_WITH("", LeakyRelu, 6, leaky_relu_grad, "alpha:f");
 UNARY_WITH("", Elu, 6, elu_grad, "alpha:f");
 UNARY_WITH("", Selu, 6, selu_grad, "alpha:f gamma:f");
@@ -194,6 +208,8 @@ COMPARE(LessOrEqual, 12);
 /* ---- gradient operators: (x or y, dy) -> dx; not differentiable again ---- */
 
 BINARY(ONT_DOMAIN, AbsGrad, 1, NULL);
+UNARY(ONT_DOMAIN, Trigamma, 1, NULL);
+BINARY(ONT_DOMAIN, LogitGrad, 1, NULL);
 BINARY(ONT_DOMAIN, ErfGrad, 1, NULL);
 BINARY(ONT_DOMAIN, TanhGrad, 1, NULL);
 BINARY(ONT_DOMAIN, SigmoidGrad, 1, NULL);

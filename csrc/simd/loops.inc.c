@@ -6,11 +6,18 @@
 #include "simd/macros.h"
 #include "simd/math.h"
 #include "simd/simd.h"
+#include "simd/special.h"
 
 #define TEXT_(a) #a
 #define TEXT(a) TEXT_(a)
 
 /* ---- math by dtype: the expressions of simd.h are type-generic through these ---- */
+
+INLINE double f64_vlgamma(double a)
+{
+    int sign;
+    return __builtin_lgamma_r(a, &sign);
+}
 
 #if ONT_ISA_PLAIN
 #define f32_vlog logf
@@ -31,6 +38,8 @@
 #define f32_vpow powf
 #define f32_vatan2 atan2f
 #define f32_vfmod fmodf
+INLINE float f32_vlgamma(float a) { return (float)f64_vlgamma((double)a); }
+INLINE float f32_verfinv(float a) { return (float)f64_erfinv((double)a); }
 #define f32_vtanh tanhf
 #define f32_verf erff
 INLINE float f32_vnormal(float a) { return 0.5f * (1 + erff(a * 0.707106781f)); }
@@ -54,6 +63,8 @@ INLINE float f32_vsigmoid(float a) { return 1 / (1 + expf(-a)); }
 #define f32_vpow f32_pow
 #define f32_vatan2 f32_atan2
 #define f32_vfmod f32_fmod
+#define f32_vlgamma f32_lgamma
+#define f32_verfinv f32_erfinv
 #define f32_vnormal f32_normal
 #define f32_vtanh f32_tanh
 #define f32_verf f32_erf
@@ -85,6 +96,10 @@ INLINE double f64_vnormal(double a) { return 0.5 * (1 + erf(a * 0.70710678118654
 #define vasinh(a) GENERIC(asinhf, asinh)(a)
 #define vacosh(a) GENERIC(acoshf, acosh)(a)
 #define vatanh(a) GENERIC(f32_vatanh, atanh)(a)
+#define vlgamma(a) GENERIC(f32_vlgamma, f64_vlgamma)(a)
+#define vdigamma(a) GENERIC(f32_digamma, f64_digamma)(a)
+#define vtrigamma(a) GENERIC(f32_trigamma, f64_trigamma)(a)
+#define verfinv(a) GENERIC(f32_verfinv, f64_erfinv)(a)
 #define vfloor(a) GENERIC(floorf, floor)(a)
 #define vceil(a) GENERIC(ceilf, ceil)(a)
 #define vround(a) GENERIC(rintf, rint)(a) /* half to even */

@@ -4,8 +4,8 @@
  * Kernels call through ont_simd(); their reference twins call ont_simd_plain(), whose loops use libm and no extension
  * beyond the baseline. All loops: `out` may equal an operand that has stride 1, partial overlap is not allowed, n >= 0,
  * no alignment is asked for. Accuracy of the vector math (float32): exp 1 ulp, tanh 2 ulp, erf 2 ulp of 1.0, the normal
- * distribution (Gelu) 5e-8; sin, cos, exp2 1 ulp, asin, acos, atanh, expm1, log1p,
- * pow 2 ulp, tan, atan, atan2 2.7 ulp.
+ * distribution (Gelu) 5e-8; lgamma, digamma, trigamma 0.6 ulp; sin, cos, exp2 1 ulp, asin, acos, atanh, expm1, log1p,
+ * erfinv, pow 2 ulp, tan, atan, atan2 2.7 ulp.
  */
 #ifndef ONT_SIMD_SIMD_H
 #define ONT_SIMD_SIMD_H
@@ -49,6 +49,11 @@
     X(Asinh, vasinh(a)) \
     X(Acosh, vacosh(a)) \
     X(Atanh, vatanh(a)) \
+    X(Lgamma, vlgamma(a)) \
+    X(Digamma, vdigamma(a)) \
+    X(Trigamma, vtrigamma(a)) \
+    X(Erfinv, verfinv(a)) \
+    X(Logit, vlog(a / (1 - a))) \
     X(Floor, vfloor(a)) \
     X(Ceil, vceil(a)) \
     X(Round, vround(a))
@@ -74,6 +79,7 @@
     X(ReluGrad, a <= 0 ? 0 : b) \
     X(SigmoidGrad, b * a * (1 - a)) \
     X(TanhGrad, b * (1 - a * a)) \
+    X(LogitGrad, b / (a < 0 || a > 1 ? vsqrt(-(NUM)1) : a * (1 - a))) \
     X(ErfGrad, b * TWO_INV_SQRT_PI * vexp(-a * a)) \
     X(GeluErfGrad, b * (vnormal(a) + a * INV_SQRT_2PI * vexp_low(-HALF * a * a))) \
     X(GeluTanhGrad, b * gelu_tanh_slope(a)) \

@@ -24,6 +24,15 @@ struct ont_dim3 {
 typedef ont_dim3 dim3;
 typedef void *cudaStream_t;
 
+/* Of CUDA's functions those that libm lacks: Newton's steps, from below the root. */
+static inline double erfinv(double x)
+{
+    double a = fabs(x), y = 0;
+    for (int i = 0; i < 100 && a < 1; i++) y -= (erf(y) - a) * 0.88622692545275801365 * exp(y * y);
+    return a < 1 ? copysign(y, x) : a == 1 ? x * INFINITY : NAN;
+}
+static inline float erfinvf(float x) { return (float)erfinv((double)x); }
+
 struct ont_lane { /* what a thread knows of itself */
     dim3 thread, block, block_size, grid_size;
     unsigned index; /* in its block */

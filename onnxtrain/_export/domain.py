@@ -95,6 +95,8 @@ def _register_schemas() -> None:
     )
     floats = ["tensor(float16)", "tensor(float)", "tensor(double)", "tensor(bfloat16)"]
     for name, operands, doc in (("Log1p", "x", "log(1 + x)"), ("Expm1", "x", "exp(x) - 1"),
+                                ("Lgamma", "x", "log |gamma(x)|"), ("Digamma", "x", "Lgamma's derivative"),
+                                ("Erfinv", "x", "Erf's inverse"), ("Logit", "x", "log(x / (1 - x))"),
                                 ("Remainder", "xy", "As torch's: exact, with the sign of the divisor."),
                                 ("Atan2", "yx", "The angle of (x, y)")):
         onnx.defs.register_schema(
@@ -236,6 +238,17 @@ def register_symbolics(opset: int) -> None:
         y = g.op(f"{DOMAIN}::TorchCumProd", x, g.op("Constant", value_t=torch.tensor(axis)))
         return y.setType(x.type())
 
+    def of_float(name):
+        def translate(g, x):
+            if not symbolic_helper._is_fp(x):
+                scalar = symbolic_helper._type_utils.JitScalarType.from_dtype(torch.get_default_dtype())
+                x = g.op("Cast", x, to_i=scalar.onnx_type()).setType(x.type().with_dtype(scalar.dtype()))
+            return g.op(f"{DOMAIN}::{name}", x).setType(x.type())
+
+        return translate
+
+    for name in ("Lgamma", "Digamma", "Erfinv"):
+        register_custom_op_symbolic(f"aten::{name.lower()}", of_float(name), opset)
     register_custom_op_symbolic("aten::cumprod", cumprod, opset)
     register_custom_op_symbolic("onnxtrain::batch_norm", batch_norm, opset)
     register_custom_op_symbolic("onnxtrain::ctc_loss", ctc_loss, opset)

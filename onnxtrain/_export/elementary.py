@@ -42,6 +42,8 @@ def _near_zero(op: Any, own: Any) -> Table:
         return op.Where(empty, zero, op.Softmax(op.Where(empty, zero, self), axis=dim))
 
     return {aten.log1p.default: lambda self: own.Log1p(self), aten.expm1.default: lambda self: own.Expm1(self),
+            aten.lgamma.default: lambda self: own.Lgamma(self), aten.digamma.default: lambda self: own.Digamma(self),
+            aten.erfinv.default: lambda self: own.Erfinv(self),
             aten.signbit.default: signbit, aten._safe_softmax.default: safe_softmax}
 
 
@@ -74,10 +76,9 @@ def _logarithms(op: Any, own: Any) -> Table:
         return translate
 
     def logit(self, eps=None):
-        one = _number(op, 1, self)
         if eps is not None:
             self = op.Clip(self, _number(op, eps, self), _number(op, 1 - eps, self))
-        return op.Sub(op.Log(self), op.Log(op.Sub(one, self)))
+        return own.Logit(self)
 
     def entr(self):
         """At zero it is that of a root: zero, and of an infinite slope."""

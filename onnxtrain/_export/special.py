@@ -1,9 +1,7 @@
 """Functions that no exporter translates, written with those that it does: values and gradients are torch's.
 
 rewrite.py puts them in place of torch's own while the user's forward is traced (SPECIAL, by torch's function). Where a
-series loses digits it is summed in float64. Sources: Lanczos (1964) with g = 7 for the gamma function's logarithm; the
-asymptotic series of Abramowitz and Stegun, 6.3.18 and 6.4.12, for its derivatives; Giles (2012) for the start of the
-inverse error function, made exact by Newton's steps.
+series loses digits it is summed in float64. Source: the asymptotic series of Abramowitz and Stegun, 6.4.12.
 """
 
 from __future__ import annotations
@@ -18,13 +16,7 @@ import torch.utils._python_dispatch
 from torch import SymInt, Tensor
 from torch.utils._pytree import tree_map_only
 
-_LANCZOS = (0.99999999999980993, 676.5203681218851, -1259.1392167224028, 771.32342877765313, -176.61502916214059,
-            12.507343278686905, -0.13857109526572012, 9.9843695780195716e-6, 1.5056327351493116e-7)
 _BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6)  # B2, B4 ...
-_GILES_NEAR = (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503,
-               -0.00417768164, 0.246640727, 1.50140941)
-_GILES_FAR = (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613,
-              0.00943887047, 1.00167406, 2.83297682)
 
 
 def _pair(a: Any, b: Any, *, real: bool = False) -> list[Tensor]:
@@ -102,53 +94,10 @@ def _sine(x: Tensor) -> Tensor:
     return torch.sin(math.pi * (x - whole)) * torch.where(torch.remainder(whole, 2) == 0, 1.0, -1.0)
 
 
-def lgamma(input: Tensor) -> Tensor:
-    if not _of_float(input):
-        return torch.lgamma(input)
-    x = input.double()
-    infinite = x.abs() == math.inf
-    square = x.square()  # infinite there, and so is its slope
-    x = torch.where(infinite, 1.0, x)
-    low = x < 0.5
-    z = torch.where(low, 1 - x, x) - 1
-    total: Any = _LANCZOS[0]
-    for i, c in enumerate(_LANCZOS[1:], 1):
-        total = total + c / (z + i)
-    t = z + 7.5
-    value = 0.5 * math.log(2 * math.pi) + (z + 0.5) * torch.log(t) - t + torch.log(total)
-    # x is put aside where it is not low, so that no slope of the other branch is infinite
-    sine = torch.where(low, _sine(torch.where(low, x, 0.25)), 1.0)
-    value = torch.where(low, math.log(math.pi) - torch.log(sine.abs()) - value, value)
-    return torch.where(infinite, square, value).to(input.dtype)
-
-
-def digamma(input: Tensor) -> Tensor:
-    if not _of_float(input):
-        return torch.digamma(input)
-    infinite = input == math.inf
-    x = torch.where(infinite, 1.0, input.double())
-    low = x <= 0
-    z = torch.where(low, 1 - x, x)
-    value: Any = 0.0
-    for _ in range(8):
-        value = value - 1 / z
-        z = z + 1
-    square = 1 / (z * z)
-    series: Any = 0.0
-    for k in reversed(range(len(_BERNOULLI))):
-        series = (series + _BERNOULLI[k] / (2 * (k + 1))) * square
-    value = value + torch.log(z) - 0.5 / z - series
-    inside = torch.where(low & (x != torch.floor(x)), x, 0.25)
-    turn = math.pi / torch.tan(math.pi * (inside - torch.floor(inside + 0.5).detach()))
-    pole = torch.where(x == 0, -torch.where(x == 0, x, 1.0).reciprocal(), math.nan)
-    reflected = torch.where(x == torch.floor(x), pole, value - turn)
-    return torch.where(infinite, math.inf, torch.where(low, reflected, value)).to(input.dtype)
-
-
 def polygamma(n: int, input: Tensor) -> Tensor:
     """The first derivative of digamma; higher ones are left to torch."""
     if n == 0:
-        return digamma(input)
+        return torch.digamma(input)
     if n != 1 or not _of_float(input):
         return torch.polygamma(n, input)
     x = input.double()
@@ -169,30 +118,8 @@ def polygamma(n: int, input: Tensor) -> Tensor:
 
 
 def multigammaln(input: Tensor, p: int) -> Tensor:
-    terms = [lgamma(input - 0.5 * i) for i in range(p)]
+    terms = [torch.lgamma(input - 0.5 * i) for i in range(p)]
     return sum(terms[1:], terms[0]) + 0.25 * p * (p - 1) * math.log(math.pi)
-
-
-def _horner(x: Tensor, coefficients: tuple[float, ...]) -> Tensor:
-    value: Any = coefficients[0]
-    for c in coefficients[1:]:
-        value = value * x + c
-    return value
-
-
-def erfinv(input: Tensor) -> Tensor:
-    if not _of_float(input):
-        return torch.erfinv(input)
-    x = input.double()
-    inside = torch.where(x.abs() < 1, x, torch.zeros_like(x))
-    start = inside.detach()
-    w = -torch.log((1 - start) * (1 + start))
-    y = start * torch.where(w < 5, _horner(w - 2.5, _GILES_NEAR),
-                            _horner(torch.sqrt(w.clamp(min=1e-30)) - 3, _GILES_FAR))
-    for _ in range(3):  # the last one's slope in x is that of the inverse; in y it is flat
-        y = y.detach() - (torch.erf(y.detach()) - inside) * (0.5 * math.sqrt(math.pi)) * torch.exp(y.detach().square())
-    edge = torch.where(x.abs() < 1, 1.0, x) * torch.where(x.abs() == 1, math.inf, math.nan)  # as is its slope
-    return torch.where(x.abs() < 1, y, edge).to(input.dtype)
 
 
 def index_fill(input: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
@@ -332,15 +259,11 @@ def _of_fixed_ends(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return spaced
 
 
-_METHODS = ("hypot", "copysign", "fmax", "fmin", "lgamma", "digamma", "erfinv", "cov", "corrcoef",
+_METHODS = ("hypot", "copysign", "fmax", "fmin", "cov", "corrcoef",
             "logcumsumexp", "xlogy", "index_fill")
 SPECIAL: dict[Any, Callable[..., Any]] = {
     torch.polygamma: polygamma,
     torch.special.polygamma: polygamma,
-    torch.special.gammaln: lgamma,
-    torch.special.digamma: digamma,
-    torch.special.psi: digamma,
-    torch.special.erfinv: erfinv,
     torch.special.xlogy: xlogy,
     torch.special.xlog1py: xlog1py,
     torch.std_mean: std_mean,

@@ -123,6 +123,19 @@ CASES += [
     Case("Log1p", [V([-2.0, -1.0, -0.0, 1e-20, 1e30, INF, NAN])], domain=OURS, torch=torch.log1p, name="ends"),
     Case("Expm1", [R(3, 17)], domain=OURS, torch=torch.expm1, fd=True),
     Case("Expm1", [V([-INF, -200.0, -0.0, 1e-20, 80.0, INF, NAN])], domain=OURS, torch=torch.expm1, name="ends"),
+    Case("Lgamma", [R(3, 17, low=0.2, high=5)], domain=OURS, torch=torch.lgamma, fd=True),
+    Case("Lgamma", [V([-2.5, -0.5, 0.3, 0.9999, 1.0, 1.0001, 2.0, 2.0001, 6.9, 7.1, 1e20])], domain=OURS,
+         torch=torch.lgamma, name="both-sides"),
+    flat("Lgamma", V([-INF, -2.0, 0.0, 1e30, INF, NAN]), domain=OURS, torch=torch.lgamma, name="ends"),
+    # torch's own slope of float64 is 5e-10 off; ours is tested below
+    Case("Digamma", [R(3, 17, low=0.2, high=5)], domain=OURS, torch=torch.digamma, fd=True, tol64=1e-9),
+    Case("Digamma", [V([-2.5, -0.6, 0.3, 7.9, 8.1, 1e20])], domain=OURS, torch=torch.digamma, name="both-sides", tol64=1e-9),
+    flat("Digamma", V([-INF, -2.0, -0.0, 0.0, 1e30, INF, NAN]), domain=OURS, torch=torch.digamma, name="ends"),
+    Case("Erfinv", [R(3, 17, low=-0.9, high=0.9)], domain=OURS, torch=torch.erfinv, fd=True),
+    Case("Erfinv", [V([-2.0, -1.0, -0.0, 1e-20, 0.85, 0.99999, 1.0, 2.0, NAN])], domain=OURS, torch=torch.erfinv,
+         name="ends"),
+    Case("Logit", [R(3, 17, low=0.1, high=0.9)], domain=OURS, torch=torch.logit, fd=True),
+    Case("Logit", [V([0.0, 1e-20, 0.5, 1.0, 2.0, NAN])], domain=OURS, torch=torch.logit, name="ends"),
     Case("Pow", [C(2.0, "float"), R(3, 17, low=-9, high=9)], torch=torch.pow, name="of-two"),
     Case("Pow", [C([[[2.0]]], "float"), R(3, 17)], torch=torch.pow, name="of-two-wider"),
 ]
@@ -237,8 +250,9 @@ SPECIAL = torch.tensor([0.0, -0.0, INF, -INF, NAN, 1.0, -1.0, 0.5, -0.5, 2.0, 89
                         131073.0, 1e10, -3e38, 3.4e38, 1.5707964, 3.1415927, 1e-30, -1e-30, 0.41421357, 2.4142137])
 ULPS = [("Sin", torch.sin, 1.1), ("Cos", torch.cos, 1.1), ("Tan", torch.tan, 2.5), ("Asin", torch.asin, 2),
         ("Acos", torch.acos, 1.5), ("Atan", torch.atan, 2.2), ("Tanh", torch.tanh, 2), ("Expm1", torch.expm1, 2),
-        ("Log1p", torch.log1p, 2), ("Atanh", torch.atanh, 2.5)]
-DOMAINS = dict.fromkeys(("Expm1", "Log1p", "Remainder"), OURS)
+        ("Log1p", torch.log1p, 2), ("Atanh", torch.atanh, 2.5), ("Lgamma", torch.lgamma, 1), ("Digamma", torch.digamma, 1),
+        ("Erfinv", torch.erfinv, 3)]
+DOMAINS = dict.fromkeys(("Expm1", "Log1p", "Remainder", "Lgamma", "Digamma", "Erfinv"), OURS)
 
 
 def numbers(n, seed=0):
@@ -266,6 +280,19 @@ def test_every_float(op_type, function, bound):
     x, domain = numbers(20_000), DOMAINS.get(op_type, "")
     (y,), _ = call(session_of(Case(op_type, [x.numpy()], domain=domain, opset=24), [x.numpy()]), [x], b"\0", None)
     assert ulps(y, function(x.double())) <= bound
+
+
+@pytest.mark.parametrize("dtype, error", [(torch.float32, 6.1e-8), (torch.float64, 2e-14)], ids=str)
+def test_slope_of_digamma(dtype, error):
+    from harness import call, session_of
+    steps = torch.linspace(0.05, 0.95, 19, dtype=torch.float64)
+    x = torch.cat([torch.logspace(-10, 10, 4000, dtype=torch.float64), steps - 1, steps - 2, steps - 30]).to(dtype)
+    case = Case("Digamma", [x.numpy()], domain=OURS)
+    _, (got,) = call(session_of(case, [x.numpy()]), [x], b"\1", [torch.ones_like(x)])
+    wide = x.double()
+    above = torch.special.zeta(torch.tensor(2.0).double(), torch.where(wide > 0, wide, 1 - wide))
+    want = torch.where(wide > 0, above, (torch.pi / torch.sin(torch.pi * (wide - wide.round()))).square() - above)
+    assert ((got.double() - want) / want).abs().max() < error
 
 
 def test_every_direction():
@@ -304,7 +331,8 @@ def test_every_float_as_a_power_of_two():
     assert ulps(y, x.double().exp2()) <= 1
 
 
-@pytest.mark.parametrize("op_type", ["Tanh", "Selu", "Elu", "Erf", "Sinh", "Asin", "Gelu", "Softsign", "Mish", "Log1p", "Expm1"])
+@pytest.mark.parametrize("op_type", ["Tanh", "Selu", "Elu", "Erf", "Sinh", "Asin", "Gelu", "Softsign", "Mish", "Log1p", "Expm1",
+                                     "Erfinv"])
 def test_sign_of_zero(op_type):
     from harness import call, session_of
     x = torch.tensor([0.0, -0.0] * 20)
@@ -349,7 +377,7 @@ def test_exact_remainders(fmod):
 
 
 def test_vector_math_of_avx2():
-    options = ["-q", "-p", "no:cacheprovider", __file__, "-k", "every_float or every_direction or every_power or sign_of_zero or near_zero or exact_remainders"]
+    options = ["-q", "-p", "no:cacheprovider", __file__, "-k", "every_float or slope_of_digamma or every_direction or every_power or sign_of_zero or near_zero or exact_remainders"]
     done = subprocess.run([sys.executable, "-m", "pytest", *options], env={**os.environ, "ONNXTRAIN_ISA": "avx2"},
                           capture_output=True, text=True, timeout=300)
     assert not done.returncode, done.stdout[-3000:]
