@@ -1,8 +1,8 @@
 /*
- * Convolution of rows, a filter for each channel: Conv1d with as many groups as channels, of stride 1. A row of the
+ * Convolution with a filter for each channel, of stride 1: of rows (Conv1d) and of volumes (Conv3d). A row of the
  * result is a sum of shifted rows, as is one of the input's gradient, with the filter turned about; the filter's
- * gradient is a product of two rows for each tap. Libraries lay such rows out in blocks of channels first, which takes
- * longer than all of that.
+ * gradient is a product of two rows for each tap. Libraries lay rows out in blocks of channels first, which takes
+ * longer than all of that, and have no fast loop for volumes.
  */
 #include "ops/depthwise.h"
 
@@ -12,12 +12,12 @@
 #include "ops/conv_onednn.h"
 #include "simd/simd.h"
 
-enum { MOST_TAPS = 64 };
+enum { MOST_TAPS = 128 };
 
 typedef struct depthwise_state {
-    int64_t n, channels, lines; /* rows of a plane */
-    int64_t taps, step, pad;    /* of the row that is the result: its filter begins `pad` before it */
-    int64_t in, out;            /* entries of a row that is read, and of one that is written */
+    int64_t n, channels, taps;
+    int64_t kernel[3], step[3], pad[3]; /* the filter begins `pad` before the result */
+    int64_t in[3], out[3];              /* of a plane that is read, and of one that is written */
     bool turned;
 } depthwise_state;
 
@@ -28,10 +28,14 @@ const char *ont_depthwise_accept(const ont_node *node)
     if (ont_node_in(node, 0)->dtype != ONT_FLOAT32) return "dtype";
     if (ont_conv_read(node, &c, &kind) != ONT_OK) return "the window does not fit";
     if (c.groups != c.c || c.groups != c.o) return "channels are not apart";
-    for (int d = 0; d < 3; d++)
-        if (c.stride[d] != 1 || (d < 2 && (c.kernel[d] != 1 || c.in[d] != c.out[d] || c.pad[d]))) return "not of rows";
-    if (c.kernel[2] > MOST_TAPS) return "many taps";
-    return !c.kernel[2] || !c.in[2] || !c.out[2] ? "no elements" : NULL;
+    bool rows = true;
+    for (int d = 0; d < 3; d++) {
+        if (c.stride[d] != 1) return "strides";
+        if (!c.kernel[d] || !c.in[d] || !c.out[d]) return "no elements";
+        rows &= d == 2 || (c.kernel[d] == 1 && c.in[d] == c.out[d] && !c.pad[d]);
+    }
+    if (!rows && c.spatial < 3) return "neither of rows nor of volumes";
+    return (double)c.kernel[0] * (double)c.kernel[1] * (double)c.kernel[2] > MOST_TAPS ? "many taps" : NULL;
 }
 
 ont_status ont_depthwise_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
@@ -41,12 +45,13 @@ ont_status ont_depthwise_prepare(const ont_node *node, ont_arena *arena, ont_pre
     depthwise_state *s = ont_arena_alloc(arena, sizeof *s);
     if (!s) return ONT_ENOMEM;
     ONT_TRY(ont_conv_read(node, &c, &kind));
-    *s = (depthwise_state){.n = c.n, .channels = c.c, .lines = c.in[0] * c.in[1], .taps = c.kernel[2],
-                           .step = c.dilation[2], .pad = c.pad[2], .in = c.in[2], .out = c.out[2]};
-    if (kind == ONT_CONV_GRAD_INPUT) {
-        s->turned = true;
-        s->pad = (s->taps - 1) * s->step - s->pad;
-        s->in = c.out[2], s->out = c.in[2];
+    *s = (depthwise_state){.n = c.n, .channels = c.c, .turned = kind == ONT_CONV_GRAD_INPUT,
+                           .taps = c.kernel[0] * c.kernel[1] * c.kernel[2]};
+    for (int d = 0; d < 3; d++) {
+        s->kernel[d] = c.kernel[d], s->step[d] = c.dilation[d];
+        s->pad[d] = s->turned ? (c.kernel[d] - 1) * c.dilation[d] - c.pad[d] : c.pad[d];
+        s->in[d] = s->turned ? c.out[d] : c.in[d];
+        s->out[d] = s->turned ? c.in[d] : c.out[d];
     }
     out->state = s;
     return ONT_OK;
@@ -57,14 +62,36 @@ static int64_t within(int64_t v, int64_t low, int64_t high)
     return v < low ? low : v > high ? high : v;
 }
 
-/* Entries [first, last) of a row, whose filter reaches beyond the row that is read. */
-static void edge(const depthwise_state *s, const float *x, const float *w, float *y, int64_t first, int64_t last)
+typedef struct depthwise_line {
+    float w[MOST_TAPS]; /* of the taps that fall on a row of the plane that is read */
+    int64_t at[MOST_TAPS], shift[MOST_TAPS]; /* where the first entry finds what it reads: in the plane, in its row */
+    int64_t taps;
+} depthwise_line;
+
+/* The taps of line `line` of a plane. */
+static void read_line(const depthwise_state *s, const float *w, int64_t line, depthwise_line *l)
+{
+    int64_t first = s->out[0] == 1 ? 0 : line / s->out[1], second = s->out[0] == 1 ? line : line % s->out[1];
+    l->taps = 0;
+    for (int64_t a = 0; a < s->kernel[0]; a++) {
+        int64_t z = first + a * s->step[0] - s->pad[0];
+        for (int64_t b = 0; b < s->kernel[1] && z >= 0 && z < s->in[0]; b++) {
+            int64_t y = second + b * s->step[1] - s->pad[1];
+            for (int64_t c = 0; c < s->kernel[2] && y >= 0 && y < s->in[1]; c++) {
+                l->shift[l->taps] = c * s->step[2] - s->pad[2];
+                l->at[l->taps] = (z * s->in[1] + y) * s->in[2] + l->shift[l->taps];
+                l->w[l->taps++] = w[(a * s->kernel[1] + b) * s->kernel[2] + c];
+            }
+        }
+    }
+}
+
+/* Entries [first, last) of a line, whose filter reaches beyond the row that is read. */
+static void edge(const depthwise_state *s, const depthwise_line *l, const float *x, float *y, int64_t first, int64_t last)
 {
     for (int64_t i = first; i < last; i++)
-        for (int64_t k = 0; k < s->taps; k++) {
-            int64_t at = i + k * s->step - s->pad;
-            if (at >= 0 && at < s->in) y[i] += w[k] * x[at];
-        }
+        for (int64_t k = 0; k < l->taps; k++)
+            if (i + l->shift[k] >= 0 && i + l->shift[k] < s->in[2]) y[i] += l->w[k] * x[l->at[k] + i];
 }
 
 /* Planes [first, last) of the result. */
@@ -73,21 +100,23 @@ static void planes(void *context, int64_t first, int64_t last)
     const ont_call *call = context;
     const depthwise_state *s = call->state;
     const float *bias = call->node->n_inputs > 2 ? call->in[2] : NULL;
+    int64_t lines = s->out[0] * s->out[1], cells = s->in[0] * s->in[1] * s->in[2];
+    int64_t low = within(s->pad[2], 0, s->out[2]);
+    int64_t high = within(s->in[2] + s->pad[2] - (s->kernel[2] - 1) * s->step[2], low, s->out[2]);
     for (int64_t plane = first; plane < last; plane++) {
         int64_t channel = plane % s->channels;
         const float *filter = (const float *)call->in[1] + channel * s->taps;
+        const float *x = (const float *)call->in[0] + plane * cells;
         float w[MOST_TAPS];
         for (int64_t k = 0; k < s->taps; k++) w[k] = filter[s->turned ? s->taps - 1 - k : k];
-        int64_t low = within(s->pad, 0, s->out);
-        int64_t high = within(s->in + s->pad - (s->taps - 1) * s->step, low, s->out);
-        for (int64_t line = plane * s->lines; line < (plane + 1) * s->lines; line++) {
-            const float *x = (const float *)call->in[0] + line * s->in;
-            float *y = (float *)call->out[0] + line * s->out;
-            for (int64_t i = 0; i < s->out; i++) y[i] = bias ? bias[channel] : 0;
-            edge(s, x, w, y, 0, low);
-            if (high > low)
-                ont_simd()->add_taps(y + low, x + low - s->pad, w, s->taps, s->step, high - low);
-            edge(s, x, w, y, high, s->out);
+        for (int64_t line = 0; line < lines; line++) {
+            float *y = (float *)call->out[0] + (plane * lines + line) * s->out[2];
+            depthwise_line l;
+            read_line(s, w, line, &l);
+            for (int64_t i = 0; i < s->out[2]; i++) y[i] = bias ? bias[channel] : 0;
+            edge(s, &l, x, y, 0, low);
+            if (high > low) ont_simd()->add_taps(y + low, x + low, l.w, l.at, l.taps, high - low);
+            edge(s, &l, x, y, high, s->out[2]);
         }
     }
 }
@@ -97,32 +126,44 @@ static void filters(void *context, int64_t first, int64_t last)
 {
     const ont_call *call = context;
     const depthwise_state *s = call->state;
+    int64_t lines = s->out[0] * s->out[1], cells = s->in[0] * s->in[1] * s->in[2];
+    float place[MOST_TAPS]; /* which tap it is */
+    for (int64_t k = 0; k < s->taps; k++) place[k] = (float)k;
     for (int64_t c = first; c < last; c++) {
         double sums[MOST_TAPS] = {0};
-        for (int64_t n = 0; n < s->n; n++)
-            for (int64_t line = (n * s->channels + c) * s->lines, end = line + s->lines; line < end; line++)
-                for (int64_t k = 0; k < s->taps; k++) {
-                    int64_t shift = k * s->step - s->pad, low = within(-shift, 0, s->out);
-                    int64_t high = within(s->in - shift, low, s->out);
-                    if (high == low) continue;
-                    sums[k] += (double)ont_simd()->dot((const float *)call->in[0] + line * s->out + low,
-                                                       (const float *)call->in[1] + line * s->in + low + shift,
-                                                       high - low);
+        for (int64_t plane = c; plane < s->n * s->channels; plane += s->channels)
+            for (int64_t line = 0; line < lines; line++) {
+                const float *dy = (const float *)call->in[0] + (plane * lines + line) * s->out[2];
+                const float *x = (const float *)call->in[1] + plane * cells;
+                depthwise_line l;
+                read_line(s, place, line, &l);
+                for (int64_t k = 0; k < l.taps; k++) {
+                    int64_t low = within(-l.shift[k], 0, s->out[2]);
+                    int64_t high = within(s->in[2] - l.shift[k], low, s->out[2]);
+                    if (high > low)
+                        sums[(int)l.w[k]] += (double)ont_simd()->dot(dy + low, x + l.at[k] + low, high - low);
                 }
+            }
         for (int64_t k = 0; k < s->taps; k++) ((float *)call->out[0])[c * s->taps + k] = (float)sums[k];
     }
+}
+
+/* Multiplications of a plane. */
+static int64_t work_of(const depthwise_state *s)
+{
+    return s->out[0] * s->out[1] * s->out[2] * s->taps;
 }
 
 ont_status ont_depthwise_run(const ont_call *call)
 {
     const depthwise_state *s = call->state;
-    ont_parallel(s->n * s->channels, 16384 / (s->lines * s->out * s->taps + 1) + 1, planes, (void *)call);
+    ont_parallel(s->n * s->channels, 16384 / (work_of(s) + 1) + 1, planes, (void *)call);
     return ONT_OK;
 }
 
 ont_status ont_depthwise_run_filters(const ont_call *call)
 {
     const depthwise_state *s = call->state;
-    ont_parallel(s->channels, 16384 / (s->n * s->lines * s->out * s->taps + 1) + 1, filters, (void *)call);
+    ont_parallel(s->channels, 16384 / (s->n * work_of(s) + 1) + 1, filters, (void *)call);
     return ONT_OK;
 }

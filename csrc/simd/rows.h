@@ -56,18 +56,20 @@ static float row_max(const float *x, int64_t n)
     return nan ? NAN : best < 0 ? -f32_from_bits((uint32_t)-best) : f32_from_bits((uint32_t)best);
 }
 
-static void row_add_taps(float *restrict y, const float *restrict x, const float *w, int64_t taps, int64_t step,
+static void row_add_taps(float *restrict y, const float *restrict x, const float *w, const int64_t *at, int64_t taps,
                          int64_t n)
 {
     int64_t k = 0;
-    for (; k + 4 <= taps; k += 4, x += 4 * step) {
+    for (; k + 4 <= taps; k += 4) {
         float a = w[k], b = w[k + 1], c = w[k + 2], d = w[k + 3];
-        const float *restrict x1 = x + step, *restrict x2 = x1 + step, *restrict x3 = x2 + step;
-        for (int64_t i = 0; i < n; i++) y[i] += (a * x[i] + b * x1[i]) + (c * x2[i] + d * x3[i]);
+        const float *restrict x0 = x + at[k], *restrict x1 = x + at[k + 1];
+        const float *restrict x2 = x + at[k + 2], *restrict x3 = x + at[k + 3];
+        for (int64_t i = 0; i < n; i++) y[i] += (a * x0[i] + b * x1[i]) + (c * x2[i] + d * x3[i]);
     }
-    for (; k < taps; k++, x += step) {
+    for (; k < taps; k++) {
         float a = w[k];
-        for (int64_t i = 0; i < n; i++) y[i] += a * x[i];
+        const float *restrict x0 = x + at[k];
+        for (int64_t i = 0; i < n; i++) y[i] += a * x0[i];
     }
 }
 

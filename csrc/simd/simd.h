@@ -140,8 +140,8 @@ typedef struct ont_simd_table {
     float (*dot)(const float *x, const float *y, int64_t n);
     float (*max)(const float *x, int64_t n);              /* n >= 1; NaN where there is one */
     void (*add_to)(float *acc, const float *x, int64_t n); /* acc += x */
-    /* y[i] += the sum of w[k] x[i + k step] */
-    void (*add_taps)(float *y, const float *x, const float *w, int64_t taps, int64_t step, int64_t n);
+    /* y[i] += the sum of w[k] x[i + at[k]] */
+    void (*add_taps)(float *y, const float *x, const float *w, const int64_t *at, int64_t taps, int64_t n);
     void (*softmax)(const float *x, float *y, int64_t n);
     void (*log_softmax)(const float *x, float *y, int64_t n);
     /* the largest element, and log(sum(exp(x - largest))); n >= 1 */
