@@ -15,6 +15,7 @@ enum {
     LANES = 16,   /* partial results, so that the compiler may use vectors */
     PIECE = 4096, /* elements whose log_sum_exp is taken at a time; of others a block of sums.h */
     BLOCK = 256,  /* columns of a unit of work */
+    SHORT = 16,   /* elements of rows that are turned into columns, where they lie one after the other */
 };
 
 /* ---- rows ---- */
@@ -205,6 +206,27 @@ static void multiply_columns(const ont_reduce *s, float *y, const float *x, int6
     for (int64_t i = 0; i < n; i++) y[i] = (float)product[i];
 }
 
+/* y of n columns, at most a block. */
+static void reduce_columns(const ont_reduce *s, float *y, const float *x, int64_t n)
+{
+    bool extremum = s->kind == ONT_REDUCE_MAX || s->kind == ONT_REDUCE_MIN;
+    if (s->kind == ONT_REDUCE_LOG_SUM_EXP) {
+        log_sum_exp_columns(s, y, x, n);
+        return;
+    }
+    if (s->kind == ONT_REDUCE_PROD) {
+        multiply_columns(s, y, x, n);
+        return;
+    }
+    if (extremum)
+        memcpy(y, x, (size_t)n * sizeof *y);
+    else
+        memset(y, 0, (size_t)n * sizeof *y);
+    for (int64_t r = extremum; r < s->each; r++)
+        add_to_columns(s, y, x + offset_of(s->reduced, s->reduced_stride, s->n_reduced, r), n);
+    finish_columns(s, y, n);
+}
+
 /* A unit is a block of columns of one output row. */
 static void reduce_units(void *context, int64_t first, int64_t last)
 {
@@ -215,22 +237,29 @@ static void reduce_units(void *context, int64_t first, int64_t last)
         int64_t row = unit / blocks, start = unit % blocks * BLOCK, n = width - start < BLOCK ? width - start : BLOCK;
         const float *x = (const float *)call->in[0] + offset_of(s->kept, s->kept_stride, s->n_kept - 1, row) + start;
         float *y = (float *)call->out[0] + row * width + start;
-        bool extremum = s->kind == ONT_REDUCE_MAX || s->kind == ONT_REDUCE_MIN;
-        if (s->kind == ONT_REDUCE_LOG_SUM_EXP) {
-            log_sum_exp_columns(s, y, x, n);
-            continue;
-        }
-        if (s->kind == ONT_REDUCE_PROD) {
-            multiply_columns(s, y, x, n);
-            continue;
-        }
-        if (extremum)
-            memcpy(y, x, (size_t)n * sizeof *y);
-        else
-            memset(y, 0, (size_t)n * sizeof *y);
-        for (int64_t r = extremum; r < s->each; r++)
-            add_to_columns(s, y, x + offset_of(s->reduced, s->reduced_stride, s->n_reduced, r), n);
-        finish_columns(s, y, n);
+        reduce_columns(s, y, x, n);
+    }
+}
+
+static bool short_rows(const ont_reduce *s)
+{
+    return s->n_reduced == 1 && s->each <= SHORT && s->n_kept == 1 && s->kept_stride[0] == s->each;
+}
+
+/* Outputs [first, last), of short rows: columns of a block that is turned about. */
+static void reduce_turned(void *context, int64_t first, int64_t last)
+{
+    const ont_call *call = context;
+    const ont_reduce *s = call->state;
+    ont_reduce columns = *s;
+    float turned[SHORT * BLOCK];
+    columns.reduced_stride[0] = BLOCK;
+    for (int64_t n; first < last; first += n) {
+        const float *x = (const float *)call->in[0] + first * s->each;
+        n = last - first < BLOCK ? last - first : BLOCK;
+        for (int64_t i = 0; i < n; i++)
+            for (int64_t k = 0; k < s->each; k++) turned[k * BLOCK + i] = x[i * s->each + k];
+        reduce_columns(&columns, (float *)call->out[0] + first, turned, n);
     }
 }
 
@@ -250,7 +279,9 @@ const char *ont_reduce_rows_accept(const ont_node *node)
 ont_status ont_reduce_rows_run(const ont_call *call)
 {
     const ont_reduce *s = call->state;
-    if (s->reduced_stride[s->n_reduced - 1] == 1) {
+    if (short_rows(s)) {
+        ont_parallel(s->outputs, 16384 / s->each + 1, reduce_turned, (void *)call);
+    } else if (s->reduced_stride[s->n_reduced - 1] == 1) {
         ont_parallel(s->outputs, 16384 / s->each + 1, reduce_outputs, (void *)call);
     } else {
         int64_t width = s->kept[s->n_kept - 1], blocks = (width + BLOCK - 1) / BLOCK;
