@@ -92,6 +92,18 @@ def test_ends_of_the_interval():
           [tensor([0.0, 1e-6, 0.1, 0.5, 0.9, 1.0])])
 
 
+def test_slices_that_are_written():
+    def inplace(x, y):
+        x = x.clone()
+        x[:, 1:3], x[-2:], x[1:, ::2] = y[:, :2], y[-2:], 0
+        return x
+
+    agree({"inner": lambda x, y: torch.slice_scatter(x, y[:, :2], 1, 1, 3), "all": lambda x, y: torch.slice_scatter(x, y, 1),
+           "none": lambda x, y: torch.slice_scatter(x, y[:, :0], 1, 2, 2), "end": lambda x, y: torch.slice_scatter(x, y[:2], 0, 1, 9),
+           "from the end": lambda x, y: torch.slice_scatter(x, y[:2], 0, -2), "in place": inplace,
+           "steps": lambda x, y: torch.slice_scatter(x, y[:, :2], 1, 0, 4, 2)}, [torch.randn(3, 4), torch.randn(3, 4)])
+
+
 def test_logarithms_of_whole_powers():
     twos, tens = torch.arange(-125.0, 127.0).exp2(), torch.logspace(-30, 30, 61, dtype=torch.float64).float()
     model = ORTModule(Functions([torch.log2, torch.log10]), DebugOptions(log_level=LogLevel.ERROR))
