@@ -104,6 +104,23 @@ static ont_status check_containers(const ont_node *node)
     return ONT_OK;
 }
 
+/* A Transpose that leaves every dim where it is: an Identity, which copies nothing. */
+static ont_status drop_transpose(ont_node *node)
+{
+    size_t n;
+    const int64_t *perm = ont_node_is(node, "", "Transpose") ? ont_attr_ints(node, "perm", &n) : NULL;
+    for (size_t i = 0; perm && i < n; i++)
+        if (perm[i] != (int64_t)i) return ONT_OK;
+    if (!perm) return ONT_OK;
+    const ont_op *op = ont_op_find("", "Identity", INT64_MAX);
+    if (!op) return ont_fail(ONT_EINTERNAL, "Identity is not in the table");
+    node->op = op;
+    node->op_type = op->name;
+    node->version = op->since;
+    node->attrs = NULL;
+    return ONT_OK;
+}
+
 /* *next is the node to go on with: behind this one, or the first of those that took its place. */
 static ont_status infer_node(ont_graph *g, ont_node *node, ont_node **next)
 {
@@ -124,6 +141,7 @@ static ont_status infer_node(ont_graph *g, ont_node *node, ont_node **next)
         return ont_context(ont_pass_gradient_node(g, node, next), "%s '%s'", node->op_type, node->name);
     ONT_TRY(check_containers(node));
     if (node->op->infer) ONT_TRY(ont_context(node->op->infer(g, node), "%s '%s'", node->op_type, node->name));
+    ONT_TRY(drop_transpose(node));
     if (ont_op_expands(g, node)) return ont_op_expand(g, node, next);
     bool known = node->n_outputs == 1 && node->outputs[0] && node->outputs[0]->data;
     if (!known && foldable(node)) ONT_TRY(fold(g, node));

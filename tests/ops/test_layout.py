@@ -34,6 +34,7 @@ CASES = [
     Case("Transpose", [R(2, 3)], torch=lambda x: x.T),
     Case("Transpose", [R(2, 3, 4, 5)], {"perm": [0, 2, 1, 3]}, torch=lambda x: x.permute(0, 2, 1, 3)),
     Case("Transpose", [R(2, 3, 4, 5)], {"perm": [3, 1, 0, 2]}, torch=lambda x: x.permute(3, 1, 0, 2), name="crossed"),
+    Case("Transpose", [R(2, 3, 4)], {"perm": [0, 1, 2]}, torch=lambda x: x.clone(), name="of nothing"),
     Case("Transpose", [R(37, 53)], torch=lambda x: x.T, name="tiles", alloc=False),
     Case("Transpose", [R(3, 0, 2)], {"perm": [2, 0, 1]}, torch=lambda x: x.permute(2, 0, 1), name="empty"),
     flat("Transpose", R(3, 5, dtype=np.bool_)),
