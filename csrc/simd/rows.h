@@ -10,8 +10,15 @@
 
 enum { LANES = 16, PAGE = ONT_FETCH_PAGE / sizeof(float) }; /* elements */
 
+/* Of fewer than 16 terms all are in the first of them. */
 #define REDUCE_SUM(n, term, result) \
     do { \
+        if ((n) < LANES) { \
+            float sum_ = 0; \
+            for (int64_t i = 0; i < (n); i++) sum_ += (term); \
+            (result) = sum_; \
+            break; \
+        } \
         float part_[LANES] = {0}; \
         int64_t i_ = 0; \
         for (; i_ + LANES <= (n); i_ += LANES) \
