@@ -90,8 +90,37 @@ static void axis_at(const ont_sampler *s, int axis, double x, axis_taps *t)
     t->cell[0] = cell_at(s, axis, left), t->cell[1] = cell_at(s, axis, left + 1);
 }
 
+/* Between cells of a plane, as most points are: no edge decides about them. */
+static bool is_inside(const ont_sampler *s, const double *x)
+{
+    return s->rank == 2 && s->mode != ONT_SAMPLE_CUBIC && x[0] > 0 && x[0] < (double)(s->dims[0] - 1) && x[1] > 0 &&
+           x[1] < (double)(s->dims[1] - 1);
+}
+
+static int taps_inside(const ont_sampler *s, const double *x, int64_t *index, double *weight, double *slope,
+                       int64_t apart)
+{
+    const double magic = 6755399441055744.0; /* 1.5 * 2^52: what is added to it is rounded */
+    if (s->mode == ONT_SAMPLE_NEAREST) {
+        index[0] = (int64_t)(x[0] + magic - magic) * s->dims[1] + (int64_t)(x[1] + magic - magic);
+        weight[0] = 1;
+        if (slope) slope[0] = slope[apart] = 0;
+        return 1;
+    }
+    int64_t row = (int64_t)x[0], column = (int64_t)x[1], at = row * s->dims[1] + column;
+    double v[] = {1 - (x[0] - (double)row), x[0] - (double)row}, w[] = {1 - (x[1] - (double)column), x[1] - (double)column};
+    for (int t = 0; t < 4; t++) {
+        index[t] = at + (t >> 1) * s->dims[1] + (t & 1);
+        weight[t] = v[t >> 1] * w[t & 1];
+        if (slope) slope[t] = t >> 1 ? w[t & 1] : -w[t & 1];
+        if (slope) slope[apart + t] = t & 1 ? v[t >> 1] : -v[t >> 1];
+    }
+    return 4;
+}
+
 int ont_sample_taps(const ont_sampler *s, const double *x, int64_t *index, double *weight, double *slope, int64_t apart)
 {
+    if (is_inside(s, x)) return taps_inside(s, x, index, weight, slope, apart);
     axis_taps axes[ONT_SAMPLE_RANK]; /* the last ones; those in front have one cell */
     int n = 0, lead = ONT_SAMPLE_RANK - s->rank;
     int64_t dims[ONT_SAMPLE_RANK] = {1, 1, 1};
