@@ -87,7 +87,8 @@ static void read_line(const depthwise_state *s, const float *w, int64_t line, de
 }
 
 /* Entries [first, last) of a line, whose filter reaches beyond the row that is read. */
-static void edge(const depthwise_state *s, const depthwise_line *l, const float *x, float *y, int64_t first, int64_t last)
+static void edge(const depthwise_state *s, const depthwise_line *l, const float *x, float *y, int64_t first,
+                 int64_t last)
 {
     for (int64_t i = first; i < last; i++)
         for (int64_t k = 0; k < l->taps; k++)

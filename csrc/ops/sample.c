@@ -108,7 +108,8 @@ static int taps_inside(const ont_sampler *s, const double *x, int64_t *index, do
         return 1;
     }
     int64_t row = (int64_t)x[0], column = (int64_t)x[1], at = row * s->dims[1] + column;
-    double v[] = {1 - (x[0] - (double)row), x[0] - (double)row}, w[] = {1 - (x[1] - (double)column), x[1] - (double)column};
+    double below = x[0] - (double)row, right = x[1] - (double)column;
+    double v[] = {1 - below, below}, w[] = {1 - right, right};
     for (int t = 0; t < 4; t++) {
         index[t] = at + (t >> 1) * s->dims[1] + (t & 1);
         weight[t] = v[t >> 1] * w[t & 1];

@@ -176,8 +176,9 @@ for name, f in UNARY.items():
     add(name, f, R(1000, 1000))
 for name, f in {"log": torch.log, "sqrt": torch.sqrt, "rsqrt": torch.rsqrt, "reciprocal": torch.reciprocal, "log1p": torch.log1p,
                 "log2": torch.log2, "pow 2.5": lambda x: x**2.5, "xlogy": lambda x: torch.xlogy(x, x), "exp2": torch.exp2,
-                "asin": lambda x: torch.asin(x * 0.9), "acosh": lambda x: torch.acosh(x + 1), "logit": lambda x: torch.logit(x, 0.05),
-                "lgamma": torch.lgamma, "digamma": torch.digamma, "erfinv": lambda x: torch.erfinv(x * 0.9)}.items():
+                "asin": lambda x: torch.asin(x * 0.9), "acosh": lambda x: torch.acosh(x + 1),
+                "logit": lambda x: torch.logit(x, 0.05), "lgamma": torch.lgamma, "digamma": torch.digamma,
+                "erfinv": lambda x: torch.erfinv(x * 0.9)}.items():
     add(name, f, P(1000, 1000))
 add("pow of a scalar", lambda x: 2.0**x, R(1000, 1000))
 module("PReLU", lambda: nn.PReLU(64), R(16, 64, 32, 32))

@@ -98,8 +98,10 @@ def test_slices_that_are_written():
         x[:, 1:3], x[-2:], x[1:, ::2] = y[:, :2], y[-2:], 0
         return x
 
-    agree({"inner": lambda x, y: torch.slice_scatter(x, y[:, :2], 1, 1, 3), "all": lambda x, y: torch.slice_scatter(x, y, 1),
-           "none": lambda x, y: torch.slice_scatter(x, y[:, :0], 1, 2, 2), "end": lambda x, y: torch.slice_scatter(x, y[:2], 0, 1, 9),
+    agree({"inner": lambda x, y: torch.slice_scatter(x, y[:, :2], 1, 1, 3),
+           "all": lambda x, y: torch.slice_scatter(x, y, 1),
+           "none": lambda x, y: torch.slice_scatter(x, y[:, :0], 1, 2, 2),
+           "end": lambda x, y: torch.slice_scatter(x, y[:2], 0, 1, 9),
            "from the end": lambda x, y: torch.slice_scatter(x, y[:2], 0, -2), "in place": inplace,
            "steps": lambda x, y: torch.slice_scatter(x, y[:, :2], 1, 0, 4, 2)}, [torch.randn(3, 4), torch.randn(3, 4)])
 

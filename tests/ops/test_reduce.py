@@ -59,17 +59,23 @@ CASES += [
     *[Case(op, [R(2, 3, 4, 5, 3, low=-9, high=9, dtype=np.int64), C(axes)], grad=False, torch=lambda x, f=f, a=axes: f(x, a, True),
            name=f"apart {axes}")
       for op, f in (("ReduceSum", torch.sum), ("ReduceMax", torch.amax)) for axes in ([0, 2, 4], [1, 3], [0, 3])],
-    *(Case("ReduceSum", [R(4, 30, 700, low=-2**30, high=2**30, dtype=t), C(axes)], {"keepdims": 0}, grad=False, alloc=False,
-           reference=lambda x, axes: x.sum(tuple(axes), dtype=x.dtype), name=f"wraps {t.__name__} {axes}")
+    *(Case("ReduceSum", [R(4, 30, 700, low=-2**30, high=2**30, dtype=t), C(axes)], {"keepdims": 0}, grad=False,
+           alloc=False, reference=lambda x, axes: x.sum(tuple(axes), dtype=x.dtype), name=f"wraps {t.__name__} {axes}")
       for t in (np.int32, np.int64) for axes in ([0], [1], [2], [0, 1], [0, 1, 2])),
-    *(Case(name, [R(700, 5, low=0.1), C([1])], {"keepdims": 0}, torch=lambda x, f=f: f(x), alloc=False, name="short rows")
-      for name, f in (("ReduceSum", lambda x: x.sum(1)), ("ReduceMean", lambda x: x.mean(1)), ("ReduceL1", lambda x: x.abs().sum(1)),
-                      ("ReduceL2", lambda x: x.norm(dim=1)), ("ReduceSumSquare", lambda x: x.square().sum(1)),
-                      ("ReduceProd", lambda x: x.prod(1)), ("ReduceMax", lambda x: x.amax(1)), ("ReduceMin", lambda x: x.amin(1)),
+    *(Case(name, [R(700, 5, low=0.1), C([1])], {"keepdims": 0}, torch=lambda x, f=f: f(x), alloc=False,
+           name="short rows")
+      for name, f in (("ReduceSum", lambda x: x.sum(1)), ("ReduceMean", lambda x: x.mean(1)),
+                      ("ReduceL1", lambda x: x.abs().sum(1)), ("ReduceL2", lambda x: x.norm(dim=1)),
+                      ("ReduceSumSquare", lambda x: x.square().sum(1)),
+                      ("ReduceProd", lambda x: x.prod(1)), ("ReduceMax", lambda x: x.amax(1)),
+                      ("ReduceMin", lambda x: x.amin(1)),
                       ("ReduceLogSum", lambda x: x.sum(1).log()), ("ReduceLogSumExp", lambda x: x.logsumexp(1)))),
-    Case("ReduceLogSumExp", [V([[-np.inf, 1.0], [-np.inf, -np.inf], [np.inf, 0.0], [np.nan, 0.0], [800.0, 800.0]]), C([1])],
-         {"keepdims": 0}, reference=lambda x, _: torch.from_numpy(x).logsumexp(1).numpy(), name="short rows, infinite", grad=False),
-    *(Case("ReduceSum", [R(9, 40, n), C([1])], {"keepdims": 0}, torch=lambda x: x.sum(1), alloc=False, name=f"{n} columns")
+    Case("ReduceLogSumExp",
+         [V([[-np.inf, 1.0], [-np.inf, -np.inf], [np.inf, 0.0], [np.nan, 0.0], [800.0, 800.0]]), C([1])],
+         {"keepdims": 0}, reference=lambda x, _: torch.from_numpy(x).logsumexp(1).numpy(), grad=False,
+         name="short rows, infinite"),
+    *(Case("ReduceSum", [R(9, 40, n), C([1])], {"keepdims": 0}, torch=lambda x: x.sum(1), alloc=False,
+           name=f"{n} columns")
       for n in range(1, 10)),
     Case("SumTo", [R(4, 2, 3)], {"shape": [2, 1]}, domain="ai.onnxtrain", torch=lambda x: x.sum((0, 2)).reshape(2, 1),
          grad=False),
