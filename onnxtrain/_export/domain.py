@@ -180,6 +180,15 @@ def _register_schemas() -> None:
                         schema.Attribute("epsilon", schema.AttrType.FLOAT, "as ONNX's", required=False)],
         )
     )
+    onnx.defs.register_schema(
+        schema(
+            "SearchSorted", DOMAIN, DOMAIN_VERSION, doc="Where each value would stand in sorted rows.",
+            inputs=[schema.FormalParameter("sorted", "T"), schema.FormalParameter("x", "T")],
+            outputs=[schema.FormalParameter("y", "I")],
+            type_constraints=[("T", types, "any tensor"), ("I", ["tensor(int64)"], "positions")],
+            attributes=[schema.Attribute("right", schema.AttrType.INT, "behind what is equal", required=False)],
+        )
+    )
     lengths = (("log_probs", "T"), ("targets", "I"), ("input_lengths", "J"), ("target_lengths", "K"))
     onnx.defs.register_schema(
         schema(

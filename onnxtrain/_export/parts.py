@@ -1,6 +1,7 @@
 """Parts of tensors: slices that are written, turned rows, places in sorted rows.
 
-translations.py adds this table to its own. torch.onnx writes a slice row by row.
+translations.py adds this table to its own. torch.onnx writes a slice row by row, and torch's decomposition of a search
+has a dozen operators for each halving.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ from typing import Any
 import onnx
 import torch
 
+from onnxtrain._export.errors import Untraceable
+from onnxtrain.utils.torch_io_helper import onnx_dtype_to_pytorch_dtype, pytorch_type_to_onnx_dtype
+
 Table = dict[Any, Callable[..., Any]]
 aten = torch.ops.aten
 
 
-def parts(op: Any) -> Table:
-    """The translations, for operators of one opset."""
+def parts(op: Any, own: Any) -> Table:
+    """The translations, for operators of one opset and of our domain."""
 
     def ints(*values):
         return op.Constant(value_ints=list(values))
@@ -38,4 +42,24 @@ def parts(op: Any) -> Table:
             return op.Where(never, self, source)  # self has a gradient of zeros
         return op.Concat(*before, source, *behind, axis=dim)
 
-    return {aten.slice_scatter.default: slice_scatter}
+    def searchsorted(sorted_sequence, self, out_int32=False, right=False, side=None, sorter=None):
+        if sorter is not None:
+            raise Untraceable("The module calls searchsorted with a sorter.")
+        rows, values = promoted(sorted_sequence, self)
+        places = own.SearchSorted(rows, values, right=int(right or side == "right"))
+        return op.Cast(places, to=onnx.TensorProto.INT32) if out_int32 else places
+
+    def promoted(a, b):
+        """Both as float32 where they have 16 bits, and as the wider of two dtypes."""
+        wide = {onnx.TensorProto.FLOAT16: onnx.TensorProto.FLOAT, onnx.TensorProto.BFLOAT16: onnx.TensorProto.FLOAT}
+        kinds = [onnx_dtype_to_pytorch_dtype(wide.get(int(x.dtype), int(x.dtype))) for x in (a, b)]
+        dtype = torch.promote_types(*kinds)
+        if dtype in (torch.uint8, torch.int8, torch.int16):
+            dtype = torch.int32
+        to = pytorch_type_to_onnx_dtype(dtype)
+        return (x if int(x.dtype) == to else op.Cast(x, to=to) for x in (a, b))
+
+    return {aten.slice_scatter.default: slice_scatter,
+            aten.searchsorted.Tensor: searchsorted,
+            aten.bucketize.Tensor: lambda self, boundaries, out_int32=False, right=False:
+                searchsorted(boundaries, self, out_int32, right)}

@@ -45,7 +45,7 @@ def translations(opset: int) -> Table:
                                      "aten.special_log_ndtr.default"))
     return (_own(op, own) | _groups(op, own) | _splits(op) | _bounds(op, own) | _functions(op, own) | _numbers(op)
             | _wider(op) | elementary(op, own) | arguments(op, own) | _picked(op, own) | _resized(op) | _reshaped(op)
-            | parts(op) | python_op)
+            | parts(op, own) | python_op)
 
 
 def _number(op: Any, value: float, like: Any) -> Any:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from harness import C, Case, R, V, expect_error, run_case  # noqa: E402
+from harness import OURS, C, Case, R, V, expect_error, run_case  # noqa: E402
 
 
 def flat(op_type, *inputs, **more):
@@ -136,6 +136,14 @@ int(n), periodic=bool(p), dtype=torch.float64).numpy())
       for p in (0, 1) for n in (1, 9) if n > 1 or not p),
     flat("HammingWindow", C(8), opset=17),
 ]
+SORTED = V([-1.0, 0.0, 0.0, 1.0, np.nan]), V([[-2.0, -1.0, -0.0, 0.5], [1.0, 2.0, np.nan, np.inf]])
+CASES += [flat("SearchSorted", *operands, attrs={"right": right}, domain=OURS, name=name,
+               reference=lambda rows, x, right=right: torch.searchsorted(*map(torch.from_numpy, (rows, x)),
+                                                                         right=bool(right)).numpy())
+          for right in (0, 1) for name, operands in {
+              "one row": SORTED, "rows": (V([[1.0, 2.0, 2.0], [-3.0, 0.0, 9.0]]), V([[2.0, 0.0], [9.0, -9.0]])),
+              "integers": (V([1, 3, 3, 5], np.int64), V([0, 3, 9], np.int64)), "none": (V(np.zeros(0)), V([1.0])),
+              "int32": (V([1, 3, 3, 5], np.int32), V(3, np.int32))}.items()]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -144,6 +152,8 @@ def test_op(case):
 
 
 def test_errors():
+    expect_error(Case("SearchSorted", [R(2, 3), R(3, 4)], domain=OURS), ValueError, "neither one row")
+    expect_error(Case("SearchSorted", [R(3), V([1], np.int64)], domain=OURS), TypeError, "rows of")
     expect_error(Case("TopK", [R(3), C([4])]), ValueError, "k is 4")
     expect_error(Case("Pad", [R(3), C([1])]), ValueError, "1 pads")
     expect_error(Case("Pad", [R(3), C([-2, -2])]), ValueError, "take more")
