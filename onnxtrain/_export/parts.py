@@ -42,6 +42,21 @@ def parts(op: Any, own: Any) -> Table:
             return op.Where(never, self, source)  # self has a gradient of zeros
         return op.Concat(*before, source, *behind, axis=dim)
 
+    def roll(self, shifts, dims=()):
+        """By Split, whose gradient is a Concat, where those of two slices are zeros, written and added."""
+        if not dims or not all(isinstance(shift, int) for shift in shifts):
+            from onnxscript.function_libs.torch_lib.ops import core
+
+            return core.aten_roll(self, shifts, dims)
+        rank = len(self.shape)
+        for dim, shift in zip((d % rank for d in dims), shifts):
+            size = op.Shape(self, start=dim, end=dim + 1)
+            last = op.Mod(ints(shift), op.Max(size, ints(1)))
+            # The number of outputs has no place beside sizes: export.py takes it off.
+            pieces = op.Split(self, op.Concat(op.Sub(size, last), last, axis=0), axis=dim, num_outputs=2)
+            self = op.Concat(pieces[1], pieces[0], axis=dim)
+        return self
+
     def searchsorted(sorted_sequence, self, out_int32=False, right=False, side=None, sorter=None):
         if sorter is not None:
             raise Untraceable("The module calls searchsorted with a sorter.")
@@ -59,7 +74,7 @@ def parts(op: Any, own: Any) -> Table:
         to = pytorch_type_to_onnx_dtype(dtype)
         return (x if int(x.dtype) == to else op.Cast(x, to=to) for x in (a, b))
 
-    return {aten.slice_scatter.default: slice_scatter,
+    return {aten.slice_scatter.default: slice_scatter, aten.roll.default: roll,
             aten.searchsorted.Tensor: searchsorted,
             aten.bucketize.Tensor: lambda self, boundaries, out_int32=False, right=False:
                 searchsorted(boundaries, self, out_int32, right)}

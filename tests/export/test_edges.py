@@ -106,6 +106,16 @@ def test_slices_that_are_written():
            "steps": lambda x, y: torch.slice_scatter(x, y[:, :2], 1, 0, 4, 2)}, [torch.randn(3, 4), torch.randn(3, 4)])
 
 
+def test_rolls():
+    agree({f"{shifts} of {dims}": lambda x, s=shifts, d=dims: torch.roll(x, s, d) for shifts, dims in (
+        (1, 0), (-2, 1), (7, -1), (0, 0), (4, 1), ((1, -1), (0, 1)), ((1, 2), (1, 1)), (2, None))}, [torch.randn(3, 4)])
+    agree({"of none": lambda x: torch.roll(x, 2, 1)}, [torch.randn(3, 0)])
+    model = ORTModule(Functions([lambda x: x.roll(2, 0)]), DebugOptions(log_level=LogLevel.ERROR))
+    for shape in ((3, 4), (5, 4), (1, 4)):  # sizes that are no numbers
+        x = torch.randn(shape)
+        assert torch.equal(model([[x]])[0], x.roll(2, 0))
+
+
 def test_logarithms_of_whole_powers():
     twos, tens = torch.arange(-125.0, 127.0).exp2(), torch.logspace(-30, 30, 61, dtype=torch.float64).float()
     model = ORTModule(Functions([torch.log2, torch.log10]), DebugOptions(log_level=LogLevel.ERROR))

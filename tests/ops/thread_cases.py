@@ -52,6 +52,8 @@ CASES = [
     Case("Transpose", [R(61, 47, 53)], {"perm": [2, 0, 1]}),
     *(Case(op, [R(200, 700), C([50])], domain=domain, n_outputs=2, grad=(0,), no_grad_outputs=(1,))
       for op, domain in (("TopK", ""), ("TorchTopK", "ai.onnxtrain"))),
+    Case("ReduceLogSumExp", [R(20_000, 5), C([1])]),
+    Case("Conv", [R(3, 6, 5, 9, 20), R(6, 1, 3, 3, 3), R(6)], {"group": 6, "pads": [1] * 6}),
     Case("SoftmaxCrossEntropyLoss", [R(400, 1001), R(400, low=0, high=1001, dtype=np.int64)]),
     Case("MatMul", [R(333, 257), R(257, 519)]),
     Case("Gemm", [R(3000, 256), R(1024, 256), R(1024)], {"transB": 1}),
