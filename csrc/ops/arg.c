@@ -501,7 +501,7 @@ const ont_op ont_op_TopK = {.domain = "", .name = "TopK", .since = 1, .min_input
 typedef struct pick_state {
     line_state lines;
     int parts; /* of the lines, each with a row of its own in the scratch */
-    bool largest;
+    bool largest, sorted;
 } pick_state;
 
 static ont_status pick_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
@@ -510,7 +510,7 @@ static ont_status pick_prepare(const ont_node *node, ont_arena *arena, ont_prepa
     if (!s) return ONT_ENOMEM;
     ONT_TRY(topk_prepare(node, arena, out));
     s->lines = *(line_state *)out->state;
-    s->lines.sorted = ont_attr_int(node, "sorted", 1);
+    s->sorted = ont_attr_int(node, "sorted", 1);
     s->largest = ont_attr_int(node, "largest", 1);
     double most = (double)s->lines.lines * (double)s->lines.n / 2048 + 1;
     s->parts = ont_parallel_threads();
@@ -566,7 +566,7 @@ static void pick_part(void *context, int64_t first, int64_t last)
             int64_t to = line / l->inner * l->k * l->inner + line % l->inner;
             const char *x = (const char *)call->in[0] + (size_t)from * l->size;
             rank_line(dtype, x, l->inner, l->n, s->largest, row);
-            ont_lowest_first(row, l->n, l->k, l->sorted);
+            ont_lowest_first(row, l->n, l->k, s->sorted);
             for (int64_t i = 0; i < l->k; i++, to += l->inner) {
                 if (call->out[0])
                     memcpy((char *)call->out[0] + (size_t)to * l->size, x + (size_t)(row[i].at * l->inner) * l->size,
