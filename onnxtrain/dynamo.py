@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import operator
+import re
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -60,8 +61,8 @@ def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], *, mode:
 def compiled(graph: torch.fx.GraphModule, example_inputs: Sequence[Any],
              parts: weakref.ref[Parts] | None = None) -> Callable[..., Any]:
     """A function of the graph's arguments. With `parts`, the graph is one of an ORTModule's."""
-    graph = _copied(graph)
     try:
+        graph = _copied(graph)
         _refuse_transforms(graph)
         numbers = _Numbers(graph)
     except LookupError as error:
@@ -148,19 +149,32 @@ def _undo_operators(graph: torch.fx.GraphModule) -> None:
     for node in list(graph.graph.nodes):
         if node.target is torch.ops.higher_order.autograd_function_apply:
             forward, backward = (getattr(graph, part.target) for part in node.args[:2])
-            node.target = _function(forward, backward, **node.kwargs)
+            node.target = _function(forward, backward, node.meta.get("stack_trace"), **node.kwargs)
             node.args, node.kwargs = node.args[2:], {}
         elif node.target is torch.ops.higher_order.tag_activation_checkpoint:
             node.target = _checkpointed(getattr(graph, node.args[0].target))
             node.args, node.kwargs = node.args[1:], {**node.kwargs, "use_reentrant": False}
         elif node.target is torch.ops.aten._assert_scalar.default:  # eager's operators check and say it themselves
             graph.graph.erase_node(node)
+        elif node.target is torch.ops.higher_order.cond:
+            node.args = (*node.args[:3], _without_sizes([getattr(graph, part.target) for part in node.args[1:3]],
+                                                        node.args[3]))
         elif node.target is torch._C._autograd._get_data_attr:  # which a trace takes for a constant
             node.target = torch.detach
         else:
             node.target = _AUTOCAST.get(node.target, node.target)
     graph.graph.eliminate_dead_code(lambda node: node.op != "get_attr")
     graph.recompile()
+
+
+def _without_sizes(branches: Sequence[torch.fx.GraphModule], operands: Sequence[Any]) -> tuple[Any, ...]:
+    """The operands of two branches, which read sizes off the tensors among them."""
+    kept = [_sizes_from_tensors(branch) for branch in branches]
+    for branch in branches:
+        branch.recompile()
+    if kept[0] != kept[1]:
+        raise LookupError("the branches of a torch.cond take different sizes")
+    return tuple([operands[i] for i in kept[0]])
 
 
 def _enter_autocast(*args: Any) -> torch.autocast:
@@ -191,11 +205,26 @@ def _checkpointed(part: torch.fx.GraphModule) -> Callable[..., Any]:
     return apply
 
 
-def _function(run: torch.fx.GraphModule, differentiate: torch.fx.GraphModule, *,
+def _class_in(line: str | None) -> type | None:
+    """The autograd.Function that a line of a trace calls, where one class alone has this name."""
+    found = re.findall(r"(\w+)\.apply\(", line or "")
+    classes, named = list(torch.autograd.Function.__subclasses__()), set()
+    for kind in classes:
+        classes += kind.__subclasses__()
+        if found and kind.__name__ == found[-1]:
+            named.add(kind)
+    return named.pop() if len(named) == 1 else None
+
+
+def _function(run: torch.fx.GraphModule, differentiate: torch.fx.GraphModule, trace: str | None = None, *,
               non_differentiable_idx: Sequence[int] = (), saved_for_backward_idx: Sequence[int] = (),
               dirty_idx: Sequence[int] = ()) -> Callable[..., Any]:
     """What two of Dynamo's graphs compute: (results, what backward wants), and the gradients of the arguments."""
     taken = _sizes_from_tensors(run)
+    regions = [node for node in run.graph.nodes if node.target is torch._C._set_grad_enabled]
+    if [node.args for node in regions] == [(False,), (True,)]:  # as a forward is called in any case
+        for node in regions:
+            run.graph.erase_node(node)
     run.recompile()
 
     class Captured(torch.autograd.Function):
@@ -216,6 +245,10 @@ def _function(run: torch.fx.GraphModule, differentiate: torch.fx.GraphModule, *,
                 kept[i] = tensor
             found = differentiate(*gradients, *kept)
             return tuple([found[i] for i in taken])
+
+    user = _class_in(trace)
+    if user is not None:
+        Captured.__module__, Captured.__qualname__ = user.__module__, user.__qualname__
 
     def apply(*args: Any) -> Any:  # a target of a graph has a name and a module
         return Captured.apply(*[args[i] for i in taken])

@@ -13,7 +13,7 @@ import io
 import re
 import time
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -439,13 +439,13 @@ def _refuse_settings(settings: list[state.Setting]) -> None:
 
 def _torch_export(flat: _Flat, tensors: tuple[Tensor, ...]) -> torch.export.ExportedProgram:
     auto = torch.export.Dim.AUTO
-    if isinstance(flat.module, captured.Graph):
-        axes: list[Iterable[int]] = [*flat.module.dynamic]
-    else:
-        fixed = flat.planes == "fixed"
-        grows = {id(t) for cache in filled.among(flat.arguments()) for t in pytree.tree_leaves(cache)}
-        axes = [range(2 if fixed and t.dim() > 3 and t.is_floating_point() and id(given) not in grows else t.dim())
-                for t, given in zip(tensors, flat.tensors())]
+    graph = isinstance(flat.module, captured.Graph)
+    fixed = graph or flat.planes == "fixed"
+    grows = set() if graph else {id(t) for cache in filled.among(flat.arguments()) for t in pytree.tree_leaves(cache)}
+    axes = [{*range(2 if fixed and t.dim() > 3 and t.is_floating_point() and id(given) not in grows else t.dim())}
+            for t, given in zip(tensors, flat.tensors())]
+    if graph:
+        axes = [each | open_ for each, open_ in zip(axes, flat.module.dynamic, strict=True)]
     dynamic = [tuple({axis: auto for axis in each} for each in axes)]
 
     def trace() -> torch.export.ExportedProgram:

@@ -299,10 +299,10 @@ def efficient_gradients(monkeypatch, **_):
 
 
 def capture(monkeypatch, **_):
-    monkeypatch.setenv("ONNXTRAIN_CAPTURE", "dynamo")
-    model = ran(Branching())
-    counts = onnxtrain.stats(model)
-    assert counts["engine_steps"] == 1 and counts["graph_breaks"]
+    assert onnxtrain.stats(ran(Branching()))["graph_breaks"]
+    monkeypatch.setenv("ONNXTRAIN_CAPTURE", "export")
+    counts = onnxtrain.stats(ran(Branching()))
+    assert counts["fallback_steps"] == 1 and not counts["graph_breaks"]
 
 
 EFFECTS = {

@@ -12,8 +12,6 @@ import torch
 import torch.fx.traceback
 from torch import Tensor
 
-from onnxtrain._export import exclusive
-
 
 class Place(NamedTuple):
     """Where a module holds a tensor."""
@@ -37,16 +35,13 @@ class Graph(torch.nn.Module):
 
     Attributes:
         held: for each argument of `operations` where the Graph has it: a dict and a name; None for its own arguments.
-        dynamic: of each tensor among its own arguments the axes whose sizes Dynamo found, or was told, to change.
+        dynamic: of each tensor among its own arguments the axes whose sizes Dynamo has left open.
     """
 
     def __init__(self, module: torch.nn.Module, operations: torch.fx.GraphModule,
                  places: Sequence[Sequence[Place]]) -> None:
         super().__init__()
-        examples = [node.meta.get("example_value") for node in operations.graph.nodes if node.op == "placeholder"]
-        self.__dict__["dynamic"] = [
-            {axis for axis, size in enumerate(example.shape) if isinstance(size, torch.SymInt)}
-            for example, held in zip(examples, places) if not held and isinstance(example, Tensor)]
+        self.__dict__["dynamic"] = _dynamic(operations, places)
         for part in operations.modules():
             for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
                 _name_modules(node)
@@ -61,6 +56,11 @@ class Graph(torch.nn.Module):
         for name in path.split(".") if path else ():
             owner = owner._modules.setdefault(name, torch.nn.Module())  # type: ignore[assignment]
         return owner
+
+    def again(self, operations: torch.fx.GraphModule, places: Sequence[Sequence[Place]]) -> None:
+        """Dynamo captured the same operations again: takes the tensors that stand at these places now."""
+        self.__dict__["dynamic"] = [one | other for one, other in zip(self.dynamic, _dynamic(operations, places))]
+        self.hold(places)
 
     def hold(self, places: Sequence[Sequence[Place]]) -> None:
         """Takes the tensors that stand at these places now."""
@@ -103,10 +103,17 @@ class Graph(torch.nn.Module):
     def forward(self, *args: Any) -> Any:
         given = iter(args)
         inputs = [next(given) if held is None else held[0][held[1]] for held in self.held]
-        if not exclusive.here():
+        if not torch.compiler.is_exporting():
             return self._operations.forward(*inputs)
         with torch.fx.traceback.preserve_node_meta():  # names of the user's modules go into the export
             return torch.fx.Interpreter(self._operations).run(*inputs)
+
+
+def _dynamic(operations: torch.fx.GraphModule, places: Sequence[Sequence[Place]]) -> list[set[int]]:
+    """Of each tensor argument that is in no place the axes whose sizes Dynamo has left open."""
+    examples = [node.meta.get("example_value") for node in operations.graph.nodes if node.op == "placeholder"]
+    return [{axis for axis, size in enumerate(example.shape) if isinstance(size, torch.SymInt)}
+            for example, held in zip(examples, places) if not held and isinstance(example, Tensor)]
 
 
 def _name_modules(node: torch.fx.Node) -> None:

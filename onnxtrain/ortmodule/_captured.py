@@ -240,7 +240,7 @@ class Parts:
             model._counters = _report.Counters(whole=whole._counters, reasons=whole._counters.reasons)
             model._in_backward = whole.__dict__.get("_in_backward")
         else:
-            model._module.hold(places)
+            model._module.again(operations, places)
         if (view := self._model().__dict__.get("_view")) is not None:
             model.__dict__["_view"] = weakref.proxy(view)
         return Bound(model, places)

@@ -13,7 +13,6 @@ import onnx
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from onnxtrain._export import state, trees
@@ -58,17 +57,6 @@ def without_dropout(model: bytes) -> bytes:
     return proto.SerializeToString()
 
 
-class _Replaced(TorchFunctionMode):
-    """Other functions in place of torch's, also where they are called past their name in torch.nn.functional."""
-
-    def __init__(self, functions: dict[Any, Callable[..., Any]]) -> None:
-        super().__init__()
-        self._functions = functions
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self._functions.get(func, func)(*args, **(kwargs or {}))
-
-
 @contextlib.contextmanager
 def _eager_without_dropout(module: torch.nn.Module) -> Iterator[None]:
     """Enter it inside unchanged(): modules keep a ratio of their own."""
@@ -85,11 +73,10 @@ def _eager_without_dropout(module: torch.nn.Module) -> Iterator[None]:
              **options: Any) -> Tensor:
         return attention(query, key, value, attn_mask, 0.0, **options)
 
-    functions = {getattr(F, name): identity(getattr(F, name)) for name in _DROPOUTS} | {attention: sdpa}
     with contextlib.ExitStack() as stack:
-        for function, other in functions.items():
-            stack.enter_context(state.replaced(F, function.__name__, only_here(other, function)))
-        stack.enter_context(_Replaced(functions))
+        for name in _DROPOUTS:
+            stack.enter_context(state.replaced(F, name, only_here(identity(getattr(F, name)), getattr(F, name))))
+        stack.enter_context(state.replaced(F, "scaled_dot_product_attention", only_here(sdpa, attention)))
         for child in module.modules():
             if isinstance(child, torch.nn.modules.dropout._DropoutNd):
                 child.p = 0.0

@@ -105,15 +105,16 @@ def test_parametrizations(make):
     in_engine(both(make, use, 1e-4), 4)
 
 
-def test_batch_normalisation_without_momentum_or_statistics():
+@pytest.mark.parametrize("options", [pytest.param({"momentum": None}, marks=pytest.mark.capture("export")),
+                                     {"track_running_stats": False}], ids=lambda options: next(iter(options)))
+def test_batch_normalisation_without_momentum_or_statistics(options):
     def use(m):
         results = [m(X) for _ in range(3)]
         results[-1].sum().backward()
         m.eval()
         return [*results, m(X), *(b.clone() for b in m.buffers())]
 
-    for options in ({"momentum": None}, {"track_running_stats": False}):
-        in_engine(both(lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, **options)), use), 4)  # noqa: B023
+    in_engine(both(lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, **options)), use), 4)
 
 
 def test_ways_of_asking_for_gradients():

@@ -250,6 +250,7 @@ def test_an_argument_changed_in_place_in_inference_mode(mode):
     in_engine(both(module(WRITTEN["a part"]), use), 2)
 
 
+@pytest.mark.capture("export")
 def test_an_argument_of_another_shape_afterwards():
     def use(model):
         y = Y.clone()[:, None]
@@ -313,6 +314,7 @@ CONTAINERS = {"append": _append, "pop": _pop, "exchange": _exchange}
 
 
 @pytest.mark.parametrize("name", CONTAINERS)
+@pytest.mark.capture("export")
 def test_a_container_that_forward_changes_is_changed(name):
     def use(model):
         given = {"list": [torch.ones(3, 4)], "y": Y.clone()}
