@@ -21,7 +21,7 @@ import torch.utils.checkpoint
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from onnxtrain._export import attributes, captured, exclusive, filled, functions
+from onnxtrain._export import attributes, captured, exclusive, filled, functional, functions
 from onnxtrain._export import flags as flags_of
 from onnxtrain._export import graph as onnx_graph
 from onnxtrain._export import guards as shape_guards
@@ -327,6 +327,7 @@ def _dynamo(flat: _Flat, names: list[str], leaves: list[Any], opset: int, notes:
     flat.traced.views = views.find(program, flat.traced, users, lambda target: owned[id(_lookup(module, target))])
     mutations.check(program)
     mutations.mark_no_grad(program)
+    functional.simplify(program)
     traced = time.perf_counter()
     drawn = functions.drawn_by_torch() if all(t.is_cpu for t in (*tensors, *module.parameters())) else {}
     with registry_reused(), wide_numbers(), retrace.spared():

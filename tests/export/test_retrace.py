@@ -70,7 +70,7 @@ CASES = {  # (module, arguments, decompositions are left out, so is promotion)
     "integers and floats": (lambda: type("Mixed", (nn.Module,),
                                          {"forward": lambda self, x, n: (x / 2 + n) * (n > 3)})(),
                             (X, torch.arange(4)), True, False),
-    "mutated buffer": (Counting, (X,), False, None),
+    "mutated buffer": (Counting, (X,), True, None),
     "branch": (Branching, (X,), False, False),
     "in place": (InPlace, (X,), False, None),
     "no grad": (NoGrad, (X,), False, None),

@@ -1,0 +1,128 @@
+"""Changes in place and casts, written as plain operators before the translation: results, gradients, arguments and
+buffers are eager's, and torch need not trace the program again where no view is involved.
+"""
+
+import copy
+
+import pytest
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+import onnxtrain
+from onnxtrain._export import retrace
+from onnxtrain.ortmodule import ORTModule
+
+
+def changed_twice(m, x):
+    y = m.fc(x)
+    y.add_(1).mul_(2)
+    return y.relu_()
+
+
+def another_name(m, x):
+    y = m.fc(x)
+    z = y.mul_(2)
+    y.add_(1)
+    return z
+
+
+def view_before(m, x):
+    y = m.fc(x)
+    row = y[0]
+    y.mul_(2)
+    return row, y
+
+
+def by_a_view(m, x):
+    y = m.fc(x)
+    y.view(-1).mul_(2)
+    return y
+
+
+def broadcast_view(m, x):
+    y = m.fc(x)
+    other, _ = torch.broadcast_tensors(y, x)
+    y.mul_(2)
+    return other
+
+
+def dropout_in_eval(m, x):
+    y = m.fc(x)
+    same = F.dropout(y, 0.5, False)
+    y.add_(1)
+    return same
+
+
+def of_another_dtype(m, x):
+    y = m.fc(x)
+    return y.mul_(torch.tensor(2.5, dtype=torch.float64)).add_(torch.arange(4))
+
+
+def counted(m, x):
+    m.count += 1
+    m.mean.mul_(0.5).add_(x.detach().mean(0), alpha=0.5)
+    return m.fc(x) * m.count + m.mean
+
+
+def argument(m, x):
+    h = x * 1
+    h.masked_fill_(h > 0, 0.5)
+    return h.to(torch.float64).to(torch.float64), x.to(torch.float32), (h > 0) & (x > 0)
+
+
+def differences(m, x):
+    y = m.fc(x)
+    return y.diff(dim=0), y.diff(prepend=x[:, :1], append=y[:, :2]), (y > 0).diff(), y.diff(2)
+
+
+def numbers(m, x):
+    n = x.long()
+    return (n & 3) | (n ^ 1), torch.min(m.fc(x), x), torch.max(x, 2 * x)
+
+
+def pooled(m, x):
+    y = m.fc(x).view(1, 3, 2, 2)
+    return F.adaptive_avg_pool2d(y, 1), F.adaptive_avg_pool2d(y, (2, 1))
+
+
+class Of(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.register_buffer("count", torch.tensor(0))
+        self.register_buffer("mean", torch.zeros(4))
+        self.function = function
+
+    def forward(self, x):
+        return self.function(self, x)
+
+
+PLAIN = [changed_twice, another_name, counted, argument, numbers, pooled]
+WITH_VIEWS = [differences, view_before, by_a_view, broadcast_view, dropout_in_eval, of_another_dtype]
+
+
+@pytest.mark.parametrize("function", PLAIN + WITH_VIEWS, ids=lambda f: f.__name__)
+def test_equals_eager(function, monkeypatch):
+    asked, final = retrace.is_final, []
+    monkeypatch.setattr(retrace, "is_final", lambda *args: final.append(asked(*args)) or final[-1])
+    torch.manual_seed(0)
+    eager = Of(function)
+    ours = ORTModule(copy.deepcopy(eager))
+    for _ in range(2):
+        given = torch.randn(3, 4)
+        results = []
+        for module in (eager, ours):
+            module.zero_grad()
+            x = given.clone().requires_grad_(True)
+            out = module(x)
+            out = out if isinstance(out, tuple) else (out,)
+            sum((o * torch.arange(o.numel()).view(o.shape)).sum() for o in out if o.requires_grad).backward()
+            results.append([*out, x.grad, *(p.grad for p in module.parameters()), *module.buffers()])
+        for a, b in zip(*results, strict=True):
+            assert (a is None) == (b is None)
+            if a is not None:
+                torch.testing.assert_close(b, a)
+    counts = onnxtrain.stats(ours)
+    assert (counts["engine_steps"], counts["fallback_steps"]) == (2, 0), counts["reasons"]
+    assert final[-1] or function not in PLAIN
