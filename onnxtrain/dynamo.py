@@ -159,6 +159,11 @@ def _undo_operators(graph: torch.fx.GraphModule) -> None:
         elif node.target is torch.ops.higher_order.cond:
             node.args = (*node.args[:3], _without_sizes([getattr(graph, part.target) for part in node.args[1:3]],
                                                         node.args[3]))
+        elif node.target is torch.ops.higher_order.while_loop:
+            carried = node.args[2]
+            operands = _without_sizes([getattr(graph, part.target) for part in node.args[:2]],
+                                      (*carried, *node.args[3]), len(carried))
+            node.args = (*node.args[:3], operands[len(carried):])
         elif node.target is torch._C._autograd._get_data_attr:  # which a trace takes for a constant
             node.target = torch.detach
         else:
@@ -167,13 +172,13 @@ def _undo_operators(graph: torch.fx.GraphModule) -> None:
     graph.recompile()
 
 
-def _without_sizes(branches: Sequence[torch.fx.GraphModule], operands: Sequence[Any]) -> tuple[Any, ...]:
-    """The operands of two branches, which read sizes off the tensors among them."""
+def _without_sizes(branches: Sequence[torch.fx.GraphModule], operands: Sequence[Any], least: int = 0) -> tuple[Any, ...]:
+    """The operands of two branches, which read sizes off the tensors among them; the first `least` stay."""
     kept = [_sizes_from_tensors(branch) for branch in branches]
     for branch in branches:
         branch.recompile()
-    if kept[0] != kept[1]:
-        raise LookupError("the branches of a torch.cond take different sizes")
+    if kept[0] != kept[1] or kept[0][:least] != list(range(least)):
+        raise LookupError("the branches of a torch.cond, or the parts of a while_loop, take different sizes")
     return tuple([operands[i] for i in kept[0]])
 
 

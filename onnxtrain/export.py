@@ -465,6 +465,8 @@ def _torchscript(flat: _Flat, names: list[str], leaves: list[Any], opset: int, n
     import onnx_ir as ir
 
     module = flat.module
+    if isinstance(module, captured.Graph) and module.reads_contents:
+        raise ExportError("TorchScript would freeze a number or a size that hangs on the contents of a tensor.")
     # Copies: the trace runs forward, which may change its arguments.
     tensors = tuple(mutations.copied(leaf) for leaf in leaves if isinstance(leaf, Tensor))
     if not tensors:

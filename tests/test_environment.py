@@ -299,10 +299,11 @@ def efficient_gradients(monkeypatch, **_):
 
 
 def capture(monkeypatch, **_):
-    assert onnxtrain.stats(ran(Branching()))["graph_breaks"]
-    monkeypatch.setenv("ONNXTRAIN_CAPTURE", "export")
     counts = onnxtrain.stats(ran(Branching()))
     assert counts["fallback_steps"] == 1 and not counts["graph_breaks"]
+    monkeypatch.setenv("ONNXTRAIN_CAPTURE", "dynamo")
+    counts = onnxtrain.stats(ran(Branching()))
+    assert counts["engine_steps"] == 1 and counts["graph_breaks"]
 
 
 EFFECTS = {

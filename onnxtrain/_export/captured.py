@@ -11,6 +11,11 @@ from typing import Any, NamedTuple
 import torch
 import torch.fx.traceback
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.utils import _pytree as pytree
+
+
+_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 class Place(NamedTuple):
@@ -36,12 +41,16 @@ class Graph(torch.nn.Module):
     Attributes:
         held: for each argument of `operations` where the Graph has it: a dict and a name; None for its own arguments.
         dynamic: of each tensor among its own arguments the axes whose sizes Dynamo has left open.
+        reads_contents: whether a number in it, such as a size, hangs on what a tensor holds.
     """
 
     def __init__(self, module: torch.nn.Module, operations: torch.fx.GraphModule,
                  places: Sequence[Sequence[Place]]) -> None:
         super().__init__()
         self.__dict__["dynamic"] = _dynamic(operations, places)
+        self.__dict__["reads_contents"] = any(
+            free_unbacked_symbols(value) for node in operations.graph.nodes
+            for value in pytree.tree_leaves(node.meta.get("example_value")) if isinstance(value, _NUMBERS))
         for part in operations.modules():
             for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
                 _name_modules(node)

@@ -11,6 +11,8 @@ import collections
 import contextlib
 import dataclasses
 import inspect
+import logging
+import os
 import random
 import re
 import threading
@@ -33,28 +35,37 @@ from onnxtrain.ortmodule._key import describe
 
 TRY_AGAIN = 16  # calls in PyTorch, before Dynamo sees such a call again; then as many times that
 MAX_CAPTURES = 64  # of one mode; Dynamo runs the module in PyTorch after them
-# While it captures, Dynamo guards hooks, and follows what it would cut the graph for.
-_SETTINGS = {"skip_nnmodule_hook_guards": False, "allow_rnn": True, "capture_scalar_outputs": True,
-             "capture_dynamic_output_shape_ops": True, "optimize_ddp": False}
+# While it captures, Dynamo guards hooks, goes into LSTMs, and leaves to Python what it fails on; and it keeps numbers and
+# sizes that hang on contents in the graph, until it captures nothing of a module so.
+_SETTINGS = {"skip_nnmodule_hook_guards": False, "allow_rnn": True, "optimize_ddp": False, "suppress_errors": True}
+_CONTENTS = {"capture_scalar_outputs": True, "capture_dynamic_output_shape_ops": True}
+_TALKING = ("torch._dynamo.convert_frame", "torch._subclasses.fake_tensor")  # of what is left to Python
 
 
 class _Running(threading.local):
     """Of each thread: the call of an ORTModule that goes on, and what puts torch's settings back after a capture."""
 
-    arguments: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+    call: tuple[Parts, tuple[Any, ...], dict[str, Any]] | None = None
     before: contextlib.ExitStack | None = None
 
     def capture_begins(self, _: Any = None) -> None:
         """Puts settings in force until the call is over."""
-        if self.arguments is not None and self.before is None:
-            from torch._dynamo import config
+        if self.call is None or self.before is not None:
+            return
+        from torch._dynamo import config
 
-            self.before = contextlib.ExitStack()
-            self.before.enter_context(config.patch({name: value for name, value in _SETTINGS.items()
-                                                    if hasattr(config, name)}))
-            if hasattr(torch.compiler.config, "dynamic_sources"):
-                sources = [torch.compiler.config.dynamic_sources, *_dynamic_sizes(*self.arguments)]
-                self.before.enter_context(torch.compiler.config.patch(dynamic_sources=",".join(filter(None, sources))))
+        parts, args, kwargs = self.call
+        wanted = _SETTINGS | (_CONTENTS if parts.keeps_contents else {})
+        self.before = contextlib.ExitStack()
+        self.before.enter_context(config.patch({name: value for name, value in wanted.items() if hasattr(config, name)}))
+        if hasattr(torch.compiler.config, "dynamic_sources"):
+            sources = [torch.compiler.config.dynamic_sources, *_dynamic_sizes(args, kwargs)]
+            self.before.enter_context(torch.compiler.config.patch(dynamic_sources=",".join(filter(None, sources))))
+        if not os.environ.get("TORCH_LOGS"):
+            for name in _TALKING:
+                logger = logging.getLogger(name)
+                self.before.callback(logger.setLevel, logger.level)
+                logger.setLevel(logging.CRITICAL)
 
     def restore(self) -> None:
         """Puts the settings back that were there before."""
@@ -142,11 +153,15 @@ def _misread(module: torch.nn.Module) -> str | None:
     return None
 
 
+_LEFT = "Dynamo failed on a function, which Python runs"
+
+
 def _cuts() -> dict[str, int]:
     """How often Dynamo has cut a graph in this process, by reason."""
     from torch._dynamo.utils import counters
 
-    return counters["graph_break"]
+    frames = counters["frames"]
+    return {**counters["graph_break"], _LEFT: frames["total"] - frames["ok"]}
 
 
 def _kind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
@@ -201,6 +216,7 @@ class Parts:
         self._calls: dict[tuple[bool, ...], Callable[..., Any]] = {}
         self._cuts: dict[str, int] = {}
         self._refused: dict[tuple[Any, ...], _Refused] = {}
+        self.keeps_contents = True
 
     def models(self) -> Iterable[Any]:
         """The ORTModules of the graphs."""
@@ -210,7 +226,6 @@ class Parts:
         def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
             from onnxtrain import dynamo
 
-            here()._note_cuts()
             return dynamo.compiled(graph, example_inputs, here)
 
         here = self._here
@@ -266,7 +281,7 @@ class Parts:
             line = " ".join(reason.split("\n")[0].split())
             if times > self._cuts.get(reason, 0) and line not in found:
                 found.append(line)
-        self._cuts = dict(cuts)
+        self._cuts = cuts
 
     def _settled(self, mode: tuple[bool, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether PyTorch runs this call since Dynamo captured nothing of one like it."""
@@ -279,6 +294,9 @@ class Parts:
     def _refuse(self, mode: tuple[bool, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Notes that Dynamo captured nothing of this call: it would leave out every later one of this code as well."""
         self._calls.pop(mode, None)
+        if self.keeps_contents:  # the next call may be captured in parts
+            self.keeps_contents = False
+            return
         refused = self._refused.setdefault((mode, _kind(args, kwargs)), _Refused())
         refused.again = TRY_AGAIN * max(refused.again, 1)
 
@@ -293,12 +311,12 @@ class Parts:
             return whole._by_torch("all modules have a hook, which a graph would not run", args, kwargs)
         call = self._calls.get(mode)
         if call is None:
-            self._cuts = self._cuts or dict(_cuts())
+            self._cuts = self._cuts or _cuts()
             whole._say_constants(pytree.tree_leaves((args, kwargs)))
             reason = _sharded.reason(self._module) or _misread(self._module)
             call = self._calls[mode] = self._compiled() if reason is None else self.by_torch(self._module, reason)
         engine, by_torch = counters.engine_graphs, counters.torch_graphs
-        outer, _running.arguments = _running.arguments, (args, kwargs)
+        outer, _running.call = _running.call, (self, args, kwargs)
         _hear_of_captures()
         if DistributedDataParallel._active_ddp_module is not None:  # asked for before a capture begins
             _running.capture_begins()
@@ -306,20 +324,22 @@ class Parts:
             result = call(*args, **kwargs)
         except Exception as error:
             if (engine, by_torch) != (counters.engine_graphs, counters.torch_graphs) or not _is_of_dynamo(error):
+                if _running.before is not None:  # forward's own, perhaps; Dynamo may leave out the code from now on
+                    self._calls.pop(mode, None)
                 raise
             result = whole._in_torch(args, kwargs)  # forward's own errors are raised here
             self._fall_back(f"Dynamo could not capture it: {str(error).splitlines()[0]}", error)
             self._refuse(mode, args, kwargs)
             return result
         finally:
-            _running.arguments = outer
+            _running.call = outer
             if _running.before is not None:
                 _running.restore()
+                self._note_cuts()
         if counters.torch_graphs == by_torch and counters.engine_graphs > engine:
             _report.engine_step(counters)
         else:
             if counters.torch_graphs == by_torch:
-                self._note_cuts()
                 cut = next(reversed(counters.graph_breaks), None)
                 self._fall_back("Dynamo captured no tensor operations of it" + (f": {cut}" if cut else ""))
                 self._refuse(mode, args, kwargs)

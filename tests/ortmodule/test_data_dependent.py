@@ -218,6 +218,7 @@ def test_counts_of_contents_are_not_frozen(name, exporter, monkeypatch):
         torch.testing.assert_close(ours(x), ours.module(x))
 
 
+@pytest.mark.capture("export")
 def test_columns_of_picked_rows_stay_in_the_torchscript_exporters_graph(monkeypatch):
     class Columns(nn.Linear):
         def forward(self, x):
@@ -232,6 +233,7 @@ def test_columns_of_picked_rows_stay_in_the_torchscript_exporters_graph(monkeypa
     assert onnxtrain.stats(ours)["engine_steps"] == 2
 
 
+@pytest.mark.capture("export")
 def test_int_of_a_fraction_is_left_to_pytorch_by_name():
     ours = ORTModule(Counted(lambda x: int(x.relu().sum())))
     for shift in (0, 3):
