@@ -119,6 +119,7 @@ UNARY_OURS(Log1p, log1p_grad);
 UNARY_OURS(Expm1, expm1_grad);
 UNARY_OURS(Lgamma, lgamma_grad);
 UNARY_OURS(Digamma, digamma_grad);
+UNARY_OURS(Trigamma, NULL);
 UNARY_OURS(Erfinv, erfinv_grad);
 UNARY_OURS(Logit, logit_grad);
 UNARY_WITH("", LeakyRelu, 6, leaky_relu_grad, "alpha:f");
@@ -208,7 +209,6 @@ COMPARE(LessOrEqual, 12);
 /* ---- gradient operators: (x or y, dy) -> dx; not differentiable again ---- */
 
 BINARY(ONT_DOMAIN, AbsGrad, 1, NULL);
-UNARY(ONT_DOMAIN, Trigamma, 1, NULL);
 BINARY(ONT_DOMAIN, LogitGrad, 1, NULL);
 BINARY(ONT_DOMAIN, ErfGrad, 1, NULL);
 BINARY(ONT_DOMAIN, TanhGrad, 1, NULL);

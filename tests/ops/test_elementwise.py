@@ -132,6 +132,8 @@ CASES += [
     Case("Digamma", [V([-2.5, -0.6, 0.3, 7.9, 8.1, 1e20])], domain=OURS, torch=torch.digamma, tol64=1e-9,
          name="both-sides"),
     flat("Digamma", V([-INF, -2.0, -0.0, 0.0, 1e30, INF, NAN]), domain=OURS, torch=torch.digamma, name="ends"),
+    Case("Trigamma", [R(3, 17, low=0.2, high=5)], domain=OURS, torch=lambda x: torch.polygamma(1, x), grad=False,
+         tol64=1e-9),
     Case("Erfinv", [R(3, 17, low=-0.9, high=0.9)], domain=OURS, torch=torch.erfinv, fd=True),
     Case("Erfinv", [V([-2.0, -1.0, -0.0, 1e-20, 0.85, 0.99999, 1.0, 2.0, NAN])], domain=OURS, torch=torch.erfinv,
          name="ends"),
