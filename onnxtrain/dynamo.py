@@ -71,13 +71,13 @@ def compiled(graph: torch.fx.GraphModule, example_inputs: Sequence[Any],
         _log.warning("torch.compile(backend='onnxtrain'): PyTorch runs a graph of %d nodes, since %s",
                      len(graph.graph.nodes), error)
         return _counted(graph)
+    if not any(isinstance(_example(node), Tensor) for node in _placeholders(graph)):
+        return graph  # arithmetic on sizes, and constants
     if numbers:
         numbers.take_out()
     floats = _floats_as_arguments(graph)
     kept = _sizes_from_tensors(graph)
     graph.recompile()
-    if not any(isinstance(_example(node), Tensor) for node in graph.graph.nodes):
-        return graph  # arithmetic on sizes
     bound: Bound | None = None
     if parts is None:
         model: Any = ORTModule(graph)

@@ -447,7 +447,7 @@ def _torch_export(flat: _Flat, tensors: tuple[Tensor, ...]) -> torch.export.Expo
             for t, given in zip(tensors, flat.tensors())]
     if graph:
         axes = [each | open_ for each, open_ in zip(axes, flat.module.dynamic, strict=True)]
-    dynamic = [tuple({axis: auto for axis in each} for each in axes)]
+    dynamic = [tuple({axis: auto for axis in each} for each in axes)] if axes else None
 
     def trace() -> torch.export.ExportedProgram:
         flat.traced = _Traced()

@@ -139,6 +139,21 @@ def test_a_branch_on_a_value_is_two_graphs_in_the_engine():
     assert "cut by Dynamo at: " in onnxtrain.explain(model)
 
 
+def cut(value):
+    torch._dynamo.graph_break()
+    return value
+
+
+@pytest.mark.parametrize("forward", [
+    lambda m, x: cut(2 * x.shape[0] + 1) * m.fc(x), lambda m, x: cut(torch.ones(x.shape[0]) * 2).sum() + m.fc(x),
+    lambda m, x: cut(torch.full((4,), 0.5)) + m.fc(x), lambda m, x: x @ cut(m.fc.weight * 2),
+], ids=["a number", "a tensor of this size", "a constant", "a parameter"])
+def test_graphs_that_no_argument_enters(forward):
+    model = both(module(forward), lambda m: [step(x)(m) for x in (X, torch.ones(5, 4), torch.ones(7, 4), X)])
+    in_engine(model, 4)
+    assert onnxtrain.stats(model)["graph_breaks"] == ["Call to `torch._dynamo.graph_break()`"]
+
+
 class Sevenfold(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, factor):
