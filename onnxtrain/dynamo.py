@@ -81,6 +81,7 @@ def compiled(graph: torch.fx.GraphModule, example_inputs: Sequence[Any],
     bound: Bound | None = None
     if parts is None:
         model: Any = ORTModule(graph)
+        model._parts = None  # Dynamo has captured it already
         model._announced.update((True, False))  # a table for each graph would bury what matters
     enables_grad = any(node.target is torch._C._set_grad_enabled and node.args == (True,) for node in graph.graph.nodes)
 
