@@ -101,6 +101,9 @@ def compiled(graph: torch.fx.GraphModule, example_inputs: Sequence[Any],
         if torch._C._len_torch_function_stack() and function_mode() is not None:
             with torch._C.DisableTorchFunction():  # the mode was asked when the graph was captured: not once more
                 results = model(*arguments)
+        elif parts is not None and parts().seeds:
+            results = model._by_torch("the module seeds torch's random generator, or reads or sets its state, inside "
+                                      "forward, and wants torch's own numbers", tuple(arguments), {})
         elif enables_grad and not torch.is_grad_enabled():
             results = model._by_torch("it enables gradients under its caller's no_grad()", tuple(arguments), {})
         else:

@@ -105,6 +105,9 @@ def _dynamic_sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[st
 
 
 _running = _Running()
+# Functions that Dynamo cuts a graph for, in the reason that it gives.
+_SEEDS = re.compile(r"`(manual_seed(_all)?|[gs]et_rng_state(_all)?)`|"
+                    r"function (fork_rng|manual_seed|[gs]et_rng_state)\b")
 
 
 def _hear_of_captures() -> None:
@@ -205,7 +208,12 @@ class Bound:
 
 
 class Parts:
-    """The graphs of one ORTModule, and the functions that run them."""
+    """The graphs of one ORTModule, and the functions that run them.
+
+    Attributes:
+        seeds: Dynamo has cut a graph where forward seeds torch's random generator, or reads or sets its state. What it
+            draws from there on it may draw again elsewhere, as a backward that recomputes does, which PyTorch runs.
+    """
 
     def __init__(self, model: Any) -> None:
         self._module: torch.nn.Module = model._module
@@ -215,6 +223,7 @@ class Parts:
         # By mode: each has its own code, and few sets of guards to try.
         self._calls: dict[tuple[bool, ...], Callable[..., Any]] = {}
         self._cuts: dict[str, int] = {}
+        self.seeds = False
         self._refused: dict[tuple[Any, ...], _Refused] = {}
         self.keeps_contents = True
 
@@ -226,6 +235,7 @@ class Parts:
         def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
             from onnxtrain import dynamo
 
+            here()._note_seeds()
             return dynamo.compiled(graph, example_inputs, here)
 
         here = self._here
@@ -283,6 +293,11 @@ class Parts:
                 found.append(line)
         self._cuts = cuts
 
+    def _note_seeds(self) -> None:
+        """Notes that forward seeds, before a graph behind that cut runs."""
+        self.seeds = self.seeds or any(times > self._cuts.get(reason, 0) and _SEEDS.search(reason)
+                                       for reason, times in _cuts().items())
+
     def _settled(self, mode: tuple[bool, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether PyTorch runs this call since Dynamo captured nothing of one like it."""
         refused = self._refused.get((mode, _kind(args, kwargs)))
@@ -335,6 +350,7 @@ class Parts:
             _running.call = outer
             if _running.before is not None:
                 _running.restore()
+                self._note_seeds()
                 self._note_cuts()
         if counters.torch_graphs == by_torch and counters.engine_graphs > engine:
             _report.engine_step(counters)

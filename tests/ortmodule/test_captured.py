@@ -154,6 +154,31 @@ def test_graphs_that_no_argument_enters(forward):
     assert onnxtrain.stats(model)["graph_breaks"] == ["Call to `torch._dynamo.graph_break()`"]
 
 
+class DroppedAgain(torch.autograd.Function):
+    """Keeps no result: backward draws the same mask again, as reversible layers do."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.state = torch.get_rng_state()
+        return F.dropout(x, 0.5)
+
+    @staticmethod
+    def backward(ctx, grad):
+        with torch.random.fork_rng():
+            torch.set_rng_state(ctx.state)
+            return F.dropout(grad, 0.5)
+
+
+def test_a_mask_that_is_drawn_again_is_the_same():
+    model = ORTModule(module(lambda m, x: DroppedAgain.apply(x + m.fc.bias))())
+    for _ in range(3):
+        x = torch.ones(64, 4, requires_grad=True)
+        y = model(x)
+        y.sum().backward()
+        assert torch.equal(x.grad != 0, y != 0)
+    assert "seeds torch's random generator" in onnxtrain.stats(model)["reasons"][0]
+
+
 class Sevenfold(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, factor):

@@ -421,7 +421,10 @@ def test_a_generator_of_torch_made_in_forward(draw):
     for _ in range(2):
         torch.testing.assert_close(model(x), model.module(x))
     counts = onnxtrain.stats(model)
-    assert counts["fallback_steps"] == 2 and "torch.Generator of its own" in counts["reasons"][0]
+    if counts["graph_breaks"]:  # Python draws, between two graphs
+        assert counts["engine_steps"] == 2 and "torch.Generator method" in counts["graph_breaks"]
+    else:
+        assert counts["fallback_steps"] == 2 and "torch.Generator of its own" in counts["reasons"][0]
 
 
 def _forked(h):
@@ -451,7 +454,10 @@ def test_a_seed_in_forward(draw):
         torch.testing.assert_close(model(x), want)
         assert torch.equal(torch.rand(1), after)
     counts = onnxtrain.stats(model)
-    assert counts["fallback_steps"] == 2 and "seeds torch's random generator" in counts["reasons"][0]
+    if counts["graph_breaks"] == ["torch.Generator method"]:  # between two graphs, of which none draws
+        assert counts["engine_steps"] == 2
+    else:
+        assert counts["fallback_steps"] == 2 and "seeds torch's random generator" in counts["reasons"][0]
 
 
 @pytest.mark.parametrize("name", ["_cached", "_program", "_first_run"])
