@@ -7,6 +7,7 @@ of the package (group "torch_dynamo_backends"), so nothing has to be imported.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import operator
 import re
@@ -20,6 +21,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from torch.utils import checkpoint
 
 from onnxtrain import _report
+from onnxtrain._export import functions
 from onnxtrain.ortmodule import ORTModule
 from onnxtrain.ortmodule._captured import Bound, Parts
 from onnxtrain.ortmodule._key import function_mode
@@ -153,7 +155,7 @@ def _undo_operators(graph: torch.fx.GraphModule) -> None:
     for node in list(graph.graph.nodes):
         if node.target is torch.ops.higher_order.autograd_function_apply:
             forward, backward = (getattr(graph, part.target) for part in node.args[:2])
-            node.target = _function(forward, backward, node.meta.get("stack_trace"), **node.kwargs)
+            node.target = _function(forward, backward, node.meta.get("stack_trace") or "", **node.kwargs)
             node.args, node.kwargs = node.args[2:], {}
         elif node.target is torch.ops.higher_order.tag_activation_checkpoint:
             node.target = _checkpointed(getattr(graph, node.args[0].target))
@@ -214,21 +216,39 @@ def _checkpointed(part: torch.fx.GraphModule) -> Callable[..., Any]:
     return apply
 
 
-def _class_in(line: str | None) -> type | None:
-    """The autograd.Function that a line of a trace calls, where one class alone has this name."""
-    found = re.findall(r"(\w+)\.apply\(", line or "")
-    classes, named = list(torch.autograd.Function.__subclasses__()), set()
+def _class_of(trace: str, run: torch.fx.GraphModule, differentiate: torch.fx.GraphModule) -> type | None:
+    """The autograd.Function that was called where the trace ends, by its lines in the traces of the two graphs.
+
+    Where several have these lines, as those that inherit them have, or none, by the name in front of apply().
+    """
+    classes = list(torch.autograd.Function.__subclasses__())
     for kind in classes:
         classes += kind.__subclasses__()
-        if found and kind.__name__ == found[-1]:
-            named.add(kind)
-    return named.pop() if len(named) == 1 else None
+    for method, part in (("forward", run), ("backward", differentiate)):
+        classes = _with_lines(classes, method, part, trace) or classes
+    called = re.findall(r"(\w+)\.apply\(", trace)
+    classes = [kind for kind in classes if called and kind.__name__ == called[-1]] or classes
+    return classes[0] if len({functions.name_of(kind) for kind in classes}) == 1 else None
 
 
-def _function(run: torch.fx.GraphModule, differentiate: torch.fx.GraphModule, trace: str | None = None, *,
+def _with_lines(classes: Sequence[type], method: str, part: torch.fx.GraphModule, trace: str) -> list[type]:
+    """Those whose method is the first that a trace of the graph is in, behind the trace of the call."""
+    codes = [(kind, getattr(inspect.unwrap(getattr(kind, method)), "__code__", None)) for kind in classes]
+    for node in part.graph.nodes:
+        inside = (node.meta.get("stack_trace") or "").removeprefix(trace.rstrip("\n"))
+        for file, line in re.findall(r'File "(.+)", line (\d+), in ', inside):
+            found = [kind for kind, code in codes if code is not None and code.co_filename == file
+                     and int(line) in {number for *_, number in code.co_lines()}]
+            if found:
+                return found
+    return []
+
+
+def _function(run: torch.fx.GraphModule, differentiate: torch.fx.GraphModule, trace: str, *,
               non_differentiable_idx: Sequence[int] = (), saved_for_backward_idx: Sequence[int] = (),
               dirty_idx: Sequence[int] = ()) -> Callable[..., Any]:
     """What two of Dynamo's graphs compute: (results, what backward wants), and the gradients of the arguments."""
+    user = _class_of(trace, run, differentiate)
     taken = _sizes_from_tensors(run)
     regions = [node for node in run.graph.nodes if node.target is torch._C._set_grad_enabled]
     if [node.args for node in regions] == [(False,), (True,)]:  # as a forward is called in any case
@@ -255,7 +275,6 @@ def _function(run: torch.fx.GraphModule, differentiate: torch.fx.GraphModule, tr
             found = differentiate(*gradients, *kept)
             return tuple([found[i] for i in taken])
 
-    user = _class_in(trace)
     if user is not None:
         Captured.__module__, Captured.__qualname__ = user.__module__, user.__qualname__
 

@@ -179,6 +179,10 @@ def test_a_mask_that_is_drawn_again_is_the_same():
     assert "seeds torch's random generator" in onnxtrain.stats(model)["reasons"][0]
 
 
+def squared(x):
+    return x * x
+
+
 class Sevenfold(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, factor):
@@ -192,12 +196,42 @@ class Sevenfold(torch.autograd.Function):
         return grad * x * ctx.factor, None
 
 
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return squared(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 2 * ctx.saved_tensors[0] * grad
+
+
 @pytest.mark.parametrize("forward", [
     lambda m, x: Sevenfold.apply(m.fc(x), 7.0),
     lambda m, x: torch.utils.checkpoint.checkpoint(lambda y: torch.relu(m.fc(y)), x, use_reentrant=False),
 ], ids=["function", "checkpoint"])
 def test_functions_keep_their_own_backward(forward):
     assert counts(both(module(forward), three()))[1:] == (0, 1)
+
+
+class Inherits(Sevenfold):
+    pass
+
+
+apply_sevenfold = Sevenfold.apply
+
+
+@pytest.mark.parametrize("call, name", [
+    (lambda x: Sevenfold.apply(x, 7.0), "Sevenfold"),
+    (lambda x, kind=Square: kind.apply(x), "Square"),
+    (lambda x: Inherits.apply(x, 7.0), "Inherits"),
+    (lambda x: apply_sevenfold(x, 7.0), "_function.<locals>.Captured"),  # or Inherits: not to be told
+])
+def test_a_function_keeps_its_name(call, name):
+    model = both(module(lambda m, x: call(m.fc(x))), three())
+    (program,) = model._all_programs()[0][1]
+    assert [called.function.__qualname__ for called in program.exported.functions] == [name]
 
 
 def test_a_second_gradient():
