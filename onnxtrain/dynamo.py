@@ -63,6 +63,8 @@ def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], *, mode:
 def compiled(graph: torch.fx.GraphModule, example_inputs: Sequence[Any],
              parts: weakref.ref[Parts] | None = None) -> Callable[..., Any]:
     """A function of the graph's arguments. With `parts`, the graph is one of an ORTModule's."""
+    if not _computes(graph):
+        return graph.forward
     try:
         graph = _copied(graph)
         _refuse_transforms(graph)
@@ -73,8 +75,6 @@ def compiled(graph: torch.fx.GraphModule, example_inputs: Sequence[Any],
         _log.warning("torch.compile(backend='onnxtrain'): PyTorch runs a graph of %d nodes, since %s",
                      len(graph.graph.nodes), error)
         return _counted(graph)
-    if not any(isinstance(_example(node), Tensor) for node in _placeholders(graph)):
-        return graph  # arithmetic on sizes, and constants
     if numbers:
         numbers.take_out()
     floats = _floats_as_arguments(graph)
@@ -113,6 +113,28 @@ def compiled(graph: torch.fx.GraphModule, example_inputs: Sequence[Any],
         return numbers.put_back(results, given) if numbers else results
 
     return call
+
+
+def _computes(graph: torch.fx.GraphModule) -> bool:
+    """Whether a graph does more with tensors that it is given than to make views of them, and arithmetic on sizes."""
+    given = [_example(node) for node in _placeholders(graph)]
+    tensors = [value for value in given if isinstance(value, Tensor)]
+    if not tensors:
+        return any(value is None for value in given)
+    if any(value.layout is not torch.strided or value.is_inference() or value._version for value in tensors):
+        return True
+    memory, views = {value.untyped_storage()._cdata for value in tensors}, 0
+    for node in graph.graph.nodes:
+        value = _example(node)
+        if node.op in ("placeholder", "output"):
+            continue
+        if isinstance(value, Tensor):
+            if value.layout is not torch.strided or value.untyped_storage()._cdata not in memory:
+                return True
+            views += 1
+        elif not isinstance(value, (int, torch.SymInt)):
+            return True
+    return not views
 
 
 def _counted(graph: torch.fx.GraphModule) -> Callable[..., Any]:

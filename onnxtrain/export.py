@@ -552,6 +552,9 @@ def _finish(
             kept.append((value, kind, target))
     graph.outputs.clear()
     graph.outputs.extend(value for value, _, _ in kept)
+    if made and not kept:
+        nothing = "All results are views of arguments or weights; there is nothing for a graph to compute."
+        raise ExportError(nothing) from Untraceable(nothing)
     onnx_graph.separate_outputs(model)
     onnx_graph.drop_unused(model, 0)
     onnx_graph.rename_inputs(model, user_values, names)

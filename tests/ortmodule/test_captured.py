@@ -154,6 +154,27 @@ def test_graphs_that_no_argument_enters(forward):
     assert onnxtrain.stats(model)["graph_breaks"] == ["Call to `torch._dynamo.graph_break()`"]
 
 
+@torch.compiler.disable
+def doubled(x):
+    x.mul_(2)
+
+
+@pytest.mark.parametrize("view", [torch.Tensor.detach, torch.Tensor.t, lambda x: x.view(-1, 4)[1:], lambda x: x.data],
+                         ids=["detach", "t", "two views", "data"])
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode])
+def test_a_graph_of_views_leaves_them_views(view, mode):
+    def forward(m, x):
+        doubled(view(x))
+        return m.fc(x)
+
+    def use(m):
+        with mode():
+            given = [X.detach().clone() for _ in range(2)]
+            return [m(x) for x in given], given
+
+    in_engine(both(module(forward), use), 2)
+
+
 class DroppedAgain(torch.autograd.Function):
     """Keeps no result: backward draws the same mask again, as reversible layers do."""
 

@@ -324,6 +324,12 @@ def test_a_container_that_forward_changes_is_changed(name):
     assert counts["fallback_steps"] == 1 and "given as an argument" in counts["reasons"][0]
 
 
+@pytest.mark.parametrize("view", [torch.Tensor.detach, torch.Tensor.t], ids=["detach", "t"])
+def test_views_alone_are_no_copies(view):
+    y = X.detach().clone()
+    assert ORTModule(module(lambda self, x: view(x))())(y).data_ptr() == y.data_ptr()
+
+
 def test_a_container_that_forward_reads_only():
     def forward(self, x, given):
         mine = dict(given)
