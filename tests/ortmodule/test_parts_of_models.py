@@ -80,7 +80,7 @@ def gradients(module):
     return {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
 
 
-BY_EXPORT = ("grouped", "wants a gradient")  # Dynamo refuses the one, and has no graph of the other
+BY_EXPORT = ("grouped",)  # which Dynamo refuses
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.capture("export")) if name in BY_EXPORT else name
