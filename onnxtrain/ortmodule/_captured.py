@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import functools
 import inspect
 import logging
 import os
@@ -22,6 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.autograd.function import FunctionCtx
 from torch.nn.modules.module import _has_any_global_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
@@ -29,6 +31,7 @@ from torch.utils import _pytree as pytree
 from onnxtrain import _report
 from onnxtrain._export.captured import Graph, Place, places_of
 from onnxtrain._export.snapshot import Snapshot
+from onnxtrain._export.state import replaced
 from onnxtrain.ortmodule import _sharded
 from onnxtrain.ortmodule._fallback import FallbackPolicy
 from onnxtrain.ortmodule._key import describe
@@ -40,6 +43,14 @@ MAX_CAPTURES = 64  # of one mode; Dynamo runs the module in PyTorch after them
 _SETTINGS = {"skip_nnmodule_hook_guards": False, "allow_rnn": True, "optimize_ddp": False, "suppress_errors": True}
 _CONTENTS = {"capture_scalar_outputs": True, "capture_dynamic_output_shape_ops": True}
 _TALKING = ("torch._dynamo.convert_frame", "torch._subclasses.fake_tensor")  # of what is left to Python
+
+
+@functools.cache
+def _asks_for_none() -> Callable[..., Any]:
+    """FunctionCtx.set_materialize_grads, for which Dynamo cuts the graph: in a function that it follows, gradients that
+    nobody gave are zeros in any case.
+    """
+    return torch.compiler.disable(FunctionCtx.set_materialize_grads)  # type: ignore[no-any-return]
 
 
 class _Running(threading.local):
@@ -58,6 +69,7 @@ class _Running(threading.local):
         wanted = _SETTINGS | (_CONTENTS if parts.keeps_contents else {})
         self.before = contextlib.ExitStack()
         self.before.enter_context(config.patch({name: value for name, value in wanted.items() if hasattr(config, name)}))
+        self.before.enter_context(replaced(FunctionCtx, "set_materialize_grads", _asks_for_none()))
         if hasattr(torch.compiler.config, "dynamic_sources"):
             sources = [torch.compiler.config.dynamic_sources, *_dynamic_sizes(args, kwargs)]
             self.before.enter_context(torch.compiler.config.patch(dynamic_sources=",".join(filter(None, sources))))

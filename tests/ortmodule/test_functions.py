@@ -68,6 +68,19 @@ class Lazy(torch.autograd.Function):
         return (a * 7 if b is None else b * ctx.scale * 11), None
 
 
+class Told(torch.autograd.Function):
+    """Backward tells a gradient that nobody gave from zeros."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.set_materialize_grads(False)
+        return x * 2, x * 3
+
+    @staticmethod
+    def backward(ctx, a, b):
+        return a * (2 if b is None else 5)
+
+
 class Nested(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -155,6 +168,14 @@ def test_several_outputs_and_inputs_that_want_no_gradient():
 @pytest.mark.parametrize("which", [0, 1])
 def test_gradients_that_nobody_gave_stay_none(which):
     both(lambda m, x: m.two(Lazy.apply(m.one(x), {"bias": 1.5, "scale": 2})[which]), exports=3)
+
+
+def test_a_gradient_that_nobody_gave_is_none():
+    model = ORTModule(linear_with(Told))
+    model.zero_grad()
+    model(torch.ones(3, 4))[0].sum().backward()
+    torch.testing.assert_close(model.module.fc.bias.grad, torch.full((4,), 6.0))
+    assert onnxtrain.stats(model)["engine_steps"] == 1
 
 
 def test_nested_functions_and_functions_in_a_row():
