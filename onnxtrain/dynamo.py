@@ -335,6 +335,7 @@ def _floats_as_arguments(graph: torch.fx.GraphModule) -> frozenset[int]:
     for index, placeholder in enumerate(_placeholders(graph)):
         value, asked = _example(placeholder), list(placeholder.users)
         if not (isinstance(value, Tensor) and value.dim() == 0 and value.dtype is torch.float64 and asked
+                and not value.requires_grad
                 and all(node.op == "call_method" and node.target == "item" for node in asked)):
             continue
         users = [user for node in asked for user in node.users]

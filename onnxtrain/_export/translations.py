@@ -62,10 +62,17 @@ def promoted(op: Any, *operands: Any) -> tuple[Any, ...]:
 
 
 def _own(op: Any, own: Any) -> Table:
-    """Operators of torch.ops.onnxtrain, and detach()."""
+    """Operators of torch.ops.onnxtrain, detach(), and item(), whose number has no gradient."""
 
     def stop_gradient(x):
         return own.StopGradient(x)
+
+    def item(x):
+        from onnxscript.function_libs.torch_lib.ops import core
+
+        if not x.dtype.is_floating_point():
+            return core.aten__local_scalar_dense(x)
+        return op.Cast(op.Gather(op.Reshape(own.StopGradient(x), [-1]), 0), to=onnx.TensorProto.FLOAT)
 
     def batch_norm(x, weight=None, bias=None, eps=1e-5):
         # momentum 0 makes the second and third output the batch statistics, whatever the running ones are
@@ -90,6 +97,8 @@ def _own(op: Any, own: Any) -> Table:
     return {
         torch.ops.onnxtrain.ctc_loss.default: ctc_loss,
         aten.detach.default: stop_gradient,
+        aten.item.default: item,
+        aten._local_scalar_dense.default: item,
         torch.ops.onnxtrain.in_range.default: lambda x, limit: own.InRange(x, limit),
         torch.ops.onnxtrain.stop_gradient.default: stop_gradient,
         torch.ops.onnxtrain.batch_norm.default: batch_norm,

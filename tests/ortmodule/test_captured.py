@@ -154,6 +154,21 @@ def test_graphs_that_no_argument_enters(forward):
     assert onnxtrain.stats(model)["graph_breaks"] == ["Call to `torch._dynamo.graph_break()`"]
 
 
+@pytest.mark.parametrize("capture", ["export", "dynamo"])
+@pytest.mark.parametrize("number", [
+    lambda m, h: h.sum().item(), lambda m, h: h.double().sum().item(), lambda m, h: m.fc.weight[0].tolist()[1],
+    lambda m, h: cut(h.double().sum()).item(),
+], ids=["item", "of float64", "tolist", "behind a cut"])
+def test_no_gradient_goes_through_a_number(number, capture, monkeypatch):
+    monkeypatch.setenv("ONNXTRAIN_CAPTURE", capture)
+
+    def forward(m, x):
+        h = m.fc(x)
+        return h * number(m, h)
+
+    in_engine(both(module(forward), lambda m: [step(x)(m) for x in (X, Y)], 1e-4), 2)
+
+
 @torch.compiler.disable
 def doubled(x):
     x.mul_(2)
