@@ -36,7 +36,7 @@ from onnxtrain._export.snapshot import Snapshot
 from onnxtrain._export.state import Setting
 
 _log = logging.getLogger("onnxtrain")
-FORMAT = 6
+FORMAT = 7
 MAX_ENTRIES = 16  # per digest: exports that differ in sizes, attributes, or values outside of the module
 MAX_BYTES = 1 << 29  # of all exports in the folder
 

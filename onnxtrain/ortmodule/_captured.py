@@ -38,8 +38,8 @@ from onnxtrain.ortmodule._key import describe
 
 TRY_AGAIN = 16  # calls in PyTorch, before Dynamo sees such a call again; then as many times that
 MAX_CAPTURES = 64  # of one mode; Dynamo runs the module in PyTorch after them
-# While it captures, Dynamo guards hooks, goes into LSTMs, and leaves to Python what it fails on; and it keeps numbers and
-# sizes that hang on contents in the graph, until it captures nothing of a module so.
+# While it captures, Dynamo guards hooks, goes into LSTMs, and leaves to Python what it fails on; and it keeps numbers
+# and sizes that hang on contents in the graph, until it captures nothing of a module so.
 _SETTINGS = {"skip_nnmodule_hook_guards": False, "allow_rnn": True, "optimize_ddp": False, "suppress_errors": True}
 _CONTENTS = {"capture_scalar_outputs": True, "capture_dynamic_output_shape_ops": True}
 _TALKING = ("torch._dynamo.convert_frame", "torch._subclasses.fake_tensor")  # of what is left to Python
