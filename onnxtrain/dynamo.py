@@ -95,7 +95,7 @@ def compiled(graph: torch.fx.GraphModule, example_inputs: Sequence[Any],
                 bound = parts().bind(graph, inputs)
                 model = bound.model
             arguments = [inputs[i] for i in bound.arguments]
-        if _has_any_global_hook():
+        if parts is None and _has_any_global_hook():
             model._note("a hook of all modules would be run for the graph, which is none of the user's")
             _report.count(model._counters, fallback_steps=1)
             results = graph.forward(*inputs)

@@ -12,8 +12,9 @@ import sys
 import torch
 from torch import Tensor
 
+from onnxtrain._export import views
+
 aten = torch.ops.aten
-_CASTS = (aten.to.dtype, aten.to.dtype_layout, aten.to.device, aten.to.other)
 _RENAMED = {aten.min.other: aten.minimum.default, aten.max.other: aten.maximum.default} | {
     getattr(written, name): getattr(named, name) for name in ("Tensor", "Scalar") for written, named in (
         (aten.__and__, aten.bitwise_and), (aten.__or__, aten.bitwise_or), (aten.__xor__, aten.bitwise_xor))}
@@ -34,7 +35,7 @@ def simplify(program: torch.export.ExportedProgram) -> None:
             continue
         if node.target is aten._assert_tensor_metadata.default:
             graph.erase_node(node)
-        elif node.target in _CASTS:
+        elif node.target in views.CASTS:
             _cast(graph, node)
         elif node.target in _RENAMED:
             node.target = _RENAMED[node.target]
@@ -57,17 +58,13 @@ def simplify(program: torch.export.ExportedProgram) -> None:
 
 
 def _cast(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
-    """A cast to what the tensor is already is the tensor; `copy` asks for another one in any case."""
+    """A cast to what the tensor is already is the tensor."""
     source, value = node.args[0], node.meta["val"]
-    given = source.meta["val"]
-    if value.device != given.device or value.layout != given.layout:
-        return
-    copies = node.kwargs.get("copy", False) or True in [a for a in node.args[1:] if isinstance(a, bool)][1:]
-    if value.dtype == given.dtype and not copies:
+    if not views.copies(node):
         node.replace_all_uses_with(source)
         graph.erase_node(node)
-        return
-    node.target, node.args, node.kwargs = aten._to_copy.default, (source,), {"dtype": value.dtype}
+    elif (value.device, value.layout) == (source.meta["val"].device, source.meta["val"].layout):
+        node.target, node.args, node.kwargs = aten._to_copy.default, (source,), {"dtype": value.dtype}
 
 
 def _pool(node: torch.fx.Node) -> None:
@@ -104,7 +101,7 @@ def _difference(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
 
 def _may_alias(node: torch.fx.Node) -> bool:
     """Whether a node's result may share memory with an argument."""
-    if node.op != "call_function":
+    if node.op != "call_function" or node.target in views.CASTS and views.copies(node):
         return False
     schema = getattr(node.target, "_schema", None)
     if schema is None:

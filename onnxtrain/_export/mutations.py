@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from onnxtrain._export import views
 from onnxtrain._export.errors import ExportError, Untraceable
 
 
@@ -67,6 +68,9 @@ def check(program: torch.export.ExportedProgram) -> None:
                 text = f"The module changes its parameter {owner} in place ({node.target}) inside forward."
                 # TorchScript's exporter would differentiate the change; one batch does not always show that.
                 raise ExportError(text) from Untraceable(text)
+            if kind == "CONSTANT_TENSOR":
+                text = f"The module changes {owner.name}, a tensor that is no buffer, in place ({node.target})."
+                raise ExportError(text) from Untraceable(text)
             if hidden and kind != "BUFFER" and node.meta["val"].is_floating_point():
                 raise ExportError(
                     f"The module changes a tensor in place ({node.target}) behind autograd's back, through detach() or "
@@ -106,15 +110,8 @@ def unchanged_containers(arguments: Any, spec: pytree.TreeSpec, before: list[Any
 def _owner(node: Any) -> tuple[Any, bool]:
     """Through views and in-place results to the node that made the storage; whether a detach lies between."""
     detached = False
-    while isinstance(node, torch.fx.Node) and node.op == "call_function" and node.args and _aliases(node.target):
+    while isinstance(node, torch.fx.Node) and node.op == "call_function" and node.args and views.aliases(node):
         detached |= node.target is torch.ops.aten.detach.default
         node = node.args[0]
     return node, detached
 
-
-def _aliases(target: Any) -> bool:
-    """Whether an operator's first result shares storage with its first argument."""
-    if not isinstance(target, torch._ops.OpOverload):
-        return False
-    arguments = target._schema.arguments
-    return bool(arguments) and arguments[0].alias_info is not None

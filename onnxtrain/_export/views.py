@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._prims_common import suggest_memory_format
 
 from onnxtrain._export.errors import ExportError
 
@@ -28,17 +29,39 @@ class _Lost(Exception):
     """A view that cannot be made again; the message says why."""
 
 
-def is_view(target: Any) -> bool:
-    """Whether an operator's results share memory with its first argument, and nothing is written."""
-    return _aliases(target) and not target._schema.is_mutable
+CASTS = (torch.ops.aten.to.dtype, torch.ops.aten.to.dtype_layout, torch.ops.aten.to.device, torch.ops.aten.to.other)
 
 
-def _aliases(target: Any) -> bool:
-    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
+def copies(node: fx.Node) -> bool:
+    """Whether a cast, whose result is its argument if that has all that is asked for, is another tensor."""
+    value, given = node.meta["val"], node.args[0].meta["val"]
+    schema = [argument.name for argument in node.target._schema.arguments]
+    asked = dict(zip(schema, node.args)) | node.kwargs
+    wanted = asked.get("memory_format")
+    return (asked.get("copy", False) or (value.dtype, value.device, value.layout) != (given.dtype, given.device, given.layout)
+            or wanted not in (None, torch.preserve_format, suggest_memory_format(given)))
+
+
+def aliases(node: fx.Node) -> bool:
+    """Whether an operator's first result, if it has one, shares memory with its first argument."""
+    return _is_aliasing(node.target) and not (node.target in CASTS and copies(node))
+
+
+def _is_aliasing(target: Any) -> bool:
+    if not isinstance(target, torch._ops.OpOverload):
         return False
     schema = target._schema
-    return bool(schema.arguments and schema.returns) and schema.arguments[0].alias_info is not None \
-        and schema.returns[0].alias_info is not None
+    return (bool(schema.arguments) and schema.arguments[0].alias_info is not None
+            and all(result.alias_info is not None for result in schema.returns[:1]))
+
+
+def _makes_views(target: Any) -> bool:
+    """Whether an operator of torch's may return a view of its first argument, and writes nothing."""
+    return _is_aliasing(target) and target.namespace == "aten" and not target._schema.is_mutable
+
+
+def _is_view(node: Any) -> bool:
+    return isinstance(node, fx.Node) and _makes_views(node.target) and aliases(node)
 
 
 class _Scope:
@@ -66,13 +89,13 @@ class _Path:
                 if not isinstance(inner := result[node.args[1]], fx.Node):
                     break
                 node, scope = inner, _Scope(scope, inputs, grad)
-            elif node.target is operator.getitem and is_view(getattr(node.args[0], "target", None)):
+            elif node.target is operator.getitem and _is_view(node.args[0]):
                 self.steps += [(node, scope), (node.args[0], scope)]
                 node = node.args[0].args[0]
-            elif not _aliases(node.target) or not isinstance(node.args[0], fx.Node):
+            elif not aliases(node) or node.target.namespace != "aten" or not isinstance(node.args[0], fx.Node):
                 break
             else:
-                if is_view(node.target):  # else it changes the tensor in place, and is that tensor
+                if _is_view(node):  # else it changes the tensor in place, and is that tensor
                     self.steps.append((node, scope))
                 node = node.args[0]
         self.steps.reverse()
@@ -269,6 +292,6 @@ def _function(name: str) -> Callable[..., Any]:
         return getattr(operator, rest)
     packet, _, overload = rest.partition(".")
     found = getattr(getattr(torch.ops.aten, packet, None), overload, None) if family == "aten" else None
-    if found is not torch.ops.aten.sym_size.int and not is_view(found):
+    if found is not torch.ops.aten.sym_size.int and not _makes_views(found):
         raise ValueError(f"{name} is no step of a view")
     return found

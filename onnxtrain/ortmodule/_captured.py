@@ -40,7 +40,7 @@ TRY_AGAIN = 16  # calls in PyTorch, before Dynamo sees such a call again; then a
 MAX_CAPTURES = 64  # of one mode; Dynamo runs the module in PyTorch after them
 # While it captures, Dynamo guards hooks, goes into LSTMs, and leaves to Python what it fails on; and it keeps numbers
 # and sizes that hang on contents in the graph, until it captures nothing of a module so.
-_SETTINGS = {"skip_nnmodule_hook_guards": False, "allow_rnn": True, "optimize_ddp": False, "suppress_errors": True}
+_SETTINGS = {"skip_nnmodule_hook_guards": False, "allow_rnn": True, "suppress_errors": True}
 _CONTENTS = {"capture_scalar_outputs": True, "capture_dynamic_output_shape_ops": True}
 _TALKING = ("torch._dynamo.convert_frame", "torch._subclasses.fake_tensor")  # of what is left to Python
 
@@ -345,8 +345,8 @@ class Parts:
         engine, by_torch = counters.engine_graphs, counters.torch_graphs
         outer, _running.call = _running.call, (self, args, kwargs)
         _hear_of_captures()
-        if DistributedDataParallel._active_ddp_module is not None:  # asked for before a capture begins
-            _running.capture_begins()
+        # Dynamo would cut the graph where this module's gradients fill a bucket.
+        around, DistributedDataParallel._active_ddp_module = DistributedDataParallel._active_ddp_module, None
         try:
             result = call(*args, **kwargs)
         except Exception as error:
@@ -360,6 +360,7 @@ class Parts:
             return result
         finally:
             _running.call = outer
+            DistributedDataParallel._active_ddp_module = around
             if _running.before is not None:
                 _running.restore()
                 self._note_seeds()

@@ -86,6 +86,15 @@ def pooled(m, x):
     return F.adaptive_avg_pool2d(y, 1), F.adaptive_avg_pool2d(y, (2, 1))
 
 
+def casts_that_copy(m, x):
+    y = m.fc(x)
+    image = (x * 1).view(1, 3, 2, 2)
+    last, same, other = image.to(memory_format=torch.channels_last), y.float(), y.to(torch.float32, copy=True)
+    image.add_(1)
+    y.add_(1)
+    return last, same, other
+
+
 class Of(nn.Module):
     def __init__(self, function):
         super().__init__()
@@ -99,7 +108,7 @@ class Of(nn.Module):
 
 
 PLAIN = [changed_twice, another_name, counted, argument, numbers, pooled]
-WITH_VIEWS = [differences, view_before, by_a_view, broadcast_view, dropout_in_eval, of_another_dtype]
+WITH_VIEWS = [differences, casts_that_copy, view_before, by_a_view, broadcast_view, dropout_in_eval, of_another_dtype]
 
 
 @pytest.mark.parametrize("function", PLAIN + WITH_VIEWS, ids=lambda f: f.__name__)
