@@ -311,6 +311,10 @@ class Snapshot:
         """What is kept as it was, each with how the module leads to it."""
         return [(entry.value, path) for entry, path, *_ in self._entries]
 
+    def tensors(self) -> list[Tensor]:
+        """Plain tensors that the module leads to: parameters are none."""
+        return [value for value in self._seen.values() if type(value) is Tensor]
+
     def changes(self) -> list[Change]:
         """What is not as it was."""
         found = []

@@ -21,12 +21,20 @@ from onnxtrain._export.snapshot import Change, Snapshot, repr_of
 
 @contextlib.contextmanager
 def unchanged(module: torch.nn.Module) -> Iterator[None]:
-    """Restores `module` and all plain objects that it leads to: attributes, registries, hooks, helpers, caches."""
-    before = Snapshot(module)
+    """Restores `module` and all plain objects that it leads to: attributes, registries, hooks, helpers, caches; and the
+    contents of tensors that are no buffers, which torch.export changes where forward does.
+    """
+    before, buffers = Snapshot(module), {id(buffer) for buffer in module.buffers()}
+    contents = [(tensor, tensor._version, tensor.detach().clone()) for tensor in before.tensors()
+                if id(tensor) not in buffers and not tensor.is_inference()]
     try:
         yield
     finally:
         before.restore()
+        with torch.no_grad():
+            for tensor, version, content in contents:
+                if tensor._version != version:
+                    tensor.copy_(content)
 
 
 @contextlib.contextmanager

@@ -135,3 +135,21 @@ def test_equals_eager(function, monkeypatch):
     counts = onnxtrain.stats(ours)
     assert (counts["engine_steps"], counts["fallback_steps"]) == (2, 0), counts["reasons"]
     assert final[-1] or function not in PLAIN
+
+
+@pytest.mark.parametrize("change", [lambda cache: cache.add_(1), lambda cache: cache[0].mul_(2).add_(1)])
+def test_a_tensor_that_is_no_buffer_is_changed_once(change):
+    """By PyTorch, or by Dynamo's graph; an export leaves it as it was."""
+    def forward(m, x):
+        y = m.fc(x) + m.cache
+        change(m.cache)
+        return y
+
+    torch.manual_seed(0)
+    eager = Of(forward)
+    eager.cache = torch.ones(4)
+    ours = ORTModule(copy.deepcopy(eager))
+    for _ in range(3):
+        x = torch.randn(3, 4)
+        torch.testing.assert_close(ours(x), eager(x))
+        torch.testing.assert_close(ours.cache, eager.cache)
