@@ -200,7 +200,8 @@ def _undo_operators(graph: torch.fx.GraphModule) -> None:
     graph.recompile()
 
 
-def _without_sizes(branches: Sequence[torch.fx.GraphModule], operands: Sequence[Any], least: int = 0) -> tuple[Any, ...]:
+def _without_sizes(branches: Sequence[torch.fx.GraphModule], operands: Sequence[Any],
+                   least: int = 0) -> tuple[Any, ...]:
     """The operands of two branches, which read sizes off the tensors among them; the first `least` stay."""
     kept = [_sizes_from_tensors(branch) for branch in branches]
     for branch in branches:

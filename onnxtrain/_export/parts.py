@@ -1,7 +1,7 @@
-"""Parts of tensors: slices that are written, turned rows, places in sorted rows.
+"""Parts of tensors: pieces, slices that are written, turned rows, places in sorted rows.
 
-translations.py adds this table to its own. torch.onnx writes a slice row by row, and torch's decomposition of a search
-has a dozen operators for each halving.
+translations.py adds this table to its own. torch.onnx makes a sequence of pieces and writes a slice row by row, and
+torch's decomposition of a search has a dozen operators for each halving.
 """
 
 from __future__ import annotations
@@ -74,7 +74,46 @@ def parts(op: Any, own: Any) -> Table:
         to = pytorch_type_to_onnx_dtype(dtype)
         return (x if int(x.dtype) == to else op.Cast(x, to=to) for x in (a, b))
 
-    return {aten.slice_scatter.default: slice_scatter, aten.roll.default: roll,
+    return _splits(op) | {aten.slice_scatter.default: slice_scatter, aten.roll.default: roll,
             aten.searchsorted.Tensor: searchsorted,
             aten.bucketize.Tensor: lambda self, boundaries, out_int32=False, right=False:
                 searchsorted(boundaries, self, out_int32, right)}
+
+
+def _splits(op: Any) -> Table:
+    """ONNX's Split rather than a sequence, which is no tensor."""
+
+    def pieces(x, sizes, axis):
+        even = -(-sum(sizes) // len(sizes))
+        if len(sizes) == 1:
+            return (op.Identity(x),)
+        if all(size == even for size in sizes[:-1]):
+            return tuple(op.Split(x, axis=axis, num_outputs=len(sizes)))
+        # The number of outputs has no place beside sizes: export.py takes it off.
+        return tuple(op.Split(x, op.Constant(value_ints=sizes), axis=axis, num_outputs=len(sizes)))
+
+    def split(self, split_size, dim=0):
+        length = self.shape[dim]
+        if not isinstance(length, int) or not isinstance(split_size, int) or length == 0:
+            return op.SplitToSequence(self, split_size, axis=dim)
+        whole, rest = divmod(length, split_size)
+        return pieces(self, [split_size] * whole + [rest] * (rest > 0), dim)
+
+    def split_with_sizes(self, split_sizes, dim=0):
+        if not all(isinstance(size, int) for size in split_sizes):
+            sizes = op.Concat(*(op.Reshape(s, op.Constant(value_ints=[1])) for s in split_sizes), axis=0)
+            return op.SplitToSequence(self, sizes, axis=dim)
+        return pieces(self, list(split_sizes), dim)
+
+    def unbind(self, dim=0):
+        length = self.shape[dim]
+        if not isinstance(length, int) or length == 0:
+            return op.SplitToSequence(self, axis=dim, keepdims=False)
+        axes = op.Constant(value_ints=[dim])
+        return tuple(op.Squeeze(piece, axes) for piece in pieces(self, [1] * length, dim))
+
+    return {
+        aten.split.Tensor: split,
+        aten.split_with_sizes.default: split_with_sizes,
+        aten.unbind.int: unbind,
+    }

@@ -43,7 +43,7 @@ def translations(opset: int) -> Table:
     # So that a seed draws what it draws in PyTorch; where torch.onnx's formula has no right digit far from zero.
     python_op |= functions.by_torch(("aten.multinomial.default", "aten.special_erfcx.default",
                                      "aten.special_log_ndtr.default"))
-    return (_own(op, own) | _groups(op, own) | _splits(op) | _bounds(op, own) | _functions(op, own) | _numbers(op)
+    return (_own(op, own) | _groups(op, own) | _bounds(op, own) | _functions(op, own) | _numbers(op)
             | _wider(op) | elementary(op, own) | arguments(op, own) | _picked(op, own) | _resized(op) | _reshaped(op)
             | parts(op, own) | python_op)
 
@@ -125,45 +125,6 @@ def _groups(op: Any, own: Any) -> Table:
         fallback = torch.ops.transformers.grouped_mm_fallback.default
         table[fallback] = lambda input, weight, offs: grouped_mm(input, weight, offs)
     return table
-
-
-def _splits(op: Any) -> Table:
-    """ONNX's Split rather than a sequence, which is no tensor."""
-
-    def pieces(x, sizes, axis):
-        even = -(-sum(sizes) // len(sizes))
-        if len(sizes) == 1:
-            return (op.Identity(x),)
-        if all(size == even for size in sizes[:-1]):
-            return tuple(op.Split(x, axis=axis, num_outputs=len(sizes)))
-        # The number of outputs has no place beside sizes: export.py takes it off.
-        return tuple(op.Split(x, op.Constant(value_ints=sizes), axis=axis, num_outputs=len(sizes)))
-
-    def split(self, split_size, dim=0):
-        length = self.shape[dim]
-        if not isinstance(length, int) or not isinstance(split_size, int) or length == 0:
-            return op.SplitToSequence(self, split_size, axis=dim)
-        whole, rest = divmod(length, split_size)
-        return pieces(self, [split_size] * whole + [rest] * (rest > 0), dim)
-
-    def split_with_sizes(self, split_sizes, dim=0):
-        if not all(isinstance(size, int) for size in split_sizes):
-            sizes = op.Concat(*(op.Reshape(s, op.Constant(value_ints=[1])) for s in split_sizes), axis=0)
-            return op.SplitToSequence(self, sizes, axis=dim)
-        return pieces(self, list(split_sizes), dim)
-
-    def unbind(self, dim=0):
-        length = self.shape[dim]
-        if not isinstance(length, int) or length == 0:
-            return op.SplitToSequence(self, axis=dim, keepdims=False)
-        axes = op.Constant(value_ints=[dim])
-        return tuple(op.Squeeze(piece, axes) for piece in pieces(self, [1] * length, dim))
-
-    return {
-        aten.split.Tensor: split,
-        aten.split_with_sizes.default: split_with_sizes,
-        aten.unbind.int: unbind,
-    }
 
 
 def _bounds(op: Any, own: Any) -> Table:

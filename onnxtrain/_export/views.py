@@ -38,7 +38,8 @@ def copies(node: fx.Node) -> bool:
     schema = [argument.name for argument in node.target._schema.arguments]
     asked = dict(zip(schema, node.args)) | node.kwargs
     wanted = asked.get("memory_format")
-    return (asked.get("copy", False) or (value.dtype, value.device, value.layout) != (given.dtype, given.device, given.layout)
+    return (asked.get("copy", False) or value.dtype != given.dtype or value.device != given.device
+            or value.layout != given.layout
             or wanted not in (None, torch.preserve_format, suggest_memory_format(given)))
 
 

@@ -68,7 +68,8 @@ class _Running(threading.local):
         parts, args, kwargs = self.call
         wanted = _SETTINGS | (_CONTENTS if parts.keeps_contents else {})
         self.before = contextlib.ExitStack()
-        self.before.enter_context(config.patch({name: value for name, value in wanted.items() if hasattr(config, name)}))
+        known = {name: value for name, value in wanted.items() if hasattr(config, name)}
+        self.before.enter_context(config.patch(known))
         self.before.enter_context(replaced(FunctionCtx, "set_materialize_grads", _asks_for_none()))
         if hasattr(torch.compiler.config, "dynamic_sources"):
             sources = [torch.compiler.config.dynamic_sources, *_dynamic_sizes(args, kwargs)]
