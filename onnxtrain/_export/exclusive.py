@@ -26,7 +26,10 @@ def exclusive() -> Iterator[None]:
     """
     global owner
     from torch._dynamo.convert_frame import compile_lock
+    from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 
+    with contextlib.suppress(AttributeError):  # Dynamo keeps this table as it first finds it: not with what is patched
+        TorchInGraphFunctionVariable._get_handlers()
     set_tracing = getattr(torch._C._autograd, "_saved_tensors_hooks_set_tracing", None)
     with compile_lock, _lock:  # Dynamo, in another thread, would read what is patched
         before, owner = owner, threading.get_ident()

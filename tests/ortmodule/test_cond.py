@@ -1,5 +1,9 @@
 """torch.cond inside a module: exported with the branches' weights, the branch chosen anew at each step."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.nn as nn
@@ -63,3 +67,21 @@ def test_the_branch_that_is_not_taken_gives_zeros(x):
     in_engine(both(module(bare, **TWO), use))
     constant = lambda self, x: torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: self.two(x), (x,))  # noqa: E731
     in_engine(both(module(constant, **TWO), step(x)))
+
+
+def test_dynamo_does_not_keep_what_an_export_has_patched():
+    """It reads the branches while torch.is_grad_enabled is another function, and is asked for that one later."""
+    script = """
+import torch
+from onnxtrain.ortmodule import ORTModule
+
+class Choosing(torch.nn.Module):
+    def forward(self, x):
+        return torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,))
+
+ORTModule(Choosing())(torch.ones(3, 4))
+torch.compile(lambda x: x + 1 if torch.is_grad_enabled() else x, backend="eager", fullgraph=True)(torch.ones(2))
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True,
+                          env={**os.environ, "ONNXTRAIN_CAPTURE": "export"})
+    assert done.returncode == 0, done.stderr[-2000:]
