@@ -250,6 +250,36 @@ def _resizing(
         return out[(0, slice(None), *(slice(None) if k == d else 0 for k in range(rank)))].t().tolist()
 
 
+def _cell(name: str, written: Callable[..., Any]) -> Callable[..., Any]:
+    """A recurrent cell of torch; under autocast written with its products, each of which autocast then sees.
+
+    torch.export takes a cell apart below autocast, which leaves products of bfloat16 and float32.
+    """
+    theirs = getattr(torch, name)
+
+    def cell(input: Tensor, hx: Any, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None,
+             b_hh: Tensor | None = None) -> Any:
+        if not torch.is_autocast_enabled(input.device.type):
+            return theirs(input, hx, w_ih, w_hh, b_ih, b_hh)
+        hidden = hx[0] if isinstance(hx, (tuple, list)) else hx
+        return written(F.linear(input, w_ih, b_ih), F.linear(hidden, w_hh, b_hh), hx)
+
+    return cell
+
+
+def _gru(input: Tensor, hidden: Tensor, hx: Tensor) -> Tensor:
+    (reset, update, new), (of_reset, of_update, of_new) = input.chunk(3, 1), hidden.chunk(3, 1)
+    kept = torch.sigmoid(of_update + update)
+    new = torch.tanh(new + of_new * torch.sigmoid(of_reset + reset))
+    return (hx - new) * kept + new
+
+
+def _lstm(input: Tensor, hidden: Tensor, hx: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    enter, forget, new, leave = (hidden + input).chunk(4, 1)
+    state = torch.sigmoid(forget) * hx[1] + torch.sigmoid(enter) * torch.tanh(new)
+    return torch.sigmoid(leave) * torch.tanh(state), state
+
+
 def _of_fixed_ends(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """torch reads the ends where they are tensors: they have no gradient."""
     def spaced(*args: Any, **kwargs: Any) -> Tensor:
@@ -267,6 +297,10 @@ SPECIAL: dict[Any, Callable[..., Any]] = {
     torch.special.xlogy: xlogy,
     torch.special.xlog1py: xlog1py,
     torch.std_mean: std_mean,
+    torch.gru_cell: _cell("gru_cell", _gru),
+    torch.lstm_cell: _cell("lstm_cell", _lstm),
+    torch.rnn_tanh_cell: _cell("rnn_tanh_cell", lambda input, hidden, _hx: torch.tanh(hidden + input)),
+    torch.rnn_relu_cell: _cell("rnn_relu_cell", lambda input, hidden, _hx: torch.relu(hidden + input)),
     torch.linspace: _of_fixed_ends(torch.linspace),
     torch.logspace: _of_fixed_ends(torch.logspace),
     torch.linalg.matrix_power: matrix_power,
