@@ -26,7 +26,7 @@ from onnxtrain._export.flags import Flags
 from onnxtrain._export.function_apply import CustomFunctions, applied, inlined_checkpoint
 from onnxtrain._export.lookups import INDEXED
 from onnxtrain._export.replacements import PATCHES
-from onnxtrain._export.special import SPECIAL
+from onnxtrain._export.special import SPECIAL, taken_apart
 from onnxtrain._export.state import replaced
 
 
@@ -276,6 +276,9 @@ def patched(module: torch.nn.Module, notes: list[str], custom: CustomFunctions) 
     checkpoint = getattr(torch.utils.checkpoint, generator)
     fastpath = torch.backends.mha.get_fastpath_enabled()
     with contextlib.ExitStack() as stack:
+        for name in ("einsum", "tensordot", "chain_matmul"):  # which torch's own Python calls
+            theirs = getattr(torch._VF, name)
+            stack.enter_context(replaced(torch._VF, name, only_here(taken_apart(name), theirs)))
         for name, function in PATCHES.items():
             theirs = getattr(F, name)
             stack.enter_context(replaced(F, name, only_here(agreeing(theirs, function), theirs)))

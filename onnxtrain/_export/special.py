@@ -7,7 +7,7 @@ series loses digits it is summed in float64. Source: the asymptotic series of Ab
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -250,16 +250,31 @@ def _resizing(
         return out[(0, slice(None), *(slice(None) if k == d else 0 for k in range(rank)))].t().tolist()
 
 
-def _cell(name: str, written: Callable[..., Any]) -> Callable[..., Any]:
-    """A recurrent cell of torch; under autocast written with its products, each of which autocast then sees.
+def taken_apart(name: str) -> Callable[..., Any]:
+    """torch's function of this name, in the operators that it is composed of where autocast is on.
 
-    torch.export takes a cell apart below autocast, which leaves products of bfloat16 and float32.
+    Autocast then sees each of them, as it does in eager. torch.export keeps the composition whole, and takes it apart
+    after the region of autocast.
     """
+    theirs, whole = getattr(torch._VF, name), getattr(torch.ops.aten, name).default
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return (whole.decompose if _autocast() else theirs)(*args, **kwargs)
+
+    return call
+
+
+def _autocast() -> bool:
+    return any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda"))
+
+
+def _cell(name: str, written: Callable[..., Any]) -> Callable[..., Any]:
+    """A recurrent cell; under autocast written with its two products, as taken_apart()."""
     theirs = getattr(torch, name)
 
     def cell(input: Tensor, hx: Any, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None,
              b_hh: Tensor | None = None) -> Any:
-        if not torch.is_autocast_enabled(input.device.type):
+        if not _autocast():
             return theirs(input, hx, w_ih, w_hh, b_ih, b_hh)
         hidden = hx[0] if isinstance(hx, (tuple, list)) else hx
         return written(F.linear(input, w_ih, b_ih), F.linear(hidden, w_hh, b_hh), hx)
@@ -280,6 +295,22 @@ def _lstm(input: Tensor, hidden: Tensor, hx: tuple[Tensor, Tensor]) -> tuple[Ten
     return torch.sigmoid(leave) * torch.tanh(state), state
 
 
+def inner(input: Tensor, other: Tensor) -> Tensor:
+    if not _autocast():
+        return torch.inner(input, other)
+    return torch.tensordot(input, other, ([-1], [-1])) if input.dim() and other.dim() else input * other
+
+
+def multi_dot(tensors: Sequence[Tensor]) -> Tensor:
+    if not _autocast():
+        return torch.linalg.multi_dot(tensors)
+    first, last = tensors[0].dim() == 1, tensors[-1].dim() == 1
+    matrices = [tensors[0].unsqueeze(0) if first else tensors[0], *tensors[1:-1],
+                tensors[-1].unsqueeze(1) if last else tensors[-1]]
+    product = torch.chain_matmul(*matrices)
+    return product[(0 if first else slice(None), 0 if last else slice(None))]
+
+
 def _of_fixed_ends(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """torch reads the ends where they are tensors: they have no gradient."""
     def spaced(*args: Any, **kwargs: Any) -> Tensor:
@@ -290,7 +321,7 @@ def _of_fixed_ends(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 _METHODS = ("hypot", "copysign", "fmax", "fmin", "cov", "corrcoef",
-            "logcumsumexp", "xlogy", "index_fill")
+            "logcumsumexp", "xlogy", "index_fill", "inner")
 SPECIAL: dict[Any, Callable[..., Any]] = {
     torch.polygamma: polygamma,
     torch.special.polygamma: polygamma,
@@ -301,6 +332,7 @@ SPECIAL: dict[Any, Callable[..., Any]] = {
     torch.lstm_cell: _cell("lstm_cell", _lstm),
     torch.rnn_tanh_cell: _cell("rnn_tanh_cell", lambda input, hidden, _hx: torch.tanh(hidden + input)),
     torch.rnn_relu_cell: _cell("rnn_relu_cell", lambda input, hidden, _hx: torch.relu(hidden + input)),
+    torch.linalg.multi_dot: multi_dot,
     torch.linspace: _of_fixed_ends(torch.linspace),
     torch.logspace: _of_fixed_ends(torch.logspace),
     torch.linalg.matrix_power: matrix_power,

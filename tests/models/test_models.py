@@ -249,8 +249,7 @@ def test_bfloat16_autocast(name: str) -> None:
     counts = onnxtrain.stats(ours)
     assert (counts["engine_steps"] + counts["fallback_steps"] == 1
             and bool(counts["fallback_steps"]) == bool(counts["reasons"]))
-    # nn.GRUCell: see test_fallback.py.
-    assert counts["engine_steps"] == 1 or not model.engine or name == "graph", counts["reasons"]
+    assert counts["engine_steps"] == 1 or not model.engine, counts["reasons"]
 
 
 class Dropped(nn.Module):

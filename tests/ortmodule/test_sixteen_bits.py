@@ -30,6 +30,16 @@ FUNCTIONS = {
     "residual": lambda m, x: x + m.fc(x),
     "attention": lambda m, x: F.scaled_dot_product_attention(*(m.fc(x)[None, None],) * 3),
     "batch_norm": lambda m, x: m.batch(m.fc(x)),
+    "einsum": lambda m, x: torch.einsum("ij,kj->ik", x, m.fc.weight),
+    "einsum of two types": lambda m, x: torch.einsum("ij,kj->ik", m.fc(x), m.fc.weight),
+    "einsum without a sum": lambda m, x: torch.einsum("ij,ik->ijk", x, m.fc.weight[:5]),
+    "tensordot": lambda m, x: torch.tensordot(x, m.fc.weight, 1),
+    "inner": lambda m, x: torch.inner(x, m.fc.weight),
+    "multi_dot": lambda m, x: torch.linalg.multi_dot((x[0], m.fc.weight, m.fc.weight)),
+    "chain_matmul": lambda m, x: torch.chain_matmul(x, m.fc.weight, m.fc.weight),
+    "gru cell": lambda m, x: m.gru(m.fc(x)),
+    "lstm cell": lambda m, x: m.lstm(m.fc(x))[1],
+    "rnn cell": lambda m, x: m.rnn(m.fc(x)),
 }
 
 
@@ -37,6 +47,7 @@ class Many(nn.Module):
     def __init__(self):
         super().__init__()
         self.fc, self.norm, self.batch = nn.Linear(8, 8), nn.LayerNorm(8), nn.BatchNorm1d(8)
+        self.gru, self.lstm, self.rnn = nn.GRUCell(8, 3), nn.LSTMCell(8, 3), nn.RNNCell(8, 3)
 
     def forward(self, x):
         return tuple(f(self, x) for f in FUNCTIONS.values())
