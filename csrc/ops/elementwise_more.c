@@ -520,17 +520,28 @@ static ont_status isinf_infer(ont_graph *g, ont_node *node)
     return ont_infer_out(node, 0, ONT_BOOL, &x->shape);
 }
 
+static void isinf_part(void *context, int64_t first, int64_t last)
+{
+    const ont_call *call = context;
+    ont_dtype dtype = ont_node_in(call->node, 0)->dtype;
+    double low = ont_attr_int(call->node, "detect_negative", 1) ? -INFINITY : NAN;
+    double high = ont_attr_int(call->node, "detect_positive", 1) ? INFINITY : NAN;
+    const float *x = call->in[0];
+    uint8_t *out = call->out[0];
+    if (dtype == ONT_FLOAT32) {
+        float below = (float)low, above = (float)high;
+        for (int64_t i = first; i < last; i++) out[i] = (x[i] == below) | (x[i] == above);
+        return;
+    }
+    for (int64_t i = first; i < last; i++) {
+        double v = ont_number_at(call->in[0], dtype, i);
+        out[i] = v == low || v == high;
+    }
+}
+
 static ont_status isinf_run(const ont_call *call)
 {
-    const ont_value *x = ont_node_in(call->node, 0);
-    int64_t n = ont_shape_count(&x->shape);
-    bool negative = ont_attr_int(call->node, "detect_negative", 1), positive = ont_attr_int(call->node,
-            "detect_positive", 1);
-    uint8_t *out = call->out[0];
-    for (int64_t i = 0; i < n; i++) {
-        double v = ont_number_at(call->in[0], x->dtype, i);
-        out[i] = (negative && v == -INFINITY) || (positive && v == INFINITY);
-    }
+    ont_parallel(ont_shape_count(&call->node->outputs[0]->shape), 16384, isinf_part, (void *)call);
     return ONT_OK;
 }
 

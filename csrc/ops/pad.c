@@ -93,6 +93,8 @@ typedef struct pad_state {
     int64_t *table[ONT_MAX_RANK];
     int64_t strides[ONT_MAX_RANK]; /* of the other side, in elements */
     int64_t rows, first, run;    /* of the last dim: table[first ... first + run) counts up one by one */
+    bool once;                   /* no element of the other side is shown twice */
+    bool all;                    /* each element of the other side is shown */
     size_t size;
 } pad_state;
 
@@ -106,14 +108,32 @@ static ont_status pad_tables(const ont_node *node, const ont_shape *x, const ont
     if (!s) return ONT_ENOMEM;
     ONT_TRY(pad_mode_of(node, &mode));
     ONT_TRY(pads_of(node, x->rank, low, high));
-    s->rank = x->rank;
     s->rows = 1;
+    s->once = mode == CONSTANT;
+    s->all = true;
+    ont_shape merged = {0};
+    for (int d = 0; d < x->rank; d++) { /* a dim without pads is part of the elements of the one before */
+        int64_t n = x->dims[d];
+        if (merged.rank && mode == CONSTANT && !low[d] && !high[d]) {
+            merged.dims[merged.rank - 1] *= n;
+            low[merged.rank - 1] *= n;
+            high[merged.rank - 1] *= n;
+            s->wide[merged.rank - 1] *= n;
+            continue;
+        }
+        low[merged.rank] = low[d];
+        high[merged.rank] = high[d];
+        s->wide[merged.rank] = wide->dims[d];
+        merged.dims[merged.rank++] = n;
+    }
+    x = &merged;
+    s->rank = x->rank;
     ont_shape_strides(x, s->strides);
     for (int d = 0; d < s->rank; d++) {
-        s->wide[d] = wide->dims[d];
         s->table[d] = ont_arena_array(arena, (size_t)s->wide[d] + 1, sizeof *s->table[d]);
         if (!s->table[d]) return ONT_ENOMEM;
         for (int64_t i = 0; i < s->wide[d]; i++) s->table[d][i] = source(mode, i - low[d], x->dims[d]);
+        if (low[d] < 0 || high[d] < 0) s->all = false;
         if (d < s->rank - 1) s->rows *= s->wide[d];
     }
     if (s->rank) { /* positions of the input itself */
@@ -143,7 +163,7 @@ static int64_t row_source(const pad_state *s, int64_t row)
 {
     int64_t at = 0;
     for (int d = s->rank - 2; d >= 0; d--) {
-        int64_t index = s->table[d][row % s->wide[d]];
+        int64_t index = s->table[d][d ? row % s->wide[d] : row];
         row /= s->wide[d];
         if (index < 0) return -1;
         at += index * s->strides[d];
@@ -153,14 +173,40 @@ static int64_t row_source(const pad_state *s, int64_t row)
 
 static void fill_with(char *to, const void *value, size_t size, int64_t n)
 {
-    static const uint64_t zero[2];
-    for (int64_t i = 0; i < n; i++) memcpy(to + (size_t)i * size, value ? value : zero, size);
+    if (!value)
+        memset(to, 0, (size_t)n * size);
+    else
+        for (int64_t i = 0; i < n; i++) memcpy(to + (size_t)i * size, value, size);
 }
 
 typedef struct pad_job {
     const ont_call *call;
     const void *value; /* one element, or NULL for zero */
 } pad_job;
+
+/* Entries [first, last) of a row. */
+static void show(const int64_t *table, const char *from, const void *value, char *to, size_t size, int64_t first,
+                 int64_t last)
+{
+    static const uint64_t zero[2];
+    if (!value) value = zero;
+    switch (size) {
+#define SHOW(type) \
+    case sizeof(type): { \
+        type fill = *(const type *)value; \
+        for (int64_t i = first; i < last; i++) ((type *)to)[i] = table[i] < 0 ? fill : ((const type *)from)[table[i]]; \
+        break; \
+    }
+        SHOW(uint8_t)
+        SHOW(uint16_t)
+        SHOW(uint32_t)
+        SHOW(uint64_t)
+#undef SHOW
+    default:
+        for (int64_t i = first; i < last; i++)
+            memcpy(to + (size_t)i * size, table[i] < 0 ? value : from + (size_t)table[i] * size, size);
+    }
+}
 
 static void pad_rows(void *context, int64_t first, int64_t last)
 {
@@ -170,22 +216,16 @@ static void pad_rows(void *context, int64_t first, int64_t last)
     const int64_t *table = s->table[s->rank - 1];
     for (int64_t row = first; row < last; row++) {
         char *to = (char *)job->call->out[0] + (size_t)(row * n) * s->size;
-        int64_t at = row_source(s, row);
-        const char *from = (const char *)job->call->in[0] + (size_t)(at < 0 ? 0 : at) * s->size;
+        int64_t at = row_source(s, row), behind = s->first + s->run;
         if (at < 0) {
             fill_with(to, job->value, s->size, n);
             continue;
         }
-        for (int64_t i = 0; i < n; i++) {
-            if (i == s->first && s->run) {
-                memcpy(to + (size_t)i * s->size, from + (size_t)table[i] * s->size, (size_t)s->run * s->size);
-                i += s->run - 1;
-            } else if (table[i] < 0) {
-                fill_with(to + (size_t)i * s->size, job->value, s->size, 1);
-            } else {
-                memcpy(to + (size_t)i * s->size, from + (size_t)table[i] * s->size, s->size);
-            }
-        }
+        const char *from = (const char *)job->call->in[0] + (size_t)at * s->size;
+        show(table, from, job->value, to, s->size, 0, s->first);
+        if (s->run)
+            memcpy(to + (size_t)s->first * s->size, from + (size_t)table[s->first] * s->size, (size_t)s->run * s->size);
+        show(table, from, job->value, to, s->size, behind, n);
     }
 }
 
@@ -281,17 +321,36 @@ static ont_status pad_grad_prepare(const ont_node *node, ont_arena *arena, ont_p
 ADD_ROW(f32, float)
 ADD_ROW(f64, double)
 
-/* On one thread: with reflections several rows add to one. */
+/* Where no element is shown twice: each row of dx is a piece of one of dy. */
+static void cut_rows(void *context, int64_t first, int64_t last)
+{
+    const ont_call *call = context;
+    const pad_state *s = call->state;
+    int64_t n = s->wide[s->rank - 1];
+    for (int64_t row = first; row < last; row++) {
+        int64_t at = row_source(s, row);
+        if (at < 0) continue;
+        at += s->table[s->rank - 1][s->first];
+        memcpy((char *)call->out[0] + (size_t)at * s->size,
+               (const char *)call->in[0] + (size_t)(row * n + s->first) * s->size, (size_t)s->run * s->size);
+    }
+}
+
+/* On one thread where several rows add to one. */
 static ont_status pad_grad_run(const ont_call *call)
 {
     const pad_state *s = call->state;
     const ont_value *dx = call->node->outputs[0];
-    memset(call->out[0], 0, (size_t)ont_shape_count(&dx->shape) * s->size);
+    if (!s->once || !s->all) memset(call->out[0], 0, (size_t)ont_shape_count(&dx->shape) * s->size);
     if (!s->rank) {
         memcpy(call->out[0], call->in[0], s->size);
         return ONT_OK;
     }
     int64_t n = s->wide[s->rank - 1];
+    if (s->once) {
+        if (s->run) ont_parallel(s->rows, 16384 / s->run + 1, cut_rows, (void *)call);
+        return ONT_OK;
+    }
     for (int64_t row = 0; row < s->rows; row++) {
         int64_t at = row_source(s, row);
         if (at < 0) continue;

@@ -11,6 +11,7 @@
 
 #include "base/parallel.h"
 #include "ops/window.h"
+#include "simd/simd.h"
 
 typedef struct pool_state {
     ont_pool p;
@@ -19,6 +20,7 @@ typedef struct pool_state {
     size_t scratch; /* bytes each */
     size_t size;
     bool small; /* planes are worked on side by side, one in a lane */
+    bool whole; /* is_whole() */
 } pool_state;
 
 /* ---- geometry ---- */
@@ -154,6 +156,15 @@ static const char *accept_rows(const ont_node *node, const char *(*dtype)(const 
 static const char *accept_number_rows(const ont_node *node) { return accept_rows(node, accept_number); }
 static const char *accept_float_rows(const ont_node *node) { return accept_rows(node, ont_accept_float); }
 
+/* Whether the one window is all of a plane of float32 whose maximum is asked for: GlobalMaxPool. */
+static bool is_whole(const ont_pool *p, ont_dtype dtype)
+{
+    bool whole = dtype == ONT_FLOAT32 && p->kind == ONT_POOL_MAX && p->in_count && p->out_count == 1 && !p->column_major;
+    for (int d = 0; d < 3; d++)
+        whole &= p->adaptive || (p->kernel[d] == p->in[d] && p->dilation[d] == 1 && p->begin[d] == 0);
+    return whole;
+}
+
 static ont_status prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
 {
     const ont_value *x = ont_node_in(node, 0);
@@ -163,6 +174,7 @@ static ont_status prepare(const ont_node *node, ont_arena *arena, ont_prepared *
     s->loops = ont_simd_pool(x->dtype);
     s->size = ont_dtype_size(x->dtype);
     s->parts = ont_parallel_threads();
+    s->whole = is_whole(&s->p, x->dtype);
     s->small = ont_pool_small(&s->p);
     s->scratch = s->small ? ont_pool_small_scratch(&s->p) : 0;
     if (s->scratch < ont_pool_scratch(&s->p)) s->scratch = ont_pool_scratch(&s->p);
@@ -182,6 +194,26 @@ typedef struct pool_job {
     const pool_state *s;
 } pool_job;
 
+/* The first of the largest of n elements; the last NaN where there is one. */
+static int64_t largest_at(const float *x, int64_t n)
+{
+    enum { BLOCK = 64 };
+    float most = ont_simd()->max(x, n);
+    if (most != most) {
+        int64_t at = n - 1;
+        while (x[at] == x[at]) at--;
+        return at;
+    }
+    for (int64_t at = 0; at < n; at += BLOCK) {
+        int64_t end = at + BLOCK < n ? at + BLOCK : n;
+        bool here = false;
+        for (int64_t i = at; i < end; i++) here |= x[i] == most;
+        for (int64_t i = at; here && i < end; i++)
+            if (x[i] == most) return i;
+    }
+    return 0;
+}
+
 /* Part `part` of the planes. */
 static void part_planes(const pool_state *s, int64_t part, int64_t *first, int64_t *last)
 {
@@ -196,6 +228,15 @@ static void forward_rows(void *context, int64_t first, int64_t last)
     int64_t *indices = call->node->n_outputs > 1 ? call->out[1] : NULL, begin, end;
     for (int64_t part = first; part < last; part++) {
         part_planes(s, part, &begin, &end);
+        if (s->whole) {
+            for (int64_t i = begin; i < end; i++) {
+                const float *x = (const float *)call->in[0] + i * s->p.in_count;
+                int64_t at = indices ? largest_at(x, s->p.in_count) : 0;
+                if (indices) indices[i] = i * s->p.in_count + at;
+                ((float *)call->out[0])[i] = indices ? x[at] : ont_simd()->max(x, s->p.in_count);
+            }
+            continue;
+        }
         if (s->small && !indices) {
             s->loops->small(&s->p, (const char *)call->in[0] + (size_t)(begin * s->p.in_count) * s->size,
                             (char *)call->out[0] + (size_t)(begin * s->p.out_count) * s->size, end - begin,
@@ -222,6 +263,15 @@ static void backward_rows(void *context, int64_t first, int64_t last)
     int64_t begin, end;
     for (int64_t part = first; part < last; part++) {
         part_planes(s, part, &begin, &end);
+        if (s->whole) {
+            for (int64_t i = begin; i < end; i++) {
+                float *dx = (float *)call->out[0] + i * s->p.in_count;
+                memset(dx, 0, (size_t)s->p.in_count * sizeof *dx);
+                dx[largest_at((const float *)call->in[0] + i * s->p.in_count, s->p.in_count)] =
+                    ((const float *)call->in[1])[i];
+            }
+            continue;
+        }
         if (s->small) {
             size_t in_at = (size_t)(begin * s->p.in_count) * s->size;
             s->loops->small_grad(&s->p, (const char *)call->in[0] + in_at,

@@ -8,6 +8,7 @@
 #include "base/parallel.h"
 #include "ops/broadcast.h"
 #include "ops/tile.h"
+#include "simd/simd.h"
 
 static ont_status prepare_bcast(const ont_node *node, ont_arena *arena, ont_prepared *out, int n_in)
 {
@@ -46,50 +47,10 @@ static ont_status where_infer(ont_graph *g, ont_node *node)
     return ont_infer_out(node, 0, x->dtype, &shape);
 }
 
-void ont_where_loop(size_t size, const uint8_t *c, int64_t sc, const void *x, int64_t sx, const void *y, int64_t sy,
-                    void *out, int64_t n)
-{
-    switch (size) {
-/* By masks, so that the compiler may use vectors; `out` may be an operand of stride 1, element for element. */
-#define SELECT(type, left, right) \
-    _Pragma("GCC ivdep") for (int64_t i = 0; i < n; i++) \
-    { \
-        type mask = (type)-(type)(c[i] != 0); \
-        to[i] = (type)(((left) & mask) | ((right) & (type)~mask)); \
-    }
-#define ROW(bytes, type) \
-    case bytes: { \
-        type *to = out; \
-        const type *a = x, *b = y; \
-        type first = n ? *a : 0, second = n ? *b : 0; \
-        if (sc == 1 && sx == 1 && sy == 1) { \
-            SELECT(type, a[i], b[i]) \
-        } else if (sc == 1 && sx == 1 && sy == 0) { \
-            SELECT(type, a[i], second) \
-        } else if (sc == 1 && sx == 0 && sy == 1) { \
-            SELECT(type, first, b[i]) \
-        } else { \
-            for (int64_t i = 0; i < n; i++) to[i] = c[i * sc] ? a[i * sx] : b[i * sy]; \
-        } \
-        break; \
-    }
-        ROW(1, uint8_t)
-        ROW(2, uint16_t)
-        ROW(4, uint32_t)
-        ROW(8, uint64_t)
-#undef ROW
-#undef SELECT
-    default:
-        for (int64_t i = 0; i < n; i++)
-            memcpy((char *)out + (size_t)i * size,
-                   (const char *)(c[i * sc] ? x : y) + (size_t)(i * (c[i * sc] ? sx : sy)) * size, size);
-    }
-}
-
 static void where_row(const void *context, const ont_bcast *b, char *const *at, int64_t n)
 {
     const int64_t *s = b->inner_stride;
-    ont_where_loop(*(const size_t *)context, (const uint8_t *)at[1], s[1], at[2], s[2], at[3], s[3], at[0], n);
+    ont_simd()->where(*(const size_t *)context, (const uint8_t *)at[1], s[1], at[2], s[2], at[3], s[3], at[0], n);
 }
 
 static bool where_tile(const ont_node *node, ont_tile_step *step)
@@ -175,12 +136,17 @@ LOGIC(And);
 LOGIC(Or);
 LOGIC(Xor);
 
-static ont_status not_run(const ont_call *call)
+static void not_part(void *context, int64_t first, int64_t last)
 {
-    int64_t n = ont_shape_count(&call->node->outputs[0]->shape);
+    const ont_call *call = context;
     const uint8_t *x = call->in[0];
     uint8_t *out = call->out[0];
-    for (int64_t i = 0; i < n; i++) out[i] = !x[i];
+    _Pragma("GCC ivdep") for (int64_t i = first; i < last; i++) out[i] = !x[i];
+}
+
+static ont_status not_run(const ont_call *call)
+{
+    ont_parallel(ont_shape_count(&call->node->outputs[0]->shape), 65536, not_part, (void *)call);
     return ONT_OK;
 }
 
@@ -205,15 +171,21 @@ static const char *isnan_accept(const ont_node *node)
     return ont_dtype_is_float(dtype) || ont_dtype_is_narrow_float(dtype) ? NULL : "dtype is no float";
 }
 
+static void isnan_part(void *context, int64_t first, int64_t last)
+{
+    const ont_call *call = context;
+    ont_dtype dtype = ont_node_in(call->node, 0)->dtype;
+    const float *x = call->in[0];
+    uint8_t *out = call->out[0];
+    if (dtype == ONT_FLOAT32)
+        for (int64_t i = first; i < last; i++) out[i] = x[i] != x[i];
+    else
+        for (int64_t i = first; i < last; i++) out[i] = isnan(ont_number_at(call->in[0], dtype, i)) != 0;
+}
+
 static ont_status isnan_run(const ont_call *call)
 {
-    int64_t n = ont_shape_count(&call->node->outputs[0]->shape);
-    uint8_t *out = call->out[0];
-    if (ont_node_in(call->node, 0)->dtype == ONT_FLOAT32)
-        for (int64_t i = 0; i < n; i++) out[i] = isnan(((const float *)call->in[0])[i]) != 0;
-    else
-        for (int64_t i = 0; i < n; i++)
-            out[i] = isnan(ont_number_at(call->in[0], ont_node_in(call->node, 0)->dtype, i)) != 0;
+    ont_parallel(ont_shape_count(&call->node->outputs[0]->shape), 16384, isnan_part, (void *)call);
     return ONT_OK;
 }
 

@@ -91,7 +91,7 @@ static void run_step(const tile *t, int step, int64_t n)
     case ONT_TILE_UNARY: t->simd->unary[s->loop][s->in](in[0], out, n, s->p); break;
     case ONT_TILE_BINARY: t->simd->binary[s->loop][s->in](in[0], stride[0], in[1], stride[1], out, n, s->p); break;
     case ONT_TILE_WHERE:
-        ont_where_loop(ont_dtype_size(s->out), in[0], stride[0], in[1], stride[1], in[2], stride[2], out, n);
+        t->simd->where(ont_dtype_size(s->out), in[0], stride[0], in[1], stride[1], in[2], stride[2], out, n);
         break;
     case ONT_TILE_DROPOUT:
         t->simd->dropout(in[0], out, NULL, t->bind->first + t->at, n, t->bind->seed, (uint64_t)s->stream,

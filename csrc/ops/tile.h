@@ -82,8 +82,5 @@ const char *ont_tile_accept(const ont_node *node); /* an accept(): whether there
 /* The tile() of operators with ont_unary_kernels or ont_binary_kernels. */
 bool ont_unary_tile(const ont_node *node, ont_tile_step *step);
 bool ont_binary_tile(const ont_node *node, ont_tile_step *step);
-/* select.c: out = condition ? x : y for elements of `size` bytes; strides in elements */
-void ont_where_loop(size_t size, const uint8_t *condition, int64_t sc, const void *x, int64_t sx, const void *y,
-                    int64_t sy, void *out, int64_t n);
 
 #endif

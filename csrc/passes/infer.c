@@ -104,14 +104,9 @@ static ont_status check_containers(const ont_node *node)
     return ONT_OK;
 }
 
-/* A Transpose that leaves every dim where it is: an Identity, which copies nothing. */
-static ont_status drop_transpose(ont_node *node)
+/* Becomes an Identity, which copies nothing. */
+static ont_status make_identity(ont_node *node)
 {
-    size_t n;
-    const int64_t *perm = ont_node_is(node, "", "Transpose") ? ont_attr_ints(node, "perm", &n) : NULL;
-    for (size_t i = 0; perm && i < n; i++)
-        if (perm[i] != (int64_t)i) return ONT_OK;
-    if (!perm) return ONT_OK;
     const ont_op *op = ont_op_find("", "Identity", INT64_MAX);
     if (!op) return ont_fail(ONT_EINTERNAL, "Identity is not in the table");
     node->op = op;
@@ -119,6 +114,30 @@ static ont_status drop_transpose(ont_node *node)
     node->version = op->since;
     node->attrs = NULL;
     return ONT_OK;
+}
+
+/* A Transpose that leaves every dim where it is. */
+static ont_status drop_transpose(ont_node *node)
+{
+    size_t n;
+    const int64_t *perm = ont_node_is(node, "", "Transpose") ? ont_attr_ints(node, "perm", &n) : NULL;
+    for (size_t i = 0; perm && i < n; i++)
+        if (perm[i] != (int64_t)i) return ONT_OK;
+    return perm ? make_identity(node) : ONT_OK;
+}
+
+/* A Where whose condition is one constant: its operand. Once gradients are there, since the other one's are zeros. */
+static ont_status drop_where(ont_node *node)
+{
+    const ont_value *condition = ont_node_is(node, "", "Where") ? ont_node_in(node, 0) : NULL;
+    if (!condition || !condition->data || ont_shape_count(&condition->shape) != 1) return ONT_OK;
+    ont_value *chosen = ont_node_in(node, *(const uint8_t *)condition->data->data ? 1 : 2);
+    if (!ont_shape_equal(&chosen->shape, &node->outputs[0]->shape)) return ONT_OK;
+    ont_node_set_input(node, 0, chosen);
+    ont_node_set_input(node, 1, NULL);
+    ont_node_set_input(node, 2, NULL);
+    node->n_inputs = 1;
+    return make_identity(node);
 }
 
 /* *next is the node to go on with: behind this one, or the first of those that took its place. */
@@ -267,5 +286,11 @@ ont_status ont_pass_infer(ont_graph *g)
     ont_facts none = {0};
     ONT_TRY(ont_pass_infer_facts(g, &none));
     if (none.n_needs) return ont_fail(ONT_EUNSUPPORTED, "the contents of '%s' depend on data", none.needs[0]->name);
-    return ONT_OK;
+    for (ont_node *node = g->first; node; node = node->next) {
+        ONT_TRY(drop_where(node));
+        bool same = ont_node_is(node, "", "Identity") || ont_node_is(node, ONT_DOMAIN, "StopGradient");
+        if (same && !ont_value_is_output(g, node->outputs[0]))
+            ont_value_replace_uses(g, node->outputs[0], ont_node_in(node, 0));
+    }
+    return ont_pass_dce(g);
 }

@@ -387,6 +387,62 @@ ONT_COMPARE_LIST(X)
 #undef X
 #undef NUM
 
+/* ---- selection ---- */
+
+/* By masks, so that the compiler may use vectors. */
+#define SELECT(type, left, right) \
+    _Pragma("GCC ivdep") for (int64_t i = 0; i < n; i++) \
+    { \
+        type mask = (type)-(type)(c[i] != 0); \
+        to[i] = (type)(((left) & mask) | ((right) & (type)~mask)); \
+    }
+#define WHERE(type) \
+    static void where_##type(const uint8_t *c, int64_t sc, const type *x, int64_t sx, const type *y, int64_t sy, \
+                             type *to, int64_t n) \
+    { \
+        if (!n) return; \
+        type first = *x, second = *y; \
+        if (sc == 0) { \
+            const type *from = *c ? x : y; \
+            int64_t stride = *c ? sx : sy; \
+            if (stride == 1) \
+                memmove(to, from, (size_t)n * sizeof *to); \
+            else \
+                for (int64_t i = 0; i < n; i++) to[i] = from[i * stride]; \
+        } else if (sc == 1 && sx == 1 && sy == 1) { \
+            SELECT(type, x[i], y[i]) \
+        } else if (sc == 1 && sx == 1 && sy == 0) { \
+            SELECT(type, x[i], second) \
+        } else if (sc == 1 && sx == 0 && sy == 1) { \
+            SELECT(type, first, y[i]) \
+        } else if (sc == 1 && sx == 0 && sy == 0) { \
+            SELECT(type, first, second) \
+        } else { \
+            for (int64_t i = 0; i < n; i++) to[i] = c[i * sc] ? x[i * sx] : y[i * sy]; \
+        } \
+    }
+WHERE(uint8_t)
+WHERE(uint16_t)
+WHERE(uint32_t)
+WHERE(uint64_t)
+#undef WHERE
+#undef SELECT
+
+static void where(size_t size, const uint8_t *c, int64_t sc, const void *x, int64_t sx, const void *y, int64_t sy,
+                  void *out, int64_t n)
+{
+    switch (size) {
+    case 1: where_uint8_t(c, sc, x, sx, y, sy, out, n); break;
+    case 2: where_uint16_t(c, sc, x, sx, y, sy, out, n); break;
+    case 4: where_uint32_t(c, sc, x, sx, y, sy, out, n); break;
+    case 8: where_uint64_t(c, sc, x, sx, y, sy, out, n); break;
+    default:
+        for (int64_t i = 0; i < n; i++)
+            memcpy((char *)out + (size_t)i * size,
+                   (const char *)(c[i * sc] ? x : y) + (size_t)(i * (c[i * sc] ? sx : sy)) * size, size);
+    }
+}
+
 /* ---- 16-bit floats ---- */
 
 static void half_to_float(const void *x, float *y, int64_t n)
@@ -453,6 +509,7 @@ const ont_simd_table PASTE(ont_simd_table_, ONT_ISA) = {
     .isa = TEXT(ONT_ISA),
     .unary = {ONT_UNARY_FLOAT_LIST(FLOATS) ONT_UNARY_NUMBER_LIST(NUMBERS)},
     .binary = {ONT_BINARY_FLOAT_LIST(FLOATS) ONT_BINARY_NUMBER_LIST(NUMBERS) ONT_COMPARE_LIST(COMPARES)},
+    .where = where,
     .half_to_float = half_to_float,
     .float_to_half = float_to_half,
     .bfloat_to_float = bfloat_to_float,

@@ -127,6 +127,9 @@ typedef struct ont_simd_table {
     ont_unary_loop unary[ONT_LOOP_COUNT][ONT_DTYPE_COUNT]; /* NULL: not for that dtype */
     ont_binary_loop binary[ONT_LOOP_COUNT][ONT_DTYPE_COUNT];
 
+    /* out = condition ? x : y for elements of `size` bytes; strides in elements. `out` may be x or y where its stride is 1. */
+    void (*where)(size_t size, const uint8_t *condition, int64_t sc, const void *x, int64_t sx, const void *y,
+                  int64_t sy, void *out, int64_t n);
     /* 16-bit floats as float32 and back, rounded to nearest even */
     void (*half_to_float)(const void *x, float *y, int64_t n);
     void (*float_to_half)(const float *x, void *y, int64_t n);

@@ -273,26 +273,25 @@ def _functions(op: Any, own: Any) -> Table:
         whole = op.Expand(self, op.Shape(mask))
         return op.Compress(op.Reshape(whole, row), op.Reshape(op.Expand(mask, op.Shape(whole)), row), axis=0)
 
-    def bent(steep, unit):
-        """Half of the square up to `bend`, a line beyond; what is beyond is put aside, since its square has a slope
-        that is not a number where it is infinite.
+    def bent(unit):
+        """Half of the square up to `bend`, a line beyond: near * (apart - near / 2), where `near` is the distance up to
+        `bend`. It is the slope as well, and passes on no gradient of its own.
         """
         def translate(self, target, reduction=1, bend=1.0):
             pair = promoted(op, self, target)
             like = self if pair[0] is self else target
             apart = op.Abs(op.Sub(*pair))
-            far = op.GreaterOrEqual(apart, _number(op, bend, like))
-            inside = op.Where(far, _number(op, 0, like), apart)
-            square = op.Mul(op.Mul(inside, inside), _number(op, 0.5 * unit(bend), like))
-            line = op.Sub(apart, _number(op, 0.5 * bend, like))
-            losses = op.Where(far, line if steep(bend) == 1 else op.Mul(line, _number(op, steep(bend), like)), square)
+            near = own.StopGradient(op.Min(apart, _number(op, bend, like)))
+            losses = op.Mul(near, op.Sub(apart, op.Mul(near, _number(op, 0.5, like))))
+            if unit(bend) != 1:
+                losses = op.Mul(losses, _number(op, unit(bend), like))
             return losses if not reduction else (op.ReduceMean if reduction == 1 else op.ReduceSum)(losses, keepdims=0)
 
         return translate
 
     return {
-        aten.smooth_l1_loss.default: bent(lambda bend: 1, lambda bend: 1 / bend),
-        aten.huber_loss.default: bent(lambda bend: bend, lambda bend: 1),
+        aten.smooth_l1_loss.default: bent(lambda bend: 1 / bend),
+        aten.huber_loss.default: bent(lambda bend: 1),
         aten.pad.default: pad,
         aten.dropout.default: dropout, aten.native_dropout.default: native_dropout, aten.celu.default: celu,
         aten.sinc.default: sinc,
