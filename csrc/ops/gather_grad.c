@@ -295,13 +295,24 @@ static void scatter_rows(void *context, int64_t first, int64_t last)
         memset(out + (size_t)first * row, 0, (size_t)(last - first) * row);
     else if (base != out)
         memcpy(out + (size_t)first * row, base + (size_t)first * row, (size_t)(last - first) * row);
-    for (int64_t o = first / s->table; o < s->outer && o * s->table < last; o++)
+    for (int64_t o = first / s->table; o < s->outer && o * s->table < last; o++) {
+        if (s->inner == 1 && s->size == sizeof(float)) {
+            const float *dy = (const float *)call->in[0] + o * s->count;
+            float *to = (float *)out + o * s->table;
+            int64_t low = first - o * s->table, high = last - o * s->table;
+            for (int64_t i = 0; i < s->count; i++) {
+                int64_t at = ont_gather_index(s, call->in[1], i);
+                if (at >= low && at < high) to[at] += dy[i];
+            }
+            continue;
+        }
         for (int64_t i = 0; i < s->count; i++) {
             int64_t at = o * s->table + ont_gather_index(s, call->in[1], i);
             if (at < first || at >= last) continue;
             const char *from = (const char *)call->in[0] + (size_t)(o * s->count + i) * row;
             add_row(s, out + (size_t)at * row, from, s->inner);
         }
+    }
 }
 
 static ont_status ref_run(const ont_call *call)

@@ -160,12 +160,20 @@ typedef struct job {
         else \
             EACH_INDEX(int32_t, body); \
     } while (0)
-#define ROW \
-    const int64_t n = r->n, step = r->step, data_step = r->data_step, size = s->size, stride = s->data_strides[s->axis]
+/* `body` with the strides of a dense row as constants, or with whatever they are. */
+#define BY_STRIDES(body) \
+    do { \
+        if (r->step == 1 && r->data_step == 0 && s->data_strides[s->axis] == 1) \
+            body(s, call, r, 1, 0, 1); \
+        else \
+            body(s, call, r, r->step, r->data_step, s->data_strides[s->axis]); \
+    } while (0)
+#define ROW const int64_t n = r->n, size = s->size
+#define INLINE static inline __attribute__((always_inline))
 
-static bool inside(const lines *s, const ont_call *call, const row *r)
+INLINE bool inside(const lines *s, const ont_call *call, const row *r, int64_t step)
 {
-    int64_t lowest = s->from_end ? -s->size : 0, n = r->n * (r->more + 1), step = r->step, size = s->size;
+    int64_t lowest = s->from_end ? -s->size : 0, n = r->n * (r->more + 1), size = s->size;
     bool outside = false;
     if (s->wide) {
         const int64_t *given = (const int64_t *)call->in[1] + r->index;
@@ -177,7 +185,8 @@ static bool inside(const lines *s, const ont_call *call, const row *r)
     return !outside;
 }
 
-static void gather_row(const lines *s, const ont_call *call, const row *r)
+INLINE void gather_with(const lines *s, const ont_call *call, const row *r, int64_t step, int64_t data_step,
+                        int64_t stride)
 {
     ROW;
     switch (s->element) {
@@ -194,7 +203,10 @@ static void gather_row(const lines *s, const ont_call *call, const row *r)
     }
 }
 
-static void scatter_row(const lines *s, const ont_call *call, const row *r)
+static void gather_row(const lines *s, const ont_call *call, const row *r) { BY_STRIDES(gather_with); }
+
+INLINE void scatter_with(const lines *s, const ont_call *call, const row *r, int64_t step, int64_t data_step,
+                         int64_t stride)
 {
     ROW;
     bool add = s->reduction == ONT_SCATTER_ADD, put = s->reduction == ONT_SCATTER_NONE;
@@ -210,10 +222,12 @@ static void scatter_row(const lines *s, const ont_call *call, const row *r)
         BY_INDEX(combine_one(s, call->out[0], at, call->in[2], from));
 }
 
+static void scatter_row(const lines *s, const ont_call *call, const row *r) { BY_STRIDES(scatter_with); }
+
 static void one_row(job *j, const row *r)
 {
     const lines *s = j->call->state;
-    if (!inside(s, j->call, r))
+    if (!(r->step == 1 ? inside(s, j->call, r, 1) : inside(s, j->call, r, r->step)))
         j->outside = true;
     else if (j->scatter)
         scatter_row(s, j->call, r);
