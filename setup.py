@@ -63,6 +63,10 @@ def replace_file(source: Path | str, target: Path | str) -> None:
 class BuildCore(build_ext):
     """Compiles csrc/ with per-file flags; setuptools' own compiler class has one set of flags per extension."""
 
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        self.in_place = bool(self.inplace)  # build_ext.run() sets inplace to 0 while it builds
+
     def build_extension(self, ext: Extension) -> None:
         temp = Path(self.build_temp).resolve()
         target = Path(self.get_ext_fullpath(ext.name)).resolve()
@@ -199,8 +203,11 @@ class BuildCore(build_ext):
         fresh.replace(package / "_cuda.so")
 
     def cuda_architectures(self) -> list[str]:
-        """ONNXTRAIN_CUDA_ARCHS ("80 90 100"), each as machine code, the last one as PTX too. A build in place has one: it is quick."""
-        quick = self.inplace or os.environ.get("ONNXTRAIN_SANITIZE")
+        """ONNXTRAIN_CUDA_ARCHS ("80 90 100"), each as machine code, the last one as PTX too.
+
+        A build in place has one, so that it is quick.
+        """
+        quick = self.in_place or os.environ.get("ONNXTRAIN_SANITIZE")
         named = os.environ.get("ONNXTRAIN_CUDA_ARCHS", "80" if quick else "80 90 100").split()
         codes = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in named]
         return [*codes, f"-gencode=arch=compute_{named[-1]},code=compute_{named[-1]}"]
