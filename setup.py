@@ -2,7 +2,8 @@
 
 Environment: CC; ONNXTRAIN_SANITIZE=address,undefined (a build directory of its own, and LD_PRELOAD of libasan to run);
 ONNXTRAIN_DEBUG=1 (-O1 -g, passes verified); ONNXTRAIN_JOBS; ONNXTRAIN_CUDA=0|1|auto with CUDA_HOME, CUDACXX and
-ONNXTRAIN_CUDA_ARCHS ("80 90 100"); ONNXTRAIN_MPI=0|1|auto with MPICC. auto builds what it can and says what it leaves out; 1 fails instead.
+ONNXTRAIN_CUDA_ARCHS ("80 90 100"); ONNXTRAIN_MPI=0|1|auto with MPICC. auto builds what it
+can and says what it leaves out; 1 fails instead.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def newest_of(depfile: Path) -> float:
 
 
 def replace_file(source: Path | str, target: Path | str) -> None:
-    """Copies by renaming: a process that has the old file mapped keeps it, where writing over it would end that process."""
+    """Copies by renaming: a process that has the old file mapped keeps it; writing over it would end that process."""
     fresh = Path(f"{target}.new")
     shutil.copyfile(source, fresh)
     fresh.replace(target)
@@ -181,25 +182,28 @@ class BuildCore(build_ext):
         print(f"onnxtrain: {reason}: built without ({variable}=1 makes this an error)", file=sys.stderr)
 
     def build_cuda(self, temp: Path, package: Path) -> None:
-        """cuda/ to _cuda.so: kernels by nvcc, the rest by the C compiler, the runtime linked in, libraries opened at run time."""
+        """cuda/ to _cuda.so: kernels by nvcc, the rest by the C compiler.
+
+        The CUDA runtime is linked in, libraries are opened at run time.
+        """
         compiler, home = dependencies.nvcc(), dependencies.cuda_home()
         if os.environ.get("ONNXTRAIN_CUDA", "auto") == "0":
             return
         if not compiler or not home:
             return self.leave_out("ONNXTRAIN_CUDA", "nvcc or the CUDA runtime is not found (CUDACXX, CUDA_HOME)")
         includes = [f"-I{ROOT / 'cuda'}", f"-I{ROOT / 'csrc'}"]
-        cc = [*shlex.split(os.environ.get("CC", "cc")), "-std=gnu11", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra",
-              "-Werror", "-D_GNU_SOURCE", f'-DONT_MATH_PATH="{ROOT}/cuda/math.cuh"', *includes,
+        cc = [*shlex.split(os.environ.get("CC", "cc")), "-std=gnu11", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall",
+              "-Wextra", "-Werror", "-D_GNU_SOURCE", f'-DONT_MATH_PATH="{ROOT}/cuda/math.cuh"', *includes,
               f"-isystem{home / 'include'}"]
         nvcc = [compiler, "-std=c++17", "-O3", *self.cuda_architectures(), "-Werror", "all-warnings",
                 "-Xcompiler=-fPIC,-fvisibility=hidden,-Wall", *includes]
         jobs = [(source, temp / "cuda" / f"{source.name}.o", nvcc if source.suffix == ".cu" else cc)
-                for source in sorted([*(ROOT / "cuda").glob("*.cu"), *(ROOT / "cuda").glob("*.c"), *(ROOT / "cuda/ops").glob("*.c")])]
+                for pattern in ("*.c", "*.cu", "ops/*.c") for source in sorted((ROOT / "cuda").glob(pattern))]
         (temp / "cuda").mkdir(parents=True, exist_ok=True)
         self.compile_plugin(jobs)
         fresh = package / "_cuda.so.new"
-        subprocess.run([compiler, "-shared", "-cudart=static", *(str(job[1]) for job in jobs), "-o", str(fresh), "-ldl", "-lpthread"],
-                       check=True)
+        subprocess.run([compiler, "-shared", "-cudart=static", *(str(job[1]) for job in jobs), "-o", str(fresh), "-ldl",
+                        "-lpthread"], check=True)
         fresh.replace(package / "_cuda.so")
 
     def cuda_architectures(self) -> list[str]:

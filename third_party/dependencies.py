@@ -82,7 +82,8 @@ def cuda_home() -> Path | None:
     if home is None and compiler:
         home = Path(compiler).resolve().parents[1]
         if not (home / "include/cuda_runtime_api.h").exists():  # a wrapper on PATH: nvcc says where it looks
-            shown = subprocess.run([compiler, "-dryrun", "-E", "-x", "cu", "/dev/null"], capture_output=True, text=True).stderr
+            shown = subprocess.run([compiler, "-dryrun", "-E", "-x", "cu", "/dev/null"], capture_output=True,
+                                   text=True).stderr
             tops = [line.split("TOP=", 1)[1].strip() for line in shown.splitlines() if "TOP=" in line]
             home = Path(tops[0]).resolve() if tops else home
     return home if home and (home / "include/cuda_runtime_api.h").exists() else None

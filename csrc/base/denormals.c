@@ -10,8 +10,8 @@ static bool enabled = true;
 enum { FLUSH_RESULTS = 1 << 15, FLUSH_OPERANDS = 1 << 6 };
 static const uint32_t TOLD = 1u << 31; /* beside the control word, which has 16 bits */
 
-/* Of a worker: its own mode, with TOLD, from ont_denormals_flush() to ont_denormals_restore(). A smaller team in between
- * ends workers, and who comes after them has none. */
+/* Of a worker: its own mode, with TOLD, from ont_denormals_flush() to ont_denormals_restore(). A smaller team in
+ * between ends workers, and who comes after them has none. */
 static _Thread_local uint32_t of_worker;
 /* Of a caller that flushes without its team: its own mode, with TOLD. */
 static _Thread_local uint32_t of_caller;

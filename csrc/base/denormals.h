@@ -21,8 +21,8 @@ void ont_denormals_flush(bool team, uint32_t *before);
 void ont_denormals_restore(uint32_t before);
 
 /*
- * Before a region of OpenMP is opened, by a library too: a caller that flushes alone has its own mode meanwhile, so that
- * no worker is made that flushes ever after. Hand the result to ont_float_mode_set() after the region.
+ * Before a region of OpenMP is opened, by a library too: a caller that flushes alone has its own mode meanwhile, so
+ * that no worker is made that flushes ever after. Hand the result to ont_float_mode_set() after the region.
  */
 uint32_t ont_denormals_pause(void);
 

@@ -261,7 +261,8 @@ static void pow_of_two_range(void *context, int64_t first, int64_t last)
     const ont_call *call = context;
     ont_dtype dtype = call->node->outputs[0]->dtype;
     size_t at = (size_t)first * ont_dtype_size(dtype);
-    ont_simd()->unary[ONT_LOOP_Exp2][dtype]((const char *)call->in[1] + at, (char *)call->out[0] + at, last - first, NULL);
+    ont_simd()->unary[ONT_LOOP_Exp2][dtype]((const char *)call->in[1] + at, (char *)call->out[0] + at, last - first,
+                                            NULL);
 }
 
 ont_status ont_pow_of_two_run(const ont_call *call)
@@ -476,7 +477,8 @@ ont_status ont_mod_run(const ont_call *call)
     static const ont_bcast_row rows[ONT_DTYPE_COUNT] = {
         [ONT_FLOAT32] = mod_row_f32, [ONT_FLOAT64] = mod_row_f64, [ONT_INT32] = mod_row_i32, [ONT_INT64] = mod_row_i64,
         [ONT_UINT64] = mod_row_u64};
-    if (ont_dtype_is_int(divisor->dtype) && ont_integers_have_zero(call->in[1], divisor->dtype, ont_shape_count(&divisor->shape)))
+    int64_t divisors = ont_shape_count(&divisor->shape);
+    if (ont_dtype_is_int(divisor->dtype) && ont_integers_have_zero(call->in[1], divisor->dtype, divisors))
         return ont_fail(ONT_EINVAL, "integer remainder of a division by zero in input '%s'", divisor->name);
     bool c_style = ont_attr_int(call->node, "fmod", 0) == 1;
     ont_bcast_run(call->state, (char *const[]){call->out[0], (char *)call->in[0], (char *)call->in[1]},

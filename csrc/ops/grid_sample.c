@@ -152,8 +152,8 @@ static int64_t least(int64_t a, int64_t b)
         for (int64_t t = from; t < from + taps; t++) sum += block->weight[t] * (double)x[block->index[t]]; \
         return sum; \
     } \
-    static inline __attribute__((always_inline)) void add_to_##suffix(const grid_block *block, const type *x, int taps, \
-                                                                      int64_t from, double dy, double *sums) \
+    static inline __attribute__((always_inline)) void add_to_##suffix( \
+        const grid_block *block, const type *x, int taps, int64_t from, double dy, double *sums) \
     { \
         for (int64_t t = from; t < from + taps; t++) sums[t] += dy * (double)x[block->index[t]]; \
     } \

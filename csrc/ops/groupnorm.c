@@ -408,7 +408,8 @@ static const ont_kernel grad_kernels[] = {
 };
 const ont_op ont_op_GroupNorm = {.domain = ONT_DOMAIN, .name = "GroupNorm", .since = 1, .min_inputs = 3,
                                  .max_inputs = 3, .flags = ONT_OP_MODEL, .nondiff_outputs = ~1ull,
-                                 .attributes = "epsilon:f groups:i", .infer = infer, .grad = grad, ONT_KERNELS(kernels)};
+                                 .attributes = "epsilon:f groups:i", .infer = infer, .grad = grad,
+                                 ONT_KERNELS(kernels)};
 const ont_op ont_op_GroupNormGrad = {.domain = ONT_DOMAIN, .name = "GroupNormGrad", .since = 1, .min_inputs = 5,
                                      .max_inputs = 5, .attributes = "epsilon:f groups:i", .infer = ont_infer_norm_grad,
                                      ONT_KERNELS(grad_kernels)};

@@ -159,7 +159,8 @@ static const char *accept_float_rows(const ont_node *node) { return accept_rows(
 /* Whether the one window is all of a plane of float32 whose maximum is asked for: GlobalMaxPool. */
 static bool is_whole(const ont_pool *p, ont_dtype dtype)
 {
-    bool whole = dtype == ONT_FLOAT32 && p->kind == ONT_POOL_MAX && p->in_count && p->out_count == 1 && !p->column_major;
+    bool whole = dtype == ONT_FLOAT32 && p->kind == ONT_POOL_MAX && p->in_count && p->out_count == 1 &&
+                 !p->column_major;
     for (int d = 0; d < 3; d++)
         whole &= p->adaptive || (p->kernel[d] == p->in[d] && p->dilation[d] == 1 && p->begin[d] == 0);
     return whole;

@@ -94,7 +94,9 @@ static void add_row(const ont_reduce *s, partial *p, const float *x, int64_t n)
         p->started = true;
         return;
     case ONT_REDUCE_LOG_SUM_EXP: add_log_sum_exp(s->simd, p, x, n); return;
-    case ONT_REDUCE_PROD: *p = (partial){.value = (p->started ? p->value : 1) * row_product(x, n), .started = true}; return;
+    case ONT_REDUCE_PROD:
+        *p = (partial){.value = (p->started ? p->value : 1) * row_product(x, n), .started = true};
+        return;
     case ONT_REDUCE_L1: v = (double)row_abs_sum(x, n); break;
     case ONT_REDUCE_L2:
     case ONT_REDUCE_SUM_SQUARE: v = (double)s->simd->dot(x, x, n); break;

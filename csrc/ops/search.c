@@ -12,7 +12,8 @@ static ont_status search_infer(ont_graph *g, ont_node *node)
     ONT_TRY(ont_need_input(node, 0, &sorted));
     ONT_TRY(ont_need_input(node, 1, &x));
     if (sorted->dtype != x->dtype)
-        return ont_fail(ONT_ETYPE, "rows of %s and values of %s", ont_dtype_name(sorted->dtype), ont_dtype_name(x->dtype));
+        return ont_fail(ONT_ETYPE, "rows of %s and values of %s", ont_dtype_name(sorted->dtype),
+                        ont_dtype_name(x->dtype));
     bool alike = sorted->shape.rank == x->shape.rank;
     for (int d = 0; alike && d < x->shape.rank - 1; d++) alike = sorted->shape.dims[d] == x->shape.dims[d];
     if (sorted->shape.rank != 1 && !(alike && x->shape.rank))

@@ -61,8 +61,8 @@ static void copy_row(char *to, int64_t t, const char *from, int64_t f, int64_t n
 typedef uint32_t word4 __attribute__((vector_size(16)));
 
 /*
- * Four vectors of 32-bit elements, `f` bytes apart, become the columns of four rows, `t` bytes apart. Written for vectors
- * of 16 bytes, which every processor has.
+ * Four vectors of 32-bit elements, `f` bytes apart, become the columns of four rows, `t` bytes apart. Written for
+ * vectors of 16 bytes, which every processor has.
  */
 static void transpose4(char *to, int64_t t, const char *from, int64_t f)
 {
@@ -72,7 +72,8 @@ static void transpose4(char *to, int64_t t, const char *from, int64_t f)
     memcpy(&c, from + 2 * f, sizeof c);
     memcpy(&d, from + 3 * f, sizeof d);
     word4 ab = __builtin_shuffle(a, b, (word4){0, 4, 1, 5}), cd = __builtin_shuffle(c, d, (word4){0, 4, 1, 5});
-    word4 ab_high = __builtin_shuffle(a, b, (word4){2, 6, 3, 7}), cd_high = __builtin_shuffle(c, d, (word4){2, 6, 3, 7});
+    word4 ab_high = __builtin_shuffle(a, b, (word4){2, 6, 3, 7});
+    word4 cd_high = __builtin_shuffle(c, d, (word4){2, 6, 3, 7});
     a = __builtin_shuffle(ab, cd, (word4){0, 1, 4, 5});
     b = __builtin_shuffle(ab, cd, (word4){2, 3, 6, 7});
     c = __builtin_shuffle(ab_high, cd_high, (word4){0, 1, 4, 5});

@@ -161,7 +161,8 @@ static bool look_up(known *k, bool *room)
     return before != NULL;
 }
 
-/* No lock is held while it measures and logs, which may wait for Python; what another thread has found by then stands. */
+/* No lock is held while it measures and logs, which may wait for Python; what another thread has found by then stands.
+ */
 static bool is_faster(const ont_conv *c, ont_conv_kind kind)
 {
     known k = {.sample = sample_of(c), .kind = kind, .threads = ont_parallel_threads()};

@@ -135,8 +135,8 @@ INLINE float f32_exp2(float x)
 }
 
 /*
- * |x|^y = 2^(y log2 |x|), the logarithm in double by the series of artanh (9e-12); of negative x, whole y alone. Of zeros
- * and what is not finite, and of y whose last bit is not one, nothing is said.
+ * |x|^y = 2^(y log2 |x|), the logarithm in double by the series of artanh (9e-12); of negative x, whole y alone. Of
+ * zeros and what is not finite, and of y whose last bit is not one, nothing is said.
  */
 INLINE bool f32_pow_is_far(float x, float y)
 {

@@ -66,7 +66,7 @@
     X(Abs, a <= 0 ? 0 - a : a) \
     X(Sign, (a > 0) - (a < 0))
 
-/* Of some operands float32's vector math leaves the result to libm. Remainders are exact, with the sign of a or of b. */
+/* Of some operands float32's vector math leaves the result to libm. Remainders are exact, with the sign of a or b. */
 #define ONT_BINARY_FAR_LIST(X) \
     X(Pow, vpow(a, b)) \
     X(Fmod, vfmod(a, b)) \
@@ -127,7 +127,8 @@ typedef struct ont_simd_table {
     ont_unary_loop unary[ONT_LOOP_COUNT][ONT_DTYPE_COUNT]; /* NULL: not for that dtype */
     ont_binary_loop binary[ONT_LOOP_COUNT][ONT_DTYPE_COUNT];
 
-    /* out = condition ? x : y for elements of `size` bytes; strides in elements. `out` may be x or y where its stride is 1. */
+    /* out = condition ? x : y for elements of `size` bytes; strides in elements. `out` may be x or y if that has a
+     * stride of 1. */
     void (*where)(size_t size, const uint8_t *condition, int64_t sc, const void *x, int64_t sx, const void *y,
                   int64_t sy, void *out, int64_t n);
     /* 16-bit floats as float32 and back, rounded to nearest even */

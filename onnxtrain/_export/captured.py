@@ -1,4 +1,4 @@
-"""A graph that Dynamo captured, as a module that holds the parameters and buffers of the user's, and can be exported."""
+"""A graph that Dynamo captured, as a module with the user's parameters and buffers that can be exported."""
 
 from __future__ import annotations
 

@@ -116,4 +116,5 @@ INDEXED: dict[Any, Any] = {
     getattr(owner, name + tail): _from_front(getattr(owner, name + tail))
     for name in ("index_add", "index_copy", "index_reduce")
     for owner, tail in ((torch, ""), (Tensor, ""), (Tensor, "_"))
-} | {theirs: _masked_scatter(theirs) for theirs in (torch.masked_scatter, Tensor.masked_scatter, Tensor.masked_scatter_)}
+} | {theirs: _masked_scatter(theirs)
+     for theirs in (torch.masked_scatter, Tensor.masked_scatter, Tensor.masked_scatter_)}

@@ -205,7 +205,8 @@ class _FrozenValues:
                                                                  if isinstance(t, Tensor)):
             return None
         if not all(t in self._free for t in given):
-            if name in self._COUNTED and (name != "repeat_interleave" or len(given) > 1 or not isinstance(args[1], int)):
+            repeated = name == "repeat_interleave" and len(given) == 1 and isinstance(args[1], int)
+            if name in self._COUNTED and not repeated:
                 return (0,)
             if func in (torch.where, Tensor.where) and len(given) == 1:
                 return (0,)

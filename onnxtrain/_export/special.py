@@ -57,7 +57,10 @@ def fmin(input: Tensor, other: Tensor) -> Tensor:
 
 
 def logcumsumexp(input: Tensor, dim: int) -> Tensor:
-    """By doubling: after step k every entry is the sum of the last 2**k. Each sum is taken from its larger term, so that no power is infinite."""
+    """By doubling: after step k every entry is the sum of the last 2**k.
+
+    Each sum is taken from its larger term, so that no power is infinite.
+    """
     if not input.is_floating_point() or input.dim() == 0:
         return torch.logcumsumexp(input, dim)
     x, reach = input.movedim(dim, -1), 1

@@ -115,13 +115,13 @@ def nothing_lost(module: torch.nn.Module, writes: Mapping[tuple[Any, str], Any],
         if lost := [key for key in change.keys if not _is_assigned(change, key, writes, children)]:
             change.keys = lost
             if (found := change.settings()) is None:
-                raise Changed(f"The module changes its {change.kind} {change.place(lost[0])!r} in place inside forward; "
-                              "a graph would lose that.")
+                what = f"its {change.kind} {change.place(lost[0])!r}"
+                raise Changed(f"The module changes {what} in place inside forward; a graph would lose that.")
             settings += [Setting(*setting, change.place(setting[1])) for setting in found]
 
 
 class _NotSeeded:
-    """torch's generator of the CPU, as torch.manual_seed and the like find it. torch's own tracers put back its state."""
+    """torch's generator of the CPU, as torch.manual_seed and the like find it; torch's tracers put back its state."""
 
     def __init__(self, generator: torch.Generator) -> None:
         self._generator = generator
