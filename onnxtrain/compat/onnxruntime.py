@@ -19,7 +19,7 @@ import torch
 
 from onnxtrain.ortmodule.experimental.json_config._load import PropagateCastOpsStrategy
 
-_PARTS = ("ortmodule", "utils", "optim", "amp", "artifacts", "onnxblock", "api")
+_PARTS = ("ortmodule", "utils", "optim", "artifacts", "onnxblock", "api")
 RELEASE = "1.19.2"  # whose surface this is
 
 
@@ -78,6 +78,19 @@ def install() -> None:
             _alias(f"onnxtrain.{part}", f"onnxruntime.training.{part}")
     training = sys.modules["onnxruntime.training"]
     training.ORTModule = training.ortmodule.ORTModule  # type: ignore[attr-defined]
+    _install_trainers()
+
+
+def _install_trainers() -> None:
+    """The trainers, as parts of the package that is there; `optim` has their configurations and the optimizers."""
+    ours = importlib.import_module("onnxtrain.training")
+    for found in pkgutil.iter_modules(ours.__path__):
+        if found.name not in ("legacy", "step"):
+            _alias(f"onnxtrain.training.{found.name}", f"onnxruntime.training.{found.name}")
+    for name in ours.__all__:
+        setattr(sys.modules["onnxruntime.training"], name, getattr(ours, name))
+    _alias("onnxtrain.training.legacy", "onnxruntime.capi.ort_trainer")
+    _package("onnxruntime", trainer=importlib.import_module("onnxtrain.training.step").trainer)
 
 
 install()

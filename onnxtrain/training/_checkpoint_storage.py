@@ -1,0 +1,97 @@
+"""Nested dicts of arrays and numbers in a file of HDF5: groups are dicts. Needs h5py, which is imported when used."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from onnxtrain import UnsupportedError
+from onnxtrain.training._state import written_whole
+
+_SCALARS = (bool, int, float, str, bytes, np.generic)
+
+
+def _h5py() -> Any:
+    try:
+        import h5py
+    except ImportError as error:
+        raise ImportError("checkpoints of ORTTrainer are files of HDF5, and h5py is not installed; "
+                          "onnxtrain.training.checkpoint.experimental_save_checkpoint() needs only torch") from error
+    return h5py
+
+
+def save(save_obj: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
+    """Writes a dict.
+
+    Args:
+        save_obj: keys are str; values are such dicts, tensors, NumPy arrays, numbers, bool, str or bytes.
+        path: must not be there yet. The file appears whole or not at all.
+
+    Raises:
+        ValueError: save_obj is no dict. TypeError: a value is of another type. FileExistsError: path is there.
+    """
+    if not isinstance(save_obj, Mapping):
+        raise ValueError("only a dict can be saved")
+    h5py = _h5py()
+    if os.path.exists(path):
+        raise FileExistsError(f"{os.fspath(path)} is there already")
+
+    def write(beside: str) -> None:
+        with h5py.File(beside, "w") as file:
+            _write(file, save_obj, "")
+
+    written_whole(path, write)
+
+
+def _write(group: Any, values: Mapping[str, Any], where: str) -> None:
+    for key, value in values.items():
+        place = f"{where}/{key}"
+        if isinstance(value, Mapping):
+            _write(group.create_group(key), value, place)
+        elif isinstance(value, torch.Tensor):
+            group.create_dataset(key, data=value.detach().cpu().numpy())
+        elif isinstance(value, (np.ndarray, *_SCALARS)):
+            group.create_dataset(key, data=value)
+        else:
+            raise TypeError(f"{place}: a {type(value).__name__} cannot be saved")
+
+
+def load(path: str | os.PathLike[str], key: str | None = None) -> Any:
+    """Reads a dict, or what is in it under a key, "a/b" of what is nested. Numbers come back as NumPy's, str as bytes.
+
+    Raises:
+        FileNotFoundError: no such file. KeyError: no such key.
+    """
+    h5py = _h5py()
+    if not os.path.exists(path):
+        raise FileNotFoundError(f"{os.fspath(path)} does not exist")
+    with h5py.File(path, "r") as file:
+        return _read(h5py, file if key is None else file[key.rstrip("/")])
+
+
+def _read(h5py: Any, item: Any) -> Any:
+    return {key: _read(h5py, below) for key, below in item.items()} if isinstance(item, h5py.Group) else item[()]
+
+
+def to_serialized_hex(user_dict: Mapping[str, Any]) -> str:
+    """A dict, pickled, as hexadecimal digits."""
+    return pickle.dumps(user_dict).hex()
+
+
+def from_serialized_hex(text: str | bytes) -> dict[str, Any]:
+    """The opposite. It runs what the pickle says: give it what you trust."""
+    return pickle.loads(bytes.fromhex(text.decode() if isinstance(text, bytes) else text))
+
+
+def refuse_parts(trainer_options: Mapping[str, Any]) -> None:
+    """Raises UnsupportedError for the options of a checkpoint that is one of several parts."""
+    for key in ("zero_stage", "horizontal_parallel_size"):
+        least = 0 if key == "zero_stage" else 1
+        if int(trainer_options.get(key, least)) > least:
+            raise UnsupportedError(f"the checkpoint has {key} {int(trainer_options[key])}: it is a part of one, and "
+                                   "joining parts is not supported")

@@ -1,0 +1,168 @@
+"""What an ORTTrainer trains, in one form: a torch.nn.Module with its loss, run as ORTModule runs it.
+
+_onnx_model.py has the same of an onnx.ModelProto. Used by _engine.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import onnx
+import torch
+from torch import Tensor
+
+from onnxtrain._export import trees
+from onnxtrain.ortmodule import ORTModule
+from onnxtrain.training import _saved
+
+
+class ModelWithLoss(torch.nn.Module):
+    """A module and its loss as one: of the inputs in the order of their description, the last of which is the loss's.
+
+    Without that last one it is the module alone.
+    """
+
+    def __init__(self, module: torch.nn.Module, loss_fn: Callable[..., Any] | None, names: Sequence[str],
+                 by_position: bool) -> None:
+        super().__init__()
+        self.module = module
+        self.loss_fn = loss_fn
+        self.names = tuple(names)
+        self.by_position = by_position
+
+    def _results(self, inputs: Sequence[Any]) -> Any:
+        if self.by_position:
+            return self.module(*inputs)
+        return self.module(**dict(zip(self.names, inputs)))
+
+    def forward(self, *inputs: Any) -> Any:
+        if self.loss_fn is None:
+            return self._results(inputs)
+        if len(inputs) < len(self.names):
+            return self._results(inputs)
+        prediction = self._results(inputs[:-1])
+        return self.loss_fn(prediction, inputs[-1]), prediction
+
+
+def parameters_of(module: torch.nn.Module) -> tuple[list[str], bool]:
+    """The names of forward's parameters, and whether it takes any other by name."""
+    kinds = inspect.Parameter
+    found = inspect.signature(module.forward).parameters.values()
+    return ([p.name for p in found if p.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)],
+            any(p.kind == kinds.VAR_KEYWORD for p in found))
+
+
+class TorchModel:
+    """A module, its loss, and the programs that run them.
+
+    Args:
+        module: stays the user's: its parameters are what is trained.
+        loss_fn: called with the module's output and the last input; None where the module gives its loss itself.
+        names: of the inputs, the loss's included.
+        by_position: inputs go to forward in their order; else by name.
+
+    Raises:
+        ValueError: forward has no parameter of some input's name.
+    """
+
+    torch_module = True
+
+    def __init__(self, module: torch.nn.Module, loss_fn: Callable[..., Any] | None, names: Sequence[str],
+                 by_position: bool) -> None:
+        if not by_position:
+            known, any_name = parameters_of(module)
+            wrong = [name for name in (names if loss_fn is None else names[:-1]) if name not in known]
+            if wrong and not any_name:
+                raise ValueError(f"the description names inputs {wrong}, and forward of {type(module).__name__} takes "
+                                 f"{known}")
+        self.module = module
+        self._composed = ModelWithLoss(module, loss_fn, names, by_position)
+        self.ort_module = ORTModule(self._composed)
+        self._example: list[tuple[torch.Size, torch.dtype]] | None = None
+
+    # ---- weights ----
+
+    @staticmethod
+    def _own(name: str) -> str:
+        return name.removeprefix("module.")
+
+    def parameters(self) -> dict[str, torch.nn.Parameter]:
+        """All parameters, frozen ones included, under the module's own names; tied ones once."""
+        return {self._own(name): parameter for name, parameter in self._composed.named_parameters()}
+
+    def buffers(self) -> dict[str, Tensor]:
+        """What else the module computes with and keeps in its state_dict."""
+        kept = self._composed.state_dict(keep_vars=True)
+        return {self._own(name): buffer for name, buffer in self._composed.named_buffers() if name in kept}
+
+    def to(self, device: torch.device) -> None:
+        """Moves the module there."""
+        self._composed.to(device)
+
+    # ---- running ----
+
+    def __call__(self, inputs: Sequence[Any]) -> list[Tensor]:
+        """The outputs in training, under autograd."""
+        if not (self._composed.training and self.module.training):
+            self._composed.train()
+        self._note(inputs)
+        return self._tensors(self.ort_module(*inputs))
+
+    def evaluate(self, inputs: Sequence[Any]) -> list[Tensor]:
+        """The outputs in evaluation; every submodule is in its own mode again afterwards."""
+        self._note(inputs)
+        with self._evaluating(), torch.no_grad():
+            return self._tensors(self.ort_module(*inputs))
+
+    def eager(self, inputs: Sequence[Any]) -> list[Tensor]:
+        """The same as evaluate(), by PyTorch."""
+        with self._evaluating(), torch.no_grad():
+            return self._tensors(self._composed(*inputs))
+
+    @contextlib.contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        modes = [(module, module.training) for module in self._composed.modules()]
+        self._composed.eval()
+        try:
+            yield
+        finally:
+            for module, training in modes:
+                module.training = training
+
+    @staticmethod
+    def _tensors(results: Any) -> list[Tensor]:
+        if isinstance(results, Tensor):
+            return [results]
+        return [leaf for leaf in trees.flatten(results)[0] if isinstance(leaf, Tensor)]
+
+    def _note(self, inputs: Sequence[Any]) -> None:
+        """Sizes and dtypes for the export of save(); those of a call with every input."""
+        if (self._example is None or len(self._example) < len(inputs)) and all(
+                isinstance(value, Tensor) for value in inputs):
+            self._example = [(value.shape, value.dtype) for value in inputs]
+
+    def latest(self) -> Any:
+        """The program of the latest step; None where PyTorch runs the module."""
+        programs = [program for _, known in self.ort_module._all_programs() for program in known]
+        return max(programs, key=lambda program: program.used, default=None)
+
+    # ---- as ONNX ----
+
+    def proto(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> onnx.ModelProto:
+        """The module and its loss in evaluation, with the weights as they are.
+
+        Args:
+            inputs, outputs: descriptions, for names and dims.
+
+        Raises:
+            ExportError: no exporter takes it.
+            UnsupportedError: it has operators that only this engine knows.
+        """
+        if self._example is None:
+            raise RuntimeError("no step has been run yet whose inputs were tensors")
+        device = next(iter([*self._composed.parameters(), *self._composed.buffers()]), torch.empty(0)).device
+        example = [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype in self._example]
+        return _saved.proto_of(self._composed, example, self._own, inputs, outputs)

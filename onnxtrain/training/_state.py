@@ -1,0 +1,142 @@
+"""The state of a training run as dicts: nested ones, as ORTTrainer.state_dict() has them, and flat ones, under the names
+of onnxruntime-training's sessions.
+
+Used by orttrainer.py, checkpoint.py and _legacy.py.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onnxtrain.backend import _to_array
+from onnxtrain.training._engine import Engine
+from onnxtrain.training._update import MOMENTS, SHARED, as_tensor
+
+GRADIENT = "Gradient"  # what one accumulated gradient is called; there are none after an update
+
+
+class TrainingSession:
+    """What scripts read of a trainer's inside: its state as arrays, copied."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def get_state(self) -> dict[str, Any]:
+        """Trained weights, and what the optimizer keeps of them, under the names of flat()."""
+        trained = self._engine.weights()
+        return {name: _to_array(value) for name, value in
+                {**copied(trained), **flat_optimizer(self._engine.update.state())}.items()}
+
+    def get_model_state(self, include_mixed_precision_weights: bool = False) -> dict[str, Any]:
+        """``{"full_precision": {weight: array}}`` of the trained weights; there are no others of 16 bits."""
+        return {"full_precision": {name: _to_array(value) for name, value in copied(self._engine.weights()).items()}}
+
+    def get_optimizer_state(self) -> dict[str, Any]:
+        """Per weight, and "shared_optimizer_state": see Update.state()."""
+        return {name: {key: _to_array(value) for key, value in entry.items()}
+                for name, entry in self._engine.update.state().items()}
+
+    def get_partition_info_map(self) -> dict[str, Any]:
+        """Which weights other processes hold parts of: none."""
+        return {}
+
+
+def copied(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies on the CPU."""
+    return {name: value.detach().cpu().clone() for name, value in values.items()}
+
+
+def flat_optimizer(state: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Update.state() as ``Moment_1_w``, ``Moment_2_w``, ``Update_Count_w`` and ``Step``."""
+    found = {f"{key}_{name}": value for name, entry in state.items() if name != SHARED for key, value in entry.items()}
+    return {**found, **state.get(SHARED, {})}
+
+
+def nested_optimizer(state: Mapping[str, Any], weights: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """The opposite; what is none of an optimizer's is left out."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in weights:
+        for key in (*MOMENTS, "Update_Count"):
+            if f"{key}_{name}" in state:
+                found.setdefault(name, {})[key] = state[f"{key}_{name}"]
+    if "Step" in state and "Step" not in weights:
+        found[SHARED] = {"Step": state["Step"]}
+    return found
+
+
+def flat(engine: Engine, steps: int, optimizer: bool = True) -> dict[str, Tensor]:
+    """All weights and buffers under their own names, the optimizer's state as in flat_optimizer(), and within the steps
+    of one update ``Gradient_w``, the sum so far. Copies on the CPU.
+    """
+    found = copied(engine.everything())
+    if optimizer:
+        found |= flat_optimizer(engine.update.state())
+        found |= {f"{GRADIENT}_{name}": value for name, value in engine.accumulated(steps).items()}
+    return found
+
+
+def load_flat(engine: Engine, state: Mapping[str, Any], strict: bool) -> None:
+    """Loads what flat() gives; values are tensors or arrays.
+
+    Raises:
+        RuntimeError: strict, and a name is missing or unknown, but for the gradients'. Nothing has been loaded then.
+        ValueError: a value has another shape.
+    """
+    names = list(engine.update.weights)
+    gradients = {name: as_tensor(state[f"{GRADIENT}_{name}"]) for name in names if f"{GRADIENT}_{name}" in state}
+    expected = {*engine.everything(), *flat_optimizer(engine.update.state())}
+    if strict:
+        given = set(state) - {f"{GRADIENT}_{name}" for name in gradients}
+        problems = [f"{what}: {sorted(found)}" for what, found in
+                    (("Missing keys", expected - given), ("Unexpected keys", given - expected)) if found]
+        if problems:
+            raise RuntimeError(f"Error(s) in loading state_dict: {'; '.join(problems)}")
+    own = {name: as_tensor(value) for name, value in state.items() if name in engine.everything()}
+    engine.load(own)
+    engine.update.load_state(nested_optimizer(state, names))
+    engine.load_accumulated(gradients)
+
+
+def scaler_state(scaler: Any) -> dict[str, float]:
+    """What a loss scaler of either class keeps; nothing of one that is None, or somebody's own."""
+    names = [name for name in ("_loss_scale", "_stable_steps_count", "loss_scale_", "stable_steps_")
+             if name in vars(scaler)] if scaler is not None else []
+    return {name: getattr(scaler, name) for name in names}
+
+
+def load_scaler_state(scaler: Any, state: Mapping[str, Any]) -> None:
+    """The opposite."""
+    for name, value in state.items():
+        if scaler is not None and name in vars(scaler):
+            setattr(scaler, name, type(getattr(scaler, name))(value))
+
+
+def written_whole(path: str | os.PathLike[str], write: Callable[[str], None]) -> None:
+    """Lets write() make a file beside this path, and puts it there once it is complete: at every moment the path has the
+    old file or the new one.
+    """
+    path = os.fspath(path)
+    handle, beside = tempfile.mkstemp(prefix=f".{os.path.basename(path)}.", dir=os.path.dirname(path) or ".")
+    os.close(handle)
+    mask = os.umask(0)
+    os.umask(mask)
+    try:
+        write(beside)
+        os.chmod(beside, 0o666 & ~mask)
+        with open(beside, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except BaseException:
+        os.unlink(beside)
+        raise
+
+
+def save_tensors(value: dict[str, Any], path: str) -> None:
+    """torch.save(), whole or not at all."""
+    written_whole(path, lambda beside: torch.save(value, beside))

@@ -1,0 +1,430 @@
+"""The trainer of onnxruntime 1.0 to 1.4, as `onnxruntime.capi.ort_trainer` has it: descriptions by class, the optimizer
+by name, the rate at each step. Same engine as orttrainer.py.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import onnx
+import torch
+from torch import Tensor
+
+from onnxtrain import UnsupportedError
+from onnxtrain.training import _state
+from onnxtrain.training._engine import Engine
+from onnxtrain.training._models import TorchModel, parameters_of
+from onnxtrain.training._onnx_model import OnnxModel
+from onnxtrain.training.checkpoint import RUN, load_file, save_file
+from onnxtrain.training.optim.config import AdamConfig, LambConfig, SGDConfig
+from onnxtrain.training.orttrainer import described_outputs
+
+__all__ = ["IODescription", "LossScaler", "ModelDescription", "ORTTrainer", "generate_sample", "load_checkpoint",
+           "save_checkpoint"]
+
+_log = logging.getLogger("onnxtrain")
+_CONFIGS = {"SGDOptimizer": SGDConfig, "AdamOptimizer": AdamConfig, "LambOptimizer": LambConfig}
+_PREFIX = "ORT_checkpoint"
+
+
+class IODescription:
+    """An input or output.
+
+    Args:
+        name: of a parameter of forward, or any name for an output.
+        shape: sizes, and names for those that may change.
+        dtype: of torch; only generate_sample() needs it.
+        num_classes: generate_sample() draws whole numbers below it.
+    """
+
+    def __init__(self, name: str, shape: Sequence[int | str], dtype: torch.dtype | None = None,
+                 num_classes: int | None = None) -> None:
+        self.name_ = name
+        self.shape_ = shape
+        self.dtype_ = dtype
+        self.num_classes_ = num_classes
+
+
+class ModelDescription:
+    """Inputs and outputs of a model and its loss, which is the first output."""
+
+    def __init__(self, inputs: Sequence[IODescription], outputs: Sequence[IODescription]) -> None:
+        self.inputs_ = list(inputs)
+        self.outputs_ = list(outputs)
+
+
+def generate_sample(desc: IODescription, device: torch.device | str | None = None) -> Tensor:
+    """A random tensor of a description: sizes that have names are 1; whole numbers where there are classes."""
+    size = [1 if isinstance(size, str) else size for size in desc.shape_]
+    if desc.num_classes_:
+        return torch.randint(0, desc.num_classes_, size, dtype=desc.dtype_ or torch.int64).to(device)
+    return torch.randn(size, dtype=desc.dtype_).to(device)
+
+
+class Scaler(Protocol):
+    """What an ORTTrainer asks of a loss scaler."""
+
+    loss_scale_: float
+
+    def update_loss_scale(self, is_all_finite: bool) -> None:
+        """Sets the scale of the next step, after one whose gradients were finite or not."""
+
+
+class LossScaler:
+    """Scales the loss by a constant, or doubles the scale after so many finite steps in a row and halves it after one that
+    was not.
+
+    Args:
+        loss_scale_input_name: of the input that the scale is.
+        is_dynamic_scale: False keeps the scale as it is.
+        loss_scale: the first one.
+        up_scale_window: finite steps before it is doubled.
+        min_loss_scale, max_loss_scale: its limits.
+    """
+
+    def __init__(self, loss_scale_input_name: str, is_dynamic_scale: bool, loss_scale: float = float(1 << 16),
+                 up_scale_window: int = 2000, min_loss_scale: float = 1.0,
+                 max_loss_scale: float = float(1 << 24)) -> None:
+        self.loss_scale_input_name_ = loss_scale_input_name
+        self.is_dynamic_scale_ = is_dynamic_scale
+        self.initial_loss_scale_ = self.loss_scale_ = float(loss_scale)
+        self.up_scale_window_ = up_scale_window
+        self.min_loss_scale_, self.max_loss_scale_ = min_loss_scale, max_loss_scale
+        self.stable_steps_ = 0
+
+    def update_loss_scale(self, is_all_finite: bool) -> None:
+        """See Scaler."""
+        if not self.is_dynamic_scale_:
+            return
+        if not is_all_finite:
+            self.loss_scale_ = max(self.min_loss_scale_, self.loss_scale_ / 2)
+            self.stable_steps_ = 0
+            return
+        self.stable_steps_ += 1
+        if self.stable_steps_ >= self.up_scale_window_:
+            self.loss_scale_ = min(self.max_loss_scale_, self.loss_scale_ * 2)
+            self.stable_steps_ = 0
+
+    def reset(self) -> None:
+        """Back to the first scale."""
+        self.loss_scale_ = self.initial_loss_scale_
+        self.stable_steps_ = 0
+
+
+class ORTTrainer:
+    """Trains a model: forward, backward and update in one call of train_step(), or of the trainer itself.
+
+    Args:
+        model: a torch.nn.Module, whose parameters are trained where they are, or an onnx.ModelProto.
+        loss_fn: takes the module's output and the last input; None where the model gives its loss itself.
+        model_desc: inputs by name, or by position where forward takes as many; the first output is the loss.
+        training_optimizer_name: "SGDOptimizer", "AdamOptimizer" or "LambOptimizer".
+        map_optimizer_attributes: of a weight's name gives hyperparameters (alpha, beta, lambda, epsilon, max_norm_clip,
+            do_bias_correction, weight_decay_mode, ratio_min, ratio_max); the others are AdamConfig's and LambConfig's
+            defaults. None: all are.
+        learning_rate_description: the name under which train_step() may get the rate.
+        device: where the model runs.
+        gradient_accumulation_steps: calls for one update.
+        world_rank, world_size, deepspeed_zero_stage, allreduce_post_accumulation, enable_adasum: of one process.
+        use_mixed_precision: float16 by autocast, with a loss scale.
+        global_step: updates so far, for get_lr_this_step.
+        get_lr_this_step: of the number of updates so far gives the rate, which train_step() does not get then.
+        loss_scaler: a Scaler, which train_step() asks for the scale; else it gets the scale.
+        enable_grad_norm_clip: whether Adam and LAMB clip gradients to max_norm_clip, together.
+        frozen_weights: names of weights that stay as they are.
+        _extra_postprocess: changes a ModelProto, or gives another.
+        postprocess_model: the same, under its name of 2020.
+        _use_deterministic_compute: use deterministic algorithms.
+
+    The others have no effect.
+
+    Raises:
+        UnsupportedError: it asks for several processes, or for what only a ModelProto or only a module can have.
+        ValueError: an unknown optimizer, or a model of another type.
+    """
+
+    def __init__(self, model: torch.nn.Module | onnx.ModelProto, loss_fn: Callable[[Any, Any], Tensor] | None,
+                 model_desc: ModelDescription, training_optimizer_name: str,
+                 map_optimizer_attributes: Callable[[str], Mapping[str, Any]] | None,
+                 learning_rate_description: IODescription, device: torch.device | str,
+                 gradient_accumulation_steps: int = 1, world_rank: int = 0, world_size: int = 1,
+                 use_mixed_precision: bool = False, allreduce_post_accumulation: bool = False, global_step: int = 0,
+                 get_lr_this_step: Callable[[int], float | Tensor] | None = None, loss_scaler: Scaler | None = None,
+                 deepspeed_zero_stage: int = 0, enable_grad_norm_clip: bool = True,
+                 frozen_weights: Sequence[str] = (), _opset_version: int = 14,
+                 _enable_internal_postprocess: bool = True,
+                 _extra_postprocess: Callable[[onnx.ModelProto], onnx.ModelProto | None] | None = None,
+                 _use_deterministic_compute: bool = False, use_memory_efficient_gradient: bool = False,
+                 run_symbolic_shape_infer: bool = False, enable_adasum: bool = False,
+                 optimized_model_filepath: str = "", *,
+                 postprocess_model: Callable[[onnx.ModelProto], onnx.ModelProto | None] | None = None,
+                 partition_optimizer: bool = False) -> None:
+        is_module = isinstance(model, torch.nn.Module)
+        if not is_module and not isinstance(model, onnx.ModelProto):
+            raise ValueError("'model' must be either 'torch.nn.Module' or 'onnx.ModelProto'")
+        if training_optimizer_name not in _CONFIGS:
+            raise ValueError(f"training_optimizer_name is {training_optimizer_name!r}, expected one of "
+                             f"{', '.join(_CONFIGS)}")
+        change = _extra_postprocess or postprocess_model
+        for name, value, least in (("world_size", world_size, 1), ("world_rank", world_rank, 0)):
+            if value > least:
+                raise UnsupportedError(f"ORTTrainer: {name} is {value}: it trains in one process alone; only {least} is "
+                                       "supported")
+        if is_module and change is not None:
+            raise UnsupportedError("ORTTrainer: _extra_postprocess and postprocess_model are only supported for a model "
+                                   "that is an onnx.ModelProto")
+        if not is_module and use_mixed_precision:
+            raise UnsupportedError("ORTTrainer: use_mixed_precision is only supported for a torch.nn.Module")
+        self.model_desc_ = model_desc
+        self.torch_model_ = model if is_module else None
+        self.loss_fn_ = loss_fn
+        self.device_ = torch.device(device)
+        self.deepspeed_zero_stage_ = max(deepspeed_zero_stage, int(partition_optimizer))
+        self.world_rank, self.world_size = world_rank, world_size
+        self.gradient_accumulation_steps = gradient_accumulation_steps
+        self.use_mixed_precision = use_mixed_precision
+        self.get_lr_this_step_ = get_lr_this_step
+        self.loss_scaler_ = loss_scaler
+        self.learning_rate_description_ = learning_rate_description
+        self.loss_scale_input_name = getattr(loss_scaler, "loss_scale_input_name_", "default_loss_scale_input_name")
+        self.global_step_ = global_step
+        self.current_step = 0
+        self.session: _state.TrainingSession | None = None
+        self._optimizer = training_optimizer_name
+        self._attributes = map_optimizer_attributes
+        self._clip, self._frozen = enable_grad_norm_clip, list(frozen_weights)
+        self._deterministic = _use_deterministic_compute
+        self._optimized_path = optimized_model_filepath
+        self._is_train = True
+        self._engine: Engine | None = None
+        self._pending: functools.partial[None] | None = None
+        self._proto: onnx.ModelProto | None = None
+        if not is_module:
+            self._proto = onnx.ModelProto()
+            self._proto.CopyFrom(model)
+            self._proto = self._proto if change is None else change(self._proto) or self._proto
+            self._ready()
+
+    # ---- the session ----
+
+    def _hyperparameters(self, weight: str) -> dict[str, Any]:
+        """Of one weight.
+
+        Raises:
+            ValueError: a value is no number, or no hyperparameter has its name.
+        """
+        values = _CONFIGS[self._optimizer]().of(weight)
+        given = {} if self._attributes is None else self._attributes(weight)
+        for name, value in given.items():
+            if not isinstance(value, (int, float)):
+                raise ValueError("Optimizer attributes must be either float or int.")
+            if name not in values:
+                raise ValueError(f"{name} is no attribute of {self._optimizer}, which has {', '.join(values) or 'none'}")
+        return {**values, **given}
+
+    def _names(self) -> list[str]:
+        return [described.name_ for described in self.model_desc_.inputs_]
+
+    def _described(self, items: Sequence[IODescription]) -> list[tuple[str, Sequence[int | str]]]:
+        return [(item.name_, item.shape_) for item in items]
+
+    def _ready(self) -> Engine:
+        """The engine; made at the first step, and given what was loaded before."""
+        if self._engine is None:
+            inputs, outputs = self._described(self.model_desc_.inputs_), self._described(self.model_desc_.outputs_)
+            if self.torch_model_ is not None:
+                count = len(inputs) - (self.loss_fn_ is not None)
+                model: Any = TorchModel(self.torch_model_, self.loss_fn_, self._names(),
+                                        by_position=len(parameters_of(self.torch_model_)[0]) == count)
+            else:
+                model = OnnxModel(self._proto, inputs, outputs)
+            self._engine = Engine(model, self._optimizer, self._hyperparameters, self._frozen, self._clip,
+                                  self.gradient_accumulation_steps, self.use_mixed_precision, self._deterministic,
+                                  str(self.device_))
+            self.session = _state.TrainingSession(self._engine)
+        if self._pending is not None:
+            load, self._pending = self._pending, None
+            load()
+        return self._engine
+
+    @property
+    def onnx_model_(self) -> onnx.ModelProto | None:
+        """In evaluation, with the weights of when it was made: first asked for, or last saved. None before a step."""
+        if self._proto is None and self._engine is not None:
+            self._proto = self._made()
+        return self._proto
+
+    def _made(self) -> onnx.ModelProto:
+        assert self._engine is not None
+        return self._engine.model.proto(self._described(self.model_desc_.inputs_),
+                                        self._described(self.model_desc_.outputs_))
+
+    # ---- steps ----
+
+    def train(self) -> None:
+        """From now on calling the trainer is train_step()."""
+        self._is_train = True
+
+    def eval(self) -> None:
+        """From now on calling the trainer is eval_step()."""
+        self._is_train = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.train_step(*args, **kwargs) if self._is_train else self.eval_step(*args, **kwargs)
+
+    def train_step(self, *args: Any, fetches: Sequence[str] | None = None, **kwargs: Any) -> Any:
+        """One step, and after every gradient_accumulation_steps of them an update.
+
+        Args:
+            args, kwargs: the inputs, in the description's order or by name; then the rate, a tensor of one element,
+                unless the trainer has get_lr_this_step; then with mixed precision the loss scale, a tensor of one
+                element, unless it has a loss scaler.
+            fetches: names of outputs to return.
+
+        Returns:
+            The outputs, detached, in a list as described; a single one alone. With mixed precision and without a loss
+            scaler the last item, at an update, is whether all gradients were finite: bool of shape (1,).
+
+        Raises:
+            ValueError: an input is missing or is not known. RuntimeError: an output is not as described.
+        """
+        rate_name = self.learning_rate_description_.name_
+        extra = [] if self.get_lr_this_step_ is not None else [rate_name]
+        external = self.use_mixed_precision and self.loss_scaler_ is None
+        extra += [self.loss_scale_input_name] if external else []
+        names = self._names()
+        values = _bound([*names, *extra], args, kwargs)
+        if len(values) < len(names) + len(extra):
+            raise ValueError(f"train_step takes {[*names, *extra]}, and {list(values)} are given")
+        inputs = [values[name] for name in names]
+        if self.get_lr_this_step_ is not None:
+            rate = self.get_lr_this_step_(self.global_step_)
+        else:
+            rate = values[rate_name]
+        scale = 1.0
+        if self.use_mixed_precision:
+            scale = float(values[self.loss_scale_input_name] if external else
+                          self.loss_scaler_.loss_scale_)  # type: ignore[union-attr]
+        engine = self._ready()
+        results = engine.forward_backward(inputs, 0, self.current_step + 1, scale)
+        outputs = self._chosen(inputs, results, fetches)
+        self.current_step += 1
+        if self.current_step == 1:
+            self._save_optimized()
+        if engine.is_update(self.current_step):
+            finite = engine.apply(float(rate), scale)
+            self.global_step_ += finite
+            if self.use_mixed_precision and self.loss_scaler_ is not None:
+                self.loss_scaler_.update_loss_scale(finite)
+            if external:
+                outputs.append(torch.tensor([finite]))
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    def eval_step(self, *args: Any, fetches: Sequence[str] | None = None, **kwargs: Any) -> Any:
+        """The outputs in evaluation, of the inputs in the description's order or by name; those at the end may be left
+        out where the outputs can do without them.
+
+        Args:
+            fetches: names of outputs to return.
+        """
+        names = self._names()
+        values = _bound(names, args, kwargs)
+        if list(values) != names[:len(values)]:
+            raise ValueError(f"eval_step takes the first of {names}, and {list(values)} are given")
+        inputs = list(values.values())
+        outputs = self._chosen(inputs, self._ready().evaluate(inputs), fetches)
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    def _chosen(self, inputs: Sequence[Any], results: Sequence[Tensor], fetches: Sequence[str] | None) -> list[Tensor]:
+        named = described_outputs(self._described(self.model_desc_.inputs_),
+                                  self._described(self.model_desc_.outputs_), inputs, results, 0,
+                                  self.loss_fn_ is not None)
+        unknown = [name for name in fetches or () if name not in named]
+        if unknown:
+            raise RuntimeError(f"there are no outputs {unknown} among {list(named)}")
+        return [named[name] for name in fetches or named]
+
+    def _save_optimized(self) -> None:
+        assert self._engine is not None
+        program = self._engine.model.latest() if self._optimized_path else None
+        if program is not None and program.session is not None:
+            Path(self._optimized_path).write_bytes(program.save("execution_model"))
+
+    # ---- state ----
+
+    def save_as_onnx(self, path: str) -> None:
+        """Writes the model and its loss in evaluation, with the weights as they are; as orttrainer's. Before the first
+        step there is a warning and no file.
+        """
+        if self._engine is None:
+            warnings.warn("ONNX Runtime training session is not initialized yet: run train_step or eval_step before "
+                          "save_as_onnx()", stacklevel=2)
+            return
+        self._proto = self._made()
+        data = self._proto.SerializeToString()
+        _state.written_whole(path, lambda beside: Path(beside).write_bytes(data) and None)
+
+    def state_dict(self, include_optimizer_state: bool = True) -> dict[str, Tensor]:
+        """Weights, frozen ones and buffers by name, and the optimizer's state: see checkpoint.experimental_state_dict().
+        Copies, on the CPU; empty, with a warning, before the first step.
+        """
+        if self._engine is None:
+            warnings.warn("ONNX Runtime training session is not initialized yet. Please run train_step or eval_step at "
+                          "least once before calling state_dict().", stacklevel=2)
+            return {}
+        return _state.flat(self._engine, self.current_step, include_optimizer_state)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = False) -> None:
+        """Loads what state_dict() gives; before the first step it is kept until then.
+
+        Raises:
+            RuntimeError: strict, and names are missing or unknown. ValueError: a value has another shape.
+        """
+        self._load(state_dict, strict, {})
+
+    def _load(self, state: Mapping[str, Any], strict: bool, run: Mapping[str, Any]) -> None:
+        if self._engine is None:
+            self._pending = functools.partial(self._load, state, strict, run)
+            return
+        _state.load_flat(self._engine, state, strict)
+        self.global_step_ = run.get("global_step", self.global_step_)
+        self.current_step = run.get("current_step", self.current_step)
+        _state.load_scaler_state(self.loss_scaler_, run.get("loss_scaler", {}))
+
+
+def _bound(names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments by name, in the order of the names.
+
+    Raises:
+        ValueError: one is not known, or is given twice.
+    """
+    given = dict(zip(names, args))
+    wrong = [name for name in kwargs if name in given or name not in names]
+    if len(args) > len(names) or wrong:
+        raise ValueError(f"the inputs are {list(names)}; {len(args)} are given in their order, and {list(kwargs)} by name")
+    return {name: given[name] if name in given else kwargs[name] for name in names if name in given or name in kwargs}
+
+
+def save_checkpoint(ort_trainer: ORTTrainer, checkpoint_dir: str, checkpoint_prefix: str = _PREFIX,
+                    checkpoint_state_dict: Mapping[str, Any] | None = None,
+                    include_optimizer_state: bool = True) -> None:
+    """Writes ``{checkpoint_dir}/{checkpoint_prefix}.ort.pt``: see checkpoint.experimental_save_checkpoint()."""
+    run = {"global_step": ort_trainer.global_step_, "current_step": ort_trainer.current_step,
+           "loss_scaler": _state.scaler_state(ort_trainer.loss_scaler_)}
+    save_file(os.fspath(checkpoint_dir), checkpoint_prefix, {
+        **(checkpoint_state_dict or {}), "model": ort_trainer.state_dict(include_optimizer_state), RUN: run})
+
+
+def load_checkpoint(ort_trainer: ORTTrainer, checkpoint_dir: str, checkpoint_prefix: str = _PREFIX,
+                    strict: bool = False) -> dict[str, Any]:
+    """Loads what save_checkpoint() wrote, and returns the caller's entries."""
+    found = load_file(os.fspath(checkpoint_dir), checkpoint_prefix)
+    state, run = found.pop("model"), found.pop(RUN, {})
+    ort_trainer._load(state, strict, run)
+    return found

@@ -1,0 +1,190 @@
+"""The description of a model's inputs and outputs that an ORTTrainer takes: a dict, checked, as named tuples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+LEARNING_RATE_IO_DESCRIPTION_NAME = "__learning_rate"
+ALL_FINITE_IO_DESCRIPTION_NAME = "__all_finite"
+LOSS_SCALE_INPUT_IO_DESCRIPTION_NAME = "__loss_scale_input_name"
+GRADIENT_ACCUMULATION_IO_DESCRIPTION_NAME = "__gradient_accumulation_name"
+
+
+class _InputDescription(NamedTuple):
+    name: str
+    shape: list[int | str]
+
+
+class _InputDescriptionTyped(NamedTuple):
+    name: str
+    shape: list[int | str]
+    dtype: torch.dtype
+
+
+class _OutputDescription(NamedTuple):
+    name: str
+    shape: list[int | str]
+    is_loss: bool
+
+
+class _OutputDescriptionTyped(NamedTuple):
+    name: str
+    shape: list[int | str]
+    is_loss: bool
+    dtype: torch.dtype
+    dtype_amp: torch.dtype | None
+
+
+class _ORTTrainerModelDesc:
+    """A description, checked.
+
+    Args:
+        model_desc: ``{"inputs": [(name, shape), ...], "outputs": [(name, shape) or (name, shape, is_loss), ...]}``;
+            a shape is a list of sizes, and of names for sizes that may change; [] is that of a scalar.
+
+    Attributes:
+        inputs, outputs: _InputDescription and _OutputDescription, or the typed ones once dtypes are known.
+        learning_rate, all_finite, loss_scale_input, gradient_accumulation: of values that a trainer adds; all but the
+            first are set by assigning a name, and None before.
+
+    Raises:
+        ValueError: the dict is not of that form; the message says where.
+    """
+
+    _InputDescription = _InputDescription
+    _InputDescriptionTyped = _InputDescriptionTyped
+    _OutputDescription = _OutputDescription
+    _OutputDescriptionTyped = _OutputDescriptionTyped
+
+    def __init__(self, model_desc: dict[str, Any]) -> None:
+        errors = _errors(model_desc)
+        if errors:
+            raise ValueError(f"Invalid model_desc: {errors}")
+        self._original = dict(model_desc)
+        self.inputs: list[Any] = [_InputDescription(*given) for given in model_desc["inputs"]]
+        self.outputs: list[Any] = [_OutputDescription(*given) if len(given) == 3 else _OutputDescription(*given, False)
+                                   for given in model_desc["outputs"]]
+        self.learning_rate = _InputDescriptionTyped(LEARNING_RATE_IO_DESCRIPTION_NAME, [1], torch.float32)
+        self._all_finite: _InputDescriptionTyped | None = None
+        self._loss_scale_input: _InputDescriptionTyped | None = None
+        self._gradient_accumulation: _InputDescriptionTyped | None = None
+
+    @property
+    def all_finite(self) -> _InputDescriptionTyped | None:
+        """Whether all gradients of a step were finite: [1], bool."""
+        return self._all_finite
+
+    @all_finite.setter
+    def all_finite(self, name: str) -> None:
+        self._all_finite = _InputDescriptionTyped(_named(name), [1], torch.bool)
+
+    @property
+    def loss_scale_input(self) -> _InputDescriptionTyped | None:
+        """What the loss is multiplied by: a scalar, float32."""
+        return self._loss_scale_input
+
+    @loss_scale_input.setter
+    def loss_scale_input(self, name: str) -> None:
+        self._loss_scale_input = _InputDescriptionTyped(_named(name), [], torch.float32)
+
+    @property
+    def gradient_accumulation(self) -> _InputDescriptionTyped | None:
+        """Whether a step only accumulates: [1], bool."""
+        return self._gradient_accumulation
+
+    @gradient_accumulation.setter
+    def gradient_accumulation(self, name: str) -> None:
+        self._gradient_accumulation = _InputDescriptionTyped(_named(name), [1], torch.bool)
+
+    def add_type_to_input_description(self, index: int, dtype: torch.dtype) -> None:
+        """Makes one input's description a typed one."""
+        _check_dtype(dtype)
+        self.inputs[index] = _InputDescriptionTyped(*self.inputs[index][:2], dtype)
+
+    def add_type_to_output_description(self, index: int, dtype: torch.dtype,
+                                       dtype_amp: torch.dtype | None = None) -> None:
+        """Makes one output's description a typed one; dtype_amp is what it has in mixed precision."""
+        _check_dtype(dtype)
+        self.outputs[index] = _OutputDescriptionTyped(*self.outputs[index][:3], dtype, dtype_amp)
+
+    @property
+    def loss(self) -> int:
+        """Which output is the loss.
+
+        Raises:
+            AssertionError: none is.
+        """
+        for index, output in enumerate(self.outputs):
+            if output.is_loss:
+                return index
+        raise AssertionError("model_desc: no output has is_loss set to True")
+
+    def __repr__(self) -> str:
+        return repr({"inputs": self.inputs, "outputs": self.outputs})
+
+
+def _named(name: Any) -> str:
+    if not (isinstance(name, str) and name):
+        raise AssertionError("'name' must be a non-empty string")
+    return name
+
+
+def _check_dtype(dtype: Any) -> None:
+    if not isinstance(dtype, torch.dtype):
+        raise AssertionError("'dtype' must be a torch.dtype")
+
+
+def _errors(given: Any) -> dict[str, list[Any]]:
+    if not isinstance(given, dict):
+        return {"model_desc": ["must be of dict type"]}
+    errors: dict[str, list[Any]] = {str(name): ["unknown field"] for name in given if name not in ("inputs", "outputs")}
+    for name, check in (("inputs", _input_errors), ("outputs", _output_errors)):
+        found = _list_errors(given, name, check)
+        if found:
+            errors[name] = found
+    return dict(sorted(errors.items()))
+
+
+def _list_errors(given: dict[str, Any], name: str, check: Callable[[Any], list[str]]) -> list[Any]:
+    if name not in given:
+        return ["required field"]
+    items = given[name]
+    if not isinstance(items, list):
+        return ["must be of list type"]
+    if not items:
+        return ["min length is 1"]
+    found = {index: errors for index, item in enumerate(items) if (errors := check(item))}
+    losses = [index for index, item in enumerate(items) if isinstance(item, tuple) and len(item) == 3
+              and item[2] is True]
+    for index in losses[1:]:
+        found.setdefault(index, []).append("only one is_loss can bet set to True")
+    return [dict(sorted(found.items()))] if found else []
+
+
+def _input_errors(item: Any) -> list[str]:
+    if not isinstance(item, tuple) or len(item) != 2:
+        return ["must be a tuple with size 2"]
+    return _name_and_shape_errors(item)
+
+
+def _output_errors(item: Any) -> list[str]:
+    if not isinstance(item, tuple) or len(item) not in (2, 3):
+        return ["must be a tuple with size 2 or 3"]
+    errors = _name_and_shape_errors(item)
+    if len(item) == 3 and not isinstance(item[2], bool):
+        errors.append("the third element of the tuple (aka is_loss) must be a boolean")
+    return errors
+
+
+def _name_and_shape_errors(item: tuple[Any, ...]) -> list[str]:
+    errors = []
+    if not isinstance(item[0], str):
+        errors.append("the first element of the tuple (aka name) must be a string")
+    if not isinstance(item[1], list):
+        errors.append("the second element of the tuple (aka shape) must be a list")
+    elif any(isinstance(size, bool) or not isinstance(size, (int, str)) for size in item[1]):
+        errors.append("each shape must be either a string or integer")
+    return errors

@@ -1,0 +1,497 @@
+"""ORTTrainer: trains a model by its description, in onnxruntime-training's form of 2020 to 2023.
+
+It reads description and options; _engine.py does the steps. docs/trainer.md is for users.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+import torch
+from torch import Tensor
+
+from onnxtrain.backend import _to_array
+from onnxtrain.training import _checkpoint_storage, _state
+from onnxtrain.training._engine import Engine
+from onnxtrain.training._info import TrainStepInfo
+from onnxtrain.training._models import TorchModel
+from onnxtrain.training._onnx_model import OnnxModel
+from onnxtrain.training._update import as_tensor
+from onnxtrain.training.amp.loss_scaler import DynamicLossScaler, LossScaler
+from onnxtrain.training.model_desc_validation import _ORTTrainerModelDesc
+from onnxtrain.training.optim.config import _OptimizerConfig
+from onnxtrain.training.orttrainer_options import ORTTrainerOptions, refuse_unsupported, say_what_is_ignored
+
+__all__ = ["ORTTrainer", "ORTTrainerOptions", "TrainStepInfo"]
+
+_log = logging.getLogger("onnxtrain")
+_STAGES = {"model_after_graph_transforms_path": "optimized_pre_grad", "model_with_gradient_graph_path": "optimized",
+           "model_with_training_graph_path": "optimized",
+           "model_with_training_graph_after_optimization_path": "execution_model"}
+
+
+class ORTTrainer:
+    """Trains a model: forward, backward and update in one call.
+
+    Args:
+        model: a torch.nn.Module, whose parameters are trained where they are, or an onnx.ModelProto.
+        model_desc: ``{"inputs": [(name, shape), ...], "outputs": [(name, shape[, is_loss]), ...]}``. Inputs are
+            parameters of forward by name, the last one the label where there is a loss_fn; outputs go by position. A size
+            that is a string may change from step to step.
+        optim_config: SGDConfig, AdamConfig or LambConfig.
+        loss_fn: takes the module's output and the last input, and gives the loss, which comes before the output among
+            the outputs; None where the model gives it itself.
+        options: ORTTrainerOptions.
+
+    Attributes:
+        model_desc, loss_fn, optim_config, options: as given, checked.
+
+    Raises:
+        AssertionError: an argument is of another type.
+        ValueError: model is neither of the two, or model_desc is malformed.
+
+    What options ask for that is not there is refused at the first step, by onnxtrain.UnsupportedError.
+    """
+
+    def __init__(self, model: torch.nn.Module | onnx.ModelProto, model_desc: dict[str, Any],
+                 optim_config: _OptimizerConfig, loss_fn: Callable[[Any, Any], Tensor] | None = None,
+                 options: ORTTrainerOptions | None = None) -> None:
+        _check(model is not None, "'model' is required and must be either a 'torch.nn.Module' or ONNX model")
+        _check(isinstance(model_desc, dict), "'model_desc' must be a 'dict'")
+        _check(isinstance(optim_config, _OptimizerConfig), "'optim_config' must be an optimizer configuration")
+        _check(options is None or isinstance(options, ORTTrainerOptions), "'options' must be ORTTrainerOptions or None")
+        torch_module = isinstance(model, torch.nn.Module)
+        if not torch_module and not isinstance(model, onnx.ModelProto):
+            raise ValueError("'model' must be either 'torch.nn.Module' or 'onnx.ModelProto'")
+        _check(loss_fn is None or torch_module, "'loss_fn' must not be specified when 'model' is an ONNX model")
+        _check(loss_fn is None or callable(loss_fn) and len(inspect.signature(loss_fn).parameters) == 2,
+               "'loss_fn' must be a callable of 2 parameters: prediction and label")
+        self.model_desc = _ORTTrainerModelDesc(model_desc)
+        self.optim_config = optim_config
+        self.loss_fn = loss_fn
+        self.options = ORTTrainerOptions() if options is None else options
+        self._train_step_info = TrainStepInfo(optim_config)
+        self._load_state_dict: functools.partial[Any] | None = None
+        self._engine: Engine | None = None
+        self._training_session: Any = None
+        self._proto: onnx.ModelProto | None = None
+        self._torch_model = model if torch_module else None
+        if not torch_module:
+            self._proto = onnx.ModelProto()
+            self._proto.CopyFrom(self._postprocessed(model))
+            self._init_session()
+
+    def _postprocessed(self, model: onnx.ModelProto) -> onnx.ModelProto:
+        change = self.options._internal_use.extra_postprocess
+        if change is None:
+            return model
+        changed = change(model)
+        _check(isinstance(changed, onnx.ModelProto), "'extra_postprocess' must give an onnx.ModelProto")
+        return changed
+
+    # ---- the session ----
+
+    def _init_session(self, optimizer_state: Mapping[str, Any] = {}, session_options: Any = None,  # noqa: B006
+                      provider_options: Any = None) -> None:
+        """Gets ready for steps, if that has not been done, and gives the optimizer this state.
+
+        Raises:
+            AssertionError: no output is the loss.
+            RuntimeError, UnsupportedError, ValueError: see Engine, refuse_unsupported().
+        """
+        if self._engine is None:
+            options, desc = self.options, self.model_desc
+            refuse_unsupported(options, self._torch_model is not None)
+            say_what_is_ignored(options)
+            _ = desc.loss
+            if options.mixed_precision.enabled and options.mixed_precision.loss_scaler is None:
+                options.mixed_precision.loss_scaler = DynamicLossScaler()
+            names = [described[0] for described in desc.inputs]
+            if self._torch_model is not None:
+                model: Any = TorchModel(self._torch_model, self.loss_fn, names, by_position=False)
+                if options.graph_transformer.transformer_layer_recompute:
+                    runtime = model.ort_module._runtime
+                    runtime.memory_optimization_level = max(1, runtime.memory_optimization_level)
+            else:
+                model = OnnxModel(self._proto, desc.inputs, desc.outputs)
+            weights = model.parameters()
+            unknown = [name for group in self.optim_config.params for name in group["params"] if name not in weights]
+            if unknown:
+                raise RuntimeError(f"{unknown} params from 'optim_config' not found in the model.")
+            self._engine = Engine(model, self.optim_config.name, self.optim_config.of, options.utils.frozen_weights,
+                                  options.utils.grad_norm_clip, options.batch.gradient_accumulation_steps,
+                                  options.mixed_precision.enabled, options.debug.deterministic_compute,
+                                  options.device.id)
+            self._training_session = _state.TrainingSession(self._engine)
+        if optimizer_state:
+            self._engine.update.load_state(optimizer_state)
+
+    def _ready(self, inputs: Sequence[Any]) -> Engine:
+        """Before a step: the engine, with what was loaded before there was one."""
+        if self._engine is None:
+            self._init_session()
+            if self.options.debug.check_model_export:
+                self._check_export(inputs)
+        if self._load_state_dict is not None:
+            load, self._load_state_dict = self._load_state_dict, None
+            load()
+        return self._engine  # type: ignore[return-value]
+
+    def _check_export(self, inputs: Sequence[Any]) -> None:
+        """Compares the engine with PyTorch, in evaluation, before anything is trained."""
+        assert self._engine is not None
+        given = self._engine.inputs(inputs)
+        ours, theirs = self._engine.model.evaluate(given), self._engine.model.eager(given)
+        for described, one, other in zip(self.model_desc.outputs, ours, theirs):
+            torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-6, equal_nan=True,
+                                       msg=lambda text, name=described[0]: f"check_model_export: output {name}: {text}")
+
+    @property
+    def _onnx_model(self) -> onnx.ModelProto | None:
+        """In evaluation, with the weights of when it was made: first asked for, or last saved. None before a step."""
+        if self._proto is None and self._engine is not None:
+            self._proto = self._engine.model.proto(self.model_desc.inputs, self.model_desc.outputs)
+        return self._proto
+
+    @_onnx_model.setter
+    def _onnx_model(self, model: onnx.ModelProto | None) -> None:
+        self._proto = model
+
+    # ---- steps ----
+
+    def train_step(self, *args: Any, **kwargs: Any) -> Any:
+        """One step: outputs of the model in training, backward, and after every
+        ``batch.gradient_accumulation_steps`` of them an update.
+
+        Args:
+            args, kwargs: the inputs, in the description's order or by name; one list stands for all.
+
+        Returns:
+            The outputs, detached, in a list as described; a single one alone. Those of ``_train_step_info.fetches``
+            alone, where there are some. The loss is never scaled.
+
+        Raises:
+            AssertionError: another number of inputs than is described, or sizes of one name that are not equal.
+            RuntimeError: no such output as in ``fetches``; an output has another size than is described.
+        """
+        info = self._train_step_info
+        inputs, fetches = self._inputs(args, kwargs), self._fetches()
+        engine = self._ready(inputs)
+        step = info.step + 1
+        scaler: LossScaler | None = self.options.mixed_precision.loss_scaler
+        scale = 1.0 if scaler is None else scaler.loss_scale
+        results = engine.forward_backward(inputs, self.model_desc.loss, step, scale)
+        outputs = self._outputs(inputs, results)
+        info.step = step
+        if step == 1:
+            self._save_graphs()
+        if engine.is_update(step):
+            info.all_finite = engine.apply(self._rate(), scale)
+            if scaler is not None:
+                scaler.update(info)
+            info.optimization_step += info.all_finite
+        chosen = [outputs[name] for name in fetches or outputs]
+        return chosen[0] if len(chosen) == 1 else chosen
+
+    def eval_step(self, *args: Any, **kwargs: Any) -> Any:
+        """The outputs of the model in evaluation. With ``_train_step_info.fetches`` inputs at the end may be left out.
+
+        Args and returns are train_step()'s.
+        """
+        inputs, fetches = self._inputs(args, kwargs), self._fetches()
+        outputs = self._outputs(inputs, self._ready(inputs).evaluate(inputs))
+        lacking = [name for name in fetches if name not in outputs]
+        if lacking:
+            raise RuntimeError(f"without all inputs there are no outputs {lacking}")
+        chosen = [value for name, value in outputs.items() if name in fetches or not fetches]
+        return chosen[0] if len(chosen) == 1 else chosen
+
+    def _rate(self) -> float:
+        scheduler = self.options.lr_scheduler
+        if scheduler is None:
+            return self.optim_config.lr
+        scheduler._step(self._train_step_info)
+        return scheduler.get_last_lr()[0]
+
+    def _fetches(self) -> list[str]:
+        fetches = self._train_step_info.fetches
+        names = [described[0] for described in self.model_desc.outputs]
+        if any(name not in names for name in fetches):
+            raise RuntimeError("The specified fetches list contains invalid output names")
+        return fetches
+
+    def _inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        if len(args) == 1 and isinstance(args[0], (list, tuple)):
+            args = tuple(args[0])
+        names = [described[0] for described in self.model_desc.inputs]
+        left = names[len(args):]
+        inputs = [*args, *(kwargs[name] for name in left if name in kwargs)]
+        given = [*names[:len(args)], *kwargs]
+        _check(len(args) <= len(names) and set(kwargs) <= set(left)
+               and (len(inputs) == len(names) or bool(self._train_step_info.fetches)
+                    and [name for name in names if name in given] == names[:len(inputs)]),
+               f"the description has inputs {names}, and {len(args)} are given in their order and {list(kwargs)} by name")
+        return inputs
+
+    def _outputs(self, inputs: Sequence[Any], results: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Outputs by name, in the shapes that are described; notes dtypes on the way."""
+        desc = self.model_desc
+        shaped = described_outputs(desc.inputs, desc.outputs, inputs, results, desc.loss, self.loss_fn is not None)
+        self._note_dtypes(inputs, shaped)
+        return shaped
+
+    def _note_dtypes(self, inputs: Sequence[Any], outputs: Mapping[str, Tensor]) -> None:
+        desc = self.model_desc
+        for place, value in enumerate(inputs):
+            if len(desc.inputs[place]) == 2 and isinstance(value, Tensor):
+                desc.add_type_to_input_description(place, value.dtype)
+        for place, item in enumerate(desc.outputs):
+            if len(item) == 3 and item[0] in outputs:
+                dtype = outputs[item[0]].dtype
+                desc.add_type_to_output_description(place, dtype, dtype if dtype == torch.float16 else None)
+
+    def _save_graphs(self) -> None:
+        """Writes the graphs that debug.graph_save_paths asks for, of the first training step."""
+        assert self._engine is not None
+        for name, path in vars(self.options.debug.graph_save_paths).items():
+            program = self._engine.model.latest() if path else None
+            if program is not None and program.session is not None:
+                Path(path).write_bytes(program.save(_STAGES[name]))
+            elif path:
+                _log.warning("ORTTrainer: %s is not written: there is no graph in one piece", path)
+
+    # ---- as a file ----
+
+    def save_as_onnx(self, path: str) -> None:
+        """Writes the model, and its loss, in evaluation: no dropout, weights as they are now, under their names in the
+        module.
+
+        Args:
+            path: of a file, in a folder that there is. It is replaced whole or not at all. Without a step so far, or
+            such a folder, there is a warning and no file.
+
+        Raises:
+            AssertionError: path is no str.
+            ExportError, UnsupportedError: the module cannot be written as operators of ONNX.
+        """
+        _check(isinstance(path, str), "'path' must be a valid path string")
+        if self._engine is None:
+            warnings.warn("Training session is not initialized yet. 'train_step' or 'eval_step' methods must be executed "
+                          "at least once before calling 'save_as_onnx()'.", stacklevel=2)
+            return
+        if not os.path.isdir(os.path.dirname(path) or "."):
+            warnings.warn(f"save_as_onnx: there is no folder for {path}: nothing is written", stacklevel=2)
+            return
+        self._proto = self._engine.model.proto(self.model_desc.inputs, self.model_desc.outputs)
+        data = self._proto.SerializeToString()
+        _state.written_whole(path, lambda beside: Path(beside).write_bytes(data) and None)
+
+    # ---- state ----
+
+    def state_dict(self, pytorch_format: bool = False) -> dict[str, Any]:
+        """All that a run is continued from, as copies.
+
+        Args:
+            pytorch_format: only weights and buffers, as tensors by name.
+
+        Returns:
+            ``model``: ``{"full_precision": {name: array}}``; ``optimizer``: see Update.state(); ``trainer_options``,
+            ``train_step_info``; ``loss_scaler`` with mixed precision, and ``accumulated_gradients`` within the steps of
+            one update. Before the first step what has been loaded, with a warning, or an empty dict.
+        """
+        if self._training_session is None:
+            warnings.warn("ONNX Runtime training session is not initialized yet. Please run train_step or eval_step at "
+                          "least once before calling ORTTrainer.state_dict().", stacklevel=2)
+            return self._load_state_dict.args[0] if self._load_state_dict else {}
+        model = {kind: dict(values) for kind, values in self._training_session.get_model_state(
+            include_mixed_precision_weights=False).items()}
+        rest = self._untrained()
+        if rest:
+            model.setdefault("full_precision", {}).update(rest)
+        if pytorch_format:
+            return {name: torch.from_numpy(value.copy()) for name, value in model.get("full_precision", {}).items()}
+        options, info = self.options, self._train_step_info
+        distributed = options.distributed
+        state: dict[str, Any] = {
+            "model": model, "optimizer": self._training_session.get_optimizer_state(),
+            "trainer_options": {
+                "mixed_precision": options.mixed_precision.enabled,
+                "zero_stage": distributed.deepspeed_zero_optimization.stage, "world_rank": distributed.world_rank,
+                "world_size": distributed.world_size, "optimizer_name": self.optim_config.name,
+                "data_parallel_size": distributed.data_parallel_size,
+                "horizontal_parallel_size": distributed.horizontal_parallel_size},
+            "train_step_info": {"optimization_step": info.optimization_step, "step": info.step}}
+        if distributed.deepspeed_zero_optimization.stage > 0 or distributed.horizontal_parallel_size > 1:
+            state["partition_info"] = self._training_session.get_partition_info_map()
+        if scaler := _state.scaler_state(options.mixed_precision.loss_scaler):
+            state["loss_scaler"] = scaler
+        if self._engine is not None and (sums := self._engine.accumulated(info.step)):
+            state["accumulated_gradients"] = {name: _to_array(value) for name, value in sums.items()}
+        return state
+
+    def _untrained(self) -> dict[str, Any]:
+        """Frozen weights and buffers as arrays."""
+        if self._engine is not None:
+            trained = self._engine.weights()
+            values = {name: value for name, value in self._engine.everything().items() if name not in trained}
+            return {name: _to_array(value) for name, value in _state.copied(values).items()}
+        frozen = self.options.utils.frozen_weights
+        initializers = self._proto.graph.initializer if self._proto is not None else ()
+        return {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in initializers if tensor.name in frozen}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
+        """Loads what state_dict() gives. Before the first step it is kept until then.
+
+        Args:
+            state_dict: may lack ``model``, ``optimizer`` or ``train_step_info``, with a warning for each.
+            strict: refuse missing and unexpected names.
+
+        Raises:
+            RuntimeError: strict, and names differ. AssertionError: it is of another optimizer. ValueError: a value has
+                another shape.
+        """
+        if self._training_session is None:
+            self._load_state_dict = functools.partial(self.load_state_dict, state_dict, strict=strict)
+            return
+        for key in ("train_step_info", "model", "optimizer"):
+            if key not in state_dict:
+                warnings.warn(f"Missing key: {key} in state_dict", stacklevel=2)
+        if strict:
+            self._check_names(state_dict)
+        if "optimizer" in state_dict:
+            name = state_dict["trainer_options"]["optimizer_name"]
+            name = name.decode() if isinstance(name, bytes) else name
+            _check(name == self.optim_config.name, f"Optimizer mismatch: expected {self.optim_config.name}, got {name}")
+        self._update_onnx_model_initializers(state_dict.get("model", {}).get("full_precision", {}))
+        self._init_session(state_dict.get("optimizer", {}))
+        info = state_dict.get("train_step_info", {})
+        for key in ("optimization_step", "step"):
+            if key in info:
+                setattr(self._train_step_info, key, int(info[key]))
+        _state.load_scaler_state(self.options.mixed_precision.loss_scaler, state_dict.get("loss_scaler", {}))
+        if self._engine is not None:
+            self._engine.load_accumulated({name: as_tensor(value) for name, value in
+                                           state_dict.get("accumulated_gradients", {}).items()})
+
+    def _check_names(self, given: Mapping[str, Any]) -> None:
+        """Compares the names of a state with the trainer's own, level by level."""
+        own = self.state_dict()
+        for key in ("model", "optimizer"):
+            if key not in given or key not in own:
+                continue
+            _compare(own[key], given[key], f"state_dict[{key}]")
+            for below in own[key]:
+                _compare(own[key][below], given[key][below], f"state_dict[{key}][{below}]")
+
+    def _update_onnx_model_initializers(self, values: Mapping[str, Any]) -> None:
+        """Sets weights, frozen ones and buffers, by name."""
+        if self._engine is not None and values:
+            self._engine.load({name: as_tensor(value) for name, value in values.items()})
+
+    def save_checkpoint(self, path: str, user_dict: Mapping[str, Any] = {},  # noqa: B006
+                        include_optimizer_states: bool = True) -> None:
+        """Writes state_dict() to a file of HDF5, which must not be there yet; whole or not at all.
+
+        Args:
+            path: of the file.
+            user_dict: is pickled, and comes back from load_checkpoint().
+            include_optimizer_states: whether the optimizer's state is written.
+
+        Raises:
+            ImportError: h5py is not installed. FileExistsError: path is there.
+        """
+        state = dict(self.state_dict())
+        if user_dict:
+            state["user_dict"] = _checkpoint_storage.to_serialized_hex(user_dict)
+        if not include_optimizer_states:
+            state.pop("optimizer", None)
+        _checkpoint_storage.save(state, path)
+
+    def load_checkpoint(self, *paths: str, strict: bool = True) -> dict[str, Any]:
+        """Loads what save_checkpoint() wrote. The user_dict in it is unpickled: load files that you trust.
+
+        Args:
+            paths: one file.
+            strict: see load_state_dict().
+
+        Returns:
+            The user_dict; empty where there is none.
+
+        Raises:
+            AssertionError: more than one file.
+            UnsupportedError: the file is one of several, of ZeRO or of parallel layers.
+            ImportError: h5py is not installed.
+        """
+        _check(len(paths) == 1, "load_checkpoint: the files of several processes cannot be joined: give one")
+        _checkpoint_storage.refuse_parts(_checkpoint_storage.load(paths[0], key="trainer_options"))
+        state = _checkpoint_storage.load(paths[0])
+        user_dict = _checkpoint_storage.from_serialized_hex(state["user_dict"]) if "user_dict" in state else {}
+        self.load_state_dict(state, strict=strict)
+        return user_dict
+
+
+def _check(condition: bool, message: str) -> None:
+    if not condition:
+        raise AssertionError(message)
+
+
+def _compare(own: Mapping[str, Any], given: Mapping[str, Any], where: str) -> None:
+    missing, unexpected = [key for key in own if key not in given], [key for key in given if key not in own]
+    problems = [f"{what}: {keys} in {where}" for what, keys in (("Missing keys", missing),
+                                                                ("Unexpected keys", unexpected)) if keys]
+    if problems:
+        raise RuntimeError("; ".join(problems))
+
+
+def _sizes(described: Sequence[Any], inputs: Sequence[Any]) -> dict[str, int]:
+    """What the names of sizes stand for in this call."""
+    sizes: dict[str, int] = {}
+    for item, value in zip(described, inputs):
+        for axis, name in enumerate(item[1]):
+            if isinstance(name, str):
+                size = value.shape[axis]
+                _check(sizes.setdefault(name, size) == size, f"Mismatch in dynamic shape {name}")
+    return sizes
+
+
+def described_outputs(inputs: Sequence[Any], outputs: Sequence[Any], given: Sequence[Any], results: Sequence[Tensor],
+                      loss: int, with_loss_fn: bool) -> dict[str, Tensor]:
+    """A model's results by name, in the shapes that are described.
+
+    Args:
+        inputs, outputs: descriptions.
+        given: the inputs of this call; without the last of them a loss function gives no loss.
+        results: in the order of the outputs; further ones are left out.
+        loss: which output is the loss.
+        with_loss_fn: whether it comes from a loss function.
+
+    Raises:
+        RuntimeError: there are fewer results than are described, or one has another size.
+        AssertionError: sizes of one name are not equal. KeyError: an output has a size that no input has.
+    """
+    described = list(outputs)
+    if len(given) < len(inputs) and (with_loss_fn or len(results) == len(described) - 1):
+        del described[loss]
+    if len(results) < len(described):
+        raise RuntimeError(f"the model has {len(results)} outputs, and {len(described)} are described")
+    sizes = _sizes(inputs, given)
+    return {item[0]: _shaped(item, result, sizes) for item, result in zip(described, results)}
+
+
+def _shaped(item: Any, result: Tensor, sizes: Mapping[str, int]) -> Tensor:
+    """An output in the shape that is described for it."""
+    shape = [sizes[size] if isinstance(size, str) else size for size in item[1]]
+    if list(result.shape) == shape:
+        return result
+    try:
+        return result.reshape(shape)
+    except RuntimeError:
+        raise RuntimeError(f"output {item[0]} has the shape {list(result.shape)}, and {shape} is described") from None
