@@ -114,14 +114,16 @@ class Engine:
         """The inputs, on the device."""
         return [value.to(self.device) if isinstance(value, Tensor) else value for value in given]
 
-    def forward_backward(self, given: Sequence[Any], loss: int, step: int, scale: float) -> list[Tensor]:
-        """Outputs, and gradients added to those of the steps before since the last update.
+    def forward(self, given: Sequence[Any], loss: int, step: int) -> list[Tensor]:
+        """Outputs in training, under autograd.
 
         Args:
             given: the inputs.
             loss: which output is the loss: float, of one element.
-            step: number of this call, from 1.
-            scale: the loss is multiplied by it before backward; the one that is returned is not.
+            step: number of this call, from 1; gradients are dropped where it is the first one after an update.
+
+        Raises:
+            RuntimeError: the loss is something else.
         """
         if (step - 1) % self.accumulation == 0:
             self.update.zero_grad()
@@ -130,9 +132,12 @@ class Engine:
         if loss >= len(outputs) or outputs[loss].numel() != 1 or not outputs[loss].is_floating_point():
             raise RuntimeError(f"output {loss} is the loss, which has to be a float of one element; the model's outputs "
                                f"are {[f'{output.dtype} {tuple(output.shape)}' for output in outputs]}")
+        return outputs
+
+    def backward(self, loss: Tensor, scale: float) -> None:
+        """Adds the gradients of the loss, times scale, to those of the steps before since the last update."""
         with self._switches(False):
-            outputs[loss].backward(torch.full_like(outputs[loss], scale))
-        return [output.detach() for output in outputs]
+            loss.backward(torch.full_like(loss, scale))
 
     def evaluate(self, given: Sequence[Any]) -> list[Tensor]:
         """Outputs in evaluation."""

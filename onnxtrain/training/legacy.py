@@ -23,7 +23,7 @@ from onnxtrain.training._models import TorchModel, parameters_of
 from onnxtrain.training._onnx_model import OnnxModel
 from onnxtrain.training.checkpoint import RUN, load_file, save_file
 from onnxtrain.training.optim.config import AdamConfig, LambConfig, SGDConfig
-from onnxtrain.training.orttrainer import described_outputs
+from onnxtrain.training.orttrainer import described_outputs, sizes_of
 
 __all__ = ["IODescription", "LossScaler", "ModelDescription", "ORTTrainer", "generate_sample", "load_checkpoint",
            "save_checkpoint"]
@@ -303,6 +303,7 @@ class ORTTrainer:
         if len(values) < len(names) + len(extra):
             raise ValueError(f"train_step takes {[*names, *extra]}, and {list(values)} are given")
         inputs = [values[name] for name in names]
+        sizes_of(self._described(self.model_desc_.inputs_), inputs)
         if self.get_lr_this_step_ is not None:
             rate = self.get_lr_this_step_(self.global_step_)
         else:
@@ -312,8 +313,9 @@ class ORTTrainer:
             scale = float(values[self.loss_scale_input_name] if external else
                           self.loss_scaler_.loss_scale_)  # type: ignore[union-attr]
         engine = self._ready()
-        results = engine.forward_backward(inputs, 0, self.current_step + 1, scale)
+        results = engine.forward(inputs, 0, self.current_step + 1)
         outputs = self._chosen(inputs, results, fetches)
+        engine.backward(results[0], scale)
         self.current_step += 1
         if self.current_step == 1:
             self._save_optimized()

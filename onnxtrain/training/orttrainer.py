@@ -184,12 +184,14 @@ class ORTTrainer:
         """
         info = self._train_step_info
         inputs, fetches = self._inputs(args, kwargs), self._fetches()
+        sizes_of(self.model_desc.inputs, inputs)
         engine = self._ready(inputs)
         step = info.step + 1
         scaler: LossScaler | None = self.options.mixed_precision.loss_scaler
         scale = 1.0 if scaler is None else scaler.loss_scale
-        results = engine.forward_backward(inputs, self.model_desc.loss, step, scale)
+        results = engine.forward(inputs, self.model_desc.loss, step)
         outputs = self._outputs(inputs, results)
+        engine.backward(results[self.model_desc.loss], scale)
         info.step = step
         if step == 1:
             self._save_graphs()
@@ -207,6 +209,7 @@ class ORTTrainer:
         Args and returns are train_step()'s.
         """
         inputs, fetches = self._inputs(args, kwargs), self._fetches()
+        sizes_of(self.model_desc.inputs, inputs)
         outputs = self._outputs(inputs, self._ready(inputs).evaluate(inputs))
         lacking = [name for name in fetches if name not in outputs]
         if lacking:
@@ -451,12 +454,17 @@ def _compare(own: Mapping[str, Any], given: Mapping[str, Any], where: str) -> No
         raise RuntimeError("; ".join(problems))
 
 
-def _sizes(described: Sequence[Any], inputs: Sequence[Any]) -> dict[str, int]:
-    """What the names of sizes stand for in this call."""
+def sizes_of(described: Sequence[Any], inputs: Sequence[Any]) -> dict[str, int]:
+    """What the names of sizes stand for in this call.
+
+    Raises:
+        AssertionError: one stands for two sizes, or an input has not as many dims.
+    """
     sizes: dict[str, int] = {}
     for item, value in zip(described, inputs):
         for axis, name in enumerate(item[1]):
             if isinstance(name, str):
+                _check(axis < value.dim(), f"input {item[0]} has the shape {list(value.shape)}, and {item[1]} is described")
                 size = value.shape[axis]
                 _check(sizes.setdefault(name, size) == size, f"Mismatch in dynamic shape {name}")
     return sizes
@@ -482,8 +490,8 @@ def described_outputs(inputs: Sequence[Any], outputs: Sequence[Any], given: Sequ
         del described[loss]
     if len(results) < len(described):
         raise RuntimeError(f"the model has {len(results)} outputs, and {len(described)} are described")
-    sizes = _sizes(inputs, given)
-    return {item[0]: _shaped(item, result, sizes) for item, result in zip(described, results)}
+    sizes = sizes_of(inputs, given)
+    return {item[0]: _shaped(item, result.detach(), sizes) for item, result in zip(described, results)}
 
 
 def _shaped(item: Any, result: Tensor, sizes: Mapping[str, int]) -> Tensor:

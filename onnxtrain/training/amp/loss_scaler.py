@@ -81,10 +81,11 @@ class DynamicLossScaler(LossScaler):
                 (isinstance(up_scale_window, int) and not isinstance(up_scale_window, bool) and up_scale_window > 0,
                  "'up_scale_window' must be a positive integer"),
                 (_is_positive(min_loss_scale), "'min_loss_scale' must be a positive float"),
-                (_is_positive(max_loss_scale), "'max_loss_scale' must be a positive float"),
-                (min_loss_scale <= max_loss_scale, "'min_loss_scale' must be at most 'max_loss_scale'")):
+                (_is_positive(max_loss_scale), "'max_loss_scale' must be a positive float")):
             if not condition:
                 raise AssertionError(message)
+        if min_loss_scale > max_loss_scale:
+            raise AssertionError("'min_loss_scale' must be at most 'max_loss_scale'")
         self.automatic_update, self.up_scale_window = automatic_update, up_scale_window
         self.min_loss_scale, self.max_loss_scale = float(min_loss_scale), float(max_loss_scale)
         self._stable_steps_count = 0

@@ -76,8 +76,8 @@ class SGDConfig(_OptimizerConfig):
     """
 
     def __init__(self, params: Sequence[dict[str, Any]] = [], lr: float = 0.001) -> None:  # noqa: B006
+        _check(params == [], "'params' must be an empty list for SGD optimizer")
         super().__init__("SGDOptimizer", params, {"lr": lr})
-        _check(not params, "'params' must be an empty list for SGD optimizer")
 
 
 def _check_moments(alpha: float, beta: float, lambda_coef: float, epsilon: float, max_norm_clip: float,

@@ -1,0 +1,402 @@
+"""ORTTrainer on a torch.nn.Module: losses against eager PyTorch with the same rules, and each option's effect."""
+
+import copy
+import math
+import threading
+
+import numpy as np
+import pytest
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from eager_training import CPU, DESCRIPTION, Eager, batches, cross_entropy, net, options, trainer_of
+
+import onnxtrain
+from onnxtrain.training import ORTTrainer, ORTTrainerOptions, TrainStepInfo, amp, optim
+
+AFTER = optim.AdamConfig.DecayMode.AFTER_WEIGHT_UPDATE
+GROUPS = [{"params": ["first.bias", "norm.weight", "norm.bias", "last.bias"], "lambda_coef": 0.0}]
+CONFIGS = {
+    "sgd": lambda: optim.SGDConfig(lr=0.1),
+    "adam": lambda: optim.AdamConfig(lr=1e-3),
+    "adam decay": lambda: optim.AdamConfig(GROUPS, lr=1e-3, lambda_coef=0.01),
+    "adam after": lambda: optim.AdamConfig(GROUPS, lr=1e-3, lambda_coef=0.01, weight_decay_mode=AFTER),
+    "adam uncorrected": lambda: optim.AdamConfig(lr=1e-3, do_bias_correction=False, max_norm_clip=0.1),
+    "lamb": lambda: optim.LambConfig(lr=1e-3),
+    "lamb decay": lambda: optim.LambConfig(GROUPS, lr=1e-3, lambda_coef=0.01, do_bias_correction=True,
+                                           ratio_min=0.1, ratio_max=5.0),
+    "limits": lambda: optim.AdamConfig([{"params": ["last.weight"], "max_norm_clip": 0.05}], lr=1e-3),
+}
+
+
+def engine_only(trainer):
+    counts = onnxtrain.stats(trainer._engine.model.ort_module)
+    assert counts["fallback_steps"] == 0 and counts["engine_steps"], counts
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_two_hundred_steps(name):
+    """Two runs from equal weights, left to themselves: each loss within 1e-6 of the other, and the weights at the end."""
+    config, module = CONFIGS[name](), net()
+    eager, trainer = Eager(module, config), trainer_of(module, config)
+    for x, label in batches(200):
+        loss, scores = trainer.train_step(x, label)
+        assert loss.item() == pytest.approx(eager.step(x, label).item(), rel=1e-6)
+        assert scores.shape == (6, 4) and not scores.requires_grad
+    engine_only(trainer)
+    for (key, ours), theirs in zip(module.named_parameters(), eager.module.parameters()):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=2e-6, msg=key)
+
+
+@pytest.mark.parametrize("steps", [1, 3, 7])
+@pytest.mark.parametrize("name", ["sgd", "lamb"])
+def test_accumulation(name, steps):
+    config, module = CONFIGS[name](), net()
+    eager = Eager(module, config, accumulation=steps)
+    trainer = trainer_of(module, config, batch={"gradient_accumulation_steps": steps})
+    for count, (x, label) in enumerate(batches(2 * steps + 2), 1):
+        before = copy.deepcopy(module.state_dict())
+        assert trainer.train_step(x, label)[0].item() == pytest.approx(eager.step(x, label).item(), rel=2e-6)
+        changed = any(not torch.equal(value, before[key]) for key, value in module.state_dict().items())
+        assert changed == (count % steps == 0)
+    assert (trainer._train_step_info.step, trainer._train_step_info.optimization_step) == (2 * steps + 2, count // steps)
+
+
+@pytest.mark.parametrize("make", [
+    lambda: optim.ConstantWarmupLRScheduler(10, 0.5), lambda: optim.CosineWarmupLRScheduler(10, 0.5, 0.5),
+    lambda: optim.LinearWarmupLRScheduler(10, 0.5), lambda: optim.PolyWarmupLRScheduler(10, 1e-7, 1.0, 0.5)])
+def test_schedulers(make):
+    config, module, own = optim.AdamConfig(lr=0.01), net(), make()
+    eager = Eager(module, config, lr=lambda k: make().get_lr(TrainStepInfo(config, optimization_step=k))[0])
+    trainer = trainer_of(module, config, lr_scheduler=own)
+    for x, label in batches(10):
+        assert trainer.train_step(x, label)[0].item() == pytest.approx(eager.step(x, label).item(), rel=2e-6)
+    assert own.get_last_lr() == make().get_lr(TrainStepInfo(config, optimization_step=9))
+
+
+def test_clipping_is_on_unless_it_is_turned_off():
+    config = optim.AdamConfig(lr=0.01, epsilon=0.1, max_norm_clip=0.01)
+    losses = []
+    for clip in (True, False):
+        module = net()
+        eager = Eager(module, config, clip=clip)
+        trainer = trainer_of(module, config, utils={"grad_norm_clip": clip})
+        for x, label in batches(5):
+            losses.append(trainer.train_step(x, label)[0].item())
+            assert losses[-1] == pytest.approx(eager.step(x, label).item(), rel=1e-6)
+    assert abs(losses[4] - losses[9]) > 1e-3
+
+
+def test_weights_are_the_modules_and_mode_and_random_state_too():
+    """A step drops out as the module itself would, by the same random state."""
+    module, other = net(dropout=0.5), net(dropout=0.5)
+    module.eval()
+    trainer = trainer_of(module, optim.SGDConfig(lr=0.1))
+    weight = module.first.weight
+    (x, label), = batches(1)
+    torch.manual_seed(3)
+    first = trainer.train_step(x, label)[0]
+    assert module.training and module.first.weight is weight
+    torch.manual_seed(3)
+    again = trainer_of(other, optim.SGDConfig(lr=0.1)).train_step(x, label)[0]
+    assert first == again and torch.equal(weight, other.first.weight)
+    module.norm.eval()
+    evaluated = trainer.eval_step(x, label)
+    assert module.training and not module.norm.training and module.last.training
+    want = module.eval()(x)
+    torch.testing.assert_close(evaluated[1], want)
+    torch.testing.assert_close(evaluated[0], F.cross_entropy(want, label))
+    assert trainer._train_step_info.step == 1
+
+
+def test_frozen_weights():
+    module = net()
+    module.norm.bias.requires_grad_(False)
+    trainer = trainer_of(module, optim.LambConfig(lr=0.1), utils={"frozen_weights": ["first.weight", "last.bias"]})
+    before = copy.deepcopy(module.state_dict())
+    for x, label in batches(3):
+        trainer.train_step(x, label)
+    same = {key for key, value in module.state_dict().items() if torch.equal(value, before[key])}
+    assert same == {"first.weight", "last.bias", "norm.bias"}
+    state = trainer._training_session.get_state()
+    assert not same & set(state) and "Moment_1_first.bias" in state and "Step" in state
+    assert set(trainer.state_dict()["model"]["full_precision"]) == set(before)
+    with pytest.raises(RuntimeError, match=r"\['nothing'\] params from 'frozen_weights' not found in the ONNX model"):
+        trainer_of(net(), optim.SGDConfig(), utils={"frozen_weights": ["nothing"]}).train_step(x, label)
+    with pytest.raises(RuntimeError, match=r"\['nothing'\] params from 'optim_config' not found"):
+        trainer_of(net(), optim.AdamConfig([{"params": ["nothing"], "alpha": 0.1}])).train_step(x, label)
+
+
+def test_gradients_of_somebody_else_do_not_count():
+    module = net()
+    eager, trainer = Eager(module, optim.SGDConfig(lr=0.1)), trainer_of(module, optim.SGDConfig(lr=0.1))
+    for x, label in batches(3):
+        (module(x).sum() * 100).backward()
+        assert trainer.train_step(x, label)[0].item() == pytest.approx(eager.step(x, label).item(), rel=1e-6)
+
+
+class ByName(nn.Module):
+    """forward has its arguments in another order than the description, and one more."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(2, 4)
+        self.lock = threading.Lock()  # cannot be copied
+
+    def forward(self, y=None, x=None):
+        return self.linear(x) + (1 if y is None else y)
+
+
+SMALL = {"inputs": [("x", ["n", 2]), ("label", ["n"])], "outputs": [("loss", [1], True), ("output", ["n", 4])]}
+
+
+def test_inputs_by_name_and_the_described_shape():
+    torch.manual_seed(0)
+    module = ByName()
+    trainer = ORTTrainer(module, SMALL, optim.SGDConfig(), loss_fn=cross_entropy, options=options())
+    x, label = torch.randn(3, 2), torch.tensor([0, 1, 2])
+    want = F.cross_entropy(module.linear(x) + 1, label).item()
+    for args, kwargs in (((x, label), {}), (([x, label],), {}), ((x,), {"label": label}), ((), {"label": label, "x": x})):
+        loss, output = trainer.eval_step(*args, **kwargs)
+        assert loss.shape == (1,) and loss.item() == pytest.approx(want, rel=1e-6) and output.shape == (3, 4)
+    for args, kwargs in (((x,), {}), ((x, label, label), {}), ((x, label), {"label": label}), ((x,), {"labels": label})):
+        with pytest.raises(AssertionError, match="the description has inputs"):
+            trainer.train_step(*args, **kwargs)
+    with pytest.raises(AssertionError, match="Mismatch in dynamic shape n"):
+        trainer.eval_step(x, torch.tensor([0, 1]), )
+    assert trainer._train_step_info.step == 0
+
+
+def test_fetches():
+    module = net()
+    trainer = trainer_of(module, optim.SGDConfig(lr=0.1), batch={"gradient_accumulation_steps": 2})
+    (x, label), = batches(1)
+    trainer._train_step_info.fetches = ["scores", "loss"]
+    scores, loss = trainer.train_step(x, label)
+    assert scores.shape == (6, 4) and loss.shape == () and trainer._train_step_info.optimization_step == 0
+    assert trainer.eval_step(x, label)[0].shape == ()  # in the description's order
+    trainer._train_step_info.fetches = ["scores"]
+    torch.testing.assert_close(trainer.eval_step(x), module(x))  # without the label
+    trainer._train_step_info.fetches = ["loss"]
+    with pytest.raises(RuntimeError, match="without all inputs there are no outputs"):
+        trainer.eval_step(x)
+    trainer._train_step_info.fetches = ["losses"]
+    with pytest.raises(RuntimeError, match="The specified fetches list contains invalid output names"):
+        trainer.train_step(x, label)
+
+
+def test_sizes_change():
+    module = net()
+    eager, trainer = Eager(module, optim.LambConfig(lr=0.01)), trainer_of(module, optim.LambConfig(lr=0.01))
+    for size in (6, 3, 9, 2):
+        (x, label), = batches(1, size=size)
+        loss, scores = trainer.train_step(x, label)
+        assert loss.item() == pytest.approx(eager.step(x, label).item(), rel=1e-6) and scores.shape == (size, 4)
+    assert onnxtrain.stats(trainer._engine.model.ort_module)["exports"] == 1
+
+
+class Buffers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc, self.bn = nn.Linear(8, 4), nn.BatchNorm1d(4)
+
+    def forward(self, x, label):
+        scores = self.bn(self.fc(x))
+        return {"loss": F.cross_entropy(scores, label), "scores": scores}
+
+
+def test_a_module_that_gives_its_loss_and_has_buffers():
+    torch.manual_seed(0)
+    module = Buffers()
+    eager = copy.deepcopy(module)
+    optimizer = torch.optim.SGD(eager.parameters(), lr=0.1)
+    trainer = ORTTrainer(module, DESCRIPTION, optim.SGDConfig(lr=0.1), options=options())
+    for x, label in batches(5):
+        optimizer.zero_grad()
+        want = eager(x, label)["loss"]
+        want.backward()
+        optimizer.step()
+        assert trainer.train_step(x, label)[0].item() == pytest.approx(want.item(), rel=2e-6)
+    torch.testing.assert_close(dict(module.named_buffers()), dict(eager.named_buffers()))
+    state = trainer.state_dict()["model"]["full_precision"]
+    assert state["bn.num_batches_tracked"] == 5
+    np.testing.assert_array_equal(state["bn.running_mean"], module.bn.running_mean.numpy())
+
+
+def test_tied_weights_are_updated_once():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.out = nn.Embedding(4, 8), nn.Linear(8, 4, bias=False)
+            self.out.weight = self.table.weight
+
+        def forward(self, x):
+            return self.out(self.table(x))
+
+    torch.manual_seed(0)
+    module, x = Tied(), torch.tensor([0, 1, 3])
+    eager = Eager(module, optim.LambConfig(lr=0.1, lambda_coef=0.1))
+    trainer = ORTTrainer(module, {"inputs": [("x", ["n"]), ("label", ["n"])], "outputs": [("loss", [], True)]},
+                         optim.LambConfig(lr=0.1, lambda_coef=0.1), loss_fn=cross_entropy, options=options())
+    for _ in range(4):
+        assert trainer.train_step(x, x).item() == pytest.approx(eager.step(x, x).item(), rel=1e-5)
+    assert set(trainer.state_dict()["model"]["full_precision"]) == {"table.weight"}
+
+
+def test_deterministic_compute_and_recomputation_and_saved_graphs(tmp_path):
+    paths = {name: str(tmp_path / name) for name in ("model_with_gradient_graph_path",
+                                                     "model_after_graph_transforms_path")}
+    weights = []
+    for more in ({}, {"graph_transformer": {"transformer_layer_recompute": True}}):
+        module = net()
+        trainer = trainer_of(module, optim.AdamConfig(), **more, debug={
+            "deterministic_compute": True, "check_model_export": True, "graph_save_paths": paths})
+        for x, label in batches(2):
+            trainer.train_step(x, label)
+        assert not torch.are_deterministic_algorithms_enabled()
+        weights.append(torch.cat([p.detach().flatten() for p in module.parameters()]))
+    torch.testing.assert_close(*weights)
+    assert trainer._engine.model.ort_module._runtime.memory_optimization_level == 1
+    import onnx
+
+    kinds = [{node.op_type for node in onnx.load(path).graph.node} for path in paths.values()]
+    assert kinds[0] > kinds[1] or len(kinds[0]) > len(kinds[1])
+
+
+def test_check_model_export_finds_a_difference():
+    module = net()
+    trainer = trainer_of(module, optim.SGDConfig(), debug={"check_model_export": True})
+    trainer._init_session()
+    trainer._engine.model.eager = lambda inputs: [tensor + 1 for tensor in trainer._engine.model.evaluate(inputs)]
+    (x, label), = batches(1)
+    with pytest.raises(AssertionError, match="check_model_export: output loss"):
+        trainer._check_export([x, label])
+
+
+# --- mixed precision --------------------------------------------------------------------------------------------------
+
+
+def test_float16_with_a_scaler():
+    """Against eager under the same autocast, to float16's rounding; the loss is returned as it is, in float32."""
+    module, config = net(), optim.AdamConfig(lr=1e-2)
+    scaler = amp.DynamicLossScaler(up_scale_window=4)
+    eager = Eager(module, config)
+    trainer = trainer_of(module, config, mixed_precision={"enabled": True, "loss_scaler": scaler})
+    for x, label in batches(8):
+        loss, scores = trainer.train_step(x, label)
+        with torch.autocast("cpu", torch.float16):
+            scores_eager = eager.module(x)
+        want = F.cross_entropy(scores_eager.float(), label)
+        want.backward()
+        eager.update()
+        assert loss.dtype == torch.float32 and scores.dtype == torch.float16
+        assert loss.item() == pytest.approx(want.item(), rel=5e-3)
+    engine_only(trainer)
+    assert all(p.dtype == torch.float32 for p in module.parameters())
+    assert scaler.loss_scale == 2.0**18 and trainer._train_step_info.optimization_step == 8
+    assert trainer.model_desc.outputs[1].dtype_amp == torch.float16
+
+
+def test_an_overflow_changes_nothing():
+    module = net()
+    scaler = amp.DynamicLossScaler(loss_scale=2.0**24, max_loss_scale=2.0**30)
+    trainer = trainer_of(module, optim.LambConfig(), mixed_precision={"enabled": True, "loss_scaler": scaler})
+    (x, label), = batches(1)
+    x = x * 1000
+    before, state = copy.deepcopy(module.state_dict()), None
+    skipped = 0
+    for _ in range(30):
+        trainer.train_step(x, label)
+        info = trainer._train_step_info
+        if info.all_finite:
+            break
+        skipped += 1
+        assert all(torch.equal(value, before[key]) for key, value in module.state_dict().items())
+        state = trainer._training_session.get_optimizer_state()
+        assert state["shared_optimizer_state"]["Step"] == 1 and not state["first.weight"]["Moment_1"].any()
+    assert skipped and info.optimization_step == 1 and info.step == skipped + 1
+    assert scaler.loss_scale == 2.0 ** (24 - skipped)
+
+
+def test_mixed_precision_has_a_scaler_unless_given():
+    trainer = trainer_of(net(), optim.SGDConfig(), mixed_precision={"enabled": True})
+    trainer.train_step(*batches(1)[0])
+    assert isinstance(trainer.options.mixed_precision.loss_scaler, amp.DynamicLossScaler)
+    with pytest.raises(ValueError, match="Loss Scaler cannot be specified when Mixed Precision is not enabled"):
+        trainer_of(net(), optim.SGDConfig(), mixed_precision={"loss_scaler": amp.DynamicLossScaler()}).train_step(
+            *batches(1)[0])
+
+
+def test_bfloat16_by_autocast_around_a_step():
+    module = net()
+    trainer = trainer_of(module, optim.SGDConfig(lr=0.1))
+    (x, label), = batches(1)
+    with torch.autocast("cpu", torch.bfloat16):
+        want = module(x)
+        loss, scores = trainer.train_step(x, label)
+    assert scores.dtype == torch.bfloat16 and trainer.options.mixed_precision.loss_scaler is None
+    torch.testing.assert_close(scores, want, rtol=0.02, atol=0.02)
+    engine_only(trainer)
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given, name", [
+    ({"distributed": {"world_size": 2}}, "distributed.world_size is 2"),
+    ({"distributed": {"world_rank": 1}}, "distributed.world_rank is 1"),
+    ({"distributed": {"horizontal_parallel_size": 2}}, "distributed.horizontal_parallel_size is 2"),
+    ({"distributed": {"pipeline_parallel": {"pipeline_parallel_size": 3}}}, "pipeline_parallel_size is 3"),
+    ({"_internal_use": {"extra_postprocess": lambda model: model}}, "_internal_use.extra_postprocess"),
+])
+def test_options_that_are_not_there(given, name):
+    module = net()
+    before = copy.deepcopy(module.state_dict())
+    with pytest.raises(onnxtrain.UnsupportedError, match=name):
+        trainer_of(module, optim.SGDConfig(), **given).train_step(*batches(1)[0])
+    assert all(torch.equal(value, before[key]) for key, value in module.state_dict().items())
+
+
+def test_the_default_device_is_cuda():
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    with pytest.raises(RuntimeError, match="the trainer's device is 'cuda', and torch has no CUDA device"):
+        ORTTrainer(net(), DESCRIPTION, optim.SGDConfig(), loss_fn=cross_entropy).train_step(*batches(1)[0])
+
+
+@pytest.mark.parametrize("change, error, message", [
+    ({"model": None}, AssertionError, "'model' is required"),
+    ({"model": 3}, ValueError, "'model' must be either"),
+    ({"model_desc": []}, AssertionError, "'model_desc' must be a 'dict'"),
+    ({"optim_config": "Adam"}, AssertionError, "'optim_config'"),
+    ({"loss_fn": lambda x: x}, AssertionError, "'loss_fn' must be a callable of 2 parameters"),
+    ({"loss_fn": 3}, AssertionError, "'loss_fn' must be a callable of 2 parameters"),
+    ({"options": {}}, AssertionError, "'options' must be ORTTrainerOptions"),
+])
+def test_wrong_arguments(change, error, message):
+    given = {"model": net(), "model_desc": DESCRIPTION, "optim_config": optim.SGDConfig(), "loss_fn": cross_entropy,
+             "options": ORTTrainerOptions(CPU), **change}
+    with pytest.raises(error, match=message):
+        ORTTrainer(**given)
+
+
+def test_descriptions_that_do_not_fit():
+    (x, label), = batches(1)
+
+    def step(inputs, outputs):
+        ORTTrainer(net(), {"inputs": inputs, "outputs": outputs}, optim.SGDConfig(), loss_fn=cross_entropy,
+                   options=options()).train_step(x, label)
+
+    with pytest.raises(AssertionError, match="no output has is_loss"):
+        step(DESCRIPTION["inputs"], [("loss", [])])
+    with pytest.raises(ValueError, match=r"names inputs \['data'\], and forward of Net takes \['x'\]"):
+        step([("data", ["n", 8]), ("label", ["n"])], DESCRIPTION["outputs"])
+    with pytest.raises(RuntimeError, match=r"output scores has the shape \[6, 4\], and \[6, 5\] is described"):
+        step(DESCRIPTION["inputs"], [("loss", [], True), ("scores", ["batch", 5])])
+    with pytest.raises(KeyError, match="other"):
+        step(DESCRIPTION["inputs"], [("loss", [], True), ("scores", ["other", 4])])
+    with pytest.raises(RuntimeError, match="the model has 2 outputs, and 3 are described"):
+        step(DESCRIPTION["inputs"], [("loss", [], True), ("scores", ["batch", 4]), ("more", [])])
+    with pytest.raises(RuntimeError, match="output 1 is the loss, which has to be a float of one element"):
+        step(DESCRIPTION["inputs"], [("loss", []), ("scores", ["batch", 4], True)])
+    assert not math.isnan(x.sum())

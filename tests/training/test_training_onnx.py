@@ -1,0 +1,295 @@
+"""ORTTrainer on an onnx.ModelProto, and save_as_onnx of both kinds of models."""
+
+import warnings
+
+import numpy as np
+import onnx
+import onnx.reference
+import pytest
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from eager_training import DESCRIPTION, Eager, batches, cross_entropy, net, options, trainer_of
+from onnx import TensorProto, helper, numpy_helper
+
+import onnxtrain
+from onnxtrain.training import ORTTrainer, amp, optim
+
+
+def saved(trainer, tmp_path):
+    path = str(tmp_path / "model.onnx")
+    trainer.save_as_onnx(path)
+    model = onnx.load(path)
+    onnx.checker.check_model(model, full_check=True)
+    assert all(node.domain != "ai.onnxtrain" for node in model.graph.node)
+    return model
+
+
+def evaluated(model, **inputs):
+    return onnx.reference.ReferenceEvaluator(model).run(None, {name: x.numpy() for name, x in inputs.items()})
+
+
+def test_a_module_as_a_file(tmp_path):
+    """In evaluation, with the weights of now, under the names of the description and of the module."""
+    module = net(dropout=0.5)
+    trainer = trainer_of(module, optim.AdamConfig(lr=0.01))
+    for x, label in batches(3):
+        trainer.train_step(x, label)
+    model = saved(trainer, tmp_path)
+    x, label = batches(1, seed=9, size=5)[0]
+    for ours, theirs in zip(trainer.eval_step(x, label), evaluated(model, x=x, label=label)):
+        np.testing.assert_allclose(theirs, ours.numpy(), rtol=1e-5, atol=1e-6)
+    assert [value.name for value in model.graph.input] == ["x", "label"]
+    assert [d.dim_param or d.dim_value for d in model.graph.input[0].type.tensor_type.shape.dim] == ["batch", 8]
+    assert [value.name for value in model.graph.output] == ["loss", "scores"]
+    own = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    for name, weight in module.named_parameters():
+        np.testing.assert_array_equal(own[name], weight.detach().numpy())
+
+
+def test_a_trainer_of_the_file_goes_on(tmp_path):
+    module = net()
+    trainer = trainer_of(module, optim.AdamConfig(lr=0.01))
+    for x, label in batches(2):
+        trainer.train_step(x, label)
+    model = saved(trainer, tmp_path)
+    other = ORTTrainer(model, DESCRIPTION, optim.AdamConfig(lr=0.01), options=options())
+    assert other._onnx_model == trainer._onnx_model and other._onnx_model is not trainer._onnx_model
+    other.load_state_dict(trainer.state_dict())
+    for x, label in batches(5, seed=4):
+        (loss, scores), (want, want_scores) = other.train_step(x, label), trainer.train_step(x, label)
+        assert loss.item() == pytest.approx(want.item(), rel=1e-6)
+        torch.testing.assert_close(scores, want_scores)
+    saved(other, tmp_path)
+
+
+class Attention(nn.Module):
+    """What PyTorch's own layers export: attention, embedding, masks, a detached value, a batch norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(20, 16)
+        self.layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.3, batch_first=True)
+        self.norm, self.out = nn.BatchNorm1d(16), nn.Linear(16, 20)
+
+    def forward(self, tokens):
+        hidden = self.layer(self.table(tokens))
+        hidden = self.norm(hidden.transpose(1, 2)).transpose(1, 2)
+        return self.out(hidden + hidden.detach().mean()).transpose(1, 2)
+
+
+def test_a_transformer_as_a_file(tmp_path):
+    torch.manual_seed(0)
+    described = {"inputs": [("tokens", ["batch", "length"]), ("label", ["batch", "length"])],
+                 "outputs": [("loss", [], True), ("scores", ["batch", 20, "length"])]}
+    trainer = ORTTrainer(Attention(), described, optim.LambConfig(lr=0.01), loss_fn=cross_entropy, options=options())
+    tokens = torch.randint(0, 20, (3, 7))
+    for _ in range(2):
+        trainer.train_step(tokens, tokens)
+    assert onnxtrain.stats(trainer._engine.model.ort_module)["fallback_steps"] == 0
+    model = saved(trainer, tmp_path)
+    tokens = torch.randint(0, 20, (2, 5))
+    for ours, theirs in zip(trainer.eval_step(tokens, tokens), evaluated(model, tokens=tokens, label=tokens)):
+        np.testing.assert_allclose(theirs, ours.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_what_cannot_be_saved(tmp_path):
+    class Custom(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * 2
+
+    class Calls(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(8, 4)
+
+        def forward(self, x):
+            return Custom.apply(self.fc(x))
+
+    trainer = trainer_of(Calls(), optim.SGDConfig())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer.save_as_onnx(str(tmp_path / "a.onnx"))
+        trainer.train_step(*batches(1)[0])
+        trainer.save_as_onnx(str(tmp_path / "no" / "a.onnx"))
+    assert ["not initialized" in str(caught[0].message), "no folder" in str(caught[-1].message)] == [True, True]
+    with pytest.raises(AssertionError, match="'path' must be a valid path string"):
+        trainer.save_as_onnx(tmp_path / "a.onnx")
+    with pytest.raises(onnxtrain.UnsupportedError, match="operators that ONNX has not: PythonOp"):
+        trainer.save_as_onnx(str(tmp_path / "a.onnx"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_functions_of_the_engine_become_functions_of_the_file(tmp_path):
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(8, 4)
+
+        def forward(self, x):
+            y = self.fc(x)
+            return torch.expm1(y) + torch.log1p(y.square()) + torch.remainder(y, 0.3)
+
+    trainer = trainer_of(Odd(), optim.SGDConfig())
+    x, label = batches(1)[0]
+    trainer.train_step(x, label)
+    trainer.save_as_onnx(str(tmp_path / "a.onnx"))
+    model = onnx.load(tmp_path / "a.onnx")
+    onnx.checker.check_model(model)
+    for ours, theirs in zip(trainer.eval_step(x, label), evaluated(model, x=x, label=label)):
+        np.testing.assert_allclose(theirs, ours.numpy(), rtol=1e-4, atol=1e-5)
+
+
+# --- models that come as ONNX -----------------------------------------------------------------------------------------
+
+
+def tensor(name, array):
+    return numpy_helper.from_array(np.asarray(array), name)
+
+
+def value(name, shape, kind=TensorProto.FLOAT):
+    return helper.make_tensor_value_info(name, kind, shape)
+
+
+def graph_of(seed=0, dropout=None, norm=False):
+    """x (batch, 8) -> fc.1 -> [BatchNormalization] -> Tanh -> [Dropout] -> fc.2 -> scores; loss with label."""
+    random = np.random.default_rng(seed)
+    weights = [tensor("fc.1/weight", random.normal(size=(8, 16)).astype(np.float32)),
+               tensor("fc.1/bias", np.zeros(16, np.float32)),
+               tensor("fc.2/weight", random.normal(size=(16, 4)).astype(np.float32) / 4), tensor("axis", np.array([0]))]
+    nodes = [helper.make_node("MatMul", ["x", "fc.1/weight"], ["a"]),
+             helper.make_node("Add", ["a", "fc.1/bias"], ["b"])]
+    last = "b"
+    if norm:
+        weights += [tensor(f"bn.{name}", np.full(16, fill, np.float32))
+                    for name, fill in (("scale", 1), ("shift", 0), ("mean", 0), ("var", 1))]
+        nodes.append(helper.make_node(
+            "BatchNormalization", ["b", "bn.scale", "bn.shift", "bn.mean", "bn.var"], ["n", "new_mean", "new_var"],
+            training_mode=1, momentum=0.9))
+        last = "n"
+    nodes.append(helper.make_node("Tanh", [last], ["t"]))
+    last = "t"
+    if dropout is not None:
+        weights += [tensor("ratio", np.array(dropout, np.float32)), tensor("training", np.array(True))]
+        nodes.append(helper.make_node("Dropout", ["t", "ratio", "training"], ["d"]))
+        last = "d"
+    nodes += [helper.make_node("MatMul", [last, "fc.2/weight"], ["scores"]),
+              helper.make_node("SoftmaxCrossEntropyLoss", ["scores", "label"], ["loss"])]
+    graph = helper.make_graph(nodes, "g", [value("label", ["n"], TensorProto.INT64), value("x", ["n", 8])],
+                              [value("scores", ["n", 4]), value("loss", [])], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+
+
+class Same(nn.Module):
+    """The graph in PyTorch."""
+
+    def __init__(self, model, norm=False):
+        super().__init__()
+        own = {t.name: torch.from_numpy(numpy_helper.to_array(t).copy()) for t in model.graph.initializer}
+        for name in ("fc.1/weight", "fc.1/bias", "fc.2/weight"):
+            self.register_parameter(name.replace(".", "_"), nn.Parameter(own[name]))
+        self.bn = nn.BatchNorm1d(16) if norm else nn.Identity()
+
+    def forward(self, x):
+        own = dict(self.named_parameters())
+        hidden = self.bn(x @ own["fc_1/weight"] + own["fc_1/bias"])
+        return torch.tanh(hidden) @ own["fc_2/weight"]
+
+
+def proto_trainer(model, config, **more):
+    return ORTTrainer(model, DESCRIPTION, config, options=options(**more))
+
+
+@pytest.mark.parametrize("config", [optim.AdamConfig(lr=0.01), optim.LambConfig(lr=0.01), optim.SGDConfig(lr=0.1)],
+                         ids=lambda config: config.name)
+def test_losses_of_a_proto(config):
+    """Outputs by name, in the description's order, whatever the graph's."""
+    model = graph_of()
+    given = model.SerializeToString()
+    before = onnxtrain.stats()["engine_steps"]
+    trainer, eager = proto_trainer(model, config), Eager(Same(model), config)
+    for x, label in batches(50):
+        loss, scores = trainer.train_step(x, label)
+        assert loss.item() == pytest.approx(eager.step(x, label).item(), rel=2e-6) and scores.shape == (6, 4)
+    assert onnxtrain.stats()["engine_steps"] == before + 50
+    assert model.SerializeToString() == given
+    assert set(trainer.state_dict()["model"]["full_precision"]) == {"fc.1/weight", "fc.1/bias", "fc.2/weight"}
+
+
+def test_groups_and_frozen_weights_of_a_proto(tmp_path):
+    config = optim.AdamConfig([{"params": ["fc.1/weight"], "lambda_coef": 0.5}], lr=0.1)
+    model = graph_of()
+    trainer = proto_trainer(model, config, utils={"frozen_weights": ["fc.2/weight"]})
+    trainer.save_as_onnx(str(tmp_path / "before.onnx"))  # there is a session from the start
+    assert onnx.load(tmp_path / "before.onnx").graph.node == model.graph.node
+    for x, label in batches(3):
+        trainer.train_step(x, label)
+    after = {t.name: numpy_helper.to_array(t) for t in saved(trainer, tmp_path).graph.initializer}
+    before = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+    assert {name for name in after if (after[name] == before[name]).all()} == {"fc.2/weight", "axis"}
+    with pytest.raises(RuntimeError, match="not found in the ONNX model"):
+        proto_trainer(model, config, utils={"frozen_weights": ["fc.3"]})
+
+
+def test_dropout_of_a_proto(tmp_path):
+    """On in training, by torch's random state; off in evaluation and in the file."""
+    trainer = proto_trainer(graph_of(dropout=0.5), optim.SGDConfig(lr=0.0))
+    x, label = batches(1)[0]
+    torch.manual_seed(0)
+    first, second = trainer.train_step(x, label)[0], trainer.train_step(x, label)[0]
+    torch.manual_seed(0)
+    assert trainer.train_step(x, label)[0] == first != second
+    want = F.cross_entropy(Same(graph_of())(x), label)
+    torch.testing.assert_close(trainer.eval_step(x, label)[0], want)
+    got = evaluated(saved(trainer, tmp_path), x=x, label=label)
+    np.testing.assert_allclose(got[1], want.item(), rtol=1e-5)
+
+
+def test_batch_normalization_of_a_proto(tmp_path):
+    """Running statistics are no weights; a step in training updates them, one in evaluation uses them."""
+    model = graph_of(norm=True)
+    trainer, eager = proto_trainer(model, optim.SGDConfig(lr=0.1)), Eager(Same(model, norm=True), optim.SGDConfig(lr=0.1))
+    for x, label in batches(5):
+        assert trainer.train_step(x, label)[0].item() == pytest.approx(eager.step(x, label).item(), rel=2e-6)
+    state, norm = trainer.state_dict(), eager.module.bn
+    assert "bn.mean" not in state["optimizer"] and "bn.mean" not in trainer._training_session.get_state()
+    mean = state["model"]["full_precision"]["bn.mean"]
+    np.testing.assert_allclose(mean, norm.running_mean.numpy(), rtol=1e-5, atol=1e-6)
+    got = evaluated(saved(trainer, tmp_path), x=x, label=label)
+    np.testing.assert_allclose(got[0], trainer.eval_step(x, label)[1].numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_postprocess_once():
+    calls = []
+
+    def change(model):
+        calls.append(model)
+        changed = onnx.ModelProto()
+        changed.CopyFrom(model)
+        changed.doc_string = "changed"
+        return changed
+
+    trainer = proto_trainer(graph_of(), optim.SGDConfig(), _internal_use={"extra_postprocess": change})
+    trainer.train_step(*batches(1)[0])
+    trainer.eval_step(*batches(1)[0])
+    assert len(calls) == 1 and trainer._onnx_model.doc_string == "changed"
+    with pytest.raises(AssertionError, match="'extra_postprocess' must give an onnx.ModelProto"):
+        proto_trainer(graph_of(), optim.SGDConfig(), _internal_use={"extra_postprocess": lambda model: None})
+
+
+def test_protos_that_are_refused():
+    with pytest.raises(AssertionError, match="'loss_fn' must not be specified"):
+        ORTTrainer(graph_of(), DESCRIPTION, optim.SGDConfig(), loss_fn=cross_entropy, options=options())
+    with pytest.raises(onnxtrain.UnsupportedError, match="mixed_precision.enabled is only supported for a torch"):
+        proto_trainer(graph_of(), optim.SGDConfig(),
+                      mixed_precision={"enabled": True, "loss_scaler": amp.DynamicLossScaler()})
+    with pytest.raises(ValueError, match=r"the model has inputs \['label', 'x'\], and the description names \['x'\]"):
+        ORTTrainer(graph_of(), {**DESCRIPTION, "inputs": [("x", [])]}, optim.SGDConfig(), options=options())
+    more = [*DESCRIPTION["outputs"], ("third", [])]
+    with pytest.raises(ValueError, match="the model has outputs"):
+        ORTTrainer(graph_of(), {**DESCRIPTION, "outputs": more}, optim.SGDConfig(), options=options())
