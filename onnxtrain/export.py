@@ -21,7 +21,7 @@ import torch.utils.checkpoint
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from onnxtrain._export import attributes, captured, exclusive, filled, functional, functions
+from onnxtrain._export import attributes, captured, exclusive, filled, formulas, functional, functions
 from onnxtrain._export import flags as flags_of
 from onnxtrain._export import graph as onnx_graph
 from onnxtrain._export import guards as shape_guards
@@ -451,7 +451,7 @@ def _torch_export(flat: _Flat, tensors: tuple[Tensor, ...]) -> torch.export.Expo
 
     def trace() -> torch.export.ExportedProgram:
         flat.traced = _Traced()
-        with state.unchanged(flat.module):
+        with state.unchanged(flat.module), formulas.bounded():
             return torch.export.export(flat, tensors, strict=False, dynamic_shapes=dynamic)
 
     return whole_numbers.traced(trace)

@@ -121,7 +121,8 @@ class Graph(torch.nn.Module):
 def _dynamic(operations: torch.fx.GraphModule, places: Sequence[Sequence[Place]]) -> list[set[int]]:
     """Of each tensor argument that is in no place the axes whose sizes Dynamo has left open."""
     examples = [node.meta.get("example_value") for node in operations.graph.nodes if node.op == "placeholder"]
-    return [{axis for axis, size in enumerate(example.shape) if isinstance(size, torch.SymInt)}
+    return [{axis for axis, size in enumerate(example.shape)
+             if isinstance(size, torch.SymInt) and size.node.expr.free_symbols}
             for example, held in zip(examples, places) if not held and isinstance(example, Tensor)]
 
 

@@ -29,6 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
 from onnxtrain import _report
+from onnxtrain._export import formulas
 from onnxtrain._export.captured import Graph, Place, places_of
 from onnxtrain._export.snapshot import Snapshot
 from onnxtrain._export.state import replaced
@@ -70,6 +71,7 @@ class _Running(threading.local):
         self.before = contextlib.ExitStack()
         known = {name: value for name, value in wanted.items() if hasattr(config, name)}
         self.before.enter_context(config.patch(known))
+        self.before.enter_context(formulas.bounded())
         self.before.enter_context(replaced(FunctionCtx, "set_materialize_grads", _asks_for_none()))
         if hasattr(torch.compiler.config, "dynamic_sources"):
             sources = [torch.compiler.config.dynamic_sources, *_dynamic_sizes(args, kwargs)]

@@ -1,0 +1,62 @@
+"""Sizes whose formulas grow too long for a capture: they become constants of it.
+
+What windows, strides and padding make of an image's height is a formula, that of a layer the longer the more layers
+are before it, and torch decides thousands of conditions on them: of windows of transformers' Swin for minutes. A size
+that is fixed is guarded like any other, so that another one is captured again. Used by export.py and _captured.py.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import sympy
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from onnxtrain._export.state import replaced
+
+LONGEST = 96  # terms of a formula: five strides in a row, as a ResNet has them, make 76
+
+
+def _is_long(formula: sympy.Basic) -> bool:
+    return next(itertools.islice(sympy.preorder_traversal(formula), LONGEST, None), None) is not None
+
+
+def _values(sizes: ShapeEnv) -> dict[sympy.Symbol, sympy.Integer]:
+    """Of each symbol that stands for an argument's size what it is in this call."""
+    known = getattr(sizes, "backed_var_to_val", None)
+    return sizes.var_to_val if known is None else known  # type: ignore[no-any-return]
+
+
+def _shorten(sizes: ShapeEnv, formula: sympy.Basic, decide: Any) -> None:
+    """Fixes symbols of a formula, the one that occurs most often first, until it is short."""
+    formula = sizes.replace(formula)
+    while _is_long(formula):
+        values = _values(sizes)
+        occurs = collections.Counter(term for term in sympy.preorder_traversal(formula)
+                                     if isinstance(term, sympy.Symbol) and term in values)
+        if not occurs:
+            return
+        symbol = max(occurs, key=lambda term: (occurs[term], str(term)))
+        decide(sizes, sympy.Eq(symbol, values[symbol]))
+        before, formula = formula, sizes.replace(formula)
+        if formula == before:
+            return
+
+
+@contextmanager
+def bounded() -> Iterator[None]:
+    """While a module is captured: no condition on a long formula is decided before it is shortened."""
+    decide = ShapeEnv.evaluate_expr
+
+    def evaluate_expr(self: ShapeEnv, formula: Any, *args: Any, **kwargs: Any) -> Any:
+        if (isinstance(formula, sympy.Basic) and _is_long(formula) and not self.frozen
+                and not self._suppress_guards_tls()):
+            _shorten(self, formula, decide)
+        return decide(self, formula, *args, **kwargs)
+
+    with replaced(ShapeEnv, "evaluate_expr", evaluate_expr):
+        yield
