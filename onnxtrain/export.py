@@ -314,6 +314,8 @@ def _names(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
 def _dynamo(flat: _Flat, names: list[str], leaves: list[Any], opset: int, notes: list[str]) -> Exported:
     module = flat.module
     tensors = _apart([_without_grad(leaf) for leaf in leaves if isinstance(leaf, Tensor)], module)
+    if isinstance(module, captured.Graph) and not module.reads_strides:
+        tensors = tuple([_in_a_row(tensor) for tensor in tensors])
     owned = _owned(module)
     start = time.perf_counter()
     program, relaxed = _trace(flat, tensors)
@@ -364,6 +366,16 @@ def _without_grad(tensor: Tensor) -> Tensor:
     if type(tensor) not in (Tensor, torch.nn.Parameter) or not tensor.is_leaf or tensor.grad is None:
         return tensor
     return tensor.detach().requires_grad_(tensor.requires_grad)
+
+
+def _in_a_row(tensor: Tensor) -> Tensor:
+    """A slice, say, as a tensor with memory of its own: Dynamo has read the strides already and guards them."""
+    if type(tensor) is not Tensor or tensor.is_contiguous() and not tensor._is_view():
+        return tensor
+    with torch.no_grad():
+        copy = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+    copy.requires_grad_(tensor.requires_grad)
+    return copy if tensor.is_leaf else copy.clone()
 
 
 def _apart(tensors: Sequence[Tensor], module: torch.nn.Module) -> tuple[Tensor, ...]:

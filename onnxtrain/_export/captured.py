@@ -16,6 +16,8 @@ from torch.utils import _pytree as pytree
 
 
 _NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_OF_STRIDES = frozenset(("as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter", "is_contiguous", "stride",
+                         "storage_offset", "untyped_storage", "data_ptr"))
 
 
 class Place(NamedTuple):
@@ -42,6 +44,7 @@ class Graph(torch.nn.Module):
         held: for each argument of `operations` where the Graph has it: a dict and a name; None for its own arguments.
         dynamic: of each tensor among its own arguments the axes whose sizes Dynamo has left open.
         reads_contents: whether a number in it, such as a size, hangs on what a tensor holds.
+        reads_strides: whether it computes something else for the same contents with other strides.
     """
 
     def __init__(self, module: torch.nn.Module, operations: torch.fx.GraphModule,
@@ -51,9 +54,12 @@ class Graph(torch.nn.Module):
         self.__dict__["reads_contents"] = any(
             free_unbacked_symbols(value) for node in operations.graph.nodes
             for value in pytree.tree_leaves(node.meta.get("example_value")) if isinstance(value, _NUMBERS))
+        self.__dict__["reads_strides"] = False
         for part in operations.modules():
             for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
                 _name_modules(node)
+                if getattr(node.target, "__name__", str(node.target)).split(".")[0] in _OF_STRIDES:
+                    self.__dict__["reads_strides"] = True
         self.__dict__.update(_user=module, _operations=operations)
         self.__dict__["held"] = [None if not held else (getattr(self._owner(held[0].path), held[0].kind), held[0].name)
                                  for held in places]

@@ -379,3 +379,37 @@ def test_a_hook_that_counts_is_captured():
 
     in_engine(both(make, three()), 3)
     assert seen == [3] * 6  # eager's three calls and ours
+
+
+SLICES = {"a slice": lambda b: b[:, 1:], "first rows": lambda b: b[:, :5], "transposed": lambda b: b[:, 1:].transpose(1, 2),
+          "expanded": lambda b: b[:, :1].expand(-1, 5, 5)}
+SLICED = {
+    "read": lambda self, x, y: (self.fc(x) + y,),
+    "asked": lambda self, x, y: (self.fc(x) + (y if y.is_contiguous() else y * 2),),
+    "results that are views": lambda self, x, y: (self.fc(x), y[:, 1:], y.transpose(0, 1)),
+    "changed": lambda self, x, y: (self.fc(x) + y.mul_(2),),
+    "strides read": lambda self, x, y: (self.fc(x) * y.stride(0), y.as_strided((2, 2), (6, 1), 1)),
+}
+
+
+@pytest.mark.parametrize("use, kind", [(use, kind) for use in SLICED for kind in SLICES
+                                       if kind != "expanded" or use in ("read", "asked")])
+def test_arguments_that_are_slices(use, kind):
+    """Strides are Dynamo's to guard: no export depends on them, unless the module computes with them."""
+    torch.manual_seed(0)
+    plain = type("Sliced", (nn.Module,), {"forward": SLICED[use]})()
+    plain.fc = nn.Linear(5, 5)
+    wrapped = ORTModule(copy.deepcopy(plain))
+    for rows in (3, 4):
+        whole, x, seen = torch.randn(rows, 6, 5), torch.randn(rows, 5, 5), []
+        for model in (plain, wrapped):
+            base = whole.clone().requires_grad_()
+            own = base * 1
+            results = model(x, SLICES[kind](own))
+            results[0].sum().backward()
+            with torch.no_grad():
+                for view in results[1:]:
+                    view.add_(1)
+            seen.append([*results, own, base.grad, *[p.grad for p in model.parameters()]])
+        torch.testing.assert_close(seen[1], seen[0])
+    assert onnxtrain.stats(wrapped)["fallback_steps"] == 0 or use == "strides read"
