@@ -145,6 +145,7 @@ class Calls(Net):
         return {"out": Twice.apply(self.fc(x)), "rows": [None]}
 
 
+@pytest.mark.capture("export")
 def test_what_cannot_be_written_down_is_not_kept(folder, caplog):
     module = Net()
     module.mode = itertools.count()  # its place in the count is nowhere to be read
@@ -246,6 +247,7 @@ class Outside(Net):
         return h
 
 
+@pytest.mark.capture("export")
 def test_values_that_forward_reads_elsewhere_are_compared(folder, monkeypatch):
     here = sys.modules[__name__]
     assert counts(Outside()) == (1, 0) and counts(Outside()) == (0, 1)
@@ -301,6 +303,7 @@ class Setting(Net):
         return {"out": self.fc(x) * SET_IN_FORWARD, "rows": [None]}
 
 
+@pytest.mark.capture("export")
 @pytest.mark.parametrize("kind, words", [(Endless, "test_cache.ENDLESS is a itertools.count"),
                                          (Setting, "sets the global test_cache.SET_IN_FORWARD")])
 def test_what_another_process_cannot_compare_is_not_kept(folder, caplog, kind, words):
@@ -356,6 +359,7 @@ class Settles(Net):
         return {"out": self.fc(x), "rows": [None]}
 
 
+@pytest.mark.capture("export")
 def test_what_forward_sets_at_its_first_call_is_set_by_what_was_kept(folder):
     for expected in (1, 0), (0, 1):
         module = Settles()
@@ -392,6 +396,7 @@ def test_a_folder_of_another_user_is_not_used(folder, monkeypatch, caplog):
     assert "is not used: it belongs to user" in caplog.text
 
 
+@pytest.mark.capture("export")
 def test_the_exports_used_longest_ago_go(folder, monkeypatch):
     monkeypatch.setattr(cache, "MAX_ENTRIES", 2)
     for step, scale in enumerate((2.0, 3.0, 2.0, 4.0)):  # the second 2.0 is a use of the first
