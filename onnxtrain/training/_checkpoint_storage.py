@@ -29,7 +29,8 @@ def save(save_obj: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
     """Writes a dict.
 
     Args:
-        save_obj: keys are str; values are such dicts, tensors, NumPy arrays, numbers, bool, str or bytes.
+        save_obj: keys are str; values are such dicts, tensors, NumPy arrays, numbers, lists of numbers, bool, str
+            or bytes.
         path: must not be there yet. The file appears whole or not at all.
 
     Raises:
@@ -57,6 +58,8 @@ def _write(group: Any, values: Mapping[str, Any], where: str) -> None:
             group.create_dataset(key, data=value.detach().cpu().numpy())
         elif isinstance(value, (np.ndarray, *_SCALARS)):
             group.create_dataset(key, data=value)
+        elif isinstance(value, (list, tuple)) and np.asarray(value).dtype.kind in "biuf":
+            group.create_dataset(key, data=np.asarray(value))
         else:
             raise TypeError(f"{place}: a {type(value).__name__} cannot be saved")
 

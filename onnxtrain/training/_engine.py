@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -135,7 +136,15 @@ class Engine:
         return outputs
 
     def backward(self, loss: Tensor, scale: float) -> None:
-        """Adds the gradients of the loss, times scale, to those of the steps before since the last update."""
+        """Adds the gradients of the loss, times scale, to those of the steps before since the last update.
+
+        Raises:
+            RuntimeError: there are weights to be trained, and the loss depends on none of them.
+        """
+        if not loss.requires_grad:
+            if self.update.weights:
+                raise RuntimeError("the loss depends on no weight that is trained: was it computed from detached tensors?")
+            return
         with self._switches(False):
             loss.backward(torch.full_like(loss, scale))
 
@@ -152,10 +161,10 @@ class Engine:
         """The update; with mixed precision only of finite gradients.
 
         Args:
-            lr: the rate.
+            lr: the rate; rounded to float32, which is what a rate that comes as a tensor is.
             scale: of the losses whose gradients these are.
 
         Returns:
             Whether it has been done.
         """
-        return self.update.step(lr, 1.0 / (self.accumulation * scale), self.mixed_precision)
+        return self.update.step(float(np.float32(lr)), 1.0 / (self.accumulation * scale), self.mixed_precision)

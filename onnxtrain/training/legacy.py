@@ -304,6 +304,7 @@ class ORTTrainer:
             raise ValueError(f"train_step takes {[*names, *extra]}, and {list(values)} are given")
         inputs = [values[name] for name in names]
         sizes_of(self._described(self.model_desc_.inputs_), inputs)
+        engine = self._ready()
         if self.get_lr_this_step_ is not None:
             rate = self.get_lr_this_step_(self.global_step_)
         else:
@@ -312,7 +313,6 @@ class ORTTrainer:
         if self.use_mixed_precision:
             scale = float(values[self.loss_scale_input_name] if external else
                           self.loss_scaler_.loss_scale_)  # type: ignore[union-attr]
-        engine = self._ready()
         results = engine.forward(inputs, 0, self.current_step + 1)
         outputs = self._chosen(inputs, results, fetches)
         engine.backward(results[0], scale)

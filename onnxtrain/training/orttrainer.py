@@ -267,7 +267,10 @@ class ORTTrainer:
         for name, path in vars(self.options.debug.graph_save_paths).items():
             program = self._engine.model.latest() if path else None
             if program is not None and program.session is not None:
-                Path(path).write_bytes(program.save(_STAGES[name]))
+                try:
+                    Path(path).write_bytes(program.save(_STAGES[name]))
+                except OSError as error:
+                    _log.warning("ORTTrainer: debug.graph_save_paths.%s: %s", name, error)
             elif path:
                 _log.warning("ORTTrainer: %s is not written: there is no graph in one piece", path)
 

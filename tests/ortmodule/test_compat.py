@@ -37,6 +37,17 @@ from onnxruntime.training.utils.torch_io_helper import _TensorStub
 from onnxruntime.training.utils.data import sampler
 from onnxruntime.training.utils.data.sampler import LoadBalancingDistributedSampler
 from onnxruntime.capi import _pybind_state as C
+from onnxruntime import set_seed
+from onnxruntime.capi.ort_trainer import ORTTrainer, IODescription, ModelDescription, LossScaler, generate_sample
+from onnxruntime.capi.ort_trainer import load_checkpoint, save_checkpoint
+from onnxruntime.training import ORTTrainer, ORTTrainerOptions, TrainStepInfo, PropagateCastOpsStrategy, _utils
+from onnxruntime.training import amp, checkpoint, optim, orttrainer, orttrainer_options, _checkpoint_storage
+from onnxruntime.training import model_desc_validation as md_val
+from onnxruntime.training.amp.loss_scaler import DynamicLossScaler
+from onnxruntime.training.optim import AdamConfig, FusedAdam, LambConfig, SGDConfig, fp16_optimizer, lr_scheduler
+from onnxruntime.training.optim.config import _OptimizerConfig
+from onnxruntime.training.optim.fp16_optimizer import FP16_Optimizer
+from onnxruntime.training.optim.lr_scheduler import PolyWarmupLRScheduler
 import onnxruntime.training.ortmodule as whole
 import onnxruntime
 """
@@ -48,6 +59,10 @@ def test_names_are_the_same_objects():
     import onnxtrain.ortmodule as ours
 
     assert found["whole"] is ours and found["ORTModule"] is ORTModule and found["ortmodule"] is ours
+    import onnxtrain.training
+
+    assert found["ORTTrainer"] is onnxtrain.training.ORTTrainer and found["optim"] is onnxtrain.training.optim
+    assert found["onnxruntime"].capi.ort_trainer.ORTTrainer is not found["ORTTrainer"]
     assert found["_FallbackPolicy"] is ours.FallbackPolicy and found["is_installed"]("anywhere")
     assert found["C"].PropagateCastOpsStrategy.FLOOD_FILL.name == "FLOOD_FILL"
     assert found["pytorch_type_to_onnx_dtype"](torch.float32) == 1

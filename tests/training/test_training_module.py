@@ -273,6 +273,34 @@ def test_check_model_export_finds_a_difference():
         trainer._check_export([x, label])
 
 
+def test_nothing_to_train():
+    """A model without weights runs; a loss that has lost its weights does not."""
+
+    class Mean(nn.Module):
+        def forward(self, x, y):
+            return x.mean()
+
+    described = {"inputs": [("x", [1]), ("y", [1])], "outputs": [("loss", [], True)]}
+    trainer = ORTTrainer(Mean(), described, optim.LambConfig(), options=options())
+    assert trainer.train_step(torch.ones(1), torch.ones(1)) == 1
+    lost = ORTTrainer(net(), DESCRIPTION, optim.LambConfig(), options=options(),
+                      loss_fn=lambda scores, label: F.cross_entropy(scores.detach(), label))
+    with pytest.raises(RuntimeError, match="the loss depends on no weight that is trained"):
+        lost.train_step(*batches(1)[0])
+
+
+def test_a_graph_that_cannot_be_written_is_said(tmp_path, caplog):
+    trainer = trainer_of(net(), optim.SGDConfig(), debug={
+        "graph_save_paths": {"model_with_gradient_graph_path": str(tmp_path)}})
+    trainer.train_step(*batches(1)[0])
+    assert "model_with_gradient_graph_path" in caplog.text and trainer._train_step_info.optimization_step == 1
+
+
+def test_options_without_effect_are_said(caplog):
+    trainer_of(net(), optim.SGDConfig(), device={"id": "cpu", "mem_limit": 9}).train_step(*batches(1)[0])
+    assert "device.mem_limit has no effect" in caplog.text
+
+
 # --- mixed precision --------------------------------------------------------------------------------------------------
 
 
