@@ -9,6 +9,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "base/fence.h"
+
 static _Atomic int64_t fail_countdown = -1;
 static atomic_bool fail_fired;
 static _Atomic int64_t live_blocks;
@@ -108,7 +110,7 @@ void *ont_buffer_alloc(size_t bytes)
     size_t rounded;
     void *block;
     if (__builtin_add_overflow(bytes ? bytes : 1, CACHE_LINE - 1, &rounded) || must_fail()) return counted(NULL, bytes);
-    rounded &= ~(size_t)(CACHE_LINE - 1);
+    rounded = ONT_FENCED ? bytes : rounded & ~(size_t)(CACHE_LINE - 1);
     if (posix_memalign(&block, align, rounded)) block = NULL;
     if (!counted(block, bytes)) return NULL;
     if (align == HUGE_PAGE)

@@ -222,7 +222,10 @@ static ont_status build(ont_program *p, const ont_graph *loaded, const ont_view 
     ONT_TRY(find_gradients(p, &gradient_of));
     ONT_TRY(ont_program_schedule(p, needs, applied, gradient_of));
     ONT_TRY(order_applies(p, applied));
-    for (uint32_t t = 0; t < p->n_steps; t++) p->steps[t].work_offset = p->plan.work_offsets[t];
+    for (uint32_t t = 0; t < p->n_steps; t++) {
+        p->steps[t].work_offset = p->plan.work_offsets[t];
+        p->steps[t].work_bytes = needs[t].work_bytes;
+    }
     ONT_TRY(mark_saved(p));
     return ont_place_constants(p);
 }

@@ -26,7 +26,7 @@ typedef struct ont_step {
     const ont_node *node;
     void *state;
     uint32_t *in, *out; /* value ids; ONT_STEP_ABSENT where left out */
-    size_t work_offset;
+    size_t work_offset, work_bytes;
 } ont_step;
 
 enum { ONT_STEP_ABSENT = UINT32_MAX };

@@ -9,6 +9,7 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/denormals.h"
+#include "base/fence.h"
 #include "run/place.h"
 #include "run/replay.h"
 
@@ -210,6 +211,30 @@ static bool is_due(const ont_run *run, uint32_t t)
     return run->sink && run->n_applied < p->n_applies && p->applies[run->n_applied].before <= t;
 }
 
+static void open_values(const ont_run *run, const uint32_t *ids, uint32_t n)
+{
+    const ont_program *p = run->program;
+    for (uint32_t i = 0; i < n; i++) {
+        if (ids[i] == ONT_STEP_ABSENT || p->plan.places[ids[i]].kind != ONT_PLACE_SLAB) continue;
+        const ont_value *v = p->graph->values[ids[i]];
+        size_t bytes;
+        if (ont_shape_bytes(&v->shape, v->dtype, &bytes) == ONT_OK) ONT_OPEN(run->pointers[ids[i]], bytes);
+    }
+}
+
+/* Of the slab, a kernel has its operands and its scratch; NULL: all of it is open. */
+static void fence(const ont_run *run, const ont_step *step)
+{
+    const ont_program *p = run->program;
+    if (!ONT_FENCED || p->device) return;
+    if (!step) ONT_OPEN(run->slab, slab_bytes(p));
+    if (!step) return;
+    ONT_FENCE(run->slab, slab_bytes(p));
+    open_values(run, step->in, step->node->n_inputs);
+    open_values(run, step->out, step->node->n_outputs);
+    ONT_OPEN(run->slab + step->work_offset, step->work_bytes);
+}
+
 static ont_status execute_steps(ont_run *run, uint32_t first, uint32_t last)
 {
     const ont_program *p = run->program;
@@ -227,9 +252,11 @@ static ont_status execute_steps(ont_run *run, uint32_t first, uint32_t last)
         call.state = step->state;
         call.step = (int32_t)t;
         call.work = run->slab + step->work_offset;
+        fence(run, step);
         if (timed) p->times[t][0] = ont_seconds();
         ont_status status = step->kernel->run(&call);
         if (timed) p->times[t][1] = ont_seconds();
+        fence(run, NULL);
         if (status != ONT_OK) return ont_context(status, "%s '%s'", step->node->op_type, step->node->name);
     }
     return ONT_OK;
