@@ -26,7 +26,7 @@ static ont_status const_floats(const ont_node *node, uint32_t index, double *val
         return ont_fail(ONT_EINVAL, "input %u has %" PRId64 " entries, at most %d fit", index, n, capacity);
     if (!ont_dtype_is_float(v->dtype))
         return ont_fail(ONT_ETYPE, "input %u is %s, a float is expected", index, ont_dtype_name(v->dtype));
-    for (int64_t i = 0; i < n; i++) values[i] = ont_number_at(data->data, v->dtype, i);
+    for (int64_t i = 0; i < n; i++) values[i] = ont_number_at(data->data, data->dtype, i);
     *count = (int)n;
     return ONT_OK;
 }

@@ -82,3 +82,16 @@ def test_half(case, dtype, tol):
         scale = float(w[finite].abs().max()) if finite.any() else 1.0
         error = float((g - w)[finite].abs().max()) if finite.any() else 0.0
         assert error <= tol * max(1.0, scale), f"{case} result {k}: error {error:.3g}, largest {scale:.3g}"
+
+
+@pytest.mark.parametrize("dtype, elem", [(torch.float16, 10), (torch.bfloat16, 16)], ids=["f16", "bf16"])
+def test_a_known_base_is_read_as_what_it_is(dtype, elem):
+    """When the node is widened, its constant still has 16 bits."""
+    node = helper.make_node("Pow", ["two", "x"], ["y"])
+    graph = helper.make_graph([node], "half", [helper.make_tensor_value_info("x", elem, [3])], [ValueInfoProto(name="y")],
+                              [helper.make_tensor("two", elem, [], [2.0])])
+    session = _C.Session(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)],
+                                           ir_version=10).SerializeToString())
+    (y,), _ = call(session, [torch.tensor([0.5, 3.0, -1.0]).to(dtype)], bytes(1), None)
+    assert torch.equal(y, torch.tensor([2.0**0.5, 8.0, 0.5]).to(dtype))
+    assert "pow_of_two" in [kernel for _, kernel, _ in session.kernels()]
