@@ -504,7 +504,8 @@ static void remainder_grad(ont_grad *g)
     ont_node *node = ont_build_node(&g->b, "", "Mod", (ont_value *[]){I(0), I(1)}, 2, 1);
     if (node) g->b.status = ont_attr_set_int(g->b.graph, node, "fmod", 1);
     ont_value *rest = ont_build_done(&g->b, node);
-    ont_value *whole = U("Round", B("Div", B("Sub", I(0), rest), I(1)));
+    ont_value *exact = ont_build3(&g->b, "Where", B("Equal", I(1), SCALAR(0)), SCALAR(0), rest); /* 5 / 0 is infinite */
+    ont_value *whole = U("Round", B("Div", B("Sub", I(0), exact), I(1)));
     whole = ont_build3(&g->b, "Where", B("Equal", rest, O(0)), whole, B("Sub", whole, SCALAR(1)));
     GI(1, U("Neg", B("Mul", GO(0), whole)));
 }

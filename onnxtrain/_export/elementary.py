@@ -76,16 +76,20 @@ def _logarithms(op: Any, own: Any) -> Table:
         return translate
 
     def logit(self, eps=None):
+        """Flat beyond the ends; of NaN the slope is NaN."""
         if eps is not None:
-            self = op.Clip(self, _number(op, eps, self), _number(op, 1 - eps, self))
+            inside = op.Clip(self, _number(op, eps, self), _number(op, 1 - eps, self))
+            self = op.Where(op.IsNaN(self), self, inside)
         return own.Logit(self)
 
     def entr(self):
-        """At zero it is that of a root: zero, and of an infinite slope."""
-        zero, one = _number(op, 0, self), _number(op, 1, self)
-        at_zero = op.Equal(self, zero)
-        x = op.Where(at_zero, one, self)
+        """At zero it is that of a root: zero, and of an infinite slope. At infinity, that of a line which falls."""
+        zero, one, infinite = _number(op, 0, self), _number(op, 1, self), _number(op, math.inf, self)
+        at_zero, at_end = op.Equal(self, zero), op.Equal(self, infinite)
+        x = op.Where(op.Or(at_zero, at_end), one, self)
         inside = op.Where(op.Less(x, zero), _number(op, -math.inf, self), op.Neg(op.Mul(x, op.Log(x))))
+        falling = op.Mul(op.Where(at_end, self, one), _number(op, -math.inf, self))
+        inside = op.Where(at_end, falling, inside)
         return op.Where(at_zero, op.Sqrt(op.Where(at_zero, self, one)), inside)
 
     return {aten.log2.default: to_base(2), aten.log10.default: to_base(10), aten.logaddexp.default: of_sum(1),
@@ -185,5 +189,10 @@ def _flat(op: Any) -> Table:
         turned = op.Mul(op.Sub(op.Abs(sign), sign), _number(op, math.pi / 2, self))
         return op.Where(op.IsNaN(self), _number(op, math.nan, self), turned)
 
+    def heaviside(self, values):
+        """Of NaN zero."""
+        zero = _number(op, 0, self)
+        return op.Where(op.Equal(self, zero), values, op.Cast(op.Greater(self, zero), to=int(self.dtype)))
+
     return {aten.fill.Scalar: fill, aten.fill.Tensor: fill, aten.zero.default: lambda self: fill(self, 0),
-            aten.angle.default: angle}
+            aten.angle.default: angle, aten.heaviside.default: heaviside}

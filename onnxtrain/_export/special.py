@@ -74,17 +74,21 @@ def logcumsumexp(input: Tensor, dim: int) -> Tensor:
 
 
 def xlogy(input: Any, other: Any) -> Tensor:
-    """Zero where the first operand is zero, whatever the logarithm, unless that is NaN."""
+    """Zero where the first operand is zero, whatever the logarithm, unless that is NaN. The other operand's slope is the
+    quotient of both everywhere, of two zeros NaN.
+    """
     input, other = _pair(input, other, real=True)
     none = (input == 0) & ((other <= 0) | (other == math.inf))
-    return input * torch.log(torch.where(none, torch.ones_like(other), other))
+    kept = torch.where(none, input.detach(), input)
+    return torch.where(none, 0.0, kept * torch.log(other))
 
 
 def xlog1py(input: Any, other: Any) -> Tensor:
     """As xlogy; torch's decomposition is a constant where the first operand is zero, of no slope."""
     input, other = _pair(input, other, real=True)
     none = (input == 0) & ((other <= -1) | (other == math.inf))
-    return input * torch.log1p(torch.where(none, torch.zeros_like(other), other))
+    kept = torch.where(none, input.detach(), input)
+    return torch.where(none, 0.0, kept * torch.log1p(other))
 
 
 def _of_float(x: Tensor) -> bool:

@@ -72,7 +72,9 @@ def _own(op: Any, own: Any) -> Table:
 
         if not x.dtype.is_floating_point():
             return core.aten__local_scalar_dense(x)
-        return op.Cast(op.Gather(op.Reshape(own.StopGradient(x), [-1]), 0), to=onnx.TensorProto.FLOAT)
+        wide = int(x.dtype) == onnx.TensorProto.DOUBLE
+        return op.Cast(op.Gather(op.Reshape(own.StopGradient(x), [-1]), 0),
+                       to=onnx.TensorProto.DOUBLE if wide else onnx.TensorProto.FLOAT)
 
     def batch_norm(x, weight=None, bias=None, eps=1e-5):
         # momentum 0 makes the second and third output the batch statistics, whatever the running ones are
@@ -133,6 +135,12 @@ def _bounds(op: Any, own: Any) -> Table:
     def hardtanh(self, min_val=-1.0, max_val=1.0):
         return own.HardTanh(self, _number(op, min_val, self), _number(op, max_val, self))
 
+    def softshrink(self, lambd=0.5):
+        """Flat between the ends alone: NaN has a slope."""
+        limit, zero = _number(op, lambd, self), _number(op, 0, self)
+        flat = op.And(op.GreaterOrEqual(self, op.Neg(limit)), op.LessOrEqual(self, limit))
+        return op.Where(flat, zero, op.Where(op.Greater(self, zero), op.Sub(self, limit), op.Add(self, limit)))
+
     def bound(value, like):
         if value is None or isinstance(value, (bool, int, float)):
             return None if value is None else _number(op, value, like)
@@ -170,6 +178,7 @@ def _bounds(op: Any, own: Any) -> Table:
 
     return {
         aten.hardtanh.default: hardtanh,
+        aten.softshrink.default: softshrink,
         aten.relu6.default: lambda self: hardtanh(self, 0.0, 6.0),
         aten.clamp.default: clamp,
         aten.clamp_min.default: lambda self, min: clamp(self, min=min),
@@ -449,7 +458,8 @@ def _wider(op: Any) -> Table:
         from onnxscript.function_libs.torch_lib.ops import linalg
 
         if ord == 0:  # how many are not zero: flat
-            return total(op.Sign(op.Abs(cast(self, dtype))), dim, keepdim)
+            wide = cast(self, dtype)  # NaN is not
+            return total(op.Cast(op.Not(op.Equal(wide, _number(op, 0, wide))), to=int(wide.dtype)), dim, keepdim)
         self = cast(self, dtype)
         if ord in (1, 2) or math.isinf(ord):
             norm = linalg.aten_linalg_vector_norm(self, ord, dim=dim, keepdim=keepdim)

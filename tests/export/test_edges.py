@@ -256,7 +256,36 @@ def test_sums_that_vanish():
 
 
 def test_remainders_by_zero():
-    agree({"fmod": torch.fmod}, [tensor([1.0, -2.0, 0.0, INF, NAN]), tensor([0.0, 0.0, 0.0, 2.0, 1.0])])
+    agree({"fmod": torch.fmod, "remainder": torch.remainder},
+          [tensor([1.0, -2.0, 0.0, INF, NAN]), tensor([0.0, 0.0, 0.0, 2.0, 1.0])])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_slopes_of_numbers_that_are_none(dtype):
+    x = tensor([NAN, 0.25, -3.0, 3.0, 0.0]).to(dtype)
+    agree({"softshrink": F.softshrink, "logit": lambda x: torch.logit(x, 1e-3),
+           "norm 0": lambda x: x.detach().norm(0) + x.detach()[1:].norm(0, dim=0)}, [x])
+    agree({"entr": torch.special.entr}, [tensor([INF, 0.5, 2.0, 0.0, -1.0, NAN]).to(dtype)])
+    agree({"heaviside": lambda x, y: torch.heaviside(x.detach(), y.detach())}, [x, x.flip(0)])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_zero_times_the_logarithm_of_zero(dtype):
+    """The slope in the second operand is the quotient of both."""
+    x = tensor([0.0, 0.0, 1.0, 2.0, -1.0]).to(dtype)
+    agree({"xlogy": torch.xlogy, "number": lambda x, y: torch.xlogy(0, y)},
+          [x, tensor([0.0, 1.0, 0.0, 3.0, 2.0]).to(dtype)])
+    agree({"xlog1py": torch.special.xlog1py}, [x, tensor([-1.0, 0.0, -1.0, 3.0, 2.0]).to(dtype)])
+
+
+def test_a_number_read_from_float64():
+    def scaled(x):
+        return x * (x.detach().sum() / 3).item()
+
+    x = tensor([0.1, 0.7], dtype=torch.float64)
+    model = ORTModule(Functions([scaled]), DebugOptions(log_level=LogLevel.ERROR))
+    torch.testing.assert_close(model([[x]])[0], scaled(x), rtol=1e-15, atol=0)
+    assert onnxtrain.stats(model)["engine_steps"] == 1
 
 
 def test_whole_numbers():
