@@ -236,6 +236,8 @@ class _FrozenValues:
         number = func in self._SIZES or given and name not in self._TENSORS and all(t in self._numbers for t in given)
         made = [leaf for leaf in (result if isinstance(result, torch.Size) else tree_leaves(result))
                 if isinstance(leaf, Tensor)]
+        if _any_empty(made):
+            raise Untraceable("TorchScript's exporter cannot take a tensor without elements.")
         for tensor in (*made, *changed):
             if dims != () and tensor.dim():
                 self._loose[tensor] = dims
@@ -245,6 +247,16 @@ class _FrozenValues:
                 self._free[tensor] = True
             else:
                 self._free.pop(tensor, None)
+
+
+def _any_empty(tensors: list[Tensor]) -> bool:
+    """Whether one has no elements, unseen by the trace. The exporter's inference of shapes would divide by zero."""
+    state = torch._C._get_tracing_state()
+    torch._C._set_tracing_state(None)
+    try:
+        return any([tensor.numel() == 0 for tensor in tensors])
+    finally:
+        torch._C._set_tracing_state(state)
 
 
 _DETACHING = {torch.Tensor.detach, torch.detach, torch.Tensor.data.__get__}

@@ -430,6 +430,15 @@ def test_branch_on_a_value() -> None:
             export(module, (torch.ones(2, 4),), {}, training=True, exporter=exporter)
 
 
+@pytest.mark.parametrize("given, function", [(0, lambda self, x: self.fc(x).flatten(1, 2)),
+                                             (2, lambda self, x: self.fc(x)[:0].flatten(1, 2))],
+                         ids=["argument", "inside"])
+def test_torchscript_is_given_no_tensor_without_elements(given, function) -> None:
+    """Its inference of shapes would divide by zero, which ends the process."""
+    with pytest.raises(ExportError, match="without elements"):
+        export(Of(function), (torch.randn(given, 3, 8, 4),), {}, training=True, exporter="torchscript")
+
+
 def test_values_that_a_torchscript_trace_may_freeze() -> None:
     def sizes_and_constants(m, x):
         if x.size(0) > 1 and len(x) > 1 and int(x.shape[1]) > 1:
