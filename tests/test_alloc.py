@@ -18,6 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from harness import call  # noqa: E402
+
 from onnxtrain import _C  # noqa: E402
 
 MOST = 20000

@@ -174,9 +174,7 @@ def on_cuda() -> dict[str, int]:
     """Operators of cuda/table.c, and the first opset of each; read from the source, as a build may be without CUDA."""
     lines = (ROOT / "cuda" / "table.c").read_text(encoding="utf-8").split("ont_cuda_lists[]")[1]
     listed = re.findall(r'ONE\("", "(\w+)", (\d+),', lines)
-    return {name: int(since) for name, since in listed} | {name: 1
-                                                           for name in re.findall(r"\b(?:EW|COPY|REDUCE)\((\w+)\)",
-                                                                                  lines)}
+    return {name: int(since) for name, since in listed} | dict.fromkeys(re.findall(r"\b(?:EW|COPY|REDUCE)\((\w+)\)", lines), 1)
 
 
 NOT_ON_CUDA = {"Compress", "ConvTranspose", "DeformConv", "GroupNormalization", "Hardmax", "InstanceNormalization",

@@ -1,6 +1,6 @@
 /*
- * Which bytes may be touched, for AddressSanitizer: memory that is handed out in pieces (an arena, the slab of a run) is
- * one block to it. Nothing in other builds.
+ * Which bytes may be touched, for AddressSanitizer: memory that is handed out in pieces (an arena, the slab of a run)
+ * is one block to it. Nothing in other builds.
  */
 #ifndef ONT_BASE_FENCE_H
 #define ONT_BASE_FENCE_H

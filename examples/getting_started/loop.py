@@ -9,12 +9,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import data
 import torch
+from model import TransformerModel
 from torch import Tensor, nn
 from tqdm import tqdm
-
-import data
-from model import TransformerModel
 
 BATCH, EVAL_BATCH, BPTT = 20, 10, 35
 

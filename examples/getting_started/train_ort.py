@@ -1,6 +1,7 @@
 """The sample through ORTModule: the wrap is all that differs from train.py."""
 
 from loop import train
+
 from onnxtrain.ortmodule import ORTModule
 
 if __name__ == "__main__":

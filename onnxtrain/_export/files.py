@@ -67,7 +67,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     if not path.parent.exists():
         path.parent.parent.mkdir(parents=True, exist_ok=True)
         path.parent.mkdir(mode=0o700, exist_ok=True)
-    file = tempfile.NamedTemporaryFile(dir=path.parent, prefix=_TEMPORARY, delete=False)
+    file = tempfile.NamedTemporaryFile(dir=path.parent, prefix=_TEMPORARY, delete=False)  # noqa: SIM115
     try:
         with file:
             yield file

@@ -8,6 +8,7 @@ retrace.py leaves them out for a program that needs none.
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import torch
 from torch import Tensor

@@ -15,8 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onnxtrain._export import domain  # noqa: F401  defines torch.ops.onnxtrain
-from onnxtrain._export import functions
+from onnxtrain._export import (
+    domain,  # noqa: F401  defines torch.ops.onnxtrain
+    functions,
+)
 from onnxtrain._export.errors import Untraceable
 from onnxtrain._export.lookups import Embedding, embedding_bag, one_hot
 from onnxtrain._export.special import interpolate, multi_margin_loss, multilabel_margin_loss

@@ -74,8 +74,8 @@ def logcumsumexp(input: Tensor, dim: int) -> Tensor:
 
 
 def xlogy(input: Any, other: Any) -> Tensor:
-    """Zero where the first operand is zero, whatever the logarithm, unless that is NaN. The other operand's slope is the
-    quotient of both everywhere, of two zeros NaN.
+    """Zero where the first operand is zero, whatever the logarithm, unless that is NaN. The other operand's slope is
+    the quotient of both everywhere, of two zeros NaN.
     """
     input, other = _pair(input, other, real=True)
     none = (input == 0) & ((other <= 0) | (other == math.inf))

@@ -26,7 +26,6 @@ import sys
 import sysconfig
 import threading
 import types
-import typing
 from collections.abc import Iterable, Iterator
 from typing import Any
 

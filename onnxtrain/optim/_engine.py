@@ -269,7 +269,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         if self._in_backward is not None:
             self._in_backward.refuse(f"{type(self).__name__}.zero_grad() cannot take gradients back")
         if not to_none or torch.autograd._profiler_enabled():
-            return super().zero_grad(to_none)
+            super().zero_grad(to_none)
+            return
         for group in self.param_groups:  # without the profiler's record, half of the time of a small step's call
             for parameter in group["params"]:
                 parameter.grad = None

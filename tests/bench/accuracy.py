@@ -23,8 +23,9 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples" / "getting_started"))
 import data  # noqa: E402
-import onnxtrain  # noqa: E402
 from model import TransformerModel  # noqa: E402
+
+import onnxtrain  # noqa: E402
 from onnxtrain.ortmodule import ORTModule  # noqa: E402
 
 warnings.filterwarnings("ignore")

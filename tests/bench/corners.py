@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 import torch.nn as nn
-from tqdm import tqdm
-
 from accuracy import Sample, along, farthest
 from model import TransformerModel
+from tqdm import tqdm
+
 from onnxtrain.ortmodule import ORTModule
 
 warnings.filterwarnings("ignore")

@@ -63,9 +63,9 @@ def eager(module, tokens) -> dict[str, float]:  # noqa: ANN001
 
 def once(kind: str) -> None:
     import torch
+    from workloads import GPT2
 
     import onnxtrain  # noqa: F401
-    from workloads import GPT2
 
     warnings.filterwarnings("ignore")
     torch.manual_seed(0)

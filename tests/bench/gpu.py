@@ -36,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import adam as adam_bench  # noqa: E402
 import overhead  # noqa: E402
 import workloads  # noqa: E402
+
 from onnxtrain import _report  # noqa: E402
 from onnxtrain.optim import FusedAdam  # noqa: E402
 from onnxtrain.ortmodule import ORTModule  # noqa: E402

@@ -24,11 +24,11 @@ import warnings
 from pathlib import Path
 
 import torch
+from table import WARM_UP, WRAPS, LocalPeer, Row
 from tqdm import tqdm
+from workloads import GPT2, Workload
 
 import onnxtrain
-from table import WARM_UP, WRAPS, LocalPeer, Row
-from workloads import GPT2, Workload
 
 AXES = {
     "sequence": [64, 128, 256, 512, 1024, 2048],

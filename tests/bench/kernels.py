@@ -18,10 +18,10 @@ from collections import defaultdict
 from pathlib import Path
 
 import torch
-
-from onnxtrain.ortmodule import DebugOptions, LogLevel, ORTModule
 from table import ASKED, BF16, FLOAT32, LocalPeer, Row, make_work
 from workloads import WORKLOADS
+
+from onnxtrain.ortmodule import DebugOptions, LogLevel, ORTModule
 
 warnings.filterwarnings("ignore")
 WARM_UP = 3

@@ -20,11 +20,11 @@ import warnings
 from typing import Any, Callable
 
 import torch
+from operator_rows import ROWS, Row
 
 import onnxtrain
 from onnxtrain import _C
 from onnxtrain.ortmodule import DebugOptions, LogLevel, ORTModule
-from operator_rows import ROWS, Row
 
 warnings.filterwarnings("ignore")
 clock: Callable[[], float] = time.perf_counter

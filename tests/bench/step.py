@@ -40,12 +40,13 @@ import torch  # noqa: E402
 import torch.nn as nn  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-import onnxtrain  # noqa: E402
-from onnxtrain.optim import FusedAdam, step_in_backward  # noqa: E402
-from onnxtrain.ortmodule import ORTModule  # noqa: E402
 from table import WARM_UP, after_export, print_table, resident, serve  # noqa: E402
 from table import print_peak as print_peak_beyond  # noqa: E402
 from workloads import WORKLOADS, Workload  # noqa: E402
+
+import onnxtrain  # noqa: E402
+from onnxtrain.optim import FusedAdam, step_in_backward  # noqa: E402
+from onnxtrain.ortmodule import ORTModule  # noqa: E402
 
 warnings.filterwarnings("ignore")
 

@@ -30,12 +30,12 @@ from pathlib import Path
 import torch
 import torch.nn as nn
 from torch.utils.flop_counter import FlopCounterMode
+from workloads import LOSS_INSIDE, WORKLOADS, Workload, workload
 
 import onnxtrain
 from onnxtrain import _C
 from onnxtrain.optim import SGD, AdamWMode, FusedAdam
 from onnxtrain.ortmodule import ORTModule, _module
-from workloads import LOSS_INSIDE, WORKLOADS, Workload, workload
 
 STEP = Path(__file__).with_name("step.py")
 

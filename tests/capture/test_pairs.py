@@ -2,7 +2,6 @@
 feature twice. pairs.py by hand takes any."""
 
 import collections
-import logging
 import sys
 from pathlib import Path
 

@@ -10,6 +10,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from common import check, model_of, session_of, step, sweep_allocations  # noqa: E402
+
 from onnxtrain import _C  # noqa: E402
 
 

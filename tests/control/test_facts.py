@@ -30,7 +30,7 @@ def test_runtime_shape_is_probed_and_cached_by_contents():
     session = session_of([helper.make_node("Reshape", ["x", "s"], ["y"]), helper.make_node("Mul", ["y", "y"], ["z"])],
                          {"x": (T.DOUBLE, ["a", "b"]), "s": (T.INT64, [2])}, ["z"])
     x = torch.randn(4, 6, dtype=torch.float64)
-    for k, dims in enumerate([[3, 8], [8, 3], [3, 8], [-1, 2]]):
+    for dims in ([3, 8], [8, 3], [3, 8], [-1, 2]):
         inputs = [x, torch.tensor(dims)]
         outputs, run = session.forward(inputs, b"\1\0")
         assert torch.equal(outputs[0], (x * x).reshape(dims))

@@ -11,6 +11,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from common import model_of  # noqa: E402
+
 from onnxtrain import _C, _functions  # noqa: E402
 
 

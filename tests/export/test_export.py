@@ -22,12 +22,12 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 import torch.utils.checkpoint
+from models import CNN, GPT2, MLP, Seq2SeqTransformer  # of this folder, which pytest puts on the path
 from onnx.reference.op_run import OpRun
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 import onnxtrain
-from models import CNN, GPT2, MLP, Seq2SeqTransformer  # of this folder, which pytest puts on the path
 from onnxtrain._export.views import Replay, leaves
 from onnxtrain.export import Exported, ExportError, export
 

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-
 from opinfo import of_operator, operators
 
 FUNCTIONS = """

@@ -8,7 +8,6 @@ import sys
 import textwrap
 
 import pytest
-import torch
 
 from onnxtrain import _C
 from onnxtrain._export import products

@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from onnx import helper
+from test_fuse_gemm import random, session_of
 
 from onnxtrain import _C
-from test_fuse_gemm import random, session_of
 
 EPS, MOMENTUM = 2.0**-10, 0.75
 TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-12}
@@ -210,7 +210,7 @@ def test_step_is_repeatable():
     shape, dtype = (2, 3, 4, 4), torch.float32
     inputs = {"x": random(*shape, dtype=dtype, seed=1), "r": random(*shape, dtype=dtype, seed=2),
               **operands(shape, dtype)}
-    inputs = {n: t for n, t in inputs.items()}
+    inputs = dict(inputs.items())
     nodes = [norm("x", "n", False), helper.make_node("Add", ["n", "r"], ["a"]), helper.make_node("Relu", ["a"], ["y"])]
     session = session_of(nodes, inputs)
     kept = {n: t.clone() for n, t in inputs.items()}

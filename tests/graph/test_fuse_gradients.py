@@ -3,9 +3,9 @@
 import pytest
 import torch
 from onnx import helper
+from test_fuse_gemm import random, step
 
 from onnxtrain import _C
-from test_fuse_gemm import random, step
 
 ELEM = {torch.float32: 1, torch.float64: 11, torch.bfloat16: 16, torch.float16: 10}
 

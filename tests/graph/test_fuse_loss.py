@@ -4,9 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from onnx import helper
+from test_fuse_gemm import random
 
 from onnxtrain import _C
-from test_fuse_gemm import random
 
 CODE = {torch.bfloat16: 16, torch.float16: 10}
 

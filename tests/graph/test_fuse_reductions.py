@@ -7,9 +7,9 @@ import onnx
 import pytest
 import torch
 from onnx import helper, numpy_helper
+from test_fuse_elementwise import SEED, random_model, step
 
 from onnxtrain import _C
-from test_fuse_elementwise import SEED, random_model, step
 
 CODE = {torch.float32: 1, torch.float16: 10, torch.float64: 11, torch.bfloat16: 16}
 REDUCED = {"ReduceSum": lambda x, d, k: x.sum(d, keepdim=k), "ReduceMean": lambda x, d, k: x.mean(d, keepdim=k),

@@ -6,9 +6,9 @@ import onnx
 import pytest
 import torch
 from onnx import helper
+from test_fuse_elementwise import step
 
 from onnxtrain import _C
-from test_fuse_elementwise import step
 
 CODE = {torch.float32: 1, torch.float64: 11, torch.bfloat16: 16}
 

@@ -12,10 +12,11 @@ import torch
 from onnx import helper
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import onnxtrain.backend  # noqa: E402
 from harness import drawn_seed  # noqa: E402
-from onnxtrain import _C  # noqa: E402
 from test_fuse_elementwise import random_model  # noqa: E402
+
+import onnxtrain.backend  # noqa: E402
+from onnxtrain import _C  # noqa: E402
 
 SEED = drawn_seed("ONNXTRAIN_INPLACE_SEED")
 

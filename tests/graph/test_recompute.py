@@ -17,9 +17,10 @@ from onnx import helper
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "models"), str(Path(__file__).resolve().parents[1])]
 import test_models  # noqa: E402
 from harness import drawn_seed  # noqa: E402
+from test_fuse_elementwise import random_model  # noqa: E402
+
 from onnxtrain import _C  # noqa: E402
 from onnxtrain.ortmodule import ORTModule, _program  # noqa: E402
-from test_fuse_elementwise import random_model  # noqa: E402
 
 SEED = drawn_seed("ONNXTRAIN_RECOMPUTE_SEED")
 print(f"ONNXTRAIN_RECOMPUTE_SEED={SEED}")

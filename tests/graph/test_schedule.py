@@ -15,11 +15,12 @@ from onnx import helper
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "models"), str(Path(__file__).resolve().parents[1])]
 import test_models  # noqa: E402
 from harness import drawn_seed  # noqa: E402
+from test_fuse_elementwise import random_model  # noqa: E402
+from test_recompute import run  # noqa: E402
+
 from onnxtrain import _C  # noqa: E402
 from onnxtrain.optim import FusedAdam, step_in_backward  # noqa: E402
 from onnxtrain.ortmodule import ORTModule  # noqa: E402
-from test_fuse_elementwise import random_model  # noqa: E402
-from test_recompute import run  # noqa: E402
 
 SEED = drawn_seed("ONNXTRAIN_SCHEDULE_SEED")
 print(f"ONNXTRAIN_SCHEDULE_SEED={SEED}")

@@ -10,9 +10,10 @@ import torch.nn as nn
 from onnx import helper
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "bench")]
+from workloads import GPT2  # noqa: E402
+
 from onnxtrain import _C  # noqa: E402
 from onnxtrain.ortmodule import ORTModule, _program  # noqa: E402
-from workloads import GPT2  # noqa: E402
 
 BATCH, LENGTH, WIDTH, WORDS = 2, 3, 4, 10
 

@@ -10,6 +10,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "control"))
 from common import session_of  # noqa: E402
+
 from onnxtrain import _C  # noqa: E402
 
 

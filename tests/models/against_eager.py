@@ -17,9 +17,10 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+from transformers_zoo import ZOO  # noqa: E402
+
 import onnxtrain  # noqa: E402
 from onnxtrain.ortmodule import ORTModule  # noqa: E402
-from transformers_zoo import ZOO  # noqa: E402
 
 STEPS = 3
 CLOSE = dict(loss=2e-6, outputs=1e-5, gradients=1e-4, buffers=1e-5)  # of float32
@@ -38,7 +39,7 @@ class Result:
         if not value <= limit:
             self.problems.append(f"{what or kind}: {value:.3g}, over {limit:.3g}")
 
-    def ran(self, model: torch.nn.Module, steps: int) -> "Result":
+    def ran(self, model: torch.nn.Module, steps: int) -> Result:
         """Every step in the engine, or the reason why not."""
         counts = onnxtrain.stats(model)
         if counts["engine_steps"] != steps or counts["fallback_steps"]:

@@ -24,12 +24,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1])]
-import onnxtrain  # noqa: E402
 import zoo  # noqa: E402
 from harness import drawn_seed, turn_threads  # noqa: E402
+from structure import fakes, structure  # noqa: E402
+
+import onnxtrain  # noqa: E402
 import onnxtrain.export  # noqa: E402
 from onnxtrain.ortmodule import ORTModule  # noqa: E402
-from structure import fakes, structure  # noqa: E402
 
 # Of the largest entry of a tensor. In float32 two orders of summation are compared; float64 shows what is a defect.
 TOLERANCE = {torch.float32: 2e-3, torch.float64: 1e-9}

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
+from structure import fakes  # noqa: E402
+
 import onnxtrain  # noqa: E402
 from onnxtrain import options  # noqa: E402
 from onnxtrain.ortmodule import ORTModule  # noqa: E402
-from structure import fakes  # noqa: E402
 
 T = pytest.importorskip("transformers")
 

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 import torch.utils.checkpoint
 from torch import Tensor
 
-
 # ---- image classification ------------------------------------------------------------------------------------------
 
 

@@ -128,10 +128,10 @@ ELSEWHERE = {
     "AffineGrid": "ops/test_grid_sample.py", "Col2Im": "ops/test_rearrange.py", "Dropout": "ops/test_random.py",
     "If": "control/test_control_flow.py", "Loop": "control/test_control_flow.py",
     "Scan": "control/test_control_flow.py",
-    **{name: "control/test_sequence.py" for name in (
+    **dict.fromkeys((
         "SequenceConstruct", "SequenceEmpty", "SequenceInsert", "SequenceErase", "SequenceAt", "SequenceLength",
         "SplitToSequence", "ConcatFromSequence", "SequenceMap", "Optional", "OptionalHasElement",
-        "OptionalGetElement")},
+        "OptionalGetElement"), "control/test_sequence.py"),
 }
 # Built from others, of which nothing differentiable is left: outputs are integers or bools, or inputs are.
 NOTHING_FLOWS = {"DynamicQuantizeLinear", "MatMulInteger", "ConvInteger", "QLinearMatMul", "QLinearConv", "Unique",

@@ -12,6 +12,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from harness import OURS, Case, R, call, expect_error, model_of, run_case, session_of  # noqa: E402
+
 from onnxtrain import _C  # noqa: E402
 
 KINDS = {"INT": "i", "FLOAT": "f", "STRING": "s", "TENSOR": "t", "GRAPH": "g", "INTS": "I", "FLOATS": "F",

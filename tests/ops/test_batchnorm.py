@@ -12,7 +12,8 @@ import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from harness import Case, R, call, expect_error, run_case, session_of  # noqa: E402
-from onnxtrain import UnsupportedError, _C  # noqa: E402
+
+from onnxtrain import _C, UnsupportedError  # noqa: E402
 
 EPS, MOMENTUM = 2.0**-10, 0.75
 

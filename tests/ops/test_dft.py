@@ -9,6 +9,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from harness import C, Case, R, expect_error, run_case  # noqa: E402
+
 from onnxtrain import UnsupportedError  # noqa: E402
 
 

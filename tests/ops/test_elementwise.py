@@ -15,6 +15,7 @@ from onnx import TensorProto, helper
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from harness import OURS, C, Case, R, V, expect_error, run_case  # noqa: E402
+
 from onnxtrain import _C  # noqa: E402
 
 INTS = (np.int64, np.int32)

@@ -18,11 +18,36 @@ import pytest
 import torch
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
-from gradient_cases import (BROADCAST, broadcast, empty, emptied, every_case, gradient_cases,  # noqa: E402
-                            plain, repeated, scalar, with_arrays)
-from harness import (_arrays, _expanded, _grad_inputs, _offset, _output_grads, _run_inputs, _tensor,  # noqa: E402
-                     _tol, _torch_grads, _torch_outputs, _transposed, assert_close, call, check_gradients, model_of,
-                     session_of)
+from gradient_cases import (  # noqa: E402
+    BROADCAST,
+    broadcast,
+    emptied,
+    empty,
+    every_case,
+    gradient_cases,
+    plain,
+    repeated,
+    scalar,
+    with_arrays,
+)
+from harness import (  # noqa: E402
+    _arrays,
+    _expanded,
+    _grad_inputs,
+    _offset,
+    _output_grads,
+    _run_inputs,
+    _tensor,
+    _tol,
+    _torch_grads,
+    _torch_outputs,
+    _transposed,
+    assert_close,
+    call,
+    check_gradients,
+    model_of,
+    session_of,
+)
 
 from onnxtrain import _C  # noqa: E402
 

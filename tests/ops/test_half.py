@@ -61,7 +61,7 @@ def compute(case, arrays, dtype):
              if o.is_floating_point() and
              k not in case.no_grad_outputs else None for k, o in enumerate(outputs)]
     outputs, in_grads = call(session, tensors, bytes(i in wanted for i in run), grads)
-    return [t for t in (*outputs, *in_grads)]
+    return [*outputs, *in_grads]
 
 
 @pytest.mark.parametrize("dtype, tol", [(torch.float16, 4e-3), (torch.bfloat16, 3e-2)], ids=["f16", "bf16"])

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from harness import C, Case, R, call, expect_error, run_case, session_of  # noqa: E402
+
 from onnxtrain import _C  # noqa: E402
 
 X = R(2, 3, 4, low=0.2, high=1.5)

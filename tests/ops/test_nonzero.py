@@ -9,6 +9,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from harness import C, Case, R, V, call, expect_error, run_case, session_of  # noqa: E402
+
 from onnxtrain import _C  # noqa: E402
 
 MASK = np.array([True, False, True, True, False])

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from harness import C, Case, R, V, call, expect_error, run_case, session_of  # noqa: E402
+
 from onnxtrain import _C  # noqa: E402
 
 SEED = int(os.environ.get("ONNXTRAIN_TEST_SEED", "20"))

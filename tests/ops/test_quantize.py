@@ -13,6 +13,7 @@ from onnx import helper, numpy_helper
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from harness import C, Case, R, V, assert_close, call, expect_error, run_case  # noqa: E402
+
 from onnxtrain import _C  # noqa: E402
 
 

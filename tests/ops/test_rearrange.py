@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from harness import OURS, C, Case, R, expect_error, run_case  # noqa: E402
+
 from onnxtrain import UnsupportedError  # noqa: E402
 
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from harness import C, Case, R, V, expect_error, run_case  # noqa: E402
+
 from onnxtrain import UnsupportedError  # noqa: E402
 
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}

@@ -12,6 +12,7 @@ from onnx import TensorProto, ValueInfoProto, helper, numpy_helper
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from harness import assert_close, call  # noqa: E402
+
 from onnxtrain import _C  # noqa: E402
 
 INDEX = torch.tensor([[1, 0, 2], [2, 2, 0], [0, 1, 1]])

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from harness import Case, R, V, call, expect_error, run_case, session_of  # noqa: E402
+
 from onnxtrain import _C  # noqa: E402
 
 OURS = "ai.onnxtrain"

@@ -8,7 +8,7 @@ import pytest
 import torch
 from onnx import TensorProto, ValueInfoProto, helper
 
-from onnxtrain import UnsupportedError, _C, backend
+from onnxtrain import _C, UnsupportedError, backend
 
 TRAINING = "ai.onnx.preview.training"
 SUITE = [c for c in loader.load_model_tests(kind="node") if any(n.domain == TRAINING for n in c.model.graph.node)]

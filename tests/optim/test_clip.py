@@ -6,11 +6,11 @@ import math
 
 import pytest
 import torch
+from problem import Problem, make_params
 from torch._subclasses import FakeTensorMode
 
 from onnxtrain import _C
 from onnxtrain.optim import clip_grad_norm_
-from problem import Problem, make_params
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 

@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 import torch
+from problem import Problem, make_params
 
 from onnxtrain.optim import SGD, Adagrad, AdamWMode, FusedAdam, Lamb, Lion
-from problem import Problem, make_params
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 NARROW = (torch.bfloat16, torch.float16)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from problem import Problem, make_params
 
 from onnxtrain.optim import SGD, Adagrad, AdamWMode, FusedAdam, Lamb, Lion
 from onnxtrain.optim._quant import pack, unpack
-from problem import Problem, make_params
 
 NARROW = (torch.bfloat16, torch.float16)
 

@@ -8,10 +8,10 @@ import copy
 
 import pytest
 import torch
+from problem import make_params
 
 from onnxtrain import _C
 from onnxtrain.optim import SGD, Adagrad, FusedAdam, Lamb, Lion, clip_grad_norm_
-from problem import make_params
 
 MAKERS = {"adam": lambda p: FusedAdam(p, max_grad_norm=1.0), "int8": lambda p: FusedAdam(p, state_dtype="int8"),
           "sgd": lambda p: SGD(p, lr=0.1, momentum=0.9), "adagrad": Adagrad, "lamb": Lamb, "lion": Lion}

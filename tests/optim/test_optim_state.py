@@ -8,10 +8,10 @@ import pickle
 
 import pytest
 import torch
+from problem import Problem, make_params
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from onnxtrain.optim import SGD, Adagrad, AdamWMode, FusedAdam, Lamb, Lion
-from problem import Problem, make_params
 
 T = AdamWMode.ADAMW_TORCH
 PAIRS = {

@@ -10,9 +10,9 @@ import threading
 
 import pytest
 import torch
+from problem import make_params
 
 from onnxtrain.optim import SGD, Adagrad, FusedAdam, Lamb, Lion
-from problem import make_params
 
 SHAPES = [(i % 41 + 2,) for i in range(150)] + [(3, 70), (2, 3, 4, 5, 2, 2), (70_001,)]
 RULES = {"adam": FusedAdam, "amsgrad": lambda p: FusedAdam(p, amsgrad=True, weight_decay=0.1, adam_w_mode=0),

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from problem import Problem, make_params, trajectory
 from torch._subclasses import FakeTensorMode
 
 from onnxtrain.optim import SGD, Adagrad, AdamWMode, FusedAdam, Lamb, Lion
-from problem import Problem, make_params, trajectory
 
 ALL = {"adam": FusedAdam, "sgd": SGD, "adagrad": Adagrad, "lamb": Lamb, "lion": Lion}
 TORCH = {"lr": 0.01, "eps": 1e-8, "weight_decay": 0.01}
@@ -311,7 +311,7 @@ def test_versions_of_many_parameters_count_up_by_one_each():
     for i, p in enumerate(params):
         p.grad = None if i % 7 == 3 else torch.ones_like(p)
     optimizer = FusedAdam(params)
-    for step in range(3):
+    for _step in range(3):
         before = [p._version for p in params]
         optimizer.step()
         assert [p._version - v for p, v in zip(params, before)] == [0 if i % 7 == 3 else 1 for i in range(333)]

@@ -7,9 +7,9 @@ from functools import partial
 
 import pytest
 import torch
+from problem import Problem, Reference, adam, lamb, lion, make_params, trajectory
 
 from onnxtrain.optim import SGD, Adagrad, AdamWMode, FusedAdam, Lamb, Lion
-from problem import Problem, Reference, adam, lamb, lion, make_params, trajectory
 
 TORCH = AdamWMode.ADAMW_TORCH
 
@@ -74,7 +74,7 @@ def _torch_l2(params):
     return optimizer
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def exact(name):
     return trajectory(CASES[name][1], torch.float64)
 

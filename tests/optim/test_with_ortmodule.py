@@ -26,7 +26,7 @@ def test_same_training(name, set_to_none):
     eager = torch.nn.Sequential(torch.nn.Linear(6, 20), torch.nn.GELU(), torch.nn.LayerNorm(20), torch.nn.Linear(20, 3))
     model = ORTModule(copy.deepcopy(eager))
     ours, theirs = PAIRS[name][0](model.parameters()), PAIRS[name][1](eager.parameters())
-    for step in range(30):
+    for _step in range(30):
         x, labels = torch.randn(8, 6), torch.randint(3, (8,))
         for m, o in ((model, ours), (eager, theirs)):
             o.zero_grad(set_to_none)

@@ -8,11 +8,11 @@ from __future__ import annotations
 import itertools
 import sys
 
-import torch
-
 import deepspeed
 import deepspeed.comm
+import torch
 from deepspeed.accelerator import get_accelerator
+
 from onnxtrain.optim import AdamWMode, FusedAdam
 from onnxtrain.optim.fp16_optimizer import FP16_Optimizer
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from agree import X, Y, both, in_engine, module, step
 
 import onnxtrain
-from agree import X, Y, both, in_engine, module, step
 from onnxtrain.ortmodule import ORTModule, ORTModuleTorchModelException
 
 HELPER = types.SimpleNamespace(scale=2.0)

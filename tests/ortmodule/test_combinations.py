@@ -7,10 +7,10 @@ import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from agree import Linear, X, Y, both, in_engine, module
 from torch.nn.utils import parametrizations
 
 import onnxtrain
-from agree import X, Y, Linear, both, in_engine, module
 from onnxtrain.ortmodule import ORTModule
 
 AFTER = {

@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-
 from agree import X, both, in_engine, module, step
 
 TWO = {"two": lambda: nn.Linear(4, 4)}

@@ -7,11 +7,11 @@ import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from agree import X, Y, both, equal, in_engine, module
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import onnxtrain
-from agree import X, Y, both, equal, in_engine, module
 from onnxtrain.ortmodule import ORTModule, ORTModuleTorchModelException
 
 NOTE = "create_graph=True"

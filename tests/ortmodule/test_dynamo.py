@@ -11,10 +11,10 @@ import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from agree import equal
 from torch.utils import checkpoint
 
 import onnxtrain
-from agree import equal
 from onnxtrain import dynamo
 
 

@@ -8,13 +8,16 @@ import onnx
 import pytest
 import torch
 import torch.nn as nn
+from agree import Linear, X, Y, module
 
 import onnxtrain
-from agree import X, Y, Linear, module
-from onnxtrain import UnsupportedError, _C
+from onnxtrain import _C, UnsupportedError
 from onnxtrain.ortmodule import ORTModule, _program
 from onnxtrain.ortmodule._fallback import (
-    ORTModuleDeviceException, ORTModuleFallbackException, ORTModuleIOError, ORTModuleONNXModelException,
+    ORTModuleDeviceException,
+    ORTModuleFallbackException,
+    ORTModuleIOError,
+    ORTModuleONNXModelException,
     ORTModuleTorchModelException,
 )
 

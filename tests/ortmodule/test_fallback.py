@@ -11,7 +11,7 @@ import torch.nn as nn
 from onnxscript import opset18 as op
 
 import onnxtrain
-from onnxtrain import UnsupportedError, _C, export
+from onnxtrain import _C, UnsupportedError, export
 from onnxtrain._export import functions
 from onnxtrain.ortmodule import ORTModule, ORTModuleTorchModelException, _fallback, _program
 

@@ -7,10 +7,10 @@ import contextlib
 import pytest
 import torch
 import torch.nn as nn
+from agree import X, Y, both, in_engine, module, step
 from torch import is_grad_enabled as by_another_name
 
 import onnxtrain
-from agree import X, Y, both, in_engine, module, step
 
 MODES = (contextlib.nullcontext, torch.no_grad, torch.inference_mode)
 TWO = {"two": lambda: nn.Linear(4, 4)}

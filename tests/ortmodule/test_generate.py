@@ -5,9 +5,9 @@ import copy
 import pytest
 import torch
 import torch.nn as nn
+from agree import equal, in_engine
 
 import onnxtrain
-from agree import equal, in_engine
 from onnxtrain._export import filled
 from onnxtrain.ortmodule import ORTModule
 

@@ -15,13 +15,12 @@ import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from agree import Linear, X, Y, both, equal, in_engine, module, step
 from torch.utils import _pytree as pytree
 
 import onnxtrain
 from onnxtrain import options
-from agree import X, Y, Linear, both, equal, in_engine, module, step
 from onnxtrain.ortmodule import ORTModule, ORTModuleTorchModelException
-
 
 # --- outputs ----------------------------------------------------------------------------------------------------------
 
@@ -342,7 +341,7 @@ def test_custom_methods_run_through_the_wrapper():
     del model.fresh
     assert not hasattr(model, "fresh") and not hasattr(model.module, "fresh")
     with pytest.raises(AttributeError, match="nothing"):
-        model.nothing
+        _ = model.nothing
     assert {"predict", "fc", "scale"} <= set(dir(model))
     torch.testing.assert_close(ORTModule(Derived()).predict(Y).shape, torch.Size([3, 4]))
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from agree import both, in_engine
 
 import onnxtrain
-from agree import both, in_engine
 from onnxtrain.ortmodule import DebugOptions, ORTModule
 
 ROWS = torch.tensor([[0, 1, 2], [2, 2, 5]])

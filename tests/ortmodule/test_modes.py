@@ -8,10 +8,10 @@ import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from agree import Linear, X, Y, both, equal, in_engine, module, step
 from torch.utils.checkpoint import checkpoint
 
 import onnxtrain
-from agree import Linear, X, Y, both, equal, in_engine, module, step
 from onnxtrain.ortmodule import ORTModule
 
 
@@ -247,7 +247,7 @@ def test_saved_tensors_changed_in_place_are_an_error():
         out.sum().backward()
     x = Y.clone().requires_grad_(True)
     out = model(x * 1)
-    out = model((h := x * 1))
+    out = model(h := x * 1)
     h.detach().mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         out.sum().backward()

@@ -5,8 +5,8 @@ import copy
 import pytest
 import torch
 import torch.nn as nn
-
 from agree import in_engine
+
 from onnxtrain.ortmodule import ORTModule
 
 

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "export"))
 import models  # noqa: E402
+
 import onnxtrain  # noqa: E402
 from onnxtrain import _C  # noqa: E402
 from onnxtrain.ortmodule import ORTModule, ORTModuleTorchModelException  # noqa: E402
@@ -340,7 +341,7 @@ def test_delegation():
     model.note = 3
     assert module.note == 3
     with pytest.raises(AttributeError):
-        model.nothing
+        _ = model.nothing
     with pytest.raises(ORTModuleTorchModelException):
         model.add_module("x", nn.Linear(1, 1))
     with pytest.raises(ORTModuleTorchModelException):

@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from agree import X, Y, both, in_engine, module
 
 import onnxtrain
-from agree import X, Y, both, in_engine, module
 from onnxtrain import _C
 from onnxtrain.ortmodule import ORTModule
 

@@ -15,10 +15,11 @@ import torch
 import torch.nn as nn
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
+from structure import fakes, structure  # noqa: E402
+
 import onnxtrain  # noqa: E402
 import onnxtrain.export  # noqa: E402
 from onnxtrain.ortmodule import ORTModule, ORTModuleTorchModelException  # noqa: E402
-from structure import fakes, structure  # noqa: E402
 
 
 class Box:

@@ -7,9 +7,9 @@ import copy
 import pytest
 import torch
 import torch.nn as nn
+from agree import X, Y, both, in_engine, module, step
 
 import onnxtrain
-from agree import X, Y, both, in_engine, module, step
 from onnxtrain._export import views
 from onnxtrain.ortmodule import ORTModule
 
@@ -224,7 +224,7 @@ def test_an_argument_changed_in_place_is_changed(name):
         for _ in range(2):
             y = Y.clone()
             x = X.detach().clone().requires_grad_(True)
-            result = [t for t in _leaves(model(x, y))]
+            result = list(_leaves(model(x, y)))
             sum((t * (i + 1)).sum() for i, t in enumerate([*result, y]) if t.requires_grad).backward()
             given += [y, x.grad, *result]
         return given

@@ -14,7 +14,13 @@ import onnxtrain
 import onnxtrain.compat.onnxruntime
 from onnxtrain.training import TrainStepInfo, amp, optim
 from onnxtrain.training.legacy import (
-    IODescription, LossScaler, ModelDescription, ORTTrainer, generate_sample, load_checkpoint, save_checkpoint,
+    IODescription,
+    LossScaler,
+    ModelDescription,
+    ORTTrainer,
+    generate_sample,
+    load_checkpoint,
+    save_checkpoint,
 )
 
 DESCRIPTION = ModelDescription([IODescription("x", ["batch", 8]), IODescription("label", ["batch"])],
