@@ -131,8 +131,8 @@ class Engine:
         with self._switches(self.mixed_precision):
             outputs = self.model(self.inputs(given))
         if loss >= len(outputs) or outputs[loss].numel() != 1 or not outputs[loss].is_floating_point():
-            raise RuntimeError(f"output {loss} is the loss, which has to be a float of one element; the model's outputs "
-                               f"are {[f'{output.dtype} {tuple(output.shape)}' for output in outputs]}")
+            raise RuntimeError(f"output {loss} is the loss, which has to be a float of one element; the model's "
+                               f"outputs are {[f'{output.dtype} {tuple(output.shape)}' for output in outputs]}")
         return outputs
 
     def backward(self, loss: Tensor, scale: float) -> None:
@@ -143,7 +143,8 @@ class Engine:
         """
         if not loss.requires_grad:
             if self.update.weights:
-                raise RuntimeError("the loss depends on no weight that is trained: was it computed from detached tensors?")
+                raise RuntimeError("the loss depends on no weight that is trained: was it computed from detached "
+                                   "tensors?")
             return
         with self._switches(False):
             loss.backward(torch.full_like(loss, scale))

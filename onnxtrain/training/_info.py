@@ -25,7 +25,8 @@ class TrainStepInfo:
                  optimization_step: int = 0, step: int = 0) -> None:
         fetches = [] if fetches is None or fetches == () else fetches
         for condition, message in (
-                (isinstance(optimizer_config, _OptimizerConfig), "'optimizer_config' must be an optimizer configuration"),
+                (isinstance(optimizer_config, _OptimizerConfig),
+                 "'optimizer_config' must be an optimizer configuration"),
                 (isinstance(all_finite, bool), "'all_finite' must be a boolean"),
                 (isinstance(fetches, list) and all(isinstance(name, str) for name in fetches),
                  "'fetches' must be a list of strings"),

@@ -36,11 +36,12 @@ class OnnxModel:
 
     Args:
         model: with its weights inside; it is not changed.
-        inputs, outputs: descriptions. Inputs are found by name; outputs too, or by position where a name is no output's.
+        inputs, outputs: descriptions. Inputs are found by name; outputs too, or by position where a name is no
+            output's.
 
     Raises:
-        ValueError: a described input is not the model's, one of the model's is not described, or there are fewer outputs
-            than are described.
+        ValueError: a described input is not the model's, one of the model's is not described, or there are fewer
+            outputs than are described.
         UnsupportedError: the engine lacks an operator.
     """
 

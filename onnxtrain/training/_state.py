@@ -1,5 +1,5 @@
-"""The state of a training run as dicts: nested ones, as ORTTrainer.state_dict() has them, and flat ones, under the names
-of onnxruntime-training's sessions.
+"""The state of a training run as dicts: nested ones, as ORTTrainer.state_dict() has them, and flat ones, under the
+names of onnxruntime-training's sessions.
 
 Used by orttrainer.py, checkpoint.py and _legacy.py.
 """
@@ -118,8 +118,8 @@ def load_scaler_state(scaler: Any, state: Mapping[str, Any]) -> None:
 
 
 def written_whole(path: str | os.PathLike[str], write: Callable[[str], None]) -> None:
-    """Lets write() make a file beside this path, and puts it there once it is complete: at every moment the path has the
-    old file or the new one.
+    """Lets write() make a file beside this path, and puts it there once it is complete: at every moment the path has
+    the old file or the new one.
     """
     path = os.fspath(path)
     handle, beside = tempfile.mkstemp(prefix=f".{os.path.basename(path)}.", dir=os.path.dirname(path) or ".")

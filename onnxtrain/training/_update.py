@@ -1,5 +1,5 @@
-"""The update that an optimizer's configuration asks for, by the fused optimizers of onnxtrain.optim, and its state under
-the names of onnxruntime-training.
+"""The update that an optimizer's configuration asks for, by the fused optimizers of onnxtrain.optim, and its state
+under the names of onnxruntime-training.
 
 Used by _engine.py. It knows weights and their names, and nothing of models.
 """

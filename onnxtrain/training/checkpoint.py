@@ -23,8 +23,8 @@ def experimental_state_dict(ort_trainer: ORTTrainer, include_optimizer_state: bo
         Copies, on the CPU. Empty, with a warning, before the first step.
     """
     if ort_trainer._engine is None:
-        warnings.warn("ONNX Runtime training session is not initialized yet. Please run train_step or eval_step at least "
-                      "once before calling state_dict().", stacklevel=2)
+        warnings.warn("ONNX Runtime training session is not initialized yet. Please run train_step or eval_step at "
+                      "least once before calling state_dict().", stacklevel=2)
         return {}
     return _state.flat(ort_trainer._engine, ort_trainer._train_step_info.step, include_optimizer_state)
 

@@ -77,8 +77,8 @@ class Scaler(Protocol):
 
 
 class LossScaler:
-    """Scales the loss by a constant, or doubles the scale after so many finite steps in a row and halves it after one that
-    was not.
+    """Scales the loss by a constant, or doubles the scale after so many finite steps in a row and halves it after one
+    that was not.
 
     Args:
         loss_scale_input_name: of the input that the scale is.
@@ -174,11 +174,11 @@ class ORTTrainer:
         change = _extra_postprocess or postprocess_model
         for name, value, least in (("world_size", world_size, 1), ("world_rank", world_rank, 0)):
             if value > least:
-                raise UnsupportedError(f"ORTTrainer: {name} is {value}: it trains in one process alone; only {least} is "
-                                       "supported")
+                raise UnsupportedError(f"ORTTrainer: {name} is {value}: it trains in one process alone; only {least} "
+                                       "is supported")
         if is_module and change is not None:
-            raise UnsupportedError("ORTTrainer: _extra_postprocess and postprocess_model are only supported for a model "
-                                   "that is an onnx.ModelProto")
+            raise UnsupportedError("ORTTrainer: _extra_postprocess and postprocess_model are only supported for a "
+                                   "model that is an onnx.ModelProto")
         if not is_module and use_mixed_precision:
             raise UnsupportedError("ORTTrainer: use_mixed_precision is only supported for a torch.nn.Module")
         self.model_desc_ = model_desc
@@ -225,7 +225,8 @@ class ORTTrainer:
             if not isinstance(value, (int, float)):
                 raise ValueError("Optimizer attributes must be either float or int.")
             if name not in values:
-                raise ValueError(f"{name} is no attribute of {self._optimizer}, which has {', '.join(values) or 'none'}")
+                raise ValueError(f"{name} is no attribute of {self._optimizer}, which has "
+                                 f"{', '.join(values) or 'none'}")
         return {**values, **given}
 
     def _names(self) -> list[str]:
@@ -305,10 +306,7 @@ class ORTTrainer:
         inputs = [values[name] for name in names]
         sizes_of(self._described(self.model_desc_.inputs_), inputs)
         engine = self._ready()
-        if self.get_lr_this_step_ is not None:
-            rate = self.get_lr_this_step_(self.global_step_)
-        else:
-            rate = values[rate_name]
+        rate = values[rate_name] if self.get_lr_this_step_ is None else self.get_lr_this_step_(self.global_step_)
         scale = 1.0
         if self.use_mixed_precision:
             scale = float(values[self.loss_scale_input_name] if external else
@@ -373,8 +371,8 @@ class ORTTrainer:
         _state.written_whole(path, lambda beside: Path(beside).write_bytes(data) and None)
 
     def state_dict(self, include_optimizer_state: bool = True) -> dict[str, Tensor]:
-        """Weights, frozen ones and buffers by name, and the optimizer's state: see checkpoint.experimental_state_dict().
-        Copies, on the CPU; empty, with a warning, before the first step.
+        """Weights, frozen ones and buffers by name, and the optimizer's state: see
+        checkpoint.experimental_state_dict(). Copies, on the CPU; empty, with a warning, before the first step.
         """
         if self._engine is None:
             warnings.warn("ONNX Runtime training session is not initialized yet. Please run train_step or eval_step at "
@@ -409,7 +407,8 @@ def _bound(names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any])
     given = dict(zip(names, args))
     wrong = [name for name in kwargs if name in given or name not in names]
     if len(args) > len(names) or wrong:
-        raise ValueError(f"the inputs are {list(names)}; {len(args)} are given in their order, and {list(kwargs)} by name")
+        raise ValueError(f"the inputs are {list(names)}; {len(args)} are given in their order, and {list(kwargs)} "
+                         "by name")
     return {name: given[name] if name in given else kwargs[name] for name in names if name in given or name in kwargs}
 
 

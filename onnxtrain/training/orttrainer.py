@@ -44,8 +44,8 @@ class ORTTrainer:
     Args:
         model: a torch.nn.Module, whose parameters are trained where they are, or an onnx.ModelProto.
         model_desc: ``{"inputs": [(name, shape), ...], "outputs": [(name, shape[, is_loss]), ...]}``. Inputs are
-            parameters of forward by name, the last one the label where there is a loss_fn; outputs go by position. A size
-            that is a string may change from step to step.
+            parameters of forward by name, the last one the label where there is a loss_fn; outputs go by position. A
+            size that is a string may change from step to step.
         optim_config: SGDConfig, AdamConfig or LambConfig.
         loss_fn: takes the module's output and the last input, and gives the loss, which comes before the output among
             the outputs; None where the model gives it itself.
@@ -241,7 +241,8 @@ class ORTTrainer:
         _check(len(args) <= len(names) and set(kwargs) <= set(left)
                and (len(inputs) == len(names) or bool(self._train_step_info.fetches)
                     and [name for name in names if name in given] == names[:len(inputs)]),
-               f"the description has inputs {names}, and {len(args)} are given in their order and {list(kwargs)} by name")
+               f"the description has inputs {names}, and {len(args)} are given in their order and {list(kwargs)} by "
+               "name")
         return inputs
 
     def _outputs(self, inputs: Sequence[Any], results: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -290,8 +291,8 @@ class ORTTrainer:
         """
         _check(isinstance(path, str), "'path' must be a valid path string")
         if self._engine is None:
-            warnings.warn("Training session is not initialized yet. 'train_step' or 'eval_step' methods must be executed "
-                          "at least once before calling 'save_as_onnx()'.", stacklevel=2)
+            warnings.warn("Training session is not initialized yet. 'train_step' or 'eval_step' methods must be "
+                          "executed at least once before calling 'save_as_onnx()'.", stacklevel=2)
             return
         if not os.path.isdir(os.path.dirname(path) or "."):
             warnings.warn(f"save_as_onnx: there is no folder for {path}: nothing is written", stacklevel=2)
@@ -467,7 +468,8 @@ def sizes_of(described: Sequence[Any], inputs: Sequence[Any]) -> dict[str, int]:
     for item, value in zip(described, inputs):
         for axis, name in enumerate(item[1]):
             if isinstance(name, str):
-                _check(axis < value.dim(), f"input {item[0]} has the shape {list(value.shape)}, and {item[1]} is described")
+                _check(axis < value.dim(), f"input {item[0]} has the shape {list(value.shape)}, and {item[1]} is "
+                       "described")
                 size = value.shape[axis]
                 _check(sizes.setdefault(name, size) == size, f"Mismatch in dynamic shape {name}")
     return sizes

@@ -138,8 +138,8 @@ def refuse_unsupported(options: ORTTrainerOptions, torch_module: bool) -> None:
                                ("pipeline_parallel.pipeline_parallel_size",
                                 distributed.pipeline_parallel.pipeline_parallel_size, 1)):
         if value != least:
-            raise UnsupportedError(f"ORTTrainerOptions: distributed.{name} is {value}: ORTTrainer trains in one process "
-                                   f"alone; only {least} is supported")
+            raise UnsupportedError(f"ORTTrainerOptions: distributed.{name} is {value}: ORTTrainer trains in one "
+                                   f"process alone; only {least} is supported")
     if torch_module and options._internal_use.extra_postprocess is not None:
         raise UnsupportedError("ORTTrainerOptions: _internal_use.extra_postprocess is only supported for a model that "
                                "is an onnx.ModelProto")

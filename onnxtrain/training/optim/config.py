@@ -55,7 +55,8 @@ class _OptimizerConfig:
         own = {key.removesuffix("_coef"): value for key, value in given.items()}
         for key in own:
             _check(key != "lr", "'lr' is not supported inside params")
-            _check(key == "params" or key in self.defaults, f"'{key}' of a group is not a hyperparameter of {self.name}")
+            _check(key == "params" or key in self.defaults,
+                   f"'{key}' of a group is not a hyperparameter of {self.name}")
         return {**self.defaults, **own}
 
     def of(self, weight: str) -> dict[str, Any]:
@@ -89,7 +90,8 @@ def _check_moments(alpha: float, beta: float, lambda_coef: float, epsilon: float
 
 
 def _finish(config: _OptimizerConfig, check: Any) -> None:
-    """Checks every group's values as the defaults are, and makes the defaults attributes, under the arguments' names."""
+    """Checks every group's values as the defaults are, and makes the defaults attributes, under the arguments' names.
+    """
     for group in config.params:
         check({key: value for key, value in group.items() if key not in ("params", "lr")})
     for name, value in config.defaults.items():
