@@ -21,13 +21,30 @@ import torch.utils.checkpoint
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from onnxtrain._export import attributes, captured, exclusive, filled, formulas, functional, functions
+from onnxtrain._export import (
+    attributes,
+    captured,
+    exclusive,
+    filled,
+    formulas,
+    functional,
+    functions,
+    messages,
+    mutations,
+    refusals,
+    retrace,
+    rewrite,
+    sizes,
+    snapshot,
+    state,
+    trees,
+    values,
+    views,
+    whole_numbers,
+)
 from onnxtrain._export import flags as flags_of
 from onnxtrain._export import graph as onnx_graph
 from onnxtrain._export import guards as shape_guards
-from onnxtrain._export import (
-    messages, mutations, refusals, retrace, rewrite, sizes, snapshot, state, trees, values, views, whole_numbers,
-)
 from onnxtrain._export.domain import register_symbolics
 from onnxtrain._export.errors import ArgumentError, Changed, ExportError, Untraceable
 from onnxtrain._export.exported import Assignment, Exported, GraphInput, GraphOutput
@@ -459,7 +476,7 @@ def _torch_export(flat: _Flat, tensors: tuple[Tensor, ...]) -> torch.export.Expo
             for t, given in zip(tensors, flat.tensors())]
     if graph:
         axes = [each | open_ for each, open_ in zip(axes, flat.module.dynamic, strict=True)]
-    dynamic = [tuple({axis: auto for axis in each} for each in axes)] if axes else None
+    dynamic = [tuple(dict.fromkeys(each, auto) for each in axes)] if axes else None
 
     def trace() -> torch.export.ExportedProgram:
         flat.traced = _Traced()

@@ -136,8 +136,8 @@ _NAMES = [
     Variable("ONNXTRAIN_EXPORTER", "auto", _one_of("auto", "dynamo", "torchscript"), "auto, dynamo, torchscript",
              "auto tries torch's default exporter, then the TorchScript one, compared with eager first"),
     Variable("ONNXTRAIN_CAPTURE", "dynamo", _one_of("dynamo", "export"), "dynamo, export",
-             "what records forward: Dynamo, which guards every Python value that forward reads, replays what it changes, "
-             "and cuts the graph where it cannot follow; or torch.export, which sees tensors only"),
+             "what records forward: Dynamo, which guards every Python value that forward reads, replays what it "
+             "changes, and cuts the graph where it cannot follow; or torch.export, which sees tensors only"),
     Variable("ORTMODULE_ENABLE_CUSTOM_AUTOGRAD", True, _boolean, _FLAG,
              "1 runs torch.autograd.Function with its own forward and backward, as a PythonOp node; 0 traces through "
              "it, which is accepted where one step then equals eager's",
@@ -161,10 +161,10 @@ _NAMES = [
     Variable("ORTMODULE_ENABLE_EMBEDDING_SPARSE_OPTIMIZER", True, _boolean, _FLAG, None, "every row is computed"),
     Variable("ORTMODULE_MEMORY_OPT_LEVEL", 0, _integer(0, 2), "0, 1, 2",
              "0 recomputes in backward what is elementwise, a norm, "
-             "moved data or a rounded weight, on the CPU, for at most 3% of a step; 1 and 2 products and attention as well, on every "
-             "device, for at most 40% of a step, and on the CPU never store the scores of a large vocabulary whose "
-             "loss is in the module. What that is follows from the memory plan, and inputs that it reads "
-             "must not change before backward"),
+             "moved data or a rounded weight, on the CPU, for at most 3% of a step; 1 and 2 products and attention as "
+             "well, on every device, for at most 40% of a step, and on the CPU never store the scores of a large "
+             "vocabulary whose loss is in the module. What that is follows from the memory plan, and inputs that "
+             "it reads must not change before backward"),
     Variable("ORTMODULE_MEMORY_OPT_CONFIG", "", str, "a path or a list", None,
              "it names parts of another graph; here the memory plan "
              "says what is recomputed, within the bounds of ORTMODULE_MEMORY_OPT_LEVEL"),

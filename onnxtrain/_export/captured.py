@@ -15,8 +15,8 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
 _NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
-_OF_STRIDES = frozenset(("as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter", "is_contiguous", "stride",
-                         "storage_offset", "untyped_storage", "data_ptr"))
+_OF_STRIDES = frozenset(("as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter", "is_contiguous",
+                         "stride", "storage_offset", "untyped_storage", "data_ptr"))
 
 
 class Place(NamedTuple):

@@ -216,10 +216,7 @@ class Bound:
 
     def holds(self, inputs: Sequence[Any]) -> bool:
         """Whether the model has these parameters and buffers: the user may have put others in their places."""
-        for i, store, name in self._held:
-            if store[name] is not inputs[i]:
-                return False
-        return True
+        return all([store[name] is inputs[i] for i, store, name in self._held])
 
 
 class Parts:

@@ -13,20 +13,24 @@ from torch.autograd import forward_ad
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
-from onnxtrain import UnsupportedError, _C, _report, options
+from onnxtrain import _C, UnsupportedError, _report, options
 from onnxtrain._export import cache, exclusive, products, refusals, trees, values
 from onnxtrain._export.attributes import State
 from onnxtrain._export.captured import Graph
 from onnxtrain._export.errors import DefinitionError, StaleError
 from onnxtrain._export.function_apply import CustomFunctions
 from onnxtrain.export import PLAIN_TENSORS, ArgumentError, ExportError, export, grad_modes, is_final, order
-from onnxtrain.ortmodule._device import device_of
 from onnxtrain.ortmodule import _announce, _sharded, _special
 from onnxtrain.ortmodule._captured import Parts
 from onnxtrain.ortmodule._debug import STAGES, DebugOptions
+from onnxtrain.ortmodule._device import device_of
 from onnxtrain.ortmodule._double import Double
 from onnxtrain.ortmodule._fallback import (
-    Fallback, FallbackPolicy, ORTModuleFallbackException, ORTModuleTorchModelException, named,
+    Fallback,
+    FallbackPolicy,
+    ORTModuleFallbackException,
+    ORTModuleTorchModelException,
+    named,
 )
 from onnxtrain.ortmodule._forward import Adopted, Forward, calls_forward_of, watched
 from onnxtrain.ortmodule._key import MAX_TRIES, Fallen, Key, SetUps, describe, function_mode, torch_modes
@@ -55,9 +59,9 @@ class ORTModule(torch.nn.Module):
         debug_options: see DebugOptions.
 
     Dynamo captures the module at the first call, and again when a Python value that forward reads has changed; each
-    graph is exported once; new sizes are specialised in milliseconds. What torch's default exporter cannot export is tried
-    with the TorchScript one, and used if a step's outputs and gradients equal eager's. What the engine does not have
-    runs in PyTorch, said once, as ORTMODULE_FALLBACK_POLICY allows.
+    graph is exported once; new sizes are specialised in milliseconds. What torch's default exporter cannot export is
+    tried with the TorchScript one, and used if a step's outputs and gradients equal eager's. What the engine does not
+    have runs in PyTorch, said once, as ORTMODULE_FALLBACK_POLICY allows.
 
     Raises:
         TypeError: module is no torch.nn.Module.

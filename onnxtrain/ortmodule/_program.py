@@ -22,7 +22,6 @@ from onnxtrain.ortmodule import _double, _held, _outside_loss, _random
 from onnxtrain.ortmodule._chain import Chain
 from onnxtrain.ortmodule._reach import Conditional, Reach
 
-
 LOOK_EVERY = 16  # steps between two looks at how large the outputs are, for the loss behind them
 _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 _modes = ("highest", False)  # precision of products and determinism, as the engine was told last

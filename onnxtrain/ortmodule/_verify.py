@@ -111,7 +111,7 @@ def _run(module: torch.nn.Module, call: Callable[..., Any], args: tuple[Any, ...
     result = _Result()
     leaves, spec = _leaves_with_grad(args, kwargs, every)
     trained = [p for p in module.parameters() if p.requires_grad]
-    held = {name for name in module.__dict__}
+    held = set(module.__dict__)
     flat, out_spec = pytree.tree_flatten(call(leaves, spec))
     weights = {f"grad {name}": p for name, p in module.named_parameters() if p.requires_grad}
     weights |= {f"grad of input {i}": x for i, x in enumerate(leaves) if isinstance(x, Tensor) and x.requires_grad}

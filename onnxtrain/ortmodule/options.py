@@ -35,7 +35,7 @@ class RuntimeOptions:
 
     onnx_opset_version, enable_custom_autograd_function, skipped_autograd_functions, cache_dir and
     memory_optimization_level have an effect on what is exported after they are set, print_memory_stats on the next
-    step; capture is read when the module is wrapped. The rest is kept for scripts that set it, and changes nothing here.
+    step; capture is read when the module is wrapped. The rest is kept for scripts that set it, and changes nothing.
     """
 
     onnx_opset_version: int = _read("ORTMODULE_ONNX_OPSET_VERSION")  # type: ignore[assignment]
