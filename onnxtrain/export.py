@@ -500,8 +500,6 @@ def _torchscript(flat: _Flat, names: list[str], leaves: list[Any], opset: int, n
     tensors = tuple(mutations.copied(leaf) for leaf in leaves if isinstance(leaf, Tensor))
     if not tensors:
         raise ExportError("TorchScript's exporter needs at least one tensor among the arguments.")
-    if any(0 in tensor.shape for tensor in tensors):  # its inference of shapes divides by zero: the process would end
-        raise ExportError("TorchScript's exporter cannot take a tensor without elements.")
     owned = _owned(module)
     register_symbolics(opset)
     file = io.BytesIO()

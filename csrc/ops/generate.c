@@ -94,7 +94,10 @@ static ont_status trilu_infer(ont_graph *g, ont_node *node)
     double k = 0;
     ONT_TRY(ont_need_input(node, 0, &x));
     if (x->shape.rank < 2) return ont_fail(ONT_EINVAL, "the input has rank %d, at least 2 is expected", x->shape.rank);
-    if (ont_node_in(node, 1)) ONT_TRY(ont_const_scalar(node, 1, &k));
+    const ont_value *diagonal = ont_node_in(node, 1);
+    if (diagonal && diagonal->dtype != ONT_INT64)
+        return ont_fail(ONT_ETYPE, "k is %s, int64 is expected", ont_dtype_name(diagonal->dtype));
+    if (diagonal) ONT_TRY(ont_const_scalar(node, 1, &k));
     return ont_infer_same(g, node);
 }
 
@@ -106,6 +109,7 @@ static void trilu_rows(void *context, int64_t first, int64_t last)
     size_t size = ont_dtype_size(call->node->outputs[0]->dtype);
     bool upper = ont_attr_int(call->node, "upper", 1);
     if (call->node->n_inputs > 1 && call->in[1]) memcpy(&k, call->in[1], sizeof k);
+    k = k < -rows ? -rows : k > cols ? cols : k; /* so that no sum overflows */
     for (int64_t i = first; i < last; i++) {
         /* Kept columns: [edge, cols) above, [0, edge) below. */
         int64_t edge = i % rows + k + !upper;

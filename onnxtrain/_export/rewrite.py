@@ -166,6 +166,9 @@ class _FrozenValues:
     _PARTS = frozenset(getattr(owner, name) for owner in (torch, Tensor) for name in
                        ("unbind", "split", "chunk", "tensor_split", "split_with_sizes")
                        if hasattr(owner, name)) | {Tensor.__iter__, Tensor.__reversed__}
+    _RESHAPING = frozenset(("reshape", "reshape_as", "view", "view_as", "flatten", "unflatten", "ravel", "fold", "unfold",
+                            "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "einsum", "tensordot", "group_norm",
+                            "instance_norm", "multi_head_attention_forward"))
     _WRITING = frozenset((Tensor.__format__, Tensor.__repr__))
 
     _TENSORS = ("tensor", "as_tensor", "scalar_tensor", "clone", "to", "long", "int", "float", "detach")  # of a number
@@ -236,8 +239,8 @@ class _FrozenValues:
         number = func in self._SIZES or given and name not in self._TENSORS and all(t in self._numbers for t in given)
         made = [leaf for leaf in (result if isinstance(result, torch.Size) else tree_leaves(result))
                 if isinstance(leaf, Tensor)]
-        if _any_empty(made):
-            raise Untraceable("TorchScript's exporter cannot take a tensor without elements.")
+        if name in self._RESHAPING and _any_empty(made):
+            raise Untraceable("TorchScript's exporter cannot reshape a tensor without elements.")
         for tensor in (*made, *changed):
             if dims != () and tensor.dim():
                 self._loose[tensor] = dims

@@ -433,7 +433,7 @@ def test_branch_on_a_value() -> None:
 @pytest.mark.parametrize("given, function", [(0, lambda self, x: self.fc(x).flatten(1, 2)),
                                              (2, lambda self, x: self.fc(x)[:0].flatten(1, 2))],
                          ids=["argument", "inside"])
-def test_torchscript_is_given_no_tensor_without_elements(given, function) -> None:
+def test_torchscript_reshapes_no_tensor_without_elements(given, function) -> None:
     """Its inference of shapes would divide by zero, which ends the process."""
     with pytest.raises(ExportError, match="without elements"):
         export(Of(function), (torch.randn(given, 3, 8, 4),), {}, training=True, exporter="torchscript")

@@ -58,6 +58,7 @@ CASES = [
     Case("Trilu", [R(4, 5)], torch=torch.triu),
     Case("Trilu", [R(2, 5, 4), C(-1)], {"upper": 0}, torch=lambda x: torch.tril(x, -1)),
     Case("Trilu", [R(3, 3), C(7)], torch=lambda x: torch.triu(x, 7), name="beyond"),
+    Case("Trilu", [R(3, 3), C(2**63 - 1)], {"upper": 0}, torch=lambda x: torch.tril(x, 9), name="far beyond"),
     flat("Shape", R(2, 3, 4)),
     flat("Shape", R(2, 3, 4), attrs={"start": -2, "end": 10}, name="part"),
     flat("Size", R(2, 3, 4)),
@@ -94,6 +95,7 @@ ERRORS = [
     (flat("Split", R(2), C([2**59, 2, *[2**59] * 31]), n_outputs=33), ValueError, "more than the 2"),  # 2 mod 2^64
     (flat("Squeeze", R(2, 3), C([0])), ValueError, "not 1"),
     (flat("Expand", R(2, 3), C([4, 3])), ValueError, "broadcast"),
+    (flat("Trilu", R(2, 3), C(True, bool)), TypeError, "k is bool"),
 ]
 
 
