@@ -166,9 +166,10 @@ class _FrozenValues:
     _PARTS = frozenset(getattr(owner, name) for owner in (torch, Tensor) for name in
                        ("unbind", "split", "chunk", "tensor_split", "split_with_sizes")
                        if hasattr(owner, name)) | {Tensor.__iter__, Tensor.__reversed__}
-    _RESHAPING = frozenset(("reshape", "reshape_as", "view", "view_as", "flatten", "unflatten", "ravel", "fold", "unfold",
-                            "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "einsum", "tensordot", "group_norm",
-                            "instance_norm", "multi_head_attention_forward"))
+    _RESHAPING = frozenset((
+        "reshape", "reshape_as", "view", "view_as", "flatten", "unflatten", "ravel", "fold", "unfold", "pixel_shuffle",
+        "pixel_unshuffle", "channel_shuffle", "einsum", "tensordot", "group_norm", "instance_norm",
+        "multi_head_attention_forward"))
     _WRITING = frozenset((Tensor.__format__, Tensor.__repr__))
 
     _TENSORS = ("tensor", "as_tensor", "scalar_tensor", "clone", "to", "long", "int", "float", "detach")  # of a number
