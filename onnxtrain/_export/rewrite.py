@@ -166,10 +166,11 @@ class _FrozenValues:
     _PARTS = frozenset(getattr(owner, name) for owner in (torch, Tensor) for name in
                        ("unbind", "split", "chunk", "tensor_split", "split_with_sizes")
                        if hasattr(owner, name)) | {Tensor.__iter__, Tensor.__reversed__}
-    _RESHAPING = frozenset((
-        "reshape", "reshape_as", "view", "view_as", "flatten", "unflatten", "ravel", "fold", "unfold", "pixel_shuffle",
-        "pixel_unshuffle", "channel_shuffle", "einsum", "tensordot", "group_norm", "instance_norm",
-        "multi_head_attention_forward"))
+    # Of what may give a tensor without elements to TorchScript's exporter: no Reshape is written for these.
+    _NOT_RESHAPED = frozenset((
+        "linear", "cat", "to", "detach", "clone", "contiguous", "requires_grad_", "transpose", "permute", "unsqueeze",
+        "relu", "gelu", "silu", "tanh", "sigmoid", "dropout", "add", "sub", "mul", "div", "neg", "matmul", "float",
+        "zeros", "empty", "tensor", "new_empty", "new_zeros", "zeros_like", "empty_like"))
     _WRITING = frozenset((Tensor.__format__, Tensor.__repr__))
 
     _TENSORS = ("tensor", "as_tensor", "scalar_tensor", "clone", "to", "long", "int", "float", "detach")  # of a number
@@ -240,7 +241,7 @@ class _FrozenValues:
         number = func in self._SIZES or given and name not in self._TENSORS and all(t in self._numbers for t in given)
         made = [leaf for leaf in (result if isinstance(result, torch.Size) else tree_leaves(result))
                 if isinstance(leaf, Tensor)]
-        if name in self._RESHAPING and _any_empty(made):
+        if name not in self._NOT_RESHAPED and func not in self._SIZES and _any_empty(made):
             raise Untraceable("TorchScript's exporter cannot reshape a tensor without elements.")
         for tensor in (*made, *changed):
             if dims != () and tensor.dim():

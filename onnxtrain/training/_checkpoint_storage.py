@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Mapping
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -42,8 +42,8 @@ def save(save_obj: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
     if os.path.exists(path):
         raise FileExistsError(f"{os.fspath(path)} is there already")
 
-    def write(beside: str) -> None:
-        with h5py.File(beside, "w") as file:
+    def write(target: IO[bytes]) -> None:
+        with h5py.File(target, "w") as file:
             _write(file, save_obj, "")
 
     written_whole(path, write)

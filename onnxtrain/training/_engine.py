@@ -1,6 +1,6 @@
 """One training step of a model: loss, backward, accumulation, scaling, update. Both trainers share it.
 
-It knows no descriptions and no options: orttrainer.py and _legacy.py read those.
+It knows no descriptions and no options: orttrainer.py and legacy.py read those.
 """
 
 from __future__ import annotations

@@ -1,19 +1,20 @@
 """The state of a training run as dicts: nested ones, as ORTTrainer.state_dict() has them, and flat ones, under the
 names of onnxruntime-training's sessions.
 
-Used by orttrainer.py, checkpoint.py and _legacy.py.
+Used by orttrainer.py, checkpoint.py and legacy.py.
 """
 
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 import torch
 from torch import Tensor
 
+from onnxtrain._export import files
 from onnxtrain.backend import _to_array
 from onnxtrain.training._engine import Engine
 from onnxtrain.training._update import MOMENTS, SHARED, as_tensor
@@ -117,26 +118,25 @@ def load_scaler_state(scaler: Any, state: Mapping[str, Any]) -> None:
             setattr(scaler, name, type(getattr(scaler, name))(value))
 
 
-def written_whole(path: str | os.PathLike[str], write: Callable[[str], None]) -> None:
-    """Lets write() make a file beside this path, and puts it there once it is complete: at every moment the path has
-    the old file or the new one.
+def written_whole(path: str | os.PathLike[str], write: Callable[[IO[bytes]], Any]) -> None:
+    """Lets write() fill a file that becomes this path once it is complete: at every moment the path has the old file
+    or the new one.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
     """
-    path = os.fspath(path)
-    handle, beside = tempfile.mkstemp(prefix=f".{os.path.basename(path)}.", dir=os.path.dirname(path) or ".")
-    os.close(handle)
+    target = Path(path)
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"there is no folder for {target}")
     mask = os.umask(0)
     os.umask(mask)
-    try:
-        write(beside)
-        os.chmod(beside, 0o666 & ~mask)
-        with open(beside, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    except BaseException:
-        os.unlink(beside)
-        raise
+    with files.replacing(target) as file:
+        write(file)
+        file.flush()
+        os.fchmod(file.fileno(), 0o666 & ~mask)
+        os.fsync(file.fileno())
 
 
 def save_tensors(value: dict[str, Any], path: str) -> None:
     """torch.save(), whole or not at all."""
-    written_whole(path, lambda beside: torch.save(value, beside))
+    written_whole(path, lambda file: torch.save(value, file))

@@ -368,7 +368,7 @@ class ORTTrainer:
             return
         self._proto = self._made()
         data = self._proto.SerializeToString()
-        _state.written_whole(path, lambda beside: Path(beside).write_bytes(data) and None)
+        _state.written_whole(path, lambda file: file.write(data))
 
     def state_dict(self, include_optimizer_state: bool = True) -> dict[str, Tensor]:
         """Weights, frozen ones and buffers by name, and the optimizer's state: see

@@ -299,7 +299,7 @@ class ORTTrainer:
             return
         self._proto = self._engine.model.proto(self.model_desc.inputs, self.model_desc.outputs)
         data = self._proto.SerializeToString()
-        _state.written_whole(path, lambda beside: Path(beside).write_bytes(data) and None)
+        _state.written_whole(path, lambda file: file.write(data))
 
     # ---- state ----
 

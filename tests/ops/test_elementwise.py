@@ -164,7 +164,7 @@ CASES += [
 
 # ---- selection ----
 for c, x, y in [((3, 4), (3, 4), (3, 4)), ((3, 4), (), (4,)), ((4,), (3, 4), ()), ((3, 1), (1, 4), (2, 1, 1)),
-                ((), (2,), (2,))]:
+                ((), (2,), (2,)), ((3, 4), (), ()), ((), (3, 1), (4,))]:
     CASES.append(Case("Where", [R(*c, dtype=bool), R(*x), R(*y)], torch=torch.where, alloc=c == (3, 4)))
 CASES += [flat("Where", R(3, 4, dtype=bool), R(3, 4, low=0, high=9, dtype=t), R(4, low=0, high=9, dtype=t))
           for t in (np.int64, np.int32, np.uint8, bool)]

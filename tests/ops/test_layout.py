@@ -36,6 +36,12 @@ CASES = [
     Case("Transpose", [R(2, 3, 4, 5)], {"perm": [3, 1, 0, 2]}, torch=lambda x: x.permute(3, 1, 0, 2), name="crossed"),
     Case("Transpose", [R(2, 3, 4)], {"perm": [0, 1, 2]}, torch=lambda x: x.clone(), name="of nothing"),
     Case("Transpose", [R(37, 53)], torch=lambda x: x.T, name="tiles", alloc=False),
+    *[Case("Transpose", [R(*shape)], {"perm": perm}, torch=lambda x, perm=perm: x.permute(perm), alloc=False)
+      for shape, perm in [((2, 70), [1, 0]), ((70, 2), [1, 0]), ((3, 41), [1, 0]), ((2, 19, 21), [0, 2, 1]),
+                          ((21, 18, 5), [2, 0, 1]), ((4, 33, 3), [2, 1, 0])]],
+    *[flat("Transpose", R(21, 34, low=0, high=100, dtype=dtype)) for dtype in (np.uint8, np.int16, np.int32, np.int64)],
+    *[Case("Concat", [R(9, n), R(9, 3)], {"axis": 1}, torch=lambda x, y: torch.cat([x, y], 1), alloc=False,
+           name=f"rows of {n}") for n in (1, 2, 4, 5, 7, 11, 16, 17)],
     Case("Transpose", [R(3, 0, 2)], {"perm": [2, 0, 1]}, torch=lambda x: x.permute(2, 0, 1), name="empty"),
     flat("Transpose", R(3, 5, dtype=np.bool_)),
     Case("Expand", [R(3, 1), C([2, 1, 4])], torch=lambda x: x.expand(2, 3, 4)),

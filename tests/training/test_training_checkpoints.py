@@ -155,14 +155,15 @@ def test_a_file_is_whole_or_not_there(tmp_path):
         checkpoint.experimental_save_checkpoint(made, str(tmp_path), "x", {"bad": Unpickable()})
     assert path.read_bytes() == old and os.listdir(tmp_path) == ["x.ort.pt"]
 
-    def fails(beside):
-        with open(beside, "wb") as file:
-            file.write(b"half")
+    def fails(file):
+        file.write(b"half")
         raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
         written_whole(tmp_path / "y", fails)
     assert os.listdir(tmp_path) == ["x.ort.pt"]
+    with pytest.raises(FileNotFoundError, match="no folder"):
+        written_whole(tmp_path / "no" / "y", fails)
     with pytest.raises(AssertionError, match="checkpoint_dir directory doesn't exist"):
         checkpoint.experimental_save_checkpoint(made, str(tmp_path / "no"))
     with pytest.raises(AssertionError, match="checkpoint file not found"):
@@ -182,10 +183,6 @@ def test_without_h5py(monkeypatch, tmp_path):
 
 
 class TestHdf5:
-    @pytest.fixture(autouse=True)
-    def _h5py(self):
-        pytest.importorskip("h5py")
-
     def test_a_run_goes_on(self, tmp_path):
         path = str(tmp_path / "a.ort")
         first, second, data = trainer(), trainer(seed=3), batches(8)

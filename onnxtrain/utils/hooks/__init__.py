@@ -2,10 +2,10 @@
 
 from onnxtrain.utils.hooks._statistics import StatisticsSubscriber
 from onnxtrain.utils.hooks._subscribers import (
-                                                GlobalSubscriberManager,
-                                                SubscriberBase,
-                                                SubscriberManager,
-                                                inspect_activation,
+    GlobalSubscriberManager,
+    SubscriberBase,
+    SubscriberManager,
+    inspect_activation,
 )
 
 __all__ = ["GlobalSubscriberManager", "StatisticsSubscriber", "SubscriberBase", "SubscriberManager",
