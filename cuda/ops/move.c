@@ -191,10 +191,11 @@ static ont_status trilu_run(const ont_call *call)
 {
     const ont_value *x = ont_node_in(call->node, 0);
     int rank = x->shape.rank;
-    double k = 0;
-    if (ont_node_in(call->node, 1)) ONT_TRY(ont_const_scalar(call->node, 1, &k));
+    const ont_value *diagonal = ont_node_in(call->node, 1);
+    int64_t k = 0;
+    if (diagonal) memcpy(&k, diagonal->data->data, sizeof k);
     return ont_launched(ont_launch_trilu(call->in[0], call->out[0], ont_shape_count(&x->shape), x->shape.dims[rank - 2],
-                                         x->shape.dims[rank - 1], (int64_t)k, ont_attr_int(call->node, "upper", 1) != 0,
+                                         x->shape.dims[rank - 1], k, ont_attr_int(call->node, "upper", 1) != 0,
                                          (int)ont_dtype_size(x->dtype), call->stream));
 }
 
