@@ -8,6 +8,7 @@ writes FOLDER/_emulated.so and prints its path; what is newer than its sources i
 from __future__ import annotations
 
 import concurrent.futures
+import fcntl
 import os
 import shlex
 import subprocess
@@ -29,7 +30,6 @@ def sources() -> list[Path]:
 
 def build(folder: Path, sanitize: bool = False) -> Path:
     """The plugin's path. Raises CalledProcessError where a source does not compile."""
-    folder.mkdir(parents=True, exist_ok=True)
     target = folder / "_emulated.so"
     headers = max(p.stat().st_mtime for root in (CUDA, CORE) for p in root.rglob("*")
                   if p.suffix in {".h", ".cuh", ".def"})
@@ -60,4 +60,8 @@ def build(folder: Path, sanitize: bool = False) -> Path:
 
 
 if __name__ == "__main__":
-    print(build(Path(sys.argv[1]), "--sanitize" in sys.argv[2:]))
+    made = Path(sys.argv[1])
+    made.mkdir(parents=True, exist_ok=True)
+    with open(made / "lock", "w", encoding="ascii") as lock:  # two workers of a test run must not write one object
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        print(build(made, "--sanitize" in sys.argv[2:]))
