@@ -119,7 +119,9 @@ class BuildCore(build_ext):
         flags += [f"-isystem{path}" for path in includes]
         sanitize = os.environ.get("ONNXTRAIN_SANITIZE")
         debug = os.environ.get("ONNXTRAIN_DEBUG") == "1" or bool(sanitize)
-        flags += ["-O1", "-g"] if debug else ["-O3", "-DNDEBUG"]
+        flags += ["-O1"] if debug else ["-O3", "-DNDEBUG"]
+        if debug and not sanitize:  # a sanitizer's report needs lines alone; variables double what a build takes
+            flags.append("-g")
         if sanitize:
             flags += [f"-fsanitize={sanitize}", "-fno-omit-frame-pointer", "-fno-sanitize-recover=undefined"]
         return flags

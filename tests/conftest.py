@@ -1,10 +1,60 @@
-"""Tests of what one front alone does: torch.export's refusals by name, and its count of exports."""
+"""For every test: the sample of the sweeps, which front captures, one worker for tests that share a costly fixture."""
+
+import os
+import time
+from collections import Counter
+from pathlib import Path
 
 import pytest
+
+SWEEP = 8  # cases of one test function from which on it is a sweep
+PARTS = 3  # days in which a run of the whole suite has seen every case of every sweep
+DAY = "ONNXTRAIN_TEST_DAY"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true",
+                     help=f"every case of every sweep; without it, a run of whole folders without -k takes 1 of "
+                          f"{PARTS}, others each day")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Keeps tests of one xdist_group in one worker: each worker makes a session fixture again."""
+    if getattr(config.option, "numprocesses", None) and config.option.dist == "no":
+        config.option.dist = "loadgroup"
+    os.environ.setdefault(DAY, str(int(time.time()) // 86400))  # which the workers inherit
+
+
+def _samples(config: pytest.Config) -> bool:
+    named = [Path(argument.split("::")[0]) for argument in config.args]
+    chosen = config.option.full or config.option.keyword or any(map(Path.is_file, named))
+    return not chosen and os.environ.get("ONNXTRAIN_SLOW") != "1"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not _samples(config):
+        return
+    functions = [item.nodeid.split("[")[0] for item in items]
+    cases, seen = Counter(functions), Counter[str]()
+    kept, left = [], []
+    for item, function in zip(items, functions, strict=True):
+        turn = cases[function] < SWEEP or (seen[function] + int(os.environ[DAY])) % PARTS == 0
+        (kept if turn else left).append(item)
+        seen[function] += 1
+    config.hook.pytest_deselected(items=left)
+    items[:] = kept
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if _samples(config):
+        terminalreporter.write_line(f"Of each sweep 1 case in {PARTS} ran; {DAY}={os.environ[DAY]} repeats this "
+                                    "sample, --full runs every case.")
 
 
 @pytest.fixture(autouse=True)
 def _capture(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests of what one front alone does: torch.export's refusals by name, and its count of exports."""
     mark = request.node.get_closest_marker("capture")
     if mark is not None:
         monkeypatch.setenv("ONNXTRAIN_CAPTURE", mark.args[0])

@@ -97,12 +97,13 @@ static ont_status forward_simd(const ont_call *call)
 }
 
 #define FORWARD_REF(suffix, type, sqrt_) \
-    static void forward_##suffix(const ont_call *call) \
+    static void forward_##suffix(void *context, int64_t first, int64_t last) \
     { \
+        const ont_call *call = context; \
         const layernorm_state *s = call->state; \
         const type *scale = operand(call, 1), *bias = operand(call, 2); \
         type *means = result(call, 1), *invs = result(call, 2); \
-        for (int64_t r = 0; r < s->rows; r++) { \
+        for (int64_t r = first; r < last; r++) { \
             const type *x = (const type *)call->in[0] + r * s->n; \
             type *y = (type *)call->out[0] + r * s->n, mean = 0, var = 0; \
             for (int64_t i = 0; i < s->n; i++) mean += x[i] / (type)s->n; \
@@ -119,7 +120,9 @@ FORWARD_REF(f64, double, sqrt)
 
 static ont_status forward_ref(const ont_call *call)
 {
-    (call->node->outputs[0]->dtype == ONT_FLOAT32 ? forward_f32 : forward_f64)(call);
+    const layernorm_state *s = call->state;
+    bool wide = call->node->outputs[0]->dtype == ONT_FLOAT64;
+    ont_parallel(s->rows, 8192 / (s->n + 1) + 1, wide ? forward_f64 : forward_f32, (void *)call);
     return ONT_OK;
 }
 

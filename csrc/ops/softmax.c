@@ -197,55 +197,52 @@ static ont_status backward_columns(const ont_call *call)
 
 /* ---- reference: any axis, float32 and float64 ---- */
 
+/* Columns [first, last) of all (outer, inner); entry k of a column is k * inner elements behind its first. */
 #define REFERENCE(suffix, type, exp_, log_) \
-    static void forward_##suffix(const softmax_state *s, const type *x, type *y) \
+    static void forward_##suffix(void *context, int64_t first, int64_t last) \
     { \
+        const ont_call *call = context; \
+        const softmax_state *s = call->state; \
         int64_t step = s->inner; \
-        for (int64_t o = 0; o < s->outer; o++) \
-            for (int64_t i = 0; i < step && s->n; i++) { \
-                const type *in = x + o * s->n * step + i; \
-                type *out = y + o * s->n * step + i, most = in[0], sum = 0; \
-                for (int64_t k = 1; k < s->n; k++) most = in[k * step] > most || isnan(in[k * step]) ? in[k * step] \
-                                                        : most; \
-                for (int64_t k = 0; k < s->n; k++) sum += exp_(in[k * step] - most); \
-                for (int64_t k = 0; k < s->n; k++) \
-                    out[k * step] = s->log ? in[k * step] - most - log_(sum) : exp_(in[k * step] - most) / sum; \
-            } \
+        for (int64_t c = first; c < last; c++) { \
+            int64_t at = c / step * s->n * step + c % step; \
+            const type *in = (const type *)call->in[0] + at; \
+            type *out = (type *)call->out[0] + at, most = in[0], sum = 0; \
+            for (int64_t k = 1; k < s->n; k++) most = in[k * step] > most || isnan(in[k * step]) ? in[k * step] : most; \
+            for (int64_t k = 0; k < s->n; k++) sum += exp_(in[k * step] - most); \
+            for (int64_t k = 0; k < s->n; k++) \
+                out[k * step] = s->log ? in[k * step] - most - log_(sum) : exp_(in[k * step] - most) / sum; \
+        } \
     } \
-    static void backward_##suffix(const softmax_state *s, const type *y, const type *dy, type *dx) \
+    static void backward_##suffix(void *context, int64_t first, int64_t last) \
     { \
+        const ont_call *call = context; \
+        const softmax_state *s = call->state; \
         int64_t step = s->inner; \
-        for (int64_t o = 0; o < s->outer; o++) \
-            for (int64_t i = 0; i < step; i++) { \
-                int64_t at = o * s->n * step + i; \
-                type sum = 0; \
-                for (int64_t k = 0; k < s->n; k++) sum += dy[at + k * step] * (s->log ? 1 : y[at + k * step]); \
-                for (int64_t k = 0; k < s->n; k++) { \
-                    int64_t e = at + k * step; \
-                    dx[e] = s->log ? dy[e] - exp_(y[e]) * sum : y[e] * (dy[e] - sum); \
-                } \
+        for (int64_t c = first; c < last; c++) { \
+            int64_t at = c / step * s->n * step + c % step; \
+            const type *y = (const type *)call->in[0] + at, *dy = (const type *)call->in[1] + at; \
+            type *dx = (type *)call->out[0] + at, sum = 0; \
+            for (int64_t k = 0; k < s->n; k++) sum += dy[k * step] * (s->log ? 1 : y[k * step]); \
+            for (int64_t k = 0; k < s->n; k++) { \
+                int64_t e = k * step; \
+                dx[e] = s->log ? dy[e] - exp_(y[e]) * sum : y[e] * (dy[e] - sum); \
             } \
+        } \
     }
 REFERENCE(f32, float, expf, logf)
 REFERENCE(f64, double, exp, log)
 
-static ont_status forward_ref(const ont_call *call)
+static ont_status reference(const ont_call *call, ont_range_fn f32, ont_range_fn f64)
 {
-    if (call->node->outputs[0]->dtype == ONT_FLOAT32)
-        forward_f32(call->state, call->in[0], call->out[0]);
-    else
-        forward_f64(call->state, call->in[0], call->out[0]);
+    const softmax_state *s = call->state;
+    bool wide = call->node->outputs[0]->dtype == ONT_FLOAT64;
+    if (s->n) ont_parallel(s->outer * s->inner, row_grain(s), wide ? f64 : f32, (void *)call);
     return ONT_OK;
 }
 
-static ont_status backward_ref(const ont_call *call)
-{
-    if (call->node->outputs[0]->dtype == ONT_FLOAT32)
-        backward_f32(call->state, call->in[0], call->in[1], call->out[0]);
-    else
-        backward_f64(call->state, call->in[0], call->in[1], call->out[0]);
-    return ONT_OK;
-}
+static ont_status forward_ref(const ont_call *call) { return reference(call, forward_f32, forward_f64); }
+static ont_status backward_ref(const ont_call *call) { return reference(call, backward_f32, backward_f64); }
 
 /* ---- gradient: <name>Grad(y, dy), which keeps the axis that the forward means ---- */
 

@@ -1,6 +1,6 @@
 """Attention on a device: the graphs of tests/graph/test_fuse_attention.py there, and on tensor cores against float64.
 
-    python tests/cuda/flash.py PLUGIN DEVICE
+    python tests/cuda/flash.py PLUGIN DEVICE [part/parts]
 
 Every comparison of that file's cases is between the nodes one by one on the CPU and FusedAttention on the device.
 Prints one JSON object as cases.py does.
@@ -12,6 +12,7 @@ import ctypes
 import json
 import os
 import sys
+import zlib
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "graph")]
@@ -59,11 +60,12 @@ def step(model: bytes, tensors: list, wants: list, seed: int = 11) -> tuple[list
 class Results:
     """What pytest found, into the report; every eighth case that asks for all subsets has them."""
 
-    def __init__(self) -> None:
-        self.n = 0
+    def __init__(self, index: int, parts: int) -> None:
+        self.n, self.index, self.parts = 0, index, parts
 
     def pytest_collection_modifyitems(self, items: list) -> None:
-        items[:] = [item for item in items if not any(part in item.name for part in LEFT_OUT)]
+        items[:] = [item for item in items if not any(part in item.name for part in LEFT_OUT)
+                    and zlib.crc32(item.name.encode()) % self.parts == self.index]
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         print(item.name, file=sys.stderr, flush=True)
@@ -76,8 +78,8 @@ class Results:
             REPORT["failed"].append((report.nodeid, str(report.longrepr)[-1500:]))
 
 
-def cases_of_the_graph() -> None:
-    results = Results()
+def cases_of_the_graph(part: str) -> None:
+    results = Results(*map(int, part.split("/")))
     compare = graphs.compare
 
     def fewer(*arguments, every_subset: bool = True, **options):
@@ -147,7 +149,7 @@ def launches(part: str) -> int:
     return 0 if DEVICE.startswith("cuda") else ctypes.CDLL(PLUGIN).ont_emulate_launches(part.encode())
 
 
-def main(plugin: str, device: str) -> None:
+def main(plugin: str, device: str, part: str = "0/1") -> None:
     global PLUGIN, DEVICE
     PLUGIN, DEVICE = plugin, device
     _C.open_plugin(plugin or None)
@@ -162,7 +164,7 @@ def main(plugin: str, device: str) -> None:
         except Exception as error:  # noqa: BLE001 - reported
             REPORT["failed"].append((str(case), f"{type(error).__name__}: {error}"[:1000]))
     os.environ.setdefault("ONNXTRAIN_FUSE_SEED", "1")
-    cases_of_the_graph()
+    cases_of_the_graph(part)
     REPORT["ran"] = sorted(USED)
     print()
     print(json.dumps(REPORT))

@@ -1,6 +1,5 @@
 """Builds the layers that need no Python (base, ir, plan, simd) with the tests in *.c under AddressSanitizer and UBSan,
-and
-runs each TEST(name) as a case. A failing random test prints ONNXTRAIN_UNIT_SEED, which repeats it.
+and runs each TEST(name) as a case. A failing random test prints ONNXTRAIN_UNIT_SEED, which repeats it.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ ROOT = HERE.parents[1]
 LAYERS = ("base", "ir", "plan", "simd")
 SOURCES = sorted(HERE.glob("*.c"))
 TESTS = [(source.stem, name) for source in SOURCES for name in re.findall(r"^TEST\((\w+)\)", source.read_text(), re.M)]
-COMMON = ["-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-g", "-fwrapv", "-ffp-contract=off",
+COMMON = ["-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-g1", "-fwrapv", "-ffp-contract=off",
           "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-fno-omit-frame-pointer", f"-I{ROOT / 'csrc'}",
           f"-I{HERE}"]
 CHECKED = ["-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
@@ -34,6 +33,9 @@ def instruction_sets() -> dict[str, list[str]]:
         if isinstance(statement, ast.Assign) and getattr(statement.targets[0], "id", "") == "ISAS":
             return ast.literal_eval(statement.value)
     raise AssertionError("setup.py has no ISAS")
+
+
+pytestmark = pytest.mark.xdist_group("unit")
 
 
 @pytest.fixture(scope="session")
