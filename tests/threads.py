@@ -1,8 +1,8 @@
 """Whole suites with many threads, by hand: python tests/threads.py [--counts 1,3,4,7,16] [arguments of pytest].
 
 Operators and their gradients, optimizers and DistributedDataParallel at each number, more than there are cores too;
-models with all of them in turn, another one for each forward and each backward. A run of 16 threads on two cores takes its time; tests/ops/test_op_threads.py and tests/ortmodule/test_model_threads.py are
-the sample that always runs.
+models with all of them in turn, another one for each forward and each backward. A run of 16 threads on two cores takes
+its time; tests/ops/test_op_threads.py and tests/ortmodule/test_model_threads.py are the sample that always runs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def run(counts: str, suite: str, arguments: list[str]) -> int:
     else:
         env.update(OMP_NUM_THREADS=counts, ONNXTRAIN_TEST_THREADS=counts)
     start = time.monotonic()
-    done = subprocess.run([sys.executable, "-m", "pytest", "-q", str(TESTS / suite), *arguments], env=env,
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "--full", str(TESTS / suite), *arguments], env=env,
                           capture_output=True, text=True)
     last = (done.stdout.strip().splitlines() or [done.stderr[-300:]])[-1]
     print(f"{counts:>12} threads  {suite:32} {time.monotonic() - start:6.0f} s  exit {done.returncode}  {last}", flush=True)

@@ -52,6 +52,9 @@ ont_status ont_pass_widen(ont_graph *g) ONT_MUST_USE;
 /* Float32 products by bfloat16 ones, as torch.set_float32_matmul_precision() allows. See precision.c. */
 ont_status ont_pass_precision(ont_graph *g) ONT_MUST_USE;
 
+/* Makes a Gemm of a Conv whose kernel covers the whole input. See conv_to_gemm.c. */
+ont_status ont_pass_conv_to_gemm(ont_graph *g) ONT_MUST_USE;
+
 /* Joins products with the row added to them, and with their Cast to float32. See fuse_gemm.c. */
 ont_status ont_pass_fuse_gemm(ont_graph *g) ONT_MUST_USE;
 /* Makes one node of a rotary position embedding. See fuse_rotary.c. */

@@ -21,6 +21,7 @@ typedef struct pass {
 
 static const pass before_grad[] = { /* behind inference */
     {"cse", ont_pass_cse, false, NULL, false, NULL},
+    {"conv_to_gemm", ont_pass_conv_to_gemm, false, NULL, false, NULL},
     {"fuse_transpose", ont_pass_fuse_transpose, false, NULL, false, NULL},
     {"fuse_rotary", ont_pass_fuse_rotary, false, "Rotate", false, NULL},
     {"fuse_attention", ont_pass_fuse_attention, false, "FusedAttention", false, NULL},
