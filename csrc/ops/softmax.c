@@ -208,7 +208,8 @@ static ont_status backward_columns(const ont_call *call)
             int64_t at = c / step * s->n * step + c % step; \
             const type *in = (const type *)call->in[0] + at; \
             type *out = (type *)call->out[0] + at, most = in[0], sum = 0; \
-            for (int64_t k = 1; k < s->n; k++) most = in[k * step] > most || isnan(in[k * step]) ? in[k * step] : most; \
+            for (int64_t k = 1; k < s->n; k++) \
+                most = in[k * step] > most || isnan(in[k * step]) ? in[k * step] : most; \
             for (int64_t k = 0; k < s->n; k++) sum += exp_(in[k * step] - most); \
             for (int64_t k = 0; k < s->n; k++) \
                 out[k * step] = s->log ? in[k * step] - most - log_(sum) : exp_(in[k * step] - most) / sum; \
