@@ -9,6 +9,7 @@ can and says what it leaves out; 1 fails instead.
 from __future__ import annotations
 
 import concurrent.futures
+import json
 import os
 import shlex
 import shutil
@@ -134,15 +135,19 @@ class BuildCore(build_ext):
             for _, target, _ in jobs:
                 target.unlink(missing_ok=True)
             stamp.write_text(command)
+        commands = {target: [*cc, *flags, *extra, "-MMD", "-MF", str(target.with_suffix(".d")), "-c", str(source), "-o",
+                             str(target)] for source, target, extra in jobs}
+        if self.in_place:  # for clangd and clang-tidy
+            (ROOT / "build/compile_commands.json").write_text(json.dumps(
+                [{"directory": str(ROOT), "file": str(source), "arguments": commands[target]}
+                 for source, target, _ in jobs], indent=1))
 
         def compile_one(job: tuple[Path, Path, list[str]]) -> None:
-            source, target, extra = job
-            rule = target.with_suffix(".d")
-            if not self.force and target.exists() and target.stat().st_mtime > newest_of(rule):
+            _, target, _ = job
+            if not self.force and target.exists() and target.stat().st_mtime > newest_of(target.with_suffix(".d")):
                 return
             target.parent.mkdir(parents=True, exist_ok=True)
-            subprocess.run([*cc, *flags, *extra, "-MMD", "-MF", str(rule), "-c", str(source), "-o", str(target)],
-                           check=True)
+            subprocess.run(commands[target], check=True)
 
         workers = int(os.environ.get("ONNXTRAIN_JOBS", os.cpu_count() or 1))
         with concurrent.futures.ThreadPoolExecutor(workers) as pool:
