@@ -24,7 +24,7 @@ import warnings
 from pathlib import Path
 
 import torch
-from table import WARM_UP, WRAPS, LocalPeer, Row
+from step_table import WARM_UP, WRAPS, LocalPeer, Row
 from tqdm import tqdm
 from workloads import GPT2, Workload
 

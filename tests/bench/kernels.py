@@ -18,7 +18,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import torch
-from table import ASKED, BF16, FLOAT32, LocalPeer, Row, make_work
+from step_table import ASKED, BF16, FLOAT32, LocalPeer, Row, make_work
 from workloads import WORKLOADS
 
 from onnxtrain.ortmodule import DebugOptions, LogLevel, ORTModule

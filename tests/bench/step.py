@@ -5,7 +5,7 @@
     python tests/bench/step.py --precisions [--workload ...] [--rounds 7]
     python tests/bench/step.py --all [--workload ...] [--threads N] [--no-memory] [--no-compile] [--markdown]
 
---all is the table of table.py: float32 and bf16 rows with the optimizers that the workloads are known with, the loss
+--all is the table of step_table.py: float32 and bf16 rows with the optimizers that the workloads are known with, the loss
 inside and outside the module, eager under jemalloc, GFLOP/s and share of the peak, memory; llama is in it only where
 --workload names it. With ONNXTRAIN_ISA=avx2 the whole process, torch and its libraries too, is held down to AVX2.
 
@@ -40,8 +40,8 @@ import torch  # noqa: E402
 import torch.nn as nn  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from table import WARM_UP, after_export, print_table, resident, serve  # noqa: E402
-from table import print_peak as print_peak_beyond  # noqa: E402
+from step_table import WARM_UP, after_export, print_table, resident, serve  # noqa: E402
+from step_table import print_peak as print_peak_beyond  # noqa: E402
 from workloads import WORKLOADS, Workload  # noqa: E402
 
 import onnxtrain  # noqa: E402

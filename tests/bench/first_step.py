@@ -1,4 +1,4 @@
-"""The first step of GPT-2 124M with nothing kept, split: python tests/bench/first.py [--rounds 3]
+"""The first step of GPT-2 124M with nothing kept, split: python tests/bench/first_step.py [--rounds 3]
 
 Ours beside what its parts would cost by themselves, each in a fresh process that has imported everything: torch.export
 and torch.onnx as anybody calls them (the proto of the weights, which we do not make, apart), and one eager step. The

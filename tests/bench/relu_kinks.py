@@ -1,4 +1,4 @@
-"""Why a gradient of the sample may differ from eager's by more than rounding: python tests/bench/corners.py [--data DIR]
+"""Why a gradient of the sample may differ from eager's by more than rounding: python tests/bench/relu_kinks.py [--data DIR]
 [--steps 200]
 
 Eager trains as in accuracy.py, dropout 0, and onnxtrain computes each step's gradients at its weights. Where they differ

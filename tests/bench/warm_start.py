@@ -1,5 +1,5 @@
 """The first step of GPT-2 124M in a fresh process, eager against ours with a warm ORTMODULE_CACHE_DIR: python
-tests/bench/start.py
+tests/bench/warm_start.py
 
 Each figure is from the first call of the model to its loss and gradients, imports and construction apart; medians, of
 wall clock and of processor time (which a busy machine disturbs less).
