@@ -54,7 +54,7 @@ ont_status ont_graph_add_value(ont_graph *g, ont_value_kind kind, const char *na
     v->kind = kind;
     v->name = name && *name ? ont_arena_strdup(&g->arena, name) : ont_arena_format(&g->arena, "%%%u", v->id);
     if (!v->name) return ONT_ENOMEM;
-    v->made_up = !(name && *name);
+    v->anonymous = !(name && *name);
     g->values[g->n_values++] = v;
     *value = v;
     return ONT_OK;
@@ -199,13 +199,13 @@ ont_status ont_graph_add_node(ont_graph *g, ont_node *before, const char *domain
     return ONT_OK;
 }
 
-ont_status ont_node_want_output(ont_graph *g, ont_node *node, uint32_t index, ont_value **value)
+ont_status ont_node_ensure_output(ont_graph *g, ont_node *node, uint32_t index, ont_value **value)
 {
     if (index >= node->n_outputs) {
-        ont_value **wider = ont_arena_array(&g->arena, index + 1, sizeof *wider);
-        if (!wider) return ONT_ENOMEM;
-        memcpy(wider, node->outputs, node->n_outputs * sizeof *wider);
-        node->outputs = wider;
+        ont_value **grown = ont_arena_array(&g->arena, index + 1, sizeof *grown);
+        if (!grown) return ONT_ENOMEM;
+        memcpy(grown, node->outputs, node->n_outputs * sizeof *grown);
+        node->outputs = grown;
         node->n_outputs = index + 1;
     }
     if (!node->outputs[index]) {
@@ -274,7 +274,7 @@ static ont_status clone_values(const ont_graph *from, ont_graph *g, ont_value **
         if (old->kind == ONT_VALUE_INPUT)
             continue; /* made in the order of inputs, below */
         ONT_TRY(ont_graph_add_value(g, old->kind, old->name, &v));
-        v->made_up = old->made_up;
+        v->anonymous = old->anonymous;
         v->dtype = old->dtype;
         v->has_shape = old->has_shape;
         v->shape = old->shape;
@@ -286,7 +286,7 @@ static ont_status clone_values(const ont_graph *from, ont_graph *g, ont_value **
         const ont_value *old = from->inputs[i];
         ont_value *v;
         ONT_TRY(ont_graph_add_input(g, old->name, old->dtype, old->has_shape ? &old->shape : NULL, &v));
-        v->made_up = old->made_up;
+        v->anonymous = old->anonymous;
         v->parameter = old->parameter;
         v->data = old->data;
         map[old->id] = v;
@@ -296,15 +296,16 @@ static ont_status clone_values(const ont_graph *from, ont_graph *g, ont_value **
 
 static ont_status clone_node(const ont_node *old, ont_graph *g, ont_node *before, ont_value **map, ont_node **copy)
 {
-    ont_value *fixed[32], **slots = fixed;
+    ont_value *inline_values[32], **values = inline_values;
     uint32_t n = old->n_inputs + old->n_outputs;
-    if (n > 32) slots = ont_arena_array(&g->arena, n, sizeof *slots);
-    if (!slots) return ONT_ENOMEM;
-    ont_value **outputs = slots + old->n_inputs;
-    for (uint32_t i = 0; i < old->n_inputs; i++) slots[i] = old->inputs[i].value ? map[old->inputs[i].value->id] : NULL;
+    if (n > 32) values = ont_arena_array(&g->arena, n, sizeof *values);
+    if (!values) return ONT_ENOMEM;
+    ont_value **outputs = values + old->n_inputs;
+    for (uint32_t i = 0; i < old->n_inputs; i++)
+        values[i] = old->inputs[i].value ? map[old->inputs[i].value->id] : NULL;
     for (uint32_t i = 0; i < old->n_outputs; i++) outputs[i] = old->outputs[i] ? map[old->outputs[i]->id] : NULL;
     ont_node *node;
-    ONT_TRY(ont_graph_add_node(g, before, old->domain, old->op_type, slots, old->n_inputs, outputs, old->n_outputs,
+    ONT_TRY(ont_graph_add_node(g, before, old->domain, old->op_type, values, old->n_inputs, outputs, old->n_outputs,
                                &node));
     node->name = old->name;
     node->version = old->version;
@@ -397,13 +398,13 @@ bool ont_node_is(const ont_node *node, const char *domain, const char *op_type)
     return node && !strcmp(node->op_type, op_type) && !strcmp(node->domain, domain);
 }
 
-ont_node *ont_only_reader(const ont_graph *g, const ont_value *value)
+ont_node *ont_single_user(const ont_graph *g, const ont_value *value)
 {
     return value->uses && !value->uses->next && !ont_value_is_output(g, value) ? value->uses->user : NULL;
 }
 
-ont_node *ont_reader_beside(const ont_graph *g, const ont_value *value)
+ont_node *ont_single_user_in_phase(const ont_graph *g, const ont_value *value)
 {
-    ont_node *reader = ont_only_reader(g, value);
-    return reader && reader->backward == value->def->backward ? reader : NULL;
+    ont_node *user = ont_single_user(g, value);
+    return user && user->backward == value->def->backward ? user : NULL;
 }

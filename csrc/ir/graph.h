@@ -41,7 +41,7 @@ struct ont_value {
     uint32_t id;        /* index in graph->values */
     ont_value_kind kind;
     const char *name;   /* never empty; unique among the given ones, and among the made-up ones */
-    bool made_up;       /* the name is not the model's, which may have one that reads the same */
+    bool anonymous;       /* the name is not the model's, which may have one that reads the same */
     ont_dtype dtype;    /* ONT_UNDEFINED until inferred */
     bool has_shape;
     ont_shape shape;
@@ -128,7 +128,7 @@ ont_status ont_graph_add_node(ont_graph *g, ont_node *before, const char *domain
                               ont_value *const *inputs, uint32_t n_inputs, ont_value *const *outputs,
                               uint32_t n_outputs, ont_node **node) ONT_MUST_USE;
 /* The optional output `index` of a node, added where the node was built without it (a gradient rule wants it saved). */
-ont_status ont_node_want_output(ont_graph *g, ont_node *node, uint32_t index, ont_value **value) ONT_MUST_USE;
+ont_status ont_node_ensure_output(ont_graph *g, ont_node *node, uint32_t index, ont_value **value) ONT_MUST_USE;
 void ont_graph_remove_node(ont_graph *g, ont_node *node); /* its outputs must be unused */
 void ont_graph_move_before(ont_graph *g, ont_node *node, ont_node *before);
 void ont_node_set_input(ont_node *node, uint32_t index, ont_value *value);
@@ -139,9 +139,9 @@ uint32_t ont_value_n_uses(const ont_value *value);
 /* False for NULL. */
 bool ont_node_is(const ont_node *node, const char *domain, const char *op_type);
 /* The only reader of a value; NULL where there are others, the caller of the graph among them. */
-ont_node *ont_only_reader(const ont_graph *g, const ont_value *value);
+ont_node *ont_single_user(const ont_graph *g, const ont_value *value);
 /* The same, NULL also where it is on the other side of the split between forward and backward. */
-ont_node *ont_reader_beside(const ont_graph *g, const ont_value *value);
+ont_node *ont_single_user_in_phase(const ont_graph *g, const ont_value *value);
 
 static inline ont_value *ont_node_in(const ont_node *node, uint32_t index)
 {

@@ -74,7 +74,7 @@ static void put_name(text *t, const char *name)
 
 static void put_value(text *t, const ont_value *v)
 {
-    if (v->made_up)
+    if (v->anonymous)
         put(t, "%s", v->name);
     else
         put_name(t, v->name);

@@ -69,9 +69,9 @@ static ont_status verify_uses(const ont_value *v, uint32_t reads)
 static ont_status verify_name(ont_map *names, ont_value *v)
 {
     if (!*v->name) return BROKEN("value %u has no name", v->id);
-    const ont_value *other = v->made_up ? NULL : ont_map_get(names, v->name);
+    const ont_value *other = v->anonymous ? NULL : ont_map_get(names, v->name);
     if (other && other != v) return BROKEN("two inputs or outputs are named '%s'", v->name);
-    return v->made_up || other ? ONT_OK : ont_map_put(names, v->name, v);
+    return v->anonymous || other ? ONT_OK : ont_map_put(names, v->name, v);
 }
 
 static ont_status verify_interface(const ont_graph *g, const found *found, ont_map *names)

@@ -217,7 +217,7 @@ static ont_status load_node(ont_loader *l, ont_scope *scope, const Onnx__NodePro
     /* A function says what a node means, except that it is only the fallback for an operator of our own. */
     if (!op || strcmp(domain, ONT_DOMAIN)) ONT_TRY(ont_onnx_function(l, proto, &function));
     if (function) return ont_onnx_inline(l, scope, proto, function, what);
-    if (op && !strcmp(domain, ONT_DOMAIN) && !(op->flags & ONT_OP_MODEL))
+    if (op && !strcmp(domain, ONT_DOMAIN) && !(op->flags & ONT_OP_PUBLIC))
         return ont_fail(ONT_EINVAL, "%s: %s.%s is for the engine alone, a model cannot name it", what, domain, op_type);
     ont_subgraphs subgraphs = {0};
     ont_status status = ont_onnx_subgraphs(l, scope, proto, what, &subgraphs);

@@ -480,7 +480,7 @@ static void topk_grad(ont_grad *g)
 {
     ont_builder *b = &g->b;
     ont_value *positions = NULL, *zeros = ont_build_full(b, I(0)->dtype, &I(0)->shape, 0), *dy = GO(0);
-    if (b->status == ONT_OK) b->status = ont_node_want_output(b->graph, g->node, 1, &positions);
+    if (b->status == ONT_OK) b->status = ont_node_ensure_output(b->graph, g->node, 1, &positions);
     if (b->status != ONT_OK) return;
     if (!positions->has_shape && (b->status = ont_infer_out(g->node, 1, ONT_INT64, &O(0)->shape)) != ONT_OK) return;
     ont_node *node = ont_build_node(b, "", "ScatterElements", (ont_value *[]){zeros, positions, dy}, 3, 1);
@@ -587,6 +587,6 @@ static ont_status pick_run(const ont_call *call)
 static const ont_kernel pick_kernels[] = {{.name = "torch_topk", .accept = accept, .prepare = pick_prepare,
                                            .run = pick_run}};
 const ont_op ont_op_TorchTopK = {.domain = ONT_DOMAIN, .name = "TorchTopK", .since = 1, .min_inputs = 2,
-                                 .max_inputs = 2, .flags = ONT_OP_MODEL, .nondiff_inputs = 2, .nondiff_outputs = 2,
+                                 .max_inputs = 2, .flags = ONT_OP_PUBLIC, .nondiff_inputs = 2, .nondiff_outputs = 2,
                                  .attributes = "axis:i largest:i sorted:i", .infer = topk_infer, .grad = topk_grad,
                                  ONT_KERNELS(pick_kernels)};

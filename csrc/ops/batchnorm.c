@@ -445,8 +445,8 @@ static void bn_grad(ont_grad *g)
         ont_grad_refuse(g, "with respect to running statistics");
         return;
     }
-    b->status = ont_node_want_output(b->graph, g->node, BN_SAVED_MEAN, &mean);
-    if (b->status == ONT_OK) b->status = ont_node_want_output(b->graph, g->node, BN_SAVED_INV, &inv);
+    b->status = ont_node_ensure_output(b->graph, g->node, BN_SAVED_MEAN, &mean);
+    if (b->status == ONT_OK) b->status = ont_node_ensure_output(b->graph, g->node, BN_SAVED_INV, &inv);
     if (b->status == ONT_OK) b->status = ont_attr_set_int(b->graph, g->node, "saves_statistics", 1);
     if (b->status == ONT_OK) b->status = bn_infer(b->graph, g->node);
     if (b->status != ONT_OK) return;

@@ -51,7 +51,7 @@ ont_status ont_infer_same(ont_graph *g, ont_node *node)
     return ont_infer_out(node, 0, x->dtype, &x->shape);
 }
 
-ont_status ont_infer_stated(ont_graph *g, ont_node *node)
+ont_status ont_infer_shape_attr(ont_graph *g, ont_node *node)
 {
     (void)g;
     size_t n;

@@ -225,7 +225,7 @@ const ont_op ont_op_Col2Im = {.domain = "", .name = "Col2Im", .since = 18, .min_
                               .nondiff_inputs = 6, .attributes = "dilations:I pads:I strides:I", .infer = col2im_infer,
                               .grad = col2im_grad, ONT_KERNELS(col2im_kernels)};
 const ont_op ont_op_Im2Col = {.domain = ONT_DOMAIN, .name = "Im2Col", .since = 1, .min_inputs = 1, .max_inputs = 1,
-                              .flags = ONT_OP_MODEL,
+                              .flags = ONT_OP_PUBLIC,
                               .attributes = "block_shape:I dilations:I image_shape:I pads:I strides:I",
                               .infer = im2col_infer,
                               ONT_KERNELS(im2col_kernels)};

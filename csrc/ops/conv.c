@@ -321,10 +321,10 @@ const ont_op ont_op_Conv = {.domain = "", .name = "Conv", .since = 1, .min_input
                             ONT_KERNELS(forward_kernels)};
 const ont_op ont_op_ConvGradInput = {.domain = ONT_DOMAIN, .name = "ConvGradInput", .since = 1, .min_inputs = 2,
                                      .max_inputs = 2, .attributes = CONV_ATTRIBUTES " shape:I",
-                                     .infer = ont_infer_stated, ONT_KERNELS(input_kernels)};
+                                     .infer = ont_infer_shape_attr, ONT_KERNELS(input_kernels)};
 const ont_op ont_op_ConvGradWeight = {.domain = ONT_DOMAIN, .name = "ConvGradWeight", .since = 1, .min_inputs = 2,
                                       .max_inputs = 2, .attributes = CONV_ATTRIBUTES " shape:I",
-                                      .infer = ont_infer_stated, ONT_KERNELS(weight_kernels)};
+                                      .infer = ont_infer_shape_attr, ONT_KERNELS(weight_kernels)};
 
 /* ---- ConvTranspose: the gradient of a convolution's input as an operator of its own, (y, weight, bias) -> x ---- */
 

@@ -243,7 +243,7 @@ static const ont_kernel ctc_grad_kernels[] = {
     {.name = "ctc_grad_ref", .accept = ont_accept_float, .prepare = ctc_prepare, .run = ctc_grad_run},
 };
 const ont_op ont_op_CTCLoss = {.domain = ONT_DOMAIN, .name = "CTCLoss", .since = 1, .min_inputs = 4, .max_inputs = 4,
-                               .flags = ONT_OP_MODEL, .nondiff_inputs = 14, .attributes = "blank:i zero_infinity:i",
+                               .flags = ONT_OP_PUBLIC, .nondiff_inputs = 14, .attributes = "blank:i zero_infinity:i",
                                .infer = ctc_infer, .grad = ctc_grad, ONT_KERNELS(ctc_kernels)};
 const ont_op ont_op_CTCLossGrad = {.domain = ONT_DOMAIN, .name = "CTCLossGrad", .since = 1, .min_inputs = 5,
                                    .max_inputs = 5, .nondiff_inputs = 14, .attributes = "blank:i zero_infinity:i",

@@ -182,7 +182,7 @@ const ont_op ont_op_CumProd = {.domain = "", .name = "CumProd", .since = 26, .mi
                                .grad = cumprod_grad, ONT_KERNELS(scan_kernels)};
 /* The same for models of any opset. */
 const ont_op ont_op_TorchCumProd = {.domain = ONT_DOMAIN, .name = "TorchCumProd", .since = 1, .min_inputs = 2,
-                                     .max_inputs = 2, .flags = ONT_OP_MODEL, .nondiff_inputs = 2,
+                                     .max_inputs = 2, .flags = ONT_OP_PUBLIC, .nondiff_inputs = 2,
                                      .attributes = "exclusive:i reverse:i", .infer = scan_infer, .grad = cumprod_grad,
                                      ONT_KERNELS(scan_kernels)};
 

@@ -572,7 +572,7 @@ const ont_op ont_op_Mod = {.domain = "", .name = "Mod", .since = 10, .min_inputs
                            ONT_KERNELS(ont_mod_kernels)};
 /* As torch's: of floats alone, and a zero has the sign of the dividend. */
 const ont_op ont_op_Remainder = {.domain = ONT_DOMAIN, .name = "Remainder", .since = 1, .min_inputs = 2,
-                                 .max_inputs = 2, .flags = ONT_OP_MODEL, .attributes = "",
+                                 .max_inputs = 2, .flags = ONT_OP_PUBLIC, .attributes = "",
                                  .infer = ont_infer_broadcast, .grad = remainder_grad, .tile = ont_binary_tile,
                                  ONT_KERNELS(ont_binary_kernels)};
 const ont_op ont_op_IsInf = {.domain = "", .name = "IsInf", .since = 10, .min_inputs = 1, .max_inputs = 1,

@@ -15,11 +15,11 @@
 /* Of our domain, and for models. */
 #define UNARY_OURS(name_, grad_) \
     const ont_op ont_op_##name_ = {.domain = ONT_DOMAIN, .name = #name_, .since = 1, .min_inputs = 1, .max_inputs = 1, \
-                                   .flags = ONT_OP_MODEL, .attributes = "", .infer = ont_infer_same, .grad = grad_, \
+                                   .flags = ONT_OP_PUBLIC, .attributes = "", .infer = ont_infer_same, .grad = grad_, \
                                    .tile = ont_unary_tile, ONT_KERNELS(ont_unary_kernels)}
 #define UNARY_FLAT(name_, since_) \
     const ont_op ont_op_##name_ = {.domain = "", .name = #name_, .since = since_, .min_inputs = 1, .max_inputs = 1, \
-                                   .flags = ONT_OP_NO_GRAD | ONT_OP_FLAT, .attributes = "", \
+                                   .flags = ONT_OP_NO_GRAD | ONT_OP_ZERO_DERIVATIVE, .attributes = "", \
                                    .infer = ont_infer_same, .tile = ont_unary_tile, ONT_KERNELS(ont_unary_kernels)}
 #define BINARY(domain_, name_, since_, grad_) BINARY_WITH(domain_, name_, since_, grad_, "")
 #define BINARY_WITH(domain_, name_, since_, grad_, attributes_) \
@@ -198,7 +198,7 @@ BINARY("", Sub, 7, sub_grad);
 BINARY("", Mul, 7, mul_grad);
 BINARY("", Div, 7, div_grad);
 const ont_op ont_op_Atan2 = {.domain = ONT_DOMAIN, .name = "Atan2", .since = 1, .min_inputs = 2, .max_inputs = 2,
-                             .flags = ONT_OP_MODEL, .attributes = "", .infer = ont_infer_broadcast, .grad = atan2_grad,
+                             .flags = ONT_OP_PUBLIC, .attributes = "", .infer = ont_infer_broadcast, .grad = atan2_grad,
                              .tile = ont_binary_tile, ONT_KERNELS(ont_binary_kernels)};
 COMPARE(Equal, 7);
 COMPARE(Greater, 7);

@@ -241,7 +241,7 @@ static void attention_grad(ont_grad *g)
     uint32_t n = choose_targets(g, &a, targets);
     ont_value *inputs[] = {I(0), I(1), I(2), I(3), I(4), I(5), O(0), NULL, GO(0)};
     if (b->status == ONT_OK)
-        b->status = ont_node_want_output(b->graph, g->node, 1, &inputs[ONT_ATTENTION_STATS]);
+        b->status = ont_node_ensure_output(b->graph, g->node, 1, &inputs[ONT_ATTENTION_STATS]);
     if (b->status == ONT_OK) b->status = attention_infer(b->graph, g->node);
     if (b->status != ONT_OK) return;
     ont_node *node = ont_build_node(b, ONT_DOMAIN, "FusedAttentionGrad", inputs, sizeof inputs / sizeof *inputs, n);

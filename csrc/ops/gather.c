@@ -127,7 +127,7 @@ static const ont_kernel gather_kernels[] = {
                                      .max_inputs = 2, .flags = flags_, .nondiff_inputs = 2, .attributes = "axis:i", \
                                      .infer = gather_infer, .grad = gather_grad, ONT_KERNELS(gather_kernels)}
 GATHER(Gather, "", 0);
-GATHER(TorchGather, ONT_DOMAIN, ONT_OP_MODEL);
+GATHER(TorchGather, ONT_DOMAIN, ONT_OP_PUBLIC);
 
 /* ---- InRange: indices, a limit -> the indices; none is below 0, nor at a limit of 0 or more, or above */
 
@@ -159,5 +159,5 @@ static const ont_kernel in_range_kernels[] = {
     {.name = "in_range_ref", .accept = ont_accept_any, .run = in_range_run, .inplace = 1},
 };
 const ont_op ont_op_InRange = {.domain = ONT_DOMAIN, .name = "InRange", .since = 1, .min_inputs = 2, .max_inputs = 2,
-                               .flags = ONT_OP_NO_GRAD | ONT_OP_MODEL, .attributes = "", .infer = in_range_infer,
+                               .flags = ONT_OP_NO_GRAD | ONT_OP_PUBLIC, .attributes = "", .infer = in_range_infer,
                                ONT_KERNELS(in_range_kernels)};

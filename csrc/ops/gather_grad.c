@@ -328,5 +328,5 @@ static const ont_kernel grad_kernels[] = {
     {.name = "gather_grad_ref", .accept = ont_accept_float, .prepare = grad_prepare, .run = ref_run, .inplace = 4},
 };
 const ont_op ont_op_GatherGrad = {.domain = ONT_DOMAIN, .name = "GatherGrad", .since = 1, .min_inputs = 2,
-                                  .max_inputs = 3, .attributes = "axis:i shape:I", .infer = ont_infer_stated,
+                                  .max_inputs = 3, .attributes = "axis:i shape:I", .infer = ont_infer_shape_attr,
                                   ONT_KERNELS(grad_kernels)};

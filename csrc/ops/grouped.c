@@ -177,7 +177,7 @@ static const ont_kernel grad_kernels[] = {
     {.name = "grouped_matmul_grad_ref", .accept = ont_accept_float, .prepare = prepare_grad_ref, .run = grad_run},
 };
 const ont_op ont_op_GroupedMatMul = {.domain = ONT_DOMAIN, .name = "GroupedMatMul", .since = 1, .min_inputs = 3,
-                                     .max_inputs = 3, .flags = ONT_OP_MODEL, .nondiff_inputs = 4,
+                                     .max_inputs = 3, .flags = ONT_OP_PUBLIC, .nondiff_inputs = 4,
                                      .attributes = "transB:i", .infer = grouped_infer, .grad = grouped_grad,
                                      ONT_KERNELS(grouped_kernels)};
 const ont_op ont_op_GroupedMatMulGrad = {.domain = ONT_DOMAIN, .name = "GroupedMatMulGrad", .since = 1, .min_inputs = 3,

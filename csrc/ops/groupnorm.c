@@ -316,8 +316,8 @@ static void grad(ont_grad *g)
 {
     ont_builder *b = &g->b;
     ont_value *mean, *inv;
-    b->status = ont_node_want_output(b->graph, g->node, 1, &mean);
-    if (b->status == ONT_OK) b->status = ont_node_want_output(b->graph, g->node, 2, &inv);
+    b->status = ont_node_ensure_output(b->graph, g->node, 1, &mean);
+    if (b->status == ONT_OK) b->status = ont_node_ensure_output(b->graph, g->node, 2, &inv);
     if (b->status == ONT_OK) b->status = infer(b->graph, g->node);
     if (b->status != ONT_OK) return;
     ont_value *operands[] = {I(0), I(1), mean, inv, GO(0)};
@@ -407,7 +407,7 @@ static const ont_kernel grad_kernels[] = {
     {.name = "groupnorm_grad_lanes", .accept = ont_accept_float, .prepare = prepare_grad, .run = run_grad},
 };
 const ont_op ont_op_GroupNorm = {.domain = ONT_DOMAIN, .name = "GroupNorm", .since = 1, .min_inputs = 3,
-                                 .max_inputs = 3, .flags = ONT_OP_MODEL, .nondiff_outputs = ~1ull,
+                                 .max_inputs = 3, .flags = ONT_OP_PUBLIC, .nondiff_outputs = ~1ull,
                                  .attributes = "epsilon:f groups:i", .infer = infer, .grad = grad,
                                  ONT_KERNELS(kernels)};
 const ont_op ont_op_GroupNormGrad = {.domain = ONT_DOMAIN, .name = "GroupNormGrad", .since = 1, .min_inputs = 5,

@@ -219,8 +219,8 @@ static void layernorm_grad(ont_grad *g)
             return;
         }
     /* Mean and deviation are saved by the forward node, also where the model did not ask for them. */
-    b->status = ont_node_want_output(b->graph, g->node, 1, &mean);
-    if (b->status == ONT_OK) b->status = ont_node_want_output(b->graph, g->node, 2, &inv);
+    b->status = ont_node_ensure_output(b->graph, g->node, 1, &mean);
+    if (b->status == ONT_OK) b->status = ont_node_ensure_output(b->graph, g->node, 2, &inv);
     if (b->status == ONT_OK) b->status = layernorm_infer(b->graph, g->node);
     if (b->status != ONT_OK) return;
     ont_value *operands[] = {I(0), I(1), mean, inv, GO(0)};
@@ -238,7 +238,7 @@ static const ont_kernel grad_kernels[] = {
 };
 
 const ont_op ont_op_LayerNormalization = {.domain = "", .name = "LayerNormalization", .since = 17, .min_inputs = 2,
-                                          .max_inputs = 3, .flags = ONT_OP_CHEAP,
+                                          .max_inputs = 3, .flags = ONT_OP_MEMORY_BOUND,
                                           .attributes = "axis:i epsilon:f stash_type:i", .infer = layernorm_infer,
                                           .grad = layernorm_grad, ONT_KERNELS(forward_kernels)};
 const ont_op ont_op_LayerNormGrad = {.domain = ONT_DOMAIN, .name = "LayerNormGrad", .since = 1, .min_inputs = 5,

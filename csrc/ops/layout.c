@@ -78,7 +78,7 @@ static const ont_kernel transpose_kernels[] = {
     {.name = "transpose_ref", .accept = ont_accept_any, .prepare = transpose_prepare, .run = run_copy},
 };
 const ont_op ont_op_Transpose = {.domain = "", .name = "Transpose", .since = 1, .min_inputs = 1, .max_inputs = 1,
-                                 .flags = ONT_OP_CHEAP, .attributes = "perm:I", .infer = transpose_infer,
+                                 .flags = ONT_OP_MEMORY_BOUND, .attributes = "perm:I", .infer = transpose_infer,
                                  .grad = transpose_grad, ONT_KERNELS(transpose_kernels)};
 
 /* ---- Expand ---- */
@@ -120,8 +120,8 @@ static const ont_kernel expand_kernels[] = {
     {.name = "expand_ref", .accept = ont_accept_any, .prepare = expand_prepare, .run = run_copy},
 };
 const ont_op ont_op_Expand = {.domain = "", .name = "Expand", .since = 8, .min_inputs = 2, .max_inputs = 2,
-                              .nondiff_inputs = 2, .flags = ONT_OP_CHEAP, .attributes = "", .infer = expand_infer,
-                              .grad = expand_grad, ONT_KERNELS(expand_kernels)};
+                              .nondiff_inputs = 2, .flags = ONT_OP_MEMORY_BOUND, .attributes = "",
+                              .infer = expand_infer, .grad = expand_grad, ONT_KERNELS(expand_kernels)};
 
 /* ---- Slice and its gradient: a box of the input with steps ---- */
 
@@ -225,8 +225,9 @@ static const ont_kernel slice_kernels[] = {
     {.name = "slice_ref", .accept = ont_accept_any, .prepare = slice_prepare, .run = run_copy},
 };
 const ont_op ont_op_Slice = {.domain = "", .name = "Slice", .since = 1, .min_inputs = 1, .max_inputs = 5,
-                             .nondiff_inputs = ~1ull, .flags = ONT_OP_CHEAP, .attributes = "starts:I ends:I axes:I",
-                             .infer = slice_infer, .grad = slice_grad, ONT_KERNELS(slice_kernels)};
+                             .nondiff_inputs = ~1ull, .flags = ONT_OP_MEMORY_BOUND,
+                             .attributes = "starts:I ends:I axes:I", .infer = slice_infer,
+                             .grad = slice_grad, ONT_KERNELS(slice_kernels)};
 
 static ont_status put_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
 {
@@ -255,7 +256,7 @@ static const ont_kernel put_kernels[] = {
     {.name = "put_slice_ref", .accept = ont_accept_any, .prepare = put_prepare, .run = put_run},
 };
 const ont_op ont_op_PutSlice = {.domain = ONT_DOMAIN, .name = "PutSlice", .since = 1, .min_inputs = 1, .max_inputs = 1,
-                                .attributes = "shape:I start:I step:I", .infer = ont_infer_stated,
+                                .attributes = "shape:I start:I step:I", .infer = ont_infer_shape_attr,
                                 ONT_KERNELS(put_kernels)};
 
 /* ---- Split, Concat ---- */
@@ -386,7 +387,7 @@ static void split_grad(ont_grad *g)
     /* A part that nobody reads is brought back, so that its zeros have a shape. */
     for (uint32_t i = 0; i < n && g->b.status == ONT_OK; i++) {
         ont_value *part;
-        if (!O(i)) g->b.status = ont_node_want_output(g->b.graph, g->node, i, &part);
+        if (!O(i)) g->b.status = ont_node_ensure_output(g->b.graph, g->node, i, &part);
         if (g->b.status == ONT_OK) g->b.status = split_infer(g->b.graph, g->node);
         parts[i] = g->b.status == ONT_OK ? GO(i) : NULL;
     }
@@ -424,5 +425,5 @@ const ont_op ont_op_Split = {.domain = "", .name = "Split", .since = 2, .min_inp
                              .nondiff_inputs = 2, .attributes = "axis:i split:I num_outputs:i", .infer = split_infer,
                              .grad = split_grad, ONT_KERNELS(split_kernels)};
 const ont_op ont_op_Concat = {.domain = "", .name = "Concat", .since = 4, .min_inputs = 1, .max_inputs = 65536,
-                              .flags = ONT_OP_CHEAP, .attributes = "axis:i", .infer = concat_infer, .grad = concat_grad,
-                              ONT_KERNELS(concat_kernels)};
+                              .flags = ONT_OP_MEMORY_BOUND, .attributes = "axis:i", .infer = concat_infer,
+                              .grad = concat_grad, ONT_KERNELS(concat_kernels)};

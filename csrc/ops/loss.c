@@ -583,7 +583,7 @@ static ont_status want_pairs(ont_grad *g, ont_value **pairs)
     if (!node->op) return ont_fail(ONT_EINTERNAL, "SoftmaxCrossEntropyLoss with pairs is not in the table");
     node->domain = node->op->domain;
     node->version = node->op->since;
-    ONT_TRY(ont_node_want_output(g->b.graph, node, 2, pairs));
+    ONT_TRY(ont_node_ensure_output(g->b.graph, node, 2, pairs));
     return loss_infer(g->b.graph, node);
 }
 

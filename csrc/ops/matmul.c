@@ -335,7 +335,7 @@ const ont_op ont_op_MatMul = {.domain = "", .name = "MatMul", .since = 1, .min_i
                               .attributes = "", .infer = matmul_infer, .grad = matmul_grad,
                               ONT_KERNELS(matmul_kernels)};
 const ont_op ont_op_FusedMatMul = {.domain = ONT_DOMAIN, .name = "FusedMatMul", .since = 1, .min_inputs = 2,
-                                   .max_inputs = 3, .flags = ONT_OP_MODEL,
+                                   .max_inputs = 3, .flags = ONT_OP_PUBLIC,
                                    .attributes = "transA:i transB:i alpha:f to:i split:i",
                                    .infer = matmul_infer, .grad = matmul_grad, ONT_KERNELS(matmul_kernels)};
 

@@ -34,7 +34,7 @@ ont_status ont_infer_out(ont_node *node, uint32_t index, ont_dtype dtype, const 
 /* out(0) has the dtype and shape of in(0): unary elementwise operators need nothing else. */
 ont_status ont_infer_same(ont_graph *g, ont_node *node) ONT_MUST_USE;
 /* out(0) has the dtype of in(0) and the shape that the attribute "shape" states. */
-ont_status ont_infer_stated(ont_graph *g, ont_node *node) ONT_MUST_USE;
+ont_status ont_infer_shape_attr(ont_graph *g, ont_node *node) ONT_MUST_USE;
 /* out(0) is the broadcast of all inputs, whose dtypes must agree; and the same with bool result. */
 ont_status ont_infer_broadcast(ont_graph *g, ont_node *node) ONT_MUST_USE;
 ont_status ont_infer_compare(ont_graph *g, ont_node *node) ONT_MUST_USE;
@@ -204,11 +204,12 @@ enum {
     ONT_OP_GRADIENT = 1 << 4,/* stands for derivatives within the graph: the inference walk puts them in its place */
     ONT_OP_CONTAINERS = 1 << 5, /* inputs may be sequences and optionals */
     /* Of our domain, and a model may name it. The others there are made by passes and trust their operands: refused. */
-    ONT_OP_MODEL = 1 << 6,
-    ONT_OP_CHEAP = 1 << 7, /* beside elementwise ones: a few passes over memory, worth less than keeping its result */
+    ONT_OP_PUBLIC = 1 << 6,
+    /* beside elementwise ones: a few passes over memory, worth less than keeping its result */
+    ONT_OP_MEMORY_BOUND = 1 << 7,
     /* Beside NO_GRAD: differentiable, with a slope of zero everywhere. What reaches an output through such alone has a
      * gradient of zeros, where behind another NO_GRAD it has none. */
-    ONT_OP_FLAT = 1 << 8,
+    ONT_OP_ZERO_DERIVATIVE = 1 << 8,
 };
 
 /* False for NULL. */

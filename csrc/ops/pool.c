@@ -465,4 +465,4 @@ POOL_OP(MaxPool, "", 1, 0, max_grad, WINDOW_ATTRIBUTES " storage_order:i");
 POOL_OP(AveragePool, "", 1, 0, average_grad, WINDOW_ATTRIBUTES " count_include_pad:i");
 POOL_OP(GlobalMaxPool, "", 1, 0, global_max_grad, "");
 POOL_OP(GlobalAveragePool, "", 1, 0, global_average_grad, "");
-POOL_OP(AdaptiveAveragePool, ONT_DOMAIN, 2, ONT_OP_MODEL, adaptive_grad, "");
+POOL_OP(AdaptiveAveragePool, ONT_DOMAIN, 2, ONT_OP_PUBLIC, adaptive_grad, "");

@@ -203,5 +203,5 @@ RANDOM(RandomNormal, 1, 0, 0, "dtype:i mean:f scale:f shape:I", shape_infer, fil
 RANDOM(RandomUniform, 1, 0, 0, "dtype:i low:f high:f shape:I", shape_infer, fill_kernels);
 RANDOM(RandomNormalLike, 1, 1, 0, "dtype:i mean:f scale:f", like_infer, fill_kernels);
 RANDOM(RandomUniformLike, 1, 1, 0, "dtype:i low:f high:f", like_infer, fill_kernels);
-RANDOM(Bernoulli, 15, 1, ONT_OP_FLAT, "dtype:i", like_infer, fill_kernels);
+RANDOM(Bernoulli, 15, 1, ONT_OP_ZERO_DERIVATIVE, "dtype:i", like_infer, fill_kernels);
 RANDOM(Multinomial, 7, 1, 0, "dtype:i sample_size:i", multinomial_infer, multinomial_kernels);

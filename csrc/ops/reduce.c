@@ -73,7 +73,7 @@ static ont_status sum_to_axes(const ont_shape *x, const ont_shape *to, bool *red
 static ont_status sum_to_infer(ont_graph *g, ont_node *node)
 {
     bool reduce[ONT_MAX_RANK];
-    ONT_TRY(ont_infer_stated(g, node));
+    ONT_TRY(ont_infer_shape_attr(g, node));
     return sum_to_axes(&ont_node_in(node, 0)->shape, &node->outputs[0]->shape, reduce);
 }
 
@@ -488,5 +488,5 @@ REDUCE(ReduceSumSquare, sum_square_grad);
 REDUCE(ReduceLogSum, log_sum_grad);
 REDUCE(ReduceLogSumExp, log_sum_exp_grad);
 const ont_op ont_op_SumTo = {.domain = ONT_DOMAIN, .name = "SumTo", .since = 1, .min_inputs = 1, .max_inputs = 1,
-                             .flags = ONT_OP_MODEL, .attributes = "shape:I", .infer = sum_to_infer,
+                             .flags = ONT_OP_PUBLIC, .attributes = "shape:I", .infer = sum_to_infer,
                              ONT_KERNELS(kernels)};

@@ -122,5 +122,5 @@ static const ont_kernel rotate_kernels[] = {
     {.name = "rotate_ref", .accept = ont_accept_float, .prepare = rotate_prepare, .run = rotate_ref, .inplace = 1},
 };
 const ont_op ont_op_Rotate = {.domain = ONT_DOMAIN, .name = "Rotate", .since = 1, .min_inputs = 3, .max_inputs = 3,
-                              .flags = ONT_OP_CHEAP, .attributes = "back:i", .infer = rotate_infer,
+                              .flags = ONT_OP_MEMORY_BOUND, .attributes = "back:i", .infer = rotate_infer,
                               .grad = rotate_grad, ONT_KERNELS(rotate_kernels)};

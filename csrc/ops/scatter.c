@@ -379,9 +379,9 @@ static const ont_kernel scatter_kernels[] = {
                                                .attributes = "axis:i reduction:s", .infer = elements_infer, \
                                                .grad = ont_scatter_grad, ONT_KERNELS(scatter_kernels)}
 GATHER_ELEMENTS(GatherElements, "", 11, 0);
-GATHER_ELEMENTS(TorchGatherElements, ONT_DOMAIN, 1, ONT_OP_MODEL);
+GATHER_ELEMENTS(TorchGatherElements, ONT_DOMAIN, 1, ONT_OP_PUBLIC);
 SCATTER_ELEMENTS(ScatterElements, "", 11, 0);
-SCATTER_ELEMENTS(TorchScatterElements, ONT_DOMAIN, 1, ONT_OP_MODEL);
+SCATTER_ELEMENTS(TorchScatterElements, ONT_DOMAIN, 1, ONT_OP_PUBLIC);
 const ont_op ont_op_Scatter = {.domain = "", .name = "Scatter", .since = 9, .min_inputs = 3, .max_inputs = 3,
                                .nondiff_inputs = 2, .attributes = "axis:i", .infer = elements_infer,
                                .grad = ont_scatter_grad, ONT_KERNELS(scatter_kernels)};

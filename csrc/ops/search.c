@@ -70,5 +70,5 @@ static ont_status search_run(const ont_call *call)
 
 static const ont_kernel search_kernels[] = {{.name = "search_ref", .accept = search_accept, .run = search_run}};
 const ont_op ont_op_SearchSorted = {.domain = ONT_DOMAIN, .name = "SearchSorted", .since = 1, .min_inputs = 2,
-                                    .max_inputs = 2, .flags = ONT_OP_NO_GRAD | ONT_OP_MODEL, .attributes = "right:i",
+                                    .max_inputs = 2, .flags = ONT_OP_NO_GRAD | ONT_OP_PUBLIC, .attributes = "right:i",
                                     .infer = search_infer, ONT_KERNELS(search_kernels)};

@@ -283,7 +283,7 @@ static const ont_kernel clip_kernels[] = {{.name = "clip_ref", .accept = clip_ac
 
 /* (x, min, max): Clip with another slope at the bounds. */
 const ont_op ont_op_HardTanh = {.domain = ONT_DOMAIN, .name = "HardTanh", .since = 1, .min_inputs = 3, .max_inputs = 3,
-                                .flags = ONT_OP_MODEL, .nondiff_inputs = 6, .attributes = "", .infer = hard_tanh_infer,
+                                .flags = ONT_OP_PUBLIC, .nondiff_inputs = 6, .attributes = "", .infer = hard_tanh_infer,
                                 .grad = hard_tanh_grad, ONT_KERNELS(clip_kernels)};
 const ont_op ont_op_Clip = {.domain = "", .name = "Clip", .since = 6, .min_inputs = 1, .max_inputs = 3,
                             .nondiff_inputs = 6, .attributes = "min:f max:f", .infer = clip_infer, .grad = clip_grad,

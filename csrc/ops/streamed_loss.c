@@ -421,7 +421,7 @@ static void stream_grad(ont_grad *g)
 {
     ont_builder *b = &g->b;
     ont_value *pairs = NULL;
-    b->status = ont_node_want_output(b->graph, g->node, 1, &pairs);
+    b->status = ont_node_ensure_output(b->graph, g->node, 1, &pairs);
     if (b->status == ONT_OK) b->status = stream_infer(b->graph, g->node);
     if (b->status != ONT_OK) return;
     ont_value *operands[] = {I(IN_H), I(IN_W), I(IN_LABELS), I(IN_ROW), GO(0), pairs};
@@ -447,7 +447,7 @@ static const ont_kernel grad_kernels[] = {
 
 const ont_op ont_op_StreamedCrossEntropy = {
     .domain = ONT_DOMAIN, .name = "StreamedCrossEntropy", .since = 1, .min_inputs = 3, .max_inputs = 4,
-    .flags = ONT_OP_MODEL, .nondiff_inputs = 1 << IN_LABELS, .nondiff_outputs = 2,
+    .flags = ONT_OP_PUBLIC, .nondiff_inputs = 1 << IN_LABELS, .nondiff_outputs = 2,
     .attributes = "ignore_index:i reduction:s transB:i", .infer = stream_infer, .grad = stream_grad,
     ONT_KERNELS(stream_kernels)};
 const ont_op ont_op_StreamedCrossEntropyGrad = {

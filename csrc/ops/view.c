@@ -39,7 +39,7 @@ static ont_status identity_infer(ont_graph *g, ont_node *node)
 }
 
 VIEW(Identity, "", 1, 1, identity_infer, reshape_back, ONT_OP_CONTAINERS, "");
-VIEW(StopGradient, ONT_DOMAIN, 1, 1, ont_infer_same, NULL, ONT_OP_NO_GRAD | ONT_OP_MODEL, "");
+VIEW(StopGradient, ONT_DOMAIN, 1, 1, ont_infer_same, NULL, ONT_OP_NO_GRAD | ONT_OP_PUBLIC, "");
 
 /* ---- Reshape ---- */
 

@@ -77,7 +77,7 @@ static bool node_equal(const ont_node *a, const ont_node *b)
 }
 
 /* An earlier node equal to `node`, found among the readers of its first input that is not a constant. */
-static ont_node *earlier_equal(ont_node *node, const uint32_t *order)
+static ont_node *find_equal_before(ont_node *node, const uint32_t *order)
 {
     if (node->op->flags & ONT_OP_RANDOM) return NULL;
     for (uint32_t i = 0; i < node->n_inputs; i++) {
@@ -99,16 +99,16 @@ ont_status ont_pass_cse(ont_graph *g)
     for (ont_node *node = g->first; node; node = node->next) order[node->id] = ++position;
     for (ont_node *node = g->first, *next; node; node = next) {
         next = node->next;
-        ont_node *twin = earlier_equal(node, order);
-        if (!twin) continue;
+        ont_node *equal = find_equal_before(node, order);
+        if (!equal) continue;
         for (uint32_t i = 0; i < node->n_outputs; i++) {
             if (!node->outputs[i]) continue;
-            if (!twin->outputs[i]) { /* the twin did not need this one: let it own the value */
-                twin->outputs[i] = node->outputs[i];
-                twin->outputs[i]->def = twin;
+            if (!equal->outputs[i]) { /* the twin did not need this one: let it own the value */
+                equal->outputs[i] = node->outputs[i];
+                equal->outputs[i]->def = equal;
                 node->outputs[i] = NULL;
             } else {
-                ont_value_replace_uses(g, node->outputs[i], twin->outputs[i]);
+                ont_value_replace_uses(g, node->outputs[i], equal->outputs[i]);
             }
         }
         ont_graph_remove_node(g, node); /* at once: the next one like it would find it, and bring it back to life */

@@ -40,7 +40,7 @@ static bool is_product(const ont_node *node)
     return ont_node_is(node, "", "MatMul") || ont_node_is(node, ONT_DOMAIN, "FusedMatMul");
 }
 
-static ont_node *maker(const ont_value *v)
+static ont_node *producer(const ont_value *v)
 {
     return v && v->kind == ONT_VALUE_NODE ? v->def : NULL;
 }
@@ -51,7 +51,7 @@ static bool is_single_or_narrow(ont_dtype dtype)
 }
 
 /* Between scores and softmax of 16-bit products: the node computes in float32 all the way. */
-static bool is_plain_cast(const ont_node *node)
+static bool is_float_cast(const ont_node *node)
 {
     return ont_node_is(node, "", "Cast") && is_single_or_narrow(ont_node_in(node, 0)->dtype) &&
            is_single_or_narrow(node->outputs[0]->dtype);
@@ -60,7 +60,7 @@ static bool is_plain_cast(const ont_node *node)
 /* ---- from the softmax up to the product ---- */
 
 /* A known number of float type. */
-static bool number(const ont_node *node, uint32_t index, double *value)
+static bool const_float(const ont_node *node, uint32_t index, double *value)
 {
     const ont_value *v = ont_node_in(node, index);
     return v && v->kind == ONT_VALUE_CONSTANT && v->data && ont_dtype_is_float(v->dtype) &&
@@ -79,7 +79,7 @@ static int scores_operand(const match *m, const ont_node *node)
     for (int i = 0; i < 2; i++) {
         const ont_value *v = ont_node_in(node, (uint32_t)i);
         for (int depth = 0; depth < 12 && is_all_scores(m, v); depth++) {
-            const ont_node *def = maker(v);
+            const ont_node *def = producer(v);
             if (!def) break;
             if (is_product(def)) return i;
             int next = ont_node_is(def, "", "Where") ? (is_all_scores(m, ont_node_in(def, 1)) ? 1 : 2) : 0;
@@ -91,9 +91,10 @@ static int scores_operand(const match *m, const ont_node *node)
 }
 
 /* `mask` without what repeats it: Expand and Identity, as long as it still broadcasts to `shape`. */
-static ont_value *unrepeated(ont_value *mask, const ont_shape *shape)
+static ont_value *strip_expand(ont_value *mask, const ont_shape *shape)
 {
-    for (ont_node *def; (def = maker(mask)) && (ont_node_is(def, "", "Expand") || ont_node_is(def, "", "Identity"));) {
+    for (ont_node *def; (def = producer(mask)) && (ont_node_is(def, "", "Expand") ||
+                                                                ont_node_is(def, "", "Identity"));) {
         ont_value *x = ont_node_in(def, 0);
         ont_shape both;
         if (!x || ont_shape_broadcast(&x->shape, shape, &both) != ONT_OK || !ont_shape_equal(&both, shape)) break;
@@ -103,7 +104,7 @@ static ont_value *unrepeated(ont_value *mask, const ont_shape *shape)
 }
 
 /* Each takes one node between softmax and product into the match; the value to go on with, NULL: not this way. */
-static ont_value *take_add(match *m, ont_node *node)
+static ont_value *match_add(match *m, ont_node *node)
 {
     const ont_shape *shape = &node->outputs[0]->shape;
     int i = scores_operand(m, node);
@@ -113,26 +114,26 @@ static ont_value *take_add(match *m, ont_node *node)
     if (m->bias)
         m->second = mask;
     else
-        m->bias = unrepeated(mask, shape);
+        m->bias = strip_expand(mask, shape);
     return ont_node_in(node, (uint32_t)i);
 }
 
-static ont_value *take_where(match *m, ont_node *node)
+static ont_value *match_where(match *m, ont_node *node)
 {
     if (m->bias || m->keep || m->scale != 1) return NULL; /* what is added after the replacing is another formula */
-    m->keep_if = number(node, 2, &m->fill);
-    if (!m->keep_if && !number(node, 1, &m->fill)) return NULL;
+    m->keep_if = const_float(node, 2, &m->fill);
+    if (!m->keep_if && !const_float(node, 1, &m->fill)) return NULL;
     m->keep_shape = node->outputs[0]->shape;
     m->keep = ont_node_in(node, 0);
     return ont_node_in(node, m->keep_if ? 1 : 2);
 }
 
-static ont_value *take_scale(match *m, ont_node *node)
+static ont_value *match_scale(match *m, ont_node *node)
 {
     double factor;
     bool divides = ont_node_is(node, "", "Div");
     int i = scores_operand(m, node);
-    if (i < 0 || (divides && i) || !number(node, (uint32_t)(1 - i), &factor)) return NULL;
+    if (i < 0 || (divides && i) || !const_float(node, (uint32_t)(1 - i), &factor)) return NULL;
     m->scale *= divides ? 1 / factor : factor;
     return ont_node_in(node, (uint32_t)i);
 }
@@ -141,21 +142,21 @@ static bool find_scores(match *m)
 {
     ont_value *x = ont_node_in(m->softmax, 0);
     for (int depth = 0; depth < 16 && is_all_scores(m, x); depth++) {
-        ont_node *node = maker(x);
-        if (!node || !ont_only_reader(m->g, x)) return false;
+        ont_node *node = producer(x);
+        if (!node || !ont_single_user(m->g, x)) return false;
         if (is_product(node)) {
             m->scores = node;
             m->scale *= ont_attr_float(node, "alpha", 1);
             return true;
         }
-        if (ont_view_keeps_order(node) || is_plain_cast(node))
+        if (ont_view_keeps_order(node) || is_float_cast(node))
             x = ont_node_in(node, 0);
         else if (ont_node_is(node, "", "Add"))
-            x = take_add(m, node);
+            x = match_add(m, node);
         else if (ont_node_is(node, "", "Where"))
-            x = take_where(m, node);
+            x = match_where(m, node);
         else if (ont_node_is(node, "", "Mul") || ont_node_is(node, "", "Div"))
-            x = take_scale(m, node);
+            x = match_scale(m, node);
         else
             return false;
     }
@@ -164,7 +165,7 @@ static bool find_scores(match *m)
 
 /* ---- from the softmax down to the product with V, and on to where the result is wanted ---- */
 
-static bool take_dropout(match *m, ont_node *node)
+static bool match_dropout(match *m, ont_node *node)
 {
     double ratio = ont_attr_float(node, "ratio", 0.5), training = 0;
     if (ont_node_out(node, 1) || m->dropout || node->version < 12) return false;
@@ -178,7 +179,7 @@ static bool take_dropout(match *m, ont_node *node)
  * Where(IsNaN(p), 0, p), as the TorchScript exporter has it for rows that a mask hides entirely. The sum of a row is a
  * number in all of its entries or in none, so whole rows are replaced; they have no gradient, as in torch.
  */
-static ont_value *without_nan(match *m, ont_value *p)
+static ont_value *match_nan_to_zero(match *m, ont_value *p)
 {
     ont_node *where = NULL, *is_nan = NULL;
     int n = 0;
@@ -189,7 +190,8 @@ static ont_value *without_nan(match *m, ont_value *p)
     double zero;
     if (n != 2 || !where || !is_nan || ont_value_is_output(m->g, p) || ont_node_in(where, 0) != is_nan->outputs[0])
         return p;
-    if (ont_only_reader(m->g, is_nan->outputs[0]) != where || ont_node_in(where, 2) != p || !number(where, 1, &zero) ||
+    if (ont_single_user(m->g, is_nan->outputs[0]) != where || ont_node_in(where, 2) != p ||
+        !const_float(where, 1, &zero) ||
         zero != 0)
         return p;
     if (!ont_shape_equal(&p->shape, &where->outputs[0]->shape)) return p;
@@ -199,17 +201,17 @@ static ont_value *without_nan(match *m, ont_value *p)
 
 static bool find_values(match *m)
 {
-    ont_value *p = without_nan(m, m->softmax->outputs[0]);
+    ont_value *p = match_nan_to_zero(m, m->softmax->outputs[0]);
     for (int depth = 0; depth < 8 && is_all_scores(m, p); depth++) {
-        ont_node *node = ont_only_reader(m->g, p);
+        ont_node *node = ont_single_user(m->g, p);
         if (!node || ont_node_in(node, 0) != p) return false;
         if (is_product(node)) {
             m->values = node;
             m->y = node->outputs[0];
             return !ont_attr_int(node, "transA", 0) && ont_attr_float(node, "alpha", 1) == 1;
         }
-        if (ont_node_is(node, "", "Dropout") ? !take_dropout(m, node)
-                                             : !ont_view_keeps_order(node) && !is_plain_cast(node))
+        if (ont_node_is(node, "", "Dropout") ? !match_dropout(m, node)
+                                             : !ont_view_keeps_order(node) && !is_float_cast(node))
             return false;
         p = node->outputs[0];
     }
@@ -217,14 +219,15 @@ static bool find_values(match *m)
 }
 
 /* Where(rows without a key, 0, result) */
-static void take_empty(match *m)
+static void match_empty_rows(match *m)
 {
     ont_value *y = m->y;
-    for (ont_node *node; (node = ont_only_reader(m->g, y)) && ont_view_keeps_order(node) && ont_node_in(node, 0) == y;)
+    for (ont_node *node; (node = ont_single_user(m->g, y)) && ont_view_keeps_order(node) && ont_node_in(node, 0) == y;)
         y = node->outputs[0];
-    ont_node *node = ont_only_reader(m->g, y);
+    ont_node *node = ont_single_user(m->g, y);
     double zero;
-    if (!ont_node_is(node, "", "Where") || ont_node_in(node, 2) != y || !number(node, 1, &zero) || zero != 0) return;
+    if (!ont_node_is(node, "", "Where") || ont_node_in(node, 2) != y || !const_float(node, 1, &zero) || zero != 0)
+        return;
     ont_value *cond = ont_node_in(node, 0);
     ont_shape *shape = &node->outputs[0]->shape;
     int last = shape->rank - 1;
@@ -241,7 +244,7 @@ static void find_result(match *m)
 {
     m->result = m->y;
     for (ont_value *v = m->y;;) {
-        ont_node *node = ont_only_reader(m->g, v);
+        ont_node *node = ont_single_user(m->g, v);
         bool moves = ont_node_is(node, "", "Transpose");
         if (!node || ont_node_in(node, 0) != v || !(moves || ont_view_keeps_order(node))) return;
         v = node->outputs[0];
@@ -280,7 +283,7 @@ static bool matrix_view(const match *m, const ont_node *product, uint32_t index,
 /*
  * Takes the innermost group of `size` entries off a view: it must be one run of `stride`, any where that is negative.
  */
-static bool take_inner(ont_strided_view *view, int64_t outer, int64_t size, int64_t *stride)
+static bool split_inner(ont_strided_view *view, int64_t outer, int64_t size, int64_t *stride)
 {
     int counts[2];
     if (!ont_view_regroup(view, (int64_t[]){outer, size}, 2, counts) || counts[1] > 1) return false;
@@ -293,8 +296,8 @@ static bool key_view(match *m, int which, int64_t batch, int64_t size)
 {
     ont_strided_view *view = &m->view[which];
     int64_t unit;
-    if (!take_inner(view, batch * m->columns, size, &unit) || (size > 1 && unit != 1)) return false;
-    if (!take_inner(view, batch, m->columns, &m->inner[which])) return false;
+    if (!split_inner(view, batch * m->columns, size, &unit) || (size > 1 && unit != 1)) return false;
+    if (!split_inner(view, batch, m->columns, &m->inner[which])) return false;
     if (view->n_factors == ONT_VIEW_FACTORS || batch <= 0 || m->outer % batch) return false;
     if (m->outer != batch) view->factors[view->n_factors++] = (ont_factor){m->outer / batch, 0};
     return m->columns == 1 || m->inner[which] >= size;
@@ -313,7 +316,7 @@ static bool operand_views(match *m, bool parts)
     int64_t unit;
     m->size = q->dims[q->rank - (flip_q ? 2 : 1)];
     m->v_size = last->dims[last->rank - 1];
-    if (!take_inner(&m->view[ONT_ATTENTION_Q], m->outer, m->size, &unit) || (m->size > 1 && unit != 1)) return false;
+    if (!split_inner(&m->view[ONT_ATTENTION_Q], m->outer, m->size, &unit) || (m->size > 1 && unit != 1)) return false;
     return key_view(m, ONT_ATTENTION_K, ont_shape_count_range(full, 0, full->rank - 2), m->size) &&
            key_view(m, ONT_ATTENTION_V, ont_shape_count_range(last, 0, last->rank - 2), m->v_size);
 }
@@ -344,7 +347,7 @@ static bool mask_view(match *m, int which, ont_value *mask, const ont_shape *sha
                               .stop = which == ONT_ATTENTION_BIAS ? mask : NULL}; /* its gradient has its shape */
     ont_strided_view *view = &m->view[which];
     ont_view_of(mask, &limits, view);
-    return ont_view_expand(view, &mask->shape, shape) && take_inner(view, m->outer, width, &m->inner[which]) &&
+    return ont_view_expand(view, &mask->shape, shape) && split_inner(view, m->outer, width, &m->inner[which]) &&
            (m->inner[which] == 0 || m->inner[which] == 1);
 }
 
@@ -369,14 +372,14 @@ static bool result_view(match *m)
         step *= view->factors[i].size;
     }
     for (int i = 0; i < view->n_factors; i++) view->factors[i] = (ont_factor){turned[i].size, -turned[i].stride};
-    return take_inner(view, m->outer, m->v_size, &unit) && (m->v_size == 1 || unit == 1);
+    return split_inner(view, m->outer, m->v_size, &unit) && (m->v_size == 1 || unit == 1);
 }
 
 static bool find_views(match *m)
 {
     if (!operand_views(m, true) || !is_whole(m))
         if (!operand_views(m, false)) return false;
-    take_empty(m);
+    match_empty_rows(m);
     find_result(m);
     if (!result_view(m)) {
         m->result = m->y;
@@ -391,7 +394,7 @@ static bool find_views(match *m)
 
 /* ---- causal masks ---- */
 
-enum { LOWEST = -1000000000 }; /* scores this far below the others have no probability */
+enum { MASKED_SCORE = -1000000000 }; /* scores this far below the others have no probability */
 
 /*
  * Whether a mask that is known lets row i see the columns up to i + diagonal, and nothing else. Every row must see one:
@@ -400,10 +403,10 @@ enum { LOWEST = -1000000000 }; /* scores this far below the others have no proba
 static bool is_causal(const match *m, const ont_value *mask, const ont_shape *shape, bool bias, int64_t *diagonal)
 {
     ont_step_mask step;
-    if (shape->rank < 2 || shape->dims[shape->rank - 2] != m->rows || (!bias && m->fill > LOWEST)) return false;
+    if (shape->rank < 2 || shape->dims[shape->rank - 2] != m->rows || (!bias && m->fill > MASKED_SCORE)) return false;
     if (!ont_step_mask_of(mask, m->rows, m->columns, &step)) return false;
     bool lower = bias ? step.lower == 0 : (step.lower != 0) == m->keep_if;
-    bool upper = bias ? !(step.upper < LOWEST) : (step.upper != 0) == m->keep_if;
+    bool upper = bias ? !(step.upper < MASKED_SCORE) : (step.upper != 0) == m->keep_if;
     if (bias && upper && step.upper != 0) return false;
     *diagonal = upper ? m->columns - 1 : step.diagonal;
     return lower && *diagonal >= 0;
@@ -437,16 +440,16 @@ static void find_causal(match *m)
  * need no computing. With one it pays from where blocks gain more than rounding between them costs.
  * tests/bench/attention.py --bf16.
  */
-enum { NARROW_COLUMNS = 256, WIDENED_COLUMNS = 2048, WIDENED_CAUSAL_COLUMNS = 512 };
+enum { MIN_KEYS_16_BIT = 256, MIN_KEYS_PROMOTED = 2048, MIN_KEYS_PROMOTED_CAUSAL = 512 };
 
 static bool is_narrow(ont_dtype dtype) { return dtype != ONT_FLOAT32 && dtype != ONT_FLOAT64; }
 
 /* The node is built, and the parts are still there. */
-static bool is_worth(const match *m, const ont_node *node)
+static bool is_profitable(const match *m, const ont_node *node)
 {
     if (m->g->device) return ont_op_has_kernel(node, m->g->device); /* nothing widens it there */
     return !is_narrow(ont_node_in(node, 0)->dtype) ||
-           m->columns >= (m->causal ? WIDENED_CAUSAL_COLUMNS : WIDENED_COLUMNS) || ont_op_has_kernel(node, NULL);
+           m->columns >= (m->causal ? MIN_KEYS_PROMOTED_CAUSAL : MIN_KEYS_PROMOTED) || ont_op_has_kernel(node, NULL);
 }
 
 static bool find(match *m)
@@ -466,7 +469,7 @@ static bool find(match *m)
     if (!ont_dtype_is_float(q->dtype) || !ont_shape_count(&q->shape) || !ont_shape_count(&v->shape)) return false;
     if (m->y->shape.rank < 2 || ont_shape_count_range(&m->y->shape, 0, m->y->shape.rank - 1) != m->outer) return false;
     if (m->second && m->second->dtype != m->bias->dtype) return false;
-    if (!m->g->device && is_narrow(q->dtype) && m->columns < NARROW_COLUMNS) return false;
+    if (!m->g->device && is_narrow(q->dtype) && m->columns < MIN_KEYS_16_BIT) return false;
     find_causal(m);
     return true;
 }
@@ -580,7 +583,7 @@ static ont_status fuse(ont_graph *g, match *m, bool *done)
     ont_value *y = ont_build_done(&b, node);
     ONT_TRY(b.status);
     *done = true;
-    if (!is_worth(m, node)) return ONT_OK;
+    if (!is_profitable(m, node)) return ONT_OK;
     ont_value_replace_uses(g, m->result, y);
     return ONT_OK;
 }

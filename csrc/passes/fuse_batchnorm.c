@@ -15,43 +15,43 @@ enum { MEAN = 2, DY = 4, GRAD_Y = 5, GRAD_BIAS = 6 };
  * Where the joined node goes: to the norm's own place, or behind the residual. NULL where somebody reads a result of
  * the norm that is not y before that.
  */
-static ont_node *find_place(const ont_node *norm, const ont_value *residual, const ont_node *last)
+static ont_node *find_insertion_point(const ont_node *norm, const ont_value *residual, const ont_node *last)
 {
-    ont_node *place = norm->next;
-    bool is_read = false, was_read = false;
+    ont_node *insertion_point = norm->next;
+    bool is_used = false, used_before = false;
     for (ont_node *node = norm->next; residual && node != last; node = node->next) {
         for (uint32_t i = 0; i < node->n_inputs; i++) {
             const ont_value *v = ont_node_in(node, i);
-            is_read = is_read || (v && v->def == norm);
+            is_used = is_used || (v && v->def == norm);
         }
         if (residual->def != node) continue;
-        place = node->next;
-        was_read = is_read;
+        insertion_point = node->next;
+        used_before = is_used;
     }
-    return was_read ? NULL : place;
+    return used_before ? NULL : insertion_point;
 }
 
 /* norm, Add, Relu: either of the last two may be missing. *next is the node to go on with. */
 static ont_status fuse_forward(ont_graph *g, ont_node *norm, ont_node **next)
 {
     ont_value *y = norm->outputs[0], *residual = NULL;
-    ont_node *add = ont_reader_beside(g, y), *relu;
+    ont_node *add = ont_single_user_in_phase(g, y), *relu;
     if (ont_node_is(add, "", "Add") && ont_node_in(add, 0) != ont_node_in(add, 1)) {
         residual = ont_node_in(add, ont_node_in(add, 0) == y);
         if (!ont_shape_equal(&residual->shape, &y->shape) || residual->def == norm) return ONT_OK;
-        relu = ont_reader_beside(g, add->outputs[0]);
+        relu = ont_single_user_in_phase(g, add->outputs[0]);
     } else {
         relu = add;
         add = NULL;
     }
     if (!ont_node_is(relu, "", "Relu")) relu = NULL;
-    ont_node *last = relu ? relu : add, *place = last ? find_place(norm, residual, last) : NULL;
-    if (!place) return ONT_OK;
+    ont_node *last = relu ? relu : add, *insertion_point = last ? find_insertion_point(norm, residual, last) : NULL;
+    if (!insertion_point) return ONT_OK;
     ont_node *before = norm->prev;
     ont_value *inputs[RESIDUAL + 1];
     for (uint32_t i = 0; i < RESIDUAL; i++) inputs[i] = ont_node_in(norm, i);
     inputs[RESIDUAL] = residual;
-    ont_builder b = {.graph = g, .before = place, .backward = norm->backward, .origin = norm->origin};
+    ont_builder b = {.graph = g, .before = insertion_point, .backward = norm->backward, .origin = norm->origin};
     ont_node *fused = ont_build_node(&b, ONT_DOMAIN, "FusedBatchNorm", inputs, RESIDUAL + (residual != NULL),
                                      norm->n_outputs);
     if (!fused) return b.status;
@@ -73,7 +73,7 @@ static ont_status fuse_forward(ont_graph *g, ont_node *norm, ont_node **next)
  * Whether all who read a Relu's gradient can as well read what it is made of. Where dy is a sum of two gradients, the
  * Relu's becomes part of the pass that adds them, which costs less.
  */
-static bool is_read_in_passing(const ont_graph *g, const ont_value *dy, const ont_value *dx)
+static bool relu_grad_is_free(const ont_graph *g, const ont_value *dy, const ont_value *dx)
 {
     if (ont_value_is_output(g, dx)) return false;
     if (dy->def && dy->def->op->tile && !dy->uses->next && dy->def->backward == dx->def->backward) return false;
@@ -93,17 +93,18 @@ static ont_status fuse_backward(ont_graph *g, ont_node *norm)
         return ONT_OK;
     ont_value *y = ont_node_in(relu, 0), *dy = ont_node_in(relu, 1);
     if (!ont_shape_equal(&y->shape, &dx->shape) || !ont_shape_equal(&dy->shape, &dx->shape)) return ONT_OK;
-    if (!is_read_in_passing(g, dy, dx)) return ONT_OK;
-    const ont_node *made = y->def; /* y = relu(norm(x)): its sign is found without y */
-    bool anew = ont_node_is(made, ONT_DOMAIN, "FusedBatchNorm") && !ont_node_in(made, RESIDUAL) &&
-                ont_node_in(norm, MEAN)->def == made;
+    if (!relu_grad_is_free(g, dy, dx)) return ONT_OK;
+    const ont_node *producer = y->def; /* y = relu(norm(x)): its sign is found without y */
+    bool recompute_sign = ont_node_is(producer, ONT_DOMAIN, "FusedBatchNorm") && !ont_node_in(producer, RESIDUAL) &&
+                          ont_node_in(norm, MEAN)->def == producer;
     ont_value *inputs[GRAD_BIAS + 1] = {0};
     for (uint32_t i = 0; i < DY; i++) inputs[i] = ont_node_in(norm, i);
     inputs[DY] = dy;
-    inputs[GRAD_Y] = anew ? NULL : y;
-    inputs[GRAD_BIAS] = anew ? ont_node_in(made, BIAS) : NULL;
+    inputs[GRAD_Y] = recompute_sign ? NULL : y;
+    inputs[GRAD_BIAS] = recompute_sign ? ont_node_in(producer, BIAS) : NULL;
     ont_builder b = {.graph = g, .before = norm, .backward = norm->backward, .origin = norm->origin};
-    ont_node *fused = ont_build_node(&b, ONT_DOMAIN, "BatchNormGrad", inputs, GRAD_BIAS + anew, norm->n_outputs);
+    ont_node *fused = ont_build_node(&b, ONT_DOMAIN, "BatchNormGrad", inputs, GRAD_BIAS + recompute_sign,
+                                     norm->n_outputs);
     if (!fused) return b.status;
     ONT_TRY(ont_attr_copy_all(g, fused, norm));
     ont_build_done(&b, fused);

@@ -20,7 +20,7 @@ enum { SHORT_ROW = 64 }; /* elements; below it the calls of the loops cost more 
 typedef struct group {
     int n;
     uint32_t member[ONT_TILE_STEPS]; /* positions in the graph, ascending */
-    int64_t place;
+    int64_t slot;
 } group;
 
 typedef struct fusion {
@@ -49,57 +49,57 @@ static const ont_shape *shape_of(const fusion *f, const group *a)
     return &f->nodes[a->member[0]]->outputs[0]->shape;
 }
 
-static bool holds(const group *a, uint32_t position)
+static bool contains(const group *a, uint32_t position)
 {
     for (int i = 0; i < a->n; i++)
         if (a->member[i] == position) return true;
     return false;
 }
 
-static int64_t place_of(const fusion *f, uint32_t position)
+static int64_t slot_of(const fusion *f, uint32_t position)
 {
     const group *a = &f->groups[f->group_of[position]];
-    return a->n ? a->place : 2 * (int64_t)position;
+    return a->n ? a->slot : 2 * (int64_t)position;
 }
 
 /* The members of both in the graph's order; false where they are too many. */
-static bool unite(const group *a, const group *b, group *both)
+static bool merge_members(const group *a, const group *b, group *merged)
 {
-    *both = (group){0};
+    *merged = (group){0};
     if (a->n + b->n > ONT_TILE_STEPS) return false;
     for (int i = 0, j = 0; i < a->n || j < b->n;) {
         bool first = j == b->n || (i < a->n && a->member[i] < b->member[j]);
-        both->member[both->n++] = first ? a->member[i++] : b->member[j++];
+        merged->member[merged->n++] = first ? a->member[i++] : b->member[j++];
     }
     return true;
 }
 
 /* The last place that the readers of its results leave it; false where its operands lie behind that. */
-static bool find_place(const fusion *f, group *a)
+static bool find_slot(const fusion *f, group *a)
 {
-    int64_t place = 2 * (int64_t)a->member[a->n - 1], need = -1;
+    int64_t slot = 2 * (int64_t)a->member[a->n - 1], latest_producer = -1;
     for (int i = 0; i < a->n; i++) {
         const ont_node *node = f->nodes[a->member[i]];
         for (const ont_use *use = node->outputs[0]->uses; use; use = use->next) {
-            uint32_t reader = f->position[use->user->id];
-            int64_t at = place_of(f, reader);
-            if (!holds(a, reader) && at <= place) place = at - 1;
+            uint32_t user = f->position[use->user->id];
+            int64_t at = slot_of(f, user);
+            if (!contains(a, user) && at <= slot) slot = at - 1;
         }
         for (uint32_t k = 0; k < node->n_inputs; k++) {
             const ont_value *x = node->inputs[k].value;
-            if (!x || x->kind != ONT_VALUE_NODE || holds(a, f->position[x->def->id])) continue;
-            int64_t at = place_of(f, f->position[x->def->id]);
-            if (at > need) need = at;
+            if (!x || x->kind != ONT_VALUE_NODE || contains(a, f->position[x->def->id])) continue;
+            int64_t at = slot_of(f, f->position[x->def->id]);
+            if (at > latest_producer) latest_producer = at;
         }
     }
-    a->place = place;
-    return need < place;
+    a->slot = slot;
+    return latest_producer < slot;
 }
 
-static bool is_read_outside(const fusion *f, const group *a, const ont_value *v)
+static bool is_used_outside(const fusion *f, const group *a, const ont_value *v)
 {
     for (const ont_use *use = v->uses; use; use = use->next)
-        if (!holds(a, f->position[use->user->id])) return true;
+        if (!contains(a, f->position[use->user->id])) return true;
     return ont_value_is_output(f->g, v);
 }
 
@@ -143,7 +143,7 @@ static bool write_program(const fusion *f, const group *a, ont_tile_program *p, 
         }
     }
     for (int i = a->n - 1; i >= 0; i--) {
-        if (!is_read_outside(f, a, f->nodes[a->member[i]]->outputs[0])) {
+        if (!is_used_outside(f, a, f->nodes[a->member[i]]->outputs[0])) {
             if (i == a->n - 1) return false;
             continue;
         }
@@ -161,15 +161,16 @@ static bool write_program(const fusion *f, const group *a, ont_tile_program *p, 
 
 static void try_join(fusion *f, uint32_t from, uint32_t to)
 {
-    group *a = &f->groups[from], *b = &f->groups[to], both;
+    group *a = &f->groups[from], *b = &f->groups[to], merged;
     ont_tile_program p;
     ont_value *operands[ONT_TILE_OPERANDS], *results[ONT_TILE_RESULTS];
     if (from == to || !a->n || !b->n || !ont_shape_equal(shape_of(f, a), shape_of(f, b))) return;
     if (f->nodes[a->member[0]]->backward != f->nodes[b->member[0]]->backward) return;
-    if (!unite(a, b, &both) || !find_place(f, &both) || !write_program(f, &both, &p, operands, results)) return;
-    for (int i = 0; i < both.n; i++) f->group_of[both.member[i]] = to;
+    if (!merge_members(a, b, &merged) || !find_slot(f, &merged) || !write_program(f, &merged, &p, operands, results))
+        return;
+    for (int i = 0; i < merged.n; i++) f->group_of[merged.member[i]] = to;
     a->n = 0;
-    *b = both;
+    *b = merged;
 }
 
 static void find_groups(fusion *f)
@@ -226,10 +227,10 @@ static ont_status replace(fusion *f, const group *a, ont_node *before)
     return ONT_OK;
 }
 
-static int by_place(const void *a, const void *b)
+static int by_slot(const void *a, const void *b)
 {
     const group *x = *(group *const *)a, *y = *(group *const *)b;
-    if (x->place != y->place) return x->place < y->place ? -1 : 1;
+    if (x->slot != y->slot) return x->slot < y->slot ? -1 : 1;
     return x->member[0] < y->member[0] ? -1 : 1;
 }
 
@@ -243,10 +244,10 @@ static ont_status rewrite(fusion *f)
     n = 0;
     for (uint32_t i = 0; i < f->n; i++)
         if (f->groups[i].n > 1) order[n++] = &f->groups[i];
-    qsort(order, n, sizeof *order, by_place);
+    qsort(order, n, sizeof *order, by_slot);
     ont_status status = ONT_OK;
     for (uint32_t i = 0; i < n && status == ONT_OK; i++) {
-        uint32_t at = (uint32_t)((order[i]->place + 1) / 2);
+        uint32_t at = (uint32_t)((order[i]->slot + 1) / 2);
         while (at < f->n && !f->nodes[at]) at++;
         status = replace(f, order[i], at < f->n ? f->nodes[at] : NULL);
     }
@@ -267,7 +268,7 @@ ont_status ont_pass_fuse_elementwise(ont_graph *g)
     for (ont_node *node = g->first; node && status == ONT_OK; node = node->next, i++) {
         f.nodes[i] = node;
         f.position[node->id] = f.group_of[i] = i;
-        f.groups[i] = (group){.n = is_fusable(node), .member = {i}, .place = 2 * (int64_t)i};
+        f.groups[i] = (group){.n = is_fusable(node), .member = {i}, .slot = 2 * (int64_t)i};
     }
     if (status == ONT_OK) {
         find_groups(&f);

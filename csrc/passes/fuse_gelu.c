@@ -52,12 +52,12 @@ static ont_status fuse_forward(ont_graph *g, ont_node *gelu)
     ont_value *y = ont_node_in(gelu, 0);
     ont_node *product = y->def, *node;
     if (!product || product->backward != gelu->backward || !is_product(product, 3)) return ONT_OK;
-    bool alone = !y->uses->next && !ont_value_is_output(g, y);
-    ONT_TRY(build(g, "GeluMatMul", product, product, ont_node_in(product, 2), alone ? 1 : 2, &node));
+    bool single_use = !y->uses->next && !ont_value_is_output(g, y);
+    ONT_TRY(build(g, "GeluMatMul", product, product, ont_node_in(product, 2), single_use ? 1 : 2, &node));
     if (!node) return ONT_OK;
     ont_value_replace_uses(g, gelu->outputs[0], node->outputs[0]);
     ont_graph_remove_node(g, gelu);
-    if (!alone) ont_value_replace_uses(g, y, node->outputs[1]);
+    if (!single_use) ont_value_replace_uses(g, y, node->outputs[1]);
     ont_graph_remove_node(g, product);
     return ONT_OK;
 }

@@ -53,11 +53,11 @@ static ont_status join(ont_graph *g, ont_node *product, ont_node *reader, ont_va
 static ont_node *cast_behind(const ont_graph *g, const ont_node *product)
 {
     const ont_value *y = product->outputs[0];
-    ont_node *reader = ont_reader_beside(g, y);
+    ont_node *reader = ont_single_user_in_phase(g, y);
     if (y->dtype != ONT_BFLOAT16 && y->dtype != ONT_FLOAT16) return NULL;
     while (reader && reader->op->flags & ONT_OP_VIEW && reader->inputs[0].value == y) {
         y = reader->outputs[0];
-        reader = ont_reader_beside(g, y);
+        reader = ont_single_user_in_phase(g, y);
     }
     return reader && ont_node_is(reader, "", "Cast") && reader->outputs[0]->dtype == ONT_FLOAT32 ? reader : NULL;
 }
@@ -86,7 +86,7 @@ ont_status ont_pass_fuse_gemm(ont_graph *g)
     for (ont_node *node = g->first, *next; node; node = next) {
         next = node->next;
         if (!is_product(node)) continue;
-        ont_node *reader = ont_reader_beside(g, node->outputs[0]), *cast;
+        ont_node *reader = ont_single_user_in_phase(g, node->outputs[0]), *cast;
         ont_value *row = reader ? row_added(node, reader) : NULL;
         if (row && next == reader) next = reader->next;
         if (row) ONT_TRY(join(g, node, reader, row, &node));

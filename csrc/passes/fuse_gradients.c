@@ -12,7 +12,7 @@
 static ont_status add_rows_to(ont_graph *g, ont_node *node)
 {
     ont_value *y = node->outputs[0];
-    ont_node *add = ont_reader_beside(g, y);
+    ont_node *add = ont_single_user_in_phase(g, y);
     if (node->n_inputs > 2 || !add || !ont_node_is(add, "", "Add")) return ONT_OK;
     ont_value *other = ont_node_in(add, ont_node_in(add, 0) == y);
     if (other == y || !other->def || other->def->backward != node->backward || ont_value_is_output(g, other))

@@ -13,11 +13,11 @@
 static ont_status narrow_gradient(ont_graph *g, ont_node *node)
 {
     const ont_value *y = node->outputs[0];
-    ont_node *cast = ont_reader_beside(g, y);
+    ont_node *cast = ont_single_user_in_phase(g, y);
     if (y->dtype != ONT_FLOAT32 || ont_node_in(node, 0)->dtype != ONT_FLOAT32) return ONT_OK;
     while (ont_node_is_view(cast) && cast->inputs[0].value == y) {
         y = cast->outputs[0];
-        cast = ont_reader_beside(g, y);
+        cast = ont_single_user_in_phase(g, y);
     }
     if (!cast || !ont_node_is(cast, "", "Cast") || !ont_dtype_is_half(cast->outputs[0]->dtype)) return ONT_OK;
     ont_dtype to = cast->outputs[0]->dtype;
@@ -36,7 +36,7 @@ static ont_status narrow_gradient(ont_graph *g, ont_node *node)
 /* ---- Cast, views, SoftmaxCrossEntropyLoss and its gradient ---- */
 
 /* Nobody but the loss and its gradient reads the scores. */
-static bool only_these_read(const ont_graph *g, const ont_value *scores, const ont_node *loss, const ont_node *grad)
+static bool only_used_by(const ont_graph *g, const ont_value *scores, const ont_node *loss, const ont_node *grad)
 {
     if (ont_value_is_output(g, scores)) return false;
     for (const ont_use *use = scores->uses; use; use = use->next)
@@ -65,7 +65,7 @@ static ont_node *loss_of(const ont_node *grad)
                : NULL;
 }
 
-static const ont_node *behind_views(const ont_value *value)
+static const ont_node *root_producer(const ont_value *value)
 {
     const ont_node *node = value->def;
     while (ont_node_is_view(node)) node = node->inputs[0].value->def;
@@ -76,12 +76,12 @@ static const ont_node *behind_views(const ont_value *value)
  * Whether what makes the scores writes 16 bits itself, a product with the row that fuse_gemm is about to make part of
  * it included; where it is widened, its float32 result is had without rounding.
  */
-static bool is_made_narrow(const ont_value *scores)
+static bool is_produced_in_16_bits(const ont_value *scores)
 {
-    const ont_node *node = behind_views(scores);
+    const ont_node *node = root_producer(scores);
     if (!node || ont_op_has_kernel(node, NULL)) return true;
     for (uint32_t i = 0; ont_node_is(node, "", "Add") && i < 2; i++) {
-        const ont_node *product = behind_views(node->inputs[i].value);
+        const ont_node *product = root_producer(node->inputs[i].value);
         bool is_product = product &&
                           (ont_node_is(product, "", "MatMul") || ont_node_is(product, ONT_DOMAIN, "FusedMatMul"));
         if (is_product && ont_op_has_kernel(product, NULL)) return true;
@@ -93,9 +93,10 @@ static ont_status narrow_scores(ont_graph *g, ont_node *grad)
 {
     ont_value *scores = ont_node_in(grad, 0);
     ont_node *loss = loss_of(grad), *cast = cast_before(g, scores);
-    if (!loss || !cast || !only_these_read(g, scores, loss, grad)) return ONT_OK;
+    if (!loss || !cast || !only_used_by(g, scores, loss, grad)) return ONT_OK;
     ont_value *narrow = ont_node_in(cast, 0);
-    if (ont_attr_int(grad, "to", ONT_FLOAT32) != (int64_t)narrow->dtype || loss->outputs[1] || !is_made_narrow(narrow))
+    if (ont_attr_int(grad, "to", ONT_FLOAT32) != (int64_t)narrow->dtype || loss->outputs[1] ||
+        !is_produced_in_16_bits(narrow))
         return ONT_OK;
     ont_value *y = cast->outputs[0];
     scores->dtype = narrow->dtype; /* for accept() */

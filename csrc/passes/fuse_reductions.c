@@ -55,25 +55,25 @@ static bool is_view_of(const ont_node *node, const ont_value *v)
 static void find_sinks(fused *f, int k, const ont_value *v)
 {
     for (const ont_use *use = v->uses; use && f->p.n_sinks < ONT_TILE_SINKS; use = use->next) {
-        ont_node *reader = use->user;
+        ont_node *user = use->user;
         int n = f->p.n_sinks;
-        if (reader->backward != f->node->backward || ont_node_in(reader, 0) != v) continue;
-        if (is_view_of(reader, v)) {
-            find_sinks(f, k, reader->outputs[0]);
+        if (user->backward != f->node->backward || ont_node_in(user, 0) != v) continue;
+        if (is_view_of(user, v)) {
+            find_sinks(f, k, user->outputs[0]);
             continue;
         }
-        if (!ont_sink_of(reader, &f->sinks[n]) || !ont_sink_unit(f->sinks, n + 1, f->count)) continue;
+        if (!ont_sink_of(user, &f->sinks[n]) || !ont_sink_unit(f->sinks, n + 1, f->count)) continue;
         f->p.sink[n] = f->p.result[k];
-        f->reductions[n] = reader;
+        f->reductions[n] = user;
         f->p.n_sinks++;
     }
 }
 
 /* By anything but the reductions and views that only they read. */
-static bool is_read_besides(const fused *f, const ont_value *v)
+static bool has_other_users(const fused *f, const ont_value *v)
 {
     for (const ont_use *use = v->uses; use; use = use->next) {
-        bool ours = is_view_of(use->user, v) && !is_read_besides(f, use->user->outputs[0]);
+        bool ours = is_view_of(use->user, v) && !has_other_users(f, use->user->outputs[0]);
         for (int k = 0; k < f->p.n_sinks; k++) ours |= use->user == f->reductions[k];
         if (!ours) return true;
     }
@@ -85,7 +85,7 @@ static bool gains(const fused *f)
 {
     bool gain = f->count >= LARGE;
     for (int k = 0; k < f->p.n_sinks; k++) gain |= f->sinks[k].form != ONT_SINK_ROWS;
-    for (int k = 0; k < f->p.n_results; k++) gain |= !is_read_besides(f, f->node->outputs[k]);
+    for (int k = 0; k < f->p.n_results; k++) gain |= !has_other_users(f, f->node->outputs[k]);
     return gain;
 }
 
@@ -125,7 +125,7 @@ static ont_status rewrite(fused *f)
     int n_results = f->p.n_results;
     f->p.n_results = 0;
     for (int k = 0; k < n_results; k++) {
-        if (!is_read_besides(f, f->node->outputs[k])) continue;
+        if (!has_other_users(f, f->node->outputs[k])) continue;
         f->results[f->p.n_results] = f->node->outputs[k];
         f->p.result[f->p.n_results++] = f->p.result[k];
     }

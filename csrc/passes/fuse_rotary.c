@@ -13,7 +13,7 @@ typedef struct match {
     ont_dtype dtype; /* that the angles have; x itself may be narrower, with Casts behind its parts */
 } match;
 
-static ont_node *maker(const ont_value *v, const char *op_type)
+static ont_node *producer(const ont_value *v, const char *op_type)
 {
     ont_node *node = v && v->kind == ONT_VALUE_NODE ? v->def : NULL;
     return node && ont_node_is(node, "", op_type) ? node : NULL;
@@ -22,7 +22,7 @@ static ont_node *maker(const ont_value *v, const char *op_type)
 /* What a Cast from 16 bits was made of; v itself where it comes from none. */
 static ont_value *before_cast(ont_value *v)
 {
-    const ont_node *cast = maker(v, "Cast");
+    const ont_node *cast = producer(v, "Cast");
     return cast && ont_dtype_is_half(ont_node_in(cast, 0)->dtype) ? ont_node_in(cast, 0) : v;
 }
 
@@ -37,7 +37,7 @@ static bool is_last(int64_t axis, const ont_value *v)
 }
 
 /* One integer of a constant input; `otherwise` where the input is absent. */
-static bool has_number(const ont_node *node, uint32_t index, int64_t otherwise, int64_t *number)
+static bool const_int_or(const ont_node *node, uint32_t index, int64_t otherwise, int64_t *number)
 {
     int n;
     *number = otherwise;
@@ -48,7 +48,7 @@ static bool has_number(const ont_node *node, uint32_t index, int64_t otherwise, 
 /* What `half` is half number `which` of, by a Split or a Slice; NULL: of nothing. */
 static ont_value *half_of(const ont_value *half, int which)
 {
-    const ont_node *split = maker(half, "Split"), *slice = maker(half, "Slice");
+    const ont_node *split = producer(half, "Split"), *slice = producer(half, "Slice");
     const ont_node *node = split ? split : slice;
     ont_value *x = node ? ont_node_in(node, 0) : NULL;
     if (!x || last_dim(x) != 2 * last_dim(half) || !last_dim(half)) return NULL;
@@ -57,25 +57,25 @@ static ont_value *half_of(const ont_value *half, int which)
         return fits && is_last(ont_attr_int(split, "axis", 0), x) ? x : NULL;
     }
     int64_t start, axis, step;
-    if (!ont_node_in(slice, 1) || !ont_node_in(slice, 3) || !has_number(slice, 1, 0, &start) ||
-        !has_number(slice, 3, 0, &axis) || !has_number(slice, 4, 1, &step) || !is_last(axis, x))
+    if (!ont_node_in(slice, 1) || !ont_node_in(slice, 3) || !const_int_or(slice, 1, 0, &start) ||
+        !const_int_or(slice, 3, 0, &axis) || !const_int_or(slice, 4, 1, &step) || !is_last(axis, x))
         return NULL;
     if (start < 0) start += last_dim(x);
     return step == 1 && start == which * last_dim(half) ? x : NULL;
 }
 
 /* The x of concat(-b, a), where a and b are its halves; NULL: v is something else. */
-static ont_value *unturned(ont_value *v)
+static ont_value *rotate_half_operand(ont_value *v)
 {
-    const ont_node *concat = maker(before_cast(v), "Concat");
+    const ont_node *concat = producer(before_cast(v), "Concat");
     if (!concat || concat->n_inputs != 2 || !is_last(ont_attr_int(concat, "axis", 0), concat->outputs[0])) return NULL;
-    const ont_node *neg = maker(ont_node_in(concat, 0), "Neg");
+    const ont_node *neg = producer(ont_node_in(concat, 0), "Neg");
     ont_value *x = neg ? half_of(ont_node_in(neg, 0), 1) : NULL;
     return x && half_of(ont_node_in(concat, 1), 0) == x ? x : NULL;
 }
 
 /* Whether angles have a whole row, and broadcast to x. */
-static bool are_angles(const ont_value *angles, const ont_value *x)
+static bool is_full_row_table(const ont_value *angles, const ont_value *x)
 {
     ont_shape shape;
     return last_dim(angles) == last_dim(x) && ont_shape_broadcast(&x->shape, &angles->shape, &shape) == ONT_OK &&
@@ -86,14 +86,15 @@ static bool are_angles(const ont_value *angles, const ont_value *x)
 static bool find(const ont_node *sum, match *m)
 {
     for (uint32_t order = 0; order < 8; order++) {
-        uint32_t first = order & 1, turned = order >> 1 & 1, same = order >> 2 & 1;
-        const ont_node *rotated = maker(ont_node_in(sum, first), "Mul");
-        const ont_node *plain = maker(ont_node_in(sum, 1 - first), "Mul");
+        uint32_t first = order & 1, half_index = order >> 1 & 1, same = order >> 2 & 1;
+        const ont_node *rotated = producer(ont_node_in(sum, first), "Mul");
+        const ont_node *plain = producer(ont_node_in(sum, 1 - first), "Mul");
         if (!rotated || !plain) return false;
-        ont_value *x = unturned(ont_node_in(rotated, turned));
+        ont_value *x = rotate_half_operand(ont_node_in(rotated, half_index));
         if (!x || before_cast(ont_node_in(plain, same)) != x) continue;
-        *m = (match){x, ont_node_in(plain, 1 - same), ont_node_in(rotated, 1 - turned), sum->outputs[0]->dtype};
-        return m->cos->dtype == m->dtype && m->sin->dtype == m->dtype && are_angles(m->cos, x) && are_angles(m->sin, x);
+        *m = (match){x, ont_node_in(plain, 1 - same), ont_node_in(rotated, 1 - half_index), sum->outputs[0]->dtype};
+        return m->cos->dtype == m->dtype && m->sin->dtype == m->dtype && is_full_row_table(m->cos, x) &&
+               is_full_row_table(m->sin, x);
     }
     return false;
 }
@@ -101,21 +102,21 @@ static bool find(const ont_node *sum, match *m)
 /* Angles as they broadcast to what a Transpose reads; a view where the dims that they have keep their order. */
 static ont_value *before_transpose(ont_builder *b, ont_value *angles, const int64_t *perm, int rank)
 {
-    ont_shape full = ont_shape_of(rank, (int64_t[ONT_MAX_RANK]){0}), turned = full;
+    ont_shape full = ont_shape_of(rank, (int64_t[ONT_MAX_RANK]){0}), reordered = full;
     int64_t inverse[ONT_MAX_RANK], latest = -1;
     bool ordered = true;
     for (int d = 0; d < rank; d++) {
         int from = d - (rank - angles->shape.rank);
         full.dims[d] = from < 0 ? 1 : angles->shape.dims[from];
-        turned.dims[perm[d]] = full.dims[d];
+        reordered.dims[perm[d]] = full.dims[d];
         inverse[perm[d]] = d;
     }
     for (int d = 0; d < rank; d++) {
-        if (turned.dims[d] == 1) continue;
+        if (reordered.dims[d] == 1) continue;
         ordered &= inverse[d] > latest;
         latest = inverse[d];
     }
-    if (ordered) return ont_build_reshape(b, angles, &turned);
+    if (ordered) return ont_build_reshape(b, angles, &reordered);
     ont_value *wide = ont_build_reshape(b, angles, &full);
     return wide ? ont_build_transpose(b, wide, inverse) : NULL;
 }
@@ -124,7 +125,7 @@ static ont_status fuse(ont_graph *g, ont_node *sum, const match *m)
 {
     ont_builder b = {.graph = g, .before = sum, .backward = sum->backward, .origin = sum};
     ont_value *x = m->x, *cos = m->cos, *sin = m->sin;
-    const ont_node *transpose = maker(x, "Transpose");
+    const ont_node *transpose = producer(x, "Transpose");
     size_t rank = 0;
     const int64_t *perm = transpose ? ont_attr_ints(transpose, "perm", &rank) : NULL;
     if (perm && perm[rank - 1] != (int64_t)rank - 1) perm = NULL;

@@ -11,20 +11,20 @@
 static ont_node *product_of(const ont_value *v, int64_t columns)
 {
     for (const ont_use *use = v->uses; use; use = use->next) {
-        ont_node *reader = use->user;
+        ont_node *user = use->user;
         ont_product p;
-        if (ont_node_in(reader, 0) != v) continue;
-        ont_node *behind = ont_node_is_view(reader) ? product_of(reader->outputs[0], columns) : NULL;
-        if (behind) return behind;
-        if (ont_node_is(reader, ONT_DOMAIN, "FusedMatMul") && reader->n_outputs == 1 && v->dtype == ONT_FLOAT32 &&
-            ont_product_read(reader, &p) == ONT_OK && p.trans_a && p.a.rank == 2 && p.m == columns)
-            return reader;
+        if (ont_node_in(user, 0) != v) continue;
+        ont_node *through_view = ont_node_is_view(user) ? product_of(user->outputs[0], columns) : NULL;
+        if (through_view) return through_view;
+        if (ont_node_is(user, ONT_DOMAIN, "FusedMatMul") && user->n_outputs == 1 && v->dtype == ONT_FLOAT32 &&
+            ont_product_read(user, &p) == ONT_OK && p.trans_a && p.a.rank == 2 && p.m == columns)
+            return user;
     }
     return NULL;
 }
 
 /* Whether all that reads `v` comes behind `node`. */
-static bool is_read_behind(const ont_value *v, const ont_node *node, const uint32_t *order)
+static bool is_used_after(const ont_value *v, const ont_node *node, const uint32_t *order)
 {
     for (const ont_use *use = v->uses; use; use = use->next)
         if (order[use->user->id] <= order[node->id]) return false;
@@ -39,8 +39,8 @@ static ont_status fuse(ont_graph *g, ont_node *sum, const uint32_t *order)
     int64_t columns = y->shape.dims[0];
     if (columns != x->shape.dims[x->shape.rank - 1]) return ONT_OK;
     ont_node *product = product_of(ont_value_root(x), columns);
-    if (!product || product->backward != sum->backward || !is_read_behind(y, product, order)) return ONT_OK;
-    ONT_TRY(ont_node_want_output(g, product, 1, &sums));
+    if (!product || product->backward != sum->backward || !is_used_after(y, product, order)) return ONT_OK;
+    ONT_TRY(ont_node_ensure_output(g, product, 1, &sums));
     ONT_TRY(product->op->infer(g, product));
     ont_value_replace_uses(g, y, sums);
     ont_graph_remove_node(g, sum);

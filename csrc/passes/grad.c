@@ -8,8 +8,8 @@
 
 typedef struct walk {
     ont_graph *g;
-    bool *needs;         /* per forward value: a wanted input reaches it differentiably */
-    bool *flat;          /* the same, operators whose slope is zero included */
+    bool *differentiable;         /* per forward value: a wanted input reaches it differentiably */
+    bool *requires_grad;          /* the same, operators whose slope is zero included */
     bool *live;          /* of those: an output depends on it so */
     ont_value **grads;   /* per forward value: gradient so far */
     uint32_t n_values;   /* forward values */
@@ -25,49 +25,51 @@ static bool flows(const ont_node *node, uint32_t i)
 }
 
 /* From the wanted graph inputs, or from the values marked in `leaf`. */
-static void mark_needs(walk *w, const uint8_t *wants, uint32_t n_inputs, const bool *leaf)
+static void mark_differentiable(walk *w, const uint8_t *wants, uint32_t n_inputs, const bool *leaf)
 {
     for (uint32_t i = 0; leaf && i < w->n_values; i++)
-        w->needs[i] = leaf[i] && ont_dtype_is_float(w->g->values[i]->dtype);
+        w->differentiable[i] = leaf[i] && ont_dtype_is_float(w->g->values[i]->dtype);
     for (uint32_t i = 0; i < n_inputs; i++)
-        w->needs[w->g->inputs[i]->id] = wants[i] && ont_dtype_is_float(w->g->inputs[i]->dtype);
+        w->differentiable[w->g->inputs[i]->id] = wants[i] && ont_dtype_is_float(w->g->inputs[i]->dtype);
     for (const ont_node *node = w->g->first; node; node = node->next) {
-        bool need = false;
+        bool reaches = false;
         if (!(node->op->flags & ONT_OP_NO_GRAD))
-            for (uint32_t i = 0; i < node->n_inputs && !need; i++)
-                need = flows(node, i) && w->needs[node->inputs[i].value->id];
+            for (uint32_t i = 0; i < node->n_inputs && !reaches; i++)
+                reaches = flows(node, i) && w->differentiable[node->inputs[i].value->id];
         for (uint32_t i = 0; i < node->n_outputs; i++)
             if (node->outputs[i] && !(leaf && leaf[node->outputs[i]->id]))
-                w->needs[node->outputs[i]->id] = need && ont_dtype_is_float(node->outputs[i]->dtype) &&
+                w->differentiable[node->outputs[i]->id] = reaches && ont_dtype_is_float(node->outputs[i]->dtype) &&
                                                  !(i < 64 && (node->op->nondiff_outputs >> i & 1));
     }
 }
 
 /* Whether `node` is one for eager's autograd, too: with a slope, or with one of zero. */
-static bool counts(const ont_node *node)
+static bool has_derivative(const ont_node *node)
 {
-    return !(node->op->flags & ONT_OP_NO_GRAD) || node->op->flags & ONT_OP_FLAT;
+    return !(node->op->flags & ONT_OP_NO_GRAD) || node->op->flags & ONT_OP_ZERO_DERIVATIVE;
 }
 
 /* After mark_needs(): what autograd would call requires_grad, and of that what an output depends on. */
-static void mark_flat(walk *w)
+static void mark_requires_grad(walk *w)
 {
-    memcpy(w->flat, w->needs, w->n_values * sizeof *w->flat);
+    memcpy(w->requires_grad, w->differentiable, w->n_values * sizeof *w->requires_grad);
     for (const ont_node *node = w->g->first; node; node = node->next) {
-        bool flat = false;
-        for (uint32_t i = 0; counts(node) && i < node->n_inputs && !flat; i++)
-            flat = flows(node, i) && w->flat[node->inputs[i].value->id];
-        for (uint32_t i = 0; flat && i < node->n_outputs; i++)
+        bool requires_grad = false;
+        for (uint32_t i = 0; has_derivative(node) && i < node->n_inputs && !requires_grad; i++)
+            requires_grad = flows(node, i) && w->requires_grad[node->inputs[i].value->id];
+        for (uint32_t i = 0; requires_grad && i < node->n_outputs; i++)
             if (node->outputs[i] && ont_dtype_is_float(node->outputs[i]->dtype) &&
                 !(i < 64 && (node->op->nondiff_outputs >> i & 1)))
-                w->flat[node->outputs[i]->id] = true;
+                w->requires_grad[node->outputs[i]->id] = true;
     }
-    for (uint32_t i = 0; i < w->g->n_outputs; i++) w->live[w->g->outputs[i]->id] = w->flat[w->g->outputs[i]->id];
+    for (uint32_t i = 0; i < w->g->n_outputs; i++)
+        w->live[w->g->outputs[i]->id] = w->requires_grad[w->g->outputs[i]->id];
     for (const ont_node *node = w->last; node; node = node->prev) {
         bool live = false;
         for (uint32_t i = 0; i < node->n_outputs; i++) live |= node->outputs[i] && w->live[node->outputs[i]->id];
-        for (uint32_t i = 0; live && counts(node) && i < node->n_inputs; i++)
-            if (flows(node, i) && w->flat[node->inputs[i].value->id]) w->live[node->inputs[i].value->id] = true;
+        for (uint32_t i = 0; live && has_derivative(node) && i < node->n_inputs; i++)
+            if (flows(node, i) && w->requires_grad[node->inputs[i].value->id])
+                w->live[node->inputs[i].value->id] = true;
     }
 }
 
@@ -89,13 +91,13 @@ static ont_status add_output_grads(walk *w, ont_gradients *r, uint32_t n_outputs
     for (uint32_t i = 0; i < n_outputs; i++) {
         ont_value *out = w->g->outputs[i], *grad;
         r->grad_input[i] = -1;
-        if (!w->flat[out->id]) continue;
+        if (!w->requires_grad[out->id]) continue;
         char *name = ont_arena_format(&w->g->arena, "%%grad_output_%u", i);
         if (!name) return ONT_ENOMEM;
         ONT_TRY(ont_graph_add_input(w->g, name, out->dtype, &out->shape, &grad));
-        grad->made_up = true;
+        grad->anonymous = true;
         r->grad_input[i] = (int32_t)grad->input;
-        if (w->needs[out->id]) ONT_TRY(accumulate(w, &b, out, grad));
+        if (w->differentiable[out->id]) ONT_TRY(accumulate(w, &b, out, grad));
     }
     return ONT_OK;
 }
@@ -114,11 +116,11 @@ static ont_status differentiate(walk *w, ont_node *node)
     bool reached = false, wanted = false;
     for (uint32_t i = 0; i < n_outputs; i++) {
         ont_value *out = node->outputs[i];
-        g.out_grads[i] = out && out->id < w->n_values && w->needs[out->id] ? w->grads[out->id] : NULL;
+        g.out_grads[i] = out && out->id < w->n_values && w->differentiable[out->id] ? w->grads[out->id] : NULL;
         reached |= g.out_grads[i] != NULL;
     }
     for (uint32_t i = 0; i < node->n_inputs; i++) {
-        wants[i] = flows(node, i) && w->needs[node->inputs[i].value->id];
+        wants[i] = flows(node, i) && w->differentiable[node->inputs[i].value->id];
         wanted |= wants[i];
     }
     if (!reached || !wanted || (node->op->flags & ONT_OP_NO_GRAD)) return ONT_OK;
@@ -142,7 +144,7 @@ static ont_status append_outputs(walk *w, ont_gradients *r)
     ont_builder b = {.graph = g, .backward = true, .status = ONT_OK};
     for (uint32_t i = 0; i < r->n_forward_inputs; i++) {
         const ont_value *in = g->inputs[i];
-        ont_value *grad = w->needs[in->id] ? w->grads[in->id] : NULL;
+        ont_value *grad = w->differentiable[in->id] ? w->grads[in->id] : NULL;
         r->grad_output[i] = -1;
         if (!grad && w->live[in->id]) grad = ont_build_full(&b, in->dtype, &in->shape, 0);
         if (!grad) continue;
@@ -159,13 +161,14 @@ ont_status ont_pass_grad(ont_graph *g, const uint8_t *wants, ont_gradients *grad
     ont_gradients r = {.n_forward_outputs = g->n_outputs, .n_forward_inputs = g->n_inputs};
     r.grad_input = ont_arena_array(&g->arena, g->n_outputs + 1, sizeof *r.grad_input);
     r.grad_output = ont_arena_array(&g->arena, g->n_inputs + 1, sizeof *r.grad_output);
-    w.needs = ont_arena_array(&g->arena, g->n_values + 1, sizeof *w.needs);
+    w.differentiable = ont_arena_array(&g->arena, g->n_values + 1, sizeof *w.differentiable);
     w.grads = ont_arena_array(&g->arena, g->n_values + 1, sizeof *w.grads);
-    w.flat = ont_arena_array(&g->arena, g->n_values + 1, sizeof *w.flat);
+    w.requires_grad = ont_arena_array(&g->arena, g->n_values + 1, sizeof *w.requires_grad);
     w.live = ont_arena_array(&g->arena, g->n_values + 1, sizeof *w.live);
-    if (!r.grad_input || !r.grad_output || !w.needs || !w.grads || !w.flat || !w.live) return ONT_ENOMEM;
-    mark_needs(&w, wants, r.n_forward_inputs, NULL);
-    mark_flat(&w);
+    if (!r.grad_input || !r.grad_output || !w.differentiable || !w.grads || !w.requires_grad || !w.live)
+        return ONT_ENOMEM;
+    mark_differentiable(&w, wants, r.n_forward_inputs, NULL);
+    mark_requires_grad(&w);
     ONT_TRY(add_output_grads(&w, &r, r.n_forward_outputs));
     for (ont_node *node = w.last; node; node = node->prev)
         ONT_TRY(ont_context(differentiate(&w, node), "gradient of %s '%s'", node->op_type, node->name));
@@ -180,13 +183,13 @@ ont_status ont_pass_grad_within(ont_graph *g, ont_value *y, ont_value *const *xs
     walk w = {.g = g, .n_values = g->n_values, .before = before};
     ont_builder b = {.graph = g, .before = before, .status = ONT_OK};
     bool *leaf = ont_arena_array(&g->arena, g->n_values + 1, sizeof *leaf);
-    w.needs = ont_arena_array(&g->arena, g->n_values + 1, sizeof *w.needs);
+    w.differentiable = ont_arena_array(&g->arena, g->n_values + 1, sizeof *w.differentiable);
     w.grads = ont_arena_array(&g->arena, g->n_values + 1, sizeof *w.grads);
-    if (!leaf || !w.needs || !w.grads) return ONT_ENOMEM;
+    if (!leaf || !w.differentiable || !w.grads) return ONT_ENOMEM;
     for (uint32_t i = 0; i < n; i++) leaf[xs[i]->id] = true;
-    mark_needs(&w, NULL, 0, leaf);
+    mark_differentiable(&w, NULL, 0, leaf);
     ont_node *last = before->prev;
-    if (w.needs[y->id]) ONT_TRY(accumulate(&w, &b, y, ont_build_full(&b, y->dtype, &y->shape, 1)));
+    if (w.differentiable[y->id]) ONT_TRY(accumulate(&w, &b, y, ont_build_full(&b, y->dtype, &y->shape, 1)));
     for (ont_node *node = y->def == NULL ? NULL : last; node; node = node->prev) {
         bool is_leaf = false;
         for (uint32_t i = 0; i < node->n_outputs; i++)

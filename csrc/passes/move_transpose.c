@@ -11,13 +11,13 @@
 
 #include "passes/strides.h"
 
-static ont_node *maker(const ont_value *v)
+static ont_node *producer(const ont_value *v)
 {
     return v && v->kind == ONT_VALUE_NODE ? v->def : NULL;
 }
 
 /* The permutation of a Transpose that leaves the last dim where it is; NULL: of another node. */
-static const int64_t *moves_rows(const ont_node *node)
+static const int64_t *row_permutation(const ont_node *node)
 {
     size_t n;
     const int64_t *perm = ont_node_is(node, "", "Transpose") ? ont_attr_ints(node, "perm", &n) : NULL;
@@ -86,8 +86,8 @@ static bool leads_to_attention(const ont_graph *g, const ont_value *v, int depth
 static bool comes_from_attention(const ont_graph *g, const ont_value *v)
 {
     for (int depth = 0; depth < 10; depth++) {
-        const ont_node *node = maker(v);
-        if (!node || !ont_only_reader(g, v)) return false;
+        const ont_node *node = producer(v);
+        if (!node || !ont_single_user(g, v)) return false;
         if (is_batched(node)) return true;
         if (ont_node_is(node, "", "Where"))
             v = ont_node_in(node, 2);
@@ -100,7 +100,7 @@ static bool comes_from_attention(const ont_graph *g, const ont_value *v)
 }
 
 /* The product `linear` again, of other rows: a matrix. */
-static ont_value *again(ont_builder *b, const ont_node *linear, ont_value *rows, const ont_node *add)
+static ont_value *clone_linear(ont_builder *b, const ont_node *linear, ont_value *rows, const ont_node *add)
 {
     ont_value *inputs[] = {rows, ont_node_in(linear, 1), ont_node_in(linear, 2)};
     ont_node *node = rows ? ont_build_node(b, linear->domain, linear->op_type, inputs, inputs[2] ? 3 : 2, 1) : NULL;
@@ -112,18 +112,18 @@ static ont_value *again(ont_builder *b, const ont_node *linear, ont_value *rows,
 }
 
 /* linear(transpose(x)) becomes transpose(linear(x)). */
-static ont_status move_behind(ont_graph *g, ont_node *linear, bool *changed)
+static ont_status sink_transpose(ont_graph *g, ont_node *linear, bool *changed)
 {
-    ont_node *transpose = maker(ont_node_in(linear, 0));
-    const int64_t *perm = moves_rows(transpose);
+    ont_node *transpose = producer(ont_node_in(linear, 0));
+    const int64_t *perm = row_permutation(transpose);
     if (!perm || ont_node_is(linear, "", "Gemm")) return ONT_OK;
     ont_value *y = linear->outputs[0];
-    ont_node *add = ont_only_reader(g, y);
+    ont_node *add = ont_single_user(g, y);
     if (bias_of(add) < 0 || ont_node_in(add, (uint32_t)(1 - bias_of(add))) != y) add = NULL;
     ont_value *last = add ? add->outputs[0] : y;
     if (!leads_to_attention(g, last, 0)) return ONT_OK;
     ont_builder b = {.graph = g, .before = last->def, .status = ONT_OK};
-    ont_value *moved = again(&b, linear, ont_node_in(transpose, 0), add);
+    ont_value *moved = clone_linear(&b, linear, ont_node_in(transpose, 0), add);
     ont_value *result = moved ? ont_build_transpose(&b, moved, perm) : NULL;
     ONT_TRY(b.status);
     ont_value_replace_uses(g, last, result);
@@ -134,20 +134,20 @@ static ont_status move_behind(ont_graph *g, ont_node *linear, bool *changed)
 /* The value that the only reader of `v` reads, behind nodes that keep the order. */
 static ont_value *before_views(const ont_graph *g, ont_value *v)
 {
-    while (maker(v) && ont_view_keeps_order(v->def) && ont_only_reader(g, v)) v = ont_node_in(v->def, 0);
+    while (producer(v) && ont_view_keeps_order(v->def) && ont_single_user(g, v)) v = ont_node_in(v->def, 0);
     return v;
 }
 
 /* transpose(linear(x)) becomes linear(transpose(x)). */
-static ont_status move_before(ont_graph *g, ont_node *transpose, bool *changed)
+static ont_status hoist_transpose(ont_graph *g, ont_node *transpose, bool *changed)
 {
-    const int64_t *perm = moves_rows(transpose);
-    ont_value *w = perm ? ont_node_in(transpose, 0) : NULL, *y = w && ont_only_reader(g, w) ? before_views(g, w) : NULL;
-    ont_node *add = y ? maker(y) : NULL;
+    const int64_t *perm = row_permutation(transpose);
+    ont_value *w = perm ? ont_node_in(transpose, 0) : NULL, *y = w && ont_single_user(g, w) ? before_views(g, w) : NULL;
+    ont_node *add = y ? producer(y) : NULL;
     int i = bias_of(add);
     if (i < 0) add = NULL;
     else y = ont_node_in(add, (uint32_t)(1 - i));
-    ont_node *linear = y && ont_only_reader(g, y) ? maker(y) : NULL;
+    ont_node *linear = y && ont_single_user(g, y) ? producer(y) : NULL;
     if (!is_linear(linear)) return ONT_OK;
     ont_value *x = ont_node_in(linear, 0);
     int rank = w->shape.rank;
@@ -159,7 +159,7 @@ static ont_status move_before(ont_graph *g, ont_node *transpose, bool *changed)
     ont_value *split = ont_build_reshape(&b, x, &rows);
     ont_value *moved = split ? ont_build_transpose(&b, split, perm) : NULL;
     ont_value *flat = moved ? ont_build_reshape(&b, moved, &matrix) : NULL;
-    ont_value *result = again(&b, linear, flat, add);
+    ont_value *result = clone_linear(&b, linear, flat, add);
     if (result) result = ont_build_reshape(&b, result, &transpose->outputs[0]->shape);
     ONT_TRY(b.status);
     ont_value_replace_uses(g, transpose->outputs[0], result);
@@ -173,8 +173,8 @@ ont_status ont_move_transposes(ont_graph *g, bool *changed)
         ont_dtype dtype = node->outputs[0] ? node->outputs[0]->dtype : ONT_UNDEFINED;
         if (dtype != ONT_FLOAT32 && dtype != ONT_FLOAT64)
             continue; /* attention of 16-bit floats is mostly left apart */
-        if (is_linear(node)) ONT_TRY(move_behind(g, node, changed));
-        if (moves_rows(node)) ONT_TRY(move_before(g, node, changed));
+        if (is_linear(node)) ONT_TRY(sink_transpose(g, node, changed));
+        if (row_permutation(node)) ONT_TRY(hoist_transpose(g, node, changed));
     }
     return ONT_OK;
 }

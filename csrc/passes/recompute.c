@@ -108,7 +108,7 @@ static bool is_convolution(const ont_node *node)
 
 static bool is_cheap(const ont_node *node)
 {
-    return node->op->tile || node->op->flags & ONT_OP_CHEAP;
+    return node->op->tile || node->op->flags & ONT_OP_MEMORY_BOUND;
 }
 
 /* A parameter that is rounded to 16 bits: autocast's copy of a weight. */

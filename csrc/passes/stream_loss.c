@@ -12,7 +12,7 @@
 #include "ops/matmul.h"
 #include "passes/recompute.h"
 
-enum { LEAST_SCORES = 4 << 20 }; /* bytes */
+enum { MIN_SCORES_BYTES = 4 << 20 }; /* bytes */
 
 /* What is replaced. */
 typedef struct head {
@@ -42,13 +42,13 @@ static bool is_product(const ont_node *node, bool row, ont_product *p)
 /* ---- forward: product, views, loss ---- */
 
 /* Nobody reads the value but `views` of it that lead to the loss and its gradient, and these two as their scores. */
-static bool only_loss_reads(const ont_graph *g, const ont_value *v, const head *x)
+static bool only_loss_uses(const ont_graph *g, const ont_value *v, const head *x)
 {
     if (ont_value_is_output(g, v)) return false;
     for (const ont_use *use = v->uses; use; use = use->next) {
         if (use != &use->user->inputs[0]) return false;
         if (use->user == x->loss || use->user == x->grad) continue;
-        if (!ont_node_is_view(use->user) || !only_loss_reads(g, use->user->outputs[0], x)) return false;
+        if (!ont_node_is_view(use->user) || !only_loss_uses(g, use->user->outputs[0], x)) return false;
     }
     return true;
 }
@@ -77,15 +77,15 @@ static bool find_loss(ont_node *grad, head *x)
 
 static bool find_product(const ont_graph *g, head *x)
 {
-    const ont_value *scores = ont_node_in(x->grad, 0), *made = ont_value_root(scores);
-    ont_node *node = made->def;
+    const ont_value *scores = ont_node_in(x->grad, 0), *scores_root = ont_value_root(scores);
+    ont_node *node = scores_root->def;
     if (!node || node->backward || !is_product(node, true, &x->p) || x->p.trans_a) return false;
     x->product = node;
     x->h = ont_node_in(node, 0);
     x->w = ont_node_in(node, 1);
     x->row = ont_node_in(node, 2);
-    bool rows = x->w->shape.rank == 2 && last_dim(made) == x->p.n && scores->shape.dims[1] == x->p.n;
-    return rows && only_loss_reads(g, made, x);
+    bool rows = x->w->shape.rank == 2 && last_dim(scores_root) == x->p.n && scores->shape.dims[1] == x->p.n;
+    return rows && only_loss_uses(g, scores_root, x);
 }
 
 /* ---- backward: views of the scores' gradient, and what is computed from it ---- */
@@ -96,7 +96,7 @@ static bool is_matrix(const ont_value *v, int64_t rows, int64_t columns)
 }
 
 /* The first of its kind, of the operand's shape. */
-static bool note(ont_value **gradient, ont_node *node, const ont_value *operand)
+static bool set_once(ont_value **gradient, ont_node *node, const ont_value *operand)
 {
     if (*gradient || !ont_shape_equal(&node->outputs[0]->shape, &operand->shape)) return false;
     *gradient = node->outputs[0];
@@ -104,18 +104,18 @@ static bool note(ont_value **gradient, ont_node *node, const ont_value *operand)
 }
 
 /* Whether `node`, whose input `at` is the scores' gradient, is a gradient of the head. */
-static bool take_reader(head *x, ont_node *node, uint32_t at)
+static bool match_user(head *x, ont_node *node, uint32_t at)
 {
     ont_product p;
-    if (ont_node_is(node, ONT_DOMAIN, "SumTo")) return x->row && note(&x->grad_row, node, x->row);
+    if (ont_node_is(node, ONT_DOMAIN, "SumTo")) return x->row && set_once(&x->grad_row, node, x->row);
     if (!is_product(node, false, &p)) return false;
     ont_value *d = ont_node_in(node, at), *other = ont_node_in(node, !at);
     if (!at && !p.trans_a) /* of h: d W', in the rows of h */
-        return other == x->w && p.trans_b != x->p.trans_b && last_dim(d) == x->p.n && note(&x->grad_h, node, x->h);
+        return other == x->w && p.trans_b != x->p.trans_b && last_dim(d) == x->p.n && set_once(&x->grad_h, node, x->h);
     /* of W: d' h, or h' d, as W is stored */
     int64_t rows = x->p.n ? ont_shape_count(&d->shape) / x->p.n : 0;
     if (at != !x->p.trans_b || !p.trans_a || p.trans_b || ont_value_root(other) != ont_value_root(x->h)) return false;
-    return is_matrix(d, rows, x->p.n) && is_matrix(other, rows, x->p.k) && note(&x->grad_w, node, x->w);
+    return is_matrix(d, rows, x->p.n) && is_matrix(other, rows, x->p.k) && set_once(&x->grad_w, node, x->w);
 }
 
 static bool find_gradients(const ont_graph *g, head *x, const ont_value *d)
@@ -125,7 +125,7 @@ static bool find_gradients(const ont_graph *g, head *x, const ont_value *d)
         ont_node *user = use->user;
         uint32_t at = (uint32_t)(use - user->inputs);
         bool found = ont_node_is_view(user) && !at ? find_gradients(g, x, user->outputs[0])
-                                                   : at < 2 && take_reader(x, user, at);
+                                                   : at < 2 && match_user(x, user, at);
         if (!found) return false;
     }
     return true;
@@ -185,7 +185,7 @@ static ont_status stream(ont_graph *g, const head *x)
 {
     ont_value *pairs = NULL;
     size_t bytes = (size_t)ont_shape_count(&x->product->outputs[0]->shape) * sizeof(float);
-    if (!ont_recompute_is_everywhere() && (bytes < LEAST_SCORES || !is_affordable(g, x))) return ONT_OK;
+    if (!ont_recompute_is_everywhere() && (bytes < MIN_SCORES_BYTES || !is_affordable(g, x))) return ONT_OK;
     g->recompute.work += ont_recompute_work(x->product);
     g->recompute.bytes += bytes;
     g->recompute.nodes++;

@@ -188,7 +188,7 @@ static ont_status collect(const sampler *s, ont_arena *arena, ont_symbolic **val
     for (uint32_t i = 0; i < g->n_values + g->n_outputs; i++) {
         const ont_value *v = i < g->n_values ? g->values[i] : g->outputs[i - g->n_values];
         bool output = i >= g->n_values;
-        if (v->kind == ONT_VALUE_CONSTANT || v->made_up || !s->values[i].n) continue;
+        if (v->kind == ONT_VALUE_CONSTANT || v->anonymous || !s->values[i].n) continue;
         if (!output && ont_value_is_output(g, v)) continue; /* comes as an output */
         all[count].name = ont_arena_strdup(arena, v->name);
         if (!all[count].name) return ONT_ENOMEM;

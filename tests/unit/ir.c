@@ -83,7 +83,7 @@ TEST(graph_use_lists)
     ont_value *out;
     CHECK_OK(node(t.g, "Add", t.x, t.x, NULL, &twice, &out));
     CHECK_INT(reads(t.x, twice), 2);
-    CHECK(out->def == twice && out->def_index == 0 && out->kind == ONT_VALUE_NODE && out->made_up && !t.a->made_up);
+    CHECK(out->def == twice && out->def_index == 0 && out->kind == ONT_VALUE_NODE && out->anonymous && !t.a->anonymous);
     CHECK_OK(ont_graph_verify(t.g));
     ont_graph_destroy(t.g);
 }
@@ -167,11 +167,11 @@ TEST(graph_want_output)
 {
     sample t = made();
     ont_value *first, *third, *again;
-    CHECK_OK(ont_node_want_output(t.g, t.add, 0, &first));
+    CHECK_OK(ont_node_ensure_output(t.g, t.add, 0, &first));
     CHECK(first == t.a);
-    CHECK_OK(ont_node_want_output(t.g, t.add, 2, &third));
+    CHECK_OK(ont_node_ensure_output(t.g, t.add, 2, &third));
     CHECK(t.add->n_outputs == 3 && !t.add->outputs[1] && third->def == t.add && third->def_index == 2);
-    CHECK_OK(ont_node_want_output(t.g, t.add, 2, &again));
+    CHECK_OK(ont_node_ensure_output(t.g, t.add, 2, &again));
     CHECK(again == third && ont_node_out(t.add, 0) == t.a);
     CHECK_OK(ont_graph_verify(t.g));
     ont_graph_destroy(t.g);
@@ -268,7 +268,7 @@ TEST(graph_clone_is_equal_and_apart)
 }
 
 /* Values that the copy makes up later do not take names that it was given. */
-TEST(graph_clone_made_up_names)
+TEST(graph_clone_anonymous_names)
 {
     sample t = made();
     ont_node *n, *m;
@@ -281,7 +281,7 @@ TEST(graph_clone_made_up_names)
         CHECK_OK(ont_graph_add_node(copy, NULL, "", "Neg", (ont_value *[]){copy->inputs[0]}, 1, NULL, 1, &m));
     for (uint32_t i = 0; i < copy->n_values; i++)
         for (uint32_t j = 0; j < i; j++) CHECK(strcmp(copy->values[i]->name, copy->values[j]->name));
-    CHECK(copy->first->outputs[0]->made_up && !copy->inputs[0]->made_up);
+    CHECK(copy->first->outputs[0]->anonymous && !copy->inputs[0]->anonymous);
     ont_graph_destroy(copy);
     ont_graph_destroy(t.g);
 }
@@ -396,7 +396,7 @@ TEST(verify_finds_damaged_interfaces)
     CHECK_OK(ont_graph_verify(t.g));
     t.g->outputs[0] = t.s;
     t.s->name = "x";
-    t.s->made_up = true;
+    t.s->anonymous = true;
     CHECK_OK(ont_graph_verify(t.g));
     ont_graph_destroy(t.g);
     ont_graph_destroy(other.g);
