@@ -1,6 +1,6 @@
 /*
  * The kernel of products of 16-bit floats: oneDNN's, or our own where that is faster. Both sum in float32 and round
- * once. Where the processor has no such products it declines, and passes/widen.c has them computed in float32.
+ * once. Where the processor has no such products it declines, and passes/promote.c has them computed in float32.
  */
 #include <stdlib.h>
 #include <string.h>

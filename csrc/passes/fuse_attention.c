@@ -15,7 +15,7 @@
 #include "ops/random.h"
 #include "passes/move_transpose.h"
 #include "passes/pass.h"
-#include "passes/step_mask.h"
+#include "passes/causal_mask.h"
 #include "passes/strides.h"
 
 typedef struct match {
@@ -402,9 +402,9 @@ enum { MASKED_SCORE = -1000000000 }; /* scores this far below the others have no
  */
 static bool is_causal(const match *m, const ont_value *mask, const ont_shape *shape, bool bias, int64_t *diagonal)
 {
-    ont_step_mask step;
+    ont_causal_mask step;
     if (shape->rank < 2 || shape->dims[shape->rank - 2] != m->rows || (!bias && m->fill > MASKED_SCORE)) return false;
-    if (!ont_step_mask_of(mask, m->rows, m->columns, &step)) return false;
+    if (!ont_causal_mask_of(mask, m->rows, m->columns, &step)) return false;
     bool lower = bias ? step.lower == 0 : (step.lower != 0) == m->keep_if;
     bool upper = bias ? !(step.upper < MASKED_SCORE) : (step.upper != 0) == m->keep_if;
     if (bias && upper && step.upper != 0) return false;

@@ -46,11 +46,11 @@ ont_status ont_pass_torch_random(ont_graph *g) ONT_MUST_USE;
 /* Removes nodes whose outputs nobody reads, and drops optional outputs (from the second on) that nobody reads. */
 ont_status ont_pass_dce(ont_graph *g) ONT_MUST_USE;
 
-/* Puts Casts around nodes that have no kernel for their dtypes but one for wider ones; see widen.c. */
-ont_status ont_pass_widen(ont_graph *g) ONT_MUST_USE;
+/* Puts Casts around nodes that have no kernel for their dtypes but one for wider ones; see promote.c. */
+ont_status ont_pass_promote(ont_graph *g) ONT_MUST_USE;
 
-/* Float32 products by bfloat16 ones, as torch.set_float32_matmul_precision() allows. See precision.c. */
-ont_status ont_pass_precision(ont_graph *g) ONT_MUST_USE;
+/* Float32 products by bfloat16 ones, as torch.set_float32_matmul_precision() allows. See matmul_precision.c. */
+ont_status ont_pass_matmul_precision(ont_graph *g) ONT_MUST_USE;
 
 /* Makes a Gemm of a Conv whose kernel covers the whole input. See conv_to_gemm.c. */
 ont_status ont_pass_conv_to_gemm(ont_graph *g) ONT_MUST_USE;

@@ -14,9 +14,9 @@ typedef struct pass {
     const char *name;
     ont_status (*run)(ont_graph *g);
     bool required;
-    const char *makes; /* an operator of our domain: skipped where the device has no kernel of that name */
-    bool devices;      /* gains nothing on the CPU, and runs there where "+name" asks for it: for tests */
-    const char *part_of; /* another pass, without which it is left out as well */
+    const char *fused_op; /* an operator of our domain: skipped where the device has no kernel of that name */
+    bool device_only;      /* gains nothing on the CPU, and runs there where "+name" asks for it: for tests */
+    const char *requires_pass; /* another pass, without which it is left out as well */
 } pass;
 
 static const pass before_grad[] = { /* behind inference */
@@ -31,12 +31,12 @@ static const pass after_grad[] = {
     {"infer", ont_pass_infer, true, NULL, false, NULL}, /* folds what the rules built of constants */
     {"fuse_transpose", ont_pass_fuse_transpose, false, NULL, false, NULL},
     {"cse", ont_pass_cse, false, NULL, false, NULL},
-    {"precision", ont_pass_precision, false, NULL, false, NULL},
+    {"precision", ont_pass_matmul_precision, false, NULL, false, NULL},
     {"fuse_loss", ont_pass_fuse_loss, false, NULL, false, NULL},
     {"fuse_gemm", ont_pass_fuse_gemm, false, "FusedMatMul", false, NULL},
     {"fuse_gelu", ont_pass_fuse_gelu, false, "GeluMatMul", true, NULL},
     {"fuse_gradients", ont_pass_fuse_gradients, false, NULL, false, NULL},
-    {"widen", ont_pass_widen, true, NULL, false, NULL},
+    {"promote", ont_pass_promote, true, NULL, false, NULL},
     {"cse", ont_pass_cse, false, NULL, false, NULL},
     {"dce", ont_pass_dce, true, NULL, false, NULL},
     {"fuse_gemm", ont_pass_fuse_gemm, false, "FusedMatMul", false, NULL},
@@ -62,38 +62,38 @@ ont_status ont_passes_disable(const char *names)
 }
 
 /* Whether the list has the name behind `mark`. */
-static bool is_listed(const char *name, char mark)
+static bool is_in_list(const char *name, char prefix)
 {
     size_t length = strlen(name);
     for (const char *at = disabled; (at = strstr(at, name)); at += length)
-        if (at[-1] == mark && at[length] == ',' && (mark == ',' || at[-2] == ',')) return true;
+        if (at[-1] == prefix && at[length] == ',' && (prefix == ',' || at[-2] == ',')) return true;
     return false;
 }
 
 bool ont_pass_is_disabled(const char *name)
 {
-    return is_listed(name, ',');
+    return is_in_list(name, ',');
 }
 
-bool ont_pass_is_asked_for(const char *name)
+bool ont_pass_is_forced(const char *name)
 {
-    return is_listed(name, '+');
+    return is_in_list(name, '+');
 }
 
-static bool is_lacking(const ont_graph *g, const char *makes)
+static bool lacks_kernel(const ont_graph *g, const char *fused_op)
 {
     uint32_t n = 0;
-    const ont_op *op = makes && g->device ? ont_op_find(ONT_DOMAIN, makes, INT64_MAX) : NULL;
+    const ont_op *op = fused_op && g->device ? ont_op_find(ONT_DOMAIN, fused_op, INT64_MAX) : NULL;
     return op && !ont_op_kernels(op, g->device, &n);
 }
 
 static ont_status run_passes(const pass *passes, size_t n, ont_graph *g)
 {
     for (size_t i = 0; i < n; i++) {
-        const char *name = passes[i].name, *whole = passes[i].part_of;
-        if ((!passes[i].required && ont_pass_is_disabled(name)) || is_lacking(g, passes[i].makes)) continue;
-        if (whole && ont_pass_is_disabled(whole)) continue;
-        if (passes[i].devices && !g->device && !ont_pass_is_asked_for(name)) continue;
+        const char *name = passes[i].name, *requirement = passes[i].requires_pass;
+        if ((!passes[i].required && ont_pass_is_disabled(name)) || lacks_kernel(g, passes[i].fused_op)) continue;
+        if (requirement && ont_pass_is_disabled(requirement)) continue;
+        if (passes[i].device_only && !g->device && !ont_pass_is_forced(name)) continue;
         ONT_TRY(passes[i].run(g));
 #ifndef NDEBUG
         ONT_TRY(ont_context(ont_graph_verify(g), "after pass %s", passes[i].name));

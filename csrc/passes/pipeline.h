@@ -16,15 +16,16 @@ ont_status ont_passes_after_grad(ont_graph *g) ONT_MUST_USE;
  */
 ont_status ont_passes_disable(const char *names) ONT_MUST_USE;
 bool ont_pass_is_disabled(const char *name);
-bool ont_pass_is_asked_for(const char *name); /* by "+name" */
+bool ont_pass_is_forced(const char *name); /* by "+name" */
 
 /*
  * torch's float32 matmul precision, for programs built from now on; `everywhere` (for tests) also where nothing is
- * gained by it, but for "high" without tiles (AMX), which changes nothing. ont_passes_precision() tells settings apart:
- * part of a program's key.
+ * gained by it, but for "high" without tiles (AMX), which changes nothing. ont_matmul_precision_setting() tells settings
+ * apart: part of a program's key.
  */
-typedef enum ont_precision { ONT_PRECISION_HIGHEST, ONT_PRECISION_HIGH, ONT_PRECISION_MEDIUM } ont_precision;
-void ont_passes_set_precision(ont_precision precision, bool everywhere);
-int ont_passes_precision(void);
+typedef enum ont_matmul_precision { ONT_PRECISION_HIGHEST, ONT_PRECISION_HIGH,
+                                   ONT_PRECISION_MEDIUM } ont_matmul_precision;
+void ont_set_matmul_precision(ont_matmul_precision precision, bool everywhere);
+int ont_matmul_precision_setting(void);
 
 #endif

@@ -186,7 +186,7 @@ static PyObject *set_matmul_precision(PyObject *module, PyObject *args)
     if (!PyArg_ParseTuple(args, "s|p:set_matmul_precision", &name, &everywhere)) return NULL;
     for (int i = 0; i < 3; i++) {
         if (strcmp(name, names[i])) continue;
-        ont_passes_set_precision((ont_precision)i, everywhere);
+        ont_set_matmul_precision((ont_matmul_precision)i, everywhere);
         Py_RETURN_NONE;
     }
     return PyErr_Format(PyExc_ValueError, "precision is '%s', expected highest, high or medium", name);

@@ -130,7 +130,7 @@ ont_status ont_program_schedule(ont_program *p, ont_plan_step *needs, const ont_
 {
     scheduler s = {.p = p, .applied = applied, .gradient_of = gradient_of};
     ONT_TRY(plan_of(&s, needs, &p->arena, &p->plan));
-    bool always = ont_pass_is_asked_for("schedule");
+    bool always = ont_pass_is_forced("schedule");
     if (ont_pass_is_disabled("schedule") || p->n_steps > MOST_STEPS || p->graph->n_nodes > MOST_NODES) return ONT_OK;
     if (!always && p->plan.slab_bytes < LEAST_GAIN) return ONT_OK;
     ont_arena_init(&s.arena);

@@ -109,8 +109,8 @@ static ont_status make_key(ont_session *s, const ont_view *inputs, const uint8_t
     int64_t *at = s->key;
     /* Number of facts, since an empty one adds no word of its own, and is known all the same; what kernels are chosen
      * by; the threads that they are cut for. */
-    *at++ = (int64_t)search->n_facts | (int64_t)ont_passes_precision() << 32 | (int64_t)ont_gemm_is_by_rule() << 39 |
-            (int64_t)ont_parallel_threads() << 40;
+    *at++ = (int64_t)search->n_facts | (int64_t)ont_matmul_precision_setting() << 32 |
+            (int64_t)ont_gemm_is_by_rule() << 39 | (int64_t)ont_parallel_threads() << 40;
     for (uint32_t i = 0; i < s->graph->n_inputs; i++) {
         const ont_view *v = &inputs[i];
         *at++ = (int64_t)v->dtype | (int64_t)(wants ? wants[i] : ONT_WANT_NOTHING) << 8 | (int64_t)v->rank << 16;

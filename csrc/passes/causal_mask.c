@@ -4,7 +4,7 @@
  * at. fuse_attention.c asks, for a causal mask needs no reading. Nothing is computed element by element except
  * constants' scan.
  */
-#include "passes/step_mask.h"
+#include "passes/causal_mask.h"
 
 #include <string.h>
 
@@ -12,7 +12,7 @@
 #include "ir/attr.h"
 #include "ops/op.h"
 
-enum { MOST_NODES = 64 };
+enum { MAX_NODES = 64 };
 
 typedef struct walk {
     int64_t rows, columns;
@@ -20,18 +20,18 @@ typedef struct walk {
 } walk;
 
 /* A step, or integers that grow by the same along rows and along columns. */
-typedef struct form {
+typedef struct pattern {
     bool linear;
-    ont_step_mask step;
-    double base, per_row, per_column;
-} form;
+    ont_causal_mask step;
+    double base, row_slope, column_slope;
+} pattern;
 
-static form uniform(double value)
+static pattern uniform(double value)
 {
-    return (form){.step = {.lower = value, .upper = value}};
+    return (pattern){.step = {.lower = value, .upper = value}};
 }
 
-static bool is_uniform(const form *f)
+static bool is_uniform(const pattern *f)
 {
     return !f->linear && f->step.lower == f->step.upper;
 }
@@ -41,7 +41,7 @@ static bool is_op(const ont_node *node, const char *op_type)
     return !strcmp(node->op_type, op_type) && !*node->domain;
 }
 
-static double at(const ont_value *v, int64_t i)
+static double element_at(const ont_value *v, int64_t i)
 {
     return ont_number_at(v->data->data, v->dtype, i);
 }
@@ -49,25 +49,25 @@ static double at(const ont_value *v, int64_t i)
 /* ---- constants ---- */
 
 /* n values `stride` apart that grow by the same; false where they do not. */
-static bool ramp(const ont_value *v, int64_t n, double *base, double *step)
+static bool is_arithmetic(const ont_value *v, int64_t n, double *base, double *step)
 {
-    *base = at(v, 0);
-    *step = n > 1 ? at(v, 1) - *base : 0;
+    *base = element_at(v, 0);
+    *step = n > 1 ? element_at(v, 1) - *base : 0;
     for (int64_t i = 1; i < n; i++)
-        if (at(v, i) != *base + (double)i * *step) return false;
+        if (element_at(v, i) != *base + (double)i * *step) return false;
     return true;
 }
 
 /* Every row is the one above it moved by one, and what comes in on the left is what stood there. */
-static bool constant_matrix(const walk *w, const ont_value *v, form *f)
+static bool constant_matrix(const walk *w, const ont_value *v, pattern *f)
 {
-    int64_t z = (int64_t)ont_dtype_size(v->dtype), seen = 1;
+    int64_t z = (int64_t)ont_dtype_size(v->dtype), run_length = 1;
     const char *data = v->data->data;
-    double first = at(v, 0);
-    while (seen < w->columns && at(v, seen) == first) seen++;
-    f->step = (ont_step_mask){first, seen < w->columns ? at(v, seen) : first, seen - 1};
-    for (int64_t j = seen; j < w->columns; j++)
-        if (at(v, j) != f->step.upper) return false;
+    double first = element_at(v, 0);
+    while (run_length < w->columns && element_at(v, run_length) == first) run_length++;
+    f->step = (ont_causal_mask){first, run_length < w->columns ? element_at(v, run_length) : first, run_length - 1};
+    for (int64_t j = run_length; j < w->columns; j++)
+        if (element_at(v, j) != f->step.upper) return false;
     for (int64_t i = 1; i < w->rows; i++) {
         const char *above = data + (i - 1) * w->columns * z, *row = above + w->columns * z;
         if (memcmp(row, data, (size_t)z) || memcmp(row + z, above, (size_t)((w->columns - 1) * z))) return false;
@@ -75,47 +75,47 @@ static bool constant_matrix(const walk *w, const ont_value *v, form *f)
     return true;
 }
 
-static bool of_constant(const walk *w, const ont_value *v, form *f)
+static bool of_constant(const walk *w, const ont_value *v, pattern *f)
 {
     int64_t count = ont_shape_count(&v->shape);
     int rank = v->shape.rank;
     int64_t last = rank > 0 ? v->shape.dims[rank - 1] : 1, before = rank > 1 ? v->shape.dims[rank - 2] : 1;
-    *f = (form){0};
+    *f = (pattern){0};
     if (!v->data || !count) return false;
     if (count == 1) {
-        *f = uniform(at(v, 0));
+        *f = uniform(element_at(v, 0));
         return true;
     }
     if (count == w->rows * w->columns && last == w->columns && before == w->rows) return constant_matrix(w, v, f);
     f->linear = ont_dtype_is_int(v->dtype);
-    if (count == last && last == w->columns) return f->linear && ramp(v, count, &f->base, &f->per_column);
-    if (count == before && before == w->rows) return f->linear && ramp(v, count, &f->base, &f->per_row);
+    if (count == last && last == w->columns) return f->linear && is_arithmetic(v, count, &f->base, &f->column_slope);
+    if (count == before && before == w->rows) return f->linear && is_arithmetic(v, count, &f->base, &f->row_slope);
     return false;
 }
 
 /* ---- nodes ---- */
 
-static bool form_of(walk *w, const ont_value *v, form *f);
+static bool pattern_of(walk *w, const ont_value *v, pattern *f);
 
 /* The nodes that only move or repeat: the last two dims must stay where they are. */
-static bool of_view(walk *w, const ont_node *node, form *f)
+static bool of_view(walk *w, const ont_node *node, pattern *f)
 {
     const ont_value *x = ont_node_in(node, 0);
     const ont_shape *a = &x->shape, *b = &node->outputs[0]->shape;
-    if (!form_of(w, x, f)) return false;
+    if (!pattern_of(w, x, f)) return false;
     if (is_uniform(f) || is_op(node, "Expand") || is_op(node, "Identity")) return true;
     return a->rank >= 2 && b->rank >= 2 && a->dims[a->rank - 1] == b->dims[b->rank - 1] &&
            a->dims[a->rank - 2] == b->dims[b->rank - 2];
 }
 
-static bool of_trilu(walk *w, const ont_node *node, form *f)
+static bool of_trilu(walk *w, const ont_node *node, pattern *f)
 {
     const ont_shape *shape = &node->outputs[0]->shape;
     double k = 0;
     if (shape->rank < 2 || shape->dims[shape->rank - 1] != w->columns || shape->dims[shape->rank - 2] != w->rows)
         return false;
     if (ont_node_in(node, 1) && ont_const_scalar(node, 1, &k) != ONT_OK) return false;
-    if (!form_of(w, ont_node_in(node, 0), f) || !is_uniform(f)) return false;
+    if (!pattern_of(w, ont_node_in(node, 0), f) || !is_uniform(f)) return false;
     bool upper = ont_attr_int(node, "upper", 1) != 0;
     if (upper) k -= 1; /* the last diagonal that is cleared */
     k = k < -(double)w->rows ? -(double)w->rows : k > (double)w->columns ? (double)w->columns : k;
@@ -125,9 +125,9 @@ static bool of_trilu(walk *w, const ont_node *node, form *f)
 }
 
 /* The diagonal of those that have one; false where they differ. */
-static bool common_diagonal(const form *forms, int n, int64_t *diagonal)
+static bool common_causal_offset(const pattern *forms, int n, int64_t *diagonal)
 {
-    const form *first = NULL;
+    const pattern *first = NULL;
     for (int i = 0; i < n; i++) {
         if (forms[i].linear) return false;
         if (is_uniform(&forms[i])) continue;
@@ -138,15 +138,15 @@ static bool common_diagonal(const form *forms, int n, int64_t *diagonal)
     return true;
 }
 
-static bool of_where(walk *w, const ont_node *node, form *f)
+static bool of_where(walk *w, const ont_node *node, pattern *f)
 {
-    form in[3];
-    *f = (form){0};
+    pattern in[3];
+    *f = (pattern){0};
     for (uint32_t i = 0; i < 3; i++)
-        if (!form_of(w, ont_node_in(node, i), &in[i])) return false;
+        if (!pattern_of(w, ont_node_in(node, i), &in[i])) return false;
     f->step.lower = in[in[0].step.lower != 0 ? 1 : 2].step.lower;
     f->step.upper = in[in[0].step.upper != 0 ? 1 : 2].step.upper;
-    return common_diagonal(in, 3, &f->step.diagonal);
+    return common_causal_offset(in, 3, &f->step.diagonal);
 }
 
 static double combine(const ont_node *node, double a, double b)
@@ -158,35 +158,36 @@ static double combine(const ont_node *node, double a, double b)
                                 : a + b;
 }
 
-static bool of_two(walk *w, const ont_node *node, form *f)
+static bool of_binary(walk *w, const ont_node *node, pattern *f)
 {
-    form in[2];
-    *f = (form){0};
-    if (!form_of(w, ont_node_in(node, 0), &in[0]) || !form_of(w, ont_node_in(node, 1), &in[1])) return false;
+    pattern in[2];
+    *f = (pattern){0};
+    if (!pattern_of(w, ont_node_in(node, 0), &in[0]) || !pattern_of(w, ont_node_in(node, 1), &in[1])) return false;
     f->step.lower = combine(node, in[0].step.lower, in[1].step.lower);
     f->step.upper = combine(node, in[0].step.upper, in[1].step.upper);
-    return common_diagonal(in, 2, &f->step.diagonal);
+    return common_causal_offset(in, 2, &f->step.diagonal);
 }
 
 /* A range along columns against one along rows: a - b is column - row plus something, or the other way round. */
-static bool of_comparison(walk *w, const ont_node *node, form *f)
+static bool of_comparison(walk *w, const ont_node *node, pattern *f)
 {
-    form a, b;
-    if (!form_of(w, ont_node_in(node, 0), &a) || !form_of(w, ont_node_in(node, 1), &b) || !(a.linear && b.linear))
+    pattern a, b;
+    if (!pattern_of(w, ont_node_in(node, 0), &a) || !pattern_of(w, ont_node_in(node, 1), &b) || !(a.linear && b.linear))
         return false;
-    double along = a.per_column - b.per_column, base = a.base - b.base;
+    double slope = a.column_slope - b.column_slope, base = a.base - b.base;
     bool less = is_op(node, "Less") || is_op(node, "LessOrEqual"),
          equal = is_op(node, "LessOrEqual") || is_op(node, "GreaterOrEqual");
-    if (a.per_row - b.per_row != -along || (along != 1 && along != -1) || !(base >= -1e9 && base <= 1e9)) return false;
-    if (along < 0) base = -base, less = !less;
-    bool meets = less == equal; /* the diagonal column - row = -base is on the lower side */
-    *f = (form){.step = {.lower = less, .upper = !less, .diagonal = -(int64_t)base - !meets}};
+    if (a.row_slope - b.row_slope != -slope || (slope != 1 && slope != -1) || !(base >= -1e9 && base <= 1e9))
+        return false;
+    if (slope < 0) base = -base, less = !less;
+    bool on_diagonal = less == equal; /* the diagonal column - row = -base is on the lower side */
+    *f = (pattern){.step = {.lower = less, .upper = !less, .diagonal = -(int64_t)base - !on_diagonal}};
     return true;
 }
 
-static bool of_one(walk *w, const ont_node *node, form *f)
+static bool of_unary(walk *w, const ont_node *node, pattern *f)
 {
-    if (!form_of(w, ont_node_in(node, 0), f) || f->linear) return false;
+    if (!pattern_of(w, ont_node_in(node, 0), f) || f->linear) return false;
     bool boolean = node->outputs[0]->dtype == ONT_BOOL, flip = is_op(node, "Not");
     if (!boolean && !ont_dtype_is_float(node->outputs[0]->dtype))
         return false; /* what -inf is as an integer is not asked for */
@@ -207,25 +208,25 @@ static bool is_any(const ont_node *node, const char *const *names, size_t n)
 #define IS_ANY(node, ...)                                                                                              \
     is_any(node, (const char *const[]){__VA_ARGS__}, sizeof((const char *[]){__VA_ARGS__}) / sizeof(char *))
 
-static bool form_of(walk *w, const ont_value *v, form *f)
+static bool pattern_of(walk *w, const ont_value *v, pattern *f)
 {
-    *f = (form){0};
-    if (!v || ++w->nodes > MOST_NODES) return false;
+    *f = (pattern){0};
+    if (!v || ++w->nodes > MAX_NODES) return false;
     if (v->data) return of_constant(w, v, f);
     const ont_node *node = v->kind == ONT_VALUE_NODE ? v->def : NULL;
     if (!node || node->n_outputs != 1 || !v->has_shape) return false;
     if (IS_ANY(node, "Expand", "Identity", "Reshape", "Unsqueeze", "Squeeze")) return of_view(w, node, f);
-    if (IS_ANY(node, "Cast", "Not")) return of_one(w, node, f);
-    if (IS_ANY(node, "And", "Or", "Mul", "Sub", "Add")) return of_two(w, node, f);
+    if (IS_ANY(node, "Cast", "Not")) return of_unary(w, node, f);
+    if (IS_ANY(node, "And", "Or", "Mul", "Sub", "Add")) return of_binary(w, node, f);
     if (IS_ANY(node, "Less", "LessOrEqual", "Greater", "GreaterOrEqual")) return of_comparison(w, node, f);
     return is_op(node, "Trilu") ? of_trilu(w, node, f) : is_op(node, "Where") && of_where(w, node, f);
 }
 
-bool ont_step_mask_of(const ont_value *v, int64_t rows, int64_t columns, ont_step_mask *mask)
+bool ont_causal_mask_of(const ont_value *v, int64_t rows, int64_t columns, ont_causal_mask *mask)
 {
-    form f;
+    pattern f;
     walk w = {.rows = rows, .columns = columns};
-    if (!form_of(&w, v, &f) || f.linear) return false;
+    if (!pattern_of(&w, v, &f) || f.linear) return false;
     *mask = f.step;
     int64_t d = mask->lower == mask->upper ? columns - 1 : mask->diagonal;
     mask->diagonal = d < -rows ? -rows : d > columns ? columns : d;

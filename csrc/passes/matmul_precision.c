@@ -11,27 +11,27 @@
 #include "ops/matmul.h"
 #include "passes/pipeline.h"
 
-static int chosen = ONT_PRECISION_HIGHEST; /* with EVERYWHERE */
-enum { EVERYWHERE = 8 };
+static int setting = ONT_PRECISION_HIGHEST; /* with EVERYWHERE */
+enum { ALWAYS = 8 };
 
-void ont_passes_set_precision(ont_precision precision, bool everywhere)
+void ont_set_matmul_precision(ont_matmul_precision precision, bool always)
 {
-    __atomic_store_n(&chosen, (int)precision | (everywhere && precision ? EVERYWHERE : 0), __ATOMIC_RELAXED);
+    __atomic_store_n(&setting, (int)precision | (always && precision ? ALWAYS : 0), __ATOMIC_RELAXED);
 }
 
-int ont_passes_precision(void)
+int ont_matmul_precision_setting(void)
 {
-    return __atomic_load_n(&chosen, __ATOMIC_RELAXED);
+    return __atomic_load_n(&setting, __ATOMIC_RELAXED);
 }
 
 /* Rounding the operands costs a pass over each: worth it for large products alone. */
-static bool gains(const ont_product *p)
+static bool is_profitable(const ont_product *p)
 {
     return p->k >= 64 && p->m >= 32 && p->n >= 32 && p->m * p->n >= 128 * (p->m + p->n);
 }
 
 /* Gemm only in the form of a linear layer. */
-static bool takes(const ont_node *node, bool everywhere)
+static bool is_float32_matmul(const ont_node *node, bool always)
 {
     ont_product p;
     bool gemm = ont_node_is(node, "", "Gemm");
@@ -40,11 +40,11 @@ static bool takes(const ont_node *node, bool everywhere)
     if (ont_product_read(node, &p) != ONT_OK || p.vector_a || p.vector_b) return false;
     if (gemm && ont_node_in(node, 2) && ont_attr_float(node, "beta", 1.0) != 1) return false;
     ont_product_fold(&p);
-    return everywhere || gains(&p);
+    return always || is_profitable(&p);
 }
 
-static ont_value *product(ont_builder *b, const ont_node *like, ont_value *x, ont_value *y, const char *attr,
-                          int64_t value)
+static ont_value *build_matmul(ont_builder *b, const ont_node *like, ont_value *x, ont_value *y, const char *attr,
+                               int64_t value)
 {
     ont_node *node = x && y ? ont_build_node(b, ONT_DOMAIN, "FusedMatMul", (ont_value *[]){x, y}, 2, 1) : NULL;
     if (node) b->status = ont_attr_set_int(b->graph, node, "transA", ont_attr_int(like, "transA", 0));
@@ -56,16 +56,16 @@ static ont_value *product(ont_builder *b, const ont_node *like, ont_value *x, on
     return ont_build_done(b, node);
 }
 
-static ont_status lower(ont_graph *g, ont_node *node, ont_precision precision)
+static ont_status lower(ont_graph *g, ont_node *node, ont_matmul_precision precision)
 {
     ont_builder b = {.graph = g, .before = node, .backward = node->backward, .origin = node->origin};
     ont_value *x = ont_node_in(node, 0), *y = ont_node_in(node, 1), *c = ont_node_in(node, 2), *sum;
     if (precision == ONT_PRECISION_HIGH) {
         if (ont_node_is(node, ONT_DOMAIN, "FusedMatMul")) return ont_attr_set_int(g, node, "split", 1);
-        sum = product(&b, node, x, y, "split", 1);
+        sum = build_matmul(&b, node, x, y, "split", 1);
     } else {
         ont_value *x16 = ont_build_cast(&b, x, ONT_BFLOAT16), *y16 = ont_build_cast(&b, y, ONT_BFLOAT16);
-        sum = product(&b, node, x16, y16, "to", ONT_FLOAT32);
+        sum = build_matmul(&b, node, x16, y16, "to", ONT_FLOAT32);
     }
     if (c) sum = ont_build2(&b, "Add", sum, c);
     ONT_TRY(b.status);
@@ -74,17 +74,17 @@ static ont_status lower(ont_graph *g, ont_node *node, ont_precision precision)
     return ONT_OK;
 }
 
-ont_status ont_pass_precision(ont_graph *g)
+ont_status ont_pass_matmul_precision(ont_graph *g)
 {
-    int now = ont_passes_precision();
-    bool everywhere = now & EVERYWHERE;
-    ont_precision precision = (ont_precision)(now & ~EVERYWHERE);
+    int setting_now = ont_matmul_precision_setting();
+    bool always = setting_now & ALWAYS;
+    ont_matmul_precision precision = (ont_matmul_precision)(setting_now & ~ALWAYS);
     if (precision == ONT_PRECISION_HIGHEST || g->device) return ONT_OK;
-    bool has = precision == ONT_PRECISION_HIGH ? ont_matmul_splits() : everywhere || ont_matmul_half_is_fast();
+    bool has = precision == ONT_PRECISION_HIGH ? ont_matmul_splits() : always || ont_matmul_half_is_fast();
     if (!has) return ONT_OK;
     for (ont_node *node = g->first, *next; node; node = next) {
         next = node->next;
-        if (takes(node, everywhere)) ONT_TRY(lower(g, node, precision));
+        if (is_float32_matmul(node, always)) ONT_TRY(lower(g, node, precision));
     }
     return ONT_OK;
 }

@@ -7,16 +7,16 @@
 
 #include "passes/pass.h"
 
-typedef struct widening {
+typedef struct promotion {
     const char *name;
     ont_dtype to[ONT_DTYPE_COUNT]; /* UNDEFINED: stays */
-} widening;
+} promotion;
 
 /*
  * Tried in this order. uint64 is not among them: int64 has not its range, so operators have kernels of their own for
  * it.
  */
-static const widening widenings[] = {
+static const promotion promotions[] = {
     {"float32", {[ONT_FLOAT16] = ONT_FLOAT32, [ONT_BFLOAT16] = ONT_FLOAT32}},
     {"int32", {[ONT_INT8] = ONT_INT32, [ONT_INT16] = ONT_INT32, [ONT_UINT8] = ONT_INT32, [ONT_UINT16] = ONT_INT32}},
     {"int64", {[ONT_INT8] = ONT_INT64, [ONT_INT16] = ONT_INT64, [ONT_UINT8] = ONT_INT64, [ONT_UINT16] = ONT_INT64,
@@ -44,7 +44,7 @@ static ont_status make_trial(ont_graph *g, const ont_node *node, trial *t)
 }
 
 /* Whether the node has a kernel with `w` applied to its inputs. Values known at build time are known in it as well. */
-static ont_status fits(ont_graph *g, const ont_node *node, const widening *w, trial *t, bool *result)
+static ont_status fits(ont_graph *g, const ont_node *node, const promotion *w, trial *t, bool *result)
 {
     bool changes = false;
     t->node = *node;
@@ -68,7 +68,7 @@ static ont_status fits(ont_graph *g, const ont_node *node, const widening *w, tr
     return status == ONT_ENOMEM ? status : ONT_OK; /* any other refusal: not this way */
 }
 
-static ont_status widen_node(ont_graph *g, ont_node *node, const widening *w, const trial *t)
+static ont_status promote_node(ont_graph *g, ont_node *node, const promotion *w, const trial *t)
 {
     ont_builder before = {.graph = g, .before = node, .backward = node->backward, .origin = node->origin};
     ont_builder after = {.graph = g, .before = node->next, .backward = node->backward, .origin = node->origin};
@@ -103,7 +103,7 @@ static ont_status widen_node(ont_graph *g, ont_node *node, const widening *w, co
     return ONT_OK;
 }
 
-ont_status ont_pass_widen(ont_graph *g)
+ont_status ont_pass_promote(ont_graph *g)
 {
     bool changed = false;
     for (ont_node *node = g->first, *next; node; node = next) {
@@ -112,9 +112,9 @@ ont_status ont_pass_widen(ont_graph *g)
         if (node->op->flags & ONT_OP_VIEW || !node->op->n_kernels || ont_op_has_kernel(node, g->device)) continue;
         ONT_TRY(make_trial(g, node, &t));
         bool done = false;
-        for (size_t i = 0; i < sizeof widenings / sizeof *widenings && !done; i++) {
-            ONT_TRY(fits(g, node, &widenings[i], &t, &done));
-            if (done) ONT_TRY(widen_node(g, node, &widenings[i], &t));
+        for (size_t i = 0; i < sizeof promotions / sizeof *promotions && !done; i++) {
+            ONT_TRY(fits(g, node, &promotions[i], &t, &done));
+            if (done) ONT_TRY(promote_node(g, node, &promotions[i], &t));
         }
         changed |= done;
     }

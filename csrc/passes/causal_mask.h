@@ -1,18 +1,18 @@
 /*
- * Masks that are one value up to a diagonal and another beyond it: see step_mask.c.
+ * Masks that are one value up to a diagonal and another beyond it: see causal_mask.c.
  */
-#ifndef ONT_PASSES_STEP_MASK_H
-#define ONT_PASSES_STEP_MASK_H
+#ifndef ONT_PASSES_CAUSAL_MASK_H
+#define ONT_PASSES_CAUSAL_MASK_H
 
 #include "ir/graph.h"
 
 /* `lower` where column - row <= diagonal, `upper` elsewhere; the same everywhere where both are equal. */
-typedef struct ont_step_mask {
+typedef struct ont_causal_mask {
     double lower, upper;
     int64_t diagonal; /* -rows to columns */
-} ont_step_mask;
+} ont_causal_mask;
 
 /* Whether v, broadcast over [..., rows, columns], is known to be such a mask; float, integer or bool. */
-bool ont_step_mask_of(const ont_value *v, int64_t rows, int64_t columns, ont_step_mask *mask);
+bool ont_causal_mask_of(const ont_value *v, int64_t rows, int64_t columns, ont_causal_mask *mask);
 
 #endif
