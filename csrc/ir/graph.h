@@ -52,8 +52,8 @@ struct ont_value {
     ont_use *uses;
     ont_container container; /* not TENSOR: exists only while a program is built; see ops/sequence.c */
     const ont_tensor *data; /* contents where known at build time; a NODE value keeps its node until folded */
-    bool needed;            /* an inference could not go on without its contents; for passes/infer.c */
-    bool learned;           /* its contents were given by a probe */
+    bool value_required;            /* an inference could not go on without its contents; for passes/infer.c */
+    bool probed;           /* its contents were given by a probe */
 };
 
 struct ont_node {

@@ -96,7 +96,7 @@ ont_status ont_need_data(const ont_node *node, uint32_t index, const ont_tensor 
     ont_value *v = ont_node_in(node, index);
     if (!v) return ont_fail(ONT_EINVAL, "input %u is missing", index);
     if (!v->data) {
-        v->needed = true;
+        v->value_required = true;
         return ont_fail(ONT_ENEEDVALUE, "input %u ('%s') depends on data: it must be known when the program is built",
                         index, v->name);
     }

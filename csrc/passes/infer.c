@@ -175,7 +175,7 @@ static ont_status infer_node(ont_graph *g, ont_node *node, ont_node **next)
 }
 
 /* What makes one of its inputs waits for contents itself. */
-static bool waits(const ont_node *node)
+static bool has_unknown_input(const ont_node *node)
 {
     for (uint32_t i = 0; i < node->n_inputs; i++)
         if (node->inputs[i].value && !node->inputs[i].value->has_shape) return true;
@@ -185,49 +185,49 @@ static bool waits(const ont_node *node)
 /*
  * From `node` to the end. *first is the first node that waits for contents, or NULL; asked: those that ask themselves.
  */
-static ont_status walk(ont_graph *g, ont_node *node, ont_node **first, bool *asked)
+static ont_status infer_from(ont_graph *g, ont_node *node, ont_node **first, bool *any_required)
 {
     *first = NULL;
-    *asked = false;
+    *any_required = false;
     for (ont_node *next; node; node = next) {
         ont_status status = ONT_OK;
-        bool waiting = waits(node);
+        bool blocked = has_unknown_input(node);
         next = node->next;
-        if (!waiting) status = infer_node(g, node, &next);
+        if (!blocked) status = infer_node(g, node, &next);
         if (status != ONT_OK && status != ONT_ENEEDVALUE) return status;
         if (status == ONT_ENEEDVALUE) {
-            *asked = true;
+            *any_required = true;
             next = node->next;
         }
-        if (!*first && (waiting || status == ONT_ENEEDVALUE)) *first = node;
+        if (!*first && (blocked || status == ONT_ENEEDVALUE)) *first = node;
     }
     return ONT_OK;
 }
 
 /* Values that are asked for, in the order of their nodes, each once; what died since is not worth asking. */
-static ont_status list_needs(ont_graph *g, ont_facts *facts)
+static ont_status list_required(ont_graph *g, ont_known_values *known)
 {
     uint32_t n = 0;
-    for (uint32_t i = 0; i < g->n_values; i++) n += g->values[i]->needed;
-    facts->n_needs = 0;
-    facts->needs = ont_arena_array(&g->arena, n + 1, sizeof *facts->needs);
-    if (!facts->needs) return ONT_ENOMEM;
+    for (uint32_t i = 0; i < g->n_values; i++) n += g->values[i]->value_required;
+    known->n_required = 0;
+    known->required = ont_arena_array(&g->arena, n + 1, sizeof *known->required);
+    if (!known->required) return ONT_ENOMEM;
     for (const ont_node *node = g->first; node; node = node->next)
         for (uint32_t i = 0; i < node->n_inputs; i++) {
             ont_value *v = node->inputs[i].value;
-            if (!v || !v->needed) continue;
-            v->needed = false;
+            if (!v || !v->value_required) continue;
+            v->value_required = false;
             size_t bytes;
             ONT_TRY(ont_shape_bytes(&v->shape, v->dtype, &bytes));
-            if (v->learned || bytes > ONT_FACT_BYTES)
+            if (v->probed || bytes > ONT_KNOWN_VALUE_BYTES)
                 return ont_fail(ONT_EUNSUPPORTED,
-                                v->learned ? "%s '%s': its input '%s' would have to be a constant"
+                                v->probed ? "%s '%s': its input '%s' would have to be a constant"
                                            : "%s '%s': its input '%s' depends on data and is larger than "
                                              "what may decide about a program",
                                 node->op_type, node->name, v->name);
-            facts->needs[facts->n_needs++] = v;
+            known->required[known->n_required++] = v;
         }
-    for (uint32_t i = 0; i < g->n_values; i++) g->values[i]->needed = false;
+    for (uint32_t i = 0; i < g->n_values; i++) g->values[i]->value_required = false;
     return ONT_OK;
 }
 
@@ -240,13 +240,13 @@ static bool carries_gradient(const ont_use *use)
 }
 
 /* Contents of `v` from a probe: its readers get a constant, but for those through which a gradient may flow. */
-static ont_status learn(ont_graph *g, ont_value *v, const ont_tensor *fact)
+static ont_status substitute_value(ont_graph *g, ont_value *v, const ont_tensor *value)
 {
     ont_value *constant;
-    if (fact->dtype != v->dtype || !ont_shape_equal(&fact->shape, &v->shape))
+    if (value->dtype != v->dtype || !ont_shape_equal(&value->shape, &v->shape))
         return ont_fail(ONT_EINTERNAL, "a probe of '%s' has another type", v->name);
-    v->learned = true;
-    ONT_TRY(ont_graph_add_constant(g, NULL, fact, &constant));
+    v->probed = true;
+    ONT_TRY(ont_graph_add_constant(g, NULL, value, &constant));
     if (!ont_dtype_is_float(v->dtype)) {
         ont_value_replace_uses(g, v, constant);
         return ONT_OK;
@@ -258,34 +258,35 @@ static ont_status learn(ont_graph *g, ont_value *v, const ont_tensor *fact)
     return ONT_OK;
 }
 
-ont_status ont_pass_infer_facts(ont_graph *g, ont_facts *facts)
+ont_status ont_pass_infer_with_values(ont_graph *g, ont_known_values *known)
 {
     for (uint32_t i = 0; i < g->n_inputs; i++)
         if (!g->inputs[i]->has_shape || !ont_shape_is_static(&g->inputs[i]->shape))
             return ont_fail(ONT_EINTERNAL, "input '%s' has no static shape", g->inputs[i]->name);
     ont_node *from = g->first;
-    bool asked, in_vain = false;
+    bool any_required, none_listed = false;
     for (;;) {
-        ONT_TRY(walk(g, from, &from, &asked));
-        if (asked && in_vain) return ONT_EUNSUPPORTED; /* it did not ask for an input of its own: its message stands */
+        ONT_TRY(infer_from(g, from, &from, &any_required));
+        if (any_required && none_listed) return ONT_EUNSUPPORTED; /* its message stands */
         ONT_TRY(ont_pass_dce(g));
-        facts->n_needs = 0;
-        if (!asked) return ONT_OK;
-        ONT_TRY(list_needs(g, facts));
-        in_vain = !facts->n_needs; /* all that asked may be gone */
-        if (facts->n_needs && facts->used == facts->n) return ONT_OK; /* to be probed */
-        if (facts->used + facts->n_needs > facts->n) return ont_fail(ONT_EINTERNAL, "a probe is incomplete");
-        for (uint32_t i = 0; i < facts->n_needs; i++)
-            ONT_TRY(learn(g, facts->needs[i], &facts->tensors[facts->used++]));
+        known->n_required = 0;
+        if (!any_required) return ONT_OK;
+        ONT_TRY(list_required(g, known));
+        none_listed = !known->n_required; /* all that asked may be gone */
+        if (known->n_required && known->used == known->n) return ONT_OK; /* to be probed */
+        if (known->used + known->n_required > known->n) return ont_fail(ONT_EINTERNAL, "a probe is incomplete");
+        for (uint32_t i = 0; i < known->n_required; i++)
+            ONT_TRY(substitute_value(g, known->required[i], &known->tensors[known->used++]));
         from = g->first; /* the node it was may be gone */
     }
 }
 
 ont_status ont_pass_infer(ont_graph *g)
 {
-    ont_facts none = {0};
-    ONT_TRY(ont_pass_infer_facts(g, &none));
-    if (none.n_needs) return ont_fail(ONT_EUNSUPPORTED, "the contents of '%s' depend on data", none.needs[0]->name);
+    ont_known_values none = {0};
+    ONT_TRY(ont_pass_infer_with_values(g, &none));
+    if (none.n_required)
+        return ont_fail(ONT_EUNSUPPORTED, "the contents of '%s' depend on data", none.required[0]->name);
     for (ont_node *node = g->first; node; node = node->next) {
         ONT_TRY(drop_where(node));
         bool same = ont_node_is(node, "", "Identity") || ont_node_is(node, ONT_DOMAIN, "StopGradient");

@@ -20,16 +20,16 @@ ont_status ont_pass_infer(ont_graph *g) ONT_MUST_USE;
  * n_needs > 0, and the graph computes them (run/program.c makes a probe of it). Rounds and needs come in the same order
  * every time, so that facts need no names.
  */
-enum { ONT_FACT_BYTES = 1 << 16 }; /* of one value that may decide about a program */
+enum { ONT_KNOWN_VALUE_BYTES = 1 << 16 }; /* of one value that may decide about a program */
 
-typedef struct ont_facts {
+typedef struct ont_known_values {
     const ont_tensor *tensors; /* contents of the needs of all rounds so far */
     uint32_t n, used;
-    ont_value **needs;         /* of the round that found no facts; in the graph's arena */
-    uint32_t n_needs;
-} ont_facts;
+    ont_value **required;         /* of the round that found no facts; in the graph's arena */
+    uint32_t n_required;
+} ont_known_values;
 
-ont_status ont_pass_infer_facts(ont_graph *g, ont_facts *facts) ONT_MUST_USE;
+ont_status ont_pass_infer_with_values(ont_graph *g, ont_known_values *known) ONT_MUST_USE;
 
 /*
  * Takes sequences and optionals among the graph's outputs apart: their items stand there instead. counts, one per

@@ -102,14 +102,14 @@ static ont_status run_passes(const pass *passes, size_t n, ont_graph *g)
     return ONT_OK;
 }
 
-ont_status ont_passes_before_grad(ont_graph *g, ont_facts *facts)
+ont_status ont_passes_before_grad(ont_graph *g, ont_known_values *known)
 {
-    ONT_TRY(ont_pass_infer_facts(g, facts));
-    if (facts->n_needs) return ONT_OK;
+    ONT_TRY(ont_pass_infer_with_values(g, known));
+    if (known->n_required) return ONT_OK;
 #ifndef NDEBUG
     ONT_TRY(ont_context(ont_graph_verify(g), "after pass infer"));
 #endif
-    g->torch_random &= !facts->n; /* a probe drew numbers of ours, and this program has to draw them again */
+    g->torch_random &= !known->n; /* a probe drew numbers of ours, and this program has to draw them again */
     ONT_TRY(ont_pass_torch_random(g));
     return run_passes(before_grad, sizeof before_grad / sizeof *before_grad, g);
 }

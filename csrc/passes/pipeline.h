@@ -7,7 +7,7 @@
 #include "passes/pass.h"
 
 /* Stops early where facts->n_needs is left above 0. */
-ont_status ont_passes_before_grad(ont_graph *g, ont_facts *facts) ONT_MUST_USE;
+ont_status ont_passes_before_grad(ont_graph *g, ont_known_values *known) ONT_MUST_USE;
 ont_status ont_passes_after_grad(ont_graph *g) ONT_MUST_USE;
 
 /*

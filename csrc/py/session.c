@@ -146,7 +146,7 @@ static PyObject *session_random(PyObject *object, void *closure)
 
 /* Runs a probe, and what it computed goes to the search. */
 static ont_status run_probe(ont_session_object *self, ont_program *probe, const ont_borrowed *in,
-                            const ont_random *random, ont_search *search)
+                            const ont_random *random, ont_probed_values *probed)
 {
     uint32_t n = probe->grads.n_forward_outputs;
     ont_block **outputs = ont_calloc(n + 1, sizeof *outputs);
@@ -157,7 +157,7 @@ static ont_status run_probe(ont_session_object *self, ont_program *probe, const 
     Py_BEGIN_ALLOW_THREADS
     status = ont_run_forward(probe, ont_session_pool(self->session), in->views, random, outputs, &run);
     Py_END_ALLOW_THREADS
-    if (status == ONT_OK) status = ont_search_learn(self->session, search, outputs, n);
+    if (status == ONT_OK) status = ont_probed_values_add(self->session, probed, outputs, n);
     for (uint32_t i = 0; i < n; i++) ont_block_unref(outputs[i]);
     ont_program_unref(probe);
     ont_free(outputs);
@@ -168,15 +168,15 @@ static ont_status run_probe(ont_session_object *self, ont_program *probe, const 
 static ont_status find_program(ont_session_object *self, const ont_borrowed *in, const uint8_t *wants,
                                const ont_random *random, ont_program **program)
 {
-    ont_search search = {0};
+    ont_probed_values probed = {0};
     ont_status status;
     for (;;) {
-        status = ont_session_program(self->session, in->views, wants, &search, program);
+        status = ont_session_program(self->session, in->views, wants, &probed, program);
         if (status != ONT_OK || !(*program)->probe) break;
-        status = run_probe(self, *program, in, random, &search);
+        status = run_probe(self, *program, in, random, &probed);
         if (status != ONT_OK) break;
     }
-    ont_search_deinit(&search);
+    ont_probed_values_deinit(&probed);
     return status;
 }
 

@@ -81,18 +81,18 @@ static ont_status bind_step(ont_program *p, const ont_node *node, ont_step *step
     return ONT_OK;
 }
 
-static ont_status bind_steps(ont_program *p, ont_plan_step **needs)
+static ont_status bind_steps(ont_program *p, ont_plan_step **plan_steps)
 {
     uint32_t n = 0;
     for (const ont_node *node = p->graph->first; node; node = node->next) n += !ont_node_is_view(node);
     p->steps = ont_arena_array(&p->arena, n + 1, sizeof *p->steps);
-    *needs = ont_arena_array(&p->arena, n + 1, sizeof **needs);
+    *plan_steps = ont_arena_array(&p->arena, n + 1, sizeof **plan_steps);
     p->times = ont_arena_array(&p->arena, n + 1, sizeof *p->times);
-    if (!p->steps || !*needs || !p->times) return ONT_ENOMEM;
+    if (!p->steps || !*plan_steps || !p->times) return ONT_ENOMEM;
     for (const ont_node *node = p->graph->first; node; node = node->next) {
         if (ont_node_is_view(node)) continue;
         if (!node->backward) p->split = p->n_steps + 1;
-        ONT_TRY(bind_step(p, node, &p->steps[p->n_steps], &(*needs)[p->n_steps]));
+        ONT_TRY(bind_step(p, node, &p->steps[p->n_steps], &(*plan_steps)[p->n_steps]));
         p->n_steps++;
     }
     return ONT_OK;
@@ -135,10 +135,10 @@ static ont_status differentiate(ont_program *p, const uint8_t *wants)
 }
 
 /* The graph as far as it is known becomes a program for what is asked of it. */
-static ont_status become_probe(ont_program *p, const ont_facts *facts)
+static ont_status become_probe(ont_program *p, const ont_known_values *known)
 {
     p->probe = true;
-    ONT_TRY(ont_graph_set_outputs(p->graph, facts->needs, facts->n_needs));
+    ONT_TRY(ont_graph_set_outputs(p->graph, known->required, known->n_required));
     return ont_pass_dce(p->graph);
 }
 
@@ -200,56 +200,56 @@ static ont_status order_applies(ont_program *p, const ont_value *const *applied)
 }
 
 static ont_status build(ont_program *p, const ont_graph *loaded, const ont_view *inputs, const uint8_t *wants,
-                        ont_facts *facts)
+                        ont_known_values *known)
 {
-    ont_plan_step *needs;
+    ont_plan_step *plan_steps;
     const ont_value **applied;
     int32_t *gradient_of;
     ONT_TRY(ont_graph_clone(loaded, &p->graph));
     p->graph->device = p->device;
     p->graph->torch_random = loaded->torch_random;
     ONT_TRY(specialise(p->graph, inputs));
-    ONT_TRY(ont_passes_before_grad(p->graph, facts));
-    ONT_TRY(facts->n_needs ? become_probe(p, facts) : flatten_results(p));
+    ONT_TRY(ont_passes_before_grad(p->graph, known));
+    ONT_TRY(known->n_required ? become_probe(p, known) : flatten_results(p));
     ONT_TRY(differentiate(p, p->probe ? NULL : wants));
     ont_scope scope; /* kernels of a device accept and prepare with it current */
     ONT_TRY(ont_place_enter(p->device, &scope));
     ont_status bound = ont_passes_after_grad(p->graph);
-    if (bound == ONT_OK) bound = bind_steps(p, &needs);
+    if (bound == ONT_OK) bound = bind_steps(p, &plan_steps);
     ont_place_leave(p->device, &scope);
     ONT_TRY(bound);
     ONT_TRY(find_applied(p, p->probe ? NULL : wants, &applied));
     ONT_TRY(find_gradients(p, &gradient_of));
-    ONT_TRY(ont_program_schedule(p, needs, applied, gradient_of));
+    ONT_TRY(ont_program_schedule(p, plan_steps, applied, gradient_of));
     ONT_TRY(order_applies(p, applied));
     for (uint32_t t = 0; t < p->n_steps; t++) {
         p->steps[t].work_offset = p->plan.work_offsets[t];
-        p->steps[t].work_bytes = needs[t].work_bytes;
+        p->steps[t].work_bytes = plan_steps[t].work_bytes;
     }
     ONT_TRY(mark_saved(p));
     return ont_place_constants(p);
 }
 
-static ont_status keep_facts(ont_program *p, const ont_tensor *facts, uint32_t n)
+static ont_status keep_known_values(ont_program *p, const ont_tensor *known, uint32_t n)
 {
-    p->facts = ont_arena_array(&p->arena, n + 1, sizeof *p->facts);
-    if (!p->facts) return ONT_ENOMEM;
-    for (; p->n_facts < n; p->n_facts++) {
-        const ont_tensor *fact = &facts[p->n_facts];
-        void *copy = ont_arena_alloc(&p->arena, fact->bytes + 1);
+    p->known = ont_arena_array(&p->arena, n + 1, sizeof *p->known);
+    if (!p->known) return ONT_ENOMEM;
+    for (; p->n_known < n; p->n_known++) {
+        const ont_tensor *value = &known[p->n_known];
+        void *copy = ont_arena_alloc(&p->arena, value->bytes + 1);
         if (!copy) return ONT_ENOMEM;
-        if (fact->bytes) memcpy(copy, fact->data, fact->bytes);
-        p->facts[p->n_facts] = *fact;
-        p->facts[p->n_facts].data = copy;
+        if (value->bytes) memcpy(copy, value->data, value->bytes);
+        p->known[p->n_known] = *value;
+        p->known[p->n_known].data = copy;
     }
     return ONT_OK;
 }
 
 ont_status ont_program_build(const ont_graph *loaded, const ont_view *inputs, const uint8_t *wants,
-                             const ont_tensor *facts, uint32_t n_facts, const ont_device *device,
+                             const ont_tensor *known, uint32_t n_known, const ont_device *device,
                              ont_program **program)
 {
-    ont_facts known = {.tensors = facts, .n = n_facts};
+    ont_known_values values = {.tensors = known, .n = n_known};
     double start = ont_seconds();
     ont_program *p = ont_calloc(1, sizeof *p);
     if (!p) return ONT_ENOMEM;
@@ -257,8 +257,8 @@ ont_status ont_program_build(const ont_graph *loaded, const ont_view *inputs, co
     pthread_mutex_init(&p->lock, NULL);
     p->refs = 1;
     p->device = device;
-    ont_status status = build(p, loaded, inputs, wants, &known);
-    if (status == ONT_OK) status = keep_facts(p, facts, n_facts);
+    ont_status status = build(p, loaded, inputs, wants, &values);
+    if (status == ONT_OK) status = keep_known_values(p, known, n_known);
     if (status != ONT_OK) {
         ont_program_unref(p);
         return status;
@@ -284,7 +284,7 @@ static void views_of(const ont_program *p, ont_view *views, uint8_t *wants)
 ont_status ont_program_stage(const ont_program *p, const ont_graph *loaded, bool differentiated, ont_graph **graph)
 {
     ont_program scratch = {0};
-    ont_facts facts = {.tensors = p->facts, .n = p->n_facts};
+    ont_known_values known = {.tensors = p->known, .n = p->n_known};
     ont_status status = ONT_ENOMEM;
     ont_view *views = ont_calloc(p->grads.n_forward_inputs + 1, sizeof *views);
     uint8_t *wants = ont_calloc(p->grads.n_forward_inputs + 1, 1);
@@ -294,8 +294,8 @@ ont_status ont_program_stage(const ont_program *p, const ont_graph *loaded, bool
     scratch.graph->device = p->device;
     scratch.graph->torch_random = loaded->torch_random;
     ONT_TRYGOTO(status, done, specialise(scratch.graph, views));
-    ONT_TRYGOTO(status, done, ont_passes_before_grad(scratch.graph, &facts));
-    if (differentiated && !facts.n_needs) ONT_TRYGOTO(status, done, differentiate(&scratch, wants));
+    ONT_TRYGOTO(status, done, ont_passes_before_grad(scratch.graph, &known));
+    if (differentiated && !known.n_required) ONT_TRYGOTO(status, done, differentiate(&scratch, wants));
     *graph = scratch.graph;
     scratch.graph = NULL;
 done:

@@ -70,8 +70,8 @@ typedef struct ont_program {
     int32_t *result_counts;         /* per output of the loaded graph, see ont_pass_flatten(); NULL: all are tensors */
     uint32_t n_results;
     bool probe;                     /* computes what must be known before the real program can be built */
-    ont_tensor *facts;              /* contents that it was built for */
-    uint32_t n_facts;
+    ont_tensor *known;              /* contents that it was built for */
+    uint32_t n_known;
     double build_seconds;
     uint64_t last_used;
     /* shared: the cache holds one reference, every run one; runs that ended are kept for the next */
@@ -87,7 +87,7 @@ typedef struct ont_program {
  * contents that `facts` do not hold, the program is a probe: its outputs are the facts that come next.
  */
 ont_status ont_program_build(const ont_graph *loaded, const ont_view *inputs, const uint8_t *wants,
-                             const ont_tensor *facts, uint32_t n_facts, const ont_device *device,
+                             const ont_tensor *known, uint32_t n_known, const ont_device *device,
                              ont_program **program) ONT_MUST_USE;
 /*
  * What the graph of a program was on the way: specialised and folded, and, where asked for, differentiated, before the

@@ -18,7 +18,7 @@ typedef struct entry {
     uint64_t used;
 } entry;
 
-enum { MAX_PROBES = 256, MAX_FACTS = 1 << 16 };
+enum { MAX_PROBE_PROGRAMS = 256, MAX_PROBED_VALUES = 1 << 16 };
 
 struct ont_session {
     ont_graph *graph;
@@ -59,7 +59,7 @@ ont_status ont_session_create(ont_graph *graph, uint32_t max_programs, const ont
     s->graph = graph;
     s->device = device;
     s->max_entries = max_programs ? max_programs : 1;
-    s->entries = ont_calloc(s->max_entries + MAX_PROBES, sizeof *s->entries);
+    s->entries = ont_calloc(s->max_entries + MAX_PROBE_PROGRAMS, sizeof *s->entries);
     ont_status status = s->entries ? ont_pool_create(device, &s->pool) : ONT_ENOMEM;
     if (status == ONT_OK) status = check_operators(s, s->graph);
     if (status != ONT_OK) {
@@ -89,39 +89,40 @@ void ont_session_destroy(ont_session *s)
 }
 
 /* Room for contents in a key, behind one word for their size: a fact of nothing differs from no fact. */
-static size_t words(const ont_tensor *fact)
+static size_t key_words(const ont_tensor *value)
 {
-    return 1 + (fact->bytes + sizeof(int64_t) - 1) / sizeof(int64_t);
+    return 1 + (value->bytes + sizeof(int64_t) - 1) / sizeof(int64_t);
 }
 
-static ont_status make_key(ont_session *s, const ont_view *inputs, const uint8_t *wants, const ont_search *search,
+static ont_status make_key(ont_session *s, const ont_view *inputs, const uint8_t *wants,
+                           const ont_probed_values *probed,
                            size_t *length)
 {
     size_t n = 1;
     for (uint32_t i = 0; i < s->graph->n_inputs; i++) n += 1 + (size_t)inputs[i].rank;
-    for (uint32_t i = 0; i < search->n_facts; i++) n += words(&search->facts[i]);
+    for (uint32_t i = 0; i < probed->n_values; i++) n += key_words(&probed->values[i]);
     if (n > s->key_capacity) {
-        int64_t *bigger = ont_realloc(s->key, n, sizeof *bigger);
-        if (!bigger) return ONT_ENOMEM;
-        s->key = bigger;
+        int64_t *grown = ont_realloc(s->key, n, sizeof *grown);
+        if (!grown) return ONT_ENOMEM;
+        s->key = grown;
         s->key_capacity = n;
     }
-    int64_t *at = s->key;
+    int64_t *word = s->key;
     /* Number of facts, since an empty one adds no word of its own, and is known all the same; what kernels are chosen
      * by; the threads that they are cut for. */
-    *at++ = (int64_t)search->n_facts | (int64_t)ont_matmul_precision_setting() << 32 |
+    *word++ = (int64_t)probed->n_values | (int64_t)ont_matmul_precision_setting() << 32 |
             (int64_t)ont_gemm_is_by_rule() << 39 | (int64_t)ont_parallel_threads() << 40;
     for (uint32_t i = 0; i < s->graph->n_inputs; i++) {
         const ont_view *v = &inputs[i];
-        *at++ = (int64_t)v->dtype | (int64_t)(wants ? wants[i] : ONT_WANT_NOTHING) << 8 | (int64_t)v->rank << 16;
-        for (int d = 0; d < v->rank; d++) *at++ = v->dims[d];
+        *word++ = (int64_t)v->dtype | (int64_t)(wants ? wants[i] : ONT_WANT_NOTHING) << 8 | (int64_t)v->rank << 16;
+        for (int d = 0; d < v->rank; d++) *word++ = v->dims[d];
     }
-    for (uint32_t i = 0; i < search->n_facts; i++) { /* their types follow from what stands before them */
-        const ont_tensor *fact = &search->facts[i];
-        at[words(fact) - 1] = 0;
-        at[0] = (int64_t)fact->bytes;
-        if (fact->bytes) memcpy(at + 1, fact->data, fact->bytes);
-        at += words(fact);
+    for (uint32_t i = 0; i < probed->n_values; i++) { /* their types follow from what stands before them */
+        const ont_tensor *value = &probed->values[i];
+        word[key_words(value) - 1] = 0;
+        word[0] = (int64_t)value->bytes;
+        if (value->bytes) memcpy(word + 1, value->data, value->bytes);
+        word += key_words(value);
     }
     *length = n;
     return ONT_OK;
@@ -133,35 +134,36 @@ static bool matches(const entry *e, const int64_t *key, size_t length)
 }
 
 /* A free entry, or the one of its kind that is least recently used, emptied. */
-static entry *free_entry(ont_session *s, bool probe)
+static entry *evict_entry(ont_session *s, bool probe)
 {
-    entry *oldest = NULL;
+    entry *least_recent = NULL;
     uint32_t n = 0;
     for (uint32_t i = 0; i < s->n_entries; i++) {
         entry *e = &s->entries[i];
         if (e->program->probe != probe) continue;
         n++;
-        if (!oldest || e->used < oldest->used) oldest = e;
+        if (!least_recent || e->used < least_recent->used) least_recent = e;
     }
-    if (n < (probe ? MAX_PROBES : s->max_entries)) return &s->entries[s->n_entries++];
-    entry_clear(oldest);
-    return oldest;
+    if (n < (probe ? MAX_PROBE_PROGRAMS : s->max_entries)) return &s->entries[s->n_entries++];
+    entry_clear(least_recent);
+    return least_recent;
 }
 
-static ont_status build(ont_session *s, const ont_view *inputs, const uint8_t *wants, const ont_search *search,
+static ont_status build(ont_session *s, const ont_view *inputs, const uint8_t *wants, const ont_probed_values *probed,
                         size_t length, entry **result)
 {
     int64_t *key = ont_malloc(length * sizeof *key);
     if (!key) return ONT_ENOMEM;
     memcpy(key, s->key, length * sizeof *key);
     ont_program *program;
-    ont_status status = ont_program_build(s->graph, inputs, wants, search->facts, search->n_facts, s->device, &program);
+    ont_status status = ont_program_build(s->graph, inputs, wants, probed->values, probed->n_values, s->device,
+                                          &program);
     if (status != ONT_OK) {
         ont_free(key);
         return status;
     }
     s->last = NULL; /* may be the one that is emptied */
-    entry *e = free_entry(s, program->probe);
+    entry *e = evict_entry(s, program->probe);
     *e = (entry){.key = key, .key_length = length, .program = program};
     program->probe ? s->stats.probes_built++ : s->stats.programs_built++;
     s->stats.build_seconds += program->build_seconds;
@@ -170,16 +172,17 @@ static ont_status build(ont_session *s, const ont_view *inputs, const uint8_t *w
     return ONT_OK;
 }
 
-ont_status ont_session_program(ont_session *s, const ont_view *inputs, const uint8_t *wants, const ont_search *search,
+ont_status ont_session_program(ont_session *s, const ont_view *inputs, const uint8_t *wants,
+                               const ont_probed_values *probed,
                                ont_program **program)
 {
     size_t length;
-    ONT_TRY(make_key(s, inputs, wants, search, &length));
+    ONT_TRY(make_key(s, inputs, wants, probed, &length));
     entry *found = s->last && matches(s->last, s->key, length) ? s->last : NULL;
     for (uint32_t i = 0; i < s->n_entries && !found; i++)
         if (matches(&s->entries[i], s->key, length)) found = &s->entries[i];
     if (!found)
-        ONT_TRY(build(s, inputs, wants, search, length, &found));
+        ONT_TRY(build(s, inputs, wants, probed, length, &found));
     else if (!found->program->probe)
         s->stats.program_hits++;
     found->used = ++s->clock;
@@ -203,28 +206,29 @@ static ont_status read_block(const ont_block *block, void *to)
     return status;
 }
 
-ont_status ont_search_learn(ont_session *s, ont_search *search, ont_block *const *outputs, uint32_t n)
+ont_status ont_probed_values_add(ont_session *s, ont_probed_values *probed, ont_block *const *outputs, uint32_t n)
 {
     s->stats.probe_runs++;
-    if (search->n_facts + n > MAX_FACTS)
-        return ont_fail(ONT_EUNSUPPORTED, "more than %d values decide about the program of one call", MAX_FACTS);
-    ont_tensor *facts = ont_realloc(search->facts, search->n_facts + n, sizeof *facts);
-    if (!facts) return ONT_ENOMEM;
-    search->facts = facts;
+    if (probed->n_values + n > MAX_PROBED_VALUES)
+        return ont_fail(ONT_EUNSUPPORTED, "more than %d values decide about the program of one call",
+                        MAX_PROBED_VALUES);
+    ont_tensor *values = ont_realloc(probed->values, probed->n_values + n, sizeof *values);
+    if (!values) return ONT_ENOMEM;
+    probed->values = values;
     for (uint32_t i = 0; i < n; i++) {
-        ont_tensor fact = {outputs[i]->dtype, outputs[i]->shape, outputs[i]->bytes, ont_malloc(outputs[i]->bytes + 1)};
-        if (!fact.data) return ONT_ENOMEM;
-        facts[search->n_facts++] = fact;
-        if (fact.bytes) ONT_TRY(read_block(outputs[i], fact.data));
+        ont_tensor value = {outputs[i]->dtype, outputs[i]->shape, outputs[i]->bytes, ont_malloc(outputs[i]->bytes + 1)};
+        if (!value.data) return ONT_ENOMEM;
+        values[probed->n_values++] = value;
+        if (value.bytes) ONT_TRY(read_block(outputs[i], value.data));
     }
     return ONT_OK;
 }
 
-void ont_search_deinit(ont_search *search)
+void ont_probed_values_deinit(ont_probed_values *probed)
 {
-    for (uint32_t i = 0; i < search->n_facts; i++) ont_free(search->facts[i].data);
-    ont_free(search->facts);
-    *search = (ont_search){0};
+    for (uint32_t i = 0; i < probed->n_values; i++) ont_free(probed->values[i].data);
+    ont_free(probed->values);
+    *probed = (ont_probed_values){0};
 }
 
 const ont_graph *ont_session_graph(const ont_session *s)

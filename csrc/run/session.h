@@ -31,22 +31,22 @@ const ont_device *ont_session_device(const ont_session *session); /* NULL: the C
 /* Whether any operator of the graph draws random numbers. */
 bool ont_session_is_random(const ont_session *session);
 
-/* What probes have found out in one call. Zeroed at the start, ont_search_deinit() at the end. */
-typedef struct ont_search {
-    ont_tensor *facts; /* contents are owned */
-    uint32_t n_facts;
-} ont_search;
+/* What probes have found out in one call. Zeroed at the start, ont_probed_values_deinit() at the end. */
+typedef struct ont_probed_values {
+    ont_tensor *values; /* contents are owned */
+    uint32_t n_values;
+} ont_probed_values;
 
 /*
  * Borrowed until the next call. `wants`: per input, nonzero where a gradient will be asked for. Where shapes depend on
  * contents *program may be a probe: the caller runs its forward with the same inputs and seed, hands the outputs to
- * ont_search_learn() and asks again.
+ * ont_probed_values_add() and asks again.
  */
 ont_status ont_session_program(ont_session *session, const ont_view *inputs, const uint8_t *wants,
-                               const ont_search *search, ont_program **program) ONT_MUST_USE;
-ont_status ont_search_learn(ont_session *session, ont_search *search, ont_block *const *outputs,
-                            uint32_t n) ONT_MUST_USE;
-void ont_search_deinit(ont_search *search);
+                               const ont_probed_values *probed, ont_program **program) ONT_MUST_USE;
+ont_status ont_probed_values_add(ont_session *session, ont_probed_values *probed, ont_block *const *outputs,
+                                 uint32_t n) ONT_MUST_USE;
+void ont_probed_values_deinit(ont_probed_values *probed);
 const ont_program *ont_session_last_program(const ont_session *session); /* NULL before the first */
 void ont_session_get_stats(const ont_session *session, ont_session_stats *stats);
 

@@ -9,22 +9,22 @@
 #include "base/alloc.h"
 #include "passes/pass.h"
 
-enum { TRIALS = 4, MOST_SYMBOLS = 256 };
+enum { SAMPLES = 4, MAX_SYMBOLS = 256 };
 
 /* What a value was in each trial. */
-typedef struct seen {
+typedef struct observed {
     uint32_t n; /* trials in which it had a shape */
     ont_dtype dtype;
     bool differs; /* in dtype or rank */
     int rank;
-    int64_t dims[TRIALS][ONT_MAX_RANK];
-} seen;
+    int64_t dims[SAMPLES][ONT_MAX_RANK];
+} observed;
 
 typedef struct sampler {
     const ont_graph *loaded;
     uint32_t n_symbols;       /* the graph's, then one for each dim of an input that has no name */
-    int64_t (*sizes)[TRIALS]; /* per symbol */
-    seen *values;             /* per value of the loaded graph, then per output of it */
+    int64_t (*sizes)[SAMPLES]; /* per symbol */
+    observed *values;             /* per value of the loaded graph, then per output of it */
 } sampler;
 
 static bool is_prime(int64_t n)
@@ -39,7 +39,7 @@ static bool is_prime(int64_t n)
 static void choose_sizes(sampler *s, int64_t factor)
 {
     int64_t prime = 5;
-    for (int t = 0; t < TRIALS; t++)
+    for (int t = 0; t < SAMPLES; t++)
         for (uint32_t i = 0; i < s->n_symbols; i++, prime++) {
             while (!is_prime(prime)) prime++;
             s->sizes[i][t] = prime * factor;
@@ -47,7 +47,7 @@ static void choose_sizes(sampler *s, int64_t factor)
 }
 
 /* Sizes for every input; false where one has no rank. */
-static bool set_inputs(const sampler *s, ont_graph *g, int trial)
+static bool set_inputs(const sampler *s, ont_graph *g, int sample)
 {
     uint32_t unnamed = s->loaded->n_symbols;
     for (uint32_t i = 0; i < g->n_inputs; i++) {
@@ -57,7 +57,7 @@ static bool set_inputs(const sampler *s, ont_graph *g, int trial)
             int64_t dim = input->shape.dims[d];
             if (dim >= 0) continue;
             uint32_t symbol = dim == ONT_DIM_UNKNOWN ? unnamed++ : (uint32_t)ONT_DIM_SYMBOL_INDEX(dim);
-            input->shape.dims[d] = s->sizes[symbol][trial];
+            input->shape.dims[d] = s->sizes[symbol][sample];
         }
     }
     for (uint32_t i = 0; i < g->n_values; i++)
@@ -68,46 +68,46 @@ static bool set_inputs(const sampler *s, ont_graph *g, int trial)
     return true;
 }
 
-static void note(seen *at, const ont_value *v, int trial)
+static void observe(observed *at, const ont_value *v, int sample)
 {
     if (!v->has_shape || v->container != ONT_TENSOR) return;
     if (at->n && (at->dtype != v->dtype || at->rank != v->shape.rank)) at->differs = true;
     at->dtype = v->dtype;
     at->rank = v->shape.rank;
-    memcpy(at->dims[trial], v->shape.dims, sizeof at->dims[trial]);
+    memcpy(at->dims[sample], v->shape.dims, sizeof at->dims[sample]);
     at->n++;
 }
 
 /* A clone has the values that are no inputs in the same order, then the inputs. */
-static void note_all(sampler *s, const ont_graph *g, int trial)
+static void observe_all(sampler *s, const ont_graph *g, int sample)
 {
     uint32_t other = 0;
     for (uint32_t i = 0; i < s->loaded->n_values; i++) {
         const ont_value *v = s->loaded->values[i];
-        note(&s->values[i], v->kind == ONT_VALUE_INPUT ? g->inputs[v->input] : g->values[other++], trial);
+        observe(&s->values[i], v->kind == ONT_VALUE_INPUT ? g->inputs[v->input] : g->values[other++], sample);
     }
-    for (uint32_t i = 0; i < g->n_outputs; i++) note(&s->values[s->loaded->n_values + i], g->outputs[i], trial);
+    for (uint32_t i = 0; i < g->n_outputs; i++) observe(&s->values[s->loaded->n_values + i], g->outputs[i], sample);
 }
 
-static ont_status run_trial(sampler *s, int trial, bool *done)
+static ont_status run_sample(sampler *s, int sample, bool *done)
 {
     ont_graph *g;
-    ont_facts none = {0};
+    ont_known_values none = {0};
     ONT_TRY(ont_graph_clone(s->loaded, &g));
-    *done = set_inputs(s, g, trial);
-    ont_status status = *done ? ont_pass_infer_facts(g, &none) : ONT_OK;
-    if (status == ONT_OK && *done) note_all(s, g, trial);
+    *done = set_inputs(s, g, sample);
+    ont_status status = *done ? ont_pass_infer_with_values(g, &none) : ONT_OK;
+    if (status == ONT_OK && *done) observe_all(s, g, sample);
     ont_graph_destroy(g);
     return status;
 }
 
 /* All trials with one kind of sizes; a failure of the model at such sizes is handed on. */
-static ont_status run_trials(sampler *s, int64_t factor, bool *done)
+static ont_status run_samples(sampler *s, int64_t factor, bool *done)
 {
     choose_sizes(s, factor);
     memset(s->values, 0, ((size_t)s->loaded->n_values + s->loaded->n_outputs) * sizeof *s->values);
     *done = true;
-    for (int t = 0; t < TRIALS && *done; t++) ONT_TRY(run_trial(s, t, done));
+    for (int t = 0; t < SAMPLES && *done; t++) ONT_TRY(run_sample(s, t, done));
     return ONT_OK;
 }
 
@@ -119,7 +119,7 @@ static const char *symbol_name(const sampler *s, uint32_t i)
 }
 
 /* `factor`*body + term. */
-static const char *spell(ont_arena *arena, int64_t factor, const char *body, int64_t term)
+static const char *format_affine(ont_arena *arena, int64_t factor, const char *body, int64_t term)
 {
     const char *scaled = factor == 1 ? body : ont_arena_format(arena, "%" PRId64 "*%s", factor, body);
     if (!scaled || !term) return scaled;
@@ -127,54 +127,54 @@ static const char *spell(ont_arena *arena, int64_t factor, const char *body, int
 }
 
 /* Whether d is factor * x + term in every trial, with whole numbers. */
-static bool fits_line(const int64_t *d, const int64_t *x, int64_t *factor, int64_t *term)
+static bool fits_affine(const int64_t *d, const int64_t *x, int64_t *factor, int64_t *term)
 {
     if (x[1] == x[0] || (d[1] - d[0]) % (x[1] - x[0])) return false;
     *factor = (d[1] - d[0]) / (x[1] - x[0]);
     *term = d[0] - *factor * x[0];
-    for (int t = 0; t < TRIALS; t++)
+    for (int t = 0; t < SAMPLES; t++)
         if (d[t] != *factor * x[t] + *term) return false;
     return *factor != 0;
 }
 
 /* a symbol i, then i + j, then i * j, each scaled and shifted; *text stays NULL where nothing fits. */
-static ont_status explain(const sampler *s, ont_arena *arena, const int64_t *d, const char **text)
+static ont_status fit_expression(const sampler *s, ont_arena *arena, const int64_t *d, const char **text)
 {
-    int64_t factor, term, x[TRIALS];
+    int64_t factor, term, x[SAMPLES];
     for (uint32_t i = 0; i < s->n_symbols; i++) {
-        if (!fits_line(d, s->sizes[i], &factor, &term)) continue;
+        if (!fits_affine(d, s->sizes[i], &factor, &term)) continue;
         if (!symbol_name(s, i)) return ONT_OK; /* right, but it has no name */
-        *text = spell(arena, factor, symbol_name(s, i), term);
+        *text = format_affine(arena, factor, symbol_name(s, i), term);
         return *text ? ONT_OK : ONT_ENOMEM;
     }
     for (int product = 0; product < 2; product++)
         for (uint32_t i = 0; i < s->n_symbols; i++)
             for (uint32_t j = i; j < s->n_symbols; j++) {
-                for (int t = 0; t < TRIALS; t++)
+                for (int t = 0; t < SAMPLES; t++)
                     x[t] = product ? s->sizes[i][t] * s->sizes[j][t] : s->sizes[i][t] + s->sizes[j][t];
                 const char *a = symbol_name(s, i), *b = symbol_name(s, j);
-                if (!a || !b || !fits_line(d, x, &factor, &term) || (!product && factor != 1)) continue;
+                if (!a || !b || !fits_affine(d, x, &factor, &term) || (!product && factor != 1)) continue;
                 const char *body = ont_arena_format(arena, product ? "%s*%s" : "%s + %s", a, b);
-                *text = body ? spell(arena, factor, body, term) : NULL;
+                *text = body ? format_affine(arena, factor, body, term) : NULL;
                 return *text ? ONT_OK : ONT_ENOMEM;
             }
     return ONT_OK;
 }
 
-static ont_status conclude(const sampler *s, ont_arena *arena, const seen *from, ont_symbolic *to)
+static ont_status derive_type(const sampler *s, ont_arena *arena, const observed *from, ont_symbolic *to)
 {
     to->dtype = from->dtype;
-    to->has_shape = from->n == TRIALS && !from->differs;
+    to->has_shape = from->n == SAMPLES && !from->differs;
     to->rank = to->has_shape ? from->rank : 0;
     for (int i = 0; i < to->rank; i++) {
-        int64_t d[TRIALS];
+        int64_t d[SAMPLES];
         bool same = true;
-        for (int t = 0; t < TRIALS; t++) {
+        for (int t = 0; t < SAMPLES; t++) {
             d[t] = from->dims[t][i];
             same &= d[t] == d[0];
         }
         to->dims[i] = (ont_symbolic_dim){same ? d[0] : ONT_DIM_UNKNOWN, NULL};
-        if (!same) ONT_TRY(explain(s, arena, d, &to->dims[i].text));
+        if (!same) ONT_TRY(fit_expression(s, arena, d, &to->dims[i].text));
     }
     return ONT_OK;
 }
@@ -192,7 +192,7 @@ static ont_status collect(const sampler *s, ont_arena *arena, ont_symbolic **val
         if (!output && ont_value_is_output(g, v)) continue; /* comes as an output */
         all[count].name = ont_arena_strdup(arena, v->name);
         if (!all[count].name) return ONT_ENOMEM;
-        ONT_TRY(conclude(s, arena, &s->values[i], &all[count]));
+        ONT_TRY(derive_type(s, arena, &s->values[i], &all[count]));
         count++;
     }
     *values = all;
@@ -207,15 +207,15 @@ ont_status ont_infer_symbolic(const ont_graph *loaded, ont_arena *arena, ont_sym
     for (uint32_t i = 0; i < loaded->n_inputs; i++)
         for (int d = 0; loaded->inputs[i]->has_shape && d < loaded->inputs[i]->shape.rank; d++)
             s.n_symbols += loaded->inputs[i]->shape.dims[d] == ONT_DIM_UNKNOWN;
-    if (s.n_symbols > MOST_SYMBOLS)
-        return ont_fail(ONT_EUNSUPPORTED, "%u symbolic dims, at most %d", s.n_symbols, MOST_SYMBOLS);
+    if (s.n_symbols > MAX_SYMBOLS)
+        return ont_fail(ONT_EUNSUPPORTED, "%u symbolic dims, at most %d", s.n_symbols, MAX_SYMBOLS);
     s.sizes = ont_arena_array(arena, (size_t)s.n_symbols + 1, sizeof *s.sizes);
     s.values = ont_arena_array(arena, (size_t)loaded->n_values + loaded->n_outputs + 1, sizeof *s.values);
     if (!s.sizes || !s.values) return ONT_ENOMEM;
     ont_status status = ONT_EINTERNAL;
     bool done = false;
     for (size_t i = 0; i < sizeof factors / sizeof *factors; i++) {
-        status = run_trials(&s, factors[i], &done);
+        status = run_samples(&s, factors[i], &done);
         if (status == ONT_OK || status == ONT_ENOMEM) break;
     }
     ONT_TRY(status);
