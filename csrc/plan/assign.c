@@ -13,16 +13,16 @@ static size_t aligned(size_t bytes)
 }
 
 /* WORK: comparisons of blocks that improving a plan may take by one order: a millisecond. */
-enum { ORDERS = 3, WORK = 1 << 20 };
+enum { N_ORDERS = 3, MAX_COMPARISONS = 1 << 20 };
 
-typedef struct ranked {
+typedef struct ordered {
     ont_plan_block *block;
     double weight[2]; /* largest first */
-} ranked;
+} ordered;
 
 static int by_weight(const void *a, const void *b)
 {
-    const ranked *x = a, *y = b;
+    const ordered *x = a, *y = b;
     for (int i = 0; i < 2; i++)
         if (x->weight[i] != y->weight[i]) return x->weight[i] < y->weight[i] ? 1 : -1;
     if (x->block->first != y->block->first) return x->block->first < y->block->first ? -1 : 1;
@@ -41,15 +41,15 @@ static ont_status check_total(const ont_plan_block *blocks, uint32_t n)
 }
 
 /* Offset of the tightest gap that holds `block` among `placed` (sorted by offset) that are alive with it. */
-static size_t best_gap(const ont_plan_block *block, ont_plan_block *const *placed, uint32_t n)
+static size_t find_tightest_gap(const ont_plan_block *block, ont_plan_block *const *placed, uint32_t n)
 {
-    size_t end = 0, best = SIZE_MAX, best_gap_bytes = SIZE_MAX, want = aligned(block->bytes);
+    size_t end = 0, best = SIZE_MAX, best_bytes = SIZE_MAX, needed = aligned(block->bytes);
     for (uint32_t i = 0; i < n; i++) {
         const ont_plan_block *other = placed[i];
         if (other->last < block->first || other->first > block->last) continue;
-        if (other->offset > end && other->offset - end >= want && other->offset - end < best_gap_bytes) {
+        if (other->offset > end && other->offset - end >= needed && other->offset - end < best_bytes) {
             best = end;
-            best_gap_bytes = other->offset - end;
+            best_bytes = other->offset - end;
         }
         size_t other_end = other->offset + aligned(other->bytes);
         if (other_end > end) end = other_end;
@@ -57,25 +57,25 @@ static size_t best_gap(const ont_plan_block *block, ont_plan_block *const *place
     return best == SIZE_MAX ? end : best;
 }
 
-typedef struct search {
+typedef struct assignment {
     ont_plan_block *blocks;
     uint32_t n, n_steps;
-    ranked *order;
+    ordered *order;
     ont_plan_block **placed;
     size_t *best; /* offsets of the shortest plan so far */
-    size_t *alive; /* bytes by step */
-    size_t total, bound;
-} search;
+    size_t *live_bytes; /* bytes by step */
+    size_t total, target;
+} assignment;
 
 /* Places all blocks in the order given; the first of those that end last, and whether the plan is the shortest so far.
  */
-static uint32_t place_all(search *s)
+static uint32_t place_all(assignment *s)
 {
     size_t end = 0;
     uint32_t topmost = 0;
     for (uint32_t i = 0; i < s->n; i++) {
         ont_plan_block *block = s->order[i].block;
-        block->offset = best_gap(block, s->placed, i);
+        block->offset = find_tightest_gap(block, s->placed, i);
         uint32_t at = i;
         for (; at && s->placed[at - 1]->offset > block->offset; at--) s->placed[at] = s->placed[at - 1];
         s->placed[at] = block;
@@ -92,29 +92,29 @@ static uint32_t place_all(search *s)
 }
 
 /* By size; by the most that is alive with a block, then by size; by size times length of life. */
-static void sort_order(search *s, int which)
+static void sort_order(assignment *s, int which)
 {
     for (uint32_t i = 0; i < s->n; i++) {
         ont_plan_block *b = &s->blocks[i];
         double size = (double)b->bytes, breadth = 0;
         for (uint32_t t = b->first; which == 1 && t <= b->last; t++)
-            if ((double)s->alive[t] > breadth) breadth = (double)s->alive[t];
-        s->order[i] = (ranked){.block = b, .weight = {size, 0}};
-        if (which == 1) s->order[i] = (ranked){.block = b, .weight = {breadth, size}};
+            if ((double)s->live_bytes[t] > breadth) breadth = (double)s->live_bytes[t];
+        s->order[i] = (ordered){.block = b, .weight = {size, 0}};
+        if (which == 1) s->order[i] = (ordered){.block = b, .weight = {breadth, size}};
         if (which == 2) s->order[i].weight[0] = size * (double)(b->last - b->first + 1);
     }
     if (s->n) qsort(s->order, s->n, sizeof *s->order, by_weight);
 }
 
 /* From each order in turn: the block that sticks out goes first the next time. */
-static void improve(search *s)
+static void improve_by_squeaky_wheel(assignment *s)
 {
     uint64_t squared = (uint64_t)s->n * s->n + 1;
-    for (int which = 0; which < ORDERS && s->total > s->bound && (!which || squared < WORK); which++) {
+    for (int which = 0; which < N_ORDERS && s->total > s->target && (!which || squared < MAX_COMPARISONS); which++) {
         sort_order(s, which);
-        for (uint64_t work = 0; s->total > s->bound && work <= WORK; work += squared) {
+        for (uint64_t work = 0; s->total > s->target && work <= MAX_COMPARISONS; work += squared) {
             uint32_t topmost = place_all(s);
-            ranked first = s->order[topmost];
+            ordered first = s->order[topmost];
             if (!topmost) break;
             for (uint32_t i = topmost; i; i--) s->order[i] = s->order[i - 1];
             s->order[0] = first;
@@ -125,36 +125,36 @@ static void improve(search *s)
 ont_status ont_plan_assign(ont_plan_block *blocks, uint32_t n, size_t *total)
 {
     ONT_TRY(check_total(blocks, n));
-    search s = {.blocks = blocks, .n = n, .total = SIZE_MAX};
+    assignment s = {.blocks = blocks, .n = n, .total = SIZE_MAX};
     for (uint32_t i = 0; i < n; i++)
         if (blocks[i].last >= s.n_steps) s.n_steps = blocks[i].last + 1;
     s.order = ont_calloc((size_t)n + 1, sizeof *s.order);
     s.placed = ont_calloc((size_t)n + 1, sizeof *s.placed);
     s.best = ont_calloc((size_t)n + 1, sizeof *s.best);
-    s.alive = ont_calloc((size_t)s.n_steps + 1, sizeof *s.alive);
-    bool all = s.order && s.placed && s.best && s.alive;
+    s.live_bytes = ont_calloc((size_t)s.n_steps + 1, sizeof *s.live_bytes);
+    bool all = s.order && s.placed && s.best && s.live_bytes;
     if (all) {
-        s.bound = ont_plan_lower_bound(blocks, n, s.n_steps, s.alive);
-        s.bound += s.bound / 256; /* near enough */
-        improve(&s);
+        s.target = ont_plan_lower_bound(blocks, n, s.n_steps, s.live_bytes);
+        s.target += s.target / 256; /* near enough */
+        improve_by_squeaky_wheel(&s);
         for (uint32_t i = 0; i < n; i++) blocks[i].offset = s.best[i];
         *total = n ? s.total : 0;
     }
     ont_free(s.order);
     ont_free(s.placed);
     ont_free(s.best);
-    ont_free(s.alive);
+    ont_free(s.live_bytes);
     return all ? ONT_OK : ONT_ENOMEM;
 }
 
 size_t ont_plan_lower_bound(const ont_plan_block *blocks, uint32_t n, uint32_t n_steps, size_t *per_step)
 {
-    size_t most = 0;
+    size_t peak = 0;
     for (uint32_t t = 0; t < n_steps; t++) per_step[t] = 0;
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t t = blocks[i].first; t <= blocks[i].last && t < n_steps; t++)
             per_step[t] += aligned(blocks[i].bytes);
     for (uint32_t t = 0; t < n_steps; t++)
-        if (per_step[t] > most) most = per_step[t];
-    return most;
+        if (per_step[t] > peak) peak = per_step[t];
+    return peak;
 }

@@ -6,7 +6,7 @@
 #include "base/alloc.h"
 #include "plan/plan.h"
 
-enum { NOWHERE = UINT32_MAX };
+enum { NONE = UINT32_MAX };
 
 /* Storage: what one or more values (views, in-place chains) share. */
 typedef struct storage {
@@ -16,7 +16,7 @@ typedef struct storage {
     uint32_t block;       /* in the assignment, or NOWHERE */
     bool copied;          /* to a graph output when its phase is over: not to be written over even by its last reader */
     size_t bytes;
-    ont_place_kind kind;
+    ont_location_kind kind;
 } storage;
 
 typedef struct planner {
@@ -36,9 +36,9 @@ static uint32_t root_of(const planner *p, uint32_t id)
     return id;
 }
 
-static void extend(storage *s, uint32_t step)
+static void extend_live_range(storage *s, uint32_t step)
 {
-    if (s->first == NOWHERE || step < s->first) s->first = step;
+    if (s->first == NONE || step < s->first) s->first = step;
     if (step > s->last) s->last = step;
 }
 
@@ -47,26 +47,26 @@ static ont_status init_storage(planner *p)
     for (uint32_t i = 0; i < p->g->n_values; i++) {
         const ont_value *v = p->g->values[i];
         storage *s = &p->s[i];
-        *s = (storage){.parent = i, .first = NOWHERE, .output = NOWHERE, .block = NOWHERE};
+        *s = (storage){.parent = i, .first = NONE, .output = NONE, .block = NONE};
         if (!v->has_shape) continue; /* belongs to a removed node */
         ONT_TRY(ont_context(ont_shape_bytes(&v->shape, v->dtype, &s->bytes), "value '%s'", v->name));
-        s->kind = v->kind == ONT_VALUE_INPUT      ? ONT_PLACE_INPUT
-                  : v->kind == ONT_VALUE_CONSTANT ? ONT_PLACE_CONSTANT
-                                                  : ONT_PLACE_SLAB;
+        s->kind = v->kind == ONT_VALUE_INPUT      ? ONT_LOCATION_INPUT
+                  : v->kind == ONT_VALUE_CONSTANT ? ONT_LOCATION_CONSTANT
+                                                  : ONT_LOCATION_SLAB;
     }
     for (const ont_node *node = p->g->first; node; node = node->next)
         if (p->is_view(node)) p->s[node->outputs[0]->id].parent = node->inputs[0].value->id;
     return ONT_OK;
 }
 
-static void mark_lifetimes(planner *p)
+static void compute_live_ranges(planner *p)
 {
     for (uint32_t t = 0; t < p->n_steps; t++) {
         const ont_node *node = p->steps[t].node;
         for (uint32_t i = 0; i < node->n_inputs; i++)
-            if (node->inputs[i].value) extend(&p->s[root_of(p, node->inputs[i].value->id)], t);
+            if (node->inputs[i].value) extend_live_range(&p->s[root_of(p, node->inputs[i].value->id)], t);
         for (uint32_t i = 0; i < node->n_outputs; i++)
-            if (node->outputs[i]) extend(&p->s[root_of(p, node->outputs[i]->id)], t);
+            if (node->outputs[i]) extend_live_range(&p->s[root_of(p, node->outputs[i]->id)], t);
     }
 }
 
@@ -74,11 +74,11 @@ static void mark_lifetimes(planner *p)
 static bool is_applied(const planner *p, uint32_t output)
 {
     return p->applied && p->applied[output] &&
-           p->s[root_of(p, p->g->outputs[output]->id)].kind != ONT_PLACE_INPUT;
+           p->s[root_of(p, p->g->outputs[output]->id)].kind != ONT_LOCATION_INPUT;
 }
 
 /* Gives each graph output the storage it is computed in, or asks for a copy and keeps the source alive until then. */
-static void claim_outputs(planner *p)
+static void assign_output_blocks(planner *p)
 {
     for (uint32_t i = 0; i < p->g->n_outputs; i++) {
         storage *s = &p->s[root_of(p, p->g->outputs[i]->id)];
@@ -87,13 +87,13 @@ static void claim_outputs(planner *p)
         bool forward = i < p->n_forward_outputs;
         uint32_t end = forward ? p->split : p->n_steps;
         /* A gradient that forward already computed cannot lie in a block that backward makes. */
-        bool here = s->first != NOWHERE && (forward || s->first >= p->split);
-        if (s->kind == ONT_PLACE_SLAB && s->output == NOWHERE && here) {
+        bool same_phase = s->first != NONE && (forward || s->first >= p->split);
+        if (s->kind == ONT_LOCATION_SLAB && s->output == NONE && same_phase) {
             s->output = i;
-            s->kind = ONT_PLACE_OUTPUT;
+            s->kind = ONT_LOCATION_OUTPUT;
         } else {
             p->plan->copied_outputs[i] = true;
-            if (end) extend(s, end - 1); /* of an input: that nobody may overwrite before */
+            if (end) extend_live_range(s, end - 1); /* of an input: that nobody may overwrite before */
             s->copied = true;
         }
     }
@@ -107,16 +107,16 @@ static void place_applied(planner *p)
         storage *s = &p->s[root_of(p, p->g->outputs[i]->id)];
         const storage *target = &p->s[root_of(p, p->applied[i]->id)];
         uint32_t at = p->split;
-        if (s->kind != ONT_PLACE_CONSTANT && s->first != NOWHERE && s->first >= at) at = s->first + 1;
-        if (target->first != NOWHERE && target->last >= at) at = target->last + 1;
-        if (at) extend(s, at - 1);
+        if (s->kind != ONT_LOCATION_CONSTANT && s->first != NONE && s->first >= at) at = s->first + 1;
+        if (target->first != NONE && target->last >= at) at = target->last + 1;
+        if (at) extend_live_range(s, at - 1);
         s->copied = true;
         p->plan->apply_before[i] = at;
     }
 }
 
 /* True when no other input of the node reads the storage through another value. */
-static bool sole_reader(const planner *p, const ont_node *node, uint32_t index, uint32_t root)
+static bool is_sole_input(const planner *p, const ont_node *node, uint32_t index, uint32_t root)
 {
     const ont_value *v = node->inputs[index].value;
     for (uint32_t i = 0; i < node->n_inputs; i++) {
@@ -137,12 +137,12 @@ static bool may_join_output(const planner *p, const storage *from, const storage
  * Whether step t may write its result over its input i, which lies in storage `from`, if nobody reads that later. Of
  * one size element by element: a row of floats has the bytes of the matrix of bools that it broadcasts to.
  */
-static bool fits_in_place(const planner *p, uint32_t t, uint32_t i, uint32_t from)
+static bool may_share_in_place(const planner *p, uint32_t t, uint32_t i, uint32_t from)
 {
     const ont_node *node = p->steps[t].node;
     const ont_value *in = node->inputs[i].value, *out = ont_node_out(node, 0);
     return i < 32 && p->steps[t].inplace >> i & 1 && p->s[from].bytes == p->s[root_of(p, out->id)].bytes &&
-           ont_shape_count(&in->shape) == ont_shape_count(&out->shape) && sole_reader(p, node, i, from);
+           ont_shape_count(&in->shape) == ont_shape_count(&out->shape) && is_sole_input(p, node, i, from);
 }
 
 static void share_inplace(planner *p)
@@ -155,12 +155,13 @@ static void share_inplace(planner *p)
             const ont_value *in = node->inputs[i].value;
             if (!in) continue;
             uint32_t from = root_of(p, in->id), to = root_of(p, out->id);
-            storage *f = &p->s[from], *o = &p->s[to];
-            if (from == to || f->kind != ONT_PLACE_SLAB || f->copied || f->last != t || o->first != t) continue;
-            if (!fits_in_place(p, t, i, from)) continue;
-            if (o->kind == ONT_PLACE_OUTPUT && !may_join_output(p, f, o)) continue;
-            if (f->first < o->first) o->first = f->first;
-            f->parent = to;
+            storage *src = &p->s[from], *dst = &p->s[to];
+            if (from == to || src->kind != ONT_LOCATION_SLAB || src->copied || src->last != t || dst->first != t)
+                continue;
+            if (!may_share_in_place(p, t, i, from)) continue;
+            if (dst->kind == ONT_LOCATION_OUTPUT && !may_join_output(p, src, dst)) continue;
+            if (src->first < dst->first) dst->first = src->first;
+            src->parent = to;
             p->plan->inplace_count++;
             break;
         }
@@ -168,14 +169,14 @@ static void share_inplace(planner *p)
 }
 
 /* Whether step t, the last that reads storage `from` and the first that writes `to`, may do so in one place. */
-static bool writes_over(const planner *p, uint32_t t, uint32_t from, uint32_t to)
+static bool may_write_in_place(const planner *p, uint32_t t, uint32_t from, uint32_t to)
 {
     const ont_node *node = p->steps[t].node;
     const ont_value *out = ont_node_out(node, 0);
     if (!out || root_of(p, out->id) != to) return false;
     for (uint32_t i = 0; i < node->n_inputs; i++) {
         const ont_value *in = node->inputs[i].value;
-        if (in && root_of(p, in->id) == from) return fits_in_place(p, t, i, from);
+        if (in && root_of(p, in->id) == from) return may_share_in_place(p, t, i, from);
     }
     return false;
 }
@@ -187,10 +188,12 @@ static void find_over_inputs(planner *p)
         if (p->gradient_of[i] < 0) continue;
         const ont_value *input = p->g->inputs[p->gradient_of[i]], *output = p->g->outputs[i];
         uint32_t from = root_of(p, input->id), to = root_of(p, output->id);
-        const storage *f = &p->s[from], *o = &p->s[to];
-        if (o->output != i || f->kind != ONT_PLACE_INPUT || f->first == NOWHERE || f->bytes != o->bytes) continue;
+        const storage *src = &p->s[from], *dst = &p->s[to];
+        if (dst->output != i || src->kind != ONT_LOCATION_INPUT || src->first == NONE || src->bytes != dst->bytes)
+            continue;
         p->plan->over_input[i] =
-            f->last < o->first || (f->last == o->first && !f->copied && writes_over(p, f->last, from, to));
+            src->last < dst->first || (src->last == dst->first && !src->copied &&
+                                       may_write_in_place(p, src->last, from, to));
     }
 }
 
@@ -204,7 +207,7 @@ static ont_status assign(planner *p, ont_arena *arena)
     if (status != ONT_OK || !work) goto done;
     for (uint32_t i = 0; i < p->g->n_values; i++) {
         storage *s = &p->s[i];
-        if (s->parent != i || s->kind != ONT_PLACE_SLAB || s->first == NOWHERE) continue;
+        if (s->parent != i || s->kind != ONT_LOCATION_SLAB || s->first == NONE) continue;
         s->block = n;
         blocks[n++] = (ont_plan_block){.bytes = s->bytes, .first = s->first, .last = s->last};
     }
@@ -219,13 +222,13 @@ static ont_status assign(planner *p, ont_arena *arena)
         p->plan->work_offsets[t] = p->steps[t].work_bytes ? blocks[work[t]].offset : 0;
     for (uint32_t i = 0; i < p->g->n_values; i++) {
         const storage *s = &p->s[root_of(p, i)];
-        ont_place *place = &p->plan->places[i];
-        if (s->kind == ONT_PLACE_SLAB && s->block == NOWHERE) continue;
-        *place = (ont_place){.kind = s->kind};
-        if (s->kind == ONT_PLACE_SLAB) place->offset = blocks[s->block].offset;
-        if (s->kind == ONT_PLACE_OUTPUT) place->index = s->output;
-        if (s->kind == ONT_PLACE_INPUT) place->index = p->g->values[root_of(p, i)]->input;
-        if (s->kind == ONT_PLACE_CONSTANT) place->index = root_of(p, i);
+        ont_location *location = &p->plan->locations[i];
+        if (s->kind == ONT_LOCATION_SLAB && s->block == NONE) continue;
+        *location = (ont_location){.kind = s->kind};
+        if (s->kind == ONT_LOCATION_SLAB) location->offset = blocks[s->block].offset;
+        if (s->kind == ONT_LOCATION_OUTPUT) location->index = s->output;
+        if (s->kind == ONT_LOCATION_INPUT) location->index = p->g->values[root_of(p, i)]->input;
+        if (s->kind == ONT_LOCATION_CONSTANT) location->index = root_of(p, i);
     }
 done:
     ont_free(blocks);
@@ -239,12 +242,12 @@ ont_status ont_plan_memory(const ont_graph *g, const ont_plan_step *steps, uint3
                            ont_plan *plan)
 {
     ont_plan result = {0};
-    result.places = ont_arena_array(arena, g->n_values + 1, sizeof *result.places);
+    result.locations = ont_arena_array(arena, g->n_values + 1, sizeof *result.locations);
     result.work_offsets = ont_arena_array(arena, n_steps + 1, sizeof *result.work_offsets);
     result.copied_outputs = ont_arena_array(arena, g->n_outputs + 1, sizeof *result.copied_outputs);
     result.apply_before = ont_arena_array(arena, g->n_outputs + 1, sizeof *result.apply_before);
     result.over_input = ont_arena_array(arena, g->n_outputs + 1, sizeof *result.over_input);
-    if (!result.places || !result.work_offsets || !result.copied_outputs || !result.apply_before ||
+    if (!result.locations || !result.work_offsets || !result.copied_outputs || !result.apply_before ||
         !result.over_input)
         return ONT_ENOMEM;
     planner p = {g, steps, n_steps, split, n_forward_outputs, is_view, applied, gradient_of, NULL, &result};
@@ -252,8 +255,8 @@ ont_status ont_plan_memory(const ont_graph *g, const ont_plan_step *steps, uint3
     if (!p.s) return ONT_ENOMEM;
     ont_status status;
     ONT_TRYGOTO(status, done, init_storage(&p));
-    mark_lifetimes(&p);
-    claim_outputs(&p);
+    compute_live_ranges(&p);
+    assign_output_blocks(&p);
     place_applied(&p);
     share_inplace(&p);
     find_over_inputs(&p);

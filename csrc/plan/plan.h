@@ -7,19 +7,19 @@
 
 #include "ir/graph.h"
 
-typedef enum ont_place_kind {
-    ONT_PLACE_NONE,     /* not stored: nobody reads it */
-    ONT_PLACE_INPUT,    /* graph input `index`, borrowed */
-    ONT_PLACE_CONSTANT, /* contents in the graph */
-    ONT_PLACE_SLAB,     /* at `offset` of the run's slab */
-    ONT_PLACE_OUTPUT,   /* in the block of graph output `index`, which outlives the run */
-} ont_place_kind;
+typedef enum ont_location_kind {
+    ONT_LOCATION_NONE,     /* not stored: nobody reads it */
+    ONT_LOCATION_INPUT,    /* graph input `index`, borrowed */
+    ONT_LOCATION_CONSTANT, /* contents in the graph */
+    ONT_LOCATION_SLAB,     /* at `offset` of the run's slab */
+    ONT_LOCATION_OUTPUT,   /* in the block of graph output `index`, which outlives the run */
+} ont_location_kind;
 
-typedef struct ont_place {
-    ont_place_kind kind;
+typedef struct ont_location {
+    ont_location_kind kind;
     uint32_t index;
     size_t offset;
-} ont_place;
+} ont_location;
 
 typedef struct ont_plan_step { /* one node that runs a kernel, in order */
     const ont_node *node;
@@ -28,7 +28,7 @@ typedef struct ont_plan_step { /* one node that runs a kernel, in order */
 } ont_plan_step;
 
 typedef struct ont_plan { /* arrays live in the arena given */
-    ont_place *places;     /* per value id */
+    ont_location *locations;     /* per value id */
     size_t *work_offsets;  /* per step, into the slab */
     bool *copied_outputs;  /* per graph output: not computed in place, copied from its value at the end of its phase */
     size_t slab_bytes;

@@ -10,7 +10,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "passes/pipeline.h"
-#include "run/place.h"
+#include "run/device_memory.h"
 #include "run/run.h"
 #include "run/schedule.h"
 
@@ -100,10 +100,11 @@ static ont_status bind_steps(ont_program *p, ont_plan_step **plan_steps)
 
 static void mark_saved_value(ont_program *p, uint32_t id)
 {
-    const ont_place *place = &p->plan.places[id];
-    if (place->kind == ONT_PLACE_INPUT && place->index < p->grads.n_forward_inputs) p->saved_inputs[place->index] = 1;
-    if (place->kind == ONT_PLACE_OUTPUT && place->index < p->grads.n_forward_outputs)
-        p->saved_outputs[place->index] = 1;
+    const ont_location *location = &p->plan.locations[id];
+    if (location->kind == ONT_LOCATION_INPUT && location->index < p->grads.n_forward_inputs)
+        p->saved_inputs[location->index] = 1;
+    if (location->kind == ONT_LOCATION_OUTPUT && location->index < p->grads.n_forward_outputs)
+        p->saved_outputs[location->index] = 1;
 }
 
 /* Which borrowed inputs and handed-out outputs backward reads: those that the caller must keep unchanged. */
@@ -213,10 +214,10 @@ static ont_status build(ont_program *p, const ont_graph *loaded, const ont_view 
     ONT_TRY(known->n_required ? become_probe(p, known) : flatten_results(p));
     ONT_TRY(differentiate(p, p->probe ? NULL : wants));
     ont_scope scope; /* kernels of a device accept and prepare with it current */
-    ONT_TRY(ont_place_enter(p->device, &scope));
+    ONT_TRY(ont_device_enter(p->device, &scope));
     ont_status bound = ont_passes_after_grad(p->graph);
     if (bound == ONT_OK) bound = bind_steps(p, &plan_steps);
-    ont_place_leave(p->device, &scope);
+    ont_device_leave(p->device, &scope);
     ONT_TRY(bound);
     ONT_TRY(find_applied(p, p->probe ? NULL : wants, &applied));
     ONT_TRY(find_gradients(p, &gradient_of));
@@ -227,7 +228,7 @@ static ont_status build(ont_program *p, const ont_graph *loaded, const ont_view 
         p->steps[t].work_bytes = plan_steps[t].work_bytes;
     }
     ONT_TRY(mark_saved(p));
-    return ont_place_constants(p);
+    return ont_device_upload_constants(p);
 }
 
 static ont_status keep_known_values(ont_program *p, const ont_tensor *known, uint32_t n)
@@ -317,7 +318,7 @@ void ont_program_unref(ont_program *p)
     ont_run_free_idle(p);
     for (uint32_t t = 0; p->steps && t < p->n_steps; t++)
         if (p->steps[t].state && p->steps[t].kernel->release) p->steps[t].kernel->release(p->steps[t].state);
-    ont_place_free(p->device, &p->constants, p->constant_bytes);
+    ont_device_free(p->device, &p->constants, p->constant_bytes);
     if (p->fault) p->device->kind->free_shared(p->device, p->fault);
     ont_graph_destroy(p->graph);
     ont_arena_deinit(&p->arena);

@@ -53,7 +53,7 @@ typedef struct ont_program {
     const ont_device *device;       /* NULL: the CPU */
     ont_memory constants;           /* on the device, and where each of them is; the CPU reads the graph's own */
     size_t constant_bytes;
-    void **constant_at;
+    void **constant_addresses;
     ont_fault *fault;
     ont_arena arena;
     ont_gradients grads;

@@ -10,7 +10,7 @@
 #include "base/clock.h"
 #include "base/denormals.h"
 #include "base/fence.h"
-#include "run/place.h"
+#include "run/device_memory.h"
 #include "run/replay.h"
 
 struct ont_run {
@@ -53,7 +53,7 @@ static void run_destroy(ont_run *run)
 {
     if (!run) return;
     for (int phase = 0; phase < 2; phase++) ont_replay_deinit(&run->replays[phase], run->program->device);
-    ont_place_free(run->program->device, &run->slab_memory, slab_bytes(run->program));
+    ont_device_free(run->program->device, &run->slab_memory, slab_bytes(run->program));
     ont_free(run->pointers);
     ont_free(run->in);
     ont_free(run->out);
@@ -77,10 +77,11 @@ static void set_fixed_pointers(ont_run *run)
 {
     const ont_program *p = run->program;
     for (uint32_t i = 0; i < p->graph->n_values; i++) {
-        const ont_place *place = &p->plan.places[i];
-        if (place->kind == ONT_PLACE_SLAB) run->pointers[i] = run->slab + place->offset;
-        if (place->kind == ONT_PLACE_CONSTANT)
-            run->pointers[i] = p->device ? p->constant_at[place->index] : p->graph->values[place->index]->data->data;
+        const ont_location *location = &p->plan.locations[i];
+        if (location->kind == ONT_LOCATION_SLAB) run->pointers[i] = run->slab + location->offset;
+        if (location->kind == ONT_LOCATION_CONSTANT)
+            run->pointers[i] = p->device ? p->constant_addresses[location->index]
+                                         : p->graph->values[location->index]->data->data;
     }
 }
 
@@ -90,7 +91,7 @@ static ont_status run_create(ont_program *p, ont_run **result)
     if (!run) return ONT_ENOMEM;
     run->program = p;
     run->max_copies = p->graph->n_inputs * 2 + 1;
-    ont_status status = ont_place_alloc(p->device, slab_bytes(p), &run->slab_memory);
+    ont_status status = ont_device_alloc(p->device, slab_bytes(p), &run->slab_memory);
     run->slab = run->slab_memory.data;
     run->pointers = ont_calloc(p->graph->n_values + 1, sizeof *run->pointers);
     run->in = ont_calloc(p->max_in + 1, sizeof *run->in);
@@ -169,7 +170,7 @@ static ont_status materialise(ont_run *run, const ont_view *view, void **data)
     ONT_TRY(ont_pool_take(run->pool, view->dtype, &shape, &block));
     run->copies[run->n_copies++] = block;
     *data = block->data;
-    return ont_place_view(run->program->device, view, block->data, run->stream);
+    return ont_device_copy_view(run->program->device, view, block->data, run->stream);
 }
 
 /* Points every value that lies in a graph input or output block to where that is now. */
@@ -177,11 +178,11 @@ static void set_bound_pointers(ont_run *run, void *const *inputs)
 {
     const ont_program *p = run->program;
     for (uint32_t i = 0; i < p->graph->n_values; i++) {
-        const ont_place *place = &p->plan.places[i];
-        if (place->kind == ONT_PLACE_INPUT && inputs[place->index]) run->pointers[i] = inputs[place->index];
-        if (place->kind != ONT_PLACE_OUTPUT) continue;
-        if (run->outputs[place->index]) run->pointers[i] = run->outputs[place->index]->data;
-        if (run->over[place->index]) run->pointers[i] = run->over[place->index];
+        const ont_location *location = &p->plan.locations[i];
+        if (location->kind == ONT_LOCATION_INPUT && inputs[location->index]) run->pointers[i] = inputs[location->index];
+        if (location->kind != ONT_LOCATION_OUTPUT) continue;
+        if (run->outputs[location->index]) run->pointers[i] = run->outputs[location->index]->data;
+        if (run->over[location->index]) run->pointers[i] = run->over[location->index];
     }
 }
 
@@ -215,7 +216,7 @@ static void open_values(const ont_run *run, const uint32_t *ids, uint32_t n)
 {
     const ont_program *p = run->program;
     for (uint32_t i = 0; i < n; i++) {
-        if (ids[i] == ONT_STEP_ABSENT || p->plan.places[ids[i]].kind != ONT_PLACE_SLAB) continue;
+        if (ids[i] == ONT_STEP_ABSENT || p->plan.locations[ids[i]].kind != ONT_LOCATION_SLAB) continue;
         const ont_value *v = p->graph->values[ids[i]];
         size_t bytes;
         if (ont_shape_bytes(&v->shape, v->dtype, &bytes) == ONT_OK) ONT_OPEN(run->pointers[ids[i]], bytes);
@@ -317,8 +318,8 @@ static ont_status carry(ont_run *run, const ont_replay *replay, uint32_t first, 
         const ont_replay_slot *slot = &replay->slots[i];
         bool is_result = i >= n_inputs + own && i < n_inputs + end;
         if (!slot->stage.data || !slot->seen || is_result != results) continue;
-        ONT_TRY(ont_place_copy(p->device, results ? slot->seen : slot->stage.data,
-                               results ? slot->stage.data : slot->seen, slot->bytes, run->stream));
+        ONT_TRY(ont_device_copy(p->device, results ? slot->seen : slot->stage.data,
+                                results ? slot->stage.data : slot->seen, slot->bytes, run->stream));
     }
     return ONT_OK;
 }
@@ -327,10 +328,10 @@ static void point_at_stages(ont_run *run, const ont_replay *replay)
 {
     const ont_program *p = run->program;
     for (uint32_t i = 0; i < p->graph->n_values; i++) {
-        const ont_place *place = &p->plan.places[i];
-        if (place->kind != ONT_PLACE_INPUT && place->kind != ONT_PLACE_OUTPUT) continue;
+        const ont_location *location = &p->plan.locations[i];
+        if (location->kind != ONT_LOCATION_INPUT && location->kind != ONT_LOCATION_OUTPUT) continue;
         const ont_replay_slot *slot =
-            &replay->slots[place->index + (place->kind == ONT_PLACE_OUTPUT ? p->graph->n_inputs : 0)];
+            &replay->slots[location->index + (location->kind == ONT_LOCATION_OUTPUT ? p->graph->n_inputs : 0)];
         if (slot->stage.data && slot->seen) run->pointers[i] = slot->stage.data;
     }
 }
@@ -418,8 +419,8 @@ static ont_status copy_outputs(ont_run *run, uint32_t first, uint32_t last)
     for (uint32_t i = first; i < last; i++) {
         ont_block *block = run->outputs[i];
         if (p->plan.copied_outputs[i] && block->bytes)
-            ONT_TRY(ont_place_copy(p->device, block->data, run->pointers[p->graph->outputs[i]->id], block->bytes,
-                                   run->stream));
+            ONT_TRY(ont_device_copy(p->device, block->data, run->pointers[p->graph->outputs[i]->id], block->bytes,
+                                    run->stream));
     }
     return ONT_OK;
 }
@@ -428,8 +429,8 @@ static ont_status copy_outputs(ont_run *run, uint32_t first, uint32_t last)
 static ont_status enter(ont_run *run, ont_scope *scope)
 {
     const ont_device *device = run->program->device;
-    ONT_TRY(ont_place_enter(device, scope));
-    ont_status status = ont_place_check(run->program); /* of what was found behind the last look */
+    ONT_TRY(ont_device_enter(device, scope));
+    ont_status status = ont_device_check_fault(run->program); /* of what was found behind the last look */
     if (status == ONT_OK && device && device->kind->capturing && device->kind->capturing(device, scope->stream))
         status = ont_fail(ONT_EUNSUPPORTED,
                           "the caller records this stream into a graph, which would repeat one random key: the "
@@ -440,7 +441,7 @@ static ont_status enter(ont_run *run, ont_scope *scope)
     run->used = true;
     uint64_t words[] = {run->random.key, run->random.seed, run->random.block};
     if (device && status == ONT_OK) status = device->kind->store(device, seed_at(run), words, 3, run->stream);
-    if (status != ONT_OK) ont_place_leave(device, scope);
+    if (status != ONT_OK) ont_device_leave(device, scope);
     return status;
 }
 
@@ -460,7 +461,7 @@ ont_status ont_run_forward(ont_program *p, ont_pool *pool, const ont_view *input
     set_bound_pointers(run, data);
     ONT_TRYGOTO(status, fail, execute(run, data, 0, p->split));
     ONT_TRYGOTO(status, fail, copy_outputs(run, 0, p->grads.n_forward_outputs));
-    if (p->device && p->device->kind->waits) ONT_TRYGOTO(status, fail, ont_place_check(p));
+    if (p->device && p->device->kind->waits) ONT_TRYGOTO(status, fail, ont_device_check_fault(p));
     for (uint32_t i = 0; i < p->grads.n_forward_outputs; i++) {
         outputs[i] = run->outputs[i];
         run->outputs[i] = p->differentiable && p->saved_outputs[i] ? ont_block_ref(outputs[i]) : NULL;
@@ -469,12 +470,12 @@ ont_status ont_run_forward(ont_program *p, ont_pool *pool, const ont_view *input
     run->n_copies = 0; /* backward gets its inputs again */
     if (p->differentiable) {
         *result = run;
-        ont_place_leave(p->device, &scope);
+        ont_device_leave(p->device, &scope);
         goto done;
     }
     *result = NULL;
 fail:
-    ont_place_leave(p->device, &scope);
+    ont_device_leave(p->device, &scope);
 fail_run:
     ont_run_release(run);
 done:
@@ -490,7 +491,7 @@ static ont_status bind_gradient(ont_run *run, const ont_value *input, const ont_
         ONT_TRY(ont_pool_take(run->pool, input->dtype, &input->shape, &block));
         run->copies[run->n_copies++] = block;
         *data = block->data;
-        return ont_place_clear(run->program->device, block->data, block->bytes, run->stream);
+        return ont_device_clear(run->program->device, block->data, block->bytes, run->stream);
     }
     ont_shape shape = ont_shape_of(view->rank <= ONT_MAX_RANK ? view->rank : 0, view->dims);
     if (view->dtype != input->dtype || view->rank > ONT_MAX_RANK || !ont_shape_equal(&shape, &input->shape)) {
@@ -560,9 +561,9 @@ ont_status ont_run_backward(ont_run *run, const ont_view *inputs, const ont_view
     if (status == ONT_OK) status = copy_outputs(run, p->grads.n_forward_outputs, p->graph->n_outputs);
     if (status == ONT_OK && is_due(run, p->n_steps)) status = apply_due(run, p->n_steps);
     run->sink = NULL;
-    if (status == ONT_OK && p->device && p->device->kind->waits) status = ont_place_check(p);
+    if (status == ONT_OK && p->device && p->device->kind->waits) status = ont_device_check_fault(p);
     if (status == ONT_OK) hand_out_gradients(run, in_grads);
-    ont_place_leave(p->device, &scope);
+    ont_device_leave(p->device, &scope);
 done:
     ont_run_release(run);
     ont_free(data);

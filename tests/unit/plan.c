@@ -76,14 +76,14 @@ static void plan(model *m, ont_value *const *outputs, uint32_t n, uint32_t n_for
     CHECK(m->plan.lower_bound <= m->plan.slab_bytes);
 }
 
-static ont_place place(const model *m, const ont_value *v)
+static ont_location location_of(const model *m, const ont_value *v)
 {
-    return m->plan.places[v->id];
+    return m->plan.locations[v->id];
 }
 
-static bool same_place(const model *m, const ont_value *a, const ont_value *b)
+static bool same_location(const model *m, const ont_value *a, const ont_value *b)
 {
-    ont_place p = place(m, a), q = place(m, b);
+    ont_location p = location_of(m, a), q = location_of(m, b);
     return p.kind == q.kind && p.index == q.index && p.offset == q.offset;
 }
 
@@ -96,9 +96,10 @@ TEST(plan_chain_in_place)
     for (int i = 1; i < 6; i++) v[i] = op(&m, "F", v[i - 1], NULL, 16, 1, 0);
     ont_value *sum = op(&m, "G", v[5], NULL, 1, 0, 0);
     plan(&m, &sum, 1, 1, m.n_steps);
-    CHECK(place(&m, x).kind == ONT_PLACE_INPUT && place(&m, x).index == 0);
-    CHECK(place(&m, sum).kind == ONT_PLACE_OUTPUT && place(&m, sum).index == 0 && !m.plan.copied_outputs[0]);
-    for (int i = 0; i < 6; i++) CHECK(same_place(&m, v[i], v[0]) && place(&m, v[i]).kind == ONT_PLACE_SLAB);
+    CHECK(location_of(&m, x).kind == ONT_LOCATION_INPUT && location_of(&m, x).index == 0);
+    CHECK(location_of(&m, sum).kind == ONT_LOCATION_OUTPUT && location_of(&m, sum).index == 0 &&
+          !m.plan.copied_outputs[0]);
+    for (int i = 0; i < 6; i++) CHECK(same_location(&m, v[i], v[0]) && location_of(&m, v[i]).kind == ONT_LOCATION_SLAB);
     CHECK_INT(m.plan.inplace_count, 5); /* not over the input, which is the caller's */
     CHECK_INT(m.plan.slab_bytes, 64);
     end(&m);
@@ -118,9 +119,9 @@ TEST(plan_not_in_place)
     ont_value *square = op(&m, "F", both, both, 32, 1, 0); /* the same value twice: elementwise, so it may */
     ont_value *end_ = op(&m, "G", square, later, 1, 3, 0);
     plan(&m, &end_, 1, 1, m.n_steps);
-    CHECK(!same_place(&m, a, later) && !same_place(&m, a, wide) && !same_place(&m, wide, no));
-    CHECK(same_place(&m, no, alias) && !same_place(&m, no, both));
-    CHECK(same_place(&m, both, square));
+    CHECK(!same_location(&m, a, later) && !same_location(&m, a, wide) && !same_location(&m, wide, no));
+    CHECK(same_location(&m, no, alias) && !same_location(&m, no, both));
+    CHECK(same_location(&m, both, square));
     CHECK_INT(m.plan.inplace_count, 1);
     end(&m);
 }
@@ -136,10 +137,10 @@ TEST(plan_views_share_and_live_long)
     ont_value *d = op(&m, "F", w, c, 16, 0, 0);
     ont_value *of_input = op(&m, "View", x, NULL, 16, 0, 0), *e = op(&m, "F", of_input, d, 16, 1, 0);
     plan(&m, &e, 1, 1, m.n_steps);
-    CHECK(same_place(&m, a, v) && same_place(&m, a, w));
-    CHECK(!same_place(&m, a, b) && !same_place(&m, a, c)); /* a is alive through w */
-    CHECK(same_place(&m, of_input, x) && place(&m, of_input).kind == ONT_PLACE_INPUT);
-    CHECK(place(&m, e).kind == ONT_PLACE_OUTPUT);
+    CHECK(same_location(&m, a, v) && same_location(&m, a, w));
+    CHECK(!same_location(&m, a, b) && !same_location(&m, a, c)); /* a is alive through w */
+    CHECK(same_location(&m, of_input, x) && location_of(&m, of_input).kind == ONT_LOCATION_INPUT);
+    CHECK(location_of(&m, e).kind == ONT_LOCATION_OUTPUT);
     end(&m);
 }
 
@@ -158,10 +159,11 @@ TEST(plan_outputs)
     plan(&m, outputs, 6, 4, split);
     const bool *copied = m.plan.copied_outputs;
     CHECK(!copied[0] && copied[1] && copied[2] && !copied[3] && !copied[4] && copied[5]);
-    CHECK(place(&m, a).kind == ONT_PLACE_OUTPUT && place(&m, a).index == 0 && same_place(&m, a, alias));
-    CHECK(place(&m, b).kind == ONT_PLACE_OUTPUT && place(&m, b).index == 3);
-    CHECK(place(&m, back).kind == ONT_PLACE_OUTPUT && place(&m, back).index == 4);
-    CHECK(place(&m, split_at).kind == ONT_PLACE_SLAB); /* computed by forward, given out by backward */
+    CHECK(location_of(&m, a).kind == ONT_LOCATION_OUTPUT && location_of(&m, a).index == 0 &&
+          same_location(&m, a, alias));
+    CHECK(location_of(&m, b).kind == ONT_LOCATION_OUTPUT && location_of(&m, b).index == 3);
+    CHECK(location_of(&m, back).kind == ONT_LOCATION_OUTPUT && location_of(&m, back).index == 4);
+    CHECK(location_of(&m, split_at).kind == ONT_LOCATION_SLAB); /* computed by forward, given out by backward */
     CHECK_INT(m.plan.inplace_count, 0);
     end(&m);
 }
@@ -183,8 +185,8 @@ TEST(plan_applied)
     CHECK_INT(m.plan.apply_before[1], 3);
     CHECK_INT(m.plan.apply_before[2], 4);
     CHECK(m.plan.apply_before[0] == ONT_PLAN_BLOCK && m.plan.apply_before[3] == ONT_PLAN_BLOCK);
-    CHECK(place(&m, early).kind == ONT_PLACE_SLAB && !same_place(&m, early, late));
-    CHECK(place(&m, last).kind == ONT_PLACE_SLAB && m.plan.copied_outputs[3] && !m.plan.copied_outputs[2]);
+    CHECK(location_of(&m, early).kind == ONT_LOCATION_SLAB && !same_location(&m, early, late));
+    CHECK(location_of(&m, last).kind == ONT_LOCATION_SLAB && m.plan.copied_outputs[3] && !m.plan.copied_outputs[2]);
     CHECK_INT(m.plan.slab_bytes, 128);
     end(&m);
 }
@@ -198,7 +200,7 @@ static bool over(ont_value *(*back)(model *m, ont_value *x, ont_value *y))
     ont_value *outputs[] = {y, back(&m, x, y)};
     m.gradient_of[1] = 0;
     plan(&m, outputs, 2, 1, 1);
-    CHECK(m.plan.copied_outputs[1] || place(&m, outputs[1]).kind == ONT_PLACE_OUTPUT);
+    CHECK(m.plan.copied_outputs[1] || location_of(&m, outputs[1]).kind == ONT_LOCATION_OUTPUT);
     CHECK(!m.plan.over_input[0]);
     bool result = m.plan.over_input[1];
     end(&m);
@@ -264,7 +266,7 @@ TEST(plan_unread_values_have_no_place)
     ont_graph_remove_node(m.g, removed->def);
     removed->has_shape = false;
     plan(&m, &a, 1, 1, 1);
-    CHECK(place(&m, removed).kind == ONT_PLACE_NONE);
+    CHECK(location_of(&m, removed).kind == ONT_LOCATION_NONE);
     CHECK_INT(m.plan.slab_bytes, 0);
     end(&m);
 }
@@ -284,18 +286,18 @@ static machine play_area;
 
 static uint32_t *memory(const model *m, const ont_value *v)
 {
-    ont_place p = place(m, v);
-    if (p.kind == ONT_PLACE_INPUT) return play_area.inputs[p.index];
-    if (p.kind == ONT_PLACE_OUTPUT && m->plan.over_input[p.index]) return play_area.inputs[m->gradient_of[p.index]];
-    if (p.kind == ONT_PLACE_OUTPUT) return play_area.outputs[p.index];
-    CHECK(p.kind == ONT_PLACE_SLAB && p.offset + (size_t)v->shape.dims[0] * 4 <= m->plan.slab_bytes);
+    ont_location p = location_of(m, v);
+    if (p.kind == ONT_LOCATION_INPUT) return play_area.inputs[p.index];
+    if (p.kind == ONT_LOCATION_OUTPUT && m->plan.over_input[p.index]) return play_area.inputs[m->gradient_of[p.index]];
+    if (p.kind == ONT_LOCATION_OUTPUT) return play_area.outputs[p.index];
+    CHECK(p.kind == ONT_LOCATION_SLAB && p.offset + (size_t)v->shape.dims[0] * 4 <= m->plan.slab_bytes);
     return play_area.slab + p.offset / 4;
 }
 
 static void check_intact(const model *m, const ont_value *v)
 {
-    ont_place p = place(m, v);
-    if (p.kind == ONT_PLACE_INPUT) CHECK(!play_area.applied[play_area.tag[v->id] - 1]);
+    ont_location p = location_of(m, v);
+    if (p.kind == ONT_LOCATION_INPUT) CHECK(!play_area.applied[play_area.tag[v->id] - 1]);
     const uint32_t *at = memory(m, v);
     for (int64_t i = 0; i < v->shape.dims[0]; i++)
         if (at[i] != play_area.tag[v->id])
@@ -304,8 +306,8 @@ static void check_intact(const model *m, const ont_value *v)
 
 static bool in_slab(const model *m, const ont_value *v, size_t offset, size_t bytes)
 {
-    ont_place p = place(m, v);
-    return p.kind == ONT_PLACE_SLAB && p.offset < offset + bytes && offset < p.offset + (size_t)v->shape.dims[0] * 4;
+    ont_location p = location_of(m, v);
+    return p.kind == ONT_LOCATION_SLAB && p.offset < offset + bytes && offset < p.offset + (size_t)v->shape.dims[0] * 4;
 }
 
 /* An output may lie on an input only where the kernel says so, and then exactly. */
@@ -315,8 +317,8 @@ static void check_overlap(const model *m, const ont_plan_step *s)
     for (uint32_t i = 0; i < s->node->n_inputs; i++) {
         const ont_value *in = s->node->inputs[i].value;
         bool exact = memory(m, in) == memory(m, out), overlap = exact;
-        if (place(m, out).kind == ONT_PLACE_SLAB)
-            overlap = in_slab(m, in, place(m, out).offset, (size_t)out->shape.dims[0] * 4);
+        if (location_of(m, out).kind == ONT_LOCATION_SLAB)
+            overlap = in_slab(m, in, location_of(m, out).offset, (size_t)out->shape.dims[0] * 4);
         if (!overlap) continue;
         bool through_other = false; /* F(v, v): the kernel reads the same element of both */
         for (uint32_t k = 0; k < s->node->n_inputs; k++)
@@ -339,7 +341,8 @@ static void play_step(const model *m, uint32_t t)
         for (uint32_t i = 0; i < s->node->n_inputs; i++) check_intact(m, s->node->inputs[i].value);
     }
     /* Blocks of backward's outputs do not exist before, those of forward's are the caller's after. */
-    if (place(m, out).kind == ONT_PLACE_OUTPUT) CHECK((place(m, out).index < m->n_forward_outputs) == (t < m->split));
+    if (location_of(m, out).kind == ONT_LOCATION_OUTPUT)
+        CHECK((location_of(m, out).index < m->n_forward_outputs) == (t < m->split));
     uint32_t *to = memory(m, out);
     for (int64_t i = 0; i < out->shape.dims[0]; i++) to[i] = out->id + 1;
 }
@@ -359,7 +362,7 @@ static void play_applied(const model *m, uint32_t t)
 static bool is_block(const model *m, uint32_t output)
 {
     bool block = m->plan.apply_before[output] == ONT_PLAN_BLOCK;
-    CHECK(block == (!m->applied[output] || place(m, m->g->outputs[output]).kind == ONT_PLACE_INPUT));
+    CHECK(block == (!m->applied[output] || location_of(m, m->g->outputs[output]).kind == ONT_LOCATION_INPUT));
     return block;
 }
 
@@ -378,10 +381,10 @@ static void play(const model *m)
         for (uint32_t i = 0; i < m->g->n_outputs; i++) {
             bool forward = i < m->n_forward_outputs, due = t == (forward ? m->split : m->n_steps);
             const ont_value *v = m->g->outputs[i];
-            ont_place p = place(m, v);
+            ont_location p = location_of(m, v);
             if (!due || !is_block(m, i)) continue;
             check_intact(m, v);
-            CHECK(m->plan.copied_outputs[i] || (p.kind == ONT_PLACE_OUTPUT && p.index == i));
+            CHECK(m->plan.copied_outputs[i] || (p.kind == ONT_LOCATION_OUTPUT && p.index == i));
         }
         if (t >= m->split) play_applied(m, t);
         if (t < m->n_steps) play_step(m, t);

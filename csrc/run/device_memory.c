@@ -1,7 +1,7 @@
 /*
- * Memory and order of work on a device. See place.h.
+ * Memory and order of work on a device. See device_memory.h.
  */
-#include "run/place.h"
+#include "run/device_memory.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -9,7 +9,7 @@
 #include "base/alloc.h"
 #include "run/run.h"
 
-ont_status ont_place_alloc(const ont_device *device, size_t bytes, ont_memory *memory)
+ont_status ont_device_alloc(const ont_device *device, size_t bytes, ont_memory *memory)
 {
     if (device) return device->kind->alloc(device, bytes ? bytes : 1, memory);
     memory->owner = NULL;
@@ -17,7 +17,7 @@ ont_status ont_place_alloc(const ont_device *device, size_t bytes, ont_memory *m
     return memory->data ? ONT_OK : ONT_ENOMEM;
 }
 
-void ont_place_free(const ont_device *device, ont_memory *memory, size_t bytes)
+void ont_device_free(const ont_device *device, ont_memory *memory, size_t bytes)
 {
     if (!memory->data) return;
     if (device)
@@ -27,18 +27,18 @@ void ont_place_free(const ont_device *device, ont_memory *memory, size_t bytes)
     *memory = (ont_memory){0};
 }
 
-ont_status ont_place_enter(const ont_device *device, ont_scope *scope)
+ont_status ont_device_enter(const ont_device *device, ont_scope *scope)
 {
     *scope = (ont_scope){0};
     return device ? device->kind->enter(device, scope) : ONT_OK;
 }
 
-void ont_place_leave(const ont_device *device, const ont_scope *scope)
+void ont_device_leave(const ont_device *device, const ont_scope *scope)
 {
     if (device) device->kind->leave(device, scope);
 }
 
-ont_status ont_place_copy(const ont_device *device, void *to, const void *from, size_t bytes, void *stream)
+ont_status ont_device_copy(const ont_device *device, void *to, const void *from, size_t bytes, void *stream)
 {
     if (!bytes) return ONT_OK;
     if (device) return device->kind->copy(device, to, from, bytes, stream);
@@ -46,7 +46,7 @@ ont_status ont_place_copy(const ont_device *device, void *to, const void *from, 
     return ONT_OK;
 }
 
-ont_status ont_place_clear(const ont_device *device, void *to, size_t bytes, void *stream)
+ont_status ont_device_clear(const ont_device *device, void *to, size_t bytes, void *stream)
 {
     if (!bytes) return ONT_OK;
     if (device) return device->kind->clear(device, to, bytes, stream);
@@ -54,7 +54,7 @@ ont_status ont_place_clear(const ont_device *device, void *to, size_t bytes, voi
     return ONT_OK;
 }
 
-ont_status ont_place_view(const ont_device *device, const ont_view *view, void *to, void *stream)
+ont_status ont_device_copy_view(const ont_device *device, const ont_view *view, void *to, void *stream)
 {
     if (!device) {
         ont_view_copy(view, to);
@@ -71,38 +71,39 @@ ont_status ont_place_view(const ont_device *device, const ont_view *view, void *
 
 static bool is_constant(const ont_program *p, uint32_t value)
 {
-    return p->plan.places[value].kind == ONT_PLACE_CONSTANT && p->plan.places[value].index == value;
+    return p->plan.locations[value].kind == ONT_LOCATION_CONSTANT && p->plan.locations[value].index == value;
 }
 
-ont_status ont_place_constants(ont_program *p)
+ont_status ont_device_upload_constants(ont_program *p)
 {
     const ont_device *device = p->device;
     size_t total = 0;
     if (!device) return ONT_OK;
-    p->constant_at = ont_arena_array(&p->arena, p->graph->n_values + 1, sizeof *p->constant_at);
-    if (!p->constant_at) return ONT_ENOMEM;
+    p->constant_addresses = ont_arena_array(&p->arena, p->graph->n_values + 1, sizeof *p->constant_addresses);
+    if (!p->constant_addresses) return ONT_ENOMEM;
     for (uint32_t i = 0; i < p->graph->n_values; i++)
         if (is_constant(p, i))
             total += (p->graph->values[i]->data->bytes + ONT_PLAN_ALIGN - 1) / ONT_PLAN_ALIGN * ONT_PLAN_ALIGN;
     ont_scope scope;
-    ONT_TRY(ont_place_enter(device, &scope));
+    ONT_TRY(ont_device_enter(device, &scope));
     ont_status status = device->kind->alloc_shared(device, sizeof *p->fault, (void **)&p->fault);
-    if (status == ONT_OK) status = ont_place_alloc(device, total, &p->constants);
+    if (status == ONT_OK) status = ont_device_alloc(device, total, &p->constants);
     p->constant_bytes = total;
     size_t at = 0;
     for (uint32_t i = 0; i < p->graph->n_values && status == ONT_OK; i++) {
         if (!is_constant(p, i)) continue;
         const ont_tensor *data = p->graph->values[i]->data;
-        p->constant_at[i] = (char *)p->constants.data + at;
-        if (data->bytes) status = device->kind->write(device, p->constant_at[i], data->data, data->bytes, scope.stream);
+        p->constant_addresses[i] = (char *)p->constants.data + at;
+        if (data->bytes)
+            status = device->kind->write(device, p->constant_addresses[i], data->data, data->bytes, scope.stream);
         at += (data->bytes + ONT_PLAN_ALIGN - 1) / ONT_PLAN_ALIGN * ONT_PLAN_ALIGN;
     }
     if (status == ONT_OK) status = device->kind->synchronize(device, scope.stream);
-    ont_place_leave(device, &scope);
+    ont_device_leave(device, &scope);
     return status;
 }
 
-ont_status ont_place_check(const ont_program *p)
+ont_status ont_device_check_fault(const ont_program *p)
 {
     ont_fault *fault = p->fault;
     if (!fault || __atomic_load_n(&fault->code, __ATOMIC_ACQUIRE) <= ONT_FAULT_NONE) return ONT_OK;
