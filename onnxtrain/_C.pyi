@@ -162,13 +162,13 @@ class Run:
         that a gradient flows to; not where the gradient is itself an input of backward, which comes out."""
 
     def backward(self, saved: Sequence[Tensor], grads: Sequence[Tensor | None],
-                 spent: Sequence[int] = ()) -> tuple[Tensor | None, ...]:
+                 donated: Sequence[int] = ()) -> tuple[Tensor | None, ...]:
         """Runs the backward part once.
 
         Args:
             saved: the tensors named by saved_inputs, then those named by saved_outputs.
             grads: gradient of each graph output; None is zero.
-            spent: indices of graph inputs that nobody else reads, now or later. Where the plan allows it the gradient
+            donated: indices of graph inputs that nobody else reads, now or later. Where the plan allows it the gradient
                 of such an input is computed over it, on the CPU, and the saved tensor itself is returned. Where
                 backward fails it may be half overwritten.
 
@@ -176,7 +176,7 @@ class Run:
             One gradient per graph input; None where grad_mask was 0 or no gradient flows.
 
         Raises:
-            IndexError: an item of spent is no graph input.
+            IndexError: an item of donated is no graph input.
             RuntimeError: called a second time without again(), or after release().
             ValueError: there are gradients to be applied.
         """

@@ -24,7 +24,7 @@ typedef struct planner {
     const ont_plan_step *steps;
     uint32_t n_steps, split, n_forward_outputs;
     bool (*is_view)(const ont_node *);
-    const ont_value *const *applied;
+    const ont_value *const *delivered;
     const int32_t *gradient_of;
     storage *s; /* per value id */
     ont_plan *plan;
@@ -71,9 +71,9 @@ static void compute_live_ranges(planner *p)
 }
 
 /* Whether the output is read between two steps, and is no block. */
-static bool is_applied(const planner *p, uint32_t output)
+static bool is_delivered(const planner *p, uint32_t output)
 {
-    return p->applied && p->applied[output] &&
+    return p->delivered && p->delivered[output] &&
            p->s[root_of(p, p->g->outputs[output]->id)].kind != ONT_LOCATION_INPUT;
 }
 
@@ -82,8 +82,8 @@ static void assign_output_blocks(planner *p)
 {
     for (uint32_t i = 0; i < p->g->n_outputs; i++) {
         storage *s = &p->s[root_of(p, p->g->outputs[i]->id)];
-        p->plan->apply_before[i] = ONT_PLAN_BLOCK;
-        if (is_applied(p, i)) continue;
+        p->plan->deliver_before[i] = ONT_PLAN_BLOCK;
+        if (is_delivered(p, i)) continue;
         bool forward = i < p->n_forward_outputs;
         uint32_t end = forward ? p->split : p->n_steps;
         /* A gradient that forward already computed cannot lie in a block that backward makes. */
@@ -100,18 +100,18 @@ static void assign_output_blocks(planner *p)
 }
 
 /* Finds for each output that is applied the first step before which it can be, and keeps it until then. */
-static void place_applied(planner *p)
+static void place_delivered(planner *p)
 {
     for (uint32_t i = 0; i < p->g->n_outputs; i++) {
-        if (!is_applied(p, i)) continue;
+        if (!is_delivered(p, i)) continue;
         storage *s = &p->s[root_of(p, p->g->outputs[i]->id)];
-        const storage *target = &p->s[root_of(p, p->applied[i]->id)];
+        const storage *target = &p->s[root_of(p, p->delivered[i]->id)];
         uint32_t at = p->split;
         if (s->kind != ONT_LOCATION_CONSTANT && s->first != NONE && s->first >= at) at = s->first + 1;
         if (target->first != NONE && target->last >= at) at = target->last + 1;
         if (at) extend_live_range(s, at - 1);
         s->copied = true;
-        p->plan->apply_before[i] = at;
+        p->plan->deliver_before[i] = at;
     }
 }
 
@@ -182,7 +182,7 @@ static bool may_write_in_place(const planner *p, uint32_t t, uint32_t from, uint
 }
 
 /* Finds the gradients that may lie over their inputs, when storage is shared and lifetimes are known. */
-static void find_over_inputs(planner *p)
+static void find_aliased_inputs(planner *p)
 {
     for (uint32_t i = p->n_forward_outputs; p->gradient_of && i < p->g->n_outputs; i++) {
         if (p->gradient_of[i] < 0) continue;
@@ -191,7 +191,7 @@ static void find_over_inputs(planner *p)
         const storage *src = &p->s[from], *dst = &p->s[to];
         if (dst->output != i || src->kind != ONT_LOCATION_INPUT || src->first == NONE || src->bytes != dst->bytes)
             continue;
-        p->plan->over_input[i] =
+        p->plan->may_alias_input[i] =
             src->last < dst->first || (src->last == dst->first && !src->copied &&
                                        may_write_in_place(p, src->last, from, to));
     }
@@ -238,28 +238,28 @@ done:
 
 ont_status ont_plan_memory(const ont_graph *g, const ont_plan_step *steps, uint32_t n_steps, uint32_t split,
                            uint32_t n_forward_outputs, bool (*is_view)(const ont_node *),
-                           const ont_value *const *applied, const int32_t *gradient_of, ont_arena *arena,
+                           const ont_value *const *delivered, const int32_t *gradient_of, ont_arena *arena,
                            ont_plan *plan)
 {
     ont_plan result = {0};
     result.locations = ont_arena_array(arena, g->n_values + 1, sizeof *result.locations);
     result.work_offsets = ont_arena_array(arena, n_steps + 1, sizeof *result.work_offsets);
     result.copied_outputs = ont_arena_array(arena, g->n_outputs + 1, sizeof *result.copied_outputs);
-    result.apply_before = ont_arena_array(arena, g->n_outputs + 1, sizeof *result.apply_before);
-    result.over_input = ont_arena_array(arena, g->n_outputs + 1, sizeof *result.over_input);
-    if (!result.locations || !result.work_offsets || !result.copied_outputs || !result.apply_before ||
-        !result.over_input)
+    result.deliver_before = ont_arena_array(arena, g->n_outputs + 1, sizeof *result.deliver_before);
+    result.may_alias_input = ont_arena_array(arena, g->n_outputs + 1, sizeof *result.may_alias_input);
+    if (!result.locations || !result.work_offsets || !result.copied_outputs || !result.deliver_before ||
+        !result.may_alias_input)
         return ONT_ENOMEM;
-    planner p = {g, steps, n_steps, split, n_forward_outputs, is_view, applied, gradient_of, NULL, &result};
+    planner p = {g, steps, n_steps, split, n_forward_outputs, is_view, delivered, gradient_of, NULL, &result};
     p.s = ont_calloc(g->n_values + 1, sizeof *p.s);
     if (!p.s) return ONT_ENOMEM;
     ont_status status;
     ONT_TRYGOTO(status, done, init_storage(&p));
     compute_live_ranges(&p);
     assign_output_blocks(&p);
-    place_applied(&p);
+    place_delivered(&p);
     share_inplace(&p);
-    find_over_inputs(&p);
+    find_aliased_inputs(&p);
     ONT_TRYGOTO(status, done, assign(&p, arena));
     *plan = result;
 done:

@@ -34,8 +34,8 @@ typedef struct ont_plan { /* arrays live in the arena given */
     size_t slab_bytes;
     size_t lower_bound;    /* most bytes live at one step: no plan can need less */
     uint32_t inplace_count;
-    uint32_t *apply_before; /* per graph output: the step before which it is applied, ONT_PLAN_BLOCK: it is a block */
-    bool *over_input;       /* per graph output, a gradient: it may be computed over the input that it belongs to */
+    uint32_t *deliver_before; /* per graph output: the step before which it is applied, ONT_PLAN_BLOCK: it is a block */
+    bool *may_alias_input;       /* per graph output, a gradient: it may be computed over the input that it belongs to */
 } ont_plan;
 
 enum { ONT_PLAN_ALIGN = 64 };
@@ -62,7 +62,7 @@ enum { ONT_PLAN_ALIGN = 64 };
  */
 ont_status ont_plan_memory(const ont_graph *g, const ont_plan_step *steps, uint32_t n_steps, uint32_t split,
                            uint32_t n_forward_outputs, bool (*is_view)(const ont_node *),
-                           const ont_value *const *applied, const int32_t *gradient_of, ont_arena *arena,
+                           const ont_value *const *delivered, const int32_t *gradient_of, ont_arena *arena,
                            ont_plan *plan) ONT_MUST_USE;
 
 /*

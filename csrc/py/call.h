@@ -28,15 +28,15 @@ PyObject *ont_wrap_blocks(const ont_state *state, ont_block **blocks, uint32_t n
  * Run.backward() with somebody who takes the gradients that are applied. check: sees every tensor that backward will
  * read, inputs that it does not read with data NULL, before anything is run; -1 with an exception.
  */
-typedef struct ont_applier {
-    ont_sink sink; /* called without the GIL */
+typedef struct ont_backward_hooks {
+    ont_grad_callback gradient; /* called without the GIL */
     int (*check)(void *context, const ont_borrowed *inputs, const ont_borrowed *grads);
-} ont_applier;
+} ont_backward_hooks;
 
 /* spent: NULL, or a sequence of inputs that may be overwritten, as in run.h; a tensor that is comes back as its
  * gradient. */
-PyObject *ont_run_object_backward(PyObject *run, PyObject *saved, PyObject *grads, PyObject *spent,
-                                  const ont_applier *applier);
+PyObject *ont_run_object_backward(PyObject *run, PyObject *saved, PyObject *grads, PyObject *donated,
+                                  const ont_backward_hooks *hooks);
 /* The program of a Run that is still open; NULL with TypeError or RuntimeError. */
 ont_program *ont_run_object_program(const ont_state *state, PyObject *run);
 

@@ -12,25 +12,25 @@
 
 typedef struct target {
     uint32_t tensor;
-    bool applied; /* else backward has a gradient that nobody wants */
+    bool is_target; /* else backward has a gradient that nobody wants */
 } target;
 
-typedef struct application {
+typedef struct backward_step {
     ont_updater *self;
     ont_optim_request request;
     target *targets;     /* per input of the program */
     uint32_t n_inputs;
     uint32_t *number;    /* per input: among the targets */
     uint8_t *done;       /* per target, in the caller's order */
-} application;
+} backward_step;
 
 /* ---- while backward runs, without the GIL ---- */
 
-static ont_status apply(void *context, uint32_t input, const void *gradient)
+static ont_status apply_gradient(void *context, uint32_t input, const void *gradient)
 {
-    application *a = context;
+    backward_step *a = context;
     const target *t = &a->targets[input];
-    if (!t->applied) return ONT_OK;
+    if (!t->is_target) return ONT_OK;
     ONT_TRY(ont_optim_apply(&a->self->work, &a->request, t->tensor, gradient));
     a->done[a->number[input]] = 1;
     return ONT_OK;
@@ -38,7 +38,7 @@ static ont_status apply(void *context, uint32_t input, const void *gradient)
 
 /* ---- before ---- */
 
-static int refuse_shared(const application *a, const ont_view *view, uint32_t own, const char *what, Py_ssize_t index)
+static int refuse_shared(const backward_step *a, const ont_view *view, uint32_t own, const char *what, Py_ssize_t index)
 {
     ont_optim_overlap where;
     int64_t span = 1;
@@ -59,11 +59,11 @@ static int refuse_shared(const application *a, const ont_view *view, uint32_t ow
 }
 
 /* What backward reads must not change under it: an input may be a parameter itself, of which the engine knows. */
-static int check(void *context, const ont_borrowed *inputs, const ont_borrowed *grads)
+static int check_no_overlap(void *context, const ont_borrowed *inputs, const ont_borrowed *grads)
 {
-    const application *a = context;
+    const backward_step *a = context;
     for (Py_ssize_t i = 0; i < inputs->n; i++) {
-        uint32_t own = i < (Py_ssize_t)a->n_inputs && a->targets[i].applied ? a->targets[i].tensor : UINT32_MAX;
+        uint32_t own = i < (Py_ssize_t)a->n_inputs && a->targets[i].is_target ? a->targets[i].tensor : UINT32_MAX;
         if (inputs->views[i].data && refuse_shared(a, &inputs->views[i], own, "input", i) < 0) return -1;
     }
     for (Py_ssize_t i = 0; i < grads->n; i++)
@@ -74,7 +74,7 @@ static int check(void *context, const ont_borrowed *inputs, const ont_borrowed *
 }
 
 /* One (input, position, parameter): into a table by position, which grows. */
-static int read_target(application *a, const ont_program *p, PyObject *item, uint32_t number, ont_walk *w,
+static int read_target(backward_step *a, const ont_program *p, PyObject *item, uint32_t number, ont_walk *w,
                        size_t *capacity)
 {
     Py_ssize_t input, position;
@@ -83,8 +83,8 @@ static int read_target(application *a, const ont_program *p, PyObject *item, uin
     if (!PyArg_ParseTuple(item, "nnO:target", &input, &position, &param)) return -1;
     bool fits = input >= 0 && input < (Py_ssize_t)a->n_inputs && position >= 0 && position < INT32_MAX;
     bool known = false;
-    for (uint32_t i = 0; fits && i < p->n_applies; i++) known |= p->applies[i].input == (uint32_t)input;
-    if (!known || a->targets[input].applied)
+    for (uint32_t i = 0; fits && i < p->n_deliveries; i++) known |= p->deliveries[i].input == (uint32_t)input;
+    if (!known || a->targets[input].is_target)
         return PyErr_Format(PyExc_ValueError, "input %zd is none whose gradient is applied", input), -1;
     if ((size_t)position >= w->n_expected) {
         if (ont_optim_reserve(&w->expected, capacity, (size_t)position + 1, sizeof *w->expected) != ONT_OK)
@@ -94,12 +94,12 @@ static int read_target(application *a, const ont_program *p, PyObject *item, uin
     ont_expected *e = &w->expected[position];
     if (e->param) return PyErr_Format(PyExc_ValueError, "position %zd comes twice", position), -1;
     *e = (ont_expected){.param = param, .input = p->graph->inputs[input], .number = number};
-    a->targets[input].applied = true;
+    a->targets[input].is_target = true;
     a->number[input] = number;
     return 0;
 }
 
-static int read_targets(application *a, const ont_program *p, PyObject *targets, ont_walk *w)
+static int read_targets(backward_step *a, const ont_program *p, PyObject *targets, ont_walk *w)
 {
     size_t capacity = 0;
     a->n_inputs = p->grads.n_forward_inputs;
@@ -115,7 +115,7 @@ static int read_targets(application *a, const ont_program *p, PyObject *targets,
 }
 
 /* Where the walk has put each of them. */
-static int find_tensors(application *a, const ont_walk *w, Py_ssize_t n)
+static int find_tensors(backward_step *a, const ont_walk *w, Py_ssize_t n)
 {
     uint32_t *tensor = ont_calloc((size_t)n + 1, sizeof *tensor);
     bool all = true;
@@ -162,7 +162,7 @@ typedef struct arguments {
     PyObject *run, *saved, *grads, *groups, *hyper, *targets, *done;
 } arguments;
 
-static int prepare(application *a, ont_walk *w, const arguments *in, const ont_program *p)
+static int prepare(backward_step *a, ont_walk *w, const arguments *in, const ont_program *p)
 {
     ont_updater *self = a->self;
     if (read_targets(a, p, in->targets, w) < 0) return -1;
@@ -185,7 +185,7 @@ PyObject *ont_updater_backward(PyObject *object, PyObject *args)
 {
     ont_updater *self = (ont_updater *)object;
     ont_walk w = {.self = self};
-    application a = {.self = self};
+    backward_step a = {.self = self};
     arguments in;
     unsigned long long seed;
     if (!PyArg_ParseTuple(args, "OOOOOOOKOO:backward", &in.run, &in.saved, &in.grads, &in.groups, &in.hyper, &w.states,
@@ -202,9 +202,9 @@ PyObject *ont_updater_backward(PyObject *object, PyObject *args)
     ont_program_ref(p); /* the preparation of state is Python, which may release the run */
     PyObject *result = NULL;
     if (prepare(&a, &w, &in, p) == 0) {
-        ont_applier applier = {.sink = {apply, &a}, .check = check};
+        ont_backward_hooks hooks = {.gradient = {apply_gradient, &a}, .check = check_no_overlap};
         a.request = (ont_optim_request){.rule = self->rule, .unscale = 1, .max_norm = -1, .seed = seed};
-        result = ont_run_object_backward(in.run, in.saved, in.grads, NULL, &applier);
+        result = ont_run_object_backward(in.run, in.saved, in.grads, NULL, &hooks);
         if (mark_done(self, in.targets, a.done, in.done) < 0) Py_CLEAR(result);
     }
     if (!result) self->n_order = 0;

@@ -36,9 +36,9 @@ static PyObject *flagged(const uint8_t *flags, uint32_t n)
 /* A tuple of the inputs whose gradients are applied, in that order. */
 static PyObject *applied_inputs(const ont_program *p)
 {
-    PyObject *tuple = PyTuple_New((Py_ssize_t)p->n_applies);
-    for (uint32_t i = 0; tuple && i < p->n_applies; i++) {
-        PyObject *item = PyLong_FromUnsignedLong(p->applies[i].input);
+    PyObject *tuple = PyTuple_New((Py_ssize_t)p->n_deliveries);
+    for (uint32_t i = 0; tuple && i < p->n_deliveries; i++) {
+        PyObject *item = PyLong_FromUnsignedLong(p->deliveries[i].input);
         if (!item || PyTuple_SetItem(tuple, (Py_ssize_t)i, item) < 0) Py_CLEAR(tuple);
     }
     return tuple;
@@ -64,7 +64,7 @@ PyObject *ont_run_object_new(ont_session_object *session, ont_run *run, const on
         Py_DECREF(self);
         return NULL;
     }
-    if (p->n_applies && !(self->applied = applied_inputs(p))) {
+    if (p->n_deliveries && !(self->applied = applied_inputs(p))) {
         Py_DECREF(self);
         return NULL;
     }
@@ -276,7 +276,7 @@ static PyObject *run_again(PyObject *object, PyObject *unused)
 typedef struct backward_call {
     ont_borrowed inputs, grads;
     PyObject *saved, *given; /* tuples */
-    uint8_t *spent;          /* per graph input, or NULL; see run.h */
+    uint8_t *donated;          /* per graph input, or NULL; see run.h */
 } backward_call;
 
 static int borrow_backward(run_object *self, const ont_program *p, backward_call *call)
@@ -302,19 +302,20 @@ static int borrow_backward(run_object *self, const ont_program *p, backward_call
 }
 
 /* Saved inputs that hold their own gradients now, in the places of these. */
-static PyObject *put_spent(const run_object *self, const backward_call *call, PyObject *gradients)
+static PyObject *put_donated(const run_object *self, const backward_call *call, PyObject *gradients)
 {
-    Py_ssize_t n = call->spent ? PyTuple_Size(self->saved_inputs) : 0;
+    Py_ssize_t n = call->donated ? PyTuple_Size(self->saved_inputs) : 0;
     for (Py_ssize_t k = 0; gradients && k < n; k++) {
         Py_ssize_t i = PyLong_AsSsize_t(PyTuple_GetItem(self->saved_inputs, k));
-        if (!call->spent[i]) continue;
+        if (!call->donated[i]) continue;
         if (PyTuple_SetItem(gradients, i, Py_NewRef(PyTuple_GetItem(call->saved, k))) < 0) Py_CLEAR(gradients);
     }
     return gradients;
 }
 
 /* Takes the run over, also on failure. */
-static PyObject *backward_borrowed(run_object *self, ont_run *run, backward_call *call, const ont_sink *sink)
+static PyObject *backward_borrowed(run_object *self, ont_run *run, backward_call *call,
+                                   const ont_grad_callback *callback)
 {
     uint32_t n = ont_run_program(run)->grads.n_forward_inputs;
     ont_block **in_grads = ont_calloc(n + 1, sizeof *in_grads);
@@ -324,12 +325,12 @@ static PyObject *backward_borrowed(run_object *self, ont_run *run, backward_call
     }
     ont_status status;
     Py_BEGIN_ALLOW_THREADS
-    status = ont_run_backward(run, call->inputs.views, NULL, call->grads.views, sink, call->spent, in_grads);
+    status = ont_run_backward(run, call->inputs.views, NULL, call->grads.views, callback, call->donated, in_grads);
     Py_END_ALLOW_THREADS
     PyObject *result = status == ONT_OK ? ont_wrap_blocks(self->session->state, in_grads, n)
                                         : ont_raise(self->session->state, status);
     ont_free(in_grads);
-    return put_spent(self, call, result);
+    return put_donated(self, call, result);
 }
 
 ont_program *ont_run_object_program(const ont_state *state, PyObject *object)
@@ -346,27 +347,27 @@ ont_program *ont_run_object_program(const ont_state *state, PyObject *object)
 }
 
 /* Flags of the inputs that `indices` names; -1 with an exception. */
-static int read_spent(const ont_program *p, PyObject *indices, uint8_t **spent)
+static int read_donated(const ont_program *p, PyObject *indices, uint8_t **donated)
 {
     PyObject *tuple = PySequence_Tuple(indices);
     if (!tuple) return -1;
     Py_ssize_t n = PyTuple_Size(tuple);
-    if (n && !(*spent = ont_calloc(p->grads.n_forward_inputs + 1, 1))) PyErr_NoMemory();
+    if (n && !(*donated = ont_calloc(p->grads.n_forward_inputs + 1, 1))) PyErr_NoMemory();
     for (Py_ssize_t k = 0; k < n && !PyErr_Occurred(); k++) {
         Py_ssize_t i = PyLong_AsSsize_t(PyTuple_GetItem(tuple, k));
         if (PyErr_Occurred()) break;
         if (i < 0 || i >= (Py_ssize_t)p->grads.n_forward_inputs)
-            PyErr_Format(PyExc_IndexError, "spent: there is no input %zd, the graph has %u", i,
+            PyErr_Format(PyExc_IndexError, "donated: there is no input %zd, the graph has %u", i,
                          (unsigned)p->grads.n_forward_inputs);
         else
-            (*spent)[i] = 1;
+            (*donated)[i] = 1;
     }
     Py_DECREF(tuple);
     return PyErr_Occurred() ? -1 : 0;
 }
 
-PyObject *ont_run_object_backward(PyObject *object, PyObject *saved, PyObject *grads, PyObject *spent,
-                                  const ont_applier *applier)
+PyObject *ont_run_object_backward(PyObject *object, PyObject *saved, PyObject *grads, PyObject *donated,
+                                  const ont_backward_hooks *hooks)
 {
     run_object *self = (run_object *)object;
     if (!ont_run_object_program(self->session->state, object)) return NULL;
@@ -379,12 +380,12 @@ PyObject *ont_run_object_backward(PyObject *object, PyObject *saved, PyObject *g
     call.saved = ont_sequence(saved, n_saved, "saved tensors");
     call.given = call.saved ? ont_sequence(grads, (Py_ssize_t)p->grads.n_forward_outputs, "gradients") : NULL;
     if (!call.given) goto done;
-    if (spent && read_spent(p, spent, &call.spent) < 0) goto done;
+    if (donated && read_donated(p, donated, &call.donated) < 0) goto done;
     if (ont_borrowed_init(&call.inputs, (Py_ssize_t)p->grads.n_forward_inputs) < 0) goto done;
     if (ont_borrowed_init(&call.grads, (Py_ssize_t)p->grads.n_forward_outputs) < 0) goto done_inputs;
     if (borrow_backward(self, p, &call) == 0 &&
-        (!applier || applier->check(applier->sink.context, &call.inputs, &call.grads) == 0)) {
-        result = backward_borrowed(self, run, &call, applier ? &applier->sink : NULL);
+        (!hooks || hooks->check(hooks->gradient.context, &call.inputs, &call.grads) == 0)) {
+        result = backward_borrowed(self, run, &call, hooks ? &hooks->gradient : NULL);
         run = NULL;
     }
     ont_borrowed_deinit(&call.grads);
@@ -392,7 +393,7 @@ done_inputs:
     ont_borrowed_deinit(&call.inputs);
 done:
     self->run = run; /* arguments that do not fit leave it open */
-    ont_free(call.spent);
+    ont_free(call.donated);
     Py_XDECREF(call.saved);
     Py_XDECREF(call.given);
     return result;
@@ -400,15 +401,15 @@ done:
 
 static PyObject *run_backward(PyObject *object, PyObject *args, PyObject *kwargs)
 {
-    char *names[] = {"saved", "grads", "spent", NULL};
-    PyObject *saved, *grads, *spent = NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|O:backward", names, &saved, &grads, &spent)) return NULL;
-    return ont_run_object_backward(object, saved, grads, spent, NULL);
+    char *names[] = {"saved", "grads", "donated", NULL};
+    PyObject *saved, *grads, *donated = NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|O:backward", names, &saved, &grads, &donated)) return NULL;
+    return ont_run_object_backward(object, saved, grads, donated, NULL);
 }
 
 static PyMethodDef run_methods[] = {
     {"backward", (PyCFunction)(void (*)(void))run_backward, METH_VARARGS | METH_KEYWORDS,
-     "backward(saved, grads, spent=()) -> one gradient or None per graph input"},
+     "backward(saved, grads, donated=()) -> one gradient or None per graph input"},
     {"saved", run_saved, METH_VARARGS,
      "saved(inputs, outputs[, call]) -> those of both that backward reads; with a call, holds it and the inputs"},
     {"changed", run_changed, METH_NOARGS, "changed() -> indices of held inputs that were changed in place since"},

@@ -157,17 +157,17 @@ static ont_status flatten_results(ont_program *p)
 }
 
 /* Per graph output: the input that its gradient is applied to; all NULL, or NULL, where none is. */
-static ont_status find_applied(ont_program *p, const uint8_t *wants, const ont_value ***applied)
+static ont_status find_delivered(ont_program *p, const uint8_t *wants, const ont_value ***delivered)
 {
-    *applied = NULL;
+    *delivered = NULL;
     for (uint32_t i = 0; wants && p->differentiable && i < p->grads.n_forward_inputs; i++) {
-        if (wants[i] != ONT_WANT_APPLIED || p->grads.grad_output[i] < 0) continue;
+        if (wants[i] != ONT_WANT_CALLBACK || p->grads.grad_output[i] < 0) continue;
         if (p->device)
             return ont_fail(ONT_EUNSUPPORTED, "input '%s': gradients are applied within backward on the CPU only",
                             p->graph->inputs[i]->name);
-        if (!*applied) *applied = ont_arena_array(&p->arena, p->graph->n_outputs + 1, sizeof **applied);
-        if (!*applied) return ONT_ENOMEM;
-        (*applied)[p->grads.grad_output[i]] = p->graph->inputs[i];
+        if (!*delivered) *delivered = ont_arena_array(&p->arena, p->graph->n_outputs + 1, sizeof **delivered);
+        if (!*delivered) return ONT_ENOMEM;
+        (*delivered)[p->grads.grad_output[i]] = p->graph->inputs[i];
     }
     return ONT_OK;
 }
@@ -184,18 +184,18 @@ static ont_status find_gradients(ont_program *p, int32_t **gradient_of)
 }
 
 /* In the order of steps; inputs whose gradients become ready together in that of the graph. */
-static ont_status order_applies(ont_program *p, const ont_value *const *applied)
+static ont_status order_deliveries(ont_program *p, const ont_value *const *delivered)
 {
-    if (!applied) return ONT_OK;
-    p->applies = ont_arena_array(&p->arena, p->grads.n_forward_inputs + 1, sizeof *p->applies);
-    if (!p->applies) return ONT_ENOMEM;
+    if (!delivered) return ONT_OK;
+    p->deliveries = ont_arena_array(&p->arena, p->grads.n_forward_inputs + 1, sizeof *p->deliveries);
+    if (!p->deliveries) return ONT_ENOMEM;
     for (uint32_t i = 0; i < p->grads.n_forward_inputs; i++) {
         int32_t output = p->grads.grad_output[i];
-        if (output < 0 || p->plan.apply_before[output] == ONT_PLAN_BLOCK) continue;
-        ont_apply a = {p->plan.apply_before[output], i, p->graph->outputs[output]->id};
-        uint32_t at = p->n_applies++;
-        for (; at && p->applies[at - 1].before > a.before; at--) p->applies[at] = p->applies[at - 1];
-        p->applies[at] = a;
+        if (output < 0 || p->plan.deliver_before[output] == ONT_PLAN_BLOCK) continue;
+        ont_grad_delivery a = {p->plan.deliver_before[output], i, p->graph->outputs[output]->id};
+        uint32_t at = p->n_deliveries++;
+        for (; at && p->deliveries[at - 1].before > a.before; at--) p->deliveries[at] = p->deliveries[at - 1];
+        p->deliveries[at] = a;
     }
     return ONT_OK;
 }
@@ -204,7 +204,7 @@ static ont_status build(ont_program *p, const ont_graph *loaded, const ont_view 
                         ont_known_values *known)
 {
     ont_plan_step *plan_steps;
-    const ont_value **applied;
+    const ont_value **delivered;
     int32_t *gradient_of;
     ONT_TRY(ont_graph_clone(loaded, &p->graph));
     p->graph->device = p->device;
@@ -219,10 +219,10 @@ static ont_status build(ont_program *p, const ont_graph *loaded, const ont_view 
     if (bound == ONT_OK) bound = bind_steps(p, &plan_steps);
     ont_device_leave(p->device, &scope);
     ONT_TRY(bound);
-    ONT_TRY(find_applied(p, p->probe ? NULL : wants, &applied));
+    ONT_TRY(find_delivered(p, p->probe ? NULL : wants, &delivered));
     ONT_TRY(find_gradients(p, &gradient_of));
-    ONT_TRY(ont_program_schedule(p, plan_steps, applied, gradient_of));
-    ONT_TRY(order_applies(p, applied));
+    ONT_TRY(ont_program_schedule(p, plan_steps, delivered, gradient_of));
+    ONT_TRY(order_deliveries(p, delivered));
     for (uint32_t t = 0; t < p->n_steps; t++) {
         p->steps[t].work_offset = p->plan.work_offsets[t];
         p->steps[t].work_bytes = plan_steps[t].work_bytes;

@@ -35,12 +35,12 @@ enum { ONT_STEP_ABSENT = UINT32_MAX };
  * What is asked of an input: nothing, its gradient as a block, or that its gradient is handed to whoever takes it (see
  * ont_sink in run.h) as soon as it is final and no later step reads the input, which may be overwritten then.
  */
-enum { ONT_WANT_NOTHING, ONT_WANT_GRADIENT, ONT_WANT_APPLIED };
+enum { ONT_WANT_NOTHING, ONT_WANT_GRADIENT, ONT_WANT_CALLBACK };
 
 /* A gradient that is handed over: before step `before`, or behind the last one. */
-typedef struct ont_apply {
+typedef struct ont_grad_delivery {
     uint32_t before, input, value;
-} ont_apply;
+} ont_grad_delivery;
 
 /* How a phase has run on a device that records: how often as one graph, and why not the last time. */
 typedef struct ont_phase_note {
@@ -65,8 +65,8 @@ typedef struct ont_program {
     double (*times)[2];             /* per step: when it began and ended in the latest timed run, in seconds */
     uint8_t *saved_inputs;          /* per forward input: backward reads it */
     uint8_t *saved_outputs;         /* per forward output: backward reads its block */
-    ont_apply *applies;             /* in their order */
-    uint32_t n_applies;
+    ont_grad_delivery *deliveries;             /* in their order */
+    uint32_t n_deliveries;
     int32_t *result_counts;         /* per output of the loaded graph, see ont_pass_flatten(); NULL: all are tensors */
     uint32_t n_results;
     bool probe;                     /* computes what must be known before the real program can be built */

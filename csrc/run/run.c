@@ -24,11 +24,11 @@ struct ont_run {
     const void **in;       /* scratch for one step */
     void **out;
     ont_block **outputs;   /* per graph output: blocks that the run references; gradients while backward runs */
-    void **over;           /* per graph output: the spent input that this gradient lies in, while backward runs */
+    void **aliased_inputs;           /* per graph output: the spent input that this gradient lies in, while backward runs */
     ont_block **copies;    /* row-major copies of strided inputs, as many as n_copies */
     uint32_t n_copies, max_copies;
-    const ont_sink *sink;  /* while backward runs */
-    uint32_t n_applied, mode; /* gradients handed to it so far, and how it has floats treated */
+    const ont_grad_callback *callback;  /* while backward runs */
+    uint32_t n_delivered, mode; /* gradients handed to it so far, and how it has floats treated */
     bool used;
     ont_replay replays[2]; /* forward, backward */
     ont_run *next;         /* in the program's idle list */
@@ -58,7 +58,7 @@ static void run_destroy(ont_run *run)
     ont_free(run->in);
     ont_free(run->out);
     ont_free(run->outputs);
-    ont_free(run->over);
+    ont_free(run->aliased_inputs);
     ont_free(run->copies);
     ont_free(run);
 }
@@ -97,9 +97,10 @@ static ont_status run_create(ont_program *p, ont_run **result)
     run->in = ont_calloc(p->max_in + 1, sizeof *run->in);
     run->out = ont_calloc(p->max_out + 1, sizeof *run->out);
     run->outputs = ont_calloc(p->graph->n_outputs + 1, sizeof *run->outputs);
-    run->over = ont_calloc(p->graph->n_outputs + 1, sizeof *run->over);
+    run->aliased_inputs = ont_calloc(p->graph->n_outputs + 1, sizeof *run->aliased_inputs);
     run->copies = ont_calloc(run->max_copies, sizeof *run->copies);
-    if (!run->slab || !run->pointers || !run->in || !run->out || !run->outputs || !run->over || !run->copies) {
+    if (!run->slab || !run->pointers || !run->in || !run->out || !run->outputs || !run->aliased_inputs ||
+        !run->copies) {
         run_destroy(run);
         return status == ONT_OK ? ONT_ENOMEM : status;
     }
@@ -134,7 +135,7 @@ void ont_run_release(ont_run *run)
     for (uint32_t i = 0; i < p->graph->n_outputs; i++) {
         ont_block_unref(run->outputs[i]);
         run->outputs[i] = NULL;
-        run->over[i] = NULL;
+        run->aliased_inputs[i] = NULL;
     }
     for (uint32_t i = 0; i < run->n_copies; i++) ont_block_unref(run->copies[i]);
     run->n_copies = 0;
@@ -182,7 +183,7 @@ static void set_bound_pointers(ont_run *run, void *const *inputs)
         if (location->kind == ONT_LOCATION_INPUT && inputs[location->index]) run->pointers[i] = inputs[location->index];
         if (location->kind != ONT_LOCATION_OUTPUT) continue;
         if (run->outputs[location->index]) run->pointers[i] = run->outputs[location->index]->data;
-        if (run->over[location->index]) run->pointers[i] = run->over[location->index];
+        if (run->aliased_inputs[location->index]) run->pointers[i] = run->aliased_inputs[location->index];
     }
 }
 
@@ -192,24 +193,24 @@ void ont_run_set_timing(bool on)
 }
 
 /* Hands over the gradients that are due before step t. */
-static ont_status apply_due(ont_run *run, uint32_t t)
+static ont_status deliver_due(ont_run *run, uint32_t t)
 {
     const ont_program *p = run->program;
     ont_status status = ONT_OK;
     uint32_t mode = ont_float_mode();
     ont_float_mode_set(run->mode);
-    while (status == ONT_OK && run->n_applied < p->n_applies && p->applies[run->n_applied].before <= t) {
-        const ont_apply *a = &p->applies[run->n_applied++];
-        status = run->sink->apply(run->sink->context, a->input, run->pointers[a->value]);
+    while (status == ONT_OK && run->n_delivered < p->n_deliveries && p->deliveries[run->n_delivered].before <= t) {
+        const ont_grad_delivery *a = &p->deliveries[run->n_delivered++];
+        status = run->callback->call(run->callback->context, a->input, run->pointers[a->value]);
     }
     ont_float_mode_set(mode);
     return status;
 }
 
-static bool is_due(const ont_run *run, uint32_t t)
+static bool has_delivery_due(const ont_run *run, uint32_t t)
 {
     const ont_program *p = run->program;
-    return run->sink && run->n_applied < p->n_applies && p->applies[run->n_applied].before <= t;
+    return run->callback && run->n_delivered < p->n_deliveries && p->deliveries[run->n_delivered].before <= t;
 }
 
 static void open_values(const ont_run *run, const uint32_t *ids, uint32_t n)
@@ -244,7 +245,7 @@ static ont_status execute_steps(ont_run *run, uint32_t first, uint32_t last)
     bool timed = __atomic_load_n(&timing, __ATOMIC_RELAXED);
     for (uint32_t t = first; t < last; t++) {
         const ont_step *step = &p->steps[t];
-        if (is_due(run, t)) ONT_TRY(apply_due(run, t));
+        if (has_delivery_due(run, t)) ONT_TRY(deliver_due(run, t));
         for (uint32_t i = 0; i < step->node->n_inputs; i++)
             run->in[i] = step->in[i] == ONT_STEP_ABSENT ? NULL : run->pointers[step->in[i]];
         for (uint32_t i = 0; i < step->node->n_outputs; i++)
@@ -407,7 +408,7 @@ static ont_status take_outputs(ont_run *run, uint32_t first, uint32_t last)
 {
     for (uint32_t i = first; i < last; i++) {
         const ont_value *v = run->program->graph->outputs[i];
-        if (run->program->plan.apply_before[i] != ONT_PLAN_BLOCK || run->over[i]) continue;
+        if (run->program->plan.deliver_before[i] != ONT_PLAN_BLOCK || run->aliased_inputs[i]) continue;
         ONT_TRY(ont_pool_take(run->pool, v->dtype, &v->shape, &run->outputs[i]));
     }
     return ONT_OK;
@@ -505,19 +506,19 @@ static ont_status bind_gradient(ont_run *run, const ont_value *input, const ont_
 
 /* Lets gradients lie in spent inputs. Copies of strided ones are not what the caller has; a device would have to record
  * its steps anew. */
-static void use_spent(ont_run *run, const ont_view *inputs, void *const *data, uint8_t *spent)
+static void alias_donated(ont_run *run, const ont_view *inputs, void *const *data, uint8_t *donated)
 {
     const ont_program *p = run->program;
-    for (uint32_t i = 0; spent && i < p->grads.n_forward_inputs; i++) {
+    for (uint32_t i = 0; donated && i < p->grads.n_forward_inputs; i++) {
         int32_t output = p->grads.grad_output[i];
-        spent[i] = spent[i] && !p->device && p->saved_inputs[i] && output >= 0 && p->plan.over_input[output] &&
+        donated[i] = donated[i] && !p->device && p->saved_inputs[i] && output >= 0 && p->plan.may_alias_input[output] &&
                    data[i] && data[i] == inputs[i].data;
-        if (spent[i]) run->over[output] = data[i];
+        if (donated[i]) run->aliased_inputs[output] = data[i];
     }
 }
 
 static ont_status bind_backward(ont_run *run, const ont_view *inputs, const ont_view *outputs, const ont_view *grads,
-                                uint8_t *spent, void **data)
+                                uint8_t *donated, void **data)
 {
     const ont_program *p = run->program;
     for (uint32_t i = 0; i < p->grads.n_forward_inputs; i++)
@@ -526,7 +527,7 @@ static ont_status bind_backward(ont_run *run, const ont_view *inputs, const ont_
         int32_t input = p->grads.grad_input[i];
         if (input >= 0) ONT_TRY(bind_gradient(run, p->graph->inputs[input], &grads[i], &data[input]));
     }
-    use_spent(run, inputs, data, spent);
+    alias_donated(run, inputs, data, donated);
     ONT_TRY(take_outputs(run, p->grads.n_forward_outputs, p->graph->n_outputs));
     set_bound_pointers(run, data);
     (void)outputs; /* the run holds their blocks; the caller has asked autograd that they are unchanged */
@@ -545,22 +546,24 @@ static void hand_out_gradients(ont_run *run, ont_block **in_grads)
 }
 
 ont_status ont_run_backward(ont_run *run, const ont_view *inputs, const ont_view *outputs, const ont_view *grads,
-                            const ont_sink *sink, uint8_t *spent, ont_block **in_grads)
+                            const ont_grad_callback *callback, uint8_t *donated, ont_block **in_grads)
 {
     const ont_program *p = run->program;
     ont_scope scope;
     void **data = ont_calloc(p->graph->n_inputs + 1, sizeof *data);
     ont_status status = data ? enter(run, &scope) : ONT_ENOMEM;
     if (status != ONT_OK) goto done;
-    status = p->n_applies && !sink ? ont_fail(ONT_EINVAL, "nobody takes the gradients that are applied") : ONT_OK;
-    run->sink = sink;
-    run->n_applied = 0;
+    status = p->n_deliveries && !callback
+                 ? ont_fail(ONT_EINVAL, "the program passes gradients to a callback, but none is given")
+                 : ONT_OK;
+    run->callback = callback;
+    run->n_delivered = 0;
     run->mode = ont_float_mode();
-    if (status == ONT_OK) status = bind_backward(run, inputs, outputs, grads, spent, data);
+    if (status == ONT_OK) status = bind_backward(run, inputs, outputs, grads, donated, data);
     if (status == ONT_OK) status = execute(run, data, p->split, p->n_steps);
     if (status == ONT_OK) status = copy_outputs(run, p->grads.n_forward_outputs, p->graph->n_outputs);
-    if (status == ONT_OK && is_due(run, p->n_steps)) status = apply_due(run, p->n_steps);
-    run->sink = NULL;
+    if (status == ONT_OK && has_delivery_due(run, p->n_steps)) status = deliver_due(run, p->n_steps);
+    run->callback = NULL;
     if (status == ONT_OK && p->device && p->device->kind->waits) status = ont_device_check_fault(p);
     if (status == ONT_OK) hand_out_gradients(run, in_grads);
     ont_device_leave(p->device, &scope);

@@ -23,14 +23,14 @@ ont_status ont_run_forward(ont_program *program, ont_pool *pool, const ont_view 
                            ont_block **outputs, ont_run **run) ONT_MUST_USE;
 
 /*
- * Takes the gradients of inputs that were asked for with ONT_WANT_APPLIED, one after the other on the thread that runs
+ * Takes the gradients of inputs that were asked for with ONT_WANT_CALLBACK, one after the other on the thread that runs
  * backward, and may overwrite the input: `gradient`, row-major and of the input's dtype and shape, is gone afterwards.
  * Floats are treated as the caller of backward has it. A failure ends backward.
  */
-typedef struct ont_sink {
-    ont_status (*apply)(void *context, uint32_t input, const void *gradient);
+typedef struct ont_grad_callback {
+    ont_status (*call)(void *context, uint32_t input, const void *gradient);
     void *context;
-} ont_sink;
+} ont_grad_callback;
 
 /*
  * Executes the backward part, once. `inputs` and `outputs` hold the tensors that saved_inputs and saved_outputs ask
@@ -43,7 +43,7 @@ typedef struct ont_sink {
  * all others. On failure such inputs may be half overwritten.
  */
 ont_status ont_run_backward(ont_run *run, const ont_view *inputs, const ont_view *outputs, const ont_view *grads,
-                            const ont_sink *sink, uint8_t *spent, ont_block **in_grads) ONT_MUST_USE;
+                            const ont_grad_callback *callback, uint8_t *donated, ont_block **in_grads) ONT_MUST_USE;
 
 void ont_run_release(ont_run *run); /* the run is gone afterwards; its slab may serve the next one */
 ont_program *ont_run_program(const ont_run *run);

@@ -15,7 +15,7 @@ enum { LEAST_GAIN = 1 << 20, LEAST_SHARE = 32, MOST_STEPS = 1 << 13, MOST_NODES 
 
 typedef struct scheduler {
     ont_program *p;
-    const ont_value *const *applied;
+    const ont_value *const *delivered;
     const int32_t *gradient_of;
     ont_arena arena;      /* of what is tried */
     const ont_plan_step *given;
@@ -29,7 +29,7 @@ static ont_status plan_of(const scheduler *s, const ont_plan_step *needs, ont_ar
 {
     const ont_program *p = s->p;
     return ont_plan_memory(p->graph, needs, p->n_steps, p->split, p->grads.n_forward_outputs, ont_node_is_view,
-                           s->applied, s->gradient_of, arena, plan);
+                           s->delivered, s->gradient_of, arena, plan);
 }
 
 /* Takes the order that is built from one side of phase [first, last) if the slab is smaller by it, or in any case. */
@@ -125,10 +125,10 @@ static ont_status try_orders(scheduler *s, ont_plan_step *needs, bool always)
     return ONT_OK;
 }
 
-ont_status ont_program_schedule(ont_program *p, ont_plan_step *needs, const ont_value *const *applied,
+ont_status ont_program_schedule(ont_program *p, ont_plan_step *needs, const ont_value *const *delivered,
                                 const int32_t *gradient_of)
 {
-    scheduler s = {.p = p, .applied = applied, .gradient_of = gradient_of};
+    scheduler s = {.p = p, .delivered = delivered, .gradient_of = gradient_of};
     ONT_TRY(plan_of(&s, needs, &p->arena, &p->plan));
     bool always = ont_pass_is_forced("schedule");
     if (ont_pass_is_disabled("schedule") || p->n_steps > MOST_STEPS || p->graph->n_nodes > MOST_NODES) return ONT_OK;

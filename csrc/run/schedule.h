@@ -11,7 +11,7 @@
  * have it afterwards; what they compute is the same. needs: per step, put into the same order. applied, gradient_of: as
  * in ont_plan_memory().
  */
-ont_status ont_program_schedule(ont_program *p, ont_plan_step *needs, const ont_value *const *applied,
+ont_status ont_program_schedule(ont_program *p, ont_plan_step *needs, const ont_value *const *delivered,
                                 const int32_t *gradient_of) ONT_MUST_USE;
 
 #endif

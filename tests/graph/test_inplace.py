@@ -39,18 +39,18 @@ def test_comparison_has_the_bytes_of_a_broadcast_operand(small, large):
         np.testing.assert_array_equal(prepared.run([x, y])[0], ~(-x > y))
 
 
-def step(session, tensors, grads, spent=()):
+def step(session, tensors, grads, donated=()):
     """(saved inputs, as they are behind it; gradients; how many of them lie in their inputs) of one step."""
     tensors = [t.clone() for t in tensors]
     outputs, run = session.forward(tensors, b"\1" * len(tensors), 7)
     saved = [tensors[i] for i in run.saved_inputs]
-    found = run.backward(saved + [outputs[i] for i in run.saved_outputs], grads, spent)
+    found = run.backward(saved + [outputs[i] for i in run.saved_outputs], grads, donated)
     return tensors, found, [i for i, g in enumerate(found) if g is tensors[i]]
 
 
 @pytest.mark.parametrize("index", range(60))
 def test_gradients_over_spent_inputs(index):
-    """Of random graphs: the same bits, and nothing but what was spent is written over."""
+    """Of random graphs: the same bits, and nothing but what was donated is written over."""
     rng = random.Random(SEED + index)
     model, names = random_model(rng)
     generator = torch.Generator().manual_seed(SEED + index)
@@ -59,9 +59,9 @@ def test_gradients_over_spent_inputs(index):
     grads = [torch.randn(y.shape, generator=generator) for y in session.forward(tensors, b"\0" * len(tensors), 7)[0]]
     _, expected, over = step(session, tensors, grads)
     assert not over
-    spent = [i for i in range(len(tensors)) if rng.random() < 0.7]
-    left, found, over = step(session, tensors, grads, spent)
-    assert set(over) <= set(spent)
+    donated = [i for i in range(len(tensors)) if rng.random() < 0.7]
+    left, found, over = step(session, tensors, grads, donated)
+    assert set(over) <= set(donated)
     for i, (got, want) in enumerate(zip(found, expected)):
         assert (got is None) == (want is None)
         assert got is None or torch.equal(got.view(torch.int32), want.view(torch.int32))
@@ -84,8 +84,8 @@ def losses(rows=8):
 def test_the_gradient_of_scores_lies_over_them():
     session = losses()
     x, t = torch.randn(8, 64), torch.arange(8)
-    for spent, expected in (((), []), ((0,), [0]), ([0, 0], [0]), ((1,), [])):
-        got, found, over = step(session, [x, t], [torch.tensor(1.0)], spent)
+    for donated, expected in (((), []), ((0,), [0]), ([0, 0], [0]), ((1,), [])):
+        got, found, over = step(session, [x, t], [torch.tensor(1.0)], donated)
         assert over == expected
         leaf = x.clone().requires_grad_()
         torch.nn.functional.cross_entropy(leaf, t).backward()
@@ -100,8 +100,8 @@ def test_an_input_that_is_read_later_stays_as_it_is():
                     helper.make_node("SoftmaxCrossEntropyLoss", ["product", "t"], ["y"])], n_inputs=2)
     tensors = [torch.randn(8, 64), torch.randn(8, 64), torch.arange(8)]
     _, expected, _ = step(session, tensors, [torch.tensor(1.0)])
-    for spent in ((0,), (1,), (0, 1)):
-        left, found, over = step(session, tensors, [torch.tensor(1.0)], spent)
+    for donated in ((0,), (1,), (0, 1)):
+        left, found, over = step(session, tensors, [torch.tensor(1.0)], donated)
         for i in range(2):
             assert torch.equal(found[i], expected[i])
             assert i in over or torch.equal(left[i], tensors[i])
@@ -122,10 +122,10 @@ def test_spent_names_inputs():
     session = losses()
     x, t = torch.randn(8, 64), torch.arange(8)
     (y,), run = session.forward((x, t), b"\1\0", 0)
-    for spent, error in (((2,), IndexError), ((-1,), IndexError), (("x",), TypeError), (3, TypeError)):
+    for donated, error in (((2,), IndexError), ((-1,), IndexError), (("x",), TypeError), (3, TypeError)):
         with pytest.raises(error):
-            run.backward((x, t), (torch.ones_like(y),), spent)
-    assert run.backward((x, t), (torch.ones_like(y),), spent=(0,))[0] is x  # none of these has ended it
+            run.backward((x, t), (torch.ones_like(y),), donated)
+    assert run.backward((x, t), (torch.ones_like(y),), donated=(0,))[0] is x  # none of these has ended it
 
 
 def test_empty_scores():

@@ -14,7 +14,7 @@ enum { MOST_STEPS = 64, MOST_OUTPUTS = 8 };
 
 typedef struct model {
     ont_graph *g;
-    const ont_value *applied[MOST_OUTPUTS];
+    const ont_value *delivered[MOST_OUTPUTS];
     int32_t gradient_of[MOST_OUTPUTS];
     ont_plan_step steps[MOST_STEPS];
     uint32_t n_steps, split, n_forward_outputs;
@@ -71,7 +71,7 @@ static void plan(model *m, ont_value *const *outputs, uint32_t n, uint32_t n_for
     CHECK_OK(ont_graph_verify(m->g));
     m->n_forward_outputs = n_forward;
     m->split = split;
-    CHECK_OK(ont_plan_memory(m->g, m->steps, m->n_steps, split, n_forward, is_view, m->applied, m->gradient_of,
+    CHECK_OK(ont_plan_memory(m->g, m->steps, m->n_steps, split, n_forward, is_view, m->delivered, m->gradient_of,
                              &m->arena, &m->plan));
     CHECK(m->plan.lower_bound <= m->plan.slab_bytes);
 }
@@ -178,13 +178,13 @@ TEST(plan_applied)
     ont_value *last = op(&m, "F", late, NULL, 16, 1, 0);
     /* The gradient of weight is there before the step that reads weight, which must not be written over it. */
     ont_value *outputs[] = {y, early, last, x};
-    m.applied[1] = weight;
-    m.applied[2] = bias;
-    m.applied[3] = x;
+    m.delivered[1] = weight;
+    m.delivered[2] = bias;
+    m.delivered[3] = x;
     plan(&m, outputs, 4, 1, 1);
-    CHECK_INT(m.plan.apply_before[1], 3);
-    CHECK_INT(m.plan.apply_before[2], 4);
-    CHECK(m.plan.apply_before[0] == ONT_PLAN_BLOCK && m.plan.apply_before[3] == ONT_PLAN_BLOCK);
+    CHECK_INT(m.plan.deliver_before[1], 3);
+    CHECK_INT(m.plan.deliver_before[2], 4);
+    CHECK(m.plan.deliver_before[0] == ONT_PLAN_BLOCK && m.plan.deliver_before[3] == ONT_PLAN_BLOCK);
     CHECK(location_of(&m, early).kind == ONT_LOCATION_SLAB && !same_location(&m, early, late));
     CHECK(location_of(&m, last).kind == ONT_LOCATION_SLAB && m.plan.copied_outputs[3] && !m.plan.copied_outputs[2]);
     CHECK_INT(m.plan.slab_bytes, 128);
@@ -201,8 +201,8 @@ static bool over(ont_value *(*back)(model *m, ont_value *x, ont_value *y))
     m.gradient_of[1] = 0;
     plan(&m, outputs, 2, 1, 1);
     CHECK(m.plan.copied_outputs[1] || location_of(&m, outputs[1]).kind == ONT_LOCATION_OUTPUT);
-    CHECK(!m.plan.over_input[0]);
-    bool result = m.plan.over_input[1];
+    CHECK(!m.plan.may_alias_input[0]);
+    bool result = m.plan.may_alias_input[1];
     end(&m);
     return result;
 }
@@ -279,7 +279,7 @@ enum { UNITS = 1 << 16, MOST_INPUTS = 3 };
 typedef struct machine {
     uint32_t slab[UNITS], outputs[MOST_OUTPUTS][UNITS / 64], inputs[MOST_INPUTS][UNITS / 64];
     uint32_t tag[4096]; /* per value id: what reading it must find */
-    bool applied[4096]; /* per input: it was overwritten */
+    bool delivered[4096]; /* per input: it was overwritten */
 } machine;
 
 static machine play_area;
@@ -288,7 +288,8 @@ static uint32_t *memory(const model *m, const ont_value *v)
 {
     ont_location p = location_of(m, v);
     if (p.kind == ONT_LOCATION_INPUT) return play_area.inputs[p.index];
-    if (p.kind == ONT_LOCATION_OUTPUT && m->plan.over_input[p.index]) return play_area.inputs[m->gradient_of[p.index]];
+    if (p.kind == ONT_LOCATION_OUTPUT && m->plan.may_alias_input[p.index])
+        return play_area.inputs[m->gradient_of[p.index]];
     if (p.kind == ONT_LOCATION_OUTPUT) return play_area.outputs[p.index];
     CHECK(p.kind == ONT_LOCATION_SLAB && p.offset + (size_t)v->shape.dims[0] * 4 <= m->plan.slab_bytes);
     return play_area.slab + p.offset / 4;
@@ -297,7 +298,7 @@ static uint32_t *memory(const model *m, const ont_value *v)
 static void check_intact(const model *m, const ont_value *v)
 {
     ont_location p = location_of(m, v);
-    if (p.kind == ONT_LOCATION_INPUT) CHECK(!play_area.applied[play_area.tag[v->id] - 1]);
+    if (p.kind == ONT_LOCATION_INPUT) CHECK(!play_area.delivered[play_area.tag[v->id] - 1]);
     const uint32_t *at = memory(m, v);
     for (int64_t i = 0; i < v->shape.dims[0]; i++)
         if (at[i] != play_area.tag[v->id])
@@ -351,18 +352,18 @@ static void play_step(const model *m, uint32_t t)
 static void play_applied(const model *m, uint32_t t)
 {
     for (uint32_t i = m->n_forward_outputs; i < m->g->n_outputs; i++) {
-        if (m->plan.apply_before[i] != t) continue;
-        CHECK(m->applied[i] && t >= m->split && !m->plan.copied_outputs[i]);
+        if (m->plan.deliver_before[i] != t) continue;
+        CHECK(m->delivered[i] && t >= m->split && !m->plan.copied_outputs[i]);
         check_intact(m, m->g->outputs[i]);
-        play_area.applied[m->applied[i]->id] = true;
+        play_area.delivered[m->delivered[i]->id] = true;
     }
 }
 
 /* Whether the output became a block although it was to be applied: it is an input itself. */
 static bool is_block(const model *m, uint32_t output)
 {
-    bool block = m->plan.apply_before[output] == ONT_PLAN_BLOCK;
-    CHECK(block == (!m->applied[output] || location_of(m, m->g->outputs[output]).kind == ONT_LOCATION_INPUT));
+    bool block = m->plan.deliver_before[output] == ONT_PLAN_BLOCK;
+    CHECK(block == (!m->delivered[output] || location_of(m, m->g->outputs[output]).kind == ONT_LOCATION_INPUT));
     return block;
 }
 
@@ -419,7 +420,7 @@ static void random_model(model *m)
     for (uint32_t i = 0; i < n_forward; i++) outputs[i] = values[check_between(0, forward_values - 1)];
     for (uint32_t i = 0; i < n_back; i++) outputs[n_forward + i] = values[check_between(0, n - 1)];
     bool some = check_between(0, 1); /* as gradients of the inputs, an input's own at most once */
-    for (uint32_t i = 0; some && i < n_back && i < (uint32_t)n_inputs; i++) m->applied[n_forward + i] = values[i];
+    for (uint32_t i = 0; some && i < n_back && i < (uint32_t)n_inputs; i++) m->delivered[n_forward + i] = values[i];
     for (uint32_t i = 0; !some && i < n_back && i < (uint32_t)n_inputs; i++) m->gradient_of[n_forward + i] = (int32_t)i;
     plan(m, outputs, n_forward + n_back, n_forward, split);
 }
@@ -434,7 +435,7 @@ TEST(plan_random_models_keep_what_is_read)
         random_model(&m);
         play(&m);
         shared += m.plan.inplace_count;
-        for (uint32_t i = 0; i < m.g->n_outputs; i++) over_inputs += m.plan.over_input[i];
+        for (uint32_t i = 0; i < m.g->n_outputs; i++) over_inputs += m.plan.may_alias_input[i];
         if (m.plan.lower_bound) {
             ratio += (double)m.plan.slab_bytes / (double)m.plan.lower_bound;
             counted++;
@@ -462,7 +463,7 @@ static void reorder(model *m, bool from_end)
         steps[t] = m->steps[order[t]];
     }
     memcpy(m->steps, steps, m->n_steps * sizeof *steps);
-    CHECK_OK(ont_plan_memory(m->g, m->steps, m->n_steps, m->split, m->n_forward_outputs, is_view, m->applied,
+    CHECK_OK(ont_plan_memory(m->g, m->steps, m->n_steps, m->split, m->n_forward_outputs, is_view, m->delivered,
                              m->gradient_of, &m->arena, &m->plan));
 }
 
@@ -511,7 +512,7 @@ static size_t bound_of(model *m, const ont_plan_step *steps)
     ont_arena arena;
     ont_plan plan;
     ont_arena_init(&arena);
-    CHECK_OK(ont_plan_memory(m->g, steps, m->n_steps, m->split, m->n_forward_outputs, is_view, m->applied,
+    CHECK_OK(ont_plan_memory(m->g, steps, m->n_steps, m->split, m->n_forward_outputs, is_view, m->delivered,
                              m->gradient_of, &arena, &plan));
     ont_arena_deinit(&arena);
     return plan.lower_bound;
@@ -632,7 +633,7 @@ TEST(plan_allocation_failures)
         ont_plan left = {.slab_bytes = 12345};
         ont_alloc_fail_after(k);
         ont_status status = ont_plan_memory(m.g, m.steps, m.n_steps, m.split, m.n_forward_outputs, is_view,
-                                            m.applied, m.gradient_of, &arena, &left);
+                                            m.delivered, m.gradient_of, &arena, &left);
         bool fired = ont_alloc_fail_fired();
         ont_alloc_fail_after(-1);
         CHECK_INT(status, fired ? ONT_ENOMEM : ONT_OK);
