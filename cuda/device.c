@@ -33,7 +33,7 @@ static ont_status enter(const ont_device *device, ont_scope *scope)
 {
     ONT_TRY(check(cudaGetDevice(&scope->previous), "current device"));
     if (scope->previous != device->id) ONT_TRY(check(cudaSetDevice(device->id), "choosing a device"));
-    ont_status status = ont_cuda_allocator->current_stream(ont_cuda_allocator->context, device->kind->dlpack,
+    ont_status status = ont_cuda_allocator->current_stream(ont_cuda_allocator->context, device->ops->dlpack,
                                                            device->id, &scope->stream);
     if (status != ONT_OK && scope->previous != device->id) cudaSetDevice(scope->previous);
     return status;
@@ -46,7 +46,7 @@ static void leave(const ont_device *device, const ont_scope *scope)
 
 static ont_status alloc(const ont_device *device, size_t bytes, ont_memory *memory)
 {
-    return ont_cuda_allocator->take(ont_cuda_allocator->context, device->kind->dlpack, device->id, bytes, memory);
+    return ont_cuda_allocator->take(ont_cuda_allocator->context, device->ops->dlpack, device->id, bytes, memory);
 }
 
 static void release(const ont_device *device, ont_memory *memory, size_t bytes)
@@ -187,7 +187,7 @@ static ont_status optim(const ont_device *device, int what, const ont_cuda_optim
 
 enum { DLPACK_CUDA = 2 };
 
-static const ont_device_kind kind = {
+static const ont_device_ops ops = {
     .name = "cuda",
     .dlpack = DLPACK_CUDA,
     .enter = enter,
@@ -241,7 +241,7 @@ __attribute__((visibility("default"))) ont_status ont_plugin_open(const ont_core
     *plugin = (ont_plugin){.version = ONT_PLUGIN_VERSION, .about = about};
     for (; plugin->n_devices < n && plugin->n_devices < ONT_PLUGIN_DEVICES; plugin->n_devices++) {
         ont_device *device = &devices[plugin->n_devices];
-        *device = (ont_device){.kind = &kind, .id = plugin->n_devices, .lists = ont_cuda_lists,
+        *device = (ont_device){.ops = &ops, .id = plugin->n_devices, .lists = ont_cuda_lists,
                                .n_lists = ont_cuda_n_lists,
                                .random_blocks = random_blocks(plugin->n_devices)};
         plugin->devices[plugin->n_devices] = device;

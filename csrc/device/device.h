@@ -45,7 +45,7 @@ typedef struct ont_device_strided { /* a strided tensor that becomes row-major; 
     size_t size;
 } ont_device_strided;
 
-typedef struct ont_device_kind {
+typedef struct ont_device_ops {
     const char *name;
     int32_t dlpack; /* device type of tensors that it takes */
     bool waits;     /* work is done when a call returns: faults are seen at once */
@@ -75,10 +75,10 @@ typedef struct ont_device_kind {
     /* `what` of many tensors (device/multi.h: ont_optim_work), in a few launches. */
     ont_status (*optim)(const ont_device *device, int what, const struct ont_cuda_optim *job, float *found_inf,
                         void *stream);
-} ont_device_kind;
+} ont_device_ops;
 
 struct ont_device {
-    const ont_device_kind *kind;
+    const ont_device_ops *ops;
     int32_t id;
     int32_t random_blocks; /* of 256 threads: as many as torch launches at most where it draws random numbers here; 0:
                               not known */

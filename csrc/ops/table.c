@@ -165,6 +165,6 @@ ont_status ont_op_choose(const ont_node *node, const ont_device *device, const o
         if (n > 0 && used + (size_t)n < sizeof reasons) used += (size_t)n;
     }
     return ont_fail(ONT_EUNSUPPORTED, "%s '%s': no kernel%s%s takes it (%s); its inputs are %s", node->op_type,
-                    node->name, device ? " of device " : "", device ? device->kind->name : "",
+                    node->name, device ? " of device " : "", device ? device->ops->name : "",
                     used ? reasons : "there is none", inputs_text(node, inputs, sizeof inputs));
 }

@@ -91,7 +91,7 @@ static const ont_device *find(const char *kind, size_t length, long id)
     for (int i = 0; i < n_opened; i++)
         for (int k = 0; k < opened[i]->n_devices; k++) {
             const ont_device *device = opened[i]->devices[k];
-            if (strlen(device->kind->name) == length && !memcmp(device->kind->name, kind, length) && device->id == id)
+            if (strlen(device->ops->name) == length && !memcmp(device->ops->name, kind, length) && device->id == id)
                 return device;
         }
     return NULL;
@@ -128,7 +128,7 @@ static PyObject *describe(const ont_plugin *plugin)
 {
     PyObject *devices = PyList_New(0);
     for (int i = 0; devices && i < plugin->n_devices; i++) {
-        PyObject *item = PyUnicode_FromFormat("%s:%d", plugin->devices[i]->kind->name, (int)plugin->devices[i]->id);
+        PyObject *item = PyUnicode_FromFormat("%s:%d", plugin->devices[i]->ops->name, (int)plugin->devices[i]->id);
         if (!item || PyList_Append(devices, item) < 0) Py_CLEAR(devices);
         Py_XDECREF(item);
     }

@@ -61,7 +61,7 @@ static int view_of(const ont_device *device, const dlpack_tensor *t, const char 
     if (!device && t->device.type != DLPACK_CPU && t->device.type != DLPACK_CUDA_HOST)
         return refuse(what, index, "the tensor is not on the CPU");
     if (device &&
-        (t->device.type != device->kind->dlpack || (t->device.type != DLPACK_CPU && t->device.id != device->id)))
+        (t->device.type != device->ops->dlpack || (t->device.type != DLPACK_CPU && t->device.id != device->id)))
         return refuse(what, index, "the tensor is not on the session's device");
     if (t->dtype.lanes != 1 || !ont_dtype_from_dlpack(t->dtype.code, t->dtype.bits, &view->dtype))
         return refuse(what, index, "the tensor's dtype is not supported");
@@ -165,7 +165,7 @@ static void fill(dlpack_tensor *t, ont_block *block, int64_t *strides)
     ont_shape_strides(&block->shape, strides);
     *t = (dlpack_tensor){.data = block->bytes ? block->data : NULL, .device = {DLPACK_CPU, 0},
                          .ndim = block->shape.rank};
-    if (block->device) t->device = (dlpack_device){block->device->kind->dlpack, block->device->id};
+    if (block->device) t->device = (dlpack_device){block->device->ops->dlpack, block->device->id};
     ont_dtype_to_dlpack(block->dtype, &t->dtype.code, &t->dtype.bits);
     t->dtype.lanes = 1;
     t->shape = block->shape.dims;

@@ -107,15 +107,15 @@ static ont_status launch(grads_call *c)
     char *fresh = ont_calloc(sizes.bytes + 1, 1);
     if (!fresh) return ONT_ENOMEM;
     ont_status status = fill(c, (ont_cuda_tensor *)(void *)fresh, (int32_t *)(void *)(fresh + sizes.head));
-    if (status == ONT_OK) status = device->kind->enter(device, &scope);
+    if (status == ONT_OK) status = device->ops->enter(device, &scope);
     if (status == ONT_OK) {
         status = ont_tables_put(c->tables, device, fresh, &sizes, scope.stream);
         char *table = c->tables->memory.data;
         job->tensors = (const ont_cuda_tensor *)(const void *)table;
         job->chunk_tensor = (const int32_t *)(const void *)(table + sizes.head);
         job->work = (double *)(void *)(table + sizes.bytes);
-        if (status == ONT_OK) status = device->kind->optim(device, (int)c->what, job, c->found_inf, scope.stream);
-        device->kind->leave(device, &scope);
+        if (status == ONT_OK) status = device->ops->optim(device, (int)c->what, job, c->found_inf, scope.stream);
+        device->ops->leave(device, &scope);
     }
     ont_free(fresh);
     return status;
@@ -162,7 +162,7 @@ PyObject *ont_grads_on(PyObject *module, PyObject *args)
         return NULL;
     if (!(c.tables = PyCapsule_GetPointer(capsule, CAPSULE)) || read_what(what, &c.what) < 0) return NULL;
     if (ont_device_by_name(ont_get_state(module), device_name, &device) < 0) return NULL;
-    if (!device || !device->kind->optim)
+    if (!device || !device->ops->optim)
         return PyErr_Format(PyExc_TypeError, "device '%s' has no launches for gradients", device_name);
     if (ont_grad_list_init(&c.list, module, device) < 0) return NULL;
     if (take_tensors(&c, sources, targets) == 0) {

@@ -50,7 +50,7 @@ static int blame_borrow(const ont_walk *w, PyObject *tensor, int operand)
                      w->group, layout ? layout : Py_None);
     else if (device && w->device)
         PyErr_Format(PyExc_TypeError, "%U: parameter %zd of group %zd: %s is on %S; the others are on device %s",
-                     w->self->name, w->index, w->group, ont_operand_text[operand], device, w->device->kind->name);
+                     w->self->name, w->index, w->group, ont_operand_text[operand], device, w->device->ops->name);
     else if (device && !is_true(tensor, "is_cpu"))
         PyErr_Format(PyExc_TypeError, "%U: parameter %zd of group %zd: %s is on %S; CPU tensors are supported",
                      w->self->name, w->index, w->group, ont_operand_text[operand], device);

@@ -149,7 +149,7 @@ static ont_status launch(const step_call *c, void *stream)
             ont_cuda_optim job = job_of(c, first, end - first, chunk, n_chunks, pass ? rest : sums + 2 * chunk);
             chunk += n_chunks;
             if (!pass) {
-                ONT_TRY(c->device->kind->optim(c->device, ONT_OPTIM_SQUARES, &job, NULL, stream));
+                ONT_TRY(c->device->ops->optim(c->device, ONT_OPTIM_SQUARES, &job, NULL, stream));
                 continue;
             }
             if (first == end) continue;
@@ -157,13 +157,13 @@ static ont_status launch(const step_call *c, void *stream)
             job.maximize = t->groups[g].sign < 0;
             memcpy(job.hyper, t->groups[g].hyper, sizeof job.hyper);
             job.lr = c->lr[g];
-            ONT_TRY(c->device->kind->optim(c->device, ONT_OPTIM_STEP, &job, NULL, stream));
+            ONT_TRY(c->device->ops->optim(c->device, ONT_OPTIM_STEP, &job, NULL, stream));
         }
         if (pass) break;
         ont_cuda_optim all = job_of(c, 0, work->n_tensors, 0, c->n_chunks, sums);
         all.max_norm = c->max_norm;
         all.norm = c->norm;
-        ONT_TRY(c->device->kind->optim(c->device, ONT_OPTIM_FACTOR, &all, NULL, stream));
+        ONT_TRY(c->device->ops->optim(c->device, ONT_OPTIM_FACTOR, &all, NULL, stream));
     }
     return ONT_OK;
 }
@@ -172,11 +172,11 @@ static ont_status run(step_call *c, const void *fresh, const ont_table_sizes *si
 {
     ont_device_tables *t = &c->self->tables.on_device;
     ont_scope scope;
-    ONT_TRY(c->device->kind->enter(c->device, &scope));
+    ONT_TRY(c->device->ops->enter(c->device, &scope));
     ont_status status = ont_tables_put(t, c->device, fresh, sizes, scope.stream);
     c->table = t->memory.data;
     if (status == ONT_OK) status = launch(c, scope.stream);
-    c->device->kind->leave(c->device, &scope);
+    c->device->ops->leave(c->device, &scope);
     return status;
 }
 
@@ -204,8 +204,8 @@ PyObject *ont_optim_device_step(ont_walk *w, PyObject *scalars, double max_norm)
     size_t n = self->work.n_tensors, groups = self->tables.n_groups;
     step_call c = {.self = self, .device = w->device, .max_norm = max_norm};
     PyObject *result = NULL;
-    if (!w->device->kind->optim)
-        return PyErr_Format(PyExc_TypeError, "%U: device %s has no optimizers", self->name, w->device->kind->name);
+    if (!w->device->ops->optim)
+        return PyErr_Format(PyExc_TypeError, "%U: device %s has no optimizers", self->name, w->device->ops->name);
     for (size_t i = 0; i < n; i++) {
         const ont_optim_tensor *t = &self->work.tensors[i];
         c.n_chunks += chunks_of(t);

@@ -20,10 +20,10 @@ void ont_tables_free(ont_device_tables *t)
     while (t->kept) {
         ont_kept_tables *kept = t->kept;
         t->kept = kept->next;
-        kept->device->kind->free(kept->device, &kept->memory, kept->bytes);
+        kept->device->ops->free(kept->device, &kept->memory, kept->bytes);
         ont_free(kept);
     }
-    if (t->device) t->device->kind->free(t->device, &t->memory, t->device_capacity);
+    if (t->device) t->device->ops->free(t->device, &t->memory, t->device_capacity);
     ont_free(t->host);
     *t = (ont_device_tables){0};
 }
@@ -38,7 +38,7 @@ static ont_status leave_memory(ont_device_tables *t)
         *kept = (ont_kept_tables){t->kept, t->device, t->memory, t->device_capacity};
         t->kept = kept;
     } else {
-        t->device->kind->free(t->device, &t->memory, t->device_capacity);
+        t->device->ops->free(t->device, &t->memory, t->device_capacity);
     }
     t->device = NULL;
     t->bytes = 0;
@@ -52,7 +52,7 @@ static ont_status reserve(ont_device_tables *t, const ont_device *device, size_t
     ONT_TRY(ont_optim_reserve(&t->host, &t->host_capacity, bytes, 1));
     if (t->device == device && t->device_capacity >= bytes + work) return ONT_OK;
     ONT_TRY(leave_memory(t));
-    ONT_TRY(device->kind->alloc(device, bytes + work, &t->memory));
+    ONT_TRY(device->ops->alloc(device, bytes + work, &t->memory));
     t->device = device;
     t->device_capacity = bytes + work;
     return ONT_OK;
@@ -61,7 +61,7 @@ static ont_status reserve(ont_device_tables *t, const ont_device *device, size_t
 ont_status ont_tables_put(ont_device_tables *t, const ont_device *device, const void *fresh,
                           const ont_table_sizes *sizes, void *stream)
 {
-    bool recording = device->kind->capturing && device->kind->capturing(device, stream);
+    bool recording = device->ops->capturing && device->ops->capturing(device, stream);
     bool same = t->device == device && t->bytes == sizes->bytes && t->device_capacity >= sizes->bytes + sizes->work &&
                 !memcmp(t->host, fresh, sizes->bytes);
     if (recording && !same)
@@ -77,7 +77,7 @@ ont_status ont_tables_put(ont_device_tables *t, const ont_device *device, const 
                  !memcmp(before + sizes->head, now + sizes->head, sizes->bytes - sizes->head);
     memcpy(t->host, fresh, sizes->bytes);
     t->bytes = 0;
-    ONT_TRY(device->kind->write(device, t->memory.data, t->host, moved ? sizes->head : sizes->bytes, stream));
+    ONT_TRY(device->ops->write(device, t->memory.data, t->host, moved ? sizes->head : sizes->bytes, stream));
     t->bytes = sizes->bytes;
     return ONT_OK;
 }

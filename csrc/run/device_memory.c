@@ -11,7 +11,7 @@
 
 ont_status ont_device_alloc(const ont_device *device, size_t bytes, ont_memory *memory)
 {
-    if (device) return device->kind->alloc(device, bytes ? bytes : 1, memory);
+    if (device) return device->ops->alloc(device, bytes ? bytes : 1, memory);
     memory->owner = NULL;
     memory->data = ont_buffer_alloc(bytes);
     return memory->data ? ONT_OK : ONT_ENOMEM;
@@ -21,7 +21,7 @@ void ont_device_free(const ont_device *device, ont_memory *memory, size_t bytes)
 {
     if (!memory->data) return;
     if (device)
-        device->kind->free(device, memory, bytes ? bytes : 1);
+        device->ops->free(device, memory, bytes ? bytes : 1);
     else
         ont_buffer_free(memory->data, bytes);
     *memory = (ont_memory){0};
@@ -30,18 +30,18 @@ void ont_device_free(const ont_device *device, ont_memory *memory, size_t bytes)
 ont_status ont_device_enter(const ont_device *device, ont_scope *scope)
 {
     *scope = (ont_scope){0};
-    return device ? device->kind->enter(device, scope) : ONT_OK;
+    return device ? device->ops->enter(device, scope) : ONT_OK;
 }
 
 void ont_device_leave(const ont_device *device, const ont_scope *scope)
 {
-    if (device) device->kind->leave(device, scope);
+    if (device) device->ops->leave(device, scope);
 }
 
 ont_status ont_device_copy(const ont_device *device, void *to, const void *from, size_t bytes, void *stream)
 {
     if (!bytes) return ONT_OK;
-    if (device) return device->kind->copy(device, to, from, bytes, stream);
+    if (device) return device->ops->copy(device, to, from, bytes, stream);
     memcpy(to, from, bytes);
     return ONT_OK;
 }
@@ -49,7 +49,7 @@ ont_status ont_device_copy(const ont_device *device, void *to, const void *from,
 ont_status ont_device_clear(const ont_device *device, void *to, size_t bytes, void *stream)
 {
     if (!bytes) return ONT_OK;
-    if (device) return device->kind->clear(device, to, bytes, stream);
+    if (device) return device->ops->clear(device, to, bytes, stream);
     memset(to, 0, bytes);
     return ONT_OK;
 }
@@ -66,7 +66,7 @@ ont_status ont_device_copy_view(const ont_device *device, const ont_view *view, 
         layout.dims[d] = view->dims[d];
         layout.strides[d] = view->strides[d];
     }
-    return device->kind->copy_strided(device, &layout, view->data, to, stream);
+    return device->ops->copy_strided(device, &layout, view->data, to, stream);
 }
 
 static bool is_constant(const ont_program *p, uint32_t value)
@@ -86,7 +86,7 @@ ont_status ont_device_upload_constants(ont_program *p)
             total += (p->graph->values[i]->data->bytes + ONT_PLAN_ALIGN - 1) / ONT_PLAN_ALIGN * ONT_PLAN_ALIGN;
     ont_scope scope;
     ONT_TRY(ont_device_enter(device, &scope));
-    ont_status status = device->kind->alloc_shared(device, sizeof *p->fault, (void **)&p->fault);
+    ont_status status = device->ops->alloc_shared(device, sizeof *p->fault, (void **)&p->fault);
     if (status == ONT_OK) status = ont_device_alloc(device, total, &p->constants);
     p->constant_bytes = total;
     size_t at = 0;
@@ -95,10 +95,10 @@ ont_status ont_device_upload_constants(ont_program *p)
         const ont_tensor *data = p->graph->values[i]->data;
         p->constant_addresses[i] = (char *)p->constants.data + at;
         if (data->bytes)
-            status = device->kind->write(device, p->constant_addresses[i], data->data, data->bytes, scope.stream);
+            status = device->ops->write(device, p->constant_addresses[i], data->data, data->bytes, scope.stream);
         at += (data->bytes + ONT_PLAN_ALIGN - 1) / ONT_PLAN_ALIGN * ONT_PLAN_ALIGN;
     }
-    if (status == ONT_OK) status = device->kind->synchronize(device, scope.stream);
+    if (status == ONT_OK) status = device->ops->synchronize(device, scope.stream);
     ont_device_leave(device, &scope);
     return status;
 }

@@ -41,7 +41,7 @@ ont_status ont_pool_create(const ont_device *device, ont_pool **pool)
 static void block_free(ont_block *block)
 {
     if (block->device)
-        block->device->kind->free(block->device, &(ont_memory){block->data, block->owner},
+        block->device->ops->free(block->device, &(ont_memory){block->data, block->owner},
                                   block->bytes ? block->bytes : 1);
     else
         ont_buffer_free(block->data, block->bytes);
@@ -151,7 +151,7 @@ static ont_status block_alloc(const ont_device *device, ont_block *block)
         return block->data ? ONT_OK : ONT_ENOMEM;
     }
     ont_memory memory = {0};
-    ONT_TRY(device->kind->alloc(device, block->bytes ? block->bytes : 1, &memory));
+    ONT_TRY(device->ops->alloc(device, block->bytes ? block->bytes : 1, &memory));
     block->data = memory.data;
     block->owner = memory.owner;
     return ONT_OK;

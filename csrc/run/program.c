@@ -319,7 +319,7 @@ void ont_program_unref(ont_program *p)
     for (uint32_t t = 0; p->steps && t < p->n_steps; t++)
         if (p->steps[t].state && p->steps[t].kernel->release) p->steps[t].kernel->release(p->steps[t].state);
     ont_device_free(p->device, &p->constants, p->constant_bytes);
-    if (p->fault) p->device->kind->free_shared(p->device, p->fault);
+    if (p->fault) p->device->ops->free_shared(p->device, p->fault);
     ont_graph_destroy(p->graph);
     ont_arena_deinit(&p->arena);
     pthread_mutex_destroy(&p->lock);

@@ -33,12 +33,12 @@ ont_replay_counts ont_replay_get_counts(void)
 /* A moved tensor gets its own place; the graph, which knows the old address, goes. */
 static ont_status moved(ont_replay *r, const ont_device *device, ont_replay_slot *slot, const char **reason)
 {
-    if (r->graph) device->kind->graph_destroy(device, r->graph);
+    if (r->graph) device->ops->graph_destroy(device, r->graph);
     r->graph = NULL;
     r->calm = 0;
     *reason = slot->bytes > ONT_REPLAY_STAGE ? "a tensor of more than 1 GiB has moved" : "a tensor has moved";
     if (slot->bytes > ONT_REPLAY_STAGE || !slot->bytes) return ONT_OK;
-    return device->kind->alloc(device, slot->bytes, &slot->stage);
+    return device->ops->alloc(device, slot->bytes, &slot->stage);
 }
 
 ont_status ont_replay_decide(ont_replay *r, const ont_device *device, void *const *addresses, const size_t *bytes,
@@ -69,9 +69,9 @@ ont_status ont_replay_decide(ont_replay *r, const ont_device *device, void *cons
 
 void ont_replay_deinit(ont_replay *r, const ont_device *device)
 {
-    if (r->graph) device->kind->graph_destroy(device, r->graph);
+    if (r->graph) device->ops->graph_destroy(device, r->graph);
     for (uint32_t i = 0; i < r->n_slots; i++)
-        if (r->slots[i].stage.data) device->kind->free(device, &r->slots[i].stage, r->slots[i].bytes);
+        if (r->slots[i].stage.data) device->ops->free(device, &r->slots[i].stage, r->slots[i].bytes);
     ont_free(r->slots);
     *r = (ont_replay){0};
 }

@@ -281,10 +281,10 @@ static ont_status capture(ont_run *run, ont_replay *replay, uint32_t first, uint
 {
     const ont_device *device = run->program->device;
     void *stream = run->stream, *graph = NULL;
-    ont_status status = device->kind->capture_begin(device, stream, &run->stream);
+    ont_status status = device->ops->capture_begin(device, stream, &run->stream);
     if (status == ONT_OK) {
         status = execute_steps(run, first, last);
-        ont_status ended = device->kind->capture_end(device, run->stream, status == ONT_OK, &graph);
+        ont_status ended = device->ops->capture_end(device, run->stream, status == ONT_OK, &graph);
         if (status == ONT_OK) status = ended;
     }
     run->stream = stream;
@@ -357,7 +357,7 @@ static ont_status decide(ont_run *run, void *const *inputs, ont_replay *replay, 
 /* Why a phase cannot be recorded whatever its addresses are; NULL: it can. */
 static const char *never_recorded(const ont_device *device)
 {
-    if (!device->kind->capture_begin) return "the device does not record";
+    if (!device->ops->capture_begin) return "the device does not record";
     if (!ont_replay_enabled()) return "off: ORTMODULE_CUDA_GRAPH is 0";
     return __atomic_load_n(&timing, __ATOMIC_RELAXED) ? "steps are timed" : NULL;
 }
@@ -397,7 +397,7 @@ static ont_status execute(ont_run *run, void *const *inputs, uint32_t first, uin
         note(run, first, ONT_REPLAY_EAGER, ont_error_message());
         ONT_TRY(execute_steps(run, first, last));
     } else {
-        ONT_TRY(device->kind->graph_launch(device, replay->graph, run->stream));
+        ONT_TRY(device->ops->graph_launch(device, replay->graph, run->stream));
         note(run, first, verdict, NULL);
     }
     return carry(run, replay, first, true);
@@ -432,16 +432,16 @@ static ont_status enter(ont_run *run, ont_scope *scope)
     const ont_device *device = run->program->device;
     ONT_TRY(ont_device_enter(device, scope));
     ont_status status = ont_device_check_fault(run->program); /* of what was found behind the last look */
-    if (status == ONT_OK && device && device->kind->capturing && device->kind->capturing(device, scope->stream))
+    if (status == ONT_OK && device && device->ops->capturing && device->ops->capturing(device, scope->stream))
         status = ont_fail(ONT_EUNSUPPORTED,
                           "the caller records this stream into a graph, which would repeat one random key: the "
                           "engine records its own graphs");
     if (device && status == ONT_OK && run->used && run->stream != scope->stream)
-        status = device->kind->join(device, scope->stream, run->stream);
+        status = device->ops->join(device, scope->stream, run->stream);
     run->stream = scope->stream;
     run->used = true;
     uint64_t words[] = {run->random.key, run->random.seed, run->random.block};
-    if (device && status == ONT_OK) status = device->kind->store(device, seed_at(run), words, 3, run->stream);
+    if (device && status == ONT_OK) status = device->ops->store(device, seed_at(run), words, 3, run->stream);
     if (status != ONT_OK) ont_device_leave(device, scope);
     return status;
 }
@@ -462,7 +462,7 @@ ont_status ont_run_forward(ont_program *p, ont_pool *pool, const ont_view *input
     set_bound_pointers(run, data);
     ONT_TRYGOTO(status, fail, execute(run, data, 0, p->split));
     ONT_TRYGOTO(status, fail, copy_outputs(run, 0, p->grads.n_forward_outputs));
-    if (p->device && p->device->kind->waits) ONT_TRYGOTO(status, fail, ont_device_check_fault(p));
+    if (p->device && p->device->ops->waits) ONT_TRYGOTO(status, fail, ont_device_check_fault(p));
     for (uint32_t i = 0; i < p->grads.n_forward_outputs; i++) {
         outputs[i] = run->outputs[i];
         run->outputs[i] = p->differentiable && p->saved_outputs[i] ? ont_block_ref(outputs[i]) : NULL;
@@ -564,7 +564,7 @@ ont_status ont_run_backward(ont_run *run, const ont_view *inputs, const ont_view
     if (status == ONT_OK) status = copy_outputs(run, p->grads.n_forward_outputs, p->graph->n_outputs);
     if (status == ONT_OK && has_delivery_due(run, p->n_steps)) status = deliver_due(run, p->n_steps);
     run->callback = NULL;
-    if (status == ONT_OK && p->device && p->device->kind->waits) status = ont_device_check_fault(p);
+    if (status == ONT_OK && p->device && p->device->ops->waits) status = ont_device_check_fault(p);
     if (status == ONT_OK) hand_out_gradients(run, in_grads);
     ont_device_leave(p->device, &scope);
 done:

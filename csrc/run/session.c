@@ -200,9 +200,9 @@ static ont_status read_block(const ont_block *block, void *to)
         return ONT_OK;
     }
     ont_scope scope;
-    ONT_TRY(device->kind->enter(device, &scope));
-    ont_status status = device->kind->read(device, to, block->data, block->bytes, scope.stream);
-    device->kind->leave(device, &scope);
+    ONT_TRY(device->ops->enter(device, &scope));
+    ont_status status = device->ops->read(device, to, block->data, block->bytes, scope.stream);
+    device->ops->leave(device, &scope);
     return status;
 }
 

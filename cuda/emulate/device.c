@@ -191,7 +191,7 @@ static ont_status optim(const ont_device *device, int what, const ont_cuda_optim
 
 enum { DLPACK_CPU = 1 };
 
-static const ont_device_kind kind = {
+static const ont_device_ops ops = {
     .name = "emulated",
     .dlpack = DLPACK_CPU,
     .waits = true,
@@ -217,7 +217,7 @@ static const ont_device_kind kind = {
     .optim = optim,
 };
 
-static ont_device device = {.kind = &kind, .random_blocks = 3}; /* few, so that small tensors go round */
+static ont_device device = {.ops = &ops, .random_blocks = 3}; /* few, so that small tensors go round */
 
 __attribute__((visibility("default"))) ont_status ont_plugin_open(const ont_core *core, const ont_allocator *allocator,
                                                                   ont_plugin *plugin)

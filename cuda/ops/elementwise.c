@@ -242,7 +242,7 @@ static ont_status fill_bounds(const ont_call *call, ont_ew *e)
     default: bounds[0] = (uint64_t)INT64_MIN, bounds[1] = INT64_MAX; break;
     }
     if (e->in[1] && e->in[2]) return ONT_OK;
-    ONT_TRY(call->device->kind->store(call->device, call->work, bounds, 2, call->stream));
+    ONT_TRY(call->device->ops->store(call->device, call->work, bounds, 2, call->stream));
     if (!e->in[1]) e->in[1] = call->work;
     if (!e->in[2]) e->in[2] = (char *)call->work + 8;
     return ONT_OK;

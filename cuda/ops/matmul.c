@@ -214,7 +214,7 @@ static ont_status run(const ont_call *call)
         ONT_TRY(ont_launched(ont_launch_elementwise(&spread, call->stream)));
     }
     if (s->no_inner && !s->spreads)
-        return call->device->kind->clear(call->device, call->out[0], s->result_bytes, call->stream);
+        return call->device->ops->clear(call->device, call->out[0], s->result_bytes, call->stream);
     if (s->no_inner) return ONT_OK;
     void *third = s->product.epilogue != ONT_EPILOGUE_NONE ? (void *)(uintptr_t)call->in[2] : NULL;
     void *bias = is_gelu_grad(call->node) ? ont_result(call, 1) : third;

@@ -69,7 +69,7 @@ static ont_status run_copies(const ont_call *call)
     if (put) {
         const ont_value *dx = call->node->outputs[0];
         size_t bytes = (size_t)ont_shape_count(&dx->shape) * ont_dtype_size(dx->dtype);
-        if (bytes) ONT_TRY(call->device->kind->clear(call->device, call->out[0], bytes, call->stream));
+        if (bytes) ONT_TRY(call->device->ops->clear(call->device, call->out[0], bytes, call->stream));
     }
     for (uint32_t i = 0; i < s->n; i++) {
         void *to = call->out[split ? i : 0];
