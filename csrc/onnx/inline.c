@@ -51,8 +51,8 @@ static const Onnx__AttributeProto *find_attribute(Onnx__AttributeProto *const *l
 }
 
 /* Every attribute that the function declares, with the call's value or the default. */
-static ont_status bind_attributes(ont_loader *l, const ont_scope *caller, const Onnx__NodeProto *call,
-                                  const Onnx__FunctionProto *f, const char *what, ont_scope *scope)
+static ont_status bind_attributes(ont_loader *l, const ont_onnx_scope *caller, const Onnx__NodeProto *call,
+                                  const Onnx__FunctionProto *f, const char *what, ont_onnx_scope *scope)
 {
     size_t n = f->n_attribute + f->n_attribute_proto;
     if (n > ONT_MAX_ATTRIBUTES) return ont_fail(ONT_EINVAL, "%s: the function has %zu attributes", what, n);
@@ -80,8 +80,8 @@ static ont_status bind_attributes(ont_loader *l, const ont_scope *caller, const 
     return ONT_OK;
 }
 
-static ont_status bind_inputs(ont_loader *l, ont_scope *caller, const Onnx__NodeProto *call,
-                              const Onnx__FunctionProto *f, const char *what, ont_scope *scope)
+static ont_status bind_inputs(ont_loader *l, ont_onnx_scope *caller, const Onnx__NodeProto *call,
+                              const Onnx__FunctionProto *f, const char *what, ont_onnx_scope *scope)
 {
     if (call->n_input > f->n_input || call->n_output > f->n_output)
         return ont_fail(ONT_EINVAL, "%s: %zu inputs and %zu outputs, the function has %zu and %zu", what, call->n_input,
@@ -96,8 +96,9 @@ static ont_status bind_inputs(ont_loader *l, ont_scope *caller, const Onnx__Node
 }
 
 /* Settles, before the body is loaded, what each result is called in the graph: names[i], NULL where nobody asks. */
-static ont_status name_results(ont_loader *l, ont_scope *caller, const Onnx__NodeProto *call,
-                               const Onnx__FunctionProto *f, const char *what, ont_scope *scope, const char **names)
+static ont_status name_results(ont_loader *l, ont_onnx_scope *caller, const Onnx__NodeProto *call,
+                               const Onnx__FunctionProto *f, const char *what, ont_onnx_scope *scope,
+                               const char **names)
 {
     for (size_t i = 0; i < call->n_output; i++) {
         const char *outside = TEXT(call->output[i]), *inside = TEXT(f->output[i]);
@@ -119,9 +120,9 @@ ont_status ont_onnx_charge(ont_loader *l, const char *what, size_t nodes)
                     ONT_MAX_INLINED, l->most_bytes);
 }
 
-static ont_status bind_results(ont_loader *l, ont_scope *caller, const Onnx__NodeProto *call,
+static ont_status bind_results(ont_loader *l, ont_onnx_scope *caller, const Onnx__NodeProto *call,
                                const Onnx__FunctionProto *f,
-                               const char *what, const ont_scope *scope, const char *const *names)
+                               const char *what, const ont_onnx_scope *scope, const char *const *names)
 {
     for (size_t i = 0; i < call->n_output; i++) {
         if (!names[i]) continue;
@@ -135,22 +136,23 @@ static ont_status bind_results(ont_loader *l, ont_scope *caller, const Onnx__Nod
     return ONT_OK;
 }
 
-static ont_status check_nesting(const ont_scope *caller, const Onnx__FunctionProto *f, const char *what)
+static ont_status check_nesting(const ont_onnx_scope *caller, const Onnx__FunctionProto *f, const char *what)
 {
-    for (const ont_scope *s = caller; s; s = s->caller)
+    for (const ont_onnx_scope *s = caller; s; s = s->caller)
         if (s->function == f) return ont_fail(ONT_EINVAL, "%s: function '%s' calls itself", what, f->name);
     if (caller->depth >= ONT_MAX_CALL_DEPTH)
         return ont_fail(ONT_EINVAL, "%s: functions are nested deeper than %d", what, ONT_MAX_CALL_DEPTH);
     return ONT_OK;
 }
 
-ont_status ont_onnx_inline(ont_loader *l, ont_scope *caller, const Onnx__NodeProto *call, const Onnx__FunctionProto *f,
+ont_status ont_onnx_inline(ont_loader *l, ont_onnx_scope *caller, const Onnx__NodeProto *call,
+                           const Onnx__FunctionProto *f,
                            const char *what)
 {
     ONT_TRY(check_nesting(caller, f, what));
     ONT_TRY(ont_onnx_charge(l, what, 1 + (f->n_input + f->n_output + f->n_attribute + f->n_attribute_proto) / 16));
-    ont_scope scope = {.caller = caller, .function = f, .depth = caller->depth + 1, .opsets = f->opset_import,
-                       .n_opsets = f->n_opset_import};
+    ont_onnx_scope scope = {.caller = caller, .function = f, .depth = caller->depth + 1, .opsets = f->opset_import,
+                            .n_opsets = f->n_opset_import};
     const char *name = *TEXT(call->name) ? call->name : f->name;
     scope.where = ont_arena_format(&l->g->arena, "%s in function '%s': ", what, f->name);
     scope.prefix = ont_arena_format(&l->g->arena, "%s%s/", caller->prefix, name);

@@ -31,14 +31,14 @@ static void pb_free(void *failed, void *block)
 
 /* ---- names and values ---- */
 
-ont_status ont_onnx_define(ont_scope *scope, const char *name, ont_value *value)
+ont_status ont_onnx_define(ont_onnx_scope *scope, const char *name, ont_value *value)
 {
     if (ont_map_get(&scope->values, name))
         return ont_fail(ONT_EINVAL, "%svalue '%s' is defined twice", scope->where, name);
     return ont_map_put(&scope->values, name, value);
 }
 
-ont_status ont_onnx_name(ont_loader *l, ont_scope *scope, const char *name, const char **result)
+ont_status ont_onnx_name(ont_loader *l, ont_onnx_scope *scope, const char *name, const char **result)
 {
     const char *known = ont_map_get(&scope->results, name);
     if (known) {
@@ -54,7 +54,8 @@ ont_status ont_onnx_name(ont_loader *l, ont_scope *scope, const char *name, cons
     return ONT_OK;
 }
 
-ont_status ont_onnx_value(ont_loader *l, ont_scope *scope, ont_value_kind kind, const char *name, ont_value **value)
+ont_status ont_onnx_value(ont_loader *l, ont_onnx_scope *scope, ont_value_kind kind, const char *name,
+                          ont_value **value)
 {
     const char *unique;
     ont_value *v;
@@ -65,7 +66,7 @@ ont_status ont_onnx_value(ont_loader *l, ont_scope *scope, ont_value_kind kind, 
     return ONT_OK;
 }
 
-ont_status ont_onnx_constant_value(ont_loader *l, ont_scope *scope, const char *name, const ont_tensor *tensor)
+ont_status ont_onnx_constant_value(ont_loader *l, ont_onnx_scope *scope, const char *name, const ont_tensor *tensor)
 {
     if (ont_map_get(&scope->values, name))
         return ont_fail(ONT_EINVAL, "%svalue '%s' is defined twice", scope->where, name);
@@ -83,7 +84,7 @@ ont_status ont_onnx_constant_value(ont_loader *l, ont_scope *scope, const char *
 
 /* ---- initializers, inputs, outputs ---- */
 
-static ont_status load_initializer(ont_loader *l, ont_scope *scope, const Onnx__TensorProto *proto)
+static ont_status load_initializer(ont_loader *l, ont_onnx_scope *scope, const Onnx__TensorProto *proto)
 {
     ont_tensor tensor;
     if (!*ont_onnx_text(proto->name)) return ont_fail(ONT_EINVAL, "an initializer has no name");
@@ -134,7 +135,7 @@ static ont_status load_type(ont_loader *l, const Onnx__ValueInfoProto *proto, co
     return ONT_OK;
 }
 
-static ont_status load_input(ont_loader *l, ont_scope *scope, const Onnx__ValueInfoProto *proto)
+static ont_status load_input(ont_loader *l, ont_onnx_scope *scope, const Onnx__ValueInfoProto *proto)
 {
     const char *name = ont_onnx_text(proto->name), *unique;
     if (!*name) return ont_fail(ONT_EINVAL, "a graph input has no name");
@@ -159,13 +160,13 @@ static ont_status load_input(ont_loader *l, ont_scope *scope, const Onnx__ValueI
     return ont_onnx_define(scope, name, value);
 }
 
-ont_status ont_onnx_initializers(ont_loader *l, ont_scope *scope, const Onnx__GraphProto *proto)
+ont_status ont_onnx_initializers(ont_loader *l, ont_onnx_scope *scope, const Onnx__GraphProto *proto)
 {
     for (size_t i = 0; i < proto->n_initializer; i++) ONT_TRY(load_initializer(l, scope, proto->initializer[i]));
     return ONT_OK;
 }
 
-ont_status ont_onnx_inputs(ont_loader *l, ont_scope *scope, const Onnx__GraphProto *proto)
+ont_status ont_onnx_inputs(ont_loader *l, ont_onnx_scope *scope, const Onnx__GraphProto *proto)
 {
     for (size_t i = 0; i < proto->n_input; i++) ONT_TRY(load_input(l, scope, proto->input[i]));
     return ONT_OK;
@@ -189,7 +190,7 @@ static ont_status declare_output(ont_loader *l, const Onnx__ValueInfoProto *prot
     return ONT_OK;
 }
 
-static ont_status load_outputs(ont_loader *l, ont_scope *scope, const Onnx__GraphProto *proto)
+static ont_status load_outputs(ont_loader *l, ont_onnx_scope *scope, const Onnx__GraphProto *proto)
 {
     ont_value **outputs = ont_arena_array(&l->g->arena, proto->n_output, sizeof *outputs);
     bool *listed = ont_arena_array(&l->g->arena, l->g->n_values + 1, sizeof *listed);
@@ -212,7 +213,7 @@ static ont_status load_outputs(ont_loader *l, ont_scope *scope, const Onnx__Grap
 
 /* ---- the model ---- */
 
-static ont_status load_graph(ont_loader *l, ont_scope *scope, const Onnx__GraphProto *proto)
+static ont_status load_graph(ont_loader *l, ont_onnx_scope *scope, const Onnx__GraphProto *proto)
 {
     if (!proto) return ont_fail(ONT_EINVAL, "the model has no graph");
     const Onnx__TensorProto *sparse = proto->n_sparse_initializer ? proto->sparse_initializer[0]->values : NULL;
@@ -233,7 +234,8 @@ static ont_status load_graph(ont_loader *l, ont_scope *scope, const Onnx__GraphP
 
 static ont_status load_model(ont_loader *l, const Onnx__ModelProto *model)
 {
-    ont_scope scope = {.where = "", .prefix = "", .opsets = model->opset_import, .n_opsets = model->n_opset_import};
+    ont_onnx_scope scope = {.where = "", .prefix = "", .opsets = model->opset_import,
+                            .n_opsets = model->n_opset_import};
     ont_status status = ont_onnx_check_opsets(&scope);
     if (status == ONT_OK) status = ont_onnx_list_functions(l, model);
     if (status == ONT_OK) status = load_graph(l, &scope, model->graph);

@@ -33,8 +33,8 @@ typedef struct ont_captured {
 } ont_captured;
 
 /* Where names have a meaning: the graph itself, one call of a function, or a subgraph. */
-typedef struct ont_scope {
-    const struct ont_scope *caller;      /* NULL: the graph */
+typedef struct ont_onnx_scope {
+    const struct ont_onnx_scope *caller;      /* NULL: the graph */
     const Onnx__FunctionProto *function; /* NULL: the graph */
     const char *where;                   /* "" or "function 'f' called by ...: ", for messages */
     const char *prefix;                  /* of names that this scope gives to the graph: "" or "<call>/" */
@@ -45,10 +45,10 @@ typedef struct ont_scope {
     ont_map results;                     /* name of a function's output here to its name in the graph */
     const ont_binding *attributes;
     size_t n_attributes;
-    struct ont_scope *outer;             /* of a subgraph: where names are looked up that it does not define */
+    struct ont_onnx_scope *outer;             /* of a subgraph: where names are looked up that it does not define */
     ont_graph *g;                        /* of a subgraph: what is loaded */
     ont_captured *first_captured, *last_captured;
-} ont_scope;
+} ont_onnx_scope;
 
 typedef struct ont_loader {
     ont_graph *g;
@@ -75,24 +75,24 @@ static inline const char *ont_onnx_domain(const char *domain) /* "ai.onnx" is an
 }
 
 /* load.c: EINVAL where `name` has a value in this scope. The name is borrowed from the model. */
-ont_status ont_onnx_define(ont_scope *scope, const char *name, ont_value *value) ONT_MUST_USE;
+ont_status ont_onnx_define(ont_onnx_scope *scope, const char *name, ont_value *value) ONT_MUST_USE;
 /* load.c: the name in the graph of what this scope calls `name`; unique, in the arena. */
-ont_status ont_onnx_name(ont_loader *l, ont_scope *scope, const char *name, const char **result) ONT_MUST_USE;
+ont_status ont_onnx_name(ont_loader *l, ont_onnx_scope *scope, const char *name, const char **result) ONT_MUST_USE;
 /* load.c: ont_onnx_name and a value of that name. */
-ont_status ont_onnx_value(ont_loader *l, ont_scope *scope, ont_value_kind kind, const char *name,
+ont_status ont_onnx_value(ont_loader *l, ont_onnx_scope *scope, ont_value_kind kind, const char *name,
                           ont_value **value) ONT_MUST_USE;
 /* load.c: a constant with contents that are already in the arena. */
-ont_status ont_onnx_constant_value(ont_loader *l, ont_scope *scope, const char *name, const ont_tensor *tensor)
+ont_status ont_onnx_constant_value(ont_loader *l, ont_onnx_scope *scope, const char *name, const ont_tensor *tensor)
     ONT_MUST_USE;
 
 /* nodes.c */
-ont_status ont_onnx_check_opsets(const ont_scope *scope) ONT_MUST_USE;
-ont_status ont_onnx_nodes(ont_loader *l, ont_scope *scope, Onnx__NodeProto *const *nodes, size_t n) ONT_MUST_USE;
+ont_status ont_onnx_check_opsets(const ont_onnx_scope *scope) ONT_MUST_USE;
+ont_status ont_onnx_nodes(ont_loader *l, ont_onnx_scope *scope, Onnx__NodeProto *const *nodes, size_t n) ONT_MUST_USE;
 /* nodes.c: the value named; *value is NULL for "" and for an input that the call leaves out. */
-ont_status ont_onnx_input(ont_loader *l, ont_scope *scope, const char *what, const char *name,
+ont_status ont_onnx_input(ont_loader *l, ont_onnx_scope *scope, const char *what, const char *name,
                           ont_value **value) ONT_MUST_USE;
 /* nodes.c: what `proto` stands for here: itself, or the attribute of the call that it refers to; NULL: not given. */
-ont_status ont_onnx_resolve(const ont_scope *scope, const char *what, const Onnx__AttributeProto *proto,
+ont_status ont_onnx_resolve(const ont_onnx_scope *scope, const char *what, const Onnx__AttributeProto *proto,
                             const Onnx__AttributeProto **resolved) ONT_MUST_USE;
 
 /* nodes.c: `wanted` where it is free (it may be NULL), else the node's made-up name, made unique. */
@@ -101,8 +101,8 @@ ont_status ont_onnx_name_node(ont_loader *l, const char *wanted, ont_node *node)
 ont_status ont_onnx_copy(ont_loader *l, const char *name, ont_value *from, ont_value **to) ONT_MUST_USE;
 
 /* load.c: what a graph proto lists; the nodes are between them. */
-ont_status ont_onnx_initializers(ont_loader *l, ont_scope *scope, const Onnx__GraphProto *proto) ONT_MUST_USE;
-ont_status ont_onnx_inputs(ont_loader *l, ont_scope *scope, const Onnx__GraphProto *proto) ONT_MUST_USE;
+ont_status ont_onnx_initializers(ont_loader *l, ont_onnx_scope *scope, const Onnx__GraphProto *proto) ONT_MUST_USE;
+ont_status ont_onnx_inputs(ont_loader *l, ont_onnx_scope *scope, const Onnx__GraphProto *proto) ONT_MUST_USE;
 
 /* subgraph.c: every subgraph among a call's attributes, and the values from around that they read. */
 typedef struct ont_subgraphs {
@@ -113,7 +113,7 @@ typedef struct ont_subgraphs {
     uint32_t n, n_captured;
     ont_value **captured;
 } ont_subgraphs;
-ont_status ont_onnx_subgraphs(ont_loader *l, ont_scope *scope, const Onnx__NodeProto *call, const char *what,
+ont_status ont_onnx_subgraphs(ont_loader *l, ont_onnx_scope *scope, const Onnx__NodeProto *call, const char *what,
                               ont_subgraphs *subgraphs) ONT_MUST_USE;
 /* The node's inputs end with what was captured: it owns the subgraphs from now on. */
 ont_status ont_onnx_attach_subgraphs(ont_subgraphs *subgraphs, ont_graph *g, ont_node *node) ONT_MUST_USE;
@@ -123,7 +123,7 @@ void ont_onnx_drop_subgraphs(ont_subgraphs *subgraphs); /* those that no node ow
 ont_status ont_onnx_list_functions(ont_loader *l, const Onnx__ModelProto *model) ONT_MUST_USE;
 ont_status ont_onnx_function(ont_loader *l, const Onnx__NodeProto *node, const Onnx__FunctionProto **function)
     ONT_MUST_USE;
-ont_status ont_onnx_inline(ont_loader *l, ont_scope *caller, const Onnx__NodeProto *call,
+ont_status ont_onnx_inline(ont_loader *l, ont_onnx_scope *caller, const Onnx__NodeProto *call,
                            const Onnx__FunctionProto *function, const char *what) ONT_MUST_USE;
 /* inline.c: counts nodes that come from functions; EINVAL beyond the limits. */
 ont_status ont_onnx_charge(ont_loader *l, const char *what, size_t nodes) ONT_MUST_USE;

@@ -12,7 +12,7 @@
 
 /* ---- opsets ---- */
 
-ont_status ont_onnx_check_opsets(const ont_scope *scope)
+ont_status ont_onnx_check_opsets(const ont_onnx_scope *scope)
 {
     if (scope->n_opsets > ONT_MAX_OPSETS)
         return ont_fail(ONT_EINVAL, "%s%zu opset imports, at most %d", scope->where, scope->n_opsets, ONT_MAX_OPSETS);
@@ -29,7 +29,7 @@ ont_status ont_onnx_check_opsets(const ont_scope *scope)
     return ONT_OK;
 }
 
-static ont_status opset_of(const ont_scope *scope, const char *what, const char *domain, int64_t *version)
+static ont_status opset_of(const ont_onnx_scope *scope, const char *what, const char *domain, int64_t *version)
 {
     for (size_t i = 0; i < scope->n_opsets; i++) {
         const Onnx__OperatorSetIdProto *set = scope->opsets[i];
@@ -45,7 +45,7 @@ static ont_status opset_of(const ont_scope *scope, const char *what, const char 
 
 /* ---- attributes ---- */
 
-ont_status ont_onnx_resolve(const ont_scope *scope, const char *what, const Onnx__AttributeProto *proto,
+ont_status ont_onnx_resolve(const ont_onnx_scope *scope, const char *what, const Onnx__AttributeProto *proto,
                             const Onnx__AttributeProto **resolved)
 {
     const char *refers = TEXT(proto->ref_attr_name);
@@ -67,7 +67,8 @@ ont_status ont_onnx_resolve(const ont_scope *scope, const char *what, const Onnx
                     TEXT(proto->name), refers);
 }
 
-static ont_status load_attributes(ont_loader *l, const ont_scope *scope, const Onnx__NodeProto *proto, const char *what,
+static ont_status load_attributes(ont_loader *l, const ont_onnx_scope *scope, const Onnx__NodeProto *proto,
+                                  const char *what,
                                   ont_node *node)
 {
     for (size_t i = 0; i < proto->n_attribute; i++) {
@@ -87,7 +88,7 @@ static ont_status load_attributes(ont_loader *l, const ont_scope *scope, const O
 /* ---- nodes ---- */
 
 /* Constant nodes become constants: nothing later knows such an operator. */
-static ont_status load_constant(ont_loader *l, ont_scope *scope, const Onnx__NodeProto *proto, const char *what)
+static ont_status load_constant(ont_loader *l, ont_onnx_scope *scope, const Onnx__NodeProto *proto, const char *what)
 {
     if (proto->n_output != 1 || !*TEXT(proto->output[0]) || proto->n_input)
         return ont_fail(ONT_EINVAL, "%s: no input and one output are expected", what);
@@ -104,7 +105,7 @@ static ont_status load_constant(ont_loader *l, ont_scope *scope, const Onnx__Nod
  * The value of that name here or, in a subgraph, around it: then it becomes an input of the subgraph, or a constant
  * that shares the contents. *value stays NULL where there is none.
  */
-static ont_status look_up(ont_loader *l, ont_scope *scope, const char *name, ont_value **value)
+static ont_status look_up(ont_loader *l, ont_onnx_scope *scope, const char *name, ont_value **value)
 {
     *value = ont_map_get(&scope->values, name);
     if (*value || !scope->outer) return ONT_OK;
@@ -131,7 +132,7 @@ static ont_status look_up(ont_loader *l, ont_scope *scope, const char *name, ont
     return ont_map_put(&scope->values, name, inside);
 }
 
-ont_status ont_onnx_input(ont_loader *l, ont_scope *scope, const char *what, const char *name, ont_value **value)
+ont_status ont_onnx_input(ont_loader *l, ont_onnx_scope *scope, const char *what, const char *name, ont_value **value)
 {
     *value = NULL;
     if (!*TEXT(name)) return ONT_OK;
@@ -145,7 +146,7 @@ ont_status ont_onnx_input(ont_loader *l, ont_scope *scope, const char *what, con
 }
 
 /* Output 0 is made even where the model leaves it out, so that kernels need not ask. */
-static ont_status node_outputs(ont_loader *l, ont_scope *scope, const Onnx__NodeProto *proto, const char *what,
+static ont_status node_outputs(ont_loader *l, ont_onnx_scope *scope, const Onnx__NodeProto *proto, const char *what,
                                ont_value **outputs)
 {
     bool any = false;
@@ -185,7 +186,7 @@ ont_status ont_onnx_copy(ont_loader *l, const char *name, ont_value *from, ont_v
     return ont_onnx_name_node(l, NULL, node);
 }
 
-static ont_status add_node(ont_loader *l, ont_scope *scope, const Onnx__NodeProto *proto, const char *what,
+static ont_status add_node(ont_loader *l, ont_onnx_scope *scope, const Onnx__NodeProto *proto, const char *what,
                            int64_t version, const ont_op *op, ont_subgraphs *subgraphs)
 {
     size_t n = proto->n_input + subgraphs->n_captured;
@@ -206,7 +207,7 @@ static ont_status add_node(ont_loader *l, ont_scope *scope, const Onnx__NodeProt
     return ont_onnx_attach_subgraphs(subgraphs, l->g, node);
 }
 
-static ont_status load_node(ont_loader *l, ont_scope *scope, const Onnx__NodeProto *proto, const char *what)
+static ont_status load_node(ont_loader *l, ont_onnx_scope *scope, const Onnx__NodeProto *proto, const char *what)
 {
     const char *domain = ont_onnx_domain(proto->domain), *op_type = proto->op_type;
     int64_t version;
@@ -226,7 +227,7 @@ static ont_status load_node(ont_loader *l, ont_scope *scope, const Onnx__NodePro
     return status;
 }
 
-ont_status ont_onnx_nodes(ont_loader *l, ont_scope *scope, Onnx__NodeProto *const *nodes, size_t n)
+ont_status ont_onnx_nodes(ont_loader *l, ont_onnx_scope *scope, Onnx__NodeProto *const *nodes, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
         const Onnx__NodeProto *proto = nodes[i];

@@ -9,7 +9,7 @@
 
 #define TEXT ont_onnx_text
 
-static ont_status load_outputs(ont_loader *l, ont_scope *scope, const Onnx__GraphProto *proto)
+static ont_status load_outputs(ont_loader *l, ont_onnx_scope *scope, const Onnx__GraphProto *proto)
 {
     ont_value **outputs = ont_arena_array(&l->g->arena, proto->n_output + 1, sizeof *outputs);
     if (!outputs) return ONT_ENOMEM;
@@ -20,7 +20,7 @@ static ont_status load_outputs(ont_loader *l, ont_scope *scope, const Onnx__Grap
     return ont_graph_set_outputs(l->g, outputs, (uint32_t)proto->n_output);
 }
 
-static ont_status load_body(ont_loader *l, ont_scope *scope, const Onnx__GraphProto *proto)
+static ont_status load_body(ont_loader *l, ont_onnx_scope *scope, const Onnx__GraphProto *proto)
 {
     if (!proto) return ont_fail(ONT_EINVAL, "%sthe attribute has no graph", scope->where);
     if (proto->n_sparse_initializer)
@@ -40,7 +40,7 @@ static ont_status load_body(ont_loader *l, ont_scope *scope, const Onnx__GraphPr
 
 /* The node's inputs from first_capture on (once it is attached) are what the bodies read from around them, body by
  * body. */
-static ont_status note_captured(const ont_scope *scope, ont_graph *body, ont_graph *g, ont_subgraphs *all)
+static ont_status note_captured(const ont_onnx_scope *scope, ont_graph *body, ont_graph *g, ont_subgraphs *all)
 {
     uint32_t n = 0;
     for (const ont_captured *c = scope->first_captured; c; c = c->next) n++;
@@ -54,13 +54,15 @@ static ont_status note_captured(const ont_scope *scope, ont_graph *body, ont_gra
     return ONT_OK;
 }
 
-static ont_status load_one(ont_loader *l, ont_scope *outer, const Onnx__AttributeProto *attribute, const char *name,
+static ont_status load_one(ont_loader *l, ont_onnx_scope *outer, const Onnx__AttributeProto *attribute,
+                           const char *name,
                            const char *what, ont_subgraphs *all)
 {
     ont_graph *g = l->g, *body;
-    ont_scope scope = {.caller = outer, .function = outer->function, .depth = outer->depth + 1, .opsets = outer->opsets,
-                       .n_opsets = outer->n_opsets, .attributes = outer->attributes,
-                       .n_attributes = outer->n_attributes, .outer = outer, .prefix = outer->prefix};
+    ont_onnx_scope scope = {.caller = outer, .function = outer->function, .depth = outer->depth + 1,
+                            .opsets = outer->opsets,
+                            .n_opsets = outer->n_opsets, .attributes = outer->attributes,
+                            .n_attributes = outer->n_attributes, .outer = outer, .prefix = outer->prefix};
     scope.where = ont_arena_format(&g->arena, "%s, %s: ", what, name);
     if (!scope.where) return ONT_ENOMEM;
     ONT_TRY(ont_graph_create(name, &body));
@@ -73,7 +75,7 @@ static ont_status load_one(ont_loader *l, ont_scope *outer, const Onnx__Attribut
     return status == ONT_OK ? note_captured(&scope, body, g, all) : status;
 }
 
-ont_status ont_onnx_subgraphs(ont_loader *l, ont_scope *scope, const Onnx__NodeProto *call, const char *what,
+ont_status ont_onnx_subgraphs(ont_loader *l, ont_onnx_scope *scope, const Onnx__NodeProto *call, const char *what,
                               ont_subgraphs *subgraphs)
 {
     subgraphs->items = ont_arena_array(&l->g->arena, call->n_attribute + 1, sizeof *subgraphs->items);

@@ -149,7 +149,7 @@ static bool find_scores(match *m)
             m->scale *= ont_attr_float(node, "alpha", 1);
             return true;
         }
-        if (ont_view_keeps_order(node) || is_float_cast(node))
+        if (ont_node_keeps_order(node) || is_float_cast(node))
             x = ont_node_in(node, 0);
         else if (ont_node_is(node, "", "Add"))
             x = match_add(m, node);
@@ -211,7 +211,7 @@ static bool find_values(match *m)
             return !ont_attr_int(node, "transA", 0) && ont_attr_float(node, "alpha", 1) == 1;
         }
         if (ont_node_is(node, "", "Dropout") ? !match_dropout(m, node)
-                                             : !ont_view_keeps_order(node) && !is_float_cast(node))
+                                             : !ont_node_keeps_order(node) && !is_float_cast(node))
             return false;
         p = node->outputs[0];
     }
@@ -222,7 +222,7 @@ static bool find_values(match *m)
 static void match_empty_rows(match *m)
 {
     ont_value *y = m->y;
-    for (ont_node *node; (node = ont_single_user(m->g, y)) && ont_view_keeps_order(node) && ont_node_in(node, 0) == y;)
+    for (ont_node *node; (node = ont_single_user(m->g, y)) && ont_node_keeps_order(node) && ont_node_in(node, 0) == y;)
         y = node->outputs[0];
     ont_node *node = ont_single_user(m->g, y);
     double zero;
@@ -246,7 +246,7 @@ static void find_result(match *m)
     for (ont_value *v = m->y;;) {
         ont_node *node = ont_single_user(m->g, v);
         bool moves = ont_node_is(node, "", "Transpose");
-        if (!node || ont_node_in(node, 0) != v || !(moves || ont_view_keeps_order(node))) return;
+        if (!node || ont_node_in(node, 0) != v || !(moves || ont_node_keeps_order(node))) return;
         v = node->outputs[0];
         if (moves) m->result = v;
     }
@@ -263,16 +263,16 @@ static bool matrix_view(const match *m, const ont_node *product, uint32_t index,
     int rank = shape.rank, counts[3];
     if (rank < 2 || full.rank < 2 || ont_node_in(product, !index)->shape.rank < 2) return false;
     int64_t rows = shape.dims[rank - 2], columns = shape.dims[rank - 1];
-    ont_view_limits limits = {.parts = parts, .scales = v->dtype == ONT_FLOAT32 || v->dtype == ONT_FLOAT64};
+    ont_strided_view_limits limits = {.parts = parts, .scales = v->dtype == ONT_FLOAT32 || v->dtype == ONT_FLOAT64};
     if (product == m->values) limits.scales = false;
-    ont_view_of(v, &limits, view);
+    ont_strided_view_of(v, &limits, view);
     full.dims[full.rank - 2] = rows;
     full.dims[full.rank - 1] = columns;
-    if (!ont_view_expand(view, &shape, &full)) return false;
+    if (!ont_strided_view_expand(view, &shape, &full)) return false;
     int64_t batch = ont_shape_count_range(&full, 0, full.rank - 2);
-    if (!ont_view_regroup(view, (int64_t[]){batch, rows, columns}, 3, counts)) return false;
+    if (!ont_strided_view_regroup(view, (int64_t[]){batch, rows, columns}, 3, counts)) return false;
     if (!flip) return true;
-    ont_factor swapped[ONT_VIEW_FACTORS];
+    ont_factor swapped[ONT_STRIDED_VIEW_FACTORS];
     int n = counts[0];
     for (int i = 0; i < counts[2]; i++) swapped[n++] = view->factors[counts[0] + counts[1] + i];
     for (int i = 0; i < counts[1]; i++) swapped[n++] = view->factors[counts[0] + i];
@@ -286,7 +286,7 @@ static bool matrix_view(const match *m, const ont_node *product, uint32_t index,
 static bool split_inner(ont_strided_view *view, int64_t outer, int64_t size, int64_t *stride)
 {
     int counts[2];
-    if (!ont_view_regroup(view, (int64_t[]){outer, size}, 2, counts) || counts[1] > 1) return false;
+    if (!ont_strided_view_regroup(view, (int64_t[]){outer, size}, 2, counts) || counts[1] > 1) return false;
     *stride = counts[1] ? view->factors[--view->n_factors].stride : 0;
     return true;
 }
@@ -298,7 +298,7 @@ static bool key_view(match *m, int which, int64_t batch, int64_t size)
     int64_t unit;
     if (!split_inner(view, batch * m->columns, size, &unit) || (size > 1 && unit != 1)) return false;
     if (!split_inner(view, batch, m->columns, &m->inner[which])) return false;
-    if (view->n_factors == ONT_VIEW_FACTORS || batch <= 0 || m->outer % batch) return false;
+    if (view->n_factors == ONT_STRIDED_VIEW_FACTORS || batch <= 0 || m->outer % batch) return false;
     if (m->outer != batch) view->factors[view->n_factors++] = (ont_factor){m->outer / batch, 0};
     return m->columns == 1 || m->inner[which] >= size;
 }
@@ -343,11 +343,11 @@ static bool is_whole(const match *m)
 
 static bool mask_view(match *m, int which, ont_value *mask, const ont_shape *shape, int64_t width)
 {
-    ont_view_limits limits = {.parts = false,
-                              .stop = which == ONT_ATTENTION_BIAS ? mask : NULL}; /* its gradient has its shape */
+    ont_strided_view_limits limits = {.parts = false,
+                                      .stop = which == ONT_ATTENTION_BIAS ? mask : NULL}; /* its gradient has its shape */
     ont_strided_view *view = &m->view[which];
-    ont_view_of(mask, &limits, view);
-    return ont_view_expand(view, &mask->shape, shape) && split_inner(view, m->outer, width, &m->inner[which]) &&
+    ont_strided_view_of(mask, &limits, view);
+    return ont_strided_view_expand(view, &mask->shape, shape) && split_inner(view, m->outer, width, &m->inner[which]) &&
            (m->inner[which] == 0 || m->inner[which] == 1);
 }
 
@@ -355,11 +355,11 @@ static bool mask_view(match *m, int which, ont_value *mask, const ont_shape *sha
 static bool result_view(match *m)
 {
     ont_strided_view *view = &m->view[ONT_ATTENTION_Y];
-    ont_view_limits limits = {.stop = m->y};
-    ont_view_of(m->result, &limits, view);
+    ont_strided_view_limits limits = {.stop = m->y};
+    ont_strided_view_of(m->result, &limits, view);
     if (view->root != m->y) return false;
     int64_t step = 1, unit;
-    ont_factor turned[ONT_VIEW_FACTORS];
+    ont_factor turned[ONT_STRIDED_VIEW_FACTORS];
     for (int i = view->n_factors - 1; i >= 0; i--) {
         int k = view->n_factors - 1 - i;
         for (; k > 0 && turned[k - 1].stride < view->factors[i].stride; k--) turned[k] = turned[k - 1];
@@ -487,7 +487,7 @@ static bool find_leads(match *m, ont_attention *a)
     int n = 0;
     for (int i = 0; i <= ONT_ATTENTION_Y; i++)
         if (has(m, i)) views[n++] = &m->view[i];
-    if (!ont_view_refine(views, n, m->rows)) return false;
+    if (!ont_strided_view_refine(views, n, m->rows)) return false;
     const ont_strided_view *q = &m->view[ONT_ATTENTION_Q];
     a->n_leads = q->n_factors - (m->rows > 1);
     if (a->n_leads < 0 || a->n_leads > ONT_ATTENTION_LEADS) return false;

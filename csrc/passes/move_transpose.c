@@ -58,7 +58,7 @@ static int bias_of(const ont_node *node)
 
 static bool is_view(const ont_node *node)
 {
-    return ont_view_keeps_order(node) || ont_node_is(node, "", "Transpose") || ont_node_is(node, "", "Gather") ||
+    return ont_node_keeps_order(node) || ont_node_is(node, "", "Transpose") || ont_node_is(node, "", "Gather") ||
            ont_node_is(node, "", "Split") || ont_node_is(node, "", "Slice") || ont_node_is(node, "", "Mul") ||
            ont_node_is(node, "", "Div");
 }
@@ -91,7 +91,7 @@ static bool comes_from_attention(const ont_graph *g, const ont_value *v)
         if (is_batched(node)) return true;
         if (ont_node_is(node, "", "Where"))
             v = ont_node_in(node, 2);
-        else if (ont_node_is(node, "", "Transpose") || ont_view_keeps_order(node))
+        else if (ont_node_is(node, "", "Transpose") || ont_node_keeps_order(node))
             v = ont_node_in(node, 0);
         else
             return false;
@@ -134,7 +134,7 @@ static ont_status sink_transpose(ont_graph *g, ont_node *linear, bool *changed)
 /* The value that the only reader of `v` reads, behind nodes that keep the order. */
 static ont_value *before_views(const ont_graph *g, ont_value *v)
 {
-    while (producer(v) && ont_view_keeps_order(v->def) && ont_single_user(g, v)) v = ont_node_in(v->def, 0);
+    while (producer(v) && ont_node_keeps_order(v->def) && ont_single_user(g, v)) v = ont_node_in(v->def, 0);
     return v;
 }
 

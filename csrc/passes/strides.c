@@ -10,7 +10,7 @@ static bool is_op(const ont_node *node, const char *op_type)
     return !*node->domain && !strcmp(node->op_type, op_type);
 }
 
-bool ont_view_keeps_order(const ont_node *node)
+bool ont_node_keeps_order(const ont_node *node)
 {
     static const char *const names[] = {"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
@@ -35,9 +35,9 @@ static void identity(ont_value *v, ont_strided_view *view)
         if (v->shape.dims[d] != 1) view->factors[view->n_factors++] = (ont_factor){v->shape.dims[d], strides[d]};
 }
 
-bool ont_view_regroup(ont_strided_view *view, const int64_t *sizes, int n, int *counts)
+bool ont_strided_view_regroup(ont_strided_view *view, const int64_t *sizes, int n, int *counts)
 {
-    ont_factor done[ONT_VIEW_FACTORS]; /* innermost first */
+    ont_factor done[ONT_STRIDED_VIEW_FACTORS]; /* innermost first */
     int n_done = 0, at = view->n_factors - 1;
     ont_factor rest = at >= 0 ? view->factors[at] : (ont_factor){1, 0};
     for (int g = n - 1; g >= 0; g--) {
@@ -46,7 +46,7 @@ bool ont_view_regroup(ont_strided_view *view, const int64_t *sizes, int n, int *
         while (left > 1) {
             while (rest.size == 1 && at > 0) rest = view->factors[--at];
             int64_t take = left < rest.size ? left : rest.size;
-            if (take <= 1 || rest.size % take || left % take || n_done == ONT_VIEW_FACTORS) return false;
+            if (take <= 1 || rest.size % take || left % take || n_done == ONT_STRIDED_VIEW_FACTORS) return false;
             ont_factor piece = {take, rest.stride};
             if (counts[g] && continues(piece, done[n_done - 1]))
                 done[n_done - 1].size *= take;
@@ -93,10 +93,10 @@ static void merge_all(ont_strided_view **views, int n, int64_t split)
     }
 }
 
-bool ont_view_refine(ont_strided_view **views, int n, int64_t split)
+bool ont_strided_view_refine(ont_strided_view **views, int n, int64_t split)
 {
     enum { MOST = 12 };
-    ont_factor fine[MOST][ONT_VIEW_FACTORS], rest[MOST];
+    ont_factor fine[MOST][ONT_STRIDED_VIEW_FACTORS], rest[MOST];
     int at[MOST], count = 0;
     int64_t inner = 1, total = 1;
     if (n > MOST) return false;
@@ -107,7 +107,7 @@ bool ont_view_refine(ont_strided_view **views, int n, int64_t split)
     }
     while (inner < total) {
         int64_t size = next_size(at, rest, n, inner < split ? split / inner : total / inner);
-        if (size <= 1 || count == ONT_VIEW_FACTORS) return false;
+        if (size <= 1 || count == ONT_STRIDED_VIEW_FACTORS) return false;
         for (int i = 0; i < n; i++) {
             fine[i][count] = (ont_factor){size, rest[i].stride};
             rest[i] = (ont_factor){rest[i].size / size, rest[i].stride * size};
@@ -130,7 +130,7 @@ bool ont_view_refine(ont_strided_view **views, int n, int64_t split)
 /* Groups the factors by the dims of `shape`. */
 static bool by_dims(ont_strided_view *view, const ont_shape *shape, int *counts)
 {
-    return ont_view_regroup(view, shape->dims, shape->rank, counts);
+    return ont_strided_view_regroup(view, shape->dims, shape->rank, counts);
 }
 
 static bool transpose(ont_strided_view *view, const ont_node *node, const ont_shape *x)
@@ -140,7 +140,7 @@ static bool transpose(ont_strided_view *view, const ont_node *node, const ont_sh
     const int64_t *perm = ont_attr_ints(node, "perm", &n_perm);
     if ((perm && n_perm != (size_t)x->rank) || !by_dims(view, x, counts)) return false;
     for (int d = 0, at = 0; d < x->rank; at += counts[d++]) first[d] = at;
-    ont_factor factors[ONT_VIEW_FACTORS];
+    ont_factor factors[ONT_STRIDED_VIEW_FACTORS];
     for (int d = 0; d < x->rank; d++) {
         int from = perm ? (int)perm[d] : x->rank - 1 - d;
         for (int i = 0; i < counts[from]; i++) factors[n++] = view->factors[first[from] + i];
@@ -214,10 +214,10 @@ static bool slice(ont_strided_view *view, const ont_node *node, const ont_shape 
     return true;
 }
 
-bool ont_view_expand(ont_strided_view *view, const ont_shape *x, const ont_shape *y)
+bool ont_strided_view_expand(ont_strided_view *view, const ont_shape *x, const ont_shape *y)
 {
     int counts[ONT_MAX_RANK], n = 0, from = 0;
-    ont_factor factors[2 * ONT_VIEW_FACTORS];
+    ont_factor factors[2 * ONT_STRIDED_VIEW_FACTORS];
     if (!by_dims(view, x, counts)) return false;
     for (int d = 0; d < y->rank; d++) {
         int at = d - (y->rank - x->rank);
@@ -225,7 +225,7 @@ bool ont_view_expand(ont_strided_view *view, const ont_shape *x, const ont_shape
         if (size != y->dims[d]) factors[n++] = (ont_factor){y->dims[d], 0};
         for (int i = 0; at >= 0 && i < counts[at]; i++) factors[n++] = view->factors[from++];
     }
-    if (n > ONT_VIEW_FACTORS) return false;
+    if (n > ONT_STRIDED_VIEW_FACTORS) return false;
     memcpy(view->factors, factors, (size_t)n * sizeof *factors);
     view->n_factors = n;
     return true;
@@ -250,12 +250,13 @@ static int scaled(const ont_node *node, double *factor)
     return -1;
 }
 
-static bool apply(ont_strided_view *view, const ont_node *node, const ont_value *v, const ont_view_limits *limits)
+static bool apply(ont_strided_view *view, const ont_node *node, const ont_value *v,
+                  const ont_strided_view_limits *limits)
 {
     const ont_shape *x = &ont_node_in(node, 0)->shape;
-    if (ont_view_keeps_order(node)) return true; /* factors are those of all entries in order: dims do not matter */
+    if (ont_node_keeps_order(node)) return true; /* factors are those of all entries in order: dims do not matter */
     if (is_op(node, "Transpose")) return transpose(view, node, x);
-    if (is_op(node, "Expand")) return ont_view_expand(view, x, &v->shape);
+    if (is_op(node, "Expand")) return ont_strided_view_expand(view, x, &v->shape);
     if (!limits->parts) return false;
     if (is_op(node, "Gather")) return gather(view, node, x);
     if (is_op(node, "Split")) return split(view, node, x, v->def_index);
@@ -263,7 +264,7 @@ static bool apply(ont_strided_view *view, const ont_node *node, const ont_value 
     return false;
 }
 
-void ont_view_of(ont_value *v, const ont_view_limits *limits, ont_strided_view *view)
+void ont_strided_view_of(ont_value *v, const ont_strided_view_limits *limits, ont_strided_view *view)
 {
     identity(v, view);
     if (v == limits->stop || v->kind != ONT_VALUE_NODE || v->data || !ont_shape_count(&v->shape)) return;
@@ -273,7 +274,7 @@ void ont_view_of(ont_value *v, const ont_view_limits *limits, ont_strided_view *
     if (!x || x->container != ONT_TENSOR || !x->has_shape || (from < 0 && v->def_index && !is_op(v->def, "Split")))
         return;
     ont_strided_view below;
-    ont_view_of(x, limits, &below);
+    ont_strided_view_of(x, limits, &below);
     below.scale *= factor;
     if (from >= 0 || (v->def->op && apply(&below, v->def, v, limits))) *view = below;
 }

@@ -8,7 +8,7 @@
 
 #include "ops/op.h"
 
-enum { ONT_VIEW_FACTORS = 24 };
+enum { ONT_STRIDED_VIEW_FACTORS = 24 };
 
 /* A run of entries `stride` elements apart. The dims of a value, one after the other, are products of factors. */
 typedef struct ont_factor {
@@ -20,35 +20,35 @@ typedef struct ont_strided_view {
     int64_t offset;
     double scale;         /* what its entries are multiplied by */
     int n_factors;        /* factors of size 1 are left out */
-    ont_factor factors[ONT_VIEW_FACTORS]; /* outermost first */
+    ont_factor factors[ONT_STRIDED_VIEW_FACTORS]; /* outermost first */
 } ont_strided_view;
 
-typedef struct ont_view_limits {
+typedef struct ont_strided_view_limits {
     bool parts;            /* look through what shows a part of its operand */
     bool scales;           /* and through products with one number */
     const ont_value *stop; /* not past this one */
-} ont_view_limits;
+} ont_strided_view_limits;
 
 /* Identity, Reshape and the like: the same entries in the same order, and gradients pass. */
-bool ont_view_keeps_order(const ont_node *node);
+bool ont_node_keeps_order(const ont_node *node);
 
 /* The view that `v` is, as far as it can be followed; in the end of v itself. */
-void ont_view_of(ont_value *v, const ont_view_limits *limits, ont_strided_view *view);
+void ont_strided_view_of(ont_value *v, const ont_strided_view_limits *limits, ont_strided_view *view);
 
 /*
  * Splits and merges the factors into groups whose sizes are `sizes`, outermost first; counts[i] factors belong to group
  * i. False where they do not divide.
  */
-bool ont_view_regroup(ont_strided_view *view, const int64_t *sizes, int n, int *counts);
+bool ont_strided_view_regroup(ont_strided_view *view, const int64_t *sizes, int n, int *counts);
 
 /* A view of shape `x` broadcast to shape `y`. */
-bool ont_view_expand(ont_strided_view *view, const ont_shape *x, const ont_shape *y);
+bool ont_strided_view_expand(ont_strided_view *view, const ont_shape *x, const ont_shape *y);
 
 /*
  * The same factors in all n lists, each as fine as the finest of them needs; then merged where all of them can be.
  * `split` is an index from the innermost entry that no factor may reach across. False where sizes do not divide or
  * there are too many.
  */
-bool ont_view_refine(ont_strided_view **views, int n, int64_t split);
+bool ont_strided_view_refine(ont_strided_view **views, int n, int64_t split);
 
 #endif

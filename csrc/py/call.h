@@ -9,7 +9,7 @@
 
 /* Borrowed tensors of one call: views, and what keeps them alive on the fallback path. */
 typedef struct ont_borrowed {
-    ont_view *views;
+    ont_tensor_view *views;
     PyObject **keep;
     Py_ssize_t n;
 } ont_borrowed;

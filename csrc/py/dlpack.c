@@ -56,7 +56,8 @@ static int refused_by_torch(const char *what, Py_ssize_t index)
     return -1;
 }
 
-static int view_of(const ont_device *device, const dlpack_tensor *t, const char *what, Py_ssize_t index, ont_view *view)
+static int view_of(const ont_device *device, const dlpack_tensor *t, const char *what, Py_ssize_t index,
+                   ont_tensor_view *view)
 {
     if (!device && t->device.type != DLPACK_CPU && t->device.type != DLPACK_CUDA_HOST)
         return refuse(what, index, "the tensor is not on the CPU");
@@ -77,7 +78,7 @@ static int view_of(const ont_device *device, const dlpack_tensor *t, const char 
 
 /* Through tensor.detach().__dlpack__(): the capsule is held until the view is done with. */
 static int borrow_by_protocol(const ont_device *device, PyObject *tensor, const char *what, Py_ssize_t index,
-                              ont_view *view, PyObject **keep)
+                              ont_tensor_view *view, PyObject **keep)
 {
     PyObject *detached = PyObject_CallMethod(tensor, "detach", NULL);
     PyObject *capsule = detached ? PyObject_CallMethod(detached, "__dlpack__", NULL) : NULL;
@@ -104,27 +105,28 @@ static int says(PyObject *tensor, const char *method)
  * DLPack exports the memory of a conjugate or negative view without the flag: such a tensor must be resolved first.
  * Negative ones are imaginary parts of conjugates: strided, or a single number. Others skip the call.
  */
-static int refuse_lazy(PyObject *tensor, const ont_view *view, const char *what, Py_ssize_t index)
+static int refuse_lazy(PyObject *tensor, const ont_tensor_view *view, const char *what, Py_ssize_t index)
 {
     bool complex = view->dtype == ONT_COMPLEX64 || view->dtype == ONT_COMPLEX128;
     ont_shape shape = ont_shape_of(view->rank <= ONT_MAX_RANK ? view->rank : 0, view->dims);
     int conjugate = complex ? says(tensor, "is_conj") : 0;
     bool may_be = complex || (ont_dtype_is_float(view->dtype) &&
-                              (!ont_view_is_contiguous(view) || ont_shape_count(&shape) == 1));
+                              (!ont_tensor_view_is_contiguous(view) || ont_shape_count(&shape) == 1));
     int negative = may_be && conjugate >= 0 ? says(tensor, "is_neg") : 0;
     if (conjugate < 0 || negative < 0) return -1;
     if (conjugate) return refuse(what, index, "a conjugate view: call resolve_conj() first");
     return negative ? refuse(what, index, "a negative view: call resolve_neg() first") : 0;
 }
 
-int ont_dlpack_borrow(const ont_state *state, PyObject *tensor, const char *what, Py_ssize_t index, ont_view *view,
+int ont_dlpack_borrow(const ont_state *state, PyObject *tensor, const char *what, Py_ssize_t index,
+                      ont_tensor_view *view,
                       PyObject **keep)
 {
     return ont_dlpack_borrow_on(state, NULL, tensor, what, index, view, keep);
 }
 
 int ont_dlpack_borrow_on(const ont_state *state, const ont_device *device, PyObject *tensor, const char *what,
-                         Py_ssize_t index, ont_view *view, PyObject **keep)
+                         Py_ssize_t index, ont_tensor_view *view, PyObject **keep)
 {
     /* By type, not by isinstance(): that asks Parameter's metaclass, in Python, for every parameter of every step. */
     if (!PyType_IsSubtype(Py_TYPE(tensor), (PyTypeObject *)state->tensor_type))

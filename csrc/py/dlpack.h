@@ -67,11 +67,12 @@ int ont_dlpack_init(ont_state *state);
  * errors: TypeError for what is no dense CPU tensor of a known dtype. `keep` gets an object to hold while the view is
  * used (only on the fallback path), else stays NULL.
  */
-int ont_dlpack_borrow(const ont_state *state, PyObject *tensor, const char *what, Py_ssize_t index, ont_view *view,
+int ont_dlpack_borrow(const ont_state *state, PyObject *tensor, const char *what, Py_ssize_t index,
+                      ont_tensor_view *view,
                       PyObject **keep);
 /* The same for a tensor of a device; NULL is the CPU. */
 int ont_dlpack_borrow_on(const ont_state *state, const ont_device *device, PyObject *tensor, const char *what,
-                         Py_ssize_t index, ont_view *view, PyObject **keep);
+                         Py_ssize_t index, ont_tensor_view *view, PyObject **keep);
 
 /* A torch tensor over the block's memory; takes over the caller's reference, also on failure. */
 PyObject *ont_dlpack_wrap(const ont_state *state, ont_block *block);

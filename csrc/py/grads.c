@@ -29,7 +29,7 @@ PyObject *ont_grad_list_hold(ont_grad_list *l, PyObject *sequence)
 }
 
 static int take_tensor(ont_grad_list *l, ont_optim_tensor *t, PyObject *tensor, int operand, Py_ssize_t index,
-                       ont_view *view)
+                       ont_tensor_view *view)
 {
     PyObject *keep = NULL;
     if (ont_dlpack_borrow_on(l->state, l->device, tensor, "tensor", index, view, &keep) < 0) return -1;
@@ -47,7 +47,7 @@ static int take_tensor(ont_grad_list *l, ont_optim_tensor *t, PyObject *tensor, 
     return 0;
 }
 
-static int set_layout(ont_grad_list *l, ont_optim_tensor *t, const ont_view *view,
+static int set_layout(ont_grad_list *l, ont_optim_tensor *t, const ont_tensor_view *view,
                       const int64_t *const strides[ONT_OPERAND_COUNT], Py_ssize_t index)
 {
     ont_status status = ONT_OK;
@@ -64,7 +64,7 @@ int ont_grad_list_take(ont_grad_list *l, PyObject *items)
 {
     for (Py_ssize_t i = 0; i < PyList_Size(items); i++) {
         ont_optim_tensor *t;
-        ont_view view;
+        ont_tensor_view view;
         const int64_t *strides[ONT_OPERAND_COUNT] = {0};
         if (ont_optim_add_tensor(&l->work, &t) != ONT_OK) {
             PyErr_NoMemory();
@@ -124,7 +124,7 @@ int ont_grad_list_pair(ont_grad_list *l, PyObject *sources, PyObject *targets, u
     }
     for (Py_ssize_t i = 0; i < PyList_Size(sources); i++) {
         ont_optim_tensor *t;
-        ont_view from, to;
+        ont_tensor_view from, to;
         const int64_t *strides[ONT_OPERAND_COUNT] = {0};
         if (ont_optim_add_tensor(&l->work, &t) != ONT_OK) {
             PyErr_NoMemory();

@@ -43,7 +43,7 @@ typedef struct grads_call {
 static int take_numbers(grads_call *c, PyObject *tensor, const char *what, ont_dtype dtype, int64_t count, void **data)
 {
     PyObject *keep = NULL;
-    ont_view view;
+    ont_tensor_view view;
     int64_t n = 1;
     *data = NULL;
     if (tensor == Py_None) return 0;

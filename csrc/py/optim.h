@@ -149,16 +149,16 @@ int ont_blame(const ont_walk *w, PyObject *type, const char *what, const char *p
 /* Keeps the reference until the step is over; takes it over, also on failure. */
 int ont_hold(ont_updater *self, PyObject *object);
 /* A tensor's memory for the time of the step; strides are NULL where row-major. */
-int ont_grasp(ont_walk *w, PyObject *tensor, int operand, ont_view *view);
+int ont_grasp(ont_walk *w, PyObject *tensor, int operand, ont_tensor_view *view);
 void ont_warm_up(const ont_slot *s);
 void ont_warm_up_dict(const ont_slot *s);    /* parts of the former: the parameter and its state dict */
 void ont_warm_up_tensors(const ont_slot *s); /* and the tensors */
 void ont_warm_up_param(const ont_slot *s);
 /* Remember where a tensor that was peeked at, and a parameter's state, lie. */
-void ont_saw(ont_updater *self, ont_slot *s, int operand, PyObject *object, const ont_view *view);
-void ont_saw_grad(ont_slot *s, const void *handle, const ont_view *view);
+void ont_saw(ont_updater *self, ont_slot *s, int operand, PyObject *object, const ont_tensor_view *view);
+void ont_saw_grad(ont_slot *s, const void *handle, const ont_tensor_view *view);
 void ont_saw_inner(ont_slot *s, PyObject *inner);
-int64_t ont_view_count(const ont_view *view);
-bool ont_same_dims(const ont_view *a, const ont_view *b);
+int64_t ont_tensor_view_count(const ont_tensor_view *view);
+bool ont_same_dims(const ont_tensor_view *a, const ont_tensor_view *b);
 
 #endif

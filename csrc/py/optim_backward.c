@@ -38,7 +38,8 @@ static ont_status apply_gradient(void *context, uint32_t input, const void *grad
 
 /* ---- before ---- */
 
-static int refuse_shared(const backward_step *a, const ont_view *view, uint32_t own, const char *what, Py_ssize_t index)
+static int refuse_shared(const backward_step *a, const ont_tensor_view *view, uint32_t own, const char *what,
+                         Py_ssize_t index)
 {
     ont_optim_overlap where;
     int64_t span = 1;
@@ -46,7 +47,7 @@ static int refuse_shared(const backward_step *a, const ont_view *view, uint32_t 
         if (!view->dims[d]) return 0;
         if (view->strides) span += (view->dims[d] - 1) * view->strides[d];
     }
-    if (!view->strides) span = ont_view_count(view);
+    if (!view->strides) span = ont_tensor_view_count(view);
     uintptr_t first = (uintptr_t)view->data;
     if (!ont_optim_is_written(&a->self->work, first, first + (size_t)span * ont_dtype_size(view->dtype), own, &where))
         return 0;

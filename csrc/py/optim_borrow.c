@@ -117,14 +117,14 @@ static void see(void *remembered, const void *seen, size_t bytes)
     if (memcmp(remembered, seen, bytes)) memcpy(remembered, seen, bytes);
 }
 
-static void saw_place(ont_slot *s, int operand, PyObject *object, const ont_view *view, const void *storage)
+static void saw_place(ont_slot *s, int operand, PyObject *object, const ont_tensor_view *view, const void *storage)
 {
     see(&s->object[operand], &object, sizeof object);
     see(&s->inside[operand], &view->dims, sizeof view->dims);
     see(&s->storage[operand], &storage, sizeof storage);
 }
 
-void ont_saw(ont_updater *self, ont_slot *s, int operand, PyObject *object, const ont_view *view)
+void ont_saw(ont_updater *self, ont_slot *s, int operand, PyObject *object, const ont_tensor_view *view)
 {
     const void *hints[ONT_PEEK_HINTS];
     void *handle = ont_peek_handle(self->state, object);
@@ -136,7 +136,7 @@ void ont_saw(ont_updater *self, ont_slot *s, int operand, PyObject *object, cons
 }
 
 /* The quick walk does not touch a gradient's object. */
-void ont_saw_grad(ont_slot *s, const void *handle, const ont_view *view)
+void ont_saw_grad(ont_slot *s, const void *handle, const ont_tensor_view *view)
 {
     const void *hints[ONT_PEEK_HINTS];
     ont_peek_hints(handle, hints);
@@ -166,7 +166,7 @@ int ont_hold(ont_updater *self, PyObject *object)
     return 0;
 }
 
-int64_t ont_view_count(const ont_view *view)
+int64_t ont_tensor_view_count(const ont_tensor_view *view)
 {
     int64_t count = 1;
     for (int i = 0; i < view->rank; i++) count *= view->dims[i];
@@ -177,12 +177,12 @@ int64_t ont_view_count(const ont_view *view)
  * What is plain, row-major and larger than one element is taken at once; everything else goes the careful way. strides
  * are NULL where row-major.
  */
-int ont_grasp(ont_walk *w, PyObject *tensor, int operand, ont_view *view)
+int ont_grasp(ont_walk *w, PyObject *tensor, int operand, ont_tensor_view *view)
 {
     const ont_state *state = w->self->state;
     if (!w->device && ont_peek(state, tensor, view)) {
         ont_saw(w->self, &w->self->slots[w->position], operand, tensor, view);
-        if (ont_view_is_contiguous(view) && ont_view_count(view) > 1) {
+        if (ont_tensor_view_is_contiguous(view) && ont_tensor_view_count(view) > 1) {
             view->strides = NULL;
             return 0;
         }
@@ -194,7 +194,7 @@ int ont_grasp(ont_walk *w, PyObject *tensor, int operand, ont_view *view)
     return 0;
 }
 
-bool ont_same_dims(const ont_view *a, const ont_view *b)
+bool ont_same_dims(const ont_tensor_view *a, const ont_tensor_view *b)
 {
     return a->rank == b->rank && (a->rank == 0 || !memcmp(a->dims, b->dims, (size_t)a->rank * sizeof *a->dims));
 }

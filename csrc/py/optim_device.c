@@ -37,13 +37,13 @@ void ont_optim_device_free(ont_step_tables *t)
 static int take_scalar(const ont_walk *w, PyObject *scalars, Py_ssize_t i, float **value)
 {
     PyObject *tensor = PyTuple_GetItem(scalars, i), *keep = NULL;
-    ont_view view;
+    ont_tensor_view view;
     *value = NULL;
     if (!tensor) return -1;
     if (tensor == Py_None) return 0;
     if (ont_dlpack_borrow_on(w->self->state, w->device, tensor, "number of the step", i, &view, &keep) < 0) return -1;
     if (keep && ont_hold(w->self, keep) < 0) return -1;
-    if (view.dtype != ONT_FLOAT32 || ont_view_count(&view) != 1) {
+    if (view.dtype != ONT_FLOAT32 || ont_tensor_view_count(&view) != 1) {
         PyErr_Format(PyExc_TypeError, "%U: number %zd of the step is no float32 on the parameters' device",
                      w->self->name, i);
         return -1;

@@ -81,9 +81,10 @@ static bool find_group(look *l, PyObject *group)
 /* ---- second: what they are, by all threads ---- */
 
 static bool look_at(ont_updater *self, ont_slot *s, PyObject *object, void *handle, int k, ont_optim_tensor *t,
-                    ont_view *view)
+                    ont_tensor_view *view)
 {
-    if (!handle || !ont_peek_at(handle, view) || !ont_view_is_contiguous(view) || ont_view_count(view) < 2)
+    if (!handle || !ont_peek_at(handle, view) || !ont_tensor_view_is_contiguous(view) ||
+        ont_tensor_view_count(view) < 2)
         return false;
     if (ont_optim_storage(view->dtype) == ONT_STORAGE_COUNT) return false;
     if (object) ont_saw(self, s, k, object, view);
@@ -94,7 +95,7 @@ static bool look_at(ont_updater *self, ont_slot *s, PyObject *object, void *hand
 
 static bool look_at_step(ont_updater *self, ont_slot *s, PyObject *object, ont_optim_tensor *t)
 {
-    ont_view view;
+    ont_tensor_view view;
     if (!object) return true;
     if (!ont_peek(self->state, object, &view) || view.rank != 0) return false;
     if (view.dtype != ONT_FLOAT32 && view.dtype != ONT_FLOAT64) return false;
@@ -110,7 +111,7 @@ static bool look_at_param(ont_updater *self, size_t i)
     ont_slot *s = &self->slots[i];
     ont_quick_param *q = &self->quick[i];
     ont_optim_tensor *t = &self->work.tensors[i];
-    ont_view view, other;
+    ont_tensor_view view, other;
     memset(t, 0, sizeof *t);
     void *param = ont_peek_handle(self->state, q->param), *grad = param ? ont_peek_grad(param) : NULL;
     if (!grad) return param != NULL;
@@ -125,7 +126,7 @@ static bool look_at_param(ont_updater *self, size_t i)
         if (!look_at(self, s, q->state[k], state, ONT_OPERAND_STATE + k, t, &other) || !ont_same_dims(&view, &other))
             return false;
     }
-    t->count = ont_view_count(&view);
+    t->count = ont_tensor_view_count(&view);
     t->stream = (uint32_t)i;
     return look_at_step(self, s, q->step, t);
 }

@@ -88,10 +88,10 @@ static PyObject *find_inner(ont_walk *w, PyObject *param)
     return inner;
 }
 
-static int take_operand(ont_walk *w, ont_optim_tensor *t, PyObject *tensor, int k, const ont_view *param,
+static int take_operand(ont_walk *w, ont_optim_tensor *t, PyObject *tensor, int k, const ont_tensor_view *param,
                         const int64_t *strides[ONT_OPERAND_COUNT])
 {
-    ont_view view;
+    ont_tensor_view view;
     if (ont_grasp(w, tensor, k, &view) < 0) return -1;
     if (!ont_same_dims(&view, param))
         return ont_blame(w, PyExc_ValueError, ont_operand_text[k], " has another shape than the parameter");
@@ -112,7 +112,7 @@ static int take_operand(ont_walk *w, ont_optim_tensor *t, PyObject *tensor, int 
 static int take_scale(ont_walk *w, ont_optim_tensor *t, PyObject *inner, int i)
 {
     PyObject *tensor = PyDict_GetItemWithError(inner, w->self->key_scale[i]);
-    ont_view view;
+    ont_tensor_view view;
     if (!tensor) return PyErr_Occurred() ? -1 : ont_blame(w, PyExc_KeyError, "8-bit state", " without its scales");
     if (ont_hold(w->self, Py_NewRef(tensor)) < 0 || ont_grasp(w, tensor, ONT_OPERAND_STATE + i, &view) < 0) return -1;
     int64_t blocks = (t->count + ONT_QUANT_BLOCK - 1) / ONT_QUANT_BLOCK;
@@ -126,7 +126,7 @@ static int take_scale(ont_walk *w, ont_optim_tensor *t, PyObject *inner, int i)
 
 static int take_step(ont_walk *w, ont_optim_tensor *t, PyObject *tensor, double *step)
 {
-    ont_view view;
+    ont_tensor_view view;
     PyObject *keep = NULL;
     const ont_state *state = w->self->state;
     if (w->device) {
@@ -206,7 +206,7 @@ static int hold_entries(ont_updater *self, PyObject *inner, const ont_entries *e
     return 0;
 }
 
-static int take_state(ont_walk *w, ont_optim_tensor *t, PyObject *param, const ont_view *view,
+static int take_state(ont_walk *w, ont_optim_tensor *t, PyObject *param, const ont_tensor_view *view,
                       const int64_t *strides[ONT_OPERAND_COUNT], double *step, bool *first)
 {
     ont_updater *self = w->self;
@@ -248,7 +248,7 @@ int ont_optim_take_update(ont_walk *w, ont_optim_tensor *t, double step, bool fi
     return 0;
 }
 
-static int finish_tensor(ont_walk *w, ont_optim_tensor *t, const ont_view *view,
+static int finish_tensor(ont_walk *w, ont_optim_tensor *t, const ont_tensor_view *view,
                          const int64_t *strides[ONT_OPERAND_COUNT], double step, bool first)
 {
     ont_updater *self = w->self;
@@ -281,7 +281,7 @@ static int finish_tensor(ont_walk *w, ont_optim_tensor *t, const ont_view *view,
 }
 
 /* The gradient comes later, row-major; while the walk looks at the tensor, the parameter stands in its place. */
-static int expect_gradient(const ont_walk *w, ont_optim_tensor *t, const ont_view *param)
+static int expect_gradient(const ont_walk *w, ont_optim_tensor *t, const ont_tensor_view *param)
 {
     ont_expected *e = &w->expected[w->position];
     ont_shape shape = ont_shape_of(param->rank <= ONT_MAX_RANK ? param->rank : 0, param->dims);
@@ -300,7 +300,7 @@ static int take_param(ont_walk *w, PyObject *param, PyObject *grad)
     ont_updater *self = w->self;
     const int64_t *strides[ONT_OPERAND_COUNT] = {0};
     ont_optim_tensor *t;
-    ont_view view;
+    ont_tensor_view view;
     double step = 0;
     bool first = false;
     if (ont_optim_add_tensor(&self->work, &t) != ONT_OK) {
@@ -314,7 +314,7 @@ static int take_param(ont_walk *w, PyObject *param, PyObject *grad)
                      self->name, w->index, w->group, ont_dtype_name(view.dtype));
         return -1;
     }
-    t->count = ont_view_count(&view);
+    t->count = ont_tensor_view_count(&view);
     t->data[ONT_OPERAND_PARAM] = view.data;
     t->dtype[ONT_OPERAND_PARAM] = (uint8_t)view.dtype;
     strides[ONT_OPERAND_PARAM] = view.strides;

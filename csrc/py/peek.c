@@ -106,7 +106,7 @@ static size_t find_offset(PyObject *tensor)
 /* Whether the shim and DLPack say the same of a tensor that is neither contiguous nor at the start of its memory. */
 static bool agrees(const ont_state *state, PyObject *tensor)
 {
-    ont_view view;
+    ont_tensor_view view;
     ont_dtype dtype;
     dlpack_tensor t;
     if (state->dlpack->tensor_from_object(tensor, &t) < 0 || !ont_peek(state, tensor, &view)) return false;
@@ -246,7 +246,7 @@ int64_t ont_peek_version(const ont_state *state, PyObject *tensor)
     return counted;
 }
 
-bool ont_peek(const ont_state *state, PyObject *tensor, ont_view *view)
+bool ont_peek(const ont_state *state, PyObject *tensor, ont_tensor_view *view)
 {
     void *handle = ont_peek_handle(state, tensor);
     return handle && ont_peek_at(handle, view);
@@ -262,7 +262,7 @@ bool ont_peek_kind_of(void *handle, ont_peek_kind *kind)
     return true;
 }
 
-bool ont_peek_at(void *handle, ont_view *view)
+bool ont_peek_at(void *handle, ont_tensor_view *view)
 {
     int32_t layout, device, dtype;
     int64_t dim, *sizes, *strides;
@@ -274,7 +274,7 @@ bool ont_peek_at(void *handle, ont_view *view)
         return false;
     void *data;
     if (shim.data(handle, &data) || !data) return false;
-    *view = (ont_view){shim.dtypes[dtype], (int32_t)dim, sizes, strides, data};
+    *view = (ont_tensor_view){shim.dtypes[dtype], (int32_t)dim, sizes, strides, data};
     return true;
 }
 

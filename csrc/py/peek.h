@@ -16,7 +16,7 @@ void ont_peek_init(ont_state *state);
  * CPU, of a dtype that optimizers have, and with memory; false where somebody else must look, and say why. Raises
  * nothing.
  */
-bool ont_peek(const ont_state *state, PyObject *tensor, ont_view *view);
+bool ont_peek(const ont_state *state, PyObject *tensor, ont_tensor_view *view);
 
 /* Of what kind a strided tensor of any device is, by torch's own numbers; false for another layout. */
 typedef struct ont_peek_kind {
@@ -31,7 +31,7 @@ bool ont_peek_kind_of(void *handle, ont_peek_kind *kind);
  */
 bool ont_peek_plain(void);
 void *ont_peek_handle(const ont_state *state, PyObject *tensor);
-bool ont_peek_at(void *handle, ont_view *view);
+bool ont_peek_at(void *handle, ont_tensor_view *view);
 void *ont_peek_grad(void *handle);
 /*
  * Whether the tensor counts its versions, and an address as ont_peek_hints() gives them; tensors made in inference mode

@@ -221,7 +221,7 @@ static PyObject *run_changed(PyObject *object, PyObject *unused)
 }
 
 /* Checks that a tensor is still what the program was built for: a hook may have replaced it, resize_() changed it. */
-static int check_saved(const ont_view *view, const ont_value *input)
+static int check_saved(const ont_tensor_view *view, const ont_value *input)
 {
     ont_shape shape = ont_shape_of(view->rank <= ONT_MAX_RANK ? view->rank : 0, view->dims);
     if (view->dtype == ont_dtype_carrier(input->dtype) && view->rank <= ONT_MAX_RANK &&
@@ -285,14 +285,14 @@ static int borrow_backward(run_object *self, const ont_program *p, backward_call
     Py_ssize_t n_saved = PyTuple_Size(self->saved_inputs);
     for (Py_ssize_t k = 0; k < n_saved; k++) {
         Py_ssize_t i = PyLong_AsSsize_t(PyTuple_GetItem(self->saved_inputs, k));
-        ont_view *view = &call->inputs.views[i];
+        ont_tensor_view *view = &call->inputs.views[i];
         PyObject *saved = PyTuple_GetItem(call->saved, k);
         if (ont_dlpack_borrow_on(state, p->device, saved, "saved", k, view, &call->inputs.keep[i]) < 0) return -1;
         if (check_saved(view, p->graph->inputs[i]) < 0) return -1;
     }
     for (Py_ssize_t i = 0; i < call->grads.n; i++) {
         PyObject *grad = PyTuple_GetItem(call->given, i);
-        ont_view *view = &call->grads.views[i];
+        ont_tensor_view *view = &call->grads.views[i];
         if (grad == Py_None)
             view->rank = -1;
         else if (ont_dlpack_borrow_on(state, p->device, grad, "gradient of output", i, view, &call->grads.keep[i]) < 0)

@@ -54,10 +54,10 @@ ont_status ont_device_clear(const ont_device *device, void *to, size_t bytes, vo
     return ONT_OK;
 }
 
-ont_status ont_device_copy_view(const ont_device *device, const ont_view *view, void *to, void *stream)
+ont_status ont_device_copy_view(const ont_device *device, const ont_tensor_view *view, void *to, void *stream)
 {
     if (!device) {
-        ont_view_copy(view, to);
+        ont_tensor_view_copy(view, to);
         return ONT_OK;
     }
     ont_device_strided layout = {.rank = view->rank, .size = ont_dtype_size(view->dtype)};

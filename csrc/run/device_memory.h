@@ -14,7 +14,8 @@ void ont_device_leave(const ont_device *device, const ont_scope *scope);
 ont_status ont_device_copy(const ont_device *device, void *to, const void *from, size_t bytes,
                            void *stream) ONT_MUST_USE;
 ont_status ont_device_clear(const ont_device *device, void *to, size_t bytes, void *stream) ONT_MUST_USE;
-ont_status ont_device_copy_view(const ont_device *device, const ont_view *view, void *to, void *stream) ONT_MUST_USE;
+ont_status ont_device_copy_view(const ont_device *device, const ont_tensor_view *view, void *to,
+                                void *stream) ONT_MUST_USE;
 
 /* Constants of a graph that will run on a device are uploaded there, once; *at has an address per value. */
 ont_status ont_device_upload_constants(ont_program *p) ONT_MUST_USE;

@@ -15,7 +15,7 @@
 #include "run/schedule.h"
 
 /* Puts the call's shape on one input, checked against what the model declares; symbols get one size each. */
-static ont_status specialise_input(ont_value *input, const ont_view *view, int64_t *sizes, const ont_graph *g)
+static ont_status specialise_input(ont_value *input, const ont_tensor_view *view, int64_t *sizes, const ont_graph *g)
 {
     if (view->dtype != ont_dtype_carrier(input->dtype))
         return ont_fail(ONT_ETYPE, "input '%s': dtype is %s, the graph has %s", input->name,
@@ -44,7 +44,7 @@ static ont_status specialise_input(ont_value *input, const ont_view *view, int64
     return ONT_OK;
 }
 
-static ont_status specialise(ont_graph *g, const ont_view *inputs)
+static ont_status specialise(ont_graph *g, const ont_tensor_view *inputs)
 {
     int64_t *sizes = ont_arena_array(&g->arena, g->n_symbols + 1, sizeof *sizes);
     if (!sizes) return ONT_ENOMEM;
@@ -200,7 +200,7 @@ static ont_status order_deliveries(ont_program *p, const ont_value *const *deliv
     return ONT_OK;
 }
 
-static ont_status build(ont_program *p, const ont_graph *loaded, const ont_view *inputs, const uint8_t *wants,
+static ont_status build(ont_program *p, const ont_graph *loaded, const ont_tensor_view *inputs, const uint8_t *wants,
                         ont_known_values *known)
 {
     ont_plan_step *plan_steps;
@@ -246,7 +246,7 @@ static ont_status keep_known_values(ont_program *p, const ont_tensor *known, uin
     return ONT_OK;
 }
 
-ont_status ont_program_build(const ont_graph *loaded, const ont_view *inputs, const uint8_t *wants,
+ont_status ont_program_build(const ont_graph *loaded, const ont_tensor_view *inputs, const uint8_t *wants,
                              const ont_tensor *known, uint32_t n_known, const ont_device *device,
                              ont_program **program)
 {
@@ -273,11 +273,11 @@ ont_status ont_program_build(const ont_graph *loaded, const ont_view *inputs, co
 }
 
 /* The concrete shapes of a program as views without data. */
-static void views_of(const ont_program *p, ont_view *views, uint8_t *wants)
+static void views_of(const ont_program *p, ont_tensor_view *views, uint8_t *wants)
 {
     for (uint32_t i = 0; i < p->grads.n_forward_inputs; i++) {
         const ont_value *v = p->graph->inputs[i];
-        views[i] = (ont_view){.dtype = v->dtype, .rank = v->shape.rank, .dims = v->shape.dims};
+        views[i] = (ont_tensor_view){.dtype = v->dtype, .rank = v->shape.rank, .dims = v->shape.dims};
         wants[i] = p->differentiable && p->grads.grad_output[i] >= 0;
     }
 }
@@ -287,7 +287,7 @@ ont_status ont_program_stage(const ont_program *p, const ont_graph *loaded, bool
     ont_program scratch = {0};
     ont_known_values known = {.tensors = p->known, .n = p->n_known};
     ont_status status = ONT_ENOMEM;
-    ont_view *views = ont_calloc(p->grads.n_forward_inputs + 1, sizeof *views);
+    ont_tensor_view *views = ont_calloc(p->grads.n_forward_inputs + 1, sizeof *views);
     uint8_t *wants = ont_calloc(p->grads.n_forward_inputs + 1, 1);
     if (!views || !wants) goto done;
     views_of(p, views, wants);

@@ -13,13 +13,13 @@
 #include "run/pool.h"
 
 /* A tensor that somebody else owns, as DLPack describes it. */
-typedef struct ont_view {
+typedef struct ont_tensor_view {
     ont_dtype dtype;
     int32_t rank;
     const int64_t *dims;
     const int64_t *strides; /* in elements; NULL: row-major */
     void *data;
-} ont_view;
+} ont_tensor_view;
 
 typedef struct ont_step {
     const ont_kernel *kernel;
@@ -86,7 +86,7 @@ typedef struct ont_program {
  * Takes its own copy of `loaded`, whose constants' contents it shares: `loaded` must outlive it. Where shapes depend on
  * contents that `facts` do not hold, the program is a probe: its outputs are the facts that come next.
  */
-ont_status ont_program_build(const ont_graph *loaded, const ont_view *inputs, const uint8_t *wants,
+ont_status ont_program_build(const ont_graph *loaded, const ont_tensor_view *inputs, const uint8_t *wants,
                              const ont_tensor *known, uint32_t n_known, const ont_device *device,
                              ont_program **program) ONT_MUST_USE;
 /*

@@ -159,10 +159,10 @@ ont_program *ont_run_program(const ont_run *run)
 
 /* Row-major contents of a view: its own memory, or a copy that lives as long as the run. Never NULL, which would say
  * that the input is absent: a tensor without elements may have no address. */
-static ont_status materialise(ont_run *run, const ont_view *view, void **data)
+static ont_status materialise(ont_run *run, const ont_tensor_view *view, void **data)
 {
     static char nothing[64];
-    if (ont_view_is_contiguous(view)) {
+    if (ont_tensor_view_is_contiguous(view)) {
         *data = view->data ? view->data : nothing;
         return ONT_OK;
     }
@@ -446,7 +446,7 @@ static ont_status enter(ont_run *run, ont_scope *scope)
     return status;
 }
 
-ont_status ont_run_forward(ont_program *p, ont_pool *pool, const ont_view *inputs, const ont_random *random,
+ont_status ont_run_forward(ont_program *p, ont_pool *pool, const ont_tensor_view *inputs, const ont_random *random,
                            ont_block **outputs, ont_run **result)
 {
     ont_run *run = NULL;
@@ -485,7 +485,7 @@ done:
 }
 
 /* The gradient of a forward output as row-major memory; zeros where there is none. */
-static ont_status bind_gradient(ont_run *run, const ont_value *input, const ont_view *view, void **data)
+static ont_status bind_gradient(ont_run *run, const ont_value *input, const ont_tensor_view *view, void **data)
 {
     if (view->rank < 0) {
         ont_block *block;
@@ -506,7 +506,7 @@ static ont_status bind_gradient(ont_run *run, const ont_value *input, const ont_
 
 /* Lets gradients lie in spent inputs. Copies of strided ones are not what the caller has; a device would have to record
  * its steps anew. */
-static void alias_donated(ont_run *run, const ont_view *inputs, void *const *data, uint8_t *donated)
+static void alias_donated(ont_run *run, const ont_tensor_view *inputs, void *const *data, uint8_t *donated)
 {
     const ont_program *p = run->program;
     for (uint32_t i = 0; donated && i < p->grads.n_forward_inputs; i++) {
@@ -517,7 +517,8 @@ static void alias_donated(ont_run *run, const ont_view *inputs, void *const *dat
     }
 }
 
-static ont_status bind_backward(ont_run *run, const ont_view *inputs, const ont_view *outputs, const ont_view *grads,
+static ont_status bind_backward(ont_run *run, const ont_tensor_view *inputs, const ont_tensor_view *outputs,
+                                const ont_tensor_view *grads,
                                 uint8_t *donated, void **data)
 {
     const ont_program *p = run->program;
@@ -545,7 +546,8 @@ static void hand_out_gradients(ont_run *run, ont_block **in_grads)
     }
 }
 
-ont_status ont_run_backward(ont_run *run, const ont_view *inputs, const ont_view *outputs, const ont_view *grads,
+ont_status ont_run_backward(ont_run *run, const ont_tensor_view *inputs, const ont_tensor_view *outputs,
+                            const ont_tensor_view *grads,
                             const ont_grad_callback *callback, uint8_t *donated, ont_block **in_grads)
 {
     const ont_program *p = run->program;

@@ -19,7 +19,8 @@ typedef struct ont_random {
  * Executes the forward part. outputs: one block per forward output, each a reference for the caller. *run is NULL
  * where the program has nothing to differentiate. The pool must be the session's, the same for all runs of a program.
  */
-ont_status ont_run_forward(ont_program *program, ont_pool *pool, const ont_view *inputs, const ont_random *random,
+ont_status ont_run_forward(ont_program *program, ont_pool *pool, const ont_tensor_view *inputs,
+                           const ont_random *random,
                            ont_block **outputs, ont_run **run) ONT_MUST_USE;
 
 /*
@@ -42,7 +43,8 @@ typedef struct ont_grad_callback {
  * will. Where that saves a block the gradient is computed there: in_grads is NULL, spent stays set. It is cleared for
  * all others. On failure such inputs may be half overwritten.
  */
-ont_status ont_run_backward(ont_run *run, const ont_view *inputs, const ont_view *outputs, const ont_view *grads,
+ont_status ont_run_backward(ont_run *run, const ont_tensor_view *inputs, const ont_tensor_view *outputs,
+                            const ont_tensor_view *grads,
                             const ont_grad_callback *callback, uint8_t *donated, ont_block **in_grads) ONT_MUST_USE;
 
 void ont_run_release(ont_run *run); /* the run is gone afterwards; its slab may serve the next one */
@@ -53,7 +55,7 @@ void ont_run_free_idle(ont_program *program); /* called by the program when it g
 void ont_run_set_timing(bool on);
 
 /* Row-major copy of a strided tensor. */
-void ont_view_copy(const ont_view *view, void *to);
-bool ont_view_is_contiguous(const ont_view *view);
+void ont_tensor_view_copy(const ont_tensor_view *view, void *to);
+bool ont_tensor_view_is_contiguous(const ont_tensor_view *view);
 
 #endif

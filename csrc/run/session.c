@@ -94,7 +94,7 @@ static size_t key_words(const ont_tensor *value)
     return 1 + (value->bytes + sizeof(int64_t) - 1) / sizeof(int64_t);
 }
 
-static ont_status make_key(ont_session *s, const ont_view *inputs, const uint8_t *wants,
+static ont_status make_key(ont_session *s, const ont_tensor_view *inputs, const uint8_t *wants,
                            const ont_probed_values *probed,
                            size_t *length)
 {
@@ -113,7 +113,7 @@ static ont_status make_key(ont_session *s, const ont_view *inputs, const uint8_t
     *word++ = (int64_t)probed->n_values | (int64_t)ont_matmul_precision_setting() << 32 |
             (int64_t)ont_gemm_is_by_rule() << 39 | (int64_t)ont_parallel_threads() << 40;
     for (uint32_t i = 0; i < s->graph->n_inputs; i++) {
-        const ont_view *v = &inputs[i];
+        const ont_tensor_view *v = &inputs[i];
         *word++ = (int64_t)v->dtype | (int64_t)(wants ? wants[i] : ONT_WANT_NOTHING) << 8 | (int64_t)v->rank << 16;
         for (int d = 0; d < v->rank; d++) *word++ = v->dims[d];
     }
@@ -149,7 +149,8 @@ static entry *evict_entry(ont_session *s, bool probe)
     return least_recent;
 }
 
-static ont_status build(ont_session *s, const ont_view *inputs, const uint8_t *wants, const ont_probed_values *probed,
+static ont_status build(ont_session *s, const ont_tensor_view *inputs, const uint8_t *wants,
+                        const ont_probed_values *probed,
                         size_t length, entry **result)
 {
     int64_t *key = ont_malloc(length * sizeof *key);
@@ -172,7 +173,7 @@ static ont_status build(ont_session *s, const ont_view *inputs, const uint8_t *w
     return ONT_OK;
 }
 
-ont_status ont_session_program(ont_session *s, const ont_view *inputs, const uint8_t *wants,
+ont_status ont_session_program(ont_session *s, const ont_tensor_view *inputs, const uint8_t *wants,
                                const ont_probed_values *probed,
                                ont_program **program)
 {

@@ -42,7 +42,7 @@ typedef struct ont_probed_values {
  * contents *program may be a probe: the caller runs its forward with the same inputs and seed, hands the outputs to
  * ont_probed_values_add() and asks again.
  */
-ont_status ont_session_program(ont_session *session, const ont_view *inputs, const uint8_t *wants,
+ont_status ont_session_program(ont_session *session, const ont_tensor_view *inputs, const uint8_t *wants,
                                const ont_probed_values *probed, ont_program **program) ONT_MUST_USE;
 ont_status ont_probed_values_add(ont_session *session, ont_probed_values *probed, ont_block *const *outputs,
                                  uint32_t n) ONT_MUST_USE;

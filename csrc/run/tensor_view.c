@@ -5,7 +5,7 @@
 
 #include "run/run.h"
 
-bool ont_view_is_contiguous(const ont_view *view)
+bool ont_tensor_view_is_contiguous(const ont_tensor_view *view)
 {
     if (!view->strides) return true;
     int64_t stride = 1;
@@ -41,12 +41,12 @@ static void copy_row(char *to, const char *from, int64_t n, int64_t stride, size
     }
 }
 
-void ont_view_copy(const ont_view *view, void *to)
+void ont_tensor_view_copy(const ont_tensor_view *view, void *to)
 {
     size_t size = ont_dtype_size(view->dtype);
     ont_shape shape = ont_shape_of(view->rank, view->dims);
     int64_t count = ont_shape_count(&shape), index[ONT_MAX_RANK] = {0};
-    if (ont_view_is_contiguous(view)) {
+    if (ont_tensor_view_is_contiguous(view)) {
         if (count) memcpy(to, view->data, (size_t)count * size);
         return;
     }
