@@ -47,7 +47,7 @@ const double *ont_attr_floats(const ont_node *node, const char *name, size_t *co
     return attr ? attr->floats : NULL;
 }
 
-/* The attribute of that name, made where absent, with `value` written over it. */
+/* Overwrites the attribute of that name with `value`, or adds it. */
 static ont_status put(ont_graph *g, ont_node *node, ont_attr value)
 {
     ont_attr *attr = node->attrs;
@@ -127,7 +127,7 @@ ont_status ont_attr_copy_all(ont_graph *g, ont_node *to, const ont_node *from)
         case ONT_ATTR_STRING: ONT_TRY(ont_attr_set_string(g, to, attr->name, attr->s, attr->count)); break;
         case ONT_ATTR_INTS: ONT_TRY(ont_attr_set_ints(g, to, attr->name, attr->ints, attr->count)); break;
         case ONT_ATTR_FLOATS: ONT_TRY(ont_attr_set_floats(g, to, attr->name, attr->floats, attr->count)); break;
-        /* Contents are immutable: a clone shares them, its source outlives it. */
+        /* Elements are immutable: a clone shares them, and its source outlives it. */
         case ONT_ATTR_TENSOR: ONT_TRY(put(g, to, *attr)); break;
         case ONT_ATTR_GRAPH: ONT_TRY(put(g, to, *attr)); break;
         case ONT_ATTR_STRINGS: ONT_TRY(put(g, to, *attr)); break;

@@ -24,7 +24,7 @@ typedef struct ont_attr {
     struct ont_attr *next;
     const char *name;
     ont_attr_kind kind;
-    size_t count; /* of ints, floats, strings; bytes of string */
+    size_t count; /* number of ints, floats or strings; bytes of a string */
     union {
         int64_t i;
         double f;
@@ -41,11 +41,11 @@ const ont_attr *ont_attr_find(const struct ont_node *node, const char *name, ont
 int64_t ont_attr_int(const struct ont_node *node, const char *name, int64_t otherwise);
 double ont_attr_float(const struct ont_node *node, const char *name, double otherwise);
 const char *ont_attr_string(const struct ont_node *node, const char *name, const char *otherwise);
-/* Borrowed; *count is 0 and the result NULL where absent. */
+/* The result is borrowed; NULL with *count 0 if the attribute is absent. */
 const int64_t *ont_attr_ints(const struct ont_node *node, const char *name, size_t *count);
 const double *ont_attr_floats(const struct ont_node *node, const char *name, size_t *count);
 
-/* Setters copy into the graph's arena and replace an attribute of that name. */
+/* Setters copy the value into the graph's arena and replace an attribute of the same name. */
 ont_status ont_attr_set_int(struct ont_graph *g, struct ont_node *node, const char *name, int64_t value) ONT_MUST_USE;
 ont_status ont_attr_set_float(struct ont_graph *g, struct ont_node *node, const char *name, double value) ONT_MUST_USE;
 ont_status ont_attr_set_string(struct ont_graph *g, struct ont_node *node, const char *name, const char *value,
@@ -56,7 +56,7 @@ ont_status ont_attr_set_floats(struct ont_graph *g, struct ont_node *node, const
                                size_t count) ONT_MUST_USE;
 ont_status ont_attr_set_tensor(struct ont_graph *g, struct ont_node *node, const char *name,
                                const ont_tensor *value) ONT_MUST_USE;
-/* All attributes of `from` that `to` does not have. */
+/* Adds to `to` every attribute of `from` whose name `to` does not have. */
 ont_status ont_attr_copy_all(struct ont_graph *g, struct ont_node *to, const struct ont_node *from) ONT_MUST_USE;
 
 #endif

@@ -35,7 +35,7 @@ void ont_graph_destroy(ont_graph *g)
     ont_free(g);
 }
 
-/* Grows a heap array of pointers so that item `n` fits; capacities are powers of two. */
+/* Grows a heap array of pointers so that index `n` fits; capacities are powers of two. */
 static ont_status grow(void **array, uint32_t n)
 {
     if (n & (n - 1) && n) return ONT_OK;
@@ -265,14 +265,14 @@ uint32_t ont_value_n_uses(const ont_value *value)
 
 /* ---- clone ---- */
 
-/* Maps every value of `from`, by id, to a fresh one with the same facts. */
+/* Clones every value of `from`; map[id] is the copy. */
 static ont_status clone_values(const ont_graph *from, ont_graph *g, ont_value **map)
 {
     for (uint32_t i = 0; i < from->n_values; i++) {
         const ont_value *old = from->values[i];
         ont_value *v;
         if (old->kind == ONT_VALUE_INPUT)
-            continue; /* made in the order of inputs, below */
+            continue; /* added below, in the order of the inputs */
         ONT_TRY(ont_graph_add_value(g, old->kind, old->name, &v));
         v->anonymous = old->anonymous;
         v->dtype = old->dtype;
@@ -311,12 +311,12 @@ static ont_status clone_node(const ont_node *old, ont_graph *g, ont_node *before
     node->version = old->version;
     node->op = old->op;
     node->backward = old->backward;
-    node->attrs = old->attrs; /* the caller gives the node cells of its own */
+    node->attrs = old->attrs; /* own_attrs() replaces the shared list */
     *copy = node;
     return ONT_OK;
 }
 
-/* Attribute lists are shared until written: give `node` its own cells. */
+/* Gives `node` its own attribute list; clone_node() shares that of the source. */
 static ont_status own_attrs(ont_graph *g, ont_node *node)
 {
     const ont_attr *shared = node->attrs;
@@ -327,7 +327,7 @@ static ont_status own_attrs(ont_graph *g, ont_node *node)
         if (!cell) return ONT_ENOMEM;
         *cell = *shared;
         cell->next = NULL;
-        if (cell->kind == ONT_ATTR_GRAPH) cell->count = 0; /* the source graph owns it */
+        if (cell->kind == ONT_ATTR_GRAPH) cell->count = 0; /* count 0: the source graph owns the subgraph */
         *tail = cell;
         tail = &cell->next;
     }

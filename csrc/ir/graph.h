@@ -1,9 +1,9 @@
 /*
  * The graph: values and nodes in topological order, with use lists.
  *
- * A graph owns an arena and everything in it: there is no per-node free, a removed node is only unlinked. Loaders and
- * passes build graphs, planners read them. Nodes know their operator as an opaque pointer, resolved by ops/table.c,
- * so that this layer knows no operator by name.
+ * A graph owns an arena and everything in it: nodes are never freed one by one, a removed node is only unlinked. The
+ * loader and the passes build graphs; the memory planner and the program read them. A node refers to its operator by an
+ * opaque pointer, which ops/table.c resolves, so that this layer depends on no operator.
  */
 #ifndef ONT_IR_GRAPH_H
 #define ONT_IR_GRAPH_H
@@ -18,7 +18,7 @@ typedef struct ont_value ont_value;
 struct ont_op;
 struct ont_device;
 
-/* One input slot of a node, linked into the use list of the value it reads. */
+/* One input of a node, linked into the use list of the value that it reads. */
 typedef struct ont_use {
     ont_value *value; /* NULL: an optional input left out */
     ont_node *user;
@@ -27,7 +27,7 @@ typedef struct ont_use {
 
 typedef enum ont_value_kind {
     ONT_VALUE_INPUT,    /* graph input: bound at each call */
-    ONT_VALUE_CONSTANT, /* initializer or folded: contents in `data` */
+    ONT_VALUE_CONSTANT, /* initializer or folded constant: `data` holds its elements */
     ONT_VALUE_NODE,     /* output of a node */
 } ont_value_kind;
 
@@ -40,43 +40,43 @@ typedef enum ont_container {
 struct ont_value {
     uint32_t id;        /* index in graph->values */
     ont_value_kind kind;
-    const char *name;   /* never empty; unique among the given ones, and among the made-up ones */
-    bool anonymous;       /* the name is not the model's, which may have one that reads the same */
-    ont_dtype dtype;    /* ONT_UNDEFINED until inferred */
+    const char *name; /* never empty; unique among the model's names, and unique among the anonymous values */
+    bool anonymous;   /* the name was generated; a name of the model may be spelled the same */
+    ont_dtype dtype;  /* ONT_UNDEFINED until inferred */
     bool has_shape;
     ont_shape shape;
-    ont_node *def;      /* producing node, of kind NODE */
-    uint32_t def_index; /* which output of it */
-    uint32_t input;     /* which graph input, of kind INPUT */
-    bool parameter;     /* of kind INPUT: a module's, which changes between steps alone */
+    ont_node *def;      /* ONT_VALUE_NODE: the node that produces the value */
+    uint32_t def_index; /* ONT_VALUE_NODE: index among the outputs of `def` */
+    uint32_t input;     /* ONT_VALUE_INPUT: index among the graph's inputs */
+    bool parameter;     /* ONT_VALUE_INPUT: a parameter of the module, constant between optimizer steps */
     ont_use *uses;
-    ont_container container; /* not TENSOR: exists only while a program is built; see ops/sequence.c */
-    const ont_tensor *data; /* contents where known at build time; a NODE value keeps its node until folded */
-    bool value_required;            /* an inference could not go on without its contents; for passes/infer.c */
-    bool probed;           /* its contents were given by a probe */
+    ont_container container; /* sequences and optionals exist only while a program is built; see ops/sequence.c */
+    const ont_tensor *data;  /* elements where known at build time; a NODE value keeps `def` until it is folded */
+    bool value_required;     /* shape inference needs the elements of this value; see passes/infer.c */
+    bool probed;             /* a value probe computed the elements; see passes/pass.h */
 };
 
 struct ont_node {
     uint32_t id;
-    const char *name;    /* unique, made up where the model has none */
-    const char *domain;  /* "" is ai.onnx */
+    const char *name;   /* unique; generated where the model gives none */
+    const char *domain; /* "" is ai.onnx */
     const char *op_type;
-    int64_t version;     /* opset of its domain in the model it came from */
+    int64_t version;     /* opset version of its domain in the model that it came from */
     const struct ont_op *op;
     uint32_t n_inputs, n_outputs;
     ont_use *inputs;     /* trailing absent inputs are trimmed */
-    ont_value **outputs; /* NULL: an optional output nobody asked for */
+    ont_value **outputs; /* NULL: an optional output that is absent */
     ont_attr *attrs;
     ont_node *prev, *next;
-    bool backward;       /* made by the gradient pass, or moved behind the split */
-    const ont_node *origin; /* forward node that this one is the gradient of, or NULL */
+    bool backward;          /* belongs to the backward phase */
+    const ont_node *origin; /* forward node whose gradient or recomputation this node is, or NULL */
 };
 
 struct ont_graph {
     ont_arena arena;
     const char *name;
     ont_node *first, *last;
-    uint32_t n_nodes; /* ids handed out, removed nodes counted */
+    uint32_t n_nodes; /* node ids assigned so far, those of removed nodes included */
     ont_value **values;
     uint32_t n_values, cap_values;
     ont_value **inputs;
@@ -85,32 +85,39 @@ struct ont_graph {
     uint32_t n_outputs;
     const char **symbols; /* names of symbolic dims */
     uint32_t n_symbols;
-    /* A subgraph, attribute of one node: its last inputs are values from around it, that node's inputs from here on. */
+    /*
+     * Of a subgraph, which is an attribute of one node: its last n_captures inputs are values of the enclosing graph.
+     * They are inputs of the owning node from index first_capture on.
+     */
     uint32_t n_captures, first_capture;
-    const struct ont_device *device; /* whose kernels will run it; NULL: the CPU's */
-    bool torch_random;      /* Dropout draws what torch's kernels draw on that device (passes/torch_random.c) */
-    uint64_t random_offset; /* by which torch's generator is ahead after the forward part */
+    const struct ont_device *device; /* the device that runs the graph; NULL: the CPU */
+    bool torch_random;               /* Dropout draws the numbers of torch's CUDA kernels (passes/torch_random.c) */
+    uint64_t random_offset;          /* how far forward advances the offset of torch's generator */
     struct {
-        int level;      /* asked for; passes/recompute.h */
-        uint32_t nodes; /* that run again in backward, and the bytes that are not kept for it */
+        int level;      /* requested recompute level; see passes/recompute.h */
+        uint32_t nodes; /* nodes that run again in backward */
         size_t bytes;
-        double work;    /* spent on them so far, as passes/recompute.c counts */
+        double cost;    /* cost added so far, in units of passes/recompute.c */
     } recompute;
 };
 
 ont_status ont_graph_create(const char *name, ont_graph **graph) ONT_MUST_USE;
 void ont_graph_destroy(ont_graph *graph);
-/* Deep copy, constants' contents shared by reference: `from` must outlive the copy. */
+/* Deep copy. Elements of constants are shared by reference: `from` must outlive the copy. */
 ont_status ont_graph_clone(const ont_graph *from, ont_graph **copy) ONT_MUST_USE;
 
 /*
- * Copies the nodes of `body` (a subgraph, untouched) in front of `before`: results[i] is its output i with values given
- * for its inputs. Values get made-up names, nodes "<scope>/<name>"; constants' contents are shared by reference.
+ * Copies the nodes of `body` (a subgraph, left unchanged) in front of `before`. `inputs` replace the inputs of `body`;
+ * results[i] receives its output i. Copied values are anonymous, copied nodes are named "<scope>/<name>". Elements of
+ * constants are shared by reference.
  */
 ont_status ont_graph_instantiate(ont_graph *g, ont_node *before, const ont_graph *body, const char *scope,
                                  ont_value *const *inputs, ont_value **results) ONT_MUST_USE;
 
-/* Name NULL: made up from the id, as "%<id>". A given name must be free: the loader checks, builders give none. */
+/*
+ * NULL as name makes the value anonymous ("%<id>"). A given name must be free: the loader checks that, passes give no
+ * names.
+ */
 ont_status ont_graph_add_value(ont_graph *g, ont_value_kind kind, const char *name, ont_value **value) ONT_MUST_USE;
 ont_status ont_graph_add_input(ont_graph *g, const char *name, ont_dtype dtype, const ont_shape *shape,
                                ont_value **value) ONT_MUST_USE;
@@ -118,29 +125,32 @@ ont_status ont_graph_add_input(ont_graph *g, const char *name, ont_dtype dtype, 
 ont_status ont_graph_add_constant(ont_graph *g, const char *name, const ont_tensor *data,
                                   ont_value **value) ONT_MUST_USE;
 ont_status ont_graph_set_outputs(ont_graph *g, ont_value *const *outputs, uint32_t n) ONT_MUST_USE;
-int ont_graph_symbol(ont_graph *g, const char *name); /* its index, added where new; -1 without memory */
+/* index of the symbol, which is added if new; -1 if out of memory */
+int ont_graph_symbol(ont_graph *g, const char *name);
 
 /*
- * Adds a node before `before`, or at the end where that is NULL, with `n_outputs` fresh output values (or the values
- * given in `outputs`, entries of which may be NULL). Strings are copied.
+ * Adds a node in front of `before`, or at the end if that is NULL, with `n_outputs` new output values, or with the
+ * values in `outputs`, entries of which may be NULL. Strings are copied.
  */
 ont_status ont_graph_add_node(ont_graph *g, ont_node *before, const char *domain, const char *op_type,
                               ont_value *const *inputs, uint32_t n_inputs, ont_value *const *outputs,
                               uint32_t n_outputs, ont_node **node) ONT_MUST_USE;
-/* The optional output `index` of a node, added where the node was built without it (a gradient rule wants it saved). */
+/*
+ * Returns optional output `index` of a node and adds it if absent; gradient rules use it to save intermediate results.
+ */
 ont_status ont_node_ensure_output(ont_graph *g, ont_node *node, uint32_t index, ont_value **value) ONT_MUST_USE;
-void ont_graph_remove_node(ont_graph *g, ont_node *node); /* its outputs must be unused */
+void ont_graph_remove_node(ont_graph *g, ont_node *node); /* the outputs of the node must have no uses */
 void ont_graph_move_before(ont_graph *g, ont_node *node, ont_node *before);
 void ont_node_set_input(ont_node *node, uint32_t index, ont_value *value);
 void ont_value_replace_uses(ont_graph *g, ont_value *from, ont_value *to); /* graph outputs included */
 bool ont_value_is_output(const ont_graph *g, const ont_value *value);
 uint32_t ont_value_n_uses(const ont_value *value);
 
-/* False for NULL. */
+/* Returns false for NULL. */
 bool ont_node_is(const ont_node *node, const char *domain, const char *op_type);
-/* The only reader of a value; NULL where there are others, the caller of the graph among them. */
+/* The only user of a value; NULL if it has several uses or is a graph output. */
 ont_node *ont_single_user(const ont_graph *g, const ont_value *value);
-/* The same, NULL also where it is on the other side of the split between forward and backward. */
+/* The same, but NULL if the user belongs to another phase (forward or backward) than the value. */
 ont_node *ont_single_user_in_phase(const ont_graph *g, const ont_value *value);
 
 static inline ont_value *ont_node_in(const ont_node *node, uint32_t index)

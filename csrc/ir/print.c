@@ -1,5 +1,5 @@
 /*
- * A graph as text, in the style of ONNX's textual format. For people and tests; nothing parses it.
+ * Prints a graph in the style of ONNX's textual format. For people and tests; nothing parses it.
  */
 #include <inttypes.h>
 #include <stdarg.h>
@@ -48,7 +48,7 @@ static bool is_plain(const char *name)
     return true;
 }
 
-/* As it stands where it cannot be mistaken, else in quotes, so that each line says one thing and stays a line. */
+/* Prints bytes in quotes, with escapes, so that every line stays one line. */
 static void put_text(text *t, const char *bytes)
 {
     put(t, "\"");

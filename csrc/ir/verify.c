@@ -1,6 +1,6 @@
 /*
- * Invariants of a graph. A failure here is a defect of a pass or of the loader, so it is EINTERNAL. Called by the
- * loader and, in debug builds, after every pass; walks nothing that damage could make endless.
+ * Checks the invariants of a graph. A failure is a defect of a pass or of the loader, hence EINTERNAL. Called by the
+ * loader and, in debug builds, after every pass. Terminates on damaged graphs too.
  */
 #include "base/alloc.h"
 #include "base/map.h"
@@ -8,10 +8,10 @@
 
 #define BROKEN(...) ont_fail(ONT_EINTERNAL, __VA_ARGS__)
 
-/* What the walk over the nodes found of a value. */
+/* Per value: what the pass over the nodes has found. */
 typedef struct found {
     bool defined;
-    uint32_t reads; /* slots of nodes that hold it */
+    uint32_t reads; /* number of node inputs that read it */
 } found;
 
 static bool owns(const ont_graph *g, const ont_value *v)
@@ -19,7 +19,7 @@ static bool owns(const ont_graph *g, const ont_value *v)
     return v->id < g->n_values && g->values[v->id] == v;
 }
 
-/* The list runs from first to last, and back the same way. */
+/* The list is linked consistently in both directions. */
 static ont_status verify_list(const ont_graph *g)
 {
     const ont_node *prev = NULL;
@@ -56,7 +56,7 @@ static ont_status verify_node(const ont_graph *g, const ont_node *node, found *f
     return ONT_OK;
 }
 
-/* With every slot in its value's list, as many entries as slots mean that the list has no strange one. */
+/* Every node input is in the use list of its value, so equal counts mean that the list has no foreign entry. */
 static ont_status verify_uses(const ont_value *v, uint32_t reads)
 {
     for (const ont_use *use = v->uses; use; use = use->next)
@@ -65,7 +65,7 @@ static ont_status verify_uses(const ont_value *v, uint32_t reads)
     return ONT_OK;
 }
 
-/* A program's graph may list one value as several outputs, and an input as an output. */
+/* A graph may list one value as several outputs, and an input as an output. */
 static ont_status verify_name(ont_map *names, ont_value *v)
 {
     if (!*v->name) return BROKEN("value %u has no name", v->id);

@@ -1,27 +1,27 @@
 /*
- * Recomputes in backward what is cheap to compute and large to keep: a forward value that only backward still needs is
- * not kept where copies of the nodes that made it, run just before its first reader there, give it again from what is
- * alive at that time anyway. The copies are the same operators with the same attributes and random streams, so every
- * bit is the same, in whatever group they come to stand: sums add up as ops/sums.h says.
+ * Rematerialization: a forward value that only backward still uses is not kept if copies of the nodes that produce it
+ * can recompute it. The copies run just before the first user in backward and read only values that are live there
+ * anyway. They are the same operators with the same attributes and random streams, so results are bitwise equal, also
+ * if fusion puts them into another group: reductions add up in the fixed order of ops/sums.h.
  *
- * The rule. A profile says how many bytes are alive at each node. Of the values that lie idle across its highest point,
- * the one with the most bytes a unit of work goes first, as long as
- *   - the profile's highest point does not rise, and what has to be kept instead is at most half of what is not kept;
- *   - all copies together are at most 3% of the step's work. An element of an elementwise node, of a norm or of moved
- * data counts as 128 operations of a product (0.5 ns against 250 GFLOP/s: GELU of 4 x 64 x 3072 takes 0.4 ms on two
- * cores). A parameter's element that is rounded to 16 bits counts as 24: it takes 0.22 ns, but then both products find
- * it in the cache, where they read it from memory before (GPT-2 of 4 x 64: 20 ms of Casts more, 14 of products less).
- * That it is widened again, where no product takes 16 bits, is done in the same pass over it, and counts as 1;
- *   - the step has 8 MiB of activations, and the value 1/1024 of the highest point: a call of a kernel is not free
- * either. Above ONT_RECOMPUTE_CHEAP products and attention may be done again too, for 40% of the step: somewhat more
- * than a forward.
+ * The choice. A profile holds the live bytes at each node. Of the values whose live range spans the peak of the profile
+ * without use, the one that saves the most bytes per unit of cost is taken first, while
+ *   - the peak does not rise, and the values whose live range grows add at most half of the bytes saved;
+ *   - all copies together add at most 3% of the step's cost, in operations of a matmul. An element of an elementwise
+ *     node, a norm or a layout operator costs 128 (0.5 ns against 250 GFLOP/s: GELU of 4 x 64 x 3072 takes 0.4 ms on
+ *     two cores). An element of a parameter that is rounded to 16 bits costs 24: it takes 0.22 ns, but then both
+ *     matmuls read it from the cache instead of from memory (GPT-2 of 4 x 64: 20 ms more for Casts, 14 ms less for
+ *     matmuls). Casting it back to float32, where no matmul takes 16 bits, is fused with the rounding and costs 1;
+ *   - the step has at least 8 MiB of activations, and the value at least 1/1024 of the peak, since a kernel call has a
+ *     fixed cost. Above ONT_RECOMPUTE_MEMORY_BOUND matmuls and attention may be recomputed too, for 40% of the step's
+ *     cost: somewhat more than a forward.
  *
- * Graph inputs that no gradient rule reads are left alone at the lowest level, so that whoever may change a tensor
- * between forward and backward under eager may do so here; a norm's scale and bias are not, which eager keeps as well,
- * and parameters that autocast rounds are not either: eager keeps the rounded copies, 237 MiB for GPT-2, but whoever
- * writes to a parameter before its backward has eager's exception as soon as autocast is off.
+ * At the lowest level graph inputs that no gradient rule reads are not kept for backward, so that code which modifies
+ * such a tensor between forward and backward under eager PyTorch works here too. Exceptions are scale and bias of a
+ * norm, which eager keeps as well, and parameters that autocast rounds: eager keeps the rounded copies (237 MiB for
+ * GPT-2), but raises an exception for a parameter modified before backward as soon as autocast is off.
  *
- * Source of the idea: Chen, Xu, Zhang and Guestrin, Training Deep Nets with Sublinear Memory Cost, 2016.
+ * Source: Chen, Xu, Zhang and Guestrin, Training Deep Nets with Sublinear Memory Cost, 2016.
  */
 #include "passes/recompute.h"
 
@@ -31,36 +31,37 @@
 
 #include "base/alloc.h"
 
-enum { NOWHERE = UINT32_MAX, DEEPEST = 64, LEAST_PEAK = 8 << 20, LEAST_SHARE = 1024, WORK_OF_ELEMENT = 128,
-       WORK_OF_ROUNDING = 24 };
+enum { NONE = UINT32_MAX, MAX_DEPTH = 64, MIN_PEAK_BYTES = 8 << 20, MIN_SAVED_DIVISOR = 1024, COST_OF_ELEMENT = 128,
+       COST_OF_ROUNDING = 24 };
 
-/* What the plan will know of a piece of memory, by positions of nodes. Index: id of the value that views lead to. */
-typedef struct life {
-    uint32_t first, last;              /* alive; first NOWHERE: never */
-    uint32_t last_forward;             /* reader */
-    uint32_t first_backward;           /* reader, NOWHERE: none */
-    size_t bytes;                      /* 0 where it takes no room of the slab */
-} life;
+/* Live range of one storage, in positions of nodes. Index: id of the value that all views of it alias. */
+typedef struct live_range {
+    uint32_t first, last;    /* inclusive; first NONE: never live */
+    uint32_t last_forward;   /* position of the last forward use */
+    uint32_t first_backward; /* position of the first backward use; NONE: no backward use */
+    size_t bytes;            /* 0 if it is not in the slab */
+} live_range;
 
 typedef struct pass_state {
     ont_graph *g;
-    uint32_t n_values, n_slots; /* as the pass found them */
-    life *lives;
-    uint32_t *slot, *order; /* by node id: position in the graph as it was (a copy has its reader's), and as it is */
-    uint32_t capacity;          /* of both */
-    int64_t *alive;             /* bytes by slot */
-    double budget;              /* work that may still be added */
+    uint32_t n_values, n_positions; /* before the pass */
+    live_range *ranges;
+    /* By node id: position in the original graph (a copy has the position of its user), and current position. */
+    uint32_t *position, *number;
+    uint32_t capacity;   /* of both arrays */
+    int64_t *live_bytes; /* live bytes by position */
+    double budget;       /* cost that may still be added */
 } pass_state;
 
-/* A value that may be made again, and what for. */
-typedef struct plan {
-    ont_node *node, *before; /* made by, needed by */
-    uint32_t from, to;       /* the slots between which it is not kept */
-    size_t gain, loss, transient;
-    double work;
-    const ont_value *kept[DEEPEST]; /* roots that live longer for it */
-    int n_kept, depth;
-} plan;
+/* A rematerialization of output 0 of `node` in front of `before`. */
+typedef struct remat {
+    ont_node *node, *before; /* producer; first backward user */
+    uint32_t last_forward_use, first_backward_use; /* positions between which the value is no longer live */
+    size_t bytes_saved, bytes_added, bytes_transient;
+    double cost;
+    const ont_value *extended[MAX_DEPTH]; /* values whose live range is extended */
+    int n_extended, depth;
+} remat;
 
 static bool everywhere;
 
@@ -74,9 +75,9 @@ bool ont_recompute_is_everywhere(void)
     return __atomic_load_n(&everywhere, __ATOMIC_RELAXED);
 }
 
-/* ---- work ---- */
+/* ---- cost ---- */
 
-static double count(const ont_value *v)
+static double elements(const ont_value *v)
 {
     return v && v->has_shape ? (double)ont_shape_count(&v->shape) : 0;
 }
@@ -88,7 +89,7 @@ static bool is_named(const ont_node *node, const char *const *names)
     return false;
 }
 
-static bool is_product(const ont_node *node)
+static bool is_matmul(const ont_node *node)
 {
     static const char *const names[] = {"MatMul", "Gemm", "FusedMatMul", "GeluMatMul", "GeluMatMulGrad", NULL};
     return is_named(node, names) && node->n_inputs > 1;
@@ -106,12 +107,12 @@ static bool is_convolution(const ont_node *node)
     return is_named(node, names) && node->n_inputs > 1;
 }
 
-static bool is_cheap(const ont_node *node)
+static bool is_memory_bound(const ont_node *node)
 {
     return node->op->tile || node->op->flags & ONT_OP_MEMORY_BOUND;
 }
 
-/* A parameter that is rounded to 16 bits: autocast's copy of a weight. */
+/* Whether the node rounds a parameter to 16 bits, as autocast does with weights. */
 static bool rounds_parameter(const ont_node *node)
 {
     const ont_value *from = ont_node_in(node, 0), *to = ont_node_out(node, 0);
@@ -119,8 +120,8 @@ static bool rounds_parameter(const ont_node *node)
            ont_dtype_size(to->dtype) < ont_dtype_size(from->dtype);
 }
 
-/* That a rounded parameter becomes float32 again: one group with the rounding. */
-static bool widens_parameter(const ont_node *node)
+/* Whether the node casts a rounded parameter back to float32; it is fused with the rounding. */
+static bool promotes_parameter(const ont_node *node)
 {
     const ont_value *from = ont_node_in(node, 0);
     const ont_node *rounding = from ? ont_value_root(from)->def : NULL;
@@ -128,240 +129,248 @@ static bool widens_parameter(const ont_node *node)
            ont_dtype_size(node->outputs[0]->dtype) > ont_dtype_size(from->dtype);
 }
 
-/* Cross-entropy with its head's product: once in forward, and in backward once more for each of its gradients. */
-static double work_of_streamed(const ont_node *node, bool backward)
+/* Cost of fused linear cross-entropy: one matmul in forward; in backward one for the logits and one per gradient. */
+static double cost_of_streamed(const ont_node *node, bool backward)
 {
     const ont_value *h = ont_node_in(node, 0);
     int64_t width = h->shape.dims[h->shape.rank - 1];
-    double product = width ? 2 * count(h) * count(ont_node_in(node, 1)) / (double)width : 0;
+    double product = width ? 2 * elements(h) * elements(ont_node_in(node, 1)) / (double)width : 0;
     return !backward ? product : product * (1 + (ont_node_out(node, 0) != NULL) + (ont_node_out(node, 1) != NULL));
 }
 
-/* All that matters: with |A| = mk, |B| = kn and |C| = mn, a product's mnk is the root of their product. */
-double ont_recompute_work(const ont_node *node)
+/* A matmul of |A| = m k, |B| = k n and |C| = m n elements takes 2 m n k = 2 sqrt(|A| |B| |C|) operations. */
+double ont_recompute_node_cost(const ont_node *node)
 {
     static const char *const streamed[] = {"StreamedCrossEntropy", NULL}, *const back[] = {"StreamedCrossEntropyGrad",
                                                                                            NULL};
-    if (is_named(node, streamed) || is_named(node, back)) return work_of_streamed(node, is_named(node, back));
-    double in0 = count(ont_node_in(node, 0)), out = count(ont_node_out(node, 0));
+    if (is_named(node, streamed) || is_named(node, back)) return cost_of_streamed(node, is_named(node, back));
+    double in0 = elements(ont_node_in(node, 0)), out = elements(ont_node_out(node, 0));
     if (ont_node_is_view(node)) return 0;
-    if (widens_parameter(node)) return out;
-    if (is_product(node) || is_convolution(node)) return 2 * sqrt(in0 * count(ont_node_in(node, 1)) * out);
-    if (is_attention(node)) { /* scores of every row with every column, and as much again for the values */
+    if (promotes_parameter(node)) return out;
+    if (is_matmul(node) || is_convolution(node)) return 2 * sqrt(in0 * elements(ont_node_in(node, 1)) * out);
+    if (is_attention(node)) { /* two matmuls with seqlen_k columns per output element, and the softmax */
         size_t n;
         const int64_t *sizes = ont_attr_ints(node, "sizes", &n);
-        return 4 * out * (double)(sizes && n > 1 ? sizes[1] : 1) + out * WORK_OF_ELEMENT;
+        return 4 * out * (double)(sizes && n > 1 ? sizes[1] : 1) + out * COST_OF_ELEMENT;
     }
-    return (in0 > out ? in0 : out) * (rounds_parameter(node) ? WORK_OF_ROUNDING : WORK_OF_ELEMENT);
+    return (in0 > out ? in0 : out) * (rounds_parameter(node) ? COST_OF_ROUNDING : COST_OF_ELEMENT);
 }
 
-double ont_recompute_work_of_graph(const ont_graph *g)
+double ont_recompute_graph_cost(const ont_graph *g)
 {
-    double work = 0;
-    for (const ont_node *node = g->first; node; node = node->next) work += ont_recompute_work(node);
-    return work;
+    double cost = 0;
+    for (const ont_node *node = g->first; node; node = node->next) cost += ont_recompute_node_cost(node);
+    return cost;
 }
 
-double ont_recompute_share(int level)
+double ont_recompute_budget_fraction(int level)
 {
     return level >= ONT_RECOMPUTE_LAYERS ? 0.4 : 0.03;
 }
 
-static bool may_repeat(const pass_state *s, const ont_node *node)
+static bool is_recomputable(const pass_state *s, const ont_node *node)
 {
     if (node->backward || !node->outputs[0]) return false;
-    if (ont_node_is_view(node) || is_cheap(node)) return true;
+    if (ont_node_is_view(node) || is_memory_bound(node)) return true;
     if (s->g->recompute.level < ONT_RECOMPUTE_LAYERS && !ont_recompute_is_everywhere()) return false;
-    return is_product(node) || is_attention(node) || is_convolution(node);
+    return is_matmul(node) || is_attention(node) || is_convolution(node);
 }
 
-/* ---- lives ---- */
+/* ---- live ranges ---- */
 
-static void read_at(life *l, uint32_t slot, bool backward)
+static void extend_range(live_range *range, uint32_t position, bool backward)
 {
-    if (slot > l->last || l->first == NOWHERE) l->last = slot;
-    if (!backward && slot > l->last_forward) l->last_forward = slot;
-    if (backward && slot < l->first_backward) l->first_backward = slot;
+    if (position > range->last || range->first == NONE) range->last = position;
+    if (!backward && position > range->last_forward) range->last_forward = position;
+    if (backward && position < range->first_backward) range->first_backward = position;
 }
 
-static ont_status begin(pass_state *s)
+static ont_status init(pass_state *s)
 {
     ont_graph *g = s->g;
-    for (ont_node *node = g->first; node; node = node->next) s->n_slots++;
+    for (ont_node *node = g->first; node; node = node->next) s->n_positions++;
     s->n_values = g->n_values;
     s->capacity = g->n_nodes * 2 + 64;
-    s->lives = ont_calloc((size_t)g->n_values + 1, sizeof *s->lives);
-    s->slot = ont_calloc(s->capacity, sizeof *s->slot);
-    s->order = ont_calloc(s->capacity, sizeof *s->order);
-    s->alive = ont_calloc((size_t)s->n_slots + 1, sizeof *s->alive);
-    return s->lives && s->slot && s->order && s->alive ? ONT_OK : ONT_ENOMEM;
+    s->ranges = ont_calloc((size_t)g->n_values + 1, sizeof *s->ranges);
+    s->position = ont_calloc(s->capacity, sizeof *s->position);
+    s->number = ont_calloc(s->capacity, sizeof *s->number);
+    s->live_bytes = ont_calloc((size_t)s->n_positions + 1, sizeof *s->live_bytes);
+    return s->ranges && s->position && s->number && s->live_bytes ? ONT_OK : ONT_ENOMEM;
 }
 
-static void count_order(pass_state *s)
+static void number_nodes(pass_state *s)
 {
     uint32_t at = 0;
-    for (const ont_node *node = s->g->first; node; node = node->next) s->order[node->id] = at++;
+    for (const ont_node *node = s->g->first; node; node = node->next) s->number[node->id] = at++;
 }
 
-static void find_lives(pass_state *s)
+static void find_live_ranges(pass_state *s)
 {
     ont_graph *g = s->g;
     for (uint32_t i = 0; i < g->n_values; i++) {
         const ont_value *v = g->values[i];
-        s->lives[i] = (life){.first = NOWHERE, .first_backward = NOWHERE};
+        s->ranges[i] = (live_range){.first = NONE, .first_backward = NONE};
         if (v->kind == ONT_VALUE_NODE && v->has_shape)
-            s->lives[i].bytes = (size_t)ont_shape_count(&v->shape) * ont_dtype_size(v->dtype);
+            s->ranges[i].bytes = (size_t)ont_shape_count(&v->shape) * ont_dtype_size(v->dtype);
     }
-    for (uint32_t i = 0; i < g->n_outputs; i++) s->lives[ont_value_root(g->outputs[i])->id].bytes = 0;
+    for (uint32_t i = 0; i < g->n_outputs; i++) s->ranges[ont_value_root(g->outputs[i])->id].bytes = 0;
     uint32_t at = 0;
     for (const ont_node *node = g->first; node; node = node->next, at++) {
-        s->slot[node->id] = at;
+        s->position[node->id] = at;
         if (ont_node_is_view(node)) continue;
         for (uint32_t i = 0; i < node->n_outputs; i++) {
             if (!node->outputs[i]) continue;
-            life *l = &s->lives[node->outputs[i]->id];
-            l->first = l->last = l->last_forward = at;
+            live_range *range = &s->ranges[node->outputs[i]->id];
+            range->first = range->last = range->last_forward = at;
         }
         for (uint32_t i = 0; i < node->n_inputs; i++)
             if (node->inputs[i].value)
-                read_at(&s->lives[ont_value_root(node->inputs[i].value)->id], at, node->backward);
+                extend_range(&s->ranges[ont_value_root(node->inputs[i].value)->id], at, node->backward);
     }
     for (uint32_t i = 0; i < g->n_values; i++)
-        for (uint32_t t = s->lives[i].first; s->lives[i].bytes && t != NOWHERE && t <= s->lives[i].last; t++)
-            s->alive[t] += (int64_t)s->lives[i].bytes;
-    count_order(s);
+        for (uint32_t t = s->ranges[i].first; s->ranges[i].bytes && t != NONE && t <= s->ranges[i].last; t++)
+            s->live_bytes[t] += (int64_t)s->ranges[i].bytes;
+    number_nodes(s);
 }
 
-static uint32_t highest(const pass_state *s)
+static uint32_t peak_position(const pass_state *s)
 {
-    uint32_t top = 0;
-    for (uint32_t t = 1; t < s->n_slots; t++)
-        if (s->alive[t] > s->alive[top]) top = t;
-    return top;
+    uint32_t peak = 0;
+    for (uint32_t t = 1; t < s->n_positions; t++)
+        if (s->live_bytes[t] > s->live_bytes[peak]) peak = t;
+    return peak;
 }
 
-/* ---- what a value needs to be made again ---- */
+/* ---- operands of a rematerialization ---- */
 
-/* Whether the memory of v can be read at `slot` of backward without being kept for it. */
-static bool is_free(const pass_state *s, const ont_value *root, uint32_t slot)
+/* Whether the value is live at `position` of backward without an extension of its live range. */
+static bool is_live_at(const pass_state *s, const ont_value *root, uint32_t position)
 {
     if (root->kind == ONT_VALUE_CONSTANT || root->id >= s->n_values) return true;
-    const life *l = &s->lives[root->id];
-    if (root->kind == ONT_VALUE_INPUT) return l->first_backward != NOWHERE;
-    return l->first_backward != NOWHERE && l->last >= slot;
+    const live_range *range = &s->ranges[root->id];
+    if (root->kind == ONT_VALUE_INPUT) return range->first_backward != NONE;
+    return range->first_backward != NONE && range->last >= position;
 }
 
-/* A graph input that backward has not read so far may be kept for it: the caller must leave it as it is until then. */
-static bool may_hold(const pass_state *s, const ont_node *node)
+/*
+ * Whether a graph input that backward does not read so far may be read by the copy of `node`: the caller must then
+ * leave it unchanged until backward.
+ */
+static bool may_extend_input(const pass_state *s, const ont_node *node)
 {
     static const char *const norms[] = {"LayerNormalization", NULL};
-    return s->g->recompute.level > ONT_RECOMPUTE_CHEAP || is_named(node, norms) || rounds_parameter(node);
+    return s->g->recompute.level > ONT_RECOMPUTE_MEMORY_BOUND || is_named(node, norms) || rounds_parameter(node);
 }
 
 static bool is_graph_output(const pass_state *s, const ont_value *root)
 {
-    return root->kind == ONT_VALUE_NODE && !s->lives[root->id].bytes && ont_shape_count(&root->shape) > 0;
+    return root->kind == ONT_VALUE_NODE && !s->ranges[root->id].bytes && ont_shape_count(&root->shape) > 0;
 }
 
-static bool keeps(const plan *p, const ont_value *root)
+static bool is_extended(const remat *p, const ont_value *root)
 {
-    for (int i = 0; i < p->n_kept; i++)
-        if (p->kept[i] == root) return true;
+    for (int i = 0; i < p->n_extended; i++)
+        if (p->extended[i] == root) return true;
     return false;
 }
 
-/* Adds what `node` needs; false where it cannot be had. A value that is not there is made again too, or else kept. */
-static bool gather(const pass_state *s, plan *p, const ont_node *node)
+/*
+ * Adds the operands of `node` to the rematerialization: operands that are not live are recomputed too, or else their
+ * live range is extended. False if neither is possible.
+ */
+static bool add_operands(const pass_state *s, remat *p, const ont_node *node)
 {
-    if (++p->depth > DEEPEST || !may_repeat(s, node)) return false;
-    p->work += ont_recompute_work(node);
+    if (++p->depth > MAX_DEPTH || !is_recomputable(s, node)) return false;
+    p->cost += ont_recompute_node_cost(node);
     for (uint32_t i = 0; i < node->n_inputs; i++) {
         const ont_value *v = node->inputs[i].value;
-        if (!v || is_free(s, ont_value_root(v), p->to) || keeps(p, ont_value_root(v))) continue;
+        if (!v || is_live_at(s, ont_value_root(v), p->first_backward_use) || is_extended(p, ont_value_root(v)))
+            continue;
         const ont_value *root = ont_value_root(v);
         if (root->kind == ONT_VALUE_INPUT) {
-            if (!may_hold(s, node)) return false;
+            if (!may_extend_input(s, node)) return false;
             continue;
         }
-        plan deeper = *p;
-        if (may_repeat(s, root->def) && gather(s, &deeper, root->def)) {
-            deeper.transient += s->lives[root->id].bytes;
-            *p = deeper;
+        remat extended_remat = *p;
+        if (is_recomputable(s, root->def) && add_operands(s, &extended_remat, root->def)) {
+            extended_remat.bytes_transient += s->ranges[root->id].bytes;
+            *p = extended_remat;
             continue;
         }
-        if (is_graph_output(s, root) || p->n_kept == DEEPEST) return false;
-        p->kept[p->n_kept++] = root;
-        p->loss += s->lives[root->id].bytes;
+        if (is_graph_output(s, root) || p->n_extended == MAX_DEPTH) return false;
+        p->extended[p->n_extended++] = root;
+        p->bytes_added += s->ranges[root->id].bytes;
     }
     return true;
 }
 
-/* The first node of backward that reads the value, through views or not. */
-static void first_reader(const pass_state *s, const ont_value *v, ont_node **first)
+/* Finds the first backward node that uses the value, directly or through views. */
+static void find_first_backward_user(const pass_state *s, const ont_value *v, ont_node **first)
 {
     for (const ont_use *use = v->uses; use; use = use->next) {
         ont_node *user = use->user;
-        if (ont_node_is_view(user) && use == &user->inputs[0]) first_reader(s, user->outputs[0], first);
-        if (user->backward && (!*first || s->order[user->id] < s->order[(*first)->id])) *first = user;
+        if (ont_node_is_view(user) && use == &user->inputs[0]) find_first_backward_user(s, user->outputs[0], first);
+        if (user->backward && (!*first || s->number[user->id] < s->number[(*first)->id])) *first = user;
     }
 }
 
-static bool find_plan(const pass_state *s, ont_node *node, plan *p)
+static bool find_remat(const pass_state *s, ont_node *node, remat *p)
 {
     const ont_value *v = ont_node_out(node, 0);
-    *p = (plan){.node = node};
-    if (ont_node_is_view(node) || !v || !may_repeat(s, node) || is_graph_output(s, v)) return false;
-    const life *l = &s->lives[v->id];
-    if (l->first_backward == NOWHERE || !l->bytes) return false;
-    p->gain = l->bytes;
-    p->from = l->last_forward;
-    p->to = l->first_backward;
-    first_reader(s, v, &p->before);
-    return p->before && p->from + 1 < p->to && gather(s, p, node) && p->loss * 2 <= p->gain;
+    *p = (remat){.node = node};
+    if (ont_node_is_view(node) || !v || !is_recomputable(s, node) || is_graph_output(s, v)) return false;
+    const live_range *range = &s->ranges[v->id];
+    if (range->first_backward == NONE || !range->bytes) return false;
+    p->bytes_saved = range->bytes;
+    p->last_forward_use = range->last_forward;
+    p->first_backward_use = range->first_backward;
+    find_first_backward_user(s, v, &p->before);
+    return p->before && p->last_forward_use + 1 < p->first_backward_use && add_operands(s, p, node) &&
+           p->bytes_added * 2 <= p->bytes_saved;
 }
 
 /* ---- the profile ---- */
 
-/* Bytes over [first, last]. */
+/* Adds bytes to positions [first, last]. */
 static void add_bytes(pass_state *s, uint32_t first, uint32_t last, int64_t bytes)
 {
-    for (uint32_t t = first; t <= last && t < s->n_slots; t++) s->alive[t] += bytes;
+    for (uint32_t t = first; t <= last && t < s->n_positions; t++) s->live_bytes[t] += bytes;
 }
 
-/* Puts the plan into the profile, or takes it out again. */
-static void apply(pass_state *s, const plan *p, int sign)
+/* Applies the rematerialization to the profile (sign 1), or undoes that (sign -1). */
+static void update_profile(pass_state *s, const remat *p, int sign)
 {
-    add_bytes(s, p->from + 1, p->to - 1, -sign * (int64_t)p->gain);
-    add_bytes(s, p->to, p->to, sign * (int64_t)p->transient);
-    for (int i = 0; i < p->n_kept; i++) {
-        const life *l = &s->lives[p->kept[i]->id];
-        add_bytes(s, l->last + 1, p->to, sign * (int64_t)l->bytes);
+    add_bytes(s, p->last_forward_use + 1, p->first_backward_use - 1, -sign * (int64_t)p->bytes_saved);
+    add_bytes(s, p->first_backward_use, p->first_backward_use, sign * (int64_t)p->bytes_transient);
+    for (int i = 0; i < p->n_extended; i++) {
+        const live_range *range = &s->ranges[p->extended[i]->id];
+        add_bytes(s, range->last + 1, p->first_backward_use, sign * (int64_t)range->bytes);
     }
 }
 
 /* ---- rewriting ---- */
 
-static ont_status grow(pass_state *s)
+static ont_status reserve(pass_state *s)
 {
     if (s->g->n_nodes < s->capacity) return ONT_OK;
     uint32_t capacity = s->g->n_nodes * 2;
-    uint32_t *slot = ont_realloc(s->slot, capacity, sizeof *slot);
-    if (!slot) return ONT_ENOMEM;
-    s->slot = slot;
-    uint32_t *order = ont_realloc(s->order, capacity, sizeof *order);
-    if (!order) return ONT_ENOMEM;
-    s->order = order;
+    uint32_t *position = ont_realloc(s->position, capacity, sizeof *position);
+    if (!position) return ONT_ENOMEM;
+    s->position = position;
+    uint32_t *number = ont_realloc(s->number, capacity, sizeof *number);
+    if (!number) return ONT_ENOMEM;
+    s->number = number;
     s->capacity = capacity;
     return ONT_OK;
 }
 
-static ont_status again(pass_state *s, const plan *p, const ont_value *v, ont_value **made);
+static ont_status rematerialize(pass_state *s, const remat *p, const ont_value *v, ont_value **recomputed);
 
 /*
- * A copy of the node in front of p->before, with the outputs that have a use there; its operands are made again where
- * need be.
+ * Clones the node in front of p->before, with the outputs that are used there; operands that are not live are
+ * rematerialized.
  */
-static ont_status copy_node(pass_state *s, const plan *p, const ont_node *node, ont_node **copy)
+static ont_status clone_for_backward(pass_state *s, const remat *p, const ont_node *node, ont_node **copy)
 {
     ont_graph *g = s->g;
     ont_value **inputs = ont_arena_array(&g->arena, (size_t)node->n_inputs + 1, sizeof *inputs);
@@ -370,49 +379,50 @@ static ont_status copy_node(pass_state *s, const plan *p, const ont_node *node, 
         ont_value *v = node->inputs[i].value;
         const ont_value *root = v ? ont_value_root(v) : NULL;
         inputs[i] = v;
-        if (root && !is_free(s, root, p->to) && !keeps(p, root) && root->kind != ONT_VALUE_INPUT)
-            ONT_TRY(again(s, p, v, &inputs[i]));
+        if (root && !is_live_at(s, root, p->first_backward_use) && !is_extended(p, root) &&
+            root->kind != ONT_VALUE_INPUT)
+            ONT_TRY(rematerialize(s, p, v, &inputs[i]));
         else if (root && root->id < s->n_values)
-            read_at(&s->lives[root->id], p->to, true);
+            extend_range(&s->ranges[root->id], p->first_backward_use, true);
     }
-    ont_node *made;
+    ont_node *copied;
     ONT_TRY(ont_graph_add_node(g, p->before, node->domain, node->op_type, inputs, node->n_inputs, NULL, node->n_outputs,
-                               &made));
-    ONT_TRY(ont_attr_copy_all(g, made, node));
-    made->name = ont_arena_format(&g->arena, "%s_recompute", node->name);
-    if (!made->name) return ONT_ENOMEM;
-    made->op = node->op;
-    made->version = node->version;
-    made->backward = true;
-    made->origin = node;
+                               &copied));
+    ONT_TRY(ont_attr_copy_all(g, copied, node));
+    copied->name = ont_arena_format(&g->arena, "%s_recompute", node->name);
+    if (!copied->name) return ONT_ENOMEM;
+    copied->op = node->op;
+    copied->version = node->version;
+    copied->backward = true;
+    copied->origin = node;
     for (uint32_t i = 0; i < node->n_outputs; i++) {
         if (!node->outputs[i]) {
-            made->outputs[i] = NULL;
+            copied->outputs[i] = NULL;
             continue;
         }
-        made->outputs[i]->dtype = node->outputs[i]->dtype;
-        made->outputs[i]->has_shape = true;
-        made->outputs[i]->shape = node->outputs[i]->shape;
+        copied->outputs[i]->dtype = node->outputs[i]->dtype;
+        copied->outputs[i]->has_shape = true;
+        copied->outputs[i]->shape = node->outputs[i]->shape;
     }
     g->recompute.nodes += !ont_node_is_view(node);
-    ONT_TRY(grow(s));
-    s->slot[made->id] = p->to;
-    *copy = made;
+    ONT_TRY(reserve(s));
+    s->position[copied->id] = p->first_backward_use;
+    *copy = copied;
     return ONT_OK;
 }
 
-static ont_status again(pass_state *s, const plan *p, const ont_value *v, ont_value **made)
+static ont_status rematerialize(pass_state *s, const remat *p, const ont_value *v, ont_value **recomputed)
 {
     ont_node *copy;
-    ONT_TRY(copy_node(s, p, v->def, &copy));
+    ONT_TRY(clone_for_backward(s, p, v->def, &copy));
     for (uint32_t i = 0; i < copy->n_outputs; i++)
         if (i && i != v->def_index) copy->outputs[i] = NULL;
-    *made = copy->outputs[v->def_index];
+    *recomputed = copy->outputs[v->def_index];
     return ONT_OK;
 }
 
-/* Readers in backward of `old`, and of forward's views of it, read `new` from now on. */
-static ont_status redirect(pass_state *s, const plan *p, ont_value *old, ont_value *new)
+/* Replaces the backward uses of `old`, and of forward views of it, by `new`. */
+static ont_status replace_backward_uses(pass_state *s, const remat *p, ont_value *old, ont_value *new)
 {
     for (ont_use *use = old->uses, *next; use; use = next) {
         next = use->next;
@@ -423,31 +433,31 @@ static ont_status redirect(pass_state *s, const plan *p, ont_value *old, ont_val
         }
         ont_node *first = NULL, *copy;
         if (!ont_node_is_view(user) || use != &user->inputs[0]) continue;
-        first_reader(s, user->outputs[0], &first);
+        find_first_backward_user(s, user->outputs[0], &first);
         if (!first) continue;
         ont_value *view = user->outputs[0];
-        ONT_TRY(copy_node(s, p, user, &copy));
+        ONT_TRY(clone_for_backward(s, p, user, &copy));
         ont_node_set_input(copy, 0, new);
-        ONT_TRY(redirect(s, p, view, copy->outputs[0]));
+        ONT_TRY(replace_backward_uses(s, p, view, copy->outputs[0]));
     }
     return ONT_OK;
 }
 
-static ont_status rewrite(pass_state *s, const plan *p)
+static ont_status apply_remat(pass_state *s, const remat *p)
 {
     ont_node *copy;
     ont_value *v = p->node->outputs[0];
-    ONT_TRY(copy_node(s, p, p->node, &copy));
+    ONT_TRY(clone_for_backward(s, p, p->node, &copy));
     for (uint32_t i = 1; i < copy->n_outputs; i++) copy->outputs[i] = NULL;
-    ont_value *made = copy->outputs[0];
-    ONT_TRY(redirect(s, p, v, made));
-    life *l = &s->lives[v->id];
-    l->last = l->last_forward;
-    l->first_backward = NOWHERE;
-    s->g->recompute.bytes += p->gain - p->loss;
-    s->budget -= p->work;
-    s->g->recompute.work += p->work;
-    count_order(s);
+    ont_value *recomputed = copy->outputs[0];
+    ONT_TRY(replace_backward_uses(s, p, v, recomputed));
+    live_range *range = &s->ranges[v->id];
+    range->last = range->last_forward;
+    range->first_backward = NONE;
+    s->g->recompute.bytes += p->bytes_saved - p->bytes_added;
+    s->budget -= p->cost;
+    s->g->recompute.cost += p->cost;
+    number_nodes(s);
     return ONT_OK;
 }
 
@@ -455,37 +465,37 @@ static ont_status rewrite(pass_state *s, const plan *p)
 
 typedef struct candidate {
     ont_node *node;
-    double worth; /* bytes a unit of work */
+    double benefit; /* bytes saved per unit of cost */
 } candidate;
 
-static int by_worth(const void *a, const void *b)
+static int by_benefit(const void *a, const void *b)
 {
     const candidate *x = a, *y = b;
-    if (x->worth != y->worth) return x->worth > y->worth ? -1 : 1;
+    if (x->benefit != y->benefit) return x->benefit > y->benefit ? -1 : 1;
     return x->node->id < y->node->id ? -1 : x->node->id > y->node->id;
 }
 
-static bool improves(pass_state *s, const plan *p, uint32_t top)
+static bool lowers_peak(pass_state *s, const remat *p, uint32_t peak)
 {
-    int64_t before = s->alive[top];
-    if (p->from >= top || p->to <= top || p->work > s->budget) return false;
-    if (!ont_recompute_is_everywhere() && p->gain * LEAST_SHARE < (size_t)before) return false;
-    apply(s, p, 1);
-    if (s->alive[highest(s)] <= before && s->alive[top] < before) return true;
-    apply(s, p, -1);
+    int64_t before = s->live_bytes[peak];
+    if (p->last_forward_use >= peak || p->first_backward_use <= peak || p->cost > s->budget) return false;
+    if (!ont_recompute_is_everywhere() && p->bytes_saved * MIN_SAVED_DIVISOR < (size_t)before) return false;
+    update_profile(s, p, 1);
+    if (s->live_bytes[peak_position(s)] <= before && s->live_bytes[peak] < before) return true;
+    update_profile(s, p, -1);
     return false;
 }
 
-/* One walk over the candidates, the worthiest first; *found: whether any was taken. */
-static ont_status choose(pass_state *s, candidate *candidates, uint32_t n, bool *found)
+/* One pass over the candidates in order of decreasing benefit; *found: whether any was taken. */
+static ont_status choose_candidates(pass_state *s, candidate *candidates, uint32_t n, bool *found)
 {
     *found = false;
-    uint32_t top = highest(s);
+    uint32_t peak = peak_position(s);
     for (uint32_t i = 0; i < n; i++) {
-        plan p;
-        if (!find_plan(s, candidates[i].node, &p) || !improves(s, &p, top)) continue;
-        ONT_TRY(rewrite(s, &p));
-        top = highest(s);
+        remat p;
+        if (!find_remat(s, candidates[i].node, &p) || !lowers_peak(s, &p, peak)) continue;
+        ONT_TRY(apply_remat(s, &p));
+        peak = peak_position(s);
         *found = true;
     }
     return ONT_OK;
@@ -493,22 +503,22 @@ static ont_status choose(pass_state *s, candidate *candidates, uint32_t n, bool 
 
 static ont_status recompute(pass_state *s)
 {
-    ONT_TRY(begin(s));
-    find_lives(s);
-    double share = ont_recompute_share(s->g->recompute.level);
+    ONT_TRY(init(s));
+    find_live_ranges(s);
+    double fraction = ont_recompute_budget_fraction(s->g->recompute.level);
     s->budget = ont_recompute_is_everywhere() ? 1e300
-                                              : ont_recompute_work_of_graph(s->g) * share - s->g->recompute.work;
-    if (s->alive[highest(s)] < LEAST_PEAK && !ont_recompute_is_everywhere()) return ONT_OK;
-    candidate *candidates = ont_calloc((size_t)s->n_slots + 1, sizeof *candidates);
+                                              : ont_recompute_graph_cost(s->g) * fraction - s->g->recompute.cost;
+    if (s->live_bytes[peak_position(s)] < MIN_PEAK_BYTES && !ont_recompute_is_everywhere()) return ONT_OK;
+    candidate *candidates = ont_calloc((size_t)s->n_positions + 1, sizeof *candidates);
     if (!candidates) return ONT_ENOMEM;
     uint32_t n = 0;
     for (ont_node *node = s->g->first; node; node = node->next) {
-        plan p;
-        if (find_plan(s, node, &p)) candidates[n++] = (candidate){node, (double)p.gain / p.work};
+        remat p;
+        if (find_remat(s, node, &p)) candidates[n++] = (candidate){node, (double)p.bytes_saved / p.cost};
     }
-    qsort(candidates, n, sizeof *candidates, by_worth);
+    qsort(candidates, n, sizeof *candidates, by_benefit);
     ont_status status = ONT_OK;
-    for (bool found = true; found && status == ONT_OK;) status = choose(s, candidates, n, &found);
+    for (bool found = true; found && status == ONT_OK;) status = choose_candidates(s, candidates, n, &found);
     ont_free(candidates);
     return status;
 }
@@ -517,12 +527,12 @@ ont_status ont_pass_recompute(ont_graph *g)
 {
     pass_state s = {.g = g};
     bool backward = g->last && g->last->backward;
-    if (!backward || (g->device && g->recompute.level == ONT_RECOMPUTE_CHEAP && !ont_recompute_is_everywhere()))
+    if (!backward || (g->device && g->recompute.level == ONT_RECOMPUTE_MEMORY_BOUND && !ont_recompute_is_everywhere()))
         return ONT_OK;
     ont_status status = recompute(&s);
-    ont_free(s.lives);
-    ont_free(s.slot);
-    ont_free(s.order);
-    ont_free(s.alive);
+    ont_free(s.ranges);
+    ont_free(s.position);
+    ont_free(s.number);
+    ont_free(s.live_bytes);
     return status;
 }

@@ -1,11 +1,12 @@
 /*
- * Scores of a large vocabulary are not stored where memory is asked for (recompute level 1 and more): a product, the
- * cross-entropy behind it and their gradients become StreamedCrossEntropy and StreamedCrossEntropyGrad, which compute a
- * tile of scores at a time (ops/streamed_loss.c), forward and again in backward. After differentiation, when products
- * have their row (fuse_gemm); before recompute, from whose share of a step the second product is taken.
+ * Fused linear cross-entropy: logits of a large vocabulary are not stored if the session asks to save memory (recompute
+ * level 1 and above). A matmul, the cross-entropy behind it and their gradients become StreamedCrossEntropy and
+ * StreamedCrossEntropyGrad, which compute the logits tile by tile (ops/streamed_loss.c), in forward and again in
+ * backward. Runs after differentiation and after fuse_gemm, which adds the bias to matmuls; before recompute, with
+ * which it shares the cost budget of a step.
  *
- * Only where nobody but the loss and its gradient reads the scores, and nobody but the head's gradients reads theirs.
- * Devices have no such kernel, and 16-bit scores stay with fuse_loss.c.
+ * Applies only if the loss and its gradient are the only users of the logits, and the gradients of the linear layer are
+ * the only users of the logits' gradient. Devices have no such kernel, and 16-bit logits are left to fuse_loss.c.
  */
 #include <string.h>
 
@@ -14,12 +15,12 @@
 
 enum { MIN_SCORES_BYTES = 4 << 20 }; /* bytes */
 
-/* What is replaced. */
+/* The nodes and values that are replaced. */
 typedef struct head {
     ont_node *loss, *grad, *product;
-    ont_value *h, *w, *row;                    /* row: NULL without */
+    ont_value *h, *w, *row;                    /* (..., k), (k, n) or (n, k), and the bias (n) or NULL */
     ont_product p;
-    ont_value *grad_h, *grad_w, *grad_row;     /* NULL: not wanted */
+    ont_value *grad_h, *grad_w, *grad_row;     /* NULL: not needed */
 } head;
 
 static int64_t last_dim(const ont_value *v)
@@ -27,8 +28,8 @@ static int64_t last_dim(const ont_value *v)
     return v->shape.rank ? v->shape.dims[v->shape.rank - 1] : 0;
 }
 
-/* A product of float32 matrices with nothing on top; `row`: a row added is allowed. */
-static bool is_product(const ont_node *node, bool row, ont_product *p)
+/* A matmul of float32 matrices without scale; `row`: a bias is allowed. */
+static bool is_matmul(const ont_node *node, bool row, ont_product *p)
 {
     bool gemm = ont_node_is(node, "", "Gemm");
     if (!gemm && !ont_node_is(node, "", "MatMul") && !ont_node_is(node, ONT_DOMAIN, "FusedMatMul")) return false;
@@ -39,9 +40,12 @@ static bool is_product(const ont_node *node, bool row, ont_product *p)
     return row && c->dtype == ONT_FLOAT32 && ont_product_is_row(p, &c->shape) && ont_attr_float(node, "beta", 1.0) == 1;
 }
 
-/* ---- forward: product, views, loss ---- */
+/* ---- forward: matmul, views, loss ---- */
 
-/* Nobody reads the value but `views` of it that lead to the loss and its gradient, and these two as their scores. */
+/*
+ * Whether the loss and its gradient are the only users of the value, directly or through views, and use it as their
+ * logits.
+ */
 static bool only_loss_uses(const ont_graph *g, const ont_value *v, const head *x)
 {
     if (ont_value_is_output(g, v)) return false;
@@ -61,7 +65,10 @@ static bool same_labels(const ont_node *loss, const ont_node *grad)
     return !strcmp(ont_attr_string(loss, "reduction", "mean"), ont_attr_string(grad, "reduction", "mean"));
 }
 
-/* The loss whose gradient `grad` is, without class weights and log-probabilities, over rows of float32 scores. */
+/*
+ * Finds the loss of which `grad` is the gradient, without class weights and log-probabilities, over float32 logits (n,
+ * c).
+ */
 static bool find_loss(ont_node *grad, head *x)
 {
     const ont_value *scores = ont_node_in(grad, 0), *pairs = ont_node_in(grad, 4);
@@ -79,7 +86,7 @@ static bool find_product(const ont_graph *g, head *x)
 {
     const ont_value *scores = ont_node_in(x->grad, 0), *scores_root = ont_value_root(scores);
     ont_node *node = scores_root->def;
-    if (!node || node->backward || !is_product(node, true, &x->p) || x->p.trans_a) return false;
+    if (!node || node->backward || !is_matmul(node, true, &x->p) || x->p.trans_a) return false;
     x->product = node;
     x->h = ont_node_in(node, 0);
     x->w = ont_node_in(node, 1);
@@ -88,14 +95,14 @@ static bool find_product(const ont_graph *g, head *x)
     return rows && only_loss_uses(g, scores_root, x);
 }
 
-/* ---- backward: views of the scores' gradient, and what is computed from it ---- */
+/* ---- backward: views of the logits' gradient, and its users ---- */
 
 static bool is_matrix(const ont_value *v, int64_t rows, int64_t columns)
 {
     return v->shape.rank == 2 && v->shape.dims[0] == rows && v->shape.dims[1] == columns;
 }
 
-/* The first of its kind, of the operand's shape. */
+/* Records the first gradient of its kind; false for a second one or another shape. */
 static bool set_once(ont_value **gradient, ont_node *node, const ont_value *operand)
 {
     if (*gradient || !ont_shape_equal(&node->outputs[0]->shape, &operand->shape)) return false;
@@ -103,16 +110,16 @@ static bool set_once(ont_value **gradient, ont_node *node, const ont_value *oper
     return true;
 }
 
-/* Whether `node`, whose input `at` is the scores' gradient, is a gradient of the head. */
+/* Whether `node`, whose input `at` is the logits' gradient d, is one of the gradients of the linear layer. */
 static bool match_user(head *x, ont_node *node, uint32_t at)
 {
     ont_product p;
     if (ont_node_is(node, ONT_DOMAIN, "SumTo")) return x->row && set_once(&x->grad_row, node, x->row);
-    if (!is_product(node, false, &p)) return false;
+    if (!is_matmul(node, false, &p)) return false;
     ont_value *d = ont_node_in(node, at), *other = ont_node_in(node, !at);
-    if (!at && !p.trans_a) /* of h: d W', in the rows of h */
+    if (!at && !p.trans_a) /* gradient of h: d W' */
         return other == x->w && p.trans_b != x->p.trans_b && last_dim(d) == x->p.n && set_once(&x->grad_h, node, x->h);
-    /* of W: d' h, or h' d, as W is stored */
+    /* gradient of W: d' h or h' d, depending on how W is stored */
     int64_t rows = x->p.n ? ont_shape_count(&d->shape) / x->p.n : 0;
     if (at != !x->p.trans_b || !p.trans_a || p.trans_b || ont_value_root(other) != ont_value_root(x->h)) return false;
     return is_matrix(d, rows, x->p.n) && is_matrix(other, rows, x->p.k) && set_once(&x->grad_w, node, x->w);
@@ -174,19 +181,19 @@ static ont_status stream_backward(ont_graph *g, const head *x, ont_value *pairs)
     return ONT_OK;
 }
 
-/* Whether the product once more is within what a step may take longer. */
-static bool is_affordable(const ont_graph *g, const head *x)
+/* Whether the second matmul is within the cost budget. */
+static bool is_within_budget(const ont_graph *g, const head *x)
 {
-    double allowed = ont_recompute_work_of_graph(g) * ont_recompute_share(g->recompute.level);
-    return ont_recompute_work(x->product) + g->recompute.work <= allowed;
+    double budget = ont_recompute_graph_cost(g) * ont_recompute_budget_fraction(g->recompute.level);
+    return ont_recompute_node_cost(x->product) + g->recompute.cost <= budget;
 }
 
 static ont_status stream(ont_graph *g, const head *x)
 {
     ont_value *pairs = NULL;
     size_t bytes = (size_t)ont_shape_count(&x->product->outputs[0]->shape) * sizeof(float);
-    if (!ont_recompute_is_everywhere() && (bytes < MIN_SCORES_BYTES || !is_affordable(g, x))) return ONT_OK;
-    g->recompute.work += ont_recompute_work(x->product);
+    if (!ont_recompute_is_everywhere() && (bytes < MIN_SCORES_BYTES || !is_within_budget(g, x))) return ONT_OK;
+    g->recompute.cost += ont_recompute_node_cost(x->product);
     g->recompute.bytes += bytes;
     g->recompute.nodes++;
     ONT_TRY(stream_forward(g, x, &pairs));

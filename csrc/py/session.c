@@ -52,7 +52,7 @@ static int session_init(PyObject *object, PyObject *args, PyObject *kwargs)
     Py_ssize_t size, n_parameters = 0;
     const char *device_name = "";
     const ont_device *device;
-    int programs = 16, torch_random = 0, recompute = ONT_RECOMPUTE_CHEAP;
+    int programs = 16, torch_random = 0, recompute = ONT_RECOMPUTE_MEMORY_BOUND;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y#|ispiy#:Session", names, &bytes, &size, &programs, &device_name,
                                      &torch_random, &recompute, &parameters, &n_parameters))
         return -1;
