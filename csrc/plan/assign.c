@@ -1,5 +1,5 @@
 /*
- * Offsets for blocks with known lifetimes: the tightest gap for one after the other, in several orders. See plan.h for
+ * Assigns offsets to blocks with known live ranges: each block into the tightest gap, in several orders. See plan.h for
  * sources.
  */
 #include <stdlib.h>
@@ -12,12 +12,12 @@ static size_t aligned(size_t bytes)
     return (bytes + ONT_PLAN_ALIGN - 1) & ~(size_t)(ONT_PLAN_ALIGN - 1);
 }
 
-/* WORK: comparisons of blocks that improving a plan may take by one order: a millisecond. */
+/* MAX_COMPARISONS: of blocks, per initial order: about a millisecond. */
 enum { N_ORDERS = 3, MAX_COMPARISONS = 1 << 20 };
 
 typedef struct ordered {
     ont_plan_block *block;
-    double weight[2]; /* largest first */
+    double weight[2]; /* sort keys, largest first */
 } ordered;
 
 static int by_weight(const void *a, const void *b)
@@ -26,10 +26,11 @@ static int by_weight(const void *a, const void *b)
     for (int i = 0; i < 2; i++)
         if (x->weight[i] != y->weight[i]) return x->weight[i] < y->weight[i] ? 1 : -1;
     if (x->block->first != y->block->first) return x->block->first < y->block->first ? -1 : 1;
-    return x->block < y->block ? -1 : x->block > y->block; /* total order, so that a plan does not depend on qsort */
+    /* a total order, so that the plan does not depend on qsort() */
+    return x->block < y->block ? -1 : x->block > y->block;
 }
 
-/* Whether all blocks after one another, the longest that a plan can be, still have addresses. */
+/* ENOMEM if the sum of all blocks, the longest possible plan, exceeds the address space. */
 static ont_status check_total(const ont_plan_block *blocks, uint32_t n)
 {
     size_t total = 0;
@@ -40,7 +41,7 @@ static ont_status check_total(const ont_plan_block *blocks, uint32_t n)
     return ONT_OK;
 }
 
-/* Offset of the tightest gap that holds `block` among `placed` (sorted by offset) that are alive with it. */
+/* Offset of the tightest gap for `block` among the blocks of `placed` (sorted by offset) that are live with it. */
 static size_t find_tightest_gap(const ont_plan_block *block, ont_plan_block *const *placed, uint32_t n)
 {
     size_t end = 0, best = SIZE_MAX, best_bytes = SIZE_MAX, needed = aligned(block->bytes);
@@ -63,11 +64,13 @@ typedef struct assignment {
     ordered *order;
     ont_plan_block **placed;
     size_t *best; /* offsets of the shortest plan so far */
-    size_t *live_bytes; /* bytes by step */
+    size_t *live_bytes; /* live bytes by step */
     size_t total, target;
 } assignment;
 
-/* Places all blocks in the order given; the first of those that end last, and whether the plan is the shortest so far.
+/*
+ * Places all blocks in the current order and keeps the plan if it is the shortest so far. Returns the index of the
+ * block that ends last.
  */
 static uint32_t place_all(assignment *s)
 {
@@ -91,7 +94,10 @@ static uint32_t place_all(assignment *s)
     return topmost;
 }
 
-/* By size; by the most that is alive with a block, then by size; by size times length of life. */
+/*
+ * Initial order 0: by size; 1: by the maximum of live bytes in the block's live range, then by size; 2: by size times
+ * length of the live range.
+ */
 static void sort_order(assignment *s, int which)
 {
     for (uint32_t i = 0; i < s->n; i++) {
@@ -106,7 +112,7 @@ static void sort_order(assignment *s, int which)
     if (s->n) qsort(s->order, s->n, sizeof *s->order, by_weight);
 }
 
-/* From each order in turn: the block that sticks out goes first the next time. */
+/* Squeaky wheel optimization from each initial order: the block that ended last goes first in the next attempt. */
 static void improve_by_squeaky_wheel(assignment *s)
 {
     uint64_t squared = (uint64_t)s->n * s->n + 1;
@@ -135,7 +141,7 @@ ont_status ont_plan_assign(ont_plan_block *blocks, uint32_t n, size_t *total)
     bool all = s.order && s.placed && s.best && s.live_bytes;
     if (all) {
         s.target = ont_plan_lower_bound(blocks, n, s.n_steps, s.live_bytes);
-        s.target += s.target / 256; /* near enough */
+        s.target += s.target / 256; /* stop within 0.4% of the lower bound */
         improve_by_squeaky_wheel(&s);
         for (uint32_t i = 0; i < n; i++) blocks[i].offset = s.best[i];
         *total = n ? s.total : 0;

@@ -1,5 +1,5 @@
 /*
- * Lifetimes, storage shared by views and in-place kernels, and the places that follow. See plan.h.
+ * Live ranges, storage shared by views and in-place kernels, and the locations that follow. See plan.h.
  */
 #include <string.h>
 
@@ -8,13 +8,14 @@
 
 enum { NONE = UINT32_MAX };
 
-/* Storage: what one or more values (views, in-place chains) share. */
+/* Storage shared by one or more values (views, in-place chains). */
 typedef struct storage {
-    uint32_t parent;      /* union-find; itself when a root */
-    uint32_t first, last; /* steps, inclusive; first NOWHERE: never written */
-    uint32_t output;      /* graph output whose block this is, or NOWHERE */
-    uint32_t block;       /* in the assignment, or NOWHERE */
-    bool copied;          /* to a graph output when its phase is over: not to be written over even by its last reader */
+    uint32_t parent;      /* union-find parent; itself if a root */
+    uint32_t first, last; /* live range in steps, inclusive; first NONE: never written */
+    uint32_t output;      /* graph output whose block this is, or NONE */
+    uint32_t block;       /* index in the assignment, or NONE */
+    /* read after its last step, by a copy or the gradient callback: its last user must not write in place */
+    bool copied;
     size_t bytes;
     ont_location_kind kind;
 } storage;
@@ -70,14 +71,17 @@ static void compute_live_ranges(planner *p)
     }
 }
 
-/* Whether the output is read between two steps, and is no block. */
+/* Whether the output goes to the gradient callback between two steps, so that it needs no block. */
 static bool is_delivered(const planner *p, uint32_t output)
 {
     return p->delivered && p->delivered[output] &&
            p->s[root_of(p, p->g->outputs[output]->id)].kind != ONT_LOCATION_INPUT;
 }
 
-/* Gives each graph output the storage it is computed in, or asks for a copy and keeps the source alive until then. */
+/*
+ * Makes the storage of each graph output the output's block; otherwise marks the output to be copied and extends the
+ * live range of its source to the end of the phase.
+ */
 static void assign_output_blocks(planner *p)
 {
     for (uint32_t i = 0; i < p->g->n_outputs; i++) {
@@ -86,20 +90,20 @@ static void assign_output_blocks(planner *p)
         if (is_delivered(p, i)) continue;
         bool forward = i < p->n_forward_outputs;
         uint32_t end = forward ? p->split : p->n_steps;
-        /* A gradient that forward already computed cannot lie in a block that backward makes. */
+        /* A value computed in forward cannot be in a block that backward allocates. */
         bool same_phase = s->first != NONE && (forward || s->first >= p->split);
         if (s->kind == ONT_LOCATION_SLAB && s->output == NONE && same_phase) {
             s->output = i;
             s->kind = ONT_LOCATION_OUTPUT;
         } else {
             p->plan->copied_outputs[i] = true;
-            if (end) extend_live_range(s, end - 1); /* of an input: that nobody may overwrite before */
+            if (end) extend_live_range(s, end - 1); /* of an input: it must not be overwritten before */
             s->copied = true;
         }
     }
 }
 
-/* Finds for each output that is applied the first step before which it can be, and keeps it until then. */
+/* Finds the first step before which each delivered output may be delivered, and extends its live range to there. */
 static void place_delivered(planner *p)
 {
     for (uint32_t i = 0; i < p->g->n_outputs; i++) {
@@ -115,7 +119,7 @@ static void place_delivered(planner *p)
     }
 }
 
-/* True when no other input of the node reads the storage through another value. */
+/* Whether no other input of the node reads the storage through another value. */
 static bool is_sole_input(const planner *p, const ont_node *node, uint32_t index, uint32_t root)
 {
     const ont_value *v = node->inputs[index].value;
@@ -126,7 +130,7 @@ static bool is_sole_input(const planner *p, const ont_node *node, uint32_t index
     return true;
 }
 
-/* Whether storage `from`, which dies at step t, may become part of the output block that `to` is. */
+/* Whether storage `from`, whose live range ends at step t, may become part of output block `to`. */
 static bool may_join_output(const planner *p, const storage *from, const storage *to)
 {
     bool forward = to->output < p->n_forward_outputs;
@@ -134,8 +138,8 @@ static bool may_join_output(const planner *p, const storage *from, const storage
 }
 
 /*
- * Whether step t may write its result over its input i, which lies in storage `from`, if nobody reads that later. Of
- * one size element by element: a row of floats has the bytes of the matrix of bools that it broadcasts to.
+ * Whether step t may write its result over its input i, in storage `from`, if no later step reads that. Byte sizes and
+ * element counts must agree: a row of floats has as many bytes as the bool matrix that it broadcasts to.
  */
 static bool may_share_in_place(const planner *p, uint32_t t, uint32_t i, uint32_t from)
 {
@@ -168,7 +172,7 @@ static void share_inplace(planner *p)
     }
 }
 
-/* Whether step t, the last that reads storage `from` and the first that writes `to`, may do so in one place. */
+/* Whether step t, which ends the live range of `from` and begins that of `to`, may work in place on them. */
 static bool may_write_in_place(const planner *p, uint32_t t, uint32_t from, uint32_t to)
 {
     const ont_node *node = p->steps[t].node;
@@ -181,7 +185,7 @@ static bool may_write_in_place(const planner *p, uint32_t t, uint32_t from, uint
     return false;
 }
 
-/* Finds the gradients that may lie over their inputs, when storage is shared and lifetimes are known. */
+/* Finds the gradients that may alias their inputs, after storage has been shared and live ranges are final. */
 static void find_aliased_inputs(planner *p)
 {
     for (uint32_t i = p->n_forward_outputs; p->gradient_of && i < p->g->n_outputs; i++) {

@@ -1,5 +1,5 @@
 /*
- * Building a program: specialise, infer and fold, differentiate, optimise, bind kernels, plan memory.
+ * Builds a program: specialise, infer and fold, differentiate, optimise, bind kernels, plan memory.
  */
 #include "run/program.h"
 
@@ -14,7 +14,7 @@
 #include "run/run.h"
 #include "run/schedule.h"
 
-/* Puts the call's shape on one input, checked against what the model declares; symbols get one size each. */
+/* Sets the shape of one input to that of the call, checked against the declaration; each symbol has one size. */
 static ont_status specialise_input(ont_value *input, const ont_tensor_view *view, int64_t *sizes, const ont_graph *g)
 {
     if (view->dtype != ont_dtype_carrier(input->dtype))
@@ -50,7 +50,7 @@ static ont_status specialise(ont_graph *g, const ont_tensor_view *inputs)
     if (!sizes) return ONT_ENOMEM;
     for (uint32_t i = 0; i < g->n_symbols; i++) sizes[i] = -1;
     for (uint32_t i = 0; i < g->n_inputs; i++) ONT_TRY(specialise_input(g->inputs[i], &inputs[i], sizes, g));
-    for (uint32_t i = 0; i < g->n_values; i++) /* what the model claims of inner values is inferred anew */
+    for (uint32_t i = 0; i < g->n_values; i++) /* types that the model declares for inner values are inferred anew */
         if (g->values[i]->kind == ONT_VALUE_NODE) {
             g->values[i]->has_shape = false;
             g->values[i]->dtype = ONT_UNDEFINED;
@@ -58,7 +58,7 @@ static ont_status specialise(ont_graph *g, const ont_tensor_view *inputs)
     return ONT_OK;
 }
 
-static ont_status bind_step(ont_program *p, const ont_node *node, ont_step *step, ont_plan_step *need)
+static ont_status bind_step(ont_program *p, const ont_node *node, ont_step *step, ont_plan_step *plan_step)
 {
     const ont_kernel *kernel;
     ONT_TRY(ont_op_choose(node, p->device, &kernel));
@@ -77,7 +77,7 @@ static ont_status bind_step(ont_program *p, const ont_node *node, ont_step *step
         ONT_TRY(ont_context(kernel->prepare(node, &p->arena, &prepared), "%s '%s'", node->op_type, node->name));
     step->kernel = kernel;
     step->state = prepared.state;
-    *need = (ont_plan_step){.node = node, .inplace = kernel->inplace, .work_bytes = prepared.work_bytes};
+    *plan_step = (ont_plan_step){.node = node, .inplace = kernel->inplace, .work_bytes = prepared.work_bytes};
     return ONT_OK;
 }
 
@@ -107,7 +107,7 @@ static void mark_saved_value(ont_program *p, uint32_t id)
         p->saved_outputs[location->index] = 1;
 }
 
-/* Which borrowed inputs and handed-out outputs backward reads: those that the caller must keep unchanged. */
+/* Marks the inputs and outputs that backward reads, which the caller must keep unchanged. */
 static ont_status mark_saved(ont_program *p)
 {
     p->saved_inputs = ont_arena_array(&p->arena, p->grads.n_forward_inputs + 1, 1);
@@ -135,7 +135,7 @@ static ont_status differentiate(ont_program *p, const uint8_t *wants)
     return ONT_OK;
 }
 
-/* The graph as far as it is known becomes a program for what is asked of it. */
+/* Turns the graph inferred so far into a value probe, whose outputs are the required values. */
 static ont_status become_probe(ont_program *p, const ont_known_values *known)
 {
     p->probe = true;
@@ -143,7 +143,7 @@ static ont_status become_probe(ont_program *p, const ont_known_values *known)
     return ont_pass_dce(p->graph);
 }
 
-/* Outputs that are sequences or optionals become their items; the caller puts them together again. */
+/* Replaces outputs that are sequences or optionals by their elements; py/session.c regroups them. */
 static ont_status flatten_results(ont_program *p)
 {
     bool any = false;
@@ -156,7 +156,7 @@ static ont_status flatten_results(ont_program *p)
     return ont_pass_flatten(p->graph, p->result_counts);
 }
 
-/* Per graph output: the input that its gradient is applied to; all NULL, or NULL, where none is. */
+/* Per graph output: the input whose gradient it delivers to the callback; all NULL, or NULL, if there is none. */
 static ont_status find_delivered(ont_program *p, const uint8_t *wants, const ont_value ***delivered)
 {
     *delivered = NULL;
@@ -172,7 +172,7 @@ static ont_status find_delivered(ont_program *p, const uint8_t *wants, const ont
     return ONT_OK;
 }
 
-/* Per graph output: the input whose gradient it is, -1 for others. */
+/* Per graph output: the input whose gradient it is; -1 for other outputs. */
 static ont_status find_gradients(ont_program *p, int32_t **gradient_of)
 {
     *gradient_of = ont_arena_array(&p->arena, p->graph->n_outputs + 1, sizeof **gradient_of);
@@ -183,7 +183,7 @@ static ont_status find_gradients(ont_program *p, int32_t **gradient_of)
     return ONT_OK;
 }
 
-/* In the order of steps; inputs whose gradients become ready together in that of the graph. */
+/* Lists the deliveries in the order of steps; those before the same step in the order of the inputs. */
 static ont_status order_deliveries(ont_program *p, const ont_value *const *delivered)
 {
     if (!delivered) return ONT_OK;
@@ -213,7 +213,7 @@ static ont_status build(ont_program *p, const ont_graph *loaded, const ont_tenso
     ONT_TRY(ont_passes_before_grad(p->graph, known));
     ONT_TRY(known->n_required ? become_probe(p, known) : flatten_results(p));
     ONT_TRY(differentiate(p, p->probe ? NULL : wants));
-    ont_scope scope; /* kernels of a device accept and prepare with it current */
+    ont_scope scope; /* device kernels accept and prepare with the device current */
     ONT_TRY(ont_device_enter(p->device, &scope));
     ont_status bound = ont_passes_after_grad(p->graph);
     if (bound == ONT_OK) bound = bind_steps(p, &plan_steps);
@@ -272,7 +272,7 @@ ont_status ont_program_build(const ont_graph *loaded, const ont_tensor_view *inp
     return ONT_OK;
 }
 
-/* The concrete shapes of a program as views without data. */
+/* The input shapes of a program as views without data. */
 static void views_of(const ont_program *p, ont_tensor_view *views, uint8_t *wants)
 {
     for (uint32_t i = 0; i < p->grads.n_forward_inputs; i++) {

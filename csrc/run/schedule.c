@@ -1,7 +1,7 @@
 /*
- * The order of a program's steps. The exporter's order is the module's own, and backward is its reverse: near the best
- * for a chain of layers, and kept there, since what a step has just written is in the cache for the next one. Another
- * one is taken where the slab becomes smaller by a 32nd and a MiB.
+ * Chooses the order of a program's steps. The exporter's order is that of the module, and backward is its reverse. It
+ * is near the optimum for a chain of layers, and it keeps what a step has just written in the cache for the next one.
+ * Another order is taken only if the slab shrinks by at least 1/32 and 1 MiB.
  */
 #include "run/schedule.h"
 
@@ -10,50 +10,50 @@
 #include "base/log.h"
 #include "passes/pipeline.h"
 
-/* The most: an order looks at every step that is ready, for each step, and the walks follow views of views. */
-enum { LEAST_GAIN = 1 << 20, LEAST_SHARE = 32, MOST_STEPS = 1 << 13, MOST_NODES = 1 << 15 };
+/* Upper limits of the search: scheduling a step examines all ready steps, and the traversals follow chains of views. */
+enum { MIN_SAVED_BYTES = 1 << 20, MIN_SAVED_DIVISOR = 32, MAX_STEPS = 1 << 13, MAX_NODES = 1 << 15 };
 
 typedef struct scheduler {
     ont_program *p;
     const ont_value *const *delivered;
     const int32_t *gradient_of;
-    ont_arena arena;      /* of what is tried */
-    const ont_plan_step *given;
-    ont_plan_step *needs; /* in the best order so far */
-    uint32_t *order;      /* of needs, by the given one */
-    size_t bytes;         /* of its slab */
-    bool changed;         /* it is another one than the given */
+    ont_arena arena;      /* for the orders that are tried */
+    const ont_plan_step *original;
+    ont_plan_step *plan_steps; /* in the best order so far */
+    uint32_t *order;           /* per step: its index in the original order */
+    size_t bytes;              /* slab bytes of the best order so far */
+    bool changed;              /* the best order is not the original one */
 } scheduler;
 
-static ont_status plan_of(const scheduler *s, const ont_plan_step *needs, ont_arena *arena, ont_plan *plan)
+static ont_status make_plan(const scheduler *s, const ont_plan_step *plan_steps, ont_arena *arena, ont_plan *plan)
 {
     const ont_program *p = s->p;
-    return ont_plan_memory(p->graph, needs, p->n_steps, p->split, p->grads.n_forward_outputs, ont_node_is_view,
+    return ont_plan_memory(p->graph, plan_steps, p->n_steps, p->split, p->grads.n_forward_outputs, ont_node_is_view,
                            s->delivered, s->gradient_of, arena, plan);
 }
 
-/* Takes the order that is built from one side of phase [first, last) if the slab is smaller by it, or in any case. */
-static ont_status try_order(scheduler *s, uint32_t first, uint32_t last, bool from_end, bool always)
+/* Tries the order built from one end of phase [first, last); keeps it if the slab shrinks, or if `forced`. */
+static ont_status try_phase_order(scheduler *s, uint32_t first, uint32_t last, bool from_end, bool forced)
 {
     uint32_t n = s->p->n_steps;
     ont_plan plan;
-    ont_plan_step *needs = ont_arena_array(&s->arena, n + 1, sizeof *needs);
+    ont_plan_step *plan_steps = ont_arena_array(&s->arena, n + 1, sizeof *plan_steps);
     uint32_t *order = ont_arena_array(&s->arena, n + 1, sizeof *order);
-    if (!needs || !order) return ONT_ENOMEM;
-    memcpy(needs, s->needs, n * sizeof *needs);
+    if (!plan_steps || !order) return ONT_ENOMEM;
+    memcpy(plan_steps, s->plan_steps, n * sizeof *plan_steps);
     memcpy(order, s->order, n * sizeof *order);
-    ONT_TRY(ont_plan_order(s->p->graph, s->given, n, first, last, from_end, ont_node_is_view, order));
-    for (uint32_t t = first; t < last; t++) needs[t] = s->given[order[t]];
-    ONT_TRY(plan_of(s, needs, &s->arena, &plan));
-    if (plan.slab_bytes >= s->bytes && !always) return ONT_OK;
-    s->needs = needs;
+    ONT_TRY(ont_plan_order(s->p->graph, s->original, n, first, last, from_end, ont_node_is_view, order));
+    for (uint32_t t = first; t < last; t++) plan_steps[t] = s->original[order[t]];
+    ONT_TRY(make_plan(s, plan_steps, &s->arena, &plan));
+    if (plan.slab_bytes >= s->bytes && !forced) return ONT_OK;
+    s->plan_steps = plan_steps;
     s->order = order;
     s->bytes = plan.slab_bytes;
     s->changed = true;
     return ONT_OK;
 }
 
-/* Moves a node to the end of the list, behind the views that it reads. */
+/* Moves a node to the end of the list, after the views that it reads. */
 static void move_to_end(ont_graph *g, ont_node *node, bool *moved)
 {
     if (moved[node->id]) return;
@@ -65,7 +65,7 @@ static void move_to_end(ont_graph *g, ont_node *node, bool *moved)
     ont_graph_move_before(g, node, NULL);
 }
 
-/* The list in the order of steps, each phase's other views, which only the graph's outputs read, at its end. */
+/* Orders the node list like the steps; views of a phase that only graph outputs use go to the end of that phase. */
 static ont_status order_nodes(scheduler *s)
 {
     ont_program *p = s->p;
@@ -84,38 +84,41 @@ static ont_status order_nodes(scheduler *s)
     return ONT_OK;
 }
 
-/* Steps, their needs and the graph take the best order. */
-static ont_status adopt(const scheduler *s, ont_plan_step *needs)
+/* Makes the best order that of the steps and of plan_steps. */
+static ont_status adopt_best_order(const scheduler *s, ont_plan_step *plan_steps)
 {
     ont_program *p = s->p;
     ont_step *steps = ont_arena_array(&p->arena, p->n_steps + 1, sizeof *steps);
     if (!steps) return ONT_ENOMEM;
     for (uint32_t t = 0; t < p->n_steps; t++) steps[t] = p->steps[s->order[t]];
     p->steps = steps;
-    memcpy(needs, s->needs, p->n_steps * sizeof *needs);
-    return plan_of(s, needs, &p->arena, &p->plan);
+    memcpy(plan_steps, s->plan_steps, p->n_steps * sizeof *plan_steps);
+    return make_plan(s, plan_steps, &p->arena, &p->plan);
 }
 
-/* A phase's order shows in the slab only where that phase is the higher one, which may be so after the other's. */
-static ont_status try_orders(scheduler *s, ont_plan_step *needs, bool always)
+/*
+ * The slab is the maximum over both phases, so a phase may gain only after the other one has been reordered: backward
+ * is tried twice.
+ */
+static ont_status try_orders(scheduler *s, ont_plan_step *plan_steps, bool forced)
 {
     ont_program *p = s->p;
     size_t before = p->plan.slab_bytes;
-    ont_plan_step *given = ont_arena_array(&s->arena, p->n_steps + 1, sizeof *given);
+    ont_plan_step *original = ont_arena_array(&s->arena, p->n_steps + 1, sizeof *original);
     s->order = ont_arena_array(&s->arena, p->n_steps + 1, sizeof *s->order);
-    if (!s->order || !given) return ONT_ENOMEM;
+    if (!s->order || !original) return ONT_ENOMEM;
     for (uint32_t t = 0; t < p->n_steps; t++) s->order[t] = t;
-    memcpy(given, needs, p->n_steps * sizeof *given);
-    s->given = s->needs = given;
+    memcpy(original, plan_steps, p->n_steps * sizeof *original);
+    s->original = s->plan_steps = original;
     s->bytes = before;
     for (int i = 0; i < 6; i++) {
-        bool backward = i % 4 < 2, from_end = i % 2 == 0; /* backward, forward, and backward once more */
+        bool backward = i % 4 < 2, from_end = i % 2 == 0; /* backward, forward, backward again */
         uint32_t first = backward ? p->split : 0, last = backward ? p->n_steps : p->split;
-        ONT_TRY(try_order(s, first, last, from_end, always && from_end));
+        ONT_TRY(try_phase_order(s, first, last, from_end, forced && from_end));
     }
-    bool gains = s->bytes + LEAST_GAIN <= before && s->bytes <= before - before / LEAST_SHARE;
-    if (!s->changed || !(gains || always)) return ONT_OK;
-    ONT_TRY(adopt(s, needs));
+    bool saves_enough = s->bytes + MIN_SAVED_BYTES <= before && s->bytes <= before - before / MIN_SAVED_DIVISOR;
+    if (!s->changed || !(saves_enough || forced)) return ONT_OK;
+    ONT_TRY(adopt_best_order(s, plan_steps));
     ONT_TRY(order_nodes(s));
 #ifndef NDEBUG
     ONT_TRY(ont_context(ont_graph_verify(p->graph), "after schedule"));
@@ -125,16 +128,16 @@ static ont_status try_orders(scheduler *s, ont_plan_step *needs, bool always)
     return ONT_OK;
 }
 
-ont_status ont_program_schedule(ont_program *p, ont_plan_step *needs, const ont_value *const *delivered,
+ont_status ont_program_schedule(ont_program *p, ont_plan_step *plan_steps, const ont_value *const *delivered,
                                 const int32_t *gradient_of)
 {
     scheduler s = {.p = p, .delivered = delivered, .gradient_of = gradient_of};
-    ONT_TRY(plan_of(&s, needs, &p->arena, &p->plan));
-    bool always = ont_pass_is_forced("schedule");
-    if (ont_pass_is_disabled("schedule") || p->n_steps > MOST_STEPS || p->graph->n_nodes > MOST_NODES) return ONT_OK;
-    if (!always && p->plan.slab_bytes < LEAST_GAIN) return ONT_OK;
+    ONT_TRY(make_plan(&s, plan_steps, &p->arena, &p->plan));
+    bool forced = ont_pass_is_forced("schedule");
+    if (ont_pass_is_disabled("schedule") || p->n_steps > MAX_STEPS || p->graph->n_nodes > MAX_NODES) return ONT_OK;
+    if (!forced && p->plan.slab_bytes < MIN_SAVED_BYTES) return ONT_OK;
     ont_arena_init(&s.arena);
-    ont_status status = try_orders(&s, needs, always);
+    ont_status status = try_orders(&s, plan_steps, forced);
     ont_arena_deinit(&s.arena);
     return status;
 }

@@ -1,5 +1,5 @@
 /*
- * The order in which a program's steps run, and its memory plan. For run/program.c alone.
+ * Chooses the order of a program's steps and plans their memory. For run/program.c only.
  */
 #ifndef ONT_RUN_SCHEDULE_H
 #define ONT_RUN_SCHEDULE_H
@@ -7,11 +7,11 @@
 #include "run/program.h"
 
 /*
- * Plans the memory of bound steps into p->plan. Where another order takes less, steps and the graph's list of nodes
- * have it afterwards; what they compute is the same. needs: per step, put into the same order. applied, gradient_of: as
+ * Plans the memory of the bound steps into p->plan. If another order needs less memory, the steps and the graph's node
+ * list are reordered; results are unchanged. plan_steps: one per step, reordered with them. delivered, gradient_of: as
  * in ont_plan_memory().
  */
-ont_status ont_program_schedule(ont_program *p, ont_plan_step *needs, const ont_value *const *delivered,
+ont_status ont_program_schedule(ont_program *p, ont_plan_step *plan_steps, const ont_value *const *delivered,
                                 const int32_t *gradient_of) ONT_MUST_USE;
 
 #endif
