@@ -144,7 +144,7 @@ void ont_pages_free(void *block, size_t bytes)
     munmap(block, bytes ? bytes : 1);
 }
 
-void ont_buffer_idle(void *block, size_t bytes)
+void ont_buffer_advise_free(void *block, size_t bytes)
 {
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), at = (uintptr_t)block;
     uintptr_t first = (at + page - 1) / page * page, last = (at + bytes) / page * page;

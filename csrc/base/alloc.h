@@ -26,7 +26,7 @@ void *ont_pages_alloc(size_t bytes);
 void ont_pages_free(void *block, size_t bytes);
 /* Contents are lost from now on: the system takes the pages where it needs them, and those that it left cost nothing
  * again. */
-void ont_buffer_idle(void *block, size_t bytes);
+void ont_buffer_advise_free(void *block, size_t bytes);
 
 /* Test hook: the allocation `countdown` calls from now fails, and every one after it; negative turns it off. */
 void ont_alloc_fail_after(int64_t countdown);

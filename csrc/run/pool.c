@@ -1,5 +1,6 @@
 /*
- * Recycled tensor memory. See pool.h. One mutex: blocks are taken a few hundred times a step at the most.
+ * Pool of tensor memory. See pool.h for the states of a block. One mutex is enough: a step takes at most a few hundred
+ * blocks.
  */
 #include "run/pool.h"
 
@@ -8,22 +9,22 @@
 #include "base/alloc.h"
 
 enum {
-    LARGE_BLOCK = 16 << 20, /* the system may have its pages if it came back while a run waits for its backward */
-    STALE = 2,              /* times as many blocks as were live at once */
+    RECLAIMABLE_BYTES = 16 << 20, /* minimum size of a reclaimable block */
+    EVICTION_AGE = 2, /* in allocations since the block was freed, as a multiple of the peak number of live blocks */
 };
 
-typedef struct shelf {
-    ont_block *newest, *oldest; /* that came back */
+typedef struct block_list {
+    ont_block *head, *tail; /* most and least recently freed */
     size_t bytes;
-} shelf;
+} block_list;
 
 struct ont_pool {
     pthread_mutex_t lock;
     const ont_device *device;
-    shelf cached, idle; /* the latter is not in the statistics: memory that nobody has to do without */
+    block_list cached, reclaimable; /* reclaimable blocks are not counted as cached memory */
     ont_pool_stats stats;
-    uint64_t refs;       /* the owner's, and one a live block */
-    uint64_t live, peak; /* blocks */
+    uint64_t refs;                     /* one of the owner, one of each live block */
+    uint64_t live_blocks, peak_blocks; /* numbers of blocks */
     int open_runs;
 };
 
@@ -56,66 +57,66 @@ static void blocks_free(ont_block *list)
     }
 }
 
-/* ---- shelves ---- */
+/* ---- LRU lists ---- */
 
-static shelf *shelf_of(ont_pool *pool, const ont_block *block)
+static block_list *list_of(ont_pool *pool, const ont_block *block)
 {
-    return block->idle ? &pool->idle : &pool->cached;
+    return block->reclaimable ? &pool->reclaimable : &pool->cached;
 }
 
-static void put_on(shelf *s, ont_block *block)
+static void list_push(block_list *s, ont_block *block)
 {
     block->newer = NULL;
-    block->older = s->newest;
-    *(s->newest ? &s->newest->newer : &s->oldest) = block;
-    s->newest = block;
+    block->older = s->head;
+    *(s->head ? &s->head->newer : &s->tail) = block;
+    s->head = block;
     s->bytes += block->bytes;
 }
 
-static void take_off(shelf *s, ont_block *block)
+static void list_remove(block_list *s, ont_block *block)
 {
-    *(block->newer ? &block->newer->older : &s->newest) = block->older;
-    *(block->older ? &block->older->newer : &s->oldest) = block->newer;
+    *(block->newer ? &block->newer->older : &s->head) = block->older;
+    *(block->older ? &block->older->newer : &s->tail) = block->newer;
     s->bytes -= block->bytes;
 }
 
-/* Takes off a block of exactly that size; NULL where there is none. */
-static ont_block *find_on(shelf *s, size_t bytes)
+/* Removes and returns the most recently freed block of exactly that size; NULL if there is none. */
+static ont_block *list_pop_size(block_list *s, size_t bytes)
 {
-    ont_block *block = s->newest;
+    ont_block *block = s->head;
     while (block && block->bytes != bytes) block = block->older;
-    if (block) take_off(s, block);
+    if (block) list_remove(s, block);
     return block;
 }
 
-/* Whether a block that comes back is kept: what fits under the peak was needed at once before and will be again. */
-static bool fits(const ont_pool *pool, const shelf *s, const ont_block *block)
+/* Whether a freed block is cached: while live + cached bytes stay below the historical peak of live bytes. */
+static bool may_cache(const ont_pool *pool, const block_list *s, const ont_block *block)
 {
     return !pool->device && pool->stats.live_bytes + s->bytes + block->bytes <= pool->stats.peak_bytes;
 }
 
 /*
- * Takes off the oldest block, if so many were taken since it came back that some step would have asked for it: its
- * shape is gone. NULL: there is none.
+ * Removes and returns the least recently freed block if it is older than EVICTION_AGE: steps no longer use its size.
+ * NULL otherwise.
  */
-static ont_block *take_stale(const ont_pool *pool, shelf *s)
+static ont_block *list_pop_stale(const ont_pool *pool, block_list *s)
 {
-    ont_block *oldest = s->oldest;
-    if (!oldest || pool->stats.taken - oldest->since <= STALE * pool->peak) return NULL;
-    take_off(s, oldest);
-    return oldest;
+    ont_block *tail = s->tail;
+    if (!tail || pool->stats.taken - tail->freed_at <= EVICTION_AGE * pool->peak_blocks) return NULL;
+    list_remove(s, tail);
+    return tail;
 }
 
 /*
- * What was offered before lies behind what was not. Only memory that nobody has had yet may find too little left, and a
- * step that takes none goes without the calls: 0.7 ms for 77 MiB in huge pages, each of which is a message to the other
- * cores.
+ * Applies MADV_FREE to the reclaimable blocks, up to the first one that has it already. Called only before an
+ * allocation from the system: a step that allocates nothing avoids the calls, which take 0.7 ms for 77 MiB in huge
+ * pages (TLB shootdowns).
  */
-static void offer_idle(ont_pool *pool)
+static void advise_reclaimable(ont_pool *pool)
 {
-    for (ont_block *block = pool->idle.newest; block && !block->offered; block = block->older) {
-        ont_buffer_idle(block->data, block->bytes);
-        block->offered = true;
+    for (ont_block *block = pool->reclaimable.head; block && !block->advised; block = block->older) {
+        ont_buffer_advise_free(block->data, block->bytes);
+        block->advised = true;
     }
 }
 
@@ -123,8 +124,8 @@ static void offer_idle(ont_pool *pool)
 
 static void pool_destroy(ont_pool *pool)
 {
-    blocks_free(pool->cached.newest);
-    blocks_free(pool->idle.newest);
+    blocks_free(pool->cached.head);
+    blocks_free(pool->reclaimable.head);
     pthread_mutex_destroy(&pool->lock);
     ont_free(pool);
 }
@@ -133,13 +134,13 @@ void ont_pool_unref(ont_pool *pool)
 {
     if (!pool) return;
     pthread_mutex_lock(&pool->lock);
-    ont_block *cached = pool->cached.newest, *idle = pool->idle.newest;
-    pool->cached = pool->idle = (shelf){0};
-    pool->stats.peak_bytes = 0; /* nobody will take again: keep nothing */
+    ont_block *cached = pool->cached.head, *reclaimable = pool->reclaimable.head;
+    pool->cached = pool->reclaimable = (block_list){0};
+    pool->stats.peak_bytes = 0; /* no allocation will follow: cache nothing from now on */
     bool last = --pool->refs == 0;
     pthread_mutex_unlock(&pool->lock);
     blocks_free(cached);
-    blocks_free(idle);
+    blocks_free(reclaimable);
     if (last) pool_destroy(pool);
 }
 
@@ -162,10 +163,10 @@ ont_status ont_pool_take(ont_pool *pool, ont_dtype dtype, const ont_shape *shape
     size_t bytes;
     ONT_TRY(ont_shape_bytes(shape, dtype, &bytes));
     pthread_mutex_lock(&pool->lock);
-    ont_block *block = find_on(&pool->cached, bytes);
-    if (!block) block = find_on(&pool->idle, bytes);
+    ont_block *block = list_pop_size(&pool->cached, bytes);
+    if (!block) block = list_pop_size(&pool->reclaimable, bytes);
     if (block) pool->stats.reused++;
-    else offer_idle(pool);
+    else advise_reclaimable(pool);
     pthread_mutex_unlock(&pool->lock);
     if (!block) {
         block = ont_calloc(1, sizeof *block);
@@ -185,7 +186,7 @@ ont_status ont_pool_take(ont_pool *pool, ont_dtype dtype, const ont_shape *shape
     pool->refs++;
     pool->stats.taken++;
     pool->stats.live_bytes += bytes;
-    if (++pool->live > pool->peak) pool->peak = pool->live;
+    if (++pool->live_blocks > pool->peak_blocks) pool->peak_blocks = pool->live_blocks;
     if (pool->stats.live_bytes > pool->stats.peak_bytes) pool->stats.peak_bytes = pool->stats.live_bytes;
     pthread_mutex_unlock(&pool->lock);
     *result = block;
@@ -204,25 +205,25 @@ void ont_block_unref(ont_block *block)
     ont_pool *pool = block->pool;
     pthread_mutex_lock(&pool->lock);
     pool->stats.live_bytes -= block->bytes;
-    pool->live--;
-    block->idle = pool->open_runs && block->bytes >= LARGE_BLOCK;
-    shelf *to = shelf_of(pool, block);
-    ont_block *away = NULL, *stale;
-    while (!pool->device && !fits(pool, to, block) && (stale = take_stale(pool, to))) {
-        stale->older = away;
-        away = stale;
+    pool->live_blocks--;
+    block->reclaimable = pool->open_runs && block->bytes >= RECLAIMABLE_BYTES;
+    block_list *list = list_of(pool, block);
+    ont_block *to_free = NULL, *evicted_block;
+    while (!pool->device && !may_cache(pool, list, block) && (evicted_block = list_pop_stale(pool, list))) {
+        evicted_block->older = to_free;
+        to_free = evicted_block;
     }
-    if (fits(pool, to, block)) {
-        block->offered = false;
-        block->since = pool->stats.taken;
-        put_on(to, block);
+    if (may_cache(pool, list, block)) {
+        block->advised = false;
+        block->freed_at = pool->stats.taken;
+        list_push(list, block);
     } else {
-        block->older = away;
-        away = block;
+        block->older = to_free;
+        to_free = block;
     }
     bool last = --pool->refs == 0;
     pthread_mutex_unlock(&pool->lock);
-    blocks_free(away);
+    blocks_free(to_free);
     if (last) pool_destroy(pool);
 }
 

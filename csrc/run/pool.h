@@ -1,12 +1,18 @@
 /*
- * Recycled tensor memory: outputs, gradients and copies of strided inputs live in blocks of a pool.
+ * Pool of tensor memory: outputs, gradients and contiguous copies of strided inputs are blocks of the pool.
  *
- * A block goes back when its last reference is dropped, from any thread, with or without the GIL, also after the
- * session is gone: the pool lives as long as its last block. Fresh pages cost ten times a warm write, so blocks are
- * kept by exact size, up to what was once live at the same time; one that nobody asks for any more makes way. The pages
- * of a large block that came back between a forward and its backward, where a step holds most memory, are the system's
- * for the asking as soon as the pool takes memory from it. Such blocks are counted apart, else they would be kept in
- * the place of others that the step needs as well.
+ * A block is freed when its last reference is dropped, on any thread, with or without the GIL, also after the session
+ * is gone: the pool lives as long as its last block.
+ *
+ * States of a block:
+ *   - live: referenced;
+ *   - cached: free, resident, in an LRU list, reused by exact size. Freshly mapped pages cost ten times a write to
+ *     resident ones, so a freed block is cached while live + cached bytes stay below the historical peak of live bytes.
+ *     Under that limit a block that has not been reused for EVICTION_AGE times the peak number of live blocks is
+ *     evicted;
+ *   - reclaimable: free, at least RECLAIMABLE_BYTES, freed between a forward and its backward, when a step holds the
+ *     most memory. Kept in a list of its own, so that it does not displace cached blocks. When the pool next allocates
+ *     from the system, it advises the kernel that these pages may be reclaimed (MADV_FREE).
  */
 #ifndef ONT_RUN_POOL_H
 #define ONT_RUN_POOL_H
@@ -22,14 +28,14 @@ typedef struct ont_block {
     ont_dtype dtype;
     ont_shape shape;
     const ont_device *device; /* NULL: the CPU */
-    /* private to the pool */
+    /* Private to the pool: */
     void *owner;
     ont_pool *pool;
     int refs;
-    /* where it is kept: */
+    /* Position in one of the pool's LRU lists: */
     struct ont_block *newer, *older;
-    bool idle, offered; /* the system may have its pages, and has been told */
-    uint64_t since; /* how many were taken before it came back */
+    bool reclaimable, advised; /* in the list of reclaimable blocks; MADV_FREE was applied */
+    uint64_t freed_at; /* value of stats.taken when it was freed */
 } ont_block;
 
 typedef struct ont_pool_stats {
@@ -37,13 +43,13 @@ typedef struct ont_pool_stats {
     uint64_t taken, reused;
 } ont_pool_stats;
 
-/* On a device nothing is cached: its allocator does that, and knows the streams. */
+/* On a device nothing is cached: torch's allocator does that, and it knows the streams. */
 ont_status ont_pool_create(const ont_device *device, ont_pool **pool) ONT_MUST_USE;
-void ont_pool_unref(ont_pool *pool); /* cached blocks go now, live ones when they are dropped */
+void ont_pool_unref(ont_pool *pool); /* cached blocks are freed now, live ones when their last reference is dropped */
 ont_status ont_pool_take(ont_pool *pool, ont_dtype dtype, const ont_shape *shape, ont_block **block) ONT_MUST_USE;
 ont_block *ont_block_ref(ont_block *block);
-void ont_block_unref(ont_block *block); /* NULL is fine */
-/* A forward waits for its backward: +1 when it begins, -1 when it is done with. */
+void ont_block_unref(ont_block *block); /* NULL is ignored */
+/* Number of runs between forward and backward: +1 when a run begins, -1 when it ends. */
 void ont_pool_open_runs(ont_pool *pool, int change);
 void ont_pool_get_stats(ont_pool *pool, ont_pool_stats *stats);
 
