@@ -34,7 +34,7 @@ typedef struct ont_captured {
 
 /* Where names have a meaning: the graph itself, one call of a function, or a subgraph. */
 typedef struct ont_onnx_scope {
-    const struct ont_onnx_scope *caller;      /* NULL: the graph */
+    const struct ont_onnx_scope *caller; /* NULL: the graph */
     const Onnx__FunctionProto *function; /* NULL: the graph */
     const char *where;                   /* "" or "function 'f' called by ...: ", for messages */
     const char *prefix;                  /* of names that this scope gives to the graph: "" or "<call>/" */
@@ -45,8 +45,8 @@ typedef struct ont_onnx_scope {
     ont_map results;                     /* name of a function's output here to its name in the graph */
     const ont_binding *attributes;
     size_t n_attributes;
-    struct ont_onnx_scope *outer;             /* of a subgraph: where names are looked up that it does not define */
-    ont_graph *g;                        /* of a subgraph: what is loaded */
+    struct ont_onnx_scope *outer; /* of a subgraph: where names are looked up that it does not define */
+    ont_graph *g;                 /* of a subgraph: what is loaded */
     ont_captured *first_captured, *last_captured;
 } ont_onnx_scope;
 

@@ -1,5 +1,5 @@
 /*
- * Helpers of the operator contract (op.h): inference of common patterns, constant inputs, building inferred nodes.
+ * Helpers of the operator contract (op.h): common shape inference, reading constant inputs, building inferred nodes.
  */
 #include <inttypes.h>
 #include <math.h>
@@ -178,7 +178,7 @@ const char *ont_accept_float(const ont_node *node)
 
 /* ---- building nodes ---- */
 
-/* Splits "ours:Name" in domain and name. */
+/* Splits "ours:Name" into domain and name. */
 static const char *split_domain(const char *op_type, const char **domain)
 {
     *domain = strncmp(op_type, "ours:", 5) ? "" : ONT_DOMAIN;
@@ -246,7 +246,7 @@ ont_value *ont_build3(ont_builder *b, const char *op_type, ont_value *x, ont_val
     return build(b, op_type, (ont_value *[]){x, y, z}, 3);
 }
 
-/* A node with operand `x` that still wants attributes; NULL once the builder has failed. */
+/* A node with operand `x`, attributes still to be set; NULL if the builder has failed. */
 static ont_node *begin1(ont_builder *b, const char *op_type, ont_value *x)
 {
     const char *domain;
@@ -309,7 +309,7 @@ ont_value *ont_build_reshape(ont_builder *b, ont_value *x, const ont_shape *shap
     ont_value *inputs[] = {x, ont_build_const_ints(b, shape->dims, (size_t)shape->rank)};
     if (b->status != ONT_OK || !x) return NULL;
     ont_node *node = ont_build_node(b, "", "Reshape", inputs, 2, 1);
-    if (node) b->status = ont_attr_set_int(b->graph, node, "allowzero", 1); /* dims are meant as they stand */
+    if (node) b->status = ont_attr_set_int(b->graph, node, "allowzero", 1); /* a dim of 0 means 0 */
     return ont_build_done(b, node);
 }
 
@@ -346,7 +346,7 @@ bool ont_op_expands(const ont_graph *g, const ont_node *node)
     return ont_op_choose(node, g->device, &kernel) != ONT_OK;
 }
 
-/* Readers of output i read `result` instead, which must be of the type that infer() promised. */
+/* Users of output i read `result` instead, whose type must match what infer() set. */
 static ont_status hand_over(ont_graph *g, ont_node *node, uint32_t i, ont_value *result)
 {
     ont_value *out = node->outputs[i];
@@ -361,7 +361,7 @@ static ont_status hand_over(ont_graph *g, ont_node *node, uint32_t i, ont_value 
     }
     if (out != result) ont_value_replace_uses(g, out, result);
     if (!out->has_shape && result->has_shape &&
-        result->container == ONT_TENSOR) { /* for run/symbolic.c: its name lives on */
+        result->container == ONT_TENSOR) { /* run/symbolic.c reports the type under the name of `out` */
         out->dtype = result->dtype;
         out->shape = result->shape;
         out->has_shape = true;

@@ -1,7 +1,7 @@
 /*
- * Control flow, resolved while a program is built: If becomes the branch that its condition takes, Loop and Scan become
- * as many copies of their body as there are iterations. Conditions and trip counts that depend on data are asked for
- * (ont_need_data), so the program is one for that outcome, and its gradient is that of what ran.
+ * Control flow is resolved while a program is built: If becomes the branch that its condition selects, Loop and Scan
+ * are unrolled. Conditions and trip counts that depend on data are requested with ont_need_data(), so a program is
+ * specialised to one outcome, and its gradient is that of the nodes that ran.
  */
 #include "ops/control.h"
 
@@ -27,7 +27,7 @@ const ont_graph *ont_body_of(ont_builder *b, const ont_node *node, const char *n
     return b->status == ONT_OK ? attr->graph : NULL;
 }
 
-/* Another stream of random numbers for every iteration of every loop around (splitmix64). */
+/* A different random stream for every iteration of every enclosing loop (splitmix64). */
 static int64_t mixed(int64_t stream, int64_t iteration)
 {
     uint64_t z = (uint64_t)stream * 0x9e3779b97f4a7c15u + (uint64_t)iteration + 1;
@@ -36,7 +36,7 @@ static int64_t mixed(int64_t stream, int64_t iteration)
     return (int64_t)((z ^ (z >> 31)) >> 1);
 }
 
-/* What a copied node must know of where it is: its stream, or what the streams inside it start from. */
+/* Derives the random stream of a copied node, or the salt from which the streams of its own bodies derive. */
 static ont_status place_streams(ont_graph *g, ont_node *node, int64_t salt)
 {
     const ont_attr *stream = ont_attr_find(node, "rng_stream", ONT_ATTR_INT);
@@ -115,7 +115,7 @@ static void if_expand(ont_builder *b, ont_node *node, ont_value **outputs)
 
 /* ---- results of iterations, joined ---- */
 
-/* Values that iterations gave, `width` of each. */
+/* Results of the iterations so far, `width` per iteration. */
 typedef struct scanned {
     ont_value **items;
     size_t n, capacity;
@@ -139,7 +139,7 @@ static void scanned_add(ont_builder *b, scanned *s, ont_value *const *items)
     for (uint32_t i = 0; i < s->width; i++) s->items[s->n++] = items[i];
 }
 
-/* Values of equal shape along a new axis; the builder is deferred, because the values may not be inferred yet. */
+/* Stacks values of equal shape along a new axis. The builder is deferred because the values may not be inferred yet. */
 static ont_value *stack(ont_builder *b, ont_value *const *items, uint32_t n, int64_t axis, bool reversed)
 {
     ont_value **parts = ont_arena_array(&b->graph->arena, (size_t)n + 1, sizeof *parts);
@@ -152,7 +152,7 @@ static ont_value *stack(ont_builder *b, ont_value *const *items, uint32_t n, int
     return ont_build_done(b, node);
 }
 
-/* ours:StackOfNone(x; axis): what stacking no values like x gives. */
+/* ours:EmptyStack(x; axis): the result of stacking zero values shaped like x. */
 static ont_value *stack_of_none(ont_builder *b, ont_value *like, int64_t axis)
 {
     if (b->status != ONT_OK) return NULL;
@@ -161,7 +161,7 @@ static ont_value *stack_of_none(ont_builder *b, ont_value *like, int64_t axis)
     return ont_build_done(b, node);
 }
 
-/* Known at once, so that x itself is not computed. */
+/* The result is set as constant data, so that x itself is never computed. */
 static ont_status none_infer(ont_graph *g, ont_node *node)
 {
     const ont_value *x = ont_node_in(node, 0);
@@ -183,8 +183,8 @@ static ont_status none_infer(ont_graph *g, ont_node *node)
 /* ---- Loop ---- */
 
 /*
- * ours:LoopRest is a Loop of which `iteration` iterations are done: behind the captured inputs it has what they gave to
- * be stacked. It stands where the condition to go on is not known until those iterations are inferred, or probed.
+ * ours:LoopTail is the remainder of a Loop after `iteration` iterations; its inputs behind the captured ones are the
+ * scan outputs of those iterations. It is used if the loop condition is unknown until they are inferred or probed.
  */
 typedef struct loop {
     ont_node *node;
@@ -238,7 +238,10 @@ static void loop_begin(ont_builder *b, ont_node *node, loop *l)
     }
 }
 
-/* What the body makes of the condition, where that can be seen without running it: a constant, or what it was given. */
+/*
+ * The body's condition output if it can be determined without running the body: a constant, or the condition input
+ * passed through.
+ */
 static const ont_value *plain_condition(const loop *l)
 {
     const ont_value *v = l->body->outputs[0];
@@ -271,7 +274,7 @@ static void loop_step(ont_builder *b, loop *l)
     l->iteration++;
 }
 
-/* The iterations to come, as a node of their own. */
+/* Builds the LoopTail for the remaining iterations. */
 static void loop_rest(ont_builder *b, loop *l, ont_value **outputs)
 {
     uint32_t own = l->n_states + 2, captured = l->body->n_captures;
@@ -307,7 +310,7 @@ static void loop_expand(ont_builder *b, ont_node *node, ont_value **outputs)
     if (b->status != ONT_OK) return;
     for (uint32_t i = 0; i < l.n_states && i < node->n_outputs; i++) outputs[i] = l.given[2 + i];
     if (node->n_outputs <= l.n_states) return;
-    if (!l.iteration) { /* none: the body, whose nodes die, shows what there would have been */
+    if (!l.iteration) { /* no iterations: instantiate the body only to infer the shapes of its scan outputs */
         l.given[0] = ont_build_scalar(b, ONT_INT64, 0);
         ont_build_body(b, node, l.body, l.first_capture, l.given, 2 + l.n_states, 0, l.results);
         for (uint32_t i = l.n_states; i < node->n_outputs && b->status == ONT_OK; i++)
@@ -330,7 +333,7 @@ typedef struct scan {
     uint32_t n_states, n_scanned, n_stacked; /* states, inputs cut along an axis, outputs that are stacked */
     int64_t length;
     ont_value **given, **results;
-    ont_value ***slices; /* per scanned input, per step */
+    ont_value ***slices; /* per scanned input, per iteration */
 } scan;
 
 static int64_t at_or(const int64_t *list, size_t count, uint32_t i, int64_t otherwise)
@@ -338,7 +341,7 @@ static int64_t at_or(const int64_t *list, size_t count, uint32_t i, int64_t othe
     return i < count ? list[i] : otherwise;
 }
 
-/* Cuts `x`, the k-th scanned input, in slices without the axis. */
+/* Splits `x`, scan input k, along the axis into slices without that axis. */
 static void scan_cut(ont_builder *b, scan *s, uint32_t k, ont_value *x, int64_t given_axis, bool reversed)
 {
     int axis;
@@ -358,7 +361,7 @@ static void scan_cut(ont_builder *b, scan *s, uint32_t k, ont_value *x, int64_t 
                        "%" PRId64 " iterations, at most %d: a scan is unrolled when its program is built", s->length,
                        MOST_ITERATIONS);
     if (b->status != ONT_OK) return;
-    int64_t n = s->length ? s->length : 1; /* of none, one slice of the right shape for StackOfNone */
+    int64_t n = s->length ? s->length : 1; /* length 0: one slice gives EmptyStack its shape */
     ont_value **slices = s->slices[k] = ont_arena_array(&b->graph->arena, (size_t)n, sizeof *slices);
     if (!slices && b->status == ONT_OK) b->status = ONT_ENOMEM;
     if (b->status != ONT_OK) return;
@@ -379,7 +382,7 @@ static void scan_cut(ont_builder *b, scan *s, uint32_t k, ont_value *x, int64_t 
     }
 }
 
-/* All steps, from the states in s->given; stacked: one value per stacked output, along axes[k]. */
+/* Unrolls all iterations from the states in s->given; stacked: one value per scan output, along axes[k]. */
 static void scan_steps(ont_builder *b, scan *s, int64_t first_iteration, const int64_t *axes, size_t n_axes,
                        const int64_t *directions, size_t n_directions, ont_value **stacked)
 {
@@ -442,7 +445,7 @@ static void scan_expand(ont_builder *b, ont_node *node, ont_value **outputs)
         outputs[i] = i < s.n_states ? s.given[i] : stacked[i - s.n_states];
 }
 
-/* Opset 8: a leading sequence_lens, and a batch axis in front of everything. */
+/* Scan of opset 8: first input is sequence_lens, and every tensor has a leading batch dim. */
 static void scan8_expand(ont_builder *b, ont_node *node, ont_value **outputs)
 {
     scan s;

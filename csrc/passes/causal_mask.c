@@ -1,8 +1,7 @@
 /*
- * What a mask is, read off the nodes that make it: Trilu, Where, comparisons of ranges and what lies between them.
- * Masks of many rows are not folded (infer.c), so there are no contents to look at; those that are constants are looked
- * at. fuse_attention.c asks, for a causal mask needs no reading. Nothing is computed element by element except
- * constants' scan.
+ * Recognises causal masks from the nodes that compute them: Trilu, Where, comparisons of ranges, and layout operators
+ * in between. Masks of many rows are not folded (infer.c), so their elements are unknown; constant masks are scanned.
+ * Used by fuse_attention.c, since a causal mask need not be read at run time.
  */
 #include "passes/causal_mask.h"
 
@@ -16,10 +15,10 @@ enum { MAX_NODES = 64 };
 
 typedef struct walk {
     int64_t rows, columns;
-    int nodes; /* looked at so far */
+    int nodes; /* visited so far */
 } walk;
 
-/* A step, or integers that grow by the same along rows and along columns. */
+/* A causal mask or a constant (`step`); or, if `linear`, integers base + i * row_slope + j * column_slope. */
 typedef struct pattern {
     bool linear;
     ont_causal_mask step;
@@ -48,7 +47,7 @@ static double element_at(const ont_value *v, int64_t i)
 
 /* ---- constants ---- */
 
-/* n values `stride` apart that grow by the same; false where they do not. */
+/* Whether the n elements are base + i * step. */
 static bool is_arithmetic(const ont_value *v, int64_t n, double *base, double *step)
 {
     *base = element_at(v, 0);
@@ -58,7 +57,7 @@ static bool is_arithmetic(const ont_value *v, int64_t n, double *base, double *s
     return true;
 }
 
-/* Every row is the one above it moved by one, and what comes in on the left is what stood there. */
+/* Whether every row is the previous one shifted right by one, with element 0 repeated. */
 static bool constant_matrix(const walk *w, const ont_value *v, pattern *f)
 {
     int64_t z = (int64_t)ont_dtype_size(v->dtype), run_length = 1;
@@ -97,7 +96,7 @@ static bool of_constant(const walk *w, const ont_value *v, pattern *f)
 
 static bool pattern_of(walk *w, const ont_value *v, pattern *f);
 
-/* The nodes that only move or repeat: the last two dims must stay where they are. */
+/* Layout operators; they must keep the last two dims in place. */
 static bool of_view(walk *w, const ont_node *node, pattern *f)
 {
     const ont_value *x = ont_node_in(node, 0);
@@ -117,14 +116,14 @@ static bool of_trilu(walk *w, const ont_node *node, pattern *f)
     if (ont_node_in(node, 1) && ont_const_scalar(node, 1, &k) != ONT_OK) return false;
     if (!pattern_of(w, ont_node_in(node, 0), f) || !is_uniform(f)) return false;
     bool upper = ont_attr_int(node, "upper", 1) != 0;
-    if (upper) k -= 1; /* the last diagonal that is cleared */
+    if (upper) k -= 1; /* last diagonal that is set to zero */
     k = k < -(double)w->rows ? -(double)w->rows : k > (double)w->columns ? (double)w->columns : k;
     f->step.diagonal = (int64_t)k;
     *(upper ? &f->step.lower : &f->step.upper) = 0;
     return true;
 }
 
-/* The diagonal of those that have one; false where they differ. */
+/* The common diagonal of the non-constant patterns; false if they differ. */
 static bool common_causal_offset(const pattern *forms, int n, int64_t *diagonal)
 {
     const pattern *first = NULL;
@@ -168,7 +167,7 @@ static bool of_binary(walk *w, const ont_node *node, pattern *f)
     return common_causal_offset(in, 2, &f->step.diagonal);
 }
 
-/* A range along columns against one along rows: a - b is column - row plus something, or the other way round. */
+/* Compares a range along columns with one along rows: a - b is column - row plus a constant, or its negation. */
 static bool of_comparison(walk *w, const ont_node *node, pattern *f)
 {
     pattern a, b;
@@ -180,7 +179,7 @@ static bool of_comparison(walk *w, const ont_node *node, pattern *f)
     if (a.row_slope - b.row_slope != -slope || (slope != 1 && slope != -1) || !(base >= -1e9 && base <= 1e9))
         return false;
     if (slope < 0) base = -base, less = !less;
-    bool on_diagonal = less == equal; /* the diagonal column - row = -base is on the lower side */
+    bool on_diagonal = less == equal; /* the diagonal column - row = -base belongs to the lower part */
     *f = (pattern){.step = {.lower = less, .upper = !less, .diagonal = -(int64_t)base - !on_diagonal}};
     return true;
 }
@@ -190,7 +189,7 @@ static bool of_unary(walk *w, const ont_node *node, pattern *f)
     if (!pattern_of(w, ont_node_in(node, 0), f) || f->linear) return false;
     bool boolean = node->outputs[0]->dtype == ONT_BOOL, flip = is_op(node, "Not");
     if (!boolean && !ont_dtype_is_float(node->outputs[0]->dtype))
-        return false; /* what -inf is as an integer is not asked for */
+        return false; /* the integer value of -inf is undefined */
     if (boolean) {
         f->step.lower = (f->step.lower != 0) != flip;
         f->step.upper = (f->step.upper != 0) != flip;

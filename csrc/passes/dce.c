@@ -1,5 +1,5 @@
 /*
- * Dead-code removal, and merging of equal nodes.
+ * Dead-code elimination and common subexpression elimination (CSE).
  */
 #include <string.h>
 
@@ -42,7 +42,7 @@ static bool attr_equal(const ont_attr *a, const ont_attr *b)
         return a->count == b->count && (!a->count || !memcmp(a->ints, b->ints, a->count * sizeof *a->ints));
     case ONT_ATTR_FLOATS:
         return a->count == b->count && (!a->count || !memcmp(a->floats, b->floats, a->count * sizeof *a->floats));
-    default: return false; /* tensors, graphs: not worth comparing */
+    default: return false; /* tensors and graphs are not compared */
     }
 }
 
@@ -58,7 +58,7 @@ static bool attrs_equal(const ont_node *a, const ont_node *b)
     return na == nb;
 }
 
-/* Constants are equal by content, so that two rules' own zeros and axes count as one. */
+/* Constants are compared by value, so that zeros and axes that different gradient rules build are merged. */
 static bool same_value(const ont_value *a, const ont_value *b)
 {
     if (a == b) return true;
@@ -76,7 +76,7 @@ static bool node_equal(const ont_node *a, const ont_node *b)
     return attrs_equal(a, b);
 }
 
-/* An earlier node equal to `node`, found among the readers of its first input that is not a constant. */
+/* An earlier node equal to `node`, searched among the users of its first non-constant input. */
 static ont_node *find_equal_before(ont_node *node, const uint32_t *order)
 {
     if (node->op->flags & ONT_OP_RANDOM) return NULL;
@@ -103,7 +103,7 @@ ont_status ont_pass_cse(ont_graph *g)
         if (!equal) continue;
         for (uint32_t i = 0; i < node->n_outputs; i++) {
             if (!node->outputs[i]) continue;
-            if (!equal->outputs[i]) { /* the twin did not need this one: let it own the value */
+            if (!equal->outputs[i]) { /* the earlier node lacks this output: it takes over the value */
                 equal->outputs[i] = node->outputs[i];
                 equal->outputs[i]->def = equal;
                 node->outputs[i] = NULL;
@@ -111,7 +111,7 @@ ont_status ont_pass_cse(ont_graph *g)
                 ont_value_replace_uses(g, node->outputs[i], equal->outputs[i]);
             }
         }
-        ont_graph_remove_node(g, node); /* at once: the next one like it would find it, and bring it back to life */
+        ont_graph_remove_node(g, node); /* removed at once: a later equal node must not find and revive it */
     }
     ont_free(order);
     return ont_pass_dce(g);

@@ -1,10 +1,10 @@
 /*
- * Graph outputs that are sequences or optionals, taken apart; see pass.h. Their nodes list the items as inputs
- * (ops/sequence.c), so nothing need be known of the operators.
+ * Replaces graph outputs that are sequences or optionals by their elements; see pass.h. The nodes that produce them
+ * have the elements as inputs (ops/sequence.c), so this is independent of the operators.
  */
 #include "passes/pass.h"
 
-/* What stands for an optional: its element, or NULL. */
+/* The element of an optional, or NULL. */
 static ont_value *element_of(ont_value *v)
 {
     return v->container == ONT_OPTIONAL ? ont_node_in(v->def, 0) : v;

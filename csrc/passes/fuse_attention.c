@@ -1,10 +1,11 @@
 /*
- * Finds softmax(scale Q K' + masks) V, dropout on the probabilities included, and makes it one FusedAttention node that
- * reads Q, K and V where they lie before they were split, transposed and repeated (strides.c). Before differentiation,
- * so that the gradient is the node's own, and writes straight into the product that Q, K and V came out of.
+ * Fuses softmax(scale Q K' + masks) V, with dropout on the probabilities, into one FusedAttention node, which reads Q,
+ * K and V in place, from before they were split, transposed and repeated (strides.c). Before differentiation, so that
+ * the node's own gradient writes directly into the gradient of the matmul that produced Q, K and V.
  *
- * A softmax is the start: up to the product of scores, down to the product with V. Whatever lies between must have no
- * other reader, and be of a kind that the node has: anything else leaves the graph as it is.
+ * The match starts at a Softmax, goes up to the matmul of the scores and down to the matmul with V. Each value in
+ * between must have one use, and each node must be of a kind that FusedAttention supports; otherwise the graph is left
+ * unchanged.
  */
 #include "passes/fuse_attention.h"
 
@@ -20,19 +21,19 @@
 
 typedef struct match {
     ont_graph *g;
-    ont_node *softmax, *scores, *values; /* values: the product with V */
-    ont_node *dropout;                   /* or NULL */
-    int64_t rows, columns, outer, size, v_size; /* outer: rows of all matrices */
+    ont_node *softmax, *scores, *values;        /* `values`: the matmul with V */
+    ont_node *dropout;                          /* NULL: no dropout */
+    int64_t rows, columns, outer, size, v_size; /* seqlen_q, seqlen_k, batch dims * seqlen_q, head_dim, head_dim_v */
     double scale, fill;
-    ont_value *bias, *keep, *empty;      /* or NULL */
-    ont_value *second;                   /* added before the bias, or NULL: the sum of both becomes the bias */
-    ont_shape bias_shape, keep_shape, empty_shape; /* what they broadcast to */
+    ont_value *bias, *keep, *empty; /* added mask, boolean mask, fully masked rows; NULL: absent */
+    ont_value *second;              /* second added mask or NULL; the sum of both becomes the bias */
+    ont_shape bias_shape, keep_shape, empty_shape; /* shapes that the masks broadcast to */
     bool keep_if, causal, zero_nan;
     int64_t diagonal;
-    ont_value *y;                        /* rows of the result, as the product gives them or empty ones zeroed */
-    ont_value *result;                   /* the same in the order in which they are wanted */
-    ont_strided_view view[ONT_ATTENTION_INPUTS + 1]; /* over rows of all matrices */
-    int64_t inner[ONT_ATTENTION_INPUTS + 1];         /* stride of columns: K, V, bias, keep */
+    ont_value *y;                       /* result of the matmul with V, or of the Where that zeroes fully masked rows */
+    ont_value *result;                       /* the same after the transpose that follows */
+    ont_strided_view view[ONT_ATTENTION_INPUTS + 1]; /* views of (outer, ...), one per input and the result */
+    int64_t inner[ONT_ATTENTION_INPUTS + 1]; /* stride along seqlen_k: of K, V, bias, keep */
 } match;
 
 static bool is_product(const ont_node *node)
@@ -50,16 +51,16 @@ static bool is_single_or_narrow(ont_dtype dtype)
     return dtype == ONT_FLOAT32 || dtype == ONT_FLOAT16 || dtype == ONT_BFLOAT16;
 }
 
-/* Between scores and softmax of 16-bit products: the node computes in float32 all the way. */
+/* A Cast between scores and softmax of 16-bit matmuls; the fused node computes in float32 throughout. */
 static bool is_float_cast(const ont_node *node)
 {
     return ont_node_is(node, "", "Cast") && is_single_or_narrow(ont_node_in(node, 0)->dtype) &&
            is_single_or_narrow(node->outputs[0]->dtype);
 }
 
-/* ---- from the softmax up to the product ---- */
+/* ---- from the softmax up to the matmul ---- */
 
-/* A known number of float type. */
+/* A constant float scalar. */
 static bool const_float(const ont_node *node, uint32_t index, double *value)
 {
     const ont_value *v = ont_node_in(node, index);
@@ -73,7 +74,7 @@ static bool is_all_scores(const match *m, const ont_value *v)
            ont_shape_count(&v->shape) == m->outer * m->columns;
 }
 
-/* Which operand of an Add, Mul or Div holds the scores: the one that has all of them and comes from a product. */
+/* Which operand of an Add, Mul or Div are the scores: the one of full size that comes from a matmul; -1: neither. */
 static int scores_operand(const match *m, const ont_node *node)
 {
     for (int i = 0; i < 2; i++) {
@@ -90,7 +91,7 @@ static int scores_operand(const match *m, const ont_node *node)
     return -1;
 }
 
-/* `mask` without what repeats it: Expand and Identity, as long as it still broadcasts to `shape`. */
+/* Strips Expand and Identity off `mask` while it still broadcasts to `shape`. */
 static ont_value *strip_expand(ont_value *mask, const ont_shape *shape)
 {
     for (ont_node *def; (def = producer(mask)) && (ont_node_is(def, "", "Expand") ||
@@ -103,7 +104,10 @@ static ont_value *strip_expand(ont_value *mask, const ont_shape *shape)
     return mask;
 }
 
-/* Each takes one node between softmax and product into the match; the value to go on with, NULL: not this way. */
+/*
+ * The match_...() functions record one node between softmax and matmul and return the value to continue with; NULL: no
+ * match.
+ */
 static ont_value *match_add(match *m, ont_node *node)
 {
     const ont_shape *shape = &node->outputs[0]->shape;
@@ -120,7 +124,7 @@ static ont_value *match_add(match *m, ont_node *node)
 
 static ont_value *match_where(match *m, ont_node *node)
 {
-    if (m->bias || m->keep || m->scale != 1) return NULL; /* what is added after the replacing is another formula */
+    if (m->bias || m->keep || m->scale != 1) return NULL; /* a bias added after the replacement is another formula */
     m->keep_if = const_float(node, 2, &m->fill);
     if (!m->keep_if && !const_float(node, 1, &m->fill)) return NULL;
     m->keep_shape = node->outputs[0]->shape;
@@ -163,7 +167,7 @@ static bool find_scores(match *m)
     return false;
 }
 
-/* ---- from the softmax down to the product with V, and on to where the result is wanted ---- */
+/* ---- from the softmax down to the matmul with V, and on to the result ---- */
 
 static bool match_dropout(match *m, ont_node *node)
 {
@@ -176,8 +180,8 @@ static bool match_dropout(match *m, ont_node *node)
 }
 
 /*
- * Where(IsNaN(p), 0, p), as the TorchScript exporter has it for rows that a mask hides entirely. The sum of a row is a
- * number in all of its entries or in none, so whole rows are replaced; they have no gradient, as in torch.
+ * Where(IsNaN(p), 0, p), which the TorchScript exporter emits for fully masked rows. A row has NaN in all entries or in
+ * none, so whole rows are replaced; they have no gradient, as in torch.
  */
 static ont_value *match_nan_to_zero(match *m, ont_value *p)
 {
@@ -218,7 +222,7 @@ static bool find_values(match *m)
     return false;
 }
 
-/* Where(rows without a key, 0, result) */
+/* Where(fully masked rows, 0, result) */
 static void match_empty_rows(match *m)
 {
     ont_value *y = m->y;
@@ -239,7 +243,7 @@ static void match_empty_rows(match *m)
     m->y = node->outputs[0];
 }
 
-/* The last transpose that alone reads the result. */
+/* Follows the result through single users up to its last Transpose. */
 static void find_result(match *m)
 {
     m->result = m->y;
@@ -254,7 +258,7 @@ static void find_result(match *m)
 
 /* ---- views ---- */
 
-/* One operand of a product as a view of [batch..., rows, columns], its two last dims swapped where `flip`. */
+/* One operand of a matmul as a view of [batch..., rows, columns], with the last two dims swapped if `flip`. */
 static bool matrix_view(const match *m, const ont_node *product, uint32_t index, bool flip, bool parts,
                         ont_strided_view *view)
 {
@@ -280,9 +284,7 @@ static bool matrix_view(const match *m, const ont_node *product, uint32_t index,
     return true;
 }
 
-/*
- * Takes the innermost group of `size` entries off a view: it must be one run of `stride`, any where that is negative.
- */
+/* Splits the innermost group of `size` entries off a view; it must be one factor, whose stride is returned. */
 static bool split_inner(ont_strided_view *view, int64_t outer, int64_t size, int64_t *stride)
 {
     int counts[2];
@@ -291,7 +293,7 @@ static bool split_inner(ont_strided_view *view, int64_t outer, int64_t size, int
     return true;
 }
 
-/* K or V, a view of [batch, columns, size]: rows of one matrix all see the same. */
+/* K or V as a view of (batch, seqlen_k, size): all query rows of one matrix read the same keys. */
 static bool key_view(match *m, int which, int64_t batch, int64_t size)
 {
     ont_strided_view *view = &m->view[which];
@@ -322,7 +324,7 @@ static bool operand_views(match *m, bool parts)
 }
 
 /*
- * Whether Q, K and V together are all of the tensors that they are parts of: else their gradients would be mostly
+ * Whether Q, K and V together cover the tensors that they are parts of; otherwise their gradients would be mostly
  * zeros.
  */
 static bool is_whole(const match *m)
@@ -344,14 +346,15 @@ static bool is_whole(const match *m)
 static bool mask_view(match *m, int which, ont_value *mask, const ont_shape *shape, int64_t width)
 {
     ont_strided_view_limits limits = {.parts = false,
-                                      .stop = which == ONT_ATTENTION_BIAS ? mask : NULL}; /* its gradient has its shape */
+                                      /* the gradient of a bias has the shape of the bias */
+                                      .stop = which == ONT_ATTENTION_BIAS ? mask : NULL};
     ont_strided_view *view = &m->view[which];
     ont_strided_view_of(mask, &limits, view);
     return ont_strided_view_expand(view, &mask->shape, shape) && split_inner(view, m->outer, width, &m->inner[which]) &&
            (m->inner[which] == 0 || m->inner[which] == 1);
 }
 
-/* Where the rows of the product lie in the result that is wanted: the view of that one, read the other way round. */
+/* Inverts the view of `result` on `y`: where the rows of the matmul are stored in the result. */
 static bool result_view(match *m)
 {
     ont_strided_view *view = &m->view[ONT_ATTENTION_Y];
@@ -365,10 +368,10 @@ static bool result_view(match *m)
         for (; k > 0 && turned[k - 1].stride < view->factors[i].stride; k--) turned[k] = turned[k - 1];
         turned[k] = view->factors[i];
     }
-    for (int i = view->n_factors - 1; i >= 0; i--) { /* turned: by stride in the product, largest first */
+    for (int i = view->n_factors - 1; i >= 0; i--) { /* sorted by stride in the matmul, largest first */
         for (int k = 0; k < view->n_factors; k++)
             if (turned[k].stride == view->factors[i].stride)
-                turned[k].stride = -step; /* strides of a permutation are unique */
+                turned[k].stride = -step; /* the strides of a permutation are distinct */
         step *= view->factors[i].size;
     }
     for (int i = 0; i < view->n_factors; i++) view->factors[i] = (ont_factor){turned[i].size, -turned[i].stride};
@@ -394,11 +397,11 @@ static bool find_views(match *m)
 
 /* ---- causal masks ---- */
 
-enum { MASKED_SCORE = -1000000000 }; /* scores this far below the others have no probability */
+enum { MASKED_SCORE = -1000000000 }; /* a masked score at or below this has probability 0 */
 
 /*
- * Whether a mask that is known lets row i see the columns up to i + diagonal, and nothing else. Every row must see one:
- * what rows without any give depends on how they were hidden.
+ * Whether the known mask shows row i the columns up to i + diagonal and nothing else. Every row must see at least one
+ * column: the result of fully masked rows depends on the masked value.
  */
 static bool is_causal(const match *m, const ont_value *mask, const ont_shape *shape, bool bias, int64_t *diagonal)
 {
@@ -435,19 +438,19 @@ static void find_causal(match *m)
 /* ---- the node ---- */
 
 /*
- * Where no kernel takes 16-bit floats as they are, the node computes them in float32, while products apart are faster
- * in their own type: there it pays where the scores are so many that memory decides, and earlier where half of them
- * need no computing. With one it pays from where blocks gain more than rounding between them costs.
+ * Without a 16-bit kernel the fused node computes in float32, while separate matmuls are faster in 16 bits: then fusion
+ * pays if memory traffic of the scores dominates, and earlier with a causal mask, which skips half of them. With a
+ * 16-bit kernel it pays as soon as tiling gains more than rounding between the tiles costs. Measured by
  * tests/bench/attention.py --bf16.
  */
 enum { MIN_KEYS_16_BIT = 256, MIN_KEYS_PROMOTED = 2048, MIN_KEYS_PROMOTED_CAUSAL = 512 };
 
 static bool is_narrow(ont_dtype dtype) { return dtype != ONT_FLOAT32 && dtype != ONT_FLOAT64; }
 
-/* The node is built, and the parts are still there. */
+/* Called while both the fused node and the separate nodes exist. */
 static bool is_profitable(const match *m, const ont_node *node)
 {
-    if (m->g->device) return ont_op_has_kernel(node, m->g->device); /* nothing widens it there */
+    if (m->g->device) return ont_op_has_kernel(node, m->g->device); /* devices have no promotion to float32 */
     return !is_narrow(ont_node_in(node, 0)->dtype) ||
            m->columns >= (m->causal ? MIN_KEYS_PROMOTED_CAUSAL : MIN_KEYS_PROMOTED) || ont_op_has_kernel(node, NULL);
 }
@@ -457,7 +460,7 @@ static bool find(match *m)
     const ont_value *x = ont_node_in(m->softmax, 0);
     int rank = x->shape.rank, axis;
     if (rank < 2 || !ont_shape_count(&x->shape)) return false;
-    bool flattens = m->softmax->version < 13; /* everything from the axis on is one dim */
+    bool flattens = m->softmax->version < 13; /* before opset 13 all dims from the axis on are flattened */
     if (ont_shape_axis(ont_attr_int(m->softmax, "axis", flattens ? 1 : -1), rank, &axis) != ONT_OK || axis != rank - 1)
         return false;
     m->rows = x->shape.dims[rank - 2];
@@ -480,7 +483,9 @@ static bool has(const match *m, int which)
            (which != ONT_ATTENTION_EMPTY || m->empty);
 }
 
-/* The same leads for all views, and one step from row to row; false where the node cannot say it. */
+/*
+ * Finds batch dims common to all views and one stride along seqlen_q per view; false if the node cannot express them.
+ */
 static bool find_leads(match *m, ont_attention *a)
 {
     ont_strided_view *views[ONT_ATTENTION_INPUTS + 1];
@@ -566,10 +571,10 @@ static ont_status fuse(ont_graph *g, match *m, bool *done)
         ont_builder b = {.graph = g, .before = m->softmax, .status = ONT_OK};
         m->bias = ont_build2(&b, "Add", m->second, m->bias);
         ONT_TRY(b.status);
-        *done = true; /* where it comes to nothing, the sum is removed */
+        *done = true; /* if fusion fails below, DCE removes the sum */
     }
     if (!find_views(m) || !find_leads(m, &a)) return ONT_OK;
-    if (!a.n_leads) { /* one matrix: a lead of one entry, so that the attribute is never empty */
+    if (!a.n_leads) { /* one matrix: one batch dim of size 1, so that the attribute is never empty */
         a.n_leads = 1;
         a.leads[0] = 1;
     }
@@ -592,7 +597,7 @@ ont_status ont_pass_fuse_attention(ont_graph *g)
 {
     bool changed = false;
     ONT_TRY(ont_move_transposes(g, &changed));
-    if (changed) ONT_TRY(ont_pass_dce(g)); /* what was replaced reads what the match counts the readers of */
+    if (changed) ONT_TRY(ont_pass_dce(g)); /* dead nodes would count as users in the match */
     for (ont_node *node = g->first; node; node = node->next) {
         if (!ont_node_is(node, "", "Softmax")) continue;
         match m = {.g = g, .softmax = node, .scale = 1};

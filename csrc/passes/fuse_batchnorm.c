@@ -1,19 +1,18 @@
 /*
- * Joins BatchNormalization with the residual's Add and the Relu behind it: one pass over memory in place of three. In
- * the backward part the Relu's gradient becomes part of BatchNormGrad, which reads y and dy anew in each of its passes;
- * a residual's Add there does the same as part of an elementwise group. After differentiation, before elementwise
- * groups.
+ * Fuses BatchNormalization with the residual Add and the Relu behind it: one pass over memory instead of three. In
+ * backward the gradient of Relu is fused into BatchNormGrad, which then reads y and dy in each of its passes. After
+ * differentiation, before elementwise fusion.
  */
 #include <string.h>
 
 #include "passes/pass.h"
 
-enum { BIAS = 2, RESIDUAL = 5 }; /* operands of the norm, and of its gradient */
+enum { BIAS = 2, RESIDUAL = 5 }; /* input indices of FusedBatchNorm and of BatchNormGrad */
 enum { MEAN = 2, DY = 4, GRAD_Y = 5, GRAD_BIAS = 6 };
 
 /*
- * Where the joined node goes: to the norm's own place, or behind the residual. NULL where somebody reads a result of
- * the norm that is not y before that.
+ * Where to insert the fused node: at the norm, or behind the producer of the residual. NULL if another result of the
+ * norm is used before that.
  */
 static ont_node *find_insertion_point(const ont_node *norm, const ont_value *residual, const ont_node *last)
 {
@@ -31,7 +30,7 @@ static ont_node *find_insertion_point(const ont_node *norm, const ont_value *res
     return used_before ? NULL : insertion_point;
 }
 
-/* norm, Add, Relu: either of the last two may be missing. *next is the node to go on with. */
+/* Fuses norm, Add and Relu; Add or Relu may be absent. *next is the node to continue with. */
 static ont_status fuse_forward(ont_graph *g, ont_node *norm, ont_node **next)
 {
     ont_value *y = norm->outputs[0], *residual = NULL;
@@ -70,8 +69,8 @@ static ont_status fuse_forward(ont_graph *g, ont_node *norm, ont_node **next)
 }
 
 /*
- * Whether all who read a Relu's gradient can as well read what it is made of. Where dy is a sum of two gradients, the
- * Relu's becomes part of the pass that adds them, which costs less.
+ * Whether every user of the Relu's gradient can read its operands instead. If dy is a sum of two gradients, the Relu's
+ * gradient is fused with that Add, which costs less.
  */
 static bool relu_grad_is_free(const ont_graph *g, const ont_value *dy, const ont_value *dx)
 {
@@ -94,7 +93,7 @@ static ont_status fuse_backward(ont_graph *g, ont_node *norm)
     ont_value *y = ont_node_in(relu, 0), *dy = ont_node_in(relu, 1);
     if (!ont_shape_equal(&y->shape, &dx->shape) || !ont_shape_equal(&dy->shape, &dx->shape)) return ONT_OK;
     if (!relu_grad_is_free(g, dy, dx)) return ONT_OK;
-    const ont_node *producer = y->def; /* y = relu(norm(x)): its sign is found without y */
+    const ont_node *producer = y->def; /* y = relu(norm(x)): its sign is recomputed from x */
     bool recompute_sign = ont_node_is(producer, ONT_DOMAIN, "FusedBatchNorm") && !ont_node_in(producer, RESIDUAL) &&
                           ont_node_in(norm, MEAN)->def == producer;
     ont_value *inputs[GRAD_BIAS + 1] = {0};

@@ -1,11 +1,11 @@
 /*
- * Makes one node of elementwise nodes of one shape that feed each other, so that what lies between them never leaves
- * the cache. Runs last, on the graph of forward and backward, and never across the two.
+ * Fuses elementwise nodes of one shape that feed each other, so that intermediate results stay in the cache. Runs late,
+ * on the graph of forward and backward, and never across the two phases.
  *
- * Greedy, in the order of the graph: a node joins the groups of its producers one by one. A group runs at one place, so
- * it must lie behind everything that its operands need and before everybody else who reads its results: with `place` of
- * a node its position, doubled to leave room between, and of a group the last place that its readers leave it, a group
- * is free of cycles exactly when all its operands' places lie below its own and all its readers' above.
+ * Greedy, in graph order: a node joins the groups of its producers one by one. A group runs at one point of the order,
+ * after the producers of its operands and before all other users of its results. The slot of a node is twice its
+ * position, which leaves room in between; the slot of a group is the last one before its users. A merge creates no
+ * cycle exactly if the slots of all producers are below that of the group and those of all users above it.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +15,7 @@
 #include "ops/tile.h"
 #include "passes/pass.h"
 
-enum { SHORT_ROW = 64 }; /* elements; below it the calls of the loops cost more than memory does */
+enum { SHORT_ROW = 64 }; /* elements per row; for shorter rows call overhead exceeds the savings */
 
 typedef struct group {
     int n;
@@ -26,10 +26,10 @@ typedef struct group {
 typedef struct fusion {
     ont_graph *g;
     uint32_t n;
-    ont_node **nodes;    /* by position */
-    uint32_t *position;  /* by node id */
-    uint32_t *group_of;  /* by position: index of its group */
-    group *groups;       /* one per fusable node at first; n == 0: merged away, or none */
+    ont_node **nodes;   /* by position */
+    uint32_t *position; /* by node id */
+    uint32_t *group_of; /* by position: index of its group */
+    group *groups;      /* initially one per fusable node; n == 0: merged away, or not fusable */
 } fusion;
 
 static bool is_fusable(const ont_node *node)
@@ -39,7 +39,7 @@ static bool is_fusable(const ont_node *node)
     for (uint32_t i = 1; i < node->n_outputs; i++)
         if (node->outputs[i]) return false;
     if (ont_shape_count(&node->outputs[0]->shape) < 2 || !node->op->tile(node, &step)) return false;
-    ont_bcast walk; /* the rows of a group are the shortest of its nodes' */
+    ont_bcast walk; /* the rows of a group are the shortest of its nodes */
     ont_bcast_init(&walk, node, step.n_operands);
     return walk.inner >= SHORT_ROW || walk.inner == walk.count;
 }
@@ -62,7 +62,7 @@ static int64_t slot_of(const fusion *f, uint32_t position)
     return a->n ? a->slot : 2 * (int64_t)position;
 }
 
-/* The members of both in the graph's order; false where they are too many. */
+/* Merges the members of both in graph order; false if there are too many. */
 static bool merge_members(const group *a, const group *b, group *merged)
 {
     *merged = (group){0};
@@ -74,7 +74,7 @@ static bool merge_members(const group *a, const group *b, group *merged)
     return true;
 }
 
-/* The last place that the readers of its results leave it; false where its operands lie behind that. */
+/* The last slot before the users of its results; false if an operand is produced after that. */
 static bool find_slot(const fusion *f, group *a)
 {
     int64_t slot = 2 * (int64_t)a->member[a->n - 1], latest_producer = -1;
@@ -118,8 +118,8 @@ static int index_of(ont_value *const *values, int n, const ont_value *v)
 }
 
 /*
- * The group as a program; `operands` and `results` are its values in order, the last step's result first. False where
- * it is too large in one way or another, or leaves a step's result unread.
+ * Writes the group as a program; `operands` and `results` are its values in order, the last step's result first. False
+ * if it exceeds a limit, or if the last step's result is not used outside.
  */
 static bool write_program(const fusion *f, const group *a, ont_tile_program *p, ont_value **operands,
                           ont_value **results)
@@ -151,7 +151,7 @@ static bool write_program(const fusion *f, const group *a, ont_tile_program *p, 
         results[p->n_results] = f->nodes[a->member[i]]->outputs[0];
         p->result[p->n_results++] = i;
     }
-    for (int i = 0; i < a->n; i++) /* now that the number of operands is known */
+    for (int i = 0; i < a->n; i++) /* the number of operands is known now */
         for (int k = 0; k < p->steps[i].n_operands; k++) {
             int at = p->steps[i].operand[k];
             p->steps[i].operand[k] = at < 0 ? -1 - at : p->n_operands + at;
@@ -234,7 +234,7 @@ static int by_slot(const void *a, const void *b)
     return x->member[0] < y->member[0] ? -1 : 1;
 }
 
-/* In ascending order of place, each before the first node left that stands at its place or behind. */
+/* Replaces the groups in ascending order of slots, each in front of the first remaining node at or behind its slot. */
 static ont_status rewrite(fusion *f)
 {
     uint32_t n = 0;

@@ -1,7 +1,7 @@
 /*
- * GELU (tanh form) into the product before it, and its gradient into the product that gives what it is multiplied with,
- * together with the bias' gradient: for devices that have such products (ops/matmul_gelu.c). Behind fuse_gemm, which
- * joins the bias, and before widening, which would put Casts between.
+ * Fuses GELU (tanh approximation) into the matmul before it, and its gradient into the matmul whose result it
+ * multiplies, together with the bias gradient: for devices with such kernels (ops/matmul_gelu.c). After fuse_gemm,
+ * which adds the bias, and before dtype promotion, which would put Casts in between.
  */
 #include <string.h>
 
@@ -12,7 +12,7 @@ static bool is_tanh_form(const ont_node *node)
     return !strcmp(ont_attr_string(node, "approximate", "none"), "tanh");
 }
 
-/* A B without a scale, and with as many operands. */
+/* A matmul without scale, with the given number of operands. */
 static bool is_product(const ont_node *node, uint32_t operands)
 {
     bool gemm = ont_node_is(node, "", "Gemm"), fused = ont_node_is(node, ONT_DOMAIN, "FusedMatMul"),
@@ -24,7 +24,7 @@ static bool is_product(const ont_node *node, uint32_t operands)
     return n == operands && node->outputs[0]->dtype == ont_node_in(node, 0)->dtype;
 }
 
-/* Built in front of `before`, inferred; NULL where the device does not take it. */
+/* Builds and infers the node in front of `before`; *result is NULL if the device has no kernel for it. */
 static ont_status build(ont_graph *g, const char *op_type, ont_node *before, const ont_node *product, ont_value *third,
                         uint32_t n_outputs, ont_node **result)
 {
@@ -46,7 +46,7 @@ static ont_status build(ont_graph *g, const char *op_type, ont_node *before, con
     return ONT_OK;
 }
 
-/* y = A B + row, z = gelu(y): both from one node; y only where somebody else reads it. */
+/* y = A B + bias, z = gelu(y): both from one node; y only if it has other users. */
 static ont_status fuse_forward(ont_graph *g, ont_node *gelu)
 {
     ont_value *y = ont_node_in(gelu, 0);
@@ -62,7 +62,7 @@ static ont_status fuse_forward(ont_graph *g, ont_node *gelu)
     return ONT_OK;
 }
 
-/* Whether the node sums x (..., n) over everything but its last dim. */
+/* Whether the node sums x (..., n) over all dims but the last. */
 static bool sums_rows(const ont_node *node, const ont_value *x)
 {
     const ont_shape *to = &node->outputs[0]->shape;
@@ -84,9 +84,7 @@ static ont_node *sum_of(const ont_value *dx)
     return NULL;
 }
 
-/*
- * dx = A B * gelu'(x), where nobody else reads A B; and the sum of dx over its rows. *next is the node to go on with.
- */
+/* dx = A B * gelu'(x), if A B has no other use, and the sum of dx over its rows. *next is the node to continue with. */
 static ont_status fuse_backward(ont_graph *g, ont_node *grad, ont_node **next)
 {
     ont_value *x = ont_node_in(grad, 0), *dy = ont_node_in(grad, 1), *dx = grad->outputs[0];

@@ -1,7 +1,7 @@
 /*
- * A gradient as large as its table is not passed over twice: rows of a Gather's gradient are added to what another
- * reader of the table sends back (tied embeddings, parts of one QKV product). After differentiation, before widening,
- * which would put Casts between the nodes. A result that anybody else reads stays.
+ * Adds the rows of a Gather's gradient to the gradient that another user of the table computes (tied embeddings, parts
+ * of one QKV matmul), so that a gradient as large as the table is written once. After differentiation, before dtype
+ * promotion, which would put Casts between the nodes. Values with other users are left alone.
  */
 #include <string.h>
 
@@ -34,7 +34,7 @@ static ont_status add_rows_to(ont_graph *g, ont_node *node)
 
 ont_status ont_pass_fuse_gradients(ont_graph *g)
 {
-    if (g->device) return ONT_OK; /* the forms below are the CPU kernels' */
+    if (g->device) return ONT_OK; /* only CPU kernels support these forms */
     for (ont_node *node = g->first, *next; node; node = next) {
         next = node->next;
         if (!ont_node_is(node, ONT_DOMAIN, "GatherGrad")) continue;

@@ -1,8 +1,8 @@
 /*
- * Cross-entropy of 16-bit scores without a float32 copy of them: SoftmaxCrossEntropyLoss and its gradient read the 16
- * bits that were cast for them, and the gradient is written in the 16 bits that the product behind it reads, over the
- * scores where nobody wants these any more. The loss is computed in float32, as it was. After differentiation, before
- * fuse_gemm, which would have the product in front write float32. What anybody else reads stays.
+ * Cross-entropy of 16-bit logits without a float32 copy: SoftmaxCrossEntropyLoss and its gradient read the 16-bit
+ * logits from before their Cast, and the gradient is written in the 16 bits that the next matmul reads, in place of the
+ * logits if these have no other use. The loss is still computed in float32. After differentiation, before fuse_gemm,
+ * which would make the preceding matmul write float32. Values with other users are left alone.
  */
 #include <string.h>
 
@@ -35,7 +35,7 @@ static ont_status narrow_gradient(ont_graph *g, ont_node *node)
 
 /* ---- Cast, views, SoftmaxCrossEntropyLoss and its gradient ---- */
 
-/* Nobody but the loss and its gradient reads the scores. */
+/* Whether the loss and its gradient are the only users of the logits. */
 static bool only_used_by(const ont_graph *g, const ont_value *scores, const ont_node *loss, const ont_node *grad)
 {
     if (ont_value_is_output(g, scores)) return false;
@@ -44,7 +44,7 @@ static bool only_used_by(const ont_graph *g, const ont_value *scores, const ont_
     return true;
 }
 
-/* The Cast of 16-bit scores, with nothing but views of them between; NULL: none, or others read what is between. */
+/* The Cast of 16-bit logits, with at most views behind it; NULL: none, or the values in between have other users. */
 static ont_node *cast_before(const ont_graph *g, const ont_value *scores)
 {
     ont_node *node = scores->def;
@@ -73,8 +73,8 @@ static const ont_node *root_producer(const ont_value *value)
 }
 
 /*
- * Whether what makes the scores writes 16 bits itself, a product with the row that fuse_gemm is about to make part of
- * it included; where it is widened, its float32 result is had without rounding.
+ * Whether the producer of the logits writes 16 bits itself, a matmul included whose bias fuse_gemm is about to add. If
+ * it is promoted, its float32 result is available without rounding.
  */
 static bool is_produced_in_16_bits(const ont_value *scores)
 {
@@ -99,7 +99,7 @@ static ont_status narrow_scores(ont_graph *g, ont_node *grad)
         !is_produced_in_16_bits(narrow))
         return ONT_OK;
     ont_value *y = cast->outputs[0];
-    scores->dtype = narrow->dtype; /* for accept() */
+    scores->dtype = narrow->dtype; /* read by accept() */
     bool fits = ont_op_has_kernel(loss, NULL) && ont_op_has_kernel(grad, NULL);
     scores->dtype = ONT_FLOAT32;
     if (!fits) return ONT_OK;
@@ -112,7 +112,7 @@ static ont_status narrow_scores(ont_graph *g, ont_node *grad)
 
 ont_status ont_pass_fuse_loss(ont_graph *g)
 {
-    if (g->device) return ONT_OK; /* the forms below are the CPU kernels' */
+    if (g->device) return ONT_OK; /* only CPU kernels support these forms */
     for (ont_node *node = g->first; node; node = node->next) {
         if (!ont_node_is(node, ONT_DOMAIN, "SoftmaxCrossEntropyGrad")) continue;
         ONT_TRY(narrow_gradient(g, node));

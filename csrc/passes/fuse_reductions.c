@@ -1,7 +1,7 @@
 /*
- * Reductions of what an elementwise group computes become part of it (ops/fused_reduce.h): its tiles are summed while
- * they are in the cache, and a result that nobody else reads is never stored. Behind fuse_elementwise. The node stands
- * where the group stood, before every reader of the reductions.
+ * Fuses reductions of an elementwise group's results into the group (ops/fused_reduce.h): tiles are reduced while they
+ * are in the cache, and a result without other users is never stored. After fuse_elementwise. The fused node takes the
+ * position of the group, which precedes all users of the reductions.
  */
 #include <string.h>
 
@@ -9,19 +9,19 @@
 #include "ops/fused_reduce.h"
 #include "passes/pass.h"
 
-enum { LARGE = 1 << 22 }; /* elements that no cache keeps until they are read again */
+enum { LARGE = 1 << 22 }; /* elements; larger tensors leave the cache before they are read again */
 
 typedef struct fused {
     ont_graph *g;
-    ont_node *node; /* elementwise, one or a group */
+    ont_node *node; /* one elementwise node, or a group */
     ont_tile_program p;
     int64_t count;
     ont_sink sinks[ONT_TILE_SINKS];
     ont_node *reductions[ONT_TILE_SINKS];
-    ont_value *results[ONT_TILE_RESULTS]; /* that stay */
+    ont_value *results[ONT_TILE_RESULTS]; /* results that are still stored */
 } fused;
 
-/* The node's steps; false where it has none, or runs over rows too short for them. */
+/* Reads the node's steps; false if it has none, or if its rows are too short. */
 static bool read_program(fused *f)
 {
     const ont_node *node = f->node;
@@ -50,8 +50,10 @@ static bool is_view_of(const ont_node *node, const ont_value *v)
            node->outputs[0]->dtype == v->dtype;
 }
 
-/* The reductions among the readers of `v`, which is result k or a view of it, that go together with those found so
- * far. */
+/*
+ * Finds the reductions among the users of `v`, which is result k or a view of it, that can be fused together with those
+ * found so far.
+ */
 static void find_sinks(fused *f, int k, const ont_value *v)
 {
     for (const ont_use *use = v->uses; use && f->p.n_sinks < ONT_TILE_SINKS; use = use->next) {
@@ -69,7 +71,7 @@ static void find_sinks(fused *f, int k, const ont_value *v)
     }
 }
 
-/* By anything but the reductions and views that only they read. */
+/* Whether the value has users besides the fused reductions and views that only these use. */
 static bool has_other_users(const fused *f, const ont_value *v)
 {
     for (const ont_use *use = v->uses; use; use = use->next) {
@@ -80,7 +82,7 @@ static bool has_other_users(const fused *f, const ont_value *v)
     return ont_value_is_output(f->g, v);
 }
 
-/* Sums of rows alone gain nothing where their elements are stored all the same and stay in a cache. */
+/* Sums along rows alone gain nothing if the elements are stored anyway and stay in a cache. */
 static bool gains(const fused *f)
 {
     bool gain = f->count >= LARGE;
@@ -89,7 +91,7 @@ static bool gains(const fused *f)
     return gain;
 }
 
-/* Removes views of `v` that nobody reads any more. */
+/* Removes unused views of `v`. */
 static void prune_views(ont_graph *g, const ont_value *v)
 {
     for (const ont_use *use = v->uses, *next; use; use = next) {
@@ -129,7 +131,7 @@ static ont_status rewrite(fused *f)
         f->results[f->p.n_results] = f->node->outputs[k];
         f->p.result[f->p.n_results++] = f->p.result[k];
     }
-    if (!ont_tile_link(&f->p)) return ONT_OK; /* one register too few */
+    if (!ont_tile_link(&f->p)) return ONT_OK; /* not enough registers */
     for (int i = 0; i < f->p.n_operands; i++) operands[i] = f->node->inputs[i].value;
     ont_builder b = {.graph = f->g, .before = f->node, .backward = f->node->backward, .origin = f->node->origin,
                      .scope = f->node->name};
@@ -161,7 +163,7 @@ ont_status ont_pass_fuse_reductions(ont_graph *g)
         for (int k = 0; k < f.p.n_results; k++) find_sinks(&f, k, node->outputs[k]);
         if (!f.p.n_sinks || !gains(&f)) continue;
         ONT_TRY(rewrite(&f));
-        next = before ? before->next : g->first; /* what stood behind it may be gone */
+        next = before ? before->next : g->first; /* the next node may have been removed */
         while (next && next != node && ont_node_is(next, ONT_DOMAIN, "FusedReduce")) next = next->next;
         if (next == node) next = node->next;
     }

@@ -1,7 +1,8 @@
 /*
- * Makes one Rotate node of a rotary position embedding as models write it, x * cos + concat(-b, a) * sin with a and b
- * the halves of x, and puts it in front of the Transpose that gives x, which attention then reads through. Before
- * differentiation and fuse_attention. 16-bit floats, whose parts are rounded one by one, stay as they are.
+ * Fuses a rotary position embedding (RoPE) as models write it, x * cos + concat(-b, a) * sin with a and b the halves of
+ * x, into one Rotate node, and moves that node in front of the Transpose that produces x, which attention then reads
+ * through. Before differentiation and fuse_attention. 16-bit arithmetic is left alone, since it rounds every
+ * intermediate result.
  */
 #include <string.h>
 
@@ -10,7 +11,7 @@
 
 typedef struct match {
     ont_value *x, *cos, *sin;
-    ont_dtype dtype; /* that the angles have; x itself may be narrower, with Casts behind its parts */
+    ont_dtype dtype; /* dtype of cos and sin; x may be narrower, with Casts behind it */
 } match;
 
 static ont_node *producer(const ont_value *v, const char *op_type)
@@ -19,7 +20,7 @@ static ont_node *producer(const ont_value *v, const char *op_type)
     return node && ont_node_is(node, "", op_type) ? node : NULL;
 }
 
-/* What a Cast from 16 bits was made of; v itself where it comes from none. */
+/* Strips a Cast from 16 bits off v. */
 static ont_value *before_cast(ont_value *v)
 {
     const ont_node *cast = producer(v, "Cast");
@@ -36,7 +37,7 @@ static bool is_last(int64_t axis, const ont_value *v)
     return axis == -1 || axis == v->shape.rank - 1;
 }
 
-/* One integer of a constant input; `otherwise` where the input is absent. */
+/* Reads one integer of a constant input; `otherwise` if the input is absent. */
 static bool const_int_or(const ont_node *node, uint32_t index, int64_t otherwise, int64_t *number)
 {
     int n;
@@ -45,7 +46,7 @@ static bool const_int_or(const ont_node *node, uint32_t index, int64_t otherwise
     return ont_const_ints(node, (int)index, NULL, number, 1, &n) == ONT_OK && n == 1;
 }
 
-/* What `half` is half number `which` of, by a Split or a Slice; NULL: of nothing. */
+/* The x of which `half` is half `which`, by a Split or a Slice; NULL: none. */
 static ont_value *half_of(const ont_value *half, int which)
 {
     const ont_node *split = producer(half, "Split"), *slice = producer(half, "Slice");
@@ -64,7 +65,7 @@ static ont_value *half_of(const ont_value *half, int which)
     return step == 1 && start == which * last_dim(half) ? x : NULL;
 }
 
-/* The x of concat(-b, a), where a and b are its halves; NULL: v is something else. */
+/* The x of concat(-b, a), where a and b are its halves; NULL: no match. */
 static ont_value *rotate_half_operand(ont_value *v)
 {
     const ont_node *concat = producer(before_cast(v), "Concat");
@@ -74,7 +75,7 @@ static ont_value *rotate_half_operand(ont_value *v)
     return x && half_of(ont_node_in(concat, 1), 0) == x ? x : NULL;
 }
 
-/* Whether angles have a whole row, and broadcast to x. */
+/* Whether the angles cover whole rows and broadcast to x. */
 static bool is_full_row_table(const ont_value *angles, const ont_value *x)
 {
     ont_shape shape;
@@ -82,7 +83,7 @@ static bool is_full_row_table(const ont_value *angles, const ont_value *x)
            ont_shape_equal(&shape, &x->shape);
 }
 
-/* sum = plain + rotated, in either order, and so the products. */
+/* Matches sum = plain + rotated; operands may be in any order. */
 static bool find(const ont_node *sum, match *m)
 {
     for (uint32_t order = 0; order < 8; order++) {
@@ -99,7 +100,7 @@ static bool find(const ont_node *sum, match *m)
     return false;
 }
 
-/* Angles as they broadcast to what a Transpose reads; a view where the dims that they have keep their order. */
+/* The angles as they broadcast to the operand of the Transpose; a view if their non-unit dims keep their order. */
 static ont_value *before_transpose(ont_builder *b, ont_value *angles, const int64_t *perm, int rank)
 {
     ont_shape full = ont_shape_of(rank, (int64_t[ONT_MAX_RANK]){0}), reordered = full;

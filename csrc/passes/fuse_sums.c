@@ -1,13 +1,13 @@
 /*
- * A linear layer's bias has its gradient from the product that is its weight's: both read the gradient of the layer's
- * output, the one its columns' sums, and where it does not fit a cache reading it is what the sums cost. Behind
- * fuse_reductions, which has those of values that it computes.
+ * Computes the bias gradient of a linear layer in the matmul of its weight gradient: both read the gradient of the
+ * layer's output, whose columns the bias gradient sums, and reading it again is expensive if it does not fit a cache.
+ * After fuse_reductions, which fuses sums of values that an elementwise group computes.
  */
 #include "base/alloc.h"
 #include "ops/matmul.h"
 #include "passes/pass.h"
 
-/* A product that sums `v`, or a view of it, along its first dim; v has so many columns. */
+/* A matmul that contracts `v` (..., columns), or a view of it, along its first dim. */
 static ont_node *product_of(const ont_value *v, int64_t columns)
 {
     for (const ont_use *use = v->uses; use; use = use->next) {
@@ -23,7 +23,7 @@ static ont_node *product_of(const ont_value *v, int64_t columns)
     return NULL;
 }
 
-/* Whether all that reads `v` comes behind `node`. */
+/* Whether all users of `v` come after `node`. */
 static bool is_used_after(const ont_value *v, const ont_node *node, const uint32_t *order)
 {
     for (const ont_use *use = v->uses; use; use = use->next)
@@ -49,7 +49,7 @@ static ont_status fuse(ont_graph *g, ont_node *sum, const uint32_t *order)
 
 ont_status ont_pass_fuse_sums(ont_graph *g)
 {
-    if (g->device) return ONT_OK; /* the CPU's kernels have sums */
+    if (g->device) return ONT_OK; /* only CPU kernels support column sums */
     uint32_t *order = ont_calloc(g->n_nodes ? g->n_nodes : 1, sizeof *order), position = 0;
     if (!order) return ONT_ENOMEM;
     ont_status status = ONT_OK;

@@ -1,6 +1,6 @@
 /*
- * Absorbs transposes into matrix products. Before differentiation, so that the gradients need none either: a linear
- * layer comes out of the exporter as a product with a transposed weight.
+ * Fuses transposes into matmuls. Before differentiation, so that the gradients need no transposes either: the exporter
+ * emits a linear layer as a matmul with a transposed weight.
  */
 #include "passes/fuse_transpose.h"
 
@@ -8,7 +8,7 @@
 
 #include "passes/pass.h"
 
-/* What `v` is the transpose of in its last two dims; NULL where it is anything else. */
+/* The value of which `v` is the transpose in the last two dims; NULL: none. */
 static ont_value *transposed(const ont_value *v)
 {
     if (!v || v->kind != ONT_VALUE_NODE || v->shape.rank < 2 || !ont_node_is(v->def, "", "Transpose")) return NULL;

@@ -1,5 +1,5 @@
 /*
- * The gradient pass: one reverse walk over the forward nodes that applies each operator's rule. See pass.h.
+ * The gradient pass: one reverse traversal of the forward nodes that applies each operator's gradient rule. See pass.h.
  */
 #include <string.h>
 
@@ -8,23 +8,23 @@
 
 typedef struct walk {
     ont_graph *g;
-    bool *differentiable;         /* per forward value: a wanted input reaches it differentiably */
-    bool *requires_grad;          /* the same, operators whose slope is zero included */
-    bool *live;          /* of those: an output depends on it so */
-    ont_value **grads;   /* per forward value: gradient so far */
-    uint32_t n_values;   /* forward values */
-    ont_node *last;      /* last forward node */
-    ont_node *before;    /* where the gradients go, NULL: at the end, as the backward part */
+    bool *differentiable; /* per forward value: depends differentiably on an input whose gradient is wanted */
+    bool *requires_grad;  /* the same, with operators whose derivative is zero everywhere included */
+    bool *live;           /* of those: a graph output depends on it in that way */
+    ont_value **grads;    /* per forward value: gradient accumulated so far */
+    uint32_t n_values;    /* number of forward values */
+    ont_node *last;       /* last forward node */
+    ont_node *before;     /* insertion point of the gradients; NULL: at the end, as backward phase */
 } walk;
 
-/* Whether a gradient may flow from an output of `node` to input i. */
+/* Whether a gradient may flow from the outputs of `node` to input i. */
 static bool flows(const ont_node *node, uint32_t i)
 {
     const ont_value *v = node->inputs[i].value;
     return v && ont_dtype_is_float(v->dtype) && !(i < 64 && (node->op->nondiff_inputs >> i & 1));
 }
 
-/* From the wanted graph inputs, or from the values marked in `leaf`. */
+/* Starts from the wanted graph inputs, or from the values marked in `leaf`. */
 static void mark_differentiable(walk *w, const uint8_t *wants, uint32_t n_inputs, const bool *leaf)
 {
     for (uint32_t i = 0; leaf && i < w->n_values; i++)
@@ -43,13 +43,16 @@ static void mark_differentiable(walk *w, const uint8_t *wants, uint32_t n_inputs
     }
 }
 
-/* Whether `node` is one for eager's autograd, too: with a slope, or with one of zero. */
+/* Whether autograd of eager PyTorch differentiates `node`, its derivative possibly zero everywhere. */
 static bool has_derivative(const ont_node *node)
 {
     return !(node->op->flags & ONT_OP_NO_GRAD) || node->op->flags & ONT_OP_ZERO_DERIVATIVE;
 }
 
-/* After mark_needs(): what autograd would call requires_grad, and of that what an output depends on. */
+/*
+ * After mark_differentiable(): marks the values for which autograd would set requires_grad, and those of them that a
+ * graph output depends on.
+ */
 static void mark_requires_grad(walk *w)
 {
     memcpy(w->requires_grad, w->differentiable, w->n_values * sizeof *w->requires_grad);
@@ -73,7 +76,7 @@ static void mark_requires_grad(walk *w)
     }
 }
 
-/* Adds `grad` to what `value` has, reduced to its shape where a rule gave the broadcast one. */
+/* Accumulates `grad` into the gradient of `value`, reduced to its shape if a rule returned the broadcast shape. */
 static ont_status accumulate(walk *w, ont_builder *b, ont_value *value, ont_value *grad)
 {
     if (grad->dtype != value->dtype)
@@ -104,7 +107,7 @@ static ont_status add_output_grads(walk *w, ont_gradients *r, uint32_t n_outputs
 
 static ont_status differentiate(walk *w, ont_node *node)
 {
-    /* Values that the rule may add as saved outputs have ids past the table: they carry no gradient. */
+    /* Values that the rule adds as saved outputs have ids beyond the table: they have no gradient. */
     ont_grad g = {.b = {.graph = w->g, .before = w->before, .backward = !w->before, .origin = node, .status = ONT_OK},
                   .node = node};
     ont_arena *arena = &w->g->arena;
@@ -133,7 +136,7 @@ static ont_status differentiate(walk *w, ont_node *node)
     return ONT_OK;
 }
 
-/* Graph outputs become: what they were, then the gradients of wanted inputs. */
+/* Appends the gradients of wanted inputs to the graph's outputs. */
 static ont_status append_outputs(walk *w, ont_gradients *r)
 {
     ont_graph *g = w->g;

@@ -1,7 +1,7 @@
 /*
- * Nodes of ai.onnx.preview.training.Gradient: the derivative of a value of the graph by others, put in place of the
- * node while shapes are inferred, so that everything before the node is known. The inputs must be the values that xs
- * and zs name: an evaluation of the named subgraph at other points is refused.
+ * Replaces ai.onnx.preview.training.Gradient, the derivative of a value of the graph with respect to others, during
+ * shape inference, when every node before it is inferred. The inputs must be the values that xs and zs name: evaluating
+ * the named subgraph at other points is refused.
  */
 #include <string.h>
 

@@ -1,7 +1,7 @@
 /*
- * Shape inference, expansion and constant folding in one walk: shapes that a model computes must be known before the
- * nodes that use them are inferred. Folding runs the operators' own kernels, so a folded value is what the executor
- * would compute. An operator that stands for others (op.h, expand) is replaced by them here.
+ * Shape inference, expansion and constant folding in one traversal: shapes that a model computes must be known before
+ * the nodes that use them are inferred. Folding runs the operators' own kernels, so a folded value is what the executor
+ * would compute. Operators with expand() (op.h) are replaced by their expansion.
  */
 #include <string.h>
 
@@ -9,7 +9,7 @@
 #include "base/log.h"
 #include "passes/pass.h"
 
-/* Larger results are not worth holding for the life of a program: computing them is cheap. */
+/* Larger results are not folded: keeping them for the life of a program costs more than computing them. */
 enum { FOLD_BYTES = 1 << 20 };
 
 static ont_tensor *tensor_like(ont_graph *g, const ont_value *v)
@@ -21,7 +21,7 @@ static ont_tensor *tensor_like(ont_graph *g, const ont_value *v)
     return tensor->data ? tensor : NULL;
 }
 
-/* True when all inputs are known and the results are small enough to be kept. */
+/* Whether all inputs are known and the results small enough to keep. */
 static bool foldable(const ont_node *node)
 {
     if (node->op->flags & (ONT_OP_RANDOM | ONT_OP_NO_FOLD)) return false;
@@ -60,7 +60,7 @@ static ont_status run_folded(ont_node *node, const ont_kernel *kernel, ont_tenso
     return status;
 }
 
-/* Computes a node's outputs and stores them as `data`. A node without a kernel for its dtypes is left to run time. */
+/* Computes a node's outputs and stores them as `data`. A node without a kernel for its dtypes is left for run time. */
 static ont_status fold(ont_graph *g, ont_node *node)
 {
     const ont_kernel *kernel = NULL;
@@ -79,7 +79,7 @@ static ont_status fold(ont_graph *g, ont_node *node)
     return ONT_OK;
 }
 
-/* Readers of a known node output read a constant of its own instead; the node is left to dead-code removal. */
+/* Replaces a known node output by a constant; the node is left to dead-code elimination. */
 static ont_status replace_by_constant(ont_graph *g, ont_value *known)
 {
     ont_value *constant;
@@ -104,7 +104,7 @@ static ont_status check_containers(const ont_node *node)
     return ONT_OK;
 }
 
-/* Becomes an Identity, which copies nothing. */
+/* Turns the node into an Identity, which copies nothing. */
 static ont_status make_identity(ont_node *node)
 {
     const ont_op *op = ont_op_find("", "Identity", INT64_MAX);
@@ -116,7 +116,7 @@ static ont_status make_identity(ont_node *node)
     return ONT_OK;
 }
 
-/* A Transpose that leaves every dim where it is. */
+/* Removes a Transpose with the identity permutation. */
 static ont_status drop_transpose(ont_node *node)
 {
     size_t n;
@@ -126,7 +126,10 @@ static ont_status drop_transpose(ont_node *node)
     return perm ? make_identity(node) : ONT_OK;
 }
 
-/* A Where whose condition is one constant: its operand. Once gradients are there, since the other one's are zeros. */
+/*
+ * Replaces a Where with a single constant condition by the chosen operand. After differentiation only, since the
+ * gradient of the other operand is zeros, not absent.
+ */
 static ont_status drop_where(ont_node *node)
 {
     const ont_value *condition = ont_node_is(node, "", "Where") ? ont_node_in(node, 0) : NULL;
@@ -140,7 +143,7 @@ static ont_status drop_where(ont_node *node)
     return make_identity(node);
 }
 
-/* *next is the node to go on with: behind this one, or the first of those that took its place. */
+/* *next is the node to continue with: the one behind, or the first of those that replaced this one. */
 static ont_status infer_node(ont_graph *g, ont_node *node, ont_node **next)
 {
     *next = node->next;
@@ -152,7 +155,7 @@ static ont_status infer_node(ont_graph *g, ont_node *node, ont_node **next)
         return ont_fail(ONT_EINVAL, "%s '%s': %u inputs, expected %u to %u", node->op_type, node->name, present,
                         node->op->min_inputs, node->op->max_inputs);
     for (uint32_t i = 0; !*node->domain && i < node->op->min_inputs;
-         i++) /* of ours, what passes build may leave out any */
+         i++) /* in our domain passes may omit any input */
         if (!ont_node_in(node, i))
             return ont_fail(ONT_EINVAL, "%s '%s': input %u is missing", node->op_type, node->name, i);
     ONT_TRY(ont_op_check_attributes(node));
@@ -174,7 +177,7 @@ static ont_status infer_node(ont_graph *g, ont_node *node, ont_node **next)
     return ONT_OK;
 }
 
-/* What makes one of its inputs waits for contents itself. */
+/* Whether the type of an input is unknown, because its producer needs unknown values. */
 static bool has_unknown_input(const ont_node *node)
 {
     for (uint32_t i = 0; i < node->n_inputs; i++)
@@ -183,7 +186,8 @@ static bool has_unknown_input(const ont_node *node)
 }
 
 /*
- * From `node` to the end. *first is the first node that waits for contents, or NULL; asked: those that ask themselves.
+ * Infers from `node` to the end. *first is the first node that needs unknown values, or NULL; *any_required: whether
+ * some node requested the value of an input.
  */
 static ont_status infer_from(ont_graph *g, ont_node *node, ont_node **first, bool *any_required)
 {
@@ -204,7 +208,10 @@ static ont_status infer_from(ont_graph *g, ont_node *node, ont_node **first, boo
     return ONT_OK;
 }
 
-/* Values that are asked for, in the order of their nodes, each once; what died since is not worth asking. */
+/*
+ * Lists the required values in the order of the nodes that use them, each once. Values that have lost their users are
+ * dropped.
+ */
 static ont_status list_required(ont_graph *g, ont_known_values *known)
 {
     uint32_t n = 0;
@@ -231,7 +238,7 @@ static ont_status list_required(ont_graph *g, ont_known_values *known)
     return ONT_OK;
 }
 
-/* Whether a gradient could flow through this use: then the value must stay what it is. */
+/* Whether a gradient may flow through this use: then the value must stay a tensor. */
 static bool carries_gradient(const ont_use *use)
 {
     const ont_op *op = use->user->op;
@@ -239,7 +246,7 @@ static bool carries_gradient(const ont_use *use)
     return op && !(op->flags & ONT_OP_NO_GRAD) && !(index < 64 && op->nondiff_inputs >> index & 1);
 }
 
-/* Contents of `v` from a probe: its readers get a constant, but for those through which a gradient may flow. */
+/* Substitutes a probed constant for `v` in its users, except in those through which a gradient of a float may flow. */
 static ont_status substitute_value(ont_graph *g, ont_value *v, const ont_tensor *value)
 {
     ont_value *constant;
@@ -267,17 +274,18 @@ ont_status ont_pass_infer_with_values(ont_graph *g, ont_known_values *known)
     bool any_required, none_listed = false;
     for (;;) {
         ONT_TRY(infer_from(g, from, &from, &any_required));
-        if (any_required && none_listed) return ONT_EUNSUPPORTED; /* its message stands */
+        /* the node requested no input of its own: its message stands */
+        if (any_required && none_listed) return ONT_EUNSUPPORTED;
         ONT_TRY(ont_pass_dce(g));
         known->n_required = 0;
         if (!any_required) return ONT_OK;
         ONT_TRY(list_required(g, known));
-        none_listed = !known->n_required; /* all that asked may be gone */
-        if (known->n_required && known->used == known->n) return ONT_OK; /* to be probed */
+        none_listed = !known->n_required; /* the nodes that requested values may have been removed */
+        if (known->n_required && known->used == known->n) return ONT_OK; /* the caller builds a probe */
         if (known->used + known->n_required > known->n) return ont_fail(ONT_EINTERNAL, "a probe is incomplete");
         for (uint32_t i = 0; i < known->n_required; i++)
             ONT_TRY(substitute_value(g, known->required[i], &known->tensors[known->used++]));
-        from = g->first; /* the node it was may be gone */
+        from = g->first; /* *first may have been removed */
     }
 }
 

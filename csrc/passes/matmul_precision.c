@@ -1,17 +1,18 @@
 /*
- * torch.set_float32_matmul_precision(): float32 products by 16-bit ones that sum in float32, where the processor has
- * them and the product gains. "medium" rounds both operands to bfloat16. "high" takes each as the sum of two bfloat16
- * and leaves out the product of the small ones: three products, 2^-16 of the operands' size off, for processors with
- * tiles (AMX), where a 16-bit product costs an eighth. One kernel makes the parts while it lays operands out, and adds
- * the products up in its registers (simd/gemm_split.h). "highest" changes nothing. Source of the split: Henry, Tang and
- * Heinecke, "Leveraging the bfloat16 Artificial Intelligence Datatype For Higher-Precision Computations", 2019.
+ * torch.set_float32_matmul_precision(): float32 matmuls in bfloat16 with float32 accumulation, if the processor
+ * supports that and the matmul gains. "medium" rounds both operands to bfloat16. "high" splits each operand into the
+ * sum of two bfloat16 numbers and omits the product of the low parts: three matmuls with an error of 2^-16 of the
+ * operands' magnitude, for processors with AMX, where a 16-bit matmul costs an eighth. One kernel splits the operands
+ * while it packs them, and adds the three products in registers (simd/gemm_split.h). "highest" changes nothing. Source
+ * of the split: Henry, Tang and Heinecke, "Leveraging the bfloat16 Artificial Intelligence Datatype For
+ * Higher-Precision Computations", 2019.
  */
 #include <string.h>
 
 #include "ops/matmul.h"
 #include "passes/pipeline.h"
 
-static int setting = ONT_PRECISION_HIGHEST; /* with EVERYWHERE */
+static int setting = ONT_PRECISION_HIGHEST; /* an ont_matmul_precision, with ALWAYS */
 enum { ALWAYS = 8 };
 
 void ont_set_matmul_precision(ont_matmul_precision precision, bool always)
@@ -24,13 +25,13 @@ int ont_matmul_precision_setting(void)
     return __atomic_load_n(&setting, __ATOMIC_RELAXED);
 }
 
-/* Rounding the operands costs a pass over each: worth it for large products alone. */
+/* Rounding costs one pass over each operand: profitable for large matmuls only. */
 static bool is_profitable(const ont_product *p)
 {
     return p->k >= 64 && p->m >= 32 && p->n >= 32 && p->m * p->n >= 128 * (p->m + p->n);
 }
 
-/* Gemm only in the form of a linear layer. */
+/* Gemm is taken only as a linear layer (beta 1). */
 static bool is_float32_matmul(const ont_node *node, bool always)
 {
     ont_product p;

@@ -1,9 +1,8 @@
 /*
- * A linear layer (a product with a matrix, and a bias) works row by row, so a transpose that moves whole rows may stand
- * before or behind it. nn.MultiheadAttention has one in front of its first layer and one behind its last, from
- * batch-first to its own order and back: between the layers they come to nothing, since FusedAttention reads and writes
- * through strides. fuse_attention begins with this; nothing is moved where no product of two batches is on the other
- * side.
+ * A linear layer (a matmul with a matrix, and a bias) works row by row, so a transpose that permutes whole rows
+ * commutes with it. nn.MultiheadAttention has one in front of its first layer and one behind its last, from batch-first
+ * to its own order and back. Moved between the layers they cost nothing, since FusedAttention reads and writes through
+ * strides. Called by fuse_attention; a transpose is moved only if a batched matmul is on the other side.
  */
 #include "passes/move_transpose.h"
 
@@ -16,7 +15,7 @@ static ont_node *producer(const ont_value *v)
     return v && v->kind == ONT_VALUE_NODE ? v->def : NULL;
 }
 
-/* The permutation of a Transpose that leaves the last dim where it is; NULL: of another node. */
+/* The permutation of a Transpose that keeps the last dim in place; NULL for other nodes. */
 static const int64_t *row_permutation(const ont_node *node)
 {
     size_t n;
@@ -24,7 +23,7 @@ static const int64_t *row_permutation(const ont_node *node)
     return perm && n > 2 && perm[n - 1] == (int64_t)n - 1 ? perm : NULL;
 }
 
-/* Rows times a matrix: the product of a linear layer. */
+/* Rows times a matrix: the matmul of a linear layer. */
 static bool is_linear(const ont_node *node)
 {
     if (!ont_node_is(node, "", "MatMul") && !ont_node_is(node, ONT_DOMAIN, "FusedMatMul") &&
@@ -34,7 +33,7 @@ static bool is_linear(const ont_node *node)
     if (c && ont_shape_count(&c->shape) != 1 && ont_shape_count(&c->shape) != y->shape.dims[y->shape.rank - 1])
         return false;
     if (c && c->shape.rank && c->shape.dims[c->shape.rank - 1] != ont_shape_count(&c->shape))
-        return false; /* one a row */
+        return false; /* one element per row */
     return !ont_attr_int(node, "transA", 0) && ont_node_in(node, 0)->shape.rank >= 2 &&
            ont_node_in(node, 1)->shape.rank == 2;
 }
@@ -45,7 +44,7 @@ static bool is_batched(const ont_node *node)
            ont_node_in(node, 0)->shape.rank > 2 && ont_node_in(node, 1)->shape.rank > 2;
 }
 
-/* Which operand of an Add is a vector along the last dim of the other, its bias; -1: none. */
+/* Which operand of an Add is a bias: a vector along the last dim of the other; -1: neither. */
 static int bias_of(const ont_node *node)
 {
     for (int i = 0; ont_node_is(node, "", "Add") && i < 2; i++) {
@@ -63,7 +62,7 @@ static bool is_view(const ont_node *node)
            ont_node_is(node, "", "Div");
 }
 
-/* Whether every reader of v is a view that ends in a product of two batches. */
+/* Whether every user of v is a view that ends in a batched matmul. */
 static bool leads_to_attention(const ont_graph *g, const ont_value *v, int depth)
 {
     if (!v->uses || ont_value_is_output(g, v) || depth > 10) return false;
@@ -82,7 +81,7 @@ static bool leads_to_attention(const ont_graph *g, const ont_value *v, int depth
     return true;
 }
 
-/* Whether v is what a product of two batches gave, moved about. */
+/* Whether v is the result of a batched matmul behind layout operators. */
 static bool comes_from_attention(const ont_graph *g, const ont_value *v)
 {
     for (int depth = 0; depth < 10; depth++) {
@@ -99,7 +98,7 @@ static bool comes_from_attention(const ont_graph *g, const ont_value *v)
     return false;
 }
 
-/* The product `linear` again, of other rows: a matrix. */
+/* Clones the matmul `linear`, and its bias Add, for other rows. */
 static ont_value *clone_linear(ont_builder *b, const ont_node *linear, ont_value *rows, const ont_node *add)
 {
     ont_value *inputs[] = {rows, ont_node_in(linear, 1), ont_node_in(linear, 2)};
@@ -131,7 +130,7 @@ static ont_status sink_transpose(ont_graph *g, ont_node *linear, bool *changed)
     return ONT_OK;
 }
 
-/* The value that the only reader of `v` reads, behind nodes that keep the order. */
+/* The value in front of the layout operators, with single users, that produce `v`. */
 static ont_value *before_views(const ont_graph *g, ont_value *v)
 {
     while (producer(v) && ont_node_keeps_order(v->def) && ont_single_user(g, v)) v = ont_node_in(v->def, 0);
@@ -172,7 +171,7 @@ ont_status ont_move_transposes(ont_graph *g, bool *changed)
     for (ont_node *node = g->first; node; node = node->next) {
         ont_dtype dtype = node->outputs[0] ? node->outputs[0]->dtype : ONT_UNDEFINED;
         if (dtype != ONT_FLOAT32 && dtype != ONT_FLOAT64)
-            continue; /* attention of 16-bit floats is mostly left apart */
+            continue; /* attention of 16-bit floats is mostly not fused */
         if (is_linear(node)) ONT_TRY(sink_transpose(g, node, changed));
         if (row_permutation(node)) ONT_TRY(hoist_transpose(g, node, changed));
     }

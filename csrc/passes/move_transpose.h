@@ -6,7 +6,7 @@
 
 #include "ops/op.h"
 
-/* Moves transposes of rows from one side of a linear layer to the other, where attention then absorbs them. */
+/* Moves transposes of rows across linear layers, to where fuse_attention absorbs them. */
 ont_status ont_move_transposes(ont_graph *g, bool *changed) ONT_MUST_USE;
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * Passes: each is one function over a graph, idempotent, and leaves it verified. passes/pipeline.c holds the order.
+ * Passes: each is one idempotent function over a graph and leaves the graph valid. passes/pipeline.c holds the order.
  */
 #ifndef ONT_PASSES_PASS_H
 #define ONT_PASSES_PASS_H
@@ -7,116 +7,123 @@
 #include "ops/op.h"
 
 /*
- * Infers dtype and shape of every value from those of the inputs, which must be static, and folds on the way: a node
- * whose result is known becomes a constant, so that shape subgraphs vanish. EUNSUPPORTED names an operator without a
- * descriptor, EINVAL or ETYPE the node whose inputs do not fit.
+ * Infers dtype and shape of every value from the static shapes of the inputs, and folds constants in the same
+ * traversal, so that shape subgraphs vanish. EUNSUPPORTED names an operator without a descriptor, EINVAL or ETYPE the
+ * node whose inputs are invalid.
  */
 ont_status ont_pass_infer(ont_graph *g) ONT_MUST_USE;
 
 /*
- * The same for a model whose shapes depend on contents. Nodes that cannot be inferred without the contents of an input
- * are left, with all that depends on them, and the rest of the graph is done; those inputs are the needs of this round.
- * Each round takes its contents from the facts and goes on; where the facts have come to their end, the pass stops with
- * n_needs > 0, and the graph computes them (run/program.c makes a probe of it). Rounds and needs come in the same order
- * every time, so that facts need no names.
+ * The same for a model with data-dependent shapes. A node that cannot be inferred without the value of an input is
+ * skipped, together with all nodes that depend on it, and the rest of the graph is inferred; those inputs are the
+ * required values of this round. Each round takes their values from `tensors` and continues. If `tensors` is exhausted,
+ * the pass stops with n_required > 0, and run/program.c turns the graph into a value probe that computes them. Rounds
+ * and required values come in the same order every time, so values need no names.
  */
-enum { ONT_KNOWN_VALUE_BYTES = 1 << 16 }; /* of one value that may decide about a program */
+enum { ONT_KNOWN_VALUE_BYTES = 1 << 16 }; /* largest value that a program may be specialised to */
 
 typedef struct ont_known_values {
-    const ont_tensor *tensors; /* contents of the needs of all rounds so far */
+    const ont_tensor *tensors; /* the required values of all rounds so far */
     uint32_t n, used;
-    ont_value **required;         /* of the round that found no facts; in the graph's arena */
+    ont_value **required;         /* required values of the last round, which `tensors` lacks; in the graph's arena */
     uint32_t n_required;
 } ont_known_values;
 
 ont_status ont_pass_infer_with_values(ont_graph *g, ont_known_values *known) ONT_MUST_USE;
 
 /*
- * Takes sequences and optionals among the graph's outputs apart: their items stand there instead. counts, one per
- * output as they were: ONT_RESULT_TENSOR, ONT_RESULT_NONE (an optional without element), or the length of a sequence.
+ * Replaces sequences and optionals among the graph's outputs by their elements. counts, one per original output:
+ * ONT_RESULT_TENSOR, ONT_RESULT_NONE (an optional without element), or the length of a sequence.
  */
 enum { ONT_RESULT_TENSOR = -1, ONT_RESULT_NONE = -2 };
 ont_status ont_pass_flatten(ont_graph *g, int32_t *counts) ONT_MUST_USE;
 
 /*
- * Dropout on a GPU by torch's numbers, where graph->torch_random; graph->random_offset in any case. See torch_random.c.
+ * Makes Dropout on a GPU draw torch's random numbers if graph->torch_random is set; sets graph->random_offset in any
+ * case. See torch_random.c.
  */
 ont_status ont_pass_torch_random(ont_graph *g) ONT_MUST_USE;
 
-/* Removes nodes whose outputs nobody reads, and drops optional outputs (from the second on) that nobody reads. */
+/* Removes nodes without users, and unused optional outputs (from the second on). */
 ont_status ont_pass_dce(ont_graph *g) ONT_MUST_USE;
 
-/* Puts Casts around nodes that have no kernel for their dtypes but one for wider ones; see promote.c. */
+/*
+ * Promotes dtypes: puts Casts around nodes that have no kernel for their dtypes but one for wider dtypes. See
+ * promote.c.
+ */
 ont_status ont_pass_promote(ont_graph *g) ONT_MUST_USE;
 
-/* Float32 products by bfloat16 ones, as torch.set_float32_matmul_precision() allows. See matmul_precision.c. */
+/* Computes float32 matmuls in bfloat16 as torch.set_float32_matmul_precision() allows. See matmul_precision.c. */
 ont_status ont_pass_matmul_precision(ont_graph *g) ONT_MUST_USE;
 
 /* Makes a Gemm of a Conv whose kernel covers the whole input. See conv_to_gemm.c. */
 ont_status ont_pass_conv_to_gemm(ont_graph *g) ONT_MUST_USE;
 
-/* Joins products with the row added to them, and with their Cast to float32. See fuse_gemm.c. */
+/* Fuses matmuls with the bias added to them, and with their Cast to float32. See fuse_gemm.c. */
 ont_status ont_pass_fuse_gemm(ont_graph *g) ONT_MUST_USE;
-/* Makes one node of a rotary position embedding. See fuse_rotary.c. */
+/* Fuses a rotary position embedding (RoPE) into one node. See fuse_rotary.c. */
 ont_status ont_pass_fuse_rotary(ont_graph *g) ONT_MUST_USE;
-/* Puts GELU and its gradient into products, on devices that have them. See fuse_gelu.c. */
+/* Fuses GELU and its gradient into matmuls, on devices that have such kernels. See fuse_gelu.c. */
 ont_status ont_pass_fuse_gelu(ont_graph *g) ONT_MUST_USE;
 
-/* Has cross-entropy read and write scores and gradient in the 16 bits that they are had in. See fuse_loss.c. */
+/* Lets cross-entropy read logits and write their gradient in 16 bits. See fuse_loss.c. */
 ont_status ont_pass_fuse_loss(ont_graph *g) ONT_MUST_USE;
 
 /*
- * Has cross-entropy compute the scores it reads, where memory is asked for, so that they are never stored. See
- * stream_loss.c.
+ * Fused linear cross-entropy: the loss computes its logits tile by tile, so that they are never stored. Runs only if
+ * the session asks to save memory. See stream_loss.c.
  */
 ont_status ont_pass_stream_loss(ont_graph *g) ONT_MUST_USE;
 
-/* Adds a Gather's gradient to another's in place. See fuse_gradients.c. */
+/* Accumulates a Gather's gradient into another gradient in place. See fuse_gradients.c. */
 ont_status ont_pass_fuse_gradients(ont_graph *g) ONT_MUST_USE;
 
-/* Joins BatchNormalization with the Add and Relu behind it, and their gradients. See fuse_batchnorm.c. */
+/* Fuses BatchNormalization with the Add and Relu behind it, and their gradients. See fuse_batchnorm.c. */
 ont_status ont_pass_fuse_batchnorm(ont_graph *g) ONT_MUST_USE;
 
-/*
- * Makes one node of elementwise nodes of one shape that feed each other; after differentiation. See fuse_elementwise.c.
- */
+/* Fuses elementwise nodes of one shape that feed each other; after differentiation. See fuse_elementwise.c. */
 ont_status ont_pass_fuse_elementwise(ont_graph *g) ONT_MUST_USE;
 
-/* Makes reductions part of the group whose results they read. See fuse_reductions.c. */
+/* Fuses reductions into the elementwise group whose results they read. See fuse_reductions.c. */
 ont_status ont_pass_fuse_reductions(ont_graph *g) ONT_MUST_USE;
 
-/* Has products sum the columns of what they read. See fuse_sums.c. */
+/* Lets weight-gradient matmuls also compute the bias gradient. See fuse_sums.c. */
 ont_status ont_pass_fuse_sums(ont_graph *g) ONT_MUST_USE;
 
-/* Computes again in backward what is cheap to compute and large to keep. See recompute.c. */
+/*
+ * Rematerialization: recomputes forward values in backward that are cheap to compute and large to keep. See
+ * recompute.c.
+ */
 ont_status ont_pass_recompute(ont_graph *g) ONT_MUST_USE;
 
-/* Merges nodes of equal operator, attributes and inputs; random ones are left alone. */
+/*
+ * Common subexpression elimination: merges nodes of equal operator, attributes and inputs; random nodes are excluded.
+ */
 ont_status ont_pass_cse(ont_graph *g) ONT_MUST_USE;
 
 /* What the gradient pass added. Arrays live in the graph's arena. */
 typedef struct ont_gradients {
-    uint32_t n_forward_outputs; /* graph outputs before the pass; input gradients follow them */
-    uint32_t n_forward_inputs;  /* graph inputs before the pass; output gradients follow them */
-    int32_t *grad_input;        /* per forward output: graph input that holds its gradient, -1: not differentiable */
-    int32_t *grad_output;       /* per forward input: graph output that is its gradient, -1: none flows */
+    uint32_t n_forward_outputs; /* graph outputs before the pass; gradients of inputs follow them */
+    uint32_t n_forward_inputs;  /* graph inputs before the pass; gradients of outputs follow them */
+    int32_t *grad_input;        /* per forward output: the graph input that is its gradient; -1: not differentiable */
+    int32_t *grad_output;       /* per forward input: the graph output that is its gradient; -1: no gradient flows */
 } ont_gradients;
 
 /*
- * Reverse-mode differentiation in the same graph: appends backward nodes that compute the gradient of every input i
- * with wants[i] from the gradients of the outputs, which become new graph inputs. Rules are the operators' own
- * (ops/<family>.c); this walk accumulates, reduces broadcast gradients and skips what nobody needs.
+ * Reverse-mode differentiation within the graph: appends backward nodes that compute the gradient of every input i with
+ * wants[i] from the gradients of the outputs, which become new graph inputs. Gradient rules belong to the operators
+ * (ops/<family>.c); this pass accumulates, reduces broadcast gradients and skips unused ones.
  * Source: Griewank and Walther, Evaluating Derivatives, 2nd ed., chapter 3 (adjoint accumulation).
  */
 ont_status ont_pass_grad(ont_graph *g, const uint8_t *wants, ont_gradients *gradients) ONT_MUST_USE;
 
 /*
- * The same walk from y, seeded with ones, to the values xs, which count as independent of each other: grads[i] is the
- * gradient of xs[i], zeros where none flows. Nodes are built before `before`, as part of the forward.
+ * The same from y, seeded with ones, to the values xs, which count as independent of each other: grads[i] is the
+ * gradient of xs[i], zeros if none flows. Nodes are built in front of `before`, as part of the forward phase.
  */
 ont_status ont_pass_grad_within(ont_graph *g, ont_value *y, ont_value *const *xs, uint32_t n, ont_node *before,
                                 ont_value **grads) ONT_MUST_USE;
-/* Puts the gradients that a node with ONT_OP_GRADIENT names in its place; *next is the node to go on with. */
+/* Replaces a node with ONT_OP_GRADIENT by the gradients that it names; *next is the node to continue with. */
 ont_status ont_pass_gradient_node(ont_graph *g, ont_node *node, ont_node **next) ONT_MUST_USE;
 
 #endif

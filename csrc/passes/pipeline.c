@@ -1,5 +1,5 @@
 /*
- * The order of passes. Each pass is a line here; ONNXTRAIN_DISABLE=name,... skips optional ones.
+ * The order of passes, one line per pass; ONNXTRAIN_DISABLE=name,... skips optional ones.
  */
 #include "passes/pipeline.h"
 
@@ -14,12 +14,12 @@ typedef struct pass {
     const char *name;
     ont_status (*run)(ont_graph *g);
     bool required;
-    const char *fused_op; /* an operator of our domain: skipped where the device has no kernel of that name */
-    bool device_only;      /* gains nothing on the CPU, and runs there where "+name" asks for it: for tests */
-    const char *requires_pass; /* another pass, without which it is left out as well */
+    const char *fused_op; /* operator of our domain that the pass creates: skipped if the device has no kernel for it */
+    bool device_only;          /* skipped on the CPU, unless "+name" forces it: for tests */
+    const char *requires_pass; /* pass without which this one is skipped too */
 } pass;
 
-static const pass before_grad[] = { /* behind inference */
+static const pass before_grad[] = { /* after inference */
     {"cse", ont_pass_cse, false, NULL, false, NULL},
     {"conv_to_gemm", ont_pass_conv_to_gemm, false, NULL, false, NULL},
     {"fuse_transpose", ont_pass_fuse_transpose, false, NULL, false, NULL},
@@ -28,7 +28,7 @@ static const pass before_grad[] = { /* behind inference */
 };
 
 static const pass after_grad[] = {
-    {"infer", ont_pass_infer, true, NULL, false, NULL}, /* folds what the rules built of constants */
+    {"infer", ont_pass_infer, true, NULL, false, NULL}, /* folds constants that gradient rules built */
     {"fuse_transpose", ont_pass_fuse_transpose, false, NULL, false, NULL},
     {"cse", ont_pass_cse, false, NULL, false, NULL},
     {"precision", ont_pass_matmul_precision, false, NULL, false, NULL},
@@ -57,11 +57,11 @@ ont_status ont_passes_disable(const char *names)
     disabled[0] = ',';
     strcpy(disabled + 1, names);
     strcat(disabled, ",");
-    ont_winograd_enable(!strstr(disabled, ",winograd,")); /* no pass, but as little of a must */
+    ont_winograd_enable(!strstr(disabled, ",winograd,")); /* not a pass, but optional in the same way */
     return ONT_OK;
 }
 
-/* Whether the list has the name behind `mark`. */
+/* Whether the list contains the name after `prefix`. */
 static bool is_in_list(const char *name, char prefix)
 {
     size_t length = strlen(name);
@@ -109,7 +109,7 @@ ont_status ont_passes_before_grad(ont_graph *g, ont_known_values *known)
 #ifndef NDEBUG
     ONT_TRY(ont_context(ont_graph_verify(g), "after pass infer"));
 #endif
-    g->torch_random &= !known->n; /* a probe drew numbers of ours, and this program has to draw them again */
+    g->torch_random &= !known->n; /* a probe drew numbers of our generator, which this program has to repeat */
     ONT_TRY(ont_pass_torch_random(g));
     return run_passes(before_grad, sizeof before_grad / sizeof *before_grad, g);
 }

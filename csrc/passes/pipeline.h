@@ -1,27 +1,27 @@
 /*
- * The order of passes, on both sides of differentiation.
+ * The order of passes before and after differentiation.
  */
 #ifndef ONT_PASSES_PIPELINE_H
 #define ONT_PASSES_PIPELINE_H
 
 #include "passes/pass.h"
 
-/* Stops early where facts->n_needs is left above 0. */
+/* Returns early if known->n_required is left above 0. */
 ont_status ont_passes_before_grad(ont_graph *g, ont_known_values *known) ONT_MUST_USE;
 ont_status ont_passes_after_grad(ont_graph *g) ONT_MUST_USE;
 
 /*
- * Comma-separated pass names that are skipped from now on (for a bisect); NULL or "": none. "+name" has a pass that is
- * for devices run on the CPU as well, and "+schedule" another order of steps taken whatever it gains: for tests.
+ * Comma-separated names of passes to skip from now on (for bisection); NULL or "": none. "+name" runs a pass for
+ * devices on the CPU as well, and "+schedule" takes another order of steps regardless of its benefit: for tests.
  */
 ont_status ont_passes_disable(const char *names) ONT_MUST_USE;
 bool ont_pass_is_disabled(const char *name);
-bool ont_pass_is_forced(const char *name); /* by "+name" */
+bool ont_pass_is_forced(const char *name); /* whether "+name" is set */
 
 /*
- * torch's float32 matmul precision, for programs built from now on; `everywhere` (for tests) also where nothing is
- * gained by it, but for "high" without tiles (AMX), which changes nothing. ont_matmul_precision_setting() tells settings
- * apart: part of a program's key.
+ * torch's float32 matmul precision, for programs built from now on. `everywhere` (for tests) applies it also where it
+ * is not profitable, except for "high" without AMX tiles, which changes nothing. ont_matmul_precision_setting()
+ * combines both into one number for the program's cache key.
  */
 typedef enum ont_matmul_precision { ONT_PRECISION_HIGHEST, ONT_PRECISION_HIGH,
                                    ONT_PRECISION_MEDIUM } ont_matmul_precision;

@@ -1,7 +1,7 @@
 /*
- * Dtypes that no kernel of a node takes are computed in a wider one: Casts go around the node, so that its result is
- * rounded (or wrapped) once. 16-bit floats go by float32, small integers by int32, larger ones by int64, whose
- * arithmetic cut back to the narrow type is that of the narrow type. Runs when nothing else changes dtypes any more.
+ * Promotes dtypes for which a node has no kernel to wider ones: Casts are put around the node, so that its result is
+ * rounded (or wrapped) once. 16-bit floats become float32, small integers int32, larger ones int64: integer arithmetic
+ * truncated to the narrow type equals arithmetic in the narrow type. Runs after all other passes that change dtypes.
  */
 #include <string.h>
 
@@ -9,13 +9,10 @@
 
 typedef struct promotion {
     const char *name;
-    ont_dtype to[ONT_DTYPE_COUNT]; /* UNDEFINED: stays */
+    ont_dtype to[ONT_DTYPE_COUNT]; /* ONT_UNDEFINED: unchanged */
 } promotion;
 
-/*
- * Tried in this order. uint64 is not among them: int64 has not its range, so operators have kernels of their own for
- * it.
- */
+/* Tried in this order. uint64 is absent because int64 lacks its range; operators have kernels of their own for it. */
 static const promotion promotions[] = {
     {"float32", {[ONT_FLOAT16] = ONT_FLOAT32, [ONT_BFLOAT16] = ONT_FLOAT32}},
     {"int32", {[ONT_INT8] = ONT_INT32, [ONT_INT16] = ONT_INT32, [ONT_UINT8] = ONT_INT32, [ONT_UINT16] = ONT_INT32}},
@@ -26,7 +23,7 @@ static const promotion promotions[] = {
                            [ONT_INT32] = ONT_INT64, [ONT_UINT32] = ONT_INT64}},
 };
 
-/* The node as it would be: inputs and outputs are stand-ins with the wider dtypes, which accept() and infer() read. */
+/* A copy of the node with promoted dtypes, which accept() and infer() read. */
 typedef struct trial {
     ont_node node;
     ont_use *uses;
@@ -43,7 +40,10 @@ static ont_status make_trial(ont_graph *g, const ont_node *node, trial *t)
     return t->uses && t->values && t->outputs ? ONT_OK : ONT_ENOMEM;
 }
 
-/* Whether the node has a kernel with `w` applied to its inputs. Values known at build time are known in it as well. */
+/*
+ * Whether the node has a kernel with promotion `w` applied to its inputs. Values known at build time are known in the
+ * copy too.
+ */
 static ont_status fits(ont_graph *g, const ont_node *node, const promotion *w, trial *t, bool *result)
 {
     bool changes = false;
@@ -65,7 +65,7 @@ static ont_status fits(ont_graph *g, const ont_node *node, const promotion *w, t
     }
     ont_status status = changes ? node->op->infer(g, &t->node) : ONT_OK;
     *result = changes && status == ONT_OK && ont_op_has_kernel(&t->node, g->device);
-    return status == ONT_ENOMEM ? status : ONT_OK; /* any other refusal: not this way */
+    return status == ONT_ENOMEM ? status : ONT_OK; /* any other error: this promotion does not fit */
 }
 
 static ont_status promote_node(ont_graph *g, ont_node *node, const promotion *w, const trial *t)
@@ -84,7 +84,10 @@ static ont_status promote_node(ont_graph *g, ont_node *node, const promotion *w,
         if (!out || t->outputs[i]->dtype == out->dtype) continue;
         ont_value *result;
         ont_dtype dtype = out->dtype;
-        /* The node gets a new value, so that readers and the graph's outputs keep the one they know. */
+        /*
+         * The node gets a new output, and the Cast takes over the old value with its users and its place among the
+         * graph outputs.
+         */
         ONT_TRY(ont_graph_add_value(g, ONT_VALUE_NODE, NULL, &result));
         result->dtype = t->outputs[i]->dtype;
         result->has_shape = true;
@@ -118,5 +121,5 @@ ont_status ont_pass_promote(ont_graph *g)
         }
         changed |= done;
     }
-    return changed ? ont_pass_infer(g) : ONT_OK; /* folds what the Casts made computable */
+    return changed ? ont_pass_infer(g) : ONT_OK; /* folds Casts of constants */
 }

@@ -20,7 +20,7 @@ bool ont_node_keeps_order(const ont_node *node)
 
 /* ---- factors ---- */
 
-/* Outside of `inner`, one run with it: the larger steps follow where the smaller ones end. */
+/* Whether both factors form one run: `outer` continues where `inner` ends. */
 static bool continues(ont_factor outer, ont_factor inner)
 {
     return outer.stride == inner.stride * inner.size;
@@ -62,7 +62,7 @@ bool ont_strided_view_regroup(ont_strided_view *view, const int64_t *sizes, int 
     return true;
 }
 
-/* One step of the refinement, from the inside: the smallest of what is left of each view's innermost factor. */
+/* One step of the refinement, from the inside: the smallest remaining size of each view's innermost factor. */
 static int64_t next_size(const int *at, const ont_factor *rest, int n, int64_t limit)
 {
     int64_t size = limit;
@@ -77,7 +77,7 @@ static int64_t next_size(const int *at, const ont_factor *rest, int n, int64_t l
 
 static void merge_all(ont_strided_view **views, int n, int64_t split)
 {
-    int64_t inner = 1; /* entries inside of factor k + 1 */
+    int64_t inner = 1; /* entries inside factor k + 1 */
     for (int k = views[0]->n_factors - 2; k >= 0; k--) {
         inner *= views[0]->factors[k + 1].size;
         bool merge = inner != split;
@@ -149,7 +149,7 @@ static bool transpose(ont_strided_view *view, const ont_node *node, const ont_sh
     return true;
 }
 
-/* Entries [start, start + size) of dim `axis`. */
+/* Restricts dim `axis` to entries [start, start + size). */
 static bool part(ont_strided_view *view, const ont_shape *x, int axis, int64_t start, int64_t size)
 {
     int counts[ONT_MAX_RANK], at = 0;
@@ -184,7 +184,7 @@ static bool split(ont_strided_view *view, const ont_node *node, const ont_shape 
     int64_t start = 0;
     if (ont_shape_axis(ont_attr_int(node, "axis", 0), x->rank, &axis) != ONT_OK) return false;
     for (uint32_t i = 0; i < which; i++) {
-        if (!node->outputs[i]) return false; /* its size is not at hand */
+        if (!node->outputs[i]) return false; /* its size is unknown */
         start += node->outputs[i]->shape.dims[axis];
     }
     return part(view, x, axis, start, node->outputs[which]->shape.dims[axis]);
@@ -203,7 +203,7 @@ static bool slice(ont_strided_view *view, const ont_node *node, const ont_shape 
             return false;
         int64_t size = node->outputs[0]->shape.dims[axis],
                 start = starts[i] < 0 ? starts[i] + x->dims[axis] : starts[i];
-        ont_shape before = *x; /* the axes done so far have their new sizes */
+        ont_shape before = *x; /* axes sliced so far have their new sizes */
         for (int j = 0; j < i; j++) {
             int other;
             if (ont_shape_axis(n_axes < 0 ? j : axes[j], x->rank, &other) != ONT_OK || other == axis) return false;
@@ -231,7 +231,7 @@ bool ont_strided_view_expand(ont_strided_view *view, const ont_shape *x, const o
     return true;
 }
 
-/* x times or divided by one known number: which operand x is, or -1. */
+/* For x times or divided by a constant: the operand index of x, or -1. */
 static int scaled(const ont_node *node, double *factor)
 {
     bool divides = is_op(node, "Div");
@@ -254,7 +254,7 @@ static bool apply(ont_strided_view *view, const ont_node *node, const ont_value 
                   const ont_strided_view_limits *limits)
 {
     const ont_shape *x = &ont_node_in(node, 0)->shape;
-    if (ont_node_keeps_order(node)) return true; /* factors are those of all entries in order: dims do not matter */
+    if (ont_node_keeps_order(node)) return true; /* the factors list all entries in order, independent of dims */
     if (is_op(node, "Transpose")) return transpose(view, node, x);
     if (is_op(node, "Expand")) return ont_strided_view_expand(view, x, &v->shape);
     if (!limits->parts) return false;

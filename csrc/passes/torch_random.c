@@ -1,11 +1,12 @@
 /*
- * Gives every Dropout node the words that torch's CUDA kernel would draw at its place, and counts by how much torch's
- * generator moves on. torch launches T = 256 min(most blocks, ceil(n / 256)) threads for n elements; each draws fours
- * of words from its own subsequence of Philox4x32-10, from the generator's offset on, which then moves by 4 ceil(n /
- * 4T). How elements are dealt to threads follows from how many of them one access of 16 bytes holds (cuda/math.cuh).
+ * Gives every Dropout node the random words that torch's CUDA kernel would draw at that point, and computes how far
+ * torch's generator advances. torch launches T = 256 min(max blocks, ceil(n / 256)) threads for n elements; each thread
+ * draws groups of four words from its own subsequence of Philox4x32-10, beginning at the generator's offset, which then
+ * advances by 4 ceil(n / 4T). How elements are assigned to threads depends on the number of elements in 16 bytes
+ * (cuda/math.cuh).
  *
- * Runs before fusion and before anything changes a dtype, on a graph in its model's order, which is that of eager's
- * calls. Source: the behaviour of torch.native_dropout on CUDA, torch 2.10 to 2.13, for tensors that lie row by row at
+ * Runs before fusion and before passes that change dtypes, on a graph in the order of the model, which is the order of
+ * eager's calls. Source: the behaviour of torch.native_dropout on CUDA, torch 2.10 to 2.13, for contiguous tensors at
  * aligned addresses.
  */
 #include <string.h>
@@ -21,7 +22,7 @@ static bool number(const ont_node *node, uint32_t input, const char *name, doubl
     return true;
 }
 
-/* log2 of the elements that torch's kernel reads at once: 16 bytes where no element is left over. */
+/* log2 of the number of elements that torch's kernel reads at once: 16 bytes, fewer if n is not divisible. */
 static int lanes_of(ont_dtype dtype, int64_t n)
 {
     int lanes = dtype == ONT_FLOAT64 ? 1 : dtype == ONT_FLOAT32 ? 2 : 3;
@@ -29,7 +30,7 @@ static int lanes_of(ont_dtype dtype, int64_t n)
     return lanes;
 }
 
-/* Nodes with numbers of their own give way to torch's where the mode says training and the ratio is between 0 and 1. */
+/* Applies to nodes without a seed of their own, in training mode and with a ratio strictly between 0 and 1. */
 static ont_status lay_out(ont_graph *g, ont_node *node)
 {
     const ont_value *x = ont_node_in(node, 0);

@@ -276,7 +276,7 @@ static PyObject *run_again(PyObject *object, PyObject *unused)
 typedef struct backward_call {
     ont_borrowed inputs, grads;
     PyObject *saved, *given; /* tuples */
-    uint8_t *donated;          /* per graph input, or NULL; see run.h */
+    uint8_t *donated;        /* per graph input, or NULL; see run.h */
 } backward_call;
 
 static int borrow_backward(run_object *self, const ont_program *p, backward_call *call)

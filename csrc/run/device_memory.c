@@ -1,5 +1,5 @@
 /*
- * Memory and order of work on a device. See device_memory.h.
+ * Memory and streams of a device. See device_memory.h.
  */
 #include "run/device_memory.h"
 

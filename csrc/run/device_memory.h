@@ -1,5 +1,5 @@
 /*
- * Memory and order of work on a program's device, the CPU (NULL) included. For run/ alone.
+ * Memory and streams of a program's device; NULL is the CPU. Internal to run/.
  */
 #ifndef ONT_RUN_DEVICE_MEMORY_H
 #define ONT_RUN_DEVICE_MEMORY_H
@@ -17,9 +17,9 @@ ont_status ont_device_clear(const ont_device *device, void *to, size_t bytes, vo
 ont_status ont_device_copy_view(const ont_device *device, const ont_tensor_view *view, void *to,
                                 void *stream) ONT_MUST_USE;
 
-/* Constants of a graph that will run on a device are uploaded there, once; *at has an address per value. */
+/* Uploads the graph's constants to the device and sets constant_addresses (one per value). */
 ont_status ont_device_upload_constants(ont_program *p) ONT_MUST_USE;
-/* EINDEX and the like for what a kernel has found since the last call. */
+/* EINDEX or EINVAL for a fault that a kernel has recorded since the last call. */
 ont_status ont_device_check_fault(const ont_program *p) ONT_MUST_USE;
 
 #endif

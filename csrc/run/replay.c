@@ -1,5 +1,5 @@
 /*
- * Which calls are recorded and replayed. See replay.h; run.c does what is decided here.
+ * Chooses which calls are captured and launched. See replay.h; run.c acts on the choice.
  */
 #include "run/replay.h"
 
@@ -30,7 +30,7 @@ ont_replay_counts ont_replay_get_counts(void)
                                __atomic_load_n(&counts.launched, __ATOMIC_RELAXED)};
 }
 
-/* A moved tensor gets its own place; the graph, which knows the old address, goes. */
+/* Gives a tensor that has moved a static buffer, and destroys the graph, which contains the old address. */
 static ont_status moved(ont_replay *r, const ont_device *device, ont_replay_slot *slot, const char **reason)
 {
     if (r->graph) device->ops->graph_destroy(device, r->graph);

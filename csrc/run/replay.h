@@ -1,9 +1,8 @@
 /*
- * A phase of a run as one recorded graph of its device.
+ * Capture and replay of a phase of a run as one graph of the device (CUDA graphs).
  *
- * A graph knows addresses. Those of weights stay; a batch, an output or a gradient may lie elsewhere at every call:
- * such a tensor gets a place of its own, from which or to which it is copied around the graph. A slot is one graph
- * input or output.
+ * A captured graph contains addresses. Those of weights are stable; a batch, an output or a gradient may be at another
+ * address in every call. A tensor that moves gets a static buffer, to or from which it is copied around the graph.
  */
 #ifndef ONT_RUN_REPLAY_H
 #define ONT_RUN_REPLAY_H
@@ -11,26 +10,26 @@
 #include "device/device.h"
 
 typedef struct ont_replay_slot {
-    void *seen;         /* address of the latest call; NULL: not bound in this phase */
-    ont_memory stage;   /* its own place, once its address has changed */
+    void *seen;       /* address in the latest call; NULL: not bound in this phase */
+    ont_memory stage; /* allocated once the address has changed */
     size_t bytes;
 } ont_replay_slot;
 
-typedef struct ont_replay { /* of one run and phase; zeroed is empty */
+typedef struct ont_replay { /* of one run and phase; all zero is the empty state */
     void *graph;
     ont_replay_slot *slots;
     uint32_t n_slots;
-    uint32_t calm;      /* calls in a row after which no address was new in moving */
-    bool refused;       /* a capture failed: not tried again */
+    uint32_t calm; /* consecutive calls without a newly moving tensor */
+    bool refused;  /* a capture failed; it is not tried again */
 } ont_replay;
 
 typedef enum ont_replay_verdict { ONT_REPLAY_EAGER, ONT_REPLAY_CAPTURE, ONT_REPLAY_LAUNCH } ont_replay_verdict;
 
 /*
- * What to do with a call of these addresses: the first ONT_REPLAY_WARM in a row in which no address is new in moving
- * are done step by step (algorithms are measured, kernels are loaded), the next is recorded, later ones replay. Tensors
- * of more than ONT_REPLAY_STAGE bytes are not given places: while they move, every call is done step by step. *reason
- * says why a call is, NULL where it is not. ENOMEM.
+ * Chooses how to run a call with these addresses. The first ONT_REPLAY_WARMUP_CALLS consecutive calls without a newly
+ * moving tensor run eagerly (algorithms are tuned, kernels are loaded), the next one is captured, later ones are
+ * launched. Tensors larger than ONT_REPLAY_STATIC_BYTES get no static buffer: while they move, every call runs eagerly.
+ * *reason says why a call runs eagerly; NULL otherwise. ENOMEM.
  */
 enum { ONT_REPLAY_STAGE = 1 << 30, ONT_REPLAY_WARM = 2 };
 ont_status ont_replay_decide(ont_replay *replay, const ont_device *device, void *const *addresses, const size_t *bytes,
@@ -40,10 +39,10 @@ void ont_replay_deinit(ont_replay *replay, const ont_device *device);
 typedef struct ont_replay_counts {
     uint64_t captured, launched;
 } ont_replay_counts;
-ont_replay_counts ont_replay_get_counts(void); /* of the process */
+ont_replay_counts ont_replay_get_counts(void); /* totals of the process */
 void ont_replay_count(ont_replay_verdict verdict);
 
-void ont_replay_enable(bool on); /* on at first */
+void ont_replay_enable(bool on); /* enabled by default */
 bool ont_replay_enabled(void);
 
 #endif

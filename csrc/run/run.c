@@ -17,33 +17,33 @@ struct ont_run {
     ont_program *program;
     ont_pool *pool;
     ont_random random;
-    char *slab;            /* the device's, where there is one; the key of the run lies behind it */
+    char *slab;            /* in device memory if there is a device; its random state follows the planned bytes */
     ont_memory slab_memory;
-    void *stream;          /* that the slab was used on last */
-    void **pointers;       /* per value id */
-    const void **in;       /* scratch for one step */
+    void *stream;    /* the stream that used the slab last */
+    void **pointers; /* per value id */
+    const void **in; /* operands of the current step */
     void **out;
-    ont_block **outputs;   /* per graph output: blocks that the run references; gradients while backward runs */
-    void **aliased_inputs;           /* per graph output: the spent input that this gradient lies in, while backward runs */
-    ont_block **copies;    /* row-major copies of strided inputs, as many as n_copies */
+    ont_block **outputs;   /* per graph output: blocks that the run references; during backward also gradients */
+    void **aliased_inputs; /* per graph output, during backward: the donated input that this gradient aliases */
+    ont_block **copies;    /* contiguous copies of strided inputs; n_copies of them */
     uint32_t n_copies, max_copies;
-    const ont_grad_callback *callback;  /* while backward runs */
-    uint32_t n_delivered, mode; /* gradients handed to it so far, and how it has floats treated */
+    const ont_grad_callback *callback; /* set during backward */
+    uint32_t n_delivered, mode;        /* gradients delivered so far; floating-point mode of the caller of backward */
     bool used;
-    ont_replay replays[2]; /* forward, backward */
-    ont_run *next;         /* in the program's idle list */
+    ont_replay replays[2]; /* of forward and of backward */
+    ont_run *next;         /* next in the program's list of idle runs */
 };
 
-static bool timing; /* read once a phase */
+static bool timing; /* read once per phase */
 
-enum { IDLE_RUNS = 2 }; /* kept with their slabs: one for training, one more for overlapping forwards */
+enum { IDLE_RUNS = 2 }; /* idle runs kept with their slabs: one for training, one for overlapping forwards */
 
 static size_t slab_bytes(const ont_program *p)
 {
     return p->plan.slab_bytes + (p->device ? ONT_PLAN_ALIGN : 0);
 }
 
-/* Where kernels of a device read the three numbers. */
+/* Where device kernels read the random state: key, seed and block. */
 static uint64_t *seed_at(const ont_run *run)
 {
     return run->program->device ? (uint64_t *)(void *)(run->slab + run->program->plan.slab_bytes) : NULL;
@@ -72,7 +72,10 @@ void ont_run_free_idle(ont_program *program)
     program->idle = NULL;
 }
 
-/* Pointers into slab and constants hold for the run's life; inputs and outputs are set at each call. */
+/*
+ * Sets pointers into the slab and to constants, which are valid as long as the run; those of inputs and outputs are set
+ * in each call.
+ */
 static void set_fixed_pointers(ont_run *run)
 {
     const ont_program *p = run->program;
@@ -157,8 +160,10 @@ ont_program *ont_run_program(const ont_run *run)
     return run->program;
 }
 
-/* Row-major contents of a view: its own memory, or a copy that lives as long as the run. Never NULL, which would say
- * that the input is absent: a tensor without elements may have no address. */
+/*
+ * Row-major elements of a view: its own memory, or a copy that lives as long as the run. Never NULL, which means an
+ * absent input: a tensor without elements may have a NULL address.
+ */
 static ont_status materialise(ont_run *run, const ont_tensor_view *view, void **data)
 {
     static char nothing[64];
@@ -174,7 +179,7 @@ static ont_status materialise(ont_run *run, const ont_tensor_view *view, void **
     return ont_device_copy_view(run->program->device, view, block->data, run->stream);
 }
 
-/* Points every value that lies in a graph input or output block to where that is now. */
+/* Sets the pointers of all values that are in a graph input or output block. */
 static void set_bound_pointers(ont_run *run, void *const *inputs)
 {
     const ont_program *p = run->program;
@@ -192,7 +197,7 @@ void ont_run_set_timing(bool on)
     __atomic_store_n(&timing, on, __ATOMIC_RELAXED);
 }
 
-/* Hands over the gradients that are due before step t. */
+/* Passes the gradients that are due before step t to the callback. */
 static ont_status deliver_due(ont_run *run, uint32_t t)
 {
     const ont_program *p = run->program;
@@ -224,7 +229,7 @@ static void open_values(const ont_run *run, const uint32_t *ids, uint32_t n)
     }
 }
 
-/* Of the slab, a kernel has its operands and its scratch; NULL: all of it is open. */
+/* For AddressSanitizer: makes only the operands and scratch memory of a step accessible; NULL: the whole slab. */
 static void fence(const ont_run *run, const ont_step *step)
 {
     const ont_program *p = run->program;
@@ -264,10 +269,13 @@ static ont_status execute_steps(ont_run *run, uint32_t first, uint32_t last)
     return ONT_OK;
 }
 
-/* Products of libraries run in a team of threads; a small program's are over before that could be told. */
+/*
+ * Libraries run matmuls on an OpenMP team, whose threads need the mode too; for a small program setting it would take
+ * longer than the steps.
+ */
 static ont_status execute_flushed(ont_run *run, uint32_t first, uint32_t last)
 {
-    enum { LARGE = 8 << 20 }; /* bytes of activations: some milliseconds */
+    enum { LARGE = 8 << 20 }; /* bytes of activations, about some milliseconds of work */
     bool team = run->program->plan.slab_bytes >= LARGE;
     uint32_t mode;
     ont_denormals_flush(team, &mode);
@@ -276,7 +284,7 @@ static ont_status execute_flushed(ont_run *run, uint32_t first, uint32_t last)
     return status;
 }
 
-/* Records the steps on a private stream. A capture that fails leaves the phase to be done step by step, from now on. */
+/* Captures the steps on a private stream. If a capture fails, the phase runs eagerly from now on. */
 static ont_status capture(ont_run *run, ont_replay *replay, uint32_t first, uint32_t last)
 {
     const ont_device *device = run->program->device;
@@ -293,8 +301,9 @@ static ont_status capture(ont_run *run, ont_replay *replay, uint32_t first, uint
     return status;
 }
 
-/* Where every graph input and output of this phase lies, and how large it is. Saved outputs of the forward are read by
- * backward. */
+/*
+ * Collects address and size of every graph input and output of this phase. Saved forward outputs are read by backward.
+ */
 static void describe_slots(const ont_run *run, void *const *inputs, void **addresses, size_t *bytes)
 {
     const ont_program *p = run->program;
@@ -309,7 +318,7 @@ static void describe_slots(const ont_run *run, void *const *inputs, void **addre
     }
 }
 
-/* Copies moving tensors to their places before the graph, or results from there behind it, and points values there. */
+/* Copies inputs to their static buffers before the launch, or results from theirs after it. */
 static ont_status carry(ont_run *run, const ont_replay *replay, uint32_t first, bool results)
 {
     const ont_program *p = run->program;
@@ -354,7 +363,7 @@ static ont_status decide(ont_run *run, void *const *inputs, ont_replay *replay, 
     return status;
 }
 
-/* Why a phase cannot be recorded whatever its addresses are; NULL: it can. */
+/* Why the phase cannot be captured, whatever its addresses are; NULL: it can. */
 static const char *never_recorded(const ont_device *device)
 {
     if (!device->ops->capture_begin) return "the device does not record";
@@ -362,7 +371,7 @@ static const char *never_recorded(const ont_device *device)
     return __atomic_load_n(&timing, __ATOMIC_RELAXED) ? "steps are timed" : NULL;
 }
 
-/* For explain(): how the phase ran. */
+/* Updates the statistics that explain() shows. */
 static void note(ont_run *run, uint32_t first, ont_replay_verdict verdict, const char *reason)
 {
     ont_program *p = run->program;
@@ -376,7 +385,7 @@ static void note(ont_run *run, uint32_t first, ont_replay_verdict verdict, const
     if (verdict == ONT_REPLAY_CAPTURE) ont_replay_count(ONT_REPLAY_CAPTURE);
 }
 
-/* Steps [first, last), one by one or as a graph. `inputs`: the addresses that are bound. */
+/* Runs steps [first, last) eagerly or as a graph. `inputs`: addresses of the bound graph inputs. */
 static ont_status execute(ont_run *run, void *const *inputs, uint32_t first, uint32_t last)
 {
     const ont_device *device = run->program->device;
@@ -388,7 +397,7 @@ static ont_status execute(ont_run *run, void *const *inputs, uint32_t first, uin
     bool failed_before = replay->refused;
     if (!reason) ONT_TRY(decide(run, inputs, replay, &verdict, &reason));
     if (verdict == ONT_REPLAY_EAGER) {
-        if (!failed_before) note(run, first, verdict, reason); /* else the note says why it failed */
+        if (!failed_before) note(run, first, verdict, reason); /* otherwise the reason of the failed capture stays */
         return execute_steps(run, first, last);
     }
     point_at_stages(run, replay);
@@ -403,7 +412,7 @@ static ont_status execute(ont_run *run, void *const *inputs, uint32_t first, uin
     return carry(run, replay, first, true);
 }
 
-/* Blocks for graph outputs [first, last), before their phase. */
+/* Allocates the blocks of graph outputs [first, last), before their phase. */
 static ont_status take_outputs(ont_run *run, uint32_t first, uint32_t last)
 {
     for (uint32_t i = first; i < last; i++) {
@@ -426,12 +435,12 @@ static ont_status copy_outputs(ont_run *run, uint32_t first, uint32_t last)
     return ONT_OK;
 }
 
-/* The device made current, its stream taken over, and the key put where kernels read it. */
+/* Makes the device current, adopts the caller's stream, and uploads the random state. */
 static ont_status enter(ont_run *run, ont_scope *scope)
 {
     const ont_device *device = run->program->device;
     ONT_TRY(ont_device_enter(device, scope));
-    ont_status status = ont_device_check_fault(run->program); /* of what was found behind the last look */
+    ont_status status = ont_device_check_fault(run->program); /* faults recorded since the last check */
     if (status == ONT_OK && device && device->ops->capturing && device->ops->capturing(device, scope->stream))
         status = ont_fail(ONT_EUNSUPPORTED,
                           "the caller records this stream into a graph, which would repeat one random key: the "
@@ -468,7 +477,7 @@ ont_status ont_run_forward(ont_program *p, ont_pool *pool, const ont_tensor_view
         run->outputs[i] = p->differentiable && p->saved_outputs[i] ? ont_block_ref(outputs[i]) : NULL;
     }
     for (uint32_t i = 0; i < run->n_copies; i++) ont_block_unref(run->copies[i]);
-    run->n_copies = 0; /* backward gets its inputs again */
+    run->n_copies = 0; /* the caller passes the inputs of backward again */
     if (p->differentiable) {
         *result = run;
         ont_device_leave(p->device, &scope);
@@ -484,7 +493,7 @@ done:
     return status;
 }
 
-/* The gradient of a forward output as row-major memory; zeros where there is none. */
+/* Row-major memory of the gradient of a forward output; zeros if there is none. */
 static ont_status bind_gradient(ont_run *run, const ont_value *input, const ont_tensor_view *view, void **data)
 {
     if (view->rank < 0) {
@@ -504,8 +513,10 @@ static ont_status bind_gradient(ont_run *run, const ont_value *input, const ont_
     return materialise(run, view, data);
 }
 
-/* Lets gradients lie in spent inputs. Copies of strided ones are not what the caller has; a device would have to record
- * its steps anew. */
+/*
+ * Lets gradients alias donated inputs. Not for contiguous copies, which are not the caller's memory, and not on
+ * devices, whose captured graphs contain the addresses of the blocks.
+ */
 static void alias_donated(ont_run *run, const ont_tensor_view *inputs, void *const *data, uint8_t *donated)
 {
     const ont_program *p = run->program;
@@ -531,11 +542,12 @@ static ont_status bind_backward(ont_run *run, const ont_tensor_view *inputs, con
     alias_donated(run, inputs, data, donated);
     ONT_TRY(take_outputs(run, p->grads.n_forward_outputs, p->graph->n_outputs));
     set_bound_pointers(run, data);
-    (void)outputs; /* the run holds their blocks; the caller has asked autograd that they are unchanged */
+    /* the run holds their blocks; the caller checks by autograd's version counters that they are unchanged */
+    (void)outputs;
     return ONT_OK;
 }
 
-/* Gradients of graph inputs, each a reference for the caller. */
+/* Returns the gradients of graph inputs, each a reference for the caller. */
 static void hand_out_gradients(ont_run *run, ont_block **in_grads)
 {
     const ont_program *p = run->program;

@@ -1,6 +1,6 @@
 /*
- * A run: one forward of a program and the backward that may follow. Owns its slab (activations) until backward has
- * ended or it is released; holds the output blocks that backward reads.
+ * A run: one forward of a program and the backward that may follow. Owns the slab (activations) until backward has
+ * ended or the run is released; holds references to the output blocks that backward reads.
  */
 #ifndef ONT_RUN_RUN_H
 #define ONT_RUN_RUN_H
@@ -9,24 +9,23 @@
 
 typedef struct ont_run ont_run;
 
-/* What a run's random numbers follow from: the key of ours, and where torch's generator stood (blocks of four words).
- */
+/* Random state of a run: our Philox key, and torch's seed and offset (in blocks of four 32-bit words). */
 typedef struct ont_random {
     uint64_t key, seed, block;
 } ont_random;
 
 /*
- * Executes the forward part. outputs: one block per forward output, each a reference for the caller. *run is NULL
- * where the program has nothing to differentiate. The pool must be the session's, the same for all runs of a program.
+ * Executes the forward phase. outputs: one block per forward output, each a reference for the caller. *run is NULL if
+ * the program has no backward. All runs of a program must use the pool of its session.
  */
 ont_status ont_run_forward(ont_program *program, ont_pool *pool, const ont_tensor_view *inputs,
                            const ont_random *random,
                            ont_block **outputs, ont_run **run) ONT_MUST_USE;
 
 /*
- * Takes the gradients of inputs that were asked for with ONT_WANT_CALLBACK, one after the other on the thread that runs
- * backward, and may overwrite the input: `gradient`, row-major and of the input's dtype and shape, is gone afterwards.
- * Floats are treated as the caller of backward has it. A failure ends backward.
+ * Receives the gradients of inputs with ONT_WANT_CALLBACK, one after the other on the thread that runs backward, and
+ * may overwrite the input. `gradient` is row-major, of the input's dtype and shape, and invalid after the call. The
+ * floating-point mode is that of the caller of backward. A failure ends backward.
  */
 typedef struct ont_grad_callback {
     ont_status (*call)(void *context, uint32_t input, const void *gradient);
@@ -34,24 +33,26 @@ typedef struct ont_grad_callback {
 } ont_grad_callback;
 
 /*
- * Executes the backward part, once. `inputs` and `outputs` hold the tensors that saved_inputs and saved_outputs ask
- * for (others are ignored), `grads` one per forward output (data NULL with rank -1: zero). in_grads: per forward
- * input a block for the caller, or NULL where none flows. The slab is given back on success and on failure. sink: what
- * gradients that are applied go to; NULL where the program has none.
+ * Executes the backward phase, once. `inputs` and `outputs` hold the tensors for which saved_inputs and saved_outputs
+ * are set (others are ignored), `grads` one per forward output (data NULL with rank -1: zeros). in_grads: per forward
+ * input a block for the caller, or NULL if no gradient flows. The slab is released on success and on failure. callback:
+ * receives the gradients with ONT_WANT_CALLBACK; NULL if there are none.
  *
- * spent: NULL, or per forward input whether backward may overwrite what `inputs` has of it, which nobody else reads or
- * will. Where that saves a block the gradient is computed there: in_grads is NULL, spent stays set. It is cleared for
- * all others. On failure such inputs may be half overwritten.
+ * donated: NULL, or per forward input whether its memory in `inputs` is donated: backward may overwrite it, since
+ * nothing else reads it any more. If that saves a block, the gradient aliases the input: in_grads is NULL and donated
+ * stays set. It is cleared for all other inputs. On failure donated inputs may be partly overwritten.
  */
 ont_status ont_run_backward(ont_run *run, const ont_tensor_view *inputs, const ont_tensor_view *outputs,
                             const ont_tensor_view *grads,
                             const ont_grad_callback *callback, uint8_t *donated, ont_block **in_grads) ONT_MUST_USE;
 
-void ont_run_release(ont_run *run); /* the run is gone afterwards; its slab may serve the next one */
+void ont_run_release(ont_run *run); /* `run` is invalid afterwards; its slab may be reused */
 ont_program *ont_run_program(const ont_run *run);
-void ont_run_free_idle(ont_program *program); /* called by the program when it goes */
+void ont_run_free_idle(ont_program *program); /* called when the program is destroyed */
 
-/* From now on every run notes in its program when each step began and ended; concurrent runs overwrite each other's. */
+/*
+ * From now on every run writes begin and end of each step to its program; concurrent runs overwrite each other's times.
+ */
 void ont_run_set_timing(bool on);
 
 /* Row-major copy of a strided tensor. */

@@ -1,6 +1,6 @@
 /*
  * Session and program cache. See session.h. A Run object of py/ keeps its Session alive, so the loaded graph, whose
- * constants programs share, outlives every run.
+ * constants the programs share, outlives every run.
  */
 #include "run/session.h"
 
@@ -12,7 +12,7 @@
 #include "passes/pipeline.h"
 
 typedef struct entry {
-    int64_t *key; /* the first word, see make_key(); per input dtype, wants, rank, dims; the facts */
+    int64_t *key; /* one word of settings; per input dtype, wants, rank and dims; the probed values; see make_key() */
     size_t key_length;
     ont_program *program;
     uint64_t used;
@@ -25,16 +25,16 @@ struct ont_session {
     ont_pool *pool;
     const ont_device *device;
     entry *entries;
-    uint32_t n_entries, max_entries; /* probes: MAX_PROBES more */
+    uint32_t n_entries, max_entries; /* the array has MAX_PROBE_PROGRAMS more, for probes */
     entry *last;
     uint64_t clock;
-    int64_t *key; /* scratch */
+    int64_t *key; /* scratch memory for make_key() */
     size_t key_capacity;
     ont_session_stats stats;
     bool random;
 };
 
-/* Of the graph and of every body in it. */
+/* Checks the graph and all its subgraphs. */
 static ont_status check_operators(ont_session *s, const ont_graph *g)
 {
     for (const ont_node *node = g->first; node; node = node->next) {
@@ -88,7 +88,7 @@ void ont_session_destroy(ont_session *s)
     ont_free(s);
 }
 
-/* Room for contents in a key, behind one word for their size: a fact of nothing differs from no fact. */
+/* Words of a value in the key: its size and its elements. The size tells an empty value from no value. */
 static size_t key_words(const ont_tensor *value)
 {
     return 1 + (value->bytes + sizeof(int64_t) - 1) / sizeof(int64_t);
@@ -108,8 +108,7 @@ static ont_status make_key(ont_session *s, const ont_tensor_view *inputs, const 
         s->key_capacity = n;
     }
     int64_t *word = s->key;
-    /* Number of facts, since an empty one adds no word of its own, and is known all the same; what kernels are chosen
-     * by; the threads that they are cut for. */
+    /* Number of probed values; settings that decide which kernels are chosen; number of threads. */
     *word++ = (int64_t)probed->n_values | (int64_t)ont_matmul_precision_setting() << 32 |
             (int64_t)ont_gemm_is_by_rule() << 39 | (int64_t)ont_parallel_threads() << 40;
     for (uint32_t i = 0; i < s->graph->n_inputs; i++) {
@@ -117,7 +116,7 @@ static ont_status make_key(ont_session *s, const ont_tensor_view *inputs, const 
         *word++ = (int64_t)v->dtype | (int64_t)(wants ? wants[i] : ONT_WANT_NOTHING) << 8 | (int64_t)v->rank << 16;
         for (int d = 0; d < v->rank; d++) *word++ = v->dims[d];
     }
-    for (uint32_t i = 0; i < probed->n_values; i++) { /* their types follow from what stands before them */
+    for (uint32_t i = 0; i < probed->n_values; i++) { /* their dtypes and shapes follow from the words before */
         const ont_tensor *value = &probed->values[i];
         word[key_words(value) - 1] = 0;
         word[0] = (int64_t)value->bytes;
@@ -133,7 +132,7 @@ static bool matches(const entry *e, const int64_t *key, size_t length)
     return e->program && e->key_length == length && !memcmp(e->key, key, length * sizeof *key);
 }
 
-/* A free entry, or the one of its kind that is least recently used, emptied. */
+/* A free entry, or the least recently used one of the same kind (program or probe), cleared. */
 static entry *evict_entry(ont_session *s, bool probe)
 {
     entry *least_recent = NULL;
@@ -163,7 +162,7 @@ static ont_status build(ont_session *s, const ont_tensor_view *inputs, const uin
         ont_free(key);
         return status;
     }
-    s->last = NULL; /* may be the one that is emptied */
+    s->last = NULL; /* it may be the entry that is evicted */
     entry *e = evict_entry(s, program->probe);
     *e = (entry){.key = key, .key_length = length, .program = program};
     program->probe ? s->stats.probes_built++ : s->stats.programs_built++;
@@ -192,7 +191,7 @@ ont_status ont_session_program(ont_session *s, const ont_tensor_view *inputs, co
     return ONT_OK;
 }
 
-/* To the process's memory; waits for a device. */
+/* Copies a block to host memory; waits for the device. */
 static ont_status read_block(const ont_block *block, void *to)
 {
     const ont_device *device = block->device;

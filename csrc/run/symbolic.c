@@ -1,5 +1,5 @@
 /*
- * Inference with sample sizes, and the expressions that explain what came out. See symbolic.h.
+ * Shape inference with sample sizes, and the expressions fitted to the results. See symbolic.h.
  */
 #include "run/symbolic.h"
 
@@ -11,20 +11,20 @@
 
 enum { SAMPLES = 4, MAX_SYMBOLS = 256 };
 
-/* What a value was in each trial. */
+/* The type of a value in each sample. */
 typedef struct observed {
-    uint32_t n; /* trials in which it had a shape */
+    uint32_t n; /* samples in which it had a shape */
     ont_dtype dtype;
-    bool differs; /* in dtype or rank */
+    bool differs; /* dtype or rank differ between samples */
     int rank;
     int64_t dims[SAMPLES][ONT_MAX_RANK];
 } observed;
 
 typedef struct sampler {
     const ont_graph *loaded;
-    uint32_t n_symbols;       /* the graph's, then one for each dim of an input that has no name */
+    uint32_t n_symbols;        /* the graph's symbols, then one per unnamed dim of an input */
     int64_t (*sizes)[SAMPLES]; /* per symbol */
-    observed *values;             /* per value of the loaded graph, then per output of it */
+    observed *values;          /* per value of the loaded graph, then per output of it */
 } sampler;
 
 static bool is_prime(int64_t n)
@@ -34,8 +34,10 @@ static bool is_prime(int64_t n)
     return true;
 }
 
-/* Distinct primes times `factor`: no two symbols agree in two trials, and most divisions that models write come out
- * even. */
+/*
+ * Sizes are distinct primes times `factor`: no two symbols agree in two samples, and `factor` makes most divisions in
+ * models exact.
+ */
 static void choose_sizes(sampler *s, int64_t factor)
 {
     int64_t prime = 5;
@@ -46,7 +48,7 @@ static void choose_sizes(sampler *s, int64_t factor)
         }
 }
 
-/* Sizes for every input; false where one has no rank. */
+/* Sets the sizes of every input; false if one has no rank. */
 static bool set_inputs(const sampler *s, ont_graph *g, int sample)
 {
     uint32_t unnamed = s->loaded->n_symbols;
@@ -78,7 +80,7 @@ static void observe(observed *at, const ont_value *v, int sample)
     at->n++;
 }
 
-/* A clone has the values that are no inputs in the same order, then the inputs. */
+/* A clone has the non-input values in the same order, then the inputs. */
 static void observe_all(sampler *s, const ont_graph *g, int sample)
 {
     uint32_t other = 0;
@@ -101,7 +103,7 @@ static ont_status run_sample(sampler *s, int sample, bool *done)
     return status;
 }
 
-/* All trials with one kind of sizes; a failure of the model at such sizes is handed on. */
+/* Runs all samples with one factor; errors of the model at these sizes are returned. */
 static ont_status run_samples(sampler *s, int64_t factor, bool *done)
 {
     choose_sizes(s, factor);
@@ -126,7 +128,7 @@ static const char *format_affine(ont_arena *arena, int64_t factor, const char *b
     return ont_arena_format(arena, "%s %c %" PRId64, scaled, term < 0 ? '-' : '+', term < 0 ? -term : term);
 }
 
-/* Whether d is factor * x + term in every trial, with whole numbers. */
+/* Whether d = factor * x + term in every sample, with integers. */
 static bool fits_affine(const int64_t *d, const int64_t *x, int64_t *factor, int64_t *term)
 {
     if (x[1] == x[0] || (d[1] - d[0]) % (x[1] - x[0])) return false;
@@ -137,13 +139,13 @@ static bool fits_affine(const int64_t *d, const int64_t *x, int64_t *factor, int
     return *factor != 0;
 }
 
-/* a symbol i, then i + j, then i * j, each scaled and shifted; *text stays NULL where nothing fits. */
+/* Fits symbol i, then i + j, then i * j, each scaled and shifted; *text stays NULL if nothing fits. */
 static ont_status fit_expression(const sampler *s, ont_arena *arena, const int64_t *d, const char **text)
 {
     int64_t factor, term, x[SAMPLES];
     for (uint32_t i = 0; i < s->n_symbols; i++) {
         if (!fits_affine(d, s->sizes[i], &factor, &term)) continue;
-        if (!symbol_name(s, i)) return ONT_OK; /* right, but it has no name */
+        if (!symbol_name(s, i)) return ONT_OK; /* the fitting symbol has no name */
         *text = format_affine(arena, factor, symbol_name(s, i), term);
         return *text ? ONT_OK : ONT_ENOMEM;
     }
@@ -189,7 +191,7 @@ static ont_status collect(const sampler *s, ont_arena *arena, ont_symbolic **val
         const ont_value *v = i < g->n_values ? g->values[i] : g->outputs[i - g->n_values];
         bool output = i >= g->n_values;
         if (v->kind == ONT_VALUE_CONSTANT || v->anonymous || !s->values[i].n) continue;
-        if (!output && ont_value_is_output(g, v)) continue; /* comes as an output */
+        if (!output && ont_value_is_output(g, v)) continue; /* listed as an output */
         all[count].name = ont_arena_strdup(arena, v->name);
         if (!all[count].name) return ONT_ENOMEM;
         ONT_TRY(derive_type(s, arena, &s->values[i], &all[count]));

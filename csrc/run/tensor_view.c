@@ -1,5 +1,5 @@
 /*
- * Strided tensors that come in through DLPack: is it row-major, and a copy that is.
+ * Strided tensors from DLPack: contiguity check and contiguous copy.
  */
 #include <string.h>
 
@@ -19,7 +19,7 @@ bool ont_tensor_view_is_contiguous(const ont_tensor_view *view)
     return true;
 }
 
-/* One innermost row of `n` elements, `stride` apart. */
+/* Copies an innermost row of `n` elements, `stride` elements apart. */
 static void copy_row(char *to, const char *from, int64_t n, int64_t stride, size_t size)
 {
     if (stride == 1) {
