@@ -439,7 +439,7 @@ static PyObject *session_graphs(PyObject *object, PyObject *unused)
     const ont_program *p = ont_session_last_program(session);
     PyObject *list = PyList_New(0);
     for (int phase = 0; list && p && p->device && phase < 1 + p->differentiable; phase++) {
-        const ont_phase_note *n = &p->notes[phase];
+        const ont_phase_stats *n = &p->phase_stats[phase];
         PyObject *item = Py_BuildValue("sKKs", phase ? "backward" : "forward", (unsigned long long)n->captured,
                                        (unsigned long long)n->launched, n->reason);
         if (!item || PyList_Append(list, item) < 0) Py_CLEAR(list);

@@ -46,10 +46,10 @@ typedef struct ont_grad_delivery {
 } ont_grad_delivery;
 
 /* Per phase, on a device that captures graphs: number of captures and launches, and why the last call ran eagerly. */
-typedef struct ont_phase_note {
+typedef struct ont_phase_stats {
     uint64_t captured, launched;
     char reason[160]; /* empty: it ran as a graph */
-} ont_phase_note;
+} ont_phase_stats;
 
 typedef struct ont_program {
     ont_graph *graph;
@@ -82,7 +82,7 @@ typedef struct ont_program {
     pthread_mutex_t lock;
     struct ont_run *idle;
     uint32_t n_idle;
-    ont_phase_note notes[2];
+    ont_phase_stats phase_stats[2];
 } ont_program;
 
 /*

@@ -36,7 +36,7 @@ struct ont_run {
 
 static bool timing; /* read once per phase */
 
-enum { IDLE_RUNS = 2 }; /* idle runs kept with their slabs: one for training, one for overlapping forwards */
+enum { MAX_IDLE_RUNS = 2 }; /* idle runs kept with their slabs: one for training, one for overlapping forwards */
 
 static size_t slab_bytes(const ont_program *p)
 {
@@ -144,7 +144,7 @@ void ont_run_release(ont_run *run)
     run->n_copies = 0;
     ont_pool_open_runs(run->pool, -1);
     pthread_mutex_lock(&p->lock);
-    bool keep = p->n_idle < IDLE_RUNS;
+    bool keep = p->n_idle < MAX_IDLE_RUNS;
     if (keep) {
         run->next = p->idle;
         p->idle = run;
@@ -164,7 +164,7 @@ ont_program *ont_run_program(const ont_run *run)
  * Row-major elements of a view: its own memory, or a copy that lives as long as the run. Never NULL, which means an
  * absent input: a tensor without elements may have a NULL address.
  */
-static ont_status materialise(ont_run *run, const ont_tensor_view *view, void **data)
+static ont_status make_contiguous(ont_run *run, const ont_tensor_view *view, void **data)
 {
     static char nothing[64];
     if (ont_tensor_view_is_contiguous(view)) {
@@ -230,7 +230,7 @@ static void open_values(const ont_run *run, const uint32_t *ids, uint32_t n)
 }
 
 /* For AddressSanitizer: makes only the operands and scratch memory of a step accessible; NULL: the whole slab. */
-static void fence(const ont_run *run, const ont_step *step)
+static void fence_slab(const ont_run *run, const ont_step *step)
 {
     const ont_program *p = run->program;
     if (!ONT_FENCED || p->device) return;
@@ -259,11 +259,11 @@ static ont_status execute_steps(ont_run *run, uint32_t first, uint32_t last)
         call.state = step->state;
         call.step = (int32_t)t;
         call.work = run->slab + step->work_offset;
-        fence(run, step);
+        fence_slab(run, step);
         if (timed) p->times[t][0] = ont_seconds();
         ont_status status = step->kernel->run(&call);
         if (timed) p->times[t][1] = ont_seconds();
-        fence(run, NULL);
+        fence_slab(run, NULL);
         if (status != ONT_OK) return ont_context(status, "%s '%s'", step->node->op_type, step->node->name);
     }
     return ONT_OK;
@@ -297,14 +297,14 @@ static ont_status capture(ont_run *run, ont_replay *replay, uint32_t first, uint
     }
     run->stream = stream;
     replay->graph = status == ONT_OK ? graph : NULL;
-    replay->refused = status != ONT_OK;
+    replay->capture_failed = status != ONT_OK;
     return status;
 }
 
 /*
  * Collects address and size of every graph input and output of this phase. Saved forward outputs are read by backward.
  */
-static void describe_slots(const ont_run *run, void *const *inputs, void **addresses, size_t *bytes)
+static void collect_addresses(const ont_run *run, void *const *inputs, void **addresses, size_t *bytes)
 {
     const ont_program *p = run->program;
     for (uint32_t i = 0; i < p->graph->n_inputs; i++) {
@@ -319,35 +319,35 @@ static void describe_slots(const ont_run *run, void *const *inputs, void **addre
 }
 
 /* Copies inputs to their static buffers before the launch, or results from theirs after it. */
-static ont_status carry(ont_run *run, const ont_replay *replay, uint32_t first, bool results)
+static ont_status copy_static_buffers(ont_run *run, const ont_replay *replay, uint32_t first, bool results)
 {
     const ont_program *p = run->program;
-    uint32_t n_inputs = p->graph->n_inputs, own = first ? p->grads.n_forward_outputs : 0;
+    uint32_t n_inputs = p->graph->n_inputs, first_own = first ? p->grads.n_forward_outputs : 0;
     uint32_t end = first ? p->graph->n_outputs : p->grads.n_forward_outputs;
-    for (uint32_t i = 0; i < replay->n_slots; i++) {
-        const ont_replay_slot *slot = &replay->slots[i];
-        bool is_result = i >= n_inputs + own && i < n_inputs + end;
-        if (!slot->stage.data || !slot->seen || is_result != results) continue;
-        ONT_TRY(ont_device_copy(p->device, results ? slot->seen : slot->stage.data,
-                                results ? slot->stage.data : slot->seen, slot->bytes, run->stream));
+    for (uint32_t i = 0; i < replay->n_tensors; i++) {
+        const ont_replay_tensor *tensor = &replay->tensors[i];
+        bool is_result = i >= n_inputs + first_own && i < n_inputs + end;
+        if (!tensor->static_buffer.data || !tensor->address || is_result != results) continue;
+        ONT_TRY(ont_device_copy(p->device, results ? tensor->address : tensor->static_buffer.data,
+                                results ? tensor->static_buffer.data : tensor->address, tensor->bytes, run->stream));
     }
     return ONT_OK;
 }
 
-static void point_at_stages(ont_run *run, const ont_replay *replay)
+static void use_static_buffers(ont_run *run, const ont_replay *replay)
 {
     const ont_program *p = run->program;
     for (uint32_t i = 0; i < p->graph->n_values; i++) {
         const ont_location *location = &p->plan.locations[i];
         if (location->kind != ONT_LOCATION_INPUT && location->kind != ONT_LOCATION_OUTPUT) continue;
-        const ont_replay_slot *slot =
-            &replay->slots[location->index + (location->kind == ONT_LOCATION_OUTPUT ? p->graph->n_inputs : 0)];
-        if (slot->stage.data && slot->seen) run->pointers[i] = slot->stage.data;
+        const ont_replay_tensor *tensor =
+            &replay->tensors[location->index + (location->kind == ONT_LOCATION_OUTPUT ? p->graph->n_inputs : 0)];
+        if (tensor->static_buffer.data && tensor->address) run->pointers[i] = tensor->static_buffer.data;
     }
 }
 
-static ont_status decide(ont_run *run, void *const *inputs, ont_replay *replay, ont_replay_verdict *verdict,
-                         const char **reason)
+static ont_status choose_mode(ont_run *run, void *const *inputs, ont_replay *replay, ont_replay_mode *mode,
+                              const char **reason)
 {
     const ont_graph *g = run->program->graph;
     uint32_t n = g->n_inputs + g->n_outputs;
@@ -355,8 +355,8 @@ static ont_status decide(ont_run *run, void *const *inputs, ont_replay *replay, 
     size_t *bytes = ont_calloc(n + 1, sizeof *bytes);
     ont_status status = addresses && bytes ? ONT_OK : ONT_ENOMEM;
     if (status == ONT_OK) {
-        describe_slots(run, inputs, addresses, bytes);
-        status = ont_replay_decide(replay, run->program->device, addresses, bytes, n, verdict, reason);
+        collect_addresses(run, inputs, addresses, bytes);
+        status = ont_replay_choose_mode(replay, run->program->device, addresses, bytes, n, mode, reason);
     }
     ont_free(addresses);
     ont_free(bytes);
@@ -364,25 +364,25 @@ static ont_status decide(ont_run *run, void *const *inputs, ont_replay *replay, 
 }
 
 /* Why the phase cannot be captured, whatever its addresses are; NULL: it can. */
-static const char *never_recorded(const ont_device *device)
+static const char *capture_obstacle(const ont_device *device)
 {
-    if (!device->ops->capture_begin) return "the device does not record";
+    if (!device->ops->capture_begin) return "the device does not capture graphs";
     if (!ont_replay_enabled()) return "off: ORTMODULE_CUDA_GRAPH is 0";
     return __atomic_load_n(&timing, __ATOMIC_RELAXED) ? "steps are timed" : NULL;
 }
 
 /* Updates the statistics that explain() shows. */
-static void note(ont_run *run, uint32_t first, ont_replay_verdict verdict, const char *reason)
+static void record_phase(ont_run *run, uint32_t first, ont_replay_mode mode, const char *reason)
 {
     ont_program *p = run->program;
-    ont_phase_note *n = &p->notes[first != 0];
+    ont_phase_stats *n = &p->phase_stats[first != 0];
     pthread_mutex_lock(&p->lock);
-    n->captured += verdict == ONT_REPLAY_CAPTURE;
-    n->launched += verdict != ONT_REPLAY_EAGER;
+    n->captured += mode == ONT_REPLAY_CAPTURE;
+    n->launched += mode != ONT_REPLAY_EAGER;
     snprintf(n->reason, sizeof n->reason, "%s", reason ? reason : "");
     pthread_mutex_unlock(&p->lock);
-    if (verdict != ONT_REPLAY_EAGER) ont_replay_count(ONT_REPLAY_LAUNCH);
-    if (verdict == ONT_REPLAY_CAPTURE) ont_replay_count(ONT_REPLAY_CAPTURE);
+    if (mode != ONT_REPLAY_EAGER) ont_replay_count(ONT_REPLAY_LAUNCH);
+    if (mode == ONT_REPLAY_CAPTURE) ont_replay_count(ONT_REPLAY_CAPTURE);
 }
 
 /* Runs steps [first, last) eagerly or as a graph. `inputs`: addresses of the bound graph inputs. */
@@ -390,30 +390,31 @@ static ont_status execute(ont_run *run, void *const *inputs, uint32_t first, uin
 {
     const ont_device *device = run->program->device;
     ont_replay *replay = &run->replays[first != 0];
-    ont_replay_verdict verdict = ONT_REPLAY_EAGER;
+    ont_replay_mode mode = ONT_REPLAY_EAGER;
     if (!device) return execute_flushed(run, first, last);
     if (first >= last) return ONT_OK;
-    const char *reason = never_recorded(device);
-    bool failed_before = replay->refused;
-    if (!reason) ONT_TRY(decide(run, inputs, replay, &verdict, &reason));
-    if (verdict == ONT_REPLAY_EAGER) {
-        if (!failed_before) note(run, first, verdict, reason); /* otherwise the reason of the failed capture stays */
+    const char *reason = capture_obstacle(device);
+    bool failed_before = replay->capture_failed;
+    if (!reason) ONT_TRY(choose_mode(run, inputs, replay, &mode, &reason));
+    if (mode == ONT_REPLAY_EAGER) {
+        /* the reason of a failed capture stays */
+        if (!failed_before) record_phase(run, first, mode, reason);
         return execute_steps(run, first, last);
     }
-    point_at_stages(run, replay);
-    ONT_TRY(carry(run, replay, first, false));
-    if (verdict == ONT_REPLAY_CAPTURE && capture(run, replay, first, last) != ONT_OK) {
-        note(run, first, ONT_REPLAY_EAGER, ont_error_message());
+    use_static_buffers(run, replay);
+    ONT_TRY(copy_static_buffers(run, replay, first, false));
+    if (mode == ONT_REPLAY_CAPTURE && capture(run, replay, first, last) != ONT_OK) {
+        record_phase(run, first, ONT_REPLAY_EAGER, ont_error_message());
         ONT_TRY(execute_steps(run, first, last));
     } else {
         ONT_TRY(device->ops->graph_launch(device, replay->graph, run->stream));
-        note(run, first, verdict, NULL);
+        record_phase(run, first, mode, NULL);
     }
-    return carry(run, replay, first, true);
+    return copy_static_buffers(run, replay, first, true);
 }
 
 /* Allocates the blocks of graph outputs [first, last), before their phase. */
-static ont_status take_outputs(ont_run *run, uint32_t first, uint32_t last)
+static ont_status alloc_outputs(ont_run *run, uint32_t first, uint32_t last)
 {
     for (uint32_t i = first; i < last; i++) {
         const ont_value *v = run->program->graph->outputs[i];
@@ -443,8 +444,8 @@ static ont_status enter(ont_run *run, ont_scope *scope)
     ont_status status = ont_device_check_fault(run->program); /* faults recorded since the last check */
     if (status == ONT_OK && device && device->ops->capturing && device->ops->capturing(device, scope->stream))
         status = ont_fail(ONT_EUNSUPPORTED,
-                          "the caller records this stream into a graph, which would repeat one random key: the "
-                          "engine records its own graphs");
+                          "the caller records this stream into a graph, whose replays would repeat one random key; "
+                          "the engine captures graphs of its own");
     if (device && status == ONT_OK && run->used && run->stream != scope->stream)
         status = device->ops->join(device, scope->stream, run->stream);
     run->stream = scope->stream;
@@ -466,8 +467,8 @@ ont_status ont_run_forward(ont_program *p, ont_pool *pool, const ont_tensor_view
     if (status != ONT_OK) goto done;
     ONT_TRYGOTO(status, fail_run, enter(run, &scope));
     for (uint32_t i = 0; i < p->grads.n_forward_inputs; i++)
-        ONT_TRYGOTO(status, fail, materialise(run, &inputs[i], &data[i]));
-    ONT_TRYGOTO(status, fail, take_outputs(run, 0, p->grads.n_forward_outputs));
+        ONT_TRYGOTO(status, fail, make_contiguous(run, &inputs[i], &data[i]));
+    ONT_TRYGOTO(status, fail, alloc_outputs(run, 0, p->grads.n_forward_outputs));
     set_bound_pointers(run, data);
     ONT_TRYGOTO(status, fail, execute(run, data, 0, p->split));
     ONT_TRYGOTO(status, fail, copy_outputs(run, 0, p->grads.n_forward_outputs));
@@ -510,7 +511,7 @@ static ont_status bind_gradient(ont_run *run, const ont_value *input, const ont_
                         ont_shape_text(&shape, got), ont_dtype_name(input->dtype),
                         ont_shape_text(&input->shape, expected));
     }
-    return materialise(run, view, data);
+    return make_contiguous(run, view, data);
 }
 
 /*
@@ -534,13 +535,13 @@ static ont_status bind_backward(ont_run *run, const ont_tensor_view *inputs, con
 {
     const ont_program *p = run->program;
     for (uint32_t i = 0; i < p->grads.n_forward_inputs; i++)
-        if (p->saved_inputs[i]) ONT_TRY(materialise(run, &inputs[i], &data[i]));
+        if (p->saved_inputs[i]) ONT_TRY(make_contiguous(run, &inputs[i], &data[i]));
     for (uint32_t i = 0; i < p->grads.n_forward_outputs; i++) {
         int32_t input = p->grads.grad_input[i];
         if (input >= 0) ONT_TRY(bind_gradient(run, p->graph->inputs[input], &grads[i], &data[input]));
     }
     alias_donated(run, inputs, data, donated);
-    ONT_TRY(take_outputs(run, p->grads.n_forward_outputs, p->graph->n_outputs));
+    ONT_TRY(alloc_outputs(run, p->grads.n_forward_outputs, p->graph->n_outputs));
     set_bound_pointers(run, data);
     /* the run holds their blocks; the caller checks by autograd's version counters that they are unchanged */
     (void)outputs;
@@ -548,7 +549,7 @@ static ont_status bind_backward(ont_run *run, const ont_tensor_view *inputs, con
 }
 
 /* Returns the gradients of graph inputs, each a reference for the caller. */
-static void hand_out_gradients(ont_run *run, ont_block **in_grads)
+static void return_gradients(ont_run *run, ont_block **in_grads)
 {
     const ont_program *p = run->program;
     for (uint32_t i = 0; i < p->grads.n_forward_inputs; i++) {
@@ -579,7 +580,7 @@ ont_status ont_run_backward(ont_run *run, const ont_tensor_view *inputs, const o
     if (status == ONT_OK && has_delivery_due(run, p->n_steps)) status = deliver_due(run, p->n_steps);
     run->callback = NULL;
     if (status == ONT_OK && p->device && p->device->ops->waits) status = ont_device_check_fault(p);
-    if (status == ONT_OK) hand_out_gradients(run, in_grads);
+    if (status == ONT_OK) return_gradients(run, in_grads);
     ont_device_leave(p->device, &scope);
 done:
     ont_run_release(run);
