@@ -1,7 +1,7 @@
 /*
- * Shares the work of all tensors among all cores: cut into chunks of a fixed size, small tensors gathered into batches,
- * taken by the threads as they become free. Sums are kept by chunk and added in order, so that a result does not depend
- * on the threads. Called by py/optim.c, without the GIL.
+ * Distributes the work of all tensors over all cores. Tensors are cut into chunks of a fixed size, and chunks are
+ * grouped into batches, which threads take from queues. Sums are kept per chunk and added in a fixed order, so results
+ * do not depend on the number of threads. Called by py/optim.c without the GIL.
  */
 #include <math.h>
 #include <stdatomic.h>
@@ -12,30 +12,30 @@
 #include "optim/optim.h"
 
 enum {
-    CHUNK = 1 << 16,      /* elements; a multiple of ONT_QUANT_BLOCK and of stage.c's piece */
-    BATCH_LEAST = 1 << 15, /* elements that a thread takes at once: long stretches of memory are read faster, short ones
-                            */
-    BATCH_MOST = 1 << 20, /* share the work more evenly */
-    BATCHES = 64, /* for each thread, as far as that allows */
-    LAST = 16, /* this part of the work is handed out in the shortest, so that threads end together */
-    SMALL = 1 << 14, /* bytes; of operands up to this size the next one's are asked for in time */
-    STRETCH = 256, /* elements of such a one between which memory is asked for */
-    TURN = 1 << 10, /* elements of each of two streams that are read in turn */
-    LINE = 64,
-    STEPS_AHEAD = 16,
-    SHARES = 64, /* threads beyond share them */
+    CHUNK_ELEMENTS = 1 << 16,     /* a multiple of ONT_QUANT_BLOCK and of STAGE_ELEMENTS */
+    MIN_BATCH_ELEMENTS = 1 << 15, /* minimum batch: long stretches of memory are read faster */
+    MAX_BATCH_ELEMENTS = 1 << 20, /* maximum batch: short ones balance the load */
+    BATCHES_PER_THREAD = 64,      /* target number */
+    /* the last 1/TAIL_DIVISOR of the elements is cut into minimum batches, so that threads end together */
+    TAIL_DIVISOR = 16,
+    SMALL_BYTES = 1 << 14, /* operands up to this size: software prefetch of the next chunk */
+    PREFETCH_ELEMENTS = 256, /* elements updated between two prefetches */
+    INTERLEAVE_ELEMENTS = 1 << 10, /* elements read from each of two streams in turn */
+    CACHE_LINE = 64,
+    PREFETCH_TENSORS = 16,
+    MAX_QUEUES = 64, /* further threads share queues */
 };
 
 ont_status ont_optim_reserve(void *array, size_t *capacity, size_t need, size_t size)
 {
     if (need <= *capacity) return ONT_OK;
-    size_t room = need > 2 * *capacity ? need : 2 * *capacity;
+    size_t grown = need > 2 * *capacity ? need : 2 * *capacity;
     void *block;
     memcpy(&block, array, sizeof block);
-    void *moved = ont_realloc(block, room, size);
+    void *moved = ont_realloc(block, grown, size);
     if (!moved) return ONT_ENOMEM;
     memcpy(array, &moved, sizeof moved);
-    *capacity = room;
+    *capacity = grown;
     return ONT_OK;
 }
 
@@ -62,10 +62,10 @@ void ont_optim_clear(ont_optim *o)
     size_t capacity = o->last_capacity;
     o->last = o->tensors;
     o->last_capacity = o->tensors_capacity;
-    o->n_last = o->clear ? o->n_tensors : 0;
+    o->n_last = o->overlap_checked ? o->n_tensors : 0;
     o->tensors = tensors;
     o->tensors_capacity = capacity;
-    o->clear = false;
+    o->overlap_checked = false;
     o->n_tensors = o->n_updates = 0;
     if (o->layouts.bytes) {
         ont_arena_deinit(&o->layouts);
@@ -109,20 +109,20 @@ ont_storage ont_optim_direct(const ont_optim_tensor *t)
     return storage == ONT_STORAGE_F16 ? ONT_STORAGE_COUNT : storage;
 }
 
-/* Elements of a batch. Sums are kept by chunk, so that this may depend on the number of threads. */
+/* Elements per batch. Sums are kept per chunk, so this may depend on the number of threads. */
 static int64_t batch_size(int64_t total)
 {
-    int64_t size = total / (BATCHES * ont_parallel_threads());
-    return size < BATCH_LEAST ? BATCH_LEAST : size > BATCH_MOST ? BATCH_MOST : size;
+    int64_t size = total / (BATCHES_PER_THREAD * ont_parallel_threads());
+    return size < MIN_BATCH_ELEMENTS ? MIN_BATCH_ELEMENTS : size > MAX_BATCH_ELEMENTS ? MAX_BATCH_ELEMENTS : size;
 }
 
-/* Chunks in the order of the tensors, and batches of them. */
-static ont_status cut(ont_optim *o)
+/* Cuts the tensors into chunks, in order, and groups the chunks into batches. */
+static ont_status partition(ont_optim *o)
 {
     size_t n = 0;
     int64_t total = 0;
     for (size_t i = 0; i < o->n_tensors; i++) {
-        n += (size_t)((o->tensors[i].count + CHUNK - 1) / CHUNK);
+        n += (size_t)((o->tensors[i].count + CHUNK_ELEMENTS - 1) / CHUNK_ELEMENTS);
         total += o->tensors[i].count;
     }
     ONT_TRY(ont_optim_reserve(&o->chunks, &o->chunks_capacity, n, sizeof *o->chunks));
@@ -130,54 +130,57 @@ static ont_status cut(ont_optim *o)
     ONT_TRY(ont_optim_reserve(&o->sums, &o->sums_capacity, 2 * n, sizeof *o->sums));
     ONT_TRY(ont_optim_reserve(&o->ratios, &o->ratios_capacity, o->n_tensors, sizeof *o->ratios));
     o->n_chunks = o->n_batches = 0;
-    int64_t size = batch_size(total), left = total, gathered = size;
+    int64_t size = batch_size(total), remaining = total, batch_elements = size;
     for (size_t i = 0; i < o->n_tensors; i++)
-        for (int64_t first = 0; first < o->tensors[i].count; first += CHUNK) {
-            int64_t count = o->tensors[i].count - first < CHUNK ? o->tensors[i].count - first : CHUNK;
-            if (gathered >= (left < total / LAST ? BATCH_LEAST : size)) {
+        for (int64_t first = 0; first < o->tensors[i].count; first += CHUNK_ELEMENTS) {
+            int64_t count = o->tensors[i].count - first < CHUNK_ELEMENTS ? o->tensors[i].count - first : CHUNK_ELEMENTS;
+            if (batch_elements >= (remaining < total / TAIL_DIVISOR ? MIN_BATCH_ELEMENTS : size)) {
                 o->batches[o->n_batches++] = (int64_t)o->n_chunks;
-                gathered = 0;
+                batch_elements = 0;
             }
-            gathered += count;
-            left -= count;
+            batch_elements += count;
+            remaining -= count;
             o->chunks[o->n_chunks++] = (ont_optim_chunk){(uint32_t)i, first, count};
         }
     o->batches[o->n_batches] = (int64_t)o->n_chunks;
     return ONT_OK;
 }
 
-/* Batches that one thread takes first, step after step: what it wrote of them is in its cache. */
-typedef struct share {
-    _Alignas(LINE) atomic_size_t next;
+/*
+ * A queue of batches. Each thread starts with the same queue in every step, so that its cache still holds what it wrote
+ * there, and then helps with the other queues.
+ */
+typedef struct queue {
+    _Alignas(CACHE_LINE) atomic_size_t next;
     size_t end;
-} share;
+} queue;
 
 typedef struct pass {
     ont_optim *o;
     const ont_optim_table *loops;
     const ont_optim_request *request;
     ont_rule rule;
-    void (*body)(struct pass *pass, size_t chunk, size_t next); /* `next`: what this thread does after it */
-    bool meanwhile;
-    bool counts_matter; /* random numbers follow from the count before the step */
-    bool backwards; /* every other pass begins with what the one before has left in the cache */
-    size_t n_shares;
-    share *shares; /* of this time over the batches */
+    void (*body)(struct pass *pass, size_t chunk, size_t next); /* `next`: the chunk that this thread processes next */
+    bool runs_callback;
+    bool rounding_reads_step; /* stochastic rounding reads the step count from before the step */
+    bool backwards; /* alternate passes run backwards: the end of the previous pass is still in the cache */
+    size_t n_queues;
+    queue *queues; /* of the current pass over memory */
 } pass;
 
-/* By one thread: nothing forbids that two parameters share a count. */
-static void count_up(const ont_optim *o)
+/* Increments the step counts, on one thread: two parameters may share a count. */
+static void increment_steps(const ont_optim *o)
 {
     for (size_t i = 0; i < o->n_tensors; i++) {
-        if (i + STEPS_AHEAD < o->n_tensors) __builtin_prefetch(o->tensors[i + STEPS_AHEAD].step, 1);
+        if (i + PREFETCH_TENSORS < o->n_tensors) __builtin_prefetch(o->tensors[i + PREFETCH_TENSORS].step, 1);
         const ont_optim_tensor *t = &o->tensors[i];
         if (t->step && t->step_is_double) *(double *)t->step += 1;
         else if (t->step) *(float *)t->step += 1;
     }
 }
 
-/* What is left of one share. */
-static void take_share(pass *p, share *s)
+/* Processes the rest of a queue. */
+static void drain_queue(pass *p, queue *s)
 {
     for (;;) {
         size_t batch = atomic_fetch_add_explicit(&s->next, 1, memory_order_relaxed);
@@ -188,38 +191,38 @@ static void take_share(pass *p, share *s)
     }
 }
 
-static void take_batches(void *context, int64_t first, int64_t last)
+static void drain_queues(void *context, int64_t first, int64_t last)
 {
     (void)last;
     pass *p = context;
-    if (first == 0 && p->meanwhile) {
-        p->request->meanwhile(p->request->context);
-        if (!p->counts_matter) count_up(p->o);
+    if (first == 0 && p->runs_callback) {
+        p->request->concurrent_callback(p->request->context);
+        if (!p->rounding_reads_step) increment_steps(p->o);
     }
-    for (size_t k = 0; k < p->n_shares; k++) {
-        size_t which = ((size_t)first + k) % p->n_shares;
-        take_share(p, &p->shares[p->backwards ? p->n_shares - 1 - which : which]);
+    for (size_t k = 0; k < p->n_queues; k++) {
+        size_t queue_index = ((size_t)first + k) % p->n_queues;
+        drain_queue(p, &p->queues[p->backwards ? p->n_queues - 1 - queue_index : queue_index]);
     }
 }
 
 static void run_pass(pass *p, void (*body)(pass *, size_t, size_t))
 {
     size_t n = p->o->n_batches;
-    share shares[SHARES];
+    queue queues[MAX_QUEUES];
     p->body = body;
-    p->shares = shares;
+    p->queues = queues;
     int64_t threads = ont_parallel_threads();
     if (threads > (int64_t)n) threads = n ? (int64_t)n : 1;
-    p->n_shares = (size_t)(threads < SHARES ? threads : SHARES);
-    for (size_t k = 0; k < p->n_shares; k++) {
-        atomic_init(&shares[k].next, n * k / p->n_shares);
-        shares[k].end = n * (k + 1) / p->n_shares;
+    p->n_queues = (size_t)(threads < MAX_QUEUES ? threads : MAX_QUEUES);
+    for (size_t k = 0; k < p->n_queues; k++) {
+        atomic_init(&queues[k].next, n * k / p->n_queues);
+        queues[k].end = n * (k + 1) / p->n_queues;
     }
-    ont_parallel(threads, 1, take_batches, p); /* every thread comes once, and takes until nothing is left */
+    ont_parallel(threads, 1, drain_queues, p); /* every thread gets one call, which drains the queues */
     p->backwards = !p->backwards;
 }
 
-/* Operands of a chunk; NULL where there are none, or where their order is not that of memory. */
+/* Operands of a chunk; NULL if absent, or if the tensor is strided. */
 static void find_operands(const ont_optim *o, size_t chunk, void *at[ONT_OPERAND_COUNT])
 {
     const ont_optim_chunk *c = &o->chunks[chunk];
@@ -231,23 +234,27 @@ static void find_operands(const ont_optim *o, size_t chunk, void *at[ONT_OPERAND
 }
 
 /*
- * The processor's own prefetching starts anew in every small tensor, and stops at each page. Into the second level of
- * the cache: the first is full of what is being updated.
+ * Prefetches into L2. The hardware prefetcher restarts in every small tensor and stops at page boundaries. Not into L1,
+ * which holds the operands being updated.
  */
-static void ask_for(const char *data, int64_t bytes)
+static void prefetch(const char *data, int64_t bytes)
 {
-    for (int64_t at = 0; at < bytes; at += LINE) __builtin_prefetch(data + at, 0, 2);
+    for (int64_t at = 0; at < bytes; at += CACHE_LINE) __builtin_prefetch(data + at, 0, 2);
 }
 
-/* Two places in turn: a core reads two streams faster than one. The order of the sums is a fixed one. */
+/*
+ * Sum of squares of a chunk; a full chunk is read as two interleaved streams, which a core reads faster than one. The
+ * order of the additions is fixed.
+ */
 static double chunk_squares(const pass *p, ont_dtype dtype, const char *from, int64_t count)
 {
     double (*sum_squares)(const void *, int64_t) = p->loops->sum_squares[ont_optim_storage(dtype)];
     int64_t size = (int64_t)ont_dtype_size(dtype);
-    if (count < CHUNK) return sum_squares(from, count);
+    if (count < CHUNK_ELEMENTS) return sum_squares(from, count);
     double sum[2] = {0};
-    for (int64_t done = 0; done < CHUNK / 2; done += TURN)
-        for (int half = 0; half < 2; half++) sum[half] += sum_squares(from + (half * (CHUNK / 2) + done) * size, TURN);
+    for (int64_t done = 0; done < CHUNK_ELEMENTS / 2; done += INTERLEAVE_ELEMENTS)
+        for (int half = 0; half < 2; half++)
+            sum[half] += sum_squares(from + (half * (CHUNK_ELEMENTS / 2) + done) * size, INTERLEAVE_ELEMENTS);
     return sum[0] + sum[1];
 }
 
@@ -262,10 +269,10 @@ static void squares_body(pass *p, size_t chunk, size_t next)
     } else {
         const char *from = t->data[ONT_OPERAND_GRAD];
         from += c->first * (int64_t)ont_dtype_size(t->dtype[ONT_OPERAND_GRAD]);
-        if (next != chunk && c->count <= SMALL / 4) {
-            void *ahead[ONT_OPERAND_COUNT];
-            find_operands(p->o, next, ahead);
-            if (ahead[ONT_OPERAND_GRAD]) ask_for(ahead[ONT_OPERAND_GRAD], c->count * 4);
+        if (next != chunk && c->count <= SMALL_BYTES / 4) {
+            void *next_operands[ONT_OPERAND_COUNT];
+            find_operands(p->o, next, next_operands);
+            if (next_operands[ONT_OPERAND_GRAD]) prefetch(next_operands[ONT_OPERAND_GRAD], c->count * 4);
         }
         sum = chunk_squares(p, t->dtype[ONT_OPERAND_GRAD], from, c->count);
     }
@@ -273,8 +280,8 @@ static void squares_body(pass *p, size_t chunk, size_t next)
 }
 
 /*
- * In stretches. Meanwhile as much of the next chunk is asked for; that it may be shorter, or of another type, does no
- * harm.
+ * Updates a chunk of a small tensor and prefetches the same amount of the next chunk, which may be shorter or of
+ * another dtype: prefetching beyond it is harmless.
  */
 static void update_small(pass *p, const ont_update *u, size_t chunk, size_t next, void *at[], double *sums)
 {
@@ -282,12 +289,12 @@ static void update_small(pass *p, const ont_update *u, size_t chunk, size_t next
     ont_dtype dtype = p->o->tensors[c->tensor].dtype[ONT_OPERAND_PARAM];
     ont_update_loop loop = p->loops->update[p->rule][ont_optim_storage(dtype)];
     int64_t size = (int64_t)ont_dtype_size(dtype);
-    void *ahead[ONT_OPERAND_COUNT] = {0};
-    if (next != chunk) find_operands(p->o, next, ahead);
-    for (int64_t done = 0; done < c->count; done += STRETCH) {
-        int64_t n = c->count - done < STRETCH ? c->count - done : STRETCH;
+    void *next_operands[ONT_OPERAND_COUNT] = {0};
+    if (next != chunk) find_operands(p->o, next, next_operands);
+    for (int64_t done = 0; done < c->count; done += PREFETCH_ELEMENTS) {
+        int64_t n = c->count - done < PREFETCH_ELEMENTS ? c->count - done : PREFETCH_ELEMENTS;
         for (int k = 0; k < ONT_OPERAND_COUNT; k++)
-            if (ahead[k]) ask_for((const char *)ahead[k] + done * size, n * size);
+            if (next_operands[k]) prefetch((const char *)next_operands[k] + done * size, n * size);
         loop(u, n, at[ONT_OPERAND_PARAM], at[ONT_OPERAND_GRAD], at + ONT_OPERAND_STATE, sums);
         for (int k = 0; k < ONT_OPERAND_COUNT; k++)
             if (at[k]) at[k] = (char *)at[k] + n * size;
@@ -305,7 +312,7 @@ static void update_chunk(pass *p, const ont_update *u, size_t chunk, size_t next
     }
     void *at[ONT_OPERAND_COUNT];
     find_operands(p->o, chunk, at);
-    if (c->count * (int64_t)ont_dtype_size(t->dtype[ONT_OPERAND_PARAM]) <= SMALL) {
+    if (c->count * (int64_t)ont_dtype_size(t->dtype[ONT_OPERAND_PARAM]) <= SMALL_BYTES) {
         update_small(p, u, chunk, next, at, sums);
         return;
     }
@@ -331,7 +338,10 @@ static double norm_of(pass *p)
     return sqrt(sum) * fabs(p->request->unscale);
 }
 
-/* |p| / |u| of every tensor from the sums of its chunks, within its limits; 1 where either is zero. NaN stays. */
+/*
+ * LAMB's trust ratio |p| / |u| of every tensor from the sums of its chunks, clamped to its limits; 1 if either norm is
+ * zero. NaN is kept.
+ */
 static void trust_ratios(ont_optim *o)
 {
     size_t chunk = 0;
@@ -351,7 +361,7 @@ static void update_all(pass *p)
 {
     const ont_optim_rule *rule = p->request->rule;
     run_pass(p, update_body);
-    p->meanwhile = false;
+    p->runs_callback = false;
     if (rule->second == rule->rule) return;
     trust_ratios(p->o);
     p->rule = rule->second;
@@ -360,27 +370,27 @@ static void update_all(pass *p)
 
 ont_status ont_optim_run(ont_optim *o, const ont_optim_request *request, double *norm)
 {
-    ONT_TRY(cut(o));
+    ONT_TRY(partition(o));
     pass p = {.o = o, .loops = ont_optim_loops(), .request = request, .rule = request->rule->rule};
     double factor = request->unscale;
     if (request->max_norm >= 0) {
         *norm = norm_of(&p);
         double clip = request->max_norm / (*norm + 1e-6); /* as torch.nn.utils.clip_grad_norm_ */
-        factor *= clip > 1 ? 1 : clip;                    /* NaN stays */
+        factor *= clip > 1 ? 1 : clip; /* NaN is kept */
     }
     for (size_t i = 0; i < o->n_updates; i++) o->updates[i].grad *= factor;
-    p.meanwhile = true;
-    for (size_t i = 0; i < o->n_tensors; i++) p.counts_matter |= o->tensors[i].stochastic;
+    p.runs_callback = true;
+    for (size_t i = 0; i < o->n_tensors; i++) p.rounding_reads_step |= o->tensors[i].stochastic;
     update_all(&p);
-    if (p.counts_matter) count_up(o);
+    if (p.rounding_reads_step) increment_steps(o);
     return ONT_OK;
 }
 
 ont_status ont_optim_prepare_apply(ont_optim *o)
 {
-    int64_t most = 0;
-    for (size_t i = 0; i < o->n_tensors; i++) most = o->tensors[i].count > most ? o->tensors[i].count : most;
-    size_t n = (size_t)((most + CHUNK - 1) / CHUNK);
+    int64_t largest = 0;
+    for (size_t i = 0; i < o->n_tensors; i++) largest = o->tensors[i].count > largest ? o->tensors[i].count : largest;
+    size_t n = (size_t)((largest + CHUNK_ELEMENTS - 1) / CHUNK_ELEMENTS);
     ONT_TRY(ont_optim_reserve(&o->chunks, &o->chunks_capacity, n, sizeof *o->chunks));
     ONT_TRY(ont_optim_reserve(&o->batches, &o->batches_capacity, n + 1, sizeof *o->batches));
     ONT_TRY(ont_optim_reserve(&o->sums, &o->sums_capacity, 2 * n, sizeof *o->sums));
@@ -389,21 +399,22 @@ ont_status ont_optim_prepare_apply(ont_optim *o)
 
 ont_status ont_optim_apply(ont_optim *o, const ont_optim_request *request, uint32_t tensor, const void *gradient)
 {
-    ont_optim one = *o; /* with the memory that was reserved */
+    ont_optim one = *o; /* uses the memory reserved by ont_optim_prepare_apply() */
     one.tensors = &o->tensors[tensor];
     one.n_tensors = 1;
     memcpy(&one.tensors->data[ONT_OPERAND_GRAD], &gradient, sizeof gradient);
-    ONT_TRY(cut(&one));
+    ONT_TRY(partition(&one));
     pass p = {.o = &one, .loops = ont_optim_loops(), .request = request, .rule = request->rule->rule};
     update_all(&p);
-    count_up(&one);
-    one.tensors->data[ONT_OPERAND_GRAD] = NULL; /* gone, and as it was: ont_optim_check() compares */
+    increment_steps(&one);
+    /* the gradient is no longer valid, and ont_optim_check() compares this field */
+    one.tensors->data[ONT_OPERAND_GRAD] = NULL;
     return ONT_OK;
 }
 
 ont_status ont_optim_squares(ont_optim *o, double *sums)
 {
-    ONT_TRY(cut(o));
+    ONT_TRY(partition(o));
     pass p = {.o = o, .loops = ont_optim_loops()};
     run_pass(&p, squares_body);
     for (size_t i = 0; i < o->n_tensors; i++) sums[i] = 0;
@@ -413,7 +424,7 @@ ont_status ont_optim_squares(ont_optim *o, double *sums)
 
 ont_status ont_optim_scale(ont_optim *o, bool *finite)
 {
-    ONT_TRY(cut(o));
+    ONT_TRY(partition(o));
     ont_optim_request request = {.unscale = 1};
     pass p = {.o = o, .loops = ont_optim_loops(), .request = &request, .rule = ONT_RULE_SCALE};
     run_pass(&p, update_body);

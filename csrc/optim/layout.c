@@ -1,6 +1,6 @@
 /*
- * How to walk operands whose strides differ: in the order of the parameter's memory, so that a dense parameter, and
- * state made like it, is walked straight through whatever its dims are. Called by py/ while it describes tensors.
+ * Iteration order of operands with different strides: that of the parameter's memory, so that a dense parameter and
+ * state created like it are one linear range whatever their dims are. Called by py/ while it describes tensors.
  */
 #include "optim/optim.h"
 
@@ -25,7 +25,7 @@ static void swap_dims(ont_optim_layout *l, int a, int b)
     }
 }
 
-/* Largest stride of the parameter outermost; ties stay. */
+/* Sorts dims by decreasing stride of the parameter; stable. */
 static void sort_dims(ont_optim_layout *l)
 {
     for (int i = 1; i < l->rank; i++)
@@ -49,15 +49,15 @@ static void merge_dims(ont_optim_layout *l, const void *const data[])
     if (l->rank) l->rank = out + 1;
 }
 
-/* Sure that no two elements share memory: each stride goes past all that the smaller ones reach. */
+/* Whether no two elements can share memory: each stride exceeds the extent of all dims with smaller strides. */
 static bool is_injective(ont_optim_layout l, int k)
 {
     for (int i = 1; i < l.rank; i++)
         for (int j = i; j > 0 && l.strides[k][j] > l.strides[k][j - 1]; j--) swap_dims(&l, j, j - 1);
-    int64_t reach = 0;
+    int64_t extent = 0;
     for (int i = l.rank - 1; i >= 0; i--) {
-        if (l.strides[k][i] <= reach) return false;
-        reach += (l.dims[i] - 1) * l.strides[k][i];
+        if (l.strides[k][i] <= extent) return false;
+        extent += (l.dims[i] - 1) * l.strides[k][i];
     }
     return true;
 }
@@ -69,7 +69,7 @@ static bool is_flat(const ont_optim_layout *l, const void *const data[])
     return l->rank <= 1;
 }
 
-/* 8-bit state has one order only, that of its scales. */
+/* 8-bit state must be row-major: its scales are per block of consecutive elements. */
 static bool is_row_major(const ont_optim_layout *l, int k)
 {
     int64_t stride = 1;

@@ -1,15 +1,16 @@
 /*
- * Tells whether tensors of a step share memory in a way that makes the result depend on the order of the threads.
- * Sorting all ranges would cost more than the update of small tensors, so what was found clear is remembered: written
- * ranges are sorted again only when one has moved, and a gradient is looked up only where it has not been seen before;
- * where nothing at all has moved since the last step, nothing is looked at.
+ * Detects tensors of a step that share memory, which would make results depend on the order of threads.
+ *
+ * Sorting all ranges in every step would cost more than the update of small tensors, so results are cached: written
+ * ranges are sorted again only if one of them has moved, a gradient is searched only if it is not in the hash table,
+ * and nothing is checked if no tensor has moved since the last step.
  */
 #include <stdlib.h>
 #include <string.h>
 
 #include "optim/optim.h"
 
-/* The bytes between the lowest and the highest element. */
+/* The byte range from the lowest to the highest element. */
 static ont_optim_range range_of(const ont_optim_tensor *t, uint32_t index, int k)
 {
     size_t size = ont_dtype_size(t->dtype[k]);
@@ -33,7 +34,7 @@ static bool is_written(const ont_optim_tensor *t, int k)
     return k != ONT_OPERAND_GRAD && t->data[k] && t->count;
 }
 
-/* All written ranges, in the order of the tensors. */
+/* Collects all written ranges in the order of the tensors. */
 static ont_status collect(ont_optim *o, size_t *count)
 {
     size_t n = 0;
@@ -59,48 +60,54 @@ static int by_first(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-static void tell(ont_optim_overlap *where, const ont_optim_range *a, const ont_optim_range *b)
+static void set_overlap(ont_optim_overlap *where, const ont_optim_range *a, const ont_optim_range *b)
 {
     *where = (ont_optim_overlap){a->tensor, b->tensor, a->operand, b->operand};
 }
 
-/* Two strided tensors may interleave without sharing an element; then only the same first element is a clash. */
-static bool clash(const ont_optim_range *a, const ont_optim_range *b)
+/*
+ * Two sparse ranges may interleave without sharing an element; they are taken to overlap only if they begin at the same
+ * address.
+ */
+static bool overlaps_element(const ont_optim_range *a, const ont_optim_range *b)
 {
     if (a->first >= b->last || b->first >= a->last) return false;
     return !(a->sparse && b->sparse) || a->first == b->first;
 }
 
-/* ranges: sorted by first. A range may reach past several others. */
+/* ranges: sorted by first. A range may span several others. */
 static bool find_written(const ont_optim_range *ranges, size_t n, ont_optim_overlap *where)
 {
     for (size_t i = 0; i < n; i++)
         for (size_t j = i + 1; j < n && ranges[j].first < ranges[i].last; j++)
-            if (clash(&ranges[i], &ranges[j])) {
-                tell(where, &ranges[j], &ranges[i]);
+            if (overlaps_element(&ranges[i], &ranges[j])) {
+                set_overlap(where, &ranges[j], &ranges[i]);
                 return true;
             }
     return false;
 }
 
-enum { PROBES = 8 };
+enum { MAX_PROBE_LENGTH = 8 };
 
-/* Where the range is remembered, or the place to remember it: near its hash, the first place if all are taken. */
-static ont_optim_range *place_of(const ont_optim *o, const ont_optim_range *r, bool *known)
+/*
+ * The hash-table entry of the range, or the entry to store it in: the first free one within MAX_PROBE_LENGTH, else the
+ * first one.
+ */
+static ont_optim_range *find_entry(const ont_optim *o, const ont_optim_range *r, bool *known)
 {
     size_t mask = o->grads_capacity - 1, hash = (size_t)((r->first >> 4) * UINT64_C(0x9E3779B97F4A7C15) >> 32);
-    ont_optim_range *free_place = &o->grads_checked[hash & mask];
+    ont_optim_range *free_entry = &o->grads_checked[hash & mask];
     *known = true;
-    for (size_t i = 0; i < PROBES; i++) {
-        ont_optim_range *place = &o->grads_checked[(hash + i) & mask];
-        if (same_range(place, r)) return place;
-        if (place->first == 0) {
-            free_place = place;
+    for (size_t i = 0; i < MAX_PROBE_LENGTH; i++) {
+        ont_optim_range *entry = &o->grads_checked[(hash + i) & mask];
+        if (same_range(entry, r)) return entry;
+        if (entry->first == 0) {
+            free_entry = entry;
             break;
         }
     }
     *known = false;
-    return free_place;
+    return free_entry;
 }
 
 static ont_status make_grads_table(ont_optim *o)
@@ -109,12 +116,12 @@ static ont_status make_grads_table(ont_optim *o)
     while (need < 4 * o->n_tensors) need *= 2;
     if (need > o->grads_capacity) {
         ONT_TRY(ont_optim_reserve(&o->grads_checked, &o->grads_capacity, need, sizeof *o->grads_checked));
-        o->n_checked = 0; /* all is looked at again */
+        o->n_checked = 0; /* all ranges are checked again */
     }
     return ONT_OK;
 }
 
-/* Whether the gradient is walked as its parameter is. */
+/* Whether the gradient has the element order of its parameter. */
 static bool same_order(const ont_optim_layout *l)
 {
     size_t size = l ? (size_t)l->rank * sizeof l->strides[0][0] : 0;
@@ -122,14 +129,14 @@ static bool same_order(const ont_optim_layout *l)
 }
 
 /*
- * The written ranges do not clash. What starts before `grad` and reaches into it is then the neighbour before it, or
- * one of the interleaved ranges, of which the longest has `reach` bytes.
+ * Searches written ranges that overlap `grad`. They do not overlap each other, so one that begins before `grad` and
+ * extends into it is the preceding one, or a sparse one of at most max_sparse_bytes.
  */
 static bool find_grad(const ont_optim *o, const ont_optim_range *grad, ont_optim_overlap *where)
 {
-    const ont_optim_tensor *own = &o->tensors[grad->tensor];
+    const ont_optim_tensor *self = &o->tensors[grad->tensor];
     const ont_optim_range *sorted = o->sorted;
-    uintptr_t from = grad->first > o->reach ? grad->first - o->reach : 0;
+    uintptr_t from = grad->first > o->max_sparse_bytes ? grad->first - o->max_sparse_bytes : 0;
     size_t n = o->n_checked, low = 0, high = n;
     while (low < high) {
         size_t middle = (low + high) / 2;
@@ -138,10 +145,10 @@ static bool find_grad(const ont_optim *o, const ont_optim_range *grad, ont_optim
     }
     for (size_t i = low ? low - 1 : 0; i < n && sorted[i].first < grad->last; i++) {
         bool in_place = sorted[i].tensor == grad->tensor && sorted[i].operand == ONT_OPERAND_PARAM &&
-                        same_range(&sorted[i], grad) && same_order(own->layout) &&
-                        own->dtype[ONT_OPERAND_GRAD] == own->dtype[ONT_OPERAND_PARAM];
-        if (!in_place && clash(&sorted[i], grad)) {
-            tell(where, grad, &sorted[i]);
+                        same_range(&sorted[i], grad) && same_order(self->layout) &&
+                        self->dtype[ONT_OPERAND_GRAD] == self->dtype[ONT_OPERAND_PARAM];
+        if (!in_place && overlaps_element(&sorted[i], grad)) {
+            set_overlap(where, grad, &sorted[i]);
             return true;
         }
     }
@@ -151,19 +158,20 @@ static bool find_grad(const ont_optim *o, const ont_optim_range *grad, ont_optim
 static bool check_grads(ont_optim *o, ont_optim_overlap *where)
 {
     for (size_t i = 0; i < o->n_tensors; i++) {
-        if (!o->tensors[i].count || !o->tensors[i].data[ONT_OPERAND_GRAD]) continue; /* or it comes later */
+        /* optimizer in backward: the gradient comes later */
+        if (!o->tensors[i].count || !o->tensors[i].data[ONT_OPERAND_GRAD]) continue;
         ont_optim_range grad = range_of(&o->tensors[i], (uint32_t)i, ONT_OPERAND_GRAD);
         bool known;
-        ont_optim_range *place = place_of(o, &grad, &known);
+        ont_optim_range *entry = find_entry(o, &grad, &known);
         if (known) continue;
         if (find_grad(o, &grad, where)) return true;
-        *place = grad;
+        *entry = grad;
     }
     return false;
 }
 
-/* Looks at all written ranges anew. */
-static ont_status check_written(ont_optim *o, size_t n, bool *bad, ont_optim_overlap *where)
+/* Checks all written ranges. */
+static ont_status check_written(ont_optim *o, size_t n, bool *found, ont_optim_overlap *where)
 {
     ONT_TRY(ont_optim_reserve(&o->checked, &o->checked_capacity, n, sizeof *o->checked));
     ONT_TRY(ont_optim_reserve(&o->sorted, &o->sorted_capacity, n, sizeof *o->sorted));
@@ -171,16 +179,16 @@ static ont_status check_written(ont_optim *o, size_t n, bool *bad, ont_optim_ove
     memcpy(o->sorted, o->ranges, n * sizeof *o->ranges);
     memset(o->grads_checked, 0, o->grads_capacity * sizeof *o->grads_checked);
     qsort(o->sorted, n, sizeof *o->sorted, by_first);
-    o->reach = 0;
+    o->max_sparse_bytes = 0;
     for (size_t i = 0; i < n; i++)
-        if (o->sorted[i].sparse && o->sorted[i].last - o->sorted[i].first > o->reach)
-            o->reach = o->sorted[i].last - o->sorted[i].first;
-    *bad = find_written(o->sorted, n, where);
+        if (o->sorted[i].sparse && o->sorted[i].last - o->sorted[i].first > o->max_sparse_bytes)
+            o->max_sparse_bytes = o->sorted[i].last - o->sorted[i].first;
+    *found = find_written(o->sorted, n, where);
     return ONT_OK;
 }
 
-/* Whether all tensors are where the last step had them, and that one's were clear. */
-static bool as_last(const ont_optim *o)
+/* Whether all tensors have the addresses of the last step, which was checked. */
+static bool same_as_last_step(const ont_optim *o)
 {
     if (o->n_tensors != o->n_last) return false;
     for (size_t i = 0; i < o->n_tensors; i++) {
@@ -193,27 +201,27 @@ static bool as_last(const ont_optim *o)
 ont_status ont_optim_check(ont_optim *o, bool *overlaps, ont_optim_overlap *where)
 {
     size_t n;
-    bool bad = false;
+    bool found = false;
     *overlaps = false;
-    o->clear = as_last(o);
-    if (o->clear) return ONT_OK;
+    o->overlap_checked = same_as_last_step(o);
+    if (o->overlap_checked) return ONT_OK;
     ONT_TRY(make_grads_table(o));
     ONT_TRY(collect(o, &n));
     if (!unchanged(o, n)) {
         o->n_checked = 0;
-        ONT_TRY(check_written(o, n, &bad, where));
+        ONT_TRY(check_written(o, n, &found, where));
         o->n_checked = n;
     }
-    bad = bad || check_grads(o, where);
-    if (bad) o->n_checked = 0;
-    o->clear = !bad;
-    *overlaps = bad;
+    found = found || check_grads(o, where);
+    if (found) o->n_checked = 0;
+    o->overlap_checked = !found;
+    *overlaps = found;
     return ONT_OK;
 }
 
 bool ont_optim_is_written(const ont_optim *o, uintptr_t first, uintptr_t last, uint32_t own, ont_optim_overlap *where)
 {
-    uintptr_t from = first > o->reach ? first - o->reach : 0;
+    uintptr_t from = first > o->max_sparse_bytes ? first - o->max_sparse_bytes : 0;
     size_t low = 0, high = o->n_checked;
     while (low < high) {
         size_t middle = (low + high) / 2;

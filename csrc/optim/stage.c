@@ -1,15 +1,15 @@
 /*
- * The general way through an update: a piece of every operand is converted to float (double, where the parameter or a
- * state is) in the cache, updated there, and converted back. Serves mixed dtypes, strides, float16, float32 master
- * weights, 8-bit state and stochastic rounding; engine.c goes past it where all operands have one storage.
+ * General path of an update: a block of every operand is converted to float in the cache (to double if the parameter or
+ * a state is double), updated there, and converted back. Handles mixed dtypes, strides, float16, float32 master
+ * weights, 8-bit state and stochastic rounding; engine.c updates in place if all operands have one storage type.
  */
 #include <string.h>
 
 #include "optim/optim.h"
 
-enum { PIECE = 1024 }; /* five operands of float fit into 32 KiB with room; a multiple of ONT_QUANT_BLOCK */
+enum { STAGE_ELEMENTS = 1024 }; /* five float operands fit into 32 KiB of L1; a multiple of ONT_QUANT_BLOCK */
 
-/* What a rule's pass reads and writes, by operand bit. */
+/* Operands that a rule reads and writes, one bit each. */
 static uint32_t reads(ont_rule rule)
 {
     return rule == ONT_RULE_LAMB_APPLY ? ~(1u << ONT_OPERAND_GRAD) : ~0u;
@@ -21,27 +21,27 @@ static uint32_t writes(ont_rule rule)
     return rule == ONT_RULE_LAMB_APPLY ? params : rule == ONT_RULE_LAMB ? ~(params | grad) : ~grad;
 }
 
-static bool in_double(const ont_optim_tensor *t)
+static bool needs_double(const ont_optim_tensor *t)
 {
     for (int k = 0; k < ONT_OPERAND_COUNT; k++)
         if (k != ONT_OPERAND_GRAD && t->data[k] && t->dtype[k] == ONT_FLOAT64) return true;
     return false;
 }
 
-/* Runs of elements that lie at one stride: calls per innermost row of the layout. */
-typedef struct walk {
+/* A run of elements of constant stride: all operands of one innermost row of the layout. */
+typedef struct stride_run {
     int64_t offset[ONT_OPERAND_COUNT], stride[ONT_OPERAND_COUNT]; /* in elements */
     int64_t count;
-} walk;
+} stride_run;
 
-/* The run of at most `most` elements that starts at element `first`. */
-static walk run_at(const ont_optim_tensor *t, int64_t first, int64_t most)
+/* The run of at most `limit` elements that begins at element `first`. */
+static stride_run run_at(const ont_optim_tensor *t, int64_t first, int64_t limit)
 {
-    walk w;
+    stride_run w;
     const ont_optim_layout *l = t->layout;
     if (!l) {
         for (int k = 0; k < ONT_OPERAND_COUNT; k++) w.offset[k] = first, w.stride[k] = 1;
-        w.count = most;
+        w.count = limit;
         return w;
     }
     int64_t index[ONT_MAX_RANK], rest = first;
@@ -55,7 +55,7 @@ static walk run_at(const ont_optim_tensor *t, int64_t first, int64_t most)
         w.stride[k] = l->strides[k][l->rank - 1];
     }
     w.count = l->dims[l->rank - 1] - index[l->rank - 1];
-    if (w.count > most) w.count = most;
+    if (w.count > limit) w.count = limit;
     return w;
 }
 
@@ -66,7 +66,7 @@ static float *scale_at(const ont_optim_tensor *t, int k, int64_t first)
     return scale ? scale + first / ONT_QUANT_BLOCK : NULL;
 }
 
-static void load_piece(const ont_optim_tensor *t, const ont_optim_table *loops, int k, int64_t first, int64_t n,
+static void load_stage(const ont_optim_tensor *t, const ont_optim_table *loops, int k, int64_t first, int64_t n,
                        void *to, bool wide)
 {
     ont_dtype dtype = t->dtype[k];
@@ -78,14 +78,14 @@ static void load_piece(const ont_optim_tensor *t, const ont_optim_table *loops, 
     }
     size_t size = ont_dtype_size(dtype), out = wide ? sizeof(double) : sizeof(float);
     for (int64_t done = 0; done < n;) {
-        walk w = run_at(t, first + done, n - done);
+        stride_run w = run_at(t, first + done, n - done);
         loops->load[ont_optim_storage(dtype)][wide]((const char *)t->data[k] + w.offset[k] * (int64_t)size, w.stride[k],
                                                     (char *)to + (size_t)done * out, w.count);
         done += w.count;
     }
 }
 
-static void store_piece(const ont_optim_tensor *t, const ont_optim_table *loops, int k, int64_t first, int64_t n,
+static void store_stage(const ont_optim_tensor *t, const ont_optim_table *loops, int k, int64_t first, int64_t n,
                         const void *from, bool wide, uint64_t seed)
 {
     ont_dtype dtype = t->dtype[k];
@@ -100,7 +100,7 @@ static void store_piece(const ont_optim_tensor *t, const ont_optim_table *loops,
     double step = !t->step || !t->stochastic ? 0 : t->step_is_double ? *(double *)t->step : (double)*(float *)t->step;
     uint64_t stream = (uint64_t)step << 32 | t->stream;
     for (int64_t done = 0; done < n;) {
-        walk w = run_at(t, first + done, n - done);
+        stride_run w = run_at(t, first + done, n - done);
         char *to = (char *)t->data[k] + w.offset[k] * (int64_t)size;
         const char *piece = (const char *)from + (size_t)done * in;
         if (k == ONT_OPERAND_PARAM && t->stochastic && !wide && loops->store_stochastic[storage])
@@ -113,16 +113,16 @@ static void store_piece(const ont_optim_tensor *t, const ont_optim_table *loops,
 }
 
 /*
- * The master copy is the parameter, unless somebody has written the 16-bit one since: where that is not the rounding
- * of the master (equal values compare, so that -0 and NaN do no harm), the written value counts.
+ * Loads the parameter: the master copy, unless the 16-bit parameter has been modified since. Where it is not the
+ * rounding of the master copy, its value is taken (equal values compare equal, so -0 and NaN are harmless).
  */
 static void load_master(const ont_optim_tensor *t, const ont_optim_table *loops, int64_t first, int64_t n, float *x)
 {
-    float written[PIECE], rounded[PIECE];
-    uint16_t narrow[PIECE];
+    float written[STAGE_ELEMENTS], rounded[STAGE_ELEMENTS];
+    uint16_t narrow[STAGE_ELEMENTS];
     ont_storage storage = ont_optim_storage(t->dtype[ONT_OPERAND_PARAM]);
-    load_piece(t, loops, ONT_OPERAND_PARAM, first, n, written, false);
-    load_piece(t, loops, ONT_OPERAND_MASTER, first, n, x, false);
+    load_stage(t, loops, ONT_OPERAND_PARAM, first, n, written, false);
+    load_stage(t, loops, ONT_OPERAND_MASTER, first, n, x, false);
     loops->store[storage][0](x, narrow, 1, n);
     loops->load[storage][0](narrow, 1, rounded, n);
     for (int64_t i = 0; i < n; i++) x[i] = rounded[i] == written[i] ? x[i] : written[i];
@@ -131,34 +131,36 @@ static void load_master(const ont_optim_tensor *t, const ont_optim_table *loops,
 void ont_optim_stage(const ont_optim_tensor *t, ont_rule rule, const ont_update *u, int64_t first, int64_t count,
                      uint64_t seed, double *sums)
 {
-    _Alignas(64) double memory[ONT_OPERAND_MASTER][PIECE]; /* floats use the front halves */
+    _Alignas(64) double memory[ONT_OPERAND_MASTER][STAGE_ELEMENTS]; /* floats use the first half of each row */
     const ont_optim_table *loops = ont_optim_loops();
-    bool wide = in_double(t), master = t->data[ONT_OPERAND_MASTER];
+    bool wide = needs_double(t), master = t->data[ONT_OPERAND_MASTER];
     ont_storage storage = wide ? ONT_STORAGE_F64 : ONT_STORAGE_F32;
-    void *at[ONT_OPERAND_MASTER];
+    void *staged[ONT_OPERAND_MASTER];
     for (int k = 0; k < ONT_OPERAND_MASTER; k++)
-        at[k] = t->data[k] ? (char *)memory + (size_t)k * PIECE * (wide ? sizeof(double) : sizeof(float)) : NULL;
-    for (int64_t done = 0; done < count; done += PIECE) {
-        int64_t from = first + done, n = count - done < PIECE ? count - done : PIECE;
+        staged[k] = t->data[k] ? (char *)memory + (size_t)k * STAGE_ELEMENTS * (wide ? sizeof(double) : sizeof(float))
+                               : NULL;
+    for (int64_t done = 0; done < count; done += STAGE_ELEMENTS) {
+        int64_t from = first + done, n = count - done < STAGE_ELEMENTS ? count - done : STAGE_ELEMENTS;
         for (int k = master; k < ONT_OPERAND_MASTER; k++)
-            if (at[k] && reads(rule) >> k & 1) load_piece(t, loops, k, from, n, at[k], wide);
-        if (master) load_master(t, loops, from, n, at[ONT_OPERAND_PARAM]);
-        loops->update[rule][storage](u, n, at[ONT_OPERAND_PARAM], at[ONT_OPERAND_GRAD], at + ONT_OPERAND_STATE, sums);
+            if (staged[k] && reads(rule) >> k & 1) load_stage(t, loops, k, from, n, staged[k], wide);
+        if (master) load_master(t, loops, from, n, staged[ONT_OPERAND_PARAM]);
+        loops->update[rule][storage](u, n, staged[ONT_OPERAND_PARAM], staged[ONT_OPERAND_GRAD],
+                                     staged + ONT_OPERAND_STATE, sums);
         for (int k = 0; k < ONT_OPERAND_MASTER; k++)
-            if (at[k] && writes(rule) >> k & 1) store_piece(t, loops, k, from, n, at[k], wide, seed);
+            if (staged[k] && writes(rule) >> k & 1) store_stage(t, loops, k, from, n, staged[k], wide, seed);
         if (master && writes(rule) >> ONT_OPERAND_MASTER & 1)
-            store_piece(t, loops, ONT_OPERAND_MASTER, from, n, at[ONT_OPERAND_PARAM], wide, seed);
+            store_stage(t, loops, ONT_OPERAND_MASTER, from, n, staged[ONT_OPERAND_PARAM], wide, seed);
     }
 }
 
 double ont_optim_stage_squares(const ont_optim_tensor *t, int64_t first, int64_t count)
 {
-    double piece[PIECE], sum = 0;
+    double piece[STAGE_ELEMENTS], sum = 0;
     const ont_optim_table *loops = ont_optim_loops();
     bool wide = t->dtype[ONT_OPERAND_GRAD] == ONT_FLOAT64;
-    for (int64_t done = 0; done < count; done += PIECE) {
-        int64_t n = count - done < PIECE ? count - done : PIECE;
-        load_piece(t, loops, ONT_OPERAND_GRAD, first + done, n, piece, wide);
+    for (int64_t done = 0; done < count; done += STAGE_ELEMENTS) {
+        int64_t n = count - done < STAGE_ELEMENTS ? count - done : STAGE_ELEMENTS;
+        load_stage(t, loops, ONT_OPERAND_GRAD, first + done, n, piece, wide);
         sum += loops->sum_squares[wide ? ONT_STORAGE_F64 : ONT_STORAGE_F32](piece, n);
     }
     return sum;

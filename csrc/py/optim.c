@@ -80,7 +80,7 @@ static PyObject *run_step(ont_updater *self, PyObject *updated, double max_norm,
 {
     marking mark = {.self = self, .updated = updated};
     ont_optim_request request = {.rule = self->rule, .unscale = unscale, .max_norm = max_norm, .seed = seed};
-    request.meanwhile = updated ? mark_meanwhile : ont_optim_quick_mark;
+    request.concurrent_callback = updated ? mark_meanwhile : ont_optim_quick_mark;
     request.context = updated ? (void *)&mark : self;
     double norm = 0;
     if (updated) mark.thread = PyEval_SaveThread();
