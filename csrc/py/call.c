@@ -1,5 +1,5 @@
 /*
- * Tensors in and out of one call of a Session or a Run.
+ * Borrows the tensors that go into a call of a Session or a Run, and wraps those that come out.
  */
 #include "py/call.h" /* Python.h before any system header */
 

@@ -1,46 +1,48 @@
 /*
- * What a call of Session.forward() and one of Run.backward() share: arguments as a tuple, tensors borrowed for the time
- * of the call, and blocks that leave as tensors. Included by session.c and run_object.c only.
+ * Shared by Session.forward() and Run.backward(): arguments as a tuple, tensors borrowed for the duration of the call,
+ * and blocks returned as tensors. Included by session.c, run_object.c, call.c and optim_backward.c.
  */
 #ifndef ONT_PY_CALL_H
 #define ONT_PY_CALL_H
 
 #include "py/dlpack.h"
 
-/* Borrowed tensors of one call: views, and what keeps them alive on the fallback path. */
+/* Borrowed tensors of one call: views, and objects that keep them alive on the fallback path. */
 typedef struct ont_borrowed {
     ont_tensor_view *views;
     PyObject **keep;
     Py_ssize_t n;
 } ont_borrowed;
 
-/* Room for n, all empty; -1 and MemoryError, with nothing to give back. */
+/* Allocates n empty entries; -1 and MemoryError, after which nothing needs to be released. */
 int ont_borrowed_init(ont_borrowed *b, Py_ssize_t n);
 void ont_borrowed_deinit(ont_borrowed *b);
 
-/* Borrows a tuple of graph inputs, as many as there is room for; -1 with an exception. */
+/* Borrows a tuple of b->n graph inputs; -1 with an exception. */
 int ont_borrow_inputs(const ont_state *state, const ont_device *device, PyObject *tensors, ont_borrowed *b);
 
-/* Wraps blocks as tensors (None where NULL); takes all references over, also on failure. */
+/* Wraps blocks as tensors (None for NULL); takes all references, also on failure. */
 PyObject *ont_wrap_blocks(const ont_state *state, ont_block **blocks, uint32_t n);
 
 /*
- * Run.backward() with somebody who takes the gradients that are applied. check: sees every tensor that backward will
- * read, inputs that it does not read with data NULL, before anything is run; -1 with an exception.
+ * Hooks of Run.backward() for an optimizer in backward. check: gets every tensor that backward reads (inputs that it
+ * does not read have data NULL) before anything runs; -1 with an exception.
  */
 typedef struct ont_backward_hooks {
-    ont_grad_callback gradient; /* called without the GIL */
+    ont_grad_callback gradient; /* receives the gradients; called without the GIL */
     int (*check)(void *context, const ont_borrowed *inputs, const ont_borrowed *grads);
 } ont_backward_hooks;
 
-/* spent: NULL, or a sequence of inputs that may be overwritten, as in run.h; a tensor that is comes back as its
- * gradient. */
+/*
+ * donated: NULL, or a sequence of indices of donated inputs, see run.h. A donated tensor that holds its own gradient is
+ * returned as that gradient.
+ */
 PyObject *ont_run_object_backward(PyObject *run, PyObject *saved, PyObject *grads, PyObject *donated,
                                   const ont_backward_hooks *hooks);
-/* The program of a Run that is still open; NULL with TypeError or RuntimeError. */
+/* The program of a Run whose backward has not run; NULL with TypeError or RuntimeError. */
 ont_program *ont_run_object_program(const ont_state *state, PyObject *run);
 
-/* A tuple of any iterable; ValueError with `what` where it has not as many items as expected. */
+/* Converts any iterable to a tuple; ValueError with `what` if its length is not `expected`. */
 PyObject *ont_sequence(PyObject *object, Py_ssize_t expected, const char *what);
 
 #endif

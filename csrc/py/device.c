@@ -1,6 +1,6 @@
 /*
- * Devices by name. A plugin's memory is torch's: blocks come from its caching allocator through the exchange table,
- * which needs no GIL, and work goes on the stream that torch has current.
+ * Devices by name. Plugins allocate from torch's caching allocator through DLPack's exchange table, which needs no GIL,
+ * and run on torch's current stream.
  */
 #include "py/device.h" /* Python.h before any system header */
 
@@ -23,7 +23,7 @@ static void keep_error(void *context, const char *kind, const char *message)
     ont_set_error("%s: %s", kind, message);
 }
 
-/* As bytes of uint8. */
+/* Allocates a uint8 tensor of that many bytes. */
 static ont_status take(void *context, int32_t type, int32_t id, size_t bytes, ont_memory *memory)
 {
     const dlpack_exchange_api *api = context;

@@ -1,12 +1,12 @@
 /*
- * Devices by name, and torch's allocator for them.
+ * Devices by name, and torch's allocator for plugins.
  */
 #ifndef ONT_PY_DEVICE_H
 #define ONT_PY_DEVICE_H
 
 #include "py/dlpack.h"
 
-/* "" and "cpu": NULL. "cuda", "cuda:1", or a device of a plugin that was opened. -1 and a Python exception. */
+/* "" and "cpu" give NULL; "cuda", "cuda:1", or a device of an opened plugin. -1 with a Python exception. */
 int ont_device_by_name(const ont_state *state, const char *name, const ont_device **device);
 void ont_device_init(const ont_state *state);
 

@@ -1,6 +1,6 @@
 /*
  * DLPack in both directions. See dlpack.h. A deleter may run on any thread, without the GIL, at interpreter exit: it
- * touches the pool only.
+ * only uses the pool.
  */
 #include "py/dlpack.h"
 
@@ -18,7 +18,7 @@ int ont_dlpack_init(ont_state *state)
     if (!state->tensor_type || !state->parameter_type) return -1;
     PyObject *capsule = PyObject_GetAttrString(state->tensor_type, "__dlpack_c_exchange_api__");
     if (!capsule) {
-        PyErr_Clear(); /* an older torch: the Python protocol serves */
+        PyErr_Clear(); /* an older torch: use the Python protocol */
         return 0;
     }
     const dlpack_exchange_api *api = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
@@ -35,8 +35,10 @@ static int refuse(const char *what, Py_ssize_t index, const char *reason)
     return -1;
 }
 
-/* torch's own refusal (a sparse, meta or vmapped tensor) does not say of which tensor: it becomes the cause of one that
- * does. */
+/*
+ * torch's own exception (for a sparse, meta or vmapped tensor) does not name the tensor: it becomes the cause of one
+ * that does.
+ */
 static int refused_by_torch(const char *what, Py_ssize_t index)
 {
     PyObject *type, *cause, *error, *trace;
@@ -76,7 +78,7 @@ static int view_of(const ont_device *device, const dlpack_tensor *t, const char 
     return refuse(what, index, "the tensor has no memory of its own (a DTensor or FakeTensor?)");
 }
 
-/* Through tensor.detach().__dlpack__(): the capsule is held until the view is done with. */
+/* Through tensor.detach().__dlpack__(): the capsule is held while the view is used. */
 static int borrow_by_protocol(const ont_device *device, PyObject *tensor, const char *what, Py_ssize_t index,
                               ont_tensor_view *view, PyObject **keep)
 {
@@ -93,7 +95,7 @@ static int borrow_by_protocol(const ont_device *device, PyObject *tensor, const 
     return 0;
 }
 
-static int says(PyObject *tensor, const char *method)
+static int call_predicate(PyObject *tensor, const char *method)
 {
     PyObject *answer = PyObject_CallMethod(tensor, method, NULL);
     int yes = answer ? PyObject_IsTrue(answer) : -1;
@@ -102,17 +104,17 @@ static int says(PyObject *tensor, const char *method)
 }
 
 /*
- * DLPack exports the memory of a conjugate or negative view without the flag: such a tensor must be resolved first.
- * Negative ones are imaginary parts of conjugates: strided, or a single number. Others skip the call.
+ * DLPack exports a conjugate or negative view without that flag, so such tensors are refused. Negative views are
+ * imaginary parts of conjugate ones: strided, or a single element. Other tensors skip the calls.
  */
 static int refuse_lazy(PyObject *tensor, const ont_tensor_view *view, const char *what, Py_ssize_t index)
 {
     bool complex = view->dtype == ONT_COMPLEX64 || view->dtype == ONT_COMPLEX128;
     ont_shape shape = ont_shape_of(view->rank <= ONT_MAX_RANK ? view->rank : 0, view->dims);
-    int conjugate = complex ? says(tensor, "is_conj") : 0;
+    int conjugate = complex ? call_predicate(tensor, "is_conj") : 0;
     bool may_be = complex || (ont_dtype_is_float(view->dtype) &&
                               (!ont_tensor_view_is_contiguous(view) || ont_shape_count(&shape) == 1));
-    int negative = may_be && conjugate >= 0 ? says(tensor, "is_neg") : 0;
+    int negative = may_be && conjugate >= 0 ? call_predicate(tensor, "is_neg") : 0;
     if (conjugate < 0 || negative < 0) return -1;
     if (conjugate) return refuse(what, index, "a conjugate view: call resolve_conj() first");
     return negative ? refuse(what, index, "a negative view: call resolve_neg() first") : 0;
@@ -128,7 +130,7 @@ int ont_dlpack_borrow(const ont_state *state, PyObject *tensor, const char *what
 int ont_dlpack_borrow_on(const ont_state *state, const ont_device *device, PyObject *tensor, const char *what,
                          Py_ssize_t index, ont_tensor_view *view, PyObject **keep)
 {
-    /* By type, not by isinstance(): that asks Parameter's metaclass, in Python, for every parameter of every step. */
+    /* By type, not by isinstance(), which runs Parameter's metaclass in Python for every parameter of every step. */
     if (!PyType_IsSubtype(Py_TYPE(tensor), (PyTypeObject *)state->tensor_type))
         return refuse(what, index, "a torch.Tensor is expected");
     *keep = NULL;
@@ -150,7 +152,7 @@ static void wrapped_delete(dlpack_managed *self)
     ont_free(self);
 }
 
-/* The legacy capsule for torch without the exchange table. */
+/* The legacy capsule, for a torch without the exchange table. */
 typedef struct wrapped_legacy {
     dlpack_managed_legacy managed;
     int64_t strides[ONT_MAX_RANK];
@@ -187,7 +189,8 @@ static PyObject *wrap_by_protocol(ont_block *block)
     PyObject *capsule = PyCapsule_New(&w->managed, "dltensor", NULL);
     PyObject *module = capsule ? PyImport_ImportModule("torch.utils.dlpack") : NULL;
     PyObject *tensor = module ? PyObject_CallMethod(module, "from_dlpack", "O", capsule) : NULL;
-    bool taken = capsule && !PyCapsule_IsValid(capsule, "dltensor"); /* whoever renames a capsule owns what it holds */
+    /* the consumer renames the capsule and then owns its tensor */
+    bool taken = capsule && !PyCapsule_IsValid(capsule, "dltensor");
     if (!tensor && !taken) wrapped_legacy_delete(&w->managed);
     Py_XDECREF(module);
     Py_XDECREF(capsule);
@@ -208,6 +211,7 @@ PyObject *ont_dlpack_wrap(const ont_state *state, ont_block *block)
     w->managed.flags = 0;
     fill(&w->managed.tensor, block, w->strides);
     void *tensor = NULL;
-    if (state->dlpack->managed_to_object(&w->managed, &tensor) < 0) return NULL; /* stolen all the same */
+    /* it takes the tensor also on failure */
+    if (state->dlpack->managed_to_object(&w->managed, &tensor) < 0) return NULL;
     return tensor;
 }

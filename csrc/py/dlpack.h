@@ -1,7 +1,7 @@
 /*
- * The DLPack ABI, written from its specification (https://dmlc.github.io/dlpack), version 1.3, and conversion between
- * torch tensors and the core's views and blocks through torch's C exchange table. tests/test_dlpack.py holds the
- * offsets against the header that torch ships.
+ * The DLPack ABI, written from its specification (https://dmlc.github.io/dlpack), version 1.3, and conversions between
+ * torch tensors and the core's tensor views and blocks through torch's C exchange table. tests/test_dlpack.py compares
+ * the offsets with the header that torch ships.
  */
 #ifndef ONT_PY_DLPACK_H
 #define ONT_PY_DLPACK_H
@@ -59,22 +59,22 @@ typedef struct dlpack_exchange_api {
     int (*current_stream)(int32_t device_type, int32_t device_id, void **stream);
 } dlpack_exchange_api;
 
-/* Finds torch.Tensor and its exchange table (NULL where torch has none, then the Python protocol is used). */
+/* Finds torch.Tensor and its exchange table (NULL for a torch without one; then the Python protocol is used). */
 int ont_dlpack_init(ont_state *state);
 
 /*
- * Borrows a tensor's memory as a view that is valid while the tensor is not resized. `what` and `index` name it in
- * errors: TypeError for what is no dense CPU tensor of a known dtype. `keep` gets an object to hold while the view is
- * used (only on the fallback path), else stays NULL.
+ * Borrows a tensor's memory as a view, valid until the tensor is resized. `what` and `index` name it in errors:
+ * TypeError if it is not a dense CPU tensor of a known dtype. `keep` gets an object to hold while the view is used
+ * (fallback path only), else stays NULL.
  */
 int ont_dlpack_borrow(const ont_state *state, PyObject *tensor, const char *what, Py_ssize_t index,
                       ont_tensor_view *view,
                       PyObject **keep);
-/* The same for a tensor of a device; NULL is the CPU. */
+/* The same for a tensor on a device; NULL is the CPU. */
 int ont_dlpack_borrow_on(const ont_state *state, const ont_device *device, PyObject *tensor, const char *what,
                          Py_ssize_t index, ont_tensor_view *view, PyObject **keep);
 
-/* A torch tensor over the block's memory; takes over the caller's reference, also on failure. */
+/* Wraps the block as a torch tensor; takes the caller's reference, also on failure. */
 PyObject *ont_dlpack_wrap(const ont_state *state, ont_block *block);
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * The one place where a status becomes a Python exception.
+ * The only place where a status becomes a Python exception.
  */
 #include "py/python.h"
 

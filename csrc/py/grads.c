@@ -1,6 +1,6 @@
 /*
  * Sums of squares and scaling of lists of gradients, each in one pass over memory: _C.sums_of_squares() and
- * _C.scale_tensors(). For clipping and unscaling outside of a step; called by onnxtrain/optim/_clip.py and
+ * _C.scale_tensors(). For clipping and unscaling outside of an optimizer step; called by onnxtrain/optim/_clip.py and
  * fp16_optimizer.py.
  */
 #include "py/grads.h" /* Python.h before any system header */
@@ -72,7 +72,7 @@ int ont_grad_list_take(ont_grad_list *l, PyObject *items)
         }
         if (take_tensor(l, t, PyList_GetItem(items, i), ONT_OPERAND_GRAD, i, &view) < 0) return -1;
         strides[ONT_OPERAND_GRAD] = view.strides;
-        if (l->device) { /* in place: dims in the order of its memory, whatever that is */
+        if (l->device) { /* in place: iterate in the order of its memory */
             t->data[ONT_OPERAND_PARAM] = view.data;
             t->dtype[ONT_OPERAND_PARAM] = (uint8_t)view.dtype;
             strides[ONT_OPERAND_PARAM] = view.strides;

@@ -1,8 +1,8 @@
 /*
- * Norm, clipping, unscaling and sums of squares of lists of gradients on a device, outside of an optimizer's step:
- * _C.grads_on(), in a few launches (device/multi.h). Nothing waits: what comes out is written to tensors there. Tables
- * stay on the device with the capsule of _C.grad_tables(), so that a call with the same tensors uploads nothing and may
- * be captured. Called by onnxtrain/optim/_clip.py.
+ * Norm, clipping, unscaling and sums of squares of lists of gradients on a device, outside of an optimizer step:
+ * _C.grads_on(), in a few launches (device/multi.h). Nothing waits for the device; results are written to tensors
+ * there. The capsule of _C.grad_tables() keeps the tables on the device, so that a call with the same tensors uploads
+ * nothing and may be captured. Called by onnxtrain/optim/_clip.py.
  */
 #include "py/grads.h" /* Python.h before any system header */
 
@@ -39,7 +39,7 @@ typedef struct grads_call {
     float *found_inf;
 } grads_call;
 
-/* A number, or `count` of them, on the device; NULL for None. */
+/* `count` numbers on the device; NULL for None. */
 static int take_numbers(grads_call *c, PyObject *tensor, const char *what, ont_dtype dtype, int64_t count, void **data)
 {
     PyObject *keep = NULL;
@@ -66,7 +66,7 @@ static int64_t chunks_of(const ont_optim_tensor *t)
     return (t->count + ONT_OPTIM_CHUNK - 1) / ONT_OPTIM_CHUNK;
 }
 
-/* Without gaps, and all operands in one order: one run of memory, whatever the dims say. */
+/* Whether the tensor has no gaps and all operands have the same order: one linear range, whatever the dims are. */
 static bool is_dense(const ont_optim_tensor *t)
 {
     const ont_optim_layout *l = t->layout;
@@ -75,7 +75,7 @@ static bool is_dense(const ont_optim_tensor *t)
     return dense;
 }
 
-/* Every tensor in the order of its memory, a source in that of its target. */
+/* Fills the tables; every tensor is iterated in the order of its memory, a source in that of its target. */
 static ont_status fill(const grads_call *c, ont_cuda_tensor *to, int32_t *chunk_tensor)
 {
     int64_t chunk = 0;
@@ -137,7 +137,7 @@ static int read_what(const char *name, ont_optim_work *what)
     return -1;
 }
 
-/* Sources, with targets where these are scaled into. */
+/* Adds the sources, and the targets if they are scaled into these. */
 static int take_tensors(grads_call *c, PyObject *sources, PyObject *targets)
 {
     PyObject *from = ont_grad_list_hold(&c->list, sources), *to = NULL;

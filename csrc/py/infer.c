@@ -1,5 +1,6 @@
 /*
- * Session.infer(): types of all values in terms of the symbols of the inputs, as Python objects. See run/symbolic.h.
+ * Session.infer(): types of all values in terms of the symbolic dims of the inputs, as Python objects. See
+ * run/symbolic.h.
  */
 #include "base/arena.h"
 #include "py/python.h"

@@ -1,5 +1,5 @@
 /*
- * The extension module: types, the functions that describe the build, test hooks, and the log sink.
+ * The extension module: types, functions that describe the build, test hooks, and the log sink.
  */
 #include "py/device.h" /* Python.h before any system header */
 
@@ -15,8 +15,8 @@
 #include "passes/pipeline.h"
 #include "passes/recompute.h"
 #include "py/grads.h"
-#include "py/peek.h"
-#include "py/step.h"
+#include "py/torch_abi.h"
+#include "py/bind_args.h"
 #include "run/run.h"
 #include "simd/simd.h"
 
@@ -29,12 +29,12 @@ ont_state *ont_get_state(PyObject *module)
     return PyModule_GetState(module);
 }
 
-/* Hands a line of the core to logging.getLogger("onnxtrain"); takes the GIL, so it may be called from any thread. */
+/* Passes a line of the core to logging.getLogger("onnxtrain"); acquires the GIL, so it may be called on any thread. */
 static void log_to_python(ont_log_level level, const char *line)
 {
     if (!Py_IsInitialized()) return;
     PyGILState_STATE gil = PyGILState_Ensure();
-    PyObject *type, *value, *trace; /* a log line must not disturb an exception that is being raised */
+    PyObject *type, *value, *trace; /* logging must not disturb a pending exception */
     PyErr_Fetch(&type, &value, &trace);
     PyObject *logging = PyImport_ImportModule("logging");
     PyObject *logger = logging ? PyObject_CallMethod(logging, "getLogger", "s", "onnxtrain") : NULL;
@@ -94,7 +94,7 @@ static PyObject *operators(PyObject *module, PyObject *unused)
     return list;
 }
 
-/* The names of a sequence, joined by commas, to one of the two that take them so. */
+/* Joins the names of a sequence by commas for disable_names(). */
 static PyObject *disable(PyObject *module, PyObject *names, ont_status (*disable_names)(const char *))
 {
     PyObject *comma = PyUnicode_FromString(",");
@@ -329,7 +329,7 @@ static int module_exec(PyObject *module)
     state->is_nested = PyUnicode_InternFromString("is_nested");
     if (!state->requires_grad || !state->is_nested || ont_dlpack_init(state) < 0) return -1;
     ont_device_init(state);
-    ont_peek_init(state);
+    ont_torch_abi_init(state);
     if (add_type(module, &ont_session_spec, &state->session_type) < 0) return -1;
     if (add_type(module, &ont_run_spec, &state->run_type) < 0) return -1;
     if (add_type(module, &ont_watch_spec, &state->watch_type) < 0) return -1;

@@ -1,6 +1,6 @@
 /*
- * The Python type Updater: has the tensors of all parameter groups described to optim/optim.h by a walk (optim_walk.c,
- * optim_quick.c) and runs one step without the GIL. Called by onnxtrain/optim/_engine.py.
+ * The Python type Updater: describes the tensors of all parameter groups to optim/optim.h (optim_fast_path.c, else
+ * optim_slow_path.c) and runs one step without the GIL. Called by onnxtrain/optim/_engine.py.
  */
 #include "py/optim.h" /* Python.h before any system header */
 
@@ -8,8 +8,8 @@
 #include "py/device.h"
 
 enum {
-    HELD_AHEAD = 24, /* references that are given back are asked for so long before */
-    SLICE = 64,      /* parameters whose versions are counted in one call */
+    PREFETCH_HELD = 24,   /* prefetch distance for releasing references */
+    PARAMS_PER_MARK = 64, /* parameters per call of increment_version() */
 };
 
 /* ---- the step ---- */
@@ -42,15 +42,15 @@ int ont_optim_check_overlap(ont_updater *self)
     return -1;
 }
 
-/* updated: list of the parameters of work.tensors. In slices, so that the next one is on its way from memory. */
+/* updated: list of the parameters of work.tensors. In slices, so that the next slice can be prefetched. */
 static int mark_updated(ont_updater *self, PyObject *updated)
 {
     Py_ssize_t n = PyList_Size(updated);
-    for (Py_ssize_t first = 0; first < n; first += SLICE) {
-        Py_ssize_t end = first + 2 * SLICE < n ? first + 2 * SLICE : n;
-        for (Py_ssize_t i = first ? first + SLICE : 0; i < end; i++)
-            ont_warm_up_param(&self->slots[self->work.tensors[i].stream]);
-        PyObject *slice = PyList_GetSlice(updated, first, first + SLICE);
+    for (Py_ssize_t first = 0; first < n; first += PARAMS_PER_MARK) {
+        Py_ssize_t end = first + 2 * PARAMS_PER_MARK < n ? first + 2 * PARAMS_PER_MARK : n;
+        for (Py_ssize_t i = first ? first + PARAMS_PER_MARK : 0; i < end; i++)
+            ont_prefetch_param(&self->slots[self->work.tensors[i].stream]);
+        PyObject *slice = PyList_GetSlice(updated, first, first + PARAMS_PER_MARK);
         PyObject *result = slice ? PyObject_CallFunctionObjArgs(self->increment_version, slice, NULL) : NULL;
         Py_XDECREF(slice);
         Py_XDECREF(result);
@@ -59,28 +59,31 @@ static int mark_updated(ont_updater *self, PyObject *updated)
     return 0;
 }
 
-/* Counting versions takes a good part of a small tensor's update: this thread does it while others update already. */
-typedef struct marking {
+/*
+ * Bumping versions takes a large part of a small tensor's update, so this thread does it while other threads begin the
+ * update.
+ */
+typedef struct version_marking {
     ont_updater *self;
     PyObject *updated;
     PyThreadState *thread;
     int result;
-} marking;
+} version_marking;
 
-static void mark_meanwhile(void *context)
+static void mark_concurrently(void *context)
 {
-    marking *m = context;
+    version_marking *m = context;
     PyEval_RestoreThread(m->thread);
     m->result = mark_updated(m->self, m->updated);
     m->thread = PyEval_SaveThread();
 }
 
-/* updated: as for mark_updated(); NULL after the quick walk, during which nothing else may run. */
+/* updated: as in mark_updated(); NULL after the fast path, during which no other code may run. */
 static PyObject *run_step(ont_updater *self, PyObject *updated, double max_norm, double unscale, uint64_t seed)
 {
-    marking mark = {.self = self, .updated = updated};
+    version_marking mark = {.self = self, .updated = updated};
     ont_optim_request request = {.rule = self->rule, .unscale = unscale, .max_norm = max_norm, .seed = seed};
-    request.concurrent_callback = updated ? mark_meanwhile : ont_optim_quick_mark;
+    request.concurrent_callback = updated ? mark_concurrently : ont_optim_fast_path_mark;
     request.context = updated ? (void *)&mark : self;
     double norm = 0;
     if (updated) mark.thread = PyEval_SaveThread();
@@ -91,23 +94,23 @@ static PyObject *run_step(ont_updater *self, PyObject *updated, double max_norm,
     return max_norm >= 0 ? PyFloat_FromDouble(norm) : Py_NewRef(Py_None);
 }
 
-void ont_optim_let_go(ont_updater *self)
+void ont_optim_release_held(ont_updater *self)
 {
     for (size_t i = 0; i < self->n_held; i++) {
-        if (i + HELD_AHEAD < self->n_held) __builtin_prefetch(self->held[i + HELD_AHEAD], 1);
+        if (i + PREFETCH_HELD < self->n_held) __builtin_prefetch(self->held[i + PREFETCH_HELD], 1);
         Py_DECREF(self->held[i]);
     }
     self->n_held = 0;
 }
 
-static PyObject *careful_step(ont_walk *w, PyObject *groups, PyObject *hyper, PyObject *scalars, double max_norm,
-                              double unscale, uint64_t seed)
+static PyObject *slow_path_step(ont_walk *w, PyObject *groups, PyObject *hyper, PyObject *scalars, double max_norm,
+                                double unscale, uint64_t seed)
 {
     ont_updater *self = w->self;
     PyObject *result = NULL;
-    self->work.n_tensors = self->work.n_updates = 0; /* what the quick walk may have left */
+    self->work.n_tensors = self->work.n_updates = 0; /* left over from the fast path */
     w->updated = PyList_New(0);
-    if (w->updated && ont_optim_careful(w, groups, hyper) == 0 && ont_optim_check_overlap(self) == 0) {
+    if (w->updated && ont_optim_slow_path(w, groups, hyper) == 0 && ont_optim_check_overlap(self) == 0) {
         if (!w->device) result = run_step(self, w->updated, max_norm, unscale, seed);
         else if (mark_updated(self, w->updated) == 0) result = ont_optim_device_step(w, scalars, max_norm);
     }
@@ -121,12 +124,12 @@ static PyObject *updater_step(PyObject *object, PyObject *args)
     PyObject *groups, *hyper, *states, *prepare, *scalars = NULL;
     double max_norm, unscale;
     unsigned long long seed;
-    const char *place = "";
+    const char *device_name = "";
     const ont_device *device;
     if (!PyArg_ParseTuple(args, "OOOOddK|sO:step", &groups, &hyper, &states, &prepare, &max_norm, &unscale, &seed,
-                          &place, &scalars))
+                          &device_name, &scalars))
         return NULL;
-    if (ont_device_by_name(self->state, place, &device) < 0) return NULL;
+    if (ont_device_by_name(self->state, device_name, &device) < 0) return NULL;
     if (self->busy) return PyErr_Format(PyExc_RuntimeError, "%U: step() is already running", self->name);
     ont_walk w = {.self = self, .states = states, .prepare = prepare, .device = device};
     if (check_arguments(&w, groups, hyper) < 0) return NULL;
@@ -134,15 +137,15 @@ static PyObject *updater_step(PyObject *object, PyObject *args)
     ont_optim_clear(&self->work);
     self->tables.n_groups = 0;
     PyObject *result = NULL;
-    int quick = ont_optim_quick(&w, groups, hyper);
-    self->quick_steps += quick > 0;
-    if (quick > 0 && ont_optim_check_overlap(self) == 0)
+    int fast = ont_optim_fast_path(&w, groups, hyper);
+    self->fast_steps += fast > 0;
+    if (fast > 0 && ont_optim_check_overlap(self) == 0)
         result = run_step(self, NULL, max_norm, unscale, seed);
-    else if (quick == 0)
-        result = careful_step(&w, groups, hyper, scalars, max_norm, unscale, seed);
+    else if (fast == 0)
+        result = slow_path_step(&w, groups, hyper, scalars, max_norm, unscale, seed);
     if (!result) self->n_order = 0;
     else self->steps++;
-    ont_optim_let_go(self);
+    ont_optim_release_held(self);
     self->busy = false;
     return result;
 }
@@ -151,7 +154,7 @@ static PyObject *updater_walks(PyObject *object, PyObject *unused)
 {
     const ont_updater *self = (ont_updater *)object;
     (void)unused;
-    return Py_BuildValue("KK", (unsigned long long)self->steps, (unsigned long long)self->quick_steps);
+    return Py_BuildValue("KK", (unsigned long long)self->steps, (unsigned long long)self->fast_steps);
 }
 
 /* ---- type ---- */
@@ -208,8 +211,8 @@ static void updater_dealloc(PyObject *object)
     ont_free(self->slots);
     ont_free(self->order);
     ont_free(self->held);
-    ont_free(self->quick);
-    ont_free(self->quick_groups);
+    ont_free(self->fast);
+    ont_free(self->fast_groups);
     Py_XDECREF(self->name);
     Py_XDECREF(self->key_params);
     Py_XDECREF(self->key_grad);

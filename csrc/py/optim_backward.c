@@ -1,7 +1,7 @@
 /*
- * Updater.backward(): a Run's backward whose gradients go into the update of their parameters one by one, as soon as
- * the engine has them. Everything that can fail for a parameter (its state, shapes, shared memory) is looked at before
- * backward begins. Called by onnxtrain/optim/_in_backward.py; knows nothing of kernels.
+ * Updater.backward(), an optimizer in backward: runs a Run's backward and updates each parameter as soon as its
+ * gradient is final. Everything that can fail for a parameter (its state, shapes, shared memory) is checked before
+ * backward begins. Called by onnxtrain/optim/_in_backward.py; independent of kernels.
  */
 #include "py/optim.h" /* Python.h before any system header */
 
@@ -12,7 +12,7 @@
 
 typedef struct target {
     uint32_t tensor;
-    bool is_target; /* else backward has a gradient that nobody wants */
+    bool is_target; /* false: the gradient is discarded */
 } target;
 
 typedef struct backward_step {
@@ -20,8 +20,8 @@ typedef struct backward_step {
     ont_optim_request request;
     target *targets;     /* per input of the program */
     uint32_t n_inputs;
-    uint32_t *number;    /* per input: among the targets */
-    uint8_t *done;       /* per target, in the caller's order */
+    uint32_t *number; /* per input: index among the targets */
+    uint8_t *done;    /* per target, in the caller's order: it was updated */
 } backward_step;
 
 /* ---- while backward runs, without the GIL ---- */
@@ -59,7 +59,10 @@ static int refuse_shared(const backward_step *a, const ont_tensor_view *view, ui
     return -1;
 }
 
-/* What backward reads must not change under it: an input may be a parameter itself, of which the engine knows. */
+/*
+ * Tensors that backward reads must not be updated before; a program input may be the parameter itself, which the engine
+ * orders correctly.
+ */
 static int check_no_overlap(void *context, const ont_borrowed *inputs, const ont_borrowed *grads)
 {
     const backward_step *a = context;
@@ -74,7 +77,7 @@ static int check_no_overlap(void *context, const ont_borrowed *inputs, const ont
     return 0;
 }
 
-/* One (input, position, parameter): into a table by position, which grows. */
+/* Reads one (input, position, parameter) into a table by position, which grows. */
 static int read_target(backward_step *a, const ont_program *p, PyObject *item, uint32_t number, ont_walk *w,
                        size_t *capacity)
 {
@@ -115,7 +118,7 @@ static int read_targets(backward_step *a, const ont_program *p, PyObject *target
     return 0;
 }
 
-/* Where the walk has put each of them. */
+/* Sets the index in work.tensors of each target. */
 static int find_tensors(backward_step *a, const ont_walk *w, Py_ssize_t n)
 {
     uint32_t *tensor = ont_calloc((size_t)n + 1, sizeof *tensor);
@@ -137,8 +140,8 @@ static int find_tensors(backward_step *a, const ont_walk *w, Py_ssize_t n)
 /* ---- after ---- */
 
 /*
- * Tells the caller what was updated, and counts its versions, also where backward failed. An exception that is set
- * stays.
+ * Reports to the caller which parameters were updated and bumps their versions, also if backward failed. A pending
+ * exception is kept.
  */
 static int mark_done(ont_updater *self, PyObject *targets, const uint8_t *done, PyObject *told)
 {
@@ -167,7 +170,7 @@ static int prepare(backward_step *a, ont_walk *w, const arguments *in, const ont
 {
     ont_updater *self = a->self;
     if (read_targets(a, p, in->targets, w) < 0) return -1;
-    if (!(w->updated = PyList_New(0)) || ont_optim_careful(w, in->groups, in->hyper) < 0) return -1;
+    if (!(w->updated = PyList_New(0)) || ont_optim_slow_path(w, in->groups, in->hyper) < 0) return -1;
     if (find_tensors(a, w, PyTuple_Size(in->targets)) < 0 || ont_optim_check_overlap(self) < 0) return -1;
     if (ont_optim_prepare_apply(&self->work) == ONT_OK) return 0;
     PyErr_NoMemory();
@@ -200,7 +203,7 @@ PyObject *ont_updater_backward(PyObject *object, PyObject *args)
     if (!p || !(in.targets = PyList_AsTuple(in.targets))) return NULL;
     self->busy = true;
     ont_optim_clear(&self->work);
-    ont_program_ref(p); /* the preparation of state is Python, which may release the run */
+    ont_program_ref(p); /* preparing state runs Python code, which may release the run */
     PyObject *result = NULL;
     if (prepare(&a, &w, &in, p) == 0) {
         ont_backward_hooks hooks = {.gradient = {apply_gradient, &a}, .check = check_no_overlap};
@@ -210,7 +213,7 @@ PyObject *ont_updater_backward(PyObject *object, PyObject *args)
     }
     if (!result) self->n_order = 0;
     else self->steps++;
-    ont_optim_let_go(self);
+    ont_optim_release_held(self);
     ont_program_unref(p);
     Py_XDECREF(w.updated);
     ont_free(w.expected);

@@ -1,6 +1,7 @@
 /*
- * How the Updater takes hold of tensors: borrowing without a Python call where the tensor is plain, asking for memory
- * ahead of its use, and words for what cannot be taken. Called by py/optim_walk.c; knows nothing of groups and rules.
+ * How the Updater borrows tensors: without a Python call if the tensor is plain; prefetching; error messages for
+ * tensors that cannot be borrowed. Called by py/optim_slow_path.c and optim_fast_path.c; independent of groups and
+ * rules.
  */
 #include "py/optim.h" /* Python.h before any system header */
 
@@ -9,7 +10,7 @@
 const char *const ont_operand_text[ONT_OPERAND_COUNT] = {
     "the parameter", "the gradient", "the first state", "the second state", "the third state", "the master copy"};
 
-/* Two types are nearly all there are; the walk through base classes is for the rest. */
+/* Nearly all objects are of two types; the search through base classes is for the rest. */
 bool ont_is_tensor(const ont_updater *self, PyObject *object)
 {
     PyObject *type = (PyObject *)Py_TYPE(object), *tensor_type = self->state->tensor_type;
@@ -19,7 +20,7 @@ bool ont_is_tensor(const ont_updater *self, PyObject *object)
 
 /* ---- errors ---- */
 
-int ont_blame(const ont_walk *w, PyObject *type, const char *what, const char *problem)
+int ont_param_error(const ont_walk *w, PyObject *type, const char *what, const char *problem)
 {
     PyErr_Format(type, "%U: parameter %zd of group %zd: %s%s", w->self->name, w->index, w->group, what, problem);
     return -1;
@@ -34,8 +35,8 @@ static int is_true(PyObject *tensor, const char *attribute)
     return truth > 0;
 }
 
-/* Why DLPack did not take the tensor, in the optimizer's words. */
-static int blame_borrow(const ont_walk *w, PyObject *tensor, int operand)
+/* Raises an exception that names the parameter and the reason why DLPack refused the tensor. */
+static int raise_borrow_error(const ont_walk *w, PyObject *tensor, int operand)
 {
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
@@ -65,11 +66,13 @@ static int blame_borrow(const ont_walk *w, PyObject *tensor, int operand)
     return -1;
 }
 
-/* ---- what comes next into the cache ---- */
+/* ---- prefetching ---- */
 
-/* Lines around an address that may be anything. What is not mapped costs a look at the page tables each time: not NULL.
+/*
+ * Prefetches cache lines around an address that may be stale. An unmapped address costs a page-table walk each time,
+ * hence the check for NULL.
  */
-static void fetch(const void *address, int before, int after)
+static void prefetch(const void *address, int before, int after)
 {
     if (!address) return;
     uintptr_t at = (uintptr_t)address;
@@ -77,83 +80,84 @@ static void fetch(const void *address, int before, int after)
         __builtin_prefetch((const void *)(at + (uintptr_t)(intptr_t)line * 64), 0, 2);
 }
 
-void ont_warm_up_dict(const ont_slot *s)
+void ont_prefetch_dict(const ont_slot *s)
 {
-    fetch(s->param, 0, 0);
-    fetch(s->inner, 0, 0);
-    fetch(s->entries, 0, 2);
+    prefetch(s->param, 0, 0);
+    prefetch(s->inner, 0, 0);
+    prefetch(s->entries, 0, 2);
 }
 
-/* A tensor object keeps its sizes near the middle of some 200 bytes, all of which are read. */
-void ont_warm_up_tensors(const ont_slot *s)
+/* A TensorImpl has its sizes near the middle of some 200 bytes, all of which are read. */
+void ont_prefetch_tensors(const ont_slot *s)
 {
     for (int k = 0; k <= ONT_OPERAND_COUNT; k++) {
-        fetch(s->object[k], 0, 0);
-        fetch(s->inside[k], 1, 2);
-        fetch(s->storage[k], 0, 1);
+        prefetch(s->object[k], 0, 0);
+        prefetch(s->sizes[k], 1, 2);
+        prefetch(s->storage[k], 0, 1);
     }
-    fetch(s->beside[ONT_PEEK_AUTOGRAD], 0, 1);
-    fetch(s->step, 0, 0);
+    prefetch(s->hints_of_param[ONT_TORCH_HINT_AUTOGRAD], 0, 1);
+    prefetch(s->step, 0, 0);
 }
 
-void ont_warm_up(const ont_slot *s)
+void ont_prefetch_slot(const ont_slot *s)
 {
-    ont_warm_up_dict(s);
-    ont_warm_up_tensors(s);
+    ont_prefetch_dict(s);
+    ont_prefetch_tensors(s);
 }
 
-/* Object and version of the parameter alone. */
-void ont_warm_up_param(const ont_slot *s)
+/* Only the object and the version counter of the parameter. */
+void ont_prefetch_param(const ont_slot *s)
 {
-    fetch(s->object[ONT_OPERAND_PARAM], 0, 0);
-    fetch(s->inside[ONT_OPERAND_PARAM], 1, 0);
-    fetch(s->beside[ONT_PEEK_AUTOGRAD], 0, 0);
-    fetch(s->beside[ONT_PEEK_VERSION], 0, 0);
+    prefetch(s->object[ONT_OPERAND_PARAM], 0, 0);
+    prefetch(s->sizes[ONT_OPERAND_PARAM], 1, 0);
+    prefetch(s->hints_of_param[ONT_TORCH_HINT_AUTOGRAD], 0, 0);
+    prefetch(s->hints_of_param[ONT_TORCH_HINT_VERSION], 0, 0);
 }
 
-/* Writes only what is new: unchanged lines need not go back to memory. */
-static void see(void *remembered, const void *seen, size_t bytes)
+/* Writes only changes, so that unchanged cache lines stay clean. */
+static void store_if_changed(void *remembered, const void *seen, size_t bytes)
 {
     if (memcmp(remembered, seen, bytes)) memcpy(remembered, seen, bytes);
 }
 
-static void saw_place(ont_slot *s, int operand, PyObject *object, const ont_tensor_view *view, const void *storage)
+static void cache_addresses(ont_slot *s, int operand, PyObject *object, const ont_tensor_view *view,
+                            const void *storage)
 {
-    see(&s->object[operand], &object, sizeof object);
-    see(&s->inside[operand], &view->dims, sizeof view->dims);
-    see(&s->storage[operand], &storage, sizeof storage);
+    store_if_changed(&s->object[operand], &object, sizeof object);
+    store_if_changed(&s->sizes[operand], &view->dims, sizeof view->dims);
+    store_if_changed(&s->storage[operand], &storage, sizeof storage);
 }
 
-void ont_saw(ont_updater *self, ont_slot *s, int operand, PyObject *object, const ont_tensor_view *view)
+void ont_cache_tensor(ont_updater *self, ont_slot *s, int operand, PyObject *object, const ont_tensor_view *view)
 {
-    const void *hints[ONT_PEEK_HINTS];
-    void *handle = ont_peek_handle(self->state, object);
+    const void *hints[ONT_TORCH_HINTS];
+    void *handle = ont_torch_handle(self->state, object);
     if (!handle) return;
-    ont_peek_hints(handle, hints);
-    if (operand == ONT_OPERAND_PARAM) see(s->beside, hints, sizeof hints);
-    if (operand == ONT_OPERAND_COUNT) see(&s->step, &view->data, sizeof s->step);
-    saw_place(s, operand, object, view, hints[ONT_PEEK_STORAGE]);
+    ont_torch_hints(handle, hints);
+    if (operand == ONT_OPERAND_PARAM) store_if_changed(s->hints_of_param, hints, sizeof hints);
+    if (operand == ONT_OPERAND_COUNT) store_if_changed(&s->step, &view->data, sizeof s->step);
+    cache_addresses(s, operand, object, view, hints[ONT_TORCH_HINT_STORAGE]);
 }
 
-/* The quick walk does not touch a gradient's object. */
-void ont_saw_grad(ont_slot *s, const void *handle, const ont_tensor_view *view)
+/* The fast path does not read the gradient's Python object. */
+void ont_cache_grad(ont_slot *s, const void *handle, const ont_tensor_view *view)
 {
-    const void *hints[ONT_PEEK_HINTS];
-    ont_peek_hints(handle, hints);
-    saw_place(s, ONT_OPERAND_GRAD, NULL, view, hints[ONT_PEEK_STORAGE]);
+    const void *hints[ONT_TORCH_HINTS];
+    ont_torch_hints(handle, hints);
+    cache_addresses(s, ONT_OPERAND_GRAD, NULL, view, hints[ONT_TORCH_HINT_STORAGE]);
 }
 
-void ont_saw_inner(ont_slot *s, PyObject *inner)
+void ont_cache_state_dict(ont_slot *s, PyObject *inner)
 {
     s->inner = inner;
     s->entries = NULL;
-    /* behind reference count, type, size and a tag; every dict has as many words, and the address is only a hint */
+    /* behind reference count, type, size and a version tag; the word is only a prefetch hint */
     if (inner && PyDict_Check(inner)) memcpy(&s->entries, (const char *)inner + 4 * sizeof(void *), sizeof s->entries);
 }
 
 /* ---- tensors ---- */
 
-/* Takes the reference over, also on failure. */
+/* Takes the reference, also on failure. */
 int ont_hold(ont_updater *self, PyObject *object)
 {
     if (self->n_held == self->held_capacity &&
@@ -174,14 +178,14 @@ int64_t ont_tensor_view_count(const ont_tensor_view *view)
 }
 
 /*
- * What is plain, row-major and larger than one element is taken at once; everything else goes the careful way. strides
- * are NULL where row-major.
+ * A plain, row-major tensor of more than one element is read directly; others go through DLPack. strides are NULL if
+ * row-major.
  */
-int ont_grasp(ont_walk *w, PyObject *tensor, int operand, ont_tensor_view *view)
+int ont_borrow_operand(ont_walk *w, PyObject *tensor, int operand, ont_tensor_view *view)
 {
     const ont_state *state = w->self->state;
-    if (!w->device && ont_peek(state, tensor, view)) {
-        ont_saw(w->self, &w->self->slots[w->position], operand, tensor, view);
+    if (!w->device && ont_torch_read_tensor(state, tensor, view)) {
+        ont_cache_tensor(w->self, &w->self->slots[w->position], operand, tensor, view);
         if (ont_tensor_view_is_contiguous(view) && ont_tensor_view_count(view) > 1) {
             view->strides = NULL;
             return 0;
@@ -189,7 +193,7 @@ int ont_grasp(ont_walk *w, PyObject *tensor, int operand, ont_tensor_view *view)
     }
     PyObject *keep = NULL;
     if (ont_dlpack_borrow_on(state, w->device, tensor, ont_operand_text[operand], w->index, view, &keep) < 0)
-        return blame_borrow(w, tensor, operand);
+        return raise_borrow_error(w, tensor, operand);
     if (keep && ont_hold(w->self, keep) < 0) return -1;
     return 0;
 }

@@ -1,7 +1,7 @@
 /*
- * A step of the Updater on a device: the tensors that the walk has found become tables there (device/multi.h), and a
- * few launches on torch's current stream do the rest. Nothing waits, and nothing that changes from step to step comes
- * from the host but addresses, so that a step may be captured once they repeat. Called by py/optim.c.
+ * A step of the Updater on a device: the tensors become tables in device memory (device/multi.h), and a few launches on
+ * torch's current stream perform the step. Nothing waits for the device, and only addresses come from the host, so that
+ * a step may be captured once they repeat. Called by py/optim.c.
  */
 #include "py/optim.h" /* Python.h before any system header */
 
@@ -10,7 +10,7 @@
 #include "base/alloc.h"
 #include "device/multi.h"
 
-enum { SCALAR_FOUND_INF, SCALAR_INV_SCALE, SCALAR_NORM, SCALARS }; /* then a learning rate per group */
+enum { SCALAR_FOUND_INF, SCALAR_INV_SCALE, SCALAR_NORM, SCALARS }; /* followed by a learning rate per group */
 
 int ont_optim_device_group(ont_walk *w)
 {
@@ -33,7 +33,7 @@ void ont_optim_device_free(ont_step_tables *t)
     *t = (ont_step_tables){.n_groups = 0};
 }
 
-/* A float32 number on the device; *value NULL where it is None. */
+/* A float32 scalar on the device; *value is NULL for None. */
 static int take_scalar(const ont_walk *w, PyObject *scalars, Py_ssize_t i, float **value)
 {
     PyObject *tensor = PyTuple_GetItem(scalars, i), *keep = NULL;
@@ -57,7 +57,7 @@ static int64_t chunks_of(const ont_optim_tensor *t)
     return (t->count + ONT_OPTIM_CHUNK - 1) / ONT_OPTIM_CHUNK;
 }
 
-/* One dtype for all states: the kernels have it once a tensor. */
+/* The common dtype of all states: kernels take one per tensor. */
 static int state_dtype_of(const ont_walk *w, const ont_optim_tensor *t, int32_t *dtype)
 {
     *dtype = 0;
@@ -75,7 +75,10 @@ static int state_dtype_of(const ont_walk *w, const ont_optim_tensor *t, int32_t 
     return 0;
 }
 
-/* Tables of all groups, chunks counted within each: [tensors][tensor of each chunk], as the device will have them. */
+/*
+ * Fills the tables of all groups in the device's layout: [tensors][tensor of each chunk], chunks numbered within each
+ * group.
+ */
 static int fill_tables(const ont_walk *w, ont_cuda_tensor *to, int32_t *chunk_tensor)
 {
     const ont_optim *work = &w->self->work;
@@ -85,7 +88,7 @@ static int fill_tables(const ont_walk *w, ont_cuda_tensor *to, int32_t *chunk_te
         const ont_optim_tensor *t = &work->tensors[i];
         for (; group < tables->n_groups && tables->groups[group].first <= i; group++) first = chunk;
         int64_t group_tensor = (int64_t)(i - tables->groups[group - 1].first);
-        memset(&to[i], 0, sizeof to[i]); /* padding too: tables are compared */
+        memset(&to[i], 0, sizeof to[i]); /* padding included: tables are compared by memcmp() */
         to[i].param = t->data[ONT_OPERAND_PARAM];
         to[i].grad = t->data[ONT_OPERAND_GRAD];
         for (int k = 0; k < ONT_RULE_STATES && k < 3; k++) to[i].state[k] = t->data[ONT_OPERAND_STATE + k];
@@ -115,7 +118,7 @@ typedef struct step_call {
 
 static int32_t rule_of(const ont_optim_rule *rule)
 {
-    static const char *const names[] = {"adam", "lamb", "sgd", "adagrad", "lion"}; /* ont_cuda_rule's order */
+    static const char *const names[] = {"adam", "lamb", "sgd", "adagrad", "lion"}; /* in the order of ont_cuda_rule */
     for (int i = 0; i < 5; i++)
         if (!strcmp(names[i], rule->name)) return i;
     return -1;
@@ -132,8 +135,8 @@ static ont_cuda_optim job_of(const step_call *c, size_t first, size_t n, int64_t
 }
 
 /*
- * The sums of squares are taken group by group, into one row of the work memory, which the last one adds up. Then each
- * group's step, with the factor that came of it.
+ * Computes sums of squares group by group into one row of work memory, adds them up, and then runs each group's step
+ * with the resulting factor.
  */
 static ont_status launch(const step_call *c, void *stream)
 {

@@ -1,5 +1,5 @@
 /*
- * What the files of this layer share: the limited API, module state, error mapping. Nothing below includes it.
+ * Shared by the files of this layer: the limited API, module state, error mapping. No lower layer includes it.
  */
 #ifndef ONT_PY_PYTHON_H
 #define ONT_PY_PYTHON_H
@@ -23,10 +23,10 @@ typedef struct ont_state { /* per module */
 extern struct PyModuleDef ont_module_def;
 ont_state *ont_get_state(PyObject *module);
 
-/* Sets the Python exception of a failed status, message taken from base/status; returns NULL. */
+/* Sets the Python exception for a failed status, with the message of base/status; returns NULL. */
 PyObject *ont_raise(const ont_state *state, ont_status status);
 
-/* A str of what may hold any bytes: a string attribute, or a message that was cut within a character. */
+/* A str of text that may hold arbitrary bytes: a string attribute, or a message that was cut within a character. */
 PyObject *ont_text(const char *text);
 
 extern PyType_Spec ont_session_spec, ont_run_spec, ont_watch_spec, ont_updater_spec;
@@ -40,7 +40,7 @@ typedef struct ont_session_object {
 
 PyObject *ont_session_infer(PyObject *session, PyObject *unused); /* infer.c */
 
-/* A Run for a run that forward() left open; steals `run`. */
+/* Creates a Run for a run that awaits its backward; steals `run`. */
 PyObject *ont_run_object_new(ont_session_object *session, ont_run *run, const ont_random *random);
 
 #endif

@@ -1,24 +1,24 @@
 /*
- * The Python type Run: a forward that waits for its backward, made by Session.forward(). Drops the GIL around kernels.
- * What it was called with may be held, so that it can run once more after its backward (retain_graph).
+ * The Python type Run: a forward that awaits its backward, created by Session.forward(). Releases the GIL around
+ * kernels. It can hold the arguments of forward, so that forward can be repeated after backward (retain_graph).
  */
 #include "py/call.h" /* Python.h before any system header */
 
 #include "base/alloc.h"
-#include "py/peek.h"
+#include "py/torch_abi.h"
 
 typedef struct run_object {
     PyObject_HEAD
-    ont_run *run; /* NULL: backward has run, or released */
+    ont_run *run; /* NULL: backward has run, or the run was released */
     ont_session_object *session;
     PyObject *saved_inputs, *saved_outputs, *differentiable, *applied;
-    ont_program *program; /* for again() */
+    ont_program *program; /* used by again() */
     ont_random random;
-    PyObject *inputs, *call; /* held by saved(): a tuple of all graph inputs, and what the caller adds; or NULL */
-    int64_t *versions;       /* of the inputs, when they were held */
+    PyObject *inputs, *call; /* held by saved(): a tuple of all graph inputs, and an object of the caller; or NULL */
+    int64_t *versions;       /* version counters of the inputs when they were held */
 } run_object;
 
-/* A tuple of indices i with flags[i]. */
+/* A tuple of the indices i with flags[i] set. */
 static PyObject *flagged(const uint8_t *flags, uint32_t n)
 {
     Py_ssize_t count = 0;
@@ -33,7 +33,7 @@ static PyObject *flagged(const uint8_t *flags, uint32_t n)
     return tuple;
 }
 
-/* A tuple of the inputs whose gradients are applied, in that order. */
+/* A tuple of the inputs whose gradients go to the callback, in that order. */
 static PyObject *applied_inputs(const ont_program *p)
 {
     PyObject *tuple = PyTuple_New((Py_ssize_t)p->n_deliveries);
@@ -73,7 +73,7 @@ PyObject *ont_run_object_new(ont_session_object *session, ont_run *run, const on
     return (PyObject *)self;
 }
 
-static void let_go(run_object *self)
+static void release_inputs(run_object *self)
 {
     Py_CLEAR(self->inputs);
     Py_CLEAR(self->call);
@@ -85,7 +85,7 @@ static void run_dealloc(PyObject *object)
 {
     run_object *self = (run_object *)object;
     PyTypeObject *type = Py_TYPE(object);
-    let_go(self);
+    release_inputs(self);
     ont_run_release(self->run);
     ont_program_unref(self->program);
     Py_XDECREF(self->saved_inputs);
@@ -122,8 +122,8 @@ static PyObject *run_applied(PyObject *object, void *closure)
     return applied ? Py_NewRef(applied) : PyTuple_New(0);
 }
 
-/* Appends to `to` from `at` on the items of `from` at `indices`; the next place, or -1. */
-static Py_ssize_t pick(PyObject *to, Py_ssize_t at, PyObject *from, PyObject *indices)
+/* Copies the items of `from` at `indices` to `to` from index `at` on; returns the next index, or -1. */
+static Py_ssize_t append_items(PyObject *to, Py_ssize_t at, PyObject *from, PyObject *indices)
 {
     Py_ssize_t n = PyTuple_Size(indices);
     for (Py_ssize_t k = 0; k < n && at >= 0; k++) {
@@ -133,18 +133,18 @@ static Py_ssize_t pick(PyObject *to, Py_ssize_t at, PyObject *from, PyObject *in
     return at;
 }
 
-/* Holds the inputs, as they are now, and what comes with them. */
+/* Holds the inputs with their current versions, and the caller's object. */
 static int hold(run_object *self, PyObject *inputs, PyObject *call)
 {
     Py_ssize_t n = self->program->grads.n_forward_inputs;
     PyObject *tuple = ont_sequence(inputs, n, "inputs");
     if (!tuple) return -1;
-    let_go(self);
+    release_inputs(self);
     self->inputs = tuple;
     self->call = Py_NewRef(call);
     if (!(self->versions = ont_calloc((size_t)n + 1, sizeof *self->versions))) return PyErr_NoMemory(), -1;
     for (Py_ssize_t i = 0; i < n; i++)
-        self->versions[i] = ont_peek_version(self->session->state, PyTuple_GetItem(tuple, i));
+        self->versions[i] = ont_torch_version(self->session->state, PyTuple_GetItem(tuple, i));
     return 0;
 }
 
@@ -155,8 +155,8 @@ static PyObject *run_saved(PyObject *object, PyObject *args)
     if (!PyArg_ParseTuple(args, "OO|O:saved", &inputs, &outputs, &call)) return NULL;
     if (call && hold(self, inputs, call) < 0) return NULL;
     PyObject *saved = PyTuple_New(PyTuple_Size(self->saved_inputs) + PyTuple_Size(self->saved_outputs));
-    Py_ssize_t at = saved ? pick(saved, 0, inputs, self->saved_inputs) : -1;
-    if (at >= 0) at = pick(saved, at, outputs, self->saved_outputs);
+    Py_ssize_t at = saved ? append_items(saved, 0, inputs, self->saved_inputs) : -1;
+    if (at >= 0) at = append_items(saved, at, outputs, self->saved_outputs);
     if (at < 0) Py_CLEAR(saved);
     return saved;
 }
@@ -167,7 +167,7 @@ static PyObject *run_release(PyObject *object, PyObject *unused)
     run_object *self = (run_object *)object;
     ont_run *run = self->run;
     self->run = NULL;
-    let_go(self);
+    release_inputs(self);
     ont_run_release(run);
     Py_RETURN_NONE;
 }
@@ -175,7 +175,7 @@ static PyObject *run_release(PyObject *object, PyObject *unused)
 static PyObject *run_forget(PyObject *object, PyObject *unused)
 {
     (void)unused;
-    let_go((run_object *)object);
+    release_inputs((run_object *)object);
     Py_RETURN_NONE;
 }
 
@@ -199,7 +199,7 @@ static PyObject *run_over(PyObject *object, void *closure)
     return PyBool_FromLong(!((run_object *)object)->run);
 }
 
-/* NULL and RuntimeError where the inputs are not held. */
+/* NULL and RuntimeError if the inputs are not held. */
 static PyObject *held_inputs(run_object *self)
 {
     if (!self->inputs) PyErr_Format(PyExc_RuntimeError, "the inputs of this run are not held");
@@ -212,7 +212,7 @@ static PyObject *run_changed(PyObject *object, PyObject *unused)
     run_object *self = (run_object *)object;
     PyObject *inputs = held_inputs(self), *list = inputs ? PyList_New(0) : NULL;
     for (Py_ssize_t i = 0; list && i < PyTuple_Size(inputs); i++) {
-        if (ont_peek_version(self->session->state, PyTuple_GetItem(inputs, i)) == self->versions[i]) continue;
+        if (ont_torch_version(self->session->state, PyTuple_GetItem(inputs, i)) == self->versions[i]) continue;
         PyObject *index = PyLong_FromSsize_t(i);
         if (!index || PyList_Append(list, index) < 0) Py_CLEAR(list);
         Py_XDECREF(index);
@@ -220,7 +220,10 @@ static PyObject *run_changed(PyObject *object, PyObject *unused)
     return list;
 }
 
-/* Checks that a tensor is still what the program was built for: a hook may have replaced it, resize_() changed it. */
+/*
+ * Checks that a saved tensor still has the dtype and shape of the program's input: a hook may have replaced it, or
+ * resize_() changed it.
+ */
 static int check_saved(const ont_tensor_view *view, const ont_value *input)
 {
     ont_shape shape = ont_shape_of(view->rank <= ONT_MAX_RANK ? view->rank : 0, view->dims);
@@ -230,7 +233,7 @@ static int check_saved(const ont_tensor_view *view, const ont_value *input)
     return -1;
 }
 
-/* The forward once more, with the same random numbers; its outputs are dropped. NULL with an exception. */
+/* Repeats forward with the same random numbers; its outputs are dropped. NULL with an exception. */
 static ont_run *run_once_more(run_object *self, const ont_borrowed *in)
 {
     ont_program *program = self->program;
@@ -267,7 +270,7 @@ static PyObject *run_again(PyObject *object, PyObject *unused)
     ont_borrowed_deinit(&in);
     Py_DECREF(inputs);
     if (!run) return NULL;
-    ont_run *before = self->run; /* of another thread that was quicker */
+    ont_run *before = self->run; /* set by another thread meanwhile */
     self->run = run;
     ont_run_release(before);
     Py_RETURN_NONE;
@@ -301,7 +304,7 @@ static int borrow_backward(run_object *self, const ont_program *p, backward_call
     return 0;
 }
 
-/* Saved inputs that hold their own gradients now, in the places of these. */
+/* Puts donated inputs that hold their own gradients into the list of gradients. */
 static PyObject *put_donated(const run_object *self, const backward_call *call, PyObject *gradients)
 {
     Py_ssize_t n = call->donated ? PyTuple_Size(self->saved_inputs) : 0;
@@ -313,7 +316,7 @@ static PyObject *put_donated(const run_object *self, const backward_call *call, 
     return gradients;
 }
 
-/* Takes the run over, also on failure. */
+/* Takes the run, also on failure. */
 static PyObject *backward_borrowed(run_object *self, ont_run *run, backward_call *call,
                                    const ont_grad_callback *callback)
 {
@@ -346,7 +349,7 @@ ont_program *ont_run_object_program(const ont_state *state, PyObject *object)
     return run ? ont_run_program(run) : NULL;
 }
 
-/* Flags of the inputs that `indices` names; -1 with an exception. */
+/* Sets the flags of the inputs in `indices`; -1 with an exception. */
 static int read_donated(const ont_program *p, PyObject *indices, uint8_t **donated)
 {
     PyObject *tuple = PySequence_Tuple(indices);
@@ -372,7 +375,7 @@ PyObject *ont_run_object_backward(PyObject *object, PyObject *saved, PyObject *g
     run_object *self = (run_object *)object;
     if (!ont_run_object_program(self->session->state, object)) return NULL;
     ont_run *run = self->run;
-    self->run = NULL; /* once; and what follows may run Python code, which could release it */
+    self->run = NULL; /* backward runs once, and the code below may run Python code that releases the run */
     const ont_program *p = ont_run_program(run);
     backward_call call = {0};
     PyObject *result = NULL;
@@ -392,7 +395,7 @@ PyObject *ont_run_object_backward(PyObject *object, PyObject *saved, PyObject *g
 done_inputs:
     ont_borrowed_deinit(&call.inputs);
 done:
-    self->run = run; /* arguments that do not fit leave it open */
+    self->run = run; /* invalid arguments leave the run open */
     ont_free(call.donated);
     Py_XDECREF(call.saved);
     Py_XDECREF(call.given);

@@ -1,6 +1,6 @@
 /*
- * The Python type Session over run/session.h: forward, and what a session tells of its programs. Drops the GIL around
- * kernels; backward is the Run's (run_object.c).
+ * The Python type Session over run/session.h: forward, and descriptions of a session's programs. Releases the GIL
+ * around kernels; backward belongs to the Run (run_object.c).
  */
 #include "py/device.h" /* Python.h before any system header */
 
@@ -77,7 +77,7 @@ static int session_init(PyObject *object, PyObject *args, PyObject *kwargs)
         ont_graph_destroy(graph);
         return -1;
     }
-    if (status == ONT_OK) { /* of every program: they are copies */
+    if (status == ONT_OK) { /* programs clone the graph and these settings */
         graph->torch_random = torch_random;
         graph->recompute.level = recompute;
         for (Py_ssize_t i = 0; i < n_parameters; i++) graph->inputs[i]->parameter = parameters[i];
@@ -111,7 +111,7 @@ static void session_dealloc(PyObject *object)
     Py_DECREF(type);
 }
 
-/* NULL and RuntimeError for an object that __new__() made and __init__() never saw, or refused. */
+/* NULL and RuntimeError for an object whose __init__() did not run or failed. */
 static ont_session *session_of(PyObject *object)
 {
     ont_session *session = ((ont_session_object *)object)->session;
@@ -144,14 +144,14 @@ static PyObject *session_random(PyObject *object, void *closure)
     return session ? PyBool_FromLong(ont_session_is_random(session)) : NULL;
 }
 
-/* Runs a probe, and what it computed goes to the search. */
+/* Runs a value probe and adds the results to `probed`. */
 static ont_status run_probe(ont_session_object *self, ont_program *probe, const ont_borrowed *in,
                             const ont_random *random, ont_probed_values *probed)
 {
     uint32_t n = probe->grads.n_forward_outputs;
     ont_block **outputs = ont_calloc(n + 1, sizeof *outputs);
     if (!outputs) return ONT_ENOMEM;
-    ont_run *run = NULL; /* stays NULL: nothing to differentiate */
+    ont_run *run = NULL; /* stays NULL: a probe has no backward */
     ont_status status;
     ont_program_ref(probe);
     Py_BEGIN_ALLOW_THREADS
@@ -164,7 +164,7 @@ static ont_status run_probe(ont_session_object *self, ont_program *probe, const 
     return status;
 }
 
-/* The program of a call, after as many probes as it takes. */
+/* Finds the program of a call; runs as many value probes as necessary. */
 static ont_status find_program(ont_session_object *self, const ont_borrowed *in, const uint8_t *wants,
                                const ont_random *random, ont_program **program)
 {
@@ -180,7 +180,9 @@ static ont_status find_program(ont_session_object *self, const ont_borrowed *in,
     return status;
 }
 
-/* One result per output of the model: a list for a sequence, None for an optional without element. Takes `flat` over.
+/*
+ * Regroups flat outputs, one result per output of the model: a list for a sequence, None for an optional without
+ * element. Takes the reference to `flat`.
  */
 static PyObject *regroup(const ont_program *p, PyObject *flat)
 {
@@ -199,8 +201,8 @@ static PyObject *regroup(const ont_program *p, PyObject *flat)
     return results;
 }
 
-/* What a method of a generator says, as 64 bits. */
-static int ask(PyObject *generator, const char *method, uint64_t *number)
+/* Calls a method of a generator that returns a 64-bit integer. */
+static int call_uint64(PyObject *generator, const char *method, uint64_t *number)
 {
     PyObject *result = PyObject_CallMethod(generator, method, NULL);
     if (!result) return -1;
@@ -209,8 +211,8 @@ static int ask(PyObject *generator, const char *method, uint64_t *number)
     return PyErr_Occurred() ? -1 : 0;
 }
 
-/* Of splitmix64: Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014. */
-static uint64_t mixed(uint64_t x)
+/* splitmix64: Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014. */
+static uint64_t splitmix64(uint64_t x)
 {
     x += 0x9E3779B97F4A7C15u;
     x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
@@ -218,7 +220,7 @@ static uint64_t mixed(uint64_t x)
     return x ^ x >> 31;
 }
 
-/* From a number, or from a torch.Generator of CUDA, which stays as it is until advance(). */
+/* Reads the seed from a number, or from a CUDA torch.Generator, which is not modified before advance(). */
 static int read_random(PyObject *seed, ont_random *random)
 {
     *random = (ont_random){0};
@@ -231,13 +233,13 @@ static int read_random(PyObject *seed, ont_random *random)
         return PyErr_Occurred() ? -1 : 0;
     }
     uint64_t offset;
-    if (ask(seed, "initial_seed", &random->seed) < 0 || ask(seed, "get_offset", &offset) < 0) return -1;
+    if (call_uint64(seed, "initial_seed", &random->seed) < 0 || call_uint64(seed, "get_offset", &offset) < 0) return -1;
     random->block = offset / 4;
-    random->key = mixed(random->seed ^ mixed(offset));
+    random->key = splitmix64(random->seed ^ splitmix64(offset));
     return 0;
 }
 
-/* The generator goes on by what torch's own kernels would have drawn in this forward. */
+/* Advances the generator by what torch's own kernels would have drawn in this forward. */
 static int advance(PyObject *generator, const ont_random *random, const ont_program *program)
 {
     if (!generator || PyIndex_Check(generator) || !program->graph->random_offset) return 0;
@@ -247,7 +249,7 @@ static int advance(PyObject *generator, const ont_random *random, const ont_prog
     return result ? 0 : -1;
 }
 
-/* Of a program that the caller has a reference to; returns (outputs, Run or None). */
+/* Runs forward of a program to which the caller holds a reference; returns (outputs, Run or None). */
 static PyObject *run_forward(ont_session_object *self, ont_program *program, const ont_borrowed *in,
                              const ont_random *random)
 {
@@ -282,7 +284,7 @@ static PyObject *forward_borrowed(ont_session_object *self, const ont_borrowed *
     if (read_random(seed, &random) < 0) return NULL;
     ont_status status = find_program(self, in, wants, &random, &program);
     if (status != ONT_OK) return ont_raise(self->state, status);
-    ont_program_ref(program); /* a generator's method, or another thread, may push it out of the cache meanwhile */
+    ont_program_ref(program); /* the generator's method or another thread may evict it from the cache */
     PyObject *result = advance(seed, &random, program) < 0 ? NULL : run_forward(self, program, in, &random);
     ont_program_unref(program);
     return result;
@@ -354,11 +356,13 @@ static PyObject *session_text(PyObject *object, PyObject *args)
     return result;
 }
 
-/* The graph of a stage; *made is what the caller destroys, or NULL. Sets a Python exception and returns NULL. */
-static const ont_graph *stage_graph(ont_session_object *self, const char *stage, ont_graph **made)
+/*
+ * The graph of a stage; *owned is a graph that the caller destroys, or NULL. NULL with a Python exception on failure.
+ */
+static const ont_graph *stage_graph(ont_session_object *self, const char *stage, ont_graph **owned)
 {
     const ont_graph *loaded = ont_session_graph(self->session);
-    *made = NULL;
+    *owned = NULL;
     if (!strcmp(stage, "post_processed")) return loaded;
     bool pre_grad = !strcmp(stage, "optimized_pre_grad"), execution = !strcmp(stage, "execution_model");
     if (!pre_grad && !execution && strcmp(stage, "optimized")) {
@@ -372,9 +376,9 @@ static const ont_graph *stage_graph(ont_session_object *self, const char *stage,
         return NULL;
     }
     if (execution) return program->graph;
-    ont_status status = ont_program_stage(program, loaded, !pre_grad, made);
+    ont_status status = ont_program_stage(program, loaded, !pre_grad, owned);
     if (status != ONT_OK) ont_raise(self->state, status);
-    return *made;
+    return *owned;
 }
 
 static PyObject *session_save(PyObject *object, PyObject *args)
@@ -382,8 +386,8 @@ static PyObject *session_save(PyObject *object, PyObject *args)
     ont_session_object *self = (ont_session_object *)object;
     const char *stage = "execution_model";
     if (!PyArg_ParseTuple(args, "|s:save", &stage)) return NULL;
-    ont_graph *made;
-    const ont_graph *g = stage_graph(self, stage, &made);
+    ont_graph *owned;
+    const ont_graph *g = stage_graph(self, stage, &owned);
     if (!g) return NULL;
     uint8_t *bytes = NULL;
     size_t size = 0;
@@ -391,7 +395,7 @@ static PyObject *session_save(PyObject *object, PyObject *args)
     PyObject *result = status == ONT_OK ? PyBytes_FromStringAndSize((const char *)bytes, (Py_ssize_t)size)
                                         : ont_raise(self->state, status);
     ont_free(bytes);
-    ont_graph_destroy(made);
+    ont_graph_destroy(owned);
     return result;
 }
 

@@ -1,5 +1,5 @@
 /*
- * Tables of tensors on a device. See tables.h.
+ * Tables of tensors in device memory. See tables.h.
  */
 #include "py/tables.h"
 
@@ -28,7 +28,7 @@ void ont_tables_free(ont_device_tables *t)
     *t = (ont_device_tables){0};
 }
 
-/* The device's side goes, or stays beside the next one where a graph reads it. */
+/* Frees the device memory, or keeps it in a list if a captured graph reads it. */
 static ont_status leave_memory(ont_device_tables *t)
 {
     if (!t->device) return ONT_OK;
@@ -46,7 +46,7 @@ static ont_status leave_memory(ont_device_tables *t)
     return ONT_OK;
 }
 
-/* Room on both sides. */
+/* Allocates memory on host and device. */
 static ont_status reserve(ont_device_tables *t, const ont_device *device, size_t bytes, size_t work)
 {
     ONT_TRY(ont_optim_reserve(&t->host, &t->host_capacity, bytes, 1));

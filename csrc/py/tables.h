@@ -1,6 +1,6 @@
 /*
- * Tables of tensors on a device, for launches over many of them (device/multi.h): written again only where something is
- * not as it was at the last call. Used by py/optim_device.c and py/grads_device.c.
+ * Tables of tensors in device memory, for launches over many tensors (device/multi.h); uploaded only if they differ
+ * from those of the last call. Used by py/optim_device.c and py/grads_device.c.
  */
 #ifndef ONT_PY_TABLES_H
 #define ONT_PY_TABLES_H
@@ -11,19 +11,19 @@
 typedef struct ont_device_tables {
     const ont_device *device;
     ont_memory memory;
-    void *host; /* what the device's hold */
+    void *host; /* host copy of the device's tables */
     size_t bytes, host_capacity, device_capacity;
-    bool recorded; /* somebody's graph reads the memory */
+    bool recorded; /* a captured graph reads this memory */
     struct ont_kept_tables *kept;
 } ont_device_tables;
 
 typedef struct ont_table_sizes {
-    size_t head, bytes, work; /* tensors; with the chunks behind them; what kernels write behind that */
+    size_t head, bytes, work; /* bytes of the tensors; of tensors and chunks; of the kernels' work memory behind them */
 } ont_table_sizes;
 
 /*
- * The tables on the device, `fresh` being what they should be. On a stream that is recorded nothing can be written:
- * tables that differ are refused, and those that are read are kept until ont_tables_free(), whatever comes.
+ * Makes the device's tables equal to `fresh`. A stream under capture cannot be written to: different tables are refused
+ * there, and tables that a captured graph reads are kept until ont_tables_free().
  */
 ont_status ont_tables_put(ont_device_tables *t, const ont_device *device, const void *fresh,
                           const ont_table_sizes *sizes, void *stream) ONT_MUST_USE;

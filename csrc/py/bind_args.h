@@ -1,8 +1,8 @@
 /*
- * What ORTModule asks at every call, before the engine runs. Functions of the module, for module.c's table.
+ * Per-call argument handling of ORTModule, before the engine runs. Functions for module.c's table.
  */
-#ifndef ONT_PY_STEP_H
-#define ONT_PY_STEP_H
+#ifndef ONT_PY_BIND_ARGS_H
+#define ONT_PY_BIND_ARGS_H
 
 #include "py/python.h"
 

@@ -1,7 +1,7 @@
 /*
- * The type Watch: whether dicts, lists and sets still hold the very objects that they held when it was made. ORTModule
- * asks it at every step whether a module's attributes are those that the graph was exported for, so it compares
- * pointers only and runs no Python code (but for sets); what a difference means is decided in Python.
+ * The type Watch, an identity guard: whether dicts, lists and sets still hold the same objects as when it was created.
+ * ORTModule calls it in every step to check that a module's attributes are those that the graph was exported for, so it
+ * compares pointers and runs no Python code (except for sets). Python decides what a difference means.
  */
 #include "py/python.h"
 
@@ -10,8 +10,8 @@
 typedef struct watch_entry {
     PyObject *container;
     PyObject *keys;   /* tuple: only these keys of a dict; NULL: all of it */
-    PyObject *values; /* tuple; for a whole dict key, value, key, value ... */
-    PyObject *absent; /* stands for a key that is not there, borrowed from the module of the watch */
+    PyObject *values; /* tuple; for a whole dict: key, value, key, value ... */
+    PyObject *absent; /* stands for an absent key; borrowed from the Watch */
 } watch_entry;
 
 typedef struct watch_object {
@@ -21,7 +21,7 @@ typedef struct watch_object {
     PyObject *absent;
 } watch_object;
 
-/* 1 same, 0 different, -1 exception. A list or a tuple. */
+/* 1: same, 0: different, -1: exception. For lists. */
 static int same_sequence(const watch_entry *e)
 {
     Py_ssize_t n = PyList_Size(e->container);

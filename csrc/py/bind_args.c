@@ -1,16 +1,16 @@
 /*
- * What ORTModule asks at every call, before the engine runs: of what kind the arguments are, and which tensors the
- * graph's inputs are now. In C since a step of a small model is a few microseconds. Knows of no session.
+ * Per-call argument handling of ORTModule, before the engine runs: a signature of the arguments' types, and the tensors
+ * bound to the graph's inputs. In C, since a step of a small model takes a few microseconds. Independent of sessions.
  */
-#include "py/step.h" /* Python.h before any system header */
+#include "py/bind_args.h" /* Python.h before any system header */
 
 #include <string.h>
 
-#include "py/peek.h"
+#include "py/torch_abi.h"
 
-enum { KIND_BYTES = sizeof(ont_peek_kind) };
+enum { KIND_BYTES = sizeof(ont_torch_type) };
 
-/* Whether a tensor is of torch's own nested kind, which has the type and the layout of a plain one. */
+/* Whether a tensor is nested; nested tensors have the type and the layout of plain ones. */
 static int is_nested(const ont_state *state, PyObject *tensor)
 {
     PyObject *answer = PyObject_GetAttr(tensor, state->is_nested);
@@ -19,7 +19,10 @@ static int is_nested(const ont_state *state, PyObject *tensor)
     return nested;
 }
 
-/* signature(args) -> bytes that are equal for arguments of equal dtypes, ranks and device types, or None. */
+/*
+ * signature(args) -> bytes that are equal for arguments of equal dtypes, ranks and device types; None if an argument is
+ * not a plain tensor.
+ */
 PyObject *ont_signature(PyObject *module, PyObject *args)
 {
     const ont_state *state = ont_get_state(module);
@@ -29,9 +32,9 @@ PyObject *ont_signature(PyObject *module, PyObject *args)
     char *to = signature ? PyBytes_AsString(signature) : NULL;
     for (Py_ssize_t i = 0; to && i < n; i++, to += KIND_BYTES) {
         PyObject *tensor = PyTuple_GetItem(args, i);
-        ont_peek_kind kind;
-        void *handle = ont_peek_handle(state, tensor);
-        int nested = handle && ont_peek_kind_of(handle, &kind) ? is_nested(state, tensor) : 1;
+        ont_torch_type kind;
+        void *handle = ont_torch_handle(state, tensor);
+        int nested = handle && ont_torch_type_of(handle, &kind) ? is_nested(state, tensor) : 1;
         if (nested) {
             Py_DECREF(signature);
             if (nested < 0) return NULL;
@@ -45,7 +48,7 @@ PyObject *ont_signature(PyObject *module, PyObject *args)
 /* The tensor of one source: (dict, name), or (None, index of an argument). A new reference. */
 static PyObject *tensor_of(PyObject *source, PyObject *leaves)
 {
-    if (!source) return NULL; /* the list has been made shorter */
+    if (!source) return NULL; /* the list was shortened meanwhile */
     PyObject *owner = PyTuple_Check(source) && PyTuple_Size(source) == 2 ? PyTuple_GetItem(source, 0) : NULL;
     if (!owner || (owner != Py_None && !PyDict_Check(owner)))
         return PyErr_Format(PyExc_TypeError, "a source is (dict, name) or (None, index of an argument)");
@@ -59,7 +62,7 @@ static PyObject *tensor_of(PyObject *source, PyObject *leaves)
     return Py_XNewRef(tensor);
 }
 
-/* gather(sources, leaves, grad_enabled) -> (tensors, one byte each: whether it wants a gradient). */
+/* gather(sources, leaves, grad_enabled) -> (tensors, one byte per tensor: whether it requires a gradient). */
 PyObject *ont_gather(PyObject *module, PyObject *args)
 {
     const ont_state *state = ont_get_state(module);

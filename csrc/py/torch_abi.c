@@ -1,10 +1,10 @@
 /*
- * See peek.h. A handle of torch's C shim (torch/csrc/inductor/aoti_torch/c/shim.h) is the address of an at::Tensor,
- * which is what a tensor object holds; torch's own headers read it there inline (THPVariable_Unpack). Without those
- * headers the place is found at import: it is the word that Tensor._cdata tells, and all that the shim says of a tensor
- * must then be what DLPack says of it.
+ * See torch_abi.h. A handle of torch's C shim (torch/csrc/inductor/aoti_torch/c/shim.h) is the address of an
+ * at::Tensor, which is a field of the tensor object; torch's own headers read it there inline (THPVariable_Unpack).
+ * Without those headers the offset of the field is found at import: it is the only word equal to Tensor._cdata.
+ * Everything that the shim reports of a sample tensor must then agree with DLPack.
  */
-#include "py/peek.h" /* Python.h before any system header */
+#include "py/torch_abi.h" /* Python.h before any system header */
 
 #include <dlfcn.h>
 #include <string.h>
@@ -17,7 +17,7 @@ enum { DTYPES = 64 };
 typedef int32_t shim_status; /* 0: no error */
 
 static struct shim {
-    size_t offset; /* of the at::Tensor in a tensor object; 0: not in use */
+    size_t offset; /* offset of the at::Tensor in a tensor object; 0: disabled */
     shim_status (*data)(void *tensor, void **data);
     shim_status (*dim)(void *tensor, int64_t *dim);
     shim_status (*sizes)(void *tensor, int64_t **sizes);
@@ -26,15 +26,15 @@ static struct shim {
     shim_status (*device)(void *tensor, int32_t *device);
     shim_status (*layout)(void *tensor, int32_t *layout);
     int32_t cpu, strided;
-    ont_dtype dtypes[DTYPES]; /* by torch's number; ONT_UNDEFINED: not taken */
-    bool plain; /* these have been tried */
-    void *(*grad)(const void *impl);       /* const at::Tensor &c10::TensorImpl::grad() const */
-    void (*count_up)(const void *tensor);  /* void torch::autograd::impl::bump_version(const at::Tensor &) */
-    int64_t (*version)(const void *tensor); /* int64_t at::TensorBase::_version() const; NULL: by Python */
+    ont_dtype dtypes[DTYPES];                 /* by torch's number; ONT_UNDEFINED: not supported */
+    bool has_autograd;                        /* the functions below have passed their tests */
+    void *(*grad)(const void *impl);          /* const at::Tensor &c10::TensorImpl::grad() const */
+    void (*bump_version)(const void *tensor); /* void torch::autograd::impl::bump_version(const at::Tensor &) */
+    int64_t (*version)(const void *tensor);   /* int64_t at::TensorBase::_version() const; NULL: by Python */
     shim_status (*defined)(void *tensor, bool *defined);
 } shim;
 
-static bool find(void *library, const char *name, void *function)
+static bool find_symbol(void *library, const char *name, void *function)
 {
     void *symbol = dlsym(library, name);
     memcpy(function, &symbol, sizeof symbol);
@@ -44,24 +44,25 @@ static bool find(void *library, const char *name, void *function)
 static bool find_number(void *library, const char *name, int32_t *number)
 {
     int32_t (*ask)(void);
-    if (!find(library, name, &ask)) return false;
+    if (!find_symbol(library, name, &ask)) return false;
     *number = ask();
     return true;
 }
 
 static bool find_functions(void *library)
 {
-    return find(library, "aoti_torch_get_data_ptr", &shim.data) && find(library, "aoti_torch_get_dim", &shim.dim) &&
-           find(library, "aoti_torch_get_sizes", &shim.sizes) &&
-           find(library, "aoti_torch_get_strides", &shim.strides) &&
-           find(library, "aoti_torch_get_dtype", &shim.dtype) &&
-           find(library, "aoti_torch_get_device_type", &shim.device) &&
-           find(library, "aoti_torch_get_layout", &shim.layout) &&
+    return find_symbol(library, "aoti_torch_get_data_ptr", &shim.data) &&
+           find_symbol(library, "aoti_torch_get_dim", &shim.dim) &&
+           find_symbol(library, "aoti_torch_get_sizes", &shim.sizes) &&
+           find_symbol(library, "aoti_torch_get_strides", &shim.strides) &&
+           find_symbol(library, "aoti_torch_get_dtype", &shim.dtype) &&
+           find_symbol(library, "aoti_torch_get_device_type", &shim.device) &&
+           find_symbol(library, "aoti_torch_get_layout", &shim.layout) &&
            find_number(library, "aoti_torch_device_type_cpu", &shim.cpu) &&
            find_number(library, "aoti_torch_layout_strided", &shim.strided);
 }
 
-/* Those that parameters, gradients and optimizer state have; others go the other way. */
+/* The dtypes of parameters, gradients and optimizer state; tensors of others go through DLPack. */
 static void find_dtypes(void *library)
 {
     static const struct {
@@ -77,7 +78,7 @@ static void find_dtypes(void *library)
             shim.dtypes[number] = known[i].dtype;
 }
 
-/* The offset of the only word in the object that is `word`; 0 where there is none, or more than one. */
+/* The offset of the only word in the object that equals `word`; 0 if there is none, or more than one. */
 static size_t find_word(PyObject *object, size_t size, uintptr_t word)
 {
     size_t found = 0;
@@ -103,42 +104,42 @@ static size_t find_offset(PyObject *tensor)
     return word ? find_word(tensor, bytes, word) : 0;
 }
 
-/* Whether the shim and DLPack say the same of a tensor that is neither contiguous nor at the start of its memory. */
-static bool agrees(const ont_state *state, PyObject *tensor)
+/* Whether the shim and DLPack agree on a tensor that is neither contiguous nor at the start of its memory. */
+static bool matches_dlpack(const ont_state *state, PyObject *tensor)
 {
     ont_tensor_view view;
     ont_dtype dtype;
     dlpack_tensor t;
-    if (state->dlpack->tensor_from_object(tensor, &t) < 0 || !ont_peek(state, tensor, &view)) return false;
+    if (state->dlpack->tensor_from_object(tensor, &t) < 0 || !ont_torch_read_tensor(state, tensor, &view)) return false;
     size_t bytes = 2 * sizeof *t.shape;
     return t.ndim == 2 && view.rank == 2 && ont_dtype_from_dlpack(t.dtype.code, t.dtype.bits, &dtype) &&
            dtype == view.dtype && !memcmp(view.dims, t.shape, bytes) && t.strides && view.strides &&
            !memcmp(view.strides, t.strides, bytes) && view.data == (char *)t.data + t.byte_offset;
 }
 
-/* torch.zeros(3, 4).t()[1:]: what the shim is tried on. */
+/* torch.zeros(3, 4).t()[1:], the sample for testing the shim. */
 static PyObject *make_sample(void)
 {
     PyObject *torch = PyImport_ImportModule("torch");
     PyObject *zeros = torch ? PyObject_CallMethod(torch, "zeros", "ii", 3, 4) : NULL;
-    PyObject *turned = zeros ? PyObject_CallMethod(zeros, "t", NULL) : NULL;
-    PyObject *sample = turned ? PyObject_CallMethod(turned, "narrow", "iii", 0, 1, 3) : NULL;
-    Py_XDECREF(turned);
+    PyObject *transposed = zeros ? PyObject_CallMethod(zeros, "t", NULL) : NULL;
+    PyObject *sample = transposed ? PyObject_CallMethod(transposed, "narrow", "iii", 0, 1, 3) : NULL;
+    Py_XDECREF(transposed);
     Py_XDECREF(zeros);
     Py_XDECREF(torch);
     return sample;
 }
 
 /*
- * Two functions that the shim has not; by their C++ names, since both take and return no more than an address. What
- * they do is tried at import, and without them walks go by Python.
+ * Functions that the shim lacks, by their C++ names: their arguments and results are plain addresses. They are tested
+ * at import; without them loops use Python.
  */
-static bool find_plain_functions(void *library)
+static bool find_autograd_functions(void *library)
 {
-    return find(library, "aoti_torch_is_defined", &shim.defined) &&
-           find(library, "_ZNK3c1010TensorImpl4gradEv", &shim.grad) &&
-           find(library, "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE", &shim.count_up) &&
-           (find(library, "_ZNK2at10TensorBase8_versionEv", &shim.version) || true);
+    return find_symbol(library, "aoti_torch_is_defined", &shim.defined) &&
+           find_symbol(library, "_ZNK3c1010TensorImpl4gradEv", &shim.grad) &&
+           find_symbol(library, "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE", &shim.bump_version) &&
+           (find_symbol(library, "_ZNK2at10TensorBase8_versionEv", &shim.version) || true);
 }
 
 static int version_of(PyObject *tensor)
@@ -149,24 +150,27 @@ static int version_of(PyObject *tensor)
     return PyErr_Occurred() ? -1 : (int)version;
 }
 
-/* Whether `tensor` has the gradient `grad`, NULL for none, and counts its versions one by one, or not at all. */
-static bool behaves(const ont_state *state, PyObject *tensor, PyObject *grad, bool counts)
+/*
+ * Whether the functions report gradient `grad` for `tensor` (NULL: none), and whether its version counter increments by
+ * one, or is absent.
+ */
+static bool autograd_matches(const ont_state *state, PyObject *tensor, PyObject *grad, bool counts)
 {
-    void *handle = ont_peek_handle(state, tensor);
+    void *handle = ont_torch_handle(state, tensor);
     const void *impl = NULL, *expected = NULL, *version;
     if (!handle) return false;
-    void *found = ont_peek_grad(handle);
+    void *found = ont_torch_grad(handle);
     if (found) memcpy(&impl, found, sizeof impl);
     if (grad) memcpy(&expected, (const char *)grad + shim.offset, sizeof expected);
-    if (impl != expected || ont_peek_counts(handle, &version) != counts) return false;
+    if (impl != expected || ont_torch_has_version(handle, &version) != counts) return false;
     if (!counts) return true;
     int before = version_of(tensor);
-    ont_peek_count_up(handle);
+    ont_torch_bump_version(handle);
     return before >= 0 && version_of(tensor) == before + 1 && (!shim.version || shim.version(handle) == before + 1);
 }
 
-/* Tries them on a tensor with a gradient, on one without, and on one of inference mode. */
-static bool plain_agrees(const ont_state *state)
+/* Tests them on a tensor with a gradient, on one without, and on one created in inference mode. */
+static bool autograd_abi_matches(const ont_state *state)
 {
     PyObject *torch = PyImport_ImportModule("torch");
     PyObject *leaf = torch ? PyObject_CallMethod(torch, "zeros", "i", 3) : NULL;
@@ -176,8 +180,8 @@ static bool plain_agrees(const ont_state *state)
     PyObject *inferred = entered ? PyObject_CallMethod(torch, "zeros", "i", 3) : NULL;
     PyObject *left = entered ? PyObject_CallMethod(mode, "__exit__", "OOO", Py_None, Py_None, Py_None) : NULL;
     bool good = inferred && left && PyObject_SetAttrString(leaf, "grad", grad) == 0 &&
-                behaves(state, leaf, grad, true) && behaves(state, grad, NULL, true) &&
-                behaves(state, inferred, NULL, false);
+                autograd_matches(state, leaf, grad, true) && autograd_matches(state, grad, NULL, true) &&
+                autograd_matches(state, inferred, NULL, false);
     Py_XDECREF(left);
     Py_XDECREF(inferred);
     Py_XDECREF(entered);
@@ -188,33 +192,33 @@ static bool plain_agrees(const ont_state *state)
     return good;
 }
 
-void ont_peek_init(ont_state *state)
+void ont_torch_abi_init(ont_state *state)
 {
     void *library = ont_library_torch();
     PyObject *sample = library && state->dlpack ? make_sample() : NULL;
     if (sample && find_functions(library)) {
         find_dtypes(library);
         shim.offset = find_offset(sample);
-        if (shim.offset && !agrees(state, sample)) shim.offset = 0;
+        if (shim.offset && !matches_dlpack(state, sample)) shim.offset = 0;
     }
-    if (shim.offset) shim.plain = find_plain_functions(library) && plain_agrees(state);
+    if (shim.offset) shim.has_autograd = find_autograd_functions(library) && autograd_abi_matches(state);
     PyErr_Clear();
     Py_XDECREF(sample);
 }
 
-bool ont_peek_plain(void)
+bool ont_torch_has_autograd_abi(void)
 {
-    return shim.plain;
+    return shim.has_autograd;
 }
 
-void *ont_peek_handle(const ont_state *state, PyObject *tensor)
+void *ont_torch_handle(const ont_state *state, PyObject *tensor)
 {
     PyObject *type = (PyObject *)Py_TYPE(tensor);
     if (!shim.offset || (type != state->tensor_type && type != state->parameter_type)) return NULL;
     return (char *)tensor + shim.offset;
 }
 
-void *ont_peek_grad(void *handle)
+void *ont_torch_grad(void *handle)
 {
     const void *impl;
     bool defined;
@@ -223,50 +227,50 @@ void *ont_peek_grad(void *handle)
     return shim.defined(grad, &defined) || !defined ? NULL : grad;
 }
 
-bool ont_peek_counts(const void *handle, const void **version)
+bool ont_torch_has_version(const void *handle, const void **version)
 {
-    const void *hints[ONT_PEEK_HINTS];
-    ont_peek_hints(handle, hints);
-    *version = hints[ONT_PEEK_VERSION];
+    const void *hints[ONT_TORCH_HINTS];
+    ont_torch_hints(handle, hints);
+    *version = hints[ONT_TORCH_HINT_VERSION];
     return *version != NULL;
 }
 
-void ont_peek_count_up(void *handle)
+void ont_torch_bump_version(void *handle)
 {
-    shim.count_up(handle);
+    shim.bump_version(handle);
 }
 
-int64_t ont_peek_version(const ont_state *state, PyObject *tensor)
+int64_t ont_torch_version(const ont_state *state, PyObject *tensor)
 {
     const void *version;
-    void *handle = shim.plain && shim.version ? ont_peek_handle(state, tensor) : NULL;
-    if (handle) return ont_peek_counts(handle, &version) ? shim.version(handle) : -1;
+    void *handle = shim.has_autograd && shim.version ? ont_torch_handle(state, tensor) : NULL;
+    if (handle) return ont_torch_has_version(handle, &version) ? shim.version(handle) : -1;
     int counted = version_of(tensor);
     PyErr_Clear();
     return counted;
 }
 
-bool ont_peek(const ont_state *state, PyObject *tensor, ont_tensor_view *view)
+bool ont_torch_read_tensor(const ont_state *state, PyObject *tensor, ont_tensor_view *view)
 {
-    void *handle = ont_peek_handle(state, tensor);
-    return handle && ont_peek_at(handle, view);
+    void *handle = ont_torch_handle(state, tensor);
+    return handle && ont_torch_read_handle(handle, view);
 }
 
-bool ont_peek_kind_of(void *handle, ont_peek_kind *kind)
+bool ont_torch_type_of(void *handle, ont_torch_type *kind)
 {
     int32_t layout, device, dtype;
     int64_t dim;
     if (shim.layout(handle, &layout) || layout != shim.strided || shim.device(handle, &device)) return false;
     if (shim.dtype(handle, &dtype) || shim.dim(handle, &dim)) return false;
-    *kind = (ont_peek_kind){dtype, device, (int32_t)dim};
+    *kind = (ont_torch_type){dtype, device, (int32_t)dim};
     return true;
 }
 
-bool ont_peek_at(void *handle, ont_tensor_view *view)
+bool ont_torch_read_handle(void *handle, ont_tensor_view *view)
 {
     int32_t layout, device, dtype;
     int64_t dim, *sizes, *strides;
-    /* In this order: of another layout or device the rest must not be asked. */
+    /* The order matters: the other functions must not be called for another layout or device. */
     if (shim.layout(handle, &layout) || layout != shim.strided || shim.device(handle, &device) || device != shim.cpu)
         return false;
     if (shim.dtype(handle, &dtype) || dtype < 0 || dtype >= DTYPES || !shim.dtypes[dtype]) return false;
@@ -278,10 +282,10 @@ bool ont_peek_at(void *handle, ont_tensor_view *view)
     return true;
 }
 
-void ont_peek_hints(const void *handle, const void *hints[ONT_PEEK_HINTS])
+void ont_torch_hints(const void *handle, const void *hints[ONT_TORCH_HINTS])
 {
     const char *impl;
     memcpy(&impl, handle, sizeof impl);
-    /* behind the table of virtual functions and the count of references; an object has far more than these six words */
-    memcpy(hints, impl + 2 * sizeof(void *), ONT_PEEK_HINTS * sizeof *hints);
+    /* behind the vtable pointer and the reference count; a TensorImpl is far larger than these six words */
+    memcpy(hints, impl + 2 * sizeof(void *), ONT_TORCH_HINTS * sizeof *hints);
 }
