@@ -10,7 +10,7 @@
 
 #include "ops/compose.h"
 
-enum { MOST_ITERATIONS = 20000, MOST_NODES = 1000000 };
+enum { MAX_ITERATIONS = 20000, MAX_NODES = 1000000 };
 
 /* ---- bodies ---- */
 
@@ -28,7 +28,7 @@ const ont_graph *ont_body_of(ont_builder *b, const ont_node *node, const char *n
 }
 
 /* A different random stream for every iteration of every enclosing loop (splitmix64). */
-static int64_t mixed(int64_t stream, int64_t iteration)
+static int64_t splitmix64(int64_t stream, int64_t iteration)
 {
     uint64_t z = (uint64_t)stream * 0x9e3779b97f4a7c15u + (uint64_t)iteration + 1;
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -37,13 +37,13 @@ static int64_t mixed(int64_t stream, int64_t iteration)
 }
 
 /* Derives the random stream of a copied node, or the salt from which the streams of its own bodies derive. */
-static ont_status place_streams(ont_graph *g, ont_node *node, int64_t salt)
+static ont_status derive_streams(ont_graph *g, ont_node *node, int64_t salt)
 {
     const ont_attr *stream = ont_attr_find(node, "rng_stream", ONT_ATTR_INT);
-    if (stream) ONT_TRY(ont_attr_set_int(g, node, "rng_stream", mixed(stream->i, salt)));
+    if (stream) ONT_TRY(ont_attr_set_int(g, node, "rng_stream", splitmix64(stream->i, salt)));
     for (const ont_attr *attr = node->attrs; attr; attr = attr->next)
         if (attr->kind == ONT_ATTR_GRAPH)
-            return ont_attr_set_int(g, node, "rng_salt", mixed(ont_attr_int(node, "rng_salt", 0), salt));
+            return ont_attr_set_int(g, node, "rng_salt", splitmix64(ont_attr_int(node, "rng_salt", 0), salt));
     return ONT_OK;
 }
 
@@ -57,8 +57,8 @@ void ont_build_body(ont_builder *b, const ont_node *node, const ont_graph *body,
                        n_given);
         return;
     }
-    if (g->n_nodes > MOST_NODES) {
-        ont_build_fail(b, ONT_EUNSUPPORTED, "the graph unrolls to more than %d nodes", MOST_NODES);
+    if (g->n_nodes > MAX_NODES) {
+        ont_build_fail(b, ONT_EUNSUPPORTED, "the graph unrolls to more than %d nodes", MAX_NODES);
         return;
     }
     ont_value **inputs = ont_arena_array(&g->arena, (size_t)body->n_inputs + 1, sizeof *inputs);
@@ -70,14 +70,14 @@ void ont_build_body(ont_builder *b, const ont_node *node, const ont_graph *body,
     }
     if (n_given) memcpy(inputs, given, n_given * sizeof *inputs);
     for (uint32_t i = 0; i < body->n_captures; i++) inputs[n_given + i] = ont_node_in(node, first_capture + i);
-    ont_node *behind = b->before->prev;
+    ont_node *previous = b->before->prev;
     b->status = ont_graph_instantiate(g, b->before, body, scope, inputs, results);
     int64_t salt = ont_attr_int(node, "rng_salt", 0);
-    if (iteration >= 0) salt = mixed(salt, iteration);
-    for (ont_node *n = behind ? behind->next : g->first; b->status == ONT_OK && n != b->before; n = n->next) {
+    if (iteration >= 0) salt = splitmix64(salt, iteration);
+    for (ont_node *n = previous ? previous->next : g->first; b->status == ONT_OK && n != b->before; n = n->next) {
         n->backward = b->backward;
         n->origin = b->origin;
-        if (salt) b->status = place_streams(g, n, salt);
+        if (salt) b->status = derive_streams(g, n, salt);
     }
 }
 
@@ -153,16 +153,16 @@ static ont_value *stack(ont_builder *b, ont_value *const *items, uint32_t n, int
 }
 
 /* ours:EmptyStack(x; axis): the result of stacking zero values shaped like x. */
-static ont_value *stack_of_none(ont_builder *b, ont_value *like, int64_t axis)
+static ont_value *empty_stack(ont_builder *b, ont_value *like, int64_t axis)
 {
     if (b->status != ONT_OK) return NULL;
-    ont_node *node = ont_build_node(b, ONT_DOMAIN, "StackOfNone", &like, 1, 1);
+    ont_node *node = ont_build_node(b, ONT_DOMAIN, "EmptyStack", &like, 1, 1);
     if (node) b->status = ont_attr_set_int(b->graph, node, "axis", axis);
     return ont_build_done(b, node);
 }
 
 /* The result is set as constant data, so that x itself is never computed. */
-static ont_status none_infer(ont_graph *g, ont_node *node)
+static ont_status empty_stack_infer(ont_graph *g, ont_node *node)
 {
     const ont_value *x = ont_node_in(node, 0);
     if (x->shape.rank == ONT_MAX_RANK)
@@ -204,8 +204,8 @@ static void loop_begin(ont_builder *b, ont_node *node, loop *l)
     const ont_graph *body = l->body = ont_body_of(b, node, "body", 1);
     if (!body) return;
     l->n_states = body->first_capture > 2 ? body->first_capture - 2 : 0;
-    bool rest = *node->domain; /* it has all of its own inputs, while a Loop may end with its first */
-    l->first_capture = rest ? l->n_states + 2 : body->first_capture;
+    bool tail = *node->domain; /* a LoopTail has all its own inputs, while a Loop may omit trailing ones */
+    l->first_capture = tail ? l->n_states + 2 : body->first_capture;
     if (body->n_outputs < 1 + l->n_states || node->n_outputs > body->n_outputs - 1) {
         ont_build_fail(b, ONT_EINVAL, "the body has %u outputs, for %u loop-carried values and %u outputs",
                        body->n_outputs, l->n_states, node->n_outputs);
@@ -254,9 +254,9 @@ static const ont_value *plain_condition(const loop *l)
 
 static void loop_step(ont_builder *b, loop *l)
 {
-    if (l->iteration >= MOST_ITERATIONS) {
+    if (l->iteration >= MAX_ITERATIONS) {
         ont_build_fail(b, ONT_EUNSUPPORTED, "more than %d iterations: a loop is unrolled when its program is built",
-                       MOST_ITERATIONS);
+                       MAX_ITERATIONS);
         return;
     }
     const ont_value *condition = plain_condition(l);
@@ -275,7 +275,7 @@ static void loop_step(ont_builder *b, loop *l)
 }
 
 /* Builds the LoopTail for the remaining iterations. */
-static void loop_rest(ont_builder *b, loop *l, ont_value **outputs)
+static void loop_tail(ont_builder *b, loop *l, ont_value **outputs)
 {
     uint32_t own = l->n_states + 2, captured = l->body->n_captures;
     size_t n = (size_t)own + captured + l->done.n;
@@ -288,12 +288,12 @@ static void loop_rest(ont_builder *b, loop *l, ont_value **outputs)
     for (uint32_t i = 1; i < own; i++) inputs[i] = l->given[i];
     for (uint32_t i = 0; i < captured; i++) inputs[own + i] = ont_node_in(l->node, l->first_capture + i);
     if (l->done.n) memcpy(inputs + own + captured, l->done.items, l->done.n * sizeof *inputs);
-    ont_node *rest = ont_build_node(b, ONT_DOMAIN, "LoopRest", inputs, (uint32_t)n, l->node->n_outputs);
-    if (!rest) return;
-    b->status = ont_attr_copy_all(b->graph, rest, l->node);
-    if (b->status == ONT_OK) b->status = ont_attr_set_int(b->graph, rest, "iteration", l->iteration);
-    rest->name = l->node->name;
-    for (uint32_t i = 0; i < l->node->n_outputs; i++) outputs[i] = rest->outputs[i];
+    ont_node *tail = ont_build_node(b, ONT_DOMAIN, "LoopTail", inputs, (uint32_t)n, l->node->n_outputs);
+    if (!tail) return;
+    b->status = ont_attr_copy_all(b->graph, tail, l->node);
+    if (b->status == ONT_OK) b->status = ont_attr_set_int(b->graph, tail, "iteration", l->iteration);
+    tail->name = l->node->name;
+    for (uint32_t i = 0; i < l->node->n_outputs; i++) outputs[i] = tail->outputs[i];
 }
 
 static void loop_expand(ont_builder *b, ont_node *node, ont_value **outputs)
@@ -303,7 +303,7 @@ static void loop_expand(ont_builder *b, ont_node *node, ont_value **outputs)
     while (b->status == ONT_OK && l.go_on && l.iteration < l.limit) {
         loop_step(b, &l);
         if (b->status == ONT_OK && !l.given[1]->data && l.iteration < l.limit) {
-            loop_rest(b, &l, outputs);
+            loop_tail(b, &l, outputs);
             return;
         }
     }
@@ -314,7 +314,7 @@ static void loop_expand(ont_builder *b, ont_node *node, ont_value **outputs)
         l.given[0] = ont_build_scalar(b, ONT_INT64, 0);
         ont_build_body(b, node, l.body, l.first_capture, l.given, 2 + l.n_states, 0, l.results);
         for (uint32_t i = l.n_states; i < node->n_outputs && b->status == ONT_OK; i++)
-            outputs[i] = stack_of_none(b, l.results[1 + i], 0);
+            outputs[i] = empty_stack(b, l.results[1 + i], 0);
         return;
     }
     ont_value **column = ont_arena_array(&b->graph->arena, (size_t)l.iteration, sizeof *column);
@@ -356,10 +356,10 @@ static void scan_cut(ont_builder *b, scan *s, uint32_t k, ont_value *x, int64_t 
         ont_build_fail(b, ONT_EINVAL, "scan input %u has length %" PRId64 ", input 0 has %" PRId64, k,
                        x->shape.dims[axis], s->length);
     s->length = x->shape.dims[axis];
-    if (s->length > MOST_ITERATIONS)
+    if (s->length > MAX_ITERATIONS)
         ont_build_fail(b, ONT_EUNSUPPORTED,
                        "%" PRId64 " iterations, at most %d: a scan is unrolled when its program is built", s->length,
-                       MOST_ITERATIONS);
+                       MAX_ITERATIONS);
     if (b->status != ONT_OK) return;
     int64_t n = s->length ? s->length : 1; /* length 0: one slice gives EmptyStack its shape */
     ont_value **slices = s->slices[k] = ont_arena_array(&b->graph->arena, (size_t)n, sizeof *slices);
@@ -401,7 +401,7 @@ static void scan_steps(ont_builder *b, scan *s, int64_t first_iteration, const i
         int64_t axis = at_or(axes, n_axes, k, 0);
         for (int64_t t = 0; t < s->length; t++) column[t] = all.items[(size_t)t * s->n_stacked + k];
         stacked[k] = s->length ? stack(b, column, (uint32_t)s->length, axis, at_or(directions, n_directions, k, 0))
-                               : stack_of_none(b, all.items[k], axis);
+                               : empty_stack(b, all.items[k], axis);
     }
 }
 
@@ -446,7 +446,7 @@ static void scan_expand(ont_builder *b, ont_node *node, ont_value **outputs)
 }
 
 /* Scan of opset 8: first input is sequence_lens, and every tensor has a leading batch dim. */
-static void scan8_expand(ont_builder *b, ont_node *node, ont_value **outputs)
+static void scan_opset8_expand(ont_builder *b, ont_node *node, ont_value **outputs)
 {
     scan s;
     if (!scan_begin(b, node, 1, &s)) return;
@@ -454,8 +454,8 @@ static void scan8_expand(ont_builder *b, ont_node *node, ont_value **outputs)
     const int64_t *directions = ont_attr_ints(node, "directions", &n_directions);
     const ont_value *first = ont_node_in(node, 1);
     if (ont_node_in(node, 0)) ont_build_fail(b, ONT_EUNSUPPORTED, "sequence_lens of opset 8");
-    if (!first || !first->shape.rank || first->shape.dims[0] < 1 || first->shape.dims[0] > MOST_ITERATIONS)
-        ont_build_fail(b, ONT_EUNSUPPORTED, "no batches, or more than %d", MOST_ITERATIONS);
+    if (!first || !first->shape.rank || first->shape.dims[0] < 1 || first->shape.dims[0] > MAX_ITERATIONS)
+        ont_build_fail(b, ONT_EUNSUPPORTED, "no batches, or more than %d", MAX_ITERATIONS);
     if (b->status != ONT_OK) return;
     uint32_t batches = (uint32_t)first->shape.dims[0], width = s.body->n_outputs;
     scanned all = {.width = width};
@@ -491,10 +491,10 @@ static void scan8_expand(ont_builder *b, ont_node *node, ont_value **outputs)
                                     .expand = expand_}
 CONTROL(If, "", "If", 1, 1, "then_branch:g else_branch:g rng_salt:i", if_expand);
 CONTROL(Loop, "", "Loop", 1, 0, "body:g rng_salt:i", loop_expand);
-CONTROL(LoopRest, ONT_DOMAIN, "LoopRest", 1, 0, "body:g iteration:i rng_salt:i", loop_expand);
+CONTROL(LoopTail, ONT_DOMAIN, "LoopTail", 1, 0, "body:g iteration:i rng_salt:i", loop_expand);
 CONTROL(Scan, "", "Scan", 9, 1, "body:g num_scan_inputs:i scan_input_axes:I scan_input_directions:I scan_output_axes:I "
                                 "scan_output_directions:I rng_salt:i", scan_expand);
-CONTROL(Scan8, "", "Scan", 8, 0, "body:g num_scan_inputs:i directions:I rng_salt:i", scan8_expand);
-const ont_op ont_op_StackOfNone = {.domain = ONT_DOMAIN, .name = "StackOfNone", .since = 1, .min_inputs = 1,
-                                   .max_inputs = 1, .flags = ONT_OP_NO_GRAD, .attributes = "axis:i",
-                                   .infer = none_infer};
+CONTROL(ScanOpset8, "", "Scan", 8, 0, "body:g num_scan_inputs:i directions:I rng_salt:i", scan_opset8_expand);
+const ont_op ont_op_EmptyStack = {.domain = ONT_DOMAIN, .name = "EmptyStack", .since = 1, .min_inputs = 1,
+                                  .max_inputs = 1, .flags = ONT_OP_NO_GRAD, .attributes = "axis:i",
+                                  .infer = empty_stack_infer};

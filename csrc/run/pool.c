@@ -43,7 +43,7 @@ static void block_free(ont_block *block)
 {
     if (block->device)
         block->device->ops->free(block->device, &(ont_memory){block->data, block->owner},
-                                  block->bytes ? block->bytes : 1);
+                                 block->bytes ? block->bytes : 1);
     else
         ont_buffer_free(block->data, block->bytes);
     ont_free(block);

@@ -106,7 +106,7 @@ static ont_status run_grad(const ont_call *call)
         if (!s->clears[i] || !call->out[i]) continue;
         const ont_value *v = call->node->outputs[i];
         ONT_TRY(call->device->ops->clear(call->device, call->out[i],
-                                          (size_t)ont_shape_count(&v->shape) * ont_dtype_size(v->dtype), call->stream));
+                                         (size_t)ont_shape_count(&v->shape) * ont_dtype_size(v->dtype), call->stream));
     }
     return ont_launched(ont_launch_flash_grad(&f, call->stream));
 }
