@@ -9,7 +9,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "base/fence.h"
+#include "base/asan.h"
 
 static _Atomic int64_t fail_countdown = -1;
 static atomic_bool fail_fired;
@@ -37,8 +37,8 @@ int64_t ont_alloc_live_bytes(void)
     return atomic_load(&live_bytes);
 }
 
-/* True when the hook asks for this allocation to fail. */
-static bool must_fail(void)
+/* Whether the test hook makes this allocation fail. */
+static bool injected_failure(void)
 {
     int64_t left = atomic_load_explicit(&fail_countdown, memory_order_relaxed);
     if (left < 0) return false;
@@ -50,7 +50,7 @@ static bool must_fail(void)
     return true;
 }
 
-static void *counted(void *block, size_t bytes)
+static void *count_block(void *block, size_t bytes)
 {
     if (!block) {
         ont_set_error("out of memory: %zu bytes", bytes);
@@ -62,18 +62,18 @@ static void *counted(void *block, size_t bytes)
 
 void *ont_malloc(size_t bytes)
 {
-    return counted(must_fail() ? NULL : malloc(bytes ? bytes : 1), bytes);
+    return count_block(injected_failure() ? NULL : malloc(bytes ? bytes : 1), bytes);
 }
 
 void *ont_calloc(size_t count, size_t size)
 {
-    return counted(must_fail() ? NULL : calloc(count ? count : 1, size ? size : 1), count * size);
+    return count_block(injected_failure() ? NULL : calloc(count ? count : 1, size ? size : 1), count * size);
 }
 
 void *ont_realloc(void *block, size_t count, size_t size)
 {
     size_t bytes;
-    if (__builtin_mul_overflow(count, size, &bytes) || must_fail()) {
+    if (__builtin_mul_overflow(count, size, &bytes) || injected_failure()) {
         ont_set_error("out of memory: %zu items of %zu bytes", count, size);
         return NULL;
     }
@@ -101,20 +101,23 @@ char *ont_strdup(const char *text)
     return copy;
 }
 
-/* Large ones begin at a huge page, and have such pages as far as they are full: the rest of a last one would be zeroed
- * and kept for nothing, which for gradients of some MiB is a tenth of them. */
+/*
+ * Large blocks begin at a huge-page boundary and use huge pages for the part that fills whole ones: the remainder of a
+ * last huge page would be zeroed and wasted, a tenth of the memory for gradients of some MiB.
+ */
 void *ont_buffer_alloc(size_t bytes)
 {
     enum { HUGE_PAGE = 2 << 20, CACHE_LINE = 64 };
     size_t align = bytes >= HUGE_PAGE ? HUGE_PAGE : CACHE_LINE;
     size_t rounded;
     void *block;
-    if (__builtin_add_overflow(bytes ? bytes : 1, CACHE_LINE - 1, &rounded) || must_fail()) return counted(NULL, bytes);
-    rounded = ONT_FENCED ? bytes : rounded & ~(size_t)(CACHE_LINE - 1);
+    if (__builtin_add_overflow(bytes ? bytes : 1, CACHE_LINE - 1, &rounded) || injected_failure())
+        return count_block(NULL, bytes);
+    rounded = ONT_ASAN ? bytes : rounded & ~(size_t)(CACHE_LINE - 1);
     if (posix_memalign(&block, align, rounded)) block = NULL;
-    if (!counted(block, bytes)) return NULL;
+    if (!count_block(block, bytes)) return NULL;
     if (align == HUGE_PAGE)
-        madvise(block, rounded & ~(size_t)(HUGE_PAGE - 1), MADV_HUGEPAGE); /* a hint: refusal costs speed only */
+        madvise(block, rounded & ~(size_t)(HUGE_PAGE - 1), MADV_HUGEPAGE); /* a hint: failure only costs speed */
     atomic_fetch_add_explicit(&live_bytes, (int64_t)bytes, memory_order_relaxed);
     return block;
 }
@@ -129,8 +132,9 @@ void ont_buffer_free(void *block, size_t bytes)
 void *ont_pages_alloc(size_t bytes)
 {
     void *block = MAP_FAILED;
-    if (!must_fail()) block = mmap(NULL, bytes ? bytes : 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (!counted(block == MAP_FAILED ? NULL : block, bytes)) return NULL;
+    if (!injected_failure())
+        block = mmap(NULL, bytes ? bytes : 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (!count_block(block == MAP_FAILED ? NULL : block, bytes)) return NULL;
     madvise(block, bytes, MADV_HUGEPAGE);
     atomic_fetch_add_explicit(&live_bytes, (int64_t)bytes, memory_order_relaxed);
     return block;

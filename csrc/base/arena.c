@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
-#include "base/fence.h"
+#include "base/asan.h"
 
 typedef struct ont_arena_block {
     struct ont_arena_block *next;
@@ -53,7 +53,7 @@ static bool add_block(ont_arena *arena, size_t at_least)
     block->next = arena->head;
     block->used = 0;
     block->capacity = capacity;
-    ONT_FENCE(block->bytes, capacity);
+    ONT_POISON(block->bytes, capacity);
     arena->head = block;
     return true;
 }
@@ -62,7 +62,7 @@ void *ont_arena_alloc(ont_arena *arena, size_t bytes)
 {
     size_t align = bytes >= 1024 ? 64 : 16;
     size_t want;
-    if (__builtin_add_overflow(bytes, align + ONT_FENCE_BYTES, &want)) {
+    if (__builtin_add_overflow(bytes, align + ONT_REDZONE_BYTES, &want)) {
         ont_set_error("out of memory: %zu bytes", bytes);
         return NULL;
     }
@@ -72,8 +72,8 @@ void *ont_arena_alloc(ont_arena *arena, size_t bytes)
         block = arena->head;
     }
     size_t offset = block->used + align_up((uintptr_t)(block->bytes + block->used), align);
-    block->used = offset + bytes + ONT_FENCE_BYTES;
-    ONT_OPEN(block->bytes + offset, bytes);
+    block->used = offset + bytes + ONT_REDZONE_BYTES;
+    ONT_UNPOISON(block->bytes + offset, bytes);
     arena->bytes += bytes;
     return memset(block->bytes + offset, 0, bytes);
 }

@@ -8,7 +8,7 @@
 
 typedef struct ont_arena {
     struct ont_arena_block *head;
-    size_t bytes; /* handed out so far */
+    size_t bytes; /* allocated so far */
 } ont_arena;
 
 void ont_arena_init(ont_arena *arena);

@@ -1,5 +1,5 @@
 /*
- * Seconds of a clock that only goes forward.
+ * Seconds of a monotonic clock.
  */
 #ifndef ONT_BASE_CLOCK_H
 #define ONT_BASE_CLOCK_H

@@ -1,5 +1,5 @@
 /*
- * The floating-point control word of x86; other processors keep theirs. See denormals.h.
+ * Sets the floating-point control word of x86 (MXCSR); other processors are left alone. See denormals.h.
  */
 #include "base/denormals.h"
 
@@ -8,13 +8,15 @@
 static bool enabled = true;
 
 enum { FLUSH_RESULTS = 1 << 15, FLUSH_OPERANDS = 1 << 6 };
-static const uint32_t TOLD = 1u << 31; /* beside the control word, which has 16 bits */
+static const uint32_t IS_SET = 1u << 31; /* marks a stored mode as set; the control word has 16 bits */
 
-/* Of a worker: its own mode, with TOLD, from ont_denormals_flush() to ont_denormals_restore(). A smaller team in
- * between ends workers, and who comes after them has none. */
-static _Thread_local uint32_t of_worker;
-/* Of a caller that flushes without its team: its own mode, with TOLD. */
-static _Thread_local uint32_t of_caller;
+/*
+ * Of a worker thread: its own mode with IS_SET, between ont_denormals_flush() and ont_denormals_restore(). A smaller
+ * team in between ends workers; threads that replace them have 0 here.
+ */
+static _Thread_local uint32_t worker_mode;
+/* Of a caller that flushes without its team: its own mode with IS_SET. */
+static _Thread_local uint32_t caller_mode;
 
 void ont_denormals_enable(bool on)
 {
@@ -51,32 +53,32 @@ void ont_denormals_flush(bool team, uint32_t *before)
     if (has_workers() && team) {
 #pragma omp parallel
         {
-            of_worker = ont_float_mode() | TOLD;
-            ont_float_mode_set((of_worker & ~TOLD) | FLUSH_RESULTS | FLUSH_OPERANDS);
+            worker_mode = ont_float_mode() | IS_SET;
+            ont_float_mode_set((worker_mode & ~IS_SET) | FLUSH_RESULTS | FLUSH_OPERANDS);
         }
-        *before |= TOLD;
+        *before |= IS_SET;
     } else if (has_workers()) {
-        of_caller = *before | TOLD;
+        caller_mode = *before | IS_SET;
     }
-    ont_float_mode_set((*before & ~TOLD) | FLUSH_RESULTS | FLUSH_OPERANDS);
+    ont_float_mode_set((*before & ~IS_SET) | FLUSH_RESULTS | FLUSH_OPERANDS);
 }
 
 void ont_denormals_restore(uint32_t before)
 {
-    if (before & TOLD) {
+    if (before & IS_SET) {
 #pragma omp parallel
         {
-            ont_float_mode_set((of_worker & TOLD ? of_worker : before) & ~TOLD);
-            of_worker = 0;
+            ont_float_mode_set((worker_mode & IS_SET ? worker_mode : before) & ~IS_SET);
+            worker_mode = 0;
         }
     }
-    of_caller = 0;
-    ont_float_mode_set(before & ~TOLD);
+    caller_mode = 0;
+    ont_float_mode_set(before & ~IS_SET);
 }
 
 uint32_t ont_denormals_pause(void)
 {
     uint32_t mode = ont_float_mode();
-    if ((of_caller & TOLD) && !omp_in_parallel()) ont_float_mode_set(of_caller & ~TOLD);
+    if ((caller_mode & IS_SET) && !omp_in_parallel()) ont_float_mode_set(caller_mode & ~IS_SET);
     return mode;
 }

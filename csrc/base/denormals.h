@@ -1,32 +1,34 @@
 /*
- * Denormal floats as zero, while our kernels run: on many processors arithmetic with them is a hundred times slower,
- * and a badly scaled model is full of them. The setting is a thread's; what it was before is put back.
+ * Treats denormal floats as zero while our kernels run: on many processors arithmetic with denormals is a hundred times
+ * slower, and a badly scaled model is full of them. The mode belongs to a thread and is restored afterwards.
  *
- * OpenMP's workers do not stay: a region of fewer threads ends the others, and who comes later has the mode of the
- * thread that opens the region. So nothing that a worker was told is expected of it afterwards.
+ * OpenMP's workers do not persist: a region with fewer threads ends the others, and threads created later inherit the
+ * mode of the thread that opens the region. So no mode set in a worker is assumed to last.
  */
 #ifndef ONT_BASE_DENORMALS_H
 #define ONT_BASE_DENORMALS_H
 
 #include "base/status.h"
 
-/* Whether ont_denormals_flush() does anything; on at first. */
+/* Whether ont_denormals_flush() has an effect; enabled by default. */
 void ont_denormals_enable(bool on);
 
 /*
- * Flushes on the calling thread, and with `team` on the threads of its OpenMP team too, which libraries use; threads of
- * ont_parallel() follow their caller anyway. *before is for ont_denormals_restore(), on the same thread.
+ * Enables flushing on the calling thread, and with `team` also on the threads of its OpenMP team, which libraries use;
+ * threads of ont_parallel() inherit the mode of their caller anyway. *before is the argument for
+ * ont_denormals_restore(), on the same thread.
  */
 void ont_denormals_flush(bool team, uint32_t *before);
 void ont_denormals_restore(uint32_t before);
 
 /*
- * Before a region of OpenMP is opened, by a library too: a caller that flushes alone has its own mode meanwhile, so
- * that no worker is made that flushes ever after. Hand the result to ont_float_mode_set() after the region.
+ * Call before an OpenMP region is opened, by a library too: restores the own mode of a caller that flushes without its
+ * team, so that no worker is created that flushes permanently. Pass the result to ont_float_mode_set() after the
+ * region.
  */
 uint32_t ont_denormals_pause(void);
 
-/* The thread's mode as a word, and back. */
+/* Reads and writes the thread's floating-point mode. */
 uint32_t ont_float_mode(void);
 void ont_float_mode_set(uint32_t mode);
 

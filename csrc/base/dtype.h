@@ -45,16 +45,17 @@ typedef enum ont_dtype {
     ONT_DTYPE_COUNT = 29
 } ont_dtype;
 
-size_t ont_dtype_size(ont_dtype dtype);      /* bytes; 0 where undefined or string */
-const char *ont_dtype_name(ont_dtype dtype); /* "float", "int64", ...; "?" where unknown */
-int ont_dtype_bits(ont_dtype dtype);         /* of an element in a file: 6, 4 and 2 are packed there, not in memory */
+size_t ont_dtype_size(ont_dtype dtype);      /* bytes; 0 for undefined and string */
+const char *ont_dtype_name(ont_dtype dtype); /* "float", "int64", ...; "?" for an unknown dtype */
+/* bits of an element in a file, where 6, 4 and 2 bits are packed; not packed in memory */
+int ont_dtype_bits(ont_dtype dtype);
 static inline bool ont_dtype_is_half(ont_dtype dtype) { return dtype == ONT_BFLOAT16 || dtype == ONT_FLOAT16; }
-bool ont_dtype_is_float(ont_dtype dtype);    /* float16, bfloat16, float32, float64: can carry a gradient */
+bool ont_dtype_is_float(ont_dtype dtype);    /* float16, bfloat16, float32, float64: dtypes with gradients */
 bool ont_dtype_is_int(ont_dtype dtype);      /* signed or unsigned integer, bool excluded */
 bool ont_dtype_is_narrow_float(ont_dtype dtype);
-bool ont_dtype_is_narrow(ont_dtype dtype); /* float8, float6, float4, int4, int2: storage formats, one to a byte, no
-                                              arithmetic */
-ont_dtype ont_dtype_carrier(ont_dtype dtype); /* the dtype in which it crosses DLPack: int8 or uint8 below 8 bits */
+/* float8, float6, float4, int4, int2: storage formats, one element per byte, without arithmetic */
+bool ont_dtype_is_narrow(ont_dtype dtype);
+ont_dtype ont_dtype_carrier(ont_dtype dtype); /* the dtype used for it in DLPack: int8 or uint8 below 8 bits */
 bool ont_dtype_from_dlpack(uint8_t code, uint8_t bits, ont_dtype *dtype);
 void ont_dtype_to_dlpack(ont_dtype dtype, uint8_t *code, uint8_t *bits);
 

@@ -1,5 +1,5 @@
 /*
- * Logging: the core formats, a sink that py/module.c installs hands the line to Python's `logging`.
+ * Logging: the core formats a line; a sink installed by py/module.c passes it to Python's `logging`.
  */
 #ifndef ONT_BASE_LOG_H
 #define ONT_BASE_LOG_H

@@ -1,9 +1,9 @@
 /*
  * Name map. See map.h. Linear probing, at most 3/4 full.
  *
- * Names come from models, that is from anywhere, and names chosen to collide would make a load quadratic. So they are
- * hashed by SipHash-1-3 under a key that each process draws. Source: Aumasson and Bernstein, "SipHash: a fast
- * short-input PRF", Indocrypt 2012.
+ * Names come from untrusted models, and names chosen to collide would make loading quadratic. They are hashed by
+ * SipHash-1-3 with a random key per process. Source: Aumasson and Bernstein, "SipHash: a fast short-input PRF",
+ * Indocrypt 2012.
  */
 #include "base/map.h"
 
@@ -16,14 +16,14 @@
 
 static uint64_t secret[2];
 
-static void draw_key(void)
+static void draw_secret(void)
 {
     if (getrandom(secret, sizeof secret, GRND_NONBLOCK) == (ssize_t)sizeof secret) return;
-    /* Without the system's generator: the clock, and where the process was loaded. */
+    /* Fallback without the system's generator: the clock and load addresses. */
     struct timespec now = {0};
     clock_gettime(CLOCK_REALTIME, &now);
     secret[0] ^= (uint64_t)now.tv_nsec << 32 ^ (uint64_t)now.tv_sec;
-    secret[1] ^= (uint64_t)(uintptr_t)&now ^ (uint64_t)(uintptr_t)&draw_key << 16;
+    secret[1] ^= (uint64_t)(uintptr_t)&now ^ (uint64_t)(uintptr_t)&draw_secret << 16;
 }
 
 static inline uint64_t rotate(uint64_t x, int bits)
@@ -48,7 +48,7 @@ static inline void sip_round(uint64_t v[4])
 static uint64_t hash(const char *name)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, draw_key);
+    pthread_once(&once, draw_secret);
     size_t length = strlen(name), whole = length & ~(size_t)7;
     uint64_t v[4] = {secret[0] ^ 0x736f6d6570736575u, secret[1] ^ 0x646f72616e646f6du, secret[0] ^ 0x6c7967656e657261u,
                      secret[1] ^ 0x7465646279746573u};

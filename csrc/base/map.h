@@ -1,5 +1,5 @@
 /*
- * Names to pointers: open addressing, keys borrowed. For loaders; nothing on the step path looks up names.
+ * Maps names to pointers: open addressing, keys borrowed. For the loader and the verifier; never used during a step.
  */
 #ifndef ONT_BASE_MAP_H
 #define ONT_BASE_MAP_H
@@ -16,7 +16,7 @@ typedef struct ont_map {
 
 void ont_map_deinit(ont_map *map); /* a zeroed map is empty */
 void *ont_map_get(const ont_map *map, const char *key); /* NULL: absent */
-/* Replaces; value must not be NULL. */
+/* Inserts or replaces; value must not be NULL. */
 ont_status ont_map_put(ont_map *map, const char *key, void *value) ONT_MUST_USE;
 
 #endif

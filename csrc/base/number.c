@@ -12,8 +12,8 @@
 typedef struct narrow_format {
     int exponent_bits, mantissa_bits, bias;
     double most;
-    bool infinite;   /* has infinities and the NaNs of IEEE 754 */
-    int nan;         /* bits of its one NaN, -1: IEEE's or none */
+    bool infinite; /* has infinities and the NaNs of IEEE 754 */
+    int nan;       /* bits of its only NaN; -1: IEEE 754 NaNs, or none */
 } narrow_format;
 
 static const narrow_format *format_of(ont_dtype dtype)
@@ -75,7 +75,7 @@ uint8_t ont_narrow_float(double value, ont_dtype dtype, bool saturate)
     if (isnan(value))
         return unsigned_zero ? 0x80 : f->nan >= 0 ? (uint8_t)(sign | f->nan) : f->infinite ? infinity | 3 : 0;
     double v = fabs(value);
-    /* To a multiple of the last place at its magnitude, where rint rounds ties to even. */
+    /* Rounds to a multiple of the unit in the last place; rint() rounds ties to even. */
     int exponent;
     frexp(v, &exponent);
     int last = (exponent - 1 < 1 - f->bias ? 1 - f->bias : exponent - 1) - f->mantissa_bits;
@@ -116,7 +116,7 @@ static float bfloat_at(uint16_t half)
     return v;
 }
 
-/* Through float32, as torch rounds it; NaN stays one. */
+/* Rounds through float32 as torch does; NaN stays NaN. */
 static uint16_t bfloat(double value)
 {
     float v = (float)value;
@@ -194,7 +194,7 @@ int64_t ont_integer_at(const void *data, ont_dtype dtype, int64_t i)
     }
 }
 
-/* Blocks are looked through to their end, so that the compiler may use vectors. */
+/* Each block is scanned to its end, so that the compiler can vectorise the loop. */
 #define HAS_ZERO(type) \
     for (int64_t i = 0; i < n && !found; i += BLOCK) { \
         int64_t m = n - i < BLOCK ? n - i : BLOCK; \

@@ -1,5 +1,5 @@
 /*
- * Work sharing with OpenMP. See parallel.h.
+ * Parallel for with OpenMP. See parallel.h.
  */
 #include "base/parallel.h"
 
@@ -37,9 +37,9 @@ void ont_parallel(int64_t n, int64_t grain, ont_range_fn body, void *context)
     ont_float_mode_set(mode);
 }
 
-ont_outside ont_outside_enter(int threads)
+ont_omp_settings ont_omp_enter_library(int threads)
 {
-    ont_outside before = {.mode = ont_denormals_pause(), .threads = 0};
+    ont_omp_settings before = {.mode = ont_denormals_pause(), .threads = 0};
     if (threads && threads != omp_get_max_threads()) {
         before.threads = omp_get_max_threads();
         omp_set_num_threads(threads);
@@ -47,7 +47,7 @@ ont_outside ont_outside_enter(int threads)
     return before;
 }
 
-void ont_outside_leave(ont_outside before)
+void ont_omp_leave_library(ont_omp_settings before)
 {
     if (before.threads) omp_set_num_threads(before.threads);
     ont_float_mode_set(before.mode);

@@ -36,7 +36,10 @@ ont_status ont_shape_bytes(const ont_shape *shape, ont_dtype dtype, size_t *byte
     char text[ONT_SHAPE_TEXT];
     size_t total = ont_dtype_size(dtype);
     if (!total) return ont_fail(ONT_ETYPE, "dtype %s has no fixed element size", ont_dtype_name(dtype));
-    /* Overflow is judged with zeros taken as ones, so that [0, huge, huge] is refused too: strides would overflow. */
+    /*
+     * Overflow is checked with zeros replaced by ones, so that [0, huge, huge] is refused too: its strides would
+     * overflow.
+     */
     bool empty = false;
     for (int i = 0; i < shape->rank; i++) {
         if (shape->dims[i] < 0)

@@ -1,8 +1,8 @@
 /*
- * Shapes: a rank and up to ONT_MAX_RANK dims, held by value.
+ * Shapes: a rank and up to ONT_MAX_RANK dims, stored by value.
  *
- * A dim is its size (>= 0), ONT_DIM_UNKNOWN, or a symbol: ONT_DIM_SYMBOL(k) names entry k of the graph's symbols.
- * Loaded graphs have symbols; a graph that was specialised has sizes only.
+ * A dim is a size (>= 0), ONT_DIM_UNKNOWN, or a symbol: ONT_DIM_SYMBOL(k) refers to entry k of the graph's symbols.
+ * Loaded graphs have symbols; specialised graphs have only sizes.
  */
 #ifndef ONT_BASE_SHAPE_H
 #define ONT_BASE_SHAPE_H
@@ -20,7 +20,7 @@ typedef struct ont_shape {
     int64_t dims[ONT_MAX_RANK];
 } ont_shape;
 
-typedef struct ont_tensor { /* host contents of a constant: row-major, owned by whoever made it (an arena) */
+typedef struct ont_tensor { /* elements of a constant on the host: row-major, owned by its creator (an arena) */
     ont_dtype dtype;
     ont_shape shape;
     size_t bytes;

@@ -1,9 +1,9 @@
 /*
  * Status codes and the thread-local error message.
  *
- * Every fallible function returns ont_status and leaves its out-parameters untouched on failure. The first failure
- * formats the message with ont_fail(); callers may add where they were with ont_context(). py/errors.c maps a status
- * to a Python exception, and nothing else does.
+ * Every function that can fail returns ont_status and leaves its out-parameters unchanged on failure. The first failure
+ * formats the message with ont_fail(); callers may prepend context with ont_context(). Only py/errors.c maps a status
+ * to a Python exception.
  */
 #ifndef ONT_BASE_STATUS_H
 #define ONT_BASE_STATUS_H
@@ -35,19 +35,19 @@ typedef enum ont_status {
 #define ONT_MUST_USE __attribute__((warn_unused_result))
 
 /*
- * Formats the calling thread's message; the value is `status`, so that `return ont_fail(...)` is one statement. A
- * macro, so that the compiler sees that a failure is never ONT_OK.
+ * Formats the calling thread's message and evaluates to `status`, so that `return ont_fail(...)` is one statement. A
+ * macro, so that the compiler can see that a failure is never ONT_OK.
  */
 #define ont_fail(status, ...) (ont_set_error(__VA_ARGS__), (status))
 void ont_set_error(const char *format, ...) ONT_PRINTF(1, 2);
 
-/* Puts "<context>: " in front of the message and returns `status`; nothing when status is ONT_OK. */
+/* Prepends "<context>: " to the message and returns `status`; no effect if status is ONT_OK. */
 ont_status ont_context(ont_status status, const char *format, ...) ONT_PRINTF(2, 3);
 
 const char *ont_error_message(void);           /* of the last failure on this thread, never NULL */
 const char *ont_status_name(ont_status status); /* "EINVAL" */
 
-/* Evaluates a fallible call; on failure leaves by return, or by goto. */
+/* Evaluates a call; on failure returns its status, or jumps to a label. */
 #define ONT_TRY(call) \
     do { \
         ont_status try_status_ = (call); \

@@ -279,9 +279,9 @@ ont_status ont_dnnl_conv_run(ont_dnnl_conv *h, const void *x, const void *w, con
                              void *work)
 {
     pthread_mutex_lock(&h->lock);
-    ont_outside before = ont_outside_enter(h->threads);
+    ont_omp_settings before = ont_omp_enter_library(h->threads);
     dnnl_status_t status = execute(h, (const void *[]){x, w, y}, bias, work);
-    ont_outside_leave(before);
+    ont_omp_leave_library(before);
     pthread_mutex_unlock(&h->lock);
     if (status == dnnl_success) return ONT_OK;
     return ont_fail(ONT_EINTERNAL, "oneDNN: convolution failed with status %d", (int)status);

@@ -53,14 +53,14 @@ static void torch_run(const ont_gemm *g, const void *a, const void *b, void *c)
 {
     int m = (int)g->m, n = (int)g->n, k = (int)g->k, lda = (int)g->lda, ldb = (int)g->ldb, ldc = (int)g->ldc;
     char ta = g->trans_a ? 'T' : 'N', tb = g->trans_b ? 'T' : 'N';
-    ont_outside before = ont_outside_enter(0);
+    ont_omp_settings before = ont_omp_enter_library(0);
     if (g->dtype == ONT_FLOAT32) {
         float alpha = (float)g->alpha, beta = (float)g->beta;
         torch_sgemm(&tb, &ta, &n, &m, &k, &alpha, b, &ldb, a, &lda, &beta, c, &ldc);
     } else {
         torch_dgemm(&tb, &ta, &n, &m, &k, &g->alpha, b, &ldb, a, &lda, &g->beta, c, &ldc);
     }
-    ont_outside_leave(before);
+    ont_omp_leave_library(before);
 }
 
 /* ---- torch's, a product of its own for each thread ---- */
@@ -108,10 +108,10 @@ static bool dnnl_available(ont_dtype dtype)
 
 static void dnnl_run(const ont_gemm *g, const void *a, const void *b, void *c)
 {
-    ont_outside before = ont_outside_enter(0);
+    ont_omp_settings before = ont_omp_enter_library(0);
     dnnl_sgemm(g->trans_a ? 'T' : 'N', g->trans_b ? 'T' : 'N', g->m, g->n, g->k, (float)g->alpha, a, g->lda, b, g->ldb,
                (float)g->beta, c, g->ldc);
-    ont_outside_leave(before);
+    ont_omp_leave_library(before);
 }
 
 /* ---- the plain loop: the oracle, and what runs where no library is ---- */

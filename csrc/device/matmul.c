@@ -204,9 +204,9 @@ ont_status ont_dnnl_matmul_run(ont_dnnl_matmul *h, const void *a, const void *b,
 {
     void *data[N_TENSORS] = {(void *)(uintptr_t)a, (void *)(uintptr_t)b, (void *)(uintptr_t)bias, c, work};
     pthread_mutex_lock(&h->lock);
-    ont_outside before = ont_outside_enter(h->threads);
+    ont_omp_settings before = ont_omp_enter_library(h->threads);
     dnnl_status_t status = execute(h, data);
-    ont_outside_leave(before);
+    ont_omp_leave_library(before);
     pthread_mutex_unlock(&h->lock);
     if (status == dnnl_success) return ONT_OK;
     return ont_fail(ONT_EINTERNAL, "oneDNN: product failed with status %d", (int)status);

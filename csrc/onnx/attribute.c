@@ -13,9 +13,10 @@
 #define KIND(name) ONNX__ATTRIBUTE_PROTO__ATTRIBUTE_TYPE__##name
 
 /*
- * Attributes are float32, and what was written into them is mostly a short decimal, 1e-5, 0.9, 0.2, or the inverse of a
- * small number, 1 / 6. Where one of at most six digits, or of the numbers up to 100, rounds to the float, it is what
- * was meant, and float64 arithmetic goes by it as eager PyTorch does; in float32 both are the same number.
+ * ONNX stores float attributes as float32, but exporters mostly write short decimals (1e-5, 0.9, 0.2) or inverses of
+ * small numbers (1 / 6). If a decimal of at most six digits, or the inverse of a number up to 100, rounds to the stored
+ * float, it is taken instead: float64 arithmetic then agrees with eager PyTorch, and in float32 both are the same
+ * number.
  */
 static double meant(float value)
 {
@@ -34,7 +35,7 @@ static ont_status set_floats(const Onnx__AttributeProto *proto, const char *name
     return ont_attr_set_floats(g, node, name, values, proto->n_floats);
 }
 
-/* Strings are shown by position only, so ones with a NUL inside, which would be cut, are refused. */
+/* Strings with a NUL inside would be truncated: they are refused, by position. */
 static ont_status set_strings(const Onnx__AttributeProto *proto, const char *name, const char *what, ont_graph *g,
                               ont_node *node)
 {
@@ -68,7 +69,7 @@ static const char *kind_text(int kind)
     }
 }
 
-/* Of all that a type says (Optional has one), the elements' dtype alone decides something. */
+/* Of a type attribute (Optional has one), only the element dtype matters. */
 static int64_t element_type(const Onnx__TypeProto *type)
 {
     for (int depth = 0; type && depth < 8; depth++) {

@@ -8,12 +8,13 @@
 #include "onnx-ml.pb-c.h"
 
 /*
- * `name` is given apart, because an attribute of a function's call goes by another name inside; the node has none of
- * that name yet. References are resolved before. EUNSUPPORTED names the attribute and its kind: subgraphs, sparse ...
+ * Adds an attribute to `node`, which must not have one of that name. `name` is passed separately because an attribute
+ * of a function's call has another name inside the function. References must be resolved. EUNSUPPORTED names the
+ * attribute and its type: subgraphs, sparse ...
  */
 ont_status ont_onnx_attribute(const Onnx__AttributeProto *proto, const char *name, const char *what, ont_graph *g,
                               ont_node *node) ONT_MUST_USE;
-/* value, value_float(s), value_int(s), as `name` says; contents go to the arena. */
+/* Reads value, value_float(s) or value_int(s), depending on `name`; elements are allocated in the arena. */
 ont_status ont_onnx_constant(const Onnx__AttributeProto *proto, const char *name, const char *what, ont_arena *arena,
                              ont_tensor *tensor) ONT_MUST_USE;
 

@@ -1,6 +1,6 @@
 /*
- * Calls of the model's own functions: the body's nodes are loaded in place of the call, under names that begin with the
- * call's. See loader.h. Calls nest to a limit and must not form a cycle, so a model's size is bounded.
+ * Inlines calls of the model's functions: the nodes of the body are loaded in place of the call, with names that begin
+ * with the call's. See loader.h. Nesting is limited and cycles are refused, so the size of a model is bounded.
  */
 #include <inttypes.h>
 #include <string.h>
@@ -50,7 +50,7 @@ static const Onnx__AttributeProto *find_attribute(Onnx__AttributeProto *const *l
     return NULL;
 }
 
-/* Every attribute that the function declares, with the call's value or the default. */
+/* Binds every attribute that the function declares to the call's value or the default. */
 static ont_status bind_attributes(ont_loader *l, const ont_onnx_scope *caller, const Onnx__NodeProto *call,
                                   const Onnx__FunctionProto *f, const char *what, ont_onnx_scope *scope)
 {
@@ -95,7 +95,7 @@ static ont_status bind_inputs(ont_loader *l, ont_onnx_scope *caller, const Onnx_
     return ONT_OK;
 }
 
-/* Settles, before the body is loaded, what each result is called in the graph: names[i], NULL where nobody asks. */
+/* Determines, before the body is loaded, the name of each result in the graph: names[i], NULL for unused results. */
 static ont_status name_results(ont_loader *l, ont_onnx_scope *caller, const Onnx__NodeProto *call,
                                const Onnx__FunctionProto *f, const char *what, ont_onnx_scope *scope,
                                const char **names)
@@ -111,13 +111,13 @@ static ont_status name_results(ont_loader *l, ont_onnx_scope *caller, const Onnx
     return ONT_OK;
 }
 
-/* Calls cost too: what a function declares is looked at again each time. */
+/* Calls are charged too, since the declarations of a function are processed in each call. */
 ont_status ont_onnx_charge(ont_loader *l, const char *what, size_t nodes)
 {
     l->n_inlined += nodes;
-    if (l->n_inlined <= ONT_MAX_INLINED && l->g->arena.bytes <= l->most_bytes) return ONT_OK;
+    if (l->n_inlined <= ONT_MAX_INLINED && l->g->arena.bytes <= l->max_bytes) return ONT_OK;
     return ont_fail(ONT_EINVAL, "%s: the model's functions expand to more than %d nodes or %zu bytes", what,
-                    ONT_MAX_INLINED, l->most_bytes);
+                    ONT_MAX_INLINED, l->max_bytes);
 }
 
 static ont_status bind_results(ont_loader *l, ont_onnx_scope *caller, const Onnx__NodeProto *call,
@@ -129,7 +129,7 @@ static ont_status bind_results(ont_loader *l, ont_onnx_scope *caller, const Onnx
         ont_value *value = ont_map_get(&scope->values, TEXT(f->output[i]));
         if (!value || value == &ont_onnx_absent)
             return ont_fail(ONT_EINVAL, "%s: output '%s' of the function is not computed", what, TEXT(f->output[i]));
-        /* The body did not make it under its own name: an input handed through, or one value given twice. */
+        /* The body did not create it under this name: an input passed through, or one value returned twice. */
         if (value->name != names[i]) ONT_TRY(ont_onnx_copy(l, names[i], value, &value));
         ONT_TRY(ont_onnx_define(caller, call->output[i], value));
     }

@@ -1,6 +1,6 @@
 /*
- * ModelProto bytes to a graph: the model, its inputs, initializers and outputs. See load.h, and loader.h for the other
- * parts. protobuf-c allocates through base/alloc, so that injected failures reach it.
+ * Loads ModelProto bytes into a graph: the model, its inputs, initializers and outputs. See load.h, and loader.h for
+ * the other parts. protobuf-c allocates through base/alloc, so that injected failures reach it.
  */
 #include "onnx/load.h"
 
@@ -61,7 +61,8 @@ ont_status ont_onnx_value(ont_loader *l, ont_onnx_scope *scope, ont_value_kind k
     ont_value *v;
     ONT_TRY(ont_onnx_name(l, scope, name, &unique));
     ONT_TRY(ont_graph_add_value(l->g, kind, unique, &v));
-    v->name = unique; /* by address: a call tells by it whether its body made this value under the name it asked for */
+    /* compared by address: inline.c checks whether the body created this value under the requested name */
+    v->name = unique;
     *value = v;
     return ONT_OK;
 }
@@ -113,7 +114,7 @@ static ont_status load_dim(ont_loader *l, const char *what, const Onnx__TensorSh
     return ONT_OK;
 }
 
-/* The declared type of an input or output; *has_shape is false where it declares no rank. */
+/* Reads the declared type of an input or output; *has_shape is false if it declares no rank. */
 static ont_status load_type(ont_loader *l, const Onnx__ValueInfoProto *proto, const char *what, ont_dtype *dtype,
                             bool *has_shape, ont_shape *shape)
 {
@@ -148,7 +149,7 @@ static ont_status load_input(ont_loader *l, ont_onnx_scope *scope, const Onnx__V
     ont_dtype dtype;
     ont_shape shape;
     bool has_shape;
-    if (scope->outer) { /* a subgraph's are whatever they are given */
+    if (scope->outer) { /* inputs of a subgraph take the types of the values passed in */
         dtype = ONT_UNDEFINED;
         has_shape = false;
     } else {
@@ -172,7 +173,7 @@ ont_status ont_onnx_inputs(ont_loader *l, ont_onnx_scope *scope, const Onnx__Gra
     return ONT_OK;
 }
 
-/* What the model declares of an output is shown to the user and replaced when the shapes are inferred. */
+/* The declared type of an output is shown to the user and replaced by shape inference. */
 static ont_status declare_output(ont_loader *l, const Onnx__ValueInfoProto *proto, ont_value *value)
 {
     ont_dtype dtype;
@@ -180,7 +181,7 @@ static ont_status declare_output(ont_loader *l, const Onnx__ValueInfoProto *prot
     bool has_shape;
     if (!proto->type || value->kind != ONT_VALUE_NODE) return ONT_OK;
     if (proto->type->value_case != ONNX__TYPE_PROTO__VALUE_TENSOR_TYPE)
-        return ONT_OK; /* a sequence or optional: seen then */
+        return ONT_OK; /* a sequence or optional: its type is inferred */
     char *what = ont_arena_format(&l->g->arena, "output '%s'", proto->name);
     if (!what) return ONT_ENOMEM;
     ONT_TRY(load_type(l, proto, what, &dtype, &has_shape, &shape));
@@ -226,7 +227,7 @@ static ont_status load_graph(ont_loader *l, ont_onnx_scope *scope, const Onnx__G
                         proto->n_output, ONT_MAX_INTERFACE);
     ONT_TRY(ont_onnx_initializers(l, scope, proto));
     ONT_TRY(ont_onnx_inputs(l, scope, proto));
-    l->most_bytes = l->g->arena.bytes * 64 + ((size_t)256 << 20);
+    l->max_bytes = l->g->arena.bytes * 64 + ((size_t)256 << 20);
     ONT_TRY(ont_onnx_nodes(l, scope, proto->node, proto->n_node));
     ONT_TRY(load_outputs(l, scope, proto));
     return ont_graph_verify(l->g);

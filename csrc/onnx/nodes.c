@@ -1,5 +1,5 @@
 /*
- * Nodes of a graph or of a function's body: order, names, opsets, attributes. See loader.h.
+ * Loads the nodes of a graph or of a function's body: order, names, opsets, attributes. See loader.h.
  */
 #include <inttypes.h>
 #include <string.h>
@@ -87,7 +87,7 @@ static ont_status load_attributes(ont_loader *l, const ont_onnx_scope *scope, co
 
 /* ---- nodes ---- */
 
-/* Constant nodes become constants: nothing later knows such an operator. */
+/* Constant nodes become constants; no later stage has such an operator. */
 static ont_status load_constant(ont_loader *l, ont_onnx_scope *scope, const Onnx__NodeProto *proto, const char *what)
 {
     if (proto->n_output != 1 || !*TEXT(proto->output[0]) || proto->n_input)
@@ -102,8 +102,8 @@ static ont_status load_constant(ont_loader *l, ont_onnx_scope *scope, const Onnx
 }
 
 /*
- * The value of that name here or, in a subgraph, around it: then it becomes an input of the subgraph, or a constant
- * that shares the contents. *value stays NULL where there is none.
+ * Looks up a value in this scope or, for a subgraph, in the enclosing ones: then it becomes an input of the subgraph,
+ * or a constant that shares the elements. *value stays NULL if there is none.
  */
 static ont_status look_up(ont_loader *l, ont_onnx_scope *scope, const char *name, ont_value **value)
 {
@@ -145,7 +145,7 @@ ont_status ont_onnx_input(ont_loader *l, ont_onnx_scope *scope, const char *what
     return ONT_OK;
 }
 
-/* Output 0 is made even where the model leaves it out, so that kernels need not ask. */
+/* Output 0 is created even if the model omits it, so that kernels need not check. */
 static ont_status node_outputs(ont_loader *l, ont_onnx_scope *scope, const Onnx__NodeProto *proto, const char *what,
                                ont_value **outputs)
 {
@@ -215,7 +215,7 @@ static ont_status load_node(ont_loader *l, ont_onnx_scope *scope, const Onnx__No
     if (!*domain && !strcmp(op_type, "Constant")) return load_constant(l, scope, proto, what);
     const ont_op *op = ont_op_find(domain, op_type, version);
     const Onnx__FunctionProto *function = NULL;
-    /* A function says what a node means, except that it is only the fallback for an operator of our own. */
+    /* A function defines what a node means, but for an operator of our own domain it is only a fallback. */
     if (!op || strcmp(domain, ONT_DOMAIN)) ONT_TRY(ont_onnx_function(l, proto, &function));
     if (function) return ont_onnx_inline(l, scope, proto, function, what);
     if (op && !strcmp(domain, ONT_DOMAIN) && !(op->flags & ONT_OP_PUBLIC))

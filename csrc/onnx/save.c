@@ -1,6 +1,6 @@
 /*
- * A graph to ModelProto bytes. See save.h. All messages live in one arena, with strings and tensors borrowed from the
- * graph where they can be; protobuf-c then packs them into one heap block.
+ * Serialises a graph to ModelProto bytes. See save.h. All messages are in one arena, with strings and tensors borrowed
+ * from the graph if possible; protobuf-c then packs them into one heap block.
  */
 #include "onnx/save.h"
 
@@ -16,8 +16,8 @@ enum { IR_VERSION = 10, DEFAULT_OPSET = 18 };
 typedef struct saver {
     const ont_graph *g;
     ont_arena arena;
-    ont_map names;    /* those given out, in subgraphs too */
-    char **of;        /* by value id of g, NULL: none yet */
+    ont_map names; /* names used so far, in subgraphs too */
+    char **of;     /* by value id of g, NULL: none yet */
     Onnx__GraphProto *graph;
 } saver;
 
@@ -31,12 +31,15 @@ static void *new_message(saver *s, const ProtobufCMessageDescriptor *type)
 
 #define NEW(s, type) new_message((s), &onnx__##type##__descriptor)
 
-static char *borrowed(const char *text) /* messages that are only packed are not written to */
+static char *borrowed(const char *text) /* packing does not modify messages */
 {
     return (char *)(uintptr_t)text;
 }
 
-/* The name of a value in the file: its own, unless another value took that (a made-up one may equal a model's). */
+/*
+ * The name of a value in the file: its own, unless another value has it (an anonymous value's may equal a name of the
+ * model).
+ */
 static ont_status name_of(saver *s, const ont_value *v, char **name)
 {
     if (!s->of[v->id]) {
@@ -53,7 +56,7 @@ static ont_status name_of(saver *s, const ont_value *v, char **name)
 
 /* ---- tensors and types ---- */
 
-/* Elements below 8 bits: several to a byte, the first in the lowest bits. */
+/* Packs elements below 8 bits, first element in the lowest bits. */
 static ont_status pack_narrow(saver *s, const ont_tensor *tensor, ProtobufCBinaryData *raw)
 {
     int bits = ont_dtype_bits(tensor->dtype);
@@ -188,7 +191,7 @@ static ont_status save_attr(saver *s, const ont_node *node, const ont_attr *attr
     return ONT_OK;
 }
 
-/* The loader numbers random nodes anew, and the standard's operators have no attributes of these names. */
+/* The loader renumbers random nodes, and standard operators have no attributes of these names. */
 static bool is_written(const ont_node *node, const ont_attr *attr)
 {
     bool random = node->op && node->op->flags & ONT_OP_RANDOM;
@@ -206,7 +209,7 @@ static ont_status save_attrs(saver *s, const ont_node *node, Onnx__NodeProto *pr
         ONT_TRY(save_attr(s, node, attr, &proto->attribute[proto->n_attribute]));
         proto->n_attribute++;
     }
-    /* A list of attributes is built from its end, by the setters and by the loader: the file keeps their order so. */
+    /* Setters and loader prepend attributes to the list: the file has the original order. */
     for (size_t i = 0, j = proto->n_attribute; i + 1 < j; i++) {
         Onnx__AttributeProto *swapped = proto->attribute[i];
         proto->attribute[i] = proto->attribute[--j];
@@ -215,7 +218,7 @@ static ont_status save_attrs(saver *s, const ont_node *node, Onnx__NodeProto *pr
     return ONT_OK;
 }
 
-/* Values that subgraphs read are no inputs in the file, where they are read by name. */
+/* Captured values are not inputs in the file, where subgraphs read them by name. */
 static uint32_t own_inputs(const ont_node *node)
 {
     uint32_t n = node->n_inputs;
@@ -255,7 +258,7 @@ static ont_status save_node(saver *s, const ont_node *node, Onnx__NodeProto **ou
 
 /* ---- graph and model ---- */
 
-/* Inputs and outputs first: where names meet, theirs stay. */
+/* Inputs and outputs first: they keep their names if names collide. */
 static ont_status save_interface(saver *s)
 {
     const ont_graph *g = s->g;
@@ -290,7 +293,7 @@ static ont_status save_constants(saver *s)
     return ONT_OK;
 }
 
-/* Notes that a node needs `version` of `domain`. Few domains: a list is searched. */
+/* Records that a node needs `version` of `domain`. Linear search: there are few domains. */
 static ont_status import_opset(saver *s, Onnx__ModelProto *model, const char *domain, int64_t version)
 {
     for (size_t i = 0; i < model->n_opset_import; i++) {
@@ -332,7 +335,7 @@ static ont_status save_opsets(saver *s, Onnx__ModelProto *model)
     return ONT_OK;
 }
 
-/* All of s->g into a new s->graph; names of captured values are in s->of already. */
+/* Saves all of s->g into a new s->graph; names of captured values are already in s->of. */
 static ont_status save_graph(saver *s)
 {
     size_t n = 0;

@@ -1,6 +1,7 @@
 /*
- * Bodies of control flow: a graph attribute becomes a graph of its own. What it reads from around it is made an input,
- * so that nothing later looks up names: the node that owns it has those values as its last inputs. See loader.h.
+ * Loads bodies of control flow: a graph attribute becomes a graph of its own. Values that it reads from the enclosing
+ * graph become inputs, so that no later stage looks up names: the node that owns the body has those values as its last
+ * inputs. See loader.h.
  */
 #include <string.h>
 
@@ -38,8 +39,10 @@ static ont_status load_body(ont_loader *l, ont_onnx_scope *scope, const Onnx__Gr
     return ont_graph_verify(l->g);
 }
 
-/* The node's inputs from first_capture on (once it is attached) are what the bodies read from around them, body by
- * body. */
+/*
+ * Records the values captured by a body. Once the bodies are attached, the node's inputs from first_capture on are the
+ * captured values, body by body.
+ */
 static ont_status note_captured(const ont_onnx_scope *scope, ont_graph *body, ont_graph *g, ont_subgraphs *all)
 {
     uint32_t n = 0;
@@ -48,7 +51,7 @@ static ont_status note_captured(const ont_onnx_scope *scope, ont_graph *body, on
     if (!more) return ONT_ENOMEM;
     if (all->n_captured) memcpy(more, all->captured, all->n_captured * sizeof *more);
     body->n_captures = n;
-    body->first_capture = all->n_captured; /* the node's own inputs are added when it is attached */
+    body->first_capture = all->n_captured; /* the number of the node's own inputs is added when it is attached */
     for (const ont_captured *c = scope->first_captured; c; c = c->next) more[all->n_captured++] = c->value;
     all->captured = more;
     return ONT_OK;

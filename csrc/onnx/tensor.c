@@ -1,5 +1,5 @@
 /*
- * TensorProto to host contents: raw bytes, or the typed field that the specification gives each dtype.
+ * Reads a TensorProto into host memory: raw bytes, or the typed field that the specification assigns to each dtype.
  */
 #include "onnx/tensor.h"
 
@@ -33,14 +33,14 @@ static ont_status wrong_count(const char *what, const char *field, size_t got, i
     return ont_fail(ONT_EINVAL, "%s: %s has %zu entries, its dims ask for %" PRId64, what, field, got, expected);
 }
 
-/* Kernels rely on a bool being 0 or 1; a file may hold any byte. */
+/* Normalises bools: kernels rely on 0 or 1, but a file may contain any byte. */
 static void normalise_bools(ont_tensor *t)
 {
     uint8_t *bytes = t->data;
     for (size_t i = 0; i < t->bytes; i++) bytes[i] = bytes[i] != 0;
 }
 
-/* int32_data holds everything of at most 32 bits; 16-bit floats by their bits. */
+/* int32_data holds all dtypes of at most 32 bits; 16-bit floats as bit patterns. */
 static void narrow(const int32_t *from, int64_t n, size_t size, void *to)
 {
     for (int64_t i = 0; i < n; i++) {
@@ -50,12 +50,16 @@ static void narrow(const int32_t *from, int64_t n, size_t size, void *to)
     }
 }
 
-/* Several to a byte, the first in the lowest bits, become one to a byte; `t->data` holds them packed at its start. */
+/*
+ * Unpacks elements below 8 bits, first element in the lowest bits, to one per byte; `t->data` holds the packed ones at
+ * its start.
+ */
 static void unpack(ont_tensor *t)
 {
     int bits = ont_dtype_bits(t->dtype);
     uint8_t *data = t->data;
-    for (int64_t i = ont_shape_count(&t->shape) - 1; i >= 0; i--) { /* from the end: what is written was read */
+    /* from the end: bytes are read before they are overwritten */
+    for (int64_t i = ont_shape_count(&t->shape) - 1; i >= 0; i--) {
         int64_t at = i * bits;
         int shift = (int)(at % 8), v = data[at / 8] >> shift;
         if (shift + bits > 8) v |= data[at / 8 + 1] << (8 - shift);
@@ -108,7 +112,7 @@ ont_status ont_onnx_tensor(const Onnx__TensorProto *proto, const char *what, ont
     ONT_TRY(ont_onnx_dtype(proto->has_data_type ? proto->data_type : 0, what, &t.dtype));
     ONT_TRY(tensor_shape(proto, what, &t.shape));
     ONT_TRY(ont_context(ont_shape_bytes(&t.shape, t.dtype, &t.bytes), "%s", what));
-    /* The data are in the file, so a size beyond it is a lie: compared before anything is allocated. */
+    /* The data are in the file, so a larger size is invalid; checked before anything is allocated. */
     bool packed = ont_dtype_bits(t.dtype) < 8;
     size_t bits = (size_t)ont_dtype_bits(t.dtype),
            stored = packed ? t.bytes / 8 * bits + (t.bytes % 8 * bits + 7) / 8 : t.bytes;
@@ -119,7 +123,7 @@ ont_status ont_onnx_tensor(const Onnx__TensorProto *proto, const char *what, ont
     } else {
         size_t have = proto->n_float_data + proto->n_double_data + proto->n_int32_data + proto->n_int64_data +
                       proto->n_uint64_data;
-        packed = packed && bits != 6; /* which lie one to an entry here */
+        packed = packed && bits != 6; /* typed data have one 6-bit element per entry */
         int64_t count = packed ? (int64_t)stored : ont_shape_count(&t.shape);
         if (have < (size_t)count) return wrong_count(what, "its data", have, count);
     }

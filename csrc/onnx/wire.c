@@ -10,7 +10,7 @@ typedef struct frame {
     const uint8_t *end;
 } frame;
 
-/* Reads a varint; false where it runs past `end` or past ten bytes. */
+/* Reads a varint; false if it runs past `end` or exceeds ten bytes. */
 static bool read_varint(const uint8_t **at, const uint8_t *end, uint64_t *value)
 {
     uint64_t result = 0;
@@ -25,7 +25,7 @@ static bool read_varint(const uint8_t **at, const uint8_t *end, uint64_t *value)
     return false;
 }
 
-/* Skips a field of fixed size or a varint; false where it runs past the end or the wire type is unknown. */
+/* Skips a field of fixed size or a varint; false if it runs past the end or the wire type is unknown. */
 static bool skip_scalar(uint32_t wire_type, const uint8_t **at, const uint8_t *end)
 {
     uint64_t ignored;
@@ -36,7 +36,7 @@ static bool skip_scalar(uint32_t wire_type, const uint8_t **at, const uint8_t *e
     return true;
 }
 
-/* Length of the UTF-8 sequence at `at`, 0 where it is none: overlong forms, surrogates and > U+10FFFF are no UTF-8. */
+/* Length of the UTF-8 sequence at `at`; 0 if invalid: overlong forms, surrogates, and code points above U+10FFFF. */
 static size_t utf8_length(const uint8_t *at, size_t left)
 {
     if (at[0] < 0x80) return 1;
@@ -49,7 +49,7 @@ static size_t utf8_length(const uint8_t *at, size_t left)
     return length;
 }
 
-/* Names end up in messages and in Python strings: UTF-8 without NUL, at which C would cut them. */
+/* Whether the bytes are UTF-8 without NUL: names become C strings, error messages and Python strings. */
 static bool is_text(const uint8_t *bytes, size_t size)
 {
     if (size && memchr(bytes, 0, size)) return false;

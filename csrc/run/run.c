@@ -9,7 +9,7 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/denormals.h"
-#include "base/fence.h"
+#include "base/asan.h"
 #include "run/device_memory.h"
 #include "run/replay.h"
 
@@ -218,28 +218,28 @@ static bool has_delivery_due(const ont_run *run, uint32_t t)
     return run->callback && run->n_delivered < p->n_deliveries && p->deliveries[run->n_delivered].before <= t;
 }
 
-static void open_values(const ont_run *run, const uint32_t *ids, uint32_t n)
+static void unpoison_values(const ont_run *run, const uint32_t *ids, uint32_t n)
 {
     const ont_program *p = run->program;
     for (uint32_t i = 0; i < n; i++) {
         if (ids[i] == ONT_STEP_ABSENT || p->plan.locations[ids[i]].kind != ONT_LOCATION_SLAB) continue;
         const ont_value *v = p->graph->values[ids[i]];
         size_t bytes;
-        if (ont_shape_bytes(&v->shape, v->dtype, &bytes) == ONT_OK) ONT_OPEN(run->pointers[ids[i]], bytes);
+        if (ont_shape_bytes(&v->shape, v->dtype, &bytes) == ONT_OK) ONT_UNPOISON(run->pointers[ids[i]], bytes);
     }
 }
 
 /* For AddressSanitizer: makes only the operands and scratch memory of a step accessible; NULL: the whole slab. */
-static void fence_slab(const ont_run *run, const ont_step *step)
+static void poison_slab(const ont_run *run, const ont_step *step)
 {
     const ont_program *p = run->program;
-    if (!ONT_FENCED || p->device) return;
-    if (!step) ONT_OPEN(run->slab, slab_bytes(p));
+    if (!ONT_ASAN || p->device) return;
+    if (!step) ONT_UNPOISON(run->slab, slab_bytes(p));
     if (!step) return;
-    ONT_FENCE(run->slab, slab_bytes(p));
-    open_values(run, step->in, step->node->n_inputs);
-    open_values(run, step->out, step->node->n_outputs);
-    ONT_OPEN(run->slab + step->work_offset, step->work_bytes);
+    ONT_POISON(run->slab, slab_bytes(p));
+    unpoison_values(run, step->in, step->node->n_inputs);
+    unpoison_values(run, step->out, step->node->n_outputs);
+    ONT_UNPOISON(run->slab + step->work_offset, step->work_bytes);
 }
 
 static ont_status execute_steps(ont_run *run, uint32_t first, uint32_t last)
@@ -259,11 +259,11 @@ static ont_status execute_steps(ont_run *run, uint32_t first, uint32_t last)
         call.state = step->state;
         call.step = (int32_t)t;
         call.work = run->slab + step->work_offset;
-        fence_slab(run, step);
+        poison_slab(run, step);
         if (timed) p->times[t][0] = ont_seconds();
         ont_status status = step->kernel->run(&call);
         if (timed) p->times[t][1] = ont_seconds();
-        fence_slab(run, NULL);
+        poison_slab(run, NULL);
         if (status != ONT_OK) return ont_context(status, "%s '%s'", step->node->op_type, step->node->name);
     }
     return ONT_OK;
