@@ -20,7 +20,7 @@
     X(EINDEX, "IndexError", "index out of range") \
     X(ENOMEM, "MemoryError", "out of memory") \
     X(EUNSUPPORTED, "UnsupportedError", "operator or case that onnxtrain does not have") \
-    X(ENEEDVALUE, "UnsupportedError", "contents that are not known when a program is built") \
+    X(ENEEDVALUE, "UnsupportedError", "value that is unknown when a program is built") \
     X(ESTATE, "RuntimeError", "call in the wrong state") \
     X(EIO, "OSError", "file or library could not be read") \
     X(EINTERNAL, "RuntimeError", "broken invariant, a defect of onnxtrain")

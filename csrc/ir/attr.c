@@ -1,6 +1,6 @@
 /*
- * Attribute list of a node. Values are copied into the graph's arena; a replaced value stays there until the graph
- * goes.
+ * Attribute list of a node. Values are copied into the graph's arena; a replaced value stays there until the graph is
+ * destroyed.
  */
 #include "ir/attr.h"
 

@@ -169,8 +169,8 @@ static inline ont_value *ont_node_out(const ont_node *node, uint32_t index)
 ont_status ont_graph_verify(const ont_graph *g) ONT_MUST_USE;
 
 /*
- * ONNX-text style, for tests, logs and save_onnx. A given name that could be taken for something else, a made-up name
- * among them, stands in quotes. *text is heap memory: ont_free() it.
+ * Prints the graph in the style of ONNX's textual format, for tests, logs and save_onnx. A name that could be mistaken
+ * for something else, such as that of an anonymous value, is quoted. *text is freed by ont_free().
  */
 ont_status ont_graph_print(const ont_graph *g, char **text) ONT_MUST_USE;
 

@@ -1,5 +1,5 @@
 /*
- * The operator table, expanded from ops.def. Lookups are by domain, name and opset.
+ * The operator table, expanded from ops.def, with lookup by domain, name and opset version.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -36,7 +36,7 @@ const ont_op *ont_op_find(const char *domain, const char *name, int64_t version)
     return best;
 }
 
-/* The letter of each kind in ont_op.attributes, and what a message calls it. */
+/* The letter of each attribute type in ont_op.attributes, and its name in error messages. */
 static const struct {
     char letter;
     const char *text;
@@ -53,7 +53,7 @@ static const char *kind_text(char letter)
     return "?";
 }
 
-/* The letters that `list` has behind "name:", up to a space; NULL where the name is not in it. */
+/* The letters behind "name:" in `list`, which end at a space; NULL if the list does not have the name. */
 static const char *declared_kinds(const char *list, const char *name)
 {
     size_t length = strlen(name);
@@ -82,7 +82,7 @@ static char *disabled; /* ",name,name," */
 ont_status ont_op_disable_kernels(const char *names)
 {
     size_t length = names ? strlen(names) : 0;
-    char *list = length ? malloc(length + 3) : NULL; /* process-wide: outside the count of live blocks */
+    char *list = length ? malloc(length + 3) : NULL; /* process-wide, hence not counted as a live block */
     if (length && !list) return ont_fail(ONT_ENOMEM, "out of memory");
     if (list) snprintf(list, length + 3, ",%s,", names);
     free(disabled);
@@ -90,7 +90,7 @@ ont_status ont_op_disable_kernels(const char *names)
     return ONT_OK;
 }
 
-/* Whether the kernel is listed by its name, or by its name behind "<operator>:". */
+/* Whether the kernel is disabled by its name, or by "<operator>:" and its name. */
 static bool is_disabled(const char *op, const char *kernel)
 {
     size_t length = strlen(kernel), prefix = strlen(op);
@@ -110,7 +110,7 @@ bool ont_op_is_disabled(const ont_op *op, const ont_kernel *kernel)
     return is_disabled(op->name, kernel->name);
 }
 
-/* "float[2, 3], none, int64[4]" into `text`, cut where it does not fit. */
+/* Writes "float[2, 3], none, int64[4]" to `text`, truncated to `size`. */
 static const char *inputs_text(const ont_node *node, char *text, size_t size)
 {
     size_t used = 0;

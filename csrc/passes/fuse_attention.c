@@ -21,19 +21,20 @@
 
 typedef struct match {
     ont_graph *g;
-    ont_node *softmax, *scores, *values;        /* `values`: the matmul with V */
-    ont_node *dropout;                          /* NULL: no dropout */
-    int64_t rows, columns, outer, size, v_size; /* seqlen_q, seqlen_k, batch dims * seqlen_q, head_dim, head_dim_v */
-    double scale, fill;
-    ont_value *bias, *keep, *empty; /* added mask, boolean mask, fully masked rows; NULL: absent */
-    ont_value *second;              /* second added mask or NULL; the sum of both becomes the bias */
-    ont_shape bias_shape, keep_shape, empty_shape; /* shapes that the masks broadcast to */
-    bool keep_if, causal, zero_nan;
-    int64_t diagonal;
-    ont_value *y;                       /* result of the matmul with V, or of the Where that zeroes fully masked rows */
-    ont_value *result;                       /* the same after the transpose that follows */
-    ont_strided_view view[ONT_ATTENTION_INPUTS + 1]; /* views of (outer, ...), one per input and the result */
-    int64_t inner[ONT_ATTENTION_INPUTS + 1]; /* stride along seqlen_k: of K, V, bias, keep */
+    ont_node *softmax, *scores, *values; /* `values`: the matmul with V */
+    ont_node *dropout;                   /* NULL: no dropout */
+    int64_t seqlen_q, seqlen_k, n_rows;  /* n_rows: batch dims * seqlen_q */
+    int64_t head_dim, head_dim_v;
+    double scale, masked_value;
+    ont_value *bias, *mask, *masked_rows; /* added mask, boolean mask, boolean for fully masked rows; NULL: absent */
+    ont_value *second_bias;               /* added to `bias`, or NULL */
+    ont_shape bias_shape, mask_shape, masked_rows_shape; /* shapes that they broadcast to */
+    bool mask_keeps, causal, zero_nan; /* mask_keeps: the boolean mask is true for visible entries */
+    int64_t causal_offset; /* row i sees columns up to i + causal_offset */
+    ont_value *y;          /* result of the matmul with V, or of the Where that zeroes fully masked rows */
+    ont_value *result;     /* the same after the transpose that follows */
+    ont_strided_view view[ONT_ATTENTION_INPUTS + 1]; /* views of (n_rows, ...), one per input and the result */
+    int64_t key_stride[ONT_ATTENTION_INPUTS + 1];    /* stride along seqlen_k: of K, V, bias, mask */
 } match;
 
 static bool is_product(const ont_node *node)
@@ -70,8 +71,8 @@ static bool const_float(const ont_node *node, uint32_t index, double *value)
 
 static bool is_all_scores(const match *m, const ont_value *v)
 {
-    return v && v->shape.rank && v->shape.dims[v->shape.rank - 1] == m->columns &&
-           ont_shape_count(&v->shape) == m->outer * m->columns;
+    return v && v->shape.rank && v->shape.dims[v->shape.rank - 1] == m->seqlen_k &&
+           ont_shape_count(&v->shape) == m->n_rows * m->seqlen_k;
 }
 
 /* Which operand of an Add, Mul or Div are the scores: the one of full size that comes from a matmul; -1: neither. */
@@ -112,11 +113,11 @@ static ont_value *match_add(match *m, ont_node *node)
 {
     const ont_shape *shape = &node->outputs[0]->shape;
     int i = scores_operand(m, node);
-    if (i < 0 || m->second || m->scale != 1 || (m->bias && !ont_shape_equal(shape, &m->bias_shape))) return NULL;
+    if (i < 0 || m->second_bias || m->scale != 1 || (m->bias && !ont_shape_equal(shape, &m->bias_shape))) return NULL;
     ont_value *mask = ont_node_in(node, (uint32_t)(1 - i));
     m->bias_shape = *shape;
     if (m->bias)
-        m->second = mask;
+        m->second_bias = mask;
     else
         m->bias = strip_expand(mask, shape);
     return ont_node_in(node, (uint32_t)i);
@@ -124,12 +125,12 @@ static ont_value *match_add(match *m, ont_node *node)
 
 static ont_value *match_where(match *m, ont_node *node)
 {
-    if (m->bias || m->keep || m->scale != 1) return NULL; /* a bias added after the replacement is another formula */
-    m->keep_if = const_float(node, 2, &m->fill);
-    if (!m->keep_if && !const_float(node, 1, &m->fill)) return NULL;
-    m->keep_shape = node->outputs[0]->shape;
-    m->keep = ont_node_in(node, 0);
-    return ont_node_in(node, m->keep_if ? 1 : 2);
+    if (m->bias || m->mask || m->scale != 1) return NULL; /* a bias added after the replacement is another formula */
+    m->mask_keeps = const_float(node, 2, &m->masked_value);
+    if (!m->mask_keeps && !const_float(node, 1, &m->masked_value)) return NULL;
+    m->mask_shape = node->outputs[0]->shape;
+    m->mask = ont_node_in(node, 0);
+    return ont_node_in(node, m->mask_keeps ? 1 : 2);
 }
 
 static ont_value *match_scale(match *m, ont_node *node)
@@ -235,11 +236,11 @@ static void match_empty_rows(match *m)
     ont_value *cond = ont_node_in(node, 0);
     ont_shape *shape = &node->outputs[0]->shape;
     int last = shape->rank - 1;
-    if (!ont_shape_equal(shape, &y->shape) || shape->dims[last] != m->v_size) return;
+    if (!ont_shape_equal(shape, &y->shape) || shape->dims[last] != m->head_dim_v) return;
     if (cond->shape.rank && cond->shape.dims[cond->shape.rank - 1] != 1) return;
-    m->empty = cond;
-    m->empty_shape = *shape;
-    m->empty_shape.dims[last] = 1;
+    m->masked_rows = cond;
+    m->masked_rows_shape = *shape;
+    m->masked_rows_shape.dims[last] = 1;
     m->y = node->outputs[0];
 }
 
@@ -298,11 +299,11 @@ static bool key_view(match *m, int which, int64_t batch, int64_t size)
 {
     ont_strided_view *view = &m->view[which];
     int64_t unit;
-    if (!split_inner(view, batch * m->columns, size, &unit) || (size > 1 && unit != 1)) return false;
-    if (!split_inner(view, batch, m->columns, &m->inner[which])) return false;
-    if (view->n_factors == ONT_STRIDED_VIEW_FACTORS || batch <= 0 || m->outer % batch) return false;
-    if (m->outer != batch) view->factors[view->n_factors++] = (ont_factor){m->outer / batch, 0};
-    return m->columns == 1 || m->inner[which] >= size;
+    if (!split_inner(view, batch * m->seqlen_k, size, &unit) || (size > 1 && unit != 1)) return false;
+    if (!split_inner(view, batch, m->seqlen_k, &m->key_stride[which])) return false;
+    if (view->n_factors == ONT_STRIDED_VIEW_FACTORS || batch <= 0 || m->n_rows % batch) return false;
+    if (m->n_rows != batch) view->factors[view->n_factors++] = (ont_factor){m->n_rows / batch, 0};
+    return m->seqlen_k == 1 || m->key_stride[which] >= size;
 }
 
 static bool operand_views(match *m, bool parts)
@@ -316,11 +317,12 @@ static bool operand_views(match *m, bool parts)
         return false;
     const ont_shape *q = &ont_node_in(s, 0)->shape, *full = &s->outputs[0]->shape, *last = &p->outputs[0]->shape;
     int64_t unit;
-    m->size = q->dims[q->rank - (flip_q ? 2 : 1)];
-    m->v_size = last->dims[last->rank - 1];
-    if (!split_inner(&m->view[ONT_ATTENTION_Q], m->outer, m->size, &unit) || (m->size > 1 && unit != 1)) return false;
-    return key_view(m, ONT_ATTENTION_K, ont_shape_count_range(full, 0, full->rank - 2), m->size) &&
-           key_view(m, ONT_ATTENTION_V, ont_shape_count_range(last, 0, last->rank - 2), m->v_size);
+    m->head_dim = q->dims[q->rank - (flip_q ? 2 : 1)];
+    m->head_dim_v = last->dims[last->rank - 1];
+    if (!split_inner(&m->view[ONT_ATTENTION_Q], m->n_rows, m->head_dim, &unit) || (m->head_dim > 1 && unit != 1))
+        return false;
+    return key_view(m, ONT_ATTENTION_K, ont_shape_count_range(full, 0, full->rank - 2), m->head_dim) &&
+           key_view(m, ONT_ATTENTION_V, ont_shape_count_range(last, 0, last->rank - 2), m->head_dim_v);
 }
 
 /*
@@ -334,7 +336,7 @@ static bool is_whole(const match *m)
         for (int j = 0; j < 3; j++) {
             const ont_strided_view *v = &m->view[j];
             if (v->root != m->view[i].root) continue;
-            int64_t n = (j == ONT_ATTENTION_V ? m->v_size : m->size) * (j == ONT_ATTENTION_Q ? 1 : m->columns);
+            int64_t n = (j == ONT_ATTENTION_V ? m->head_dim_v : m->head_dim) * (j == ONT_ATTENTION_Q ? 1 : m->seqlen_k);
             for (int k = 0; k < v->n_factors; k++) n *= v->factors[k].stride ? v->factors[k].size : 1;
             sum += n;
         }
@@ -350,8 +352,9 @@ static bool mask_view(match *m, int which, ont_value *mask, const ont_shape *sha
                                       .stop = which == ONT_ATTENTION_BIAS ? mask : NULL};
     ont_strided_view *view = &m->view[which];
     ont_strided_view_of(mask, &limits, view);
-    return ont_strided_view_expand(view, &mask->shape, shape) && split_inner(view, m->outer, width, &m->inner[which]) &&
-           (m->inner[which] == 0 || m->inner[which] == 1);
+    return ont_strided_view_expand(view, &mask->shape, shape) &&
+           split_inner(view, m->n_rows, width, &m->key_stride[which]) &&
+           (m->key_stride[which] == 0 || m->key_stride[which] == 1);
 }
 
 /* Inverts the view of `result` on `y`: where the rows of the matmul are stored in the result. */
@@ -375,7 +378,7 @@ static bool result_view(match *m)
         step *= view->factors[i].size;
     }
     for (int i = 0; i < view->n_factors; i++) view->factors[i] = (ont_factor){turned[i].size, -turned[i].stride};
-    return split_inner(view, m->outer, m->v_size, &unit) && (m->v_size == 1 || unit == 1);
+    return split_inner(view, m->n_rows, m->head_dim_v, &unit) && (m->head_dim_v == 1 || unit == 1);
 }
 
 static bool find_views(match *m)
@@ -388,9 +391,9 @@ static bool find_views(match *m)
         m->result = m->y;
         if (!result_view(m)) return false;
     }
-    if (m->bias && !mask_view(m, ONT_ATTENTION_BIAS, m->bias, &m->bias_shape, m->columns)) return false;
-    if (m->keep && !mask_view(m, ONT_ATTENTION_KEEP, m->keep, &m->keep_shape, m->columns)) return false;
-    if (m->empty && !mask_view(m, ONT_ATTENTION_EMPTY, m->empty, &m->empty_shape, 1)) return false;
+    if (m->bias && !mask_view(m, ONT_ATTENTION_BIAS, m->bias, &m->bias_shape, m->seqlen_k)) return false;
+    if (m->mask && !mask_view(m, ONT_ATTENTION_KEEP, m->mask, &m->mask_shape, m->seqlen_k)) return false;
+    if (m->masked_rows && !mask_view(m, ONT_ATTENTION_EMPTY, m->masked_rows, &m->masked_rows_shape, 1)) return false;
     m->scale *= m->view[ONT_ATTENTION_Q].scale * m->view[ONT_ATTENTION_K].scale;
     return true;
 }
@@ -406,33 +409,34 @@ enum { MASKED_SCORE = -1000000000 }; /* a masked score at or below this has prob
 static bool is_causal(const match *m, const ont_value *mask, const ont_shape *shape, bool bias, int64_t *diagonal)
 {
     ont_causal_mask step;
-    if (shape->rank < 2 || shape->dims[shape->rank - 2] != m->rows || (!bias && m->fill > MASKED_SCORE)) return false;
-    if (!ont_causal_mask_of(mask, m->rows, m->columns, &step)) return false;
-    bool lower = bias ? step.lower == 0 : (step.lower != 0) == m->keep_if;
-    bool upper = bias ? !(step.upper < MASKED_SCORE) : (step.upper != 0) == m->keep_if;
+    if (shape->rank < 2 || shape->dims[shape->rank - 2] != m->seqlen_q || (!bias && m->masked_value > MASKED_SCORE))
+        return false;
+    if (!ont_causal_mask_of(mask, m->seqlen_q, m->seqlen_k, &step)) return false;
+    bool lower = bias ? step.lower == 0 : (step.lower != 0) == m->mask_keeps;
+    bool upper = bias ? !(step.upper < MASKED_SCORE) : (step.upper != 0) == m->mask_keeps;
     if (bias && upper && step.upper != 0) return false;
-    *diagonal = upper ? m->columns - 1 : step.diagonal;
+    *diagonal = upper ? m->seqlen_k - 1 : step.diagonal;
     return lower && *diagonal >= 0;
 }
 
 static void find_causal(match *m)
 {
     int64_t diagonal = 0;
-    if (m->second && is_causal(m, m->second, &m->bias_shape, true, &diagonal)) {
-        m->second = NULL;
+    if (m->second_bias && is_causal(m, m->second_bias, &m->bias_shape, true, &diagonal)) {
+        m->second_bias = NULL;
         m->causal = true;
-        m->diagonal = diagonal;
+        m->causal_offset = diagonal;
     }
     if (m->bias && !m->causal && is_causal(m, m->bias, &m->bias_shape, true, &diagonal)) {
-        m->bias = m->second;
-        m->second = NULL;
+        m->bias = m->second_bias;
+        m->second_bias = NULL;
         m->causal = true;
-        m->diagonal = diagonal;
+        m->causal_offset = diagonal;
     }
-    if (m->causal || !m->keep || !is_causal(m, m->keep, &m->keep_shape, false, &diagonal)) return;
-    m->keep = NULL;
+    if (m->causal || !m->mask || !is_causal(m, m->mask, &m->mask_shape, false, &diagonal)) return;
+    m->mask = NULL;
     m->causal = true;
-    m->diagonal = diagonal;
+    m->causal_offset = diagonal;
 }
 
 /* ---- the node ---- */
@@ -452,7 +456,7 @@ static bool is_profitable(const match *m, const ont_node *node)
 {
     if (m->g->device) return ont_op_has_kernel(node, m->g->device); /* devices have no promotion to float32 */
     return !is_narrow(ont_node_in(node, 0)->dtype) ||
-           m->columns >= (m->causal ? MIN_KEYS_PROMOTED_CAUSAL : MIN_KEYS_PROMOTED) || ont_op_has_kernel(node, NULL);
+           m->seqlen_k >= (m->causal ? MIN_KEYS_PROMOTED_CAUSAL : MIN_KEYS_PROMOTED) || ont_op_has_kernel(node, NULL);
 }
 
 static bool find(match *m)
@@ -463,24 +467,24 @@ static bool find(match *m)
     bool flattens = m->softmax->version < 13; /* before opset 13 all dims from the axis on are flattened */
     if (ont_shape_axis(ont_attr_int(m->softmax, "axis", flattens ? 1 : -1), rank, &axis) != ONT_OK || axis != rank - 1)
         return false;
-    m->rows = x->shape.dims[rank - 2];
-    m->columns = x->shape.dims[rank - 1];
-    m->outer = ont_shape_count_range(&x->shape, 0, rank - 1);
+    m->seqlen_q = x->shape.dims[rank - 2];
+    m->seqlen_k = x->shape.dims[rank - 1];
+    m->n_rows = ont_shape_count_range(&x->shape, 0, rank - 1);
     if (!find_scores(m) || !find_values(m)) return false;
     const ont_value *q = ont_node_in(m->scores, 0), *k = ont_node_in(m->scores, 1), *v = ont_node_in(m->values, 1);
     if (!q || !k || !v || q->dtype != k->dtype || q->dtype != v->dtype || m->y->dtype != q->dtype) return false;
     if (!ont_dtype_is_float(q->dtype) || !ont_shape_count(&q->shape) || !ont_shape_count(&v->shape)) return false;
-    if (m->y->shape.rank < 2 || ont_shape_count_range(&m->y->shape, 0, m->y->shape.rank - 1) != m->outer) return false;
-    if (m->second && m->second->dtype != m->bias->dtype) return false;
-    if (!m->g->device && is_narrow(q->dtype) && m->columns < MIN_KEYS_16_BIT) return false;
+    if (m->y->shape.rank < 2 || ont_shape_count_range(&m->y->shape, 0, m->y->shape.rank - 1) != m->n_rows) return false;
+    if (m->second_bias && m->second_bias->dtype != m->bias->dtype) return false;
+    if (!m->g->device && is_narrow(q->dtype) && m->seqlen_k < MIN_KEYS_16_BIT) return false;
     find_causal(m);
     return true;
 }
 
 static bool has(const match *m, int which)
 {
-    return (which != ONT_ATTENTION_BIAS || m->bias) && (which != ONT_ATTENTION_KEEP || m->keep) &&
-           (which != ONT_ATTENTION_EMPTY || m->empty);
+    return (which != ONT_ATTENTION_BIAS || m->bias) && (which != ONT_ATTENTION_KEEP || m->mask) &&
+           (which != ONT_ATTENTION_EMPTY || m->masked_rows);
 }
 
 /*
@@ -492,21 +496,21 @@ static bool find_leads(match *m, ont_attention *a)
     int n = 0;
     for (int i = 0; i <= ONT_ATTENTION_Y; i++)
         if (has(m, i)) views[n++] = &m->view[i];
-    if (!ont_strided_view_refine(views, n, m->rows)) return false;
+    if (!ont_strided_view_refine(views, n, m->seqlen_q)) return false;
     const ont_strided_view *q = &m->view[ONT_ATTENTION_Q];
-    a->n_leads = q->n_factors - (m->rows > 1);
+    a->n_leads = q->n_factors - (m->seqlen_q > 1);
     if (a->n_leads < 0 || a->n_leads > ONT_ATTENTION_LEADS) return false;
-    if (m->rows > 1 && q->factors[a->n_leads].size != m->rows) return false;
+    if (m->seqlen_q > 1 && q->factors[a->n_leads].size != m->seqlen_q) return false;
     for (int d = 0; d < a->n_leads; d++) a->leads[d] = q->factors[d].size;
     for (int i = 0; i <= ONT_ATTENTION_Y; i++) {
         if (!has(m, i)) continue;
         a->view[i].offset = m->view[i].offset;
         for (int d = 0; d < a->n_leads; d++) a->view[i].lead[d] = m->view[i].factors[d].stride;
-        a->view[i].row = m->rows > 1 ? m->view[i].factors[a->n_leads].stride : 0;
-        a->view[i].column = m->inner[i];
+        a->view[i].row = m->seqlen_q > 1 ? m->view[i].factors[a->n_leads].stride : 0;
+        a->view[i].column = m->key_stride[i];
     }
-    if (m->rows == 1) return true;
-    return a->view[ONT_ATTENTION_Q].row >= m->size && a->view[ONT_ATTENTION_Y].row >= m->v_size &&
+    if (m->seqlen_q == 1) return true;
+    return a->view[ONT_ATTENTION_Q].row >= m->head_dim && a->view[ONT_ATTENTION_Y].row >= m->head_dim_v &&
            !a->view[ONT_ATTENTION_K].row && !a->view[ONT_ATTENTION_V].row;
 }
 
@@ -539,21 +543,21 @@ static void set_dims(ont_builder *b, ont_node *node, const char *name, const int
 
 static void set_attributes(ont_builder *b, ont_node *node, const match *m, const ont_attention *a)
 {
-    set_dims(b, node, "sizes", (int64_t[]){m->rows, m->columns, m->size, m->v_size}, 4);
+    set_dims(b, node, "sizes", (int64_t[]){m->seqlen_q, m->seqlen_k, m->head_dim, m->head_dim_v}, 4);
     set_dims(b, node, "leads", a->leads, a->n_leads);
     set_dims(b, node, "shape", m->result->shape.dims, m->result->shape.rank);
     for (int i = 0; i <= ONT_ATTENTION_Y; i++)
         if (has(m, i)) set_view(b, node, a, i);
     set_float(b, node, "scale", m->scale);
     if (m->bias) set_dims(b, node, "bias_shape", m->bias_shape.dims, m->bias_shape.rank);
-    if (m->keep) {
-        set_float(b, node, "fill", m->fill);
-        set_int(b, node, "keep_if", m->keep_if);
+    if (m->mask) {
+        set_float(b, node, "fill", m->masked_value);
+        set_int(b, node, "keep_if", m->mask_keeps);
     }
     if (m->zero_nan) set_int(b, node, "zero_nan", 1);
     if (m->causal) {
         set_int(b, node, "causal", 1);
-        set_int(b, node, "diagonal", m->diagonal);
+        set_int(b, node, "diagonal", m->causal_offset);
     }
     double ratio = m->dropout ? ont_attr_float(m->dropout, "ratio", 0.5) : 0;
     if (m->dropout && ont_node_in(m->dropout, 1) && b->status == ONT_OK)
@@ -567,9 +571,9 @@ static ont_status fuse(ont_graph *g, match *m, bool *done)
 {
     ont_attention a = {.n_leads = 0};
     if (!find(m)) return ONT_OK;
-    if (m->second) {
+    if (m->second_bias) {
         ont_builder b = {.graph = g, .before = m->softmax, .status = ONT_OK};
-        m->bias = ont_build2(&b, "Add", m->second, m->bias);
+        m->bias = ont_build2(&b, "Add", m->second_bias, m->bias);
         ONT_TRY(b.status);
         *done = true; /* if fusion fails below, DCE removes the sum */
     }
@@ -580,9 +584,9 @@ static ont_status fuse(ont_graph *g, match *m, bool *done)
     }
     ont_builder b = {.graph = g, .before = m->result->def, .status = ONT_OK};
     ont_value *inputs[ONT_ATTENTION_INPUTS] = {m->view[0].root, m->view[1].root, m->view[2].root,
-                                               m->bias,         m->keep,         NULL};
-    if (m->keep) inputs[ONT_ATTENTION_KEEP] = m->view[ONT_ATTENTION_KEEP].root;
-    if (m->empty) inputs[ONT_ATTENTION_EMPTY] = m->view[ONT_ATTENTION_EMPTY].root;
+                                               m->bias,         m->mask,         NULL};
+    if (m->mask) inputs[ONT_ATTENTION_KEEP] = m->view[ONT_ATTENTION_KEEP].root;
+    if (m->masked_rows) inputs[ONT_ATTENTION_EMPTY] = m->view[ONT_ATTENTION_EMPTY].root;
     ont_node *node = ont_build_node(&b, ONT_DOMAIN, "FusedAttention", inputs, ONT_ATTENTION_INPUTS, 2);
     if (node) set_attributes(&b, node, m, &a);
     ont_value *y = ont_build_done(&b, node);

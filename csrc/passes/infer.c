@@ -228,9 +228,9 @@ static ont_status list_required(ont_graph *g, ont_known_values *known)
             ONT_TRY(ont_shape_bytes(&v->shape, v->dtype, &bytes));
             if (v->probed || bytes > ONT_KNOWN_VALUE_BYTES)
                 return ont_fail(ONT_EUNSUPPORTED,
-                                v->probed ? "%s '%s': its input '%s' would have to be a constant"
+                                v->probed ? "%s '%s': its input '%s' must be a constant"
                                            : "%s '%s': its input '%s' depends on data and is larger than "
-                                             "what may decide about a program",
+                                             "a value that a program may be specialised to",
                                 node->op_type, node->name, v->name);
             known->required[known->n_required++] = v;
         }
@@ -294,7 +294,7 @@ ont_status ont_pass_infer(ont_graph *g)
     ont_known_values none = {0};
     ONT_TRY(ont_pass_infer_with_values(g, &none));
     if (none.n_required)
-        return ont_fail(ONT_EUNSUPPORTED, "the contents of '%s' depend on data", none.required[0]->name);
+        return ont_fail(ONT_EUNSUPPORTED, "the value of '%s' depends on data", none.required[0]->name);
     for (ont_node *node = g->first; node; node = node->next) {
         ONT_TRY(drop_where(node));
         bool same = ont_node_is(node, "", "Identity") || ont_node_is(node, ONT_DOMAIN, "StopGradient");

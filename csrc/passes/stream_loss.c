@@ -13,7 +13,7 @@
 #include "ops/matmul.h"
 #include "passes/recompute.h"
 
-enum { MIN_SCORES_BYTES = 4 << 20 }; /* bytes */
+enum { MIN_SCORES_BYTES = 4 << 20 };
 
 /* The nodes and values that are replaced. */
 typedef struct head {

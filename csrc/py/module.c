@@ -237,7 +237,9 @@ static bool find_way(const char *name, ont_gemm_way *way, const ont_gemm_provide
     return false;
 }
 
-/* (provider, trans_a, trans_b, m, n, k) -> seconds of the best of a few runs; None where the provider is not there. */
+/*
+ * (provider, trans_a, trans_b, m, n, k) -> seconds of the fastest of a few runs; None if the provider is not available.
+ */
 static PyObject *measure_gemm(PyObject *module, PyObject *args)
 {
     (void)module;

@@ -234,7 +234,7 @@ static PyMethodDef updater_methods[] = {
     {"backward", ont_updater_backward, METH_VARARGS,
      "backward(run, saved, grads, groups, hyper, state, prepare, seed, targets, done) -> gradients of the other "
      "inputs"},
-    {"walks", updater_walks, METH_NOARGS, "walks() -> steps so far, and how many of them walked the quick way"},
+    {"walks", updater_walks, METH_NOARGS, "walks() -> steps so far, and how many of them took the fast path"},
     {NULL, NULL, 0, NULL},
 };
 

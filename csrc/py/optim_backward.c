@@ -83,13 +83,13 @@ static int read_target(backward_step *a, const ont_program *p, PyObject *item, u
 {
     Py_ssize_t input, position;
     PyObject *param;
-    if (!PyTuple_Check(item)) return PyErr_Format(PyExc_TypeError, "a target is no tuple"), -1;
+    if (!PyTuple_Check(item)) return PyErr_Format(PyExc_TypeError, "a target is not a tuple"), -1;
     if (!PyArg_ParseTuple(item, "nnO:target", &input, &position, &param)) return -1;
     bool fits = input >= 0 && input < (Py_ssize_t)a->n_inputs && position >= 0 && position < INT32_MAX;
     bool known = false;
     for (uint32_t i = 0; fits && i < p->n_deliveries; i++) known |= p->deliveries[i].input == (uint32_t)input;
     if (!known || a->targets[input].is_target)
-        return PyErr_Format(PyExc_ValueError, "input %zd is none whose gradient is applied", input), -1;
+        return PyErr_Format(PyExc_ValueError, "input %zd has no gradient that goes to the callback", input), -1;
     if ((size_t)position >= w->n_expected) {
         if (ont_optim_reserve(&w->expected, capacity, (size_t)position + 1, sizeof *w->expected) != ONT_OK)
             return PyErr_NoMemory(), -1;

@@ -82,7 +82,7 @@ static PyObject *find_inner(ont_walk *w, PyObject *param)
     s->generation = self->generation;
     ont_cache_state_dict(s, inner);
     if (inner && !PyDict_Check(inner)) {
-        ont_param_error(w, PyExc_TypeError, "its state", " is no dict");
+        ont_param_error(w, PyExc_TypeError, "its state", " is not a dict");
         s->inner = NULL;
         return NULL;
     }
@@ -375,7 +375,7 @@ static int add_group(ont_walk *w, PyObject *group)
     PyObject *params = PyDict_Check(group) ? PyDict_GetItemWithError(group, self->key_params) : NULL;
     if (!params || !PyList_Check(params)) {
         if (!PyErr_Occurred())
-            PyErr_Format(PyExc_TypeError, "%U: group %zd is no dict with a list of params", self->name, w->group);
+            PyErr_Format(PyExc_TypeError, "%U: group %zd is not a dict with a list of params", self->name, w->group);
         return -1;
     }
     if (ont_hold(self, Py_NewRef(params)) < 0) return -1;

@@ -210,7 +210,7 @@ ont_status ont_probed_values_add(ont_session *s, ont_probed_values *probed, ont_
 {
     s->stats.probe_runs++;
     if (probed->n_values + n > MAX_PROBED_VALUES)
-        return ont_fail(ONT_EUNSUPPORTED, "more than %d values decide about the program of one call",
+        return ont_fail(ONT_EUNSUPPORTED, "one call needs more than %d probed values",
                         MAX_PROBED_VALUES);
     ont_tensor *values = ont_realloc(probed->values, probed->n_values + n, sizeof *values);
     if (!values) return ONT_ENOMEM;
