@@ -5,7 +5,7 @@
 #ifndef ONT_CUDA_BLAS_H
 #define ONT_CUDA_BLAS_H
 
-#include "redirect.h"
+#include "core_shim.h"
 
 typedef enum ont_epilogue {
     ONT_EPILOGUE_NONE,

@@ -9,7 +9,7 @@
 #include "blas.h"
 #include "dnn.h"
 #include "jit.h"
-#include "redirect.h"
+#include "core_shim.h"
 #include "device/multi.h"
 #include "glue.h"
 

@@ -5,7 +5,7 @@
 #ifndef ONT_CUDA_DNN_H
 #define ONT_CUDA_DNN_H
 
-#include "redirect.h"
+#include "core_shim.h"
 #include "kernels.h"
 
 typedef struct ont_dnn {

@@ -4,7 +4,7 @@
 #ifndef ONT_CUDA_GENERATE_H
 #define ONT_CUDA_GENERATE_H
 
-#include "redirect.h"
+#include "core_shim.h"
 #include "ew.h"
 
 typedef struct ont_generated ont_generated;

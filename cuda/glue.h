@@ -4,7 +4,7 @@
 #ifndef ONT_CUDA_GLUE_H
 #define ONT_CUDA_GLUE_H
 
-#include "redirect.h"
+#include "core_shim.h"
 #include "kernels.h"
 
 const char *ont_cuda_error_text(int error); /* by the device: cuda.c, or the emulation */

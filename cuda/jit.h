@@ -4,7 +4,7 @@
 #ifndef ONT_CUDA_JIT_H
 #define ONT_CUDA_JIT_H
 
-#include "redirect.h"
+#include "core_shim.h"
 #include "ew.h"
 
 enum { ONT_JIT_THREADS = 256, ONT_JIT_STREAMS = 8 };

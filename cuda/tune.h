@@ -5,7 +5,7 @@
 #ifndef ONT_CUDA_TUNE_H
 #define ONT_CUDA_TUNE_H
 
-#include "redirect.h"
+#include "core_shim.h"
 
 /* Seconds that candidate i takes; negative: it cannot be used. */
 typedef double (*ont_tune_measure)(void *context, int candidate);

@@ -1,5 +1,5 @@
 /*
- * What a plugin may call of the core, as a table: the extension exports no symbols. cuda/redirect.h gives the functions
+ * What a plugin may call of the core, as a table: the extension exports no symbols. cuda/core_shim.h gives the functions
  * their own names back on the plugin's side.
  */
 #ifndef ONT_OPS_CORE_H

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "redirect.h"
+#include "core_shim.h"
 #include "device/multi.h"
 #include "glue.h"
 

@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-#include "redirect.h"
+#include "core_shim.h"
 
 bool ont_emulate_recording(void);
 int ont_emulate_record(int (*work)(void *), void *context, void (*forget)(void *));

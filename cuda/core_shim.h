@@ -2,8 +2,8 @@
  * The core's functions under their own names: each goes through the table that the extension handed over. Every C file
  * of this folder includes it, behind no other header of csrc/.
  */
-#ifndef ONT_CUDA_REDIRECT_H
-#define ONT_CUDA_REDIRECT_H
+#ifndef ONT_CUDA_CORE_SHIM_H
+#define ONT_CUDA_CORE_SHIM_H
 
 #include "device/plugin.h"
 #include "ops/core.h"
