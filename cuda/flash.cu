@@ -1,7 +1,7 @@
 /*
- * Attention without stored probabilities for any float type and size: tiles of 32 rows by 32 columns in shared memory,
- * two rows by four columns of scores to a thread. Gradients of queries and of keys are two kernels, so that nothing is
- * added by two blocks and the result does not depend on their order. What tensor cores can take goes to flash_mma.cu.
+ * Attention without stored probabilities, for any float dtype and head size: tiles of 32 queries by 32 keys in shared
+ * memory, two by four scores to a thread. dQ and dK, dV come from two kernels: no two thread blocks add to one element,
+ * so the result does not depend on their order. flash_mma.cu has the sizes and dtypes that fit tensor cores.
  * Source: Dao et al., "FlashAttention: Fast and Memory-Efficient Exact Attention with IO-Awareness", NeurIPS 2022.
  */
 #include "flash.cuh"
@@ -12,78 +12,78 @@ template <class C> struct alignas(16) vector4 {
     C x[VECTOR];
 };
 
-ONT_DEVICE int row_group() { return (int)threadIdx.x >> 3; }   /* has rows 2 r and 2 r + 1 */
-ONT_DEVICE int column_group() { return (int)threadIdx.x & 7; } /* has columns 4 c to 4 c + 3 */
-/* Row j of a tile that is read by columns: lanes side by side find theirs side by side. */
-ONT_DEVICE int slot_of(int j) { return (j & 3) * 8 + (j >> 2); }
+ONT_DEVICE int row_group() { return (int)threadIdx.x >> 3; }   /* r: rows 2 r and 2 r + 1 of a tile */
+ONT_DEVICE int column_group() { return (int)threadIdx.x & 7; } /* c: columns 4 c to 4 c + 3 */
+/* Where row j of a tile lies that is an operand of gemm_nt() by columns: neighbouring lanes read neighbouring rows. */
+ONT_DEVICE int swizzled_row(int j) { return (j & 3) * 8 + (j >> 2); }
 
-static __host__ __device__ inline int width_of(int64_t size, int64_t v_size)
+static __host__ __device__ inline int pitch_of(int64_t size, int64_t v_size)
 {
     return ((int)(size > v_size ? size : v_size) + VECTOR - 1) / VECTOR * VECTOR + VECTOR;
 }
 
-/* Rows [first, first + TILE) of `n` with zeros behind their ends, into shared memory; by slot_of() where `slots`. */
+/* Loads rows [first, first + TILE) of `n` into shared memory, (TILE, pitch), padded with zeros. */
 template <class T, class C>
-ONT_DEVICE void load_tile(const T *from, int64_t step, int64_t first, int64_t n, int size, int width, bool slots,
-                          C *tile)
+ONT_DEVICE void load_tile(const T *from, int64_t row_stride, int64_t first, int64_t n, int size, int pitch,
+                          bool swizzled, C *tile)
 {
     for (int r = (int)threadIdx.x >> 5; r < TILE; r += WARPS) {
-        const T *row = from + (first + r) * step;
-        C *to = tile + (slots ? slot_of(r) : r) * width;
-        for (int c = (int)threadIdx.x & 31; c < width; c += 32)
+        const T *row = from + (first + r) * row_stride;
+        C *to = tile + (swizzled ? swizzled_row(r) : r) * pitch;
+        for (int c = (int)threadIdx.x & 31; c < pitch; c += 32)
             to[c] = first + r < n && c < size ? ont_load(&row[c]) : (C)0;
     }
 }
 
-/* s = two rows of `own` times four of `other` */
-template <class C> ONT_DEVICE void products(const C *own, const C *other, int size, int width, C s[2][VECTOR])
+/* s = lhs rhs^T: a thread has two rows of lhs and four rows of rhs, which is swizzled. */
+template <class C> ONT_DEVICE void gemm_nt(const C *lhs, const C *rhs, int size, int pitch, C s[2][VECTOR])
 {
     for (int r = 0; r < 2; r++)
         for (int k = 0; k < VECTOR; k++) s[r][k] = 0;
     for (int c = 0; c < size; c += VECTOR) {
         vector4<C> a[2];
-        for (int r = 0; r < 2; r++) a[r] = *(const vector4<C> *)(own + (2 * row_group() + r) * width + c);
+        for (int r = 0; r < 2; r++) a[r] = *(const vector4<C> *)(lhs + (2 * row_group() + r) * pitch + c);
         ONT_UNROLL
         for (int k = 0; k < VECTOR; k++) {
-            vector4<C> b = *(const vector4<C> *)(other + (k * 8 + column_group()) * width + c);
-        ONT_UNROLL
+            vector4<C> b = *(const vector4<C> *)(rhs + (k * 8 + column_group()) * pitch + c);
+            ONT_UNROLL
             for (int r = 0; r < 2; r++)
                 for (int e = 0; e < VECTOR; e++) s[r][k] += a[r].x[e] * b.x[e];
         }
     }
 }
 
-/* acc += two rows of weights times the tile; a thread has four of every 32 columns */
+/* acc += s_p * tile: a thread has two rows of s_p (TILE, PITCH), and four of every 32 columns of the swizzled tile. */
 template <int NV, class C>
-ONT_DEVICE void add_rows(C acc[2][NV][VECTOR], const C *weights, const C *tile, int size, int width)
+ONT_DEVICE void add_gemm(C acc[2][NV][VECTOR], const C *s_p, const C *tile, int size, int pitch)
 {
     for (int j = 0; j < TILE; j++) {
         C w[2];
-        for (int r = 0; r < 2; r++) w[r] = weights[(2 * row_group() + r) * PITCH + j];
+        for (int r = 0; r < 2; r++) w[r] = s_p[(2 * row_group() + r) * PITCH + j];
         ONT_UNROLL
         for (int n = 0; n < NV; n++) {
             int c = VECTOR * column_group() + 32 * n;
             if (c >= size) continue;
-            vector4<C> v = *(const vector4<C> *)(tile + slot_of(j) * width + c);
-        ONT_UNROLL
+            vector4<C> v = *(const vector4<C> *)(tile + swizzled_row(j) * pitch + c);
+            ONT_UNROLL
             for (int r = 0; r < 2; r++)
                 for (int e = 0; e < VECTOR; e++) acc[r][n][e] += w[r] * v.x[e];
         }
     }
 }
 
-/* Rows belong to one warp each: it writes its weights, and alone reads them. */
-template <class C> ONT_DEVICE void put_weights(C *weights, const C w[2][VECTOR])
+/* Stores a thread's part of s_p (TILE, PITCH). One warp alone writes and reads a row: a warp barrier is enough. */
+template <class C> ONT_DEVICE void store_s_p(C *s_p, const C w[2][VECTOR])
 {
     __syncwarp();
     for (int r = 0; r < 2; r++)
-        for (int k = 0; k < VECTOR; k++) weights[(2 * row_group() + r) * PITCH + VECTOR * column_group() + k] = w[r][k];
+        for (int k = 0; k < VECTOR; k++) s_p[(2 * row_group() + r) * PITCH + VECTOR * column_group() + k] = w[r][k];
     __syncwarp();
 }
 
 template <class T, int NV, class C>
-ONT_DEVICE void put_rows(T *to, int64_t step, int64_t first, int64_t n, int size, const C acc[2][NV][VECTOR],
-                         const C factor[2], const bool zero[2])
+ONT_DEVICE void store_rows(T *to, int64_t row_stride, int64_t first, int64_t n, int size, const C acc[2][NV][VECTOR],
+                           const C factor[2], const bool zero[2])
 {
     for (int r = 0; r < 2; r++) {
         int64_t i = first + 2 * row_group() + r;
@@ -92,13 +92,13 @@ ONT_DEVICE void put_rows(T *to, int64_t step, int64_t first, int64_t n, int size
         for (int v = 0; v < NV; v++)
             for (int e = 0; e < VECTOR; e++) {
                 int c = VECTOR * column_group() + 32 * v + e;
-                if (c < size) ont_store(&to[i * step + c], zero[r] ? (C)0 : acc[r][v][e] * factor[r]);
+                if (c < size) ont_store(&to[i * row_stride + c], zero[r] ? (C)0 : acc[r][v][e] * factor[r]);
             }
     }
 }
 
-/* Over the eight lanes that have the same rows. */
-template <class C> ONT_DEVICE C row_max(C v)
+/* Reductions over the eight lanes that have the same rows. */
+template <class C> ONT_DEVICE C reduce_max(C v)
 {
     for (int lanes = 4; lanes; lanes >>= 1) {
         C other = __shfl_xor_sync(0xffffffffu, v, lanes);
@@ -106,7 +106,7 @@ template <class C> ONT_DEVICE C row_max(C v)
     }
     return v;
 }
-template <class C> ONT_DEVICE C row_sum(C v)
+template <class C> ONT_DEVICE C reduce_sum(C v)
 {
     for (int lanes = 4; lanes; lanes >>= 1) v += __shfl_xor_sync(0xffffffffu, v, lanes);
     return v;
@@ -114,311 +114,324 @@ template <class C> ONT_DEVICE C row_sum(C v)
 
 /* ---- forward ---- */
 
-template <class T, int NV> __global__ void __launch_bounds__(THREADS, 2) flash_kernel(const ont_flash f)
+template <class T, int NV> __global__ void __launch_bounds__(THREADS, 2) flash_kernel(const ont_flash_params f)
 {
     typedef typename ont_compute<T>::type C;
     ONT_SHARED(C, shared);
-    int size = (int)f.size, v_size = (int)f.v_size, width = width_of(size, v_size);
-    C *own = shared, *keys = own + TILE * width, *values = keys + TILE * width, *weights = values + TILE * width;
-    int64_t tiles = (f.rows + TILE - 1) / TILE;
-    for (int64_t item = blockIdx.x; item < f.count * tiles; item += gridDim.x) {
-        int64_t lead = item / tiles,
-                first_row = (tiles - 1 - item % tiles) * TILE; /* under a causal mask the longest first */
-        int64_t end = flash_visible(f, first_row + TILE < f.rows ? first_row + TILE - 1 : f.rows - 1);
-        flash_masks masks = flash_masks_of(f, lead);
-        C acc[2][NV][VECTOR] = {}, most[2] = {-(C)INFINITY, -(C)INFINITY}, sum[2] = {0, 0};
-        __syncthreads(); /* the last item's rows are no longer read */
-        load_tile((const T *)f.q + flash_at(f, ONT_FLASH_Q, lead), f.view[ONT_FLASH_Q].row, first_row, f.rows, size,
-                  width, false, own);
+    int head_dim = (int)f.head_dim, head_dim_v = (int)f.head_dim_v, pitch = pitch_of(head_dim, head_dim_v);
+    C *s_q = shared, *s_k = s_q + TILE * pitch, *s_v = s_k + TILE * pitch, *s_p = s_v + TILE * pitch;
+    int64_t tiles = (f.seqlen_q + TILE - 1) / TILE;
+    for (int64_t item = blockIdx.x; item < f.n_bh * tiles; item += gridDim.x) {
+        int64_t bh = item / tiles,
+                first_row = (tiles - 1 - item % tiles) * TILE; /* the last queries, with the most keys, first */
+        int64_t end = flash_visible_keys(f, first_row + TILE < f.seqlen_q ? first_row + TILE - 1 : f.seqlen_q - 1);
+        flash_masks masks = flash_masks_of(f, bh);
+        C acc[2][NV][VECTOR] = {}, row_max[2] = {-(C)INFINITY, -(C)INFINITY}, row_sum[2] = {0, 0};
+        __syncthreads(); /* all warps have read the tiles of the previous item */
+        load_tile((const T *)f.q + flash_offset(f, ONT_FLASH_Q, bh), f.layout[ONT_FLASH_Q].row_stride, first_row,
+                  f.seqlen_q, head_dim, pitch, false, s_q);
         for (int64_t first = 0; first < end; first += TILE) {
             __syncthreads();
-            load_tile((const T *)f.k + flash_at(f, ONT_FLASH_K, lead), f.view[ONT_FLASH_K].row, first, f.columns, size,
-                      width, true, keys);
-            load_tile((const T *)f.v + flash_at(f, ONT_FLASH_V, lead), f.view[ONT_FLASH_V].row, first, f.columns,
-                      v_size, width, true, values);
+            load_tile((const T *)f.k + flash_offset(f, ONT_FLASH_K, bh), f.layout[ONT_FLASH_K].row_stride, first,
+                      f.seqlen_k, head_dim, pitch, true, s_k);
+            load_tile((const T *)f.v + flash_offset(f, ONT_FLASH_V, bh), f.layout[ONT_FLASH_V].row_stride, first,
+                      f.seqlen_k, head_dim_v, pitch, true, s_v);
             __syncthreads();
             C s[2][VECTOR];
-            products(own, keys, size, width, s);
+            gemm_nt(s_q, s_k, head_dim, pitch, s);
             for (int r = 0; r < 2; r++) {
                 int64_t i = first_row + 2 * row_group() + r, j = first + VECTOR * column_group();
-                C next = most[r];
+                C new_max = row_max[r];
                 for (int k = 0; k < VECTOR; k++) {
-                    bool inside = i < f.rows && j + k < f.columns;
+                    bool inside = i < f.seqlen_q && j + k < f.seqlen_k;
                     s[r][k] = inside ? flash_score(f, masks, i, j + k, s[r][k] * (C)f.scale) : -(C)INFINITY;
-                    next = s[r][k] > next ? s[r][k] : next;
+                    new_max = s[r][k] > new_max ? s[r][k] : new_max;
                 }
-                next = row_max(next);
-                C base = next == -(C)INFINITY ? (C)0 : next, shrink = vexp(most[r] - base), part = 0;
-                uint32_t words[VECTOR];
-                if (f.drops) flash_words<VECTOR>(f, (lead * f.rows + i) * f.columns + j, words);
+                new_max = reduce_max(new_max);
+                C base = new_max == -(C)INFINITY ? (C)0 : new_max, rescale = vexp(row_max[r] - base), block_sum = 0;
+                uint32_t random_bits[VECTOR];
+                if (f.has_dropout) flash_random_bits<VECTOR>(f, (bh * f.seqlen_q + i) * f.seqlen_k + j, random_bits);
                 for (int k = 0; k < VECTOR; k++) {
                     C e = vexp(s[r][k] - base);
-                    part += e;
-                    s[r][k] = !f.drops ? e : words[k] >= f.threshold ? e * (C)f.keep_scale : e * (C)0;
+                    block_sum += e;
+                    s[r][k] = !f.has_dropout                          ? e
+                              : random_bits[k] >= f.dropout_threshold ? e * (C)f.dropout_scale
+                                                                      : e * (C)0;
                 }
-                sum[r] = sum[r] * shrink + row_sum(part);
-                most[r] = next;
+                row_sum[r] = row_sum[r] * rescale + reduce_sum(block_sum);
+                row_max[r] = new_max;
                 for (int n = 0; n < NV; n++)
-                    for (int e = 0; e < VECTOR; e++) acc[r][n][e] *= shrink;
+                    for (int e = 0; e < VECTOR; e++) acc[r][n][e] *= rescale;
             }
-            put_weights(weights, s);
-            add_rows<NV>(acc, weights, values, v_size, width);
+            store_s_p(s_p, s);
+            add_gemm<NV>(acc, s_p, s_v, head_dim_v, pitch);
         }
         C inverse[2];
         bool zero[2];
         for (int r = 0; r < 2; r++) {
             int64_t i = first_row + 2 * row_group() + r;
-            inverse[r] = 1 / sum[r];
-            zero[r] = i < f.rows && (flash_is_void(f, sum[r]) || flash_is_empty(f, lead, i));
-            if (!f.stats || column_group() || i >= f.rows) continue;
-            ((C *)f.stats)[(lead * f.rows + i) * 2] = most[r];
-            ((C *)f.stats)[(lead * f.rows + i) * 2 + 1] = sum[r];
+            inverse[r] = 1 / row_sum[r];
+            zero[r] = i < f.seqlen_q && (flash_is_nan_row(f, row_sum[r]) || flash_is_masked_row(f, bh, i));
+            if (!f.stats || column_group() || i >= f.seqlen_q) continue;
+            ((C *)f.stats)[(bh * f.seqlen_q + i) * 2] = row_max[r];
+            ((C *)f.stats)[(bh * f.seqlen_q + i) * 2 + 1] = row_sum[r];
         }
-        put_rows<T, NV>((T *)f.y + flash_at(f, ONT_FLASH_Y, lead), f.view[ONT_FLASH_Y].row, first_row, f.rows, v_size,
-                        acc, inverse, zero);
+        store_rows<T, NV>((T *)f.y + flash_offset(f, ONT_FLASH_Y, bh), f.layout[ONT_FLASH_Y].row_stride, first_row,
+                          f.seqlen_q, head_dim_v, acc, inverse, zero);
     }
 }
 
 /* ---- backward ---- */
 
-/* delta = sum of y * dy of a row, a warp each: what the row's probabilities times their gradients come to */
-template <class T> __global__ void __launch_bounds__(THREADS) flash_delta_kernel(const ont_flash f)
+/* delta = sum of y * dy over a row, which equals the sum of probability * gradient. A warp takes a row. */
+template <class T> __global__ void __launch_bounds__(THREADS) flash_delta_kernel(const ont_flash_params f)
 {
     typedef typename ont_compute<T>::type C;
     int lane = (int)threadIdx.x & 31;
-    for (int64_t row = (int64_t)blockIdx.x * WARPS + (threadIdx.x >> 5); row < f.count * f.rows;
+    for (int64_t row = (int64_t)blockIdx.x * WARPS + (threadIdx.x >> 5); row < f.n_bh * f.seqlen_q;
          row += (int64_t)gridDim.x * WARPS) {
-        int64_t at = flash_at(f, ONT_FLASH_Y, row / f.rows) + row % f.rows * f.view[ONT_FLASH_Y].row;
-        C sum = 0;
-        for (int64_t c = lane; c < f.v_size; c += 32)
-            sum += ont_load((const T *)f.y + at + c) * ont_load((const T *)f.dy + at + c);
-        sum = ont_warp_sum(sum);
-        if (!lane) ((C *)f.delta)[row] = sum;
+        int64_t at = flash_offset(f, ONT_FLASH_Y, row / f.seqlen_q) +
+                     row % f.seqlen_q * f.layout[ONT_FLASH_Y].row_stride;
+        C delta = 0;
+        for (int64_t c = lane; c < f.head_dim_v; c += 32)
+            delta += ont_load((const T *)f.y + at + c) * ont_load((const T *)f.dy + at + c);
+        delta = ont_warp_sum(delta);
+        if (!lane) ((C *)f.delta)[row] = delta;
     }
 }
 
-/* What the gradient knows of a row: its probabilities are exp(score - most) / sum. */
-template <class C> struct row_facts {
-    C most, sum, delta;
-    bool dead; /* outside, or taken out: no gradient */
+/* Statistics of a row of scores: its probabilities are exp(score - row_max) / row_sum. */
+template <class C> struct row_stats {
+    C row_max, row_sum, delta;
+    bool is_masked; /* masked, or outside the matrix: no gradient */
 };
 
-template <class C> ONT_DEVICE row_facts<C> facts_of(const ont_flash &f, int64_t lead, int64_t i)
+template <class C> ONT_DEVICE row_stats<C> load_row_stats(const ont_flash_params &f, int64_t bh, int64_t i)
 {
-    row_facts<C> x = {0, 1, 0, true};
-    if (i >= f.rows) return x;
-    const C *stats = (const C *)f.stats + (lead * f.rows + i) * 2;
-    x.most = stats[0] == -(C)INFINITY ? (C)0 : stats[0];
-    x.sum = stats[1];
-    x.delta = ((const C *)f.delta)[lead * f.rows + i];
-    x.dead = flash_is_void(f, x.sum) || flash_is_empty(f, lead, i);
+    row_stats<C> x = {0, 1, 0, true};
+    if (i >= f.seqlen_q) return x;
+    const C *stats = (const C *)f.stats + (bh * f.seqlen_q + i) * 2;
+    x.row_max = stats[0] == -(C)INFINITY ? (C)0 : stats[0];
+    x.row_sum = stats[1];
+    x.delta = ((const C *)f.delta)[bh * f.seqlen_q + i];
+    x.is_masked = flash_is_nan_row(f, x.row_sum) || flash_is_masked_row(f, bh, i);
     return x;
 }
 
 template <class T, int NV>
-__global__ void __launch_bounds__(THREADS, 2) flash_dq_kernel(const ont_flash f, unsigned mask, int64_t n_shared)
+__global__ void __launch_bounds__(THREADS, 2) flash_dq_kernel(const ont_flash_params f, unsigned summed_dims,
+                                                              int64_t n_summed)
 {
     typedef typename ont_compute<T>::type C;
     ONT_SHARED(C, shared);
-    int size = (int)f.size, v_size = (int)f.v_size, width = width_of(size, v_size);
-    C *own = shared, *given = own + TILE * width, *keys = given + TILE * width, *values = keys + TILE * width,
-      *weights = values + TILE * width;
-    int64_t tiles = (f.rows + TILE - 1) / TILE;
-    for (int64_t item = blockIdx.x; item < f.count / n_shared * tiles; item += gridDim.x) {
+    int head_dim = (int)f.head_dim, head_dim_v = (int)f.head_dim_v, pitch = pitch_of(head_dim, head_dim_v);
+    C *s_q = shared, *s_dy = s_q + TILE * pitch, *s_k = s_dy + TILE * pitch, *s_v = s_k + TILE * pitch,
+      *s_p = s_v + TILE * pitch;
+    int64_t tiles = (f.seqlen_q + TILE - 1) / TILE;
+    for (int64_t item = blockIdx.x; item < f.n_bh / n_summed * tiles; item += gridDim.x) {
         int64_t first_row = (tiles - 1 - item % tiles) * TILE;
-        int64_t end = flash_visible(f, first_row + TILE < f.rows ? first_row + TILE - 1 : f.rows - 1);
-        if (f.dbias) end = f.columns; /* which is zero where nothing is seen */
+        int64_t end = flash_visible_keys(f, first_row + TILE < f.seqlen_q ? first_row + TILE - 1 : f.seqlen_q - 1);
+        if (f.dbias) end = f.seqlen_k; /* dbias is 0 for keys behind the causal mask */
         C acc[2][NV][VECTOR] = {};
-        for (int64_t other = 0; other < n_shared; other++) {
-            int64_t lead = flash_lead(f, mask, item / tiles, other);
-            flash_masks masks = flash_masks_of(f, lead);
-            row_facts<C> row[2];
-            for (int r = 0; r < 2; r++) row[r] = facts_of<C>(f, lead, first_row + 2 * row_group() + r);
+        for (int64_t sum_index = 0; sum_index < n_summed; sum_index++) {
+            int64_t bh = flash_bh(f, summed_dims, item / tiles, sum_index);
+            flash_masks masks = flash_masks_of(f, bh);
+            row_stats<C> row[2];
+            for (int r = 0; r < 2; r++) row[r] = load_row_stats<C>(f, bh, first_row + 2 * row_group() + r);
             __syncthreads();
-            load_tile((const T *)f.q + flash_at(f, ONT_FLASH_Q, lead), f.view[ONT_FLASH_Q].row, first_row, f.rows, size,
-                      width, false, own);
-            load_tile((const T *)f.dy + flash_at(f, ONT_FLASH_Y, lead), f.view[ONT_FLASH_Y].row, first_row, f.rows,
-                      v_size, width, false, given);
+            load_tile((const T *)f.q + flash_offset(f, ONT_FLASH_Q, bh), f.layout[ONT_FLASH_Q].row_stride, first_row,
+                      f.seqlen_q, head_dim, pitch, false, s_q);
+            load_tile((const T *)f.dy + flash_offset(f, ONT_FLASH_Y, bh), f.layout[ONT_FLASH_Y].row_stride, first_row,
+                      f.seqlen_q, head_dim_v, pitch, false, s_dy);
             for (int64_t first = 0; first < end; first += TILE) {
                 __syncthreads();
-                load_tile((const T *)f.k + flash_at(f, ONT_FLASH_K, lead), f.view[ONT_FLASH_K].row, first, f.columns,
-                          size, width, true, keys);
-                load_tile((const T *)f.v + flash_at(f, ONT_FLASH_V, lead), f.view[ONT_FLASH_V].row, first, f.columns,
-                          v_size, width, true, values);
+                load_tile((const T *)f.k + flash_offset(f, ONT_FLASH_K, bh), f.layout[ONT_FLASH_K].row_stride, first,
+                          f.seqlen_k, head_dim, pitch, true, s_k);
+                load_tile((const T *)f.v + flash_offset(f, ONT_FLASH_V, bh), f.layout[ONT_FLASH_V].row_stride, first,
+                          f.seqlen_k, head_dim_v, pitch, true, s_v);
                 __syncthreads();
                 C s[2][VECTOR], dp[2][VECTOR];
-                products(own, keys, size, width, s);
-                products(given, values, v_size, width, dp);
+                gemm_nt(s_q, s_k, head_dim, pitch, s);
+                gemm_nt(s_dy, s_v, head_dim_v, pitch, dp);
                 for (int r = 0; r < 2; r++) {
                     int64_t i = first_row + 2 * row_group() + r, j = first + VECTOR * column_group();
-                    uint32_t words[VECTOR];
-                    if (f.drops) flash_words<VECTOR>(f, (lead * f.rows + i) * f.columns + j, words);
+                    uint32_t random_bits[VECTOR];
+                    if (f.has_dropout)
+                        flash_random_bits<VECTOR>(f, (bh * f.seqlen_q + i) * f.seqlen_k + j, random_bits);
                     for (int k = 0; k < VECTOR; k++) {
                         C ds = 0;
-                        if (!row[r].dead && j + k < f.columns && !flash_replaced(f, masks, i, j + k)) {
-                            C p = vexp(flash_score(f, masks, i, j + k, s[r][k] * (C)f.scale) - row[r].most) /
-                                  row[r].sum;
-                            C kept = !f.drops ? (C)1 : words[k] >= f.threshold ? (C)f.keep_scale : (C)0;
-                            ds = p * (dp[r][k] * kept - row[r].delta);
+                        if (!row[r].is_masked && j + k < f.seqlen_k && !flash_is_masked(f, masks, i, j + k)) {
+                            C p = vexp(flash_score(f, masks, i, j + k, s[r][k] * (C)f.scale) - row[r].row_max) /
+                                  row[r].row_sum;
+                            C dropout = !f.has_dropout                          ? (C)1
+                                        : random_bits[k] >= f.dropout_threshold ? (C)f.dropout_scale
+                                                                                : (C)0;
+                            ds = p * (dp[r][k] * dropout - row[r].delta);
                         }
-                        if (f.dbias && i < f.rows && j + k < f.columns)
-                            flash_put_number(f.dbias, f.bias_dtype, (lead * f.rows + i) * f.columns + j + k, ds);
+                        if (f.dbias && i < f.seqlen_q && j + k < f.seqlen_k)
+                            flash_store(f.dbias, f.bias_dtype, (bh * f.seqlen_q + i) * f.seqlen_k + j + k, ds);
                         s[r][k] = ds * (C)f.scale;
                     }
                 }
-                put_weights(weights, s);
-                if (f.dq) add_rows<NV>(acc, weights, keys, size, width);
+                store_s_p(s_p, s);
+                if (f.dq) add_gemm<NV>(acc, s_p, s_k, head_dim, pitch);
             }
         }
         C one[2] = {1, 1};
         bool zero[2] = {false, false};
         if (!f.dq) continue;
-        int64_t at = flash_at(f, ONT_FLASH_Q, flash_lead(f, mask, item / tiles, 0));
-        put_rows<T, NV>((T *)f.dq + at, f.view[ONT_FLASH_Q].row, first_row, f.rows, size, acc, one, zero);
+        int64_t at = flash_offset(f, ONT_FLASH_Q, flash_bh(f, summed_dims, item / tiles, 0));
+        store_rows<T, NV>((T *)f.dq + at, f.layout[ONT_FLASH_Q].row_stride, first_row, f.seqlen_q, head_dim, acc, one,
+                          zero);
     }
 }
 
-/* A block has 32 keys, and goes over the queries of every lead that shares them. */
+/* A thread block has 32 keys, and sums over the queries of every batch index that reads these keys. */
 template <class T, int NV>
-__global__ void __launch_bounds__(THREADS, 2) flash_dkv_kernel(const ont_flash f, unsigned mask, int64_t n_shared)
+__global__ void __launch_bounds__(THREADS, 2) flash_dkv_kernel(const ont_flash_params f, unsigned summed_dims,
+                                                               int64_t n_summed)
 {
     typedef typename ont_compute<T>::type C;
     ONT_SHARED(C, shared);
-    int size = (int)f.size, v_size = (int)f.v_size, width = width_of(size, v_size);
-    C *keys = shared, *values = keys + TILE * width, *queries = values + TILE * width, *given = queries + TILE * width,
-      *weights = given + TILE * width;
-    int64_t tiles = (f.columns + TILE - 1) / TILE;
-    for (int64_t item = blockIdx.x; item < f.count / n_shared * tiles; item += gridDim.x) {
-        int64_t first_key = item % tiles * TILE, begin = flash_first_row(f, first_key) / TILE * TILE,
+    int head_dim = (int)f.head_dim, head_dim_v = (int)f.head_dim_v, pitch = pitch_of(head_dim, head_dim_v);
+    C *s_k = shared, *s_v = s_k + TILE * pitch, *s_q = s_v + TILE * pitch, *s_dy = s_q + TILE * pitch,
+      *s_p = s_dy + TILE * pitch;
+    int64_t tiles = (f.seqlen_k + TILE - 1) / TILE;
+    for (int64_t item = blockIdx.x; item < f.n_bh / n_summed * tiles; item += gridDim.x) {
+        int64_t first_key = item % tiles * TILE, begin = flash_first_query(f, first_key) / TILE * TILE,
                 j0 = first_key + 2 * row_group();
         C dk[2][NV][VECTOR] = {}, dv[2][NV][VECTOR] = {};
-        for (int64_t other = 0; other < n_shared; other++) {
-            int64_t lead = flash_lead(f, mask, item / tiles, other);
-            flash_masks masks = flash_masks_of(f, lead);
+        for (int64_t sum_index = 0; sum_index < n_summed; sum_index++) {
+            int64_t bh = flash_bh(f, summed_dims, item / tiles, sum_index);
+            flash_masks masks = flash_masks_of(f, bh);
             __syncthreads();
-            load_tile((const T *)f.k + flash_at(f, ONT_FLASH_K, lead), f.view[ONT_FLASH_K].row, first_key, f.columns,
-                      size, width, false, keys);
-            load_tile((const T *)f.v + flash_at(f, ONT_FLASH_V, lead), f.view[ONT_FLASH_V].row, first_key, f.columns,
-                      v_size, width, false, values);
-            for (int64_t first = begin; first < f.rows; first += TILE) {
+            load_tile((const T *)f.k + flash_offset(f, ONT_FLASH_K, bh), f.layout[ONT_FLASH_K].row_stride, first_key,
+                      f.seqlen_k, head_dim, pitch, false, s_k);
+            load_tile((const T *)f.v + flash_offset(f, ONT_FLASH_V, bh), f.layout[ONT_FLASH_V].row_stride, first_key,
+                      f.seqlen_k, head_dim_v, pitch, false, s_v);
+            for (int64_t first = begin; first < f.seqlen_q; first += TILE) {
                 __syncthreads();
-                load_tile((const T *)f.q + flash_at(f, ONT_FLASH_Q, lead), f.view[ONT_FLASH_Q].row, first, f.rows, size,
-                          width, true, queries);
-                load_tile((const T *)f.dy + flash_at(f, ONT_FLASH_Y, lead), f.view[ONT_FLASH_Y].row, first, f.rows,
-                          v_size, width, true, given);
+                load_tile((const T *)f.q + flash_offset(f, ONT_FLASH_Q, bh), f.layout[ONT_FLASH_Q].row_stride, first,
+                          f.seqlen_q, head_dim, pitch, true, s_q);
+                load_tile((const T *)f.dy + flash_offset(f, ONT_FLASH_Y, bh), f.layout[ONT_FLASH_Y].row_stride, first,
+                          f.seqlen_q, head_dim_v, pitch, true, s_dy);
                 __syncthreads();
                 C s[2][VECTOR], dp[2][VECTOR], p[2][VECTOR];
-                products(keys, queries, size, width, s);
-                products(values, given, v_size, width, dp);
+                gemm_nt(s_k, s_q, head_dim, pitch, s);
+                gemm_nt(s_v, s_dy, head_dim_v, pitch, dp);
                 for (int k = 0; k < VECTOR; k++) {
                     int64_t i = first + VECTOR * column_group() + k;
-                    row_facts<C> row = facts_of<C>(f, lead, i);
-                    uint32_t words[2];
-                    if (f.drops) flash_words<2>(f, (lead * f.rows + i) * f.columns + j0, words);
+                    row_stats<C> row = load_row_stats<C>(f, bh, i);
+                    uint32_t random_bits[2];
+                    if (f.has_dropout) flash_random_bits<2>(f, (bh * f.seqlen_q + i) * f.seqlen_k + j0, random_bits);
                     for (int r = 0; r < 2; r++) {
                         p[r][k] = 0;
                         C ds = 0;
-                        if (!row.dead && j0 + r < f.columns) {
-                            C kept = !f.drops ? (C)1 : words[r] >= f.threshold ? (C)f.keep_scale : (C)0;
-                            C e = vexp(flash_score(f, masks, i, j0 + r, s[r][k] * (C)f.scale) - row.most) / row.sum;
-                            p[r][k] = e * kept;
-                            if (!flash_replaced(f, masks, i, j0 + r))
-                                ds = e * (dp[r][k] * kept - row.delta) * (C)f.scale;
+                        if (!row.is_masked && j0 + r < f.seqlen_k) {
+                            C dropout = !f.has_dropout                          ? (C)1
+                                        : random_bits[r] >= f.dropout_threshold ? (C)f.dropout_scale
+                                                                                : (C)0;
+                            C score = flash_score(f, masks, i, j0 + r, s[r][k] * (C)f.scale);
+                            C e = vexp(score - row.row_max) / row.row_sum;
+                            p[r][k] = e * dropout;
+                            if (!flash_is_masked(f, masks, i, j0 + r))
+                                ds = e * (dp[r][k] * dropout - row.delta) * (C)f.scale;
                         }
                         s[r][k] = ds;
                     }
                 }
                 if (f.dv) {
-                    put_weights(weights, p);
-                    add_rows<NV>(dv, weights, given, v_size, width);
+                    store_s_p(s_p, p);
+                    add_gemm<NV>(dv, s_p, s_dy, head_dim_v, pitch);
                 }
                 if (f.dk) {
-                    put_weights(weights, s);
-                    add_rows<NV>(dk, weights, queries, size, width);
+                    store_s_p(s_p, s);
+                    add_gemm<NV>(dk, s_p, s_q, head_dim, pitch);
                 }
             }
         }
         C one[2] = {1, 1};
         bool zero[2] = {false, false};
-        int64_t lead = flash_lead(f, mask, item / tiles, 0);
+        int64_t bh = flash_bh(f, summed_dims, item / tiles, 0);
         if (f.dk)
-            put_rows<T, NV>((T *)f.dk + flash_at(f, ONT_FLASH_K, lead), f.view[ONT_FLASH_K].row, first_key, f.columns,
-                            size, dk, one, zero);
+            store_rows<T, NV>((T *)f.dk + flash_offset(f, ONT_FLASH_K, bh), f.layout[ONT_FLASH_K].row_stride, first_key,
+                              f.seqlen_k, head_dim, dk, one, zero);
         if (f.dv)
-            put_rows<T, NV>((T *)f.dv + flash_at(f, ONT_FLASH_V, lead), f.view[ONT_FLASH_V].row, first_key, f.columns,
-                            v_size, dv, one, zero);
+            store_rows<T, NV>((T *)f.dv + flash_offset(f, ONT_FLASH_V, bh), f.layout[ONT_FLASH_V].row_stride, first_key,
+                              f.seqlen_k, head_dim_v, dv, one, zero);
     }
 }
 
 /* ---- launchers ---- */
 
-static size_t shared_bytes(const ont_flash *f, int gradient)
+static size_t shared_bytes(const ont_flash_params *f, int gradient)
 {
     size_t z = f->dtype == ONT_FLOAT64 ? sizeof(double) : sizeof(float);
-    return (size_t)((gradient ? 4 : 3) * TILE * width_of(f->size, f->v_size) + TILE * PITCH) * z;
+    return (size_t)((gradient ? 4 : 3) * TILE * pitch_of(f->head_dim, f->head_dim_v) + TILE * PITCH) * z;
 }
 
-extern "C" int ont_flash_fits(const ont_flash *f, int gradient)
+extern "C" int ont_flash_fits(const ont_flash_params *f, int gradient)
 {
-    int64_t most = f->size > f->v_size ? f->size : f->v_size;
-    return most <= (f->dtype == ONT_FLOAT64 ? 128 : ONT_FLASH_MAX_SIZE) &&
+    int64_t longest = f->head_dim > f->head_dim_v ? f->head_dim : f->head_dim_v;
+    return longest <= (f->dtype == ONT_FLOAT64 ? 128 : ONT_FLASH_MAX_HEAD_DIM) &&
            shared_bytes(f, gradient) <= ont_shared_limit();
 }
 
-static unsigned blocks_of(int64_t leads, int64_t length) { return ont_blocks(leads * ((length + TILE - 1) / TILE), 1); }
+static unsigned blocks_of(int64_t n_bh, int64_t length) { return ont_blocks(n_bh * ((length + TILE - 1) / TILE), 1); }
 
-template <class T, int NV> static int forward(const ont_flash *f, void *stream)
+template <class T, int NV> static int forward(const ont_flash_params *f, void *stream)
 {
     size_t bytes = shared_bytes(f, 0);
     int error = ONT_ALLOW_SHARED((flash_kernel<T, NV>), bytes);
-    return error ? error : ONT_LAUNCH((flash_kernel<T, NV>), blocks_of(f->count, f->rows), THREADS, bytes, stream, *f);
+    return error ? error : ONT_LAUNCH((flash_kernel<T, NV>), blocks_of(f->n_bh, f->seqlen_q), THREADS, bytes, stream,
+                                      *f);
 }
 
-/* Gradients of K and V in one launch where the same leads share both. */
-template <class T, int NV> static int keys_backward(const ont_flash *f, void *stream)
+/* dK and dV in one launch where they are summed over the same batch dims, else in two. */
+template <class T, int NV> static int backward_kv(const ont_flash_params *f, void *stream)
 {
     size_t bytes = shared_bytes(f, 1);
-    unsigned k = flash_shared_leads(f, ONT_FLASH_K), v = flash_shared_leads(f, ONT_FLASH_V);
+    unsigned k = flash_summed_dims(f, ONT_FLASH_K), v = flash_summed_dims(f, ONT_FLASH_V);
     int error = ONT_ALLOW_SHARED((flash_dkv_kernel<T, NV>), bytes);
-    for (int turn = 0; turn < 2 && !error; turn++) {
-        ont_flash part = *f;
+    for (int pass = 0; pass < 2 && !error; pass++) {
+        ont_flash_params params = *f;
         bool both = k == v;
-        if (!both) (turn ? part.dk : part.dv) = nullptr;
-        unsigned mask = both || !turn ? k : v;
-        if ((both && turn) || (!part.dk && !part.dv)) continue;
-        error = ONT_LAUNCH((flash_dkv_kernel<T, NV>), blocks_of(flash_count(f, mask, false), f->columns), THREADS,
-                           bytes, stream, part, mask, flash_count(f, mask, true));
+        if (!both) (pass ? params.dk : params.dv) = nullptr;
+        unsigned summed_dims = both || !pass ? k : v;
+        if ((both && pass) || (!params.dk && !params.dv)) continue;
+        error = ONT_LAUNCH((flash_dkv_kernel<T, NV>), blocks_of(flash_count_dims(f, summed_dims, false), f->seqlen_k),
+                           THREADS, bytes, stream, params, summed_dims, flash_count_dims(f, summed_dims, true));
     }
     return error;
 }
 
-template <class T, int NV> static int backward(const ont_flash *f, void *stream)
+template <class T, int NV> static int backward(const ont_flash_params *f, void *stream)
 {
     size_t bytes = shared_bytes(f, 1);
-    unsigned mask = f->dq ? flash_shared_leads(f, ONT_FLASH_Q) : 0;
+    unsigned summed_dims = f->dq ? flash_summed_dims(f, ONT_FLASH_Q) : 0;
     int error = ONT_ALLOW_SHARED((flash_dq_kernel<T, NV>), bytes);
     if (!error && (f->dq || f->dbias))
-        error = ONT_LAUNCH((flash_dq_kernel<T, NV>), blocks_of(flash_count(f, mask, false), f->rows), THREADS, bytes,
-                           stream, *f, mask, flash_count(f, mask, true));
-    return error || (!f->dk && !f->dv) ? error : keys_backward<T, NV>(f, stream);
+        error = ONT_LAUNCH((flash_dq_kernel<T, NV>), blocks_of(flash_count_dims(f, summed_dims, false), f->seqlen_q),
+                           THREADS, bytes, stream, *f, summed_dims, flash_count_dims(f, summed_dims, true));
+    return error || (!f->dk && !f->dv) ? error : backward_kv<T, NV>(f, stream);
 }
 
-template <class T> static int delta_of(const ont_flash *f, void *stream)
+template <class T> static int delta_of(const ont_flash_params *f, void *stream)
 {
-    return ONT_LAUNCH(flash_delta_kernel<T>, ont_blocks(f->count * f->rows, WARPS), THREADS, 0, stream, *f);
+    return ONT_LAUNCH(flash_delta_kernel<T>, ont_blocks(f->n_bh * f->seqlen_q, WARPS), THREADS, 0, stream, *f);
 }
 
-template <class T> static int launch(const ont_flash *f, bool gradient, void *stream)
+template <class T> static int launch(const ont_flash_params *f, bool gradient, void *stream)
 {
-    int64_t most = f->size > f->v_size ? f->size : f->v_size;
+    int64_t longest = f->head_dim > f->head_dim_v ? f->head_dim : f->head_dim_v;
     if constexpr (sizeof(T) == 4)
-        if (most <= 64) return (gradient ? backward<T, 2> : forward<T, 2>)(f, stream);
+        if (longest <= 64) return (gradient ? backward<T, 2> : forward<T, 2>)(f, stream);
     if constexpr (sizeof(T) < 8)
-        if (most > 128) return (gradient ? backward<T, 8> : forward<T, 8>)(f, stream);
+        if (longest > 128) return (gradient ? backward<T, 8> : forward<T, 8>)(f, stream);
     return (gradient ? backward<T, 4> : forward<T, 4>)(f, stream);
 }
 
-extern "C" int ont_launch_flash(const ont_flash *f, void *stream)
+extern "C" int ont_launch_flash(const ont_flash_params *f, void *stream)
 {
     if (ont_flash_has_mma(f, 0)) return ont_launch_flash_mma(f, stream);
     switch (f->dtype) {
@@ -429,7 +442,7 @@ extern "C" int ont_launch_flash(const ont_flash *f, void *stream)
     }
 }
 
-extern "C" int ont_launch_flash_grad(const ont_flash *f, void *stream)
+extern "C" int ont_launch_flash_grad(const ont_flash_params *f, void *stream)
 {
     int error;
     switch (f->dtype) {

@@ -1,53 +1,54 @@
 /*
- * Attention without stored probabilities, forward and backward, over strided views: what ops/fused_attention.h says, as
- * kernels get it. C and C++.
+ * Parameters of the attention kernels and their launchers. ops/fused_attention.h defines the operator. C and C++.
  */
 #ifndef ONT_CUDA_FLASH_H
 #define ONT_CUDA_FLASH_H
 
 #include "device/device.h"
 
-enum { ONT_FLASH_LEADS = 6, ONT_FLASH_MAX_SIZE = 256 };
-enum { ONT_FLASH_Q, ONT_FLASH_K, ONT_FLASH_V, ONT_FLASH_BIAS, ONT_FLASH_KEEP, ONT_FLASH_EMPTY, ONT_FLASH_Y,
-      ONT_FLASH_VIEWS };
+enum { ONT_FLASH_BATCH_DIMS = 6, ONT_FLASH_MAX_HEAD_DIM = 256 };
+enum { ONT_FLASH_Q, ONT_FLASH_K, ONT_FLASH_V, ONT_FLASH_BIAS, ONT_FLASH_MASK, ONT_FLASH_MASKED_ROWS, ONT_FLASH_Y,
+      ONT_FLASH_LAYOUTS };
 
-typedef struct ont_flash_view { /* elements; of K and V, row is the step from column to column of the scores */
-    int64_t offset, lead[ONT_FLASH_LEADS], row, column;
-} ont_flash_view;
+/* A matrix for each index of the batch dims; strides in elements. */
+typedef struct ont_flash_layout {
+    int64_t offset, batch_stride[ONT_FLASH_BATCH_DIMS], row_stride, col_stride;
+} ont_flash_layout;
 
-typedef struct ont_flash {
-    int32_t dtype, bias_dtype, n_leads;
-    int32_t causal, keep_if, zero_nan, drops;
-    uint32_t threshold;      /* of dropout's words: element e of the scores by word e of the stream */
-    int64_t leads[ONT_FLASH_LEADS], count; /* count: their product */
-    int64_t rows, columns, size, v_size, diagonal;
-    ont_flash_view view[ONT_FLASH_VIEWS];
-    double scale, fill, keep_scale;
-    uint64_t stream;
+typedef struct ont_flash_params {
+    int32_t dtype, bias_dtype, n_batch_dims;
+    int32_t causal, mask_polarity, zero_nan, has_dropout; /* bool */
+    uint32_t dropout_threshold; /* element e of the scores is kept where random word e of the stream is at least this */
+    int64_t batch_dims[ONT_FLASH_BATCH_DIMS], n_bh; /* n_bh: their product, batch * heads */
+    int64_t seqlen_q, seqlen_k, head_dim, head_dim_v, causal_offset;
+    ont_flash_layout layout[ONT_FLASH_LAYOUTS];
+    double scale, mask_value, dropout_scale;
+    uint64_t rng_stream;
     const uint64_t *seed;
     const void *q, *k, *v, *bias; /* bias: of any float type, or NULL */
-    const uint8_t *keep, *empty;  /* or NULL */
-    void *y;                 /* the gradient reads it */
-    void *stats;             /* (count * rows, 2): largest score, sum of exponentials; float, or double for float64 */
-    /* The gradient: each of those written may be NULL. dbias is (count * rows, columns) of bias_dtype. */
+    const uint8_t *mask, *masked_rows; /* or NULL */
+    void *y;                 /* an input of the gradient */
+    void *stats;             /* (n_bh * seqlen_q, 2): row_max, row_sum; float, or double for float64 */
+    /* The gradient. Each output may be NULL; dbias is (n_bh * seqlen_q, seqlen_k) of bias_dtype. */
     const void *dy;
     void *dq, *dk, *dv, *dbias;
-    void *delta;             /* scratch: count * rows of the statistics' type */
-} ont_flash;
+    void *delta;             /* scratch (n_bh * seqlen_q), of the dtype of stats */
+} ont_flash_params;
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-/* Whether the shared memory of the current device is enough for the general kernels. */
-int ont_flash_fits(const ont_flash *f, int gradient);
-int ont_launch_flash(const ont_flash *f, void *stream);
-int ont_launch_flash_grad(const ont_flash *f, void *stream);
+/* Whether the general kernels take these head sizes with the shared memory of the current device. */
+int ont_flash_fits(const ont_flash_params *f, int gradient);
+int ont_launch_flash(const ont_flash_params *f, void *stream);
+int ont_launch_flash_grad(const ont_flash_params *f, void *stream);
 
-/* flash_mma.cu: whether tensor cores can take it, pointers included; and the launches, delta apart. */
-int ont_flash_has_mma(const ont_flash *f, int gradient);
-int ont_launch_flash_mma(const ont_flash *f, void *stream);
-int ont_launch_flash_mma_grad(const ont_flash *f, void *stream);
+/* flash_mma.cu: whether the tensor core kernels take these sizes, layouts and pointers; their launchers. The gradient
+ * expects delta to be computed. */
+int ont_flash_has_mma(const ont_flash_params *f, int gradient);
+int ont_launch_flash_mma(const ont_flash_params *f, void *stream);
+int ont_launch_flash_mma_grad(const ont_flash_params *f, void *stream);
 
 #ifdef __cplusplus
 }

@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-#include "base/fetch.h"
+#include "base/prefetch.h"
 #include "base/number.h"
 #include "base/parallel.h"
 #include "ops/broadcast.h"
@@ -108,8 +108,8 @@ static void unary_range(void *context, int64_t first, int64_t last)
         const char *x = (const char *)call->in[0] + (size_t)first * s->in_size;
         char *y = (char *)call->out[0] + (size_t)first * s->out_size;
         n = last - first < FETCHED ? last - first : FETCHED;
-        ont_fetch_ahead(x, (size_t)n * s->in_size);
-        ont_fetch_to_write(y, (size_t)n * s->out_size);
+        ont_prefetch_read(x, (size_t)n * s->in_size);
+        ont_prefetch_write(y, (size_t)n * s->out_size);
         s->loop(x, y, n, s->p);
     }
 }
@@ -183,9 +183,9 @@ static void binary_row(const void *context, const ont_bcast *b, char *const *at,
     const binary_state *s = context;
     for (int64_t done = 0, m; done < n; done += m) {
         m = n - done < FETCHED ? n - done : FETCHED;
-        ont_fetch_to_write(at[0] + done * b->step[0], (size_t)(m * b->step[0]));
+        ont_prefetch_write(at[0] + done * b->step[0], (size_t)(m * b->step[0]));
         for (int k = 1; k < 3; k++)
-            if (b->inner_stride[k]) ont_fetch_ahead(at[k] + done * b->step[k], (size_t)(m * b->step[k]));
+            if (b->inner_stride[k]) ont_prefetch_read(at[k] + done * b->step[k], (size_t)(m * b->step[k]));
         s->loop(at[1] + done * b->step[1], b->inner_stride[1], at[2] + done * b->step[2], b->inner_stride[2],
                 at[0] + done * b->step[0], m, s->p);
     }

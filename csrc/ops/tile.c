@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-#include "base/fetch.h"
+#include "base/prefetch.h"
 
 enum { INTS_PER_STEP = 8 };
 
@@ -116,9 +116,9 @@ void ont_tile_bind_row(ont_tile_bind *bind, const ont_tile_program *p, const ont
 /* Of the `bytes` behind `at` that the next tile takes, one step's share. */
 static void fetch_share(const char *at, size_t bytes, int step, int n_steps)
 {
-    size_t lines = bytes / ONT_FETCH_LINE, first = lines * (size_t)step / (size_t)n_steps;
+    size_t lines = bytes / ONT_CACHE_LINE, first = lines * (size_t)step / (size_t)n_steps;
     size_t last = lines * (size_t)(step + 1) / (size_t)n_steps;
-    for (; first < last; first++) __builtin_prefetch(at + first * ONT_FETCH_LINE);
+    for (; first < last; first++) __builtin_prefetch(at + first * ONT_CACHE_LINE);
 }
 
 /*

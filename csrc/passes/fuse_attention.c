@@ -392,8 +392,9 @@ static bool find_views(match *m)
         if (!result_view(m)) return false;
     }
     if (m->bias && !mask_view(m, ONT_ATTENTION_BIAS, m->bias, &m->bias_shape, m->seqlen_k)) return false;
-    if (m->mask && !mask_view(m, ONT_ATTENTION_KEEP, m->mask, &m->mask_shape, m->seqlen_k)) return false;
-    if (m->masked_rows && !mask_view(m, ONT_ATTENTION_EMPTY, m->masked_rows, &m->masked_rows_shape, 1)) return false;
+    if (m->mask && !mask_view(m, ONT_ATTENTION_MASK, m->mask, &m->mask_shape, m->seqlen_k)) return false;
+    if (m->masked_rows && !mask_view(m, ONT_ATTENTION_MASKED_ROWS, m->masked_rows, &m->masked_rows_shape, 1))
+        return false;
     m->scale *= m->view[ONT_ATTENTION_Q].scale * m->view[ONT_ATTENTION_K].scale;
     return true;
 }
@@ -483,8 +484,8 @@ static bool find(match *m)
 
 static bool has(const match *m, int which)
 {
-    return (which != ONT_ATTENTION_BIAS || m->bias) && (which != ONT_ATTENTION_KEEP || m->mask) &&
-           (which != ONT_ATTENTION_EMPTY || m->masked_rows);
+    return (which != ONT_ATTENTION_BIAS || m->bias) && (which != ONT_ATTENTION_MASK || m->mask) &&
+           (which != ONT_ATTENTION_MASKED_ROWS || m->masked_rows);
 }
 
 /*
@@ -498,32 +499,34 @@ static bool find_leads(match *m, ont_attention *a)
         if (has(m, i)) views[n++] = &m->view[i];
     if (!ont_strided_view_refine(views, n, m->seqlen_q)) return false;
     const ont_strided_view *q = &m->view[ONT_ATTENTION_Q];
-    a->n_leads = q->n_factors - (m->seqlen_q > 1);
-    if (a->n_leads < 0 || a->n_leads > ONT_ATTENTION_LEADS) return false;
-    if (m->seqlen_q > 1 && q->factors[a->n_leads].size != m->seqlen_q) return false;
-    for (int d = 0; d < a->n_leads; d++) a->leads[d] = q->factors[d].size;
+    a->n_batch_dims = q->n_factors - (m->seqlen_q > 1);
+    if (a->n_batch_dims < 0 || a->n_batch_dims > ONT_ATTENTION_BATCH_DIMS) return false;
+    if (m->seqlen_q > 1 && q->factors[a->n_batch_dims].size != m->seqlen_q) return false;
+    for (int d = 0; d < a->n_batch_dims; d++) a->batch_dims[d] = q->factors[d].size;
     for (int i = 0; i <= ONT_ATTENTION_Y; i++) {
         if (!has(m, i)) continue;
-        a->view[i].offset = m->view[i].offset;
-        for (int d = 0; d < a->n_leads; d++) a->view[i].lead[d] = m->view[i].factors[d].stride;
-        a->view[i].row = m->seqlen_q > 1 ? m->view[i].factors[a->n_leads].stride : 0;
-        a->view[i].column = m->key_stride[i];
+        a->layout[i].offset = m->view[i].offset;
+        for (int d = 0; d < a->n_batch_dims; d++) a->layout[i].batch_stride[d] = m->view[i].factors[d].stride;
+        a->layout[i].row_stride = m->seqlen_q > 1 ? m->view[i].factors[a->n_batch_dims].stride : 0;
+        a->layout[i].col_stride = m->key_stride[i];
     }
     if (m->seqlen_q == 1) return true;
-    return a->view[ONT_ATTENTION_Q].row >= m->head_dim && a->view[ONT_ATTENTION_Y].row >= m->head_dim_v &&
-           !a->view[ONT_ATTENTION_K].row && !a->view[ONT_ATTENTION_V].row;
+    return a->layout[ONT_ATTENTION_Q].row_stride >= m->head_dim &&
+           a->layout[ONT_ATTENTION_Y].row_stride >= m->head_dim_v &&
+           !a->layout[ONT_ATTENTION_K].row_stride && !a->layout[ONT_ATTENTION_V].row_stride;
 }
 
 static void set_view(ont_builder *b, ont_node *node, const ont_attention *a, int which)
 {
-    int64_t values[ONT_ATTENTION_LEADS + 3];
-    const ont_matrix_view *v = &a->view[which];
+    int64_t values[ONT_ATTENTION_BATCH_DIMS + 3];
+    const ont_matrix_layout *v = &a->layout[which];
     size_t n = 0;
     values[n++] = v->offset;
-    for (int d = 0; d < a->n_leads; d++) values[n++] = v->lead[d];
-    values[n++] = which == ONT_ATTENTION_K || which == ONT_ATTENTION_V ? v->column : v->row;
-    if (which == ONT_ATTENTION_BIAS || which == ONT_ATTENTION_KEEP) values[n++] = v->column;
-    if (b->status == ONT_OK) b->status = ont_attr_set_ints(b->graph, node, ont_attention_views[which], values, n);
+    for (int d = 0; d < a->n_batch_dims; d++) values[n++] = v->batch_stride[d];
+    values[n++] = which == ONT_ATTENTION_K || which == ONT_ATTENTION_V ? v->col_stride : v->row_stride;
+    if (which == ONT_ATTENTION_BIAS || which == ONT_ATTENTION_MASK) values[n++] = v->col_stride;
+    if (b->status == ONT_OK)
+        b->status = ont_attr_set_ints(b->graph, node, ont_attention_layout_names[which], values, n);
 }
 
 static void set_int(ont_builder *b, ont_node *node, const char *name, int64_t value)
@@ -544,20 +547,20 @@ static void set_dims(ont_builder *b, ont_node *node, const char *name, const int
 static void set_attributes(ont_builder *b, ont_node *node, const match *m, const ont_attention *a)
 {
     set_dims(b, node, "sizes", (int64_t[]){m->seqlen_q, m->seqlen_k, m->head_dim, m->head_dim_v}, 4);
-    set_dims(b, node, "leads", a->leads, a->n_leads);
+    set_dims(b, node, "batch_dims", a->batch_dims, a->n_batch_dims);
     set_dims(b, node, "shape", m->result->shape.dims, m->result->shape.rank);
     for (int i = 0; i <= ONT_ATTENTION_Y; i++)
         if (has(m, i)) set_view(b, node, a, i);
     set_float(b, node, "scale", m->scale);
     if (m->bias) set_dims(b, node, "bias_shape", m->bias_shape.dims, m->bias_shape.rank);
     if (m->mask) {
-        set_float(b, node, "fill", m->masked_value);
-        set_int(b, node, "keep_if", m->mask_keeps);
+        set_float(b, node, "mask_value", m->masked_value);
+        set_int(b, node, "mask_polarity", m->mask_keeps);
     }
     if (m->zero_nan) set_int(b, node, "zero_nan", 1);
     if (m->causal) {
         set_int(b, node, "causal", 1);
-        set_int(b, node, "diagonal", m->causal_offset);
+        set_int(b, node, "causal_offset", m->causal_offset);
     }
     double ratio = m->dropout ? ont_attr_float(m->dropout, "ratio", 0.5) : 0;
     if (m->dropout && ont_node_in(m->dropout, 1) && b->status == ONT_OK)
@@ -569,7 +572,7 @@ static void set_attributes(ont_builder *b, ont_node *node, const match *m, const
 
 static ont_status fuse(ont_graph *g, match *m, bool *done)
 {
-    ont_attention a = {.n_leads = 0};
+    ont_attention a = {.n_batch_dims = 0};
     if (!find(m)) return ONT_OK;
     if (m->second_bias) {
         ont_builder b = {.graph = g, .before = m->softmax, .status = ONT_OK};
@@ -578,15 +581,15 @@ static ont_status fuse(ont_graph *g, match *m, bool *done)
         *done = true; /* if fusion fails below, DCE removes the sum */
     }
     if (!find_views(m) || !find_leads(m, &a)) return ONT_OK;
-    if (!a.n_leads) { /* one matrix: one batch dim of size 1, so that the attribute is never empty */
-        a.n_leads = 1;
-        a.leads[0] = 1;
+    if (!a.n_batch_dims) { /* one matrix: a batch dim of 1, so that attribute batch_dims is never empty */
+        a.n_batch_dims = 1;
+        a.batch_dims[0] = 1;
     }
     ont_builder b = {.graph = g, .before = m->result->def, .status = ONT_OK};
     ont_value *inputs[ONT_ATTENTION_INPUTS] = {m->view[0].root, m->view[1].root, m->view[2].root,
                                                m->bias,         m->mask,         NULL};
-    if (m->mask) inputs[ONT_ATTENTION_KEEP] = m->view[ONT_ATTENTION_KEEP].root;
-    if (m->masked_rows) inputs[ONT_ATTENTION_EMPTY] = m->view[ONT_ATTENTION_EMPTY].root;
+    if (m->mask) inputs[ONT_ATTENTION_MASK] = m->view[ONT_ATTENTION_MASK].root;
+    if (m->masked_rows) inputs[ONT_ATTENTION_MASKED_ROWS] = m->view[ONT_ATTENTION_MASKED_ROWS].root;
     ont_node *node = ont_build_node(&b, ONT_DOMAIN, "FusedAttention", inputs, ONT_ATTENTION_INPUTS, 2);
     if (node) set_attributes(&b, node, m, &a);
     ont_value *y = ont_build_done(&b, node);

@@ -1,5 +1,5 @@
 /*
- * Chooses the loops of attention: the instruction set is the one that simd.c chose.
+ * Dispatch of the attention loops to the instruction set that simd.c chose.
  */
 #include "simd/attention.h"
 

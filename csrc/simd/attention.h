@@ -1,7 +1,7 @@
 /*
- * Rows of attention scores, compiled once per instruction set: masks, running softmax, and the gradient of both.
- * ops/flash.c calls them between its products; they know one row of one block, no shapes and no nodes. Softmax with a
- * running maximum: Milakov and Gimelshein, Online normalizer calculation for softmax, 2018.
+ * Loops over a row of attention scores, compiled once per instruction set: bias, masks, online softmax, and their
+ * gradient. ops/flash_blas.c and ops/flash_native.c call them between GEMMs. They take one row of one block and know no
+ * shapes and no nodes. Source: Milakov and Gimelshein, Online normalizer calculation for softmax, 2018.
  */
 #ifndef ONT_SIMD_ATTENTION_H
 #define ONT_SIMD_ATTENTION_H
@@ -9,37 +9,37 @@
 #include "base/dtype.h"
 
 /*
- * What is done to the scores of one row before the exponential, in this order, and to its result. Any pointer may be
- * NULL.
+ * The scores of one query and `n` keys. Before the exponential: bias is added, then mask is applied; then keys from
+ * n_visible on (causal) count as -inf. After it: dropout. A NULL pointer leaves its step out.
  */
 typedef struct ont_attention_row {
-    int64_t n, visible;    /* columns of the block; those from `visible` on count as -inf */
-    const void *bias;      /* of the scores' dtype, added */
-    int64_t bias_step;     /* 1, or 0: one for the row */
-    const uint8_t *keep;   /* bool: where it differs from `keep_if`, the score is `fill` */
-    int64_t keep_step;
-    bool keep_if;
-    double fill;
-    const uint8_t *kept;   /* dropout's choice; what it kept is multiplied by keep_scale */
-    double keep_scale;
+    int64_t n, n_visible;
+    const void *bias;      /* (n), of the scores' dtype */
+    int64_t bias_stride;   /* 1, or 0: one bias for the row */
+    const uint8_t *mask;   /* (n), bool: where it differs from mask_polarity, the score becomes mask_value */
+    int64_t mask_stride;   /* 1, or 0: one flag for the row */
+    bool mask_polarity;
+    double mask_value;
+    const uint8_t *dropout_mask; /* (n): 1 where the probability is kept, and multiplied by dropout_scale */
+    double dropout_scale;
 } ont_attention_row;
 
 typedef struct ont_attention_loops {
     /*
-     * s: scores, becomes exp(s - most) after dropout. most, sum: of the columns before this block (-inf and 0 at
-     * first), and after it; *shrink: what results of earlier blocks are to be multiplied by. A row of -inf alone leaves
-     * most -inf, sum 0.
+     * s (n): scores, becomes exp(s - row_max), with dropout. *row_max and *row_sum cover the blocks before this one
+     * (-inf and 0 at first) and then include it. *rescale: factor for the results of earlier blocks. Where all scores
+     * are -inf, row_max stays -inf and row_sum 0.
      */
-    void (*softmax)(void *s, const ont_attention_row *row, double *most, double *sum, double *shrink);
+    void (*softmax)(void *s, const ont_attention_row *row, double *row_max, double *row_sum, double *rescale);
     /*
-     * s: scores, becomes the probabilities after dropout. dp: their gradient, becomes that of the scores; delta is the
-     * sum over the whole row of probability times gradient.
+     * s (n): scores, becomes the probabilities with dropout. dp (n): gradient of these, becomes the gradient of the
+     * scores. delta: sum of probability * gradient over the whole row.
      */
-    void (*grad)(void *s, void *dp, const ont_attention_row *row, double most, double sum, double delta);
+    void (*grad)(void *s, void *dp, const ont_attention_row *row, double row_max, double row_sum, double delta);
     double (*dot)(const void *x, const void *y, int64_t n);
 } ont_attention_loops;
 
-/* Loops of the running instruction set; NULL for dtypes other than float32 and float64. */
+/* Loops of the instruction set in use; NULL for dtypes other than float32 and float64. */
 const ont_attention_loops *ont_simd_attention(ont_dtype dtype);
 
 #endif

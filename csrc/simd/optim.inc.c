@@ -2,7 +2,7 @@
  * The optimizers' inner loops, compiled once per instruction set with ONT_ISA naming it (and ONT_ISA_PLAIN set for
  * the first); ends in the table ont_optim_table_<isa>. See optim.h for what each must do.
  */
-#include "base/fetch.h"
+#include "base/prefetch.h"
 #include "simd/macros.h"
 #include "simd/math.h"
 #include "simd/optim.h"

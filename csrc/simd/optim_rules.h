@@ -85,9 +85,9 @@ INLINE void S(each_ahead)(const S(coefficients) c, int64_t n, STORED *p, const S
             S(each)(c, n - i, p + i, grad + i, s, states, rule);
             return;
         }
-        ont_fetch_ahead(grad + i, bytes);
-        ont_fetch_to_write(p + i, bytes);
-        for (int k = 0; k < states; k++) ont_fetch_to_write(s[k], bytes);
+        ont_prefetch_read(grad + i, bytes);
+        ont_prefetch_write(p + i, bytes);
+        for (int k = 0; k < states; k++) ont_prefetch_write(s[k], bytes);
         S(each)(c, AT_ONCE, p + i, grad + i, s, states, rule);
     }
 }
@@ -196,7 +196,7 @@ INLINE void S(sgd_nesterov)(const S(coefficients) *c, S(element) *e) { S(sgd_rul
 /* Whether all bits are; of most gradients the first line says no. */
 INLINE bool S(is_zero)(const STORED *x)
 {
-    enum { WORDS = ONT_FETCH_LINE / sizeof(uint64_t), LINE = ONT_FETCH_LINE / sizeof *x };
+    enum { WORDS = ONT_CACHE_LINE / sizeof(uint64_t), LINE = ONT_CACHE_LINE / sizeof *x };
     for (int64_t at = 0; at < AT_ONCE; at += LINE) {
         uint64_t words[WORDS], any = 0;
         memcpy(words, x + at, sizeof words);
@@ -215,9 +215,9 @@ static void S(sgd_alone)(const S(coefficients) c, int64_t n, STORED *param, cons
     const bool skips = c.l2 == 0 && c.rate > 0 && c.rate < (NUM)INFINITY && c.grad > 0 && c.grad < (NUM)INFINITY;
     int64_t i = 0;
     for (; i + AT_ONCE <= n; i += AT_ONCE) {
-        ont_fetch_ahead(grad + i, AT_ONCE * sizeof *grad);
+        ont_prefetch_read(grad + i, AT_ONCE * sizeof *grad);
         if (skips && S(is_zero)(grad + i)) continue;
-        ont_fetch_to_write(param + i, AT_ONCE * sizeof *param);
+        ont_prefetch_write(param + i, AT_ONCE * sizeof *param);
         S(each)(c, AT_ONCE, param + i, grad + i, NULL, 0, S(sgd_plain));
     }
     S(each)(c, n - i, param + i, grad + i, NULL, 0, S(sgd_plain));

@@ -5,10 +5,10 @@
 #ifndef ONT_SIMD_ROWS_H
 #define ONT_SIMD_ROWS_H
 
-#include "base/fetch.h"
+#include "base/prefetch.h"
 #include "simd/philox_blocks.h"
 
-enum { LANES = 16, PAGE = ONT_FETCH_PAGE / sizeof(float) }; /* elements */
+enum { LANES = 16, PAGE = ONT_PREFETCH_DISTANCE / sizeof(float) }; /* elements */
 
 /* Of fewer than 16 terms all are in the first of them. */
 #define REDUCE_SUM(n, term, result) \
@@ -118,7 +118,7 @@ INLINE void add_exponentials(const float *x, int64_t n, bool ahead, float base, 
     memcpy(sums, part, sizeof sums);
     memcpy(most, top, sizeof most);
     for (; i + LANES <= n; i += LANES) {
-        if (ahead) ont_fetch_ahead(x + i, sizeof sums);
+        if (ahead) ont_prefetch_read(x + i, sizeof sums);
         for (int lane = 0; lane < LANES; lane++) {
             sums[lane] += f32_vexp_low(x[i + lane] - base);
             most[lane] = x[i + lane] > most[lane] ? x[i + lane] : most[lane];
@@ -178,8 +178,8 @@ static void row_scaled_softmax(const float *x, float most, float log_sum, float 
     for (; i + LANES <= n; i += LANES) {
         float out[LANES];
         if (n > PAGE) {
-            ont_fetch_to_write(y + i, sizeof out);
-            if (y != x) ont_fetch_ahead(x + i, sizeof out);
+            ont_prefetch_write(y + i, sizeof out);
+            if (y != x) ont_prefetch_read(x + i, sizeof out);
         }
         for (int lane = 0; lane < LANES; lane++) out[lane] = scale * f32_vexp_low((x[i + lane] - most) - log_sum);
         memcpy(y + i, out, sizeof out);

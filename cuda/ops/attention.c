@@ -1,16 +1,17 @@
 /*
- * FusedAttention and FusedAttentionGrad on a device: what the node says (ops/fused_attention.h) as flash.h has it.
+ * FusedAttention and FusedAttentionGrad on CUDA: attributes (ops/fused_attention.h) to kernel parameters (flash.h).
  */
 #include "flash.h"
 #include "glue.h"
 
-_Static_assert((int)ONT_FLASH_LEADS == ONT_ATTENTION_LEADS && (int)ONT_FLASH_Y == ONT_ATTENTION_Y &&
-                   (int)ONT_FLASH_EMPTY == ONT_ATTENTION_EMPTY, "flash.h counts as ops/fused_attention.h does");
+_Static_assert((int)ONT_FLASH_BATCH_DIMS == ONT_ATTENTION_BATCH_DIMS && (int)ONT_FLASH_Y == ONT_ATTENTION_Y &&
+                   (int)ONT_FLASH_MASKED_ROWS == ONT_ATTENTION_MASKED_ROWS,
+               "flash.h numbers inputs as ops/fused_attention.h does");
 
 typedef struct state {
-    ont_flash flash;
-    int64_t targets[4];       /* the output that each operand's gradient goes to; -1: none */
-    bool clears[4];           /* outputs of which the operands are not the whole */
+    ont_flash_params flash;
+    int64_t targets[4];       /* output index of the gradient of Q, K, V and bias; -1: none */
+    bool clears[4];           /* by output: zeroed first, since Q, K and V do not write all of it */
 } state;
 
 static ont_status read_node(const ont_node *node, state *s)
@@ -18,16 +19,19 @@ static ont_status read_node(const ont_node *node, state *s)
     ont_attention a;
     ONT_TRY(ont_attention_read(node, &a));
     const ont_value *bias = ont_node_in(node, ONT_ATTENTION_BIAS);
-    s->flash = (ont_flash){.dtype = ont_node_in(node, 0)->dtype, .bias_dtype = bias ? bias->dtype : ONT_FLOAT32,
-                           .n_leads = a.n_leads, .causal = a.causal, .keep_if = a.keep_if, .zero_nan = a.zero_nan,
-                           .drops = a.drops, .threshold = a.threshold, .count = a.count, .rows = a.rows,
-                           .columns = a.columns, .size = a.size, .v_size = a.v_size, .diagonal = a.diagonal,
-                           .scale = a.scale, .fill = a.fill, .keep_scale = a.keep_scale, .stream = a.stream};
-    for (int d = 0; d < a.n_leads; d++) s->flash.leads[d] = a.leads[d];
-    for (int i = 0; i < ONT_FLASH_VIEWS; i++) {
-        ont_flash_view *v = &s->flash.view[i];
-        *v = (ont_flash_view){.offset = a.view[i].offset, .row = a.view[i].row, .column = a.view[i].column};
-        for (int d = 0; d < a.n_leads; d++) v->lead[d] = a.view[i].lead[d];
+    s->flash = (ont_flash_params){.dtype = ont_node_in(node, 0)->dtype, .bias_dtype = bias ? bias->dtype : ONT_FLOAT32,
+                                  .n_batch_dims = a.n_batch_dims, .causal = a.causal, .mask_polarity = a.mask_polarity,
+                                  .zero_nan = a.zero_nan, .has_dropout = a.has_dropout,
+                                  .dropout_threshold = a.dropout_threshold, .n_bh = a.n_bh, .seqlen_q = a.seqlen_q,
+                                  .seqlen_k = a.seqlen_k, .head_dim = a.head_dim, .head_dim_v = a.head_dim_v,
+                                  .causal_offset = a.causal_offset, .scale = a.scale, .mask_value = a.mask_value,
+                                  .dropout_scale = a.dropout_scale, .rng_stream = a.rng_stream};
+    for (int d = 0; d < a.n_batch_dims; d++) s->flash.batch_dims[d] = a.batch_dims[d];
+    for (int i = 0; i < ONT_FLASH_LAYOUTS; i++) {
+        ont_flash_layout *v = &s->flash.layout[i];
+        *v = (ont_flash_layout){.offset = a.layout[i].offset, .row_stride = a.layout[i].row_stride,
+                                .col_stride = a.layout[i].col_stride};
+        for (int d = 0; d < a.n_batch_dims; d++) v->batch_stride[d] = a.layout[i].batch_stride[d];
     }
     size_t n;
     const int64_t *targets = ont_attr_ints(node, "targets", &n);
@@ -50,7 +54,7 @@ static const char *accept(const ont_node *node)
     if (!ont_is_float32_or_64(dtype) && !is_narrow(dtype)) return "dtype";
     for (uint32_t i = 0; i < node->n_inputs; i++) {
         const ont_value *v = ont_node_in(node, i);
-        bool any = i == ONT_ATTENTION_BIAS || i == ONT_ATTENTION_KEEP || i == ONT_ATTENTION_EMPTY ||
+        bool any = i == ONT_ATTENTION_BIAS || i == ONT_ATTENTION_MASK || i == ONT_ATTENTION_MASKED_ROWS ||
                    i == ONT_ATTENTION_STATS;
         if (v && !any && v->dtype != dtype) return "dtypes differ";
     }
@@ -65,27 +69,27 @@ static ont_status prepare(const ont_node *node, ont_arena *arena, ont_prepared *
     ONT_TRY(read_node(node, s));
     out->state = s;
     if (node->n_inputs > ONT_ATTENTION_DY)
-        out->work_bytes = (size_t)(s->flash.count * s->flash.rows) *
+        out->work_bytes = (size_t)(s->flash.n_bh * s->flash.seqlen_q) *
                           (s->flash.dtype == ONT_FLOAT64 ? sizeof(double) : sizeof(float));
     return ONT_OK;
 }
 
-static ont_flash operands(const ont_call *call)
+static ont_flash_params operands(const ont_call *call)
 {
-    ont_flash f = ((const state *)call->state)->flash;
+    ont_flash_params f = ((const state *)call->state)->flash;
     f.q = call->in[ONT_ATTENTION_Q];
     f.k = call->in[ONT_ATTENTION_K];
     f.v = call->in[ONT_ATTENTION_V];
     f.bias = ont_operand(call, ONT_ATTENTION_BIAS);
-    f.keep = ont_operand(call, ONT_ATTENTION_KEEP);
-    f.empty = ont_operand(call, ONT_ATTENTION_EMPTY);
+    f.mask = ont_operand(call, ONT_ATTENTION_MASK);
+    f.masked_rows = ont_operand(call, ONT_ATTENTION_MASKED_ROWS);
     f.seed = call->seed_at;
     return f;
 }
 
 static ont_status run(const ont_call *call)
 {
-    ont_flash f = operands(call);
+    ont_flash_params f = operands(call);
     f.y = call->out[0];
     f.stats = ont_result(call, 1);
     return ont_launched(ont_launch_flash(&f, call->stream));
@@ -94,7 +98,7 @@ static ont_status run(const ont_call *call)
 static ont_status run_grad(const ont_call *call)
 {
     const state *s = call->state;
-    ont_flash f = operands(call);
+    ont_flash_params f = operands(call);
     f.y = (void *)(uintptr_t)call->in[ONT_ATTENTION_Y]; /* read only */
     f.stats = (void *)(uintptr_t)call->in[ONT_ATTENTION_STATS];
     f.dy = call->in[ONT_ATTENTION_DY];

@@ -1,20 +1,20 @@
 /*
- * Rotate, which passes/fuse_rotary.c makes of rotary position embeddings: with (a, b) the halves of a row of x,
- * y = x * cos + (-b, a) * sin, and its transpose with "back". Source: Su et al., RoFormer, 2021, in the form that turns
- * halves. cos and sin broadcast to x but for their last dim, which is x's.
+ * Rotate: rotary position embedding (RoPE) as one node, built by passes/fuse_rotary.c. With (a, b) the halves of a row
+ * of x, y = x * cos + (-b, a) * sin; with attribute "back" the transpose of that map. cos and sin broadcast to x, and
+ * have the last dim of x. Source: Su et al., RoFormer, 2021, in the variant that rotates halves.
  */
 #include "ops/compose.h"
 
 #include "base/parallel.h"
 #include "simd/simd.h"
 
-enum { GRAIN = 8192 }; /* elements worth a thread */
+enum { GRAIN = 8192 }; /* elements that are worth a thread */
 
 typedef struct rotate_state {
     int64_t rows, half;
-    int rank; /* outer dims */
-    int64_t dims[ONT_MAX_RANK], cos[ONT_MAX_RANK], sin[ONT_MAX_RANK]; /* strides in elements */
-    bool back, wide; /* wide: float64 */
+    int rank; /* number of dims of x but the last */
+    int64_t dims[ONT_MAX_RANK], cos[ONT_MAX_RANK], sin[ONT_MAX_RANK]; /* strides of cos and sin, in elements */
+    bool back, wide; /* back: the transpose; wide: float64 */
 } rotate_state;
 
 static ont_status rotate_infer(ont_graph *g, ont_node *node)
@@ -34,7 +34,7 @@ static ont_status rotate_infer(ont_graph *g, ont_node *node)
     return ont_infer_same(g, node);
 }
 
-/* (-b, a) of a row (a, b) */
+/* R(x) = (-b, a) for a row x = (a, b) */
 static ont_value *turned(ont_builder *b, ont_value *x)
 {
     ont_value *half[2];
@@ -54,7 +54,8 @@ static void rotate_grad(ont_grad *g)
         GI(0, ont_build_done(b, node));
     }
     if (WANTS(1)) GI(1, ont_build2(b, "Mul", GO(0), I(0)));
-    /* with back, y = x cos + R'(x sin), where R is turned(): the gradient of sin is R(dy) x, and dy R(x) without */
+    /* With back, y = x cos + R'(x sin), so the gradient of sin is R(dy) x; without, y = x cos + R(x) sin, and it is dy
+     * R(x). */
     if (WANTS(2)) {
         ont_value *x = back ? I(0) : turned(b, I(0)), *dy = back ? turned(b, GO(0)) : GO(0);
         GI(2, ont_build2(b, "Mul", dy, x));
