@@ -1,7 +1,7 @@
 /*
- * Attention (scaled dot product, grouped heads, masks, caches) as products, masks and a softmax, and its gradient is
- * theirs. A query that may attend nothing gives zeros, and no gradient. Source of the formula: Vaswani et al.,
- * Attention Is All You Need, 2017; grouped heads: Ainslie et al., GQA, 2023.
+ * Attention by expansion into MatMul, masks and Softmax, which also give its gradient. Grouped heads, sliding window,
+ * logit softcap and key-value cache included. A query that attends to no key gives zeros and no gradient. Sources:
+ * Vaswani et al., Attention Is All You Need, 2017; Ainslie et al., GQA, 2023.
  */
 #include <inttypes.h>
 #include <math.h>
@@ -9,20 +9,20 @@
 #include "ops/compose.h"
 
 enum { Q, K, V, MASK, PAST_K, PAST_V, LENGTHS }; /* inputs */
-enum { RAW, CAPPED, BIASED, PROBABILITIES };     /* what output 3 shows */
+enum { RAW, CAPPED, BIASED, PROBABILITIES };     /* qk_matmul_output_mode: contents of output 3 */
 
 typedef struct attention {
     ont_builder *b;
     ont_node *node;
-    bool packed;             /* (B, S, H D) rather than (B, H, S, D) */
+    bool packed;             /* (batch, seqlen, heads * head_dim) rather than (batch, heads, seqlen, head_dim) */
     int64_t batch, heads, kv_heads, group; /* heads = kv_heads * group */
-    int64_t q, fresh, past, kv; /* positions: of queries, keys given, keys cached, all keys */
+    int64_t q, fresh, past, kv; /* numbers of queries, of keys in input K, of cached keys, and of all keys */
     int64_t size, v_size;    /* of a head */
     double scale, softcap;
     bool causal;
-    int64_t left, right;     /* window, -1: open */
+    int64_t left, right;     /* sliding window: keys to the left and right of the query's position; -1: no limit */
     int mode;
-    ont_dtype dtype, wide;   /* wide: of the softmax */
+    ont_dtype dtype, wide;   /* wide: dtype of the softmax */
 } attention;
 
 /* ---- arguments ---- */
@@ -88,7 +88,7 @@ static ont_status read_mask(const ont_node *node, const attention *a)
     int last = seen.rank - 1;
     if (mask->dtype != ONT_BOOL && !ont_dtype_is_float(mask->dtype) && !ont_dtype_is_int(mask->dtype))
         return ont_fail(ONT_ETYPE, "attn_mask is %s, bool or a number is expected", ont_dtype_name(mask->dtype));
-    /* a shorter last dim is padded, from opset 24 on; a dim of 1 broadcasts only where that is not a shorter one */
+    /* From opset 24 on, a shorter last dim is padded. So a last dim of 1 broadcasts only where kv is 1. */
     if (last >= 0 && seen.dims[last] < a->kv) seen.dims[last] = a->kv;
     if (seen.rank > 4 || ont_shape_broadcast(&full, &seen, &both) != ONT_OK || !ont_shape_equal(&both, &full))
         return ont_fail(ONT_EINVAL, "attn_mask %s does not fit the scores", ont_shape_text(&mask->shape, text));
@@ -141,7 +141,7 @@ static ont_status attention_infer(ont_graph *g, ont_node *node)
 
 /* ---- masks ---- */
 
-/* 0, 1, ... as int64 along the last (keys) or second to last dim (queries). */
+/* 0, 1, ..., n - 1 as int64, (n) for keys or (n, 1) for queries. */
 static ont_value *positions(const attention *a, int64_t n, bool queries)
 {
     int64_t *values = ont_arena_array(&a->b->graph->arena, (size_t)n + 1, sizeof *values);
@@ -159,21 +159,21 @@ static ont_value *both(ont_builder *b, ont_value *x, ont_value *y)
     return x && y ? ont_build2(b, "And", x, y) : x ? x : y;
 }
 
-/* Valid keys of each sample, (B, 1, 1, 1); NULL without them. */
+/* Number of valid keys of each sample, (batch, 1, 1, 1); NULL without input nonpad_kv_seqlen. */
 static ont_value *lengths(const attention *a)
 {
     ont_value *lens = ont_node_in(a->node, LENGTHS);
     return lens ? ont_build_reshape(a->b, lens, &(ont_shape){.rank = 4, .dims = {a->batch, 1, 1, 1}}) : NULL;
 }
 
-/* Pairs that causality, window and cache allow, by position; NULL: all. */
+/* Which keys a query attends to by causality, window and cache, bool, broadcasts to (batch, 1, q, kv); NULL: all. */
 static ont_value *allowed_by_position(const attention *a)
 {
     ont_builder *b = a->b;
     ont_value *lens = lengths(a), *key = positions(a, a->kv, false), *allowed = NULL;
     if (lens) allowed = ont_build2(b, "Less", key, lens);
     if (!a->causal && a->left < 0 && a->right < 0) return allowed;
-    ont_value *at = positions(a, a->q, true); /* where the query stands among the keys */
+    ont_value *at = positions(a, a->q, true); /* position of each query among the keys */
     if (lens)
         at = ont_build2(b, "Add", at, ont_build_shift(b, lens, (double)-a->q));
     else
@@ -186,7 +186,7 @@ static ont_value *allowed_by_position(const attention *a)
     return allowed;
 }
 
-/* Whether some query may have no key at all, as far as shapes tell. */
+/* Whether a query may attend to no key, as far as shapes tell. */
 static bool may_be_empty(const attention *a)
 {
     if (ont_node_in(a->node, MASK) || ont_node_in(a->node, LENGTHS)) return true;
@@ -200,12 +200,12 @@ static bool may_be_empty(const attention *a)
 }
 
 typedef struct masks {
-    ont_value *allowed; /* bool, broadcasts to the scores; NULL: all */
-    ont_value *bias;    /* float, added; NULL: none */
-    ont_value *empty;   /* bool (..., 1): queries without a key; NULL: there is none */
+    ont_value *allowed; /* bool, broadcasts to the scores (batch, heads, q, kv); NULL: all are allowed */
+    ont_value *bias;    /* float, broadcasts to the scores and is added to them; NULL: none */
+    ont_value *empty;   /* bool (..., 1): queries that attend to no key; NULL: there is none */
 } masks;
 
-/* The mask given, its last dim filled up to all keys: the rest is not allowed. */
+/* Adds input attn_mask, whose last dim is padded to all keys; padded keys are not allowed. */
 static void given_mask(const attention *a, masks *m)
 {
     ont_builder *b = a->b;
@@ -231,7 +231,7 @@ static void given_mask(const attention *a, masks *m)
         m->bias = mask;
 }
 
-/* Queries without a key, decided by mask and bias alone. */
+/* Queries that attend to no key, computed from mask and bias alone. */
 static ont_value *empty_queries(const attention *a, const masks *m)
 {
     ont_builder *b = a->b;
@@ -244,9 +244,9 @@ static ont_value *empty_queries(const attention *a, const masks *m)
     return ont_build2(b, "Equal", most, lowest);
 }
 
-/* ---- the whole ---- */
+/* ---- the expansion ---- */
 
-/* (B, S, H D) to (B, H, S, D) */
+/* (batch, seqlen, heads * size) to (batch, heads, seqlen, size) */
 static ont_value *unpack(const attention *a, ont_value *x, int64_t heads, int64_t size)
 {
     if (!a->packed || !x) return x;
@@ -278,7 +278,7 @@ static ont_value *zero_empty(const attention *a, ont_value *x, const masks *m)
     return m->empty ? ont_build3(a->b, "Where", m->empty, ont_build_scalar(a->b, a->dtype, 0), x) : x;
 }
 
-/* Queries without a key attend all of them for the softmax's sake: its result is replaced by zeros afterwards. */
+/* Lets queries without a key attend to all keys, so that the softmax has no NaN; zero_empty() zeroes their result. */
 static masks without_empty(const attention *a, const masks *m)
 {
     masks safe = *m;
@@ -306,7 +306,7 @@ static void attention_expand(ont_builder *b, ont_node *node, ont_value **outputs
     ont_value *v = with_past(&a, PAST_V, unpack(&a, ont_node_in(node, V), a.kv_heads, a.v_size));
     outputs[1] = k;
     outputs[2] = v;
-    /* the heads of a group are rows of one product: (B, KV, G S, D), no key is copied */
+    /* The query heads of a group are rows of one matrix, (batch, kv_heads, group * q, size): no key is repeated. */
     ont_value *q = reshape4(&a, unpack(&a, ont_node_in(node, Q), a.heads, a.size), a.kv_heads, a.group * a.q, a.size);
     ont_value *raw = reshape4(&a, ont_build_matmul(b, q, false, k, true, a.scale), a.heads, a.q, a.kv);
     ont_value *capped = raw;

@@ -1,11 +1,12 @@
 /*
- * BatchNormalization over (N, C, D...): training mode from batch statistics, inference mode from running ones.
+ * BatchNormalization over (N, C, D...): training mode with batch statistics, inference mode with running statistics.
  *
- * Outputs: y, running_mean, running_var (training), then our own: mean and inverse deviation of the batch, which the
- * gradient reads. Running statistics follow the specification: running * momentum + batch * (1 - momentum), biased.
+ * Outputs: y, running_mean, running_var (training), then two of our own for the gradient: mean and inverse standard
+ * deviation of the batch. As in the ONNX specification, running statistics become running * momentum + batch * (1 -
+ * momentum), with the biased variance.
  *
- * FusedBatchNorm, made by passes/fuse_batchnorm.c, adds a residual to y and rectifies it if `relu` is 1. BatchNormGrad
- * may have that y, or without a residual the bias that makes y anew, as an operand: dy then counts as 0 where y is not
+ * FusedBatchNorm, built by passes/fuse_batchnorm.c, adds a residual to y and applies ReLU if `relu` is 1. Its
+ * BatchNormGrad reads y or, without a residual, the bias from which it recomputes y; dy counts as 0 where y is not
  * positive.
  */
 #include <math.h>
@@ -26,9 +27,9 @@ static bool is_read(const ont_graph *g, const ont_value *v)
 }
 
 /*
- * Before opset 14 the number of outputs said whether statistics are the batch's, before 7 an attribute as well; it is
- * put down as the attribute, since a gradient adds outputs of our own. Outputs that mean something else, or nothing,
- * are refused.
+ * Before opset 14 the number of outputs decided between batch and running statistics, before 7 an attribute too. The
+ * decision is stored as attribute training_mode, since a gradient adds outputs of our own. Outputs that mean something
+ * else in an old opset are refused.
  */
 static ont_status settle_mode(ont_graph *g, ont_node *node)
 {
@@ -48,7 +49,7 @@ static ont_status settle_mode(ont_graph *g, ont_node *node)
     return ONT_OK;
 }
 
-/* Old opsets: statistics of every cell of an image by itself, in place of one a channel. */
+/* Old opsets: with spatial = 0, each position of an image has statistics of its own, not each channel. */
 static bool is_spatial(const ont_node *node)
 {
     return ont_attr_int(node, "spatial", 1) != 0;
@@ -66,7 +67,7 @@ static ont_status bn_infer(ont_graph *g, ont_node *node)
     for (uint32_t i = BN_SCALE; i <= BN_RUNNING_VAR; i++) {
         ont_value *v;
         ONT_TRY(ont_need_input(node, i, &v));
-        /* From opset 15 on x, the affine part and the statistics have dtypes of their own. */
+        /* From opset 15 on, x, scale and bias, and the statistics may have three dtypes. */
         uint32_t group = i < BN_RUNNING_MEAN ? BN_SCALE : BN_RUNNING_MEAN;
         ont_dtype like = node->version < 15 ? x->dtype : ont_node_in(node, group)->dtype;
         if (v->dtype != like || !ont_dtype_is_float(like) || !ont_shape_equal(&v->shape, &channels))
@@ -79,7 +80,7 @@ static ont_status bn_infer(ont_graph *g, ont_node *node)
     return ont_infer_out(node, BN_Y, x->dtype, &x->shape);
 }
 
-/* Several dtypes, or one that no kernel has: computed in the widest. Cells with statistics of their own become
+/* Mixed dtypes, or a dtype without a kernel, are computed in the widest. Positions with statistics of their own become
  * channels. */
 static void bn_expand(ont_builder *b, ont_node *node, ont_value **outputs)
 {
@@ -92,7 +93,7 @@ static void bn_expand(ont_builder *b, ont_node *node, ont_value **outputs)
     for (uint32_t i = BN_X; i <= BN_RUNNING_VAR; i++)
         if (ont_node_in(node, i)->dtype == ONT_FLOAT64) wide = ONT_FLOAT64;
     for (uint32_t i = BN_X; i <= BN_RUNNING_VAR; i++) same &= ont_node_in(node, i)->dtype == wide;
-    if (same) { /* it would stand for itself */
+    if (same) { /* the expansion would be this node again */
         b->status = ont_fail(ONT_EUNSUPPORTED, "every kernel that takes it is disabled");
         return;
     }
@@ -190,7 +191,7 @@ ont_channel ont_bn_settle(const ont_call *call, int64_t c, double mean, double v
         var = old_var;
     }
     double inv = 1 / sqrt(var + s->eps);
-    if (s->f32) inv = (double)(float)inv; /* as the gradient reads it */
+    if (s->f32) inv = (double)(float)inv; /* the precision that the gradient reads */
     ont_bn_write(ont_bn_result(call, BN_SAVED_MEAN), c, s->f32, mean);
     ont_bn_write(ont_bn_result(call, BN_SAVED_INV), c, s->f32, inv);
     return (ont_channel){mean, inv * ont_bn_read(call->in[BN_SCALE], c, s->f32),
@@ -218,7 +219,7 @@ void ont_bn_grad_settle(const ont_call *call, int64_t c, double *sum, double *do
 {
     const ont_batchnorm *s = call->state;
     double inv = ont_bn_read(call->in[BN_GRAD_INV], c, s->f32), count = (double)(s->n * s->d);
-    ont_bn_write(ont_bn_result(call, 1), c, s->f32, count > 0 ? *dot * inv : 0); /* not 0 * NaN */
+    ont_bn_write(ont_bn_result(call, 1), c, s->f32, count > 0 ? *dot * inv : 0); /* 0 * NaN is NaN */
     ont_bn_write(ont_bn_result(call, 2), c, s->f32, *sum);
     *sum = s->training ? *sum / count : 0;
     *dot = s->training ? *dot * inv * inv / count : 0;
@@ -226,7 +227,7 @@ void ont_bn_grad_settle(const ont_call *call, int64_t c, double *sum, double *do
 
 /* ---- reference ---- */
 
-/* Channels [first, last). Sums are kept in double: a channel can hold millions of entries. */
+/* Channels [first, last). Sums are double: a channel can hold millions of elements. */
 #define BATCHNORM(suffix, type) \
     static void forward_##suffix(void *context, int64_t first, int64_t last) \
     { \
@@ -291,7 +292,7 @@ void ont_bn_grad_settle(const ont_call *call, int64_t c, double *sum, double *do
                     dot += g * (double)(x[at + i] - mean[c]); \
                 } \
             } \
-            if (dscale) dscale[c] = count > 0 ? (type)(dot * (double)inv[c]) : 0; /* not 0 * NaN */ \
+            if (dscale) dscale[c] = count > 0 ? (type)(dot * (double)inv[c]) : 0; /* 0 * NaN is NaN */ \
             if (dbias) dbias[c] = (type)sum; \
             type factor = scale[c] * inv[c]; \
             type shift = s->training ? (type)(sum / count) : 0; \
@@ -300,7 +301,7 @@ void ont_bn_grad_settle(const ont_call *call, int64_t c, double *sum, double *do
                 int64_t at = (n * s->c + c) * s->d; \
                 for (int64_t i = 0; i < s->d; i++) { \
                     bool on = !(y ? y[at + i] <= 0 : bias && (x[at + i] - mean[c]) * a + bias[c] <= 0); \
-                    type share = slope == 0 ? 0 : (x[at + i] - mean[c]) * slope; /* also of what is not finite */ \
+                    type share = slope == 0 ? 0 : (x[at + i] - mean[c]) * slope; /* 0 even where x is not finite */ \
                     dx[at + i] = factor * ((on ? dy[at + i] : 0) - shift - share); \
                 } \
             } \
@@ -330,11 +331,10 @@ static ont_status backward_ref(const ont_call *call)
     return ONT_OK;
 }
 
-/*
- * ---- with the loops of the processor: a few channels at a time, so many that they lie in the cache, where all passes
- * but the first find them, and that their rows are long enough for the processor to fetch ahead ----
- */
+/* ---- SIMD loops ---- */
 
+/* Channels at a time, at most: they stay in the L2 cache over all passes, and their rows are long enough for the
+ * hardware prefetcher. */
 enum { GROUP = 16, CACHE_BYTES = 1 << 19 };
 
 static const void *entry_at(const void *data, int64_t index, size_t size)
@@ -348,7 +348,7 @@ static int64_t group_size(const ont_batchnorm *s, int tensors)
     return fit < 1 ? 1 : fit > GROUP ? GROUP : fit;
 }
 
-/* Sets mean and var of the channels [first, first + n). */
+/* Sets mean and var of channels [first, first + n), in two passes. */
 static void batch_statistics(const ont_call *call, int64_t first, int64_t n, size_t size, double *mean, double *var)
 {
     const ont_batchnorm *s = call->state;
@@ -363,7 +363,8 @@ static void batch_statistics(const ont_call *call, int64_t first, int64_t n, siz
             s->loops->squares(entry_at(call->in[BN_X], (i * s->c + first + k) * s->d, size), mean[k], s->d, &rest[k],
                               &var[k]);
     for (int64_t k = 0; k < n; k++) {
-        var[k] = (var[k] - rest[k] * rest[k] / count) / count; /* the squares were around a rounded mean */
+        var[k] = (var[k] - rest[k] * rest[k] / count) / count; /* corrects for the rounding of the mean, around which
+                                                                * the squares were taken */
         if (var[k] < 0) var[k] = 0;
     }
 }
@@ -478,7 +479,7 @@ static ont_status grad_infer(ont_graph *g, ont_node *node)
     return ont_infer_norm_grad(g, node);
 }
 
-/* A channel is written when all that its sums need has been read. */
+/* A channel is written once all inputs of its sums have been read: dx may overwrite dy. */
 enum {
     FORWARD_INPLACE = 1 << BN_X | 1 << BN_RESIDUAL,
     GRAD_INPLACE = 1 << BN_GRAD_X | 1 << BN_GRAD_DY | 1 << BN_GRAD_Y,

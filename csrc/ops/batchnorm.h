@@ -1,5 +1,5 @@
 /*
- * What the kernels of batch normalisation share: batchnorm.c goes channel by channel, batchnorm_rows.c row by row.
+ * Shared by the kernels of batch normalisation: batchnorm.c goes channel by channel, batchnorm_rows.c row by row.
  */
 #ifndef ONT_OPS_BATCHNORM_H
 #define ONT_OPS_BATCHNORM_H
@@ -18,31 +18,31 @@ typedef struct ont_batchnorm {
     double eps, momentum;
     bool f32, training, relu;
     const ont_batchnorm_loops *loops;
-    /* By rows: `fold` images side by side are one of `rows` rows of `width` numbers; the last row has `last`. */
+    /* batchnorm_rows.c: (rows, width), a row being `fold` images; the last row has `last` elements. */
     int64_t fold, width, rows, last;
 } ont_batchnorm;
 
-/* NULL for an absent one. */
+/* Input or output `index`; NULL where it is absent. */
 const void *ont_bn_operand(const ont_call *call, uint32_t index);
 void *ont_bn_result(const ont_call *call, uint32_t index);
-/* Entry c of a list of float32 (f32) or float64; write() does nothing where the list is NULL. */
+/* Entry c of an array of float32 (f32) or float64; write() does nothing where the array is NULL. */
 double ont_bn_read(const void *list, int64_t c, bool f32);
 void ont_bn_write(void *list, int64_t c, bool f32, double value);
 
 /*
- * A channel's part of forward from its batch's mean and variance, which are ignored in inference mode: writes what is
- * kept of them.
+ * Forward of channel c from the mean and variance of its batch, which inference mode ignores: writes running and saved
+ * statistics, and returns the coefficients of the normalisation.
  */
 ont_channel ont_bn_settle(const ont_call *call, int64_t c, double mean, double var);
 /*
- * The same of backward, from the sums of dy and of dy * (x - mean): writes dscale and dbias. The sums become what is
- * taken off each dy, and off it for each x - mean.
+ * Backward of channel c: its coefficients; then, from *sum of dy and *dot of dy * (x - mean), writes dscale and dbias
+ * and turns them into dx's terms: *sum is subtracted from each dy, and *dot times (x - mean).
  */
 ont_channel ont_bn_grad_channel(const ont_call *call, int64_t c);
 void ont_bn_grad_settle(const ont_call *call, int64_t c, double *sum, double *dot);
 ont_relu_mask ont_bn_mask(const ont_call *call);
 
-/* The kernels by rows. prepare() is called with the state that the kernels by channels have. */
+/* The kernels by rows. ont_bn_rows_prepare() takes the state that the kernels by channels have set up. */
 const char *ont_bn_rows_accept(const ont_node *node);
 void ont_bn_rows_prepare(ont_batchnorm *s, ont_prepared *out);
 ont_status ont_bn_rows_forward(const ont_call *call);

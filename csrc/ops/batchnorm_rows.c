@@ -1,13 +1,13 @@
 /*
- * Batch normalisation where a channel has few numbers side by side, (N, C) above all: all channels of some rows at a
- * time, in the order in which they lie in memory.
+ * Batch normalisation where a channel has few contiguous elements, (N, C) above all: all channels of some rows at a
+ * time, in memory order.
  *
- * Columns of a row are summed unit by unit of rows, in the dtype, and the units in double and in order; units follow
- * from the shape alone, so that any number of threads gives the same bits. Where rows are short several of them are
- * taken as one. The squares of a unit are those of the differences from its own first row: the further that is from the
- * mean, the more it adds to the variance itself, so that no more than a unit's number of rows times the rounding error
- * is lost, wherever the numbers lie. Units are joined as in Chan, Golub and LeVeque, Updating Formulae and a Pairwise
- * Algorithm for Computing Sample Variances, 1979.
+ * Columns are summed over units of rows in the dtype, and the sums of the units in double and in order. Units depend on
+ * the shape alone, so any number of threads gives the same bits. Short rows are folded: several are taken as one. The
+ * squares of a unit are of differences from its own first row. The further that row is from the mean, the larger the
+ * variance itself; so the error stays below the number of rows of a unit times the rounding error, whatever the mean.
+ * Units are joined as in Chan, Golub and LeVeque, Updating Formulae and a Pairwise Algorithm for Computing Sample
+ * Variances, 1979.
  */
 #include <math.h>
 #include <string.h>
@@ -16,18 +16,18 @@
 #include "ops/batchnorm.h"
 
 enum {
-    SHORT = 64,   /* numbers of a channel side by side, beyond which whole channels are as quick */
-    UNIT = 32,    /* rows of a unit of work, of which */
-    CHUNK = 1024, /* columns, whose sums stay in the first cache */
-    NARROW = 128, /* columns below which rows are folded, to about */
-    FOLDED = 512, /* columns, */
+    SHORT = 64,   /* contiguous elements of a channel from which on batchnorm.c is as fast */
+    UNIT = 32,    /* rows of a unit of work */
+    CHUNK = 1024, /* columns of a unit of work, whose sums stay in the L1 cache */
+    NARROW = 128, /* columns below which rows are folded */
+    FOLDED = 512, /* columns of a folded row, about */
     LANES = 16,   /* a multiple of a vector */
 };
 
 typedef struct scratch {
-    char *centre, *slope, *shift, *mean_dy, *mean_dot; /* per column */
-    char *a, *b;                                       /* per unit and column */
-    double *sum, *dot;                                 /* per column */
+    char *centre, *slope, *shift, *mean_dy, *mean_dot; /* (width) */
+    char *a, *b;                                       /* (units, width) */
+    double *sum, *dot;                                 /* (width) */
 } scratch;
 
 static int64_t blocks_of(const ont_batchnorm *s)
@@ -78,9 +78,9 @@ void ont_bn_rows_prepare(ont_batchnorm *s, ont_prepared *out)
 
 /* ---- units ---- */
 
-/* Columns of a unit that have as many rows: the last row may be shorter than the others. */
+/* Columns [column, column + columns) of a unit that have `rows` rows: the last row may be shorter than the others. */
 typedef struct piece {
-    int64_t at, column, columns, rows; /* at: the first element */
+    int64_t at, column, columns, rows; /* at: offset of the first element */
 } piece;
 
 static int cut(const ont_batchnorm *s, int64_t block, int64_t from, int64_t to, piece pieces[2])
@@ -134,15 +134,15 @@ static void for_pieces(const ont_call *call, piece_fn body)
 
 /* ---- sums of channels ---- */
 
-/* Numbers of a column. */
+/* Number of elements of a column. */
 static int64_t count_of(const ont_batchnorm *s, int64_t column)
 {
     return s->rows - (column >= s->last);
 }
 
 /*
- * Adds up the units' sums of columns [from, to); with x they are of differences from the unit's first row and become
- * those from the tensor's.
+ * Adds up the units' sums of columns [from, to). With x, they are sums of differences from the unit's first row, and
+ * become sums of differences from the tensor's first row.
  */
 static void join_units(const ont_call *call, const scratch *w, const void *x, int64_t from, int64_t to)
 {
@@ -161,7 +161,7 @@ static void join_units(const ont_call *call, const scratch *w, const void *x, in
     }
 }
 
-/* Calls `body` for the first column of each of a channel's runs of d. */
+/* Calls `body` for the first column of each run of d columns that belong to one channel. */
 #define FOR_RUNS(state, channel, column) \
     for (int64_t column = (channel) * (state)->d; column < (state)->width; column += (state)->c * (state)->d)
 

@@ -1,8 +1,9 @@
 /*
- * CTCLoss of our domain: connectionist temporal classification (Graves et al. 2006), one loss a sample.
- * log_probs (T, N, C), targets (N, S) padded or (sum of lengths) in a row, input_lengths (N), target_lengths (N).
- * The gradient is torch's, exp(log_prob) minus the share of paths through a class: the true one plus a term that the
- * gradient of a log-softmax takes away again. It computes the forward sums anew, so nothing is saved.
+ * CTCLoss in our own domain: one loss for each sample. Inputs: log_probs (T, N, C), targets (N, S) or concatenated (sum
+ * of target_lengths), input_lengths (N), target_lengths (N). Like PyTorch's, the gradient is exp(log_prob) minus the
+ * posterior probability of the class: the true gradient plus a term that the gradient of log-softmax removes. The
+ * backward pass recomputes the forward sums; nothing is saved. Source: Graves et al., Connectionist Temporal
+ * Classification, 2006.
  */
 #include <inttypes.h>
 #include <math.h>
@@ -12,18 +13,18 @@
 #include "ops/op.h"
 
 typedef struct ctc_state {
-    int64_t steps, batch, classes; /* T N C */
-    int64_t padded;                /* S, or -1 for targets in a row */
-    int64_t total;                 /* entries of targets */
+    int64_t steps, batch, classes; /* T, N, C */
+    int64_t padded;                /* S, or -1 for concatenated targets */
+    int64_t total;                 /* elements of targets */
     int64_t blank;
     bool zero_infinity;
     bool wide[3]; /* targets, input_lengths, target_lengths are int64 */
 } ctc_state;
 
-/* One sample: its frames, its targets and the sums over paths, (frames, 2 S + 1). */
+/* One sample: frames, targets, and sums over paths, (frames, 2 * length + 1). */
 typedef struct ctc_sample {
-    int64_t index, frames, length, first; /* of targets */
-    int64_t rows_before;                  /* entries of the sums of the samples before, over T */
+    int64_t index, frames, length, first; /* length, first: number of its targets, and the index of the first */
+    int64_t rows_before;                  /* frames of the samples before it, as an offset in the sums */
 } ctc_sample;
 
 static int64_t read_int(const void *values, bool wide, int64_t i)
@@ -60,7 +61,7 @@ static ont_status ctc_grad_infer(ont_graph *g, ont_node *node)
     return ont_infer_same(g, node);
 }
 
-/* Room for the sums of every sample, and for two rows of the backward sums of each. */
+/* Scratch for the sums of every sample and two rows of backward sums of each. */
 static ont_status ctc_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
 {
     const ont_value *x = ont_node_in(node, 0), *targets = ont_node_in(node, 1);
@@ -77,7 +78,7 @@ static ont_status ctc_prepare(const ont_node *node, ont_arena *arena, ont_prepar
     return ONT_OK;
 }
 
-/* The samples stand before the sums in the scratch memory. */
+/* In scratch, the samples come before the sums. */
 static size_t sums_at(const ctc_state *s)
 {
     return ((size_t)s->batch * sizeof(ctc_sample) + 63) / 64 * 64;
@@ -95,7 +96,7 @@ static ont_status check_targets(const ctc_state *s, const void *targets, const c
     return ONT_OK;
 }
 
-/* Lengths and targets, all of them contents, before anything is addressed by them. */
+/* Checks lengths and targets, which are values of tensors, before they are used as indices. */
 static ont_status read_samples(const ont_call *call)
 {
     const ctc_state *s = call->state;
@@ -117,14 +118,14 @@ static ont_status read_samples(const ont_call *call)
     return ONT_OK;
 }
 
-/* Class of state k: blanks stand between the targets, and at both ends. */
+/* Class of state k: blanks alternate with targets, and stand at both ends. */
 static int64_t class_of(const ctc_state *s, const void *targets, const ctc_sample *p, int64_t k)
 {
     return k % 2 ? read_int(targets, s->wide[0], p->first + k / 2) : s->blank;
 }
 
 #define CTC(suffix, type, exp_, log_) \
-    static type add_##suffix(type a, type b) /* logarithm of the sum */ \
+    static type add_##suffix(type a, type b) /* log(exp(a) + exp(b)) */ \
     { \
         type most = a > b ? a : b, least = a > b ? b : a; \
         return least == -INFINITY ? most : most + log_(1 + exp_(least - most)); \
@@ -134,7 +135,7 @@ static int64_t class_of(const ctc_state *s, const void *targets, const ctc_sampl
         const ctc_state *s = call->state; \
         return (type *)((char *)call->work + sums_at(s)) + p->rows_before * (s->steps + 2); \
     } \
-    /* alpha: (frames, 2 length + 1), paths that end in a state at a frame; returns the loss. */ \
+    /* alpha (frames, 2 * length + 1): log-probability of paths that end in a state at a frame. Returns the loss. */ \
     static type forward_##suffix(const ont_call *call, const ctc_sample *p, type *alpha) \
     { \
         const ctc_state *s = call->state; \
@@ -164,7 +165,7 @@ static int64_t class_of(const ctc_state *s, const void *targets, const ctc_sampl
             ((type *)call->out[0])[n] = s->zero_infinity && loss == INFINITY ? 0 : loss; \
         } \
     } \
-    /* beta: two rows of states, paths that go on from a state; shares (C): logarithm of the sum through a class. */ \
+    /* beta (2, 2 * length + 1): log-probability of paths that go on from a state. shares (C): log-sum by class. */ \
     static void shares_##suffix(const ont_call *call, const ctc_sample *p, int64_t t, const type *alpha, type *beta, \
                                 type *shares) \
     { \

@@ -1,38 +1,39 @@
 /*
- * DFT, STFT and MelWeightMatrix. A transform is a product with a constant matrix that acts on real and imaginary parts
- * together, so that its gradient is the product with the transpose.
+ * DFT, STFT and MelWeightMatrix. A transform is a MatMul with a constant matrix over real and imaginary parts together,
+ * so its gradient is a MatMul with the transpose.
  */
 #include <inttypes.h>
 #include <math.h>
 
 #include "ops/compose.h"
 
-enum { MAX_ENTRIES = 1 << 24, MAX_SAMPLES = 1 << 28 }; /* of a transform's matrix; of all frames together */
+enum { MAX_ENTRIES = 1 << 24, MAX_SAMPLES = 1 << 28 }; /* elements of a transform's matrix; samples of all frames */
 
 typedef struct transform {
-    int64_t given;      /* entries of the signal that are used, at most `length` */
-    int64_t length;     /* N */
-    int64_t bins;       /* entries of the result */
-    int parts, results; /* 1: real, 2: real and imaginary */
+    int64_t given;      /* samples of the signal that are used, at most `length` */
+    int64_t length;     /* N of the transform */
+    int64_t bins;       /* frequencies in the result */
+    int parts, results; /* of input and result: 1: real, 2: real and imaginary */
     bool inverse, onesided;
 } transform;
 
 /* ---- the matrix ---- */
 
-/* Of input entry n, part p, and output entry k, part r: the real form of exp(-+ 2 pi i k n / N). */
+/* The element of the matrix for input sample n, part p, and frequency k, part r: exp(-+ 2 pi i k n / N) in real
+ * form. */
 static double entry(const transform *t, int64_t n, int p, int64_t k, int r)
 {
-    /* k n mod N keeps the angle exact */
+    /* k n mod N: an exact angle */
     double angle = 2 * M_PI * (double)(k * n % t->length) / (double)t->length, c = cos(angle), s = sin(angle);
     double scale = t->inverse ? 1 / (double)t->length : 1;
-    if (t->inverse && t->onesided) /* the bins left out are the conjugates of those given */
+    if (t->inverse && t->onesided) /* the bins that are left out are the conjugates of these */
         return scale * (n == 0 || 2 * n == t->length ? 1 : 2) * (p ? -s : c);
     if (!t->inverse) s = -s;
     if (p == 0) return scale * (r ? s : c);
     return scale * (r ? c : -s);
 }
 
-/* Asked before anything of that size is made: lengths are numbers in the model, with no memory behind them. */
+/* Checked before allocation: lengths are numbers of the model, of any size. */
 static ont_status check_matrix(const transform *t)
 {
     int64_t most = MAX_ENTRIES / (t->parts * t->results);
@@ -42,7 +43,7 @@ static ont_status check_matrix(const transform *t)
                     t->given, t->parts, t->bins, t->results, MAX_ENTRIES);
 }
 
-/* x: (..., given, parts) to (..., bins, results) */
+/* x (..., given, parts) -> (..., bins, results) */
 static ont_value *apply(ont_builder *b, const transform *t, ont_value *x)
 {
     if (b->status != ONT_OK || !x) return NULL;
@@ -75,7 +76,7 @@ static ont_status check_signal(const ont_value *x)
                                     : ont_fail(ONT_EINVAL, "the last dim is %" PRId64 ", 1 or 2 is expected", parts);
 }
 
-/* One whole number of a constant input; `otherwise` where it is absent. */
+/* Reads a whole number from a constant input; `otherwise` where it is absent. */
 static ont_status whole(const ont_node *node, uint32_t index, int64_t otherwise, int64_t *value)
 {
     int count;
@@ -222,7 +223,7 @@ const ont_op ont_op_STFT = {.domain = "", .name = "STFT", .since = 17, .min_inpu
                             .attributes = "onesided:i", .nondiff_inputs = 1 << 1 | 1 << 3, .infer = stft_infer,
                             .expand = stft_expand};
 
-/* ---- MelWeightMatrix: triangles that are equally spaced on the mel scale, 2595 log10(1 + f / 700) ---- */
+/* ---- MelWeightMatrix: triangles at equal distances on the mel scale, 2595 log10(1 + f / 700) ---- */
 
 typedef struct mel {
     int64_t bins, length, rate;
@@ -256,7 +257,7 @@ static ont_status mel_infer(ont_graph *g, ont_node *node)
     return ont_infer_out(node, 0, m.dtype, &(ont_shape){.rank = 2, .dims = {m.length / 2 + 1, m.bins}});
 }
 
-/* Spectrogram bin of edge i of bins + 2. */
+/* Frequency bin of edge i, of bins + 2 edges. */
 static int64_t mel_edge(const mel *m, int64_t i)
 {
     double low = 2595 * log1p(m->low / 700) / log(10), high = 2595 * log1p(m->high / 700) / log(10);

@@ -1,7 +1,7 @@
 /*
- * Einsum by expansion: diagonals for labels that an operand repeats, sums over labels that only one operand has and the
- * result lacks, then operands are contracted from left to right, each pair as one batched MatMul. A label is a letter;
- * the dims of "..." get labels of their own, counted from the right, and dims of 1 broadcast.
+ * Einsum by expansion. Labels that an operand repeats become a diagonal; labels that one operand alone has and the
+ * result lacks are summed; then operands are contracted from left to right, each pair by one batched MatMul. A label is
+ * a letter. The dims of "..." get labels of their own, counted from the right, and dims of 1 broadcast.
  */
 #include <string.h>
 
@@ -15,7 +15,7 @@
 
 enum { ELLIPSIS = 128, LABELS = ELLIPSIS + ONT_MAX_RANK };
 
-/* A tensor with a label for every dim. */
+/* A tensor, and the label of each dim. */
 typedef struct term {
     ont_value *v;
     int n;
@@ -24,13 +24,13 @@ typedef struct term {
 
 typedef struct equation {
     const char *text;
-    bool wanted[LABELS]; /* in the result */
-    int uses[LABELS];    /* operands not yet contracted that have it */
+    bool wanted[LABELS]; /* whether the result has the label */
+    int uses[LABELS];    /* number of operands, not yet contracted, that have the label */
     int64_t size[LABELS];
-    int ellipsis;        /* dims of the longest "..." */
+    int ellipsis;        /* number of dims of the longest "..." */
 } equation;
 
-/* Of any locale: a label is an index. */
+/* isalpha() without the locale, since a label is an index. */
 static bool is_letter(char c)
 {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
@@ -43,7 +43,8 @@ static int find(const term *t, int label)
     return -1;
 }
 
-/* One operand's subscripts, up to ',' or '-' or the end; `rank` -1 for the result, whose "..." has all dims. */
+/* Reads the subscripts of one operand, up to ',' or '-' or the end. `rank` is -1 for the result, whose "..." has all
+ * dims. */
 static const char *parse_term(ont_builder *b, const equation *e, const char *at, int rank, term *t)
 {
     int letters = 0;
@@ -81,7 +82,7 @@ static void permute(ont_builder *b, term *t, const int *order)
     if (!same && t->v) t->v = ont_build_transpose(b, t->v, perm);
 }
 
-/* Dims i < j with one label become one: the last of all, read at a step of n + 1 from their n x n entries. */
+/* Takes the diagonal of dims i < j with one label: moved to the end, n x n elements are read with stride n + 1. */
 static void take_diagonal(ont_builder *b, term *t, int i, int j)
 {
     int order[ONT_MAX_RANK], n = 0;
@@ -105,7 +106,7 @@ static void take_diagonal(ont_builder *b, term *t, int i, int j)
     t->n = n;
 }
 
-/* Removes dims `gone`, which are summed, or of size 1. */
+/* Sums over the dims `gone`, or drops them where their size is 1. */
 static void sum_out(ont_builder *b, term *t, const bool *gone)
 {
     int64_t axes[ONT_MAX_RANK];
@@ -127,7 +128,7 @@ static void prepare_term(ont_builder *b, const equation *e, term *t)
         for (int j = i + 1; j < t->n && b->status == ONT_OK; j++)
             if (t->labels[i] == t->labels[j]) {
                 take_diagonal(b, t, i, j);
-                i = -1; /* dims moved: from the start */
+                i = -1; /* i = -1: dims have moved, so the search starts again */
                 break;
             }
     bool gone[ONT_MAX_RANK] = {false};
@@ -135,7 +136,7 @@ static void prepare_term(ont_builder *b, const equation *e, term *t)
     sum_out(b, t, gone);
 }
 
-/* ---- a pair ---- */
+/* ---- contraction of a pair ---- */
 
 typedef struct group {
     int n;
@@ -150,7 +151,7 @@ static void add_to(group *g, const term *t, int d)
     g->size *= t->v->shape.dims[d];
 }
 
-/* t as (batch, first, second), in the order of the groups' labels. */
+/* t as (batch, first, second), each in the order of the group's labels. */
 static ont_value *as_matrix(ont_builder *b, term *t, const group *batch, const group *first, const group *second)
 {
     const group *groups[] = {batch, first, second};
@@ -175,7 +176,7 @@ static void drop_broadcast(ont_builder *b, const equation *e, term *t, const ter
 static void contract(ont_builder *b, equation *e, term *x, term *y)
 {
     for (int d = 0; d < y->n; d++)
-        if (find(x, y->labels[d]) >= 0) e->uses[y->labels[d]]--; /* two become one */
+        if (find(x, y->labels[d]) >= 0) e->uses[y->labels[d]]--; /* one dim takes the place of two */
     drop_broadcast(b, e, x, y);
     drop_broadcast(b, e, y, x);
     if (b->status != ONT_OK) return;
@@ -201,14 +202,14 @@ static void contract(ont_builder *b, equation *e, term *x, term *y)
             shape.dims[shape.rank++] = groups[k]->dims[i];
         }
     x->v = ont_build_reshape(b, product, &shape);
-    bool gone[ONT_MAX_RANK] = {false}; /* a label of both, of which the last of them was dropped as a dim of 1 */
+    bool gone[ONT_MAX_RANK] = {false}; /* labels of both terms of which this dim of 1 was dropped */
     for (int d = 0; d < x->n && x->v; d++) gone[d] = !e->wanted[x->labels[d]] && e->uses[x->labels[d]] == 1;
     sum_out(b, x, gone);
 }
 
 /* ---- the equation ---- */
 
-/* Without "->" the result is "..." and the letters that occur once, in the order of the alphabet. */
+/* Without "->", the result has "..." and then the letters that occur once, in alphabetical order. */
 static void implicit_result(const equation *e, const char *text, term *result)
 {
     int count[LABELS] = {0};

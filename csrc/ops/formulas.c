@@ -1,6 +1,6 @@
 /*
- * Operators that are a formula of a few others, built by expansion, so that their gradients are those of the parts:
- * Celu, ThresholdedRelu, Shrink, Hardmax, LpNormalization, SwiGLU, OneHot, Tile, TensorScatter.
+ * Operators by expansion into a few others, which also give their gradients: Celu, ThresholdedRelu, Shrink, Hardmax,
+ * LpNormalization, SwiGLU, OneHot, Tile, TensorScatter.
  */
 #include <string.h>
 
@@ -25,7 +25,8 @@ static ont_status float_infer(ont_graph *g, ont_node *node)
     return ont_infer_same(g, node);
 }
 
-/* x where it is positive, else alpha (exp(x / alpha) - 1); positive numbers do not come to exp, which would overflow */
+/* x where it is positive, else alpha (exp(x / alpha) - 1); positive numbers are kept from exp(), which would
+ * overflow */
 static void celu_expand(ont_builder *b, ont_node *node, ont_value **outputs)
 {
     ont_value *x = ont_node_in(node, 0), *alpha = SCALAR(ont_attr_float(node, "alpha", 1.0)), *zero = SCALAR(0);
@@ -40,7 +41,7 @@ static void thresholded_relu_expand(ont_builder *b, ont_node *node, ont_value **
     outputs[0] = WHERE(B("Greater", x, SCALAR(ont_attr_float(node, "alpha", 1.0))), x, SCALAR(0));
 }
 
-/* Integers go by double: bias and lambd may be fractions. */
+/* Integers are computed in double, since bias and lambd may be fractions. */
 static void shrink_expand(ont_builder *b, ont_node *node, ont_value **outputs)
 {
     ont_value *x = ont_node_in(node, 0);
@@ -53,13 +54,13 @@ static void shrink_expand(ont_builder *b, ont_node *node, ont_value **outputs)
     outputs[0] = ont_build_cast(b, WHERE(B("Less", x, SCALAR(-lambda)), B("Add", x, bias), above), dtype);
 }
 
-/* x seen as (everything before axis, axis and after): how operators before opset 13 read an axis. */
+/* x as (product of dims before axis, product of the others): operators before opset 13 read an axis so. */
 static ont_shape flattened(const ont_shape *x, int axis)
 {
     return ont_shape_of(2, (int64_t[]){ont_shape_count_range(x, 0, axis), ont_shape_count_range(x, axis, x->rank)});
 }
 
-/* The positions 0, 1, ... along `axis` of a tensor of that rank, in a shape that broadcasts to it. */
+/* Positions 0, 1, ... along `axis` of a tensor of that rank, in a shape that broadcasts to it. */
 static ont_value *positions(ont_builder *b, int64_t n, int axis, int rank)
 {
     ont_value *zero = ont_build_scalar(b, ONT_INT64, 0), *one = ont_build_scalar(b, ONT_INT64, 1);
@@ -90,7 +91,7 @@ static void hardmax_expand(ont_builder *b, ont_node *node, ont_value **outputs)
     outputs[0] = ont_build_reshape(b, ont_build_cast(b, hit, x->dtype), &shape);
 }
 
-/* Zeros stay zeros where the norm is 0. */
+/* Where the norm is 0, the result is 0. */
 static void lp_normalization_expand(ont_builder *b, ont_node *node, ont_value **outputs)
 {
     ont_value *x = ont_node_in(node, 0);
@@ -121,7 +122,7 @@ static void swiglu_expand(ont_builder *b, ont_node *node, ont_value **outputs)
     outputs[0] = B("Mul", ont_build_done(b, swish), ont_node_in(node, 1));
 }
 
-/* ---- OneHot: values[1] where the index is the position, else values[0]; indices may be any number type ---- */
+/* ---- OneHot: values[1] where the index equals the position, else values[0]; indices have any numeric dtype ---- */
 
 static void one_hot_expand(ont_builder *b, ont_node *node, ont_value **outputs)
 {
@@ -145,7 +146,7 @@ static void one_hot_expand(ont_builder *b, ont_node *node, ont_value **outputs)
     outputs[0] = WHERE(B("Equal", index, positions(b, n, axis, rank)), on, off);
 }
 
-/* ---- Tile: an Expand of dims put in between, (d0, d1) -> (r0, d0, r1, d1) -> (r0 d0, r1 d1) ---- */
+/* ---- Tile: Expand of inserted dims, (d0, d1) -> (r0, d0, r1, d1) -> (r0 * d0, r1 * d1) ---- */
 
 static void tile_expand(ont_builder *b, ont_node *node, ont_value **outputs)
 {
@@ -178,7 +179,7 @@ static void tile_expand(ont_builder *b, ont_node *node, ont_value **outputs)
     outputs[0] = ont_build_reshape(b, spread, &result);
 }
 
-/* ---- TensorScatter: a window of the cache along an axis, at a place per batch entry ---- */
+/* ---- TensorScatter: writes a window of the cache along an axis, at a position for each batch entry ---- */
 
 static ont_status tensor_scatter_infer(ont_graph *g, ont_node *node)
 {

@@ -1,5 +1,5 @@
 /*
- * Gather along an axis, and the check of indices alone. The gradient's kernels stand in gather_grad.c.
+ * Gather along an axis, and InRange, which checks indices alone. The kernels of the gradient are in gather_grad.c.
  */
 #include "ops/gather.h"
 
@@ -56,7 +56,7 @@ static ont_status gather_prepare(const ont_node *node, ont_arena *arena, ont_pre
     return ONT_OK;
 }
 
-/* Rows of one number: results [first, last) without a copy's call for each. */
+/* Rows of one element: results [first, last), without a call to copy each. */
 static void gather_numbers(const ont_call *call, int64_t first, int64_t last)
 {
     const ont_gather *s = call->state;
@@ -80,7 +80,7 @@ static void gather_numbers(const ont_call *call, int64_t first, int64_t last)
     }
 }
 
-/* Elements [first, last) of the result: rows may be few and long. */
+/* Elements [first, last) of the result, since rows may be few and long. */
 static void gather_range(void *context, int64_t first, int64_t last)
 {
     const ont_call *call = context;
@@ -107,8 +107,8 @@ static ont_status gather_run(const ont_call *call)
     return ONT_OK;
 }
 
-/* GatherGrad(dy, indices, base or nothing; axis, shape): the base, else zeros, and the rows of dy added where they were
- * read */
+/* GatherGrad(dy, indices, optional base; axis, shape): the base or zeros, with each row of dy added where it was
+ * read. */
 static void gather_grad(ont_grad *g)
 {
     ont_builder *b = &g->b;
@@ -129,8 +129,9 @@ static const ont_kernel gather_kernels[] = {
 GATHER(Gather, "", 0);
 GATHER(TorchGather, ONT_DOMAIN, ONT_OP_PUBLIC);
 
-/* ---- InRange: indices, a limit -> the indices; none is below 0, nor at a limit of 0 or more, or above */
+/* ---- InRange(indices, limit) -> indices ---- */
 
+/* An index below 0 is an error, and with limit >= 0 one that is not below limit. */
 static ont_status in_range_infer(ont_graph *g, ont_node *node)
 {
     ont_value *index, *limit;

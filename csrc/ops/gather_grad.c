@@ -1,10 +1,9 @@
 /*
- * The gradient of Gather: rows of dy added up where they were read, into zeros or into a third input.
+ * The gradient of Gather: rows of dy are added, where they were read, to zeros or to a third input.
  *
- * Indices are sorted once, stably, so that every row of the table is written once, by one thread: zeros, or its first
- * row of dy with the others added in the order of their positions. 16-bit floats are summed in float32 and rounded
- * once. Sums never depend on the number of threads. The reference, which is faster for short rows, has each thread look
- * at all indices.
+ * Indices are sorted once, stably. Each row of the table is then written once, by one thread: zeros, or the sum of its
+ * rows of dy in the order of their positions. 16-bit floats are summed in float32 and rounded once. The sums never
+ * depend on the number of threads. The reference has each thread look at all indices, which is faster for short rows.
  */
 #include <string.h>
 #if defined(__x86_64__)
@@ -16,9 +15,9 @@
 #include "simd/simd.h"
 
 enum {
-    PIECE = 1024,      /* columns that are summed at a time, so that a long row's sums stay in L1 */
+    PIECE = 1024,      /* columns that are summed at a time, so that the sums of a long row stay in the L1 cache */
     SHORT = 512,       /* bytes of a row below which looking at all indices is cheaper than sorting them */
-    STREAM = 16 << 20, /* bytes of a result that no cache keeps for its reader */
+    STREAM = 16 << 20, /* bytes of a result that exceeds the last-level cache: it is written by non-temporal stores */
 };
 
 static ont_status grad_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
@@ -38,7 +37,8 @@ static void add_row(const ont_gather *s, void *to, const void *from, int64_t cou
 
 /* ---- sorted ---- */
 
-/* A row of the table in the upper half, the index's position in the lower: their order is the stable order of rows. */
+/* Row of the table in the upper half, position of the index in the lower: sorting these is a stable sort of the
+ * rows. */
 typedef uint64_t hit;
 
 static inline int64_t row_of(hit h) { return (int64_t)(h >> 32); }
@@ -47,13 +47,13 @@ static inline int64_t position_of(hit h) { return (int64_t)(h & UINT32_MAX); }
 typedef struct sorting {
     const ont_call *call;
     const ont_gather *s;
-    const hit *hits;   /* in order */
+    const hit *hits;   /* sorted */
     bool base, inplace, stream;
-    int64_t units;     /* of work in a block: rows that are written, and rows that are read */
-    int64_t blocks, width; /* of columns */
+    int64_t units;     /* units of work in a block: rows written and rows read */
+    int64_t blocks, width; /* number of blocks of columns, and their width */
 } sorting;
 
-/* Hits in order of their rows, in `to` or `spare`; a digit of 8 bits at a time from the lowest, as far as rows go. */
+/* Radix sort of hits by row, 8 bits at a time from the lowest. Returns the result, in `to` or `spare`. */
 static const hit *sort_hits(const ont_gather *s, const void *indices, hit *to, hit *spare)
 {
     bool sorted = true;
@@ -73,7 +73,7 @@ static const hit *sort_hits(const ont_gather *s, const void *indices, hit *to, h
     return to;
 }
 
-/* Hits of rows before `row`. */
+/* Number of hits of rows before `row`. */
 static int64_t hits_before(const sorting *t, int64_t row)
 {
     int64_t low = 0, high = t->s->count;
@@ -87,7 +87,7 @@ static int64_t hits_before(const sorting *t, int64_t row)
     return low;
 }
 
-/* The first row the middle of whose work is at `unit` or behind it. */
+/* The first row whose work has its middle at unit `unit` or later. */
 static int64_t row_at(const sorting *t, int64_t unit)
 {
     int64_t low = 0, high = t->s->table;
@@ -104,7 +104,7 @@ static int64_t row_at(const sorting *t, int64_t unit)
     return low;
 }
 
-/* Zeros, past the caches where the result is too large for them. */
+/* Writes zeros, by non-temporal stores where the result exceeds the last-level cache. */
 static void zero(const sorting *t, char *to, size_t bytes)
 {
 #if defined(__x86_64__)
@@ -118,7 +118,8 @@ static void zero(const sorting *t, char *to, size_t bytes)
     memset(to, 0, bytes);
 }
 
-/* Rows [first, last) that no index names, columns [column, column + n): `out` and `base` at row 0 of the table. */
+/* Rows [first, last), which no index names, columns [column, column + n): `out` and `base` point to row 0 of the
+ * table. */
 static void fill_rows(const sorting *t, char *out, const char *base, int64_t first, int64_t last, int64_t column,
                       int64_t n)
 {
@@ -135,13 +136,14 @@ static void fill_rows(const sorting *t, char *out, const char *base, int64_t fir
     }
 }
 
-/* Rows that are read next lie anywhere: the processor does not see them coming. */
+/* Prefetches the rows that are read next: they lie anywhere, where no hardware prefetcher expects them. */
 static inline void fetch_row(const char *row, size_t bytes)
 {
     for (size_t at = 0; at < bytes && at < 2048; at += 64) __builtin_prefetch(row + at);
 }
 
-/* At most PIECE columns of `count` hits and, unless NULL, of the base, rounded once. `dy` is at the first column. */
+/* Sums at most PIECE columns of `count` hits and, unless NULL, of the base; rounds once. `dy` points to the first
+ * column. */
 static void sum_half(const sorting *t, char *out, const char *base, const char *dy, const hit *hits, int64_t count,
                      int64_t n)
 {
@@ -192,7 +194,7 @@ static void sum_hits(const sorting *t, char *out, const char *base, const char *
     }
 }
 
-/* The rows of entry `o` of the outer dims whose work has its middle in units [first, last); columns of one block. */
+/* For outer index `o`, the rows whose work has its middle in units [first, last); columns of one block. */
 static void write_rows(const sorting *t, int64_t o, int64_t block, int64_t first, int64_t last)
 {
     const ont_gather *s = t->s;
@@ -227,7 +229,8 @@ static void sorted_range(void *context, int64_t first, int64_t last)
 #endif
 }
 
-/* Columns are shared out as well where rows alone would leave threads idle: few of them, or most hits in one. */
+/* Columns are divided among threads too where rows alone would leave threads idle: few rows, or most hits in one
+ * row. */
 static void choose_blocks(sorting *t)
 {
     const ont_gather *s = t->s;
@@ -282,8 +285,8 @@ static ont_status sorted_prepare(const ont_node *node, ont_arena *arena, ont_pre
 
 /* ---- reference ---- */
 
-/* Rows [first, last) of the flattened (outer, table): zeros, or those of the third input, to which every index that
- * falls into them is added in order. */
+/* Rows [first, last) of the flattened (outer, table): zeros or rows of the third input, plus the rows of dy in
+ * order. */
 static void scatter_rows(void *context, int64_t first, int64_t last)
 {
     const ont_call *call = context;

@@ -1,8 +1,8 @@
 /*
- * Normalisation over groups of channels: ours:GroupNorm has the kernels, GroupNormalization (one scale a group before
- * opset 21, one a channel since) and InstanceNormalization (a group is a channel) are expanded to it. A group is
- * contiguous, and its mean and inverse deviation are saved for the gradient. Source: Wu and He, Group Normalization,
- * 2018.
+ * Normalisation over groups of channels. GroupNorm of our own domain has the kernels; GroupNormalization (one scale for
+ * each group before opset 21, for each channel since) and InstanceNormalization (a group is a channel) are expanded to
+ * it. A group is contiguous. Its mean and inverse standard deviation are saved for the gradient. Source: Wu and He,
+ * Group Normalization, 2018.
  */
 #include <inttypes.h>
 #include <math.h>
@@ -11,12 +11,12 @@
 #include "base/parallel.h"
 #include "ops/compose.h"
 
-enum { LANES = 16 }; /* partial sums, which vectorise */
+enum { LANES = 16 }; /* partial sums, so that loops vectorise */
 
 typedef struct groups_state {
     int64_t n, groups, channels, d; /* channels of a group, elements of a channel */
     double eps;
-    bool shorter; /* short channels: loops go over whole groups, by scales laid out like a group's elements */
+    bool shorter; /* short channels: loops run over a whole group, with scale and bias repeated for each element */
 } groups_state;
 
 static ont_status layout(const ont_node *node, const ont_shape *x, groups_state *s)
@@ -32,7 +32,7 @@ static ont_status layout(const ont_node *node, const ont_shape *x, groups_state 
     return ONT_OK;
 }
 
-/* x, scale and bias of one float dtype; scale and bias have `entries` each. */
+/* x, scale and bias have one float dtype; scale and bias have `entries` elements each. */
 static ont_status check_operands(const ont_node *node, int64_t entries)
 {
     ont_value *x;
@@ -49,7 +49,7 @@ static ont_status check_operands(const ont_node *node, int64_t entries)
     return ONT_OK;
 }
 
-/* (x, scale, bias) -> y, mean, inv_std, the latter (N, groups) */
+/* (x, scale, bias) -> y, mean (N, groups), inv_std (N, groups) */
 static ont_status infer(ont_graph *g, ont_node *node)
 {
     (void)g;
@@ -74,7 +74,8 @@ static ont_status prepare(const ont_node *node, ont_arena *arena, ont_prepared *
     return s->shorter ? ont_shape_bytes(&wide, ONT_FLOAT64, &out->work_bytes) : ONT_OK;
 }
 
-/* Backward: sums of dy and of dy * xhat per image and channel; of short channels per element, and the wide scales. */
+/* Backward scratch: sums of dy and of dy * xhat, (N, channels); for short channels (N, channels, d), and the repeated
+ * scale. */
 static ont_status prepare_grad(const ont_node *node, ont_arena *arena, ont_prepared *out)
 {
     ONT_TRY(prepare(node, arena, out));
@@ -141,7 +142,7 @@ static void *result(const ont_call *call, uint32_t index)
             if (invs) invs[g] = inv; \
         } \
     } \
-    /* (x, scale, mean, inv_std, dy) -> dx; dx = inv (g - mean(g) - xhat mean(g xhat)), g = dy scale */ \
+    /* (x, scale, mean, inv_std, dy) -> dx = inv_std (g - mean(g) - xhat mean(g xhat)), with g = dy * scale */ \
     static void backward_##suffix(void *context, int64_t first, int64_t last) \
     { \
         const ont_call *call = context; \
@@ -159,7 +160,7 @@ static void *result(const ont_call *call, uint32_t index)
                 const type *row = x + c * s->d, *drow = dy + c * s->d; \
                 LANE_SUM(s->d, drow[i], sums[c]); \
                 LANE_SUM(s->d, drow[i] * (row[i] - mean), dots[c]); \
-                dots[c] *= m ? (double)inv : 0; /* not 0 * NaN */ \
+                dots[c] *= m ? (double)inv : 0; /* 0 * NaN is NaN */ \
                 sum += sums[c] * (double)weights[c]; \
                 dot += dots[c] * (double)weights[c]; \
             } \
@@ -169,7 +170,7 @@ static void *result(const ont_call *call, uint32_t index)
                     dx[i] = inv * (dy[i] * weights[c] - shift - (x[i] - mean) * slope); \
         } \
     } \
-    /* dscale and dbias: the images' sums, added in order */ \
+    /* dscale and dbias: the sums of the images, added in order */ \
     static void channels_##suffix(const ont_call *call) \
     { \
         const groups_state *s = call->state; \
@@ -184,7 +185,7 @@ static void *result(const ont_call *call, uint32_t index)
         } \
     }
 
-/* Short channels. The scales are in call->work where they are not those of the operands. */
+/* Short channels. call->work holds the scales, unless d is 1 and the operand itself has one for each element. */
 #define SHORT_CHANNELS(suffix, type) \
     static void lay_out_##suffix(const groups_state *s, const type *each, type *to) \
     { \
@@ -232,7 +233,7 @@ static void *result(const ont_call *call, uint32_t index)
             for (int64_t i = 0; i < m; i++) dx[i] = inv * (dy[i] * scale[i] - shift - (x[i] - mean) * slope); \
         } \
     } \
-    /* Channels [first, last): the images' dy and dy * xhat, added element by element, then along a channel. */ \
+    /* Channels [first, last): adds up dy and dy * xhat of the images element by element, then along a channel. */ \
     static void short_channels_##suffix(void *context, int64_t first, int64_t last) \
     { \
         const ont_call *call = context; \
@@ -327,7 +328,7 @@ static void grad(ont_grad *g)
     for (uint32_t i = 0; i < 3; i++) GI(i, node->outputs[i]);
 }
 
-/* ---- the operators of the specification ---- */
+/* ---- the ONNX operators ---- */
 
 static ont_status group_infer(ont_graph *g, ont_node *node)
 {
@@ -357,7 +358,7 @@ static ont_value *build_norm(ont_builder *b, const ont_node *from, ont_value *x,
     return ont_build_done(b, node);
 }
 
-/* (groups) -> (groups * channels), each entry once for every channel of the group */
+/* (groups) -> (groups * channels): each entry is repeated for every channel of its group */
 static ont_value *per_channel(ont_builder *b, ont_value *v, int64_t channels)
 {
     if (b->status != ONT_OK || !v) return NULL;

@@ -1,6 +1,6 @@
 /*
- * std::partial_sort, std::nth_element and std::sort of libstdc++ (bits/stl_heap.h and stl_algo.h), step by step: what
- * they do with equals is no part of C++, and torch's results hang on it.
+ * std::partial_sort, std::nth_element and std::sort of libstdc++ (bits/stl_heap.h and stl_algo.h), comparison by
+ * comparison. The C++ standard does not define the order of equal elements; PyTorch's results depend on it.
  */
 #include "ops/introselect.h"
 
@@ -13,9 +13,9 @@ static void swap(ont_ranked *a, ont_ranked *b)
     *b = held;
 }
 
-/* ---- heaps, the highest rank at the root ---- */
+/* ---- heaps, with the highest rank at the root ---- */
 
-/* Puts `value` into the heap of n whose entry `hole` is free: down to a leaf, then up again. */
+/* Puts `value` into the heap of n whose entry `hole` is free: down to a leaf, then up. */
 static void adjust_heap(ont_ranked *x, int64_t hole, int64_t n, ont_ranked value)
 {
     int64_t top = hole, child = hole;
@@ -37,7 +37,7 @@ static void adjust_heap(ont_ranked *x, int64_t hole, int64_t n, ont_ranked value
     x[hole] = value;
 }
 
-/* The root of the heap of n goes to *to, and what was there into the heap. */
+/* Moves the root of the heap of n to *to, and the entry that was there into the heap. */
 static void pop_heap(ont_ranked *x, int64_t n, ont_ranked *to)
 {
     ont_ranked value = *to;
@@ -45,7 +45,7 @@ static void pop_heap(ont_ranked *x, int64_t n, ont_ranked *to)
     adjust_heap(x, 0, n, value);
 }
 
-/* The k lowest of n, as a heap. */
+/* Makes a heap of the k lowest of n. */
 static void heap_select(ont_ranked *x, int64_t k, int64_t n)
 {
     for (int64_t parent = (k - 2) / 2; k > 1 && parent >= 0; parent--) adjust_heap(x, parent, k, x[parent]);
@@ -68,7 +68,7 @@ static void median_to(ont_ranked *to, ont_ranked *a, ont_ranked *b, ont_ranked *
         swap(to, less(a, c) ? a : less(b, c) ? c : b);
 }
 
-/* Where the upper part of [first, last) begins: a median of three, put first, is the pivot. */
+/* Partitions [first, last) around the median of three, and returns where the upper part begins. */
 static ont_ranked *partition(ont_ranked *first, ont_ranked *last)
 {
     const ont_ranked *pivot = first;
@@ -101,7 +101,7 @@ static int twice_log2(int64_t n)
 
 enum { SMALL = 16 };
 
-/* Parts of at most SMALL entries, each in its place. */
+/* Insertion sort of parts of at most SMALL entries. */
 static void introsort(ont_ranked *x, int64_t n, int depth)
 {
     while (n > SMALL) {
@@ -122,7 +122,7 @@ static void sort(ont_ranked *x, int64_t n)
     insertion_sort(x, n);
 }
 
-/* Entry k in its place, lower ones before it. */
+/* Puts entry k in its place, with lower ones before it. */
 static void nth_element(ont_ranked *x, int64_t k, int64_t n)
 {
     for (int depth = twice_log2(n); n > 3;) {

@@ -1,6 +1,6 @@
 /*
- * LayerNormalization and its gradient from saved mean and inverse deviation. Rows are what the axes from `axis` on
- * span.
+ * LayerNormalization, and its gradient from the saved mean and inverse standard deviation. A row is all elements of the
+ * axes from `axis` on.
  */
 #include <math.h>
 #include <string.h>
@@ -13,7 +13,7 @@ typedef struct layernorm_state {
     int64_t rows, n;
     double eps;
     const ont_simd_table *simd;
-    int parts; /* gradient: row ranges with partial sums of their own */
+    int parts; /* gradient: row ranges, each with partial sums of its own */
 } layernorm_state;
 
 static ont_status layout(const ont_node *node, const ont_shape *x, layernorm_state *s, int *axis)
@@ -25,7 +25,7 @@ static ont_status layout(const ont_node *node, const ont_shape *x, layernorm_sta
     return ONT_OK;
 }
 
-/* outputs: y, mean, inv_std */
+/* Outputs: y, and mean and inv_std, one for each row. */
 static ont_status layernorm_infer(ont_graph *g, ont_node *node)
 {
     (void)g;
@@ -34,7 +34,8 @@ static ont_status layernorm_infer(ont_graph *g, ont_node *node)
     int axis;
     ONT_TRY(ont_need_input(node, 0, &x));
     ONT_TRY(layout(node, &x->shape, &s, &axis));
-    /* Statistics are computed and saved in x's type: for float64 that is more than the default, float32, asks for. */
+    /* Statistics are computed and saved in the dtype of x; for float64 that is more than float32, the default of
+     * stash_type. */
     int64_t stash = ont_attr_int(node, "stash_type", ONT_FLOAT32);
     if (stash != ONT_FLOAT32 && stash != (int64_t)x->dtype)
         return ont_fail(ONT_EUNSUPPORTED, "attribute stash_type is %lld, expected %d (float) or the input's type",
@@ -133,8 +134,8 @@ static const ont_kernel forward_kernels[] = {
 
 /* ---- gradient: (x, scale, mean, inv_std, dy) -> dx, dscale, dbias ---- */
 
-/* Partial sums of dscale and dbias are kept per range of rows and added in order: the result does not depend on
- * threads. */
+/* dscale and dbias have partial sums for each range of rows, which are added in order: the result does not depend on
+ * the number of threads. */
 enum { PARTS = 8 };
 
 static ont_status grad_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
@@ -218,7 +219,7 @@ static void layernorm_grad(ont_grad *g)
             ont_grad_refuse(g, "from its mean or deviation");
             return;
         }
-    /* Mean and deviation are saved by the forward node, also where the model did not ask for them. */
+    /* The forward node saves mean and inv_std, also where the model has no such outputs. */
     b->status = ont_node_ensure_output(b->graph, g->node, 1, &mean);
     if (b->status == ONT_OK) b->status = ont_node_ensure_output(b->graph, g->node, 2, &inv);
     if (b->status == ONT_OK) b->status = layernorm_infer(b->graph, g->node);

@@ -1,6 +1,6 @@
 /*
- * Operators of opsets 1 to 8 whose later versions mean something else: binary ones with the attributes broadcast and
- * axis in place of NumPy's rule, Gemm and PRelu as they were then. Each is expanded to its later version.
+ * Operators of opsets 1 to 8 whose later versions mean something else: binary operators with attributes broadcast and
+ * axis in place of NumPy's rule, and Gemm and PRelu of that time. Each is expanded to its later version.
  */
 #include <string.h>
 
@@ -12,8 +12,8 @@
         return; \
     } while (0)
 
-/* The second operand stands at `axis` of the first, its last dims where none is given; without broadcast shapes agree.
- */
+/* The second operand begins at `axis` of the first, or has its last dims where no axis is given; without broadcast,
+ * shapes are equal. */
 static void binary_expand(ont_builder *b, ont_node *node, ont_value **outputs)
 {
     ont_value *x = ont_node_in(node, 0), *y = ont_node_in(node, 1);
@@ -36,7 +36,7 @@ static void binary_expand(ont_builder *b, ont_node *node, ont_value **outputs)
         FAIL(ONT_EINVAL, "the first operand would be broadcast");
 }
 
-/* Sum, Mean, Min, Max: operands of one shape. */
+/* Sum, Mean, Min, Max: operands have one shape. */
 static void chain_expand(ont_builder *b, ont_node *node, ont_value **outputs)
 {
     ont_value *inputs[64];
@@ -48,7 +48,7 @@ static void chain_expand(ont_builder *b, ont_node *node, ont_value **outputs)
     outputs[0] = ont_build_done(b, ont_build_node(b, "", node->op_type, inputs, node->n_inputs, 1));
 }
 
-/* C is broadcast only where the attribute says so. */
+/* C is broadcast only with attribute broadcast. */
 static void gemm_expand(ont_builder *b, ont_node *node, ont_value **outputs)
 {
     ont_value *in[] = {ont_node_in(node, 0), ont_node_in(node, 1), ont_node_in(node, 2)};
@@ -65,7 +65,7 @@ static void gemm_expand(ont_builder *b, ont_node *node, ont_value **outputs)
         FAIL(ONT_EINVAL, "C has another shape than the result and broadcast is 0");
 }
 
-/* One slope, or one per channel. */
+/* One slope, or one for each channel. */
 static void prelu_expand(ont_builder *b, ont_node *node, ont_value **outputs)
 {
     ont_value *x = ont_node_in(node, 0), *slope = ont_node_in(node, 1);
@@ -80,7 +80,7 @@ static void prelu_expand(ont_builder *b, ont_node *node, ont_value **outputs)
     const ont_op ont_op_##name_##1 = {.domain = "", .name = #name_, .since = 1, .min_inputs = least_, \
                                       .max_inputs = most_, \
                                       .attributes = attributes_, .expand = expand_}
-#define CONSUMED "consumed_inputs:I" /* a hint of opset 1, which changes nothing */
+#define CONSUMED "consumed_inputs:I" /* an optimisation hint of opset 1 without effect */
 #define BINARY(name_) LEGACY(name_, 2, 2, "axis:i broadcast:i", binary_expand)
 #define BINARY1(name_) LEGACY(name_, 2, 2, "axis:i broadcast:i " CONSUMED, binary_expand)
 BINARY1(Add);

@@ -1,5 +1,5 @@
 /*
- * LinearAttention and CausalConvWithState by expansion. The recurrence over a (d_k, d_v) state per head is written out
+ * LinearAttention and CausalConvWithState by expansion. The recurrence over a (d_k, d_v) state of each head is unrolled
  * step by step, in float32 where the inputs are narrower. Sources: Katharopoulos et al., Transformers are RNNs, 2020;
  * Yang et al., Gated Delta Networks, 2024.
  */
@@ -16,13 +16,14 @@
     } while (0)
 
 typedef struct linear {
-    int64_t batch, steps, heads, group, d_k, d_v; /* group: query heads that share a state */
+    int64_t batch, steps, heads, group, d_k, d_v; /* heads: of k and v; group: query heads that share one of these */
     bool gated, delta;
     ont_dtype wide;
-    ont_value **q, **k, **v, **decay, **beta; /* per step: (B, H, G, d_k), (B, H, 1, d_k), (B, H, 1, d_v), ... */
+    ont_value **q, **k, **v, **decay, **beta; /* by step: (B, H, G, d_k), (B, H, 1, d_k), (B, H, 1, d_v), (B, H, d_k
+                                               * or 1, 1), (B, H or 1, 1, 1) */
 } linear;
 
-/* The steps of x (B, T, heads * d): piece t is of shape (B, heads, rows, d), or with d and rows exchanged. */
+/* Splits x (B, T, heads * rows * columns) into T steps of (B, heads, rows, columns). */
 static ont_value **steps_of(ont_builder *b, const linear *l, ont_value *x, int64_t heads, int64_t rows, int64_t columns)
 {
     ont_arena *arena = &b->graph->arena;
@@ -90,7 +91,7 @@ static void read_linear(ont_builder *b, const ont_node *node, linear *l)
     l->wide = q->dtype == ONT_FLOAT64 ? ONT_FLOAT64 : ONT_FLOAT32;
 }
 
-/* One step: state *= exp(decay); state += k' (beta (v - k state)); the result is q state. */
+/* One step: state *= exp(decay); state += k^T (beta (v - k state)). Returns q state. */
 static ont_value *step(ont_builder *b, const linear *l, int64_t t, ont_value **state)
 {
     ont_value *v = l->v[t], *k = l->k[t];
@@ -135,7 +136,7 @@ static void linear_attention_expand(ont_builder *b, ont_node *node, ont_value **
     outputs[0] = ont_build_cast(b, ont_build_done(b, concat), dtype);
 }
 
-/* ---- CausalConvWithState: a depthwise convolution over the past k - 1 positions and the input ---- */
+/* ---- CausalConvWithState: a depthwise convolution over the previous k - 1 positions and the input ---- */
 
 static void causal_conv_expand(ont_builder *b, ont_node *node, ont_value **outputs)
 {

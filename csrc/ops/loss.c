@@ -1,8 +1,8 @@
 /*
- * SoftmaxCrossEntropyLoss and NegativeLogLikelihoodLoss: (N, C, D...) scores, (N, D...) labels, optional class weights.
- * The gradient of the first needs, besides the scores, two numbers a position, a third output of ours: the largest
- * score and the logarithm of the sum of exponentials. So nothing of the scores' size is saved but they themselves, and
- * their gradient is written over them.
+ * SoftmaxCrossEntropyLoss and NegativeLogLikelihoodLoss: scores (N, C, D...), labels (N, D...), optional class weights
+ * (C). For the gradient of the first, a third output holds two numbers for each position: the largest score and the
+ * logarithm of the sum of exponentials. Only the scores themselves are saved besides, and their gradient overwrites
+ * them.
  */
 #include <inttypes.h>
 #include <math.h>
@@ -16,7 +16,7 @@ typedef struct loss_state {
     int64_t rows, classes, inner; /* scores are (rows, classes, inner) */
     ont_labels labels;
     bool softmax;
-    ont_dtype half; /* of 16-bit scores whose loss is float32; else undefined */
+    ont_dtype half; /* dtype of 16-bit scores, whose loss is float32; else ONT_UNDEFINED */
 } loss_state;
 
 ont_status ont_labels_read(const ont_node *node, const ont_value *labels, int64_t classes, ont_labels *l)
@@ -108,7 +108,7 @@ static const void *weights_of(const ont_call *call)
     return call->node->n_inputs > 2 ? call->in[2] : NULL;
 }
 
-/* Where the two numbers of each position go: the third output, or scratch. */
+/* The statistics of the positions, (rows * inner, 2): the third output, or scratch. */
 static void *pairs_of(const ont_call *call)
 {
     return call->node->n_outputs > 2 && call->out[2] ? call->out[2] : call->work;
@@ -226,7 +226,7 @@ static ont_status loss_ref(const ont_call *call)
     return ONT_OK;
 }
 
-/* Rows worth a thread. */
+/* Number of rows that is worth a thread. */
 static int64_t grain(const loss_state *s)
 {
     return 4096 / (s->classes + 1) + 1;
@@ -234,7 +234,7 @@ static int64_t grain(const loss_state *s)
 
 enum { STRIP = 256, FEW = 8, LAID_OUT = 8192 };
 
-/* Of w positions, whose classes are `stride` apart: the largest score and the logarithm of the sum of exponentials. */
+/* For w positions, whose classes are `stride` apart: the largest score and the logarithm of the sum of exponentials. */
 static void pair_columns(const float *x, int64_t stride, int64_t classes, int64_t w, float *most, float *log_sum)
 {
     const ont_simd_table *simd = ont_simd();
@@ -251,7 +251,7 @@ static void pair_columns(const float *x, int64_t stride, int64_t classes, int64_
     simd->unary[ONT_LOOP_Log][ONT_FLOAT32](log_sum, log_sum, w, NULL);
 }
 
-/* Rows of a few classes, laid out as columns: a call for each row would take longer than its exponentials. */
+/* Rows of few classes are transposed to columns first: a call for each row would take longer than its exponentials. */
 static void short_rows(const float *x, int64_t classes, int64_t rows, float *pairs)
 {
     float columns[LAID_OUT], most[STRIP], log_sum[STRIP];
@@ -290,7 +290,7 @@ static ont_status loss_fast(const ont_call *call)
     return ONT_OK;
 }
 
-/* ---- float32 scores with a class's side by side, as an image has them: strips of positions, class by class ---- */
+/* ---- float32, positions of a class contiguous (images): strips of positions, class by class ---- */
 
 static const char *accept_columns(const ont_node *node)
 {
@@ -300,7 +300,7 @@ static const char *accept_columns(const ont_node *node)
     return s.inner < FEW ? "few positions lie side by side" : NULL;
 }
 
-/* Of strip i of all: its first score, first position, and how many they are. */
+/* Returns the offset of the first score of strip i; sets its first position and the number of its positions. */
 static int64_t strip_at(const loss_state *s, int64_t i, int64_t *position, int64_t *w)
 {
     int64_t strips = (s->inner + STRIP - 1) / STRIP, from = i % strips * STRIP, row = i / strips;
@@ -371,7 +371,7 @@ static void grad_strips(void *context, int64_t first, int64_t last)
         }
         for (int64_t j = 0; j < w; j++) {
             if (labels[j] >= 0) dx[at + j + labels[j] * s->inner] -= scale[j];
-            for (int64_t c = at; labels[j] < 0 && c < end; c += s->inner) dx[c + j] = 0; /* not 0 * NaN */
+            for (int64_t c = at; labels[j] < 0 && c < end; c += s->inner) dx[c + j] = 0; /* 0 * NaN is NaN */
         }
     }
 }
@@ -394,7 +394,8 @@ static const char *accept_rows(const ont_node *node)
     return ont_node_in(node, 0)->dtype == ONT_FLOAT32 ? accept_any_rows(node) : "dtype";
 }
 
-enum { PIECE = 1024 }; /* of a row in 16 bits: it is widened in pieces that stay in cache */
+enum { PIECE = 1024 }; /* Elements of a 16-bit row that are converted to float32 at a time, so that they stay in the
+                        * L1 cache. */
 
 static void half_rows(void *context, int64_t first, int64_t last)
 {
@@ -403,7 +404,7 @@ static void half_rows(void *context, int64_t first, int64_t last)
     float *pairs = pairs_of(call), piece[PIECE];
     for (int64_t i = first; i < last && s->classes; i++) {
         float most = -INFINITY, largest, log_sum;
-        double sum = 0; /* of exp(x - most) */
+        double sum = 0; /* sum of exp(x - max) */
         for (int64_t at = 0; at < s->classes; at += PIECE) {
             int64_t n = s->classes - at < PIECE ? s->classes - at : PIECE;
             widen_scores(s, call->in[0], i * s->classes + at, piece, n);
@@ -435,7 +436,7 @@ static const char *accept_half_rows(const ont_node *node)
     return node->n_outputs > 1 && node->outputs[1] ? "log-probabilities" : accept_any_rows(node);
 }
 
-/* ---- gradients: (scores, labels, weights or nothing, dloss, and pairs for SoftmaxCrossEntropyGrad) ---- */
+/* ---- gradients: inputs scores, labels, weights (optional), dloss; SoftmaxCrossEntropyGrad also the statistics ---- */
 
 static ont_status grad_infer(ont_graph *g, ont_node *node)
 {
@@ -483,7 +484,7 @@ static void grad_fast_rows(void *context, int64_t first, int64_t last)
     }
 }
 
-/* The same in 16 bits, rounded once: in pieces that stay in cache. */
+/* The same in 16 bits, rounded once, in pieces that stay in the L1 cache. */
 static void grad_half_rows(void *context, int64_t first, int64_t last)
 {
     const grad_job_f32 *job = context;
@@ -520,7 +521,7 @@ static ont_status grad_half(const ont_call *call)
     return ONT_OK;
 }
 
-/* Whether the gradient is to be written in the dtype of the scores. */
+/* Whether the gradient is written in the dtype of the scores. */
 static bool same_dtype(const ont_node *node)
 {
     return ont_attr_int(node, "to", ont_node_in(node, 0)->dtype) == (int64_t)ont_node_in(node, 0)->dtype;
@@ -567,7 +568,7 @@ static ont_status grad_prepare(const ont_node *node, ont_arena *arena, ont_prepa
     return ONT_OK;
 }
 
-/* What comes back through the log-probabilities: d - softmax * (sum of d over the classes). */
+/* Gradient of the log-probabilities output: d - softmax * (sum of d over the classes). */
 static ont_value *log_prob_grad(ont_grad *g)
 {
     ont_builder *b = &g->b;
@@ -575,7 +576,7 @@ static ont_value *log_prob_grad(ont_grad *g)
     return ont_build2(b, "Sub", d, ont_build2(b, "Mul", ont_build1(b, "Exp", O(1)), sum));
 }
 
-/* The loss with its third output, as an operator of our domain: the specification's has two. */
+/* SoftmaxCrossEntropyLoss with its third output, in our own domain: the ONNX operator has two outputs. */
 static ont_status want_pairs(ont_grad *g, ont_value **pairs)
 {
     ont_node *node = g->node;

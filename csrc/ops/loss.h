@@ -1,5 +1,5 @@
 /*
- * What the operators with labels share: the reduction, and the check of labels before anything is computed from them.
+ * Shared by the operators with labels: reduction, and the check of labels before anything is computed.
  */
 #ifndef ONT_OPS_LOSS_H
 #define ONT_OPS_LOSS_H
@@ -10,14 +10,15 @@ typedef enum ont_reduction { ONT_REDUCE_NONE, ONT_REDUCE_SUM, ONT_REDUCE_MEAN } 
 
 typedef struct ont_labels {
     int64_t count, classes;
-    bool wide, ignores; /* int64, else int32; whether `ignored` counts as no label */
+    bool wide, ignores; /* wide: labels are int64, else int32; ignores: whether rows with label `ignored` do not
+                         * count */
     int64_t ignored;
     ont_reduction reduction;
 } ont_labels;
 
-/* From the attributes of a loss, or of its gradient, and the labels that it reads. */
+/* Reads the attributes of a loss or of its gradient. */
 ont_status ont_labels_read(const ont_node *node, const ont_value *labels, int64_t classes, ont_labels *l) ONT_MUST_USE;
-/* EINDEX names the first that is out of range, and its position. */
+/* ONT_EINDEX names the first label that is out of range, and its position. */
 ont_status ont_labels_check(const ont_labels *l, const ont_value *value, const void *labels) ONT_MUST_USE;
 
 static inline int64_t ont_label_at(const ont_labels *l, const void *labels, int64_t i)

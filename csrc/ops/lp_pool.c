@@ -1,5 +1,5 @@
 /*
- * LpPool and GlobalLpPool (kernels in pool.c), and MaxUnpool, which puts values back where MaxPool found them.
+ * LpPool and GlobalLpPool, whose kernels are in pool.c, and MaxUnpool, which writes values where MaxPool found them.
  */
 #include <inttypes.h>
 #include <string.h>
@@ -22,7 +22,7 @@ LP_OP(GlobalLpPool, global_lp_grad, "p:if");
 
 /* ---- MaxUnpool ---- */
 
-/* One value per spatial dim of an attribute, or `otherwise`. */
+/* Values of an attribute, one for each spatial dim; `otherwise` where it is absent. */
 static ont_status spatial_ints(const ont_node *node, const char *name, int64_t otherwise, int n, int64_t least,
                                int64_t *out)
 {
@@ -36,7 +36,7 @@ static ont_status spatial_ints(const ont_node *node, const char *name, int64_t o
     return ONT_OK;
 }
 
-/* What MaxPool with these attributes was given: the indices count cells of it. */
+/* The input shape of the MaxPool with these attributes, in which the indices count cells. */
 static ont_status pooled_from(const ont_node *node, const ont_shape *x, ont_shape *from)
 {
     int rank = x->rank - 2;
@@ -79,8 +79,8 @@ static ont_status unpool_infer(ont_graph *g, ont_node *node)
 }
 
 typedef struct unpool_state {
-    ont_shape from, to; /* the shape that indices count in, and the output's */
-    int64_t count;      /* values */
+    ont_shape from, to; /* the shape in which indices count cells, and the shape of the output */
+    int64_t count;      /* number of values */
     size_t size;
 } unpool_state;
 
@@ -103,7 +103,7 @@ static ont_status unpool_prepare(const ont_node *node, ont_arena *arena, ont_pre
     return ONT_OK;
 }
 
-/* Where cell `index` of the shape `from` lies in the shape `to`, which has the same corner; -1: outside. */
+/* Offset in shape `to` of cell `index` of shape `from`, with a common first corner; -1 where it is outside. */
 static int64_t placed(const unpool_state *s, int64_t index)
 {
     int64_t at = 0, step = 1;

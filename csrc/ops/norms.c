@@ -1,5 +1,5 @@
 /*
- * Normalisations that are short formulas over other operators: LRN and MeanVarianceNormalization.
+ * Normalisations by expansion: LRN and MeanVarianceNormalization.
  */
 #include <inttypes.h>
 
@@ -13,7 +13,7 @@ static ont_status need_float(const ont_node *node, ont_value **x)
     return ONT_OK;
 }
 
-/* ---- LRN: y = x / (bias + alpha / size * the sum of squares over the channels around)^beta ---- */
+/* ---- LRN: y = x / (bias + alpha / size * sum of squares over neighbouring channels)^beta ---- */
 
 static ont_status lrn_infer(ont_graph *g, ont_node *node)
 {
@@ -26,7 +26,7 @@ static ont_status lrn_infer(ont_graph *g, ont_node *node)
     return ont_infer_out(node, 0, x->dtype, &x->shape);
 }
 
-/* The mean of the squares, channels out of range counted as zeros, is an average pooling over (channels, the rest). */
+/* The mean of squares, with channels outside counted as zeros, is an average pooling over (channels, positions). */
 static void lrn_expand(ont_builder *b, ont_node *node, ont_value **outputs)
 {
     ont_value *x = ont_node_in(node, 0);

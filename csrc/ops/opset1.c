@@ -1,14 +1,13 @@
 /*
- * Operators as they were before the version that their descriptor of today begins with: each becomes the operator of
- * today. See legacy.c for those whose operands were broadcast by attributes. consumed_inputs only ever allowed an
- * output to lie where an input was.
+ * Operators in versions before the first one of their descriptor: each is expanded to that version. legacy.c has those
+ * whose operands were broadcast by attributes. consumed_inputs only allowed an output to overwrite an input.
  */
 #include <inttypes.h>
 #include <string.h>
 
 #include "ops/compose.h"
 
-/* The operator of today with the node's inputs and attributes, but for those listed (ending in NULL); not inferred. */
+/* The later operator with the node's inputs and attributes, but for those listed (ending in NULL); not yet inferred. */
 static ont_node *begin(ont_builder *b, const ont_node *node, const char *const *dropped)
 {
     ont_value **inputs = ont_arena_array(&b->graph->arena, (size_t)node->n_inputs + 1, sizeof *inputs);
@@ -37,7 +36,7 @@ static void finish(ont_builder *b, ont_node *now, ont_value **outputs)
     for (uint32_t i = 0; i < now->n_outputs; i++) outputs[i] = now->outputs[i];
 }
 
-/* Nothing that decides about the result has gone since. output_sequence of LSTM and others: whether output 0 has a
+/* Attributes removed since do not affect the result. output_sequence of LSTM and others says whether output 0 has a
  * name. */
 static void same_expand(ont_builder *b, ont_node *node, ont_value **outputs)
 {
@@ -68,14 +67,14 @@ static void concat_expand(ont_builder *b, ont_node *node, ont_value **outputs)
     finish(b, now, outputs);
 }
 
-/* Sizes were an attribute or an input; both forms have come back since. */
+/* Sizes were an attribute or an input; later versions have both forms again. */
 static void split_expand(ont_builder *b, ont_node *node, ont_value **outputs)
 {
     static const char *const dropped[] = {NULL};
     finish(b, begin(b, node, dropped), outputs);
 }
 
-/* The constants had fewer digits. */
+/* The default constants had fewer digits. */
 static void selu_expand(ont_builder *b, ont_node *node, ont_value **outputs)
 {
     static const char *const dropped[] = {"consumed_inputs", NULL};
@@ -86,7 +85,7 @@ static void selu_expand(ont_builder *b, ont_node *node, ont_value **outputs)
     finish(b, now, outputs);
 }
 
-/* is_test 1 hands the input on; else it drops, which is today's training mode. */
+/* is_test 1 returns the input; else elements are dropped, which is training mode since opset 12. */
 static void dropout_expand(ont_builder *b, ont_node *node, ont_value **outputs)
 {
     if (ont_node_out(node, 1)) ont_build_fail(b, ONT_EUNSUPPORTED, "the mask, of opset %" PRId64, node->version);

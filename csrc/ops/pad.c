@@ -1,6 +1,6 @@
 /*
- * Pad in all modes, negative pads included, and ReverseSequence. A dim's pads become a table: for each position of the
- * output the position of the input that it shows, or none. The gradient adds back through the same tables.
+ * Pad in all modes, negative pads included, and ReverseSequence. The pads of a dim become a table: for each position of
+ * the output, the position of the input that is copied there, or none. The gradient adds through the same tables.
  */
 #include <inttypes.h>
 #include <string.h>
@@ -24,7 +24,8 @@ static ont_status pad_mode_of(const ont_node *node, pad_mode *mode)
     return ont_fail(ONT_EUNSUPPORTED, "attribute mode is '%s', expected constant, reflect, edge or wrap", name);
 }
 
-/* Pads of every dim: input 1 from opset 11 on, attribute pads from 2, paddings before. PadGrad has the attribute. */
+/* Reads the pads of every dim: from opset 11 on input 1, from 2 on attribute pads, before attribute paddings. PadGrad
+ * has the attribute. */
 static ont_status pads_of(const ont_node *node, int rank, int64_t *low, int64_t *high)
 {
     int64_t pads[2 * ONT_MAX_RANK], axes[ONT_MAX_RANK];
@@ -72,7 +73,7 @@ static ont_status pad_infer(ont_graph *g, ont_node *node)
     return ont_infer_out(node, 0, x->dtype, &shape);
 }
 
-/* Which of n entries stands at position i, counted from the first of them; -1: none. */
+/* Position among n entries that mode `mode` copies to position i, counted from the first entry; -1: none. */
 static int64_t source(pad_mode mode, int64_t i, int64_t n)
 {
     if (i >= 0 && i < n) return i;
@@ -89,16 +90,17 @@ static int64_t source(pad_mode mode, int64_t i, int64_t n)
 
 typedef struct pad_state {
     int rank;
-    int64_t wide[ONT_MAX_RANK];  /* dims of the padded side */
+    int64_t wide[ONT_MAX_RANK];  /* dims of the padded tensor */
     int64_t *table[ONT_MAX_RANK];
-    int64_t strides[ONT_MAX_RANK]; /* of the other side, in elements */
-    int64_t rows, first, run;    /* of the last dim: table[first ... first + run) counts up one by one */
-    bool once;                   /* no element of the other side is shown twice */
-    bool all;                    /* each element of the other side is shown */
+    int64_t strides[ONT_MAX_RANK]; /* strides of the unpadded tensor, in elements */
+    int64_t rows, first, run;    /* of the last dim: table[first] to table[first + run - 1] are consecutive positions */
+    bool once;                   /* no element of the unpadded tensor is copied twice */
+    bool all;                    /* each element of the unpadded tensor is copied */
     size_t size;
 } pad_state;
 
-/* `wide` is the padded tensor and `x` what was padded; the node has attributes or inputs of Pad. */
+/* `wide` is the shape of the padded tensor, `x` that of the unpadded one; the node has the attributes or inputs of
+ * Pad. */
 static ont_status pad_tables(const ont_node *node, const ont_shape *x, const ont_shape *wide, ont_arena *arena,
                              pad_state **out)
 {
@@ -112,7 +114,7 @@ static ont_status pad_tables(const ont_node *node, const ont_shape *x, const ont
     s->once = mode == CONSTANT;
     s->all = true;
     ont_shape merged = {0};
-    for (int d = 0; d < x->rank; d++) { /* a dim without pads is part of the elements of the one before */
+    for (int d = 0; d < x->rank; d++) { /* a dim without pads is merged into the one before */
         int64_t n = x->dims[d];
         if (merged.rank && mode == CONSTANT && !low[d] && !high[d]) {
             merged.dims[merged.rank - 1] *= n;
@@ -136,7 +138,7 @@ static ont_status pad_tables(const ont_node *node, const ont_shape *x, const ont
         if (low[d] < 0 || high[d] < 0) s->all = false;
         if (d < s->rank - 1) s->rows *= s->wide[d];
     }
-    if (s->rank) { /* positions of the input itself */
+    if (s->rank) { /* the run of positions that copy the input in order */
         int last = s->rank - 1;
         int64_t end = low[last] + x->dims[last];
         s->first = low[last] > 0 ? low[last] : 0;
@@ -158,7 +160,7 @@ static ont_status pad_prepare(const ont_node *node, ont_arena *arena, ont_prepar
     return ONT_OK;
 }
 
-/* Element at which the input row of padded row `row` begins, or -1. */
+/* Offset of the unpadded row that padded row `row` copies from, or -1. */
 static int64_t row_source(const pad_state *s, int64_t row)
 {
     int64_t at = 0;
@@ -184,7 +186,7 @@ typedef struct pad_job {
     const void *value; /* one element, or NULL for zero */
 } pad_job;
 
-/* Entries [first, last) of a row. */
+/* Elements [first, last) of a row. */
 static void show(const int64_t *table, const char *from, const void *value, char *to, size_t size, int64_t first,
                  int64_t last)
 {
@@ -275,7 +277,7 @@ static ont_value *pad_grad_node(ont_grad *g, ont_value *dy)
     return ont_build_done(b, node);
 }
 
-/* The constant's gradient is the sum over what shows it: the mask is the pad of zeros with ones. */
+/* The gradient of the constant is the sum of dy over the padding: the mask is ones, padded with zeros. */
 static void pad_grad(ont_grad *g)
 {
     ont_builder *b = &g->b;
@@ -321,7 +323,7 @@ static ont_status pad_grad_prepare(const ont_node *node, ont_arena *arena, ont_p
 ADD_ROW(f32, float)
 ADD_ROW(f64, double)
 
-/* Where no element is shown twice: each row of dx is a piece of one of dy. */
+/* Where no element is copied twice, each row of dx is a part of a row of dy. */
 static void cut_rows(void *context, int64_t first, int64_t last)
 {
     const ont_call *call = context;
@@ -336,7 +338,7 @@ static void cut_rows(void *context, int64_t first, int64_t last)
     }
 }
 
-/* On one thread where several rows add to one. */
+/* On one thread where several rows of dy add to one row of dx. */
 static ont_status pad_grad_run(const ont_call *call)
 {
     const pad_state *s = call->state;
@@ -425,7 +427,7 @@ static ont_status reverse_run(const ont_call *call)
     return ONT_OK;
 }
 
-/* Reversing twice is nothing: the gradient is reversed as well. */
+/* ReverseSequence is its own inverse, so the gradient is a ReverseSequence of dy. */
 static void reverse_grad(ont_grad *g)
 {
     ont_node *node = ont_build_node(&g->b, "", "ReverseSequence", (ont_value *[]){GO(0), I(1)}, 2, 1);

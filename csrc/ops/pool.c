@@ -1,7 +1,7 @@
 /*
- * MaxPool, AveragePool, their global forms and ours:AdaptiveAveragePool (x, output sizes), and the kernels of all
- * pooling operators. A maximum's gradient goes to the first largest cell of a window, or the last NaN, found again from
- * the input, as in torch.
+ * MaxPool, AveragePool, their global forms and our AdaptiveAveragePool (x, output sizes), and the kernels of all
+ * pooling operators. As in PyTorch, the gradient of a maximum goes to the first largest cell of a window, or to the
+ * last NaN; the backward pass finds it again in the input.
  */
 #include "ops/pool.h"
 
@@ -16,10 +16,10 @@
 typedef struct pool_state {
     ont_pool p;
     const ont_pool_loops *loops;
-    int parts;      /* ranges of planes with scratch of their own */
-    size_t scratch; /* bytes each */
+    int parts;      /* ranges of planes, each with scratch of its own */
+    size_t scratch; /* bytes of scratch for each part */
     size_t size;
-    bool small; /* planes are worked on side by side, one in a lane */
+    bool small; /* small planes: several at once, each in a vector lane */
     bool whole; /* is_whole() */
 } pool_state;
 
@@ -42,7 +42,7 @@ static ont_status read_window(const ont_node *node, const ont_shape *x, ont_pool
     return ONT_OK;
 }
 
-/* The window is the plane, whatever its rank. */
+/* The window covers the plane, whatever its rank. */
 static ont_status read_global(const ont_shape *x, ont_pool *p)
 {
     int64_t count = ont_shape_count_range(x, 2, x->rank);
@@ -51,7 +51,7 @@ static ont_status read_global(const ont_shape *x, ont_pool *p)
     return ONT_OK;
 }
 
-/* Windows of one length, where the output divides the input, are those of AveragePool. */
+/* Where the output size divides the input size, all windows have one length, as in AveragePool. */
 static ont_status read_adaptive(const ont_node *node, const ont_shape *x, ont_pool *p)
 {
     const ont_value *dy = strstr(node->op->name, "Grad") ? ont_node_in(node, 1) : NULL;
@@ -78,7 +78,7 @@ static ont_status read_adaptive(const ont_node *node, const ont_shape *x, ont_po
     return ONT_OK;
 }
 
-/* One window that is the plane, as of the global forms. */
+/* One window that covers the plane, as in the global forms. */
 static bool covers_plane(const ont_pool *p)
 {
     for (int d = 0; d < 3; d++)
@@ -89,7 +89,7 @@ static bool covers_plane(const ont_pool *p)
 
 static ont_status read_norm(const ont_node *node, ont_pool *p)
 {
-    const ont_attr *f = ont_attr_find(node, "p", ONT_ATTR_FLOAT); /* an integer from opset 2 on */
+    const ont_attr *f = ont_attr_find(node, "p", ONT_ATTR_FLOAT); /* an integer attribute from opset 2 on */
     p->p = f ? f->f : (double)ont_attr_int(node, "p", 2);
     if (!(p->p >= 1)) return ont_fail(ONT_EUNSUPPORTED, "p is %g, at least 1 is supported", p->p);
     return ONT_OK;
@@ -140,8 +140,8 @@ static const char *accept_number(const ont_node *node)
     return dtype == ONT_INT8 || dtype == ONT_UINT8 ? NULL : ont_accept_float(node);
 }
 
-/* Winners of a window are counted in 32 bits from its first cell, which may lie in the padding: the window is bounded,
- * not just the plane. In double, since each factor may be as large as an int32. */
+/* The winner of a window is a 32-bit offset from the window's first cell, which may be in the padding: this bounds the
+ * window itself. In double, since each factor may be as large as an int32. */
 static const char *accept_rows(const ont_node *node, const char *(*dtype)(const ont_node *node))
 {
     const ont_shape *x = &ont_node_in(node, 0)->shape;
@@ -156,7 +156,7 @@ static const char *accept_rows(const ont_node *node, const char *(*dtype)(const 
 static const char *accept_number_rows(const ont_node *node) { return accept_rows(node, accept_number); }
 static const char *accept_float_rows(const ont_node *node) { return accept_rows(node, ont_accept_float); }
 
-/* Whether the one window is all of a plane of float32 whose maximum is asked for: GlobalMaxPool. */
+/* Whether this is GlobalMaxPool of float32: the one window covers the plane. */
 static bool is_whole(const ont_pool *p, ont_dtype dtype)
 {
     bool whole = dtype == ONT_FLOAT32 && p->kind == ONT_POOL_MAX && p->in_count && p->out_count == 1 &&
@@ -188,14 +188,14 @@ static ont_status prepare(const ont_node *node, ont_arena *arena, ont_prepared *
     return ONT_OK;
 }
 
-/* ---- whole rows ---- */
+/* ---- one window that covers the plane ---- */
 
 typedef struct pool_job {
     const ont_call *call;
     const pool_state *s;
 } pool_job;
 
-/* The first of the largest of n elements; the last NaN where there is one. */
+/* Index of the first largest of n elements, or of the last NaN. */
 static int64_t largest_at(const float *x, int64_t n)
 {
     enum { BLOCK = 64 };
@@ -306,9 +306,9 @@ static ont_status backward_run(const ont_call *call)
     return ONT_OK;
 }
 
-/* ---- reference: cell by cell ---- */
+/* ---- reference: one cell at a time ---- */
 
-/* Visits the cells of output `o` in order; the body sees `at`, and `padded`, the cells that a mean may count. */
+/* Runs body for each cell of output `o`, at offset `at`; `padded` counts the cells that the mean divides by. */
 #define EACH_CELL(p, o, body) \
     do { \
         int64_t at_[3] = {(o) / (p)->out[2] / (p)->out[1], (o) / (p)->out[2] % (p)->out[1], (o) % (p)->out[2]}; \

@@ -1,6 +1,6 @@
 /*
- * Dropout, counter-based: element e of a node is kept by word e of a Philox stream keyed by the run's seed and numbered
- * by the node, so no mask is stored and the gradient regenerates it.
+ * Dropout, counter-based: word e of a Philox stream decides about element e. The key is the run's seed, the stream the
+ * node's number, so no mask is stored and the gradient regenerates it.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,7 +11,7 @@
 #include "ops/random.h"
 #include "ops/tile.h"
 
-/* Ratio and mode as attribute or constant input; inputs 1 and 2 from opset 12 on. */
+/* Ratio and mode are attributes, or from opset 12 on constant inputs 1 and 2. */
 static ont_status dropout_config(const ont_node *node, double *ratio, bool *training)
 {
     *ratio = ont_attr_float(node, "ratio", 0.5);
@@ -38,7 +38,7 @@ int32_t ont_random_blocks(const ont_graph *g)
     return g->device ? g->device->random_blocks : 0;
 }
 
-/* The number that was meant where it went through float32: the shortest decimal that rounds to it. */
+/* Undoes a rounding of the ratio to float32: the shortest decimal that rounds to it. */
 static double before_rounding(double ratio)
 {
     char text[32];
@@ -52,9 +52,9 @@ static double before_rounding(double ratio)
 }
 
 /*
- * torch's kernel keeps an element where u < 1 - ratio, u = (word + 0.5) / 2^32 in float32. As u grows with the word,
- * there is one word from which on nothing is kept; with the words inverted, what is below its complement drops, as with
- * ours.
+ * PyTorch keeps an element where u < 1 - ratio, with u = (word + 0.5) / 2^32 in float32. u grows with the word, so
+ * there is a first word from which on nothing is kept. CUDA kernels invert the word; then, as with our own streams,
+ * words below the threshold drop.
  */
 static ont_dropout_rule torch_rule(const ont_node *node, double ratio)
 {
@@ -62,12 +62,13 @@ static ont_dropout_rule torch_rule(const ont_node *node, double ratio)
     ratio = before_rounding(ratio);
     double keep = wide ? 1 - ratio : (double)(float)(1 - ratio);
     uint64_t low = 0, high = UINT64_C(1) << 32;
-    while (low < high) { /* the first word that is not kept */
+    while (low < high) { /* bisects for the first word that is not kept */
         uint64_t middle = (low + high) / 2;
         bool kept = (double)((float)(uint32_t)middle * 0x1p-32f + 0x1p-33f) < keep;
         *(kept ? &low : &high) = kept ? middle + 1 : middle;
     }
-    bool backward = strcmp(node->op_type, "Dropout") != 0; /* where the ratio has not been rounded */
+    bool backward = strcmp(node->op_type, "Dropout") != 0; /* PyTorch's backward computes the scale from the
+                                                            * unrounded ratio */
     double scale = backward ? 1 / (1 - ratio) : 1 / keep;
     return (ont_dropout_rule){(uint32_t)((UINT64_C(1) << 32) - low), wide ? scale : (double)(float)scale};
 }
@@ -80,7 +81,7 @@ ont_dropout_rule ont_dropout_rule_of(const ont_node *node, double ratio)
 }
 
 typedef struct dropout_state {
-    uint32_t threshold; /* words below it drop; all words where the ratio is 1 */
+    uint32_t threshold; /* words below it drop; with ratio 1 all words drop */
     float scale;
     bool active, all;
     uint64_t stream;
@@ -115,7 +116,7 @@ static ont_status dropout_prepare_ref(const ont_node *node, ont_arena *arena, on
     return dropout_prepare_with(ont_simd_plain(), node, arena, out);
 }
 
-/* float64: the mask comes in pieces from the float32 loop. */
+/* float64: the float32 loop writes the mask in pieces */
 static void drop_f64(const dropout_state *s, const ont_call *call, uint8_t *mask, int64_t first, int64_t n)
 {
     enum { PIECE = 256 };

@@ -1,9 +1,10 @@
 /*
- * The stream that a random node draws from. Every run has a key, drawn from torch's generator; a node's stream is its
- * number, into which an attribute `seed` is mixed: with it other numbers are drawn, again other ones at every run.
+ * Random streams. Every run has a key drawn from PyTorch's generator. A random node has a stream number, into which its
+ * attribute `seed` is mixed. A seed changes the numbers of a node, but not from run to run in the same way: the key
+ * differs.
  *
- * On a GPU a Dropout node may draw the words of torch's own kernel instead: an attribute "torch_layout" says which they
- * are (passes/torch_random.c sets it), and takes the stream's place; cuda/math.cuh reads it.
+ * On a GPU a Dropout node may draw the words that PyTorch's own kernel would draw: attribute "torch_layout" describes
+ * them (passes/torch_random.c sets it) and replaces the stream; cuda/math.cuh reads it.
  */
 #ifndef ONT_OPS_RANDOM_H
 #define ONT_OPS_RANDOM_H
@@ -20,7 +21,7 @@ static inline uint64_t ont_random_stream(const ont_node *node)
     return stream ^ bits * 0x9E3779B97F4A7C15u;
 }
 
-/* Of Dropout and its gradient: a stream of ours, or a layout with its highest bit set. */
+/* Of Dropout and its gradient: a stream of our own, or a layout with ONT_LAYOUT_TORCH set. */
 static inline uint64_t ont_dropout_stream(const ont_node *node)
 {
     int64_t layout = ont_attr_int(node, "torch_layout", -1);

@@ -1,6 +1,6 @@
 /*
- * RandomNormal, RandomUniform, their Like forms, Bernoulli and Multinomial: elements take their words from Philox by
- * their number, so results do not depend on the number of threads.
+ * RandomNormal, RandomUniform, their Like forms, Bernoulli and Multinomial: element e takes word e of a Philox stream,
+ * so results do not depend on the number of threads.
  */
 #include <inttypes.h>
 #include <math.h>
@@ -69,7 +69,7 @@ static ont_status fill_prepare(const ont_node *node, ont_arena *arena, ont_prepa
     return ONT_OK;
 }
 
-/* In [0, 1): 24 bits for float and narrower, 53 for double, so that rounding never gives 1. */
+/* Uniform in [0, 1): 24 bits for float32 and narrower, 53 for float64, so that rounding never gives 1. */
 static double uniform(const philox4 *words, ont_dtype dtype)
 {
     if (dtype == ONT_FLOAT64) return (double)((uint64_t)words->x[0] << 21 | words->x[1] >> 11) * 0x1p-53;
@@ -77,7 +77,7 @@ static double uniform(const philox4 *words, ont_dtype dtype)
     return ldexp((double)(words->x[0] >> (32 - bits)), -bits);
 }
 
-/* Box and Muller; the radius is taken from (0, 1]. */
+/* Box-Muller transform; the uniform number of the radius is in (0, 1]. */
 static double normal(const philox4 *words)
 {
     double radius = ((double)((uint64_t)words->x[0] << 21 | words->x[1] >> 11) + 1) * 0x1p-53;
@@ -85,7 +85,7 @@ static double normal(const philox4 *words)
     return sqrt(-2 * log(radius)) * cos(6.28318530717958647692 * turn);
 }
 
-/* Elements [4 first, 4 last) in float32: one counter gives four uniform numbers, or four normal ones in two pairs. */
+/* Elements [4 first, 4 last) in float32: one Philox counter gives four uniform numbers, or two pairs of normal ones. */
 typedef struct fast_job {
     const ont_call *call;
     int64_t n;
@@ -147,7 +147,7 @@ static ont_status fill_run(const ont_call *call)
     return ONT_OK;
 }
 
-/* ---- Multinomial: draws by the exponentials of unnormalised log probabilities ---- */
+/* ---- Multinomial: samples from softmax(log probabilities) ---- */
 
 static ont_status multinomial_infer(ont_graph *g, ont_node *node)
 {
@@ -176,7 +176,8 @@ static ont_status multinomial_run(const ont_call *call)
         for (int64_t k = 0; k < samples; k++) {
             philox4 words = philox(call->seed, stream, (uint64_t)(r * samples + k));
             double left = uniform(&words, ONT_FLOAT64) * total;
-            int64_t pick = -1, last = 0; /* the last with any probability takes what rounding leaves */
+            int64_t pick = -1, last = 0; /* last: the last class with a probability above 0, which takes what
+                                          * rounding leaves */
             for (int64_t i = 0; i < n && pick < 0; i++) {
                 double p = exp(ont_number_at(call->in[0], x->dtype, r * n + i) - most);
                 if (p > 0) last = i;

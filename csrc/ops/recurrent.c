@@ -1,7 +1,7 @@
 /*
- * LSTM, GRU and RNN unrolled over time: the input's part of all gates is one product for all steps, each step adds the
- * state's part. The gradient is that of the parts (back-propagation through time). Sequences that are shorter than
- * others keep their state and give zeros behind their end; backwards in time they start at their own end.
+ * LSTM, GRU and RNN by expansion, unrolled over time: one GEMM computes the input's part of all gates for all steps,
+ * and each step adds the state's part. The gradient is that of the expansion (back-propagation through time). Past its
+ * end, a shorter sequence keeps its state and gives zeros; backwards in time it starts at its own end.
  */
 #include <inttypes.h>
 #include <string.h>
@@ -21,15 +21,15 @@ typedef struct activation {
 typedef struct recurrent {
     ont_builder *b;
     cell cell;
-    int gates;               /* 1, 3, 4 */
+    int gates;               /* 1 (RNN), 3 (GRU) or 4 (LSTM) */
     int64_t steps, batch, in, hidden;
     int directions;
-    bool reversed[2];        /* per direction: backwards in time */
+    bool reversed[2];        /* of each direction: backwards in time */
     bool batch_first, input_forget, linear_before_reset;
-    double clip;             /* 0: none */
-    activation act[MAX_ACTIVATIONS]; /* per direction: f, g, h */
-    int acts;                /* per direction: 1, 2, 3 */
-    ont_value *lens;         /* int64 (B, 1), or NULL: all sequences have full length */
+    double clip;             /* limit of the activations' inputs; 0: none */
+    activation act[MAX_ACTIVATIONS]; /* of each direction: f, g, h */
+    int acts;                /* activations of each direction: 1, 2 or 3 */
+    ont_value *lens;         /* sequence lengths, int64 (B, 1), or NULL: all sequences have full length */
     ont_dtype dtype;
 } recurrent;
 
@@ -38,7 +38,7 @@ typedef struct recurrent {
 typedef struct activation_kind {
     const char *name;
     double alpha, beta;      /* defaults */
-    int parameters;          /* how many of alpha, beta it has */
+    int parameters;          /* parameters: how many of alpha and beta the activation has */
     ont_value *(*build)(ont_builder *b, ont_value *x, double alpha, double beta);
 } activation_kind;
 
@@ -113,7 +113,7 @@ static ont_status find_activation(const char *name, activation *act)
     return ont_fail(ONT_EUNSUPPORTED, "activation '%s'", name);
 }
 
-/* alpha and beta are consumed in order, each by the next activation that has one. */
+/* activation_alpha and activation_beta are lists: each activation that has the parameter takes the next entry. */
 static ont_status read_activations(const ont_node *node, recurrent *r)
 {
     static const char *const defaults[3][3] = {{"Tanh"}, {"Sigmoid", "Tanh"}, {"Sigmoid", "Tanh", "Tanh"}};
@@ -131,7 +131,7 @@ static ont_status read_activations(const ont_node *node, recurrent *r)
     return ONT_OK;
 }
 
-/* Activation k of direction d, behind the clip. */
+/* Clips x, and applies activation k of direction d. */
 static ont_value *activate(const recurrent *r, int d, int k, ont_value *x)
 {
     const activation *act = &r->act[d * r->acts + k];
@@ -240,25 +240,26 @@ static ont_status infer_recurrent(ont_node *node, cell kind)
 /* ---- one direction ---- */
 
 typedef struct weights {
-    ont_value *input;        /* (T, B, G H): input's part of the gates, biases included */
-    ont_value *rec;          /* R: (G H, H) */
-    ont_value *rec_gates, *rec_new; /* GRU: R of z and r (2 H, H), of the candidate (H, H) */
-    ont_value *bias_new;     /* GRU, linear before reset: recurrent bias of the candidate (H) */
-    ont_value *peep[3];      /* LSTM: i, o, f, or NULL */
+    ont_value *input;        /* (T, B, gates * H): input's part of the gates, biases included */
+    ont_value *rec;          /* R (gates * H, H) */
+    ont_value *rec_gates, *rec_new; /* GRU: R of z and r (2 * H, H), and of the candidate (H, H) */
+    ont_value *bias_new;     /* GRU with linear_before_reset: recurrent bias of the candidate (H) */
+    ont_value *peep[3];      /* LSTM: peephole weights of i, o, f (H), or NULL */
 } weights;
 
 typedef struct state {
     ont_value *h, *c;        /* (B, H) */
 } state;
 
-/* Row d of a (D, ...) argument. */
+/* Entry d of an argument (D, ...). */
 static ont_value *of_direction(const recurrent *r, ont_value *v, int d)
 {
     if (!v) return NULL;
     return ont_build_squeeze(r->b, ont_build_slice(r->b, v, 0, d, d + 1, 1), 0);
 }
 
-/* The biases of input and state are added to the input's part, but for GRU's candidate where the reset comes later. */
+/* Adds the biases of input and state to the input's part, except the candidate's recurrent bias with
+ * linear_before_reset. */
 static ont_value *input_bias(const recurrent *r, ont_value *bias, weights *w)
 {
     ont_value *half[2], *part[2];
@@ -295,13 +296,13 @@ static ont_value *one_minus(const recurrent *r, ont_value *x)
     return x ? ont_build2(r->b, "Sub", ont_build_scalar(r->b, r->dtype, 1), x) : NULL;
 }
 
-/* h' = f(x W' + h R' + b) */
+/* RNN: h' = f(x W^T + h R^T + b) */
 static state step_rnn(const recurrent *r, const weights *w, int d, ont_value *x, state s)
 {
     return (state){.h = activate(r, d, 0, ont_build_linear(r->b, s.h, w->rec, x))};
 }
 
-/* z, r = f(...), n = g(x + (r h) R' + b) or g(x + r (h R' + b)), h' = (1 - z) n + z h */
+/* GRU: z, r = f(...), n = g(x + (r h) R^T + b) or g(x + r (h R^T + b)), h' = (1 - z) n + z h */
 static state step_gru(const recurrent *r, const weights *w, int d, ont_value *x, state s)
 {
     ont_builder *b = r->b;
@@ -324,7 +325,7 @@ static ont_value *with_peephole(const recurrent *r, ont_value *gate, ont_value *
     return peep ? ont_build2(r->b, "Add", gate, ont_build2(r->b, "Mul", peep, c)) : gate;
 }
 
-/* i, f = f(... + P c), c' = f c + i g(...), o = f(... + P c'), h' = o h(c') */
+/* LSTM: i, f = f(... + P c), c' = f c + i g(...), o = f(... + P c'), h' = o h(c') */
 static state step_lstm(const recurrent *r, const weights *w, int d, ont_value *x, state s)
 {
     ont_builder *b = r->b;
@@ -338,7 +339,7 @@ static state step_lstm(const recurrent *r, const weights *w, int d, ont_value *x
     return (state){.h = ont_build2(b, "Mul", o, activate(r, d, 2, c)), .c = c};
 }
 
-/* Past its end a sequence keeps its state and gives zeros. */
+/* Past the end of a sequence: keeps its state, and gives zeros. */
 static ont_value *mask_step(const recurrent *r, int64_t t, state old, state *fresh)
 {
     if (!r->lens) return fresh->h;
@@ -350,7 +351,7 @@ static ont_value *mask_step(const recurrent *r, int64_t t, state old, state *fre
     return y;
 }
 
-/* All steps of direction d; ys[t] is (B, H). */
+/* Runs all steps of direction d; sets ys[t] (B, H). */
 static state run_direction(const recurrent *r, const weights *w, int d, state s, ont_value **ys)
 {
     static state (*const steps[])(const recurrent *, const weights *, int, ont_value *, state) = {step_rnn, step_gru,
@@ -377,7 +378,7 @@ static ont_value *initial_state(const recurrent *r, ont_node *node, uint32_t ind
     return one ? ont_build_reshape(r->b, one, &flat) : NULL;
 }
 
-/* Lengths as int64 (B, 1); none where all are known to be full. */
+/* Sequence lengths as int64 (B, 1); NULL where all are known to be full. */
 static ont_value *read_lens(const recurrent *r, ont_value *lens)
 {
     if (!lens) return NULL;
@@ -390,9 +391,9 @@ static ont_value *read_lens(const recurrent *r, ont_value *lens)
     return wide ? ont_build_reshape(r->b, wide, &(ont_shape){.rank = 2, .dims = {r->batch, 1}}) : NULL;
 }
 
-/* ---- the whole ---- */
+/* ---- the expansion ---- */
 
-/* Steps of all directions, time first and directions next, as (T, D, B, H) or (B, T, D, H). */
+/* Joins the steps of all directions to Y: (T, D, B, H), or with layout 1 (B, T, D, H). */
 static ont_value *join_steps(const recurrent *r, ont_value **ys)
 {
     ont_shape shape = ont_shape_of(4, (int64_t[]){r->steps, r->directions, r->batch, r->hidden});

@@ -1,7 +1,7 @@
 /*
- * Resize and Upsample: axis by axis, every output of an axis a weighted sum of a few cells (resize.h). The gradient
- * applies the transposed lists. A plane, the part of the tensor from the first resized axis on, goes through all axes
- * while it is in the cache.
+ * Resize and Upsample, one axis after the other: every output along an axis is a weighted sum of a few cells
+ * (resize.h). The gradient applies the transposed lists. A plane, which is the part of the tensor from the first
+ * resized axis on, goes through all axes while it is in the cache.
  */
 #include "ops/resize.h"
 
@@ -11,15 +11,15 @@
 
 typedef struct resize_pass {
     ont_taps taps;
-    int64_t outer, inner; /* of a plane: dims before and behind the axis, at this point of the order */
+    int64_t outer, inner; /* dims of the plane before and after the axis, when this axis is resized */
 } resize_pass;
 
 typedef struct resize_state {
     resize_pass passes[ONT_MAX_RANK];
     int n_passes, parts;
     int64_t planes, in_count, out_count,
-        row; /* per plane; row: elements behind the last resized axis that move as one */
-    size_t size, scratch;                     /* bytes of an element; of one of the two buffers of a part */
+        row; /* of a plane; row: elements after the last resized axis, which are copied together */
+    size_t size, scratch;                     /* bytes of an element, and of each of the two buffers of a part */
     bool extrapolates;
     double extrapolation;
     ont_shape out;
@@ -56,7 +56,7 @@ static const char *accept_copy(const ont_node *node)
     return ont_dtype_size(ont_node_in(node, 0)->dtype) ? NULL : "dtype";
 }
 
-/* The axes that change, those that shrink most first. */
+/* The axes that change size, those that shrink most first. */
 static int order_axes(const ont_taps *taps, int rank, int *axes)
 {
     int n = 0;
@@ -127,8 +127,7 @@ static ont_status prepare(const ont_node *node, ont_arena *arena, ont_prepared *
     return ONT_OK;
 }
 
-/* x: (outer, in, inner), y: (outer, out, inner). Behind the axis whole rows are added; at the last axis single cells.
- */
+/* x (outer, in, inner) -> y (outer, out, inner). Rows of `inner` elements are added; at the last axis, single cells. */
 #define PASS(suffix, type) \
     static void row_##suffix(const ont_taps *t, int64_t o, const type *x, type *restrict y, int64_t inner) \
     { \
@@ -205,7 +204,7 @@ static ont_status run(const ont_call *call)
     return ONT_OK;
 }
 
-/* ---- mode 'nearest' of any dtype: cells are copied ---- */
+/* ---- mode 'nearest' for any dtype: cells are copied ---- */
 
 static ont_status copy_run(const ont_call *call)
 {
@@ -229,7 +228,7 @@ static ont_status copy_run(const ont_call *call)
     return ONT_OK;
 }
 
-/* ---- reference: every output from the product of its axes' lists ---- */
+/* ---- reference: every output is a sum over the product of the lists of all axes ---- */
 
 typedef struct resize_lists {
     ont_taps taps[ONT_MAX_RANK];
@@ -253,7 +252,7 @@ static ont_status prepare_ref(const ont_node *node, ont_arena *arena, ont_prepar
     return ONT_OK;
 }
 
-/* Adds the products of axis d and the ones behind it; `at` and `weight` are what the axes before it gave. */
+/* Adds the terms of axis d and the following axes; `at` and `weight` are offset and weight from the axes before. */
 static double product(const resize_lists *s, const int64_t *position, int d, int64_t at, double weight,
                       const ont_call *call, double dy)
 {

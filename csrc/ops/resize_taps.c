@@ -1,6 +1,6 @@
 /*
- * Geometry of Resize. See resize.h. Coordinates, filters and their edges are those of the ONNX specification; lengths
- * stated as sizes give coordinates from exact ratios, so that a whole coordinate comes out whole.
+ * Geometry of Resize, see resize.h. Coordinates, filters and edges follow the ONNX specification. Where sizes are
+ * given, coordinates are computed from the exact ratio of sizes, so that whole coordinates are exact.
  */
 #include <inttypes.h>
 #include <math.h>
@@ -13,7 +13,7 @@ enum { MAX_TAPS = 1 << 16 };
 
 /* ---- attributes and inputs ---- */
 
-/* Numbers of a constant input; *count is -1 where it is absent or empty. */
+/* Reads the numbers of a constant input; *count is -1 where it is absent or empty. */
 static ont_status const_floats(const ont_node *node, uint32_t index, double *values, int capacity, int *count)
 {
     const ont_value *v = ont_node_in(node, index);
@@ -70,7 +70,7 @@ static ont_status read_attributes(const ont_node *node, ont_resize *r)
     return ONT_OK;
 }
 
-/* A scale from a float32 constant: sizes as float32 arithmetic gives them, which is what makes 10 * 0.7 seven cells. */
+/* The output size, in float32 arithmetic like the scale itself: 10 * 0.7 gives 7 cells. */
 static ont_status set_scale(ont_resize *r, int axis, double scale, double extent)
 {
     if (!(scale > 0) || scale > 1e9) return ont_fail(ONT_EINVAL, "the scale of axis %d is %g", axis, scale);
@@ -92,7 +92,7 @@ static ont_status set_size(ont_resize *r, int axis, int64_t size)
     return ONT_OK;
 }
 
-/* One scale for all axes: the least or the largest of those that the sizes ask for. */
+/* keep_aspect_ratio_policy: the smallest or the largest of the scales of the axes, for all of them. */
 static ont_status keep_aspect(const ont_node *node, const int *axes, int n, ont_resize *r)
 {
     const char *policy = ont_attr_string(node, "keep_aspect_ratio_policy", "stretch");
@@ -157,7 +157,7 @@ static ont_status read_sizes(const ont_node *node, ont_resize *r)
     return n_sizes >= 0 ? keep_aspect(node, axes, n, r) : ONT_OK;
 }
 
-/* Upsample, and Resize of opset 10: scales alone, over all axes. */
+/* Upsample, and Resize of opset 10: scales for all axes. */
 static ont_status read_old(const ont_node *node, bool upsample, int64_t version, ont_resize *r)
 {
     double scales[ONT_MAX_RANK];
@@ -208,7 +208,7 @@ ont_status ont_resize_read(const ont_node *node, const ont_shape *x, ont_resize 
 
 /* ---- coordinates ---- */
 
-/* Of output cell x, in cells of the input. */
+/* The coordinate of output cell x, in cells of the input. */
 static double coordinate(const ont_resize *r, int axis, int64_t x)
 {
     const char *mode = r->coordinates;
@@ -227,7 +227,7 @@ static double coordinate(const ont_resize *r, int axis, int64_t x)
     return r->start[axis] * (double)(in - 1) + (out > 1 ? (double)x * extent / (double)(out - 1) : extent / 2);
 }
 
-/* Scales are float32: a coordinate within their rounding of a multiple of a half is meant to be that. */
+/* Scales are float32: a coordinate within rounding error of a multiple of 1/2 is set to it. */
 static double snapped(double x)
 {
     double near = rint(2 * x) / 2;
@@ -254,15 +254,15 @@ static double filter(const ont_resize *r, double distance)
     return t < 2 ? ((a * t - 5 * a) * t + 8 * a) * t - 4 * a : 0;
 }
 
-/* Cells on either side that the filter reaches; it is stretched where antialiasing is asked for and the axis shrinks.
- */
+/* The number of cells on either side that the filter covers; with antialiasing it is stretched where the axis
+ * shrinks. */
 static int64_t reach(const ont_resize *r, int axis)
 {
     double stretch = r->antialias && r->scale[axis] < 1 ? 1 / r->scale[axis] : 1;
     return r->mode == RESIZE_NEAREST ? 1 : -(int64_t)floor(-(r->mode == RESIZE_LINEAR ? 1 : 2) * stretch);
 }
 
-/* Adds the taps of output o; cells beyond an edge fall to the cell at it, or are left out. */
+/* Adds the taps of output o; cells beyond an edge are replaced by the cell at the edge, or are left out. */
 static void add_taps(const ont_resize *r, int axis, int64_t o, ont_taps *t)
 {
     double x = coordinate(r, axis, o), total = 0, all = 0;
@@ -277,7 +277,8 @@ static void add_taps(const ont_resize *r, int axis, int64_t o, ont_taps *t)
         t->first[o + 1] = n + 1;
         return;
     }
-    int64_t left = (int64_t)ceil(x) - 1; /* a whole coordinate is the right end of its interval */
+    int64_t left = (int64_t)ceil(x) - 1; /* cell of the interval (left, left + 1] that has x: a whole coordinate is
+                                          * at its right end */
     for (int64_t i = left - cells + 1; i <= left + cells; i++) {
         double weight = filter(r, ((double)i - x) * squeeze);
         int64_t cell = i < 0 ? 0 : i >= in ? in - 1 : i;
@@ -310,7 +311,7 @@ ont_status ont_resize_taps(const ont_resize *r, int axis, ont_arena *arena, ont_
     int64_t in = r->in.dims[axis], out = r->out.dims[axis], most = 2 * reach(r, axis);
     if (most < 1 || most > MAX_TAPS)
         return ont_fail(ONT_EUNSUPPORTED, "axis %d: a filter over %" PRId64 " cells", axis, most);
-    if (most > in) most = in; /* cells beyond an edge share its entry */
+    if (most > in) most = in; /* cells beyond an edge are merged into the cell at the edge */
     if (most < 1) most = 1;
     ONT_TRY(taps_alloc(arena, in, out, out * most, taps));
     if (!strcmp(r->coordinates, "tf_crop_and_resize")) {

@@ -1,5 +1,5 @@
 /*
- * RMSNormalization through its formula: y = scale * x / sqrt(mean(x^2) + epsilon), the statistics in float32 where x is
+ * RMSNormalization by expansion: y = scale * x / sqrt(mean(x^2) + epsilon), with the statistics in float32 where x is
  * narrower. Source: Zhang and Sennrich, Root Mean Square Layer Normalization, 2019.
  */
 #include "ops/op.h"

@@ -1,5 +1,5 @@
 /*
- * RotaryEmbedding through its formula: pairs of features are turned by an angle that the position gives.
+ * RotaryEmbedding by expansion: pairs of features of a head are rotated by an angle that depends on the position.
  * Source: Su et al., RoFormer, 2021.
  */
 #include <inttypes.h>
@@ -7,8 +7,8 @@
 #include "ops/compose.h"
 
 typedef struct rotary {
-    bool packed;              /* (B, S, H D) rather than (B, H, S, D) */
-    int64_t batch, steps, heads, size, turned; /* turned: features of a head that rotate */
+    bool packed;              /* (batch, seqlen, heads * head_dim) rather than (batch, heads, seqlen, head_dim) */
+    int64_t batch, steps, heads, size, turned; /* turned: rotated features of a head, the first ones */
     bool interleaved;
 } rotary;
 
@@ -52,7 +52,7 @@ static ont_status rotary_infer(ont_graph *g, ont_node *node)
     return ont_infer_same(g, node);
 }
 
-/* Rows of a cache for every position, shaped to broadcast over heads. */
+/* Cosines or sines of every position, (batch, 1, seqlen, turned / 2) or packed (batch, seqlen, 1, turned / 2). */
 static ont_value *angles(ont_builder *b, const rotary *r, ont_value *cache, ont_value *ids)
 {
     if (ids) cache = ont_build2(b, "Gather", cache, ids);

@@ -1,7 +1,7 @@
 /*
- * Points between cells. See sample.h. Edges as in torch.nn.functional.grid_sample, which the specification follows: a
- * clipped coordinate has no slope, a reflected one changes its sign, cubic taps are padded one by one.
- * Cubic weights: R. G. Keys, Cubic convolution interpolation, 1981, with a = -0.75.
+ * Sampling between cells, see sample.h. Edges follow torch.nn.functional.grid_sample, which the ONNX specification
+ * follows: a clipped coordinate has derivative 0, a reflected one changes its sign, cubic taps are padded one by one.
+ * Source of the cubic weights: Keys, Cubic convolution interpolation, 1981, with a = -0.75.
  */
 #include "ops/sample.h"
 
@@ -9,11 +9,11 @@
 
 typedef struct axis_taps {
     int n;
-    int64_t cell[4]; /* -1: outside, of value zero */
+    int64_t cell[4]; /* -1: outside, with value zero */
     double weight[4], slope[4];
 } axis_taps;
 
-/* Into [0, size - 1]; *sign is multiplied with the derivative. */
+/* Maps x into [0, size - 1], and multiplies *sign by the derivative. */
 static double clipped(double x, int64_t size, double *sign)
 {
     double most = (double)(size - 1);
@@ -66,11 +66,12 @@ static void cubic_taps(const ont_sampler *s, int axis, double x, axis_taps *t)
 static void axis_at(const ont_sampler *s, int axis, double x, axis_taps *t)
 {
     if (!isfinite(x) && s->mode != ONT_SAMPLE_NEAREST &&
-        (s->padding == ONT_SAMPLE_ZEROS || s->mode == ONT_SAMPLE_CUBIC)) { /* as in torch: no silent zero */
+        (s->padding == ONT_SAMPLE_ZEROS || s->mode == ONT_SAMPLE_CUBIC)) { /* as in PyTorch: NaN is not turned into a
+                                                                            * silent zero */
         *t = (axis_taps){.n = 1, .weight = {NAN}, .slope = {NAN}};
         return;
     }
-    if (!(x > -1e15 && x < 1e15)) x = -100; /* nowhere near: outside */
+    if (!(x > -1e15 && x < 1e15)) x = -100; /* far outside */
     if (s->mode == ONT_SAMPLE_CUBIC) {
         cubic_taps(s, axis, x, t);
         return;
@@ -90,7 +91,7 @@ static void axis_at(const ont_sampler *s, int axis, double x, axis_taps *t)
     t->cell[0] = cell_at(s, axis, left), t->cell[1] = cell_at(s, axis, left + 1);
 }
 
-/* Between cells of a plane, as most points are: no edge decides about them. */
+/* Between cells inside a plane, the usual case: no edge is involved. */
 static bool is_inside(const ont_sampler *s, const double *x)
 {
     return s->rank == 2 && s->mode != ONT_SAMPLE_CUBIC && x[0] > 0 && x[0] < (double)(s->dims[0] - 1) && x[1] > 0 &&
@@ -100,7 +101,7 @@ static bool is_inside(const ont_sampler *s, const double *x)
 static int taps_inside(const ont_sampler *s, const double *x, int64_t *index, double *weight, double *slope,
                        int64_t apart)
 {
-    const double magic = 6755399441055744.0; /* 1.5 * 2^52: what is added to it is rounded */
+    const double magic = 6755399441055744.0; /* 1.5 * 2^52: adding it rounds to a whole number */
     if (s->mode == ONT_SAMPLE_NEAREST) {
         index[0] = (int64_t)(x[0] + magic - magic) * s->dims[1] + (int64_t)(x[1] + magic - magic);
         weight[0] = 1;
@@ -122,7 +123,7 @@ static int taps_inside(const ont_sampler *s, const double *x, int64_t *index, do
 int ont_sample_taps(const ont_sampler *s, const double *x, int64_t *index, double *weight, double *slope, int64_t apart)
 {
     if (is_inside(s, x)) return taps_inside(s, x, index, weight, slope, apart);
-    axis_taps axes[ONT_SAMPLE_RANK]; /* the last ones; those in front have one cell */
+    axis_taps axes[ONT_SAMPLE_RANK]; /* the last dims; the ones in front have one cell */
     int n = 0, lead = ONT_SAMPLE_RANK - s->rank;
     int64_t dims[ONT_SAMPLE_RANK] = {1, 1, 1};
     for (int d = 0; d < lead; d++) axes[d].n = 1, axes[d].cell[0] = 0, axes[d].weight[0] = 1, axes[d].slope[0] = 0;

@@ -1,6 +1,6 @@
 /*
- * Reading a grid of cells at a point between them: which cells, with which weights, and how the weights change when the
- * point moves. GridSample and DeformConv build on it; it knows nothing of tensors.
+ * Sampling a grid of cells at a point between cells: which cells, their weights, and the derivative of the weights by
+ * the point. GridSample and DeformConv use it; it knows no tensors.
  */
 #ifndef ONT_OPS_SAMPLE_H
 #define ONT_OPS_SAMPLE_H
@@ -17,12 +17,13 @@ typedef struct ont_sampler {
     int64_t dims[ONT_SAMPLE_RANK];
     ont_sample_mode mode;
     ont_sample_padding padding;
-    bool corners; /* reflection is at the centres of the outer cells, not at their outer edges */
+    bool corners; /* align_corners: reflects at the centres of the outer cells, not at their outer edges */
 } ont_sampler;
 
 /*
- * Cells around point x (in cells, one coordinate a dim): index[t] in the flat grid and weight[t]; returns how many,
- * cells of value zero left out. slope, where not NULL, gets d weight[t] / d x[d] at slope[d * apart + t].
+ * Cells around point x, which has one coordinate for each dim, in cells. Sets index[t] in the flat grid and weight[t],
+ * and returns their number; cells of value zero are left out. slope, where not NULL, gets d weight[t] / d x[d] at
+ * slope[d * apart + t].
  */
 int ont_sample_taps(const ont_sampler *s, const double *x, int64_t *index, double *weight, double *slope,
                     int64_t apart);

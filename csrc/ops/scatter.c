@@ -1,7 +1,7 @@
 /*
- * GatherElements, ScatterElements (and Scatter, its old name): along an axis at an index per element, with every
- * reduction. Threads share out lines along the axis, which never meet, so results do not depend on their number.
- * Gradients of the reductions follow torch.scatter_reduce.
+ * GatherElements, ScatterElements and Scatter, its old name: an index for each element, along an axis, with every
+ * reduction. Threads have disjoint lines along the axis, so results do not depend on the number of threads. Gradients
+ * of the reductions are those of torch.scatter_reduce.
  */
 #include <stdatomic.h>
 #include <string.h>
@@ -13,13 +13,13 @@
 
 typedef struct lines {
     int rank, axis;
-    int64_t count;        /* lines: index positions without the axis */
-    int64_t n, size;      /* indices along the axis, and entries of the data along it */
-    int64_t inner;        /* adjacent lines that lie side by side in both tensors */
+    int64_t count;        /* number of lines: product of the dims of the indices but the axis */
+    int64_t n, size;      /* sizes of the indices and of the data along the axis */
+    int64_t inner;        /* number of neighbouring lines that are contiguous in both tensors */
     int64_t index_dims[ONT_MAX_RANK], index_strides[ONT_MAX_RANK], data_strides[ONT_MAX_RANK];
     size_t element;
     bool wide, from_end;
-    bool dense;           /* the axis is the last one, and lines lie one behind the other in both tensors */
+    bool dense;           /* the axis is the last one, and lines are contiguous in both tensors */
     ont_dtype dtype;
     ont_scatter reduction;
 } lines;
@@ -93,7 +93,7 @@ static ont_status elements_prepare(const ont_node *node, ont_arena *arena, ont_p
     return ONT_OK;
 }
 
-/* Where line `line` begins in the indices and in the data. */
+/* Offsets of line `line` in the indices and in the data. */
 static void line_start(const lines *s, int64_t line, int64_t *in_index, int64_t *in_data)
 {
     *in_index = *in_data = 0;
@@ -106,7 +106,7 @@ static void line_start(const lines *s, int64_t line, int64_t *in_index, int64_t 
     }
 }
 
-/* The first index out of range, as an error. */
+/* Reports the first index that is out of range. */
 static ont_status find_outside(const lines *s, const ont_call *call)
 {
     int64_t n = s->count * s->n;
@@ -128,8 +128,11 @@ static void combine_one(const lines *s, void *data, int64_t at, const void *upda
         ont_scatter_combine(s->dtype, s->reduction, to, v, 1);
 }
 
-/* n indices, `step` apart in their tensor from `index` on; those of neighbouring lines move on in the data as well. And
- * so many rows more, one behind the other in both tensors, n indices and size entries long. */
+/*
+ * Range of work: n indices with stride `step` in their tensor, from offset `index` on. Where they are of neighbouring
+ * lines, the data advances too. Then `rows` - 1 further ranges, contiguous in both tensors, of n indices and `size`
+ * data elements.
+ */
 typedef struct row {
     int64_t n, index, step; /* elements */
     int64_t data, data_step;
@@ -139,10 +142,10 @@ typedef struct row {
 typedef struct job {
     const ont_call *call;
     bool scatter;
-    _Atomic bool outside; /* an index was; its row is left out */
+    _Atomic bool outside; /* set where an index is out of range; its row is skipped */
 } job;
 
-/* body sees `from`, the place in the tensor of indices, and `at`, that in the data. */
+/* Runs body for each element: `from` is its offset in the tensor of indices, `at` its offset in the data. */
 #define EACH_INDEX(index_type, body) \
     do { \
         const index_type *given_ = call->in[1]; \
@@ -160,7 +163,7 @@ typedef struct job {
         else \
             EACH_INDEX(int32_t, body); \
     } while (0)
-/* `body` with the strides of a dense row as constants, or with whatever they are. */
+/* Calls `body` with constant strides for dense rows, so that the compiler specialises it. */
 #define BY_STRIDES(body) \
     do { \
         if (r->step == 1 && r->data_step == 0 && s->data_strides[s->axis] == 1) \
@@ -236,14 +239,14 @@ static void one_row(job *j, const row *r)
 }
 
 /*
- * Lines [first, last): many neighbours go along the axis together, so that memory is read in rows; a few go one after
- * the other. Either way the updates of an entry come in the order of their indices.
+ * Lines [first, last): many neighbouring lines advance along the axis together, so that memory is read in rows; few
+ * lines go one after the other. Either way, an element is updated in the order of the indices.
  */
 static void each_run(void *context, int64_t first, int64_t last)
 {
     job *j = context;
     const lines *s = j->call->state;
-    int64_t together = 2048 / s->n + 1; /* short rows */
+    int64_t together = 2048 / s->n + 1; /* lines that are taken together where rows are short */
     for (int64_t line = first; s->dense && line < last; line += together) {
         int64_t rows = last - line < together ? last - line : together;
         one_row(j, &(row){.n = s->n, .index = line * s->n, .step = 1, .data = line * s->size, .more = rows - 1});
@@ -318,7 +321,7 @@ static void gather_grad(ont_grad *g)
 #define SCALAR(value) ont_build_scalar(&g->b, I(0)->dtype, (value))
 #define FULL(like, value) ont_build_full(&g->b, (like)->dtype, &(like)->shape, (value))
 
-/* Shared evenly among the data and the updates that reach the extremum. */
+/* The gradient is divided evenly among the data and the updates that equal the extremum. */
 static void extremum_grad(ont_grad *g)
 {
     ont_value *own = ont_build_cast(&g->b, B("Equal", I(0), O(0)), I(0)->dtype);
@@ -330,8 +333,8 @@ static void extremum_grad(ont_grad *g)
 }
 
 /*
- * Of a product the gradient is the product of the others. Where one factor is zero it takes the product without it;
- * the others get zero by the usual quotient, and two zeros at one place leave nothing for either.
+ * The gradient of a product with respect to a factor is the product of the other factors. Where one factor is zero, it
+ * alone has a nonzero gradient, the product without it. With two zeros, all gradients are zero.
  */
 static void product_grad(ont_grad *g)
 {

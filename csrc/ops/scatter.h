@@ -1,5 +1,5 @@
 /*
- * Reductions of scatter.c and scatter_nd.c: their names, one combining loop for every dtype, and one gradient rule.
+ * Reductions of scatter.c and scatter_nd.c: names, one combining loop for every dtype, and one gradient rule.
  */
 #ifndef ONT_OPS_SCATTER_H
 #define ONT_OPS_SCATTER_H
@@ -10,11 +10,11 @@ typedef enum ont_scatter { ONT_SCATTER_NONE, ONT_SCATTER_ADD, ONT_SCATTER_MUL, O
                           ONT_SCATTER_MIN } ont_scatter;
 
 ont_status ont_scatter_reduction(const ont_node *node, ont_scatter *reduction) ONT_MUST_USE;
-/* accept() of the kernels: without a reduction every dtype, with one those that the combining loop has. */
+/* accept() of the kernels: every dtype without a reduction; with one, the dtypes of the combining loop. */
 const char *ont_scatter_accept(const ont_node *node);
 /* to[i] = to[i] op from[i] over n elements; not for NONE. */
 void ont_scatter_combine(ont_dtype dtype, ont_scatter reduction, void *to, const void *from, int64_t n);
-/* ScatterElements, Scatter and ScatterND alike. */
+/* For ScatterElements, Scatter and ScatterND. */
 void ont_scatter_grad(ont_grad *g);
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * GatherND, ScatterND and TensorScatter: slices at index tuples. Scatters run in the order of the indices, on one
- * thread per range of the slice, so results do not depend on the number of threads.
+ * GatherND, ScatterND and TensorScatter: slices at index tuples. A scatter takes the tuples in order, and each thread
+ * has a range of the slice, so results do not depend on the number of threads.
  */
 #include <string.h>
 
@@ -10,7 +10,7 @@
 
 /* ---- combining ---- */
 
-/* NaN on either side stays, as in torch. */
+/* NaN in either operand gives NaN, as in PyTorch. */
 #define COMBINE_LOOP(type, expression) \
     for (int64_t i = 0; i < n; i++) { \
         type a = to[i], v = from[i]; \
@@ -52,16 +52,16 @@ void ont_scatter_combine(ont_dtype dtype, ont_scatter reduction, void *to, const
     case ONT_##dtype_: combine_##suffix(reduction, to, from, n); break;
         EACH_DTYPE(X)
 #undef X
-    default: break; /* declined by accept */
+    default: break; /* accept() refuses these */
     }
 }
 
 /* ---- GatherND, ScatterND ---- */
 
 typedef struct tuples {
-    int64_t batches, per_batch, count; /* tuples in all, and per batch */
-    int depth;                         /* entries of a tuple */
-    int64_t dims[ONT_MAX_RANK], strides[ONT_MAX_RANK]; /* of the indexed dims, in slices */
+    int64_t batches, per_batch, count; /* number of batches, tuples of a batch, and all tuples */
+    int depth;                         /* length of a tuple */
+    int64_t dims[ONT_MAX_RANK], strides[ONT_MAX_RANK]; /* sizes of the indexed dims, and their strides in slices */
     int64_t batch_slices;              /* slices of the data in a batch */
     int64_t slice;                     /* elements of a slice */
     size_t size;
@@ -70,7 +70,7 @@ typedef struct tuples {
     ont_scatter reduction;
 } tuples;
 
-/* Checks data and indices, and gives the shape of what is read or written at the tuples. */
+/* Checks data and indices, and sets the shape of the slices at the tuples. */
 static ont_status tuple_shapes(const ont_node *node, int *batch_dims, int *depth, ont_shape *slices)
 {
     const ont_shape *x = &ont_node_in(node, 0)->shape, *index = &ont_node_in(node, 1)->shape;
@@ -161,7 +161,7 @@ static ont_status check_tuples(const tuples *s, const ont_call *call)
     return ONT_OK;
 }
 
-/* Slice of the data that tuple i names. */
+/* Index of the slice of the data that tuple i names. */
 static int64_t slice_at(const tuples *s, const void *indices, int64_t i)
 {
     int64_t at = i / s->per_batch * s->batch_slices;
@@ -190,7 +190,7 @@ static ont_status gather_nd_run(const ont_call *call)
     return ONT_OK;
 }
 
-/* Columns [first, last) of every slice, tuple after tuple. */
+/* Columns [first, last) of every slice, in the order of the tuples. */
 static void scatter_columns(void *context, int64_t first, int64_t last)
 {
     const ont_call *call = context;
@@ -217,7 +217,7 @@ static ont_status scatter_nd_run(const ont_call *call)
     return ONT_OK;
 }
 
-/* GatherNDGrad: dy added into zeros of `shape`; ScatterND has no batch dims, so they are an attribute of it. */
+/* GatherNDGrad(dy, indices; shape): dy added to zeros. Its attribute batch_dims is why it is not a ScatterND. */
 static void gather_nd_grad(ont_grad *g)
 {
     ont_builder *b = &g->b;
@@ -260,7 +260,7 @@ static ont_status gather_nd_grad_run(const ont_call *call)
     const ont_value *dx = call->node->outputs[0];
     ONT_TRY(check_tuples(s, call));
     memset(call->out[0], 0, (size_t)ont_shape_count(&dx->shape) * s->size);
-    /* the same walk as a scatter, whose updates are input 2 */
+    /* runs the loop of a scatter, whose updates are input 2 */
     ont_call as_scatter = *call;
     const void *in[] = {NULL, call->in[1], call->in[0]};
     as_scatter.in = in;

@@ -1,6 +1,6 @@
 /*
- * SearchSorted, as torch.searchsorted and torch.bucketize: where each value would stand in rows that are sorted. One
- * row may be for all values, else each row of values has its own.
+ * SearchSorted, as torch.searchsorted and torch.bucketize: the position of each value in a sorted row. One row serves
+ * all values, or each row of values has its own.
  */
 #include "base/parallel.h"
 #include "ops/op.h"
@@ -28,7 +28,7 @@ static const char *search_accept(const ont_node *node)
         ? NULL : "dtype is none of float, double, int32, int64";
 }
 
-/* What is NaN stands behind all others. */
+/* NaN sorts behind all numbers. */
 #define SEARCH(suffix, type) \
     static void search_##suffix(void *context, int64_t first, int64_t last) \
     { \

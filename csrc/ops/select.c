@@ -1,5 +1,5 @@
 /*
- * Where, logic, Clip, IsNaN: elementwise operators whose operands differ in dtype.
+ * Where, logical operators, Clip, IsNaN: elementwise operators whose operands differ in dtype.
  */
 #include <math.h>
 #include <string.h>
@@ -93,7 +93,7 @@ static void logic_row(const void *context, const ont_bcast *b, char *const *at, 
     const uint8_t *x = (const uint8_t *)at[1], *y = (const uint8_t *)at[2];
     uint8_t *out = (uint8_t *)at[0];
     int64_t sx = b->inner_stride[1], sy = b->inner_stride[2];
-/* Two dense rows apart, so that the compiler may use vectors; `out` may be an operand, element for element. */
+/* Dense rows in a function of their own, so that the compiler vectorises them; `out` may equal an operand. */
 #define LOGIC(operator) \
     if (sx == 1 && sy == 1) \
         _Pragma("GCC ivdep") for (int64_t i = 0; i < n; i++) out[i] = (x[i] != 0) operator(y[i] != 0); \
@@ -248,7 +248,7 @@ static ont_status clip_run(const ont_call *call)
     return ONT_OK;
 }
 
-/* As torch.clamp: one inside the bounds, the bounds included. */
+/* As in torch.clamp: 1 inside the bounds, the bounds included. */
 static void clip_grad(ont_grad *g)
 {
     ont_builder *b = &g->b;
@@ -270,7 +270,7 @@ static ont_status hard_tanh_infer(ont_graph *g, ont_node *node)
     return clip_infer(g, node);
 }
 
-/* As torch's hardtanh and relu6: one between the bounds and of NaN, and at them nothing. */
+/* As in PyTorch's hardtanh and relu6: 1 between the bounds, and for NaN; 0 at the bounds. */
 static void hard_tanh_grad(ont_grad *g)
 {
     ont_builder *b = &g->b;
@@ -281,7 +281,7 @@ static void hard_tanh_grad(ont_grad *g)
 
 static const ont_kernel clip_kernels[] = {{.name = "clip_ref", .accept = clip_accept, .run = clip_run, .inplace = 1}};
 
-/* (x, min, max): Clip with another slope at the bounds. */
+/* (x, min, max): Clip with another gradient at the bounds. */
 const ont_op ont_op_HardTanh = {.domain = ONT_DOMAIN, .name = "HardTanh", .since = 1, .min_inputs = 3, .max_inputs = 3,
                                 .flags = ONT_OP_PUBLIC, .nondiff_inputs = 6, .attributes = "", .infer = hard_tanh_infer,
                                 .grad = hard_tanh_grad, ONT_KERNELS(clip_kernels)};

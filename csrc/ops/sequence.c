@@ -1,8 +1,8 @@
 /*
- * Sequences and optionals, resolved while a program is built. The only sequences that stay are outputs of
- * SequenceConstruct and SequenceEmpty, whose inputs are the items, and the only optionals those of Optional: every
- * other operator is expanded into these, or into the item that it asks for. Nothing of them exists at run time. Graph
- * outputs of these kinds are taken apart by passes/flatten.c.
+ * Sequences and optionals, resolved while a program is built; nothing of them exists at run time. The only sequences
+ * that remain are outputs of SequenceConstruct and SequenceEmpty, whose inputs are the items; the only optionals are
+ * outputs of Optional. Every other operator is expanded into these, or into the item that it selects. passes/flatten.c
+ * replaces graph outputs of these types by their items.
  */
 #include <inttypes.h>
 #include <string.h>
@@ -12,7 +12,7 @@
 
 enum { MOST_ITEMS = 1 << 16 };
 
-/* ---- what stays ---- */
+/* ---- the operators that remain ---- */
 
 static ont_status container_out(ont_node *node, ont_container container, ont_dtype dtype)
 {
@@ -74,7 +74,8 @@ static ont_value *make_sequence(ont_builder *b, ont_value *const *items, uint32_
     return ont_build_done(b, node);
 }
 
-/* Position from input `index` in [-n, last), counted from the end where negative; `otherwise` where it is absent. */
+/* Reads a position from input `index`, in [-n, last), counted from the end where negative; `otherwise` where it is
+ * absent. */
 static int64_t position_of(ont_builder *b, const ont_node *node, uint32_t index, int64_t n, int64_t last,
                            int64_t otherwise)
 {
@@ -152,7 +153,7 @@ static void concat_expand(ont_builder *b, ont_node *node, ont_value **outputs)
 
 /* ---- SplitToSequence ---- */
 
-/* The parts along the axis: one size for all but the last, or a list. */
+/* The sizes of the parts along the axis: one size for all but the last part, or a list. */
 static void part_sizes(ont_builder *b, const ont_node *node, int64_t dim, int64_t **sizes, uint32_t *n)
 {
     const ont_value *split = ont_node_in(node, 1);
@@ -202,7 +203,7 @@ static void split_expand(ont_builder *b, ont_node *node, ont_value **outputs)
 
 /* ---- SequenceMap ---- */
 
-/* Item i of every input that is a sequence, and the others as they are. */
+/* Item i of every input that is a sequence, and the other inputs as they are. */
 static void map_inputs(ont_builder *b, const ont_node *node, uint32_t n_own, uint32_t i, uint32_t n, ont_value **given)
 {
     for (uint32_t k = 0; k < n_own && b->status == ONT_OK; k++) {

@@ -9,12 +9,12 @@
 #include "simd/simd.h"
 
 typedef struct softmax_state {
-    int64_t outer, n, inner; /* the axis has n entries, `inner` elements apart */
+    int64_t outer, n, inner; /* the axis has n entries with stride `inner` */
     bool log;
     const ont_simd_table *simd;
 } softmax_state;
 
-/* From opset 13 on one axis; before, everything from `axis` on counts as one. */
+/* From opset 13 on, softmax is over one axis; before, over all dims from `axis` on. */
 static ont_status softmax_layout(const ont_node *node, const ont_shape *x, softmax_state *s)
 {
     bool flattens = !*node->op->domain && node->version < 13;
@@ -63,7 +63,7 @@ static int64_t row_grain(const softmax_state *s)
     return 4096 / (s->n + 1) + 1;
 }
 
-/* ---- fast: dense rows of float32 ---- */
+/* ---- float32, last axis: contiguous rows ---- */
 
 static void forward_rows(void *context, int64_t first, int64_t last)
 {
@@ -99,7 +99,7 @@ static ont_status backward_simd(const ont_call *call)
     return ONT_OK;
 }
 
-/* ---- another axis of float32: strips of columns that lie side by side, row by row ---- */
+/* ---- float32, any other axis: strips of neighbouring columns, row by row ---- */
 
 enum { STRIP = 256, NARROW = 8 };
 
@@ -149,7 +149,7 @@ static void backward_strip(const softmax_state *s, const float *y, const float *
     }
 }
 
-/* Of strip i of all: where it begins, and its columns. */
+/* The first element of a strip, and the number of its columns. */
 static int64_t strip_at(const softmax_state *s, int64_t i, int64_t *w)
 {
     int64_t strips = (s->inner + STRIP - 1) / STRIP, from = i % strips * STRIP;
@@ -245,7 +245,7 @@ static ont_status reference(const ont_call *call, ont_range_fn f32, ont_range_fn
 static ont_status forward_ref(const ont_call *call) { return reference(call, forward_f32, forward_f64); }
 static ont_status backward_ref(const ont_call *call) { return reference(call, backward_f32, backward_f64); }
 
-/* ---- gradient: <name>Grad(y, dy), which keeps the axis that the forward means ---- */
+/* ---- gradient: <name>Grad(y, dy), with the axis resolved as in the forward ---- */
 
 static void softmax_grad_as(ont_grad *g, const char *op_type)
 {
@@ -253,7 +253,7 @@ static void softmax_grad_as(ont_grad *g, const char *op_type)
     softmax_state s;
     const ont_shape *shape = &O(0)->shape;
     if (softmax_layout(g->node, shape, &s) != ONT_OK) return;
-    /* Seen as (outer, n, inner), the axis is 1 whatever the opset meant. */
+    /* As (outer, n, inner) the axis is 1 in every opset. */
     ont_shape flat = ont_shape_of(3, (int64_t[]){s.outer, s.n, s.inner});
     int64_t axis = 1;
     if (s.inner == 1) flat.rank = 2;

@@ -1,12 +1,12 @@
 /*
- * Cross-entropy of scores that are never stored as a whole: scores = h W + row, with many classes, exist a tile of rows
- * and classes at a time. StreamedCrossEntropy (h, W, labels, row or nothing) gives the loss and, for its gradient, two
- * numbers a row: the largest score and the logarithm of the sum of exponentials. StreamedCrossEntropyGrad computes
- * every tile again, writes the scores' gradient over it, and adds what it is of h, W and row. Float32 alone; made by
- * passes/stream_loss.c.
+ * Fused linear cross-entropy: the scores h W + row of many classes are never stored as a whole; one tile of rows and
+ * classes exists at a time. StreamedCrossEntropy (h, W, labels, optional row) gives the loss and, for the gradient, two
+ * numbers for each row: the largest score and the logarithm of the sum of exponentials. StreamedCrossEntropyGrad
+ * recomputes each tile, overwrites it with the gradient of the scores, and adds its part to the gradients of h, W and
+ * row. Float32 only; built by passes/stream_loss.c.
  *
- * Tiles of classes are the inner loop: dW is written once a chunk of rows, and tiles add to dh, the smaller one.
- * Rows whose label is ignored are left out of every product: what flows back from them is zero, whatever they hold.
+ * Tiles of classes are the inner loop: a chunk of rows writes dW once, and its tiles add to the smaller dh. Rows with
+ * an ignored label are left out of every GEMM: their gradient is zero whatever h holds.
  *
  * Source of the sum over tiles: Milakov and Gimelshein, Online normalizer calculation for softmax, 2018.
  */
@@ -20,34 +20,35 @@
 #include "simd/simd.h"
 
 enum {
-    TILE = 2 << 20,   /* elements: 8 MiB; and where there are few scores, */
-    SHARE = 8,        /* that part of them, but not less than */
+    TILE = 2 << 20,   /* elements of a tile: 8 MiB; with few scores 1 / SHARE of them, and at least LEAST */
+    SHARE = 8,
     LEAST = 1 << 17,
-    ROWS = 2048,      /* of a chunk, at most: with more, tiles would be too narrow for a product */
-    WIDE = 2 << 20,   /* elements of a chunk of h, as far as it has 128 rows */
-    COLUMNS = 256,    /* of the row's gradient, summed at a time */
+    ROWS = 2048,      /* rows of a chunk, at most: more rows would make tiles too narrow for an efficient GEMM */
+    WIDE = 2 << 20,   /* elements of a chunk of h, unless that is fewer than 128 rows */
+    COLUMNS = 256,    /* of drow, summed at a time */
     IN_H = 0, IN_W, IN_LABELS, IN_ROW, IN_DLOSS, IN_PAIRS,
     OUT_H = 0, OUT_W, OUT_ROW,
 };
 
 typedef struct stream_state {
-    int64_t width, chunk, block; /* of h; rows and classes of a tile */
+    int64_t width, chunk, block; /* width: columns of h; chunk and block: rows and classes of a tile */
     bool trans_w;                /* W is (classes, width) */
     ont_labels labels;
     const ont_gemm_provider *to_scores, *to_h, *to_w;
 } stream_state;
 
-/* A walk over chunks of rows, and in a chunk over tiles. */
+/* Loops over chunks of rows, and over the tiles of a chunk. */
 typedef struct stream_job {
     const ont_call *call;
     const stream_state *s;
-    int64_t first, last; /* rows of the chunk; those that count are `n`, and at[i] is the i-th */
+    int64_t first, last; /* Rows [first, last) of the chunk. The n rows without an ignored label have indices at[0]
+                          * to at[n - 1]. */
     int64_t n, *at;
-    const float *rows;   /* h of those */
-    int64_t from, size;  /* classes of the tile */
+    const float *rows;   /* (n, width): h of these rows */
+    int64_t from, size;  /* classes [from, from + size) of the tile */
     float *tile, *gathered, *most, *score;
-    double *sums, norm;  /* of exp(x - most); labels that count */
-    bool begun;          /* a chunk was added to the gradients of W and row */
+    double *sums, norm;  /* sums: of exp(score - max); norm: number or weight of labels that are not ignored */
+    bool begun;          /* whether a chunk was added to dW and drow */
 } stream_job;
 
 /* ---- shapes ---- */
@@ -126,7 +127,7 @@ static size_t aligned(size_t bytes)
     return (bytes + 63) / 64 * 64;
 }
 
-/* Takes `bytes` of the scratch memory; with a base of NULL the sum of what was taken is what is needed. */
+/* Hands out `bytes` of scratch. With *base NULL it only adds them up. */
 static void *take(char **base, size_t *used, size_t bytes)
 {
     void *at = *base ? *base + *used : NULL;
@@ -146,7 +147,7 @@ static size_t lay_out(const stream_state *s, char *work, stream_job *j)
     return used;
 }
 
-/* n parts of about the same size, none above `most`. */
+/* Size of equal parts of n, at most `most`. */
 static int64_t even_parts(int64_t n, int64_t most)
 {
     int64_t parts = most > 0 ? (n + most - 1) / most : 0;
@@ -181,7 +182,7 @@ static ont_status prepare_with(bool plain, const ont_node *node, ont_arena *aren
     int64_t classes = s->labels.classes, chunk = at_least(128, WIDE / at_least(1, s->width));
     s->chunk = even_parts(s->labels.count, plain ? 2 : chunk < ROWS ? chunk : ROWS);
     s->block = even_parts(classes, plain ? 3 : at_least(64, tile_of(s) / s->chunk));
-    if (!plain && s->block < classes) s->block = (s->block + 15) / 16 * 16; /* whole vectors */
+    if (!plain && s->block < classes) s->block = (s->block + 15) / 16 * 16; /* a multiple of whole vectors */
     s->to_scores = provider(plain, s->chunk, s->block, s->width, false, s->trans_w);
     s->to_h = provider(plain, s->chunk, s->width, s->block, false, !s->trans_w);
     s->to_w = s->trans_w ? provider(plain, s->block, s->width, s->chunk, true, false)
@@ -196,7 +197,7 @@ static ont_status prepare(const ont_node *node, ont_arena *arena, ont_prepared *
     return prepare_with(false, node, arena, out);
 }
 
-/* Small tiles and plain loops. */
+/* The reference: small tiles and the scalar loops. */
 static ont_status prepare_ref(const ont_node *node, ont_arena *arena, ont_prepared *out)
 {
     return prepare_with(true, node, arena, out);
@@ -209,7 +210,7 @@ static stream_job begin(const ont_call *call)
     return j;
 }
 
-/* The next rows, and h of those that count side by side; false: there are none left. */
+/* Sets the next chunk and gathers h of its rows that are not ignored. Returns false after the last chunk. */
 static bool next_chunk(stream_job *j)
 {
     const stream_state *s = j->s;
@@ -231,13 +232,13 @@ static int64_t ld_of_w(const stream_state *s)
     return s->trans_w ? s->width : s->labels.classes;
 }
 
-/* Where the tile's classes begin in W, or in its gradient. */
+/* Offset of the tile's first class in W and dW. */
 static int64_t in_w(const stream_job *j)
 {
     return j->s->trans_w ? j->from * j->s->width : j->from;
 }
 
-/* Scores of the next tile of a chunk, without the row added; false: there is none left. */
+/* Computes the scores of the chunk's next tile, without the row. Returns false after the last tile. */
 static bool next_tile(stream_job *j)
 {
     const stream_state *s = j->s;
@@ -250,7 +251,7 @@ static bool next_tile(stream_job *j)
     return true;
 }
 
-/* Scores of row i of the tile, now with the row added. */
+/* Scores of row i of the tile, after the row is added. */
 static float *finish_row(const stream_job *j, int64_t i)
 {
     float *x = j->tile + i * j->size;
@@ -264,7 +265,7 @@ static int64_t label_of(const stream_job *j, int64_t i)
     return ont_label_at(&j->s->labels, j->call->in[IN_LABELS], j->at[i]);
 }
 
-/* Rows worth a thread. */
+/* Number of rows that is worth a thread. */
 static int64_t grain(const stream_job *j)
 {
     return 4096 / (j->size + 1) + 1;
@@ -297,7 +298,7 @@ static void clear_rows(float *x, int64_t first, int64_t last, int64_t width)
     memset(x + first * width, 0, (size_t)((last - first) * width) * sizeof *x);
 }
 
-/* Losses of the chunk, and the pairs; the sum goes on in *total. */
+/* Losses and statistics of the rows of a chunk; adds to *total. */
 static void finish_losses(const stream_job *j, double *total)
 {
     bool each = j->s->labels.reduction == ONT_REDUCE_NONE;
@@ -331,7 +332,7 @@ static ont_status stream_run(const ont_call *call)
 
 /* ---- backward ---- */
 
-/* The scores' gradient over the scores. */
+/* The gradient of the scores, over the scores of the tile. */
 static void grad_rows(void *context, int64_t first, int64_t last)
 {
     const stream_job *j = context;
@@ -346,7 +347,7 @@ static void grad_rows(void *context, int64_t first, int64_t last)
     }
 }
 
-/* Columns [first, last) of the tile, added up into the gradient of the row. */
+/* Adds columns [first, last) of the tile to drow. */
 static void sum_columns(void *context, int64_t first, int64_t last)
 {
     const stream_job *j = context;
@@ -360,7 +361,7 @@ static void sum_columns(void *context, int64_t first, int64_t last)
     }
 }
 
-/* What the tile adds to the gradient of h: the i-th row that counts stands in the chunk's i-th place for now. */
+/* Adds the tile's part of dh. The i-th row that is not ignored is summed at row i of the chunk for now. */
 static void add_to_h(const stream_job *j, float *dh)
 {
     const stream_state *s = j->s;
@@ -378,7 +379,7 @@ static void add_to_w(const stream_job *j, float *dw)
     s->to_w->run(&gemm, s->trans_w ? j->tile : j->rows, s->trans_w ? j->rows : j->tile, dw + in_w(j));
 }
 
-/* Every row's gradient to its own place, from the last, and zeros between. */
+/* Moves the rows of dh to their own places, from the last one on, and zeroes the ignored rows. */
 static void spread_rows(const stream_job *j, float *dh)
 {
     int64_t width = j->s->width, i = j->n;

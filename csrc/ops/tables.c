@@ -1,6 +1,6 @@
 /*
- * Operators that make a tensor from a few numbers: EyeLike and the windows. Their results are constants of
- * the program nearly always; one plain loop with the arithmetic of double serves every dtype.
+ * Operators that make a tensor from a few numbers: EyeLike and the windows. Their results are nearly always constants
+ * of the program; one plain loop in double serves every dtype.
  */
 #include <inttypes.h>
 #include <math.h>

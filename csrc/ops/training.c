@@ -1,6 +1,6 @@
 /*
- * Domain ai.onnx.preview.training: Adagrad, Adam and Momentum as formulas over any number of tensors, and Gradient,
- * whose nodes passes/infer.c replaces by the derivative that it names.
+ * Domain ai.onnx.preview.training: Adagrad, Adam and Momentum by expansion, over any number of tensors; and Gradient,
+ * which passes/infer.c replaces by the derivative that it asks for.
  */
 #include <math.h>
 #include <string.h>
@@ -16,11 +16,12 @@
         return; \
     } while (0)
 
-/* What a step of all three reads: rate R, step count T, then tensors, gradients and one or two kinds of state. */
+/* Inputs that the three have in common: rate R, step count T, then tensors, their gradients, and one or two kinds of
+ * state. */
 typedef struct optimiser {
     ont_builder *b;
     ont_node *node;
-    uint32_t n;        /* tensors */
+    uint32_t n;        /* number of tensors */
     ont_value *rate, *step;
     ont_dtype dtype;
 } optimiser;
@@ -47,13 +48,13 @@ static ont_value *number(const optimiser *o, double value)
     return ont_build_scalar(o->b, o->dtype, value);
 }
 
-/* Tensor i of kind k: 0 the tensors themselves, 1 their gradients, from 2 on their state. */
+/* Tensor i of kind k: 0 the tensors themselves, 1 their gradients, from 2 on their states. */
 static ont_value *of_kind(const optimiser *o, uint32_t k, uint32_t i)
 {
     return ont_node_in(o->node, 2 + k * o->n + i);
 }
 
-/* The gradient with the L2 penalty's part. */
+/* The gradient plus the gradient of the L2 penalty. */
 static ont_value *regular(const optimiser *o, uint32_t i)
 {
     ont_builder *b = o->b;
@@ -82,7 +83,7 @@ static void adagrad_expand(ont_builder *b, ont_node *node, ont_value **outputs)
     }
 }
 
-/* Source: Kingma and Ba, Adam, ICLR 2015. The bias is corrected in the rate, from step 1 on. */
+/* Source: Kingma and Ba, Adam, ICLR 2015. The bias correction is applied to the rate, from step 1 on. */
 static void adam_expand(ont_builder *b, ont_node *node, ont_value **outputs)
 {
     optimiser o;

@@ -20,7 +20,7 @@ static ont_status read_list(const ont_node *node, const char *name, int64_t othe
     return ONT_OK;
 }
 
-/* SAME_*: as many outputs as ceil(in / stride), the odd cell of padding at the end or at the beginning. */
+/* auto_pad SAME_*: ceil(in / stride) outputs, with the odd cell of padding at the end or at the beginning. */
 static void pad_same(ont_window *w, int d, int64_t extent, bool upper)
 {
     int64_t outputs = (w->in[d] + w->stride[d] - 1) / w->stride[d];
@@ -41,12 +41,12 @@ static ont_status set_output(const ont_node *node, ont_window *w, int d, const c
                         w->in[d] + w->begin[d] + w->end[d], d);
     bool ceil_mode = ont_attr_int(node, "ceil_mode", 0);
     w->out[d] = (span + (ceil_mode ? w->stride[d] - 1 : 0)) / w->stride[d] + 1;
-    /* A window must begin inside the input or its leading padding, as in torch. */
+    /* As in PyTorch, a window must begin inside the input or its leading padding. */
     if (ceil_mode && (w->out[d] - 1) * w->stride[d] >= w->in[d] + w->begin[d]) w->out[d]--;
     return ONT_OK;
 }
 
-/* With zeros taken as ones, as for shapes: an order of multiplication is none of a caller's concern. */
+/* Zeros count as ones, as in ont_shape_bytes(), so that overflow does not depend on the order of multiplication. */
 static ont_status count(const char *what, const int64_t *dims, int rank, int64_t *result)
 {
     int64_t product = 1;

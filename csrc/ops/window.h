@@ -1,5 +1,5 @@
 /*
- * Geometry of a window that slides over one to three spatial dims: what convolution and pooling share.
+ * Geometry of a window that slides over one to three spatial dims, for convolution and pooling.
  */
 #ifndef ONT_OPS_WINDOW_H
 #define ONT_OPS_WINDOW_H
@@ -16,12 +16,12 @@ typedef struct ont_window {
     int64_t in_count, out_count, kernel_count;
 } ont_window;
 
-/* The products of in, out and kernel. EINVAL where one overflows. */
+/* The products of in, out and kernel. ONT_EINVAL where one overflows. */
 ont_status ont_window_count(ont_window *w) ONT_MUST_USE;
 
 /*
- * Reads kernel_shape (or takes `kernel`, of the weight), strides, dilations, pads, auto_pad and ceil_mode. x is
- * (N, C, spatial ...). EINVAL for windows that do not fit, EUNSUPPORTED for more than three spatial dims.
+ * Reads kernel_shape (or takes `kernel`, the weight's), strides, dilations, pads, auto_pad and ceil_mode. x is (N, C,
+ * spatial dims...). ONT_EINVAL for windows that do not fit, ONT_EUNSUPPORTED for more than three spatial dims.
  */
 ont_status ont_window_init(const ont_node *node, const ont_shape *x, const int64_t *kernel, ont_window *w) ONT_MUST_USE;
 

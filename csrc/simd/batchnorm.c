@@ -1,5 +1,5 @@
 /*
- * Chooses the loops of batch normalisation: the instruction set is the one that simd.c chose.
+ * Dispatch of the batch normalisation loops to the instruction set that simd.c chose.
  */
 #include "simd/batchnorm.h"
 

@@ -1,7 +1,7 @@
 /*
- * The loops of batch normalisation, compiled once per instruction set with ONT_ISA naming it. See batchnorm.h; the
- * bodies are in batchnorm_loops.h, included once per dtype. Vectors are the compiler's; memory has no alignment beyond
- * the number's.
+ * The loops of batch normalisation, compiled once per instruction set, which ONT_ISA names. See batchnorm.h; the bodies
+ * are in batchnorm_loops.h, included once per dtype. Vectors are GCC vector extensions; memory is aligned to the
+ * element only.
  */
 #include <string.h>
 

@@ -1,7 +1,7 @@
 /*
- * Bodies of batchnorm.inc.c for numbers of type NUM, integers as wide WHOLE, names F(name). Included by nothing else,
- * and more than once. A part of a vector at the end goes through a whole one, whose other lanes add nothing and are not
- * stored.
+ * Bodies of batchnorm.inc.c for one dtype; included only by it, once for each. The includer defines NUM (the element
+ * type), WHOLE (an integer of the same width) and F(name) (adds the suffix). The rest of a row that does not fill a
+ * vector runs through a whole vector, whose other lanes add nothing and are not stored.
  */
 #define VEC F(vec)
 #define ANY F(vec_any)
@@ -36,7 +36,7 @@ INLINE NUM F(total)(VEC v)
     return lanes[0];
 }
 
-/* Two sums of up to BLOCK entries, in two vectors each: an addition need not wait for the one before. */
+/* Two sums over up to BLOCK elements, in two vectors each, so that an addition does not wait for the one before. */
 typedef struct SUMS {
     VEC a[2], b[2];
 } SUMS;
@@ -47,7 +47,7 @@ INLINE void F(meet)(const SUMS *s, double *a, double *b)
     if (b) *b += (double)F(total)(s->b[0] + s->b[1]);
 }
 
-/* TERM(i, load, k): what vector i adds to the sums k. */
+/* TERM(i, load, k): adds vector i to the sums k. */
 #define FOR_BLOCKS(n, a, b, TERM) \
     for (int64_t from = 0; from < (n); from += BLOCK) { \
         SUMS s = {0}; \
@@ -64,7 +64,7 @@ INLINE void F(meet)(const SUMS *s, double *a, double *b)
         F(meet)(&s, (a), (b)); \
     }
 
-/* 1 in the lanes below n */
+/* all bits set in lanes below n */
 INLINE BITS F(first)(int64_t n)
 {
     WHOLE lanes[BYTES / sizeof(NUM)];
@@ -102,7 +102,7 @@ static void F(squares)(const void *data, double centre, int64_t n, double *a, do
 #undef TERM
 }
 
-/* The forward result before residual and Relu; its sign in the gradient is that of the same arithmetic. */
+/* The forward result before residual and ReLU. The gradient repeats this arithmetic, so that the sign is the same. */
 #define VALUE(x) (((x)-m) * slope + shift)
 
 
@@ -137,11 +137,11 @@ static void F(apply)(const ont_channel *c, const void *x, const void *residual, 
         F(apply_form)(c, x, NULL, false, y, n);
 }
 
-/* dy as the mask has it; it passes where the result is NaN, as in torch */
+/* dy under the mask. As in PyTorch, dy passes where the result is NaN. */
 #define MASKED(g, x_, y_) \
     (mask == ONT_MASK_NONE ? (g) : F(where)(~(mask == ONT_MASK_Y ? (y_) <= 0 : VALUE(x_) <= 0), (g)))
 
-/* (x - centre) * mean_dot; nothing where that is 0, as with running statistics, also of what is not finite */
+/* (x - centre) * mean_dot; 0 where mean_dot is 0, as with running statistics, also where x is not finite */
 #define SHARE(d, e) F(where)((e) != 0, (d) * (e))
 
 INLINE void F(grad_sums_form)(const ont_channel *c, ont_relu_mask mask, const NUM *x, const NUM *y, const NUM *dy,
@@ -160,7 +160,7 @@ INLINE void F(grad_sums_form)(const ont_channel *c, ont_relu_mask mask, const NU
         g_ = MASKED(g_, x_, y_); \
         s.a[k] += g_; \
         x_ -= m; \
-        if ((lanes) < LANES) x_ = F(where)(F(first)(lanes), x_); /* 0 times a mean that is not finite */ \
+        if ((lanes) < LANES) x_ = F(where)(F(first)(lanes), x_); /* 0 * inf is NaN */ \
         s.b[k] += g_ * x_; \
     } while (0)
     FOR_BLOCKS(n, a, b, TERM)

@@ -1,10 +1,9 @@
 /*
- * Bodies of batchnorm.inc.c that go over several rows, each column with numbers of its own; included by
- * batchnorm_loops.h alone, whose types they have. Four rows are summed before they meet the sum so far, which is read
- * and written once for them.
+ * Bodies of batchnorm.inc.c over several rows, with coefficients and sums for each column; part of batchnorm_loops.h,
+ * included by nothing else. Four rows are added up before the column sums are read and written once.
  */
 
-/* GET(p): a vector there; PUT(p, v) writes one. Whole vectors and then what is left of the row. */
+/* GET(p) reads a vector at p, PUT(p, v) writes one. Whole vectors first, then the rest of the row. */
 #define FOR_COLUMNS(n, STEP) \
     do { \
         int64_t j = 0; \
@@ -17,7 +16,7 @@
 #define GET_SOME(p) F(load_some)((p), some)
 #define PUT_SOME(p, v) F(store_some)((p), (v), some)
 
-/* a, b = the sums of x - x[0] and of its square over the rows */
+/* a, b = sums over the rows of x - x[0] and of its square */
 static void F(rows_squares)(const void *data, int64_t stride, int64_t rows, int64_t n, void *sums, void *squares)
 {
     const NUM *x = data;
@@ -49,7 +48,7 @@ static void F(rows_squares)(const void *data, int64_t stride, int64_t rows, int6
     }
 }
 
-/* Sums of differences from x become those from `base`, and are added. */
+/* Converts sums of differences from x to sums of differences from `base`, and adds them. */
 static void F(join)(const void *first, const void *base_row, int64_t rows, const void *sums, const void *squares,
                     int64_t n, double *sum, double *dot)
 {
@@ -96,7 +95,7 @@ static void F(rows_apply)(const ont_channels *c, const void *x, const void *resi
         F(rows_apply_form)(c, x, NULL, false, y, stride, rows, n);
 }
 
-/* What counts of dy, as g_, and x - centre, as d_, at k. */
+/* At column k: dy under the mask as g_, and x - centre as d_. */
 #define TAKE(GET, k) \
     VEC x_ = GET(x + (k)), d_ = x_ - m, g_ = MASKED(GET(dy + (k)), x_, GET(y + (k)))
 

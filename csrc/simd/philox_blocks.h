@@ -1,7 +1,7 @@
 /*
  * Sixteen blocks of Philox4x32-10 at once, the same words as philox() of math.h. Part of files that are compiled once
- * per instruction set. A product of 32-bit words has 64 bits: words stand in lanes of 64, whose upper halves are not
- * looked at.
+ * per instruction set. The product of two 32-bit words has 64 bits: a word is held in a lane of 64 bits, whose upper
+ * half is ignored. Source: Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, 2011.
  */
 #ifndef ONT_SIMD_PHILOX_BLOCKS_H
 #define ONT_SIMD_PHILOX_BLOCKS_H
@@ -18,7 +18,7 @@ enum { PHILOX_LANES = 8 };
 typedef __m512i philox_vec;
 #define PHILOX_SET(v) _mm512_set1_epi64((int64_t)(v))
 #define PHILOX_MUL(a, b) _mm512_mul_epu32(a, b)
-/* by the port of shuffles: shifts would share that of the products */
+/* a shuffle, since shifts would use the port of the multiplications */
 #define PHILOX_HIGH(a) (__m512i)_mm512_movehdup_ps((__m512)(a))
 #define PHILOX_XOR(a, b, c) _mm512_ternarylogic_epi64(a, b, c, 0x96)
 #define PHILOX_FIRST(block) _mm512_add_epi64(PHILOX_SET(block), _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7))
@@ -48,7 +48,7 @@ INLINE void philox_store(uint32_t *out, philox_vec a, philox_vec b)
 }
 #endif
 
-/* Words of the blocks [block, block + PHILOX_BLOCKS) in order; two vectors at a time, whose products take turns. */
+/* Words of blocks [block, block + PHILOX_BLOCKS) in order; the multiplications of two vectors are interleaved. */
 INLINE void philox_blocks(uint64_t key, uint64_t stream, uint64_t block, uint32_t *bits)
 {
     const philox_vec m0 = PHILOX_SET(0xD2511F53u), m1 = PHILOX_SET(0xCD9E8D57u);

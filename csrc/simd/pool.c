@@ -1,5 +1,5 @@
 /*
- * Chooses the pooling loops: the instruction set is the one that simd.c chose.
+ * Dispatch of the pooling loops to the instruction set that simd.c chose.
  */
 #include "simd/pool.h"
 

@@ -1,5 +1,5 @@
 /*
- * The pooling loops, compiled once per instruction set with ONT_ISA naming it. See pool.h; the bodies are in
+ * The pooling loops, compiled once per instruction set, which ONT_ISA names. See pool.h; the bodies are in
  * pool_plane.h, included once per dtype.
  */
 #include <math.h>

@@ -1,10 +1,11 @@
 /*
- * Pooling of one plane for one dtype. Part of pool.inc.c, which defines NUM, CELL (an integer as wide, for offsets of
- * winners), LOWEST, FLOATS, ISNAN() and F(); no include guard on purpose. Rows of a window are joined first, over the
- * whole width; then the columns, each kernel position in one strided pass over the output row.
+ * Pooling of one plane for one dtype; part of pool.inc.c, which includes it once for each. The includer defines NUM
+ * (the element type), CELL (an integer of the same width, for offsets of winners), LOWEST, FLOATS, ISNAN() and F(name).
+ * The rows of a window are joined first, over the whole width; then the columns, each kernel position in one strided
+ * loop over the output row.
  */
 
-/* Steps of 1 and 2 are written out, so that they vectorise. */
+/* Strides 1 and 2 are written out, so that they vectorise. */
 #define STRIDED(step, body) \
     do { \
         if ((step) == 1) { \
@@ -18,7 +19,8 @@
 
 #define LARGER(v, most) (((v) > (most)) | ISNAN(v))
 
-/* The rows of the input that the windows of output row (od, oh) cover: body sees `line` and its offset in a window. */
+/* Runs body for each input row that the windows of output row (od, oh) cover: `line` is the row, with its offset in a
+ * window. */
 #define EACH_LINE(p, x, od, oh, body) \
     do { \
         int64_t d0_, d1_, h0_, h1_, padded_; \
@@ -35,7 +37,7 @@
             } \
     } while (0)
 
-/* The plane is one row and its only window covers it. */
+/* The plane is one row, and the only window covers it. */
 static bool F(whole)(const ont_pool *p)
 {
     return p->out_count == 1 && p->in_count == p->in[2] && p->kernel[2] == p->in[2] && !p->begin[2] &&
@@ -84,7 +86,7 @@ static void F(win_line)(NUM *restrict most, CELL *restrict cell, const NUM *rest
     }
 }
 
-/* Equal values: the lower offset wins, as a search row by row finds it; of two NaNs the higher. */
+/* Among equal values the lower offset wins, as in a search row by row; of two NaNs the higher one. */
 static void F(win_column)(NUM *restrict most, CELL *restrict cell, const NUM *restrict x, const CELL *restrict from,
                           int64_t step, int64_t n, CELL shift)
 {
@@ -97,8 +99,7 @@ static void F(win_column)(NUM *restrict most, CELL *restrict cell, const NUM *re
     });
 }
 
-/* Winners of one output row, at most + row and cell + row; offsets are from the window's (possibly padded) first cell.
- */
+/* Winners of one output row; offsets count from the window's first cell, which may be padding. */
 static void F(winners)(const ont_pool *p, const NUM *x, int64_t od, int64_t oh, NUM *most, CELL *cell)
 {
     int64_t row = ont_pool_row(p), n = ont_pool_outputs(p);
@@ -111,7 +112,7 @@ static void F(winners)(const ont_pool *p, const NUM *x, int64_t od, int64_t oh, 
     }
 }
 
-/* First cell of the window of output (od, oh, 0); may lie before the plane. */
+/* First cell of the window of output (od, oh, 0), which may be before the plane. */
 static int64_t F(origin)(const ont_pool *p, int64_t od, int64_t oh)
 {
     return ((od * p->stride[0] - p->begin[0]) * p->in[1] + oh * p->stride[1] - p->begin[1]) * p->in[2] - p->begin[2];
@@ -121,7 +122,7 @@ static int64_t F(stored)(const ont_pool *p, int64_t at)
 {
     if (!p->column_major) return at;
     int64_t w = at % p->in[2], h = at / p->in[2] % p->in[1], d = at / p->in[2] / p->in[1];
-    /* The first spatial dim runs fastest; with fewer than three, the leading dims of 1 do not count. */
+    /* Index with the first spatial dim fastest; the leading dims of 1 of lower ranks do not count. */
     return d + p->in[0] * (h + p->in[1] * w);
 }
 
@@ -168,11 +169,12 @@ static void F(max)(const ont_pool *p, const void *in, void *out, int64_t *indice
     }
 }
 
-/* ---- small planes: as many side by side as there are lanes ---- */
+/* ---- small planes: as many at once as there are lanes ---- */
 
 #define EACH_LANE(body) \
     for (int l = 0; l < ONT_POOL_LANES; l++) body
-/* Every output `o` of a plane in order; within body EACH_CELL visits the cells of its window, in order, as `at`. */
+/* Runs body for every output `o` of a plane in order; in body, EACH_CELL runs over the cells of its window, at offset
+ * `at`. */
 #define EACH_WINDOW(p, body) \
     do { \
         int64_t o = 0, d0_, d1_, h0_, h1_, w0_, w1_, padded_; \
@@ -198,7 +200,7 @@ static void F(max)(const ont_pool *p, const void *in, void *out, int64_t *indice
             } \
         }
 
-/* Cells of up to as many planes as there are lanes. */
+/* Interleaves the cells of up to as many planes as there are lanes. */
 static void F(to_lanes)(NUM *restrict lanes, const NUM *restrict x, int64_t count, int64_t planes)
 {
     for (int64_t l = 0; l < planes; l++)
@@ -211,7 +213,7 @@ static void F(from_lanes)(NUM *restrict x, const NUM *restrict lanes, int64_t co
         for (int64_t i = 0; i < count; i++) x[l * count + i] = lanes[i * ONT_POOL_LANES + l];
 }
 
-/* Of one block of planes; x is laid out in lanes, and so is y. */
+/* Pools one block of planes; x and y are interleaved by lane. */
 static void F(max_block)(const ont_pool *p, const NUM *x, NUM *y)
 {
     EACH_WINDOW(p, {
@@ -227,7 +229,7 @@ static void F(max_block)(const ont_pool *p, const NUM *x, NUM *y)
 
 #if FLOATS
 
-/* Cells of the windows along dim d that a mean counts. */
+/* Number of cells along dim d that a mean divides by. */
 static int64_t F(counted)(const ont_pool *p, int d, int64_t o)
 {
     int64_t first, end, padded;
@@ -259,7 +261,7 @@ static void F(mean_block)(const ont_pool *p, const NUM *x, NUM *y)
     });
 }
 
-/* dx is zeroed. */
+/* dx must be zeroed. */
 static void F(max_grad_block)(const ont_pool *p, const NUM *x, const NUM *dy, NUM *dx)
 {
     EACH_WINDOW(p, {
@@ -394,13 +396,13 @@ static NUM F(sum_of)(const NUM *x, int64_t n)
     return part[0];
 }
 
-/* What a mean over these windows divides by, per column; 1 beyond the last output. */
+/* The divisor of a mean over these windows, by column; 1 beyond the last output. */
 static void F(count_columns)(const ont_pool *p, NUM *counts)
 {
     for (int64_t i = 0; i < ont_pool_outputs(p); i++) counts[i] = i < p->out[2] ? (NUM)F(counted)(p, 2, i) : 1;
 }
 
-/* Sums of columns, one window after the other: those of an adaptive mean have no common length. */
+/* Sums of columns, one window after the other: windows of an adaptive mean have different lengths. */
 static void F(add_columns)(const ont_pool *p, NUM *y, const NUM *joined)
 {
     for (int64_t o = 0; o < p->out[2]; o++) {
@@ -424,7 +426,7 @@ static void F(spread_columns)(const ont_pool *p, NUM *wide, const NUM *g)
     }
 }
 
-/* n sums to means or norms. */
+/* Turns n sums into means or norms. */
 static void F(finish_row)(const ont_pool *p, NUM *restrict y, NUM rows, const NUM *restrict counts, int64_t n)
 {
     NUM e = (NUM)(1 / p->p);
@@ -459,7 +461,7 @@ static void F(sum)(const ont_pool *p, const void *in, void *out, void *scratch)
     }
 }
 
-/* The gradient of a row of sums: dy / count, or dy y^(1-p), where a norm of 0 has the subgradient 0. */
+/* The gradient of a row of sums: dy / count, or dy y^(1-p); where a norm is 0, its subgradient 0. */
 static void F(start_row)(const ont_pool *p, const NUM *y, const NUM *dy, NUM *g, NUM rows, const NUM *counts)
 {
     NUM e = (NUM)(1 - p->p);
@@ -471,7 +473,7 @@ static void F(start_row)(const ont_pool *p, const NUM *y, const NUM *dy, NUM *g,
         for (int64_t i = 0; i < p->out[2]; i++) g[i] = y[i] == 0 ? 0 : dy[i] * (e == -1 ? 1 / y[i] : POW(y[i], e));
 }
 
-/* to[i * step] += g[i]. The parts of a step do not overlap, so a step of 1 is a plain sum. */
+/* to[i * step] += g[i]. Calls with different offsets write disjoint elements, so with step 1 it is a plain sum. */
 static void F(spread)(NUM *restrict to, const NUM *restrict g, int64_t step, int64_t n)
 {
     if (step == 1)

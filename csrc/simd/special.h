@@ -1,6 +1,7 @@
 /*
- * Special functions by double, so that gcc vectorises the loops around them: of float32 what they round to, of float64
- * within some units of its last digit. Included by loops.inc.c once per instruction set; nothing else includes it.
+ * Special functions computed in double, so that GCC vectorises the loops around them. Results are correctly rounded for
+ * float32 and within a few units in the last place for float64. Included by loops.inc.c once per instruction set, and
+ * by nothing else.
  */
 #ifndef ONT_SIMD_SPECIAL_H
 #define ONT_SIMD_SPECIAL_H
@@ -16,12 +17,12 @@ INLINE double f64_from_bits(uint64_t bits)
     return x;
 }
 
-/* log of what is positive, normal and finite, as f32_log takes it apart, by the series of artanh (2e-17). */
+/* Logarithm of a positive, normal, finite number, reduced as in f32_log, by the series of artanh (error 2e-17). */
 INLINE double f64_log(double x)
 {
     uint64_t bits;
     memcpy(&bits, &x, sizeof bits);
-    uint64_t e = (bits + (0x4000000000000000u - 0x3fe6a09e667f3bcdu)) >> 52; /* and 1024 */
+    uint64_t e = (bits + (0x4000000000000000u - 0x3fe6a09e667f3bcdu)) >> 52; /* biased by 1024 */
     double k = f64_from_bits(e | 0x4330000000000000u) - (4503599627370496.0 + 1024);
     double m = f64_from_bits(bits - (e << 52) + 0x4000000000000000u), t = (m - 1) / (m + 1), z = t * t;
     double p = 2.0 / 21;
@@ -38,7 +39,11 @@ INLINE double f64_log(double x)
     return k * 0.69314718055994530942 + p * t;
 }
 
-/* sin(pi r) and cos(pi r), |r| up to 1/2: Taylor's series (3e-16). */
+/*
+ * sin(pi r) and cos(pi r) for
+ * r
+ * up to 1/2, by Taylor series (error 3e-16).
+ */
 INLINE double f64_sine(double r)
 {
     double x = F64_PI * r, z = x * x, p = -1.0 / 121645100408832000;
@@ -69,8 +74,10 @@ INLINE double f64_cosine(double r)
 }
 
 /*
- * The logarithm of |gamma| by Stirling's series from 7 on (2e-15), where the recurrence leads, and below 1/2 by
- * reflection; by Taylor's near its zeros at 1 and 2.
+ * log
+ * gamma(x)
+ * : Stirling's series from 7 on (error 2e-15), to which the recurrence leads; reflection below 1/2; Taylor series near
+ * the zeros at 1 and 2.
  */
 INLINE float f32_lgamma(float x)
 {
@@ -97,15 +104,15 @@ INLINE float f32_lgamma(float x)
     double near = one ? -0.40068563438653142847 : -0.067352301053198095133;
     near = near * e + (one ? 0.82246703342411321824 : 0.32246703342411321824);
     near = near * e + (one ? -0.57721566490153286061 : 0.42278433509846713939);
-    y = (__builtin_fabs(e) < 0.0009765625) & !low ? near * e + 0.0 : y; /* of no negative zero */
+    y = (__builtin_fabs(e) < 0.0009765625) & !low ? near * e + 0.0 : y; /* + 0.0 turns -0.0 into 0 */
     bool infinite = ((a <= 0) & (a == whole)) | (__builtin_fabsf(x) > 3.402823466e38f);
     return infinite ? INFINITY : (float)y;
 }
 
 /*
- * The derivative of the gamma function's logarithm, and the second one: the asymptotic series of Abramowitz and Stegun,
- * 6.3.18 and 6.4.12, from 8 on, where the recurrence leads. Its sum over 1 / (z + i) is a quotient, of the slope of a
- * product over that product.
+ * Digamma and trigamma: the asymptotic series of Abramowitz and Stegun, 6.3.18 and 6.4.12, from 8 on, to which the
+ * recurrence leads. The sum over 1 / (z + i) is computed as one quotient: the derivative of a product over that
+ * product.
  */
 INLINE double f64_digamma(double x)
 {
@@ -137,7 +144,7 @@ INLINE double f64_trigamma(double x)
 {
     double r = x - __builtin_rint(x);
     bool low = x < 0.5;
-    double z = low ? 1 - x : x, product = z, slope = 1, bend = 0; /* half the second derivative */
+    double z = low ? 1 - x : x, product = z, slope = 1, bend = 0; /* bend: half of the second derivative */
     bool shifted = z < 8;
     for (int i = 1; i < 8; i++) {
         bend = bend * (z + i) + slope;
@@ -160,7 +167,8 @@ INLINE double f64_trigamma(double x)
 INLINE float f32_digamma(float x) { return (float)f64_digamma((double)x); }
 INLINE float f32_trigamma(float x) { return (float)f64_trigamma((double)x); }
 
-/* erf's inverse over x, polynomials in -log(1 - x^2) and in its root, as Giles (2012) has them (1e-8). */
+/* erfinv(x) / x by polynomials in -log(1 - x^2) and in its square root: Giles, Approximating the erfinv function, 2012
+ * (error 1e-8). */
 INLINE float f32_erfinv(float x)
 {
     float w = -f32_log(__builtin_fmaf(-x, x, 1.0f));
@@ -179,7 +187,7 @@ INLINE float f32_erfinv(float x)
     return __builtin_fabsf(x) == 1 ? f32_signed(INFINITY, x) : p * x;
 }
 
-/* The inverse of erf by the quantiles of the normal distribution: Wichura, "Algorithm AS241", 1988. */
+/* erfinv by the quantiles of the normal distribution: Wichura, Algorithm AS241, 1988. */
 INLINE double f64_erfinv(double x)
 {
     double a = __builtin_fabs(x), inner = 0.180625 - 0.25 * x * x, beyond = 0.5 - 0.5 * a;
