@@ -1,7 +1,6 @@
 /*
- * Softmax-cross-entropy and negative log-likelihood over rows of scores. Nothing of the scores' size is saved: two
- * numbers a row, the largest score and the logarithm of the sum of exponentials; the gradient is written over the
- * scores.
+ * Softmax cross-entropy and negative log-likelihood over rows of scores. For the gradient two numbers are saved for
+ * each row, the largest score and the logarithm of the sum of exponentials; the gradient overwrites the scores.
  */
 #include "launch.cuh"
 
@@ -13,7 +12,7 @@ ONT_DEVICE int64_t label_at(const ont_loss &s, const void *labels, int64_t i)
     return s.wide ? ((const int64_t *)labels)[i] : ((const int32_t *)labels)[i];
 }
 
-/* Whether row i counts. A label out of range is reported and counts as ignored. */
+/* Whether row i counts. A label out of range is reported, and counts as ignored. */
 ONT_DEVICE bool counts(const ont_loss &s, int64_t label, int64_t i, bool report)
 {
     if (s.ignores && label == s.ignored) return false;
@@ -22,34 +21,34 @@ ONT_DEVICE bool counts(const ont_loss &s, int64_t label, int64_t i, bool report)
     return false;
 }
 
-/* terms (rows * inner, 2) = weighted loss and weight of each row, as double */
+/* terms (rows * inner, 2): weighted loss and weight of each row, as double */
 template <class T>
 __global__ void __launch_bounds__(ONT_THREADS)
-    loss_kernel(const ont_loss s, const T *x, const void *labels, const T *weights, T *logp, T *pairs, double *terms)
+    loss_kernel(const ont_loss s, const T *x, const void *labels, const T *weights, T *logp, T *stats, double *terms)
 {
     __shared__ T scratch[32];
     for (int64_t i = blockIdx.x; i < s.rows * s.inner; i += gridDim.x) {
         int64_t base = i / s.inner * s.classes * s.inner + i % s.inner, label = label_at(s, labels, i);
-        T most = 0, log_sum = 0;
+        T row_max = 0, log_sum = 0;
         if (s.softmax) {
-            most = x[base];
+            row_max = x[base];
             for (int64_t c = threadIdx.x; c < s.classes; c += blockDim.x)
-                most = ont_larger(most, x[base + c * s.inner]);
-            most = ont_block_max(most, scratch);
+                row_max = ont_larger(row_max, x[base + c * s.inner]);
+            row_max = ont_block_max(row_max, scratch);
             T sum = 0;
-            for (int64_t c = threadIdx.x; c < s.classes; c += blockDim.x) sum += vexp(x[base + c * s.inner] - most);
+            for (int64_t c = threadIdx.x; c < s.classes; c += blockDim.x) sum += vexp(x[base + c * s.inner] - row_max);
             log_sum = vlog(ont_block_sum(sum, scratch));
         }
         for (int64_t c = threadIdx.x; logp && c < s.classes; c += blockDim.x)
-            logp[base + c * s.inner] = (x[base + c * s.inner] - most) - log_sum;
+            logp[base + c * s.inner] = (x[base + c * s.inner] - row_max) - log_sum;
         if (threadIdx.x) continue;
         bool real = counts(s, label, i, true);
         T w = !real ? (T)0 : weights ? weights[label] : (T)1;
-        terms[2 * i] = real ? (double)(-w * ((x[base + label * s.inner] - most) - log_sum)) : 0;
+        terms[2 * i] = real ? (double)(-w * ((x[base + label * s.inner] - row_max) - log_sum)) : 0;
         terms[2 * i + 1] = (double)w;
-        if (pairs) {
-            pairs[2 * i] = most;
-            pairs[2 * i + 1] = log_sum;
+        if (stats) {
+            stats[2 * i] = row_max;
+            stats[2 * i + 1] = log_sum;
         }
     }
 }
@@ -69,7 +68,7 @@ __global__ void __launch_bounds__(ONT_THREADS) loss_sum_kernel(const ont_loss s,
     if (!threadIdx.x && s.reduction) *loss = (T)(s.reduction == 2 ? sum / norm : sum);
 }
 
-/* The sum of weights of the rows that count. */
+/* The sum of the weights of the rows that count. */
 template <class T>
 __global__ void __launch_bounds__(ONT_THREADS)
     loss_norm_kernel(const ont_loss s, const void *labels, const T *weights, double *norm)
@@ -86,7 +85,7 @@ __global__ void __launch_bounds__(ONT_THREADS)
 
 template <class T>
 __global__ void __launch_bounds__(ONT_THREADS)
-    loss_grad_kernel(const ont_loss s, const T *x, const void *labels, const T *weights, const T *dloss, const T *pairs,
+    loss_grad_kernel(const ont_loss s, const T *x, const void *labels, const T *weights, const T *dloss, const T *stats,
                      const double *norm, T *dx)
 {
     for (int64_t i = blockIdx.x; i < s.rows * s.inner; i += gridDim.x) {
@@ -99,7 +98,7 @@ __global__ void __launch_bounds__(ONT_THREADS)
         }
         for (int64_t c = threadIdx.x; c < s.classes; c += blockDim.x) {
             int64_t at = base + c * s.inner;
-            T d = real && s.softmax ? scale * vexp((x[at] - pairs[2 * i]) - pairs[2 * i + 1]) : (T)0;
+            T d = real && s.softmax ? scale * vexp((x[at] - stats[2 * i]) - stats[2 * i + 1]) : (T)0;
             dx[at] = real && c == label ? d - scale : d;
         }
     }
@@ -112,20 +111,20 @@ extern "C" size_t ont_loss_work(const ont_loss *s)
 
 template <class T>
 static int forward(const ont_loss *s, const void *x, const void *labels, const void *weights, void *loss, void *logp,
-                   void *pairs, void *work, void *stream)
+                   void *stats, void *work, void *stream)
 {
     int64_t rows = s->rows * s->inner;
     int error =
         !rows ? 0
               : ONT_LAUNCH(loss_kernel<T>, ont_blocks(rows, 1), ont_row_threads(s->softmax ? s->classes : 1), 0, stream,
-                           *s, (const T *)x, labels, (const T *)weights, (T *)logp, (T *)pairs, (double *)work);
+                           *s, (const T *)x, labels, (const T *)weights, (T *)logp, (T *)stats, (double *)work);
     if (error) return error;
     return ONT_LAUNCH(loss_sum_kernel<T>, 1, ont_row_threads(rows), 0, stream, *s, (const double *)work, (T *)loss);
 }
 
 template <class T>
 static int backward(const ont_loss *s, const void *x, const void *labels, const void *weights, const void *dloss,
-                    const void *pairs, void *dx, void *work, void *stream)
+                    const void *stats, void *dx, void *work, void *stream)
 {
     int64_t rows = s->rows * s->inner;
     if (!rows) return 0;
@@ -134,20 +133,20 @@ static int backward(const ont_loss *s, const void *x, const void *labels, const 
                                                (const T *)weights, (double *)work);
     if (error) return error;
     return ONT_LAUNCH(loss_grad_kernel<T>, ont_blocks(rows, 1), ont_row_threads(s->classes), 0, stream, *s,
-                      (const T *)x, labels, (const T *)weights, (const T *)dloss, (const T *)pairs,
+                      (const T *)x, labels, (const T *)weights, (const T *)dloss, (const T *)stats,
                       (const double *)work, (T *)dx);
 }
 
 extern "C" int ont_launch_loss(const ont_loss *s, const void *x, const void *labels, const void *weights, void *loss,
-                               void *logp, void *pairs, void *work, void *stream)
+                               void *logp, void *stats, void *work, void *stream)
 {
-    return (s->dtype == ONT_FLOAT32 ? forward<float> : forward<double>)(s, x, labels, weights, loss, logp, pairs, work,
+    return (s->dtype == ONT_FLOAT32 ? forward<float> : forward<double>)(s, x, labels, weights, loss, logp, stats, work,
                                                                         stream);
 }
 
 extern "C" int ont_launch_loss_grad(const ont_loss *s, const void *x, const void *labels, const void *weights,
-                                    const void *dloss, const void *pairs, void *dx, void *work, void *stream)
+                                    const void *dloss, const void *stats, void *dx, void *work, void *stream)
 {
-    return (s->dtype == ONT_FLOAT32 ? backward<float> : backward<double>)(s, x, labels, weights, dloss, pairs, dx, work,
+    return (s->dtype == ONT_FLOAT32 ? backward<float> : backward<double>)(s, x, labels, weights, dloss, stats, dx, work,
                                                                           stream);
 }

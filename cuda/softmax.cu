@@ -1,6 +1,6 @@
 /*
- * Softmax and LogSoftmax along one axis, and their gradients from the saved output: a block per row, sums in float
- * (double for float64), in one order whatever the grid.
+ * Softmax and LogSoftmax along one axis, and their gradients from the saved output: a block for each row, with sums in
+ * float (double for float64) in an order that does not depend on the grid.
  */
 #include "launch.cuh"
 
@@ -15,20 +15,21 @@ __global__ void __launch_bounds__(ONT_THREADS)
     __shared__ C scratch[32];
     for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
         int64_t base = row / inner * n * inner + row % inner;
-        C most = ont_load(&x[base]), sum = 0;
-        for (int64_t k = threadIdx.x; k < n; k += blockDim.x) most = ont_larger(most, ont_load(&x[base + k * inner]));
-        most = ont_block_max(most, scratch);
-        for (int64_t k = threadIdx.x; k < n; k += blockDim.x) sum += vexp(ont_load(&x[base + k * inner]) - most);
+        C row_max = ont_load(&x[base]), sum = 0;
+        for (int64_t k = threadIdx.x; k < n; k += blockDim.x)
+            row_max = ont_larger(row_max, ont_load(&x[base + k * inner]));
+        row_max = ont_block_max(row_max, scratch);
+        for (int64_t k = threadIdx.x; k < n; k += blockDim.x) sum += vexp(ont_load(&x[base + k * inner]) - row_max);
         sum = ont_block_sum(sum, scratch);
         C log_sum = log_form ? vlog(sum) : 0;
         for (int64_t k = threadIdx.x; k < n; k += blockDim.x) {
-            C shifted = ont_load(&x[base + k * inner]) - most;
+            C shifted = ont_load(&x[base + k * inner]) - row_max;
             ont_store(&y[base + k * inner], log_form ? shifted - log_sum : vexp(shifted) / sum);
         }
     }
 }
 
-/* softmax: y * (dy - sum(y * dy)); log form: dy - exp(y) * sum(dy) */
+/* softmax: y * (dy - sum(y * dy)); LogSoftmax: dy - exp(y) * sum(dy) */
 template <class T>
 __global__ void __launch_bounds__(ONT_THREADS)
     softmax_grad_kernel(bool log_form, int64_t rows, int64_t n, int64_t inner, const T *y, const T *dy, T *dx)

@@ -8,7 +8,7 @@
 
 #include "ops/compose.h"
 
-enum { Q, K, V, MASK, PAST_K, PAST_V, LENGTHS }; /* inputs */
+enum { Q, K, V, MASK, PAST_K, PAST_V, KV_SEQLENS }; /* inputs */
 enum { RAW, CAPPED, BIASED, PROBABILITIES };     /* qk_matmul_output_mode: contents of output 3 */
 
 typedef struct attention {
@@ -16,13 +16,13 @@ typedef struct attention {
     ont_node *node;
     bool packed;             /* (batch, seqlen, heads * head_dim) rather than (batch, heads, seqlen, head_dim) */
     int64_t batch, heads, kv_heads, group; /* heads = kv_heads * group */
-    int64_t q, fresh, past, kv; /* numbers of queries, of keys in input K, of cached keys, and of all keys */
-    int64_t size, v_size;    /* of a head */
+    int64_t seqlen_q, seqlen_new, seqlen_past, seqlen_k; /* of Q, of input K, of the cache; seqlen_k: cache and input */
+    int64_t head_dim, head_dim_v;
     double scale, softcap;
     bool causal;
-    int64_t left, right;     /* sliding window: keys to the left and right of the query's position; -1: no limit */
-    int mode;
-    ont_dtype dtype, wide;   /* wide: dtype of the softmax */
+    int64_t window_left, window_right; /* keys to the left and right of the query's position; -1: no limit */
+    int output_mode;
+    ont_dtype dtype, softmax_dtype;
 } attention;
 
 /* ---- arguments ---- */
@@ -41,7 +41,7 @@ static ont_status check_past(const ont_node *node, uint32_t index, const attenti
 {
     const ont_value *v = ont_node_in(node, index);
     char got[ONT_SHAPE_TEXT], want[ONT_SHAPE_TEXT];
-    ont_shape shape = ont_shape_of(4, (int64_t[]){a->batch, a->kv_heads, a->past, size});
+    ont_shape shape = ont_shape_of(4, (int64_t[]){a->batch, a->kv_heads, a->seqlen_past, size});
     if (v && (v->dtype != a->dtype || !ont_shape_equal(&v->shape, &shape)))
         return ont_fail(ONT_EINVAL, "input %u is %s%s, expected %s%s", index, ont_dtype_name(v->dtype),
                         ont_shape_text(&v->shape, got), ont_dtype_name(a->dtype), ont_shape_text(&shape, want));
@@ -66,15 +66,15 @@ static ont_status read_sizes(const ont_node *node, attention *a)
     a->batch = v[0]->shape.dims[0];
     a->heads = a->packed ? ont_attr_int(node, "q_num_heads", 0) : v[0]->shape.dims[1];
     a->kv_heads = a->packed ? ont_attr_int(node, "kv_num_heads", 0) : v[1]->shape.dims[1];
-    a->q = v[0]->shape.dims[s];
-    a->fresh = v[1]->shape.dims[s];
+    a->seqlen_q = v[0]->shape.dims[s];
+    a->seqlen_new = v[1]->shape.dims[s];
     int64_t k_size;
-    ONT_TRY(head_size(v[0], "Q", a->heads, a->packed, &a->size));
+    ONT_TRY(head_size(v[0], "Q", a->heads, a->packed, &a->head_dim));
     ONT_TRY(head_size(v[1], "K", a->kv_heads, a->packed, &k_size));
-    ONT_TRY(head_size(v[2], "V", a->kv_heads, a->packed, &a->v_size));
-    if (k_size != a->size || v[2]->shape.dims[s] != a->fresh || a->kv_heads < 1 || a->heads % a->kv_heads)
+    ONT_TRY(head_size(v[2], "V", a->kv_heads, a->packed, &a->head_dim_v));
+    if (k_size != a->head_dim || v[2]->shape.dims[s] != a->seqlen_new || a->kv_heads < 1 || a->heads % a->kv_heads)
         return ont_fail(ONT_EINVAL, "Q has %" PRId64 " heads of %" PRId64 ", K %" PRId64 " of %" PRId64, a->heads,
-                        a->size, a->kv_heads, k_size);
+                        a->head_dim, a->kv_heads, k_size);
     a->group = a->heads / a->kv_heads;
     return ONT_OK;
 }
@@ -84,12 +84,13 @@ static ont_status read_mask(const ont_node *node, const attention *a)
     const ont_value *mask = ont_node_in(node, MASK);
     if (!mask) return ONT_OK;
     char text[ONT_SHAPE_TEXT];
-    ont_shape full = ont_shape_of(4, (int64_t[]){a->batch, a->heads, a->q, a->kv}), seen = mask->shape, both;
+    ont_shape full = ont_shape_of(4, (int64_t[]){a->batch, a->heads, a->seqlen_q, a->seqlen_k}), seen = mask->shape,
+        both;
     int last = seen.rank - 1;
     if (mask->dtype != ONT_BOOL && !ont_dtype_is_float(mask->dtype) && !ont_dtype_is_int(mask->dtype))
         return ont_fail(ONT_ETYPE, "attn_mask is %s, bool or a number is expected", ont_dtype_name(mask->dtype));
-    /* From opset 24 on, a shorter last dim is padded. So a last dim of 1 broadcasts only where kv is 1. */
-    if (last >= 0 && seen.dims[last] < a->kv) seen.dims[last] = a->kv;
+    /* From opset 24 on, a shorter last dim is padded. So a last dim of 1 broadcasts only where seqlen_k is 1. */
+    if (last >= 0 && seen.dims[last] < a->seqlen_k) seen.dims[last] = a->seqlen_k;
     if (seen.rank > 4 || ont_shape_broadcast(&full, &seen, &both) != ONT_OK || !ont_shape_equal(&both, &full))
         return ont_fail(ONT_EINVAL, "attn_mask %s does not fit the scores", ont_shape_text(&mask->shape, text));
     return ONT_OK;
@@ -99,28 +100,30 @@ static ont_status read_attention(const ont_node *node, attention *a)
 {
     ONT_TRY(read_sizes(node, a));
     const ont_value *pk = ont_node_in(node, PAST_K), *pv = ont_node_in(node, PAST_V),
-                    *lens = ont_node_in(node, LENGTHS);
+                    *lens = ont_node_in(node, KV_SEQLENS);
     if (!pk != !pv) return ont_fail(ONT_EINVAL, "past_key and past_value come together");
     if (pk && lens) return ont_fail(ONT_EINVAL, "nonpad_kv_seqlen is given with past_key");
-    if (pk && pk->shape.rank == 4) a->past = pk->shape.dims[2];
-    a->kv = a->past + a->fresh;
-    ONT_TRY(check_past(node, PAST_K, a, a->size));
-    ONT_TRY(check_past(node, PAST_V, a, a->v_size));
+    if (pk && pk->shape.rank == 4) a->seqlen_past = pk->shape.dims[2];
+    a->seqlen_k = a->seqlen_past + a->seqlen_new;
+    ONT_TRY(check_past(node, PAST_K, a, a->head_dim));
+    ONT_TRY(check_past(node, PAST_V, a, a->head_dim_v));
     if (lens && (lens->dtype != ONT_INT64 || lens->shape.rank != 1 || lens->shape.dims[0] != a->batch))
         return ont_fail(ONT_EINVAL, "nonpad_kv_seqlen must be %" PRId64 " int64", a->batch);
     ONT_TRY(read_mask(node, a));
-    a->scale = ont_attr_float(node, "scale", a->size ? 1 / sqrt((double)a->size) : 1);
+    a->scale = ont_attr_float(node, "scale", a->head_dim ? 1 / sqrt((double)a->head_dim) : 1);
     a->softcap = ont_attr_float(node, "softcap", 0);
     a->causal = ont_attr_int(node, "is_causal", 0) != 0;
-    a->left = ont_attr_int(node, "left_window_size", -1);
-    a->right = ont_attr_int(node, "right_window_size", -1);
-    if (a->left < -1 || a->right < -1) return ont_fail(ONT_EINVAL, "a window size is below -1");
-    a->mode = (int)ont_attr_int(node, "qk_matmul_output_mode", RAW);
-    if (a->mode < RAW || a->mode > PROBABILITIES) return ont_fail(ONT_EINVAL, "qk_matmul_output_mode is %d", a->mode);
+    a->window_left = ont_attr_int(node, "left_window_size", -1);
+    a->window_right = ont_attr_int(node, "right_window_size", -1);
+    if (a->window_left < -1 || a->window_right < -1) return ont_fail(ONT_EINVAL, "a window size is below -1");
+    a->output_mode = (int)ont_attr_int(node, "qk_matmul_output_mode", RAW);
+    if (a->output_mode < RAW || a->output_mode > PROBABILITIES) return ont_fail(ONT_EINVAL,
+                                                                                "qk_matmul_output_mode is %d",
+                                                                                a->output_mode);
     int64_t wide = ont_attr_int(node, "softmax_precision", a->dtype);
     if (wide < 0 || wide >= ONT_DTYPE_COUNT || !ont_dtype_is_float((ont_dtype)wide))
         return ont_fail(ONT_EINVAL, "softmax_precision is %" PRId64, wide);
-    a->wide = (ont_dtype)wide;
+    a->softmax_dtype = (ont_dtype)wide;
     return ONT_OK;
 }
 
@@ -129,14 +132,14 @@ static ont_status attention_infer(ont_graph *g, ont_node *node)
     (void)g;
     attention a = {0};
     ONT_TRY(read_attention(node, &a));
-    ont_shape y = ont_shape_of(4, (int64_t[]){a.batch, a.heads, a.q, a.v_size});
-    if (a.packed) y = ont_shape_of(3, (int64_t[]){a.batch, a.q, a.heads * a.v_size});
-    ont_shape k = ont_shape_of(4, (int64_t[]){a.batch, a.kv_heads, a.kv, a.size}), v = k;
-    v.dims[3] = a.v_size;
+    ont_shape y = ont_shape_of(4, (int64_t[]){a.batch, a.heads, a.seqlen_q, a.head_dim_v});
+    if (a.packed) y = ont_shape_of(3, (int64_t[]){a.batch, a.seqlen_q, a.heads * a.head_dim_v});
+    ont_shape k = ont_shape_of(4, (int64_t[]){a.batch, a.kv_heads, a.seqlen_k, a.head_dim}), v = k;
+    v.dims[3] = a.head_dim_v;
     ONT_TRY(ont_infer_out(node, 0, a.dtype, &y));
     ONT_TRY(ont_infer_out(node, 1, a.dtype, &k));
     ONT_TRY(ont_infer_out(node, 2, a.dtype, &v));
-    return ont_infer_out(node, 3, a.dtype, &(ont_shape){.rank = 4, .dims = {a.batch, a.heads, a.q, a.kv}});
+    return ont_infer_out(node, 3, a.dtype, &(ont_shape){.rank = 4, .dims = {a.batch, a.heads, a.seqlen_q, a.seqlen_k}});
 }
 
 /* ---- masks ---- */
@@ -160,49 +163,51 @@ static ont_value *both(ont_builder *b, ont_value *x, ont_value *y)
 }
 
 /* Number of valid keys of each sample, (batch, 1, 1, 1); NULL without input nonpad_kv_seqlen. */
-static ont_value *lengths(const attention *a)
+static ont_value *kv_seqlens(const attention *a)
 {
-    ont_value *lens = ont_node_in(a->node, LENGTHS);
+    ont_value *lens = ont_node_in(a->node, KV_SEQLENS);
     return lens ? ont_build_reshape(a->b, lens, &(ont_shape){.rank = 4, .dims = {a->batch, 1, 1, 1}}) : NULL;
 }
 
-/* Which keys a query attends to by causality, window and cache, bool, broadcasts to (batch, 1, q, kv); NULL: all. */
+/* Keys that causality, window and cache allow: bool, broadcasts to (batch, 1, seqlen_q, seqlen_k); NULL: all. */
 static ont_value *allowed_by_position(const attention *a)
 {
     ont_builder *b = a->b;
-    ont_value *lens = lengths(a), *key = positions(a, a->kv, false), *allowed = NULL;
+    ont_value *lens = kv_seqlens(a), *key = positions(a, a->seqlen_k, false), *allowed = NULL;
     if (lens) allowed = ont_build2(b, "Less", key, lens);
-    if (!a->causal && a->left < 0 && a->right < 0) return allowed;
-    ont_value *at = positions(a, a->q, true); /* position of each query among the keys */
+    if (!a->causal && a->window_left < 0 && a->window_right < 0) return allowed;
+    ont_value *at = positions(a, a->seqlen_q, true); /* position of each query among the keys */
     if (lens)
-        at = ont_build2(b, "Add", at, ont_build_shift(b, lens, (double)-a->q));
+        at = ont_build2(b, "Add", at, ont_build_shift(b, lens, (double)-a->seqlen_q));
     else
-        at = ont_build_shift(b, at, (double)a->past);
+        at = ont_build_shift(b, at, (double)a->seqlen_past);
     if (a->causal) allowed = both(b, allowed, ont_build2(b, "LessOrEqual", key, at));
-    if (a->left >= 0)
-        allowed = both(b, allowed, ont_build2(b, "GreaterOrEqual", key, ont_build_shift(b, at, (double)-a->left)));
-    if (a->right >= 0)
-        allowed = both(b, allowed, ont_build2(b, "LessOrEqual", key, ont_build_shift(b, at, (double)a->right)));
+    if (a->window_left >= 0)
+        allowed = both(b, allowed, ont_build2(b, "GreaterOrEqual", key,
+                                              ont_build_shift(b, at, (double)-a->window_left)));
+    if (a->window_right >= 0)
+        allowed = both(b, allowed, ont_build2(b, "LessOrEqual", key, ont_build_shift(b, at, (double)a->window_right)));
     return allowed;
 }
 
 /* Whether a query may attend to no key, as far as shapes tell. */
-static bool may_be_empty(const attention *a)
+static bool may_mask_rows(const attention *a)
 {
-    if (ont_node_in(a->node, MASK) || ont_node_in(a->node, LENGTHS)) return true;
-    for (int64_t i = 0; i < a->q; i++) {
-        int64_t at = i + a->past, low = a->left >= 0 && at > a->left ? at - a->left : 0, high = a->kv - 1;
+    if (ont_node_in(a->node, MASK) || ont_node_in(a->node, KV_SEQLENS)) return true;
+    for (int64_t i = 0; i < a->seqlen_q; i++) {
+        int64_t at = i + a->seqlen_past, low = a->window_left >= 0 && at > a->window_left ? at - a->window_left : 0,
+            high = a->seqlen_k - 1;
         if (a->causal && at < high) high = at;
-        if (a->right >= 0 && at + a->right < high) high = at + a->right;
+        if (a->window_right >= 0 && at + a->window_right < high) high = at + a->window_right;
         if (low > high) return true;
     }
     return false;
 }
 
 typedef struct masks {
-    ont_value *allowed; /* bool, broadcasts to the scores (batch, heads, q, kv); NULL: all are allowed */
+    ont_value *allowed; /* bool, broadcasts to the scores (batch, heads, seqlen_q, seqlen_k); NULL: all are allowed */
     ont_value *bias;    /* float, broadcasts to the scores and is added to them; NULL: none */
-    ont_value *empty;   /* bool (..., 1): queries that attend to no key; NULL: there is none */
+    ont_value *masked_rows; /* bool (..., 1): queries that attend to no key; NULL: there is none */
 } masks;
 
 /* Adds input attn_mask, whose last dim is padded to all keys; padded keys are not allowed. */
@@ -214,14 +219,14 @@ static void given_mask(const attention *a, masks *m)
     if (mask->dtype != ONT_BOOL && mask->dtype != a->dtype) mask = ont_build_cast(b, mask, a->dtype);
     if (!mask) return;
     int last = mask->shape.rank - 1;
-    int64_t short_by = last < 0 ? 0 : a->kv - mask->shape.dims[last];
+    int64_t short_by = last < 0 ? 0 : a->seqlen_k - mask->shape.dims[last];
     if (short_by) {
         ont_shape rest = mask->shape;
         rest.dims[last] = short_by;
         ont_value *filler = ont_build_full(b, mask->dtype, &rest, 0);
         if (mask->dtype != ONT_BOOL) {
             ont_value *end = ont_build_const_ints(b, (int64_t[]){mask->shape.dims[last]}, 1);
-            m->allowed = both(b, m->allowed, ont_build2(b, "Less", positions(a, a->kv, false), end));
+            m->allowed = both(b, m->allowed, ont_build2(b, "Less", positions(a, a->seqlen_k, false), end));
         }
         mask = ont_build_concat(b, (ont_value *[]){mask, filler}, 2, last);
     }
@@ -232,16 +237,16 @@ static void given_mask(const attention *a, masks *m)
 }
 
 /* Queries that attend to no key, computed from mask and bias alone. */
-static ont_value *empty_queries(const attention *a, const masks *m)
+static ont_value *masked_queries(const attention *a, const masks *m)
 {
     ont_builder *b = a->b;
-    ont_value *lowest = ont_build_scalar(b, ONT_FLOAT32, -INFINITY), *score = NULL;
+    ont_value *minus_inf = ont_build_scalar(b, ONT_FLOAT32, -INFINITY), *score = NULL;
     if (m->bias) score = ont_build_cast(b, m->bias, ONT_FLOAT32);
     if (m->allowed)
-        score = ont_build3(b, "Where", m->allowed, score ? score : ont_build_scalar(b, ONT_FLOAT32, 0), lowest);
+        score = ont_build3(b, "Where", m->allowed, score ? score : ont_build_scalar(b, ONT_FLOAT32, 0), minus_inf);
     if (!score || score->shape.rank == 0) return NULL;
-    ont_value *most = ont_build_reduce(b, "ReduceMax", score, (int64_t[]){score->shape.rank - 1}, 1, true);
-    return ont_build2(b, "Equal", most, lowest);
+    ont_value *row_max = ont_build_reduce(b, "ReduceMax", score, (int64_t[]){score->shape.rank - 1}, 1, true);
+    return ont_build2(b, "Equal", row_max, minus_inf);
 }
 
 /* ---- the expansion ---- */
@@ -273,25 +278,25 @@ static ont_value *biased(const attention *a, ont_value *scores, const masks *m)
     return scores;
 }
 
-static ont_value *zero_empty(const attention *a, ont_value *x, const masks *m)
+static ont_value *zero_masked_rows(const attention *a, ont_value *x, const masks *m)
 {
-    return m->empty ? ont_build3(a->b, "Where", m->empty, ont_build_scalar(a->b, a->dtype, 0), x) : x;
+    return m->masked_rows ? ont_build3(a->b, "Where", m->masked_rows, ont_build_scalar(a->b, a->dtype, 0), x) : x;
 }
 
-/* Lets queries without a key attend to all keys, so that the softmax has no NaN; zero_empty() zeroes their result. */
-static masks without_empty(const attention *a, const masks *m)
+/* Lets queries without a key attend to all keys: softmax gives no NaN, and zero_masked_rows() zeroes the result. */
+static masks without_masked_rows(const attention *a, const masks *m)
 {
     masks safe = *m;
-    if (!m->empty) return safe;
-    if (m->allowed) safe.allowed = ont_build2(a->b, "Or", m->allowed, m->empty);
-    if (m->bias) safe.bias = ont_build3(a->b, "Where", m->empty, ont_build_scalar(a->b, a->dtype, 0), m->bias);
+    if (!m->masked_rows) return safe;
+    if (m->allowed) safe.allowed = ont_build2(a->b, "Or", m->allowed, m->masked_rows);
+    if (m->bias) safe.bias = ont_build3(a->b, "Where", m->masked_rows, ont_build_scalar(a->b, a->dtype, 0), m->bias);
     return safe;
 }
 
 static ont_value *softmax(const attention *a, ont_value *scores)
 {
     ont_builder *b = a->b;
-    scores = ont_build_cast(b, scores, a->wide);
+    scores = ont_build_cast(b, scores, a->softmax_dtype);
     ont_node *node = scores ? ont_build_node(b, "", "Softmax", &scores, 1, 1) : NULL;
     if (node) b->status = ont_attr_set_int(b->graph, node, "axis", -1);
     return ont_build_cast(b, ont_build_done(b, node), a->dtype);
@@ -302,37 +307,42 @@ static void attention_expand(ont_builder *b, ont_node *node, ont_value **outputs
     attention a = {.b = b, .node = node};
     b->status = read_attention(node, &a);
     if (b->status != ONT_OK) return;
-    ont_value *k = with_past(&a, PAST_K, unpack(&a, ont_node_in(node, K), a.kv_heads, a.size));
-    ont_value *v = with_past(&a, PAST_V, unpack(&a, ont_node_in(node, V), a.kv_heads, a.v_size));
+    ont_value *k = with_past(&a, PAST_K, unpack(&a, ont_node_in(node, K), a.kv_heads, a.head_dim));
+    ont_value *v = with_past(&a, PAST_V, unpack(&a, ont_node_in(node, V), a.kv_heads, a.head_dim_v));
     outputs[1] = k;
     outputs[2] = v;
-    /* The query heads of a group are rows of one matrix, (batch, kv_heads, group * q, size): no key is repeated. */
-    ont_value *q = reshape4(&a, unpack(&a, ont_node_in(node, Q), a.heads, a.size), a.kv_heads, a.group * a.q, a.size);
-    ont_value *raw = reshape4(&a, ont_build_matmul(b, q, false, k, true, a.scale), a.heads, a.q, a.kv);
+    /* The query heads of a group are rows of one matrix, (batch, kv_heads, group * seqlen_q, head_dim). */
+    ont_value *q = reshape4(&a, unpack(&a, ont_node_in(node, Q), a.heads, a.head_dim), a.kv_heads, a.group * a.seqlen_q,
+                            a.head_dim);
+    ont_value *raw = reshape4(&a, ont_build_matmul(b, q, false, k, true, a.scale), a.heads, a.seqlen_q, a.seqlen_k);
     ont_value *capped = raw;
     if (a.softcap > 0)
         capped = ont_build_scale(b, ont_build1(b, "Tanh", ont_build_scale(b, raw, 1 / a.softcap)), a.softcap);
     masks m = {.allowed = allowed_by_position(&a)};
     given_mask(&a, &m);
-    if (may_be_empty(&a)) m.empty = empty_queries(&a, &m);
-    masks safe = without_empty(&a, &m);
+    if (may_mask_rows(&a)) m.masked_rows = masked_queries(&a, &m);
+    masks safe = without_masked_rows(&a, &m);
     ont_value *p = softmax(&a, biased(&a, capped, &safe));
-    ont_value *rows = ont_build_matmul(b, reshape4(&a, p, a.kv_heads, a.group * a.q, a.kv), false, v, false, 1);
-    ont_value *y = zero_empty(&a, reshape4(&a, rows, a.heads, a.q, a.v_size), &m);
+    ont_value *rows = ont_build_matmul(b, reshape4(&a, p, a.kv_heads, a.group * a.seqlen_q, a.seqlen_k), false, v,
+                                       false, 1);
+    ont_value *y = zero_masked_rows(&a, reshape4(&a, rows, a.heads, a.seqlen_q, a.head_dim_v), &m);
     if (a.packed) {
         y = ont_build_transpose(b, y, (int64_t[]){0, 2, 1, 3});
-        if (y) y = ont_build_reshape(b, y, &(ont_shape){.rank = 3, .dims = {a.batch, a.q, a.heads * a.v_size}});
+        if (y)
+            y = ont_build_reshape(b, y,
+                                  &(ont_shape){.rank = 3, .dims = {a.batch, a.seqlen_q, a.heads * a.head_dim_v}});
     }
     outputs[0] = y;
     if (!ont_node_out(node, 3)) return;
-    outputs[3] = a.mode == RAW      ? raw
-                 : a.mode == CAPPED ? capped
-                 : a.mode == BIASED ? biased(&a, capped, &m)
-                                    : zero_empty(&a, p, &m);
+    outputs[3] = a.output_mode == RAW      ? raw
+                 : a.output_mode == CAPPED ? capped
+                 : a.output_mode == BIASED ? biased(&a, capped, &m)
+                                           : zero_masked_rows(&a, p, &m);
 }
 
 const ont_op ont_op_Attention = {.domain = "", .name = "Attention", .since = 23, .min_inputs = 3, .max_inputs = 7,
                                  .attributes = "is_causal:i kv_num_heads:i left_window_size:i q_num_heads:i "
                                                "qk_matmul_output_mode:i right_window_size:i scale:f softcap:f "
                                                "softmax_precision:i",
-                                 .nondiff_inputs = 1 << LENGTHS, .infer = attention_infer, .expand = attention_expand};
+                                 .nondiff_inputs = 1 << KV_SEQLENS, .infer = attention_infer,
+                                 .expand = attention_expand};

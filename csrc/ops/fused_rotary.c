@@ -10,14 +10,14 @@
 
 enum { GRAIN = 8192 }; /* elements that are worth a thread */
 
-typedef struct rotate_state {
+typedef struct rope_state {
     int64_t rows, half;
     int rank; /* number of dims of x but the last */
     int64_t dims[ONT_MAX_RANK], cos[ONT_MAX_RANK], sin[ONT_MAX_RANK]; /* strides of cos and sin, in elements */
     bool back, wide; /* back: the transpose; wide: float64 */
-} rotate_state;
+} rope_state;
 
-static ont_status rotate_infer(ont_graph *g, ont_node *node)
+static ont_status rope_infer(ont_graph *g, ont_node *node)
 {
     ont_value *x, *angle;
     ONT_TRY(ont_need_input(node, 0, &x));
@@ -35,7 +35,7 @@ static ont_status rotate_infer(ont_graph *g, ont_node *node)
 }
 
 /* R(x) = (-b, a) for a row x = (a, b) */
-static ont_value *turned(ont_builder *b, ont_value *x)
+static ont_value *rotate_half(ont_builder *b, ont_value *x)
 {
     ont_value *half[2];
     if (!x) return NULL;
@@ -44,7 +44,7 @@ static ont_value *turned(ont_builder *b, ont_value *x)
     return parts[0] ? ont_build_concat(b, parts, 2, x->shape.rank - 1) : NULL;
 }
 
-static void rotate_grad(ont_grad *g)
+static void rope_grad(ont_grad *g)
 {
     ont_builder *b = &g->b;
     bool back = ont_attr_int(g->node, "back", 0) != 0;
@@ -57,17 +57,17 @@ static void rotate_grad(ont_grad *g)
     /* With back, y = x cos + R'(x sin), so the gradient of sin is R(dy) x; without, y = x cos + R(x) sin, and it is dy
      * R(x). */
     if (WANTS(2)) {
-        ont_value *x = back ? I(0) : turned(b, I(0)), *dy = back ? turned(b, GO(0)) : GO(0);
+        ont_value *x = back ? I(0) : rotate_half(b, I(0)), *dy = back ? rotate_half(b, GO(0)) : GO(0);
         GI(2, ont_build2(b, "Mul", dy, x));
     }
 }
 
-static ont_status rotate_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
+static ont_status rope_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
 {
     const ont_value *x = ont_node_in(node, 0);
-    rotate_state *s = ont_arena_alloc(arena, sizeof *s);
+    rope_state *s = ont_arena_alloc(arena, sizeof *s);
     if (!s) return ONT_ENOMEM;
-    *s = (rotate_state){.rank = x->shape.rank - 1, .back = ont_attr_int(node, "back", 0) != 0,
+    *s = (rope_state){.rank = x->shape.rank - 1, .back = ont_attr_int(node, "back", 0) != 0,
                         .wide = x->dtype == ONT_FLOAT64};
     int64_t n = x->shape.dims[s->rank];
     s->half = n / 2;
@@ -79,22 +79,22 @@ static ont_status rotate_prepare(const ont_node *node, ont_arena *arena, ont_pre
     return ONT_OK;
 }
 
-static int64_t offset_of(const rotate_state *s, const int64_t *strides, int64_t row)
+static int64_t offset_of(const rope_state *s, const int64_t *strides, int64_t row)
 {
     int64_t offset = 0;
     for (int d = s->rank - 1; d >= 0; row /= s->dims[d--]) offset += row % s->dims[d] * strides[d];
     return offset;
 }
 
-typedef struct rotate_job {
+typedef struct rope_job {
     const ont_call *call;
     const ont_simd_table *simd;
-} rotate_job;
+} rope_job;
 
-static void rotate_rows(void *context, int64_t first, int64_t last)
+static void rope_rows(void *context, int64_t first, int64_t last)
 {
-    const rotate_job *job = context;
-    const rotate_state *s = job->call->state;
+    const rope_job *job = context;
+    const rope_state *s = job->call->state;
     for (int64_t row = first; row < last; row++) {
         int64_t at = row * s->half * 2, c = offset_of(s, s->cos, row), t = offset_of(s, s->sin, row);
         const void *const *in = job->call->in;
@@ -109,19 +109,19 @@ static void rotate_rows(void *context, int64_t first, int64_t last)
 
 static ont_status run(const ont_call *call, const ont_simd_table *simd)
 {
-    const rotate_state *s = call->state;
-    rotate_job job = {call, simd};
-    if (s->rows) ont_parallel(s->rows, GRAIN / (2 * s->half) + 1, rotate_rows, &job);
+    const rope_state *s = call->state;
+    rope_job job = {call, simd};
+    if (s->rows) ont_parallel(s->rows, GRAIN / (2 * s->half) + 1, rope_rows, &job);
     return ONT_OK;
 }
 
-static ont_status rotate_run(const ont_call *call) { return run(call, ont_simd()); }
-static ont_status rotate_ref(const ont_call *call) { return run(call, ont_simd_plain()); }
+static ont_status rope_run(const ont_call *call) { return run(call, ont_simd()); }
+static ont_status rope_ref(const ont_call *call) { return run(call, ont_simd_plain()); }
 
-static const ont_kernel rotate_kernels[] = {
-    {.name = "rotate_simd", .accept = ont_accept_float, .prepare = rotate_prepare, .run = rotate_run, .inplace = 1},
-    {.name = "rotate_ref", .accept = ont_accept_float, .prepare = rotate_prepare, .run = rotate_ref, .inplace = 1},
+static const ont_kernel rope_kernels[] = {
+    {.name = "rotate_simd", .accept = ont_accept_float, .prepare = rope_prepare, .run = rope_run, .inplace = 1},
+    {.name = "rotate_ref", .accept = ont_accept_float, .prepare = rope_prepare, .run = rope_ref, .inplace = 1},
 };
 const ont_op ont_op_Rotate = {.domain = ONT_DOMAIN, .name = "Rotate", .since = 1, .min_inputs = 3, .max_inputs = 3,
-                              .flags = ONT_OP_MEMORY_BOUND, .attributes = "back:i", .infer = rotate_infer,
-                              .grad = rotate_grad, ONT_KERNELS(rotate_kernels)};
+                              .flags = ONT_OP_MEMORY_BOUND, .attributes = "back:i", .infer = rope_infer,
+                              .grad = rope_grad, ONT_KERNELS(rope_kernels)};

@@ -72,9 +72,9 @@ static ont_status loss_infer(ont_graph *g, ont_node *node)
     if (dtype != x->dtype && (dtype != ONT_FLOAT32 || !ont_dtype_is_half(x->dtype)))
         return ont_fail(ONT_EUNSUPPORTED, "stash_type %d for scores in %s", (int)dtype, ont_dtype_name(x->dtype));
     ONT_TRY(ont_infer_out(node, 1, x->dtype, &x->shape));
-    ont_shape pairs = expected;
-    pairs.dims[pairs.rank++] = 2;
-    ONT_TRY(ont_infer_out(node, 2, dtype, &pairs));
+    ont_shape stats = expected;
+    stats.dims[stats.rank++] = 2;
+    ONT_TRY(ont_infer_out(node, 2, dtype, &stats));
     return ont_infer_out(node, 0, dtype, s.labels.reduction == ONT_REDUCE_NONE ? &expected : &(ont_shape){0});
 }
 
@@ -109,7 +109,7 @@ static const void *weights_of(const ont_call *call)
 }
 
 /* The statistics of the positions, (rows * inner, 2): the third output, or scratch. */
-static void *pairs_of(const ont_call *call)
+static void *stats_of(const ont_call *call)
 {
     return call->node->n_outputs > 2 && call->out[2] ? call->out[2] : call->work;
 }
@@ -137,24 +137,24 @@ static float half_score(const ont_call *call, int64_t at)
     { \
         const ont_call *call = context; \
         const loss_state *s = call->state; \
-        type *pairs = pairs_of(call); \
+        type *stats = stats_of(call); \
         for (int64_t i = first; i < last && s->classes; i++) { \
             int64_t at = i / s->inner * s->classes * s->inner + i % s->inner; \
             const type *x = (const type *)call->in[0] + at; \
-            type most = x[0], sum = 0; \
-            for (int64_t c = 1; c < s->classes; c++) most = x[c * s->inner] > most ? x[c * s->inner] : most; \
-            for (int64_t c = 0; c < s->classes; c++) sum += exp_(x[c * s->inner] - most); \
-            pairs[2 * i] = most; \
-            pairs[2 * i + 1] = log_(sum); \
+            type row_max = x[0], sum = 0; \
+            for (int64_t c = 1; c < s->classes; c++) row_max = x[c * s->inner] > row_max ? x[c * s->inner] : row_max; \
+            for (int64_t c = 0; c < s->classes; c++) sum += exp_(x[c * s->inner] - row_max); \
+            stats[2 * i] = row_max; \
+            stats[2 * i + 1] = log_(sum); \
             type *y = log_probabilities(call); \
             for (int64_t c = 0; y && c < s->classes; c++) \
-                y[at + c * s->inner] = (x[c * s->inner] - most) - pairs[2 * i + 1]; \
+                y[at + c * s->inner] = (x[c * s->inner] - row_max) - stats[2 * i + 1]; \
         } \
     } \
     static void reduce_##suffix(const ont_call *call) \
     { \
         const loss_state *s = call->state; \
-        const type *x = call->in[0], *pairs = s->softmax ? pairs_of(call) : NULL, *weights = weights_of(call); \
+        const type *x = call->in[0], *stats = s->softmax ? stats_of(call) : NULL, *weights = weights_of(call); \
         type *loss = call->out[0]; \
         double sum = 0, norm = 0; \
         for (int64_t i = 0; i < s->rows * s->inner; i++) { \
@@ -163,7 +163,7 @@ static float half_score(const ont_call *call, int64_t at)
             type w = !counts ? 0 : weights ? weights[label] : 1; \
             int64_t at = (i / s->inner * s->classes + label) * s->inner + i % s->inner; \
             type score = !counts ? 0 : s->half ? (type)half_score(call, at) : x[at]; \
-            type term = !counts ? 0 : -w * (pairs ? (score - pairs[2 * i]) - pairs[2 * i + 1] : score); \
+            type term = !counts ? 0 : -w * (stats ? (score - stats[2 * i]) - stats[2 * i + 1] : score); \
             if (s->labels.reduction == ONT_REDUCE_NONE) loss[i] = term; \
             sum += (double)term; \
             norm += (double)w; \
@@ -187,16 +187,16 @@ static float half_score(const ont_call *call, int64_t at)
         const grad_job_##suffix *job = context; \
         const ont_call *call = job->call; \
         const loss_state *s = call->state; \
-        const type *pairs = s->softmax ? call->in[4] : NULL; \
+        const type *stats = s->softmax ? call->in[4] : NULL; \
         for (int64_t i = first; i < last; i++) { \
             int64_t label = ont_label_at(&s->labels, call->in[1], i); \
             int64_t at = i / s->inner * s->classes * s->inner + i % s->inner; \
             bool counts = ont_label_counts(&s->labels, label); \
             const type *x = (const type *)call->in[0] + at; \
             type *dx = (type *)call->out[0] + at, scale = counts ? grad_scale_##suffix(job, i, label) : 0; \
-            for (int64_t c = 0; pairs && c < s->classes; c++) \
+            for (int64_t c = 0; stats && c < s->classes; c++) \
                 dx[c * s->inner] = !counts ? 0 \
-                                   : scale * exp_((x[c * s->inner] - pairs[2 * i]) - pairs[2 * i + 1]); \
+                                   : scale * exp_((x[c * s->inner] - stats[2 * i]) - stats[2 * i + 1]); \
             if (counts) dx[label * s->inner] -= scale; \
         } \
     } \
@@ -232,19 +232,19 @@ static int64_t grain(const loss_state *s)
     return 4096 / (s->classes + 1) + 1;
 }
 
-enum { STRIP = 256, FEW = 8, LAID_OUT = 8192 };
+enum { STRIP = 256, FEW = 8, TRANSPOSED = 8192 };
 
 /* For w positions, whose classes are `stride` apart: the largest score and the logarithm of the sum of exponentials. */
-static void pair_columns(const float *x, int64_t stride, int64_t classes, int64_t w, float *most, float *log_sum)
+static void column_stats(const float *x, int64_t stride, int64_t classes, int64_t w, float *row_max, float *log_sum)
 {
     const ont_simd_table *simd = ont_simd();
     float t[STRIP];
-    memcpy(most, x, (size_t)w * sizeof *most);
+    memcpy(row_max, x, (size_t)w * sizeof *row_max);
     memset(log_sum, 0, (size_t)w * sizeof *log_sum);
     for (int64_t c = 1; c < classes; c++)
-        simd->binary[ONT_LOOP_Max][ONT_FLOAT32](most, 1, x + c * stride, 1, most, w, NULL);
+        simd->binary[ONT_LOOP_Max][ONT_FLOAT32](row_max, 1, x + c * stride, 1, row_max, w, NULL);
     for (int64_t c = 0; c < classes; c++) {
-        simd->binary[ONT_LOOP_Sub][ONT_FLOAT32](x + c * stride, 1, most, 1, t, w, NULL);
+        simd->binary[ONT_LOOP_Sub][ONT_FLOAT32](x + c * stride, 1, row_max, 1, t, w, NULL);
         simd->unary[ONT_LOOP_Exp][ONT_FLOAT32](t, t, w, NULL);
         simd->add_to(log_sum, t, w);
     }
@@ -252,32 +252,32 @@ static void pair_columns(const float *x, int64_t stride, int64_t classes, int64_
 }
 
 /* Rows of few classes are transposed to columns first: a call for each row would take longer than its exponentials. */
-static void short_rows(const float *x, int64_t classes, int64_t rows, float *pairs)
+static void few_class_stats(const float *x, int64_t classes, int64_t rows, float *stats)
 {
-    float columns[LAID_OUT], most[STRIP], log_sum[STRIP];
-    int64_t strip = LAID_OUT / classes < STRIP ? LAID_OUT / classes : STRIP;
-    for (int64_t w; rows > 0; rows -= w, x += w * classes, pairs += 2 * w) {
+    float columns[TRANSPOSED], row_max[STRIP], log_sum[STRIP];
+    int64_t strip = TRANSPOSED / classes < STRIP ? TRANSPOSED / classes : STRIP;
+    for (int64_t w; rows > 0; rows -= w, x += w * classes, stats += 2 * w) {
         w = rows < strip ? rows : strip;
         for (int64_t c = 0; c < classes; c++)
             for (int64_t i = 0; i < w; i++) columns[c * strip + i] = x[i * classes + c];
-        pair_columns(columns, strip, classes, w, most, log_sum);
-        for (int64_t i = 0; i < w; i++) pairs[2 * i] = most[i], pairs[2 * i + 1] = log_sum[i];
+        column_stats(columns, strip, classes, w, row_max, log_sum);
+        for (int64_t i = 0; i < w; i++) stats[2 * i] = row_max[i], stats[2 * i + 1] = log_sum[i];
     }
 }
 
-static void fast_rows(void *context, int64_t first, int64_t last)
+static void loss_stats_rows(void *context, int64_t first, int64_t last)
 {
     const ont_call *call = context;
     const loss_state *s = call->state;
-    float *pairs = pairs_of(call), *logp = log_probabilities(call);
+    float *stats = stats_of(call), *logp = log_probabilities(call);
     bool few = s->classes <= 48;
     if (few && s->classes)
-        short_rows((const float *)call->in[0] + first * s->classes, s->classes, last - first, pairs + 2 * first);
+        few_class_stats((const float *)call->in[0] + first * s->classes, s->classes, last - first, stats + 2 * first);
     for (int64_t i = first; i < last && s->classes && !(few && !logp); i++) {
         const float *x = (const float *)call->in[0] + i * s->classes;
-        if (!few) ont_simd()->log_sum_exp(x, s->classes, &pairs[2 * i], &pairs[2 * i + 1]);
+        if (!few) ont_simd()->log_sum_exp(x, s->classes, &stats[2 * i], &stats[2 * i + 1]);
         float *row = logp ? logp + i * s->classes : NULL;
-        for (int64_t c = 0; row && c < s->classes; c++) row[c] = (x[c] - pairs[2 * i]) - pairs[2 * i + 1];
+        for (int64_t c = 0; row && c < s->classes; c++) row[c] = (x[c] - stats[2 * i]) - stats[2 * i + 1];
     }
 }
 
@@ -285,7 +285,7 @@ static ont_status loss_fast(const ont_call *call)
 {
     const loss_state *s = call->state;
     ONT_TRY(ont_labels_check(&s->labels, ont_node_in(call->node, 1), call->in[1]));
-    ont_parallel(s->rows, grain(s), fast_rows, (void *)call);
+    ont_parallel(s->rows, grain(s), loss_stats_rows, (void *)call);
     reduce_f32(call);
     return ONT_OK;
 }
@@ -315,23 +315,23 @@ static void for_strips(const loss_state *s, ont_range_fn body, void *context)
     ont_parallel(s->rows * ((s->inner + STRIP - 1) / STRIP), 4096 / (s->classes * w) + 1, body, context);
 }
 
-static void pair_strips(void *context, int64_t first, int64_t last)
+static void strip_stats(void *context, int64_t first, int64_t last)
 {
     const ont_call *call = context;
     const loss_state *s = call->state;
     const ont_simd_table *simd = ont_simd();
     ont_binary_loop less = simd->binary[ONT_LOOP_Sub][ONT_FLOAT32];
-    float most[STRIP], sum[STRIP], *logp = log_probabilities(call);
+    float row_max[STRIP], sum[STRIP], *logp = log_probabilities(call);
     for (int64_t i = first, position, w; i < last; i++) {
         int64_t at = strip_at(s, i, &position, &w), end = at + s->classes * s->inner;
         const float *x = call->in[0];
-        float *pairs = (float *)pairs_of(call) + 2 * position;
-        pair_columns(x + at, s->inner, s->classes, w, most, sum);
+        float *stats = (float *)stats_of(call) + 2 * position;
+        column_stats(x + at, s->inner, s->classes, w, row_max, sum);
         for (int64_t c = at; logp && c < end; c += s->inner) {
-            less(x + c, 1, most, 1, logp + c, w, NULL);
+            less(x + c, 1, row_max, 1, logp + c, w, NULL);
             less(logp + c, 1, sum, 1, logp + c, w, NULL);
         }
-        for (int64_t j = 0; j < w; j++) pairs[2 * j] = most[j], pairs[2 * j + 1] = sum[j];
+        for (int64_t j = 0; j < w; j++) stats[2 * j] = row_max[j], stats[2 * j + 1] = sum[j];
     }
 }
 
@@ -339,7 +339,7 @@ static ont_status loss_columns(const ont_call *call)
 {
     const loss_state *s = call->state;
     ONT_TRY(ont_labels_check(&s->labels, ont_node_in(call->node, 1), call->in[1]));
-    for_strips(s, pair_strips, (void *)call);
+    for_strips(s, strip_stats, (void *)call);
     reduce_f32(call);
     return ONT_OK;
 }
@@ -351,20 +351,20 @@ static void grad_strips(void *context, int64_t first, int64_t last)
     const loss_state *s = call->state;
     const ont_simd_table *simd = ont_simd();
     ont_binary_loop less = simd->binary[ONT_LOOP_Sub][ONT_FLOAT32];
-    float most[STRIP], log_sum[STRIP], scale[STRIP], *dx = call->out[0];
+    float row_max[STRIP], log_sum[STRIP], scale[STRIP], *dx = call->out[0];
     int64_t labels[STRIP];
     for (int64_t i = first, position, w; i < last; i++) {
         int64_t at = strip_at(s, i, &position, &w), end = at + s->classes * s->inner;
-        const float *x = call->in[0], *pairs = (const float *)call->in[4] + 2 * position;
+        const float *x = call->in[0], *stats = (const float *)call->in[4] + 2 * position;
         for (int64_t j = 0; j < w; j++) {
             labels[j] = ont_label_at(&s->labels, call->in[1], position + j);
             if (!ont_label_counts(&s->labels, labels[j])) labels[j] = -1;
             scale[j] = labels[j] < 0 ? 0 : grad_scale_f32(job, position + j, labels[j]);
-            most[j] = pairs[2 * j];
-            log_sum[j] = pairs[2 * j + 1];
+            row_max[j] = stats[2 * j];
+            log_sum[j] = stats[2 * j + 1];
         }
         for (int64_t c = at; c < end; c += s->inner) {
-            less(x + c, 1, most, 1, dx + c, w, NULL);
+            less(x + c, 1, row_max, 1, dx + c, w, NULL);
             less(dx + c, 1, log_sum, 1, dx + c, w, NULL);
             simd->unary[ONT_LOOP_Exp][ONT_FLOAT32](dx + c, dx + c, w, NULL);
             simd->binary[ONT_LOOP_Mul][ONT_FLOAT32](dx + c, 1, scale, 1, dx + c, w, NULL);
@@ -401,22 +401,22 @@ static void half_rows(void *context, int64_t first, int64_t last)
 {
     const ont_call *call = context;
     const loss_state *s = call->state;
-    float *pairs = pairs_of(call), piece[PIECE];
+    float *stats = stats_of(call), piece[PIECE];
     for (int64_t i = first; i < last && s->classes; i++) {
-        float most = -INFINITY, largest, log_sum;
+        float row_max = -INFINITY, largest, log_sum;
         double sum = 0; /* sum of exp(x - max) */
         for (int64_t at = 0; at < s->classes; at += PIECE) {
             int64_t n = s->classes - at < PIECE ? s->classes - at : PIECE;
             widen_scores(s, call->in[0], i * s->classes + at, piece, n);
             ont_simd()->log_sum_exp(piece, n, &largest, &log_sum);
-            if (largest > most || isnan(largest)) {
-                sum = sum > 0 ? sum * exp((double)most - (double)largest) : sum;
-                most = largest;
+            if (largest > row_max || isnan(largest)) {
+                sum = sum > 0 ? sum * exp((double)row_max - (double)largest) : sum;
+                row_max = largest;
             }
-            sum += largest == -INFINITY ? 0 : exp((double)log_sum + ((double)largest - (double)most));
+            sum += largest == -INFINITY ? 0 : exp((double)log_sum + ((double)largest - (double)row_max));
         }
-        pairs[2 * i] = most;
-        pairs[2 * i + 1] = (float)log(sum);
+        stats[2 * i] = row_max;
+        stats[2 * i + 1] = (float)log(sum);
     }
 }
 
@@ -469,7 +469,7 @@ static void grad_fast_rows(void *context, int64_t first, int64_t last)
     const grad_job_f32 *job = context;
     const ont_call *call = job->call;
     const loss_state *s = call->state;
-    const float *pairs = call->in[4];
+    const float *stats = call->in[4];
     for (int64_t i = first; i < last; i++) {
         int64_t label = ont_label_at(&s->labels, call->in[1], i);
         float *dx = (float *)call->out[0] + i * s->classes;
@@ -479,7 +479,7 @@ static void grad_fast_rows(void *context, int64_t first, int64_t last)
         }
         float scale = grad_scale_f32(job, i, label);
         const float *x = (const float *)call->in[0] + i * s->classes;
-        ont_simd()->scaled_softmax(x, pairs[2 * i], pairs[2 * i + 1], scale, dx, s->classes);
+        ont_simd()->scaled_softmax(x, stats[2 * i], stats[2 * i + 1], scale, dx, s->classes);
         dx[label] -= scale;
     }
 }
@@ -490,7 +490,7 @@ static void grad_half_rows(void *context, int64_t first, int64_t last)
     const grad_job_f32 *job = context;
     const ont_call *call = job->call;
     const loss_state *s = call->state;
-    const float *pairs = call->in[4];
+    const float *stats = call->in[4];
     const ont_simd_table *simd = ont_simd();
     bool brain = call->node->outputs[0]->dtype == ONT_BFLOAT16;
     float piece[PIECE];
@@ -506,7 +506,7 @@ static void grad_half_rows(void *context, int64_t first, int64_t last)
         for (int64_t at = 0; at < s->classes; at += PIECE) {
             int64_t n = s->classes - at < PIECE ? s->classes - at : PIECE;
             if (s->half) widen_scores(s, call->in[0], i * s->classes + at, piece, n);
-            simd->scaled_softmax(s->half ? piece : x + at, pairs[2 * i], pairs[2 * i + 1], scale, piece, n);
+            simd->scaled_softmax(s->half ? piece : x + at, stats[2 * i], stats[2 * i + 1], scale, piece, n);
             if (label >= at && label < at + n) piece[label - at] -= scale;
             (brain ? simd->float_to_bfloat : simd->float_to_half)(piece, dx + at, n);
         }
@@ -535,9 +535,9 @@ static const char *accept_grad_rows(const ont_node *node)
 static const char *accept_grad_half(const ont_node *node)
 {
     ont_dtype x = ont_node_in(node, 0)->dtype,
-              pairs = ont_node_in(node, 4) ? ont_node_in(node, 4)->dtype : ONT_UNDEFINED;
+              stats = ont_node_in(node, 4) ? ont_node_in(node, 4)->dtype : ONT_UNDEFINED;
     if (ont_dtype_is_half(x))
-        return pairs == ONT_FLOAT32 && same_dtype(node) && !ont_node_in(node, 2) ? accept_any_rows(node) : "dtypes";
+        return stats == ONT_FLOAT32 && same_dtype(node) && !ont_node_in(node, 2) ? accept_any_rows(node) : "dtypes";
     return same_dtype(node) ? "the dtype of the scores" : accept_rows(node);
 }
 
@@ -577,14 +577,14 @@ static ont_value *log_prob_grad(ont_grad *g)
 }
 
 /* SoftmaxCrossEntropyLoss with its third output, in our own domain: the ONNX operator has two outputs. */
-static ont_status want_pairs(ont_grad *g, ont_value **pairs)
+static ont_status want_stats(ont_grad *g, ont_value **stats)
 {
     ont_node *node = g->node;
     node->op = ont_op_find(ONT_DOMAIN, "SoftmaxCrossEntropyLoss", 1);
-    if (!node->op) return ont_fail(ONT_EINTERNAL, "SoftmaxCrossEntropyLoss with pairs is not in the table");
+    if (!node->op) return ont_fail(ONT_EINTERNAL, "SoftmaxCrossEntropyLoss with its third output is not in the table");
     node->domain = node->op->domain;
     node->version = node->op->since;
-    ONT_TRY(ont_node_ensure_output(g->b.graph, node, 2, pairs));
+    ONT_TRY(ont_node_ensure_output(g->b.graph, node, 2, stats));
     return loss_infer(g->b.graph, node);
 }
 
@@ -593,14 +593,14 @@ static void loss_grad(ont_grad *g)
     ont_builder *b = &g->b;
     bool softmax = !strncmp(g->node->op->name, "Softmax", 7);
     bool both = softmax && g->node->n_outputs > 1 && g->out_grads[1];
-    ont_value *pairs = NULL;
+    ont_value *stats = NULL;
     if (both && !g->out_grads[0]) {
         GI(0, log_prob_grad(g));
         return;
     }
-    if (softmax) b->status = want_pairs(g, &pairs);
+    if (softmax) b->status = want_stats(g, &stats);
     if (b->status != ONT_OK) return;
-    ont_value *operands[] = {I(0), I(1), I(2), GO(0), pairs};
+    ont_value *operands[] = {I(0), I(1), I(2), GO(0), stats};
     const char *name = softmax ? "SoftmaxCrossEntropyGrad" : "NegativeLogLikelihoodGrad";
     ont_node *node = ont_build_node(b, ONT_DOMAIN, name, operands, softmax ? 5 : 4, 1);
     if (node) b->status = ont_attr_copy_all(b->graph, node, g->node);

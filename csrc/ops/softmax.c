@@ -113,13 +113,13 @@ static const char *accept_columns(const ont_node *node)
 
 static void forward_strip(const softmax_state *s, const float *x, float *y, int64_t w)
 {
-    float most[STRIP], sum[STRIP] = {0}, e[STRIP];
-    memcpy(most, x, (size_t)w * sizeof *most);
+    float row_max[STRIP], sum[STRIP] = {0}, e[STRIP];
+    memcpy(row_max, x, (size_t)w * sizeof *row_max);
     for (int64_t k = 1; k < s->n; k++)
-        s->simd->binary[ONT_LOOP_Max][ONT_FLOAT32](most, 1, x + k * s->inner, 1, most, w, NULL);
+        s->simd->binary[ONT_LOOP_Max][ONT_FLOAT32](row_max, 1, x + k * s->inner, 1, row_max, w, NULL);
     for (int64_t k = 0; k < s->n; k++) {
         float *row = y + k * s->inner, *exponentials = s->log ? e : row;
-        s->simd->binary[ONT_LOOP_Sub][ONT_FLOAT32](x + k * s->inner, 1, most, 1, row, w, NULL);
+        s->simd->binary[ONT_LOOP_Sub][ONT_FLOAT32](x + k * s->inner, 1, row_max, 1, row, w, NULL);
         s->simd->unary[ONT_LOOP_Exp][ONT_FLOAT32](row, exponentials, w, NULL);
         s->simd->add_to(sum, exponentials, w);
     }
@@ -207,12 +207,12 @@ static ont_status backward_columns(const ont_call *call)
         for (int64_t c = first; c < last; c++) { \
             int64_t at = c / step * s->n * step + c % step; \
             const type *in = (const type *)call->in[0] + at; \
-            type *out = (type *)call->out[0] + at, most = in[0], sum = 0; \
+            type *out = (type *)call->out[0] + at, row_max = in[0], sum = 0; \
             for (int64_t k = 1; k < s->n; k++) \
-                most = in[k * step] > most || isnan(in[k * step]) ? in[k * step] : most; \
-            for (int64_t k = 0; k < s->n; k++) sum += exp_(in[k * step] - most); \
+                row_max = in[k * step] > row_max || isnan(in[k * step]) ? in[k * step] : row_max; \
+            for (int64_t k = 0; k < s->n; k++) sum += exp_(in[k * step] - row_max); \
             for (int64_t k = 0; k < s->n; k++) \
-                out[k * step] = s->log ? in[k * step] - most - log_(sum) : exp_(in[k * step] - most) / sum; \
+                out[k * step] = s->log ? in[k * step] - row_max - log_(sum) : exp_(in[k * step] - row_max) / sum; \
         } \
     } \
     static void backward_##suffix(void *context, int64_t first, int64_t last) \

@@ -26,7 +26,7 @@ enum {
     ROWS = 2048,      /* rows of a chunk, at most: more rows would make tiles too narrow for an efficient GEMM */
     WIDE = 2 << 20,   /* elements of a chunk of h, unless that is fewer than 128 rows */
     COLUMNS = 256,    /* of drow, summed at a time */
-    IN_H = 0, IN_W, IN_LABELS, IN_ROW, IN_DLOSS, IN_PAIRS,
+    IN_H = 0, IN_W, IN_LABELS, IN_ROW, IN_DLOSS, IN_STATS,
     OUT_H = 0, OUT_W, OUT_ROW,
 };
 
@@ -41,14 +41,16 @@ typedef struct stream_state {
 typedef struct stream_job {
     const ont_call *call;
     const stream_state *s;
-    int64_t first, last; /* Rows [first, last) of the chunk. The n rows without an ignored label have indices at[0]
-                          * to at[n - 1]. */
-    int64_t n, *at;
-    const float *rows;   /* (n, width): h of these rows */
-    int64_t from, size;  /* classes [from, from + size) of the tile */
-    float *tile, *gathered, *most, *score;
-    double *sums, norm;  /* sums: of exp(score - max); norm: number or weight of labels that are not ignored */
-    bool begun;          /* whether a chunk was added to dW and drow */
+    int64_t first, last;  /* rows of the chunk: [first, last) */
+    int64_t n, *at;       /* number of its rows without an ignored label, and their indices (n) */
+    const float *rows;    /* (n, width): h of these rows */
+    int64_t from, size;   /* classes of the tile: [from, from + size) */
+    float *tile;          /* (n, size): scores, or their gradient */
+    float *gathered;      /* (chunk, width): rows of h, where some labels are ignored */
+    float *row_max, *score; /* (n): the largest score, and the score of the label */
+    double *row_sum;      /* (n): sum of exp(score - row_max) */
+    double norm;          /* number of labels that are not ignored */
+    bool accumulates;     /* a chunk was written to dW and drow: later ones are added */
 } stream_job;
 
 /* ---- shapes ---- */
@@ -102,9 +104,9 @@ static ont_status stream_infer(ont_graph *g, ont_node *node)
     ONT_TRY(check_operands(node, h, w, labels));
     stream_state s;
     ONT_TRY(read_state(node, &s));
-    ont_shape pairs = labels->shape;
-    pairs.dims[pairs.rank++] = 2;
-    ONT_TRY(ont_infer_out(node, 1, ONT_FLOAT32, &pairs));
+    ont_shape stats = labels->shape;
+    stats.dims[stats.rank++] = 2;
+    ONT_TRY(ont_infer_out(node, 1, ONT_FLOAT32, &stats));
     bool each = s.labels.reduction == ONT_REDUCE_NONE;
     return ont_infer_out(node, 0, ONT_FLOAT32, each ? &labels->shape : &(ont_shape){0});
 }
@@ -128,42 +130,42 @@ static size_t aligned(size_t bytes)
 }
 
 /* Hands out `bytes` of scratch. With *base NULL it only adds them up. */
-static void *take(char **base, size_t *used, size_t bytes)
+static void *reserve(char **base, size_t *used, size_t bytes)
 {
     void *at = *base ? *base + *used : NULL;
     *used += aligned(bytes);
     return at;
 }
 
-static size_t lay_out(const stream_state *s, char *work, stream_job *j)
+static size_t layout_scratch(const stream_state *s, char *work, stream_job *j)
 {
     size_t used = 0, rows = (size_t)s->chunk;
-    j->tile = take(&work, &used, rows * (size_t)s->block * sizeof(float));
-    j->gathered = take(&work, &used, s->labels.ignores ? rows * (size_t)s->width * sizeof(float) : 0);
-    j->at = take(&work, &used, rows * sizeof(int64_t));
-    j->sums = take(&work, &used, rows * sizeof(double));
-    j->most = take(&work, &used, rows * sizeof(float));
-    j->score = take(&work, &used, rows * sizeof(float));
+    j->tile = reserve(&work, &used, rows * (size_t)s->block * sizeof(float));
+    j->gathered = reserve(&work, &used, s->labels.ignores ? rows * (size_t)s->width * sizeof(float) : 0);
+    j->at = reserve(&work, &used, rows * sizeof(int64_t));
+    j->row_sum = reserve(&work, &used, rows * sizeof(double));
+    j->row_max = reserve(&work, &used, rows * sizeof(float));
+    j->score = reserve(&work, &used, rows * sizeof(float));
     return used;
 }
 
-/* Size of equal parts of n, at most `most`. */
-static int64_t even_parts(int64_t n, int64_t most)
+/* Size of equal parts of n, at most `longest`. */
+static int64_t even_parts(int64_t n, int64_t longest)
 {
-    int64_t parts = most > 0 ? (n + most - 1) / most : 0;
+    int64_t parts = longest > 0 ? (n + longest - 1) / longest : 0;
     return parts ? (n + parts - 1) / parts : 1;
 }
 
-static int64_t at_least(int64_t least, int64_t x)
+static int64_t max_i64(int64_t a, int64_t b)
 {
-    return x > least ? x : least;
+    return b > a ? b : a;
 }
 
 /* Elements of a tile. */
 static int64_t tile_of(const stream_state *s)
 {
-    int64_t columns = s->labels.classes / SHARE, rows = at_least(1, s->labels.count);
-    return columns >= TILE / rows ? TILE : at_least(LEAST, columns * rows);
+    int64_t columns = s->labels.classes / SHARE, rows = max_i64(1, s->labels.count);
+    return columns >= TILE / rows ? TILE : max_i64(LEAST, columns * rows);
 }
 
 static const ont_gemm_provider *provider(bool plain, int64_t m, int64_t n, int64_t k, bool trans_a, bool trans_b)
@@ -179,15 +181,15 @@ static ont_status prepare_with(bool plain, const ont_node *node, ont_arena *aren
     stream_state *s = ont_arena_alloc(arena, sizeof *s);
     if (!s) return ONT_ENOMEM;
     ONT_TRY(read_state(node, s));
-    int64_t classes = s->labels.classes, chunk = at_least(128, WIDE / at_least(1, s->width));
+    int64_t classes = s->labels.classes, chunk = max_i64(128, WIDE / max_i64(1, s->width));
     s->chunk = even_parts(s->labels.count, plain ? 2 : chunk < ROWS ? chunk : ROWS);
-    s->block = even_parts(classes, plain ? 3 : at_least(64, tile_of(s) / s->chunk));
+    s->block = even_parts(classes, plain ? 3 : max_i64(64, tile_of(s) / s->chunk));
     if (!plain && s->block < classes) s->block = (s->block + 15) / 16 * 16; /* a multiple of whole vectors */
     s->to_scores = provider(plain, s->chunk, s->block, s->width, false, s->trans_w);
     s->to_h = provider(plain, s->chunk, s->width, s->block, false, !s->trans_w);
     s->to_w = s->trans_w ? provider(plain, s->block, s->width, s->chunk, true, false)
                          : provider(plain, s->width, s->block, s->chunk, true, false);
-    out->work_bytes = lay_out(s, NULL, &j);
+    out->work_bytes = layout_scratch(s, NULL, &j);
     out->state = s;
     return ONT_OK;
 }
@@ -206,7 +208,7 @@ static ont_status prepare_ref(const ont_node *node, ont_arena *arena, ont_prepar
 static stream_job begin(const ont_call *call)
 {
     stream_job j = {.call = call, .s = call->state};
-    lay_out(j.s, call->work, &j);
+    layout_scratch(j.s, call->work, &j);
     return j;
 }
 
@@ -278,16 +280,16 @@ static void sum_rows(void *context, int64_t first, int64_t last)
     const stream_job *j = context;
     for (int64_t i = first; i < last; i++) {
         const float *x = finish_row(j, i);
-        float largest, log_sum, most = j->most[i];
-        double sum = j->sums[i];
+        float largest, log_sum, row_max = j->row_max[i];
+        double sum = j->row_sum[i];
         ont_simd()->log_sum_exp(x, j->size, &largest, &log_sum);
-        if (largest > most || isnan(largest)) {
-            sum = sum > 0 ? sum * exp((double)most - (double)largest) : sum;
-            most = largest;
+        if (largest > row_max || isnan(largest)) {
+            sum = sum > 0 ? sum * exp((double)row_max - (double)largest) : sum;
+            row_max = largest;
         }
-        sum += largest == -INFINITY ? 0 : exp((double)log_sum + ((double)largest - (double)most));
-        j->sums[i] = sum;
-        j->most[i] = most;
+        sum += largest == -INFINITY ? 0 : exp((double)log_sum + ((double)largest - (double)row_max));
+        j->row_sum[i] = sum;
+        j->row_max[i] = row_max;
         int64_t label = label_of(j, i) - j->from;
         if (label >= 0 && label < j->size) j->score[i] = x[label];
     }
@@ -302,12 +304,12 @@ static void clear_rows(float *x, int64_t first, int64_t last, int64_t width)
 static void finish_losses(const stream_job *j, double *total)
 {
     bool each = j->s->labels.reduction == ONT_REDUCE_NONE;
-    float *losses = j->call->out[0], *pairs = j->call->node->n_outputs > 1 ? j->call->out[1] : NULL;
+    float *losses = j->call->out[0], *stats = j->call->node->n_outputs > 1 ? j->call->out[1] : NULL;
     if (each) clear_rows(losses, j->first, j->last, 1);
-    if (pairs) clear_rows(pairs, j->first, j->last, 2);
+    if (stats) clear_rows(stats, j->first, j->last, 2);
     for (int64_t i = 0; i < j->n; i++) {
-        float log_sum = (float)log(j->sums[i]), loss = -((j->score[i] - j->most[i]) - log_sum);
-        if (pairs) pairs[2 * j->at[i]] = j->most[i], pairs[2 * j->at[i] + 1] = log_sum;
+        float log_sum = (float)log(j->row_sum[i]), loss = -((j->score[i] - j->row_max[i]) - log_sum);
+        if (stats) stats[2 * j->at[i]] = j->row_max[i], stats[2 * j->at[i] + 1] = log_sum;
         if (each) losses[j->at[i]] = loss;
         *total += (double)loss;
     }
@@ -320,7 +322,7 @@ static ont_status stream_run(const ont_call *call)
     double total = 0, norm = 0;
     ONT_TRY(ont_labels_check(l, ont_node_in(call->node, IN_LABELS), call->in[IN_LABELS]));
     while (next_chunk(&j)) {
-        for (int64_t i = 0; i < j.n; i++) j.most[i] = -INFINITY, j.sums[i] = 0, j.score[i] = 0;
+        for (int64_t i = 0; i < j.n; i++) j.row_max[i] = -INFINITY, j.row_sum[i] = 0, j.score[i] = 0;
         for (j.from = j.size = 0; next_tile(&j);) ont_parallel(j.n, grain(&j), sum_rows, &j);
         finish_losses(&j, &total);
         norm += (double)j.n;
@@ -336,12 +338,12 @@ static ont_status stream_run(const ont_call *call)
 static void grad_rows(void *context, int64_t first, int64_t last)
 {
     const stream_job *j = context;
-    const float *pairs = j->call->in[IN_PAIRS], *dloss = j->call->in[IN_DLOSS];
+    const float *stats = j->call->in[IN_STATS], *dloss = j->call->in[IN_DLOSS];
     ont_reduction reduction = j->s->labels.reduction;
     for (int64_t i = first; i < last; i++) {
         float *x = finish_row(j, i), scale = dloss[reduction == ONT_REDUCE_NONE ? j->at[i] : 0];
         if (reduction == ONT_REDUCE_MEAN) scale = (float)((double)scale / j->norm);
-        ont_simd()->scaled_softmax(x, pairs[2 * j->at[i]], pairs[2 * j->at[i] + 1], scale, x, j->size);
+        ont_simd()->scaled_softmax(x, stats[2 * j->at[i]], stats[2 * j->at[i] + 1], scale, x, j->size);
         int64_t label = label_of(j, i) - j->from;
         if (label >= 0 && label < j->size) x[label] -= scale;
     }
@@ -357,7 +359,7 @@ static void sum_columns(void *context, int64_t first, int64_t last)
         double sums[COLUMNS] = {0};
         for (int64_t i = 0; i < j->n; i++)
             for (int64_t c = 0; c < n; c++) sums[c] += (double)j->tile[i * j->size + at + c];
-        for (int64_t c = 0; c < n; c++) row[at + c] = (float)(sums[c] + (j->begun ? (double)row[at + c] : 0));
+        for (int64_t c = 0; c < n; c++) row[at + c] = (float)(sums[c] + (j->accumulates ? (double)row[at + c] : 0));
     }
 }
 
@@ -373,7 +375,8 @@ static void add_to_h(const stream_job *j, float *dh)
 static void add_to_w(const stream_job *j, float *dw)
 {
     const stream_state *s = j->s;
-    ont_gemm gemm = {.dtype = ONT_FLOAT32, .trans_a = true, .k = j->n, .ldc = ld_of_w(s), .alpha = 1, .beta = j->begun};
+    ont_gemm gemm = {.dtype = ONT_FLOAT32, .trans_a = true, .k = j->n, .ldc = ld_of_w(s), .alpha = 1,
+                     .beta = j->accumulates};
     gemm.m = gemm.lda = s->trans_w ? j->size : s->width;
     gemm.n = gemm.ldb = s->trans_w ? s->width : j->size;
     s->to_w->run(&gemm, s->trans_w ? j->tile : j->rows, s->trans_w ? j->rows : j->tile, dw + in_w(j));
@@ -411,21 +414,21 @@ static ont_status grad_run(const ont_call *call)
             if (drow) ont_parallel(j.size, COLUMNS, sum_columns, &j);
         }
         if (dh) spread_rows(&j, dh);
-        j.begun |= j.n > 0;
+        j.accumulates |= j.n > 0;
     }
-    if (!j.begun && dw) clear_rows(dw, 0, l->classes, s->width);
-    if (!j.begun && drow) clear_rows(drow, 0, 1, l->classes);
+    if (!j.accumulates && dw) clear_rows(dw, 0, l->classes, s->width);
+    if (!j.accumulates && drow) clear_rows(drow, 0, 1, l->classes);
     return ONT_OK;
 }
 
 static void stream_grad(ont_grad *g)
 {
     ont_builder *b = &g->b;
-    ont_value *pairs = NULL;
-    b->status = ont_node_ensure_output(b->graph, g->node, 1, &pairs);
+    ont_value *stats = NULL;
+    b->status = ont_node_ensure_output(b->graph, g->node, 1, &stats);
     if (b->status == ONT_OK) b->status = stream_infer(b->graph, g->node);
     if (b->status != ONT_OK) return;
-    ont_value *operands[] = {I(IN_H), I(IN_W), I(IN_LABELS), I(IN_ROW), GO(0), pairs};
+    ont_value *operands[] = {I(IN_H), I(IN_W), I(IN_LABELS), I(IN_ROW), GO(0), stats};
     ont_node *node = ont_build_node(b, ONT_DOMAIN, "StreamedCrossEntropyGrad", operands, 6, 3);
     if (!node) return;
     static const uint32_t of[] = {IN_H, IN_W, IN_ROW};
