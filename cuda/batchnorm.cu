@@ -1,16 +1,16 @@
 /*
- * BatchNormalization over (N, C, D): statistics of ranges of a channel's elements, the ranges combined in order (Chan,
- * Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979), then one pass
- * over the planes. 16-bit x and y have float32 scale, bias and statistics.
+ * BatchNormalization over (N, C, D): statistics of ranges of a channel's elements, the ranges joined in order, then one
+ * pass over the planes. 16-bit x and y have float32 scale, bias and statistics. Source of the joining: Chan, Golub and
+ * LeVeque, Updating Formulae and a Pairwise Algorithm for Computing Sample Variances, 1979.
  */
 #include "launch.cuh"
 
 #include "kernels.h"
 
-static const int64_t RANGE = 4096, MOST_RANGES = 512; /* elements of a range, at least; ranges of a channel */
+static const int64_t RANGE = 4096, MOST_RANGES = 512; /* least elements of a range; most ranges of a channel */
 
 struct layout {
-    int64_t n, c, d, each; /* elements of a range */
+    int64_t n, c, d, each; /* each: elements of a range */
     int ranges;
 };
 
@@ -23,7 +23,7 @@ static layout layout_of(const ont_batchnorm *s)
     return l;
 }
 
-/* Calls use(offset) for the elements of range r of a channel that belong to this thread: one division at the begin. */
+/* Calls use(offset) for this thread's elements of range r of a channel, with one division at the start. */
 template <class F> ONT_DEVICE void each_element(const layout &l, int64_t channel, int64_t r, F use)
 {
     int64_t count = l.n * l.d, first = r * l.each, last = first + l.each < count ? first + l.each : count;
@@ -47,7 +47,7 @@ ONT_DEVICE int64_t count_of(const layout &l, int64_t r)
     return last > first ? last - first : 0;
 }
 
-/* parts (C, ranges, 2): mean and sum of squared distances from it */
+/* parts (C, ranges, 2): mean, and sum of squared differences from it */
 template <class T, class A>
 __global__ void __launch_bounds__(ONT_THREADS) batchnorm_parts_kernel(layout l, const T *x, A *parts)
 {
@@ -75,7 +75,7 @@ struct channel_results {
     void *new_mean, *new_var, *saved_mean, *saved_inv;
 };
 
-/* Of every channel: its statistics from the ranges, or the running ones; then y = x * line[0] + line[1]. */
+/* By channel: the statistics, joined from the ranges or running ones, and the line of y = x * line[0] + line[1]. */
 template <class A>
 __global__ void batchnorm_channel_kernel(layout l, bool training, double eps, double momentum, const A *parts,
                                          const A *scale, const A *bias, const A *old_mean, const A *old_var,
@@ -107,7 +107,7 @@ __global__ void batchnorm_channel_kernel(layout l, bool training, double eps, do
     }
 }
 
-/* Planes cut into pieces, a block each: blockIdx.x -> (plane, piece) */
+/* Planes are cut into pieces, one for each block: blockIdx.x -> (plane, piece). */
 enum { PIECE = 4096 };
 #define ONT_EACH_PIECE(planes, d, plane, i) \
     for (int64_t pieces_ = ((d) + PIECE - 1) / PIECE, b_ = blockIdx.x; b_ < (planes) * pieces_; b_ += gridDim.x) \
@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(ONT_THREADS) batchnorm_apply_kernel(layout l, 
 
 /* ---- gradient ---- */
 
-/* parts (C, ranges, 2): sums of dy, and of dy times the distance from the mean */
+/* parts (C, ranges, 2): sum of dy, and of dy times the difference from the mean */
 template <class T, class A>
 __global__ void __launch_bounds__(ONT_THREADS)
     batchnorm_grad_parts_kernel(layout l, const T *x, const A *mean, const T *dy, A *parts)
@@ -163,7 +163,7 @@ __global__ void batchnorm_grad_channel_kernel(layout l, bool training, const A *
             sum += (double)parts[(c * l.ranges + r) * 2];
             dot += (double)parts[(c * l.ranges + r) * 2 + 1];
         }
-        if (dscale) dscale[c] = count > 0 ? (A)(dot * deviation) : (A)0; /* not 0 * NaN */
+        if (dscale) dscale[c] = count > 0 ? (A)(dot * deviation) : (A)0; /* 0 * NaN is NaN */
         if (dbias) dbias[c] = (A)sum;
         lines[c * 3] = scale[c] * inv[c];
         lines[c * 3 + 1] = training ? (A)(sum / count) : (A)0;
@@ -183,7 +183,7 @@ __global__ void __launch_bounds__(ONT_THREADS)
     }
 }
 
-/* ---- y += a channel's bias ---- */
+/* ---- y += bias of a channel ---- */
 
 template <class T>
 __global__ void __launch_bounds__(ONT_THREADS)

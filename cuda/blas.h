@@ -1,6 +1,5 @@
 /*
- * Matrix products as operators ask for them, behind a table: cuBLASLt (cublas.c), or loops on the host where kernels
- * are emulated.
+ * GEMM for operators, behind a table: cuBLASLt (cublas.c), or loops on the host where kernels are emulated.
  */
 #ifndef ONT_CUDA_BLAS_H
 #define ONT_CUDA_BLAS_H
@@ -10,15 +9,15 @@
 typedef enum ont_epilogue {
     ONT_EPILOGUE_NONE,
     ONT_EPILOGUE_BIAS,       /* + bias (n) */
-    ONT_EPILOGUE_GELU,       /* gelu(+ bias), the tanh form */
-    ONT_EPILOGUE_GELU_AUX,   /* that, and aux (m, n) is what gelu was taken of */
+    ONT_EPILOGUE_GELU,       /* gelu(+ bias), tanh form */
+    ONT_EPILOGUE_GELU_AUX,   /* the same, and aux (m, n) is the argument of gelu */
     ONT_EPILOGUE_DGELU,      /* * gelu'(aux) */
-    ONT_EPILOGUE_DGELU_BIAS, /* that, and bias (n) is its sum over the rows */
+    ONT_EPILOGUE_DGELU_BIAS, /* the same, and bias (n) is its sum over the rows */
 } ont_epilogue;
 
 /* C (m, n) = alpha op(A) op(B) + beta C, row-major, `batch` times; ld and strides in elements. */
 typedef struct ont_blas_product {
-    ont_dtype dtype, result; /* of the operands; of C and the bias: theirs, or float32 from 16-bit operands */
+    ont_dtype dtype, result; /* of the operands; of C and bias: the same, or float32 for 16-bit operands */
     bool trans_a, trans_b;
     int64_t m, n, k, lda, ldb, ldc;
     int64_t batch, stride_a, stride_b, stride_c;
@@ -28,9 +27,9 @@ typedef struct ont_blas_product {
 
 typedef struct ont_blas {
     const char *name;
-    /* NULL, or why not. */
+    /* NULL, or the reason why not. */
     const char *(*accept)(const ont_blas_product *product);
-    /* Of the device that is current. */
+    /* For the current device. */
     ont_status (*create)(const ont_blas_product *product, void **plan);
     size_t (*work_bytes)(const void *plan);
     ont_status (*run)(void *plan, const void *a, const void *b, void *c, void *bias, void *aux, void *work,
@@ -38,7 +37,7 @@ typedef struct ont_blas {
     void (*destroy)(void *plan);
 } ont_blas;
 
-/* The one of this plugin; NULL where the library was not found. */
+/* The table of this plugin; NULL where the library is not found. */
 const ont_blas *ont_blas_get(void);
 
 #endif

@@ -22,8 +22,8 @@ __global__ void __launch_bounds__(ONT_THREADS) copy_kernel(const ont_copy c, con
 
 enum { TILE = 32, TILE_ROWS = 8 };
 
-/* Dim `f` is dense in the source, the last one in the target: tiles go through shared memory, so that both are read in
- * lines. */
+/* Dim `f` is contiguous in the source, the last dim in the target: tiles go through shared memory, so that both are
+ * accessed in whole lines. */
 template <class T>
 __global__ void __launch_bounds__(TILE *TILE_ROWS)
     transpose_kernel(const ont_copy c, int f, int64_t others, const char *from, char *to)

@@ -1,6 +1,6 @@
 /*
- * The core's functions under their own names: each goes through the table that the extension handed over. Every C file
- * of this folder includes it, behind no other header of csrc/.
+ * The core's functions under their own names: each goes through the table that the extension passes to the plugin.
+ * Every C file of this folder includes this header after all other headers of csrc/.
  */
 #ifndef ONT_CUDA_CORE_SHIM_H
 #define ONT_CUDA_CORE_SHIM_H

@@ -1,8 +1,8 @@
 /*
- * cuBLASLt behind blas.h, opened at run time: torch's CUDA build has it in the process. The few declarations that are
- * needed are written here from its documentation, so that no header of it is needed to build.
+ * cuBLASLt behind blas.h, opened at run time: PyTorch's CUDA build has it loaded. The few declarations are written from
+ * its documentation, so that the build needs none of its headers.
  *
- * Row-major C = A B is the library's column-major C' = B' A': operands change places, nothing is transposed.
+ * Row-major C = A B is column-major C^T = B^T A^T: the operands are swapped, and nothing is transposed.
  */
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
@@ -66,7 +66,7 @@ typedef struct plan {
     int n_candidates, choice; /* -1: not chosen yet */
     size_t workspace;
     bool f64, tf32;
-    pthread_mutex_t lock; /* the bias is set on the description before each call */
+    pthread_mutex_t lock; /* the bias is set in the description before each call */
 } plan;
 
 static void open_library(void)
@@ -90,7 +90,7 @@ static void open_library(void)
         {"cublasLtMatmul", offsetof(library, matmul)},
     };
     void *opened = NULL;
-    for (int pass = 0; pass < 2 && !opened; pass++) /* torch's own first: what is in the process already */
+    for (int pass = 0; pass < 2 && !opened; pass++) /* PyTorch's own first: the one that is loaded already */
         for (size_t i = 0; i < sizeof names / sizeof *names && !opened; i++)
             opened = dlopen(names[i], RTLD_LAZY | RTLD_LOCAL | (pass ? 0 : RTLD_NOLOAD));
     if (!opened || ont_tuner_create(&tuner) != ONT_OK) return;
@@ -107,7 +107,7 @@ static ont_status check(int error, const char *what)
     return error ? ont_fail(ONT_ESTATE, "cuBLASLt, %s: status %d", what, error) : ONT_OK;
 }
 
-/* The handle of the device that is current. */
+/* The handle of the current device. */
 static ont_status handle_of_device(void **handle)
 {
     int id = 0;
@@ -142,7 +142,7 @@ static int epilogue_of(const ont_blas_product *p)
 static ont_status create(const ont_blas_product *product, void **result);
 static void destroy(void *opaque);
 
-/* Which epilogues there are depends on sizes and device: asked of the library, for those that have a way without. */
+/* Which epilogues exist depends on sizes and device: asks the library, where the GEMM has an algorithm without one. */
 static const char *accept(const ont_blas_product *p)
 {
     void *plan;
@@ -185,7 +185,7 @@ static ont_status describe(plan *p)
     ONT_TRY(check(lt.desc_set(p->desc, DESC_TRANSB, &op_second, sizeof op_second), "transpose"));
     ONT_TRY(check(lt.desc_set(p->desc, DESC_EPILOGUE, &epilogue, sizeof epilogue), "epilogue"));
     if (g->epilogue) ONT_TRY(check(lt.desc_set(p->desc, DESC_BIAS_TYPE, &result, sizeof result), "the bias' type"));
-    if (epilogue & AUX) { /* an address says how addresses will be aligned: as blocks of a slab are */
+    if (epilogue & AUX) { /* the library needs an address to know the alignment: that of blocks in a slab */
         const void *aligned = (const void *)(uintptr_t)64;
         ONT_TRY(check(lt.desc_set(p->desc, DESC_AUX_LD, &g->ldc, sizeof g->ldc), "the second matrix"));
         ONT_TRY(check(lt.desc_set(p->desc, DESC_AUX_POINTER, &aligned, sizeof aligned), "the second matrix"));
@@ -257,7 +257,7 @@ static int launch(const call *call, int candidate)
                      &h->algo, call->work, h->workspace, call->stream);
 }
 
-/* Between two events, after one call that warms up; waits, which happens once for a kind of product. */
+/* Measured between two events, after one call to warm up. It waits for the device, once for each kind of GEMM. */
 static double measure(void *context, int candidate)
 {
     const call *call = context;
@@ -276,8 +276,8 @@ static double measure(void *context, int candidate)
     return (double)ms;
 }
 
-/* A product that adds to C would do so as often as it is measured, and a stream that records cannot wait: then the
- * library's own first proposal stands until the next call. */
+/* A GEMM that adds to C would add once for each measurement, and waiting is not allowed during a graph capture: then
+ * the library's first proposal is used until the next call. */
 static ont_status choose(const call *call)
 {
     plan *p = call->p;

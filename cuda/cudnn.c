@@ -1,7 +1,6 @@
 /*
- * cuDNN behind dnn.h, opened at run time: torch's CUDA build brings it. The few declarations that are needed are
- * written here from its documentation (the convolution functions of versions 8 and 9), so that no header of it is
- * needed to build.
+ * cuDNN behind dnn.h, opened at run time: PyTorch's CUDA build has it. The few declarations are written from its
+ * documentation (the convolution functions of versions 8 and 9), so that the build needs none of its headers.
  *
  * Only deterministic algorithms are used. The fastest is measured at the first call of a kind of convolution.
  */
@@ -54,7 +53,7 @@ static void *handles[ONT_PLUGIN_DEVICES];
 static ont_tuner *tuner;
 static bool found;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* a handle has one stream: calls take turns */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* a handle has one stream: one call at a time */
 
 typedef struct plan {
     ont_conv_shape shape;
@@ -94,7 +93,7 @@ static void open_library(void)
         {"cudnnConvolutionBackwardFilter", offsetof(library, run[ONT_CONV_GRAD_WEIGHT])},
     };
     void *opened = NULL;
-    for (int pass = 0; pass < 2 && !opened; pass++) /* torch's own first: what is in the process already */
+    for (int pass = 0; pass < 2 && !opened; pass++) /* PyTorch's own first: the one that is loaded already */
         for (size_t i = 0; i < sizeof names / sizeof *names && !opened; i++)
             opened = dlopen(names[i], RTLD_LAZY | RTLD_LOCAL | (pass ? 0 : RTLD_NOLOAD));
     if (!opened || ont_tuner_create(&tuner) != ONT_OK) return;
@@ -111,7 +110,7 @@ static ont_status check(int error, const char *what)
     return error ? ont_fail(ONT_ESTATE, "cuDNN, %s: status %d", what, error) : ONT_OK;
 }
 
-/* The handle of the device that is current. */
+/* The handle of the current device. */
 static ont_status handle_of_device(int *id, void **handle)
 {
     if (cudaGetDevice(id) != cudaSuccess || *id < 0 || *id >= ONT_PLUGIN_DEVICES)
@@ -123,7 +122,7 @@ static ont_status handle_of_device(int *id, void **handle)
     return status;
 }
 
-/* It counts elements of a tensor in 32 bits. */
+/* cuDNN counts elements of a tensor in 32 bits. */
 static const char *accept(const ont_conv_shape *s, ont_conv_kind kind)
 {
     (void)kind;
@@ -149,7 +148,7 @@ static int type_of(int dtype)
     return dtype == ONT_FLOAT32 ? DATA_FLOAT : dtype == ONT_FLOAT16 ? DATA_HALF : DATA_BFLOAT16;
 }
 
-/* (lead, channels, spatial...) with two spatial dims at least, as the library wants it. */
+/* (batch, channels, spatial...), with at least two spatial dims, as cuDNN requires. */
 static int dims_of(int64_t lead, int64_t channels, const int64_t *spatial, int skip, int *dims, int *strides)
 {
     int rank = 2 + 3 - skip, stride = 1;
@@ -189,7 +188,7 @@ static ont_status describe(plan *p)
     return check(dnn.conv_math(p->conv, p->math), "arithmetic");
 }
 
-/* What can be run: in the order in which the library expects them to be fast. */
+/* The algorithms that can run, in cuDNN's order of expected speed. */
 static ont_status find_candidates(plan *p)
 {
     performance all[CANDIDATES];
@@ -264,7 +263,8 @@ static int launch(const call *c, int candidate)
     }
 }
 
-/* Between two events, after one call that warms up; waits, which happens once for a kind of convolution. */
+/* Measured between two events, after one call to warm up. It waits for the device, once for each kind of
+ * convolution. */
 static double measure(void *context, int candidate)
 {
     const call *call = context;
@@ -283,7 +283,7 @@ static double measure(void *context, int candidate)
     return (double)ms;
 }
 
-/* A stream that records cannot wait: then the library's own first proposal stands until the next call. */
+/* Waiting is not allowed during a graph capture: then cuDNN's first proposal is used until the next call. */
 static ont_status choose(const call *call)
 {
     plan *p = call->p;

@@ -1,6 +1,6 @@
 /*
- * The CUDA devices of this machine. The runtime is linked in (static), the driver is found by it; memory and streams
- * are torch's.
+ * The CUDA devices of this machine. The runtime is linked statically, and finds the driver. Memory and streams are
+ * PyTorch's.
  */
 #include <cuda_runtime_api.h>
 #include <stdio.h>
@@ -24,7 +24,7 @@ const char *ont_cuda_error_text(int error)
 static ont_status check(cudaError_t error, const char *what)
 {
     if (error == cudaSuccess) return ONT_OK;
-    cudaGetLastError(); /* so that it is not found again by whoever asks next */
+    cudaGetLastError(); /* clears the error, so that no later call finds it */
     return ont_fail(error == cudaErrorMemoryAllocation ? ONT_ENOMEM : ONT_ESTATE, "CUDA, %s: %s", what,
                     cudaGetErrorString(error));
 }
@@ -124,7 +124,7 @@ static ont_status join(const ont_device *device, void *stream, void *other)
     ONT_TRY(check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "event"));
     ont_status status = check(cudaEventRecord(event, other), "recording an event");
     if (status == ONT_OK) status = check(cudaStreamWaitEvent(stream, event, 0), "waiting for an event");
-    cudaEventDestroy(event); /* goes when it has happened */
+    cudaEventDestroy(event); /* is destroyed once it has happened */
     return status;
 }
 
@@ -135,7 +135,7 @@ static bool capturing(const ont_device *device, void *stream)
     enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     (void)device;
     if (cudaStreamIsCapturing(stream, &status) != cudaSuccess)
-        cudaGetLastError(); /* the legacy stream beside a capture */
+        cudaGetLastError(); /* the legacy stream cannot be used during a capture */
     return status != cudaStreamCaptureStatusNone;
 }
 
@@ -212,8 +212,8 @@ static const ont_device_ops ops = {
     .optim = optim,
 };
 
-/* torch fills every multiprocessor with blocks of 256 threads, and goes round with them. 0: not known, and our own
- * numbers. */
+/* The grid of PyTorch's random kernels: as many blocks of 256 threads as fill every multiprocessor. 0: unknown, so that
+ * Dropout draws our own random words. */
 static int32_t random_blocks(int id)
 {
     int processors = 0, threads = 0;

@@ -1,5 +1,5 @@
 /*
- * An elementwise program as kernels get it, by value: the steps of ops/tile.h with operands that broadcast to the
+ * An elementwise program as a kernel argument, by value: the steps of ops/tile.h, with operands that broadcast to the
  * result. C and C++.
  */
 #ifndef ONT_CUDA_EW_H
@@ -9,7 +9,7 @@
 
 enum { ONT_EW_RANK = 12, ONT_EW_OPERANDS = 14, ONT_EW_RESULTS = 6, ONT_EW_STEPS = 24 };
 
-typedef enum ont_ew_kind { /* the first five are ont_tile_kind's */
+typedef enum ont_ew_kind { /* the first five equal ont_tile_kind */
     ONT_EW_UNARY,
     ONT_EW_BINARY,
     ONT_EW_WHERE,
@@ -21,13 +21,13 @@ typedef enum ont_ew_kind { /* the first five are ont_tile_kind's */
     ONT_EW_NOT,
     ONT_EW_ISNAN,
     ONT_EW_CLIP, /* value, low, high */
-    ONT_EW_MASK, /* of Dropout, as bool */
+    ONT_EW_MASK, /* the mask of Dropout, as bool */
 } ont_ew_kind;
 
 typedef struct ont_ew_step {
     int16_t kind, loop, in, out;
     int16_t operand[3],
-        n_operands; /* below n_operands of the program: an operand; from there on the result of a step */
+        n_operands; /* below n_operands of the program: an operand; from there on: the result of a step */
     double p[2];
     uint64_t stream;
 } ont_ew_step;
@@ -39,11 +39,11 @@ typedef struct ont_ew {
     int64_t strides[ONT_EW_OPERANDS][ONT_EW_RANK]; /* elements */
     const void *in[ONT_EW_OPERANDS];
     void *out[ONT_EW_RESULTS];
-    int16_t size[ONT_EW_OPERANDS];  /* of an element of each operand */
-    int16_t result[ONT_EW_RESULTS]; /* the step of each */
-    const uint64_t *seed; /* three words: ont_dropout_word() */
+    int16_t size[ONT_EW_OPERANDS];  /* bytes of an element of each operand */
+    int16_t result[ONT_EW_RESULTS]; /* by result: the step that gives it */
+    const uint64_t *seed; /* three words, see ont_dropout_word() */
     ont_fault *fault;
-    int32_t index; /* of the step in its program, for faults */
+    int32_t index; /* number of the step in its program, for faults */
     ont_ew_step steps[ONT_EW_STEPS];
 } ont_ew;
 

@@ -1,6 +1,6 @@
 /*
- * Gather along an axis, and its gradient in deterministic order: indices are sorted with their positions by a stable
- * radix sort, then each run of equal indices is one sum, added in the order of positions.
+ * Gather along an axis, and its gradient in a deterministic order: indices and their positions are sorted by a stable
+ * radix sort; each run of equal indices is then one sum, in the order of positions.
  */
 #include "launch.cuh"
 
@@ -11,7 +11,7 @@ ONT_DEVICE int64_t raw_index(const ont_gather &g, const void *indices, int64_t i
     return g.wide ? ((const int64_t *)indices)[i] : ((const int32_t *)indices)[i];
 }
 
-/* The index from the front; -1, reported, where it is out of range. */
+/* The index counted from the front; -1, and a reported fault, where it is out of range. */
 ONT_DEVICE int64_t index_at(const ont_gather &g, const void *indices, int64_t i)
 {
     int64_t given = raw_index(g, indices, i), v = given < 0 ? given + g.table : given;
@@ -49,7 +49,7 @@ extern "C" int ont_launch_gather(const ont_gather *g, const void *data, const vo
     }
 }
 
-/* ---- stable radix sort of (index, position): a warp per tile of items, a pass per byte of the key ---- */
+/* ---- stable radix sort of (index, position): a warp for each tile of items, a pass for each byte of the key ---- */
 
 enum { SORT_TILE = 512, DIGITS = 256, SCAN_THREADS = 256 };
 
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(ONT_THREADS) sort_load_kernel(const ont_gather
 {
     ONT_FOR(i, g.count) {
         int64_t v = index_at(g, indices, i);
-        items[i].key = v < 0 ? (int32_t)g.table : (int32_t)v; /* those out of range come last, and are left out */
+        items[i].key = v < 0 ? (int32_t)g.table : (int32_t)v; /* indices out of range sort last, and are left out */
         items[i].position = (int32_t)i;
     }
 }
@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(32)
     }
 }
 
-/* Exclusive sums in place, by one block: n is 256 per 512 indices. */
+/* Exclusive prefix sums in place, by one block: n is 256 for every 512 indices. */
 __global__ void __launch_bounds__(SCAN_THREADS) sort_scan_kernel(int32_t *values, int64_t n)
 {
     __shared__ int32_t sums[SCAN_THREADS];
@@ -112,7 +112,7 @@ ONT_DEVICE int count_bits(unsigned v)
     return n;
 }
 
-/* 32 items a round, so that equal digits keep their order: a lane goes behind the equal ones of lower lanes. */
+/* 32 items at a time, so that equal digits keep their order: a lane goes behind the equal ones of lower lanes. */
 __global__ void __launch_bounds__(32)
     sort_scatter_kernel(const pair *items, int64_t n, int shift, int64_t tiles, const int32_t *offsets, pair *sorted)
 {
@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(32)
             if (here) sorted[start + count_bits(below)] = items[i];
             __syncthreads();
             if (here && !below)
-                next[digit] = start + count_bits(same); /* the first of the equal ones moves the offset on */
+                next[digit] = start + count_bits(same); /* the lowest lane with this digit advances the offset */
             __syncthreads();
         }
         __syncthreads();
@@ -170,7 +170,7 @@ static int sort_indices(const ont_gather *g, const void *indices, pair *items, p
     return error;
 }
 
-/* ---- sums: whoever stands at the beginning of a run adds it up ---- */
+/* ---- sums: the thread at the start of a run adds it up ---- */
 
 template <class T> __global__ void __launch_bounds__(ONT_THREADS) zero_kernel(T *out, int64_t n)
 {
@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(ONT_THREADS) runs_kernel(const ont_gather g, c
 {
     typedef typename ont_compute<T>::type C;
     for (int64_t item = blockIdx.x; item < g.outer * g.count;
-         item += gridDim.x) { /* gridDim.y ends at 65535, outer does not */
+         item += gridDim.x) { /* gridDim.y is at most 65535, outer may be more */
         int64_t o = item / g.count, first = item % g.count;
         int32_t key = sorted[first].key;
         if (key >= g.table || (first && sorted[first - 1].key == key)) continue;

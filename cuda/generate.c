@@ -1,7 +1,6 @@
 /*
- * Source of one elementwise program, the expressions those of simd/simd.h by their text. Sizes stand in the source, so
- * that the compiler turns divisions by them into products; sources that were compiled before are found again by their
- * text.
+ * Source of one elementwise program; the expressions are the text of those in simd/simd.h. Sizes are constants in the
+ * source, so that the compiler turns divisions by them into multiplications. Compiled sources are found by their text.
  */
 #include "generate.h"
 
@@ -20,8 +19,8 @@ __asm__(".pushsection .rodata\n.global ont_math_text\n.hidden ont_math_text\nont
 
 struct ont_generated {
     void *function;
-    int vector;          /* elements a thread */
-    int16_t align[ONT_EW_OPERANDS + ONT_EW_RESULTS]; /* bytes that an address must be a multiple of */
+    int vector;          /* elements for each thread */
+    int16_t align[ONT_EW_OPERANDS + ONT_EW_RESULTS]; /* alignment of each address, in bytes */
 };
 
 enum { SOURCE_BYTES = 48 << 10, VECTOR = 4 };
@@ -50,7 +49,7 @@ static const char *const expressions[ONT_LOOP_COUNT] = {
 #undef X
 };
 
-/* The type that a value of the dtype has in the source; NULL: the program is interpreted. */
+/* The C type of a value of the dtype; NULL: the program is interpreted. */
 static const char *type_of(int dtype)
 {
     switch (dtype) {
@@ -71,12 +70,12 @@ static bool is_half(int dtype)
 }
 
 /*
- * A layer's Dropout differs from the next one's in its stream alone: that is an argument, so that one kernel serves
- * all. Of a layout of torch's what divisions need stays in the source.
+ * Dropout nodes differ in their stream alone, so the stream is a kernel argument, and one kernel serves all layers. Of
+ * a PyTorch layout, the numbers that are divided by stay in the source.
  */
 #define FIXED(stream) ((stream) & ONT_LAYOUT_TORCH ? (stream) & ~((UINT64_C(1) << ONT_LAYOUT_BLOCKS) - 1) : 0)
 
-/* Streams of the steps before `last`; those of all go to `streams`. */
+/* Sets the streams of the steps before `last`; `streams` gets those of all. */
 static int read_streams(const ont_ew *e, int last, uint64_t *streams)
 {
     int n = 0;
@@ -103,7 +102,7 @@ static bool can_generate(const ont_ew *e)
     return e->count > 0 && read_streams(e, e->n_steps, NULL) <= ONT_JIT_STREAMS;
 }
 
-/* dtypes of the operands follow from the steps that read them; Where's condition is bool. */
+/* The dtypes of the operands follow from the steps that read them; the condition of Where is bool. */
 static bool operand_types(const ont_ew *e, int *types)
 {
     for (int k = 0; k < e->n_operands; k++) types[k] = ONT_UNDEFINED;
@@ -129,7 +128,7 @@ static bool is_single(const ont_ew *e, int operand)
     return true;
 }
 
-/* Four elements a thread where every operand is either the whole or one number. */
+/* Four elements for each thread, where every operand is either of full size or a scalar. */
 static int vector_of(const ont_ew *e)
 {
     for (int k = 0; k < e->n_operands; k++)
@@ -222,7 +221,7 @@ static void add_body(text *t, const ont_ew *e, const int *types, int vector)
 static void add_source(text *t, const ont_ew *e, const int *types, int vector, const ont_jit *jit)
 {
     bool random = read_streams(e, e->n_steps, NULL) > 0;
-    add(t, "/* %d */\n%s", jit->target(), jit->preamble); /* sources are found again by their text */
+    add(t, "/* %d */\n%s", jit->target(), jit->preamble); /* part of the text by which sources are found */
     add(t, "%s", ont_math_text);
     add(t,
         "template <class T> struct __align__(sizeof(T) * %d) ont_vector { T v[%d]; };\n"
@@ -247,11 +246,11 @@ static void add_source(text *t, const ont_ew *e, const int *types, int vector, c
     add(t, "  }\n}\n");
 }
 
-/* ---- sources that were compiled ---- */
+/* ---- compiled sources ---- */
 
 typedef struct compiled {
     struct compiled *next;
-    void *function; /* NULL: the compiler refused it, and said so once */
+    void *function; /* NULL: the compiler refused it, and that was logged once */
     char source[];
 } compiled;
 

@@ -1,5 +1,6 @@
 /*
- * Elementwise programs as source, compiled at run time: one read and one write an element, the steps in registers.
+ * Elementwise programs as source, compiled at run time: one read and one write for each element, with the steps in
+ * registers.
  */
 #ifndef ONT_CUDA_GENERATE_H
 #define ONT_CUDA_GENERATE_H
@@ -9,12 +10,12 @@
 
 typedef struct ont_generated ont_generated;
 
-/* A kernel for programs with these steps and this layout; NULL where there is no compiler, or the program is better
- * interpreted. */
+/* A kernel for programs with these steps and this layout; NULL where there is no compiler, or the interpreter is
+ * better. */
 ont_status ont_generate(const ont_ew *program, ont_generated **generated);
-/* Whether the addresses are aligned as the kernel reads them. */
+/* Whether the addresses are as aligned as the kernel's accesses. */
 bool ont_generated_fits(const ont_generated *generated, const ont_ew *program);
 ont_status ont_generated_run(const ont_generated *generated, const ont_ew *program, void *stream);
-void ont_generated_destroy(ont_generated *generated); /* NULL is fine */
+void ont_generated_destroy(ont_generated *generated); /* accepts NULL */
 
 #endif

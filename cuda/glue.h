@@ -1,5 +1,5 @@
 /*
- * What the operators of this folder share: launches as statuses, operands that may be absent, and their tables.
+ * Shared by the operators of this folder: launch errors as statuses, operands that may be absent, and kernel tables.
  */
 #ifndef ONT_CUDA_GLUE_H
 #define ONT_CUDA_GLUE_H
@@ -7,7 +7,7 @@
 #include "core_shim.h"
 #include "kernels.h"
 
-const char *ont_cuda_error_text(int error); /* by the device: cuda.c, or the emulation */
+const char *ont_cuda_error_text(int error); /* in device.c, or in the emulation */
 
 static inline ont_status ont_launched(int error)
 {
@@ -29,10 +29,10 @@ static inline bool ont_is_float32_or_64(ont_dtype dtype)
     return dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64;
 }
 
-/* A strided tensor made row-major: the devices' copy_strided(). */
+/* Copies a strided tensor to a row-major one: copy_strided() of the devices. */
 ont_status ont_copy_strided_launch(const ont_device_strided *layout, const void *from, void *to, void *stream);
 
-/* float32, float64 and the 16-bit ones, by the first input; float32 and float64 alone. */
+/* Whether the first input is float32, float64 or a 16-bit float; whether it is float32 or float64. */
 const char *ont_cuda_accept_floats(const ont_node *node);
 const char *ont_cuda_accept_wide(const ont_node *node);
 const char *ont_cuda_accept_any(const ont_node *node);
@@ -40,7 +40,7 @@ const char *ont_cuda_accept_any(const ont_node *node);
 extern const ont_kernel_list ont_cuda_lists[];
 extern const size_t ont_cuda_n_lists;
 
-/* One array a family, and how many. */
+/* For each family, the array of kernels and their number. */
 #define ONT_CUDA_FAMILIES(X) X(elementwise) X(move) X(reduce) X(norm) X(softmax) X(loss) X(matmul) X(attention) \
     X(conv) X(pool) X(batchnorm)
 #define X(family) extern const ont_kernel ont_cuda_##family##_kernels[];

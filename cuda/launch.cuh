@@ -1,6 +1,6 @@
 /*
- * What every kernel file includes first: CUDA, or its emulation on the host; the launch macro; 16-bit floats; and what
- * kernels report of bad contents. Kernels use nothing of CUDA that is not named here or in emulate/emulate.h.
+ * Included first by every kernel file: CUDA, or its emulation on the host; the launch macro; 16-bit floats; and reports
+ * of invalid values. Kernels use nothing of CUDA that is not named here or in emulate/emulate.h.
  */
 #ifndef ONT_CUDA_LAUNCH_CUH
 #define ONT_CUDA_LAUNCH_CUH
@@ -18,9 +18,9 @@
     type *name = reinterpret_cast<type *>(ont_shared_bytes)
 #define ONT_LAUNCH(kernel, grid, block, shared, stream, ...) \
     (kernel<<<(grid), (block), (shared), static_cast<cudaStream_t>(stream)>>>(__VA_ARGS__), \
-     static_cast<int>(cudaGetLastError())) /* taken: whoever asks next must not find it again */
-/* Before a launch with more than 48 KiB of shared memory: 0, or an error. A cheap call, and it may be made while a
- * graph is captured. */
+     static_cast<int>(cudaGetLastError())) /* clears the error, so that no later call finds it */
+/* Called before a launch with more than 48 KiB of shared memory; 0, or an error. It is cheap, and allowed during a
+ * graph capture. */
 #define ONT_ALLOW_SHARED(kernel, bytes) \
     ((bytes) <= 49152 ? 0 : static_cast<int>(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, \
                                                                   static_cast<int>(bytes))))
@@ -42,7 +42,7 @@ static inline size_t ont_shared_limit()
 #endif
 #define ONT_DEVICE static __device__ __forceinline__
 
-/* ---- 16-bit floats: storage only, arithmetic is in float ---- */
+/* ---- 16-bit floats: storage alone; arithmetic is in float ---- */
 
 struct ont_f16 {
     uint16_t bits;
@@ -74,7 +74,7 @@ static inline uint16_t ont_float_to_f16(float x)
     memcpy(&bits, &x, 4);
     uint32_t sign = bits >> 16 & 0x8000, rest = bits & 0x7fffffff;
     if (rest > 0x7f800000) return (uint16_t)(sign | 0x7e00);
-    if (rest >= 0x477ff000) return (uint16_t)(sign | 0x7c00); /* from half-way above the largest on */
+    if (rest >= 0x477ff000) return (uint16_t)(sign | 0x7c00); /* from half-way above the largest number on */
     if (rest < 0x38800000) { /* denormal: rint rounds to even */
         float value;
         memcpy(&value, &rest, 4);
@@ -96,7 +96,7 @@ ONT_DEVICE uint16_t ont_float_to_bf16(float x)
     return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-/* load() and store() between storage and the type that is computed in. */
+/* Conversion between storage and the type of the arithmetic. */
 template <class T> struct ont_compute { typedef T type; };
 template <> struct ont_compute<ont_f16> { typedef float type; };
 template <> struct ont_compute<ont_bf16> { typedef float type; };
@@ -120,7 +120,7 @@ static inline unsigned ont_blocks(int64_t n, int64_t per_block)
     return (unsigned)(blocks < 1 ? 1 : blocks > most ? most : blocks);
 }
 
-/* Grid-stride: `i` runs over [0, n), whatever the grid. */
+/* Grid-stride loop: `i` runs over [0, n) for any grid. */
 #define ONT_FOR(i, n) \
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < (n); i += (int64_t)gridDim.x * blockDim.x)
 
@@ -137,8 +137,8 @@ template <class T> ONT_DEVICE T ont_warp_max(T v)
     for (int lanes = 16; lanes; lanes >>= 1) v = ont_larger(v, __shfl_xor_sync(0xffffffffu, v, lanes));
     return v;
 }
-/* All threads get the result; blockDim.x is a multiple of 32; `scratch` has 32 entries. Begins and ends with a barrier.
- */
+/* All threads get the result. blockDim.x is a multiple of 32; `scratch` has 32 entries. Begins and ends with a
+ * barrier. */
 template <class T> ONT_DEVICE T ont_block_sum(T v, T *scratch)
 {
     int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5, warps = (int)blockDim.x >> 5;
@@ -147,7 +147,7 @@ template <class T> ONT_DEVICE T ont_block_sum(T v, T *scratch)
     if (!lane) scratch[warp] = v;
     __syncthreads();
     T sum = 0;
-    for (int w = 0; w < warps; w++) sum += scratch[w]; /* in order: the same in every thread */
+    for (int w = 0; w < warps; w++) sum += scratch[w]; /* in order, so that every thread gets the same bits */
     return sum;
 }
 template <class T> ONT_DEVICE T ont_block_max(T v, T *scratch)
@@ -162,7 +162,7 @@ template <class T> ONT_DEVICE T ont_block_max(T v, T *scratch)
     return most;
 }
 
-/* Threads for a row of n: a multiple of 32, at most 256 (emulated: 64, so that a test does not take long). */
+/* Threads for a row of n: a multiple of 32, at most 256 (in the emulation 64, for the duration of tests). */
 static inline unsigned ont_row_threads(int64_t n)
 {
 #ifdef ONT_EMULATE
@@ -172,11 +172,11 @@ static inline unsigned ont_row_threads(int64_t n)
 #endif
 }
 
-/* ---- bad contents ---- */
+/* ---- invalid values ---- */
 
 ONT_DEVICE void ont_report(ont_fault *fault, int32_t code, int32_t step, int64_t value, int64_t position, int64_t limit)
 {
-    if (!fault || atomicCAS((int *)&fault->code, 0, -1) != 0) return; /* -1 while the rest is being written */
+    if (!fault || atomicCAS((int *)&fault->code, 0, -1) != 0) return; /* -1 while the other fields are written */
     fault->step = step;
     fault->value = value;
     fault->position = position;

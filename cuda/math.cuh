@@ -1,6 +1,6 @@
 /*
- * The expressions of simd/simd.h on a device: the names that they use, for any number type. Included by the interpreter
- * and, as text, in front of generated kernels. Plain C++ without headers of its own.
+ * The functions that the expressions of simd/simd.h use, on a device and for any numeric type. Included by the
+ * interpreter and, as text, in front of generated kernels. Plain C++ without headers of its own.
  */
 #ifndef ONT_CUDA_MATH_CUH
 #define ONT_CUDA_MATH_CUH
@@ -62,7 +62,7 @@ template <class NUM> ONT_DEVICE NUM vremainder(NUM a, NUM b)
     NUM m = vfmod(a, b);
     return m != 0 && (m < 0) != (b < 0) ? m + b : m;
 }
-/* As simd/special.h has them: the series from 8 on, and below zero the reflection. */
+/* As in simd/special.h: the series from 8 on, and reflection below zero. */
 template <class NUM> ONT_DEVICE NUM vdigamma(NUM a)
 {
     const double terms[] = {1.0 / 12, -691.0 / 32760, 1.0 / 132, -1.0 / 240, 1.0 / 252, -1.0 / 120, 1.0 / 12};
@@ -83,14 +83,14 @@ template <class NUM> ONT_DEVICE NUM vtrigamma(NUM a)
     double turn = 3.14159265358979323846 / sin(3.14159265358979323846 * (x - rint(x)));
     return (NUM)(x < 0.5 ? turn * turn - y : y);
 }
-/* tanh(log(1 + e)), e not negative */
+/* tanh(log(1 + e)) for e >= 0 */
 template <class NUM> ONT_DEVICE NUM tanh_softplus(NUM e) { return e * (e + 2) / (e * (e + 2) + 2); }
 template <class NUM> ONT_DEVICE NUM gelu_tanh_slope(NUM a)
 {
     NUM w = GELU_W(a), e = vexp(w < 0 ? w : -w), s = 1 / (1 + e);
     return (w < 0 ? e * s : s) + a * e * s * s * (2 * SQRT_2_PI) * (1 + 3 * GELU_C * a * a);
 }
-/* Of integers: by -1 it wraps; by 0, which the kernel reports, it is 0. */
+/* Integers: division by -1 wraps; division by 0, which the kernel reports, gives 0. */
 ONT_DEVICE float vdiv(float a, float b) { return a / b; }
 ONT_DEVICE double vdiv(double a, double b) { return a / b; }
 template <class NUM> ONT_DEVICE NUM vdiv(NUM a, NUM b)
@@ -98,7 +98,7 @@ template <class NUM> ONT_DEVICE NUM vdiv(NUM a, NUM b)
     return b == 0 ? (NUM)0 : b == (NUM)-1 && (NUM)-1 < (NUM)1 ? (NUM)(0 - a) : (NUM)(a / b);
 }
 
-/* Philox4x32-10: Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011. */
+/* Philox4x32-10. Source: Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, 2011. */
 ONT_DEVICE void ont_philox(uint64_t key, uint64_t stream, uint64_t index, uint32_t *out)
 {
     uint32_t c0 = (uint32_t)index, c1 = (uint32_t)(index >> 32), c2 = (uint32_t)stream, c3 = (uint32_t)(stream >> 32);
@@ -126,11 +126,11 @@ ONT_DEVICE uint32_t ont_philox_word(uint64_t key, uint64_t stream, int64_t eleme
 }
 
 /*
- * The word that decides about an element under Dropout. random: the run's key, and seed and block of torch's generator.
- * The highest bit of `stream` says that it is a layout of torch's kernel (ops/random.h): T threads, thread t drawing
- * its fours of words as subsequence t. With lanes of 2, 4 or 8 elements, thread t takes the pieces t, t + T, t + 2T ...
- * and a four of words for each four of its elements, or for its two; element by element it takes t, t + T ..., one word
- * each. Inverted, so that small words drop.
+ * The random word that decides about an element in Dropout. random: the run's key, and seed and offset of PyTorch's
+ * generator. The highest bit of `stream` marks a layout of PyTorch's kernel (ops/random.h): T threads, thread t draws
+ * its blocks of four words as subsequence t. With vectors of 2, 4 or 8 elements, thread t takes vectors t, t + T, t +
+ * 2T, ..., and a block of four words for each four of its elements, or for its two; without, it takes elements t, t +
+ * T, ... and one word for each. The word is inverted, so that small words drop.
  */
 ONT_DEVICE uint32_t ont_dropout_word(const uint64_t *random, uint64_t stream, int64_t element)
 {

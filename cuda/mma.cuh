@@ -90,7 +90,7 @@ template <class T> ONT_DEVICE void ont_mma(float *c, const uint32_t *a, const ui
                      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1])); \
     }
-#else /* never launched there: ont_has_mma() */
+#else /* never launched there, since ont_has_mma() is false */
 #define ONT_MMA(type, name) \
     template <> __device__ __forceinline__ void ont_mma<type>(float *, const uint32_t *, const uint32_t *) { __trap(); }
 #endif

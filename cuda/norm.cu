@@ -1,6 +1,6 @@
 /*
- * LayerNormalization and RMSNorm with their gradients: a block per row; gradients of scale and bias by partial sums
- * over ranges of rows that are added in order, so that nothing depends on the grid.
+ * LayerNormalization and RMSNorm with their gradients: a block for each row. Gradients of scale and bias are partial
+ * sums over ranges of rows, added in order, so that the result does not depend on the grid.
  */
 #include "launch.cuh"
 
@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(ONT_THREADS)
     }
 }
 
-/* dx = inv * (g - mean(g) - hat * mean(g * hat)), g = dy * scale; RMSNorm has no mean(g). dx may be dy. */
+/* dx = inv * (g - mean(g) - hat * mean(g * hat)), with g = dy * scale; RMSNorm has no mean(g). dx may equal dy. */
 template <class T>
 __global__ void __launch_bounds__(ONT_THREADS) layernorm_dx_kernel(int64_t rows, int64_t n, const T *x, const T *scale,
                                                                    const T *means, const T *invs, const T *dy, T *dx)
@@ -56,7 +56,7 @@ static inline int64_t parts_of(int64_t rows)
     return parts < 1 ? 1 : parts > 256 ? 256 : parts;
 }
 
-/* partial (parts, 2, n): sums of dy * hat and of dy over a range of rows, a thread per column */
+/* partial (parts, 2, n): sums of dy * hat and of dy over a range of rows; a thread for each column */
 template <class T>
 __global__ void __launch_bounds__(ONT_THREADS)
     layernorm_parts_kernel(int64_t rows, int64_t n, int64_t parts, const T *x, const T *means, const T *invs,
@@ -107,7 +107,7 @@ static int backward(int64_t rows, int64_t n, const T *x, const T *scale, const T
     int64_t parts = parts_of(rows);
     unsigned threads = ont_row_threads(n);
     int error = 0;
-    if (dscale || dbias) { /* before dx, which may lie where dy does */
+    if (dscale || dbias) { /* first, since dx may overwrite dy */
         dim3 grid(ont_blocks(n, threads), (unsigned)parts);
         error = ONT_LAUNCH(layernorm_parts_kernel<T>, grid, threads, 0, stream, rows, n, parts, x, mean, inv, dy, work);
         if (!error)

@@ -1,6 +1,6 @@
 /*
- * Generated kernels through NVRTC, opened at run time; machine code is kept in ORTMODULE_CACHE_DIR where that is set,
- * found again by a hash of the source and checked by the source itself.
+ * Generated kernels through NVRTC, opened at run time. Machine code is kept in ORTMODULE_CACHE_DIR where that is set,
+ * found by a hash of the source and checked against the source itself.
  */
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
@@ -44,7 +44,7 @@ static const char
                  "  return (bits & 0x7fffffffu) > 0x7f800000u ? (uint16_t)0x7fc0 : (uint16_t)((bits + 0x7fff + (bits "
                  ">> 16 & 1)) >> 16); }\n";
 
-/* torch links the other libraries, and so has opened them; NVRTC it opens late. In the wheels it lies near them. */
+/* PyTorch has loaded the other libraries; NVRTC it loads late. In the wheels, NVRTC is near them. */
 static void *open_near(const char *neighbour, const char *name)
 {
     static const char *const ways[] = {"", "../../cuda_nvrtc/lib/", "../../nvidia/cu13/lib/",
@@ -141,7 +141,8 @@ static bool read_cache(const char *path, const char *source, code *out)
     return fine;
 }
 
-/* Under a name of its own first: another process may read meanwhile. What cannot be written is compiled again. */
+/* Written to a file of its own and then renamed, since another process may read meanwhile. A failure to write is
+ * ignored: the source is compiled again. */
 static void write_cache(const char *path, const char *source, const code *c)
 {
     char fresh[4200];

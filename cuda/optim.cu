@@ -1,13 +1,14 @@
 /*
- * Multi-tensor optimizers: a block per chunk of a tensor, one launch for all tensors of all groups of equal
- * hyperparameters. Norms are sums per chunk that one block adds in order, so that a result does not depend on the grid.
+ * Multi-tensor optimizers: a block for each chunk of a tensor, one launch for all tensors of all groups with equal
+ * hyperparameters. Norms are sums of chunks that one block adds in order, so that the result does not depend on the
+ * grid.
  */
 #include "launch.cuh"
 
 #include "math.cuh"
 #include "device/multi.h"
 
-/* What a tensor's update needs, from hyperparameters and its step; see csrc/simd/optim.h. */
+/* Coefficients of a tensor's update, from hyperparameters and step; see csrc/simd/optim.h. */
 template <class C> struct update {
     C grad, l2, keep_before, keep_after, rate, beta1, beta2, eps, one_minus_beta1, one_minus_beta2, decay, correct;
 };
@@ -20,7 +21,7 @@ enum { MODE_L2, MODE_TRANSFORMERS, MODE_TORCH, MODE_TORCH_L2 };
 
 ONT_DEVICE bool skipped(const ont_cuda_optim &o) { return o.found_inf && *o.found_inf != 0; }
 
-/* work: sums of chunks (2 each), then the factor of all gradients, then ratios of LAMB */
+/* work: two sums for each chunk, then the factor of all gradients, then the ratios of LAMB */
 ONT_DEVICE double *own_factor(const ont_cuda_optim &o) { return o.work + 2 * o.n_chunks; }
 ONT_DEVICE double factor_of(const ont_cuda_optim &o) { return o.factor ? *o.factor : *own_factor(o); }
 ONT_DEVICE double *ratio_of(const ont_cuda_optim &o, int64_t tensor) { return o.work + 2 * o.n_chunks + 2 + tensor; }
@@ -102,7 +103,7 @@ template <class C> ONT_DEVICE void store_as(void *p, int dtype, int64_t i, C v)
     }
 }
 
-/* ---- four elements a thread, in one access each where the tensor's memory allows ---- */
+/* ---- four elements for each thread, in one access where the tensor's memory is aligned ---- */
 
 enum { FOUR = 4, STATES = 3 };
 
@@ -131,7 +132,7 @@ template <class C, class T> ONT_DEVICE void store_wide(void *p, int64_t i, const
     *(four_of<T> *)((T *)p + i) = to;
 }
 
-/* Elements i to i + n; those beyond are zeros. */
+/* Elements i to i + n; those beyond the end are zeros. */
 template <class C> ONT_DEVICE four<C> load_four(const void *p, int dtype, int64_t i, int n)
 {
     four<C> to = {};
@@ -165,7 +166,7 @@ template <class C> ONT_DEVICE void store_four(void *p, int dtype, int64_t i, int
     }
 }
 
-/* How many elements a thread takes at once: chunks begin at multiples of four, so the tensors' addresses decide. */
+/* Elements that a thread takes at once. Chunks begin at multiples of four, so the addresses of the tensors decide. */
 ONT_DEVICE int width_of(const ont_cuda_tensor &t)
 {
     uintptr_t all = (uintptr_t)t.param | (uintptr_t)t.grad | (uintptr_t)t.master;
@@ -175,7 +176,7 @@ ONT_DEVICE int width_of(const ont_cuda_tensor &t)
 
 ONT_DEVICE int least(int width, int64_t rest) { return rest < width ? (int)rest : width; }
 
-/* One element: the new parameter, and its states in place. */
+/* Updates one element: returns the new parameter, and writes its states. */
 template <class C> ONT_DEVICE C adam(const ont_cuda_optim &o, const update<C> &u, C x, C g, C &m, C &v, C &most)
 {
     g += u.l2 * x;
@@ -206,14 +207,14 @@ ONT_DEVICE C apply(const ont_cuda_optim &o, const update<C> &u, C x, C g, C &fir
     }
     default: {
         C mixed = u.beta1 * first + u.one_minus_beta1 * g;
-        C sign = (C)(mixed > 0) - (C)(mixed < 0) + (mixed - mixed); /* NaN comes through, as in torch.sign */
+        C sign = (C)(mixed > 0) - (C)(mixed < 0) + (mixed - mixed); /* NaN stays NaN, as in torch.sign */
         first = u.beta2 * first + u.one_minus_beta2 * g;
         return x * u.keep_before - u.rate * sign;
     }
     }
 }
 
-/* As on the CPU: in double where a parameter or its state is. */
+/* As on the CPU: in double where a parameter or its state is double. */
 ONT_DEVICE bool is_wide(const ont_cuda_tensor &t) { return t.param_dtype == ONT_FLOAT64 ||
                                                    t.state_dtype == ONT_FLOAT64; }
 
@@ -235,7 +236,7 @@ template <class C> ONT_DEVICE void write_param(const ont_cuda_tensor &t, int64_t
 
 template <class C> ONT_DEVICE void update_chunk(const ont_cuda_optim &o, const ont_cuda_tensor &t, int64_t first)
 {
-    __shared__ update<C> shared; /* powers in double, once a block */
+    __shared__ update<C> shared; /* powers in double, once for each block */
     __syncthreads();
     if (!threadIdx.x) shared = make_update<C>(o, t);
     __syncthreads();
@@ -256,7 +257,7 @@ template <class C> ONT_DEVICE void update_chunk(const ont_cuda_optim &o, const o
     }
 }
 
-/* Two kernels, as the wide one has twice the registers: each leaves the other's tensors. */
+/* Two kernels, since the one in double has twice the registers: each skips the tensors of the other. */
 template <class C> ONT_DEVICE void update_all(const ont_cuda_optim &o)
 {
     if (skipped(o)) return;
@@ -274,14 +275,14 @@ __global__ void __launch_bounds__(ONT_THREADS) optim_update_wide_kernel(const on
     update_all<double>(o);
 }
 
-/* ---- LAMB: moments and the two norms, ratios, the step ---- */
+/* ---- LAMB: moments and the two norms, ratios, update ---- */
 
 template <class C> ONT_DEVICE C lamb_step(const update<C> &u, C x, C m, C v)
 {
     return u.correct * m / (vsqrt(v) + u.eps) + u.decay * x;
 }
 
-/* Of the step by the moments as they are kept, which is the one that applies: 16-bit states have been rounded. */
+/* The norm of the update from the moments as stored: 16-bit states have been rounded, and are what is applied. */
 template <class C>
 ONT_DEVICE void norms(const ont_cuda_tensor &t, const update<C> &u, int64_t i, int n, const four<C> &x, double &pp,
                       double &uu)
@@ -368,7 +369,7 @@ __global__ void __launch_bounds__(ONT_THREADS) lamb_ratio_kernel(const ont_cuda_
     }
 }
 
-/* ---- norm, clip, unscale, steps ---- */
+/* ---- norm, clipping, unscaling, steps ---- */
 
 __global__ void __launch_bounds__(ONT_THREADS) optim_squares_kernel(const ont_cuda_optim o)
 {
@@ -389,7 +390,7 @@ __global__ void __launch_bounds__(ONT_THREADS) optim_squares_kernel(const ont_cu
     }
 }
 
-/* The norm, and the factor of all gradients: the scale's inverse and, where asked for, clipping. */
+/* The norm, and the factor of all gradients: the inverse scale and, where wanted, clipping. */
 __global__ void __launch_bounds__(ONT_THREADS) optim_factor_kernel(const ont_cuda_optim o, bool measured)
 {
     __shared__ double scratch[32];
@@ -417,7 +418,7 @@ __global__ void __launch_bounds__(ONT_THREADS) optim_scale_kernel(const ont_cuda
             four<double> g = load_four<double>(t.grad, t.grad_dtype, i, n);
             ONT_UNROLL
             for (int k = 0; k < FOUR; k++) {
-                if (found_inf && !(fabs(g.v[k]) <= 1.7976931348623157e308)) *found_inf = 1; /* all write the same */
+                if (found_inf && !(fabs(g.v[k]) <= 1.7976931348623157e308)) *found_inf = 1; /* same value from all */
                 g.v[k] = t.grad_dtype == ONT_FLOAT64 ? g.v[k] * factor : (double)((float)g.v[k] * (float)factor);
             }
             store_four<double>((void *)t.grad, t.grad_dtype, i, n, g);
@@ -442,7 +443,7 @@ __global__ void __launch_bounds__(ONT_THREADS) optim_sums_kernel(const ont_cuda_
     }
 }
 
-/* Gradients into those of float32 copies: in float32 unless the target is wider, as torch's unscaling does. */
+/* Gradients of float32 copies, from 16-bit ones: in float32 unless the target is wider, as in PyTorch's unscaling. */
 __global__ void __launch_bounds__(ONT_THREADS) optim_into_kernel(const ont_cuda_optim o, float *found_inf)
 {
     const double factor = o.inv_scale ? (double)*o.inv_scale : 1, keep = o.hyper[0];

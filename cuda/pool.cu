@@ -1,7 +1,7 @@
 /*
- * Pooling and its gradient: a thread per result, a block per plane where the window is the whole plane. The gradient is
- * gathered: every cell adds what the windows over it give, in their order, so that nothing depends on the order of
- * threads. A maximum's gradient goes to the first largest cell of a window, or the last NaN.
+ * Pooling and its gradient: a thread for each result, or a block for each plane where the window covers the plane. The
+ * gradient gathers: every cell adds the terms of the windows over it in their order, so that the result does not depend
+ * on the order of threads. The gradient of a maximum goes to the first largest cell of a window, or to the last NaN.
  */
 #include "launch.cuh"
 
@@ -25,7 +25,7 @@ ONT_DEVICE void span(const ont_pool &p, int d, int64_t o, int64_t *first, int64_
     *padded = counted < k ? counted : k;
 }
 
-struct window { /* cells of one output: [lo, hi) of kernel positions from `start` */
+struct window { /* kernel positions [lo, hi) of one output, from cell `start` */
     int64_t start[3], lo[3], hi[3], cells, padded;
 };
 
@@ -104,7 +104,7 @@ template <class T> __global__ void __launch_bounds__(ONT_THREADS) pool_mean_kern
     }
 }
 
-/* The window is the plane: a block each. */
+/* The window covers the plane: a block for each. */
 template <class T>
 __global__ void __launch_bounds__(ONT_THREADS) pool_plane_mean_kernel(int64_t planes, int64_t count, const T *x, T *y)
 {
@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(ONT_THREADS) pool_winners_kernel(ont_pool p, c
     winners[i] = (int32_t)winner_of(p, x + i / p.out_count * p.in_count, i % p.out_count);
 }
 
-/* Outputs [first, last] whose windows reach over cell `at` of dim d. */
+/* Outputs [first, last] whose windows cover cell `at` of dim d. */
 ONT_DEVICE void outputs_over(const ont_pool &p, int d, int64_t at, int64_t *first, int64_t *last)
 {
     if (p.adaptive) {

@@ -1,6 +1,6 @@
 /*
- * The operators that a CUDA device has: one line each, with the family's kernel that takes it. An operator that is not
- * here, or whose kernel declines, is refused by name when a program is built.
+ * The operators of a CUDA device, a line for each, with the kernel family that takes it. An operator that is not here,
+ * or whose kernel declines, is an error that names it when a program is built.
  */
 #include "glue.h"
 

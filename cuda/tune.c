@@ -1,5 +1,5 @@
 /*
- * See tune.h. A list: there are as many entries as a model has products of different shapes.
+ * See tune.h. A linked list: there are as many entries as a model has GEMMs of different shapes.
  */
 #include "tune.h"
 

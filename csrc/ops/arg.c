@@ -1,7 +1,7 @@
 /*
- * ArgMax, ArgMin and TopK: positions of the largest or smallest entries along an axis. NaN counts as the largest and as
- * the smallest alike, as in torch; among equals the lower position comes first. TorchTopK is TopK with torch's choice
- * among equals.
+ * ArgMax, ArgMin and TopK: positions of the largest or smallest elements along an axis. As in PyTorch, NaN counts as
+ * the largest and as the smallest element; among equals the lower position comes first. TorchTopK is TopK with
+ * PyTorch's choice among equals.
  */
 #include <inttypes.h>
 #include <string.h>
@@ -23,7 +23,7 @@ typedef bool (*better_fn)(const void *x, int64_t a, int64_t b); /* whether eleme
         type a = ((const type *)data)[i], b = ((const type *)data)[j]; \
         return a < b || (a != a && b == b); \
     } \
-    /* in a sort by size NaN stands at one end: above all numbers */ \
+    /* when sorting by size, NaN is above all numbers */ \
     static bool ascending_##suffix(const void *data, int64_t i, int64_t j) \
     { \
         type a = ((const type *)data)[i], b = ((const type *)data)[j]; \
@@ -76,7 +76,7 @@ static ont_status arg_infer(ont_graph *g, ont_node *node)
 }
 
 typedef struct line_state {
-    int64_t n, inner, lines, k, parts; /* of lines */
+    int64_t n, inner, lines, k, parts; /* n: elements of a line; parts: ranges of lines */
     better_fn better;
     bool last, descending;
     size_t size;
@@ -98,7 +98,7 @@ static ont_status arg_prepare(const ont_node *node, ont_arena *arena, ont_prepar
     return ONT_OK;
 }
 
-/* float32: an extremum of n numbers, `step` apart, is compared without a call per element. */
+/* float32: the extremum of n numbers with stride `step`, without a call for each element. */
 static int64_t arg_row_f32(const float *x, int64_t step, int64_t n, bool largest, bool last)
 {
     int64_t best = 0;
@@ -115,9 +115,10 @@ static int64_t arg_row_f32(const float *x, int64_t step, int64_t n, bool largest
     return best;
 }
 
-enum { STRIP = 256, NARROW = 8, FOLD = 32 }; /* columns; rows of a long line that are read as one */
+enum { STRIP = 256, NARROW = 8, FOLD = 32 }; /* STRIP: columns; FOLD: rows of a long line that are read as one */
 
-/* float32 along another axis: lines [first, last) of one outer index, strips of them side by side, row by row. */
+/* float32, another axis than the last: lines [first, last) of one outer index, strips of neighbouring lines, row by
+ * row. */
 static void arg_columns_f32(const float *x, const line_state *s, bool largest, int64_t first, int64_t last,
                             int64_t *out)
 {
@@ -145,15 +146,15 @@ static void arg_columns_f32(const float *x, const line_state *s, bool largest, i
     }
 }
 
-/* Whether the number v at a line's row i comes before `most` at `best`. */
+/* Whether v at row i of a line comes before `most` at row `best`. */
 static bool precedes(float v, int64_t i, float most, int64_t best, const line_state *s, bool largest)
 {
     if (v == most || (v != v && most != most)) return s->last ? i > best : i < best;
     return v != v || (largest ? v > most : v < most);
 }
 
-/* float32, long lines of few columns: FOLD rows become one, so that columns are many, and then of each line's FOLD
- * positions the one is looked for, and in what is left. */
+/* float32, long lines of few columns: FOLD rows are read as one, so that there are many columns. Then the extremum of
+ * each line is found among its FOLD positions and the remaining rows. */
 static void arg_folded_f32(const float *x, const line_state *s, bool largest, int64_t *out)
 {
     int64_t found[FOLD * NARROW], rows = s->n / FOLD;
@@ -239,7 +240,7 @@ ARG(ArgMin);
 
 /* ---- TopK ---- */
 
-/* k is attribute before opset 10, then input 1. */
+/* Before opset 10, k is an attribute, then input 1. */
 static ont_status topk_config(const ont_node *node, int *axis, int64_t *k)
 {
     const ont_value *x = ont_node_in(node, 0);
@@ -291,7 +292,7 @@ static bool before(const line_state *s, const void *x, int64_t a, int64_t b)
     return !s->better(x, b, a) && a < b;
 }
 
-/* heap[0] is the one that comes last among those kept. */
+/* heap[0] is the last of the kept elements in the order. */
 static void sift_down(const line_state *s, const void *x, int64_t *heap, int64_t n, int64_t at)
 {
     for (;;) {
@@ -320,7 +321,7 @@ static void topk_lines(void *context, int64_t first, int64_t last)
             heap[0] = base + i * s->inner;
             sift_down(s, x, heap, s->k, 0);
         }
-        for (int64_t n = s->k - 1; n > 0; n--) { /* the heap sorts itself from the end */
+        for (int64_t n = s->k - 1; n > 0; n--) { /* heapsort, from the end */
             int64_t swap = heap[0];
             heap[0] = heap[n];
             heap[n] = swap;
@@ -343,9 +344,10 @@ static ont_status topk_run(const ont_call *call)
     return ONT_OK;
 }
 
-/* ---- TopK of 32-bit numbers: each is a whole number of 64 bits, its order above its position ---- */
+/* ---- TopK of 32-bit numbers: a 64-bit key for each, its order above its position ---- */
 
-enum { FEW = 48, DIGITS = 4, VALUES = 256 }; /* numbers that are sorted by insertion; of a radix sort */
+enum { FEW = 48, DIGITS = 4, VALUES = 256 }; /* lengths up to FEW are sorted by insertion; digits and their values in
+                                              * a radix sort */
 
 static const char *accept_keys(const ont_node *node)
 {
@@ -367,7 +369,7 @@ static ont_status keys_prepare(const ont_node *node, ont_arena *arena, ont_prepa
     return ONT_OK;
 }
 
-/* Zeros are equal, and NaN are, above all numbers. */
+/* Keys of equal order for zeros of both signs, and for all NaN, which are above all numbers. */
 static void read_keys(const line_state *s, ont_dtype dtype, const void *x, uint64_t *keys)
 {
     const uint32_t sign = 0x80000000u, flip = s->descending ? UINT32_MAX : 0;
@@ -393,7 +395,7 @@ static void insertion_sort(uint64_t *keys, int64_t n)
     }
 }
 
-/* By the upper halves, digit by digit from the lowest: the order of equal ones stays. Returns where they lie. */
+/* Stable radix sort by the upper halves, from the lowest digit. Returns the array that holds the result. */
 static uint64_t *radix_sort(uint64_t *keys, uint64_t *other, int64_t n)
 {
     uint32_t count[DIGITS][VALUES] = {{0}};
@@ -427,7 +429,7 @@ static void key_down(uint64_t *heap, int64_t n, int64_t at, uint64_t key)
     heap[at] = key;
 }
 
-/* The first k, sorted: by a heap, whose root is the last of those kept. */
+/* The first k, sorted, by a heap whose root is the last of those kept. */
 static void select_first(uint64_t *keys, int64_t n, int64_t k)
 {
     for (int64_t at = k / 2 - 1; at >= 0; at--) key_down(keys, k, at, keys[at]);
@@ -500,7 +502,7 @@ const ont_op ont_op_TopK = {.domain = "", .name = "TopK", .since = 1, .min_input
 
 typedef struct pick_state {
     line_state lines;
-    int parts; /* of the lines, each with a row of its own in the scratch */
+    int parts; /* ranges of lines, each with a row of its own in scratch */
     bool largest, sorted;
 } pick_state;
 
@@ -520,12 +522,12 @@ static ont_status pick_prepare(const ont_node *node, ont_arena *arena, ont_prepa
     return ONT_OK;
 }
 
-/* Lower for what comes first; NaN is above all numbers. */
+/* A key that is lower for elements that come first; NaN is above all numbers. */
 static int64_t rank_of_float(double v, bool largest)
 {
     int64_t bits;
     if (v != v) return largest ? INT64_MIN : INT64_MAX;
-    if (v == 0) v = 0; /* of either sign */
+    if (v == 0) v = 0; /* -0.0 becomes 0.0 */
     memcpy(&bits, &v, sizeof bits);
     bits ^= (bits >> 63) & INT64_MAX;
     return largest ? ~bits : bits;

@@ -1,6 +1,6 @@
 /*
- * BitShift, BitwiseAnd, BitwiseOr, BitwiseXor, BitwiseNot: every integer type by its unsigned one of that size, but for
- * shifts to the right, which keep the sign.
+ * BitShift, BitwiseAnd, BitwiseOr, BitwiseXor, BitwiseNot: every integer type through the unsigned type of its size,
+ * except right shifts, which keep the sign.
  */
 #include <string.h>
 
@@ -53,7 +53,7 @@ static ont_status bitwise_prepare(const ont_node *node, ont_arena *arena, ont_pr
     return ONT_OK;
 }
 
-/* A shift by the width or more, or by a negative number, leaves nothing but the sign. */
+/* A shift by the width or more, or by a negative number, gives 0, or -1 for a negative number shifted right. */
 #define BITWISE_ROW(suffix, type, signed_type) \
     static void row_##suffix(const void *context, const ont_bcast *b, char *const *at, int64_t n) \
     { \

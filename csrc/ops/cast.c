@@ -1,6 +1,6 @@
 /*
- * Cast, CastLike and BitCast. Pairs of plain types have a loop each, 16-bit floats go through float32 in the vector
- * loops, the narrow formats element by element.
+ * Cast, CastLike and BitCast. Pairs of C types have a loop each, 16-bit floats go through float32 in the vector loops,
+ * narrow formats go element by element.
  */
 #include <math.h>
 #include <string.h>
@@ -18,7 +18,7 @@ typedef void (*cast_loop)(const void *x, void *y, int64_t n);
         to *out = y; \
         for (int64_t i = 0; i < n; i++) out[i] = CONVERT(to, in[i]); \
     }
-/* What ont_f64_to_i32() and ont_f64_to_i64() do, in the float's own type; written out, so that it becomes vectors. */
+/* ont_f64_to_i32() and ont_f64_to_i64() in the float's own type, written out so that the compiler vectorises them. */
 #define LOW_32(to, v) (to)((v) >= -0x1p31f && (v) < 0x1p31f ? (int32_t)(v) : INT32_MIN)
 #define LOW_64(to, v) (to)((v) >= -0x1p63f && (v) < 0x1p63f ? (int64_t)(v) : INT64_MIN)
 #define FROM_FLOAT(to, v) \
@@ -65,7 +65,7 @@ static void float_to_half(const float *x, void *y, ont_dtype to, int64_t n)
     (to == ONT_FLOAT16 ? ont_simd()->float_to_half : ont_simd()->float_to_bfloat)(x, y, n);
 }
 
-/* A 16-bit float on at least one side: through float32 in pieces that stay in cache. */
+/* With a 16-bit float on at least one side: through float32, in pieces that stay in the L1 cache. */
 static void cast_by_float(const char *x, ont_dtype from, char *y, ont_dtype to, int64_t n)
 {
     enum { PIECE = 1024 };
@@ -93,11 +93,11 @@ typedef struct cast_state {
     ont_e8m0_round round;
 } cast_state;
 
-/* double to float16 would be rounded twice by way of float32: it goes this way too. */
+/* double to float16 through float32 would round twice, so it goes element by element */
 static void cast_each(const cast_state *s, const void *x, void *y, int64_t n)
 {
     bool whole = !ont_dtype_is_float(s->from) && !ont_dtype_is_narrow_float(s->from);
-    if (s->from == ONT_UINT64 && ont_dtype_is_float(s->to)) whole = false; /* not all of them are an int64 */
+    if (s->from == ONT_UINT64 && ont_dtype_is_float(s->to)) whole = false; /* not all uint64 values fit in int64 */
     bool narrow_float = ont_dtype_is_narrow_float(s->to);
     for (int64_t i = 0; i < n; i++) {
         if (narrow_float) {
@@ -189,7 +189,7 @@ static ont_status cast_ref_run(const ont_call *call)
     return ONT_OK;
 }
 
-/* Straight through a narrow format: it has no gradients of its own. */
+/* The gradient passes through a narrow format unchanged: narrow formats have no gradients of their own. */
 static void cast_grad(ont_grad *g)
 {
     GI(0, ont_build_cast(&g->b, GO(0), I(0)->dtype));
@@ -207,7 +207,7 @@ static bool cast_tile(const ont_node *node, ont_tile_step *step)
     return ont_tile_casts(from, to);
 }
 
-/* A Cast, so that no reader of the second operand is left behind it. */
+/* Becomes a Cast, so that the second operand has no user left. */
 static void cast_like_expand(ont_builder *b, ont_node *node, ont_value **outputs)
 {
     ont_value *x = ont_node_in(node, 0);
@@ -243,7 +243,7 @@ static ont_status bit_cast_infer(ont_graph *g, ont_node *node)
     return ont_infer_out(node, 0, (ont_dtype)to, &x->shape);
 }
 
-/* int4 and uint4 lie sign-extended or not, one to a byte: their bits are moved, not their bytes. */
+/* int4 and uint4 are stored one to a byte, sign-extended or not: their four bits are copied, not their bytes. */
 static ont_status bit_cast_run(const ont_call *call)
 {
     const ont_value *x = ont_node_in(call->node, 0), *y = call->node->outputs[0];

@@ -1,6 +1,6 @@
 /*
- * Col2Im: columns, each the cells of one window, are added up in an image; and Im2Col, which reads such columns. Each
- * is the gradient of the other.
+ * Col2Im adds columns, each the cells of one window, to an image; Im2Col reads such columns. Each is the gradient of
+ * the other.
  */
 #include <inttypes.h>
 #include <string.h>
@@ -11,7 +11,7 @@
 
 typedef struct columns {
     ont_window w;
-    int64_t planes; /* batch times channels */
+    int64_t planes; /* batch * channels */
 } columns;
 
 static ont_status read_list(const ont_node *node, int index, const char *name, int64_t least, int n, int64_t otherwise,
@@ -28,7 +28,7 @@ static ont_status read_list(const ont_node *node, int index, const char *name, i
     return ONT_OK;
 }
 
-/* Col2Im has image and block as inputs, Im2Col as attributes. */
+/* Image and block sizes are inputs of Col2Im and attributes of Im2Col. */
 static ont_status read_window(const ont_node *node, ont_window *w)
 {
     int64_t pads[2 * ONT_WINDOW_RANK], image[2 * ONT_WINDOW_RANK];
@@ -103,8 +103,8 @@ static ont_status prepare(const ont_node *node, ont_arena *arena, ont_prepared *
     return ONT_OK;
 }
 
-/* A row of windows, whose cells k lie in a row of the image: windows [low, high) inside it, that of window o at
- * `at` + o * stride. */
+/* A row of windows, whose cells k are in one row of the image: windows [low, high) are inside it, cell k of window o at
+ * offset `at` + o * stride. */
 typedef struct span {
     int64_t at, low, high, stride;
 } span;

@@ -1,5 +1,5 @@
 /*
- * The table of core.h.
+ * The function table of core.h.
  */
 #include "ops/core.h"
 

@@ -1,5 +1,5 @@
 /*
- * CumSum and CumProd along an axis, from either end, with or without the element itself; and the gradient of CumProd.
+ * CumSum and CumProd along an axis, in either direction, inclusive or exclusive, and the gradient of CumProd.
  */
 #include <string.h>
 
@@ -18,7 +18,7 @@ static ont_status scan_axis(const ont_node *node, int *axis)
     int64_t given;
     int n;
     size_t count;
-    const int64_t *kept = ont_attr_ints(node, "axis", &count); /* CumProdGrad has it so */
+    const int64_t *kept = ont_attr_ints(node, "axis", &count); /* CumProdGrad has the axis as attribute */
     if (kept && count == 1) return ont_shape_axis(kept[0], x->shape.rank, axis);
     ONT_TRY(ont_const_ints(node, 1, NULL, &given, 1, &n));
     if (n != 1) return ont_fail(ONT_EINVAL, "axis must be one integer");
@@ -65,7 +65,7 @@ static ont_status scan_prepare(const ont_node *node, ont_arena *arena, ont_prepa
 
 enum { LANES = 64 }; /* lines that are walked at once */
 
-/* Lines are dealt out in groups: neighbours in memory, or along the last axis whole rows. */
+/* Threads take groups of lines: neighbours in memory, or, along the last axis, whole rows. */
 static int64_t groups_of(const scan_state *s)
 {
     int64_t lanes = s->inner > 1 ? s->inner : s->outer, each = s->inner > 1 ? LANES : LANES / 8;
@@ -73,7 +73,8 @@ static int64_t groups_of(const scan_state *s)
 }
 
 typedef struct scan_group {
-    int64_t start, step, apart, lanes; /* of the first element, from one to the next, between lines; how many lines */
+    int64_t start, step, apart, lanes; /* start: offset of the first element; step: from one element of a line to the
+                                        * next; apart: from line to line; lanes: lines */
 } scan_group;
 
 static scan_group group_at(const scan_state *s, int64_t group)
@@ -94,14 +95,14 @@ static scan_group group_at(const scan_state *s, int64_t group)
     return g;
 }
 
-/* For lane c at offset `at`; of neighbours the compiler makes vectors. `in` may be `out`, element for element. */
+/* Runs over lane c at offset `at`; the compiler vectorises neighbouring lines. `in` may equal `out`. */
 #define EACH_LANE(g, body) \
     if ((g).apart == 1) \
         _Pragma("GCC ivdep") for (int64_t c = 0; c < (g).lanes; c++) { const int64_t at = c; body } \
     else \
         for (int64_t c = 0; c < (g).lanes; c++) { const int64_t at = c * (g).apart; body }
 
-/* Floats are summed in double, so that float32 keeps its last digits over long axes. */
+/* Floats are summed in double, so that float32 keeps its precision over long axes. */
 #define SCAN_GROUP(suffix, type, acc_type) \
     static void scan_##suffix(const scan_state *s, const void *in, void *out, scan_group g) \
     { \
@@ -149,7 +150,7 @@ static ont_status scan_run(const ont_call *call)
     return ONT_OK;
 }
 
-/* The adjoint of a running sum is the running sum from the other end. */
+/* The adjoint of a running sum is the running sum in the other direction. */
 static void cumsum_grad(ont_grad *g)
 {
     ont_builder *b = &g->b;
@@ -186,11 +187,11 @@ const ont_op ont_op_TorchCumProd = {.domain = ONT_DOMAIN, .name = "TorchCumProd"
                                      .attributes = "exclusive:i reverse:i", .infer = scan_infer, .grad = cumprod_grad,
                                      ONT_KERNELS(scan_kernels)};
 
-/* ---- CumProdGrad(x, dy): dx_k = sum over i >= k of dy_i times the product of x_j, j <= i, j not k ---- */
+/* ---- CumProdGrad(x, dy): dx_k = sum over i >= k of dy_i * product of x_j over j <= i, j != k ---- */
 
 /*
- * dx_k = (x_0 ... x_{k-1}) S_k with S_k = dy_k + x_{k+1} S_{k+1}: no division, so zeros need no care. Exclusive: output
- * i + 1 is the product up to x_i, so its gradient takes the place of dy_i.
+ * dx_k = (x_0 ... x_{k-1}) S_k with S_k = dy_k + x_{k+1} S_{k+1}: without a division, so zeros need no special case.
+ * Exclusive: output i + 1 is the product up to x_i, so its gradient stands for dy_i.
  */
 #define PROD_GRAD_GROUP(suffix, type) \
     static void prod_grad_##suffix(const scan_state *s, const void *in, const void *grad, void *out, scan_group g) \

@@ -1,7 +1,7 @@
 /*
- * DeformConv: a convolution whose windows read at points that are moved by offsets and weighted by a mask. The points
- * are read into columns by ours:DeformCols, which has the gradients to the image, the offsets and the mask; the rest is
- * a product. Source: Dai et al., Deformable Convolutional Networks, 2017; Zhu et al., version 2, 2018.
+ * DeformConv: a convolution whose windows read at points that are moved by offsets and weighted by a mask. DeformCols
+ * reads the points into columns, and has the gradients of the image, the offsets and the mask; the rest is a MatMul.
+ * Sources: Dai et al., Deformable Convolutional Networks, 2017; Zhu et al., Deformable ConvNets v2, 2019.
  */
 #include <inttypes.h>
 #include <string.h>
@@ -11,12 +11,12 @@
 #include "ops/sample.h"
 #include "ops/window.h"
 
-enum { X, W, OFFSET, B, MASK }; /* inputs of DeformConv; of DeformCols: x, offset, mask */
+enum { X, W, OFFSET, B, MASK }; /* inputs of DeformConv; DeformCols has x, offset, mask */
 
 typedef struct deform {
     ont_window w;
     ont_sampler sampler;
-    int64_t n, c, groups; /* groups of channels that share offsets */
+    int64_t n, c, groups; /* groups: of channels that share offsets */
 } deform;
 
 static ont_status read_node(const ont_node *node, const ont_shape *x, const int64_t *kernel, deform *s)
@@ -33,7 +33,7 @@ static ont_status read_node(const ont_node *node, const ont_shape *x, const int6
     return ONT_OK;
 }
 
-/* (batch, groups * window cells * `each`, output cells ...) */
+/* (batch, groups * window cells * `each`, output dims...) */
 static bool has_shape(const ont_value *v, const deform *s, int64_t each)
 {
     int64_t channels;
@@ -127,7 +127,7 @@ static ont_status prepare(const ont_node *node, ont_arena *arena, ont_prepared *
     return ONT_OK;
 }
 
-/* Where cell k of window o lies before it is moved. */
+/* Coordinates of cell k of window o before the offset. */
 static void place(const ont_window *w, int64_t k, int64_t o, double *x)
 {
     for (int d = w->rank - 1; d >= 0; d--) {
@@ -137,7 +137,7 @@ static void place(const ont_window *w, int64_t k, int64_t o, double *x)
     }
 }
 
-/* Ranges of (image, group): their channels, offsets and masks belong to no other. */
+/* Ranges of (image, group), which have their channels, offsets and masks to themselves. */
 #define DEFORM(suffix, type) \
     static void cols_##suffix(void *context, int64_t first, int64_t last) \
     { \

@@ -1,6 +1,6 @@
 /*
- * Det of a batch of square matrices by elimination with row pivots, and its gradient dy * cofactors, which exists for
- * singular matrices as well: there the cofactors are computed one by one.
+ * Det of a batch of square matrices by elimination with row pivots, and its gradient dy * cofactors. The gradient of a
+ * singular matrix exists too: there the cofactors are computed one by one.
  */
 #include <math.h>
 #include <string.h>
@@ -22,7 +22,7 @@ static ont_status det_infer(ont_graph *g, ont_node *node)
     return ont_infer_out(node, 0, x->dtype, &shape);
 }
 
-/* The determinant of the n x n matrix in `a`, which is destroyed. */
+/* The determinant of the n x n matrix in `a`, which is overwritten. */
 static double eliminate(double *a, int64_t n)
 {
     double det = 1;
@@ -86,7 +86,7 @@ static void det_grad(ont_grad *g)
     GI(0, ont_build2(&g->b, "ours:DetGrad", I(0), GO(0)));
 }
 
-/* The cofactor of element (row, col): the signed determinant of what is left without its row and column. */
+/* The cofactor of element (row, col): the signed determinant of the matrix without that row and column. */
 static double cofactor(const double *a, double *minor, int64_t n, int64_t row, int64_t col)
 {
     double *to = minor;

@@ -1,5 +1,5 @@
 /*
- * Operators that make values from shapes: Range, ConstantOfShape; and Trilu, which keeps a triangle.
+ * Operators that make values from shapes: Range and ConstantOfShape; and Trilu, which keeps a triangle.
  */
 #include <inttypes.h>
 #include <math.h>
@@ -111,7 +111,7 @@ static void trilu_rows(void *context, int64_t first, int64_t last)
     if (call->node->n_inputs > 1 && call->in[1]) memcpy(&k, call->in[1], sizeof k);
     k = k < -rows ? -rows : k > cols ? cols : k; /* so that no sum overflows */
     for (int64_t i = first; i < last; i++) {
-        /* Kept columns: [edge, cols) above, [0, edge) below. */
+        /* Columns that are kept: [edge, cols) for the upper triangle, [0, edge) for the lower. */
         int64_t edge = i % rows + k + !upper;
         edge = edge < 0 ? 0 : edge > cols ? cols : edge;
         const char *from = (const char *)call->in[0] + (size_t)(i * cols) * size;

@@ -1,7 +1,7 @@
 /*
- * GridSample: y[n, c, p] reads x[n, c] at the point grid[n, p]; and AffineGrid, which makes such points from a matrix.
- * The gradient to the grid comes from the slopes of the weights. Source of the operator: Jaderberg et al., Spatial
- * Transformer Networks, 2015.
+ * GridSample: y[n, c, p] samples x[n, c] at the point grid[n, p]; AffineGrid makes such points from a matrix. The
+ * gradient of the grid comes from the derivatives of the weights. Source: Jaderberg et al., Spatial Transformer
+ * Networks, 2015.
  */
 #include <inttypes.h>
 #include <string.h>
@@ -10,18 +10,18 @@
 #include "ops/compose.h"
 #include "ops/sample.h"
 
-enum { BLOCK = 16 }; /* points whose taps are kept while channel after channel reads them */
+enum { BLOCK = 16 }; /* points whose taps are kept while all channels use them */
 
 typedef struct grid_state {
     ont_sampler sampler;
-    int64_t n, c, cells, points; /* cells of a plane of x, points of a plane of y */
-    int most;                    /* taps of a point */
+    int64_t n, c, cells, points; /* cells: of a plane of x; points: of a plane of y */
+    int most;                    /* taps of a point, at most */
 } grid_state;
 
 typedef struct grid_block {
     int taps[BLOCK];
-    int each; /* taps of every point; -1 where they differ */
-    int64_t index[BLOCK * ONT_SAMPLE_TAPS]; /* point by point, as many apart as it may have taps */
+    int each; /* number of taps of every point, or -1 where points differ */
+    int64_t index[BLOCK * ONT_SAMPLE_TAPS]; /* by point, as many apart as a point may have taps */
     double weight[BLOCK * ONT_SAMPLE_TAPS];
     double slope[ONT_SAMPLE_RANK * BLOCK * ONT_SAMPLE_TAPS];
 } grid_block;
@@ -113,13 +113,13 @@ static ont_status prepare(const ont_node *node, ont_arena *arena, ont_prepared *
     return ONT_OK;
 }
 
-/* Cells per unit of the grid's last dim. */
+/* Cells in a unit of the grid's coordinates. */
 static double cells_per_unit(const ont_sampler *s, int axis)
 {
     return (double)(s->corners ? s->dims[axis] - 1 : s->dims[axis]) / 2;
 }
 
-/* The grid's coordinates count from the last dim on, and reach from -1 to 1. */
+/* The grid's coordinates begin with the last dim, and are in [-1, 1]. */
 static void read_block(const ont_call *call, const void *grid, int64_t first, int64_t n, bool slopes, grid_block *block)
 {
     const grid_state *s = call->state;
@@ -144,7 +144,7 @@ static int64_t least(int64_t a, int64_t b)
 }
 
 #define GRID_SAMPLE(suffix, type) \
-    /* Of one point, whose taps begin at `from` of the block's. */ \
+    /* Adds over the taps of one point, which begin at `from` in the block's arrays. */ \
     static inline __attribute__((always_inline)) double sum_of_##suffix(const grid_block *block, const type *x, \
                                                                         int taps, int64_t from) \
     { \
@@ -157,7 +157,7 @@ static int64_t least(int64_t a, int64_t b)
     { \
         for (int64_t t = from; t < from + taps; t++) sums[t] += dy * (double)x[block->index[t]]; \
     } \
-    /* Points [first, last) of all images: y, or dgrid from dy. */ \
+    /* Points [first, last) of all images: computes y, or dgrid from dy. */ \
     static void points_##suffix(void *context, int64_t first, int64_t last) \
     { \
         const ont_call *call = context; \
@@ -169,7 +169,7 @@ static int64_t least(int64_t a, int64_t b)
             int64_t image = p / s->points, at = p % s->points; \
             n = least(least(BLOCK, last - p), s->points - at); \
             read_block(call, call->in[1], p, n, backward, &block); \
-            double sums[BLOCK * ONT_SAMPLE_TAPS]; /* of x dy at each tap, over channels */ \
+            double sums[BLOCK * ONT_SAMPLE_TAPS]; /* sum of x * dy at each tap, over channels */ \
             for (int64_t i = 0; backward && i < n * s->most; i++) sums[i] = 0; \
             for (int64_t c = 0; c < s->c; c++) { \
                 const type *x = (const type *)call->in[0] + (image * s->c + c) * s->cells; \
@@ -199,7 +199,7 @@ static int64_t least(int64_t a, int64_t b)
                 } \
         } \
     } \
-    /* Planes [first, last) of dx: every point of dy is spread over its taps. */ \
+    /* Planes [first, last) of dx: every point of dy is added to its taps. */ \
     static void planes_##suffix(void *context, int64_t first, int64_t last) \
     { \
         const ont_call *call = context; \
@@ -213,7 +213,7 @@ static int64_t least(int64_t a, int64_t b)
             for (int64_t p = 0, n; p < s->points; p += n) { \
                 n = least(BLOCK, s->points - p); \
                 read_block(call, call->in[1], image * s->points + p, n, false, &block); \
-                for (int64_t k = 0; k < n; k++) /* a point that is nowhere has given NaN to y, and reads no cell */ \
+                for (int64_t k = 0; k < n; k++) /* a point with a NaN coordinate gave NaN in y, and has no cell */ \
                     if (block.taps[k] && block.weight[k * s->most] != block.weight[k * s->most]) block.taps[k] = 0; \
                 for (int64_t c = plane; c < end; c++) { \
                     const type *dy = (const type *)call->in[2] + c * s->points + p; \
@@ -300,7 +300,7 @@ static ont_status affine_infer(ont_graph *g, ont_node *node)
     return ont_infer_out(node, 0, theta->dtype, &grid);
 }
 
-/* One row (x, y, z, 1) a point, times the transposed matrices. */
+/* Rows (x, y, z, 1), one for each point, times the transposed matrices. */
 static void affine_expand(ont_builder *b, ont_node *node, ont_value **outputs)
 {
     ont_value *theta = ont_node_in(node, 0);

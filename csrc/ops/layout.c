@@ -1,6 +1,6 @@
 /*
- * Operators that move elements without computing: Transpose, Expand, Slice, Split, Concat, Pad, Tile, and the writes
- * into zeros that are the gradients of slices.
+ * Operators that move elements without arithmetic: Transpose, Expand, Slice, Split, Concat, and PutSlice, the gradient
+ * of a slice.
  */
 #include <inttypes.h>
 #include <string.h>
@@ -113,7 +113,7 @@ static ont_status expand_prepare(const ont_node *node, ont_arena *arena, ont_pre
 
 static void expand_grad(ont_grad *g)
 {
-    GI(0, GO(0)); /* the walk sums over what was broadcast */
+    GI(0, GO(0)); /* differentiation sums over the broadcast dims */
 }
 
 static const ont_kernel expand_kernels[] = {
@@ -135,7 +135,7 @@ static int64_t bounded(int64_t v, int64_t low, int64_t high)
     return v < low ? low : v > high ? high : v;
 }
 
-/* starts, ends, axes, steps: inputs from opset 10 on, attributes before. */
+/* starts, ends, axes and steps are inputs from opset 10 on, attributes before. */
 static ont_status slice_box(const ont_node *node, const ont_shape *x, box *out)
 {
     int64_t starts[ONT_MAX_RANK], ends[ONT_MAX_RANK], axes[ONT_MAX_RANK], steps[ONT_MAX_RANK];
@@ -176,7 +176,7 @@ static ont_status slice_infer(ont_graph *g, ont_node *node)
     return ont_infer_out(node, 0, x->dtype, &b.shape);
 }
 
-/* Where the box lies in a tensor of shape `whole`: strides and offset, in elements. */
+/* Strides and offset of the box in a tensor of shape `whole`, in elements. */
 static int64_t box_layout(const box *b, const ont_shape *whole, int64_t *strides)
 {
     int64_t offset = 0;
@@ -299,7 +299,7 @@ static ont_status split_infer(ont_graph *g, ont_node *node)
     return ONT_OK;
 }
 
-/* One copy a part: of the whole's box along `axis`, into or out of the part. */
+/* Copies one part: a box of the whole along `axis`, to or from the part. */
 static ont_status parts_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out, bool split)
 {
     uint32_t n = split ? node->n_outputs : node->n_inputs;
@@ -384,7 +384,7 @@ static void split_grad(ont_grad *g)
         g->b.status = ONT_ENOMEM;
         return;
     }
-    /* A part that nobody reads is brought back, so that its zeros have a shape. */
+    /* A part without a user gets its output back, so that its zero gradient has a shape. */
     for (uint32_t i = 0; i < n && g->b.status == ONT_OK; i++) {
         ont_value *part;
         if (!O(i)) g->b.status = ont_node_ensure_output(g->b.graph, g->node, i, &part);

@@ -1,13 +1,13 @@
 /*
- * NonMaxSuppression: per batch and class, boxes by falling score, each dropped that overlaps a kept one too much. The
- * inner operator writes as many rows as there could be, and how many there are; a Slice by that number ends it.
+ * NonMaxSuppression: for each batch and class, boxes by falling score; a box is dropped that overlaps a kept one too
+ * much. NmsFull writes as many rows as there can be, and their number; a Slice by that number follows.
  */
 #include <string.h>
 
 #include "ops/compose.h"
 
-/* ours:NmsFull(boxes, scores, most, iou, score): (rows, 3) and [number of rows that count]; limits are run-time values.
- */
+/* NmsFull(boxes, scores, most, iou, score) -> (rows, 3) and the number of valid rows (1); the limits are run-time
+ * values. */
 static ont_status nms_infer(ont_graph *g, ont_node *node)
 {
     (void)g;
@@ -32,7 +32,8 @@ static ont_status nms_infer(ont_graph *g, ont_node *node)
     return ont_infer_out(node, 1, ONT_INT64, &(ont_shape){1, {1}});
 }
 
-/* Corners in order, from [y1, x1, y2, x2] with corners in any order, or from [x, y, width, height] about the centre. */
+/* Corners in order, from [y1, x1, y2, x2] with corners in any order, or from [x, y, width, height] around the
+ * centre. */
 static void corners(const float *box, bool centre, double *low, double *high)
 {
     for (int d = 0; d < 2; d++) {
@@ -58,7 +59,7 @@ static double overlap(const float *first, const float *second, bool centre)
     return common > 0 && all > 0 ? common / all : 0;
 }
 
-/* Candidates by falling score; equal scores by index: a merge sort from below. */
+/* Candidates by falling score, equal scores by index: a bottom-up merge sort. */
 static int64_t *by_score(const float *scores, int64_t *a, int64_t *b, int64_t n)
 {
     for (int64_t width = 1; width < n; width *= 2) {
@@ -81,7 +82,7 @@ typedef struct nms_limits {
     bool has_score, centre;
 } nms_limits;
 
-/* One batch and class; chosen boxes go to `kept`. Returns how many. */
+/* One batch and class: writes the chosen boxes to `kept`. Returns their number. */
 static int64_t suppress(const float *boxes, const float *scores, int64_t n, const nms_limits *limits, int64_t *work,
                         int64_t *kept)
 {
@@ -117,7 +118,7 @@ static ont_status nms_run(const ont_call *call)
             for (int64_t k = 0; k < count; k++, row++)
                 memcpy(out + 3 * row, (int64_t[]){b, c, kept[k]}, 3 * sizeof *out);
         }
-    if (call->out[1]) *(int64_t *)call->out[1] = row; /* absent where nobody reads it any more */
+    if (call->out[1]) *(int64_t *)call->out[1] = row; /* absent where it has no user left */
     memset(out + 3 * row, 0, (size_t)(batches * classes * n - row) * 3 * sizeof *out);
     return ONT_OK;
 }

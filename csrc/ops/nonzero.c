@@ -1,7 +1,7 @@
 /*
- * Operators whose output size depends on contents. Each is expanded into a node that counts (or computes all there
- * could be, with the count) and one that has the count as an input: only the count decides about the program, so inputs
- * with other contents and the same count share it. NonZero, Compress, Unique. NonMaxSuppression: see nms.c.
+ * Operators whose output size depends on values: NonZero, Compress, Unique. Each is expanded into a node that counts
+ * (or computes as many results as there can be, and the count) and a node that has the count as an input. The program
+ * depends on the count alone, so inputs with the same count share it. NonMaxSuppression is in nms.c.
  */
 #include <string.h>
 
@@ -27,7 +27,7 @@ static bool nonzero_f64(const void *data, int64_t i)
     return ((const double *)data)[i] != 0;
 }
 
-static bool nonzero_16(const void *data, int64_t i) /* float16, bfloat16: but for the sign */
+static bool nonzero_16(const void *data, int64_t i) /* float16, bfloat16: any bit but the sign */
 {
     return ((const uint16_t *)data)[i] & 0x7fff;
 }
@@ -108,7 +108,7 @@ static ont_status indices_infer(ont_graph *g, ont_node *node)
     return ont_infer_out(node, 0, ONT_INT64, &(ont_shape){2, {ont_node_in(node, 0)->shape.rank, (int64_t)count}});
 }
 
-/* out: (rank, count), rows are coordinates */
+/* out (rank, count): a column holds the coordinates of an element */
 static ont_status indices_run(const ont_call *call)
 {
     const ont_shape *shape = &call->node->inputs[0].value->shape;
@@ -139,7 +139,7 @@ const ont_op ont_op_NonZeroOf = {.domain = ONT_DOMAIN, .name = "NonZeroOf", .sin
                                  .max_inputs = 2, .flags = ONT_OP_NO_GRAD, .attributes = "", .infer = indices_infer,
                                  ONT_KERNELS(indices_kernels)};
 
-/* ---- Compress: gathers where the condition holds ---- */
+/* ---- Compress: a Gather where the condition is true ---- */
 
 static void compress_expand(ont_builder *b, ont_node *node, ont_value **outputs)
 {
@@ -170,9 +170,9 @@ const ont_op ont_op_Compress = {.domain = "", .name = "Compress", .since = 9, .m
 /* ---- Unique ---- */
 
 /*
- * ours:UniqueIndices(x; axis, sorted) gives, over n = the items along the axis: first index of every unique item, index
- * among the unique ones of every item, how often each unique one comes; entries past their number are 0; and the
- * number.
+ * UniqueIndices(x; axis, sorted) over the n items along the axis: the index of the first item of each unique value,
+ * (n); the index of the unique value of each item, (n); the number of items of each unique value, (n); and the number
+ * of unique values. Entries behind that number are 0.
  */
 static ont_status unique_infer(ont_graph *g, ont_node *node)
 {
@@ -192,7 +192,7 @@ typedef struct unique_job {
     int64_t outer, n, inner;
 } unique_job;
 
-/* NaN comes last and equals itself, as in NumPy. */
+/* NaN sorts last and equals itself, as in NumPy. */
 static int compare_elements(const unique_job *job, int64_t i, int64_t j)
 {
     if (ont_dtype_is_float(job->dtype)) {
@@ -215,7 +215,7 @@ static int compare_items(const unique_job *job, int64_t i, int64_t j)
     return 0;
 }
 
-/* Merges the sorted runs [first, middle) and [middle, last) of `from` into `to`; equal ones keep their order. */
+/* Merges the sorted runs [first, middle) and [middle, last) of `from` into `to`; stable. */
 static void merge_runs(const unique_job *job, const int64_t *from, int64_t *to, int64_t first, int64_t middle,
                        int64_t last)
 {
@@ -225,7 +225,7 @@ static void merge_runs(const unique_job *job, const int64_t *from, int64_t *to, 
     }
 }
 
-/* Indices of the items in order; the result is `a` or `b`. */
+/* Indices of the items in sorted order; returns `a` or `b`. */
 static int64_t *sort_items(const unique_job *job, int64_t *a, int64_t *b)
 {
     for (int64_t i = 0; i < job->n; i++) a[i] = i;
@@ -260,7 +260,7 @@ static ont_status unique_prepare(const ont_node *node, ont_arena *arena, ont_pre
     return ONT_OK;
 }
 
-/* Numbers of unique items in order of value become ones in order of first appearance. */
+/* Renumbers unique values from sorted order to the order of first appearance. */
 static void renumber(int64_t *first, int64_t *inverse, int64_t *counts, int64_t *rank, int64_t *old, int64_t n,
                      int64_t count)
 {
@@ -278,7 +278,7 @@ static void renumber(int64_t *first, int64_t *inverse, int64_t *counts, int64_t 
 static ont_status unique_run(const ont_call *call)
 {
     unique_job job = job_of(call->node, call->in[0]);
-    int64_t *work = call->work, *first = call->out[0], count = 0; /* outputs that nobody reads are absent */
+    int64_t *work = call->work, *first = call->out[0], count = 0; /* outputs without a user are absent */
     int64_t *inverse = call->out[1] ? call->out[1] : work + 3 * job.n,
             *counts = call->out[2] ? call->out[2] : work + 4 * job.n;
     int64_t *order = sort_items(&job, work, work + job.n);
@@ -321,7 +321,7 @@ static void unique_expand(ont_builder *b, ont_node *node, ont_value **outputs)
     outputs[3] = head(b, indices->outputs[2], count);
 }
 
-/* The items at indices; it has no gradient, as torch has none of unique() either: zero would be a silent one. */
+/* The items at indices. It has no gradient, as torch.unique() has none: zeros would be silently wrong. */
 static ont_status items_infer(ont_graph *g, ont_node *node)
 {
     (void)g;

@@ -89,7 +89,7 @@ ont_value *ont_build_ints(ont_builder *b, const char *op_type, ont_value *x, con
                           size_t count);
 ont_value *ont_build_scalar(ont_builder *b, ont_dtype dtype, double value);            /* 0-d constant */
 ont_value *ont_build_const_ints(ont_builder *b, const int64_t *values, size_t count);  /* 1-d int64 constant */
-ont_value *ont_build_full(ont_builder *b, ont_dtype dtype, const ont_shape *shape, double value); /* via Expand */
+ont_value *ont_build_full(ont_builder *b, ont_dtype dtype, const ont_shape *shape, double value); /* by Expand */
 ont_value *ont_build_cast(ont_builder *b, ont_value *x, ont_dtype to);
 ont_value *ont_build_reshape(ont_builder *b, ont_value *x, const ont_shape *shape);
 ont_value *ont_build_transpose(ont_builder *b, ont_value *x, const int64_t *perm);
@@ -184,7 +184,7 @@ struct ont_kernel {
     ont_status (*run)(const ont_call *call);
     /* Optional: releases what prepare() allocated outside the arena (a library's handle). */
     void (*release)(void *state);
-    uint32_t inplace; /* bit i: output 0 may share storage with input i (same byte size) */
+    uint32_t inplace; /* bit i: output 0 may share storage with input i (same size in bytes) */
 };
 
 /* The kernels of a device for one operator (from opset `since` on), best first. */
@@ -230,7 +230,7 @@ bool ont_node_is_view(const ont_node *node);
 const ont_value *ont_value_root(const ont_value *v);
 
 struct ont_op {
-    const char *domain; /* "" is ai.onnx; ONT_DOMAIN is ours */
+    const char *domain; /* "" is ai.onnx; ONT_DOMAIN is our own */
     const char *name;
     int since;                       /* first opset version that the descriptor describes */
     uint32_t min_inputs, max_inputs; /* in ai.onnx the first min_inputs inputs are required */

@@ -1,8 +1,8 @@
 /*
  * QuantizeLinear and DequantizeLinear, per tensor, per axis and in blocks, to and from every integer and narrow format,
- * and DynamicQuantizeLinear. A DequantizeLinear of a QuantizeLinear is differentiated straight through: to x where it
- * is not clipped, to the scale as in Esser et al., Learned Step Size Quantization, ICLR 2020 (torch's learnable fake
- * quantisation). Quantised products are in quantized_product.c.
+ * and DynamicQuantizeLinear. A DequantizeLinear of a QuantizeLinear has a straight-through gradient: to x where it is
+ * not clipped, to the scale as in Esser et al., Learned Step Size Quantization, ICLR 2020 (PyTorch's learnable fake
+ * quantization). Quantized MatMul and Conv are in quantized_product.c.
  */
 #include <inttypes.h>
 #include <math.h>
@@ -16,13 +16,13 @@
 #define B(op, x, y) ont_build2(b, op, (x), (y))
 #define WHERE(c, x, y) ont_build3(b, "Where", (c), (x), (y))
 
-/* ---- which scale an element has ---- */
+/* ---- the scale of an element ---- */
 
 typedef struct scales {
     bool one;             /* a single scale */
     int64_t inner, n;     /* x is (outer, n, inner) around the axis */
-    int64_t block, blocks; /* entries that share a scale, and blocks along the axis */
-    bool blocked;         /* the scale has x's outer and inner dims */
+    int64_t block, blocks; /* entries along the axis that share a scale, and number of such blocks */
+    bool blocked;         /* the scale has the outer and inner dims of x too */
 } scales;
 
 static ont_status scales_of(const ont_node *node, const ont_shape *x, const ont_shape *scale, scales *s)
@@ -115,7 +115,7 @@ static ont_status quantize_infer(ont_graph *g, ont_node *node)
     return ont_infer_out(node, 0, dtype, &x->shape);
 }
 
-/* Rounds to what dtype holds; float64 division rounded once more is float32's and float16's own division. */
+/* Rounds to the precision of dtype. A float64 division rounded once more equals the division in float32 or float16. */
 static double rounded(double value, ont_dtype dtype)
 {
     uint64_t bits = 0;
@@ -197,7 +197,7 @@ static void quantize_range_8(void *context, int64_t first, int64_t last)
     const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to a whole number, ties to even */
     for (int64_t i = first; i < last; i++) {
         float v = x[i] / scale;
-        v = v > -1e6f ? v : -1e6f; /* far outside of 8 bits, far inside of what the sum holds */
+        v = v > -1e6f ? v : -1e6f; /* far beyond 8 bits, and well inside the range in which the rounding works */
         v = v < 1e6f ? v : 1e6f;
         v = (v + magic) - magic + zero;
         v = v < low ? low : v;
@@ -230,7 +230,7 @@ const ont_op ont_op_QuantizeLinear = {.domain = "", .name = "QuantizeLinear", .s
 
 /* ---- scales as tensors that broadcast to x ---- */
 
-/* In the shape in which it broadcasts to x; blocks are repeated, the last one cut. */
+/* Gives the scale the shape in which it broadcasts to x; blocks are repeated, and the last one is cut. */
 static ont_value *broadcastable(ont_builder *b, const ont_node *node, const ont_shape *x, ont_value *v)
 {
     scales s;
@@ -256,7 +256,7 @@ static ont_value *broadcastable(ont_builder *b, const ont_node *node, const ont_
     return ont_build_reshape(b, ont_build_done(b, ont_build_node(b, "", "Slice", cut, 4, 1)), x);
 }
 
-/* ---- StraightThrough(q, x, scale, zero point): q as it is; gradients to x and scale as if it were x / scale ---- */
+/* ---- StraightThrough(q, x, scale, zero point) -> q, with the gradients of clip(x / scale) for x and scale ---- */
 
 static ont_status straight_infer(ont_graph *g, ont_node *node)
 {
@@ -310,7 +310,7 @@ static bool same_attr(const ont_node *a, const ont_node *b, const char *name, in
     return ont_attr_int(a, name, otherwise) == ont_attr_int(b, name, otherwise);
 }
 
-/* The QuantizeLinear that made x with the same scale and zero point, where there is one. */
+/* The QuantizeLinear with the same scale and zero point that made x, or NULL. */
 static ont_node *made_by(const ont_node *node)
 {
     const ont_value *x = ont_node_in(node, 0);

@@ -1,5 +1,5 @@
 /*
- * Operators on images that only move elements, as slices, reshapes and transposes: DepthToSpace, SpaceToDepth,
+ * Operators that move pixels, by expansion into slices, reshapes and transposes: DepthToSpace, SpaceToDepth,
  * CenterCropPad.
  */
 #include <inttypes.h>
@@ -10,8 +10,8 @@
 /* ---- DepthToSpace, SpaceToDepth ---- */
 
 typedef struct blocks {
-    int64_t size, n, c, h, w; /* of the side with the smaller planes: c channels of every cell of a block */
-    bool columns;             /* CRD: the cells of a block are behind the channel, not in front of it */
+    int64_t size, n, c, h, w; /* of the side with the smaller planes: c channels for each cell of a block */
+    bool columns;             /* mode CRD: the block dims come after the channel, not before it */
 } blocks;
 
 static ont_status read_blocks(const ont_node *node, bool to_depth, blocks *b)
@@ -89,7 +89,7 @@ static void space_to_depth_expand(ont_builder *b, ont_node *node, ont_value **ou
     outputs[0] = ont_build_reshape(b, x, &to);
 }
 
-/* ---- CenterCropPad: the middle of each axis, or zeros around it ---- */
+/* ---- CenterCropPad: crops each axis around its centre, or pads it with zeros ---- */
 
 static ont_status crop_sizes(const ont_node *node, const ont_shape *x, ont_shape *to)
 {

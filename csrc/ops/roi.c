@@ -1,6 +1,6 @@
 /*
- * Regions of interest: RoiAlign, which reads between cells, and MaxRoiPool, which takes whole ones. Gradients go to the
- * features only, as in torchvision. Source: He et al., Mask R-CNN, 2017; Girshick, Fast R-CNN, 2015.
+ * Regions of interest: RoiAlign, which samples between cells, and MaxRoiPool, which takes whole cells. Gradients go to
+ * the features alone, as in torchvision. Sources: He et al., Mask R-CNN, 2017; Girshick, Fast R-CNN, 2015.
  */
 #include <inttypes.h>
 #include <math.h>
@@ -9,18 +9,18 @@
 #include "base/parallel.h"
 #include "ops/op.h"
 
-enum { MAX_GRID = 1 << 12 }; /* samples along one side of a bin: a region that asks for more is a mistake */
+enum { MAX_GRID = 1 << 12 }; /* samples along one side of a bin, at most: more are a mistake in the region */
 
 typedef struct roi_state {
     int64_t rois, n, c, height, width, out_h, out_w, sampling;
     double scale;
-    bool half_pixel, maximum, align; /* align: RoiAlign */
+    bool half_pixel, maximum, align; /* align: this is RoiAlign */
 } roi_state;
 
 static ont_status read_align(const ont_node *node, roi_state *s)
 {
     const char *mode = ont_attr_string(node, "mode", "avg");
-    /* Before opset 16 coordinates were not moved by half a cell. */
+    /* Before opset 16, coordinates were not shifted by half a cell. */
     int64_t version = ont_attr_int(node, "version", node->version);
     const char *coordinates = ont_attr_string(node, "coordinate_transformation_mode",
                                               version < 16 ? "output_half_pixel" : "half_pixel");
@@ -83,7 +83,7 @@ static ont_status infer(ont_graph *g, ont_node *node)
     return ont_infer_out(node, 0, ont_node_in(node, 0)->dtype, &shape);
 }
 
-/* (x, rois, batch_indices or nothing, dy) -> dx */
+/* (x, rois, optional batch_indices, dy) -> dx */
 static ont_status grad_infer(ont_graph *g, ont_node *node)
 {
     (void)g;
@@ -104,7 +104,7 @@ static ont_status prepare(const ont_node *node, ont_arena *arena, ont_prepared *
 typedef struct region {
     int64_t image;
     double top, left, bin_h, bin_w;
-    int64_t grid_h, grid_w; /* RoiAlign: samples in a bin */
+    int64_t grid_h, grid_w; /* RoiAlign: samples along the sides of a bin */
 
 } region;
 
@@ -148,7 +148,7 @@ static ont_status read_region(const ont_call *call, int64_t r, region *out)
     return ONT_OK;
 }
 
-/* The four cells around a sample; false: it is outside and reads zero. */
+/* The four cells around a sample; false where it is outside, and reads as zero. */
 static bool sample_at(const roi_state *s, double y, double x, int64_t *cell, double *weight)
 {
     if (y < -1 || y > (double)s->height || x < -1 || x > (double)s->width) return false;
@@ -165,7 +165,7 @@ static bool sample_at(const roi_state *s, double y, double x, int64_t *cell, dou
     return true;
 }
 
-/* Whole cells of bin (i, j), clipped to the image. */
+/* The whole cells of bin (i, j), clipped to the image. */
 static void cells_of(const roi_state *s, const region *r, int64_t i, int64_t j, int64_t *rows, int64_t *columns)
 {
     double top = floor((double)i * r->bin_h) + r->top, bottom = ceil((double)(i + 1) * r->bin_h) + r->top;
@@ -177,8 +177,8 @@ static void cells_of(const roi_state *s, const region *r, int64_t i, int64_t j, 
 }
 
 /*
- * One bin of one channel: its value, or with dx the gradient dy put where it came from. A maximum is over weighted
- * cells, as in the specification's reference; the first of equals counts.
+ * One bin of one channel: returns its value or, with dx, adds the gradient dy to its cells. As in the ONNX reference, a
+ * maximum is over weighted cells; the first of equals wins.
  */
 #define BIN(suffix, type) \
     static double align_##suffix(const roi_state *s, const region *r, int64_t i, int64_t j, const type *x, type *dx, \
@@ -226,7 +226,7 @@ static void cells_of(const roi_state *s, const region *r, int64_t i, int64_t j, 
                    sizeof(type)); \
         for (int64_t r = 0; r < s->rois; r++) { \
             region box; \
-            if (read_region(call, r, &box) != ONT_OK) return; /* checked before */ \
+            if (read_region(call, r, &box) != ONT_OK) return; /* forward has checked it */ \
             for (int64_t c = first; c < last; c++) { \
                 const type *x = (const type *)call->in[0] + (box.image * s->c + c) * plane; \
                 type *dx = backward ? (type *)call->out[0] + (box.image * s->c + c) * plane : NULL; \

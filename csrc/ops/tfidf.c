@@ -1,6 +1,6 @@
 /*
- * TfIdfVectorizer over integers: counts of n-grams of a pool, with or without skips, as term frequency, presence, or
- * weighted. A pool of strings is refused.
+ * TfIdfVectorizer over integers: counts of the n-grams of a pool, with skips, as term frequency, presence, or weighted.
+ * A pool of strings is refused.
  */
 #include <inttypes.h>
 #include <string.h>
@@ -10,12 +10,12 @@
 
 typedef struct pool {
     const int64_t *items, *counts,
-        *places; /* the n-grams one after the other; where each length begins; output columns */
+        *places; /* the n-grams, concatenated; offset of each length; output columns */
     size_t n_items, n_counts, n_places;
     const double *weights;
     size_t n_weights;
     int64_t shortest, longest, skips, columns;
-    char mode; /* T, I, or B for TFIDF */
+    char mode; /* T (TF), I (IDF), or B (TFIDF) */
 } pool;
 
 static ont_status read_pool(const ont_node *node, pool *p)
@@ -68,7 +68,7 @@ static ont_status tfidf_infer(ont_graph *g, ont_node *node)
     return ont_infer_out(node, 0, ONT_FLOAT32, &shape);
 }
 
-/* How often n-gram `gram` of `length` entries occurs in a row, with `skip` - 1 entries left out between its own. */
+/* Counts n-gram `gram` of `length` entries in a row, with `skip` - 1 entries left out between neighbours. */
 static int64_t occurrences(const ont_call *call, int64_t row, int64_t n, const int64_t *gram, int64_t length,
                            int64_t skip)
 {

@@ -1,5 +1,5 @@
 /*
- * Operators that only rename or reshape: their output is their input's storage, and no kernel ever runs.
+ * Operators that rename or reshape: the output shares the storage of the input, and no kernel runs.
  */
 #include <inttypes.h>
 #include <string.h>
@@ -29,7 +29,7 @@ static ont_status set_view(ont_node *node, const ont_shape *shape)
 
 /* ---- Identity, StopGradient ---- */
 
-/* Of a sequence or an optional nothing is left: readers read what it reads. */
+/* For a sequence or an optional: its users use the input instead. */
 static ont_status identity_infer(ont_graph *g, ont_node *node)
 {
     ont_value *x;
@@ -100,7 +100,7 @@ VIEW(Flatten, "", 1, 1, flatten_infer, reshape_back, 0, "axis:i");
 
 /* ---- Squeeze, Unsqueeze ---- */
 
-/* Marks the axes of an input or attribute, counted over `rank`. *count -1: none given. */
+/* Marks the axes given by an input or attribute, for a tensor of `rank`. *count is -1 where none is given. */
 static ont_status read_axes(const ont_node *node, int rank, bool *marked, int *count)
 {
     int64_t axes[ONT_MAX_RANK];
@@ -153,7 +153,7 @@ static ont_status unsqueeze_infer(ont_graph *g, ont_node *node)
 VIEW(Squeeze, "", 1, 2, squeeze_infer, reshape_back, 0, "axes:I");
 VIEW(Unsqueeze, "", 1, 2, unsqueeze_infer, reshape_back, 0, "axes:I");
 
-/* ---- Shape, Size: known as soon as their input is ---- */
+/* ---- Shape, Size: constants once the shape of the input is known ---- */
 
 static ont_status set_data(ont_graph *g, ont_node *node, const ont_shape *shape, const int64_t *values, size_t count)
 {

@@ -1,6 +1,6 @@
 /*
- * Vectors of as many lanes as the instruction set has that a file is compiled for. For files that are compiled once per
- * instruction set and nobody else; memory has no alignment beyond that of float.
+ * Vectors of the width of the instruction set that a file is compiled for. Only for files that are compiled once per
+ * instruction set. Memory is aligned to float only.
  */
 #ifndef ONT_SIMD_LANES_H
 #define ONT_SIMD_LANES_H
@@ -26,7 +26,7 @@ typedef float quad_any __attribute__((vector_size(16), aligned(4), may_alias));
 INLINE vec load(const float *p) { return *(const vec_any *)p; }
 INLINE void store(float *p, vec v) { *(vec_any *)p = v; }
 
-/* Four rows become four columns. */
+/* Transposes four rows. */
 INLINE void turn(quad r[4])
 {
     quad a = __builtin_shuffle(r[0], r[1], (places){0, 4, 1, 5});
@@ -41,7 +41,7 @@ INLINE void turn(quad r[4])
 
 typedef int32_t lanes_of __attribute__((vector_size(LANES * 4)));
 
-/* LANES rows become columns: blocks of 1, 2, 4 and 8 change places over the diagonal. */
+/* Transposes LANES rows: blocks of 1, 2, 4 and 8 are swapped across the diagonal. */
 INLINE void turn_all(vec x[LANES])
 {
 #if defined(__AVX512F__)

@@ -1,6 +1,6 @@
 /*
- * Names put together, and functions that never stay calls: for files that are compiled once per instruction set, and
- * for the headers that these share.
+ * Token pasting, and functions that are always inlined: for files that are compiled once per instruction set, and for
+ * the headers that these share.
  */
 #ifndef ONT_SIMD_MACROS_H
 #define ONT_SIMD_MACROS_H

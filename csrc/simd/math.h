@@ -1,6 +1,6 @@
 /*
- * Scalar bodies of the vector math, written so that gcc vectorises the loops around them. Included by loops.inc.c once
- * per instruction set; nothing else includes it.
+ * Scalar bodies of the vector math, written so that GCC vectorises the loops around them. Included by loops.inc.c once
+ * per instruction set, and by nothing else.
  */
 #ifndef ONT_SIMD_MATH_H
 #define ONT_SIMD_MATH_H
@@ -19,20 +19,21 @@ INLINE float f32_from_bits(uint32_t bits)
     return x;
 }
 
-/* |x| with the sign of `sign`, whose zeros have one too. */
+/* |x| with the sign of `sign`, zeros included. */
 INLINE float f32_signed(float x, float sign)
 {
     return __builtin_copysignf(x, sign);
 }
 
-/* x - k ln 2, in two parts of ln 2, of which k times the first is exact (Cody and Waite). */
+/* x - k ln 2, with ln 2 in two parts, of which k times the first is exact (Cody and Waite). */
 INLINE float f32_less_ln2(float x, float k)
 {
     float r = x - k * 0.693359375f;
     return r + k * 2.12194440e-4f;
 }
 
-/* exp(r), x = k ln 2 + r: a polynomial (weighted least squares until its relative error, 3.1e-9, is even). */
+/* exp(r) for x = k ln 2 + r: a polynomial, fitted by weighted least squares until its relative error, 3.1e-9, is
+ * even. */
 INLINE float f32_exp_rest(float x, float k)
 {
     float r = f32_less_ln2(x, k);
@@ -45,26 +46,27 @@ INLINE float f32_exp_rest(float x, float k)
     return p * r + 1.0f;
 }
 
-/* exp, by k to the nearest: what is left, scaled by 2^k. */
+/* exp(x) = 2^k exp(r), with k the nearest integer to x / ln 2. */
 INLINE float f32_exp(float x)
 {
     float clamped = x > 89.0f ? 89.0f : x;
     clamped = clamped < -104.0f ? -104.0f : clamped;
     float k = clamped * 1.44269504f;
-    k = (k + 12582912.0f) - 12582912.0f; /* round to nearest */
+    k = (k + 12582912.0f) - 12582912.0f; /* rounds to nearest */
     float p = f32_exp_rest(clamped, k);
-    int32_t n = (int32_t)k, half = n >> 1; /* in two steps, so that neither scale overflows or is denormal */
+    int32_t n = (int32_t)k, half = n >> 1; /* two factors, so that neither overflows or is denormal */
     float y = p * f32_from_bits((uint32_t)(half + 127) << 23) * f32_from_bits((uint32_t)(n - half + 127) << 23);
     return x != x ? x : y;
 }
 
 /*
- * exp of what is below 88, in half the steps: 0 where the result is below 2^-126, and the bits of a sum are those of
- * the power already.
+ * exp(x) for x below 88, in half the operations: 0 where the result is below 2^-126. The bits of a sum are the power of
+ * 2 already.
  */
 INLINE float f32_exp_low(float x)
 {
-    const float magic = 12582912.0f + 127; /* 1.5 * 2^23: what is added to it is rounded, and is in its last bits */
+    const float magic = 12582912.0f + 127; /* 1.5 * 2^23: a number added to it is rounded, and stands in the last
+                                            * bits of the sum */
     float clamped = x < -88.0f ? -88.0f : x;
     float shifted = clamped * 1.44269504f + magic;
     float k = shifted - magic;
@@ -75,8 +77,9 @@ INLINE float f32_exp_low(float x)
 }
 
 /*
- * x = 2^k (1 + m), 1 + m between sqrt(1/2) and sqrt(2), and log(1 + m) by the polynomial of Cephes (Moshier): within
- * an ulp. Numbers without an implied bit are told by their bits: while they are flushed, they compare as 0.
+ * log(x) with x = 2^k (1 + m), 1 + m between sqrt(1/2) and sqrt(2), and log(1 + m) by the polynomial of Cephes
+ * (Moshier): within 1 ulp. Denormal numbers are recognised by their bits: where they are flushed to zero, they compare
+ * as 0.
  */
 INLINE float f32_log(float x)
 {
@@ -102,7 +105,7 @@ INLINE float f32_log(float x)
     return (given <= 0x7f800000u) | (given == 0x80000000u) ? y : NAN;
 }
 
-/* log(1 + x): what the sum rounded off is added. */
+/* log(1 + x): adds a correction for the rounding of 1 + x. */
 INLINE float f32_log1p(float x)
 {
     float u = 1.0f + x, log_u = f32_log(u);
@@ -111,7 +114,8 @@ INLINE float f32_log1p(float x)
     return x == 0 ? x : y;
 }
 
-/* 2^(k + r), k whole: Taylor's series (2e-9), scaled; its last sum is rounded once, whatever the compiler contracts. */
+/* 2^(k + r) with integer k: Taylor series (error 2e-9), scaled; its last sum is rounded once, whether or not the
+ * compiler contracts it to an fma. */
 INLINE float f32_exp2_of(float k, float r)
 {
     float p = 1.5252734e-5f;
@@ -135,8 +139,8 @@ INLINE float f32_exp2(float x)
 }
 
 /*
- * |x|^y = 2^(y log2 |x|), the logarithm in double by the series of artanh (9e-12); of negative x, whole y alone. Of
- * zeros and what is not finite, and of y whose last bit is not one, nothing is said.
+ * |x|^y = 2^(y log2 |x|), with the logarithm in double by the series of artanh (error 9e-12). Negative x only for
+ * integer y. Unspecified for zeros, numbers that are not finite, and y whose last bit is worth more than 1.
  */
 INLINE bool f32_pow_is_far(float x, float y)
 {
@@ -168,8 +172,8 @@ INLINE float f32_pow(float x, float y)
 }
 
 /*
- * exp(x) - 1 = 2 (2^(k - 1) (exp(r) - 1) + 2^(k - 1) - 1/2), x = k ln 2 + r: only the last sum is rounded where it
- * cancels. Half of the power, so that k may be 128.
+ * exp(x) - 1 = 2 (2^(k - 1) (exp(r) - 1) + 2^(k - 1) - 1/2) with x = k ln 2 + r: only the last sum is rounded where it
+ * cancels. Half of the power, so that k can be 128.
  */
 INLINE float f32_expm1(float x)
 {
@@ -186,10 +190,10 @@ INLINE float f32_expm1(float x)
     p = p * r * r + r;
     float half_power = f32_from_bits((uint32_t)((int32_t)k + 126) << 23);
     float y = 2 * (half_power * p + (half_power - 0.5f));
-    return (x != x) | (__builtin_fabsf(x) < 1e-8f) ? x : y; /* of which half may be flushed to zero */
+    return (x != x) | (__builtin_fabsf(x) < 1e-8f) ? x : y; /* half of a smaller x may be flushed to zero */
 }
 
-/* By the root of e^|x|, whose square is beyond the largest number no sooner than the result. */
+/* By the square root of e^|x|, whose square overflows no sooner than the result. */
 INLINE float f32_cosh(float x)
 {
     float root = f32_exp(0.5f * (x < 0 ? -x : x));
@@ -208,7 +212,7 @@ INLINE float f32_sinh(float x)
     return a < 1.0f ? small : large;
 }
 
-/* Cephes' polynomial up to 1/2; beyond, half the logarithm of (1 + a) / (1 - a). */
+/* The polynomial of Cephes up to 1/2; beyond, half the logarithm of (1 + a) / (1 - a). */
 INLINE float f32_atanh(float x)
 {
     float a = __builtin_fabsf(x), z = x * x;
@@ -238,14 +242,14 @@ INLINE float f32_tanh(float x)
 }
 
 /*
- * Sine, cosine and tangent of |x| up to F32_FAR. What is left of it by the nearest multiple of pi/2 is taken in three
- * parts (Cody and Waite, "Software Manual for the Elementary Functions", 1980), of which the first is exact by fma;
- * what the second rounded off is kept. Polynomials on [-pi/4, pi/4] are those of Cephes (Moshier).
+ * Sine, cosine and tangent for |x| up to F32_FAR. The nearest multiple of pi/2 is subtracted in three parts (Cody and
+ * Waite, Software Manual for the Elementary Functions, 1980), of which the first is exact by fma; the rounding error of
+ * the second is kept. Polynomials on [-pi/4, pi/4] are those of Cephes (Moshier).
  */
 #define F32_FAR 131072.0f
 
 typedef struct f32_turned {
-    float r, rest; /* what is left, and what was rounded off of it */
+    float r, rest; /* the reduced argument, and its rounding error */
     uint32_t quarters;
 } f32_turned;
 
@@ -259,7 +263,7 @@ INLINE f32_turned f32_turn(float x)
     return (f32_turned){r, __builtin_fmaf(k, 1.71512489e-15f, rest), quarters};
 }
 
-/* The sine of what is left, or the cosine. */
+/* Sine or cosine of the reduced argument. */
 INLINE float f32_wave(f32_turned t, bool cosine)
 {
     float r = t.r, z = r * r, s = -1.9515295891e-4f, c = 2.443315711809948e-5f;
@@ -272,7 +276,7 @@ INLINE float f32_wave(f32_turned t, bool cosine)
     return cosine ? c : s;
 }
 
-/* x, of the other sign where a bit of `sign` says so. */
+/* x with its sign flipped where a bit of `sign` says so. */
 INLINE float f32_turned_over(float x, uint32_t sign)
 {
     uint32_t bits;
@@ -309,7 +313,7 @@ INLINE float f32_tan(float x)
     return f32_turned_over(t.quarters & 1 ? -1 / p : p, bits);
 }
 
-/* By the tangent of what is left beyond pi/4 or pi/2; Cephes' polynomial, their last digits added apart. */
+/* By the tangent of the remainder beyond pi/4 or pi/2; Cephes' polynomial, with the last digits added apart. */
 INLINE float f32_atan(float x)
 {
     float a = __builtin_fabsf(x);
@@ -323,20 +327,20 @@ INLINE float f32_atan(float x)
     return f32_signed((steep ? 1.57079637f : middle ? 0.785398185f : 0.0f) + (p + t), x);
 }
 
-/* By the quotient that is at most one, from the nearer axis. */
+/* By the quotient that is at most 1, from the nearer axis. */
 INLINE float f32_atan2(float y, float x)
 {
     float a = __builtin_fabsf(y), b = __builtin_fabsf(x);
     bool flat = a <= b, back = __builtin_copysignf(1.0f, x) < 0;
     float low = flat ? a : b, high = flat ? b : a, q = low / high;
-    q = low == high ? (high == 0 ? 0.0f : 1.0f) : q; /* of infinities, too, and of zeros */
+    q = low == high ? (high == 0 ? 0.0f : 1.0f) : q; /* of infinities and of zeros too */
     float axis = flat ? (back ? 3.14159274f : 0.0f) : 1.57079637f;
     float rest = flat ? (back ? -8.74227766e-8f : 0.0f) : -4.37113883e-8f;
     float angle = f32_atan(q);
     return f32_signed(axis + ((flat == back ? -angle : angle) + rest), y);
 }
 
-/* The arc sine of a, not negative, less a; Cephes' polynomial up to 1/2. */
+/* asin(a) - a for a >= 0; Cephes' polynomial up to 1/2. */
 INLINE float f32_asin_rest(float a)
 {
     float z = a * a;
@@ -369,8 +373,8 @@ INLINE float f32_acos(float x)
 }
 
 /*
- * The exact remainder of a by b, |a| below 2^22 |b|: the quotient rounds to a whole number too large by 1 at most, and
- * fma gives the difference without rounding.
+ * The exact remainder of a / b for |a| below 2^22 |b|: the rounded quotient is too large by 1 at most, and fma gives
+ * the difference without rounding.
  */
 #define F32_NEAR_QUOTIENT 4194304.0f
 
@@ -410,8 +414,8 @@ INLINE float f32_erf(float x)
 }
 
 /*
- * The normal distribution up to x: below -u it has exp(-u^2 / 2 + R(u)), where R is nearly a line; a polynomial fitted
- * on [0, 6] so that the result is 5e-8 off (weighted least squares, 6e-9 before rounding).
+ * The normal distribution function. Below -u it is exp(-u^2 / 2 + R(u)), where R is nearly linear; a polynomial fitted
+ * on [0, 6] by weighted least squares gives a relative error of 5e-8 (6e-9 before rounding).
  */
 INLINE float f32_normal(float x)
 {
@@ -438,7 +442,7 @@ INLINE float f32_sigmoid(float x)
 }
 
 /*
- * Philox4x32-10, the counter-based generator of Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011.
+ * Philox4x32-10, a counter-based generator. Source: Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, 2011.
  */
 typedef struct philox4 {
     uint32_t x[4];

@@ -1,6 +1,6 @@
 /*
- * Row loops (softmax, normalisation, dropout) for float32. Part of loops.inc.c, included by nothing else.
- * Sums run in 16 partial sums: that is one AVX-512 or two AVX2 registers, and it fixes the order of addition.
+ * Row loops (softmax, normalisation, dropout) for float32. Part of loops.inc.c, included by nothing else. A sum runs in
+ * 16 partial sums: one AVX-512 register or two AVX2 registers, which also fixes the order of addition.
  */
 #ifndef ONT_SIMD_ROWS_H
 #define ONT_SIMD_ROWS_H
@@ -10,7 +10,7 @@
 
 enum { LANES = 16, PAGE = ONT_PREFETCH_DISTANCE / sizeof(float) }; /* elements */
 
-/* Of fewer than 16 terms all are in the first of them. */
+/* With fewer than 16 terms, all are in the first partial sum. */
 #define REDUCE_SUM(n, term, result) \
     do { \
         if ((n) < LANES) { \
@@ -49,7 +49,7 @@ static float row_dot(const float *x, const float *y, int64_t n)
     return sum;
 }
 
-/* By the order of the bits as integers, of which the largest is found in any order: the compiler may use vectors. */
+/* The maximum through the order of the bits as integers, which is associative, so that the compiler vectorises it. */
 static float row_max(const float *x, int64_t n)
 {
     int32_t best = INT32_MIN, nan = 0;
@@ -85,7 +85,7 @@ static void row_add_to(float *acc, const float *x, int64_t n)
     for (int64_t i = 0; i < n; i++) acc[i] += x[i];
 }
 
-/* Both halves are read before either is written, and no step reads what another writes. */
+/* Both halves are read before either is written, and no iteration reads what another writes. */
 #define ROTATE(name, type) \
     static void name(const type *x, const type *c, const type *s, type *y, int64_t half, bool back) \
     { \
@@ -108,8 +108,8 @@ static void row_softmax(const float *x, float *y, int64_t n)
 }
 
 /*
- * part += exp(x - base) and top = the larger of top and x, lane by lane, a NaN in the sums only. `ahead`: what lies a
- * page behind is asked for, a line at a time, while there is arithmetic to do.
+ * part += exp(x - base) and top = max(top, x), lane by lane; NaN appears in the sums only. `ahead`: prefetches one page
+ * ahead, a cache line at a time.
  */
 INLINE void add_exponentials(const float *x, int64_t n, bool ahead, float base, float part[LANES], float top[LANES])
 {
@@ -133,10 +133,10 @@ INLINE void add_exponentials(const float *x, int64_t n, bool ahead, float base, 
 }
 
 /*
- * The row's largest element and the logarithm of the sum of exp(x - largest): two numbers, for their sum would round.
- * Read once: exponentials are of x less the first page's largest element, which is as good as the row's until a page
- * has one so far above it that its exponential leaves float32; then that page is read again, less its own. A row of
- * nothing but -inf has NaN, as in torch.
+ * The row's largest element, and the logarithm of the sum of exp(x - largest): two numbers, since their sum would be
+ * rounded. The row is read once: exponentials are of x minus the largest element of the first page. Where a later page
+ * has an element so far above it that its exponential overflows float32, that page is read again with its own maximum.
+ * As in PyTorch, a row of -inf gives NaN.
  */
 static void row_log_sum_exp(const float *x, int64_t n, float *most, float *log_sum)
 {
@@ -159,7 +159,7 @@ static void row_log_sum_exp(const float *x, int64_t n, float *most, float *log_s
         memcpy(part, sums, sizeof part);
     }
     REDUCE_SUM(LANES, part[i], sum);
-    if (sum != sum) largest = row_max(x, n); /* NaN or inf, whichever there is */
+    if (sum != sum) largest = row_max(x, n); /* NaN or inf */
     *most = largest;
     *log_sum = !n ? -INFINITY : largest == -INFINITY ? NAN : logf(sum * f32_vexp_low(base - largest));
 }
@@ -171,7 +171,7 @@ static void row_log_softmax(const float *x, float *y, int64_t n)
     for (int64_t i = 0; i < n; i++) y[i] = (x[i] - most) - log_sum;
 }
 
-/* y may be x. */
+/* y may equal x. */
 static void row_scaled_softmax(const float *x, float most, float log_sum, float scale, float *y, int64_t n)
 {
     int64_t i = 0;

@@ -39,11 +39,7 @@ INLINE double f64_log(double x)
     return k * 0.69314718055994530942 + p * t;
 }
 
-/*
- * sin(pi r) and cos(pi r) for
- * r
- * up to 1/2, by Taylor series (error 3e-16).
- */
+/* sin(pi r) and cos(pi r) for |r| up to 1/2, by Taylor series (error 3e-16). */
 INLINE double f64_sine(double r)
 {
     double x = F64_PI * r, z = x * x, p = -1.0 / 121645100408832000;
@@ -74,10 +70,8 @@ INLINE double f64_cosine(double r)
 }
 
 /*
- * log
- * gamma(x)
- * : Stirling's series from 7 on (error 2e-15), to which the recurrence leads; reflection below 1/2; Taylor series near
- * the zeros at 1 and 2.
+ * log |gamma(x)|: Stirling's series from 7 on (error 2e-15), to which the recurrence leads; reflection below 1/2;
+ * Taylor series near the zeros at 1 and 2.
  */
 INLINE float f32_lgamma(float x)
 {
