@@ -17,9 +17,9 @@ ONT_DEVICE int column_group() { return (int)threadIdx.x & 7; } /* c: columns 4 c
 /* Where row j of a tile lies that is an operand of gemm_nt() by columns: neighbouring lanes read neighbouring rows. */
 ONT_DEVICE int swizzled_row(int j) { return (j & 3) * 8 + (j >> 2); }
 
-static __host__ __device__ inline int pitch_of(int64_t size, int64_t v_size)
+static __host__ __device__ inline int pitch_of(int64_t head_dim, int64_t head_dim_v)
 {
-    return ((int)(size > v_size ? size : v_size) + VECTOR - 1) / VECTOR * VECTOR + VECTOR;
+    return ((int)(head_dim > head_dim_v ? head_dim : head_dim_v) + VECTOR - 1) / VECTOR * VECTOR + VECTOR;
 }
 
 /* Loads rows [first, first + TILE) of `n` into shared memory, (TILE, pitch), padded with zeros. */

@@ -331,7 +331,7 @@ def test_large_masks_are_known_by_what_makes_them(name, sizes):
     y = plain_attention(m, q, k, v, **{"mask" if is_added else "where": mask})
     text = compare(m, y, every_subset=False)
     assert ("causal = 1" in text) == causal
-    assert not causal or f"diagonal = {min(diagonal, T - 1)}" in text
+    assert not causal or f"causal_offset = {min(diagonal, T - 1)}" in text
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -499,7 +499,7 @@ def test_one_batch_dim_as_multihead_attention_has_it(drop):
         p = m("Dropout", p, m.constant(drop, torch.float32), m.constant(True, torch.bool))
     y = m("Reshape", m("Transpose", m("MatMul", p, v), perm=[1, 0, 2]), m.ints(S, B, H * D))
     text = compare(m, y)
-    assert "Transpose" not in text and "leads = [2, 3]" in text
+    assert "Transpose" not in text and "batch_dims = [2, 3]" in text
 
 
 @pytest.mark.parametrize("last", ["gemm", "matmul", "no bias"])
