@@ -7,7 +7,7 @@
 
 #include "kernels.h"
 
-static const int64_t RANGE = 4096, MOST_RANGES = 512; /* least elements of a range; most ranges of a channel */
+static const int64_t RANGE = 4096, MAX_RANGES = 512; /* least elements of a range; most ranges of a channel */
 
 struct layout {
     int64_t n, c, d, each; /* each: elements of a range */
@@ -18,7 +18,7 @@ static layout layout_of(const ont_batchnorm *s)
 {
     layout l = {s->n, s->c, s->d, 0, 1};
     int64_t count = s->n * s->d, ranges = (count + RANGE - 1) / RANGE;
-    l.ranges = (int)(ranges < 1 ? 1 : ranges > MOST_RANGES ? MOST_RANGES : ranges);
+    l.ranges = (int)(ranges < 1 ? 1 : ranges > MAX_RANGES ? MAX_RANGES : ranges);
     l.each = (count + l.ranges - 1) / l.ranges;
     return l;
 }

@@ -116,8 +116,8 @@ enum { ONT_THREADS = 256, ONT_MAX_BLOCKS = 65535 * 16 };
 static inline unsigned ont_blocks(int64_t n, int64_t per_block)
 {
     int64_t blocks = (n + per_block - 1) / per_block;
-    const int64_t most = ONT_MAX_BLOCKS;
-    return (unsigned)(blocks < 1 ? 1 : blocks > most ? most : blocks);
+    const int64_t limit = ONT_MAX_BLOCKS;
+    return (unsigned)(blocks < 1 ? 1 : blocks > limit ? limit : blocks);
 }
 
 /* Grid-stride loop: `i` runs over [0, n) for any grid. */
@@ -157,9 +157,9 @@ template <class T> ONT_DEVICE T ont_block_max(T v, T *scratch)
     __syncthreads();
     if (!lane) scratch[warp] = v;
     __syncthreads();
-    T most = scratch[0];
-    for (int w = 1; w < warps; w++) most = ont_larger(most, scratch[w]);
-    return most;
+    T max_value = scratch[0];
+    for (int w = 1; w < warps; w++) max_value = ont_larger(max_value, scratch[w]);
+    return max_value;
 }
 
 /* Threads for a row of n: a multiple of 32, at most 256 (in the emulation 64, for the duration of tests). */

@@ -174,7 +174,7 @@ ONT_DEVICE int width_of(const ont_cuda_tensor &t)
     return all % (FOUR * sizeof(double)) ? 1 : FOUR;
 }
 
-ONT_DEVICE int least(int width, int64_t rest) { return rest < width ? (int)rest : width; }
+ONT_DEVICE int min_width(int width, int64_t rest) { return rest < width ? (int)rest : width; }
 
 /* Updates one element: returns the new parameter, and writes its states. */
 template <class C> ONT_DEVICE C adam(const ont_cuda_optim &o, const update<C> &u, C x, C g, C &m, C &v, C &most)
@@ -244,7 +244,7 @@ template <class C> ONT_DEVICE void update_chunk(const ont_cuda_optim &o, const o
     const int64_t end = chunk_end(t, first);
     const int width = width_of(t);
     for (int64_t i = first + (int64_t)threadIdx.x * width; i < end; i += (int64_t)blockDim.x * width) {
-        const int n = least(width, end - i);
+        const int n = min_width(width, end - i);
         four<C> x = read_param<C>(t, i, n), g = load_four<C>(t.grad, t.grad_dtype, i, n), s[STATES];
         ONT_UNROLL
         for (int k = 0; k < STATES; k++) s[k] = t.state[k] ? load_four<C>(t.state[k], t.state_dtype, i, n) : four<C>{};
@@ -311,7 +311,7 @@ ONT_DEVICE void lamb_chunk(const ont_cuda_optim &o, const ont_cuda_tensor &t, in
     const int64_t end = chunk_end(t, first);
     const int width = width_of(t);
     for (int64_t i = first + (int64_t)threadIdx.x * width; i < end; i += (int64_t)blockDim.x * width) {
-        const int n = least(width, end - i);
+        const int n = min_width(width, end - i);
         four<C> x = read_param<C>(t, i, n), m = load_four<C>(t.state[0], t.state_dtype, i, n);
         four<C> v = load_four<C>(t.state[1], t.state_dtype, i, n);
         if (applies) {
@@ -381,7 +381,7 @@ __global__ void __launch_bounds__(ONT_THREADS) optim_squares_kernel(const ont_cu
         const int64_t end = chunk_end(t, first);
         const int width = width_of(t);
         for (int64_t i = first + (int64_t)threadIdx.x * width; i < end; i += (int64_t)blockDim.x * width) {
-            const four<double> g = load_four<double>(t.grad, t.grad_dtype, i, least(width, end - i));
+            const four<double> g = load_four<double>(t.grad, t.grad_dtype, i, min_width(width, end - i));
             ONT_UNROLL
             for (int k = 0; k < FOUR; k++) sum += g.v[k] * g.v[k];
         }
@@ -414,7 +414,7 @@ __global__ void __launch_bounds__(ONT_THREADS) optim_scale_kernel(const ont_cuda
         const int64_t end = chunk_end(t, first);
         const int width = width_of(t);
         for (int64_t i = first + (int64_t)threadIdx.x * width; i < end; i += (int64_t)blockDim.x * width) {
-            const int n = least(width, end - i);
+            const int n = min_width(width, end - i);
             four<double> g = load_four<double>(t.grad, t.grad_dtype, i, n);
             ONT_UNROLL
             for (int k = 0; k < FOUR; k++) {
@@ -453,7 +453,7 @@ __global__ void __launch_bounds__(ONT_THREADS) optim_into_kernel(const ont_cuda_
         const int64_t end = chunk_end(t, first);
         const int width = width_of(t);
         for (int64_t i = first + (int64_t)threadIdx.x * width; i < end; i += (int64_t)blockDim.x * width) {
-            const int n = least(width, end - i);
+            const int n = min_width(width, end - i);
             four<double> g = load_four<double>(t.grad, t.grad_dtype, i, n), x = {};
             if (keep != 0) x = load_four<double>(t.param, t.param_dtype, i, n);
             ONT_UNROLL

@@ -56,15 +56,15 @@ template <class T> ONT_DEVICE int64_t winner_of(const ont_pool &p, const T *x, i
     typedef typename ont_compute<T>::type A;
     window w = window_of(p, o);
     int64_t winner = -1;
-    A most = 0;
+    A max_value = 0;
     for (int64_t a = w.lo[0]; a < w.hi[0]; a++)
         for (int64_t b = w.lo[1]; b < w.hi[1]; b++)
             for (int64_t c = w.lo[2]; c < w.hi[2]; c++) {
                 int64_t at = cell_of(p, w, a, b, c);
                 A v = ont_load(x + at);
-                if (winner >= 0 && !(v > most) && v == v) continue;
+                if (winner >= 0 && !(v > max_value) && v == v) continue;
                 winner = at;
-                most = v;
+                max_value = v;
             }
     return winner;
 }

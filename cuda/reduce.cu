@@ -32,29 +32,29 @@ template <class A> ONT_DEVICE A combine(int kind, A a, A b)
     }
 }
 
-template <class A> ONT_DEVICE A prepared(int kind, A v, A most)
+template <class A> ONT_DEVICE A prepared(int kind, A v, A max_value)
 {
     switch (kind) {
     case L1: return v < 0 ? 0 - v : v;
     case L2:
     case SUM_SQUARE: return v * v;
-    case LOG_SUM_EXP: return (A)vexp((double)(v - most));
+    case LOG_SUM_EXP: return (A)vexp((double)(v - max_value));
     default: return v;
     }
 }
 
-template <class A> ONT_DEVICE A finished(int kind, A acc, A most, int64_t each)
+template <class A> ONT_DEVICE A finished(int kind, A acc, A max_value, int64_t each)
 {
     switch (kind) {
     case MEAN: return acc / (A)each;
     case L2: return (A)vsqrt((double)acc);
     case LOG_SUM: return (A)vlog((double)acc);
-    case LOG_SUM_EXP: return (A)vlog((double)acc) + most;
+    case LOG_SUM_EXP: return (A)vlog((double)acc) + max_value;
     default: return acc;
     }
 }
 
-/* NaN of either comes through MAX and MIN because combine() is asked both ways round. */
+/* NaN in either operand passes through MAX and MIN, since combine() is called in both orders. */
 template <class A> ONT_DEVICE A block_combine(int kind, A v, A *scratch)
 {
     int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5, warps = (int)blockDim.x >> 5;
@@ -87,21 +87,21 @@ __global__ void __launch_bounds__(ONT_THREADS)
     __shared__ A scratch[32];
     for (int64_t out = blockIdx.x; out < r.outputs; out += gridDim.x) {
         const T *from = x + offset_of<T>(r.kept, r.kept_stride, r.n_kept, out);
-        A most = 0;
+        A max_value = 0;
         if (r.kind == LOG_SUM_EXP && r.each) {
-            most = (A)from[0];
+            max_value = (A)from[0];
             for (int64_t e = threadIdx.x; e < r.each; e += blockDim.x)
-                most = ont_larger((A)from[offset_of<T>(r.reduced, r.reduced_stride, r.n_reduced, e)], most);
-            most = block_combine((int)MAX, most, scratch);
-            if (isinf(as_double(most))) most = 0;
+                max_value = ont_larger((A)from[offset_of<T>(r.reduced, r.reduced_stride, r.n_reduced, e)], max_value);
+            max_value = block_combine((int)MAX, max_value, scratch);
+            if (isinf(as_double(max_value))) max_value = 0;
         }
         A acc = neutral(r.kind, lowest, highest);
         for (int64_t e = threadIdx.x; e < r.each; e += blockDim.x) {
-            A v = prepared(r.kind, (A)from[offset_of<T>(r.reduced, r.reduced_stride, r.n_reduced, e)], most);
+            A v = prepared(r.kind, (A)from[offset_of<T>(r.reduced, r.reduced_stride, r.n_reduced, e)], max_value);
             acc = v != v ? v : combine(r.kind, acc, v);
         }
         acc = block_combine((int)r.kind, acc, scratch);
-        if (!threadIdx.x) y[out] = (T)finished(r.kind, acc, most, r.each);
+        if (!threadIdx.x) y[out] = (T)finished(r.kind, acc, max_value, r.each);
     }
 }
 

@@ -98,17 +98,17 @@ static ont_status arg_prepare(const ont_node *node, ont_arena *arena, ont_prepar
     return ONT_OK;
 }
 
-/* float32: the extremum of n numbers with stride `step`, without a call for each element. */
-static int64_t arg_row_f32(const float *x, int64_t step, int64_t n, bool largest, bool last)
+/* float32: the extremum of n numbers with stride `stride`, without a call for each element. */
+static int64_t arg_row_f32(const float *x, int64_t stride, int64_t n, bool largest, bool last)
 {
     int64_t best = 0;
-    float most = x[0];
+    float extremum = x[0];
     for (int64_t i = 1; i < n; i++) {
-        float v = x[i * step];
-        bool better = largest ? v > most : v < most, nan = v != v;
-        if (better || nan || (last && v == most)) {
-            if (most != most && !(nan && last)) continue;
-            most = v;
+        float v = x[i * stride];
+        bool better = largest ? v > extremum : v < extremum, nan = v != v;
+        if (better || nan || (last && v == extremum)) {
+            if (extremum != extremum && !(nan && last)) continue;
+            extremum = v;
             best = i;
         }
     }
@@ -122,35 +122,35 @@ enum { STRIP = 256, NARROW = 8, FOLD = 32 }; /* STRIP: columns; FOLD: rows of a 
 static void arg_columns_f32(const float *x, const line_state *s, bool largest, int64_t first, int64_t last,
                             int64_t *out)
 {
-    float most[STRIP];
+    float extremum[STRIP];
     int32_t best[STRIP];
     for (int64_t j = first; s->inner < NARROW && j < last; j++)
         out[j] = arg_row_f32(x + j, s->inner, s->n, largest, s->last);
     for (int64_t from = first; s->inner >= NARROW && from < last; from += STRIP) {
         int64_t w = last - from < STRIP ? last - from : STRIP;
-        memcpy(most, x + from, (size_t)w * sizeof *most);
+        memcpy(extremum, x + from, (size_t)w * sizeof *extremum);
         memset(best, 0, sizeof best);
         for (int64_t k = 1; k < s->n; k++) {
             const float *row = x + k * s->inner + from;
             const float sign = largest ? 1 : -1;
             const int32_t take_equal = s->last ? -1 : 0, here = (int32_t)k;
             for (int64_t j = 0; j < w; j++) {
-                float v = row[j], m = most[j];
+                float v = row[j], m = extremum[j];
                 int32_t nan = -(v != v), old_nan = -(m != m), equal = (-(v == m) | (nan & old_nan)) & take_equal;
                 int32_t better = (-(v * sign > m * sign) | (nan & ~old_nan) | equal);
                 best[j] = (better & here) | (~better & best[j]);
-                most[j] = better ? v : m;
+                extremum[j] = better ? v : m;
             }
         }
         for (int64_t j = 0; j < w; j++) out[from + j] = best[j];
     }
 }
 
-/* Whether v at row i of a line comes before `most` at row `best`. */
-static bool precedes(float v, int64_t i, float most, int64_t best, const line_state *s, bool largest)
+/* Whether v at row i of a line comes before `extremum` at row `best`. */
+static bool precedes(float v, int64_t i, float extremum, int64_t best, const line_state *s, bool largest)
 {
-    if (v == most || (v != v && most != most)) return s->last ? i > best : i < best;
-    return v != v || (largest ? v > most : v < most);
+    if (v == extremum || (v != v && extremum != extremum)) return s->last ? i > best : i < best;
+    return v != v || (largest ? v > extremum : v < extremum);
 }
 
 /* float32, long lines of few columns: FOLD rows are read as one, so that there are many columns. Then the extremum of
@@ -164,11 +164,11 @@ static void arg_folded_f32(const float *x, const line_state *s, bool largest, in
     arg_columns_f32(x, &wide, largest, 0, wide.inner, found);
     for (int64_t j = 0; j < s->inner; j++) {
         int64_t best = found[j] * FOLD;
-        float most = x[best * s->inner + j];
+        float extremum = x[best * s->inner + j];
         for (int64_t g = 1; g < FOLD + s->n % FOLD; g++) {
             int64_t i = g < FOLD ? found[g * s->inner + j] * FOLD + g : (rows - 1) * FOLD + g;
             float v = x[i * s->inner + j];
-            if (precedes(v, i, most, best, s, largest)) most = v, best = i;
+            if (precedes(v, i, extremum, best, s, largest)) extremum = v, best = i;
         }
         out[j] = best;
     }
@@ -514,9 +514,9 @@ static ont_status pick_prepare(const ont_node *node, ont_arena *arena, ont_prepa
     s->lines = *(line_state *)out->state;
     s->sorted = ont_attr_int(node, "sorted", 1);
     s->largest = ont_attr_int(node, "largest", 1);
-    double most = (double)s->lines.lines * (double)s->lines.n / 2048 + 1;
+    double limit = (double)s->lines.lines * (double)s->lines.n / 2048 + 1;
     s->parts = ont_parallel_threads();
-    if (s->parts > most) s->parts = (int)most;
+    if (s->parts > limit) s->parts = (int)limit;
     out->state = s;
     out->work_bytes = (size_t)s->parts * (size_t)s->lines.n * sizeof(ont_ranked);
     return ONT_OK;
@@ -535,12 +535,12 @@ static int64_t rank_of_float(double v, bool largest)
 
 static int64_t rank_of_int(int64_t v, bool largest) { return largest ? ~v : v; }
 
-static void rank_line(ont_dtype dtype, const void *data, int64_t step, int64_t n, bool largest, ont_ranked *to)
+static void rank_line(ont_dtype dtype, const void *data, int64_t stride, int64_t n, bool largest, ont_ranked *to)
 {
 #define RANK(name, type, kind, convert) \
     case ONT_##name: \
         for (int64_t i = 0; i < n; i++) \
-            to[i] = (ont_ranked){rank_of_##kind(convert(((const type *)data)[i * step]), largest), i}; \
+            to[i] = (ont_ranked){rank_of_##kind(convert(((const type *)data)[i * stride]), largest), i}; \
         break;
 #define WRAPPED(v) ((int64_t)((v) ^ (uint64_t)1 << 63))
     switch (dtype) {

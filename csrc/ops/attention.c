@@ -108,7 +108,7 @@ static ont_status read_attention(const ont_node *node, attention *a)
     ONT_TRY(check_past(node, PAST_K, a, a->head_dim));
     ONT_TRY(check_past(node, PAST_V, a, a->head_dim_v));
     if (lens && (lens->dtype != ONT_INT64 || lens->shape.rank != 1 || lens->shape.dims[0] != a->batch))
-        return ont_fail(ONT_EINVAL, "nonpad_kv_seqlen must be %" PRId64 " int64", a->batch);
+        return ont_fail(ONT_EINVAL, "nonpad_kv_seqlen must have shape (%" PRId64 ") and dtype int64", a->batch);
     ONT_TRY(read_mask(node, a));
     a->scale = ont_attr_float(node, "scale", a->head_dim ? 1 / sqrt((double)a->head_dim) : 1);
     a->softcap = ont_attr_float(node, "softcap", 0);
@@ -117,9 +117,8 @@ static ont_status read_attention(const ont_node *node, attention *a)
     a->window_right = ont_attr_int(node, "right_window_size", -1);
     if (a->window_left < -1 || a->window_right < -1) return ont_fail(ONT_EINVAL, "a window size is below -1");
     a->output_mode = (int)ont_attr_int(node, "qk_matmul_output_mode", RAW);
-    if (a->output_mode < RAW || a->output_mode > PROBABILITIES) return ont_fail(ONT_EINVAL,
-                                                                                "qk_matmul_output_mode is %d",
-                                                                                a->output_mode);
+    if (a->output_mode < RAW || a->output_mode > PROBABILITIES)
+        return ont_fail(ONT_EINVAL, "qk_matmul_output_mode is %d", a->output_mode);
     int64_t wide = ont_attr_int(node, "softmax_precision", a->dtype);
     if (wide < 0 || wide >= ONT_DTYPE_COUNT || !ont_dtype_is_float((ont_dtype)wide))
         return ont_fail(ONT_EINVAL, "softmax_precision is %" PRId64, wide);

@@ -464,7 +464,7 @@ static ont_status fused_infer(ont_graph *g, ont_node *node)
 {
     const ont_value *x = ont_node_in(node, BN_X), *residual = ont_node_in(node, BN_RESIDUAL);
     if (residual && (residual->dtype != x->dtype || !ont_shape_equal(&residual->shape, &x->shape)))
-        return ont_fail(ONT_EINVAL, "the residual must be as the input");
+        return ont_fail(ONT_EINVAL, "the residual must have the input's dtype and shape");
     return bn_infer(g, node);
 }
 
@@ -473,9 +473,9 @@ static ont_status grad_infer(ont_graph *g, ont_node *node)
     const ont_value *x = ont_node_in(node, BN_GRAD_X), *y = ont_node_in(node, BN_GRAD_Y),
                     *bias = ont_node_in(node, BN_GRAD_BIAS);
     if (bias && (bias->dtype != x->dtype || !ont_shape_equal(&bias->shape, &ont_node_in(node, BN_GRAD_SCALE)->shape)))
-        return ont_fail(ONT_EINVAL, "the bias must be as the scale");
+        return ont_fail(ONT_EINVAL, "the bias must have the scale's dtype and shape");
     if (y && (y->dtype != x->dtype || !ont_shape_equal(&y->shape, &x->shape)))
-        return ont_fail(ONT_EINVAL, "y must be as the input");
+        return ont_fail(ONT_EINVAL, "y must have the input's dtype and shape");
     return ont_infer_norm_grad(g, node);
 }
 

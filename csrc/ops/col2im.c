@@ -14,7 +14,7 @@ typedef struct columns {
     int64_t planes; /* batch * channels */
 } columns;
 
-static ont_status read_list(const ont_node *node, int index, const char *name, int64_t least, int n, int64_t otherwise,
+static ont_status read_list(const ont_node *node, int index, const char *name, int64_t minimum, int n, int64_t otherwise,
                             int64_t *out)
 {
     int given;
@@ -23,7 +23,7 @@ static ont_status read_list(const ont_node *node, int index, const char *name, i
     if (given >= 0 && given != n) return ont_fail(ONT_EINVAL, "%s has %d entries, expected %d", name, given, n);
     for (int i = 0; i < n; i++) {
         out[i] = given < 0 ? otherwise : values[i];
-        if (out[i] < least || out[i] > INT32_MAX) return ont_fail(ONT_EINVAL, "%s[%d] is %" PRId64, name, i, out[i]);
+        if (out[i] < minimum || out[i] > INT32_MAX) return ont_fail(ONT_EINVAL, "%s[%d] is %" PRId64, name, i, out[i]);
     }
     return ONT_OK;
 }

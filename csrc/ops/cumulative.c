@@ -73,13 +73,13 @@ static int64_t groups_of(const scan_state *s)
 }
 
 typedef struct scan_group {
-    int64_t start, step, apart, lanes; /* start: offset of the first element; step: from one element of a line to the
-                                        * next; apart: from line to line; lanes: lines */
+    int64_t start, stride; /* offset of the first element; from element to element of a line */
+    int64_t apart, lanes;  /* from line to line; number of lines */
 } scan_group;
 
 static scan_group group_at(const scan_state *s, int64_t group)
 {
-    scan_group g = {.step = s->reverse ? -s->inner : s->inner};
+    scan_group g = {.stride = s->reverse ? -s->inner : s->inner};
     if (s->inner > 1) {
         int64_t groups = (s->inner + LANES - 1) / LANES, lane = group % groups * LANES;
         g.start = group / groups * s->n * s->inner + lane;
@@ -110,7 +110,7 @@ static scan_group group_at(const scan_state *s, int64_t group)
         type *y = (type *)out + g.start; \
         acc_type acc[LANES]; \
         for (int64_t c = 0; c < g.lanes; c++) acc[c] = s->product ? 1 : 0; \
-        for (int64_t i = 0; i < s->n; i++, x += g.step, y += g.step) { \
+        for (int64_t i = 0; i < s->n; i++, x += g.stride, y += g.stride) { \
             if (s->exclusive && s->product) { \
                 EACH_LANE(g, type v = x[at]; y[at] = (type)acc[c]; acc[c] *= v;) \
             } else if (s->exclusive) { \
@@ -201,13 +201,13 @@ const ont_op ont_op_TorchCumProd = {.domain = ONT_DOMAIN, .name = "TorchCumProd"
         double tail[LANES], before[LANES]; \
         for (int64_t c = 0; c < g.lanes; c++) before[c] = 1; \
         for (int64_t k = 0; k < s->n; k++) { \
-            const type *own = x + k * g.step; \
-            type *to = dx + k * g.step; \
+            const type *own = x + k * g.stride; \
+            type *to = dx + k * g.stride; \
             EACH_LANE(g, to[at] = (type)before[c]; before[c] *= (double)own[at];) \
         } \
         for (int64_t k = s->n - 1, shift = s->exclusive; k >= 0; k--) { \
-            const type *next = x + (k + 1) * g.step, *own = dy + (k + shift) * g.step; \
-            type *to = dx + k * g.step; \
+            const type *next = x + (k + 1) * g.stride, *own = dy + (k + shift) * g.stride; \
+            type *to = dx + k * g.stride; \
             if (k + shift >= s->n) { \
                 EACH_LANE(g, to[at] = 0;) \
             } else if (k + shift == s->n - 1) { \

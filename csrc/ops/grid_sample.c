@@ -15,7 +15,7 @@ enum { BLOCK = 16 }; /* points whose taps are kept while all channels use them *
 typedef struct grid_state {
     ont_sampler sampler;
     int64_t n, c, cells, points; /* cells: of a plane of x; points: of a plane of y */
-    int most;                    /* taps of a point, at most */
+    int max_taps;                /* of a point */
 } grid_state;
 
 typedef struct grid_block {
@@ -67,10 +67,10 @@ static ont_status read_node(const ont_node *node, const ont_value *x, const ont_
     s->cells = ont_shape_count_range(&x->shape, 2, x->shape.rank);
     s->points = ont_shape_count_range(&grid->shape, 1, grid->shape.rank - 1);
     if (!s->cells && s->points && s->n && s->c) return ont_fail(ONT_EINVAL, "the planes of the input are empty");
-    s->most = 1;
+    s->max_taps = 1;
     for (int d = 0; d < s->sampler.rank; d++) {
         s->sampler.dims[d] = x->shape.dims[d + 2];
-        s->most *= s->sampler.mode == ONT_SAMPLE_CUBIC ? 4 : s->sampler.mode == ONT_SAMPLE_LINEAR ? 2 : 1;
+        s->max_taps *= s->sampler.mode == ONT_SAMPLE_CUBIC ? 4 : s->sampler.mode == ONT_SAMPLE_LINEAR ? 2 : 1;
     }
     return ONT_OK;
 }
@@ -132,13 +132,13 @@ static void read_block(const ont_call *call, const void *grid, int64_t first, in
             double u = f32 ? (double)((const float *)grid)[at] : ((const double *)grid)[at];
             x[d] = (u + 1) * cells_per_unit(sampler, d) - (sampler->corners ? 0 : 0.5);
         }
-        block->taps[p] = ont_sample_taps(sampler, x, block->index + p * s->most, block->weight + p * s->most,
-                                         slopes ? block->slope + p * s->most : NULL, BLOCK * ONT_SAMPLE_TAPS);
+        block->taps[p] = ont_sample_taps(sampler, x, block->index + p * s->max_taps, block->weight + p * s->max_taps,
+                                         slopes ? block->slope + p * s->max_taps : NULL, BLOCK * ONT_SAMPLE_TAPS);
         block->each = !p || block->taps[p] == block->each ? block->taps[p] : -1;
     }
 }
 
-static int64_t least(int64_t a, int64_t b)
+static int64_t min_i64(int64_t a, int64_t b)
 {
     return a < b ? a : b;
 }
@@ -167,10 +167,10 @@ static int64_t least(int64_t a, int64_t b)
         int rank = s->sampler.rank; \
         for (int64_t p = first, n; p < last; p += n) { \
             int64_t image = p / s->points, at = p % s->points; \
-            n = least(least(BLOCK, last - p), s->points - at); \
+            n = min_i64(min_i64(BLOCK, last - p), s->points - at); \
             read_block(call, call->in[1], p, n, backward, &block); \
             double sums[BLOCK * ONT_SAMPLE_TAPS]; /* sum of x * dy at each tap, over channels */ \
-            for (int64_t i = 0; backward && i < n * s->most; i++) sums[i] = 0; \
+            for (int64_t i = 0; backward && i < n * s->max_taps; i++) sums[i] = 0; \
             for (int64_t c = 0; c < s->c; c++) { \
                 const type *x = (const type *)call->in[0] + (image * s->c + c) * s->cells; \
                 int64_t to = (image * s->c + c) * s->points + at; \
@@ -178,22 +178,22 @@ static int64_t least(int64_t a, int64_t b)
                 const type *dy = backward ? (const type *)call->in[2] + to : NULL; \
                 if (!backward && block.each == 1 && s->sampler.mode == ONT_SAMPLE_NEAREST) \
                     for (int64_t k = 0; k < n; k++) y[k] = x[block.index[k]]; \
-                else if (!backward && block.each == 4 && s->most == 4) \
+                else if (!backward && block.each == 4 && s->max_taps == 4) \
                     for (int64_t k = 0; k < n; k++) y[k] = (type)sum_of_##suffix(&block, x, 4, k * 4); \
                 else if (!backward) \
                     for (int64_t k = 0; k < n; k++) \
-                        y[k] = (type)sum_of_##suffix(&block, x, block.taps[k], k * s->most); \
-                else if (block.each == 4 && s->most == 4) \
+                        y[k] = (type)sum_of_##suffix(&block, x, block.taps[k], k * s->max_taps); \
+                else if (block.each == 4 && s->max_taps == 4) \
                     for (int64_t k = 0; k < n; k++) add_to_##suffix(&block, x, 4, k * 4, (double)dy[k], sums); \
                 else \
                     for (int64_t k = 0; k < n; k++) \
-                        add_to_##suffix(&block, x, block.taps[k], k * s->most, (double)dy[k], sums); \
+                        add_to_##suffix(&block, x, block.taps[k], k * s->max_taps, (double)dy[k], sums); \
             } \
             for (int64_t k = 0; backward && k < n; k++) \
                 for (int d = 0; d < rank; d++) { \
-                    const double *slope = block.slope + d * BLOCK * ONT_SAMPLE_TAPS + k * s->most; \
+                    const double *slope = block.slope + d * BLOCK * ONT_SAMPLE_TAPS + k * s->max_taps; \
                     double sum = 0; \
-                    for (int t = 0; t < block.taps[k]; t++) sum += slope[t] * sums[k * s->most + t]; \
+                    for (int t = 0; t < block.taps[k]; t++) sum += slope[t] * sums[k * s->max_taps + t]; \
                     ((type *)call->out[1])[(p + k) * rank + rank - 1 - d] = (type)(sum * \
                                                                                    cells_per_unit(&s->sampler, d)); \
                 } \
@@ -209,18 +209,19 @@ static int64_t least(int64_t a, int64_t b)
         memset(dx + first * s->cells, 0, (size_t)((last - first) * s->cells) * sizeof *dx); \
         for (int64_t plane = first, end; plane < last; plane = end) { \
             int64_t image = plane / s->c; \
-            end = least(last, (image + 1) * s->c); \
+            end = min_i64(last, (image + 1) * s->c); \
             for (int64_t p = 0, n; p < s->points; p += n) { \
-                n = least(BLOCK, s->points - p); \
+                n = min_i64(BLOCK, s->points - p); \
                 read_block(call, call->in[1], image * s->points + p, n, false, &block); \
                 for (int64_t k = 0; k < n; k++) /* a point with a NaN coordinate gave NaN in y, and has no cell */ \
-                    if (block.taps[k] && block.weight[k * s->most] != block.weight[k * s->most]) block.taps[k] = 0; \
+                    if (block.taps[k] && block.weight[k * s->max_taps] != block.weight[k * s->max_taps]) \
+                        block.taps[k] = 0; \
                 for (int64_t c = plane; c < end; c++) { \
                     const type *dy = (const type *)call->in[2] + c * s->points + p; \
                     type *to = dx + c * s->cells; \
                     for (int64_t k = 0; k < n; k++) { \
-                        const int64_t *index = block.index + k * s->most; \
-                        const double *weight = block.weight + k * s->most; \
+                        const int64_t *index = block.index + k * s->max_taps; \
+                        const double *weight = block.weight + k * s->max_taps; \
                         int taps = block.taps[k]; \
                         if (taps == 4) \
                             for (int t = 0; t < 4; t++) to[index[t]] += (type)weight[t] * dy[k]; \

@@ -23,7 +23,7 @@ LP_OP(GlobalLpPool, global_lp_grad, "p:if");
 /* ---- MaxUnpool ---- */
 
 /* Values of an attribute, one for each spatial dim; `otherwise` where it is absent. */
-static ont_status spatial_ints(const ont_node *node, const char *name, int64_t otherwise, int n, int64_t least,
+static ont_status spatial_ints(const ont_node *node, const char *name, int64_t otherwise, int n, int64_t minimum,
                                int64_t *out)
 {
     int given;
@@ -31,7 +31,7 @@ static ont_status spatial_ints(const ont_node *node, const char *name, int64_t o
     if (given >= 0 && given != n) return ont_fail(ONT_EINVAL, "%s has %d entries, expected %d", name, given, n);
     for (int i = 0; i < n; i++) {
         if (given < 0) out[i] = otherwise;
-        if (out[i] < least || out[i] > INT32_MAX) return ont_fail(ONT_EINVAL, "%s[%d] is %" PRId64, name, i, out[i]);
+        if (out[i] < minimum || out[i] > INT32_MAX) return ont_fail(ONT_EINVAL, "%s[%d] is %" PRId64, name, i, out[i]);
     }
     return ONT_OK;
 }
@@ -49,7 +49,7 @@ static ont_status pooled_from(const ont_node *node, const ont_shape *x, ont_shap
     *from = *x;
     for (int d = 0; d < rank; d++) {
         from->dims[d + 2] = (x->dims[d + 2] - 1) * strides[d] + kernel[d] - pads[d] - pads[rank + d];
-        if (from->dims[d + 2] < 0) return ont_fail(ONT_EINVAL, "padding leaves nothing of spatial dim %d", d);
+        if (from->dims[d + 2] < 0) return ont_fail(ONT_EINVAL, "the pads leave no cell of spatial dim %d", d);
     }
     return ONT_OK;
 }

@@ -6,7 +6,7 @@
 
 #include "ops/compose.h"
 
-/* NmsFull(boxes, scores, most, iou, score) -> (rows, 3) and the number of valid rows (1); the limits are run-time
+/* NmsFull(boxes, scores, max_boxes, iou, score) -> (rows, 3) and the number of valid rows (1); the limits are run-time
  * values. */
 static ont_status nms_infer(ont_graph *g, ont_node *node)
 {
@@ -77,7 +77,7 @@ static int64_t *by_score(const float *scores, int64_t *a, int64_t *b, int64_t n)
 }
 
 typedef struct nms_limits {
-    int64_t most;
+    int64_t max_boxes;
     double iou, score;
     bool has_score, centre;
 } nms_limits;
@@ -90,7 +90,7 @@ static int64_t suppress(const float *boxes, const float *scores, int64_t n, cons
     for (int64_t i = 0; i < n; i++)
         if (!limits->has_score || (double)scores[i] > limits->score) work[candidates++] = i;
     const int64_t *order = by_score(scores, work, work + n, candidates);
-    for (int64_t c = 0; c < candidates && count < limits->most; c++) {
+    for (int64_t c = 0; c < candidates && count < limits->max_boxes; c++) {
         bool keep = true;
         for (int64_t k = 0; k < count && keep; k++)
             keep = overlap(boxes + 4 * order[c], boxes + 4 * kept[k], limits->centre) <= limits->iou;
@@ -104,7 +104,7 @@ static ont_status nms_run(const ont_call *call)
     const ont_shape *shape = &call->node->inputs[1].value->shape;
     int64_t batches = shape->dims[0], classes = shape->dims[1], n = shape->dims[2], row = 0;
     uint32_t given = call->node->n_inputs;
-    nms_limits limits = {.most = given > 2 && call->in[2] ? *(const int64_t *)call->in[2] : 0,
+    nms_limits limits = {.max_boxes = given > 2 && call->in[2] ? *(const int64_t *)call->in[2] : 0,
                          .iou = given > 3 && call->in[3] ? (double)*(const float *)call->in[3] : 0,
                          .has_score = given > 4 && call->in[4],
                          .centre = ont_attr_int(call->node, "center_point_box", 0)};

@@ -181,8 +181,8 @@ static ont_status prepare(const ont_node *node, ont_arena *arena, ont_prepared *
     if (s->scratch < ont_pool_scratch(&s->p)) s->scratch = ont_pool_scratch(&s->p);
     s->scratch = (s->scratch + 63) / 64 * 64;
     double cells = (double)s->p.kernel[0] * (double)s->p.kernel[1] * (double)s->p.kernel[2] * (double)s->p.out_count;
-    double most = (double)s->p.planes * (s->p.adaptive ? (double)s->p.in_count : cells) / 32768 + 1;
-    if (s->parts > most) s->parts = (int)most;
+    double limit = (double)s->p.planes * (s->p.adaptive ? (double)s->p.in_count : cells) / 32768 + 1;
+    if (s->parts > limit) s->parts = (int)limit;
     out->state = s;
     out->work_bytes = s->scratch * (size_t)s->parts;
     return ONT_OK;
@@ -199,8 +199,8 @@ typedef struct pool_job {
 static int64_t largest_at(const float *x, int64_t n)
 {
     enum { BLOCK = 64 };
-    float most = ont_simd()->max(x, n);
-    if (most != most) {
+    float max_value = ont_simd()->max(x, n);
+    if (max_value != max_value) {
         int64_t at = n - 1;
         while (x[at] == x[at]) at--;
         return at;
@@ -208,9 +208,9 @@ static int64_t largest_at(const float *x, int64_t n)
     for (int64_t at = 0; at < n; at += BLOCK) {
         int64_t end = at + BLOCK < n ? at + BLOCK : n;
         bool here = false;
-        for (int64_t i = at; i < end; i++) here |= x[i] == most;
+        for (int64_t i = at; i < end; i++) here |= x[i] == max_value;
         for (int64_t i = at; here && i < end; i++)
-            if (x[i] == most) return i;
+            if (x[i] == max_value) return i;
     }
     return 0;
 }

@@ -308,12 +308,12 @@ static ont_status taps_alloc(ont_arena *arena, int64_t in, int64_t out, int64_t 
 
 ont_status ont_resize_taps(const ont_resize *r, int axis, ont_arena *arena, ont_taps *taps)
 {
-    int64_t in = r->in.dims[axis], out = r->out.dims[axis], most = 2 * reach(r, axis);
-    if (most < 1 || most > MAX_TAPS)
-        return ont_fail(ONT_EUNSUPPORTED, "axis %d: a filter over %" PRId64 " cells", axis, most);
-    if (most > in) most = in; /* cells beyond an edge are merged into the cell at the edge */
-    if (most < 1) most = 1;
-    ONT_TRY(taps_alloc(arena, in, out, out * most, taps));
+    int64_t in = r->in.dims[axis], out = r->out.dims[axis], n_taps = 2 * reach(r, axis);
+    if (n_taps < 1 || n_taps > MAX_TAPS)
+        return ont_fail(ONT_EUNSUPPORTED, "axis %d: a filter over %" PRId64 " cells", axis, n_taps);
+    if (n_taps > in) n_taps = in; /* cells beyond an edge are merged into the cell at the edge */
+    if (n_taps < 1) n_taps = 1;
+    ONT_TRY(taps_alloc(arena, in, out, out * n_taps, taps));
     if (!strcmp(r->coordinates, "tf_crop_and_resize")) {
         taps->outside = ont_arena_array(arena, (size_t)out + 1, sizeof *taps->outside);
         if (!taps->outside) return ONT_ENOMEM;

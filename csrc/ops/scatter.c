@@ -129,13 +129,13 @@ static void combine_one(const lines *s, void *data, int64_t at, const void *upda
 }
 
 /*
- * Range of work: n indices with stride `step` in their tensor, from offset `index` on. Where they are of neighbouring
- * lines, the data advances too. Then `rows` - 1 further ranges, contiguous in both tensors, of n indices and `size`
+ * Range of work: n indices, index_stride apart in their tensor, from offset `index` on. Where they are of neighbouring
+ * lines, the data advances too. Then `more` further ranges, contiguous in both tensors, of n indices and `size`
  * data elements.
  */
 typedef struct row {
-    int64_t n, index, step; /* elements */
-    int64_t data, data_step;
+    int64_t n, index, index_stride; /* elements */
+    int64_t data, data_stride;
     int64_t more;
 } row;
 
@@ -151,8 +151,8 @@ typedef struct job {
         const index_type *given_ = call->in[1]; \
         for (int64_t row_ = 0, from_ = r->index, data_ = r->data; row_ <= r->more; row_++, from_ += n, data_ += size) \
             for (int64_t i = 0; i < n; i++) { \
-                int64_t from = from_ + i * step, k_ = given_[from], at = data_ + i * data_step; \
-                at += (k_ < 0 ? k_ + size : k_) * stride; \
+                int64_t from = from_ + i * index_stride, k_ = given_[from], at = data_ + i * data_stride; \
+                at += (k_ < 0 ? k_ + size : k_) * axis_stride; \
                 body; \
             } \
     } while (0)
@@ -166,30 +166,32 @@ typedef struct job {
 /* Calls `body` with constant strides for dense rows, so that the compiler specialises it. */
 #define BY_STRIDES(body) \
     do { \
-        if (r->step == 1 && r->data_step == 0 && s->data_strides[s->axis] == 1) \
+        if (r->index_stride == 1 && r->data_stride == 0 && s->data_strides[s->axis] == 1) \
             body(s, call, r, 1, 0, 1); \
         else \
-            body(s, call, r, r->step, r->data_step, s->data_strides[s->axis]); \
+            body(s, call, r, r->index_stride, r->data_stride, s->data_strides[s->axis]); \
     } while (0)
 #define ROW const int64_t n = r->n, size = s->size
 #define INLINE static inline __attribute__((always_inline))
 
-INLINE bool inside(const lines *s, const ont_call *call, const row *r, int64_t step)
+INLINE bool inside(const lines *s, const ont_call *call, const row *r, int64_t index_stride)
 {
     int64_t lowest = s->from_end ? -s->size : 0, n = r->n * (r->more + 1), size = s->size;
     bool outside = false;
     if (s->wide) {
         const int64_t *given = (const int64_t *)call->in[1] + r->index;
-        for (int64_t i = 0; i < n; i++) outside |= (given[i * step] < lowest) | (given[i * step] >= size);
+        for (int64_t i = 0; i < n; i++) outside |= (given[i * index_stride] < lowest) | (given[i *
+                                                                                               index_stride] >= size);
     } else {
         const int32_t *given = (const int32_t *)call->in[1] + r->index;
-        for (int64_t i = 0; i < n; i++) outside |= (given[i * step] < lowest) | (given[i * step] >= size);
+        for (int64_t i = 0; i < n; i++) outside |= (given[i * index_stride] < lowest) | (given[i *
+                                                                                               index_stride] >= size);
     }
     return !outside;
 }
 
-INLINE void gather_with(const lines *s, const ont_call *call, const row *r, int64_t step, int64_t data_step,
-                        int64_t stride)
+INLINE void gather_with(const lines *s, const ont_call *call, const row *r, int64_t index_stride, int64_t data_stride,
+                        int64_t axis_stride)
 {
     ROW;
     switch (s->element) {
@@ -208,8 +210,8 @@ INLINE void gather_with(const lines *s, const ont_call *call, const row *r, int6
 
 static void gather_row(const lines *s, const ont_call *call, const row *r) { BY_STRIDES(gather_with); }
 
-INLINE void scatter_with(const lines *s, const ont_call *call, const row *r, int64_t step, int64_t data_step,
-                         int64_t stride)
+INLINE void scatter_with(const lines *s, const ont_call *call, const row *r, int64_t index_stride, int64_t data_stride,
+                         int64_t axis_stride)
 {
     ROW;
     bool add = s->reduction == ONT_SCATTER_ADD, put = s->reduction == ONT_SCATTER_NONE;
@@ -230,7 +232,7 @@ static void scatter_row(const lines *s, const ont_call *call, const row *r) { BY
 static void one_row(job *j, const row *r)
 {
     const lines *s = j->call->state;
-    if (!(r->step == 1 ? inside(s, j->call, r, 1) : inside(s, j->call, r, r->step)))
+    if (!(r->index_stride == 1 ? inside(s, j->call, r, 1) : inside(s, j->call, r, r->index_stride)))
         j->outside = true;
     else if (j->scatter)
         scatter_row(s, j->call, r);
@@ -249,7 +251,8 @@ static void each_run(void *context, int64_t first, int64_t last)
     int64_t together = 2048 / s->n + 1; /* lines that are taken together where rows are short */
     for (int64_t line = first; s->dense && line < last; line += together) {
         int64_t rows = last - line < together ? last - line : together;
-        one_row(j, &(row){.n = s->n, .index = line * s->n, .step = 1, .data = line * s->size, .more = rows - 1});
+        one_row(j, &(row){.n = s->n, .index = line * s->n, .index_stride = 1, .data = line * s->size,
+                          .more = rows - 1});
     }
     for (int64_t line = first; !s->dense && line < last;) {
         int64_t run = s->inner - line % s->inner, index, data;
@@ -257,11 +260,12 @@ static void each_run(void *context, int64_t first, int64_t last)
         line_start(s, line, &index, &data);
         if (run >= 8 || run >= s->n)
             for (int64_t k = 0; k < s->n; k++)
-                one_row(j, &(row){.n = run, .index = index + k * s->index_strides[s->axis], .step = 1, .data = data,
-                                  .data_step = 1});
+                one_row(j, &(row){.n = run, .index = index + k * s->index_strides[s->axis], .index_stride = 1,
+                                  .data = data, .data_stride = 1});
         else
             for (int64_t i = 0; i < run; i++)
-                one_row(j, &(row){.n = s->n, .index = index + i, .step = s->index_strides[s->axis], .data = data + i});
+                one_row(j, &(row){.n = s->n, .index = index + i, .index_stride = s->index_strides[s->axis],
+                                  .data = data + i});
         line += run;
     }
 }

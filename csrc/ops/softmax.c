@@ -203,30 +203,31 @@ static ont_status backward_columns(const ont_call *call)
     { \
         const ont_call *call = context; \
         const softmax_state *s = call->state; \
-        int64_t step = s->inner; \
+        int64_t stride = s->inner; \
         for (int64_t c = first; c < last; c++) { \
-            int64_t at = c / step * s->n * step + c % step; \
+            int64_t at = c / stride * s->n * stride + c % stride; \
             const type *in = (const type *)call->in[0] + at; \
             type *out = (type *)call->out[0] + at, row_max = in[0], sum = 0; \
             for (int64_t k = 1; k < s->n; k++) \
-                row_max = in[k * step] > row_max || isnan(in[k * step]) ? in[k * step] : row_max; \
-            for (int64_t k = 0; k < s->n; k++) sum += exp_(in[k * step] - row_max); \
+                row_max = in[k * stride] > row_max || isnan(in[k * stride]) ? in[k * stride] : row_max; \
+            for (int64_t k = 0; k < s->n; k++) sum += exp_(in[k * stride] - row_max); \
             for (int64_t k = 0; k < s->n; k++) \
-                out[k * step] = s->log ? in[k * step] - row_max - log_(sum) : exp_(in[k * step] - row_max) / sum; \
+                out[k * stride] = s->log ? in[k * stride] - row_max - log_(sum) \
+                                         : exp_(in[k * stride] - row_max) / sum; \
         } \
     } \
     static void backward_##suffix(void *context, int64_t first, int64_t last) \
     { \
         const ont_call *call = context; \
         const softmax_state *s = call->state; \
-        int64_t step = s->inner; \
+        int64_t stride = s->inner; \
         for (int64_t c = first; c < last; c++) { \
-            int64_t at = c / step * s->n * step + c % step; \
+            int64_t at = c / stride * s->n * stride + c % stride; \
             const type *y = (const type *)call->in[0] + at, *dy = (const type *)call->in[1] + at; \
             type *dx = (type *)call->out[0] + at, sum = 0; \
-            for (int64_t k = 0; k < s->n; k++) sum += dy[k * step] * (s->log ? 1 : y[k * step]); \
+            for (int64_t k = 0; k < s->n; k++) sum += dy[k * stride] * (s->log ? 1 : y[k * stride]); \
             for (int64_t k = 0; k < s->n; k++) { \
-                int64_t e = k * step; \
+                int64_t e = k * stride; \
                 dx[e] = s->log ? dy[e] - exp_(y[e]) * sum : y[e] * (dy[e] - sum); \
             } \
         } \

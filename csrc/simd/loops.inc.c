@@ -1,7 +1,6 @@
 /*
- * The inner loops, compiled once per instruction set with ONT_ISA naming it (and ONT_ISA_PLAIN set for the first); ends
- * in the table ont_simd_<isa>. In the plain build all math is libm's: it is the reference that the others are tested
- * against.
+ * The inner loops, compiled once per instruction set, which ONT_ISA names (with ONT_ISA_PLAIN for the scalar one). Ends
+ * in the table ont_simd_<isa>. In the plain build all math is libm's: the reference that tests compare the others with.
  */
 #include "simd/macros.h"
 #include "simd/math.h"
@@ -11,7 +10,7 @@
 #define TEXT_(a) #a
 #define TEXT(a) TEXT_(a)
 
-/* ---- math by dtype: the expressions of simd.h are type-generic through these ---- */
+/* ---- math by dtype: makes the expressions of simd.h type-generic ---- */
 
 INLINE double f64_vlgamma(double a)
 {
@@ -76,7 +75,7 @@ INLINE double f64_vnormal(double a) { return 0.5 * (1 + erf(a * 0.70710678118654
 #define GENERIC(f32, f64) _Generic((NUM)0, float: f32, double: f64)
 #define vsqrt(a) GENERIC(sqrtf, sqrt)(a)
 #define vexp(a) GENERIC(f32_vexp, exp)(a)
-#define vexp_low(a) GENERIC(f32_vexp_low, exp)(a) /* of what is below 88 */
+#define vexp_low(a) GENERIC(f32_vexp_low, exp)(a) /* for a below 88 */
 #define vnormal(a) GENERIC(f32_vnormal, f64_vnormal)(a)
 #define vlog(a) GENERIC(f32_vlog, log)(a)
 #define vexp2(a) GENERIC(f32_vexp2, exp2)(a)
@@ -102,24 +101,24 @@ INLINE double f64_vnormal(double a) { return 0.5 * (1 + erf(a * 0.70710678118654
 #define verfinv(a) GENERIC(f32_verfinv, f64_erfinv)(a)
 #define vfloor(a) GENERIC(floorf, floor)(a)
 #define vceil(a) GENERIC(ceilf, ceil)(a)
-#define vround(a) GENERIC(rintf, rint)(a) /* half to even */
+#define vround(a) GENERIC(rintf, rint)(a) /* ties to even */
 #define vatan2(a, b) GENERIC(f32_vatan2, atan2)(a, b)
 #define vpow(a, b) GENERIC(f32_vpow, pow)(a, b)
 #define vfmod(a, b) GENERIC(f32_vfmod, fmod)(a, b)
 #define vremainder(a, b) floored(vfmod(a, b), b)
-/* A remainder with the sign of the divisor; a zero is as fmod gives it, as in torch. */
+/* A remainder with the sign of the divisor; as in PyTorch, a zero is that of fmod. */
 #define floored(m, b) GENERIC(floored_f32, floored_f64)(m, b)
 INLINE float floored_f32(float m, float b) { return (m != 0) & ((m < 0) != (b < 0)) ? m + b : m; }
 INLINE double floored_f64(double m, double b) { return (m != 0) & ((m < 0) != (b < 0)) ? m + b : m; }
 #define vabs(a) ((a) < 0 ? -(a) : (a))
 #define vmax(x, y) ((x) > (y) ? (x) : (NUM)(y))
 #define vmin(x, y) ((x) < (y) ? (x) : (NUM)(y))
-/* NaN in either operand comes through, as in torch.minimum */
+/* NaN in either operand gives NaN, as in torch.minimum. */
 #define vminimum(x, y) ((x) != (x) || (x) < (y) ? (x) : (y))
 #define vmaximum(x, y) ((x) != (x) || (x) > (y) ? (x) : (y))
 #define P0 p0
 #define P1 p1
-/* Read before the loop: of a read in one branch alone the compiler makes no vectors. */
+/* Read before the loop: GCC does not vectorise a loop that reads in one branch alone. */
 #define PARAMETERS(p) \
     const NUM p0 = p ? (NUM)p[0] : 0, p1 = p ? (NUM)p[1] : 0; \
     (void)p0, (void)p1
@@ -132,7 +131,7 @@ INLINE double floored_f64(double m, double b) { return (m != 0) & ((m < 0) != (b
 #define GELU_C ((NUM)0.044715)
 #define GELU_W(a) ((2 * SQRT_2_PI) * ((a) + GELU_C * (a) * (a) * (a))) /* (1 + tanh(w / 2)) / 2 is sigmoid(w) */
 
-/* Integer division by -1 wraps and by 0 is refused by the kernel before it comes here; narrow types divide as int. */
+/* Integer division by -1 wraps; the kernel refuses division by 0 before; narrow types divide as int. */
 INLINE int32_t div_i32(int32_t a, int32_t b) { return b == -1 ? (int32_t)(0u - (uint32_t)a) : a / b; }
 INLINE int64_t div_i64(int64_t a, int64_t b) { return b == -1 ? (int64_t)(0ull - (uint64_t)a) : a / b; }
 INLINE uint32_t div_u32(uint32_t a, uint32_t b) { return a / b; }
@@ -143,7 +142,7 @@ INLINE double div_f64(double a, double b) { return a / b; }
     _Generic((NUM)0, float: div_f32, double: div_f64, uint32_t: div_u32, int64_t: div_i64, uint64_t: div_u64, \
              default: div_i32)(a, b)
 
-/* tanh(log(1 + e)) = ((1 + e)^2 - 1) / ((1 + e)^2 + 1), e not negative */
+/* tanh(log(1 + e)) = ((1 + e)^2 - 1) / ((1 + e)^2 + 1) for e >= 0 */
 INLINE float tanh_softplus_f32(float e) { return e * (e + 2) / (e * (e + 2) + 2); }
 INLINE double tanh_softplus_f64(double e) { return e * (e + 2) / (e * (e + 2) + 2); }
 #define tanh_softplus(e) GENERIC(tanh_softplus_f32, tanh_softplus_f64)(e)
@@ -178,7 +177,7 @@ INLINE double gelu_tanh_slope_f64(double a)
         } \
     }
 
-/* Three shapes of operands, so that each is a plain vector loop. */
+/* Three cases of strides, so that each is a plain vector loop. */
 #define BINARY_LOOP(name, suffix, type, result, expression) \
     static void PASTE(name##_, suffix)(const void *x, int64_t sx, const void *y, int64_t sy, void *z, int64_t n, \
                                        const double *p) \
@@ -221,7 +220,8 @@ enum { BLOCK = 64 };
 #define is_far_Fmod(a, b) !(fabsf(a) < F32_NEAR_QUOTIENT * fabsf(b))
 #define is_far_Remainder is_far_Fmod
 
-/* Lanes out of reach are computed again by libm. The operand is kept for them, since the result may lie over it. */
+/* Lanes out of the range of the vector math are recomputed by libm. The operand is copied for them, since the result
+ * may overwrite it. */
 #define CIRCULAR_LOOP(name, expression) \
     UNARY_LOOP(near_##name, f32, float, expression) \
     static void name##_f32(const void *x, void *y, int64_t n, const double *p) \
@@ -239,7 +239,7 @@ enum { BLOCK = 64 };
         } \
     }
 
-/* A number that stands for a row is laid out as one. */
+/* Expands a scalar to a row. */
 #define FAR_BINARY_LOOP(name, expression) \
     BINARY_LOOP(near_##name, f32, float, float, expression) \
     static void name##_f32(const void *x, int64_t sx, const void *y, int64_t sy, void *z, int64_t n, \
@@ -289,8 +289,9 @@ ONT_COMPARE_LIST(X)
 #undef X
 #undef NUM
 
-/* Integers: arithmetic wraps (the build has -fwrapv), as in torch. */
-#pragma GCC diagnostic ignored "-Wtype-limits" /* an unsigned number is never below 0: the list is one for all */
+/* Integers: as in PyTorch, arithmetic wraps (the build has -fwrapv). */
+#pragma GCC diagnostic ignored "-Wtype-limits" /* an unsigned number is never below 0: one list of expressions serves
+                                                * all types */
 #define NUM int8_t
 #define X(name, expression) UNARY_LOOP(name, i8, int8_t, expression)
 ONT_UNARY_NUMBER_LIST(X)
@@ -389,7 +390,7 @@ ONT_COMPARE_LIST(X)
 
 /* ---- selection ---- */
 
-/* By masks, so that the compiler may use vectors. */
+/* By masks, so that GCC vectorises the loop. */
 #define SELECT(type, left, right) \
     _Pragma("GCC ivdep") for (int64_t i = 0; i < n; i++) \
     { \
@@ -463,7 +464,7 @@ static void bfloat_to_float(const void *x, float *y, int64_t n)
     for (int64_t i = 0; i < n; i++) y[i] = f32_from_bits((uint32_t)in[i] << 16);
 }
 
-/* To nearest, ties to even; NaN stays one. */
+/* Rounds to nearest, ties to even; NaN stays NaN. */
 static void float_to_bfloat(const float *x, void *y, int64_t n)
 {
     uint16_t *out = y;
@@ -480,7 +481,7 @@ static float bfloat_at(const uint16_t *x, int64_t i)
     return f32_from_bits((uint32_t)x[i] << 16);
 }
 
-/* Several rows at a time: the sums are read and written once for all of them, and added in the order of the rows. */
+/* Several rows at a time: the sums are read and written once for all of them; rows are added in order. */
 static void add_bfloat_rows(float *acc, const void *x, int64_t rows, int64_t stride, int64_t n)
 {
     const uint16_t *in = x;

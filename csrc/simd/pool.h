@@ -70,8 +70,8 @@ static inline size_t ont_pool_scratch(const ont_pool *p)
 enum { ONT_POOL_LANES = 32 };
 static inline bool ont_pool_small(const ont_pool *p)
 {
-    int64_t most = p->kind == ONT_POOL_LP ? 0 : 256;
-    return p->in_count <= most && p->out_count <= most && p->in[2] < p->in_count && p->planes >= ONT_POOL_LANES / 4;
+    int64_t limit = p->kind == ONT_POOL_LP ? 0 : 256;
+    return p->in_count <= limit && p->out_count <= limit && p->in[2] < p->in_count && p->planes >= ONT_POOL_LANES / 4;
 }
 
 static inline size_t ont_pool_small_scratch(const ont_pool *p)

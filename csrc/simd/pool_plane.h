@@ -6,18 +6,18 @@
  */
 
 /* Strides 1 and 2 are written out, so that they vectorise. */
-#define STRIDED(step, body) \
+#define STRIDED(stride, body) \
     do { \
-        if ((step) == 1) { \
+        if ((stride) == 1) { \
             for (int64_t i = 0, j = 0; i < n; i++, j++) body; \
-        } else if ((step) == 2) { \
+        } else if ((stride) == 2) { \
             for (int64_t i = 0, j = 0; i < n; i++, j += 2) body; \
         } else { \
-            for (int64_t i = 0, j = 0; i < n; i++, j += (step)) body; \
+            for (int64_t i = 0, j = 0; i < n; i++, j += (stride)) body; \
         } \
     } while (0)
 
-#define LARGER(v, most) (((v) > (most)) | ISNAN(v))
+#define LARGER(v, max) (((v) > (max)) | ISNAN(v))
 
 /* Runs body for each input row that the windows of output row (od, oh) cover: `line` is the row, with its offset in a
  * window. */
@@ -44,9 +44,9 @@ static bool F(whole)(const ont_pool *p)
            p->dilation[2] == 1 && p->kernel[0] * p->kernel[1] == 1;
 }
 
-static void F(max_into)(NUM *restrict acc, const NUM *restrict x, int64_t step, int64_t n)
+static void F(max_into)(NUM *restrict acc, const NUM *restrict x, int64_t stride, int64_t n)
 {
-    STRIDED(step, acc[i] = LARGER(x[j], acc[i]) ? x[j] : acc[i]);
+    STRIDED(stride, acc[i] = LARGER(x[j], acc[i]) ? x[j] : acc[i]);
 }
 
 static NUM F(max_of)(const NUM *x, int64_t n)
@@ -64,11 +64,11 @@ static NUM F(max_of)(const NUM *x, int64_t n)
 }
 
 /* Where the largest value is: the first one, or the last NaN. */
-static int64_t F(place_of)(const NUM *x, NUM most, int64_t n)
+static int64_t F(index_of_max)(const NUM *x, NUM max_value, int64_t n)
 {
     int64_t i = 0;
-    if (!ISNAN(most))
-        while (i < n - 1 && x[i] != most) i++;
+    if (!ISNAN(max_value))
+        while (i < n - 1 && x[i] != max_value) i++;
     else
         for (i = n - 1; i > 0 && !ISNAN(x[i]);) i--;
     return i;
@@ -77,38 +77,39 @@ static int64_t F(place_of)(const NUM *x, NUM most, int64_t n)
 /* Offsets from here on mean that a window has no cell: planes are smaller. */
 static const CELL F(nowhere) = INT32_MAX / 2;
 
-static void F(win_line)(NUM *restrict most, CELL *restrict cell, const NUM *restrict x, int64_t n, CELL at)
+static void F(win_line)(NUM *restrict maxima, CELL *restrict cell, const NUM *restrict x, int64_t n, CELL at)
 {
     for (int64_t i = 0; i < n; i++) {
-        bool wins = (x[i] > most[i]) | ISNAN(x[i]) | (cell[i] >= F(nowhere));
-        most[i] = wins ? x[i] : most[i];
+        bool wins = (x[i] > maxima[i]) | ISNAN(x[i]) | (cell[i] >= F(nowhere));
+        maxima[i] = wins ? x[i] : maxima[i];
         cell[i] = wins ? at : cell[i];
     }
 }
 
 /* Among equal values the lower offset wins, as in a search row by row; of two NaNs the higher one. */
-static void F(win_column)(NUM *restrict most, CELL *restrict cell, const NUM *restrict x, const CELL *restrict from,
-                          int64_t step, int64_t n, CELL shift)
+static void F(win_column)(NUM *restrict maxima, CELL *restrict cell, const NUM *restrict x, const CELL *restrict from,
+                          int64_t stride, int64_t n, CELL shift)
 {
-    STRIDED(step, {
+    STRIDED(stride, {
         NUM v = x[j];
         CELL at = from[j] + shift;
-        bool wins = (v > most[i]) | ((v == most[i]) & (at < cell[i])) | (ISNAN(v) & (!ISNAN(most[i]) | (at > cell[i])));
-        most[i] = wins ? v : most[i];
+        bool wins = (v > maxima[i]) | ((v == maxima[i]) & (at < cell[i])) |
+                    (ISNAN(v) & (!ISNAN(maxima[i]) | (at > cell[i])));
+        maxima[i] = wins ? v : maxima[i];
         cell[i] = wins ? at : cell[i];
     });
 }
 
 /* Winners of one output row; offsets count from the window's first cell, which may be padding. */
-static void F(winners)(const ont_pool *p, const NUM *x, int64_t od, int64_t oh, NUM *most, CELL *cell)
+static void F(winners)(const ont_pool *p, const NUM *x, int64_t od, int64_t oh, NUM *maxima, CELL *cell)
 {
     int64_t row = ont_pool_row(p), n = ont_pool_outputs(p);
-    for (int64_t i = 0; i < row + n; i++) most[i] = LOWEST;
+    for (int64_t i = 0; i < row + n; i++) maxima[i] = LOWEST;
     for (int64_t i = 0; i < row + n; i++) cell[i] = F(nowhere);
-    EACH_LINE(p, x, od, oh, F(win_line)(most + p->begin[2], cell + p->begin[2], line, p->in[2], (CELL)offset););
+    EACH_LINE(p, x, od, oh, F(win_line)(maxima + p->begin[2], cell + p->begin[2], line, p->in[2], (CELL)offset););
     for (int64_t k = 0; k < p->kernel[2]; k++) {
         CELL shift = (CELL)(k * p->dilation[2]);
-        F(win_column)(most + row, cell + row, most + shift, cell + shift, p->stride[2], n, shift);
+        F(win_column)(maxima + row, cell + row, maxima + shift, cell + shift, p->stride[2], n, shift);
     }
 }
 
@@ -128,18 +129,18 @@ static int64_t F(stored)(const ont_pool *p, int64_t at)
 
 static void F(max_indices)(const ont_pool *p, const NUM *x, NUM *y, int64_t *indices, int64_t index, void *scratch)
 {
-    NUM *most = scratch;
+    NUM *maxima = scratch;
     int64_t row = ont_pool_row(p), width = p->out[2];
-    CELL *cell = (CELL *)(most + row + ont_pool_outputs(p));
+    CELL *cell = (CELL *)(maxima + row + ont_pool_outputs(p));
     if (F(whole)(p)) {
         *y = F(max_of)(x, p->in_count);
-        *indices = index + F(stored)(p, F(place_of)(x, *y, p->in_count));
+        *indices = index + F(stored)(p, F(index_of_max)(x, *y, p->in_count));
         return;
     }
     for (int64_t r = 0; r < p->out[0] * p->out[1]; r++, y += width, indices += width) {
         int64_t od = r / p->out[1], oh = r % p->out[1], origin = F(origin)(p, od, oh);
-        F(winners)(p, x, od, oh, most, cell);
-        memcpy(y, most + row, (size_t)width * sizeof *y);
+        F(winners)(p, x, od, oh, maxima, cell);
+        memcpy(y, maxima + row, (size_t)width * sizeof *y);
         for (int64_t i = 0; i < width; i++) {
             int64_t at = origin + i * p->stride[2] + cell[row + i];
             indices[i] = cell[row + i] >= F(nowhere) ? -1 : index + F(stored)(p, at);
@@ -217,13 +218,13 @@ static void F(from_lanes)(NUM *restrict x, const NUM *restrict lanes, int64_t co
 static void F(max_block)(const ont_pool *p, const NUM *x, NUM *y)
 {
     EACH_WINDOW(p, {
-        NUM most[ONT_POOL_LANES];
-        EACH_LANE(most[l] = LOWEST;)
+        NUM maxima[ONT_POOL_LANES];
+        EACH_LANE(maxima[l] = LOWEST;)
         EACH_CELL(p, {
             const NUM *v = x + at * ONT_POOL_LANES;
-            EACH_LANE(most[l] = LARGER(v[l], most[l]) ? v[l] : most[l];)
+            EACH_LANE(maxima[l] = LARGER(v[l], maxima[l]) ? v[l] : maxima[l];)
         })
-        memcpy(y + o * ONT_POOL_LANES, most, sizeof most);
+        memcpy(y + o * ONT_POOL_LANES, maxima, sizeof maxima);
     });
 }
 
@@ -266,16 +267,16 @@ static void F(max_grad_block)(const ont_pool *p, const NUM *x, const NUM *dy, NU
 {
     EACH_WINDOW(p, {
         const NUM *g = dy + o * ONT_POOL_LANES;
-        NUM most[ONT_POOL_LANES];
+        NUM maxima[ONT_POOL_LANES];
         CELL winner[ONT_POOL_LANES];
-        EACH_LANE(most[l] = LOWEST;)
+        EACH_LANE(maxima[l] = LOWEST;)
         EACH_LANE(winner[l] = -1;)
         EACH_CELL(p, {
             const NUM *v = x + at * ONT_POOL_LANES;
             CELL here = (CELL)at;
             EACH_LANE({
-                bool wins = (v[l] > most[l]) | ISNAN(v[l]) | (winner[l] < 0);
-                most[l] = wins ? v[l] : most[l];
+                bool wins = (v[l] > maxima[l]) | ISNAN(v[l]) | (winner[l] < 0);
+                maxima[l] = wins ? v[l] : maxima[l];
                 winner[l] = wins ? here : winner[l];
             })
         })
@@ -347,17 +348,17 @@ static void F(small)(const ont_pool *p, const void *in, void *out, int64_t plane
 static void F(max_grad)(const ont_pool *p, const void *in, const void *out_grad, void *in_grad, void *scratch)
 {
     const NUM *x = in, *dy = out_grad;
-    NUM *dx = in_grad, *most = scratch;
+    NUM *dx = in_grad, *maxima = scratch;
     int64_t row = ont_pool_row(p);
-    CELL *cell = (CELL *)(most + row + ont_pool_outputs(p));
+    CELL *cell = (CELL *)(maxima + row + ont_pool_outputs(p));
     memset(dx, 0, (size_t)p->in_count * sizeof *dx);
     if (F(whole)(p)) {
-        dx[F(place_of)(x, F(max_of)(x, p->in_count), p->in_count)] = *dy;
+        dx[F(index_of_max)(x, F(max_of)(x, p->in_count), p->in_count)] = *dy;
         return;
     }
     for (int64_t r = 0; r < p->out[0] * p->out[1]; r++, dy += p->out[2]) {
         int64_t od = r / p->out[1], oh = r % p->out[1], at = F(origin)(p, od, oh);
-        F(winners)(p, x, od, oh, most, cell);
+        F(winners)(p, x, od, oh, maxima, cell);
         for (int64_t i = 0; i < p->out[2]; i++, at += p->stride[2])
             if (cell[row + i] < F(nowhere)) dx[at + cell[row + i]] += dy[i];
     }
@@ -378,9 +379,9 @@ static void F(add_row)(const ont_pool *p, NUM *restrict acc, const NUM *restrict
         for (int64_t i = 0; i < n; i++) acc[i] += x[i];
 }
 
-static void F(add_into)(NUM *restrict acc, const NUM *restrict x, int64_t step, int64_t n)
+static void F(add_into)(NUM *restrict acc, const NUM *restrict x, int64_t stride, int64_t n)
 {
-    STRIDED(step, acc[i] += x[j]);
+    STRIDED(stride, acc[i] += x[j]);
 }
 
 static NUM F(sum_of)(const NUM *x, int64_t n)
@@ -473,13 +474,13 @@ static void F(start_row)(const ont_pool *p, const NUM *y, const NUM *dy, NUM *g,
         for (int64_t i = 0; i < p->out[2]; i++) g[i] = y[i] == 0 ? 0 : dy[i] * (e == -1 ? 1 / y[i] : POW(y[i], e));
 }
 
-/* to[i * step] += g[i]. Calls with different offsets write disjoint elements, so with step 1 it is a plain sum. */
-static void F(spread)(NUM *restrict to, const NUM *restrict g, int64_t step, int64_t n)
+/* to[i * stride] += g[i]. Calls with different offsets write disjoint elements, so with stride 1 it is a plain sum. */
+static void F(spread)(NUM *restrict to, const NUM *restrict g, int64_t stride, int64_t n)
 {
-    if (step == 1)
+    if (stride == 1)
         for (int64_t i = 0; i < n; i++) to[i] += g[i];
     else
-        for (int64_t i = 0; i < n; i++) to[i * step] += g[i];
+        for (int64_t i = 0; i < n; i++) to[i * stride] += g[i];
 }
 
 static void F(sum_grad)(const ont_pool *p, const void *in, const void *out, const void *out_grad, void *in_grad,

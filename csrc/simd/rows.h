@@ -101,35 +101,35 @@ ROTATE(row_rotate_wide, double)
 
 static void row_softmax(const float *x, float *y, int64_t n)
 {
-    float most = row_max(x, n);
-    for (int64_t i = 0; i < n; i++) y[i] = f32_vexp_low(x[i] - most);
+    float max_value = row_max(x, n);
+    for (int64_t i = 0; i < n; i++) y[i] = f32_vexp_low(x[i] - max_value);
     float scale = 1 / row_sum(y, n);
     for (int64_t i = 0; i < n; i++) y[i] *= scale;
 }
 
 /*
- * part += exp(x - base) and top = max(top, x), lane by lane; NaN appears in the sums only. `ahead`: prefetches one page
- * ahead, a cache line at a time.
+ * part += exp(x - base) and top = max(top, x), lane by lane; NaN appears in the sums only. `prefetch`: whether to
+ * prefetch one page ahead, a cache line at a time.
  */
-INLINE void add_exponentials(const float *x, int64_t n, bool ahead, float base, float part[LANES], float top[LANES])
+INLINE void add_exponentials(const float *x, int64_t n, bool prefetch, float base, float part[LANES], float top[LANES])
 {
-    float sums[LANES], most[LANES];
+    float sums[LANES], max_value[LANES];
     int64_t i = 0;
     memcpy(sums, part, sizeof sums);
-    memcpy(most, top, sizeof most);
+    memcpy(max_value, top, sizeof max_value);
     for (; i + LANES <= n; i += LANES) {
-        if (ahead) ont_prefetch_read(x + i, sizeof sums);
+        if (prefetch) ont_prefetch_read(x + i, sizeof sums);
         for (int lane = 0; lane < LANES; lane++) {
             sums[lane] += f32_vexp_low(x[i + lane] - base);
-            most[lane] = x[i + lane] > most[lane] ? x[i + lane] : most[lane];
+            max_value[lane] = x[i + lane] > max_value[lane] ? x[i + lane] : max_value[lane];
         }
     }
     for (; i < n; i++) {
         sums[0] += f32_vexp_low(x[i] - base);
-        most[0] = x[i] > most[0] ? x[i] : most[0];
+        max_value[0] = x[i] > max_value[0] ? x[i] : max_value[0];
     }
     memcpy(part, sums, sizeof sums);
-    memcpy(top, most, sizeof most);
+    memcpy(top, max_value, sizeof max_value);
 }
 
 /*
@@ -138,7 +138,7 @@ INLINE void add_exponentials(const float *x, int64_t n, bool ahead, float base, 
  * has an element so far above it that its exponential overflows float32, that page is read again with its own maximum.
  * As in PyTorch, a row of -inf gives NaN.
  */
-static void row_log_sum_exp(const float *x, int64_t n, float *most, float *log_sum)
+static void row_log_sum_exp(const float *x, int64_t n, float *max_value, float *log_sum)
 {
     const float far = 60;
     float part[LANES] = {0}, largest = -INFINITY, base = -INFINITY, sum;
@@ -160,19 +160,19 @@ static void row_log_sum_exp(const float *x, int64_t n, float *most, float *log_s
     }
     REDUCE_SUM(LANES, part[i], sum);
     if (sum != sum) largest = row_max(x, n); /* NaN or inf */
-    *most = largest;
+    *max_value = largest;
     *log_sum = !n ? -INFINITY : largest == -INFINITY ? NAN : logf(sum * f32_vexp_low(base - largest));
 }
 
 static void row_log_softmax(const float *x, float *y, int64_t n)
 {
-    float most, log_sum;
-    row_log_sum_exp(x, n, &most, &log_sum);
-    for (int64_t i = 0; i < n; i++) y[i] = (x[i] - most) - log_sum;
+    float max_value, log_sum;
+    row_log_sum_exp(x, n, &max_value, &log_sum);
+    for (int64_t i = 0; i < n; i++) y[i] = (x[i] - max_value) - log_sum;
 }
 
 /* y may equal x. */
-static void row_scaled_softmax(const float *x, float most, float log_sum, float scale, float *y, int64_t n)
+static void row_scaled_softmax(const float *x, float max_value, float log_sum, float scale, float *y, int64_t n)
 {
     int64_t i = 0;
     for (; i + LANES <= n; i += LANES) {
@@ -181,10 +181,10 @@ static void row_scaled_softmax(const float *x, float most, float log_sum, float 
             ont_prefetch_write(y + i, sizeof out);
             if (y != x) ont_prefetch_read(x + i, sizeof out);
         }
-        for (int lane = 0; lane < LANES; lane++) out[lane] = scale * f32_vexp_low((x[i + lane] - most) - log_sum);
+        for (int lane = 0; lane < LANES; lane++) out[lane] = scale * f32_vexp_low((x[i + lane] - max_value) - log_sum);
         memcpy(y + i, out, sizeof out);
     }
-    for (; i < n; i++) y[i] = scale * f32_vexp_low((x[i] - most) - log_sum);
+    for (; i < n; i++) y[i] = scale * f32_vexp_low((x[i] - max_value) - log_sum);
 }
 
 static void row_softmax_grad(const float *y, const float *dy, float *dx, int64_t n)

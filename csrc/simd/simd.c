@@ -1,5 +1,5 @@
 /*
- * Chooses the table of inner loops once, by processor and by ONNXTRAIN_ISA.
+ * Chooses the table of inner loops once, by processor and ONNXTRAIN_ISA.
  */
 #include "simd/simd.h"
 
@@ -34,7 +34,7 @@ static const ont_simd_table *detect(void)
 
 const ont_simd_table *ont_simd(void)
 {
-    static const ont_simd_table *chosen; /* racing threads find the same */
+    static const ont_simd_table *chosen; /* threads that race compute the same value */
     const ont_simd_table *table = __atomic_load_n(&chosen, __ATOMIC_RELAXED);
     if (!table) __atomic_store_n(&chosen, table = detect(), __ATOMIC_RELAXED);
     return table;

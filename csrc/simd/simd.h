@@ -1,9 +1,9 @@
 /*
- * Inner loops over contiguous memory, one table per instruction set, chosen once at run time.
+ * Inner loops over contiguous memory: a table for each instruction set, chosen once at run time.
  *
- * Kernels call through ont_simd(); their reference twins call ont_simd_plain(), whose loops use libm and no extension
- * beyond the baseline. All loops: `out` may equal an operand that has stride 1, partial overlap is not allowed, n >= 0,
- * no alignment is asked for. Accuracy of the vector math (float32): exp 1 ulp, tanh 2 ulp, erf 2 ulp of 1.0, the normal
+ * Kernels call through ont_simd(); reference kernels call ont_simd_plain(), whose loops use libm and the baseline
+ * instruction set. In all loops `out` may equal an operand with stride 1, partial overlap is not allowed, n >= 0, and
+ * memory needs no alignment. Accuracy of the vector math (float32): exp 1 ulp, tanh 2 ulp, erf 2 ulp of 1.0, the normal
  * distribution (Gelu) 5e-8; lgamma, digamma, trigamma 0.6 ulp; sin, cos, exp2 1 ulp, asin, acos, atanh, expm1, log1p,
  * erfinv, pow 2 ulp, tan, atan, atan2 2.7 ulp.
  */
@@ -12,13 +12,13 @@
 
 #include "base/dtype.h"
 
-/* Of what is far from zero float32's vector math leaves the reduction to libm. */
+/* For operands far from zero, float32's vector math leaves the argument reduction to libm. */
 #define ONT_CIRCULAR_LIST(X) \
     X(Sin, vsin(a)) \
     X(Cos, vcos(a)) \
     X(Tan, vtan(a))
 
-/* name, expression in `a` and parameters p0, p1 for float32 (vector math) and float64 (libm) */
+/* Name and expression: `a` is the operand, p0 and p1 are parameters; for float32 (vector math) and float64 (libm). */
 #define ONT_UNARY_DIRECT_LIST(X) \
     X(Sqrt, vsqrt(a)) \
     X(Reciprocal, 1 / a) \
@@ -33,7 +33,7 @@
     X(LeakyRelu, a < 0 ? P0 * a : a) \
     X(Elu, a < 0 ? P0 * vexpm1(a) : a) \
     X(Selu, P1 * (a < 0 ? P0 * vexpm1(a) : a)) \
-    X(Softplus, vmax(a, 0) + vlog1p(vexp(-vabs(a)))) /* with vexp_low gcc makes no vectors of it */ \
+    X(Softplus, vmax(a, 0) + vlog1p(vexp(-vabs(a)))) /* with vexp_low GCC does not vectorise the loop */ \
     X(Softsign, a / (1 + vabs(a))) \
     X(HardSigmoid, vmax(0, vmin(1, P0 * a + P1))) \
     X(HardSwish, a * vmax(0, vmin(1, a * SIXTH + HALF))) \
@@ -59,20 +59,20 @@
     X(Round, vround(a))
 #define ONT_UNARY_FLOAT_LIST(X) ONT_UNARY_DIRECT_LIST(X) ONT_CIRCULAR_LIST(X)
 
-/* for float32, float64 and every integer type */
+/* For float32, float64 and every integer type. */
 #define ONT_UNARY_NUMBER_LIST(X) \
     X(Relu, a < 0 ? 0 : a) \
     X(Neg, -a) \
     X(Abs, a <= 0 ? 0 - a : a) \
     X(Sign, (a > 0) - (a < 0))
 
-/* Of some operands float32's vector math leaves the result to libm. Remainders are exact, with the sign of a or b. */
+/* For some operands, float32's vector math leaves the result to libm. Remainders are exact, with the sign of a or b. */
 #define ONT_BINARY_FAR_LIST(X) \
     X(Pow, vpow(a, b)) \
     X(Fmod, vfmod(a, b)) \
     X(Remainder, vremainder(a, b))
 
-/* float32, float64; the second operand of a gradient is dy */
+/* For float32 and float64; the second operand of a gradient is dy. */
 #define ONT_BINARY_DIRECT_LIST(X) \
     X(Atan2, vatan2(a, b)) \
     X(PRelu, a > 0 ? a : a * b) \
@@ -92,7 +92,7 @@
     X(AbsGrad, b * (NUM)((a > 0) - (a < 0)))
 #define ONT_BINARY_FLOAT_LIST(X) ONT_BINARY_DIRECT_LIST(X) ONT_BINARY_FAR_LIST(X)
 
-/* float32, float64 and every integer type */
+/* For float32, float64 and every integer type. */
 #define ONT_BINARY_NUMBER_LIST(X) \
     X(Add, a + b) \
     X(Sub, a - b) \
@@ -101,7 +101,7 @@
     X(Min, vminimum(a, b)) \
     X(Max, vmaximum(a, b))
 
-/* the same operands and bool, bool result */
+/* For the same operands and bool, with bool results. */
 #define ONT_COMPARE_LIST(X) \
     X(Equal, a == b) \
     X(Greater, a > b) \
@@ -117,7 +117,7 @@ typedef enum ont_loop {
             ONT_LOOP_COUNT
 } ont_loop;
 
-/* a, b: n elements, or one (stride 0). `p` are the operator's parameters. */
+/* a, b: n elements, or one element (stride 0). `p` are the operator's parameters. */
 typedef void (*ont_unary_loop)(const void *a, void *out, int64_t n, const double *p);
 typedef void (*ont_binary_loop)(const void *a, int64_t stride_a, const void *b, int64_t stride_b, void *out, int64_t n,
                                 const double *p);
@@ -127,51 +127,51 @@ typedef struct ont_simd_table {
     ont_unary_loop unary[ONT_LOOP_COUNT][ONT_DTYPE_COUNT]; /* NULL: not for that dtype */
     ont_binary_loop binary[ONT_LOOP_COUNT][ONT_DTYPE_COUNT];
 
-    /* out = condition ? x : y for elements of `size` bytes; strides in elements. `out` may be x or y if that has a
-     * stride of 1. */
+    /* out = condition ? x : y, for elements of `size` bytes; strides in elements. `out` may equal x or y if its stride
+     * is 1. */
     void (*where)(size_t size, const uint8_t *condition, int64_t sc, const void *x, int64_t sx, const void *y,
                   int64_t sy, void *out, int64_t n);
-    /* 16-bit floats as float32 and back, rounded to nearest even */
+    /* 16-bit floats to float32 and back, rounded to nearest even */
     void (*half_to_float)(const void *x, float *y, int64_t n);
     void (*float_to_half)(const float *x, void *y, int64_t n);
     void (*bfloat_to_float)(const void *x, float *y, int64_t n);
     void (*float_to_bfloat)(const float *x, void *y, int64_t n);
-    /* acc += each of `rows` rows of bfloat16, in order; `stride` elements between rows */
+    /* acc (n) += each of `rows` rows of bfloat16, in order; `stride`: elements from row to row */
     void (*add_bfloat_rows)(float *acc, const void *x, int64_t rows, int64_t stride, int64_t n);
 
     /* float32 rows */
     float (*sum)(const float *x, int64_t n);
     float (*dot)(const float *x, const float *y, int64_t n);
-    float (*max)(const float *x, int64_t n);              /* n >= 1; NaN where there is one */
+    float (*max)(const float *x, int64_t n);              /* n >= 1; NaN where there is a NaN */
     void (*add_to)(float *acc, const float *x, int64_t n); /* acc += x */
-    /* y[i] += the sum of w[k] x[i + at[k]] */
+    /* y[i] += sum over k of w[k] * x[i + at[k]] */
     void (*add_taps)(float *y, const float *x, const float *w, const int64_t *at, int64_t taps, int64_t n);
     void (*softmax)(const float *x, float *y, int64_t n);
     void (*log_softmax)(const float *x, float *y, int64_t n);
     /* the largest element, and log(sum(exp(x - largest))); n >= 1 */
-    void (*log_sum_exp)(const float *x, int64_t n, float *most, float *log_sum);
-    /* y = scale * exp(x - most - log_sum) */
-    void (*scaled_softmax)(const float *x, float most, float log_sum, float scale, float *y, int64_t n);
+    void (*log_sum_exp)(const float *x, int64_t n, float *row_max, float *log_sum);
+    /* y = scale * exp(x - row_max - log_sum) */
+    void (*scaled_softmax)(const float *x, float row_max, float log_sum, float scale, float *y, int64_t n);
     void (*softmax_grad)(const float *y, const float *dy, float *dx, int64_t n);
     void (*log_softmax_grad)(const float *y, const float *dy, float *dx, int64_t n);
-    /* y = (x - mean) * inv_std * scale + bias; scale, bias may be NULL */
+    /* y = (x - mean) * inv_std * scale + bias; scale and bias may be NULL */
     void (*layernorm)(const float *x, const float *scale, const float *bias, float eps, float *y, float *mean,
                       float *inv_std, int64_t n);
-    /* dx of one row; dscale, dbias += (may be NULL) */
+    /* dx of one row; adds to dscale and dbias, which may be NULL */
     void (*layernorm_grad)(const float *x, const float *scale, float mean, float inv_std, const float *dy, float *dx,
                            float *dscale, float *dbias, int64_t n);
-    /* y[i] = keep(first + i) ? x[i] * scale : 0, where keep is Philox(key, stream, i) >= threshold */
+    /* y[i] = keep(first + i) ? x[i] * scale : 0, where keep(i) is: word i of the Philox stream >= threshold */
     void (*dropout)(const float *x, float *y, uint8_t *mask, int64_t first, int64_t n, uint64_t key, uint64_t stream,
                     uint32_t threshold, float scale);
     /*
-     * y = x * c + (-b, a) * s of a row x = (a, b) of two halves; with `back` x * c + (q, -p) where (p, q) = x * s.
-     * y may be x.
+     * y = x * c + (-b, a) * s for a row x = (a, b) of two halves; with `back`, y = x * c + (q, -p) where (p, q) = x *
+     * s. y may equal x.
      */
     void (*rotate)(const float *x, const float *c, const float *s, float *y, int64_t half, bool back);
     void (*rotate_wide)(const double *x, const double *c, const double *s, double *y, int64_t half, bool back);
 } ont_simd_table;
 
-const ont_simd_table *ont_simd(void);       /* the best of this processor, or what ONNXTRAIN_ISA names */
+const ont_simd_table *ont_simd(void);       /* the best for this processor, or the one that ONNXTRAIN_ISA names */
 const ont_simd_table *ont_simd_plain(void);
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * The emulated device's matrix products: plain loops in double.
+ * GEMM of the emulated device: plain loops in double.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -41,7 +41,7 @@ static double gelu(double x, bool slope)
     return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * 0.79788456080286535588 * (1 + 3 * 0.044715 * x * x);
 }
 
-/* What happens to a result on its way out. */
+/* Epilogue of one element of the result. */
 static double epilogue(const call *call, int64_t at, int64_t column, double value)
 {
     const ont_blas_product *p = call->p;
@@ -54,7 +54,7 @@ static double epilogue(const call *call, int64_t at, int64_t column, double valu
     return e == ONT_EPILOGUE_BIAS ? value : gelu(value, false);
 }
 
-/* The bias' gradient. */
+/* The gradient of the bias. */
 static void sum_rows(const call *call)
 {
     const ont_blas_product *p = call->p;

@@ -1,6 +1,6 @@
 /*
- * The emulated device: the process's own memory, work done when a call returns, graphs as lists of launches. Its
- * operators are CUDA's, so that a whole step runs here as it would on a GPU. For tests alone.
+ * The emulated device: memory of the process, work that is done when a call returns, graphs as lists of launches. It
+ * has CUDA's operators, so that a whole step runs as on a GPU. For tests alone.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -37,7 +37,7 @@ static void leave(const ont_device *device, const ont_scope *scope)
     (void)scope;
 }
 
-/* Not zeroed and not clean: NaN, so that a kernel that counts on zeros is seen. */
+/* Filled with NaN, so that a kernel that relies on zeros fails its test. */
 static ont_status alloc(const ont_device *device, size_t bytes, ont_memory *memory)
 {
     (void)device;
@@ -70,7 +70,7 @@ static void free_shared(const ont_device *device, void *data)
     free(data);
 }
 
-/* ---- copies and clears: done, or recorded ---- */
+/* ---- copies and clears: executed, or recorded ---- */
 
 typedef struct move {
     void *to;
@@ -217,7 +217,7 @@ static const ont_device_ops ops = {
     .optim = optim,
 };
 
-static ont_device device = {.ops = &ops, .random_blocks = 3}; /* few, so that small tensors go round */
+static ont_device device = {.ops = \&ops, .random_blocks = 3}; /* few, so that small tensors need several rounds */
 
 __attribute__((visibility("default"))) ont_status ont_plugin_open(const ont_core *core, const ont_allocator *allocator,
                                                                   ont_plugin *plugin)

@@ -1,5 +1,5 @@
 /*
- * The emulated device's convolutions: plain loops in double.
+ * Convolutions of the emulated device: plain loops in double.
  */
 #include <stdlib.h>
 
@@ -19,7 +19,7 @@ typedef struct call {
 static const char *accept(const ont_conv_shape *shape, ont_conv_kind kind)
 {
     (void)kind;
-    return shape->dtype == ONT_FLOAT64 ? "float64" : NULL; /* as cudnn.c */
+    return shape->dtype == ONT_FLOAT64 ? "float64" : NULL; /* as in cudnn.c */
 }
 
 static ont_status create(const ont_conv_shape *shape, ont_conv_kind kind, void **result)
@@ -34,10 +34,10 @@ static ont_status create(const ont_conv_shape *shape, ont_conv_kind kind, void *
 static size_t work_bytes(const void *p)
 {
     (void)p;
-    return 64; /* something, so that the planner has to */
+    return 64; /* not 0, so that the planner reserves it */
 }
 
-/* Visits every product of a convolution: offsets into x, w and y. */
+/* Runs over every product of a convolution: offsets into x, w and y. */
 static void visit(const ont_conv_shape *s, void (*use)(void *context, int64_t x, int64_t w, int64_t y), void *context)
 {
     int64_t channels = s->c / s->groups, each = s->m / s->groups, outputs = s->n * s->m * s->out_count;
@@ -97,7 +97,7 @@ static ont_status run(void *opaque, void *x, void *w, void *y, void *work, void 
 {
     call now = {*(const plan *)opaque, x, w, y}, *kept;
     (void)stream;
-    for (int i = 0; i < 64; i++) ((unsigned char *)work)[i] = 0x7f; /* the library's own */
+    for (int i = 0; i < 64; i++) ((unsigned char *)work)[i] = 0x7f; /* overwrites its workspace, as the library does */
     if (!ont_emulate_recording()) return convolve(&now) ? ont_fail(ONT_ENOMEM, "out of memory") : ONT_OK;
     kept = malloc(sizeof *kept);
     if (!kept) return ont_fail(ONT_ENOMEM, "out of memory");

@@ -1,6 +1,6 @@
 /*
- * Fibers and the scheduler behind emulate.h. One launch at a time. A fiber that runs through without a barrier gives
- * its stack to the next thread, so kernels without barriers cost one stack.
+ * Fibers and the scheduler behind emulate.h. One launch at a time. A fiber that ends without having met a barrier gives
+ * its stack to the next thread, so a kernel without barriers needs one stack.
  */
 #include "emulate/emulate.h"
 
@@ -45,7 +45,7 @@ struct thread {
     int fiber; /* -1: none yet */
 };
 
-struct warp { /* one exchange at a time: lanes that arrived, and what they brought */
+struct warp { /* one exchange at a time: lanes that arrived, and their values */
     unsigned arrived, mask;
     ont_warp_values values;
     unsigned bits;
@@ -96,7 +96,7 @@ static void jump(fiber *from, fiber *to) { ont_fiber_switch(&from->sp, to->sp); 
 static void jump(fiber *from, fiber *to) { swapcontext(&from->context, &to->context); }
 #endif
 
-static const void *home_bottom; /* for the sanitizer */
+static const void *home_bottom; /* for AddressSanitizer */
 static size_t home_size;
 
 static void to_home(bool over)
@@ -116,7 +116,7 @@ static void entry()
         now.body(now.context);
         now.threads[now.current].at = DONE;
         (void)self;
-        to_home(false); /* comes back for another thread */
+        to_home(false); /* returns when the fiber is given to another thread */
     }
 }
 
@@ -133,7 +133,7 @@ static bool take_fiber(thread *t)
         f->stack = (char *)stack;
 #if defined(__x86_64__)
         void **top = (void **)(void *)(f->stack + STACK - 64);
-        *--top = nullptr; /* so that the stack is aligned as at a call */
+        *--top = nullptr; /* aligns the stack as at a call */
         *--top = (void *)entry;
         for (int i = 0; i < 6; i++) *--top = nullptr;
         f->sp = top;
@@ -175,7 +175,7 @@ void ont_emulate_barrier(void)
     to_home(false);
 }
 
-/* Waits until all lanes of the mask are here. */
+/* Waits until all lanes of the mask have arrived. */
 static warp *meet(unsigned mask)
 {
     unsigned index = ont_lane_now->index;
@@ -204,12 +204,12 @@ void ont_emulate_shuffle(unsigned mask, int from, const void *give, void *get, s
     memcpy(now.warps[index / 32].values.of[index % 32], give, bytes);
     warp *w = meet(mask);
     unsigned lane = (unsigned)from & 31;
-    if (!(mask >> lane & 1)) { /* the hardware gives anything: so does this */
+    if (!(mask >> lane & 1)) { /* undefined on hardware */
         memset(get, 0x7f, bytes);
     } else {
         memcpy(get, w->values.of[lane], bytes);
     }
-    meet(mask); /* nobody writes the next value before all have read this one */
+    meet(mask); /* no lane writes the next value before all have read this one */
 }
 
 const ont_warp_values *ont_emulate_exchange(const void *give, size_t bytes)
@@ -250,7 +250,7 @@ unsigned ont_emulate_ballot(unsigned mask, int predicate)
 
 /* ---- the scheduler ---- */
 
-/* Lets go whoever waits for what has come together; false where nothing can. */
+/* Releases threads whose barrier or exchange is complete; false where there are none. */
 static bool release()
 {
     bool any = false;
@@ -302,7 +302,7 @@ static bool run_block(bool reverse)
     }
 }
 
-/* Stacks of threads that will never go on are begun anew. */
+/* Resets the stacks of threads that never continue. */
 static void abandon()
 {
     for (int i = 0; i < now.n_fibers; i++) {
@@ -355,9 +355,9 @@ int ont_emulate_launch(const char *name, dim3 grid, dim3 block, size_t shared, v
     for (unsigned z = 0; z < grid.z && fine; z++)
         for (unsigned y = 0; y < grid.y && fine; y++)
             for (unsigned x = 0; x < grid.x && fine; x++) {
-                /* A block of its own size each time, so that the sanitizer knows where it ends. */
+                /* A block of its exact size, so that AddressSanitizer knows its end. */
                 shared_memory = shared ? (unsigned char *)malloc(shared) : nullptr;
-                if (shared_memory) memset(shared_memory, 0x7f, shared); /* NaN: nobody may count on zeros */
+                if (shared_memory) memset(shared_memory, 0x7f, shared); /* NaN: no kernel may rely on zeros */
                 ont_shared_now = shared_memory;
                 for (unsigned i = 0; i < now.n; i++) {
                     ont_lane *lane = &now.threads[i].lane;

@@ -1,11 +1,11 @@
 /*
- * CUDA's execution model on the host, so that the kernels of this folder run under a sanitizer where there is no GPU:
- * the same source, compiled by a C++ compiler with ONT_EMULATE. A block's threads are fibers on one stack each;
- * barriers and shuffles switch among them; blocks run one after the other, so `static` is good enough for __shared__.
+ * CUDA's execution model on the host, so that the kernels of this folder run under a sanitizer without a GPU: the same
+ * source, compiled by a C++ compiler with ONT_EMULATE. The threads of a block are fibers with a stack each; barriers
+ * and shuffles switch among them; blocks run one after the other, so __shared__ can be `static`.
  *
- * What the hardware leaves undefined is reported as a failed launch: a barrier that not all threads reach, a shuffle
- * that not all lanes of the mask take part in. ONT_EMULATE_ORDER=reverse runs threads from the last to the first, which
- * shows races.
+ * Behaviour that the hardware leaves undefined is reported as a failed launch: a barrier that not all threads reach, a
+ * shuffle in which not all lanes of the mask take part. ONT_EMULATE_ORDER=reverse runs threads from the last to the
+ * first, which shows races.
  */
 #ifndef ONT_CUDA_EMULATE_H
 #define ONT_CUDA_EMULATE_H
@@ -24,7 +24,7 @@ struct ont_dim3 {
 typedef ont_dim3 dim3;
 typedef void *cudaStream_t;
 
-/* Of CUDA's functions those that libm lacks: Newton's steps, from below the root. */
+/* Functions of CUDA that libm lacks: Newton's method, from below the root. */
 static inline double erfinv(double x)
 {
     double a = fabs(x), y = 0;
@@ -33,7 +33,7 @@ static inline double erfinv(double x)
 }
 static inline float erfinvf(float x) { return (float)erfinv((double)x); }
 
-struct ont_lane { /* what a thread knows of itself */
+struct ont_lane { /* identity of a thread */
     dim3 thread, block, block_size, grid_size;
     unsigned index; /* in its block */
 };
@@ -54,20 +54,20 @@ extern unsigned char *ont_shared_now;
 #define warpSize 32
 
 void ont_emulate_barrier(void);
-/* Every lane of the mask gives `bytes` and gets those of lane `from`. */
+/* Every lane of the mask gives `bytes`, and gets those of lane `from`. */
 void ont_emulate_shuffle(unsigned mask, int from, const void *give, void *get, size_t bytes);
 unsigned ont_emulate_ballot(unsigned mask, int predicate);
-/* What all lanes of a full warp bring, until each has said that it has read it. */
+/* Collects the values of all lanes of a full warp; they stay until each lane has read them. */
 struct alignas(16) ont_warp_values {
     unsigned char of[32][32];
 };
 const ont_warp_values *ont_emulate_exchange(const void *give, size_t bytes);
 void ont_emulate_exchanged(void);
-/* Fails the launch where an address is not a multiple of `bytes`, which the hardware does not forgive. */
+/* Fails the launch where an address is not a multiple of `bytes`, which is an error on hardware. */
 void ont_emulate_need_aligned(const void *p, size_t bytes);
-/* Launches so far of kernels with `part` in their names. */
+/* Number of launches so far of kernels with `part` in their names. */
 extern "C" __attribute__((visibility("default"))) long ont_emulate_launches(const char *part);
-/* 0, or a code that the launch macro hands on; a message is kept for ont_emulate_error(). */
+/* 0, or an error code for the launch macro; the message is kept for ont_emulate_error(). */
 int ont_emulate_launch(const char *name, dim3 grid, dim3 block, size_t shared, void (*body)(void *), void *context);
 extern "C" const char *ont_emulate_error(void);
 
@@ -138,17 +138,17 @@ static inline double rsqrt(double x) { return 1 / sqrt(x); }
 /* Dynamic shared memory as an array of `type`. */
 #define ONT_SHARED(type, name) type *name = (type *)(void *)ont_shared_now
 
-/* While a graph is recorded, work is kept instead of done. `forget` frees the context. */
+/* While a graph is recorded, work is kept instead of executed. `forget` frees the context. */
 extern "C" bool ont_emulate_recording(void);
 extern "C" int ont_emulate_record(int (*work)(void *), void *context, void (*forget)(void *));
 
-/* What a kernel may have of shared memory: 48 KiB until it is allowed more. */
+/* The shared memory of a kernel: 48 KiB until it is allowed more. */
 int ont_emulate_allow(const void *kernel, size_t bytes);
 int ont_emulate_check_shared(const char *name, const void *kernel, size_t bytes);
 size_t ont_shared_limit(void);
 #define ONT_ALLOW_SHARED(kernel, bytes) ((bytes) <= 49152 ? 0 : ont_emulate_allow((const void *)(kernel), (bytes)))
 
-/* A launch with its arguments by value, as the hardware has them. */
+/* A launch with its arguments by value, as on hardware. */
 template <class... P> struct ont_emulated {
     const char *name;
     void (*kernel)(P...);

@@ -1,6 +1,6 @@
 /*
- * Generated kernels where kernels are emulated: ONT_EMULATE_JIT holds a command that compiles them, as "c++ ... -o %s
- * %s" for library and source; without it they are interpreted.
+ * Generated kernels where kernels are emulated: ONT_EMULATE_JIT holds a command that compiles them, such as "c++ ... -o
+ * %s %s" for library and source. Without it, they are interpreted.
  */
 #include <dlfcn.h>
 #include <stdio.h>
@@ -58,7 +58,7 @@ static int do_launch(void *context)
     return l->run(l->blocks, &l->args);
 }
 
-/* The library of a generated kernel has an emulation of its own, which knows nothing of a recording here. */
+/* The library of a generated kernel has an emulation of its own, which does not record graphs. */
 static ont_status launch(void *function, unsigned blocks, ont_jit_args *args, void *stream)
 {
     launched l = {.blocks = blocks, .args = *args};

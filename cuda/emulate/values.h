@@ -1,5 +1,5 @@
 /*
- * Numbers of any float dtype as double, and what is recorded in place of being done: for the emulated libraries.
+ * For the emulated libraries: elements of any float dtype as double, and work that is recorded instead of executed.
  */
 #ifndef ONT_EMULATE_VALUES_H
 #define ONT_EMULATE_VALUES_H
