@@ -1,5 +1,5 @@
 /*
- * GEMM for operators, behind a table: cuBLASLt (cublas.c), or loops on the host where kernels are emulated.
+ * GEMM on a device, as a table of functions: cuBLASLt (cublas.c), or loops on the host where kernels are emulated.
  */
 #ifndef ONT_CUDA_BLAS_H
 #define ONT_CUDA_BLAS_H
@@ -9,35 +9,35 @@
 typedef enum ont_epilogue {
     ONT_EPILOGUE_NONE,
     ONT_EPILOGUE_BIAS,       /* + bias (n) */
-    ONT_EPILOGUE_GELU,       /* gelu(+ bias), tanh form */
-    ONT_EPILOGUE_GELU_AUX,   /* the same, and aux (m, n) is the argument of gelu */
+    ONT_EPILOGUE_GELU,       /* gelu(+ bias), tanh approximation */
+    ONT_EPILOGUE_GELU_AUX,   /* the same, and aux (m, n) = the input of gelu */
     ONT_EPILOGUE_DGELU,      /* * gelu'(aux) */
-    ONT_EPILOGUE_DGELU_BIAS, /* the same, and bias (n) is its sum over the rows */
+    ONT_EPILOGUE_DGELU_BIAS, /* the same, and bias (n) = C summed over the rows */
 } ont_epilogue;
 
 /* C (m, n) = alpha op(A) op(B) + beta C, row-major, `batch` times; ld and strides in elements. */
-typedef struct ont_blas_product {
-    ont_dtype dtype, result; /* of the operands; of C and bias: the same, or float32 for 16-bit operands */
+typedef struct ont_blas_gemm {
+    ont_dtype dtype, result; /* of A and B; of C and bias: the same, or float32 for 16-bit operands */
     bool trans_a, trans_b;
     int64_t m, n, k, lda, ldb, ldc;
     int64_t batch, stride_a, stride_b, stride_c;
     double alpha, beta;
     ont_epilogue epilogue;
-} ont_blas_product;
+} ont_blas_gemm;
 
 typedef struct ont_blas {
     const char *name;
-    /* NULL, or the reason why not. */
-    const char *(*accept)(const ont_blas_product *product);
+    /* NULL, or why the GEMM is not supported. */
+    const char *(*accept)(const ont_blas_gemm *gemm);
     /* For the current device. */
-    ont_status (*create)(const ont_blas_product *product, void **plan);
+    ont_status (*create)(const ont_blas_gemm *gemm, void **plan);
     size_t (*work_bytes)(const void *plan);
     ont_status (*run)(void *plan, const void *a, const void *b, void *c, void *bias, void *aux, void *work,
                       void *stream);
     void (*destroy)(void *plan);
 } ont_blas;
 
-/* The table of this plugin; NULL where the library is not found. */
+/* The implementation of this plugin; NULL where the library was not found. */
 const ont_blas *ont_blas_get(void);
 
 #endif

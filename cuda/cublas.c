@@ -1,8 +1,8 @@
 /*
- * cuBLASLt behind blas.h, opened at run time: PyTorch's CUDA build has it loaded. The few declarations are written from
- * its documentation, so that the build needs none of its headers.
+ * blas.h by cuBLASLt, opened at run time: torch's CUDA build has loaded it. The few declarations that are needed are
+ * written here from its documentation, so that the build does not need its headers.
  *
- * Row-major C = A B is column-major C^T = B^T A^T: the operands are swapped, and nothing is transposed.
+ * Row-major C = A B is column-major C' = B' A' for the library: the operands are swapped, and nothing is transposed.
  */
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
@@ -60,13 +60,13 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 typedef struct plan {
-    ont_blas_product product;
+    ont_blas_gemm gemm;
     void *handle, *desc, *a, *b, *c;
     heuristic candidates[CANDIDATES];
     int n_candidates, choice; /* -1: not chosen yet */
     size_t workspace;
     bool f64, tf32;
-    pthread_mutex_t lock; /* the bias is set in the description before each call */
+    pthread_mutex_t lock; /* each call sets the bias pointer of the descriptor */
 } plan;
 
 static void open_library(void)
@@ -90,7 +90,7 @@ static void open_library(void)
         {"cublasLtMatmul", offsetof(library, matmul)},
     };
     void *opened = NULL;
-    for (int pass = 0; pass < 2 && !opened; pass++) /* PyTorch's own first: the one that is loaded already */
+    for (int pass = 0; pass < 2 && !opened; pass++) /* first torch's, which is loaded already */
         for (size_t i = 0; i < sizeof names / sizeof *names && !opened; i++)
             opened = dlopen(names[i], RTLD_LAZY | RTLD_LOCAL | (pass ? 0 : RTLD_NOLOAD));
     if (!opened || ont_tuner_create(&tuner) != ONT_OK) return;
@@ -128,7 +128,7 @@ static int type_of(ont_dtype dtype)
                                   : TYPE_16BF;
 }
 
-static int epilogue_of(const ont_blas_product *p)
+static int epilogue_of(const ont_blas_gemm *p)
 {
     static const int numbers[] = {[ONT_EPILOGUE_NONE] = EPILOGUE_DEFAULT,
                                   [ONT_EPILOGUE_BIAS] = EPILOGUE_BIAS,
@@ -139,11 +139,11 @@ static int epilogue_of(const ont_blas_product *p)
     return numbers[p->epilogue];
 }
 
-static ont_status create(const ont_blas_product *product, void **result);
+static ont_status create(const ont_blas_gemm *gemm, void **result);
 static void destroy(void *opaque);
 
-/* Which epilogues exist depends on sizes and device: asks the library, where the GEMM has an algorithm without one. */
-static const char *accept(const ont_blas_product *p)
+/* The library says whether it has a GELU epilogue for these sizes and this device; without, the pass does not fuse. */
+static const char *accept(const ont_blas_gemm *p)
 {
     void *plan;
     if (p->epilogue < ONT_EPILOGUE_GELU) return NULL;
@@ -176,7 +176,7 @@ static ont_status make_layout(void **layout, int type, uint64_t rows, uint64_t c
 
 static ont_status describe(plan *p)
 {
-    const ont_blas_product *g = &p->product;
+    const ont_blas_gemm *g = &p->gemm;
     int type = type_of(g->dtype), result = type_of(g->result), epilogue = epilogue_of(g);
     int32_t op_first = g->trans_b ? OP_T : OP_N, op_second = g->trans_a ? OP_T : OP_N;
     int compute = p->f64 ? COMPUTE_64F : p->tf32 ? COMPUTE_32F_FAST_TF32 : COMPUTE_32F;
@@ -185,7 +185,7 @@ static ont_status describe(plan *p)
     ONT_TRY(check(lt.desc_set(p->desc, DESC_TRANSB, &op_second, sizeof op_second), "transpose"));
     ONT_TRY(check(lt.desc_set(p->desc, DESC_EPILOGUE, &epilogue, sizeof epilogue), "epilogue"));
     if (g->epilogue) ONT_TRY(check(lt.desc_set(p->desc, DESC_BIAS_TYPE, &result, sizeof result), "the bias' type"));
-    if (epilogue & AUX) { /* the library needs an address to know the alignment: that of blocks in a slab */
+    if (epilogue & AUX) { /* the heuristic takes the alignment from the address: blocks of a slab have 64 bytes */
         const void *aligned = (const void *)(uintptr_t)64;
         ONT_TRY(check(lt.desc_set(p->desc, DESC_AUX_LD, &g->ldc, sizeof g->ldc), "the second matrix"));
         ONT_TRY(check(lt.desc_set(p->desc, DESC_AUX_POINTER, &aligned, sizeof aligned), "the second matrix"));
@@ -199,28 +199,28 @@ static ont_status describe(plan *p)
 static ont_status find_candidates(plan *p)
 {
     void *preference = NULL;
-    size_t most = WORKSPACE;
+    size_t limit = WORKSPACE;
     ONT_TRY(check(lt.preference_create(&preference), "preferences"));
-    ont_status status = check(lt.preference_set(preference, PREFERENCE_WORKSPACE, &most, sizeof most), "preferences");
+    ont_status status = check(lt.preference_set(preference, PREFERENCE_WORKSPACE, &limit, sizeof limit), "preferences");
     if (status == ONT_OK)
         status = check(lt.find(p->handle, p->desc, p->a, p->b, p->c, p->c, preference, CANDIDATES, p->candidates,
                                &p->n_candidates),
                        "looking for an algorithm");
     lt.preference_destroy(preference);
     if (status == ONT_OK && !p->n_candidates)
-        status = ont_fail(ONT_EUNSUPPORTED, "cuBLASLt has no algorithm for the product");
+        status = ont_fail(ONT_EUNSUPPORTED, "cuBLASLt has no algorithm for this GEMM");
     for (int i = 0; i < p->n_candidates; i++)
         if (p->candidates[i].workspace > p->workspace) p->workspace = p->candidates[i].workspace;
     return status;
 }
 
-static ont_status create(const ont_blas_product *product, void **result)
+static ont_status create(const ont_blas_gemm *gemm, void **result)
 {
     plan *p = ont_calloc(1, sizeof *p);
     if (!p) return ONT_ENOMEM;
-    p->product = *product;
-    p->f64 = product->dtype == ONT_FLOAT64;
-    p->tf32 = product->dtype == ONT_FLOAT32 && ont_cuda_allocator->tf32;
+    p->gemm = *gemm;
+    p->f64 = gemm->dtype == ONT_FLOAT64;
+    p->tf32 = gemm->dtype == ONT_FLOAT32 && ont_cuda_allocator->tf32;
     p->choice = -1;
     pthread_mutex_init(&p->lock, NULL);
     ont_status status = handle_of_device(&p->handle);
@@ -250,14 +250,14 @@ static int launch(const call *call, int candidate)
 {
     plan *p = call->p;
     const heuristic *h = &p->candidates[candidate];
-    float alpha32 = (float)p->product.alpha, beta32 = (float)p->product.beta;
-    const void *alpha = p->f64 ? (const void *)&p->product.alpha : &alpha32,
-               *beta = p->f64 ? (const void *)&p->product.beta : &beta32;
+    float alpha32 = (float)p->gemm.alpha, beta32 = (float)p->gemm.beta;
+    const void *alpha = p->f64 ? (const void *)&p->gemm.alpha : &alpha32,
+               *beta = p->f64 ? (const void *)&p->gemm.beta : &beta32;
     return lt.matmul(p->handle, p->desc, alpha, call->b, p->a, call->a, p->b, beta, call->c, p->c, call->c, p->c,
                      &h->algo, call->work, h->workspace, call->stream);
 }
 
-/* Measured between two events, after one call to warm up. It waits for the device, once for each kind of GEMM. */
+/* Milliseconds of three calls between two events, after a warm-up; negative where it fails. Synchronises. */
 static double measure(void *context, int candidate)
 {
     const call *call = context;
@@ -276,12 +276,12 @@ static double measure(void *context, int candidate)
     return (double)ms;
 }
 
-/* A GEMM that adds to C would add once for each measurement, and waiting is not allowed during a graph capture: then
- * the library's first proposal is used until the next call. */
+/* A GEMM with beta != 0 cannot be repeated for a measurement, and a stream that is being captured cannot synchronise:
+ * the library's first proposal is used then. */
 static ont_status choose(const call *call)
 {
     plan *p = call->p;
-    const ont_blas_product *g = &p->product;
+    const ont_blas_gemm *g = &p->gemm;
     int id = 0;
     cudaGetDevice(&id);
     int64_t key[] = {g->dtype,    g->result,   g->trans_a,   g->trans_b,  g->m,     g->n,
@@ -292,7 +292,7 @@ static ont_status choose(const call *call)
     p->choice = -1;
     enum cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
     cudaStreamIsCapturing(call->stream, &capturing);
-    if (p->product.beta != 0 || p->n_candidates == 1 || capturing != cudaStreamCaptureStatusNone) return ONT_OK;
+    if (p->gemm.beta != 0 || p->n_candidates == 1 || capturing != cudaStreamCaptureStatusNone) return ONT_OK;
     return ont_tuner_choose(tuner, key, sizeof key, p->n_candidates, measure, (void *)call, &p->choice);
 }
 

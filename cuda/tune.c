@@ -1,5 +1,5 @@
 /*
- * See tune.h. A linked list: there are as many entries as a model has GEMMs of different shapes.
+ * See tune.h. The cache is a list: a model has few GEMM shapes.
  */
 #include "tune.h"
 
@@ -51,16 +51,16 @@ ont_status ont_tuner_choose(ont_tuner *t, const void *key, size_t bytes, int can
                             void *context, int *choice)
 {
     int best = ont_tuner_find(t, key, bytes);
-    double least = 0;
+    double best_time = 0;
     if (best >= 0) {
         *choice = best;
         return ONT_OK;
     }
     for (int i = 0; i < candidates; i++) {
-        double took = measure(context, i);
-        if (took < 0 || (best >= 0 && took >= least)) continue;
+        double time = measure(context, i);
+        if (time < 0 || (best >= 0 && time >= best_time)) continue;
         best = i;
-        least = took;
+        best_time = time;
     }
     if (best < 0) return ont_fail(ONT_EUNSUPPORTED, "none of %d algorithms can be used", candidates);
     entry *e = ont_malloc(sizeof *e + bytes);

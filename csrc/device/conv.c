@@ -1,5 +1,5 @@
 /*
- * Convolution through oneDNN, whose library is opened at run time. See conv.h.
+ * oneDNN's convolution primitives, from the library opened at run time. See conv.h.
  */
 #include "device/conv.h"
 
@@ -45,7 +45,7 @@ static void find_library(void)
 #undef X
     if (dnn.engine_create(&dnn.engine, dnnl_cpu, 0) != dnnl_success) return;
     if (dnn.primitive_attr_create(&dnn.attr) != dnnl_success) return;
-    /* Scratch comes from the program's slab: nothing is allocated while it runs. */
+    /* Scratch comes from the program's slab, so that no call allocates memory. */
     dnn.ready = dnn.primitive_attr_set_scratchpad_mode(dnn.attr, dnnl_scratchpad_mode_user) == dnnl_success;
 }
 
@@ -61,16 +61,16 @@ static ont_status check(dnnl_status_t status, const char *what)
 enum { TENSOR_X, TENSOR_W, TENSOR_Y, N_TENSORS };
 
 typedef struct operand {
-    dnnl_memory_desc_t plain; /* row-major, as the graph has it */
-    dnnl_memory_t user, inner;
-    dnnl_primitive_t reorder; /* NULL: the primitive takes it as it is */
-    size_t offset, bytes;     /* of the inner copy in work */
+    dnnl_memory_desc_t plain;   /* row-major, as in the graph */
+    dnnl_memory_t user, inner;  /* in the graph's layout; in the primitive's, NULL where it is the same */
+    dnnl_primitive_t reorder;   /* between the two; NULL where they are the same */
+    size_t offset, bytes;       /* of `inner` in the scratch */
 } operand;
 
 struct ont_dnnl_conv {
     ont_conv_kind kind;
-    pthread_mutex_t lock; /* memory objects hold one call's pointers */
-    int threads;          /* that the primitive was made for */
+    pthread_mutex_t lock; /* memory objects hold the pointers of one call */
+    int threads;          /* when the primitive was created: its scratch depends on it */
     dnnl_stream_t stream;
     dnnl_primitive_desc_t hint, desc;
     dnnl_primitive_t primitive;
@@ -92,7 +92,7 @@ static const dnnl_query_t query[3][N_TENSORS] = {
     [ONT_CONV_GRAD_WEIGHT] = {dnnl_query_src_md, dnnl_query_diff_weights_md, dnnl_query_diff_dst_md},
 };
 
-/* Dims of x, w or y as oneDNN counts them: weights of a grouped convolution have the groups in front. */
+/* Dims of x, w or y in oneDNN's order: weights of a grouped convolution have a leading dim of groups. */
 static int tensor_dims(const ont_conv *c, int tensor, dnnl_dims_t dims)
 {
     const int64_t *size = tensor == TENSOR_X ? c->in : tensor == TENSOR_W ? c->kernel : c->out;
@@ -121,7 +121,7 @@ static ont_status plain_desc(const ont_conv *c, int tensor, dnnl_memory_desc_t *
     return check(dnn.memory_desc_create_with_strides(desc, rank, dims, dnnl_f32, strides), "memory descriptor");
 }
 
-/* `md` are the three descriptors to ask for. Backward primitives want the forward one as a hint. */
+/* md: descriptors of x, w and y. A backward primitive needs the forward descriptor as a hint. */
 static ont_status create_desc(ont_dnnl_conv *h, const ont_conv *c, const dnnl_memory_desc_t *md)
 {
     dnnl_dims_t strides, dilates, pad, pad_end;
@@ -180,7 +180,7 @@ static ont_status create_operand(ont_dnnl_conv *h, int tensor)
     return check(status, "reorder");
 }
 
-/* Descriptors only: what decides whether the library takes the convolution. */
+/* Creates the descriptors, which is enough to know whether oneDNN supports the convolution. */
 static ont_status create_descs(ont_dnnl_conv *h, const ont_conv *c, bool bias, bool blocked)
 {
     dnnl_memory_desc_t md[N_TENSORS] = {0};
@@ -290,9 +290,9 @@ ont_status ont_dnnl_conv_run(ont_dnnl_conv *h, const void *x, const void *w, con
 /* ---- layouts ---- */
 
 /*
- * The library's own blocked layouts, with reorders around them, were faster in every case measured but one: the
- * gradient of an input of less than four channels, which they pad to a whole vector (64 images of 1 x 28 x 28, 32
- * channels: 0.5 against 3.8 ms).
+ * oneDNN's blocked layouts, including reorders, were faster in every measured case but one: the gradient of an input
+ * with fewer than four channels, which they pad to a whole vector (64 images of 1 x 28 x 28, 32 channels: 3.8 ms,
+ * against 0.5 ms row-major).
  */
 static bool wants_blocked(const ont_conv *c, ont_conv_kind kind)
 {
@@ -307,7 +307,7 @@ const char *ont_dnnl_conv_refuses(const ont_conv *c, ont_conv_kind kind, bool bi
     ont_dnnl_conv h = {.kind = kind};
     ont_status status = create_descs(&h, c, bias, wants_blocked(c, kind));
     deinit(&h);
-    return status == ONT_OK ? NULL : "oneDNN does not have it";
+    return status == ONT_OK ? NULL : "oneDNN does not support it";
 }
 
 ont_status ont_dnnl_conv_create(const ont_conv *c, ont_conv_kind kind, bool bias, ont_dnnl_conv **result)

@@ -1,7 +1,6 @@
 /*
- * Convolution: the geometry that all kernels share, and oneDNN's primitives behind one handle per convolution.
- *
- * ops/conv.c fills the geometry and calls these. Nothing here knows graphs or operators.
+ * Convolution: the geometry for all kernels, and oneDNN's primitives, one handle for each convolution.
+ * ops/conv_onednn.c fills in the geometry and calls them.
  */
 #ifndef ONT_DEVICE_CONV_H
 #define ONT_DEVICE_CONV_H
@@ -9,8 +8,8 @@
 #include "base/dtype.h"
 
 /*
- * y (N, O, out) = x (N, C, in) * w (O, C / groups, kernel). Spatial dims are right-aligned: a 1-d convolution has
- * its sizes in entry 2, and ones before.
+ * y (N, O, out) = x (N, C, in) * w (O, C / groups, kernel). Spatial dims are right-aligned: the sizes of a 1-d
+ * convolution are in entry 2; entries 0 and 1 are 1.
  */
 typedef struct ont_conv {
     ont_dtype dtype;
@@ -25,15 +24,18 @@ typedef enum ont_conv_kind { ONT_CONV_FORWARD, ONT_CONV_GRAD_INPUT, ONT_CONV_GRA
 
 typedef struct ont_dnnl_conv ont_dnnl_conv;
 
-/* NULL, or why oneDNN does not take the convolution. Allocates nothing of ours. */
+/* NULL, or why oneDNN does not support the convolution. */
 const char *ont_dnnl_conv_refuses(const ont_conv *conv, ont_conv_kind kind, bool bias);
 
-/* For what ont_dnnl_conv_refuses() does not refuse. */
+/* EUNSUPPORTED where ont_dnnl_conv_refuses() gives a reason. */
 ont_status ont_dnnl_conv_create(const ont_conv *conv, ont_conv_kind kind, bool bias,
                                 ont_dnnl_conv **result) ONT_MUST_USE;
 void ont_dnnl_conv_destroy(ont_dnnl_conv *conv);
 size_t ont_dnnl_conv_work_bytes(const ont_dnnl_conv *conv);
-/* x, w, y: the two operands and the result, by the kind; bias (O) or NULL. Calls on one handle take turns. */
+/*
+ * x, w, y: two are operands and one is the result, by the kind; bias (O) or NULL. Concurrent calls on one handle run
+ * one after the other.
+ */
 ont_status ont_dnnl_conv_run(ont_dnnl_conv *conv, const void *x, const void *w, const void *y, const void *bias,
                              void *work) ONT_MUST_USE;
 

@@ -1,9 +1,9 @@
 /*
- * A device as programs see it: memory, order of work, and the kernels that it has. NULL in place of a device is the
- * CPU, whose memory is the process's and whose kernels are the operators' own.
+ * A device: memory, streams, and its kernels. NULL in place of a device is the CPU, which uses the process's memory and
+ * the kernels listed by the operators.
  *
- * Devices come from plugins (device/plugin.c). Work goes on the stream that is current for the caller; nothing here
- * waits but synchronize() and read(). A device must leave whatever device was current as it found it.
+ * Plugins (device/plugin.c) provide devices. Work goes to the caller's current stream; only synchronize() and read()
+ * wait. A device restores whatever device was current before.
  */
 #ifndef ONT_DEVICE_DEVICE_H
 #define ONT_DEVICE_DEVICE_H
@@ -14,10 +14,10 @@ struct ont_kernel_list; /* ops/op.h */
 struct ont_cuda_optim;  /* device/multi.h */
 typedef struct ont_device ont_device;
 
-/* What a kernel found wrong with contents; lies where both sides can read and write it. The first one stays. */
+/* An invalid value that a kernel found, in memory that host and device can access. The first fault is kept. */
 typedef struct ont_fault {
     int32_t code; /* ont_fault_code; 0: none */
-    int32_t step; /* of the program */
+    int32_t step; /* index in the program */
     int64_t value, position, limit;
 } ont_fault;
 
@@ -33,13 +33,13 @@ typedef struct ont_memory {
     void *owner; /* for free() */
 } ont_memory;
 
-/* The work of one phase: made by enter(), undone by leave(). */
+/* State of one phase, from enter() to leave(). */
 typedef struct ont_scope {
     void *stream;
-    int previous; /* device that was current */
+    int previous; /* the device that was current before */
 } ont_scope;
 
-typedef struct ont_device_strided { /* a strided tensor that becomes row-major; strides in elements */
+typedef struct ont_device_strided { /* source of a copy to row-major; strides in elements */
     int32_t rank;
     int64_t dims[12], strides[12];
     size_t size;
@@ -47,16 +47,16 @@ typedef struct ont_device_strided { /* a strided tensor that becomes row-major; 
 
 typedef struct ont_device_ops {
     const char *name;
-    int32_t dlpack; /* device type of tensors that it takes */
-    bool waits;     /* work is done when a call returns: faults are seen at once */
+    int32_t dlpack; /* DLPack device type of its tensors */
+    bool waits;     /* calls are synchronous: faults are seen at once */
     ont_status (*enter)(const ont_device *device, ont_scope *scope);
     void (*leave)(const ont_device *device, const ont_scope *scope);
     ont_status (*alloc)(const ont_device *device, size_t bytes, ont_memory *memory);
     void (*free)(const ont_device *device, ont_memory *memory, size_t bytes);
-    ont_status (*alloc_shared)(const ont_device *device, size_t bytes, void **data); /* zeroed, seen by both sides */
+    ont_status (*alloc_shared)(const ont_device *device, size_t bytes, void **data); /* zeroed; host-accessible */
     void (*free_shared)(const ont_device *device, void *data);
     ont_status (*write)(const ont_device *device, void *to, const void *host, size_t bytes, void *stream);
-    /* One to four words, by value: nothing of the host is read later. */
+    /* One to four words, copied at the call: host memory is not read later. */
     ont_status (*store)(const ont_device *device, void *to, const uint64_t *words, int n, void *stream);
     ont_status (*copy)(const ont_device *device, void *to, const void *from, size_t bytes, void *stream);
     ont_status (*copy_strided)(const ont_device *device, const ont_device_strided *layout, const void *from, void *to,
@@ -64,10 +64,10 @@ typedef struct ont_device_ops {
     ont_status (*clear)(const ont_device *device, void *to, size_t bytes, void *stream);
     ont_status (*read)(const ont_device *device, void *host, const void *from, size_t bytes, void *stream); /* waits */
     ont_status (*synchronize)(const ont_device *device, void *stream);
-    /* Work on `stream` behind this waits for what is on `other` now. */
+    /* Later work on `stream` waits for the work that is on `other` now. */
     ont_status (*join)(const ont_device *device, void *stream, void *other);
-    bool (*capturing)(const ont_device *device, void *stream); /* somebody records what is put on the stream */
-    /* Records what follows on a private stream, which capture_begin() gives, instead of doing it. */
+    bool (*capturing)(const ont_device *device, void *stream); /* the stream is being captured */
+    /* Until capture_end(), work on the private stream is recorded instead of executed. */
     ont_status (*capture_begin)(const ont_device *device, void *stream, void **private_stream);
     ont_status (*capture_end)(const ont_device *device, void *private_stream, bool keep, void **graph);
     ont_status (*graph_launch)(const ont_device *device, void *graph, void *stream);
@@ -80,10 +80,9 @@ typedef struct ont_device_ops {
 struct ont_device {
     const ont_device_ops *ops;
     int32_t id;
-    int32_t random_blocks; /* of 256 threads: as many as torch launches at most where it draws random numbers here; 0:
-                              not known */
-    void *state; /* the kind's own */
-    const struct ont_kernel_list *lists; /* one per operator that it has */
+    int32_t random_blocks; /* blocks of 256 threads that torch launches at most for random numbers; 0: unknown */
+    void *state; /* private to the kind */
+    const struct ont_kernel_list *lists; /* one for each supported operator */
     size_t n_lists;
 };
 

@@ -1,5 +1,5 @@
 /*
- * GEMM providers. See gemm.h; gemm_choice.c chooses among them.
+ * GEMM backends. See gemm.h; gemm_choice.c chooses among them.
  */
 #include "device/gemm.h"
 
@@ -31,20 +31,20 @@ static dnnl_sgemm_fn dnnl_sgemm;
 static void (*mkl_free_buffers)(void);
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-static void find_providers(void)
+static void find_backends(void)
 {
     void *torch = ont_library_torch(), *dnnl = ont_library_dnnl();
     if (torch) {
         *(void **)&torch_sgemm = dlsym(torch, "sgemm_");
         *(void **)&torch_dgemm = dlsym(torch, "dgemm_");
-        *(void **)&mkl_free_buffers = dlsym(torch, "mkl_serv_free_buffers"); /* MKL's own name of it */
+        *(void **)&mkl_free_buffers = dlsym(torch, "mkl_serv_free_buffers"); /* mkl_free_buffers() */
     }
     if (dnnl) *(void **)&dnnl_sgemm = dlsym(dnnl, "dnnl_sgemm");
 }
 
 static bool torch_available(ont_dtype dtype)
 {
-    pthread_once(&once, find_providers);
+    pthread_once(&once, find_backends);
     return dtype == ONT_FLOAT32 ? torch_sgemm != NULL : torch_dgemm != NULL;
 }
 
@@ -63,24 +63,24 @@ static void torch_run(const ont_gemm *g, const void *a, const void *b, void *c)
     ont_omp_leave_library(before);
 }
 
-/* ---- torch's, a product of its own for each thread ---- */
+/* ---- torch's BLAS, called once per thread ---- */
 
-enum { UNIT = 16 }; /* rows or columns that stay together: a line of the cache */
+enum { GRANULE = 16 }; /* rows or columns are divided in multiples of it: a cache line of floats */
 
-typedef struct shares_job {
+typedef struct per_thread_job {
     const ont_gemm *g;
     const char *a, *b;
     char *c;
     bool columns;
-} shares_job;
+} per_thread_job;
 
-static void run_share(void *context, int64_t first, int64_t last)
+static void run_part(void *context, int64_t first, int64_t last)
 {
-    const shares_job *j = context;
+    const per_thread_job *j = context;
     ont_gemm g = *j->g;
     int64_t *length = j->columns ? &g.n : &g.m, size = (int64_t)ont_dtype_size(g.dtype);
-    first *= UNIT;
-    *length = (last * UNIT < *length ? last * UNIT : *length) - first;
+    first *= GRANULE;
+    *length = (last * GRANULE < *length ? last * GRANULE : *length) - first;
     int64_t a = j->columns ? 0 : g.trans_a ? first : first * g.lda;
     int64_t b = !j->columns ? 0 : g.trans_b ? first * g.ldb : first;
     int64_t c = j->columns ? first : first * g.ldc;
@@ -88,21 +88,21 @@ static void run_share(void *context, int64_t first, int64_t last)
 }
 
 /*
- * Shared out by rows as loops over the result are, or by columns where B is the largest of the three: each thread then
- * has of the largest matrix what it had when it was written, and will have when it is next read. A library that is
- * called by several threads at once runs in each by itself.
+ * Divides C by rows, or by columns where B is the largest of the three matrices. Elementwise loops divide their tensors
+ * the same way, so a thread finds its part of the largest matrix in its own cache. A BLAS that is called inside a
+ * parallel region uses the calling thread only.
  */
-static void shares_run(const ont_gemm *g, const void *a, const void *b, void *c)
+static void per_thread_run(const ont_gemm *g, const void *a, const void *b, void *c)
 {
-    shares_job j = {g, a, b, c, g->m < g->n && g->m < g->k};
-    ont_parallel(((j.columns ? g->n : g->m) + UNIT - 1) / UNIT, 1, run_share, &j);
+    per_thread_job j = {g, a, b, c, g->m < g->n && g->m < g->k};
+    ont_parallel(((j.columns ? g->n : g->m) + GRANULE - 1) / GRANULE, 1, run_part, &j);
 }
 
-/* ---- oneDNN's ---- */
+/* ---- oneDNN's sgemm ---- */
 
 static bool dnnl_available(ont_dtype dtype)
 {
-    pthread_once(&once, find_providers);
+    pthread_once(&once, find_backends);
     return dtype == ONT_FLOAT32 && dnnl_sgemm;
 }
 
@@ -114,23 +114,23 @@ static void dnnl_run(const ont_gemm *g, const void *a, const void *b, void *c)
     ont_omp_leave_library(before);
 }
 
-/* ---- the plain loop: the oracle, and what runs where no library is ---- */
+/* ---- reference loop: tests compare against it; it runs where no library is found ---- */
 
-static bool plain_available(ont_dtype dtype)
+static bool reference_available(ont_dtype dtype)
 {
     return dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64;
 }
 
-typedef struct plain_job {
+typedef struct reference_job {
     const ont_gemm *g;
     const void *a, *b;
     void *c;
-} plain_job;
+} reference_job;
 
-#define PLAIN_ROWS(name, type) \
+#define REFERENCE_ROWS(name, type) \
     static void name(void *context, int64_t first, int64_t last) \
     { \
-        const plain_job *j = context; \
+        const reference_job *j = context; \
         const ont_gemm *g = j->g; \
         const type *a = j->a, *b = j->b; \
         type alpha = (type)g->alpha, beta = (type)g->beta; \
@@ -146,94 +146,94 @@ typedef struct plain_job {
             } \
         } \
     }
-PLAIN_ROWS(plain_rows_f32, float)
-PLAIN_ROWS(plain_rows_f64, double)
+REFERENCE_ROWS(reference_rows_f32, float)
+REFERENCE_ROWS(reference_rows_f64, double)
 
-static void plain_run(const ont_gemm *g, const void *a, const void *b, void *c)
+static void reference_run(const ont_gemm *g, const void *a, const void *b, void *c)
 {
-    plain_job j = {g, a, b, c};
+    reference_job j = {g, a, b, c};
     int64_t per_row = g->n * g->k + 1;
-    ont_parallel(g->m, 65536 / per_row + 1, g->dtype == ONT_FLOAT32 ? plain_rows_f32 : plain_rows_f64, &j);
+    ont_parallel(g->m, 65536 / per_row + 1, g->dtype == ONT_FLOAT32 ? reference_rows_f32 : reference_rows_f64, &j);
 }
 
-static const ont_gemm_provider providers[] = {
+static const ont_gemm_backend backends[] = {
     {"torch", torch_available, torch_run, false},
-    {"shares", torch_available, shares_run, true},
+    {"shares", torch_available, per_thread_run, true},
     {"onednn", dnnl_available, dnnl_run, false},
-    {"plain", plain_available, plain_run, false},
+    {"plain", reference_available, reference_run, false},
 };
-enum { N_PROVIDERS = sizeof providers / sizeof *providers };
+enum { N_BACKENDS = sizeof backends / sizeof *backends };
 
-const ont_gemm_provider *ont_gemm_providers(size_t *count)
+const ont_gemm_backend *ont_gemm_backends(size_t *count)
 {
-    *count = N_PROVIDERS;
-    return providers;
+    *count = N_BACKENDS;
+    return backends;
 }
 
-bool ont_gemm_is_there(const ont_gemm_provider *provider, ont_dtype dtype, int threads)
+bool ont_gemm_is_available(const ont_gemm_backend *backend, ont_dtype dtype, int threads)
 {
-    return provider->available(dtype) && (threads > 1 || !provider->alone);
+    return backend->available(dtype) && (threads > 1 || !backend->per_thread);
 }
 
-const ont_gemm_provider *ont_gemm_plain(void)
+const ont_gemm_backend *ont_gemm_reference(void)
 {
-    return &providers[N_PROVIDERS - 1];
+    return &backends[N_BACKENDS - 1];
 }
 
-void ont_gemm_release(void)
+void ont_gemm_release_buffers(void)
 {
-    pthread_once(&once, find_providers);
+    pthread_once(&once, find_backends);
     if (mkl_free_buffers) mkl_free_buffers();
 #ifdef __GLIBC__
     (void)malloc_trim(0);
 #endif
 }
 
-/* ---- a row ---- */
+/* ---- bias ---- */
 
-typedef struct row_job {
+typedef struct bias_job {
     const ont_gemm *g;
     const void *row;
     void *c;
-} row_job;
+} bias_job;
 
-#define ADD_ROW(name, type) \
+#define ADD_BIAS(name, type) \
     static void name(void *context, int64_t first, int64_t last) \
     { \
-        const row_job *j = context; \
+        const bias_job *j = context; \
         const type *row = j->row; \
         for (int64_t i = first; i < last; i++) { \
             type *c = (type *)j->c + i * j->g->ldc; \
             for (int64_t k = 0; k < j->g->n; k++) c[k] += row[k]; \
         } \
     }
-ADD_ROW(add_row_f32, float)
-ADD_ROW(add_row_f64, double)
+ADD_BIAS(add_bias_f32, float)
+ADD_BIAS(add_bias_f64, double)
 
-void ont_gemm_add_row(const ont_gemm *g, int64_t matrices, const void *row, void *c)
+void ont_gemm_add_bias(const ont_gemm *g, int64_t matrices, const void *row, void *c)
 {
-    row_job j = {g, row, c};
-    ont_parallel(matrices * g->m, 16384 / g->n + 1, g->dtype == ONT_FLOAT32 ? add_row_f32 : add_row_f64, &j);
+    bias_job j = {g, row, c};
+    ont_parallel(matrices * g->m, 16384 / g->n + 1, g->dtype == ONT_FLOAT32 ? add_bias_f32 : add_bias_f64, &j);
 }
 
-/* ---- sums ---- */
+/* ---- sums of A over k ---- */
 
-typedef struct sum_job {
+typedef struct sum_a_job {
     const ont_gemm *g;
     const float *a;
     float *sums;
-} sum_job;
+} sum_a_job;
 
 static void sum_columns(void *context, int64_t first, int64_t last)
 {
-    const sum_job *j = context;
+    const sum_a_job *j = context;
     memset(j->sums + first, 0, (size_t)(last - first) * sizeof *j->sums);
     for (int64_t k = 0; k < j->g->k; k++)
         ont_simd()->add_to(j->sums + first, j->a + k * j->g->lda + first, last - first);
 }
 
-void ont_gemm_sum(const ont_gemm *g, const float *a, float *sums)
+void ont_gemm_sum_a(const ont_gemm *g, const float *a, float *sums)
 {
-    sum_job j = {g, a, sums};
+    sum_a_job j = {g, a, sums};
     ont_parallel(g->m, 16384 / (g->k + 1) + 16, sum_columns, &j);
 }

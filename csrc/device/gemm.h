@@ -1,10 +1,14 @@
 /*
- * GEMM providers behind one table: torch's own BLAS found in the process, the same in shares of ours, oneDNN's where
- * its library is beside the extension, and a plain loop. Two other ways need a handle or scratch: oneDNN's primitive
- * (matmul.h) and our own kernel (tiled.h). The choice is measured per kind of product (sizes within a factor of 1.4)
- * and number of threads, once a process, or once a machine where its text is kept: on scratch memory, and of the
- * largest products in their first runs. Providers keep buffers of their own, and where one call has several threads it
- * must be the faster by it.
+ * General matrix multiplication (GEMM) on the CPU, and the choice among its implementations:
+ *
+ *   backend    a function that computes one GEMM: torch's BLAS, torch's BLAS called once per thread, oneDNN's sgemm, or
+ *              the reference loop (gemm.c)
+ *   primitive  oneDNN's matmul primitive, which needs a handle per shape (matmul.h)
+ *   native     the blocked GEMM of this project, which needs scratch (gemm_native.h)
+ *
+ * The fastest one is found by measurement (autotuning), once per process for each size class (sizes within a factor of
+ * 1.4) and number of threads. Results can be exported as text and imported by later processes on the same machine.
+ * gemm_choice.c has the policy.
  */
 #ifndef ONT_DEVICE_GEMM_H
 #define ONT_DEVICE_GEMM_H
@@ -13,84 +17,87 @@
 
 /* C (M, N) = alpha * op(A) (M, K) * op(B) (K, N) + beta * C, row-major; ld: elements between rows as stored. */
 typedef struct ont_gemm {
-    ont_dtype dtype; /* float32 or float64; bfloat16 for the ways that are no provider's */
+    ont_dtype dtype; /* of A and B. Backends: float32 or float64. Primitive and native: also bfloat16. */
     bool trans_a, trans_b;
     int64_t m, n, k;
     int64_t lda, ldb, ldc;
     double alpha, beta;
 } ont_gemm;
 
-typedef struct ont_gemm_provider {
+typedef struct ont_gemm_backend {
     const char *name;
-    bool (*available)(ont_dtype dtype); /* see ont_gemm_is_there() */
+    bool (*available)(ont_dtype dtype); /* see ont_gemm_is_available() */
     void (*run)(const ont_gemm *g, const void *a, const void *b, void *c);
-    bool alone; /* each thread calls the library for its own share */
-} ont_gemm_provider;
+    bool per_thread; /* each thread calls the library for its own part of C */
+} ont_gemm_backend;
 
-/* In no order of speed: ont_gemm_choose() measures. The last one is always available. */
-const ont_gemm_provider *ont_gemm_providers(size_t *count);
-typedef enum ont_gemm_way {
-    ONT_GEMM_PROVIDER,
+/* Not sorted by speed. The last one is the reference, which is always available. */
+const ont_gemm_backend *ont_gemm_backends(size_t *count);
+const ont_gemm_backend *ont_gemm_reference(void);
+/* Whether a GEMM on `threads` threads can use the backend: with one thread, `per_thread` ones add nothing. */
+bool ont_gemm_is_available(const ont_gemm_backend *backend, ont_dtype dtype, int threads);
+
+typedef enum ont_gemm_impl {
+    ONT_GEMM_BACKEND,
     ONT_GEMM_PRIMITIVE,
-    ONT_GEMM_TILED,
-    ONT_GEMM_SPLIT, /* tiled, of float32 operands in two parts each: less exact, and never chosen by itself */
-} ont_gemm_way;
+    ONT_GEMM_NATIVE,
+    ONT_GEMM_BF16X3, /* native, float32 emulated by three bfloat16 products: less exact, so never chosen by speed */
+} ont_gemm_impl;
 
-/* What goes along with a product: a row (n) added to each of C's, and sums (m) of op(A) along k: A is float32 and
- * transposed. */
-enum { ONT_GEMM_ROW = 1, ONT_GEMM_SUMS = 2 };
-
-/* Ways of one very large product, among which its own runs decide. */
-typedef struct ont_gemm_trial ont_gemm_trial;
+/* What is fused with a GEMM, as flags: */
+enum {
+    ONT_GEMM_BIAS = 1,  /* bias (n) is added to each row of C */
+    ONT_GEMM_SUM_A = 2, /* sums (m) = op(A) summed over k; A is float32 and transposed */
+};
 
 struct ont_gemm_kernel;
-/* The kernel of our own that goes this way; NULL: the way has none, or this processor. */
-const struct ont_gemm_kernel *ont_gemm_kernel_of(ont_gemm_way way, ont_dtype dtype);
+/* The native kernel of this implementation; NULL where it has none, or the processor does not support it. */
+const struct ont_gemm_kernel *ont_gemm_native_kernel(ont_gemm_impl impl, ont_dtype dtype);
 
 /*
- * With `on` no stopwatch decides from now on, for torch.use_deterministic_algorithms(): the same product goes the same
- * way in every process on such a processor.
+ * With `on`, the choice no longer depends on measurements, for torch.use_deterministic_algorithms(): the same GEMM uses
+ * the same implementation in every process on this kind of processor.
  */
-void ont_gemm_by_rule(bool on);
-bool ont_gemm_is_by_rule(void);
+void ont_gemm_set_deterministic(bool on);
+bool ont_gemm_is_deterministic(void);
 
 /*
- * The fastest provider, and where `way` is not NULL the fastest way, of products `with` those things, each of which
- * costs a provider another pass. ONNXTRAIN_GEMM=torch|shares|onednn|primitive|tiled|plain fixes it. Small products are
- * not measured.
+ * The fastest backend for GEMMs with these `epilogue` flags, each of which costs a backend another pass over memory.
+ * Where `impl` is not NULL, it is set to the fastest implementation; the backend then serves where that one does not
+ * apply. ONNXTRAIN_GEMM=torch|shares|onednn|primitive|tiled|plain overrides the choice. Small GEMMs are not measured.
  */
-const ont_gemm_provider *ont_gemm_choose(const ont_gemm *g, int with, ont_gemm_way *way);
-/* The same of 16-bit operands, whose result is of their dtype or float32: the primitive or our own kernel. */
-ont_gemm_way ont_gemm_choose_half(const ont_gemm *g, ont_dtype out, bool row);
-const ont_gemm_provider *ont_gemm_plain(void);
-/* Whether products of so many threads can go there: shares of one thread are the library itself. */
-bool ont_gemm_is_there(const ont_gemm_provider *provider, ont_dtype dtype, int threads);
+const ont_gemm_backend *ont_gemm_choose(const ont_gemm *g, int epilogue, ont_gemm_impl *impl);
+/* The same for bfloat16 operands, C being bfloat16 or float32: ONT_GEMM_PRIMITIVE or ONT_GEMM_NATIVE. */
+ont_gemm_impl ont_gemm_choose_half(const ont_gemm *g, ont_dtype out, bool bias);
 
-/* Memory that libraries keep and do not use goes back to the system: not all of those that are measured are used. */
-void ont_gemm_release(void);
+/* Returns buffers that BLAS libraries cache to the system: not every measured library is used afterwards. */
+void ont_gemm_release_buffers(void);
+
 /*
- * Of products so large that a sample says little of them: NULL where the choice above stands. It outlives the caller,
- * who asks it before each run which way to go, and tells it how long that took in seconds. Every way that was near the
- * best takes its turn a few times, then it is always the fastest.
+ * Online autotuning of GEMMs that are too large for a representative sample: the first runs of a training step are the
+ * measurements. Each candidate near the best gets a few runs, then the fastest is used.
  */
-ont_gemm_trial *ont_gemm_try(const ont_gemm *g, int with);
-ont_gemm_way ont_gemm_trial_next(ont_gemm_trial *trial, const ont_gemm_provider **provider);
-void ont_gemm_trial_note(ont_gemm_trial *trial, ont_gemm_way way, const ont_gemm_provider *provider, double seconds);
+typedef struct ont_gemm_tuner ont_gemm_tuner;
+
+/* The tuner of this GEMM, valid until the process ends; NULL: use ont_gemm_choose(). */
+ont_gemm_tuner *ont_gemm_tuner_find(const ont_gemm *g, int epilogue);
+/* Which implementation the next run is to use. */
+ont_gemm_impl ont_gemm_tuner_next(ont_gemm_tuner *tuner, const ont_gemm_backend **backend);
+void ont_gemm_tuner_record(ont_gemm_tuner *tuner, ont_gemm_impl impl, const ont_gemm_backend *backend, double seconds);
+
+/* All measured choices as text, one line each. NULL without memory; ont_free() frees it. */
+char *ont_gemm_cache_export(void);
 /*
- * What was measured, for ont_gemm_remember() in another process on the same machine: a line for each kind of product
- * and number of threads. NULL without memory; ont_free() takes it back.
+ * Adds exported choices, which are then not measured again. Returns how many were added. Skips malformed lines, lines
+ * with implementations that this process does not have, and known entries: no text leads to wrong results.
  */
-char *ont_gemm_measured(void);
-/*
- * Takes such text in place of measurements, and answers how many kinds it learnt. Lines of another form, of ways that
- * are not here and of kinds already known are passed over; any text leads to correct products.
- */
-int ont_gemm_remember(const char *text);
-/* C += row (n) for so many matrices, one behind the other. */
-void ont_gemm_add_row(const ont_gemm *g, int64_t matrices, const void *row, void *c);
-/* sums (m) = A (k, m) along k: it is float32, and transposed in the product. */
-void ont_gemm_sum(const ont_gemm *g, const float *a, float *sums);
-/* Seconds of the best of a few runs on scratch memory; negative where there is no memory for it, or no such way. */
-double ont_gemm_measure(ont_gemm_way way, const ont_gemm_provider *provider, const ont_gemm *g, ont_dtype out);
+int ont_gemm_cache_import(const char *text);
+
+/* C += bias (n), for `matrices` contiguous matrices C. */
+void ont_gemm_add_bias(const ont_gemm *g, int64_t matrices, const void *bias, void *c);
+/* sums (m) = A (k, m) summed over k; A is float32, and transposed in the GEMM. */
+void ont_gemm_sum_a(const ont_gemm *g, const float *a, float *sums);
+/* Seconds of the fastest of a few runs on scratch memory; negative without memory or where it is not available. */
+double ont_gemm_benchmark(ont_gemm_impl impl, const ont_gemm_backend *backend, const ont_gemm *g, ont_dtype out);
 
 #endif

@@ -1,8 +1,11 @@
 /*
- * Which way a product goes, per kind of product (sizes within a factor of 1.4) and number of threads, once a process:
- * measured on scratch memory, and where that holds a small part of the product only, among those near the best in its
- * own first runs. What was found goes to the next process as text. Where a stopwatch may not decide, a rule does. See
- * gemm.h.
+ * The choice of a GEMM implementation. See gemm.h. In order of the sections below:
+ *
+ * 1. Benchmark of the candidates on scratch memory.
+ * 2. Cache of the results, by size class (sizes within a factor of 1.4), epilogue and number of threads.
+ * 3. Policy: override by ONNXTRAIN_GEMM, deterministic mode, or the cache.
+ * 4. Online tuning: where scratch memory holds only a fraction of a GEMM, its own first runs decide.
+ * 5. Export and import of the cache as text.
  */
 #include <inttypes.h>
 #include <math.h>
@@ -16,77 +19,78 @@
 #include "base/log.h"
 #include "base/parallel.h"
 #include "device/gemm.h"
+#include "device/gemm_native.h"
 #include "device/matmul.h"
-#include "device/tiled.h"
 
-/* ---- measurement ---- */
+/* ---- benchmark ---- */
 
-typedef struct contestant {
-    ont_gemm_way way;
-    const ont_gemm_provider *provider; /* of ONT_GEMM_PROVIDER */
-    double took;                       /* best seconds; negative where it is not there */
-} contestant;
+typedef struct candidate {
+    ont_gemm_impl impl;
+    const ont_gemm_backend *backend; /* with ONT_GEMM_BACKEND; NULL otherwise */
+    double seconds;                  /* of the fastest run; negative: not measured, or not available */
+} candidate;
 
-enum { A, B, C, ROW, SUMS, HANDLE_WORK, TILED_WORK, N_BUFFERS, LINE = 64 };
+enum { A, B, C, BIAS, SUMS, PRIMITIVE_WORK, NATIVE_WORK, N_BUFFERS, LINE = 64 };
 
-/* Operands of a product whose pages are touched, and the product as each way takes it. */
-typedef struct scratch {
+/* Operands of a GEMM in memory whose pages are mapped, and the state of each implementation. */
+typedef struct operands {
     void *data[N_BUFFERS];
     size_t bytes[N_BUFFERS];
-    ont_dnnl_matmul *handle;
-    ont_tiled tiled;
-} scratch;
+    ont_dnnl_matmul *primitive;
+    ont_gemm_native native;
+} operands;
 
-static void make_handle(scratch *s, const ont_gemm *g, ont_dtype out, int with)
+static void init_primitive(operands *s, const ont_gemm *g, ont_dtype out, int epilogue)
 {
     ont_matmul m = {.dtype = g->dtype, .out = out, .trans_a = g->trans_a, .trans_b = g->trans_b,
-                    .bias = with & ONT_GEMM_ROW, .alpha = 1};
+                    .bias = epilogue & ONT_GEMM_BIAS, .alpha = 1};
     m.a = ont_shape_of(2, (int64_t[]){g->trans_a ? g->k : g->m, g->lda});
     m.b = ont_shape_of(2, (int64_t[]){g->trans_b ? g->n : g->k, g->ldb});
     m.c = ont_shape_of(2, (int64_t[]){g->m, g->n});
-    if (ont_dnnl_matmul_create(&m, &s->handle) == ONT_OK) s->bytes[HANDLE_WORK] = ont_dnnl_matmul_work_bytes(s->handle);
+    if (ont_dnnl_matmul_create(&m, &s->primitive) == ONT_OK)
+        s->bytes[PRIMITIVE_WORK] = ont_dnnl_matmul_work_bytes(s->primitive);
 }
 
-const ont_gemm_kernel *ont_gemm_kernel_of(ont_gemm_way way, ont_dtype dtype)
+const ont_gemm_kernel *ont_gemm_native_kernel(ont_gemm_impl impl, ont_dtype dtype)
 {
-    if (way == ONT_GEMM_SPLIT && dtype == ONT_FLOAT32) return ont_simd_gemm_split();
-    if (way != ONT_GEMM_TILED) return NULL;
-    return dtype == ONT_FLOAT32 ? ont_simd_gemm() : dtype == ONT_BFLOAT16 ? ont_simd_gemm_pairs() : NULL;
+    if (impl == ONT_GEMM_BF16X3 && dtype == ONT_FLOAT32) return ont_simd_gemm_bf16x3();
+    if (impl != ONT_GEMM_NATIVE) return NULL;
+    return dtype == ONT_FLOAT32 ? ont_simd_gemm() : dtype == ONT_BFLOAT16 ? ont_simd_gemm_bf16() : NULL;
 }
 
-static void make_tiled(scratch *s, const ont_gemm_kernel *kernel, const ont_gemm *g, ont_dtype out)
+static void init_native(operands *s, const ont_gemm_kernel *kernel, const ont_gemm *g, ont_dtype out)
 {
-    ont_tiled_cut(&s->tiled, kernel, g, out, ont_parallel_threads());
-    s->bytes[TILED_WORK] = ont_tiled_work_bytes(&s->tiled);
+    ont_gemm_native_init(&s->native, kernel, g, out, ont_parallel_threads());
+    s->bytes[NATIVE_WORK] = ont_gemm_native_work_bytes(&s->native);
 }
 
-static bool scratch_init(scratch *s, const ont_gemm *g, ont_dtype out, int with, const contestant *all, int n)
+static bool operands_init(operands *s, const ont_gemm *g, ont_dtype out, int epilogue, const candidate *all, int n)
 {
     size_t size = ont_dtype_size(g->dtype);
     memset(s, 0, sizeof *s);
     for (int i = 0; i < n; i++) {
-        const ont_gemm_kernel *kernel = ont_gemm_kernel_of(all[i].way, g->dtype);
-        if (all[i].way == ONT_GEMM_PRIMITIVE) make_handle(s, g, out, with);
-        if (kernel) make_tiled(s, kernel, g, out);
+        const ont_gemm_kernel *kernel = ont_gemm_native_kernel(all[i].impl, g->dtype);
+        if (all[i].impl == ONT_GEMM_PRIMITIVE) init_primitive(s, g, out, epilogue);
+        if (kernel) init_native(s, kernel, g, out);
     }
     s->bytes[A] = (size_t)((g->trans_a ? g->k : g->m) * g->lda) * size;
     s->bytes[B] = (size_t)((g->trans_b ? g->n : g->k) * g->ldb) * size;
     s->bytes[C] = (size_t)(g->m * g->ldc) * ont_dtype_size(out);
-    s->bytes[ROW] = (size_t)g->n * size;
+    s->bytes[BIAS] = (size_t)g->n * size;
     s->bytes[SUMS] = (size_t)g->m * sizeof(float);
-    bool enough = true;
+    bool allocated = true;
     for (int i = 0; i < N_BUFFERS; i++) {
         s->data[i] = ont_pages_alloc(s->bytes[i]);
         if (s->data[i]) memset(s->data[i], 0, s->bytes[i]);
-        enough &= s->data[i] != NULL;
+        allocated &= s->data[i] != NULL;
     }
-    return enough;
+    return allocated;
 }
 
-static void scratch_deinit(scratch *s)
+static void operands_deinit(operands *s)
 {
     for (int i = 0; i < N_BUFFERS; i++) ont_pages_free(s->data[i], s->bytes[i]);
-    ont_dnnl_matmul_destroy(s->handle);
+    ont_dnnl_matmul_destroy(s->primitive);
 }
 
 static void touch(void *data, int64_t first, int64_t last)
@@ -95,122 +99,129 @@ static void touch(void *data, int64_t first, int64_t last)
     for (int64_t i = first; i < last; i++) lines[i * LINE] = lines[i * LINE];
 }
 
-/* As a step leaves operands and an old result: every thread has written its share, and has it in its cache. */
-static void share_out(const scratch *s)
+/* Puts caches in the state of a training step: each thread has just written its part of the operands and of C. */
+static void warm_caches(const operands *s)
 {
     for (int i = A; i <= C; i++) ont_parallel((int64_t)s->bytes[i] / LINE, 1024, touch, s->data[i]);
 }
 
-/* Seconds of one run; negative where there is no such way. */
-static double timed(const contestant *p, const ont_gemm *g, int with, const scratch *s)
+/* Seconds of one run; negative where the implementation is not available. */
+static double run_timed(const candidate *p, const ont_gemm *g, int epilogue, const operands *s)
 {
-    void *const *d = s->data, *row = with & ONT_GEMM_ROW ? d[ROW] : NULL;
-    float *sums = with & ONT_GEMM_SUMS ? d[SUMS] : NULL;
-    share_out(s);
+    void *const *d = s->data, *bias = epilogue & ONT_GEMM_BIAS ? d[BIAS] : NULL;
+    float *sums = epilogue & ONT_GEMM_SUM_A ? d[SUMS] : NULL;
+    warm_caches(s);
     double start = ont_seconds();
-    switch (p->way) {
-    case ONT_GEMM_PROVIDER:
-        if (!ont_gemm_is_there(p->provider, g->dtype, ont_parallel_threads())) return -1;
-        p->provider->run(g, d[A], d[B], d[C]);
-        if (row) ont_gemm_add_row(g, 1, row, d[C]);
-        if (sums) ont_gemm_sum(g, d[A], sums);
+    switch (p->impl) {
+    case ONT_GEMM_BACKEND:
+        if (!ont_gemm_is_available(p->backend, g->dtype, ont_parallel_threads())) return -1;
+        p->backend->run(g, d[A], d[B], d[C]);
+        if (bias) ont_gemm_add_bias(g, 1, bias, d[C]);
+        if (sums) ont_gemm_sum_a(g, d[A], sums);
         break;
     case ONT_GEMM_PRIMITIVE:
-        if (!s->handle) return -1;
-        if (ont_dnnl_matmul_run(s->handle, d[A], d[B], row, d[C], d[HANDLE_WORK]) != ONT_OK) return -1;
-        if (sums) ont_gemm_sum(g, d[A], sums);
+        if (!s->primitive) return -1;
+        if (ont_dnnl_matmul_run(s->primitive, d[A], d[B], bias, d[C], d[PRIMITIVE_WORK]) != ONT_OK) return -1;
+        if (sums) ont_gemm_sum_a(g, d[A], sums);
         break;
-    case ONT_GEMM_TILED:
-    case ONT_GEMM_SPLIT:
-        if (!s->tiled.kernel) return -1;
-        ont_tiled_run(&s->tiled, d[A], d[B], row, d[C], sums, d[TILED_WORK]);
+    case ONT_GEMM_NATIVE:
+    case ONT_GEMM_BF16X3:
+        if (!s->native.kernel) return -1;
+        ont_gemm_native_run(&s->native, d[A], d[B], bias, d[C], sums, d[NATIVE_WORK]);
     }
     return ont_seconds() - start;
 }
 
 enum { ROUNDS = 4 }; /* the first warms up */
-static const double LONG = 0.02;
+static const double CANDIDATE_SECONDS = 0.02; /* per candidate, after which no further round starts */
 
-/* Everybody takes turns: what slows a moment down meets all of them. False without memory. */
-static bool measure(contestant *all, int n, const ont_gemm *g, ont_dtype out, int with)
+/* Times the candidates round-robin, so that machine noise hits all of them. False without memory. */
+static bool measure(candidate *all, int n, const ont_gemm *g, ont_dtype out, int epilogue)
 {
-    scratch s;
-    bool enough = scratch_init(&s, g, out, with, all, n);
+    operands s;
+    bool allocated = operands_init(&s, g, out, epilogue, all, n);
     double start = ont_seconds();
-    for (int i = 0; i < n; i++) all[i].took = -1;
-    for (int round = 0; enough && round < ROUNDS; round++) {
+    for (int i = 0; i < n; i++) all[i].seconds = -1;
+    for (int round = 0; allocated && round < ROUNDS; round++) {
         for (int i = 0; i < n; i++) {
-            double took = timed(&all[i], g, with, &s);
-            if (round && took >= 0 && (all[i].took < 0 || took < all[i].took)) all[i].took = took;
+            double seconds = run_timed(&all[i], g, epilogue, &s);
+            if (round && seconds >= 0 && (all[i].seconds < 0 || seconds < all[i].seconds)) all[i].seconds = seconds;
         }
-        if (round && ont_seconds() - start > LONG * n) break;
+        if (round && ont_seconds() - start > CANDIDATE_SECONDS * n) break;
     }
-    scratch_deinit(&s);
-    ont_gemm_release();
-    return enough;
+    operands_deinit(&s);
+    ont_gemm_release_buffers();
+    return allocated;
 }
 
-double ont_gemm_measure(ont_gemm_way way, const ont_gemm_provider *provider, const ont_gemm *g, ont_dtype out)
+double ont_gemm_benchmark(ont_gemm_impl impl, const ont_gemm_backend *backend, const ont_gemm *g, ont_dtype out)
 {
-    contestant one = {way, provider, -1};
-    return measure(&one, 1, g, out, 0) ? one.took : -1;
+    candidate only = {impl, backend, -1};
+    return measure(&only, 1, g, out, 0) ? only.seconds : -1;
 }
 
-/* ---- what is known ---- */
+/* ---- cache ---- */
 
-enum { KNOWN = 512, WAYS = 8, TURNS = 3 };
-static const double HUGE_OPERATIONS = 4e9, NEAR = 1.1, VERY_NEAR = 1.05, SLIGHTLY = 1.03;
+enum { CACHE_ENTRIES = 512, MAX_CANDIDATES = 8, MAX_RUNS = 3 };
+static const double
+    ONLINE_FLOPS = 4e9,     /* larger GEMMs are tuned online */
+    ONLINE_MARGIN = 1.1,    /* times the best: candidates of online tuning */
+    SMALL_FLOPS = 1e6,      /* smaller GEMMs are not measured */
+    SMALL_HALF_FLOPS = 1e7, /* the same with 16-bit operands */
+    REPEAT_MARGIN = 1.05,   /* times the best: candidates that get a third run */
+    LIBRARY_PENALTY = 1.03; /* see adjusted_seconds() */
 
-/* Ways of a kind of product, whose own runs decide. */
-struct ont_gemm_trial {
-    ont_gemm shape; /* of the first one */
-    int with;
-    contestant ways[WAYS];
-    int turns[WAYS], n, decided; /* the latter: a way, or -1 */
+/* Online tuning of one size class. */
+struct ont_gemm_tuner {
+    ont_gemm shape; /* the first GEMM of the class */
+    int epilogue;
+    candidate candidates[MAX_CANDIDATES];
+    int runs[MAX_CANDIDATES], n, winner; /* winner: an index of candidates, or -1 */
 };
 
-typedef struct known {
+typedef struct cache_entry {
     ont_gemm shape;
     ont_dtype out;
-    int with, threads;
+    int epilogue, threads;
     bool measured;
-    ont_gemm_way way;
-    const ont_gemm_provider *best; /* of the providers */
-    ont_gemm_trial trial;
-} known;
+    ont_gemm_impl impl;
+    const ont_gemm_backend *best; /* the fastest backend; NULL: none was measured */
+    ont_gemm_tuner tuner;
+} cache_entry;
 
-static known cache[KNOWN];
-static size_t n_known;
+static cache_entry cache[CACHE_ENTRIES];
+static size_t n_entries;
 static pthread_mutex_t cache_lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* Half powers of two: a batch of another size is no new measurement, else building its program would be one. */
-static int64_t rounded(int64_t dim)
+/* Half powers of two, so that another batch size rarely needs a new measurement. */
+static int64_t size_class(int64_t dim)
 {
     return dim > 0 ? (int64_t)round(2 * log2((double)dim)) : -1;
 }
 
-static bool same_kind(const known *k, const ont_gemm *b, ont_dtype out, int with, int threads)
+static bool matches(const cache_entry *k, const ont_gemm *b, ont_dtype out, int epilogue, int threads)
 {
     const ont_gemm *a = &k->shape;
-    return a->dtype == b->dtype && k->out == out && k->with == with && k->threads == threads &&
-           a->trans_a == b->trans_a && a->trans_b == b->trans_b && rounded(a->m) == rounded(b->m) &&
-           rounded(a->n) == rounded(b->n) && rounded(a->k) == rounded(b->k);
+    return a->dtype == b->dtype && k->out == out && k->epilogue == epilogue && k->threads == threads &&
+           a->trans_a == b->trans_a && a->trans_b == b->trans_b && size_class(a->m) == size_class(b->m) &&
+           size_class(a->n) == size_class(b->n) && size_class(a->k) == size_class(b->k);
 }
 
-static double operations(const ont_gemm *g)
+static double flops(const ont_gemm *g)
 {
     return 2.0 * (double)g->m * (double)g->n * (double)g->k;
 }
 
 /*
- * The same kind of product, its longest dim halved until it takes some 10 ms: building must stay short. A smaller part
- * says too little: there are libraries that take 256x3072x768 twice as long as its eighth lets expect.
+ * A smaller GEMM of the same form, which takes some 10 ms, because program building must stay short: the longest dim is
+ * halved repeatedly. Much smaller samples mislead: some libraries take twice as long for 256x3072x768 as an eighth of
+ * it suggests.
  */
 static ont_gemm sample_of(const ont_gemm *g)
 {
-    double limit = operations(g) >= HUGE_OPERATIONS ? HUGE_OPERATIONS / 2 : HUGE_OPERATIONS;
+    double limit = flops(g) >= ONLINE_FLOPS ? ONLINE_FLOPS / 2 : ONLINE_FLOPS;
     ont_gemm s = *g;
-    while (operations(&s) > limit) {
+    while (flops(&s) > limit) {
         int64_t *longest = s.m >= s.n ? &s.m : &s.n;
         if (s.k > *longest) longest = &s.k;
         *longest /= 2;
@@ -221,259 +232,262 @@ static ont_gemm sample_of(const ont_gemm *g)
     return s;
 }
 
-static const char *name_of(const contestant *p)
+static const char *candidate_name(const candidate *p)
 {
-    return p->provider ? p->provider->name : p->way == ONT_GEMM_PRIMITIVE ? "primitive" : "tiled";
+    return p->backend ? p->backend->name : p->impl == ONT_GEMM_PRIMITIVE ? "primitive" : "tiled";
 }
 
-static void log_time(const char *what, const ont_gemm *g, int with, const contestant *p)
+static void log_time(const char *what, const ont_gemm *g, int epilogue, const candidate *p)
 {
-    static const char *const along[] = {"", " and a row", " and sums", " and a row and sums"};
+    static const char *const fused[] = {"", " with bias", " with sums of A", " with bias and sums of A"};
     ont_log(ONT_LOG_DEBUG, "%s %s %lldx%lldx%lld%s: %s %.0f us", what, ont_dtype_name(g->dtype), (long long)g->m,
-            (long long)g->n, (long long)g->k, along[with], name_of(p), p->took * 1e6);
+            (long long)g->n, (long long)g->k, fused[epilogue], candidate_name(p), p->seconds * 1e6);
 }
 
 /*
- * What a time counts as. A library keeps buffers of its own from its first product on, large ones where one call has
- * several threads, which therefore must be slightly faster. Our own kernel and oneDNN's primitive have theirs in the
- * slab.
+ * Seconds for the comparison. A library that runs one call on several threads keeps large buffers for good, so it must
+ * be faster by LIBRARY_PENALTY. The native GEMM and oneDNN's primitive use scratch of the program's slab.
  */
-static double counted(const contestant *p)
+static double adjusted_seconds(const candidate *p)
 {
-    bool several = p->provider && !p->provider->alone && ont_parallel_threads() > 1;
-    return several ? p->took * SLIGHTLY : p->took;
+    bool several = p->backend && !p->backend->per_thread && ont_parallel_threads() > 1;
+    return several ? p->seconds * LIBRARY_PENALTY : p->seconds;
 }
 
-/* The plain loop is not measured. False without memory. */
-static bool fastest(const ont_gemm *g, ont_dtype out, int with, known *found)
+/* Measures all implementations but the reference. False without memory, or where none is available. */
+static bool measure_candidates(const ont_gemm *g, ont_dtype out, int epilogue, cache_entry *found)
 {
     size_t count;
-    const ont_gemm_provider *providers = ont_gemm_providers(&count);
+    const ont_gemm_backend *backends = ont_gemm_backends(&count);
     ont_gemm sample = sample_of(g);
-    contestant all[WAYS] = {{ONT_GEMM_PRIMITIVE, NULL, -1}, {ONT_GEMM_TILED, NULL, -1}};
+    candidate all[MAX_CANDIDATES] = {{ONT_GEMM_PRIMITIVE, NULL, -1}, {ONT_GEMM_NATIVE, NULL, -1}};
     int n = 2;
-    double least = 0, least_provider = 0;
+    double least = 0, best_backend_seconds = 0;
     for (size_t i = 0; i + 1 < count && g->dtype == out && !ont_dtype_is_half(out); i++)
-        all[n++] = (contestant){ONT_GEMM_PROVIDER, &providers[i], -1};
-    *found = (known){.shape = *g, .out = out, .with = with, .threads = ont_parallel_threads()};
-    if (!measure(all, n, &sample, out, with)) return false;
+        all[n++] = (candidate){ONT_GEMM_BACKEND, &backends[i], -1};
+    *found = (cache_entry){.shape = *g, .out = out, .epilogue = epilogue, .threads = ont_parallel_threads()};
+    if (!measure(all, n, &sample, out, epilogue)) return false;
     for (int i = 0; i < n; i++) {
-        double took = counted(&all[i]);
-        if (took < 0) continue;
-        log_time("gemm", g, with, &all[i]);
-        if (least == 0 || took < least) least = took, found->way = all[i].way;
-        if (all[i].way == ONT_GEMM_PROVIDER && (least_provider == 0 || took < least_provider))
-            least_provider = took, found->best = all[i].provider;
+        double seconds = adjusted_seconds(&all[i]);
+        if (seconds < 0) continue;
+        log_time("gemm", g, epilogue, &all[i]);
+        if (least == 0 || seconds < least) least = seconds, found->impl = all[i].impl;
+        if (all[i].impl == ONT_GEMM_BACKEND && (best_backend_seconds == 0 || seconds < best_backend_seconds))
+            best_backend_seconds = seconds, found->best = all[i].backend;
     }
-    ont_gemm_trial *trial = &found->trial;
-    *trial = (ont_gemm_trial){.shape = *g, .with = with, .decided = -1};
-    for (int i = 0; i < n; i++) { /* one library: each keeps buffers of its own */
-        if (all[i].took < 0 || counted(&all[i]) > NEAR * least) continue;
-        if (!all[i].provider || all[i].provider == found->best)
-            trial->ways[trial->n++] = (contestant){all[i].way, all[i].provider, -1};
+    ont_gemm_tuner *tuner = &found->tuner;
+    *tuner = (ont_gemm_tuner){.shape = *g, .epilogue = epilogue, .winner = -1};
+    for (int i = 0; i < n; i++) { /* only the best backend, since each library keeps its own buffers */
+        if (all[i].seconds < 0 || adjusted_seconds(&all[i]) > ONLINE_MARGIN * least) continue;
+        if (!all[i].backend || all[i].backend == found->best)
+            tuner->candidates[tuner->n++] = (candidate){all[i].impl, all[i].backend, -1};
     }
     return found->measured = least > 0;
 }
 
-static known *find(const ont_gemm *g, ont_dtype out, int with, int threads)
+static cache_entry *find_entry(const ont_gemm *g, ont_dtype out, int epilogue, int threads)
 {
-    for (size_t i = 0; i < n_known; i++)
-        if (same_kind(&cache[i], g, out, with, threads)) return &cache[i];
+    for (size_t i = 0; i < n_entries; i++)
+        if (matches(&cache[i], g, out, epilogue, threads)) return &cache[i];
     return NULL;
 }
 
-/* False where nothing is known of this kind of product yet. */
-static bool look_up(const ont_gemm *g, ont_dtype out, int with, known *found)
+/* False where the cache has no entry. */
+static bool copy_entry(const ont_gemm *g, ont_dtype out, int epilogue, cache_entry *found)
 {
     pthread_mutex_lock(&cache_lock);
-    const known *before = find(g, out, with, ont_parallel_threads());
+    const cache_entry *before = find_entry(g, out, epilogue, ont_parallel_threads());
     if (before) *found = *before;
     pthread_mutex_unlock(&cache_lock);
     return before != NULL;
 }
 
 /*
- * What is known of this kind of product, measured now where nothing is; not `measured` without memory for it. Nobody
- * waits for a measurement, and a log may do as it likes: no lock is held meanwhile. What another thread has found by
- * then stands.
+ * The cache entry, after a measurement where there is none; not `measured` without memory for that. The lock is not
+ * held while measuring or logging. If two threads measure the same class, the first result is kept.
  */
-static known recall(const ont_gemm *g, ont_dtype out, int with)
+static cache_entry find_or_measure(const ont_gemm *g, ont_dtype out, int epilogue)
 {
-    known found = {.measured = false};
-    if (look_up(g, out, with, &found) || !fastest(g, out, with, &found)) return found;
+    cache_entry found = {.measured = false};
+    if (copy_entry(g, out, epilogue, &found) || !measure_candidates(g, out, epilogue, &found)) return found;
     pthread_mutex_lock(&cache_lock);
-    const known *before = find(g, out, with, found.threads);
+    const cache_entry *before = find_entry(g, out, epilogue, found.threads);
     if (before) found = *before;
-    else if (n_known < KNOWN) cache[n_known++] = found;
+    else if (n_entries < CACHE_ENTRIES) cache[n_entries++] = found;
     pthread_mutex_unlock(&cache_lock);
     return found;
 }
 
-/* ---- choice ---- */
+/* ---- policy ---- */
 
-static bool by_rule;
+static bool deterministic;
 
-void ont_gemm_by_rule(bool on)
+void ont_gemm_set_deterministic(bool on)
 {
-    __atomic_store_n(&by_rule, on, __ATOMIC_RELAXED);
+    __atomic_store_n(&deterministic, on, __ATOMIC_RELAXED);
 }
 
-bool ont_gemm_is_by_rule(void)
+bool ont_gemm_is_deterministic(void)
 {
-    return __atomic_load_n(&by_rule, __ATOMIC_RELAXED);
+    return __atomic_load_n(&deterministic, __ATOMIC_RELAXED);
 }
 
-/* The interfaces used take 32-bit sizes; larger products go to the plain loop. */
-static bool fits(const ont_gemm *g)
+/* BLAS takes 32-bit sizes; larger GEMMs use the reference loop. */
+static bool fits_int32(const ont_gemm *g)
 {
     return g->m <= INT32_MAX && g->n <= INT32_MAX && g->k <= INT32_MAX && g->lda <= INT32_MAX && g->ldb <= INT32_MAX &&
            g->ldc <= INT32_MAX;
 }
 
-/* The way that ONNXTRAIN_GEMM asks for, as far as it is one of two that are no provider's. */
-static bool asked_way(const char *asked, const ont_gemm *g, ont_gemm_way *way)
+/* Whether ONNXTRAIN_GEMM names an implementation that is not a backend and is available. */
+static bool requested_impl(const char *requested, const ont_gemm *g, ont_gemm_impl *impl)
 {
-    if (!asked || g->dtype != ONT_FLOAT32) return false;
-    if (!strcmp(asked, "primitive") && !ont_dnnl_matmul_refuses(g->dtype)) *way = ONT_GEMM_PRIMITIVE;
-    else if (!strcmp(asked, "tiled") && ont_simd_gemm()) *way = ONT_GEMM_TILED;
-    return *way != ONT_GEMM_PROVIDER;
+    if (!requested || g->dtype != ONT_FLOAT32) return false;
+    if (!strcmp(requested, "primitive") && !ont_dnnl_matmul_refuses(g->dtype)) *impl = ONT_GEMM_PRIMITIVE;
+    else if (!strcmp(requested, "tiled") && ont_simd_gemm()) *impl = ONT_GEMM_NATIVE;
+    return *impl != ONT_GEMM_BACKEND;
 }
 
-const ont_gemm_provider *ont_gemm_choose(const ont_gemm *g, int with, ont_gemm_way *way)
+const ont_gemm_backend *ont_gemm_choose(const ont_gemm *g, int epilogue, ont_gemm_impl *impl)
 {
-    const char *asked = getenv("ONNXTRAIN_GEMM");
+    const char *requested = getenv("ONNXTRAIN_GEMM");
     size_t count;
-    const ont_gemm_provider *providers = ont_gemm_providers(&count), *first = ont_gemm_plain();
-    ont_gemm_way ignored;
+    const ont_gemm_backend *backends = ont_gemm_backends(&count), *first = ont_gemm_reference();
+    ont_gemm_impl ignored;
     int libraries = 0;
-    if (!way) way = &ignored;
-    *way = ONT_GEMM_PROVIDER;
+    if (!impl) impl = &ignored;
+    *impl = ONT_GEMM_BACKEND;
     for (size_t i = count; i-- > 0;) {
-        if (!fits(g) || !ont_gemm_is_there(&providers[i], g->dtype, ont_parallel_threads())) continue;
-        if (asked && !strcmp(asked, providers[i].name)) return &providers[i];
-        first = &providers[i];
-        libraries += first != ont_gemm_plain();
+        if (!fits_int32(g) || !ont_gemm_is_available(&backends[i], g->dtype, ont_parallel_threads())) continue;
+        if (requested && !strcmp(requested, backends[i].name)) return &backends[i];
+        first = &backends[i];
+        libraries += first != ont_gemm_reference();
     }
-    if (asked_way(asked, g, way) || !fits(g) || operations(g) < 1e6) return first;
-    if (ont_gemm_is_by_rule()) { /* our own kernel: its sums depend on no address and no number of threads */
-        if (ont_gemm_kernel_of(ONT_GEMM_TILED, g->dtype)) *way = ONT_GEMM_TILED;
+    if (requested_impl(requested, g, impl) || !fits_int32(g) || flops(g) < SMALL_FLOPS) return first;
+    if (ont_gemm_is_deterministic()) { /* native sums do not depend on addresses or the number of threads */
+        if (ont_gemm_native_kernel(ONT_GEMM_NATIVE, g->dtype)) *impl = ONT_GEMM_NATIVE;
         return first;
     }
     if (libraries < 2) return first;
-    known found = recall(g, g->dtype, with);
+    cache_entry found = find_or_measure(g, g->dtype, epilogue);
     if (!found.best) return first;
-    *way = found.way;
+    *impl = found.impl;
     return found.best;
 }
 
-ont_gemm_way ont_gemm_choose_half(const ont_gemm *g, ont_dtype out, bool row)
+ont_gemm_impl ont_gemm_choose_half(const ont_gemm *g, ont_dtype out, bool bias)
 {
-    const char *asked = getenv("ONNXTRAIN_GEMM");
-    if (!ont_gemm_kernel_of(ONT_GEMM_TILED, g->dtype)) return ONT_GEMM_PRIMITIVE;
-    if (asked && *asked) return strcmp(asked, "tiled") ? ONT_GEMM_PRIMITIVE : ONT_GEMM_TILED;
-    if (operations(g) < 1e7 || ont_simd_gemm_split()) return ONT_GEMM_PRIMITIVE; /* oneDNN has the tiles as well */
-    if (ont_gemm_is_by_rule()) return ONT_GEMM_TILED;
-    known found = recall(g, out, row ? ONT_GEMM_ROW : 0);
-    return found.measured ? found.way : ONT_GEMM_PRIMITIVE;
+    const char *requested = getenv("ONNXTRAIN_GEMM");
+    if (!ont_gemm_native_kernel(ONT_GEMM_NATIVE, g->dtype)) return ONT_GEMM_PRIMITIVE;
+    if (requested && *requested) return strcmp(requested, "tiled") ? ONT_GEMM_PRIMITIVE : ONT_GEMM_NATIVE;
+    if (flops(g) < SMALL_HALF_FLOPS || ont_simd_gemm_bf16x3()) return ONT_GEMM_PRIMITIVE; /* oneDNN uses AMX, too */
+    if (ont_gemm_is_deterministic()) return ONT_GEMM_NATIVE;
+    cache_entry found = find_or_measure(g, out, bias ? ONT_GEMM_BIAS : 0);
+    return found.measured ? found.impl : ONT_GEMM_PRIMITIVE;
 }
 
-/* ---- trials ---- */
+/* ---- online tuning ---- */
 
-ont_gemm_trial *ont_gemm_try(const ont_gemm *g, int with)
+ont_gemm_tuner *ont_gemm_tuner_find(const ont_gemm *g, int epilogue)
 {
-    const char *asked = getenv("ONNXTRAIN_GEMM");
-    if ((asked && *asked) || operations(g) < HUGE_OPERATIONS || g->dtype != ONT_FLOAT32 || ont_gemm_is_by_rule())
+    const char *requested = getenv("ONNXTRAIN_GEMM");
+    if ((requested && *requested) || flops(g) < ONLINE_FLOPS || g->dtype != ONT_FLOAT32 || ont_gemm_is_deterministic())
         return NULL;
     pthread_mutex_lock(&cache_lock);
-    known *k = find(g, g->dtype, with, ont_parallel_threads());
+    cache_entry *k = find_entry(g, g->dtype, epilogue, ont_parallel_threads());
     pthread_mutex_unlock(&cache_lock);
-    return k && k->trial.n > 1 ? &k->trial : NULL;
+    return k && k->tuner.n > 1 ? &k->tuner : NULL;
 }
 
-/* Whether the way has turns left: two, of which the first warms up, and more where it was near the best. */
-static bool has_turns(const ont_gemm_trial *trial, int way)
+/* Whether a candidate needs another run: two each, the first being a warm-up, and a third for those near the best. */
+static bool needs_run(const ont_gemm_tuner *tuner, int index)
 {
-    double least = trial->ways[way].took;
-    for (int i = 0; i < trial->n; i++)
-        if (trial->ways[i].took >= 0 && trial->ways[i].took < least) least = trial->ways[i].took;
-    return trial->turns[way] < 2 || (trial->turns[way] < TURNS && trial->ways[way].took <= VERY_NEAR * least);
+    double least = tuner->candidates[index].seconds;
+    for (int i = 0; i < tuner->n; i++)
+        if (tuner->candidates[i].seconds >= 0 && tuner->candidates[i].seconds < least)
+            least = tuner->candidates[i].seconds;
+    return tuner->runs[index] < 2 ||
+           (tuner->runs[index] < MAX_RUNS && tuner->candidates[index].seconds <= REPEAT_MARGIN * least);
 }
 
-/* The way whose turn it is; -1 where none has turns left. */
-static int next_turn(const ont_gemm_trial *trial)
+/* The candidate of the next run; -1: all have had their runs. */
+static int next_candidate(const ont_gemm_tuner *tuner)
 {
     int next = -1;
-    for (int i = 0; i < trial->n; i++)
-        if (has_turns(trial, i) && (next < 0 || trial->turns[i] < trial->turns[next])) next = i;
+    for (int i = 0; i < tuner->n; i++)
+        if (needs_run(tuner, i) && (next < 0 || tuner->runs[i] < tuner->runs[next])) next = i;
     return next;
 }
 
-static void decide(ont_gemm_trial *trial)
+static void decide(ont_gemm_tuner *tuner)
 {
-    trial->decided = 0;
-    for (int i = 0; i < trial->n; i++)
-        if (trial->ways[i].took < trial->ways[trial->decided].took) trial->decided = i;
+    tuner->winner = 0;
+    for (int i = 0; i < tuner->n; i++)
+        if (tuner->candidates[i].seconds < tuner->candidates[tuner->winner].seconds) tuner->winner = i;
 }
 
-ont_gemm_way ont_gemm_trial_next(ont_gemm_trial *trial, const ont_gemm_provider **provider)
+ont_gemm_impl ont_gemm_tuner_next(ont_gemm_tuner *tuner, const ont_gemm_backend **backend)
 {
     pthread_mutex_lock(&cache_lock);
-    contestant way = trial->ways[trial->decided >= 0 ? trial->decided : next_turn(trial)];
+    candidate next = tuner->candidates[tuner->winner >= 0 ? tuner->winner : next_candidate(tuner)];
     pthread_mutex_unlock(&cache_lock);
-    *provider = way.provider;
-    return way.way;
+    *backend = next.backend;
+    return next.impl;
 }
 
-void ont_gemm_trial_note(ont_gemm_trial *trial, ont_gemm_way way, const ont_gemm_provider *provider, double seconds)
+void ont_gemm_tuner_record(ont_gemm_tuner *tuner, ont_gemm_impl impl, const ont_gemm_backend *backend, double seconds)
 {
     pthread_mutex_lock(&cache_lock);
-    for (int i = 0; i < trial->n && trial->decided < 0; i++) {
-        contestant *p = &trial->ways[i];
-        if (p->way != way || p->provider != provider) continue;
-        trial->turns[i]++;
-        if (p->took < 0 || seconds < p->took) p->took = seconds;
+    for (int i = 0; i < tuner->n && tuner->winner < 0; i++) {
+        candidate *p = &tuner->candidates[i];
+        if (p->impl != impl || p->backend != backend) continue;
+        tuner->runs[i]++;
+        if (p->seconds < 0 || seconds < p->seconds) p->seconds = seconds;
     }
-    bool ends = trial->decided < 0 && next_turn(trial) < 0;
-    if (ends) decide(trial);
-    const ont_gemm_trial ended = *trial;
+    bool finished = tuner->winner < 0 && next_candidate(tuner) < 0;
+    if (finished) decide(tuner);
+    const ont_gemm_tuner snapshot = *tuner;
     pthread_mutex_unlock(&cache_lock);
-    for (int i = 0; ends && i < ended.n; i++) /* a log may wait for Python, which may wait for the lock */
-        log_time("gemm in place", &ended.shape, ended.with, &ended.ways[i]);
+    for (int i = 0; finished && i < snapshot.n; i++) /* outside the lock: the log may wait for the GIL */
+        log_time("gemm in place", &snapshot.shape, snapshot.epilogue, &snapshot.candidates[i]);
 }
 
-/* ---- from process to process ---- */
+/* ---- export and import ---- */
 
-enum { LINE_BYTES = 320, WORD_BYTES = 16 };
-#define WORD "%15s"
+enum { LINE_BYTES = 320, NAME_BYTES = 16 };
+#define NAME_FORMAT "%15s"
 
-static void append(char *line, const char *word)
+static void append_name(char *line, const char *word)
 {
     size_t length = strlen(line);
     snprintf(line + length, LINE_BYTES - length, " %s", word);
 }
 
-/* Of a trial that has ended what it chose; of one that has not, those that take part as well. */
-static void write_line(const known *k, char *line)
+/*
+ * dtype, dtype of C, epilogue, threads, trans_a, trans_b, m, n, k, best backend or -, implementation. While online
+ * tuning is unfinished, its candidates follow; when it is finished, the implementation is its winner.
+ */
+static void write_line(const cache_entry *k, char *line)
 {
     const ont_gemm *g = &k->shape;
-    const ont_gemm_trial *trial = &k->trial;
-    bool open = operations(g) >= HUGE_OPERATIONS && trial->n > 1 && trial->decided < 0;
-    contestant way = {k->way, k->way == ONT_GEMM_PROVIDER ? k->best : NULL, -1};
-    if (trial->decided >= 0) way = trial->ways[trial->decided];
-    const ont_gemm_provider *best = way.provider ? way.provider : k->best;
+    const ont_gemm_tuner *tuner = &k->tuner;
+    bool open = flops(g) >= ONLINE_FLOPS && tuner->n > 1 && tuner->winner < 0;
+    candidate impl = {k->impl, k->impl == ONT_GEMM_BACKEND ? k->best : NULL, -1};
+    if (tuner->winner >= 0) impl = tuner->candidates[tuner->winner];
+    const ont_gemm_backend *best = impl.backend ? impl.backend : k->best;
     snprintf(line, LINE_BYTES, "%s %s %d %d %d %d %" PRId64 " %" PRId64 " %" PRId64, ont_dtype_name(g->dtype),
-             ont_dtype_name(k->out), k->with, k->threads, g->trans_a, g->trans_b, g->m, g->n, g->k);
-    append(line, best ? best->name : "-");
-    append(line, name_of(&way));
-    for (int i = 0; open && i < trial->n; i++) append(line, name_of(&trial->ways[i]));
+             ont_dtype_name(k->out), k->epilogue, k->threads, g->trans_a, g->trans_b, g->m, g->n, g->k);
+    append_name(line, best ? best->name : "-");
+    append_name(line, candidate_name(&impl));
+    for (int i = 0; open && i < tuner->n; i++) append_name(line, candidate_name(&tuner->candidates[i]));
     strcat(line, "\n");
 }
 
-char *ont_gemm_measured(void)
+char *ont_gemm_cache_export(void)
 {
     pthread_mutex_lock(&cache_lock);
-    char *text = ont_calloc(n_known + 1, LINE_BYTES), *end = text;
-    for (size_t i = 0; text && i < n_known; i++) {
+    char *text = ont_calloc(n_entries + 1, LINE_BYTES), *end = text;
+    for (size_t i = 0; text && i < n_entries; i++) {
         write_line(&cache[i], end);
         end += strlen(end);
     }
@@ -481,7 +495,7 @@ char *ont_gemm_measured(void)
     return text;
 }
 
-static ont_dtype float_named(const char *name)
+static ont_dtype float_dtype_from_name(const char *name)
 {
     static const ont_dtype floats[] = {ONT_FLOAT32, ONT_FLOAT64, ONT_BFLOAT16, ONT_FLOAT16};
     for (size_t i = 0; i < sizeof floats / sizeof *floats; i++)
@@ -489,68 +503,68 @@ static ont_dtype float_named(const char *name)
     return ONT_UNDEFINED;
 }
 
-/* False where this process does not have it. */
-static bool way_named(const char *name, ont_dtype dtype, int threads, contestant *way)
+/* False where the implementation is not available here. */
+static bool candidate_from_name(const char *name, ont_dtype dtype, int threads, candidate *impl)
 {
-    *way = (contestant){ONT_GEMM_PRIMITIVE, NULL, -1};
+    *impl = (candidate){ONT_GEMM_PRIMITIVE, NULL, -1};
     if (!strcmp(name, "primitive")) return !ont_dnnl_matmul_refuses(dtype);
-    way->way = ONT_GEMM_TILED;
-    if (!strcmp(name, "tiled")) return ont_gemm_kernel_of(way->way, dtype) != NULL;
-    way->way = ONT_GEMM_PROVIDER;
+    impl->impl = ONT_GEMM_NATIVE;
+    if (!strcmp(name, "tiled")) return ont_gemm_native_kernel(impl->impl, dtype) != NULL;
+    impl->impl = ONT_GEMM_BACKEND;
     size_t count;
-    const ont_gemm_provider *providers = ont_gemm_providers(&count);
+    const ont_gemm_backend *backends = ont_gemm_backends(&count);
     for (size_t i = 0; i + 1 < count && !ont_dtype_is_half(dtype); i++) {
-        if (strcmp(providers[i].name, name)) continue;
-        way->provider = &providers[i];
-        return ont_gemm_is_there(way->provider, dtype, threads);
+        if (strcmp(backends[i].name, name)) continue;
+        impl->backend = &backends[i];
+        return ont_gemm_is_available(impl->backend, dtype, threads);
     }
     return false;
 }
 
-/* Whether it is a line of write_line() whose ways are all here. */
-static bool read_line(const char *line, known *k)
+/* Whether the line has the format of write_line() and all its implementations are available. */
+static bool read_line(const char *line, cache_entry *k)
 {
-    char dtype[WORD_BYTES], out[WORD_BYTES], best[WORD_BYTES], word[WORD_BYTES];
-    int with, threads, trans_a, trans_b, at, length;
+    char dtype[NAME_BYTES], out[NAME_BYTES], best[NAME_BYTES], word[NAME_BYTES];
+    int epilogue, threads, trans_a, trans_b, at, length;
     int64_t m, n, depth;
-    if (sscanf(line, WORD WORD "%d %d %d %d %" SCNd64 "%" SCNd64 "%" SCNd64 WORD "%n", dtype, out, &with, &threads,
-               &trans_a, &trans_b, &m, &n, &depth, best, &at) != 10)
+    if (sscanf(line, NAME_FORMAT NAME_FORMAT "%d %d %d %d %" SCNd64 "%" SCNd64 "%" SCNd64 NAME_FORMAT "%n", dtype, out,
+               &epilogue, &threads, &trans_a, &trans_b, &m, &n, &depth, best, &at) != 10)
         return false;
-    ont_gemm shape = {float_named(dtype), trans_a, trans_b, m, n, depth, trans_a ? m : depth, trans_b ? depth : n, n, 1,
-                      0};
-    *k = (known){.shape = shape, .out = float_named(out), .with = with, .threads = threads, .measured = true,
-                 .trial = {.shape = shape, .with = with, .decided = -1}};
+    ont_gemm shape = {.dtype = float_dtype_from_name(dtype), .trans_a = trans_a, .trans_b = trans_b, .m = m, .n = n,
+                      .k = depth, .lda = trans_a ? m : depth, .ldb = trans_b ? depth : n, .ldc = n, .alpha = 1};
+    *k = (cache_entry){.shape = shape, .out = float_dtype_from_name(out), .epilogue = epilogue, .threads = threads,
+                       .measured = true, .tuner = {.shape = shape, .epilogue = epilogue, .winner = -1}};
     if (!shape.dtype || !k->out || m < 1 || n < 1 || depth < 1) return false;
-    contestant way;
+    candidate impl;
     if (strcmp(best, "-")) {
-        if (!way_named(best, shape.dtype, threads, &way) || !way.provider) return false;
-        k->best = way.provider;
+        if (!candidate_from_name(best, shape.dtype, threads, &impl) || !impl.backend) return false;
+        k->best = impl.backend;
     }
     int words = 0;
-    for (; sscanf(line + at, WORD "%n", word, &length) == 1; words++, at += length) {
-        if (words > WAYS || !way_named(word, shape.dtype, threads, &way)) return false;
-        if (words) k->trial.ways[k->trial.n++] = way;
-        else if (way.provider && way.provider != k->best) return false;
-        else k->way = way.way;
+    for (; sscanf(line + at, NAME_FORMAT "%n", word, &length) == 1; words++, at += length) {
+        if (words > MAX_CANDIDATES || !candidate_from_name(word, shape.dtype, threads, &impl)) return false;
+        if (words) k->tuner.candidates[k->tuner.n++] = impl;
+        else if (impl.backend && impl.backend != k->best) return false;
+        else k->impl = impl.impl;
     }
     return words > 0;
 }
 
-int ont_gemm_remember(const char *text)
+int ont_gemm_cache_import(const char *text)
 {
-    int taken = 0;
+    int imported = 0;
     char line[LINE_BYTES];
     pthread_mutex_lock(&cache_lock);
-    for (size_t length; *text && n_known < KNOWN; text += length + (text[length] == '\n')) {
+    for (size_t length; *text && n_entries < CACHE_ENTRIES; text += length + (text[length] == '\n')) {
         length = strcspn(text, "\n");
         if (length >= sizeof line) continue;
         memcpy(line, text, length);
         line[length] = 0;
-        known k;
-        if (!read_line(line, &k) || find(&k.shape, k.out, k.with, k.threads)) continue;
-        cache[n_known++] = k;
-        taken++;
+        cache_entry k;
+        if (!read_line(line, &k) || find_entry(&k.shape, k.out, k.epilogue, k.threads)) continue;
+        cache[n_entries++] = k;
+        imported++;
     }
     pthread_mutex_unlock(&cache_lock);
-    return taken;
+    return imported;
 }

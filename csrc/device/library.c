@@ -1,5 +1,5 @@
 /*
- * Finding shared libraries. Each is looked for once.
+ * Opens shared libraries, each once.
  */
 #include "device/library.h"
 
@@ -14,15 +14,14 @@
 static void *torch_library, *dnnl_library;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-/* Where ONNXTRAIN_ISA holds our loops down, it holds oneDNN's kernels down as well, which it can before the first of
- * them. */
-static void hold_down(void)
+/* ONNXTRAIN_ISA limits oneDNN's kernels, too. This must precede the first call of oneDNN. */
+static void limit_isa(void)
 {
     const char *asked = getenv("ONNXTRAIN_ISA");
     if (!dnnl_library || !asked || (strcmp(asked, "avx2") && strcmp(asked, "plain"))) return;
     __typeof__(&dnnl_set_max_cpu_isa) set;
     *(void **)&set = dlsym(dnnl_library, "dnnl_set_max_cpu_isa");
-    if (set) (void)set(dnnl_cpu_isa_avx2); /* refused where the processor has less: then less is what runs */
+    if (set) (void)set(dnnl_cpu_isa_avx2); /* fails where the processor has less, which is fine */
 }
 
 static void open_libraries(void)
@@ -37,7 +36,7 @@ static void open_libraries(void)
         if (slash && n > 0 && (size_t)n < sizeof path) dnnl_library = dlopen(path, RTLD_LAZY | RTLD_LOCAL);
     }
     if (!dnnl_library) dnnl_library = dlopen("libdnnl.so.3", RTLD_LAZY | RTLD_LOCAL);
-    hold_down();
+    limit_isa();
 }
 
 void *ont_library_torch(void)

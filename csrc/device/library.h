@@ -1,6 +1,5 @@
 /*
- * Shared libraries that are opened at run time: torch's, already in the process, and those bundled beside the
- * extension.
+ * Shared libraries that are opened at run time: torch's, which is loaded already, and those bundled with the extension.
  */
 #ifndef ONT_DEVICE_LIBRARY_H
 #define ONT_DEVICE_LIBRARY_H

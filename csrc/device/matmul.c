@@ -1,5 +1,5 @@
 /*
- * Products through oneDNN, whose library is opened at run time. See matmul.h.
+ * oneDNN's matmul primitive, from the library opened at run time. See matmul.h.
  */
 #include "device/matmul.h"
 
@@ -44,7 +44,7 @@ static void find_library(void)
     FUNCTION_LIST(X)
 #undef X
     if (dnn.engine_create(&dnn.engine, dnnl_cpu, 0) != dnnl_success) return;
-    /* An instruction set is the bits of all that it contains. */
+    /* The value of an instruction set has the bits of all sets that it includes. */
     unsigned isa = (unsigned)dnn.get_effective_cpu_isa();
     dnn.bf16 = (isa & dnnl_cpu_isa_avx512_core_bf16) == dnnl_cpu_isa_avx512_core_bf16;
     dnn.fp16 = (isa & dnnl_cpu_isa_avx512_core_fp16) == dnnl_cpu_isa_avx512_core_fp16;
@@ -63,7 +63,7 @@ const char *ont_dnnl_matmul_refuses(ont_dtype dtype)
     pthread_once(&once, find_library);
     if (!dnn.ready) return "oneDNN is not found";
     if (dtype == ONT_FLOAT32 || (dtype == ONT_BFLOAT16 && dnn.bf16) || (dtype == ONT_FLOAT16 && dnn.fp16)) return NULL;
-    return dtype == ONT_BFLOAT16 || dtype == ONT_FLOAT16 ? "this processor has no products of that dtype" : "dtype";
+    return dtype == ONT_BFLOAT16 || dtype == ONT_FLOAT16 ? "this processor cannot multiply that dtype" : "dtype";
 }
 
 /* ---- one product ---- */
@@ -71,8 +71,8 @@ const char *ont_dnnl_matmul_refuses(ont_dtype dtype)
 enum { TENSOR_A, TENSOR_B, TENSOR_BIAS, TENSOR_C, TENSOR_SCRATCH, N_TENSORS };
 
 struct ont_dnnl_matmul {
-    pthread_mutex_t lock; /* memory objects hold one call's pointers */
-    int threads;          /* that the primitive was made for */
+    pthread_mutex_t lock; /* memory objects hold the pointers of one call */
+    int threads;          /* when the primitive was created: its scratch depends on it */
     dnnl_stream_t stream;
     dnnl_primitive_attr_t attr;
     dnnl_primitive_desc_t desc;
@@ -90,7 +90,7 @@ static dnnl_data_type_t type_of(ont_dtype dtype)
     return dtype == ONT_BFLOAT16 ? dnnl_bf16 : dtype == ONT_FLOAT16 ? dnnl_f16 : dnnl_f32;
 }
 
-/* The tensor as the product sees it: `rank` dims, ones in front, the last two swapped where it is transposed. */
+/* The operand padded with leading ones to `rank` dims, the last two swapped where it is transposed. */
 static ont_status operand_desc(const ont_shape *shape, bool transposed, int rank, ont_dtype dtype,
                                dnnl_memory_desc_t *desc)
 {
@@ -113,7 +113,7 @@ static ont_status operand_desc(const ont_shape *shape, bool transposed, int rank
 static ont_status create_attr(ont_dnnl_matmul *h, double alpha)
 {
     ONT_TRY(check(dnn.primitive_attr_create(&h->attr), "attributes"));
-    /* Scratch comes from the program's slab: nothing is allocated while it runs. */
+    /* Scratch comes from the program's slab, so that no call allocates memory. */
     ONT_TRY(check(dnn.primitive_attr_set_scratchpad_mode(h->attr, dnnl_scratchpad_mode_user), "scratchpad"));
     if (alpha == 1) return ONT_OK;
     dnnl_post_ops_t ops;

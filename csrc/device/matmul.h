@@ -1,8 +1,6 @@
 /*
- * Products through oneDNN's matmul primitive, one handle per product: 16-bit operands with float32 accumulation,
- * batches and transposes by strides, and a bias or a scale on the fresh result.
- *
- * ops/matmul.c describes the product and calls these. Nothing here knows graphs or operators.
+ * oneDNN's matmul primitive: one handle for each shape. 16-bit operands are accumulated in float32; batches and
+ * transposes are expressed by strides; a bias or a scale is fused. ops/matmul.c calls this.
  */
 #ifndef ONT_DEVICE_MATMUL_H
 #define ONT_DEVICE_MATMUL_H
@@ -14,20 +12,20 @@
 typedef struct ont_matmul {
     ont_dtype dtype, out; /* of A, B and bias; of C: the same, or float32 */
     ont_shape a, b;       /* as stored, row-major; rank >= 2 */
-    ont_shape c;
+    ont_shape c;          /* (batch ..., M, N) */
     bool trans_a, trans_b, bias;
     double alpha;
 } ont_matmul;
 
 typedef struct ont_dnnl_matmul ont_dnnl_matmul;
 
-/* NULL, or why oneDNN does not take the dtype on this processor: it has arithmetic in it, not only conversions. */
+/* NULL, or why oneDNN cannot be used for the dtype: it is missing, or the processor cannot multiply such numbers. */
 const char *ont_dnnl_matmul_refuses(ont_dtype dtype);
-/* EUNSUPPORTED where the library declines the product. */
+/* EUNSUPPORTED where oneDNN does not support the product. */
 ont_status ont_dnnl_matmul_create(const ont_matmul *m, ont_dnnl_matmul **result) ONT_MUST_USE;
 void ont_dnnl_matmul_destroy(ont_dnnl_matmul *matmul);
 size_t ont_dnnl_matmul_work_bytes(const ont_dnnl_matmul *matmul);
-/* Calls on one handle take turns. */
+/* Concurrent calls on one handle run one after the other. work: ont_dnnl_matmul_work_bytes(). */
 ont_status ont_dnnl_matmul_run(ont_dnnl_matmul *matmul, const void *a, const void *b, const void *bias, void *c,
                                void *work) ONT_MUST_USE;
 #endif

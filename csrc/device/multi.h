@@ -1,9 +1,9 @@
 /*
- * One step of an optimizer over any number of tensors on a device, in a few launches. Everything that changes from step
- * to step is read from the device's memory (steps, found_inf, the scale's inverse), so that the launches can be
- * captured. C and C++.
+ * One optimizer step over any number of tensors on a device, in a few launches. All that changes from step to step
+ * (step counts, found_inf, the inverse scale) is read from device memory, so that the launches can be captured in a
+ * graph. For C and C++.
  *
- * Formulas are those of csrc/optim/rules.c; hyper has the numbers in that order.
+ * Formulas, and the order of `hyper`, are those of csrc/optim/rules.c.
  */
 #ifndef ONT_DEVICE_MULTI_H
 #define ONT_DEVICE_MULTI_H
@@ -30,7 +30,7 @@ typedef struct ont_cuda_tensor {
     float *step;        /* counts up when the step is done; NULL: the rule has none */
     int64_t count;
     int32_t param_dtype, grad_dtype, state_dtype;
-    int32_t fresh;      /* its states were made for this step */
+    int32_t fresh;      /* its states were created in this step */
     int64_t first_chunk; /* chunks of ONT_OPTIM_CHUNK elements, in order */
 } ont_cuda_tensor;
 

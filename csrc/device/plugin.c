@@ -1,5 +1,5 @@
 /*
- * Opening plugins. See plugin.h. A library that was opened stays: its devices are referenced from programs.
+ * Opens plugins. See plugin.h. They are never closed, because programs refer to their devices.
  */
 #include "device/plugin.h"
 
@@ -43,8 +43,8 @@ static ont_status open_plugin(const char *path, const struct ont_core *core, ont
     if (!library) return ont_fail(ONT_EIO, "%s", dlerror());
     ont_plugin_open_fn open;
     void *symbol = dlsym(library, "ont_plugin_open");
-    memcpy(&open, &symbol, sizeof open); /* ISO C has no cast from an object's pointer to a function's */
-    ont_status status = open ? open(core, memory, plugin) : ont_fail(ONT_EIO, "%s: it is no plugin of onnxtrain", path);
+    memcpy(&open, &symbol, sizeof open); /* ISO C does not cast object pointers to function pointers */
+    ont_status status = open ? open(core, memory, plugin) : ont_fail(ONT_EIO, "%s: not a plugin of onnxtrain", path);
     if (status == ONT_OK && plugin->version != ONT_PLUGIN_VERSION)
         status = ont_fail(ONT_EIO, "%s: plugin version %d, expected %d", path, plugin->version, ONT_PLUGIN_VERSION);
     if (status != ONT_OK) dlclose(library);

@@ -1,6 +1,6 @@
 /*
- * Devices that live in a library of their own, opened at run time: _cuda.so beside the extension, or the emulation that
- * the tests build. The library exports ont_plugin_open(); what it needs of the core it gets as a table (ops/core.h).
+ * Device plugins: libraries opened at run time. _cuda.so beside the extension, or the emulation that the tests build. A
+ * plugin exports ont_plugin_open() and receives the core's functions as a table (ops/core.h).
  */
 #ifndef ONT_DEVICE_PLUGIN_H
 #define ONT_DEVICE_PLUGIN_H
@@ -11,7 +11,7 @@ enum { ONT_PLUGIN_VERSION = 3, ONT_PLUGIN_DEVICES = 16 };
 
 struct ont_core;
 
-/* Memory for devices whose memory is torch's; set by py/ before a plugin is opened. */
+/* torch's allocator of device memory; py/ sets it before a plugin is opened. */
 typedef struct ont_allocator {
     void *context;
     ont_status (*take)(void *context, int32_t type, int32_t id, size_t bytes, ont_memory *memory);
@@ -23,19 +23,19 @@ typedef struct ont_allocator {
 typedef struct ont_plugin {
     int version;
     const char *about;      /* one line for `python -m onnxtrain` */
-    const char *missing;    /* what it looked for and did not find; NULL: nothing */
+    const char *missing;    /* libraries that it did not find; NULL: none */
     const ont_device *devices[ONT_PLUGIN_DEVICES];
     int n_devices;
 } ont_plugin;
 
-/* Fills the plugin; EIO and a message where the machine has not what it needs. */
+/* Fills the plugin; EIO with a message where the machine lacks something that it needs. */
 typedef ont_status (*ont_plugin_open_fn)(const struct ont_core *core, const ont_allocator *allocator,
                                          ont_plugin *plugin);
 
 void ont_plugin_set_allocator(const ont_allocator *allocator); /* kept by reference */
-/* Opened once per path; later calls give the same plugin. */
+/* Opens a plugin; later calls with the same path return the same plugin. */
 ont_status ont_plugin_get(const char *path, const struct ont_core *core, const ont_plugin **plugin) ONT_MUST_USE;
-/* Path of the CUDA plugin beside the extension, whether or not it is there. */
+/* The path of the CUDA plugin beside the extension, whether or not the file exists. */
 const char *ont_plugin_cuda_path(void);
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * Broadcast walking. See broadcast.h.
+ * Iteration with broadcasting. See broadcast.h.
  */
 #include "ops/broadcast.h"
 
@@ -9,9 +9,9 @@
 
 enum {
     GRAIN = 8192, /* elements worth a thread */
-    SHORT = 32,   /* elements of a row below which several are laid out as one, */
+    SHORT = 32,   /* rows of fewer elements are gathered into one, */
     TILE = 512,   /* of so many elements, */
-    LAID = 4,     /* where there are no more operands */
+    GATHERED = 4, /* for at most so many operands */
 };
 
 /* Whether dims d and d + 1 are one dim for every operand. */
@@ -75,8 +75,8 @@ typedef struct job {
     const void *context;
 } job;
 
-/* The n elements from `first` on of operand k, side by side. */
-static void lay_out(const ont_bcast *b, int k, const char *base, int64_t first, int64_t n, void *out)
+/* Copies the n elements from `first` on of operand k to contiguous memory. */
+static void gather(const ont_bcast *b, int k, const char *base, int64_t first, int64_t n, void *out)
 {
     int64_t index[ONT_MAX_RANK], row = first / b->inner, column = first % b->inner, step = b->step[k];
     for (int d = b->rank - 1; d >= 0; d--) {
@@ -107,20 +107,20 @@ static void lay_out(const ont_bcast *b, int k, const char *base, int64_t first, 
     }
 }
 
-static bool is_short(const ont_bcast *b)
+static bool has_short_rows(const ont_bcast *b)
 {
-    bool fits = b->rank && b->inner < SHORT && b->n <= LAID && b->dense[0];
+    bool fits = b->rank && b->inner < SHORT && b->n <= GATHERED && b->dense[0];
     for (int k = 0; fits && k < b->n; k++)
         fits = b->size[k] == 1 || b->size[k] == 2 || b->size[k] == 4 || b->size[k] == 8;
     return fits;
 }
 
-/* Rows of a few elements: what does not lie as the output does is laid out so, some rows at a time. */
+/* For short rows: operands that are not dense are gathered, TILE elements at a time. */
 static void walk_tiles(const job *j, int64_t first, int64_t last)
 {
     ont_bcast flat = *j->b;
-    uint64_t laid[LAID][TILE];
-    char *at[LAID];
+    uint64_t gathered[GATHERED][TILE];
+    char *at[GATHERED];
     for (int k = 0; k < flat.n; k++) {
         flat.inner_stride[k] = 1;
         flat.step[k] = flat.size[k];
@@ -128,8 +128,8 @@ static void walk_tiles(const job *j, int64_t first, int64_t last)
     for (int64_t n; first < last; first += n) {
         n = last - first < TILE ? last - first : TILE;
         for (int k = 0; k < flat.n; k++) {
-            at[k] = flat.dense[k] ? j->base[k] + first * flat.size[k] : (char *)laid[k];
-            if (!flat.dense[k]) lay_out(j->b, k, j->base[k], first, n, laid[k]);
+            at[k] = flat.dense[k] ? j->base[k] + first * flat.size[k] : (char *)gathered[k];
+            if (!flat.dense[k]) gather(j->b, k, j->base[k], first, n, gathered[k]);
         }
         j->row(j->context, &flat, at, n);
     }
@@ -139,7 +139,7 @@ static void walk(void *context, int64_t first, int64_t last)
 {
     const job *j = context;
     const ont_bcast *b = j->b;
-    if (is_short(b)) {
+    if (has_short_rows(b)) {
         walk_tiles(j, first, last);
         return;
     }

@@ -1,6 +1,6 @@
 /*
- * Walking operands that broadcast to one output: dims are merged as far as all operands allow, so that most calls
- * become one long row; rows are shared among threads.
+ * Iteration over operands that broadcast to one output. Adjacent dims are merged where all operands allow it, so that
+ * most calls become one long row; rows are divided among threads.
  */
 #ifndef ONT_OPS_BROADCAST_H
 #define ONT_OPS_BROADCAST_H
@@ -18,17 +18,17 @@ typedef struct ont_bcast {
     int64_t inner_stride[ONT_BCAST_MAX]; /* elements: 0 or 1 */
     int64_t step[ONT_BCAST_MAX];         /* inner stride in bytes */
     int64_t size[ONT_BCAST_MAX];         /* of an element, in bytes */
-    bool dense[ONT_BCAST_MAX];           /* as the output lies */
+    bool dense[ONT_BCAST_MAX];           /* contiguous, in the order of the output */
     int64_t count;          /* output elements */
 } ont_bcast;
 
 /* Operands are out(0) and the node's first `n_in` inputs. */
 void ont_bcast_init(ont_bcast *b, const ont_node *node, int n_in);
 
-/* The same over a shape that is no output's: operand 0 stands still. */
+/* The same over any shape: operand 0 has stride 0. */
 void ont_bcast_init_over(ont_bcast *b, const ont_node *node, int n_in, const ont_shape *shape);
 
-/* A row: pointers in the order of operands, n elements. */
+/* Called for each row: one pointer per operand, n elements. */
 typedef void (*ont_bcast_row)(const void *context, const ont_bcast *b, char *const *at, int64_t n);
 /* Elements [first, last) on the calling thread, in order. */
 void ont_bcast_range(const ont_bcast *b, char *const *base, ont_bcast_row row, const void *context, int64_t first,

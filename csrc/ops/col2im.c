@@ -14,8 +14,8 @@ typedef struct columns {
     int64_t planes; /* batch * channels */
 } columns;
 
-static ont_status read_list(const ont_node *node, int index, const char *name, int64_t minimum, int n, int64_t otherwise,
-                            int64_t *out)
+static ont_status read_list(const ont_node *node, int index, const char *name, int64_t minimum, int n,
+                            int64_t otherwise, int64_t *out)
 {
     int given;
     int64_t values[2 * ONT_WINDOW_RANK];

@@ -1,5 +1,5 @@
 /*
- * Larger pieces of expansions, see compose.h.
+ * Builders of common subgraphs. See compose.h.
  */
 #include "ops/compose.h"
 
@@ -123,7 +123,7 @@ ont_value *ont_build_numbers(ont_builder *b, ont_dtype dtype, const ont_shape *s
     ont_tensor wide = {ONT_FLOAT64, *shape, bytes, (void *)values};
     ont_value *v = NULL;
     if (b->status == ONT_OK) b->status = ont_graph_add_constant(b->graph, NULL, &wide, &v);
-    return b->status == ONT_OK ? ont_build_cast(b, v, dtype) : NULL; /* constant folding computes it */
+    return b->status == ONT_OK ? ont_build_cast(b, v, dtype) : NULL; /* constant folding removes the Cast */
 }
 
 ont_value *ont_build_attr_float(ont_builder *b, const char *op_type, ont_value *x, const char *attr, double value)

@@ -1,6 +1,6 @@
 /*
- * Larger pieces for expand() and gradient rules, over the builder of op.h: slices, splits, concatenations, MatMul,
- * constants. As with the builder, the first failure sticks, and NULL is returned.
+ * Builders of common subgraphs for expand() hooks and gradient rules: slices, splits, concatenations, products,
+ * constants. As with the builder of op.h, the first failure is kept, and NULL is returned from then on.
  */
 #ifndef ONT_OPS_COMPOSE_H
 #define ONT_OPS_COMPOSE_H
@@ -15,7 +15,7 @@ ont_value *ont_build_slice(ont_builder *b, ont_value *x, int axis, int64_t start
 void ont_build_split(ont_builder *b, ont_value *x, int axis, const int64_t *sizes, uint32_t n, ont_value **pieces);
 /* Splits x into n equal pieces. */
 void ont_build_split_even(ont_builder *b, ont_value *x, int axis, uint32_t n, ont_value **pieces);
-/* Concatenates along `axis`; the piece itself where n is 1. */
+/* Returns the piece itself where n is 1. */
 ont_value *ont_build_concat(ont_builder *b, ont_value *const *pieces, uint32_t n, int axis);
 ont_value *ont_build_reverse(ont_builder *b, ont_value *x, int axis);
 /* alpha * op(x) op(y), with broadcast batch dims. */
@@ -25,7 +25,7 @@ ont_value *ont_build_linear(ont_builder *b, ont_value *x, ont_value *y, ont_valu
 ont_value *ont_build_unsqueeze(ont_builder *b, ont_value *x, int axis); /* axis of the result */
 ont_value *ont_build_squeeze(ont_builder *b, ont_value *x, int axis);
 ont_value *ont_build_expand_to(ont_builder *b, ont_value *x, const ont_shape *shape);
-/* x * factor, x + term; x itself where that changes nothing. */
+/* x * factor, x + term; x itself where factor is 1, term is 0. */
 ont_value *ont_build_scale(ont_builder *b, ont_value *x, double factor);
 ont_value *ont_build_shift(ont_builder *b, ont_value *x, double term);
 /* A constant of any float or integer dtype, rounded from doubles. */

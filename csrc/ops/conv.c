@@ -1,6 +1,6 @@
 /*
- * Convolution over one to three spatial dims as products with unrolled windows: per image and group the windows become
- * columns (channels * kernel, outputs), and forward, input gradient and weight gradient are one GEMM each.
+ * Convolution over one to three spatial dims by im2col and GEMM: for each image and group the windows are copied to
+ * columns (channels * kernel, outputs); forward, input gradient and weight gradient are then one GEMM each.
  */
 #include <inttypes.h>
 #include <string.h>
@@ -14,11 +14,11 @@
 
 typedef struct conv_state {
     ont_window w;
-    int64_t n, c, m, groups;  /* images, input channels, output channels */
+    int64_t n, c, m, groups;  /* images, input channels, output channels, groups */
     size_t size;
     ont_gemm gemm;
-    const ont_gemm_provider *provider;
-    bool pointwise;           /* windows of one cell: the image is its own columns */
+    const ont_gemm_backend *backend;
+    bool pointwise;           /* 1 x 1 kernel: the image is used as the columns */
 } conv_state;
 
 static ont_status geometry(const ont_node *node, const ont_shape *x, const ont_shape *weight, conv_state *s)
@@ -60,9 +60,9 @@ static ont_status conv_infer(ont_graph *g, ont_node *node)
     return ont_infer_out(node, 0, x->dtype, &shape);
 }
 
-/* ---- columns ---- */
+/* ---- im2col and col2im ---- */
 
-/* Cell of the input that output position `o` reads through kernel position `k`; -1 in the padding. */
+/* Index of the input cell that output position `o` reads at kernel position `k`; -1 in the padding. */
 static int64_t cell(const ont_window *w, const int64_t *o, const int64_t *k)
 {
     int64_t at = 0;
@@ -88,9 +88,9 @@ typedef struct columns_job {
     char *columns; /* (channels * kernel, out) */
 } columns_job;
 
-/* Rows [first, last) of the columns. Along the last dim a window's cells are `stride` apart. */
-#define UNROLL(suffix, type) \
-    static void unroll_##suffix(void *context, int64_t first, int64_t last) \
+/* im2col: rows [first, last) of the columns. Along the last dim, adjacent outputs read cells `stride` apart. */
+#define IM2COL(suffix, type) \
+    static void im2col_##suffix(void *context, int64_t first, int64_t last) \
     { \
         const columns_job *j = context; \
         const ont_window *w = &j->s->w; \
@@ -109,7 +109,7 @@ typedef struct columns_job {
                         out[i] = 0; \
                         continue; \
                     } \
-                    /* the rest of the line up to the padding */ \
+                    /* copy the rest of the line, up to the padding */ \
                     int64_t column = i * step - w->begin[inner] + k[inner] * w->dilation[inner]; \
                     int64_t run = (w->in[inner] - 1 - column) / step + 1; \
                     if (run > width - i) run = width - i; \
@@ -119,8 +119,8 @@ typedef struct columns_job {
             } \
         } \
     } \
-    /* Channels [first, last): the columns' cells are added to where they came from. */ \
-    static void roll_##suffix(void *context, int64_t first, int64_t last) \
+    /* col2im: adds the columns of channels [first, last) to the image cells that they came from. */ \
+    static void col2im_##suffix(void *context, int64_t first, int64_t last) \
     { \
         const columns_job *j = context; \
         const ont_window *w = &j->s->w; \
@@ -139,15 +139,15 @@ typedef struct columns_job {
             } \
         } \
     }
-UNROLL(f32, float)
-UNROLL(f64, double)
+IM2COL(f32, float)
+IM2COL(f64, double)
 
-static const void *unrolled(const conv_state *s, const char *image, void *work)
+static const void *columns_of(const conv_state *s, const char *image, void *work)
 {
     if (s->pointwise) return image;
     columns_job job = {s, (char *)(uintptr_t)image, work};
     int64_t rows = s->c / s->groups * s->w.kernel_count;
-    ont_parallel(rows, 16384 / s->w.out_count + 1, s->size == 4 ? unroll_f32 : unroll_f64, &job);
+    ont_parallel(rows, 16384 / s->w.out_count + 1, s->size == 4 ? im2col_f32 : im2col_f64, &job);
     return work;
 }
 
@@ -156,7 +156,7 @@ static const void *unrolled(const conv_state *s, const char *image, void *work)
 typedef enum conv_part { FORWARD, INPUT_GRAD, WEIGHT_GRAD } conv_part;
 
 static ont_status prepare_part(const ont_node *node, const ont_shape *x, const ont_shape *weight, conv_part part,
-                               bool plain, ont_arena *arena, ont_prepared *out)
+                               bool reference, ont_arena *arena, ont_prepared *out)
 {
     conv_state *s = ont_arena_alloc(arena, sizeof *s);
     if (!s) return ONT_ENOMEM;
@@ -171,7 +171,7 @@ static ont_status prepare_part(const ont_node *node, const ont_shape *x, const o
     else                        /* (m, o) (rows, o)' */
         s->gemm = (ont_gemm){dtype, false, true, m, rows, o, o, o, rows, 1, 0};
     bool empty = !(m && o && rows);
-    s->provider = plain || empty ? ont_gemm_plain() : ont_gemm_choose(&s->gemm, 0, NULL);
+    s->backend = reference || empty ? ont_gemm_reference() : ont_gemm_choose(&s->gemm, 0, NULL);
     out->state = s;
     out->work_bytes = s->pointwise ? 0 : (size_t)(rows * o) * s->size;
     return ONT_OK;
@@ -209,8 +209,8 @@ static ont_status forward_run(const ont_call *call)
     for (int64_t n = 0; n < s->n; n++) {
         if (bias) fill_bias(s, bias, (char *)call->out[0] + output_at(s, n, 0));
         for (int64_t g = 0; g < s->groups; g++) {
-            const void *columns = unrolled(s, (const char *)call->in[0] + input_at(s, n, g), call->work);
-            s->provider->run(&gemm, (const char *)call->in[1] + weight_at(s, g), columns,
+            const void *columns = columns_of(s, (const char *)call->in[0] + input_at(s, n, g), call->work);
+            s->backend->run(&gemm, (const char *)call->in[1] + weight_at(s, g), columns,
                              (char *)call->out[0] + output_at(s, n, g));
         }
     }
@@ -225,15 +225,15 @@ static ont_status input_grad_run(const ont_call *call)
         for (int64_t g = 0; g < s->groups; g++) {
             char *dx = (char *)call->out[0] + input_at(s, n, g);
             void *columns = s->pointwise ? dx : call->work;
-            s->provider->run(&s->gemm, (const char *)call->in[1] + weight_at(s, g),
+            s->backend->run(&s->gemm, (const char *)call->in[1] + weight_at(s, g),
                              (const char *)call->in[0] + output_at(s, n, g), columns);
             columns_job job = {s, dx, columns};
-            if (!s->pointwise) ont_parallel(s->c / s->groups, 1, s->size == 4 ? roll_f32 : roll_f64, &job);
+            if (!s->pointwise) ont_parallel(s->c / s->groups, 1, s->size == 4 ? col2im_f32 : col2im_f64, &job);
         }
     return ONT_OK;
 }
 
-/* (dy, x) -> dweight: images are added one after the other */
+/* (dy, x) -> dweight: the gradients of the images are summed in order */
 static ont_status weight_grad_run(const ont_call *call)
 {
     const conv_state *s = call->state;
@@ -243,17 +243,17 @@ static ont_status weight_grad_run(const ont_call *call)
     memset(call->out[0], 0, (size_t)ont_shape_count(&dw->shape) * s->size);
     for (int64_t n = 0; n < s->n; n++)
         for (int64_t g = 0; g < s->groups; g++) {
-            const void *columns = unrolled(s, (const char *)call->in[1] + input_at(s, n, g), call->work);
-            s->provider->run(&gemm, (const char *)call->in[0] + output_at(s, n, g), columns,
+            const void *columns = columns_of(s, (const char *)call->in[1] + input_at(s, n, g), call->work);
+            s->backend->run(&gemm, (const char *)call->in[0] + output_at(s, n, g), columns,
                              (char *)call->out[0] + weight_at(s, g));
         }
     return ONT_OK;
 }
 
-#define PREPARE(name, x, weight, part, plain) \
+#define PREPARE(name, x, weight, part, reference) \
     static ont_status name(const ont_node *node, ont_arena *arena, ont_prepared *out) \
     { \
-        return prepare_part(node, &(x)->shape, &(weight)->shape, part, plain, arena, out); \
+        return prepare_part(node, &(x)->shape, &(weight)->shape, part, reference, arena, out); \
     }
 PREPARE(forward_prepare, ont_node_in(node, 0), ont_node_in(node, 1), FORWARD, false)
 PREPARE(forward_prepare_ref, ont_node_in(node, 0), ont_node_in(node, 1), FORWARD, true)
@@ -276,7 +276,7 @@ static ont_value *grad_node(ont_grad *g, const char *op_type, ont_value *other, 
     return ont_build_done(b, node);
 }
 
-/* Over the cells of each plane, then over the images: two dense reductions instead of one over scattered dims. */
+/* Reduces over the cells of each plane, then over images: two dense reductions instead of one over separate dims. */
 static void bias_grad(ont_grad *g)
 {
     int64_t axes[ONT_WINDOW_RANK] = {2, 3, 4}, images = 0;
@@ -326,7 +326,7 @@ const ont_op ont_op_ConvGradWeight = {.domain = ONT_DOMAIN, .name = "ConvGradWei
                                       .max_inputs = 2, .attributes = CONV_ATTRIBUTES " shape:I",
                                       .infer = ont_infer_shape_attr, ONT_KERNELS(weight_kernels)};
 
-/* ---- ConvTranspose: the gradient of a convolution's input as an operator of its own, (y, weight, bias) -> x ---- */
+/* ---- ConvTranspose: the input gradient of a convolution as an operator, (y, weight, bias) -> x ---- */
 
 /* Sizes of the result; the convolution back from it gives the input's sizes again. */
 static ont_status transpose_shape(const ont_node *node, const ont_value *y, const ont_value *weight, ont_shape *shape)

@@ -1,6 +1,6 @@
 /*
- * Convolution, its gradients and transposed convolution in float32 through oneDNN. Which node computes which side of a
- * convolution is one table; shapes were checked by conv.c.
+ * Convolution, its gradients and transposed convolution in float32 by oneDNN. A table says which tensor of a
+ * convolution each operator computes; conv.c has checked the shapes.
  */
 #include "ops/conv_onednn.h"
 
@@ -10,7 +10,7 @@
 #include "device/conv.h"
 #include "ops/window.h"
 
-/* Where a node has x, w and y of the convolution: input index, or -1 for output 0. A bias is input 2. */
+/* Where a node has x, w and y of the convolution: an input index, or -1 for output 0. A bias is input 2. */
 typedef struct side {
     const char *op_type;
     ont_conv_kind kind;
@@ -26,9 +26,9 @@ static const side sides[] = {
 };
 
 typedef struct conv_state {
-    ont_dnnl_conv *handle; /* first: release() reads nothing else */
+    ont_dnnl_conv *handle; /* first member: the shared release() reads only this */
     const side *side;
-    int64_t channels, planes, each; /* of x, for a bias where x is the result */
+    int64_t channels, planes, each; /* of x: channels, images * channels, cells of a plane; to add a bias to x */
 } conv_state;
 
 static const side *side_of(const ont_node *node)
@@ -71,13 +71,12 @@ ont_status ont_conv_read(const ont_node *node, ont_conv *c, ont_conv_kind *kind)
     return ONT_OK;
 }
 
-/* A product of channels at each place: oneDNN packs both operands for it, which costs more than it gains
- * (bench/conv.py). */
-static bool is_product(const ont_conv *c)
+/* A 1 x 1 convolution is a GEMM. oneDNN packs both operands for it, which costs more than it gains (bench/conv.py). */
+static bool is_pointwise(const ont_conv *c)
 {
-    bool plain = c->groups == 1 && c->c >= 16 && c->o >= 16;
-    for (int d = 0; d < 3; d++) plain &= c->kernel[d] == 1 && c->stride[d] == 1 && !c->pad[d] && !c->pad_end[d];
-    return plain;
+    bool pointwise = c->groups == 1 && c->c >= 16 && c->o >= 16;
+    for (int d = 0; d < 3; d++) pointwise &= c->kernel[d] == 1 && c->stride[d] == 1 && !c->pad[d] && !c->pad_end[d];
+    return pointwise;
 }
 
 const char *ont_conv_onednn_accept(const ont_node *node)
@@ -90,7 +89,7 @@ const char *ont_conv_onednn_accept(const ont_node *node)
         !ont_shape_count(shape_at(node, s->y)))
         return "no elements";
     if (ont_conv_read(node, &c, &kind) != ONT_OK) return "the window does not fit";
-    if (is_product(&c)) return "a product";
+    if (is_pointwise(&c)) return "a 1 x 1 convolution";
     return ont_dnnl_conv_refuses(&c, s->kind, s->kind == ONT_CONV_FORWARD && bias_of(node));
 }
 
@@ -111,7 +110,7 @@ ont_status ont_conv_onednn_prepare(const ont_node *node, ont_arena *arena, ont_p
     return ONT_OK;
 }
 
-/* oneDNN has no bias where x is the result. */
+/* oneDNN's backward primitive takes no bias; ConvTranspose has one. */
 static void add_bias(void *context, int64_t first, int64_t last)
 {
     const ont_call *call = context;

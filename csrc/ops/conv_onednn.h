@@ -1,5 +1,5 @@
 /*
- * The oneDNN kernel of Conv, its two gradients and ConvTranspose; conv.c lists it in front of its own.
+ * The oneDNN kernel of Conv, its two gradients and ConvTranspose; conv.c lists it before its own kernels.
  */
 #ifndef ONT_OPS_CONV_ONEDNN_H
 #define ONT_OPS_CONV_ONEDNN_H
@@ -12,7 +12,7 @@ ont_status ont_conv_onednn_prepare(const ont_node *node, ont_arena *arena, ont_p
 ont_status ont_conv_onednn_run(const ont_call *call);
 void ont_conv_onednn_release(void *state);
 
-/* The convolution that a node is a side of: Conv, its gradients or ConvTranspose, of up to three spatial dims. */
+/* The convolution that a node computes or differentiates: Conv, its gradients or ConvTranspose; 1 to 3 spatial dims. */
 ont_status ont_conv_read(const ont_node *node, ont_conv *conv, ont_conv_kind *kind) ONT_MUST_USE;
 
 #define ONT_CONV_ONEDNN(kernel_name) \

@@ -1,7 +1,7 @@
 /*
- * ConvTranspose in all its forms of stating a size, brought to one: explicit padding and an output_padding below the
- * stride. That form (ours:ConvTranspose) is the input gradient of a convolution, in conv.c; output cells that no window
- * reaches are zeros put around its result, before the bias.
+ * ConvTranspose, normalised: pads, auto_pad, output_shape and output_padding become explicit padding and an
+ * output_padding smaller than the stride. That form (ours:ConvTranspose) is the input gradient of a convolution, in
+ * conv.c. Output cells that no window reaches are zeros, padded around its result before the bias is added.
  */
 #include <inttypes.h>
 #include <string.h>
@@ -12,7 +12,7 @@
 typedef struct sizes {
     int rank;
     int64_t out[ONT_WINDOW_RANK];
-    int64_t pads[2 * ONT_WINDOW_RANK], extra[ONT_WINDOW_RANK];  /* of the plain node */
+    int64_t pads[2 * ONT_WINDOW_RANK], extra[ONT_WINDOW_RANK];  /* of the normalised node */
     int64_t before[ONT_WINDOW_RANK], after[ONT_WINDOW_RANK];    /* zeros around its result */
 } sizes;
 
@@ -29,7 +29,7 @@ static ont_status read_list(const ont_node *node, const char *name, int64_t othe
     return ONT_OK;
 }
 
-/* What is cut off the full result of dim d in front and behind; negative: zeros are added. */
+/* Sets how many cells of dim d are cut off the full result at the front and the back; negative: zeros are added. */
 static void split_padding(sizes *s, int d, int64_t full, int64_t stride, int64_t front, int64_t behind)
 {
     s->out[d] = full - front - behind;
@@ -60,7 +60,7 @@ static ont_status read_sizes(const ont_node *node, const ont_shape *x, const ont
     ONT_TRY(read_list(node, "pads", 0, 0, 2 * s->rank, pads));
     ONT_TRY(ont_const_ints(node, -1, "output_shape", given, N + 2, &n_given));
     if (n_given == s->rank + 2)
-        memmove(given, given + 2, (size_t)s->rank * sizeof *given); /* batch and channels said too */
+        memmove(given, given + 2, (size_t)s->rank * sizeof *given); /* drop the batch and channel dims */
     if (n_given >= 0 && n_given != s->rank && n_given != s->rank + 2)
         return ont_fail(ONT_EINVAL, "output_shape has %d entries, expected %d", n_given, s->rank);
     for (int d = 0; d < s->rank; d++) {
@@ -78,8 +78,8 @@ static ont_status read_sizes(const ont_node *node, const ont_shape *x, const ont
             split_padding(s, d, full, strides[d], front, full - front - wanted[d]);
             continue;
         }
-        /* The size rules and gives the padding: its odd cell in front unless SAME_UPPER; too large a size ends in
-         * zeros. */
+        /* The padding follows from the size; its odd cell is at the front unless SAME_UPPER. A size beyond the full
+         * result is padded with zeros. */
         int64_t total = full + extra[d] - wanted[d], half = total > 0 ? total / 2 : 0;
         int64_t front = upper || total <= 0 ? half : total - half;
         split_padding(s, d, full, strides[d], front, full - front - wanted[d]);

@@ -1,6 +1,6 @@
 /*
- * What a plugin may call of the core, as a table: the extension exports no symbols. cuda/core_shim.h gives the functions
- * their own names back on the plugin's side.
+ * The core's functions that a plugin may call, as a table, because the extension exports no symbols. cuda/core_shim.h
+ * maps the functions' names to the table on the plugin's side.
  */
 #ifndef ONT_OPS_CORE_H
 #define ONT_OPS_CORE_H

@@ -1,7 +1,7 @@
 /*
- * DeformConv: a convolution whose windows read at points that are moved by offsets and weighted by a mask. DeformCols
- * reads the points into columns, and has the gradients of the image, the offsets and the mask; the rest is a MatMul.
- * Sources: Dai et al., Deformable Convolutional Networks, 2017; Zhu et al., Deformable ConvNets v2, 2019.
+ * DeformConv: a convolution whose windows sample the image at points that are shifted by offsets and scaled by a mask.
+ * ours:DeformCols samples them into columns, and has the gradients of image, offsets and mask; a GEMM follows.
+ * Source: Dai et al., Deformable Convolutional Networks, 2017; Zhu et al., Deformable ConvNets v2, 2018.
  */
 #include <inttypes.h>
 #include <string.h>
@@ -127,7 +127,7 @@ static ont_status prepare(const ont_node *node, ont_arena *arena, ont_prepared *
     return ONT_OK;
 }
 
-/* Coordinates of cell k of window o before the offset. */
+/* The position of cell k of window o before the offset. */
 static void place(const ont_window *w, int64_t k, int64_t o, double *x)
 {
     for (int d = w->rank - 1; d >= 0; d--) {
@@ -137,7 +137,7 @@ static void place(const ont_window *w, int64_t k, int64_t o, double *x)
     }
 }
 
-/* Ranges of (image, group), which have their channels, offsets and masks to themselves. */
+/* Pairs (image, group) [first, last): no two share channels, offsets or masks. */
 #define DEFORM(suffix, type) \
     static void cols_##suffix(void *context, int64_t first, int64_t last) \
     { \

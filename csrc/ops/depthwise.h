@@ -1,5 +1,5 @@
 /*
- * The kernel of a convolution of rows with a filter for each channel, and of its gradients; conv.c lists it first.
+ * The kernel of depthwise convolution (one filter per channel) and of its gradients; conv.c lists it first.
  */
 #ifndef ONT_OPS_DEPTHWISE_H
 #define ONT_OPS_DEPTHWISE_H

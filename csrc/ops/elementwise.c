@@ -59,7 +59,7 @@ static void parameters(const ont_node *node, double *p)
 
 /* ---- unary ---- */
 
-enum { FETCHED = 128 }; /* elements between which memory is asked for */
+enum { PREFETCH_ELEMENTS = 128 }; /* the loops prefetch once per so many elements */
 
 typedef struct unary_state {
     ont_unary_loop loop;
@@ -107,7 +107,7 @@ static void unary_range(void *context, int64_t first, int64_t last)
     for (int64_t n; first < last; first += n) {
         const char *x = (const char *)call->in[0] + (size_t)first * s->in_size;
         char *y = (char *)call->out[0] + (size_t)first * s->out_size;
-        n = last - first < FETCHED ? last - first : FETCHED;
+        n = last - first < PREFETCH_ELEMENTS ? last - first : PREFETCH_ELEMENTS;
         ont_prefetch_read(x, (size_t)n * s->in_size);
         ont_prefetch_write(y, (size_t)n * s->out_size);
         s->loop(x, y, n, s->p);
@@ -182,7 +182,7 @@ static void binary_row(const void *context, const ont_bcast *b, char *const *at,
 {
     const binary_state *s = context;
     for (int64_t done = 0, m; done < n; done += m) {
-        m = n - done < FETCHED ? n - done : FETCHED;
+        m = n - done < PREFETCH_ELEMENTS ? n - done : PREFETCH_ELEMENTS;
         ont_prefetch_write(at[0] + done * b->step[0], (size_t)(m * b->step[0]));
         for (int k = 1; k < 3; k++)
             if (b->inner_stride[k]) ont_prefetch_read(at[k] + done * b->step[k], (size_t)(m * b->step[k]));
@@ -211,7 +211,7 @@ bool ont_binary_tile(const ont_node *node, ont_tile_step *step)
     return true;
 }
 
-/* A broadcast operand is smaller than the output, so the planner never lets the output share it. */
+/* In place is safe with broadcasting: the planner gives the output only storage of an operand of the same size. */
 const ont_kernel ont_binary_kernels[2] = {
     {.name = "binary_simd", .accept = binary_accept, .prepare = binary_prepare, .run = binary_run, .inplace = 3},
     {.name = "binary_ref", .accept = binary_accept, .prepare = binary_prepare_ref, .run = binary_run, .inplace = 3},

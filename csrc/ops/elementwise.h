@@ -1,5 +1,5 @@
 /*
- * Kernels that the elementwise descriptor files share.
+ * Kernels of elementwise operators, for the files that list their descriptors.
  */
 #ifndef ONT_OPS_ELEMENTWISE_H
 #define ONT_OPS_ELEMENTWISE_H
@@ -7,13 +7,13 @@
 #include "ops/op.h"
 #include "ops/tile.h"
 
-extern const ont_kernel ont_unary_kernels[2];  /* by the operator's name, see simd.h */
+extern const ont_kernel ont_unary_kernels[2];  /* the loop has the operator's name, see simd.h */
 extern const ont_kernel ont_binary_kernels[2];
-extern const ont_kernel ont_pow_kernels[5]; /* the binary ones between those of their own */
+extern const ont_kernel ont_pow_kernels[5]; /* includes the binary ones */
 extern const ont_kernel ont_prelu_kernels[3];
 extern const ont_kernel ont_mod_kernels[3];
 
-/* elementwise_more.c: a power that is a known number, and one whose operands are of any two number types */
+/* elementwise_more.c: Pow with a constant exponent, with a base of two, and of any two numeric dtypes */
 const char *ont_pow_constant_accept(const ont_node *node);
 ont_status ont_pow_constant_run(const ont_call *call);
 const char *ont_pow_of_two_accept(const ont_node *node);

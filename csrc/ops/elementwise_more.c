@@ -1,6 +1,7 @@
 /*
- * Elementwise operators whose operands are not simply two of one dtype: Sum, Mean, Min, Max (any number), Pow (mixed
- * dtypes, known exponents), and the rare PRelu, Swish, Mod, IsInf. Kernels are row functions over broadcast.h.
+ * Elementwise operators that do not fit the shared unary and binary kernels: Sum, Mean, Min, Max (any number of
+ * inputs), Pow (mixed dtypes, constant exponents), PRelu, Swish, Mod, IsInf. Kernels are row functions over
+ * broadcast.h.
  */
 #include <math.h>
 #include <string.h>
@@ -29,7 +30,7 @@ static ont_status prepare_pair(const ont_node *node, ont_arena *arena, ont_prepa
     return ONT_OK;
 }
 
-/* ---- Sum, Mean, Min, Max: any number of inputs, combined one after the other ---- */
+/* ---- Sum, Mean, Min, Max: any number of inputs, combined in order ---- */
 
 typedef struct chain_state {
     ont_binary_loop combine, divide;
@@ -63,7 +64,7 @@ static ont_status chain_prepare_with(const ont_simd_table *simd, const ont_node 
     if (!s->rest) return ONT_ENOMEM;
     ont_bcast_init(&s->pair, node, s->n > 1 ? 2 : 1);
     for (uint32_t i = 2; i < s->n; i++) {
-        ont_node one = *node; /* as if input i were the only one */
+        ont_node one = *node; /* as if input i were the only input */
         one.inputs = &node->inputs[i];
         ont_bcast_init(&s->rest[i], &one, 1);
     }
@@ -138,14 +139,14 @@ static void mean_grad(ont_grad *g)
         if (WANTS(i)) GI(i, share);
 }
 
-/* What of dy goes to x, as torch.minimum and torch.maximum: half at a tie, all where either is NaN. */
+/* The part of dy for x, as in torch.minimum and torch.maximum: half for ties, all where either is NaN. */
 static ont_value *extremum_share(ont_grad *g, const char *loses, ont_value *x, ont_value *other, ont_value *dy)
 {
     ont_value *tie = ont_build3(&g->b, "Where", B("Equal", x, other), B("Mul", dy, SCALAR(0.5)), dy);
     return ont_build3(&g->b, "Where", B(loses, x, other), SCALAR(0), tie);
 }
 
-/* min(a, b, c) is min(min(a, b), c): the last input first, then what is left to those before it. */
+/* min(a, b, c) is min(min(a, b), c): the last input gets its part first, the others share the rest. */
 static void extremum_grad(ont_grad *g, const char *loses)
 {
     uint32_t n = g->node->n_inputs;
@@ -170,7 +171,7 @@ static void max_grad(ont_grad *g)
     extremum_grad(g, "Less");
 }
 
-/* Not in place: the storage of one input would be overwritten before the same value is read as another input. */
+/* Not in place: if one value is two inputs, it would be overwritten before it is read the second time. */
 static const ont_kernel chain_kernels[] = {
     {.name = "chain_simd", .accept = chain_accept, .prepare = chain_prepare, .run = chain_run},
     {.name = "chain_ref", .accept = chain_accept, .prepare = chain_prepare_ref, .run = chain_run},
@@ -189,7 +190,7 @@ static ont_status pow_infer(ont_graph *g, ont_node *node)
     return ont_infer_out(node, 0, x->dtype, &shape);
 }
 
-/* The exponent as a number, where it is one known number that leaves the shape as it is. */
+/* The exponent, where it is one constant number that does not broadcast the shape. */
 static bool known_exponent(const ont_node *node, double *e)
 {
     const ont_value *v = ont_node_in(node, 1);
@@ -207,7 +208,7 @@ const char *ont_pow_constant_accept(const ont_node *node)
 {
     double e;
     if (accept_float(node)) return accept_float(node);
-    if (!known_exponent(node, &e)) return "the exponent is not one known number";
+    if (!known_exponent(node, &e)) return "the exponent is not one constant";
     return e == 2 || e == 3 || e == 0.5 || e == -1 || e == 1 ? NULL : "the exponent is none of -1, 0.5, 1, 2, 3";
 }
 
@@ -243,15 +244,15 @@ ont_status ont_pow_constant_run(const ont_call *call)
     return ONT_OK;
 }
 
-/* Powers of two: the base is known, and the exponent has the shape of the result. */
+/* Powers of two: the base is the constant 2, and the exponent has the shape of the result. */
 const char *ont_pow_of_two_accept(const ont_node *node)
 {
     const ont_value *base = ont_node_in(node, 0), *e = ont_node_in(node, 1);
     if (accept_float(node)) return accept_float(node);
     if (base->dtype != e->dtype || !base->data || ont_shape_count(&base->shape) != 1 ||
         base->shape.rank > e->shape.rank)
-        return "the base is not one known number";
-    /* By the dtype of the contents: the pass that widens asks of a wider one before it converts. */
+        return "the base is not one constant";
+    /* By the dtype of the constant: passes/widen.c asks about a wider node before it converts the constant. */
     return ont_number_at(base->data->data, base->data->dtype, 0) == 2 ? NULL : "the base is not 2";
 }
 
@@ -286,7 +287,7 @@ ont_status ont_pow_ref_prepare(const ont_node *node, ont_arena *arena, ont_prepa
     return prepare_pair(node, arena, out);
 }
 
-/* Wraps on overflow; a negative power of an integer is what is left of 1 / x^n: 0, or 1 and -1 of those. */
+/* Overflow wraps; a negative power of an integer is 1 / x^n truncated: 0, or 1 or -1 for these. */
 static int64_t int_pow(int64_t x, int64_t e)
 {
     if (e < 0) return x == 1 ? 1 : x == -1 ? (e % 2 ? -1 : 1) : 0;
@@ -296,7 +297,7 @@ static int64_t int_pow(int64_t x, int64_t e)
     return (int64_t)result;
 }
 
-/* A float as int64; what does not fit, NaN included, becomes the least one, as the processor's conversion does. */
+/* A float as int64; NaN and values out of range become INT64_MIN, as by the processor's conversion. */
 static int64_t saturated(double v)
 {
     return v >= -0x1p63 && v < 0x1p63 ? (int64_t)v : INT64_MIN;
@@ -375,7 +376,7 @@ static ont_status prelu_infer(ont_graph *g, ont_node *node)
 PRELU_ROW(i32, int32_t)
 PRELU_ROW(i64, int64_t)
 
-/* An unsigned number is never below 0: the result is the input. */
+/* Unsigned numbers are not negative: the result is the input. */
 const char *ont_prelu_int_accept(const ont_node *node)
 {
     ont_dtype dtype = ont_node_in(node, 0)->dtype;
@@ -435,7 +436,7 @@ const char *ont_mod_accept(const ont_node *node)
     return has ? NULL : "dtype is none of float, double, int32, int64, uint64";
 }
 
-/* The remainder with the sign of the divisor; a zero has that sign as well, as in NumPy and torch. */
+/* The remainder with the sign of the divisor, also for a zero remainder, as in NumPy and torch. */
 static double floored(double remainder, double divisor)
 {
     if (remainder == 0) return copysign(0, divisor);
@@ -456,7 +457,7 @@ static double floored(double remainder, double divisor)
         } \
     }
 
-/* rhs is not 0; the least integer by -1 has no remainder, but traps. */
+/* rhs is not 0. The smallest integer modulo -1 would trap; the remainder is 0. */
 #define INT_MOD(type) \
     (rhs == -1 ? 0 : c_style || lhs % rhs == 0 || (lhs < 0) == (rhs < 0) ? lhs % rhs : (type)(lhs % rhs + rhs))
 MOD_ROW(f32, float, c_style ? fmodf(lhs, rhs) : (float)floored((double)fmodf(lhs, rhs), (double)rhs))
@@ -555,7 +556,7 @@ static const ont_kernel isinf_kernels[] = {{.name = "isinf_ref", .accept = ont_a
     const ont_op ont_op_##name_ = {.domain = "", .name = #name_, .since = 8, .min_inputs = 1, .max_inputs = 65536, \
                                    .attributes = "", .infer = ont_infer_broadcast, .grad = grad_, \
                                    .tile = tile_, ONT_KERNELS(chain_kernels)}
-CHAIN(Sum, sum_grad, ont_binary_tile); /* of two operands; the tile() refuses any other number */
+CHAIN(Sum, sum_grad, ont_binary_tile); /* the tile() accepts two operands only */
 CHAIN(Mean, mean_grad, NULL);
 CHAIN(Min, min_grad, ont_binary_tile);
 CHAIN(Max, max_grad, ont_binary_tile);
@@ -570,7 +571,7 @@ const ont_op ont_op_Swish = {.domain = "", .name = "Swish", .since = 24, .min_in
 const ont_op ont_op_Mod = {.domain = "", .name = "Mod", .since = 10, .min_inputs = 2, .max_inputs = 2,
                            .attributes = "fmod:i", .infer = mod_infer, .grad = mod_grad, .tile = ont_binary_tile,
                            ONT_KERNELS(ont_mod_kernels)};
-/* As torch's: of floats alone, and a zero has the sign of the dividend. */
+/* torch.fmod: floats only; a zero has the sign of the dividend. */
 const ont_op ont_op_Remainder = {.domain = ONT_DOMAIN, .name = "Remainder", .since = 1, .min_inputs = 2,
                                  .max_inputs = 2, .flags = ONT_OP_PUBLIC, .attributes = "",
                                  .infer = ont_infer_broadcast, .grad = remainder_grad, .tile = ont_binary_tile,

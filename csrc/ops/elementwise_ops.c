@@ -5,14 +5,14 @@
 
 #include "ops/elementwise.h"
 
-/* Descriptors with the shared kernels; _WITH takes the list of attributes, the others have none. */
+/* Descriptors with the shared kernels; _WITH takes a list of attributes. */
 #define UNARY(domain_, name_, since_, grad_) UNARY_WITH(domain_, name_, since_, grad_, "")
 #define UNARY_WITH(domain_, name_, since_, grad_, attributes_) \
     const ont_op ont_op_##name_ = {.domain = domain_, .name = #name_, .since = since_, .min_inputs = 1, \
                                    .max_inputs = 1, \
                                    .attributes = attributes_, .infer = ont_infer_same, .grad = grad_, \
                                    .tile = ont_unary_tile, ONT_KERNELS(ont_unary_kernels)}
-/* Of our domain, and for models. */
+/* In our domain; models may use them. */
 #define UNARY_OURS(name_, grad_) \
     const ont_op ont_op_##name_ = {.domain = ONT_DOMAIN, .name = #name_, .since = 1, .min_inputs = 1, .max_inputs = 1, \
                                    .flags = ONT_OP_PUBLIC, .attributes = "", .infer = ont_infer_same, .grad = grad_, \
@@ -158,7 +158,7 @@ UNARY_FLAT(Floor, 6);
 UNARY_FLAT(Ceil, 6);
 UNARY_FLAT(Round, 11);
 
-/* ---- binary gradients; the walk undoes broadcasts ---- */
+/* ---- binary gradients; the caller sums them over broadcast dims ---- */
 
 static void add_grad(ont_grad *g)
 {
@@ -184,7 +184,7 @@ static void div_grad(ont_grad *g)
     if (WANTS(1)) GI(1, U("Neg", B("Div", B("Mul", GO(0), O(0)), I(1))));
 }
 
-/* atan2(y, x): (x, -y) dy / (x^2 + y^2); 0 where that square is, as torch has it */
+/* atan2(y, x): (x, -y) dy / (x^2 + y^2); 0 where the denominator is 0, as in torch */
 static void atan2_grad(ont_grad *g)
 {
     ont_value *square = B("Add", B("Mul", I(0), I(0)), B("Mul", I(1), I(1))), *zero = SCALAR(0);
@@ -206,7 +206,7 @@ COMPARE(Less, 7);
 COMPARE(GreaterOrEqual, 12);
 COMPARE(LessOrEqual, 12);
 
-/* ---- gradient operators: (x or y, dy) -> dx; not differentiable again ---- */
+/* ---- gradient operators: (x or y, dy) -> dx; without a gradient of their own ---- */
 
 BINARY(ONT_DOMAIN, AbsGrad, 1, NULL);
 BINARY(ONT_DOMAIN, LogitGrad, 1, NULL);

@@ -16,7 +16,7 @@ typedef struct ont_flash_state {
     ont_attention a;
     size_t elem_size;               /* bytes */
     ont_dtype dtype;
-    const ont_gemm_provider *gemm;  /* flash_blas.c */
+    const ont_gemm_backend *gemm;  /* flash_blas.c */
     const ont_attention_gemm_f32 *gemm_f32;   /* flash_native.c */
     const ont_attention_gemm_bf16 *gemm_bf16; /* flash_native.c: set where dtype is bfloat16, else NULL */
     const ont_attention_loops *loops;

@@ -1,13 +1,13 @@
 /*
- * FusedElementwise: a group of elementwise operators of one shape as one node, made by passes/fuse_elementwise.c after
- * differentiation. Its operands broadcast to the result; its attributes hold the steps of tile.h.
+ * FusedElementwise: a group of elementwise operators of one shape as one node. Only passes/fuse_elementwise.c creates
+ * it, after differentiation. Its operands broadcast to the result; its attributes are a program of tile.h.
  */
 #include <string.h>
 
 #include "ops/broadcast.h"
 #include "ops/tile.h"
 
-_Static_assert((int)ONT_BCAST_MAX > (int)ONT_TILE_OPERANDS, "the walk takes the operands and the result");
+_Static_assert((int)ONT_BCAST_MAX > (int)ONT_TILE_OPERANDS, "the walk has room for the operands and the result");
 
 static ont_status infer(ont_graph *g, ont_node *node)
 {

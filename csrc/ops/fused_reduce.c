@@ -1,6 +1,6 @@
 /*
- * FusedReduce. See fused_reduce.h. Sums add up as ops/sums.h says: rows' blocks that tiles cut wait until they are
- * whole.
+ * FusedReduce. See fused_reduce.h. The order of summation is that of ops/sums.h: a block that a tile boundary divides
+ * is buffered until it is complete.
  */
 #include "ops/fused_reduce.h"
 
@@ -11,11 +11,11 @@
 #include "ops/sums.h"
 
 enum {
-    SHORT = 64,         /* columns, or elements of a row, below which the calls cost more than memory does */
-    LONG = 1 << 16,     /* of a row, beyond which too few threads would share them */
-    WIDE = 1 << 20,     /* columns */
-    FEW = 32,           /* rows that are added up */
-    UNIT = 16384,       /* elements, where there are no columns */
+    SHORT = 64,         /* columns, or elements of a row; with fewer, calls cost more than memory accesses */
+    LONG = 1 << 16,     /* elements of a row; with more, too few threads would share the rows */
+    WIDE = 1 << 20,     /* columns, at most */
+    FEW = 32,           /* rows of a column sum, at least */
+    UNIT = 16384,       /* elements of a unit without column sums */
     INTS_PER_SINK = 4,  /* kind, form, n, tail; rank and dims follow */
 };
 
@@ -51,7 +51,7 @@ static int64_t least_common_multiple(int64_t a, int64_t b)
     return a / x * b;
 }
 
-/* Columns say how long a unit is; it holds whole rows. */
+/* Column sums determine the length of a unit, which holds whole rows. */
 int64_t ont_sink_unit(const ont_sink *sinks, int n, int64_t count)
 {
     int64_t columns = 0, piece = 1;
@@ -84,7 +84,7 @@ ont_status ont_sinks_write(ont_graph *g, ont_node *node, const ont_sink *sinks, 
     return ont_attr_set_ints(g, node, "reductions", text, at);
 }
 
-/* The sinks of a node over `count` elements, checked against each other and the program. */
+/* Reads the sinks of a node over `count` elements, and checks that they suit each other and the program. */
 static ont_status read_sinks(const ont_node *node, const ont_tile_program *p, int64_t count, ont_sink *sinks)
 {
     size_t n, at = 0;
@@ -136,8 +136,8 @@ static ont_status infer(ont_graph *g, ont_node *node)
 typedef struct fused_reduce {
     ont_tile_program program;
     ont_sink sinks[ONT_TILE_SINKS];
-    size_t work[ONT_TILE_SINKS]; /* where the sums of units or blocks begin in the scratch memory, */
-    size_t cut[ONT_TILE_SINKS];  /* and of all: for every unit, the block that it begins within */
+    size_t work[ONT_TILE_SINKS]; /* offset in the scratch of the sums of units, or of blocks */
+    size_t cut[ONT_TILE_SINKS];  /* whole tensor: offset of each unit's first block, if the boundary divides it */
     ont_bcast walk;
     int64_t count, unit, units, tile;
     const ont_simd_table *simd;
@@ -171,7 +171,7 @@ static ont_status prepare_with(const ont_simd_table *simd, const ont_node *node,
     ont_bcast_init_over(&s->walk, node, (int)node->n_inputs, &shape);
     s->unit = ont_sink_unit(s->sinks, s->program.n_sinks, s->count);
     s->units = (s->count + s->unit - 1) / s->unit;
-    int64_t row = 1; /* the longest that a tile holds whole */
+    int64_t row = 1; /* the longest row that fits in a tile */
     for (int k = 0; k < s->program.n_sinks; k++) {
         const ont_sink *sink = &s->sinks[k];
         if (sink->form == ONT_SINK_ROWS && sink->n <= ONT_TILE && sink->n > row) row = sink->n;
@@ -182,7 +182,7 @@ static ont_status prepare_with(const ont_simd_table *simd, const ont_node *node,
         if (sink->form == ONT_SINK_WHOLE && s->unit % ONT_SUM_BLOCK)
             out->work_bytes += (size_t)s->units * ONT_SUM_BLOCK * ont_dtype_size(sink->dtype);
     }
-    s->tile = row < ONT_TILE_USUAL ? ONT_TILE_USUAL / row * row : row;
+    s->tile = row < ONT_TILE_DEFAULT ? ONT_TILE_DEFAULT / row * row : row;
     out->state = s;
     return ONT_OK;
 }
@@ -197,7 +197,7 @@ static ont_status prepare_ref(const ont_node *node, ont_arena *arena, ont_prepar
     return prepare_with(ont_simd_plain(), node, arena, out);
 }
 
-/* Only the last step's result may take an operand's place: earlier ones would be written before operands are read. */
+/* Only the last step's result may share an operand's storage: others are written before all operands are read. */
 static const char *accept_inplace(const ont_node *node)
 {
     ont_tile_program p;
@@ -212,7 +212,7 @@ typedef union block {
     double f64[ONT_SUM_BLOCK];
 } block;
 
-/* The block of all elements that a unit begins within: the unit before holds the first of its elements. */
+/* Whole tensor: the block that the start of this unit divides. The previous unit writes its first elements. */
 static char *cut_block(const ont_call *call, int k, int64_t unit)
 {
     const fused_reduce *s = call->state;
@@ -224,13 +224,11 @@ typedef struct walker {
     const ont_call *call;
     const fused_reduce *s;
     int64_t unit, from;
-    int64_t at;   /* elements before the tile that runs next, of all */
-    int64_t row[ONT_TILE_SINKS];  /* of each sink (of all: block), and the elements that are left of it: tiles come in
-                                     order */
-    int64_t left[ONT_TILE_SINKS];
-    int64_t held[ONT_TILE_SINKS]; /* elements of a block that a tile cut, and where they are: its own memory, or that of
-                                     a block that the unit began within */
-    void *block[ONT_TILE_SINKS];
+    int64_t at;                   /* index of the first element of the next tile */
+    int64_t row[ONT_TILE_SINKS];  /* of each sink: the current row; whole tensor: the current block */
+    int64_t left[ONT_TILE_SINKS]; /* elements that remain of it */
+    int64_t held[ONT_TILE_SINKS]; /* elements of an incomplete block, which are buffered in: */
+    void *block[ONT_TILE_SINKS];  /* `own`, or cut_block() of this unit */
     block *own;
     double sum[ONT_TILE_SINKS];
     bool started[ONT_TILE_SINKS];
@@ -253,7 +251,7 @@ static void put_block(const ont_call *call, int k, int64_t block, const void *x)
     ((double *)((char *)call->work + s->work[k]))[block] = ont_sum_block(s->simd, sink->kind, sink->dtype, x, n);
 }
 
-/* Of a block: the next sum of all, or another part of the row, which is put where the row ends. */
+/* A complete block: stores its sum (whole tensor), or adds it to the row's, which is stored at the end of the row. */
 static void drain_block(walker *w, int k, const void *x, int64_t n)
 {
     const ont_sink *sink = &w->s->sinks[k];
@@ -321,7 +319,7 @@ static void row(const void *context, const ont_bcast *b, char *const *at, int64_
     w->at += n;
 }
 
-/* A unit, at its first element. */
+/* Initialises sink k at the first element of a unit. */
 static void begin(walker *w, int k)
 {
     const fused_reduce *s = w->s;
@@ -349,7 +347,7 @@ static void run_units(void *context, int64_t first, int64_t last)
 {
     const ont_call *call = context;
     const fused_reduce *s = call->state;
-    char *base[ONT_BCAST_MAX] = {call->work ? call->work : call->out[0]}; /* where nothing is read or written */
+    char *base[ONT_BCAST_MAX] = {call->work ? call->work : call->out[0]}; /* operand 0 has stride 0: any address does */
     for (int i = 0; i < s->program.n_operands; i++) base[i + 1] = (char *)(uintptr_t)call->in[i];
     for (int64_t unit = first; unit < last; unit++) {
         int64_t from = unit * s->unit, to = s->count - from < s->unit ? s->count : from + s->unit;
@@ -382,7 +380,7 @@ typedef struct joining {
     int k;
 } joining;
 
-/* Columns [first, last): the units' sums in order, over those of the first unit. */
+/* Columns [first, last): adds the sums of all units, in order, to those of the first. */
 static void join_columns(void *context, int64_t first, int64_t last)
 {
     const joining *j = context;

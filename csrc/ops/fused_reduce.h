@@ -1,10 +1,10 @@
 /*
- * FusedReduce: steps of tile.h whose results are reduced while they are in the cache, made by passes/fuse_reductions.c.
- * The result of a step is stored only where somebody else reads it.
+ * FusedReduce: elementwise steps (tile.h) whose results are reduced while they are in the cache. Only
+ * passes/fuse_reductions.c creates it. The result of a step is stored only where another node uses it.
  *
- * The elements are cut into units, whose borders follow from shapes alone: those of the columns (ops/sums.h), with
- * whole rows in each. A block of all elements that a border cuts is summed behind them. So a sum has the bits of the
- * same sum apart.
+ * The elements are divided into units of whole rows; their boundaries depend only on shapes and are those of the
+ * columns (ops/sums.h). A block of a whole-tensor reduction that a boundary divides is summed at the end. So each
+ * reduction is bitwise the same as by its own operator.
  */
 #ifndef ONT_OPS_FUSED_REDUCE_H
 #define ONT_OPS_FUSED_REDUCE_H
@@ -26,9 +26,9 @@ typedef struct ont_sink {
     ont_shape shape; /* of the result */
 } ont_sink;
 
-/* What a reduction would be as a sink; false where it is none. */
+/* Describes a reduction as a sink; false where it cannot be one. */
 bool ont_sink_of(const ont_node *reduction, ont_sink *sink);
-/* Elements of a unit for all of them over `count` elements; 0 where they do not go together. */
+/* The unit, in elements, that suits all sinks over `count` elements; 0 where there is none. */
 int64_t ont_sink_unit(const ont_sink *sinks, int n, int64_t count);
 ont_status ont_sinks_write(ont_graph *g, ont_node *node, const ont_sink *sinks, int n) ONT_MUST_USE;
 

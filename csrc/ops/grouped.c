@@ -1,7 +1,8 @@
 /*
- * GroupedMatMul of our domain, which mixtures of experts are exported to: rows sorted by expert, (S, K), each run of
- * rows times its expert's matrix. Ends of the runs are contents: (E), cumulative, so a program holds for every routing.
- * Rows behind the last end give zero. GroupedMatMulGrad is the gradient of the matrices.
+ * GroupedMatMul, for mixtures of experts: x (S, K), whose rows are sorted by expert, ends (E), the cumulative number of
+ * rows of each expert, and a matrix per expert: (E, K, N). Each group of rows is multiplied by its matrix. Ends are
+ * values, not shapes, so one program serves every routing. Rows after the last end give zero. GroupedMatMulGrad is the
+ * gradient of the matrices.
  */
 #include <inttypes.h>
 #include <string.h>
@@ -12,8 +13,8 @@
 typedef struct grouped_state {
     int64_t rows, groups; /* S, E */
     bool wide;            /* ends are int64 */
-    ont_gemm gemm;        /* m, or for the gradient k, is a run's length */
-    const ont_gemm_provider *provider;
+    ont_gemm gemm;        /* m, or k for the gradient, is set to the size of each group */
+    const ont_gemm_backend *backend;
 } grouped_state;
 
 static ont_status check_ends(const ont_node *node)
@@ -47,7 +48,7 @@ static ont_status grouped_infer(ont_graph *g, ont_node *node)
     return ont_infer_out(node, 0, x->dtype, &shape);
 }
 
-/* Ends in order and within the rows, before anything is read by them. */
+/* The end of a group, checked: ends do not decrease and are at most S. */
 static ont_status read_end(const grouped_state *s, const void *ends, int64_t group, int64_t from, int64_t *end)
 {
     *end = s->wide ? ((const int64_t *)ends)[group] : ((const int32_t *)ends)[group];
@@ -57,21 +58,22 @@ static ont_status read_end(const grouped_state *s, const void *ends, int64_t gro
     return ONT_OK;
 }
 
-static ont_status prepare(const ont_node *node, ont_arena *arena, bool gradient, bool plain, ont_prepared *out)
+static ont_status prepare(const ont_node *node, ont_arena *arena, bool gradient, bool reference, ont_prepared *out)
 {
     const ont_value *x = ont_node_in(node, 0), *w = ont_node_in(node, 1), *ends = ont_node_in(node, 2);
     grouped_state *s = ont_arena_alloc(arena, sizeof *s);
     if (!s) return ONT_ENOMEM;
     int64_t columns = x->shape.dims[1], n = node->outputs[0]->shape.dims[gradient ? 2 : 1];
     *s = (grouped_state){.rows = x->shape.dims[0], .groups = ends->shape.dims[0], .wide = ends->dtype == ONT_INT64};
-    int64_t usual = s->groups ? s->rows / s->groups : 0; /* what the choice of a provider is measured with */
+    int64_t usual = s->groups ? s->rows / s->groups : 0; /* the mean group, for the choice of the backend */
     s->gemm = (ont_gemm){.dtype = x->dtype, .n = n, .ldc = n, .lda = columns, .alpha = 1};
     s->gemm.trans_a = gradient;
     s->gemm.trans_b = !gradient && ont_attr_int(node, "transB", 0);
     s->gemm.m = gradient ? columns : usual;
     s->gemm.k = gradient ? usual : columns;
     s->gemm.ldb = w->shape.dims[w->shape.rank - 1];
-    s->provider = plain || !(s->gemm.m && n && s->gemm.k) ? ont_gemm_plain() : ont_gemm_choose(&s->gemm, 0, NULL);
+    s->backend =
+        reference || !(s->gemm.m && n && s->gemm.k) ? ont_gemm_reference() : ont_gemm_choose(&s->gemm, 0, NULL);
     out->state = s;
     return ONT_OK;
 }
@@ -111,7 +113,7 @@ static ont_status grouped_run(const ont_call *call)
         char *rows = y + (size_t)(from * gemm.n) * size;
         if (!gemm.m || !gemm.n) continue;
         if (gemm.k)
-            s->provider->run(&gemm, x + (size_t)(from * gemm.k) * size, (const char *)call->in[1] + (size_t)e * matrix,
+            s->backend->run(&gemm, x + (size_t)(from * gemm.k) * size, (const char *)call->in[1] + (size_t)e * matrix,
                              rows);
         else
             memset(rows, 0, (size_t)(gemm.m * gemm.n) * size);
@@ -145,7 +147,7 @@ static ont_status grad_run(const ont_call *call)
         char *dw = (char *)call->out[0] + (size_t)e * matrix;
         if (!matrix) continue;
         if (gemm.k)
-            s->provider->run(&gemm, (const char *)call->in[0] + (size_t)(from * gemm.m) * size,
+            s->backend->run(&gemm, (const char *)call->in[0] + (size_t)(from * gemm.m) * size,
                              (const char *)call->in[1] + (size_t)(from * gemm.n) * size, dw);
         else
             memset(dw, 0, matrix);

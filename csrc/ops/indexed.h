@@ -1,6 +1,6 @@
 /*
- * Shared by operators that read or write at indices: reading an index of either width, and the check that all are in
- * range, which runs before anything is written.
+ * Index helpers of Gather, Scatter and the like: reading int32 or int64 indices, and range checks, which run before
+ * anything is written.
  */
 #ifndef ONT_OPS_INDEXED_H
 #define ONT_OPS_INDEXED_H
@@ -20,14 +20,14 @@ static inline ont_status ont_index_dtype(const ont_value *indices)
     return ont_fail(ONT_ETYPE, "indices are %s, expected int32 or int64", ont_dtype_name(indices->dtype));
 }
 
-/* Index `value` among `size` entries, counted from the front; false where it is out of range. */
+/* Converts a negative index to one from the front; false where it is out of range for `size` entries. */
 static inline bool ont_index_wrap(int64_t *value, int64_t size)
 {
     if (*value < 0) *value += size;
     return *value >= 0 && *value < size;
 }
 
-/* Whether an index may count from the end. PyTorch's lookups refuse that; they are exported in our own domain. */
+/* Whether negative indices are allowed. torch's embedding lookups, which are exported in our domain, reject them. */
 static inline bool ont_index_from_end(const ont_node *node)
 {
     return !*node->op->domain;

@@ -1,6 +1,6 @@
 /*
- * std::partial_sort, std::nth_element and std::sort of libstdc++ (bits/stl_heap.h and stl_algo.h), comparison by
- * comparison. The C++ standard does not define the order of equal elements; PyTorch's results depend on it.
+ * std::partial_sort, std::nth_element and std::sort, with the algorithms of libstdc++ (bits/stl_heap.h, stl_algo.h):
+ * the C++ standard does not specify their treatment of ties, on which torch's results depend.
  */
 #include "ops/introselect.h"
 
@@ -37,7 +37,7 @@ static void adjust_heap(ont_ranked *x, int64_t hole, int64_t n, ont_ranked value
     x[hole] = value;
 }
 
-/* Moves the root of the heap of n to *to, and the entry that was there into the heap. */
+/* Moves the root of the heap of n to *to, and the old *to into the heap. */
 static void pop_heap(ont_ranked *x, int64_t n, ont_ranked *to)
 {
     ont_ranked value = *to;
@@ -68,7 +68,7 @@ static void median_to(ont_ranked *to, ont_ranked *a, ont_ranked *b, ont_ranked *
         swap(to, less(a, c) ? a : less(b, c) ? c : b);
 }
 
-/* Partitions [first, last) around the median of three, and returns where the upper part begins. */
+/* Partitions [first, last) around a median of three, moved first. Returns the start of the upper part. */
 static ont_ranked *partition(ont_ranked *first, ont_ranked *last)
 {
     const ont_ranked *pivot = first;
@@ -101,7 +101,7 @@ static int twice_log2(int64_t n)
 
 enum { SMALL = 16 };
 
-/* Insertion sort of parts of at most SMALL entries. */
+/* Sorts down to unsorted parts of at most SMALL entries; insertion sort does the rest. */
 static void introsort(ont_ranked *x, int64_t n, int depth)
 {
     while (n > SMALL) {
@@ -122,7 +122,7 @@ static void sort(ont_ranked *x, int64_t n)
     insertion_sort(x, n);
 }
 
-/* Puts entry k in its place, with lower ones before it. */
+/* Puts entry k in its sorted position, lower ones before it. */
 static void nth_element(ont_ranked *x, int64_t k, int64_t n)
 {
     for (int depth = twice_log2(n); n > 3;) {

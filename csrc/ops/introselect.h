@@ -1,6 +1,6 @@
 /*
- * The lowest entries of a row, chosen and ordered as libstdc++ does. Among equal entries it picks exactly those that
- * torch.topk picks on the CPU, which decide the routes of a mixture of experts and where gradients go.
+ * The k lowest of a row, selected and ordered exactly as libstdc++ does. So ties give the same elements as torch.topk
+ * on the CPU, which decides the routing of a mixture of experts and which elements get gradients.
  */
 #ifndef ONT_OPS_INTROSELECT_H
 #define ONT_OPS_INTROSELECT_H
@@ -12,7 +12,7 @@ typedef struct ont_ranked {
     int64_t rank, at;
 } ont_ranked;
 
-/* Moves the k lowest of n ranks to the front, 0 <= k <= n; in order where `sorted`, or where k is at most n / 64. */
+/* Moves the k lowest ranks of n to the front, 0 <= k <= n; sorted with `sorted`, or where k <= n / 64. */
 void ont_lowest_first(ont_ranked *x, int64_t n, int64_t k, bool sorted);
 
 #endif

@@ -1,7 +1,7 @@
 /*
- * MatMul, Gemm, and FusedMatMul, our form with transposes and a scale as attributes, which the gradient rules use so
- * that no operand is transposed in memory. A second output of it is A summed along k, as a linear layer's bias has its
- * gradient (passes/fuse_sums.c).
+ * MatMul, Gemm, and FusedMatMul: a MatMul with transposes and a scale as attributes, which the gradient rules use so
+ * that no operand is transposed in memory. Its optional third input is a bias (n). Its optional second output is op(A)
+ * summed over k: the gradient of a linear layer's bias (passes/fuse_sums.c).
  */
 #include <string.h>
 
@@ -9,7 +9,7 @@
 #include "base/parallel.h"
 #include "device/gemm.h"
 #include "device/matmul.h"
-#include "device/tiled.h"
+#include "device/gemm_native.h"
 #include "ops/matmul.h"
 #include "ops/matmul_int.h"
 
@@ -20,7 +20,7 @@ static bool transposed(const ont_node *node, const char *name)
     return ont_attr_int(node, name, 0) != 0;
 }
 
-ont_status ont_product_read(const ont_node *node, ont_product *p)
+ont_status ont_matmul_desc_read(const ont_node *node, ont_matmul_desc *p)
 {
     ont_value *a, *b;
     ONT_TRY(ont_need_input(node, 0, &a));
@@ -28,9 +28,8 @@ ont_status ont_product_read(const ont_node *node, ont_product *p)
     if (a->dtype != b->dtype)
         return ont_fail(ONT_ETYPE, "operands are %s and %s", ont_dtype_name(a->dtype), ont_dtype_name(b->dtype));
     if (!a->shape.rank || !b->shape.rank) return ont_fail(ONT_EINVAL, "an operand is a scalar");
-    *p = (ont_product){.a = a->shape, .b = b->shape, .trans_a = transposed(node, "transA"),
-                   .trans_b = transposed(node, "transB"),
-                   .alpha = ont_attr_float(node, "alpha", 1.0)};
+    *p = (ont_matmul_desc){.a = a->shape, .b = b->shape, .trans_a = transposed(node, "transA"),
+                           .trans_b = transposed(node, "transB"), .alpha = ont_attr_float(node, "alpha", 1.0)};
     p->vector_a = p->a.rank == 1;
     p->vector_b = p->b.rank == 1;
     if (p->vector_a) p->a = ont_shape_of(2, (int64_t[]){1, p->a.dims[0]}), p->trans_a = false;
@@ -44,65 +43,65 @@ ont_status ont_product_read(const ont_node *node, ont_product *p)
         return ont_fail(ONT_EINVAL, "inner dims differ: A is %s, B is %s", ont_shape_text(&a->shape, ta),
                         ont_shape_text(&b->shape, tb));
     }
-    ont_shape lead_a = ont_shape_of(p->a.rank - 2, p->a.dims), lead_b = ont_shape_of(p->b.rank - 2, p->b.dims);
-    return ont_shape_broadcast(&lead_a, &lead_b, &p->batch);
+    ont_shape batch_a = ont_shape_of(p->a.rank - 2, p->a.dims), batch_b = ont_shape_of(p->b.rank - 2, p->b.dims);
+    return ont_shape_broadcast(&batch_a, &batch_b, &p->batch);
 }
 
 static ont_status matmul_infer(ont_graph *g, ont_node *node)
 {
     (void)g;
-    ont_product p;
-    ONT_TRY(ont_product_read(node, &p));
+    ont_matmul_desc p;
+    ONT_TRY(ont_matmul_desc_read(node, &p));
     ont_shape shape = p.batch;
     if (shape.rank + 2 > ONT_MAX_RANK) return ont_fail(ONT_EUNSUPPORTED, "rank %d", shape.rank + 2);
     if (!p.vector_a) shape.dims[shape.rank++] = p.m;
     if (!p.vector_b) shape.dims[shape.rank++] = p.n;
     ont_dtype dtype = ont_node_in(node, 0)->dtype;
     const ont_value *c = ont_node_in(node, 2);
-    if (c && (c->dtype != dtype || !ont_product_is_row(&p, &c->shape) || p.alpha != 1 || ont_dtype_is_int(dtype)))
-        return ont_fail(ONT_EUNSUPPORTED, "a bias that is no row of the product, or not of its type");
+    if (c && (c->dtype != dtype || !ont_matmul_desc_is_bias(&p, &c->shape) || p.alpha != 1 || ont_dtype_is_int(dtype)))
+        return ont_fail(ONT_EUNSUPPORTED, "the bias must be (n) and of the product's dtype, with alpha 1");
     ont_dtype to = (ont_dtype)ont_attr_int(node, "to", dtype);
     if (to != dtype && (to != ONT_FLOAT32 || (dtype != ONT_BFLOAT16 && dtype != ONT_FLOAT16)))
-        return ont_fail(ONT_EUNSUPPORTED, "product of %s to type %d", ont_dtype_name(dtype), (int)to);
+        return ont_fail(ONT_EUNSUPPORTED, "product of %s to %s", ont_dtype_name(dtype), ont_dtype_name(to));
     ont_shape rows = ont_shape_of(1, &p.m);
     if (node->n_outputs > 1 && (!p.trans_a || p.a.rank != 2 || dtype != ONT_FLOAT32))
-        return ont_fail(ONT_EUNSUPPORTED, "sums of an A that is no transposed matrix of float32");
+        return ont_fail(ONT_EUNSUPPORTED, "sums of A need a transposed float32 matrix A");
     ONT_TRY(ont_infer_out(node, 1, dtype, &rows));
     return ont_infer_out(node, 0, to, &shape);
 }
 
-/* ---- kernel: float32 and float64 through a GEMM provider ---- */
+/* ---- kernel: float32, float64 and integers, by an implementation of device/gemm.h ---- */
 
 typedef struct matmul_state {
     ont_gemm gemm;
-    ont_gemm_way way;
-    const ont_gemm_provider *provider; /* of this way, or where there is no handle for another */
-    ont_gemm_trial *trial;             /* not NULL: it says each time which way and provider */
+    ont_gemm_impl impl;
+    const ont_gemm_backend *backend; /* used with ONT_GEMM_BACKEND, or where `impl` has no handle or kernel below */
+    ont_gemm_tuner *tuner;             /* not NULL: says before each run which implementation to use */
     ont_shape batch;
-    int64_t count;                       /* matrices */
-    int64_t stride_a[ONT_MAX_RANK], stride_b[ONT_MAX_RANK]; /* bytes per batch index */
-    size_t c_bytes;
+    int64_t count; /* matrices of the batch */
+    int64_t stride_a[ONT_MAX_RANK], stride_b[ONT_MAX_RANK]; /* bytes, for each batch dim */
+    size_t c_bytes; /* of one matrix */
     bool parallel_batch;
-    bool row;                            /* input 2 is one row, added as it is */
-    /* Where one may be faster; both add the row while the result is in a register. NULL, and without a kernel, else. */
-    ont_dnnl_matmul *primitive;
-    ont_tiled tiled;
+    bool bias; /* input 2 is a bias (n), added unscaled */
+    ont_dnnl_matmul *primitive; /* NULL where not used */
+    ont_gemm_native native;     /* without a kernel where not used */
 } matmul_state;
 
-/* Scales of Gemm are floats: with integers only whole ones are exact. */
+/* Gemm's alpha and beta are floats: for integers they must be whole numbers. */
 static const char *int_accept(const ont_node *node)
 {
     double alpha = ont_attr_float(node, "alpha", 1.0), beta = ont_attr_float(node, "beta", 1.0);
     if (!ont_gemm_int.available(ont_node_in(node, 0)->dtype)) return "dtype";
-    return alpha == (double)(int32_t)alpha && beta == (double)(int32_t)beta ? NULL : "alpha or beta is a fraction";
+    return alpha == (double)(int32_t)alpha && beta == (double)(int32_t)beta ? NULL
+                                                                            : "alpha or beta is not a whole number";
 }
 
-bool ont_matmul_splits(void)
+bool ont_matmul_has_bf16x3(void)
 {
-    return ont_gemm_kernel_of(ONT_GEMM_SPLIT, ONT_FLOAT32) != NULL;
+    return ont_gemm_native_kernel(ONT_GEMM_BF16X3, ONT_FLOAT32) != NULL;
 }
 
-void ont_product_fold(ont_product *p)
+void ont_matmul_desc_fold_batch(ont_matmul_desc *p)
 {
     int64_t batch_a = ont_shape_count_range(&p->a, 0, p->a.rank - 2);
     if (ont_shape_count_range(&p->b, 0, p->b.rank - 2) != 1 || p->trans_a || batch_a != ont_shape_count(&p->batch))
@@ -113,73 +112,75 @@ void ont_product_fold(ont_product *p)
     p->batch.rank = 0;
 }
 
+/* Bytes between matrices of the operand, for each dim of the broadcast batch. */
 static void batch_strides(const ont_shape *operand, const ont_shape *batch, size_t size, int64_t *strides)
 {
-    ont_shape lead = ont_shape_of(operand->rank - 2, operand->dims);
+    ont_shape own = ont_shape_of(operand->rank - 2, operand->dims);
     int64_t matrix = operand->dims[operand->rank - 1] * operand->dims[operand->rank - 2] * (int64_t)size;
-    ont_shape_broadcast_strides(&lead, batch, strides);
+    ont_shape_broadcast_strides(&own, batch, strides);
     for (int d = 0; d < batch->rank; d++) strides[d] *= matrix;
 }
 
-/* Scratch is one way's at a time. */
-static void want_work(ont_prepared *out, size_t bytes)
+/* Implementations share one scratch buffer: reserves the maximum. */
+static void reserve_work(ont_prepared *out, size_t bytes)
 {
     if (bytes > out->work_bytes) out->work_bytes = bytes;
 }
 
-static void prepare_tiled(matmul_state *s, ont_prepared *out)
+static void prepare_native(matmul_state *s, ont_prepared *out)
 {
-    const ont_gemm_kernel *kernel = ont_gemm_kernel_of(s->trial ? ONT_GEMM_TILED : s->way, s->gemm.dtype);
+    const ont_gemm_kernel *kernel = ont_gemm_native_kernel(s->tuner ? ONT_GEMM_NATIVE : s->impl, s->gemm.dtype);
     if (!kernel) return;
-    ont_tiled_cut(&s->tiled, kernel, &s->gemm, ONT_FLOAT32, ont_parallel_threads());
-    want_work(out, ont_tiled_work_bytes(&s->tiled));
+    ont_gemm_native_init(&s->native, kernel, &s->gemm, ONT_FLOAT32, ont_parallel_threads());
+    reserve_work(out, ont_gemm_native_work_bytes(&s->native));
 }
 
 static ont_status prepare_primitive(matmul_state *s, const ont_node *node, ont_prepared *out)
 {
-    ont_prepared handle = {0};
-    ont_status status = ont_product_primitive(node, &handle);
-    s->primitive = handle.state;
-    want_work(out, handle.work_bytes);
+    ont_prepared primitive = {0};
+    ont_status status = ont_matmul_prepare_primitive(node, &primitive);
+    s->primitive = primitive.state;
+    reserve_work(out, primitive.work_bytes);
     return status == ONT_EUNSUPPORTED ? ONT_OK : status;
 }
 
-static ont_status matmul_prepare_with(bool plain, const ont_node *node, ont_arena *arena, ont_prepared *out)
+static ont_status matmul_prepare_with(bool reference, const ont_node *node, ont_arena *arena, ont_prepared *out)
 {
-    ont_product p;
+    ont_matmul_desc p;
     matmul_state *s = ont_arena_alloc(arena, sizeof *s);
     if (!s) return ONT_ENOMEM;
-    ONT_TRY(ont_product_read(node, &p));
-    ont_product_fold(&p);
+    ONT_TRY(ont_matmul_desc_read(node, &p));
+    ont_matmul_desc_fold_batch(&p);
     ont_dtype dtype = ont_node_in(node, 0)->dtype;
     size_t size = ont_dtype_size(dtype);
     const ont_value *c = ont_node_in(node, 2);
-    bool split = ont_attr_int(node, "split", 0) && ont_matmul_splits();
+    bool bf16x3 = ont_attr_int(node, "bf16x3", 0) && ont_matmul_has_bf16x3();
     s->gemm = (ont_gemm){.dtype = dtype, .trans_a = p.trans_a, .trans_b = p.trans_b, .m = p.m, .n = p.n, .k = p.k,
                          .lda = p.a.dims[p.a.rank - 1], .ldb = p.b.dims[p.b.rank - 1], .ldc = p.n, .alpha = p.alpha};
     s->batch = p.batch;
     s->count = ont_shape_count(&p.batch);
-    s->row = c && ont_product_is_row(&p, &c->shape) && ont_attr_float(node, "beta", 1.0) == 1;
-    s->way = ONT_GEMM_PROVIDER;
-    int with = (s->row ? ONT_GEMM_ROW : 0) | (ont_node_out(node, 1) ? ONT_GEMM_SUMS : 0);
+    s->bias = c && ont_matmul_desc_is_bias(&p, &c->shape) && ont_attr_float(node, "beta", 1.0) == 1;
+    s->impl = ONT_GEMM_BACKEND;
+    int epilogue = (s->bias ? ONT_GEMM_BIAS : 0) | (ont_node_out(node, 1) ? ONT_GEMM_SUM_A : 0);
     batch_strides(&p.a, &p.batch, size, s->stride_a);
     batch_strides(&p.b, &p.batch, size, s->stride_b);
     s->c_bytes = (size_t)(p.m * p.n) * size;
     if (ont_dtype_is_int(dtype))
-        s->provider = &ont_gemm_int;
-    else if (split && !plain && p.m && p.n && p.k && s->count == 1)
-        s->provider = ont_gemm_plain(), s->way = ONT_GEMM_SPLIT;
+        s->backend = &ont_gemm_int;
+    else if (bf16x3 && !reference && p.m && p.n && p.k && s->count == 1)
+        s->backend = ont_gemm_reference(), s->impl = ONT_GEMM_BF16X3;
     else
-        s->provider = plain || !(p.m && p.n && p.k) ? ont_gemm_plain() : ont_gemm_choose(&s->gemm, with, &s->way);
+        s->backend = reference || !(p.m && p.n && p.k) ? ont_gemm_reference()
+                                                       : ont_gemm_choose(&s->gemm, epilogue, &s->impl);
     s->parallel_batch = s->count > 1;
     out->state = s;
-    bool adds_row = s->row && p.alpha == 1 && dtype == ONT_FLOAT32;
-    if (c ? !adds_row : s->count != 1) return ONT_OK;
-    if (!plain && !split && s->count == 1) s->trial = ont_gemm_try(&s->gemm, with);
-    if (s->count != 1 && s->way != ONT_GEMM_PRIMITIVE) s->way = ONT_GEMM_PROVIDER;
-    prepare_tiled(s, out);
-    if (s->way == ONT_GEMM_PROVIDER && c && !strcmp(s->provider->name, "onednn")) s->way = ONT_GEMM_PRIMITIVE;
-    return s->trial || s->way == ONT_GEMM_PRIMITIVE ? prepare_primitive(s, node, out) : ONT_OK;
+    bool adds_bias = s->bias && p.alpha == 1 && dtype == ONT_FLOAT32;
+    if (c ? !adds_bias : s->count != 1) return ONT_OK;
+    if (!reference && !bf16x3 && s->count == 1) s->tuner = ont_gemm_tuner_find(&s->gemm, epilogue);
+    if (s->count != 1 && s->impl != ONT_GEMM_PRIMITIVE) s->impl = ONT_GEMM_BACKEND;
+    prepare_native(s, out);
+    if (s->impl == ONT_GEMM_BACKEND && c && !strcmp(s->backend->name, "onednn")) s->impl = ONT_GEMM_PRIMITIVE;
+    return s->tuner || s->impl == ONT_GEMM_PRIMITIVE ? prepare_primitive(s, node, out) : ONT_OK;
 }
 
 static void matmul_release(void *state)
@@ -197,7 +198,7 @@ static ont_status matmul_prepare_ref(const ont_node *node, ont_arena *arena, ont
     return matmul_prepare_with(true, node, arena, out);
 }
 
-/* Matrices [first, last) of the batch. Inside a parallel region a BLAS runs on the calling thread alone. */
+/* Matrices [first, last) of the batch. Inside a parallel region, a BLAS uses the calling thread only. */
 static void matmul_batch(void *context, int64_t first, int64_t last)
 {
     const ont_call *call = context;
@@ -211,28 +212,28 @@ static void matmul_batch(void *context, int64_t first, int64_t last)
             a += index * s->stride_a[d];
             b += index * s->stride_b[d];
         }
-        s->provider->run(&s->gemm, a, b, (char *)call->out[0] + (size_t)i * s->c_bytes);
+        s->backend->run(&s->gemm, a, b, (char *)call->out[0] + (size_t)i * s->c_bytes);
     }
 }
 
-static ont_status run_way(const ont_call *call, ont_gemm_way way, const ont_gemm_provider *provider)
+static ont_status run_impl(const ont_call *call, ont_gemm_impl impl, const ont_gemm_backend *backend)
 {
     const matmul_state *s = call->state;
-    const void *a = call->in[0], *b = call->in[1], *row = s->row ? call->in[2] : NULL;
+    const void *a = call->in[0], *b = call->in[1], *bias = s->bias ? call->in[2] : NULL;
     void *y = call->out[0];
     float *sums = call->node->n_outputs > 1 ? call->out[1] : NULL;
     bool summed = false;
-    if (way == ONT_GEMM_PRIMITIVE && s->primitive) {
-        ONT_TRY(ont_dnnl_matmul_run(s->primitive, a, b, row, y, call->work));
-    } else if ((way == ONT_GEMM_TILED || way == ONT_GEMM_SPLIT) && s->tiled.kernel) {
-        summed = s->tiled.kernel->direct;
-        ont_tiled_run(&s->tiled, a, b, row, y, summed ? sums : NULL, call->work);
+    if (impl == ONT_GEMM_PRIMITIVE && s->primitive) {
+        ONT_TRY(ont_dnnl_matmul_run(s->primitive, a, b, bias, y, call->work));
+    } else if ((impl == ONT_GEMM_NATIVE || impl == ONT_GEMM_BF16X3) && s->native.kernel) {
+        summed = s->native.kernel->unpacked_a;
+        ont_gemm_native_run(&s->native, a, b, bias, y, summed ? sums : NULL, call->work);
     } else {
         if (s->parallel_batch) ont_parallel(s->count, 1, matmul_batch, (void *)call);
-        else provider->run(&s->gemm, a, b, y);
-        if (row) ont_gemm_add_row(&s->gemm, s->count, row, y);
+        else backend->run(&s->gemm, a, b, y);
+        if (bias) ont_gemm_add_bias(&s->gemm, s->count, bias, y);
     }
-    if (sums && !summed) ont_gemm_sum(&s->gemm, a, sums);
+    if (sums && !summed) ont_gemm_sum_a(&s->gemm, a, sums);
     return ONT_OK;
 }
 
@@ -240,15 +241,15 @@ static ont_status matmul_run(const ont_call *call)
 {
     const matmul_state *s = call->state;
     if (!s->c_bytes || !s->count) {
-        if (call->node->n_outputs > 1 && call->out[1]) ont_gemm_sum(&s->gemm, call->in[0], call->out[1]);
+        if (call->node->n_outputs > 1 && call->out[1]) ont_gemm_sum_a(&s->gemm, call->in[0], call->out[1]);
         return ONT_OK;
     }
-    if (!s->trial) return run_way(call, s->way, s->provider);
-    const ont_gemm_provider *provider;
-    ont_gemm_way way = ont_gemm_trial_next(s->trial, &provider);
+    if (!s->tuner) return run_impl(call, s->impl, s->backend);
+    const ont_gemm_backend *backend;
+    ont_gemm_impl impl = ont_gemm_tuner_next(s->tuner, &backend);
     double start = ont_seconds();
-    ONT_TRY(run_way(call, way, provider ? provider : s->provider));
-    ont_gemm_trial_note(s->trial, way, provider, ont_seconds() - start);
+    ONT_TRY(run_impl(call, impl, backend ? backend : s->backend));
+    ont_gemm_tuner_record(s->tuner, impl, backend, ont_seconds() - start);
     return ONT_OK;
 }
 
@@ -264,7 +265,7 @@ static ont_value *fused(ont_grad *g, ont_value *a, bool trans_a, ont_value *b, b
     return ont_build_done(w, node);
 }
 
-/* Rows of a tensor as one matrix: (..., r, c) to (... * r, c). */
+/* (..., r, c) as a matrix (... * r, c). */
 static ont_value *as_matrix(ont_grad *g, ont_value *x)
 {
     int rank = x ? x->shape.rank : 0;
@@ -275,15 +276,15 @@ static ont_value *as_matrix(ont_grad *g, ont_value *x)
     return ont_build_reshape(&g->b, x, &flat);
 }
 
-/* C = alpha op(A) op(B): dA = alpha dC op(B)', dB = alpha op(A)' dC, each in the layout of its operand. */
-static void product_grads(ont_grad *g, ont_value *a, ont_value *b, ont_value *dc, const ont_product *p)
+/* C = alpha op(A) op(B): dA = alpha dC op(B)', dB = alpha op(A)' dC; transposed where the operand is. */
+static void product_grads(ont_grad *g, ont_value *a, ont_value *b, ont_value *dc, const ont_matmul_desc *p)
 {
     bool ta = p->trans_a, tb = p->trans_b;
     if (dc && dc->dtype != a->dtype) dc = ont_build_cast(&g->b, dc, a->dtype);
     if (g->b.status != ONT_OK) return;
     if (WANTS(0)) GI(0, ta ? fused(g, b, tb, dc, true, p->alpha) : fused(g, dc, false, b, !tb, p->alpha));
     if (!WANTS(1)) return;
-    /* With one matrix B the sum over the batch is part of the product. */
+    /* If B is one matrix, its gradient sums over the batch: one product of the flattened operands does that. */
     if (b->shape.rank == 2 && !ta) {
         a = as_matrix(g, a);
         dc = as_matrix(g, dc);
@@ -293,16 +294,16 @@ static void product_grads(ont_grad *g, ont_value *a, ont_value *b, ont_value *dc
 
 static void matmul_grad(ont_grad *g)
 {
-    ont_product p;
+    ont_matmul_desc p;
     ont_builder *w = &g->b;
-    if (ont_product_read(g->node, &p) != ONT_OK) return;
+    if (ont_matmul_desc_read(g->node, &p) != ONT_OK) return;
     ont_value *dc = GO(0);
     if (WANTS(2)) GI(2, dc && dc->dtype != I(2)->dtype ? ont_build_cast(w, dc, I(2)->dtype) : dc);
     if (!p.vector_a && !p.vector_b) {
         product_grads(g, I(0), I(1), dc, &p);
         return;
     }
-    /* Vectors become matrices, and the gradients vectors again. */
+    /* Vector operands: compute with matrices, then reshape the gradients. */
     ont_shape full = p.batch;
     full.dims[full.rank++] = p.m;
     full.dims[full.rank++] = p.n;
@@ -336,7 +337,7 @@ const ont_op ont_op_MatMul = {.domain = "", .name = "MatMul", .since = 1, .min_i
                               ONT_KERNELS(matmul_kernels)};
 const ont_op ont_op_FusedMatMul = {.domain = ONT_DOMAIN, .name = "FusedMatMul", .since = 1, .min_inputs = 2,
                                    .max_inputs = 3, .flags = ONT_OP_PUBLIC,
-                                   .attributes = "transA:i transB:i alpha:f to:i split:i",
+                                   .attributes = "transA:i transB:i alpha:f to:i bf16x3:i",
                                    .infer = matmul_infer, .grad = matmul_grad, ONT_KERNELS(matmul_kernels)};
 
 /* ---- Gemm: alpha op(A) op(B) + beta C, two dims, C broadcast ---- */
@@ -344,8 +345,8 @@ const ont_op ont_op_FusedMatMul = {.domain = ONT_DOMAIN, .name = "FusedMatMul", 
 static ont_status gemm_infer(ont_graph *g, ont_node *node)
 {
     (void)g;
-    ont_product p;
-    ONT_TRY(ont_product_read(node, &p));
+    ont_matmul_desc p;
+    ONT_TRY(ont_matmul_desc_read(node, &p));
     if (ont_node_in(node, 0)->shape.rank != 2 || ont_node_in(node, 1)->shape.rank != 2)
         return ont_fail(ONT_EINVAL, "A and B must be matrices");
     ont_shape shape = ont_shape_of(2, (int64_t[]){p.m, p.n}), whole = shape;
@@ -358,7 +359,7 @@ static ont_status gemm_infer(ont_graph *g, ont_node *node)
     return ont_infer_out(node, 0, ont_node_in(node, 0)->dtype, &shape);
 }
 
-/* C fills the output, scaled, and the product is added to it. */
+/* y (m, n) = scale * C, which broadcasts; the GEMM then adds to y. */
 #define FILL(name, type) \
     static void name(const ont_call *call, const int64_t *strides, int64_t m, int64_t n, double scale) \
     { \
@@ -375,7 +376,7 @@ static ont_status gemm_run(const ont_call *call)
     const matmul_state *s = call->state;
     const ont_value *c = ont_node_in(call->node, 2), *y = call->node->outputs[0];
     if (!s->c_bytes) return ONT_OK;
-    if (s->primitive || s->tiled.kernel || s->trial) return matmul_run(call);
+    if (s->primitive || s->native.kernel || s->tuner) return matmul_run(call);
     ont_gemm gemm = s->gemm;
     if (c) {
         int64_t strides[ONT_MAX_RANK];
@@ -387,14 +388,14 @@ static ont_status gemm_run(const ont_call *call)
             (y->dtype == ONT_FLOAT32 ? fill_f32 : fill_f64)(call, strides, gemm.m, gemm.n, beta);
         gemm.beta = 1;
     }
-    s->provider->run(&gemm, call->in[0], call->in[1], call->out[0]);
+    s->backend->run(&gemm, call->in[0], call->in[1], call->out[0]);
     return ONT_OK;
 }
 
 static void gemm_grad(ont_grad *g)
 {
-    ont_product p;
-    if (ont_product_read(g->node, &p) != ONT_OK) return;
+    ont_matmul_desc p;
+    if (ont_matmul_desc_read(g->node, &p) != ONT_OK) return;
     product_grads(g, I(0), I(1), GO(0), &p);
     if (!WANTS(2)) return;
     double beta = ont_attr_float(g->node, "beta", 1.0);

@@ -1,9 +1,9 @@
 /*
- * A linear layer with GELU (tanh form) as one operator, and its gradient: for devices whose library does both in the
- * product's epilogue. Made by passes/fuse_gelu.c alone; the kernels here are the plain reference.
+ * A linear layer with GELU (tanh approximation) as one operator, and its gradient: for devices whose library fuses both
+ * into the epilogue of a GEMM. Only passes/fuse_gelu.c creates them. The kernels here are the reference.
  *
- *   GeluMatMul     (A, B, row) -> gelu(A B + row)[, A B + row]
- *   GeluMatMulGrad (A, B, x)   -> A B * gelu'(x)[, its sum over the rows]
+ *   GeluMatMul     (A, B, bias (n)) -> gelu(A B + bias)[, A B + bias]
+ *   GeluMatMulGrad (A, B, x (m, n)) -> A B * gelu'(x)[, the same summed over m]
  */
 #include <math.h>
 #include <string.h>
@@ -13,29 +13,29 @@
 static ont_status gelu_infer(ont_graph *g, ont_node *node)
 {
     (void)g;
-    ont_product p;
+    ont_matmul_desc p;
     bool grad = !strcmp(node->op->name, "GeluMatMulGrad");
-    ONT_TRY(ont_product_read(node, &p));
+    ONT_TRY(ont_matmul_desc_read(node, &p));
     const ont_value *third = ont_node_in(node, 2);
     ont_shape shape = p.batch, row = {.rank = 1, .dims = {p.n}};
     ont_dtype dtype = ont_node_in(node, 0)->dtype;
     if (p.vector_a || p.vector_b || p.alpha != 1 || shape.rank + 2 > ONT_MAX_RANK)
-        return ont_fail(ONT_EUNSUPPORTED, "operands");
+        return ont_fail(ONT_EUNSUPPORTED, "operands must be matrices, alpha 1");
     shape.dims[shape.rank++] = p.m;
     shape.dims[shape.rank++] = p.n;
     if (third->dtype != dtype ||
-        (grad ? !ont_shape_equal(&third->shape, &shape) : !ont_product_is_row(&p, &third->shape)))
-        return ont_fail(ONT_EUNSUPPORTED, "the third operand");
+        (grad ? !ont_shape_equal(&third->shape, &shape) : !ont_matmul_desc_is_bias(&p, &third->shape)))
+        return ont_fail(ONT_EUNSUPPORTED, "shape or dtype of the third operand");
     if (node->n_outputs > 1) ONT_TRY(ont_infer_out(node, 1, dtype, grad ? &row : &shape));
     return ont_infer_out(node, 0, dtype, &shape);
 }
 
 static const char *gelu_accept(const ont_node *node)
 {
-    ont_product p;
-    if (ont_product_read(node, &p) != ONT_OK) return "shapes";
-    ont_product_fold(&p);
-    return p.batch.rank && ont_shape_count(&p.batch) != 1 ? "a batch of products" : ont_accept_float(node);
+    ont_matmul_desc p;
+    if (ont_matmul_desc_read(node, &p) != ONT_OK) return "shapes";
+    ont_matmul_desc_fold_batch(&p);
+    return p.batch.rank && ont_shape_count(&p.batch) != 1 ? "a batch of matrices" : ont_accept_float(node);
 }
 
 static double gelu(double x)
@@ -50,7 +50,7 @@ static double gelu_slope(double x)
 }
 
 #define GELU_REF(suffix, type) \
-    static void gelu_ref_##suffix(const ont_call *call, const ont_product *p, bool grad) \
+    static void gelu_ref_##suffix(const ont_call *call, const ont_matmul_desc *p, bool grad) \
     { \
         const type *a = call->in[0], *b = call->in[1], *third = call->in[2]; \
         type *y = call->out[0], *second = call->node->n_outputs > 1 ? call->out[1] : NULL; \
@@ -72,9 +72,9 @@ GELU_REF(f64, double)
 
 static ont_status gelu_run(const ont_call *call)
 {
-    ont_product p;
-    ONT_TRY(ont_product_read(call->node, &p));
-    ont_product_fold(&p);
+    ont_matmul_desc p;
+    ONT_TRY(ont_matmul_desc_read(call->node, &p));
+    ont_matmul_desc_fold_batch(&p);
     bool grad = !strcmp(call->node->op->name, "GeluMatMulGrad");
     (call->node->outputs[0]->dtype == ONT_FLOAT32 ? gelu_ref_f32 : gelu_ref_f64)(call, &p, grad);
     return ONT_OK;

@@ -1,5 +1,5 @@
 /*
- * Integer matrix products for MatMul and Gemm, which wrap as integer arithmetic does. Plain loops over rows of B.
+ * Integer matrix products for MatMul and Gemm. Overflow wraps. Not blocked.
  */
 #include "ops/matmul_int.h"
 
@@ -34,7 +34,7 @@ static bool available(ont_dtype dtype)
     return dtype == ONT_INT32 || dtype == ONT_INT64 || dtype == ONT_UINT32 || dtype == ONT_UINT64;
 }
 
-const ont_gemm_provider ont_gemm_int = {.name = "int", .available = available, .run = run};
+const ont_gemm_backend ont_gemm_int = {.name = "int", .available = available, .run = run};
 
 #define FILL(name, type) \
     static void name(const type *c, type *y, const int64_t *strides, int64_t m, int64_t n, type beta) \

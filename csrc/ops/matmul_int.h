@@ -1,5 +1,5 @@
 /*
- * The GEMM provider for 32- and 64-bit integers, signed or not, and the scaled C of Gemm. alpha and beta are whole
+ * The GEMM backend for 32- and 64-bit integers, signed or unsigned, and beta * C of Gemm. alpha and beta are whole
  * numbers.
  */
 #ifndef ONT_OPS_MATMUL_INT_H
@@ -7,8 +7,8 @@
 
 #include "device/gemm.h"
 
-extern const ont_gemm_provider ont_gemm_int;
-/* y (m, n) = beta * c, which is read by `strides`. */
+extern const ont_gemm_backend ont_gemm_int;
+/* y (m, n) = beta * c, which broadcasts: `strides` are those of c in elements, 0 in a broadcast dim. */
 void ont_gemm_int_fill(ont_dtype dtype, const void *c, void *y, const int64_t *strides, int64_t m, int64_t n,
                        int64_t beta);
 

@@ -2,7 +2,7 @@
  * QuantizeLinear and DequantizeLinear, per tensor, per axis and in blocks, to and from every integer and narrow format,
  * and DynamicQuantizeLinear. A DequantizeLinear of a QuantizeLinear has a straight-through gradient: to x where it is
  * not clipped, to the scale as in Esser et al., Learned Step Size Quantization, ICLR 2020 (PyTorch's learnable fake
- * quantization). Quantized MatMul and Conv are in quantized_product.c.
+ * quantization). Quantized MatMul and Conv are in quantized_matmul.c.
  */
 #include <inttypes.h>
 #include <math.h>

@@ -1,6 +1,6 @@
 /*
- * Reductions over axes, and SumTo, the undo of a broadcast. The input is seen as dims that are kept or reduced in turn;
- * adjacent dims of a kind are merged.
+ * Reductions over axes, and SumTo, the transpose of a broadcast. Adjacent dims of the input that are both kept, or both
+ * reduced, are merged.
  */
 #include <inttypes.h>
 #include <math.h>
@@ -25,7 +25,7 @@ static ont_reduce_kind kind_of(const ont_node *node)
     return ONT_REDUCE_SUM;
 }
 
-/* Axes as input or attribute; none: all, or nothing where noop_with_empty_axes says so. */
+/* Axes are an input or an attribute; without any, all are reduced, or none with noop_with_empty_axes. */
 static ont_status reduced_axes(const ont_node *node, const ont_shape *x, bool *reduce)
 {
     int64_t axes[ONT_MAX_RANK];
@@ -77,7 +77,7 @@ static ont_status sum_to_infer(ont_graph *g, ont_node *node)
     return sum_to_axes(&ont_node_in(node, 0)->shape, &node->outputs[0]->shape, reduce);
 }
 
-/* Adds a dim to a list, merged with the one before where they are one run in memory. */
+/* Appends a dim to a list, merged with the previous one where the two are one run in memory. */
 static void push(int64_t *dims, int64_t *strides, int *n, int64_t dim, int64_t stride, bool adjacent)
 {
     if (dim == 1) return;
@@ -128,11 +128,10 @@ static ont_status reduce_prepare(const ont_node *node, ont_arena *arena, ont_pre
     return ont_reduce_read(node, s);
 }
 
-/* ---- sum or mean over one run of dims, added up as sums.h says; 16-bit columns, as a bias has its gradient, in
- * float32, rounded once ---- */
+/* ---- sum or mean over one run of dims, in the order of sums.h. 16-bit columns, for the gradient of a bias, are summed
+ * in float32 and rounded once ---- */
 
-/* Columns of a unit of work: wide ones read pages of memory as a whole, where there are enough of them for every
- * thread. */
+/* Columns of a unit of work: wide strips read whole pages of memory, where there are enough strips for every thread. */
 enum { STRIP = 512, WIDE_STRIP = 2048, LINE = 16 };
 
 static const char *accept_one_run(const ont_node *node)
@@ -235,10 +234,10 @@ static void sum_one_row(void *context, int64_t first, int64_t last)
         ((double *)call->work)[k] = sum_blocks(call->state, dtype, call->in[0], k, k + 1);
 }
 
-/* Strips a lead has, and columns of each: about as many, so that threads share them. */
+/* Returns the number of strips of columns, and sets the columns of each: roughly equal, to balance threads. */
 static int64_t strips_of(const ont_reduce *s, int64_t *columns)
 {
-    int64_t most = s->tail >= 4 * WIDE_STRIP ? WIDE_STRIP : STRIP, strips = (s->tail + most - 1) / most;
+    int64_t width = s->tail >= 4 * WIDE_STRIP ? WIDE_STRIP : STRIP, strips = (s->tail + width - 1) / width;
     *columns = ((s->tail + strips - 1) / strips + LINE - 1) / LINE * LINE;
     return (s->tail + *columns - 1) / *columns;
 }
@@ -287,9 +286,9 @@ static ont_status sum_run(const ont_call *call)
 
 /* ---- reference: all kinds, all axes ---- */
 
-/* Of nothing the largest is below all numbers, and the smallest above. */
+/* The maximum of no elements is `lowest`, the minimum `highest`. */
 #define REFERENCE(suffix, type, acc_type, lowest, highest) \
-    static acc_type element_##suffix(ont_reduce_kind kind, acc_type acc, acc_type v, acc_type most) \
+    static acc_type element_##suffix(ont_reduce_kind kind, acc_type acc, acc_type v, acc_type max) \
     { \
         switch (kind) { \
         case ONT_REDUCE_MAX: return v > acc || v != v ? v : acc; \
@@ -298,19 +297,19 @@ static ont_status sum_run(const ont_call *call)
         case ONT_REDUCE_L1: return acc + (v < 0 ? 0 - v : v); \
         case ONT_REDUCE_L2: \
         case ONT_REDUCE_SUM_SQUARE: return acc + v * v; \
-        case ONT_REDUCE_LOG_SUM_EXP: return acc + (acc_type)exp((double)(v - most)); \
+        case ONT_REDUCE_LOG_SUM_EXP: return acc + (acc_type)exp((double)(v - max)); \
         default: return acc + v; \
         } \
     } \
     static acc_type walk_##suffix(const ont_reduce *s, const type *x, ont_reduce_kind kind, acc_type acc, \
-                                  acc_type most) \
+                                  acc_type max) \
     { \
         int64_t index[ONT_MAX_RANK] = {0}, last = s->n_reduced - 1; \
         int64_t run = last < 0 ? 1 : s->reduced[last], stride = last < 0 ? 0 : s->reduced_stride[last]; \
         for (int64_t e = 0; e < s->each; e += run) { \
             const type *from = x; \
             for (int64_t d = 0; d < last; d++) from += index[d] * s->reduced_stride[d]; \
-            for (int64_t k = 0; k < run; k++) acc = element_##suffix(kind, acc, (acc_type)from[k * stride], most); \
+            for (int64_t k = 0; k < run; k++) acc = element_##suffix(kind, acc, (acc_type)from[k * stride], max); \
             for (int64_t d = last - 1; d >= 0 && ++index[d] == s->reduced[d]; d--) index[d] = 0; \
         } \
         return acc; \
@@ -325,17 +324,17 @@ static ont_status sum_run(const ont_call *call)
             } \
             const type *from = x + offset; \
             bool extremum = s->kind == ONT_REDUCE_MAX || s->kind == ONT_REDUCE_MIN; \
-            acc_type most = s->kind == ONT_REDUCE_LOG_SUM_EXP && s->each \
+            acc_type max = s->kind == ONT_REDUCE_LOG_SUM_EXP && s->each \
                                                 ? walk_##suffix(s, from, ONT_REDUCE_MAX, (acc_type)from[0], 0) : 0; \
-            if (s->kind == ONT_REDUCE_LOG_SUM_EXP && isinf((double)most)) most = 0; \
+            if (s->kind == ONT_REDUCE_LOG_SUM_EXP && isinf((double)max)) max = 0; \
             acc_type none = s->kind == ONT_REDUCE_MAX ? (lowest) : s->kind == ONT_REDUCE_MIN ? (highest) \
                                                 : s->kind == ONT_REDUCE_PROD ? 1 : 0; \
             acc_type start = extremum && s->each ? (acc_type)from[0] : none; \
-            acc_type acc = walk_##suffix(s, from, s->kind, start, most); \
+            acc_type acc = walk_##suffix(s, from, s->kind, start, max); \
             if (s->kind == ONT_REDUCE_MEAN) acc = acc / (acc_type)s->each; \
             if (s->kind == ONT_REDUCE_L2) acc = (acc_type)sqrt((double)acc); \
             if (s->kind == ONT_REDUCE_LOG_SUM) acc = (acc_type)log((double)acc); \
-            if (s->kind == ONT_REDUCE_LOG_SUM_EXP) acc = (acc_type)log((double)acc) + most; \
+            if (s->kind == ONT_REDUCE_LOG_SUM_EXP) acc = (acc_type)log((double)acc) + max; \
             y[i] = (type)acc; \
         } \
     }
@@ -389,7 +388,7 @@ static const ont_kernel kernels[] = {
     {.name = "reduce_ref", .accept = accept_ref, .prepare = reduce_prepare, .run = ref_run},
 };
 
-/* ---- gradients: dy and y with the reduced dims kept, broadcast back ---- */
+/* ---- gradients: dy and y are reshaped to keep the reduced dims, and broadcast ---- */
 
 typedef struct spread {
     ont_value *dy, *y;
@@ -438,12 +437,11 @@ REDUCE_GRAD(l1_grad, B("Mul", s.dy, U("Sign", I(0))))
 REDUCE_GRAD(sum_square_grad, B("Mul", B("Mul", s.dy, SCALAR(2)), I(0)))
 REDUCE_GRAD(log_sum_grad, expand(g, B("Div", s.dy, U("Exp", s.y))))
 REDUCE_GRAD(log_sum_exp_grad, B("Mul", s.dy, U("Exp", B("Sub", I(0), s.y))))
-/* 0 where the norm is 0, as torch */
+/* 0 where the norm is 0, as in torch */
 REDUCE_GRAD(l2_grad,
             ont_build3(&g->b, "Where", B("Equal", s.y, SCALAR(0)), SCALAR(0), B("Mul", I(0), B("Div", s.dy, s.y))))
 
-
-/* As torch.amax: shared evenly among ties. */
+/* As torch.amax: ties share the gradient evenly. */
 static void extremum_grad(ont_grad *g)
 {
     spread s;
@@ -453,7 +451,7 @@ static void extremum_grad(ont_grad *g)
     GI(0, B("Mul", hit, B("Div", s.dy, ties)));
 }
 
-/* Of a product the gradient is the product of the others: with one zero only that entry has one, with two none has. */
+/* The gradient of an element is the product of the others: with one zero, only for that element; with two, for none. */
 static void prod_grad(ont_grad *g)
 {
     spread s;

@@ -1,5 +1,6 @@
 /*
- * What the kernels of the reductions share: which dims are reduced and which kept, adjacent dims of a kind merged.
+ * The geometry of a reduction, for all its kernels: which dims are reduced and which kept; adjacent dims of the same
+ * kind are merged.
  */
 #ifndef ONT_OPS_REDUCE_H
 #define ONT_OPS_REDUCE_H
@@ -25,8 +26,8 @@ typedef struct ont_reduce {
     int n_kept, n_reduced;
     int64_t kept[ONT_MAX_RANK], kept_stride[ONT_MAX_RANK];
     int64_t reduced[ONT_MAX_RANK], reduced_stride[ONT_MAX_RANK];
-    int64_t outputs, each; /* results, and elements behind each */
-    int64_t lead, n, tail; /* where one run of dims is reduced: (lead, n, tail) -> (lead, tail); n -1 otherwise */
+    int64_t outputs, each; /* results, and elements reduced to each */
+    int64_t lead, n, tail; /* if one run of dims is reduced: (lead, n, tail) -> (lead, tail); otherwise n is -1 */
     const ont_simd_table *simd;
 } ont_reduce;
 

@@ -1,6 +1,6 @@
 /*
- * Float32 reductions over any axes by whole rows: where the last dim is reduced each output is a few runs of memory,
- * and where it is kept rows are combined into the output's row. reduce.c has the state, the gradients and the
+ * float32 reductions over any axes, by rows. If the last dim is reduced, an output is computed from contiguous runs;
+ * if it is kept, rows are combined elementwise into the output's row. reduce.c has the state, the gradients and the
  * reference.
  */
 #include "ops/sums.h"
@@ -12,10 +12,10 @@
 #include "base/parallel.h"
 
 enum {
-    LANES = 16,   /* partial results, so that the compiler may use vectors */
-    PIECE = 4096, /* elements whose log_sum_exp is taken at a time; of others a block of sums.h */
+    LANES = 16,   /* partial results, for vectorisation */
+    PIECE = 4096, /* elements of a log-sum-exp computed at a time; other reductions use the blocks of sums.h */
     BLOCK = 256,  /* columns of a unit of work */
-    SHORT = 16,   /* elements of rows that are turned into columns, where they lie one after the other */
+    SHORT = 16,   /* contiguous rows of up to so many elements are transposed and reduced as columns */
 };
 
 /* ---- rows ---- */
@@ -43,7 +43,7 @@ static double row_product(const float *x, int64_t n)
     return product;
 }
 
-/* NaN where there is one. By the order of the bits as integers, so that the compiler may use vectors. */
+/* NaN if any element is. Compares the bits as integers, which the compiler vectorises. */
 static float row_min(const float *x, int64_t n)
 {
     int32_t best = INT32_MAX, nan = 0;
@@ -60,26 +60,26 @@ static float row_min(const float *x, int64_t n)
     return nan ? NAN : best < 0 ? -least : least;
 }
 
-/* What was reduced so far: a sum, an extremum, or for LOG_SUM_EXP the largest and the sum beside it. */
+/* The result so far: a sum or extremum; for LOG_SUM_EXP the maximum, and the sum of exp(x - max). */
 typedef struct partial {
-    double value, most;
+    double value, max;
     bool started;
 } partial;
 
 static void add_log_sum_exp(const ont_simd_table *simd, partial *p, const float *x, int64_t n)
 {
-    float most, log_sum;
-    simd->log_sum_exp(x, n, &most, &log_sum);
+    float max, log_sum;
+    simd->log_sum_exp(x, n, &max, &log_sum);
     double more = exp((double)log_sum);
-    if (isinf(most)) more = most > 0; /* with inf the result is inf, and nothing but -inf adds nothing */
-    if (isinf(most) && most < 0) most = -FLT_MAX;
+    if (isinf(max)) more = max > 0; /* +inf gives inf; a row of only -inf adds nothing */
+    if (isinf(max) && max < 0) max = -FLT_MAX;
     if (!p->started) {
-        *p = (partial){more, (double)most, true};
-    } else if ((double)most > p->most || most != most) {
-        p->value = p->value * exp(p->most - (double)most) + more;
-        p->most = (double)most;
+        *p = (partial){more, (double)max, true};
+    } else if ((double)max > p->max || max != max) {
+        p->value = p->value * exp(p->max - (double)max) + more;
+        p->max = (double)max;
     } else {
-        p->value += (double)most == p->most ? more : more * exp((double)most - p->most);
+        p->value += (double)max == p->max ? more : more * exp((double)max - p->max);
     }
 }
 
@@ -111,12 +111,12 @@ static float finish(const ont_reduce *s, const partial *p)
     case ONT_REDUCE_MEAN: return (float)(p->value / (double)s->each);
     case ONT_REDUCE_L2: return (float)sqrt(p->value);
     case ONT_REDUCE_LOG_SUM: return (float)log(p->value);
-    case ONT_REDUCE_LOG_SUM_EXP: return p->value == 0 ? -INFINITY : (float)(log(p->value) + p->most);
+    case ONT_REDUCE_LOG_SUM_EXP: return p->value == 0 ? -INFINITY : (float)(log(p->value) + p->max);
     default: return (float)p->value;
     }
 }
 
-/* Offset of entry i of a list of dims. */
+/* The offset of flat index i in these dims. */
 static int64_t offset_of(const int64_t *dims, const int64_t *strides, int n, int64_t i)
 {
     int64_t offset = 0;
@@ -176,25 +176,25 @@ static void finish_columns(const ont_reduce *s, float *y, int64_t n)
     }
 }
 
-/* y = log(sum(exp(x))) of n columns, whose rows are those of the reduced dims. */
+/* y = log(sum(exp(x))) of n columns, over the rows of the reduced dims. */
 static void log_sum_exp_columns(const ont_reduce *s, float *y, const float *x, int64_t n)
 {
-    float most[BLOCK], e[BLOCK];
-    memcpy(most, x, (size_t)n * sizeof *most);
+    float max[BLOCK], e[BLOCK];
+    memcpy(max, x, (size_t)n * sizeof *max);
     memset(y, 0, (size_t)n * sizeof *y);
     for (int64_t r = 1; r < s->each; r++)
         s->simd->binary[ONT_LOOP_Max][ONT_FLOAT32](
-            most, 1, x + offset_of(s->reduced, s->reduced_stride, s->n_reduced, r), 1, most, n, NULL);
+            max, 1, x + offset_of(s->reduced, s->reduced_stride, s->n_reduced, r), 1, max, n, NULL);
     for (int64_t i = 0; i < n; i++)
-        if (isinf(most[i])) most[i] = 0; /* then the sum is infinite, or 0, by itself */
+        if (isinf(max[i])) max[i] = 0; /* the sum is then infinite, or 0, without a shift */
     for (int64_t r = 0; r < s->each; r++) {
         s->simd->binary[ONT_LOOP_Sub][ONT_FLOAT32](x + offset_of(s->reduced, s->reduced_stride, s->n_reduced, r), 1,
-                                                   most, 1, e, n, NULL);
+                                                   max, 1, e, n, NULL);
         s->simd->unary[ONT_LOOP_Exp][ONT_FLOAT32](e, e, n, NULL);
         s->simd->add_to(y, e, n);
     }
     s->simd->unary[ONT_LOOP_Log][ONT_FLOAT32](y, y, n, NULL);
-    s->simd->add_to(y, most, n);
+    s->simd->add_to(y, max, n);
 }
 
 static void multiply_columns(const ont_reduce *s, float *y, const float *x, int64_t n)
@@ -208,7 +208,7 @@ static void multiply_columns(const ont_reduce *s, float *y, const float *x, int6
     for (int64_t i = 0; i < n; i++) y[i] = (float)product[i];
 }
 
-/* y of n columns, at most a block. */
+/* Reduces n <= BLOCK columns to y. */
 static void reduce_columns(const ont_reduce *s, float *y, const float *x, int64_t n)
 {
     bool extremum = s->kind == ONT_REDUCE_MAX || s->kind == ONT_REDUCE_MIN;
@@ -248,20 +248,20 @@ static bool short_rows(const ont_reduce *s)
     return s->n_reduced == 1 && s->each <= SHORT && s->n_kept == 1 && s->kept_stride[0] == s->each;
 }
 
-/* Outputs [first, last), of short rows: columns of a block that is turned about. */
-static void reduce_turned(void *context, int64_t first, int64_t last)
+/* Outputs [first, last) of short rows: transposes blocks of rows and reduces their columns. */
+static void reduce_transposed(void *context, int64_t first, int64_t last)
 {
     const ont_call *call = context;
     const ont_reduce *s = call->state;
     ont_reduce columns = *s;
-    float turned[SHORT * BLOCK];
+    float transposed[SHORT * BLOCK];
     columns.reduced_stride[0] = BLOCK;
     for (int64_t n; first < last; first += n) {
         const float *x = (const float *)call->in[0] + first * s->each;
         n = last - first < BLOCK ? last - first : BLOCK;
         for (int64_t i = 0; i < n; i++)
-            for (int64_t k = 0; k < s->each; k++) turned[k * BLOCK + i] = x[i * s->each + k];
-        reduce_columns(&columns, (float *)call->out[0] + first, turned, n);
+            for (int64_t k = 0; k < s->each; k++) transposed[k * BLOCK + i] = x[i * s->each + k];
+        reduce_columns(&columns, (float *)call->out[0] + first, transposed, n);
     }
 }
 
@@ -282,7 +282,7 @@ ont_status ont_reduce_rows_run(const ont_call *call)
 {
     const ont_reduce *s = call->state;
     if (short_rows(s)) {
-        ont_parallel(s->outputs, 16384 / s->each + 1, reduce_turned, (void *)call);
+        ont_parallel(s->outputs, 16384 / s->each + 1, reduce_transposed, (void *)call);
     } else if (s->reduced_stride[s->n_reduced - 1] == 1) {
         ont_parallel(s->outputs, 16384 / s->each + 1, reduce_outputs, (void *)call);
     } else {

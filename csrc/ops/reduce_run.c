@@ -1,20 +1,19 @@
 /*
- * Reductions of any dtype over one run of dims, of float32 where rows are short or long, or columns few: the rest is
- * faster in reduce_rows.c. Where there are few results, parts of the run are reduced by themselves, and then their
- * results.
+ * Reductions of any dtype over one run of dims. float32 only where rows are short or long, or columns are few:
+ * otherwise reduce_rows.c is faster. If there are few results, parts of the run are reduced in parallel, then combined.
  */
 #include "ops/reduce.h"
 
 #include "base/parallel.h"
 #include "simd/reduce.h"
 
-enum { SHARE = 32768, PARTS = 64, LONG = 64 }; /* elements of a share; parts at most; elements of a row */
+enum { GRAIN = 32768, MAX_PARTS = 64, LONG_ROW = 64 }; /* GRAIN: elements worth a thread */
 
 typedef struct run_state {
     ont_reduce reduce;
     ont_reduce_loop loop;
     size_t size;
-    int64_t parts, length; /* of the run */
+    int64_t parts, length; /* of the run: parts, and elements of each */
     int64_t strips;        /* of columns */
 } run_state;
 
@@ -36,10 +35,10 @@ static bool read(const ont_node *node, run_state *s)
 const char *ont_reduce_run_accept(const ont_node *node)
 {
     run_state s;
-    if (!read(node, &s)) return "no loop for it";
+    if (!read(node, &s)) return "no loop for this reduction and dtype";
     if (ont_node_in(node, 0)->dtype != ONT_FLOAT32) return NULL;
     if (s.reduce.tail >= ONT_NARROW) return "many columns";
-    bool longest = s.reduce.n >= LONG && s.reduce.kind != ONT_REDUCE_PROD;
+    bool longest = s.reduce.n >= LONG_ROW && s.reduce.kind != ONT_REDUCE_PROD;
     return s.reduce.tail > 1 || s.reduce.n < ONT_SHORT_ROW || longest ? NULL : "rows of middle length";
 }
 
@@ -51,9 +50,9 @@ ont_status ont_reduce_run_prepare(const ont_node *node, ont_arena *arena, ont_pr
     const ont_reduce *r = &s->reduce;
     s->size = ont_dtype_size(ont_node_in(node, 0)->dtype);
     s->strips = (r->tail + ONT_REDUCE_COLUMNS - 1) / ONT_REDUCE_COLUMNS;
-    s->parts = r->lead * s->strips >= PARTS ? 1 : r->n * r->outputs / SHARE + 1;
-    if (s->parts > PARTS) s->parts = PARTS;
-    if (r->kind == ONT_REDUCE_PROD && s->size == sizeof(float)) s->parts = 1; /* is in double from end to end */
+    s->parts = r->lead * s->strips >= MAX_PARTS ? 1 : r->n * r->outputs / GRAIN + 1;
+    if (s->parts > MAX_PARTS) s->parts = MAX_PARTS;
+    if (r->kind == ONT_REDUCE_PROD && s->size == sizeof(float)) s->parts = 1; /* accumulates in float64 */
     s->length = (r->n + s->parts - 1) / s->parts;
     s->parts = (r->n + s->length - 1) / s->length;
     out->state = s;
@@ -92,11 +91,11 @@ ont_status ont_reduce_run_run(const ont_call *call)
     const run_state *s = call->state;
     const ont_reduce *r = &s->reduce;
     if (s->parts == 1 && s->strips == 1) {
-        ont_parallel(r->lead, SHARE / (r->n * r->tail) + 1, whole_leads, (void *)call);
+        ont_parallel(r->lead, GRAIN / (r->n * r->tail) + 1, whole_leads, (void *)call);
         return ONT_OK;
     }
     int64_t each = s->length * (r->tail < ONT_REDUCE_COLUMNS ? r->tail : ONT_REDUCE_COLUMNS);
-    ont_parallel(r->lead * s->parts * s->strips, SHARE / each + 1, units, (void *)call);
+    ont_parallel(r->lead * s->parts * s->strips, GRAIN / each + 1, units, (void *)call);
     for (int64_t lead = 0; s->parts > 1 && lead < r->lead; lead++)
         for (int64_t column = 0, width; column < r->tail; column += width) {
             width = r->tail - column < ONT_REDUCE_COLUMNS ? r->tail - column : ONT_REDUCE_COLUMNS;

@@ -1,7 +1,7 @@
 /*
- * Sampling between cells, see sample.h. Edges follow torch.nn.functional.grid_sample, which the ONNX specification
- * follows: a clipped coordinate has derivative 0, a reflected one changes its sign, cubic taps are padded one by one.
- * Source of the cubic weights: Keys, Cubic convolution interpolation, 1981, with a = -0.75.
+ * Interpolation taps. See sample.h. Edges as in torch.nn.functional.grid_sample, which the specification follows: a
+ * clipped coordinate has no slope, a reflected one changes its sign, cubic taps are padded one by one.
+ * Cubic weights: R. G. Keys, Cubic convolution interpolation, 1981, with a = -0.75.
  */
 #include "ops/sample.h"
 
@@ -13,13 +13,13 @@ typedef struct axis_taps {
     double weight[4], slope[4];
 } axis_taps;
 
-/* Maps x into [0, size - 1], and multiplies *sign by the derivative. */
+/* x clipped to [0, size - 1]; *sign is multiplied by the derivative. */
 static double clipped(double x, int64_t size, double *sign)
 {
-    double most = (double)(size - 1);
-    if (x > 0 && x < most) return x;
+    double max = (double)(size - 1);
+    if (x > 0 && x < max) return x;
     *sign = 0;
-    return x >= most ? most : 0;
+    return x >= max ? max : 0;
 }
 
 static double reflected(double x, int64_t size, bool corners, double *sign)
@@ -66,8 +66,7 @@ static void cubic_taps(const ont_sampler *s, int axis, double x, axis_taps *t)
 static void axis_at(const ont_sampler *s, int axis, double x, axis_taps *t)
 {
     if (!isfinite(x) && s->mode != ONT_SAMPLE_NEAREST &&
-        (s->padding == ONT_SAMPLE_ZEROS || s->mode == ONT_SAMPLE_CUBIC)) { /* as in PyTorch: NaN is not turned into a
-                                                                            * silent zero */
+        (s->padding == ONT_SAMPLE_ZEROS || s->mode == ONT_SAMPLE_CUBIC)) { /* NaN, as in torch, not zero */
         *t = (axis_taps){.n = 1, .weight = {NAN}, .slope = {NAN}};
         return;
     }
@@ -91,7 +90,7 @@ static void axis_at(const ont_sampler *s, int axis, double x, axis_taps *t)
     t->cell[0] = cell_at(s, axis, left), t->cell[1] = cell_at(s, axis, left + 1);
 }
 
-/* Between cells inside a plane, the usual case: no edge is involved. */
+/* Whether all taps lie inside a plane, as for most points: padding does not matter then. */
 static bool is_inside(const ont_sampler *s, const double *x)
 {
     return s->rank == 2 && s->mode != ONT_SAMPLE_CUBIC && x[0] > 0 && x[0] < (double)(s->dims[0] - 1) && x[1] > 0 &&

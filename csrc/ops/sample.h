@@ -1,6 +1,6 @@
 /*
- * Sampling a grid of cells at a point between cells: which cells, their weights, and the derivative of the weights by
- * the point. GridSample and DeformConv use it; it knows no tensors.
+ * Interpolation in a grid of cells: the cells that contribute to a point, their weights, and the derivatives of the
+ * weights by the point. For GridSample and DeformConv.
  */
 #ifndef ONT_OPS_SAMPLE_H
 #define ONT_OPS_SAMPLE_H
@@ -17,13 +17,12 @@ typedef struct ont_sampler {
     int64_t dims[ONT_SAMPLE_RANK];
     ont_sample_mode mode;
     ont_sample_padding padding;
-    bool corners; /* align_corners: reflects at the centres of the outer cells, not at their outer edges */
+    bool corners; /* align_corners: reflection at the centres of the outer cells, not at their outer edges */
 } ont_sampler;
 
 /*
- * Cells around point x, which has one coordinate for each dim, in cells. Sets index[t] in the flat grid and weight[t],
- * and returns their number; cells of value zero are left out. slope, where not NULL, gets d weight[t] / d x[d] at
- * slope[d * apart + t].
+ * The taps of point x (rank), in units of cells: index[t] in the flat grid, and weight[t]. Returns their number; cells
+ * in zero padding are left out. Where slope is not NULL: slope[d * apart + t] = d weight[t] / d x[d].
  */
 int ont_sample_taps(const ont_sampler *s, const double *x, int64_t *index, double *weight, double *slope,
                     int64_t apart);

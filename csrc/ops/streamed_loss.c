@@ -34,7 +34,7 @@ typedef struct stream_state {
     int64_t width, chunk, block; /* width: columns of h; chunk and block: rows and classes of a tile */
     bool trans_w;                /* W is (classes, width) */
     ont_labels labels;
-    const ont_gemm_provider *to_scores, *to_h, *to_w;
+    const ont_gemm_backend *to_scores, *to_h, *to_w;
 } stream_state;
 
 /* Loops over chunks of rows, and over the tiles of a chunk. */
@@ -168,11 +168,11 @@ static int64_t tile_of(const stream_state *s)
     return columns >= TILE / rows ? TILE : max_i64(LEAST, columns * rows);
 }
 
-static const ont_gemm_provider *provider(bool plain, int64_t m, int64_t n, int64_t k, bool trans_a, bool trans_b)
+static const ont_gemm_backend *provider(bool plain, int64_t m, int64_t n, int64_t k, bool trans_a, bool trans_b)
 {
     ont_gemm gemm = {.dtype = ONT_FLOAT32, .trans_a = trans_a, .trans_b = trans_b, .m = m, .n = n, .k = k,
                      .lda = trans_a ? m : k, .ldb = trans_b ? k : n, .ldc = n, .alpha = 1};
-    return plain || !(m && n && k) ? ont_gemm_plain() : ont_gemm_choose(&gemm, 0, NULL);
+    return plain || !(m && n && k) ? ont_gemm_reference() : ont_gemm_choose(&gemm, 0, NULL);
 }
 
 static ont_status prepare_with(bool plain, const ont_node *node, ont_arena *arena, ont_prepared *out)

@@ -1,6 +1,6 @@
 /*
- * Strided copies: dims merged, the innermost run copied whole where it is dense, 2-d tiles where the fast dims of the
- * two sides differ (a transpose), rows shared among threads.
+ * Strided copies. Adjacent dims are merged; contiguous inner runs are copied at once; where source and destination are
+ * contiguous along different dims (a transpose), 2-d tiles are copied. Rows are divided among threads.
  */
 #include "ops/strided.h"
 
@@ -103,8 +103,8 @@ static void copy_block(const ont_strided *s, const char *from, char *to, int64_t
 
 enum { TILE = 16 };
 
-/* Some rows of the last two dims, of which one side is dense along rows and the other along columns: tiles keep both in
- * cache. */
+/* Rows of the last two dims, where one side is contiguous along rows and the other along columns: tiles keep both in
+ * the cache. */
 static void copy_tiles(const ont_strided *s, const char *from, char *to, int64_t rows)
 {
     int r = s->rank - 2, c = s->rank - 1;
@@ -130,7 +130,7 @@ static void copy_short_rows(char *to, int64_t t, const char *from, int64_t f, in
     }
 }
 
-/* Rows of n equal elements, one behind the other. */
+/* Contiguous rows of n equal elements each. */
 static void copy_repeats(char *to, const char *from, int64_t rows, int64_t n, size_t size)
 {
 #define REPEATS(type, times) \
@@ -157,13 +157,13 @@ typedef struct job {
     const ont_strided *s;
     const char *from;
     char *to;
-    int outer;     /* dims that are walked; the rest is one piece */
-    bool repeats;  /* a piece repeats one element a few times, and the next piece the next one */
-    bool short_rows; /* a piece is a dense row of a few bytes */
-    int64_t rows;  /* copy_crossed(): of the last dim but one, a piece */
+    int outer;       /* dims that are iterated over; the others make up a piece */
+    bool repeats;    /* a piece repeats one element a few times, and the next piece the next element */
+    bool short_rows; /* a piece is a contiguous row of a few bytes */
+    int64_t rows;    /* copy_transposed(): rows of the last dim but one in a piece */
 } job;
 
-/* To the element at `index` of the first `dims` dims, the last one fastest. */
+/* Sets `index` to that of piece `piece` in the first `dims` dims, and moves the pointers there. */
 static void seek(const ont_strided *s, int dims, int64_t piece, int64_t *index, const char **from, char **to)
 {
     for (int d = dims - 1; d >= 0; d--) {
@@ -174,7 +174,7 @@ static void seek(const ont_strided *s, int dims, int64_t piece, int64_t *index, 
     }
 }
 
-static void copy_crossed(void *context, int64_t first, int64_t last)
+static void copy_transposed(void *context, int64_t first, int64_t last)
 {
     const job *j = context;
     const ont_strided *s = j->s;
@@ -196,7 +196,7 @@ static void copy_pieces(void *context, int64_t first, int64_t last)
     int64_t index[ONT_MAX_RANK];
     const char *from = j->from;
     char *to = j->to;
-    int walked = j->outer - 1; /* the dim that is */
+    int walked = j->outer - 1; /* the innermost dim that is iterated over */
     seek(s, j->outer, first, index, &from, &to);
     for (int64_t piece = first, step; piece < last; piece += step) {
         step = 1;
@@ -236,7 +236,7 @@ void ont_strided_copy(const ont_strided *s, const void *from, void *to)
         j.rows = GRAIN / 4 / s->dims[last] / TILE * TILE;
         if (j.rows < TILE) j.rows = TILE;
         ont_parallel(outer * ((s->dims[last - 1] + j.rows - 1) / j.rows), GRAIN / (j.rows * s->dims[last]) + 1,
-                     copy_crossed, &j);
+                     copy_transposed, &j);
         return;
     }
     if (s->rank >= 2) {

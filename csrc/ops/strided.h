@@ -1,6 +1,5 @@
 /*
- * Copies between strided layouts: the one engine behind Transpose, Slice, Split, Concat, Pad, Expand and their
- * gradients.
+ * Copies between strided layouts, for Transpose, Slice, Split, Concat, Pad, Expand and their gradients.
  */
 #ifndef ONT_OPS_STRIDED_H
 #define ONT_OPS_STRIDED_H

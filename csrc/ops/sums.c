@@ -8,11 +8,12 @@
 #include "simd/reduce.h"
 
 enum {
-    UNIT = 16384,  /* elements of a unit of columns, or more: */
-    UNITS = 64,    /* at most, each of which keeps sums of its own, */
-    FEW = 8,       /* and at least so many rows, to which the sums of */
-    NARROW = 8192, /* as many columns are small; */
-    MANY = 32,     /* of more columns */
+    MIN_UNIT = 16384, /* elements of a unit of columns, at least */
+    MAX_UNITS = 64,   /* each keeps its own sums */
+    /* Rows of a unit, at least, so that its sums are small beside it: */
+    MIN_ROWS = 8,
+    NARROW = 8192,      /* columns; */
+    MIN_ROWS_WIDE = 32, /* with more of them */
 };
 
 static double sum_f64(const double *x, int64_t n)
@@ -42,9 +43,10 @@ double ont_sum_join(ont_reduce_kind kind, bool started, double sum, double more)
 
 int64_t ont_sum_unit(int64_t n, int64_t tail)
 {
-    int64_t elements = n * tail / UNITS < UNIT ? UNIT : n * tail / UNITS, rows = (elements + tail - 1) / tail;
-    int64_t least = tail <= NARROW ? FEW : MANY;
-    return rows < least ? least : rows;
+    int64_t elements = n * tail / MAX_UNITS < MIN_UNIT ? MIN_UNIT : n * tail / MAX_UNITS;
+    int64_t rows = (elements + tail - 1) / tail;
+    int64_t min_rows = tail <= NARROW ? MIN_ROWS : MIN_ROWS_WIDE;
+    return rows < min_rows ? min_rows : rows;
 }
 
 void ont_sum_rows(const ont_simd_table *simd, ont_dtype dtype, void *sums, const void *x, int64_t rows, int64_t stride,

@@ -15,9 +15,9 @@ bool ont_tile_casts(ont_dtype from, ont_dtype to)
     return (half_from && to == ONT_FLOAT32) || (from == ONT_FLOAT32 && half_to);
 }
 
-/* ---- registers: one pass over the steps, a register is free again behind its last reader ---- */
+/* ---- register allocation: one pass over the steps; a register is free again after its last use ---- */
 
-static int last_reader(const ont_tile_program *p, int step)
+static int last_use(const ont_tile_program *p, int step)
 {
     int last = step;
     for (int j = step + 1; j < p->n_steps; j++)
@@ -28,19 +28,19 @@ static int last_reader(const ont_tile_program *p, int step)
 
 bool ont_tile_link(ont_tile_program *p)
 {
-    int free_from[ONT_TILE_REGISTERS] = {0}; /* the step from which on a register may be written */
+    int free_from[ONT_TILE_REGISTERS] = {0}; /* the first step that may write a register */
     for (int j = 0; j < p->n_steps; j++) {
-        int place = ONT_TILE_REGISTERS;
+        int location = ONT_TILE_REGISTERS;
         for (int k = 0; k < p->n_results; k++)
-            if (p->result[k] == j) place = -1 - k;
-        for (int r = 0; place == ONT_TILE_REGISTERS && r < ONT_TILE_REGISTERS; r++)
-            if (free_from[r] <= j) place = r;
-        if (place == ONT_TILE_REGISTERS) return false;
-        /* The last reader may write over what it reads only where both are of one size; the step behind it always. */
-        int last = last_reader(p, j);
+            if (p->result[k] == j) location = -1 - k;
+        for (int r = 0; location == ONT_TILE_REGISTERS && r < ONT_TILE_REGISTERS; r++)
+            if (free_from[r] <= j) location = r;
+        if (location == ONT_TILE_REGISTERS) return false;
+        /* The last user may overwrite its operand only where element sizes are equal; the step after it always may. */
+        int last = last_use(p, j);
         bool one_size = ont_dtype_size(p->steps[j].out) == ont_dtype_size(p->steps[last].out);
-        if (place >= 0) free_from[place] = one_size && last > j ? last : last + 1;
-        p->place[j] = place;
+        if (location >= 0) free_from[location] = one_size && last > j ? last : last + 1;
+        p->location[j] = location;
     }
     return true;
 }
@@ -51,15 +51,15 @@ typedef struct tile {
     const ont_tile_program *p;
     const ont_tile_bind *bind;
     const ont_simd_table *simd;
-    int64_t at; /* elements before this tile */
+    int64_t at; /* index of the tile's first element in the row */
     char *registers;
 } tile;
 
 static char *result_of(const tile *t, int step)
 {
-    int place = t->p->place[step];
-    if (place >= 0) return t->registers + (size_t)place * ONT_TILE * 8;
-    return t->bind->result[-1 - place] + (size_t)t->at * ont_dtype_size(t->p->steps[step].out);
+    int location = t->p->location[step];
+    if (location >= 0) return t->registers + (size_t)location * ONT_TILE * 8;
+    return t->bind->result[-1 - location] + (size_t)t->at * ont_dtype_size(t->p->steps[step].out);
 }
 
 static const void *operand_of(const tile *t, int operand, int64_t *stride)
@@ -113,39 +113,36 @@ void ont_tile_bind_row(ont_tile_bind *bind, const ont_tile_program *p, const ont
         bind->result[k] = (char *)call->out[k] + (size_t)bind->first * p->result_size[k];
 }
 
-/* Of the `bytes` behind `at` that the next tile takes, one step's share. */
-static void fetch_share(const char *at, size_t bytes, int step, int n_steps)
+/* Prefetches the part of step `step` of the `bytes` at `at`, which are divided among n_steps steps. */
+static void prefetch_part(const char *at, size_t bytes, int step, int n_steps)
 {
     size_t lines = bytes / ONT_CACHE_LINE, first = lines * (size_t)step / (size_t)n_steps;
     size_t last = lines * (size_t)(step + 1) / (size_t)n_steps;
     for (; first < last; first++) __builtin_prefetch(at + first * ONT_CACHE_LINE);
 }
 
-/*
- * The next tile, of this row or the one behind it, is asked for a few lines at a time, between the steps of this one of
- * m elements.
- */
-static void fetch_next(const tile *t, int step, int64_t m)
+/* Prefetches a few lines of the next tile, of m elements, between the steps of this one. */
+static void prefetch_next_tile(const tile *t, int step, int64_t m)
 {
     const ont_tile_program *p = t->p;
-    const size_t behind = (size_t)(t->at + m);
+    const size_t next = (size_t)(t->at + m);
     for (int i = 0; i < p->n_operands; i++)
         if (t->bind->stride[i])
-            fetch_share(t->bind->operand[i] + behind * p->operand_size[i], (size_t)m * p->operand_size[i], step,
+            prefetch_part(t->bind->operand[i] + next * p->operand_size[i], (size_t)m * p->operand_size[i], step,
                         p->n_steps);
     for (int k = 0; k < p->n_results; k++)
-        fetch_share(t->bind->result[k] + behind * p->result_size[k], (size_t)m * p->result_size[k], step, p->n_steps);
+        prefetch_part(t->bind->result[k] + next * p->result_size[k], (size_t)m * p->result_size[k], step, p->n_steps);
 }
 
 void ont_tile_run(const ont_simd_table *simd, const ont_tile_program *p, const ont_tile_bind *bind, int64_t n)
 {
     _Alignas(64) char registers[ONT_TILE_REGISTERS * ONT_TILE * 8];
     tile t = {p, bind, simd, 0, registers};
-    int64_t size = bind->tile ? bind->tile : ONT_TILE_USUAL;
+    int64_t size = bind->tile ? bind->tile : ONT_TILE_DEFAULT;
     for (; t.at < n; t.at += size) {
         int64_t m = n - t.at < size ? n - t.at : size;
         for (int step = 0; step < p->n_steps; step++) {
-            fetch_next(&t, step, m);
+            prefetch_next_tile(&t, step, m);
             run_step(&t, step, m);
             for (int k = 0; k < p->n_sinks; k++)
                 if (p->sink[k] == step) bind->drain(bind->context, k, result_of(&t, step), m);
@@ -179,8 +176,8 @@ static bool is_dtype(int64_t dtype)
     return dtype > ONT_UNDEFINED && dtype < ONT_DTYPE_COUNT && ont_dtype_size((ont_dtype)dtype);
 }
 
-/* Whether a step can run: nothing that comes out of attributes is trusted to be an index. */
-static bool is_sound(const ont_tile_program *p, int step)
+/* Whether a step is valid. Attributes may come from a file, so no number is trusted to be an index. */
+static bool is_valid(const ont_tile_program *p, int step)
 {
     const ont_tile_step *s = &p->steps[step];
     const ont_simd_table *plain = ont_simd_plain();
@@ -205,35 +202,35 @@ ont_status ont_tile_read(const ont_node *node, ont_tile_program *p)
     const double *parameters = ont_attr_floats(node, "parameters", &n_parameters);
     *p = (ont_tile_program){.n_operands = (int)node->n_inputs, .n_steps = (int)(n_steps / INTS_PER_STEP),
                             .n_results = (int)n_results, .n_sinks = (int)n_sinks};
-    bool sound = n_steps && n_steps % INTS_PER_STEP == 0 && n_steps <= ONT_TILE_STEPS * INTS_PER_STEP &&
+    bool valid = n_steps && n_steps % INTS_PER_STEP == 0 && n_steps <= ONT_TILE_STEPS * INTS_PER_STEP &&
                  n_parameters == n_steps / INTS_PER_STEP * 2 && n_results + n_sinks && n_results <= ONT_TILE_RESULTS &&
                  n_sinks <= ONT_TILE_SINKS && node->n_inputs <= ONT_TILE_OPERANDS;
-    for (int j = 0; sound && j < p->n_steps; j++) {
+    for (int j = 0; valid && j < p->n_steps; j++) {
         const int64_t *s = steps + j * INTS_PER_STEP;
-        sound = s[0] >= 0 && s[0] < ONT_TILE_KINDS && s[1] >= 0 && s[1] < ONT_LOOP_COUNT && is_dtype(s[2]) &&
+        valid = s[0] >= 0 && s[0] < ONT_TILE_KINDS && s[1] >= 0 && s[1] < ONT_LOOP_COUNT && is_dtype(s[2]) &&
                 is_dtype(s[3]);
-        if (!sound) break;
+        if (!valid) break;
         p->steps[j] = (ont_tile_step){.kind = (ont_tile_kind)s[0], .loop = (ont_loop)s[1], .in = (ont_dtype)s[2],
                                       .out = (ont_dtype)s[3], .n_operands = arity[s[0]], .stream = s[7],
                                       .operand = {(int)s[4], (int)s[5], (int)s[6]},
                                       .p = {parameters[2 * j], parameters[2 * j + 1]}};
-        sound = is_sound(p, j);
+        valid = is_valid(p, j);
     }
-    for (size_t k = 0; sound && k < n_results; k++) {
-        sound = results[k] >= 0 && results[k] < p->n_steps;
+    for (size_t k = 0; valid && k < n_results; k++) {
+        valid = results[k] >= 0 && results[k] < p->n_steps;
         p->result[k] = (int)results[k];
-        if (sound) p->result_size[k] = ont_dtype_size(p->steps[p->result[k]].out);
+        if (valid) p->result_size[k] = ont_dtype_size(p->steps[p->result[k]].out);
     }
-    for (size_t k = 0; sound && k < n_sinks; k++) {
-        sound = sinks[k] >= 0 && sinks[k] < p->n_steps;
+    for (size_t k = 0; valid && k < n_sinks; k++) {
+        valid = sinks[k] >= 0 && sinks[k] < p->n_steps;
         p->sink[k] = (int)sinks[k];
     }
-    for (uint32_t i = 0; sound && i < node->n_inputs; i++) {
-        sound = ont_node_in(node, i) != NULL;
-        if (sound) p->operand_size[i] = ont_dtype_size(ont_node_in(node, i)->dtype);
+    for (uint32_t i = 0; valid && i < node->n_inputs; i++) {
+        valid = ont_node_in(node, i) != NULL;
+        if (valid) p->operand_size[i] = ont_dtype_size(ont_node_in(node, i)->dtype);
     }
-    if (!sound || (!n_sinks && p->result[0] != p->n_steps - 1) || !ont_tile_link(p))
-        return ont_fail(ONT_EINVAL, "the steps make no program");
+    if (!valid || (!n_sinks && p->result[0] != p->n_steps - 1) || !ont_tile_link(p))
+        return ont_fail(ONT_EINVAL, "attributes do not describe a valid program");
     return ONT_OK;
 }
 

@@ -6,7 +6,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-static ont_status read_list(const ont_node *node, const char *name, int64_t otherwise, int n, int64_t least,
+static ont_status read_list(const ont_node *node, const char *name, int64_t otherwise, int n, int64_t min,
                             int64_t *out)
 {
     int given;
@@ -15,12 +15,12 @@ static ont_status read_list(const ont_node *node, const char *name, int64_t othe
     if (given >= 0 && given != n) return ont_fail(ONT_EINVAL, "%s has %d entries, expected %d", name, given, n);
     for (int i = 0; i < n; i++) {
         out[i] = given < 0 ? otherwise : values[i];
-        if (out[i] < least || out[i] > INT32_MAX) return ont_fail(ONT_EINVAL, "%s[%d] is %" PRId64, name, i, out[i]);
+        if (out[i] < min || out[i] > INT32_MAX) return ont_fail(ONT_EINVAL, "%s[%d] is %" PRId64, name, i, out[i]);
     }
     return ONT_OK;
 }
 
-/* auto_pad SAME_*: ceil(in / stride) outputs, with the odd cell of padding at the end or at the beginning. */
+/* SAME_*: ceil(in / stride) outputs; the odd cell of padding is at the end (upper) or at the beginning. */
 static void pad_same(ont_window *w, int d, int64_t extent, bool upper)
 {
     int64_t outputs = (w->in[d] + w->stride[d] - 1) / w->stride[d];
@@ -46,7 +46,7 @@ static ont_status set_output(const ont_node *node, ont_window *w, int d, const c
     return ONT_OK;
 }
 
-/* Zeros count as ones, as in ont_shape_bytes(), so that overflow does not depend on the order of multiplication. */
+/* The product of the dims. Zeros count as ones in the overflow check, so that the order of the dims does not matter. */
 static ont_status count(const char *what, const int64_t *dims, int rank, int64_t *result)
 {
     int64_t product = 1;

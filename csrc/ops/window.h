@@ -1,5 +1,5 @@
 /*
- * Geometry of a window that slides over one to three spatial dims, for convolution and pooling.
+ * Geometry of a sliding window over one to three spatial dims, for convolution and pooling.
  */
 #ifndef ONT_OPS_WINDOW_H
 #define ONT_OPS_WINDOW_H

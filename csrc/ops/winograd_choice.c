@@ -1,13 +1,14 @@
 /*
- * Which convolutions go to Winograd's algorithm, and the kernels' entry points. Where the multiplications saved are
- * few, none; else what is faster on a small convolution of the same kind, measured once a process: a shape's choice
- * does not change.
+ * Which convolutions use Winograd's algorithm, and the entry points of its kernels. Where it saves enough
+ * multiplications, it is compared with oneDNN on a small convolution of the same form, once per process, so that the
+ * choice for a shape does not change.
  */
 #include <pthread.h>
 #include <string.h>
 
 #include "base/alloc.h"
 #include "base/clock.h"
+#include "base/int_math.h"
 #include "base/log.h"
 #include "base/parallel.h"
 #include "device/gemm.h"
@@ -21,40 +22,38 @@ void ont_winograd_enable(bool on)
     enabled = on;
 }
 
-/* ---- measurement ---- */
+/* ---- benchmark ---- */
 
-enum { SAMPLE_TILES = 128, SAMPLE_CHANNELS = 128, SAMPLE_RESULT = 64, ROUNDS = 4, KNOWN = 256 };
-static const double GAIN = 0.9;     /* of oneDNN's time: the results are less accurate, so a tie is not enough */
-static const double SMALLEST = 1e7; /* multiplications */
-
-static int64_t ceil_to(int64_t n, int64_t multiple)
-{
-    return (n + multiple - 1) / multiple * multiple;
-}
+enum { SAMPLE_TILES = 128, SAMPLE_CHANNELS = 128, SAMPLE_RESULT = 64, ROUNDS = 4, CACHE_ENTRIES = 256 };
+static const double GAIN = 0.9; /* of oneDNN's time: the results are less accurate, so a tie is not enough */
+static const double MIN_MULTIPLICATIONS = 1e7;
 
 static double multiplications(const ont_conv *c)
 {
     return 9.0 * (double)(c->n * c->out[1] * c->out[2]) * (double)(c->c * c->o);
 }
 
-/* Multiplications per one of the direct way; channels and tiles count with what fills their blocks. */
-static double share(const ont_conv *c, ont_conv_kind kind)
+/* Multiplications relative to direct convolution; channels and tiles are rounded up to whole blocks. */
+static double relative_cost(const ont_conv *c, ont_conv_kind kind)
 {
     const int64_t *out = kind == ONT_CONV_GRAD_INPUT ? c->in : c->out;
-    double tiles = (double)(c->n * (ceil_to(out[1], 4) / 4) * (ceil_to(out[2], 4) / 4));
-    return 36 * tiles * (double)ceil_to(c->c, 16) * (double)ceil_to(c->o, 16) / multiplications(c);
+    double tiles = (double)(c->n * (ont_round_up(out[1], 4) / 4) * (ont_round_up(out[2], 4) / 4));
+    return 36 * tiles * (double)ont_round_up(c->c, 16) * (double)ont_round_up(c->o, 16) / multiplications(c);
 }
 
-/* Fewer images, rows and channels, so that a round takes a few milliseconds; batches of many sizes are one sample. */
+/*
+ * A smaller convolution, which takes a few milliseconds: fewer images, rows and channels. Batch sizes are rounded to
+ * powers of two, so that many of them share a sample.
+ */
 static ont_conv sample_of(const ont_conv *c)
 {
     ont_conv s = *c;
-    int64_t columns = ceil_to(s.out[2], 4) / 4, rows = SAMPLE_TILES / columns + 1;
+    int64_t columns = ont_round_up(s.out[2], 4) / 4, rows = SAMPLE_TILES / columns + 1;
     if (s.out[1] > 4 * rows) {
         s.out[1] = 4 * rows;
         s.in[1] = s.out[1] + 2 - s.pad[1] - s.pad_end[1];
     }
-    int64_t each = columns * (ceil_to(s.out[1], 4) / 4), images = 1;
+    int64_t each = columns * (ont_round_up(s.out[1], 4) / 4), images = 1;
     while (images < s.n && images * each < SAMPLE_TILES) images *= 2;
     s.n = images;
     if (s.c > SAMPLE_CHANNELS) s.c = SAMPLE_CHANNELS;
@@ -62,16 +61,16 @@ static ont_conv sample_of(const ont_conv *c)
     return s;
 }
 
-typedef struct trial {
+typedef struct benchmark {
     ont_dnnl_conv *direct;
     ont_winograd winograd;
     void *data[4]; /* x, w, y, work */
     size_t bytes[4];
-} trial;
+} benchmark;
 
-static bool trial_init(trial *t, const ont_conv *c, ont_conv_kind kind, int threads)
+static bool benchmark_init(benchmark *t, const ont_conv *c, ont_conv_kind kind, int threads)
 {
-    *t = (trial){0};
+    *t = (benchmark){0};
     if (ont_dnnl_conv_create(c, kind, false, &t->direct) != ONT_OK) return false;
     ont_winograd_init(c, kind, threads, &t->winograd);
     size_t work = ont_dnnl_conv_work_bytes(t->direct);
@@ -87,13 +86,13 @@ static bool trial_init(trial *t, const ont_conv *c, ont_conv_kind kind, int thre
     return true;
 }
 
-static void trial_deinit(trial *t)
+static void benchmark_deinit(benchmark *t)
 {
     for (int i = 0; i < 4; i++) ont_buffer_free(t->data[i], t->bytes[i]);
     ont_dnnl_conv_destroy(t->direct);
 }
 
-static void run_winograd(const trial *t)
+static void run_winograd(const benchmark *t)
 {
     float *x = t->data[0], *w = t->data[1], *y = t->data[2];
     switch (t->winograd.kind) {
@@ -103,34 +102,34 @@ static void run_winograd(const trial *t)
     }
 }
 
-/* Least seconds of both, which take turns; the first round warms up. False without memory. */
+/* The fewest seconds of oneDNN and of Winograd, run alternately; the first round warms up. False without memory. */
 static bool measure(const ont_conv *c, ont_conv_kind kind, int threads, double best[2])
 {
-    trial t;
-    bool ok = trial_init(&t, c, kind, threads);
+    benchmark t;
+    bool ok = benchmark_init(&t, c, kind, threads);
     best[0] = best[1] = 1e9;
     for (int round = 0; ok && round < ROUNDS; round++) {
         double start = ont_seconds();
         ok = ont_dnnl_conv_run(t.direct, t.data[0], t.data[1], t.data[2], NULL, t.data[3]) == ONT_OK;
         double middle = ont_seconds();
         run_winograd(&t);
-        double took[2] = {middle - start, ont_seconds() - middle};
+        double seconds[2] = {middle - start, ont_seconds() - middle};
         for (int i = 0; round && i < 2; i++)
-            if (took[i] < best[i]) best[i] = took[i];
+            if (seconds[i] < best[i]) best[i] = seconds[i];
     }
-    trial_deinit(&t);
+    benchmark_deinit(&t);
     return ok;
 }
 
-typedef struct known {
+typedef struct cache_entry {
     ont_conv sample;
     ont_conv_kind kind;
     int threads;
     bool faster;
-} known;
+} cache_entry;
 
-static known cache[KNOWN];
-static size_t n_known;
+static cache_entry cache[CACHE_ENTRIES];
+static size_t n_entries;
 static pthread_mutex_t cache_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static bool same_sample(const ont_conv *a, const ont_conv *b)
@@ -142,52 +141,50 @@ static bool same_sample(const ont_conv *a, const ont_conv *b)
     return same;
 }
 
-static const known *find(const known *k)
+static const cache_entry *find(const cache_entry *k)
 {
-    for (size_t i = 0; i < n_known; i++)
+    for (size_t i = 0; i < n_entries; i++)
         if (cache[i].kind == k->kind && cache[i].threads == k->threads && same_sample(&cache[i].sample, &k->sample))
             return &cache[i];
     return NULL;
 }
 
-/* What is known of the kind of k, and whether there is room to note more. */
-static bool look_up(known *k, bool *room)
+/* Completes k from the cache, and says whether the cache has room for another entry. */
+static bool look_up(cache_entry *k, bool *room)
 {
     pthread_mutex_lock(&cache_lock);
-    const known *before = find(k);
+    const cache_entry *before = find(k);
     if (before) *k = *before;
-    *room = n_known < KNOWN;
+    *room = n_entries < CACHE_ENTRIES;
     pthread_mutex_unlock(&cache_lock);
     return before != NULL;
 }
 
-/* No lock is held while it measures and logs, which may wait for Python; what another thread has found by then stands.
- */
+/* The lock is not held while measuring and logging, which may wait for the GIL. A sample's first result is kept. */
 static bool is_faster(const ont_conv *c, ont_conv_kind kind)
 {
-    known k = {.sample = sample_of(c), .kind = kind, .threads = ont_parallel_threads()};
-    double took[2];
+    cache_entry k = {.sample = sample_of(c), .kind = kind, .threads = ont_parallel_threads()};
+    double seconds[2];
     bool room;
     if (look_up(&k, &room)) return k.faster;
-    if (!room || !measure(&k.sample, kind, k.threads, took)) return false;
-    k.faster = took[1] < GAIN * took[0];
+    if (!room || !measure(&k.sample, kind, k.threads, seconds)) return false;
+    k.faster = seconds[1] < GAIN * seconds[0];
     ont_log(ONT_LOG_DEBUG,
-            "convolution of %lld to %lld channels, %lld x %lld, part %d: oneDNN %.0f us, Winograd %.0f us",
-            (long long)c->c, (long long)c->o, (long long)c->out[1], (long long)c->out[2], (int)kind, took[0] * 1e6,
-            took[1] * 1e6);
+            "convolution of %lld to %lld channels, %lld x %lld, kind %d: oneDNN %.0f us, Winograd %.0f us",
+            (long long)c->c, (long long)c->o, (long long)c->out[1], (long long)c->out[2], (int)kind, seconds[0] * 1e6,
+            seconds[1] * 1e6);
     pthread_mutex_lock(&cache_lock);
-    const known *before = find(&k);
+    const cache_entry *before = find(&k);
     if (before) k = *before;
-    else if (n_known < KNOWN) cache[n_known++] = k;
+    else if (n_entries < CACHE_ENTRIES) cache[n_entries++] = k;
     pthread_mutex_unlock(&cache_lock);
     return k.faster;
 }
 
 /* ---- kernels ---- */
 
-/* Whether oneDNN's kernel would take the node. Without it there is nothing to compare with: products of windows are
- * slower. */
-static bool has_rival(const ont_node *node)
+/* Whether oneDNN's kernel accepts the node. Otherwise the alternative is unrolled windows and GEMM, which is slower. */
+static bool onednn_accepts(const ont_node *node)
 {
     for (uint32_t i = 0; i < node->op->n_kernels; i++) {
         const ont_kernel *k = &node->op->kernels[i];
@@ -204,9 +201,10 @@ const char *ont_winograd_accept(const ont_node *node)
     if (ont_node_in(node, 0)->shape.rank != 4) return "not two spatial dims";
     if (ont_conv_read(node, &c, &kind) != ONT_OK) return "the window does not fit";
     const char *refusal = ont_winograd_refuses(&c);
-    if (refusal || !has_rival(node)) return refusal;
-    if (ont_gemm_is_by_rule()) return "no stopwatch may decide";
-    if (multiplications(&c) < SMALLEST || share(&c, kind) > GAIN) return "too few multiplications saved";
+    if (refusal || !onednn_accepts(node)) return refusal;
+    if (ont_gemm_is_deterministic()) return "the choice must not depend on measurements";
+    if (multiplications(&c) < MIN_MULTIPLICATIONS || relative_cost(&c, kind) > GAIN)
+        return "too few multiplications saved";
     return is_faster(&c, kind) ? NULL : "oneDNN is faster";
 }
 

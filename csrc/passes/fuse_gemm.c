@@ -1,65 +1,69 @@
 /*
- * What happens to a matrix product at once, while its result is in a register: the row that a linear layer adds, and
- * the way of a 16-bit product to float32. After differentiation, so that the rules see the parts: before widening,
- * which would put Casts between them, and once more for the Casts that it did put there. A result that anybody else
- * reads stays.
+ * Fuses the epilogue of a matrix product into FusedMatMul: Add of a bias (n), and Cast of a 16-bit result to float32.
+ *
+ *   Add(MatMul(A, B), bias)    -> FusedMatMul(A, B, bias)
+ *   Cast(MatMul(A, B), float)  -> FusedMatMul(A, B) {to = float}
+ *
+ * Runs after differentiation, because the gradient rules are written for the parts; before passes/widen.c, which would
+ * insert Casts between them; and once more to fuse those Casts. Only where the product has no other user.
  */
 #include <string.h>
 
 #include "ops/matmul.h"
 #include "passes/pass.h"
 
-static bool is_product(const ont_node *node)
+static bool is_matmul(const ont_node *node)
 {
     return ont_node_is(node, "", "MatMul") || ont_node_is(node, ONT_DOMAIN, "FusedMatMul");
 }
 
-/* ---- a row added ---- */
+/* ---- bias ---- */
 
-/* The row that `reader` adds to the product; NULL: it does something else. */
-static ont_value *row_added(const ont_node *product, const ont_node *reader)
+/* The bias that `user` adds to the product; NULL where it does anything else. */
+static ont_value *added_bias(const ont_node *product, const ont_node *user)
 {
     const ont_value *y = product->outputs[0];
-    ont_product p;
-    if (!ont_node_is(reader, "", "Add") || product->n_inputs > 2 || ont_attr_float(product, "alpha", 1.0) != 1)
+    ont_matmul_desc p;
+    if (!ont_node_is(user, "", "Add") || product->n_inputs > 2 || ont_attr_float(product, "alpha", 1.0) != 1)
         return NULL;
-    if (ont_product_read(product, &p) != ONT_OK || p.vector_b || !ont_dtype_is_float(y->dtype)) return NULL;
-    ont_value *row = ont_node_in(reader, ont_node_in(reader, 0) == y);
-    if (row == y || row->dtype != y->dtype || y->dtype != ont_node_in(product, 0)->dtype) return NULL;
-    return ont_product_is_row(&p, &row->shape) && ont_shape_equal(&reader->outputs[0]->shape, &y->shape) ? row : NULL;
+    if (ont_matmul_desc_read(product, &p) != ONT_OK || p.vector_b || !ont_dtype_is_float(y->dtype)) return NULL;
+    ont_value *bias = ont_node_in(user, ont_node_in(user, 0) == y);
+    if (bias == y || bias->dtype != y->dtype || y->dtype != ont_node_in(product, 0)->dtype) return NULL;
+    bool fits = ont_matmul_desc_is_bias(&p, &bias->shape) && ont_shape_equal(&user->outputs[0]->shape, &y->shape);
+    return fits ? bias : NULL;
 }
 
-/* One node at the place of `reader`, where the row is known as well. */
-static ont_status join(ont_graph *g, ont_node *product, ont_node *reader, ont_value *row, ont_node **joined)
+/* Replaces both nodes by one in the place of `user`, where the bias is defined as well. */
+static ont_status fuse_bias(ont_graph *g, ont_node *product, ont_node *user, ont_value *bias, ont_node **fused)
 {
-    ont_value *inputs[] = {ont_node_in(product, 0), ont_node_in(product, 1), row};
-    ont_builder b = {.graph = g, .before = reader, .backward = product->backward, .origin = product->origin};
+    ont_value *inputs[] = {ont_node_in(product, 0), ont_node_in(product, 1), bias};
+    ont_builder b = {.graph = g, .before = user, .backward = product->backward, .origin = product->origin};
     ont_node *node = ont_build_node(&b, ONT_DOMAIN, "FusedMatMul", inputs, 3, 1);
     if (!node) return b.status;
     node->name = product->name;
     ONT_TRY(ont_attr_copy_all(g, node, product));
     ont_build_done(&b, node);
     ONT_TRY(b.status);
-    ont_value_replace_uses(g, reader->outputs[0], node->outputs[0]);
-    ont_graph_remove_node(g, reader);
+    ont_value_replace_uses(g, user->outputs[0], node->outputs[0]);
+    ont_graph_remove_node(g, user);
     ont_graph_remove_node(g, product);
-    *joined = node;
+    *fused = node;
     return ONT_OK;
 }
 
-/* ---- to float32 without rounding first ---- */
+/* ---- Cast to float32 ---- */
 
-/* The Cast of the product to float32, with nothing but views between; NULL: none. */
-static ont_node *cast_behind(const ont_graph *g, const ont_node *product)
+/* The Cast of the product to float32, with only views in between; NULL where there is none. */
+static ont_node *cast_of(const ont_graph *g, const ont_node *product)
 {
     const ont_value *y = product->outputs[0];
-    ont_node *reader = ont_single_user_in_phase(g, y);
+    ont_node *user = ont_single_user_in_phase(g, y);
     if (y->dtype != ONT_BFLOAT16 && y->dtype != ONT_FLOAT16) return NULL;
-    while (reader && reader->op->flags & ONT_OP_VIEW && reader->inputs[0].value == y) {
-        y = reader->outputs[0];
-        reader = ont_single_user_in_phase(g, y);
+    while (user && user->op->flags & ONT_OP_VIEW && user->inputs[0].value == y) {
+        y = user->outputs[0];
+        user = ont_single_user_in_phase(g, y);
     }
-    return reader && ont_node_is(reader, "", "Cast") && reader->outputs[0]->dtype == ONT_FLOAT32 ? reader : NULL;
+    return user && ont_node_is(user, "", "Cast") && user->outputs[0]->dtype == ONT_FLOAT32 ? user : NULL;
 }
 
 static ont_status absorb_cast(ont_graph *g, ont_node *product, ont_node *cast)
@@ -72,7 +76,7 @@ static ont_status absorb_cast(ont_graph *g, ont_node *product, ont_node *cast)
     product->version = op->since;
     ONT_TRY(ont_attr_set_int(g, product, "to", ONT_FLOAT32));
     ont_value *y = ont_node_in(cast, 0);
-    for (ont_value *v = y;; v = v->def->inputs[0].value) { /* the views as well */
+    for (ont_value *v = y;; v = v->def->inputs[0].value) { /* the views, too */
         v->dtype = ONT_FLOAT32;
         if (v->def == product) break;
     }
@@ -85,12 +89,12 @@ ont_status ont_pass_fuse_gemm(ont_graph *g)
 {
     for (ont_node *node = g->first, *next; node; node = next) {
         next = node->next;
-        if (!is_product(node)) continue;
-        ont_node *reader = ont_single_user_in_phase(g, node->outputs[0]), *cast;
-        ont_value *row = reader ? row_added(node, reader) : NULL;
-        if (row && next == reader) next = reader->next;
-        if (row) ONT_TRY(join(g, node, reader, row, &node));
-        cast = g->device ? NULL : cast_behind(g, node); /* a device's library has its row in the type of its result */
+        if (!is_matmul(node)) continue;
+        ont_node *user = ont_single_user_in_phase(g, node->outputs[0]), *cast;
+        ont_value *bias = user ? added_bias(node, user) : NULL;
+        if (bias && next == user) next = user->next;
+        if (bias) ONT_TRY(fuse_bias(g, node, user, bias, &node));
+        cast = g->device ? NULL : cast_of(g, node); /* cuBLASLt takes the bias in the dtype of C */
         if (cast && next == cast) next = cast->next;
         if (cast) ONT_TRY(absorb_cast(g, node, cast));
     }

@@ -12,12 +12,12 @@ static ont_node *product_of(const ont_value *v, int64_t columns)
 {
     for (const ont_use *use = v->uses; use; use = use->next) {
         ont_node *user = use->user;
-        ont_product p;
+        ont_matmul_desc p;
         if (ont_node_in(user, 0) != v) continue;
         ont_node *through_view = ont_node_is_view(user) ? product_of(user->outputs[0], columns) : NULL;
         if (through_view) return through_view;
         if (ont_node_is(user, ONT_DOMAIN, "FusedMatMul") && user->n_outputs == 1 && v->dtype == ONT_FLOAT32 &&
-            ont_product_read(user, &p) == ONT_OK && p.trans_a && p.a.rank == 2 && p.m == columns)
+            ont_matmul_desc_read(user, &p) == ONT_OK && p.trans_a && p.a.rank == 2 && p.m == columns)
             return user;
     }
     return NULL;

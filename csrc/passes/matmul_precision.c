@@ -3,7 +3,7 @@
  * supports that and the matmul gains. "medium" rounds both operands to bfloat16. "high" splits each operand into the
  * sum of two bfloat16 numbers and omits the product of the low parts: three matmuls with an error of 2^-16 of the
  * operands' magnitude, for processors with AMX, where a 16-bit matmul costs an eighth. One kernel splits the operands
- * while it packs them, and adds the three products in registers (simd/gemm_split.h). "highest" changes nothing. Source
+ * while it packs them, and adds the three products in registers (simd/gemm_bf16x3.h). "highest" changes nothing. Source
  * of the split: Henry, Tang and Heinecke, "Leveraging the bfloat16 Artificial Intelligence Datatype For
  * Higher-Precision Computations", 2019.
  */
@@ -26,7 +26,7 @@ int ont_matmul_precision_setting(void)
 }
 
 /* Rounding costs one pass over each operand: profitable for large matmuls only. */
-static bool is_profitable(const ont_product *p)
+static bool is_profitable(const ont_matmul_desc *p)
 {
     return p->k >= 64 && p->m >= 32 && p->n >= 32 && p->m * p->n >= 128 * (p->m + p->n);
 }
@@ -34,13 +34,13 @@ static bool is_profitable(const ont_product *p)
 /* Gemm is taken only as a linear layer (beta 1). */
 static bool is_float32_matmul(const ont_node *node, bool always)
 {
-    ont_product p;
+    ont_matmul_desc p;
     bool gemm = ont_node_is(node, "", "Gemm");
     if (!gemm && !ont_node_is(node, "", "MatMul") && !ont_node_is(node, ONT_DOMAIN, "FusedMatMul")) return false;
     if (ont_node_in(node, 0)->dtype != ONT_FLOAT32 || ont_node_in(node, 1)->dtype != ONT_FLOAT32) return false;
-    if (ont_product_read(node, &p) != ONT_OK || p.vector_a || p.vector_b) return false;
+    if (ont_matmul_desc_read(node, &p) != ONT_OK || p.vector_a || p.vector_b) return false;
     if (gemm && ont_node_in(node, 2) && ont_attr_float(node, "beta", 1.0) != 1) return false;
-    ont_product_fold(&p);
+    ont_matmul_desc_fold_batch(&p);
     return always || is_profitable(&p);
 }
 
@@ -62,8 +62,8 @@ static ont_status lower(ont_graph *g, ont_node *node, ont_matmul_precision preci
     ont_builder b = {.graph = g, .before = node, .backward = node->backward, .origin = node->origin};
     ont_value *x = ont_node_in(node, 0), *y = ont_node_in(node, 1), *c = ont_node_in(node, 2), *sum;
     if (precision == ONT_PRECISION_HIGH) {
-        if (ont_node_is(node, ONT_DOMAIN, "FusedMatMul")) return ont_attr_set_int(g, node, "split", 1);
-        sum = build_matmul(&b, node, x, y, "split", 1);
+        if (ont_node_is(node, ONT_DOMAIN, "FusedMatMul")) return ont_attr_set_int(g, node, "bf16x3", 1);
+        sum = build_matmul(&b, node, x, y, "bf16x3", 1);
     } else {
         ont_value *x16 = ont_build_cast(&b, x, ONT_BFLOAT16), *y16 = ont_build_cast(&b, y, ONT_BFLOAT16);
         sum = build_matmul(&b, node, x16, y16, "to", ONT_FLOAT32);
@@ -81,7 +81,7 @@ ont_status ont_pass_matmul_precision(ont_graph *g)
     bool always = setting_now & ALWAYS;
     ont_matmul_precision precision = (ont_matmul_precision)(setting_now & ~ALWAYS);
     if (precision == ONT_PRECISION_HIGHEST || g->device) return ONT_OK;
-    bool has = precision == ONT_PRECISION_HIGH ? ont_matmul_splits() : always || ont_matmul_half_is_fast();
+    bool has = precision == ONT_PRECISION_HIGH ? ont_matmul_has_bf16x3() : always || ont_matmul_half_is_fast();
     if (!has) return ONT_OK;
     for (ont_node *node = g->first, *next; node; node = next) {
         next = node->next;

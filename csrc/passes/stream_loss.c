@@ -19,7 +19,7 @@ enum { MIN_SCORES_BYTES = 4 << 20 };
 typedef struct head {
     ont_node *loss, *grad, *product;
     ont_value *h, *w, *row;                    /* (..., k), (k, n) or (n, k), and the bias (n) or NULL */
-    ont_product p;
+    ont_matmul_desc p;
     ont_value *grad_h, *grad_w, *grad_row;     /* NULL: not needed */
 } head;
 
@@ -29,15 +29,16 @@ static int64_t last_dim(const ont_value *v)
 }
 
 /* A matmul of float32 matrices without scale; `row`: a bias is allowed. */
-static bool is_matmul(const ont_node *node, bool row, ont_product *p)
+static bool is_matmul(const ont_node *node, bool row, ont_matmul_desc *p)
 {
     bool gemm = ont_node_is(node, "", "Gemm");
     if (!gemm && !ont_node_is(node, "", "MatMul") && !ont_node_is(node, ONT_DOMAIN, "FusedMatMul")) return false;
-    if (ont_product_read(node, p) != ONT_OK || p->alpha != 1 || p->vector_a || p->vector_b) return false;
+    if (ont_matmul_desc_read(node, p) != ONT_OK || p->alpha != 1 || p->vector_a || p->vector_b) return false;
     if (ont_node_in(node, 0)->dtype != ONT_FLOAT32 || node->outputs[0]->dtype != ONT_FLOAT32) return false;
     const ont_value *c = ont_node_in(node, 2);
     if (!c) return true;
-    return row && c->dtype == ONT_FLOAT32 && ont_product_is_row(p, &c->shape) && ont_attr_float(node, "beta", 1.0) == 1;
+    return row && c->dtype == ONT_FLOAT32 && ont_matmul_desc_is_bias(p, &c->shape) &&
+           ont_attr_float(node, "beta", 1.0) == 1;
 }
 
 /* ---- forward: matmul, views, loss ---- */
@@ -113,7 +114,7 @@ static bool set_once(ont_value **gradient, ont_node *node, const ont_value *oper
 /* Whether `node`, whose input `at` is the logits' gradient d, is one of the gradients of the linear layer. */
 static bool match_user(head *x, ont_node *node, uint32_t at)
 {
-    ont_product p;
+    ont_matmul_desc p;
     if (ont_node_is(node, ONT_DOMAIN, "SumTo")) return x->row && set_once(&x->grad_row, node, x->row);
     if (!is_matmul(node, false, &p)) return false;
     ont_value *d = ont_node_in(node, at), *other = ont_node_in(node, !at);

@@ -141,12 +141,12 @@ static PyObject *build_info(PyObject *module, PyObject *unused)
     (void)unused;
     size_t n, n_providers;
     ont_op_all(&n);
-    const ont_gemm_provider *providers = ont_gemm_providers(&n_providers);
+    const ont_gemm_backend *providers = ont_gemm_backends(&n_providers);
     PyObject *gemm = PyList_New(0);
     for (size_t i = 0; gemm && i <= n_providers; i++) {
         bool ours = i == n_providers;
-        if (ours ? !ont_gemm_kernel_of(ONT_GEMM_TILED, ONT_FLOAT32)
-                 : !ont_gemm_is_there(&providers[i], ONT_FLOAT32, ont_parallel_threads()))
+        if (ours ? !ont_gemm_native_kernel(ONT_GEMM_NATIVE, ONT_FLOAT32)
+                 : !ont_gemm_is_available(&providers[i], ONT_FLOAT32, ont_parallel_threads()))
             continue;
         PyObject *name = PyUnicode_FromString(ours ? "tiled" : providers[i].name);
         if (!name || PyList_Append(gemm, name) < 0) Py_CLEAR(gemm);
@@ -156,7 +156,7 @@ static PyObject *build_info(PyObject *module, PyObject *unused)
     return Py_BuildValue("{ss sn si sO ss sN sO}", "version", ONT_VERSION, "operators", (Py_ssize_t)n, "threads",
                          ont_parallel_threads(), "dlpack_exchange", ont_get_state(module)->dlpack ? Py_True : Py_False,
                          "isa", ont_simd()->isa, "gemm", gemm, "split_products",
-                         ont_gemm_kernel_of(ONT_GEMM_SPLIT, ONT_FLOAT32) ? Py_True : Py_False);
+                         ont_gemm_native_kernel(ONT_GEMM_BF16X3, ONT_FLOAT32) ? Py_True : Py_False);
 }
 
 static PyObject *set_flush_denormals(PyObject *module, PyObject *args)
@@ -173,7 +173,7 @@ static PyObject *set_deterministic(PyObject *module, PyObject *args)
     (void)module;
     int on;
     if (!PyArg_ParseTuple(args, "p:set_deterministic", &on)) return NULL;
-    ont_gemm_by_rule(on);
+    ont_gemm_set_deterministic(on);
     Py_RETURN_NONE;
 }
 
@@ -202,29 +202,29 @@ static PyObject *recompute_everywhere(PyObject *module, PyObject *args)
 }
 
 /* The provider, or one of the ways that are none's, by name. */
-static bool find_way(const char *name, ont_gemm_way *way, const ont_gemm_provider **provider, ont_gemm *g,
+static bool find_way(const char *name, ont_gemm_impl *way, const ont_gemm_backend **provider, ont_gemm *g,
                      ont_dtype *out)
 {
     static const struct {
         const char *name;
-        ont_gemm_way way;
+        ont_gemm_impl way;
         ont_dtype dtype, out;
     } ways[] = {
         {"matmul", ONT_GEMM_PRIMITIVE, ONT_FLOAT32, ONT_FLOAT32},
         {"bfloat16", ONT_GEMM_PRIMITIVE, ONT_BFLOAT16, ONT_BFLOAT16},
         {"bfloat16 to float32", ONT_GEMM_PRIMITIVE, ONT_BFLOAT16, ONT_FLOAT32},
-        {"tiled", ONT_GEMM_TILED, ONT_FLOAT32, ONT_FLOAT32},
-        {"split", ONT_GEMM_SPLIT, ONT_FLOAT32, ONT_FLOAT32},
-        {"tiled bfloat16", ONT_GEMM_TILED, ONT_BFLOAT16, ONT_BFLOAT16},
-        {"tiled bfloat16 to float32", ONT_GEMM_TILED, ONT_BFLOAT16, ONT_FLOAT32},
+        {"tiled", ONT_GEMM_NATIVE, ONT_FLOAT32, ONT_FLOAT32},
+        {"split", ONT_GEMM_BF16X3, ONT_FLOAT32, ONT_FLOAT32},
+        {"tiled bfloat16", ONT_GEMM_NATIVE, ONT_BFLOAT16, ONT_BFLOAT16},
+        {"tiled bfloat16 to float32", ONT_GEMM_NATIVE, ONT_BFLOAT16, ONT_FLOAT32},
     };
     size_t count;
-    const ont_gemm_provider *providers = ont_gemm_providers(&count);
+    const ont_gemm_backend *providers = ont_gemm_backends(&count);
     g->dtype = *out = ONT_FLOAT32;
     for (size_t i = 0; i < count; i++) {
         if (strcmp(providers[i].name, name)) continue;
         *provider = &providers[i];
-        return ont_gemm_is_there(&providers[i], ONT_FLOAT32, ont_parallel_threads());
+        return ont_gemm_is_available(&providers[i], ONT_FLOAT32, ont_parallel_threads());
     }
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
         if (strcmp(ways[i].name, name)) continue;
@@ -232,7 +232,7 @@ static bool find_way(const char *name, ont_gemm_way *way, const ont_gemm_provide
         g->dtype = ways[i].dtype;
         *out = ways[i].out;
         if (*way == ONT_GEMM_PRIMITIVE) return !ont_dnnl_matmul_refuses(g->dtype);
-        return ont_gemm_kernel_of(*way, g->dtype) != NULL;
+        return ont_gemm_native_kernel(*way, g->dtype) != NULL;
     }
     return false;
 }
@@ -250,13 +250,13 @@ static PyObject *measure_gemm(PyObject *module, PyObject *args)
     if (m < 1 || n < 1 || k < 1 || m > INT32_MAX || n > INT32_MAX || k > INT32_MAX)
         return PyErr_Format(PyExc_ValueError, "m, n and k must be positive 32-bit numbers");
     ont_gemm g = {ONT_FLOAT32, trans_a, trans_b, m, n, k, trans_a ? m : k, trans_b ? k : n, n, 1, 0};
-    ont_gemm_way way = ONT_GEMM_PROVIDER;
-    const ont_gemm_provider *provider = NULL;
+    ont_gemm_impl way = ONT_GEMM_BACKEND;
+    const ont_gemm_backend *provider = NULL;
     ont_dtype out;
     if (!find_way(name, &way, &provider, &g, &out)) Py_RETURN_NONE;
     double took;
     Py_BEGIN_ALLOW_THREADS
-    took = ont_gemm_measure(way, provider, &g, out);
+    took = ont_gemm_benchmark(way, provider, &g, out);
     Py_END_ALLOW_THREADS
     return took < 0 ? PyErr_NoMemory() : PyFloat_FromDouble(took);
 }
@@ -264,7 +264,7 @@ static PyObject *measure_gemm(PyObject *module, PyObject *args)
 static PyObject *measured_products(PyObject *module, PyObject *unused)
 {
     (void)module, (void)unused;
-    char *text = ont_gemm_measured();
+    char *text = ont_gemm_cache_export();
     PyObject *result = text ? ont_text(text) : PyErr_NoMemory();
     ont_free(text);
     return result;
@@ -275,7 +275,7 @@ static PyObject *remember_products(PyObject *module, PyObject *args)
     (void)module;
     const char *text;
     if (!PyArg_ParseTuple(args, "s:remember_products", &text)) return NULL;
-    return PyLong_FromLong(ont_gemm_remember(text));
+    return PyLong_FromLong(ont_gemm_cache_import(text));
 }
 
 static PyMethodDef methods[] = {

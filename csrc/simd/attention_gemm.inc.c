@@ -51,7 +51,7 @@ static void transpose(const float *x, int64_t stride, int64_t rows, int64_t widt
                 if (lines == LANES) v[r] = load(from + r * stride);
                 else memcpy(&v[r], from + r * stride, (size_t)lines * sizeof *x);
             }
-            turn_all(v);
+            transpose_lanes(v);
             for (int64_t l = 0; l < lines; l++) store(y + (k + l) * ld + i, v[l]);
         }
 }

@@ -23,17 +23,17 @@ static void copy_vnni(const uint16_t *x, int64_t stride, int64_t rows, int64_t w
 {
     for (int64_t i = 0; i < rows; i += 2, x += 2 * stride, y += ld)
         for (int64_t k = 0; k < ld; k += LANES) {
-            __mmask16 inside = first_of_16(width - k), second = i + 1 < rows ? inside : 0;
+            __mmask16 inside = mask_first_16(width - k), second = i + 1 < rows ? inside : 0;
             __m256i low = _mm256_maskz_loadu_epi16(inside, x + (inside ? k : 0));
             __m256i high = _mm256_maskz_loadu_epi16(second, x + (second ? stride + k : 0));
-            _mm512_storeu_si512(y + k, joined(low, high));
+            _mm512_storeu_si512(y + k, interleave_bf16(low, high));
         }
 }
 
 /* Sixteen floats rounded to bfloat16; those from `n` on are read as 0. */
 INLINE __m256i load_as_bf16(const float *x, int64_t n)
 {
-    return (__m256i)_mm512_cvtneps_pbh(_mm512_maskz_loadu_ps(first_of_16(n), x));
+    return (__m256i)_mm512_cvtneps_pbh(_mm512_maskz_loadu_ps(mask_first_16(n), x));
 }
 
 static void to_bf16(const float *x, int64_t ldx, int64_t rows, int64_t width, float *y, int64_t ld)
@@ -48,7 +48,7 @@ static void to_bf16_vnni(const float *x, int64_t ldx, int64_t rows, int64_t widt
     for (int64_t i = 0; i < rows; i += 2, x += 2 * ldx, y += ld)
         for (int64_t k = 0; k < width; k += LANES) {
             __m256i high = i + 1 < rows ? load_as_bf16(x + ldx + k, width - k) : _mm256_setzero_si256();
-            _mm512_storeu_si512(y + k, joined(load_as_bf16(x + k, width - k), high));
+            _mm512_storeu_si512(y + k, interleave_bf16(load_as_bf16(x + k, width - k), high));
         }
 }
 

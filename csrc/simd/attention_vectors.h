@@ -52,12 +52,12 @@ INLINE vec exponential(vec x)
 /* The first n elements, with `fill` in the remaining lanes. */
 INLINE vec load_first(const float *p, int64_t n, float fill)
 {
-    return _mm512_mask_loadu_ps(SET(fill), first_of_16(n), p);
+    return _mm512_mask_loadu_ps(SET(fill), mask_first_16(n), p);
 }
 
 INLINE void store_first(float *p, int64_t n, vec x)
 {
-    _mm512_mask_storeu_ps(p, first_of_16(n), x);
+    _mm512_mask_storeu_ps(p, mask_first_16(n), x);
 }
 
 INLINE float max_lane(vec x) { return _mm512_reduce_max_ps(x); }

@@ -1,5 +1,5 @@
 /*
- * Chooses the kernel of large products: the instruction set is the one that simd.c chose.
+ * Selects the GEMM kernel of the instruction set that simd.c selected.
  */
 #include "simd/gemm_kernel.h"
 
@@ -11,8 +11,8 @@
 
 #include "simd/simd.h"
 
-extern const ont_gemm_kernel ont_gemm_kernel_avx2, ont_gemm_kernel_avx512, ont_gemm_split_avx512,
-    ont_gemm_pairs_avx512;
+extern const ont_gemm_kernel ont_gemm_kernel_avx2, ont_gemm_kernel_avx512, ont_gemm_bf16x3_avx512,
+    ont_gemm_bf16_avx512;
 
 const ont_gemm_kernel *ont_simd_gemm(void)
 {
@@ -20,8 +20,8 @@ const ont_gemm_kernel *ont_simd_gemm(void)
     return !strcmp(isa, "avx512") ? &ont_gemm_kernel_avx512 : !strcmp(isa, "avx2") ? &ont_gemm_kernel_avx2 : NULL;
 }
 
-/* The processor has tiles with bfloat16 products, and the system lets this process use them. */
-static bool has_tiles(void)
+/* Whether the processor has AMX with bfloat16, and the kernel grants this process the tile registers. */
+static bool probe_amx(void)
 {
     enum { REQUEST = 0x1023, TILE_DATA = 18, AMX_BF16 = 1 << 22, AMX_TILE = 1 << 24 }; /* arch_prctl; bits of cpuid 7 */
     unsigned a, b, c, d;
@@ -30,21 +30,21 @@ static bool has_tiles(void)
 }
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
-static bool tiles;
+static bool has_amx;
 
-static void look(void)
+static void detect_amx(void)
 {
-    tiles = has_tiles();
+    has_amx = probe_amx();
 }
 
-const ont_gemm_kernel *ont_simd_gemm_split(void)
+const ont_gemm_kernel *ont_simd_gemm_bf16x3(void)
 {
-    pthread_once(&once, look);
-    return tiles && !strcmp(ont_simd()->isa, "avx512") ? &ont_gemm_split_avx512 : NULL;
+    pthread_once(&once, detect_amx);
+    return has_amx && !strcmp(ont_simd()->isa, "avx512") ? &ont_gemm_bf16x3_avx512 : NULL;
 }
 
-const ont_gemm_kernel *ont_simd_gemm_pairs(void)
+const ont_gemm_kernel *ont_simd_gemm_bf16(void)
 {
     bool has = __builtin_cpu_supports("avx512bf16") && !strcmp(ont_simd()->isa, "avx512");
-    return has ? &ont_gemm_pairs_avx512 : NULL;
+    return has ? &ont_gemm_bf16_avx512 : NULL;
 }

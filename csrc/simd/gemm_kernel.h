@@ -1,10 +1,11 @@
 /*
- * The inner part of large products on the calling thread, compiled once per instruction set: operands laid out in
- * panels, products of panels, and results put in their place. device/tiled.c cuts a product into such blocks; this
- * knows memory only.
+ * The single-threaded part of the native GEMM, compiled once per instruction set: packing of operands into panels, and
+ * the macro-kernel that multiplies packed panels. device/gemm_native.c splits a GEMM into such blocks. Loop order: Goto
+ * and van de Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008. MC, NC, KC, MR, NR, KR are named as in
+ * BLIS.
  *
- * A panel holds `rows` rows of A, or `columns` columns of B, element k of all of them side by side, and is filled up
- * with zeros. Sums are float32, over k in order.
+ * A panel holds MR rows of op(A), or NR columns of op(B). For each k it stores the MR (NR) elements next to each other;
+ * missing rows or columns are zero. Accumulators are float32, summed over k in increasing order.
  */
 #ifndef ONT_SIMD_GEMM_KERNEL_H
 #define ONT_SIMD_GEMM_KERNEL_H
@@ -13,62 +14,66 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* What one panel after the other is laid out from: `count` rows of k elements, or with `across` the same as (k, count);
- * ld: elements between rows as stored. */
-typedef struct ont_gemm_source {
-    const void *x;
-    int64_t ld, count, k;
-    bool across;
-    bool paired;  /* of B, for a product that is */
-    float *sums; /* not NULL: (count), to which all of k is added; of float32 with `across` */
-} ont_gemm_source;
+/* An operand to pack: `count` rows of op(A), or columns of op(B), with k elements each. */
+typedef struct ont_gemm_pack_source {
+    const void *x; /* (count, k), or (k, count) with `mn_major` */
+    int64_t ld;    /* elements between stored rows */
+    int64_t count, k;
+    bool mn_major; /* elements of one k are contiguous: A transposed, or B not transposed */
+    bool interleave_tail; /* B only: see ont_gemm_block */
+    float *k_sums; /* (count), or NULL: the elements are added to it over k. Only float32 with `mn_major`. */
+} ont_gemm_pack_source;
 
-/* A result's place: c (m, n) = alpha sums + row, which may be NULL. */
-typedef struct ont_gemm_place {
-    void *c;
+/* c (m, n) = alpha * accumulators + bias */
+typedef struct ont_gemm_epilogue {
+    void *c; /* (m, n), or (n, m) with `trans_c` */
     int64_t ldc;
-    const void *row;
+    const void *bias; /* along a row of c as stored: (n), or (m) with `trans_c`; may be NULL */
     float alpha;
-    bool half, half_row; /* bfloat16, else float32 */
-    bool stream;         /* past the caches */
-    bool turned;         /* c is (n, m), and the row is added along m */
-} ont_gemm_place;
+    bool c_is_bf16, bias_is_bf16; /* bfloat16; float32 otherwise */
+    bool nontemporal; /* stores bypass the caches */
+    bool trans_c;
+} ont_gemm_epilogue;
 
 /*
- * sums (m, n) = A B, or with `add` sums + A B; in the end, with `last`, put in its place. ld is a multiple of the
- * kernel's columns and at least n. B is laid out, and so is A where lda is 0: else it is read as it is stored, (m, k).
+ * One call of the macro-kernel: acc = op(A) op(B), plus the old acc with `accumulate`. With `last_k`, this is the last
+ * block of k, and the epilogue writes the result.
  */
 typedef struct ont_gemm_block {
     int64_t m, n, k;
-    const void *a, *b;
-    int64_t lda;
-    float *sums;
-    int64_t ld;
-    bool add, last;
-    bool paired; /* a last panel of B with a quarter of its columns or less has two steps of k side by side, and sums
-                    over even and odd k; only where A is read as it is stored */
-    ont_gemm_place place;
+    const void *a; /* packed panels; as stored, (m, k), where lda is not 0 */
+    const void *b; /* packed panels */
+    int64_t lda;   /* 0: A is packed */
+    float *acc;    /* (m, n) */
+    int64_t ld_acc; /* a multiple of NR, at least n */
+    bool accumulate, last_k;
+    /*
+     * Only with unpacked A: a last panel of B with at most NR / 4 columns stores two steps of k next to each other, so
+     * that one vector holds both. Even and odd k are summed separately, then added.
+     */
+    bool interleave_tail;
+    ont_gemm_epilogue epilogue;
 } ont_gemm_block;
 
 typedef struct ont_gemm_kernel {
-    int rows, columns; /* of a panel */
-    int step;          /* k is laid out in multiples of it */
-    int chunk;         /* of k, about: what a panel holds at a time */
-    int element, laid; /* bytes of an element as stored, and laid out */
-    bool direct;       /* takes an A that is not laid out, turned places, and sums while it lays out */
-    void (*lay_a)(const ont_gemm_source *s, void *panels);
-    void (*lay_b)(const ont_gemm_source *s, void *panels);
-    void (*multiply)(const ont_gemm_block *b);
+    int mr, nr; /* rows of a panel of A, columns of a panel of B */
+    int kr;     /* k is packed in multiples of it */
+    int kc;     /* preferred block of k */
+    int element_size, packed_size; /* bytes of an element as stored, and packed */
+    bool unpacked_a; /* supports unpacked A, trans_c and k_sums */
+    void (*pack_a)(const ont_gemm_pack_source *s, void *panels);
+    void (*pack_b)(const ont_gemm_pack_source *s, void *panels);
+    void (*multiply)(const ont_gemm_block *b); /* the macro-kernel */
 } ont_gemm_kernel;
 
-/* Of float32; NULL below AVX2. */
+/* float32; NULL without AVX2. */
 const ont_gemm_kernel *ont_simd_gemm(void);
 /*
- * Float32 operands taken as sums of two bfloat16 each, three products of which are summed: 2^-16 of the operands' size
- * off. NULL without tiles (AMX).
+ * float32 emulated by three bfloat16 products: each operand is split into a high and a low bfloat16, and the product of
+ * the low parts is dropped. Relative error of an operand: 2^-16. NULL without AMX.
  */
-const ont_gemm_kernel *ont_simd_gemm_split(void);
-/* Of bfloat16, to bfloat16 or float32; NULL where the processor does not multiply pairs of them. */
-const ont_gemm_kernel *ont_simd_gemm_pairs(void);
+const ont_gemm_kernel *ont_simd_gemm_bf16x3(void);
+/* bfloat16 operands, bfloat16 or float32 result; NULL without AVX512-BF16. */
+const ont_gemm_kernel *ont_simd_gemm_bf16(void);
 
 #endif

@@ -1,7 +1,7 @@
 /*
- * The loops of reductions, compiled once per instruction set with ONT_ISA naming it. See reduce.h. Vectors are the
- * compiler's: rows of a length that it knows become columns, and long narrow columns are read GROUP rows at a time, as
- * GROUP times as many columns, which are joined at the end.
+ * The loops of reductions, compiled once per instruction set; ONT_ISA names it. See reduce.h. For vectorisation, rows
+ * of constant length are processed as columns, and long narrow columns GROUP rows at a time, as GROUP times as many
+ * columns, which are combined at the end.
  */
 #include "simd/reduce.h"
 

@@ -1,5 +1,5 @@
 /*
- * Chooses the loops of Winograd convolution: the instruction set is the one that simd.c chose.
+ * Selects the loops of Winograd convolution: the instruction set that simd.c selected.
  */
 #include "simd/winograd.h"
 

@@ -1,6 +1,5 @@
 /*
- * The loops of Winograd convolution, compiled once per instruction set with ONT_ISA naming it. See winograd.h.
- * Vectors are the compiler's; memory has no alignment beyond that of float.
+ * The loops of Winograd convolution, compiled once per instruction set; ONT_ISA names it. See winograd.h.
  */
 #include <string.h>
 
@@ -8,22 +7,22 @@
 
 #include "simd/lanes.h"
 
-/* Rows of a product that are computed at once, by two vectors: what the registers hold. */
+/* Rows of a product that are accumulated in registers, two vectors each. */
 enum { ROWS = LANES == 16 ? 8 : 4 };
 
-/* The points of the polynomials are 0, A, -A, B, -B and infinity; their squares and products are exact. */
+/* Interpolation points: 0, A, -A, B, -B and infinity. Their squares and products are exact in float. */
 #define A 0.625f
 #define B 1.5f
 #define A2 (A * A)
 #define B2 (B * B)
 #define SUM (A2 + B2)
 #define PRODUCT (A2 * B2)
-/* 1 / product of the differences to the other points; it stands on the side of the weights. */
+/* 1 / product of the differences to the other points; applied to the weights. */
 #define F0 (1 / PRODUCT)
 #define FA (1 / (2 * A2 * (A2 - B2)))
 #define FB (1 / (2 * B2 * (B2 - A2)))
 
-/* ---- sixteen channels side by side, and back ---- */
+/* ---- channels to lanes, and back ---- */
 
 static void gather(const float *x, int64_t stride, int64_t lanes, int64_t width, float *out)
 {
@@ -33,7 +32,7 @@ static void gather(const float *x, int64_t stride, int64_t lanes, int64_t width,
         for (int64_t i = 0; i < quads; i += 4) {
             quad r[4];
             for (int k = 0; k < 4; k++) r[k] = *(const quad_any *)(from + k * stride + i);
-            turn(r);
+            transpose_4x4(r);
             for (int k = 0; k < 4; k++) *(quad_any *)(out + (i + k) * ONT_WINO_LANES + lane) = r[k];
         }
         for (int64_t i = quads; i < width; i++)
@@ -52,7 +51,7 @@ static void scatter(const float *in, int64_t stride, int64_t lanes, int64_t widt
         for (int64_t i = 0; i < quads; i += 4) {
             quad r[4];
             for (int k = 0; k < 4; k++) r[k] = *(const quad_any *)(in + (i + k) * ONT_WINO_LANES + lane);
-            turn(r);
+            transpose_4x4(r);
             for (int k = 0; k < 4; k++) *(quad_any *)(to + k * stride + i) = r[k];
         }
         for (int64_t i = quads; i < width; i++)
@@ -64,7 +63,7 @@ static void scatter(const float *in, int64_t stride, int64_t lanes, int64_t widt
 
 /* ---- transforms: one dimension each, applied to columns and then to rows ---- */
 
-/* Coefficients of products of (x - point) over all points but one; the last over all. */
+/* Coefficients of the product of (x - point) over all points but one; the last: over all. */
 INLINE void input_1d(const vec d[6], vec t[6])
 {
     vec even = d[4] - B2 * d[2], odd = d[3] - B2 * d[1], even2 = d[4] - A2 * d[2], odd2 = d[3] - A2 * d[1];
@@ -76,7 +75,7 @@ INLINE void input_1d(const vec d[6], vec t[6])
     t[5] = PRODUCT * d[1] + (d[5] - SUM * d[3]);
 }
 
-/* Values of a polynomial with three or four coefficients at the points. */
+/* Values at the points of a polynomial with three (filter) or four (gradient) coefficients. */
 INLINE void filter_1d(const vec g[3], vec t[6])
 {
     vec a = FA * g[0] + (FA * A2) * g[2], b = FB * g[0] + (FB * B2) * g[2];
@@ -100,8 +99,8 @@ INLINE void gradient_1d(const vec g[4], vec t[6])
     t[5] = g[3];
 }
 
-/* Powers of the points times the values there: n coefficients of the result. */
-INLINE void back_1d(const vec m[6], vec *y, int n)
+/* The inverse: n coefficients from values at the points. */
+INLINE void inverse_1d(const vec m[6], vec *y, int n)
 {
     vec plus_a = m[1] + m[2], minus_a = m[1] - m[2], plus_b = m[3] + m[4], minus_b = m[3] - m[4];
     y[0] = m[0] + plus_a + plus_b;
@@ -111,7 +110,7 @@ INLINE void back_1d(const vec m[6], vec *y, int n)
     else y[2] += m[5];
 }
 
-/* `from` x `from` numbers at `x` become 36, `plane` apart. */
+/* Transforms `from` x `from` numbers at `x` to 36, `plane` apart. */
 #define FORWARD(name, from, one) \
     INLINE void name##_lanes(const float *x, int64_t row, int64_t column, float *out, int64_t plane) \
     { \
@@ -132,19 +131,19 @@ FORWARD(input, 6, input_1d)
 FORWARD(gradient, 4, gradient_1d)
 FORWARD(filter, 3, filter_1d)
 
-/* 36 numbers become n x n. */
-INLINE void back_lanes(const float *m, int64_t plane, vec bias, float *y, int64_t row, int n)
+/* Transforms 36 numbers back to n x n. */
+INLINE void inverse_lanes(const float *m, int64_t plane, vec bias, float *y, int64_t row, int n)
 {
     vec half[4][6];
     for (int c = 0; c < 6; c++) {
         vec d[6], t[4];
         for (int r = 0; r < 6; r++) d[r] = load(m + (r * 6 + c) * plane);
-        back_1d(d, t, n);
+        inverse_1d(d, t, n);
         for (int r = 0; r < n; r++) half[r][c] = t[r];
     }
     for (int r = 0; r < n; r++) {
         vec t[4];
-        back_1d(half[r], t, n);
+        inverse_1d(half[r], t, n);
         for (int c = 0; c < n; c++) store(y + r * row + c * ONT_WINO_LANES, t[c] + bias);
     }
 }
@@ -166,12 +165,13 @@ static void filter(const float *taps, int64_t step, float *u, int64_t plane)
 
 static void output(const float *m, int64_t plane, const float *bias, float *y, int64_t row)
 {
-    for (int l = 0; l < ONT_WINO_LANES; l += LANES) back_lanes(m + l, plane, load(bias + l), y + l, row, 4);
+    for (int l = 0; l < ONT_WINO_LANES; l += LANES) inverse_lanes(m + l, plane, load(bias + l), y + l, row, 4);
 }
 
 static void filter_grad(const float *m, int64_t plane, float *taps)
 {
-    for (int l = 0; l < ONT_WINO_LANES; l += LANES) back_lanes(m + l, plane, (vec){0}, taps + l, 3 * ONT_WINO_LANES, 3);
+    for (int l = 0; l < ONT_WINO_LANES; l += LANES)
+        inverse_lanes(m + l, plane, (vec){0}, taps + l, 3 * ONT_WINO_LANES, 3);
 }
 
 /* ---- products ---- */

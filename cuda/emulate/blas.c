@@ -1,5 +1,5 @@
 /*
- * GEMM of the emulated device: plain loops in double.
+ * GEMM of the emulated device: loops in double.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -7,17 +7,17 @@
 #include "blas.h"
 #include "emulate/values.h"
 
-static const char *accept(const ont_blas_product *p)
+static const char *accept(const ont_blas_gemm *p)
 {
     (void)p;
     return NULL;
 }
 
-static ont_status create(const ont_blas_product *product, void **plan)
+static ont_status create(const ont_blas_gemm *gemm, void **plan)
 {
-    ont_blas_product *p = malloc(sizeof *p);
+    ont_blas_gemm *p = malloc(sizeof *p);
     if (!p) return ont_fail(ONT_ENOMEM, "out of memory");
-    *p = *product;
+    *p = *gemm;
     *plan = p;
     return ONT_OK;
 }
@@ -29,7 +29,7 @@ static size_t work_bytes(const void *plan)
 }
 
 typedef struct call {
-    const ont_blas_product *p;
+    const ont_blas_gemm *p;
     const void *a, *b;
     void *c, *bias, *aux;
 } call;
@@ -44,7 +44,7 @@ static double gelu(double x, bool slope)
 /* Epilogue of one element of the result. */
 static double epilogue(const call *call, int64_t at, int64_t column, double value)
 {
-    const ont_blas_product *p = call->p;
+    const ont_blas_gemm *p = call->p;
     ont_epilogue e = p->epilogue;
     if (e == ONT_EPILOGUE_NONE) return value;
     if (e == ONT_EPILOGUE_DGELU || e == ONT_EPILOGUE_DGELU_BIAS)
@@ -57,7 +57,7 @@ static double epilogue(const call *call, int64_t at, int64_t column, double valu
 /* The gradient of the bias. */
 static void sum_rows(const call *call)
 {
-    const ont_blas_product *p = call->p;
+    const ont_blas_gemm *p = call->p;
     for (int64_t j = 0; j < p->n; j++) {
         double sum = 0;
         for (int64_t i = 0; i < p->m; i++) sum += ont_emulate_get(p->result, call->c, i * p->ldc + j);
@@ -68,7 +68,7 @@ static void sum_rows(const call *call)
 static int multiply(void *context)
 {
     const call *call = context;
-    const ont_blas_product *p = call->p;
+    const ont_blas_gemm *p = call->p;
     for (int64_t o = 0; o < p->batch; o++)
         for (int64_t i = 0; i < p->m; i++)
             for (int64_t j = 0; j < p->n; j++) {

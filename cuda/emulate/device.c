@@ -217,7 +217,7 @@ static const ont_device_ops ops = {
     .optim = optim,
 };
 
-static ont_device device = {.ops = \&ops, .random_blocks = 3}; /* few, so that small tensors need several rounds */
+static ont_device device = {.ops = &ops, .random_blocks = 3}; /* few, so that small tensors need several rounds */
 
 __attribute__((visibility("default"))) ont_status ont_plugin_open(const ont_core *core, const ont_allocator *allocator,
                                                                   ont_plugin *plugin)

@@ -1,7 +1,6 @@
 /*
- * MatMul, FusedMatMul and Gemm on a device: one description of the product for the library (blas.h), with batch dims
- * merged as far as their strides allow, the bias as the library's epilogue where it is a row, and added before
- * otherwise.
+ * MatMul, FusedMatMul and Gemm on a device, by blas.h. Batch dims are merged as far as their strides allow. A bias (n)
+ * is the epilogue; any other C is written to the result first, and the GEMM adds to it.
  */
 #include <string.h>
 
@@ -9,14 +8,14 @@
 #include "glue.h"
 
 typedef struct state {
-    ont_blas_product product;
+    ont_blas_gemm gemm;
     const ont_blas *blas;
     void *plan;
-    ont_shape outer; /* batch dims that the library does not walk */
+    ont_shape outer; /* batch dims that one call does not cover */
     int64_t stride_a[ONT_MAX_RANK], stride_b[ONT_MAX_RANK], stride_c[ONT_MAX_RANK]; /* bytes */
     int64_t count;   /* calls */
     bool empty, no_inner;
-    ont_ew spread;   /* what is added where it is no row of the result's type: written first, and added to */
+    ont_ew spread;   /* broadcasts a C that is not a bias of the result's dtype to the result */
     bool spreads;
     size_t result_bytes;
 } state;
@@ -27,7 +26,7 @@ typedef struct shapes {
     bool trans_a, trans_b;
 } shapes;
 
-/* infer() has checked that they fit. */
+/* infer() has checked the shapes. */
 static ont_status read_shapes(const ont_node *node, shapes *s)
 {
     const ont_shape *a = &ont_node_in(node, 0)->shape, *b = &ont_node_in(node, 1)->shape;
@@ -41,7 +40,7 @@ static ont_status read_shapes(const ont_node *node, shapes *s)
     s->n = db[!s->trans_b];
     ont_shape lead_a = ont_shape_of(s->a.rank - 2, s->a.dims), lead_b = ont_shape_of(s->b.rank - 2, s->b.dims);
     ONT_TRY(ont_shape_broadcast(&lead_a, &lead_b, &s->batch));
-    /* Batch dims of A go into M where B is one matrix. */
+    /* Fold the batch dims of A into m where B is one matrix. */
     if (ont_shape_count(&lead_b) == 1 && !s->trans_a && ont_shape_count(&lead_a) == ont_shape_count(&s->batch)) {
         s->m *= ont_shape_count(&lead_a);
         s->a = ont_shape_of(2, (int64_t[]){s->m, s->k});
@@ -59,7 +58,7 @@ static void batch_strides(const ont_shape *operand, const ont_shape *batch, int6
     for (int d = 0; d < batch->rank; d++) strides[d] *= matrix;
 }
 
-/* The inner dims that are one strided batch go to the library, the rest is walked here. */
+/* One call covers the inner batch dims that form one strided batch; the outer ones are iterated over here. */
 static void split_batch(const shapes *p, size_t size, size_t result_size, state *s)
 {
     int64_t a[ONT_MAX_RANK], b[ONT_MAX_RANK], c[ONT_MAX_RANK], dims[ONT_MAX_RANK], matrix = p->m * p->n;
@@ -79,10 +78,10 @@ static void split_batch(const shapes *p, size_t size, size_t result_size, state 
         a[rank] = a[d], b[rank] = b[d], c[rank] = c[d];
         rank++;
     }
-    s->product.batch = rank ? dims[rank - 1] : 1;
-    s->product.stride_a = rank ? a[rank - 1] : 0;
-    s->product.stride_b = rank ? b[rank - 1] : 0;
-    s->product.stride_c = rank ? c[rank - 1] : 0;
+    s->gemm.batch = rank ? dims[rank - 1] : 1;
+    s->gemm.stride_a = rank ? a[rank - 1] : 0;
+    s->gemm.stride_b = rank ? b[rank - 1] : 0;
+    s->gemm.stride_c = rank ? c[rank - 1] : 0;
     s->outer = (ont_shape){.rank = rank ? rank - 1 : 0};
     s->count = 1;
     for (int d = 0; d < s->outer.rank; d++) {
@@ -102,9 +101,9 @@ static void read_bias(const ont_node *node, state *s)
     double beta = ont_attr_float(node, "beta", 1.0);
     if (!c || beta == 0) return;
     bool row =
-        c->shape.rank && ont_shape_count(&c->shape) == s->product.n && c->shape.dims[c->shape.rank - 1] == s->product.n;
+        c->shape.rank && ont_shape_count(&c->shape) == s->gemm.n && c->shape.dims[c->shape.rank - 1] == s->gemm.n;
     if (beta == 1 && row && c->dtype == y->dtype && !s->no_inner) {
-        s->product.epilogue = ONT_EPILOGUE_BIAS;
+        s->gemm.epilogue = ONT_EPILOGUE_BIAS;
         return;
     }
     s->spread = (ont_ew){.n_operands = 1,
@@ -118,10 +117,10 @@ static void read_bias(const ont_node *node, state *s)
     for (int d = 0; d < y->shape.rank; d++) s->spread.dims[d] = y->shape.dims[d];
     ont_shape_broadcast_strides(&c->shape, &y->shape, s->spread.strides[0]);
     s->spreads = true;
-    s->product.beta = beta;
+    s->gemm.beta = beta;
 }
 
-/* The products with GELU or its gradient: (A, B, row) -> y[, aux] and (A, B, aux) -> dx[, sum of its rows]. */
+/* With GELU or its gradient: (A, B, bias) -> y[, aux] and (A, B, aux) -> dx[, dx summed over m]. */
 static bool is_gelu(const ont_node *node)
 {
     return !strncmp(node->op->name, "GeluMatMul", 10);
@@ -146,16 +145,16 @@ static ont_status describe(const ont_node *node, state *s)
     size_t size = ont_dtype_size(y->dtype);
     *s = (state){.blas = ont_blas_get()};
     ONT_TRY(read_shapes(node, &p));
-    s->product = (ont_blas_product){.dtype = ont_node_in(node, 0)->dtype, .result = y->dtype, .trans_a = p.trans_a,
+    s->gemm = (ont_blas_gemm){.dtype = ont_node_in(node, 0)->dtype, .result = y->dtype, .trans_a = p.trans_a,
                                     .trans_b = p.trans_b, .m = p.m, .n = p.n, .k = p.k,
                                     .lda = p.a.dims[p.a.rank - 1], .ldb = p.b.dims[p.b.rank - 1], .ldc = p.n,
                                     .alpha = ont_attr_float(node, "alpha", 1.0)};
-    split_batch(&p, ont_dtype_size(s->product.dtype), size, s);
+    split_batch(&p, ont_dtype_size(s->gemm.dtype), size, s);
     s->result_bytes = (size_t)ont_shape_count(&y->shape) * size;
     s->empty = !s->result_bytes;
     s->no_inner = !p.k;
     if (is_gelu(node))
-        s->product.epilogue = gelu_epilogue(node);
+        s->gemm.epilogue = gelu_epilogue(node);
     else
         read_bias(node, s);
     return ONT_OK;
@@ -170,13 +169,13 @@ static const char *accept(const ont_node *node)
     if (y != d && (y != ONT_FLOAT32 || d == ONT_FLOAT64)) return "dtype of the result";
     if (describe(node, &s) != ONT_OK) return "shapes";
     if (!s.blas) return "cuBLASLt is not found";
-    if (s.no_inner && s.spreads && s.product.beta != 1) return "beta of a product of nothing";
+    if (s.no_inner && s.spreads && s.gemm.beta != 1) return "beta with k = 0";
     if (s.spreads && ont_node_in(node, 2)->dtype != y && y != ONT_FLOAT32) return "dtype of what is added";
     if (s.empty || s.no_inner) return NULL;
-    return s.blas->accept(&s.product);
+    return s.blas->accept(&s.gemm);
 }
 
-/* One matrix; rows of the second one as cuBLASLt wants them. */
+/* One matrix; n as cuBLASLt requires for aux. */
 static const char *accept_gelu(const ont_node *node)
 {
     state s;
@@ -186,8 +185,8 @@ static const char *accept_gelu(const ont_node *node)
         return "dtype";
     if (describe(node, &s) != ONT_OK) return "shapes";
     if (!s.blas) return "cuBLASLt is not found";
-    if (s.empty || s.no_inner || s.count != 1 || s.product.batch != 1) return "a batch of products, or an empty one";
-    return s.product.n % 8 ? "rows that are no multiple of 8" : s.blas->accept(&s.product);
+    if (s.empty || s.no_inner || s.count != 1 || s.gemm.batch != 1) return "a batch of matrices, or an empty result";
+    return s.gemm.n % 8 ? "n is not a multiple of 8" : s.blas->accept(&s.gemm);
 }
 
 static ont_status prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
@@ -196,7 +195,7 @@ static ont_status prepare(const ont_node *node, ont_arena *arena, ont_prepared *
     if (!s) return ONT_ENOMEM;
     ONT_TRY(describe(node, s));
     if (!s->empty && !s->no_inner) {
-        ONT_TRY(s->blas->create(&s->product, &s->plan));
+        ONT_TRY(s->blas->create(&s->gemm, &s->plan));
         out->work_bytes = s->blas->work_bytes(s->plan);
     }
     out->state = s;
@@ -216,7 +215,7 @@ static ont_status run(const ont_call *call)
     if (s->no_inner && !s->spreads)
         return call->device->ops->clear(call->device, call->out[0], s->result_bytes, call->stream);
     if (s->no_inner) return ONT_OK;
-    void *third = s->product.epilogue != ONT_EPILOGUE_NONE ? (void *)(uintptr_t)call->in[2] : NULL;
+    void *third = s->gemm.epilogue != ONT_EPILOGUE_NONE ? (void *)(uintptr_t)call->in[2] : NULL;
     void *bias = is_gelu_grad(call->node) ? ont_result(call, 1) : third;
     void *aux = is_gelu_grad(call->node) ? third : is_gelu(call->node) ? ont_result(call, 1) : NULL;
     for (int64_t i = 0; i < s->count; i++) {

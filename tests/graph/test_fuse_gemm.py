@@ -146,7 +146,7 @@ def test_bias_of_a_model():
     for value, want in zip(got, (y, *torch.autograd.grad(y, leaves, dy)), strict=True):
         assert_near(value, want, torch.float64, "model")
     column = random(9, 1, dtype=torch.float64, seed=3)
-    with pytest.raises(_C.UnsupportedError, match="no row"):
+    with pytest.raises(_C.UnsupportedError, match=r"must be \(n\)"):
         session_of([node], {"a": a, "b": b, "row": column}).forward([a, b, column], bytes(3))
 
 
@@ -162,5 +162,5 @@ def test_to_of_a_model():
     for value, want in zip(got[1:], torch.autograd.grad(y, leaves[:2], dy.double()), strict=True):
         assert_near(value, want, torch.bfloat16, "gradient")
     bad = helper.make_node("FusedMatMul", ["a", "b"], ["y"], domain="ai.onnxtrain", to=11)
-    with pytest.raises(_C.UnsupportedError, match="type 11"):
+    with pytest.raises(_C.UnsupportedError, match="product of bfloat16 to double"):
         session_of([bad], {"a": a, "b": b}).forward([a, b], bytes(2))

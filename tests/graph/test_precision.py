@@ -60,15 +60,15 @@ def off_by(form, precision):
     errors = [((got.double() - want).abs().max() / want.abs().max()).item()
               for got, want in zip((*ys, *grads), expected, strict=True)]
     text = session.text("program")
-    return errors, text.count("-> bfloat16") + text.count("bfloat16["), text.count("split")
+    return errors, text.count("-> bfloat16") + text.count("bfloat16["), text.count("bf16x3")
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_accuracy(form):
     exact, none, _ = off_by(form, "highest")
-    three, no, split = off_by(form, "high")
+    three, no, bf16x3 = off_by(form, "high")
     one, some, _ = off_by(form, "medium")
-    assert none == no == 0 and some > 0 and bool(split) == tiles()
+    assert none == no == 0 and some > 0 and bool(bf16x3) == tiles()
     for highest, high, medium in list(zip(exact, three, one))[:3]:
         assert highest < 1e-6 and high < (2e-5 if tiles() else 1e-6) and 1e-4 < medium < 1e-2
 

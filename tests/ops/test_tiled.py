@@ -63,16 +63,16 @@ def exact(a, b, trans_a, trans_b):
     return (a.T if trans_a else a).double() @ (b.T if trans_b else b).double()
 
 
-@pytest.mark.parametrize("split", [0, 1])
+@pytest.mark.parametrize("bf16x3", [0, 1])
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: "x".join(map(str, s)))
 @pytest.mark.parametrize("trans_a, trans_b", FLAGS)
-def test_against_float64(shape, trans_a, trans_b, split):
-    if split and not KINDS["split"]():
+def test_against_float64(shape, trans_a, trans_b, bf16x3):
+    if bf16x3 and not KINDS["split"]():
         pytest.skip("no tiles in this processor")
     a, b, row = operands(*shape, trans_a, trans_b)
     want = exact(a, b, trans_a, trans_b)
-    attrs = {"transA": int(trans_a), "transB": int(trans_b), "split": split}
-    bound = 2e-5 * shape[2] ** 0.5 if split else 2e-6 + 6e-8 * shape[2]
+    attrs = {"transA": int(trans_a), "transB": int(trans_b), "bf16x3": bf16x3}
+    bound = 2e-5 * shape[2] ** 0.5 if bf16x3 else 2e-6 + 6e-8 * shape[2]
     assert (product(a, b, **attrs) - want).abs().max() < bound
     assert (product(a, b, row, **attrs) - (want + row)).abs().max() < bound + 1e-6
     assert (product(a, b, alpha=0.5, **attrs) - 0.5 * want).abs().max() < bound
@@ -118,7 +118,7 @@ def test_what_is_not_finite(kind, n):
     a[7, 40], b[9, n - 2] = float("inf"), float("nan")
     if kind == "bfloat16":
         a, b = a.bfloat16(), b.bfloat16()
-    got = product(a, b, split=int(kind == "split"))
+    got = product(a, b, bf16x3=int(kind == "split"))
     assert torch.equal(torch.isfinite(got), torch.isfinite(a.double() @ b.double()))
     assert torch.isfinite(got[:7, :n - 2]).all()
 
@@ -137,7 +137,7 @@ def test_sums_of_what_is_read(shape, way, monkeypatch):
         pytest.skip("no tiles in this processor")
     monkeypatch.setenv("ONNXTRAIN_GEMM", way if way in ("torch", "primitive") else "tiled")
     a, b, row = operands(*shape, True, False)
-    attrs = {"transA": 1, "split": int(way == "split")}
+    attrs = {"transA": 1, "bf16x3": int(way == "split")}
     _C.disable_kernels(["matmul_blas"] if way == "reference" else [])
     try:
         alone = product(a, b, **attrs)
@@ -171,7 +171,7 @@ def test_sums_of_no_element():
 @pytest.mark.parametrize("what", ["not transposed", "bfloat16"])
 def test_sums_that_there_are_not(what):
     dtype = torch.bfloat16 if what == "bfloat16" else torch.float32
-    with pytest.raises(_C.UnsupportedError, match="sums of an A that is no transposed matrix of float32"):
+    with pytest.raises(_C.UnsupportedError, match="sums of A need a transposed float32 matrix A"):
         product_and_sums(torch.ones(4, 4, dtype=dtype), torch.ones(4, 4, dtype=dtype), transA=int(what == "bfloat16"))
 
 
@@ -194,7 +194,7 @@ def test_a_huge_product_is_measured_where_it_runs(with_sums, monkeypatch, caplog
         assert (y - want).abs().max() < 1e-4
         assert not sums or (sums[0] - a.double().sum(0)).abs().max() < 1e-3
     assert all(torch.equal(results[-1][0], y) for y, *_ in results[-3:])
-    what = f" float {m}x{n}x{k} and a row{' and sums' if with_sums else ''}: "
+    what = f" float {m}x{n}x{k} with bias{' and sums of A' if with_sums else ''}: "
     lines = [record.getMessage() for record in caplog.records if what in record.getMessage()]
     took = {place: {line.split(what)[1].split()[0]: int(line.split()[-2]) for line in lines
                     if line.startswith(place + what)} for place in ("gemm", "gemm in place")}
