@@ -15,22 +15,22 @@ const ont_attr *ont_attr_find(const ont_node *node, const char *name, ont_attr_k
     return NULL;
 }
 
-int64_t ont_attr_int(const ont_node *node, const char *name, int64_t otherwise)
+int64_t ont_attr_int(const ont_node *node, const char *name, int64_t default_value)
 {
     const ont_attr *attr = ont_attr_find(node, name, ONT_ATTR_INT);
-    return attr ? attr->i : otherwise;
+    return attr ? attr->i : default_value;
 }
 
-double ont_attr_float(const ont_node *node, const char *name, double otherwise)
+double ont_attr_float(const ont_node *node, const char *name, double default_value)
 {
     const ont_attr *attr = ont_attr_find(node, name, ONT_ATTR_FLOAT);
-    return attr ? attr->f : otherwise;
+    return attr ? attr->f : default_value;
 }
 
-const char *ont_attr_string(const ont_node *node, const char *name, const char *otherwise)
+const char *ont_attr_string(const ont_node *node, const char *name, const char *default_value)
 {
     const ont_attr *attr = ont_attr_find(node, name, ONT_ATTR_STRING);
-    return attr ? attr->s : otherwise;
+    return attr ? attr->s : default_value;
 }
 
 const int64_t *ont_attr_ints(const ont_node *node, const char *name, size_t *count)

@@ -38,9 +38,9 @@ typedef struct ont_attr {
 } ont_attr;
 
 const ont_attr *ont_attr_find(const struct ont_node *node, const char *name, ont_attr_kind kind); /* NULL: absent */
-int64_t ont_attr_int(const struct ont_node *node, const char *name, int64_t otherwise);
-double ont_attr_float(const struct ont_node *node, const char *name, double otherwise);
-const char *ont_attr_string(const struct ont_node *node, const char *name, const char *otherwise);
+int64_t ont_attr_int(const struct ont_node *node, const char *name, int64_t default_value);
+double ont_attr_float(const struct ont_node *node, const char *name, double default_value);
+const char *ont_attr_string(const struct ont_node *node, const char *name, const char *default_value);
 /* The result is borrowed; NULL with *count 0 if the attribute is absent. */
 const int64_t *ont_attr_ints(const struct ont_node *node, const char *name, size_t *count);
 const double *ont_attr_floats(const struct ont_node *node, const char *name, size_t *count);

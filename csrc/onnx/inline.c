@@ -60,8 +60,8 @@ static ont_status bind_attributes(ont_loader *l, const ont_onnx_scope *caller, c
     if (!bound) return ONT_ENOMEM;
     size_t given = 0;
     for (size_t i = 0; i < n; i++) {
-        const Onnx__AttributeProto *otherwise = i < f->n_attribute ? NULL : f->attribute_proto[i - f->n_attribute];
-        bound[i].name = TEXT(otherwise ? otherwise->name : f->attribute[i]);
+        const Onnx__AttributeProto *default_value = i < f->n_attribute ? NULL : f->attribute_proto[i - f->n_attribute];
+        bound[i].name = TEXT(default_value ? default_value->name : f->attribute[i]);
         for (size_t j = 0; j < i; j++)
             if (!strcmp(bound[j].name, bound[i].name))
                 return ont_fail(ONT_EINVAL, "%s: the function has two attributes '%s'", what, bound[i].name);
@@ -70,7 +70,7 @@ static ont_status bind_attributes(ont_loader *l, const ont_onnx_scope *caller, c
             ONT_TRY(ont_onnx_resolve(caller, what, own, &own));
             given++;
         }
-        bound[i].value = own ? own : otherwise;
+        bound[i].value = own ? own : default_value;
     }
     if (given != call->n_attribute)
         return ont_fail(ONT_EINVAL, "%s: it has %zu attributes, of which the function declares %zu", what,

@@ -247,7 +247,7 @@ ont_value *ont_build3(ont_builder *b, const char *op_type, ont_value *x, ont_val
 }
 
 /* A node with operand `x`, attributes still to be set; NULL if the builder has failed. */
-static ont_node *begin1(ont_builder *b, const char *op_type, ont_value *x)
+static ont_node *begin_unary(ont_builder *b, const char *op_type, ont_value *x)
 {
     const char *domain;
     op_type = split_domain(op_type, &domain);
@@ -258,7 +258,7 @@ static ont_node *begin1(ont_builder *b, const char *op_type, ont_value *x)
 ont_value *ont_build_ints(ont_builder *b, const char *op_type, ont_value *x, const char *attr, const int64_t *values,
                           size_t count)
 {
-    ont_node *node = begin1(b, op_type, x);
+    ont_node *node = begin_unary(b, op_type, x);
     if (node) b->status = ont_attr_set_ints(b->graph, node, attr, values, count);
     return ont_build_done(b, node);
 }
@@ -298,7 +298,7 @@ ont_value *ont_build_full(ont_builder *b, ont_dtype dtype, const ont_shape *shap
 ont_value *ont_build_cast(ont_builder *b, ont_value *x, ont_dtype to)
 {
     if (x && x->dtype == to) return x;
-    ont_node *node = begin1(b, "Cast", x);
+    ont_node *node = begin_unary(b, "Cast", x);
     if (node) b->status = ont_attr_set_int(b->graph, node, "to", to);
     return ont_build_done(b, node);
 }
@@ -347,16 +347,16 @@ bool ont_op_expands(const ont_graph *g, const ont_node *node)
 }
 
 /* Users of output i read `result` instead, whose type must match what infer() set. */
-static ont_status hand_over(ont_graph *g, ont_node *node, uint32_t i, ont_value *result)
+static ont_status replace_output(ont_graph *g, ont_node *node, uint32_t i, ont_value *result)
 {
     ont_value *out = node->outputs[i];
     if (!out) return ONT_OK;
     if (!result) return ont_fail(ONT_EINVAL, "the operator has no output %u", i);
     if (out->has_shape && node->op->infer &&
         (out->dtype != result->dtype || !ont_shape_equal(&out->shape, &result->shape))) {
-        char promised[ONT_SHAPE_TEXT], built[ONT_SHAPE_TEXT];
+        char declared[ONT_SHAPE_TEXT], built[ONT_SHAPE_TEXT];
         return ont_fail(ONT_EINTERNAL, "output %u is %s%s, its expansion %s%s", i, ont_dtype_name(out->dtype),
-                        ont_shape_text(&out->shape, promised), ont_dtype_name(result->dtype),
+                        ont_shape_text(&out->shape, declared), ont_dtype_name(result->dtype),
                         ont_shape_text(&result->shape, built));
     }
     if (out != result) ont_value_replace_uses(g, out, result);
@@ -374,14 +374,15 @@ ont_status ont_op_expand(ont_graph *g, ont_node *node, ont_node **first)
 {
     ont_builder b = {.graph = g, .before = node, .backward = node->backward, .origin = node->origin,
                      .scope = node->name, .status = ONT_OK};
-    ont_node *behind = node->prev;
+    ont_node *previous = node->prev;
     ont_value **results = ont_arena_array(&g->arena, node->n_outputs + ONT_EXPAND_SPARE, sizeof *results);
     if (!results) return ONT_ENOMEM;
     node->op->expand(&b, node, results);
-    for (uint32_t i = 0; i < node->n_outputs && b.status == ONT_OK; i++) b.status = hand_over(g, node, i, results[i]);
+    for (uint32_t i = 0; i < node->n_outputs && b.status == ONT_OK; i++)
+        b.status = replace_output(g, node, i, results[i]);
     ONT_TRY(ont_context(b.status, "%s '%s'", node->op_type, node->name));
     ont_graph_remove_node(g, node);
-    *first = behind ? behind->next : g->first;
+    *first = previous ? previous->next : g->first;
     return ONT_OK;
 }
 

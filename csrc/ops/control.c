@@ -336,9 +336,9 @@ typedef struct scan {
     ont_value ***slices; /* per scanned input, per iteration */
 } scan;
 
-static int64_t at_or(const int64_t *list, size_t count, uint32_t i, int64_t otherwise)
+static int64_t at_or(const int64_t *list, size_t count, uint32_t i, int64_t default_value)
 {
-    return i < count ? list[i] : otherwise;
+    return i < count ? list[i] : default_value;
 }
 
 /* Splits `x`, scan input k, along the axis into slices without that axis. */

@@ -12,18 +12,17 @@
 #include "optim/optim.h"
 
 enum {
-    CHUNK_ELEMENTS = 1 << 16,     /* a multiple of ONT_QUANT_BLOCK and of STAGE_ELEMENTS */
-    MIN_BATCH_ELEMENTS = 1 << 15, /* minimum batch: long stretches of memory are read faster */
-    MAX_BATCH_ELEMENTS = 1 << 20, /* maximum batch: short ones balance the load */
-    BATCHES_PER_THREAD = 64,      /* target number */
-    /* the last 1/TAIL_DIVISOR of the elements is cut into minimum batches, so that threads end together */
-    TAIL_DIVISOR = 16,
-    SMALL_BYTES = 1 << 14, /* operands up to this size: software prefetch of the next chunk */
-    PREFETCH_ELEMENTS = 256, /* elements updated between two prefetches */
-    INTERLEAVE_ELEMENTS = 1 << 10, /* elements read from each of two streams in turn */
-    CACHE_LINE = 64,
-    PREFETCH_TENSORS = 16,
-    MAX_QUEUES = 64, /* further threads share queues */
+    CHUNK_ELEMENTS = 1 << 16,      /* a multiple of ONT_QUANT_BLOCK and of STAGE_ELEMENTS */
+    MIN_BATCH_ELEMENTS = 1 << 15,  /* long stretches of memory are read faster */
+    MAX_BATCH_ELEMENTS = 1 << 20,  /* short batches balance the load */
+    BATCHES_PER_THREAD = 64,       /* within these limits */
+    TAIL_DIVISOR = 16,             /* the last 1/16 is cut into minimum batches, so that threads end together */
+    SMALL_BYTES = 1 << 14,         /* operands up to this size are prefetched by software */
+    PREFETCH_ELEMENTS = 256,       /* updated between two prefetches */
+    INTERLEAVE_ELEMENTS = 1 << 10, /* read from each of two streams in turn */
+    CACHE_LINE = 64,               /* bytes */
+    PREFETCH_TENSORS = 16,         /* distance */
+    MAX_QUEUES = 64,               /* further threads share queues */
 };
 
 ont_status ont_optim_reserve(void *array, size_t *capacity, size_t need, size_t size)

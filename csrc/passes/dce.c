@@ -99,16 +99,16 @@ ont_status ont_pass_cse(ont_graph *g)
     for (ont_node *node = g->first; node; node = node->next) order[node->id] = ++position;
     for (ont_node *node = g->first, *next; node; node = next) {
         next = node->next;
-        ont_node *equal = find_equal_before(node, order);
-        if (!equal) continue;
+        ont_node *earlier = find_equal_before(node, order);
+        if (!earlier) continue;
         for (uint32_t i = 0; i < node->n_outputs; i++) {
             if (!node->outputs[i]) continue;
-            if (!equal->outputs[i]) { /* the earlier node lacks this output: it takes over the value */
-                equal->outputs[i] = node->outputs[i];
-                equal->outputs[i]->def = equal;
+            if (!earlier->outputs[i]) { /* the earlier node lacks this output: it takes over the value */
+                earlier->outputs[i] = node->outputs[i];
+                earlier->outputs[i]->def = earlier;
                 node->outputs[i] = NULL;
             } else {
-                ont_value_replace_uses(g, node->outputs[i], equal->outputs[i]);
+                ont_value_replace_uses(g, node->outputs[i], earlier->outputs[i]);
             }
         }
         ont_graph_remove_node(g, node); /* removed at once: a later equal node must not find and revive it */

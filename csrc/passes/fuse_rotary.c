@@ -37,11 +37,11 @@ static bool is_last(int64_t axis, const ont_value *v)
     return axis == -1 || axis == v->shape.rank - 1;
 }
 
-/* Reads one integer of a constant input; `otherwise` if the input is absent. */
-static bool const_int_or(const ont_node *node, uint32_t index, int64_t otherwise, int64_t *number)
+/* Reads one integer of a constant input; `default_value` if the input is absent. */
+static bool const_int_or(const ont_node *node, uint32_t index, int64_t default_value, int64_t *number)
 {
     int n;
-    *number = otherwise;
+    *number = default_value;
     if (!ont_node_in(node, index)) return true;
     return ont_const_ints(node, (int)index, NULL, number, 1, &n) == ONT_OK && n == 1;
 }

@@ -7,7 +7,7 @@
 
 #include "passes/pass.h"
 
-static ont_value *named(const ont_node *node, const char *name)
+static ont_value *find_output(const ont_node *node, const char *name)
 {
     for (const ont_node *n = node->prev; n; n = n->prev)
         for (uint32_t i = 0; i < n->n_outputs; i++)
@@ -37,13 +37,14 @@ ont_status ont_pass_gradient_node(ont_graph *g, ont_node *node, ont_node **next)
     const char *name = ont_attr_string(node, "y", "");
     ONT_TRY(check_inputs(node, xs, zs));
     uint32_t n = (uint32_t)xs->count;
-    ont_value *y = named(node, name);
-    ont_value **grads = ont_arena_array(&g->arena, n, sizeof *grads), **by = ont_arena_array(&g->arena, n, sizeof *by);
-    if (!grads || !by) return ONT_ENOMEM;
+    ont_value *y = find_output(node, name);
+    ont_value **grads = ont_arena_array(&g->arena, n, sizeof *grads),
+               **wrt = ont_arena_array(&g->arena, n, sizeof *wrt);
+    if (!grads || !wrt) return ONT_ENOMEM;
     if (!y) return ont_fail(ONT_EUNSUPPORTED, "y '%s' is not the result of a node before this one", name);
-    for (uint32_t i = 0; i < n; i++) by[i] = ont_node_in(node, i);
+    for (uint32_t i = 0; i < n; i++) wrt[i] = ont_node_in(node, i);
     ont_node *before = node->prev;
-    ONT_TRY(ont_pass_grad_within(g, y, by, n, node, grads));
+    ONT_TRY(ont_pass_grad_within(g, y, wrt, n, node, grads));
     for (uint32_t i = 0; i < node->n_outputs; i++)
         if (node->outputs[i]) ont_value_replace_uses(g, node->outputs[i], grads[i]);
     *next = before ? before->next : g->first;

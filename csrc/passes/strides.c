@@ -95,11 +95,11 @@ static void merge_all(ont_strided_view **views, int n, int64_t split)
 
 bool ont_strided_view_refine(ont_strided_view **views, int n, int64_t split)
 {
-    enum { MOST = 12 };
-    ont_factor fine[MOST][ONT_STRIDED_VIEW_FACTORS], rest[MOST];
-    int at[MOST], count = 0;
+    enum { MAX_VIEWS = 12 };
+    ont_factor fine[MAX_VIEWS][ONT_STRIDED_VIEW_FACTORS], rest[MAX_VIEWS];
+    int at[MAX_VIEWS], count = 0;
     int64_t inner = 1, total = 1;
-    if (n > MOST) return false;
+    if (n > MAX_VIEWS) return false;
     for (int k = 0; k < views[0]->n_factors; k++) total *= views[0]->factors[k].size;
     for (int i = 0; i < n; i++) {
         at[i] = views[i]->n_factors - 1;

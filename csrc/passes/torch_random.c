@@ -14,7 +14,7 @@
 #include "ops/random.h"
 #include "passes/pass.h"
 
-static bool number(const ont_node *node, uint32_t input, const char *name, double *v)
+static bool const_number(const ont_node *node, uint32_t input, const char *name, double *v)
 {
     if (ont_node_in(node, input)) return ont_const_scalar(node, input, v) == ONT_OK;
     const ont_attr *attr = ont_attr_find(node, name, ONT_ATTR_INT);
@@ -31,15 +31,15 @@ static int lanes_of(ont_dtype dtype, int64_t n)
 }
 
 /* Applies to nodes without a seed of their own, in training mode and with a ratio strictly between 0 and 1. */
-static ont_status lay_out(ont_graph *g, ont_node *node)
+static ont_status assign_layout(ont_graph *g, ont_node *node)
 {
     const ont_value *x = ont_node_in(node, 0);
     double ratio = 0.5, training = 0;
-    if (!number(node, 1, "ratio", &ratio) || !number(node, 2, "training_mode", &training)) return ONT_OK;
-    int64_t n = ont_shape_count(&x->shape), most = ont_random_blocks(g),
+    if (!const_number(node, 1, "ratio", &ratio) || !const_number(node, 2, "training_mode", &training)) return ONT_OK;
+    int64_t n = ont_shape_count(&x->shape), max_blocks = ont_random_blocks(g),
             blocks = (n + ONT_LAYOUT_THREADS - 1) / ONT_LAYOUT_THREADS;
     if (!training || !(ratio > 0) || !(ratio < 1) || !n || ont_attr_find(node, "seed", ONT_ATTR_INT)) return ONT_OK;
-    if (blocks > most) blocks = most;
+    if (blocks > max_blocks) blocks = max_blocks;
     uint64_t layout = (g->random_offset / 4) | (uint64_t)(blocks - 1) << ONT_LAYOUT_BLOCKS |
                       (uint64_t)lanes_of(x->dtype, n) << ONT_LAYOUT_LANES;
     g->random_offset += 4 * (uint64_t)((n - 1) / (ONT_LAYOUT_THREADS * blocks * 4) + 1);
@@ -51,6 +51,6 @@ ont_status ont_pass_torch_random(ont_graph *g)
     if (!ont_random_blocks(g)) return ONT_OK;
     g->random_offset = 0;
     for (ont_node *node = g->first; node; node = node->next)
-        if (!strcmp(node->op_type, "Dropout") && !*node->domain) ONT_TRY(lay_out(g, node));
+        if (!strcmp(node->op_type, "Dropout") && !*node->domain) ONT_TRY(assign_layout(g, node));
     return ONT_OK;
 }

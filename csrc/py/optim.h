@@ -90,7 +90,7 @@ typedef struct ont_updater {
 typedef struct ont_expected {
     PyObject *param; /* borrowed; NULL: no gradient is expected */
     const ont_value *input;
-    uint32_t number, tensor; /* index among the expected parameters; index in work.tensors */
+    uint32_t target_index, tensor; /* index among the expected parameters; index in work.tensors */
     bool found;
 } ont_expected;
 

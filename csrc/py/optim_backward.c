@@ -20,7 +20,7 @@ typedef struct backward_step {
     ont_optim_request request;
     target *targets;     /* per input of the program */
     uint32_t n_inputs;
-    uint32_t *number; /* per input: index among the targets */
+    uint32_t *target_index; /* per input: index among the targets */
     uint8_t *done;    /* per target, in the caller's order: it was updated */
 } backward_step;
 
@@ -32,7 +32,7 @@ static ont_status apply_gradient(void *context, uint32_t input, const void *grad
     const target *t = &a->targets[input];
     if (!t->is_target) return ONT_OK;
     ONT_TRY(ont_optim_apply(&a->self->work, &a->request, t->tensor, gradient));
-    a->done[a->number[input]] = 1;
+    a->done[a->target_index[input]] = 1;
     return ONT_OK;
 }
 
@@ -78,7 +78,7 @@ static int check_no_overlap(void *context, const ont_borrowed *inputs, const ont
 }
 
 /* Reads one (input, position, parameter) into a table by position, which grows. */
-static int read_target(backward_step *a, const ont_program *p, PyObject *item, uint32_t number, ont_walk *w,
+static int read_target(backward_step *a, const ont_program *p, PyObject *item, uint32_t target_index, ont_walk *w,
                        size_t *capacity)
 {
     Py_ssize_t input, position;
@@ -97,9 +97,9 @@ static int read_target(backward_step *a, const ont_program *p, PyObject *item, u
     }
     ont_expected *e = &w->expected[position];
     if (e->param) return PyErr_Format(PyExc_ValueError, "position %zd comes twice", position), -1;
-    *e = (ont_expected){.param = param, .input = p->graph->inputs[input], .number = number};
+    *e = (ont_expected){.param = param, .input = p->graph->inputs[input], .target_index = target_index};
     a->targets[input].is_target = true;
-    a->number[input] = number;
+    a->target_index[input] = target_index;
     return 0;
 }
 
@@ -108,10 +108,10 @@ static int read_targets(backward_step *a, const ont_program *p, PyObject *target
     size_t capacity = 0;
     a->n_inputs = p->grads.n_forward_inputs;
     a->targets = ont_calloc(a->n_inputs + 1, sizeof *a->targets);
-    a->number = ont_calloc(a->n_inputs + 1, sizeof *a->number);
+    a->target_index = ont_calloc(a->n_inputs + 1, sizeof *a->target_index);
     a->done = ont_calloc((size_t)PyTuple_Size(targets) + 1, 1);
     w->expected = ont_malloc(sizeof *w->expected);
-    if (!a->targets || !a->number || !a->done || !w->expected) return PyErr_NoMemory(), -1;
+    if (!a->targets || !a->target_index || !a->done || !w->expected) return PyErr_NoMemory(), -1;
     capacity = 1;
     for (Py_ssize_t i = 0; i < PyTuple_Size(targets); i++)
         if (read_target(a, p, PyTuple_GetItem(targets, i), (uint32_t)i, w, &capacity) < 0) return -1;
@@ -127,9 +127,9 @@ static int find_tensors(backward_step *a, const ont_walk *w, Py_ssize_t n)
     for (size_t i = 0; i < w->n_expected; i++) {
         const ont_expected *e = &w->expected[i];
         all &= !e->param || e->found;
-        if (e->param) tensor[e->number] = e->tensor;
+        if (e->param) tensor[e->target_index] = e->tensor;
     }
-    for (uint32_t i = 0; i < a->n_inputs; i++) a->targets[i].tensor = tensor[a->number[i]];
+    for (uint32_t i = 0; i < a->n_inputs; i++) a->targets[i].tensor = tensor[a->target_index[i]];
     ont_free(tensor);
     if (all) return 0;
     PyErr_Format(PyExc_RuntimeError, "%U: its groups have lost a parameter between forward and backward",
@@ -143,14 +143,14 @@ static int find_tensors(backward_step *a, const ont_walk *w, Py_ssize_t n)
  * Reports to the caller which parameters were updated and bumps their versions, also if backward failed. A pending
  * exception is kept.
  */
-static int mark_done(ont_updater *self, PyObject *targets, const uint8_t *done, PyObject *told)
+static int mark_done(ont_updater *self, PyObject *targets, const uint8_t *done, PyObject *done_out)
 {
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
     PyObject *updated = PyList_New(0), *result = NULL;
     bool good = updated != NULL;
-    if (PyByteArray_Size(told) == PyTuple_Size(targets))
-        memcpy(PyByteArray_AsString(told), done, (size_t)PyTuple_Size(targets));
+    if (PyByteArray_Size(done_out) == PyTuple_Size(targets))
+        memcpy(PyByteArray_AsString(done_out), done, (size_t)PyTuple_Size(targets));
     for (Py_ssize_t i = 0; good && i < PyTuple_Size(targets); i++)
         if (done[i]) good = PyList_Append(updated, PyTuple_GetItem(PyTuple_GetItem(targets, i), 2)) == 0;
     if (good) result = PyObject_CallFunctionObjArgs(self->increment_version, updated, NULL);
@@ -218,7 +218,7 @@ PyObject *ont_updater_backward(PyObject *object, PyObject *args)
     Py_XDECREF(w.updated);
     ont_free(w.expected);
     ont_free(a.targets);
-    ont_free(a.number);
+    ont_free(a.target_index);
     ont_free(a.done);
     Py_DECREF(in.targets);
     self->busy = false;

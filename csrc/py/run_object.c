@@ -19,7 +19,7 @@ typedef struct run_object {
 } run_object;
 
 /* A tuple of the indices i with flags[i] set. */
-static PyObject *flagged(const uint8_t *flags, uint32_t n)
+static PyObject *flagged_indices(const uint8_t *flags, uint32_t n)
 {
     Py_ssize_t count = 0;
     for (uint32_t i = 0; i < n; i++) count += flags[i] != 0;
@@ -57,8 +57,8 @@ PyObject *ont_run_object_new(ont_session_object *session, ont_run *run, const on
     self->program = ont_program_ref((ont_program *)p);
     self->random = *random;
     self->session = (ont_session_object *)Py_NewRef((PyObject *)session);
-    self->saved_inputs = flagged(p->saved_inputs, p->grads.n_forward_inputs);
-    self->saved_outputs = flagged(p->saved_outputs, p->grads.n_forward_outputs);
+    self->saved_inputs = flagged_indices(p->saved_inputs, p->grads.n_forward_inputs);
+    self->saved_outputs = flagged_indices(p->saved_outputs, p->grads.n_forward_outputs);
     self->differentiable = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)p->grads.n_forward_outputs);
     if (!self->saved_inputs || !self->saved_outputs || !self->differentiable) {
         Py_DECREF(self);
@@ -278,7 +278,7 @@ static PyObject *run_again(PyObject *object, PyObject *unused)
 
 typedef struct backward_call {
     ont_borrowed inputs, grads;
-    PyObject *saved, *given; /* tuples */
+    PyObject *saved, *grads_tuple; /* tuples */
     uint8_t *donated;        /* per graph input, or NULL; see run.h */
 } backward_call;
 
@@ -294,7 +294,7 @@ static int borrow_backward(run_object *self, const ont_program *p, backward_call
         if (check_saved(view, p->graph->inputs[i]) < 0) return -1;
     }
     for (Py_ssize_t i = 0; i < call->grads.n; i++) {
-        PyObject *grad = PyTuple_GetItem(call->given, i);
+        PyObject *grad = PyTuple_GetItem(call->grads_tuple, i);
         ont_tensor_view *view = &call->grads.views[i];
         if (grad == Py_None)
             view->rank = -1;
@@ -381,8 +381,8 @@ PyObject *ont_run_object_backward(PyObject *object, PyObject *saved, PyObject *g
     PyObject *result = NULL;
     Py_ssize_t n_saved = PyTuple_Size(self->saved_inputs) + PyTuple_Size(self->saved_outputs);
     call.saved = ont_sequence(saved, n_saved, "saved tensors");
-    call.given = call.saved ? ont_sequence(grads, (Py_ssize_t)p->grads.n_forward_outputs, "gradients") : NULL;
-    if (!call.given) goto done;
+    call.grads_tuple = call.saved ? ont_sequence(grads, (Py_ssize_t)p->grads.n_forward_outputs, "gradients") : NULL;
+    if (!call.grads_tuple) goto done;
     if (donated && read_donated(p, donated, &call.donated) < 0) goto done;
     if (ont_borrowed_init(&call.inputs, (Py_ssize_t)p->grads.n_forward_inputs) < 0) goto done;
     if (ont_borrowed_init(&call.grads, (Py_ssize_t)p->grads.n_forward_outputs) < 0) goto done_inputs;
@@ -398,7 +398,7 @@ done:
     self->run = run; /* invalid arguments leave the run open */
     ont_free(call.donated);
     Py_XDECREF(call.saved);
-    Py_XDECREF(call.given);
+    Py_XDECREF(call.grads_tuple);
     return result;
 }
 

@@ -42,7 +42,7 @@ static PyObject *describe_values(const ont_graph *g, ont_value *const *values, u
 
 /* ---- Session ---- */
 
-enum { MOST_PROGRAMS = 4096 };
+enum { MAX_PROGRAMS = 4096 };
 
 static int session_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
@@ -60,8 +60,8 @@ static int session_init(PyObject *object, PyObject *args, PyObject *kwargs)
         PyErr_Format(PyExc_ValueError, "recompute is %d, expected 0 to %d", recompute, ONT_RECOMPUTE_LEVELS - 1);
         return -1;
     }
-    if (programs < 1 || programs > MOST_PROGRAMS) {
-        PyErr_Format(PyExc_ValueError, "programs is %d, expected 1 to %d", programs, MOST_PROGRAMS);
+    if (programs < 1 || programs > MAX_PROGRAMS) {
+        PyErr_Format(PyExc_ValueError, "programs is %d, expected 1 to %d", programs, MAX_PROGRAMS);
         return -1;
     }
     if (self->session) {

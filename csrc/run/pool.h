@@ -6,13 +6,13 @@
  *
  * States of a block:
  *   - live: referenced;
- *   - cached: free, resident, in an LRU list, reused by exact size. Freshly mapped pages cost ten times a write to
- *     resident ones, so a freed block is cached while live + cached bytes stay below the historical peak of live bytes.
- *     Under that limit a block that has not been reused for EVICTION_AGE times the peak number of live blocks is
- *     evicted;
- *   - reclaimable: free, at least RECLAIMABLE_BYTES, freed between a forward and its backward, when a step holds the
- *     most memory. Kept in a list of its own, so that it does not displace cached blocks. When the pool next allocates
- *     from the system, it advises the kernel that these pages may be reclaimed (MADV_FREE).
+ *   - cached: free, resident, in an LRU list, reused by exact size, since freshly mapped pages cost ten times a write
+ *     to resident ones. A freed block is cached if live + cached bytes stay within the historical peak of live bytes.
+ *     If they would not, cached blocks that were not reused for a long time (EVICTION_AGE in pool.c) are evicted first;
+ *   - reclaimable: free and large (RECLAIMABLE_BYTES in pool.c), freed between a forward and its backward, when a step
+ *     holds the most memory. Kept in an LRU list of its own, under the same limit, so that it does not displace cached
+ *     blocks. When the pool next allocates from the system, it advises the kernel that these pages may be reclaimed
+ *     (MADV_FREE).
  */
 #ifndef ONT_RUN_POOL_H
 #define ONT_RUN_POOL_H
@@ -35,7 +35,7 @@ typedef struct ont_block {
     /* Position in one of the pool's LRU lists: */
     struct ont_block *newer, *older;
     bool reclaimable, advised; /* in the list of reclaimable blocks; MADV_FREE was applied */
-    uint64_t freed_at; /* value of stats.taken when it was freed */
+    uint64_t freed_at; /* stats.taken when it was freed */
 } ont_block;
 
 typedef struct ont_pool_stats {

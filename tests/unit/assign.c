@@ -41,7 +41,7 @@ static void check_assignment(const ont_plan_block *blocks, uint32_t n, size_t to
     CHECK_INT(total, end);
 }
 
-/* By definition: for each step, the bytes alive at it. */
+/* By definition: for each step, the live bytes. */
 static size_t bound_by_definition(const ont_plan_block *blocks, uint32_t n, uint32_t n_steps)
 {
     size_t most = 0;

@@ -253,7 +253,7 @@ TEST(graph_clone_is_equal_and_apart)
     check_print(copy, before);
     ont_node *add = copy->first, *mul = add->next;
     CHECK(add != t.add && mul->inputs[0].value == add->outputs[0] && copy->last->backward);
-    CHECK(add->inputs[1].value != t.c && add->inputs[1].value->data == t.c->data); /* contents are shared */
+    CHECK(add->inputs[1].value != t.c && add->inputs[1].value->data == t.c->data); /* elements are shared */
     CHECK_OK(ont_attr_set_int(copy, mul, "axis", 9));
     CHECK_OK(ont_attr_set_int(copy, mul, "extra", 9));
     ont_value_replace_uses(copy, copy->inputs[0], copy->inputs[1]);
@@ -391,7 +391,7 @@ TEST(verify_finds_damaged_interfaces)
     ont_value *loose;
     CHECK_OK(ont_graph_add_value(t.g, ONT_VALUE_NODE, "loose", &loose));
     DAMAGE("output 'loose' is not computed", t.g->outputs[0] = loose, t.g->outputs[0] = t.s);
-    /* Sound: one value as two outputs, an input as an output, a made-up name that equals a given one. */
+    /* Valid: one value as two outputs, an input as an output, an anonymous name that equals a given one. */
     t.g->outputs[0] = t.g->outputs[1] = t.x;
     CHECK_OK(ont_graph_verify(t.g));
     t.g->outputs[0] = t.s;
@@ -423,7 +423,7 @@ TEST(print_reads_like_onnx_text)
     ont_graph_destroy(t.g);
 }
 
-/* A model's own "%7" and a made-up one, and names that would break the line, are told apart. */
+/* A model's own "%7" and an anonymous value's, and names that would break the line, are told apart. */
 TEST(print_is_unambiguous)
 {
     ont_graph *g;
@@ -452,7 +452,7 @@ TEST(print_is_unambiguous)
     ont_graph_destroy(g);
 }
 
-/* Constants without a reader are left out, but an output is a reader. Large contents are not shown. */
+/* Constants without users are omitted, but an output is a use. Large constants are not printed. */
 TEST(print_constants)
 {
     ont_graph *g;

@@ -1,6 +1,6 @@
 /*
- * Unit tests of csrc/plan: whole plans against a machine that plays them with tags for contents, so that anything
- * overwritten while it is still read is seen; orders of steps by the same machine, and against all orders.
+ * Unit tests of csrc/plan: whole plans are executed by a machine that uses tags as data, so that it detects anything
+ * overwritten while it is still read; orders of steps by the same machine, and against all orders.
  */
 #include "check.h"
 #include "plan/plan.h"
@@ -138,7 +138,7 @@ TEST(plan_views_share_and_live_long)
     ont_value *of_input = op(&m, "View", x, NULL, 16, 0, 0), *e = op(&m, "F", of_input, d, 16, 1, 0);
     plan(&m, &e, 1, 1, m.n_steps);
     CHECK(same_location(&m, a, v) && same_location(&m, a, w));
-    CHECK(!same_location(&m, a, b) && !same_location(&m, a, c)); /* a is alive through w */
+    CHECK(!same_location(&m, a, b) && !same_location(&m, a, c)); /* a is live through w */
     CHECK(same_location(&m, of_input, x) && location_of(&m, of_input).kind == ONT_LOCATION_INPUT);
     CHECK(location_of(&m, e).kind == ONT_LOCATION_OUTPUT);
     end(&m);
@@ -168,7 +168,7 @@ TEST(plan_outputs)
     end(&m);
 }
 
-TEST(plan_applied)
+TEST(plan_delivered_gradients)
 {
     model m;
     begin(&m);
@@ -176,7 +176,7 @@ TEST(plan_applied)
     ont_value *y = op(&m, "F", x, weight, 16, 0, 0);
     ont_value *early = op(&m, "F", y, NULL, 16, 0, 0), *late = op(&m, "F", early, weight, 16, 3, 0);
     ont_value *last = op(&m, "F", late, NULL, 16, 1, 0);
-    /* The gradient of weight is there before the step that reads weight, which must not be written over it. */
+    /* The gradient of weight is final before the step that reads weight, which must not be overwritten before. */
     ont_value *outputs[] = {y, early, last, x};
     m.delivered[1] = weight;
     m.delivered[2] = bias;
@@ -191,8 +191,8 @@ TEST(plan_applied)
     end(&m);
 }
 
-/* The gradient of input `of`, made by `back`, with the scores it belongs to read before, in that step, or after it. */
-static bool over(ont_value *(*back)(model *m, ont_value *x, ont_value *y))
+/* The gradient of input `of`, computed by `back`; the input is read before that step, in it, or after it. */
+static bool aliases_input(ont_value *(*back)(model *m, ont_value *x, ont_value *y))
 {
     model m;
     begin(&m);
@@ -251,14 +251,14 @@ static ont_value *of_forward(model *m, ont_value *x, ont_value *y)
     return op(m, "View", y, NULL, 16, 0, 0);
 }
 
-TEST(plan_gradients_over_their_inputs)
+TEST(plan_gradients_alias_their_inputs)
 {
-    CHECK(over(in_place) && over(read_before));
-    CHECK(!over(not_in_place) && !over(read_after) && !over(through_a_view) && !over(of_another_size));
-    CHECK(!over(itself) && !over(of_forward));
+    CHECK(aliases_input(in_place) && aliases_input(read_before));
+    CHECK(!aliases_input(not_in_place) && !aliases_input(read_after) && !aliases_input(through_a_view));
+    CHECK(!aliases_input(of_another_size) && !aliases_input(itself) && !aliases_input(of_forward));
 }
 
-TEST(plan_unread_values_have_no_place)
+TEST(plan_unused_values_have_no_location)
 {
     model m;
     begin(&m);
@@ -271,7 +271,7 @@ TEST(plan_unread_values_have_no_place)
     end(&m);
 }
 
-/* ---- a machine that plays plans ---- */
+/* ---- a machine that executes plans ---- */
 
 enum { UNITS = 1 << 16, MOST_INPUTS = 3 };
 
@@ -282,26 +282,26 @@ typedef struct machine {
     bool delivered[4096]; /* per input: it was overwritten */
 } machine;
 
-static machine play_area;
+static machine machine_state;
 
 static uint32_t *memory(const model *m, const ont_value *v)
 {
     ont_location p = location_of(m, v);
-    if (p.kind == ONT_LOCATION_INPUT) return play_area.inputs[p.index];
+    if (p.kind == ONT_LOCATION_INPUT) return machine_state.inputs[p.index];
     if (p.kind == ONT_LOCATION_OUTPUT && m->plan.may_alias_input[p.index])
-        return play_area.inputs[m->gradient_of[p.index]];
-    if (p.kind == ONT_LOCATION_OUTPUT) return play_area.outputs[p.index];
+        return machine_state.inputs[m->gradient_of[p.index]];
+    if (p.kind == ONT_LOCATION_OUTPUT) return machine_state.outputs[p.index];
     CHECK(p.kind == ONT_LOCATION_SLAB && p.offset + (size_t)v->shape.dims[0] * 4 <= m->plan.slab_bytes);
-    return play_area.slab + p.offset / 4;
+    return machine_state.slab + p.offset / 4;
 }
 
 static void check_intact(const model *m, const ont_value *v)
 {
     ont_location p = location_of(m, v);
-    if (p.kind == ONT_LOCATION_INPUT) CHECK(!play_area.delivered[play_area.tag[v->id] - 1]);
+    if (p.kind == ONT_LOCATION_INPUT) CHECK(!machine_state.delivered[machine_state.tag[v->id] - 1]);
     const uint32_t *at = memory(m, v);
     for (int64_t i = 0; i < v->shape.dims[0]; i++)
-        if (at[i] != play_area.tag[v->id])
+        if (at[i] != machine_state.tag[v->id])
             check_failed(__FILE__, __LINE__, "value %s was overwritten by value %%%u", v->name, at[i] - 1);
 }
 
@@ -328,7 +328,7 @@ static void check_overlap(const model *m, const ont_plan_step *s)
     }
 }
 
-static void play_step(const model *m, uint32_t t)
+static void execute_step(const model *m, uint32_t t)
 {
     const ont_plan_step *s = &m->steps[t];
     const ont_value *out = s->node->outputs[0];
@@ -338,7 +338,7 @@ static void play_step(const model *m, uint32_t t)
         size_t at = m->plan.work_offsets[t];
         CHECK(at % ONT_PLAN_ALIGN == 0 && at + s->work_bytes <= m->plan.slab_bytes);
         CHECK(!in_slab(m, out, at, s->work_bytes));
-        for (size_t i = 0; i < s->work_bytes / 4; i++) play_area.slab[at / 4 + i] = 0;
+        for (size_t i = 0; i < s->work_bytes / 4; i++) machine_state.slab[at / 4 + i] = 0;
         for (uint32_t i = 0; i < s->node->n_inputs; i++) check_intact(m, s->node->inputs[i].value);
     }
     /* Blocks of backward's outputs do not exist before, those of forward's are the caller's after. */
@@ -349,17 +349,17 @@ static void play_step(const model *m, uint32_t t)
 }
 
 /* Outputs that are read before step t, or behind the last one. */
-static void play_applied(const model *m, uint32_t t)
+static void deliver_gradients(const model *m, uint32_t t)
 {
     for (uint32_t i = m->n_forward_outputs; i < m->g->n_outputs; i++) {
         if (m->plan.deliver_before[i] != t) continue;
         CHECK(m->delivered[i] && t >= m->split && !m->plan.copied_outputs[i]);
         check_intact(m, m->g->outputs[i]);
-        play_area.delivered[m->delivered[i]->id] = true;
+        machine_state.delivered[m->delivered[i]->id] = true;
     }
 }
 
-/* Whether the output became a block although it was to be applied: it is an input itself. */
+/* Whether the output became a block although it was to be delivered: it is an input itself. */
 static bool is_block(const model *m, uint32_t output)
 {
     bool block = m->plan.deliver_before[output] == ONT_PLAN_BLOCK;
@@ -367,16 +367,16 @@ static bool is_block(const model *m, uint32_t output)
     return block;
 }
 
-static void play(const model *m)
+static void execute_plan(const model *m)
 {
-    memset(&play_area, 0, sizeof play_area);
+    memset(&machine_state, 0, sizeof machine_state);
     for (uint32_t i = 0; i < m->g->n_inputs; i++)
         for (int64_t k = 0; k < m->g->inputs[i]->shape.dims[0]; k++)
-            play_area.inputs[i][k] = m->g->inputs[i]->id + 1;
+            machine_state.inputs[i][k] = m->g->inputs[i]->id + 1;
     for (uint32_t i = 0; i < m->g->n_values; i++) {
         const ont_value *v = m->g->values[i];
         while (v->kind == ONT_VALUE_NODE && is_view(v->def)) v = v->def->inputs[0].value;
-        play_area.tag[i] = v->id + 1;
+        machine_state.tag[i] = v->id + 1;
     }
     for (uint32_t t = 0; t <= m->n_steps; t++) {
         for (uint32_t i = 0; i < m->g->n_outputs; i++) {
@@ -387,8 +387,8 @@ static void play(const model *m)
             check_intact(m, v);
             CHECK(m->plan.copied_outputs[i] || (p.kind == ONT_LOCATION_OUTPUT && p.index == i));
         }
-        if (t >= m->split) play_applied(m, t);
-        if (t < m->n_steps) play_step(m, t);
+        if (t >= m->split) deliver_gradients(m, t);
+        if (t < m->n_steps) execute_step(m, t);
     }
 }
 
@@ -427,15 +427,15 @@ static void random_model(model *m)
 
 TEST(plan_random_models_keep_what_is_read)
 {
-    double ratio = 0, shared = 0, over_inputs = 0;
+    double ratio = 0, shared = 0, aliased = 0;
     int rounds = 3000, counted = 0;
     for (int round = 0; round < rounds; round++) {
         model m;
         begin(&m);
         random_model(&m);
-        play(&m);
+        execute_plan(&m);
         shared += m.plan.inplace_count;
-        for (uint32_t i = 0; i < m.g->n_outputs; i++) over_inputs += m.plan.may_alias_input[i];
+        for (uint32_t i = 0; i < m.g->n_outputs; i++) aliased += m.plan.may_alias_input[i];
         if (m.plan.lower_bound) {
             ratio += (double)m.plan.slab_bytes / (double)m.plan.lower_bound;
             counted++;
@@ -443,8 +443,8 @@ TEST(plan_random_models_keep_what_is_read)
         end(&m);
     }
     printf("slab over lower bound, mean: %.4f; %.2f shared in place a model, %.2f over inputs\n", ratio / counted,
-           shared / rounds, over_inputs / rounds);
-    CHECK(ratio / counted < 1.1 && shared / rounds > 1 && over_inputs / rounds > 0.03);
+           shared / rounds, aliased / rounds);
+    CHECK(ratio / counted < 1.1 && shared / rounds > 1 && aliased / rounds > 0.03);
 }
 
 /* ---- order ---- */
@@ -470,16 +470,16 @@ static void reorder(model *m, bool from_end)
 /* No step before one whose result it reads, through views or not. */
 static void check_order(const model *m)
 {
-    static bool made[4096];
-    memset(made, 0, sizeof made);
+    static bool produced[4096];
+    memset(produced, 0, sizeof produced);
     for (uint32_t t = 0; t < m->n_steps; t++) {
         const ont_node *node = m->steps[t].node;
         for (uint32_t i = 0; i < node->n_inputs; i++) {
             const ont_value *v = node->inputs[i].value;
             while (v->kind == ONT_VALUE_NODE && is_view(v->def)) v = v->def->inputs[0].value;
-            CHECK(v->kind != ONT_VALUE_NODE || made[v->id]);
+            CHECK(v->kind != ONT_VALUE_NODE || produced[v->id]);
         }
-        made[node->outputs[0]->id] = true;
+        produced[node->outputs[0]->id] = true;
     }
 }
 
@@ -506,7 +506,7 @@ TEST(order_one_branch_after_the_other)
     end(&m);
 }
 
-/* Bytes alive at the worst step of the order that memory.c's plan has for these steps. */
+/* Peak of live bytes of the order that memory.c plans for these steps. */
 static size_t bound_of(model *m, const ont_plan_step *steps)
 {
     ont_arena arena;
@@ -518,7 +518,9 @@ static size_t bound_of(model *m, const ont_plan_step *steps)
     return plan.lower_bound;
 }
 
-/* The least bound over all orders of a model whose steps are all forward: every one that keeps makers first. */
+/*
+ * The smallest peak over all orders of a model whose steps are all forward: every order in which producers come first.
+ */
 static size_t best_order(model *m, ont_plan_step *chosen, uint32_t n, uint32_t taken, size_t best)
 {
     if (n == m->n_steps) {
@@ -593,7 +595,7 @@ TEST(order_random_models_keep_what_is_read)
         size_t before = m.plan.slab_bytes;
         reorder(&m, round & 1);
         check_order(&m);
-        play(&m);
+        execute_plan(&m);
         better += m.plan.slab_bytes < before;
         end(&m);
     }
