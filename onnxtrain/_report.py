@@ -71,7 +71,7 @@ def stats(model: Any = None) -> dict[str, Any]:
         last_specialise_seconds: programs made for new sizes of dynamic dims or new sets of gradients, without an
         export.
         slab_bytes: planned activations of the programs used last. reasons: one text for each fallback. graph_breaks:
-        one for each kind of place where Dynamo cut a graph (ONNXTRAIN_CAPTURE=dynamo), and Python runs between two.
+        one for each kind of place where Dynamo cut a graph, and Python runs between two.
     """
     if model is None:
         counters, programs = _process, list(_programs)

@@ -135,9 +135,9 @@ _NAMES = [
     Variable("ORTMODULE_FALLBACK_RETRY", False, _boolean, _FLAG, "after a fallback, try the engine again at each step"),
     Variable("ONNXTRAIN_EXPORTER", "auto", _one_of("auto", "dynamo", "torchscript"), "auto, dynamo, torchscript",
              "auto tries torch's default exporter, then the TorchScript one, compared with eager first"),
-    Variable("ONNXTRAIN_CAPTURE", "export", _one_of("export", "dynamo"), "export, dynamo",
-             "what records forward: torch.export, or Dynamo, which guards every Python value that forward reads, "
-             "replays what it changes, and cuts the graph where it cannot follow"),
+    Variable("ONNXTRAIN_CAPTURE", "dynamo", _one_of("dynamo", "export"), "dynamo, export",
+             "what records forward: Dynamo, which guards every Python value that forward reads, replays what it "
+             "changes, and cuts the graph where it cannot follow; or torch.export, which sees tensors only"),
     Variable("ORTMODULE_ENABLE_CUSTOM_AUTOGRAD", True, _boolean, _FLAG,
              "1 runs torch.autograd.Function with its own forward and backward, as a PythonOp node; 0 traces through "
              "it, which is accepted where one step then equals eager's",

@@ -121,6 +121,7 @@ def save_path(monkeypatch, tmp_path, **_):
 
 
 def fallback_policy(monkeypatch, **_):
+    monkeypatch.setenv("ONNXTRAIN_CAPTURE", "export")  # which a branch stops
     monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_UNSUPPORTED_DATA | FALLBACK_UNSUPPORTED_TORCH_MODEL")
     assert onnxtrain.stats(ran(Branching()))["fallback_steps"] == 1
     for policy in ("FALLBACK_DISABLE", "FALLBACK_UNSUPPORTED_DATA",
@@ -141,6 +142,7 @@ def fallback_retry(monkeypatch, **_):
     original = _module.export
     monkeypatch.setattr(_module, "export", lambda *a, **k: tries.append(1) or original(*a, **k))
     monkeypatch.setenv("ONNXTRAIN_EXPORTER", "dynamo")
+    monkeypatch.setenv("ONNXTRAIN_CAPTURE", "export")  # which a branch stops
     for value, expected in (("0", 1), ("1", 3)):
         tries.clear()
         monkeypatch.setenv("ORTMODULE_FALLBACK_RETRY", value)
@@ -300,10 +302,10 @@ def efficient_gradients(monkeypatch, **_):
 
 def capture(monkeypatch, **_):
     counts = onnxtrain.stats(ran(Branching()))
-    assert counts["fallback_steps"] == 1 and not counts["graph_breaks"]
-    monkeypatch.setenv("ONNXTRAIN_CAPTURE", "dynamo")
-    counts = onnxtrain.stats(ran(Branching()))
     assert counts["engine_steps"] == 1 and counts["graph_breaks"]
+    monkeypatch.setenv("ONNXTRAIN_CAPTURE", "export")
+    counts = onnxtrain.stats(ran(Branching()))
+    assert counts["fallback_steps"] == 1 and not counts["graph_breaks"]
 
 
 EFFECTS = {

@@ -58,10 +58,10 @@ class ORTModule(torch.nn.Module):
             object's. Wrap before DistributedDataParallel.
         debug_options: see DebugOptions.
 
-    The graph is exported at the first call, once per input schema and mode, and again when an attribute that forward
-    reads has changed; new sizes are specialised in milliseconds. What torch's default exporter cannot export is tried
-    with the TorchScript one, and used if a step's outputs and gradients equal eager's. What the engine does not have
-    runs in PyTorch, said once, as ORTMODULE_FALLBACK_POLICY allows.
+    Dynamo captures the module at the first call, and again when a Python value that forward reads has changed; each
+    graph is exported once; new sizes are specialised in milliseconds. What torch's default exporter cannot export is
+    tried with the TorchScript one, and used if a step's outputs and gradients equal eager's. What the engine does not
+    have runs in PyTorch, said once, as ORTMODULE_FALLBACK_POLICY allows.
 
     Raises:
         TypeError: module is no torch.nn.Module.
