@@ -54,27 +54,31 @@ def _asks_for_none() -> Callable[..., Any]:
     return torch.compiler.disable(FunctionCtx.set_materialize_grads)  # type: ignore[no-any-return]
 
 
-class _Running(threading.local):
-    """Of each thread: the call of an ORTModule that goes on, and what puts torch's settings back after a capture."""
+@dataclasses.dataclass
+class _Call:
+    """A call of an ORTModule that goes on."""
 
-    call: tuple[Parts, tuple[Any, ...], dict[str, Any]] | None = None
-    before: contextlib.ExitStack | None = None
+    parts: Parts
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    before: contextlib.ExitStack | None = None  # puts torch's settings back; None while Dynamo has captured nothing
+    cuts: dict[str, int] = dataclasses.field(default_factory=dict)  # of this process when it was looked at last
 
-    def capture_begins(self, _: Any = None) -> None:
+    def capture_begins(self) -> None:
         """Puts settings in force until the call is over."""
-        if self.call is None or self.before is not None:
+        if self.before is not None:
             return
         from torch._dynamo import config
 
-        parts, args, kwargs = self.call
-        wanted = _SETTINGS | (_CONTENTS if parts.keeps_contents else {})
+        self.cuts = _cuts()
+        wanted = _SETTINGS | (_CONTENTS if self.parts.keeps_contents else {})
         self.before = contextlib.ExitStack()
         known = {name: value for name, value in wanted.items() if hasattr(config, name)}
         self.before.enter_context(config.patch(known))
         self.before.enter_context(formulas.bounded())
         self.before.enter_context(replaced(FunctionCtx, "set_materialize_grads", _asks_for_none()))
         if hasattr(torch.compiler.config, "dynamic_sources"):
-            sources = [torch.compiler.config.dynamic_sources, *_dynamic_sizes(args, kwargs)]
+            sources = [torch.compiler.config.dynamic_sources, *_dynamic_sizes(self.args, self.kwargs)]
             self.before.enter_context(torch.compiler.config.patch(dynamic_sources=",".join(filter(None, sources))))
         if not os.environ.get("TORCH_LOGS"):
             for name in _TALKING:
@@ -82,10 +86,31 @@ class _Running(threading.local):
                 self.before.callback(logger.setLevel, logger.level)
                 logger.setLevel(logging.CRITICAL)
 
-    def restore(self) -> None:
+    def new_cuts(self) -> list[str]:
+        """Why Dynamo has cut graphs since it was looked at last, while it captured this call."""
+        return [] if self.before is None else [reason for reason, times in _cuts().items()
+                                               if times > self.cuts.get(reason, 0)]
+
+    def note_cuts(self) -> None:
+        """Has the module note its cuts before another module has some."""
+        self.parts.note_cuts(self.new_cuts())
+
+    def is_over(self) -> None:
         """Puts the settings back that were there before."""
-        self.before.close()  # type: ignore[union-attr]
-        self.before = None
+        if self.before is not None:
+            self.before.close()
+            self.note_cuts()
+
+
+class _Running(threading.local):
+    """The call of each thread that goes on."""
+
+    call: _Call | None = None
+
+    def capture_begins(self, _: Any = None) -> None:
+        """Dynamo begins a capture, of whatever module."""
+        if self.call is not None:
+            self.call.capture_begins()
 
 
 def _tensors(name: str, value: Any, depth: int = 5) -> Iterator[tuple[str, torch.Tensor]]:
@@ -172,14 +197,17 @@ def _misread(module: torch.nn.Module) -> str | None:
 
 
 _LEFT = "Dynamo failed on a function, which Python runs"
+_DECISION = "Python decides by a number that a tensor held"
+_OF_DECISIONS = "data-dependent expression"  # in the reason that Dynamo gives
 
 
 def _cuts() -> dict[str, int]:
     """How often Dynamo has cut a graph in this process, by reason."""
-    from torch._dynamo.utils import counters
+    from torch._dynamo.utils import counters, graph_break_reasons
 
     frames = counters["frames"]
-    return {**counters["graph_break"], _LEFT: frames["total"] - frames["ok"]}
+    decisions = sum(_OF_DECISIONS in cut.reason for cut in graph_break_reasons)  # which Dynamo does not count
+    return {**counters["graph_break"], _DECISION: decisions, _LEFT: frames["total"] - frames["ok"]}
 
 
 def _kind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
@@ -234,7 +262,6 @@ class Parts:
         self._graphs: dict[tuple[Any, ...], Any] = {}  # the ORTModule of each, by what it computes
         # By mode: each has its own code, and few sets of guards to try.
         self._calls: dict[tuple[bool, ...], Callable[..., Any]] = {}
-        self._cuts: dict[str, int] = {}
         self.seeds = False
         self._refused: dict[tuple[Any, ...], _Refused] = {}
         self.keeps_contents = True
@@ -247,7 +274,8 @@ class Parts:
         def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
             from onnxtrain import dynamo
 
-            here()._note_seeds()
+            if _running.call is not None:
+                here()._note_seeds(_running.call.new_cuts())  # before a graph behind a cut runs
             return dynamo.compiled(graph, example_inputs, here)
 
         here = self._here
@@ -296,19 +324,17 @@ class Parts:
     def _fall_back(self, reason: str, cause: Exception | None = None) -> None:
         self._model()._fall_back(reason, FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL, reason, cause, None)
 
-    def _note_cuts(self) -> None:
-        """Says where Dynamo has cut this module's graphs since the last look."""
-        cuts, found = _cuts(), self._model()._counters.graph_breaks
-        for reason, times in cuts.items():
+    def note_cuts(self, reasons: Sequence[str]) -> None:
+        """Says where Dynamo has cut this module's graphs."""
+        found = self._model()._counters.graph_breaks
+        for reason in reasons:
             line = " ".join(reason.split("\n")[0].split())
-            if times > self._cuts.get(reason, 0) and line not in found:
+            if line not in found:
                 found.append(line)
-        self._cuts = cuts
+        self._note_seeds(reasons)
 
-    def _note_seeds(self) -> None:
-        """Notes that forward seeds, before a graph behind that cut runs."""
-        self.seeds = self.seeds or any(times > self._cuts.get(reason, 0) and _SEEDS.search(reason)
-                                       for reason, times in _cuts().items())
+    def _note_seeds(self, cuts: Iterable[str]) -> None:
+        self.seeds = self.seeds or any(map(_SEEDS.search, cuts))
 
     def _settled(self, mode: tuple[bool, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether PyTorch runs this call since Dynamo captured nothing of one like it."""
@@ -338,12 +364,13 @@ class Parts:
             return whole._by_torch("all modules have a hook, which a graph would not run", args, kwargs)
         call = self._calls.get(mode)
         if call is None:
-            self._cuts = self._cuts or _cuts()
             whole._say_constants(pytree.tree_leaves((args, kwargs)))
             reason = _sharded.reason(self._module) or _misread(self._module)
             call = self._calls[mode] = self._compiled() if reason is None else self.by_torch(self._module, reason)
         engine, by_torch = counters.engine_graphs, counters.torch_graphs
-        outer, _running.call = _running.call, (self, args, kwargs)
+        outer, _running.call = _running.call, (current := _Call(self, args, kwargs))
+        if outer is not None:
+            outer.note_cuts()
         _hear_of_captures()
         # Dynamo would cut the graph where this module's gradients fill a bucket.
         around, DistributedDataParallel._active_ddp_module = DistributedDataParallel._active_ddp_module, None
@@ -351,8 +378,10 @@ class Parts:
             result = call(*args, **kwargs)
         except Exception as error:
             if (engine, by_torch) != (counters.engine_graphs, counters.torch_graphs) or not _is_of_dynamo(error):
-                if _running.before is not None:  # forward's own, perhaps; Dynamo may leave out the code from now on
+                if current.before is not None:  # forward's own, perhaps; Dynamo may leave out the code from now on
                     self._calls.pop(mode, None)
+                if engine == counters.engine_graphs:
+                    _report.count(counters, fallback_steps=1)
                 raise
             result = whole._in_torch(args, kwargs)  # forward's own errors are raised here
             self._fall_back(f"Dynamo could not capture it: {str(error).splitlines()[0]}", error)
@@ -361,10 +390,9 @@ class Parts:
         finally:
             _running.call = outer
             DistributedDataParallel._active_ddp_module = around
-            if _running.before is not None:
-                _running.restore()
-                self._note_seeds()
-                self._note_cuts()
+            current.is_over()
+            if outer is not None and outer.before is not None:
+                outer.cuts = _cuts()
         if counters.torch_graphs == by_torch and counters.engine_graphs > engine:
             _report.engine_step(counters)
         else:

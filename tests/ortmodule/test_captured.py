@@ -139,6 +139,14 @@ def test_a_branch_on_a_value_is_two_graphs_in_the_engine():
     assert "cut by Dynamo at: " in onnxtrain.explain(model)
 
 
+@pytest.mark.parametrize("number", [lambda x: x.sum().item() > 0, lambda x: int(x.sum()) > 0,
+                                    lambda x: len(range(int(x.sum().clamp(0))))], ids=["item", "int", "range"])
+def test_a_branch_on_a_number_is_named(number):
+    model = both(module(lambda m, x: m.fc(x) if number(x) else m.fc(-x)), lambda m: [m(X), m(3 + X), m(X)])
+    in_engine(model, 3)
+    assert onnxtrain.stats(model)["graph_breaks"] == ["Python decides by a number that a tensor held"]
+
+
 def cut(value):
     torch._dynamo.graph_break()
     return value
@@ -213,6 +221,28 @@ def test_a_mask_that_is_drawn_again_is_the_same():
         y.sum().backward()
         assert torch.equal(x.grad != 0, y != 0)
     assert "seeds torch's random generator" in onnxtrain.stats(model)["reasons"][0]
+
+
+def seeded(x):
+    torch.manual_seed(3)
+    return x + torch.rand(4)
+
+
+def test_cuts_are_those_of_the_module_that_has_them():
+    plain, seeding, cutting = (ORTModule(module(forward)()) for forward in (
+        lambda m, x: m.fc(x), lambda m, x: seeded(m.fc(x)), lambda m, x: cut(m.fc(x)) * 2))
+    for model in (plain, seeding, cutting):
+        model(X)
+    plain(X[0])  # captured again, after the others
+    in_engine(plain, 2)
+    assert onnxtrain.stats(plain)["graph_breaks"] == []
+    assert onnxtrain.stats(cutting)["graph_breaks"] == ["Call to `torch._dynamo.graph_break()`"]
+    assert counts(seeding)[:2] == (0, 1)
+    outer = ORTModule(module(lambda m, x: m.part(m.fc(x)), part=lambda: ORTModule(module(
+        lambda m, x: cut(m.fc(x)) * 2)()))())
+    outer(X)
+    assert onnxtrain.stats(outer.part)["graph_breaks"] == ["Call to `torch._dynamo.graph_break()`"]
+    assert "Call to `torch._dynamo.graph_break()`" not in onnxtrain.stats(outer)["graph_breaks"]
 
 
 def squared(x):
