@@ -77,6 +77,8 @@ class _Call:
         self.before.enter_context(config.patch(known))
         self.before.enter_context(formulas.bounded())
         self.before.enter_context(replaced(FunctionCtx, "set_materialize_grads", _asks_for_none()))
+        for child in self.parts.flattened():
+            self.before.enter_context(replaced(child, "_is_fsdp_managed_module", False))
         if hasattr(torch.compiler.config, "dynamic_sources"):
             sources = [torch.compiler.config.dynamic_sources, *_dynamic_sizes(self.args, self.kwargs)]
             self.before.enter_context(torch.compiler.config.patch(dynamic_sources=",".join(filter(None, sources))))
@@ -269,6 +271,11 @@ class Parts:
     def models(self) -> Iterable[Any]:
         """The ORTModules of the graphs."""
         return self._graphs.values()
+
+    def flattened(self) -> list[torch.nn.Module]:
+        """Those whose weights FullyShardedDataParallel makes views of one: Dynamo refuses them for that mark alone."""
+        return [child for child in self._module.modules() if getattr(child, "_is_fsdp_managed_module", False)
+                and not getattr(child, "_fsdp_use_orig_params", False)]
 
     def _compiled(self) -> Callable[..., Any]:
         def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
