@@ -38,6 +38,7 @@ from onnxtrain.ortmodule._fallback import FallbackPolicy
 from onnxtrain.ortmodule._key import describe
 
 TRY_AGAIN = 16  # calls in PyTorch, before Dynamo sees such a call again; then as many times that
+MAX_WRONG = 64  # kinds of arguments, of these sizes, that forward refuses
 MAX_CAPTURES = 64  # of one mode; Dynamo runs the module in PyTorch after them
 # While it captures, Dynamo guards hooks, goes into LSTMs, and leaves to Python what it fails on; and it keeps numbers
 # and sizes that hang on contents in the graph, until it captures nothing of a module so.
@@ -212,10 +213,12 @@ def _cuts() -> dict[str, int]:
     return {**counters["graph_break"], _DECISION: decisions, _LEFT: frames["total"] - frames["ok"]}
 
 
-def _kind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """What tells calls apart that Dynamo may or may not follow."""
+def _kind(args: tuple[Any, ...], kwargs: dict[str, Any], sizes: bool = False) -> tuple[Any, ...]:
+    """What tells calls apart that Dynamo may or may not follow, or, with sizes, that forward may refuse."""
     leaves, spec = pytree.tree_flatten((args, kwargs))
     kind = tuple([describe(leaf) if isinstance(leaf, torch.Tensor) else type(leaf) for leaf in leaves]), spec
+    if sizes:
+        kind = (*kind[0], *[leaf.shape for leaf in leaves if isinstance(leaf, torch.Tensor)]), spec
     try:
         hash(kind)
     except TypeError:  # a spec may have a context without one
@@ -266,6 +269,7 @@ class Parts:
         self._calls: dict[tuple[bool, ...], Callable[..., Any]] = {}
         self.seeds = False
         self._refused: dict[tuple[Any, ...], _Refused] = {}
+        self._wrong: dict[tuple[Any, ...], int] = {}  # how often a capture of such a call ended in an exception
         self.keeps_contents = True
 
     def models(self) -> Iterable[Any]:
@@ -290,7 +294,7 @@ class Parts:
         known = inspect.signature(torch.compile).parameters
         limit = {"recompile_limit": MAX_CAPTURES, "isolate_recompiles": True} if "recompile_limit" in known else {}
         entry = _entry(self._module)
-        weakref.finalize(self, _forget, entry.__code__).atexit = False
+        weakref.finalize(entry, _forget, entry.__code__).atexit = False
         return torch.compile(entry, backend=backend, **limit)
 
     def bind(self, operations: torch.fx.GraphModule, inputs: Sequence[Any]) -> Bound:
@@ -360,6 +364,16 @@ class Parts:
         refused = self._refused.setdefault((mode, _kind(args, kwargs)), _Refused())
         refused.again = TRY_AGAIN * max(refused.again, 1)
 
+    def _note_wrong(self, mode: tuple[bool, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Forward raised while Dynamo captured it, which may leave out the code from now on: another one has to be
+        captured. Arguments that are wrong twice are PyTorch's, until it takes them.
+        """
+        self._calls.pop(mode, None)
+        if len(self._wrong) == MAX_WRONG:
+            self._wrong.clear()
+        wrong = mode, _kind(args, kwargs, sizes=True)
+        self._wrong[wrong] = self._wrong.get(wrong, 0) + 1
+
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One call of the module: in the engine if each of its graphs is."""
         whole = self._model()
@@ -367,6 +381,10 @@ class Parts:
         mode = self._module.training, torch.is_grad_enabled(), torch.is_inference_mode_enabled()
         if self._refused and self._settled(mode, args, kwargs):
             return whole._in_torch(args, kwargs)
+        if self._wrong and self._wrong.get(wrong := (mode, _kind(args, kwargs, sizes=True)), 0) > 1:
+            result = whole._in_torch(args, kwargs)
+            self._wrong.pop(wrong, None)
+            return result
         if _has_any_global_hook():
             return whole._by_torch("all modules have a hook, which a graph would not run", args, kwargs)
         call = self._calls.get(mode)
@@ -385,10 +403,10 @@ class Parts:
             result = call(*args, **kwargs)
         except Exception as error:
             if (engine, by_torch) != (counters.engine_graphs, counters.torch_graphs) or not _is_of_dynamo(error):
-                if current.before is not None:  # forward's own, perhaps; Dynamo may leave out the code from now on
-                    self._calls.pop(mode, None)
-                if engine == counters.engine_graphs:
-                    _report.count(counters, fallback_steps=1)
+                if current.before is not None:
+                    self._note_wrong(mode, args, kwargs)
+                    if engine == counters.engine_graphs:
+                        _report.count(counters, fallback_steps=1)
                 raise
             result = whole._in_torch(args, kwargs)  # forward's own errors are raised here
             self._fall_back(f"Dynamo could not capture it: {str(error).splitlines()[0]}", error)

@@ -339,6 +339,29 @@ def test_errors_are_eagers():
     assert counts(both(module(lambda m, x: m.fc(x)), use))[0] == 1
 
 
+def test_arguments_that_are_wrong_for_a_while():
+    """They are captured twice, run in PyTorch until forward takes them, and are captured then."""
+    def forward(m, x):
+        if len(x) in m.refused:
+            raise ValueError("not yet")
+        return m.fc(x)
+
+    model = ORTModule(module(forward, refused=lambda: [3])())
+    captures = []
+    for _ in range(6):
+        torch.testing.assert_close(model(X[:2]), model.module(X[:2]))
+        before = torch._dynamo.utils.counters["frames"]["total"]
+        with pytest.raises(ValueError, match="not yet"):
+            model(X)
+        captures.append(torch._dynamo.utils.counters["frames"]["total"] - before)
+    assert captures[:2] == captures[:1] * 2 and captures[0] and not any(captures[2:])
+    assert counts(model) == (6, 6, 1)
+    model.refused.clear()
+    for _ in range(3):
+        torch.testing.assert_close(model(X), model.module(X))
+    assert counts(model) == (8, 7, 1)
+
+
 def test_the_module_and_a_copy_of_it_are_whole():
     model = ORTModule(module(lambda m, x: m.fc(x))())
     before = dict(model.module.__dict__)
