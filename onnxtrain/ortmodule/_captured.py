@@ -265,6 +265,7 @@ class Parts:
         self._model = weakref.ref(model)
         self._here = weakref.ref(self)  # for what Dynamo keeps, which must not keep this
         self._graphs: dict[tuple[Any, ...], Any] = {}  # the ORTModule of each, by what it computes
+        self._numbered: dict[bool, list[Any]] = {}
         # By mode: each has its own code, and few sets of guards to try.
         self._calls: dict[tuple[bool, ...], Callable[..., Any]] = {}
         self.seeds = False
@@ -275,6 +276,13 @@ class Parts:
     def models(self) -> Iterable[Any]:
         """The ORTModules of the graphs."""
         return self._graphs.values()
+
+    def number(self, model: Any, training: bool) -> int:
+        """Which of the graphs of a mode this one is, in the order in which they are asked for."""
+        numbered = self._numbered.setdefault(training, [])
+        if model not in numbered:
+            numbered.append(model)
+        return numbered.index(model)
 
     def flattened(self) -> list[torch.nn.Module]:
         """Those whose weights FullyShardedDataParallel makes views of one: Dynamo refuses them for that mark alone."""
@@ -315,6 +323,7 @@ class Parts:
             model._fallback, model._runtime, model._announced = whole._fallback, whole._runtime, whole._announced
             model._counters = _report.Counters(whole=whole._counters, reasons=whole._counters.reasons)
             model._in_backward = whole.__dict__.get("_in_backward")
+            model.__dict__["_part_of"] = self._here
         else:
             model._module.again(operations, places)
         if (view := self._model().__dict__.get("_view")) is not None:

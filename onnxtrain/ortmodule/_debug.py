@@ -40,7 +40,8 @@ class DebugOptions:
         log_level: lines below it are not made. ORTMODULE_LOG_LEVEL overrides it.
         save_onnx: write `{onnx_prefix}_{stage}_{training|inference}.onnx` for each of STAGES when a program is new: as
             torch exported it, as it was loaded, with its sizes and before its gradient, with its backward part, and
-            what runs. Weights are inputs of these graphs. They pass onnx.checker; operators of the engine's own are in
+            what runs. Where Dynamo makes several graphs of the module, the stages of the second end in `_graph1`, and
+            so on. Weights are inputs of these graphs. They pass onnx.checker; operators of the engine's own are in
             the domain ai.onnxtrain.
         onnx_prefix: file prefix, not empty with save_onnx.
         save_path: folder for those files, "" for the current one; ORTMODULE_SAVE_ONNX_PATH overrides it.

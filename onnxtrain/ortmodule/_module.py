@@ -494,9 +494,12 @@ class ORTModule(torch.nn.Module):
 
     def _save(self, program: Program, training: bool) -> None:
         """Every stage that there is, of each segment."""
-        self._debug.write_model(program.exported.model, STAGES[0], training)
+        parts = self.__dict__.get("_part_of", lambda: None)()
+        number = 0 if parts is None else parts.number(self, training)
+        graph = f"_graph{number}" if number else ""
+        self._debug.write_model(program.exported.model, STAGES[0] + graph, training)
         for part, session in enumerate(program.sessions):
-            suffix = f"_part{part}" if len(program.sessions) > 1 else ""
+            suffix = graph + (f"_part{part}" if len(program.sessions) > 1 else "")
             for stage in STAGES[1:]:
                 self._debug.write_model(session.save(stage), stage + suffix, training)
 

@@ -69,6 +69,30 @@ def test_every_stage_is_written_and_passes_the_checker(tmp_path):
     assert all(sizes)
 
 
+class Cut(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(3, 3)
+
+    def forward(self, x):
+        h = self.fc(x)
+        torch._dynamo.graph_break()
+        return h.relu()
+
+
+def test_each_graph_of_a_module_has_files_of_its_own(tmp_path):
+    model = ORTModule(Cut(), DebugOptions(save_onnx=True, onnx_prefix="m", save_path=str(tmp_path)))
+    for _ in range(2):
+        model(torch.ones(2, 3)).sum().backward()
+        with torch.no_grad():
+            model(torch.ones(2, 3))
+    for mode in ("training", "inference"):
+        first, second = [[node.op_type for node in onnx.load(tmp_path / f"m_torch_exported{graph}_{mode}.onnx").graph.node]
+                         for graph in ("", "_graph1")]
+        assert "Relu" not in first and second == ["Relu"]
+    assert len(list(tmp_path.iterdir())) == 4 * len(STAGES)
+
+
 def test_save_refuses_what_there_is_not():
     model = ORTModule(nn.Linear(2, 2))
     model(torch.ones(1, 2))
