@@ -62,8 +62,11 @@ class _Call:
     parts: Parts
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    entry: Callable[..., Any]
     before: contextlib.ExitStack | None = None  # puts torch's settings back; None while Dynamo has captured nothing
     cuts: dict[str, int] = dataclasses.field(default_factory=dict)  # of this process when it was looked at last
+    captures: int = 0  # of the entry, before this call
+    is_whole: bool = False  # this call was captured from end to end
 
     def capture_begins(self) -> None:
         """Puts settings in force until the call is over."""
@@ -71,7 +74,7 @@ class _Call:
             return
         from torch._dynamo import config
 
-        self.cuts = _cuts()
+        self.cuts, self.captures = _cuts(), _captures(self.entry)
         wanted = _SETTINGS | (_CONTENTS if self.parts.keeps_contents else {})
         self.before = contextlib.ExitStack()
         known = {name: value for name, value in wanted.items() if hasattr(config, name)}
@@ -102,6 +105,7 @@ class _Call:
         """Puts the settings back that were there before."""
         if self.before is not None:
             self.before.close()
+            self.is_whole = not self.new_cuts() and _captures(self.entry) > self.captures
             self.note_cuts()
 
 
@@ -164,9 +168,19 @@ def _hear_of_captures() -> None:
 def _entry(module: torch.nn.Module) -> Callable[..., Any]:
     """A function that calls the module: with code of its own, by which Dynamo keeps what it compiled."""
     def call(*args: Any, **kwargs: Any) -> Any:
+        kind = torch.nn.Module  # noqa: F841  a class of modules in a variable: a capture without operations is kept too
         return module(*args, **kwargs)
 
     return types.FunctionType(call.__code__.replace(), call.__globals__, "call", None, call.__closure__)
+
+
+def _captures(entry: Callable[..., Any]) -> int:
+    """How many calls of this function Dynamo has captured, as far as it can be asked."""
+    from torch._C._dynamo import eval_frame
+
+    entries = getattr(eval_frame, "_debug_get_cache_entry_list", None)
+    function = getattr(entry, "_torchdynamo_orig_callable", None)
+    return 0 if entries is None or function is None else len(entries(function.__code__))
 
 
 def _forget(code: types.CodeType) -> None:
@@ -268,6 +282,7 @@ class Parts:
         self._numbered: dict[bool, list[Any]] = {}
         # By mode: each has its own code, and few sets of guards to try.
         self._calls: dict[tuple[bool, ...], Callable[..., Any]] = {}
+        self._nothing: set[tuple[bool, ...]] = set()  # modes in which a call was captured that has nothing to compute
         self.seeds = False
         self._refused: dict[tuple[Any, ...], _Refused] = {}
         self._wrong: dict[tuple[Any, ...], int] = {}  # how often a capture of such a call ended in an exception
@@ -364,9 +379,13 @@ class Parts:
         refused.calls += 1
         return refused.calls < refused.again
 
+    def _drop(self, mode: tuple[bool, ...]) -> None:
+        self._calls.pop(mode, None)
+        self._nothing.discard(mode)
+
     def _refuse(self, mode: tuple[bool, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Notes that Dynamo captured nothing of this call: it would leave out every later one of this code as well."""
-        self._calls.pop(mode, None)
+        self._drop(mode)
         if self.keeps_contents:  # the next call may be captured in parts
             self.keeps_contents = False
             return
@@ -377,7 +396,7 @@ class Parts:
         """Forward raised while Dynamo captured it, which may leave out the code from now on: another one has to be
         captured. Arguments that are wrong twice are PyTorch's, until it takes them.
         """
-        self._calls.pop(mode, None)
+        self._drop(mode)
         if len(self._wrong) == MAX_WRONG:
             self._wrong.clear()
         wrong = mode, _kind(args, kwargs, sizes=True)
@@ -402,7 +421,7 @@ class Parts:
             reason = _sharded.reason(self._module) or _misread(self._module)
             call = self._calls[mode] = self._compiled() if reason is None else self.by_torch(self._module, reason)
         engine, by_torch = counters.engine_graphs, counters.torch_graphs
-        outer, _running.call = _running.call, (current := _Call(self, args, kwargs))
+        outer, _running.call = _running.call, (current := _Call(self, args, kwargs, call))
         if outer is not None:
             outer.note_cuts()
         _hear_of_captures()
@@ -427,7 +446,12 @@ class Parts:
             current.is_over()
             if outer is not None and outer.before is not None:
                 outer.cuts = _cuts()
-        if counters.torch_graphs == by_torch and counters.engine_graphs > engine:
+        if current.before is not None:
+            if current.is_whole and (engine, by_torch) == (counters.engine_graphs, counters.torch_graphs):
+                self._nothing.add(mode)
+            elif not current.is_whole:
+                self._nothing.discard(mode)
+        if counters.torch_graphs == by_torch and (counters.engine_graphs > engine or mode in self._nothing):
             _report.engine_step(counters)
         else:
             if counters.torch_graphs == by_torch:

@@ -198,6 +198,49 @@ def test_a_graph_of_views_leaves_them_views(view, mode):
     in_engine(both(module(forward), use), 2)
 
 
+NOTHING = {
+    "an argument": lambda m, x: x, "a view": lambda m, x: x.t()[1:], "a parameter": lambda m, x: m.fc.weight,
+    "views": lambda m, x: {"a": x[:2], "b": [m.fc.weight.t(), x.detach()]}, "a size": lambda m, x: (len(x), x.shape[1]),
+    "Python": lambda m, x: m.seen.append(len(x)) or {"seen": len(m.seen)},
+}
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode])
+@pytest.mark.parametrize("name", NOTHING)
+def test_a_module_that_computes_nothing(name, mode, monkeypatch):
+    monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_DISABLE")
+
+    def use(m):
+        results = []
+        for rows in (3, 3, 4, 5):
+            given = torch.arange(4.0 * rows).reshape(rows, 4)
+            with mode():
+                given = (given * 1).requires_grad_() if mode is torch.enable_grad else given.clone()
+                out = m(given)
+            roots = [t for t in torch.utils._pytree.tree_leaves(out) if isinstance(t, torch.Tensor) and t.requires_grad
+                     and mode is torch.enable_grad]
+            torch.autograd.backward(roots, [torch.ones_like(t) for t in roots])
+            shared = [t.untyped_storage()._cdata in (given.untyped_storage()._cdata, m.fc.weight.untyped_storage()._cdata)
+                      for t in torch.utils._pytree.tree_leaves(out) if isinstance(t, torch.Tensor)]
+            results.append((out, given.grad, shared, out is given))
+        return results, list(m.seen)
+
+    in_engine(both(module(NOTHING[name], seen=list), use), 4)
+
+
+def test_python_that_dynamo_leaves_out_is_not_taken_for_nothing():
+    def forward(m, x):
+        for _ in range(2):
+            torch._dynamo.graph_break()
+        return x.t() if m.view else m.fc(x)
+
+    model = ORTModule(module(forward, view=lambda: True)())
+    for m in (True, False, True, False):
+        model.view = m
+        torch.testing.assert_close(model(X), model.module(X))
+    assert counts(model) == (0, 4, 0) and onnxtrain.stats(model)["reasons"]
+
+
 class DroppedAgain(torch.autograd.Function):
     """Keeps no result: backward draws the same mask again, as reversible layers do."""
 
