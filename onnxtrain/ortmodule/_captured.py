@@ -232,7 +232,8 @@ def _kind(args: tuple[Any, ...], kwargs: dict[str, Any], sizes: bool = False) ->
     leaves, spec = pytree.tree_flatten((args, kwargs))
     kind = tuple([describe(leaf) if isinstance(leaf, torch.Tensor) else type(leaf) for leaf in leaves]), spec
     if sizes:
-        kind = (*kind[0], *[leaf.shape for leaf in leaves if isinstance(leaf, torch.Tensor)]), spec
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        kind = (*kind[0], *[None if tensor.is_nested else tensor.shape for tensor in tensors]), spec
     try:
         hash(kind)
     except TypeError:  # a spec may have a context without one

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from agree import X, Y, both, in_engine, module, step
+from agree import X, Y, both, equal, in_engine, module, step
 
 import onnxtrain
 from onnxtrain.ortmodule import ORTModule, ORTModuleTorchModelException
@@ -403,6 +403,16 @@ def test_arguments_that_are_wrong_for_a_while():
     for _ in range(3):
         torch.testing.assert_close(model(X), model.module(X))
     assert counts(model) == (8, 7, 1)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_a_wrong_argument_and_a_nested_tensor():
+    model = ORTModule(module(lambda m, x: m.fc(x))())
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            model(torch.ones(2, 3))
+        nested = torch.nested.nested_tensor([Y, Y[:2]])
+        equal(model(nested).to_padded_tensor(0), model.module(nested).to_padded_tensor(0))
 
 
 def test_the_module_and_a_copy_of_it_are_whole():
