@@ -252,7 +252,7 @@ const char *ont_pow_of_two_accept(const ont_node *node)
     if (base->dtype != e->dtype || !base->data || ont_shape_count(&base->shape) != 1 ||
         base->shape.rank > e->shape.rank)
         return "the base is not one constant";
-    /* By the dtype of the constant: passes/widen.c asks about a wider node before it converts the constant. */
+    /* By the dtype of the constant: passes/promote.c asks about a wider node before it converts the constant. */
     return ont_number_at(base->data->data, base->data->dtype, 0) == 2 ? NULL : "the base is not 2";
 }
 
