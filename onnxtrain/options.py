@@ -204,6 +204,9 @@ _NAMES = [
     Variable("ONNXTRAIN_FLUSH_DENORMALS", True, _boolean, _FLAG,
              "denormal floats count as zero while the engine's kernels run; "
              "read by the core"),
+    Variable("ONNXTRAIN_REDUCE_DTYPE", "", _one_of("float32", "bfloat16"), "float32, bfloat16",
+             "dtype in which the gradients of ORTTrainer's processes are sent and added; the same in all of them",
+             default_text="that of the weights"),
     Variable("ONNXTRAIN_DISABLE", "", str, "names of passes joined by commas",
              "leaves out passes that only make a graph "
              "faster; `schedule` is another order of steps, `winograd` that convolution, `outside_loss` torch's "

@@ -308,6 +308,21 @@ def capture(monkeypatch, **_):
     assert counts["fallback_steps"] == 1 and not counts["graph_breaks"]
 
 
+def reduce_dtype(monkeypatch, tmp_path, **_):
+    from onnxtrain.training._distributed import Peers
+
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        for text, want in (("", 1.001), ("float32", 1.001), ("bfloat16", 1.0)):
+            monkeypatch.setenv("ONNXTRAIN_REDUCE_DTYPE", text)
+            weight = nn.Parameter(torch.ones(2))
+            weight.grad = torch.full((2,), 1.001)
+            Peers(0, 1).sum_gradients([weight])
+            assert torch.equal(weight.grad, torch.full((2,), want))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 EFFECTS = {
     "ONNXTRAIN_CAPTURE": capture,
     "ORTMODULE_ENABLE_MEM_EFFICIENT_GRAD_MGMT": efficient_gradients,
@@ -319,7 +334,8 @@ EFFECTS = {
     "ORTMODULE_SKIPPED_AUTOGRAD_FUNCTIONS": skipped_functions,
     "ORTMODULE_CACHE_DIR": cache_dir, "ORTMODULE_PRINT_MEMORY_STATS": print_memory,
     "ORTMODULE_JSON_CONFIG_PATH": json_config, "ONNXTRAIN_ISA": isa, "ONNXTRAIN_GEMM": gemm,
-    "ONNXTRAIN_DISABLE": disable, "ORTMODULE_MEMORY_OPT_LEVEL": memory_level,
+    "ONNXTRAIN_REDUCE_DTYPE": reduce_dtype, "ONNXTRAIN_DISABLE": disable,
+    "ORTMODULE_MEMORY_OPT_LEVEL": memory_level,
 }
 
 

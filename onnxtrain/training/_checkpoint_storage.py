@@ -10,7 +10,6 @@ from typing import IO, Any
 import numpy as np
 import torch
 
-from onnxtrain import UnsupportedError
 from onnxtrain.training._state import written_whole
 
 _SCALARS = (bool, int, float, str, bytes, np.generic)
@@ -89,12 +88,3 @@ def to_serialized_hex(user_dict: Mapping[str, Any]) -> str:
 def from_serialized_hex(text: str | bytes) -> dict[str, Any]:
     """The opposite. It runs what the pickle says: give it what you trust."""
     return pickle.loads(bytes.fromhex(text.decode() if isinstance(text, bytes) else text))
-
-
-def refuse_parts(trainer_options: Mapping[str, Any]) -> None:
-    """Raises UnsupportedError for the options of a checkpoint that is one of several parts."""
-    for key in ("zero_stage", "horizontal_parallel_size"):
-        least = 0 if key == "zero_stage" else 1
-        if int(trainer_options.get(key, least)) > least:
-            raise UnsupportedError(f"the checkpoint has {key} {int(trainer_options[key])}: it is a part of one, and "
-                                   "joining parts is not supported")

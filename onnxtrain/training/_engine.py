@@ -6,13 +6,15 @@ It knows no descriptions and no options: orttrainer.py and legacy.py read those.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from onnxtrain.training._distributed import Processes, Shards
 from onnxtrain.training._models import TorchModel
 from onnxtrain.training._onnx_model import OnnxModel
 from onnxtrain.training._update import Update
@@ -31,19 +33,31 @@ class Engine:
         accumulation: calls of step() for one update.
         mixed_precision: run under autocast to float16, and leave updates out whose gradients are not finite.
         deterministic: use torch's and the engine's deterministic algorithms.
-        device: where the weights are moved to.
+        device: where the weights are moved to; with several processes "cuda" is that of torchrun's LOCAL_RANK.
+        processes: those that train together. Each gives its own batches and makes the same updates, of the mean of
+            all gradients; weights and buffers begin as those of process 0.
+
+    Attributes:
+        peers: the processes; None where there is one. shards: who keeps what of the optimizer's state with ZeRO; else
+            None.
 
     Raises:
         RuntimeError: a frozen weight is none of the model's; device is one of CUDA, and torch has none.
+        RuntimeError, UnsupportedError, ValueError: see Processes.join(), Shards.
     """
 
     def __init__(self, model: TorchModel | OnnxModel, optimizer: str, hyperparameters: Callable[[str], dict[str, Any]],
                  frozen: Sequence[str] = (), clip: bool = True, accumulation: int = 1, mixed_precision: bool = False,
-                 deterministic: bool = False, device: str = "cpu") -> None:
+                 deterministic: bool = False, device: str = "cpu",
+                 processes: Processes = Processes()) -> None:  # noqa: B008
         self.device = torch.device(device)
         if self.device.type == "cuda" and not torch.cuda.is_available():
             raise RuntimeError(f"the trainer's device is '{device}', and torch has no CUDA device here: ask for 'cpu' "
                                "(ORTTrainerOptions({'device': {'id': 'cpu'}}); the default is 'cuda')")
+        if self.device == torch.device("cuda") and processes.world_size > 1 and "LOCAL_RANK" in os.environ:
+            self.device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+            torch.cuda.set_device(self.device)
+        self.peers = processes.join(self.device)
         self.model = model
         model.to(self.device)
         weights = model.parameters()
@@ -53,8 +67,22 @@ class Engine:
         for name in frozen:
             if name in weights:
                 weights[name].requires_grad_(False)
-        trained = {name: weight for name, weight in weights.items() if weight.requires_grad}
-        self.update = Update(optimizer, trained, hyperparameters, clip)
+        self._trained = {name: weight for name, weight in weights.items() if weight.requires_grad}
+        self.shards: Shards | None = None
+        self._adasum = self.peers is not None and processes.adasum
+        if self.peers is not None:
+            values = self.everything().values()
+            self.peers.check([*processes.settings(), accumulation, len(self._trained), len(values),
+                              sum(value.numel() for value in values)], self.device)
+        if self.peers is None or not processes.zero_stage:
+            shared = self.peers is not None and self._adasum and mixed_precision
+            self.update = Update(optimizer, self._trained, hyperparameters, clip,
+                                 self.peers.norm_if_finite if shared else None)
+        else:
+            self.shards = Shards(self._trained, self.peers, optimizer == "LambOptimizer")
+            self.update = Update(optimizer, self.shards.pieces, hyperparameters, clip, self.shards.squares)
+        if self.peers is not None:
+            self.peers.broadcast(list(self.everything().values()))
         self.accumulation = accumulation
         self.mixed_precision = mixed_precision
         self._deterministic = deterministic
@@ -63,7 +91,7 @@ class Engine:
 
     def weights(self) -> dict[str, Tensor]:
         """Those that are trained."""
-        return dict(self.update.weights)
+        return dict(self._trained)
 
     def everything(self) -> dict[str, Tensor]:
         """Those that are trained, frozen ones and buffers."""
@@ -85,16 +113,22 @@ class Engine:
                 own[name].copy_(value)
 
     def accumulated(self, steps: int) -> dict[str, Tensor]:
-        """The sums of gradients that wait for an update, after this many steps altogether; copies on the CPU."""
+        """The sums of this process's gradients that wait for an update, after this many steps altogether; copies on the
+        CPU.
+        """
         if not steps % self.accumulation:
             return {}
-        return {name: weight.grad.detach().cpu().clone() for name, weight in self.update.weights.items()
+        return {name: weight.grad.detach().cpu().clone() for name, weight in self._trained.items()
                 if weight.grad is not None}
 
     def load_accumulated(self, values: dict[str, Tensor]) -> None:
         """The opposite."""
-        for name, weight in self.update.weights.items():
+        for name, weight in self._trained.items():
             weight.grad = values[name].to(weight.device, weight.dtype).clone() if name in values else None
+
+    def load_optimizer(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+        """Update.load_state() of whole weights; with ZeRO each process keeps its part of it."""
+        self.update.load_state(state if self.shards is None else self.shards.cut(state))
 
     # ---- steps ----
 
@@ -128,6 +162,9 @@ class Engine:
         """
         if (step - 1) % self.accumulation == 0:
             self.update.zero_grad()
+            if self.shards is not None:
+                for weight in self._trained.values():
+                    weight.grad = None
         with self._switches(self.mixed_precision):
             outputs = self.model(self.inputs(given))
         if loss >= len(outputs) or outputs[loss].numel() != 1 or not outputs[loss].is_floating_point():
@@ -142,7 +179,7 @@ class Engine:
             RuntimeError: there are weights to be trained, and the loss depends on none of them.
         """
         if not loss.requires_grad:
-            if self.update.weights:
+            if self._trained:
                 raise RuntimeError("the loss depends on no weight that is trained: was it computed from detached "
                                    "tensors?")
             return
@@ -159,7 +196,7 @@ class Engine:
         return step % self.accumulation == 0
 
     def apply(self, lr: float, scale: float) -> bool:
-        """The update; with mixed precision only of finite gradients.
+        """The update, of all processes' gradients; with mixed precision only of finite ones.
 
         Args:
             lr: the rate; rounded to float32, which is what a rate that comes as a tensor is.
@@ -168,4 +205,30 @@ class Engine:
         Returns:
             Whether it has been done.
         """
-        return self.update.step(float(np.float32(lr)), 1.0 / (self.accumulation * scale), self.mixed_precision)
+        scale *= self.accumulation
+        if self._adasum:
+            return self._apply_adasum(lr, scale)
+        if self.peers is not None:
+            scale *= self.peers.size
+            if self.shards is not None:
+                self.shards.reduce()
+            else:
+                self.peers.sum_gradients(list(self._trained.values()))
+        done = self.update.step(float(np.float32(lr)), 1.0 / scale, self.mixed_precision)
+        if self.shards is not None and done:
+            self.shards.gather()
+        if self.peers is not None:
+            self.peers.broadcast(list(self.model.buffers().values()))
+        return done
+
+    def _apply_adasum(self, lr: float, scale: float) -> bool:
+        """Each process updates by its own gradients, and their changes of the weights are combined."""
+        assert self.peers is not None
+        weights = list(self._trained.values())
+        self.peers.fill_gradients(weights)
+        before = [weight.detach().clone() for weight in weights]
+        done = self.update.step(float(np.float32(lr)), 1.0 / scale, self.mixed_precision)
+        if done:
+            self.peers.adasum(weights, before)
+        self.peers.broadcast(list(self.model.buffers().values()))
+        return done

@@ -17,7 +17,7 @@ from torch import Tensor
 from onnxtrain._export import files
 from onnxtrain.backend import _to_array
 from onnxtrain.training._engine import Engine
-from onnxtrain.training._update import MOMENTS, SHARED, as_tensor
+from onnxtrain.training._update import COUNT, MOMENTS, SHARED, as_tensor
 
 GRADIENT = "Gradient"  # what one accumulated gradient is called; there are none after an update
 
@@ -44,8 +44,12 @@ class TrainingSession:
                 for name, entry in self._engine.update.state().items()}
 
     def get_partition_info_map(self) -> dict[str, Any]:
-        """Which weights other processes hold parts of: none."""
-        return {}
+        """With ZeRO, of each weight that this process updates, or a part of it: its shape, ``original_dim``, and
+        ``megatron_row_partition``, always -1. Else empty.
+        """
+        weights, shards = self._engine.weights(), self._engine.shards
+        return {} if shards is None else {
+            name: {"original_dim": list(weights[name].shape), "megatron_row_partition": -1} for name in shards.own}
 
 
 def copied(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -63,7 +67,7 @@ def nested_optimizer(state: Mapping[str, Any], weights: Iterable[str]) -> dict[s
     """The opposite; what is none of an optimizer's is left out."""
     found: dict[str, dict[str, Any]] = {}
     for name in weights:
-        for key in (*MOMENTS, "Update_Count"):
+        for key in (*MOMENTS, COUNT):
             if f"{key}_{name}" in state:
                 found.setdefault(name, {})[key] = state[f"{key}_{name}"]
     if "Step" in state and "Step" not in weights:
@@ -76,7 +80,7 @@ def flat(engine: Engine, steps: int, optimizer: bool = True) -> dict[str, Tensor
     of one update ``Gradient_w``, the sum so far. Copies on the CPU.
     """
     found = copied(engine.everything())
-    if optimizer:
+    if optimizer:  # with ZeRO the moments of this process's pieces
         found |= flat_optimizer(engine.update.state())
         found |= {f"{GRADIENT}_{name}": value for name, value in engine.accumulated(steps).items()}
     return found
@@ -89,19 +93,94 @@ def load_flat(engine: Engine, state: Mapping[str, Any], strict: bool) -> None:
         RuntimeError: strict, and a name is missing or unknown, but for the gradients'. Nothing has been loaded then.
         ValueError: a value has another shape.
     """
-    names = list(engine.update.weights)
+    names = list(engine.weights())
     gradients = {name: as_tensor(state[f"{GRADIENT}_{name}"]) for name in names if f"{GRADIENT}_{name}" in state}
     expected = {*engine.everything(), *flat_optimizer(engine.update.state())}
     if strict:
         given = set(state) - {f"{GRADIENT}_{name}" for name in gradients}
+        if engine.shards is not None:  # what belongs to other processes
+            given -= {f"{key}_{name}" for name in names for key in (*MOMENTS, COUNT) if name not in engine.shards.own}
         problems = [f"{what}: {sorted(found)}" for what, found in
                     (("Missing keys", expected - given), ("Unexpected keys", given - expected)) if found]
         if problems:
             raise RuntimeError(f"Error(s) in loading state_dict: {'; '.join(problems)}")
     own = {name: as_tensor(value) for name, value in state.items() if name in engine.everything()}
     engine.load(own)
-    engine.update.load_state(nested_optimizer(state, names))
+    engine.load_optimizer(nested_optimizer(state, names))
     engine.load_accumulated(gradients)
+
+
+def processes_of(engine: Engine | None) -> dict[str, Any]:
+    """Whose state it is: ``rank``, ``size`` and with ZeRO ``pieces``, (start, stop) of flattened weights by name."""
+    peers, shards = (None, None) if engine is None else (engine.peers, engine.shards)
+    found: dict[str, Any] = {"rank": peers.rank if peers else 0, "size": peers.size if peers else 1}
+    if shards is not None:
+        found["pieces"] = {name: [piece.start, piece.stop] for name, piece in shards.own.items()}
+    return found
+
+
+def check_gradients(engine: Engine, rank: int, size: int) -> None:
+    """Before gradients are loaded that waited for an update.
+
+    Raises:
+        RuntimeError: they are another process's.
+    """
+    own = processes_of(engine)
+    if (rank, size) != (own["rank"], own["size"]):
+        raise RuntimeError(f"the checkpoint was saved within the steps of one update, by process {rank} of {size}, and "
+                           f"this is process {own['rank']} of {own['size']}, with gradients of its own: save after an "
+                           "update, or have every process save and load its own")
+
+
+def joined(parts: list[tuple[Mapping[str, Any], Mapping[str, Any]]], run: str) -> dict[str, Any]:
+    """One state of whole weights from the contents of all processes' files.
+
+    Args:
+        parts: of each process its whole content, and processes_of() from it; in the order of ranks.
+        run: key of what is not of the model.
+
+    Raises:
+        ValueError: weights differ, or a piece is missing.
+    """
+    state: dict[str, Any] = {}
+    gradients: list[dict[str, Tensor]] = []
+    filled: dict[str, int] = {}
+    for content, processes in parts:
+        gradients.append({})
+        model, pieces = content["model"], processes["pieces"]
+        cut = {f"{moment}_{name}": name for moment in MOMENTS for name in pieces}
+        for key, value in model.items():
+            if key.startswith(f"{GRADIENT}_") and key[len(GRADIENT) + 1:] in model:
+                gradients[-1][key] = value
+            elif key in cut:
+                whole = state.setdefault(key, torch.zeros_like(model[cut[key]]))
+                start, stop = pieces[cut[key]]
+                whole.view(-1)[start:stop] = value
+                filled[key] = filled.get(key, 0) + stop - start
+            elif not torch.equal(state.setdefault(key, value), value):
+                raise ValueError(f"Value mismatch for model state {key}: the files are not of one checkpoint")
+    lacking = [key for key, count in filled.items() if count != state[key].numel()]
+    if lacking:
+        raise ValueError(f"the files have only parts of {lacking}")
+    first = parts[0][0]
+    return {**first, "model": state, run: {**first[run], "gradients": gradients if any(gradients) else []}}
+
+
+def load_run(engine: Engine, state: Mapping[str, Any], strict: bool, run: Mapping[str, Any]) -> None:
+    """load_flat() of a file: gradients are those of this process.
+
+    Raises:
+        RuntimeError: see check_gradients(), load_flat(). ValueError: see load_flat().
+    """
+    processes, gradients = run.get("processes", {}), run.get("gradients", [])
+    rank, size = processes.get("rank", 0), processes.get("size", 1)
+    if gradients:
+        rank = processes_of(engine)["rank"]
+        check_gradients(engine, rank, len(gradients))
+        state = {**state, **gradients[rank]}
+    elif any(f"{GRADIENT}_{name}" in state for name in engine.weights()):
+        check_gradients(engine, rank, size)
+    load_flat(engine, state, strict)
 
 
 def scaler_state(scaler: Any) -> dict[str, float]:

@@ -20,6 +20,7 @@ from onnxtrain.optim._clip import Lists, there
 from onnxtrain.optim._engine import FusedOptimizer
 
 MOMENTS = {"Moment_1": "exp_avg", "Moment_2": "exp_avg_sq"}
+COUNT = "Update_Count"
 SHARED = "shared_optimizer_state"
 
 
@@ -54,17 +55,21 @@ class Update:
         weights: the trained ones, by name.
         hyperparameters: of a weight's name gives its hyperparameters, as _OptimizerConfig.of() does.
         clip: whether Adam and LAMB clip to max_norm_clip.
+        norm_of_all: of the norm of these gradients makes the one that counts, where other processes have others.
     """
 
     def __init__(self, name: str, weights: Mapping[str, torch.nn.Parameter],
-                 hyperparameters: Callable[[str], dict[str, Any]], clip: bool) -> None:
+                 hyperparameters: Callable[[str], dict[str, Any]], clip: bool,
+                 norm_of_all: Callable[[float | Tensor], float | Tensor] | None = None) -> None:
         self.name = name
+        self._norm_of_all = norm_of_all
         self.weights = dict(weights)
+        self._clips = clip and name != "SGDOptimizer"
         self._lists = Lists()
         by_limit: dict[float, dict[tuple[Any, ...], dict[str, Any]]] = {}
         for weight, parameter in self.weights.items():
             values = hyperparameters(weight)
-            limit = float(values.pop("max_norm_clip", math.inf)) if clip and name != "SGDOptimizer" else math.inf
+            limit = float(values.pop("max_norm_clip", math.inf)) if self._clips else math.inf
             groups = by_limit.setdefault(limit, {})
             groups.setdefault(tuple(sorted(values.items())), {**values, "params": []})["params"].append(parameter)
         # One optimizer for each limit: the factor that gradients are multiplied by is an optimizer's.
@@ -88,9 +93,8 @@ class Update:
         Returns:
             Whether the update has been done.
         """
-        limits = [limit for limit, _ in self._optimizers]
         norm: float | Tensor = 0.0
-        if check or any(limit < math.inf for limit in limits):
+        if check or self._clips:
             norm = self._norm() * scale
             if check and not math.isfinite(norm := float(norm)):
                 return False
@@ -105,7 +109,8 @@ class Update:
         """Of all gradients together; on CUDA a 0-dim tensor, for which nothing waits."""
         gradients = [p.grad for p in self.weights.values() if p.grad is not None]
         place = there(gradients)
-        return self._lists.norm(place, gradients) if place else math.sqrt(sum(_C.sums_of_squares(gradients)))
+        norm = self._lists.norm(place, gradients) if place else math.sqrt(sum(_C.sums_of_squares(gradients)))
+        return norm if self._norm_of_all is None else self._norm_of_all(norm)
 
     # ---- state ----
 
@@ -129,8 +134,8 @@ class Update:
             steps = int(entry["step"]) if "step" in entry else 0
             latest = max(latest, steps)
             if self.name == "AdamOptimizer":
-                found[name]["Update_Count"] = torch.tensor([steps + 1])
-        if self.name == "LambOptimizer":
+                found[name][COUNT] = torch.tensor([steps + 1])
+        if self.name == "LambOptimizer" and self.weights:
             found[SHARED] = {"Step": torch.tensor([latest + 1])}
         return found
 
@@ -157,7 +162,7 @@ class Update:
                     entry[own] = torch.empty_like(parameter, requires_grad=False).copy_(value)
                 elif own not in entry:
                     entry[own] = torch.zeros_like(parameter, requires_grad=False)
-            count = shared if shared is not None else (given or {}).get("Update_Count")
+            count = shared if shared is not None else (given or {}).get(COUNT)
             if count is not None:
                 steps = int(as_tensor(count).reshape(-1)[0]) - 1
                 entry["step"] = torch.tensor(float(steps), dtype=torch.float32, device=parameter.device)

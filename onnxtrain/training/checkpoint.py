@@ -1,15 +1,21 @@
-"""Checkpoints of an ORTTrainer as files of torch.save(), with flat names."""
+"""Checkpoints of an ORTTrainer as files of torch.save(), with flat names; checkpoints of several processes as one."""
 
 from __future__ import annotations
 
 import functools
+import glob
+import math
 import os
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
-from onnxtrain.training import _state
+from onnxtrain import UnsupportedError
+from onnxtrain.training import _checkpoint_storage, _state
+from onnxtrain.training._update import MOMENTS
 from onnxtrain.training.orttrainer import ORTTrainer
 
 RUN = "onnxtrain_run"  # what the file has beside weights and the optimizer's state
@@ -52,7 +58,7 @@ def _load(trainer: ORTTrainer, state: dict[str, Any], strict: bool, run: dict[st
 
 def _apply(state: dict[str, Any], trainer: ORTTrainer, strict: bool, run: dict[str, Any]) -> None:
     assert trainer._engine is not None
-    _state.load_flat(trainer._engine, state, strict)
+    _state.load_run(trainer._engine, state, strict, run)
     for key in ("optimization_step", "step"):
         if key in run:
             setattr(trainer._train_step_info, key, run[key])
@@ -63,7 +69,8 @@ def experimental_save_checkpoint(ort_trainer: ORTTrainer, checkpoint_dir: str, c
                                  checkpoint_state_dict: dict[str, Any] | None = None,
                                  include_optimizer_state: bool = True) -> None:
     """Writes ``{checkpoint_dir}/{checkpoint_prefix}.ort.pt``: the state under "model", how far the run is, and what the
-    caller adds. An older file is replaced, with a warning, and only once the new one is complete.
+    caller adds. An older file is replaced, with a warning, and only once the new one is complete. With ZeRO every
+    process writes a file of its own, ``{checkpoint_prefix}.ZeRO.{rank}.{world_size - 1}.ort.pt``.
 
     Args:
         ort_trainer: has run a step.
@@ -77,7 +84,8 @@ def experimental_save_checkpoint(ort_trainer: ORTTrainer, checkpoint_dir: str, c
     """
     info = ort_trainer._train_step_info
     run = {"optimization_step": info.optimization_step, "step": info.step,
-           "loss_scaler": _state.scaler_state(ort_trainer.options.mixed_precision.loss_scaler)}
+           "loss_scaler": _state.scaler_state(ort_trainer.options.mixed_precision.loss_scaler),
+           "processes": _state.processes_of(ort_trainer._engine)}
     save_file(checkpoint_dir, checkpoint_prefix, {
         **(checkpoint_state_dict or {}), "model": experimental_state_dict(ort_trainer, include_optimizer_state),
         RUN: run})
@@ -85,7 +93,8 @@ def experimental_save_checkpoint(ort_trainer: ORTTrainer, checkpoint_dir: str, c
 
 def experimental_load_checkpoint(ort_trainer: ORTTrainer, checkpoint_dir: str, checkpoint_prefix: str = _PREFIX,
                                  strict: bool = False) -> dict[str, Any]:
-    """Loads what experimental_save_checkpoint() wrote; training goes on as it would have without the break.
+    """Loads what experimental_save_checkpoint() wrote; training goes on as it would have without the break. With ZeRO
+    the files of all processes are joined, so that another number of processes, with ZeRO or without, may load them.
 
     Args:
         ort_trainer: of the same model and optimizer.
@@ -96,7 +105,7 @@ def experimental_load_checkpoint(ort_trainer: ORTTrainer, checkpoint_dir: str, c
         The caller's entries.
 
     Raises:
-        AssertionError: there is no such file.
+        AssertionError: there is no such file, or only some of a checkpoint's.
     """
     found = load_file(checkpoint_dir, checkpoint_prefix)
     state, run = found.pop("model"), found.pop(RUN, {})
@@ -104,24 +113,108 @@ def experimental_load_checkpoint(ort_trainer: ORTTrainer, checkpoint_dir: str, c
     return found
 
 
-def path_of(folder: str, prefix: str) -> str:
-    """Of a checkpoint's file."""
-    return os.path.join(folder, f"{prefix}.ort.pt")
+def path_of(folder: str, prefix: str, part: str = "") -> str:
+    """Of a checkpoint's file; with ZeRO part is ".ZeRO.{rank}.{world_size - 1}"."""
+    return os.path.join(folder, f"{prefix}{part}.ort.pt")
 
 
 def save_file(folder: str, prefix: str, content: dict[str, Any]) -> None:
     """Writes a checkpoint's file. Raises AssertionError where there is no such folder."""
     if not os.path.isdir(folder):
         raise AssertionError(f"checkpoint_dir directory doesn't exist: {folder}")
-    path = path_of(folder, prefix)
+    processes = content[RUN]["processes"]
+    part = f".ZeRO.{processes['rank']}.{processes['size'] - 1}" if "pieces" in processes else ""
+    path = path_of(folder, prefix, part)
     if os.path.exists(path):
         warnings.warn(f"{path} already exists, overwriting.", stacklevel=3)
     _state.save_tensors(content, path)
 
 
 def load_file(folder: str, prefix: str) -> dict[str, Any]:
-    """Reads it, as tensors and plain values. Raises AssertionError where there is no such file."""
+    """Reads it, as tensors and plain values; the files of ZeRO as one.
+
+    Raises:
+        AssertionError: there is no such file, or one of ZeRO's is missing, or there are those of two world sizes, or
+            files with ZeRO and without.
+        ValueError: ZeRO's files are not of one checkpoint.
+    """
     path = path_of(folder, prefix)
-    if not os.path.exists(path):
+    parts = glob.glob(path_of(glob.escape(folder), glob.escape(prefix), ".ZeRO.*"))
+    found = sorted(([path] if os.path.exists(path) else []) + parts)
+    if not found:
         raise AssertionError(f"checkpoint file not found: {path}")
-    return torch.load(path, map_location="cpu", weights_only=True)
+    if found == [path]:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    wanted = [path_of(folder, prefix, f".ZeRO.{rank}.{len(found) - 1}") for rank in range(len(found))]
+    if found != sorted(wanted):
+        raise AssertionError(f"the files {[os.path.basename(name) for name in found]} are not one checkpoint, for "
+                             "which ZeRO writes one of each process: give each its own checkpoint_prefix")
+    read = [torch.load(name, map_location="cpu", weights_only=True) for name in wanted]
+    return _state.joined([(content, content[RUN]["processes"]) for content in read], RUN)
+
+
+def aggregate_checkpoints(paths: Sequence[str], pytorch_format: bool = True) -> dict[str, Any]:
+    """One state from the files that all processes of a run with ZeRO have written by ORTTrainer.save_checkpoint().
+
+    Args:
+        paths: of all of them, in any order.
+        pytorch_format: only weights and buffers, as tensors by name.
+
+    Returns:
+        As ORTTrainer.state_dict() of one process gives it, with the user_dict of the first where there is one.
+
+    Raises:
+        AssertionError: they are not the files of one checkpoint of ZeRO, or have been saved within the steps of one
+            update.
+        UnsupportedError: of parallel layers. ImportError: h5py is not installed.
+    """
+    states = [_checkpoint_storage.load(path) for path in paths]
+    same = ("mixed_precision", "world_size", "zero_stage", "optimizer_name", "horizontal_parallel_size")
+    _check(all({*same, "world_rank"} <= set(state.get("trainer_options", {})) for state in states),
+           f"trainer_options has to have {', '.join(same)} and world_rank")
+    states.sort(key=lambda state: int(state["trainer_options"]["world_rank"]))
+    options = [state["trainer_options"] for state in states]
+    first = options[0]
+    for key in same:
+        _check(all(other[key] == first[key] for other in options), f"{key} differs between the checkpoints")
+    if int(first["horizontal_parallel_size"]) > 1:
+        raise UnsupportedError("checkpoints of parallel layers (horizontal_parallel_size above 1) are not supported")
+    _check(int(first["zero_stage"]) > 0 and all("partition_info" in state for state in states),
+           "the checkpoints have no partition_info: only those of ZeRO are parts of one")
+    _check([int(other["world_rank"]) for other in options] == list(range(int(first["world_size"]))),
+           f"the checkpoints are of processes {[int(other['world_rank']) for other in options]}, and there were "
+           f"{int(first['world_size'])}")
+    _check(not any("accumulated_gradients" in state for state in states),
+           "the checkpoints were saved within the steps of one update: save after it")
+    result = {key: value for key, value in states[0].items() if key not in ("model", "optimizer", "partition_info")}
+    cut = {name: [int(size) for size in info["original_dim"]] for state in states
+           for name, info in state["partition_info"].items()}
+    for key, where in (("model", "model"), ("optimizer", "optimizer")):
+        pieces: dict[tuple[str, str], list[Any]] = {}
+        for state in states:
+            for outer, entry in state.get(key, {}).items():
+                for inner, value in entry.items():
+                    pieces.setdefault((outer, inner), []).append(value)
+        for (outer, inner), values in pieces.items():
+            name = outer if key == "optimizer" else inner
+            parted = name in cut and (key == "model" or inner in MOMENTS)
+            if parted and sum(value.size for value in values) == math.prod(cut[name]):
+                value = np.concatenate([value.reshape(-1) for value in values]).reshape(cut[name])
+            else:
+                value = values[0]
+                shaped = not parted or list(value.shape) == cut[name]
+                _check(shaped and all(np.array_equal(value, other, equal_nan=True) for other in values),
+                       f"Value mismatch for {where} state {name}")
+            result.setdefault(key, {}).setdefault(outer, {})[inner] = value
+        result.setdefault(key, {})
+    result["trainer_options"] = {**first, "mixed_precision": bool(first["mixed_precision"]), "zero_stage": 0,
+                                 "world_rank": 0, "world_size": 1, "data_parallel_size": 1,
+                                 "horizontal_parallel_size": 1}
+    if not pytorch_format:
+        return result
+    return {name: torch.from_numpy(np.array(value)) for name, value in result["model"]["full_precision"].items()}
+
+
+def _check(condition: bool, message: str) -> None:
+    if not condition:
+        raise AssertionError(message)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from onnxtrain import UnsupportedError
 from onnxtrain.training import _state
+from onnxtrain.training._distributed import Processes
 from onnxtrain.training._engine import Engine
 from onnxtrain.training._models import TorchModel, parameters_of
 from onnxtrain.training._onnx_model import OnnxModel
@@ -131,7 +132,9 @@ class ORTTrainer:
         learning_rate_description: the name under which train_step() may get the rate.
         device: where the model runs.
         gradient_accumulation_steps: calls for one update.
-        world_rank, world_size, deepspeed_zero_stage, allreduce_post_accumulation, enable_adasum: of one process.
+        world_rank, world_size: of the processes that train together; see docs/trainer.md.
+        deepspeed_zero_stage: 1 divides the optimizer's state among them.
+        enable_adasum: combine their updates by Adasum instead of averaging gradients.
         use_mixed_precision: float16 by autocast, with a loss scale.
         global_step: updates so far, for get_lr_this_step.
         get_lr_this_step: of the number of updates so far gives the rate, which train_step() does not get then.
@@ -145,7 +148,7 @@ class ORTTrainer:
     The others have no effect.
 
     Raises:
-        UnsupportedError: it asks for several processes, or for what only a ModelProto or only a module can have.
+        UnsupportedError: it asks for what only a ModelProto or only a module can have.
         ValueError: an unknown optimizer, or a model of another type.
     """
 
@@ -172,10 +175,6 @@ class ORTTrainer:
             raise ValueError(f"training_optimizer_name is {training_optimizer_name!r}, expected one of "
                              f"{', '.join(_CONFIGS)}")
         change = _extra_postprocess or postprocess_model
-        for name, value, least in (("world_size", world_size, 1), ("world_rank", world_rank, 0)):
-            if value > least:
-                raise UnsupportedError(f"ORTTrainer: {name} is {value}: it trains in one process alone; only {least} "
-                                       "is supported")
         if is_module and change is not None:
             raise UnsupportedError("ORTTrainer: _extra_postprocess and postprocess_model are only supported for a "
                                    "model that is an onnx.ModelProto")
@@ -201,6 +200,7 @@ class ORTTrainer:
         self._clip, self._frozen = enable_grad_norm_clip, list(frozen_weights)
         self._deterministic = _use_deterministic_compute
         self._optimized_path = optimized_model_filepath
+        self._adasum = enable_adasum
         self._is_train = True
         self._engine: Engine | None = None
         self._pending: functools.partial[None] | None = None
@@ -247,7 +247,9 @@ class ORTTrainer:
                 model = OnnxModel(self._proto, inputs, outputs)
             self._engine = Engine(model, self._optimizer, self._hyperparameters, self._frozen, self._clip,
                                   self.gradient_accumulation_steps, self.use_mixed_precision, self._deterministic,
-                                  str(self.device_))
+                                  str(self.device_),
+                                  Processes(self.world_size, self.world_rank, self.deepspeed_zero_stage_,
+                                            self._adasum))
             self.session = _state.TrainingSession(self._engine)
         if self._pending is not None:
             load, self._pending = self._pending, None
@@ -392,7 +394,7 @@ class ORTTrainer:
         if self._engine is None:
             self._pending = functools.partial(self._load, state, strict, run)
             return
-        _state.load_flat(self._engine, state, strict)
+        _state.load_run(self._engine, state, strict, run)
         self.global_step_ = run.get("global_step", self.global_step_)
         self.current_step = run.get("current_step", self.current_step)
         _state.load_scaler_state(self.loss_scaler_, run.get("loss_scaler", {}))
@@ -417,7 +419,8 @@ def save_checkpoint(ort_trainer: ORTTrainer, checkpoint_dir: str, checkpoint_pre
                     include_optimizer_state: bool = True) -> None:
     """Writes ``{checkpoint_dir}/{checkpoint_prefix}.ort.pt``: see checkpoint.experimental_save_checkpoint()."""
     run = {"global_step": ort_trainer.global_step_, "current_step": ort_trainer.current_step,
-           "loss_scaler": _state.scaler_state(ort_trainer.loss_scaler_)}
+           "loss_scaler": _state.scaler_state(ort_trainer.loss_scaler_),
+           "processes": _state.processes_of(ort_trainer._engine)}
     save_file(os.fspath(checkpoint_dir), checkpoint_prefix, {
         **(checkpoint_state_dict or {}), "model": ort_trainer.state_dict(include_optimizer_state), RUN: run})
 

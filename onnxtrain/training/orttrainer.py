@@ -20,6 +20,7 @@ from torch import Tensor
 
 from onnxtrain.backend import _to_array
 from onnxtrain.training import _checkpoint_storage, _state
+from onnxtrain.training._distributed import Processes
 from onnxtrain.training._engine import Engine
 from onnxtrain.training._info import TrainStepInfo
 from onnxtrain.training._models import TorchModel
@@ -129,10 +130,13 @@ class ORTTrainer:
             self._engine = Engine(model, self.optim_config.name, self.optim_config.of, options.utils.frozen_weights,
                                   options.utils.grad_norm_clip, options.batch.gradient_accumulation_steps,
                                   options.mixed_precision.enabled, options.debug.deterministic_compute,
-                                  options.device.id)
+                                  options.device.id, Processes(
+                                      options.distributed.world_size, options.distributed.world_rank,
+                                      options.distributed.deepspeed_zero_optimization.stage,
+                                      options.distributed.enable_adasum))
             self._training_session = _state.TrainingSession(self._engine)
         if optimizer_state:
-            self._engine.update.load_state(optimizer_state)
+            self._engine.load_optimizer(optimizer_state)
 
     def _ready(self, inputs: Sequence[Any]) -> Engine:
         """Before a step: the engine, with what was loaded before there was one."""
@@ -323,20 +327,25 @@ class ORTTrainer:
         rest = self._untrained()
         if rest:
             model.setdefault("full_precision", {}).update(rest)
-        if pytorch_format:
+        if pytorch_format:  # with ZeRO too: weights are whole in every process
             return {name: torch.from_numpy(value.copy()) for name, value in model.get("full_precision", {}).items()}
         options, info = self.options, self._train_step_info
         distributed = options.distributed
+        zero_stage, size = distributed.deepspeed_zero_optimization.stage, distributed.world_size
+        rank, replicas = distributed.world_rank, distributed.data_parallel_size
+        if self._engine is not None:  # what is, not what was asked for
+            processes = _state.processes_of(self._engine)
+            rank, size = processes["rank"], processes["size"]
+            zero_stage, replicas = int("pieces" in processes), size
         state: dict[str, Any] = {
             "model": model, "optimizer": self._training_session.get_optimizer_state(),
             "trainer_options": {
                 "mixed_precision": options.mixed_precision.enabled,
-                "zero_stage": distributed.deepspeed_zero_optimization.stage, "world_rank": distributed.world_rank,
-                "world_size": distributed.world_size, "optimizer_name": self.optim_config.name,
-                "data_parallel_size": distributed.data_parallel_size,
+                "zero_stage": zero_stage, "world_rank": rank, "world_size": size,
+                "optimizer_name": self.optim_config.name, "data_parallel_size": replicas,
                 "horizontal_parallel_size": distributed.horizontal_parallel_size},
             "train_step_info": {"optimization_step": info.optimization_step, "step": info.step}}
-        if distributed.deepspeed_zero_optimization.stage > 0 or distributed.horizontal_parallel_size > 1:
+        if zero_stage > 0:
             state["partition_info"] = self._training_session.get_partition_info_map()
         if scaler := _state.scaler_state(options.mixed_precision.loss_scaler):
             state["loss_scaler"] = scaler
@@ -362,8 +371,8 @@ class ORTTrainer:
             strict: refuse missing and unexpected names.
 
         Raises:
-            RuntimeError: strict, and names differ. AssertionError: it is of another optimizer. ValueError: a value has
-                another shape.
+            RuntimeError: strict, and names differ; or it belongs to another process. AssertionError: it is of another
+                optimizer. ValueError: a value has another shape.
         """
         if self._training_session is None:
             self._load_state_dict = functools.partial(self.load_state_dict, state_dict, strict=strict)
@@ -377,6 +386,13 @@ class ORTTrainer:
             name = state_dict["trainer_options"]["optimizer_name"]
             name = name.decode() if isinstance(name, bytes) else name
             _check(name == self.optim_config.name, f"Optimizer mismatch: expected {self.optim_config.name}, got {name}")
+        given, own = state_dict.get("trainer_options", {}), _state.processes_of(self._engine)
+        rank, size = int(given.get("world_rank", 0)), int(given.get("world_size", 1))
+        if self._engine is not None and int(given.get("zero_stage", 0)) and (rank, size) != (own["rank"], own["size"]):
+            raise RuntimeError(f"the state is the part of process {rank} of {size}, and this is process {own['rank']} "
+                               f"of {own['size']}: join the parts by checkpoint.aggregate_checkpoints()")
+        if self._engine is not None and "accumulated_gradients" in state_dict:
+            _state.check_gradients(self._engine, rank, size)
         self._update_onnx_model_initializers(state_dict.get("model", {}).get("full_precision", {}))
         self._init_session(state_dict.get("optimizer", {}))
         info = state_dict.get("train_step_info", {})
@@ -394,6 +410,10 @@ class ORTTrainer:
         for key in ("model", "optimizer"):
             if key not in given or key not in own:
                 continue
+            if key == "optimizer" and self._engine is not None and self._engine.shards is not None:
+                pieces = self._engine.shards.own  # other processes have the rest
+                given = {**given, key: {name: entry for name, entry in given[key].items()
+                                        if name in pieces or name not in self._engine.weights()}}
             _compare(own[key], given[key], f"state_dict[{key}]")
             for below in own[key]:
                 _compare(own[key][below], given[key][below], f"state_dict[{key}][{below}]")
@@ -405,7 +425,8 @@ class ORTTrainer:
 
     def save_checkpoint(self, path: str, user_dict: Mapping[str, Any] = {},  # noqa: B006
                         include_optimizer_states: bool = True) -> None:
-        """Writes state_dict() to a file of HDF5, which must not be there yet; whole or not at all.
+        """Writes state_dict() to a file of HDF5, which must not be there yet; whole or not at all. With ZeRO every
+        process writes one of its own.
 
         Args:
             path: of the file.
@@ -426,20 +447,26 @@ class ORTTrainer:
         """Loads what save_checkpoint() wrote. The user_dict in it is unpickled: load files that you trust.
 
         Args:
-            paths: one file.
+            paths: one file; with ZeRO those of all processes, which may have been more or fewer.
             strict: see load_state_dict().
 
         Returns:
             The user_dict; empty where there is none.
 
         Raises:
-            AssertionError: more than one file.
-            UnsupportedError: the file is one of several, of ZeRO or of parallel layers.
+            AssertionError: the files are not those of one checkpoint.
+            UnsupportedError: they are of parallel layers.
             ImportError: h5py is not installed.
         """
-        _check(len(paths) == 1, "load_checkpoint: the files of several processes cannot be joined: give one")
-        _checkpoint_storage.refuse_parts(_checkpoint_storage.load(paths[0], key="trainer_options"))
-        state = _checkpoint_storage.load(paths[0])
+        from onnxtrain.training import checkpoint
+
+        options = _checkpoint_storage.load(paths[0], key="trainer_options")
+        if int(options.get("zero_stage", 0)) > 0 or int(options.get("horizontal_parallel_size", 1)) > 1:
+            state = checkpoint.aggregate_checkpoints(paths, pytorch_format=False)
+        else:
+            _check(len(paths) == 1, f"load_checkpoint: {len(paths)} files are given, and the first is a checkpoint by "
+                   "itself, without ZeRO")
+            state = _checkpoint_storage.load(paths[0])
         user_dict = _checkpoint_storage.from_serialized_hex(state["user_dict"]) if "user_dict" in state else {}
         self.load_state_dict(state, strict=strict)
         return user_dict

@@ -133,13 +133,12 @@ def refuse_unsupported(options: ORTTrainerOptions, torch_module: bool) -> None:
         ValueError: a loss scaler without mixed precision.
     """
     distributed = options.distributed
-    for name, value, least in (("world_size", distributed.world_size, 1), ("world_rank", distributed.world_rank, 0),
-                               ("horizontal_parallel_size", distributed.horizontal_parallel_size, 1),
-                               ("pipeline_parallel.pipeline_parallel_size",
-                                distributed.pipeline_parallel.pipeline_parallel_size, 1)):
-        if value != least:
-            raise UnsupportedError(f"ORTTrainerOptions: distributed.{name} is {value}: ORTTrainer trains in one "
-                                   f"process alone; only {least} is supported")
+    for name, value in (("horizontal_parallel_size", distributed.horizontal_parallel_size),
+                        ("pipeline_parallel.pipeline_parallel_size",
+                         distributed.pipeline_parallel.pipeline_parallel_size)):
+        if value != 1:
+            raise UnsupportedError(f"ORTTrainerOptions: distributed.{name} is {value}: every process has the whole "
+                                   "model; only 1 is supported")
     if torch_module and options._internal_use.extra_postprocess is not None:
         raise UnsupportedError("ORTTrainerOptions: _internal_use.extra_postprocess is only supported for a model that "
                                "is an onnx.ModelProto")

@@ -194,7 +194,7 @@ class TestHdf5:
         same_state(first, second)
         with pytest.raises(FileExistsError):
             first.save_checkpoint(path)
-        with pytest.raises(AssertionError, match="cannot be joined"):
+        with pytest.raises(AssertionError, match="a checkpoint by itself, without ZeRO"):
             first.load_checkpoint(path, path)
 
     def test_storage(self, tmp_path):
@@ -222,6 +222,17 @@ class TestHdf5:
         from onnxtrain import UnsupportedError
         from onnxtrain.training import _checkpoint_storage as storage
 
+        made, given = ready(), ready().state_dict()["trainer_options"]
+        for place, (change, error, message) in enumerate((
+                ({"horizontal_parallel_size": 2}, UnsupportedError, "horizontal_parallel_size above 1"),
+                ({"zero_stage": 1}, AssertionError, "have no partition_info"))):
+            storage.save({"trainer_options": {**given, **change}}, tmp_path / str(place))
+            with pytest.raises(error, match=message):
+                made.load_checkpoint(str(tmp_path / str(place)))
         storage.save({"trainer_options": {"zero_stage": 1}}, tmp_path / "a")
-        with pytest.raises(UnsupportedError, match="zero_stage 1"):
-            ready().load_checkpoint(str(tmp_path / "a"))
+        with pytest.raises(AssertionError, match="trainer_options has to have mixed_precision"):
+            made.load_checkpoint(str(tmp_path / "a"))
+        part = made.state_dict()
+        part["trainer_options"] |= {"zero_stage": 1, "world_rank": 1, "world_size": 2}
+        with pytest.raises(RuntimeError, match="the part of process 1 of 2, and this is process 0 of 1"):
+            made.load_state_dict(part)

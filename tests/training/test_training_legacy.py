@@ -207,8 +207,6 @@ def test_samples():
 
 
 @pytest.mark.parametrize("more, error, message", [
-    ({"world_size": 2}, onnxtrain.UnsupportedError, "world_size is 2"),
-    ({"world_rank": 1}, onnxtrain.UnsupportedError, "world_rank is 1"),
     ({"postprocess_model": lambda model: None}, onnxtrain.UnsupportedError, "postprocess_model"),
     ({"name": "Adam"}, ValueError, "training_optimizer_name is 'Adam'"),
 ])

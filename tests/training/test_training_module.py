@@ -371,8 +371,7 @@ def test_bfloat16_by_autocast_around_a_step():
 
 
 @pytest.mark.parametrize("given, name", [
-    ({"distributed": {"world_size": 2}}, "distributed.world_size is 2"),
-    ({"distributed": {"world_rank": 1}}, "distributed.world_rank is 1"),
+    ({"distributed": {"world_size": 3, "enable_adasum": True}}, "Adasum combines the updates of 2, 4, 8"),
     ({"distributed": {"horizontal_parallel_size": 2}}, "distributed.horizontal_parallel_size is 2"),
     ({"distributed": {"pipeline_parallel": {"pipeline_parallel_size": 3}}}, "pipeline_parallel_size is 3"),
     ({"_internal_use": {"extra_postprocess": lambda model: model}}, "_internal_use.extra_postprocess"),

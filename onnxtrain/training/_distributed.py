@@ -1,0 +1,444 @@
+"""Training in several processes, each with its own batches, by torch.distributed: averaged gradients, and ZeRO stage 1.
+
+Used by _engine.py. The collectives that a step needs are methods of Peers; it knows weights, and nothing of models.
+"""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import logging
+import math
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from onnxtrain import UnsupportedError, options
+from onnxtrain.training._update import MOMENTS, as_tensor
+
+_log = logging.getLogger("onnxtrain")
+_BEAT = 1.0  # seconds
+_BUCKET = 25 << 20  # bytes that one collective takes
+_LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun sets
+
+
+@dataclasses.dataclass(frozen=True)
+class Processes:
+    """What a trainer is asked for: how many processes, which one this is, the stage of ZeRO, and whether updates are
+    combined by Adasum.
+    """
+
+    world_size: int = 1
+    world_rank: int = 0
+    zero_stage: int = 0
+    adasum: bool = False
+
+    def join(self, device: torch.device) -> Peers | None:
+        """The others, met by torch.distributed, which is initialised from torchrun's environment where it is not yet.
+
+        Args:
+            device: of the weights: NCCL on CUDA, gloo on the CPU.
+
+        Returns:
+            None where there is one process.
+
+        Raises:
+            UnsupportedError: a stage above 1; Adasum with ZeRO, or of processes whose number is no power of two.
+            RuntimeError: torch.distributed is not initialised, and torchrun has not started this process.
+            ValueError: there are more or fewer processes than world_size, or world_rank is not among them.
+        """
+        if self.zero_stage > 1:
+            raise UnsupportedError(f"ORTTrainer: ZeRO stage {self.zero_stage} is asked for: stage 1, which divides the "
+                                   "optimizer's state, is the highest; for stages 2 and 3 wrap an ORTModule in "
+                                   "torch.distributed.fsdp.fully_shard")
+        if self.adasum and self.world_size > 1 and (self.zero_stage or self.world_size & (self.world_size - 1)):
+            raise UnsupportedError("ORTTrainer: Adasum combines the updates of 2, 4, 8 ... processes without ZeRO, not "
+                                   f"of {self.world_size} with stage {self.zero_stage}")
+        initialized = dist.is_available() and dist.is_initialized()
+        if self.world_size == 1:
+            if self.world_rank:
+                raise ValueError(f"world_rank is {self.world_rank}, and world_size 1: set distributed.world_size")
+            if initialized and dist.get_world_size() > 1:
+                _log.warning("ORTTrainer: world_size is 1 in one of %d processes: it trains by itself",
+                             dist.get_world_size())
+            return None
+        if not initialized:
+            missing = [name for name in _LAUNCHED if name not in os.environ]
+            if missing:
+                raise RuntimeError(
+                    f"world_size is {self.world_size}, and torch.distributed is not initialised: call "
+                    "torch.distributed.init_process_group(), or start the script by torchrun (the environment lacks "
+                    f"{', '.join(missing)})")
+            dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+            atexit.register(lambda: dist.is_initialized() and dist.destroy_process_group())
+        rank, size = dist.get_rank(), dist.get_world_size()
+        if size != self.world_size:
+            raise ValueError(f"world_size is {self.world_size}, and torch.distributed has {size} processes")
+        if self.world_rank not in (0, rank):
+            _log.warning("ORTTrainer: world_rank is %d, and torch.distributed's %d counts", self.world_rank, rank)
+        return Peers(rank, size)
+
+    def settings(self) -> list[int]:
+        """What has to be the same in all processes."""
+        dtypes = ("", "float32", "bfloat16")
+        return [self.zero_stage, self.adasum, dtypes.index(options.read("ONNXTRAIN_REDUCE_DTYPE"))]
+
+
+class Pulse:
+    """Counts up in torch.distributed's store, once a second, for as long as this process lives; tells whose count has
+    stopped. Nothing is ended because of it: torch's collectives say that something is wrong, and this says who.
+    """
+
+    def __init__(self, rank: int, size: int) -> None:
+        self._store = dist.PrefixStore("onnxtrain_pulse", dist.distributed_c10d._get_default_store())
+        self._size = size
+        stopped = threading.Event()
+        thread = threading.Thread(target=self._beat, args=(self._store, str(rank), stopped), daemon=True,
+                                  name="onnxtrain_pulse")
+        thread.start()
+
+        def stop() -> None:  # before the interpreter ends: the thread is in C++ code
+            stopped.set()
+            thread.join()
+
+        weakref.finalize(self, stop)
+
+    @staticmethod
+    def _beat(store: dist.Store, key: str, stopped: threading.Event) -> None:
+        try:
+            count = 0
+            while True:
+                store.set(key, str(count := count + 1))
+                if stopped.wait(_BEAT):
+                    return
+        except RuntimeError:  # the store is gone, as its process is
+            return
+
+    def who_is_gone(self) -> str:
+        """ ", rank 1 does not answer"; takes three beats. """
+        try:
+            if self._store.check(["gone"]):  # another process has looked, and may have ended since
+                return self._store.get("gone").decode()
+            before = self._counts()
+            time.sleep(3 * _BEAT)
+            gone = [str(rank) for rank, (one, other) in enumerate(zip(before, self._counts())) if one == other]
+            if not gone:
+                return ""
+            text = f", rank {gone[0]} does not answer" if len(gone) == 1 else f", ranks {', '.join(gone)} do not answer"
+            self._store.set("gone", text)
+            return text
+        except RuntimeError:
+            if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+                return ", torchrun's store does not answer"
+            return ", rank 0, which has torch.distributed's store, does not answer"
+
+    def _counts(self) -> list[bytes]:
+        keys = [str(rank) for rank in range(self._size)]
+        return [self._store.get(key) if self._store.check([key]) else b"" for key in keys]
+
+
+class Peers:
+    """All processes that train together, and what they do at the same time.
+
+    Attributes:
+        rank: of this one. size: how many there are.
+    """
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+        self._wire = {"float32": torch.float32, "bfloat16": torch.bfloat16}.get(options.read("ONNXTRAIN_REDUCE_DTYPE"))
+        self._pulse = Pulse(rank, size)
+
+    def _together(self, collective: Callable[..., Any], *args: Any) -> None:
+        """Raises RuntimeError where it fails; the message names the ranks that have ended."""
+        try:
+            collective(*args)
+        except RuntimeError as error:
+            raise RuntimeError(f"rank {self.rank} of {self.size}: {collective.__name__} failed"
+                               f"{self._pulse.who_is_gone()}: {error}") from error
+
+    def sum(self, value: Tensor) -> None:
+        """Replaces a tensor by the sum of all processes'."""
+        self._together(dist.all_reduce, value)
+
+    def sum_scattered(self, own: Tensor, value: Tensor) -> None:
+        """own (n,) = this process's part of the sum of all values (size n,)."""
+        sent, part = (value, own) if self._wire is None else (value.to(self._wire), own.to(self._wire))
+        self._together(dist.reduce_scatter_tensor, part, sent)
+        own.copy_(part)
+
+    def gather(self, value: Tensor, own: Tensor) -> None:
+        """value (size n,) = the own (n,) of all processes in their order."""
+        self._together(dist.all_gather_into_tensor, value, own)
+
+    def check(self, settings: Sequence[int], device: torch.device) -> None:
+        """Raises ValueError where these whole numbers are others in another process."""
+        own = torch.tensor(settings, device=device)
+        rows = own.new_empty(self.size * len(settings))
+        self.gather(rows, own)
+        found = rows.view(self.size, -1).tolist()
+        if any(row != list(settings) for row in found):
+            raise ValueError("the processes' trainers differ; ZeRO's stage, Adasum, dtype of the reduction, steps of "
+                             "one update, numbers of trained weights and of all weights and buffers, and their "
+                             f"elements are {found}")
+
+    # ---- of lists ----
+
+    @torch.no_grad()
+    def broadcast(self, tensors: Sequence[Tensor]) -> None:
+        """Gives all processes the values of process 0."""
+        self._in_buckets(tensors, lambda flat: self._together(dist.broadcast, flat, 0))
+
+    @torch.no_grad()
+    def sum_gradients(self, weights: Sequence[torch.nn.Parameter]) -> None:
+        """Replaces gradients by the sums of all processes'. A weight that has none in any process gets none."""
+        self.fill_gradients(weights)
+
+        def add(flat: Tensor) -> None:
+            sent = flat if self._wire is None else flat.to(self._wire)
+            self.sum(sent)
+            flat.copy_(sent)
+
+        self._in_buckets([weight.grad for weight in weights if weight.grad is not None], add)
+
+    @torch.no_grad()
+    def adasum(self, weights: Sequence[Tensor], before: Sequence[Tensor]) -> None:
+        """Replaces each process's weights by those before plus the Adasum of all processes' changes (Maleki et al.,
+        "Scaling Distributed Training with Adaptive Summation", MLSys 2021): for each weight by itself
+
+        ``Adasum(a, b) = (1 - a.b / (2 |a|^2)) a + (1 - a.b / (2 |b|^2)) b``,
+
+        of processes 0 and 1, 2 and 3 and so on, then of these, in pairs. Equal changes count once, orthogonal ones are
+        added. Products are of float64.
+        """
+        changes = [weight - old for weight, old in zip(weights, before)]
+        for bucket in _buckets(changes):
+            flat = torch.cat([change.reshape(-1) for change in bucket])
+            rows = flat.new_empty(self.size * flat.numel())
+            self.gather(rows, flat)
+            sizes = [change.numel() for change in bucket]
+            found = [list(row.split(sizes)) for row in rows.view(self.size, -1)]
+            while len(found) > 1:
+                found = [[_adasum(a, b) for a, b in zip(one, other)] for one, other in zip(found[::2], found[1::2])]
+            for change, combined in zip(bucket, found[0]):
+                change.copy_(combined.view(change.shape))
+        for weight, old, change in zip(weights, before, changes):
+            weight.copy_(old + change)
+
+    def norm_if_finite(self, norm: float | Tensor) -> float | Tensor:
+        """A norm of this process's gradients; infinite where any process's is not finite."""
+        own = torch.as_tensor(norm)
+        bad = (~torch.isfinite(own)).to(torch.int32)
+        self.sum(bad)
+        return math.inf if int(bad) else norm
+
+    def fill_gradients(self, weights: Sequence[torch.nn.Parameter]) -> None:
+        """Zeros for gradients that only other processes have."""
+        if not weights:
+            return
+        there = torch.tensor([weight.grad is not None for weight in weights], dtype=torch.int32,
+                             device=weights[0].device)
+        self.sum(there)
+        for weight, processes in zip(weights, there.tolist()):
+            if processes and weight.grad is None:
+                weight.grad = torch.zeros_like(weight, requires_grad=False)
+
+    @staticmethod
+    def _in_buckets(tensors: Sequence[Tensor], change: Callable[[Tensor], None]) -> None:
+        """Lets change() work in place on one-dimensional copies, each of several tensors of one dtype."""
+        for bucket in _buckets(tensors):
+            flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
+            change(flat)
+            for tensor, part in zip(bucket, flat.split([tensor.numel() for tensor in bucket])):
+                tensor.copy_(part.view(tensor.shape))
+
+
+def _adasum(a: Tensor, b: Tensor) -> Tensor:
+    one, other = a.double(), b.double()
+    dot, aa, bb = float(one.dot(other)), float(one.dot(one)), float(other.dot(other))
+    return a * (1.0 - dot / (2.0 * aa) if aa else 1.0) + b * (1.0 - dot / (2.0 * bb) if bb else 1.0)
+
+
+def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Tensors in groups of one dtype and about _BUCKET bytes, in an order that all processes share."""
+    by_dtype: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        by_dtype.setdefault(tensor.dtype, []).append(tensor)
+    for group in by_dtype.values():
+        bucket: list[Tensor] = []
+        size = 0
+        for tensor in group:
+            if bucket and size + tensor.nbytes > _BUCKET:
+                yield bucket
+                bucket, size = [], 0
+            bucket.append(tensor)
+            size += tensor.nbytes
+        yield bucket
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """Elements [start, stop) of a flattened weight, which lie at `at` of their process's part."""
+
+    name: str
+    start: int
+    stop: int
+    at: int
+
+
+def divided(sizes: Mapping[str, int], ranks: int, whole: bool) -> tuple[list[list[Piece]], int]:
+    """Which process updates what of the weights, which lie one behind the other, sorted by name.
+
+    Args:
+        sizes: elements of each.
+        ranks: how many processes.
+        whole: no weight is cut: each belongs to the process in whose equal share its middle lies. Else shares are
+            equal, but for the end, of a multiple of 32 elements.
+
+    Returns:
+        The pieces of each process, and the elements of the longest part.
+    """
+    total = sum(sizes.values())
+    share = (total // (32 * ranks) + 1) * 32
+    parts: list[list[Piece]] = [[] for _ in range(ranks)]
+    lengths = [0] * ranks
+    position = 0
+    for name in sorted(sizes):
+        size = sizes[name]
+        first = position
+        while first < position + size:
+            if whole:
+                rank, last = min(ranks - 1, (position + size // 2) * ranks // total), position + size
+            else:
+                rank, last = first // share, min(position + size, (first // share + 1) * share)
+            parts[rank].append(Piece(name, first - position, last - position, lengths[rank]))
+            lengths[rank] += last - first
+            first = last
+        position += size
+    return parts, max(share, *lengths) if whole else share
+
+
+class Shards:
+    """ZeRO stage 1: every process keeps the optimizer's state of its own part of the weights and updates that.
+
+    LAMB's ratio is of a whole weight's norms, so that for LAMB no weight is cut.
+
+    Args:
+        weights: the trained ones, by name.
+        peers: the processes.
+        whole: see divided().
+
+    Attributes:
+        pieces: one-dimensional views of this process's parts of weights, by weight; their gradients are the sums of
+            all processes' after reduce().
+        own: where they lie.
+
+    Raises:
+        UnsupportedError: weights are of several dtypes, or one is not contiguous.
+    """
+
+    def __init__(self, weights: Mapping[str, torch.nn.Parameter], peers: Peers, whole: bool) -> None:
+        self._weights, self._peers = dict(weights), peers
+        dtypes = {weight.dtype for weight in weights.values()}
+        if len(dtypes) > 1:
+            raise UnsupportedError(f"ORTTrainer: ZeRO stage 1 needs weights of one dtype, not "
+                                   f"{', '.join(sorted(map(str, dtypes)))}")
+        for name, weight in weights.items():
+            if not weight.is_contiguous():
+                raise UnsupportedError(f"ORTTrainer: ZeRO stage 1 needs contiguous weights, and {name} is not")
+        self._parts, self._length = divided({name: weight.numel() for name, weight in weights.items()}, peers.size,
+                                            whole)
+        self.own = {piece.name: piece for piece in self._parts[peers.rank]}
+        self.pieces = {name: torch.nn.Parameter(self._view(piece)) for name, piece in self.own.items()}
+
+    def _view(self, piece: Piece) -> Tensor:
+        return self._weights[piece.name].detach().view(-1)[piece.start:piece.stop]
+
+    def _rounds(self) -> Iterator[tuple[int, int]]:
+        """Ranges [first, last) of every process's part that one collective takes, together about _BUCKET bytes."""
+        size = next(iter(self._weights.values())).element_size() if self._weights else 1
+        step = max(1, _BUCKET // size // self._peers.size)
+        for first in range(0, self._length if self._weights else 0, step):
+            yield first, min(self._length, first + step)
+
+    def _overlaps(self, rank: int, first: int, last: int) -> Iterator[tuple[str, slice, slice]]:
+        """What lies there: the weight's name, which of its elements, and where in the range."""
+        for piece in self._parts[rank]:
+            begin, end = max(first, piece.at), min(last, piece.at + piece.stop - piece.start)
+            if begin < end:
+                shift = piece.start - piece.at
+                yield piece.name, slice(begin + shift, end + shift), slice(begin - first, end - first)
+
+    @torch.no_grad()
+    def reduce(self) -> None:
+        """The gradients of the pieces: of all processes, added. Those of whole weights stay."""
+        weights = self._weights
+        self._peers.fill_gradients(list(weights.values()))
+        like = next(iter(weights.values()), torch.empty(0)).detach()
+        own = like.new_empty(self._length)
+        for first, last in self._rounds():
+            rows = like.new_zeros(self._peers.size, last - first)
+            for rank, row in enumerate(rows):
+                for name, source, target in self._overlaps(rank, first, last):
+                    gradient = weights[name].grad
+                    if gradient is not None:
+                        row[target] = gradient.reshape(-1)[source]
+            self._peers.sum_scattered(own[first:last], rows.view(-1))
+        for name, piece in self.own.items():
+            parameter = self.pieces[name]
+            parameter.data = self._view(piece)  # somebody may have given the weight other memory
+            parameter.grad = (None if weights[name].grad is None else
+                              own[piece.at:piece.at + piece.stop - piece.start])
+
+    @torch.no_grad()
+    def gather(self) -> None:
+        """Gives every process the weights that the others have updated."""
+        views = {name: weight.detach().view(-1) for name, weight in self._weights.items()}
+        like = next(iter(views.values()), torch.empty(0))
+        for first, last in self._rounds():
+            own = like.new_zeros(last - first)
+            for name, source, target in self._overlaps(self._peers.rank, first, last):
+                own[target] = views[name][source]
+            rows = like.new_empty(self._peers.size, last - first)
+            self._peers.gather(rows.view(-1), own)
+            for rank, row in enumerate(rows):
+                if rank != self._peers.rank:
+                    for name, source, target in self._overlaps(rank, first, last):
+                        views[name][source] = row[target]
+
+    def squares(self, norm: float | Tensor) -> float | Tensor:
+        """The norm of all gradients, from that of the pieces' in each process."""
+        own = norm if isinstance(norm, Tensor) else torch.tensor(norm, dtype=torch.float64)
+        device = next(iter(self._weights.values())).device if self._weights else own.device
+        total = (own.double() ** 2).to(device)
+        self._peers.sum(total)
+        return total.sqrt() if isinstance(norm, Tensor) else math.sqrt(float(total))
+
+    def cut(self, state: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+        """An optimizer's state of whole weights, or of this process's own pieces, as one of the pieces.
+
+        Raises:
+            ValueError: a moment is of neither shape.
+        """
+        found = {name: dict(entry) for name, entry in state.items()
+                 if name in self.pieces or name not in self._weights}
+        for name, piece in self.own.items():
+            for moment in MOMENTS:
+                if moment not in found.get(name, {}):
+                    continue
+                value = as_tensor(found[name][moment])
+                if value.shape == self._weights[name].shape:
+                    value = value.reshape(-1)[piece.start:piece.stop]
+                elif value.shape != (piece.stop - piece.start,):
+                    raise ValueError(f"{moment} of {name} has the shape {tuple(value.shape)}, expected "
+                                     f"{tuple(self._weights[name].shape)}")
+                found[name][moment] = value
+        return found
