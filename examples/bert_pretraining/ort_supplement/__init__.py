@@ -1,0 +1,1 @@
+"""What a pre-training script needs to run on ORTTrainer."""
