@@ -1,7 +1,7 @@
 """Prepares the corpora of BERT's pre-training: download, one article a line, shards of sentences, HDF5.
 
-Everything lies under $BERT_PREP_WORKING_DIR. An output that is there and newer than what it is made of is kept, so that a
-run that was stopped goes on. Articles are read one by one; only their sizes are held in memory.
+Everything lies under $BERT_PREP_WORKING_DIR. An output that is there and newer than what it is made of is kept, so that
+a run that was stopped goes on. Articles are read one by one; only their sizes are held in memory.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import random
 import re
 import shutil
 import subprocess
-import sys
 import tarfile
 import urllib.request
 import zipfile
@@ -43,8 +42,9 @@ BY_HAND = {
 }
 CORPORA = ("bookscorpus", "wikicorpus_en", "wikicorpus_zh", "books_wiki_en_corpus")
 DATASETS = (*CORPORA, "google_pretrained_weights", "nvidia_pretrained_weights", "mrpc", "squad", "all")
-ABBREVIATIONS = frozenset("mr mrs ms dr st prof gen col lt sgt capt rev hon jr sr vs etc no vol fig inc ltd co "
-                          "e.g i.e u.s u.k a.m p.m cf al approx".split())
+ABBREVIATIONS = frozenset((
+    "mr", "mrs", "ms", "dr", "st", "prof", "gen", "col", "lt", "sgt", "capt", "rev", "hon", "jr", "sr", "vs", "etc",
+    "no", "vol", "fig", "inc", "ltd", "co", "e.g", "i.e", "u.s", "u.k", "a.m", "p.m", "cf", "al", "approx"))
 END = re.compile(r"[.!?]['\")\]”’]*(?:\s['\")\]”’]+(?=\s))?\s+(?=['\"(\[“‘]*\s?[^\W_a-z])|(?<=[。！？])\s*")
 HEADING = re.compile(r"^\s*(=(?:\s?=)*) (.+?) \1\s*$")
 
@@ -305,8 +305,9 @@ def main() -> None:
         raise SystemExit("create_tfrecord_files: TensorFlow's format is not supported; use create_hdf5_files")
     if args.dataset not in CORPORA:
         raise SystemExit(f"{args.action}: {args.dataset} is not a corpus; those are {', '.join(CORPORA)}")
-    {"text_formatting": text_formatting, "sharding": sharding, "create_hdf5_files": create_hdf5_files}[args.action](args)
+    actions = {"text_formatting": text_formatting, "sharding": sharding, "create_hdf5_files": create_hdf5_files}
+    actions[args.action](args)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,6 +1,6 @@
 """Takes the weights of BERT's body out of a pre-training checkpoint: convert_checkpoint.py INPUT OUTPUT.
 
-The optimizer's state and both heads are left out; names stay, so that fine-tuning and other libraries can load the file.
+The optimizer's state and both heads are left out; names stay, so that fine-tuning and other libraries can load it.
 """
 
 from __future__ import annotations

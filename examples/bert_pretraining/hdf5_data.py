@@ -42,7 +42,7 @@ class PretrainingFile:
         return len(self._data["input_ids"])
 
     def batch(self, rows: Tensor) -> Batch:
-        """Ids, segments, mask and labels (rows, length), -1 where nothing is masked, and next sentence (rows,); int64."""
+        """Ids, segments, mask, labels (rows, length), -1 where nothing is masked, next sentence (rows,); all int64."""
         found = {name: value[rows].long() for name, value in self._data.items()}
         positions = found["masked_lm_positions"][:, :self._predictions]
         labels = torch.full_like(found["input_ids"], -1)
@@ -72,8 +72,7 @@ def training_files(folder: str | os.PathLike[str], seed: int) -> list[str]:
 
 
 def file_of(files: list[str], turn: int, rank: int, world: int) -> str:
-    """The file that a process reads in a turn; with more processes than files they share them, in a changing way."""
-    place = turn * world + rank
-    if world > len(files):
-        place += world % len(files) * turn
-    return files[place % len(files)]
+    """The file that a process reads in a turn: each has its own, or where there are more processes than files all read
+    every file in turn, as many processes one as another.
+    """
+    return files[(turn * world + rank if world <= len(files) else turn + rank) % len(files)]

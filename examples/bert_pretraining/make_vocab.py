@@ -1,4 +1,4 @@
-"""Learns a WordPiece vocabulary of text: make_vocab.py SIZE OUTPUT FILE...; for text whose language or time has none."""
+"""Learns a WordPiece vocabulary of text: make_vocab.py SIZE OUTPUT FILE..."""
 
 from __future__ import annotations
 

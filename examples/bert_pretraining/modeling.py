@@ -146,7 +146,7 @@ class Encoder(nn.Module):
 
 
 class BertModel(nn.Module):
-    """Ids, segments and mask, int64 (batch, length), to states (batch, length, width) and a pooled one (batch, width)."""
+    """Ids, segments, mask, int64 (batch, length), to states (batch, length, width) and a pooled one (batch, width)."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -204,11 +204,13 @@ class BertForPreTraining(nn.Module):
     """The loss of both tasks: cross-entropy of the masked tokens, labels -1 left out, and of the next sentence.
 
     forward takes input_ids, token_type_ids, attention_mask and masked_lm_labels (batch, length) and
-    next_sentence_label (batch,), all int64, and gives a scalar.
+    next_sentence_label (batch,), all int64, and gives a scalar. With `predictions`, which no instance has more masked
+    tokens than, scores are computed of that many tokens of each: the loss is the same, for a fraction of the memory.
     """
 
-    def __init__(self, config: BertConfig) -> None:
+    def __init__(self, config: BertConfig, predictions: int | None = None) -> None:
         super().__init__()
+        self.predictions = predictions
         self.bert = BertModel(config)
         self.cls = Heads(config, self.bert.embeddings.word_embeddings)
         initialize(self, config)
@@ -216,6 +218,10 @@ class BertForPreTraining(nn.Module):
     def forward(self, input_ids: Tensor, token_type_ids: Tensor, attention_mask: Tensor, masked_lm_labels: Tensor,
                 next_sentence_label: Tensor) -> Tensor:
         states, pooled = self.bert(input_ids, token_type_ids, attention_mask)
+        if self.predictions is not None and self.predictions < input_ids.size(1):
+            places = (masked_lm_labels >= 0).to(states.dtype).topk(self.predictions, dim=1).indices
+            masked_lm_labels = masked_lm_labels.gather(1, places)
+            states = states.gather(1, places.unsqueeze(-1).expand(-1, -1, states.size(-1)))
         scores = self.cls.predictions(states)
         masked = functional.cross_entropy(scores.view(-1, scores.size(-1)), masked_lm_labels.view(-1), ignore_index=-1)
         return masked + functional.cross_entropy(self.cls.seq_relationship(pooled), next_sentence_label)

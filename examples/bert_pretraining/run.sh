@@ -36,7 +36,7 @@ if [ "$config" = small ]; then
     processes=${processes:-1}
     dataset=wikicorpus_en
     if [ -z "$text" ]; then
-        text=$("$PYTHON" "$HERE/find_text.py") || exit 1
+        text=$("$PYTHON" "$HERE/find_text.py" "$OUT")
     fi
     shards=(--n_training_shards 4 --n_test_shards 2)
     prep text_formatting --input_files "$text"

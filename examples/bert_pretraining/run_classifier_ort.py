@@ -16,6 +16,8 @@ from modeling import BertConfig, BertForSequenceClassification
 from torch import Tensor, nn
 
 import onnxtrain.compat.onnxruntime  # noqa: F401
+
+# isort: split
 from onnxruntime.training import ORTTrainer, ORTTrainerOptions, optim
 
 COLUMNS = "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String"

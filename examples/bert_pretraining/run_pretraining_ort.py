@@ -1,7 +1,7 @@
 """Pre-trains BERT on ORTTrainer, phase 1 (short sequences) or phase 2 (--phase2), on the HDF5 files of bertPrep.py.
 
-README.md says what it writes. A run that goes on from a checkpoint continues bit for bit: weights, moments, place in the
-data and random state are in it.
+README.md says what it writes. A run that goes on from a checkpoint continues bit for bit: weights, moments, place in
+the data and random state are in it.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def prepare(args: argparse.Namespace) -> tuple[BertForPreTraining, Any, Place, i
         raise ValueError(f"max_seq_length is {args.max_seq_length}, and the model has {config.max_position_embeddings} "
                          "positions")
     args.vocab_size = config.vocab_size
-    model = BertForPreTraining(config)
+    model = BertForPreTraining(config, args.max_predictions_per_seq)
     if args.init_checkpoint:
         found = torch.load(args.init_checkpoint, map_location="cpu", weights_only=True)
         found = found.get("model", found)
@@ -246,7 +246,8 @@ def train(args: argparse.Namespace) -> None:
         idle = idle + 1 if len(data) < micro else 0
         if idle > len(place.files):
             raise ValueError(f"{args.input_dir}: no file has {micro} instances, which is one batch")
-        for batch in data.batches(micro, args.seed + place.turn, place.batch):
+        order = args.seed + place.turn * args.world_size + args.world_rank
+        for batch in data.batches(micro, order, place.batch):
             place.batch += 1
             steps += 1
             done = updates
@@ -263,7 +264,7 @@ def train(args: argparse.Namespace) -> None:
         else:
             place.batch = 0
             place.turn += 1
-            place.epoch = place.turn * args.world_size // len(place.files)
+            place.epoch = place.turn * min(args.world_size, len(place.files)) // len(place.files)
     bar.close()
     if updates == before:
         print(f"nothing to do: {updates} of {args.max_steps:g} updates are done")

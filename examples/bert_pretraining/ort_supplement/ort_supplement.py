@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 import onnxtrain.compat.onnxruntime  # noqa: F401
+
+# isort: split
 from onnxruntime.capi.ort_trainer import IODescription, LossScaler, ModelDescription, ORTTrainer
 
 NOT_DECAYED = ("bias", "gamma", "beta", "LayerNorm")
