@@ -1,13 +1,13 @@
 """What a configuration needs on 1 to 64 GPUs: memory by onnxtrain's planner, hours by FLOPs. Prints a table.
 
-The planner's figures are of the CPU's programs, of one and two sequences; more are a straight line through them.
-Float16 is planned as bfloat16, which has the same size. README.md has the table of BERT-large.
+The planner's figures are of the CPU's programs of few layers and sequences (LAYERS, BATCHES); more are straight lines
+through these. Float16 is planned as bfloat16, which has the same size. README.md has the table of BERT-large.
 """
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -18,6 +18,7 @@ from onnxtrain.ortmodule import ORTModule
 
 GPUS = (1, 2, 4, 8, 16, 32, 64)
 GIB = 2**30
+LAYERS, BATCHES = (2, 3), (2, 4)  # of the programs that are planned
 
 
 @dataclass(frozen=True)
@@ -41,15 +42,31 @@ def inputs(config: BertConfig, phase: Phase, batch: int) -> tuple[torch.Tensor, 
     return ids, torch.zeros_like(ids), torch.ones_like(ids), labels, torch.zeros(batch, dtype=torch.int64)
 
 
-def planned(config: BertConfig, phase: Phase, batch: int, fp16: bool) -> int:
-    """Bytes that the planner gives to one training step, beside weights, gradients and the optimizer's state."""
-    model = ORTModule(BertForPreTraining(config, phase.predictions))
-    with torch.autocast("cpu", torch.bfloat16, enabled=fp16):
-        model(*inputs(config, phase, batch))
-    counts = onnxtrain.stats(model)
-    if counts["fallback_steps"]:
-        raise RuntimeError(f"the engine does not run this model: {counts['reasons']}")
-    return counts["slab_bytes"]
+def planned(config: BertConfig, phase: Phase, fp16: bool) -> list[int]:
+    """Bytes that the planner gives to training steps of each of BATCHES sequences, beside weights, gradients and the
+    optimizer's state.
+
+    Raises:
+        RuntimeError: the engine does not run the model.
+    """
+    model, found = ORTModule(BertForPreTraining(config, phase.predictions)), []
+    for batch in BATCHES:
+        with torch.autocast("cpu", torch.bfloat16, enabled=fp16):
+            model(*inputs(config, phase, batch))
+        counts = onnxtrain.stats(model)
+        if counts["fallback_steps"]:
+            raise RuntimeError(f"the engine does not run this model: {counts['reasons']}")
+        found.append(counts["slab_bytes"])
+    return found
+
+
+def memory(config: BertConfig, phase: Phase, fp16: bool) -> tuple[int, int]:
+    """Bytes of any batch, and those that a sequence adds, by programs of few layers: each layer takes the same."""
+    few, more = (planned(replace(config, num_hidden_layers=layers), phase, fp16) for layers in LAYERS)
+    small, large = (one + (config.num_hidden_layers - LAYERS[0]) * (other - one) // (LAYERS[1] - LAYERS[0])
+                    for one, other in zip(few, more))
+    each = (large - small) // (BATCHES[1] - BATCHES[0])
+    return max(0, small - BATCHES[0] * each), each
 
 
 def sequence_flops(config: BertConfig, phase: Phase) -> float:
@@ -76,9 +93,9 @@ def main() -> None:
     state = 16 * count  # float32 weights, gradients and two moments
     lines = []
     for phase in PHASES:
-        one, two = planned(config, phase, 1, fp16), planned(config, phase, 2, fp16)
-        lines.append((phase, max(0, 2 * one - two), two - one))
-        print(f"length {phase.length}: {one / GIB:.2f} GiB for one sequence, {two / GIB:.2f} for two", flush=True)
+        base, each = memory(config, phase, fp16)
+        lines.append((phase, base, each))
+        print(f"length {phase.length}: {base / GIB:.2f} GiB, and {each / GIB:.3f} for a sequence", flush=True)
     print(f"{count:,} weights; {state / GIB:.1f} GiB for weights, gradients and moments\n")
     print("| GPUs | " + " | ".join(f"length {phase.length}: micro-batch x accumulation | GiB a GPU (ZeRO) | hours"
                                   for phase in PHASES) + " | hours altogether |")

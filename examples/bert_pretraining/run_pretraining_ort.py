@@ -220,7 +220,10 @@ class Progress:
 
 
 def train(args: argparse.Namespace) -> None:
-    model, trainer, place, updates, device = prepare(args)
+    _, trainer, place, updates, device = prepare(args)
+    if updates >= args.max_steps:
+        print(f"nothing to do: {updates} of {args.max_steps:g} updates are done")
+        return
     log = Log(Path(args.json_summary), args.world_rank, args.tensorboard_dir)
     for name, value in (("Config", str(vars(args))), ("SEED", args.seed), ("train_start", True),
                         ("batch_size_per_gpu", args.train_batch_size), ("learning_rate", args.learning_rate)):
@@ -266,14 +269,11 @@ def train(args: argparse.Namespace) -> None:
             place.turn += 1
             place.epoch = place.turn * min(args.world_size, len(place.files)) // len(place.files)
     bar.close()
-    if updates == before:
-        print(f"nothing to do: {updates} of {args.max_steps:g} updates are done")
-    else:
-        save()
     seconds = time.time() - progress.start
-    if args.world_rank == 0 and trainer.session is not None:
+    if args.world_rank == 0:  # before the last checkpoint: a run that goes on from that has nothing to do
         name = "final_bert.onnx" if args.phase2 else "phase1_bert.onnx"
         trainer.save_as_onnx(str(args.output_dir / name))
+    save()
     log((), {"e2e_train_time": time.time() - progress.start,
              "training_sequences_per_second": args.train_batch_size * (updates - before) / max(seconds, 1e-9),
              "final_loss": progress.last_loss, "raw_train_time": seconds})
