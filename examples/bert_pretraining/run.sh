@@ -69,7 +69,7 @@ else
     prep create_hdf5_files --max_seq_length 128 --max_predictions_per_seq 20
     prep create_hdf5_files --max_seq_length 512 --max_predictions_per_seq 80
     data() { echo "$BERT_PREP_WORKING_DIR/hdf5_lower_case_1_seq_len_${1}_max_pred_${2}_masked_lm_prob_0.15_random_seed_12345_dupe_factor_5/$dataset"; }
-    # The published batches are 65,536 and 32,768 sequences, whatever the number of GPUs. A step has 128 and 16 of them.
+    # The published batches are 65,536 and 32,768 sequences, whatever the number of GPUs. A step has 64 and 8 of them.
     first=$((65536 / processes)) second=$((32768 / processes))
     bash "$HERE/run_pretraining_ort.sh" "$first" 6e-3 fp16 "$processes" 0.2843 7038 200 "$resume" true true \
         $((first / 64)) "${fixed[@]}" "$second" 4e-3 0.128 1563 $((second / 8)) "$(data 128 20)" "$(data 512 80)" "$HERE"
