@@ -277,9 +277,11 @@ def set_log_level(level: int) -> None:
     """Lines of the core below this `logging` level are not made at all."""
 
 def measure_gemm(provider: str, trans_a: bool, trans_b: bool, m: int, n: int, k: int) -> float | None:
-    """Seconds of the best of a few float32 products; None where the provider is not there: "torch", "onednn", "plain",
-    or
-    oneDNN's "matmul", "bfloat16" and "bfloat16 to float32" by the operands and the result."""
+    """Seconds of the fastest of a few matrix products; None where the implementation is not available.
+
+    Names: "torch", "per_thread", "onednn", "reference"; of oneDNN's primitive "matmul", "bfloat16", "bfloat16 to
+    float32"; of the native GEMM "native", "bf16x3", "native bfloat16", "native bfloat16 to float32".
+    """
 
 def measured_products() -> str:
     """Which way each kind of product goes, as far as this process has measured or was told it: a line for each, for

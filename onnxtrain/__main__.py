@@ -56,7 +56,7 @@ def cuda() -> str:
 def build() -> None:
     """Prints the table of this build."""
     info = _C.build_info()
-    providers = [name for name in info["gemm"] if name != "plain"]
+    providers = [name for name in info["gemm"] if name != "reference"]
     rows = [
         ("onnxtrain", f"{info['version']}, {info['operators']} operator descriptors"),
         ("torch", torch.__version__),
@@ -64,7 +64,7 @@ def build() -> None:
          else "DLPack Python protocol (torch >= 2.10 has the C table)"),
         ("instruction set", f"{info['isa']} (ONNXTRAIN_ISA chooses plain, avx2 or avx512)"),
         ("threads", f"{info['threads']} (torch.set_num_threads)"),
-        ("GEMM", ", ".join(providers) or "plain loops only: import torch first, and install the wheel with its _libs"),
+        ("GEMM", ", ".join(providers) or "reference loop only: import torch first; install the wheel with its _libs"),
         ("convolution", "oneDNN, else unrolled windows over GEMM" if "onednn" in providers
          else "unrolled windows over GEMM"),
         ("CUDA", cuda()),

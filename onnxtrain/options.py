@@ -197,10 +197,12 @@ _NAMES = [
     Variable("ONNXTRAIN_ISA", None, _one_of("plain", "avx2", "avx512"), "plain, avx2, avx512",
              "kernels of at most this "
              "instruction set; read by the core", default_text="the best that the processor has"),
-    Variable("ONNXTRAIN_GEMM", None, _one_of("torch", "shares", "onednn", "primitive", "tiled", "plain"),
-             "torch, shares, onednn, primitive, tiled, plain",
-             "every product by this provider, so that the same step has the same last bits in every process; read by "
-             "the core", default_text="chosen by measurement, of products beyond 4e9 operations in the first steps"),
+    Variable("ONNXTRAIN_GEMM", None,
+             _one_of("torch", "per_thread", "onednn", "primitive", "native", "reference", "shares", "tiled", "plain"),
+             "torch, per_thread, onednn, primitive, native, reference",
+             "every matrix product by this implementation, so that the same step has the same last bits in every "
+             "process; read by the core",
+             default_text="chosen by measurement, of products beyond 4e9 operations in the first steps"),
     Variable("ONNXTRAIN_FLUSH_DENORMALS", True, _boolean, _FLAG,
              "denormal floats count as zero while the engine's kernels run; "
              "read by the core"),

@@ -158,9 +158,9 @@ static void reference_run(const ont_gemm *g, const void *a, const void *b, void 
 
 static const ont_gemm_backend backends[] = {
     {"torch", torch_available, torch_run, false},
-    {"shares", torch_available, per_thread_run, true},
+    {"per_thread", torch_available, per_thread_run, true},
     {"onednn", dnnl_available, dnnl_run, false},
-    {"plain", reference_available, reference_run, false},
+    {"reference", reference_available, reference_run, false},
 };
 enum { N_BACKENDS = sizeof backends / sizeof *backends };
 

@@ -50,6 +50,12 @@ enum {
     ONT_GEMM_SUM_A = 2, /* sums (m) = op(A) summed over k; A is float32 and transposed */
 };
 
+/*
+ * The value of ONNXTRAIN_GEMM: the name of a backend, "primitive" or "native"; NULL where it is not set. The older
+ * names shares, tiled and plain are translated to per_thread, native and reference.
+ */
+const char *ont_gemm_requested(void);
+
 struct ont_gemm_kernel;
 /* The native kernel of this implementation; NULL where it has none, or the processor does not support it. */
 const struct ont_gemm_kernel *ont_gemm_native_kernel(ont_gemm_impl impl, ont_dtype dtype);
@@ -64,7 +70,7 @@ bool ont_gemm_is_deterministic(void);
 /*
  * The fastest backend for GEMMs with these `epilogue` flags, each of which costs a backend another pass over memory.
  * Where `impl` is not NULL, it is set to the fastest implementation; the backend then serves where that one does not
- * apply. ONNXTRAIN_GEMM=torch|shares|onednn|primitive|tiled|plain overrides the choice. Small GEMMs are not measured.
+ * apply. ONNXTRAIN_GEMM overrides the choice. Small GEMMs are not measured.
  */
 const ont_gemm_backend *ont_gemm_choose(const ont_gemm *g, int epilogue, ont_gemm_impl *impl);
 /* The same for bfloat16 operands, C being bfloat16 or float32: ONT_GEMM_PRIMITIVE or ONT_GEMM_NATIVE. */

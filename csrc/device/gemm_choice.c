@@ -234,7 +234,7 @@ static ont_gemm sample_of(const ont_gemm *g)
 
 static const char *candidate_name(const candidate *p)
 {
-    return p->backend ? p->backend->name : p->impl == ONT_GEMM_PRIMITIVE ? "primitive" : "tiled";
+    return p->backend ? p->backend->name : p->impl == ONT_GEMM_PRIMITIVE ? "primitive" : "native";
 }
 
 static void log_time(const char *what, const ont_gemm *g, int epilogue, const candidate *p)
@@ -320,6 +320,21 @@ static cache_entry find_or_measure(const ont_gemm *g, ont_dtype out, int epilogu
 
 /* ---- policy ---- */
 
+/* Names of older versions, in ONNXTRAIN_GEMM and in exported caches, are still accepted. */
+static const char *current_name(const char *name)
+{
+    static const char *const names[][2] = {{"shares", "per_thread"}, {"tiled", "native"}, {"plain", "reference"}};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (!strcmp(name, names[i][0])) return names[i][1];
+    return name;
+}
+
+const char *ont_gemm_requested(void)
+{
+    const char *name = getenv("ONNXTRAIN_GEMM");
+    return name ? current_name(name) : NULL;
+}
+
 static bool deterministic;
 
 void ont_gemm_set_deterministic(bool on)
@@ -344,13 +359,13 @@ static bool requested_impl(const char *requested, const ont_gemm *g, ont_gemm_im
 {
     if (!requested || g->dtype != ONT_FLOAT32) return false;
     if (!strcmp(requested, "primitive") && !ont_dnnl_matmul_refuses(g->dtype)) *impl = ONT_GEMM_PRIMITIVE;
-    else if (!strcmp(requested, "tiled") && ont_simd_gemm()) *impl = ONT_GEMM_NATIVE;
+    else if (!strcmp(requested, "native") && ont_simd_gemm()) *impl = ONT_GEMM_NATIVE;
     return *impl != ONT_GEMM_BACKEND;
 }
 
 const ont_gemm_backend *ont_gemm_choose(const ont_gemm *g, int epilogue, ont_gemm_impl *impl)
 {
-    const char *requested = getenv("ONNXTRAIN_GEMM");
+    const char *requested = ont_gemm_requested();
     size_t count;
     const ont_gemm_backend *backends = ont_gemm_backends(&count), *first = ont_gemm_reference();
     ont_gemm_impl ignored;
@@ -377,9 +392,9 @@ const ont_gemm_backend *ont_gemm_choose(const ont_gemm *g, int epilogue, ont_gem
 
 ont_gemm_impl ont_gemm_choose_half(const ont_gemm *g, ont_dtype out, bool bias)
 {
-    const char *requested = getenv("ONNXTRAIN_GEMM");
+    const char *requested = ont_gemm_requested();
     if (!ont_gemm_native_kernel(ONT_GEMM_NATIVE, g->dtype)) return ONT_GEMM_PRIMITIVE;
-    if (requested && *requested) return strcmp(requested, "tiled") ? ONT_GEMM_PRIMITIVE : ONT_GEMM_NATIVE;
+    if (requested && *requested) return strcmp(requested, "native") ? ONT_GEMM_PRIMITIVE : ONT_GEMM_NATIVE;
     if (flops(g) < SMALL_HALF_FLOPS || ont_simd_gemm_bf16x3()) return ONT_GEMM_PRIMITIVE; /* oneDNN uses AMX, too */
     if (ont_gemm_is_deterministic()) return ONT_GEMM_NATIVE;
     cache_entry found = find_or_measure(g, out, bias ? ONT_GEMM_BIAS : 0);
@@ -390,7 +405,7 @@ ont_gemm_impl ont_gemm_choose_half(const ont_gemm *g, ont_dtype out, bool bias)
 
 ont_gemm_tuner *ont_gemm_tuner_find(const ont_gemm *g, int epilogue)
 {
-    const char *requested = getenv("ONNXTRAIN_GEMM");
+    const char *requested = ont_gemm_requested();
     if ((requested && *requested) || flops(g) < ONLINE_FLOPS || g->dtype != ONT_FLOAT32 || ont_gemm_is_deterministic())
         return NULL;
     pthread_mutex_lock(&cache_lock);
@@ -504,12 +519,13 @@ static ont_dtype float_dtype_from_name(const char *name)
 }
 
 /* False where the implementation is not available here. */
-static bool candidate_from_name(const char *name, ont_dtype dtype, int threads, candidate *impl)
+static bool candidate_from_name(const char *given, ont_dtype dtype, int threads, candidate *impl)
 {
+    const char *name = current_name(given);
     *impl = (candidate){ONT_GEMM_PRIMITIVE, NULL, -1};
     if (!strcmp(name, "primitive")) return !ont_dnnl_matmul_refuses(dtype);
     impl->impl = ONT_GEMM_NATIVE;
-    if (!strcmp(name, "tiled")) return ont_gemm_native_kernel(impl->impl, dtype) != NULL;
+    if (!strcmp(name, "native")) return ont_gemm_native_kernel(impl->impl, dtype) != NULL;
     impl->impl = ONT_GEMM_BACKEND;
     size_t count;
     const ont_gemm_backend *backends = ont_gemm_backends(&count);

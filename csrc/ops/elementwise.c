@@ -1,14 +1,14 @@
 /*
- * The kernels of unary, binary and comparison operators: one pair (fast, reference) for all, the inner loop looked up
- * by the operator's name when a program is built. Descriptors and gradients are in elementwise_ops.c.
+ * The kernels of unary, binary and comparison operators: one pair (fast, reference) for all; the inner loop is looked
+ * up by the operator's name when a program is built. Descriptors and gradients are in elementwise_ops.c.
  */
 #include "ops/elementwise.h"
 
 #include <string.h>
 
-#include "base/prefetch.h"
 #include "base/number.h"
 #include "base/parallel.h"
+#include "base/prefetch.h"
 #include "ops/broadcast.h"
 
 static const struct {
@@ -44,7 +44,7 @@ static void parameters(const ont_node *node, double *p)
     if (!strcmp(name, "Swish")) p[0] = ont_attr_float(node, "alpha", 1.0);
     if (!strncmp(name, "Elu", 3)) p[0] = ont_attr_float(node, "alpha", 1.0);
     if (!strncmp(name, "Selu", 4)) {
-        /* The specification has these two rounded to float32; float64 goes by the numbers themselves, as torch does. */
+        /* The specification rounds the defaults to float32; in float64 the exact numbers are used, as in torch. */
         const double alpha = 1.6732632423543772848, gamma = 1.0507009873554804934;
         p[0] = ont_attr_float(node, "alpha", alpha);
         p[1] = ont_attr_float(node, "gamma", gamma);

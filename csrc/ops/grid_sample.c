@@ -6,6 +6,7 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "base/int_math.h"
 #include "base/parallel.h"
 #include "ops/compose.h"
 #include "ops/sample.h"
@@ -138,11 +139,6 @@ static void read_block(const ont_call *call, const void *grid, int64_t first, in
     }
 }
 
-static int64_t min_i64(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
-
 #define GRID_SAMPLE(suffix, type) \
     /* Adds over the taps of one point, which begin at `from` in the block's arrays. */ \
     static inline __attribute__((always_inline)) double sum_of_##suffix(const grid_block *block, const type *x, \
@@ -167,7 +163,7 @@ static int64_t min_i64(int64_t a, int64_t b)
         int rank = s->sampler.rank; \
         for (int64_t p = first, n; p < last; p += n) { \
             int64_t image = p / s->points, at = p % s->points; \
-            n = min_i64(min_i64(BLOCK, last - p), s->points - at); \
+            n = ont_min(ont_min(BLOCK, last - p), s->points - at); \
             read_block(call, call->in[1], p, n, backward, &block); \
             double sums[BLOCK * ONT_SAMPLE_TAPS]; /* sum of x * dy at each tap, over channels */ \
             for (int64_t i = 0; backward && i < n * s->max_taps; i++) sums[i] = 0; \
@@ -209,9 +205,9 @@ static int64_t min_i64(int64_t a, int64_t b)
         memset(dx + first * s->cells, 0, (size_t)((last - first) * s->cells) * sizeof *dx); \
         for (int64_t plane = first, end; plane < last; plane = end) { \
             int64_t image = plane / s->c; \
-            end = min_i64(last, (image + 1) * s->c); \
+            end = ont_min(last, (image + 1) * s->c); \
             for (int64_t p = 0, n; p < s->points; p += n) { \
-                n = min_i64(BLOCK, s->points - p); \
+                n = ont_min(BLOCK, s->points - p); \
                 read_block(call, call->in[1], image * s->points + p, n, false, &block); \
                 for (int64_t k = 0; k < n; k++) /* a point with a NaN coordinate gave NaN in y, and has no cell */ \
                     if (block.taps[k] && block.weight[k * s->max_taps] != block.weight[k * s->max_taps]) \

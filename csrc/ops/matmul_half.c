@@ -3,7 +3,6 @@
  * accumulate in float32 and round once. Where the processor does not multiply such numbers, the kernel declines, and
  * passes/promote.c converts the operands to float32.
  */
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/parallel.h"
@@ -38,8 +37,8 @@ const char *ont_matmul_half_accept(const ont_node *node)
     if (dtype != ONT_BFLOAT16 && dtype != ONT_FLOAT16) return "dtype";
     const char *refusal = ont_dnnl_matmul_refuses(dtype);
     if (refusal) return refusal;
-    const char *asked = getenv("ONNXTRAIN_GEMM");
-    if (asked && *asked && strcmp(asked, "onednn") && strcmp(asked, "tiled"))
+    const char *requested = ont_gemm_requested();
+    if (requested && *requested && strcmp(requested, "onednn") && strcmp(requested, "native"))
         return "ONNXTRAIN_GEMM names another implementation";
     if (ont_matmul_desc_read(node, &p) != ONT_OK) return "operands";
     if (!(p.m && p.n && p.k && ont_shape_count(&p.batch))) return "a dim is 0";

@@ -148,7 +148,7 @@ static PyObject *build_info(PyObject *module, PyObject *unused)
         if (ours ? !ont_gemm_native_kernel(ONT_GEMM_NATIVE, ONT_FLOAT32)
                  : !ont_gemm_is_available(&providers[i], ONT_FLOAT32, ont_parallel_threads()))
             continue;
-        PyObject *name = PyUnicode_FromString(ours ? "tiled" : providers[i].name);
+        PyObject *name = PyUnicode_FromString(ours ? "native" : providers[i].name);
         if (!name || PyList_Append(gemm, name) < 0) Py_CLEAR(gemm);
         Py_XDECREF(name);
     }
@@ -213,10 +213,10 @@ static bool find_way(const char *name, ont_gemm_impl *way, const ont_gemm_backen
         {"matmul", ONT_GEMM_PRIMITIVE, ONT_FLOAT32, ONT_FLOAT32},
         {"bfloat16", ONT_GEMM_PRIMITIVE, ONT_BFLOAT16, ONT_BFLOAT16},
         {"bfloat16 to float32", ONT_GEMM_PRIMITIVE, ONT_BFLOAT16, ONT_FLOAT32},
-        {"tiled", ONT_GEMM_NATIVE, ONT_FLOAT32, ONT_FLOAT32},
-        {"split", ONT_GEMM_BF16X3, ONT_FLOAT32, ONT_FLOAT32},
-        {"tiled bfloat16", ONT_GEMM_NATIVE, ONT_BFLOAT16, ONT_BFLOAT16},
-        {"tiled bfloat16 to float32", ONT_GEMM_NATIVE, ONT_BFLOAT16, ONT_FLOAT32},
+        {"native", ONT_GEMM_NATIVE, ONT_FLOAT32, ONT_FLOAT32},
+        {"bf16x3", ONT_GEMM_BF16X3, ONT_FLOAT32, ONT_FLOAT32},
+        {"native bfloat16", ONT_GEMM_NATIVE, ONT_BFLOAT16, ONT_BFLOAT16},
+        {"native bfloat16 to float32", ONT_GEMM_NATIVE, ONT_BFLOAT16, ONT_FLOAT32},
     };
     size_t count;
     const ont_gemm_backend *providers = ont_gemm_backends(&count);

@@ -93,8 +93,8 @@ static void split_batch(const shapes *p, size_t size, size_t result_size, state 
     }
 }
 
-/* C of Gemm and the row of FusedMatMul: a row of n with beta 1 is the library's bias; anything else is spread over the
- * result. */
+/* C of Gemm and the bias of FusedMatMul: a bias (n) with beta 1 is the library's epilogue; any other C is broadcast to
+ * the result first. */
 static void read_bias(const ont_node *node, state *s)
 {
     const ont_value *c = ont_node_in(node, 2), *y = node->outputs[0];

@@ -4,7 +4,7 @@ run.
     python tests/bench/gemm.py [--rounds 3] [--threads N] [--only BERT]
 
 Providers take turns, and the best of all rounds counts. "torch" is torch's BLAS, "onednn" oneDNN's sgemm, "matmul"
-oneDNN's primitive, which adds a bias for nothing, "tiled" our own kernel, which does so as well. "split" takes each
+oneDNN's primitive, which adds a bias for nothing, "native" our own kernel, which does so as well. "bf16x3" takes each
 operand in two bfloat16 parts (precision "high"), and the last four columns are bfloat16 operands with bfloat16 and
 float32 results, by the primitive and by our own kernel; the share is that of exact float32.
 """
@@ -39,7 +39,7 @@ SHAPES = [SQUARE, *[shape for name, rows, inputs, outputs in LAYERS for shape in
     (name, False, True, rows, outputs, inputs),
     (f"{name}, input gradient", False, False, rows, inputs, outputs),
     (f"{name}, weight gradient", True, False, outputs, inputs, rows))]]
-NOT_EXACT = ("split", "bfloat16", "bfloat16 to float32", "tiled bfloat16", "tiled bfloat16 to float32")
+NOT_EXACT = ("bf16x3", "bfloat16", "bfloat16 to float32", "native bfloat16", "native bfloat16 to float32")
 
 
 def best(provider: str, shape: tuple, before: float) -> float:
@@ -63,7 +63,7 @@ def main() -> None:
     shapes = [shape for shape in SHAPES if shape is SQUARE or shape[0].startswith(args.only)]
     if args.threads:
         torch.set_num_threads(args.threads)
-    providers = [*(name for name in _C.build_info()["gemm"] if name != "plain"), "matmul", *NOT_EXACT]
+    providers = [*(name for name in _C.build_info()["gemm"] if name != "reference"), "matmul", *NOT_EXACT]
     rates = {(shape, provider): 0.0 for shape in shapes for provider in providers}
     for _ in range(args.rounds):
         for shape in shapes:

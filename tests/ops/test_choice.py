@@ -19,7 +19,7 @@ from harness import Case, R, _arrays, session_of  # noqa: E402
 from onnxtrain import _C  # noqa: E402
 from onnxtrain.ortmodule import ORTModule  # noqa: E402
 
-LIBRARIES = [name for name in _C.build_info()["gemm"] if name not in ("plain", "tiled")]
+LIBRARIES = [name for name in _C.build_info()["gemm"] if name not in ("reference", "native")]
 needs_choice = pytest.mark.skipif(len(LIBRARIES) < 2 or "onednn" not in LIBRARIES, reason="nothing is measured")
 
 

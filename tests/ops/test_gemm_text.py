@@ -10,7 +10,7 @@ import pytest
 
 from onnxtrain import _C
 
-WAYS = [name for name in _C.build_info()["gemm"] if name not in ("plain", "tiled")]
+WAYS = [name for name in _C.build_info()["gemm"] if name not in ("reference", "native")]
 
 
 def line(dtype="float", out="float", with_=0, threads=61, trans_a=0, trans_b=1, m=64, n=64, k=64, best="torch",
@@ -37,9 +37,17 @@ def test_lines_are_taken_once():
     assert _C.remember_products(known) == 0
 
 
+@needs_torch
+@pytest.mark.skipif("native" not in _C.build_info()["gemm"], reason="no native GEMM on this processor")
+def test_older_names():
+    """Text of a version that called the native GEMM tiled."""
+    assert _C.remember_products(line(m=160001, ways=("tiled",))) == 1
+    assert line(m=160001, ways=("native",)) in _C.measured_products()
+
+
 BAD = ["", "\n\n", "float", line(m=0), line(n=-3), line(k="x"), line(dtype="int64"), line(out="complex"),
        line(best="mkl"), line(best="-"), line(best="primitive"), line(ways=()), line(ways=("fast",)), line(ways=["torch"] * 11),
-       line(ways=("plain",)), line(dtype="bfloat16", out="bfloat16"), line(m=8001)[:-8], line(best="t" * 40),
+       line(ways=("reference",)), line(dtype="bfloat16", out="bfloat16"), line(m=8001)[:-8], line(best="t" * 40),
        line(m=8003).replace("torch", "torch" + " " * 400)]
 
 
@@ -66,7 +74,7 @@ for width in json.loads(sys.argv[2]).values():
         assert (a - b).abs().max() < 1e-5 * b.abs().max()
 print("new", _C.measured_products().count(chr(10)) - taken, taken)
 """
-WIDTHS = {way: 64 << i for i, way in enumerate([*WAYS, "primitive", "tiled"])}
+WIDTHS = {way: 64 << i for i, way in enumerate([*WAYS, "primitive", "native"])}
 
 
 @needs_torch
@@ -77,7 +85,7 @@ def test_products_go_the_way_that_the_text_says():
                    for a in (0, 1) for b in (0, 1)
                    for m, n, k in ((160, width, 320), (width, 320, 160), (160, 320, width)))
     new, taken = map(int, script(STEPS, text, json.dumps(WIDTHS)).splitlines()[-1].split()[1:])
-    assert taken % 48 == 0 and taken >= 48 * len(set(WAYS) - {"shares"})
+    assert taken % 48 == 0 and taken >= 48 * len(set(WAYS) - {"per_thread"})
     assert (new > 0) == (taken < text.count("\n"))
 
 
@@ -99,7 +107,7 @@ print(_C.measured_products().splitlines()[0])
 
 @needs_torch
 def test_runs_of_their_own_decide_once():
-    ways = ["torch", "primitive", "tiled"]
+    ways = ["torch", "primitive", "native"]
     text = "".join(line(with_=1, threads=2, m=1024, n=2048, k=1024, ways=("torch", *pair))
                    for pair in (("torch", way) for way in ways[1:]))  # the first line whose ways are here counts
     first = script(TRIAL, text).splitlines()[-1]
@@ -126,7 +134,7 @@ assert _C.remember_products(_C.measured_products()) == 0
 def test_mutants():
     seed = random.randrange(2**32)
     print("seed", seed)
-    text = line(m=77, ways=("tiled", "torch", "tiled")) + line(dtype="double", out="double") + line(best="shares")
+    text = line(m=77, ways=("native", "torch", "native")) + line(dtype="double", out="double") + line(best="per_thread")
     script(MUTANTS, text, seed)
 
 

@@ -73,7 +73,7 @@ CASES = [
     Case("GridSample", [R(2, 5, 40, 41), R(2, 60, 61, 2, low=-1.0, high=1.0)]),
 ]
 PRODUCTS = ("MatMul", "Gemm", "LSTM")
-OURS = "tiled" in _C.build_info()["gemm"]
+OURS = "native" in _C.build_info()["gemm"]
 
 
 def torch_is_as_before(expected: int, what: str) -> None:
@@ -106,7 +106,7 @@ def tolerance(case: Case) -> float:
     """0: the same bits. Where a product goes is read when a program is built."""
     os.environ.pop("ONNXTRAIN_GEMM", None)
     if case.op_type in PRODUCTS and OURS:
-        os.environ["ONNXTRAIN_GEMM"] = "tiled"
+        os.environ["ONNXTRAIN_GEMM"] = "native"
         return 0
     return 1e-4 if case.op_type in ("Conv", "ConvTranspose", *PRODUCTS) else 0
 

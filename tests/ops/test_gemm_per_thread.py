@@ -16,7 +16,7 @@ KINDS = {torch.float32: onnx.TensorProto.FLOAT, torch.float64: onnx.TensorProto.
 
 @pytest.fixture(autouse=True)
 def shares(monkeypatch):
-    monkeypatch.setenv("ONNXTRAIN_GEMM", "shares")
+    monkeypatch.setenv("ONNXTRAIN_GEMM", "per_thread")
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
@@ -44,7 +44,7 @@ def turned(x, trans):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_products(shape, trans_b, trans_a, dtype, threads):
     torch.set_num_threads(threads)
-    assert _C.measure_gemm("shares", trans_a, trans_b, *shape) is not None
+    assert _C.measure_gemm("per_thread", trans_a, trans_b, *shape) is not None
     m, n, k = shape
     generator = torch.Generator().manual_seed(0)
     a, b, row = (torch.rand(dims, generator=generator, dtype=dtype) * 2 - 1
@@ -60,6 +60,6 @@ def test_products(shape, trans_b, trans_a, dtype, threads):
 
 def test_one_thread_has_no_shares():
     torch.set_num_threads(1)
-    assert _C.measure_gemm("shares", False, False, 64, 64, 64) is None
+    assert _C.measure_gemm("per_thread", False, False, 64, 64, 64) is None
     a, b = torch.rand(64, 784), torch.rand(500, 784)
     torch.testing.assert_close(gemm((a, b), transB=1).double(), a.double() @ b.double().T, rtol=784 * 2**-24, atol=0)

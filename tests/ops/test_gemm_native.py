@@ -15,16 +15,16 @@ SHAPES = [(1, 1, 1), (6, 16, 3), (13, 31, 17), (14, 32, 512), (15, 33, 513), (11
           (33, 900, 1025), (300, 14003, 40), (1100, 1100, 90), (64, 500, 784), (9, 2000, 2100), (50, 36, 1301),
           (29, 3, 9)]
 TURNED = [(9000, 36, 700), (9000, 200, 1100), (24000, 200, 41)]  # where A is transposed, columns become rows
-KINDS = {"float32": lambda: True, "split": lambda: _C.build_info()["split_products"],
-         "bfloat16": lambda: _C.measure_gemm("tiled bfloat16", False, False, 8, 8, 8) is not None}
+KINDS = {"float32": lambda: True, "bf16x3": lambda: _C.build_info()["split_products"],
+         "bfloat16": lambda: _C.measure_gemm("native bfloat16", False, False, 8, 8, 8) is not None}
 FLAGS = [(False, False), (False, True), (True, False), (True, True)]
 
 
 @pytest.fixture(autouse=True)
 def tiled(monkeypatch):
-    if "tiled" not in _C.build_info()["gemm"]:
+    if "native" not in _C.build_info()["gemm"]:
         pytest.skip("no kernel for this instruction set")
-    monkeypatch.setenv("ONNXTRAIN_GEMM", "tiled")
+    monkeypatch.setenv("ONNXTRAIN_GEMM", "native")
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
@@ -67,7 +67,7 @@ def exact(a, b, trans_a, trans_b):
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: "x".join(map(str, s)))
 @pytest.mark.parametrize("trans_a, trans_b", FLAGS)
 def test_against_float64(shape, trans_a, trans_b, bf16x3):
-    if bf16x3 and not KINDS["split"]():
+    if bf16x3 and not KINDS["bf16x3"]():
         pytest.skip("no tiles in this processor")
     a, b, row = operands(*shape, trans_a, trans_b)
     want = exact(a, b, trans_a, trans_b)
@@ -109,7 +109,7 @@ def test_any_number_of_threads(shape, trans_a, trans_b):
 
 
 @pytest.mark.parametrize("n", [70, 67])
-@pytest.mark.parametrize("kind", ["float32", "split", "bfloat16"])
+@pytest.mark.parametrize("kind", ["float32", "bf16x3", "bfloat16"])
 def test_what_is_not_finite(kind, n):
     """It stays in its row and column; what is laid out beyond an edge meets nothing."""
     if not KINDS[kind]():
@@ -118,7 +118,7 @@ def test_what_is_not_finite(kind, n):
     a[7, 40], b[9, n - 2] = float("inf"), float("nan")
     if kind == "bfloat16":
         a, b = a.bfloat16(), b.bfloat16()
-    got = product(a, b, bf16x3=int(kind == "split"))
+    got = product(a, b, bf16x3=int(kind == "bf16x3"))
     assert torch.equal(torch.isfinite(got), torch.isfinite(a.double() @ b.double()))
     assert torch.isfinite(got[:7, :n - 2]).all()
 
@@ -130,14 +130,14 @@ def test_of_no_element():
 
 @pytest.mark.parametrize("shape", [*SHAPES, *TURNED, (9000, 60, 700), (2500, 2500, 1100)],
                          ids=lambda s: "x".join(map(str, s)))
-@pytest.mark.parametrize("way", ["tiled", "torch", "primitive", "split", "reference"])
+@pytest.mark.parametrize("way", ["native", "torch", "primitive", "bf16x3", "reference"])
 def test_sums_of_what_is_read(shape, way, monkeypatch):
     """A summed along k: by our kernel while it lays A out, in a pass of their own beside the others."""
-    if way == "split" and not KINDS["split"]():
+    if way == "bf16x3" and not KINDS["bf16x3"]():
         pytest.skip("no tiles in this processor")
-    monkeypatch.setenv("ONNXTRAIN_GEMM", way if way in ("torch", "primitive") else "tiled")
+    monkeypatch.setenv("ONNXTRAIN_GEMM", way if way in ("torch", "primitive") else "native")
     a, b, row = operands(*shape, True, False)
-    attrs = {"transA": 1, "bf16x3": int(way == "split")}
+    attrs = {"transA": 1, "bf16x3": int(way == "bf16x3")}
     _C.disable_kernels(["matmul_blas"] if way == "reference" else [])
     try:
         alone = product(a, b, **attrs)
@@ -199,8 +199,8 @@ def test_a_huge_product_is_measured_where_it_runs(with_sums, monkeypatch, caplog
     took = {place: {line.split(what)[1].split()[0]: int(line.split()[-2]) for line in lines
                     if line.startswith(place + what)} for place in ("gemm", "gemm in place")}
     sample = took["gemm"]
-    libraries = sample.keys() - {"primitive", "tiled"}
-    alone = libraries if torch.get_num_threads() == 1 else {"shares"}  # which each thread calls for itself
+    libraries = sample.keys() - {"primitive", "native"}
+    alone = libraries if torch.get_num_threads() == 1 else {"per_thread"}  # which each thread calls for itself
     counted = {way: us * (1.03 if way in libraries - alone else 1) for way, us in sample.items()}
     faster = min(libraries, key=counted.__getitem__)
     near = {way for way, us in counted.items() if us <= 1.1 * min(counted.values()) and way not in libraries - {faster}}
