@@ -126,7 +126,7 @@ ONT_DEVICE uint32_t ont_philox_word(uint64_t key, uint64_t stream, int64_t eleme
 }
 
 /*
- * The random word that decides about an element in Dropout. random: the run's key, and seed and offset of PyTorch's
+ * The random word that decides about an element in Dropout. random: the run's key, and seed and block of PyTorch's
  * generator. The highest bit of `stream` marks a layout of PyTorch's kernel (ops/random.h): T threads, thread t draws
  * its blocks of four words as subsequence t. With vectors of 2, 4 or 8 elements, thread t takes vectors t, t + T, t +
  * 2T, ..., and a block of four words for each four of its elements, or for its two; without, it takes elements t, t +

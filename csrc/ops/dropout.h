@@ -7,8 +7,8 @@
 
 #include "ops/op.h"
 
-/* Bits of a layout: 0 to 39 the first Philox counter, 40 to 59 the number of thread blocks minus 1, 60 and 61 log2 of
- * the vector size. */
+/* Bits of a layout: 0 to 39 the first block of four words, 40 to 59 the number of thread blocks minus 1, 60 and 61 log2
+ * of the vector size. */
 enum { ONT_LAYOUT_BLOCKS = 40, ONT_LAYOUT_LANES = 60, ONT_LAYOUT_THREADS = 256 };
 #define ONT_LAYOUT_TORCH (UINT64_C(1) << 63)
 

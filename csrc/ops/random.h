@@ -1,7 +1,6 @@
 /*
  * Random streams. Every run has a key drawn from PyTorch's generator. A random node has a stream number, into which its
- * attribute `seed` is mixed. A seed changes the numbers of a node, but not from run to run in the same way: the key
- * differs.
+ * attribute `seed` is mixed: a node with another seed draws other numbers, and all numbers differ from run to run.
  *
  * On a GPU a Dropout node may draw the words that PyTorch's own kernel would draw: attribute "torch_layout" describes
  * them (passes/torch_random.c sets it) and replaces the stream; cuda/math.cuh reads it.

@@ -4,8 +4,8 @@
  *   Add(MatMul(A, B), bias)    -> FusedMatMul(A, B, bias)
  *   Cast(MatMul(A, B), float)  -> FusedMatMul(A, B) {to = float}
  *
- * Runs after differentiation, because the gradient rules are written for the parts; before passes/promote.c, which would
- * insert Casts between them; and once more to fuse those Casts. Only where the product has no other user.
+ * Runs after differentiation, because the gradient rules are written for the parts; before passes/promote.c, which
+ * would insert Casts between them; and once more to fuse those Casts. Only where the product has no other user.
  */
 #include <string.h>
 
