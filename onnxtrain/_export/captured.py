@@ -28,6 +28,14 @@ class Place(NamedTuple):
     kind: str  # "_parameters" or "_buffers"
 
 
+class _Notes(NamedTuple):
+    """What Dynamo has noted at a graph's nodes."""
+
+    open_axes: list[set[int] | None]  # of each argument, whose sizes Dynamo has left open; None: no tensor
+    reads_contents: bool
+    reads_strides: bool
+
+
 class Graph(torch.nn.Module):
     """Operations that Dynamo captured, as a module with parameters and buffers of the user's, under their names.
 
@@ -49,16 +57,9 @@ class Graph(torch.nn.Module):
     def __init__(self, module: torch.nn.Module, operations: torch.fx.GraphModule,
                  places: Sequence[Sequence[Place]]) -> None:
         super().__init__()
-        self.__dict__["dynamic"] = _dynamic(operations, places)
-        self.__dict__["reads_contents"] = any(
-            free_unbacked_symbols(value) for node in operations.graph.nodes
-            for value in pytree.tree_leaves(node.meta.get("example_value")) if isinstance(value, _NUMBERS))
-        self.__dict__["reads_strides"] = False
-        for part in operations.modules():
-            for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
-                _name_modules(node)
-                if getattr(node.target, "__name__", str(node.target)).split(".")[0] in _OF_STRIDES:
-                    self.__dict__["reads_strides"] = True
+        noted = _notes(operations)
+        self.__dict__.update(dynamic=_dynamic(noted, places), reads_contents=noted.reads_contents,
+                             reads_strides=noted.reads_strides)
         self.__dict__.update(_user=module, _operations=operations)
         self.__dict__["held"] = [None if not held else (getattr(self._owner(held[0].path), held[0].kind), held[0].name)
                                  for held in places]
@@ -73,7 +74,8 @@ class Graph(torch.nn.Module):
 
     def again(self, operations: torch.fx.GraphModule, places: Sequence[Sequence[Place]]) -> None:
         """Dynamo captured the same operations again: takes the tensors that stand at these places now."""
-        self.__dict__["dynamic"] = [one | other for one, other in zip(self.dynamic, _dynamic(operations, places))]
+        found = _dynamic(_notes(operations), places)
+        self.__dict__["dynamic"] = [one | other for one, other in zip(self.dynamic, found, strict=True)]
         self.hold(places)
 
     def hold(self, places: Sequence[Sequence[Place]]) -> None:
@@ -123,12 +125,38 @@ class Graph(torch.nn.Module):
             return torch.fx.Interpreter(self._operations).run(*inputs)
 
 
-def _dynamic(operations: torch.fx.GraphModule, places: Sequence[Sequence[Place]]) -> list[set[int]]:
+def _notes(operations: torch.fx.GraphModule) -> _Notes:
+    """What Dynamo has noted at the operations, which have the names of the user's modules from then on.
+
+    Read once: the same operations may serve several layers, each as a Graph.
+    """
+    noted = operations.meta.get("notes")
+    if noted is None:
+        examples = [node.meta.get("example_value") for node in operations.graph.nodes if node.op == "placeholder"]
+        reads_contents = any(
+            free_unbacked_symbols(value) for node in operations.graph.nodes
+            for value in pytree.tree_leaves(node.meta.get("example_value")) if isinstance(value, _NUMBERS))
+        reads_strides = False
+        for part in operations.modules():
+            for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
+                _name_modules(node)
+                name = getattr(node.target, "__name__", str(node.target)).split(".")[0]
+                reads_strides = reads_strides or name in _OF_STRIDES
+        noted = operations.meta["notes"] = _Notes([_open_axes(example) for example in examples], reads_contents,
+                                                  reads_strides)
+    return noted
+
+
+def _open_axes(example: Any) -> set[int] | None:
+    if not isinstance(example, Tensor):
+        return None
+    return {axis for axis, size in enumerate(example.shape)
+            if isinstance(size, torch.SymInt) and size.node.expr.free_symbols}
+
+
+def _dynamic(noted: _Notes, places: Sequence[Sequence[Place]]) -> list[set[int]]:
     """Of each tensor argument that is in no place the axes whose sizes Dynamo has left open."""
-    examples = [node.meta.get("example_value") for node in operations.graph.nodes if node.op == "placeholder"]
-    return [{axis for axis, size in enumerate(example.shape)
-             if isinstance(size, torch.SymInt) and size.node.expr.free_symbols}
-            for example, held in zip(examples, places) if not held and isinstance(example, Tensor)]
+    return [axes for axes, held in zip(noted.open_axes, places, strict=True) if not held and axes is not None]
 
 
 def _name_modules(node: torch.fx.Node) -> None:

@@ -162,6 +162,23 @@ def test_graphs_that_no_argument_enters(forward):
     assert onnxtrain.stats(model)["graph_breaks"] == ["Call to `torch._dynamo.graph_break()`"]
 
 
+class Cut(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return cut(self.fc(x) * x.shape[0]) + x
+
+
+def test_layers_that_share_a_capture_have_open_sizes_each(monkeypatch):
+    monkeypatch.setenv("ONNXTRAIN_EXPORTER", "dynamo")
+    model = both(lambda: nn.Sequential(Cut(), Cut()), lambda m: [step(x)(m) for x in (X, X[1:])])
+    exports = in_engine(model, 2)["exports"]
+    step(torch.cat([X, X]))(model)
+    assert in_engine(model, 3)["exports"] == exports
+
+
 @pytest.mark.parametrize("capture", ["export", "dynamo"])
 @pytest.mark.parametrize("number", [
     lambda m, h: h.sum().item(), lambda m, h: h.double().sum().item(), lambda m, h: m.fc.weight[0].tolist()[1],
