@@ -3,6 +3,7 @@
 import os
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -53,8 +54,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 @pytest.fixture(autouse=True)
-def _capture(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def _capture(request: pytest.FixtureRequest) -> Iterator[None]:
     """Tests of what one front alone does: torch.export's refusals by name, and its count of exports."""
     mark = request.node.get_closest_marker("capture")
-    if mark is not None:
-        monkeypatch.setenv("ONNXTRAIN_CAPTURE", mark.args[0])
+    with pytest.MonkeyPatch.context() as patch:  # of its own: a test may undo what it has patched
+        if mark is not None:
+            patch.setenv("ONNXTRAIN_CAPTURE", mark.args[0])
+        yield
