@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import itertools
 import logging
 import os
 import random
@@ -40,9 +41,11 @@ from onnxtrain.ortmodule._key import describe
 TRY_AGAIN = 16  # calls in PyTorch, before Dynamo sees such a call again; then as many times that
 MAX_WRONG = 64  # kinds of arguments, of these sizes, that forward refuses
 MAX_CAPTURES = 64  # of one mode; Dynamo runs the module in PyTorch after them
-# While it captures, Dynamo guards hooks, goes into LSTMs, and leaves to Python what it fails on; and it keeps numbers
-# and sizes that hang on contents in the graph, until it captures nothing of a module so.
-_SETTINGS = {"skip_nnmodule_hook_guards": False, "allow_rnn": True, "suppress_errors": True}
+# While it captures, Dynamo guards hooks, goes into LSTMs, and leaves to Python what it fails on, and NumPy's random
+# numbers, which it would draw from torch's generator; and it keeps numbers and sizes that hang on contents in the
+# graph, until it captures nothing of a module so.
+_SETTINGS = {"skip_nnmodule_hook_guards": False, "allow_rnn": True, "suppress_errors": True,
+             "use_numpy_random_stream": True}
 _CONTENTS = {"capture_scalar_outputs": True, "capture_dynamic_output_shape_ops": True}
 _TALKING = ("torch._dynamo.convert_frame", "torch._subclasses.fake_tensor")  # of what is left to Python
 
@@ -152,6 +155,7 @@ def _dynamic_sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[st
 
 
 _running = _Running()
+_entries = itertools.count()
 # Functions that Dynamo cuts a graph for, in the reason that it gives.
 _SEEDS = re.compile(r"`(manual_seed(_all)?|[gs]et_rng_state(_all)?)`|"
                     r"function (fork_rng|manual_seed|[gs]et_rng_state)\b")
@@ -166,12 +170,15 @@ def _hear_of_captures() -> None:
 
 
 def _entry(module: torch.nn.Module) -> Callable[..., Any]:
-    """A function that calls the module: with code of its own, by which Dynamo keeps what it compiled."""
+    """A function that calls the module: with code of its own, by which Dynamo keeps what it compiled, and a name of its
+    own, by which it keeps what it saw change: another module's number is no change of this one's.
+    """
     def call(*args: Any, **kwargs: Any) -> Any:
         kind = torch.nn.Module  # noqa: F841  a class of modules in a variable: a capture without operations is kept too
         return module(*args, **kwargs)
 
-    return types.FunctionType(call.__code__.replace(), call.__globals__, "call", None, call.__closure__)
+    code = call.__code__.replace(co_name=f"call_{next(_entries)}")
+    return types.FunctionType(code, call.__globals__, code.co_name, None, call.__closure__)
 
 
 def _captures(entry: Callable[..., Any]) -> int:

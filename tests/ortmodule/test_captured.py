@@ -7,6 +7,7 @@ import functools
 import random
 import types
 
+import numpy
 import pytest
 import torch
 import torch.nn as nn
@@ -177,6 +178,26 @@ def test_layers_that_share_a_capture_have_open_sizes_each(monkeypatch):
     exports = in_engine(model, 2)["exports"]
     step(torch.cat([X, X]))(model)
     assert in_engine(model, 3)["exports"] == exports
+
+
+def test_a_number_of_another_module_is_no_change_of_this_ones():
+    for scale in (2.0, 3.0, 4.0):
+        model = both(module(lambda m, x: m.fc(x) * m.scale, scale=lambda scale=scale: scale), step(X))
+        ((_, (program,)),) = model._all_programs()
+        assert [source.kind for source in program.exported.inputs].count("user") == 1  # no number beside x
+
+
+def test_numpys_random_numbers_are_its_own():
+    def forward(m, x):
+        h = m.fc(x) * float(numpy.random.rand())
+        numpy.random.seed(7)
+        return h + torch.from_numpy(numpy.random.randn(4)).float() * numpy.random.normal()
+
+    def use(m):
+        numpy.random.seed(5)
+        return [step(X)(m), step(Y)(m), torch.rand(2), float(numpy.random.rand())]
+
+    in_engine(both(module(forward), use), 2)
 
 
 @pytest.mark.parametrize("capture", ["export", "dynamo"])
