@@ -29,12 +29,19 @@ def results(name, dtype, samples, errors):
     return found
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+# Dynamo leaves torch.cov to Python: docs/capture.md.
+BY_EXPORT = [pytest.param(name, marks=pytest.mark.capture("export")) if name in ("corrcoef", "cov") else name
+             for name in FUNCTIONS]
+
+
+@pytest.mark.parametrize("name", BY_EXPORT)
 def test_samples(name):
     assert [r.text for r in results(name, torch.float32, 1, 0) if r.outcome == "torch"] == []
 
 
-@pytest.mark.parametrize("name", ["bernoulli", "exponential", "multinomial", "nn.functional.dropout2d", "randn_like"])
+# Dropout of nothing is its argument: Dynamo's graphs without an operation are not the engine's.
+@pytest.mark.parametrize("name", ["bernoulli", "exponential", "multinomial", "randn_like",
+                                  pytest.param("nn.functional.dropout2d", marks=pytest.mark.capture("export"))])
 def test_random_numbers_are_those_of_the_seed(name):
     assert {r.outcome for r in results(name, torch.float32, 3, 0)} == {"engine"}
 
