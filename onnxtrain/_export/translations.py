@@ -329,6 +329,10 @@ def _numbers(op: Any) -> Table:
     def real(x):
         return x if isinstance(x, float) else op.Cast(x, to=onnx.TensorProto.DOUBLE)
 
+    def root(x):
+        """math.sqrt() of a size, as Dynamo has it."""
+        return op.Sqrt(op.Cast(x, to=onnx.TensorProto.DOUBLE))
+
     def truediv(self, other):
         return op.Div(*(op.Cast(x, to=onnx.TensorProto.DOUBLE) for x in (self, other)))
 
@@ -397,6 +401,7 @@ def _numbers(op: Any) -> Table:
         aten.pow.Tensor_Scalar: power,
         aten.pow.Tensor_Tensor: power_of_tensors,
         torch.sym_float: real,
+        torch.sym_sqrt: root,
         operator.truediv: truediv,
         operator.floordiv: floordiv,
         aten.softplus.default: softplus,
