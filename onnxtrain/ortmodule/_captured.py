@@ -14,6 +14,7 @@ import functools
 import inspect
 import itertools
 import logging
+import math
 import os
 import random
 import re
@@ -248,6 +249,12 @@ def _kind(args: tuple[Any, ...], kwargs: dict[str, Any], sizes: bool = False) ->
     return kind
 
 
+def _negative_zeros(values: Sequence[Any]) -> list[bool]:
+    """Which arguments are -0.0, empty where none is: to a guard of Dynamo's it equals 0.0."""
+    found = [type(value) is float and value == 0.0 and math.copysign(1.0, value) < 0.0 for value in values]
+    return found if any(found) else []
+
+
 @dataclasses.dataclass
 class _Refused:
     """A kind of call that ran in PyTorch: after how many it is tried again, as the module may have changed."""
@@ -414,7 +421,8 @@ class Parts:
         """One call of the module: in the engine if each of its graphs is."""
         whole = self._model()
         counters = whole._counters
-        mode = self._module.training, torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        mode = (self._module.training, torch.is_grad_enabled(), torch.is_inference_mode_enabled(),
+                *_negative_zeros((*args, *kwargs.values())))
         if self._refused and self._settled(mode, args, kwargs):
             return whole._in_torch(args, kwargs)
         if self._wrong and self._wrong.get(wrong := (mode, _kind(args, kwargs, sizes=True)), 0) > 1:
