@@ -22,7 +22,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
     """Keeps tests of one xdist_group in one worker: each worker makes a session fixture again."""
-    if getattr(config.option, "numprocesses", None) and config.option.dist == "no":
+    if getattr(config.option, "numprocesses", None) and config.option.dist in ("no", "load"):
         config.option.dist = "loadgroup"
     os.environ.setdefault(DAY, str(int(time.time()) // 86400))  # which the workers inherit
 

@@ -17,6 +17,10 @@ static ont_status range_infer(ont_graph *g, ont_node *node)
     ONT_TRY(ont_const_scalar(node, 0, &start));
     ONT_TRY(ont_const_scalar(node, 1, &limit));
     ONT_TRY(ont_const_scalar(node, 2, &step));
+    for (uint32_t i = 1; i < 3; i++)
+        if (ont_node_in(node, i)->dtype != ont_node_in(node, 0)->dtype)
+            return ont_fail(ONT_ETYPE, "input %u is %s, start is %s", i, ont_dtype_name(ont_node_in(node, i)->dtype),
+                            ont_dtype_name(ont_node_in(node, 0)->dtype));
     if (step == 0) return ont_fail(ONT_EINVAL, "delta is 0");
     double n = ceil((limit - start) / step);
     if (!(n < 0x1p40)) return ont_fail(ONT_EINVAL, "%g entries", n);

@@ -102,6 +102,7 @@ ERRORS = [
     (flat("Squeeze", R(2, 3), C([0])), ValueError, "not 1"),
     (flat("Expand", R(2, 3), C([4, 3])), ValueError, "broadcast"),
     (flat("Trilu", R(2, 3), C(True, bool)), TypeError, "k is bool"),
+    (flat("Range", C(3), C(11), C(2, np.float32)), TypeError, "input 2 is float, start is int64"),
 ]
 
 
