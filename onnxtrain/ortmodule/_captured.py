@@ -46,7 +46,8 @@ MAX_CAPTURES = 64  # of one mode; Dynamo runs the module in PyTorch after them
 # numbers, which it would draw from torch's generator; and it keeps numbers and sizes that hang on contents in the
 # graph, until it captures nothing of a module so.
 _SETTINGS = {"skip_nnmodule_hook_guards": False, "allow_rnn": True, "suppress_errors": True,
-             "use_numpy_random_stream": True}
+             "use_numpy_random_stream": True,
+             "record_runtime_overhead": False}  # a note for torch's profiler at each run of a graph: 10 us
 _CONTENTS = {"capture_scalar_outputs": True, "capture_dynamic_output_shape_ops": True}
 _TALKING = ("torch._dynamo.convert_frame", "torch._subclasses.fake_tensor")  # of what is left to Python
 
