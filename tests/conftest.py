@@ -1,4 +1,4 @@
-"""For every test: the sample of the sweeps, which front captures, one worker for tests that share a costly fixture."""
+"""For every test: the sample of the sweeps, and which front captures."""
 
 import os
 import time
@@ -21,9 +21,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """Keeps tests of one xdist_group in one worker: each worker makes a session fixture again."""
-    if getattr(config.option, "numprocesses", None) and config.option.dist in ("no", "load"):
-        config.option.dist = "loadgroup"
     os.environ.setdefault(DAY, str(int(time.time()) // 86400))  # which the workers inherit
 
 

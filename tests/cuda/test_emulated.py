@@ -18,7 +18,6 @@ from onnxtrain import _C
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "emulated"
-pytestmark = pytest.mark.xdist_group("emulated")
 
 
 def sanitizer() -> str:

@@ -5,6 +5,7 @@ and runs each TEST(name) as a case. A failing random test prints ONNXTRAIN_UNIT_
 from __future__ import annotations
 
 import ast
+import fcntl
 import os
 import re
 import shlex
@@ -35,12 +36,19 @@ def instruction_sets() -> dict[str, list[str]]:
     raise AssertionError("setup.py has no ISAS")
 
 
-pytestmark = pytest.mark.xdist_group("unit")
-
-
 @pytest.fixture(scope="session")
 def program(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("unit")
+    """The tests' program, which one worker of pytest-xdist builds for all."""
+    root = tmp_path_factory.getbasetemp()
+    folder = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "unit"
+    folder.mkdir(exist_ok=True)
+    with open(folder / "lock", "w", encoding="ascii") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        made = folder / "unit"
+        return made if made.exists() else build(folder, made)
+
+
+def build(folder: Path, made: Path) -> Path:
     cc = shlex.split(os.environ.get("CC", "cc"))
     jobs = [(source, folder / f"{source.parent.name}-{source.stem}.o", CHECKED)
             for source in [*(p for layer in LAYERS for p in sorted((ROOT / "csrc" / layer).glob("*.c"))), *SOURCES]
@@ -56,7 +64,6 @@ def program(tmp_path_factory) -> Path:
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(compile_one, jobs))
-    made = folder / "unit"
     subprocess.run([*cc, *COMMON, *CHECKED, *(str(target) for _, target, _ in jobs), "-lm", "-ldl", "-o", str(made)],
                    check=True)
     return made
