@@ -19,8 +19,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
                           f"{PARTS}, others each day")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_cmdline_main(config: pytest.Config) -> None:
+def pytest_configure() -> None:
     os.environ.setdefault(DAY, str(int(time.time()) // 86400))  # which the workers inherit
 
 

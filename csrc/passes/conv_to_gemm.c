@@ -3,7 +3,6 @@
  * (N, C * K) times (M, C * K) transposed. Squeeze-and-excite blocks and heads have them on images of one pixel, where
  * an image at a time would be a product of a matrix and a vector. Before differentiation.
  */
-#include "ops/compose.h"
 #include "passes/pass.h"
 
 static bool covers_input(const ont_node *conv)
