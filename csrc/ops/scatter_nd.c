@@ -190,6 +190,8 @@ static ont_status gather_nd_run(const ont_call *call)
     return ONT_OK;
 }
 
+enum { MIN_COLUMNS = 64 }; /* of a slice, for one thread: every thread goes through all tuples */
+
 /* Columns [first, last) of every slice, in the order of the tuples. */
 static void scatter_columns(void *context, int64_t first, int64_t last)
 {
@@ -213,7 +215,7 @@ static ont_status scatter_nd_run(const ont_call *call)
     size_t bytes = (size_t)ont_shape_count(&y->shape) * s->size;
     ONT_TRY(check_tuples(s, call));
     if (bytes && call->out[0] != call->in[0]) memcpy(call->out[0], call->in[0], bytes);
-    if (s->count) ont_parallel(s->slice, 8192 / s->count + 16, scatter_columns, (void *)call);
+    if (s->count) ont_parallel(s->slice, 8192 / s->count + MIN_COLUMNS, scatter_columns, (void *)call);
     return ONT_OK;
 }
 
@@ -264,7 +266,7 @@ static ont_status gather_nd_grad_run(const ont_call *call)
     ont_call as_scatter = *call;
     const void *in[] = {NULL, call->in[1], call->in[0]};
     as_scatter.in = in;
-    if (s->count) ont_parallel(s->slice, 8192 / s->count + 16, scatter_columns, &as_scatter);
+    if (s->count) ont_parallel(s->slice, 8192 / s->count + MIN_COLUMNS, scatter_columns, &as_scatter);
     return ONT_OK;
 }
 
