@@ -78,7 +78,7 @@ class BuildCore(build_ext):
         include, dnnl, dnnl_licence = dependencies.onednn()
         flags = self.flags(generated.parent, include)
         jobs = [(source, temp / source.relative_to(ROOT).with_suffix(".o"), []) for source in self.sources()]
-        for source in sorted((ROOT / "csrc/simd").glob("*.inc.c")):
+        for source in sorted((ROOT / "csrc/simd").rglob("*.inc.c")):
             for isa, options in ISAS.items():
                 jobs.append((source, temp / "simd" / f"{source.name}.{isa}.o", [*options, f"-DONT_ISA={isa}"]))
         jobs.append((generated, temp / "onnx-ml.pb-c.o", ["-w"]))
@@ -200,13 +200,15 @@ class BuildCore(build_ext):
             return self.leave_out("ONNXTRAIN_CUDA", "nvcc or the CUDA runtime is not found (CUDACXX, CUDA_HOME)")
         includes = [f"-I{ROOT / 'cuda'}", f"-I{ROOT / 'csrc'}"]
         cc = [*shlex.split(os.environ.get("CC", "cc")), "-std=gnu11", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall",
-              "-Wextra", "-Werror", "-D_GNU_SOURCE", f'-DONT_MATH_PATH="{ROOT}/cuda/math.cuh"', *includes,
+              "-Wextra", "-Werror", "-D_GNU_SOURCE", f'-DONT_MATH_PATH="{ROOT}/cuda/kernels/math.cuh"', *includes,
               f"-isystem{home / 'include'}"]
         nvcc = [compiler, "-std=c++17", "-O3", *self.cuda_architectures(), "-Werror", "all-warnings",
                 "-Xcompiler=-fPIC,-fvisibility=hidden,-Wall", *includes]
-        jobs = [(source, temp / "cuda" / f"{source.name}.o", nvcc if source.suffix == ".cu" else cc)
-                for pattern in ("*.c", "*.cu", "ops/*.c") for source in sorted((ROOT / "cuda").glob(pattern))]
-        (temp / "cuda").mkdir(parents=True, exist_ok=True)
+        jobs = [(source, temp / f"{source.relative_to(ROOT)}.o", nvcc if source.suffix == ".cu" else cc)
+                for folder in ("", "kernels", "libs", "ops") for source in sorted((ROOT / "cuda" / folder).glob("*.c*"))
+                if source.suffix in (".c", ".cu")]
+        for _, target, _ in jobs:
+            target.parent.mkdir(parents=True, exist_ok=True)
         self.compile_plugin(jobs)
         fresh = package / "_cuda.so.new"
         subprocess.run([compiler, "-shared", "-cudart=static", *(str(job[1]) for job in jobs), "-o", str(fresh), "-ldl",

@@ -6,7 +6,7 @@
 #define ONT_CUDA_CORE_SHIM_H
 
 #include "device/plugin.h"
-#include "ops/core.h"
+#include "ops/plugin_api.h"
 
 extern const ont_core *ont_cuda_core;
 
@@ -53,6 +53,6 @@ extern const ont_core *ont_cuda_core;
 #define ont_dropout_rule_of ont_cuda_core->dropout_rule_of
 
 /* random.h has inline functions that call the core. */
-#include "ops/random.h"
+#include "ops/random/random.h"
 
 #endif

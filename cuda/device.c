@@ -6,12 +6,12 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "blas.h"
-#include "dnn.h"
-#include "jit.h"
+#include "libs/blas.h"
+#include "libs/dnn.h"
+#include "libs/jit.h"
 #include "core_shim.h"
 #include "device/multi.h"
-#include "glue.h"
+#include "ops_common.h"
 
 const ont_core *ont_cuda_core;
 const ont_allocator *ont_cuda_allocator;

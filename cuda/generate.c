@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "jit.h"
+#include "libs/jit.h"
 
 #ifdef ONT_MATH_PATH
 __asm__(".pushsection .rodata\n.global ont_math_text\n.hidden ont_math_text\nont_math_text:\n.incbin \"" ONT_MATH_PATH

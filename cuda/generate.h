@@ -6,7 +6,7 @@
 #define ONT_CUDA_GENERATE_H
 
 #include "core_shim.h"
-#include "ew.h"
+#include "kernels/elementwise.h"
 
 typedef struct ont_generated ont_generated;
 

@@ -2,7 +2,7 @@
  * The operators of a CUDA device, a line for each, with the kernel family that takes it. An operator that is not here,
  * or whose kernel declines, is an error that names it when a program is built.
  */
-#include "glue.h"
+#include "ops_common.h"
 
 #define ONE(domain_, name_, since_, family, index) {domain_, name_, since_, &ont_cuda_##family##_kernels[index], 1},
 #define TWO(domain_, name_, since_, family) {domain_, name_, since_, ont_cuda_##family##_kernels, 2},

@@ -1,6 +1,6 @@
 /*
  * Convolution: the geometry for all kernels, and oneDNN's primitives, one handle for each convolution.
- * ops/conv_onednn.c fills in the geometry and calls them.
+ * ops/conv/conv_onednn.c fills in the geometry and calls them.
  */
 #ifndef ONT_DEVICE_CONV_H
 #define ONT_DEVICE_CONV_H

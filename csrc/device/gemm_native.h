@@ -1,5 +1,5 @@
 /*
- * The native GEMM: the loops of Goto and van de Geijn around the macro-kernel of simd/gemm_kernel.h, multithreaded.
+ * The native GEMM: the loops of Goto and van de Geijn around the macro-kernel of gemm_kernel.h, multithreaded.
  *
  * C is divided into a grid of tiles, one for each thread; a tile into blocks of MC x NC; k into blocks of KC. Packed
  * operands of a block stay in L2. Bias, scale and nontemporal stores are an epilogue without a pass of their own. The
@@ -15,7 +15,7 @@
 #define ONT_DEVICE_GEMM_NATIVE_H
 
 #include "device/gemm.h"
-#include "simd/gemm_kernel.h"
+#include "simd/gemm/gemm_kernel.h"
 
 typedef enum ont_gemm_packing {
     ONT_GEMM_PACK_A_ONCE, /* all of a tile's A at once, B in blocks of NC columns */

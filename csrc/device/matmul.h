@@ -1,6 +1,6 @@
 /*
  * oneDNN's matmul primitive: one handle for each shape. 16-bit operands are accumulated in float32; batches and
- * transposes are expressed by strides; a bias or a scale is fused. ops/matmul.c calls this.
+ * transposes are expressed by strides; a bias or a scale is fused. ops/matmul/matmul.c calls this.
  */
 #ifndef ONT_DEVICE_MATMUL_H
 #define ONT_DEVICE_MATMUL_H

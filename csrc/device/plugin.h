@@ -1,6 +1,6 @@
 /*
  * Device plugins: libraries opened at run time. _cuda.so beside the extension, or the emulation that the tests build. A
- * plugin exports ont_plugin_open() and receives the core's functions as a table (ops/core.h).
+ * plugin exports ont_plugin_open() and receives the core's functions as a table (ops/plugin_api.h).
  */
 #ifndef ONT_DEVICE_PLUGIN_H
 #define ONT_DEVICE_PLUGIN_H

@@ -3,7 +3,7 @@
  *
  * A graph owns an arena and everything in it: nodes are never freed one by one, a removed node is only unlinked. The
  * loader and the passes build graphs; the memory planner and the program read them. A node refers to its operator by an
- * opaque pointer, which ops/table.c resolves, so that this layer depends on no operator.
+ * opaque pointer, which ops/registry.c resolves, so that this layer depends on no operator.
  */
 #ifndef ONT_IR_GRAPH_H
 #define ONT_IR_GRAPH_H
@@ -50,7 +50,7 @@ struct ont_value {
     uint32_t input;     /* ONT_VALUE_INPUT: index among the graph's inputs */
     bool parameter;     /* ONT_VALUE_INPUT: a parameter of the module, constant between optimizer steps */
     ont_use *uses;
-    ont_container container; /* sequences and optionals exist only while a program is built; see ops/sequence.c */
+    ont_container container; /* sequences and optionals exist only while a program is built; see sequence.c */
     const ont_tensor *data;  /* elements where known at build time; a NODE value keeps `def` until it is folded */
     bool value_required;     /* shape inference needs the elements of this value; see passes/infer.c */
     bool probed;             /* a value probe computed the elements; see passes/pass.h */

@@ -1,7 +1,7 @@
 /*
  * The contract of an operator: what a descriptor contains, what its functions may rely on.
  *
- * A file csrc/ops/<family>.c holds attributes, shape inference, gradient rule and kernels (best first, the reference
+ * A file ops/<family>/<file>.c holds attributes, shape inference, gradient rule and kernels (best first, the reference
  * kernel last), and ends in descriptors, each of which is listed once in ops.def. Passes, planner and executor access
  * operators through this header alone.
  *
@@ -17,7 +17,7 @@ typedef struct ont_op ont_op;
 typedef struct ont_kernel ont_kernel;
 typedef struct ont_call ont_call;
 typedef struct ont_builder ont_builder;
-typedef struct ont_tile_step ont_tile_step; /* ops/tile.h */
+typedef struct ont_tile_step ont_tile_step; /* ops/elementwise/tile_program.h */
 typedef struct ont_kernel_list ont_kernel_list;
 struct ont_device;
 

@@ -8,7 +8,7 @@
 
 #include "base/arena.h"
 #include "base/shape.h"
-#include "simd/optim.h"
+#include "simd/optim/optim.h"
 
 enum {
     ONT_OPERAND_PARAM,

@@ -1,6 +1,6 @@
 /*
  * Formulas of the update rules: from hyperparameters and a step count to the coefficients of the loops in
- * simd/optim_rules.h. g is the gradient (negated to maximise, unscaled, clipped), p the parameter, t the step, counted
+ * optim_rules.h. g is the gradient (negated to maximise, unscaled, clipped), p the parameter, t the step, counted
  * from 1. Everything that does not depend on the element is computed here, in double.
  */
 #include <math.h>

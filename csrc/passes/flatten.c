@@ -1,6 +1,6 @@
 /*
  * Replaces graph outputs that are sequences or optionals by their elements; see pass.h. The nodes that produce them
- * have the elements as inputs (ops/sequence.c), so this is independent of the operators.
+ * have the elements as inputs (ops/control/sequence.c), so this is independent of the operators.
  */
 #include "passes/pass.h"
 

@@ -12,8 +12,8 @@
 #include <math.h>
 #include <string.h>
 
-#include "ops/fused_attention.h"
-#include "ops/random.h"
+#include "ops/attention/fused_attention.h"
+#include "ops/random/random.h"
 #include "passes/move_transpose.h"
 #include "passes/pass.h"
 #include "passes/causal_mask.h"

@@ -11,8 +11,8 @@
 #include <string.h>
 
 #include "base/alloc.h"
-#include "ops/broadcast.h"
-#include "ops/tile.h"
+#include "ops/support/broadcast.h"
+#include "ops/elementwise/tile_program.h"
 #include "passes/pass.h"
 
 enum { SHORT_ROW = 64 }; /* elements per row; for shorter rows call overhead exceeds the savings */

@@ -1,6 +1,6 @@
 /*
  * Fuses GELU (tanh approximation) into the matmul before it, and its gradient into the matmul whose result it
- * multiplies, together with the bias gradient: for devices with such kernels (ops/matmul_gelu.c). After fuse_gemm,
+ * multiplies, together with the bias gradient: for devices with such kernels (matmul_gelu.c). After fuse_gemm,
  * which adds the bias, and before dtype promotion, which would put Casts in between.
  */
 #include <string.h>

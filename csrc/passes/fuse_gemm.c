@@ -9,7 +9,7 @@
  */
 #include <string.h>
 
-#include "ops/matmul.h"
+#include "ops/matmul/matmul.h"
 #include "passes/pass.h"
 
 static bool is_matmul(const ont_node *node)

@@ -1,12 +1,12 @@
 /*
- * Fuses reductions of an elementwise group's results into the group (ops/fused_reduce.h): tiles are reduced while they
+ * Fuses reductions of an elementwise group's results into the group (fused_reduce.h): tiles are reduced while they
  * are in the cache, and a result without other users is never stored. After fuse_elementwise. The fused node takes the
  * position of the group, which precedes all users of the reductions.
  */
 #include <string.h>
 
-#include "ops/broadcast.h"
-#include "ops/fused_reduce.h"
+#include "ops/support/broadcast.h"
+#include "ops/reduce/fused_reduce.h"
 #include "passes/pass.h"
 
 enum { LARGE = 1 << 22 }; /* elements; larger tensors leave the cache before they are read again */

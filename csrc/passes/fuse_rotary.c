@@ -6,7 +6,7 @@
  */
 #include <string.h>
 
-#include "ops/compose.h"
+#include "ops/support/compose.h"
 #include "passes/pass.h"
 
 typedef struct match {

@@ -4,7 +4,7 @@
  * After fuse_reductions, which fuses sums of values that an elementwise group computes.
  */
 #include "base/alloc.h"
-#include "ops/matmul.h"
+#include "ops/matmul/matmul.h"
 #include "passes/pass.h"
 
 /* A matmul that contracts `v` (..., columns), or a view of it, along its first dim. */

@@ -3,13 +3,13 @@
  * supports that and the matmul gains. "medium" rounds both operands to bfloat16. "high" splits each operand into the
  * sum of two bfloat16 numbers and omits the product of the low parts: three matmuls with an error of 2^-16 of the
  * operands' magnitude, for processors with AMX, where a 16-bit matmul costs an eighth. One kernel splits the operands
- * while it packs them, and adds the three products in registers (simd/gemm_bf16x3.h). "highest" changes nothing. Source
+ * while it packs them, and adds the three products in registers (gemm_bf16x3.h). "highest" changes nothing. Source
  * of the split: Henry, Tang and Heinecke, "Leveraging the bfloat16 Artificial Intelligence Datatype For
  * Higher-Precision Computations", 2019.
  */
 #include <string.h>
 
-#include "ops/matmul.h"
+#include "ops/matmul/matmul.h"
 #include "passes/pipeline.h"
 
 static int setting = ONT_PRECISION_HIGHEST; /* an ont_matmul_precision, with ALWAYS */

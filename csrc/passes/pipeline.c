@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/log.h"
-#include "ops/winograd.h"
+#include "ops/conv/winograd.h"
 #include "passes/fuse_attention.h"
 #include "passes/fuse_transpose.h"
 

@@ -2,7 +2,7 @@
  * Rematerialization: a forward value that only backward still uses is not kept if copies of the nodes that produce it
  * can recompute it. The copies run just before the first user in backward and read only values that are live there
  * anyway. They are the same operators with the same attributes and random streams, so results are bitwise equal, also
- * if fusion puts them into another group: reductions add up in the fixed order of ops/sums.h.
+ * if fusion puts them into another group: reductions add up in the fixed order of ops/support/sums.h.
  *
  * The choice. A profile holds the live bytes at each node. Of the values whose live range spans the peak of the profile
  * without use, the one that saves the most bytes per unit of cost is taken first, while

@@ -1,7 +1,7 @@
 /*
  * Fused linear cross-entropy: logits of a large vocabulary are not stored if the session asks to save memory (recompute
  * level 1 and above). A matmul, the cross-entropy behind it and their gradients become StreamedCrossEntropy and
- * StreamedCrossEntropyGrad, which compute the logits tile by tile (ops/streamed_loss.c), in forward and again in
+ * StreamedCrossEntropyGrad, which compute the logits tile by tile (ops/loss/streamed_loss.c), in forward and again in
  * backward. Runs after differentiation and after fuse_gemm, which adds the bias to matmuls; before recompute, with
  * which it shares the cost budget of a step.
  *
@@ -10,7 +10,7 @@
  */
 #include <string.h>
 
-#include "ops/matmul.h"
+#include "ops/matmul/matmul.h"
 #include "passes/recompute.h"
 
 enum { MIN_SCORES_BYTES = 4 << 20 };

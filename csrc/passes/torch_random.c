@@ -3,7 +3,7 @@
  * torch's generator advances. torch launches T = 256 min(max blocks, ceil(n / 256)) threads for n elements; each thread
  * draws groups of four words from its own subsequence of Philox4x32-10, beginning at the generator's offset, which then
  * advances by 4 ceil(n / 4T). How elements are assigned to threads depends on the number of elements in 16 bytes
- * (cuda/math.cuh).
+ * (cuda/kernels/math.cuh).
  *
  * Runs before fusion and before passes that change dtypes, on a graph in the order of the model, which is the order of
  * eager's calls. Source: the behaviour of torch.native_dropout on CUDA, torch 2.10 to 2.13, for contiguous tensors at
@@ -11,7 +11,7 @@
  */
 #include <string.h>
 
-#include "ops/random.h"
+#include "ops/random/random.h"
 #include "passes/pass.h"
 
 static bool const_number(const ont_node *node, uint32_t input, const char *name, double *v)

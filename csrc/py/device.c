@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "device/plugin.h"
-#include "ops/core.h"
+#include "ops/plugin_api.h"
 #include "run/replay.h"
 
 enum { MAX_OPENED = 4 };

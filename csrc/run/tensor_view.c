@@ -3,7 +3,7 @@
  */
 #include <string.h>
 
-#include "ops/strided.h"
+#include "ops/support/strided.h"
 #include "run/run.h"
 
 bool ont_tensor_view_is_contiguous(const ont_tensor_view *view)

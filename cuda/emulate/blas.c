@@ -4,7 +4,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "blas.h"
+#include "libs/blas.h"
 #include "emulate/values.h"
 
 static const char *accept(const ont_blas_gemm *p)

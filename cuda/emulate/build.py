@@ -19,12 +19,12 @@ CUDA = Path(__file__).resolve().parents[1]
 CORE = CUDA.parent / "csrc"
 FLAGS = ["-DONT_EMULATE", "-fPIC", "-fvisibility=hidden", "-fwrapv", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror",
          "-Wno-type-limits", "-Wno-maybe-uninitialized", "-D_GNU_SOURCE", f"-I{CUDA}", f"-I{CORE}",
-         f"-DONT_MATH_PATH=\"{CUDA}/math.cuh\""]
+         f"-DONT_MATH_PATH=\"{CUDA}/kernels/math.cuh\""]
 
 
 def sources() -> list[Path]:
-    kernels = sorted(CUDA.glob("*.cu"))
-    shared = [CUDA / name for name in ("table.c", "generate.c", "tune.c")] + sorted((CUDA / "ops").glob("*.c"))
+    kernels = sorted((CUDA / "kernels").glob("*.cu"))
+    shared = [CUDA / name for name in ("table.c", "generate.c", "libs/autotune.c")] + sorted((CUDA / "ops").glob("*.c"))
     return [*kernels, *shared, *sorted((CUDA / "emulate").glob("*.c*"))]
 
 

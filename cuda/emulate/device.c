@@ -7,7 +7,7 @@
 
 #include "core_shim.h"
 #include "device/multi.h"
-#include "glue.h"
+#include "ops_common.h"
 
 const ont_core *ont_cuda_core;
 const char *ont_emulate_error(void);

@@ -3,7 +3,7 @@
  */
 #include <stdlib.h>
 
-#include "dnn.h"
+#include "libs/dnn.h"
 #include "emulate/values.h"
 
 typedef struct plan {

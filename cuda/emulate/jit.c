@@ -8,12 +8,12 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "jit.h"
+#include "libs/jit.h"
 
 bool ont_emulate_recording(void);
 int ont_emulate_record(int (*work)(void *), void *context, void (*forget)(void *));
 
-static const char preamble[] = "#include \"launch.cuh\"\n";
+static const char preamble[] = "#include \"kernels/launch.cuh\"\n";
 
 static const char footer[] = "extern \"C\" __attribute__((visibility(\"default\"))) int ont_fused_launch(unsigned "
                              "blocks, const ont_args *args)\n"

@@ -1,12 +1,12 @@
 /*
- * FusedAttention and FusedAttentionGrad on CUDA: attributes (ops/fused_attention.h) to kernel parameters (flash.h).
+ * FusedAttention and FusedAttentionGrad on CUDA: attributes (fused_attention.h) to kernel parameters (flash.h).
  */
-#include "flash.h"
-#include "glue.h"
+#include "kernels/flash.h"
+#include "ops_common.h"
 
 _Static_assert((int)ONT_FLASH_BATCH_DIMS == ONT_ATTENTION_BATCH_DIMS && (int)ONT_FLASH_Y == ONT_ATTENTION_Y &&
                    (int)ONT_FLASH_MASKED_ROWS == ONT_ATTENTION_MASKED_ROWS,
-               "flash.h numbers inputs as ops/fused_attention.h does");
+               "flash.h numbers inputs as ops/attention/fused_attention.h does");
 
 typedef struct state {
     ont_flash_params flash;

@@ -4,8 +4,8 @@
  */
 #include <string.h>
 
-#include "dnn.h"
-#include "glue.h"
+#include "libs/dnn.h"
+#include "ops_common.h"
 
 /* ---- convolution ---- */
 

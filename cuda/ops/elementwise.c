@@ -1,13 +1,13 @@
 /*
- * Elementwise operators and fused groups of them on a device: both become one program (ew.h) for the interpreter or
- * for a generated kernel. An operator's step is what its descriptor's tile() says, so there is no list of operators
- * here but for those without.
+ * Elementwise operators and fused groups of them on a device: both become one program (elementwise.h) for the
+ * interpreter or for a generated kernel. An operator's step is what its descriptor's tile() says, so there is no list
+ * of operators here but for those without.
  */
 #include <math.h>
 #include <string.h>
 
 #include "generate.h"
-#include "glue.h"
+#include "ops_common.h"
 
 typedef struct state {
     ont_ew program;

@@ -4,8 +4,8 @@
  */
 #include <string.h>
 
-#include "blas.h"
-#include "glue.h"
+#include "libs/blas.h"
+#include "ops_common.h"
 
 typedef struct state {
     ont_blas_gemm gemm;

@@ -4,7 +4,7 @@
  */
 #include <string.h>
 
-#include "glue.h"
+#include "ops_common.h"
 
 const char *ont_cuda_accept_any(const ont_node *node)
 {

@@ -4,7 +4,7 @@
  */
 #include <string.h>
 
-#include "glue.h"
+#include "ops_common.h"
 
 /* ---- reductions ---- */
 

@@ -1,4 +1,4 @@
-"""The multi-tensor optimizers of cuda/optim.cu, emulated, against torch's and against the CPU's.
+"""The multi-tensor optimizers of cuda/kernels/optim.cu, emulated, against torch's and against the CPU's.
 
     python tests/cuda/optim.py PLUGIN DEVICE
 

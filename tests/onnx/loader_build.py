@@ -29,7 +29,7 @@ def build(folder: Path) -> Path:
     sources = [p for layer in ("base", "ir", "onnx") for p in sorted((ROOT / "csrc" / layer).glob("*.c"))]
     sources += [generated, Path(__file__).with_name("loader_check.c")]
     newest = max(p.stat().st_mtime for layer in ("base", "ir", "onnx",
-                                                 "ops") for p in (ROOT / "csrc" / layer).glob("*.h"))
+                                                 "ops") for p in (ROOT / "csrc" / layer).rglob("*.h"))
 
     def compile_one(source: Path) -> Path:
         target = folder / f"{source.parent.name}-{source.stem}.o"

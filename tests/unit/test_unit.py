@@ -51,10 +51,10 @@ def program(tmp_path_factory) -> Path:
 def build(folder: Path, made: Path) -> Path:
     cc = shlex.split(os.environ.get("CC", "cc"))
     jobs = [(source, folder / f"{source.parent.name}-{source.stem}.o", CHECKED)
-            for source in [*(p for layer in LAYERS for p in sorted((ROOT / "csrc" / layer).glob("*.c"))), *SOURCES]
+            for source in [*(p for layer in LAYERS for p in sorted((ROOT / "csrc" / layer).rglob("*.c"))), *SOURCES]
             if not source.name.endswith(".inc.c")]
     jobs += [(source, folder / f"{source.stem}-{isa}.o", [*LOOPS, *flags, f"-DONT_ISA={isa}"])
-             for source in sorted((ROOT / "csrc/simd").glob("*.inc.c")) for isa, flags in instruction_sets().items()]
+             for source in sorted((ROOT / "csrc/simd").rglob("*.inc.c")) for isa, flags in instruction_sets().items()]
 
     def compile_one(job: tuple[Path, Path, list[str]]) -> None:
         source, target, flags = job

@@ -1,0 +1,442 @@
+/*
+ * FusedAttention and its gradient over the GEMM of a library, and the functions of flash.h. A block of queries meets a
+ * block of keys at a time: a GEMM gives scores, the loops of attention.h make them probabilities, a second GEMM
+ * multiplies these by V. No (seqlen_q, seqlen_k) buffer exists. Source: Dao, FlashAttention-2, 2023.
+ *
+ * Forward, a work item is a block of queries. The gradient's is a batch index. Where several batch indices read the
+ * same K and V (grouped queries), one thread takes them in order, and the first one zeroes the gradients that they add
+ * to. ont_flash_backward() says what happens with fewer batch indices than threads.
+ */
+#include <math.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include "base/parallel.h"
+#include "device/gemm.h"
+#include "ops/attention/flash.h"
+
+enum { BLOCK_Q = 256, BLOCK_K = 256 }; /* queries and keys */
+
+
+/* Scratch of one slot. */
+typedef struct scratch {
+    char *scores;        /* (block_q, block_k): scores, then probabilities */
+    char *gradient;      /* (block_q, block_k): gradient of the probabilities, then of the scores */
+    double *row_max, *row_sum, *delta; /* (block_q) */
+    uint8_t *dropout_mask; /* (block_q, block_k) */
+} scratch;
+
+static size_t round_up_64(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+static scratch scratch_of(const ont_flash_state *s, char *work, int64_t slot)
+{
+    size_t block = round_up_64((size_t)(s->block_q * s->block_k) * s->elem_size),
+           line = round_up_64((size_t)s->block_q * sizeof(double));
+    char *at = work + (size_t)slot * s->slot_bytes;
+    return (scratch){.scores = at, .gradient = at + block, .row_max = (double *)(void *)(at + 2 * block),
+                     .row_sum = (double *)(void *)(at + 2 * block + line),
+                     .delta = (double *)(void *)(at + 2 * block + 2 * line),
+                     .dropout_mask = (uint8_t *)at + 2 * block + 3 * line};
+}
+
+static int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
+
+ont_status ont_flash_state_init(const ont_node *node, ont_arena *arena, ont_flash_state **state)
+{
+    ont_flash_state *s = ont_arena_alloc(arena, sizeof *s);
+    if (!s) return ONT_ENOMEM;
+    *s = (ont_flash_state){.dtype = ont_node_in(node, 0)->dtype};
+    ONT_TRY(ont_attention_read(node, &s->a));
+    s->elem_size = ont_dtype_size(s->dtype);
+    s->loops = ont_simd_attention(s->dtype == ONT_BFLOAT16 ? ONT_FLOAT32 : s->dtype); /* scores are float32 */
+    s->simd = ont_simd();
+    s->slots = ont_parallel_threads();
+    size_t n = 0;
+    const int64_t *targets = ont_attr_ints(node, "targets", &n);
+    for (size_t i = 0; i < 4; i++) s->targets[i] = i < n ? targets[i] : -1;
+    s->n_parallel = s->n_summed = 1;
+    for (int d = 0; d < s->a.n_batch_dims; d++) {
+        bool shared = false;
+        for (int i = 0; i < 3; i++) shared |= s->targets[i] >= 0 && !s->a.layout[i].batch_stride[d];
+        s->parallel_dims[d] = shared ? 1 : s->a.batch_dims[d];
+        s->summed_dims[d] = shared ? s->a.batch_dims[d] : 1;
+        s->n_parallel *= s->parallel_dims[d];
+        s->n_summed *= s->summed_dims[d];
+    }
+    *state = s;
+    return ONT_OK;
+}
+
+ont_status ont_flash_blas_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
+{
+    ont_flash_state *s;
+    ONT_TRY(ont_flash_state_init(node, arena, &s));
+    s->block_q = min_i64(s->a.seqlen_q, BLOCK_Q);
+    s->block_k = min_i64(s->a.seqlen_k, BLOCK_K);
+    ont_gemm typical = {.dtype = s->dtype, .trans_b = true, .m = s->block_q, .n = s->block_k, .k = s->a.head_dim,
+                        .lda = s->a.head_dim, .ldb = s->a.head_dim, .ldc = s->block_k, .alpha = s->a.scale};
+    s->gemm = ont_gemm_choose(&typical, 0, NULL);
+    size_t block = round_up_64((size_t)(s->block_q * s->block_k) * s->elem_size),
+           line = round_up_64((size_t)s->block_q * sizeof(double));
+    s->slot_bytes = 2 * block + 3 * line + round_up_64((size_t)(s->block_q * s->block_k));
+    out->state = s;
+    out->work_bytes = s->slot_bytes * (size_t)s->slots;
+    return ONT_OK;
+}
+
+/* ---- operands ---- */
+
+char *ont_flash_row_at(const ont_flash_state *s, int operand, const void *base, int64_t bh, int64_t i)
+{
+    size_t elem_size = operand == ONT_ATTENTION_MASK || operand == ONT_ATTENTION_MASKED_ROWS ? 1 : s->elem_size;
+    return base ? (char *)base + (ont_attention_offset(&s->a, operand, bh) + i * s->a.layout[operand].row_stride) *
+                                     (int64_t)elem_size
+                : NULL;
+}
+
+static const void *input(const ont_call *call, uint32_t i)
+{
+    return i < call->node->n_inputs ? call->in[i] : NULL;
+}
+
+/*
+ * C = alpha op(A) op(B) + beta C. BLAS demands a leading dimension of at least the row length, even for a single row,
+ * whose stride may be 0 in a layout.
+ */
+static void run_gemm(const ont_flash_state *s, bool ta, bool tb, int64_t m, int64_t n, int64_t k, double alpha,
+                     const void *a, int64_t lda, const void *b, int64_t ldb, double beta, void *c, int64_t ldc)
+{
+    int64_t width_a = ta ? m : k, width_b = tb ? k : n;
+    ont_gemm g = {.dtype = s->dtype, .trans_a = ta, .trans_b = tb, .m = m, .n = n, .k = k,
+                  .lda = lda < width_a ? width_a : lda, .ldb = ldb < width_b ? width_b : ldb,
+                  .ldc = ldc < n ? n : ldc, .alpha = alpha, .beta = beta};
+    s->gemm->run(&g, a, b, c);
+}
+
+static void scale_row(const ont_flash_state *s, char *row, int64_t n, double factor)
+{
+    float single = (float)factor;
+    const void *f = s->dtype == ONT_FLOAT32 ? (const void *)&single : &factor;
+    s->simd->binary[ONT_LOOP_Mul][s->dtype](row, 1, f, 0, row, n, NULL);
+}
+
+static double load_double(const ont_flash_state *s, const void *data, int64_t i)
+{
+    return s->dtype == ONT_FLOAT32 ? (double)((const float *)data)[i] : ((const double *)data)[i];
+}
+
+/* ---- a block ---- */
+
+typedef ont_flash_block block;
+
+/* One call where the block has whole rows of scores. */
+void ont_flash_dropout_mask(const ont_call *call, const ont_flash_state *s, const block *blk, uint8_t *dropout_mask)
+{
+    const ont_attention *a = &s->a;
+    int64_t first = (blk->bh * a->seqlen_q + blk->i0) * a->seqlen_k + blk->j0;
+    if (blk->n == a->seqlen_k)
+        s->simd->dropout(NULL, NULL, dropout_mask, first, blk->m * blk->n, call->seed, a->rng_stream,
+                         a->dropout_threshold, 1);
+    for (int64_t r = 0; blk->n != a->seqlen_k && r < blk->m; r++)
+        s->simd->dropout(NULL, NULL, dropout_mask + r * blk->n, first + r * a->seqlen_k, blk->n, call->seed,
+                         a->rng_stream, a->dropout_threshold, 1);
+}
+
+ont_attention_row ont_flash_row_masks(const ont_call *call, const ont_flash_state *s, const block *blk, int64_t r,
+                                      const uint8_t *dropout_mask)
+{
+    const ont_attention *a = &s->a;
+    const ont_matrix_layout *bias = &a->layout[ONT_ATTENTION_BIAS], *mask = &a->layout[ONT_ATTENTION_MASK];
+    int64_t i = blk->i0 + r, visible = ont_attention_visible_keys(a, i) - blk->j0;
+    ont_attention_row row = {.n = blk->n, .n_visible = visible < 0 ? 0 : min_i64(visible, blk->n),
+                             .bias_stride = bias->col_stride, .mask_stride = mask->col_stride,
+                             .mask_polarity = a->mask_polarity, .mask_value = a->mask_value,
+                             .dropout_scale = a->dropout_scale};
+    const char *b = ont_flash_row_at(s, ONT_ATTENTION_BIAS, input(call, ONT_ATTENTION_BIAS), blk->bh, i);
+    const char *m = ont_flash_row_at(s, ONT_ATTENTION_MASK, input(call, ONT_ATTENTION_MASK), blk->bh, i);
+    row.bias = b ? b + blk->j0 * bias->col_stride * (int64_t)s->elem_size : NULL;
+    row.mask = m ? (const uint8_t *)m + blk->j0 * mask->col_stride : NULL;
+    row.dropout_mask = a->has_dropout ? dropout_mask + r * blk->n : NULL;
+    return row;
+}
+
+static void gemm_scores(const ont_call *call, const ont_flash_state *s, const block *blk, char *scores)
+{
+    const ont_attention *a = &s->a;
+    run_gemm(s, false, true, blk->m, blk->n, a->head_dim, a->scale,
+             ont_flash_row_at(s, ONT_ATTENTION_Q, call->in[0], blk->bh, blk->i0),
+             a->layout[ONT_ATTENTION_Q].row_stride,
+             ont_flash_row_at(s, ONT_ATTENTION_K, call->in[1], blk->bh, blk->j0),
+             a->layout[ONT_ATTENTION_K].row_stride, 0, scores, blk->n);
+}
+
+bool ont_flash_is_masked_row(const ont_call *call, const ont_flash_state *s, int64_t bh, int64_t i)
+{
+    const char *masked = ont_flash_row_at(s, ONT_ATTENTION_MASKED_ROWS, input(call, ONT_ATTENTION_MASKED_ROWS), bh, i);
+    return masked && *masked;
+}
+
+/* ---- forward ---- */
+
+static void store_rows(const ont_call *call, const ont_flash_state *s, const block *blk, const scratch *w)
+{
+    const ont_attention *a = &s->a;
+    void *stats = call->node->n_outputs > 1 ? call->out[1] : NULL;
+    char *y = ont_flash_row_at(s, ONT_ATTENTION_Y, call->out[0], blk->bh, blk->i0);
+    int64_t row_bytes = a->layout[ONT_ATTENTION_Y].row_stride * (int64_t)s->elem_size;
+    for (int64_t r = 0; r < blk->m; r++, y += row_bytes) {
+        int64_t at = (blk->bh * a->seqlen_q + blk->i0 + r) * 2;
+        if (ont_attention_row_is_masked(a, w->row_sum[r]) || ont_flash_is_masked_row(call, s, blk->bh, blk->i0 + r))
+            memset(y, 0, (size_t)a->head_dim_v * s->elem_size);
+        else
+            scale_row(s, y, a->head_dim_v, 1 / w->row_sum[r]);
+        if (stats && s->dtype == ONT_FLOAT32) {
+            ((float *)stats)[at] = (float)w->row_max[r];
+            ((float *)stats)[at + 1] = (float)w->row_sum[r];
+        } else if (stats) {
+            ((double *)stats)[at] = w->row_max[r];
+            ((double *)stats)[at + 1] = w->row_sum[r];
+        }
+    }
+}
+
+/* y of queries [i0, i0 + m): sum of exp(scores - row_max) V over blocks of keys, divided by row_sum at the end. */
+static void forward_rows(const ont_call *call, const ont_flash_state *s, block blk, const scratch *w)
+{
+    const ont_attention *a = &s->a;
+    int64_t n_keys = ont_attention_visible_keys(a, blk.i0 + blk.m - 1), ldy = a->layout[ONT_ATTENTION_Y].row_stride;
+    char *y = ont_flash_row_at(s, ONT_ATTENTION_Y, call->out[0], blk.bh, blk.i0);
+    for (int64_t r = 0; r < blk.m; r++) {
+        w->row_max[r] = -INFINITY;
+        w->row_sum[r] = 0;
+        if (!n_keys) memset(y + r * ldy * (int64_t)s->elem_size, 0, (size_t)a->head_dim_v * s->elem_size);
+    }
+    for (blk.j0 = 0; blk.j0 < n_keys; blk.j0 += s->block_k) {
+        blk.n = min_i64(s->block_k, a->seqlen_k - blk.j0);
+        gemm_scores(call, s, &blk, w->scores);
+        if (a->has_dropout) ont_flash_dropout_mask(call, s, &blk, w->dropout_mask);
+        for (int64_t r = 0; r < blk.m; r++) {
+            double rescale;
+            ont_attention_row row = ont_flash_row_masks(call, s, &blk, r, w->dropout_mask);
+            s->loops->softmax(w->scores + r * blk.n * (int64_t)s->elem_size, &row, &w->row_max[r], &w->row_sum[r],
+                              &rescale);
+            if (blk.j0 && rescale != 1) scale_row(s, y + r * ldy * (int64_t)s->elem_size, a->head_dim_v, rescale);
+        }
+        run_gemm(s, false, false, blk.m, a->head_dim_v, blk.n, 1, w->scores, blk.n,
+                 ont_flash_row_at(s, ONT_ATTENTION_V, call->in[2], blk.bh, blk.j0),
+                 a->layout[ONT_ATTENTION_V].row_stride, blk.j0 ? 1 : 0, y, ldy);
+    }
+    store_rows(call, s, &blk, w);
+}
+
+static void forward_slots(void *context, int64_t first, int64_t last)
+{
+    const ont_call *call = context;
+    const ont_flash_state *s = call->state;
+    int64_t blocks_per_bh = (s->a.seqlen_q + s->block_q - 1) / s->block_q;
+    for (int64_t slot = first; slot < last; slot++) {
+        scratch w = scratch_of(s, call->work, slot);
+        for (int64_t index = slot; index < s->a.n_bh * blocks_per_bh; index += s->slots) {
+            block blk = {.bh = index / blocks_per_bh, .i0 = index % blocks_per_bh * s->block_q};
+            blk.m = min_i64(s->block_q, s->a.seqlen_q - blk.i0);
+            forward_rows(call, s, blk, &w);
+        }
+    }
+}
+
+ont_status ont_flash_blas_run(const ont_call *call)
+{
+    ont_parallel(((const ont_flash_state *)call->state)->slots, 1, forward_slots, (void *)call);
+    return ONT_OK;
+}
+
+/* ---- gradient ---- */
+
+void ont_flash_zero_rows(const ont_flash_state *s, int operand, void *base, int64_t bh, int64_t first, int64_t last,
+                         int64_t width)
+{
+    char *row = ont_flash_row_at(s, operand, base, bh, first);
+    int64_t row_bytes = s->a.layout[operand].row_stride * (int64_t)s->elem_size;
+    for (int64_t r = first; row && r < last; r++, row += row_bytes) memset(row, 0, (size_t)width * s->elem_size);
+}
+
+/* row_max and row_sum of the forward; delta: sum of probability * gradient over a row, which equals sum of y * dy. */
+static void load_row_stats(const ont_call *call, const ont_flash_state *s, const block *blk, const scratch *w)
+{
+    const ont_attention *a = &s->a;
+    const void *stats = call->in[ONT_ATTENTION_STATS];
+    const char *y = ont_flash_row_at(s, ONT_ATTENTION_Y, call->in[ONT_ATTENTION_Y], blk->bh, blk->i0);
+    const char *dy = ont_flash_row_at(s, ONT_ATTENTION_Y, call->in[ONT_ATTENTION_DY], blk->bh, blk->i0);
+    int64_t row_bytes = a->layout[ONT_ATTENTION_Y].row_stride * (int64_t)s->elem_size;
+    for (int64_t r = 0; r < blk->m; r++) {
+        int64_t at = (blk->bh * a->seqlen_q + blk->i0 + r) * 2;
+        w->delta[r] = s->loops->dot(y + r * row_bytes, dy + r * row_bytes, a->head_dim_v);
+        w->row_max[r] = load_double(s, stats, at);
+        w->row_sum[r] = load_double(s, stats, at + 1);
+    }
+}
+
+static void block_grad(const ont_call *call, const ont_flash_state *s, const block *blk, const scratch *w,
+                       const ont_flash_work_item *item)
+{
+    const ont_attention *a = &s->a;
+    const int64_t ldy = a->layout[ONT_ATTENTION_Y].row_stride;
+    const char *dy = ont_flash_row_at(s, ONT_ATTENTION_Y, call->in[ONT_ATTENTION_DY], blk->bh, blk->i0);
+    gemm_scores(call, s, blk, w->scores);
+    run_gemm(s, false, true, blk->m, blk->n, a->head_dim_v, 1, dy, ldy,
+             ont_flash_row_at(s, ONT_ATTENTION_V, call->in[2], blk->bh, blk->j0),
+             a->layout[ONT_ATTENTION_V].row_stride, 0, w->gradient, blk->n);
+    if (a->has_dropout) ont_flash_dropout_mask(call, s, blk, w->dropout_mask);
+    for (int64_t r = 0; r < blk->m; r++) {
+        size_t bytes = (size_t)blk->n * s->elem_size;
+        char *scores = w->scores + (size_t)r * bytes, *gradient = w->gradient + (size_t)r * bytes;
+        ont_attention_row row = ont_flash_row_masks(call, s, blk, r, w->dropout_mask);
+        if (ont_attention_row_is_masked(a, w->row_sum[r]) || ont_flash_is_masked_row(call, s, blk->bh, blk->i0 + r)) {
+            memset(scores, 0, bytes);
+            memset(gradient, 0, bytes);
+        } else {
+            s->loops->grad(scores, gradient, &row, w->row_max[r], w->row_sum[r], w->delta[r]);
+        }
+        if (item->dbias)
+            memcpy((char *)item->dbias +
+                       ((blk->bh * a->seqlen_q + blk->i0 + r) * a->seqlen_k + blk->j0) * (int64_t)s->elem_size,
+                   gradient, bytes);
+    }
+    int64_t ldq = a->layout[ONT_ATTENTION_Q].row_stride, ldk = a->layout[ONT_ATTENTION_K].row_stride,
+            ldv = a->layout[ONT_ATTENTION_V].row_stride;
+    if (item->dv)
+        run_gemm(s, true, false, blk->n, a->head_dim_v, blk->m, 1, w->scores, blk->n, dy, ldy, 1,
+                 ont_flash_row_at(s, ONT_ATTENTION_V, item->dv, blk->bh, blk->j0), ldv);
+    if (item->dq)
+        run_gemm(s, false, false, blk->m, a->head_dim, blk->n, a->scale, w->gradient, blk->n,
+                 ont_flash_row_at(s, ONT_ATTENTION_K, call->in[1], blk->bh, blk->j0), ldk, 1,
+                 ont_flash_row_at(s, ONT_ATTENTION_Q, item->dq, blk->bh, blk->i0), ldq);
+    if (item->dk)
+        run_gemm(s, true, false, blk->n, a->head_dim, blk->m, a->scale, w->gradient, blk->n,
+                 ont_flash_row_at(s, ONT_ATTENTION_Q, call->in[0], blk->bh, blk->i0), ldq, 1,
+                 ont_flash_row_at(s, ONT_ATTENTION_K, item->dk, blk->bh, blk->j0), ldk);
+}
+
+static void run_work_item(const ont_call *call, const ont_flash_state *s, const ont_flash_work_item *item, int64_t slot)
+{
+    const ont_attention *a = &s->a;
+    scratch w = scratch_of(s, call->work, slot);
+    if (ont_flash_is_first_writer(s, ONT_ATTENTION_Q, item->bh))
+        ont_flash_zero_rows(s, ONT_ATTENTION_Q, item->dq, item->bh, item->i0, item->i1, a->head_dim);
+    if (ont_flash_is_first_writer(s, ONT_ATTENTION_K, item->bh))
+        ont_flash_zero_rows(s, ONT_ATTENTION_K, item->dk, item->bh, item->j0, item->j1, a->head_dim);
+    if (ont_flash_is_first_writer(s, ONT_ATTENTION_V, item->bh))
+        ont_flash_zero_rows(s, ONT_ATTENTION_V, item->dv, item->bh, item->j0, item->j1, a->head_dim_v);
+    block blk = {.bh = item->bh};
+    for (blk.i0 = item->i0; blk.i0 < item->i1; blk.i0 += s->block_q) {
+        blk.m = min_i64(s->block_q, item->i1 - blk.i0);
+        int64_t n_keys = min_i64(ont_attention_visible_keys(a, blk.i0 + blk.m - 1), item->j1);
+        load_row_stats(call, s, &blk, &w);
+        for (int64_t r = 0; item->dbias && n_keys < item->j1 && r < blk.m; r++) /* some keys are seen by no query */
+            memset((char *)item->dbias +
+                       ((blk.bh * a->seqlen_q + blk.i0 + r) * a->seqlen_k + item->j0) * (int64_t)s->elem_size,
+                   0, (size_t)(item->j1 - item->j0) * s->elem_size);
+        for (blk.j0 = item->j0; blk.j0 < n_keys; blk.j0 += s->block_k) {
+            blk.n = min_i64(s->block_k, item->j1 - blk.j0);
+            block_grad(call, s, &blk, &w, item);
+        }
+    }
+}
+
+/* The batch index at an index over parallel_dims and one over summed_dims. */
+static int64_t bh_of(const ont_flash_state *s, int64_t index, int64_t sum_index)
+{
+    int64_t bh = 0, stride = 1;
+    for (int d = s->a.n_batch_dims - 1; d >= 0; d--) {
+        bh += (index % s->parallel_dims[d] + sum_index % s->summed_dims[d]) * stride; /* one of the two dims is 1 */
+        index /= s->parallel_dims[d];
+        sum_index /= s->summed_dims[d];
+        stride *= s->a.batch_dims[d];
+    }
+    return bh;
+}
+
+bool ont_flash_is_first_writer(const ont_flash_state *s, int operand, int64_t bh)
+{
+    bool first = true;
+    for (int d = s->a.n_batch_dims - 1; d >= 0; d--) {
+        first &= s->a.layout[operand].batch_stride[d] || bh % s->a.batch_dims[d] == 0;
+        bh /= s->a.batch_dims[d];
+    }
+    return first;
+}
+
+enum { PHASE_ALL, PHASE_KEYS, PHASE_QUERIES };
+
+typedef struct backward {
+    const ont_call *call;
+    ont_flash_run_item *run;
+    void *grads[4];
+    int phase;
+    int64_t blocks;            /* work items for each parallel index */
+    atomic_int_least64_t next; /* work item, over n_parallel * blocks */
+} backward;
+
+/*
+ * Runs block number `at` at parallel index `index` for each summed index. `next`: the parallel index of the thread's
+ * next work item. Blocks of the last queries come first, since these see the most keys under a causal mask.
+ */
+static void run_summed_items(const backward *b, int64_t index, int64_t at, int64_t next, int64_t slot)
+{
+    const ont_flash_state *s = b->call->state;
+    for (int64_t sum_index = 0; sum_index < s->n_summed; sum_index++) {
+        ont_flash_work_item item = {.bh = bh_of(s, index, sum_index), .i1 = s->a.seqlen_q, .j1 = s->a.seqlen_k,
+                                    .next_bh = -1};
+        if (sum_index + 1 < s->n_summed) item.next_bh = bh_of(s, index, sum_index + 1);
+        else if (next < s->n_parallel) item.next_bh = bh_of(s, next, 0);
+        if (b->phase != PHASE_KEYS) item.dq = b->grads[0];
+        if (b->phase != PHASE_QUERIES) item.dk = b->grads[1], item.dv = b->grads[2], item.dbias = b->grads[3];
+        if (b->phase == PHASE_KEYS) item.j0 = at * s->block_k, item.j1 = min_i64(s->a.seqlen_k, item.j0 + s->block_k);
+        if (b->phase == PHASE_QUERIES) {
+            item.i0 = (b->blocks - 1 - at) * s->block_q;
+            item.i1 = min_i64(s->a.seqlen_q, item.i0 + s->block_q);
+        }
+        b->run(b->call, s, &item, slot);
+    }
+}
+
+static void backward_slots(void *context, int64_t first, int64_t last)
+{
+    backward *b = context;
+    int64_t items = ((const ont_flash_state *)b->call->state)->n_parallel * b->blocks;
+    for (int64_t slot = first; slot < last; slot++)
+        for (int64_t next, index = atomic_fetch_add(&b->next, 1); index < items; index = next) {
+            next = atomic_fetch_add(&b->next, 1);
+            run_summed_items(b, index / b->blocks, index % b->blocks, next / b->blocks, slot);
+        }
+}
+
+static void run_phase(backward *b, int phase, int64_t blocks)
+{
+    b->phase = phase;
+    b->blocks = blocks;
+    atomic_store(&b->next, 0);
+    ont_parallel(((const ont_flash_state *)b->call->state)->slots, 1, backward_slots, b);
+}
+
+ont_status ont_flash_backward(const ont_call *call, ont_flash_run_item *run)
+{
+    const ont_flash_state *s = call->state;
+    backward b = {.call = call, .run = run};
+    for (int i = 0; i < 4; i++) b.grads[i] = s->targets[i] < 0 ? NULL : call->out[s->targets[i]];
+    ont_attention_zero_uncovered(call, &s->a, s->targets);
+    int64_t q_blocks = (s->a.seqlen_q + s->block_q - 1) / s->block_q,
+            k_blocks = (s->a.seqlen_k + s->block_k - 1) / s->block_k;
+    if (s->n_parallel >= min_i64(s->slots, ont_parallel_threads()) || q_blocks * k_blocks == 1) {
+        run_phase(&b, PHASE_ALL, 1);
+        return ONT_OK;
+    }
+    if (b.grads[1] || b.grads[2] || b.grads[3]) run_phase(&b, PHASE_KEYS, k_blocks);
+    if (b.grads[0]) run_phase(&b, PHASE_QUERIES, q_blocks);
+    return ONT_OK;
+}
+
+ont_status ont_flash_blas_run_grad(const ont_call *call)
+{
+    return ont_flash_backward(call, run_work_item);
+}

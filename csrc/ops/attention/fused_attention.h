@@ -1,0 +1,104 @@
+/*
+ * FusedAttention: softmax(scale * Q K^T + attn_bias, masked) V as one node. passes/fuse_attention.c builds it,
+ * ops/attention/fused_attention.c describes it, ops/attention/flash_native.c and ops/attention/flash_blas.c run it.
+ *
+ * The scores are (batch_dims..., seqlen_q, seqlen_k). Operands and result are strided matrices inside larger row-major
+ * tensors, so that Q, K and V are read where they lie before they were split, transposed and repeated.
+ *
+ * Attributes, all set by the pass:
+ *   sizes           [seqlen_q, seqlen_k, head_dim, head_dim_v]
+ *   batch_dims      the dims of the scores before seqlen_q, such as [batch, heads]; at least one
+ *   q, k, v, y      layout: [offset, a stride for each batch dim, row stride], in elements; the last dim is contiguous
+ *   bias, mask      layout: [offset, a stride for each batch dim, row stride, column stride]
+ *   masked_rows     layout: [offset, a stride for each batch dim, row stride]
+ *   shape           of the result tensor, which layout y covers
+ *   bias_shape      of the bias before it was broadcast to the scores: the shape of its gradient
+ *   scale           factor of Q K^T
+ *   causal, causal_offset   query i attends to keys j <= i + causal_offset
+ *   mask_value, mask_polarity   where mask differs from mask_polarity, the score becomes mask_value
+ *   ratio, rng_stream   dropout on the probabilities
+ *   zero_nan        a row whose probabilities would be NaN (its scores are all -inf, or one is NaN) counts as masked
+ *
+ * A row of the scores that is masked as a whole (masked_rows, zero_nan) gives a row of zeros and no gradient.
+ */
+#ifndef ONT_OPS_FUSED_ATTENTION_H
+#define ONT_OPS_FUSED_ATTENTION_H
+
+#include "ops/op.h"
+
+enum { ONT_ATTENTION_BATCH_DIMS = 6 }; /* at most */
+enum { ONT_ATTENTION_Q, ONT_ATTENTION_K, ONT_ATTENTION_V, ONT_ATTENTION_BIAS, ONT_ATTENTION_MASK,
+       ONT_ATTENTION_MASKED_ROWS, ONT_ATTENTION_INPUTS,
+       /* further inputs of FusedAttentionGrad */
+       ONT_ATTENTION_Y = ONT_ATTENTION_INPUTS, ONT_ATTENTION_STATS, ONT_ATTENTION_DY };
+
+/* A matrix for each index of the batch dims; strides in elements. */
+typedef struct ont_matrix_layout {
+    int64_t offset, batch_stride[ONT_ATTENTION_BATCH_DIMS], row_stride, col_stride;
+} ont_matrix_layout;
+
+typedef struct ont_attention {
+    int n_batch_dims;
+    int64_t batch_dims[ONT_ATTENTION_BATCH_DIMS], n_bh; /* n_bh: their product, batch * heads */
+    int64_t seqlen_q, seqlen_k, head_dim, head_dim_v;
+    /*
+     * By input, and of the result at ONT_ATTENTION_Y. The matrices: q (seqlen_q, head_dim), k (seqlen_k, head_dim),
+     * v (seqlen_k, head_dim_v), bias and mask (seqlen_q, seqlen_k), masked_rows (seqlen_q, 1),
+     * y (seqlen_q, head_dim_v).
+     */
+    ont_matrix_layout layout[ONT_ATTENTION_INPUTS + 1];
+    double scale, mask_value;
+    bool mask_polarity, causal, zero_nan;
+    int64_t causal_offset;
+    bool has_dropout;
+    uint32_t dropout_threshold; /* a probability is kept where its 32 random bits are at least this */
+    double dropout_scale;       /* of kept probabilities: 1 / (1 - ratio) */
+    uint64_t rng_stream;
+} ont_attention;
+
+/* Names of the attributes that hold the layouts, by input. */
+extern const char *const ont_attention_layout_names[ONT_ATTENTION_INPUTS + 1];
+
+/* Reads the attributes of a node, forward or gradient; ONT_EINVAL where one is missing. */
+ont_status ont_attention_read(const ont_node *node, ont_attention *a) ONT_MUST_USE;
+
+/* Offset in elements of the matrix at index `bh` over all batch dims. */
+static inline int64_t ont_attention_offset(const ont_attention *a, int operand, int64_t bh)
+{
+    const ont_matrix_layout *v = &a->layout[operand];
+    int64_t at = v->offset;
+    for (int d = a->n_batch_dims - 1; d >= 0; d--) {
+        at += bh % a->batch_dims[d] * v->batch_stride[d];
+        bh /= a->batch_dims[d];
+    }
+    return at;
+}
+
+/* Whether a row with this sum of exponentials is masked because its probabilities would be NaN. */
+static inline bool ont_attention_row_is_masked(const ont_attention *a, double row_sum)
+{
+    return a->zero_nan && !(row_sum > 0);
+}
+
+/* Number of keys that query `row` attends to under the causal mask: keys 0 to the result - 1. */
+static inline int64_t ont_attention_visible_keys(const ont_attention *a, int64_t row)
+{
+    if (!a->causal) return a->seqlen_k;
+    int64_t n = row + a->causal_offset + 1;
+    return n < 0 ? 0 : n > a->seqlen_k ? a->seqlen_k : n;
+}
+
+/* Kernels over BLAS in flash_blas.c, and the reference, which takes one row at a time, in fused_attention_ref.c. */
+const char *ont_attention_accept(const ont_node *node);
+ont_status ont_flash_blas_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out);
+ont_status ont_flash_blas_run(const ont_call *call);
+ont_status ont_flash_blas_run_grad(const ont_call *call);
+ont_status ont_attention_prepare_ref(const ont_node *node, ont_arena *arena, ont_prepared *out);
+ont_status ont_attention_run_ref(const ont_call *call);
+ont_status ont_attention_run_grad_ref(const ont_call *call);
+/* Number of elements of output `target` of the gradient that Q, K and V with that target write. */
+int64_t ont_attention_covered(const ont_attention *a, const int64_t *targets, int64_t target);
+/* Zeroes each output of the gradient that Q, K and V do not write as a whole. */
+void ont_attention_zero_uncovered(const ont_call *call, const ont_attention *a, const int64_t *targets);
+
+#endif

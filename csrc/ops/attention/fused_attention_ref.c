@@ -1,0 +1,183 @@
+/*
+ * Reference of FusedAttention and its gradient: one row of scores at a time. Tests compare the other kernels with it.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "ops/attention/fused_attention.h"
+#include "simd/simd.h"
+
+typedef struct ref_state {
+    ont_attention a;
+    int64_t targets[4];
+} ref_state;
+
+ont_status ont_attention_prepare_ref(const ont_node *node, ont_arena *arena, ont_prepared *out)
+{
+    ref_state *s = ont_arena_alloc(arena, sizeof *s);
+    if (!s) return ONT_ENOMEM;
+    ONT_TRY(ont_attention_read(node, &s->a));
+    size_t n;
+    const int64_t *targets = ont_attr_ints(node, "targets", &n);
+    for (size_t i = 0; i < 4; i++) s->targets[i] = i < n ? targets[i] : -1;
+    out->state = s;
+    out->work_bytes = (size_t)s->a.seqlen_k * (2 * sizeof(double) + 1);
+    return ONT_OK;
+}
+
+int64_t ont_attention_covered(const ont_attention *a, const int64_t *targets, int64_t target)
+{
+    int64_t sum = 0;
+    for (int i = 0; i < 3; i++) {
+        if (targets[i] != target) continue;
+        int64_t n = (i == ONT_ATTENTION_Q ? a->seqlen_q : a->seqlen_k) *
+                    (i == ONT_ATTENTION_V ? a->head_dim_v : a->head_dim);
+        for (int d = 0; d < a->n_batch_dims; d++) n *= a->layout[i].batch_stride[d] ? a->batch_dims[d] : 1;
+        sum += n;
+    }
+    return sum;
+}
+
+void ont_attention_zero_uncovered(const ont_call *call, const ont_attention *a, const int64_t *targets)
+{
+    for (uint32_t i = 0; i < call->node->n_outputs; i++) {
+        const ont_value *out = call->node->outputs[i];
+        if (!out || targets[3] == (int64_t)i) continue;
+        int64_t n = ont_shape_count(&out->shape);
+        if (ont_attention_covered(a, targets, i) < n) memset(call->out[i], 0, (size_t)n * ont_dtype_size(out->dtype));
+    }
+}
+
+/* Whether input masked_rows masks query i at batch index bh. */
+static bool is_masked_row(const ont_call *call, const ont_attention *a, int64_t bh, int64_t i)
+{
+    enum { WHICH = ONT_ATTENTION_MASKED_ROWS };
+    const uint8_t *masked = call->node->n_inputs > WHICH ? call->in[WHICH] : NULL;
+    return masked && masked[ont_attention_offset(a, WHICH, bh) + i * a->layout[WHICH].row_stride];
+}
+
+static const uint8_t *mask_row(const ont_call *call, const ont_attention *a, int64_t bh, int64_t i)
+{
+    enum { WHICH = ONT_ATTENTION_MASK };
+    const uint8_t *mask = call->node->n_inputs > WHICH ? call->in[WHICH] : NULL;
+    return mask ? mask + ont_attention_offset(a, WHICH, bh) + i * a->layout[WHICH].row_stride : NULL;
+}
+
+static void draw_dropout_mask(const ont_call *call, const ont_attention *a, int64_t row, uint8_t *dropout_mask)
+{
+    memset(dropout_mask, 1, (size_t)a->seqlen_k);
+    if (a->has_dropout)
+        ont_simd_plain()->dropout(NULL, NULL, dropout_mask, row * a->seqlen_k, a->seqlen_k, call->seed, a->rng_stream,
+                                  a->dropout_threshold, 1);
+}
+
+/* Row i of the matrix of an operand at batch index bh. */
+#define AT(type, operand, pointer, i) \
+    ((type *)(pointer) + ont_attention_offset(a, operand, bh) + (i) * a->layout[operand].row_stride)
+
+#define REFERENCE(suffix, type, exp_) \
+    /* s (seqlen_k): scores of query i */ \
+    static void scores_##suffix(const ont_call *call, const ont_attention *a, int64_t bh, int64_t i, type *s) \
+    { \
+        const type *q = AT(const type, ONT_ATTENTION_Q, call->in[0], i), *bias = NULL; \
+        const uint8_t *mask = mask_row(call, a, bh, i); \
+        if (call->node->n_inputs > ONT_ATTENTION_BIAS && call->in[ONT_ATTENTION_BIAS]) \
+            bias = AT(const type, ONT_ATTENTION_BIAS, call->in[ONT_ATTENTION_BIAS], i); \
+        for (int64_t j = 0; j < a->seqlen_k; j++) { \
+            const type *k = AT(const type, ONT_ATTENTION_K, call->in[1], j); \
+            type sum = 0; \
+            for (int64_t d = 0; d < a->head_dim; d++) sum += q[d] * k[d]; \
+            s[j] = sum * (type)a->scale; \
+            if (bias) s[j] += bias[j * a->layout[ONT_ATTENTION_BIAS].col_stride]; \
+            if (mask && (mask[j * a->layout[ONT_ATTENTION_MASK].col_stride] != 0) != a->mask_polarity) \
+                s[j] = (type)a->mask_value; \
+            if (j >= ont_attention_visible_keys(a, i)) s[j] = -(type)INFINITY; \
+        } \
+    } \
+    static void forward_##suffix(const ont_call *call, const ont_attention *a, int64_t bh, int64_t i) \
+    { \
+        type *s = call->work, *y = AT(type, ONT_ATTENTION_Y, call->out[0], i), row_max = -(type)INFINITY, row_sum = 0; \
+        uint8_t *dropout_mask = (uint8_t *)(s + a->seqlen_k); \
+        draw_dropout_mask(call, a, bh * a->seqlen_q + i, dropout_mask); \
+        scores_##suffix(call, a, bh, i, s); \
+        for (int64_t j = 0; j < a->seqlen_k; j++) row_max = s[j] > row_max ? s[j] : row_max; \
+        for (int64_t j = 0; j < a->seqlen_k; j++) \
+            row_sum += s[j] = exp_(s[j] - (row_max == -(type)INFINITY ? 0 : row_max)); \
+        for (int64_t e = 0; e < a->head_dim_v; e++) y[e] = 0; \
+        for (int64_t j = 0; j < a->seqlen_k; j++) { \
+            const type *v = AT(const type, ONT_ATTENTION_V, call->in[2], j); \
+            type p = s[j] / row_sum * (a->has_dropout ? dropout_mask[j] * (type)a->dropout_scale : 1); \
+            for (int64_t e = 0; e < a->head_dim_v; e++) y[e] += p * v[e]; \
+        } \
+        if (ont_attention_row_is_masked(a, (double)row_sum) || is_masked_row(call, a, bh, i)) \
+            for (int64_t e = 0; e < a->head_dim_v; e++) y[e] = 0; \
+        if (call->node->n_outputs < 2 || !call->out[1]) return; \
+        ((type *)call->out[1])[(bh * a->seqlen_q + i) * 2] = row_max; \
+        ((type *)call->out[1])[(bh * a->seqlen_q + i) * 2 + 1] = row_sum; \
+    } \
+    static void backward_##suffix(const ont_call *call, const ref_state *state, int64_t bh, int64_t i, \
+                                  void *const *out) \
+    { \
+        const ont_attention *a = &state->a; \
+        type *s = call->work, *dp = s + a->seqlen_k, delta = 0; \
+        uint8_t *dropout_mask = (uint8_t *)(dp + a->seqlen_k); \
+        const uint8_t *mask = mask_row(call, a, bh, i); \
+        const type *stats = (const type *)call->in[ONT_ATTENTION_STATS] + (bh * a->seqlen_q + i) * 2; \
+        const type *dy = AT(const type, ONT_ATTENTION_Y, call->in[ONT_ATTENTION_DY], i); \
+        const type *q = AT(const type, ONT_ATTENTION_Q, call->in[0], i); \
+        type *dbias = out[3] ? (type *)out[3] + (bh * a->seqlen_q + i) * a->seqlen_k : NULL; \
+        for (int64_t j = 0; dbias && j < a->seqlen_k; j++) dbias[j] = 0; \
+        if (ont_attention_row_is_masked(a, (double)stats[1]) || is_masked_row(call, a, bh, i)) return; \
+        draw_dropout_mask(call, a, bh * a->seqlen_q + i, dropout_mask); \
+        scores_##suffix(call, a, bh, i, s); \
+        type base = stats[0] == -(type)INFINITY ? 0 : stats[0]; \
+        for (int64_t j = 0; j < a->seqlen_k; j++) { \
+            const type *v = AT(const type, ONT_ATTENTION_V, call->in[2], j); \
+            type scale = a->has_dropout ? dropout_mask[j] * (type)a->dropout_scale : 1, \
+                 p = exp_(s[j] - base) / stats[1], sum = 0; \
+            for (int64_t e = 0; e < a->head_dim_v; e++) sum += dy[e] * v[e]; \
+            dp[j] = sum * scale; \
+            delta += p * dp[j]; \
+            s[j] = p; \
+            type *dv = out[2] ? AT(type, ONT_ATTENTION_V, out[2], j) : NULL; \
+            for (int64_t e = 0; dv && e < a->head_dim_v; e++) dv[e] += p * scale * dy[e]; \
+        } \
+        for (int64_t j = 0; j < a->seqlen_k; j++) { \
+            bool is_masked = mask && (mask[j * a->layout[ONT_ATTENTION_MASK].col_stride] != 0) != a->mask_polarity; \
+            type ds = is_masked ? 0 : s[j] * (dp[j] - delta), scale = (type)a->scale; \
+            const type *k = AT(const type, ONT_ATTENTION_K, call->in[1], j); \
+            type *dk = out[1] ? AT(type, ONT_ATTENTION_K, out[1], j) : NULL; \
+            type *dq = out[0] ? AT(type, ONT_ATTENTION_Q, out[0], i) : NULL; \
+            if (dbias) dbias[j] = ds; \
+            for (int64_t d = 0; dk && d < a->head_dim; d++) dk[d] += scale * ds * q[d]; \
+            for (int64_t d = 0; dq && d < a->head_dim; d++) dq[d] += scale * ds * k[d]; \
+        } \
+    }
+REFERENCE(f32, float, expf)
+REFERENCE(f64, double, exp)
+
+ont_status ont_attention_run_ref(const ont_call *call)
+{
+    const ont_attention *a = &((const ref_state *)call->state)->a;
+    bool single = ont_node_in(call->node, 0)->dtype == ONT_FLOAT32;
+    for (int64_t bh = 0; bh < a->n_bh; bh++)
+        for (int64_t i = 0; i < a->seqlen_q; i++) (single ? forward_f32 : forward_f64)(call, a, bh, i);
+    return ONT_OK;
+}
+
+ont_status ont_attention_run_grad_ref(const ont_call *call)
+{
+    const ref_state *s = call->state;
+    const ont_attention *a = &s->a;
+    void *out[4] = {NULL};
+    bool single = ont_node_in(call->node, 0)->dtype == ONT_FLOAT32;
+    for (uint32_t i = 0; i < 4; i++) {
+        if (s->targets[i] < 0) continue;
+        out[i] = call->out[s->targets[i]];
+        const ont_value *v = call->node->outputs[s->targets[i]];
+        memset(out[i], 0, (size_t)ont_shape_count(&v->shape) * ont_dtype_size(v->dtype));
+    }
+    for (int64_t bh = 0; bh < a->n_bh; bh++)
+        for (int64_t i = 0; i < a->seqlen_q; i++) (single ? backward_f32 : backward_f64)(call, s, bh, i, out);
+    return ONT_OK;
+}

@@ -1,0 +1,236 @@
+/*
+ * Which convolutions use Winograd's algorithm, and the entry points of its kernels. Where it saves enough
+ * multiplications, it is compared with oneDNN on a small convolution of the same form, once per process, so that the
+ * choice for a shape does not change.
+ */
+#include <pthread.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "base/int_math.h"
+#include "base/log.h"
+#include "base/parallel.h"
+#include "device/gemm.h"
+#include "ops/conv/conv_onednn.h"
+#include "ops/conv/winograd.h"
+
+static bool enabled = true;
+
+void ont_winograd_enable(bool on)
+{
+    enabled = on;
+}
+
+/* ---- benchmark ---- */
+
+enum { SAMPLE_TILES = 128, SAMPLE_CHANNELS = 128, SAMPLE_RESULT = 64, ROUNDS = 4, CACHE_ENTRIES = 256 };
+static const double GAIN = 0.9; /* of oneDNN's time: the results are less accurate, so a tie is not enough */
+static const double MIN_MULTIPLICATIONS = 1e7;
+
+static double multiplications(const ont_conv *c)
+{
+    return 9.0 * (double)(c->n * c->out[1] * c->out[2]) * (double)(c->c * c->o);
+}
+
+/* Multiplications relative to direct convolution; channels and tiles are rounded up to whole blocks. */
+static double relative_cost(const ont_conv *c, ont_conv_kind kind)
+{
+    const int64_t *out = kind == ONT_CONV_GRAD_INPUT ? c->in : c->out;
+    double tiles = (double)(c->n * (ont_round_up(out[1], 4) / 4) * (ont_round_up(out[2], 4) / 4));
+    return 36 * tiles * (double)ont_round_up(c->c, 16) * (double)ont_round_up(c->o, 16) / multiplications(c);
+}
+
+/*
+ * A smaller convolution, which takes a few milliseconds: fewer images, rows and channels. Batch sizes are rounded to
+ * powers of two, so that many of them share a sample.
+ */
+static ont_conv sample_of(const ont_conv *c)
+{
+    ont_conv s = *c;
+    int64_t columns = ont_round_up(s.out[2], 4) / 4, rows = SAMPLE_TILES / columns + 1;
+    if (s.out[1] > 4 * rows) {
+        s.out[1] = 4 * rows;
+        s.in[1] = s.out[1] + 2 - s.pad[1] - s.pad_end[1];
+    }
+    int64_t each = columns * (ont_round_up(s.out[1], 4) / 4), images = 1;
+    while (images < s.n && images * each < SAMPLE_TILES) images *= 2;
+    s.n = images;
+    if (s.c > SAMPLE_CHANNELS) s.c = SAMPLE_CHANNELS;
+    if (s.o > SAMPLE_RESULT) s.o = SAMPLE_RESULT;
+    return s;
+}
+
+typedef struct benchmark {
+    ont_dnnl_conv *direct;
+    ont_winograd winograd;
+    void *data[4]; /* x, w, y, work */
+    size_t bytes[4];
+} benchmark;
+
+static bool benchmark_init(benchmark *t, const ont_conv *c, ont_conv_kind kind, int threads)
+{
+    *t = (benchmark){0};
+    if (ont_dnnl_conv_create(c, kind, false, &t->direct) != ONT_OK) return false;
+    ont_winograd_init(c, kind, threads, &t->winograd);
+    size_t work = ont_dnnl_conv_work_bytes(t->direct);
+    t->bytes[0] = (size_t)(c->n * c->c * c->in[1] * c->in[2]) * sizeof(float);
+    t->bytes[1] = (size_t)(c->o * c->c * 9) * sizeof(float);
+    t->bytes[2] = (size_t)(c->n * c->o * c->out[1] * c->out[2]) * sizeof(float);
+    t->bytes[3] = work > t->winograd.work_bytes ? work : t->winograd.work_bytes;
+    for (int i = 0; i < 4; i++) {
+        t->data[i] = ont_buffer_alloc(t->bytes[i]);
+        if (!t->data[i]) return false;
+        memset(t->data[i], 0, t->bytes[i]);
+    }
+    return true;
+}
+
+static void benchmark_deinit(benchmark *t)
+{
+    for (int i = 0; i < 4; i++) ont_buffer_free(t->data[i], t->bytes[i]);
+    ont_dnnl_conv_destroy(t->direct);
+}
+
+static void run_winograd(const benchmark *t)
+{
+    float *x = t->data[0], *w = t->data[1], *y = t->data[2];
+    switch (t->winograd.kind) {
+    case ONT_CONV_FORWARD: ont_winograd_compute(&t->winograd, x, w, NULL, y, t->data[3]); break;
+    case ONT_CONV_GRAD_INPUT: ont_winograd_compute(&t->winograd, y, w, NULL, x, t->data[3]); break;
+    case ONT_CONV_GRAD_WEIGHT: ont_winograd_compute_grad(&t->winograd, y, x, w, t->data[3]); break;
+    }
+}
+
+/* The fewest seconds of oneDNN and of Winograd, run alternately; the first round warms up. False without memory. */
+static bool measure(const ont_conv *c, ont_conv_kind kind, int threads, double best[2])
+{
+    benchmark t;
+    bool ok = benchmark_init(&t, c, kind, threads);
+    best[0] = best[1] = 1e9;
+    for (int round = 0; ok && round < ROUNDS; round++) {
+        double start = ont_seconds();
+        ok = ont_dnnl_conv_run(t.direct, t.data[0], t.data[1], t.data[2], NULL, t.data[3]) == ONT_OK;
+        double middle = ont_seconds();
+        run_winograd(&t);
+        double seconds[2] = {middle - start, ont_seconds() - middle};
+        for (int i = 0; round && i < 2; i++)
+            if (seconds[i] < best[i]) best[i] = seconds[i];
+    }
+    benchmark_deinit(&t);
+    return ok;
+}
+
+typedef struct cache_entry {
+    ont_conv sample;
+    ont_conv_kind kind;
+    int threads;
+    bool faster;
+} cache_entry;
+
+static cache_entry cache[CACHE_ENTRIES];
+static size_t n_entries;
+static pthread_mutex_t cache_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static bool same_sample(const ont_conv *a, const ont_conv *b)
+{
+    bool same = a->n == b->n && a->c == b->c && a->o == b->o;
+    for (int d = 1; d < 3; d++)
+        same &= a->in[d] == b->in[d] && a->out[d] == b->out[d] && a->pad[d] == b->pad[d] &&
+                a->pad_end[d] == b->pad_end[d];
+    return same;
+}
+
+static const cache_entry *find(const cache_entry *k)
+{
+    for (size_t i = 0; i < n_entries; i++)
+        if (cache[i].kind == k->kind && cache[i].threads == k->threads && same_sample(&cache[i].sample, &k->sample))
+            return &cache[i];
+    return NULL;
+}
+
+/* Completes k from the cache, and says whether the cache has room for another entry. */
+static bool look_up(cache_entry *k, bool *room)
+{
+    pthread_mutex_lock(&cache_lock);
+    const cache_entry *before = find(k);
+    if (before) *k = *before;
+    *room = n_entries < CACHE_ENTRIES;
+    pthread_mutex_unlock(&cache_lock);
+    return before != NULL;
+}
+
+/* The lock is not held while measuring and logging, which may wait for the GIL. A sample's first result is kept. */
+static bool is_faster(const ont_conv *c, ont_conv_kind kind)
+{
+    cache_entry k = {.sample = sample_of(c), .kind = kind, .threads = ont_parallel_threads()};
+    double seconds[2];
+    bool room;
+    if (look_up(&k, &room)) return k.faster;
+    if (!room || !measure(&k.sample, kind, k.threads, seconds)) return false;
+    k.faster = seconds[1] < GAIN * seconds[0];
+    ont_log(ONT_LOG_DEBUG,
+            "convolution of %lld to %lld channels, %lld x %lld, kind %d: oneDNN %.0f us, Winograd %.0f us",
+            (long long)c->c, (long long)c->o, (long long)c->out[1], (long long)c->out[2], (int)kind, seconds[0] * 1e6,
+            seconds[1] * 1e6);
+    pthread_mutex_lock(&cache_lock);
+    const cache_entry *before = find(&k);
+    if (before) k = *before;
+    else if (n_entries < CACHE_ENTRIES) cache[n_entries++] = k;
+    pthread_mutex_unlock(&cache_lock);
+    return k.faster;
+}
+
+/* ---- kernels ---- */
+
+/* Whether oneDNN's kernel accepts the node. Otherwise the alternative is unrolled windows and GEMM, which is slower. */
+static bool onednn_accepts(const ont_node *node)
+{
+    for (uint32_t i = 0; i < node->op->n_kernels; i++) {
+        const ont_kernel *k = &node->op->kernels[i];
+        if (k->accept == ont_conv_onednn_accept) return !ont_op_is_disabled(node->op, k) && !k->accept(node);
+    }
+    return false;
+}
+
+const char *ont_winograd_accept(const ont_node *node)
+{
+    ont_conv c;
+    ont_conv_kind kind;
+    if (!enabled) return "winograd is disabled";
+    if (ont_node_in(node, 0)->shape.rank != 4) return "not two spatial dims";
+    if (ont_conv_read(node, &c, &kind) != ONT_OK) return "the window does not fit";
+    const char *refusal = ont_winograd_refuses(&c);
+    if (refusal || !onednn_accepts(node)) return refusal;
+    if (ont_gemm_is_deterministic()) return "the choice must not depend on measurements";
+    if (multiplications(&c) < MIN_MULTIPLICATIONS || relative_cost(&c, kind) > GAIN)
+        return "too few multiplications saved";
+    return is_faster(&c, kind) ? NULL : "oneDNN is faster";
+}
+
+ont_status ont_winograd_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
+{
+    ont_conv c;
+    ont_conv_kind kind;
+    ont_winograd *s = ont_arena_alloc(arena, sizeof *s);
+    if (!s) return ONT_ENOMEM;
+    ONT_TRY(ont_conv_read(node, &c, &kind));
+    ont_winograd_init(&c, kind, ont_parallel_threads(), s);
+    out->state = s;
+    out->work_bytes = s->work_bytes;
+    return ONT_OK;
+}
+
+ont_status ont_winograd_run(const ont_call *call)
+{
+    const ont_winograd *s = call->state;
+    const float *bias = s->kind == ONT_CONV_FORWARD && call->node->n_inputs > 2 ? call->in[2] : NULL;
+    ont_winograd_compute(s, call->in[0], call->in[1], bias, call->out[0], call->work);
+    return ONT_OK;
+}
+
+ont_status ont_winograd_grad_run(const ont_call *call)
+{
+    ont_winograd_compute_grad(call->state, call->in[0], call->in[1], call->out[0], call->work);
+    return ONT_OK;
+}

@@ -1,0 +1,420 @@
+/*
+ * MatMul, Gemm, and FusedMatMul: a MatMul with transposes and a scale as attributes, which the gradient rules use so
+ * that no operand is transposed in memory. Its optional third input is a bias (n). Its optional second output is op(A)
+ * summed over k: the gradient of a linear layer's bias (passes/fuse_sums.c).
+ */
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/parallel.h"
+#include "device/gemm.h"
+#include "device/matmul.h"
+#include "device/gemm_native.h"
+#include "ops/matmul/matmul.h"
+#include "ops/matmul/matmul_int.h"
+
+/* ---- shapes ---- */
+
+static bool transposed(const ont_node *node, const char *name)
+{
+    return ont_attr_int(node, name, 0) != 0;
+}
+
+ont_status ont_matmul_desc_read(const ont_node *node, ont_matmul_desc *p)
+{
+    ont_value *a, *b;
+    ONT_TRY(ont_need_input(node, 0, &a));
+    ONT_TRY(ont_need_input(node, 1, &b));
+    if (a->dtype != b->dtype)
+        return ont_fail(ONT_ETYPE, "operands are %s and %s", ont_dtype_name(a->dtype), ont_dtype_name(b->dtype));
+    if (!a->shape.rank || !b->shape.rank) return ont_fail(ONT_EINVAL, "an operand is a scalar");
+    *p = (ont_matmul_desc){.a = a->shape, .b = b->shape, .trans_a = transposed(node, "transA"),
+                           .trans_b = transposed(node, "transB"), .alpha = ont_attr_float(node, "alpha", 1.0)};
+    p->vector_a = p->a.rank == 1;
+    p->vector_b = p->b.rank == 1;
+    if (p->vector_a) p->a = ont_shape_of(2, (int64_t[]){1, p->a.dims[0]}), p->trans_a = false;
+    if (p->vector_b) p->b = ont_shape_of(2, (int64_t[]){p->b.dims[0], 1}), p->trans_b = false;
+    const int64_t *da = p->a.dims + p->a.rank - 2, *db = p->b.dims + p->b.rank - 2;
+    p->m = da[p->trans_a];
+    p->k = da[!p->trans_a];
+    p->n = db[!p->trans_b];
+    if (p->k != db[p->trans_b]) {
+        char ta[ONT_SHAPE_TEXT], tb[ONT_SHAPE_TEXT];
+        return ont_fail(ONT_EINVAL, "inner dims differ: A is %s, B is %s", ont_shape_text(&a->shape, ta),
+                        ont_shape_text(&b->shape, tb));
+    }
+    ont_shape batch_a = ont_shape_of(p->a.rank - 2, p->a.dims), batch_b = ont_shape_of(p->b.rank - 2, p->b.dims);
+    return ont_shape_broadcast(&batch_a, &batch_b, &p->batch);
+}
+
+static ont_status matmul_infer(ont_graph *g, ont_node *node)
+{
+    (void)g;
+    ont_matmul_desc p;
+    ONT_TRY(ont_matmul_desc_read(node, &p));
+    ont_shape shape = p.batch;
+    if (shape.rank + 2 > ONT_MAX_RANK) return ont_fail(ONT_EUNSUPPORTED, "rank %d", shape.rank + 2);
+    if (!p.vector_a) shape.dims[shape.rank++] = p.m;
+    if (!p.vector_b) shape.dims[shape.rank++] = p.n;
+    ont_dtype dtype = ont_node_in(node, 0)->dtype;
+    const ont_value *c = ont_node_in(node, 2);
+    if (c && (c->dtype != dtype || !ont_matmul_desc_is_bias(&p, &c->shape) || p.alpha != 1 || ont_dtype_is_int(dtype)))
+        return ont_fail(ONT_EUNSUPPORTED, "the bias must be (n) and of the product's dtype, with alpha 1");
+    ont_dtype to = (ont_dtype)ont_attr_int(node, "to", dtype);
+    if (to != dtype && (to != ONT_FLOAT32 || (dtype != ONT_BFLOAT16 && dtype != ONT_FLOAT16)))
+        return ont_fail(ONT_EUNSUPPORTED, "product of %s to %s", ont_dtype_name(dtype), ont_dtype_name(to));
+    ont_shape rows = ont_shape_of(1, &p.m);
+    if (node->n_outputs > 1 && (!p.trans_a || p.a.rank != 2 || dtype != ONT_FLOAT32))
+        return ont_fail(ONT_EUNSUPPORTED, "sums of A need a transposed float32 matrix A");
+    ONT_TRY(ont_infer_out(node, 1, dtype, &rows));
+    return ont_infer_out(node, 0, to, &shape);
+}
+
+/* ---- kernel: float32, float64 and integers, by an implementation of device/gemm.h ---- */
+
+typedef struct matmul_state {
+    ont_gemm gemm;
+    ont_gemm_impl impl;
+    const ont_gemm_backend *backend; /* used with ONT_GEMM_BACKEND, or where `impl` has no handle or kernel below */
+    ont_gemm_tuner *tuner;             /* not NULL: says before each run which implementation to use */
+    ont_shape batch;
+    int64_t count; /* matrices of the batch */
+    int64_t stride_a[ONT_MAX_RANK], stride_b[ONT_MAX_RANK]; /* bytes, for each batch dim */
+    size_t c_bytes; /* of one matrix */
+    bool parallel_batch;
+    bool bias; /* input 2 is a bias (n), added unscaled */
+    ont_dnnl_matmul *primitive; /* NULL where not used */
+    ont_gemm_native native;     /* without a kernel where not used */
+} matmul_state;
+
+/* Gemm's alpha and beta are floats: for integers they must be whole numbers. */
+static const char *int_accept(const ont_node *node)
+{
+    double alpha = ont_attr_float(node, "alpha", 1.0), beta = ont_attr_float(node, "beta", 1.0);
+    if (!ont_gemm_int.available(ont_node_in(node, 0)->dtype)) return "dtype";
+    return alpha == (double)(int32_t)alpha && beta == (double)(int32_t)beta ? NULL
+                                                                            : "alpha or beta is not a whole number";
+}
+
+bool ont_matmul_has_bf16x3(void)
+{
+    return ont_gemm_native_kernel(ONT_GEMM_BF16X3, ONT_FLOAT32) != NULL;
+}
+
+void ont_matmul_desc_fold_batch(ont_matmul_desc *p)
+{
+    int64_t batch_a = ont_shape_count_range(&p->a, 0, p->a.rank - 2);
+    if (ont_shape_count_range(&p->b, 0, p->b.rank - 2) != 1 || p->trans_a || batch_a != ont_shape_count(&p->batch))
+        return;
+    p->m *= batch_a;
+    p->a = ont_shape_of(2, (int64_t[]){p->m, p->k});
+    p->b = ont_shape_of(2, p->b.dims + p->b.rank - 2);
+    p->batch.rank = 0;
+}
+
+/* Bytes between matrices of the operand, for each dim of the broadcast batch. */
+static void batch_strides(const ont_shape *operand, const ont_shape *batch, size_t size, int64_t *strides)
+{
+    ont_shape own = ont_shape_of(operand->rank - 2, operand->dims);
+    int64_t matrix = operand->dims[operand->rank - 1] * operand->dims[operand->rank - 2] * (int64_t)size;
+    ont_shape_broadcast_strides(&own, batch, strides);
+    for (int d = 0; d < batch->rank; d++) strides[d] *= matrix;
+}
+
+/* Implementations share one scratch buffer: reserves the maximum. */
+static void reserve_work(ont_prepared *out, size_t bytes)
+{
+    if (bytes > out->work_bytes) out->work_bytes = bytes;
+}
+
+static void prepare_native(matmul_state *s, ont_prepared *out)
+{
+    const ont_gemm_kernel *kernel = ont_gemm_native_kernel(s->tuner ? ONT_GEMM_NATIVE : s->impl, s->gemm.dtype);
+    if (!kernel) return;
+    ont_gemm_native_init(&s->native, kernel, &s->gemm, ONT_FLOAT32, ont_parallel_threads());
+    reserve_work(out, ont_gemm_native_work_bytes(&s->native));
+}
+
+static ont_status prepare_primitive(matmul_state *s, const ont_node *node, ont_prepared *out)
+{
+    ont_prepared primitive = {0};
+    ont_status status = ont_matmul_prepare_primitive(node, &primitive);
+    s->primitive = primitive.state;
+    reserve_work(out, primitive.work_bytes);
+    return status == ONT_EUNSUPPORTED ? ONT_OK : status;
+}
+
+static ont_status matmul_prepare_with(bool reference, const ont_node *node, ont_arena *arena, ont_prepared *out)
+{
+    ont_matmul_desc p;
+    matmul_state *s = ont_arena_alloc(arena, sizeof *s);
+    if (!s) return ONT_ENOMEM;
+    ONT_TRY(ont_matmul_desc_read(node, &p));
+    ont_matmul_desc_fold_batch(&p);
+    ont_dtype dtype = ont_node_in(node, 0)->dtype;
+    size_t size = ont_dtype_size(dtype);
+    const ont_value *c = ont_node_in(node, 2);
+    bool bf16x3 = ont_attr_int(node, "bf16x3", 0) && ont_matmul_has_bf16x3();
+    s->gemm = (ont_gemm){.dtype = dtype, .trans_a = p.trans_a, .trans_b = p.trans_b, .m = p.m, .n = p.n, .k = p.k,
+                         .lda = p.a.dims[p.a.rank - 1], .ldb = p.b.dims[p.b.rank - 1], .ldc = p.n, .alpha = p.alpha};
+    s->batch = p.batch;
+    s->count = ont_shape_count(&p.batch);
+    s->bias = c && ont_matmul_desc_is_bias(&p, &c->shape) && ont_attr_float(node, "beta", 1.0) == 1;
+    s->impl = ONT_GEMM_BACKEND;
+    int epilogue = (s->bias ? ONT_GEMM_BIAS : 0) | (ont_node_out(node, 1) ? ONT_GEMM_SUM_A : 0);
+    batch_strides(&p.a, &p.batch, size, s->stride_a);
+    batch_strides(&p.b, &p.batch, size, s->stride_b);
+    s->c_bytes = (size_t)(p.m * p.n) * size;
+    if (ont_dtype_is_int(dtype))
+        s->backend = &ont_gemm_int;
+    else if (bf16x3 && !reference && p.m && p.n && p.k && s->count == 1)
+        s->backend = ont_gemm_reference(), s->impl = ONT_GEMM_BF16X3;
+    else
+        s->backend = reference || !(p.m && p.n && p.k) ? ont_gemm_reference()
+                                                       : ont_gemm_choose(&s->gemm, epilogue, &s->impl);
+    s->parallel_batch = s->count > 1;
+    out->state = s;
+    bool adds_bias = s->bias && p.alpha == 1 && dtype == ONT_FLOAT32;
+    if (c ? !adds_bias : s->count != 1) return ONT_OK;
+    if (!reference && !bf16x3 && s->count == 1) s->tuner = ont_gemm_tuner_find(&s->gemm, epilogue);
+    if (s->count != 1 && s->impl != ONT_GEMM_PRIMITIVE) s->impl = ONT_GEMM_BACKEND;
+    prepare_native(s, out);
+    if (s->impl == ONT_GEMM_BACKEND && c && !strcmp(s->backend->name, "onednn")) s->impl = ONT_GEMM_PRIMITIVE;
+    return s->tuner || s->impl == ONT_GEMM_PRIMITIVE ? prepare_primitive(s, node, out) : ONT_OK;
+}
+
+static void matmul_release(void *state)
+{
+    ont_dnnl_matmul_destroy(((matmul_state *)state)->primitive);
+}
+
+static ont_status matmul_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
+{
+    return matmul_prepare_with(false, node, arena, out);
+}
+
+static ont_status matmul_prepare_ref(const ont_node *node, ont_arena *arena, ont_prepared *out)
+{
+    return matmul_prepare_with(true, node, arena, out);
+}
+
+/* Matrices [first, last) of the batch. Inside a parallel region, a BLAS uses the calling thread only. */
+static void matmul_batch(void *context, int64_t first, int64_t last)
+{
+    const ont_call *call = context;
+    const matmul_state *s = call->state;
+    for (int64_t i = first; i < last; i++) {
+        const char *a = call->in[0], *b = call->in[1];
+        int64_t rest = i;
+        for (int d = s->batch.rank - 1; d >= 0; d--) {
+            int64_t index = rest % s->batch.dims[d];
+            rest /= s->batch.dims[d];
+            a += index * s->stride_a[d];
+            b += index * s->stride_b[d];
+        }
+        s->backend->run(&s->gemm, a, b, (char *)call->out[0] + (size_t)i * s->c_bytes);
+    }
+}
+
+static ont_status run_impl(const ont_call *call, ont_gemm_impl impl, const ont_gemm_backend *backend)
+{
+    const matmul_state *s = call->state;
+    const void *a = call->in[0], *b = call->in[1], *bias = s->bias ? call->in[2] : NULL;
+    void *y = call->out[0];
+    float *sums = call->node->n_outputs > 1 ? call->out[1] : NULL;
+    bool summed = false;
+    if (impl == ONT_GEMM_PRIMITIVE && s->primitive) {
+        ONT_TRY(ont_dnnl_matmul_run(s->primitive, a, b, bias, y, call->work));
+    } else if ((impl == ONT_GEMM_NATIVE || impl == ONT_GEMM_BF16X3) && s->native.kernel) {
+        summed = s->native.kernel->unpacked_a;
+        ont_gemm_native_run(&s->native, a, b, bias, y, summed ? sums : NULL, call->work);
+    } else {
+        if (s->parallel_batch) ont_parallel(s->count, 1, matmul_batch, (void *)call);
+        else backend->run(&s->gemm, a, b, y);
+        if (bias) ont_gemm_add_bias(&s->gemm, s->count, bias, y);
+    }
+    if (sums && !summed) ont_gemm_sum_a(&s->gemm, a, sums);
+    return ONT_OK;
+}
+
+static ont_status matmul_run(const ont_call *call)
+{
+    const matmul_state *s = call->state;
+    if (!s->c_bytes || !s->count) {
+        if (call->node->n_outputs > 1 && call->out[1]) ont_gemm_sum_a(&s->gemm, call->in[0], call->out[1]);
+        return ONT_OK;
+    }
+    if (!s->tuner) return run_impl(call, s->impl, s->backend);
+    const ont_gemm_backend *backend;
+    ont_gemm_impl impl = ont_gemm_tuner_next(s->tuner, &backend);
+    double start = ont_seconds();
+    ONT_TRY(run_impl(call, impl, backend ? backend : s->backend));
+    ont_gemm_tuner_record(s->tuner, impl, backend, ont_seconds() - start);
+    return ONT_OK;
+}
+
+/* ---- gradients ---- */
+
+static ont_value *fused(ont_grad *g, ont_value *a, bool trans_a, ont_value *b, bool trans_b, double alpha)
+{
+    ont_builder *w = &g->b;
+    ont_node *node = a && b ? ont_build_node(w, ONT_DOMAIN, "FusedMatMul", (ont_value *[]){a, b}, 2, 1) : NULL;
+    if (node) w->status = ont_attr_set_int(w->graph, node, "transA", trans_a);
+    if (node && w->status == ONT_OK) w->status = ont_attr_set_int(w->graph, node, "transB", trans_b);
+    if (node && w->status == ONT_OK) w->status = ont_attr_set_float(w->graph, node, "alpha", alpha);
+    return ont_build_done(w, node);
+}
+
+/* (..., r, c) as a matrix (... * r, c). */
+static ont_value *as_matrix(ont_grad *g, ont_value *x)
+{
+    int rank = x ? x->shape.rank : 0;
+    if (rank <= 2) return x;
+    ont_shape flat = {.rank = 2};
+    flat.dims[0] = ont_shape_count_range(&x->shape, 0, rank - 1);
+    flat.dims[1] = x->shape.dims[rank - 1];
+    return ont_build_reshape(&g->b, x, &flat);
+}
+
+/* C = alpha op(A) op(B): dA = alpha dC op(B)', dB = alpha op(A)' dC; transposed where the operand is. */
+static void product_grads(ont_grad *g, ont_value *a, ont_value *b, ont_value *dc, const ont_matmul_desc *p)
+{
+    bool ta = p->trans_a, tb = p->trans_b;
+    if (dc && dc->dtype != a->dtype) dc = ont_build_cast(&g->b, dc, a->dtype);
+    if (g->b.status != ONT_OK) return;
+    if (WANTS(0)) GI(0, ta ? fused(g, b, tb, dc, true, p->alpha) : fused(g, dc, false, b, !tb, p->alpha));
+    if (!WANTS(1)) return;
+    /* If B is one matrix, its gradient sums over the batch: one product of the flattened operands does that. */
+    if (b->shape.rank == 2 && !ta) {
+        a = as_matrix(g, a);
+        dc = as_matrix(g, dc);
+    }
+    GI(1, tb ? fused(g, dc, true, a, ta, p->alpha) : fused(g, a, !ta, dc, false, p->alpha));
+}
+
+static void matmul_grad(ont_grad *g)
+{
+    ont_matmul_desc p;
+    ont_builder *w = &g->b;
+    if (ont_matmul_desc_read(g->node, &p) != ONT_OK) return;
+    ont_value *dc = GO(0);
+    if (WANTS(2)) GI(2, dc && dc->dtype != I(2)->dtype ? ont_build_cast(w, dc, I(2)->dtype) : dc);
+    if (!p.vector_a && !p.vector_b) {
+        product_grads(g, I(0), I(1), dc, &p);
+        return;
+    }
+    /* Vector operands: compute with matrices, then reshape the gradients. */
+    ont_shape full = p.batch;
+    full.dims[full.rank++] = p.m;
+    full.dims[full.rank++] = p.n;
+    ont_value *a = ont_build_reshape(w, I(0), &p.a), *b = ont_build_reshape(w, I(1), &p.b);
+    dc = ont_build_reshape(w, dc, &full);
+    if (w->status != ONT_OK) return;
+    product_grads(g, a, b, dc, &p);
+    for (uint32_t i = 0; i < 2; i++) {
+        ont_value *grad = g->in_grads[i];
+        if (!WANTS(i) || !grad) continue;
+        ont_value *matrix = ont_build_sum_to(w, grad, i ? &p.b : &p.a);
+        GI(i, matrix ? ont_build_reshape(w, matrix, &I(i)->shape) : NULL);
+    }
+}
+
+static const ont_kernel matmul_kernels[] = {
+    {.name = "matmul_half", .accept = ont_matmul_half_accept, .prepare = ont_matmul_half_prepare,
+     .run = ont_matmul_half_run, .release = ont_matmul_half_release},
+    {.name = "matmul_small", .accept = ont_matmul_small_accept, .prepare = ont_matmul_small_prepare,
+     .run = ont_matmul_small_run},
+    {.name = "matmul_batch", .accept = ont_matmul_batch_accept, .prepare = ont_matmul_batch_prepare,
+     .run = ont_matmul_batch_run},
+    {.name = "matmul_blas", .accept = ont_accept_float, .prepare = matmul_prepare, .run = matmul_run,
+     .release = matmul_release},
+    {.name = "matmul_ref", .accept = ont_accept_float, .prepare = matmul_prepare_ref, .run = matmul_run,
+     .release = matmul_release},
+    {.name = "matmul_int", .accept = int_accept, .prepare = matmul_prepare_ref, .run = matmul_run},
+};
+const ont_op ont_op_MatMul = {.domain = "", .name = "MatMul", .since = 1, .min_inputs = 2, .max_inputs = 2,
+                              .attributes = "", .infer = matmul_infer, .grad = matmul_grad,
+                              ONT_KERNELS(matmul_kernels)};
+const ont_op ont_op_FusedMatMul = {.domain = ONT_DOMAIN, .name = "FusedMatMul", .since = 1, .min_inputs = 2,
+                                   .max_inputs = 3, .flags = ONT_OP_PUBLIC,
+                                   .attributes = "transA:i transB:i alpha:f to:i bf16x3:i",
+                                   .infer = matmul_infer, .grad = matmul_grad, ONT_KERNELS(matmul_kernels)};
+
+/* ---- Gemm: alpha op(A) op(B) + beta C, two dims, C broadcast ---- */
+
+static ont_status gemm_infer(ont_graph *g, ont_node *node)
+{
+    (void)g;
+    ont_matmul_desc p;
+    ONT_TRY(ont_matmul_desc_read(node, &p));
+    if (ont_node_in(node, 0)->shape.rank != 2 || ont_node_in(node, 1)->shape.rank != 2)
+        return ont_fail(ONT_EINVAL, "A and B must be matrices");
+    ont_shape shape = ont_shape_of(2, (int64_t[]){p.m, p.n}), whole = shape;
+    const ont_value *c = ont_node_in(node, 2);
+    if (c) {
+        if (c->dtype != ont_node_in(node, 0)->dtype) return ont_fail(ONT_ETYPE, "C is %s", ont_dtype_name(c->dtype));
+        ONT_TRY(ont_shape_broadcast(&c->shape, &shape, &whole));
+        if (!ont_shape_equal(&whole, &shape)) return ont_fail(ONT_EINVAL, "C does not broadcast to the product");
+    }
+    return ont_infer_out(node, 0, ont_node_in(node, 0)->dtype, &shape);
+}
+
+/* y (m, n) = scale * C, which broadcasts; the GEMM then adds to y. */
+#define FILL(name, type) \
+    static void name(const ont_call *call, const int64_t *strides, int64_t m, int64_t n, double scale) \
+    { \
+        const type *c = call->in[2]; \
+        type *y = call->out[0], beta = (type)scale; \
+        for (int64_t i = 0; i < m; i++) \
+            for (int64_t j = 0; j < n; j++) y[i * n + j] = beta * c[i * strides[0] + j * strides[1]]; \
+    }
+FILL(fill_f32, float)
+FILL(fill_f64, double)
+
+static ont_status gemm_run(const ont_call *call)
+{
+    const matmul_state *s = call->state;
+    const ont_value *c = ont_node_in(call->node, 2), *y = call->node->outputs[0];
+    if (!s->c_bytes) return ONT_OK;
+    if (s->primitive || s->native.kernel || s->tuner) return matmul_run(call);
+    ont_gemm gemm = s->gemm;
+    if (c) {
+        int64_t strides[ONT_MAX_RANK];
+        ont_shape_broadcast_strides(&c->shape, &y->shape, strides);
+        double beta = ont_attr_float(call->node, "beta", 1.0);
+        if (ont_dtype_is_int(y->dtype))
+            ont_gemm_int_fill(y->dtype, call->in[2], call->out[0], strides, gemm.m, gemm.n, (int64_t)beta);
+        else
+            (y->dtype == ONT_FLOAT32 ? fill_f32 : fill_f64)(call, strides, gemm.m, gemm.n, beta);
+        gemm.beta = 1;
+    }
+    s->backend->run(&gemm, call->in[0], call->in[1], call->out[0]);
+    return ONT_OK;
+}
+
+static void gemm_grad(ont_grad *g)
+{
+    ont_matmul_desc p;
+    if (ont_matmul_desc_read(g->node, &p) != ONT_OK) return;
+    product_grads(g, I(0), I(1), GO(0), &p);
+    if (!WANTS(2)) return;
+    double beta = ont_attr_float(g->node, "beta", 1.0);
+    ont_value *scaled = GO(0);
+    if (beta != 1) scaled = ont_build2(&g->b, "Mul", scaled, ont_build_scalar(&g->b, I(2)->dtype, beta));
+    GI(2, scaled);
+}
+
+static const ont_kernel gemm_kernels[] = {
+    {.name = "gemm_half", .accept = ont_matmul_half_accept, .prepare = ont_matmul_half_prepare,
+     .run = ont_matmul_half_run, .release = ont_matmul_half_release},
+    {.name = "gemm_small", .accept = ont_matmul_small_accept, .prepare = ont_matmul_small_prepare,
+     .run = ont_matmul_small_run},
+    {.name = "gemm_blas", .accept = ont_accept_float, .prepare = matmul_prepare, .run = gemm_run,
+     .release = matmul_release},
+    {.name = "gemm_ref", .accept = ont_accept_float, .prepare = matmul_prepare_ref, .run = gemm_run,
+     .release = matmul_release},
+    {.name = "gemm_int", .accept = int_accept, .prepare = matmul_prepare_ref, .run = gemm_run},
+};
+const ont_op ont_op_Gemm = {.domain = "", .name = "Gemm", .since = 7, .min_inputs = 2, .max_inputs = 3,
+                            .attributes = "transA:i transB:i alpha:f beta:f", .infer = gemm_infer, .grad = gemm_grad,
+                            ONT_KERNELS(gemm_kernels)};

@@ -1,0 +1,298 @@
+/*
+ * BatchNormalization over (N, C, D): statistics of ranges of a channel's elements, the ranges joined in order, then one
+ * pass over the planes. 16-bit x and y have float32 scale, bias and statistics. Source of the joining: Chan, Golub and
+ * LeVeque, Updating Formulae and a Pairwise Algorithm for Computing Sample Variances, 1979.
+ */
+#include "kernels/launch.cuh"
+
+#include "kernels/kernels.h"
+
+static const int64_t RANGE = 4096, MAX_RANGES = 512; /* least elements of a range; most ranges of a channel */
+
+struct layout {
+    int64_t n, c, d, each; /* each: elements of a range */
+    int ranges;
+};
+
+static layout layout_of(const ont_batchnorm *s)
+{
+    layout l = {s->n, s->c, s->d, 0, 1};
+    int64_t count = s->n * s->d, ranges = (count + RANGE - 1) / RANGE;
+    l.ranges = (int)(ranges < 1 ? 1 : ranges > MAX_RANGES ? MAX_RANGES : ranges);
+    l.each = (count + l.ranges - 1) / l.ranges;
+    return l;
+}
+
+/* Calls use(offset) for this thread's elements of range r of a channel, with one division at the start. */
+template <class F> ONT_DEVICE void each_element(const layout &l, int64_t channel, int64_t r, F use)
+{
+    int64_t count = l.n * l.d, first = r * l.each, last = first + l.each < count ? first + l.each : count;
+    int64_t i = first + threadIdx.x;
+    if (i >= last) return;
+    int64_t n = i / l.d, d = i % l.d, images = blockDim.x / l.d, rest = blockDim.x % l.d;
+    for (; i < last; i += blockDim.x) {
+        use((n * l.c + channel) * l.d + d);
+        n += images;
+        d += rest;
+        if (d >= l.d) {
+            d -= l.d;
+            n++;
+        }
+    }
+}
+
+ONT_DEVICE int64_t count_of(const layout &l, int64_t r)
+{
+    int64_t count = l.n * l.d, first = r * l.each, last = first + l.each < count ? first + l.each : count;
+    return last > first ? last - first : 0;
+}
+
+/* parts (C, ranges, 2): mean, and sum of squared differences from it */
+template <class T, class A>
+__global__ void __launch_bounds__(ONT_THREADS) batchnorm_parts_kernel(layout l, const T *x, A *parts)
+{
+    __shared__ A scratch[32];
+    for (int64_t b = blockIdx.x; b < l.c * l.ranges; b += gridDim.x) {
+        int64_t channel = b / l.ranges, r = b % l.ranges;
+        A sum = 0, square = 0;
+        each_element(l, channel, r, [&](int64_t at) { sum += ont_load(x + at); });
+        sum = ont_block_sum(sum, scratch);
+        A count = (A)count_of(l, r), mean = count > 0 ? sum / count : 0;
+        each_element(l, channel, r, [&](int64_t at) {
+            A v = ont_load(x + at) - mean;
+            square += v * v;
+        });
+        square = ont_block_sum(square, scratch);
+        if (!threadIdx.x) {
+            parts[b * 2] = mean;
+            parts[b * 2 + 1] = square;
+        }
+        __syncthreads();
+    }
+}
+
+struct channel_results {
+    void *new_mean, *new_var, *saved_mean, *saved_inv;
+};
+
+/* By channel: the statistics, joined from the ranges or running ones, and the line of y = x * line[0] + line[1]. */
+template <class A>
+__global__ void batchnorm_channel_kernel(layout l, bool training, double eps, double momentum, const A *parts,
+                                         const A *scale, const A *bias, const A *old_mean, const A *old_var,
+                                         channel_results to, A *lines)
+{
+    ONT_FOR(c, l.c)
+    {
+        double mean = (double)old_mean[c], var = (double)old_var[c];
+        if (training) {
+            double seen = 0, square = 0, middle = 0;
+            for (int r = 0; r < l.ranges; r++) {
+                double n = (double)count_of(l, r);
+                if (n == 0) continue;
+                double off = (double)parts[(c * l.ranges + r) * 2] - middle;
+                middle += off * n / (seen + n);
+                square += (double)parts[(c * l.ranges + r) * 2 + 1] + off * off * seen * n / (seen + n);
+                seen += n;
+            }
+            mean = seen > 0 ? middle : (double)NAN;
+            var = square / seen;
+            if (to.new_mean) ((A *)to.new_mean)[c] = (A)(momentum * (double)old_mean[c] + (1 - momentum) * mean);
+            if (to.new_var) ((A *)to.new_var)[c] = (A)(momentum * (double)old_var[c] + (1 - momentum) * var);
+        }
+        double inv = 1 / sqrt(var + eps);
+        if (to.saved_mean) ((A *)to.saved_mean)[c] = (A)mean;
+        if (to.saved_inv) ((A *)to.saved_inv)[c] = (A)inv;
+        lines[c * 2] = (A)(inv * (double)scale[c]);
+        lines[c * 2 + 1] = (A)((double)bias[c] - mean * inv * (double)scale[c]);
+    }
+}
+
+/* Planes are cut into pieces, one for each block: blockIdx.x -> (plane, piece). */
+enum { PIECE = 4096 };
+#define ONT_EACH_PIECE(planes, d, plane, i) \
+    for (int64_t pieces_ = ((d) + PIECE - 1) / PIECE, b_ = blockIdx.x; b_ < (planes) * pieces_; b_ += gridDim.x) \
+        for (int64_t plane = b_ / pieces_, end_ = (b_ % pieces_ + 1) * PIECE < (d) ? (b_ % pieces_ + 1) * PIECE : (d), \
+                     i = b_ % pieces_ * PIECE + threadIdx.x; \
+             i < end_; i += blockDim.x)
+
+template <class T, class A>
+__global__ void __launch_bounds__(ONT_THREADS) batchnorm_apply_kernel(layout l, const T *x, const A *lines, T *y)
+{
+    ONT_EACH_PIECE(l.n * l.c, l.d, plane, i)
+    {
+        int64_t c = plane % l.c, at = plane * l.d + i;
+        ont_store(y + at, ont_load(x + at) * lines[c * 2] + lines[c * 2 + 1]);
+    }
+}
+
+/* ---- gradient ---- */
+
+/* parts (C, ranges, 2): sum of dy, and of dy times the difference from the mean */
+template <class T, class A>
+__global__ void __launch_bounds__(ONT_THREADS)
+    batchnorm_grad_parts_kernel(layout l, const T *x, const A *mean, const T *dy, A *parts)
+{
+    __shared__ A scratch[32];
+    for (int64_t b = blockIdx.x; b < l.c * l.ranges; b += gridDim.x) {
+        int64_t channel = b / l.ranges, r = b % l.ranges;
+        A sum = 0, dot = 0, middle = mean[channel];
+        each_element(l, channel, r, [&](int64_t at) {
+            A g = ont_load(dy + at);
+            sum += g;
+            dot += g * (ont_load(x + at) - middle);
+        });
+        sum = ont_block_sum(sum, scratch);
+        dot = ont_block_sum(dot, scratch);
+        if (!threadIdx.x) {
+            parts[b * 2] = sum;
+            parts[b * 2 + 1] = dot;
+        }
+        __syncthreads();
+    }
+}
+
+/* dx = line[0] * (dy - line[1] - (x - mean) * line[2]) */
+template <class A>
+__global__ void batchnorm_grad_channel_kernel(layout l, bool training, const A *parts, const A *scale, const A *inv,
+                                              A *dscale, A *dbias, A *lines)
+{
+    ONT_FOR(c, l.c)
+    {
+        double sum = 0, dot = 0, count = (double)(l.n * l.d), deviation = (double)inv[c];
+        for (int r = 0; r < l.ranges; r++) {
+            sum += (double)parts[(c * l.ranges + r) * 2];
+            dot += (double)parts[(c * l.ranges + r) * 2 + 1];
+        }
+        if (dscale) dscale[c] = count > 0 ? (A)(dot * deviation) : (A)0; /* 0 * NaN is NaN */
+        if (dbias) dbias[c] = (A)sum;
+        lines[c * 3] = scale[c] * inv[c];
+        lines[c * 3 + 1] = training ? (A)(sum / count) : (A)0;
+        lines[c * 3 + 2] = training ? (A)(dot * deviation * deviation / count) : (A)0;
+    }
+}
+
+template <class T, class A>
+__global__ void __launch_bounds__(ONT_THREADS)
+    batchnorm_dx_kernel(layout l, const T *x, const A *mean, const A *lines, const T *dy, T *dx)
+{
+    ONT_EACH_PIECE(l.n * l.c, l.d, plane, i)
+    {
+        int64_t c = plane % l.c, at = plane * l.d + i;
+        A centred = ont_load(x + at) - mean[c];
+        ont_store(dx + at, lines[c * 3] * (ont_load(dy + at) - lines[c * 3 + 1] - centred * lines[c * 3 + 2]));
+    }
+}
+
+/* ---- y += bias of a channel ---- */
+
+template <class T>
+__global__ void __launch_bounds__(ONT_THREADS)
+    channel_bias_kernel(int64_t planes, int64_t c, int64_t d, const T *bias, T *y)
+{
+    ONT_EACH_PIECE(planes, d, plane, i)
+    {
+        T *to = y + plane * d + i;
+        ont_store(to, ont_load(to) + ont_load(bias + plane % c));
+    }
+}
+
+/* ---- launchers ---- */
+
+static unsigned piece_blocks(int64_t planes, int64_t d)
+{
+    return ont_blocks(planes * ((d + PIECE - 1) / PIECE), 1);
+}
+
+static unsigned channel_threads(int64_t n)
+{
+    return ont_row_threads(n);
+}
+
+extern "C" size_t ont_batchnorm_work(const ont_batchnorm *s)
+{
+    layout l = layout_of(s);
+    return (size_t)(l.c * l.ranges * 2 + l.c * 3) * sizeof(double);
+}
+
+template <class T>
+static int forward(const ont_batchnorm *s, const void *const *in, void *y, channel_results to, void *work, void *stream)
+{
+    typedef typename ont_compute<T>::type A;
+    layout l = layout_of(s);
+    A *parts = (A *)work, *lines = parts + l.c * l.ranges * 2;
+    int error = 0;
+    if (!l.c) return 0;
+    if (s->training)
+        error = ONT_LAUNCH((batchnorm_parts_kernel<T, A>), ont_blocks(l.c * l.ranges, 1), channel_threads(l.each), 0,
+                           stream, l, (const T *)in[0], parts);
+    if (!error)
+        error = ONT_LAUNCH(batchnorm_channel_kernel<A>, ont_blocks(l.c, 32), 32, 0, stream, l, s->training != 0, s->eps,
+                           s->momentum, (const A *)parts, (const A *)in[1], (const A *)in[2], (const A *)in[3],
+                           (const A *)in[4], to, lines);
+    if (!error && l.n * l.d > 0)
+        error = ONT_LAUNCH((batchnorm_apply_kernel<T, A>), piece_blocks(l.n * l.c, l.d), channel_threads(l.d), 0,
+                           stream, l, (const T *)in[0], (const A *)lines, (T *)y);
+    return error;
+}
+
+template <class T>
+static int backward(const ont_batchnorm *s, const void *const *in, void *dx, void *dscale, void *dbias, void *work,
+                    void *stream)
+{
+    typedef typename ont_compute<T>::type A;
+    layout l = layout_of(s);
+    A *parts = (A *)work, *lines = parts + l.c * l.ranges * 2;
+    const T *x = (const T *)in[0], *dy = (const T *)in[4];
+    const A *scale = (const A *)in[1], *mean = (const A *)in[2], *inv = (const A *)in[3];
+    if (!l.c) return 0;
+    int error = ONT_LAUNCH((batchnorm_grad_parts_kernel<T, A>), ont_blocks(l.c * l.ranges, 1), channel_threads(l.each),
+                           0, stream, l, x, mean, dy, parts);
+    if (!error)
+        error = ONT_LAUNCH(batchnorm_grad_channel_kernel<A>, ont_blocks(l.c, 32), 32, 0, stream, l, s->training != 0,
+                           (const A *)parts, scale, inv, (A *)dscale, (A *)dbias, lines);
+    if (!error && dx && l.n * l.d > 0)
+        error = ONT_LAUNCH((batchnorm_dx_kernel<T, A>), piece_blocks(l.n * l.c, l.d), channel_threads(l.d), 0, stream,
+                           l, x, mean, (const A *)lines, dy, (T *)dx);
+    return error;
+}
+
+extern "C" int ont_launch_batchnorm(const ont_batchnorm *s, const void *const *in, void *y, void *new_mean,
+                                    void *new_var, void *saved_mean, void *saved_inv, void *work, void *stream)
+{
+    channel_results to = {new_mean, new_var, saved_mean, saved_inv};
+    switch (s->dtype) {
+    case ONT_FLOAT32: return forward<float>(s, in, y, to, work, stream);
+    case ONT_FLOAT64: return forward<double>(s, in, y, to, work, stream);
+    case ONT_FLOAT16: return forward<ont_f16>(s, in, y, to, work, stream);
+    default: return forward<ont_bf16>(s, in, y, to, work, stream);
+    }
+}
+
+extern "C" int ont_launch_batchnorm_grad(const ont_batchnorm *s, const void *const *in, void *dx, void *dscale,
+                                         void *dbias, void *work, void *stream)
+{
+    switch (s->dtype) {
+    case ONT_FLOAT32: return backward<float>(s, in, dx, dscale, dbias, work, stream);
+    case ONT_FLOAT64: return backward<double>(s, in, dx, dscale, dbias, work, stream);
+    case ONT_FLOAT16: return backward<ont_f16>(s, in, dx, dscale, dbias, work, stream);
+    default: return backward<ont_bf16>(s, in, dx, dscale, dbias, work, stream);
+    }
+}
+
+template <class T> static int add_bias(int64_t images, int64_t c, int64_t d, const void *bias, void *y, void *stream)
+{
+    return ONT_LAUNCH(channel_bias_kernel<T>, piece_blocks(images * c, d), channel_threads(d), 0, stream, images * c, c,
+                      d, (const T *)bias, (T *)y);
+}
+
+extern "C" int ont_launch_channel_bias(int dtype, int64_t images, int64_t c, int64_t d, const void *bias, void *y,
+                                       void *stream)
+{
+    if (!images || !c || !d) return 0;
+    switch (dtype) {
+    case ONT_FLOAT32: return add_bias<float>(images, c, d, bias, y, stream);
+    case ONT_FLOAT64: return add_bias<double>(images, c, d, bias, y, stream);
+    case ONT_FLOAT16: return add_bias<ont_f16>(images, c, d, bias, y, stream);
+    default: return add_bias<ont_bf16>(images, c, d, bias, y, stream);
+    }
+}

@@ -1,0 +1,138 @@
+/*
+ * Convolution and its gradients without a library: a thread per result that walks its window, a block per weight for
+ * the weight's gradient, all sums in one order. For what cuDNN declines (padding that differs before and behind) and
+ * where it is not found.
+ */
+#include "kernels/launch.cuh"
+
+#include "kernels/kernels.h"
+
+/* Position of the input that output `o` reads through kernel position `k` along dim d; -1: padding. */
+ONT_DEVICE int64_t input_at(const ont_conv_shape &s, int d, int64_t o, int64_t k)
+{
+    int64_t i = o * s.stride[d] - s.pad[d] + k * s.dilation[d];
+    return i < s.in[d] ? i : -1;
+}
+
+/* y (N, M, out) = x (N, C, in) * w (M, C / groups, kernel) */
+template <class T>
+__global__ void __launch_bounds__(ONT_THREADS) conv_forward_kernel(ont_conv_shape s, const T *x, const T *w, T *y)
+{
+    typedef typename ont_compute<T>::type A;
+    int64_t channels = s.c / s.groups, each = s.m / s.groups;
+    ONT_FOR(i, s.n * s.m * s.out_count)
+    {
+        int64_t o = i % s.out_count, m = i / s.out_count % s.m, n = i / s.out_count / s.m;
+        int64_t at[3] = {o / s.out[2] / s.out[1], o / s.out[2] % s.out[1], o % s.out[2]};
+        const T *weight = w + m * channels * s.kernel_count;
+        A sum = 0;
+        for (int64_t c = 0; c < channels; c++) {
+            const T *plane = x + (n * s.c + m / each * channels + c) * s.in_count;
+            for (int64_t a = 0; a < s.kernel[0]; a++) {
+                int64_t p = input_at(s, 0, at[0], a);
+                for (int64_t b = 0; p >= 0 && b < s.kernel[1]; b++) {
+                    int64_t q = input_at(s, 1, at[1], b);
+                    for (int64_t k = 0; q >= 0 && k < s.kernel[2]; k++) {
+                        int64_t r = input_at(s, 2, at[2], k);
+                        if (r < 0) continue;
+                        sum += ont_load(plane + (p * s.in[1] + q) * s.in[2] + r) *
+                               ont_load(weight + c * s.kernel_count + (a * s.kernel[1] + b) * s.kernel[2] + k);
+                    }
+                }
+            }
+        }
+        ont_store(y + i, sum);
+    }
+}
+
+/* Output position that reads input `i` through kernel position `k` along dim d; -1: none. */
+ONT_DEVICE int64_t output_at(const ont_conv_shape &s, int d, int64_t i, int64_t k)
+{
+    int64_t from = i + s.pad[d] - k * s.dilation[d];
+    if (from < 0 || from % s.stride[d]) return -1;
+    return from / s.stride[d] < s.out[d] ? from / s.stride[d] : -1;
+}
+
+template <class T>
+__global__ void __launch_bounds__(ONT_THREADS) conv_grad_input_kernel(ont_conv_shape s, const T *dy, const T *w, T *dx)
+{
+    typedef typename ont_compute<T>::type A;
+    int64_t channels = s.c / s.groups, each = s.m / s.groups;
+    ONT_FOR(i, s.n * s.c * s.in_count)
+    {
+        int64_t cell = i % s.in_count, c = i / s.in_count % s.c, n = i / s.in_count / s.c, group = c / channels;
+        int64_t at[3] = {cell / s.in[2] / s.in[1], cell / s.in[2] % s.in[1], cell % s.in[2]};
+        A sum = 0;
+        for (int64_t m = group * each; m < (group + 1) * each; m++) {
+            const T *plane = dy + (n * s.m + m) * s.out_count,
+                    *weight = w + (m * channels + c % channels) * s.kernel_count;
+            for (int64_t a = 0; a < s.kernel[0]; a++) {
+                int64_t p = output_at(s, 0, at[0], a);
+                for (int64_t b = 0; p >= 0 && b < s.kernel[1]; b++) {
+                    int64_t q = output_at(s, 1, at[1], b);
+                    for (int64_t k = 0; q >= 0 && k < s.kernel[2]; k++) {
+                        int64_t r = output_at(s, 2, at[2], k);
+                        if (r < 0) continue;
+                        sum += ont_load(plane + (p * s.out[1] + q) * s.out[2] + r) *
+                               ont_load(weight + (a * s.kernel[1] + b) * s.kernel[2] + k);
+                    }
+                }
+            }
+        }
+        ont_store(dx + i, sum);
+    }
+}
+
+/* A block per weight: its threads share the outputs of all images. */
+template <class T>
+__global__ void __launch_bounds__(ONT_THREADS) conv_grad_weight_kernel(ont_conv_shape s, const T *dy, const T *x, T *dw)
+{
+    typedef typename ont_compute<T>::type A;
+    __shared__ A scratch[32];
+    int64_t channels = s.c / s.groups, each = s.m / s.groups, weights = s.m * channels * s.kernel_count;
+    for (int64_t i = blockIdx.x; i < weights; i += gridDim.x) {
+        int64_t k = i % s.kernel_count, c = i / s.kernel_count % channels, m = i / s.kernel_count / channels;
+        int64_t tap[3] = {k / s.kernel[2] / s.kernel[1], k / s.kernel[2] % s.kernel[1], k % s.kernel[2]};
+        A sum = 0;
+        for (int64_t j = threadIdx.x; j < s.n * s.out_count; j += blockDim.x) {
+            int64_t o = j % s.out_count, n = j / s.out_count;
+            int64_t p = input_at(s, 0, o / s.out[2] / s.out[1], tap[0]),
+                    q = input_at(s, 1, o / s.out[2] % s.out[1], tap[1]);
+            int64_t r = input_at(s, 2, o % s.out[2], tap[2]);
+            if (p < 0 || q < 0 || r < 0) continue;
+            sum += ont_load(dy + (n * s.m + m) * s.out_count + o) *
+                   ont_load(x + (n * s.c + m / each * channels + c) * s.in_count + (p * s.in[1] + q) * s.in[2] + r);
+        }
+        sum = ont_block_sum(sum, scratch);
+        if (!threadIdx.x) ont_store(dw + i, sum);
+        __syncthreads();
+    }
+}
+
+template <class T>
+static int launch(int kind, const ont_conv_shape *s, const void *first, const void *second, void *to, void *stream)
+{
+    const T *a = (const T *)first, *b = (const T *)second;
+    int64_t results = kind == ONT_CONV_FORWARD      ? s->n * s->m * s->out_count
+                      : kind == ONT_CONV_GRAD_INPUT ? s->n * s->c * s->in_count
+                                                    : s->m * (s->c / s->groups) * s->kernel_count;
+    if (!results) return 0;
+    unsigned blocks = ont_blocks(results, ONT_THREADS);
+    if (kind == ONT_CONV_FORWARD)
+        return ONT_LAUNCH(conv_forward_kernel<T>, blocks, ONT_THREADS, 0, stream, *s, a, b, (T *)to);
+    if (kind == ONT_CONV_GRAD_INPUT)
+        return ONT_LAUNCH(conv_grad_input_kernel<T>, blocks, ONT_THREADS, 0, stream, *s, a, b, (T *)to);
+    return ONT_LAUNCH(conv_grad_weight_kernel<T>, ont_blocks(results, 1), ont_row_threads(s->n * s->out_count), 0,
+                      stream, *s, a, b, (T *)to);
+}
+
+extern "C" int ont_launch_conv(int kind, const ont_conv_shape *s, const void *first, const void *second, void *to,
+                               void *stream)
+{
+    switch (s->dtype) {
+    case ONT_FLOAT32: return launch<float>(kind, s, first, second, to, stream);
+    case ONT_FLOAT64: return launch<double>(kind, s, first, second, to, stream);
+    case ONT_FLOAT16: return launch<ont_f16>(kind, s, first, second, to, stream);
+    default: return launch<ont_bf16>(kind, s, first, second, to, stream);
+    }
+}

@@ -1,0 +1,151 @@
+/*
+ * Shared by the attention kernels: offsets of matrices, batch indices whose gradients are summed, masked scores, and
+ * the random bits of dropout.
+ */
+#ifndef ONT_CUDA_FLASH_CUH
+#define ONT_CUDA_FLASH_CUH
+
+#include "kernels/launch.cuh"
+
+#include "kernels/flash.h"
+#include "kernels/math.cuh"
+
+/* Offset in elements of an operand's matrix at index bh over all batch dims. */
+ONT_DEVICE int64_t flash_offset(const ont_flash_params &f, int operand, int64_t bh)
+{
+    int64_t at = f.layout[operand].offset;
+    for (int d = f.n_batch_dims - 1; d >= 0; d--) {
+        at += bh % f.batch_dims[d] * f.layout[operand].batch_stride[d];
+        bh /= f.batch_dims[d];
+    }
+    return at;
+}
+
+/*
+ * An operand with stride 0 along a batch dim has one gradient for all of its indices, which one thread block sums.
+ * summed_dims has the bit of each such dim. Returns the batch index at an index over the other dims (parallel) and one
+ * over the summed dims (summed).
+ */
+ONT_DEVICE int64_t flash_bh(const ont_flash_params &f, unsigned summed_dims, int64_t parallel, int64_t summed)
+{
+    int64_t bh = 0, step = 1;
+    for (int d = f.n_batch_dims - 1; d >= 0; d--) {
+        int64_t *from = summed_dims >> d & 1 ? &summed : &parallel;
+        bh += *from % f.batch_dims[d] * step;
+        *from /= f.batch_dims[d];
+        step *= f.batch_dims[d];
+    }
+    return bh;
+}
+
+static inline unsigned flash_summed_dims(const ont_flash_params *f, int operand)
+{
+    unsigned summed_dims = 0;
+    for (int d = 0; d < f->n_batch_dims; d++)
+        if (!f->layout[operand].batch_stride[d]) summed_dims |= 1u << d;
+    return summed_dims;
+}
+
+static inline int64_t flash_count_dims(const ont_flash_params *f, unsigned summed_dims, bool summed)
+{
+    int64_t n = 1;
+    for (int d = 0; d < f->n_batch_dims; d++)
+        if ((summed_dims >> d & 1) == (unsigned)summed) n *= f->batch_dims[d];
+    return n;
+}
+
+/* Number of keys that query i attends to: keys 0 to the result - 1. */
+ONT_DEVICE int64_t flash_visible_keys(const ont_flash_params &f, int64_t i)
+{
+    if (!f.causal) return f.seqlen_k;
+    int64_t n = i + f.causal_offset + 1;
+    return n < 0 ? 0 : n > f.seqlen_k ? f.seqlen_k : n;
+}
+
+/* The first query that attends to key j. */
+ONT_DEVICE int64_t flash_first_query(const ont_flash_params &f, int64_t j)
+{
+    int64_t i = f.causal ? j - f.causal_offset : 0;
+    return i < 0 ? 0 : i;
+}
+
+template <class C> ONT_DEVICE C flash_load(const void *p, int dtype, int64_t i)
+{
+    switch (dtype) {
+    case ONT_FLOAT32: return (C)((const float *)p)[i];
+    case ONT_FLOAT64: return (C)((const double *)p)[i];
+    case ONT_FLOAT16: return (C)ont_load((const ont_f16 *)p + i);
+    default: return (C)ont_load((const ont_bf16 *)p + i);
+    }
+}
+
+template <class C> ONT_DEVICE void flash_store(void *p, int dtype, int64_t i, C v)
+{
+    switch (dtype) {
+    case ONT_FLOAT32: ((float *)p)[i] = (float)v; break;
+    case ONT_FLOAT64: ((double *)p)[i] = (double)v; break;
+    case ONT_FLOAT16: ont_store((ont_f16 *)p + i, (float)v); break;
+    default: ont_store((ont_bf16 *)p + i, (float)v);
+    }
+}
+
+/* Offsets of the bias and the mask of a batch index, in elements. */
+struct flash_masks {
+    int64_t bias, mask;
+};
+
+ONT_DEVICE flash_masks flash_masks_of(const ont_flash_params &f, int64_t bh)
+{
+    flash_masks m = {f.bias ? flash_offset(f, ONT_FLASH_BIAS, bh) : 0,
+                     f.mask ? flash_offset(f, ONT_FLASH_MASK, bh) : 0};
+    return m;
+}
+
+ONT_DEVICE bool flash_is_masked(const ont_flash_params &f, const flash_masks &m, int64_t i, int64_t j)
+{
+    if (!f.mask) return false;
+    const ont_flash_layout &v = f.layout[ONT_FLASH_MASK];
+    return (f.mask[m.mask + i * v.row_stride + j * v.col_stride] != 0) != (f.mask_polarity != 0);
+}
+
+/* The score of query i and key j, both in range: s = scale * q_i k_j, with bias and masks applied. */
+template <class C> ONT_DEVICE C flash_score(const ont_flash_params &f, const flash_masks &m, int64_t i, int64_t j, C s)
+{
+    if (f.bias) {
+        const ont_flash_layout &v = f.layout[ONT_FLASH_BIAS];
+        s += flash_load<C>(f.bias, f.bias_dtype, m.bias + i * v.row_stride + j * v.col_stride);
+    }
+    if (flash_is_masked(f, m, i, j)) s = (C)f.mask_value;
+    return f.causal && j > i + f.causal_offset ? -(C)INFINITY : s;
+}
+
+/* N random words of the node's stream from word `at` on. Philox gives four words a call. */
+template <int N> ONT_DEVICE void flash_random_bits(const ont_flash_params &f, int64_t at, uint32_t *random_bits)
+{
+    uint32_t block[4];
+    int64_t known = -1;
+    ONT_UNROLL
+    for (int n = 0; n < N; n++) {
+        if ((at + n) >> 2 != known) {
+            known = (at + n) >> 2;
+            ont_philox(*f.seed, f.rng_stream, (uint64_t)known, block);
+        }
+        int word = (int)(at + n) & 3;
+        random_bits[n] = word == 0 ? block[0] : word == 1 ? block[1] : word == 2 ? block[2] : block[3];
+    }
+}
+
+/* Whether a row with this sum of exponentials is masked because its probabilities would be NaN. */
+template <class C> ONT_DEVICE bool flash_is_nan_row(const ont_flash_params &f, C row_sum)
+{
+    return f.zero_nan && !(row_sum > 0);
+}
+
+/* Whether input masked_rows masks query i. */
+ONT_DEVICE bool flash_is_masked_row(const ont_flash_params &f, int64_t bh, int64_t i)
+{
+    return f.masked_rows && f.masked_rows[flash_offset(f, ONT_FLASH_MASKED_ROWS, bh) + i *
+                                          f.layout[ONT_FLASH_MASKED_ROWS].row_stride];
+}
+
+#endif

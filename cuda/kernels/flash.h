@@ -1,0 +1,56 @@
+/*
+ * Parameters of the attention kernels and their launchers. fused_attention.h defines the operator. C and C++.
+ */
+#ifndef ONT_CUDA_FLASH_H
+#define ONT_CUDA_FLASH_H
+
+#include "device/device.h"
+
+enum { ONT_FLASH_BATCH_DIMS = 6, ONT_FLASH_MAX_HEAD_DIM = 256 };
+enum { ONT_FLASH_Q, ONT_FLASH_K, ONT_FLASH_V, ONT_FLASH_BIAS, ONT_FLASH_MASK, ONT_FLASH_MASKED_ROWS, ONT_FLASH_Y,
+      ONT_FLASH_LAYOUTS };
+
+/* A matrix for each index of the batch dims; strides in elements. */
+typedef struct ont_flash_layout {
+    int64_t offset, batch_stride[ONT_FLASH_BATCH_DIMS], row_stride, col_stride;
+} ont_flash_layout;
+
+typedef struct ont_flash_params {
+    int32_t dtype, bias_dtype, n_batch_dims;
+    int32_t causal, mask_polarity, zero_nan, has_dropout; /* bool */
+    uint32_t dropout_threshold; /* element e of the scores is kept where random word e of the stream is at least this */
+    int64_t batch_dims[ONT_FLASH_BATCH_DIMS], n_bh; /* n_bh: their product, batch * heads */
+    int64_t seqlen_q, seqlen_k, head_dim, head_dim_v, causal_offset;
+    ont_flash_layout layout[ONT_FLASH_LAYOUTS];
+    double scale, mask_value, dropout_scale;
+    uint64_t rng_stream;
+    const uint64_t *seed;
+    const void *q, *k, *v, *bias; /* bias: of any float type, or NULL */
+    const uint8_t *mask, *masked_rows; /* or NULL */
+    void *y;                 /* an input of the gradient */
+    void *stats;             /* (n_bh * seqlen_q, 2): row_max, row_sum; float, or double for float64 */
+    /* The gradient. Each output may be NULL; dbias is (n_bh * seqlen_q, seqlen_k) of bias_dtype. */
+    const void *dy;
+    void *dq, *dk, *dv, *dbias;
+    void *delta;             /* scratch (n_bh * seqlen_q), of the dtype of stats */
+} ont_flash_params;
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Whether the general kernels take these head sizes with the shared memory of the current device. */
+int ont_flash_fits(const ont_flash_params *f, int gradient);
+int ont_launch_flash(const ont_flash_params *f, void *stream);
+int ont_launch_flash_grad(const ont_flash_params *f, void *stream);
+
+/* flash_mma.cu: whether the tensor core kernels take these sizes, layouts and pointers; their launchers. The gradient
+ * expects delta to be computed. */
+int ont_flash_has_mma(const ont_flash_params *f, int gradient);
+int ont_launch_flash_mma(const ont_flash_params *f, void *stream);
+int ont_launch_flash_mma_grad(const ont_flash_params *f, void *stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

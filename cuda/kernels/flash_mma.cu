@@ -1,0 +1,554 @@
+/*
+ * Attention on tensor cores: 16-bit floats, head sizes of up to 128 in multiples of 8. Four warps have 16 or 32 rows
+ * each. Scores and sums stay in registers, where the accumulators of one GEMM are the left operand of the next. Tiles
+ * are 64 by 64 (64 by 32 in the gradient of head size 128). Rows in shared memory are padded by 16 bytes, so that
+ * ldmatrix has no bank conflicts.
+ *
+ * The 255 registers of a thread bound the tile sizes; README.md has the numbers.
+ * Source: Dao, "FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning", 2023.
+ */
+#include "kernels/flash.cuh"
+
+#include "kernels/mma.cuh"
+
+enum { THREADS = 128, WARPS = 4 };
+
+ONT_DEVICE int lane_of() { return (int)threadIdx.x & 31; }
+ONT_DEVICE int warp_of() { return (int)threadIdx.x >> 5; }
+ONT_DEVICE float exp_of(float x) { return exp2f(x * 1.44269504088896341f); }
+
+/* Loads rows [first, first + ROWS) of `n` into shared memory, (ROWS, D + 8), padded with zeros; 16 bytes at a time. */
+template <class T, int D, int ROWS>
+ONT_DEVICE void load_rows(const T *from, int64_t row_stride, int first, int n, int size, T *tile)
+{
+    enum { VECTORS = D / 8 };
+    for (int e = (int)threadIdx.x; e < ROWS * VECTORS; e += THREADS) {
+        int r = e / VECTORS, c = e % VECTORS * 8;
+        ont_16bytes v = {{0, 0, 0, 0}};
+        if (first + r < n && c < size) v = ont_load16(from + (int64_t)(first + r) * row_stride + c);
+        *(ont_16bytes *)(void *)(tile + r * (D + 8) + c) = v;
+    }
+}
+
+/* Fragment A (16, 16) of m16n8k16: rows from `row` on, columns 16 k to 16 k + 15. */
+template <class T, int D> ONT_DEVICE void load_a(uint32_t *a, const T *tile, int row, int k)
+{
+    ont_ldmatrix4(a, tile + (row + (lane_of() & 15)) * (D + 8) + k * 16 + (lane_of() >> 4) * 8);
+}
+/* Two fragments B (16, 8) of the transposed tile: columns 16 n to 16 n + 7 and the next eight are rows of the tile. */
+template <class T, int D> ONT_DEVICE void load_b_trans(uint32_t *b, const T *tile, int n, int k)
+{
+    ont_ldmatrix4(b, tile + (n * 16 + (lane_of() >> 4) * 8 + (lane_of() & 7)) * (D + 8) + k * 16 +
+                         (lane_of() >> 3 & 1) * 8);
+}
+/* Two fragments B (16, 8) of the tile: rows 16 k to 16 k + 15, columns 16 n to 16 n + 7 and the next eight. */
+template <class T, int D> ONT_DEVICE void load_b(uint32_t *b, const T *tile, int n, int k)
+{
+    ont_ldmatrix4_trans(b, tile + (k * 16 + (lane_of() >> 3 & 1) * 8 + (lane_of() & 7)) * (D + 8) + n * 16 +
+                               (lane_of() >> 4) * 8);
+}
+
+/* Reductions over the four lanes that have the same rows. */
+ONT_DEVICE float quad_max(float v)
+{
+    for (int lanes = 2; lanes; lanes >>= 1) {
+        float other = __shfl_xor_sync(0xffffffffu, v, lanes);
+        v = other > v ? other : v;
+    }
+    return v;
+}
+ONT_DEVICE float quad_sum(float v)
+{
+    for (int lanes = 2; lanes; lanes >>= 1) v += __shfl_xor_sync(0xffffffffu, v, lanes);
+    return v;
+}
+
+/*
+ * Random words of one accumulator: elements at[0], at[0] + 1 and at[1], at[1] + 1 of the scores; lane t has columns 2 t
+ * and 2 t + 1 of eight. With `aligned` (seqlen_k is a multiple of 4), one Philox call gives four columns of a row: two
+ * lanes draw one row each and swap halves.
+ */
+ONT_DEVICE void dropout_bits(const ont_flash_params &f, const int64_t *at, bool aligned, uint32_t random_bits[4])
+{
+    if (!aligned) {
+        flash_random_bits<2>(f, at[0], random_bits);
+        flash_random_bits<2>(f, at[1], random_bits + 2);
+        return;
+    }
+    bool odd = lane_of() & 1;
+    uint32_t block[4];
+    ont_philox(*f.seed, f.rng_stream, (uint64_t)(at[odd]) >> 2, block);
+    uint32_t first = __shfl_xor_sync(0xffffffffu, odd ? block[0] : block[2], 1);
+    uint32_t second = __shfl_xor_sync(0xffffffffu, odd ? block[1] : block[3], 1);
+    random_bits[0] = odd ? first : block[0];
+    random_bits[1] = odd ? second : block[1];
+    random_bits[2] = odd ? block[2] : first;
+    random_bits[3] = odd ? block[3] : second;
+}
+
+/*
+ * The same for transposed scores: random_bits[2 r + c] belongs to query row + c and key j + 8 r. Four lanes, of keys j
+ * to j + 3 from a multiple of four on, make one Philox call each, for one query and four keys, and transpose the words.
+ */
+ONT_DEVICE void dropout_bits_transposed(const ont_flash_params &f, int64_t row, int j, bool aligned,
+                                        uint32_t random_bits[4])
+{
+    if (!aligned) {
+        for (int e = 0; e < 4; e++)
+            flash_random_bits<1>(f, (row + e % 2) * f.seqlen_k + j + 8 * (e / 2), random_bits + e);
+        return;
+    }
+    int m = lane_of() >> 2 & 3; /* j is m beyond a multiple of four */
+    ont_philox(*f.seed, f.rng_stream, (uint64_t)((row + m % 2) * f.seqlen_k + (j - m) + 8 * (m / 2)) >> 2, random_bits);
+    for (int bit = 1; bit < 4; bit *= 2) { /* a 4 x 4 transpose over lanes, one bit of the index at a time */
+        bool has = m & bit;
+        int low = bit == 1 ? 2 : 1;
+        for (int pair = 0; pair < 2; pair++) {
+            int a = pair * low, b = a + bit;
+            uint32_t got = __shfl_xor_sync(0xffffffffu, has ? random_bits[a] : random_bits[b], bit * 4);
+            if (has)
+                random_bits[a] = got;
+            else
+                random_bits[b] = got;
+        }
+    }
+}
+
+/* Whether all elements of a tile are inside the scores and no bias or mask applies to them. */
+ONT_DEVICE bool tile_is_unmasked(const ont_flash_params &f, int first_row, int n_rows, int first_key, int n_keys)
+{
+    return !f.bias && !f.mask && first_row + n_rows <= f.seqlen_q && first_key + n_keys <= f.seqlen_k &&
+           (!f.causal || first_key + n_keys - 1 <= first_row + f.causal_offset);
+}
+
+/* Stores rows of accumulators times a factor, or zeros; a thread stores two neighbouring 16-bit elements at once. */
+template <class T, int D>
+ONT_DEVICE void store_rows(T *to, int64_t row_stride, int first, int n, int size, const float acc[D / 8][4], float low,
+                           float high, bool zero_low, bool zero_high)
+{
+    int g = lane_of() >> 2, t = lane_of() & 3;
+    for (int r = 0; r < 2; r++) {
+        if (first + g + 8 * r >= n) continue;
+        float factor = r ? high : low;
+        bool zero = r ? zero_high : zero_low;
+        ONT_UNROLL
+        for (int k = 0; k < D / 8; k++)
+            if (k * 8 < size)
+                *(uint32_t *)(void *)(to + (int64_t)(first + g + 8 * r) * row_stride + k * 8 + 2 * t) =
+                    zero ? 0 : ont_pack<T>(acc[k][2 * r] * factor, acc[k][2 * r + 1] * factor);
+    }
+}
+
+/* ---- forward: a warp has MT * 16 queries ---- */
+
+template <class T, int D, int MT, int KEYS>
+__global__ void __launch_bounds__(THREADS) flash_mma_kernel(const ont_flash_params f)
+{
+    enum { ROWS = 16 * MT * WARPS, PITCH = D + 8 };
+    ONT_SHARED(T, shared);
+    T *s_q = shared, *s_k = s_q + ROWS * PITCH, *s_v = s_k + KEYS * PITCH;
+    int g = lane_of() >> 2, t = lane_of() & 3;
+    int64_t tiles = (f.seqlen_q + ROWS - 1) / ROWS;
+    bool aligned = f.seqlen_k % 4 == 0;
+    for (int64_t item = blockIdx.x; item < f.n_bh * tiles; item += gridDim.x) {
+        int64_t bh = item / tiles;
+        int seqlen_q = (int)f.seqlen_q, seqlen_k = (int)f.seqlen_k, first_row = (int)(tiles - 1 - item % tiles) * ROWS;
+        int warp_row = first_row + warp_of() * 16 * MT,
+            end = (int)flash_visible_keys(f, first_row + ROWS < seqlen_q ? first_row + ROWS - 1 : seqlen_q - 1);
+        flash_masks masks = flash_masks_of(f, bh);
+        const T *k_from = (const T *)f.k + flash_offset(f, ONT_FLASH_K, bh),
+                *v_from = (const T *)f.v + flash_offset(f, ONT_FLASH_V, bh);
+        __syncthreads(); /* all warps have read the tiles of the previous item */
+        load_rows<T, D, ROWS>((const T *)f.q + flash_offset(f, ONT_FLASH_Q, bh), f.layout[ONT_FLASH_Q].row_stride,
+                              first_row, seqlen_q, (int)f.head_dim, s_q);
+        __syncthreads();
+        uint32_t q[MT][D / 16][4];
+        float acc[MT][D / 8][4] = {}, row_max[MT][2], row_sum[MT][2];
+        for (int m = 0; m < MT; m++) {
+            for (int k = 0; k < D / 16; k++) load_a<T, D>(q[m][k], s_q, (warp_of() * MT + m) * 16, k);
+            for (int r = 0; r < 2; r++) row_max[m][r] = -INFINITY, row_sum[m][r] = 0;
+        }
+        for (int first = 0; first < end; first += KEYS) {
+            __syncthreads();
+            load_rows<T, D, KEYS>(k_from, f.layout[ONT_FLASH_K].row_stride, first, seqlen_k, (int)f.head_dim, s_k);
+            load_rows<T, D, KEYS>(v_from, f.layout[ONT_FLASH_V].row_stride, first, seqlen_k, (int)f.head_dim_v, s_v);
+            __syncthreads();
+            float s[MT][KEYS / 8][4] = {};
+            ONT_UNROLL
+            for (int k = 0; k < D / 16; k++)
+                ONT_UNROLL
+                for (int n = 0; n < KEYS / 16; n++) {
+                    uint32_t b[4];
+                    load_b_trans<T, D>(b, s_k, n, k);
+                    for (int m = 0; m < MT; m++) {
+                        ont_mma<T>(s[m][2 * n], q[m][k], b);
+                        ont_mma<T>(s[m][2 * n + 1], q[m][k], b + 2);
+                    }
+                }
+            bool unmasked = tile_is_unmasked(f, warp_row, 16 * MT, first, KEYS);
+            uint32_t p[MT][KEYS / 8][2];
+            ONT_UNROLL
+            for (int m = 0; m < MT; m++) {
+                int i = warp_row + m * 16 + g;
+                float new_max[2] = {row_max[m][0], row_max[m][1]}, base[2], block_sum[2] = {0, 0};
+                ONT_UNROLL
+                for (int n = 0; n < KEYS / 8; n++)
+                    ONT_UNROLL
+                    for (int e = 0; e < 4; e++) {
+                        int j = first + n * 8 + 2 * t + e % 2, row = i + 8 * (e / 2);
+                        float x = s[m][n][e] * (float)f.scale;
+                        if (!unmasked)
+                            x = row < seqlen_q && j < seqlen_k ? flash_score(f, masks, row, j, x) : -INFINITY;
+                        s[m][n][e] = x;
+                        new_max[e / 2] = x > new_max[e / 2] ? x : new_max[e / 2];
+                    }
+                ONT_UNROLL
+                for (int r = 0; r < 2; r++) {
+                    new_max[r] = quad_max(new_max[r]);
+                    base[r] = new_max[r] == -INFINITY ? 0 : new_max[r];
+                    float rescale = exp_of(row_max[m][r] - base[r]);
+                    row_max[m][r] = new_max[r];
+                    row_sum[m][r] *= rescale;
+                    ONT_UNROLL
+                    for (int n = 0; n < D / 8; n++) {
+                        acc[m][n][2 * r] *= rescale;
+                        acc[m][n][2 * r + 1] *= rescale;
+                    }
+                }
+                ONT_UNROLL
+                for (int n = 0; n < KEYS / 8; n++) {
+                    for (int e = 0; e < 4; e++) block_sum[e / 2] += s[m][n][e] = exp_of(s[m][n][e] - base[e / 2]);
+                    if (f.has_dropout) {
+                        int64_t at = (bh * f.seqlen_q + i) * f.seqlen_k + first + n * 8 + 2 * t,
+                                both[2] = {at, at + 8 * f.seqlen_k};
+                        uint32_t random_bits[4];
+                        dropout_bits(f, both, aligned, random_bits);
+                        for (int e = 0; e < 4; e++)
+                            if (random_bits[e] < f.dropout_threshold) s[m][n][e] *= 0;
+                    }
+                    for (int r = 0; r < 2; r++) p[m][n][r] = ont_pack<T>(s[m][n][2 * r], s[m][n][2 * r + 1]);
+                }
+                for (int r = 0; r < 2; r++) row_sum[m][r] += block_sum[r];
+            }
+            ONT_UNROLL
+            for (int k = 0; k < KEYS / 16; k++)
+                ONT_UNROLL
+                for (int n = 0; n < D / 16; n++) {
+                    uint32_t b[4];
+                    load_b<T, D>(b, s_v, n, k);
+                    for (int m = 0; m < MT; m++) {
+                        uint32_t a[4] = {p[m][2 * k][0], p[m][2 * k][1], p[m][2 * k + 1][0], p[m][2 * k + 1][1]};
+                        ont_mma<T>(acc[m][2 * n], a, b);
+                        ont_mma<T>(acc[m][2 * n + 1], a, b + 2);
+                    }
+                }
+        }
+        ONT_UNROLL
+        for (int m = 0; m < MT; m++) {
+            float factor[2];
+            bool zero[2];
+            for (int r = 0; r < 2; r++) {
+                int i = warp_row + m * 16 + g + 8 * r;
+                float total = quad_sum(row_sum[m][r]);
+                factor[r] = (f.has_dropout ? (float)f.dropout_scale : 1.0f) / total;
+                zero[r] = i < seqlen_q && (flash_is_nan_row(f, total) || flash_is_masked_row(f, bh, i));
+                if (!f.stats || t || i >= seqlen_q) continue;
+                ((float *)f.stats)[(bh * f.seqlen_q + i) * 2] = row_max[m][r];
+                ((float *)f.stats)[(bh * f.seqlen_q + i) * 2 + 1] = total;
+            }
+            store_rows<T, D>((T *)f.y + flash_offset(f, ONT_FLASH_Y, bh), f.layout[ONT_FLASH_Y].row_stride,
+                             warp_row + m * 16, seqlen_q, (int)f.head_dim_v, acc[m], factor[0], factor[1], zero[0],
+                             zero[1]);
+        }
+    }
+}
+
+/* ---- backward ---- */
+
+struct row_stats { /* of a row of scores: its probabilities are exp(score - row_max) * inverse */
+    float row_max, inverse, delta;
+    bool is_masked;
+};
+
+ONT_DEVICE row_stats load_row_stats(const ont_flash_params &f, int64_t bh, int i)
+{
+    row_stats x = {0, 1, 0, true};
+    if (i >= f.seqlen_q) return x;
+    const float *stats = (const float *)f.stats + (bh * f.seqlen_q + i) * 2;
+    x.row_max = stats[0] == -INFINITY ? 0 : stats[0];
+    x.inverse = 1 / stats[1];
+    x.delta = ((const float *)f.delta)[bh * f.seqlen_q + i];
+    x.is_masked = flash_is_nan_row(f, stats[1]) || flash_is_masked_row(f, bh, i);
+    return x;
+}
+
+/* s = left right^T and s2 = left2 right2^T, for the 16 rows from warp_row on. */
+template <class T, int D, int N>
+ONT_DEVICE void two_gemms(const T *left, const T *right, float s[N / 8][4], const T *left2, const T *right2,
+                          float s2[N / 8][4], int warp_row)
+{
+    ONT_UNROLL
+    for (int k = 0; k < D / 16; k++) {
+        uint32_t a[4], a2[4], b[4];
+        load_a<T, D>(a, left, warp_row, k);
+        load_a<T, D>(a2, left2, warp_row, k);
+        ONT_UNROLL
+        for (int n = 0; n < N / 16; n++) {
+            load_b_trans<T, D>(b, right, n, k);
+            ont_mma<T>(s[2 * n], a, b);
+            ont_mma<T>(s[2 * n + 1], a, b + 2);
+            load_b_trans<T, D>(b, right2, n, k);
+            ont_mma<T>(s2[2 * n], a2, b);
+            ont_mma<T>(s2[2 * n + 1], a2, b + 2);
+        }
+    }
+}
+
+/* acc (16, D) += w (16, N), held as accumulators, * tile (N, D) */
+template <class T, int D, int N>
+ONT_DEVICE void add_gemm(float acc[D / 8][4], const float w[N / 8][4], const T *tile)
+{
+    ONT_UNROLL
+    for (int k = 0; k < N / 16; k++) {
+        uint32_t a[4] = {ont_pack<T>(w[2 * k][0], w[2 * k][1]), ont_pack<T>(w[2 * k][2], w[2 * k][3]),
+                         ont_pack<T>(w[2 * k + 1][0], w[2 * k + 1][1]), ont_pack<T>(w[2 * k + 1][2], w[2 * k + 1][3])};
+        ONT_UNROLL
+        for (int n = 0; n < D / 16; n++) {
+            uint32_t b[4];
+            load_b<T, D>(b, tile, n, k);
+            ont_mma<T>(acc[2 * n], a, b);
+            ont_mma<T>(acc[2 * n + 1], a, b + 2);
+        }
+    }
+}
+
+enum { BLOCK = 16 * WARPS }; /* queries or keys of a thread block */
+
+template <class T, int D, int N>
+__global__ void __launch_bounds__(THREADS) flash_mma_dq_kernel(const ont_flash_params f, unsigned summed_dims,
+                                                               int64_t n_summed)
+{
+    enum { PITCH = D + 8 };
+    ONT_SHARED(T, shared);
+    T *s_q = shared, *s_dy = s_q + BLOCK * PITCH, *s_k = s_dy + BLOCK * PITCH, *s_v = s_k + N * PITCH;
+    int g = lane_of() >> 2, t = lane_of() & 3, warp_row = warp_of() * 16;
+    int64_t tiles = (f.seqlen_q + BLOCK - 1) / BLOCK;
+    bool aligned = f.seqlen_k % 4 == 0;
+    for (int64_t item = blockIdx.x; item < f.n_bh / n_summed * tiles; item += gridDim.x) {
+        int seqlen_q = (int)f.seqlen_q, seqlen_k = (int)f.seqlen_k, first_row = (int)(tiles - 1 - item % tiles) * BLOCK,
+            i = first_row + warp_row + g;
+        int end = (int)flash_visible_keys(f, first_row + BLOCK < seqlen_q ? first_row + BLOCK - 1 : seqlen_q - 1);
+        if (f.dbias) end = seqlen_k; /* dbias is 0 for keys behind the causal mask */
+        float acc[D / 8][4] = {};
+        for (int64_t sum_index = 0; sum_index < n_summed; sum_index++) {
+            int64_t bh = flash_bh(f, summed_dims, item / tiles, sum_index);
+            flash_masks masks = flash_masks_of(f, bh);
+            row_stats row[2] = {load_row_stats(f, bh, i), load_row_stats(f, bh, i + 8)};
+            const T *k_from = (const T *)f.k + flash_offset(f, ONT_FLASH_K, bh),
+                    *v_from = (const T *)f.v + flash_offset(f, ONT_FLASH_V, bh);
+            __syncthreads();
+            load_rows<T, D, BLOCK>((const T *)f.q + flash_offset(f, ONT_FLASH_Q, bh), f.layout[ONT_FLASH_Q].row_stride,
+                                   first_row, seqlen_q, (int)f.head_dim, s_q);
+            load_rows<T, D, BLOCK>((const T *)f.dy + flash_offset(f, ONT_FLASH_Y, bh), f.layout[ONT_FLASH_Y].row_stride,
+                                   first_row, seqlen_q, (int)f.head_dim_v, s_dy);
+            for (int first = 0; first < end; first += N) {
+                __syncthreads();
+                load_rows<T, D, N>(k_from, f.layout[ONT_FLASH_K].row_stride, first, seqlen_k, (int)f.head_dim, s_k);
+                load_rows<T, D, N>(v_from, f.layout[ONT_FLASH_V].row_stride, first, seqlen_k, (int)f.head_dim_v, s_v);
+                __syncthreads();
+                float s[N / 8][4] = {}, dp[N / 8][4] = {};
+                two_gemms<T, D, N>(s_q, s_k, s, s_dy, s_v, dp, warp_row);
+                bool unmasked = tile_is_unmasked(f, first_row + warp_row, 16, first, N);
+                ONT_UNROLL
+                for (int n = 0; n < N / 8; n++) {
+                    uint32_t random_bits[4];
+                    int64_t at = (bh * f.seqlen_q + i) * f.seqlen_k + first + n * 8 + 2 * t,
+                            both[2] = {at, at + 8 * f.seqlen_k};
+                    if (f.has_dropout) dropout_bits(f, both, aligned, random_bits);
+                    ONT_UNROLL
+                    for (int e = 0; e < 4; e++) {
+                        int j = first + n * 8 + 2 * t + e % 2, query = i + 8 * (e / 2);
+                        const row_stats &x = row[e / 2];
+                        float ds = 0, score = s[n][e] * (float)f.scale;
+                        if (!x.is_masked && (unmasked || (j < seqlen_k && !flash_is_masked(f, masks, query, j)))) {
+                            if (!unmasked) score = flash_score(f, masks, query, j, score);
+                            float dropout = !f.has_dropout                          ? 1
+                                            : random_bits[e] >= f.dropout_threshold ? (float)f.dropout_scale
+                                                                                    : 0.0f;
+                            ds = exp_of(score - x.row_max) * x.inverse * (dp[n][e] * dropout - x.delta);
+                        }
+                        if (f.dbias && query < seqlen_q && j < seqlen_k)
+                            flash_store(f.dbias, f.bias_dtype, (bh * f.seqlen_q + query) * f.seqlen_k + j, ds);
+                        s[n][e] = ds;
+                    }
+                }
+                if (f.dq) add_gemm<T, D, N>(acc, s, s_k);
+            }
+        }
+        if (!f.dq) continue;
+        int64_t at = flash_offset(f, ONT_FLASH_Q, flash_bh(f, summed_dims, item / tiles, 0));
+        store_rows<T, D>((T *)f.dq + at, f.layout[ONT_FLASH_Q].row_stride, first_row + warp_row, seqlen_q,
+                         (int)f.head_dim, acc, (float)f.scale, (float)f.scale, false, false);
+    }
+}
+
+/* A thread block has 64 keys, and sums over the queries of every batch index that reads these keys. Scores are
+ * transposed: (keys, queries). */
+template <class T, int D, int N>
+__global__ void __launch_bounds__(THREADS) flash_mma_dkv_kernel(const ont_flash_params f, unsigned summed_dims,
+                                                                int64_t n_summed)
+{
+    enum { PITCH = D + 8 };
+    ONT_SHARED(T, shared);
+    __shared__ row_stats stats[N];
+    T *s_k = shared, *s_v = s_k + BLOCK * PITCH, *s_q = s_v + BLOCK * PITCH, *s_dy = s_q + N * PITCH;
+    int g = lane_of() >> 2, t = lane_of() & 3, warp_row = warp_of() * 16;
+    int64_t tiles = (f.seqlen_k + BLOCK - 1) / BLOCK;
+    bool aligned = f.seqlen_k % 4 == 0;
+    for (int64_t item = blockIdx.x; item < f.n_bh / n_summed * tiles; item += gridDim.x) {
+        int seqlen_q = (int)f.seqlen_q, seqlen_k = (int)f.seqlen_k, first_key = (int)(item % tiles) * BLOCK,
+            j = first_key + warp_row + g;
+        int64_t begin = flash_first_query(f, first_key) / N * N;
+        float dk[D / 8][4] = {}, dv[D / 8][4] = {};
+        for (int64_t sum_index = 0; sum_index < n_summed; sum_index++) {
+            int64_t bh = flash_bh(f, summed_dims, item / tiles, sum_index);
+            flash_masks masks = flash_masks_of(f, bh);
+            const T *q_from = (const T *)f.q + flash_offset(f, ONT_FLASH_Q, bh),
+                    *dy_from = (const T *)f.dy + flash_offset(f, ONT_FLASH_Y, bh);
+            __syncthreads();
+            load_rows<T, D, BLOCK>((const T *)f.k + flash_offset(f, ONT_FLASH_K, bh), f.layout[ONT_FLASH_K].row_stride,
+                                   first_key, seqlen_k, (int)f.head_dim, s_k);
+            load_rows<T, D, BLOCK>((const T *)f.v + flash_offset(f, ONT_FLASH_V, bh), f.layout[ONT_FLASH_V].row_stride,
+                                   first_key, seqlen_k, (int)f.head_dim_v, s_v);
+            for (int first = begin < seqlen_q ? (int)begin : seqlen_q; first < seqlen_q; first += N) {
+                __syncthreads();
+                load_rows<T, D, N>(q_from, f.layout[ONT_FLASH_Q].row_stride, first, seqlen_q, (int)f.head_dim, s_q);
+                load_rows<T, D, N>(dy_from, f.layout[ONT_FLASH_Y].row_stride, first, seqlen_q, (int)f.head_dim_v, s_dy);
+                if (threadIdx.x < N) stats[threadIdx.x] = load_row_stats(f, bh, first + (int)threadIdx.x);
+                __syncthreads();
+                float s[N / 8][4] = {}, dp[N / 8][4] = {};
+                two_gemms<T, D, N>(s_k, s_q, s, s_v, s_dy, dp, warp_row);
+                bool unmasked = tile_is_unmasked(f, first, N, first_key + warp_row, 16);
+                ONT_UNROLL
+                for (int n = 0; n < N / 8; n++) {
+                    uint32_t random_bits[4];
+                    if (f.has_dropout) dropout_bits_transposed(f, bh * f.seqlen_q + first + n * 8 + 2 * t, j, aligned,
+                                                               random_bits);
+                    ONT_UNROLL
+                    for (int e = 0; e < 4; e++) {
+                        int key = j + 8 * (e / 2), query = first + n * 8 + 2 * t + e % 2;
+                        const row_stats x = stats[n * 8 + 2 * t + e % 2];
+                        float ds = 0, p = 0, score = s[n][e] * (float)f.scale;
+                        if (!x.is_masked && (unmasked || key < seqlen_k)) {
+                            if (!unmasked) score = flash_score(f, masks, query, key, score);
+                            float dropout = !f.has_dropout                          ? 1
+                                            : random_bits[e] >= f.dropout_threshold ? (float)f.dropout_scale
+                                                                                    : 0.0f;
+                            p = exp_of(score - x.row_max) * x.inverse;
+                            if (unmasked || !flash_is_masked(f, masks, query, key))
+                                ds = p * (dp[n][e] * dropout - x.delta);
+                            p *= dropout;
+                        }
+                        s[n][e] = p;
+                        dp[n][e] = ds;
+                    }
+                }
+                if (f.dv) add_gemm<T, D, N>(dv, s, s_dy);
+                if (f.dk) add_gemm<T, D, N>(dk, dp, s_q);
+            }
+        }
+        int64_t bh = flash_bh(f, summed_dims, item / tiles, 0);
+        if (f.dk)
+            store_rows<T, D>((T *)f.dk + flash_offset(f, ONT_FLASH_K, bh), f.layout[ONT_FLASH_K].row_stride,
+                             first_key + warp_row, seqlen_k, (int)f.head_dim, dk, (float)f.scale, (float)f.scale, false,
+                             false);
+        if (f.dv)
+            store_rows<T, D>((T *)f.dv + flash_offset(f, ONT_FLASH_V, bh), f.layout[ONT_FLASH_V].row_stride,
+                             first_key + warp_row, seqlen_k, (int)f.head_dim_v, dv, 1, 1, false, false);
+    }
+}
+
+/* ---- launchers ---- */
+
+static bool fits_vectors(const ont_flash_params *f, int operand, const void *pointer)
+{
+    const ont_flash_layout *v = &f->layout[operand];
+    bool fits = (uintptr_t)pointer % 16 == 0 && v->offset % 8 == 0 && v->row_stride % 8 == 0;
+    for (int d = 0; d < f->n_batch_dims; d++) fits = fits && v->batch_stride[d] % 8 == 0;
+    return fits;
+}
+
+extern "C" int ont_flash_has_mma(const ont_flash_params *f, int gradient)
+{
+    if ((f->dtype != ONT_FLOAT16 && f->dtype != ONT_BFLOAT16) || f->head_dim % 8 || f->head_dim_v % 8) return 0;
+    if (f->head_dim > 128 || f->head_dim_v > 128 || f->seqlen_q > INT32_MAX / 2 || f->seqlen_k > INT32_MAX / 2 ||
+        !ont_has_mma())
+        return 0;
+    bool fits = fits_vectors(f, ONT_FLASH_Q, f->q) && fits_vectors(f, ONT_FLASH_K, f->k) &&
+                fits_vectors(f, ONT_FLASH_V, f->v) && fits_vectors(f, ONT_FLASH_Y, f->y);
+    if (gradient)
+        fits = fits && fits_vectors(f, ONT_FLASH_Y, f->dy) && fits_vectors(f, ONT_FLASH_Q, f->dq) &&
+               fits_vectors(f, ONT_FLASH_K, f->dk) && fits_vectors(f, ONT_FLASH_V, f->dv);
+    return fits;
+}
+
+static unsigned blocks_of(int64_t n_bh, int64_t length, int rows)
+{
+    return ont_blocks(n_bh * ((length + rows - 1) / rows), 1);
+}
+
+template <class T, int D, int MT, int KEYS> static int forward(const ont_flash_params *f, void *stream)
+{
+    size_t bytes = (size_t)(16 * MT * WARPS + 2 * KEYS) * (D + 8) * sizeof(T);
+    int error = ONT_ALLOW_SHARED((flash_mma_kernel<T, D, MT, KEYS>), bytes);
+    if (error) return error;
+    return ONT_LAUNCH((flash_mma_kernel<T, D, MT, KEYS>), blocks_of(f->n_bh, f->seqlen_q, 16 * MT * WARPS), THREADS,
+                      bytes, stream, *f);
+}
+
+template <class T, int D, int N> static int backward_kv(const ont_flash_params *f, void *stream)
+{
+    size_t bytes = (size_t)(2 * BLOCK + 2 * N) * (D + 8) * sizeof(T);
+    unsigned k = flash_summed_dims(f, ONT_FLASH_K), v = flash_summed_dims(f, ONT_FLASH_V);
+    int error = ONT_ALLOW_SHARED((flash_mma_dkv_kernel<T, D, N>), bytes);
+    for (int pass = 0; pass < 2 && !error; pass++) {
+        ont_flash_params params = *f;
+        bool both = k == v;
+        if (!both) (pass ? params.dk : params.dv) = nullptr;
+        unsigned summed_dims = both || !pass ? k : v;
+        if ((both && pass) || (!params.dk && !params.dv)) continue;
+        error = ONT_LAUNCH((flash_mma_dkv_kernel<T, D, N>), blocks_of(flash_count_dims(f, summed_dims, false),
+                                                                      f->seqlen_k, BLOCK), THREADS, bytes, stream,
+                           params, summed_dims, flash_count_dims(f, summed_dims, true));
+    }
+    return error;
+}
+
+template <class T, int D, int N> static int backward(const ont_flash_params *f, void *stream)
+{
+    size_t bytes = (size_t)(2 * BLOCK + 2 * N) * (D + 8) * sizeof(T);
+    unsigned summed_dims = f->dq ? flash_summed_dims(f, ONT_FLASH_Q) : 0;
+    int error = ONT_ALLOW_SHARED((flash_mma_dq_kernel<T, D, N>), bytes);
+    if (!error && (f->dq || f->dbias))
+        error = ONT_LAUNCH((flash_mma_dq_kernel<T, D, N>), blocks_of(flash_count_dims(f, summed_dims, false),
+                                                                     f->seqlen_q, BLOCK), THREADS, bytes, stream, *f,
+                           summed_dims, flash_count_dims(f, summed_dims, true));
+    return error || (!f->dk && !f->dv) ? error : backward_kv<T, D, N>(f, stream);
+}
+
+template <class T> static int launch(const ont_flash_params *f, bool gradient, void *stream)
+{
+    bool small = f->head_dim <= 64 && f->head_dim_v <= 64;
+    if (gradient) return small ? backward<T, 64, 64>(f, stream) : backward<T, 128, 32>(f, stream);
+    return small ? forward<T, 64, 2, 32>(f, stream) : forward<T, 128, 1, 64>(f, stream);
+}
+
+extern "C" int ont_launch_flash_mma(const ont_flash_params *f, void *stream)
+{
+    return f->dtype == ONT_FLOAT16 ? launch<ont_f16>(f, false, stream) : launch<ont_bf16>(f, false, stream);
+}
+
+extern "C" int ont_launch_flash_mma_grad(const ont_flash_params *f, void *stream)
+{
+    return f->dtype == ONT_FLOAT16 ? launch<ont_f16>(f, true, stream) : launch<ont_bf16>(f, true, stream);
+}

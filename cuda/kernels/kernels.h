@@ -1,0 +1,127 @@
+/*
+ * The launchers of the kernel files, for C. Each checks its launch and returns a CUDA error code, 0 for success.
+ * Pointers are device pointers; sizes count elements unless they say bytes.
+ */
+#ifndef ONT_CUDA_KERNELS_H
+#define ONT_CUDA_KERNELS_H
+
+#include "device/device.h"
+#include "kernels/elementwise.h"
+#include "simd/pool/pool.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* elementwise.cu */
+int ont_launch_elementwise(const ont_ew *e, void *stream);
+
+/* copy.cu: between strided layouts; strides and offsets in bytes */
+typedef struct ont_copy {
+    int32_t rank, size;
+    int64_t count;
+    int64_t dims[12], from[12], to[12];
+    int64_t from_offset, to_offset;
+} ont_copy;
+int ont_launch_copy(const ont_copy *c, const void *from, void *to, void *stream);
+/* One to four words, by value. */
+int ont_launch_store(void *to, const uint64_t *words, int n, void *stream);
+/* out[i] = first + i * step, for int64, int32, float or double */
+int ont_launch_range(int dtype, const void *first, const void *step, void *out, int64_t n, void *stream);
+/* y = x where row - column of the last two dims is on the kept side of k, else 0 */
+int ont_launch_trilu(const void *x, void *y, int64_t count, int64_t rows, int64_t columns, int64_t k, int upper,
+                     int size, void *stream);
+
+/* gather.cu: data (outer, table, inner), `count` indices */
+typedef struct ont_gather {
+    int64_t outer, table, inner, count;
+    int32_t size, wide; /* size: bytes of an element; wide: indices are int64 */
+    int32_t dtype, step;
+    int32_t from_end; /* indices below 0 are allowed */
+    ont_fault *fault;
+} ont_gather;
+int ont_launch_gather(const ont_gather *g, const void *data, const void *indices, void *out, void *stream);
+size_t ont_gather_grad_work(int64_t count);
+/* out (outer, table, inner): sums of the rows of dy (outer, count, inner), in the order of their positions */
+int ont_launch_gather_grad(const ont_gather *g, const void *dy, const void *indices, void *out, void *work,
+                           void *stream);
+
+/* reduce.cu */
+typedef struct ont_reduction {
+    int32_t kind, dtype; /* ont_reduce_kind */
+    int32_t n_kept, n_reduced;
+    int64_t kept[12], kept_stride[12], reduced[12], reduced_stride[12];
+    int64_t outputs, each;
+    int64_t lead, n, tail; /* one run of dims is reduced: (lead, n, tail); else n is -1 */
+} ont_reduction;
+size_t ont_reduce_work(const ont_reduction *r);
+int ont_launch_reduce(const ont_reduction *r, const void *x, void *y, void *work, void *stream);
+
+/* norm.cu: rows of n elements; float32 and float64. Absent operands are NULL. */
+int ont_launch_layernorm(int dtype, int64_t rows, int64_t n, double eps, const void *x, const void *scale,
+                         const void *bias, void *y, void *mean, void *inv_std, void *stream);
+size_t ont_layernorm_grad_work(int64_t rows, int64_t n);
+/* without mean: RMSNorm */
+int ont_launch_layernorm_grad(int dtype, int64_t rows, int64_t n, const void *x, const void *scale, const void *mean,
+                              const void *inv_std, const void *dy, void *dx, void *dscale, void *dbias, void *work,
+                              void *stream);
+int ont_launch_rmsnorm(int dtype, int64_t rows, int64_t n, double eps, const void *x, const void *scale, void *y,
+                       void *inv_rms, void *stream);
+
+/* softmax.cu: (outer, n, inner) along n; float32, float64, float16, bfloat16 */
+int ont_launch_softmax(int dtype, int log_form, int64_t outer, int64_t n, int64_t inner, const void *x, void *y,
+                       void *stream);
+int ont_launch_softmax_grad(int dtype, int log_form, int64_t outer, int64_t n, int64_t inner, const void *y,
+                            const void *dy, void *dx, void *stream);
+
+/* loss.cu: scores (rows, classes, inner), labels (rows, inner) */
+typedef struct ont_loss {
+    int64_t rows, classes, inner, ignored;
+    int32_t dtype, reduction; /* reduction: 0 none, 1 sum, 2 mean */
+    int32_t ignores, wide, softmax, step;
+    ont_fault *fault;
+} ont_loss;
+size_t ont_loss_work(const ont_loss *s);
+int ont_launch_loss(const ont_loss *s, const void *x, const void *labels, const void *weights, void *loss, void *logp,
+                    void *stats, void *work, void *stream);
+int ont_launch_loss_grad(const ont_loss *s, const void *x, const void *labels, const void *weights, const void *dloss,
+                         const void *stats, void *dx, void *work, void *stream);
+
+/* pool.cu: `indices` and, for the gradient of a maximum, x as in ops/pool/pool.c */
+int ont_launch_pool(int dtype, const ont_pool *p, const void *x, void *y, int64_t *indices, void *stream);
+size_t ont_pool_grad_work(const ont_pool *p);
+int ont_launch_pool_grad(int dtype, const ont_pool *p, const void *x, const void *dy, void *dx, void *work,
+                         void *stream);
+
+/* batchnorm.cu: x (n, c, d); scale, bias and statistics (c) are float32 for 16-bit x, else of the dtype of x */
+typedef struct ont_batchnorm {
+    int64_t n, c, d;
+    double eps, momentum;
+    int32_t dtype, training;
+} ont_batchnorm;
+size_t ont_batchnorm_work(const ont_batchnorm *s);
+/* in: x, scale, bias, running mean, running variance */
+int ont_launch_batchnorm(const ont_batchnorm *s, const void *const *in, void *y, void *new_mean, void *new_var,
+                         void *saved_mean, void *saved_inv, void *work, void *stream);
+/* in: x, scale, mean, inverse standard deviation, dy */
+int ont_launch_batchnorm_grad(const ont_batchnorm *s, const void *const *in, void *dx, void *dscale, void *dbias,
+                              void *work, void *stream);
+/* y (images, c, d) += bias (c) */
+int ont_launch_channel_bias(int dtype, int64_t images, int64_t c, int64_t d, const void *bias, void *y, void *stream);
+
+/* conv.cu: y (n, m, out) = x (n, c, in) * w (m, c / groups, kernel); spatial dims are right-aligned, absent ones
+ * are 1 */
+typedef enum ont_conv_kind { ONT_CONV_FORWARD, ONT_CONV_GRAD_INPUT, ONT_CONV_GRAD_WEIGHT } ont_conv_kind;
+typedef struct ont_conv_shape {
+    int64_t n, c, m, groups;
+    int64_t in[3], out[3], kernel[3], stride[3], dilation[3], pad[3];
+    int64_t in_count, out_count, kernel_count;
+    int32_t dtype, spatial;
+} ont_conv_shape;
+/* first, second: x, w; or dy, w; or dy, x */
+int ont_launch_conv(int kind, const ont_conv_shape *s, const void *first, const void *second, void *to, void *stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

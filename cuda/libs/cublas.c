@@ -1,0 +1,321 @@
+/*
+ * blas.h by cuBLASLt, opened at run time: torch's CUDA build has loaded it. The few declarations that are needed are
+ * written here from its documentation, so that the build does not need its headers.
+ *
+ * Row-major C = A B is column-major C' = B' A' for the library: the operands are swapped, and nothing is transposed.
+ */
+#include <cuda_runtime_api.h>
+#include <dlfcn.h>
+#include <pthread.h>
+#include <string.h>
+
+#include "libs/blas.h"
+#include "ops_common.h"
+#include "libs/autotune.h"
+
+extern const ont_allocator *ont_cuda_allocator;
+
+enum { COMPUTE_32F = 68, COMPUTE_64F = 70, COMPUTE_32F_FAST_TF32 = 77 };
+enum { TYPE_32F = 0, TYPE_64F = 1, TYPE_16F = 2, TYPE_16BF = 14 };
+enum { DESC_TRANSA = 3, DESC_TRANSB = 4, DESC_EPILOGUE = 7, DESC_BIAS_POINTER = 8, DESC_BIAS_TYPE = 26 };
+enum { DESC_AUX_POINTER = 11, DESC_AUX_LD = 12 };
+enum { LAYOUT_BATCH_COUNT = 5, LAYOUT_BATCH_OFFSET = 6, PREFERENCE_WORKSPACE = 1 };
+enum { EPILOGUE_DEFAULT = 1, EPILOGUE_BIAS = 4, GELU = 32, DGELU = 64, BIAS_GRAD = 16, AUX = 128 };
+enum { OP_N = 0, OP_T = 1, CANDIDATES = 8, WORKSPACE = 32 << 20 };
+
+typedef struct algorithm {
+    uint64_t data[8];
+} algorithm;
+typedef struct heuristic {
+    algorithm algo;
+    size_t workspace;
+    int state;
+    float waves;
+    int reserved[4];
+} heuristic;
+
+typedef struct library {
+    int (*create)(void **handle);
+    int (*desc_create)(void **desc, int compute, int scale);
+    int (*desc_destroy)(void *desc);
+    int (*desc_set)(void *desc, int attribute, const void *value, size_t size);
+    int (*layout_create)(void **layout, int type, uint64_t rows, uint64_t columns, int64_t ld);
+    int (*layout_destroy)(void *layout);
+    int (*layout_set)(void *layout, int attribute, const void *value, size_t size);
+    int (*preference_create)(void **preference);
+    int (*preference_destroy)(void *preference);
+    int (*preference_set)(void *preference, int attribute, const void *value, size_t size);
+    int (*find)(void *handle, void *desc, void *a, void *b, void *c, void *d, void *preference, int wanted,
+                heuristic *found, int *n);
+    int (*matmul)(void *handle, void *desc, const void *alpha, const void *a, void *la, const void *b, void *lb,
+                  const void *beta, const void *c, void *lc, void *d, void *ld, const algorithm *algo, void *workspace,
+                  size_t bytes, cudaStream_t stream);
+} library;
+
+static library lt;
+static void *handles[ONT_PLUGIN_DEVICES];
+static ont_tuner *tuner;
+static bool found;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+typedef struct plan {
+    ont_blas_gemm gemm;
+    void *handle, *desc, *a, *b, *c;
+    heuristic candidates[CANDIDATES];
+    int n_candidates, choice; /* -1: not chosen yet */
+    size_t workspace;
+    bool f64, tf32;
+    pthread_mutex_t lock; /* each call sets the bias pointer of the descriptor */
+} plan;
+
+static void open_library(void)
+{
+    static const char *const names[] = {"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"};
+    static const struct {
+        const char *name;
+        size_t offset;
+    } symbols[] = {
+        {"cublasLtCreate", offsetof(library, create)},
+        {"cublasLtMatmulDescCreate", offsetof(library, desc_create)},
+        {"cublasLtMatmulDescDestroy", offsetof(library, desc_destroy)},
+        {"cublasLtMatmulDescSetAttribute", offsetof(library, desc_set)},
+        {"cublasLtMatrixLayoutCreate", offsetof(library, layout_create)},
+        {"cublasLtMatrixLayoutDestroy", offsetof(library, layout_destroy)},
+        {"cublasLtMatrixLayoutSetAttribute", offsetof(library, layout_set)},
+        {"cublasLtMatmulPreferenceCreate", offsetof(library, preference_create)},
+        {"cublasLtMatmulPreferenceDestroy", offsetof(library, preference_destroy)},
+        {"cublasLtMatmulPreferenceSetAttribute", offsetof(library, preference_set)},
+        {"cublasLtMatmulAlgoGetHeuristic", offsetof(library, find)},
+        {"cublasLtMatmul", offsetof(library, matmul)},
+    };
+    void *opened = NULL;
+    for (int pass = 0; pass < 2 && !opened; pass++) /* first torch's, which is loaded already */
+        for (size_t i = 0; i < sizeof names / sizeof *names && !opened; i++)
+            opened = dlopen(names[i], RTLD_LAZY | RTLD_LOCAL | (pass ? 0 : RTLD_NOLOAD));
+    if (!opened || ont_tuner_create(&tuner) != ONT_OK) return;
+    for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {
+        void *symbol = dlsym(opened, symbols[i].name);
+        if (!symbol) return;
+        memcpy((char *)&lt + symbols[i].offset, &symbol, sizeof symbol);
+    }
+    found = true;
+}
+
+static ont_status check(int error, const char *what)
+{
+    return error ? ont_fail(ONT_ESTATE, "cuBLASLt, %s: status %d", what, error) : ONT_OK;
+}
+
+/* The handle of the current device. */
+static ont_status handle_of_device(void **handle)
+{
+    int id = 0;
+    if (cudaGetDevice(&id) != cudaSuccess || id < 0 || id >= ONT_PLUGIN_DEVICES)
+        return ont_fail(ONT_ESTATE, "no current CUDA device");
+    pthread_mutex_lock(&lock);
+    ont_status status = handles[id] ? ONT_OK : check(lt.create(&handles[id]), "creating a handle");
+    *handle = handles[id];
+    pthread_mutex_unlock(&lock);
+    return status;
+}
+
+static int type_of(ont_dtype dtype)
+{
+    return dtype == ONT_FLOAT32   ? TYPE_32F
+           : dtype == ONT_FLOAT64 ? TYPE_64F
+           : dtype == ONT_FLOAT16 ? TYPE_16F
+                                  : TYPE_16BF;
+}
+
+static int epilogue_of(const ont_blas_gemm *p)
+{
+    static const int numbers[] = {[ONT_EPILOGUE_NONE] = EPILOGUE_DEFAULT,
+                                  [ONT_EPILOGUE_BIAS] = EPILOGUE_BIAS,
+                                  [ONT_EPILOGUE_GELU] = GELU | EPILOGUE_BIAS,
+                                  [ONT_EPILOGUE_GELU_AUX] = GELU | EPILOGUE_BIAS | AUX,
+                                  [ONT_EPILOGUE_DGELU] = DGELU | AUX,
+                                  [ONT_EPILOGUE_DGELU_BIAS] = DGELU | AUX | BIAS_GRAD};
+    return numbers[p->epilogue];
+}
+
+static ont_status create(const ont_blas_gemm *gemm, void **result);
+static void destroy(void *opaque);
+
+/* The library says whether it has a GELU epilogue for these sizes and this device; without, the pass does not fuse. */
+static const char *accept(const ont_blas_gemm *p)
+{
+    void *plan;
+    if (p->epilogue < ONT_EPILOGUE_GELU) return NULL;
+    if (create(p, &plan) != ONT_OK) return "cuBLASLt has no algorithm with this epilogue";
+    destroy(plan);
+    return NULL;
+}
+
+static void destroy(void *opaque)
+{
+    plan *p = opaque;
+    if (!p) return;
+    if (p->a) lt.layout_destroy(p->a);
+    if (p->b) lt.layout_destroy(p->b);
+    if (p->c) lt.layout_destroy(p->c);
+    if (p->desc) lt.desc_destroy(p->desc);
+    pthread_mutex_destroy(&p->lock);
+    ont_free(p);
+}
+
+static ont_status make_layout(void **layout, int type, uint64_t rows, uint64_t columns, int64_t ld, int64_t batch,
+                              int64_t stride)
+{
+    int32_t count = (int32_t)batch;
+    ONT_TRY(check(lt.layout_create(layout, type, rows, columns, ld), "a matrix"));
+    if (batch == 1) return ONT_OK;
+    ONT_TRY(check(lt.layout_set(*layout, LAYOUT_BATCH_COUNT, &count, sizeof count), "the batch"));
+    return check(lt.layout_set(*layout, LAYOUT_BATCH_OFFSET, &stride, sizeof stride), "the batch's stride");
+}
+
+static ont_status describe(plan *p)
+{
+    const ont_blas_gemm *g = &p->gemm;
+    int type = type_of(g->dtype), result = type_of(g->result), epilogue = epilogue_of(g);
+    int32_t op_first = g->trans_b ? OP_T : OP_N, op_second = g->trans_a ? OP_T : OP_N;
+    int compute = p->f64 ? COMPUTE_64F : p->tf32 ? COMPUTE_32F_FAST_TF32 : COMPUTE_32F;
+    ONT_TRY(check(lt.desc_create(&p->desc, compute, p->f64 ? TYPE_64F : TYPE_32F), "a product"));
+    ONT_TRY(check(lt.desc_set(p->desc, DESC_TRANSA, &op_first, sizeof op_first), "transpose"));
+    ONT_TRY(check(lt.desc_set(p->desc, DESC_TRANSB, &op_second, sizeof op_second), "transpose"));
+    ONT_TRY(check(lt.desc_set(p->desc, DESC_EPILOGUE, &epilogue, sizeof epilogue), "epilogue"));
+    if (g->epilogue) ONT_TRY(check(lt.desc_set(p->desc, DESC_BIAS_TYPE, &result, sizeof result), "the bias' type"));
+    if (epilogue & AUX) { /* the heuristic takes the alignment from the address: blocks of a slab have 64 bytes */
+        const void *aligned = (const void *)(uintptr_t)64;
+        ONT_TRY(check(lt.desc_set(p->desc, DESC_AUX_LD, &g->ldc, sizeof g->ldc), "the second matrix"));
+        ONT_TRY(check(lt.desc_set(p->desc, DESC_AUX_POINTER, &aligned, sizeof aligned), "the second matrix"));
+    }
+    uint64_t m = (uint64_t)g->n, n = (uint64_t)g->m, k = (uint64_t)g->k;
+    ONT_TRY(make_layout(&p->a, type, g->trans_b ? k : m, g->trans_b ? m : k, g->ldb, g->batch, g->stride_b));
+    ONT_TRY(make_layout(&p->b, type, g->trans_a ? n : k, g->trans_a ? k : n, g->lda, g->batch, g->stride_a));
+    return make_layout(&p->c, result, m, n, g->ldc, g->batch, g->stride_c);
+}
+
+static ont_status find_candidates(plan *p)
+{
+    void *preference = NULL;
+    size_t limit = WORKSPACE;
+    ONT_TRY(check(lt.preference_create(&preference), "preferences"));
+    ont_status status = check(lt.preference_set(preference, PREFERENCE_WORKSPACE, &limit, sizeof limit), "preferences");
+    if (status == ONT_OK)
+        status = check(lt.find(p->handle, p->desc, p->a, p->b, p->c, p->c, preference, CANDIDATES, p->candidates,
+                               &p->n_candidates),
+                       "looking for an algorithm");
+    lt.preference_destroy(preference);
+    if (status == ONT_OK && !p->n_candidates)
+        status = ont_fail(ONT_EUNSUPPORTED, "cuBLASLt has no algorithm for this GEMM");
+    for (int i = 0; i < p->n_candidates; i++)
+        if (p->candidates[i].workspace > p->workspace) p->workspace = p->candidates[i].workspace;
+    return status;
+}
+
+static ont_status create(const ont_blas_gemm *gemm, void **result)
+{
+    plan *p = ont_calloc(1, sizeof *p);
+    if (!p) return ONT_ENOMEM;
+    p->gemm = *gemm;
+    p->f64 = gemm->dtype == ONT_FLOAT64;
+    p->tf32 = gemm->dtype == ONT_FLOAT32 && ont_cuda_allocator->tf32;
+    p->choice = -1;
+    pthread_mutex_init(&p->lock, NULL);
+    ont_status status = handle_of_device(&p->handle);
+    if (status == ONT_OK) status = describe(p);
+    if (status == ONT_OK) status = find_candidates(p);
+    if (status != ONT_OK) {
+        destroy(p);
+        return status;
+    }
+    *result = p;
+    return ONT_OK;
+}
+
+static size_t work_bytes(const void *opaque)
+{
+    return ((const plan *)opaque)->workspace;
+}
+
+typedef struct call {
+    plan *p;
+    const void *a, *b;
+    void *c, *work;
+    cudaStream_t stream;
+} call;
+
+static int launch(const call *call, int candidate)
+{
+    plan *p = call->p;
+    const heuristic *h = &p->candidates[candidate];
+    float alpha32 = (float)p->gemm.alpha, beta32 = (float)p->gemm.beta;
+    const void *alpha = p->f64 ? (const void *)&p->gemm.alpha : &alpha32,
+               *beta = p->f64 ? (const void *)&p->gemm.beta : &beta32;
+    return lt.matmul(p->handle, p->desc, alpha, call->b, p->a, call->a, p->b, beta, call->c, p->c, call->c, p->c,
+                     &h->algo, call->work, h->workspace, call->stream);
+}
+
+/* Milliseconds of three calls between two events, after a warm-up; negative where it fails. Synchronises. */
+static double measure(void *context, int candidate)
+{
+    const call *call = context;
+    cudaEvent_t begin, end;
+    float ms = -1;
+    if (launch(call, candidate)) return -1;
+    if (cudaEventCreate(&begin) != cudaSuccess) return -1;
+    if (cudaEventCreate(&end) == cudaSuccess) {
+        bool fine = cudaEventRecord(begin, call->stream) == cudaSuccess;
+        for (int i = 0; i < 3; i++) fine = fine && !launch(call, candidate);
+        fine = fine && cudaEventRecord(end, call->stream) == cudaSuccess && cudaEventSynchronize(end) == cudaSuccess;
+        if (!fine || cudaEventElapsedTime(&ms, begin, end) != cudaSuccess) ms = -1;
+        cudaEventDestroy(end);
+    }
+    cudaEventDestroy(begin);
+    return (double)ms;
+}
+
+/* A GEMM with beta != 0 cannot be repeated for a measurement, and a stream that is being captured cannot synchronise:
+ * the library's first proposal is used then. */
+static ont_status choose(const call *call)
+{
+    plan *p = call->p;
+    const ont_blas_gemm *g = &p->gemm;
+    int id = 0;
+    cudaGetDevice(&id);
+    int64_t key[] = {g->dtype,    g->result,   g->trans_a,   g->trans_b,  g->m,     g->n,
+                     g->k,        g->lda,      g->ldb,       g->ldc,      g->batch, g->stride_a,
+                     g->stride_b, g->stride_c, g->beta != 0, g->epilogue, id,       p->tf32};
+    p->choice = ont_tuner_find(tuner, key, sizeof key);
+    if (p->choice >= 0 && p->choice < p->n_candidates) return ONT_OK;
+    p->choice = -1;
+    enum cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
+    cudaStreamIsCapturing(call->stream, &capturing);
+    if (p->gemm.beta != 0 || p->n_candidates == 1 || capturing != cudaStreamCaptureStatusNone) return ONT_OK;
+    return ont_tuner_choose(tuner, key, sizeof key, p->n_candidates, measure, (void *)call, &p->choice);
+}
+
+static ont_status run(void *opaque, const void *a, const void *b, void *c, void *bias, void *aux, void *work,
+                      void *stream)
+{
+    call call = {opaque, a, b, c, work, stream};
+    ont_status status = ONT_OK;
+    pthread_mutex_lock(&call.p->lock);
+    if (bias) status = check(lt.desc_set(call.p->desc, DESC_BIAS_POINTER, &bias, sizeof bias), "the bias");
+    if (status == ONT_OK && aux)
+        status = check(lt.desc_set(call.p->desc, DESC_AUX_POINTER, &aux, sizeof aux), "the second matrix");
+    if (status == ONT_OK && call.p->choice < 0) status = choose(&call);
+    if (status == ONT_OK) status = check(launch(&call, call.p->choice < 0 ? 0 : call.p->choice), "a product");
+    pthread_mutex_unlock(&call.p->lock);
+    return status;
+}
+
+static const ont_blas cublas = {
+    .name = "cuBLASLt", .accept = accept, .create = create, .work_bytes = work_bytes, .run = run, .destroy = destroy};
+
+const ont_blas *ont_blas_get(void)
+{
+    pthread_once(&once, open_library);
+    return found ? &cublas : NULL;
+}

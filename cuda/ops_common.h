@@ -1,0 +1,50 @@
+/*
+ * Shared by the operators of this folder: launch errors as statuses, operands that may be absent, and kernel tables.
+ */
+#ifndef ONT_CUDA_GLUE_H
+#define ONT_CUDA_GLUE_H
+
+#include "core_shim.h"
+#include "kernels/kernels.h"
+
+const char *ont_cuda_error_text(int error); /* in device.c, or in the emulation */
+
+static inline ont_status ont_launched(int error)
+{
+    return error ? ont_fail(ONT_ESTATE, "a kernel was not launched: %s", ont_cuda_error_text(error)) : ONT_OK;
+}
+
+static inline const void *ont_operand(const ont_call *call, uint32_t index)
+{
+    return index < call->node->n_inputs ? call->in[index] : NULL;
+}
+
+static inline void *ont_result(const ont_call *call, uint32_t index)
+{
+    return index < call->node->n_outputs ? call->out[index] : NULL;
+}
+
+static inline bool ont_is_float32_or_64(ont_dtype dtype)
+{
+    return dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64;
+}
+
+/* Copies a strided tensor to a row-major one: copy_strided() of the devices. */
+ont_status ont_copy_strided_launch(const ont_device_strided *layout, const void *from, void *to, void *stream);
+
+/* Whether the first input is float32, float64 or a 16-bit float; whether it is float32 or float64. */
+const char *ont_cuda_accept_floats(const ont_node *node);
+const char *ont_cuda_accept_wide(const ont_node *node);
+const char *ont_cuda_accept_any(const ont_node *node);
+
+extern const ont_kernel_list ont_cuda_lists[];
+extern const size_t ont_cuda_n_lists;
+
+/* For each family, the array of kernels and their number. */
+#define ONT_CUDA_FAMILIES(X) X(elementwise) X(move) X(reduce) X(norm) X(softmax) X(loss) X(matmul) X(attention) \
+    X(conv) X(pool) X(batchnorm)
+#define X(family) extern const ont_kernel ont_cuda_##family##_kernels[];
+ONT_CUDA_FAMILIES(X)
+#undef X
+
+#endif
