@@ -9,6 +9,7 @@
 
 #include "base/alloc.h"
 #include "base/asan.h"
+#include "base/assert.h"
 
 typedef struct ont_arena_block {
     struct ont_arena_block *next;
@@ -60,6 +61,7 @@ static bool add_block(ont_arena *arena, size_t at_least)
 
 void *ont_arena_alloc(ont_arena *arena, size_t bytes)
 {
+    ONT_ASSERT(arena);
     size_t align = bytes >= 1024 ? 64 : 16;
     size_t want;
     if (__builtin_add_overflow(bytes, align + ONT_REDZONE_BYTES, &want)) {
@@ -80,6 +82,7 @@ void *ont_arena_alloc(ont_arena *arena, size_t bytes)
 
 void *ont_arena_array(ont_arena *arena, size_t count, size_t size)
 {
+    ONT_ASSERT(count == 0 || size);
     size_t bytes;
     if (__builtin_mul_overflow(count, size, &bytes)) {
         ont_set_error("out of memory: %zu items of %zu bytes", count, size);

@@ -13,6 +13,7 @@
 #include <time.h>
 
 #include "base/alloc.h"
+#include "base/assert.h"
 
 static uint64_t secret[2];
 
@@ -82,6 +83,7 @@ void ont_map_deinit(ont_map *map)
 
 void *ont_map_get(const ont_map *map, const char *key)
 {
+    ONT_ASSERT(key);
     return map->capacity ? find(map, key)->value : NULL;
 }
 
@@ -100,6 +102,7 @@ static ont_status grow(ont_map *map)
 
 ont_status ont_map_put(ont_map *map, const char *key, void *value)
 {
+    ONT_ASSERT(key);
     if (map->used + 1 > map->capacity / 4 * 3) ONT_TRY(grow(map));
     struct ont_map_slot *slot = find(map, key);
     if (!slot->key) {

@@ -5,6 +5,7 @@
 
 #include <omp.h>
 
+#include "base/assert.h"
 #include "base/denormals.h"
 
 int ont_parallel_threads(void)
@@ -14,6 +15,7 @@ int ont_parallel_threads(void)
 
 void ont_parallel(int64_t n, int64_t grain, ont_range_fn body, void *context)
 {
+    ONT_ASSERT(body);
     if (n <= 0) return;
     if (grain < 1) grain = 1;
     int64_t parts = n / grain;

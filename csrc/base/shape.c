@@ -7,8 +7,11 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/assert.h"
+
 bool ont_shape_is_static(const ont_shape *shape)
 {
+    ONT_ASSERT(shape->rank >= 0 && shape->rank <= ONT_MAX_RANK);
     for (int i = 0; i < shape->rank; i++)
         if (shape->dims[i] < 0) return false;
     return true;
@@ -21,6 +24,7 @@ bool ont_shape_equal(const ont_shape *a, const ont_shape *b)
 
 int64_t ont_shape_count_range(const ont_shape *shape, int first, int last)
 {
+    ONT_ASSERT(0 <= first && last <= shape->rank);
     int64_t count = 1;
     for (int i = first; i < last; i++) count *= shape->dims[i];
     return count;
@@ -56,6 +60,7 @@ ont_status ont_shape_bytes(const ont_shape *shape, ont_dtype dtype, size_t *byte
 
 void ont_shape_strides(const ont_shape *shape, int64_t *strides)
 {
+    ONT_ASSERT(shape->rank >= 0 && shape->rank <= ONT_MAX_RANK);
     int64_t stride = 1;
     for (int i = shape->rank - 1; i >= 0; i--) {
         strides[i] = stride;
@@ -65,6 +70,7 @@ void ont_shape_strides(const ont_shape *shape, int64_t *strides)
 
 ont_status ont_shape_broadcast(const ont_shape *a, const ont_shape *b, ont_shape *out)
 {
+    ONT_ASSERT(a->rank <= ONT_MAX_RANK && b->rank <= ONT_MAX_RANK);
     ont_shape result = {.rank = a->rank > b->rank ? a->rank : b->rank};
     for (int i = 1; i <= result.rank; i++) {
         int64_t x = i <= a->rank ? a->dims[a->rank - i] : 1;
@@ -82,6 +88,7 @@ ont_status ont_shape_broadcast(const ont_shape *a, const ont_shape *b, ont_shape
 
 void ont_shape_broadcast_strides(const ont_shape *from, const ont_shape *to, int64_t *strides)
 {
+    ONT_ASSERT(from->rank <= to->rank);
     int64_t own[ONT_MAX_RANK];
     ont_shape_strides(from, own);
     int lead = to->rank - from->rank;
@@ -115,6 +122,7 @@ const char *ont_shape_text(const ont_shape *shape, char *buffer)
 
 ont_shape ont_shape_of(int rank, const int64_t *dims)
 {
+    ONT_ASSERT(rank >= 0 && rank <= ONT_MAX_RANK);
     ont_shape shape = {.rank = rank};
     if (rank) memcpy(shape.dims, dims, (size_t)rank * sizeof *dims);
     return shape;

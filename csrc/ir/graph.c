@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/assert.h"
 
 ont_status ont_graph_create(const char *name, ont_graph **graph)
 {
@@ -79,6 +80,7 @@ ont_status ont_graph_add_input(ont_graph *g, const char *name, ont_dtype dtype, 
 
 ont_status ont_graph_add_constant(ont_graph *g, const char *name, const ont_tensor *data, ont_value **value)
 {
+    ONT_ASSERT(data->data || !data->bytes);
     ont_tensor *copy = ont_arena_alloc(&g->arena, sizeof *copy);
     void *bytes = ont_arena_alloc(&g->arena, data->bytes ? data->bytes : 1);
     if (!copy || !bytes) return ONT_ENOMEM;
@@ -118,6 +120,7 @@ int ont_graph_symbol(ont_graph *g, const char *name)
 
 static void use_link(ont_use *use, ont_value *value)
 {
+    ONT_ASSERT(use->user);
     use->value = value;
     use->prev = NULL;
     use->next = value ? value->uses : NULL;
@@ -127,6 +130,7 @@ static void use_link(ont_use *use, ont_value *value)
 
 static void use_unlink(ont_use *use)
 {
+    ONT_ASSERT(!use->value || use->prev || use->value->uses == use);
     if (!use->value) return;
     if (use->prev)
         use->prev->next = use->next;
@@ -138,6 +142,7 @@ static void use_unlink(ont_use *use)
 
 static void node_link(ont_graph *g, ont_node *node, ont_node *before)
 {
+    ONT_ASSERT(!before || before->prev || g->first == before);
     node->next = before;
     node->prev = before ? before->prev : g->last;
     if (node->prev)
@@ -152,6 +157,8 @@ static void node_link(ont_graph *g, ont_node *node, ont_node *before)
 
 static void node_unlink(ont_graph *g, ont_node *node)
 {
+    ONT_ASSERT(node->prev || g->first == node);
+    ONT_ASSERT(node->next || g->last == node);
     if (node->prev)
         node->prev->next = node->next;
     else
@@ -219,8 +226,16 @@ ont_status ont_node_ensure_output(ont_graph *g, ont_node *node, uint32_t index, 
     return ONT_OK;
 }
 
+static bool has_used_output(const ont_node *node)
+{
+    for (uint32_t i = 0; i < node->n_outputs; i++)
+        if (node->outputs[i] && node->outputs[i]->def == node && node->outputs[i]->uses) return true;
+    return false;
+}
+
 void ont_graph_remove_node(ont_graph *g, ont_node *node)
 {
+    ONT_ASSERT(!has_used_output(node));
     for (uint32_t i = 0; i < node->n_inputs; i++) use_unlink(&node->inputs[i]);
     node_unlink(g, node);
 }
@@ -234,12 +249,14 @@ void ont_graph_move_before(ont_graph *g, ont_node *node, ont_node *before)
 
 void ont_node_set_input(ont_node *node, uint32_t index, ont_value *value)
 {
+    ONT_ASSERT(index < node->n_inputs);
     use_unlink(&node->inputs[index]);
     use_link(&node->inputs[index], value);
 }
 
 void ont_value_replace_uses(ont_graph *g, ont_value *from, ont_value *to)
 {
+    ONT_ASSERT(from && to);
     while (from->uses && from != to) {
         ont_use *use = from->uses;
         use_unlink(use);

@@ -12,6 +12,7 @@
 #define ONT_OPS_OP_H
 
 #include "ir/graph.h"
+#include "simd/simd.h"
 
 typedef struct ont_op ont_op;
 typedef struct ont_kernel ont_kernel;
@@ -222,6 +223,7 @@ enum {
      * output only through such operators is zeros; behind any other NO_GRAD operator there is none.
      */
     ONT_OP_ZERO_DERIVATIVE = 1 << 8,
+    ONT_OP_GLOBAL = 1 << 9, /* pooling whose window is the whole plane */
 };
 
 /* False for NULL. */
@@ -251,9 +253,22 @@ struct ont_op {
      * fused.
      */
     bool (*tile)(const ont_node *node, ont_tile_step *step);
+    ont_loop loop; /* elementwise operators: the inner loop of simd.h; Gelu's depends on an attribute, too */
     const ont_kernel *kernels;
     uint32_t n_kernels;
 };
+
+/* Every descriptor of ops.def. */
+#define X(symbol) extern const ont_op ont_op_##symbol;
+#include "ops/ops.def"
+#undef X
+
+/* Whether the node's operator is `op`; false for NULL. ONT_IS(node, Add) asks for ont_op_Add. */
+static inline bool ont_is_op(const ont_node *node, const ont_op *op)
+{
+    return node && node->op == op;
+}
+#define ONT_IS(node, symbol) ont_is_op(node, &ont_op_##symbol)
 
 #define ONT_DOMAIN "ai.onnxtrain"
 #define ONT_KERNELS(table) .kernels = (table), .n_kernels = sizeof(table) / sizeof(table)[0]

@@ -9,10 +9,6 @@
 #include "device/device.h"
 #include "ops/op.h"
 
-#define X(symbol) extern const ont_op ont_op_##symbol;
-#include "ops/ops.def"
-#undef X
-
 static const ont_op *const table[] = {
 #define X(symbol) &ont_op_##symbol,
 #include "ops/ops.def"

@@ -35,11 +35,6 @@ static bool is_uniform(const pattern *f)
     return !f->linear && f->step.lower == f->step.upper;
 }
 
-static bool is_op(const ont_node *node, const char *op_type)
-{
-    return !strcmp(node->op_type, op_type) && !*node->domain;
-}
-
 static double element_at(const ont_value *v, int64_t i)
 {
     return ont_number_at(v->data->data, v->dtype, i);
@@ -102,7 +97,7 @@ static bool of_view(walk *w, const ont_node *node, pattern *f)
     const ont_value *x = ont_node_in(node, 0);
     const ont_shape *a = &x->shape, *b = &node->outputs[0]->shape;
     if (!pattern_of(w, x, f)) return false;
-    if (is_uniform(f) || is_op(node, "Expand") || is_op(node, "Identity")) return true;
+    if (is_uniform(f) || ONT_IS(node, Expand) || ONT_IS(node, Identity)) return true;
     return a->rank >= 2 && b->rank >= 2 && a->dims[a->rank - 1] == b->dims[b->rank - 1] &&
            a->dims[a->rank - 2] == b->dims[b->rank - 2];
 }
@@ -150,10 +145,10 @@ static bool of_where(walk *w, const ont_node *node, pattern *f)
 
 static double combine(const ont_node *node, double a, double b)
 {
-    return is_op(node, "And")  ? a != 0 && b != 0
-           : is_op(node, "Or") ? a != 0 || b != 0
-           : is_op(node, "Mul") ? a * b
-           : is_op(node, "Sub") ? a - b
+    return ONT_IS(node, And)  ? a != 0 && b != 0
+           : ONT_IS(node, Or) ? a != 0 || b != 0
+           : ONT_IS(node, Mul) ? a * b
+           : ONT_IS(node, Sub) ? a - b
                                 : a + b;
 }
 
@@ -174,8 +169,8 @@ static bool of_comparison(walk *w, const ont_node *node, pattern *f)
     if (!pattern_of(w, ont_node_in(node, 0), &a) || !pattern_of(w, ont_node_in(node, 1), &b) || !(a.linear && b.linear))
         return false;
     double slope = a.column_slope - b.column_slope, base = a.base - b.base;
-    bool less = is_op(node, "Less") || is_op(node, "LessOrEqual"),
-         equal = is_op(node, "LessOrEqual") || is_op(node, "GreaterOrEqual");
+    bool less = ONT_IS(node, Less) || ONT_IS(node, LessOrEqual),
+         equal = ONT_IS(node, LessOrEqual) || ONT_IS(node, GreaterOrEqual);
     if (a.row_slope - b.row_slope != -slope || (slope != 1 && slope != -1) || !(base >= -1e9 && base <= 1e9))
         return false;
     if (slope < 0) base = -base, less = !less;
@@ -187,7 +182,7 @@ static bool of_comparison(walk *w, const ont_node *node, pattern *f)
 static bool of_unary(walk *w, const ont_node *node, pattern *f)
 {
     if (!pattern_of(w, ont_node_in(node, 0), f) || f->linear) return false;
-    bool boolean = node->outputs[0]->dtype == ONT_BOOL, flip = is_op(node, "Not");
+    bool boolean = node->outputs[0]->dtype == ONT_BOOL, flip = ONT_IS(node, Not);
     if (!boolean && !ont_dtype_is_float(node->outputs[0]->dtype))
         return false; /* the integer value of -inf is undefined */
     if (boolean) {
@@ -197,15 +192,19 @@ static bool of_unary(walk *w, const ont_node *node, pattern *f)
     return true;
 }
 
-static bool is_any(const ont_node *node, const char *const *names, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        if (is_op(node, names[i])) return true;
-    return false;
-}
-
-#define IS_ANY(node, ...)                                                                                              \
-    is_any(node, (const char *const[]){__VA_ARGS__}, sizeof((const char *[]){__VA_ARGS__}) / sizeof(char *))
+/* The patterns of the operators that are understood. */
+static const struct {
+    const ont_op *op;
+    bool (*pattern)(walk *w, const ont_node *node, pattern *f);
+} rules[] = {
+    {&ont_op_Expand, of_view},         {&ont_op_Identity, of_view},      {&ont_op_Reshape, of_view},
+    {&ont_op_Unsqueeze, of_view},      {&ont_op_Squeeze, of_view},       {&ont_op_Cast, of_unary},
+    {&ont_op_Not, of_unary},           {&ont_op_And, of_binary},         {&ont_op_Or, of_binary},
+    {&ont_op_Mul, of_binary},          {&ont_op_Sub, of_binary},         {&ont_op_Add, of_binary},
+    {&ont_op_Less, of_comparison},     {&ont_op_LessOrEqual, of_comparison},
+    {&ont_op_Greater, of_comparison},  {&ont_op_GreaterOrEqual, of_comparison},
+    {&ont_op_Trilu, of_trilu},         {&ont_op_Where, of_where},
+};
 
 static bool pattern_of(walk *w, const ont_value *v, pattern *f)
 {
@@ -214,11 +213,9 @@ static bool pattern_of(walk *w, const ont_value *v, pattern *f)
     if (v->data) return of_constant(w, v, f);
     const ont_node *node = v->kind == ONT_VALUE_NODE ? v->def : NULL;
     if (!node || node->n_outputs != 1 || !v->has_shape) return false;
-    if (IS_ANY(node, "Expand", "Identity", "Reshape", "Unsqueeze", "Squeeze")) return of_view(w, node, f);
-    if (IS_ANY(node, "Cast", "Not")) return of_unary(w, node, f);
-    if (IS_ANY(node, "And", "Or", "Mul", "Sub", "Add")) return of_binary(w, node, f);
-    if (IS_ANY(node, "Less", "LessOrEqual", "Greater", "GreaterOrEqual")) return of_comparison(w, node, f);
-    return is_op(node, "Trilu") ? of_trilu(w, node, f) : is_op(node, "Where") && of_where(w, node, f);
+    for (size_t i = 0; i < sizeof rules / sizeof *rules; i++)
+        if (node->op == rules[i].op) return rules[i].pattern(w, node, f);
+    return false;
 }
 
 bool ont_causal_mask_of(const ont_value *v, int64_t rows, int64_t columns, ont_causal_mask *mask)

@@ -46,7 +46,7 @@ ont_status ont_pass_conv_to_gemm(ont_graph *g)
 {
     bool changed = false;
     for (ont_node *node = g->first; node; node = node->next) {
-        if (!ont_node_is(node, "", "Conv") || !covers_input(node)) continue;
+        if (!ONT_IS(node, Conv) || !covers_input(node)) continue;
         ONT_TRY(replace(g, node));
         changed = true;
     }

@@ -39,7 +39,7 @@ typedef struct match {
 
 static bool is_product(const ont_node *node)
 {
-    return ont_node_is(node, "", "MatMul") || ont_node_is(node, ONT_DOMAIN, "FusedMatMul");
+    return ONT_IS(node, MatMul) || ONT_IS(node, FusedMatMul);
 }
 
 static ont_node *producer(const ont_value *v)
@@ -55,7 +55,7 @@ static bool is_single_or_narrow(ont_dtype dtype)
 /* A Cast between scores and softmax of 16-bit matmuls; the fused node computes in float32 throughout. */
 static bool is_float_cast(const ont_node *node)
 {
-    return ont_node_is(node, "", "Cast") && is_single_or_narrow(ont_node_in(node, 0)->dtype) &&
+    return ONT_IS(node, Cast) && is_single_or_narrow(ont_node_in(node, 0)->dtype) &&
            is_single_or_narrow(node->outputs[0]->dtype);
 }
 
@@ -84,7 +84,7 @@ static int scores_operand(const match *m, const ont_node *node)
             const ont_node *def = producer(v);
             if (!def) break;
             if (is_product(def)) return i;
-            int next = ont_node_is(def, "", "Where") ? (is_all_scores(m, ont_node_in(def, 1)) ? 1 : 2) : 0;
+            int next = ONT_IS(def, Where) ? (is_all_scores(m, ont_node_in(def, 1)) ? 1 : 2) : 0;
             if (next == 0 && !is_all_scores(m, ont_node_in(def, 0))) next = 1;
             v = ont_node_in(def, (uint32_t)next);
         }
@@ -95,8 +95,8 @@ static int scores_operand(const match *m, const ont_node *node)
 /* Strips Expand and Identity off `mask` while it still broadcasts to `shape`. */
 static ont_value *strip_expand(ont_value *mask, const ont_shape *shape)
 {
-    for (ont_node *def; (def = producer(mask)) && (ont_node_is(def, "", "Expand") ||
-                                                                ont_node_is(def, "", "Identity"));) {
+    for (ont_node *def; (def = producer(mask)) && (ONT_IS(def, Expand) ||
+                                                                ONT_IS(def, Identity));) {
         ont_value *x = ont_node_in(def, 0);
         ont_shape both;
         if (!x || ont_shape_broadcast(&x->shape, shape, &both) != ONT_OK || !ont_shape_equal(&both, shape)) break;
@@ -136,7 +136,7 @@ static ont_value *match_where(match *m, ont_node *node)
 static ont_value *match_scale(match *m, ont_node *node)
 {
     double factor;
-    bool divides = ont_node_is(node, "", "Div");
+    bool divides = ONT_IS(node, Div);
     int i = scores_operand(m, node);
     if (i < 0 || (divides && i) || !const_float(node, (uint32_t)(1 - i), &factor)) return NULL;
     m->scale *= divides ? 1 / factor : factor;
@@ -156,11 +156,11 @@ static bool find_scores(match *m)
         }
         if (ont_node_keeps_order(node) || is_float_cast(node))
             x = ont_node_in(node, 0);
-        else if (ont_node_is(node, "", "Add"))
+        else if (ONT_IS(node, Add))
             x = match_add(m, node);
-        else if (ont_node_is(node, "", "Where"))
+        else if (ONT_IS(node, Where))
             x = match_where(m, node);
-        else if (ont_node_is(node, "", "Mul") || ont_node_is(node, "", "Div"))
+        else if (ONT_IS(node, Mul) || ONT_IS(node, Div))
             x = match_scale(m, node);
         else
             return false;
@@ -189,8 +189,8 @@ static ont_value *match_nan_to_zero(match *m, ont_value *p)
     ont_node *where = NULL, *is_nan = NULL;
     int n = 0;
     for (const ont_use *use = p->uses; use; use = use->next, n++) {
-        if (ont_node_is(use->user, "", "Where")) where = use->user;
-        if (ont_node_is(use->user, "", "IsNaN")) is_nan = use->user;
+        if (ONT_IS(use->user, Where)) where = use->user;
+        if (ONT_IS(use->user, IsNaN)) is_nan = use->user;
     }
     double zero;
     if (n != 2 || !where || !is_nan || ont_value_is_output(m->g, p) || ont_node_in(where, 0) != is_nan->outputs[0])
@@ -215,7 +215,7 @@ static bool find_values(match *m)
             m->y = node->outputs[0];
             return !ont_attr_int(node, "transA", 0) && ont_attr_float(node, "alpha", 1) == 1;
         }
-        if (ont_node_is(node, "", "Dropout") ? !match_dropout(m, node)
+        if (ONT_IS(node, Dropout) ? !match_dropout(m, node)
                                              : !ont_node_keeps_order(node) && !is_float_cast(node))
             return false;
         p = node->outputs[0];
@@ -231,7 +231,7 @@ static void match_empty_rows(match *m)
         y = node->outputs[0];
     ont_node *node = ont_single_user(m->g, y);
     double zero;
-    if (!ont_node_is(node, "", "Where") || ont_node_in(node, 2) != y || !const_float(node, 1, &zero) || zero != 0)
+    if (!ONT_IS(node, Where) || ont_node_in(node, 2) != y || !const_float(node, 1, &zero) || zero != 0)
         return;
     ont_value *cond = ont_node_in(node, 0);
     ont_shape *shape = &node->outputs[0]->shape;
@@ -250,7 +250,7 @@ static void find_result(match *m)
     m->result = m->y;
     for (ont_value *v = m->y;;) {
         ont_node *node = ont_single_user(m->g, v);
-        bool moves = ont_node_is(node, "", "Transpose");
+        bool moves = ONT_IS(node, Transpose);
         if (!node || ont_node_in(node, 0) != v || !(moves || ont_node_keeps_order(node))) return;
         v = node->outputs[0];
         if (moves) m->result = v;
@@ -606,7 +606,7 @@ ont_status ont_pass_fuse_attention(ont_graph *g)
     ONT_TRY(ont_move_transposes(g, &changed));
     if (changed) ONT_TRY(ont_pass_dce(g)); /* dead nodes would count as users in the match */
     for (ont_node *node = g->first; node; node = node->next) {
-        if (!ont_node_is(node, "", "Softmax")) continue;
+        if (!ONT_IS(node, Softmax)) continue;
         match m = {.g = g, .softmax = node, .scale = 1};
         ONT_TRY(fuse(g, &m, &changed));
     }

@@ -35,7 +35,7 @@ static ont_status fuse_forward(ont_graph *g, ont_node *norm, ont_node **next)
 {
     ont_value *y = norm->outputs[0], *residual = NULL;
     ont_node *add = ont_single_user_in_phase(g, y), *relu;
-    if (ont_node_is(add, "", "Add") && ont_node_in(add, 0) != ont_node_in(add, 1)) {
+    if (ONT_IS(add, Add) && ont_node_in(add, 0) != ont_node_in(add, 1)) {
         residual = ont_node_in(add, ont_node_in(add, 0) == y);
         if (!ont_shape_equal(&residual->shape, &y->shape) || residual->def == norm) return ONT_OK;
         relu = ont_single_user_in_phase(g, add->outputs[0]);
@@ -43,7 +43,7 @@ static ont_status fuse_forward(ont_graph *g, ont_node *norm, ont_node **next)
         relu = add;
         add = NULL;
     }
-    if (!ont_node_is(relu, "", "Relu")) relu = NULL;
+    if (!ONT_IS(relu, Relu)) relu = NULL;
     ont_node *last = relu ? relu : add, *insertion_point = last ? find_insertion_point(norm, residual, last) : NULL;
     if (!insertion_point) return ONT_OK;
     ont_node *before = norm->prev;
@@ -78,8 +78,8 @@ static bool relu_grad_is_free(const ont_graph *g, const ont_value *dy, const ont
     if (dy->def && dy->def->op->tile && !dy->uses->next && dy->def->backward == dx->def->backward) return false;
     for (const ont_use *use = dx->uses; use; use = use->next) {
         const ont_node *user = use->user;
-        bool norm = ont_node_is(user, ONT_DOMAIN, "BatchNormGrad") && use == &user->inputs[DY];
-        if (!norm && !ont_node_is(user, "", "Add")) return false;
+        bool norm = ONT_IS(user, BatchNormGrad) && use == &user->inputs[DY];
+        if (!norm && !ONT_IS(user, Add)) return false;
     }
     return true;
 }
@@ -88,13 +88,13 @@ static ont_status fuse_backward(ont_graph *g, ont_node *norm)
 {
     ont_value *dx = ont_node_in(norm, DY);
     ont_node *relu = dx->def;
-    if (norm->n_inputs != DY + 1 || !ont_node_is(relu, ONT_DOMAIN, "ReluGrad") || relu->backward != norm->backward)
+    if (norm->n_inputs != DY + 1 || !ONT_IS(relu, ReluGrad) || relu->backward != norm->backward)
         return ONT_OK;
     ont_value *y = ont_node_in(relu, 0), *dy = ont_node_in(relu, 1);
     if (!ont_shape_equal(&y->shape, &dx->shape) || !ont_shape_equal(&dy->shape, &dx->shape)) return ONT_OK;
     if (!relu_grad_is_free(g, dy, dx)) return ONT_OK;
     const ont_node *producer = y->def; /* y = relu(norm(x)): its sign is recomputed from x */
-    bool recompute_sign = ont_node_is(producer, ONT_DOMAIN, "FusedBatchNorm") && !ont_node_in(producer, RESIDUAL) &&
+    bool recompute_sign = ONT_IS(producer, FusedBatchNorm) && !ont_node_in(producer, RESIDUAL) &&
                           ont_node_in(norm, MEAN)->def == producer;
     ont_value *inputs[GRAD_BIAS + 1] = {0};
     for (uint32_t i = 0; i < DY; i++) inputs[i] = ont_node_in(norm, i);
@@ -119,9 +119,9 @@ ont_status ont_pass_fuse_batchnorm(ont_graph *g)
 {
     for (ont_node *node = g->first, *next; node; node = next) {
         next = node->next;
-        if (ont_node_is(node, "", "BatchNormalization"))
+        if (ONT_IS(node, BatchNormalization))
             ONT_TRY(fuse_forward(g, node, &next));
-        else if (ont_node_is(node, ONT_DOMAIN, "BatchNormGrad"))
+        else if (ONT_IS(node, BatchNormGrad))
             ONT_TRY(fuse_backward(g, node));
     }
     return ONT_OK;

@@ -15,8 +15,8 @@ static bool is_tanh_form(const ont_node *node)
 /* A matmul without scale, with the given number of operands. */
 static bool is_product(const ont_node *node, uint32_t operands)
 {
-    bool gemm = ont_node_is(node, "", "Gemm"), fused = ont_node_is(node, ONT_DOMAIN, "FusedMatMul"),
-         plain = ont_node_is(node, "", "MatMul");
+    bool gemm = ONT_IS(node, Gemm), fused = ONT_IS(node, FusedMatMul),
+         plain = ONT_IS(node, MatMul);
     uint32_t n = node->n_inputs;
     if (n > 2 && !ont_node_in(node, 2)) n = 2;
     if (!gemm && !fused && !plain) return false;
@@ -69,8 +69,8 @@ static bool sums_rows(const ont_node *node, const ont_value *x)
     int64_t axes[ONT_MAX_RANK], seen = 0;
     int n = -1;
     if (to->rank != 1 || to->dims[0] != x->shape.dims[x->shape.rank - 1] || ont_node_in(node, 0) != x) return false;
-    if (ont_node_is(node, ONT_DOMAIN, "SumTo")) return true;
-    if (!ont_node_is(node, "", "ReduceSum") || x->shape.rank < 2) return false;
+    if (ONT_IS(node, SumTo)) return true;
+    if (!ONT_IS(node, ReduceSum) || x->shape.rank < 2) return false;
     if (ont_const_ints(node, node->n_inputs > 1 ? 1 : -1, "axes", axes, ONT_MAX_RANK, &n) != ONT_OK || n < 0)
         return false;
     for (int i = 0; i < n; i++) seen |= (int64_t)1 << (axes[i] < 0 ? axes[i] + x->shape.rank : axes[i]);
@@ -108,7 +108,7 @@ ont_status ont_pass_fuse_gelu(ont_graph *g)
 {
     for (ont_node *node = g->first, *next; node; node = next) {
         next = node->next;
-        bool forward = ont_node_is(node, "", "Gelu"), backward = ont_node_is(node, ONT_DOMAIN, "GeluGrad");
+        bool forward = ONT_IS(node, Gelu), backward = ONT_IS(node, GeluGrad);
         if ((!forward && !backward) || !is_tanh_form(node)) continue;
         ONT_TRY(forward ? fuse_forward(g, node) : fuse_backward(g, node, &next));
     }

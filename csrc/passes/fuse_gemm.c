@@ -14,7 +14,7 @@
 
 static bool is_matmul(const ont_node *node)
 {
-    return ont_node_is(node, "", "MatMul") || ont_node_is(node, ONT_DOMAIN, "FusedMatMul");
+    return ONT_IS(node, MatMul) || ONT_IS(node, FusedMatMul);
 }
 
 /* ---- bias ---- */
@@ -24,7 +24,7 @@ static ont_value *added_bias(const ont_node *product, const ont_node *user)
 {
     const ont_value *y = product->outputs[0];
     ont_matmul_desc p;
-    if (!ont_node_is(user, "", "Add") || product->n_inputs > 2 || ont_attr_float(product, "alpha", 1.0) != 1)
+    if (!ONT_IS(user, Add) || product->n_inputs > 2 || ont_attr_float(product, "alpha", 1.0) != 1)
         return NULL;
     if (ont_matmul_desc_read(product, &p) != ONT_OK || p.vector_b || !ont_dtype_is_float(y->dtype)) return NULL;
     ont_value *bias = ont_node_in(user, ont_node_in(user, 0) == y);
@@ -63,7 +63,7 @@ static ont_node *cast_of(const ont_graph *g, const ont_node *product)
         y = user->outputs[0];
         user = ont_single_user_in_phase(g, y);
     }
-    return user && ont_node_is(user, "", "Cast") && user->outputs[0]->dtype == ONT_FLOAT32 ? user : NULL;
+    return user && ONT_IS(user, Cast) && user->outputs[0]->dtype == ONT_FLOAT32 ? user : NULL;
 }
 
 static ont_status absorb_cast(ont_graph *g, ont_node *product, ont_node *cast)

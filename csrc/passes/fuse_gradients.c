@@ -13,7 +13,7 @@ static ont_status add_rows_to(ont_graph *g, ont_node *node)
 {
     ont_value *y = node->outputs[0];
     ont_node *add = ont_single_user_in_phase(g, y);
-    if (node->n_inputs > 2 || !add || !ont_node_is(add, "", "Add")) return ONT_OK;
+    if (node->n_inputs > 2 || !add || !ONT_IS(add, Add)) return ONT_OK;
     ont_value *other = ont_node_in(add, ont_node_in(add, 0) == y);
     if (other == y || !other->def || other->def->backward != node->backward || ont_value_is_output(g, other))
         return ONT_OK;
@@ -37,7 +37,7 @@ ont_status ont_pass_fuse_gradients(ont_graph *g)
     if (g->device) return ONT_OK; /* only CPU kernels support these forms */
     for (ont_node *node = g->first, *next; node; node = next) {
         next = node->next;
-        if (!ont_node_is(node, ONT_DOMAIN, "GatherGrad")) continue;
+        if (!ONT_IS(node, GatherGrad)) continue;
         ont_node *before = node->prev;
         ONT_TRY(add_rows_to(g, node));
         next = before ? before->next : g->first;

@@ -19,7 +19,7 @@ static ont_status narrow_gradient(ont_graph *g, ont_node *node)
         y = cast->outputs[0];
         cast = ont_single_user_in_phase(g, y);
     }
-    if (!cast || !ont_node_is(cast, "", "Cast") || !ont_dtype_is_half(cast->outputs[0]->dtype)) return ONT_OK;
+    if (!cast || !ONT_IS(cast, Cast) || !ont_dtype_is_half(cast->outputs[0]->dtype)) return ONT_OK;
     ont_dtype to = cast->outputs[0]->dtype;
     ONT_TRY(ont_attr_set_int(g, node, "to", to));
     if (!ont_op_has_kernel(node, NULL)) return ont_attr_set_int(g, node, "to", ONT_FLOAT32);
@@ -53,13 +53,13 @@ static ont_node *cast_before(const ont_graph *g, const ont_value *scores)
         if (before->uses->next || ont_value_is_output(g, before)) return NULL;
         node = before->def;
     }
-    return node && ont_node_is(node, "", "Cast") && ont_dtype_is_half(ont_node_in(node, 0)->dtype) ? node : NULL;
+    return node && ONT_IS(node, Cast) && ont_dtype_is_half(ont_node_in(node, 0)->dtype) ? node : NULL;
 }
 
 static ont_node *loss_of(const ont_node *grad)
 {
     ont_node *loss = ont_node_in(grad, 4)->def;
-    return loss && ont_node_is(loss, ONT_DOMAIN, "SoftmaxCrossEntropyLoss") &&
+    return loss && ONT_IS(loss, SoftmaxCrossEntropyLossPairs) &&
                    ont_node_in(loss, 0) == ont_node_in(grad, 0)
                ? loss
                : NULL;
@@ -80,10 +80,10 @@ static bool is_produced_in_16_bits(const ont_value *scores)
 {
     const ont_node *node = root_producer(scores);
     if (!node || ont_op_has_kernel(node, NULL)) return true;
-    for (uint32_t i = 0; ont_node_is(node, "", "Add") && i < 2; i++) {
+    for (uint32_t i = 0; ONT_IS(node, Add) && i < 2; i++) {
         const ont_node *product = root_producer(node->inputs[i].value);
         bool is_product = product &&
-                          (ont_node_is(product, "", "MatMul") || ont_node_is(product, ONT_DOMAIN, "FusedMatMul"));
+                          (ONT_IS(product, MatMul) || ONT_IS(product, FusedMatMul));
         if (is_product && ont_op_has_kernel(product, NULL)) return true;
     }
     return false;
@@ -114,7 +114,7 @@ ont_status ont_pass_fuse_loss(ont_graph *g)
 {
     if (g->device) return ONT_OK; /* only CPU kernels support these forms */
     for (ont_node *node = g->first; node; node = node->next) {
-        if (!ont_node_is(node, ONT_DOMAIN, "SoftmaxCrossEntropyGrad")) continue;
+        if (!ONT_IS(node, SoftmaxCrossEntropyGrad)) continue;
         ONT_TRY(narrow_gradient(g, node));
         ONT_TRY(narrow_scores(g, node));
     }

@@ -28,7 +28,7 @@ static bool read_program(fused *f)
     ont_tile_program *p = &f->p;
     if (node->n_outputs < 1 || !node->outputs[0]) return false;
     f->count = ont_shape_count(&node->outputs[0]->shape);
-    if (ont_node_is(node, ONT_DOMAIN, "FusedElementwise")) return ont_tile_read(node, p) == ONT_OK;
+    if (ONT_IS(node, FusedElementwise)) return ont_tile_read(node, p) == ONT_OK;
     if (!node->op->tile) return false;
     for (uint32_t i = 1; i < node->n_outputs; i++)
         if (node->outputs[i]) return false;
@@ -107,7 +107,7 @@ static ont_status set_formula(fused *f, ont_node *node)
 {
     char text[256];
     size_t length = 0;
-    const char *own = ont_node_is(f->node, ONT_DOMAIN, "FusedElementwise") ? ont_attr_string(f->node, "formula", "")
+    const char *own = ONT_IS(f->node, FusedElementwise) ? ont_attr_string(f->node, "formula", "")
                                                                            : f->node->op_type;
     for (int k = -1; k < f->p.n_sinks; k++) {
         const char *part = k < 0 ? own : f->reductions[k]->op_type;
@@ -164,7 +164,7 @@ ont_status ont_pass_fuse_reductions(ont_graph *g)
         if (!f.p.n_sinks || !gains(&f)) continue;
         ONT_TRY(rewrite(&f));
         next = before ? before->next : g->first; /* the next node may have been removed */
-        while (next && next != node && ont_node_is(next, ONT_DOMAIN, "FusedReduce")) next = next->next;
+        while (next && next != node && ONT_IS(next, FusedReduce)) next = next->next;
         if (next == node) next = node->next;
     }
     return ONT_OK;

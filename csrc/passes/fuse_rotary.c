@@ -14,16 +14,16 @@ typedef struct match {
     ont_dtype dtype; /* dtype of cos and sin; x may be narrower, with Casts behind it */
 } match;
 
-static ont_node *producer(const ont_value *v, const char *op_type)
+static ont_node *producer(const ont_value *v, const ont_op *op)
 {
     ont_node *node = v && v->kind == ONT_VALUE_NODE ? v->def : NULL;
-    return node && ont_node_is(node, "", op_type) ? node : NULL;
+    return ont_is_op(node, op) ? node : NULL;
 }
 
 /* Strips a Cast from 16 bits off v. */
 static ont_value *before_cast(ont_value *v)
 {
-    const ont_node *cast = producer(v, "Cast");
+    const ont_node *cast = producer(v, &ont_op_Cast);
     return cast && ont_dtype_is_half(ont_node_in(cast, 0)->dtype) ? ont_node_in(cast, 0) : v;
 }
 
@@ -49,7 +49,7 @@ static bool const_int_or(const ont_node *node, uint32_t index, int64_t default_v
 /* The x of which `half` is half `which`, by a Split or a Slice; NULL: none. */
 static ont_value *half_of(const ont_value *half, int which)
 {
-    const ont_node *split = producer(half, "Split"), *slice = producer(half, "Slice");
+    const ont_node *split = producer(half, &ont_op_Split), *slice = producer(half, &ont_op_Slice);
     const ont_node *node = split ? split : slice;
     ont_value *x = node ? ont_node_in(node, 0) : NULL;
     if (!x || last_dim(x) != 2 * last_dim(half) || !last_dim(half)) return NULL;
@@ -68,9 +68,9 @@ static ont_value *half_of(const ont_value *half, int which)
 /* The x of concat(-b, a), where a and b are its halves; NULL: no match. */
 static ont_value *rotate_half_operand(ont_value *v)
 {
-    const ont_node *concat = producer(before_cast(v), "Concat");
+    const ont_node *concat = producer(before_cast(v), &ont_op_Concat);
     if (!concat || concat->n_inputs != 2 || !is_last(ont_attr_int(concat, "axis", 0), concat->outputs[0])) return NULL;
-    const ont_node *neg = producer(ont_node_in(concat, 0), "Neg");
+    const ont_node *neg = producer(ont_node_in(concat, 0), &ont_op_Neg);
     ont_value *x = neg ? half_of(ont_node_in(neg, 0), 1) : NULL;
     return x && half_of(ont_node_in(concat, 1), 0) == x ? x : NULL;
 }
@@ -88,8 +88,8 @@ static bool find(const ont_node *sum, match *m)
 {
     for (uint32_t order = 0; order < 8; order++) {
         uint32_t first = order & 1, half_index = order >> 1 & 1, same = order >> 2 & 1;
-        const ont_node *rotated = producer(ont_node_in(sum, first), "Mul");
-        const ont_node *plain = producer(ont_node_in(sum, 1 - first), "Mul");
+        const ont_node *rotated = producer(ont_node_in(sum, first), &ont_op_Mul);
+        const ont_node *plain = producer(ont_node_in(sum, 1 - first), &ont_op_Mul);
         if (!rotated || !plain) return false;
         ont_value *x = rotate_half_operand(ont_node_in(rotated, half_index));
         if (!x || before_cast(ont_node_in(plain, same)) != x) continue;
@@ -126,7 +126,7 @@ static ont_status fuse(ont_graph *g, ont_node *sum, const match *m)
 {
     ont_builder b = {.graph = g, .before = sum, .backward = sum->backward, .origin = sum};
     ont_value *x = m->x, *cos = m->cos, *sin = m->sin;
-    const ont_node *transpose = producer(x, "Transpose");
+    const ont_node *transpose = producer(x, &ont_op_Transpose);
     size_t rank = 0;
     const int64_t *perm = transpose ? ont_attr_ints(transpose, "perm", &rank) : NULL;
     if (perm && perm[rank - 1] != (int64_t)rank - 1) perm = NULL;
@@ -151,7 +151,7 @@ ont_status ont_pass_fuse_rotary(ont_graph *g)
     bool changed = false;
     for (ont_node *node = g->first; node; node = node->next) {
         match m;
-        if (!ont_node_is(node, "", "Add")) continue;
+        if (!ONT_IS(node, Add)) continue;
         ont_dtype dtype = node->outputs[0]->dtype;
         if ((dtype != ONT_FLOAT32 && dtype != ONT_FLOAT64) || !find(node, &m)) continue;
         ONT_TRY(fuse(g, node, &m));

@@ -16,7 +16,7 @@ static ont_node *product_of(const ont_value *v, int64_t columns)
         if (ont_node_in(user, 0) != v) continue;
         ont_node *through_view = ont_node_is_view(user) ? product_of(user->outputs[0], columns) : NULL;
         if (through_view) return through_view;
-        if (ont_node_is(user, ONT_DOMAIN, "FusedMatMul") && user->n_outputs == 1 && v->dtype == ONT_FLOAT32 &&
+        if (ONT_IS(user, FusedMatMul) && user->n_outputs == 1 && v->dtype == ONT_FLOAT32 &&
             ont_matmul_desc_read(user, &p) == ONT_OK && p.trans_a && p.a.rank == 2 && p.m == columns)
             return user;
     }
@@ -56,7 +56,7 @@ ont_status ont_pass_fuse_sums(ont_graph *g)
     for (ont_node *node = g->first; node; node = node->next) order[node->id] = ++position;
     for (ont_node *node = g->first, *next; node && status == ONT_OK; node = next) {
         next = node->next;
-        if (ont_node_is(node, ONT_DOMAIN, "SumTo")) status = fuse(g, node, order);
+        if (ONT_IS(node, SumTo)) status = fuse(g, node, order);
     }
     ont_free(order);
     return status;

@@ -11,7 +11,7 @@
 /* The value of which `v` is the transpose in the last two dims; NULL: none. */
 static ont_value *transposed(const ont_value *v)
 {
-    if (!v || v->kind != ONT_VALUE_NODE || v->shape.rank < 2 || !ont_node_is(v->def, "", "Transpose")) return NULL;
+    if (!v || v->kind != ONT_VALUE_NODE || v->shape.rank < 2 || !ONT_IS(v->def, Transpose)) return NULL;
     int rank = v->shape.rank;
     size_t n;
     const int64_t *perm = ont_attr_ints(v->def, "perm", &n);
@@ -38,7 +38,7 @@ static ont_status absorb(ont_graph *g, ont_node *node)
     static const char *const flags[] = {"transA", "transB"};
     for (uint32_t i = 0; i < 2; i++) {
         for (ont_value *x; (x = transposed(ont_node_in(node, i)));) {
-            if (ont_node_is(node, "", "MatMul")) ONT_TRY(become_fused(node));
+            if (ONT_IS(node, MatMul)) ONT_TRY(become_fused(node));
             ONT_TRY(ont_attr_set_int(g, node, flags[i], !ont_attr_int(node, flags[i], 0)));
             ont_node_set_input(node, i, x);
         }
@@ -49,8 +49,8 @@ static ont_status absorb(ont_graph *g, ont_node *node)
 ont_status ont_pass_fuse_transpose(ont_graph *g)
 {
     for (ont_node *node = g->first; node; node = node->next)
-        if (ont_node_is(node, "", "MatMul") || ont_node_is(node, "", "Gemm") ||
-            ont_node_is(node, ONT_DOMAIN, "FusedMatMul"))
+        if (ONT_IS(node, MatMul) || ONT_IS(node, Gemm) ||
+            ONT_IS(node, FusedMatMul))
             ONT_TRY(absorb(g, node));
     return ont_pass_dce(g);
 }

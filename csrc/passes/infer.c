@@ -120,7 +120,7 @@ static ont_status make_identity(ont_node *node)
 static ont_status drop_transpose(ont_node *node)
 {
     size_t n;
-    const int64_t *perm = ont_node_is(node, "", "Transpose") ? ont_attr_ints(node, "perm", &n) : NULL;
+    const int64_t *perm = ONT_IS(node, Transpose) ? ont_attr_ints(node, "perm", &n) : NULL;
     for (size_t i = 0; perm && i < n; i++)
         if (perm[i] != (int64_t)i) return ONT_OK;
     return perm ? make_identity(node) : ONT_OK;
@@ -132,7 +132,7 @@ static ont_status drop_transpose(ont_node *node)
  */
 static ont_status drop_where(ont_node *node)
 {
-    const ont_value *condition = ont_node_is(node, "", "Where") ? ont_node_in(node, 0) : NULL;
+    const ont_value *condition = ONT_IS(node, Where) ? ont_node_in(node, 0) : NULL;
     if (!condition || !condition->data || ont_shape_count(&condition->shape) != 1) return ONT_OK;
     ont_value *chosen = ont_node_in(node, *(const uint8_t *)condition->data->data ? 1 : 2);
     if (!ont_shape_equal(&chosen->shape, &node->outputs[0]->shape)) return ONT_OK;
@@ -297,7 +297,7 @@ ont_status ont_pass_infer(ont_graph *g)
         return ont_fail(ONT_EUNSUPPORTED, "the value of '%s' depends on data", none.required[0]->name);
     for (ont_node *node = g->first; node; node = node->next) {
         ONT_TRY(drop_where(node));
-        bool same = ont_node_is(node, "", "Identity") || ont_node_is(node, ONT_DOMAIN, "StopGradient");
+        bool same = ONT_IS(node, Identity) || ONT_IS(node, StopGradient);
         if (same && !ont_value_is_output(g, node->outputs[0]))
             ont_value_replace_uses(g, node->outputs[0], ont_node_in(node, 0));
     }

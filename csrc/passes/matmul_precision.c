@@ -35,8 +35,8 @@ static bool is_profitable(const ont_matmul_desc *p)
 static bool is_float32_matmul(const ont_node *node, bool always)
 {
     ont_matmul_desc p;
-    bool gemm = ont_node_is(node, "", "Gemm");
-    if (!gemm && !ont_node_is(node, "", "MatMul") && !ont_node_is(node, ONT_DOMAIN, "FusedMatMul")) return false;
+    bool gemm = ONT_IS(node, Gemm);
+    if (!gemm && !ONT_IS(node, MatMul) && !ONT_IS(node, FusedMatMul)) return false;
     if (ont_node_in(node, 0)->dtype != ONT_FLOAT32 || ont_node_in(node, 1)->dtype != ONT_FLOAT32) return false;
     if (ont_matmul_desc_read(node, &p) != ONT_OK || p.vector_a || p.vector_b) return false;
     if (gemm && ont_node_in(node, 2) && ont_attr_float(node, "beta", 1.0) != 1) return false;
@@ -62,7 +62,7 @@ static ont_status lower(ont_graph *g, ont_node *node, ont_matmul_precision preci
     ont_builder b = {.graph = g, .before = node, .backward = node->backward, .origin = node->origin};
     ont_value *x = ont_node_in(node, 0), *y = ont_node_in(node, 1), *c = ont_node_in(node, 2), *sum;
     if (precision == ONT_PRECISION_HIGH) {
-        if (ont_node_is(node, ONT_DOMAIN, "FusedMatMul")) return ont_attr_set_int(g, node, "bf16x3", 1);
+        if (ONT_IS(node, FusedMatMul)) return ont_attr_set_int(g, node, "bf16x3", 1);
         sum = build_matmul(&b, node, x, y, "bf16x3", 1);
     } else {
         ont_value *x16 = ont_build_cast(&b, x, ONT_BFLOAT16), *y16 = ont_build_cast(&b, y, ONT_BFLOAT16);

@@ -19,15 +19,15 @@ static ont_node *producer(const ont_value *v)
 static const int64_t *row_permutation(const ont_node *node)
 {
     size_t n;
-    const int64_t *perm = ont_node_is(node, "", "Transpose") ? ont_attr_ints(node, "perm", &n) : NULL;
+    const int64_t *perm = ONT_IS(node, Transpose) ? ont_attr_ints(node, "perm", &n) : NULL;
     return perm && n > 2 && perm[n - 1] == (int64_t)n - 1 ? perm : NULL;
 }
 
 /* Rows times a matrix: the matmul of a linear layer. */
 static bool is_linear(const ont_node *node)
 {
-    if (!ont_node_is(node, "", "MatMul") && !ont_node_is(node, ONT_DOMAIN, "FusedMatMul") &&
-        !ont_node_is(node, "", "Gemm"))
+    if (!ONT_IS(node, MatMul) && !ONT_IS(node, FusedMatMul) &&
+        !ONT_IS(node, Gemm))
         return false;
     const ont_value *c = ont_node_in(node, 2), *y = node->outputs[0];
     if (c && ont_shape_count(&c->shape) != 1 && ont_shape_count(&c->shape) != y->shape.dims[y->shape.rank - 1])
@@ -40,14 +40,14 @@ static bool is_linear(const ont_node *node)
 
 static bool is_batched(const ont_node *node)
 {
-    return (ont_node_is(node, "", "MatMul") || ont_node_is(node, ONT_DOMAIN, "FusedMatMul")) &&
+    return (ONT_IS(node, MatMul) || ONT_IS(node, FusedMatMul)) &&
            ont_node_in(node, 0)->shape.rank > 2 && ont_node_in(node, 1)->shape.rank > 2;
 }
 
 /* Which operand of an Add is a bias: a vector along the last dim of the other; -1: neither. */
 static int bias_of(const ont_node *node)
 {
-    for (int i = 0; ont_node_is(node, "", "Add") && i < 2; i++) {
+    for (int i = 0; ONT_IS(node, Add) && i < 2; i++) {
         const ont_value *bias = ont_node_in(node, (uint32_t)i), *x = ont_node_in(node, (uint32_t)(1 - i));
         if (bias->shape.rank == 1 && x->shape.rank >= 2 && ont_shape_equal(&x->shape, &node->outputs[0]->shape))
             return i;
@@ -57,9 +57,9 @@ static int bias_of(const ont_node *node)
 
 static bool is_view(const ont_node *node)
 {
-    return ont_node_keeps_order(node) || ont_node_is(node, "", "Transpose") || ont_node_is(node, "", "Gather") ||
-           ont_node_is(node, "", "Split") || ont_node_is(node, "", "Slice") || ont_node_is(node, "", "Mul") ||
-           ont_node_is(node, "", "Div");
+    return ont_node_keeps_order(node) || ONT_IS(node, Transpose) || ONT_IS(node, Gather) ||
+           ONT_IS(node, Split) || ONT_IS(node, Slice) || ONT_IS(node, Mul) ||
+           ONT_IS(node, Div);
 }
 
 /* Whether every user of v is a view that ends in a batched matmul. */
@@ -88,9 +88,9 @@ static bool comes_from_attention(const ont_graph *g, const ont_value *v)
         const ont_node *node = producer(v);
         if (!node || !ont_single_user(g, v)) return false;
         if (is_batched(node)) return true;
-        if (ont_node_is(node, "", "Where"))
+        if (ONT_IS(node, Where))
             v = ont_node_in(node, 2);
-        else if (ont_node_is(node, "", "Transpose") || ont_node_keeps_order(node))
+        else if (ONT_IS(node, Transpose) || ont_node_keeps_order(node))
             v = ont_node_in(node, 0);
         else
             return false;
@@ -115,7 +115,7 @@ static ont_status sink_transpose(ont_graph *g, ont_node *linear, bool *changed)
 {
     ont_node *transpose = producer(ont_node_in(linear, 0));
     const int64_t *perm = row_permutation(transpose);
-    if (!perm || ont_node_is(linear, "", "Gemm")) return ONT_OK;
+    if (!perm || ONT_IS(linear, Gemm)) return ONT_OK;
     ont_value *y = linear->outputs[0];
     ont_node *add = ont_single_user(g, y);
     if (bias_of(add) < 0 || ont_node_in(add, (uint32_t)(1 - bias_of(add))) != y) add = NULL;

@@ -31,8 +31,8 @@ static int64_t last_dim(const ont_value *v)
 /* A matmul of float32 matrices without scale; `row`: a bias is allowed. */
 static bool is_matmul(const ont_node *node, bool row, ont_matmul_desc *p)
 {
-    bool gemm = ont_node_is(node, "", "Gemm");
-    if (!gemm && !ont_node_is(node, "", "MatMul") && !ont_node_is(node, ONT_DOMAIN, "FusedMatMul")) return false;
+    bool gemm = ONT_IS(node, Gemm);
+    if (!gemm && !ONT_IS(node, MatMul) && !ONT_IS(node, FusedMatMul)) return false;
     if (ont_matmul_desc_read(node, p) != ONT_OK || p->alpha != 1 || p->vector_a || p->vector_b) return false;
     if (ont_node_in(node, 0)->dtype != ONT_FLOAT32 || node->outputs[0]->dtype != ONT_FLOAT32) return false;
     const ont_value *c = ont_node_in(node, 2);
@@ -74,7 +74,7 @@ static bool find_loss(ont_node *grad, head *x)
 {
     const ont_value *scores = ont_node_in(grad, 0), *pairs = ont_node_in(grad, 4);
     ont_node *loss = pairs ? pairs->def : NULL;
-    if (!loss || !ont_node_is(loss, ONT_DOMAIN, "SoftmaxCrossEntropyLoss") || ont_node_in(loss, 0) != scores)
+    if (!loss || !ONT_IS(loss, SoftmaxCrossEntropyLossPairs) || ont_node_in(loss, 0) != scores)
         return false;
     if (loss->outputs[1] || ont_node_in(loss, 2) || ont_node_in(grad, 2) || !same_labels(loss, grad)) return false;
     if (scores->dtype != ONT_FLOAT32 || grad->outputs[0]->dtype != ONT_FLOAT32 || !loss->outputs[0]) return false;
@@ -115,7 +115,7 @@ static bool set_once(ont_value **gradient, ont_node *node, const ont_value *oper
 static bool match_user(head *x, ont_node *node, uint32_t at)
 {
     ont_matmul_desc p;
-    if (ont_node_is(node, ONT_DOMAIN, "SumTo")) return x->row && set_once(&x->grad_row, node, x->row);
+    if (ONT_IS(node, SumTo)) return x->row && set_once(&x->grad_row, node, x->row);
     if (!is_matmul(node, false, &p)) return false;
     ont_value *d = ont_node_in(node, at), *other = ont_node_in(node, !at);
     if (!at && !p.trans_a) /* gradient of h: d W' */
@@ -207,7 +207,7 @@ ont_status ont_pass_stream_loss(ont_graph *g)
     if (g->device || g->recompute.level < ONT_RECOMPUTE_LAYERS) return ONT_OK;
     for (ont_node *node = g->first; node; node = node->next) {
         head x = {0};
-        if (!ont_node_is(node, ONT_DOMAIN, "SoftmaxCrossEntropyGrad") || !find_loss(node, &x)) continue;
+        if (!ONT_IS(node, SoftmaxCrossEntropyGrad) || !find_loss(node, &x)) continue;
         if (find_product(g, &x) && find_gradients(g, &x, node->outputs[0])) ONT_TRY(stream(g, &x));
     }
     return g->n_nodes == before ? ONT_OK : ont_pass_dce(g);

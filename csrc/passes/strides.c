@@ -5,17 +5,10 @@
 
 #include <string.h>
 
-static bool is_op(const ont_node *node, const char *op_type)
-{
-    return !*node->domain && !strcmp(node->op_type, op_type);
-}
-
 bool ont_node_keeps_order(const ont_node *node)
 {
-    static const char *const names[] = {"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten"};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (is_op(node, names[i])) return true;
-    return false;
+    return ONT_IS(node, Identity) || ONT_IS(node, Reshape) || ONT_IS(node, Squeeze) || ONT_IS(node, Unsqueeze) ||
+           ONT_IS(node, Flatten);
 }
 
 /* ---- factors ---- */
@@ -234,8 +227,8 @@ bool ont_strided_view_expand(ont_strided_view *view, const ont_shape *x, const o
 /* For x times or divided by a constant: the operand index of x, or -1. */
 static int scaled(const ont_node *node, double *factor)
 {
-    bool divides = is_op(node, "Div");
-    if (!divides && !is_op(node, "Mul")) return -1;
+    bool divides = ONT_IS(node, Div);
+    if (!divides && !ONT_IS(node, Mul)) return -1;
     for (int i = 1; i >= (divides ? 1 : 0); i--) {
         const ont_value *x = ont_node_in(node, (uint32_t)(1 - i)), *c = ont_node_in(node, (uint32_t)i);
         if (!x || !c || !c->data || ont_shape_count(&c->shape) != 1 ||
@@ -255,12 +248,12 @@ static bool apply(ont_strided_view *view, const ont_node *node, const ont_value 
 {
     const ont_shape *x = &ont_node_in(node, 0)->shape;
     if (ont_node_keeps_order(node)) return true; /* the factors list all entries in order, independent of dims */
-    if (is_op(node, "Transpose")) return transpose(view, node, x);
-    if (is_op(node, "Expand")) return ont_strided_view_expand(view, x, &v->shape);
+    if (ONT_IS(node, Transpose)) return transpose(view, node, x);
+    if (ONT_IS(node, Expand)) return ont_strided_view_expand(view, x, &v->shape);
     if (!limits->parts) return false;
-    if (is_op(node, "Gather")) return gather(view, node, x);
-    if (is_op(node, "Split")) return split(view, node, x, v->def_index);
-    if (is_op(node, "Slice")) return slice(view, node, x);
+    if (ONT_IS(node, Gather)) return gather(view, node, x);
+    if (ONT_IS(node, Split)) return split(view, node, x, v->def_index);
+    if (ONT_IS(node, Slice)) return slice(view, node, x);
     return false;
 }
 
@@ -271,7 +264,7 @@ void ont_strided_view_of(ont_value *v, const ont_strided_view_limits *limits, on
     double factor = 1;
     int from = limits->scales ? scaled(v->def, &factor) : -1;
     ont_value *x = ont_node_in(v->def, from >= 0 ? (uint32_t)from : 0);
-    if (!x || x->container != ONT_TENSOR || !x->has_shape || (from < 0 && v->def_index && !is_op(v->def, "Split")))
+    if (!x || x->container != ONT_TENSOR || !x->has_shape || (from < 0 && v->def_index && !ONT_IS(v->def, Split)))
         return;
     ont_strided_view below;
     ont_strided_view_of(x, limits, &below);

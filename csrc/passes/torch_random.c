@@ -51,6 +51,6 @@ ont_status ont_pass_torch_random(ont_graph *g)
     if (!ont_random_blocks(g)) return ONT_OK;
     g->random_offset = 0;
     for (ont_node *node = g->first; node; node = node->next)
-        if (!strcmp(node->op_type, "Dropout") && !*node->domain) ONT_TRY(assign_layout(g, node));
+        if (ONT_IS(node, Dropout) && !*node->domain) ONT_TRY(assign_layout(g, node));
     return ONT_OK;
 }

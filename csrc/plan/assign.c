@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "base/alloc.h"
+#include "base/assert.h"
 #include "plan/plan.h"
 
 static size_t aligned(size_t bytes)
@@ -44,6 +45,7 @@ static ont_status check_total(const ont_plan_block *blocks, uint32_t n)
 /* Offset of the tightest gap for `block` among the blocks of `placed` (sorted by offset) that are live with it. */
 static size_t find_tightest_gap(const ont_plan_block *block, ont_plan_block *const *placed, uint32_t n)
 {
+    ONT_ASSERT(block->first <= block->last);
     size_t end = 0, best = SIZE_MAX, best_bytes = SIZE_MAX, needed = aligned(block->bytes);
     for (uint32_t i = 0; i < n; i++) {
         const ont_plan_block *other = placed[i];
@@ -155,6 +157,7 @@ ont_status ont_plan_assign(ont_plan_block *blocks, uint32_t n, size_t *total)
 
 size_t ont_plan_lower_bound(const ont_plan_block *blocks, uint32_t n, uint32_t n_steps, size_t *per_step)
 {
+    ONT_ASSERT(!n || blocks);
     size_t peak = 0;
     for (uint32_t t = 0; t < n_steps; t++) per_step[t] = 0;
     for (uint32_t i = 0; i < n; i++)

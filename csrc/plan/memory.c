@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/assert.h"
 #include "plan/plan.h"
 
 enum { NONE = UINT32_MAX };
@@ -33,12 +34,14 @@ typedef struct planner {
 
 static uint32_t root_of(const planner *p, uint32_t id)
 {
+    ONT_ASSERT(id < p->g->n_values);
     while (p->s[id].parent != id) id = p->s[id].parent;
     return id;
 }
 
 static void extend_live_range(storage *s, uint32_t step)
 {
+    ONT_ASSERT(step != UINT32_MAX);
     if (s->first == NONE || step < s->first) s->first = step;
     if (step > s->last) s->last = step;
 }

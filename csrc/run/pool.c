@@ -7,6 +7,7 @@
 #include <pthread.h>
 
 #include "base/alloc.h"
+#include "base/assert.h"
 
 enum {
     RECLAIMABLE_BYTES = 16 << 20, /* minimum size of a reclaimable block */
@@ -66,6 +67,7 @@ static block_list *list_of(ont_pool *pool, const ont_block *block)
 
 static void list_push(block_list *s, ont_block *block)
 {
+    ONT_ASSERT(!s->head || !s->head->newer);
     block->newer = NULL;
     block->older = s->head;
     *(s->head ? &s->head->newer : &s->tail) = block;
@@ -75,6 +77,9 @@ static void list_push(block_list *s, ont_block *block)
 
 static void list_remove(block_list *s, ont_block *block)
 {
+    ONT_ASSERT(block->newer || s->head == block);
+    ONT_ASSERT(block->older || s->tail == block);
+    ONT_ASSERT(s->bytes >= block->bytes);
     *(block->newer ? &block->newer->older : &s->head) = block->older;
     *(block->older ? &block->older->newer : &s->tail) = block->newer;
     s->bytes -= block->bytes;
@@ -195,12 +200,14 @@ ont_status ont_pool_take(ont_pool *pool, ont_dtype dtype, const ont_shape *shape
 
 ont_block *ont_block_ref(ont_block *block)
 {
+    ONT_ASSERT(block->refs > 0);
     __atomic_fetch_add(&block->refs, 1, __ATOMIC_RELAXED);
     return block;
 }
 
 void ont_block_unref(ont_block *block)
 {
+    ONT_ASSERT(!block || block->refs > 0);
     if (!block || __atomic_sub_fetch(&block->refs, 1, __ATOMIC_ACQ_REL) > 0) return;
     ont_pool *pool = block->pool;
     pthread_mutex_lock(&pool->lock);

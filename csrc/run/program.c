@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/assert.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "passes/pipeline.h"
@@ -308,6 +309,7 @@ done:
 
 ont_program *ont_program_ref(ont_program *program)
 {
+    ONT_ASSERT(program->refs > 0);
     __atomic_fetch_add(&program->refs, 1, __ATOMIC_RELAXED);
     return program;
 }

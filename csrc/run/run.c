@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/assert.h"
 #include "base/clock.h"
 #include "base/denormals.h"
 #include "base/asan.h"
@@ -244,6 +245,7 @@ static void poison_slab(const ont_run *run, const ont_step *step)
 
 static ont_status execute_steps(ont_run *run, uint32_t first, uint32_t last)
 {
+    ONT_ASSERT(first <= last && last <= run->program->n_steps);
     const ont_program *p = run->program;
     ont_call call = {.in = run->in, .out = run->out, .seed = run->random.key, .device = p->device,
                      .stream = run->stream, .seed_at = seed_at(run), .fault = p->fault};
@@ -416,6 +418,7 @@ static ont_status execute(ont_run *run, void *const *inputs, uint32_t first, uin
 /* Allocates the blocks of graph outputs [first, last), before their phase. */
 static ont_status alloc_outputs(ont_run *run, uint32_t first, uint32_t last)
 {
+    ONT_ASSERT(first <= last && last <= run->program->graph->n_outputs);
     for (uint32_t i = first; i < last; i++) {
         const ont_value *v = run->program->graph->outputs[i];
         if (run->program->plan.deliver_before[i] != ONT_PLAN_BLOCK || run->aliased_inputs[i]) continue;
@@ -426,6 +429,7 @@ static ont_status alloc_outputs(ont_run *run, uint32_t first, uint32_t last)
 
 static ont_status copy_outputs(ont_run *run, uint32_t first, uint32_t last)
 {
+    ONT_ASSERT(last <= run->program->graph->n_outputs);
     const ont_program *p = run->program;
     for (uint32_t i = first; i < last; i++) {
         ont_block *block = run->outputs[i];
@@ -459,6 +463,8 @@ static ont_status enter(ont_run *run, ont_scope *scope)
 ont_status ont_run_forward(ont_program *p, ont_pool *pool, const ont_tensor_view *inputs, const ont_random *random,
                            ont_block **outputs, ont_run **result)
 {
+    ONT_ASSERT(p->split <= p->n_steps);
+    ONT_ASSERT(p->grads.n_forward_inputs <= p->graph->n_inputs);
     ont_run *run = NULL;
     ont_scope scope;
     void **data = ont_calloc(p->graph->n_inputs + 1, sizeof *data);
@@ -563,6 +569,8 @@ ont_status ont_run_backward(ont_run *run, const ont_tensor_view *inputs, const o
                             const ont_tensor_view *grads,
                             const ont_grad_callback *callback, uint8_t *donated, ont_block **in_grads)
 {
+    ONT_ASSERT(run && run->program->differentiable);
+    ONT_ASSERT(in_grads);
     const ont_program *p = run->program;
     ont_scope scope;
     void **data = ont_calloc(p->graph->n_inputs + 1, sizeof *data);

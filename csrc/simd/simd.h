@@ -110,6 +110,7 @@
     X(LessOrEqual, a <= b)
 
 typedef enum ont_loop {
+    ONT_LOOP_NONE,
 #define X(name, expression) ONT_LOOP_##name,
     ONT_UNARY_FLOAT_LIST(X) ONT_UNARY_NUMBER_LIST(X) ONT_BINARY_FLOAT_LIST(X) ONT_BINARY_NUMBER_LIST(X)
         ONT_COMPARE_LIST(X)

@@ -245,7 +245,7 @@ static void loop_begin(ont_builder *b, ont_node *node, loop *l)
 static const ont_value *plain_condition(const loop *l)
 {
     const ont_value *v = l->body->outputs[0];
-    while (v->kind == ONT_VALUE_NODE && !strcmp(v->def->op_type, "Identity") && !*v->def->domain &&
+    while (v->kind == ONT_VALUE_NODE && ONT_IS(v->def, Identity) &&
            v->def->n_inputs == 1)
         v = v->def->inputs[0].value;
     if (v->kind == ONT_VALUE_INPUT && v->input == 1) return l->given[1];

@@ -12,17 +12,17 @@
 
 /* Where a node has x, w and y of the convolution: an input index, or -1 for output 0. A bias is input 2. */
 typedef struct side {
-    const char *op_type;
+    const ont_op *op;
     ont_conv_kind kind;
     int x, w, y;
     bool bias;
 } side;
 
 static const side sides[] = {
-    {"Conv", ONT_CONV_FORWARD, 0, 1, -1, true},
-    {"ConvGradInput", ONT_CONV_GRAD_INPUT, -1, 1, 0, false},
-    {"ConvGradWeight", ONT_CONV_GRAD_WEIGHT, 1, -1, 0, false},
-    {"ConvTranspose", ONT_CONV_GRAD_INPUT, -1, 1, 0, true},
+    {&ont_op_Conv, ONT_CONV_FORWARD, 0, 1, -1, true},
+    {&ont_op_ConvGradInput, ONT_CONV_GRAD_INPUT, -1, 1, 0, false},
+    {&ont_op_ConvGradWeight, ONT_CONV_GRAD_WEIGHT, 1, -1, 0, false},
+    {&ont_op_ConvTransposePlain, ONT_CONV_GRAD_INPUT, -1, 1, 0, true},
 };
 
 typedef struct conv_state {
@@ -34,7 +34,7 @@ typedef struct conv_state {
 static const side *side_of(const ont_node *node)
 {
     const side *s = sides;
-    while (strcmp(s->op_type, node->op->name)) s++;
+    while (s->op != node->op) s++;
     return s;
 }
 

@@ -63,11 +63,10 @@ static ont_status window_infer(ont_graph *g, ont_node *node)
 static ont_status window_run(const ont_call *call)
 {
     const ont_value *y = call->node->outputs[0];
-    const char *name = call->node->op->name;
     int64_t n = y->shape.dims[0], steps = ont_attr_int(call->node, "periodic", 1) ? n : n - 1;
     double a0 = 0.5, a1 = 0.5, a2 = 0;
-    if (!strcmp(name, "HammingWindow")) a0 = 25.0 / 46, a1 = 21.0 / 46;
-    if (!strcmp(name, "BlackmanWindow")) a0 = 0.42, a2 = 0.08;
+    if (ONT_IS(call->node, HammingWindow)) a0 = 25.0 / 46, a1 = 21.0 / 46;
+    if (ONT_IS(call->node, BlackmanWindow)) a0 = 0.42, a2 = 0.08;
     for (int64_t i = 0; i < n; i++) {
         double turn = steps ? 6.28318530717958647692 * (double)i / (double)steps : 0;
         double value = steps ? a0 - a1 * cos(turn) + a2 * cos(2 * turn) : 1; /* a window of one sample is 1 */

@@ -20,7 +20,7 @@ static ont_status bitwise_infer(ont_graph *g, ont_node *node)
     ONT_TRY(ont_need_input(node, 0, &x));
     if (!ont_dtype_is_int(x->dtype))
         return ont_fail(ONT_ETYPE, "input is %s, integers are expected", ont_dtype_name(x->dtype));
-    if (!strcmp(node->op->name, "BitShift")) {
+    if (ONT_IS(node, BitShift)) {
         const char *direction = ont_attr_string(node, "direction", "");
         if (strcmp(direction, "LEFT") && strcmp(direction, "RIGHT"))
             return ont_fail(ONT_EINVAL, "attribute direction is '%s', expected LEFT or RIGHT", direction);
@@ -43,10 +43,9 @@ static ont_status bitwise_prepare(const ont_node *node, ont_arena *arena, ont_pr
 {
     bitwise_state *s = ont_arena_alloc(arena, sizeof *s);
     if (!s) return ONT_ENOMEM;
-    const char *name = node->op->name;
     ont_bcast_init(&s->b, node, 2);
     s->size = ont_dtype_size(node->outputs[0]->dtype);
-    s->kind = !strcmp(name, "BitwiseAnd") ? AND : !strcmp(name, "BitwiseOr") ? OR : !strcmp(name, "BitwiseXor") ? XOR
+    s->kind = ONT_IS(node, BitwiseAnd) ? AND : ONT_IS(node, BitwiseOr) ? OR : ONT_IS(node, BitwiseXor) ? XOR
               : !strcmp(ont_attr_string(node, "direction", ""), "LEFT") ? SHIFT_LEFT
                   : is_signed(node->outputs[0]->dtype) ? SHIFT_SIGNED : SHIFT_RIGHT;
     out->state = s;

@@ -11,39 +11,23 @@
 #include "base/prefetch.h"
 #include "ops/support/broadcast.h"
 
-static const struct {
-    const char *name;
-    ont_loop loop;
-} loops[] = {
-#define X(name, expression) {#name, ONT_LOOP_##name},
-    ONT_UNARY_FLOAT_LIST(X) ONT_UNARY_NUMBER_LIST(X) ONT_BINARY_FLOAT_LIST(X) ONT_BINARY_NUMBER_LIST(X)
-        ONT_COMPARE_LIST(X)
-#undef X
-};
-
-/* The loop of a node's operator; Gelu has two, by its attribute. ONT_LOOP_COUNT where there is none. */
+/* The loop of a node's operator; that of Gelu and its gradient depends on an attribute, too. */
 static ont_loop loop_of(const ont_node *node)
 {
-    const char *name = node->op->name;
+    ont_loop loop = node->op->loop;
     bool tanh_form = !strcmp(ont_attr_string(node, "approximate", "none"), "tanh");
-    if (!strcmp(name, "Gelu")) return tanh_form ? ONT_LOOP_GeluTanh : ONT_LOOP_GeluErf;
-    if (!strcmp(name, "GeluGrad")) return tanh_form ? ONT_LOOP_GeluTanhGrad : ONT_LOOP_GeluErfGrad;
-    if (!strcmp(name, "Mod")) return ONT_LOOP_Fmod;
-    if (!strcmp(name, "Sum")) return ONT_LOOP_Add;
-    for (size_t i = 0; i < sizeof loops / sizeof *loops; i++)
-        if (!strcmp(loops[i].name, name)) return loops[i].loop;
-    return ONT_LOOP_COUNT;
+    if (tanh_form && loop == ONT_LOOP_GeluErf) return ONT_LOOP_GeluTanh;
+    if (tanh_form && loop == ONT_LOOP_GeluErfGrad) return ONT_LOOP_GeluTanhGrad;
+    return loop;
 }
 
 /* Attributes alpha, beta or gamma with the operator's defaults. */
 static void parameters(const ont_node *node, double *p)
 {
-    const char *name = node->op->name;
     p[0] = p[1] = 0;
-    if (!strncmp(name, "LeakyRelu", 9)) p[0] = ont_attr_float(node, "alpha", 0.01);
-    if (!strcmp(name, "Swish")) p[0] = ont_attr_float(node, "alpha", 1.0);
-    if (!strncmp(name, "Elu", 3)) p[0] = ont_attr_float(node, "alpha", 1.0);
-    if (!strncmp(name, "Selu", 4)) {
+    if (ONT_IS(node, LeakyRelu) || ONT_IS(node, LeakyReluGrad)) p[0] = ont_attr_float(node, "alpha", 0.01);
+    if (ONT_IS(node, Swish) || ONT_IS(node, Elu) || ONT_IS(node, EluGrad)) p[0] = ont_attr_float(node, "alpha", 1.0);
+    if (ONT_IS(node, Selu) || ONT_IS(node, SeluGrad)) {
         /* The specification rounds the defaults to float32; in float64 the exact numbers are used, as in torch. */
         const double alpha = 1.6732632423543772848, gamma = 1.0507009873554804934;
         p[0] = ont_attr_float(node, "alpha", alpha);
@@ -51,7 +35,7 @@ static void parameters(const ont_node *node, double *p)
         if ((float)p[0] == (float)alpha) p[0] = alpha;
         if ((float)p[1] == (float)gamma) p[1] = gamma;
     }
-    if (!strncmp(name, "HardSigmoid", 11)) {
+    if (ONT_IS(node, HardSigmoid) || ONT_IS(node, HardSigmoidGrad)) {
         p[0] = ont_attr_float(node, "alpha", 0.2);
         p[1] = ont_attr_float(node, "beta", 0.5);
     }
@@ -71,7 +55,7 @@ typedef struct unary_state {
 static const char *unary_accept(const ont_node *node)
 {
     ont_loop loop = loop_of(node);
-    if (loop == ONT_LOOP_COUNT || !ont_simd_plain()->unary[loop][ont_node_in(node, 0)->dtype]) return "dtype";
+    if (loop == ONT_LOOP_NONE || !ont_simd_plain()->unary[loop][ont_node_in(node, 0)->dtype]) return "dtype";
     return NULL;
 }
 
@@ -147,7 +131,7 @@ static const char *binary_accept(const ont_node *node)
 {
     ont_loop loop = loop_of(node);
     const ont_value *x = ont_node_in(node, 0), *y = ont_node_in(node, 1);
-    if (loop == ONT_LOOP_COUNT || node->n_inputs != 2) return "two inputs";
+    if (loop == ONT_LOOP_NONE || node->n_inputs != 2) return "two inputs";
     if (x->dtype != y->dtype || !ont_simd_plain()->binary[loop][x->dtype]) return "dtype";
     if (loop == ONT_LOOP_Fmod && !ont_attr_int(node, "fmod", 0)) return "fmod is 0";
     return NULL;

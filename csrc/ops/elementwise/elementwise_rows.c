@@ -43,7 +43,7 @@ typedef struct chain_state {
 static const char *chain_accept(const ont_node *node)
 {
     ont_dtype dtype = ont_node_in(node, 0)->dtype;
-    bool any_number = !strcmp(node->op->name, "Min") || !strcmp(node->op->name, "Max");
+    bool any_number = ONT_IS(node, Min) || ONT_IS(node, Max);
     if (any_number && ont_dtype_is_int(dtype)) return NULL;
     return accept_float(node);
 }
@@ -53,13 +53,11 @@ static ont_status chain_prepare_with(const ont_simd_table *simd, const ont_node 
 {
     chain_state *s = ont_arena_alloc(arena, sizeof *s);
     if (!s) return ONT_ENOMEM;
-    const char *name = node->op->name;
     ont_dtype dtype = node->outputs[0]->dtype;
-    ont_loop loop = !strcmp(name, "Min") ? ONT_LOOP_Min : !strcmp(name, "Max") ? ONT_LOOP_Max : ONT_LOOP_Add;
-    s->combine = simd->binary[loop][dtype];
+    s->combine = simd->binary[node->op->loop][dtype];
     s->divide = simd->binary[ONT_LOOP_Div][dtype];
     s->n = node->n_inputs;
-    s->mean = !strcmp(name, "Mean");
+    s->mean = ONT_IS(node, Mean);
     s->rest = ont_arena_array(arena, s->n, sizeof *s->rest);
     if (!s->rest) return ONT_ENOMEM;
     ont_bcast_init(&s->pair, node, s->n > 1 ? 2 : 1);
@@ -552,30 +550,30 @@ static const ont_kernel isinf_kernels[] = {{.name = "isinf_ref", .accept = ont_a
 
 /* ---- descriptors ---- */
 
-#define CHAIN(name_, grad_, tile_) \
+#define CHAIN(name_, loop_, grad_, tile_) \
     const ont_op ont_op_##name_ = {.domain = "", .name = #name_, .since = 8, .min_inputs = 1, .max_inputs = 65536, \
                                    .attributes = "", .infer = ont_infer_broadcast, .grad = grad_, \
-                                   .tile = tile_, ONT_KERNELS(chain_kernels)}
-CHAIN(Sum, sum_grad, ont_binary_tile); /* the tile() accepts two operands only */
-CHAIN(Mean, mean_grad, NULL);
-CHAIN(Min, min_grad, ont_binary_tile);
-CHAIN(Max, max_grad, ont_binary_tile);
+                                   .tile = tile_, .loop = loop_, ONT_KERNELS(chain_kernels)}
+CHAIN(Sum, ONT_LOOP_Add, sum_grad, ont_binary_tile); /* the tile() accepts two operands only */
+CHAIN(Mean, ONT_LOOP_Add, mean_grad, NULL);
+CHAIN(Min, ONT_LOOP_Min, min_grad, ont_binary_tile);
+CHAIN(Max, ONT_LOOP_Max, max_grad, ont_binary_tile);
 const ont_op ont_op_Pow = {.domain = "", .name = "Pow", .since = 7, .min_inputs = 2, .max_inputs = 2, .attributes = "",
-                           .infer = pow_infer, .grad = pow_grad, ONT_KERNELS(ont_pow_kernels)};
+                           .infer = pow_infer, .grad = pow_grad, .loop = ONT_LOOP_Pow, ONT_KERNELS(ont_pow_kernels)};
 const ont_op ont_op_PRelu = {.domain = "", .name = "PRelu", .since = 7, .min_inputs = 2, .max_inputs = 2,
                              .attributes = "", .infer = prelu_infer, .grad = prelu_grad,
-                                 ONT_KERNELS(ont_prelu_kernels)};
+                             .loop = ONT_LOOP_PRelu, ONT_KERNELS(ont_prelu_kernels)};
 const ont_op ont_op_Swish = {.domain = "", .name = "Swish", .since = 24, .min_inputs = 1, .max_inputs = 1,
                              .attributes = "alpha:f", .infer = ont_infer_same, .grad = swish_grad,
-                             .tile = ont_unary_tile, ONT_KERNELS(ont_unary_kernels)};
+                             .tile = ont_unary_tile, .loop = ONT_LOOP_Swish, ONT_KERNELS(ont_unary_kernels)};
 const ont_op ont_op_Mod = {.domain = "", .name = "Mod", .since = 10, .min_inputs = 2, .max_inputs = 2,
                            .attributes = "fmod:i", .infer = mod_infer, .grad = mod_grad, .tile = ont_binary_tile,
-                           ONT_KERNELS(ont_mod_kernels)};
+                           .loop = ONT_LOOP_Fmod, ONT_KERNELS(ont_mod_kernels)};
 /* torch.fmod: floats only; a zero has the sign of the dividend. */
 const ont_op ont_op_Remainder = {.domain = ONT_DOMAIN, .name = "Remainder", .since = 1, .min_inputs = 2,
                                  .max_inputs = 2, .flags = ONT_OP_PUBLIC, .attributes = "",
                                  .infer = ont_infer_broadcast, .grad = remainder_grad, .tile = ont_binary_tile,
-                                 ONT_KERNELS(ont_binary_kernels)};
+                                 .loop = ONT_LOOP_Remainder, ONT_KERNELS(ont_binary_kernels)};
 const ont_op ont_op_IsInf = {.domain = "", .name = "IsInf", .since = 10, .min_inputs = 1, .max_inputs = 1,
                              .flags = ONT_OP_NO_GRAD, .attributes = "detect_negative:i detect_positive:i",
                              .infer = isinf_infer, ONT_KERNELS(isinf_kernels)};

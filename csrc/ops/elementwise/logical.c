@@ -109,8 +109,7 @@ static void logic_row(const void *context, const ont_bcast *b, char *const *at, 
 
 static ont_status logic_run(const ont_call *call)
 {
-    const char *name = call->node->op->name;
-    logic kind = !strcmp(name, "And") ? LOGIC_AND : !strcmp(name, "Or") ? LOGIC_OR : LOGIC_XOR;
+    logic kind = ONT_IS(call->node, And) ? LOGIC_AND : ONT_IS(call->node, Or) ? LOGIC_OR : LOGIC_XOR;
     ont_bcast_run(call->state, (char *const[]){call->out[0], (char *)call->in[0], (char *)call->in[1]}, logic_row,
                   &kind);
     return ONT_OK;

@@ -305,12 +305,12 @@ static ont_value *along(ont_grad *g, const char *op, ont_value *x, ont_value *in
 
 static ont_value *gather_like(ont_grad *g, ont_value *x)
 {
-    return along(g, strcmp(g->node->op->name, "ScatterND") ? "GatherElements" : "GatherND", x, I(1), NULL, NULL);
+    return along(g, ONT_IS(g->node, ScatterND) ? "GatherND" : "GatherElements", x, I(1), NULL, NULL);
 }
 
 static ont_value *scatter_like(ont_grad *g, ont_value *x, ont_value *updates, const char *reduction)
 {
-    return along(g, strcmp(g->node->op->name, "ScatterND") ? "ScatterElements" : "ScatterND", x, I(1), updates,
+    return along(g, ONT_IS(g->node, ScatterND) ? "ScatterND" : "ScatterElements", x, I(1), updates,
                  reduction);
 }
 

@@ -74,7 +74,7 @@ typedef struct tuples {
 static ont_status tuple_shapes(const ont_node *node, int *batch_dims, int *depth, ont_shape *slices)
 {
     const ont_shape *x = &ont_node_in(node, 0)->shape, *index = &ont_node_in(node, 1)->shape;
-    int64_t batch = strcmp(node->op->name, "GatherND") ? 0 : ont_attr_int(node, "batch_dims", 0);
+    int64_t batch = ONT_IS(node, GatherND) ? ont_attr_int(node, "batch_dims", 0) : 0;
     char a[ONT_SHAPE_TEXT], b[ONT_SHAPE_TEXT];
     if (!index->rank || !x->rank) return ont_fail(ONT_EINVAL, "data and indices must not be scalars");
     int64_t last = index->dims[index->rank - 1];

@@ -36,13 +36,19 @@ ont_status ont_labels_read(const ont_node *node, const ont_value *labels, int64_
     return ONT_OK;
 }
 
+static bool is_softmax(const ont_node *node)
+{
+    return ONT_IS(node, SoftmaxCrossEntropyLoss) || ONT_IS(node, SoftmaxCrossEntropyLossPairs) ||
+           ONT_IS(node, SoftmaxCrossEntropyGrad);
+}
+
 static ont_status read_state(const ont_node *node, loss_state *s)
 {
     const ont_value *x = ont_node_in(node, 0);
     *s = (loss_state){.rows = x->shape.dims[0], .classes = x->shape.dims[1],
                       .inner = ont_shape_count_range(&x->shape, 2, x->shape.rank),
                       .half = ont_dtype_is_half(x->dtype) ? x->dtype : ONT_UNDEFINED,
-                      .softmax = !strncmp(node->op->name, "SoftmaxCross", 12)};
+                      .softmax = is_softmax(node)};
     return ont_labels_read(node, ont_node_in(node, 1), s->classes, &s->labels);
 }
 
@@ -591,7 +597,7 @@ static ont_status want_stats(ont_grad *g, ont_value **stats)
 static void loss_grad(ont_grad *g)
 {
     ont_builder *b = &g->b;
-    bool softmax = !strncmp(g->node->op->name, "Softmax", 7);
+    bool softmax = is_softmax(g->node);
     bool both = softmax && g->node->n_outputs > 1 && g->out_grads[1];
     ont_value *stats = NULL;
     if (both && !g->out_grads[0]) {

@@ -14,7 +14,7 @@ static ont_status gelu_infer(ont_graph *g, ont_node *node)
 {
     (void)g;
     ont_matmul_desc p;
-    bool grad = !strcmp(node->op->name, "GeluMatMulGrad");
+    bool grad = ONT_IS(node, GeluMatMulGrad);
     ONT_TRY(ont_matmul_desc_read(node, &p));
     const ont_value *third = ont_node_in(node, 2);
     ont_shape shape = p.batch, row = {.rank = 1, .dims = {p.n}};
@@ -75,7 +75,7 @@ static ont_status gelu_run(const ont_call *call)
     ont_matmul_desc p;
     ONT_TRY(ont_matmul_desc_read(call->node, &p));
     ont_matmul_desc_fold_batch(&p);
-    bool grad = !strcmp(call->node->op->name, "GeluMatMulGrad");
+    bool grad = ONT_IS(call->node, GeluMatMulGrad);
     (call->node->outputs[0]->dtype == ONT_FLOAT32 ? gelu_ref_f32 : gelu_ref_f64)(call, &p, grad);
     return ONT_OK;
 }

@@ -9,16 +9,17 @@
 static void lp_grad(ont_grad *g) { ont_pool_grad_as(g, "LpPoolGrad", true); }
 static void global_lp_grad(ont_grad *g) { ont_pool_grad_as(g, "GlobalLpPoolGrad", true); }
 
-#define LP_OP(name_, grad_, attributes_) \
+#define LP_OP(name_, flags_, grad_, attributes_) \
     const ont_op ont_op_##name_ = {.domain = "", .name = #name_, .since = 1, .min_inputs = 1, .max_inputs = 1, \
-                                   .attributes = attributes_, .infer = ont_pool_infer, .grad = grad_, \
+                                   .flags = flags_, .attributes = attributes_, .infer = ont_pool_infer, .grad = grad_, \
                                    ONT_KERNELS(ont_pool_kernels)}; \
     const ont_op ont_op_##name_##Grad = {.domain = ONT_DOMAIN, .name = #name_ "Grad", .since = 1, .min_inputs = 3, \
-                                         .max_inputs = 3, .attributes = attributes_ " shape:I", \
+                                         .max_inputs = 3, .flags = flags_, \
+                                         .attributes = attributes_ " shape:I", \
                                          .infer = ont_infer_same, \
                                          ONT_KERNELS(ont_pool_grad_kernels)}
-LP_OP(LpPool, lp_grad, "auto_pad:s ceil_mode:i dilations:I kernel_shape:I p:if pads:I strides:I");
-LP_OP(GlobalLpPool, global_lp_grad, "p:if");
+LP_OP(LpPool, 0, lp_grad, "auto_pad:s ceil_mode:i dilations:I kernel_shape:I p:if pads:I strides:I");
+LP_OP(GlobalLpPool, ONT_OP_GLOBAL, global_lp_grad, "p:if");
 
 /* ---- MaxUnpool ---- */
 

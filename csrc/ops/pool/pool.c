@@ -54,7 +54,7 @@ static ont_status read_global(const ont_shape *x, ont_pool *p)
 /* Where the output size divides the input size, all windows have one length, as in AveragePool. */
 static ont_status read_adaptive(const ont_node *node, const ont_shape *x, ont_pool *p)
 {
-    const ont_value *dy = strstr(node->op->name, "Grad") ? ont_node_in(node, 1) : NULL;
+    const ont_value *dy = ONT_IS(node, AdaptiveAveragePoolGrad) ? ont_node_in(node, 1) : NULL;
     int64_t sizes[3];
     int rank = x->rank - 2, n = rank;
     if (rank < 1 || rank > 3) return ont_fail(ONT_EUNSUPPORTED, "%d spatial dims, 1 to 3 are supported", rank);
@@ -95,20 +95,30 @@ static ont_status read_norm(const ont_node *node, ont_pool *p)
     return ONT_OK;
 }
 
+static int kind_of(const ont_op *op)
+{
+    if (op == &ont_op_MaxPool || op == &ont_op_MaxPoolGrad || op == &ont_op_GlobalMaxPool ||
+        op == &ont_op_GlobalMaxPoolGrad || op == &ont_op_MaxUnpool || op == &ont_op_MaxUnpoolGrad)
+        return ONT_POOL_MAX;
+    bool norm = op == &ont_op_LpPool || op == &ont_op_LpPoolGrad || op == &ont_op_GlobalLpPool ||
+                op == &ont_op_GlobalLpPoolGrad;
+    return norm ? ONT_POOL_LP : ONT_POOL_MEAN;
+}
+
 ont_status ont_pool_read(const ont_node *node, const ont_shape *x, ont_pool *p)
 {
-    const char *name = node->op->name;
+    const ont_op *op = node->op;
     *p = (ont_pool){.in = {1, 1, 1}, .out = {1, 1, 1}, .kernel = {1, 1, 1}, .stride = {1, 1, 1}, .dilation = {1, 1, 1},
                     .limit = {1, 1, 1}, .p = 2};
     if (x->rank < 2) return ont_fail(ONT_EINVAL, "the input has rank %d, expected (batch, channels, ...)", x->rank);
-    if (!strncmp(name, "Adaptive", 8))
+    if (op == &ont_op_AdaptiveAveragePool || op == &ont_op_AdaptiveAveragePoolGrad)
         ONT_TRY(read_adaptive(node, x, p));
-    else if (strncmp(name, "Global", 6))
-        ONT_TRY(read_window(node, x, p));
-    else
+    else if (op->flags & ONT_OP_GLOBAL)
         ONT_TRY(read_global(x, p));
+    else
+        ONT_TRY(read_window(node, x, p));
     p->planes = x->dims[0] * x->dims[1];
-    p->kind = strstr(name, "Max") ? ONT_POOL_MAX : strstr(name, "Lp") ? ONT_POOL_LP : ONT_POOL_MEAN;
+    p->kind = kind_of(op);
     p->include_pad = ont_attr_int(node, "count_include_pad", 0);
     int64_t order = ont_attr_int(node, "storage_order", 0);
     if (order != 0 && order != 1) return ont_fail(ONT_EINVAL, "storage_order is %" PRId64, order);
@@ -127,16 +137,16 @@ ont_status ont_pool_infer(ont_graph *g, ont_node *node)
     ONT_TRY(ont_need_input(node, 0, &x));
     ONT_TRY(ont_pool_read(node, &x->shape, &p));
     ont_shape shape = x->shape;
-    int window = strncmp(node->op->name, "Global", 6) ? shape.rank - 2 : 0;
+    int window = node->op->flags & ONT_OP_GLOBAL ? 0 : shape.rank - 2;
     for (int d = 2; d < shape.rank; d++) shape.dims[d] = window ? p.out[3 - window + d - 2] : 1;
-    if (!strcmp(node->op->name, "MaxPool")) ONT_TRY(ont_infer_out(node, 1, ONT_INT64, &shape));
+    if (ONT_IS(node, MaxPool)) ONT_TRY(ont_infer_out(node, 1, ONT_INT64, &shape));
     return ont_infer_out(node, 0, x->dtype, &shape);
 }
 
 static const char *accept_number(const ont_node *node)
 {
     ont_dtype dtype = ont_node_in(node, 0)->dtype;
-    if (strcmp(node->op->name, "MaxPool")) return ont_accept_float(node);
+    if (!ONT_IS(node, MaxPool)) return ont_accept_float(node);
     return dtype == ONT_INT8 || dtype == ONT_UINT8 ? NULL : ont_accept_float(node);
 }
 
@@ -457,12 +467,13 @@ static void adaptive_grad(ont_grad *g) { ont_pool_grad_as(g, "AdaptiveAveragePoo
                                    .nondiff_inputs = 2, .nondiff_outputs = 2, .infer = ont_pool_infer, \
                                    .grad = grad_, ONT_KERNELS(ont_pool_kernels)}; \
     const ont_op ont_op_##name_##Grad = {.domain = ONT_DOMAIN, .name = #name_ "Grad", .since = 1, .min_inputs = 2, \
-                                         .max_inputs = 2, .attributes = attributes_ " shape:I", \
+                                         .max_inputs = 2, .flags = (flags_) & ONT_OP_GLOBAL, \
+                                         .attributes = attributes_ " shape:I", \
                                          .infer = ont_infer_same, \
                                          ONT_KERNELS(ont_pool_grad_kernels)}
 #define WINDOW_ATTRIBUTES "auto_pad:s ceil_mode:i dilations:I kernel_shape:I pads:I strides:I"
 POOL_OP(MaxPool, "", 1, 0, max_grad, WINDOW_ATTRIBUTES " storage_order:i");
 POOL_OP(AveragePool, "", 1, 0, average_grad, WINDOW_ATTRIBUTES " count_include_pad:i");
-POOL_OP(GlobalMaxPool, "", 1, 0, global_max_grad, "");
-POOL_OP(GlobalAveragePool, "", 1, 0, global_average_grad, "");
+POOL_OP(GlobalMaxPool, "", 1, ONT_OP_GLOBAL, global_max_grad, "");
+POOL_OP(GlobalAveragePool, "", 1, ONT_OP_GLOBAL, global_average_grad, "");
 POOL_OP(AdaptiveAveragePool, ONT_DOMAIN, 2, ONT_OP_PUBLIC, adaptive_grad, "");

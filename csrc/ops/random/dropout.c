@@ -67,9 +67,8 @@ static ont_dropout_rule torch_rule(const ont_node *node, double ratio)
         bool kept = (double)((float)(uint32_t)middle * 0x1p-32f + 0x1p-33f) < keep;
         *(kept ? &low : &high) = kept ? middle + 1 : middle;
     }
-    bool backward = strcmp(node->op_type, "Dropout") != 0; /* PyTorch's backward computes the scale from the
-                                                            * unrounded ratio */
-    double scale = backward ? 1 / (1 - ratio) : 1 / keep;
+    /* PyTorch's backward computes the scale from the ratio before rounding. */
+    double scale = ONT_IS(node, Dropout) ? 1 / keep : 1 / (1 - ratio);
     return (ont_dropout_rule){(uint32_t)((UINT64_C(1) << 32) - low), wide ? scale : (double)(float)scale};
 }
 

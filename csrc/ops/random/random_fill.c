@@ -16,7 +16,7 @@ static ont_status out_dtype(const ont_node *node, ont_dtype otherwise, ont_dtype
     int64_t given = ont_attr_int(node, "dtype", otherwise);
     *dtype = given > 0 && given < ONT_DTYPE_COUNT ? (ont_dtype)given : ONT_UNDEFINED;
     if (ont_dtype_is_float(*dtype)) return ONT_OK;
-    bool counts = !strcmp(node->op->name, "Bernoulli"), draws = !strcmp(node->op->name, "Multinomial");
+    bool counts = ONT_IS(node, Bernoulli), draws = ONT_IS(node, Multinomial);
     if (counts && (ont_dtype_is_int(*dtype) || *dtype == ONT_BOOL)) return ONT_OK;
     if (draws && (*dtype == ONT_INT32 || *dtype == ONT_INT64)) return ONT_OK;
     return ont_fail(ONT_ETYPE, "attribute dtype is %" PRId64 " (%s)", given, ont_dtype_name(*dtype));
@@ -58,8 +58,9 @@ static ont_status fill_prepare(const ont_node *node, ont_arena *arena, ont_prepa
     fill_state *s = ont_arena_alloc(arena, sizeof *s);
     if (!s) return ONT_ENOMEM;
     const ont_value *x = ont_node_in(node, 0);
-    s->kind = !strncmp(node->op->name, "RandomN", 7) ? NORMAL : !strcmp(node->op->name, "Bernoulli") ? BERNOULLI
-        : UNIFORM;
+    s->kind = ONT_IS(node, RandomNormal) || ONT_IS(node, RandomNormalLike) ? NORMAL
+        : ONT_IS(node, Bernoulli)                                         ? BERNOULLI
+                                                                          : UNIFORM;
     s->first = s->kind == NORMAL ? ont_attr_float(node, "mean", 0) : ont_attr_float(node, "low", 0);
     s->second = s->kind == NORMAL ? ont_attr_float(node, "scale", 1) : ont_attr_float(node, "high", 1);
     s->stream = ont_random_stream(node);

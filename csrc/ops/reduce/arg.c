@@ -92,7 +92,7 @@ static ont_status arg_prepare(const ont_node *node, ont_arena *arena, ont_prepar
     s->n = x->shape.dims[axis];
     s->inner = ont_shape_count_range(&x->shape, axis + 1, x->shape.rank);
     s->lines = ont_shape_count_range(&x->shape, 0, axis) * s->inner;
-    s->better = better_of(x->dtype, strcmp(node->op->name, "ArgMax") ? SMALLER : LARGER);
+    s->better = better_of(x->dtype, ONT_IS(node, ArgMax) ? LARGER : SMALLER);
     s->last = ont_attr_int(node, "select_last_index", 0);
     out->state = s;
     return ONT_OK;

@@ -56,8 +56,7 @@ static ont_status scan_prepare(const ont_node *node, ont_arena *arena, ont_prepa
     ONT_TRY(scan_axis(node, &axis));
     *s = (scan_state){.outer = ont_shape_count_range(&x->shape, 0, axis), .n = x->shape.dims[axis],
                       .inner = ont_shape_count_range(&x->shape, axis + 1, x->shape.rank),
-                      .product = strstr(node->op->name, "CumProd"), .exclusive = ont_attr_int(node, "exclusive",
-                              0),
+                      .product = !ONT_IS(node, CumSum), .exclusive = ont_attr_int(node, "exclusive", 0),
                       .reverse = ont_attr_int(node, "reverse", 0), .dtype = x->dtype};
     out->state = s;
     return ONT_OK;

@@ -23,10 +23,9 @@ enum {
 
 bool ont_sink_of(const ont_node *node, ont_sink *sink)
 {
-    static const char *const names[] = {"ReduceSum", "ReduceMean", "ReduceMax", "ReduceSumSquare"};
     ont_reduce s;
-    bool named = ont_node_is(node, ONT_DOMAIN, "SumTo");
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) named |= ont_node_is(node, "", names[i]);
+    bool named = ONT_IS(node, SumTo) || ONT_IS(node, ReduceSum) || ONT_IS(node, ReduceMean) ||
+                 ONT_IS(node, ReduceMax) || ONT_IS(node, ReduceSumSquare);
     if (!named || ont_reduce_read(node, &s) != ONT_OK || s.n < 1) return false;
     const ont_value *x = ont_node_in(node, 0);
     *sink = (ont_sink){.kind = s.kind, .n = s.n, .tail = s.tail, .dtype = x->dtype, .shape = node->outputs[0]->shape};

@@ -13,15 +13,16 @@
 static ont_reduce_kind kind_of(const ont_node *node)
 {
     static const struct {
-        const char *name;
+        const ont_op *op;
         ont_reduce_kind kind;
-    } names[] = {{"ReduceSum", ONT_REDUCE_SUM}, {"SumTo", ONT_REDUCE_SUM}, {"ReduceMean", ONT_REDUCE_MEAN},
-                 {"ReduceMax", ONT_REDUCE_MAX}, {"ReduceMin", ONT_REDUCE_MIN},
-                 {"ReduceProd", ONT_REDUCE_PROD}, {"ReduceL1", ONT_REDUCE_L1}, {"ReduceL2", ONT_REDUCE_L2},
-                 {"ReduceSumSquare", ONT_REDUCE_SUM_SQUARE},
-                 {"ReduceLogSum", ONT_REDUCE_LOG_SUM}, {"ReduceLogSumExp", ONT_REDUCE_LOG_SUM_EXP}};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (!strcmp(names[i].name, node->op->name)) return names[i].kind;
+    } kinds[] = {{&ont_op_ReduceSum, ONT_REDUCE_SUM}, {&ont_op_SumTo, ONT_REDUCE_SUM},
+                 {&ont_op_ReduceMean, ONT_REDUCE_MEAN}, {&ont_op_ReduceMax, ONT_REDUCE_MAX},
+                 {&ont_op_ReduceMin, ONT_REDUCE_MIN}, {&ont_op_ReduceProd, ONT_REDUCE_PROD},
+                 {&ont_op_ReduceL1, ONT_REDUCE_L1}, {&ont_op_ReduceL2, ONT_REDUCE_L2},
+                 {&ont_op_ReduceSumSquare, ONT_REDUCE_SUM_SQUARE}, {&ont_op_ReduceLogSum, ONT_REDUCE_LOG_SUM},
+                 {&ont_op_ReduceLogSumExp, ONT_REDUCE_LOG_SUM_EXP}};
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        if (kinds[i].op == node->op) return kinds[i].kind;
     return ONT_REDUCE_SUM;
 }
 
@@ -96,7 +97,7 @@ ont_status ont_reduce_read(const ont_node *node, ont_reduce *s)
     bool reduce[ONT_MAX_RANK];
     int64_t strides[ONT_MAX_RANK];
     *s = (ont_reduce){0};
-    if (!strcmp(node->op->name, "SumTo"))
+    if (ONT_IS(node, SumTo))
         ONT_TRY(sum_to_axes(x, &node->outputs[0]->shape, reduce));
     else
         ONT_TRY(reduced_axes(node, x, reduce));
@@ -141,7 +142,7 @@ static const char *accept_one_run(const ont_node *node)
     const ont_shape *x = &ont_node_in(node, 0)->shape;
     bool reduce[ONT_MAX_RANK];
     int changes = 0;
-    if (!strcmp(node->op->name, "SumTo") ? sum_to_axes(x, &node->outputs[0]->shape, reduce) != ONT_OK
+    if (ONT_IS(node, SumTo) ? sum_to_axes(x, &node->outputs[0]->shape, reduce) != ONT_OK
                                          : reduced_axes(node, x, reduce) != ONT_OK)
         return "axes";
     bool last = false;

@@ -44,7 +44,7 @@ static ont_status prepare(const ont_node *node, ont_arena *arena, ont_prepared *
     softmax_state *s = ont_arena_alloc(arena, sizeof *s);
     if (!s) return ONT_ENOMEM;
     ONT_TRY(softmax_layout(node, &ont_node_in(node, 0)->shape, s));
-    s->log = !strncmp(node->op->name, "Log", 3);
+    s->log = ONT_IS(node, LogSoftmax) || ONT_IS(node, LogSoftmaxGrad);
     s->simd = ont_simd();
     out->state = s;
     return ONT_OK;

@@ -73,7 +73,7 @@ ont_status ont_window_init(const ont_node *node, const ont_shape *x, const int64
     if (w->rank < 1 || w->rank > ONT_WINDOW_RANK)
         return ont_fail(ONT_EUNSUPPORTED, "%d spatial dims, 1 to %d are supported", w->rank, ONT_WINDOW_RANK);
     int64_t pads[2 * ONT_WINDOW_RANK];
-    bool global = !strncmp(node->op->name, "Global", 6);
+    bool global = node->op->flags & ONT_OP_GLOBAL;
     if (kernel)
         memcpy(w->kernel, kernel, (size_t)w->rank * sizeof *kernel);
     else if (global)

@@ -308,7 +308,7 @@ static void grad(ont_grad *g)
         b->status = ont_attr_set_ints(b->graph, node, "shape", I(0)->shape.dims, (size_t)I(0)->shape.rank);
     if (b->status == ONT_OK) b->status = ont_attr_set_int(b->graph, node, "version", g->node->version);
     if (b->status == ONT_OK)
-        b->status = ont_attr_set_int(b->graph, node, "upsample", !strcmp(g->node->op->name, "Upsample"));
+        b->status = ont_attr_set_int(b->graph, node, "upsample", ONT_IS(g->node, Upsample));
     GI(0, ont_build_done(b, node));
 }
 

@@ -188,7 +188,7 @@ static ont_status read_old(const ont_node *node, bool upsample, int64_t version,
 ont_status ont_resize_read(const ont_node *node, const ont_shape *x, ont_resize *r)
 {
     int64_t version = ont_attr_int(node, "version", node->version);
-    bool upsample = !strcmp(node->op->name, "Upsample") || ont_attr_int(node, "upsample", 0);
+    bool upsample = ONT_IS(node, Upsample) || ont_attr_int(node, "upsample", 0);
     *r = (ont_resize){.cubic_a = -0.75, .in = *x, .out = *x};
     for (int d = 0; d < x->rank; d++) r->scale[d] = 1, r->end[d] = 1, r->exact[d] = true;
     if (upsample && version >= 10)

@@ -41,7 +41,7 @@ static ont_status read_align(const ont_node *node, roi_state *s)
 static ont_status read_node(const ont_node *node, roi_state *s)
 {
     ont_value *x, *rois, *batch;
-    bool align = !strncmp(node->op->name, "RoiAlign", 8);
+    bool align = ONT_IS(node, RoiAlign) || ONT_IS(node, RoiAlignGrad);
     ONT_TRY(ont_need_input(node, 0, &x));
     ONT_TRY(ont_need_input(node, 1, &rois));
     if (x->shape.rank != 4) return ont_fail(ONT_EINVAL, "the input has rank %d, expected 4", x->shape.rank);
@@ -258,7 +258,7 @@ static void grad(ont_grad *g)
     ont_builder *b = &g->b;
     ont_value *operands[] = {I(0), I(1), I(2), GO(0)};
     if (b->status != ONT_OK) return;
-    bool align = !strcmp(g->node->op->name, "RoiAlign");
+    bool align = ONT_IS(g->node, RoiAlign);
     ont_node *node = ont_build_node(b, ONT_DOMAIN, align ? "RoiAlignGrad" : "MaxRoiPoolGrad", operands, 4, 1);
     if (node) b->status = ont_attr_copy_all(b->graph, node, g->node);
     if (align && b->status == ONT_OK) b->status = ont_attr_set_int(b->graph, node, "version", g->node->version);
