@@ -45,6 +45,8 @@ def simplify(program: torch.export.ExportedProgram) -> None:
         elif node.target is aten.detach_.default and node.args[0].target is aten.lift_fresh_copy.default:
             node.replace_all_uses_with(node.args[0])  # a constant
             graph.erase_node(node)
+        elif node.target is aten.rsub.Scalar:
+            _subtract(graph, node)
         elif node.target is aten.diff.default:
             _difference(graph, node)
         elif node.target is aten.dropout.default and (not node.args[2] or node.args[1] == 0):  # its very argument
@@ -75,6 +77,18 @@ def _pool(node: torch.fx.Node) -> None:
         node.target, node.args = aten.mean.dim, (node.args[0], [-1, -2], True)
     else:
         node.target = aten._adaptive_avg_pool2d.default
+
+
+def _subtract(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
+    """A float minus whole numbers: torch.onnx finds no operator for the operand that it has cast."""
+    source, dtype = node.args[0], node.meta["val"].dtype
+    if source.meta["val"].dtype in (dtype, torch.bool):  # of booleans eager's operator says that it has none
+        return
+    with graph.inserting_before(node):
+        made = graph.call_function(aten._to_copy.default, (source,), {"dtype": dtype})
+    with source.meta["val"].fake_mode:
+        made.meta = {**node.meta, "val": aten._to_copy.default(source.meta["val"], dtype=dtype)}
+    node.replace_input_with(source, made)
 
 
 def _difference(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
